@@ -1,7 +1,7 @@
 //! Test that an endless flood of messages from peers takes no more memory once the bounds are reached. It is
 //! alone in its process because the allocator counts.
 
-use urxe::cm::{Arrival, Cm, CmConfig};
+use urxe::cm::{Cm, CmConfig, MadSource};
 use urxe::transport::{AddressVector, Instant};
 use urxe::wire::mad::{
     CommId, Dreq, Lap, Mad, Message, PathInfo, Rej, RejReason, Rep, Req, ServiceId, SidrReq, TransportService,
@@ -22,7 +22,7 @@ fn flood(cm: &mut Cm, from: u32, count: u32, is_read: bool, message: &dyn Fn(u32
     for n in from..from + count {
         let from = AddressVector::to(std::net::Ipv4Addr::from(0x0b00_0000 | n >> 4).into());
         let mad = Mad { transaction: n.into(), modifier: 0, message: message(n) };
-        cm.handle_mad(Instant(n.into()), &Arrival { from, src_qpn: Qpn::GSI }, &mad.bytes());
+        cm.handle_mad(Instant(n.into()), &MadSource { from, src_qpn: Qpn::GSI }, &mad.bytes());
         while is_read && cm.poll_transmit().is_some() {}
     }
 }
@@ -62,8 +62,8 @@ fn flood_of_any_message_kind_uses_bounded_memory() {
             flood(&mut cm, 0, 2000, is_read, message);
             let more = allocation_counter::measure(|| flood(&mut cm, 2000, 8000, is_read, message));
             assert_eq!((more.count_current, more.bytes_current), (0, 0), "{name}, read: {is_read}");
-            assert!(cm.population().0 <= BACKLOG, "{name}");
-            let answers = cm.counters().sent.iter().sum::<u64>() + cm.counters().answers_dropped;
+            assert!(cm.connection_counts().0 <= BACKLOG, "{name}");
+            let answers = cm.counters().sent.iter().sum::<u64>() + cm.counters().responses_dropped;
             let expected = match name {
                 "REQ" | "SIDR_REQ" => 10_000 - BACKLOG as u64,
                 // The others are queued for the pending listener.

@@ -102,7 +102,7 @@ fn client_of_rdma_server(stand: &Stand, here: &Here, at: SocketAddr) -> Result<S
     let mut done = [here.completion()?, here.completion()?];
     done.sort_by_key(|wc| wc.wr_id);
     assert_eq!((done[0].byte_len as usize, done[1].wr_id), (LEN, 9));
-    session.wait_for_end(LIMIT).map_err(|e| e.to_string())?;
+    session.wait_for_disconnect(LIMIT).map_err(|e| e.to_string())?;
     session.disconnect(LIMIT).map_err(|e| e.to_string())?;
     ended(server)
 }
@@ -117,7 +117,7 @@ fn server_of_rdma_client(stand: &Stand, here: &Here, at: SocketAddr) -> Result<S
     assert_eq!(here.completion()?.byte_len as usize, LEN);
     session.qp().post_send(&SendWr::send(9, &[here.mr.sge(0..LEN)])).map_err(|e| e.to_string())?;
     assert_eq!(here.completion()?.wr_id, 9);
-    session.wait_for_end(LIMIT).map_err(|e| e.to_string())?;
+    session.wait_for_disconnect(LIMIT).map_err(|e| e.to_string())?;
     session.disconnect(LIMIT).map_err(|e| e.to_string())?;
     ended(client)
 }

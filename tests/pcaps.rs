@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 use pcap_file::pcap::PcapReader;
 use pcap_file::pcapng::{Block, PcapNgReader};
-use urxe::cm::{Arrival, Cm, CmConfig, ConnId, Event, LocalQp, Path, Reply, Request, State};
+use urxe::cm::{Cm, CmConfig, ConnId, Event, LocalQp, MadSource, Path, Reply, Request, State};
 use urxe::transport::{AddressVector, Instant};
 use urxe::wire::frame::{self, Checksums, Content, RoceFrame};
 use urxe::wire::mad::ip::{self, IpHeader, PortSpace};
@@ -203,7 +203,7 @@ fn own_cm_sends_the_same_messages_as_the_kernel() {
         // The server.
         let mut cm = Cm::new(CmConfig::new(rep.ca_guid, vec![server.into()]), 1);
         cm.listen(req.service, u64::MAX, 1).unwrap();
-        let arrival = Arrival { from: AddressVector::to(client.into()), src_qpn: Qpn::GSI };
+        let arrival = MadSource { from: AddressVector::to(client.into()), src_qpn: Qpn::GSI };
         cm.handle_mad(Instant(0), &arrival, &story[0].1.bytes());
         let Some((id, Event::Requested(requested))) = cm.poll_event() else { panic!("{name}") };
         assert_eq!((requested.remote_qpn, requested.path.packet_life.code()), (req.qpn, 18));
@@ -257,7 +257,7 @@ fn play(name: &str, cm: &mut Cm, id: ConnId, us: IpAddr, story: &[(IpAddr, Mad)]
             assert_eq!((rts.sq_psn, rtr.rq_psn), (Some(first(true)), Some(first(false))), "{name}");
         }
         if *sender != us {
-            let arrival = Arrival { from: AddressVector::to((*sender).into()), src_qpn: Qpn::GSI };
+            let arrival = MadSource { from: AddressVector::to((*sender).into()), src_qpn: Qpn::GSI };
             let mut bytes = same(mad);
             bytes[8..16].copy_from_slice(&mad.transaction.to_be_bytes());
             cm.handle_mad(Instant(0), &arrival, &bytes);

@@ -113,7 +113,7 @@ impl World {
         }
         let from = AddressVector::to(gid(2 + program.u8() % 2));
         let src_qpn = if how & 2 != 0 && program.u8() == 9 { Qpn::new(5) } else { Qpn::GSI };
-        self.cm.handle_mad(self.now, &Arrival { from, src_qpn }, &bytes);
+        self.cm.handle_mad(self.now, &MadSource { from, src_qpn }, &bytes);
     }
 
     /// Performs an action of the program; actions that are not permitted must fail.
@@ -173,7 +173,7 @@ impl World {
             (10, Some(id)) => drop(cm.disconnect(now, id, data)),
             (11, Some(id)) => cm.release(now, id),
             (12, Some(id)) => drop(cm.load_alternate(now, id, &path, data)),
-            (13, Some(id)) => drop(cm.answer_alternate(now, id, AprStatus::Loaded, &[], data)),
+            (13, Some(id)) => drop(cm.respond_to_alternate(now, id, AprStatus::Loaded, &[], data)),
             (14, Some(id)) => {
                 let (status, info) = (SidrStatus::Valid, &[][..]);
                 let (qpn, qkey, ece) = (qp.qpn, QKey(1), Ece::default());
@@ -181,7 +181,7 @@ impl World {
                     cm.sidr_reply(now, id, &SidrReply { status, qpn, qkey, ece, info, private_data: data });
             }
             (15, Some(id)) => {
-                cm.taken(id);
+                cm.dequeue_request(id);
                 // The attributes for RTR and those for RTS are available together.
                 assert_eq!(cm.rtr(id).is_ok(), cm.rts(id).is_ok());
             }
@@ -203,7 +203,7 @@ impl World {
         let excess = self.heard.len().saturating_sub(8);
         self.heard.drain(..excess);
         self.ids.retain(|id| self.cm.state(*id).is_some());
-        let (all, over) = self.cm.population();
+        let (all, over) = self.cm.connection_counts();
         assert!(all - over <= MOST && over <= 16, "{all} connections, {over} of them in time-wait");
     }
 
@@ -228,7 +228,7 @@ fuzz_target!(|data: &[u8]| {
     let config = CmConfig {
         max_connections: MOST,
         max_time_wait: 16,
-        max_answers: 32,
+        max_queued_responses: 32,
         ..CmConfig::new(1, vec![gid(1)])
     };
     let mut world =
@@ -256,5 +256,5 @@ fuzz_target!(|data: &[u8]| {
     }
     world.collect();
     world.pass(Duration::from_secs(100_000));
-    assert_eq!(world.cm.population(), (0, 0));
+    assert_eq!(world.cm.connection_counts(), (0, 0));
 });

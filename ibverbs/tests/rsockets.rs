@@ -267,7 +267,7 @@ fn say(manager: &ConnectionManager, to: SocketAddr, immediate: u32) {
     let op = WrOp::WriteWithImm { va: 0, rkey: RKey(0), imm: immediate };
     let wr = SendWr { op, ..SendWr::send(2, &[]) };
     session.qp().post_send(&wr).unwrap();
-    session.wait_for_end(soon).unwrap();
+    session.wait_for_disconnect(soon).unwrap();
     session.disconnect(soon).unwrap();
 }
 

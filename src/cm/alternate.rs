@@ -1,9 +1,9 @@
 //! Alternate paths (IBA 12.8): LAP and APR.
 
-use super::connection::{Offer, time_of};
+use super::connection::{Offer, timeout_duration};
 use super::engine::{information, padded};
 use super::request::RESPONSE_TIMEOUT;
-use super::{Arrival, Cm, CmError, ConnId, Event, Path, State};
+use super::{Cm, CmError, ConnId, Event, MadSource, Path, State};
 use crate::transport::{AddressVector, Instant};
 use crate::wire::AckTimeout;
 use crate::wire::mad::{Acknowledged, Apr, AprStatus, CommId, Lap, Mad, MessageKind, Mra};
@@ -33,7 +33,7 @@ impl Cm {
         let lap = Lap {
             local: id.0,
             remote: conn.remote,
-            remote_qpn: conn.ends.remote_qpn,
+            remote_qpn: conn.qp_params.remote_qpn,
             remote_response_timeout: RESPONSE_TIMEOUT,
             local_lid: offered.local_lid,
             remote_lid: offered.remote_lid,
@@ -46,18 +46,18 @@ impl Cm {
             private_data,
             ..Lap::default()
         };
-        self.ask(now, id.0, &Mad { transaction, modifier: 0, message: lap.into() });
+        self.send_request(now, id.0, &Mad { transaction, modifier: 0, message: lap.into() });
         Ok(())
     }
 
     /// Handles a LAP: the peer offers an alternate path.
-    pub(super) fn on_lap(&mut self, id: CommId, arrival: &Arrival, transaction: u64, lap: &Lap) {
-        let index = self.gid_index(lap.remote_gid, arrival.from.sgid_index);
+    pub(super) fn on_lap(&mut self, id: CommId, source: &MadSource, transaction: u64, lap: &Lap) {
+        let index = self.gid_index(lap.remote_gid, source.from.sgid_index);
         let service_timeout = self.config.service_timeout;
         let Some(conn) = self.connections.get_mut(&id) else { return };
         let (to, remote) = (conn.to, conn.remote);
         let refuse = |cm: &mut Cm, status| {
-            cm.answer_once(to, transaction, Apr { local: id, remote, status, ..Apr::default() });
+            cm.send_uncached_response(to, transaction, Apr { local: id, remote, status, ..Apr::default() });
         };
         match conn.offer {
             // Both ends offer at the same time: each waits for the answer to its own offer.
@@ -66,19 +66,19 @@ impl Cm {
                 let message = Acknowledged::Lap;
                 let mra = Mra { local: id, remote, message, service_timeout, ..Mra::default() };
                 self.counters.duplicates += 1;
-                return self.answer_once(to, transaction, mra);
+                return self.send_uncached_response(to, transaction, mra);
             }
             Offer::Received { .. } => return self.counters.unexpected += 1,
             Offer::None => {}
         }
-        if let Some(answer) = conn.answer.as_ref().filter(|a| a.to == MessageKind::Lap)
+        if let Some(answer) = conn.cached_response.as_ref().filter(|a| a.to == MessageKind::Lap)
             && Mad::parse(&*answer.mad).is_ok_and(|a| a.transaction == transaction)
         {
             let (mad, with) = (*answer.mad, answer.with);
             self.counters.duplicates += 1;
-            return self.answer(to, mad, with);
+            return self.send_response(to, mad, with);
         }
-        if conn.ends.qp.is_none_or(|qp| qp.qpn != lap.remote_qpn) {
+        if conn.qp_params.qp.is_none_or(|qp| qp.qpn != lap.remote_qpn) {
             return refuse(self, AprStatus::InvalidQpn);
         }
         let Some(sgid_index) = index.filter(|_| !lap.local_gid.is_unset()) else {
@@ -93,15 +93,15 @@ impl Cm {
             flow_label: lap.flow_label,
         };
         let packet_life = AckTimeout::new(lap.ack_timeout.code().saturating_sub(1));
-        let path = Path { av, packet_life, ..conn.ends.path };
-        self.emit(id, Event::AlternateOffered { path, private_data: Box::new(lap.private_data) });
+        let path = Path { av, packet_life, ..conn.qp_params.path };
+        self.push_event(id, Event::AlternateOffered { path, private_data: Box::new(lap.private_data) });
     }
 
     /// Answers the peer's offer of an alternate path (APR).
     ///
     /// # Errors
     /// [`CmError`], if there is no offer, or if the data do not fit a message.
-    pub fn answer_alternate(
+    pub fn respond_to_alternate(
         &mut self,
         _now: Instant,
         id: ConnId,
@@ -118,22 +118,26 @@ impl Cm {
         };
         conn.offer = Offer::None;
         let apr = Apr { local: id.0, remote: conn.remote, info_len, status, info, private_data };
-        self.reply(id.0, MessageKind::Lap, &Mad { transaction, modifier: 0, message: apr.into() });
+        self.send_cached_response(
+            id.0,
+            MessageKind::Lap,
+            &Mad { transaction, modifier: 0, message: apr.into() },
+        );
         Ok(())
     }
 
     /// Handles the peer's request for more time (MRA) to answer our offer. Only the first one counts.
     pub(super) fn on_mra_of_lap(&mut self, now: Instant, id: CommId, mra: &Mra) {
-        let service_timeout = self.bounded(mra.service_timeout);
+        let service_timeout = self.clamp_timeout(mra.service_timeout);
         let Some(conn) = self.connections.get_mut(&id) else { return };
         match &mut conn.offer {
             Offer::Sent { delayed, .. } if !*delayed && mra.message == Acknowledged::Lap => *delayed = true,
             _ => return self.counters.unexpected += 1,
         }
-        let wait = time_of(service_timeout) + conn.wait.response;
+        let wait = timeout_duration(service_timeout) + conn.retry_policy.response_timeout;
         self.arm(id, Some(now + wait));
         let private_data = Box::new(mra.private_data);
-        self.emit(id, Event::Delayed { service_timeout: mra.service_timeout, private_data });
+        self.push_event(id, Event::Delayed { service_timeout: mra.service_timeout, private_data });
     }
 
     /// Handles an APR: the peer answers our offer.
@@ -143,8 +147,8 @@ impl Cm {
             Offer::Sent { transaction: of, .. } if of == transaction => conn.offer = Offer::None,
             _ => return self.counters.unexpected += 1,
         }
-        self.settle(id);
+        self.stop_retransmission(id);
         let (info, private_data) = (apr.info().into(), Box::new(apr.private_data));
-        self.emit(id, Event::AlternateAnswered { status: apr.status, info, private_data });
+        self.push_event(id, Event::AlternateResponse { status: apr.status, info, private_data });
     }
 }

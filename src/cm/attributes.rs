@@ -8,7 +8,7 @@ use crate::wire::RnrTimer;
 use super::connection::{Connection, ack_timeout};
 
 /// States of a connection in which the peer's queue pair is known.
-const KNOWN: [State; 8] = [
+const PEER_QP_KNOWN: [State; 8] = [
     State::ReqRcvd,
     State::DelayingReq,
     State::RepSent,
@@ -26,21 +26,21 @@ impl Cm {
     /// # Errors
     /// [`CmError`], in a state in which the peer's queue pair is not known.
     pub fn rtr(&self, id: ConnId) -> Result<QpAttr, CmError> {
-        let conn = self.known(id, "go to RTR")?;
-        let ends = &conn.ends;
+        let conn = self.conn_with_known_qp(id, "go to RTR")?;
+        let qp_params = &conn.qp_params;
         let attr = QpAttr {
             state: Some(QpState::Rtr),
-            av: Some(ends.path.av),
-            path_mtu: Some(ends.path.mtu),
-            dest_qpn: Some(ends.remote_qpn),
-            rq_psn: ends.qp.map(|qp| qp.psn),
-            max_dest_rd_atomic: Some(ends.responder_resources),
+            av: Some(qp_params.path.av),
+            path_mtu: Some(qp_params.path.mtu),
+            dest_qpn: Some(qp_params.remote_qpn),
+            rq_psn: qp_params.qp.map(|qp| qp.psn),
+            max_dest_rd_atomic: Some(qp_params.responder_resources),
             // Code 0 is the longest RNR NAK delay, and the value that rdma_cm uses.
             min_rnr_timer: Some(RnrTimer::new(0)),
             alt_path: self.alternate_path(conn),
             ..QpAttr::default()
         };
-        Ok(attr.only(attributes(ends.qp_type, QpState::Init, QpState::Rtr, AttrMask::ALT_PATH)))
+        Ok(attr.only(attributes(qp_params.qp_type, QpState::Init, QpState::Rtr, AttrMask::ALT_PATH)))
     }
 
     /// Returns the attributes of the transition from RTR to RTS.
@@ -48,30 +48,30 @@ impl Cm {
     /// # Errors
     /// [`CmError`], in a state in which the peer's queue pair is not known.
     pub fn rts(&self, id: ConnId) -> Result<QpAttr, CmError> {
-        let conn = self.known(id, "go to RTS")?;
-        let ends = &conn.ends;
+        let conn = self.conn_with_known_qp(id, "go to RTS")?;
+        let qp_params = &conn.qp_params;
         let attr = QpAttr {
             state: Some(QpState::Rts),
-            sq_psn: Some(ends.remote_psn),
-            timeout: Some(ends.ack_timeout),
-            retry_cnt: Some(ends.retry_count),
-            rnr_retry: Some(ends.rnr_retry_count),
-            max_rd_atomic: Some(ends.initiator_depth),
-            path_mig_state: ends.alternate.map(|_| MigrationState::Rearm),
+            sq_psn: Some(qp_params.remote_psn),
+            timeout: Some(qp_params.ack_timeout),
+            retry_cnt: Some(qp_params.retry_count),
+            rnr_retry: Some(qp_params.rnr_retry_count),
+            max_rd_atomic: Some(qp_params.initiator_depth),
+            path_mig_state: qp_params.alternate.map(|_| MigrationState::Rearm),
             ..QpAttr::default()
         };
-        Ok(attr.only(attributes(ends.qp_type, QpState::Rtr, QpState::Rts, AttrMask::PATH_MIG_STATE)))
+        Ok(attr.only(attributes(qp_params.qp_type, QpState::Rtr, QpState::Rts, AttrMask::PATH_MIG_STATE)))
     }
 
     fn alternate_path(&self, conn: &Connection) -> Option<AlternatePath> {
-        let path = conn.ends.alternate?;
+        let path = conn.qp_params.alternate?;
         let timeout = ack_timeout(path.packet_life, self.config.ack_delay);
         Some(AlternatePath { av: path.av, pkey_index: 0, timeout })
     }
 
-    fn known(&self, id: ConnId, action: &'static str) -> Result<&Connection, CmError> {
+    fn conn_with_known_qp(&self, id: ConnId, action: &'static str) -> Result<&Connection, CmError> {
         let conn = self.connections.get(&id.0).filter(|c| !c.released).ok_or(CmError::Unknown(id))?;
-        if !KNOWN.contains(&conn.state) {
+        if !PEER_QP_KNOWN.contains(&conn.state) {
             return Err(CmError::State { connection: id, state: conn.state, action });
         }
         Ok(conn)

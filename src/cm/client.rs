@@ -1,8 +1,8 @@
 //! The client's side of the handshake: sends REQ, receives REP, sends RTU.
 
-use super::connection::{Connection, Ends, Patience, ack_timeout, time_of};
+use super::connection::{Connection, QpParams, RetryPolicy, ack_timeout, timeout_duration};
 use super::engine::padded;
-use super::{Accepted, Arrival, Cm, CmError, ConnId, Event, Path, Rejection, Request, State};
+use super::{Accepted, Cm, CmError, ConnId, Event, MadSource, Path, Rejection, Request, State};
 use crate::transport::{Instant, QpType};
 use crate::wire::Qpn;
 use crate::wire::mad::{
@@ -28,7 +28,7 @@ impl Cm {
         let private_data = padded(request.private_data)?;
         let primary = self.path_info(&request.path)?;
         let alternate = request.alternate.as_ref().map(|p| self.path_info(p)).transpose()?;
-        self.admit()?;
+        self.check_capacity()?;
 
         let id = self.new_id();
         let transaction = self.new_transaction(id);
@@ -60,11 +60,12 @@ impl Cm {
         let conn = Connection {
             service: request.service,
             transaction,
-            wait: Patience {
-                response: time_of(request.response_timeout) + 2 * time_of(request.path.packet_life),
+            retry_policy: RetryPolicy {
+                response_timeout: timeout_duration(request.response_timeout)
+                    + 2 * timeout_duration(request.path.packet_life),
                 retries: request.max_cm_retries.min(15),
             },
-            ends: Ends {
+            qp_params: QpParams {
                 qp_type: request.qp_type,
                 qp: Some(request.qp),
                 alternate: request.alternate,
@@ -73,23 +74,23 @@ impl Cm {
                 retry_count: request.retry_count,
                 rnr_retry_count: request.rnr_retry_count,
                 ack_timeout: primary.ack_timeout,
-                ..Ends::of(request.path)
+                ..QpParams::of(request.path)
             },
-            ..Connection::new(State::ReqSent, request.path.av, Ends::of(request.path))
+            ..Connection::new(State::ReqSent, request.path.av, QpParams::of(request.path))
         };
         self.connections.insert(id, conn);
         if request.peer_to_peer {
-            self.crossing.insert((request.service, request.path.av.dgid, id));
+            self.peer_to_peer.insert((request.service, request.path.av.dgid, id));
             // The peer's request may have arrived first, and wait for a listener.
-            self.vacancies.fill(|service| service == request.service);
+            self.pending_listeners.end_grace_period(|service| service == request.service);
         }
-        self.ask(now, id, &Mad { transaction, modifier: request.ece.options, message: req.into() });
+        self.send_request(now, id, &Mad { transaction, modifier: request.ece.options, message: req.into() });
         Ok(ConnId(id))
     }
 
     /// Fails if there is no room for another connection.
-    pub(super) fn admit(&self) -> Result<(), CmError> {
-        match self.live() {
+    pub(super) fn check_capacity(&self) -> Result<(), CmError> {
+        match self.live_count() {
             live if live >= self.config.max_connections => Err(CmError::TooMany(live)),
             _ => Ok(()),
         }
@@ -115,34 +116,35 @@ impl Cm {
     }
 
     /// Handles a REP: the server accepts.
-    pub(super) fn on_rep(&mut self, now: Instant, id: CommId, arrival: &Arrival, mad: &Mad, rep: &Rep) {
+    pub(super) fn on_rep(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad, rep: &Rep) {
         // An XRC target is identified by the EE context field (IBA A14).
-        let is_xrc = self.connections.get(&id).is_some_and(|c| c.ends.qp_type == QpType::XrcSend);
+        let is_xrc = self.connections.get(&id).is_some_and(|c| c.qp_params.qp_type == QpType::XrcSend);
         let rep = &Rep { qpn: if is_xrc { Qpn::new(rep.eecn) } else { rep.qpn }, ..*rep };
-        if let Err(reason) = self.check_rep(now, id, arrival, rep) {
-            self.answer_once(
-                arrival.from,
+        if let Err(reason) = self.check_rep(now, id, source, rep) {
+            self.send_uncached_response(
+                source.from,
                 mad.transaction,
-                super::server::refusal(id, rep.local, Rejected::Rep, reason, &[]),
+                super::server::build_rej(id, rep.local, Rejected::Rep, reason, &[]),
             );
             let rejection = Rejection { reason, info: Box::default(), private_data: [0; 148] };
-            return self.end(id, Event::Rejected(Box::new(rejection)));
+            return self.close_connection(id, Event::Rejected(Box::new(rejection)));
         }
-        self.settle(id);
+        self.stop_retransmission(id);
         let Some(conn) = self.connections.get_mut(&id) else { return };
         conn.state = State::RepRcvd;
         (conn.remote, conn.remote_guid) = (rep.local, rep.ca_guid);
-        let ends = &mut conn.ends;
-        (ends.remote_qpn, ends.remote_psn) = (rep.qpn, rep.psn);
+        let qp_params = &mut conn.qp_params;
+        (qp_params.remote_qpn, qp_params.remote_psn) = (rep.qpn, rep.psn);
         // Our responder resources are the peer's initiator depth, and vice versa.
-        (ends.responder_resources, ends.initiator_depth) = (rep.initiator_depth, rep.responder_resources);
-        ends.rnr_retry_count = rep.rnr_retry_count;
-        ends.ack_timeout = ack_timeout(ends.path.packet_life, rep.target_ack_delay);
-        let failover = ends.alternate.is_some() && rep.failover == 0;
+        (qp_params.responder_resources, qp_params.initiator_depth) =
+            (rep.initiator_depth, rep.responder_resources);
+        qp_params.rnr_retry_count = rep.rnr_retry_count;
+        qp_params.ack_timeout = ack_timeout(qp_params.path.packet_life, rep.target_ack_delay);
+        let failover = qp_params.alternate.is_some() && rep.failover == 0;
         if !failover {
-            ends.alternate = None;
+            qp_params.alternate = None;
         }
-        self.by_remote.insert(((rep.ca_guid, arrival.from.dgid), rep.local), id);
+        self.by_remote.insert(((rep.ca_guid, source.from.dgid), rep.local), id);
         self.link_qp(id);
         let accepted = Accepted {
             remote_qpn: rep.qpn,
@@ -157,16 +159,22 @@ impl Cm {
             ece: Ece { vendor_id: rep.vendor_id(), options: mad.modifier },
             private_data: rep.private_data,
         };
-        self.emit(id, Event::Accepted(Box::new(accepted)));
+        self.push_event(id, Event::Accepted(Box::new(accepted)));
     }
 
     /// Validates a REP: its queue pair must be one that can have a connection, and must not have another one.
-    fn check_rep(&mut self, now: Instant, id: CommId, arrival: &Arrival, rep: &Rep) -> Result<(), RejReason> {
+    fn check_rep(
+        &mut self,
+        now: Instant,
+        id: CommId,
+        source: &MadSource,
+        rep: &Rep,
+    ) -> Result<(), RejReason> {
         if matches!(rep.qpn, Qpn::GSI | Qpn::MULTICAST) {
             self.counters.refused += 1;
             return Err(RejReason::UnsupportedRequest);
         }
-        let peer = (rep.ca_guid, arrival.from.dgid);
+        let peer = (rep.ca_guid, source.from.dgid);
         let taken = self.by_remote.get(&(peer, rep.local)).is_some_and(|other| *other != id);
         if taken || self.is_stale(now, peer, rep.qpn) {
             self.counters.stale += 1;
@@ -185,7 +193,11 @@ impl Cm {
         conn.state = State::Established;
         let (transaction, remote) = (conn.transaction, conn.remote);
         let rtu = Rtu { local: id.0, remote, private_data };
-        self.reply(id.0, MessageKind::Rep, &Mad { transaction, modifier: 0, message: rtu.into() });
+        self.send_cached_response(
+            id.0,
+            MessageKind::Rep,
+            &Mad { transaction, modifier: 0, message: rtu.into() },
+        );
         Ok(())
     }
 }

@@ -26,7 +26,7 @@ pub struct CmConfig {
     pub max_time_wait: usize,
     /// Number of MADs queued for [`poll_transmit`](super::Cm::poll_transmit) from which on responses to
     /// received messages are dropped.
-    pub max_answers: usize,
+    pub max_queued_responses: usize,
     /// Response time announced to a peer that retransmits while the program has not decided (MRA).
     pub service_timeout: AckTimeout,
     /// Upper bound of each timeout that a peer may request of us.
@@ -47,7 +47,7 @@ impl CmConfig {
             max_connections: 65_536,
             max_backlog: 4096,
             max_time_wait: 16_384,
-            max_answers: 1024,
+            max_queued_responses: 1024,
             service_timeout: AckTimeout::new(24),
             max_timeout: AckTimeout::new(24),
             min_time_wait: Duration::from_millis(100),

@@ -18,7 +18,7 @@ pub(super) struct Connection {
     /// Whether the program has released the connection; no events are reported any more.
     pub released: bool,
     /// The listener whose backlog holds this request.
-    pub waits_at: Option<ListenerId>,
+    pub backlog_of: Option<ListenerId>,
     pub service: ServiceId,
     /// Address vector to the peer; messages from another GID are dropped.
     pub to: AddressVector,
@@ -27,18 +27,18 @@ pub(super) struct Connection {
     pub remote_guid: u64,
     /// Transaction ID of the messages that establish the connection.
     pub transaction: u64,
-    pub wait: Patience,
-    pub repeat: Option<Repeat>,
-    pub answer: Option<Answer>,
+    pub retry_policy: RetryPolicy,
+    pub pending_request: Option<PendingRequest>,
+    pub cached_response: Option<CachedResponse>,
     pub offer: Offer,
     pub probe: Option<Probe>,
     pub deadline: Option<Instant>,
-    pub ends: Ends,
+    pub qp_params: QpParams,
 }
 
 /// The two queue pairs and the parameters negotiated for them.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ends {
+pub(super) struct QpParams {
     pub qp_type: QpType,
     /// Our queue pair; `None` at a server that has not accepted yet.
     pub qp: Option<LocalQp>,
@@ -55,22 +55,22 @@ pub(super) struct Ends {
 
 /// Response timeout and number of retransmissions of messages that expect a response.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
-    pub response: Duration,
+pub(super) struct RetryPolicy {
+    pub response_timeout: Duration,
     pub retries: u8,
 }
 
 /// A message that expects a response and is retransmitted.
 #[derive(Debug)]
-pub(super) struct Repeat {
+pub(super) struct PendingRequest {
     pub kind: MessageKind,
     pub mad: Box<[u8; MAD_LEN]>,
-    pub left: u8,
+    pub retries_left: u8,
 }
 
 /// The last response, kept to be replayed if the message that it answers is retransmitted.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct CachedResponse {
     /// Kind of the message that it answers.
     pub to: MessageKind,
     pub with: MessageKind,
@@ -101,22 +101,22 @@ pub(super) enum Offer {
 
 /// Converts a 5-bit timeout code: 4.096 µs * 2^code. Code 0 is the shortest time, not infinity as in a queue
 /// pair.
-pub(super) const fn time_of(code: AckTimeout) -> Duration {
+pub(super) const fn timeout_duration(code: AckTimeout) -> Duration {
     Duration::from_nanos(4096 << code.code())
 }
 
 /// Returns the code of the local ACK timeout, from the packet lifetime of a path and the ACK delay of a peer:
 /// the sum of the round trip and the delay, both powers of two, rounded to a power of two (IBA 12.7.34).
 pub(super) fn ack_timeout(packet_life: AckTimeout, ack_delay: AckTimeout) -> AckTimeout {
-    let (there_and_back, delay) = (packet_life.code() + 1, ack_delay.code());
-    let (larger, smaller) = (there_and_back.max(delay), there_and_back.min(delay));
+    let (round_trip, delay) = (packet_life.code() + 1, ack_delay.code());
+    let (larger, smaller) = (round_trip.max(delay), round_trip.min(delay));
     AckTimeout::new((larger + u8::from(smaller + 1 >= larger)).min(31))
 }
 
-impl Ends {
+impl QpParams {
     /// Creates the ends of a connection of which only the path is known.
-    pub fn of(path: Path) -> Ends {
-        Ends {
+    pub fn of(path: Path) -> QpParams {
+        QpParams {
             qp_type: QpType::Ud,
             qp: None,
             remote_qpn: Qpn::default(),
@@ -134,23 +134,23 @@ impl Ends {
 
 impl Connection {
     /// Creates a connection with the given fields, for struct update syntax.
-    pub fn new(state: State, to: AddressVector, ends: Ends) -> Connection {
+    pub fn new(state: State, to: AddressVector, qp_params: QpParams) -> Connection {
         Connection {
             state,
             released: false,
-            waits_at: None,
+            backlog_of: None,
             service: ServiceId::default(),
             to,
             remote: CommId(0),
             remote_guid: 0,
             transaction: 0,
-            wait: Patience { response: Duration::ZERO, retries: 0 },
-            repeat: None,
-            answer: None,
+            retry_policy: RetryPolicy { response_timeout: Duration::ZERO, retries: 0 },
+            pending_request: None,
+            cached_response: None,
             offer: Offer::None,
             probe: None,
             deadline: None,
-            ends,
+            qp_params,
         }
     }
 
@@ -160,13 +160,13 @@ impl Connection {
     }
 
     /// Reports whether the connection is in time-wait: only its late packets may still be in flight.
-    pub fn is_over(&self) -> bool {
+    pub fn is_in_time_wait(&self) -> bool {
         self.state == State::TimeWait
     }
 
     /// Returns how long packets of the connection may stay in flight after the last transmission.
     pub fn time_wait(&self) -> Duration {
-        time_of(self.ends.ack_timeout)
+        timeout_duration(self.qp_params.ack_timeout)
     }
 }
 

@@ -22,9 +22,9 @@ pub struct CmCounters {
     /// Duplicate messages.
     pub duplicates: u64,
     /// Retransmissions for lack of a response.
-    pub repeated: u64,
+    pub retransmitted: u64,
     /// Exchanges that ended without a response.
-    pub unanswered: u64,
+    pub timed_out: u64,
     /// Requests for a service without a listener.
     pub no_service: u64,
     /// Requests rejected because the listener's backlog was full.
@@ -37,7 +37,7 @@ pub struct CmCounters {
     /// connection.
     pub stale: u64,
     /// Responses dropped because too many MADs were queued.
-    pub answers_dropped: u64,
+    pub responses_dropped: u64,
     /// Time-waits that ended early because there were too many.
     pub time_waits_cut: u64,
 }

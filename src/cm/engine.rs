@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rand_pcg::rand_core::Rng;
 
-use super::connection::{Answer, Connection, Repeat, time_of};
-use super::{Cm, CmError, ConnId, Event, Outgoing, State};
+use super::connection::{CachedResponse, Connection, PendingRequest, timeout_duration};
+use super::{Cm, CmError, ConnId, Event, OutgoingMad, State};
 use crate::transport::{AddressVector, Instant};
 use crate::wire::Gid;
 use crate::wire::mad::{CommId, MAD_LEN, Mad, Message, MessageKind};
@@ -35,50 +35,58 @@ impl Cm {
     /// Sends a message that a program or a deadline has caused.
     pub(super) fn send(&mut self, to: AddressVector, mad: [u8; MAD_LEN], kind: MessageKind) {
         self.counters.sent[kind as usize] += 1;
-        self.outbox.push_back(Outgoing { to, mad });
+        self.outbox.push_back(OutgoingMad { to, mad });
     }
 
     /// Sends a response to a received message. Drops it, as if it were lost, when the outbox already holds
-    /// `max_answers` MADs: a flood must not make the outbox grow.
-    pub(super) fn answer(&mut self, to: AddressVector, mad: [u8; MAD_LEN], kind: MessageKind) {
-        if self.outbox.len() >= self.config.max_answers {
-            self.counters.answers_dropped += 1;
+    /// `max_queued_responses` MADs: a flood must not make the outbox grow.
+    pub(super) fn send_response(&mut self, to: AddressVector, mad: [u8; MAD_LEN], kind: MessageKind) {
+        if self.outbox.len() >= self.config.max_queued_responses {
+            self.counters.responses_dropped += 1;
         } else {
             self.send(to, mad, kind);
         }
     }
 
     /// Sends a response of which no copy is kept for replay.
-    pub(super) fn answer_once(&mut self, to: AddressVector, transaction: u64, message: impl Into<Message>) {
+    pub(super) fn send_uncached_response(
+        &mut self,
+        to: AddressVector,
+        transaction: u64,
+        message: impl Into<Message>,
+    ) {
         let mad = Mad { transaction, modifier: 0, message: message.into() };
-        self.answer(to, mad.bytes(), mad.message.kind());
+        self.send_response(to, mad.bytes(), mad.message.kind());
     }
 
     /// Sends a message that expects a response, and retransmits it until the response arrives or the retries
     /// are exhausted.
-    pub(super) fn ask(&mut self, now: Instant, id: CommId, mad: &Mad) {
+    pub(super) fn send_request(&mut self, now: Instant, id: CommId, mad: &Mad) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
         let bytes = mad.bytes();
-        conn.repeat =
-            Some(Repeat { kind: mad.message.kind(), mad: Box::new(bytes), left: conn.wait.retries });
-        let (to, wait) = (conn.to, conn.wait.response);
+        conn.pending_request = Some(PendingRequest {
+            kind: mad.message.kind(),
+            mad: Box::new(bytes),
+            retries_left: conn.retry_policy.retries,
+        });
+        let (to, wait) = (conn.to, conn.retry_policy.response_timeout);
         self.arm(id, Some(now + wait));
         self.send(to, bytes, mad.message.kind());
     }
 
     /// Sends a response, and keeps it for replay if the message of kind `to` is retransmitted.
-    pub(super) fn reply(&mut self, id: CommId, to: MessageKind, mad: &Mad) {
+    pub(super) fn send_cached_response(&mut self, id: CommId, to: MessageKind, mad: &Mad) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
         let bytes = mad.bytes();
-        conn.answer = Some(Answer { to, with: mad.message.kind(), mad: Box::new(bytes) });
+        conn.cached_response = Some(CachedResponse { to, with: mad.message.kind(), mad: Box::new(bytes) });
         let peer = conn.to;
         self.send(peer, bytes, mad.message.kind());
     }
 
     /// Stops the retransmission of the pending message and clears the deadline.
-    pub(super) fn settle(&mut self, id: CommId) {
+    pub(super) fn stop_retransmission(&mut self, id: CommId) {
         if let Some(conn) = self.connections.get_mut(&id) {
-            conn.repeat = None;
+            conn.pending_request = None;
         }
         self.arm(id, None);
     }
@@ -86,7 +94,7 @@ impl Cm {
     /// Sets or clears the deadline of a connection.
     pub(super) fn arm(&mut self, id: CommId, deadline: Option<Instant>) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
-        let timers = if conn.is_over() { &mut self.time_waits } else { &mut self.timers };
+        let timers = if conn.is_in_time_wait() { &mut self.time_waits } else { &mut self.timers };
         if let Some(old) = std::mem::replace(&mut conn.deadline, deadline) {
             timers.remove(&(old, id));
         }
@@ -96,39 +104,39 @@ impl Cm {
     }
 
     /// Queues an event, unless the program has released the connection.
-    pub(super) fn emit(&mut self, id: CommId, event: Event) {
+    pub(super) fn push_event(&mut self, id: CommId, event: Event) {
         if self.connections.get(&id).is_none_or(|c| !c.released) {
             self.events.push_back((ConnId(id), event));
         }
     }
 
     /// Queues the last event of a connection, and forgets the connection.
-    pub(super) fn end(&mut self, id: CommId, event: Event) {
-        self.emit(id, event);
-        self.forget(id);
+    pub(super) fn close_connection(&mut self, id: CommId, event: Event) {
+        self.push_event(id, event);
+        self.remove_connection(id);
     }
 
     /// Removes a connection from all tables.
-    pub(super) fn forget(&mut self, id: CommId) {
-        self.settle(id);
-        self.leave_backlog(id);
+    pub(super) fn remove_connection(&mut self, id: CommId) {
+        self.stop_retransmission(id);
+        self.remove_from_backlog(id);
         self.unlink_qp(id);
         let Some(conn) = self.connections.remove(&id) else { return };
-        self.by_remote.retain_not((conn.peer(), conn.remote), id);
-        self.by_asker.retain_not((conn.to.dgid, conn.remote), id);
-        self.crossing.remove(&(conn.service, conn.to.dgid, id));
+        self.by_remote.remove_if_mapped_to((conn.peer(), conn.remote), id);
+        self.by_sidr_request.remove_if_mapped_to((conn.to.dgid, conn.remote), id);
+        self.peer_to_peer.remove(&(conn.service, conn.to.dgid, id));
     }
 
     /// Frees the peer's queue pair, so that another connection may use it.
     pub(super) fn unlink_qp(&mut self, id: CommId) {
         if let Some(conn) = self.connections.get(&id) {
-            self.by_qpn.retain_not((conn.peer(), conn.ends.remote_qpn), id);
+            self.by_qpn.remove_if_mapped_to((conn.peer(), conn.qp_params.remote_qpn), id);
         }
     }
 
     /// Removes a request from its listener's backlog, as a program has answered or taken it or it has ended.
-    pub(super) fn leave_backlog(&mut self, id: CommId) {
-        let Some(listener) = self.connections.get_mut(&id).and_then(|c| c.waits_at.take()) else { return };
+    pub(super) fn remove_from_backlog(&mut self, id: CommId) {
+        let Some(listener) = self.connections.get_mut(&id).and_then(|c| c.backlog_of.take()) else { return };
         if let Some(listener) = self.listeners.get_mut(&listener) {
             listener.waiting -= 1;
         }
@@ -137,25 +145,25 @@ impl Cm {
     /// Puts a connection in time-wait: its ID stays in use as long as its packets may be in flight, and for
     /// `at_least`.
     pub(super) fn enter_time_wait(&mut self, now: Instant, id: CommId, at_least: Duration) {
-        self.settle(id);
-        self.leave_backlog(id);
+        self.stop_retransmission(id);
+        self.remove_from_backlog(id);
         self.unlink_qp(id);
         let Some(conn) = self.connections.get_mut(&id) else { return };
         conn.state = State::TimeWait;
-        let longest = time_of(self.config.max_timeout);
+        let longest = timeout_duration(self.config.max_timeout);
         let wait = conn.time_wait().min(longest).max(at_least).max(self.config.min_time_wait);
-        let crossing = (conn.service, conn.to.dgid, id);
-        self.crossing.remove(&crossing);
+        let peer_to_peer = (conn.service, conn.to.dgid, id);
+        self.peer_to_peer.remove(&peer_to_peer);
         self.arm(id, Some(now + wait));
         while self.time_waits.len() > self.config.max_time_wait {
             let Some((_, oldest)) = self.time_waits.first().copied() else { break };
             self.counters.time_waits_cut += 1;
-            self.end(oldest, Event::TimeWaitOver);
+            self.close_connection(oldest, Event::TimeWaitOver);
         }
     }
 
     /// Marks a connection as released: no further events are reported, and the queued ones are discarded.
-    pub(super) fn disown(&mut self, id: CommId) {
+    pub(super) fn mark_released(&mut self, id: CommId) {
         if let Some(conn) = self.connections.get_mut(&id) {
             conn.released = true;
         }
@@ -163,13 +171,13 @@ impl Cm {
     }
 
     /// Returns the number of connections, requests and resolutions that are not in time-wait.
-    pub(super) fn live(&self) -> usize {
+    pub(super) fn live_count(&self) -> usize {
         self.connections.len() - self.time_waits.len()
     }
 
     /// Allocates the ID of a new connection.
     pub(super) fn new_id(&mut self) -> CommId {
-        self.pool.pick(|id| self.connections.contains_key(&id))
+        self.pool.allocate(|id| self.connections.contains_key(&id))
     }
 
     /// Returns one of our GIDs, if it is set.
@@ -204,13 +212,13 @@ impl Cm {
 }
 
 /// Maps in which a key may by now belong to another connection.
-pub(super) trait RetainNot<K> {
+pub(super) trait RemoveIfMappedTo<K> {
     /// Removes a key if it still maps to `id`.
-    fn retain_not(&mut self, key: K, id: CommId);
+    fn remove_if_mapped_to(&mut self, key: K, id: CommId);
 }
 
-impl<K: Ord> RetainNot<K> for std::collections::BTreeMap<K, CommId> {
-    fn retain_not(&mut self, key: K, id: CommId) {
+impl<K: Ord> RemoveIfMappedTo<K> for std::collections::BTreeMap<K, CommId> {
+    fn remove_if_mapped_to(&mut self, key: K, id: CommId) {
         if self.get(&key) == Some(&id) {
             self.remove(&key);
         }

@@ -38,7 +38,7 @@ pub enum Event {
     /// Time-wait is over: no packet of the old connection is in flight any more, and the queue pair may be
     /// reused.
     TimeWaitOver,
-    /// The peer offers an alternate path (LAP), which `answer_alternate` answers.
+    /// The peer offers an alternate path (LAP), which `respond_to_alternate` answers.
     AlternateOffered {
         /// The offered path, from our side.
         path: Path,
@@ -46,7 +46,7 @@ pub enum Event {
         private_data: Box<[u8; 168]>,
     },
     /// The peer answers the alternate path that we offered (APR).
-    AlternateAnswered {
+    AlternateResponse {
         /// Whether the peer has loaded the path, or why not.
         status: AprStatus,
         /// Additional information; its meaning depends on the status.
@@ -55,11 +55,11 @@ pub enum Event {
         private_data: Box<[u8; 148]>,
     },
     /// The peer has not answered the alternate path that we offered; the connection persists.
-    AlternateUnanswered,
+    AlternateTimeout,
     /// A client requests the queue pair of a datagram service, which `sidr_reply` answers.
     SidrRequested(Box<SidrRequested>),
     /// The peer has answered our service ID resolution. Last event of the resolution.
-    SidrAnswered(Box<SidrAnswered>),
+    SidrResponse(Box<SidrResponse>),
 }
 
 /// A connection request, from the server's side.
@@ -156,7 +156,7 @@ pub struct SidrRequested {
 
 /// The response to a service ID resolution (SIDR_REP).
 #[derive(Clone, PartialEq, Debug)]
-pub struct SidrAnswered {
+pub struct SidrResponse {
     /// Whether the queue pair is valid, or why there is none.
     pub status: SidrStatus,
     /// Number of the queue pair that serves the datagrams.

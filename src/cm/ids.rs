@@ -24,7 +24,7 @@ impl IdPool {
     }
 
     /// Returns the next free ID. There is one, because far fewer IDs are in use than the range holds.
-    pub fn pick(&mut self, is_taken: impl Fn(CommId) -> bool) -> CommId {
+    pub fn allocate(&mut self, is_taken: impl Fn(CommId) -> bool) -> CommId {
         loop {
             self.next = self.next.wrapping_add(1);
             let Some(low) = self.permutation.invert(self.next & u32::MAX >> self.range.bits) else {
@@ -49,13 +49,13 @@ mod tests {
     fn ids_have_prefix_and_do_not_recur_before_range_is_exhausted() {
         let range = CommIds { prefix: 0x2a, bits: 6 };
         let mut pool = IdPool::new(range, &mut Pcg32::new(1, 1));
-        let ids: BTreeSet<CommId> = (0..100_000).map(|_| pool.pick(|_| false)).collect();
+        let ids: BTreeSet<CommId> = (0..100_000).map(|_| pool.allocate(|_| false)).collect();
         assert_eq!(ids.len(), 100_000);
         assert!(ids.iter().all(|id| id.0 >> 26 == 0x2a));
 
         let small = CommIds { prefix: 0, bits: 16 };
         let mut pool = IdPool::new(small, &mut Pcg32::new(2, 1));
-        let ids: BTreeSet<CommId> = (0..0xfffd).map(|_| pool.pick(|_| false)).collect();
+        let ids: BTreeSet<CommId> = (0..0xfffd).map(|_| pool.allocate(|_| false)).collect();
         assert_eq!(ids.len(), 0xfffd, "all but 0, 1 and the highest");
         assert!(ids.iter().all(|id| id.0 >> 16 == 0 && id.0 != 0));
     }
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn ids_without_prefix_use_all_bits() {
         let mut pool = IdPool::new(CommIds::ALL, &mut Pcg32::new(3, 1));
-        let ids: Vec<u32> = (0..64).map(|_| pool.pick(|_| false).0).collect();
+        let ids: Vec<u32> = (0..64).map(|_| pool.allocate(|_| false).0).collect();
         assert!(ids.iter().fold(0, |a, b| a | b) == u32::MAX && ids.iter().fold(u32::MAX, |a, b| a & b) == 0);
         // Known IDs do not reveal the next one: hardly any two have the same distance.
         let steps: BTreeSet<u32> = ids.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();

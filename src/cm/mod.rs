@@ -25,25 +25,25 @@
 #![forbid(unsafe_code)]
 
 mod alternate;
-mod arrive;
 mod attributes;
 mod client;
 mod config;
 mod connection;
 mod counters;
-mod crossing;
+mod disconnect;
 mod engine;
 mod error;
 mod event;
 mod ids;
-mod leave;
-pub(crate) mod nobody;
+mod peer_to_peer;
+mod pending_listener;
+mod recv;
 mod request;
 mod server;
 mod sidr;
 mod state;
 mod timeouts;
-mod vacancy;
+pub(crate) mod unmatched;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -53,14 +53,14 @@ use rand_pcg::Pcg32;
 pub use config::{CmConfig, CommIds};
 pub use counters::CmCounters;
 pub use error::CmError;
-pub use event::{Accepted, Event, Rejection, Requested, SidrAnswered, SidrRequested};
+pub use event::{Accepted, Event, Rejection, Requested, SidrRequested, SidrResponse};
 pub use request::{LocalQp, Path, Reply, Request, SidrReply, SidrRequest};
 pub use state::State;
 
 use connection::{Connection, Peer};
 use ids::IdPool;
+use pending_listener::PendingListeners;
 use server::Listener;
-use vacancy::Vacancies;
 
 use crate::transport::{AddressVector, Instant};
 use crate::wire::mad::{CommId, MAD_LEN, ServiceId};
@@ -82,7 +82,7 @@ pub struct ListenerId(u64);
 
 /// Origin of a received MAD.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Arrival {
+pub struct MadSource {
     /// Address vector back to the sender, with the GID that the MAD was sent to as source.
     pub from: AddressVector,
     /// Queue pair of the sender: messages come from QP1, and responses go to QP1.
@@ -91,7 +91,7 @@ pub struct Arrival {
 
 /// A MAD to send from QP1 to QP1, with the Q_Key of both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Outgoing {
+pub struct OutgoingMad {
     /// Destination.
     pub to: AddressVector,
     /// Bytes of the MAD.
@@ -111,20 +111,20 @@ pub struct Cm {
     /// time-wait, has no entry.
     by_qpn: BTreeMap<(Peer, Qpn), CommId>,
     /// Service ID resolutions by the requester's GID and request ID.
-    by_asker: BTreeMap<(Gid, CommId), CommId>,
+    by_sidr_request: BTreeMap<(Gid, CommId), CommId>,
     /// Our peer-to-peer requests, which a request of the peer may cross (IBA 12.10.4).
-    crossing: BTreeSet<(ServiceId, Gid, CommId)>,
+    peer_to_peer: BTreeSet<(ServiceId, Gid, CommId)>,
     listeners: BTreeMap<ListenerId, Listener>,
     /// Listeners for a single service ID.
     services: BTreeMap<ServiceId, ListenerId>,
     /// Listeners for a range of service IDs.
     masked: Vec<ListenerId>,
     last_listener: u64,
-    vacancies: Vacancies,
+    pending_listeners: PendingListeners,
     timers: BTreeSet<(Instant, CommId)>,
     /// Deadlines of the connections in time-wait, one for each.
     time_waits: BTreeSet<(Instant, CommId)>,
-    outbox: VecDeque<Outgoing>,
+    outbox: VecDeque<OutgoingMad>,
     events: VecDeque<(ConnId, Event)>,
     counters: CmCounters,
 }
@@ -142,13 +142,13 @@ impl Cm {
             connections: BTreeMap::new(),
             by_remote: BTreeMap::new(),
             by_qpn: BTreeMap::new(),
-            by_asker: BTreeMap::new(),
-            crossing: BTreeSet::new(),
+            by_sidr_request: BTreeMap::new(),
+            peer_to_peer: BTreeSet::new(),
             listeners: BTreeMap::new(),
             services: BTreeMap::new(),
             masked: Vec::new(),
             last_listener: 0,
-            vacancies: Vacancies::default(),
+            pending_listeners: PendingListeners::default(),
             timers: BTreeSet::new(),
             time_waits: BTreeSet::new(),
             outbox: VecDeque::new(),
@@ -168,7 +168,7 @@ impl Cm {
     }
 
     /// Removes and returns the next MAD to send.
-    pub fn poll_transmit(&mut self) -> Option<Outgoing> {
+    pub fn poll_transmit(&mut self) -> Option<OutgoingMad> {
         self.outbox.pop_front()
     }
 
@@ -183,7 +183,7 @@ impl Cm {
     }
 
     /// Returns the number of connections, requests and resolutions, and how many of them are in time-wait.
-    pub fn population(&self) -> (usize, usize) {
+    pub fn connection_counts(&self) -> (usize, usize) {
         (self.connections.len(), self.time_waits.len())
     }
 

@@ -1,8 +1,8 @@
 //! The server's side of the handshake: receives REQ, sends REP, receives RTU.
 
-use super::connection::{Answer, Connection, Ends, Patience, Peer, time_of};
+use super::connection::{CachedResponse, Connection, Peer, QpParams, RetryPolicy, timeout_duration};
 use super::engine::{information, padded};
-use super::{Arrival, Cm, CmError, ConnId, Event, ListenerId, Path, Reply, Requested, State};
+use super::{Cm, CmError, ConnId, Event, ListenerId, MadSource, Path, Reply, Requested, State};
 use crate::transport::{AddressVector, Instant, QpType};
 use crate::wire::mad::{
     CommId, Ece, Mad, MessageKind, PathInfo, Rej, RejReason, Rejected, Rep, Req, Rtu, ServiceId,
@@ -28,10 +28,10 @@ impl Listener {
 }
 
 /// Reason to reject a request, and additional information: a value that would be acceptable.
-type Refusal = (RejReason, Vec<u8>);
+type RejCause = (RejReason, Vec<u8>);
 
 /// Builds a REJ; `info` beyond 72 bytes is cut.
-pub(super) fn refusal(
+pub(super) fn build_rej(
     local: CommId,
     remote: CommId,
     message: Rejected,
@@ -46,7 +46,7 @@ impl Cm {
     /// Listens for connection requests and service ID resolutions of `service`. Service ID bits that are
     /// clear in `mask` are ignored.
     ///
-    /// `backlog` is the maximum number of requests that no program has answered or [taken](Self::taken).
+    /// `backlog` is the maximum number of requests neither answered nor [dequeued](Self::dequeue_request).
     ///
     /// # Errors
     /// [`CmError::Taken`] if another listener here serves an overlapping range.
@@ -67,7 +67,7 @@ impl Cm {
             u64::MAX => drop(self.services.insert(service, id)),
             _ => self.masked.push(id),
         }
-        self.vacancies.fill(|vacant| (vacant.0 ^ service.0) & mask == 0);
+        self.pending_listeners.end_grace_period(|vacant| (vacant.0 ^ service.0) & mask == 0);
         Ok(id)
     }
 
@@ -103,33 +103,33 @@ impl Cm {
     /// counts if not.
     pub(super) fn has_room(&mut self, listener: ListenerId) -> bool {
         let full = self.listeners.get(&listener).is_none_or(|l| l.waiting >= l.backlog);
-        let too_many = self.live() >= self.config.max_connections;
+        let too_many = self.live_count() >= self.config.max_connections;
         self.counters.backlog_full += u64::from(full);
         self.counters.too_many += u64::from(too_many && !full);
         !full && !too_many
     }
 
     /// Handles a connection request (REQ).
-    pub(super) fn on_req(&mut self, now: Instant, arrival: &Arrival, mad: &Mad, req: &Req) {
-        let peer = (req.ca_guid, arrival.from.dgid);
+    pub(super) fn on_req(&mut self, now: Instant, source: &MadSource, mad: &Mad, req: &Req) {
+        let peer = (req.ca_guid, source.from.dgid);
         if let Some(id) = self.by_remote.get(&(peer, req.local)).copied() {
-            return self.on_req_again(now, id, arrival, mad, req);
+            return self.on_req_with_known_id(now, id, source, mad, req);
         }
-        if let Some(id) = self.find_crossing(req, arrival) {
-            return self.on_crossing(id, arrival, mad, req);
+        if let Some(id) = self.find_peer_to_peer(req, source) {
+            return self.on_peer_to_peer_req(id, source, mad, req);
         }
         let refuse = |cm: &mut Cm, reason, info: &[u8]| {
-            let rej = refusal(CommId(0), req.local, Rejected::Req, reason, info);
-            cm.answer_once(arrival.from, mad.transaction, rej);
+            let rej = build_rej(CommId(0), req.local, Rejected::Req, reason, info);
+            cm.send_uncached_response(source.from, mad.transaction, rej);
         };
         if self.is_stale(now, peer, req.qpn) {
             self.counters.stale += 1;
             return refuse(self, RejReason::StaleConnection, &[]);
         }
         let Some(listener) = self.find_listener(req.service) else {
-            return self.wait_for_listener(now, req.service, arrival, mad);
+            return self.queue_or_reject(now, req.service, source, mad);
         };
-        let conn = match self.check_req(arrival, mad, req) {
+        let conn = match self.check_req(source, mad, req) {
             Ok(conn) => conn,
             Err((reason, info)) => {
                 self.counters.refused += 1;
@@ -140,7 +140,7 @@ impl Cm {
             return refuse(self, RejReason::NoResources, &[]);
         }
         let id = self.new_id();
-        self.connections.insert(id, Connection { waits_at: Some(listener), ..conn });
+        self.connections.insert(id, Connection { backlog_of: Some(listener), ..conn });
         if let Some(listener) = self.listeners.get_mut(&listener) {
             listener.waiting += 1;
         }
@@ -150,15 +150,15 @@ impl Cm {
     }
 
     /// Handles a REQ with a known communication ID: a duplicate, or a reuse of the ID.
-    fn on_req_again(&mut self, now: Instant, id: CommId, arrival: &Arrival, mad: &Mad, req: &Req) {
+    fn on_req_with_known_id(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad, req: &Req) {
         let Some(conn) = self.connections.get(&id) else { return };
-        if conn.ends.remote_qpn != req.qpn || conn.service != req.service {
+        if conn.qp_params.remote_qpn != req.qpn || conn.service != req.service {
             // Not a duplicate: the peer has reused its ID before the first connection was forgotten here.
             self.counters.stale += 1;
-            let rej = refusal(CommId(0), req.local, Rejected::Req, RejReason::StaleConnection, &[]);
-            self.answer_once(arrival.from, mad.transaction, rej);
+            let rej = build_rej(CommId(0), req.local, Rejected::Req, RejReason::StaleConnection, &[]);
+            self.send_uncached_response(source.from, mad.transaction, rej);
         } else {
-            self.take_step(now, id, arrival, mad);
+            self.take_step(now, id, source, mad);
         }
     }
 
@@ -171,7 +171,7 @@ impl Cm {
         match self.connections.get(&old).map(|c| c.state) {
             // The reuse of the queue pair tells that the peer has ended the connection, as our DREQ requests.
             Some(State::DreqSent) => {
-                self.left(now, old, None);
+                self.finish_disconnect(now, old, None);
                 return false;
             }
             Some(State::Established) => self.probe(now, old),
@@ -183,13 +183,13 @@ impl Cm {
     /// Records that the peer's queue pair has this connection. Numbers up to that of QP1 stand for no queue
     /// pair.
     pub(super) fn link_qp(&mut self, id: CommId) {
-        if let Some(conn) = self.connections.get(&id).filter(|c| c.ends.remote_qpn > Qpn::GSI) {
-            self.by_qpn.insert((conn.peer(), conn.ends.remote_qpn), id);
+        if let Some(conn) = self.connections.get(&id).filter(|c| c.qp_params.remote_qpn > Qpn::GSI) {
+            self.by_qpn.insert((conn.peer(), conn.qp_params.remote_qpn), id);
         }
     }
 
     /// Validates a request, and returns the connection that it asks for.
-    pub(super) fn check_req(&self, arrival: &Arrival, mad: &Mad, req: &Req) -> Result<Connection, Refusal> {
+    pub(super) fn check_req(&self, source: &MadSource, mad: &Mad, req: &Req) -> Result<Connection, RejCause> {
         let qp_type = match (req.transport, req.extended_transport) {
             (TransportService::Rc, _) => QpType::Rc,
             (TransportService::Uc, _) => QpType::Uc,
@@ -200,26 +200,27 @@ impl Cm {
         let mtu = req.mtu.filter(|mtu| *mtu <= self.config.max_mtu);
         let Some(mtu) = mtu else { return Err((RejReason::InvalidMtu, vec![self.config.max_mtu.code()])) };
         let path = |info: &PathInfo, reason| {
-            let index = self.gid_index(info.remote_gid, arrival.from.sgid_index);
+            let index = self.gid_index(info.remote_gid, source.from.sgid_index);
             match index.filter(|_| !info.local_gid.is_unset()) {
-                Some(index) => Ok(Cm::path_back(info, index, mtu, req)),
-                None => Err((reason, self.gid(arrival.from.sgid_index).unwrap_or_default().0.to_vec())),
+                Some(index) => Ok(Cm::reverse_path(info, index, mtu, req)),
+                None => Err((reason, self.gid(source.from.sgid_index).unwrap_or_default().0.to_vec())),
             }
         };
         let primary = path(&req.primary, RejReason::PrimaryGid)?;
         let has_alternate = req.alternate != PathInfo::default();
         let alternate = has_alternate.then(|| path(&req.alternate, RejReason::AlternateGid)).transpose()?;
-        let response = self.bounded(req.local_response_timeout);
+        let response_timeout = self.clamp_timeout(req.local_response_timeout);
         Ok(Connection {
             service: req.service,
             remote: req.local,
             remote_guid: req.ca_guid,
             transaction: mad.transaction,
-            wait: Patience {
-                response: time_of(response) + 2 * time_of(self.bounded(primary.packet_life)),
+            retry_policy: RetryPolicy {
+                response_timeout: timeout_duration(response_timeout)
+                    + 2 * timeout_duration(self.clamp_timeout(primary.packet_life)),
                 retries: req.max_cm_retries,
             },
-            ends: Ends {
+            qp_params: QpParams {
                 qp_type,
                 remote_qpn: req.qpn,
                 remote_psn: req.psn,
@@ -229,18 +230,18 @@ impl Cm {
                 retry_count: req.retry_count,
                 rnr_retry_count: req.rnr_retry_count,
                 ack_timeout: req.primary.ack_timeout,
-                ..Ends::of(primary)
+                ..QpParams::of(primary)
             },
-            ..Connection::new(State::ReqRcvd, arrival.from, Ends::of(primary))
+            ..Connection::new(State::ReqRcvd, source.from, QpParams::of(primary))
         })
     }
 
     /// Limits a timeout that a peer requests to the configured maximum.
-    pub(super) fn bounded(&self, timeout: AckTimeout) -> AckTimeout {
+    pub(super) fn clamp_timeout(&self, timeout: AckTimeout) -> AckTimeout {
         AckTimeout::new(timeout.code().min(self.config.max_timeout.code()))
     }
 
-    fn path_back(info: &PathInfo, sgid_index: u8, mtu: Mtu, req: &Req) -> Path {
+    fn reverse_path(info: &PathInfo, sgid_index: u8, mtu: Mtu, req: &Req) -> Path {
         Path {
             av: AddressVector {
                 dgid: info.local_gid,
@@ -256,18 +257,18 @@ impl Cm {
     }
 
     pub(super) fn report_request(&mut self, id: CommId, listener: Option<ListenerId>, mad: &Mad, req: &Req) {
-        let Some(ends) = self.connections.get(&id).map(|c| c.ends) else { return };
+        let Some(qp_params) = self.connections.get(&id).map(|c| c.qp_params) else { return };
         let requested = Requested {
             listener,
             service: req.service,
-            qp_type: ends.qp_type,
+            qp_type: qp_params.qp_type,
             remote_qpn: req.qpn,
             remote_psn: req.psn,
             srq: req.srq,
-            path: ends.path,
-            alternate: ends.alternate,
-            responder_resources: ends.responder_resources,
-            initiator_depth: ends.initiator_depth,
+            path: qp_params.path,
+            alternate: qp_params.alternate,
+            responder_resources: qp_params.responder_resources,
+            initiator_depth: qp_params.initiator_depth,
             flow_control: req.flow_control,
             retry_count: req.retry_count,
             rnr_retry_count: req.rnr_retry_count,
@@ -275,12 +276,12 @@ impl Cm {
             ece: Ece { vendor_id: req.vendor_id, options: mad.modifier },
             private_data: req.private_data,
         };
-        self.emit(id, Event::Requested(Box::new(requested)));
+        self.push_event(id, Event::Requested(Box::new(requested)));
     }
 
     /// Removes a request from its listener's backlog: a program has taken it over, but not answered it.
-    pub fn taken(&mut self, id: ConnId) {
-        self.leave_backlog(id.0);
+    pub fn dequeue_request(&mut self, id: ConnId) {
+        self.remove_from_backlog(id.0);
     }
 
     /// Accepts a request (REP).
@@ -292,14 +293,15 @@ impl Cm {
         let (ca_guid, target_ack_delay) = (self.config.ca_guid, self.config.ack_delay);
         let conn = self.conn(id, &[State::ReqRcvd, State::DelayingReq], "accept")?;
         conn.state = State::RepSent;
-        let ends = &mut conn.ends;
-        ends.qp = Some(reply.qp);
-        (ends.responder_resources, ends.initiator_depth) = (reply.responder_resources, reply.initiator_depth);
+        let qp_params = &mut conn.qp_params;
+        qp_params.qp = Some(reply.qp);
+        (qp_params.responder_resources, qp_params.initiator_depth) =
+            (reply.responder_resources, reply.initiator_depth);
         // Failover Accepted field: 0 = loaded, 2 = rejected. Ignored by the client if its request has no
         // alternate path.
-        let failover = if ends.alternate.is_some() && !reply.failover { 2 } else { 0 };
+        let failover = if qp_params.alternate.is_some() && !reply.failover { 2 } else { 0 };
         if !reply.failover {
-            ends.alternate = None;
+            qp_params.alternate = None;
         }
         let mut rep = Rep {
             local: id.0,
@@ -317,27 +319,27 @@ impl Cm {
             private_data,
             ..Rep::default()
         };
-        if ends.qp_type == QpType::XrcRecv {
+        if qp_params.qp_type == QpType::XrcRecv {
             // An XRC target is identified by the EE context field (IBA A14), and its receives come from
             // shared queues.
             (rep.qpn, rep.eecn, rep.srq) = (Qpn::new(0), reply.qp.qpn.get(), true);
         }
         rep.set_vendor_id(reply.ece.vendor_id);
         let mad = Mad { transaction: conn.transaction, modifier: reply.ece.options, message: rep.into() };
-        conn.answer =
-            Some(Answer { to: MessageKind::Req, with: MessageKind::Rep, mad: Box::new(mad.bytes()) });
-        self.leave_backlog(id.0);
-        self.ask(now, id.0, &mad);
+        conn.cached_response =
+            Some(CachedResponse { to: MessageKind::Req, with: MessageKind::Rep, mad: Box::new(mad.bytes()) });
+        self.remove_from_backlog(id.0);
+        self.send_request(now, id.0, &mad);
         Ok(())
     }
 
     /// Handles an RTU: the client is ready.
     pub(super) fn on_rtu(&mut self, id: CommId, rtu: &Rtu) {
-        self.settle(id);
+        self.stop_retransmission(id);
         if let Some(conn) = self.connections.get_mut(&id) {
             conn.state = State::Established;
         }
-        self.emit(id, Event::Established(Box::new(rtu.private_data)));
+        self.push_event(id, Event::Established(Box::new(rtu.private_data)));
     }
 
     /// Establishes the connection because data arrived at the server's queue pair before the RTU, which is
@@ -352,7 +354,7 @@ impl Cm {
         let new = conn.state != State::Established;
         conn.state = State::Established;
         if new {
-            self.settle(id.0);
+            self.stop_retransmission(id.0);
         }
         Ok(new)
     }

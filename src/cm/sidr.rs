@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::connection::{Connection, Ends, Patience, time_of};
+use super::connection::{Connection, QpParams, RetryPolicy, timeout_duration};
 use super::engine::{information, padded};
 use super::{
-    Arrival, Cm, CmError, ConnId, Event, Path, SidrAnswered, SidrReply, SidrRequest, SidrRequested, State,
+    Cm, CmError, ConnId, Event, MadSource, Path, SidrReply, SidrRequest, SidrRequested, SidrResponse, State,
 };
 use crate::transport::Instant;
 use crate::wire::mad::{CommId, Ece, Mad, MessageKind, SidrRep, SidrReq, SidrStatus};
@@ -20,66 +20,67 @@ impl Cm {
         let private_data = padded(request.private_data)?;
         let path = request.path;
         self.gid(path.av.sgid_index).ok_or(CmError::Gid(path.av.sgid_index))?;
-        self.admit()?;
+        self.check_capacity()?;
         let id = self.new_id();
         let transaction = self.new_transaction(id);
         let conn = Connection {
             service: request.service,
             transaction,
-            wait: Patience {
-                response: time_of(request.response_timeout) + 2 * time_of(path.packet_life),
+            retry_policy: RetryPolicy {
+                response_timeout: timeout_duration(request.response_timeout)
+                    + 2 * timeout_duration(path.packet_life),
                 retries: request.max_cm_retries.min(15),
             },
-            ..Connection::new(State::SidrReqSent, path.av, Ends::of(path))
+            ..Connection::new(State::SidrReqSent, path.av, QpParams::of(path))
         };
         self.connections.insert(id, conn);
         let req = SidrReq { request: id, pkey: path.pkey, service: request.service, private_data };
-        self.ask(now, id, &Mad { transaction, modifier: 0, message: req.into() });
+        self.send_request(now, id, &Mad { transaction, modifier: 0, message: req.into() });
         Ok(ConnId(id))
     }
 
     /// Handles a SIDR_REQ.
-    pub(super) fn on_sidr_req(&mut self, now: Instant, arrival: &Arrival, mad: &Mad, req: &SidrReq) {
-        let key = (arrival.from.dgid, req.request);
-        if let Some(id) = self.by_asker.get(&key).copied() {
+    pub(super) fn on_sidr_req(&mut self, now: Instant, source: &MadSource, mad: &Mad, req: &SidrReq) {
+        let key = (source.from.dgid, req.request);
+        if let Some(id) = self.by_sidr_request.get(&key).copied() {
             if self.connections.get(&id).is_some_and(|c| c.service == req.service) {
-                return self.take_step(now, id, arrival, mad);
+                return self.take_step(now, id, source, mad);
             }
             // The requester has reused its request ID for another service.
-            self.by_asker.remove(&key);
+            self.by_sidr_request.remove(&key);
         }
         let refuse = |cm: &mut Cm, status| {
             let rep = SidrRep { request: req.request, status, service: req.service, ..SidrRep::default() };
-            cm.answer_once(arrival.from, mad.transaction, rep);
+            cm.send_uncached_response(source.from, mad.transaction, rep);
         };
         let Some(listener) = self.find_listener(req.service) else {
-            return self.wait_for_listener(now, req.service, arrival, mad);
+            return self.queue_or_reject(now, req.service, source, mad);
         };
         if !self.has_room(listener) {
             return refuse(self, SidrStatus::NoQp);
         }
         let id = self.new_id();
-        let path = Path { pkey: req.pkey, ..Path::to(arrival.from, self.config.max_mtu) };
+        let path = Path { pkey: req.pkey, ..Path::to(source.from, self.config.max_mtu) };
         let conn = Connection {
-            waits_at: Some(listener),
+            backlog_of: Some(listener),
             service: req.service,
             remote: req.request,
             transaction: mad.transaction,
-            ..Connection::new(State::SidrReqRcvd, arrival.from, Ends::of(path))
+            ..Connection::new(State::SidrReqRcvd, source.from, QpParams::of(path))
         };
         self.connections.insert(id, conn);
         if let Some(listener) = self.listeners.get_mut(&listener) {
             listener.waiting += 1;
         }
-        self.by_asker.insert(key, id);
+        self.by_sidr_request.insert(key, id);
         let requested = SidrRequested {
             listener,
             service: req.service,
             pkey: req.pkey,
-            from: arrival.from,
+            from: source.from,
             private_data: req.private_data,
         };
-        self.emit(id, Event::SidrRequested(Box::new(requested)));
+        self.push_event(id, Event::SidrRequested(Box::new(requested)));
     }
 
     /// Answers a SIDR_REQ (SIDR_REP). No further events are reported.
@@ -100,12 +101,12 @@ impl Cm {
             ..SidrRep::default()
         };
         rep.set_vendor_id(reply.ece.vendor_id);
-        self.disown(id.0);
+        self.mark_released(id.0);
         self.send_sidr_rep(now, id.0, rep, reply.ece.options);
         Ok(())
     }
 
-    pub(super) fn send_sidr_refusal(&mut self, now: Instant, id: CommId, status: SidrStatus) {
+    pub(super) fn send_sidr_rejection(&mut self, now: Instant, id: CommId, status: SidrStatus) {
         self.send_sidr_rep(now, id, SidrRep { status, ..SidrRep::default() }, 0);
     }
 
@@ -113,13 +114,13 @@ impl Cm {
         let Some(conn) = self.connections.get(&id) else { return };
         let rep = SidrRep { request: conn.remote, service: conn.service, ..rep };
         let mad = Mad { transaction: conn.transaction, modifier: options, message: rep.into() };
-        self.reply(id, MessageKind::SidrReq, &mad);
+        self.send_cached_response(id, MessageKind::SidrReq, &mad);
         self.enter_time_wait(now, id, Duration::ZERO);
     }
 
     /// Handles a SIDR_REP to our request.
     pub(super) fn on_sidr_rep(&mut self, id: CommId, mad: &Mad, rep: &SidrRep) {
-        let answered = SidrAnswered {
+        let answered = SidrResponse {
             status: rep.status,
             qpn: rep.qpn,
             qkey: rep.qkey,
@@ -127,6 +128,6 @@ impl Cm {
             info: rep.info().into(),
             private_data: rep.private_data,
         };
-        self.end(id, Event::SidrAnswered(Box::new(answered)));
+        self.close_connection(id, Event::SidrResponse(Box::new(answered)));
     }
 }

@@ -57,7 +57,7 @@ impl State {
     ];
 
     /// Reports whether this is a client whose request is not answered yet.
-    pub(super) const fn is_asking(self) -> bool {
+    pub(super) const fn awaits_rep(self) -> bool {
         matches!(self, State::ReqSent | State::ReqDelayed)
     }
 }
@@ -87,31 +87,31 @@ impl fmt::Display for State {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     /// The message is a duplicate: replays the response or requests more time (MRA).
-    AnswerAgain,
+    Duplicate,
     /// The server accepts (REP).
-    TakeReply,
+    RecvRep,
     /// The client is ready (RTU).
-    Establish,
+    RecvRtu,
     /// The peer requests more time (MRA).
-    Wait,
+    RecvMra,
     /// The peer rejects or has given up before any data could flow: the connection ends without time-wait.
     End,
     /// The peer has ended a connection on which data may have flowed: the connection enters time-wait.
-    Leave,
+    EnterTimeWait,
     /// The peer disconnects (DREQ): reported to the program.
-    AskToLeave,
+    RecvDreq,
     /// The peer does not know the connection, if the DREP answers a [probe](super::Cm::probe).
-    LeaveIfProbed,
+    EnterTimeWaitIfProbed,
     /// Both ends disconnect at the same time.
-    LeaveBoth,
+    SimultaneousDreq,
     /// The peer offers an alternate path (LAP).
-    Offer,
+    RecvLap,
     /// The peer requests more time for the alternate path that we offered (MRA).
-    WaitForOffer,
+    RecvMraOfLap,
     /// The peer answers the alternate path that we offered (APR).
-    AnswerOffer,
+    RecvApr,
     /// The peer answers a service ID resolution (SIDR_REP).
-    Resolve,
+    RecvSidrRep,
 }
 
 /// Returns the step that a message causes in a state, or `None` if it is late or makes no sense and is
@@ -120,34 +120,34 @@ pub(super) const fn step(state: State, message: MessageKind) -> Option<Step> {
     use MessageKind as M;
     use State as S;
     Some(match (state, message) {
-        (S::ReqSent | S::ReqDelayed, M::Rep) => Step::TakeReply,
+        (S::ReqSent | S::ReqDelayed, M::Rep) => Step::RecvRep,
         // Only one MRA counts; otherwise a peer could extend the wait for ever.
-        (S::ReqSent | S::RepSent, M::Mra) => Step::Wait,
+        (S::ReqSent | S::RepSent, M::Mra) => Step::RecvMra,
         (S::ReqSent | S::ReqDelayed | S::ReqRcvd | S::DelayingReq, M::Rej) => Step::End,
         (S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep, M::Rej) => Step::End,
 
         (S::ReqRcvd | S::DelayingReq | S::RepSent | S::RepDelayed | S::Established | S::TimeWait, M::Req) => {
-            Step::AnswerAgain
+            Step::Duplicate
         }
-        (S::RepSent | S::RepDelayed, M::Rtu) => Step::Establish,
-        (S::RepRcvd | S::DelayingRep | S::Established | S::TimeWait, M::Rep) => Step::AnswerAgain,
+        (S::RepSent | S::RepDelayed, M::Rtu) => Step::RecvRtu,
+        (S::RepRcvd | S::DelayingRep | S::Established | S::TimeWait, M::Rep) => Step::Duplicate,
 
         // Also before the RTU, which may be lost: a client that disconnects was ready.
         (S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep | S::Established, M::Dreq) => {
-            Step::AskToLeave
+            Step::RecvDreq
         }
-        (S::DreqSent, M::Dreq) => Step::LeaveBoth,
-        (S::DreqSent, M::Drep) => Step::Leave,
-        (S::Established, M::Drep) => Step::LeaveIfProbed,
-        (S::Established | S::DreqSent, M::Rej) => Step::Leave,
-        (S::TimeWait, M::Dreq) => Step::AnswerAgain,
+        (S::DreqSent, M::Dreq) => Step::SimultaneousDreq,
+        (S::DreqSent, M::Drep) => Step::EnterTimeWait,
+        (S::Established, M::Drep) => Step::EnterTimeWaitIfProbed,
+        (S::Established | S::DreqSent, M::Rej) => Step::EnterTimeWait,
+        (S::TimeWait, M::Dreq) => Step::Duplicate,
 
-        (S::Established, M::Lap) => Step::Offer,
-        (S::Established, M::Mra) => Step::WaitForOffer,
-        (S::Established, M::Apr) => Step::AnswerOffer,
+        (S::Established, M::Lap) => Step::RecvLap,
+        (S::Established, M::Mra) => Step::RecvMraOfLap,
+        (S::Established, M::Apr) => Step::RecvApr,
 
-        (S::SidrReqSent, M::SidrRep) => Step::Resolve,
-        (S::SidrReqRcvd | S::TimeWait, M::SidrReq) => Step::AnswerAgain,
+        (S::SidrReqSent, M::SidrRep) => Step::RecvSidrRep,
+        (S::SidrReqRcvd | S::TimeWait, M::SidrReq) => Step::Duplicate,
         _ => return None,
     })
 }

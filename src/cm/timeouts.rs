@@ -9,7 +9,7 @@ impl Cm {
     /// Returns the next instant at which [`handle_timeout`](Self::handle_timeout) must be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let [next, time_wait] = [&self.timers, &self.time_waits].map(|timers| timers.first().map(|t| t.0));
-        earliest([next, time_wait, self.vacancies.deadline()])
+        earliest([next, time_wait, self.pending_listeners.deadline()])
     }
 
     /// Handles all deadlines up to `now`.
@@ -22,20 +22,21 @@ impl Cm {
         while let Some(&(at, id)) = self.time_waits.first()
             && at <= now
         {
-            self.end(id, Event::TimeWaitOver);
+            self.close_connection(id, Event::TimeWaitOver);
         }
-        self.end_waits(now);
+        self.process_queued_requests(now);
     }
 
     fn expire(&mut self, now: Instant, id: CommId) {
         self.arm(id, None);
         let Some(conn) = self.connections.get_mut(&id) else { return };
-        match &mut conn.repeat {
-            Some(repeat) if repeat.left > 0 => {
-                repeat.left -= 1;
-                let (to, kind, mad, wait) = (conn.to, repeat.kind, *repeat.mad, conn.wait.response);
+        match &mut conn.pending_request {
+            Some(pending_request) if pending_request.retries_left > 0 => {
+                pending_request.retries_left -= 1;
+                let (to, kind, mad, wait) =
+                    (conn.to, pending_request.kind, *pending_request.mad, conn.retry_policy.response_timeout);
                 self.arm(id, Some(now + wait));
-                self.counters.repeated += 1;
+                self.counters.retransmitted += 1;
                 self.send(to, mad, kind);
             }
             _ => self.give_up(now, id),
@@ -43,19 +44,19 @@ impl Cm {
     }
 
     fn give_up(&mut self, now: Instant, id: CommId) {
-        self.counters.unanswered += 1;
+        self.counters.timed_out += 1;
         let Some(conn) = self.connections.get_mut(&id) else { return };
-        conn.repeat = None;
+        conn.pending_request = None;
         match conn.state {
             State::ReqSent | State::ReqDelayed | State::RepSent | State::RepDelayed => {
                 self.send_timeout(id);
-                self.end(id, Event::Unreachable);
+                self.close_connection(id, Event::Unreachable);
             }
-            State::SidrReqSent => self.end(id, Event::Unreachable),
-            State::DreqSent => self.left(now, id, None),
+            State::SidrReqSent => self.close_connection(id, Event::Unreachable),
+            State::DreqSent => self.finish_disconnect(now, id, None),
             State::Established => {
                 conn.offer = Offer::None;
-                self.emit(id, Event::AlternateUnanswered);
+                self.push_event(id, Event::AlternateTimeout);
             }
             // These states wait for the program without a deadline, or are in time-wait.
             State::ReqRcvd

@@ -116,10 +116,11 @@ fn uc_connection_transfers_messages() {
     let fabric = virtual_fabric(slow());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let at = server.addr(5);
-    let listener = server.manager.create_id_of(&server.channel, PortSpace::Tcp, QpType::Uc).unwrap();
+    let listener =
+        server.manager.create_id_with_qp_type(&server.channel, PortSpace::Tcp, QpType::Uc).unwrap();
     listener.bind_addr(at).unwrap();
     listener.listen(0).unwrap();
-    let id = client.manager.create_id_of(&client.channel, PortSpace::Tcp, QpType::Uc).unwrap();
+    let id = client.manager.create_id_with_qp_type(&client.channel, PortSpace::Tcp, QpType::Uc).unwrap();
     id.resolve_addr(None, at, SOON).unwrap();
     client.event(CmEventKind::AddrResolved);
     id.resolve_route(SOON).unwrap();

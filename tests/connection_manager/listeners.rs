@@ -70,7 +70,7 @@ fn request_for_another_service_than_the_listeners_is_rejected() {
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let _listener = server.listen(PortSpace::Tcp, server.addr(7));
     for (qp_type, refused) in [(QpType::Uc, CmEventKind::Rejected), (QpType::Ud, CmEventKind::Unreachable)] {
-        let id = client.manager.create_id_of(&client.channel, PortSpace::Tcp, qp_type).unwrap();
+        let id = client.manager.create_id_with_qp_type(&client.channel, PortSpace::Tcp, qp_type).unwrap();
         id.resolve_addr(None, server.addr(7), SOON).unwrap();
         client.event(CmEventKind::AddrResolved);
         id.resolve_route(SOON).unwrap();

@@ -18,7 +18,7 @@ fn rejected_session_over_udp_succeeds_at_second_attempt() {
         let session = second.accept(server.qp(QpType::Rc), &ConnParam::default(), SOON).unwrap();
         session.qp().post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
         assert_eq!(server.cq.wait(SOON).unwrap().wr_id, 1);
-        session.wait_for_end(SOON).unwrap();
+        session.wait_for_disconnect(SOON).unwrap();
         session.disconnect(SOON).unwrap();
         server.manager.ids()
     });

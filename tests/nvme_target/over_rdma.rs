@@ -140,7 +140,7 @@ fn protocol_violation_ends_only_its_own_connection() {
         for capsule in cases {
             let (bad_admin, bad) = HostQueue::pair(host, at);
             bad.send(&capsule);
-            bad.session.wait_for_end(LIMIT).unwrap();
+            bad.session.wait_for_disconnect(LIMIT).unwrap();
             drop((bad, bad_admin));
             assert_eq!(good.status(&on_blocks(READ, 0, 1, sgl).0), 0);
             assert_eq!(good_admin.status(&command(0x18, &[]).0), 0);
@@ -174,7 +174,7 @@ fn queues_end_with_their_controller() {
     beside(&disk, |host, at| {
         let (admin, io) = HostQueue::pair(host, at);
         admin.session.disconnect(LIMIT).unwrap();
-        io.session.wait_for_end(LIMIT).unwrap();
+        io.session.wait_for_disconnect(LIMIT).unwrap();
         io.session.disconnect(LIMIT).unwrap();
         // The controller's number is free again.
         let admin = HostQueue::open(host, at, 0);
@@ -192,7 +192,7 @@ fn busy_queues_end_with_their_controller() {
         assert_eq!(io.status(&read.0), 0);
         admin.session.disconnect(LIMIT).unwrap();
         let began = Instant::now();
-        while io.session.wait_for_end(Duration::ZERO).is_err() {
+        while io.session.wait_for_disconnect(Duration::ZERO).is_err() {
             assert!(began.elapsed() < LIMIT, "it is served still");
             io.send(&read.0);
             let _ = io.said_within(Duration::from_millis(100));

@@ -138,7 +138,7 @@ impl Connection {
                 // The host is gone, or its R_Key is invalid.
                 Ok(completion) => return Err(WaitError::Failed(completion).into()),
                 Err(WaitError::TimedOut(_) | WaitError::Interrupted) => {
-                    if self.session.wait_for_end(Duration::ZERO).is_ok() {
+                    if self.session.wait_for_disconnect(Duration::ZERO).is_ok() {
                         break;
                     }
                     self.queue.check(Instant::now())?;

@@ -160,7 +160,7 @@ pub unsafe fn create(
     let place = if synchronous { own_channel()? } else { on };
     let made = Channel::own(place).and_then(|on| {
         let id = match service {
-            Some(service) => process.manager.create_id_of(&on.channel, space, service),
+            Some(service) => process.manager.create_id_with_qp_type(&on.channel, space, service),
             None => process.manager.create_id(&on.channel, space),
         };
         id.map_err(errno)

@@ -43,7 +43,7 @@ fn lap_ends_with_the_apr_of_its_transaction() {
     bench.inject_as(&arrival(), sent[0].transaction + 1, apr);
     bench.quiet();
     bench.inject_as(&arrival(), sent[0].transaction, apr);
-    let (_, Event::AlternateAnswered { status, info, .. }) = bench.event() else { panic!() };
+    let (_, Event::AlternateResponse { status, info, .. }) = bench.event() else { panic!() };
     assert_eq!((status, info.len()), (AprStatus::InvalidLid, 3));
     assert_eq!(bench.cm.poll_timeout(), None);
 }
@@ -59,15 +59,15 @@ fn lap_of_peer_is_reported_and_answered_once_per_transaction() {
     assert!(matches!(bench.sent_one(), Message::Mra(m) if m.message == Acknowledged::Lap));
     bench.cm.delay(bench.now, id, AckTimeout::new(10), b"").unwrap();
     assert!(matches!(bench.sent_one(), Message::Mra(m) if m.service_timeout.code() == 10));
-    bench.cm.answer_alternate(bench.now, id, AprStatus::Loaded, b"", b"yes").unwrap();
+    bench.cm.respond_to_alternate(bench.now, id, AprStatus::Loaded, b"", b"yes").unwrap();
     let answer = apr(&mut bench);
     assert_eq!((answer.status, &answer.private_data[..3]), (AprStatus::Loaded, &b"yes"[..]));
     bench.inject_as(&arrival(), 0x10, lap(id));
     assert_eq!(apr(&mut bench), answer, "said again");
     bench.inject_as(&arrival(), 0x11, lap(id));
     assert_eq!(bench.events().len(), 1, "another offer");
-    assert!(bench.cm.answer_alternate(bench.now, id, AprStatus::Rejected, b"", b"").is_ok());
-    assert!(bench.cm.answer_alternate(bench.now, id, AprStatus::Rejected, b"", b"").is_err());
+    assert!(bench.cm.respond_to_alternate(bench.now, id, AprStatus::Rejected, b"", b"").is_ok());
+    assert!(bench.cm.respond_to_alternate(bench.now, id, AprStatus::Rejected, b"", b"").is_err());
 }
 
 #[test]

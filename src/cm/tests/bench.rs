@@ -31,12 +31,12 @@ pub fn config() -> CmConfig {
     CmConfig::new(OUR_GUID, vec![gid(101), Gid::default(), our_gid()])
 }
 
-pub fn arrival() -> Arrival {
+pub fn arrival() -> MadSource {
     arrival_from(peer_gid())
 }
 
-pub fn arrival_from(gid: Gid) -> Arrival {
-    Arrival { from: AddressVector { sgid_index: 2, ..AddressVector::to(gid) }, src_qpn: Qpn::GSI }
+pub fn arrival_from(gid: Gid) -> MadSource {
+    MadSource { from: AddressVector { sgid_index: 2, ..AddressVector::to(gid) }, src_qpn: Qpn::GSI }
 }
 
 pub fn path() -> Path {
@@ -136,7 +136,7 @@ impl Bench {
         self.inject_as(&arrival(), 0xabcd, message);
     }
 
-    pub fn inject_as(&mut self, arrival: &Arrival, transaction: u64, message: impl Into<Message>) {
+    pub fn inject_as(&mut self, arrival: &MadSource, transaction: u64, message: impl Into<Message>) {
         let mad = Mad { transaction, modifier: 0, message: message.into() };
         self.cm.handle_mad(self.now, arrival, &mad.bytes());
     }
@@ -243,7 +243,7 @@ impl Bench {
 
     #[track_caller]
     pub fn empty(&self) {
-        assert_eq!(self.cm.population(), (0, 0));
+        assert_eq!(self.cm.connection_counts(), (0, 0));
         assert_eq!(self.cm.poll_timeout(), None);
         self.cm.check();
     }
@@ -257,14 +257,14 @@ impl Cm {
             |id: &CommId| assert!(self.connections.contains_key(id), "{id:?} is gone, and in a table");
         self.by_remote.values().for_each(is_there);
         self.by_qpn.values().for_each(is_there);
-        self.by_asker.values().for_each(is_there);
-        self.crossing.iter().for_each(|(_, _, id)| is_there(id));
+        self.by_sidr_request.values().for_each(is_there);
+        self.peer_to_peer.iter().for_each(|(_, _, id)| is_there(id));
         let deadlines = self.connections.values().filter(|c| c.deadline.is_some()).count();
         assert_eq!(deadlines, self.timers.len() + self.time_waits.len());
-        let over = self.connections.values().filter(|c| c.is_over()).count();
+        let over = self.connections.values().filter(|c| c.is_in_time_wait()).count();
         assert_eq!(over, self.time_waits.len());
         let waiting: usize = self.listeners.values().map(|l| l.waiting).sum();
-        let at_listeners = self.connections.values().filter_map(|c| c.waits_at);
+        let at_listeners = self.connections.values().filter_map(|c| c.backlog_of);
         assert_eq!(waiting, at_listeners.filter(|l| self.listeners.contains_key(l)).count());
     }
 }

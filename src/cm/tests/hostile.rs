@@ -18,7 +18,7 @@ fn invalid_mads_are_counted_and_dropped() {
     wrong[1] = 3;
     bench.cm.handle_mad(bench.now, &arrival(), &wrong);
     assert_eq!(bench.cm.counters().malformed, 3);
-    bench.cm.handle_mad(bench.now, &Arrival { src_qpn: Qpn::new(17), ..arrival() }, &good);
+    bench.cm.handle_mad(bench.now, &MadSource { src_qpn: Qpn::new(17), ..arrival() }, &good);
     assert_eq!(bench.cm.counters().wrong_qpn, 1);
     bench.quiet();
     bench.empty();
@@ -67,7 +67,7 @@ fn request_flood_is_bounded_by_the_backlog() {
         }
     }
     assert_eq!((requested, rejected), (100, 9900));
-    assert_eq!(bench.cm.population(), (100, 0));
+    assert_eq!(bench.cm.connection_counts(), (100, 0));
     assert_eq!(bench.cm.counters().backlog_full, 9900);
     bench.cm.check();
 }
@@ -83,8 +83,8 @@ fn taken_request_frees_its_place_in_the_backlog() {
     for i in 1..=3 {
         let id = ask(&mut bench, i).unwrap();
         assert_eq!(ask(&mut bench, 100), None, "full");
-        bench.cm.taken(id);
-        bench.cm.taken(id);
+        bench.cm.dequeue_request(id);
+        bench.cm.dequeue_request(id);
     }
     // The backlog has room, but the number of connections has reached its maximum.
     assert_eq!(ask(&mut bench, 4), None);
@@ -95,12 +95,12 @@ fn taken_request_frees_its_place_in_the_backlog() {
 
 #[test]
 fn responses_are_dropped_when_the_outbox_is_full() {
-    let mut bench = Bench::with(CmConfig { max_answers: 10, ..config() });
+    let mut bench = Bench::with(CmConfig { max_queued_responses: 10, ..config() });
     for i in 0..1000 {
         bench.inject(Req { local: CommId(i + 1), ..req() });
     }
     assert_eq!(bench.sent().len(), 10);
-    assert_eq!(bench.cm.counters().answers_dropped, 990);
+    assert_eq!(bench.cm.counters().responses_dropped, 990);
     bench.empty();
 }
 

@@ -190,7 +190,7 @@ impl World {
             if next[0] == Some(at) {
                 let (_, (side, mad)) = self.flying.pop_first().unwrap();
                 let from = AddressVector::to(gid(2 - side as u8));
-                self.cms[side].handle_mad(at, &Arrival { from, src_qpn: Qpn::GSI }, &mad);
+                self.cms[side].handle_mad(at, &MadSource { from, src_qpn: Qpn::GSI }, &mad);
             } else if next[1] == Some(at) {
                 let (_, (side, id)) = self.leaving.pop_first().unwrap();
                 if self.cms[side].state(id).is_some() {
@@ -212,7 +212,7 @@ impl World {
                 assert!(progress.forgotten || progress.ended.is_some(), "{id:?}: {progress:?}");
             }
         }
-        self.cms.iter().for_each(|cm| assert_eq!(cm.population(), (0, 0)));
+        self.cms.iter().for_each(|cm| assert_eq!(cm.connection_counts(), (0, 0)));
     }
 }
 

@@ -2,11 +2,11 @@
 
 mod alternate;
 mod bench;
-mod crossing;
+mod disconnect;
 mod handshake;
 mod hostile;
-mod leaving;
 mod lossy;
+mod peer_to_peer;
+mod pending_listener;
 mod sidr;
 mod silence;
-mod vacancy;

@@ -48,7 +48,7 @@ fn sidr_request_is_resolved_once() {
     bench.inject_as(&arrival_from(gid(9)), 1, rep);
     bench.quiet();
     bench.inject(rep);
-    let (of, Event::SidrAnswered(answered)) = bench.event() else { panic!() };
+    let (of, Event::SidrResponse(answered)) = bench.event() else { panic!() };
     assert_eq!((of, answered.status, answered.qpn), (id, SidrStatus::Valid, Qpn::new(0x333)));
     assert_eq!((answered.qkey, &answered.info[..]), (QKey(0x0123_4567), &[4][..]));
     bench.empty();
@@ -80,7 +80,7 @@ fn duplicate_sidr_request_gets_the_same_response() {
     assert_eq!(bench.events().len(), 1);
     assert_eq!(bench.cm.sidr_reply(bench.now, id, &answer(b"")), Err(CmError::Unknown(id)));
     bench.pass(Duration::from_secs(3));
-    assert_eq!(bench.cm.population(), (1, 0));
+    assert_eq!(bench.cm.connection_counts(), (1, 0));
 }
 
 #[test]

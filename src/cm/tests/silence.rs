@@ -18,7 +18,7 @@ fn repeats(bench: &mut Bench, kind: MessageKind, times: u32, last: &[MessageKind
     bench.pass(response_time());
     let kinds: Vec<MessageKind> = bench.sent().iter().map(Message::kind).collect();
     assert_eq!(kinds, last);
-    assert_eq!(bench.cm.counters().unanswered, 1);
+    assert_eq!(bench.cm.counters().timed_out, 1);
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn unanswered_lap_keeps_the_connection_established() {
     bench.cm.load_alternate(bench.now, id, &path(), b"").unwrap();
     bench.sent_one();
     repeats(&mut bench, MessageKind::Lap, 15, &[]);
-    assert_eq!(bench.event(), (id, Event::AlternateUnanswered));
+    assert_eq!(bench.event(), (id, Event::AlternateTimeout));
     assert_eq!(bench.cm.state(id), Some(State::Established));
     bench.cm.load_alternate(bench.now, id, &path(), b"").unwrap();
 }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use super::ports::Claim;
-use super::state::{Device, Id, Phase, State};
+use super::state::{Device, Id, IdState, State};
 use super::{CmEventKind, EventParam, IdError, Path};
 use crate::cm;
 use crate::link::ClaimError;
@@ -16,10 +16,10 @@ use crate::wire::{AckTimeout, Gid, PKey};
 const PACKET_LIFE: AckTimeout = AckTimeout::new(13);
 
 /// Maximum number of locally free ports that are tried until one is free in all processes on the address.
-const PORTS_TO_TRY: usize = 1000;
+const MAX_PORT_ATTEMPTS: usize = 1000;
 
 /// A route to a destination: device, source GID index and destination GID.
-struct Way {
+struct Route {
     device: usize,
     sgid_index: u8,
     dgid: Gid,
@@ -27,13 +27,13 @@ struct Way {
 
 impl State {
     pub fn bind_addr(&mut self, number: u64, addr: SocketAddr) -> Result<(), IdError> {
-        self.id(number)?.require("bind_addr", &[Phase::Idle])?;
+        self.id(number)?.require("bind_addr", &[IdState::Idle])?;
         let ip = addr.ip();
         let device = match ip.is_unspecified() {
             true => None,
             false => Some(self.device_of(ip).ok_or(IdError::NoDevice(ip))?.0),
         };
-        for _ in 1..PORTS_TO_TRY {
+        for _ in 1..MAX_PORT_ATTEMPTS {
             match self.bind_and_claim(number, addr, device) {
                 // Another process has the port, but any other one will do.
                 Err(IdError::Claim { source: ClaimError::Taken { .. }, .. }) if addr.port() == 0 => {}
@@ -62,14 +62,14 @@ impl State {
         let id = self.id_mut(number)?;
         let mut local = addr;
         local.set_port(port);
-        (id.local, id.owns_port, id.device, id.phase) = (Some(local), true, device, Phase::Bound);
+        (id.local, id.owns_port, id.device, id.state) = (Some(local), true, device, IdState::Bound);
         Ok(())
     }
 
     fn unbind(&mut self, number: u64) {
         let Ok(id) = self.id_mut(number) else { return };
         let (space, local) = (id.space, id.local.take());
-        (id.owns_port, id.device, id.phase) = (false, None, Phase::Idle);
+        (id.owns_port, id.device, id.state) = (false, None, IdState::Idle);
         id.claims.clear();
         if let Some(local) = local {
             self.ports.release(space, local.port(), number);
@@ -78,8 +78,8 @@ impl State {
 
     /// Binds the id to any port on all devices, unless it is bound already.
     pub fn bind_if_idle(&mut self, number: u64) -> Result<(), IdError> {
-        match self.id(number)?.phase {
-            Phase::Idle => self.bind_addr(number, (Ipv4Addr::UNSPECIFIED, 0).into()),
+        match self.id(number)?.state {
+            IdState::Idle => self.bind_addr(number, (Ipv4Addr::UNSPECIFIED, 0).into()),
             _ => Ok(()),
         }
     }
@@ -89,20 +89,20 @@ impl State {
     fn device_of(&self, ip: IpAddr) -> Option<(usize, u8)> {
         let mut all = self.devices.iter().enumerate();
         let found = all.find_map(|(i, device)| Some((i, device.gid_index(ip)?)));
-        found.or_else(|| self.own_loopback(ip))
+        found.or_else(|| self.loopback_device(ip))
     }
 
-    fn own_loopback(&self, ip: IpAddr) -> Option<(usize, u8)> {
+    fn loopback_device(&self, ip: IpAddr) -> Option<(usize, u8)> {
         let mut addresses = self.devices.iter().flat_map(Device::addresses);
         if !ip.is_loopback() || addresses.any(|own| own.is_loopback()) {
             return None;
         }
         let index = |device: &Device| device.context.gid_towards(ip.into()).or(device.context.main_gid());
-        self.there().find_map(|(i, device)| Some((i, index(device)?)))
+        self.present_devices().find_map(|(i, device)| Some((i, index(device)?)))
     }
 
     /// Returns the devices that are not lost.
-    fn there(&self) -> impl Iterator<Item = (usize, &Device)> {
+    fn present_devices(&self) -> impl Iterator<Item = (usize, &Device)> {
         self.devices.iter().enumerate().filter(|(_, device)| !device.is_lost)
     }
 
@@ -113,7 +113,7 @@ impl State {
         dst: SocketAddr,
     ) -> Result<(), IdError> {
         let id = self.id(number)?;
-        id.require("resolve_addr", &[Phase::Idle, Phase::Bound])?;
+        id.require("resolve_addr", &[IdState::Idle, IdState::Bound])?;
         let bound = id.local.map(|local| local.ip());
         let src_ip = src.map(|src| src.ip()).or(bound).filter(|ip| !ip.is_unspecified());
         if let Some(src) = src_ip
@@ -121,31 +121,31 @@ impl State {
         {
             return Err(IdError::Family { src, dst: dst.ip() });
         }
-        let way = match src_ip {
+        let route = match src_ip {
             Some(ip) => {
                 let (device, sgid_index) = self.device_of(ip).ok_or(IdError::NoDevice(ip))?;
-                let dgid = self.gid_from(device, sgid_index, dst.ip());
-                Some(Way { device, sgid_index, dgid })
+                let dgid = self.destination_gid(device, sgid_index, dst.ip());
+                Some(Route { device, sgid_index, dgid })
             }
-            None => self.way_to(dst),
+            None => self.route_to(dst),
         };
-        let Some(Way { device, sgid_index, dgid }) = way else {
+        let Some(Route { device, sgid_index, dgid }) = route else {
             self.id(number)?.report(CmEventKind::AddrError, -libc::ENODEV, EventParam::None);
             return Ok(());
         };
         let source = src_ip.unwrap_or_else(|| self.devices[device].gid(sgid_index).ip());
-        if self.id(number)?.phase == Phase::Idle {
+        if self.id(number)?.state == IdState::Idle {
             let port = src.map_or(0, |src| src.port());
             self.bind(number, SocketAddr::new(source, port), Some(device))?;
         }
-        let psn = self.devices[device].draw_psn();
+        let psn = self.devices[device].random_psn();
         let id = self.id_mut(number)?;
         if let Some(local) = &mut id.local {
             local.set_ip(source);
         }
-        (id.device, id.peer, id.phase) = (Some(device), Some(dst), Phase::AddrResolved);
-        id.lost = None;
-        id.given = None;
+        (id.device, id.peer, id.state) = (Some(device), Some(dst), IdState::AddrResolved);
+        id.lost_gid = None;
+        id.path_override = None;
         if dst.ip().is_unspecified() {
             id.peer = Some(SocketAddr::new(source, dst.port()));
         }
@@ -157,7 +157,7 @@ impl State {
 
     /// Returns the destination GID of an address as seen from a device: the device's own GID for the
     /// unspecified address, and for a loopback address unless that GID is on the loopback itself.
-    fn gid_from(&self, device: usize, sgid_index: u8, dst: IpAddr) -> Gid {
+    fn destination_gid(&self, device: usize, sgid_index: u8, dst: IpAddr) -> Gid {
         let own = self.devices[device].gid(sgid_index);
         match dst.is_unspecified() || dst.is_loopback() && !own.ip().is_loopback() {
             true => own,
@@ -168,7 +168,7 @@ impl State {
     /// Returns the route to an address: from the device that has the address itself, else from the address
     /// that the system's routes select, else, if the system does not know the devices' addresses, from the
     /// GID most similar to the destination.
-    fn way_to(&self, dst: SocketAddr) -> Option<Way> {
+    fn route_to(&self, dst: SocketAddr) -> Option<Route> {
         let ip = dst.ip().to_canonical();
         let routed = || {
             let source = source_towards(dst).ok()?;
@@ -179,21 +179,21 @@ impl State {
                 true => device.context.main_gid(),
                 false => device.context.gid_towards(ip.into()),
             };
-            self.there().find_map(|(i, device)| Some((i, towards(device)?)))
+            self.present_devices().find_map(|(i, device)| Some((i, towards(device)?)))
         };
         let (device, sgid_index) = self.device_of(ip).or_else(routed).or_else(any)?;
-        Some(Way { device, sgid_index, dgid: self.gid_from(device, sgid_index, ip) })
+        Some(Route { device, sgid_index, dgid: self.destination_gid(device, sgid_index, ip) })
     }
 
     pub fn resolve_route(&mut self, number: u64) -> Result<(), IdError> {
         let id = self.id(number)?;
-        id.require("resolve_route", &[Phase::AddrResolved])?;
-        if id.lost.is_some() {
+        id.require("resolve_route", &[IdState::AddrResolved])?;
+        if id.lost_gid.is_some() {
             id.report(CmEventKind::RouteError, -libc::ENETUNREACH, EventParam::None);
             return Ok(());
         }
         let id = self.id_mut(number)?;
-        id.phase = Phase::RouteResolved;
+        id.state = IdState::RouteResolved;
         id.report(CmEventKind::RouteResolved, 0, EventParam::None);
         Ok(())
     }
@@ -201,13 +201,13 @@ impl State {
     /// Sets the path to the given one, if the device has it.
     pub fn set_path(&mut self, number: u64, path: &Path) -> Result<(), IdError> {
         let id = self.id(number)?;
-        id.require("set_path", &[Phase::AddrResolved])?;
+        id.require("set_path", &[IdState::AddrResolved])?;
         let device = &self.devices[id.device.ok_or(IdError::Ended)?];
         let to = device.address_vector(path)?;
         let id = self.id_mut(number)?;
         id.to = Some(to);
         id.tos = path.traffic_class;
-        id.given = Some((path.mtu, AckTimeout::new(path.packet_life_time)));
+        id.path_override = Some((path.mtu, AckTimeout::new(path.packet_life_time)));
         self.resolve_route(number)
     }
 
@@ -215,7 +215,7 @@ impl State {
     pub fn path(&self, id: &Id) -> Option<cm::Path> {
         let (device, to) = (&self.devices[id.device?], id.to?);
         let av = AddressVector { traffic_class: id.tos, ..to };
-        let (mtu, packet_life) = id.given.unwrap_or((device.context.0.mtu, PACKET_LIFE));
+        let (mtu, packet_life) = id.path_override.unwrap_or((device.context.0.mtu, PACKET_LIFE));
         Some(cm::Path { av, mtu, packet_life, pkey: device.pkey() })
     }
 
@@ -251,13 +251,13 @@ impl Device {
         if src.is_ipv4() != dst.is_ipv4() {
             return Err(IdError::Family { src, dst });
         }
-        let most = self.context.0.mtu.bytes() as u64;
+        let max = self.context.0.mtu.bytes() as u64;
         let bounds = [
-            ("the path MTU", path.mtu.bytes() as u64, most),
+            ("the path MTU", path.mtu.bytes() as u64, max),
             ("the flow label", path.flow_label.into(), (1 << 20) - 1),
             ("the packet life time", path.packet_life_time.into(), 31),
         ];
-        if let Some(&(name, value, _)) = bounds.iter().find(|(_, value, most)| value > most) {
+        if let Some(&(name, value, _)) = bounds.iter().find(|(_, value, max)| value > max) {
             return Err(IdError::Value { name, value });
         }
         if path.pkey != self.pkey() {

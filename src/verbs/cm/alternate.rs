@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::state::{Phase, State};
+use super::state::{IdState, State};
 use super::{CmEventKind, EventParam, IdError};
 use crate::cm::{self, ConnId};
 use crate::transport::{AddressVector, AlternatePath, MigrationState, QpAttr};
@@ -11,7 +11,7 @@ use crate::wire::mad::AprStatus;
 impl State {
     pub fn load_alternate(&mut self, number: u64, from: IpAddr, to: IpAddr) -> Result<(), IdError> {
         let id = self.id(number)?;
-        id.require("load_alternate", &[Phase::Connected])?;
+        id.require("load_alternate", &[IdState::Connected])?;
         if id.qp.is_none() {
             return Err(IdError::NoQp);
         }
@@ -31,18 +31,18 @@ impl State {
 
     /// Handles the peer's offer of an alternate path: accepts it if a queue pair is attached that can load
     /// it.
-    pub fn on_alternate(&mut self, number: u64, index: usize, connection: ConnId, path: &cm::Path) {
+    pub fn on_alternate_offered(&mut self, number: u64, index: usize, connection: ConnId, path: &cm::Path) {
         let status = match self.arm(number, path.av) {
             Ok(()) => AprStatus::Loaded,
             Err(_) => AprStatus::Unsupported,
         };
         let device = &mut self.devices[index];
         // Fails if the connection is gone, because its peer has given up.
-        let _ = device.cm.answer_alternate(device.now(), connection, status, &[], &[]);
+        let _ = device.cm.respond_to_alternate(device.now(), connection, status, &[], &[]);
     }
 
     /// Handles the peer's answer to our offer; `None` if the peer does not respond.
-    pub fn on_alternate_answered(&mut self, number: u64, answer: Option<AprStatus>) {
+    pub fn on_alternate_response(&mut self, number: u64, answer: Option<AprStatus>) {
         let Some(av) = self.id_mut(number).ok().and_then(|id| id.alternate.take()) else { return };
         let status = match answer {
             None => -libc::ETIMEDOUT,
@@ -65,6 +65,6 @@ impl State {
             path_mig_state: Some(MigrationState::Rearm),
             ..QpAttr::default()
         };
-        super::drive::modify(qp, &attr)
+        super::qp_transitions::modify(qp, &attr)
     }
 }

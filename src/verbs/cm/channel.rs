@@ -29,35 +29,35 @@ struct Inner {
 
 #[derive(Default)]
 struct Queue {
-    events: VecDeque<Queued>,
+    events: VecDeque<QueuedEvent>,
     /// Manager of the id that was last assigned to this channel.
     manager: Weak<Owner>,
 }
 
 /// A pending event. It keeps no id alive, except a new one that the program has not seen yet.
-pub(super) struct Queued {
+pub(super) struct QueuedEvent {
     pub id: Subject,
     pub listen_id: Option<WeakId>,
     pub kind: CmEventKind,
     pub status: i32,
     pub param: EventParam,
     /// Backlog entry of a connection request.
-    pub waiting: Option<Waiting>,
+    pub waiting: Option<BacklogEntry>,
 }
 
 /// Entry of a pending connection request in the backlog of its listener; dropping it frees the place.
-pub(super) struct Waiting(Arc<AtomicUsize>);
+pub(super) struct BacklogEntry(Arc<AtomicUsize>);
 
-impl Waiting {
+impl BacklogEntry {
     /// Adds an entry, unless the backlog is full.
-    pub fn new(of: &Arc<AtomicUsize>, backlog: usize) -> Option<Waiting> {
+    pub fn new(of: &Arc<AtomicUsize>, backlog: usize) -> Option<BacklogEntry> {
         let below = |n: usize| (n < backlog).then_some(n + 1);
         of.fetch_update(Ordering::Relaxed, Ordering::Relaxed, below).ok()?;
-        Some(Waiting(of.clone()))
+        Some(BacklogEntry(of.clone()))
     }
 }
 
-impl Drop for Waiting {
+impl Drop for BacklogEntry {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -71,7 +71,7 @@ pub(super) enum Subject {
     Known(WeakId),
 }
 
-impl Queued {
+impl QueuedEvent {
     fn is_of(&self, number: u64) -> bool {
         match &self.id {
             Subject::New(id) => id.number() == number,
@@ -120,12 +120,12 @@ impl EventChannel {
         self.take_first(|e| e.kind == CmEventKind::ConnectRequest && e.listener() == Some(listener))
     }
 
-    fn take_first(&self, which: impl Fn(&Queued) -> bool) -> Option<CmEvent> {
+    fn take_first(&self, which: impl Fn(&QueuedEvent) -> bool) -> Option<CmEvent> {
         loop {
             let mut queue = self.0.queue.lock();
             let at = queue.events.iter().position(&which)?;
             let queued = queue.events.remove(at)?;
-            self.uncount();
+            self.decrement_count();
             drop(queue);
             // The id may have ended in the meantime. The event is then dropped without the lock, because the
             // drop may end another id.
@@ -166,11 +166,11 @@ impl EventChannel {
     }
 
     /// Records the manager of an id that uses this channel.
-    pub(super) fn serve(&self, manager: &Arc<Owner>) {
+    pub(super) fn set_manager(&self, manager: &Arc<Owner>) {
         self.0.queue.lock().manager = Arc::downgrade(manager);
     }
 
-    pub(super) fn push(&self, event: Queued) {
+    pub(super) fn push(&self, event: QueuedEvent) {
         // Counted under the lock: with a count but no event, a reader that was notified would have to wait.
         let mut queue = self.0.queue.lock();
         queue.events.push_back(event);
@@ -181,27 +181,27 @@ impl EventChannel {
     /// Removes the events of an id, and the requests to it. The caller must drop them without holding a lock,
     /// because that ends the new ids that they own.
     #[must_use]
-    pub(super) fn withdraw(&self, number: u64) -> Vec<Queued> {
+    pub(super) fn remove_events(&self, number: u64) -> Vec<QueuedEvent> {
         self.split_off(|e| e.is_of(number) || e.listener() == Some(number))
     }
 
     /// Moves the events of an id to another channel.
-    pub(super) fn hand_over(&self, number: u64, to: &EventChannel) {
+    pub(super) fn move_events(&self, number: u64, to: &EventChannel) {
         self.split_off(|e| e.is_of(number) || e.listener() == Some(number))
             .into_iter()
             .for_each(|e| to.push(e));
     }
 
-    fn split_off(&self, which: impl Fn(&Queued) -> bool) -> Vec<Queued> {
+    fn split_off(&self, which: impl Fn(&QueuedEvent) -> bool) -> Vec<QueuedEvent> {
         let mut queue = self.0.queue.lock();
         let (taken, left): (Vec<_>, Vec<_>) = std::mem::take(&mut queue.events).into_iter().partition(which);
         queue.events = left.into();
-        taken.iter().for_each(|_| self.uncount());
+        taken.iter().for_each(|_| self.decrement_count());
         taken
     }
 
     /// Decrements the count of the descriptor. Does not block, because each event has one count.
-    fn uncount(&self) {
+    fn decrement_count(&self) {
         let _ = self.0.readable.read();
     }
 

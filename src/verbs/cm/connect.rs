@@ -2,7 +2,7 @@
 
 use super::event::Connection;
 use super::param::{ConnParam, MAX_RD_ATOMIC};
-use super::state::{Id, Phase, State};
+use super::state::{Id, IdState, State};
 use super::{CmEventKind, EventParam, IdError};
 use crate::cm::{Accepted, CmError, ConnId, LocalQp, Rejection, Reply, Request};
 use crate::transport::AsyncEvent;
@@ -52,7 +52,7 @@ impl State {
             given if given > limit => Err(IdError::Value { name, value: given.into() }),
             given => Ok(given),
         };
-        let (responder_resources, initiator_depth) = id.asked;
+        let (responder_resources, initiator_depth) = id.requested_depths;
         Ok((
             depth("responder_resources", param.responder_resources, responder_resources)?,
             depth("initiator_depth", param.initiator_depth, initiator_depth)?,
@@ -66,9 +66,9 @@ impl State {
     /// Sends a connection request; with `peer_to_peer`, the peer may send one at the same time.
     pub fn request(&mut self, number: u64, param: &ConnParam, peer_to_peer: bool) -> Result<(), IdError> {
         let id = self.id(number)?;
-        id.require("connect", &[Phase::RouteResolved])?;
+        id.require("connect", &[IdState::RouteResolved])?;
         if id.is_datagram() {
-            return self.ask(number, param);
+            return self.request_sidr(number, param);
         }
         let (Some(index), Some(path), Some(peer)) = (id.device, self.path(id), id.peer) else {
             return Err(IdError::Ended);
@@ -91,15 +91,15 @@ impl State {
         let connection = device.cm.connect(device.now(), &request)?;
         device.ids.insert(connection, number);
         let id = self.id_mut(number)?;
-        (id.connection, id.phase) = (Some(connection), Phase::Connecting);
+        (id.connection, id.state) = (Some(connection), IdState::Connecting);
         Ok(())
     }
 
     pub fn accept(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
         let id = self.id(number)?;
-        id.require("accept", &[Phase::Requested])?;
+        id.require("accept", &[IdState::Requested])?;
         if id.is_datagram() {
-            return self.reply(number, param);
+            return self.accept_sidr(number, param);
         }
         let (index, connection) = id.connection("accept")?;
         // Checked before the queue pair changes its state, which cannot be undone.
@@ -116,18 +116,18 @@ impl State {
             private_data: &param.private_data,
         };
         // The queue pair must be ready first, because the peer may send as soon as it receives the reply.
-        self.make_ready(number, Some((responder_resources, initiator_depth)))?;
+        self.move_to_rts(number, Some((responder_resources, initiator_depth)))?;
         let device = &mut self.devices[index];
         device.cm.accept(device.now(), connection, &reply)?;
-        self.id_mut(number)?.phase = Phase::Accepted;
+        self.id_mut(number)?.state = IdState::Accepted;
         Ok(())
     }
 
     pub fn reject(&mut self, number: u64, reason: RejReason, private_data: &[u8]) -> Result<(), IdError> {
         let id = self.id(number)?;
-        id.require("reject", &[Phase::Requested, Phase::Responded])?;
+        id.require("reject", &[IdState::Requested, IdState::Responded])?;
         if id.is_datagram() {
-            return self.refuse(number, private_data);
+            return self.send_reject(number, private_data);
         }
         let (index, connection) = id.connection("reject")?;
         let device = &mut self.devices[index];
@@ -142,23 +142,23 @@ impl State {
     /// Completes the handshake of a queue pair that the program drives.
     pub fn establish(&mut self, number: u64) -> Result<(), IdError> {
         let id = self.id(number)?;
-        id.require("establish", &[Phase::Responded])?;
+        id.require("establish", &[IdState::Responded])?;
         let (index, connection) = id.connection("establish")?;
         let device = &mut self.devices[index];
         device.cm.ready(device.now(), connection, &[])?;
         let id = self.id_mut(number)?;
-        id.phase = Phase::Connected;
+        id.state = IdState::Connected;
         Ok(())
     }
 
     pub fn disconnect(&mut self, number: u64) -> Result<(), IdError> {
         let id = self.id(number)?;
-        id.require("disconnect", &[Phase::Accepted, Phase::Connected, Phase::Ended])?;
+        id.require("disconnect", &[IdState::Accepted, IdState::Connected, IdState::Ended])?;
         id.fail_qp();
-        if id.told_of_end && id.connection.is_none() {
+        if id.disconnect_reported && id.connection.is_none() {
             return Ok(());
         }
-        let over = id.phase == Phase::Ended;
+        let over = id.state == IdState::Ended;
         let (index, connection) = id.connection("disconnect")?;
         let device = &mut self.devices[index];
         match device.cm.disconnect(device.now(), connection, &[]) {
@@ -166,7 +166,7 @@ impl State {
             Err(CmError::State { .. }) if over => {}
             other => other?,
         }
-        self.id_mut(number)?.phase = Phase::Ended;
+        self.id_mut(number)?.state = IdState::Ended;
         Ok(())
     }
 
@@ -198,18 +198,18 @@ impl State {
             qp_num: accepted.remote_qpn,
         });
         if id.qp.is_none() {
-            id.phase = Phase::Responded;
+            id.state = IdState::Responded;
             return id.report(CmEventKind::ConnectResponse, 0, param);
         }
         let Ok((index, connection)) = id.connection("establish") else { return };
-        let ready = self.make_ready(number, None).and_then(|()| {
+        let ready = self.move_to_rts(number, None).and_then(|()| {
             let device = &mut self.devices[index];
             Ok(device.cm.ready(device.now(), connection, &[])?)
         });
         match ready {
             Ok(()) => {
                 let Ok(id) = self.id_mut(number) else { return };
-                id.phase = Phase::Connected;
+                id.state = IdState::Connected;
                 id.report(CmEventKind::Established, 0, param);
             }
             Err(e) => self.give_up(number, index, connection, &e),
@@ -219,7 +219,7 @@ impl State {
     /// Rejects the connection and reports the error, because the queue pair could not change its state.
     fn give_up(&mut self, number: u64, index: usize, connection: ConnId, why: &IdError) {
         let device = &mut self.devices[index];
-        device.refuse(connection, RejReason::Consumer);
+        device.send_reject(connection, RejReason::Consumer);
         device.ids.remove(&connection);
         let Ok(id) = self.id_mut(number) else { return };
         id.connection = None;
@@ -230,15 +230,18 @@ impl State {
     /// Handles the end of the handshake: the peer's RTU, or data instead of it.
     pub fn on_established(&mut self, number: u64) {
         let Ok(id) = self.id_mut(number) else { return };
-        if id.phase != Phase::Accepted {
+        if id.state != IdState::Accepted {
             return;
         }
-        id.phase = Phase::Connected;
+        id.state = IdState::Connected;
         // Private data of an RTU is neither sent nor reported by `rdma_cm`. In a simultaneous connect the
         // accepting side reports the private data of the peer's request, the only message that it has from
         // the peer.
-        let param = id.peering.take().map_or(EventParam::None, |peering| {
-            EventParam::Connection(Connection { private_data: peering.private_data, ..Connection::default() })
+        let param = id.peer_to_peer.take().map_or(EventParam::None, |peer_to_peer| {
+            EventParam::Connection(Connection {
+                private_data: peer_to_peer.private_data,
+                ..Connection::default()
+            })
         });
         id.report(CmEventKind::Established, 0, param);
     }
@@ -259,11 +262,11 @@ impl State {
         let Ok(id) = self.id_mut(number) else { return };
         id.end();
         id.report(kind, status, param);
-        self.forget_connection(number);
+        self.release_connection(number);
     }
 
     /// Releases the connection of an id in the protocol layer.
-    pub fn forget_connection(&mut self, number: u64) {
+    pub fn release_connection(&mut self, number: u64) {
         let Ok(id) = self.id_mut(number) else { return };
         if let (Some(index), Some(connection)) = (id.device, id.connection.take()) {
             self.devices[index].release(connection);
@@ -274,14 +277,14 @@ impl State {
     /// because there may be data left to receive.
     pub fn on_disconnected(&mut self, number: u64) {
         let Ok(id) = self.id_mut(number) else { return };
-        id.phase = Phase::Ended;
-        if !std::mem::replace(&mut id.told_of_end, true) {
+        id.state = IdState::Ended;
+        if !std::mem::replace(&mut id.disconnect_reported, true) {
             id.report(CmEventKind::Disconnected, 0, EventParam::None);
         }
     }
 
     pub fn on_time_wait_over(&mut self, number: u64) {
-        self.forget_connection(number);
+        self.release_connection(number);
         if let Ok(id) = self.id(number) {
             id.report(CmEventKind::TimewaitExit, 0, EventParam::None);
         }

@@ -1,18 +1,18 @@
 //! Datagram services: service ID resolution (SIDR) from both sides.
 
 use super::event::Datagram;
-use super::listen::{Asked, split};
+use super::listen::{IncomingRequest, split_private_data};
 use super::param::{ConnParam, UDP_QKEY};
-use super::state::{Phase, State};
+use super::state::{IdState, State};
 use super::{CmEventKind, EventParam, IdError};
-use crate::cm::{ConnId, SidrAnswered, SidrReply, SidrRequest, SidrRequested};
+use crate::cm::{ConnId, SidrReply, SidrRequest, SidrRequested, SidrResponse};
 use crate::transport::{AddressVector, QpType};
 use crate::wire::mad::SidrStatus;
 use crate::wire::{QKey, Qpn};
 
 impl State {
     /// Requests the peer's queue pair (SIDR_REQ).
-    pub fn ask(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
+    pub fn request_sidr(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
         let id = self.id(number)?;
         let (Some(index), Some(path), Some(peer)) = (id.device, self.path(id), id.peer) else {
             return Err(IdError::Ended);
@@ -20,18 +20,18 @@ impl State {
         let private_data = id.request_data(param)?;
         let request = SidrRequest::new(id.space.service(peer.port()), path, &private_data);
         let device = &mut self.devices[index];
-        let question = device.cm.sidr_request(device.now(), &request)?;
-        device.ids.insert(question, number);
+        let connection = device.cm.sidr_request(device.now(), &request)?;
+        device.ids.insert(connection, number);
         let id = self.id_mut(number)?;
-        (id.connection, id.phase) = (Some(question), Phase::Connecting);
+        (id.connection, id.state) = (Some(connection), IdState::Connecting);
         Ok(())
     }
 
     /// Handles a peer's request for the queue pair behind a port.
-    pub fn on_question(&mut self, device: usize, connection: ConnId, request: &SidrRequested) {
-        let (header, data) = split(&request.private_data);
+    pub fn on_sidr_request(&mut self, device: usize, connection: ConnId, request: &SidrRequested) {
+        let (header, data) = split_private_data(&request.private_data);
         let (service, av) = (request.service, request.from);
-        let asked = Asked { device, connection, service, av, header, qp_type: QpType::Ud };
+        let requested = IncomingRequest { device, connection, service, av, header, qp_type: QpType::Ud };
         let param = EventParam::Datagram(Datagram {
             private_data: data.to_vec(),
             address: av,
@@ -39,19 +39,19 @@ impl State {
             qkey: QKey::default(),
             group: None,
         });
-        match self.admit(&asked) {
-            Ok((new, waiting, listener)) => self.announce(new, waiting, listener, param),
+        match self.create_request_id(&requested) {
+            Ok((new, waiting, listener)) => self.report_request(new, waiting, listener, param),
             Err(_) => {
-                let no = no(SidrStatus::Unsupported, &[]);
+                let sidr_rejection = sidr_rejection(SidrStatus::Unsupported, &[]);
                 let device = &mut self.devices[device];
                 // Fails if the request is gone, because its peer has given up.
-                let _ = device.cm.sidr_reply(device.now(), connection, &no);
+                let _ = device.cm.sidr_reply(device.now(), connection, &sidr_rejection);
             }
         }
     }
 
     /// Answers a request with the queue pair of the id.
-    pub fn reply(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
+    pub fn accept_sidr(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
         let id = self.id(number)?;
         let qpn = id.qp.as_ref().map(|qp| qp.qpn).or(param.qp_num).ok_or(IdError::NoQp)?;
         let has = || id.qp.as_ref()?.query()?.qkey;
@@ -64,27 +64,27 @@ impl State {
             info: &[],
             private_data: &param.private_data,
         };
-        self.answer(number, &reply, Phase::Connected)
+        self.send_sidr_reply(number, &reply, IdState::Connected)
     }
 
     /// Rejects a request.
-    pub fn refuse(&mut self, number: u64, private_data: &[u8]) -> Result<(), IdError> {
-        self.answer(number, &no(SidrStatus::Rejected, private_data), Phase::Ended)
+    pub fn send_reject(&mut self, number: u64, private_data: &[u8]) -> Result<(), IdError> {
+        self.send_sidr_reply(number, &sidr_rejection(SidrStatus::Rejected, private_data), IdState::Ended)
     }
 
-    fn answer(&mut self, number: u64, reply: &SidrReply<'_>, then: Phase) -> Result<(), IdError> {
-        let (index, question) = self.id(number)?.connection("accept")?;
+    fn send_sidr_reply(&mut self, number: u64, reply: &SidrReply<'_>, then: IdState) -> Result<(), IdError> {
+        let (index, connection) = self.id(number)?.connection("accept")?;
         let device = &mut self.devices[index];
-        device.cm.sidr_reply(device.now(), question, reply)?;
-        device.ids.remove(&question);
+        device.cm.sidr_reply(device.now(), connection, reply)?;
+        device.ids.remove(&connection);
         let id = self.id_mut(number)?;
-        (id.connection, id.phase) = (None, then);
+        (id.connection, id.state) = (None, then);
         Ok(())
     }
 
     /// Handles the response to our request.
-    pub fn on_answer(&mut self, number: u64, answer: &SidrAnswered) {
-        self.forget_connection(number);
+    pub fn on_sidr_response(&mut self, number: u64, answer: &SidrResponse) {
+        self.release_connection(number);
         let Ok(id) = self.id_mut(number) else { return };
         if answer.status != SidrStatus::Valid {
             let of = Datagram {
@@ -94,12 +94,12 @@ impl State {
                 qkey: QKey::default(),
                 group: None,
             };
-            id.phase = Phase::Ended;
+            id.state = IdState::Ended;
             let status = answer.status.code().into();
             return id.report(CmEventKind::Unreachable, status, EventParam::Datagram(of));
         }
         id.remote_ece = answer.ece;
-        id.phase = Phase::Connected;
+        id.state = IdState::Connected;
         let Some(to) = id.to else { return };
         let of = Datagram {
             private_data: answer.private_data.to_vec(),
@@ -112,7 +112,7 @@ impl State {
     }
 }
 
-fn no(status: SidrStatus, private_data: &[u8]) -> SidrReply<'_> {
+fn sidr_rejection(status: SidrStatus, private_data: &[u8]) -> SidrReply<'_> {
     let (qpn, qkey) = (Qpn::default(), QKey::default());
     SidrReply { status, qpn, qkey, ece: Default::default(), info: &[], private_data }
 }

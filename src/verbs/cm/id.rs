@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::manager::Owner;
-use super::state::{Id, Phase, State};
+use super::state::{Id, IdState, State};
 use super::{CmEvent, ConnParam, Ece, EventChannel, IdError, Membership, Path, PortSpace, RejReason};
 use crate::transport::{AsyncEvent, QpAttr, QpState, QpType};
 use crate::verbs::{Context, Qp, WaitError};
@@ -57,18 +57,18 @@ impl CmId {
     }
 
     /// Runs `f` on the state of the manager.
-    fn call<R>(&self, f: impl FnOnce(&mut State, u64) -> Result<R, IdError>) -> Result<R, IdError> {
-        self.0.manager.call(|state| f(state, self.0.number))
+    fn with_state<R>(&self, f: impl FnOnce(&mut State, u64) -> Result<R, IdError>) -> Result<R, IdError> {
+        self.0.manager.with_state(|state| f(state, self.0.number))
     }
 
     /// Queries the id; returns `None` if it has ended.
-    fn ask<R>(&self, f: impl FnOnce(&State, &Id) -> Option<R>) -> Option<R> {
-        self.call(|state, number| Ok(f(state, state.id(number)?))).ok().flatten()
+    fn query<R>(&self, f: impl FnOnce(&State, &Id) -> Option<R>) -> Option<R> {
+        self.with_state(|state, number| Ok(f(state, state.id(number)?))).ok().flatten()
     }
 
     /// Changes an option of the id.
     fn set(&self, f: impl FnOnce(&mut Id) -> Result<(), IdError>) -> Result<(), IdError> {
-        self.call(|state, number| f(state.id_mut(number)?))
+        self.with_state(|state, number| f(state.id_mut(number)?))
     }
 
     /// Returns the number of the id, which is unique for the lifetime of its manager.
@@ -81,7 +81,7 @@ impl CmId {
     /// of the id fail afterwards.
     pub fn destroy(&self) {
         // In a child of fork there is nothing to destroy.
-        let _ = self.call(|state, number| {
+        let _ = self.with_state(|state, number| {
             state.destroy(number);
             Ok(())
         });
@@ -93,7 +93,7 @@ impl CmId {
     /// [`IdError::PortTaken`], [`IdError::PortTakenByWildcard`], [`IdError::NoPort`], [`IdError::NoDevice`],
     /// [`IdError::Claim`], [`IdError::State`].
     pub fn bind_addr(&self, addr: SocketAddr) -> Result<(), IdError> {
-        self.call(|state, number| state.bind_addr(number, addr))
+        self.with_state(|state, number| state.bind_addr(number, addr))
     }
 
     /// Finds the device that leads to an address, and reports `AddrResolved` or `AddrError`. Resolution is
@@ -107,7 +107,7 @@ impl CmId {
         dst: SocketAddr,
         _timeout: Duration,
     ) -> Result<(), IdError> {
-        self.call(|state, number| state.resolve_addr(number, src, dst))
+        self.with_state(|state, number| state.resolve_addr(number, src, dst))
     }
 
     /// Finds the path to the resolved address, and reports `RouteResolved`, or `RouteError` if the source
@@ -116,7 +116,7 @@ impl CmId {
     /// # Errors
     /// [`IdError::State`] before the address is resolved.
     pub fn resolve_route(&self, _timeout: Duration) -> Result<(), IdError> {
-        self.call(|state, number| state.resolve_route(number))
+        self.with_state(|state, number| state.resolve_route(number))
     }
 
     /// Sets the path to the peer instead of resolving it, and reports the same events as
@@ -127,7 +127,7 @@ impl CmId {
     /// [`IdError::NoHost`], [`IdError::Family`] or [`IdError::Value`] for a path that this device does not
     /// have.
     pub fn set_path(&self, path: &Path) -> Result<(), IdError> {
-        self.call(|state, number| state.set_path(number, path))
+        self.with_state(|state, number| state.set_path(number, path))
     }
 
     /// Listens for connection requests. At most `backlog` of them wait on the channel (0: as many as the
@@ -136,7 +136,7 @@ impl CmId {
     /// # Errors
     /// [`IdError`].
     pub fn listen(&self, backlog: usize) -> Result<(), IdError> {
-        self.call(|state, number| state.listen(number, backlog))
+        self.with_state(|state, number| state.listen(number, backlog))
     }
 
     /// Waits for the next connection request to this listener, and leaves other events of the channel queued.
@@ -144,7 +144,7 @@ impl CmId {
     /// # Errors
     /// [`WaitError`].
     pub fn get_request(&self, timeout: Option<Duration>) -> Result<CmEvent, WaitError> {
-        let channel = self.ask(|_, id| Some(id.channel.clone())).ok_or(WaitError::Idle)?;
+        let channel = self.query(|_, id| Some(id.channel.clone())).ok_or(WaitError::Idle)?;
         channel.get_event_by(timeout, || channel.try_request(self.number()))
     }
 
@@ -155,7 +155,7 @@ impl CmId {
     /// # Errors
     /// [`IdError`].
     pub fn connect(&self, param: &ConnParam) -> Result<(), IdError> {
-        self.call(|state, number| state.connect(number, param))
+        self.with_state(|state, number| state.connect(number, param))
     }
 
     /// Connects like [`connect`](Self::connect), to a peer that connects to this id at the same time: both
@@ -167,7 +167,7 @@ impl CmId {
     /// # Errors
     /// [`IdError`].
     pub fn connect_peer(&self, param: &ConnParam) -> Result<(), IdError> {
-        self.call(|state, number| state.connect_peer(number, param))
+        self.with_state(|state, number| state.connect_peer(number, param))
     }
 
     /// Offers an alternate path to the peer, from an address of the device to another address of the peer. If
@@ -178,7 +178,7 @@ impl CmId {
     /// # Errors
     /// [`IdError`], if there is no connection, or an offer is not answered yet.
     pub fn load_alternate(&self, from: IpAddr, to: IpAddr) -> Result<(), IdError> {
-        self.call(|state, number| state.load_alternate(number, from, to))
+        self.with_state(|state, number| state.load_alternate(number, from, to))
     }
 
     /// Accepts the request that created this id; reports `Established`, except for datagrams.
@@ -186,7 +186,7 @@ impl CmId {
     /// # Errors
     /// [`IdError`].
     pub fn accept(&self, param: &ConnParam) -> Result<(), IdError> {
-        self.call(|state, number| state.accept(number, param))
+        self.with_state(|state, number| state.accept(number, param))
     }
 
     /// Rejects the request that created this id, or the peer's reply to this id's request.
@@ -202,7 +202,7 @@ impl CmId {
     /// # Errors
     /// [`IdError`].
     pub fn reject_with(&self, reason: RejReason, private_data: &[u8]) -> Result<(), IdError> {
-        self.call(|state, number| state.reject(number, reason, private_data))
+        self.with_state(|state, number| state.reject(number, reason, private_data))
     }
 
     /// Completes the handshake after `ConnectResponse`: the caller's queue pair is in RTS.
@@ -210,7 +210,7 @@ impl CmId {
     /// # Errors
     /// [`IdError`].
     pub fn establish(&self) -> Result<(), IdError> {
-        self.call(State::establish)
+        self.with_state(State::establish)
     }
 
     /// Disconnects, or confirms the peer's disconnect: moves the attached queue pair to the error state, and
@@ -219,7 +219,7 @@ impl CmId {
     /// # Errors
     /// [`IdError`].
     pub fn disconnect(&self) -> Result<(), IdError> {
-        self.call(State::disconnect)
+        self.with_state(State::disconnect)
     }
 
     /// Notifies the manager of an asynchronous event of the queue pair: data received before the peer's RTU
@@ -228,7 +228,7 @@ impl CmId {
     /// # Errors
     /// [`IdError`].
     pub fn notify(&self, event: AsyncEvent) -> Result<(), IdError> {
-        self.call(|state, number| state.notify(number, event))
+        self.with_state(|state, number| state.notify(number, event))
     }
 
     /// Moves the id to another event channel, together with its pending events.
@@ -236,8 +236,8 @@ impl CmId {
     /// # Errors
     /// [`IdError::State`] if the id has ended.
     pub fn migrate(&self, channel: &EventChannel) -> Result<(), IdError> {
-        channel.serve(&self.0.manager);
-        self.call(|state, number| state.migrate(number, channel))
+        channel.set_manager(&self.0.manager);
+        self.with_state(|state, number| state.migrate(number, channel))
     }
 
     /// Attaches a queue pair, which the manager then drives: to INIT now (to RTS for datagrams), further in
@@ -247,7 +247,7 @@ impl CmId {
     /// # Errors
     /// [`IdError`].
     pub fn attach_qp(&self, qp: &Qp) -> Result<(), IdError> {
-        self.call(|state, number| state.attach(number, qp))
+        self.with_state(|state, number| state.attach(number, qp))
     }
 
     /// Detaches the queue pair; the manager no longer drives it.
@@ -261,7 +261,7 @@ impl CmId {
 
     /// Returns the number of the attached queue pair, even if that no longer exists.
     pub fn attached_qp(&self) -> Option<Qpn> {
-        self.ask(|_, id| id.qp.as_ref().map(|qp| qp.qpn))
+        self.query(|_, id| id.qp.as_ref().map(|qp| qp.qpn))
     }
 
     /// Returns the attributes for the transition of a queue pair that the caller drives to a state
@@ -270,7 +270,7 @@ impl CmId {
     /// # Errors
     /// [`IdError::NoAttributes`] if they are not known yet.
     pub fn init_qp_attr(&self, target: QpState) -> Result<QpAttr, IdError> {
-        self.call(|state, number| state.attributes(number, target))
+        self.with_state(|state, number| state.attributes(number, target))
     }
 
     /// Sets the traffic class of the id's packets (`RDMA_OPTION_ID_TOS`).
@@ -290,7 +290,7 @@ impl CmId {
     /// [`IdError::State`] once the id is bound.
     pub fn set_reuse_addr(&self, on: bool) -> Result<(), IdError> {
         self.set(|id| {
-            id.require("set_reuse_addr", &[Phase::Idle])?;
+            id.require("set_reuse_addr", &[IdState::Idle])?;
             id.reuse_addr = on;
             Ok(())
         })
@@ -302,7 +302,7 @@ impl CmId {
     /// [`IdError::State`] once the id is bound.
     pub fn set_af_only(&self, on: bool) -> Result<(), IdError> {
         self.set(|id| {
-            id.require("set_af_only", &[Phase::Idle])?;
+            id.require("set_af_only", &[IdState::Idle])?;
             id.af_only = on;
             Ok(())
         })
@@ -336,47 +336,47 @@ impl CmId {
 
     /// Returns the ECE options that the peer has sent.
     pub fn remote_ece(&self) -> Ece {
-        self.ask(|_, id| Some(id.remote_ece)).unwrap_or_default()
+        self.query(|_, id| Some(id.remote_ece)).unwrap_or_default()
     }
 
     /// Returns the local address.
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.ask(|_, id| id.local)
+        self.query(|_, id| id.local)
     }
 
     /// Returns the peer's address.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.ask(|_, id| id.peer)
+        self.query(|_, id| id.peer)
     }
 
     /// Returns the device of the id.
     pub fn context(&self) -> Option<Context> {
-        self.ask(|state, id| Some(state.devices[id.device?].context.clone()))
+        self.query(|state, id| Some(state.devices[id.device?].context.clone()))
     }
 
     /// Returns the index of the id's device among those of the manager.
     pub fn device_index(&self) -> Option<usize> {
-        self.ask(|_, id| id.device)
+        self.query(|_, id| id.device)
     }
 
     /// Returns the port space.
     pub fn port_space(&self) -> Option<PortSpace> {
-        self.ask(|_, id| Some(id.space))
+        self.query(|_, id| Some(id.space))
     }
 
     /// Returns the transport service.
     pub fn qp_type(&self) -> Option<QpType> {
-        self.ask(|_, id| Some(id.qp_type))
+        self.query(|_, id| Some(id.qp_type))
     }
 
     /// Returns the path to the peer.
     pub fn path(&self) -> Option<Path> {
-        self.ask(|state, id| state.path_record(id))
+        self.query(|state, id| state.path_record(id))
     }
 
     /// Reports whether `Disconnected` is queued or delivered, or will not be reported any more.
-    pub(super) fn was_told_of_end(&self) -> bool {
-        self.ask(|_, id| Some(id.told_of_end)).unwrap_or(true)
+    pub(super) fn was_disconnect_reported(&self) -> bool {
+        self.query(|_, id| Some(id.disconnect_reported)).unwrap_or(true)
     }
 
     /// Joins a multicast group. `MulticastJoin` or `MulticastError` is reported, with the address vector,
@@ -385,7 +385,7 @@ impl CmId {
     /// # Errors
     /// [`IdError`].
     pub fn join_multicast(&self, group: SocketAddr, membership: Membership) -> Result<(), IdError> {
-        self.call(|state, number| state.join_multicast(number, group, membership))
+        self.with_state(|state, number| state.join_multicast(number, group, membership))
     }
 
     /// Leaves a multicast group.
@@ -393,7 +393,7 @@ impl CmId {
     /// # Errors
     /// [`IdError::NoGroup`].
     pub fn leave_multicast(&self, group: SocketAddr) -> Result<(), IdError> {
-        self.call(|state, number| state.leave_multicast(number, group))
+        self.with_state(|state, number| state.leave_multicast(number, group))
     }
 }
 

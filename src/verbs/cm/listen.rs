@@ -4,9 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use super::channel::{Queued, Subject, Waiting};
+use super::channel::{BacklogEntry, QueuedEvent, Subject};
 use super::ports::Claim;
-use super::state::{Id, Phase, State};
+use super::state::{Id, IdState, State};
 use super::{CmEventKind, CmId, Connection, EventParam, IdError};
 use crate::cm::{ConnId, ListenerId, Requested};
 use crate::transport::{AddressVector, QpType};
@@ -40,14 +40,14 @@ impl Id {
         self.device.map_or(0..devices, |device| device..device + 1)
     }
 
-    /// Reports whether the id listens to requests for the address `asked` that arrived at `came_to`, which
+    /// Reports whether the id listens for requests to `requested` that arrived at `received_at`, which
     /// may stand in for it.
-    fn hears(&self, asked: IpAddr, came_to: IpAddr) -> bool {
+    fn listens_at(&self, requested: IpAddr, received_at: IpAddr) -> bool {
         let Some(own) = self.local.map(|local| local.ip()) else { return false };
         match own.is_unspecified() {
             // The wildcard address :: includes all of IPv4, unless the id is restricted to IPv6.
-            true => own.is_ipv4() == came_to.is_ipv4() || own.is_ipv6() && !self.af_only,
-            false => [asked, came_to].contains(&own.to_canonical()),
+            true => own.is_ipv4() == received_at.is_ipv4() || own.is_ipv6() && !self.af_only,
+            false => [requested, received_at].contains(&own.to_canonical()),
         }
     }
 }
@@ -91,7 +91,7 @@ impl State {
     pub fn listen(&mut self, number: u64, backlog: usize) -> Result<(), IdError> {
         self.bind_if_idle(number)?;
         let id = self.id(number)?;
-        id.require("listen", &[Phase::Bound])?;
+        id.require("listen", &[IdState::Bound])?;
         let (Some(local), Some(service)) = (id.local, id.service()) else {
             return Err(IdError::State { call: "listen", state: "has no address" });
         };
@@ -106,7 +106,7 @@ impl State {
         let id = self.id_mut(number)?;
         let backlog = if backlog == 0 { MAX_BACKLOG } else { backlog.min(MAX_BACKLOG) };
         id.listening = Some(Listening { backlog, waiting: Arc::default() });
-        id.phase = Phase::Listening;
+        id.state = IdState::Listening;
         Ok(())
     }
 
@@ -162,17 +162,19 @@ impl State {
         device: usize,
         service: ServiceId,
         qp_type: QpType,
-        asked: IpAddr,
-        came_to: IpAddr,
+        requested: IpAddr,
+        received_at: IpAddr,
     ) -> Option<u64> {
-        let hears = |id: &Id| side(id.qp_type) == side(qp_type) && id.hears(asked, came_to);
+        let listens_at = |id: &Id| {
+            initiator_type(id.qp_type) == initiator_type(qp_type) && id.listens_at(requested, received_at)
+        };
         let members = &self.devices[device].services.get(&service)?.members;
-        members.iter().copied().find(|member| self.id(*member).is_ok_and(hears))
+        members.iter().copied().find(|member| self.id(*member).is_ok_and(listens_at))
     }
 
     pub fn on_request(&mut self, device: usize, connection: ConnId, request: &Requested) {
-        let (header, data) = split(&request.private_data);
-        let asked = Asked {
+        let (header, data) = split_private_data(&request.private_data);
+        let requested = IncomingRequest {
             device,
             connection,
             service: request.service,
@@ -190,36 +192,39 @@ impl State {
             srq: request.srq,
             qp_num: request.remote_qpn,
         });
-        match self.admit(&asked) {
+        match self.create_request_id(&requested) {
             Ok((new, waiting, listener)) => {
                 if let Ok(id) = self.id_mut(new.number()) {
-                    id.asked = (request.responder_resources, request.initiator_depth);
+                    id.requested_depths = (request.responder_resources, request.initiator_depth);
                     id.remote_ece = request.ece;
                 }
-                self.announce(new, waiting, listener, param);
+                self.report_request(new, waiting, listener, param);
             }
-            Err(reason) => self.devices[device].refuse(connection, reason),
+            Err(reason) => self.devices[device].send_reject(connection, reason),
         }
     }
 
     /// Creates an id for a request, or returns the reason to reject it.
-    pub fn admit(&mut self, asked: &Asked) -> Result<(CmId, Waiting, u64), RejReason> {
-        let &Asked { device, connection, service, av, ref header, qp_type } = asked;
-        let came_to = self.devices[device].gid(av.sgid_index).ip();
+    pub fn create_request_id(
+        &mut self,
+        requested: &IncomingRequest,
+    ) -> Result<(CmId, BacklogEntry, u64), RejReason> {
+        let &IncomingRequest { device, connection, service, av, ref header, qp_type } = requested;
+        let received_at = self.devices[device].gid(av.sgid_index).ip();
         let port = service.ip_port().map_or(0, |(_, port)| port);
-        let destination = header.map_or(came_to, |header| header.destination.to_canonical());
+        let destination = header.map_or(received_at, |header| header.destination.to_canonical());
         let source = header.map_or(SocketAddr::new(av.dgid.ip(), 0), |header| header.source);
         let listener = self
-            .listener(device, service, qp_type, destination, came_to)
+            .listener(device, service, qp_type, destination, received_at)
             .ok_or(RejReason::InvalidServiceId)?;
         let of = self.id(listener).ok().and_then(|id| id.listening.clone());
         let of = of.ok_or(RejReason::InvalidServiceId)?;
-        let waiting = Waiting::new(&of.waiting, of.backlog).ok_or(RejReason::NoResources)?;
-        let psn = self.devices[device].draw_psn();
+        let waiting = BacklogEntry::new(&of.waiting, of.backlog).ok_or(RejReason::NoResources)?;
+        let psn = self.devices[device].random_psn();
         let new = self.create_for(listener, qp_type).ok_or(RejReason::NoResources)?;
         let tos = self.id(listener).map_or(0, |id| id.tos);
         if let Ok(id) = self.id_mut(new.number()) {
-            id.phase = Phase::Requested;
+            id.state = IdState::Requested;
             (id.device, id.connection, id.to) = (Some(device), Some(connection), Some(av));
             id.local = Some(SocketAddr::new(destination, port));
             id.peer = Some(source);
@@ -228,14 +233,14 @@ impl State {
         }
         self.devices[device].ids.insert(connection, new.number());
         // The backlog is limited per id, not per service.
-        self.devices[device].cm.taken(connection);
+        self.devices[device].cm.dequeue_request(connection);
         Ok((new, waiting, listener))
     }
 
     /// Reports the id of a request on its listener's channel.
-    pub fn announce(&mut self, new: CmId, waiting: Waiting, listener: u64, param: EventParam) {
+    pub fn report_request(&mut self, new: CmId, waiting: BacklogEntry, listener: u64, param: EventParam) {
         let Ok(listener) = self.id(listener) else { return };
-        listener.channel.push(Queued {
+        listener.channel.push(QueuedEvent {
             id: Subject::New(new),
             listen_id: Some(listener.handle.clone()),
             kind: CmEventKind::ConnectRequest,
@@ -247,12 +252,12 @@ impl State {
 }
 
 /// Maps both sides of a transport service (XRC initiator and target) to the initiator.
-fn side(qp_type: QpType) -> QpType {
+fn initiator_type(qp_type: QpType) -> QpType {
     if qp_type == QpType::XrcRecv { QpType::XrcSend } else { qp_type }
 }
 
 /// The fields that connection requests and service ID resolutions have in common.
-pub(super) struct Asked {
+pub(super) struct IncomingRequest {
     pub device: usize,
     pub connection: ConnId,
     pub service: ServiceId,
@@ -263,7 +268,7 @@ pub(super) struct Asked {
 
 /// Splits the private data of a request into the IP addressing header and the program's data; without a valid
 /// header all of it is data.
-pub(super) fn split(private_data: &[u8]) -> (Option<IpHeader>, &[u8]) {
+pub(super) fn split_private_data(private_data: &[u8]) -> (Option<IpHeader>, &[u8]) {
     match IpHeader::parse(private_data) {
         Ok(header) => (Some(header), &private_data[HEADER_LEN..]),
         Err(_) => (None, private_data),

@@ -16,7 +16,7 @@ use nix::sys::pthread::pthread_self;
 use nix::sys::time::TimeSpec;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::param::usual_service;
+use super::param::default_qp_type;
 use super::state::State;
 use super::{CmId, EventChannel, IdError, PortSpace};
 use crate::cm::CmCounters;
@@ -71,7 +71,7 @@ impl ConnectionManager {
         // A second context receives asynchronous events of its own, beside those of the program.
         let port = Arc::new(device.reopen()?.management_port()?);
         let fabric = device.0.shards.virtual_fabric().map(|handle| handle.fabric().clone());
-        let index = self.0.call(|state| state.add_device(device, port.clone()))?;
+        let index = self.0.with_state(|state| state.add_device(device, port.clone()))?;
         match fabric {
             Some(fabric) => {
                 if self.0.fabric.set(fabric.clone()).is_ok() {
@@ -90,22 +90,25 @@ impl ConnectionManager {
 
     /// Returns the devices.
     pub fn devices(&self) -> Vec<Context> {
-        self.0.call(|state| Ok(state.contexts())).unwrap_or_default()
+        self.0.with_state(|state| Ok(state.contexts())).unwrap_or_default()
     }
 
     /// Returns the number of ids: those that programs hold, and those of requests that are not taken yet.
     pub fn ids(&self) -> usize {
-        self.0.call(|state| Ok(state.ids().count())).unwrap_or_default()
+        self.0.with_state(|state| Ok(state.ids().count())).unwrap_or_default()
     }
 
     /// Returns the number of connections and requests of all devices, except those in time-wait.
     pub fn connections(&self) -> usize {
-        self.0.call(|state| Ok(state.connections())).unwrap_or_default()
+        self.0.with_state(|state| Ok(state.connections())).unwrap_or_default()
     }
 
     /// Returns the counters of a device's connection manager.
     pub fn counters(&self, device: usize) -> Option<CmCounters> {
-        self.0.call(|state| Ok(state.devices.get(device).map(|device| *device.cm.counters()))).ok().flatten()
+        self.0
+            .with_state(|state| Ok(state.devices.get(device).map(|device| *device.cm.counters())))
+            .ok()
+            .flatten()
     }
 
     /// Creates an id with the default transport service of its port space (`rdma_create_id`).
@@ -113,21 +116,21 @@ impl ConnectionManager {
     /// # Errors
     /// [`IdError::Inherited`].
     pub fn create_id(&self, channel: &EventChannel, space: PortSpace) -> Result<CmId, IdError> {
-        self.create_id_of(channel, space, usual_service(space))
+        self.create_id_with_qp_type(channel, space, default_qp_type(space))
     }
 
     /// Creates an id with the given transport service.
     ///
     /// # Errors
     /// [`IdError::Inherited`].
-    pub fn create_id_of(
+    pub fn create_id_with_qp_type(
         &self,
         channel: &EventChannel,
         space: PortSpace,
         qp_type: QpType,
     ) -> Result<CmId, IdError> {
-        channel.serve(&self.0);
-        self.0.call(|state| Ok(state.create(&self.0, channel, space, qp_type)))
+        channel.set_manager(&self.0);
+        self.0.with_state(|state| Ok(state.create(&self.0, channel, space, qp_type)))
     }
 }
 
@@ -193,7 +196,7 @@ pub(super) struct Shared {
 
 impl Shared {
     /// Runs `f` on the locked state, then sends the messages and reports the events that result.
-    pub fn call<R>(&self, f: impl FnOnce(&mut State) -> Result<R, IdError>) -> Result<R, IdError> {
+    pub fn with_state<R>(&self, f: impl FnOnce(&mut State) -> Result<R, IdError>) -> Result<R, IdError> {
         // In a child of fork the lock may be held for ever, by a thread that does not exist there.
         if !self.process.is_current() {
             return Err(IdError::Inherited);
@@ -201,7 +204,7 @@ impl Shared {
         let mut state = self.state.lock();
         self.end_retired(&mut state);
         let result = f(&mut state);
-        self.sleep.no_longer_than(self.finish(state));
+        self.sleep.wake_within(self.finish(state));
         result
     }
 
@@ -240,7 +243,7 @@ impl Shared {
         }
         self.retired.lock().push(number);
         if let Some(state) = self.state.try_lock() {
-            self.sleep.no_longer_than(self.finish(state));
+            self.sleep.wake_within(self.finish(state));
         }
     }
 
@@ -299,7 +302,7 @@ impl Sleep {
     }
 
     /// Wakes the thread if it would sleep for longer than `left`. Called by other threads.
-    fn no_longer_than(&self, left: Option<Duration>) {
+    fn wake_within(&self, left: Option<Duration>) {
         let Some(at) = left.map(|left| Instant::now() + left) else { return };
         let mut until = self.until.lock();
         if until.is_none_or(|until| at < until) {

@@ -32,7 +32,7 @@
 //!     assert_eq!(&incoming.private_data()[..5], b"hello");
 //!     let qp = new_qp(&incoming.context().expect("it came to a device"))?;
 //!     let session = incoming.accept(qp, &ConnParam::with_data(b"welcome"), soon)?;
-//!     session.wait_for_end(soon)?;
+//!     session.wait_for_disconnect(soon)?;
 //!     session.disconnect(soon)
 //! });
 //!
@@ -48,11 +48,10 @@
 
 mod address;
 mod alternate;
-mod changes;
 mod channel;
 mod connect;
 mod datagram;
-mod drive;
+mod device_events;
 mod error;
 mod event;
 mod id;
@@ -60,8 +59,9 @@ mod listen;
 mod manager;
 mod multicast;
 mod param;
-mod peers;
+mod peer_to_peer;
 mod ports;
+mod qp_transitions;
 mod session;
 mod state;
 

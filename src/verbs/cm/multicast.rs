@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::event::Datagram;
 use super::param::UDP_QKEY;
-use super::state::{Phase, State};
+use super::state::{IdState, State};
 use super::{CmEventKind, EventParam, IdError, Membership};
 use crate::transport::AddressVector;
 use crate::verbs::qp::QpRemote;
@@ -37,7 +37,7 @@ impl State {
         let id = self.id(number)?;
         id.require(
             "join_multicast",
-            &[Phase::Bound, Phase::AddrResolved, Phase::RouteResolved, Phase::Connected],
+            &[IdState::Bound, IdState::AddrResolved, IdState::RouteResolved, IdState::Connected],
         )?;
         let index = id.device.ok_or(IdError::State { call: "join_multicast", state: "has no device" })?;
         if !ip.is_multicast() {

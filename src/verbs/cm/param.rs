@@ -5,7 +5,7 @@ use crate::wire::mad::ip::PortSpace;
 use crate::wire::{Gid, Mtu, PKey, QKey, Qpn};
 
 /// Returns the default transport service of a port space.
-pub(super) fn usual_service(space: PortSpace) -> QpType {
+pub(super) fn default_qp_type(space: PortSpace) -> QpType {
     match space {
         PortSpace::Tcp | PortSpace::Ib => QpType::Rc,
         PortSpace::Udp | PortSpace::Ipoib => QpType::Ud,

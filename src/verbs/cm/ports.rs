@@ -21,14 +21,14 @@ pub(super) struct Claim {
 }
 
 #[derive(Debug)]
-struct Owner {
+struct Binding {
     claim: Claim,
     ip: IpAddr,
 }
 
-impl Owner {
+impl Binding {
     /// Reports whether the addresses of both overlap, so that they conflict on one port.
-    fn excludes(&self, claim: &Claim, ip: IpAddr) -> bool {
+    fn overlaps(&self, claim: &Claim, ip: IpAddr) -> bool {
         if self.claim.af_only && claim.af_only && self.ip.is_ipv4() != ip.is_ipv4() {
             return false;
         }
@@ -48,7 +48,7 @@ impl Owner {
 /// The bound ports.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
-    owners: HashMap<(PortSpace, u16), Vec<Owner>>,
+    bindings: HashMap<(PortSpace, u16), Vec<Binding>>,
     /// Position of the next port to allocate. It advances with every allocation, so that a port is not reused
     /// soon.
     next: u16,
@@ -57,7 +57,7 @@ pub(super) struct Ports {
 impl Ports {
     /// Sets the first port to allocate. Processes should differ in it, because they may have the same
     /// address.
-    pub fn begin_at(&mut self, next: u16) {
+    pub fn set_first_port(&mut self, next: u16) {
         self.next = next;
     }
 
@@ -67,12 +67,14 @@ impl Ports {
             return self.bind_any(space, addr.ip(), claim);
         }
         let ip = addr.ip().to_canonical();
-        let owners = self.owners.entry((space, addr.port())).or_default();
-        let shares = |owner: &Owner| owner.claim.reuse && claim.reuse;
-        if let Some(owner) = owners.iter().find(|owner| !shares(owner) && owner.excludes(&claim, ip)) {
-            return Err(owner.conflict(addr));
+        let bindings = self.bindings.entry((space, addr.port())).or_default();
+        let shares = |binding: &Binding| binding.claim.reuse && claim.reuse;
+        if let Some(binding) =
+            bindings.iter().find(|binding| !shares(binding) && binding.overlaps(&claim, ip))
+        {
+            return Err(binding.conflict(addr));
         }
-        owners.push(Owner { claim, ip });
+        bindings.push(Binding { claim, ip });
         Ok(addr.port())
     }
 
@@ -81,7 +83,7 @@ impl Ports {
             let port = EPHEMERAL.start() + self.next % EPHEMERAL.len() as u16;
             self.next = self.next.wrapping_add(1);
             // An allocated port is never shared.
-            if self.owners.get(&(space, port)).is_none_or(Vec::is_empty) {
+            if self.bindings.get(&(space, port)).is_none_or(Vec::is_empty) {
                 return self.bind(space, SocketAddr::new(ip, port), claim);
             }
         }
@@ -91,20 +93,20 @@ impl Ports {
     /// Fails if a bound id cannot listen: a listener must be the only id at its address, even if the port is
     /// shared.
     pub fn check_listen(&self, space: PortSpace, addr: SocketAddr, claim: &Claim) -> Result<(), IdError> {
-        let owners = self.owners.get(&(space, addr.port())).map_or(&[][..], Vec::as_slice);
-        let mut others = owners.iter().filter(|owner| owner.claim.id != claim.id);
-        match others.find(|owner| owner.excludes(claim, addr.ip().to_canonical())) {
-            Some(owner) => Err(owner.conflict(addr)),
+        let bindings = self.bindings.get(&(space, addr.port())).map_or(&[][..], Vec::as_slice);
+        let mut others = bindings.iter().filter(|binding| binding.claim.id != claim.id);
+        match others.find(|binding| binding.overlaps(claim, addr.ip().to_canonical())) {
+            Some(binding) => Err(binding.conflict(addr)),
             None => Ok(()),
         }
     }
 
     /// Releases the port of an id.
     pub fn release(&mut self, space: PortSpace, port: u16, id: u64) {
-        if let Some(owners) = self.owners.get_mut(&(space, port)) {
-            owners.retain(|owner| owner.claim.id != id);
-            if owners.is_empty() {
-                self.owners.remove(&(space, port));
+        if let Some(bindings) = self.bindings.get_mut(&(space, port)) {
+            bindings.retain(|binding| binding.claim.id != id);
+            if bindings.is_empty() {
+                self.bindings.remove(&(space, port));
             }
         }
     }

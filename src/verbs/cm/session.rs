@@ -186,7 +186,7 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Wait`], or [`SessionError::Failed`] if another event arrives.
-    pub fn wait_for_end(&self, timeout: Duration) -> Result<(), SessionError> {
+    pub fn wait_for_disconnect(&self, timeout: Duration) -> Result<(), SessionError> {
         expect(&self.channel, CmEventKind::Disconnected, timeout).map(drop)
     }
 
@@ -196,7 +196,7 @@ impl Session {
     /// [`SessionError`].
     pub fn disconnect(self, timeout: Duration) -> Result<(), SessionError> {
         self.id.disconnect()?;
-        if self.id.was_told_of_end() {
+        if self.id.was_disconnect_reported() {
             return Ok(());
         }
         expect(&self.channel, CmEventKind::Disconnected, timeout).map(drop)

@@ -6,15 +6,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::channel::{Queued, Subject};
+use super::channel::{QueuedEvent, Subject};
 use super::id::WeakId;
 use super::listen::{Listening, Service};
 use super::manager::Owner;
 use super::multicast::Group;
-use super::peers::Peering;
+use super::peer_to_peer::PeerToPeer;
 use super::ports::Ports;
 use super::{CmEventKind, CmId, Ece, EventChannel, EventParam, IdError, PortSpace};
-use crate::cm::{Arrival, Cm, CmConfig, CommIds, ConnId, Event};
+use crate::cm::{Cm, CmConfig, CommIds, ConnId, Event, MadSource};
 use crate::transport::{AddressVector, AsyncEvent, Instant, QpType};
 use crate::verbs::qp::QpRemote;
 use crate::verbs::{Context, ManagementPort, ServiceClaim};
@@ -29,7 +29,7 @@ pub(super) struct State {
     last: u64,
     pub ports: Ports,
     /// Events to be dropped after the lock is released.
-    garbage: Vec<Queued>,
+    garbage: Vec<QueuedEvent>,
 }
 
 /// A device, with its QP1 and protocol state.
@@ -47,12 +47,12 @@ pub(super) struct Device {
     /// Services that this process has claimed; ids that share a port share the claim.
     pub claims: HashMap<(ServiceId, Option<IpAddr>), Weak<ServiceClaim>>,
     /// Whether more MADs may be pending than the last turn has taken.
-    is_behind: bool,
+    may_have_more_mads: bool,
 }
 
 /// Phase of the life of an id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Phase {
+pub(super) enum IdState {
     Idle,
     Bound,
     Listening,
@@ -71,27 +71,27 @@ pub(super) enum Phase {
     Ended,
 }
 
-impl Phase {
+impl IdState {
     fn text(self) -> &'static str {
         match self {
-            Phase::Idle => "has no address",
-            Phase::Bound => "has no peer",
-            Phase::Listening => "listens",
-            Phase::AddrResolved => "has no route yet",
-            Phase::RouteResolved => "is not connected",
-            Phase::Connecting => "waits for its peer",
-            Phase::Responded => "is to be established",
-            Phase::Requested => "is to be accepted",
-            Phase::Accepted => "waits for its peer to be ready",
-            Phase::Connected => "is connected",
-            Phase::Ended => "is disconnected",
+            IdState::Idle => "has no address",
+            IdState::Bound => "has no peer",
+            IdState::Listening => "listens",
+            IdState::AddrResolved => "has no route yet",
+            IdState::RouteResolved => "is not connected",
+            IdState::Connecting => "waits for its peer",
+            IdState::Responded => "is to be established",
+            IdState::Requested => "is to be accepted",
+            IdState::Accepted => "waits for its peer to be ready",
+            IdState::Connected => "is connected",
+            IdState::Ended => "is disconnected",
         }
     }
 }
 
 /// Maximum number of MADs taken from a device per turn, so that a peer that sends without pause delays
 /// neither API calls nor deadlines.
-const MADS: usize = 128;
+const MADS_PER_TURN: usize = 128;
 
 /// State of an id.
 pub(super) struct Id {
@@ -99,7 +99,7 @@ pub(super) struct Id {
     pub channel: EventChannel,
     pub space: PortSpace,
     pub qp_type: QpType,
-    pub phase: Phase,
+    pub state: IdState,
     pub local: Option<SocketAddr>,
     pub peer: Option<SocketAddr>,
     /// Whether the id has bound the port itself, as opposed to an id made for a request to a listener.
@@ -108,7 +108,7 @@ pub(super) struct Id {
     pub device: Option<usize>,
     pub to: Option<AddressVector>,
     /// Path MTU and packet lifetime of the path that the program has set.
-    pub given: Option<(Mtu, AckTimeout)>,
+    pub path_override: Option<(Mtu, AckTimeout)>,
     pub connection: Option<ConnId>,
     pub listening: Option<Listening>,
     pub groups: Vec<Group>,
@@ -117,7 +117,7 @@ pub(super) struct Id {
     pub psn: Psn,
     /// Inbound and outbound depth that the peer has requested: upper bounds of what an acceptance grants by
     /// default.
-    pub asked: (u8, u8),
+    pub requested_depths: (u8, u8),
     pub tos: u8,
     pub reuse_addr: bool,
     pub af_only: bool,
@@ -125,22 +125,22 @@ pub(super) struct Id {
     pub ece: Ece,
     pub remote_ece: Ece,
     /// Whether `Disconnected` has been reported, or is not to be reported any more.
-    pub told_of_end: bool,
+    pub disconnect_reported: bool,
     /// GID of the id, while its device does not have it.
-    pub lost: Option<Gid>,
+    pub lost_gid: Option<Gid>,
     /// Alternate path that is offered to the peer and not answered yet.
     pub alternate: Option<AddressVector>,
     /// State of a simultaneous (peer-to-peer) connect.
-    pub peering: Option<Peering>,
+    pub peer_to_peer: Option<PeerToPeer>,
 }
 
 impl Id {
-    /// Fails unless the id is in one of `phases`.
-    pub fn require(&self, call: &'static str, phases: &[Phase]) -> Result<(), IdError> {
-        if phases.contains(&self.phase) {
+    /// Fails unless the id is in one of `states`.
+    pub fn require(&self, call: &'static str, states: &[IdState]) -> Result<(), IdError> {
+        if states.contains(&self.state) {
             return Ok(());
         }
-        Err(IdError::State { call, state: self.phase.text() })
+        Err(IdError::State { call, state: self.state.text() })
     }
 
     /// Reports whether the id is for datagrams.
@@ -151,18 +151,18 @@ impl Id {
     /// Queues an event on the id's channel.
     pub fn report(&self, kind: CmEventKind, status: i32, param: EventParam) {
         let id = Subject::Known(self.handle.clone());
-        self.channel.push(Queued { id, listen_id: None, kind, status, param, waiting: None });
+        self.channel.push(QueuedEvent { id, listen_id: None, kind, status, param, waiting: None });
     }
 
     /// Returns the device index and connection of the id.
     pub fn connection(&self, call: &'static str) -> Result<(usize, ConnId), IdError> {
-        let none = IdError::State { call, state: self.phase.text() };
+        let none = IdError::State { call, state: self.state.text() };
         self.device.zip(self.connection).ok_or(none)
     }
 }
 
 /// Vendor part (OUI) of a GUID.
-const VENDOR: u64 = 0xffff_ff00_0000_0000;
+const OUI_MASK: u64 = 0xffff_ff00_0000_0000;
 
 impl Device {
     fn new(context: Context, port: Arc<ManagementPort>) -> Device {
@@ -171,7 +171,7 @@ impl Device {
         let (prefix, bits) = port.comm_id_prefix();
         // Only the vendor part is that of the device. The rest is random: knowledge of the address must not
         // reveal the key by which peers look up our connections.
-        let ca_guid = attr.node_guid & VENDOR | context.draw() & !VENDOR;
+        let ca_guid = attr.node_guid & OUI_MASK | context.draw() & !OUI_MASK;
         let config = CmConfig {
             max_mtu: context.0.mtu,
             ack_delay: AckTimeout::new(attr.local_ca_ack_delay),
@@ -180,7 +180,7 @@ impl Device {
         };
         let cm = Cm::new(config, context.draw());
         let (ids, services, claims) = Default::default();
-        Device { context, port, cm, gids, is_lost: false, ids, services, claims, is_behind: false }
+        Device { context, port, cm, gids, is_lost: false, ids, services, claims, may_have_more_mads: false }
     }
 
     pub fn now(&self) -> Instant {
@@ -189,7 +189,7 @@ impl Device {
 
     /// Returns the next instant at which the device must be served even if no MAD arrives.
     fn deadline(&self) -> Option<Instant> {
-        let is_due = self.is_behind || self.port.context().has_event();
+        let is_due = self.may_have_more_mads || self.port.context().has_event();
         if is_due { Some(self.now()) } else { self.cm.poll_timeout() }
     }
 
@@ -214,7 +214,7 @@ impl Device {
     }
 
     /// Rejects a request, or the reply to a request of ours.
-    pub fn refuse(&mut self, connection: ConnId, reason: RejReason) {
+    pub fn send_reject(&mut self, connection: ConnId, reason: RejReason) {
         // Fails if the connection is gone, because its peer has given up.
         let _ = self.cm.reject(self.now(), connection, reason, &[], &[]);
     }
@@ -231,7 +231,7 @@ impl Device {
     }
 
     /// Draws the random first PSN of a connection.
-    pub fn draw_psn(&self) -> Psn {
+    pub fn random_psn(&self) -> Psn {
         Psn::new(self.context.draw() as u32)
     }
 
@@ -255,14 +255,14 @@ impl State {
     }
 
     pub fn connections(&self) -> usize {
-        let populations = self.devices.iter().map(|device| device.cm.population());
-        populations.map(|(all, in_time_wait)| all - in_time_wait).sum()
+        let counts = self.devices.iter().map(|device| device.cm.connection_counts());
+        counts.map(|(all, in_time_wait)| all - in_time_wait).sum()
     }
 
     /// Adds a device; ids that listen on the wildcard address listen on it too.
     pub fn add_device(&mut self, context: Context, port: Arc<ManagementPort>) -> Result<usize, IdError> {
         if self.devices.is_empty() {
-            self.ports.begin_at(context.draw() as u16);
+            self.ports.set_first_port(context.draw() as u16);
         }
         self.devices.push(Device::new(context, port));
         let index = self.devices.len() - 1;
@@ -284,30 +284,30 @@ impl State {
             channel: channel.clone(),
             space,
             qp_type,
-            phase: Phase::Idle,
+            state: IdState::Idle,
             local: None,
             peer: None,
             owns_port: false,
             claims: Vec::new(),
             device: None,
             to: None,
-            given: None,
+            path_override: None,
             connection: None,
             listening: None,
             groups: Vec::new(),
             qp: None,
             psn: Psn::default(),
-            asked: (u8::MAX, u8::MAX),
+            requested_depths: (u8::MAX, u8::MAX),
             tos: 0,
             reuse_addr: false,
             af_only: false,
             ack_timeout: None,
             ece: Ece::default(),
             remote_ece: Ece::default(),
-            told_of_end: false,
-            lost: None,
+            disconnect_reported: false,
+            lost_gid: None,
             alternate: None,
-            peering: None,
+            peer_to_peer: None,
         };
         self.ids.insert(self.last, id);
         handle
@@ -345,10 +345,10 @@ impl State {
             self.ports.release(id.space, local.port(), number);
         }
         std::mem::take(&mut id.groups).into_iter().for_each(|group| group.leave(id.qp.as_ref()));
-        self.garbage.extend(id.channel.withdraw(number));
+        self.garbage.extend(id.channel.remove_events(number));
     }
 
-    pub fn take_garbage(&mut self) -> Vec<Queued> {
+    pub fn take_garbage(&mut self) -> Vec<QueuedEvent> {
         std::mem::take(&mut self.garbage)
     }
 
@@ -356,7 +356,7 @@ impl State {
         let id = self.id_mut(number)?;
         let from = std::mem::replace(&mut id.channel, to.clone());
         if !from.is(to) {
-            from.hand_over(number, to);
+            from.move_events(number, to);
         }
         Ok(())
     }
@@ -364,27 +364,27 @@ impl State {
     /// Handles received MADs and deadlines, and sends the resulting messages.
     pub fn turn(&mut self) {
         for index in 0..self.devices.len() {
-            self.heed_device(index);
+            self.process_device_events(index);
             let now = self.devices[index].now();
-            self.devices[index].is_behind = true;
-            for _ in 0..MADS {
+            self.devices[index].may_have_more_mads = true;
+            for _ in 0..MADS_PER_TURN {
                 let Some(mad) = self.devices[index].port.try_recv() else {
-                    self.devices[index].is_behind = false;
+                    self.devices[index].may_have_more_mads = false;
                     break;
                 };
-                let arrival = Arrival { from: mad.from, src_qpn: mad.src_qpn };
-                self.devices[index].cm.handle_mad(now, &arrival, &mad.bytes);
-                self.settle(index);
+                let source = MadSource { from: mad.from, src_qpn: mad.src_qpn };
+                self.devices[index].cm.handle_mad(now, &source, &mad.bytes);
+                self.process_cm_events(index);
             }
             if self.devices[index].cm.poll_timeout().is_some_and(|at| at <= now) {
                 self.devices[index].cm.handle_timeout(now);
             }
-            self.settle(index);
+            self.process_cm_events(index);
         }
     }
 
     /// Handles all events of a device's connection manager, and sends its MADs.
-    fn settle(&mut self, index: usize) {
+    fn process_cm_events(&mut self, index: usize) {
         while let Some((connection, event)) = self.devices[index].cm.poll_event() {
             self.on_event(index, connection, event);
         }
@@ -394,10 +394,10 @@ impl State {
     fn on_event(&mut self, device: usize, connection: ConnId, event: Event) {
         match (event, self.devices[device].ids.get(&connection).copied()) {
             (Event::Requested(request), _) if request.listener.is_none() => {
-                self.on_crossed(device, connection, &request);
+                self.on_peer_to_peer_request(device, connection, &request);
             }
             (Event::Requested(request), _) => self.on_request(device, connection, &request),
-            (Event::SidrRequested(request), _) => self.on_question(device, connection, &request),
+            (Event::SidrRequested(request), _) => self.on_sidr_request(device, connection, &request),
             (_, None) => {}
             (Event::Accepted(accepted), Some(number)) => self.on_accepted(number, &accepted),
             (Event::Established(_), Some(number)) => self.on_established(number),
@@ -408,13 +408,13 @@ impl State {
             }
             (Event::TimeWaitOver, Some(number)) => self.on_time_wait_over(number),
             (Event::AlternateOffered { path, .. }, Some(number)) => {
-                self.on_alternate(number, device, connection, &path);
+                self.on_alternate_offered(number, device, connection, &path);
             }
-            (Event::AlternateAnswered { status, .. }, Some(number)) => {
-                self.on_alternate_answered(number, Some(status));
+            (Event::AlternateResponse { status, .. }, Some(number)) => {
+                self.on_alternate_response(number, Some(status));
             }
-            (Event::AlternateUnanswered, Some(number)) => self.on_alternate_answered(number, None),
-            (Event::SidrAnswered(answer), Some(number)) => self.on_answer(number, &answer),
+            (Event::AlternateTimeout, Some(number)) => self.on_alternate_response(number, None),
+            (Event::SidrResponse(answer), Some(number)) => self.on_sidr_response(number, &answer),
             // The connection manager extends the response timeout on its own.
             (Event::Delayed { .. }, Some(_)) => {}
         }

@@ -10,7 +10,7 @@ use super::Place;
 use super::askers::Askers;
 use super::delivery::{Delivery, Outcome};
 use super::inquiry::{self, Inquiry};
-use crate::cm::nobody;
+use crate::cm::unmatched;
 use crate::link::{Link, RxBurst};
 use crate::transport::{Instant, Payload, TxQueue};
 use crate::wire::icrc::Verifier;
@@ -55,7 +55,7 @@ impl Reception {
     ) {
         let Reception { link, verifier, answers, askers } = self;
         let mut refuse = |flow: &Flow, ident, index, packet: &[u8], mad: Mad| {
-            if let Some(message) = nobody::answer(&mad.message)
+            if let Some(message) = unmatched::response(&mad.message)
                 && verifier.verify(flow, ident, index, packet)
             {
                 push(answers, flow, &Mad { message, modifier: 0, ..mad });

@@ -1,13 +1,13 @@
 //! Simultaneous (peer-to-peer) connect (IBA 12.10.4): two ids request each other, and one connection results.
 
-use super::listen::split;
-use super::state::{Phase, State};
+use super::listen::split_private_data;
+use super::state::{IdState, State};
 use super::{ConnParam, IdError};
 use crate::cm::{ConnId, Requested};
 use crate::wire::mad::RejReason;
 
 /// State of a peer-to-peer request, for the case that this side becomes the server.
-pub(super) struct Peering {
+pub(super) struct PeerToPeer {
     param: ConnParam,
     /// Private data of the peer's request, once that has arrived.
     pub private_data: Vec<u8>,
@@ -23,30 +23,31 @@ impl State {
             return Err(IdError::State { call: "connect_peer", state: "is for datagrams" });
         }
         self.request(number, param, true)?;
-        self.id_mut(number)?.peering = Some(Peering { param: param.clone(), private_data: Vec::new() });
+        self.id_mut(number)?.peer_to_peer =
+            Some(PeerToPeer { param: param.clone(), private_data: Vec::new() });
         Ok(())
     }
 
     /// Accepts the peer's request, which replaces our own. The program is not asked, because it wants the
     /// same connection.
-    pub fn on_crossed(&mut self, index: usize, connection: ConnId, request: &Requested) {
+    pub fn on_peer_to_peer_request(&mut self, index: usize, connection: ConnId, request: &Requested) {
         let answered = match self.devices[index].ids.get(&connection).copied() {
-            Some(number) => self.answer_peer(number, request),
+            Some(number) => self.accept_peer_request(number, request),
             None => Err(IdError::Ended),
         };
         if answered.is_err() {
-            self.devices[index].refuse(connection, RejReason::Consumer);
+            self.devices[index].send_reject(connection, RejReason::Consumer);
         }
     }
 
-    fn answer_peer(&mut self, number: u64, request: &Requested) -> Result<(), IdError> {
+    fn accept_peer_request(&mut self, number: u64, request: &Requested) -> Result<(), IdError> {
         let id = self.id_mut(number)?;
-        let peering = id.peering.as_mut().ok_or(IdError::Ended)?;
-        peering.private_data = split(&request.private_data).1.to_vec();
-        let param = peering.param.clone();
-        id.asked = (request.responder_resources, request.initiator_depth);
+        let peer_to_peer = id.peer_to_peer.as_mut().ok_or(IdError::Ended)?;
+        peer_to_peer.private_data = split_private_data(&request.private_data).1.to_vec();
+        let param = peer_to_peer.param.clone();
+        id.requested_depths = (request.responder_resources, request.initiator_depth);
         id.remote_ece = request.ece;
-        id.phase = Phase::Requested;
+        id.state = IdState::Requested;
         self.accept(number, &param)
     }
 }

@@ -1,29 +1,29 @@
 //! Effect on ids when their device loses an address or is lost itself.
 
-use super::state::{Id, Phase, State};
+use super::state::{Id, IdState, State};
 use super::{CmEventKind, EventParam};
 use crate::transport::{AddressVector, AsyncEvent};
 
 impl State {
     /// Handles the asynchronous events of a device.
-    pub fn heed_device(&mut self, index: usize) {
+    pub fn process_device_events(&mut self, index: usize) {
         while let Some(event) = self.devices[index].next_event() {
             match event {
-                AsyncEvent::GidChange => self.on_addresses(index),
-                AsyncEvent::DeviceFatal => self.on_loss(index),
+                AsyncEvent::GidChange => self.on_gid_change(index),
+                AsyncEvent::DeviceFatal => self.on_device_fatal(index),
                 _ => {}
             }
         }
     }
 
     /// Returns the ids of a device.
-    fn ids_on(&self, index: usize) -> Vec<u64> {
+    fn ids_of_device(&self, index: usize) -> Vec<u64> {
         self.ids().filter(|(_, id)| id.device == Some(index)).map(|(number, _)| number).collect()
     }
 
     /// Reports `AddrChange` to ids whose address the device no longer has. The ids keep their state: it is
     /// for the program to end what can still be ended, and the address may come back.
-    fn on_addresses(&mut self, index: usize) {
+    fn on_gid_change(&mut self, index: usize) {
         let device = &mut self.devices[index];
         let now = device.context.gids();
         let before = std::mem::replace(&mut device.gids, now.clone());
@@ -34,19 +34,19 @@ impl State {
                 .iter()
                 .position(|gid| Some(gid.ip()) == id.local.map(|local| local.ip().to_canonical())),
         };
-        for number in self.ids_on(index) {
+        for number in self.ids_of_device(index) {
             let Ok(id) = self.id_mut(number) else { continue };
             let has_lost = own(id).filter(|own| before.get(*own) != now.get(*own));
-            if let (None, Some(own)) = (id.lost, has_lost)
-                && id.phase != Phase::Ended
+            if let (None, Some(own)) = (id.lost_gid, has_lost)
+                && id.state != IdState::Ended
             {
-                id.lost = before.get(own).copied();
+                id.lost_gid = before.get(own).copied();
                 id.report(CmEventKind::AddrChange, 0, EventParam::None);
             }
             // The address may come back at another index.
-            let at = id.lost.and_then(|lost| now.iter().position(|gid| *gid == lost));
+            let at = id.lost_gid.and_then(|lost_gid| now.iter().position(|gid| *gid == lost_gid));
             if let Some(index) = at.and_then(|at| u8::try_from(at).ok()) {
-                id.lost = None;
+                id.lost_gid = None;
                 id.to = id.to.map(|to| AddressVector { sgid_index: index, ..to });
             }
         }
@@ -54,16 +54,16 @@ impl State {
 
     /// Handles the loss of a device: its addresses and the connections of its ids are gone, and its ids
     /// report nothing more after `DeviceRemoval`.
-    fn on_loss(&mut self, index: usize) {
+    fn on_device_fatal(&mut self, index: usize) {
         let device = &mut self.devices[index];
         device.is_lost = true;
         device.gids.clear();
         device.cm.set_gids(Vec::new());
-        for number in self.ids_on(index) {
-            self.forget_connection(number);
+        for number in self.ids_of_device(index) {
+            self.release_connection(number);
             let Ok(id) = self.id_mut(number) else { continue };
             id.end();
-            id.told_of_end = true;
+            id.disconnect_reported = true;
             id.report(CmEventKind::DeviceRemoval, 0, EventParam::None);
         }
     }

@@ -94,7 +94,7 @@ fn simultaneous_connect_within_one_nic_makes_one_connection() {
             let path = Path { av, ..path() };
             cm.connect(Instant(0), &Request { peer_to_peer: true, qp, path, ..request(b"") }).unwrap()
         });
-        let back = Arrival { from: av, src_qpn: Qpn::GSI };
+        let back = MadSource { from: av, src_qpn: Qpn::GSI };
         while let Some(out) = cm.poll_transmit() {
             cm.handle_mad(Instant(0), &back, &out.mad);
         }

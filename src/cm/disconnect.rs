@@ -42,7 +42,7 @@ impl Cm {
             S::DreqSent | S::TimeWait => {}
             _ => {
                 self.send_rej(now, id.0, RejReason::Consumer, &[], &[])?;
-                self.emit(id.0, Event::Disconnected { private_data: None });
+                self.push_event(id.0, Event::Disconnected { private_data: None });
             }
         }
         Ok(())
@@ -53,9 +53,10 @@ impl Cm {
         let Some(conn) = self.connections.get_mut(&id) else { return };
         conn.state = State::DreqSent;
         conn.offer = Offer::None;
-        let dreq = Dreq { local: id, remote: conn.remote, remote_qpn: conn.ends.remote_qpn, private_data };
-        self.settle(id);
-        self.ask(now, id, &Mad { transaction, modifier: 0, message: dreq.into() });
+        let dreq =
+            Dreq { local: id, remote: conn.remote, remote_qpn: conn.qp_params.remote_qpn, private_data };
+        self.stop_retransmission(id);
+        self.send_request(now, id, &Mad { transaction, modifier: 0, message: dreq.into() });
     }
 
     /// Probes whether the peer still has an established connection, with a DREQ that names a queue pair which
@@ -70,7 +71,7 @@ impl Cm {
         conn.probe = Some(Probe { transaction, at: now });
         let dreq = Dreq { local: id, remote: conn.remote, remote_qpn: Qpn::GSI, private_data: [0; 220] };
         let to = conn.to;
-        self.answer_once(to, transaction, dreq);
+        self.send_uncached_response(to, transaction, dreq);
     }
 
     /// Ends the connection if a DREP answers our probe, as the peer does not know the connection then. No
@@ -78,7 +79,7 @@ impl Cm {
     pub(super) fn on_probe_answered(&mut self, now: Instant, id: CommId, transaction: u64) {
         let probe = self.connections.get(&id).and_then(|conn| conn.probe);
         if probe.is_some_and(|probe| probe.transaction == transaction) {
-            self.left(now, id, None);
+            self.finish_disconnect(now, id, None);
         } else {
             self.counters.unexpected += 1;
         }
@@ -88,33 +89,42 @@ impl Cm {
         let Some(conn) = self.connections.get(&id) else { return };
         let (transaction, remote) = (conn.transaction, conn.remote);
         let drep = Drep { local: id, remote, private_data };
-        self.reply(id, MessageKind::Dreq, &Mad { transaction, modifier: 0, message: drep.into() });
+        self.send_cached_response(
+            id,
+            MessageKind::Dreq,
+            &Mad { transaction, modifier: 0, message: drep.into() },
+        );
         self.enter_time_wait(now, id, Duration::ZERO);
     }
 
     /// Handles a DREQ: the peer disconnects.
     pub(super) fn on_dreq(&mut self, id: CommId, transaction: u64, dreq: &Dreq) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
-        if conn.ends.qp.is_none_or(|qp| qp.qpn != dreq.remote_qpn) {
+        if conn.qp_params.qp.is_none_or(|qp| qp.qpn != dreq.remote_qpn) {
             self.counters.wrong_peer += 1;
             return;
         }
         conn.state = State::DreqRcvd;
         conn.transaction = transaction;
         conn.offer = Offer::None;
-        self.settle(id);
+        self.stop_retransmission(id);
         // The peer may use its queue pair for another connection from now on.
         self.unlink_qp(id);
-        self.emit(id, Event::DisconnectRequested(Box::new(dreq.private_data)));
+        self.push_event(id, Event::DisconnectRequested(Box::new(dreq.private_data)));
     }
 
     /// Ends a connection: the peer has confirmed the disconnect, has rejected, or is gone.
-    pub(super) fn left(&mut self, now: Instant, id: CommId, private_data: Option<Box<[u8; 224]>>) {
+    pub(super) fn finish_disconnect(
+        &mut self,
+        now: Instant,
+        id: CommId,
+        private_data: Option<Box<[u8; 224]>>,
+    ) {
         if let Some(conn) = self.connections.get_mut(&id) {
             // The kept response belongs to the connection that has ended.
-            conn.answer = None;
+            conn.cached_response = None;
         }
-        self.emit(id, Event::Disconnected { private_data });
+        self.push_event(id, Event::Disconnected { private_data });
         self.enter_time_wait(now, id, Duration::ZERO);
     }
 
@@ -134,7 +144,7 @@ impl Cm {
         let states = [S::ReqRcvd, S::DelayingReq, S::RepRcvd, S::DelayingRep, S::RepSent, S::RepDelayed];
         self.conn(id, &states, "reject")?;
         self.send_rej(now, id.0, reason, info, private_data)?;
-        self.disown(id.0);
+        self.mark_released(id.0);
         Ok(())
     }
 
@@ -150,17 +160,17 @@ impl Cm {
         let (info, info_len) = information(info)?;
         let private_data = padded(private_data)?;
         let Some(conn) = self.connections.get(&id) else { return Err(CmError::Unknown(ConnId(id))) };
-        let (message, question) = match conn.state {
+        let (message, request_kind) = match conn.state {
             State::ReqRcvd | State::DelayingReq => (Rejected::Req, MessageKind::Req),
             State::RepRcvd | State::DelayingRep => (Rejected::Rep, MessageKind::Rep),
             _ => (Rejected::None, MessageKind::Req),
         };
         let rej = Rej { local: id, remote: conn.remote, message, info_len, reason, info, private_data };
-        let patience = conn.wait.response;
+        let response_timeout = conn.retry_policy.response_timeout;
         let mad = Mad { transaction: conn.transaction, modifier: 0, message: rej.into() };
-        self.reply(id, question, &mad);
+        self.send_cached_response(id, request_kind, &mad);
         // Covers two retransmission intervals of the peer.
-        self.enter_time_wait(now, id, 2 * patience);
+        self.enter_time_wait(now, id, 2 * response_timeout);
         Ok(())
     }
 
@@ -170,7 +180,7 @@ impl Cm {
         // A peer whose ID we never learned identifies the connection by our CA GUID.
         let ca_guid = self.config.ca_guid.to_be_bytes();
         let (to, transaction) = (conn.to, conn.transaction);
-        let rej = super::server::refusal(id, conn.remote, Rejected::None, RejReason::Timeout, &ca_guid);
+        let rej = super::server::build_rej(id, conn.remote, Rejected::None, RejReason::Timeout, &ca_guid);
         let mad = Mad { transaction, modifier: 0, message: rej.into() };
         self.send(to, mad.bytes(), MessageKind::Rej);
     }
@@ -192,7 +202,7 @@ impl Cm {
         let states = [S::ReqRcvd, S::DelayingReq, S::RepRcvd, S::DelayingRep, S::Established];
         let conn = self.conn(id, &states, action)?;
         let mut transaction = conn.transaction;
-        let (message, question) = match (conn.state, conn.offer) {
+        let (message, request_kind) = match (conn.state, conn.offer) {
             (S::ReqRcvd | S::DelayingReq, _) => {
                 conn.state = S::DelayingReq;
                 (Acknowledged::Req, MessageKind::Req)
@@ -208,7 +218,7 @@ impl Cm {
             (state, _) => return Err(CmError::State { connection: id, state, action }),
         };
         let mra = Mra { local: id.0, remote: conn.remote, message, service_timeout, private_data };
-        self.reply(id.0, question, &Mad { transaction, modifier: 0, message: mra.into() });
+        self.send_cached_response(id.0, request_kind, &Mad { transaction, modifier: 0, message: mra.into() });
         Ok(())
     }
 
@@ -219,11 +229,11 @@ impl Cm {
         let Some(state) = self.connections.get(&id.0).filter(|c| !c.released).map(|c| c.state) else {
             return;
         };
-        self.disown(id.0);
+        self.mark_released(id.0);
         match state {
             S::ReqSent | S::ReqDelayed => {
                 self.send_timeout(id.0);
-                self.forget(id.0);
+                self.remove_connection(id.0);
             }
             S::ReqRcvd | S::DelayingReq | S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep => {
                 // Without private data the message always fits.
@@ -232,8 +242,8 @@ impl Cm {
             S::Established => self.send_dreq(now, id.0, [0; 220]),
             S::DreqRcvd => self.send_drep(now, id.0, [0; 224]),
             S::DreqSent | S::TimeWait => {}
-            S::SidrReqSent => self.forget(id.0),
-            S::SidrReqRcvd => self.send_sidr_refusal(now, id.0, SidrStatus::Rejected),
+            S::SidrReqSent => self.remove_connection(id.0),
+            S::SidrReqRcvd => self.send_sidr_rejection(now, id.0, SidrStatus::Rejected),
         }
     }
 }

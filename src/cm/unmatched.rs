@@ -5,7 +5,7 @@ use crate::wire::mad::{Drep, Message, Rej, RejReason, Rejected, SidrRep, SidrSta
 
 /// Returns the response to an unmatched message, or `None` if it gets none and its sender runs into a
 /// timeout.
-pub(crate) fn answer(message: &Message) -> Option<Message> {
+pub(crate) fn response(message: &Message) -> Option<Message> {
     Some(match message {
         Message::Req(req) => {
             let reason = RejReason::InvalidServiceId;

@@ -33,7 +33,7 @@ fn disconnecting_side_receives_drep_and_enters_time_wait() {
     bench.inject(answer);
     let (_, Event::Disconnected { private_data: Some(data) }) = bench.event() else { panic!() };
     assert_eq!(data[0], 7);
-    assert_eq!(bench.cm.population(), (1, 1));
+    assert_eq!(bench.cm.connection_counts(), (1, 1));
     bench.pass(TIME_WAIT - Duration::from_nanos(1));
     bench.quiet();
     bench.pass(Duration::from_nanos(1));
@@ -267,7 +267,7 @@ fn time_waits_beyond_the_maximum_end_early() {
         bench.inject(Drep { local, ..drep(id) });
         bench.sent();
     }
-    assert_eq!(bench.cm.population(), (10, 10));
+    assert_eq!(bench.cm.connection_counts(), (10, 10));
     assert_eq!(bench.cm.counters().time_waits_cut, 90);
     let over = bench.events().into_iter().filter(|e| *e == Event::TimeWaitOver).count();
     assert_eq!(over, 90, "each is told");

@@ -1,46 +1,46 @@
 //! Simultaneous (peer-to-peer) connect (IBA 12.10.4): both ends request the same service from each other at
 //! the same time, and one connection results.
 
-use super::server::refusal;
-use super::{Arrival, Cm};
+use super::server::build_rej;
+use super::{Cm, MadSource};
 use crate::wire::mad::{CommId, Mad, Rejected, Req};
 
 impl Cm {
     /// Finds our request that a peer's request crosses.
-    pub(super) fn find_crossing(&self, req: &Req, arrival: &Arrival) -> Option<CommId> {
-        let (service, gid) = (req.service, arrival.from.dgid);
+    pub(super) fn find_peer_to_peer(&self, req: &Req, source: &MadSource) -> Option<CommId> {
+        let (service, gid) = (req.service, source.from.dgid);
         let range = (service, gid, CommId(0))..=(service, gid, CommId(u32::MAX));
         let waits = |id: &CommId| {
             let conn = self.connections.get(id);
-            conn.is_some_and(|c| c.state.is_asking())
+            conn.is_some_and(|c| c.state.awaits_rep())
         };
         // A request that returns to its own sender does not cross itself.
         let is_itself = |id: &CommId| *id == req.local && self.config.ca_guid == req.ca_guid;
-        self.crossing.range(range).map(|(_, _, id)| *id).find(|id| waits(id) && !is_itself(id))
+        self.peer_to_peer.range(range).map(|(_, _, id)| *id).find(|id| waits(id) && !is_itself(id))
     }
 
     /// Resolves two requests that cross: the one from the larger CA GUID counts; if both are equal, the one
     /// with the larger queue pair number (or the larger GID, if hosts wrongly share a GUID). The winner stays
     /// the client and ignores the other request. The loser becomes the server, and the request is reported to
     /// its program.
-    pub(super) fn on_crossing(&mut self, id: CommId, arrival: &Arrival, mad: &Mad, req: &Req) {
+    pub(super) fn on_peer_to_peer_req(&mut self, id: CommId, source: &MadSource, mad: &Mad, req: &Req) {
         let Some(ours) = self.connections.get(&id) else { return };
-        let (our_qpn, our_gid) = (ours.ends.qp.map(|qp| qp.qpn), self.gid(ours.to.sgid_index));
-        if (self.config.ca_guid, our_qpn, our_gid) >= (req.ca_guid, Some(req.qpn), Some(arrival.from.dgid)) {
+        let (our_qpn, our_gid) = (ours.qp_params.qp.map(|qp| qp.qpn), self.gid(ours.to.sgid_index));
+        if (self.config.ca_guid, our_qpn, our_gid) >= (req.ca_guid, Some(req.qpn), Some(source.from.dgid)) {
             self.counters.duplicates += 1;
             return;
         }
-        match self.check_req(arrival, mad, req) {
+        match self.check_req(source, mad, req) {
             Err((reason, info)) => {
                 self.counters.refused += 1;
-                let rej = refusal(CommId(0), req.local, Rejected::Req, reason, &info);
-                self.answer_once(arrival.from, mad.transaction, rej);
+                let rej = build_rej(CommId(0), req.local, Rejected::Req, reason, &info);
+                self.send_uncached_response(source.from, mad.transaction, rej);
             }
             Ok(conn) => {
-                self.settle(id);
-                self.crossing.remove(&(req.service, arrival.from.dgid, id));
+                self.stop_retransmission(id);
+                self.peer_to_peer.remove(&(req.service, source.from.dgid, id));
                 self.connections.insert(id, conn);
-                self.by_remote.insert(((req.ca_guid, arrival.from.dgid), req.local), id);
+                self.by_remote.insert(((req.ca_guid, source.from.dgid), req.local), id);
                 self.link_qp(id);
                 self.report_request(id, None, mad, req);
             }

@@ -3,7 +3,7 @@
 
 use super::IdError;
 use super::param::UDP_QKEY;
-use super::state::{Id, Phase, State};
+use super::state::{Id, IdState, State};
 use crate::memory::Access;
 use crate::transport::state::taken;
 use crate::transport::{QpAttr, QpState};
@@ -78,7 +78,7 @@ impl State {
 
     /// Moves the attached queue pair through RTR to RTS. `grants` overrides the responder resources and the
     /// initiator depth.
-    pub fn make_ready(&self, number: u64, grants: Option<(u8, u8)>) -> Result<(), IdError> {
+    pub fn move_to_rts(&self, number: u64, grants: Option<(u8, u8)>) -> Result<(), IdError> {
         let id = self.id(number)?;
         let Some(qp) = &id.qp else { return Ok(()) };
         let (mut rtr, mut rts) =
@@ -109,7 +109,7 @@ impl Id {
     /// Ends the id, whose connection is over or was never established.
     pub fn end(&mut self) {
         self.fail_qp();
-        self.phase = Phase::Ended;
+        self.state = IdState::Ended;
     }
 }
 
