@@ -232,14 +232,14 @@ fn process_cpu() -> u64 {
 }
 
 struct Side {
-    node: Node,
+    node: TestEndpoint,
     mr: Mr,
 }
 
 impl Side {
     fn new(ip: Ipv4Addr, buffer: usize) -> Result<Side> {
         let link = UdpLink::bind(ip.into(), &UdpOptions { buffer, ..UdpOptions::default() })?;
-        let node = Node::new(Context::open(Box::new(link), &ContextOptions::default())?)?;
+        let node = TestEndpoint::new(Context::open(Box::new(link), &ContextOptions::default())?)?;
         let mr = node.pd.reg_mr(4 << 20, Access::ALL)?;
         Ok(Side { node, mr })
     }

@@ -61,15 +61,15 @@ enum Kind {
 }
 
 struct Ends {
-    a: Node,
-    b: Node,
+    a: TestEndpoint,
+    b: TestEndpoint,
     ours: Mr,
     theirs: Mr,
     completions: Vec<Completion>,
 }
 
 impl Ends {
-    fn new(a: Node, b: Node) -> Ends {
+    fn new(a: TestEndpoint, b: TestEndpoint) -> Ends {
         let ours = a.pd.reg_mr(LARGEST, Access::ALL).unwrap();
         let theirs = b.pd.reg_mr(LARGEST, Access::ALL).unwrap();
         Ends { a, b, ours, theirs, completions: Vec::with_capacity(64) }
@@ -198,11 +198,11 @@ fn measure(name: &str, mut ends: Ends) -> Vec<String> {
     found
 }
 
-fn on_udp(ip: &str, shards: usize) -> Node {
+fn on_udp(ip: &str, shards: usize) -> TestEndpoint {
     let ip = ip.parse::<IpAddr>().unwrap();
     let links = UdpLink::bind_shards(ip, &UdpOptions::default(), shards).unwrap();
     let links = links.into_iter().map(|link| Box::new(link) as _).collect();
-    Node::new(Context::open_shards(links, &ContextOptions::default()).unwrap()).unwrap()
+    TestEndpoint::new(Context::open_shards(links, &ContextOptions::default()).unwrap()).unwrap()
 }
 
 #[test]

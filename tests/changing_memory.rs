@@ -11,9 +11,9 @@ use urxe::verbs::*;
 const LEN: usize = 64 << 10;
 const MESSAGES: u64 = 300;
 
-fn node(ip: &str) -> Node {
+fn node(ip: &str) -> TestEndpoint {
     let link = UdpLink::bind(ip.parse::<IpAddr>().unwrap(), &UdpOptions::default()).unwrap();
-    Node::new(Context::open(Box::new(link), &ContextOptions::default()).unwrap()).unwrap()
+    TestEndpoint::new(Context::open(Box::new(link), &ContextOptions::default()).unwrap()).unwrap()
 }
 
 #[test]

@@ -321,7 +321,7 @@ impl Drop for Serve {
 /// A peer of `urxe serve` that uses the crate's verbs.
 struct Client {
     mr: Mr,
-    node: Node,
+    node: TestEndpoint,
 }
 
 impl Client {
@@ -331,7 +331,7 @@ impl Client {
 
     fn connect_with(serve: &Serve, ip: Ipv4Addr, options: &ContextOptions) -> Client {
         let link = UdpLink::bind(ip.into(), &UdpOptions::default()).unwrap();
-        let node = Node::new(Context::open(Box::new(link), options).unwrap()).unwrap();
+        let node = TestEndpoint::new(Context::open(Box::new(link), options).unwrap()).unwrap();
         let mr = node.pd.reg_mr(1 << 16, Access::ALL).unwrap();
         let mut tcp = TcpStream::connect(("127.0.0.1", serve.port)).unwrap();
         tcp.set_read_timeout(Some(SOON)).unwrap();

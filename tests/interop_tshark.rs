@@ -34,7 +34,7 @@ fn between_urxes(file: &CaptureFile, v6: bool) {
             "a" => Box::new(file.capture(port, name)),
             _ => Box::new(port),
         });
-        Node::new(context.unwrap()).unwrap()
+        TestEndpoint::new(context.unwrap()).unwrap()
     };
     let (a, b) = (open(1, "a"), open(2, "b"));
     let options = ConnectOptions { mtu: Some(Mtu::Mtu1024), ..ConnectOptions::default() };

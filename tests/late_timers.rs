@@ -92,8 +92,9 @@ fn expired_timer_waits_for_packets_queued_in_the_link() {
         waiting: VecDeque::new(),
         to,
     };
-    let first = Node::new(Context::open(Box::new(link(Qpn::default())), &options).unwrap()).unwrap().qp.qpn();
-    let node = Node::new(Context::open(Box::new(link(first)), &options).unwrap()).unwrap();
+    let first =
+        TestEndpoint::new(Context::open(Box::new(link(Qpn::default())), &options).unwrap()).unwrap().qp.qpn();
+    let node = TestEndpoint::new(Context::open(Box::new(link(first)), &options).unwrap()).unwrap();
     assert_eq!(node.qp.qpn(), first);
     let peer = Endpoint { gid: PEERS.into(), qpn: Qpn::new(0x77), psn: Psn::new(0) };
     node.qp.connect(&peer, &ConnectOptions::default()).unwrap();

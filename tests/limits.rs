@@ -10,14 +10,14 @@ const LONGEST: usize = 1 << 31;
 const PARTS: usize = 32;
 
 /// Returns two connected queue pairs on one fabric with 32 elements per request.
-fn pair(fabric: &Fabric) -> [(Node, Qp); 2] {
+fn pair(fabric: &Fabric) -> [(TestEndpoint, Qp); 2] {
     let options = QpOptions {
         send: SendCaps { max_wr: 256, max_sge: PARTS as u32, max_inline: 8 },
         recv: RecvCaps { max_wr: 256, max_sge: PARTS as u32 },
         ..QpOptions::default()
     };
     let sides = [0, 1].map(|_| {
-        let node = Node::new(Context::on_fabric(fabric).unwrap()).unwrap();
+        let node = TestEndpoint::new(Context::on_fabric(fabric).unwrap()).unwrap();
         let qp = node.pd.create_qp(&node.cq, &node.cq, &options).unwrap();
         (node, qp)
     });

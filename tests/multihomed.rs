@@ -37,22 +37,22 @@ fn addresses(net: &Veth, side: usize, interface: &str) -> Vec<IpAddr> {
     }
 }
 
-fn node(context: &Context) -> Node {
-    Node::new(context.clone()).unwrap()
+fn node(context: &Context) -> TestEndpoint {
+    TestEndpoint::new(context.clone()).unwrap()
 }
 
 /// Connects two nodes through the GIDs at these indices.
-fn connect((a, i): (&Node, usize), (b, j): (&Node, usize)) {
+fn connect((a, i): (&TestEndpoint, usize), (b, j): (&TestEndpoint, usize)) {
     let (to_a, to_b) = (a.qp.endpoint_at(i).unwrap(), b.qp.endpoint_at(j).unwrap());
     a.qp.connect(&to_b, &ConnectOptions::default()).unwrap();
     b.qp.connect(&to_a, &ConnectOptions::default()).unwrap();
 }
 
 /// Sends WRITEs in both directions at once, so large that they take many transmit turns.
-fn write_both_ways(pairs: &[(Node, Node)]) {
+fn write_both_ways(pairs: &[(TestEndpoint, TestEndpoint)]) {
     const LEN: usize = 300_000;
     const TIMES: u64 = 8;
-    let memory = |node: &Node| [(); 2].map(|()| node.pd.reg_mr(LEN, Access::ALL).unwrap());
+    let memory = |node: &TestEndpoint| [(); 2].map(|()| node.pd.reg_mr(LEN, Access::ALL).unwrap());
     let regions: Vec<_> = pairs.iter().map(|(a, b)| (memory(a), memory(b))).collect();
     let byte = |pair: usize, side: usize| (1 + 2 * pair + side) as u8;
     for (i, ((a, b), (of_a, of_b))) in pairs.iter().zip(&regions).enumerate() {

@@ -70,7 +70,7 @@ struct Work {
 }
 
 struct Side {
-    node: Node,
+    node: TestEndpoint,
     recv_cq: Cq,
     qp: Qp,
     /// Regions of a side: a constant pattern; the target of the other side's WRITEs, of receives and of
@@ -100,7 +100,7 @@ impl Side {
         let port = fabric.port(&fabric.auto_address()).unwrap();
         let options = ContextOptions { seed: Some(seed), window, ..ContextOptions::default() };
         let context = Context::on_port(port, &options, |port| Box::new(port)).unwrap();
-        let node = Node::new(context).unwrap();
+        let node = TestEndpoint::new(context).unwrap();
         let recv_cq = node.context.create_cq(256).unwrap();
         let qp = node.pd.create_qp(&node.cq, &recv_cq, &QpOptions::default()).unwrap();
         let [source, target] = [(); 2].map(|()| node.pd.reg_mr(REGION, Access::ALL).unwrap());

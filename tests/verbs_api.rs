@@ -34,7 +34,7 @@ fn is_readable(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Registers a region of `len` bytes with all access rights.
-fn region(node: &Node, len: usize) -> Mr {
+fn region(node: &TestEndpoint, len: usize) -> Mr {
     node.pd.reg_mr(len, Access::ALL).unwrap()
 }
 

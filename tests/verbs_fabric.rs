@@ -128,8 +128,10 @@ fn retries_do_not_congest_a_slow_wire_with_a_short_queue() {
         ..FabricConfig::default()
     };
     let fabric = Fabric::virtual_time(config).unwrap();
-    let (a, b) =
-        (Node::new(Context::on_fabric(&fabric).unwrap()), Node::new(Context::on_fabric(&fabric).unwrap()));
+    let (a, b) = (
+        TestEndpoint::new(Context::on_fabric(&fabric).unwrap()),
+        TestEndpoint::new(Context::on_fabric(&fabric).unwrap()),
+    );
     let (a, b) = (a.unwrap(), b.unwrap());
     let options = ConnectOptions { mtu: Some(Mtu::Mtu256), ..ConnectOptions::default() };
     a.qp.connect(&b.qp.endpoint(), &options).unwrap();

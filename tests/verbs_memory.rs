@@ -8,10 +8,10 @@ use urxe::verbs::*;
 const SOON: Duration = Duration::from_secs(5);
 
 /// Returns two connected nodes whose queue pairs allow all kinds of access.
-fn pair() -> (Node, Node) {
+fn pair() -> (TestEndpoint, TestEndpoint) {
     let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
-    let a = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
-    let b = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
+    let a = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
+    let b = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
     let options = ConnectOptions {
         access: Access::ALL | Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT,
         ..ConnectOptions::default()
@@ -21,13 +21,13 @@ fn pair() -> (Node, Node) {
     (a, b)
 }
 
-fn done(node: &Node, wr: &SendWr<'_>) -> Completion {
+fn done(node: &TestEndpoint, wr: &SendWr<'_>) -> Completion {
     node.qp.post_send(wr).unwrap();
     node.cq.wait(SOON).unwrap()
 }
 
 /// Returns the status with which a work request fails.
-fn fails(node: &Node, wr: &SendWr<'_>) -> WcStatus {
+fn fails(node: &TestEndpoint, wr: &SendWr<'_>) -> WcStatus {
     node.qp.post_send(wr).unwrap();
     match node.cq.wait(SOON) {
         Err(WaitError::Failed(wc)) => wc.status,
@@ -175,7 +175,7 @@ fn protected_memory_fails_the_work_request_on_either_side() {
     use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
     let real_time = || Fabric::new().pair().unwrap();
     let len = std::num::NonZeroUsize::new(65_536).unwrap();
-    for make in [pair as fn() -> (Node, Node), real_time] {
+    for make in [pair as fn() -> (TestEndpoint, TestEndpoint), real_time] {
         for (len_used, is_local) in [(8, true), (700, true), (40_000, true), (8, false), (40_000, false)] {
             let (a, b) = make();
             let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;

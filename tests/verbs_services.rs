@@ -136,9 +136,9 @@ fn qps_share_receives_of_an_srq() {
     srq.arm_limit(6);
     assert_eq!(srq.query(), SrqAttr { caps: RecvCaps { max_wr: 8, max_sge: 1 }, limit: 6, len: 8 });
 
-    let peers: Vec<(Node, Qp)> = (0..3)
+    let peers: Vec<(TestEndpoint, Qp)> = (0..3)
         .map(|_| {
-            let node = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
+            let node = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
             let qp = pd.create_qp_on_srq(&cq, &cq, &srq, &QpOptions::default()).unwrap();
             qp.connect(&node.qp.endpoint(), &ConnectOptions::default()).unwrap();
             node.qp.connect(&qp.endpoint(), &ConnectOptions::default()).unwrap();
@@ -230,7 +230,7 @@ fn patience(personality: Personality) -> Duration {
     let options = ContextOptions { personality, ..ContextOptions::default() };
     let context = Context::on_port(port, &options, |port| Box::new(port)).unwrap();
     assert_eq!(context.query_device().personality, personality.name);
-    let node = Node::new(context).unwrap();
+    let node = TestEndpoint::new(context).unwrap();
     let nobody =
         Endpoint { gid: "10.9.9.9".parse::<std::net::IpAddr>().unwrap().into(), ..node.qp.endpoint() };
     let connect = ConnectOptions { timeout: AckTimeout::new(1), retry_cnt: 0, ..ConnectOptions::default() };

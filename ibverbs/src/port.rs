@@ -57,7 +57,7 @@ unsafe fn copy_part<T>(value: &T, to: *mut T, len: usize) {
 
 /// Returns the attributes of the device, also in the C struct.
 fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
-    let attr = context.nic.query_device().for_programs();
+    let attr = context.nic.query_device().for_libibverbs();
     let l = attr.limits;
     // SAFETY: the struct consists of integers, for which zeros are valid.
     let mut c: ibv_device_attr = unsafe { std::mem::zeroed() };
@@ -132,8 +132,8 @@ pub unsafe extern "C" fn query_device_ex(
         },
         xrc_odp_caps: attr.on_demand.xrc,
         packet_pacing_caps: ibv_packet_pacing_caps {
-            qp_rate_limit_min: attr.pacing.least_kbps,
-            qp_rate_limit_max: attr.pacing.most_kbps,
+            qp_rate_limit_min: attr.pacing.min_kbps,
+            qp_rate_limit_max: attr.pacing.max_kbps,
             supported_qpts: attr.pacing.services,
         },
         max_dm_size: attr.limits.max_dm_size,

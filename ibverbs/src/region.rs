@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use urxe::memory::{is_mapped, knows_what_is_mapped, may_read, may_write, page_size};
+use urxe::memory::{is_mapped, may_read, may_write, page_size, supports_populate};
 use urxe::verbs::{Access, DmMr, Mw, NullMr, RawMr, WindowKind};
 
 use crate::abi::{ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
@@ -98,7 +98,7 @@ fn can_be_pinned(addr: usize, len: usize, access: Access) -> bool {
     let Some(end) = addr.checked_add(len) else { return false };
     let last = end.saturating_sub(1);
     let ends = [first, last - last % page];
-    let can_be_read = || match knows_what_is_mapped() {
+    let can_be_read = || match supports_populate() {
         true if end - first <= BROUGHT_IN => may_read(first, end - first),
         true => ends.iter().all(|at| may_read(*at, page)),
         false => true,
@@ -110,7 +110,7 @@ fn can_be_pinned(addr: usize, len: usize, access: Access) -> bool {
 
 /// Reports whether a page is writable, or the kernel cannot tell.
 fn is_writable(at: usize, page: usize) -> bool {
-    may_write(at, page) || !knows_what_is_mapped()
+    may_write(at, page) || !supports_populate()
 }
 
 /// Registers memory for `ibv_reg_mr` and its variants. Returns null with `errno` set on failure.
@@ -136,7 +136,7 @@ unsafe fn register(
     if is_pinned && !can_be_pinned(addr.addr(), length, access) {
         return errno::null(libc::EFAULT);
     }
-    if access.allows(Access::ON_DEMAND) && !knows_what_is_mapped() {
+    if access.allows(Access::ON_DEMAND) && !supports_populate() {
         return errno::null(libc::EOPNOTSUPP);
     }
     // SAFETY: the contract of `ibv_reg_mr` is that of these functions: the program keeps the memory mapped

@@ -19,8 +19,8 @@ use crate::link::faults::{Direction, Faults, Rule};
 use crate::link::trace::{Trace, Traced};
 use crate::transport::Instant;
 use crate::verbs::{
-    Access, Bind, Completion, ConnectOptions, Context, ContextOptions, Endpoint, Mr, Mtu, Node, Placement,
-    Psn, Qpn, RecvWr, RemoteAddr, SendWr, Sge, WcOpcode, WcStatus, WindowKind,
+    Access, Bind, Completion, ConnectOptions, Context, ContextOptions, Endpoint, Mr, Mtu, Placement, Psn,
+    Qpn, RecvWr, RemoteAddr, SendWr, Sge, TestEndpoint, WcOpcode, WcStatus, WindowKind,
 };
 use crate::wire::Packet;
 
@@ -97,8 +97,8 @@ struct Stage {
     out: Box<dyn Write>,
     fabric: Fabric,
     log: Log,
-    a: Node,
-    b: Node,
+    a: TestEndpoint,
+    b: TestEndpoint,
     /// Memory region of A; `dst` is that of B.
     src: Mr,
     dst: Mr,
@@ -155,7 +155,7 @@ impl Stage {
         let b = Context::on_port(fabric.port(&[IpAddr::from([10, 0, 0, 2])])?, &options(1), |port| {
             Box::new(port)
         })?;
-        let (a, b) = (Node::new(a)?, Node::new(b)?);
+        let (a, b) = (TestEndpoint::new(a)?, TestEndpoint::new(b)?);
         let connect = ConnectOptions {
             access: Access::ALL | Access::FLUSH_GLOBAL,
             mtu: Some(MTU),

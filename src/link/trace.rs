@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
     use crate::link::fabric::{Fabric, FabricConfig};
-    use crate::verbs::{Access, Context, ContextOptions, Node, SendWr};
+    use crate::verbs::{Access, Context, ContextOptions, SendWr, TestEndpoint};
     use crate::wire::{Packet, icrc};
 
     #[test]
@@ -105,7 +105,10 @@ mod tests {
             }))
         })
         .unwrap();
-        let (a, b) = (Node::new(context).unwrap(), Node::new(Context::on_fabric(&fabric).unwrap()).unwrap());
+        let (a, b) = (
+            TestEndpoint::new(context).unwrap(),
+            TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap(),
+        );
         a.qp.connect(&b.qp.endpoint(), &Default::default()).unwrap();
         b.qp.connect(&a.qp.endpoint(), &Default::default()).unwrap();
         let (src, dst) = (a.pd.reg_mr(64, Access::ALL).unwrap(), b.pd.reg_mr(64, Access::ALL).unwrap());

@@ -8,7 +8,7 @@ use crate::wire::icrc::Icrc;
 ///
 /// # Safety
 /// `from` must be readable, or user memory, and `to` writable for `len` bytes, and they must not overlap.
-pub(super) unsafe fn copy_and_digest(
+pub(super) unsafe fn copy_and_crc(
     from: *const u8,
     to: *mut u8,
     len: usize,
@@ -20,7 +20,7 @@ pub(super) unsafe fn copy_and_digest(
         done = len - len % wide::BLOCK;
         // SAFETY: `is_available` has found the instructions, and `done` is a non-zero multiple of `BLOCK`;
         // the caller guarantees the first `done` of its `len` bytes.
-        icrc = unsafe { wide::copy_and_digest(from, to, done, icrc)? };
+        icrc = unsafe { wide::copy_and_crc(from, to, done, icrc)? };
     }
     // SAFETY: the caller guarantees `len` bytes at both addresses, and these are the last `len - done` of
     // them; those at `to` are initialised by the copy.
@@ -59,10 +59,10 @@ mod wide {
     const BY_128: [i64; 2] = fold_by(128);
 
     /// # Safety
-    /// As for [`super::copy_and_digest`]; moreover `len` must be a non-zero multiple of [`BLOCK`], and
+    /// As for [`super::copy_and_crc`]; moreover `len` must be a non-zero multiple of [`BLOCK`], and
     /// [`is_available`] true.
     #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse2")]
-    pub unsafe fn copy_and_digest(
+    pub unsafe fn copy_and_crc(
         from: *const u8,
         to: *mut u8,
         len: usize,
@@ -141,8 +141,7 @@ mod tests {
                 before.update(&source[..start]);
                 let from = &source[start..start + len];
                 // SAFETY: `from` and `target` have at least `len` bytes, and are separate allocations.
-                let icrc =
-                    unsafe { copy_and_digest(from.as_ptr(), target.as_mut_ptr(), len, before) }.unwrap();
+                let icrc = unsafe { copy_and_crc(from.as_ptr(), target.as_mut_ptr(), len, before) }.unwrap();
                 assert_eq!((&target[..len], target[len]), (from, 0xee));
                 assert_eq!(icrc.value(), crc32fast::hash(&source[..start + len]), "{start} + {len}");
             }

@@ -2,12 +2,12 @@
 //! access, and passes every other SIGSEGV or SIGBUS to the program.
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-pub use x86_64::survive_faults;
+pub use x86_64::install_fault_handler;
 
 /// Turns faults of the crate's accesses to user memory into errors of the work request, by a handler of
 /// SIGSEGV and SIGBUS for the process. Implemented for x86-64 only: elsewhere such a fault ends the process.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-pub fn survive_faults() {}
+pub fn install_fault_handler() {}
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod x86_64 {
@@ -41,7 +41,7 @@ mod x86_64 {
     /// sees that of its parent.
     static PROCESS: AtomicI32 = AtomicI32::new(0);
 
-    extern "C" fn note_process() {
+    extern "C" fn record_process() {
         // SAFETY: `getpid` takes no argument and has no requirement.
         PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     }
@@ -114,7 +114,7 @@ mod x86_64 {
         ///
         /// # Safety
         /// Only for a handler of the signal, with the arguments that the kernel passed to it.
-        unsafe fn take(&self, info: *mut siginfo_t, context: *mut c_void) {
+        unsafe fn execute(&self, info: *mut siginfo_t, context: *mut c_void) {
             let action = self.get();
             // SAFETY: the caller passes the `siginfo_t` that the kernel gave to the handler.
             let is_of_instruction = unsafe { is_of_instruction(self.signal, &*info) };
@@ -195,7 +195,7 @@ mod x86_64 {
                 return;
             }
             if let Some(action) = ACTIONS.iter().find(|a| a.signal == signal) {
-                action.take(info, context);
+                action.execute(info, context);
             }
         }
     }
@@ -238,14 +238,14 @@ mod x86_64 {
     /// SIGSEGV and SIGBUS for the process. The handler passes every other fault to the handler that was
     /// installed before. A handler that the program installs later replaces this one, unless the library that
     /// `urxe run` preloads is present.
-    pub fn survive_faults() {
+    pub fn install_fault_handler() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
-            note_process();
-            // SAFETY: `note_process` stays loaded, and the names are NUL-terminated. If the C library is not
+            record_process();
+            // SAFETY: `record_process` stays loaded, and the names are NUL-terminated. If the C library is not
             // a shared library of its own, nothing can interpose its functions.
             unsafe {
-                libc::pthread_atfork(None, None, Some(note_process));
+                libc::pthread_atfork(None, None, Some(record_process));
                 let library = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
                 if !library.is_null() {
                     let found = libc::dlsym(library, c"sigaction".as_ptr());

@@ -13,7 +13,7 @@ pub struct Faulted;
 
 /// Converts the fault flag of an access into a result.
 #[inline(always)]
-fn unless(fault: u32) -> Result<(), Faulted> {
+fn check_fault(fault: u32) -> Result<(), Faulted> {
     if fault == 0 { Ok(()) } else { Err(Faulted) }
 }
 
@@ -24,7 +24,7 @@ pub(super) use x86_64::*;
 mod x86_64 {
     use std::arch::asm;
 
-    use super::{Faulted, unless};
+    use super::{Faulted, check_fault};
 
     /// An `asm!` block of instructions that may fault. Every use has to pass the operand `fault`, which a
     /// fault sets to 1.
@@ -97,7 +97,7 @@ mod x86_64 {
             guarded!(["mov {word}, qword ptr [{from}]"],
                 from = in(reg) from, word = inout(reg) word, fault = inout(reg) fault)
         };
-        unless(fault).map(|()| word.to_ne_bytes())
+        check_fault(fault).map(|()| word.to_ne_bytes())
     }
 
     /// Stores a word. Earlier stores are visible to a reader of the word, as always on this architecture.
@@ -113,7 +113,7 @@ mod x86_64 {
             guarded!(["mov qword ptr [{to}], {word}"],
                 to = in(reg) to, word = in(reg) word, fault = inout(reg) fault)
         };
-        unless(fault)
+        check_fault(fault)
     }
 
     /// Stores a byte. Earlier stores are visible to a reader of the byte.
@@ -129,7 +129,7 @@ mod x86_64 {
             guarded!(["mov byte ptr [{to}], {byte}"],
                 to = in(reg) to, byte = in(reg_byte) byte, fault = inout(reg) fault)
         };
-        unless(fault)
+        check_fault(fault)
     }
 
     /// Adds to an aligned word atomically, and returns the previous value.
@@ -144,7 +144,7 @@ mod x86_64 {
             guarded!(["lock xadd qword ptr [{at}], {word}"],
                 at = in(reg) at, word = inout(reg) word, fault = inout(reg) fault)
         };
-        unless(fault).map(|()| word)
+        check_fault(fault).map(|()| word)
     }
 
     /// Replaces an aligned word atomically if it equals `compare`, and returns the previous value.
@@ -159,7 +159,7 @@ mod x86_64 {
             guarded!(["lock cmpxchg qword ptr [{at}], {swap}"],
                 at = in(reg) at, swap = in(reg) swap, fault = inout(reg) fault, inout("rax") word)
         };
-        unless(fault).map(|()| word)
+        check_fault(fault).map(|()| word)
     }
 
     /// Copies `len` bytes. A fault may leave a part of them copied.
@@ -198,7 +198,7 @@ mod x86_64 {
             // SAFETY: `len` is at least 32; the caller guarantees both ranges.
             _ => unsafe { copy_by_16(from, to, len, &mut fault) },
         }
-        unless(fault)
+        check_fault(fault)
     }
 
     /// # Safety
@@ -257,7 +257,7 @@ mod x86_64 {
         let mut fault = 0;
         // SAFETY: the test calls this with at least 16 bytes, and with ranges as `copy` requires them.
         unsafe { copy_by_16(from, to, len, &mut fault) };
-        unless(fault)
+        check_fault(fault)
     }
 }
 

@@ -25,9 +25,9 @@ pub fn is_mapped(at: usize, len: usize) -> bool {
 
 /// Reports whether the kernel can populate pages on request, tested with a page of the stack: Linux before
 /// 5.14 cannot. On-demand regions need it.
-pub fn knows_what_is_mapped() -> bool {
-    static KNOWS: OnceLock<bool> = OnceLock::new();
-    *KNOWS.get_or_init(|| {
+pub fn supports_populate() -> bool {
+    static SUPPORTED: OnceLock<bool> = OnceLock::new();
+    *SUPPORTED.get_or_init(|| {
         let here = 0_u8;
         let here = (&raw const here).addr();
         may_write(here - here % page_size(), page_size())

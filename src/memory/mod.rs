@@ -9,8 +9,8 @@
 mod access;
 mod buffer;
 mod copy;
+mod extent;
 mod fault;
-mod grant;
 mod guarded;
 mod mapped;
 mod region;
@@ -22,10 +22,10 @@ mod window;
 
 pub use access::{Access, AccessError, Accessor, ManagementError, PdId};
 pub use buffer::{Buffer, OutOfBuffer};
-pub use fault::survive_faults;
+pub use fault::install_fault_handler;
 pub use guarded::Faulted;
-pub use mapped::{is_mapped, knows_what_is_mapped, may_read, may_write, page_size};
+pub use mapped::{is_mapped, may_read, may_write, page_size, supports_populate};
 pub use region::FastReg;
 pub use slice::{AtomicOp, HostSlice};
-pub use table::{RegionInfo, Reregistration, Span, Table};
+pub use table::{MrExtent, RegionInfo, ReregMr, Table};
 pub use window::{Bind, WindowKind};

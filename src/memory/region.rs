@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crossbeam_utils::atomic::AtomicCell;
 
-use super::grant::Grant;
+use super::extent::Extent;
 use super::{Access, AccessError, ManagementError, PdId};
 use crate::wire::LKey;
 
@@ -12,15 +12,15 @@ use crate::wire::LKey;
 #[derive(Debug)]
 pub(super) struct Region {
     pub pd: PdId,
-    pub grant: Grant,
-    pub windows: Bound,
+    pub extent: Extent,
+    pub windows: BoundWindows,
 }
 
 /// Number of windows bound to a region, which cannot be deregistered while there are any (C10-70).
 #[derive(Debug, Default)]
-pub(super) struct Bound(AtomicU32);
+pub(super) struct BoundWindows(AtomicU32);
 
-impl Bound {
+impl BoundWindows {
     pub fn add(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -44,14 +44,14 @@ pub(super) struct FastRegion {
     /// Current registration. Every packet under a key of the region reads it: without a lock, unless it
     /// changes at that moment.
     state: AtomicCell<FastState>,
-    pub windows: Bound,
+    pub windows: BoundWindows,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct FastState {
     /// Low byte of the keys, which the application chooses with each registration.
     key: u8,
-    open: Option<Grant>,
+    fast_reg: Option<Extent>,
 }
 
 /// Parameters of a fast registration.
@@ -77,8 +77,8 @@ impl FastRegion {
             pd,
             addr,
             len,
-            state: AtomicCell::new(FastState { key, open: None }),
-            windows: Bound::default(),
+            state: AtomicCell::new(FastState { key, fast_reg: None }),
+            windows: BoundWindows::default(),
         }
     }
 
@@ -88,17 +88,17 @@ impl FastRegion {
     }
 
     /// Returns the extent that is registered under `key`.
-    pub fn grant(&self, key: LKey) -> Result<Grant, AccessError> {
+    pub fn extent(&self, key: LKey) -> Result<Extent, AccessError> {
         let state = self.state.load();
-        state.open.filter(|_| state.key == key.generation()).ok_or(AccessError::UnknownKey { key: key.0 })
+        state.fast_reg.filter(|_| state.key == key.generation()).ok_or(AccessError::UnknownKey { key: key.0 })
     }
 
     /// Registers a part of the region. Fails if a registration is already valid (IBA 10.6.5.2).
-    pub fn open(&self, reg: &FastReg) -> Result<(), ManagementError> {
+    pub fn fast_reg(&self, reg: &FastReg) -> Result<(), ManagementError> {
         let FastReg { key, offset, len, iova, access } = *reg;
         let state = self.state.load();
         let in_use = ManagementError::InUse { key: key.0 };
-        if state.open.is_some() {
+        if state.fast_reg.is_some() {
             return Err(in_use);
         }
         if len == 0 || self.len.checked_sub(offset).is_none_or(|room| len > room) {
@@ -107,24 +107,27 @@ impl FastRegion {
         if access.lets_peers_write() && !access.allows(Access::LOCAL_WRITE) {
             return Err(ManagementError::Access { key: key.0, access });
         }
-        let grant = Grant { addr: self.addr + offset as usize, len, iova, access };
-        let opened = FastState { key: key.generation(), open: Some(grant) };
+        let extent = Extent { addr: self.addr + offset as usize, len, iova, access };
+        let opened = FastState { key: key.generation(), fast_reg: Some(extent) };
         // Fails if another queue pair has registered meanwhile.
         self.state.compare_exchange(state, opened).map(drop).map_err(|_| in_use)
     }
 
     /// Invalidates the registration. Fails while windows are bound to the region, and for a peer if the
     /// registration permits no remote access.
-    pub fn close(&self, key: LKey, remote: bool) -> Result<(), ManagementError> {
+    pub fn invalidate(&self, key: LKey, remote: bool) -> Result<(), ManagementError> {
         let state = self.state.load();
         let unknown = ManagementError::UnknownKey { key: key.0 };
-        let grant = state.open.filter(|_| state.key == key.generation()).ok_or(unknown)?;
+        let extent = state.fast_reg.filter(|_| state.key == key.generation()).ok_or(unknown)?;
         if self.windows.count() > 0 {
             return Err(ManagementError::WindowsBound { key: key.0, count: self.windows.count() });
         }
-        if remote && !grant.access.is_remote() {
-            return Err(ManagementError::Access { key: key.0, access: grant.access });
+        if remote && !extent.access.is_remote() {
+            return Err(ManagementError::Access { key: key.0, access: extent.access });
         }
-        self.state.compare_exchange(state, FastState { open: None, ..state }).map(drop).map_err(|_| unknown)
+        self.state
+            .compare_exchange(state, FastState { fast_reg: None, ..state })
+            .map(drop)
+            .map_err(|_| unknown)
     }
 }

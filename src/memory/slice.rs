@@ -1,6 +1,6 @@
 //! Ranges of user memory that have passed the access checks, and the accesses to them.
 
-use super::copy::copy_and_digest;
+use super::copy::copy_and_crc;
 use super::guarded::{self, Faulted};
 use crate::wire::icrc::Icrc;
 
@@ -16,7 +16,7 @@ pub struct HostSlice {
 }
 
 /// Lower bound of the page size: no supported machine has smaller pages.
-const LEAST_PAGE: usize = 4096;
+const MIN_PAGE: usize = 4096;
 
 /// Atomic operation on 64 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,13 +104,13 @@ impl HostSlice {
 
     /// Appends the bytes to `out`, and continues an ICRC over the bytes as copied. A fault leaves `out`
     /// unchanged.
-    pub(crate) fn append_and_digest(self, out: &mut Vec<u8>, icrc: Icrc) -> Result<Icrc, Faulted> {
+    pub(crate) fn append_and_crc(self, out: &mut Vec<u8>, icrc: Icrc) -> Result<Icrc, Faulted> {
         out.reserve(self.len);
         let room = out.spare_capacity_mut().as_mut_ptr().cast();
         // SAFETY: by the contract of `from_raw` the source is user memory; the capacity was just reserved,
         // and no registered memory lies in it. The copy initialises the bytes before `set_len`.
         unsafe {
-            let icrc = copy_and_digest(self.ptr(), room, self.len, icrc)?;
+            let icrc = copy_and_crc(self.ptr(), room, self.len, icrc)?;
             out.set_len(out.len() + self.len);
             Ok(icrc)
         }
@@ -120,11 +120,11 @@ impl HostSlice {
     ///
     /// # Panics
     /// If `out` has another length.
-    pub(crate) fn load_and_digest(self, out: &mut [u8], icrc: Icrc) -> Result<Icrc, Faulted> {
+    pub(crate) fn load_and_crc(self, out: &mut [u8], icrc: Icrc) -> Result<Icrc, Faulted> {
         assert_eq!(out.len(), self.len);
         // SAFETY: by the contract of `from_raw` the source is user memory; `out` is as long, and no
         // registered memory lies in it.
-        unsafe { copy_and_digest(self.ptr(), out.as_mut_ptr(), self.len, icrc) }
+        unsafe { copy_and_crc(self.ptr(), out.as_mut_ptr(), self.len, icrc) }
     }
 
     /// Copies the bytes to `out`.
@@ -148,7 +148,7 @@ impl HostSlice {
     /// Checks that each page of the slice can be read.
     pub(crate) fn probe(self) -> Result<(), Faulted> {
         let (last, mut byte) = (self.len.checked_sub(1), 0_u8);
-        (0..self.len).step_by(LEAST_PAGE).chain(last).try_for_each(|at| {
+        (0..self.len).step_by(MIN_PAGE).chain(last).try_for_each(|at| {
             // SAFETY: `at` is below `len`, so by the contract of `from_raw` the byte is user memory; `byte`
             // is a local.
             unsafe { guarded::copy(self.ptr().add(at), &raw mut byte, 1) }

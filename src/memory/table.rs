@@ -3,8 +3,8 @@
 
 use std::collections::VecDeque;
 
-use super::grant::Grant;
-use super::region::{Bound, FastRegion, Region};
+use super::extent::Extent;
+use super::region::{BoundWindows, FastRegion, Region};
 use super::window::Window;
 use super::{
     Access, AccessError, Accessor, Bind, Buffer, FastReg, HostSlice, ManagementError, PdId, WindowKind,
@@ -73,7 +73,7 @@ impl From<LKey> for RegionInfo {
 
 /// Extent of host memory to register: its addresses and the permitted access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Span {
+pub struct MrExtent {
     /// Host address of the first byte.
     pub addr: usize,
     /// Length in bytes.
@@ -84,15 +84,15 @@ pub struct Span {
     pub access: Access,
 }
 
-impl From<Span> for Grant {
-    fn from(s: Span) -> Grant {
-        Grant { addr: s.addr, len: s.len as u64, iova: s.iova, access: s.access }
+impl From<MrExtent> for Extent {
+    fn from(s: MrExtent) -> Extent {
+        Extent { addr: s.addr, len: s.len as u64, iova: s.iova, access: s.access }
     }
 }
 
 /// Changes of a re-registration; `None` leaves a property unchanged.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Reregistration {
+pub struct ReregMr {
     /// New protection domain.
     pub pd: Option<PdId>,
     /// New memory: host address, length in bytes, and address under which the first byte is accessed.
@@ -188,10 +188,10 @@ impl Table {
     /// [`deregister`](Self::deregister), and their provenance must be exposed; their owner accepts that they
     /// change at any time, and synchronises with completions, as with DMA. With [`Access::ON_DEMAND`] this
     /// need hold only while the bytes are accessed: accesses to unmapped memory are rejected. After
-    /// [`survive_faults`](super::survive_faults) an access to memory that is unmapped or protected in spite
+    /// [`install_fault_handler`](super::install_fault_handler) an access to memory that is unmapped or protected in spite
     /// of this contract fails as well.
-    pub unsafe fn register(&mut self, pd: PdId, span: Span) -> Option<RegionInfo> {
-        let region = Region { pd, grant: span.into(), windows: Bound::default() };
+    pub unsafe fn register(&mut self, pd: PdId, extent: MrExtent) -> Option<RegionInfo> {
+        let region = Region { pd, extent: extent.into(), windows: BoundWindows::default() };
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
 
@@ -200,11 +200,11 @@ impl Table {
     ///
     /// # Safety
     /// A holder of the key can read all of the process's memory, and write it if `access` allows any writing.
-    /// Without [`survive_faults`](super::survive_faults), memory that is unmapped during an access ends the
+    /// Without [`install_fault_handler`](super::install_fault_handler), memory that is unmapped during an access ends the
     /// process.
     pub unsafe fn register_implicit(&mut self, pd: PdId, access: Access) -> Option<RegionInfo> {
-        let grant = Grant { access: access | Access::ON_DEMAND, ..Grant::WHOLE_PROCESS };
-        let region = Region { pd, grant, windows: Bound::default() };
+        let extent = Extent { access: access | Access::ON_DEMAND, ..Extent::WHOLE_PROCESS };
+        let region = Region { pd, extent, windows: BoundWindows::default() };
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
 
@@ -216,7 +216,7 @@ impl Table {
         self.insert(|_| Entry::Null(pd))
     }
 
-    /// Registers memory of which work requests register one part at a time ([`open`](Self::open)). Returns
+    /// Registers memory of which work requests register one part at a time ([`fast_reg`](Self::fast_reg)). Returns
     /// `None` if the table is full.
     ///
     /// # Safety
@@ -239,11 +239,7 @@ impl Table {
     ///
     /// # Errors
     /// [`ManagementError`], with no change made.
-    pub unsafe fn reregister(
-        &mut self,
-        lkey: LKey,
-        change: &Reregistration,
-    ) -> Result<RegionInfo, ManagementError> {
+    pub unsafe fn reregister(&mut self, lkey: LKey, change: &ReregMr) -> Result<RegionInfo, ManagementError> {
         let key = lkey.0;
         let slot = self.slot_of(lkey).and_then(|slot| self.slots.get_mut(slot as usize));
         let Some(Slot { generation, entry: Some(Entry::Region(region)), .. }) =
@@ -255,14 +251,14 @@ impl Table {
             return Err(ManagementError::WindowsBound { key, count: region.windows.count() });
         }
         region.pd = change.pd.unwrap_or(region.pd);
-        let grant = &mut region.grant;
-        let was_whole = grant.is_whole_process();
-        grant.access = change.access.unwrap_or(grant.access);
+        let extent = &mut region.extent;
+        let was_whole = extent.is_whole_process();
+        extent.access = change.access.unwrap_or(extent.access);
         if let Some((addr, len, iova)) = change.translation {
-            (grant.addr, grant.len, grant.iova) = (addr, len as u64, iova);
+            (extent.addr, extent.len, extent.iova) = (addr, len as u64, iova);
             *generation = generation.wrapping_add(1);
         } else if was_whole {
-            grant.access |= Access::ON_DEMAND;
+            extent.access |= Access::ON_DEMAND;
         }
         Ok(LKey::from_parts(lkey.index(), *generation).into())
     }
@@ -272,7 +268,7 @@ impl Table {
     /// # Errors
     /// [`ManagementError::WindowsBound`] while windows are bound to it (C10-70), or `UnknownKey`.
     pub fn deregister(&mut self, lkey: LKey) -> Result<(), ManagementError> {
-        let windows = self.owned(lkey)?;
+        let windows = self.bound_windows(lkey)?;
         if windows > 0 {
             return Err(ManagementError::WindowsBound { key: lkey.0, count: windows });
         }
@@ -285,7 +281,7 @@ impl Table {
     /// # Errors
     /// [`ManagementError::UnknownKey`] if the key is not that of a region.
     pub fn revoke(&mut self, lkey: LKey) -> Result<(), ManagementError> {
-        if self.owned(lkey)? > 0
+        if self.bound_windows(lkey)? > 0
             && let Some(region) = self.slot_of(lkey)
         {
             for slot in &self.slots {
@@ -300,7 +296,7 @@ impl Table {
 
     /// Returns the number of windows bound to the region whose handle is `lkey`. The handle of a fast region
     /// is its first key, whatever its low byte is now.
-    fn owned(&self, lkey: LKey) -> Result<u32, ManagementError> {
+    fn bound_windows(&self, lkey: LKey) -> Result<u32, ManagementError> {
         match self.entry(lkey) {
             Some((slot, entry)) if slot.generation == lkey.generation() => match entry {
                 Entry::Region(r) => Ok(r.windows.count()),
@@ -320,7 +316,7 @@ impl Table {
             _ => return false,
         };
         if let Some(region) = region {
-            self.unbound(region);
+            self.count_unbind(region);
         }
         self.remove(key);
         true
@@ -338,7 +334,7 @@ impl Table {
         self.free.push_back(index);
     }
 
-    fn windows_of(&self, region: u32) -> Option<&Bound> {
+    fn windows_of(&self, region: u32) -> Option<&BoundWindows> {
         match self.slots.get(region as usize)?.entry.as_ref()? {
             Entry::Region(r) => Some(&r.windows),
             Entry::Fast(r) => Some(&r.windows),
@@ -346,7 +342,7 @@ impl Table {
         }
     }
 
-    fn unbound(&self, region: u32) {
+    fn count_unbind(&self, region: u32) {
         if let Some(windows) = self.windows_of(region) {
             windows.remove();
         }
@@ -375,7 +371,7 @@ impl Table {
         window.check(bind, by)?;
         let part = match self.slot_of(bind.region) {
             _ if bind.len == 0 => None,
-            Some(region) => Some((region, self.opening(bind, by)?)),
+            Some(region) => Some((region, self.bind_extent(bind, by)?)),
             None => return Err(ManagementError::UnknownKey { key: bind.region.0 }),
         };
         if let Some((region, _)) = part
@@ -384,13 +380,13 @@ impl Table {
             windows.add();
         }
         if let Some(before) = window.bind(bind.rkey, by, part) {
-            self.unbound(before);
+            self.count_unbind(before);
         }
         Ok(())
     }
 
     /// Checks the region of a bind, and returns the extent that becomes accessible through the window.
-    fn opening(&self, bind: &Bind, by: Accessor) -> Result<Grant, ManagementError> {
+    fn bind_extent(&self, bind: &Bind, by: Accessor) -> Result<Extent, ManagementError> {
         let Bind { region, addr, len, access, .. } = *bind;
         let key = region.0;
         let whole = self.region(region, by)?;
@@ -406,17 +402,17 @@ impl Table {
         let start = whole.find(key, addr, len)?;
         let iova = if access.allows(Access::ZERO_BASED) { 0 } else { addr };
         let access = access | (whole.access & Access::ON_DEMAND);
-        Ok(Grant { addr: start, len, iova, access })
+        Ok(Extent { addr: start, len, iova, access })
     }
 
     /// Registers a part of a fast region for a work request of `by`.
     ///
     /// # Errors
     /// [`ManagementError`], with no change made.
-    pub fn open(&self, reg: &FastReg, by: Accessor) -> Result<(), ManagementError> {
+    pub fn fast_reg(&self, reg: &FastReg, by: Accessor) -> Result<(), ManagementError> {
         let key = reg.key.0;
         match self.entry(reg.key) {
-            Some((_, Entry::Fast(region))) if region.pd == by.pd => region.open(reg),
+            Some((_, Entry::Fast(region))) if region.pd == by.pd => region.fast_reg(reg),
             Some((_, Entry::Fast(region))) => {
                 Err(ManagementError::WrongPd { key, object: region.pd, used: by.pd })
             }
@@ -434,10 +430,10 @@ impl Table {
         match self.entry(LKey(key)) {
             Some((_, Entry::Window(window))) => {
                 let region = window.invalidate(rkey, by)?;
-                self.unbound(region);
+                self.count_unbind(region);
                 Ok(())
             }
-            Some((_, Entry::Fast(r))) if r.pd == by.pd => r.close(LKey(key), remote),
+            Some((_, Entry::Fast(r))) if r.pd == by.pd => r.invalidate(LKey(key), remote),
             Some((_, Entry::Fast(r))) => Err(ManagementError::WrongPd { key, object: r.pd, used: by.pd }),
             Some((slot, _)) if slot.generation == rkey.generation() => {
                 Err(ManagementError::NotInvalidatable { key })
@@ -449,7 +445,7 @@ impl Table {
     /// Returns the region of a key if it is a plain one in the protection domain. This is the common case, so
     /// it is checked first.
     #[inline]
-    fn plain(&self, lkey: LKey, by: Accessor) -> Option<&Region> {
+    fn plain_region(&self, lkey: LKey, by: Accessor) -> Option<&Region> {
         match self.slots.get(self.slot_of(lkey)? as usize) {
             Some(Slot { generation, entry: Some(Entry::Region(r)), .. })
                 if *generation == lkey.generation() && r.pd == by.pd =>
@@ -461,17 +457,17 @@ impl Table {
     }
 
     /// Returns the extent that is registered under the key of a plain or fast region.
-    fn region(&self, lkey: LKey, by: Accessor) -> Result<Grant, AccessError> {
+    fn region(&self, lkey: LKey, by: Accessor) -> Result<Extent, AccessError> {
         let key = lkey.0;
-        let (pd, grant) = match self.entry(lkey) {
-            Some((slot, Entry::Region(r))) if slot.generation == lkey.generation() => (r.pd, r.grant),
-            Some((_, Entry::Fast(r))) => (r.pd, r.grant(lkey)?),
+        let (pd, extent) = match self.entry(lkey) {
+            Some((slot, Entry::Region(r))) if slot.generation == lkey.generation() => (r.pd, r.extent),
+            Some((_, Entry::Fast(r))) => (r.pd, r.extent(lkey)?),
             _ => return Err(AccessError::UnknownKey { key }),
         };
         if pd != by.pd {
             return Err(AccessError::WrongPd { key, region: pd, used: by.pd });
         }
-        Ok(grant)
+        Ok(extent)
     }
 
     /// Returns the memory of a scatter/gather element. Zero bytes need no key (IBA 10.6.3.1).
@@ -489,15 +485,15 @@ impl Table {
         if len == 0 {
             return Ok(HostSlice::EMPTY);
         }
-        if let Some(region) = self.plain(lkey, by) {
-            return slice(&region.grant, lkey.0, addr, len.into(), needed);
+        if let Some(region) = self.plain_region(lkey, by) {
+            return slice(&region.extent, lkey.0, addr, len.into(), needed);
         }
-        self.local_otherwise(by, lkey, addr, len, needed)
+        self.local_slow_path(by, lkey, addr, len, needed)
     }
 
     /// Returns the memory of an element that is not in a plain region of the protection domain.
     #[cold]
-    fn local_otherwise(
+    fn local_slow_path(
         &self,
         by: Accessor,
         lkey: LKey,
@@ -511,14 +507,14 @@ impl Table {
         {
             return null.run(lkey.0, addr, len, needed);
         }
-        let grant = self.region(lkey, by)?;
-        slice(&grant, lkey.0, addr, len.into(), needed)
+        let extent = self.region(lkey, by)?;
+        slice(&extent, lkey.0, addr, len.into(), needed)
     }
 
     /// Returns the extent that a peer may access under a key.
-    fn open_to_peers(&self, rkey: RKey, by: Accessor) -> Result<Grant, AccessError> {
+    fn remote_extent(&self, rkey: RKey, by: Accessor) -> Result<Extent, AccessError> {
         match self.entry(LKey(rkey.0)) {
-            Some((_, Entry::Window(w))) => w.grant(rkey, by),
+            Some((_, Entry::Window(w))) => w.extent(rkey, by),
             _ => self.region(LKey(rkey.0), by),
         }
     }
@@ -538,11 +534,11 @@ impl Table {
         if len == 0 {
             return Ok(HostSlice::EMPTY);
         }
-        if let Some(region) = self.plain(LKey(rkey.0), by) {
-            return slice(&region.grant, rkey.0, va, len.into(), needed);
+        if let Some(region) = self.plain_region(LKey(rkey.0), by) {
+            return slice(&region.extent, rkey.0, va, len.into(), needed);
         }
-        let grant = self.open_to_peers(rkey, by)?;
-        slice(&grant, rkey.0, va, len.into(), needed)
+        let extent = self.remote_extent(rkey, by)?;
+        slice(&extent, rkey.0, va, len.into(), needed)
     }
 
     /// Returns all memory that a peer may access under a key, whatever its length; the empty slice for an
@@ -551,13 +547,13 @@ impl Table {
     /// # Errors
     /// [`AccessError`] of the first check that fails.
     pub fn remote_all(&self, by: Accessor, rkey: RKey, needed: Access) -> Result<HostSlice, AccessError> {
-        let grant = self.open_to_peers(rkey, by)?;
+        let extent = self.remote_extent(rkey, by)?;
         // An implicit on-demand region has no extent of its own.
-        if grant.is_whole_process() {
-            grant.permit(rkey.0, needed)?;
+        if extent.is_whole_process() {
+            extent.permit(rkey.0, needed)?;
             return Ok(HostSlice::EMPTY);
         }
-        slice(&grant, rkey.0, grant.iova, grant.len, needed)
+        slice(&extent, rkey.0, extent.iova, extent.len, needed)
     }
 
     /// Returns the 8 bytes of a peer's atomic, or `Ok(None)` if the host address is not a multiple of 8.
@@ -579,14 +575,14 @@ impl Table {
 /// Returns a part of an extent after checking its range, then the permission, then, for on-demand regions,
 /// the mapping.
 #[inline]
-fn slice(grant: &Grant, key: u32, va: u64, len: u64, needed: Access) -> Result<HostSlice, AccessError> {
-    let start = grant.find(key, va, len)?;
-    grant.permit(key, needed)?;
+fn slice(extent: &Extent, key: u32, va: u64, len: u64, needed: Access) -> Result<HostSlice, AccessError> {
+    let start = extent.find(key, va, len)?;
+    extent.permit(key, needed)?;
     // SAFETY: the caller of the registration guarantees the memory of the region, against which the range was
     // just checked; a part of an on-demand region is accessed only after `populate` has found it mapped.
     let slice = unsafe { HostSlice::from_raw(start, len as usize) };
     let writes = needed.lets_peers_write() || needed.allows(Access::LOCAL_WRITE);
-    if grant.access.allows(Access::ON_DEMAND) && !slice.populate(writes) {
+    if extent.access.allows(Access::ON_DEMAND) && !slice.populate(writes) {
         return Err(AccessError::NotMapped { key, addr: va, len });
     }
     Ok(slice)
@@ -616,14 +612,14 @@ mod tests {
         Accessor { pd, qpn: crate::wire::Qpn::new(7) }
     }
 
-    fn span(buf: &mut Vec<u64>, iova: u64, access: Access) -> Span {
-        Span { addr: buf.as_mut_ptr().expose_provenance(), len: buf.len() * 8, iova, access }
+    fn extent(buf: &mut Vec<u64>, iova: u64, access: Access) -> MrExtent {
+        MrExtent { addr: buf.as_mut_ptr().expose_provenance(), len: buf.len() * 8, iova, access }
     }
 
     fn table(buf: &mut Vec<u64>, access: Access) -> (Table, RegionInfo) {
         let mut table = Table::new();
         // SAFETY: every test keeps `buf` alive and in place beyond the table.
-        let info = unsafe { table.register(PD, span(buf, 0x1000, access)) }.unwrap();
+        let info = unsafe { table.register(PD, extent(buf, 0x1000, access)) }.unwrap();
         (table, info)
     }
 
@@ -665,7 +661,7 @@ mod tests {
         let (mut t, old) = table(&mut buf, Access::ALL);
         t.deregister(old.lkey).unwrap();
         // SAFETY: `buf` outlives the table.
-        let new = unsafe { t.register(PD, span(&mut buf, 0, Access::ALL)) }.unwrap();
+        let new = unsafe { t.register(PD, extent(&mut buf, 0, Access::ALL)) }.unwrap();
         assert_eq!(new.lkey.index(), old.lkey.index());
         assert!(t.deregister(old.lkey).is_err() && t.revoke(old.lkey).is_err());
         assert!(matches!(

@@ -12,9 +12,9 @@ const STRANGER: Accessor = Accessor { pd: OTHER, qpn: Qpn::new(7) };
 /// Returns a table with a region of 64 bytes at 0x1000 with this access, and the memory of the region.
 fn table(access: Access) -> (Table, Buffer, RegionInfo) {
     let (mut table, memory) = (Table::new(), Buffer::zeroed(64));
-    let span = Span { addr: memory.addr(), len: 64, iova: 0x1000, access };
+    let extent = MrExtent { addr: memory.addr(), len: 64, iova: 0x1000, access };
     // SAFETY: every test keeps the buffer as long as the table.
-    let info = unsafe { table.register(PD, span) }.unwrap();
+    let info = unsafe { table.register(PD, extent) }.unwrap();
     (table, memory, info)
 }
 
@@ -78,8 +78,7 @@ fn stale_handle_does_not_affect_the_new_region_in_its_slot() {
     let memory = Buffer::zeroed(64);
     let translation = Some((memory.addr(), 64, 0x1000));
     // SAFETY: the memory outlives all uses of the table.
-    let new = unsafe { t.reregister(old.lkey, &Reregistration { translation, ..Reregistration::default() }) }
-        .unwrap();
+    let new = unsafe { t.reregister(old.lkey, &ReregMr { translation, ..ReregMr::default() }) }.unwrap();
     let unknown = Err(ManagementError::UnknownKey { key: old.lkey.0 });
     assert_eq!((t.deregister(old.lkey), t.revoke(old.lkey)), (unknown, unknown));
     assert_eq!(read(&t, US, new.rkey), Ok(()));
@@ -151,22 +150,22 @@ fn invalid_fast_registration_is_refused_with_its_error() {
     let info = unsafe { t.register_fast(PD, memory.addr(), 64) }.unwrap();
     let reg = FastReg { key: info.lkey, offset: 0, len: 64, iova: 0x1000, access: Access::REMOTE_READ };
     let key = info.lkey.0;
-    assert_eq!(t.open(&reg, STRANGER), Err(ManagementError::WrongPd { key, object: PD, used: OTHER }));
+    assert_eq!(t.fast_reg(&reg, STRANGER), Err(ManagementError::WrongPd { key, object: PD, used: OTHER }));
     let missing = FastReg { key: LKey(0x7777_7700), ..reg };
-    assert_eq!(t.open(&missing, US), Err(ManagementError::UnknownKey { key: missing.key.0 }));
+    assert_eq!(t.fast_reg(&missing, US), Err(ManagementError::UnknownKey { key: missing.key.0 }));
     let outside = FastReg { offset: 1, ..reg };
-    assert_eq!(t.open(&outside, US), Err(ManagementError::Range { key, addr: 1, len: 64 }));
+    assert_eq!(t.fast_reg(&outside, US), Err(ManagementError::Range { key, addr: 1, len: 64 }));
     let unfit = FastReg { access: Access::REMOTE_ATOMIC, ..reg };
-    assert_eq!(t.open(&unfit, US), Err(ManagementError::Access { key, access: Access::REMOTE_ATOMIC }));
-    t.open(&reg, US).unwrap();
-    assert_eq!(t.open(&reg, US), Err(ManagementError::InUse { key }));
+    assert_eq!(t.fast_reg(&unfit, US), Err(ManagementError::Access { key, access: Access::REMOTE_ATOMIC }));
+    t.fast_reg(&reg, US).unwrap();
+    assert_eq!(t.fast_reg(&reg, US), Err(ManagementError::InUse { key }));
     let elsewhere = t.invalidate(info.rkey, STRANGER, false);
     assert_eq!(elsewhere, Err(ManagementError::WrongPd { key, object: PD, used: OTHER }));
     assert_eq!(read(&t, STRANGER, info.rkey), Err(AccessError::WrongPd { key, region: PD, used: OTHER }));
     t.invalidate(info.rkey, US, true).unwrap();
     assert_eq!(t.invalidate(info.rkey, US, false), Err(ManagementError::UnknownKey { key }));
     let closed_to_peers = FastReg { access: Access::LOCAL_WRITE, ..reg };
-    t.open(&closed_to_peers, US).unwrap();
+    t.fast_reg(&closed_to_peers, US).unwrap();
     let refused = t.invalidate(info.rkey, US, true);
     assert_eq!(refused, Err(ManagementError::Access { key, access: Access::LOCAL_WRITE }));
 }
@@ -187,7 +186,7 @@ fn bound_window_checks_its_users_and_keeps_its_region() {
     let bound = ManagementError::WindowsBound { key: info.lkey.0, count: 1 };
     assert_eq!(t.deregister(info.lkey), Err(bound));
     // SAFETY: the call is refused, and changes nothing.
-    assert_eq!(unsafe { t.reregister(info.lkey, &Reregistration::default()) }, Err(bound));
+    assert_eq!(unsafe { t.reregister(info.lkey, &ReregMr::default()) }, Err(bound));
     let second = t.alloc_window(PD, WindowKind::Type1).unwrap();
     t.bind(&bind(second, info.lkey), US).unwrap();
     let both = ManagementError::WindowsBound { key: info.lkey.0, count: 2 };
@@ -296,10 +295,10 @@ fn keys_depend_on_the_seed_and_are_not_consecutive() {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[test]
 fn accesses_to_protected_memory_return_faulted() {
-    use crate::memory::{Faulted, survive_faults};
+    use crate::memory::{Faulted, install_fault_handler};
     use crate::wire::icrc::Icrc;
 
-    survive_faults();
+    install_fault_handler();
     let (page, none, anonymous) =
         (page_size(), std::ptr::null_mut(), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: creates a new mapping, which only the slices below access, and protects its second page.
@@ -319,8 +318,8 @@ fn accesses_to_protected_memory_return_faulted() {
             assert_eq!(slice.load(&mut bytes), Err(Faulted), "{len}");
             assert_eq!(slice.store(&bytes), Err(Faulted), "{len}");
             assert_eq!(slice.probe(), Err(Faulted), "{len}");
-            assert!(slice.load_and_digest(&mut bytes, Icrc::default()).is_err(), "{len}");
-            assert!(slice.append_and_digest(&mut out, Icrc::default()).is_err() && out.is_empty(), "{len}");
+            assert!(slice.load_and_crc(&mut bytes, Icrc::default()).is_err(), "{len}");
+            assert!(slice.append_and_crc(&mut out, Icrc::default()).is_err() && out.is_empty(), "{len}");
             assert_eq!(slice.split_at(there).0.probe(), Ok(()));
         }
     }

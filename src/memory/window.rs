@@ -2,7 +2,7 @@
 
 use crossbeam_utils::atomic::AtomicCell;
 
-use super::grant::Grant;
+use super::extent::Extent;
 use super::{Access, AccessError, Accessor, ManagementError, PdId};
 use crate::wire::{LKey, Qpn, RKey};
 
@@ -44,7 +44,7 @@ struct State {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Binding {
-    grant: Grant,
+    extent: Extent,
     /// Table slot of the region.
     region: u32,
     /// Queue pair that bound the window.
@@ -78,7 +78,7 @@ impl Window {
     }
 
     /// Returns the extent that a peer may access under `rkey` through a queue pair.
-    pub fn grant(&self, rkey: RKey, by: Accessor) -> Result<Grant, AccessError> {
+    pub fn extent(&self, rkey: RKey, by: Accessor) -> Result<Extent, AccessError> {
         let key = rkey.0;
         let state = self.state.load();
         let binding =
@@ -89,7 +89,7 @@ impl Window {
         if self.kind.is_type_2() && binding.qpn != by.qpn {
             return Err(AccessError::WrongQp { key, bound: binding.qpn, used: by.qpn });
         }
-        Ok(binding.grant)
+        Ok(binding.extent)
     }
 
     /// Checks those conditions of a bind that depend on the window alone.
@@ -114,8 +114,8 @@ impl Window {
 
     /// Binds the window to an extent of the region in a slot, or unbinds it if `part` is `None`. Returns the
     /// slot of the region to which it was bound before.
-    pub fn bind(&self, rkey: RKey, by: Accessor, part: Option<(u32, Grant)>) -> Option<u32> {
-        let bound = part.map(|(region, grant)| Binding { grant, region, qpn: by.qpn });
+    pub fn bind(&self, rkey: RKey, by: Accessor, part: Option<(u32, Extent)>) -> Option<u32> {
+        let bound = part.map(|(region, extent)| Binding { extent, region, qpn: by.qpn });
         let before = self.state.swap(State { key: rkey.generation(), bound });
         before.bound.map(|b| b.region)
     }

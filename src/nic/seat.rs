@@ -2,7 +2,7 @@
 
 use crate::wire::Qpn;
 
-/// QPN partition ([`Qpn::part`]) that a NIC may use: all queue pair numbers with the partition's index in the
+/// QPN partition ([`Qpn::partition`]) that a NIC may use: all queue pair numbers with the partition's index in the
 /// highest bits. It lets several NICs share one address, because the owner of a packet follows from its
 /// destination QPN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -16,7 +16,7 @@ impl Seat {
     pub const WHOLE: Seat = Seat { index: 0, bits: 0 };
 
     /// Number of QPN bits that identify the partition.
-    pub const BITS: u32 = Qpn::PART_BITS;
+    pub const BITS: u32 = Qpn::PARTITION_BITS;
 
     /// Number of partitions.
     pub const COUNT: usize = 1 << Seat::BITS;

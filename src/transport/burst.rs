@@ -47,7 +47,7 @@ struct Burst {
     flow: Flow,
     /// QPN partition of the destinations: a receiver that distributes bursts looks only at the first packet,
     /// so all packets must be of one partition.
-    part: u8,
+    partition: u8,
     /// UDP payload bytes of every packet except the last, which may be shorter.
     segment: usize,
     packets: usize,
@@ -189,8 +189,8 @@ impl TxQueue {
         let packet_len = header_len + payload_len + pad + ICRC_LEN;
         let twice = self.flush_icrc_twice && headers.bth.opcode == Opcode::FLUSH;
         // A burst of its own, so that middleware that splits bursts never has to adjust such an ICRC.
-        let part = if twice { ALONE } else { part_of(headers.bth.dest_qp) };
-        let index = self.join_burst(flow, part, packet_len);
+        let partition = if twice { ALONE } else { part_of(headers.bth.dest_qp) };
+        let index = self.join_burst(flow, partition, packet_len);
 
         match payload {
             Payload::Host(slices) if payload_len > SHORT => {
@@ -306,7 +306,7 @@ impl TxQueue {
         emit(headers, pad, &mut self.arena[start..at]);
         let mut icrc = self.icrc_after(flow, index, packet_len, start..at);
         for slice in slices {
-            match slice.load_and_digest(&mut self.arena[at..at + slice.len()], icrc) {
+            match slice.load_and_crc(&mut self.arena[at..at + slice.len()], icrc) {
                 Ok(after) => icrc = after,
                 Err(e) => {
                     self.take_back(start, packet_len);
@@ -351,8 +351,8 @@ impl TxQueue {
     /// splits bursts.
     pub fn push_raw(&mut self, flow: &Flow, index: u16, packet: &[u8], flip: Option<usize>) {
         let flush = packet.first() == Some(&Opcode::FLUSH.0);
-        let part = if flush { ALONE } else { part_of_first(packet) };
-        let new_index = self.join_burst(flow, part, packet.len());
+        let partition = if flush { ALONE } else { part_of_first(packet) };
+        let new_index = self.join_burst(flow, partition, packet.len());
         let start = self.take(packet.len());
         let copy = start..self.used;
         self.arena[copy.clone()].copy_from_slice(packet);
@@ -382,14 +382,14 @@ impl TxQueue {
         self.bytes += bytes;
         // Closed, because its packets keep their indices.
         let first_piece = self.pieces.len();
-        let part = part_of_first(burst.bytes());
-        self.bursts.push(Burst { flow, part, segment, packets, bytes, first_piece, closed: true });
+        let partition = part_of_first(burst.bytes());
+        self.bursts.push(Burst { flow, partition, segment, packets, bytes, first_piece, closed: true });
         self.pieces.push(Stored::Arena { start: start as u32, len: bytes as u32 });
     }
 
     /// Adds a packet to the last burst or begins a new one; returns the index of the packet in its burst.
     #[inline(always)]
-    fn join_burst(&mut self, flow: &Flow, part: u8, packet_len: usize) -> u16 {
+    fn join_burst(&mut self, flow: &Flow, partition: u8, packet_len: usize) -> u16 {
         self.packets += 1;
         self.bytes += packet_len;
         let limits = self.limits;
@@ -398,7 +398,7 @@ impl TxQueue {
             && packet_len <= b.segment
             && b.packets < limits.packets
             && b.bytes + packet_len <= limits.bytes
-            && b.part == part
+            && b.partition == partition
             && b.flow == *flow
         {
             let index = b.packets as u16;
@@ -409,12 +409,12 @@ impl TxQueue {
         }
         self.bursts.push(Burst {
             flow: *flow,
-            part,
+            partition,
             segment: packet_len,
             packets: 1,
             bytes: packet_len,
             first_piece: self.pieces.len(),
-            closed: part == ALONE,
+            closed: partition == ALONE,
         });
         0
     }
@@ -453,7 +453,7 @@ const ALONE: u8 = u8::MAX;
 /// Returns the QPN partition that all destinations of a burst must share.
 #[inline]
 fn part_of(dest: Qpn) -> u8 {
-    if dest == Qpn::GSI { ALONE } else { dest.part() }
+    if dest == Qpn::GSI { ALONE } else { dest.partition() }
 }
 
 /// Returns the partition ([`part_of`]) of the first packet's destination.
@@ -572,7 +572,7 @@ impl Copier<'_> {
         let prefix = self.prefixes.of(&self.flow, packet_len);
         let mut icrc = prefix.after_headers(index, IpIdent::DONT_FRAGMENT, first);
         let mut gone = false;
-        self.gather(|slice| match slice.append_and_digest(out, icrc) {
+        self.gather(|slice| match slice.append_and_crc(out, icrc) {
             Ok(after) => icrc = after,
             Err(Faulted) => {
                 out.resize(out.len() + slice.len(), 0);

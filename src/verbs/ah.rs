@@ -21,7 +21,7 @@ impl Pd {
         let nowhere = Qpn::default();
         let context = self.context();
         context.check_device()?;
-        context.0.shards.look(|nic| nic.config().port.flow(av, nowhere, nowhere))?;
+        context.0.shards.with_nic(|nic| nic.config().port.flow(av, nowhere, nowhere))?;
         Ok(Ah { pd: self.clone(), av: *av })
     }
 

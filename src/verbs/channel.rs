@@ -73,7 +73,7 @@ impl CompletionChannel {
     }
 
     /// Drops the events of queues that no longer exist.
-    pub(super) fn sweep(&self) {
+    pub(super) fn drop_stale_events(&self) {
         self.0.events.lock().retain(|cq| {
             let alive = cq.strong_count() > 0;
             if !alive {
@@ -150,7 +150,7 @@ impl fmt::Debug for CqEvent {
 
 /// Counts of a queue's events that were taken off a channel, and of those that are acknowledged.
 #[derive(Default)]
-pub(super) struct Acks(Mutex<Counts>, Condvar);
+pub(super) struct EventAcks(Mutex<Counts>, Condvar);
 
 #[derive(Default)]
 struct Counts {
@@ -158,8 +158,8 @@ struct Counts {
     acknowledged: u64,
 }
 
-impl Acks {
-    pub fn missing(&self) -> u64 {
+impl EventAcks {
+    pub fn unacknowledged(&self) -> u64 {
         let counts = self.0.lock();
         counts.taken - counts.acknowledged
     }
@@ -188,7 +188,7 @@ impl Acks {
 impl Cq {
     /// Returns the number of events that were taken off a channel and are not acknowledged.
     pub fn unacked_events(&self) -> u64 {
-        self.0.acks.missing()
+        self.0.acks.unacknowledged()
     }
 
     /// Acknowledges `n` events that were taken with [`CqEvent::into_cq`] (`ibv_ack_cq_events`).

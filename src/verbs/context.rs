@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use super::clock::Clock;
 use super::event::EventSignal;
+use super::mailbox::ShardMailbox;
 use super::quota::Quota;
 use super::shard::Shard;
 use super::shards::Shards;
-use super::siblings::Siblings;
 use super::{CompletionChannel, Cq, CqOptions, CreateError, OpenError, Pd};
 use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::{Link, LinkCounters, LinkInfo};
@@ -103,7 +103,7 @@ pub(super) struct Inner {
     /// Number of allocated bytes of device memory.
     pub dm_used: AtomicU64,
     /// Position in the random sequence from which first PSNs are drawn.
-    draws: AtomicU64,
+    random_draws: AtomicU64,
     /// Asynchronous events of all contexts of the device.
     pub asynchronous: Events,
 }
@@ -163,7 +163,7 @@ impl Context {
     ) -> Result<Context, OpenError> {
         let count = links.len();
         let seat = links.first().map(|link| link.seat()).unwrap_or_default();
-        let siblings = Siblings::new(count, seat)?.ok_or(OpenError::Shards(count))?;
+        let mailbox = ShardMailbox::new(count, seat)?.ok_or(OpenError::Shards(count))?;
         let info = links[0].info().clone();
         if info.addresses.is_empty() {
             return Err(OpenError::NoAddress(info.name));
@@ -198,8 +198,8 @@ impl Context {
         let clock = fabric.as_ref().map_or(Clock::Real, |f| Clock::Fabric(f.fabric().clone()));
         let events = Arc::new(EventSignal::new()?);
         let mut nics: Vec<Nic> = Vec::with_capacity(links.len());
-        for siblings in &siblings {
-            let mut nic = Nic::shard(config.clone(), siblings.id());
+        for mailbox in &mailbox {
+            let mut nic = Nic::shard(config.clone(), mailbox.id());
             match nics.first() {
                 Some(first) => nic.share_events(first),
                 None => nic.set_event_listener(events.clone()),
@@ -210,9 +210,9 @@ impl Context {
         let max_qp: u32 = nics.iter().map(Nic::max_qp).sum();
         let memory = Arc::new(Table::seeded(seed.rotate_left(32)));
         let mut shards = Vec::with_capacity(links.len());
-        for ((nic, link), siblings) in nics.into_iter().zip(links).zip(siblings) {
+        for ((nic, link), mailbox) in nics.into_iter().zip(links).zip(mailbox) {
             let (memory, clock, fabric) = (memory.clone(), clock.clone(), fabric.clone());
-            shards.push(Arc::new(Shard::new(nic, link, siblings, memory, clock, fabric)?));
+            shards.push(Arc::new(Shard::new(nic, link, mailbox, memory, clock, fabric)?));
         }
         if let Some(fabric) = &fabric {
             let driver: Arc<dyn Driver> = shards[0].clone();
@@ -238,7 +238,7 @@ impl Context {
             next_cq: AtomicU32::new(1),
             next_iova: AtomicU64::new(FIRST_IOVA),
             dm_used: AtomicU64::new(0),
-            draws: AtomicU64::new(0),
+            random_draws: AtomicU64::new(0),
             asynchronous,
         };
         Ok(Context(Arc::new(Handle { device: Arc::new(device), reader: EventReader::FIRST, events })))
@@ -267,7 +267,7 @@ impl Context {
 
     /// Returns [`CreateError::Gone`] if the device has failed, so that nothing more is created.
     pub(super) fn check_device(&self) -> Result<(), CreateError> {
-        match self.0.shards.look(|nic| nic.has_failed()) {
+        match self.0.shards.with_nic(|nic| nic.has_failed()) {
             true => Err(CreateError::Gone),
             false => Ok(()),
         }
@@ -320,38 +320,38 @@ impl Context {
 
     /// Returns an entry of the GID table, or `None` beyond its end.
     pub fn query_gid(&self, index: usize) -> Option<Gid> {
-        self.0.shards.look(|nic| nic.config().port.gid(index))
+        self.0.shards.with_nic(|nic| nic.config().port.gid(index))
     }
 
     /// Returns the index of the GID for peers of which nothing is known: the first one that is not
     /// link-local, or the first one if all are.
     pub fn main_gid(&self) -> Option<u8> {
-        self.0.shards.look(|nic| u8::try_from(nic.config().port.main_gid()?).ok())
+        self.0.shards.with_nic(|nic| u8::try_from(nic.config().port.main_gid()?).ok())
     }
 
     /// Returns the index of the GID that suits a peer best: of its IP version, and then by scope and longest
     /// common prefix. `None` if there is no GID of that version.
     pub fn gid_towards(&self, peer: Gid) -> Option<u8> {
-        self.0.shards.look(|nic| u8::try_from(nic.config().port.gid_towards(peer)?).ok())
+        self.0.shards.with_nic(|nic| u8::try_from(nic.config().port.gid_towards(peer)?).ok())
     }
 
     /// Returns the GID table, which holds the port's addresses. An entry of zeros belonged to a removed
     /// address.
     pub fn gids(&self) -> Vec<Gid> {
-        self.0.shards.look(|nic| nic.config().port.gids.clone())
+        self.0.shards.with_nic(|nic| nic.config().port.gids.clone())
     }
 
     /// Changes the GID table, as the system does when it changes the addresses of an interface, and raises
     /// [`AsyncEvent::GidChange`](super::AsyncEvent::GidChange). Addresses that stay keep their index. The
     /// link is not notified; on a fabric, [`Fabric::set_addresses`] does that as well.
     pub fn set_gids(&self, gids: &[Gid]) {
-        self.0.shards.look_at_all(|nics| nics.iter_mut().for_each(|nic| nic.set_gids(gids)));
+        self.0.shards.with_all_nics(|nics| nics.iter_mut().for_each(|nic| nic.set_gids(gids)));
     }
 
     /// Returns an entry of the partition key table, or `None` beyond its end. Initially the table has one
     /// entry, full membership of the default partition.
     pub fn query_pkey(&self, index: usize) -> Option<PKey> {
-        self.0.shards.look(|nic| nic.pkeys().get(index).copied())
+        self.0.shards.with_nic(|nic| nic.pkeys().get(index).copied())
     }
 
     /// Changes the partition key table, as a subnet manager would, and raises
@@ -361,7 +361,7 @@ impl Context {
     /// [`PKeyTableSize`] if the table is above the device's limit, or does not contain an index that a queue
     /// pair uses; then it has not changed.
     pub fn set_pkeys(&self, pkeys: &[PKey]) -> Result<(), PKeyTableSize> {
-        self.0.shards.look_at_all(|nics| {
+        self.0.shards.with_all_nics(|nics| {
             let needed = nics.iter().map(|nic| nic.pkeys_needed()).max().unwrap_or(1);
             let max = usize::from(self.0.limits.max_pkeys);
             if !(needed..=max).contains(&pkeys.len()) {
@@ -421,13 +421,13 @@ impl Context {
     }
 
     /// Returns the page-aligned start of an address range for a region of `len` bytes, with a gap behind it.
-    pub(super) fn take_iova(&self, len: usize) -> u64 {
+    pub(super) fn alloc_iova(&self, len: usize) -> u64 {
         self.0.next_iova.fetch_add((len as u64 | 0xfff) + 1 + 0x1000, Ordering::Relaxed)
     }
 
     /// Returns the next number of the context's pseudorandom sequence (splitmix64).
-    pub(super) fn draw(&self) -> u64 {
-        let step = self.0.draws.fetch_add(1, Ordering::Relaxed) + 1;
+    pub(super) fn next_random(&self) -> u64 {
+        let step = self.0.random_draws.fetch_add(1, Ordering::Relaxed) + 1;
         let mut z = self.0.seed.wrapping_add(step.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -450,17 +450,17 @@ impl WeakContext {
     }
 
     /// Sends the delayed acknowledgements if the device is open, for a process that ends without closing it.
-    /// Waits up to `patience` for the lock of each shard, and skips a shard whose lock is held for longer.
-    pub fn acknowledge(&self, patience: Duration) {
+    /// Waits up to `timeout` for the lock of each shard, and skips a shard whose lock is held for longer.
+    pub fn acknowledge(&self, timeout: Duration) {
         if let Some(inner) = self.0.upgrade() {
-            inner.shards.acknowledge(patience);
+            inner.shards.acknowledge(timeout);
         }
     }
 
     /// Returns the device's counters, for a process that ends. `None` if the device is no longer open, or a
-    /// thread holds the lock of a shard for longer than `patience`.
-    pub fn counters_within(&self, patience: Duration) -> Option<Counters> {
-        self.0.upgrade()?.shards.counters_within(patience)
+    /// thread holds the lock of a shard for longer than `timeout`.
+    pub fn counters_within(&self, timeout: Duration) -> Option<Counters> {
+        self.0.upgrade()?.shards.counters_within(timeout)
     }
 }
 

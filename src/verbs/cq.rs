@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::channel::Acks;
-use super::shards::Users;
+use super::channel::EventAcks;
+use super::shards::CqUsers;
 use super::wait::{deadline_after, step_until};
 use super::{CompletionChannel, Context, CreateError, DestroyCqError, WaitError};
 use crate::nic::{CompletionQueue, CqListener, CqOverflow, EventSubject, Notify};
@@ -23,8 +23,8 @@ pub(super) struct CqInner {
     pub queue: Arc<CompletionQueue>,
     signal: Arc<Signal>,
     /// Work queues that complete to this queue: send, receive and, for XRC, shared receive queues.
-    pub users: Users,
-    pub acks: Acks,
+    pub users: CqUsers,
+    pub acks: EventAcks,
     /// Offset from the NIC's clock to the wall clock in nanoseconds, as last measured for this queue; 0
     /// before the first measurement.
     pub wall_offset: AtomicU64,
@@ -90,7 +90,7 @@ impl Cq {
         let (raised, changed, cq) = (Mutex::new(false), Condvar::new(), Mutex::new(Weak::new()));
         let signal = Arc::new(Signal { raised, changed, channel, cq });
         queue.set_listener(signal.clone());
-        let (users, acks) = (Users::new(), Acks::default());
+        let (users, acks) = (CqUsers::new(), EventAcks::default());
         let cq = Arc::new(CqInner { context, queue, signal, users, acks, wall_offset: AtomicU64::new(0) });
         *cq.signal.cq.lock() = Arc::downgrade(&cq);
         Ok(Cq(cq))
@@ -137,17 +137,17 @@ impl Cq {
     /// # Errors
     /// [`CqOverflow`] once completions were lost and those from before are taken.
     pub fn poll(&self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
-        self.look_at_link();
+        self.poll_link_if_empty();
         self.0.queue.poll(max, out)
     }
 
     /// Polls the link on this thread if the queue is empty.
-    pub(super) fn look_at_link(&self) {
+    pub(super) fn poll_link_if_empty(&self) {
         if self.0.queue.is_empty() {
             let (shards, of) = (&self.0.context.0.shards, self.0.users.shards());
             // An application that has requested an event polls once more and then waits for it.
             match self.0.queue.is_armed() {
-                true => shards.look_once(of),
+                true => shards.poll_once(of),
                 false => shards.poll(of),
             }
         }
@@ -241,10 +241,10 @@ impl Cq {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        self.context.0.shards.look(|nic| nic.forget_cq(self.queue.id()));
+        self.context.0.shards.with_nic(|nic| nic.forget_cq(self.queue.id()));
         self.context.0.cqs.give_back();
         if let Some(channel) = &self.signal.channel {
-            channel.sweep();
+            channel.drop_stale_events();
         }
     }
 }

@@ -36,7 +36,7 @@ impl Cq {
     /// Begins a round of polling. If the queue is empty, polls the link first, so that a polling application
     /// needs no other thread.
     pub fn start_poll(&self) -> CqPoll<'_> {
-        self.look_at_link();
+        self.poll_link_if_empty();
         CqPoll { cq: self, current: None, wall_offset: OnceLock::new() }
     }
 }

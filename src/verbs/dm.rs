@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{Context, CreateError, MemoryAccessError, Pd, RawMr};
-use crate::memory::{Access, Buffer, Span};
+use crate::memory::{Access, Buffer, MrExtent};
 
 /// Device memory (`ibv_alloc_dm`): here host memory, counted against the device's limit. Cheap to clone; it
 /// lives as long as any region of it.
@@ -110,10 +110,10 @@ impl Pd {
         }
         // An empty part is allowed, although it is of no use.
         self.check(range.len().max(1), access)?;
-        let span = Span { addr: dm.0.buffer.addr() + range.start, len: range.len(), iova: 0, access };
+        let extent = MrExtent { addr: dm.0.buffer.addr() + range.start, len: range.len(), iova: 0, access };
         // SAFETY: the `DmMr` holds a reference to the device memory, and drops `raw`, which deregisters,
         // before it.
-        let raw = unsafe { self.register(span) }?;
+        let raw = unsafe { self.register(extent) }?;
         Ok(DmMr { raw, dm: dm.clone() })
     }
 }

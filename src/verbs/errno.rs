@@ -292,7 +292,7 @@ mod tests {
             (OpenError::System(std::io::Error::other("x")).errno(), 5),
             (OpenError::Fabric(FabricError::AddressInUse([127, 0, 0, 1].into())).errno(), 98),
             (OpenError::Fabric(FabricError::NoAddress).errno(), 99),
-            (ConnectError::Mtu { asked: Mtu::Mtu4096, active: Mtu::Mtu1024 }.errno(), 22),
+            (ConnectError::Mtu { requested: Mtu::Mtu4096, active: Mtu::Mtu1024 }.errno(), 22),
             (ConnectError::NoGid { peer: Gid::default() }.errno(), 101),
             (ConnectError::Modify(modify).errno(), 22),
             (PairError::Open(OpenError::NoAddress("x".into())).errno(), 99),

@@ -105,10 +105,10 @@ impl From<TooManyQps> for CreateError {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The port cannot carry this path MTU.
-    #[error("path MTU {asked:?} is above the port's, {active:?}")]
+    #[error("path MTU {requested:?} is above the port's, {active:?}")]
     Mtu {
         /// The requested path MTU.
-        asked: Mtu,
+        requested: Mtu,
         /// The port's active MTU.
         active: Mtu,
     },

@@ -26,7 +26,7 @@ const RECEIVES: u32 = 2048;
 const SENDS: u32 = 1024;
 
 /// Number of bytes of a receive buffer: a MAD behind the routing header of a datagram.
-const SLOT: usize = grh::LEN + MAD_LEN;
+const SLOT_LEN: usize = grh::LEN + MAD_LEN;
 
 /// A received management datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,7 +75,7 @@ impl ManagementPort {
             channel: Some(channel.clone()),
             ..CqOptions::default()
         })?;
-        let slots = pd.reg_mr(RECEIVES as usize * SLOT, Access::LOCAL_WRITE)?;
+        let slots = pd.reg_mr(RECEIVES as usize * SLOT_LEN, Access::LOCAL_WRITE)?;
         let options = QpOptions {
             qp_type: QpType::Ud,
             send: SendCaps { max_wr: SENDS, max_sge: 0, max_inline: MAD_LEN as u32 },
@@ -86,7 +86,7 @@ impl ManagementPort {
         let port = ManagementPort { qp, cq, channel, slots };
         port.qp.activate(QKey::GSI).map_err(|_| CreateError::Gone)?;
         for slot in 0..RECEIVES.into() {
-            port.offer(slot).map_err(|_| CreateError::Gone)?;
+            port.post_slot(slot).map_err(|_| CreateError::Gone)?;
         }
         port.cq.req_notify(Notify::Any);
         Ok(port)
@@ -150,7 +150,7 @@ impl ManagementPort {
 
     /// Takes the oldest datagram that has a path back to its sender.
     fn take(&self) -> Option<Mad> {
-        self.cq.look_at_link();
+        self.cq.poll_link_if_empty();
         loop {
             // The queue has room for everything that can complete, so it never overflows.
             let completion = self.cq.0.queue.take().ok().flatten()?.completion;
@@ -158,7 +158,7 @@ impl ManagementPort {
             if completion.status == WcStatus::Success {
                 let mad = self.read(&completion);
                 // Fails only when the device is lost.
-                let _ = self.offer(completion.wr_id);
+                let _ = self.post_slot(completion.wr_id);
                 if mad.is_some() {
                     return mad;
                 }
@@ -168,8 +168,8 @@ impl ManagementPort {
 
     /// Reads a received datagram; `None` if the port no longer has the address that it was sent to.
     fn read(&self, completion: &Completion) -> Option<Mad> {
-        let mut slot = [0; SLOT];
-        self.slots.read(completion.wr_id as usize * SLOT, &mut slot).ok()?;
+        let mut slot = [0; SLOT_LEN];
+        self.slots.read(completion.wr_id as usize * SLOT_LEN, &mut slot).ok()?;
         let (header, bytes) = slot.split_first_chunk()?;
         Some(Mad {
             bytes: *bytes.first_chunk()?,
@@ -180,9 +180,9 @@ impl ManagementPort {
     }
 
     /// Posts a receive into a slot.
-    fn offer(&self, slot: u64) -> Result<(), PostError> {
-        let start = slot as usize * SLOT;
-        self.qp.post_recv(&RecvWr { wr_id: slot, sges: &[self.slots.sge(start..start + SLOT)] })
+    fn post_slot(&self, slot: u64) -> Result<(), PostError> {
+        let start = slot as usize * SLOT_LEN;
+        self.qp.post_recv(&RecvWr { wr_id: slot, sges: &[self.slots.sge(start..start + SLOT_LEN)] })
     }
 }
 
@@ -221,7 +221,7 @@ impl Context {
         service: ServiceId,
         address: Option<IpAddr>,
     ) -> Result<ServiceClaim, ClaimError> {
-        self.0.shards.of(Qpn::GSI).hold(|engine, _| engine.claim(service, address))?;
+        self.0.shards.of(Qpn::GSI).with_state(|state, _| state.claim(service, address))?;
         Ok(ServiceClaim { context: self.clone(), service, address })
     }
 }
@@ -229,7 +229,7 @@ impl Context {
 impl Drop for ServiceClaim {
     fn drop(&mut self) {
         let shard = self.context.0.shards.of(Qpn::GSI);
-        shard.hold(|engine, _| engine.release(self.service, self.address));
+        shard.with_state(|state, _| state.release(self.service, self.address));
     }
 }
 

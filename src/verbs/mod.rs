@@ -19,17 +19,17 @@ mod errno;
 mod error;
 mod event;
 mod gsi;
+mod mailbox;
 mod mr;
 mod mw;
-mod pair;
-mod presence;
+mod poll_detector;
 mod qp;
 mod query;
 mod quota;
 mod shard;
 mod shards;
-mod siblings;
 mod srq;
+mod test_endpoint;
 mod wait;
 mod wr;
 mod xrc;
@@ -61,11 +61,11 @@ pub use error::{
 pub use gsi::{Mad, ManagementPort, ServiceClaim};
 pub use mr::{Mr, NullMr, Pd, RawMr, RemoteAddr};
 pub use mw::{FastMr, Mw};
-pub use pair::{MeshNode, Node, PairError};
 pub use qp::{ConnectOptions, Endpoint, Qp, QpOptions};
 pub use query::{
     AtomicCap, DeviceAttr, DeviceCaps, OnDemand, Pacing, PortAttr, PortState, lid_of, node_guid,
 };
 pub use srq::{Srq, SrqAttr};
+pub use test_endpoint::{MeshNode, PairError, TestEndpoint};
 pub use wr::{BegunWr, WrSession};
 pub use xrc::Xrcd;

@@ -11,8 +11,8 @@ use super::srq::Srq;
 use super::xrc::Xrcd;
 use super::{CreateError, MemoryAccessError};
 use crate::memory::{
-    Access, AccessError, Accessor, Buffer, ManagementError, PdId, RegionInfo, Reregistration, Span, Table,
-    page_size, survive_faults,
+    Access, AccessError, Accessor, Buffer, ManagementError, MrExtent, PdId, RegionInfo, ReregMr, Table,
+    install_fault_handler, page_size,
 };
 use crate::nic::Limits;
 use crate::transport::{RecvCaps, Sge};
@@ -57,7 +57,7 @@ impl Pd {
     /// [`CreateError`].
     pub fn reg_mr(&self, len: usize, access: Access) -> Result<Mr, CreateError> {
         self.check(len.max(1), access)?;
-        self.reg_mr_at(len, self.0.context.take_iova(len), access)
+        self.reg_mr_at(len, self.0.context.alloc_iova(len), access)
     }
 
     /// Like [`reg_mr`](Self::reg_mr), with `iova` as the address of the first byte, unless `access` has
@@ -73,10 +73,10 @@ impl Pd {
     fn reg_mr_at(&self, len: usize, iova: u64, access: Access) -> Result<Mr, CreateError> {
         let buffer = Buffer::zeroed(len);
         self.check_empty(buffer.addr(), len)?;
-        let span = Span { addr: buffer.addr(), len, iova, access };
+        let extent = MrExtent { addr: buffer.addr(), len, iova, access };
         // SAFETY: the `Mr` owns the buffer and drops `raw`, which deregisters, before it; the buffer's bytes
         // are accessed by copying only.
-        let raw = unsafe { self.register(span) }?;
+        let raw = unsafe { self.register(extent) }?;
         Ok(Mr { raw, buffer })
     }
 
@@ -116,9 +116,9 @@ impl Pd {
     ) -> Result<RawMr, CreateError> {
         self.check(len.max(1), access)?;
         self.check_empty(addr.addr(), len)?;
-        survive_faults();
+        install_fault_handler();
         // SAFETY: the caller keeps the memory valid until the `RawMr` is dropped.
-        unsafe { self.register(Span { addr: addr.expose_provenance(), len, iova, access }) }
+        unsafe { self.register(MrExtent { addr: addr.expose_provenance(), len, iova, access }) }
     }
 
     /// Registers all memory of the process as it is mapped at each use: implicit on-demand paging
@@ -136,7 +136,7 @@ impl Pd {
         if !access.allows(Access::ON_DEMAND) {
             return Err(CreateError::Access { access, why: "an implicit region needs ON_DEMAND" });
         }
-        survive_faults();
+        install_fault_handler();
         // SAFETY: the caller accepts that the key gives access to all memory of the process.
         let info = self.insert(|table| unsafe { table.register_implicit(self.0.id, access) })?;
         Ok(RawMr { pd: self.clone(), addr: 0, len: usize::MAX, info, is_gone: false })
@@ -188,12 +188,12 @@ impl Pd {
 
     /// # Safety
     /// As for [`reg_mr_raw`](Self::reg_mr_raw).
-    pub(super) unsafe fn register(&self, span: Span) -> Result<RawMr, CreateError> {
-        let iova = if span.access.allows(Access::ZERO_BASED) { 0 } else { span.iova };
-        let span = Span { iova, ..span };
+    pub(super) unsafe fn register(&self, extent: MrExtent) -> Result<RawMr, CreateError> {
+        let iova = if extent.access.allows(Access::ZERO_BASED) { 0 } else { extent.iova };
+        let extent = MrExtent { iova, ..extent };
         // SAFETY: the caller keeps the memory valid until the `RawMr` is dropped, which deregisters it.
-        let info = self.insert(|table| unsafe { table.register(self.0.id, span) })?;
-        Ok(RawMr { pd: self.clone(), addr: iova, len: span.len, info, is_gone: false })
+        let info = self.insert(|table| unsafe { table.register(self.0.id, extent) })?;
+        Ok(RawMr { pd: self.clone(), addr: iova, len: extent.len, info, is_gone: false })
     }
 
     /// Adds an entry to the table of keys, within the device's limit.
@@ -342,7 +342,7 @@ impl RawMr {
         memory: Option<(*mut u8, usize)>,
         access: Option<Access>,
     ) -> Result<(), CreateError> {
-        survive_faults();
+        install_fault_handler();
         let translation = memory.map(|(addr, len)| (addr.expose_provenance(), len, addr.addr() as u64));
         // SAFETY: this function has the same contract, which the caller upholds.
         unsafe { self.rereg_as(pd, translation, access) }
@@ -364,7 +364,7 @@ impl RawMr {
         if let Some((addr, len, _)) = translation {
             self.pd.check_empty(addr, len)?;
         }
-        let change = Reregistration { pd: pd.map(Pd::id), translation, access };
+        let change = ReregMr { pd: pd.map(Pd::id), translation, access };
         // SAFETY: the caller keeps the memory valid until the `RawMr` is dropped or registered anew.
         self.info = self.pd.with_table(|table| unsafe { table.reregister(self.info.lkey, &change) })?;
         if let Some((_, len, iova)) = translation {
@@ -458,7 +458,7 @@ impl Mr {
     ) -> Result<(), CreateError> {
         let buffer = len.map(Buffer::zeroed);
         let translation =
-            buffer.as_ref().map(|b| (b.addr(), b.len(), self.raw.pd.context().take_iova(b.len())));
+            buffer.as_ref().map(|b| (b.addr(), b.len(), self.raw.pd.context().alloc_iova(b.len())));
         // SAFETY: the old buffer is dropped only after the table no longer refers to it; the new one lives as
         // long as the region.
         unsafe { self.raw.rereg_as(pd, translation, access) }?;

@@ -139,15 +139,17 @@ impl QpRemote {
     /// destroyed.
     pub fn modify(&self, attr: &QpAttr) -> Option<Result<(), ModifyError>> {
         let alive = self.alive.lock();
-        let modify =
-            || self.shard.with(|nic, now, memory, tx| nic.modify_qp(now, self.qpn, attr, memory, tx));
+        let modify = || {
+            self.shard
+                .with_nic_and_send(|nic, now, memory, tx| nic.modify_qp(now, self.qpn, attr, memory, tx))
+        };
         alive.then(modify)?.ok()
     }
 
     /// Like [`Qp::query`]; returns `None` if the queue pair is destroyed.
     pub fn query(&self) -> Option<QpAttr> {
         let alive = self.alive.lock();
-        alive.then(|| self.shard.look(|nic| nic.query_qp(self.qpn).map(|(attr, _)| attr)))?.ok()
+        alive.then(|| self.shard.with_nic(|nic| nic.query_qp(self.qpn).map(|(attr, _)| attr)))?.ok()
     }
 
     /// Like [`Qp::attach_mcast`]; returns `None` if the queue pair is destroyed.
@@ -249,12 +251,12 @@ impl Qp {
         };
         let (s, r) = (send_cq.0.queue.clone(), recv_cq.0.queue.clone());
         context.0.qps.take()?;
-        let made = shard.look(|nic| {
+        let made = shard.with_nic(|nic| {
             let made = create(nic, &init, s, r);
             made.inspect(|qpn| context.0.asynchronous.own(EventSubject::Qp(*qpn), context.0.reader))
         });
         let qpn = made.inspect_err(|_| context.0.qps.give_back())?;
-        let psn = Psn::new(context.draw() as u32);
+        let psn = Psn::new(context.next_random() as u32);
         for cq in [send_cq, recv_cq] {
             cq.0.users.add(shard);
         }
@@ -332,7 +334,7 @@ impl Qp {
     /// # Errors
     /// [`ModifyError`] if the transition or an attribute is not allowed; then nothing has changed.
     pub fn modify(&self, attr: &QpAttr) -> Result<(), ModifyError> {
-        self.shard.with(|nic, now, memory, tx| {
+        self.shard.with_nic_and_send(|nic, now, memory, tx| {
             let result = nic.modify_qp(now, self.qpn, attr, memory, tx);
             result.expect("the NIC has the queue pair as long as its handle")
         })?;
@@ -358,7 +360,7 @@ impl Qp {
 
     /// Returns the current attributes (`ibv_query_qp`).
     pub fn query(&self) -> QpAttr {
-        let found = self.shard.look(|nic| nic.query_qp(self.qpn).map(|(attr, _)| attr));
+        let found = self.shard.with_nic(|nic| nic.query_qp(self.qpn).map(|(attr, _)| attr));
         found.expect("the NIC has the queue pair as long as its handle")
     }
 
@@ -402,7 +404,7 @@ impl Qp {
         let active = context.0.mtu;
         let mtu = options.mtu.unwrap_or(active);
         if mtu > active {
-            return Err(ConnectError::Mtu { asked: mtu, active });
+            return Err(ConnectError::Mtu { requested: mtu, active });
         }
         let sgid_index = match options.sgid_index {
             Some(index) => index,
@@ -472,7 +474,7 @@ impl Qp {
     /// Excludes this queue pair from receiving the messages that it sends to its own multicast groups
     /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`). Other queue pairs of the NIC still receive them.
     pub fn block_multicast_loopback(&self) {
-        self.shard.hold(|engine, _| engine.nic.block_multicast_loopback(self.qpn));
+        self.shard.with_state(|state, _| state.nic.block_multicast_loopback(self.qpn));
     }
 
     /// Detaches the queue pair from a multicast group (`ibv_detach_mcast`).
@@ -519,7 +521,7 @@ impl Qp {
     /// [`PostError`]; then the work request was not posted.
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         self.shard
-            .hold(|engine, now| engine.nic.post_recv(now, self.qpn, wr))
+            .with_state(|state, now| state.nic.post_recv(now, self.qpn, wr))
             .expect("the NIC has the queue pair as long as its handle")
     }
 }
@@ -527,7 +529,7 @@ impl Qp {
 impl Drop for Qp {
     fn drop(&mut self) {
         // Sends what is due to the peer first, because acknowledgements may still be delayed.
-        self.shard.with(|_, _, _, _| ());
+        self.shard.with_nic_and_send(|_, _, _, _| ());
         let context = self.pd.context();
         let mut alive = self.alive.lock();
         context.0.shards.destroy_qp(&self.shard, self.qpn);

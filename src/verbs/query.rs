@@ -5,7 +5,7 @@ use std::ops::BitOr;
 
 use super::Context;
 use crate::link::main_address;
-use crate::memory::knows_what_is_mapped;
+use crate::memory::supports_populate;
 use crate::nic::Limits;
 use crate::transport::MAX_MESSAGE;
 use crate::wire::{Gid, Mtu};
@@ -66,7 +66,7 @@ impl DeviceAttr {
     /// this release of the interface has no work request for it. Atomics are reported as atomic among the
     /// device's own only: they are atomic with those of the processor too, but no hardware reports that, and
     /// UCX uses them only if the lesser capability is reported.
-    pub fn for_programs(self) -> DeviceAttr {
+    pub fn for_libibverbs(self) -> DeviceAttr {
         let flush = DeviceCaps::FLUSH_GLOBAL.0 | DeviceCaps::FLUSH_PERSISTENT.0;
         DeviceAttr { caps: DeviceCaps(self.caps.0 & !flush), atomic_cap: AtomicCap::Hca, ..self }
     }
@@ -98,9 +98,9 @@ impl OnDemand {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pacing {
     /// Lowest rate, in kilobits per second.
-    pub least_kbps: u32,
+    pub min_kbps: u32,
     /// Highest rate, in kilobits per second.
-    pub most_kbps: u32,
+    pub max_kbps: u32,
     /// Services that support pacing: one bit for each value of `ibv_qp_type`.
     pub services: u32,
 }
@@ -108,7 +108,7 @@ pub struct Pacing {
 impl Pacing {
     /// Any rate for RC, UC, UD and XRC initiators.
     const ALL: Pacing =
-        Pacing { least_kbps: 1, most_kbps: u32::MAX, services: 1 << 2 | 1 << 3 | 1 << 4 | 1 << 9 };
+        Pacing { min_kbps: 1, max_kbps: u32::MAX, services: 1 << 2 | 1 << 3 | 1 << 4 | 1 << 9 };
 }
 
 /// Scope within which atomic operations are atomic, with the numbers of verbs.
@@ -298,7 +298,7 @@ impl Context {
                 | DeviceCaps::FLUSH_GLOBAL
                 | DeviceCaps::FLUSH_PERSISTENT
                 | DeviceCaps::ATOMIC_WRITE,
-            on_demand: if knows_what_is_mapped() { OnDemand::ALL } else { OnDemand::default() },
+            on_demand: if supports_populate() { OnDemand::ALL } else { OnDemand::default() },
             pacing: Pacing::ALL,
             local_ca_ack_delay: ACK_DELAY,
             phys_port_cnt: 1,
@@ -310,7 +310,7 @@ impl Context {
     /// Returns the attributes of the only port, number 1.
     pub fn query_port(&self) -> PortAttr {
         let counters = self.counters();
-        self.0.shards.look(|nic| PortAttr {
+        self.0.shards.with_nic(|nic| PortAttr {
             active: nic.port_is_up(),
             active_mtu: self.0.mtu,
             max_mtu: Mtu::Mtu4096,

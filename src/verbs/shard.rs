@@ -16,8 +16,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::AttachError;
 use super::clock::Clock;
-use super::presence::Presence;
-use super::siblings::{Parcels, Siblings};
+use super::mailbox::{HandoffBatch, ShardMailbox};
+use super::poll_detector::PollDetector;
 use crate::link::fabric::{Driver, FabricHandle, Handover};
 use crate::link::process::Process;
 use crate::link::{ClaimError, JoinError, Link, LinkCounters};
@@ -32,53 +32,53 @@ mod tests;
 
 /// Time for which the background thread sleeps after it found the lock taken, while the link has to be
 /// polled.
-const BUSY: Duration = Duration::from_micros(200);
+const LOCK_BUSY_SLEEP: Duration = Duration::from_micros(200);
 
 /// Time for which the background thread sleeps after it found the lock taken, while only timers need it: on a
 /// fabric with no delayed packets under way the sending thread drives the receiving NIC. The timers are no
 /// finer than this.
-const REST: Duration = Duration::from_millis(1);
+const LOCK_BUSY_TIMER_SLEEP: Duration = Duration::from_millis(1);
 
 /// Idle timeout: time for which the background thread keeps polling the link after each packet before it
 /// sleeps again, provided that its last sleep was shorter than this. A wake-up costs both ends several
 /// microseconds, as much as a burst. When no packet arrives in this time, the thread sleeps as before.
-const LINGER: Duration = Duration::from_micros(200);
+const IDLE_TIMEOUT: Duration = Duration::from_micros(200);
 
 /// Time for which acknowledgements are delayed, waiting for the application's next call, before the
 /// background thread sends them, while it is not backing off for a polling application.
-const HELD: Duration = Duration::from_millis(4);
+const MAX_ACK_DELAY: Duration = Duration::from_millis(4);
 
 /// Time for which the background thread delays acknowledgements while the application is distrusted, that is,
 /// polls for something other than received packets. Such an application is about to respond, and its response
 /// carries the acknowledgements. The peer then receives both at once, in time for its own response to do the
 /// same: two applications that poll a completion queue only for their sends, and otherwise wait for memory to
 /// change, need no background thread.
-const ANSWER: Duration = Duration::from_micros(30);
+const RESPONSE_ACK_DELAY: Duration = Duration::from_micros(30);
 
 /// Time for which the background thread does not busy-poll after it found that another thread occupies its
 /// core.
-const CROWDED: Duration = Duration::from_millis(100);
+const CROWDED_CORE_BACKOFF: Duration = Duration::from_millis(100);
 
 /// Number of bytes sent in one turn from which on the turn takes long enough that the application thread in
 /// it would be mistaken for absent.
-const LONG_TURN: usize = 128 << 10;
+const LONG_TURN_BYTES: usize = 128 << 10;
 
 /// Time until a shard polls its link again after it found the inbox of another shard full.
-const FULL_FOR: Duration = Duration::from_micros(200);
+const INBOX_FULL_RETRY: Duration = Duration::from_micros(200);
 
 /// Largest number of received packets whose acknowledgements are delayed until the application's next call. A
 /// polling application may respond to what it finds, and the acknowledgements then travel with the response.
 /// A longer burst is a stream, whose sender waits for the acknowledgements.
-const HOLD_PACKETS: usize = 4;
+const MAX_DELAYED_ACK_PACKETS: usize = 4;
 
 /// Maximum number of turns for which expired timers are deferred while each turn brings packets. After a
 /// thread was descheduled, the link already holds the responses whose absence would otherwise cause a
 /// retransmission.
-const LATE_TURNS: u32 = 64;
+const MAX_TIMER_DEFERRALS: u32 = 64;
 
 /// Number of turns that one call drives inline while other threads keep ringing the doorbell; after that the
 /// background thread continues.
-const INLINE_TURNS: usize = 64;
+const MAX_INLINE_TURNS: usize = 64;
 
 thread_local! {
     /// Whether the current thread is the background thread of a shard.
@@ -88,27 +88,27 @@ thread_local! {
 /// A shard of a NIC: the engine and its link behind one lock, and the state with which threads agree on who
 /// drives it.
 pub(super) struct Shard {
-    engine: Mutex<Engine>,
+    state: Mutex<ShardState>,
     pub clock: Clock,
     fabric: Option<FabricHandle>,
     /// Whether the link is a bare port of the fabric, without middleware that has to see arriving packets.
-    is_bare: bool,
+    is_bare_port: bool,
     /// Set by a thread that wanted to drive and found the lock taken; the holder checks it after releasing
     /// the lock.
     doorbell: AtomicBool,
     /// Number of threads that wait for the lock and need a fair release, because another thread may take it
     /// again at once.
-    wanted: AtomicU32,
+    fair_waiters: AtomicU32,
     /// Whether the application responds to received packets without polling for them, as determined by the
-    /// background thread ([`Presence::is_distrusted`]).
-    answers: AtomicBool,
+    /// background thread ([`PollDetector::is_distrusted`]).
+    responds_without_polling: AtomicBool,
     /// Time at which an application thread last polled, in nanoseconds of the clock; 0 once the application
     /// announced that it waits.
-    polled: AtomicU64,
+    last_poll: AtomicU64,
     /// Time until which the background thread sleeps, in nanoseconds of the clock; 0 while it is awake or
     /// while it yields to a thread that is using the NIC, which then serves the timers.
     sleeping_until: AtomicU64,
-    siblings: Siblings,
+    mailbox: ShardMailbox,
     stopping: AtomicBool,
     /// The process that the link belongs to. A child of fork has the descriptors too, and would take packets
     /// from its parent.
@@ -121,82 +121,82 @@ pub(super) struct Shard {
 }
 
 /// The part of a shard that its lock protects.
-pub(super) struct Engine {
+pub(super) struct ShardState {
     pub nic: Nic,
-    link: Attachment,
+    link: LinkSlot,
     tx: TxQueue,
     /// The table of regions and windows, which all shards share: it may be read with the lock of any shard,
     /// and is changed with the locks of all
     /// ([`Shards::change_memory`](super::shards::Shards::change_memory)).
     pub memory: Arc<Table>,
     /// Packets handed off by other shards, while they are processed.
-    parcels: Parcels,
+    handoffs: HandoffBatch,
     /// Number of turns since a timer expired that has not been served.
-    late: u32,
+    timer_deferrals: u32,
 }
 
 /// How long a turn delays acknowledgements so that they can travel with a response.
 #[derive(Clone, Copy)]
-enum Hold {
-    No,
+enum AckDelay {
+    Off,
     /// For one turn: those that are already delayed are sent.
-    Once,
+    OneTurn,
     /// Until a response carries them.
-    Longer,
+    UntilResponse,
 }
 
 /// The link, or its final state after it was lost.
-enum Attachment {
-    There(Box<dyn Link>),
-    Gone { why: Arc<io::Error>, counters: LinkCounters },
+enum LinkSlot {
+    Attached(Box<dyn Link>),
+    Lost { why: Arc<io::Error>, counters: LinkCounters },
 }
 
-impl Attachment {
+impl LinkSlot {
     fn get(&mut self) -> Option<&mut dyn Link> {
         match self {
-            Attachment::There(link) => Some(&mut **link),
-            Attachment::Gone { .. } => None,
+            LinkSlot::Attached(link) => Some(&mut **link),
+            LinkSlot::Lost { .. } => None,
         }
     }
 
-    fn is_there(&self) -> bool {
-        matches!(self, Attachment::There(_))
+    fn is_attached(&self) -> bool {
+        matches!(self, LinkSlot::Attached(_))
     }
 
     fn next_deadline(&self) -> Option<Instant> {
         match self {
-            Attachment::There(link) => link.next_deadline(),
-            Attachment::Gone { .. } => None,
+            LinkSlot::Attached(link) => link.next_deadline(),
+            LinkSlot::Lost { .. } => None,
         }
     }
 
-    fn state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
+    fn link_status(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
         match self {
-            Attachment::There(link) => (link.counters(), None),
-            Attachment::Gone { why, counters } => (*counters, Some(why.clone())),
+            LinkSlot::Attached(link) => (link.counters(), None),
+            LinkSlot::Lost { why, counters } => (*counters, Some(why.clone())),
         }
     }
 }
 
-impl Engine {
+impl ShardState {
     /// Replaces the link by the reason for its loss and fails the device. Does nothing when the link is
     /// already lost.
     fn lose_link(&mut self, why: Arc<io::Error>, now: Instant) {
-        let Attachment::There(link) = &self.link else { return };
-        self.link = Attachment::Gone { counters: link.counters(), why };
+        let LinkSlot::Attached(link) = &self.link else { return };
+        self.link = LinkSlot::Lost { counters: link.counters(), why };
         self.tx.clear();
         self.nic.fail(now, &self.memory, &mut self.tx);
     }
 }
 
-impl Engine {
+impl ShardState {
     /// Attaches a queue pair to a multicast group; the link joins the group with the first queue pair
     /// attached to it.
     pub fn attach_mcast(&mut self, now: Instant, qpn: Qpn, gid: Gid) -> Result<(), AttachError> {
         let first =
             self.nic.attach_mcast(qpn, gid).expect("the NIC has the queue pair as long as its handle")?;
         let group = gid.ip();
-        let join = |link: &mut Attachment| match link.get() {
+        let join = |link: &mut LinkSlot| match link.get() {
             Some(link) => link.join(now, group),
             None => Err(JoinError::System { group, source: Errno::ENODEV.into() }),
         };
@@ -248,37 +248,37 @@ impl Shard {
     pub fn new(
         nic: Nic,
         link: Box<dyn Link>,
-        siblings: Siblings,
+        mailbox: ShardMailbox,
         memory: Arc<Table>,
         clock: Clock,
         fabric: Option<FabricHandle>,
     ) -> io::Result<Shard> {
         let link_fds = link.fds().into_iter().map(|fd| fd.try_clone_to_owned()).collect::<Result<_, _>>()?;
         // The first shard watches the port state for all.
-        let state_fd = link.state_fd().filter(|_| siblings.id().is_first());
+        let state_fd = link.state_fd().filter(|_| mailbox.id().is_first());
         let state_fd = state_fd.map(|fd| fd.try_clone_to_owned()).transpose()?;
         let limits = link.info().burst;
-        let is_bare = link.only_copies();
-        let mut tx = if is_bare { TxQueue::with_deferred_icrc(limits) } else { TxQueue::new(limits) };
+        let is_bare_port = link.only_copies();
+        let mut tx = if is_bare_port { TxQueue::with_deferred_icrc(limits) } else { TxQueue::new(limits) };
         tx.set_flush_icrc_twice(nic.sends_flush_icrc_twice());
         Ok(Shard {
-            engine: Mutex::new(Engine {
+            state: Mutex::new(ShardState {
                 nic,
-                link: Attachment::There(link),
+                link: LinkSlot::Attached(link),
                 tx,
                 memory,
-                parcels: Parcels::default(),
-                late: 0,
+                handoffs: HandoffBatch::default(),
+                timer_deferrals: 0,
             }),
             clock,
             fabric,
-            is_bare,
+            is_bare_port,
             doorbell: AtomicBool::new(false),
-            wanted: AtomicU32::new(0),
-            answers: AtomicBool::new(false),
-            polled: AtomicU64::new(0),
+            fair_waiters: AtomicU32::new(0),
+            responds_without_polling: AtomicBool::new(false),
+            last_poll: AtomicU64::new(0),
             sleeping_until: AtomicU64::new(0),
-            siblings,
+            mailbox,
             stopping: AtomicBool::new(false),
             process: Process::current(),
             link_fds,
@@ -288,7 +288,7 @@ impl Shard {
 
     /// Returns the index of this shard within its NIC.
     pub fn index(&self) -> usize {
-        self.siblings.id().index() as usize
+        self.mailbox.id().index() as usize
     }
 
     /// Returns the fabric if its time is virtual; in that case only the fabric drives the NIC.
@@ -299,111 +299,111 @@ impl Shard {
     /// Counts a turn of an application thread as polling, if the application polls at all. Otherwise a long
     /// turn would look like absence, and the background thread would take over and move the data to the cache
     /// of another core.
-    fn note_presence(&self, now: Instant) {
-        let polled = self.polled.load(Ordering::Relaxed);
-        if polled != 0 && !IN_BACKGROUND.get() {
+    fn note_polling(&self, now: Instant) {
+        let last_poll = self.last_poll.load(Ordering::Relaxed);
+        if last_poll != 0 && !IN_BACKGROUND.get() {
             // Fails if another thread has just announced that the application no longer polls.
-            let _ = self.polled.compare_exchange(polled, now.0, Ordering::Relaxed, Ordering::Relaxed);
+            let _ = self.last_poll.compare_exchange(last_poll, now.0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
     /// Runs `f` with the NIC, sends what results from it and releases the lock.
-    pub fn with<R>(&self, f: impl FnOnce(&mut Nic, Instant, &Table, &mut TxQueue) -> R) -> R {
+    pub fn with_nic_and_send<R>(&self, f: impl FnOnce(&mut Nic, Instant, &Table, &mut TxQueue) -> R) -> R {
         let now = self.clock.now();
-        let mut engine = self.engine.lock();
-        let Engine { nic, tx, memory, .. } = &mut *engine;
+        let mut state = self.state.lock();
+        let ShardState { nic, tx, memory, .. } = &mut *state;
         let result = f(nic, now, memory, tx);
-        self.send(&mut engine, now, false);
-        self.release(engine, now);
+        self.send(&mut state, now, false);
+        self.release(state, now);
         result
     }
 
-    /// Like [`with`](Self::with), for posting send requests of a queue pair. A queue pair with a lot in
+    /// Like [`with_nic_and_send`](Self::with_nic_and_send), for posting send requests of a queue pair. A queue pair with a lot in
     /// flight batches further requests, because one system call for several packets costs less than one for
     /// each.
     pub fn post<R>(&self, qpn: Qpn, f: impl FnOnce(&mut Nic, Instant) -> R) -> R {
         let now = self.clock.now();
-        let mut engine = self.engine.lock();
-        let result = f(&mut engine.nic, now);
-        if self.fabric.is_none() && engine.nic.may_batch(qpn) {
-            self.note_deadline(&engine, now);
-            self.let_go(engine);
-            self.go_on(false);
+        let mut state = self.state.lock();
+        let result = f(&mut state.nic, now);
+        if self.fabric.is_none() && state.nic.may_batch(qpn) {
+            self.wake_for_deadline(&state, now);
+            self.unlock_fairly(state);
+            self.drive_remaining(false);
         } else {
-            self.send(&mut engine, now, false);
-            self.release(engine, now);
+            self.send(&mut state, now, false);
+            self.release(state, now);
         }
         result
     }
 
-    /// Sends all delayed acknowledgements, unless another thread holds the lock for longer than `patience`.
-    pub fn acknowledge(&self, patience: Duration) {
-        if let Some(mut engine) = self.engine.try_lock_for(patience) {
+    /// Sends all delayed acknowledgements, unless another thread holds the lock for longer than `timeout`.
+    pub fn acknowledge(&self, timeout: Duration) {
+        if let Some(mut state) = self.state.try_lock_for(timeout) {
             let now = self.clock.now();
-            self.send(&mut engine, now, false);
-            self.release(engine, now);
+            self.send(&mut state, now, false);
+            self.release(state, now);
         }
     }
 
-    /// Returns the NIC's counters, or `None` if another thread holds the lock for longer than `patience`.
-    pub fn counters_within(&self, patience: Duration) -> Option<crate::transport::Counters> {
-        let engine = self.engine.try_lock_for(patience)?;
-        let counters = *engine.nic.counters();
-        self.release(engine, self.clock.now());
+    /// Returns the NIC's counters, or `None` if another thread holds the lock for longer than `timeout`.
+    pub fn counters_within(&self, timeout: Duration) -> Option<crate::transport::Counters> {
+        let state = self.state.try_lock_for(timeout)?;
+        let counters = *state.nic.counters();
+        self.release(state, self.clock.now());
         Some(counters)
     }
 
     /// Runs `f` with the NIC and its link; sends nothing.
-    pub fn hold<R>(&self, f: impl FnOnce(&mut Engine, Instant) -> R) -> R {
+    pub fn with_state<R>(&self, f: impl FnOnce(&mut ShardState, Instant) -> R) -> R {
         let now = self.clock.now();
-        let mut engine = self.engine.lock();
-        let result = f(&mut engine, now);
-        self.release(engine, now);
+        let mut state = self.state.lock();
+        let result = f(&mut state, now);
+        self.release(state, now);
         result
     }
 
     /// Acquires the lock soon even while another thread polls without a pause: a holder that releases it by
-    /// [`let_go`](Self::let_go) hands it over. The caller releases it by [`unlock`](Self::unlock).
-    pub fn lock_soon(&self) -> MutexGuard<'_, Engine> {
-        self.wanted.fetch_add(1, Ordering::Relaxed);
-        let engine = self.engine.lock();
-        self.wanted.fetch_sub(1, Ordering::Relaxed);
-        engine
+    /// [`unlock_fairly`](Self::unlock_fairly) hands it over. The caller releases it by [`unlock`](Self::unlock).
+    pub fn lock_fairly(&self) -> MutexGuard<'_, ShardState> {
+        self.fair_waiters.fetch_add(1, Ordering::Relaxed);
+        let state = self.state.lock();
+        self.fair_waiters.fetch_sub(1, Ordering::Relaxed);
+        state
     }
 
-    /// Releases the lock, fairly if a thread waits in [`lock_soon`](Self::lock_soon).
-    fn let_go(&self, engine: MutexGuard<'_, Engine>) {
-        match self.wanted.load(Ordering::Relaxed) {
-            0 => drop(engine),
-            _ => MutexGuard::unlock_fair(engine),
+    /// Releases the lock, fairly if a thread waits in [`lock_fairly`](Self::lock_fairly).
+    fn unlock_fairly(&self, state: MutexGuard<'_, ShardState>) {
+        match self.fair_waiters.load(Ordering::Relaxed) {
+            0 => drop(state),
+            _ => MutexGuard::unlock_fair(state),
         }
     }
 
     /// Runs `f` with the NIC; sends nothing.
-    pub fn look<R>(&self, f: impl FnOnce(&mut Nic) -> R) -> R {
-        self.hold(|engine, _| f(&mut engine.nic))
+    pub fn with_nic<R>(&self, f: impl FnOnce(&mut Nic) -> R) -> R {
+        self.with_state(|state, _| f(&mut state.nic))
     }
 
     /// Returns the counters of the link and, once the link is lost, the reason.
     pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
-        let engine = self.engine.lock();
-        let state = engine.link.state();
-        self.release(engine, self.clock.now());
-        state
+        let state = self.state.lock();
+        let link_status = state.link.link_status();
+        self.release(state, self.clock.now());
+        link_status
     }
 
     /// Polls the link once on this thread, for an application that keeps polling.
     pub fn poll(&self) {
         if self.virtual_fabric().is_none() {
             let now = self.clock.now();
-            self.polled.store(now.0, Ordering::Relaxed);
+            self.last_poll.store(now.0, Ordering::Relaxed);
             self.drive(now, true);
         }
     }
 
     /// Like [`poll`](Self::poll) for an application that will not poll again, so the background thread keeps
     /// polling.
-    pub fn look_once(&self) {
+    pub fn poll_once(&self) {
         if self.virtual_fabric().is_none() {
             self.drive(self.clock.now(), false);
         }
@@ -412,22 +412,22 @@ impl Shard {
     /// Announces that the application is about to wait, and wakes the background thread, which polls from now
     /// on.
     pub fn stop_polling(&self) {
-        self.polled.store(0, Ordering::Relaxed);
+        self.last_poll.store(0, Ordering::Relaxed);
         self.wake_thread();
     }
 
     /// Runs turns until no thread rings the doorbell any more. Returns false if another thread is running
     /// them.
     fn drive(&self, mut now: Instant, hold: bool) -> bool {
-        for _ in 0..INLINE_TURNS {
+        for _ in 0..MAX_INLINE_TURNS {
             // A polling thread looks again soon: if it rang the doorbell each time, the holder would run
             // turns for nothing.
-            let engine = if hold { self.engine.try_lock() } else { self.try_engine() };
-            let Some(mut engine) = engine else { return false };
-            self.answer_doorbell();
-            self.note_presence(now);
-            self.turn(&mut engine, now, if hold { Hold::Once } else { Hold::No });
-            let more = self.unlock(engine, now);
+            let state = if hold { self.state.try_lock() } else { self.try_lock_or_ring() };
+            let Some(mut state) = state else { return false };
+            self.clear_doorbell();
+            self.note_polling(now);
+            self.turn(&mut state, now, if hold { AckDelay::OneTurn } else { AckDelay::Off });
+            let more = self.unlock(state, now);
             if let Some(fabric) = &self.fabric {
                 fabric.kick();
                 // The peer receives what was sent before this NIC sends more.
@@ -435,7 +435,7 @@ impl Shard {
                     return true;
                 }
             }
-            if !more && !self.was_rung() {
+            if !more && !self.doorbell_rung() {
                 return true;
             }
             now = self.clock.now();
@@ -445,51 +445,51 @@ impl Shard {
     }
 
     /// Tries to lock the engine; when it is taken, rings the doorbell, so that the holder runs another turn.
-    fn try_engine(&self) -> Option<MutexGuard<'_, Engine>> {
-        self.engine.try_lock().or_else(|| {
+    fn try_lock_or_ring(&self) -> Option<MutexGuard<'_, ShardState>> {
+        self.state.try_lock().or_else(|| {
             self.doorbell.store(true, Ordering::SeqCst);
             // The holder may have checked the doorbell just before it was set.
             fence(Ordering::SeqCst);
-            self.engine.try_lock()
+            self.state.try_lock()
         })
     }
 
     /// Resets the doorbell: the turn that follows serves all threads that rang until now.
-    fn answer_doorbell(&self) {
+    fn clear_doorbell(&self) {
         if self.doorbell.load(Ordering::SeqCst) {
             self.doorbell.store(false, Ordering::SeqCst);
         }
     }
 
     /// Reports whether a thread found the lock taken; the former holder calls this after releasing it.
-    fn was_rung(&self) -> bool {
-        // Pairs with the fence in `try_engine`, which sets the doorbell and then tries the lock again.
+    fn doorbell_rung(&self) -> bool {
+        // Pairs with the fence in `try_lock_or_ring`, which sets the doorbell and then tries the lock again.
         fence(Ordering::SeqCst);
         self.doorbell.load(Ordering::SeqCst)
     }
 
     /// Releases the lock and serves the threads that rang the doorbell meanwhile.
-    fn release(&self, engine: MutexGuard<'_, Engine>, now: Instant) {
-        let more = self.unlock(engine, now);
-        self.go_on(more);
+    fn release(&self, state: MutexGuard<'_, ShardState>, now: Instant) {
+        let more = self.unlock(state, now);
+        self.drive_remaining(more);
     }
 
-    /// Releases the lock for a caller that calls [`go_on`](Self::go_on) later, and returns whether there is
+    /// Releases the lock for a caller that calls [`drive_remaining`](Self::drive_remaining) later, and returns whether there is
     /// more to send.
-    pub fn unlock(&self, engine: MutexGuard<'_, Engine>, now: Instant) -> bool {
-        self.note_deadline(&engine, now);
-        let more = engine.nic.wants_to_transmit_urgently();
-        self.let_go(engine);
+    pub fn unlock(&self, state: MutexGuard<'_, ShardState>, now: Instant) -> bool {
+        self.wake_for_deadline(&state, now);
+        let more = state.nic.wants_to_transmit_urgently();
+        self.unlock_fairly(state);
         more
     }
 
     /// Does the work that is left after the lock was released: sends `more`, and serves the threads that rang
     /// the doorbell. In virtual time the fabric does this.
-    pub fn go_on(&self, more: bool) {
+    pub fn drive_remaining(&self, more: bool) {
         if self.virtual_fabric().is_some() {
             return;
         }
-        if more || self.was_rung() {
+        if more || self.doorbell_rung() {
             self.drive(self.clock.now(), false);
         } else if let Some(fabric) = &self.fabric {
             fabric.kick();
@@ -497,20 +497,20 @@ impl Shard {
     }
 
     /// Runs one turn: receives packets, serves expired timers, sends. Returns whether packets were received.
-    fn turn(&self, engine: &mut Engine, now: Instant, hold: Hold) -> bool {
-        if let Some(why) = self.siblings.loss().filter(|_| engine.link.is_there()) {
-            engine.lose_link(why.clone(), now);
+    fn turn(&self, state: &mut ShardState, now: Instant, hold: AckDelay) -> bool {
+        if let Some(why) = self.mailbox.loss().filter(|_| state.link.is_attached()) {
+            state.lose_link(why.clone(), now);
         }
-        let Engine { nic, link, tx, memory, parcels, .. } = engine;
-        let waited = nic.has_held_acknowledgements();
+        let ShardState { nic, link, tx, memory, handoffs, .. } = state;
+        let had_delayed_acks = nic.has_held_acknowledgements();
         let collected =
-            self.siblings.collect(parcels, |part, first| nic.handle_part(now, part, first, memory, tx));
+            self.mailbox.collect(handoffs, |part, first| nic.handle_part(now, part, first, memory, tx));
         let received = match link.get() {
-            Some(link) if !self.siblings.are_full() && self.process.is_current() => {
+            Some(link) if !self.mailbox.are_others_full() && self.process.is_current() => {
                 link.receive(now, &mut |burst| {
-                    let handed_over = self
-                        .siblings
-                        .sort(&burst, |part, first| nic.handle_part(now, part, first, memory, tx));
+                    let handed_over = self.mailbox.deliver_or_hand_off(&burst, |part, first| {
+                        nic.handle_part(now, part, first, memory, tx)
+                    });
                     nic.count_handed_over(handed_over);
                 })
             }
@@ -523,29 +523,29 @@ impl Shard {
         }
         let received = collected
             + received.unwrap_or_else(|e| {
-                self.lose_link(engine, e, now);
+                self.lose_link(state, e, now);
                 0
             });
-        let Engine { nic, tx, memory, late, .. } = engine;
+        let ShardState { nic, tx, memory, timer_deferrals, .. } = state;
         let hold = match hold {
-            Hold::No => false,
-            Hold::Once if self.answers.load(Ordering::Relaxed) => !waited,
-            Hold::Once => !waited && received <= HOLD_PACKETS,
-            Hold::Longer => true,
+            AckDelay::Off => false,
+            AckDelay::OneTurn if self.responds_without_polling.load(Ordering::Relaxed) => !had_delayed_acks,
+            AckDelay::OneTurn => !had_delayed_acks && received <= MAX_DELAYED_ACK_PACKETS,
+            AckDelay::UntilResponse => true,
         };
         if due {
-            *late += 1;
-            if received == 0 || *late > LATE_TURNS {
-                *late = 0;
+            *timer_deferrals += 1;
+            if received == 0 || *timer_deferrals > MAX_TIMER_DEFERRALS {
+                *timer_deferrals = 0;
                 nic.handle_timeouts(now, memory, tx);
             }
         }
-        self.send(engine, now, hold);
+        self.send(state, now, hold);
         received > 0
     }
 
-    fn send(&self, engine: &mut Engine, now: Instant, hold: bool) {
-        let Engine { nic, link, tx, memory, .. } = engine;
+    fn send(&self, state: &mut ShardState, now: Instant, hold: bool) {
+        let ShardState { nic, link, tx, memory, .. } = state;
         if hold {
             nic.transmit_urgent(now, memory, tx);
         } else {
@@ -558,42 +558,42 @@ impl Shard {
             {
                 lost = link.transmit(now, tx).err();
             }
-            if tx.bytes() >= LONG_TURN {
-                self.note_presence(self.clock.now());
+            if tx.bytes() >= LONG_TURN_BYTES {
+                self.note_polling(self.clock.now());
             }
             tx.clear();
         }
         nic.emitted(now);
         if let Some(e) = lost {
-            self.lose_link(engine, e, now);
+            self.lose_link(state, e, now);
         }
     }
 
     /// Fails the link and those of the sibling shards, which have the same socket address or interface.
-    fn lose_link(&self, engine: &mut Engine, why: io::Error, now: Instant) {
+    fn lose_link(&self, state: &mut ShardState, why: io::Error, now: Instant) {
         let why = Arc::new(why);
-        engine.lose_link(why.clone(), now);
-        self.siblings.lose_link(why);
+        state.lose_link(why.clone(), now);
+        self.mailbox.lose_link(why);
     }
 
     /// Wakes the background thread if the NIC's next deadline is earlier than the end of the thread's sleep.
     /// Called under the lock, because the thread records its sleep under the lock.
-    fn note_deadline(&self, engine: &Engine, now: Instant) {
+    fn wake_for_deadline(&self, state: &ShardState, now: Instant) {
         let sleeping = self.sleeping_until.load(Ordering::SeqCst);
-        if sleeping != 0 && self.deadline(engine, now).is_some_and(|at| at.0 < sleeping) {
+        if sleeping != 0 && self.deadline(state, now).is_some_and(|at| at.0 < sleeping) {
             self.wake_thread();
         }
     }
 
-    fn deadline(&self, engine: &Engine, now: Instant) -> Option<Instant> {
+    fn deadline(&self, state: &ShardState, now: Instant) -> Option<Instant> {
         // Delayed acknowledgements leave with the application's next call or with the background thread.
-        let held = engine.nic.has_held_acknowledgements().then(|| now + HELD);
-        earliest([engine.nic.next_deadline(), engine.link.next_deadline(), held])
+        let held = state.nic.has_held_acknowledgements().then(|| now + MAX_ACK_DELAY);
+        earliest([state.nic.next_deadline(), state.link.next_deadline(), held])
     }
 
     fn wake_thread(&self) {
         // The write fails only when the counter is full, and then the thread has been woken already.
-        let _ = self.siblings.wake().write(1);
+        let _ = self.mailbox.wake().write(1);
     }
 
     /// Ends [`run`](Self::run).
@@ -611,126 +611,132 @@ impl Shard {
         let _guard = OnPanic(self);
         IN_BACKGROUND.set(true);
         let state_fd = self.state_fd.lock().take();
-        let mut bed = Bed::new(self.siblings.wake(), state_fd.as_ref(), &self.link_fds);
-        let (mut lingers, mut heard, mut crowded_until) = (false, Instant(0), Instant(0));
-        let (mut presence, mut release_at) = (Presence::default(), None);
+        let mut poll_set = PollSet::new(self.mailbox.wake(), state_fd.as_ref(), &self.link_fds);
+        let (mut keeps_polling, mut last_packet, mut crowded_until) = (false, Instant(0), Instant(0));
+        let (mut poll_detector, mut acks_due) = (PollDetector::default(), None);
         while !self.stopping.load(Ordering::SeqCst) {
             let now = self.clock.now();
-            let polled = Instant(self.polled.load(Ordering::Relaxed));
-            if polled.0 != 0
-                && let Some(rest) = presence.rest(now, polled)
+            let last_poll = Instant(self.last_poll.load(Ordering::Relaxed));
+            if last_poll.0 != 0
+                && let Some(backoff) = poll_detector.backoff(now, last_poll)
             {
-                self.sleep(now, Some(now + rest), false, &mut bed);
+                self.sleep(now, Some(now + backoff), false, &mut poll_set);
                 continue;
             }
-            let must_look = self.fabric.as_ref().is_none_or(FabricHandle::awaits_input);
-            let engine = match polled.0 {
-                0 if must_look => Some(self.engine.lock()),
-                _ if must_look && presence.is_distrusted(now) => Some(self.engine.lock()),
-                _ => self.try_engine(),
+            let must_poll_link = self.fabric.as_ref().is_none_or(FabricHandle::awaits_input);
+            let state = match last_poll.0 {
+                0 if must_poll_link => Some(self.state.lock()),
+                _ if must_poll_link && poll_detector.is_distrusted(now) => Some(self.state.lock()),
+                _ => self.try_lock_or_ring(),
             };
-            let Some(mut engine) = engine else {
+            let Some(mut state) = state else {
                 // The holder of the lock does what there is to do now.
-                let rest = if must_look { BUSY } else { REST };
-                self.sleep(now, Some(now + rest), false, &mut bed);
+                let backoff = if must_poll_link { LOCK_BUSY_SLEEP } else { LOCK_BUSY_TIMER_SLEEP };
+                self.sleep(now, Some(now + backoff), false, &mut poll_set);
                 continue;
             };
-            self.answer_doorbell();
+            self.clear_doorbell();
             let now = self.clock.now();
-            let is_late = release_at.is_some_and(|at| now >= at);
-            let answers = presence.is_distrusted(now);
-            self.answers.store(answers, Ordering::Relaxed);
-            let hold = if answers && !is_late { Hold::Longer } else { Hold::No };
-            let received = self.turn(&mut engine, now, hold);
-            let holds = engine.nic.has_held_acknowledgements();
-            release_at = holds.then(|| release_at.unwrap_or(now + ANSWER));
+            let acks_overdue = acks_due.is_some_and(|at| now >= at);
+            let responds_without_polling = poll_detector.is_distrusted(now);
+            self.responds_without_polling.store(responds_without_polling, Ordering::Relaxed);
+            let hold = if responds_without_polling && !acks_overdue {
+                AckDelay::UntilResponse
+            } else {
+                AckDelay::Off
+            };
+            let received = self.turn(&mut state, now, hold);
+            let delays_acks = state.nic.has_held_acknowledgements();
+            acks_due = delays_acks.then(|| acks_due.unwrap_or(now + RESPONSE_ACK_DELAY));
             // After the application announced that it waits, received packets are no evidence that it missed
             // them.
-            presence.missed(now, received && polled.0 != 0);
+            poll_detector.on_not_polling(now, received && last_poll.0 != 0);
             if received {
-                heard = now;
+                last_packet = now;
             }
-            let more = received && must_look || engine.nic.wants_to_transmit_urgently();
+            let more = received && must_poll_link || state.nic.wants_to_transmit_urgently();
             // While another shard's inbox is full the link is not read; it is polled again a moment later.
-            let full = self.siblings.are_full();
+            let full = self.mailbox.are_others_full();
             let until = match more {
                 true => Some(Instant(1)),
-                false => earliest([self.deadline(&engine, now), full.then(|| now + FULL_FOR), release_at]),
+                false => {
+                    earliest([self.deadline(&state, now), full.then(|| now + INBOX_FULL_RETRY), acks_due])
+                }
             };
             // Recorded under the lock: a thread that sets an earlier timer from now on sees it and wakes this
             // thread.
             self.sleeping_until.store(until.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
             // The descriptor of a link that is lost may stay readable for ever.
-            let watch = engine.link.is_there() && !full;
-            self.let_go(engine);
+            let watch = state.link.is_attached() && !full;
+            self.unlock_fairly(state);
             if let Some(fabric) = &self.fabric {
                 fabric.kick();
             }
-            if more || self.was_rung() {
+            if more || self.doorbell_rung() {
                 continue;
             }
             let now = self.clock.now();
-            if lingers && watch && now.since(heard) < LINGER {
+            if keeps_polling && watch && now.since(last_packet) < IDLE_TIMEOUT {
                 std::thread::yield_now();
                 let after = self.clock.now();
-                if after.since(now) > LINGER {
+                if after.since(now) > IDLE_TIMEOUT {
                     // Another thread spins on this core and gets a whole scheduler slice at each yield; a
                     // sleeping thread is scheduled when a packet arrives.
-                    crowded_until = after + CROWDED;
-                    lingers = false;
+                    crowded_until = after + CROWDED_CORE_BACKOFF;
+                    keeps_polling = false;
                 }
                 continue;
             }
-            self.sleep(now, until, watch, &mut bed);
+            self.sleep(now, until, watch, &mut poll_set);
             let after = self.clock.now();
-            lingers = must_look && after.since(now) < LINGER && after >= crowded_until;
+            keeps_polling = must_poll_link && after.since(now) < IDLE_TIMEOUT && after >= crowded_until;
         }
     }
 
     /// Sleeps until `until`, a wake-up, a change of the port state or, with `watch`, until the link is
     /// readable.
-    fn sleep(&self, now: Instant, until: Option<Instant>, watch: bool, bed: &mut Bed<'_>) {
+    fn sleep(&self, now: Instant, until: Option<Instant>, watch: bool, poll_set: &mut PollSet<'_>) {
         let timeout = until.map(|at| TimeSpec::from(at.since(now)));
-        let result = ppoll(bed.fds(watch), timeout, None);
-        let news = bed.has_news();
+        let result = ppoll(poll_set.fds(watch), timeout, None);
+        let port_changed = poll_set.port_state_changed();
         self.sleeping_until.store(0, Ordering::SeqCst);
         match result {
             Ok(_) | Err(Errno::EINTR) => {}
             // ppoll fails only for lack of memory; a short sleep is better than a busy loop.
-            Err(_) => std::thread::sleep(REST),
+            Err(_) => std::thread::sleep(LOCK_BUSY_TIMER_SLEEP),
         }
         // Clears the eventfd counter, which is empty if something else ended the sleep.
-        let _ = self.siblings.wake().read();
-        if news && !self.note_port_state() {
+        let _ = self.mailbox.wake().read();
+        if port_changed && !self.update_port_state() {
             // The link is lost, so nothing reads the descriptor any more.
-            bed.forget_state();
+            poll_set.remove_port_state();
         }
     }
 
     /// Updates the NIC with the link's port state. Returns false if the link is lost.
-    fn note_port_state(&self) -> bool {
-        let mut engine = self.engine.lock();
-        let Engine { nic, link, .. } = &mut *engine;
-        let there = link.get().map(|link| nic.set_port_up(link.is_up())).is_some();
-        self.release(engine, self.clock.now());
-        there
+    fn update_port_state(&self) -> bool {
+        let mut state = self.state.lock();
+        let ShardState { nic, link, .. } = &mut *state;
+        let attached = link.get().map(|link| nic.set_port_up(link.is_up())).is_some();
+        self.release(state, self.clock.now());
+        attached
     }
 }
 
 /// Poll set of a background thread: the wake-up, the port state, and after them the link's descriptors.
-struct Bed<'a> {
+struct PollSet<'a> {
     fds: Vec<PollFd<'a>>,
     wake: BorrowedFd<'a>,
-    has_state: bool,
+    has_port_state: bool,
 }
 
-impl<'a> Bed<'a> {
-    fn new(wake: &'a impl AsFd, state: Option<&'a OwnedFd>, link: &'a [OwnedFd]) -> Bed<'a> {
+impl<'a> PollSet<'a> {
+    fn new(wake: &'a impl AsFd, port_state: Option<&'a OwnedFd>, link: &'a [OwnedFd]) -> PollSet<'a> {
         let wake = wake.as_fd();
         // Without a port state descriptor, the wake-up descriptor takes its slot.
-        let first = [wake, state.map_or(wake, AsFd::as_fd)].into_iter();
+        let first = [wake, port_state.map_or(wake, AsFd::as_fd)].into_iter();
         let fds = first.chain(link.iter().map(AsFd::as_fd)).map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        Bed { fds: fds.collect(), wake, has_state: state.is_some() }
+        PollSet { fds: fds.collect(), wake, has_port_state: port_state.is_some() }
     }
 
     fn fds(&mut self, link: bool) -> &mut [PollFd<'a>] {
@@ -739,13 +745,13 @@ impl<'a> Bed<'a> {
     }
 
     /// Reports whether the port state may have changed.
-    fn has_news(&self) -> bool {
-        self.has_state && self.fds[1].any() == Some(true)
+    fn port_state_changed(&self) -> bool {
+        self.has_port_state && self.fds[1].any() == Some(true)
     }
 
-    fn forget_state(&mut self) {
+    fn remove_port_state(&mut self) {
         self.fds[1] = PollFd::new(self.wake, PollFlags::POLLIN);
-        self.has_state = false;
+        self.has_port_state = false;
     }
 }
 
@@ -757,33 +763,33 @@ impl Drop for OnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let shard = self.0;
-            let mut engine = shard.engine.lock();
+            let mut state = shard.state.lock();
             let why = io::Error::other("the NIC's thread has panicked");
-            shard.lose_link(&mut engine, why, shard.clock.now());
+            shard.lose_link(&mut state, why, shard.clock.now());
         }
     }
 }
 
 impl Driver for Shard {
     fn port_up(&self, up: bool) {
-        self.look(|nic| nic.set_port_up(up));
+        self.with_nic(|nic| nic.set_port_up(up));
     }
 
     fn addresses_changed(&self, addresses: &[IpAddr]) {
         let gids: Vec<Gid> = addresses.iter().map(|ip| Gid::from(*ip)).collect();
-        self.look(|nic| nic.set_gids(&gids));
+        self.with_nic(|nic| nic.set_gids(&gids));
     }
 
     fn device_lost(&self, why: io::Error) {
         let now = self.clock.now();
-        let mut engine = self.engine.lock();
-        self.lose_link(&mut engine, why, now);
-        self.send(&mut engine, now, false);
-        self.release(engine, now);
+        let mut state = self.state.lock();
+        self.lose_link(&mut state, why, now);
+        self.send(&mut state, now, false);
+        self.release(state, now);
     }
 
     fn inject_event(&self, event: AsyncEvent) -> bool {
-        self.with(|nic, now, memory, tx| nic.inject_event(now, event, memory, tx))
+        self.with_nic_and_send(|nic, now, memory, tx| nic.inject_event(now, event, memory, tx))
     }
 
     fn try_drive(&self) -> bool {
@@ -791,17 +797,17 @@ impl Driver for Shard {
     }
 
     fn try_take(&self, now: Instant, give: &mut Handover<'_>) -> bool {
-        if !self.is_bare {
+        if !self.is_bare_port {
             return false;
         }
         // Must not block: the caller holds the lock of its own NIC.
-        let Some(mut engine) = self.engine.try_lock() else { return false };
-        let Engine { nic, link, tx, memory, .. } = &mut *engine;
-        let there = link.is_there();
-        if there {
+        let Some(mut state) = self.state.try_lock() else { return false };
+        let ShardState { nic, link, tx, memory, .. } = &mut *state;
+        let attached = link.is_attached();
+        if attached {
             give(&mut |burst| nic.handle_burst(now, &burst, memory, tx));
         }
-        there
+        attached
     }
 
     fn wake(&self) {
@@ -809,11 +815,11 @@ impl Driver for Shard {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let engine = self.engine.lock();
-        if engine.nic.wants_to_transmit_urgently() {
+        let state = self.state.lock();
+        if state.nic.wants_to_transmit_urgently() {
             Some(Instant(0))
         } else {
-            self.deadline(&engine, self.clock.now())
+            self.deadline(&state, self.clock.now())
         }
     }
 }

@@ -12,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::AttachError;
 use super::clock::Clock;
-use super::shard::{Engine, Shard};
+use super::shard::{Shard, ShardState};
 use crate::link::fabric::FabricHandle;
 use crate::link::process::Process;
 use crate::link::{LinkCounters, background};
@@ -97,98 +97,98 @@ impl Shards {
     }
 
     /// Runs `f` with state that is the same in all shards.
-    pub fn look<R>(&self, f: impl FnOnce(&mut Nic) -> R) -> R {
-        self.first().look(f)
+    pub fn with_nic<R>(&self, f: impl FnOnce(&mut Nic) -> R) -> R {
+        self.first().with_nic(f)
     }
 
     /// Runs `f` with the NICs of all shards, while all are locked.
-    pub fn look_at_all<R>(&self, f: impl FnOnce(&mut [&mut Nic]) -> R) -> R {
-        self.hold_all(|engines| {
-            let mut nics: Vec<&mut Nic> = engines.iter_mut().map(|engine| &mut engine.nic).collect();
+    pub fn with_all_nics<R>(&self, f: impl FnOnce(&mut [&mut Nic]) -> R) -> R {
+        self.with_all_states(|states| {
+            let mut nics: Vec<&mut Nic> = states.iter_mut().map(|state| &mut state.nic).collect();
             f(&mut nics)
         })
     }
 
     /// Runs `f` while no shard can add a completion.
     pub fn without_completions<R>(&self, f: impl FnOnce() -> R) -> R {
-        self.hold_all(|_| f())
+        self.with_all_states(|_| f())
     }
 
     /// Runs `f` with the locks of all shards.
-    fn hold_all<R>(&self, f: impl FnOnce(&mut [MutexGuard<'_, Engine>]) -> R) -> R {
+    fn with_all_states<R>(&self, f: impl FnOnce(&mut [MutexGuard<'_, ShardState>]) -> R) -> R {
         // Always in this order, and no other thread waits for one shard's lock while it holds another, so
         // this cannot deadlock.
-        let mut engines: Vec<_> = self.all.iter().map(|shard| shard.lock_soon()).collect();
-        let result = f(&mut engines);
+        let mut states: Vec<_> = self.all.iter().map(|shard| shard.lock_fairly()).collect();
+        let result = f(&mut states);
         // Release all locks before any shard is driven.
         let now = self.clock().now();
-        let unlock = |(shard, engine): (&Arc<Shard>, _)| shard.unlock(engine, now);
-        let more: Vec<bool> = self.all.iter().zip(engines).map(unlock).collect();
-        self.all.iter().zip(more).for_each(|(shard, more)| shard.go_on(more));
+        let unlock = |(shard, state): (&Arc<Shard>, _)| shard.unlock(state, now);
+        let more: Vec<bool> = self.all.iter().zip(states).map(unlock).collect();
+        self.all.iter().zip(more).for_each(|(shard, more)| shard.drive_remaining(more));
         result
     }
 
     /// Changes the table of regions and windows for all shards at once. Each shard has finished its turn, so
     /// nothing uses a removed entry afterwards.
     pub fn change_memory<R>(&self, f: impl FnOnce(&mut Table) -> R) -> R {
-        self.hold_all(|engines| {
-            let (first, others) = engines.split_first_mut().expect("a NIC has a shard");
+        self.with_all_states(|states| {
+            let (first, others) = states.split_first_mut().expect("a NIC has a shard");
             // All shards but the first give up their reference; the placeholder is not used while all are
             // locked.
             let nothing = Arc::new(Table::new());
-            others.iter_mut().for_each(|engine| engine.memory = nothing.clone());
+            others.iter_mut().for_each(|state| state.memory = nothing.clone());
             let result =
                 f(Arc::get_mut(&mut first.memory).expect("none but shards hold it, and all are locked"));
-            others.iter_mut().for_each(|engine| engine.memory = first.memory.clone());
+            others.iter_mut().for_each(|state| state.memory = first.memory.clone());
             result
         })
     }
 
     /// Polls these shards, for an application that keeps polling.
     pub fn poll(&self, some: ShardSet) {
-        self.each(some, Shard::poll);
+        self.for_each_in(some, Shard::poll);
     }
 
     /// Polls these shards once, for an application that then waits.
-    pub fn look_once(&self, some: ShardSet) {
-        self.each(some, Shard::look_once);
+    pub fn poll_once(&self, some: ShardSet) {
+        self.for_each_in(some, Shard::poll_once);
     }
 
     /// Polls all shards, for an application that waits for what any of them may bring.
     pub fn poll_all(&self) {
-        self.poll(self.everyone());
+        self.poll(self.full_set());
     }
 
-    /// Sends all delayed acknowledgements; skips a shard whose lock is held for longer than `patience`.
-    pub fn acknowledge(&self, patience: Duration) {
-        self.all.iter().for_each(|shard| shard.acknowledge(patience));
+    /// Sends all delayed acknowledgements; skips a shard whose lock is held for longer than `timeout`.
+    pub fn acknowledge(&self, timeout: Duration) {
+        self.all.iter().for_each(|shard| shard.acknowledge(timeout));
     }
 
     /// Returns the sum of all shards' counters, or `None` if the lock of a shard is held for longer than
-    /// `patience`.
-    pub fn counters_within(&self, patience: Duration) -> Option<Counters> {
+    /// `timeout`.
+    pub fn counters_within(&self, timeout: Duration) -> Option<Counters> {
         self.all.iter().try_fold(Counters::default(), |mut sum, shard| {
-            sum += shard.counters_within(patience)?;
+            sum += shard.counters_within(timeout)?;
             Some(sum)
         })
     }
 
     /// Announces that the application is about to wait for these shards.
     pub fn stop_polling(&self, some: ShardSet) {
-        self.each(some, Shard::stop_polling);
+        self.for_each_in(some, Shard::stop_polling);
     }
 
     /// Announces that the application is about to wait for any shard.
     pub fn stop_polling_all(&self) {
-        self.stop_polling(self.everyone());
+        self.stop_polling(self.full_set());
     }
 
-    fn everyone(&self) -> ShardSet {
+    fn full_set(&self) -> ShardSet {
         ShardSet::MAX >> (ShardSet::BITS as usize - self.all.len())
     }
 
     #[inline]
-    fn each(&self, mut some: ShardSet, f: impl Fn(&Shard)) {
+    fn for_each_in(&self, mut some: ShardSet, f: impl Fn(&Shard)) {
         while some != 0 {
             f(&self.all[some.trailing_zeros() as usize]);
             some &= some - 1;
@@ -197,7 +197,7 @@ impl Shards {
 
     /// Returns the sum of all shards' counters.
     pub fn counters(&self) -> Counters {
-        self.look_at_all(|nics| {
+        self.with_all_nics(|nics| {
             let mut sum = Counters::default();
             nics.iter().for_each(|nic| sum += *nic.counters());
             sum
@@ -225,9 +225,9 @@ impl Shards {
         limits: &Limits,
     ) -> Result<(), AttachError> {
         let mut groups = self.groups.lock();
-        shard.hold(|engine, now| engine.attach_mcast(now, qpn, gid))?;
+        shard.with_state(|state, now| state.attach_mcast(now, qpn, gid))?;
         if let Err(e) = groups.attach(qpn, gid, limits) {
-            shard.hold(|engine, _| engine.detach_mcast(qpn, gid))?;
+            shard.with_state(|state, _| state.detach_mcast(qpn, gid))?;
             return Err(e.into());
         }
         Ok(())
@@ -236,14 +236,14 @@ impl Shards {
     /// Detaches a queue pair of a shard from a multicast group.
     pub fn detach_mcast(&self, shard: &Shard, qpn: Qpn, gid: Gid) -> Result<(), MulticastError> {
         let mut groups = self.groups.lock();
-        shard.hold(|engine, _| engine.detach_mcast(qpn, gid))?;
+        shard.with_state(|state, _| state.detach_mcast(qpn, gid))?;
         groups.detach(qpn, gid).map(drop)
     }
 
     /// Destroys a queue pair of a shard and detaches it from its multicast groups.
     pub fn destroy_qp(&self, shard: &Shard, qpn: Qpn) {
         let mut groups = self.groups.lock();
-        shard.hold(|engine, _| engine.destroy_qp(qpn));
+        shard.with_state(|state, _| state.destroy_qp(qpn));
         groups.detach_all(qpn);
     }
 }
@@ -268,18 +268,18 @@ impl Drop for Shards {
 }
 
 /// Number of work queues that complete to a completion queue, and the set of their shards.
-pub(super) struct Users {
+pub(super) struct CqUsers {
     by_shard: Mutex<Vec<u32>>,
     shards: AtomicU64,
 }
 
-impl Users {
-    pub fn new() -> Users {
-        Users { by_shard: Mutex::default(), shards: AtomicU64::new(Users::NOBODY) }
+impl CqUsers {
+    pub fn new() -> CqUsers {
+        CqUsers { by_shard: Mutex::default(), shards: AtomicU64::new(CqUsers::UNUSED) }
     }
 
     /// Shard set of a completion queue without users: the first shard, which stands for the whole NIC.
-    const NOBODY: ShardSet = 1;
+    const UNUSED: ShardSet = 1;
 
     /// Returns the shards that fill the completion queue.
     pub fn shards(&self) -> ShardSet {
@@ -302,7 +302,7 @@ impl Users {
         f(&mut counts[index]);
         let used = counts.iter().enumerate().filter(|(_, n)| **n > 0);
         let shards = used.map(|(i, _)| 1 << i).fold(0, |set: ShardSet, bit| set | bit);
-        self.shards.store(if shards == 0 { Users::NOBODY } else { shards }, Ordering::Release);
+        self.shards.store(if shards == 0 { CqUsers::UNUSED } else { shards }, Ordering::Release);
     }
 
     pub fn count(&self) -> u32 {

@@ -57,7 +57,7 @@ impl Srq {
         // XRC packets name the shared receive queue and any target queue pair of the domain, so one shard
         // holds all of them.
         let shard = if xrc.is_some() { context.0.shards.first() } else { context.0.shards.next_for_srq() };
-        let made = shard.look(|nic| {
+        let made = shard.with_nic(|nic| {
             let made = match xrc {
                 Some((xrcd, cq)) => nic.create_xrc_srq(pd.id(), xrcd.id(), cq.0.queue.clone(), caps),
                 None => nic.create_srq(pd.id(), caps),
@@ -99,7 +99,7 @@ impl Srq {
     /// # Errors
     /// [`PostError`]; then the work request was not posted.
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        self.0.shard.look(|nic| match nic.has_failed() {
+        self.0.shard.with_nic(|nic| match nic.has_failed() {
             true => Err(PostError::DeviceFatal),
             false => nic
                 .with_srq(self.0.id, |queue, _| queue.post(wr))
@@ -141,7 +141,7 @@ impl Srq {
         &self,
         f: impl FnOnce(&mut crate::transport::SharedReceives, &mut Vec<crate::transport::Output>) -> R,
     ) -> R {
-        let result = self.0.shard.look(|nic| nic.with_srq(self.0.id, f));
+        let result = self.0.shard.with_nic(|nic| nic.with_srq(self.0.id, f));
         result.expect("the NIC has the queue as long as its handle")
     }
 }
@@ -151,7 +151,7 @@ impl Drop for SrqInner {
         if let Some((_, cq)) = &self.xrc {
             cq.0.users.remove(&self.shard);
         }
-        self.shard.look(|nic| nic.destroy_srq(self.id));
+        self.shard.with_nic(|nic| nic.destroy_srq(self.id));
         self.pd.context().0.srqs.give_back();
     }
 }

@@ -18,7 +18,7 @@ use etherparse::{
 };
 
 pub use control::{append_arp, append_echo, append_neighbor_advert, append_neighbor_solicit};
-pub use membership::{GroupQuery, GroupReport, Standing, append_group_report};
+pub use membership::{GroupQuery, GroupReport, MembershipState, append_group_report};
 pub use parse::parse;
 
 use super::{Flow, IpIdent, Mac, ROCE_PORT};

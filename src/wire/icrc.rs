@@ -210,8 +210,8 @@ impl Verifier {
     #[inline]
     pub fn verify(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
         let prefix = self.prefixes.of(flow, udp_payload.len());
-        holds(prefix, Some(&mut self.senders), ident, index, udp_payload)
-            || self.flush_twice && flush_twice_holds(prefix, &mut self.senders, ident, index, udp_payload)
+        icrc_matches(prefix, Some(&mut self.senders), ident, index, udp_payload)
+            || self.flush_twice && flush_twice_matches(prefix, &mut self.senders, ident, index, udp_payload)
     }
 
     /// Does the same as [`verify`](Self::verify), but faster: the previous packet must have been of this
@@ -219,13 +219,13 @@ impl Verifier {
     #[inline]
     pub fn verify_next(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
         let prefix = self.prefixes.of_next(flow, udp_payload.len());
-        holds(prefix, Some(&mut self.senders), ident, index, udp_payload)
-            || self.flush_twice && flush_twice_holds(prefix, &mut self.senders, ident, index, udp_payload)
+        icrc_matches(prefix, Some(&mut self.senders), ident, index, udp_payload)
+            || self.flush_twice && flush_twice_matches(prefix, &mut self.senders, ident, index, udp_payload)
     }
 }
 
 #[inline]
-fn holds(
+fn icrc_matches(
     prefix: &Prefix,
     senders: Option<&mut Senders>,
     ident: IpIdent,
@@ -241,13 +241,13 @@ fn holds(
             let likely = compute_behind(prefix, index, IpIdent::DONT_FRAGMENT, udp_payload);
             if received == likely {
                 if let Some(senders) = senders {
-                    senders.expected(&prefix.flow);
+                    senders.on_expected_id(&prefix.flow);
                 }
                 return true;
             }
             match (explain(&prefix.flow, received ^ likely, index, udp_payload), senders) {
-                (Some((id, flags)), Some(senders)) => senders.admit(&prefix.flow, id, flags),
-                (None, Some(senders)) => senders.corrupt(&prefix.flow),
+                (Some((id, flags)), Some(senders)) => senders.accepts_id(&prefix.flow, id, flags),
+                (None, Some(senders)) => senders.on_corrupt(&prefix.flow),
                 (explained, None) => explained.is_some(),
             }
         }
@@ -256,7 +256,7 @@ fn holds(
 
 /// Reports whether a packet is a FLUSH (which has no payload) whose ICRC covers its transport headers twice.
 #[cold]
-fn flush_twice_holds(
+fn flush_twice_matches(
     prefix: &Prefix,
     senders: &mut Senders,
     ident: IpIdent,
@@ -277,12 +277,12 @@ fn flush_twice_holds(
         IpIdent::Unknown => {
             let difference = received ^ twice(index, IpIdent::DONT_FRAGMENT);
             if difference == 0 {
-                senders.expected(&prefix.flow);
+                senders.on_expected_id(&prefix.flow);
                 return true;
             }
             let is_v4 = prefix.flow.dst.is_ipv4();
             let found = is_v4.then(|| icrc_ident::recover(difference, BEHIND_ID + 2 * covered.len(), index));
-            found.flatten().is_some_and(|(id, flags)| senders.admit(&prefix.flow, id, flags))
+            found.flatten().is_some_and(|(id, flags)| senders.accepts_id(&prefix.flow, id, flags))
         }
     }
 }
@@ -296,7 +296,7 @@ fn flush_twice_holds(
 ///
 /// `udp_payload` is BTH to ICRC; a payload that is too short, or longer than 64 KiB, fails.
 pub fn verify(flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
-    holds(&Prefix::new(flow, udp_payload.len()), None, ident, index, udp_payload)
+    icrc_matches(&Prefix::new(flow, udp_payload.len()), None, ident, index, udp_payload)
 }
 
 /// Reports whether the ICRC of a RoCEv1 packet, given from the GRH to the ICRC, is correct. It covers eight

@@ -25,11 +25,11 @@ use std::net::IpAddr;
 use super::{Flow, IpIdent};
 
 /// Number of identifications that occur in a burst.
-const OF_A_BURST: u16 = 64;
+const MAX_BURST_PACKETS: u16 = 64;
 /// Number of consecutive packets with such an identification after which a sender is known.
-const KNOWN: u8 = 100;
+const KNOWN_AFTER: u8 = 100;
 /// Number of consecutive packets with another identification after which a sender is unknown again.
-const FORGOTTEN: u8 = 3;
+const FORGET_AFTER: u8 = 3;
 const SLOTS: usize = 256;
 
 /// Knowledge about the flows seen last. A flow is unknown again once another flow takes its slot.
@@ -46,7 +46,7 @@ struct Key {
 #[derive(Clone, Copy, Debug, Default)]
 struct Sender {
     key: Key,
-    /// Number of consecutive packets with an identification of a burst, up to `KNOWN`.
+    /// Number of consecutive packets with an identification of a burst, up to `KNOWN_AFTER`.
     run: u8,
     /// Number of consecutive packets with another identification since then.
     others: u8,
@@ -74,27 +74,27 @@ impl Senders {
 
     /// Records a packet with the expected identification.
     #[inline]
-    pub fn expected(&mut self, flow: &Flow) {
+    pub fn on_expected_id(&mut self, flow: &Flow) {
         if let Some(sender) = self.of(flow) {
-            sender.run = (sender.run + 1).min(KNOWN);
+            sender.run = (sender.run + 1).min(KNOWN_AFTER);
             sender.others = 0;
         }
     }
 
     /// Reports whether a packet is accepted whose ICRC is explained by an identification that was not
     /// expected.
-    pub fn admit(&mut self, flow: &Flow, id: u16, flags: u16) -> bool {
-        if id < OF_A_BURST && flags == IpIdent::DONT_FRAGMENT {
-            self.expected(flow);
+    pub fn accepts_id(&mut self, flow: &Flow, id: u16, flags: u16) -> bool {
+        if id < MAX_BURST_PACKETS && flags == IpIdent::DONT_FRAGMENT {
+            self.on_expected_id(flow);
             return true;
         }
         let Some(sender) = self.of(flow) else { return true };
-        if sender.run < KNOWN {
+        if sender.run < KNOWN_AFTER {
             sender.run = 0;
             return true;
         }
         sender.others += 1;
-        let is_another = sender.others >= FORGOTTEN;
+        let is_another = sender.others >= FORGET_AFTER;
         if is_another {
             *sender = Sender { key: sender.key, ..Sender::default() };
         }
@@ -103,7 +103,7 @@ impl Senders {
 
     /// Records a packet whose ICRC no identification explains, and returns false.
     #[cold]
-    pub fn corrupt(&mut self, flow: &Flow) -> bool {
+    pub fn on_corrupt(&mut self, flow: &Flow) -> bool {
         if let Some(sender) = self.of(flow) {
             sender.others = 0;
         }

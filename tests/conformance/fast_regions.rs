@@ -1,6 +1,6 @@
 //! Conformance cases: fast registration, null regions, re-registration.
 
-use urxe::memory::{Access, Bind, Buffer, FastReg, PdId, RegionInfo, Reregistration, WindowKind};
+use urxe::memory::{Access, Bind, Buffer, FastReg, PdId, RegionInfo, ReregMr, WindowKind};
 use urxe::transport::{AsyncEvent, SendFlags, Sge, WcOpcode, WcStatus, WrOp};
 use urxe::wire::{LKey, NakCode, RKey};
 
@@ -180,7 +180,7 @@ cases! {
         let mut b = Bench::new();
         let (_m, _, reg) = fast(&mut b, PdId(2));
         let by = urxe::memory::Accessor { pd: PdId(2), ..b.us() };
-        b.memory.open(&reg, by).unwrap();
+        b.memory.fast_reg(&reg, by).unwrap();
         refused(&mut b, WrOp::LocalInv(RKey(reg.key.0)));
     }
 
@@ -188,7 +188,7 @@ cases! {
         let mut b = Bench::new();
         let (_m, info, reg) = fast(&mut b, PD);
         let reg = FastReg { access: Access::ALL | Access::MW_BIND, ..reg };
-        b.memory.open(&reg, b.us()).unwrap();
+        b.memory.fast_reg(&reg, b.us()).unwrap();
         let rkey = b.memory.alloc_window(PD, WindowKind::Type2B).unwrap();
         let bind = Bind { rkey, region: reg.key, addr: 0x9000, len: 8, access: Access::REMOTE_READ };
         b.memory.bind(&bind, b.us()).unwrap();
@@ -237,25 +237,25 @@ cases! {
         let mut b = Bench::new();
         let r = b.region(PD, 64, 0x1000, Access::ALL);
         let old = b.more[r].info;
-        let anew = |b: &mut Bench, lkey, change: Reregistration| {
+        let anew = |b: &mut Bench, lkey, change: ReregMr| {
             // SAFETY: the memory is either unchanged or that of `other`, which outlives the last access
             // through the bench.
             unsafe { b.memory.reregister(lkey, &change) }.unwrap()
         };
-        let info = anew(&mut b, old.lkey, Reregistration { access: Some(Access::REMOTE_READ), ..Reregistration::default() });
+        let info = anew(&mut b, old.lkey, ReregMr { access: Some(Access::REMOTE_READ), ..ReregMr::default() });
         let may = |b: &Bench, rkey, va, needed| b.memory.remote(b.us(), rkey, va, 8, needed).is_ok();
         assert_eq!(info, old, "the memory is the same");
         assert!(may(&b, info.rkey, 0x1000, Access::REMOTE_READ) && !may(&b, info.rkey, 0x1000, Access::REMOTE_WRITE));
         let other = Buffer::zeroed(16);
         let translation = Some((other.addr(), 16, 0x5000));
-        let info = anew(&mut b, info.lkey, Reregistration { translation, ..Reregistration::default() });
+        let info = anew(&mut b, info.lkey, ReregMr { translation, ..ReregMr::default() });
         assert!(info != old && !may(&b, old.rkey, 0x5008, Access::REMOTE_READ));
         assert!(may(&b, info.rkey, 0x5008, Access::REMOTE_READ));
         assert!(!may(&b, info.rkey, 0x5009, Access::REMOTE_READ) && !may(&b, info.rkey, 0x1000, Access::REMOTE_READ));
-        let info = anew(&mut b, info.lkey, Reregistration { pd: Some(PdId(2)), ..Reregistration::default() });
+        let info = anew(&mut b, info.lkey, ReregMr { pd: Some(PdId(2)), ..ReregMr::default() });
         assert!(!may(&b, info.rkey, 0x5000, Access::REMOTE_READ));
         // SAFETY: the request changes nothing, so the registered memory stays as valid as before.
-        let stale = unsafe { b.memory.reregister(old.lkey, &Reregistration::default()) };
+        let stale = unsafe { b.memory.reregister(old.lkey, &ReregMr::default()) };
         assert!(stale.is_err());
     }
 
@@ -267,7 +267,7 @@ cases! {
         let bind = Bind { rkey, region, addr: 0x1000, len: 8, access: Access::REMOTE_READ };
         b.memory.bind(&bind, b.us()).unwrap();
         // SAFETY: the request changes nothing, so the registered memory stays as valid as before.
-        assert!(unsafe { b.memory.reregister(region, &Reregistration::default()) }.is_err());
+        assert!(unsafe { b.memory.reregister(region, &ReregMr::default()) }.is_err());
         assert!(b.memory.local(b.us(), region, 0x1000, 1, Access::LOCAL_READ).is_ok());
     }
 }

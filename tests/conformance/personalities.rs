@@ -10,7 +10,9 @@ use urxe::transport::{
     Destination, PostError, QpAttr, QpState, QpType, Quirks, SendFlags, SendWr, WcOpcode, WcStatus, WrData,
     WrOp,
 };
-use urxe::verbs::{self, Access, ConnectOptions, Context, ContextOptions, Fabric, FabricConfig, Node};
+use urxe::verbs::{
+    self, Access, ConnectOptions, Context, ContextOptions, Fabric, FabricConfig, TestEndpoint,
+};
 use urxe::wire::RKey;
 
 use crate::bench::{Bench, QKEY, RQ, SQ, Setup, bad, flushed, ok};
@@ -368,7 +370,7 @@ fn one_try() -> ConnectOptions {
 /// Returns the time until a SEND to an unreachable peer fails.
 fn patience(p: Personality) -> Duration {
     let fabric = virtual_fabric();
-    let node = Node::new(context(&fabric, p)).unwrap();
+    let node = TestEndpoint::new(context(&fabric, p)).unwrap();
     let gid = "10.9.9.9".parse::<std::net::IpAddr>().unwrap().into();
     node.qp.connect(&verbs::Endpoint { gid, ..node.qp.endpoint() }, &one_try()).unwrap();
     let begin = fabric.now();
@@ -382,7 +384,7 @@ const SOON: Duration = Duration::from_secs(60);
 /// Returns the status of a FLUSH whose peer is strict.
 fn flush_at_strict(p: Personality) -> WcStatus {
     let fabric = virtual_fabric();
-    let [a, b] = [p, Personality::STRICT].map(|p| Node::new(context(&fabric, p)).unwrap());
+    let [a, b] = [p, Personality::STRICT].map(|p| TestEndpoint::new(context(&fabric, p)).unwrap());
     let access = Access::ALL | Access::FLUSH_GLOBAL;
     let options = ConnectOptions { access, ..one_try() };
     for (one, other) in [(&a, &b), (&b, &a)] {

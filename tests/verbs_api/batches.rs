@@ -6,7 +6,7 @@ use super::*;
 
 const QUIET: SendFlags = SendFlags { signaled: false, solicited: false, fence: false };
 
-fn nothing_under_way(fabric: &Fabric, node: &Node) {
+fn nothing_under_way(fabric: &Fabric, node: &TestEndpoint) {
     assert_eq!(fabric.run_until_idle(SOON), Outcome::Idle);
     assert_eq!(node.cq.poll(1, &mut Vec::new()), Ok(0));
 }
@@ -234,7 +234,7 @@ fn datagrams_of_one_batch_reach_different_peers() {
     const KEY: QKey = QKey(77);
     let fabric = slow_fabric();
     let options = QpOptions { qp_type: QpType::Ud, ..QpOptions::default() };
-    let nodes = [(); 3].map(|()| Node::new(Context::on_fabric(&fabric).unwrap()).unwrap());
+    let nodes = [(); 3].map(|()| TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap());
     let qps = nodes.each_ref().map(|n| n.pd.create_qp(&n.cq, &n.cq, &options).unwrap());
     qps.iter().for_each(|qp| qp.activate(KEY).unwrap());
     let regions = nodes.each_ref().map(|n| region(n, 256));
@@ -272,7 +272,7 @@ fn inline_pieces_are_posted_with_post_send() {
 #[test]
 fn messages_of_one_batch_reach_different_srqs() {
     let fabric = slow_fabric();
-    let [a, b] = [(); 2].map(|()| Node::new(Context::on_fabric(&fabric).unwrap()).unwrap());
+    let [a, b] = [(); 2].map(|()| TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap());
     let xrcd = b.context.open_xrcd().unwrap();
     let target = xrcd.create_target_qp().unwrap();
     let options = QpOptions { qp_type: QpType::XrcSend, ..QpOptions::default() };

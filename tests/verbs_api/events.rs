@@ -13,7 +13,7 @@ use urxe::transport::{BurstLimits, Instant, TxQueue};
 
 use super::*;
 
-fn address(node: &Node) -> IpAddr {
+fn address(node: &TestEndpoint) -> IpAddr {
     node.context.query_gid(0).unwrap().ip()
 }
 
@@ -158,8 +158,8 @@ fn a_link_that_goes_takes_the_device_with_it(on_receive: bool) {
     let gone = Arc::new(AtomicBool::new(false));
     let port = fabric.port(&fabric.auto_address()).unwrap();
     let wrap = |inner| Box::new(Loose { inner, gone: gone.clone(), on_receive }) as Box<dyn Link>;
-    let a = Node::new(Context::on_port(port, &ContextOptions::default(), wrap).unwrap()).unwrap();
-    let b = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
+    let a = TestEndpoint::new(Context::on_port(port, &ContextOptions::default(), wrap).unwrap()).unwrap();
+    let b = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
     let unused = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap();
     let ud = QpOptions { qp_type: QpType::Ud, ..QpOptions::default() };
     let [inside, outside] = [(); 2].map(|()| a.pd.create_qp(&a.cq, &a.cq, &ud).unwrap());
@@ -259,7 +259,7 @@ fn panic_of_background_thread_raises_device_fatal() {
 #[test]
 fn event_descriptor_is_readable_while_events_are_queued() {
     let fabric = Fabric::new();
-    let a = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
+    let a = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
     let fd = a.context.event_fd();
     assert!(!is_readable(fd));
     a.context.set_pkeys(&[PKey::DEFAULT, PKey(0x8001)]).unwrap();
@@ -290,8 +290,8 @@ fn wait_event_returns_event_or_times_out() {
 #[test]
 fn wait_event_advances_virtual_time() {
     let fabric = slow_fabric();
-    let a = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
-    let b = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
+    let a = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
+    let b = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
     let options = ConnectOptions::default();
     a.qp.connect(&b.qp.endpoint(), &options).unwrap();
     b.qp.to_init(Access::ALL).unwrap();
@@ -306,7 +306,7 @@ fn wait_event_advances_virtual_time() {
 fn events_of_destroyed_objects_are_discarded() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
-    let Node { context, pd, qp: target, cq: _cq } = b;
+    let TestEndpoint { context, pd, qp: target, cq: _cq } = b;
     let small = context.create_cq(1).unwrap();
     let qp = pd.create_qp(&small, &small, &QpOptions::default()).unwrap();
     let srq = pd.create_srq(RecvCaps { max_wr: 4, max_sge: 1 }).unwrap();

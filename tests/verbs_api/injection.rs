@@ -70,7 +70,7 @@ fn removed_device_refuses_every_call_but_destruction() {
 
     // Destruction still works, and the address is free for another device.
     drop((srq, mr));
-    let Node { context, pd, cq, qp } = a;
+    let TestEndpoint { context, pd, cq, qp } = a;
     drop((qp, pd));
     cq.destroy(Duration::ZERO).unwrap();
     drop(context);

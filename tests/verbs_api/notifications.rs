@@ -6,8 +6,8 @@ use super::*;
 
 /// Two connected nodes; the second has a queue pair on a completion queue with a channel.
 struct Bell {
-    a: Node,
-    b: Node,
+    a: TestEndpoint,
+    b: TestEndpoint,
     peer: Qp,
     qp: Qp,
     cq: Cq,
@@ -17,7 +17,7 @@ struct Bell {
 
 fn bell() -> Bell {
     let fabric = slow_fabric();
-    let [a, b] = [(); 2].map(|()| Node::new(Context::on_fabric(&fabric).unwrap()).unwrap());
+    let [a, b] = [(); 2].map(|()| TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap());
     let channel = b.context.create_channel().unwrap();
     let cq = b.context.create_cq_on(16, &channel).unwrap();
     let qp = b.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();

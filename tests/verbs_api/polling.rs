@@ -63,7 +63,7 @@ fn reset_discards_completions_of_its_qp() {
 #[test]
 fn datagram_completes_when_the_link_has_taken_it() {
     let fabric = slow_fabric();
-    let a = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
+    let a = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
     let qp =
         a.pd.create_qp(&a.cq, &a.cq, &QpOptions { qp_type: QpType::Ud, ..QpOptions::default() }).unwrap();
     qp.activate(QKey(1)).unwrap();

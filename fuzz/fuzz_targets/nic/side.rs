@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use urxe::memory::{Access, AtomicOp, Bind, Buffer, FastReg, PdId, RegionInfo, Span, Table, WindowKind};
+use urxe::memory::{Access, AtomicOp, Bind, Buffer, FastReg, PdId, RegionInfo, MrExtent, Table, WindowKind};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::taken;
 use urxe::transport::{
@@ -120,7 +120,7 @@ impl Side {
             let (pd, access) = grants[n];
             // SAFETY: the arena lives as long as the table, and is read only after the last use of the NIC.
             unsafe {
-                memory.register(pd, Span { addr: base + start(n), len: SIZES[n], iova: IOVA[n], access })
+                memory.register(pd, MrExtent { addr: base + start(n), len: SIZES[n], iova: IOVA[n], access })
             }
             .unwrap()
         });

@@ -47,7 +47,7 @@ fn field(name: &str, value: impl ToString) -> Field {
 /// Returns the attributes that programs see of a NIC as the device of this name, followed by those that only
 /// urxe reports.
 pub fn all(name: &str, context: &Context) -> Vec<Field> {
-    let (device, port) = (context.query_device().for_programs(), context.query_port());
+    let (device, port) = (context.query_device().for_libibverbs(), context.query_port());
     let mut all = of_device(name, &device);
     all.extend(of_port(context, &port));
     all.extend(of_link(context, &device));
@@ -122,8 +122,8 @@ fn of_device(name: &str, device: &DeviceAttr) -> Vec<Field> {
     ]);
     fields.extend(NOTHING.map(|(name, value)| field(name, value)));
     fields.extend([
-        field("qp_rate_limit_min", format!("{}kbps", device.pacing.least_kbps)),
-        field("qp_rate_limit_max", format!("{}kbps", device.pacing.most_kbps)),
+        field("qp_rate_limit_min", format!("{}kbps", device.pacing.min_kbps)),
+        field("qp_rate_limit_max", format!("{}kbps", device.pacing.max_kbps)),
         field("supported_qp", paced(device.pacing.services)),
         field("tag matching", "not supported"),
         field("maximum available device memory", format!("{}Bytes", l.max_dm_size)),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::transport::Instant;
 use crate::wire::Mac;
-use crate::wire::frame::{GroupQuery, GroupReport, Standing};
+use crate::wire::frame::{GroupQuery, GroupReport, MembershipState};
 
 /// Delay after which the report of a new membership is repeated, in case the first was lost (RFC 3376, 8.11).
 pub const REPEAT: Duration = Duration::from_secs(1);
@@ -65,14 +65,14 @@ impl Groups {
     }
 
     /// Returns the report for a group; `None` for groups that are never reported.
-    pub fn report(&self, src: IpAddr, group: IpAddr, standing: Standing) -> Option<GroupReport> {
+    pub fn report(&self, src: IpAddr, group: IpAddr, membership: MembershipState) -> Option<GroupReport> {
         let old = self.old[usize::from(group.is_ipv6())];
         let everybodys = match group {
             IpAddr::V4(ip) => ip == Ipv4Addr::new(224, 0, 0, 1),
             // All nodes, and groups of a scope that does not leave the host (RFC 3810, 6).
             IpAddr::V6(ip) => ip == Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1) || ip.octets()[1] & 0xf <= 1,
         };
-        (!everybodys).then_some(GroupReport { src, group, standing, old })
+        (!everybodys).then_some(GroupReport { src, group, membership, old })
     }
 }
 

@@ -25,8 +25,8 @@ use super::frame_queue::FrameQueue;
 use super::held::Held;
 use crate::transport::Instant;
 use crate::wire::frame::{
-    self, Arp, Checksums, Content, Echo, Frame, FrameError, GroupQuery, NeighborAdvert, NeighborSolicit,
-    RoceFrame, Standing, VlanTag,
+    self, Arp, Checksums, Content, Echo, Frame, FrameError, GroupQuery, MembershipState, NeighborAdvert,
+    NeighborSolicit, RoceFrame, VlanTag,
 };
 use crate::wire::{Mac, solicited_node};
 
@@ -125,7 +125,7 @@ impl Station {
             return Err(JoinError::NoAddress(group));
         }
         if self.groups.join(now, group) {
-            self.report(group, Standing::Joined);
+            self.report(group, MembershipState::Joined);
         }
         Ok(())
     }
@@ -133,7 +133,7 @@ impl Station {
     /// Leaves a multicast group and reports that.
     pub fn leave(&mut self, group: IpAddr) {
         if self.groups.leave(group) {
-            self.report(group, Standing::Left);
+            self.report(group, MembershipState::Left);
         }
     }
 
@@ -286,7 +286,7 @@ impl Station {
             }
         }
         while let Some(group) = self.groups.due(now) {
-            self.report(group, Standing::Joined);
+            self.report(group, MembershipState::Joined);
         }
     }
 
@@ -330,14 +330,14 @@ impl Station {
     }
 
     /// Queues a report about a group for routers and switches.
-    fn report(&mut self, group: IpAddr, standing: Standing) {
+    fn report(&mut self, group: IpAddr, membership: MembershipState) {
         let link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
         let src = match group {
             IpAddr::V4(_) => self.source_for(group),
             IpAddr::V6(_) => self.config.addresses.iter().map(|a| a.ip).find(link_local),
         };
         let src = src.unwrap_or_else(|| groups::link_local(self.config.mac).into());
-        if let Some(report) = self.groups.report(src, group, standing) {
+        if let Some(report) = self.groups.report(src, group, membership) {
             self.emit(|out, own| frame::append_group_report(out, own, &report));
         }
     }
@@ -345,7 +345,7 @@ impl Station {
     fn handle_group_query(&mut self, query: &GroupQuery) -> Outcome {
         // The reply is sent without a random delay: a single station does not flood the router that queries.
         for group in self.groups.asked(query) {
-            self.report(group, Standing::Member);
+            self.report(group, MembershipState::Member);
         }
         Outcome::Handled
     }

@@ -276,12 +276,12 @@ const QUERIES: [&str; 4] = [
     0000000000013a000502000000008200094b2710000000000000000000000000000000000000",
 ];
 
-fn reports(reports: &[(&str, Standing, bool)]) -> Vec<Vec<u8>> {
-    let frame = |(group, standing, old): &(&str, Standing, bool)| {
-        let (group, standing, old) = (ip(group), *standing, *old);
+fn reports(reports: &[(&str, MembershipState, bool)]) -> Vec<Vec<u8>> {
+    let frame = |(group, membership, old): &(&str, MembershipState, bool)| {
+        let (group, membership, old) = (ip(group), *membership, *old);
         let src = ip(if group.is_ipv4() { "10.77.0.2" } else { "fe80::5054:ff:fe77:2" });
         let mut out = Vec::new();
-        frame::append_group_report(&mut out, OWN, &frame::GroupReport { src, group, standing, old });
+        frame::append_group_report(&mut out, OWN, &frame::GroupReport { src, group, membership, old });
         out
     };
     reports.iter().map(frame).collect()
@@ -289,7 +289,7 @@ fn reports(reports: &[(&str, Standing, bool)]) -> Vec<Vec<u8>> {
 
 #[test]
 fn memberships_are_reported_twice_on_query_and_on_leave() {
-    use Standing::{Joined, Left, Member};
+    use MembershipState::{Joined, Left, Member};
     let mut s = station();
     let [v4, v6] = ["239.1.2.3", "ff15::7"];
     s.join(at(0), ip(v4)).unwrap();
@@ -343,7 +343,7 @@ fn group_needs_an_address_of_its_ip_version() {
     assert!(matches!(s.join(at(0), ip("fd77::1")), Err(JoinError::NotMulticast(_))));
     // Without a link-local address, the source of the report is the one derived from the MAC.
     s.join(at(0), ip("ff15::7")).unwrap();
-    assert_eq!(drain(&mut s), reports(&[("ff15::7", Standing::Joined, false)]));
+    assert_eq!(drain(&mut s), reports(&[("ff15::7", MembershipState::Joined, false)]));
 }
 
 /// Returns the frame with an 802.1Q tag that has this control information.

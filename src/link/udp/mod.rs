@@ -39,7 +39,7 @@ use recv::Receiver;
 use send::Sender;
 use socket::Opened;
 pub use steward::Sharing;
-use steward::{Claims, Tenancy};
+use steward::{Lease, ServiceRegistry};
 
 /// Options of a [`UdpLink`].
 #[derive(Clone, Debug)]
@@ -150,9 +150,9 @@ pub struct UdpLink {
     epoll: Epoll,
     options: UdpOptions,
     /// Lease on a QPN partition where the address is shared.
-    tenancy: Option<Arc<Tenancy>>,
+    lease: Option<Arc<Lease>>,
     /// Registry of the services for QP1 where the address is shared.
-    claims: Option<Claims>,
+    registry: Option<ServiceRegistry>,
     /// Link state monitor (rtnetlink). `None` if it is unavailable, no interface has the address, or the link
     /// of another shard or address monitors the state for this one.
     watch: Option<Watch>,
@@ -219,17 +219,17 @@ impl UdpLink {
             groups: Groups::default(),
             epoll,
             options: options.clone(),
-            tenancy: None,
-            claims: None,
+            lease: None,
+            registry: None,
             watch,
             socket: opened.socket,
         })
     }
 
     /// Attaches the registry of services for QP1 and polls its sockets through the group epoll.
-    fn add_claims(&mut self, claims: Claims) -> io::Result<()> {
-        self.epoll.add(&claims, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
-        self.claims = Some(claims);
+    fn add_registry(&mut self, registry: ServiceRegistry) -> io::Result<()> {
+        self.epoll.add(&registry, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        self.registry = Some(registry);
         Ok(())
     }
 
@@ -308,30 +308,30 @@ impl Link for UdpLink {
         if self.watch.as_ref().is_some_and(Watch::is_gone) {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));
         }
-        let own = match &self.tenancy {
+        let own = match &self.lease {
             None => self.receiver.receive(&self.socket, &self.local, sink)?,
-            Some(tenancy) => self.receiver.receive(&self.socket, &self.local, &mut |burst| {
-                if has_strangers(&burst, tenancy.seat()) {
-                    tenancy.stop_coalescing();
+            Some(lease) => self.receiver.receive(&self.socket, &self.local, &mut |burst| {
+                if has_strangers(&burst, lease.partition()) {
+                    lease.stop_coalescing();
                 }
                 sink(burst);
             })?,
         };
-        let asked = self.claims.as_mut().map_or(0, |claims| claims.receive(now, sink));
+        let asked = self.registry.as_mut().map_or(0, |registry| registry.receive(now, sink));
         Ok(own + asked + self.groups.receive(sink)?)
     }
 
     fn seat(&self) -> Seat {
-        self.tenancy.as_ref().map_or(Seat::WHOLE, |tenancy| tenancy.seat())
+        self.lease.as_ref().map_or(Seat::WHOLE, |lease| lease.partition())
     }
 
     fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
-        self.claims.as_mut().map_or(Ok(()), |claims| claims.claim(service, address))
+        self.registry.as_mut().map_or(Ok(()), |registry| registry.claim(service, address))
     }
 
     fn release(&mut self, service: ServiceId, _address: Option<IpAddr>) {
-        if let Some(claims) = &mut self.claims {
-            claims.release(service);
+        if let Some(registry) = &mut self.registry {
+            registry.release(service);
         }
     }
 
@@ -367,7 +367,7 @@ impl Link for UdpLink {
             all.rx_overflow += received.rx_overflow;
         }
         all.rx_overflow += socket::overflowed(&self.socket);
-        all.rx_foreign += self.claims.as_ref().map_or(0, Claims::foreign);
+        all.rx_foreign += self.registry.as_ref().map_or(0, ServiceRegistry::rejected);
         all
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
-use super::steward::{Claims, Names, Place, Sharing, Tenancy};
+use super::steward::{BindAddr, Lease, Names, ServiceRegistry, Sharing};
 use super::{UdpLink, UdpLinkError, UdpOptions, interface, socket};
 use crate::link::Multihomed;
 use crate::nic::Seat;
@@ -51,17 +51,17 @@ fn share(
     sharing: &Sharing,
 ) -> Result<Vec<Vec<UdpLink>>, UdpLinkError> {
     let count = count.next_power_of_two().min(Seat::COUNT / 2);
-    let places = ips.iter().map(|ip| Place::new(*ip, options)).collect();
-    let (tenancy, sockets) = Tenancy::join(places, count, sharing)?;
+    let bind_addrs = ips.iter().map(|ip| BindAddr::new(*ip, options)).collect();
+    let (lease, sockets) = Lease::join(bind_addrs, count, sharing)?;
     let adopt = |(ip, sockets): (&IpAddr, Vec<OwnedFd>)| {
         let links = sockets.into_iter().enumerate().map(|(i, socket)| {
             let mut link = UdpLink::new(*ip, options, socket::adopt(*ip, socket, options)?)?;
-            link.tenancy = Some(tenancy.clone());
+            link.lease = Some(lease.clone());
             // Only the shard that has QP1 receives requests for services.
             if i == Qpn::GSI.get() as usize & (count - 1) {
-                let names = Names::of(tenancy.has_shared_names()).map_err(failed(*ip))?;
-                let claims = Claims::new(Place::new(*ip, options), names, tenancy.any_user());
-                link.add_claims(claims.map_err(failed(*ip))?).map_err(failed(*ip))?;
+                let names = Names::of(lease.has_shared_names()).map_err(failed(*ip))?;
+                let registry = ServiceRegistry::new(BindAddr::new(*ip, options), names, lease.any_user());
+                link.add_registry(registry.map_err(failed(*ip))?).map_err(failed(*ip))?;
             }
             if i > 0 {
                 // The first link monitors the state of the port for all shards.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant as Clock};
 use super::cmsg::Control;
 use super::socket::Marks;
 use super::*;
-use crate::memory::{Access, Accessor, HostSlice, PdId, Span, Table};
+use crate::memory::{Access, Accessor, HostSlice, MrExtent, PdId, Table};
 use crate::transport::Payload;
 use crate::wire::{Bth, Headers, IpIdent, Opcode, Packet, icrc};
 
@@ -57,8 +57,9 @@ fn region(len: usize) -> (Box<[u8]>, Table, HostSlice) {
     let addr = memory.as_mut_ptr().expose_provenance();
     // SAFETY: the memory is returned beside the table and lives as long in every test, and nothing writes to
     // it.
-    let info = unsafe { table.register(PdId(1), Span { addr, len, iova: addr as u64, access: Access::ALL }) }
-        .unwrap();
+    let info =
+        unsafe { table.register(PdId(1), MrExtent { addr, len, iova: addr as u64, access: Access::ALL }) }
+            .unwrap();
     let slice = table
         .local(
             Accessor { pd: PdId(1), qpn: crate::wire::Qpn::new(2) },

@@ -22,7 +22,7 @@ impl Requester {
             }
             let done = match wqe.op {
                 WrOp::BindMw(bind) => env.memory.bind(&bind, conn.accessor()),
-                WrOp::RegMr(reg) => env.memory.open(&reg, conn.accessor()),
+                WrOp::RegMr(reg) => env.memory.fast_reg(&reg, conn.accessor()),
                 WrOp::LocalInv(rkey) => env.memory.invalidate(rkey, conn.accessor(), false),
                 _ => Ok(()),
             };

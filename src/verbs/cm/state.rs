@@ -171,14 +171,14 @@ impl Device {
         let (prefix, bits) = port.comm_id_prefix();
         // Only the vendor part is that of the device. The rest is random: knowledge of the address must not
         // reveal the key by which peers look up our connections.
-        let ca_guid = attr.node_guid & OUI_MASK | context.draw() & !OUI_MASK;
+        let ca_guid = attr.node_guid & OUI_MASK | context.next_random() & !OUI_MASK;
         let config = CmConfig {
             max_mtu: context.0.mtu,
             ack_delay: AckTimeout::new(attr.local_ca_ack_delay),
             ids: CommIds { prefix, bits },
             ..CmConfig::new(ca_guid, gids.clone())
         };
-        let cm = Cm::new(config, context.draw());
+        let cm = Cm::new(config, context.next_random());
         let (ids, services, claims) = Default::default();
         Device { context, port, cm, gids, is_lost: false, ids, services, claims, may_have_more_mads: false }
     }
@@ -232,7 +232,7 @@ impl Device {
 
     /// Draws the random first PSN of a connection.
     pub fn random_psn(&self) -> Psn {
-        Psn::new(self.context.draw() as u32)
+        Psn::new(self.context.next_random() as u32)
     }
 
     /// Sends the pending MADs. A MAD that cannot be sent is treated as lost, and retransmitted by the
@@ -262,7 +262,7 @@ impl State {
     /// Adds a device; ids that listen on the wildcard address listen on it too.
     pub fn add_device(&mut self, context: Context, port: Arc<ManagementPort>) -> Result<usize, IdError> {
         if self.devices.is_empty() {
-            self.ports.set_first_port(context.draw() as u16);
+            self.ports.set_first_port(context.next_random() as u16);
         }
         self.devices.push(Device::new(context, port));
         let index = self.devices.len() - 1;

@@ -3,21 +3,21 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{HOLD_PACKETS, Hold};
+use super::{AckDelay, MAX_DELAYED_ACK_PACKETS};
 use crate::link::udp::{UdpLink, UdpOptions};
 use crate::verbs::{
-    Access, AckTimeout, ConnectOptions, Context, ContextOptions, Fabric, Node, Notify, RecvWr, SendWr,
+    Access, AckTimeout, ConnectOptions, Context, ContextOptions, Fabric, Notify, RecvWr, SendWr, TestEndpoint,
 };
 
 /// Returns two connected nodes on UDP links.
-fn pair(a: &str, b: &str) -> (Node, Node) {
+fn pair(a: &str, b: &str) -> (TestEndpoint, TestEndpoint) {
     pair_with(a, b, &ConnectOptions::default())
 }
 
-fn pair_with(a: &str, b: &str, options: &ConnectOptions) -> (Node, Node) {
+fn pair_with(a: &str, b: &str, options: &ConnectOptions) -> (TestEndpoint, TestEndpoint) {
     let on = |ip: &str| {
         let link = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
-        Node::new(Context::open(Box::new(link), &ContextOptions::default()).unwrap()).unwrap()
+        TestEndpoint::new(Context::open(Box::new(link), &ContextOptions::default()).unwrap()).unwrap()
     };
     let (a, b) = (on(a), on(b));
     a.qp.connect(&b.qp.endpoint(), options).unwrap();
@@ -29,18 +29,18 @@ fn pair_with(a: &str, b: &str, options: &ConnectOptions) -> (Node, Node) {
 fn poll_skips_a_busy_nic_and_look_once_rings_the_doorbell() {
     let (a, _b) = Fabric::new().pair().unwrap();
     let shard = a.context.0.shards.first();
-    let engine = shard.lock_soon();
+    let state = shard.lock_fairly();
     shard.poll();
-    assert!(!shard.was_rung());
-    shard.look_once();
-    assert!(shard.was_rung());
-    shard.release(engine, shard.clock.now());
+    assert!(!shard.doorbell_rung());
+    shard.poll_once();
+    assert!(shard.doorbell_rung());
+    shard.release(state, shard.clock.now());
 }
 
 #[test]
 fn polling_once_more_after_req_notify_does_not_count_as_polling() {
     let (a, b) = Fabric::new().pair().unwrap();
-    let polls = || a.context.0.shards.first().polled.load(Ordering::Relaxed) != 0;
+    let polls = || a.context.0.shards.first().last_poll.load(Ordering::Relaxed) != 0;
     let look = || assert_eq!(a.cq.poll(1, &mut Vec::new()), Ok(0));
     look();
     assert!(polls());
@@ -59,13 +59,13 @@ fn polling_once_more_after_req_notify_does_not_count_as_polling() {
 #[test]
 fn acks_are_delayed_for_a_responding_application_whatever_the_message_length() {
     let (a, b) = pair("127.88.7.1", "127.88.7.2");
-    let len = 2 * HOLD_PACKETS * 4096;
+    let len = 2 * MAX_DELAYED_ACK_PACKETS * 4096;
     let (from, to) = (a.pd.reg_mr(len, Access::ALL).unwrap(), b.pd.reg_mr(len, Access::ALL).unwrap());
     let shard = b.context.0.shards.first();
     // Returns whether the acknowledgement of a message of `len` bytes is still delayed after b received it.
-    let waits = |len: usize, hold: Hold, answers: bool| {
-        let mut engine = shard.lock_soon();
-        shard.answers.store(answers, Ordering::Relaxed);
+    let waits = |len: usize, hold: AckDelay, responds_without_polling: bool| {
+        let mut state = shard.lock_fairly();
+        shard.responds_without_polling.store(responds_without_polling, Ordering::Relaxed);
         to.write(len - 1, &[0]).unwrap();
         from.write(len - 1, &[1]).unwrap();
         let sent = a.context.counters().sent_pkts;
@@ -75,23 +75,24 @@ fn acks_are_delayed_for_a_responding_application_whatever_the_message_length() {
             a.context.poll();
         }
         while to.buffer().load_u8(len - 1) != Ok(1) {
-            shard.turn(&mut engine, shard.clock.now(), hold);
+            shard.turn(&mut state, shard.clock.now(), hold);
         }
-        let waits = engine.nic.has_held_acknowledgements();
-        shard.release(engine, shard.clock.now());
+        let waits = state.nic.has_held_acknowledgements();
+        shard.release(state, shard.clock.now());
         // The background thread of b does not delay it for ever.
         a.cq.wait(Duration::from_secs(10)).unwrap();
         waits
     };
     // A sender that was descheduled requests an acknowledgement twice, and then it is sent at once; hence
     // several attempts.
-    let mostly_waits = |len, hold, answers| (0..10).any(|_| waits(len, hold, answers));
-    assert!(!waits(8, Hold::No, false));
-    assert!(mostly_waits(8, Hold::Once, false) && mostly_waits(8, Hold::Longer, false));
+    let mostly_waits =
+        |len, hold, responds_without_polling| (0..10).any(|_| waits(len, hold, responds_without_polling));
+    assert!(!waits(8, AckDelay::Off, false));
+    assert!(mostly_waits(8, AckDelay::OneTurn, false) && mostly_waits(8, AckDelay::UntilResponse, false));
     // Acknowledgements of a stream, whose sender waits for them, are sent at once, except when the
     // application is known to respond without polling.
-    assert!(!waits(len, Hold::Once, false));
-    assert!(mostly_waits(len, Hold::Once, true) && mostly_waits(len, Hold::Longer, true));
+    assert!(!waits(len, AckDelay::OneTurn, false));
+    assert!(mostly_waits(len, AckDelay::OneTurn, true) && mostly_waits(len, AckDelay::UntilResponse, true));
 }
 
 #[test]
@@ -104,14 +105,14 @@ fn requests_behind_a_lot_in_flight_are_batched_and_leave_without_another_call() 
         .0
         .shards
         .first()
-        .with(|nic, _, _, _| nic.tuning_mut().min_probe_timeout = Duration::from_secs(3600));
+        .with_nic_and_send(|nic, _, _, _| nic.tuning_mut().min_probe_timeout = Duration::from_secs(3600));
     let (from, to) = (a.pd.reg_mr(LEN, Access::ALL).unwrap(), b.pd.reg_mr(5 * LEN, Access::ALL).unwrap());
     // Reads the counter without running a turn, as a call would.
     let count = || {
         let shard = a.context.0.shards.first();
-        let engine = shard.lock_soon();
-        let count = engine.nic.counters().sent_pkts;
-        shard.let_go(engine);
+        let state = shard.lock_fairly();
+        let count = state.nic.counters().sent_pkts;
+        shard.unlock_fairly(state);
         count
     };
     // Returns how many packets have left after each of five messages, while the peer does not respond.
@@ -124,13 +125,13 @@ fn requests_behind_a_lot_in_flight_are_batched_and_leave_without_another_call() 
         a.qp.post_send(&write(0)).unwrap();
         a.cq.wait(Duration::from_secs(10)).unwrap();
         let shard = b.context.0.shards.first();
-        let engine = shard.lock_soon();
+        let state = shard.lock_fairly();
         let before = count();
         let sent = [0, 1, 2, 3, 4].map(|n| {
             a.qp.post_send(&write(n)).unwrap();
             count() - before
         });
-        shard.release(engine, shard.clock.now());
+        shard.release(state, shard.clock.now());
         while to.buffer().load_u8(5 * LEN - 1) != Ok(1) {
             std::thread::yield_now();
         }

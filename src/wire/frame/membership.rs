@@ -21,7 +21,7 @@ pub struct GroupQuery {
 
 /// State of a host's membership in a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum MembershipState {
     /// The host has just joined.
     Joined,
     /// The host is a member: the response to a query.
@@ -38,7 +38,7 @@ pub struct GroupReport {
     /// The group, of the same family.
     pub group: IpAddr,
     /// State of the membership.
-    pub standing: Standing,
+    pub membership: MembershipState,
     /// Whether the report uses the previous version.
     pub old: bool,
 }
@@ -52,14 +52,14 @@ const HOP_BY_HOP: [u8; 8] = [IpNumber::IPV6_ICMP.0, 0, 5, 2, 0, 0, 1, 0];
 const IGMP_QUERY: u8 = 0x11;
 const MLD_QUERY: u8 = 130;
 
-impl Standing {
+impl MembershipState {
     /// Returns the type of the group record. Its empty list of sources is excluded (all sources are received)
     /// or included (none is).
     fn record(self) -> u8 {
         match self {
-            Standing::Member => 2,
-            Standing::Left => 3,
-            Standing::Joined => 4,
+            MembershipState::Member => 2,
+            MembershipState::Left => 3,
+            MembershipState::Joined => 4,
         }
     }
 }
@@ -67,8 +67,8 @@ impl Standing {
 /// Decodes the message in an IPv4 packet of protocol 2. Returns `None` if it is not a valid query.
 pub(super) fn igmp_query(message: &[u8]) -> Option<GroupQuery> {
     let group: &[u8; 4] = message.get(4..)?.first_chunk()?;
-    let sound = message[0] == IGMP_QUERY && Sum16BitWords::new().add_slice(message).ones_complement() == 0;
-    sound.then(|| GroupQuery { group: Ipv4Addr::from(*group).into(), old: message.len() < 12 })
+    let is_valid = message[0] == IGMP_QUERY && Sum16BitWords::new().add_slice(message).ones_complement() == 0;
+    is_valid.then(|| GroupQuery { group: Ipv4Addr::from(*group).into(), old: message.len() < 12 })
 }
 
 /// Decodes the part behind the header of an IPv6 packet that starts with hop-by-hop options. Returns `None`
@@ -102,15 +102,15 @@ pub fn append_group_report(out: &mut Vec<u8>, own: Mac, report: &GroupReport) {
 }
 
 fn append_igmp(out: &mut Vec<u8>, own: Mac, src: Ipv4Addr, group: Ipv4Addr, report: &GroupReport) {
-    let (mut message, dst) = match (report.old, report.standing) {
+    let (mut message, dst) = match (report.old, report.membership) {
         // IGMPv3: one record without sources, to all routers that support the version.
-        (false, standing) => {
-            let mut m = vec![0x22, 0, 0, 0, 0, 0, 0, 1, standing.record(), 0, 0, 0];
+        (false, membership) => {
+            let mut m = vec![0x22, 0, 0, 0, 0, 0, 0, 1, membership.record(), 0, 0, 0];
             m.extend_from_slice(&group.octets());
             (m, Ipv4Addr::new(224, 0, 0, 22))
         }
-        (true, standing) => {
-            let left = standing == Standing::Left;
+        (true, membership) => {
+            let left = membership == MembershipState::Left;
             let mut m = vec![if left { 0x17 } else { 0x16 }, 0, 0, 0];
             m.extend_from_slice(&group.octets());
             (m, if left { Ipv4Addr::new(224, 0, 0, 2) } else { group })
@@ -137,12 +137,12 @@ fn append_igmp(out: &mut Vec<u8>, own: Mac, src: Ipv4Addr, group: Ipv4Addr, repo
 }
 
 fn append_mld(out: &mut Vec<u8>, own: Mac, src: Ipv6Addr, group: Ipv6Addr, report: &GroupReport) {
-    let (mut message, dst) = match (report.old, report.standing) {
-        (false, standing) => {
-            let m = vec![143, 0, 0, 0, 0, 0, 0, 1, standing.record(), 0, 0, 0];
+    let (mut message, dst) = match (report.old, report.membership) {
+        (false, membership) => {
+            let m = vec![143, 0, 0, 0, 0, 0, 0, 1, membership.record(), 0, 0, 0];
             (m, Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16))
         }
-        (true, Standing::Left) => {
+        (true, MembershipState::Left) => {
             (vec![132, 0, 0, 0, 0, 0, 0, 0], Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2))
         }
         (true, _) => (vec![131, 0, 0, 0, 0, 0, 0, 0], group),

@@ -156,8 +156,8 @@ fn roce_v1(bytes: &[u8]) -> Result<Content, FrameError> {
 fn igmp(bytes: &[u8]) -> Option<GroupQuery> {
     let ip = Ipv4HeaderSlice::from_slice(bytes).ok()?;
     let message = bytes.get(ip.slice().len()..usize::from(ip.total_len()))?;
-    let sound = ipv4_sum_holds(ip.slice()) && !ip.is_fragmenting_payload();
-    igmp_query(message).filter(|_| sound)
+    let is_valid = ipv4_sum_holds(ip.slice()) && !ip.is_fragmenting_payload();
+    igmp_query(message).filter(|_| is_valid)
 }
 
 fn ipv6(frame: &[u8], at: usize, checksums: Checksums) -> Result<Content, FrameError> {

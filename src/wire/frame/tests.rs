@@ -318,25 +318,25 @@ const MLD1_QUERY: &str = "33330000000152540077000286dd6000000000200001fe80000000
 
 #[test]
 fn membership_reports_equal_those_of_linux() {
-    let report = |group: &str, standing, old| {
+    let report = |group: &str, membership, old| {
         let src = if group.contains(':') { "fe80::5054:ff:fe77:2" } else { "10.77.0.2" };
         let mut out = Vec::new();
         let (src, group) = (src.parse().unwrap(), group.parse().unwrap());
-        append_group_report(&mut out, B, &GroupReport { src, group, standing, old });
+        append_group_report(&mut out, B, &GroupReport { src, group, membership, old });
         out
     };
     let [v4, v6] = ["239.1.2.3", "ff15::7"];
     for (group, [joined, left, old_joined, old_left]) in
         [(v4, [IGMP, IGMP_LEFT, IGMP2, IGMP2_LEFT]), (v6, [MLD, MLD_LEFT, MLD1, MLD1_LEFT])]
     {
-        assert_eq!(report(group, Standing::Joined, false), unhex(joined));
-        assert_eq!(report(group, Standing::Left, false), unhex(left));
-        assert_eq!(report(group, Standing::Joined, true), unhex(old_joined));
-        assert_eq!(report(group, Standing::Left, true), unhex(old_left));
+        assert_eq!(report(group, MembershipState::Joined, false), unhex(joined));
+        assert_eq!(report(group, MembershipState::Left, false), unhex(left));
+        assert_eq!(report(group, MembershipState::Joined, true), unhex(old_joined));
+        assert_eq!(report(group, MembershipState::Left, true), unhex(old_left));
         // The previous versions do not distinguish a response from a new membership; the current ones do so
         // by the record type alone.
-        assert_eq!(report(group, Standing::Member, true), unhex(old_joined));
-        let (answer, news) = (report(group, Standing::Member, false), unhex(joined));
+        assert_eq!(report(group, MembershipState::Member, true), unhex(old_joined));
+        let (answer, news) = (report(group, MembershipState::Member, false), unhex(joined));
         let differ: Vec<_> = answer.iter().zip(&news).filter(|(a, b)| a != b).collect();
         assert!(differ.contains(&(&2, &4)) && differ.len() == 2, "the type and its checksum: {differ:?}");
     }

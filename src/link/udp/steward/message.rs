@@ -11,15 +11,15 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use super::Place;
+use super::BindAddr;
 use crate::nic::Seat;
 
 /// First word of every line: peers of another version cannot be served.
 const VERSION: &str = "urxe-steward-2";
 
 /// Words for the users whose processes the broker serves: any user, or only its own.
-const ANY: &str = "any";
-const OWN: &str = "own";
+const ANY_USER: &str = "any";
+const OWN_USER: &str = "own";
 
 /// Maximum number of descriptors in one message: the kernel's SCM_MAX_FD.
 const MAX_FDS: usize = 253;
@@ -31,21 +31,21 @@ const MAX_LEN: usize = 8192;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Request {
     /// Partition that the process already has, for a new broker; the keepers of its addresses come with the
-    /// request, in the order of `places`. `None` requests any free partition.
-    pub seat: Option<usize>,
+    /// request, in the order of `bind_addrs`. `None` requests any free partition.
+    pub partition: Option<usize>,
     /// Number of shards, a power of two. Each has a partition of its own, in consecutive order.
     pub shards: usize,
     /// The addresses to share.
-    pub places: Vec<Place>,
+    pub bind_addrs: Vec<BindAddr>,
 }
 
 /// Response of the broker.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Answer {
+pub(super) enum Response {
     /// Granted: the first partition of the process, and whether the broker serves processes of any user,
     /// whose names it then uses to forward requests. A new grant carries descriptors: a token for each shard,
     /// then for each address the sockets of all shards and the keeper.
-    Seated { seat: usize, any_user: bool },
+    Granted { partition: usize, any_user: bool },
     /// Refused, with the reason as an errno value and as text.
     Refused { errno: i32, why: String },
 }
@@ -53,11 +53,11 @@ pub(super) enum Answer {
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{VERSION} ")?;
-        match self.seat {
+        match self.partition {
             None => write!(f, "join {}", self.shards)?,
-            Some(seat) => write!(f, "return {seat} {}", self.shards)?,
+            Some(partition) => write!(f, "return {partition} {}", self.shards)?,
         }
-        self.places.iter().try_for_each(|place| write!(f, " {place}"))
+        self.bind_addrs.iter().try_for_each(|bind_addr| write!(f, " {bind_addr}"))
     }
 }
 
@@ -70,16 +70,17 @@ impl FromStr for Request {
         let bad = || format!("a request that nobody here makes: '{}'", line.escape_debug());
         let number =
             |words: &mut std::str::Split<'_, char>| words.next().and_then(|n| n.parse().ok()).ok_or_else(bad);
-        let seat: Option<usize> = match words.next() {
+        let partition: Option<usize> = match words.next() {
             Some("join") => None,
             Some("return") => Some(number(&mut words)?),
             _ => return Err(bad()),
         };
         let shards = number(&mut words)?;
-        let places: Vec<Place> = words.map(str::parse).collect::<Result<_, _>>().map_err(|()| bad())?;
-        let last = seat.unwrap_or(0).checked_add(shards).ok_or_else(bad)?;
-        let request = Request { seat, shards, places };
-        let fits = shards.is_power_of_two() && last <= Seat::COUNT && !request.places.is_empty();
+        let bind_addrs: Vec<BindAddr> =
+            words.map(str::parse).collect::<Result<_, _>>().map_err(|()| bad())?;
+        let last = partition.unwrap_or(0).checked_add(shards).ok_or_else(bad)?;
+        let request = Request { partition, shards, bind_addrs };
+        let fits = shards.is_power_of_two() && last <= Seat::COUNT && !request.bind_addrs.is_empty();
         if fits && request.fits_a_message() { Ok(request) } else { Err(bad()) }
     }
 }
@@ -88,43 +89,48 @@ impl Request {
     /// Reports whether the descriptors of a grant fit in one message: a token for each shard, and for each
     /// address the sockets and the keeper.
     pub fn fits_a_message(&self) -> bool {
-        self.shards.saturating_add(self.places.len().saturating_mul(self.shards.saturating_add(1))) <= MAX_FDS
+        self.shards.saturating_add(self.bind_addrs.len().saturating_mul(self.shards.saturating_add(1)))
+            <= MAX_FDS
     }
 }
 
-impl FromStr for Place {
+impl FromStr for BindAddr {
     type Err = ();
 
-    fn from_str(text: &str) -> Result<Place, ()> {
+    fn from_str(text: &str) -> Result<BindAddr, ()> {
         let (ip, interface) =
             text.split_once('%').map_or((text, None), |(ip, name)| (ip, Some(name.to_owned())));
-        Ok(Place { ip: ip.parse().map_err(drop)?, interface })
+        Ok(BindAddr { ip: ip.parse().map_err(drop)?, interface })
     }
 }
 
-impl fmt::Display for Answer {
+impl fmt::Display for Response {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Answer::Seated { seat, any_user } => {
-                write!(f, "{VERSION} seat {seat} {}", if *any_user { ANY } else { OWN })
+            Response::Granted { partition, any_user } => {
+                write!(f, "{VERSION} seat {partition} {}", if *any_user { ANY_USER } else { OWN_USER })
             }
-            Answer::Refused { errno, why } => write!(f, "{VERSION} refused {errno} {why}"),
+            Response::Refused { errno, why } => write!(f, "{VERSION} refused {errno} {why}"),
         }
     }
 }
 
-impl FromStr for Answer {
+impl FromStr for Response {
     type Err = String;
 
-    fn from_str(line: &str) -> Result<Answer, String> {
+    fn from_str(line: &str) -> Result<Response, String> {
         let mut words = line.splitn(4, ' ');
         check_version(words.next())?;
         let kind = words.next().unwrap_or_default();
         match (kind, words.next().map(str::parse::<u16>), words.next()) {
-            ("seat", Some(Ok(seat)), Some(ANY)) => Ok(Answer::Seated { seat: seat.into(), any_user: true }),
-            ("seat", Some(Ok(seat)), Some(OWN)) => Ok(Answer::Seated { seat: seat.into(), any_user: false }),
+            ("seat", Some(Ok(partition)), Some(ANY_USER)) => {
+                Ok(Response::Granted { partition: partition.into(), any_user: true })
+            }
+            ("seat", Some(Ok(partition)), Some(OWN_USER)) => {
+                Ok(Response::Granted { partition: partition.into(), any_user: false })
+            }
             ("refused", Some(Ok(errno)), Some(why)) => {
-                Ok(Answer::Refused { errno: errno.into(), why: why.into() })
+                Ok(Response::Refused { errno: errno.into(), why: why.into() })
             }
             _ => Err(format!("an answer that no steward gives: '{}'", line.escape_debug())),
         }
@@ -186,21 +192,21 @@ pub(super) fn receive(from: impl AsFd, peek: bool) -> io::Result<Option<(String,
 mod tests {
     use super::*;
 
-    fn place(text: &str) -> Place {
+    fn bind_addr(text: &str) -> BindAddr {
         text.parse().unwrap()
     }
 
     #[test]
     fn lines_parse_to_the_messages_they_were_written_from() {
-        let places = vec![place("10.0.0.1"), place("fe80::1%eth0")];
-        for (seat, shards) in [(None, 1), (Some(5), 1), (Some(8), 8), (None, 32)] {
-            let request = Request { seat, shards, places: places.clone() };
+        let bind_addrs = vec![bind_addr("10.0.0.1"), bind_addr("fe80::1%eth0")];
+        for (partition, shards) in [(None, 1), (Some(5), 1), (Some(8), 8), (None, 32)] {
+            let request = Request { partition, shards, bind_addrs: bind_addrs.clone() };
             assert_eq!(request.to_string().parse(), Ok(request));
         }
-        let refused = Answer::Refused { errno: 98, why: "taken by process 5 (x y)".into() };
-        let seated = |any_user| Answer::Seated { seat: 63, any_user };
-        for answer in [seated(false), seated(true), refused] {
-            assert_eq!(answer.to_string().parse(), Ok(answer));
+        let refused = Response::Refused { errno: 98, why: "taken by process 5 (x y)".into() };
+        let granted = |any_user| Response::Granted { partition: 63, any_user };
+        for response in [granted(false), granted(true), refused] {
+            assert_eq!(response.to_string().parse(), Ok(response));
         }
     }
 
@@ -222,7 +228,7 @@ mod tests {
         let other = "urxe-steward-3 join 1 10.0.0.1".parse::<Request>().unwrap_err();
         assert!(other.contains("another version"), "{other}");
         for line in ["seat x own", "seat 5", "seat 5 all", "seat 5 own 6"] {
-            assert!(format!("urxe-steward-2 {line}").parse::<Answer>().is_err(), "{line}");
+            assert!(format!("urxe-steward-2 {line}").parse::<Response>().is_err(), "{line}");
         }
     }
 }

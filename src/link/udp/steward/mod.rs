@@ -22,17 +22,17 @@
 //! namespace as addresses do. A process that finds no broker starts one; the broker ends when no process has
 //! a partition any more.
 
-mod askers;
-mod claims;
-mod delivery;
-mod inquiry;
-mod keeper;
+mod forwarded_mad;
+mod gsi_listener;
+mod keepalive;
+mod lease;
+mod mailboxes;
 mod message;
 mod names;
-mod reception;
+mod recent_reqs;
 mod server;
+mod service_registry;
 mod start;
-mod tenancy;
 #[cfg(test)]
 mod tests;
 
@@ -44,10 +44,10 @@ use std::path::PathBuf;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use super::{UdpOptions, socket};
-pub(super) use claims::Claims;
+pub(super) use lease::Lease;
 pub(super) use names::Names;
 pub use server::{ServeError, serve};
-pub(super) use tenancy::Tenancy;
+pub(super) use service_registry::ServiceRegistry;
 
 /// Options for sharing an address with other processes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -72,15 +72,15 @@ fn datagram_socket() -> rustix::io::Result<OwnedFd> {
 
 /// Bind address: an IP address and the interface that has it, where that is known.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct BindAddr {
     ip: IpAddr,
     interface: Option<String>,
 }
 
-impl Place {
-    pub fn new(ip: IpAddr, options: &UdpOptions) -> Place {
+impl BindAddr {
+    pub fn new(ip: IpAddr, options: &UdpOptions) -> BindAddr {
         // IPv4 addresses are bound without the interface.
-        Place { ip, interface: options.interface.clone().filter(|_| ip.is_ipv6()) }
+        BindAddr { ip, interface: options.interface.clone().filter(|_| ip.is_ipv6()) }
     }
 
     /// Returns the options to bind the address with.
@@ -104,20 +104,20 @@ impl Place {
 
     /// Returns the primary address, by which the broker of several addresses is found: processes that share
     /// any of them should come to the same broker.
-    fn chief(places: &[Place]) -> Option<&Place> {
-        places.iter().min_by_key(|place| (place.ip.is_ipv6(), socket::needs_scope(place.ip)))
+    fn primary(bind_addrs: &[BindAddr]) -> Option<&BindAddr> {
+        bind_addrs.iter().min_by_key(|bind_addr| (bind_addr.ip.is_ipv6(), socket::needs_scope(bind_addr.ip)))
     }
 }
 
-impl PartialEq for Place {
-    fn eq(&self, other: &Place) -> bool {
+impl PartialEq for BindAddr {
+    fn eq(&self, other: &BindAddr) -> bool {
         self.key() == other.key()
     }
 }
 
-impl Eq for Place {}
+impl Eq for BindAddr {}
 
-impl fmt::Display for Place {
+impl fmt::Display for BindAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.interface {
             None => write!(f, "{}", self.ip),

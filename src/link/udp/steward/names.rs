@@ -27,7 +27,7 @@ pub(in super::super) enum Names {
 impl Names {
     /// Returns the names of this user in this thread's network namespace.
     pub fn private() -> io::Result<Names> {
-        Ok(Names::Private(directory(&places())?.into()))
+        Ok(Names::Private(directory(&directory_candidates())?.into()))
     }
 
     /// Returns the names used by a broker that serves any user, or only its own user.
@@ -65,7 +65,7 @@ impl Names {
     }
 
     /// Removes the file of a name if no process has its socket open.
-    pub fn forget(&self, name: &str) {
+    pub fn remove_if_stale(&self, name: &str) {
         if let Names::Private(directory) = self
             && let Ok(address) = self.address(name)
             && let Ok(_lock) = Lock::of(directory)
@@ -77,7 +77,7 @@ impl Names {
     }
 
     /// Removes the socket files in the directory that no process has open: killed processes leave theirs.
-    pub fn sweep(&self) {
+    pub fn remove_stale(&self) {
         let Names::Private(directory) = self else { return };
         let Ok(_lock) = Lock::of(directory) else { return };
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -138,33 +138,33 @@ fn is_dead(address: &SocketAddrUnix) -> io::Result<bool> {
 /// Returns the candidates for the directory of this user's sockets, the preferred one first. All processes of
 /// a user must choose the same one at any time, so none depends on the environment, and `/run/user/UID`,
 /// which comes and goes with login sessions, is not among them.
-fn places() -> Vec<PathBuf> {
+fn directory_candidates() -> Vec<PathBuf> {
     let user = nix::unistd::geteuid().as_raw();
     let inode = |of: &str| fs::metadata(format!("/proc/thread-self/ns/{of}")).map_or(0, |at| at.ino());
     // Two network namespaces may have the same address. In another user namespace, the same number is another
     // user.
     let namespaces = format!("{:x}-{:x}", inode("user"), inode("net"));
-    let mut places = Vec::new();
+    let mut directory_candidates = Vec::new();
     let run = Path::new("/run");
     if is_private(run, user, 0o022) {
-        places.push(run.join(format!("urxe-{namespaces}")));
+        directory_candidates.push(run.join(format!("urxe-{namespaces}")));
     }
-    places.push(PathBuf::from(format!("/tmp/urxe-{user}-{namespaces}")));
-    places
+    directory_candidates.push(PathBuf::from(format!("/tmp/urxe-{user}-{namespaces}")));
+    directory_candidates
 }
 
 /// Returns the first of these directories that exists or can be created as this user's own.
-fn directory(places: &[PathBuf]) -> io::Result<PathBuf> {
+fn directory(directory_candidates: &[PathBuf]) -> io::Result<PathBuf> {
     let user = nix::unistd::geteuid().as_raw();
-    for place in places {
-        if make(place, user).is_ok() {
-            return Ok(place.clone());
+    for candidate in directory_candidates {
+        if create_private(candidate, user).is_ok() {
+            return Ok(candidate.clone());
         }
     }
     // Another user has taken the name of the last candidate. Falls back to a directory with a random suffix,
     // which its owner finds by searching.
     let Some((parent, name)) =
-        places.last().and_then(|last| Some((last.parent()?, last.file_name()?.to_str()?)))
+        directory_candidates.last().and_then(|last| Some((last.parent()?, last.file_name()?.to_str()?)))
     else {
         return Err(io::Error::from_raw_os_error(libc::ENOENT));
     };
@@ -177,13 +177,13 @@ fn directory(places: &[PathBuf]) -> io::Result<PathBuf> {
     if let Some(own) = own()? {
         return Ok(own);
     }
-    let chance = RandomState::new().hash_one(std::process::id());
-    make(&parent.join(format!("{prefix}{chance:016x}")), user)?;
+    let random = RandomState::new().hash_one(std::process::id());
+    create_private(&parent.join(format!("{prefix}{random:016x}")), user)?;
     own()?.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
 }
 
 /// Creates a directory that only this user can access.
-fn make(directory: &Path, user: u32) -> io::Result<()> {
+fn create_private(directory: &Path, user: u32) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
         _ if is_private(directory, user, 0o077) => Ok(()),
@@ -218,12 +218,12 @@ mod tests {
         let copy = one.try_clone().unwrap();
         drop(one);
         assert!(names.bind(&third, "urxe-a/1").is_err(), "a copy is open");
-        names.forget("urxe-a/1");
+        names.remove_if_stale("urxe-a/1");
         assert!(dir.path().join("urxe/urxe-a-1").exists());
         drop(copy);
         names.bind(&third, "urxe-a/1").unwrap();
         drop((other, third));
-        names.forget("urxe-a/1");
+        names.remove_if_stale("urxe-a/1");
         assert!(!dir.path().join("urxe/urxe-a-1").exists());
     }
 
@@ -235,7 +235,7 @@ mod tests {
         names.bind(&one, "urxe-service/1").unwrap();
         names.bind(&other, "urxe-service/2").unwrap();
         drop(one);
-        names.sweep();
+        names.remove_stale();
         let is_there = |name: &str| dir.path().join("urxe").join(name).exists();
         assert!(!is_there("urxe-service-1") && is_there("urxe-service-2") && is_there("lock"));
     }
@@ -269,38 +269,38 @@ mod tests {
     #[test]
     fn squatted_directory_is_avoided_and_all_processes_come_to_the_same_one() {
         let squat: [fn(&Path); 3] = [
-            |place| {
-                fs::create_dir(place).unwrap();
-                fs::set_permissions(place, fs::Permissions::from_mode(0o777)).unwrap();
+            |candidate| {
+                fs::create_dir(candidate).unwrap();
+                fs::set_permissions(candidate, fs::Permissions::from_mode(0o777)).unwrap();
             },
-            |place| symlink("/", place).unwrap(),
-            |place| fs::write(place, "").unwrap(),
+            |candidate| symlink("/", candidate).unwrap(),
+            |candidate| fs::write(candidate, "").unwrap(),
         ];
         for take in squat {
             let dir = tempfile::tempdir().unwrap();
-            let place = dir.path().join("urxe-0");
-            take(&place);
-            let places = [place.clone()];
-            let own = directory(&places).unwrap();
-            assert!(own != place && own.parent() == place.parent(), "{own:?}");
+            let candidate = dir.path().join("urxe-0");
+            take(&candidate);
+            let directory_candidates = [candidate.clone()];
+            let own = directory(&directory_candidates).unwrap();
+            assert!(own != candidate && own.parent() == candidate.parent(), "{own:?}");
             assert!(is_private(&own, nix::unistd::geteuid().as_raw(), 0o077));
-            assert_eq!(directory(&places).unwrap(), own);
+            assert_eq!(directory(&directory_candidates).unwrap(), own);
         }
     }
 
     #[test]
     fn two_network_namespaces_have_different_directories() {
-        let ours = places();
+        let ours = directory_candidates();
         let theirs = std::thread::spawn(|| {
             use nix::sched::{CloneFlags, unshare};
             if !nix::unistd::geteuid().is_root() {
                 return None;
             }
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            Some(places())
+            Some(directory_candidates())
         });
         match theirs.join().unwrap() {
-            Some(theirs) => assert!(theirs.iter().all(|place| !ours.contains(place)), "{theirs:?}"),
+            Some(theirs) => assert!(theirs.iter().all(|candidate| !ours.contains(candidate)), "{theirs:?}"),
             None => assert!(std::env::var_os("CI").is_none(), "needs root, for a namespace"),
         }
     }

@@ -18,7 +18,7 @@ mod squatters;
 fn steward(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), ServeError>>) {
     let address = ip.to_owned();
     let serving = thread::spawn(move || serve(&address, false));
-    let name = Place::new(ip.parse().unwrap(), &UdpOptions::default()).name();
+    let name = BindAddr::new(ip.parse().unwrap(), &UdpOptions::default()).name();
     let Names::Private(directory) = Names::private().unwrap() else { panic!("a private name") };
     let path = directory.join(name.replace('/', "-"));
     let path = path.display().to_string();

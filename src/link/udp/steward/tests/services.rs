@@ -189,13 +189,13 @@ fn message_to_a_process_that_is_gone_is_answered_by_the_steward() {
     drop((port, goes));
     let peer = outsider("127.18.225.2");
     // The broker may not have noticed the disconnect yet.
-    let answer = loop {
+    let response = loop {
         send(&peer, ip, 1, Dreq { local, remote: gone, ..Dreq::default() });
         if let Ok(mad) = peer.recv(NEVER) {
             break Mad::parse(&mad.bytes).unwrap().message;
         }
     };
-    let Message::Drep(drep) = answer else { panic!("{answer:?}") };
+    let Message::Drep(drep) = response else { panic!("{response:?}") };
     assert_eq!((drep.local, drep.remote), (gone, local));
     while peer.try_recv().is_some() {}
     send(&peer, ip, 2, Rep { local, remote: gone, ..Rep::default() });

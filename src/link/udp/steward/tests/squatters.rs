@@ -34,8 +34,8 @@ fn squatter_on_abstract_names_neither_blocks_an_address_nor_receives_requests() 
             socket
         })
         .collect();
-    let inquiries = datagram_socket().unwrap();
-    bind(&inquiries, &abstract_name(&format!("urxe-service/{address}/{:016x}", service.0))).unwrap();
+    let forwarded_mads = datagram_socket().unwrap();
+    bind(&forwarded_mads, &abstract_name(&format!("urxe-service/{address}/{:016x}", service.0))).unwrap();
     let (ip, sharing, serving) = steward(address);
     let mut links = join(ip, 1, &sharing).unwrap();
     links[0].claim(service, None).unwrap();
@@ -48,7 +48,7 @@ fn squatter_on_abstract_names_neither_blocks_an_address_nor_receives_requests() 
     let got = ours.recv(std::time::Duration::from_secs(10)).unwrap();
     assert_eq!(Mad::parse(&got.bytes).unwrap().transaction, 9);
     let mut bytes = [0; 512];
-    let stolen = rustix::net::recv(&inquiries, &mut bytes, rustix::net::RecvFlags::DONTWAIT);
+    let stolen = rustix::net::recv(&forwarded_mads, &mut bytes, rustix::net::RecvFlags::DONTWAIT);
     assert_eq!(stolen.map(|_| ()), Err(rustix::io::Errno::AGAIN));
     drop((ours, seats));
     serving.join().unwrap().unwrap();
@@ -58,8 +58,8 @@ fn squatter_on_abstract_names_neither_blocks_an_address_nor_receives_requests() 
 fn malformed_messages_are_refused_and_the_steward_goes_on() {
     let (ip, sharing, serving) = steward("127.18.241.1");
     let stays = join(ip, 1, &sharing).unwrap();
-    let place = Place::new(ip, &UdpOptions::default());
-    let address = Names::private().unwrap().address(&place.name()).unwrap();
+    let bind_addr = BindAddr::new(ip, &UdpOptions::default());
+    let address = Names::private().unwrap().address(&bind_addr.name()).unwrap();
     let long = [b'x'; 9000];
     let with_nul = b"urxe-steward-2 join 1 127.18.241.1\0";
     let lines: [&[u8]; 7] = [
@@ -76,12 +76,12 @@ fn malformed_messages_are_refused_and_the_steward_goes_on() {
         connect(&connection, &address).unwrap();
         send(&connection, line, SendFlags::NOSIGNAL).unwrap();
         // A message of a wrong length ends the connection; any other gets a reason.
-        let answer = message::receive(&connection, false);
+        let response = message::receive(&connection, false);
         if line.len() < 9000 {
-            let (answer, fds) = answer.unwrap().unwrap();
-            assert!(answer.contains("refused") && fds.is_empty(), "{answer}");
+            let (response, fds) = response.unwrap().unwrap();
+            assert!(response.contains("refused") && fds.is_empty(), "{response}");
         } else {
-            assert!(!matches!(answer, Ok(Some(_))));
+            assert!(!matches!(response, Ok(Some(_))));
         }
     }
     // Descriptors that were not requested, and a descriptor that is not a keeper.
@@ -90,8 +90,8 @@ fn malformed_messages_are_refused_and_the_steward_goes_on() {
     let nulls: Vec<OwnedFd> = (0..100).map(|_| datagram_socket().unwrap()).collect();
     let fds: Vec<_> = nulls.iter().map(std::os::fd::AsFd::as_fd).collect();
     message::send(&connection, &"urxe-steward-2 return 1 1 127.18.241.1", &fds).unwrap();
-    let (answer, _) = message::receive(&connection, false).unwrap().unwrap();
-    assert!(answer.contains("refused"), "{answer}");
+    let (response, _) = message::receive(&connection, false).unwrap().unwrap();
+    assert!(response.contains("refused"), "{response}");
     // A silent connection delays no other.
     let mute = stream();
     connect(&mute, &address).unwrap();
@@ -106,14 +106,14 @@ fn seat_belongs_to_the_owner_of_its_socket_and_not_to_a_process_id() {
     let (ip, sharing, serving) = steward("127.18.242.1");
     let one = join(ip, 1, &sharing).unwrap();
     let seat = one[0].seat().index();
-    let place = Place::new(ip, &UdpOptions::default());
-    let address = Names::private().unwrap().address(&place.name()).unwrap();
+    let bind_addr = BindAddr::new(ip, &UdpOptions::default());
+    let address = Names::private().unwrap().address(&bind_addr.name()).unwrap();
     // A client with the same process ID claims a partition that this process owns.
     let connection = stream();
     connect(&connection, &address).unwrap();
     message::send(&connection, &format!("urxe-steward-2 return {seat} 1 {ip}"), &[]).unwrap();
-    let (answer, _) = message::receive(&connection, false).unwrap().unwrap();
-    assert!(answer.contains("refused"), "{answer}");
+    let (response, _) = message::receive(&connection, false).unwrap().unwrap();
+    assert!(response.contains("refused"), "{response}");
     drop((one, connection));
     serving.join().unwrap().unwrap();
 }

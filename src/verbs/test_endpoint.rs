@@ -5,7 +5,7 @@ use super::{ConnectError, ConnectOptions, Context, Cq, CreateError, Fabric, Open
 /// A NIC with the objects that nearly every test needs: one protection domain, one completion queue for both
 /// directions, one queue pair.
 #[derive(Debug)]
-pub struct Node {
+pub struct TestEndpoint {
     /// The device.
     pub context: Context,
     /// Protection domain of the queue pair.
@@ -30,16 +30,16 @@ pub enum PairError {
     Connect(#[from] ConnectError),
 }
 
-impl Node {
+impl TestEndpoint {
     /// Creates a node on an open context, with its queue pair in RESET.
     ///
     /// # Errors
     /// [`CreateError`].
-    pub fn new(context: Context) -> Result<Node, CreateError> {
+    pub fn new(context: Context) -> Result<TestEndpoint, CreateError> {
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(1024)?;
         let qp = pd.create_qp(&cq, &cq, &QpOptions::default())?;
-        Ok(Node { context, pd, cq, qp })
+        Ok(TestEndpoint { context, pd, cq, qp })
     }
 }
 
@@ -97,9 +97,9 @@ impl Fabric {
     ///
     /// # Errors
     /// [`PairError`].
-    pub fn pair(&self) -> Result<(Node, Node), PairError> {
-        let a = Node::new(Context::on_fabric(self)?)?;
-        let b = Node::new(Context::on_fabric(self)?)?;
+    pub fn pair(&self) -> Result<(TestEndpoint, TestEndpoint), PairError> {
+        let a = TestEndpoint::new(Context::on_fabric(self)?)?;
+        let b = TestEndpoint::new(Context::on_fabric(self)?)?;
         a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default())?;
         b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default())?;
         Ok((a, b))

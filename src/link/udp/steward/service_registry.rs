@@ -15,8 +15,8 @@ use std::time::Duration;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg, sockopt};
 
-use super::inquiry::{self, Inquiry};
-use super::{Names, Place, datagram_socket, is_trusted};
+use super::forwarded_mad::{self, ForwardedMad};
+use super::{BindAddr, Names, datagram_socket, is_trusted};
 use crate::link::process::OwnFd;
 use crate::link::{ClaimError, RxBurst};
 use crate::transport::Instant;
@@ -25,7 +25,7 @@ use crate::wire::mad::ServiceId;
 
 /// Minimum interval between polls of the sockets. Without it, a thread that polls continuously would pay for
 /// a system call each time.
-const NAP: Duration = Duration::from_micros(50);
+const MIN_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Maximum number of sockets polled, and of datagrams received from each of them, in a turn.
 const BATCH: usize = 16;
@@ -37,30 +37,30 @@ struct Service {
 }
 
 /// The services that a process has registered at one address.
-pub(in super::super) struct Claims {
-    place: Place,
+pub(in super::super) struct ServiceRegistry {
+    bind_addr: BindAddr,
     names: Names,
     any_user: bool,
     services: HashMap<ServiceId, Service>,
     /// Epoll set of the sockets.
     epoll: Epoll,
     /// Time of the last poll.
-    looked: Instant,
+    last_poll: Instant,
     /// Number of datagrams dropped because their sender is not trusted or they are no forwarded MAD.
-    foreign: u64,
+    rejected: u64,
 }
 
-impl Claims {
-    pub fn new(place: Place, names: Names, any_user: bool) -> io::Result<Claims> {
+impl ServiceRegistry {
+    pub fn new(bind_addr: BindAddr, names: Names, any_user: bool) -> io::Result<ServiceRegistry> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        let (services, looked) = (HashMap::new(), Instant(0));
-        Ok(Claims { place, names, any_user, services, epoll, looked, foreign: 0 })
+        let (services, last_poll) = (HashMap::new(), Instant(0));
+        Ok(ServiceRegistry { bind_addr, names, any_user, services, epoll, last_poll, rejected: 0 })
     }
 
     /// Registers a service, unless another process has it. The process itself decides which of its listeners
     /// has the service.
     pub fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
-        if let Some(address) = address.filter(|address| *address != self.place.ip) {
+        if let Some(address) = address.filter(|address| *address != self.bind_addr.ip) {
             return Err(ClaimError::NotLocal { address });
         }
         if let Some(service) = self.services.get_mut(&service) {
@@ -73,7 +73,7 @@ impl Claims {
                 Ok(())
             }
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-                Err(ClaimError::Taken { service, address: self.place.to_string() })
+                Err(ClaimError::Taken { service, address: self.bind_addr.to_string() })
             }
             Err(source) => Err(match &self.names {
                 Names::Private(directory)
@@ -91,7 +91,7 @@ impl Claims {
     fn bind(&self, service: ServiceId) -> io::Result<OwnedFd> {
         let socket = datagram_socket()?;
         sockopt::set_socket_passcred(&socket, true)?;
-        let name = inquiry::name(&self.place, service);
+        let name = forwarded_mad::name(&self.bind_addr, service);
         self.names.bind(&socket, &name)?;
         self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, service.0))?;
         Ok(socket)
@@ -106,32 +106,32 @@ impl Claims {
             // set.
             let _ = self.epoll.delete(&claimed.socket);
             self.services.remove(&service);
-            self.names.forget(&inquiry::name(&self.place, service));
+            self.names.remove_if_stale(&forwarded_mad::name(&self.bind_addr, service));
         }
     }
 
     /// Passes received requests for the registered services to `sink`; returns their number.
     pub fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
-        if self.services.is_empty() || now.since(self.looked) < NAP {
+        if self.services.is_empty() || now.since(self.last_poll) < MIN_POLL_INTERVAL {
             return 0;
         }
-        self.looked = now;
+        self.last_poll = now;
         let mut ready = [EpollEvent::empty(); BATCH];
         let count = self.epoll.wait(&mut ready, EpollTimeout::ZERO).unwrap_or(0);
         let mut packets = 0;
         for service in ready[..count].iter().map(|event| ServiceId(event.data())) {
             let Some(Service { socket, .. }) = self.services.get(&service) else { continue };
             for _ in 0..BATCH {
-                let mut bytes = [0; inquiry::ROOM];
-                let Some(received) = take(socket, &mut bytes) else { break };
+                let mut bytes = [0; forwarded_mad::MAX_LEN];
+                let Some(received) = recv_with_uid(socket, &mut bytes) else { break };
                 let trusted = received.filter(|(_, user)| is_trusted(*user, self.any_user));
                 let len = trusted.map_or(0, |(len, _)| len);
-                match Inquiry::parse(&bytes[..len]) {
-                    Some(Inquiry { flow, packet: data }) => {
+                match ForwardedMad::parse(&bytes[..len]) {
+                    Some(ForwardedMad { flow, packet: data }) => {
                         sink(RxBurst { flow, ident: IpIdent::Unknown, segment: data.len(), data });
                         packets += 1;
                     }
-                    None => self.foreign += 1,
+                    None => self.rejected += 1,
                 }
             }
         }
@@ -139,13 +139,13 @@ impl Claims {
     }
 
     /// Returns the number of datagrams dropped.
-    pub fn foreign(&self) -> u64 {
-        self.foreign
+    pub fn rejected(&self) -> u64 {
+        self.rejected
     }
 }
 
 /// Readable when a request has arrived.
-impl AsFd for Claims {
+impl AsFd for ServiceRegistry {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.0.as_fd()
     }
@@ -153,7 +153,7 @@ impl AsFd for Claims {
 
 /// Receives a datagram: its length and the user ID of its sender, or `Some(None)` if it is truncated or comes
 /// without credentials. `None` if there is no datagram.
-fn take(socket: &OwnFd, bytes: &mut [u8]) -> Option<Option<(usize, u32)>> {
+fn recv_with_uid(socket: &OwnFd, bytes: &mut [u8]) -> Option<Option<(usize, u32)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -176,12 +176,12 @@ mod tests {
     use crate::link::udp::UdpOptions;
     use crate::wire::Flow;
 
-    fn claims(ip: &str, any_user: bool) -> Claims {
-        let place = Place::new(ip.parse().unwrap(), &UdpOptions::default());
-        Claims::new(place, Names::of(any_user).unwrap(), any_user).unwrap()
+    fn claims(ip: &str, any_user: bool) -> ServiceRegistry {
+        let bind_addr = BindAddr::new(ip.parse().unwrap(), &UdpOptions::default());
+        ServiceRegistry::new(bind_addr, Names::of(any_user).unwrap(), any_user).unwrap()
     }
 
-    fn received(claims: &mut Claims, at: u64) -> Vec<usize> {
+    fn received(claims: &mut ServiceRegistry, at: u64) -> Vec<usize> {
         let mut all = Vec::new();
         claims.receive(Instant(at * 1_000_000), &mut |burst| all.push(burst.data.len()));
         all
@@ -191,27 +191,27 @@ mod tests {
     fn datagrams_of_other_users_are_dropped_unless_any_user_is_trusted() {
         let own = nix::unistd::geteuid();
         let flow = Flow::new([127, 0, 0, 1].into(), [127, 18, 230, 1].into(), 4791);
-        let inquiry = Inquiry { flow, packet: &[1; 280] }.bytes();
+        let forwarded_mad = ForwardedMad { flow, packet: &[1; 280] }.bytes();
         let socket = datagram_socket().unwrap();
-        let send = |claims: &Claims, uid: u32| {
+        let send = |claims: &ServiceRegistry, uid: u32| {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             // Only root may send the credentials of another user.
             let who = UCred { uid: rustix::process::Uid::from_raw(uid), ..myself() };
             assert!(control.push(SendAncillaryMessage::ScmCredentials(who)));
-            let name = inquiry::name(&claims.place, ServiceId(1));
+            let name = forwarded_mad::name(&claims.bind_addr, ServiceId(1));
             let name = claims.names.address(&name).unwrap();
-            sendmsg_addr(&socket, &name, &[IoSlice::new(&inquiry)], &mut control, SendFlags::empty())
+            sendmsg_addr(&socket, &name, &[IoSlice::new(&forwarded_mad)], &mut control, SendFlags::empty())
         };
         for (ip, any_user) in [("127.18.230.1", false), ("127.18.230.2", true)] {
             let mut claims = claims(ip, any_user);
             claims.claim(ServiceId(1), None).unwrap();
             send(&claims, own.as_raw()).unwrap();
-            assert_eq!((received(&mut claims, 1), claims.foreign()), (vec![280], 0));
+            assert_eq!((received(&mut claims, 1), claims.rejected()), (vec![280], 0));
             if own.is_root() {
                 send(&claims, 65_534).unwrap();
                 let let_in = if any_user { vec![280] } else { vec![] };
-                assert_eq!((received(&mut claims, 2), claims.foreign()), (let_in, u64::from(!any_user)));
+                assert_eq!((received(&mut claims, 2), claims.rejected()), (let_in, u64::from(!any_user)));
             } else {
                 assert!(send(&claims, 65_534).is_err());
             }
@@ -232,7 +232,7 @@ mod tests {
         let (service, taken) = (ServiceId(1), |e| matches!(e, Err(ClaimError::Taken { .. })));
         let [one, other] = &mut all;
         one.claim(service, None).unwrap();
-        one.claim(service, Some(one.place.ip)).unwrap();
+        one.claim(service, Some(one.bind_addr.ip)).unwrap();
         one.release(service);
         assert!(taken(other.claim(service, None)));
         one.release(service);
@@ -276,18 +276,18 @@ mod tests {
     #[test]
     fn requests_for_many_services_arrive_and_none_after_release() {
         let mut claims = claims("127.18.231.1", false);
-        let mut delivery = super::super::delivery::Delivery::new(claims.names.clone()).unwrap();
+        let mut mailboxes = super::super::mailboxes::Mailboxes::new(claims.names.clone()).unwrap();
         let flow = Flow::new([127, 0, 0, 1].into(), [127, 18, 231, 1].into(), 4791);
         for id in 0..40 {
             claims.claim(ServiceId(id), None).unwrap();
             let packet = vec![0; 100 + id as usize];
-            let name = inquiry::name(&claims.place, ServiceId(id));
-            delivery.send(&name, Inquiry { flow, packet: &packet }.bytes());
+            let name = forwarded_mad::name(&claims.bind_addr, ServiceId(id));
+            mailboxes.send(&name, ForwardedMad { flow, packet: &packet }.bytes());
         }
-        delivery.send(&inquiry::name(&claims.place, ServiceId(3)), b"no inquiry".to_vec());
+        mailboxes.send(&forwarded_mad::name(&claims.bind_addr, ServiceId(3)), b"no inquiry".to_vec());
         let mut all: Vec<usize> = (1..=3).flat_map(|at| received(&mut claims, at)).collect();
         all.sort_unstable();
-        assert_eq!((all, claims.foreign()), ((100..140).collect(), 1));
+        assert_eq!((all, claims.rejected()), ((100..140).collect(), 1));
         (0..40).for_each(|id| claims.release(ServiceId(id)));
         assert!(received(&mut claims, 9).is_empty());
         claims.claim(ServiceId(1), None).unwrap();

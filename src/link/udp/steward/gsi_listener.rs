@@ -6,10 +6,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::super::{UdpLink, UdpLinkError, socket};
-use super::Place;
-use super::askers::Askers;
-use super::delivery::{Delivery, Outcome};
-use super::inquiry::{self, Inquiry};
+use super::BindAddr;
+use super::forwarded_mad::{self, ForwardedMad};
+use super::mailboxes::{Mailboxes, Outcome};
+use super::recent_reqs::RecentReqs;
 use crate::cm::unmatched;
 use crate::link::{Link, RxBurst};
 use crate::transport::{Instant, Payload, TxQueue};
@@ -24,16 +24,16 @@ use crate::wire::{
 const NOW: Instant = Instant(0);
 
 /// Receiver on the socket of partition 0, which belongs to no process.
-pub(super) struct Reception {
+pub(super) struct GsiListener {
     link: UdpLink,
     verifier: Verifier,
-    answers: TxQueue,
-    askers: Askers,
+    responses: TxQueue,
+    recent_reqs: RecentReqs,
 }
 
-impl Reception {
-    pub fn open(place: &Place, socket: &OwnedFd) -> Result<Reception, UdpLinkError> {
-        let (ip, options) = (place.ip, place.options());
+impl GsiListener {
+    pub fn open(bind_addr: &BindAddr, socket: &OwnedFd) -> Result<GsiListener, UdpLinkError> {
+        let (ip, options) = (bind_addr.ip, bind_addr.options());
         let failed = |what| move |source: io::Error| UdpLinkError::System { ip, what, source };
         let socket = socket.try_clone().map_err(failed("keeping a socket"))?;
         // Each packet may be for a different process.
@@ -41,28 +41,28 @@ impl Reception {
         let mut link = UdpLink::new(ip, &options, socket::adopt(ip, socket, &options)?)?;
         // The broker does not use the link state.
         link.watch = None;
-        let answers = TxQueue::new(link.info().burst);
-        Ok(Reception { link, verifier: Verifier::default(), answers, askers: Askers::default() })
+        let responses = TxQueue::new(link.info().burst);
+        Ok(GsiListener { link, verifier: Verifier::default(), responses, recent_reqs: RecentReqs::default() })
     }
 
     /// Handles a batch of the packets received, including those at sockets of partitions that processes have
     /// left: their peers may still believe in connections.
     pub fn serve<'s>(
         &mut self,
-        place: &Place,
-        left: impl Iterator<Item = &'s OwnedFd>,
-        delivery: &mut Delivery,
+        bind_addr: &BindAddr,
+        orphaned: impl Iterator<Item = &'s OwnedFd>,
+        mailboxes: &mut Mailboxes,
     ) {
-        let Reception { link, verifier, answers, askers } = self;
+        let GsiListener { link, verifier, responses, recent_reqs } = self;
         let mut refuse = |flow: &Flow, ident, index, packet: &[u8], mad: Mad| {
             if let Some(message) = unmatched::response(&mad.message)
                 && verifier.verify(flow, ident, index, packet)
             {
-                push(answers, flow, &Mad { message, modifier: 0, ..mad });
+                push(responses, flow, &Mad { message, modifier: 0, ..mad });
             }
         };
-        for datagram in delivery.returned(|name| inquiry::is_at(place, name)) {
-            if let Some(Inquiry { flow, packet }) = Inquiry::parse(&datagram)
+        for datagram in mailboxes.undelivered(|name| forwarded_mad::is_at(bind_addr, name)) {
+            if let Some(ForwardedMad { flow, packet }) = ForwardedMad::parse(&datagram)
                 && let Some(mad) = mad_of(packet)
             {
                 refuse(&flow, IpIdent::Unknown, 0, packet, mad);
@@ -71,10 +71,14 @@ impl Reception {
         let mut sort = |burst: RxBurst<'_>| {
             for (index, packet) in burst.packets() {
                 let Some(mad) = mad_of(packet) else { continue };
-                if let Some(service) = service_of(askers, &burst.flow, &mad.message) {
-                    let inquiry = Inquiry { flow: burst.flow, packet };
-                    if delivery.send(&inquiry::name(place, service), inquiry.bytes()) != Outcome::Nobody {
-                        service.of_same_port().for_each(|kin| delivery.note(&inquiry::name(place, kin)));
+                if let Some(service) = service_of(recent_reqs, &burst.flow, &mad.message) {
+                    let forwarded_mad = ForwardedMad { flow: burst.flow, packet };
+                    if mailboxes.send(&forwarded_mad::name(bind_addr, service), forwarded_mad.bytes())
+                        != Outcome::NoOwner
+                    {
+                        service
+                            .of_same_port()
+                            .for_each(|other| mailboxes.record(&forwarded_mad::name(bind_addr, other)));
                         continue;
                     }
                 }
@@ -83,18 +87,18 @@ impl Reception {
         };
         // Ignored errors: those of earlier sends, and failures to send, which count as lost datagrams.
         let _ = link.receive(NOW, &mut sort);
-        for socket in left {
+        for socket in orphaned {
             let _ = link.receiver.receive(socket, &link.local, &mut sort);
         }
-        if !answers.is_empty() {
-            let _ = link.transmit(NOW, answers);
-            answers.clear();
+        if !responses.is_empty() {
+            let _ = link.transmit(NOW, responses);
+            responses.clear();
         }
     }
 }
 
 /// Readable when a packet has arrived.
-impl AsFd for Reception {
+impl AsFd for GsiListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.link.socket.as_fd()
     }
@@ -111,14 +115,14 @@ fn mad_of(packet: &[u8]) -> Option<Mad> {
 
 /// Returns the service whose process gets a message: the one that it requests or, in a REJ that names no ID
 /// of its recipient because the client gave up before it learned one, the one that its sender requested.
-fn service_of(askers: &mut Askers, flow: &Flow, message: &Message) -> Option<ServiceId> {
+fn service_of(recent_reqs: &mut RecentReqs, flow: &Flow, message: &Message) -> Option<ServiceId> {
     match (message.recipient(), message) {
         (Recipient::Service(service), Message::Req(req)) => {
-            askers.note(flow.src, req.local, service);
+            recent_reqs.record(flow.src, req.local, service);
             Some(service)
         }
         (Recipient::Service(service), _) => Some(service),
-        (Recipient::Connection(CommId(0)), Message::Rej(rej)) => askers.find(flow.src, rej.local),
+        (Recipient::Connection(CommId(0)), Message::Rej(rej)) => recent_reqs.find(flow.src, rej.local),
         (Recipient::Connection(_), _) => None,
     }
 }

@@ -13,10 +13,10 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 
-use super::keeper::Keeper;
-use super::message::{self, Answer, Request};
+use super::keepalive::FdKeepalive;
+use super::message::{self, Request, Response};
 use super::start::start;
-use super::{Names, Place, Sharing, is_trusted};
+use super::{BindAddr, Names, Sharing, is_trusted};
 use crate::link::background;
 use crate::link::process::Process;
 use crate::link::udp::{PortOwner, UdpLinkError};
@@ -24,25 +24,25 @@ use crate::nic::Seat;
 use crate::wire::ROCE_PORT;
 
 /// Maximum time for a broker to start and to respond.
-const PATIENCE: Duration = Duration::from_secs(10);
+const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time to wait for a started broker before another one is started.
-const STARTING: Duration = Duration::from_secs(1);
+const START_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time for which the port may belong to another user's broker that is not found by name, where processes of
 /// any user share it: the next broker of that user is being started.
-const BETWEEN: Duration = Duration::from_millis(500);
+const RESTART_GRACE: Duration = Duration::from_millis(500);
 
 /// Interval between attempts to connect.
-const AGAIN: Duration = Duration::from_millis(2);
+const RETRY_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Longest interval between checks of the owners of the port. Each check reads the list of all UDP sockets.
-const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Lease on a QPN partition, with the resources that belong to it.
-pub(in super::super) struct Tenancy {
+pub(in super::super) struct Lease {
     shared: Arc<Shared>,
-    seat: Seat,
+    partition: Seat,
     watcher: Option<JoinHandle<OwnedFd>>,
     /// The process that owns the lease: a forked child has a copy of this struct, but not of the thread.
     process: Process,
@@ -57,7 +57,7 @@ pub(in super::super) struct Tenancy {
 struct Shared {
     /// Request for a new broker.
     request: Request,
-    keepers: Vec<Keeper>,
+    keepalives: Vec<FdKeepalive>,
     sharing: Sharing,
     /// Whether the broker serves processes of any user.
     any_user: bool,
@@ -69,57 +69,57 @@ struct Shared {
 /// The sockets of an address, one for each shard.
 pub(in super::super) type Sockets = Vec<OwnedFd>;
 
-impl Tenancy {
+impl Lease {
     /// Obtains a partition of these addresses from the broker; the sockets are in the order of the addresses.
     pub fn join(
-        places: Vec<Place>,
+        bind_addrs: Vec<BindAddr>,
         shards: usize,
         sharing: &Sharing,
-    ) -> Result<(Arc<Tenancy>, Vec<Sockets>), UdpLinkError> {
-        let chief = Place::chief(&places).expect("a link has an address");
-        let ip = chief.ip;
-        let request = Request { seat: None, shards, places };
+    ) -> Result<(Arc<Lease>, Vec<Sockets>), UdpLinkError> {
+        let primary = BindAddr::primary(&bind_addrs).expect("a link has an address");
+        let ip = primary.ip;
+        let request = Request { partition: None, shards, bind_addrs };
         if !request.fits_a_message() {
             let why = format!(
                 "{} addresses and {shards} shards are too many to share: use fewer shards, or one address (--ip)",
-                request.places.len()
+                request.bind_addrs.len()
             );
             return Err(UdpLinkError::Refused { ip, errno: libc::EINVAL, why });
         }
-        let Granted { connection, seat: first, mut fds, any_user } =
-            ask(&request, &[], sharing, sharing.any_user, ip, &|| false)?;
+        let LeaseGrant { connection, partition: first, mut fds, any_user } =
+            request_lease(&request, &[], sharing, sharing.any_user, ip, &|| false)?;
         let refused = |why| UdpLinkError::Refused {
             ip,
             errno: libc::EPROTO,
             why: format!("no UDP link on {ip}: the steward gave {why}"),
         };
-        let seat = Seat::new(first).ok_or_else(|| refused("a seat that does not exist"))?;
-        if fds.len() != shards + request.places.len() * (shards + 1) {
+        let partition = Seat::new(first).ok_or_else(|| refused("a seat that does not exist"))?;
+        if fds.len() != shards + request.bind_addrs.len() * (shards + 1) {
             return Err(refused("a wrong number of sockets"));
         }
         let mut per_address = fds.split_off(shards).into_iter();
-        let (mut sockets, mut keepers) = (Vec::new(), Vec::new());
-        for _ in &request.places {
+        let (mut sockets, mut keepalives) = (Vec::new(), Vec::new());
+        for _ in &request.bind_addrs {
             sockets.push(per_address.by_ref().take(shards).collect());
-            keepers.extend(per_address.next().map(Keeper::from_fd));
+            keepalives.extend(per_address.next().map(FdKeepalive::from_fd));
         }
         let system = |what| move |source| UdpLinkError::System { ip, what, source };
         let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let stop = stop.map_err(|e| system("making an eventfd")(e.into()))?;
-        let request = Request { seat: Some(first), ..request };
+        let request = Request { partition: Some(first), ..request };
         let sharing = sharing.clone();
         let shared =
-            Arc::new(Shared { request, keepers, sharing, any_user, stop, mixed: AtomicBool::new(false) });
+            Arc::new(Shared { request, keepalives, sharing, any_user, stop, mixed: AtomicBool::new(false) });
         let watching = shared.clone();
         let watcher = background::spawn("urxe seat".into(), move || watching.watch(connection));
         let watcher = watcher.map_err(system("starting a thread"))?;
         let process = Process::current();
         let (watcher, connection) = (Some(watcher), None);
-        Ok((Arc::new(Tenancy { shared, seat, watcher, process, _tokens: fds, connection }), sockets))
+        Ok((Arc::new(Lease { shared, partition, watcher, process, _tokens: fds, connection }), sockets))
     }
 
-    pub fn seat(&self) -> Seat {
-        self.seat
+    pub fn partition(&self) -> Seat {
+        self.partition
     }
 
     /// Reports whether the broker serves processes of any user.
@@ -137,13 +137,13 @@ impl Tenancy {
     pub fn stop_coalescing(&self) {
         if !self.shared.mixed.load(Ordering::Relaxed) {
             // On failure, peers retransmit what is lost, and the next such datagram triggers another attempt.
-            let stopped = self.shared.keepers.iter().try_for_each(Keeper::stop_coalescing).is_ok();
+            let stopped = self.shared.keepalives.iter().try_for_each(FdKeepalive::stop_coalescing).is_ok();
             self.shared.mixed.store(stopped, Ordering::Relaxed);
         }
     }
 }
 
-impl Drop for Tenancy {
+impl Drop for Lease {
     fn drop(&mut self) {
         if !self.process.is_current() {
             // Dropping the handle would detach the thread, in whose place the child may have another one.
@@ -159,10 +159,11 @@ impl Shared {
     /// Monitors the broker, and obtains a new one when it ends, until stopped; returns the last connection.
     fn watch(&self, mut connection: OwnedFd) -> OwnedFd {
         while self.wait_for_end(&connection) {
-            let ip = self.request.places[0].ip;
+            let ip = self.request.bind_addrs[0].ip;
             // A new broker must serve the same users as the last one.
-            match ask(&self.request, &self.keepers, &self.sharing, self.any_user, ip, &|| self.is_stopping())
-            {
+            match request_lease(&self.request, &self.keepalives, &self.sharing, self.any_user, ip, &|| {
+                self.is_stopping()
+            }) {
                 Ok(granted) => connection = granted.connection,
                 // Without a broker, this process continues as before; processes that start later get no
                 // partition.
@@ -201,9 +202,9 @@ impl Shared {
 }
 
 /// Resources that the broker has granted.
-struct Granted {
+struct LeaseGrant {
     connection: OwnedFd,
-    seat: usize,
+    partition: usize,
     fds: Vec<OwnedFd>,
     /// Whether the broker serves processes of any user.
     any_user: bool,
@@ -211,50 +212,52 @@ struct Granted {
 
 /// Sends a request to the broker. Starts a broker if there is none, for processes of any user or only of this
 /// one.
-fn ask(
+fn request_lease(
     request: &Request,
-    keepers: &[Keeper],
+    keepalives: &[FdKeepalive],
     sharing: &Sharing,
     any_user: bool,
     ip: IpAddr,
     stopping: &dyn Fn() -> bool,
-) -> Result<Granted, UdpLinkError> {
-    let chief = Place::chief(&request.places).expect("a link has an address");
+) -> Result<LeaseGrant, UdpLinkError> {
+    let primary = BindAddr::primary(&request.bind_addrs).expect("a link has an address");
     let system = |what| move |source| UdpLinkError::System { ip, what, source };
-    let fds: Vec<BorrowedFd<'_>> = keepers.iter().map(AsFd::as_fd).collect();
+    let fds: Vec<BorrowedFd<'_>> = keepalives.iter().map(AsFd::as_fd).collect();
     let private = Names::private().map_err(system("making a directory to find the steward in"))?;
     let begun = Instant::now();
     let mut started: Option<Instant> = None;
-    let (mut look, mut pause) = (begun, AGAIN);
-    while begun.elapsed() < PATIENCE && !stopping() {
-        match connect_to(chief, &private, sharing).map_err(system("connecting to the steward"))? {
+    let (mut next_check, mut check_interval) = (begun, RETRY_INTERVAL);
+    while begun.elapsed() < BROKER_TIMEOUT && !stopping() {
+        match connect_to(primary, &private, sharing).map_err(system("connecting to the steward"))? {
             Some(connection) => {
                 // A broker that ended just now does not respond; then another one is needed.
-                let answer = converse(&connection, request, &fds);
+                let response = exchange(&connection, request, &fds);
                 if let Some((line, fds)) =
-                    answer.map_err(system("asking the steward for a part of the port"))?
+                    response.map_err(system("asking the steward for a part of the port"))?
                 {
-                    let refused = |why| Answer::Refused { errno: libc::EPROTO, why };
+                    let refused = |why| Response::Refused { errno: libc::EPROTO, why };
                     return match line.parse().unwrap_or_else(refused) {
-                        Answer::Seated { seat, any_user } => Ok(Granted { connection, seat, fds, any_user }),
-                        Answer::Refused { errno, why } => Err(UdpLinkError::Refused { ip, errno, why }),
+                        Response::Granted { partition, any_user } => {
+                            Ok(LeaseGrant { connection, partition, fds, any_user })
+                        }
+                        Response::Refused { errno, why } => Err(UdpLinkError::Refused { ip, errno, why }),
                     };
                 }
             }
-            None if Instant::now() < look => {}
+            None if Instant::now() < next_check => {}
             None => {
-                look = Instant::now() + pause;
-                pause = (2 * pause).min(LONGEST_PAUSE);
+                next_check = Instant::now() + check_interval;
+                check_interval = (2 * check_interval).min(MAX_CHECK_INTERVAL);
                 // A process that already has a partition brings the sockets of the port along for a new
                 // broker.
-                let stranger = if request.seat.is_none() { stranger(chief) } else { None };
-                match stranger {
-                    Some(user) if !sharing.any_user || begun.elapsed() > BETWEEN => {
-                        let why = refusal(chief, user);
+                let other_user = if request.partition.is_none() { other_user(primary) } else { None };
+                match other_user {
+                    Some(user) if !sharing.any_user || begun.elapsed() > RESTART_GRACE => {
+                        let why = refusal(primary, user);
                         return Err(UdpLinkError::Refused { ip, errno: libc::EACCES, why });
                     }
-                    None if started.is_none_or(|at| at.elapsed() > STARTING) => {
-                        start(sharing, any_user, &chief.to_string())
+                    None if started.is_none_or(|at| at.elapsed() > START_TIMEOUT) => {
+                        start(sharing, any_user, &primary.to_string())
                             .map_err(system("starting `urxe steward`"))?;
                         started = Some(Instant::now());
                     }
@@ -262,14 +265,14 @@ fn ask(
                 }
             }
         }
-        thread::sleep(AGAIN);
+        thread::sleep(RETRY_INTERVAL);
     }
     let why = io::Error::from_raw_os_error(libc::ETIMEDOUT);
     Err(system("finding the steward that shares the address (`urxe steward`)")(why))
 }
 
 /// Sends a request and returns the response; `None` if the broker has ended without one.
-fn converse(
+fn exchange(
     connection: &OwnedFd,
     request: &Request,
     fds: &[BorrowedFd<'_>],
@@ -291,16 +294,16 @@ fn converse(
 }
 
 /// Returns the user who shares this address, if it is another user.
-fn stranger(place: &Place) -> Option<u32> {
-    let users = PortOwner::users(place.ip, ROCE_PORT);
+fn other_user(bind_addr: &BindAddr) -> Option<u32> {
+    let users = PortOwner::users(bind_addr.ip, ROCE_PORT);
     let own = nix::unistd::geteuid().as_raw();
     // A program that has the port alone is left for the broker to detect.
     users.first().copied().filter(|user| users.len() >= Seat::COUNT && *user != own)
 }
 
-fn refusal(place: &Place, user: u32) -> String {
+fn refusal(bind_addr: &BindAddr, user: u32) -> String {
     format!(
-        "{place} is shared by processes of user {user} alone, and this is one of user {}: use another address, or let all \
+        "{bind_addr} is shared by processes of user {user} alone, and this is one of user {}: use another address, or let all \
          of them share with anybody (urxe run --any-user)",
         nix::unistd::geteuid()
     )
@@ -313,17 +316,17 @@ fn is_gone(e: &io::Error) -> bool {
 
 /// Connects to the broker of an address: first by the name that only this user can have, then by the name
 /// that any user can have, where an untrusted owner is skipped. Returns `None` if there is no broker.
-fn connect_to(place: &Place, private: &Names, sharing: &Sharing) -> io::Result<Option<OwnedFd>> {
+fn connect_to(bind_addr: &BindAddr, private: &Names, sharing: &Sharing) -> io::Result<Option<OwnedFd>> {
     for names in [private, &Names::Shared] {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
-            sockopt::set_socket_timeout(&socket, direction, Some(PATIENCE))?;
+            sockopt::set_socket_timeout(&socket, direction, Some(BROKER_TIMEOUT))?;
         }
         // Does not block on a process that owns an abstract name and accepts no connection.
         if names.are_shared() && !sharing.any_user {
             rustix::io::ioctl_fionbio(&socket, true)?;
         }
-        match connect(&socket, &names.address(&place.name())?) {
+        match connect(&socket, &names.address(&bind_addr.name())?) {
             Ok(()) => {}
             Err(Errno::NOENT | Errno::CONNREFUSED) => continue,
             Err(_) if names.are_shared() && !sharing.any_user => continue,
@@ -346,26 +349,26 @@ mod tests {
 
     #[test]
     fn refusal_by_steward_that_closes_without_reading_is_received() {
-        let request = Request { seat: None, shards: 1, places: vec!["127.0.0.1".parse().unwrap()] };
-        let refused = Answer::Refused { errno: libc::EACCES, why: "no".into() };
+        let request = Request { partition: None, shards: 1, bind_addrs: vec!["127.0.0.1".parse().unwrap()] };
+        let refused = Response::Refused { errno: libc::EACCES, why: "no".into() };
         let pair =
             || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         // Closed before the request is sent.
         let (ours, theirs) = pair();
         message::send(&theirs, &refused, &[]).unwrap();
         drop(theirs);
-        let answer = converse(&ours, &request, &[]).unwrap().map(|(line, _)| line.parse());
-        assert_eq!(answer, Some(Ok(refused.clone())));
+        let response = exchange(&ours, &request, &[]).unwrap().map(|(line, _)| line.parse());
+        assert_eq!(response, Some(Ok(refused.clone())));
         // Closed with the request unread.
         let (ours, theirs) = pair();
         message::send(&ours, &request, &[]).unwrap();
         message::send(&theirs, &refused, &[]).unwrap();
         drop(theirs);
-        let answer = converse(&ours, &request, &[]).unwrap().map(|(line, _)| line.parse());
-        assert_eq!(answer, Some(Ok(refused)));
+        let response = exchange(&ours, &request, &[]).unwrap().map(|(line, _)| line.parse());
+        assert_eq!(response, Some(Ok(refused)));
         // Closed without a response.
         let (ours, theirs) = pair();
         drop(theirs);
-        assert!(converse(&ours, &request, &[]).unwrap().is_none());
+        assert!(exchange(&ours, &request, &[]).unwrap().is_none());
     }
 }

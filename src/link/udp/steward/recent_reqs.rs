@@ -8,27 +8,27 @@ use crate::wire::mad::{CommId, ServiceId};
 
 /// Maximum number of REQs remembered, more than are pending at a time. For a client that is no longer
 /// recorded, the server itself finds out that it is gone.
-const MOST: usize = 16_384;
+const MAX_REQS: usize = 16_384;
 
 /// Address of a client, and the communication ID that its connection manager has assigned.
-type Asker = (IpAddr, CommId);
+type ClientId = (IpAddr, CommId);
 
 /// Services of the most recent REQs, by client.
 #[derive(Default)]
-pub(super) struct Askers {
-    services: HashMap<Asker, ServiceId>,
+pub(super) struct RecentReqs {
+    services: HashMap<ClientId, ServiceId>,
     /// Clients in order of arrival.
-    order: VecDeque<Asker>,
+    order: VecDeque<ClientId>,
 }
 
-impl Askers {
+impl RecentReqs {
     /// Records the service that a client requests.
-    pub fn note(&mut self, from: IpAddr, id: CommId, service: ServiceId) {
+    pub fn record(&mut self, from: IpAddr, id: CommId, service: ServiceId) {
         if self.services.insert((from, id), service).is_some() {
             return;
         }
         self.order.push_back((from, id));
-        if self.order.len() > MOST
+        if self.order.len() > MAX_REQS
             && let Some(oldest) = self.order.pop_front()
         {
             self.services.remove(&oldest);
@@ -47,19 +47,22 @@ mod tests {
 
     #[test]
     fn most_recent_clients_are_found_with_their_latest_service() {
-        let (mut askers, ip) = (Askers::default(), IpAddr::from([10, 0, 0, 1]));
+        let (mut recent_reqs, ip) = (RecentReqs::default(), IpAddr::from([10, 0, 0, 1]));
         let more = 100;
         for round in 0..2 {
-            for id in 0..(MOST + more) as u32 {
-                askers.note(ip, CommId(id), ServiceId(u64::from(id) + round));
+            for id in 0..(MAX_REQS + more) as u32 {
+                recent_reqs.record(ip, CommId(id), ServiceId(u64::from(id) + round));
             }
         }
-        assert_eq!((askers.services.len(), askers.order.len()), (MOST, MOST));
-        let last = (MOST + more - 1) as u32;
-        assert_eq!(askers.find(ip, CommId(last)), Some(ServiceId(u64::from(last) + 1)));
-        assert_eq!(askers.find(ip, CommId(0)), None);
-        assert_eq!(askers.find([10, 0, 0, 2].into(), CommId(last)), None);
-        askers.note(ip, CommId(last), ServiceId(7));
-        assert_eq!((askers.find(ip, CommId(last)), askers.order.len()), (Some(ServiceId(7)), MOST));
+        assert_eq!((recent_reqs.services.len(), recent_reqs.order.len()), (MAX_REQS, MAX_REQS));
+        let last = (MAX_REQS + more - 1) as u32;
+        assert_eq!(recent_reqs.find(ip, CommId(last)), Some(ServiceId(u64::from(last) + 1)));
+        assert_eq!(recent_reqs.find(ip, CommId(0)), None);
+        assert_eq!(recent_reqs.find([10, 0, 0, 2].into(), CommId(last)), None);
+        recent_reqs.record(ip, CommId(last), ServiceId(7));
+        assert_eq!(
+            (recent_reqs.find(ip, CommId(last)), recent_reqs.order.len()),
+            (Some(ServiceId(7)), MAX_REQS)
+        );
     }
 }

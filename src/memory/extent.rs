@@ -4,7 +4,7 @@ use super::{Access, AccessError};
 
 /// Extent of host memory, with the addresses under which it is accessed and the permitted access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Grant {
+pub(super) struct Extent {
     /// Host address of the first byte.
     pub addr: usize,
     /// Length in bytes.
@@ -15,14 +15,14 @@ pub(super) struct Grant {
     pub access: Access,
 }
 
-impl Grant {
+impl Extent {
     /// All memory of the process, under its own addresses.
-    pub const WHOLE_PROCESS: Grant = Grant { addr: 0, len: u64::MAX, iova: 0, access: Access::ON_DEMAND };
+    pub const WHOLE_PROCESS: Extent = Extent { addr: 0, len: u64::MAX, iova: 0, access: Access::ON_DEMAND };
 
     /// Reports whether this is the extent of an implicit on-demand region, which covers all memory of the
     /// process.
     pub fn is_whole_process(&self) -> bool {
-        self.len == Grant::WHOLE_PROCESS.len
+        self.len == Extent::WHOLE_PROCESS.len
     }
 
     /// Returns the host address of the `len` bytes at `va`.

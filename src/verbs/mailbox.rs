@@ -17,13 +17,13 @@ use crate::transport::RxBurst;
 use crate::wire::{Flow, IpIdent};
 
 /// Number of bytes in an inbox from which on the other shards stop reading their sockets.
-const FULL: usize = 4 << 20;
+const INBOX_FULL_BYTES: usize = 4 << 20;
 
 /// Offset in a packet of the last byte of the destination QPN.
 const DEST_QP_LOW: usize = 7;
 
 /// A shard's view of all shards of its NIC.
-pub(super) struct Siblings {
+pub(super) struct ShardMailbox {
     id: ShardId,
     shared: Arc<Shared>,
 }
@@ -39,14 +39,14 @@ struct Shared {
 struct Inbox {
     /// Number of queued bytes, so that checking an empty inbox takes no lock.
     bytes: AtomicUsize,
-    parcels: Mutex<Parcels>,
+    handoffs: Mutex<HandoffBatch>,
     /// Wakes the background thread of the shard.
     wake: EventFd,
 }
 
 /// Copied packets, in runs.
 #[derive(Default)]
-pub(super) struct Parcels {
+pub(super) struct HandoffBatch {
     data: Vec<u8>,
     runs: Vec<Run>,
 }
@@ -61,21 +61,21 @@ struct Run {
     len: usize,
 }
 
-impl Siblings {
+impl ShardMailbox {
     /// Creates the views for `count` shards of a device with the QPN partition `seat`. Returns `None` if a
     /// NIC cannot have that many shards.
-    pub fn new(count: usize, seat: Seat) -> io::Result<Option<Vec<Siblings>>> {
+    pub fn new(count: usize, seat: Seat) -> io::Result<Option<Vec<ShardMailbox>>> {
         let id = |i| Some(ShardId::new(i, count)?.seated(seat));
         let Some(ids) = (0..count.max(1)).map(id).collect::<Option<Vec<_>>>() else {
             return Ok(None);
         };
         let inbox = |_: &ShardId| {
             let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
-            Ok(Inbox { bytes: AtomicUsize::new(0), parcels: Mutex::default(), wake })
+            Ok(Inbox { bytes: AtomicUsize::new(0), handoffs: Mutex::default(), wake })
         };
         let inboxes = ids.iter().map(inbox).collect::<io::Result<_>>()?;
         let shared = Arc::new(Shared { inboxes, full: AtomicU64::new(0), lost: OnceLock::new() });
-        Ok(Some(ids.into_iter().map(|id| Siblings { id, shared: shared.clone() }).collect()))
+        Ok(Some(ids.into_iter().map(|id| ShardMailbox { id, shared: shared.clone() }).collect()))
     }
 
     /// Returns the ID of this shard.
@@ -95,7 +95,7 @@ impl Siblings {
     /// Passes this shard's packets of a burst to `own`, in runs with the index of the first packet, and
     /// copies the others to the inboxes of their shards. Returns the number of packets handed over.
     #[inline]
-    pub fn sort(&self, burst: &RxBurst<'_>, mut own: impl FnMut(&RxBurst<'_>, u16)) -> u64 {
+    pub fn deliver_or_hand_off(&self, burst: &RxBurst<'_>, mut own: impl FnMut(&RxBurst<'_>, u16)) -> u64 {
         // Every shard that has joined a multicast group receives its own copy.
         if self.id.is_alone() || burst.flow.dst.is_multicast() {
             own(burst, 0);
@@ -117,7 +117,7 @@ impl Siblings {
             if owner == ours {
                 own(&run, first);
             } else {
-                self.shared.put(owner, &run, first);
+                self.shared.hand_off(owner, &run, first);
                 handed_over += len.div_ceil(segment) as u64;
             }
             from += len;
@@ -134,16 +134,16 @@ impl Siblings {
     /// Passes the packets in this shard's inbox to `own` and returns their number. `spare` is a buffer that
     /// is reused.
     #[inline]
-    pub fn collect(&self, spare: &mut Parcels, own: impl FnMut(&RxBurst<'_>, u16)) -> usize {
+    pub fn collect(&self, spare: &mut HandoffBatch, own: impl FnMut(&RxBurst<'_>, u16)) -> usize {
         if self.inbox().bytes.load(Ordering::Acquire) == 0 {
             return 0;
         }
-        self.shared.take(self.id.index() as usize, spare);
-        spare.deal_out(own)
+        self.shared.swap_inbox(self.id.index() as usize, spare);
+        spare.deliver_all(own)
     }
 
     /// Reports whether the inbox of another shard is so full that this shard must not read on.
-    pub fn are_full(&self) -> bool {
+    pub fn are_others_full(&self) -> bool {
         self.shared.full.load(Ordering::Relaxed) & !(1 << self.id.index()) != 0
     }
 
@@ -164,37 +164,37 @@ impl Siblings {
 
 impl Shared {
     /// Copies a run into the inbox of its owner.
-    fn put(&self, owner: usize, run: &RxBurst<'_>, first: u16) {
+    fn hand_off(&self, owner: usize, run: &RxBurst<'_>, first: u16) {
         let RxBurst { flow, ident, segment, data } = *run;
         let inbox = &self.inboxes[owner];
-        let mut parcels = inbox.parcels.lock();
-        parcels.data.extend_from_slice(data);
-        parcels.runs.push(Run { flow, ident, segment, first, len: data.len() });
+        let mut handoffs = inbox.handoffs.lock();
+        handoffs.data.extend_from_slice(data);
+        handoffs.runs.push(Run { flow, ident, segment, first, len: data.len() });
         let before = inbox.bytes.fetch_add(data.len(), Ordering::Release);
-        if before + data.len() > FULL {
+        if before + data.len() > INBOX_FULL_BYTES {
             self.full.fetch_or(1 << owner, Ordering::Relaxed);
         }
-        drop(parcels);
+        drop(handoffs);
         if before == 0 {
             inbox.wake();
         }
     }
 
     /// Swaps the contents of the owner's inbox with `spare`.
-    fn take(&self, owner: usize, spare: &mut Parcels) {
+    fn swap_inbox(&self, owner: usize, spare: &mut HandoffBatch) {
         let inbox = &self.inboxes[owner];
-        let mut parcels = inbox.parcels.lock();
-        std::mem::swap(&mut *parcels, spare);
-        if inbox.bytes.swap(0, Ordering::AcqRel) > FULL {
+        let mut handoffs = inbox.handoffs.lock();
+        std::mem::swap(&mut *handoffs, spare);
+        if inbox.bytes.swap(0, Ordering::AcqRel) > INBOX_FULL_BYTES {
             self.full.fetch_and(!(1 << owner), Ordering::Relaxed);
         }
     }
 }
 
-impl Parcels {
+impl HandoffBatch {
     /// Passes all packets to `own`, empties the buffers but keeps their capacity, and returns the number of
     /// packets.
-    fn deal_out(&mut self, mut own: impl FnMut(&RxBurst<'_>, u16)) -> usize {
+    fn deliver_all(&mut self, mut own: impl FnMut(&RxBurst<'_>, u16)) -> usize {
         let (mut packets, mut from) = (0, 0);
         for Run { flow, ident, segment, first, len } in self.runs.drain(..) {
             let data = &self.data[from..from + len];
@@ -218,8 +218,8 @@ impl Inbox {
 mod tests {
     use super::*;
 
-    fn siblings(count: usize) -> Vec<Siblings> {
-        Siblings::new(count, Seat::WHOLE).unwrap().unwrap()
+    fn mailboxes(count: usize) -> Vec<ShardMailbox> {
+        ShardMailbox::new(count, Seat::WHOLE).unwrap().unwrap()
     }
 
     /// Returns one packet per destination QPN byte, of 20 bytes each, the last one of `last` bytes.
@@ -243,14 +243,14 @@ mod tests {
 
     #[test]
     fn each_shard_gets_its_own_packets_and_no_others() {
-        let all = siblings(4);
+        let all = mailboxes(4);
         let data = packets(&[0x10, 0x14, 0x11, 0x13, 0x17, 0x10], 8);
         let mut own = Runs::new();
-        assert_eq!(all[0].sort(&burst("10.0.0.2", &data), note(&mut own)), 3);
+        assert_eq!(all[0].deliver_or_hand_off(&burst("10.0.0.2", &data), note(&mut own)), 3);
         assert_eq!(own, [(0, vec![0x10, 0x14]), (5, vec![0x10])]);
         let mut got = [(); 4].map(|()| Runs::new());
         for (shard, got) in all.iter().zip(&mut got) {
-            let mut spare = Parcels::default();
+            let mut spare = HandoffBatch::default();
             let packets = shard.collect(&mut spare, note(got));
             assert_eq!(packets, got.iter().map(|(_, run)| run.len()).sum::<usize>());
             assert_eq!(shard.collect(&mut spare, |_, _| panic!("taken twice")), 0);
@@ -260,42 +260,45 @@ mod tests {
 
     #[test]
     fn multicast_and_short_packets_are_not_handed_over() {
-        let all = siblings(2);
+        let all = mailboxes(2);
         let data = packets(&[0xff, 0xff], 20);
         let mut own = Runs::new();
-        assert_eq!(all[0].sort(&burst("239.0.0.1", &data), note(&mut own)), 0);
+        assert_eq!(all[0].deliver_or_hand_off(&burst("239.0.0.1", &data), note(&mut own)), 0);
         assert_eq!(own, [(0, vec![0xff, 0xff])]);
         let mut scraps = 0;
-        assert_eq!(all[1].sort(&burst("10.0.0.2", &data[..5]), |b, _| scraps += b.data.len()), 0);
+        assert_eq!(
+            all[1].deliver_or_hand_off(&burst("10.0.0.2", &data[..5]), |b, _| scraps += b.data.len()),
+            0
+        );
         assert_eq!(scraps, 5);
     }
 
     #[test]
     fn full_inbox_stops_the_other_shards_until_it_is_emptied() {
-        let all = siblings(2);
+        let all = mailboxes(2);
         let data = packets(&[1; 3000], 20);
-        while !all[0].are_full() {
-            all[0].sort(&burst("10.0.0.2", &data), |_, _| panic!("not its own"));
+        while !all[0].are_others_full() {
+            all[0].deliver_or_hand_off(&burst("10.0.0.2", &data), |_, _| panic!("not its own"));
         }
-        assert!(!all[1].are_full(), "its own does not stop it");
-        assert!(all[1].collect(&mut Parcels::default(), |_, _| {}) * 20 > FULL);
-        assert!(!all[0].are_full());
+        assert!(!all[1].are_others_full(), "its own does not stop it");
+        assert!(all[1].collect(&mut HandoffBatch::default(), |_, _| {}) * 20 > INBOX_FULL_BYTES);
+        assert!(!all[0].are_others_full());
     }
 
     #[test]
     fn hand_off_and_link_loss_wake_the_shards() {
-        let all = siblings(2);
+        let all = mailboxes(2);
         let data = packets(&[1, 1], 20);
         for _ in 0..2 {
-            all[0].sort(&burst("10.0.0.2", &data), |_, _| {});
+            all[0].deliver_or_hand_off(&burst("10.0.0.2", &data), |_, _| {});
         }
         assert_eq!(all[1].wake().read(), Ok(1), "once for both");
         assert!(all[0].wake().read().is_err());
         all[1].lose_link(Arc::new(io::Error::other("gone")));
         assert_eq!([&all[0], &all[1]].map(|s| (s.wake().read(), s.loss().is_some())), [(Ok(1), true); 2]);
         assert!(
-            Siblings::new(3, Seat::WHOLE).unwrap().is_none()
-                && Siblings::new(0, Seat::WHOLE).unwrap().is_none()
+            ShardMailbox::new(3, Seat::WHOLE).unwrap().is_none()
+                && ShardMailbox::new(0, Seat::WHOLE).unwrap().is_none()
         );
     }
 }

@@ -7,26 +7,26 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, getsockname, socketpair, sockopt};
 
 use super::super::{UdpLinkError, socket, steer};
-use super::reception::Reception;
-use super::{Place, message};
+use super::gsi_listener::GsiListener;
+use super::{BindAddr, message};
 use crate::nic::Seat;
 use crate::wire::ROCE_PORT;
 
 /// Descriptor keepalive: keeps all sockets of an address open, by a queued message that carries them and is
 /// never received.
-pub(super) struct Keeper(OwnedFd);
+pub(super) struct FdKeepalive(OwnedFd);
 
-impl Keeper {
-    fn new(sockets: &[OwnedFd]) -> io::Result<Keeper> {
+impl FdKeepalive {
+    fn new(sockets: &[OwnedFd]) -> io::Result<FdKeepalive> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (to, from) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let sockets: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
         message::send(&to, &"sockets", &sockets)?;
-        Ok(Keeper(from))
+        Ok(FdKeepalive(from))
     }
 
-    pub fn from_fd(fd: OwnedFd) -> Keeper {
-        Keeper(fd)
+    pub fn from_fd(fd: OwnedFd) -> FdKeepalive {
+        FdKeepalive(fd)
     }
 
     /// Returns descriptors of all the sockets, in the order in which they were bound.
@@ -46,45 +46,45 @@ impl Keeper {
     }
 }
 
-impl AsFd for Keeper {
+impl AsFd for FdKeepalive {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
 /// An address that the broker serves.
-pub(super) struct Held {
-    pub place: Place,
+pub(super) struct ServedAddress {
+    pub bind_addr: BindAddr,
     pub sockets: Vec<OwnedFd>,
-    pub keeper: Keeper,
-    pub reception: Reception,
+    pub keepalive: FdKeepalive,
+    pub gsi_listener: GsiListener,
 }
 
-impl Held {
+impl ServedAddress {
     /// Binds the sockets of an address.
-    pub fn bind(place: Place) -> Result<Held, UdpLinkError> {
-        let ip = place.ip;
-        let opened = steer::open_group(ip, &place.options(), Seat::COUNT)?;
+    pub fn bind(bind_addr: BindAddr) -> Result<ServedAddress, UdpLinkError> {
+        let ip = bind_addr.ip;
+        let opened = steer::open_group(ip, &bind_addr.options(), Seat::COUNT)?;
         let sockets: Vec<OwnedFd> = opened.into_iter().map(|opened| opened.socket).collect();
-        let keeper = Keeper::new(&sockets);
-        let keeper =
-            keeper.map_err(|source| UdpLinkError::System { ip, what: "keeping the sockets", source })?;
-        let reception = Reception::open(&place, &sockets[0])?;
-        Ok(Held { place, sockets, keeper, reception })
+        let keepalive = FdKeepalive::new(&sockets);
+        let keepalive =
+            keepalive.map_err(|source| UdpLinkError::System { ip, what: "keeping the sockets", source })?;
+        let gsi_listener = GsiListener::open(&bind_addr, &sockets[0])?;
+        Ok(ServedAddress { bind_addr, sockets, keepalive, gsi_listener })
     }
 
     /// Takes over an address from a process that has a partition.
-    pub fn take_over(place: Place, keeper: Keeper) -> io::Result<Held> {
-        let sockets = keeper.sockets()?;
+    pub fn take_over(bind_addr: BindAddr, keepalive: FdKeepalive) -> io::Result<ServedAddress> {
+        let sockets = keepalive.sockets()?;
         let is_one = |socket: &OwnedFd| {
             let bound = getsockname(socket).ok().and_then(|at| SocketAddr::try_from(at).ok());
-            let is_there = bound.is_some_and(|at| (at.ip(), at.port()) == (place.ip, ROCE_PORT));
+            let is_there = bound.is_some_and(|at| (at.ip(), at.port()) == (bind_addr.ip, ROCE_PORT));
             is_there && sockopt::socket_type(socket) == Ok(SocketType::DGRAM)
         };
         if !sockets.iter().all(is_one) {
             return Err(io::Error::other("no sockets of its port"));
         }
-        let reception = Reception::open(&place, &sockets[0]).map_err(io::Error::other)?;
-        Ok(Held { place, sockets, keeper, reception })
+        let gsi_listener = GsiListener::open(&bind_addr, &sockets[0]).map_err(io::Error::other)?;
+        Ok(ServedAddress { bind_addr, sockets, keepalive, gsi_listener })
     }
 }
