@@ -119,7 +119,7 @@ fn ping_between_two_host_stacks_is_answered() {
     let (mut a, mut b) = pair(&dir, "dgram");
     let start = Clock::now();
     for dst in ["10.77.0.2", "fd77::2"] {
-        assert!(a.station().ping(now(start), dst.parse().unwrap(), 1, 1, b"x"));
+        assert!(a.host_stack().ping(now(start), dst.parse().unwrap(), 1, 1, b"x"));
     }
     for _ in 0..10 {
         a.receive(now(start), &mut |_| {}).unwrap();
@@ -127,7 +127,7 @@ fn ping_between_two_host_stacks_is_answered() {
     }
     // Both have resolved each other, so packets are sent at once.
     for dst in ["10.77.0.2", "fd77::2"] {
-        assert!(a.station().resolve(now(start), dst.parse().unwrap()).is_some());
+        assert!(a.host_stack().resolve(now(start), dst.parse().unwrap()).is_some());
     }
     assert_eq!((a.counters(), b.counters()), Default::default());
 }
@@ -189,7 +189,7 @@ fn two_busy_threads_exchange_packets_without_loss() {
                 let (mut sent, mut got) = (0, 0);
                 let mut queue = TxQueue::new(link.info().burst);
                 // The neighbour is resolved first, because the queue for it is bounded.
-                while link.station().resolve(now(start), ip(peer)).is_none() {
+                while link.host_stack().resolve(now(start), ip(peer)).is_none() {
                     link.receive(now(start), &mut |b| got += b.packets().count()).unwrap();
                 }
                 while got < 10_000 || sent < 10_000 || link.next_deadline().is_some() {
@@ -224,7 +224,7 @@ fn packets_beyond_backlog_of_slow_peer_are_dropped_and_counted() {
     let (mut a, mut b) = pair(&dir, "dgram");
     let start = Clock::now();
     let ip = |n: u32| format!("10.77.0.{n}").parse().unwrap();
-    a.station().ping(now(start), ip(2), 1, 1, b"");
+    a.host_stack().ping(now(start), ip(2), 1, 1, b"");
     for _ in 0..4 {
         a.receive(now(start), &mut |_| {}).unwrap();
         b.receive(now(start), &mut |_| {}).unwrap();

@@ -55,7 +55,7 @@ pub fn open(wire: &Wire, end: End, loss: Option<f64>) -> Result<Context> {
     let link: Box<dyn Link> = match loss {
         None => link,
         Some(p) => {
-            let rule = Rule::new(Direction::Rx, Action::Drop, When::Chance(p));
+            let rule = Rule::new(Direction::Rx, Action::Drop, When::Probability(p));
             Box::new(Faults::new(link, vec![rule], 0x5eed + end as u64))
         }
     };

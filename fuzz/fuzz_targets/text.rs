@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use urxe::link::faults::Rule;
-use urxe::link::{FramesConfig, station::IfAddr};
+use urxe::link::{FramesConfig, host_stack::IfAddr};
 use urxe::wire::Mac;
 
 fuzz_target!(|text: &str| {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use urxe::link::capture::{CaptureError, CaptureFile};
 use urxe::link::faults::{FaultCounters, RuleCount};
-use urxe::link::{BindError, Wrapping};
+use urxe::link::{BindError, Middleware};
 use urxe::verbs::{Adapter, Context as Nic, ContextOptions, OpenError, WeakContext};
 
 use crate::abi::ibv_device;
@@ -258,8 +258,8 @@ impl Device {
         let links = self.adapter.link.bind_with(*shards, sharing.as_ref(), *offload)?;
         prepare_for_exit();
         let capture = capture(&self.settings)?;
-        let wrapping = Wrapping { capture, faults: faults.clone(), seed: seed.unwrap_or(0) };
-        let (links, counters) = wrapping.around(links, &self.adapter.link.to_string());
+        let middleware = Middleware { capture, faults: faults.clone(), seed: seed.unwrap_or(0) };
+        let (links, counters) = middleware.wrap(links, &self.adapter.link.to_string());
         let mut disturbed = self.disturbed.lock();
         if disturbed.process != std::process::id() {
             *disturbed = Disturbed { process: std::process::id(), ..Disturbed::default() };

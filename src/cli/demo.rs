@@ -16,7 +16,7 @@ use super::{CliError, packet_text};
 use crate::link::capture::{CaptureFile, CaptureHandle, Timestamps};
 use crate::link::fabric::{Fabric, FabricConfig};
 use crate::link::faults::{Direction, Faults, Rule};
-use crate::link::trace::{Trace, Traced};
+use crate::link::trace::{Trace, TracedPacket};
 use crate::transport::Instant;
 use crate::verbs::{
     Access, Bind, Completion, ConnectOptions, Context, ContextOptions, Endpoint, Mr, Mtu, Placement, Psn,
@@ -134,7 +134,7 @@ impl Stage {
         let a = Context::on_port(port, &options(0), |port| {
             let notes: Arc<Mutex<Option<CaptureHandle>>> = Arc::default();
             let (heard, lost) = (notes.clone(), log.clone());
-            let faults = Faults::new(port, vec![loss], seed).observed(move |event| {
+            let faults = Faults::new(port, vec![loss], seed).with_observer(move |event| {
                 if let Some(notes) = &*heard.lock().unwrap_or_else(PoisonError::into_inner) {
                     notes.comment(event);
                 }
@@ -142,7 +142,8 @@ impl Stage {
                     lock(&lost).lost.insert(packet.bth().psn);
                 }
             });
-            let tell = move |t: &Traced<'_>| lock(&told).packets.push((t.at, t.direction, t.bytes.to_vec()));
+            let tell =
+                move |t: &TracedPacket<'_>| lock(&told).packets.push((t.at, t.direction, t.bytes.to_vec()));
             match capture {
                 None => Box::new(Trace::new(faults, tell)),
                 Some(file) => {

@@ -17,7 +17,7 @@ use super::oob::parse_seconds;
 use crate::link::capture::{CaptureFile, Timestamps};
 use crate::link::fabric::Fabric;
 use crate::link::faults::{Direction, FaultCounters, FaultCounts, Rule, RuleCount};
-use crate::link::{Link, Wrapping};
+use crate::link::{Link, Middleware};
 pub use crate::link::{LinkSpec, default_address};
 use crate::nic::ShardId;
 use crate::transport::Counters;
@@ -308,7 +308,7 @@ impl LinkArgs {
         let mut opened = self.opened();
         let (capture, faults) = (opened.capture.clone(), self.faults.clone());
         let (links, counters) =
-            Wrapping { capture, faults, seed: self.seed.unwrap_or(0) }.around(links, name);
+            Middleware { capture, faults, seed: self.seed.unwrap_or(0) }.wrap(links, name);
         opened.faults.extend(counters);
         links
     }

@@ -63,7 +63,7 @@ pub enum CaptureError {
 }
 
 /// Maximum number of pending comments. The oldest are dropped, because their packets may never arrive.
-const MAX_NOTES: usize = 1024;
+const MAX_PENDING_COMMENTS: usize = 1024;
 
 /// A pcapng file that links write to. Clones refer to the same file.
 ///
@@ -72,7 +72,7 @@ const MAX_NOTES: usize = 1024;
 pub struct CaptureFile(Arc<Mutex<Inner>>);
 
 /// Number of buffered bytes above which packets are written out.
-const BUFFER: usize = 256 << 10;
+const FLUSH_THRESHOLD: usize = 256 << 10;
 
 struct Inner {
     name: String,
@@ -82,7 +82,7 @@ struct Inner {
     /// Number of buffered packets.
     buffered: u64,
     /// Interface blocks that packets refer to, until they are written.
-    head: Vec<u8>,
+    interface_blocks: Vec<u8>,
     timestamps: Timestamps,
     interfaces: u32,
     /// Number of packets that could not be written.
@@ -161,9 +161,9 @@ impl CaptureFile {
         let mut inner = Inner {
             name,
             output,
-            writer: PcapNgWriter::new(Vec::with_capacity(BUFFER)).map_err(io_error)?,
+            writer: PcapNgWriter::new(Vec::with_capacity(FLUSH_THRESHOLD)).map_err(io_error)?,
             buffered: 0,
-            head: Vec::new(),
+            interface_blocks: Vec::new(),
             timestamps,
             interfaces: 0,
             lost: 0,
@@ -186,7 +186,7 @@ impl CaptureFile {
     /// Captures a link from now on, as an interface called `name`.
     pub fn capture<L: Link>(&self, link: L, name: &str) -> Capture<L> {
         let interface = lock(&self.0).add_interface(name, &link.info().name);
-        CaptureHandle { file: self.clone(), interface, notes: Arc::default() }.capture(link)
+        CaptureHandle { file: self.clone(), interface, pending_comments: Arc::default() }.capture(link)
     }
 
     /// Writes out buffered packets periodically for as long as the file exists, for programs that may end
@@ -233,9 +233,9 @@ impl Inner {
     }
 
     fn append(&mut self) -> io::Result<()> {
-        if !self.head.is_empty() {
-            self.output.append(&self.head)?;
-            self.head.clear();
+        if !self.interface_blocks.is_empty() {
+            self.output.append(&self.interface_blocks)?;
+            self.interface_blocks.clear();
         }
         match self.writer.get_ref() {
             packets if packets.is_empty() => Ok(()),
@@ -244,7 +244,7 @@ impl Inner {
     }
 
     fn fail(&mut self, error: io::Error) {
-        self.stopped |= !self.output.survives_errors();
+        self.stopped |= !self.output.is_recoverable();
         if let Some(listener) = self.listener.take() {
             let copy = error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error);
             listener(&self.incomplete(copy));
@@ -266,7 +266,7 @@ impl Inner {
         ];
         let packets = self.writer.get_ref().len();
         match self.writer.write_pcapng_block(block) {
-            Ok(_) => self.head.extend(self.writer.get_mut().drain(packets..)),
+            Ok(_) => self.interface_blocks.extend(self.writer.get_mut().drain(packets..)),
             Err(e) => self.fail(io_error(e)),
         }
         self.interfaces += 1;
@@ -280,7 +280,7 @@ impl Inner {
         }
     }
 
-    fn write(&mut self, interface: u32, at: Duration, packet: &Captured<'_>, comment: Option<String>) {
+    fn write(&mut self, interface: u32, at: Duration, packet: &CapturedPacket<'_>, comment: Option<String>) {
         let too_long = packet.data.len() + packet.flow.header_len() > u16::MAX as usize;
         // No link can carry such a packet, and no IP header can describe it.
         if too_long || packet.flow.src.is_ipv4() != packet.flow.dst.is_ipv4() {
@@ -316,7 +316,7 @@ impl Inner {
                 self.fail(io_error(e));
             }
         }
-        if self.writer.get_ref().len() >= BUFFER {
+        if self.writer.get_ref().len() >= FLUSH_THRESHOLD {
             self.write_out();
         }
     }
@@ -341,7 +341,7 @@ fn set_flags(frame: &mut [u8], flags: u16) {
 }
 
 /// Returns identification and flags, by default those that urxe itself sends.
-fn numbers(ident: IpIdent) -> (u16, u16) {
+fn id_and_flags(ident: IpIdent) -> (u16, u16) {
     match ident {
         IpIdent::Exact { id, flags } => (id, flags),
         IpIdent::Unknown => (0, IpIdent::DONT_FRAGMENT),
@@ -349,7 +349,7 @@ fn numbers(ident: IpIdent) -> (u16, u16) {
 }
 
 /// A packet to be written.
-struct Captured<'a> {
+struct CapturedPacket<'a> {
     direction: Direction,
     flow: Flow,
     id: u16,
@@ -358,7 +358,7 @@ struct Captured<'a> {
 }
 
 /// A comment that waits for its packet.
-struct Note {
+struct PendingComment {
     direction: Direction,
     /// The packet, if a fault dropped it: it may never reach the capture, and is then written with its
     /// comment.
@@ -373,7 +373,7 @@ struct Note {
 pub struct CaptureHandle {
     file: CaptureFile,
     interface: u32,
-    notes: Arc<Mutex<Vec<Note>>>,
+    pending_comments: Arc<Mutex<Vec<PendingComment>>>,
 }
 
 impl CaptureHandle {
@@ -394,14 +394,14 @@ impl CaptureHandle {
     /// [`super::faults::Faults`] that wraps this capture or is wrapped by it. A dropped packet that does not
     /// reach the capture is written too.
     pub fn comment(&self, event: &FaultEvent<'_>) {
-        let mut notes = lock(&self.notes);
-        if notes.len() == MAX_NOTES {
-            notes.remove(0);
+        let mut pending_comments = lock(&self.pending_comments);
+        if pending_comments.len() == MAX_PENDING_COMMENTS {
+            pending_comments.remove(0);
         }
         let direction = event.rule.direction;
         let dropped =
             (event.rule.action == Action::Drop).then(|| (event.flow, event.ident, event.packet.to_vec()));
-        notes.push(Note {
+        pending_comments.push(PendingComment {
             direction,
             dropped,
             bth: event.packet[..BTH_LEN.min(event.packet.len())].to_vec(),
@@ -410,13 +410,13 @@ impl CaptureHandle {
     }
 
     /// Removes and returns the comments for a packet, joined.
-    fn take_notes(&self, direction: Direction, data: &[u8]) -> Option<String> {
-        let mut notes = lock(&self.notes);
-        if notes.is_empty() {
+    fn take_comments(&self, direction: Direction, data: &[u8]) -> Option<String> {
+        let mut pending_comments = lock(&self.pending_comments);
+        if pending_comments.is_empty() {
             return None;
         }
         let mut texts: Vec<String> = Vec::new();
-        notes.retain_mut(|n| {
+        pending_comments.retain_mut(|n| {
             let mine = n.direction == direction && data.starts_with(&n.bth);
             if mine {
                 texts.push(std::mem::take(&mut n.text));
@@ -426,25 +426,26 @@ impl CaptureHandle {
         (!texts.is_empty()).then(|| texts.join("; "))
     }
 
-    fn write(&self, inner: &mut Inner, at: Duration, packet: &Captured<'_>) {
-        let comment = self.take_notes(packet.direction, packet.data);
+    fn write(&self, inner: &mut Inner, at: Duration, packet: &CapturedPacket<'_>) {
+        let comment = self.take_comments(packet.direction, packet.data);
         inner.write(self.interface, at, packet, comment);
     }
 
     /// Writes the packets that were dropped before they reached the capture.
     fn write_dropped(&self, direction: Direction, now: Instant) {
-        if lock(&self.notes).is_empty() {
+        if lock(&self.pending_comments).is_empty() {
             return;
         }
         let mut inner = lock(&self.file.0);
         let at = inner.time(now);
-        lock(&self.notes).retain_mut(|note| {
-            let Some((flow, ident, data)) = note.dropped.take_if(|_| note.direction == direction) else {
+        lock(&self.pending_comments).retain_mut(|pending| {
+            let Some((flow, ident, data)) = pending.dropped.take_if(|_| pending.direction == direction)
+            else {
                 return true;
             };
-            let (id, flags) = numbers(ident);
-            let packet = Captured { direction, flow, id, flags, data: &data };
-            inner.write(self.interface, at, &packet, Some(std::mem::take(&mut note.text)));
+            let (id, flags) = id_and_flags(ident);
+            let packet = CapturedPacket { direction, flow, id, flags, data: &data };
+            inner.write(self.interface, at, &packet, Some(std::mem::take(&mut pending.text)));
             false
         });
     }
@@ -483,7 +484,8 @@ impl<L: Link> Link for Capture<L> {
                 burst.copy_to(&mut self.scratch);
                 for (i, data) in self.scratch.chunks(burst.segment.max(1)).enumerate() {
                     let (id, flags) = (i as u16, IpIdent::DONT_FRAGMENT);
-                    let packet = Captured { direction: Direction::Tx, flow: burst.flow, id, flags, data };
+                    let packet =
+                        CapturedPacket { direction: Direction::Tx, flow: burst.flow, id, flags, data };
                     self.handle.write(&mut file, at, &packet);
                 }
             }
@@ -496,12 +498,12 @@ impl<L: Link> Link for Capture<L> {
         let handle = &self.handle;
         let received = self.inner.receive(now, &mut |burst| {
             sink(burst);
-            let (first, flags) = numbers(burst.ident);
+            let (first, flags) = id_and_flags(burst.ident);
             let mut file = lock(&handle.file.0);
             let at = file.time(now);
             for (i, data) in burst.packets() {
                 let id = first.wrapping_add(i);
-                let packet = Captured { direction: Direction::Rx, flow: burst.flow, id, flags, data };
+                let packet = CapturedPacket { direction: Direction::Rx, flow: burst.flow, id, flags, data };
                 handle.write(&mut file, at, &packet);
             }
         })?;
@@ -509,7 +511,7 @@ impl<L: Link> Link for Capture<L> {
         Ok(received)
     }
 
-    pass_on!(self => self.inner);
+    delegate_link_methods!(self => self.inner);
 
     fn next_deadline(&self) -> Option<Instant> {
         self.inner.next_deadline()
@@ -531,15 +533,15 @@ mod tests {
 
     /// A writer whose contents stay readable; it fails when more than `room` bytes are written.
     #[derive(Clone)]
-    struct Shelf(Arc<Mutex<Vec<u8>>>, usize);
+    struct SharedBuffer(Arc<Mutex<Vec<u8>>>, usize);
 
-    impl Write for Shelf {
+    impl Write for SharedBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let mut shelf = lock(&self.0);
-            if shelf.len() + bytes.len() > self.1 {
+            let mut buffer = lock(&self.0);
+            if buffer.len() + bytes.len() > self.1 {
                 return Err(io::Error::from(io::ErrorKind::StorageFull));
             }
-            shelf.extend_from_slice(bytes);
+            buffer.extend_from_slice(bytes);
             Ok(bytes.len())
         }
         fn flush(&mut self) -> io::Result<()> {
@@ -621,21 +623,21 @@ mod tests {
         from.transmit(now, &q).unwrap();
     }
 
-    fn shelf(room: usize) -> (Shelf, CaptureFile) {
-        let shelf = Shelf(Arc::default(), room);
-        let file = CaptureFile::to_writer(shelf.clone(), Timestamps::Virtual).unwrap();
-        (shelf, file)
+    fn buffer(room: usize) -> (SharedBuffer, CaptureFile) {
+        let buffer = SharedBuffer(Arc::default(), room);
+        let file = CaptureFile::to_writer(buffer.clone(), Timestamps::Virtual).unwrap();
+        (buffer, file)
     }
 
     #[test]
     fn both_ends_of_a_link_share_a_file() {
-        let (shelf, file) = shelf(usize::MAX);
+        let (buffer, file) = buffer(usize::MAX);
         let (a, b) = pair();
         let (mut a, mut b) = (file.capture(a, "left"), file.capture(b, "right"));
         send(&mut a, &b, Instant(5_000_000_007), 8..10);
         b.receive(Instant(6_000_000_000), &mut |_| {}).unwrap();
         b.handle().flush().unwrap();
-        let (names, rows) = rows(&lock(&shelf.0));
+        let (names, rows) = rows(&lock(&buffer.0));
         assert_eq!(names, ["left", "right"]);
         let row = |interface, at, id, psn| Row {
             interface,
@@ -652,7 +654,7 @@ mod tests {
 
     /// Sends 1..=4 with faults on both sides; returns (interface, PSN, whether the ICRC is valid, comment).
     fn with_faults(at_nic: bool) -> Vec<(u32, u32, bool, String)> {
-        let (shelf, file) = shelf(usize::MAX);
+        let (buffer, file) = buffer(usize::MAX);
         let (a, b) = pair();
         let tx: Vec<_> = ["drop=2", "corrupt=3"].map(|r| r.parse().unwrap()).into();
         let rx: Vec<_> = ["rx:drop=1"].map(|r| r.parse().unwrap()).into();
@@ -662,7 +664,7 @@ mod tests {
             let wrap = |link, rules, cell: &Arc<Mutex<Option<CaptureHandle>>>, name| {
                 let told = cell.clone();
                 let observer = move |e: &FaultEvent<'_>| lock(&told).as_ref().unwrap().comment(e);
-                let capture = file.capture(Faults::new(link, rules, 0).observed(observer), name);
+                let capture = file.capture(Faults::new(link, rules, 0).with_observer(observer), name);
                 *lock(cell) = Some(capture.handle());
                 capture
             };
@@ -671,7 +673,7 @@ mod tests {
             let wrap = |link, rules, name| {
                 let capture = file.capture(link, name);
                 let handle = capture.handle();
-                Faults::new(capture, rules, 0).observed(move |e| handle.comment(e))
+                Faults::new(capture, rules, 0).with_observer(move |e| handle.comment(e))
             };
             (Box::new(wrap(a, tx, "a")), Box::new(wrap(b, rx, "b")))
         };
@@ -679,7 +681,7 @@ mod tests {
         b.receive(Instant(0), &mut |_| {}).unwrap();
         drop((a, b));
         file.flush().unwrap();
-        let bytes = lock(&shelf.0);
+        let bytes = lock(&buffer.0);
         rows(&bytes).1.into_iter().map(|r| (r.interface, r.psn, r.intact, r.comment)).collect()
     }
 
@@ -715,7 +717,7 @@ mod tests {
         let missing = Path::new("/nonexistent/dir/x.pcapng");
         let error = CaptureFile::create(missing, Timestamps::Wall).err().unwrap();
         assert!(error.to_string().starts_with("cannot write the capture file /nonexistent/dir/x.pcapng"));
-        let (_, file) = shelf(1000);
+        let (_, file) = buffer(1000);
         let (a, mut b) = pair();
         let mut a = file.capture(a, "a");
         send(&mut a, &b, Instant(0), 0..100);

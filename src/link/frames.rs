@@ -16,9 +16,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::frame_queue::FrameQueue;
+use super::host_stack::{FrameOutcome, HostStack, HostStackConfig};
 use super::loopback::Loopback;
-use super::spec::{Options, SpecError};
-use super::station::{Outcome, Station, StationConfig};
+use super::options::{Options, SpecError};
 use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::Mac;
@@ -28,13 +28,13 @@ use socket::Socket;
 /// Bytes queued for a slow peer above which a sender is blocked.
 const BACKLOG_BYTES: usize = 4 << 20;
 /// Time for which a sender is blocked before its packets are dropped.
-const PATIENCE: Duration = Duration::from_millis(200);
+const SEND_TIMEOUT: Duration = Duration::from_millis(200);
 /// Frames delivered in one call of `receive`.
 const BATCH: usize = 64;
 /// Maximum number of frames that are read while a sender is blocked.
 const RX_BACKLOG: usize = 4096;
 /// Interval between attempts to connect to a listener that is gone.
-const RECONNECT: Duration = Duration::from_millis(200);
+const RECONNECT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The Unix socket that carries the frames.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -60,7 +60,7 @@ pub struct FramesConfig {
     /// Unix socket that carries the frames.
     pub wire: FramesWire,
     /// MAC and addresses of the host stack on the socket.
-    pub station: StationConfig,
+    pub host_stack: HostStackConfig,
     /// Largest IP packet in bytes, 1500 by default.
     pub mtu: usize,
 }
@@ -120,8 +120,8 @@ impl FromStr for FramesConfig {
             _ => return Err(bad()),
         };
         let options = Options::parse(parts)?;
-        let station = options.station().ok_or(SpecError::NoAddress)?;
-        Ok(FramesConfig { wire, station, mtu: options.mtu.unwrap_or(1500) })
+        let host_stack = options.host_stack().ok_or(SpecError::NoAddress)?;
+        Ok(FramesConfig { wire, host_stack, mtu: options.mtu.unwrap_or(1500) })
     }
 }
 
@@ -129,7 +129,7 @@ impl FromStr for FramesConfig {
 #[derive(Debug)]
 pub struct FramesLink {
     info: LinkInfo,
-    station: Station,
+    host_stack: HostStack,
     socket: Socket,
     /// Contains the current socket, so that the descriptor that callers poll never changes.
     epoll: Epoll,
@@ -138,7 +138,7 @@ pub struct FramesLink {
     rx: FrameQueue,
     local: Loopback,
     counters: LinkCounters,
-    /// Set when the peer took nothing for [`PATIENCE`]; no sender is blocked again until it takes something.
+    /// Set when the peer took nothing for [`SEND_TIMEOUT`]; no sender is blocked again until it takes something.
     stalled: bool,
     reconnect_at: Instant,
 }
@@ -149,13 +149,13 @@ impl FramesLink {
     /// # Errors
     /// [`FramesError`] if the path cannot be bound or connected to.
     pub fn open(config: FramesConfig) -> Result<FramesLink, FramesError> {
-        let FramesConfig { wire, station, mtu } = config;
+        let FramesConfig { wire, host_stack, mtu } = config;
         let open = || -> io::Result<FramesLink> {
             let info = LinkInfo {
                 name: wire.to_string(),
-                addresses: station.addresses.iter().map(|a| a.ip).collect(),
-                mac: station.mac.0,
-                vlan: station.vlan.map(|tag| tag.id),
+                addresses: host_stack.addresses.iter().map(|a| a.ip).collect(),
+                mac: host_stack.mac.0,
+                vlan: host_stack.vlan.map(|tag| tag.id),
                 mtu,
                 src_port: None,
                 burst: BurstLimits::SEGMENTED,
@@ -163,7 +163,7 @@ impl FramesLink {
             };
             let mut link = FramesLink {
                 info,
-                station: Station::new(station),
+                host_stack: HostStack::new(host_stack),
                 socket: Socket::open(&wire)?,
                 epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
                 interest: EpollFlags::empty(),
@@ -174,19 +174,19 @@ impl FramesLink {
                 stalled: false,
                 reconnect_at: Instant::default(),
             };
-            link.watch()?;
+            link.update_epoll_interest()?;
             Ok(link)
         };
         open().map_err(|source| FramesError { wire: wire.clone(), source })
     }
 
     /// Returns the host stack behind the link, for instance to send a ping.
-    pub fn station(&mut self) -> &mut Station {
-        &mut self.station
+    pub fn host_stack(&mut self) -> &mut HostStack {
+        &mut self.host_stack
     }
 
     /// Registers interest in the events of the socket that matter in its current state.
-    fn watch(&mut self) -> io::Result<()> {
+    fn update_epoll_interest(&mut self) -> io::Result<()> {
         let Some(fd) = self.socket.fd() else {
             self.interest = EpollFlags::empty();
             return Ok(());
@@ -213,7 +213,7 @@ impl FramesLink {
     /// Queues the frames of a burst, or counts them as dropped.
     fn queue_burst(&mut self, now: Instant, burst: &TxBurst<'_>) {
         let flow = burst.flow;
-        if self.station.owns(flow.dst) {
+        if self.host_stack.owns(flow.dst) {
             if !self.local.push(burst) {
                 self.counters.tx_dropped += burst.packets as u64;
             }
@@ -223,15 +223,15 @@ impl FramesLink {
             self.counters.tx_dropped += burst.packets as u64;
             return;
         }
-        if self.station.is_member(flow.dst) && !self.local.push(burst) {
+        if self.host_stack.is_member(flow.dst) && !self.local.push(burst) {
             self.counters.tx_dropped += burst.packets as u64;
         }
-        if !self.socket.is_connected() || self.held_back() {
+        if !self.socket.is_connected() || self.backlog_stays_full() {
             self.counters.tx_dropped += burst.packets as u64;
             return;
         }
-        let mac = self.station.resolve(now, flow.dst);
-        let (own, tag) = (Mac(self.info.mac), self.station.config().vlan);
+        let mac = self.host_stack.resolve(now, flow.dst);
+        let (own, tag) = (Mac(self.info.mac), self.host_stack.config().vlan);
         for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
             let write = |out: &mut Vec<u8>| {
                 let start = out.len();
@@ -243,15 +243,15 @@ impl FramesLink {
             };
             match mac {
                 Some(_) => self.socket.queue(&mut self.tx, write),
-                None => _ = self.station.hold(flow.dst, write),
+                None => _ = self.host_stack.queue_unresolved(flow.dst, write),
             };
         }
     }
 
     fn flush(&mut self) {
-        while let Some(frame) = self.station.poll_transmit() {
+        while let Some(frame) = self.host_stack.poll_transmit() {
             self.socket.queue(&mut self.tx, |out| out.extend_from_slice(frame));
-            self.station.transmitted();
+            self.host_stack.transmitted();
         }
         let before = self.tx.byte_len();
         self.counters.tx_dropped += self.socket.flush(&mut self.tx);
@@ -261,7 +261,7 @@ impl FramesLink {
     }
 
     /// Blocks for a limited time while the backlog is full. Returns whether it is still full.
-    fn held_back(&mut self) -> bool {
+    fn backlog_stays_full(&mut self) -> bool {
         if self.tx.byte_len() < BACKLOG_BYTES {
             return false;
         }
@@ -271,7 +271,7 @@ impl FramesLink {
             if self.tx.byte_len() < BACKLOG_BYTES / 2 {
                 return false;
             }
-            let left = PATIENCE.saturating_sub(start.elapsed());
+            let left = SEND_TIMEOUT.saturating_sub(start.elapsed());
             if left.is_zero() {
                 self.stalled = true;
                 break;
@@ -294,28 +294,28 @@ impl FramesLink {
 
     fn handle_front(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
         let Some(bytes) = self.rx.front() else { return 0 };
-        match self.station.handle_frame(now, bytes, Checksums::Verify) {
-            Outcome::Packet(packet) => {
+        match self.host_stack.handle_frame(now, bytes, Checksums::Verify) {
+            FrameOutcome::Packet(packet) => {
                 let data = &bytes[packet.payload];
                 sink(RxBurst { flow: packet.flow, ident: packet.ident, segment: data.len(), data });
                 return 1;
             }
-            Outcome::Foreign => self.counters.rx_foreign += 1,
-            Outcome::RoceV1 { intact } => self.counters.count_roce_v1(intact),
-            Outcome::Malformed(e) => self.counters.count(&e),
-            Outcome::EchoReply { .. } | Outcome::Handled => {}
+            FrameOutcome::Foreign => self.counters.rx_foreign += 1,
+            FrameOutcome::RoceV1 { intact } => self.counters.count_roce_v1(intact),
+            FrameOutcome::Malformed(e) => self.counters.count(&e),
+            FrameOutcome::EchoReply { .. } | FrameOutcome::Handled => {}
         }
         0
     }
 }
 
 impl Drop for FramesLink {
-    /// Gives the last packets, mostly acknowledgements, up to [`PATIENCE`] to be sent.
+    /// Gives the last packets, mostly acknowledgements, up to [`SEND_TIMEOUT`] to be sent.
     fn drop(&mut self) {
         let start = std::time::Instant::now();
         self.flush();
-        while !self.tx.is_empty() && start.elapsed() < PATIENCE {
-            self.wait_writable(PATIENCE.saturating_sub(start.elapsed()));
+        while !self.tx.is_empty() && start.elapsed() < SEND_TIMEOUT {
+            self.wait_writable(SEND_TIMEOUT.saturating_sub(start.elapsed()));
             self.flush();
         }
     }
@@ -331,18 +331,18 @@ impl Link for FramesLink {
             self.queue_burst(now, &burst);
         }
         self.flush();
-        self.watch()
+        self.update_epoll_interest()
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         if !self.socket.is_connected() {
             let due = !self.socket.wants_reconnect() || now >= self.reconnect_at;
-            self.reconnect_at = if due { now + RECONNECT } else { self.reconnect_at };
+            self.reconnect_at = if due { now + RECONNECT_INTERVAL } else { self.reconnect_at };
             if due && self.socket.connect() {
                 self.interest = EpollFlags::empty();
             }
         }
-        self.station.handle_timeout(now);
+        self.host_stack.handle_timeout(now);
         let mut packets = self.local.deliver(BATCH, sink);
         self.socket.fill(&mut self.rx, BATCH);
         for _ in 0..BATCH.min(self.rx.len()) {
@@ -353,22 +353,22 @@ impl Link for FramesLink {
         if !self.socket.is_connected() {
             self.interest = EpollFlags::empty();
         }
-        self.watch()?;
+        self.update_epoll_interest()?;
         Ok(packets)
     }
 
     fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.station.join(now, group)?;
+        self.host_stack.join(now, group)?;
         self.flush();
         // If this fails, frames that the socket has no room for now are sent with the next packet.
-        let _ = self.watch();
+        let _ = self.update_epoll_interest();
         Ok(())
     }
 
     fn leave(&mut self, group: IpAddr) {
-        self.station.leave(group);
+        self.host_stack.leave(group);
         self.flush();
-        let _ = self.watch();
+        let _ = self.update_epoll_interest();
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -376,7 +376,7 @@ impl Link for FramesLink {
             return Some(Instant::default());
         }
         let reconnect = self.socket.wants_reconnect().then_some(self.reconnect_at);
-        self.station.next_deadline().into_iter().chain(reconnect).min()
+        self.host_stack.next_deadline().into_iter().chain(reconnect).min()
     }
 
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -384,6 +384,6 @@ impl Link for FramesLink {
     }
 
     fn counters(&self) -> LinkCounters {
-        LinkCounters { tx_unresolved: self.station.unresolved(), ..self.counters }
+        LinkCounters { tx_unresolved: self.host_stack.unresolved(), ..self.counters }
     }
 }

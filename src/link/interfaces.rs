@@ -30,7 +30,7 @@ pub fn interfaces() -> Vec<Interface> {
     let mut all: Vec<Interface> = with_addresses
         .map(|i| {
             let mut addresses: Vec<IpAddr> = i.ips.iter().map(|net| net.ip()).collect();
-            addresses.sort_by_key(place_in_gid_table);
+            addresses.sort_by_key(gid_table_order);
             // An address can be listed more than once, with several prefixes.
             let mut seen = HashSet::new();
             addresses.retain(|ip| seen.insert(*ip));
@@ -46,8 +46,8 @@ pub fn interfaces() -> Vec<Interface> {
 impl Interface {
     /// Returns the primary address: the first one that is valid without the interface name (not link-local),
     /// otherwise the first one.
-    pub fn main_address(&self) -> IpAddr {
-        main_address(&self.addresses).unwrap_or(Ipv4Addr::UNSPECIFIED.into())
+    pub fn primary_address(&self) -> IpAddr {
+        primary_address(&self.addresses).unwrap_or(Ipv4Addr::UNSPECIFIED.into())
     }
 
     /// Reports whether any address is valid without the interface name (not link-local).
@@ -64,12 +64,12 @@ impl Interface {
 
 /// Returns the primary address of a device with these addresses: the first one that is not link-local,
 /// otherwise the first one.
-pub fn main_address(addresses: &[IpAddr]) -> Option<IpAddr> {
+pub fn primary_address(addresses: &[IpAddr]) -> Option<IpAddr> {
     addresses.iter().find(|ip| !is_link_local(ip)).or(addresses.first()).copied()
 }
 
 /// Returns the sort key that orders addresses as in the GID table of a kernel device.
-pub(super) fn place_in_gid_table(ip: &IpAddr) -> u8 {
+pub(super) fn gid_table_order(ip: &IpAddr) -> u8 {
     match ip {
         ip if is_link_local(ip) => 0,
         IpAddr::V4(_) => 1,
@@ -91,7 +91,7 @@ mod tests {
     fn loopback_is_last_and_owns_its_whole_network() {
         let all = interfaces();
         let last = all.last().expect("every machine has a loopback interface");
-        assert!(last.is_loopback && last.main_address() == Ipv4Addr::LOCALHOST, "{all:?}");
+        assert!(last.is_loopback && last.primary_address() == Ipv4Addr::LOCALHOST, "{all:?}");
         assert!(last.owns([127, 9, 9, 9].into()) && !last.owns([192, 0, 2, 1].into()));
     }
 
@@ -99,10 +99,10 @@ mod tests {
     fn link_local_addresses_are_first_and_global_ipv6_last() {
         let text = ["2001:db8::1", "10.0.0.1", "fe80::1", "169.254.1.1", "fd00::1"];
         let mut addresses = text.map(|ip| ip.parse().unwrap());
-        addresses.sort_by_key(place_in_gid_table);
+        addresses.sort_by_key(gid_table_order);
         let sorted = ["fe80::1", "10.0.0.1", "169.254.1.1", "2001:db8::1", "fd00::1"];
         assert_eq!(addresses, sorted.map(|ip| ip.parse::<IpAddr>().unwrap()));
-        assert_eq!(main_address(&addresses), Some(addresses[1]));
-        assert_eq!(main_address(&addresses[..1]), Some(addresses[0]));
+        assert_eq!(primary_address(&addresses), Some(addresses[1]));
+        assert_eq!(primary_address(&addresses[..1]), Some(addresses[0]));
     }
 }

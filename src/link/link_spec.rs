@@ -117,12 +117,12 @@ impl fmt::Display for LinkSpec {
 impl LinkSpec {
     /// Returns the VLAN ID of the link's host stack.
     pub fn vlan(&self) -> Option<u16> {
-        let station = match self {
-            LinkSpec::Packet(config) => config.station.as_ref(),
-            LinkSpec::Frames(config) => Some(&config.station),
+        let host_stack = match self {
+            LinkSpec::Packet(config) => config.host_stack.as_ref(),
+            LinkSpec::Frames(config) => Some(&config.host_stack),
             LinkSpec::Fabric | LinkSpec::Udp(_) | LinkSpec::UdpOn { .. } => None,
         };
-        station.and_then(|s| s.vlan).map(|tag| tag.id)
+        host_stack.and_then(|s| s.vlan).map(|tag| tag.id)
     }
 
     /// Reports whether the link can be opened with more than one shard.
@@ -131,9 +131,9 @@ impl LinkSpec {
     }
 
     /// Reports whether the link has a host stack of its own, whose addresses the kernel does not know.
-    pub fn is_station(&self) -> bool {
+    pub fn has_host_stack(&self) -> bool {
         match self {
-            LinkSpec::Packet(config) => config.station.as_ref().is_some_and(|s| !s.addresses.is_empty()),
+            LinkSpec::Packet(config) => config.host_stack.as_ref().is_some_and(|s| !s.addresses.is_empty()),
             LinkSpec::Frames(_) => true,
             _ => false,
         }
@@ -243,8 +243,8 @@ mod tests {
     #[test]
     fn station_links_take_a_vlan_and_its_priority() {
         let vlan = |text: &str| match text.parse::<LinkSpec>()? {
-            LinkSpec::Packet(config) => Ok(config.station.and_then(|s| s.vlan)),
-            LinkSpec::Frames(config) => Ok(config.station.vlan),
+            LinkSpec::Packet(config) => Ok(config.host_stack.and_then(|s| s.vlan)),
+            LinkSpec::Frames(config) => Ok(config.host_stack.vlan),
             other => Err(other.to_string()),
         };
         let tag = |id, priority| Ok(Some(VlanTag { id, priority }));

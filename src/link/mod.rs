@@ -5,8 +5,8 @@
 //! and packet `i` of a burst has the identification `i`. The ICRC covers both. The NIC above computes and
 //! checks the ICRC; a link never does.
 
-/// Forwards the methods of [`Link`] that a middleware link does not change: `pass_on!(self => self.inner)`.
-macro_rules! pass_on {
+/// Forwards the methods of [`Link`] that a middleware link does not change: `delegate_link_methods!(self => self.inner)`.
+macro_rules! delegate_link_methods {
     ($self:ident => $inner:expr) => {
         fn join(&mut $self, now: Instant, group: std::net::IpAddr) -> Result<(), $crate::link::JoinError> {
             $inner.join(now, group)
@@ -14,8 +14,8 @@ macro_rules! pass_on {
         fn leave(&mut $self, group: std::net::IpAddr) {
             $inner.leave(group);
         }
-        fn seat(&$self) -> $crate::nic::Seat {
-            $inner.seat()
+        fn partition(&$self) -> $crate::nic::Seat {
+            $inner.partition()
         }
         fn claim(
             &mut $self,
@@ -50,28 +50,28 @@ macro_rules! pass_on {
 
 pub(crate) mod background;
 pub mod capture;
-mod chance;
 mod claim;
 pub mod fabric;
 pub mod faults;
 mod frame_queue;
 mod frames;
-mod held;
+pub mod host_stack;
 mod interfaces;
 mod link_spec;
+mod link_state;
 mod loopback;
 mod membership;
+mod middleware;
 mod multihomed;
+mod options;
 mod packet;
 pub(crate) mod process;
+mod rng;
 pub mod route;
-mod spec;
-pub mod station;
 mod system_udp;
 pub mod trace;
 pub mod udp;
-mod watch;
-mod wrapping;
+mod unresolved_queue;
 
 use std::io;
 use std::net::IpAddr;
@@ -86,14 +86,14 @@ use crate::wire::mad::ServiceId;
 
 pub use claim::ClaimError;
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
-use interfaces::place_in_gid_table;
-pub use interfaces::{Interface, interfaces, main_address};
+use interfaces::gid_table_order;
+pub use interfaces::{Interface, interfaces, primary_address};
 pub use link_spec::{BindError, LinkSpec, default_address};
 pub use membership::JoinError;
+pub use middleware::Middleware;
 pub use multihomed::Multihomed;
+pub use options::{MAX_MTU, MIN_MTU, SpecError};
 pub use packet::{PacketConfig, PacketError, PacketLink};
-pub use spec::{MAX_MTU, MIN_MTU, SpecError};
-pub use wrapping::Wrapping;
 
 /// Properties of a link.
 #[derive(Clone, Debug)]
@@ -237,7 +237,7 @@ pub trait Link: Send {
 
     /// Reports whether the link reads the bytes of a queue only by [`crate::transport::TxBurst::copy_to`].
     /// The computation of the ICRCs can then be deferred until that call.
-    fn only_copies(&self) -> bool {
+    fn supports_deferred_icrc(&self) -> bool {
         false
     }
 
@@ -261,7 +261,7 @@ pub trait Link: Send {
 
     /// Returns the QPN partition whose packets this link receives: not the whole range if other processes
     /// share the address.
-    fn seat(&self) -> Seat {
+    fn partition(&self) -> Seat {
         Seat::WHOLE
     }
 
@@ -324,13 +324,13 @@ impl<L: Link + ?Sized> Link for Box<L> {
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         (**self).transmit(now, queue)
     }
-    fn only_copies(&self) -> bool {
-        (**self).only_copies()
+    fn supports_deferred_icrc(&self) -> bool {
+        (**self).supports_deferred_icrc()
     }
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         (**self).receive(now, sink)
     }
-    pass_on!(self => (**self));
+    delegate_link_methods!(self => (**self));
 
     fn next_deadline(&self) -> Option<Instant> {
         (**self).next_deadline()

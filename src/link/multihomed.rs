@@ -12,11 +12,11 @@ use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::mad::ServiceId;
 
 /// Time without traffic after which a member is considered asleep, unless it is the one used last.
-const AWAKE: Duration = Duration::from_millis(10);
+const ACTIVE_TIME: Duration = Duration::from_millis(10);
 
 /// Interval at which one sleeping member is polled. Members that are awake are polled every time. Polling all
 /// of them would cost a system call for every unused address, as much as the poll itself.
-const NAP: Duration = Duration::from_micros(50);
+const IDLE_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// A link composed of others: bursts are sent by the member that has their source address, and packets of all
 /// members are received.
@@ -29,11 +29,11 @@ pub struct Multihomed<L> {
     /// Round-robin position among the sleeping members.
     next: usize,
     /// Time at which sleeping members were last due for polling.
-    looked: Instant,
+    last_idle_poll: Instant,
     /// Scratch queue for the bursts of one member, if a turn has packets for several.
-    part: TxQueue,
+    scratch: TxQueue,
     /// Packets dropped because no member has their source address.
-    foreign: u64,
+    unmatched_source: u64,
 }
 
 struct Member<L> {
@@ -63,8 +63,16 @@ impl<L: Link> Multihomed<L> {
             window: infos().map(|i| i.window).fold(first.window, usize::min),
         };
         let members: Vec<_> = links.into_iter().map(|link| Member { link, used: Instant(0) }).collect();
-        let part = TxQueue::new(burst);
-        Some(Multihomed { members, info, last: 0, next: 0, looked: Instant(0), part, foreign: 0 })
+        let scratch = TxQueue::new(burst);
+        Some(Multihomed {
+            members,
+            info,
+            last: 0,
+            next: 0,
+            last_idle_poll: Instant(0),
+            scratch,
+            unmatched_source: 0,
+        })
     }
 
     /// Returns the index of the member that has an address.
@@ -75,35 +83,35 @@ impl<L: Link> Multihomed<L> {
 
     /// Returns the index of the member that joins the groups of an IP version. There is only one, since
     /// packets to a group would otherwise be received twice.
-    fn member_for(&self, group: IpAddr) -> Option<usize> {
+    fn member_for_group(&self, group: IpAddr) -> Option<usize> {
         let has_version =
             |m: &Member<L>| m.link.info().addresses.iter().any(|ip| ip.is_ipv4() == group.is_ipv4());
         self.members.iter().position(has_version)
     }
 
-    fn use_member(&mut self, i: usize, now: Instant) -> &mut L {
+    fn mark_used(&mut self, i: usize, now: Instant) -> &mut L {
         self.last = i;
         self.members[i].used = now;
         &mut self.members[i].link
     }
 
-    fn is_awake(&self, i: usize, now: Instant) -> bool {
-        i == self.last || now.since(self.members[i].used) < AWAKE
+    fn is_active(&self, i: usize, now: Instant) -> bool {
+        i == self.last || now.since(self.members[i].used) < ACTIVE_TIME
     }
 
-    /// Returns the number of sleeping members to poll now: one for each [`NAP`] that has passed.
+    /// Returns the number of sleeping members to poll now: one for each [`IDLE_POLL_INTERVAL`] that has passed.
     fn due(&mut self, now: Instant) -> usize {
-        let naps = now.since(self.looked).as_nanos() / NAP.as_nanos();
-        if naps > 0 {
-            self.looked = now;
+        let intervals = now.since(self.last_idle_poll).as_nanos() / IDLE_POLL_INTERVAL.as_nanos();
+        if intervals > 0 {
+            self.last_idle_poll = now;
         }
-        (naps as usize).min(self.members.len())
+        (intervals as usize).min(self.members.len())
     }
 
     fn receive_by(&mut self, i: usize, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         let packets = self.members[i].link.receive(now, sink)?;
         if packets > 0 {
-            self.use_member(i, now);
+            self.mark_used(i, now);
         }
         Ok(packets)
     }
@@ -119,27 +127,27 @@ impl<L: Link> Link for Multihomed<L> {
         let Some(src) = sources.next() else { return Ok(()) };
         if sources.all(|other| other == src) {
             match self.owner_of(src) {
-                Some(i) => return self.use_member(i, now).transmit(now, queue),
-                None => self.foreign += queue.packets() as u64,
+                Some(i) => return self.mark_used(i, now).transmit(now, queue),
+                None => self.unmatched_source += queue.packets() as u64,
             }
             return Ok(());
         }
         // The bursts are copied apart: packets of two addresses are rare in one turn, and their bytes are
         // still in the cache.
-        let mut part = std::mem::replace(&mut self.part, TxQueue::new(self.info.burst));
+        let mut scratch = std::mem::replace(&mut self.scratch, TxQueue::new(self.info.burst));
         let mut left = queue.packets();
         let mut outcome = Ok(());
         for i in 0..self.members.len() {
-            part.clear();
+            scratch.clear();
             let own = |ip: &IpAddr| self.members[i].link.info().addresses.contains(ip);
-            queue.bursts().filter(|burst| own(&burst.flow.src)).for_each(|burst| part.push_burst(&burst));
-            left -= part.packets();
-            if !part.is_empty() && outcome.is_ok() {
-                outcome = self.use_member(i, now).transmit(now, &part);
+            queue.bursts().filter(|burst| own(&burst.flow.src)).for_each(|burst| scratch.push_burst(&burst));
+            left -= scratch.packets();
+            if !scratch.is_empty() && outcome.is_ok() {
+                outcome = self.mark_used(i, now).transmit(now, &scratch);
             }
         }
-        self.foreign += left as u64;
-        self.part = part;
+        self.unmatched_source += left as u64;
+        self.scratch = scratch;
         outcome
     }
 
@@ -147,7 +155,7 @@ impl<L: Link> Link for Multihomed<L> {
         let (mut packets, count) = (0, self.members.len());
         let mut due = self.due(now);
         for i in 0..count {
-            if self.is_awake(i, now) {
+            if self.is_active(i, now) {
                 packets += self.receive_by(i, now, sink)?;
             }
         }
@@ -156,7 +164,7 @@ impl<L: Link> Link for Multihomed<L> {
                 break;
             }
             self.next = (self.next + 1) % count;
-            if !self.is_awake(self.next, now) {
+            if !self.is_active(self.next, now) {
                 due -= 1;
                 packets += self.receive_by(self.next, now, sink)?;
             }
@@ -165,7 +173,7 @@ impl<L: Link> Link for Multihomed<L> {
     }
 
     fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        match self.member_for(group) {
+        match self.member_for_group(group) {
             Some(i) => self.members[i].link.join(now, group),
             None if group.is_multicast() => Err(JoinError::NoAddress(group)),
             None => Err(JoinError::NotMulticast(group)),
@@ -173,14 +181,14 @@ impl<L: Link> Link for Multihomed<L> {
     }
 
     fn leave(&mut self, group: IpAddr) {
-        if let Some(i) = self.member_for(group) {
+        if let Some(i) = self.member_for_group(group) {
             self.members[i].link.leave(group);
         }
     }
 
     fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
-        let asked = |m: &Member<L>| address.is_none_or(|ip| m.link.info().addresses.contains(&ip));
-        let those: Vec<usize> = (0..self.members.len()).filter(|i| asked(&self.members[*i])).collect();
+        let applies = |m: &Member<L>| address.is_none_or(|ip| m.link.info().addresses.contains(&ip));
+        let those: Vec<usize> = (0..self.members.len()).filter(|i| applies(&self.members[*i])).collect();
         if let Some(address) = address.filter(|_| those.is_empty()) {
             return Err(ClaimError::NotLocal { address });
         }
@@ -201,8 +209,8 @@ impl<L: Link> Link for Multihomed<L> {
         }
     }
 
-    fn seat(&self) -> Seat {
-        self.members[0].link.seat()
+    fn partition(&self) -> Seat {
+        self.members[0].link.partition()
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -230,7 +238,7 @@ impl<L: Link> Link for Multihomed<L> {
     }
 
     fn counters(&self) -> LinkCounters {
-        let mut all = LinkCounters { tx_dropped: self.foreign, ..LinkCounters::default() };
+        let mut all = LinkCounters { tx_dropped: self.unmatched_source, ..LinkCounters::default() };
         self.members.iter().for_each(|m| all += m.link.counters());
         all
     }
@@ -250,7 +258,7 @@ mod tests {
     /// Calls that a scripted link has received, and the packets that it delivers.
     #[derive(Default)]
     struct Script {
-        looks: usize,
+        polls: usize,
         incoming: VecDeque<Vec<u8>>,
         /// Length of the first packet, number of packets and all bytes of each burst.
         sent: Vec<(usize, usize, Vec<u8>)>,
@@ -280,7 +288,7 @@ mod tests {
         }
         fn receive(&mut self, _: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
             let mut script = self.script.lock().unwrap();
-            script.looks += 1;
+            script.polls += 1;
             let Some(data) = script.incoming.pop_front() else { return Ok(0) };
             let flow = Flow::new(PEER.parse().unwrap(), self.info.addresses[0], 4791);
             sink(RxBurst { flow, ident: IpIdent::Unknown, segment: data.len(), data: &data });
@@ -348,8 +356,8 @@ mod tests {
         link.receive(Instant(at), &mut |_| ()).unwrap()
     }
 
-    fn looks(scripts: &[Arc<Mutex<Script>>]) -> Vec<usize> {
-        scripts.iter().map(|s| std::mem::take(&mut s.lock().unwrap().looks)).collect()
+    fn polls(scripts: &[Arc<Mutex<Script>>]) -> Vec<usize> {
+        scripts.iter().map(|s| std::mem::take(&mut s.lock().unwrap().polls)).collect()
     }
 
     #[test]
@@ -390,11 +398,11 @@ mod tests {
         scripts[1].lock().unwrap().incoming.push_back(vec![0; 64]);
         let start = 1_000_000 * US;
         assert_eq!(receive(&mut link, start), 1, "all sleep, and it is long since one was looked at");
-        looks(&scripts);
+        polls(&scripts);
         for at in 1..=1000 {
             receive(&mut link, start + at * US);
         }
-        assert_eq!(looks(&scripts), [10, 1000, 10], "of a thousand microseconds, each fiftieth");
+        assert_eq!(polls(&scripts), [10, 1000, 10], "of a thousand microseconds, each fiftieth");
     }
 
     #[test]
@@ -408,29 +416,29 @@ mod tests {
         while receive(&mut link, now) == 0 {
             now += US;
         }
-        assert!(Duration::from_nanos(now - since) <= NAP, "{} ns", now - since);
+        assert!(Duration::from_nanos(now - since) <= IDLE_POLL_INTERVAL, "{} ns", now - since);
         // Both are awake now, until one is idle for long enough.
-        looks(&scripts);
+        polls(&scripts);
         for packets in [0, 1, 0] {
             if packets > 0 {
                 scripts[0].lock().unwrap().incoming.push_back(vec![0; 64]);
             }
             assert_eq!(receive(&mut link, now + US), packets);
         }
-        assert_eq!(looks(&scripts), [3, 3]);
-        let later = now + AWAKE.as_nanos() as u64 + 2 * US;
+        assert_eq!(polls(&scripts), [3, 3]);
+        let later = now + ACTIVE_TIME.as_nanos() as u64 + 2 * US;
         receive(&mut link, later);
-        looks(&scripts);
+        polls(&scripts);
         for i in 1..=10 {
             receive(&mut link, later + i * US);
         }
-        assert_eq!(looks(&scripts), [10, 0], "the one that was used last stays awake");
+        assert_eq!(polls(&scripts), [10, 0], "the one that was used last stays awake");
         // Sending keeps a member awake too, since a reply is expected.
         let mut queue = TxQueue::new(link.info().burst);
         queue.push_raw(&flow("10.0.0.1"), 0, &[0; 64], None);
         link.transmit(Instant(later + 11 * US), &queue).unwrap();
         receive(&mut link, later + 12 * US);
-        assert_eq!(looks(&scripts)[1], 1);
+        assert_eq!(polls(&scripts)[1], 1);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Identity of the process across fork, and its signal handlers. A child of fork has a copy of the memory of
-//! its parent, but none of its threads and none of its [`OwnFd`]s.
+//! its parent, but none of its threads and none of its [`CloseOnForkFd`]s.
 
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -12,19 +12,19 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// A process among those that have copies of the same memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Process(u32);
+pub(crate) struct ForkGeneration(u32);
 
-impl Process {
+impl ForkGeneration {
     /// Returns the current process.
-    pub fn current() -> Process {
+    pub fn current() -> ForkGeneration {
         static REGISTERED: Once = Once::new();
         REGISTERED.call_once(|| {
-            // SAFETY: `count` has the required signature, lives as long as the program, does not unwind, and
+            // SAFETY: `after_fork_in_child` has the required signature, lives as long as the program, does not unwind, and
             // calls only atomic operations and `close`, which are allowed in a child of fork. If there is no
             // memory to register it, a child is taken for its parent.
-            unsafe { libc::pthread_atfork(None, None, Some(count)) };
+            unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
         });
-        Process(FORKS.load(Ordering::Relaxed))
+        ForkGeneration(FORKS.load(Ordering::Relaxed))
     }
 
     /// Reports whether this is the current process. Kept as cheap as possible, because every turn of a NIC
@@ -35,13 +35,13 @@ impl Process {
     }
 }
 
-extern "C" fn count() {
+extern "C" fn after_fork_in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    for slot in &OWN {
+    for slot in &CLOSE_ON_FORK {
         let fd = slot.load(Ordering::Relaxed);
         if fd != NONE {
             slot.store(NONE, Ordering::Relaxed);
-            // SAFETY: `fd` is this process's copy of a descriptor that an `OwnFd` owns; that `OwnFd` does not
+            // SAFETY: `fd` is this process's copy of a descriptor that an `CloseOnForkFd` owns; that `CloseOnForkFd` does not
             // close it in another process than its own, so the descriptor is closed once.
             unsafe { libc::close(fd) };
         }
@@ -50,40 +50,40 @@ extern "C" fn count() {
 
 /// Descriptors that are closed in children of fork. The table is lock-free because another thread could hold
 /// a lock at the time of the fork.
-static OWN: [AtomicI32; 4096] = [const { AtomicI32::new(NONE) }; 4096];
+static CLOSE_ON_FORK: [AtomicI32; 4096] = [const { AtomicI32::new(NONE) }; 4096];
 
 const NONE: i32 = -1;
 
 /// A descriptor that is closed in children of fork, so that whatever ends with the last copy of the
 /// descriptor ends with this one. If the table is full, children keep a copy as of any other descriptor.
 #[derive(Debug)]
-pub(crate) struct OwnFd {
+pub(crate) struct CloseOnForkFd {
     fd: ManuallyDrop<OwnedFd>,
     slot: Option<&'static AtomicI32>,
-    process: Process,
+    generation: ForkGeneration,
 }
 
-impl OwnFd {
-    pub fn new(fd: OwnedFd) -> OwnFd {
-        let (process, number) = (Process::current(), fd.as_raw_fd());
+impl CloseOnForkFd {
+    pub fn new(fd: OwnedFd) -> CloseOnForkFd {
+        let (generation, number) = (ForkGeneration::current(), fd.as_raw_fd());
         let takes = |slot: &&AtomicI32| {
             slot.compare_exchange(NONE, number, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
-        OwnFd { fd: ManuallyDrop::new(fd), slot: OWN.iter().find(takes), process }
+        CloseOnForkFd { fd: ManuallyDrop::new(fd), slot: CLOSE_ON_FORK.iter().find(takes), generation }
     }
 }
 
-impl AsFd for OwnFd {
+impl AsFd for CloseOnForkFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-impl Drop for OwnFd {
+impl Drop for CloseOnForkFd {
     fn drop(&mut self) {
         if let Some(slot) = self.slot {
             // In a child the descriptor is closed already, and its number may be in use for another one.
-            if !self.process.is_current() {
+            if !self.generation.is_current() {
                 return;
             }
             slot.store(NONE, Ordering::Relaxed);
@@ -100,9 +100,9 @@ impl Drop for OwnFd {
 /// itself.
 pub fn signals_restart_calls() -> bool {
     /// Signals that a thread raises by its own actions; a waiting thread does not raise them.
-    const OWN_DOING: [libc::c_int; 4] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL];
+    const SYNCHRONOUS_SIGNALS: [libc::c_int; 4] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL];
     let mut any = false;
-    let all = (1..=libc::SIGRTMAX()).filter(|signal| !OWN_DOING.contains(signal)).all(|signal| {
+    let all = (1..=libc::SIGRTMAX()).filter(|signal| !SYNCHRONOUS_SIGNALS.contains(signal)).all(|signal| {
         let mut action = MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: with a null new action the call only writes the current action to `action`, which has room
         // for it and is initialised: with zeros, then by the call.
@@ -126,11 +126,11 @@ mod tests {
 
     #[test]
     fn forked_child_is_another_process() {
-        let parent = Process::current();
+        let parent = ForkGeneration::current();
         // SAFETY: the child only compares and exits; it touches no lock or allocator.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let own = Process::current();
+            let own = ForkGeneration::current();
             // SAFETY: `_exit` takes no pointers and skips the exit handlers of the test process.
             unsafe { libc::_exit(i32::from(parent.is_current() || !own.is_current())) };
         }

@@ -10,7 +10,7 @@ use crate::wire::{Flow, IpIdent};
 
 /// A packet in transit.
 #[derive(Clone, Copy, Debug)]
-pub struct Traced<'a> {
+pub struct TracedPacket<'a> {
     /// The time.
     pub at: Instant,
     /// The direction.
@@ -27,7 +27,7 @@ pub struct Traced<'a> {
 }
 
 /// Callback for every packet.
-pub type Tracer = Box<dyn FnMut(&Traced<'_>) + Send>;
+pub type Tracer = Box<dyn FnMut(&TracedPacket<'_>) + Send>;
 
 /// A link whose packets are passed to a callback. Sent packets are traced after the inner link has taken
 /// them, so that faults injected there are known by then; received packets are traced before the NIC gets
@@ -40,7 +40,7 @@ pub struct Trace<L> {
 
 impl<L: Link> Trace<L> {
     /// Wraps a link; `tracer` is called for every packet.
-    pub fn new(inner: L, tracer: impl FnMut(&Traced<'_>) + Send + 'static) -> Trace<L> {
+    pub fn new(inner: L, tracer: impl FnMut(&TracedPacket<'_>) + Send + 'static) -> Trace<L> {
         Trace { inner, tracer: Box::new(tracer), scratch: Vec::new() }
     }
 }
@@ -57,7 +57,7 @@ impl<L: Link> Link for Trace<L> {
             burst.copy_to(&mut self.scratch);
             for (i, bytes) in self.scratch.chunks(burst.segment.max(1)).enumerate() {
                 let (flow, ident, index) = (burst.flow, IpIdent::SENT, i as u16);
-                (self.tracer)(&Traced { at: now, direction: Direction::Tx, flow, ident, index, bytes });
+                (self.tracer)(&TracedPacket { at: now, direction: Direction::Tx, flow, ident, index, bytes });
             }
         }
         Ok(())
@@ -68,13 +68,13 @@ impl<L: Link> Link for Trace<L> {
         inner.receive(now, &mut |burst| {
             for (index, bytes) in burst.packets() {
                 let (flow, ident) = (burst.flow, burst.ident);
-                tracer(&Traced { at: now, direction: Direction::Rx, flow, ident, index, bytes });
+                tracer(&TracedPacket { at: now, direction: Direction::Rx, flow, ident, index, bytes });
             }
             sink(burst);
         })
     }
 
-    pass_on!(self => self.inner);
+    delegate_link_methods!(self => self.inner);
 
     fn next_deadline(&self) -> Option<Instant> {
         self.inner.next_deadline()
@@ -94,8 +94,8 @@ mod tests {
     #[test]
     fn packets_of_both_directions_are_traced_with_valid_icrcs() {
         let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let log = told.clone();
+        let traced = Arc::new(Mutex::new(Vec::new()));
+        let log = traced.clone();
         let port = fabric.port(&fabric.auto_address()).unwrap();
         let context = Context::on_port(port, &ContextOptions::default(), |port| {
             Box::new(Trace::new(port, move |t| {
@@ -114,8 +114,8 @@ mod tests {
         let (src, dst) = (a.pd.reg_mr(64, Access::ALL).unwrap(), b.pd.reg_mr(64, Access::ALL).unwrap());
         a.qp.post_send(&SendWr::write(1, &[src.sge(0..64)], dst.remote(0))).unwrap();
         a.cq.wait(Duration::from_secs(1)).unwrap();
-        let told = told.lock().unwrap();
+        let traced = traced.lock().unwrap();
         let expected = [(Direction::Tx, "RC RDMA WRITE Only"), (Direction::Rx, "RC Acknowledge")];
-        assert!(told.iter().map(|(d, n)| (*d, n.as_str())).eq(expected), "{told:?}");
+        assert!(traced.iter().map(|(d, n)| (*d, n.as_str())).eq(expected), "{traced:?}");
     }
 }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::{devices, node_guid};
-use crate::link::{Interface, LinkSpec, PacketConfig, interfaces, main_address};
+use crate::link::{Interface, LinkSpec, PacketConfig, interfaces, primary_address};
 use crate::wire::Gid;
 
 /// A device as libibverbs programs see it: a numbered name, one link, one port. The library that they load,
@@ -70,11 +70,11 @@ impl Adapter {
             }
             Some(LinkSpec::Packet(config)) => Adapter::on_interface(config)?,
             Some(LinkSpec::Frames(config)) => {
-                let gids: Vec<Gid> = config.station.addresses.iter().map(|a| a.ip.into()).collect();
+                let gids: Vec<Gid> = config.host_stack.addresses.iter().map(|a| a.ip.into()).collect();
                 if gids.is_empty() {
                     return Err(AdapterError::Station);
                 }
-                let (link, mac) = (LinkSpec::Frames(config.clone()), config.station.mac.0);
+                let (link, mac) = (LinkSpec::Frames(config.clone()), config.host_stack.mac.0);
                 Adapter { link, interface: String::new(), active: true, mac, gids }
             }
             Some(LinkSpec::Fabric) => return Err(AdapterError::Fabric),
@@ -98,12 +98,12 @@ impl Adapter {
         let link = LinkSpec::Packet(config.clone());
         let interface = config.interface.clone();
         let of = interfaces().into_iter().find(|i| i.name == interface);
-        if let Some(station) = &config.station
-            && !station.addresses.is_empty()
+        if let Some(host_stack) = &config.host_stack
+            && !host_stack.addresses.is_empty()
         {
-            let gids = station.addresses.iter().map(|a| a.ip.into()).collect();
+            let gids = host_stack.addresses.iter().map(|a| a.ip.into()).collect();
             let active = of.is_some_and(|i| i.has_carrier);
-            return Ok(Adapter { link, interface, active, mac: station.mac.0, gids });
+            return Ok(Adapter { link, interface, active, mac: host_stack.mac.0, gids });
         }
         let of = of.ok_or(AdapterError::NoAddress { interface })?;
         Ok(Adapter { mac: of.mac, ..Adapter::over_udp(link, &of, &of.addresses) })
@@ -112,7 +112,7 @@ impl Adapter {
     /// Returns the main address, which represents the adapter.
     pub fn address(&self) -> IpAddr {
         let addresses: Vec<IpAddr> = self.gids.iter().map(|gid| gid.ip()).collect();
-        main_address(&addresses).unwrap_or(self.gids[0].ip())
+        primary_address(&addresses).unwrap_or(self.gids[0].ip())
     }
 
     /// Returns the node GUID, unique in the network; the NIC has the same one when it is open.

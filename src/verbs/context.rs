@@ -90,7 +90,7 @@ pub(super) struct Inner {
     pub info: LinkInfo,
     pub mtu: Mtu,
     /// QPN partition that the device's queue pairs are numbered from.
-    pub seat: Seat,
+    pub partition: Seat,
     pub seed: u64,
     pub qps: Quota,
     pub srqs: Quota,
@@ -162,8 +162,8 @@ impl Context {
         options: &ContextOptions,
     ) -> Result<Context, OpenError> {
         let count = links.len();
-        let seat = links.first().map(|link| link.seat()).unwrap_or_default();
-        let mailbox = ShardMailbox::new(count, seat)?.ok_or(OpenError::Shards(count))?;
+        let partition = links.first().map(|link| link.partition()).unwrap_or_default();
+        let mailbox = ShardMailbox::new(count, partition)?.ok_or(OpenError::Shards(count))?;
         let info = links[0].info().clone();
         if info.addresses.is_empty() {
             return Err(OpenError::NoAddress(info.name));
@@ -228,7 +228,7 @@ impl Context {
             personality,
             info,
             mtu,
-            seat,
+            partition,
             seed,
             qps: Quota::new("QPs", limits.max_qp),
             srqs: Quota::new("SRQs", limits.max_srq),

@@ -65,7 +65,7 @@ impl Device {
 
     /// Returns the main address of the interface.
     pub fn address(&self) -> IpAddr {
-        self.interface.main_address()
+        self.interface.primary_address()
     }
 
     /// Opens the device: binds UDP port 4791 of its addresses.

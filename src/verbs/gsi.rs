@@ -101,8 +101,8 @@ impl ManagementPort {
     /// responses of peers reach this process and not another one: its value, and its length in bits from the
     /// highest. The length is 0 if no other process shares the address.
     pub fn comm_id_prefix(&self) -> (u32, u32) {
-        let seat: Seat = self.context().0.seat;
-        (seat.index(), seat.bits())
+        let partition: Seat = self.context().0.partition;
+        (partition.index(), partition.bits())
     }
 
     /// Sends a datagram to the QP1 of a port. It may be lost on the way.

@@ -62,10 +62,10 @@ struct Run {
 }
 
 impl ShardMailbox {
-    /// Creates the views for `count` shards of a device with the QPN partition `seat`. Returns `None` if a
+    /// Creates the views for `count` shards of a device with the QPN partition `partition`. Returns `None` if a
     /// NIC cannot have that many shards.
-    pub fn new(count: usize, seat: Seat) -> io::Result<Option<Vec<ShardMailbox>>> {
-        let id = |i| Some(ShardId::new(i, count)?.seated(seat));
+    pub fn new(count: usize, partition: Seat) -> io::Result<Option<Vec<ShardMailbox>>> {
+        let id = |i| Some(ShardId::new(i, count)?.seated(partition));
         let Some(ids) = (0..count.max(1)).map(id).collect::<Option<Vec<_>>>() else {
             return Ok(None);
         };

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::ops::BitOr;
 
 use super::Context;
-use crate::link::main_address;
+use crate::link::primary_address;
 use crate::memory::supports_populate;
 use crate::nic::Limits;
 use crate::transport::MAX_MESSAGE;
@@ -252,7 +252,7 @@ pub fn node_guid(mac: [u8; 6], addresses: &[IpAddr]) -> u64 {
     }
     // Without a MAC address, the IPv4 address or the last 32 bits of the IPv6 address make the GUID unique in
     // the network.
-    let host = match main_address(addresses) {
+    let host = match primary_address(addresses) {
         Some(IpAddr::V4(ip)) => ip.to_bits(),
         Some(IpAddr::V6(ip)) => ip.to_bits() as u32,
         None => 0,

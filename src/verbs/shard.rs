@@ -19,7 +19,7 @@ use super::clock::Clock;
 use super::mailbox::{HandoffBatch, ShardMailbox};
 use super::poll_detector::PollDetector;
 use crate::link::fabric::{Driver, FabricHandle, Handover};
-use crate::link::process::Process;
+use crate::link::process::ForkGeneration;
 use crate::link::{ClaimError, JoinError, Link, LinkCounters};
 use crate::memory::Table;
 use crate::nic::{MulticastError, Nic};
@@ -112,7 +112,7 @@ pub(super) struct Shard {
     stopping: AtomicBool,
     /// The process that the link belongs to. A child of fork has the descriptors too, and would take packets
     /// from its parent.
-    process: Process,
+    process: ForkGeneration,
     /// Duplicates of the link's descriptors, so that the background thread can sleep on them without the
     /// lock.
     link_fds: Vec<OwnedFd>,
@@ -258,7 +258,7 @@ impl Shard {
         let state_fd = link.state_fd().filter(|_| mailbox.id().is_first());
         let state_fd = state_fd.map(|fd| fd.try_clone_to_owned()).transpose()?;
         let limits = link.info().burst;
-        let is_bare_port = link.only_copies();
+        let is_bare_port = link.supports_deferred_icrc();
         let mut tx = if is_bare_port { TxQueue::with_deferred_icrc(limits) } else { TxQueue::new(limits) };
         tx.set_flush_icrc_twice(nic.sends_flush_icrc_twice());
         Ok(Shard {
@@ -280,7 +280,7 @@ impl Shard {
             sleeping_until: AtomicU64::new(0),
             mailbox,
             stopping: AtomicBool::new(false),
-            process: Process::current(),
+            process: ForkGeneration::current(),
             link_fds,
             state_fd: Mutex::new(state_fd),
         })
@@ -431,7 +431,7 @@ impl Shard {
             if let Some(fabric) = &self.fabric {
                 fabric.kick();
                 // The peer receives what was sent before this NIC sends more.
-                if more && fabric.wants_turn() {
+                if more && fabric.request_turn() {
                     return true;
                 }
             }
@@ -623,7 +623,7 @@ impl Shard {
                 self.sleep(now, Some(now + backoff), false, &mut poll_set);
                 continue;
             }
-            let must_poll_link = self.fabric.as_ref().is_none_or(FabricHandle::awaits_input);
+            let must_poll_link = self.fabric.as_ref().is_none_or(FabricHandle::has_pending_input);
             let state = match last_poll.0 {
                 0 if must_poll_link => Some(self.state.lock()),
                 _ if must_poll_link && poll_detector.is_distrusted(now) => Some(self.state.lock()),
@@ -796,7 +796,7 @@ impl Driver for Shard {
         self.drive(self.clock.now(), false)
     }
 
-    fn try_take(&self, now: Instant, give: &mut Handover<'_>) -> bool {
+    fn try_receive_direct(&self, now: Instant, give: &mut Handover<'_>) -> bool {
         if !self.is_bare_port {
             return false;
         }

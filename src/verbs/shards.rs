@@ -14,7 +14,7 @@ use super::AttachError;
 use super::clock::Clock;
 use super::shard::{Shard, ShardState};
 use crate::link::fabric::FabricHandle;
-use crate::link::process::Process;
+use crate::link::process::ForkGeneration;
 use crate::link::{LinkCounters, background};
 use crate::memory::Table;
 use crate::nic::{Limits, MulticastError, MulticastTable, Nic};
@@ -26,7 +26,7 @@ pub(super) struct Shards {
     all: Box<[Arc<Shard>]>,
     threads: Vec<JoinHandle<()>>,
     /// The process that the threads belong to; a child of fork has none of them.
-    process: Process,
+    process: ForkGeneration,
     next_qp: AtomicUsize,
     next_srq: AtomicUsize,
     /// Multicast attachments of all shards together, because the limits apply to the device.
@@ -42,7 +42,7 @@ impl Shards {
         let mut shards = Shards {
             all: all.into(),
             threads: Vec::new(),
-            process: Process::current(),
+            process: ForkGeneration::current(),
             next_qp: AtomicUsize::new(0),
             next_srq: AtomicUsize::new(0),
             groups: Mutex::default(),

@@ -18,7 +18,7 @@ use crate::cli::exchange::pingpong::{self, Destination};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::link::LinkArgs;
 use crate::link::faults::Direction;
-use crate::link::main_address;
+use crate::link::primary_address;
 use crate::verbs::{
     Access, CompletionChannel, ConnectOptions, Context, Cq, Endpoint, Gid, Mr, Mtu, Notify, Pd, Psn, Qpn,
     WaitError, WcStatus,
@@ -96,9 +96,9 @@ impl Server {
         let at = if port == pingpong::PORT { String::new() } else { format!(" -p {port}") };
         // A link with a host stack of its own has addresses without TCP; the handshake uses those of the
         // machine.
-        let (host, whose) = match args.link.link.is_station() {
+        let (host, whose) = match args.link.link.has_host_stack() {
             true => (" HOST".into(), " of this machine (HOST), as the link's addresses have no TCP"),
-            false => (main_address(&info.addresses).map_or(String::new(), |ip| format!(" {ip}")), ""),
+            false => (primary_address(&info.addresses).map_or(String::new(), |ip| format!(" {ip}")), ""),
         };
         say(&format!(
             "TCP      port {port}{whose}, for the likes of: ibv_rc_pingpong -g GID_INDEX{at}{host}"

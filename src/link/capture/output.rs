@@ -21,7 +21,7 @@ impl Output {
 
     /// Reports whether a write can succeed after a failed one. In a stream it cannot: the stream may contain
     /// a partial block.
-    pub fn survives_errors(&self) -> bool {
+    pub fn is_recoverable(&self) -> bool {
         matches!(self, Output::File(..))
     }
 
@@ -71,7 +71,7 @@ fn lock(file: &File, kind: FileType) -> io::Result<bool> {
     }
 }
 
-fn taken() -> io::Error {
+fn file_in_use() -> io::Error {
     io::Error::new(io::ErrorKind::ResourceBusy, "another process writes its capture there")
 }
 
@@ -79,7 +79,7 @@ fn taken() -> io::Error {
 pub(super) fn replace(path: &Path) -> io::Result<File> {
     let (file, kind) = open(path)?;
     if !lock(&file, kind)? {
-        return Err(taken());
+        return Err(file_in_use());
     }
     if kind.is_file() {
         file.set_len(0)?;
@@ -103,7 +103,7 @@ pub(super) fn claim(path: &Path, pid: u32) -> io::Result<(File, PathBuf)> {
     let (file, kind) = open(path)?;
     let locked = lock(&file, kind)?;
     if !kind.is_file() {
-        return if locked { Ok((file, path.to_owned())) } else { Err(taken()) };
+        return if locked { Ok((file, path.to_owned())) } else { Err(file_in_use()) };
     }
     if locked && file.metadata()?.len() == 0 {
         return Ok((file, path.to_owned()));
@@ -113,7 +113,7 @@ pub(super) fn claim(path: &Path, pid: u32) -> io::Result<(File, PathBuf)> {
     let mut number = 0;
     loop {
         number += 1;
-        let path = beside(&path, pid, number);
+        let path = path_with_pid(&path, pid, number);
         match File::create_new(&path) {
             Ok(file) => {
                 lock(&file, kind)?;
@@ -126,7 +126,7 @@ pub(super) fn claim(path: &Path, pid: u32) -> io::Result<(File, PathBuf)> {
 }
 
 /// `dir/out.pcapng` becomes `dir/out-PID.pcapng`, and from the second number on `dir/out-PID-2.pcapng`.
-fn beside(path: &Path, pid: u32, number: u32) -> PathBuf {
+fn path_with_pid(path: &Path, pid: u32, number: u32) -> PathBuf {
     let mut name = path.file_stem().map(OsString::from).unwrap_or_default();
     name.push(format!("-{pid}"));
     if number > 1 {

@@ -68,13 +68,13 @@ impl FabricConfig {
     /// # Errors
     /// [`FabricError`] that names the first invalid field.
     pub fn check(&self) -> Result<(), FabricError> {
-        let chances = [
+        let probabilities = [
             ("loss", self.loss),
             ("duplicate", self.duplicate),
             ("reorder", self.reorder),
             ("corrupt", self.corrupt),
         ];
-        for (field, value) in chances {
+        for (field, value) in probabilities {
             if !(0.0..=1.0).contains(&value) {
                 return Err(FabricError::Probability { field, value });
             }

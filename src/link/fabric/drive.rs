@@ -32,7 +32,7 @@ pub trait Driver: Send + Sync {
     /// nothing stands between it and the port; `give` passes the packets. Called from within another NIC's
     /// turn, so it must not block. Responses are sent in a turn that the fabric requests. Returns false if no
     /// packets were taken.
-    fn try_take(&self, _now: Instant, _give: &mut Handover<'_>) -> bool {
+    fn try_receive_direct(&self, _now: Instant, _give: &mut Handover<'_>) -> bool {
         false
     }
 
@@ -63,13 +63,13 @@ pub trait Driver: Send + Sync {
 
 /// Queue of the ports that have received input and whose drivers have not checked for it since.
 #[derive(Default)]
-pub(super) struct Ready {
+pub(super) struct ReadyQueue {
     ports: Mutex<VecDeque<Arc<PortShared>>>,
     /// Length of the queue, readable without the lock.
     len: AtomicUsize,
 }
 
-impl Ready {
+impl ReadyQueue {
     fn push(&self, port: &Arc<PortShared>) {
         if !port.queued.swap(true, Ordering::SeqCst) {
             let mut ports = lock(&self.ports);
@@ -104,9 +104,9 @@ thread_local! {
 }
 
 /// Guard that clears `KICKING`, after a panic too.
-struct Kicking;
+struct KickGuard;
 
-impl Drop for Kicking {
+impl Drop for KickGuard {
     fn drop(&mut self) {
         KICKING.set(0);
     }
@@ -115,12 +115,12 @@ impl Drop for Kicking {
 impl Fabric {
     /// Announces deliveries to `port` that changed the time of its first one from `before` to `earliest`:
     /// queues the port if that is due, or wakes its driver if it is now earlier.
-    pub(super) fn announce(&self, port: &Arc<PortShared>, now: Instant, before: u64, earliest: u64) {
+    pub(super) fn notify_delivery(&self, port: &Arc<PortShared>, now: Instant, before: u64, earliest: u64) {
         if self.is_virtual() || earliest == u64::MAX {
             return;
         }
         if earliest <= now.0 {
-            self.ready().push(port);
+            self.ready_queue().push(port);
         } else if earliest < before
             && let Some(driver) = port.driver()
         {
@@ -129,9 +129,9 @@ impl Fabric {
     }
 
     /// Makes the driver of `port` run a turn in the next kick, with or without input.
-    pub(super) fn have_run(&self, port: &Arc<PortShared>) {
-        port.again.store(true, Ordering::SeqCst);
-        self.ready().push(port);
+    pub(super) fn schedule_turn(&self, port: &Arc<PortShared>) {
+        port.turn_requested.store(true, Ordering::SeqCst);
+        self.ready_queue().push(port);
     }
 
     fn kick(&self) {
@@ -147,8 +147,8 @@ impl Fabric {
             _ => return self.wake_ready(),
         }
         let mut turns = 0;
-        let mut kicking = None;
-        while let Some(port) = self.ready().pop() {
+        let mut guard = None;
+        while let Some(port) = self.ready_queue().pop() {
             if !port.has_work(self) {
                 continue;
             }
@@ -158,19 +158,19 @@ impl Fabric {
                 return self.wake_ready();
             }
             turns += 1;
-            if kicking.is_none() {
+            if guard.is_none() {
                 KICKING.set(self.identity());
-                kicking = Some(Kicking);
+                guard = Some(KickGuard);
             }
             // A driver that runs on another thread checks again, so no input is left behind if it refuses.
             if driver.try_drive() && port.has_input(self) {
-                self.ready().push(&port);
+                self.ready_queue().push(&port);
             }
         }
     }
 
     fn wake_ready(&self) {
-        while let Some(port) = self.ready().pop() {
+        while let Some(port) = self.ready_queue().pop() {
             if port.has_work(self)
                 && let Some(driver) = port.driver()
             {
@@ -206,8 +206,8 @@ impl Fabric {
                 None => wanted.extend(arrival.filter(|at| *at > now).map(|at| (at, None))),
             }
         }
-        let companions = self.companions();
-        let deadlines = companions.iter().filter_map(|companion| companion.next_deadline());
+        let auxiliaries = self.auxiliaries();
+        let deadlines = auxiliaries.iter().filter_map(|auxiliary| auxiliary.next_deadline());
         wanted.extend(deadlines.map(|at| (at.max(now), None)));
         let at = wanted.iter().map(|(at, _)| *at).min().filter(|at| *at <= limit)?;
         self.set_time(at);
@@ -216,8 +216,8 @@ impl Fabric {
                 driver.try_drive();
             }
         }
-        for companion in &companions {
-            companion.try_drive();
+        for auxiliary in &auxiliaries {
+            auxiliary.try_drive();
         }
         Some(at)
     }
@@ -259,19 +259,19 @@ impl Fabric {
 
     /// Virtual time: adds an auxiliary driver, which reacts to what NICs have received but has no port of its
     /// own. It runs in every step, after the NICs.
-    pub fn accompany(&self, companion: Weak<dyn Driver>) {
-        lock(&self.0.companions).push(companion);
+    pub fn add_auxiliary_driver(&self, auxiliary: Weak<dyn Driver>) {
+        lock(&self.0.auxiliaries).push(auxiliary);
     }
 
     /// Returns the auxiliary drivers that still exist.
-    fn companions(&self) -> Vec<Arc<dyn Driver>> {
-        let mut companions = lock(&self.0.companions);
-        companions.retain(|companion| companion.strong_count() > 0);
-        companions.iter().filter_map(Weak::upgrade).collect()
+    fn auxiliaries(&self) -> Vec<Arc<dyn Driver>> {
+        let mut auxiliaries = lock(&self.0.auxiliaries);
+        auxiliaries.retain(|auxiliary| auxiliary.strong_count() > 0);
+        auxiliaries.iter().filter_map(Weak::upgrade).collect()
     }
 
     fn is_idle(&self) -> bool {
-        self.companions().iter().all(|companion| companion.next_deadline().is_none())
+        self.auxiliaries().iter().all(|auxiliary| auxiliary.next_deadline().is_none())
             && self.ports().iter().all(|port| match port.driver() {
                 Some(driver) => {
                     port.earliest.load(Ordering::SeqCst) == u64::MAX && driver.next_deadline().is_none()
@@ -325,7 +325,7 @@ impl FabricHandle {
 
     /// Reports whether a delivery is on its way that can only be received later, when possibly no thread
     /// drives the NIC.
-    pub fn awaits_input(&self) -> bool {
+    pub fn has_pending_input(&self) -> bool {
         !matches!(self.port.earliest.load(Ordering::SeqCst), 0 | u64::MAX)
     }
 
@@ -335,17 +335,17 @@ impl FabricHandle {
     /// remaining work is left to the drivers' own threads. In virtual time it has no effect.
     pub fn kick(&self) {
         if self.port.has_input(&self.fabric) && !self.fabric.is_virtual() {
-            self.fabric.ready().push(&self.port);
+            self.fabric.ready_queue().push(&self.port);
         }
         self.fabric.kick();
     }
 
     /// Requests another turn for a driver that has more to send: within a kick on this thread, the driver
     /// gets it after the ports queued so far, and the caller should return. Returns false outside of a kick.
-    pub fn wants_turn(&self) -> bool {
+    pub fn request_turn(&self) -> bool {
         let within = KICKING.get() == self.fabric.identity();
         if within {
-            self.fabric.have_run(&self.port);
+            self.fabric.schedule_turn(&self.port);
         }
         within
     }

@@ -28,7 +28,7 @@ pub(super) struct Inbox {
     /// Wire to this port.
     pub egress: Egress,
     /// Buffers that the port has read and that senders may reuse.
-    pub pool: Pool,
+    pub pool: BufferPool,
     pub counters: FabricCounters,
 }
 
@@ -58,21 +58,21 @@ impl Inbox {
 /// Free buffers by size class, so that an ACK does not occupy the buffer of a megabyte WRITE. The most
 /// recently used one is reused first, as it is most likely in the cache.
 #[derive(Debug, Default)]
-pub(super) struct Pool {
+pub(super) struct BufferPool {
     classes: [Vec<Vec<u8>>; CLASSES.len()],
 }
 
 /// Size of a buffer in bytes, and the maximum number of free ones, for each class.
 const CLASSES: [(usize, usize); 3] = [(1 << 10, 1024), (16 << 10, 256), (256 << 10, 32)];
 
-impl Pool {
+impl BufferPool {
     fn class_for(len: usize) -> usize {
         CLASSES.iter().position(|(size, _)| len <= *size).unwrap_or(CLASSES.len() - 1)
     }
 
     /// Returns an empty buffer with room for `len` bytes.
     pub fn take(&mut self, len: usize) -> Vec<u8> {
-        let class = Pool::class_for(len);
+        let class = BufferPool::class_for(len);
         match self.classes[class].pop() {
             Some(mut buffer) => {
                 buffer.clear();
@@ -93,7 +93,7 @@ impl Pool {
     }
 
     /// Takes the most recently used buffer of `other` for each class that is empty here.
-    pub fn refill(&mut self, other: &mut Pool) {
+    pub fn refill(&mut self, other: &mut BufferPool) {
         for (mine, theirs) in self.classes.iter_mut().zip(&mut other.classes) {
             if mine.is_empty() {
                 mine.extend(theirs.pop());

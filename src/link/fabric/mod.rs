@@ -1,7 +1,7 @@
 //! In-memory switch that connects NICs of one process, with or without impairments.
 //!
 //! [`Fabric::new`] carries bursts whole: it passes them directly to a NIC that is not running at the moment,
-//! and keeps them in a single copy for one that is. [`Fabric::with`] adds latency, a bandwidth with a queue,
+//! and keeps them in a single copy for one that is. [`Fabric::with_config`] adds latency, a bandwidth with a queue,
 //! and random loss, duplication, reordering and corruption ([`FabricConfig`]). Both run on the machine's
 //! clock. [`Fabric::virtual_time`] has a clock of its own, which only [`Fabric::step`],
 //! [`Fabric::run_until_idle`] and [`Fabric::advance`] move: a single-threaded simulation that replays byte by
@@ -29,7 +29,7 @@ pub use port::FabricPort;
 
 use super::JoinError;
 use crate::transport::{AsyncEvent, Instant};
-use drive::Ready;
+use drive::ReadyQueue;
 use port::PortShared;
 
 /// Locks a mutex and ignores poisoning: a panic of another thread leaves no state here half changed.
@@ -48,9 +48,9 @@ struct Shared {
     ports: Mutex<Ports>,
     /// Incremented with every change of `ports`, to invalidate the routes that senders cache.
     generation: AtomicU64,
-    ready: Ready,
+    ready_queue: ReadyQueue,
     /// Auxiliary drivers, which have no port.
-    companions: Mutex<Vec<Weak<dyn Driver>>>,
+    auxiliaries: Mutex<Vec<Weak<dyn Driver>>>,
     /// Held during a step of virtual time.
     stepping: Mutex<()>,
     /// Counters of packets that the counters of no current port include.
@@ -102,7 +102,7 @@ impl Fabric {
     ///
     /// # Errors
     /// See [`FabricConfig::check`].
-    pub fn with(config: FabricConfig) -> Result<Fabric, FabricError> {
+    pub fn with_config(config: FabricConfig) -> Result<Fabric, FabricError> {
         config.check()?;
         Ok(Fabric::build(config, None))
     }
@@ -123,8 +123,8 @@ impl Fabric {
             config,
             ports: Mutex::default(),
             generation: AtomicU64::new(1),
-            ready: Ready::default(),
-            companions: Mutex::default(),
+            ready_queue: ReadyQueue::default(),
+            auxiliaries: Mutex::default(),
             stepping: Mutex::default(),
             counters: Mutex::default(),
         }))
@@ -302,8 +302,8 @@ impl Fabric {
         Arc::as_ptr(&self.0) as usize
     }
 
-    fn ready(&self) -> &Ready {
-        &self.0.ready
+    fn ready_queue(&self) -> &ReadyQueue {
+        &self.0.ready_queue
     }
 
     /// Acquires the right to step; `None` in real time.
@@ -374,7 +374,7 @@ impl Fabric {
         ports.groups.retain(|_, g| !g.is_empty());
         ports.overrides.retain(|(a, b), _| *a != port.id && *b != port.id);
         drop(ports);
-        self.ready().remove(port.id);
+        self.ready_queue().remove(port.id);
         self.count(|c| c.add(counters));
         self.changed();
     }

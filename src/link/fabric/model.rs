@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use super::FabricConfig;
-use crate::link::chance::Chance;
+use crate::link::rng::SimRng;
 use crate::transport::Instant;
 use crate::wire::Ecn;
 
@@ -52,7 +52,7 @@ impl FabricCounters {
 
 /// Dimensions of a burst, on which alone the model's decisions depend.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct BurstShape {
     /// UDP payload bytes of every packet but the last.
     pub segment: usize,
     /// Number of packets.
@@ -65,7 +65,7 @@ pub struct Shape {
     pub ecn: Ecn,
 }
 
-impl Shape {
+impl BurstShape {
     /// Returns the number of UDP payload bytes of packet `i`.
     pub fn len_of(&self, i: usize) -> usize {
         self.segment.min(self.bytes - i * self.segment)
@@ -117,7 +117,7 @@ impl Egress {
 #[derive(Clone, Debug)]
 pub struct Path {
     config: FabricConfig,
-    chance: Chance,
+    rng: SimRng,
     /// Arrival time of the last packet that keeps the order.
     last: Instant,
     /// Separate queue, if the direction has a configuration of its own.
@@ -128,8 +128,8 @@ impl Path {
     /// Creates the direction between two ports, by their numbers. With `own_queue`, it does not share the
     /// destination's wire with other directions.
     pub fn new(config: FabricConfig, from: u32, to: u32, own_queue: bool) -> Path {
-        let chance = Chance::new(config.seed, (from as u64) << 32 | to as u64);
-        Path { chance, config, last: Instant(0), own: own_queue.then(Egress::default) }
+        let rng = SimRng::new(config.seed, (from as u64) << 32 | to as u64);
+        Path { rng, config, last: Instant(0), own: own_queue.then(Egress::default) }
     }
 
     /// Returns the configuration of the direction.
@@ -143,7 +143,7 @@ impl Path {
         &mut self,
         now: Instant,
         shared: &mut Egress,
-        shape: &Shape,
+        shape: &BurstShape,
         runs: &mut Vec<Run>,
         count: &mut FabricCounters,
     ) {
@@ -163,12 +163,12 @@ impl Path {
         &mut self,
         now: Instant,
         shared: &mut Egress,
-        shape: &Shape,
+        shape: &BurstShape,
         i: usize,
         runs: &mut Vec<Run>,
         count: &mut FabricCounters,
     ) {
-        if self.chance.hit(self.config.loss) {
+        if self.rng.bernoulli(self.config.loss) {
             count.lost += 1;
             return;
         }
@@ -190,23 +190,23 @@ impl Path {
         at = at + self.config.latency;
         let jitter = nanos(self.config.jitter);
         if jitter > 0 {
-            at = at + Duration::from_nanos(self.chance.below(jitter.saturating_add(1)));
+            at = at + Duration::from_nanos(self.rng.below(jitter.saturating_add(1)));
         }
         at = at.max(self.last);
-        if self.chance.hit(self.config.reorder) {
+        if self.rng.bernoulli(self.config.reorder) {
             count.reordered += 1;
             at = at + self.config.reorder_by;
         } else {
             self.last = at;
         }
-        let flip = self.chance.hit(self.config.corrupt).then(|| {
+        let flip = self.rng.bernoulli(self.config.corrupt).then(|| {
             count.corrupted += 1;
             self.bit_under_icrc(shape.len_of(i))
         });
         let run = Run { at, first: i as u16, count: 1, mark, flip };
         add_run(runs, run);
         count.carried += 1;
-        if self.chance.hit(self.config.duplicate) {
+        if self.rng.bernoulli(self.config.duplicate) {
             count.duplicated += 1;
             count.carried += 1;
             add_run(runs, run);
@@ -216,9 +216,9 @@ impl Path {
     /// Picks a random bit of a packet whose change the ICRC detects: any except those of BTH byte 4, which
     /// the ICRC does not cover.
     fn bit_under_icrc(&mut self, len: usize) -> u32 {
-        let byte = self.chance.below(len.max(2) as u64 - 1) as u32;
+        let byte = self.rng.below(len.max(2) as u64 - 1) as u32;
         let byte = if byte >= 4 { byte + 1 } else { byte };
-        byte * 8 + self.chance.below(8) as u32
+        byte * 8 + self.rng.below(8) as u32
     }
 }
 
@@ -245,9 +245,9 @@ fn add_run(runs: &mut Vec<Run>, run: Run) {
 #[derive(Debug)]
 pub struct Schedule<T> {
     /// Items pushed in order of time, as nearly all are.
-    line: VecDeque<Entry<T>>,
+    in_order: VecDeque<Entry<T>>,
     /// Items pushed after one that is due later.
-    others: BinaryHeap<Entry<T>>,
+    out_of_order: BinaryHeap<Entry<T>>,
     next: u64,
 }
 
@@ -255,7 +255,7 @@ pub struct Schedule<T> {
 struct Entry<T> {
     at: Instant,
     seq: u64,
-    what: T,
+    item: T,
 }
 
 impl<T> Entry<T> {
@@ -284,30 +284,30 @@ impl<T> Ord for Entry<T> {
 
 impl<T> Default for Schedule<T> {
     fn default() -> Self {
-        Schedule { line: VecDeque::new(), others: BinaryHeap::new(), next: 0 }
+        Schedule { in_order: VecDeque::new(), out_of_order: BinaryHeap::new(), next: 0 }
     }
 }
 
 impl<T> Schedule<T> {
     /// Adds an item that is due at `at`.
-    pub fn push(&mut self, at: Instant, what: T) {
-        let entry = Entry { at, seq: self.next, what };
+    pub fn push(&mut self, at: Instant, item: T) {
+        let entry = Entry { at, seq: self.next, item };
         self.next += 1;
-        match self.line.back() {
-            Some(back) if back.at > at => self.others.push(entry),
-            _ => self.line.push_back(entry),
+        match self.in_order.back() {
+            Some(back) if back.at > at => self.out_of_order.push(entry),
+            _ => self.in_order.push_back(entry),
         }
     }
 
     /// Adds an item that is due immediately, but behind all items that were pushed in order.
-    pub fn push_now(&mut self, what: T) {
-        let at = self.line.back().map_or(Instant(0), |back| back.at);
-        self.push(at, what);
+    pub fn push_now(&mut self, item: T) {
+        let at = self.in_order.back().map_or(Instant(0), |back| back.at);
+        self.push(at, item);
     }
 
     /// Returns the time at which the first item is due.
     pub fn earliest(&self) -> Option<Instant> {
-        match (self.line.front(), self.others.peek()) {
+        match (self.in_order.front(), self.out_of_order.peek()) {
             (Some(a), Some(b)) => Some(a.at.min(b.at)),
             (Some(a), None) => Some(a.at),
             (None, b) => b.map(|b| b.at),
@@ -316,19 +316,19 @@ impl<T> Schedule<T> {
 
     /// Removes and returns the first item, if it is due at `now`.
     pub fn pop_due(&mut self, now: Instant) -> Option<T> {
-        let from_others = match (self.line.front(), self.others.peek()) {
+        let from_others = match (self.in_order.front(), self.out_of_order.peek()) {
             (Some(a), Some(b)) => b.key() < a.key(),
             (None, Some(_)) => true,
             (_, None) => false,
         };
         if from_others {
-            if self.others.peek().is_some_and(|e| e.at <= now) {
-                return self.others.pop().map(|e| e.what);
+            if self.out_of_order.peek().is_some_and(|e| e.at <= now) {
+                return self.out_of_order.pop().map(|e| e.item);
             }
             return None;
         }
-        if self.line.front().is_some_and(|e| e.at <= now) {
-            return self.line.pop_front().map(|e| e.what);
+        if self.in_order.front().is_some_and(|e| e.at <= now) {
+            return self.in_order.pop_front().map(|e| e.item);
         }
         None
     }

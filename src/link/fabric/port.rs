@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use super::drive::{Driver, FabricHandle};
-use super::inbox::{Delivery, Inbox, Pool};
-use super::model::{FabricCounters, Path, Run, Shape};
+use super::inbox::{BufferPool, Delivery, Inbox};
+use super::model::{BurstShape, FabricCounters, Path, Run};
 use super::{Fabric, lock};
 use crate::link::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
@@ -35,7 +35,7 @@ pub(super) struct PortShared {
     /// Whether the port is in the fabric's queue of ports whose drivers have work.
     pub queued: AtomicBool,
     /// Whether the driver is to run a turn even without input.
-    pub again: AtomicBool,
+    pub turn_requested: AtomicBool,
     pub driver: Mutex<Option<Weak<dyn Driver>>>,
 }
 
@@ -47,7 +47,7 @@ impl PortShared {
             inbox: Mutex::default(),
             earliest: AtomicU64::new(u64::MAX),
             queued: AtomicBool::new(false),
-            again: AtomicBool::new(false),
+            turn_requested: AtomicBool::new(false),
             driver: Mutex::new(None),
         }
     }
@@ -63,7 +63,7 @@ impl PortShared {
 
     /// Reports whether the driver is to run the turn that the port is queued for.
     pub fn has_work(&self, fabric: &Fabric) -> bool {
-        self.again.swap(false, Ordering::SeqCst) || self.has_input(fabric)
+        self.turn_requested.swap(false, Ordering::SeqCst) || self.has_input(fabric)
     }
 
     /// Returns the attached driver, if it still exists.
@@ -92,7 +92,7 @@ pub struct FabricPort {
     /// Directions to other ports, by the number of the destination port.
     paths: Vec<(u32, Path)>,
     /// Free buffers for sending.
-    spare: Pool,
+    free_buffers: BufferPool,
     /// Buffer for packets that are handed over directly.
     scratch: Vec<u8>,
     /// Deliveries received in a turn.
@@ -122,7 +122,7 @@ impl FabricPort {
             generation: 0,
             routes: HashMap::new(),
             paths: Vec::new(),
-            spare: Pool::default(),
+            free_buffers: BufferPool::default(),
             scratch: Vec::new(),
             batch: Vec::new(),
             runs: Vec::new(),
@@ -177,7 +177,7 @@ impl FabricPort {
             self.fabric.count(|c| c.unknown += burst.packets as u64);
             return;
         }
-        let shape = Shape {
+        let shape = BurstShape {
             segment: burst.segment,
             packets: burst.packets,
             bytes: burst.bytes,
@@ -194,20 +194,20 @@ impl FabricPort {
             if targets.len() == 1
                 && path.config().is_instant()
                 && !self.fabric.is_virtual()
-                && hand_over(now, burst, &target.port, &mut self.scratch)
+                && deliver_direct(now, burst, &target.port, &mut self.scratch)
             {
                 lock(&target.port.inbox).counters.carried += burst.packets as u64;
-                self.fabric.have_run(&target.port);
+                self.fabric.schedule_turn(&target.port);
                 continue;
             }
-            let mut whole = self.spare.take(burst.bytes);
+            let mut whole = self.free_buffers.take(burst.bytes);
             burst.copy_to(&mut whole);
             let mut inbox = lock(&target.port.inbox);
             let inbox = &mut *inbox;
             if inbox.bytes + burst.bytes > INBOX_LIMIT.max(4 * self.info.window) {
                 self.counters.tx_dropped += burst.packets as u64;
                 inbox.counters.queue_full += burst.packets as u64;
-                self.spare.put(whole);
+                self.free_buffers.put(whole);
                 continue;
             }
             self.runs.clear();
@@ -228,30 +228,30 @@ impl FabricPort {
                 }
                 _ => {
                     for run in &self.runs {
-                        self.spare.refill(&mut inbox.pool);
-                        let delivery = cut(burst, run, &whole, &mut self.spare);
+                        self.free_buffers.refill(&mut inbox.pool);
+                        let delivery = extract_run(burst, run, &whole, &mut self.free_buffers);
                         inbox.bytes += delivery.data.len();
                         inbox.schedule.push(run.at, delivery);
                     }
-                    self.spare.put(whole);
+                    self.free_buffers.put(whole);
                 }
             }
-            self.spare.refill(&mut inbox.pool);
+            self.free_buffers.refill(&mut inbox.pool);
             let earliest = inbox.earliest();
             let before = target.port.earliest.swap(earliest, Ordering::SeqCst);
-            self.fabric.announce(&target.port, now, before, earliest);
+            self.fabric.notify_delivery(&target.port, now, before, earliest);
         }
     }
 }
 
 /// Number of packets per step of a direct hand-over: with so few, sender, scratch buffer and receiver find
 /// them in the core's first-level cache.
-const AT_ONCE: usize = 4;
+const PACKETS_PER_STEP: usize = 4;
 
 /// Hands a burst directly to the NIC behind a port; returns false if that is not possible. The burst is
 /// copied once, from the sender's memory through `scratch`, where its ICRCs are computed and checked, to the
 /// receiver's.
-fn hand_over(now: Instant, burst: &TxBurst<'_>, port: &PortShared, scratch: &mut Vec<u8>) -> bool {
+fn deliver_direct(now: Instant, burst: &TxBurst<'_>, port: &PortShared, scratch: &mut Vec<u8>) -> bool {
     // Keeps the order: earlier packets are in the inbox, or in a running turn, in which case the driver
     // refuses.
     if !port.up.load(Ordering::SeqCst) || port.earliest.load(Ordering::SeqCst) != u64::MAX {
@@ -259,19 +259,19 @@ fn hand_over(now: Instant, burst: &TxBurst<'_>, port: &PortShared, scratch: &mut
     }
     let Some(driver) = port.driver() else { return false };
     let (flow, segment) = (burst.flow, burst.segment);
-    driver.try_take(now, &mut |take| {
+    driver.try_receive_direct(now, &mut |take| {
         if let Some(bytes) = burst.as_bytes() {
             return take(RxBurst { flow, ident: IpIdent::SENT, segment, data: bytes });
         }
         let (mut copier, mut first) = (burst.copier(), 0);
         loop {
             scratch.clear();
-            if !(0..AT_ONCE).all(|_| copier.copy_next(scratch)) && scratch.is_empty() {
+            if !(0..PACKETS_PER_STEP).all(|_| copier.copy_next(scratch)) && scratch.is_empty() {
                 return;
             }
             let ident = IpIdent::Exact { id: first, flags: IpIdent::DONT_FRAGMENT };
             take(RxBurst { flow, ident, segment, data: scratch });
-            first += AT_ONCE as u16;
+            first += PACKETS_PER_STEP as u16;
         }
     })
 }
@@ -283,10 +283,10 @@ fn flow_of(burst: &TxBurst<'_>, run: &Run) -> Flow {
 }
 
 /// Copies the packets of a run to a buffer of their own.
-fn cut(burst: &TxBurst<'_>, run: &Run, whole: &[u8], spare: &mut Pool) -> Delivery {
+fn extract_run(burst: &TxBurst<'_>, run: &Run, whole: &[u8], free_buffers: &mut BufferPool) -> Delivery {
     let start = run.first as usize * burst.segment;
     let end = (start + run.count as usize * burst.segment).min(whole.len());
-    let mut data = spare.take(end - start);
+    let mut data = free_buffers.take(end - start);
     data.extend_from_slice(&whole[start..end]);
     if let Some(bit) = run.flip
         && let Some(byte) = data.get_mut(bit as usize / 8)
@@ -311,7 +311,7 @@ impl Link for FabricPort {
     }
 
     /// False in virtual time, where deferred ICRCs would change how packets are divided into turns.
-    fn only_copies(&self) -> bool {
+    fn supports_deferred_icrc(&self) -> bool {
         !self.fabric.is_virtual()
     }
 

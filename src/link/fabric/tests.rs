@@ -334,7 +334,7 @@ fn unread_port_drops_packets_beyond_its_limit() {
 
 #[test]
 fn invalid_configuration_error_names_the_cause() {
-    let bad = |config: FabricConfig| Fabric::with(config).err().unwrap().to_string();
+    let bad = |config: FabricConfig| Fabric::with_config(config).err().unwrap().to_string();
     let text = bad(FabricConfig { loss: 5.0, ..Default::default() });
     assert_eq!(text, "loss is 5, but a probability is between 0 and 1: write 1 % as 0.01");
     assert!(bad(FabricConfig { reorder: f64::NAN, ..Default::default() }).starts_with("reorder"));
@@ -399,13 +399,13 @@ impl Driver for Toy {
         }
         self.turns.fetch_add(1, Ordering::SeqCst);
         self.handle.kick();
-        if self.more.load(Ordering::SeqCst) > 0 && self.handle.wants_turn() {
+        if self.more.load(Ordering::SeqCst) > 0 && self.handle.request_turn() {
             self.more.fetch_sub(1, Ordering::SeqCst);
         }
         true
     }
 
-    fn try_take(&self, now: Instant, give: &mut Handover<'_>) -> bool {
+    fn try_receive_direct(&self, now: Instant, give: &mut Handover<'_>) -> bool {
         let open = self.open.load(Ordering::SeqCst);
         if open {
             give(&mut |burst| {
@@ -570,7 +570,7 @@ fn driver_that_never_becomes_idle_is_reported_as_stuck() {
 
 #[test]
 fn two_threads_with_latency_wake_each_other() {
-    let fabric = Fabric::with(FabricConfig { latency: 200 * US, ..Default::default() }).unwrap();
+    let fabric = Fabric::with_config(FabricConfig { latency: 200 * US, ..Default::default() }).unwrap();
     let log = Log::default();
     let mut threads = Vec::new();
     let mut toys = Vec::new();

@@ -16,14 +16,14 @@ use std::time::Duration;
 
 pub use rule::{Action, Direction, Rule, RuleError, When};
 
-use super::chance::Chance;
+use super::rng::SimRng;
 use super::{Link, LinkInfo, RxBurst};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent};
 
 /// Time for which a reordered packet waits for a following one. Without this limit, the last packet before a
 /// pause would be lost instead of reordered.
-const HOLD_LIMIT: Duration = Duration::from_millis(5);
+const REORDER_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// An injected fault.
 #[derive(Clone, Copy, Debug)]
@@ -106,10 +106,10 @@ impl fmt::Display for RuleCount {
 
 /// Handle to the counters of a [`Faults`] link, usable from any thread.
 #[derive(Clone, Debug)]
-pub struct FaultCounters(Arc<[Counter]>);
+pub struct FaultCounters(Arc<[RuleCounter]>);
 
 #[derive(Debug)]
-struct Counter {
+struct RuleCounter {
     rule: Rule,
     matched: AtomicU64,
     struck: AtomicU64,
@@ -117,13 +117,13 @@ struct Counter {
 
 impl FaultCounters {
     fn new(rules: &[Rule]) -> FaultCounters {
-        let counter = |rule: &Rule| Counter { rule: rule.clone(), matched: 0.into(), struck: 0.into() };
+        let counter = |rule: &Rule| RuleCounter { rule: rule.clone(), matched: 0.into(), struck: 0.into() };
         FaultCounters(rules.iter().map(counter).collect())
     }
 
     /// Returns the counters of each rule, in the order of the rules.
     pub fn rules(&self) -> impl Iterator<Item = RuleCount> {
-        self.0.iter().map(|Counter { rule, matched, struck }| RuleCount {
+        self.0.iter().map(|RuleCounter { rule, matched, struck }| RuleCount {
             rule: rule.to_string(),
             matched: matched.load(Ordering::Relaxed),
             struck: struck.load(Ordering::Relaxed),
@@ -133,7 +133,7 @@ impl FaultCounters {
     /// Returns the counters of one direction.
     pub fn get(&self, direction: Direction) -> FaultCounts {
         let mut counts = FaultCounts::default();
-        for Counter { rule, struck, .. } in self.0.iter().filter(|c| c.rule.direction == direction) {
+        for RuleCounter { rule, struck, .. } in self.0.iter().filter(|c| c.rule.direction == direction) {
             let count = match rule.action {
                 Action::Drop => &mut counts.dropped,
                 Action::Duplicate => &mut counts.duplicated,
@@ -148,25 +148,25 @@ impl FaultCounters {
 }
 
 /// A rule and its counter.
-struct Counting {
+struct ActiveRule {
     rule: Rule,
     /// Index among all rules.
     index: usize,
     count: u64,
-    chance: Chance,
+    rng: SimRng,
 }
 
-impl Counting {
+impl ActiveRule {
     /// Counts the packet if it matches the filter, and reports whether the rule applies to it.
-    fn strikes(&mut self, packet: &[u8]) -> bool {
-        if !self.rule.is_about(packet) {
+    fn applies(&mut self, packet: &[u8]) -> bool {
+        if !self.rule.matches_filter(packet) {
             return false;
         }
         self.count += 1;
         match self.rule.when {
             When::Nth(n) => self.count == n,
             When::Every(n) => n > 0 && self.count.is_multiple_of(n),
-            When::Chance(p) => self.chance.hit(p),
+            When::Probability(p) => self.rng.bernoulli(p),
         }
     }
 }
@@ -193,16 +193,16 @@ struct Single<'a> {
 }
 
 /// A copy of a packet that is held back.
-struct Held {
+struct DelayedPacket {
     flow: Flow,
     ident: IpIdent,
     data: Vec<u8>,
     flip: Option<usize>,
 }
 
-impl Held {
-    fn new(s: &Single<'_>) -> Held {
-        Held { flow: s.flow, ident: s.ident, data: s.data.to_vec(), flip: s.flip }
+impl DelayedPacket {
+    fn new(s: &Single<'_>) -> DelayedPacket {
+        DelayedPacket { flow: s.flow, ident: s.ident, data: s.data.to_vec(), flip: s.flip }
     }
 
     fn single(&self) -> Single<'_> {
@@ -211,23 +211,23 @@ impl Held {
 }
 
 /// The rules of one direction, and the packets that they hold back.
-struct Lane {
-    rules: Vec<Counting>,
+struct Pipeline {
+    rules: Vec<ActiveRule>,
     verdicts: Vec<Verdict>,
     /// Packet to be reordered, which waits for the next packet or until the instant.
-    swap: Option<(Instant, Held)>,
+    reorder_slot: Option<(Instant, DelayedPacket)>,
     /// Delayed packets by due time, then by order of arrival.
-    delayed: BTreeMap<(Instant, u64), Held>,
+    delayed: BTreeMap<(Instant, u64), DelayedPacket>,
     delays: u64,
 }
 
-impl Lane {
-    fn is_quiet(&self) -> bool {
-        self.rules.is_empty() && self.swap.is_none()
+impl Pipeline {
+    fn is_idle(&self) -> bool {
+        self.rules.is_empty() && self.reorder_slot.is_none()
     }
 
     /// Determines the faults of a packet, updates the counters and calls the observer.
-    fn judge(
+    fn evaluate_rules(
         &mut self,
         now: Instant,
         (flow, ident): (Flow, IpIdent),
@@ -236,16 +236,16 @@ impl Lane {
         observer: &mut Option<Observer>,
     ) -> Verdict {
         let mut verdict = Verdict::default();
-        for counting in &mut self.rules {
-            let before = counting.count;
-            let strikes = counting.strikes(packet);
-            let counter = &counters.0[counting.index];
-            counter.matched.fetch_add(counting.count - before, Ordering::Relaxed);
-            if !strikes {
+        for active_rule in &mut self.rules {
+            let before = active_rule.count;
+            let applies = active_rule.applies(packet);
+            let counter = &counters.0[active_rule.index];
+            counter.matched.fetch_add(active_rule.count - before, Ordering::Relaxed);
+            if !applies {
                 continue;
             }
             counter.struck.fetch_add(1, Ordering::Relaxed);
-            let rule = &counting.rule;
+            let rule = &active_rule.rule;
             match rule.action {
                 Action::Drop => verdict.drop = true,
                 Action::Duplicate => verdict.duplicate = true,
@@ -254,7 +254,7 @@ impl Lane {
                 Action::Delay(by) => verdict.delay = Some(by),
             }
             if let Some(observer) = observer {
-                observer(&FaultEvent { at: now, rule, count: counting.count, flow, ident, packet });
+                observer(&FaultEvent { at: now, rule, count: active_rule.count, flow, ident, packet });
             }
         }
         verdict
@@ -271,7 +271,7 @@ impl Lane {
         if verdict.drop {
             return;
         }
-        let flip = verdict.corrupt.then(|| spoil_at(packet.data.len()));
+        let flip = verdict.corrupt.then(|| corrupt_offset(packet.data.len()));
         let packet = Single { flip: flip.or(packet.flip), ..packet };
         if verdict.duplicate {
             // One of the two copies continues at once, whatever happens to the other.
@@ -279,24 +279,24 @@ impl Lane {
         }
         if let Some(by) = verdict.delay {
             self.delays += 1;
-            self.delayed.insert((now + by, self.delays), Held::new(&packet));
+            self.delayed.insert((now + by, self.delays), DelayedPacket::new(&packet));
             return;
         }
-        if verdict.reorder && self.swap.is_none() {
-            self.swap = Some((now + HOLD_LIMIT, Held::new(&packet)));
+        if verdict.reorder && self.reorder_slot.is_none() {
+            self.reorder_slot = Some((now + REORDER_TIMEOUT, DelayedPacket::new(&packet)));
             return;
         }
         emit(packet);
-        if let Some((_, held)) = self.swap.take() {
-            emit(held.single());
+        if let Some((_, delayed_packet)) = self.reorder_slot.take() {
+            emit(delayed_packet.single());
         }
     }
 
     /// Emits the held packets that are due and returns their number.
     fn release(&mut self, now: Instant, emit: &mut dyn FnMut(Single<'_>)) -> usize {
         let mut released = 0;
-        if let Some((_, held)) = self.swap.take_if(|(until, _)| *until <= now) {
-            emit(held.single());
+        if let Some((_, delayed_packet)) = self.reorder_slot.take_if(|(until, _)| *until <= now) {
+            emit(delayed_packet.single());
             released += 1;
         }
         while let Some(first) = self.delayed.first_entry() {
@@ -310,21 +310,21 @@ impl Lane {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let swap = self.swap.as_ref().map(|(until, _)| *until);
-        swap.into_iter().chain(self.delayed.first_key_value().map(|((at, _), _)| *at)).min()
+        let reorder_slot = self.reorder_slot.as_ref().map(|(until, _)| *until);
+        reorder_slot.into_iter().chain(self.delayed.first_key_value().map(|((at, _), _)| *at)).min()
     }
 }
 
 /// Returns the offset of the byte to corrupt: behind the BTH, because the ICRC does not cover the whole BTH.
-fn spoil_at(len: usize) -> usize {
+fn corrupt_offset(len: usize) -> usize {
     (BTH_LEN + len.saturating_sub(BTH_LEN + ICRC_LEN) / 2).min(len.saturating_sub(1))
 }
 
 /// A link that injects faults by rule.
 pub struct Faults<L> {
     inner: L,
-    tx: Lane,
-    rx: Lane,
+    tx: Pipeline,
+    rx: Pipeline,
     counters: FaultCounters,
     observer: Option<Observer>,
     /// The bursts to send after faults were applied.
@@ -339,16 +339,22 @@ impl<L: Link> Faults<L> {
     /// If several rules apply to a packet, all their faults are applied; a dropped packet is only dropped.
     pub fn new(inner: L, rules: Vec<Rule>, seed: u64) -> Faults<L> {
         let counters = FaultCounters::new(&rules);
-        let counting = |(i, rule)| Counting { rule, index: i, count: 0, chance: Chance::new(seed, i as u64) };
+        let active_rule =
+            |(i, rule)| ActiveRule { rule, index: i, count: 0, rng: SimRng::new(seed, i as u64) };
         let (tx, rx) =
-            rules.into_iter().enumerate().map(counting).partition(|c| c.rule.direction == Direction::Tx);
-        let lane =
-            |rules| Lane { rules, verdicts: Vec::new(), swap: None, delayed: BTreeMap::new(), delays: 0 };
+            rules.into_iter().enumerate().map(active_rule).partition(|c| c.rule.direction == Direction::Tx);
+        let pipeline = |rules| Pipeline {
+            rules,
+            verdicts: Vec::new(),
+            reorder_slot: None,
+            delayed: BTreeMap::new(),
+            delays: 0,
+        };
         Faults {
             queue: TxQueue::new(inner.info().burst),
             inner,
-            tx: lane(tx),
-            rx: lane(rx),
+            tx: pipeline(tx),
+            rx: pipeline(rx),
             counters,
             observer: None,
             scratch: Vec::new(),
@@ -357,7 +363,7 @@ impl<L: Link> Faults<L> {
 
     /// Returns this link with an observer that is called for every fault.
     #[must_use]
-    pub fn observed(mut self, observer: impl FnMut(&FaultEvent<'_>) + Send + 'static) -> Faults<L> {
+    pub fn with_observer(mut self, observer: impl FnMut(&FaultEvent<'_>) + Send + 'static) -> Faults<L> {
         self.observer = Some(Box::new(observer));
         self
     }
@@ -386,7 +392,7 @@ impl<L: Link> Link for Faults<L> {
 
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         self.release_tx(now)?;
-        if self.tx.is_quiet() {
+        if self.tx.is_idle() {
             return self.inner.transmit(now, queue);
         }
         self.tx.verdicts.clear();
@@ -395,12 +401,12 @@ impl<L: Link> Link for Faults<L> {
             burst.copy_to(&mut self.scratch);
             for (i, packet) in self.scratch.chunks(burst.segment.max(1)).enumerate() {
                 let place = (burst.flow, ident_of(IpIdent::SENT, i as u16));
-                let verdict = self.tx.judge(now, place, packet, &self.counters, &mut self.observer);
+                let verdict = self.tx.evaluate_rules(now, place, packet, &self.counters, &mut self.observer);
                 self.tx.verdicts.push(verdict);
             }
         }
         let untouched = self.tx.verdicts.iter().all(|v| *v == Verdict::default());
-        if untouched && self.tx.swap.is_none() {
+        if untouched && self.tx.reorder_slot.is_none() {
             return self.inner.transmit(now, queue);
         }
         self.queue.clear();
@@ -425,27 +431,27 @@ impl<L: Link> Link for Faults<L> {
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         self.release_tx(now)?;
         let Faults { inner, rx, counters, observer, scratch, .. } = self;
-        let mut released = rx.release(now, &mut |s| hand_over(s, scratch, sink));
+        let mut released = rx.release(now, &mut |s| deliver(s, scratch, sink));
         released += inner.receive(now, &mut |burst| {
-            if rx.is_quiet() {
+            if rx.is_idle() {
                 return sink(burst);
             }
             rx.verdicts.clear();
             for (i, packet) in burst.packets() {
                 let place = (burst.flow, ident_of(burst.ident, i));
-                let verdict = rx.judge(now, place, packet, counters, observer);
+                let verdict = rx.evaluate_rules(now, place, packet, counters, observer);
                 rx.verdicts.push(verdict);
             }
-            receive_struck(now, &burst, rx, scratch, sink);
+            receive_with_faults(now, &burst, rx, scratch, sink);
         })?;
         Ok(released)
     }
 
-    pass_on!(self => self.inner);
+    delegate_link_methods!(self => self.inner);
 
     fn next_deadline(&self) -> Option<Instant> {
-        let lanes = [self.tx.next_deadline(), self.rx.next_deadline()];
-        lanes.into_iter().chain([self.inner.next_deadline()]).flatten().min()
+        let pipelines = [self.tx.next_deadline(), self.rx.next_deadline()];
+        pipelines.into_iter().chain([self.inner.next_deadline()]).flatten().min()
     }
 }
 
@@ -459,18 +465,18 @@ fn ident_of(burst: IpIdent, i: u16) -> IpIdent {
 }
 
 /// Delivers a received burst: packets without a fault in runs as long as possible.
-fn receive_struck(
+fn receive_with_faults(
     now: Instant,
     burst: &RxBurst<'_>,
-    lane: &mut Lane,
+    pipeline: &mut Pipeline,
     scratch: &mut Vec<u8>,
     sink: &mut dyn FnMut(RxBurst<'_>),
 ) {
-    let verdicts = std::mem::take(&mut lane.verdicts);
-    let whole = verdicts.iter().all(|v| *v == Verdict::default()) && lane.swap.is_none();
+    let verdicts = std::mem::take(&mut pipeline.verdicts);
+    let whole = verdicts.iter().all(|v| *v == Verdict::default()) && pipeline.reorder_slot.is_none();
     if whole {
         sink(*burst);
-        lane.verdicts = verdicts;
+        pipeline.verdicts = verdicts;
         return;
     }
     let mut first = 0;
@@ -483,16 +489,16 @@ fn receive_struck(
         }
     };
     for ((i, data), verdict) in burst.packets().zip(&verdicts) {
-        if *verdict == Verdict::default() && lane.swap.is_none() {
+        if *verdict == Verdict::default() && pipeline.reorder_slot.is_none() {
             continue;
         }
         pass(first, i as usize, sink);
         first = i as usize + 1;
         let packet = Single { flow: burst.flow, ident: ident_of(burst.ident, i), data, flip: None };
-        lane.apply(now, packet, *verdict, &mut |s| hand_over(s, scratch, sink));
+        pipeline.apply(now, packet, *verdict, &mut |s| deliver(s, scratch, sink));
     }
     pass(first, verdicts.len(), sink);
-    lane.verdicts = verdicts;
+    pipeline.verdicts = verdicts;
 }
 
 /// Appends one packet to a queue.
@@ -503,7 +509,7 @@ fn push(queue: &mut TxQueue, s: Single<'_>) {
 }
 
 /// Delivers one packet to the NIC, corrupted if requested.
-fn hand_over(s: Single<'_>, scratch: &mut Vec<u8>, sink: &mut dyn FnMut(RxBurst<'_>)) {
+fn deliver(s: Single<'_>, scratch: &mut Vec<u8>, sink: &mut dyn FnMut(RxBurst<'_>)) {
     let mut data = s.data;
     if let Some(at) = s.flip {
         scratch.clear();

@@ -60,7 +60,7 @@ pub enum When {
     /// The n-th, the 2n-th and so on.
     Every(u64),
     /// Each with this probability.
-    Chance(f64),
+    Probability(f64),
 }
 
 type Filter = Arc<dyn Fn(&Packet<'_>) -> bool + Send + Sync>;
@@ -89,7 +89,7 @@ impl Rule {
         let text = match when {
             When::Nth(n) => format!("{direction}:{action}={n}"),
             When::Every(n) => format!("{direction}:{action}=every:{n}"),
-            When::Chance(p) => format!("{direction}:{action}=p:{p}"),
+            When::Probability(p) => format!("{direction}:{action}=p:{p}"),
         };
         Rule { direction, action, when, filter: None, text }
     }
@@ -106,7 +106,7 @@ impl Rule {
     }
 
     /// Reports whether a packet (BTH to ICRC) matches the filter.
-    pub(super) fn is_about(&self, bytes: &[u8]) -> bool {
+    pub(super) fn matches_filter(&self, bytes: &[u8]) -> bool {
         match &self.filter {
             Some(filter) => Packet::parse(bytes).is_ok_and(|p| filter(&p)),
             None => true,
@@ -195,7 +195,7 @@ fn parse_when(text: &str) -> Result<When, String> {
     match text.split_once(':') {
         Some(("every", n)) => Ok(When::Every(positive(n)?)),
         Some(("p", p)) => match p.parse::<f64>() {
-            Ok(p) if (0.0..=1.0).contains(&p) => Ok(When::Chance(p)),
+            Ok(p) if (0.0..=1.0).contains(&p) => Ok(When::Probability(p)),
             _ => Err(format!("'{p}' is no probability between 0 and 1: write 1 % as p:0.01")),
         },
         Some((other, _)) => Err(format!("'{other}:' is not known: write 3, every:3 or p:0.3")),
@@ -271,7 +271,10 @@ mod tests {
         };
         assert_eq!(shape("drop=3"), (Direction::Tx, Action::Drop, When::Nth(3), false));
         assert_eq!(shape("rx:dup=every:5"), (Direction::Rx, Action::Duplicate, When::Every(5), false));
-        assert_eq!(shape("tx:reorder=p:0.25"), (Direction::Tx, Action::Reorder, When::Chance(0.25), false));
+        assert_eq!(
+            shape("tx:reorder=p:0.25"),
+            (Direction::Tx, Action::Reorder, When::Probability(0.25), false)
+        );
         assert_eq!(
             shape("corrupt=1,opcode=0x0a,qp=17"),
             (Direction::Tx, Action::Corrupt, When::Nth(1), true)

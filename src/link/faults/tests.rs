@@ -109,7 +109,7 @@ fn reordered_packet_waits_for_the_next_one_up_to_the_hold_limit() {
     send(&mut a, &b, Instant(10), 3..5);
     assert_eq!(read(&mut b, Instant(10)), [3, 2]);
     let until = a.next_deadline().unwrap();
-    assert_eq!(until, Instant(10) + HOLD_LIMIT);
+    assert_eq!(until, Instant(10) + REORDER_TIMEOUT);
     read(&mut a, until);
     assert_eq!(read(&mut b, until), [4]);
 }
@@ -120,7 +120,7 @@ fn faults_are_counted_and_observed() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let log = told.clone();
     let rules = ["drop=every:2", "dup=3"].map(|r| r.parse().unwrap()).to_vec();
-    let mut a = Faults::new(a, rules, 0).observed(move |e| {
+    let mut a = Faults::new(a, rules, 0).with_observer(move |e| {
         let psn = Packet::parse(e.packet).unwrap().bth().psn.get();
         log.lock().unwrap().push(format!("{} #{} psn {psn}", e.rule, e.count));
     });

@@ -14,7 +14,7 @@ use crate::link::frame_queue::FrameQueue;
 const MAX_FRAME: usize = 65_535 + 22;
 
 /// Bytes of the length prefix of each frame in a stream.
-const LENGTH: usize = 4;
+const PREFIX_LEN: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct Socket {
@@ -88,10 +88,10 @@ impl Socket {
         }
         tx.push_with(|out| {
             let at = out.len();
-            out.extend_from_slice(&[0; LENGTH]);
+            out.extend_from_slice(&[0; PREFIX_LEN]);
             write(out);
-            let len = (out.len() - at - LENGTH) as u32;
-            out[at..at + LENGTH].copy_from_slice(&len.to_be_bytes());
+            let len = (out.len() - at - PREFIX_LEN) as u32;
+            out[at..at + PREFIX_LEN].copy_from_slice(&len.to_be_bytes());
         });
     }
 
@@ -242,14 +242,14 @@ fn receive_stream(
             Err(e) => return Err(e),
         }
         let mut at = 0;
-        while let Some(head) = buffer[at..*filled].first_chunk::<LENGTH>() {
+        while let Some(head) = buffer[at..*filled].first_chunk::<PREFIX_LEN>() {
             let len = u32::from_be_bytes(*head) as usize;
             if len > MAX_FRAME {
                 return Err(ErrorKind::InvalidData.into());
             }
-            let Some(frame) = buffer[at + LENGTH..*filled].get(..len) else { break };
+            let Some(frame) = buffer[at + PREFIX_LEN..*filled].get(..len) else { break };
             rx.push(frame);
-            at += LENGTH + len;
+            at += PREFIX_LEN + len;
         }
         buffer.copy_within(at..*filled, 0);
         *filled -= at;

@@ -12,13 +12,13 @@ fn config_text_names_socket_and_station() {
         .unwrap();
     assert_eq!(c.wire, FramesWire::Dgram { local: "/tmp/a".into(), remote: "/tmp/b".into() });
     assert_eq!(c.wire.to_string(), "frames:dgram:/tmp/a,/tmp/b");
-    assert_eq!(c.station.addresses.len(), 2);
-    assert_eq!((c.station.mac.to_string().as_str(), c.mtu), ("52:54:00:77:00:01", 4500));
+    assert_eq!(c.host_stack.addresses.len(), 2);
+    assert_eq!((c.host_stack.mac.to_string().as_str(), c.mtu), ("52:54:00:77:00:01", 4500));
     let c = parse("frames:listen:/tmp/x,ip=10.77.0.1,gw=10.77.0.254").unwrap();
     assert_eq!(c.wire, FramesWire::Listen("/tmp/x".into()));
     // The MAC is derived from the address, so it is the same on every run.
-    assert_eq!((c.station.mac.to_string().as_str(), c.mtu), ("52:58:0a:4d:00:01", 1500));
-    assert_eq!(c.station.gateways, ["10.77.0.254".parse::<std::net::IpAddr>().unwrap()]);
+    assert_eq!((c.host_stack.mac.to_string().as_str(), c.mtu), ("52:58:0a:4d:00:01", 1500));
+    assert_eq!(c.host_stack.gateways, ["10.77.0.254".parse::<std::net::IpAddr>().unwrap()]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! there are, and passes it to one of them (`PACKET_FANOUT`, see packet(7)).
 //!
 //! That is the socket of the shard that has the frame's queue pair; all other frames go to the first. The
-//! links pass on frames that several of them need: see [`Kin::share`](super::kin::Kin::share).
+//! links pass on frames that several of them need: see [`ShardGroup::forward_frame`](super::shard_group::ShardGroup::forward_frame).
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -36,7 +36,7 @@ pub(super) fn join<'a>(sockets: impl ExactSizeIterator<Item = &'a RawSocket>) ->
                 let flags = PACKET_FANOUT_FLAG_UNIQUEID | PACKET_FANOUT_FLAG_IGNORE_OUTGOING;
                 socket.set_packet_option(libc::PACKET_FANOUT, &((PACKET_FANOUT_CBPF | flags) << 16))?;
                 let shard = ShardId::new(0, count).ok_or(io::ErrorKind::InvalidInput)?;
-                socket.fan_out(&filter::shard_of(shard.bits()))?;
+                socket.fan_out(&filter::fanout_program(shard.bits()))?;
                 group = Some(socket.packet_option(libc::PACKET_FANOUT)?);
             }
         }

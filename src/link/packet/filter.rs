@@ -17,11 +17,11 @@ const MAX_ADDRESSES: usize = 16;
 
 /// Recipient whose frames are accepted.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Wanted<'a> {
+pub(super) enum Recipient<'a> {
     /// The interface itself; the kernel replies to its neighbours.
     Interface(&'a [IpAddr]),
     /// A host stack with its own MAC and VLAN on a promiscuous interface.
-    Station(Mac, Option<u16>),
+    HostStack(Mac, Option<u16>),
 }
 
 type Block = Vec<sock_filter>;
@@ -35,7 +35,7 @@ fn load(size: u32, at: u32) -> sock_filter {
 }
 
 /// Loads an ancillary value of the kernel, which is not part of the frame.
-fn load_extra(what: i32) -> sock_filter {
+fn load_ancillary(what: i32) -> sock_filter {
     load(BPF_W, (SKF_AD_OFF + what) as u32)
 }
 
@@ -47,7 +47,7 @@ fn accept() -> sock_filter {
     op(BPF_RET | BPF_K, u32::MAX)
 }
 
-fn drop_it() -> sock_filter {
+fn reject() -> sock_filter {
     op(BPF_RET | BPF_K, 0)
 }
 
@@ -61,7 +61,7 @@ fn if_eq(out: &mut Block, k: u32, then: Block) {
 /// Continues only if the accumulator equals `k`; otherwise drops the frame.
 fn require(out: &mut Block, k: u32) {
     out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: 1, jf: 0, k });
-    out.push(drop_it());
+    out.push(reject());
 }
 
 /// Executes `then` unless the accumulator equals `k`. Continues after it if `then` does not end the program.
@@ -84,20 +84,20 @@ fn require_shard(byte: sock_filter, shard: ShardId) -> Block {
 /// Returns the filter program of one shard of a NIC on an Ethernet interface. The first shard receives the
 /// requests to the host stack itself, which are for no queue pair; all shards receive replies and multicast
 /// packets.
-pub(super) fn program(wanted: Wanted<'_>, shard: ShardId) -> Vec<sock_filter> {
+pub(super) fn program(recipient: Recipient<'_>, shard: ShardId) -> Vec<sock_filter> {
     let mut p = Block::new();
     // The kernel has removed the tag. VLAN 0 carries only a priority; other VLANs have their own interfaces
     // or stations.
-    let vlan = if let Wanted::Station(_, vlan) = wanted { vlan } else { None };
-    p.push(load_extra(SKF_AD_VLAN_TAG));
+    let vlan = if let Recipient::HostStack(_, vlan) = recipient { vlan } else { None };
+    p.push(load_ancillary(SKF_AD_VLAN_TAG));
     p.push(mask(0xfff));
     require(&mut p, vlan.unwrap_or(0).into());
-    p.push(load_extra(SKF_AD_PKTTYPE));
+    p.push(load_ancillary(SKF_AD_PKTTYPE));
     // The sockets ignore outgoing frames by option, but a fanout group of them does not before Linux 6.10.
-    if_eq(&mut p, libc::PACKET_OUTGOING.into(), vec![drop_it()]);
-    match wanted {
-        Wanted::Interface(_) => if_eq(&mut p, libc::PACKET_OTHERHOST.into(), vec![drop_it()]),
-        Wanted::Station(mac, _) => {
+    if_eq(&mut p, libc::PACKET_OUTGOING.into(), vec![reject()]);
+    match recipient {
+        Recipient::Interface(_) => if_eq(&mut p, libc::PACKET_OTHERHOST.into(), vec![reject()]),
+        Recipient::HostStack(mac, _) => {
             let [a, b, c, d, e, f] = mac.0;
             let mut own = vec![load(BPF_W, 0)];
             require(&mut own, u32::from_be_bytes([a, b, c, d]));
@@ -109,7 +109,7 @@ pub(super) fn program(wanted: Wanted<'_>, shard: ShardId) -> Vec<sock_filter> {
         }
     }
     p.push(load(BPF_H, 12));
-    if let Wanted::Station(..) = wanted {
+    if let Recipient::HostStack(..) = recipient {
         let mut arp = Block::new();
         if !shard.is_first() {
             arp.push(load(BPF_H, 14 + 6));
@@ -118,19 +118,19 @@ pub(super) fn program(wanted: Wanted<'_>, shard: ShardId) -> Vec<sock_filter> {
         arp.push(accept());
         if_eq(&mut p, 0x0806, arp);
     }
-    let ip = ipv4(wanted, shard);
+    let ip = ipv4(recipient, shard);
     if_eq(&mut p, 0x0800, ip);
-    let ip = ipv6(wanted, shard);
+    let ip = ipv6(recipient, shard);
     if_eq(&mut p, 0x86dd, ip);
     // RoCEv1 packets are only counted.
-    if_eq(&mut p, 0x8915, vec![if shard.is_first() { accept() } else { drop_it() }]);
-    p.push(drop_it());
+    if_eq(&mut p, 0x8915, vec![if shard.is_first() { accept() } else { reject() }]);
+    p.push(reject());
     p
 }
 
 /// Returns the fanout program, which selects one of `1 << bits` shards for a frame: that of its queue pair,
 /// or the first one if the frame is for no queue pair. The program sees a frame from its network header on.
-pub(super) fn shard_of(bits: u32) -> Vec<sock_filter> {
+pub(super) fn fanout_program(bits: u32) -> Vec<sock_filter> {
     let first = || op(BPF_RET | BPF_K, 0);
     let index = || [mask((1 << bits) - 1), op(BPF_RET | BPF_A, 0)];
     let mut ipv4 = vec![load(BPF_B, 9)];
@@ -145,17 +145,17 @@ pub(super) fn shard_of(bits: u32) -> Vec<sock_filter> {
     if_eq(&mut ipv6, 0xff, vec![first()]);
     ipv6.push(load(BPF_B, 40 + DEST_QP_LOW));
     ipv6.extend(index());
-    let mut p = vec![load_extra(SKF_AD_PROTOCOL)];
+    let mut p = vec![load_ancillary(SKF_AD_PROTOCOL)];
     if_eq(&mut p, 0x0800, ipv4);
     if_eq(&mut p, 0x86dd, ipv6);
     p.push(first());
     p
 }
 
-fn ipv4(wanted: Wanted<'_>, shard: ShardId) -> Block {
+fn ipv4(recipient: Recipient<'_>, shard: ShardId) -> Block {
     let mut p = vec![load(BPF_B, 14 + 9)];
-    if let Wanted::Station(..) = wanted {
-        if_eq(&mut p, 1, vec![if shard.is_first() { accept() } else { drop_it() }]);
+    if let Recipient::HostStack(..) = recipient {
+        if_eq(&mut p, 1, vec![if shard.is_first() { accept() } else { reject() }]);
         // Of IGMP, only queries are accepted.
         let mut igmp = vec![op(BPF_LDX | BPF_B | BPF_MSH, 14), op(BPF_LD | BPF_B | BPF_IND, 14)];
         require(&mut igmp, 0x11);
@@ -175,7 +175,7 @@ fn ipv4(wanted: Wanted<'_>, shard: ShardId) -> Block {
         let byte = op(BPF_LD | BPF_B | BPF_IND, 14 + DEST_QP_LOW);
         unless_eq(&mut p, 0xe000_0000, require_shard(byte, shard));
     }
-    if let Wanted::Interface(addresses) = wanted
+    if let Recipient::Interface(addresses) = recipient
         && addresses.len() <= MAX_ADDRESSES
     {
         p.push(load(BPF_W, 14 + 16));
@@ -191,9 +191,9 @@ fn ipv4(wanted: Wanted<'_>, shard: ShardId) -> Block {
     p
 }
 
-fn ipv6(wanted: Wanted<'_>, shard: ShardId) -> Block {
+fn ipv6(recipient: Recipient<'_>, shard: ShardId) -> Block {
     let mut p = vec![load(BPF_B, 14 + 6)];
-    if let Wanted::Station(..) = wanted {
+    if let Recipient::HostStack(..) = recipient {
         let mut icmp = Block::new();
         if !shard.is_first() {
             icmp.push(load(BPF_B, 14 + 40));
@@ -216,7 +216,7 @@ fn ipv6(wanted: Wanted<'_>, shard: ShardId) -> Block {
         p.push(load(BPF_B, 14 + 24));
         unless_eq(&mut p, 0xff, require_shard(load(BPF_B, 14 + 40 + DEST_QP_LOW), shard));
     }
-    if let Wanted::Interface(addresses) = wanted
+    if let Recipient::Interface(addresses) = recipient
         && addresses.len() <= MAX_ADDRESSES
     {
         const DST: u32 = 14 + 24;
@@ -317,7 +317,7 @@ mod tests {
     fn interface_accepts_rocev2_for_its_addresses_and_groups() {
         let addresses: Vec<IpAddr> =
             ["10.0.0.1", "10.0.0.2", "fd00::1", "fe80::2"].iter().map(|a| a.parse().unwrap()).collect();
-        let p = program(Wanted::Interface(&addresses), ShardId::WHOLE);
+        let p = program(Recipient::Interface(&addresses), ShardId::WHOLE);
         for ours in ["10.0.0.1", "10.0.0.2", "239.1.2.3", "fd00::1", "fe80::2", "ff0e::7"] {
             assert!(run(&p, &packet(ours, OWN), 0, 0), "{ours}");
             assert!(run(&p, &packet(ours, OWN), 0xe000, 0), "{ours} with a priority");
@@ -341,12 +341,12 @@ mod tests {
         assert!(!run(&p, &packet("fd00::1", OWN)[..50], 0, 0));
         // Too many addresses for the filter: packets to any address are accepted.
         let many = vec!["10.0.0.1".parse().unwrap(); MAX_ADDRESSES + 1];
-        assert!(run(&program(Wanted::Interface(&many), ShardId::WHOLE), &packet("10.0.0.3", OWN), 0, 0));
+        assert!(run(&program(Recipient::Interface(&many), ShardId::WHOLE), &packet("10.0.0.3", OWN), 0, 0));
     }
 
     #[test]
     fn station_in_a_vlan_accepts_only_that_vlan() {
-        let p = program(Wanted::Station(OWN, Some(5)), ShardId::WHOLE);
+        let p = program(Recipient::HostStack(OWN, Some(5)), ShardId::WHOLE);
         let frame = packet("10.0.0.1", OWN);
         for (vlan, takes) in [(5, true), (7 << 13 | 5, true), (0, false), (7 << 13, false), (6, false)] {
             assert_eq!(run(&p, &frame, vlan, 0), takes, "{vlan:#x}");
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn station_accepts_rocev2_and_requests_to_it() {
-        let p = program(Wanted::Station(OWN, None), ShardId::WHOLE);
+        let p = program(Recipient::HostStack(OWN, None), ShardId::WHOLE);
         assert!(run(&p, &packet("10.0.0.1", OWN), 0, libc::PACKET_OTHERHOST.into()));
         assert!(!run(&p, &packet("10.0.0.1", OWN), 0, libc::PACKET_OUTGOING.into()));
         assert!(run(&p, &packet("239.0.0.1", Mac([1, 0, 0x5e, 0, 0, 1])), 0, 2));
@@ -372,7 +372,7 @@ mod tests {
             append_echo(&mut ping, OWN, PEER, &Echo { request: true, src, dst, id: 1, seq: 1 }, b"");
             assert!(run(&p, &ping, 0, 3));
             assert!(
-                !run(&program(Wanted::Interface(&[dst]), ShardId::WHOLE), &ping, 0, 0),
+                !run(&program(Recipient::Interface(&[dst]), ShardId::WHOLE), &ping, 0, 0),
                 "the kernel answers it"
             );
         }
@@ -396,15 +396,15 @@ mod tests {
             frame[62] = kind;
             frame
         };
-        let (station, own) = (
-            program(Wanted::Station(OWN, None), ShardId::WHOLE),
-            program(Wanted::Interface(&[]), ShardId::WHOLE),
+        let (host_stack, own) = (
+            program(Recipient::HostStack(OWN, None), ShardId::WHOLE),
+            program(Recipient::Interface(&[]), ShardId::WHOLE),
         );
         for (query, report) in
             [(igmp(0x11, 1), igmp(0x22, 1)), (igmp(0x11, 0), igmp(0x16, 0)), (mld(130), mld(143))]
         {
-            assert!(run(&station, &query, 0, 2));
-            assert!(!run(&station, &report, 0, 2));
+            assert!(run(&host_stack, &query, 0, 2));
+            assert!(!run(&host_stack, &report, 0, 2));
             assert!(!run(&own, &query, 0, 2), "the kernel answers it");
         }
     }
@@ -412,7 +412,7 @@ mod tests {
     #[test]
     fn shard_accepts_its_queue_pairs_and_all_groups() {
         let own: Vec<IpAddr> = ["10.0.0.1", "fd00::1"].iter().map(|a| a.parse().unwrap()).collect();
-        for wanted in [Wanted::Interface(&own), Wanted::Station(OWN, None)] {
+        for recipient in [Recipient::Interface(&own), Recipient::HostStack(OWN, None)] {
             for qpn in [0x10_u8, 0x11, 0x12, 0xff] {
                 for (dst, to, at) in [
                     ("10.0.0.1", OWN, 14 + 20 + 8 + 7),
@@ -424,7 +424,7 @@ mod tests {
                     frame[at] = qpn;
                     let group = to.is_multicast();
                     for index in 0..4 {
-                        let p = program(wanted, ShardId::new(index, 4).unwrap());
+                        let p = program(recipient, ShardId::new(index, 4).unwrap());
                         let takes = group || usize::from(qpn) % 4 == index;
                         assert_eq!(run(&p, &frame, 0, 0), takes, "{dst}, QP {qpn:#x}, shard {index}");
                     }
@@ -436,7 +436,7 @@ mod tests {
     #[test]
     fn fanout_program_selects_the_shard_of_the_queue_pair() {
         for bits in [1, 2, 6] {
-            let p = shard_of(bits);
+            let p = fanout_program(bits);
             let shard = |frame: &[u8]| result(&p, &frame[14..], 0, 0);
             for (dst, at) in [("10.0.0.1", 14 + 20 + 8 + 7), ("fd00::1", 14 + 40 + 8 + 7)] {
                 for qpn in [0_u8, 1, 2, 0x35, 0xff] {
@@ -480,7 +480,7 @@ mod tests {
     #[test]
     fn first_shard_accepts_requests_and_all_accept_replies() {
         let [first, second] =
-            [0, 1].map(|i| program(Wanted::Station(OWN, None), ShardId::new(i, 2).unwrap()));
+            [0, 1].map(|i| program(Recipient::HostStack(OWN, None), ShardId::new(i, 2).unwrap()));
         for request in [true, false] {
             let mut arp = Vec::new();
             let (sender_ip, target_ip) = ("10.0.0.9".parse().unwrap(), "10.0.0.1".parse().unwrap());

@@ -8,18 +8,18 @@ use std::time::Duration;
 
 use super::sys;
 use crate::link::frame_queue::FrameQueue;
-use crate::link::held::Held;
 use crate::link::membership::{self, JoinError};
 use crate::link::system_udp;
+use crate::link::unresolved_queue::UnresolvedQueue;
 use crate::transport::Instant;
 use crate::wire::{Mac, ROCE_PORT};
 
 /// Time for which a result of the kernel is cached.
-const KEEP: Duration = Duration::from_secs(5);
+const CACHE_LIFETIME: Duration = Duration::from_secs(5);
 /// Interval between queries for a neighbour that the kernel is resolving.
-const AGAIN: Duration = Duration::from_millis(5);
+const QUERY_INTERVAL: Duration = Duration::from_millis(5);
 /// Time after which queued packets are dropped; the kernel itself sends three requests, a second apart.
-const GIVE_UP: Duration = Duration::from_secs(3);
+const RESOLUTION_TIMEOUT: Duration = Duration::from_secs(3);
 /// Destination port (discard) of the datagrams that make the kernel resolve a neighbour.
 const DISCARD_PORT: u16 = 9;
 /// Maximum number of cached results.
@@ -50,15 +50,15 @@ pub(super) struct KernelNeighbours {
     /// Sockets whose only purpose is the membership of the kernel in multicast groups, while they are open:
     /// the kernel reports it and configures the hardware to accept the packets. Nothing is read from them.
     groups: HashMap<IpAddr, UdpSocket>,
-    nudge: [Option<UdpSocket>; 2],
+    trigger: [Option<UdpSocket>; 2],
     /// Sockets bound to the RoCE port so that the kernel sends no ICMP port unreachable. A filter drops their
     /// packets.
     _guards: Vec<UdpSocket>,
     cache: HashMap<IpAddr, Cached>,
-    held: Held,
+    unresolved_queue: UnresolvedQueue,
     pub outbox: FrameQueue,
     pub unresolved: u64,
-    waiting: bool,
+    has_unresolved: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +85,7 @@ impl KernelNeighbours {
         let wait = libc::timeval { tv_sec: 0, tv_usec: 100_000 };
         sys::set_option(netlink.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVTIMEO, &wait)?;
         let any = [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()];
-        let nudge = any.map(|ip| {
+        let trigger = any.map(|ip| {
             let socket = system_udp::bound((ip, 0).into()).ok()?;
             socket.set_nonblocking(true).ok()?;
             sys::bind_to_device(socket.as_raw_fd(), name).ok()?;
@@ -107,13 +107,13 @@ impl KernelNeighbours {
             loopback,
             families: [IpAddr::is_ipv4, IpAddr::is_ipv6].map(|of| addresses.iter().any(of)),
             groups: HashMap::new(),
-            nudge,
+            trigger,
             _guards: guards,
             cache: HashMap::new(),
-            held: Held::default(),
+            unresolved_queue: UnresolvedQueue::default(),
             outbox: FrameQueue::default(),
             unresolved: 0,
-            waiting: false,
+            has_unresolved: false,
         })
     }
 
@@ -137,12 +137,12 @@ impl KernelNeighbours {
             self.cache.clear();
         }
         // One datagram makes the kernel continue for as long as packets wait.
-        let asked = before.filter(|c| c.mac.is_none() && now.since(c.since) <= GIVE_UP);
+        let asked = before.filter(|c| c.mac.is_none() && now.since(c.since) <= RESOLUTION_TIMEOUT);
         if !sure && asked.is_none() {
-            self.nudge(dst);
+            self.trigger(dst);
         }
         let since = asked.map_or(now, |c| c.since);
-        let until = now + if mac.is_some() { KEEP } else { AGAIN };
+        let until = now + if mac.is_some() { CACHE_LIFETIME } else { QUERY_INTERVAL };
         self.cache.insert(dst, Cached { mac, until, since });
         mac
     }
@@ -182,39 +182,42 @@ impl KernelNeighbours {
 
     /// Queues a frame for which [`resolve`](Self::resolve) had no MAC. Without room, counts it and returns
     /// false.
-    pub fn hold(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
-        let kept = self.held.push(dst, write);
-        self.waiting |= kept;
+    pub fn queue_unresolved(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+        let kept = self.unresolved_queue.push(dst, write);
+        self.has_unresolved |= kept;
         self.unresolved += u64::from(!kept);
         kept
     }
 
     /// Queries again the next hops of queued frames, which are moved to the outbox or dropped.
     pub fn handle_timeout(&mut self, now: Instant) {
-        while self.waiting {
+        while self.has_unresolved {
             let due = |ip: &IpAddr| self.cache.get(ip).is_none_or(|c| c.until <= now || c.mac.is_some());
-            let Some(dst) = self.held.hops().find(due) else { break };
-            let vain = |c: &Cached| c.mac.is_none() && now.since(c.since) >= GIVE_UP;
+            let Some(dst) = self.unresolved_queue.hops().find(due) else { break };
+            let vain = |c: &Cached| c.mac.is_none() && now.since(c.since) >= RESOLUTION_TIMEOUT;
             if self.cache.get(&dst).is_some_and(vain) {
                 self.cache.remove(&dst);
-                self.unresolved += self.held.give_up(dst);
+                self.unresolved += self.unresolved_queue.drop_frames_for(dst);
             } else if let Some(mac) = self.resolve(now, dst) {
-                self.held.release(dst, mac, &mut self.outbox);
+                self.unresolved_queue.release(dst, mac, &mut self.outbox);
             }
-            self.waiting = self.held.hops().next().is_some();
+            self.has_unresolved = self.unresolved_queue.hops().next().is_some();
         }
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {
-        if !self.waiting {
+        if !self.has_unresolved {
             return None;
         }
-        self.held.hops().map(|ip| self.cache.get(&ip).map_or(Instant::default(), |c| c.until)).min()
+        self.unresolved_queue
+            .hops()
+            .map(|ip| self.cache.get(&ip).map_or(Instant::default(), |c| c.until))
+            .min()
     }
 
     /// Makes the kernel resolve `dst`, or confirm its entry.
-    fn nudge(&self, dst: IpAddr) {
-        if let Some(socket) = &self.nudge[usize::from(dst.is_ipv6())] {
+    fn trigger(&self, dst: IpAddr) {
+        if let Some(socket) = &self.trigger[usize::from(dst.is_ipv6())] {
             let _ = socket.send_to(&[], socket_addr(dst, DISCARD_PORT, self.ifindex));
         }
     }
@@ -228,7 +231,7 @@ impl KernelNeighbours {
         request.attribute(RTA_DST, octets(&dst).as_ref());
         request.attribute(libc::RTA_OIF, &self.ifindex.to_ne_bytes());
         let mut buffer = [0; 4096];
-        let reply = self.ask(&request, &mut buffer)?;
+        let reply = self.query(&request, &mut buffer)?;
         match attributes(reply).find(|(kind, _)| *kind == libc::RTA_GATEWAY) {
             Some((_, gateway)) => ip_of(gateway),
             None => Some(dst),
@@ -243,7 +246,7 @@ impl KernelNeighbours {
         let mut request = Request::new(libc::RTM_GETNEIGH, &body);
         request.attribute(NDA_DST, octets(&hop).as_ref());
         let mut buffer = [0; 4096];
-        let Some(reply) = self.ask(&request, &mut buffer) else { return (None, false) };
+        let Some(reply) = self.query(&request, &mut buffer) else { return (None, false) };
         let state = u16::from_ne_bytes([reply[8], reply[9]]);
         let mac = attributes(reply).find(|(kind, _)| *kind == libc::NDA_LLADDR);
         let mac = mac.and_then(|(_, mac)| mac.first_chunk()).map(|m| Mac(*m));
@@ -252,7 +255,7 @@ impl KernelNeighbours {
 
     /// Sends a request and returns the body of the response, at least [`BODY_LEN`] bytes; `None` for an
     /// error.
-    fn ask<'b>(&self, request: &Request, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
+    fn query<'b>(&self, request: &Request, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
         let fd = self.netlink.as_raw_fd();
         sys::send(fd, &request.bytes).ok()?;
         let n = sys::recv(fd, buffer).ok()?;

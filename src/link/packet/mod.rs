@@ -7,12 +7,12 @@
 mod fanout;
 mod filter;
 mod kernel;
-mod kin;
+mod segmentation;
+mod shard_group;
 mod socket;
 mod sys;
 #[cfg(test)]
 mod tests;
-mod uncut;
 
 use std::io;
 use std::net::IpAddr;
@@ -21,19 +21,19 @@ use std::str::FromStr;
 
 use pnet_datalink::NetworkInterface;
 
+use super::host_stack::{FrameOutcome, HostStack, HostStackConfig, IfAddr};
+use super::link_state::LinkStateMonitor;
 use super::loopback::Loopback;
-use super::spec::{MIN_MTU, Options, SpecError};
-use super::station::{IfAddr, Outcome, Station, StationConfig};
-use super::watch::Watch;
-use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst, place_in_gid_table, system_udp};
+use super::options::{MIN_MTU, Options, SpecError};
+use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst, gid_table_order, system_udp};
 use crate::nic::ShardId;
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::Mac;
 use crate::wire::frame::{self, Content, ETHERNET_LEN, Frame, RoceFrame, VlanTag};
-use filter::Wanted;
+use filter::Recipient;
 use kernel::KernelNeighbours;
-use kin::Kin;
-use socket::{RawSocket, Run, RxFrame, Shape, TxBatch, TxMessage};
+use shard_group::ShardGroup;
+use socket::{RawSocket, RxFrame, Shape, SuperPacket, TxBatch, TxMessage};
 
 /// Configuration of a [`PacketLink`]: `packet:eth0` on the interface's own addresses,
 /// `packet:eth0,ip=10.77.0.9/24,mac=52:54:00:77:00:09` as a separate host stack on it. Further options:
@@ -44,7 +44,7 @@ pub struct PacketConfig {
     /// Name of the interface.
     pub interface: String,
     /// MAC and addresses of the separate host stack; `None` to use those of the interface.
-    pub station: Option<StationConfig>,
+    pub host_stack: Option<HostStackConfig>,
     /// Largest IP packet in bytes; `None` for the MTU of the interface.
     pub mtu: Option<usize>,
     /// Whether super-packets may be passed to the kernel and accepted from it.
@@ -138,13 +138,13 @@ impl FromStr for PacketConfig {
             false
         });
         let options = Options::parse(common)?;
-        let station = options.station();
-        if station.is_none()
+        let host_stack = options.host_stack();
+        if host_stack.is_none()
             && (options.mac.is_some() || options.vlan.is_some() || !options.gateways.is_empty())
         {
-            return Err(SpecError::StationWithoutAddress);
+            return Err(SpecError::HostStackWithoutAddress);
         }
-        Ok(PacketConfig { interface, station, mtu: options.mtu, offload, fanout })
+        Ok(PacketConfig { interface, host_stack, mtu: options.mtu, offload, fanout })
     }
 }
 
@@ -162,39 +162,39 @@ pub struct PacketLink {
     batch: TxBatch,
     local: Loopback,
     /// Membership in the group of the NIC's packet links, if there are several shards.
-    kin: Option<Kin>,
+    shard_group: Option<ShardGroup>,
     counters: LinkCounters,
     /// Link state monitor; `None` if the system does not report the state of interfaces, or another shard
     /// monitors it.
-    watch: Option<Watch>,
+    link_state: Option<LinkStateMonitor>,
 }
 
 /// Source of the MACs of neighbours.
 #[derive(Debug)]
 enum Neighbours {
     Kernel(Box<KernelNeighbours>),
-    Station(Box<Station>),
+    HostStack(Box<HostStack>),
 }
 
 impl Neighbours {
     fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
         match self {
             Neighbours::Kernel(k) => k.resolve(now, dst),
-            Neighbours::Station(s) => s.resolve(now, dst),
+            Neighbours::HostStack(s) => s.resolve(now, dst),
         }
     }
 
-    fn hold(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+    fn queue_unresolved(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         match self {
-            Neighbours::Kernel(k) => k.hold(dst, write),
-            Neighbours::Station(s) => s.hold(dst, write),
+            Neighbours::Kernel(k) => k.queue_unresolved(dst, write),
+            Neighbours::HostStack(s) => s.queue_unresolved(dst, write),
         }
     }
 
     fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
         match self {
             Neighbours::Kernel(k) => k.join(group),
-            Neighbours::Station(s) => s.join(now, group),
+            Neighbours::HostStack(s) => s.join(now, group),
         }
     }
 
@@ -202,15 +202,15 @@ impl Neighbours {
     fn leave(&mut self, group: IpAddr, last: bool) {
         match self {
             Neighbours::Kernel(k) => k.leave(group),
-            Neighbours::Station(s) if last => s.leave(group),
-            Neighbours::Station(s) => s.leave_quietly(group),
+            Neighbours::HostStack(s) if last => s.leave(group),
+            Neighbours::HostStack(s) => s.leave_without_report(group),
         }
     }
 
     fn vlan(&self) -> Option<VlanTag> {
         match self {
             Neighbours::Kernel(_) => None,
-            Neighbours::Station(s) => s.config().vlan,
+            Neighbours::HostStack(s) => s.config().vlan,
         }
     }
 
@@ -224,42 +224,42 @@ impl Neighbours {
     fn loops_back(&self, dst: IpAddr) -> bool {
         match self {
             Neighbours::Kernel(k) => k.is_member(dst) && !self.is_loopback(),
-            Neighbours::Station(s) => s.is_member(dst),
+            Neighbours::HostStack(s) => s.is_member(dst),
         }
     }
 
     fn handle_timeout(&mut self, now: Instant) {
         match self {
             Neighbours::Kernel(k) => k.handle_timeout(now),
-            Neighbours::Station(s) => s.handle_timeout(now),
+            Neighbours::HostStack(s) => s.handle_timeout(now),
         }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
         match self {
             Neighbours::Kernel(k) => k.next_deadline(),
-            Neighbours::Station(s) => s.next_deadline(),
+            Neighbours::HostStack(s) => s.next_deadline(),
         }
     }
 
     fn outbox(&self) -> Option<&[u8]> {
         match self {
             Neighbours::Kernel(k) => k.outbox.front(),
-            Neighbours::Station(s) => s.poll_transmit(),
+            Neighbours::HostStack(s) => s.poll_transmit(),
         }
     }
 
     fn sent(&mut self) {
         match self {
             Neighbours::Kernel(k) => k.outbox.pop(),
-            Neighbours::Station(s) => s.transmitted(),
+            Neighbours::HostStack(s) => s.transmitted(),
         }
     }
 
     fn unresolved(&self) -> u64 {
         match self {
             Neighbours::Kernel(k) => k.unresolved,
-            Neighbours::Station(s) => s.unresolved(),
+            Neighbours::HostStack(s) => s.unresolved(),
         }
     }
 }
@@ -290,7 +290,7 @@ enum Origin<'a> {
     /// The link's own socket, with the index of the frame.
     Socket(usize),
     /// The link of another shard.
-    Kin(RxFrame<'a>),
+    ShardGroup(RxFrame<'a>),
 }
 
 impl PacketLink {
@@ -318,7 +318,10 @@ impl PacketLink {
         if config.fanout {
             let mut links = PacketLink::open_all(&config, count)?;
             if fanout::join(links.iter().map(|link| &link.socket)).is_ok() {
-                links.iter_mut().flat_map(|link| &mut link.kin).for_each(|kin| kin.fans_out = true);
+                links
+                    .iter_mut()
+                    .flat_map(|link| &mut link.shard_group)
+                    .for_each(|shard_group| shard_group.fans_out = true);
                 links.iter().try_for_each(|link| link.start(ShardId::WHOLE))?;
                 return Ok(links);
             }
@@ -332,18 +335,21 @@ impl PacketLink {
 
     /// Opens the links of one NIC, which do not receive anything yet.
     fn open_all(config: &PacketConfig, count: usize) -> Result<Vec<PacketLink>, PacketError> {
-        let kin = Kin::new(count).map_err(|source| PacketError::Io {
+        let shard_group = ShardGroup::new(count).map_err(|source| PacketError::Io {
             name: config.interface.clone(),
             what: "make a descriptor",
             source,
         })?;
-        kin.into_iter().map(|kin| PacketLink::open_one(config.clone(), Some(kin))).collect()
+        shard_group
+            .into_iter()
+            .map(|shard_group| PacketLink::open_one(config.clone(), Some(shard_group)))
+            .collect()
     }
 
     /// Opens a link that does not receive anything yet.
-    fn open_one(config: PacketConfig, kin: Option<Kin>) -> Result<PacketLink, PacketError> {
-        let first = kin.as_ref().and_then(Kin::shard).is_none_or(ShardId::is_first);
-        let PacketConfig { interface: name, station, mtu, offload, .. } = config;
+    fn open_one(config: PacketConfig, shard_group: Option<ShardGroup>) -> Result<PacketLink, PacketError> {
+        let first = shard_group.as_ref().and_then(ShardGroup::shard).is_none_or(ShardId::is_first);
+        let PacketConfig { interface: name, host_stack, mtu, offload, .. } = config;
         let interface = find_interface(&name)?;
         if !interface.is_up() {
             return Err(PacketError::Down { name });
@@ -364,16 +370,16 @@ impl PacketLink {
             return Err(PacketError::Mtu { name, mtu: interface_mtu });
         }
         let socket = RawSocket::open(interface.index, offload).map_err(failed("open a packet socket"))?;
-        let (mac, addresses, neighbours) = match station {
-            Some(station) => {
-                let addresses: Vec<_> = station.addresses.iter().map(|a| a.ip).collect();
-                (station.mac, addresses, Neighbours::Station(Box::new(Station::new(station))))
+        let (mac, addresses, neighbours) = match host_stack {
+            Some(host_stack) => {
+                let addresses: Vec<_> = host_stack.addresses.iter().map(|a| a.ip).collect();
+                (host_stack.mac, addresses, Neighbours::HostStack(Box::new(HostStack::new(host_stack))))
             }
             None => {
                 let mut own: Vec<_> =
                     interface.ips.iter().map(|n| IfAddr { ip: n.ip(), prefix: n.prefix() }).collect();
                 // The order of a GID table.
-                own.sort_by_key(|a| place_in_gid_table(&a.ip));
+                own.sort_by_key(|a| gid_table_order(&a.ip));
                 let addresses: Vec<_> = own.iter().map(|a| a.ip).collect();
                 if addresses.is_empty() {
                     return Err(PacketError::NoAddress { name });
@@ -384,7 +390,7 @@ impl PacketLink {
             }
         };
         let vlan = neighbours.vlan();
-        let promiscuous = matches!(neighbours, Neighbours::Station(_));
+        let promiscuous = matches!(neighbours, Neighbours::HostStack(_));
         socket.bind(promiscuous).map_err(failed("listen"))?;
         let info = LinkInfo {
             name: format!("packet {name}"),
@@ -405,25 +411,27 @@ impl PacketLink {
             likely_segment: 0,
             batch: TxBatch::default(),
             local: Loopback::default(),
-            kin,
+            shard_group,
             counters: LinkCounters::default(),
             // One monitor suffices for all shards.
-            watch: first.then(|| Watch::open([interface.index]).ok()).flatten(),
+            link_state: first.then(|| LinkStateMonitor::open([interface.index]).ok()).flatten(),
         })
     }
 
     fn shard(&self) -> ShardId {
-        self.kin.as_ref().and_then(Kin::shard).unwrap_or(ShardId::WHOLE)
+        self.shard_group.as_ref().and_then(ShardGroup::shard).unwrap_or(ShardId::WHOLE)
     }
 
     /// Starts to receive the frames of the given shard from those that the socket gets.
     fn start(&self, shard: ShardId) -> Result<(), PacketError> {
-        let wanted = match self.neighbours {
-            Neighbours::Station(_) => Wanted::Station(self.mac, self.info.vlan),
-            Neighbours::Kernel(_) => Wanted::Interface(&self.info.addresses),
+        let recipient = match self.neighbours {
+            Neighbours::HostStack(_) => Recipient::HostStack(self.mac, self.info.vlan),
+            Neighbours::Kernel(_) => Recipient::Interface(&self.info.addresses),
         };
         let name = self.info.name.trim_start_matches("packet ");
-        self.socket.admit(&filter::program(wanted, shard)).map_err(failed(name, "start to receive"))
+        self.socket
+            .attach_filter(&filter::program(recipient, shard))
+            .map_err(failed(name, "start to receive"))
     }
 
     /// Reports whether super-packets are passed to the kernel: false once it has rejected one.
@@ -433,7 +441,7 @@ impl PacketLink {
 
     /// Reports whether the kernel examines each frame once and passes it to the shard of its queue pair.
     pub fn fans_out(&self) -> bool {
-        self.kin.as_ref().is_some_and(|kin| kin.fans_out)
+        self.shard_group.as_ref().is_some_and(|shard_group| shard_group.fans_out)
     }
 
     /// Adds a burst to the batch, loops it back, queues it for resolution, or counts it as dropped.
@@ -452,28 +460,28 @@ impl PacketLink {
         }
         if flow.dst.is_multicast()
             && !self.neighbours.is_loopback()
-            && let Some(kin) = &self.kin
+            && let Some(shard_group) = &self.shard_group
         {
-            self.counters.tx_dropped += kin.pass(burst);
+            self.counters.tx_dropped += shard_group.forward_burst(burst);
         }
         match self.neighbours.resolve(now, flow.dst) {
             // Bursts of tagged frames are not passed as super-packets: the tag is part of the frame, and not
             // all devices parse beyond it.
             Some(to) if self.socket.vnet && burst.packets > 1 && self.vlan.is_none() => {
-                self.add_run(to, index, burst)
+                self.add_super_packet(to, index, burst)
             }
             Some(to) => self.add_packets(to, index, burst),
-            None => self.hold_burst(burst),
+            None => self.queue_unresolved_burst(burst),
         }
     }
 
     /// Adds a burst as a super-packet that the kernel segments.
-    fn add_run(&mut self, to: Mac, index: usize, burst: &TxBurst<'_>) {
+    fn add_super_packet(&mut self, to: Mac, index: usize, burst: &TxBurst<'_>) {
         let (flow, own) = (burst.flow, self.mac);
         let udp_end = ETHERNET_LEN + flow.header_len();
-        let run = Run { segment: burst.segment, ip_end: udp_end - 8, udp_end };
-        let info = TxMessage { burst: index, packets: burst.packets, run: true, to };
-        self.batch.begin(info, true, Some(run), |out| {
+        let super_packet = SuperPacket { segment: burst.segment, ip_end: udp_end - 8, udp_end };
+        let info = TxMessage { burst: index, packets: burst.packets, super_packet: true, to };
+        self.batch.begin(info, true, Some(super_packet), |out| {
             frame::append_headers(out, to, own, &flow, 0, burst.bytes);
             // The pseudo-header sum, which the kernel completes in every packet.
             let at = out.len() - 2;
@@ -486,7 +494,7 @@ impl PacketLink {
     /// Adds the packets of a burst one by one.
     fn add_packets(&mut self, to: Mac, index: usize, burst: &TxBurst<'_>) {
         let (flow, own, tag) = (burst.flow, self.mac, self.vlan);
-        let info = TxMessage { burst: index, packets: 1, run: false, to };
+        let info = TxMessage { burst: index, packets: 1, super_packet: false, to };
         for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
             let write = |out: &mut Vec<u8>| {
                 let start = out.len();
@@ -501,10 +509,10 @@ impl PacketLink {
     }
 
     /// Queues the packets of a burst until the MAC of the next hop is known.
-    fn hold_burst(&mut self, burst: &TxBurst<'_>) {
+    fn queue_unresolved_burst(&mut self, burst: &TxBurst<'_>) {
         let (flow, own, tag) = (burst.flow, self.mac, self.vlan);
         for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
-            self.neighbours.hold(flow.dst, |out| {
+            self.neighbours.queue_unresolved(flow.dst, |out| {
                 let start = out.len();
                 frame::append_headers(out, Mac::default(), own, &flow, id, packet.len());
                 if let Some(tag) = tag {
@@ -525,7 +533,9 @@ impl PacketLink {
             let message = self.batch.info[sent];
             match error.raw_os_error() {
                 Some(libc::ENODEV | libc::ENXIO) => return Err(error),
-                Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EIO) if message.run => return Ok(Some(sent)),
+                Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EIO) if message.super_packet => {
+                    return Ok(Some(sent));
+                }
                 // A queue that is full now is full for the remaining messages as well.
                 Some(libc::EAGAIN | libc::ENOBUFS | libc::ENETDOWN) => {
                     let rest = self.batch.info[sent..].iter().map(|m| m.packets as u64).sum::<u64>();
@@ -564,7 +574,7 @@ impl PacketLink {
         while self.neighbours.outbox().is_some() {
             self.batch.clear();
             while let (Some(bytes), false) = (self.neighbours.outbox(), self.batch.is_full()) {
-                let info = TxMessage { burst: 0, packets: 1, run: false, to: Mac::default() };
+                let info = TxMessage { burst: 0, packets: 1, super_packet: false, to: Mac::default() };
                 self.batch.begin(info, self.socket.vnet, None, |out| out.extend_from_slice(bytes));
                 self.neighbours.sent();
             }
@@ -576,7 +586,7 @@ impl PacketLink {
     fn handle_frame(&mut self, now: Instant, from: Origin<'_>, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
         let received = match from {
             Origin::Socket(index) => self.socket.received(index),
-            Origin::Kin(frame) => frame,
+            Origin::ShardGroup(frame) => frame,
         };
         if received.unusable {
             self.counters.rx_malformed += 1;
@@ -591,46 +601,46 @@ impl PacketLink {
                 return 0;
             }
         };
-        if let (Origin::Socket(_), Some(kin)) = (from, &self.kin) {
-            self.counters.rx_overflow += kin.share(&frame, &received);
+        if let (Origin::Socket(_), Some(shard_group)) = (from, &self.shard_group) {
+            self.counters.rx_overflow += shard_group.forward_frame(&frame, &received);
         }
         let outcome = match &mut self.neighbours {
-            Neighbours::Station(station) => station.handle(now, received.bytes, frame),
+            Neighbours::HostStack(host_stack) => host_stack.handle(now, received.bytes, frame),
             Neighbours::Kernel(kernel) => {
                 let ours = |ip: IpAddr| self.info.addresses.contains(&ip) || kernel.is_member(ip);
-                read_beside_kernel(frame, ours)
+                classify_frame(frame, ours)
             }
         };
         match outcome {
-            Outcome::Packet(RoceFrame { flow, ident, payload }) => {
+            FrameOutcome::Packet(RoceFrame { flow, ident, payload }) => {
                 let data = &received.bytes[payload];
                 let segment = match received.shape {
                     Shape::Single => data.len(),
-                    Shape::Run(segment) => segment,
+                    Shape::SuperPacket(segment) => segment,
                     Shape::Unknown => {
-                        self.likely_segment = uncut::segment(&flow, ident, data, self.likely_segment);
+                        self.likely_segment = segmentation::segment(&flow, ident, data, self.likely_segment);
                         self.likely_segment
                     }
                 };
-                let ident = uncut::ident(&flow, ident, data, segment);
+                let ident = segmentation::ident(&flow, ident, data, segment);
                 sink(RxBurst { flow, ident, segment, data });
                 return data.len().div_ceil(segment.max(1));
             }
-            Outcome::Foreign => self.counters.rx_foreign += 1,
-            Outcome::RoceV1 { intact } => self.counters.count_roce_v1(intact),
-            Outcome::Malformed(e) => self.counters.count(&e),
-            Outcome::EchoReply { .. } | Outcome::Handled => {}
+            FrameOutcome::Foreign => self.counters.rx_foreign += 1,
+            FrameOutcome::RoceV1 { intact } => self.counters.count_roce_v1(intact),
+            FrameOutcome::Malformed(e) => self.counters.count(&e),
+            FrameOutcome::EchoReply { .. } | FrameOutcome::Handled => {}
         }
         0
     }
 }
 
 /// Classifies a frame if the kernel handles the protocols between neighbours.
-fn read_beside_kernel(frame: Frame, ours: impl Fn(IpAddr) -> bool) -> Outcome {
+fn classify_frame(frame: Frame, ours: impl Fn(IpAddr) -> bool) -> FrameOutcome {
     match frame.content {
-        Content::Roce(roce) if ours(roce.flow.dst) => Outcome::Packet(roce),
-        Content::RoceV1 { intact } => Outcome::RoceV1 { intact },
-        _ => Outcome::Foreign,
+        Content::Roce(roce) if ours(roce.flow.dst) => FrameOutcome::Packet(roce),
+        Content::RoceV1 { intact } => FrameOutcome::RoceV1 { intact },
+        _ => FrameOutcome::Foreign,
     }
 }
 
@@ -653,7 +663,7 @@ impl Link for PacketLink {
                 }
             }
             if let Some(refused) = self.send_batch()? {
-                self.socket.refuse_runs()?;
+                self.socket.disable_gso()?;
                 self.send_in_packets(refused, queue)?;
             }
         }
@@ -661,15 +671,15 @@ impl Link for PacketLink {
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        if self.watch.as_ref().is_some_and(Watch::is_gone) {
+        if self.link_state.as_ref().is_some_and(LinkStateMonitor::is_gone) {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));
         }
         let mut packets = self.local.deliver(64, sink);
-        if let Some(mut passed) = self.kin.as_ref().and_then(Kin::take) {
-            packets += passed.bursts.deliver(usize::MAX, sink);
-            while let Some(frame) = passed.frames.front() {
-                packets += self.handle_frame(now, Origin::Kin(frame), sink);
-                passed.frames.pop();
+        if let Some(mut contents) = self.shard_group.as_ref().and_then(ShardGroup::take) {
+            packets += contents.bursts.deliver(usize::MAX, sink);
+            while let Some(frame) = contents.frames.front() {
+                packets += self.handle_frame(now, Origin::ShardGroup(frame), sink);
+                contents.frames.pop();
             }
         }
         for i in 0..self.socket.receive()? {
@@ -682,8 +692,8 @@ impl Link for PacketLink {
 
     fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
         self.neighbours.join(now, group)?;
-        if let Some(kin) = &self.kin {
-            kin.join(group);
+        if let Some(shard_group) = &self.shard_group {
+            shard_group.join(group);
         }
         // A report that cannot be sent is repeated later.
         let _ = self.flush_outbox();
@@ -691,7 +701,7 @@ impl Link for PacketLink {
     }
 
     fn leave(&mut self, group: IpAddr) {
-        let last = self.kin.as_ref().is_none_or(|kin| kin.leave(group));
+        let last = self.shard_group.as_ref().is_none_or(|shard_group| shard_group.leave(group));
         self.neighbours.leave(group, last);
         let _ = self.flush_outbox();
     }
@@ -705,15 +715,15 @@ impl Link for PacketLink {
     }
 
     fn group_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.kin.as_ref().map(Kin::fd)
+        self.shard_group.as_ref().map(ShardGroup::fd)
     }
 
     fn is_up(&mut self) -> bool {
-        self.watch.as_mut().is_none_or(Watch::is_up)
+        self.link_state.as_mut().is_none_or(LinkStateMonitor::is_up)
     }
 
     fn state_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.watch.as_ref().map(AsFd::as_fd)
+        self.link_state.as_ref().map(AsFd::as_fd)
     }
 
     fn counters(&self) -> LinkCounters {

@@ -36,7 +36,7 @@ const MAX_FRAME: usize = 65_535 + 22;
 const RCVBUF: c_int = 16 << 20;
 const SNDBUF: c_int = 4 << 20;
 /// Time to wait for room in a full send queue, in milliseconds.
-const PATIENCE_MS: u8 = 20;
+const SEND_TIMEOUT_MS: u8 = 20;
 
 #[derive(Debug)]
 pub(super) struct RawSocket {
@@ -63,7 +63,7 @@ pub(super) struct RxFrame<'a> {
 pub(super) enum Shape {
     Single,
     /// A super-packet with this many UDP payload bytes in each packet but the last.
-    Run(usize),
+    SuperPacket(usize),
     /// Not reported by the kernel.
     Unknown,
 }
@@ -111,7 +111,7 @@ fn set_vnet_len(fd: RawFd, len: usize) -> io::Result<()> {
 }
 
 impl RawSocket {
-    /// Opens a socket that receives nothing until it is [bound](Self::bind) and [admits](Self::admit) frames.
+    /// Opens a socket that receives nothing until it is [bound](Self::bind) and [admits](Self::attach_filter) frames.
     pub fn open(ifindex: u32, vnet: bool) -> io::Result<RawSocket> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: the call takes no pointers.
@@ -138,7 +138,7 @@ impl RawSocket {
 
     /// Disables super-packets for good, since the kernel has rejected one. Frames in the receive queue are
     /// not lost.
-    pub fn refuse_runs(&mut self) -> io::Result<()> {
+    pub fn disable_gso(&mut self) -> io::Result<()> {
         self.vnet = false;
         set_vnet_len(self.fd.as_raw_fd(), 0)
     }
@@ -159,7 +159,7 @@ impl RawSocket {
     }
 
     /// Attaches the filter, which starts the reception of the frames that it accepts.
-    pub fn admit(&self, filter: &[sock_filter]) -> io::Result<()> {
+    pub fn attach_filter(&self, filter: &[sock_filter]) -> io::Result<()> {
         sys::attach_filter(self.fd.as_raw_fd(), filter)
     }
 
@@ -248,7 +248,7 @@ impl RawSocket {
         };
         let shape = match (head[1], usize::from(u16::from_ne_bytes([head[4], head[5]]))) {
             (VNET_GSO_NONE, _) => Shape::Single,
-            (VNET_GSO_UDP_L4, segment @ 1..) => Shape::Run(segment),
+            (VNET_GSO_UDP_L4, segment @ 1..) => Shape::SuperPacket(segment),
             _ => Shape::Unknown,
         };
         let checksums = match head[0] & (VNET_NEEDS_CSUM | VNET_DATA_VALID) {
@@ -263,7 +263,7 @@ impl RawSocket {
     pub fn send(&self, batch: &mut TxBatch, first: usize) -> (usize, Option<io::Error>) {
         let messages = batch.finish();
         let mut sent = first;
-        let mut patient = true;
+        let mut may_wait = true;
         while sent < messages.len() {
             let rest = &mut messages[sent..];
             // SAFETY: `finish` has made each message point to slices of live memory: those of the batch,
@@ -279,15 +279,15 @@ impl RawSocket {
             };
             if let Ok(n) = usize::try_from(n) {
                 sent += n;
-                patient = true;
+                may_wait = true;
                 continue;
             }
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
-                Some(libc::EAGAIN | libc::ENOBUFS) if patient => {
-                    let _ = poll(&mut [PollFd::new(self.fd.as_fd(), PollFlags::POLLOUT)], PATIENCE_MS);
-                    patient = false;
+                Some(libc::EAGAIN | libc::ENOBUFS) if may_wait => {
+                    let _ = poll(&mut [PollFd::new(self.fd.as_fd(), PollFlags::POLLOUT)], SEND_TIMEOUT_MS);
+                    may_wait = false;
                 }
                 _ => return (sent, Some(error)),
             }
@@ -322,14 +322,14 @@ pub(super) struct TxMessage {
     /// Number of packets.
     pub packets: usize,
     /// Whether this is a super-packet that the kernel has to segment.
-    pub run: bool,
+    pub super_packet: bool,
     /// MAC of the next hop.
     pub to: Mac,
 }
 
 /// A super-packet for the kernel to segment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
+pub(super) struct SuperPacket {
     pub segment: usize,
     /// Offsets of the ends of the IP and the UDP header from the start of the frame.
     pub ip_end: usize,
@@ -350,16 +350,22 @@ impl TxBatch {
     }
 
     /// Begins a message; `write` appends its headers.
-    pub fn begin(&mut self, info: TxMessage, vnet: bool, run: Option<Run>, write: impl FnOnce(&mut Vec<u8>)) {
+    pub fn begin(
+        &mut self,
+        info: TxMessage,
+        vnet: bool,
+        super_packet: Option<SuperPacket>,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) {
         let at = self.heads.len();
         if vnet {
             let mut head = [0; VNET_LEN];
-            if let Some(run) = run {
+            if let Some(super_packet) = super_packet {
                 head[0] = VNET_NEEDS_CSUM;
                 head[1] = VNET_GSO_UDP_L4;
-                head[2..4].copy_from_slice(&(run.udp_end as u16).to_ne_bytes());
-                head[4..6].copy_from_slice(&(run.segment as u16).to_ne_bytes());
-                head[6..8].copy_from_slice(&(run.ip_end as u16).to_ne_bytes());
+                head[2..4].copy_from_slice(&(super_packet.udp_end as u16).to_ne_bytes());
+                head[4..6].copy_from_slice(&(super_packet.segment as u16).to_ne_bytes());
+                head[6..8].copy_from_slice(&(super_packet.ip_end as u16).to_ne_bytes());
                 // Offset of the checksum in the UDP header.
                 head[8..10].copy_from_slice(&6u16.to_ne_bytes());
             }

@@ -10,17 +10,17 @@ fn parse(s: &str) -> Result<PacketConfig, SpecError> {
 fn config_text_names_interface_or_station() {
     let c = parse("packet:eth0").unwrap();
     assert_eq!(
-        (c.interface.as_str(), c.station, c.mtu, c.offload, c.fanout),
+        (c.interface.as_str(), c.host_stack, c.mtu, c.offload, c.fanout),
         ("eth0", None, None, true, true)
     );
     let c =
         parse("packet:eth0,ip=10.77.0.9/24,mac=52:54:00:77:00:09,offload=off,fanout=off,mtu=1500").unwrap();
-    let station = c.station.unwrap();
+    let host_stack = c.host_stack.unwrap();
     assert_eq!(
-        (station.mac.to_string().as_str(), c.mtu, c.offload, c.fanout),
+        (host_stack.mac.to_string().as_str(), c.mtu, c.offload, c.fanout),
         ("52:54:00:77:00:09", Some(1500), false, false)
     );
-    assert_eq!(station.addresses[0].to_string(), "10.77.0.9/24");
+    assert_eq!(host_stack.addresses[0].to_string(), "10.77.0.9/24");
 }
 
 #[test]

@@ -6,16 +6,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// Socket address: a `sockaddr_in` or a `sockaddr_in6`.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default)]
-pub(super) struct Name([u8; Name::ROOM]);
+pub(super) struct SockAddr([u8; SockAddr::ROOM]);
 
-impl Name {
+impl SockAddr {
     /// Size of the larger of the two, in bytes.
     pub const ROOM: usize = size_of::<libc::sockaddr_in6>();
 
     /// Encodes an address and a port; returns the length in bytes too. `scope` is the interface index for an
     /// address that needs one, 0 otherwise.
-    pub fn new(ip: IpAddr, port: u16, scope: u32) -> (Name, usize) {
-        let mut b = [0; Name::ROOM];
+    pub fn new(ip: IpAddr, port: u16, scope: u32) -> (SockAddr, usize) {
+        let mut b = [0; SockAddr::ROOM];
         b[2..4].copy_from_slice(&port.to_be_bytes());
         let (family, len) = match ip {
             IpAddr::V4(ip) => {
@@ -29,7 +29,7 @@ impl Name {
             }
         };
         b[0..2].copy_from_slice(&(family as u16).to_ne_bytes());
-        (Name(b), len)
+        (SockAddr(b), len)
     }
 
     /// Returns the address and the port; `None` if the family is neither IPv4 nor IPv6.
@@ -152,9 +152,9 @@ mod tests {
     fn name_decodes_to_its_address_and_port() {
         for ip in ["127.1.2.3", "fd00::17"] {
             let ip = ip.parse().unwrap();
-            assert_eq!(Name::new(ip, 4791, 0).0.get(), Some((ip, 4791)));
+            assert_eq!(SockAddr::new(ip, 4791, 0).0.get(), Some((ip, 4791)));
         }
-        assert_eq!(Name::default().get(), None);
+        assert_eq!(SockAddr::default().get(), None);
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Groups {
     pub fn leave(&mut self, group: IpAddr, own: (&OwnedFd, &Local)) {
         let Some(at) = self.joined.iter().position(|g| g.local.ip == group) else { return };
         match self.joined.swap_remove(at).socket {
-            Some(socket) => self.overflow += socket::overflowed(&socket),
+            Some(socket) => self.overflow += socket::dropped_datagrams(&socket),
             None => own.1.interface_indices().for_each(|index| {
                 // Fails if the group was not joined on this interface.
                 let _ = membership::leave(own.0, group, index);
@@ -95,7 +95,7 @@ impl Groups {
     pub fn counters(&self) -> LinkCounters {
         let mut all = self.receiver.as_ref().map(|r| r.counters).unwrap_or_default();
         let sockets = self.joined.iter().filter_map(|g| g.socket.as_ref());
-        all.rx_overflow += self.overflow + sockets.map(socket::overflowed).sum::<u64>();
+        all.rx_overflow += self.overflow + sockets.map(socket::dropped_datagrams).sum::<u64>();
         all
     }
 }

@@ -11,9 +11,9 @@ use crate::link::{Interface, Multihomed, interfaces};
 
 /// Maximum time to wait for duplicate address detection (DAD, RFC 4862): the kernel waits for up to a second
 /// before its probe, and another second for a response.
-const DAD: Duration = Duration::from_secs(3);
+const DAD_TIMEOUT: Duration = Duration::from_secs(3);
 /// Interval between checks.
-const DAD_STEP: Duration = Duration::from_millis(10);
+const DAD_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// `IFA_F_DADFAILED` and `IFA_F_TENTATIVE` of linux/if_addr.h.
 const DAD_FAILED: u32 = 0x08;
@@ -51,7 +51,7 @@ impl UdpLink {
 /// Returns the addresses of an interface and the options to bind them with.
 pub(super) fn find(name: &str, options: &UdpOptions) -> Result<(Vec<IpAddr>, UdpOptions), UdpLinkError> {
     let options = UdpOptions { interface: Some(name.to_owned()), ..options.clone() };
-    Ok((settled(name)?.addresses, options))
+    Ok((wait_for_dad(name)?.addresses, options))
 }
 
 /// Combines the links of each address (one per shard) into one link of all addresses for each shard.
@@ -65,7 +65,7 @@ pub(super) fn join(
         for (shard, mut link) in by_shard.iter_mut().zip(links) {
             if !shard.is_empty() {
                 // The first link monitors the state of the port for all addresses.
-                link.watch = None;
+                link.link_state = None;
             }
             shard.push(link);
         }
@@ -82,8 +82,8 @@ fn missing(name: &str) -> UdpLinkError {
 /// of the others would depend on timing. If duplicate address detection takes longer, or does not proceed
 /// without carrier, the tentative addresses are included, and packets sent from them are lost until it
 /// completes.
-fn settled(name: &str) -> Result<Interface, UdpLinkError> {
-    let deadline = Instant::now() + DAD;
+fn wait_for_dad(name: &str) -> Result<Interface, UdpLinkError> {
+    let deadline = Instant::now() + DAD_TIMEOUT;
     loop {
         let found = interfaces().into_iter().find(|i| i.name == name).ok_or_else(|| missing(name))?;
         // Not /proc/net, which shows the network namespace of the main thread.
@@ -91,7 +91,7 @@ fn settled(name: &str) -> Result<Interface, UdpLinkError> {
         if !found.has_carrier || !has_tentative(&list, found.index) || Instant::now() >= deadline {
             return Ok(found);
         }
-        thread::sleep(DAD_STEP);
+        thread::sleep(DAD_POLL_INTERVAL);
     }
 }
 

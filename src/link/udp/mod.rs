@@ -28,7 +28,7 @@ pub use owner::PortOwner;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::watch::Watch;
+use super::link_state::LinkStateMonitor;
 use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::nic::{Seat, ShardId};
 use crate::transport::{BurstLimits, Instant, TxQueue};
@@ -37,7 +37,7 @@ use crate::wire::{Flow, ROCE_PORT};
 use groups::Groups;
 use recv::Receiver;
 use send::Sender;
-use socket::Opened;
+use socket::BoundSocket;
 pub use steward::Sharing;
 use steward::{Lease, ServiceRegistry};
 
@@ -155,7 +155,7 @@ pub struct UdpLink {
     registry: Option<ServiceRegistry>,
     /// Link state monitor (rtnetlink). `None` if it is unavailable, no interface has the address, or the link
     /// of another shard or address monitors the state for this one.
-    watch: Option<Watch>,
+    link_state: Option<LinkStateMonitor>,
 }
 
 impl UdpLink {
@@ -180,11 +180,11 @@ impl UdpLink {
         let mut links: Vec<UdpLink> =
             opened.into_iter().map(|opened| UdpLink::new(ip, options, opened)).collect::<Result<_, _>>()?;
         // The first link monitors the state of the port for all shards.
-        links.iter_mut().skip(1).for_each(|link| link.watch = None);
+        links.iter_mut().skip(1).for_each(|link| link.link_state = None);
         Ok(links)
     }
 
-    fn new(ip: IpAddr, options: &UdpOptions, opened: Opened) -> Result<UdpLink, UdpLinkError> {
+    fn new(ip: IpAddr, options: &UdpOptions, opened: BoundSocket) -> Result<UdpLink, UdpLinkError> {
         let mut addresses: Vec<IpAddr> = opened.locals.iter().map(|l| l.ip).collect();
         if ip.is_unspecified() {
             // Programs that do not choose a GID use the first one, which therefore should not be a loopback
@@ -195,9 +195,9 @@ impl UdpLink {
         }
         let system = |e: Errno| UdpLinkError::System { ip, what: "making an epoll", source: e.into() };
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(system)?;
-        let watch = Watch::open(opened.locals.iter().map(|l| l.index)).ok();
+        let link_state = LinkStateMonitor::open(opened.locals.iter().map(|l| l.index)).ok();
         // Some local addresses belong to no interface (AnyIP), so there is no link state to monitor.
-        let watch = watch.filter(|_| !opened.locals.is_empty());
+        let link_state = link_state.filter(|_| !opened.locals.is_empty());
         Ok(UdpLink {
             info: LinkInfo {
                 name: format!("udp {ip}"),
@@ -221,7 +221,7 @@ impl UdpLink {
             options: options.clone(),
             lease: None,
             registry: None,
-            watch,
+            link_state,
             socket: opened.socket,
         })
     }
@@ -277,8 +277,9 @@ fn window(rcvbuf: usize) -> usize {
 
 /// Reports whether a coalesced datagram contains packets for another QPN partition: the kernel selects the
 /// socket by the first packet.
-fn has_strangers(burst: &RxBurst<'_>, seat: Seat) -> bool {
-    burst.data.len() > burst.segment && burst.packets().any(|(_, packet)| !seat.has(steer::seat_byte(packet)))
+fn has_mixed_partitions(burst: &RxBurst<'_>, partition: Seat) -> bool {
+    burst.data.len() > burst.segment
+        && burst.packets().any(|(_, packet)| !partition.has(steer::partition_byte(packet)))
 }
 
 /// Reports whether an error means that there is no route to the peer, or that no process receives there.
@@ -305,13 +306,13 @@ impl Link for UdpLink {
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        if self.watch.as_ref().is_some_and(Watch::is_gone) {
+        if self.link_state.as_ref().is_some_and(LinkStateMonitor::is_gone) {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));
         }
         let own = match &self.lease {
             None => self.receiver.receive(&self.socket, &self.local, sink)?,
             Some(lease) => self.receiver.receive(&self.socket, &self.local, &mut |burst| {
-                if has_strangers(&burst, lease.partition()) {
+                if has_mixed_partitions(&burst, lease.partition()) {
                     lease.stop_coalescing();
                 }
                 sink(burst);
@@ -321,7 +322,7 @@ impl Link for UdpLink {
         Ok(own + asked + self.groups.receive(sink)?)
     }
 
-    fn seat(&self) -> Seat {
+    fn partition(&self) -> Seat {
         self.lease.as_ref().map_or(Seat::WHOLE, |lease| lease.partition())
     }
 
@@ -352,11 +353,11 @@ impl Link for UdpLink {
     }
 
     fn is_up(&mut self) -> bool {
-        self.watch.as_mut().is_none_or(Watch::is_up)
+        self.link_state.as_mut().is_none_or(LinkStateMonitor::is_up)
     }
 
     fn state_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.watch.as_ref().map(AsFd::as_fd)
+        self.link_state.as_ref().map(AsFd::as_fd)
     }
 
     fn counters(&self) -> LinkCounters {
@@ -366,7 +367,7 @@ impl Link for UdpLink {
             all.rx_malformed += received.rx_malformed;
             all.rx_overflow += received.rx_overflow;
         }
-        all.rx_overflow += socket::overflowed(&self.socket);
+        all.rx_overflow += socket::dropped_datagrams(&self.socket);
         all.rx_foreign += self.registry.as_ref().map_or(0, ServiceRegistry::rejected);
         all
     }

@@ -35,7 +35,7 @@ impl fmt::Display for PortOwner {
 
 /// Socket tables of this thread's network namespace. Both are searched, as a wildcard IPv6 socket may hold an
 /// IPv4 port too.
-const LISTS: [&str; 2] = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"];
+const PROC_TABLES: [&str; 2] = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"];
 
 /// Owner fields of a line of /proc/net/udp.
 struct Entry {
@@ -52,19 +52,23 @@ impl PortOwner {
     /// Returns the user ID, as seen in this user namespace, of each socket that conflicts with binding `ip`
     /// and `port`.
     pub(super) fn users(ip: IpAddr, port: u16) -> Vec<u32> {
-        let lists = LISTS.iter().filter_map(|list| fs::read_to_string(list).ok());
+        let lists = PROC_TABLES.iter().filter_map(|list| fs::read_to_string(list).ok());
         let users = |list: String| -> Vec<u32> {
-            list.lines().skip(1).filter_map(|line| clashing(line, ip, port)).map(|entry| entry.uid).collect()
+            list.lines()
+                .skip(1)
+                .filter_map(|line| conflicting_entry(line, ip, port))
+                .map(|entry| entry.uid)
+                .collect()
         };
         lists.flat_map(users).collect()
     }
 
     /// Finds the owner of the first socket that conflicts with binding `ip` and `port`.
     pub fn find(ip: IpAddr, port: u16) -> PortOwner {
-        let entry = LISTS
+        let entry = PROC_TABLES
             .iter()
             .filter_map(|list| fs::read_to_string(list).ok())
-            .find_map(|list| list.lines().skip(1).find_map(|line| clashing(line, ip, port)));
+            .find_map(|list| list.lines().skip(1).find_map(|line| conflicting_entry(line, ip, port)));
         match entry {
             None => PortOwner::Unknown,
             Some(Entry { inode: 0, .. }) => PortOwner::Kernel,
@@ -76,7 +80,7 @@ impl PortOwner {
 }
 
 /// Parses a line and returns its socket if that conflicts with binding `ip` and `port`.
-fn clashing(line: &str, ip: IpAddr, port: u16) -> Option<Entry> {
+fn conflicting_entry(line: &str, ip: IpAddr, port: u16) -> Option<Entry> {
     let mut fields = line.split_ascii_whitespace();
     let (addr, at) = fields.nth(1)?.split_once(':')?;
     if u16::from_str_radix(at, 16).ok()? != port {
@@ -133,13 +137,13 @@ mod tests {
     fn proc_net_udp_lines_are_parsed() {
         let v4 = "  77: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 21 2 0 0";
         let ip = |s: &str| s.parse().unwrap();
-        let entry = clashing(v4, ip("127.0.0.1"), 4791).unwrap();
+        let entry = conflicting_entry(v4, ip("127.0.0.1"), 4791).unwrap();
         assert_eq!((entry.uid, entry.inode), (1000, 21));
-        assert!(clashing(v4, ip("0.0.0.0"), 4791).is_some());
-        assert!(clashing(v4, ip("127.0.0.2"), 4791).is_none());
-        assert!(clashing(v4, ip("127.0.0.1"), 4792).is_none());
-        assert!(clashing(v4, ip("::"), 4791).is_none());
+        assert!(conflicting_entry(v4, ip("0.0.0.0"), 4791).is_some());
+        assert!(conflicting_entry(v4, ip("127.0.0.2"), 4791).is_none());
+        assert!(conflicting_entry(v4, ip("127.0.0.1"), 4792).is_none());
+        assert!(conflicting_entry(v4, ip("::"), 4791).is_none());
         let any6 = "1: 00000000000000000000000000000000:12B7 0:0 07 0:0 0:0 0 0 0 33 2 0 0";
-        assert_eq!(clashing(any6, ip("10.0.0.1"), 4791).unwrap().inode, 33);
+        assert_eq!(conflicting_entry(any6, ip("10.0.0.1"), 4791).unwrap().inode, 33);
     }
 }

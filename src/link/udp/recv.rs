@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use super::Local;
-use super::cmsg::{Control, Name, number};
+use super::cmsg::{Control, SockAddr, number};
 use crate::link::{LinkCounters, RxBurst};
 use crate::wire::{Flow, IpIdent};
 
@@ -21,12 +21,12 @@ const MAX_ERRORS: usize = 16;
 
 pub(super) struct Receiver {
     data: Vec<u8>,
-    names: [Name; DEPTH],
+    names: [SockAddr; DEPTH],
     controls: [Control; DEPTH],
     /// Number of datagrams to request per call: one as long as they arrive singly, since the call for a
     /// single datagram is faster and a thread may wait for that one; doubled after two calls in a row that
     /// returned as many as requested.
-    ask: usize,
+    batch_size: usize,
     /// Whether the last call returned as many datagrams as requested.
     full: bool,
     pub counters: LinkCounters,
@@ -36,9 +36,9 @@ impl Receiver {
     pub fn new() -> Receiver {
         Receiver {
             data: vec![0; BUFFER * DEPTH],
-            names: [Name::default(); DEPTH],
+            names: [SockAddr::default(); DEPTH],
             controls: [Control::new(); DEPTH],
-            ask: 1,
+            batch_size: 1,
             full: false,
             counters: LinkCounters::default(),
         }
@@ -50,16 +50,16 @@ impl Receiver {
         local: &Local,
         sink: &mut dyn FnMut(RxBurst<'_>),
     ) -> io::Result<usize> {
-        let mut arrived = [Arrived::default(); DEPTH];
+        let mut arrived = [DatagramMeta::default(); DEPTH];
         let mut errors = 0;
         let n = loop {
-            let outcome = if self.ask == 1 {
+            let outcome = if self.batch_size == 1 {
                 self.call_one(socket).map(|one| {
                     arrived[0] = one;
                     1
                 })
             } else {
-                self.call_many(socket, &mut arrived[..self.ask])
+                self.call_many(socket, &mut arrived[..self.batch_size])
             };
             let error = match outcome {
                 Ok(n) => break n,
@@ -76,13 +76,13 @@ impl Receiver {
                 _ => return Err(error),
             }
         };
-        let asked = self.ask;
-        self.ask = match n == asked {
+        let requested = self.batch_size;
+        self.batch_size = match n == requested {
             true if self.full => (n * 2).min(DEPTH),
             true => n,
             false => n.max(1),
         };
-        self.full = n == asked;
+        self.full = n == requested;
 
         let mut packets = 0;
         for (i, arrived) in arrived[..n].iter().enumerate() {
@@ -98,7 +98,7 @@ impl Receiver {
     }
 
     /// Receives one datagram, with less setup and a cheaper system call than [`call_many`](Self::call_many).
-    fn call_one(&mut self, socket: &OwnedFd) -> io::Result<Arrived> {
+    fn call_one(&mut self, socket: &OwnedFd) -> io::Result<DatagramMeta> {
         let mut slice = slice_of(&mut self.data[..BUFFER]);
         let mut header = header(&mut self.names[0], &mut slice, &mut self.controls[0]);
         // The C library's own recvmsg is a cancellation point, which adds the cost of another call that finds
@@ -109,13 +109,13 @@ impl Receiver {
             libc::syscall(libc::SYS_recvmsg, socket.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT)
         };
         match usize::try_from(len) {
-            Ok(len) => Ok(Arrived::new(len, &header)),
+            Ok(len) => Ok(DatagramMeta::new(len, &header)),
             Err(_) => Err(io::Error::last_os_error()),
         }
     }
 
     /// Receives up to `arrived.len()` datagrams, at most DEPTH.
-    fn call_many(&mut self, socket: &OwnedFd, arrived: &mut [Arrived]) -> io::Result<usize> {
+    fn call_many(&mut self, socket: &OwnedFd, arrived: &mut [DatagramMeta]) -> io::Result<usize> {
         // SAFETY: all zeros is a valid mmsghdr and a valid iovec: null pointers and zero lengths.
         let (mut headers, mut slices): ([libc::mmsghdr; DEPTH], [libc::iovec; DEPTH]) = unsafe { zeroed() };
         let buffers = self.data.chunks_exact_mut(BUFFER).zip(&mut self.names).zip(&mut self.controls);
@@ -131,14 +131,14 @@ impl Receiver {
             unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), room as _, flags as _, std::ptr::null_mut()) };
         let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
         for (arrived, h) in arrived.iter_mut().zip(&headers[..n]) {
-            *arrived = Arrived::new(h.msg_len as usize, &h.msg_hdr);
+            *arrived = DatagramMeta::new(h.msg_len as usize, &h.msg_hdr);
         }
         Ok(n)
     }
 
     /// Returns the datagram in buffer `i` as a burst; `None` if it is empty, truncated, or lacks usable
     /// metadata.
-    fn burst(&self, i: usize, arrived: &Arrived, local: &Local) -> Option<RxBurst<'_>> {
+    fn burst(&self, i: usize, arrived: &DatagramMeta, local: &Local) -> Option<RxBurst<'_>> {
         if arrived.len == 0 || arrived.truncated {
             return None;
         }
@@ -170,15 +170,15 @@ impl Receiver {
 
 /// Metadata that the kernel returns with a datagram.
 #[derive(Clone, Copy, Default)]
-struct Arrived {
+struct DatagramMeta {
     len: usize,
     control: usize,
     truncated: bool,
 }
 
-impl Arrived {
-    fn new(len: usize, header: &libc::msghdr) -> Arrived {
-        Arrived {
+impl DatagramMeta {
+    fn new(len: usize, header: &libc::msghdr) -> DatagramMeta {
+        DatagramMeta {
             len,
             // A size_t with glibc, a socklen_t with musl.
             control: header.msg_controllen as _,
@@ -191,11 +191,11 @@ fn slice_of(buffer: &mut [u8]) -> libc::iovec {
     libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }
 }
 
-fn header(name: &mut Name, slice: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
+fn header(name: &mut SockAddr, slice: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
     // SAFETY: all zeros is a valid msghdr: null pointers and zero lengths.
     let mut h: libc::msghdr = unsafe { zeroed() };
     h.msg_name = name.as_mut_ptr();
-    h.msg_namelen = Name::ROOM as _;
+    h.msg_namelen = SockAddr::ROOM as _;
     h.msg_iov = slice;
     h.msg_iovlen = 1;
     h.msg_control = control.as_mut_ptr();

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use super::Local;
-use super::cmsg::{Control, Name};
-use super::socket::{self, Marks};
+use super::cmsg::{Control, SockAddr};
+use super::socket::{self, IpFields};
 use crate::link::LinkCounters;
 use crate::transport::{TxBurst, TxQueue};
 use crate::wire::{Flow, ICRC_LEN, IpIdent, ROCE_PORT, icrc};
@@ -15,14 +15,14 @@ use crate::wire::{Flow, ICRC_LEN, IpIdent, ROCE_PORT, icrc};
 /// Maximum number of messages per system call.
 const BATCH: usize = 64;
 /// Maximum number of destinations remembered as not supporting segmentation.
-const MAX_PLAIN: usize = 64;
+const MAX_NO_GSO: usize = 64;
 /// Maximum number of waits for a full socket in one turn.
-const WAITS: u32 = 3;
+const MAX_WAITS: u32 = 3;
 /// Duration of one wait, in milliseconds.
 const WAIT_MS: i32 = 1;
 /// Number of consecutive turns that request the same header fields, different from the socket's, after which
 /// they become the socket's own.
-const HABIT: u32 = 16;
+const ADAPT_AFTER_TURNS: u32 = 16;
 
 pub(super) struct Sender {
     bursts: Batch,
@@ -30,25 +30,25 @@ pub(super) struct Sender {
     /// Buffer for packets whose ICRCs are recomputed.
     scratch: Vec<u8>,
     /// Destinations for which the kernel refuses to segment: the interface cannot, or IPsec is on the path.
-    pub plain_to: Vec<IpAddr>,
+    pub no_gso_to: Vec<IpAddr>,
     segments: bool,
     /// Waits left in this turn.
     waits: u32,
     /// Header fields that the socket sets by default.
-    pub usual: Marks,
+    pub defaults: IpFields,
     /// Header fields that the last turns requested instead, and the number of those turns.
-    wanted: (Marks, u32),
+    wanted: (IpFields, u32),
     pub counters: LinkCounters,
 }
 
 /// Consequence of a send error for a message.
-enum Verdict {
+enum SendErrorAction {
     /// Retry.
-    Again,
+    Retry,
     /// The kernel does not segment on the path to this destination.
     NotSegmented,
     /// Dropped and counted.
-    Lost,
+    Dropped,
 }
 
 impl Sender {
@@ -57,33 +57,33 @@ impl Sender {
             bursts: Batch::default(),
             singles: Batch::default(),
             scratch: Vec::new(),
-            plain_to: Vec::new(),
+            no_gso_to: Vec::new(),
             segments,
             waits: 0,
-            usual: Marks::PLAIN,
-            wanted: (Marks::PLAIN, 0),
+            defaults: IpFields::DEFAULT,
+            wanted: (IpFields::DEFAULT, 0),
             counters: LinkCounters::default(),
         }
     }
 
     pub fn transmit(&mut self, socket: &OwnedFd, local: &Local, queue: &TxQueue) -> io::Result<()> {
-        self.learn(socket, local, queue);
-        if send_lone(socket, local, self.usual, queue) {
+        self.adapt_defaults(socket, local, queue);
+        if send_fast_path(socket, local, self.defaults, queue) {
             return Ok(());
         }
-        self.waits = WAITS;
+        self.waits = MAX_WAITS;
         for (index, burst) in queue.bursts().enumerate() {
             let flow = &burst.flow;
             if flow.src_port != ROCE_PORT || flow.dst.is_ipv4() != local.ip.is_ipv4() {
                 self.counters.tx_dropped += burst.packets as u64;
                 continue;
             }
-            if burst.packets > 1 && (!self.segments || self.plain_to.contains(&flow.dst)) {
+            if burst.packets > 1 && (!self.segments || self.no_gso_to.contains(&flow.dst)) {
                 self.flush(socket, local, queue)?;
                 self.send_singly(socket, local, &burst)?;
                 continue;
             }
-            self.bursts.add(local, self.usual, flow, burst.bytes(), Some((index, &burst)));
+            self.bursts.add(local, self.defaults, flow, burst.bytes(), Some((index, &burst)));
             if self.bursts.messages.len() == BATCH {
                 self.flush(socket, local, queue)?;
             }
@@ -93,25 +93,25 @@ impl Sender {
 
     /// Makes header fields that consecutive turns request the socket's default: programs use one hop limit
     /// for all their packets, and a message without control data costs less.
-    fn learn(&mut self, socket: &OwnedFd, local: &Local, queue: &TxQueue) {
+    fn adapt_defaults(&mut self, socket: &OwnedFd, local: &Local, queue: &TxQueue) {
         let is_ipv4 = local.ip.is_ipv4();
         let Some(burst) = queue.bursts().next().filter(|burst| burst.flow.dst.is_ipv4() == is_ipv4) else {
             return;
         };
-        let marks = Marks::of(&burst.flow);
-        if marks == self.usual || burst.flow.dst.is_multicast() {
+        let ip_fields = IpFields::of(&burst.flow);
+        if ip_fields == self.defaults || burst.flow.dst.is_multicast() {
             self.wanted.1 = 0;
             return;
         }
         let (last, turns) = self.wanted;
-        self.wanted = (marks, if last == marks { turns + 1 } else { 1 });
-        if self.wanted.1 >= HABIT {
+        self.wanted = (ip_fields, if last == ip_fields { turns + 1 } else { 1 });
+        if self.wanted.1 >= ADAPT_AFTER_TURNS {
             self.wanted.1 = 0;
-            match socket::set_marks(socket, is_ipv4, marks) {
-                Ok(()) => self.usual = marks,
+            match socket::set_ip_fields(socket, is_ipv4, ip_fields) {
+                Ok(()) => self.defaults = ip_fields,
                 // Some traffic classes need a privilege. Restores the old fields, in case only one of the two
                 // was set.
-                Err(_) => drop(socket::set_marks(socket, is_ipv4, self.usual)),
+                Err(_) => drop(socket::set_ip_fields(socket, is_ipv4, self.defaults)),
             }
         }
     }
@@ -125,17 +125,17 @@ impl Sender {
             at += sent;
             let Err(error) = outcome else { continue };
             let Message { packets, burst, .. } = self.bursts.messages[at];
-            match self.judge(socket, error, packets)? {
-                Verdict::Again => continue,
-                Verdict::NotSegmented => {
+            match self.classify_error(socket, error, packets)? {
+                SendErrorAction::Retry => continue,
+                SendErrorAction::NotSegmented => {
                     if let Some(burst) = queue.bursts().nth(burst)
                         && self.send_singly(socket, local, &burst)?
                     {
-                        self.plain_to.truncate(MAX_PLAIN - 1);
-                        self.plain_to.push(burst.flow.dst);
+                        self.no_gso_to.truncate(MAX_NO_GSO - 1);
+                        self.no_gso_to.push(burst.flow.dst);
                     }
                 }
-                Verdict::Lost => {}
+                SendErrorAction::Dropped => {}
             }
             at += 1;
         }
@@ -158,7 +158,7 @@ impl Sender {
             }
         }
         for packet in self.scratch.chunks(burst.segment) {
-            self.singles.add(local, self.usual, &burst.flow, packet, None);
+            self.singles.add(local, self.defaults, &burst.flow, packet, None);
         }
         self.singles.prepare();
         let (mut at, mut any) = (0, false);
@@ -167,7 +167,7 @@ impl Sender {
             at += sent;
             any |= sent > 0;
             if let Err(error) = outcome {
-                at += usize::from(!matches!(self.judge(socket, error, 1)?, Verdict::Again));
+                at += usize::from(!matches!(self.classify_error(socket, error, 1)?, SendErrorAction::Retry));
             }
         }
         self.singles.clear();
@@ -176,32 +176,37 @@ impl Sender {
 
     /// Classifies the error of sending a message of `packets` packets and counts those that are lost. Waits
     /// for room if the socket is full and waits are left.
-    fn judge(&mut self, socket: &OwnedFd, error: io::Error, packets: usize) -> io::Result<Verdict> {
+    fn classify_error(
+        &mut self,
+        socket: &OwnedFd,
+        error: io::Error,
+        packets: usize,
+    ) -> io::Result<SendErrorAction> {
         let n = packets as u64;
         match error.raw_os_error().unwrap_or_default() {
-            libc::EINTR => return Ok(Verdict::Again),
+            libc::EINTR => return Ok(SendErrorAction::Retry),
             libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM if self.waits > 0 => {
                 self.waits -= 1;
                 let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
                 // SAFETY: `poll` is a single pollfd, as the count of 1 says, and outlives the call.
                 unsafe { libc::poll(&mut poll, 1, WAIT_MS) };
-                return Ok(Verdict::Again);
+                return Ok(SendErrorAction::Retry);
             }
             libc::EINVAL | libc::EIO | libc::EOPNOTSUPP if packets > 1 => {
-                return Ok(Verdict::NotSegmented);
+                return Ok(SendErrorAction::NotSegmented);
             }
             libc::EBADF | libc::ENOTSOCK => return Err(error),
             libc::EMSGSIZE => self.counters.tx_oversized += n,
             code if super::is_unreachable(code) => self.counters.tx_unreachable += n,
             _ => self.counters.tx_dropped += n,
         }
-        Ok(Verdict::Lost)
+        Ok(SendErrorAction::Dropped)
     }
 }
 
 /// Sends a single packet that needs none of the batching, by the cheapest system call, as its latency
 /// matters. Returns whether it was sent; if not, the general path determines the reason.
-fn send_lone(socket: &OwnedFd, local: &Local, usual: Marks, queue: &TxQueue) -> bool {
+fn send_fast_path(socket: &OwnedFd, local: &Local, defaults: IpFields, queue: &TxQueue) -> bool {
     let mut bursts = queue.bursts();
     let (Some(burst), None) = (bursts.next(), bursts.next()) else { return false };
     let (bytes, flow) = (burst.bytes(), &burst.flow);
@@ -214,10 +219,13 @@ fn send_lone(socket: &OwnedFd, local: &Local, usual: Marks, queue: &TxQueue) -> 
         hop_limit: flow.hop_limit,
         ..Flow::new(local.ip, flow.dst, ROCE_PORT)
     };
-    if *flow != plain || Marks::of(flow) != usual.to(flow.dst) || flow.dst.is_ipv4() != local.ip.is_ipv4() {
+    if *flow != plain
+        || IpFields::of(flow) != defaults.to(flow.dst)
+        || flow.dst.is_ipv4() != local.ip.is_ipv4()
+    {
         return false;
     }
-    let (name, name_len) = Name::new(flow.dst, ROCE_PORT, local.scope_of(flow));
+    let (name, name_len) = SockAddr::new(flow.dst, ROCE_PORT, local.scope_of(flow));
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     let (name, name_len) = (name.as_ptr(), name_len as libc::socklen_t);
     // Avoids the C library's wrapper, a cancellation point, which costs time.
@@ -230,7 +238,7 @@ fn send_lone(socket: &OwnedFd, local: &Local, usual: Marks, queue: &TxQueue) -> 
 
 /// One message: a burst that the kernel segments, or a single packet.
 struct Message {
-    name: Name,
+    name: SockAddr,
     name_len: usize,
     control: Control,
     packets: usize,
@@ -257,12 +265,12 @@ impl Batch {
     fn add(
         &mut self,
         local: &Local,
-        usual: Marks,
+        defaults: IpFields,
         flow: &Flow,
         bytes: &[u8],
         burst: Option<(usize, &TxBurst<'_>)>,
     ) {
-        let (name, name_len) = Name::new(flow.dst, ROCE_PORT, local.scope_of(flow));
+        let (name, name_len) = SockAddr::new(flow.dst, ROCE_PORT, local.scope_of(flow));
         let mut control = Control::new();
         let packets = burst.map_or(1, |(_, b)| b.packets);
         if let Some((_, b)) = burst
@@ -270,7 +278,7 @@ impl Batch {
         {
             control.put(libc::SOL_UDP, libc::UDP_SEGMENT, &(b.segment as u16).to_ne_bytes());
         }
-        put_headers(&mut control, flow, usual.to(flow.dst));
+        put_ip_fields(&mut control, flow, defaults.to(flow.dst));
         if flow.src != local.ip {
             // Groups exist on every interface: selects the interface of the source address.
             let ifindex = if flow.dst.is_multicast() { local.interface_of(flow.src) } else { 0 };
@@ -329,13 +337,13 @@ impl Batch {
 
 /// Adds control messages for the header fields that differ from the socket's defaults. The kernel chooses the
 /// flow label: setting one needs a lease of it, and the ICRC does not cover it.
-fn put_headers(control: &mut Control, flow: &Flow, usual: Marks) {
-    let marks = Marks::of(flow);
-    let (level, tos, ttl) = Marks::names(flow.dst.is_ipv4());
-    if marks.traffic_class != usual.traffic_class {
-        control.put(level, tos, &i32::from(marks.traffic_class).to_ne_bytes());
+fn put_ip_fields(control: &mut Control, flow: &Flow, defaults: IpFields) {
+    let ip_fields = IpFields::of(flow);
+    let (level, tos, ttl) = IpFields::names(flow.dst.is_ipv4());
+    if ip_fields.traffic_class != defaults.traffic_class {
+        control.put(level, tos, &i32::from(ip_fields.traffic_class).to_ne_bytes());
     }
-    if marks.hop_limit != usual.hop_limit {
-        control.put(level, ttl, &i32::from(marks.hop_limit).to_ne_bytes());
+    if ip_fields.hop_limit != defaults.hop_limit {
+        control.put(level, ttl, &i32::from(ip_fields.hop_limit).to_ne_bytes());
     }
 }

@@ -12,7 +12,7 @@ use crate::wire::Qpn;
 
 impl UdpLink {
     /// Binds a part of UDP port 4791 of `ip`, beside other processes that do the same: the queue pair numbers
-    /// are those of the QPN partition that [`Link::seat`](crate::link::Link::seat) returns. Returns a link
+    /// are those of the QPN partition that [`Link::partition`](crate::link::Link::partition) returns. Returns a link
     /// for each of `count` shards (1, 2, 4 ... 32) of one NIC, like [`bind_shards`](Self::bind_shards).
     ///
     /// # Errors
@@ -65,7 +65,7 @@ fn share(
             }
             if i > 0 {
                 // The first link monitors the state of the port for all shards.
-                link.watch = None;
+                link.link_state = None;
             }
             Ok(link)
         });

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::net::SocketFlags;
 
-use super::cmsg::Name;
+use super::cmsg::SockAddr;
 use super::owner::PortOwner;
 use super::{UdpLinkError, UdpOptions};
 use crate::link::{membership, system_udp};
@@ -21,26 +21,26 @@ const IPV6_MULTICAST_ALL: libc::c_int = 29;
 
 /// Header fields that a socket sets in the packets it sends, unless a control message overrides them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Marks {
+pub(super) struct IpFields {
     pub traffic_class: u8,
     pub hop_limit: u8,
 }
 
-impl Marks {
+impl IpFields {
     /// Header fields of a newly opened socket.
-    pub const PLAIN: Marks = Marks { traffic_class: 0, hop_limit: HOP_LIMIT };
+    pub const DEFAULT: IpFields = IpFields { traffic_class: 0, hop_limit: HOP_LIMIT };
 
     /// Returns the header fields that a flow requests. A hop limit of 0 becomes the default: the kernel
     /// refuses it, as such a packet would never leave the machine.
-    pub fn of(flow: &Flow) -> Marks {
+    pub fn of(flow: &Flow) -> IpFields {
         let hop_limit = if flow.hop_limit == 0 { HOP_LIMIT } else { flow.hop_limit };
-        Marks { traffic_class: flow.traffic_class, hop_limit }
+        IpFields { traffic_class: flow.traffic_class, hop_limit }
     }
 
     /// Returns the header fields that packets to `dst` get: a socket has a separate hop limit for multicast,
     /// which stays at the default.
-    pub fn to(self, dst: IpAddr) -> Marks {
-        if dst.is_multicast() { Marks { hop_limit: HOP_LIMIT, ..self } } else { self }
+    pub fn to(self, dst: IpAddr) -> IpFields {
+        if dst.is_multicast() { IpFields { hop_limit: HOP_LIMIT, ..self } } else { self }
     }
 
     /// Returns the option level and the option names of traffic class and hop limit, as used in control
@@ -54,14 +54,14 @@ impl Marks {
 }
 
 /// Sets the header fields of the packets that a socket sends from now on.
-pub(super) fn set_marks(socket: &OwnedFd, is_ipv4: bool, marks: Marks) -> io::Result<()> {
-    let (level, class, limit) = Marks::names(is_ipv4);
-    set(socket, level, class, marks.traffic_class.into())?;
-    set(socket, level, if is_ipv4 { limit } else { libc::IPV6_UNICAST_HOPS }, marks.hop_limit.into())
+pub(super) fn set_ip_fields(socket: &OwnedFd, is_ipv4: bool, ip_fields: IpFields) -> io::Result<()> {
+    let (level, class, limit) = IpFields::names(is_ipv4);
+    set(socket, level, class, ip_fields.traffic_class.into())?;
+    set(socket, level, if is_ipv4 { limit } else { libc::IPV6_UNICAST_HOPS }, ip_fields.hop_limit.into())
 }
 
 /// An address of this machine.
-pub(super) struct Local {
+pub(super) struct LocalAddress {
     /// The address, possibly link-local.
     pub ip: IpAddr,
     /// Name of its interface.
@@ -71,10 +71,10 @@ pub(super) struct Local {
 }
 
 /// A bound socket with its properties.
-pub(super) struct Opened {
+pub(super) struct BoundSocket {
     pub socket: OwnedFd,
     /// Local addresses for which the socket receives packets.
-    pub locals: Vec<Local>,
+    pub locals: Vec<LocalAddress>,
     /// Smallest MTU of their interfaces, in bytes.
     pub mtu: usize,
     /// Whether the kernel segments bursts on sending (UDP GSO).
@@ -85,7 +85,7 @@ pub(super) struct Opened {
 
 /// Opens and binds a socket, with `shared` in the reuseport group of sockets that this process has bound
 /// already.
-pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Opened, UdpLinkError> {
+pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<BoundSocket, UdpLinkError> {
     let fail = |what| move |source| UdpLinkError::System { ip, what, source };
     let locals = locals(ip, options.interface.as_deref());
     if options.interface.is_some() && locals.is_empty() {
@@ -96,9 +96,9 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Ope
     let segments = options.segmentation
         && set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1).is_ok()
         && get::<libc::c_int>(&socket, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
-    let rcvbuf = set_receive_buffer(&socket, options.buffer.saturating_mul(UNREAD))
+    let rcvbuf = set_receive_buffer(&socket, options.buffer.saturating_mul(RCVBUF_FACTOR))
         .map_err(fail("reading the receive buffer's size"))?;
-    grow(&socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, options.buffer)
+    set_buffer_size(&socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, options.buffer)
         .map_err(fail("reading the send buffer's size"))?;
     let local = locals.iter().find(|l| l.ip == ip);
     if let Some(local) = local {
@@ -120,13 +120,13 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Ope
         _ => UdpLinkError::System { ip, what: "binding UDP port 4791", source },
     })?;
     let mtu = smallest_mtu(&socket, &locals);
-    Ok(Opened { socket, locals, mtu, segments, rcvbuf })
+    Ok(BoundSocket { socket, locals, mtu, segments, rcvbuf })
 }
 
 /// Adopts a socket of this address that another process opened: resets its header fields and reads its
 /// properties.
-pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result<Opened, UdpLinkError> {
-    set_marks(&socket, ip.is_ipv4(), Marks::PLAIN).map_err(|source| UdpLinkError::System {
+pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result<BoundSocket, UdpLinkError> {
+    set_ip_fields(&socket, ip.is_ipv4(), IpFields::DEFAULT).map_err(|source| UdpLinkError::System {
         ip,
         what: "setting the socket's options",
         source,
@@ -139,10 +139,10 @@ pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result
     let rcvbuf = rcvbuf.map_err(failed)? as usize;
     let locals = locals(ip, options.interface.as_deref());
     let mtu = smallest_mtu(&socket, &locals);
-    Ok(Opened { socket, locals, mtu, segments, rcvbuf })
+    Ok(BoundSocket { socket, locals, mtu, segments, rcvbuf })
 }
 
-fn smallest_mtu(socket: &OwnedFd, locals: &[Local]) -> usize {
+fn smallest_mtu(socket: &OwnedFd, locals: &[LocalAddress]) -> usize {
     locals.iter().filter_map(|l| mtu(socket, &l.interface).ok()).min().unwrap_or(1500)
 }
 
@@ -150,9 +150,9 @@ fn smallest_mtu(socket: &OwnedFd, locals: &[Local]) -> usize {
 /// keep this from ending.
 pub(super) fn drain(socket: &OwnedFd) {
     /// More datagrams than fit into a receive buffer.
-    const MOST: usize = 1 << 20;
+    const MAX_DATAGRAMS: usize = 1 << 20;
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-    for _ in 0..MOST {
+    for _ in 0..MAX_DATAGRAMS {
         // SAFETY: the buffer has length 0, so the kernel writes nothing through the null pointer.
         if unsafe { libc::recv(socket.as_raw_fd(), std::ptr::null_mut(), 0, flags) } < 0 {
             return;
@@ -166,8 +166,8 @@ pub(super) fn stop_coalescing(socket: &OwnedFd) -> io::Result<()> {
 }
 
 /// Returns the addresses for which a socket bound to `ip` receives packets, on one interface or on all.
-fn locals(ip: IpAddr, interface: Option<&str>) -> Vec<Local> {
-    let mut found: Vec<Local> = pnet_datalink::interfaces()
+fn locals(ip: IpAddr, interface: Option<&str>) -> Vec<LocalAddress> {
+    let mut found: Vec<LocalAddress> = pnet_datalink::interfaces()
         .into_iter()
         .filter(|i| i.is_up() && interface.is_none_or(|name| i.name == name))
         .flat_map(|i| {
@@ -181,7 +181,7 @@ fn locals(ip: IpAddr, interface: Option<&str>) -> Vec<Local> {
         })
         .map(|(net, interface, index)| {
             let ip = if ip.is_unspecified() { net.ip() } else { ip };
-            Local { ip, interface, index }
+            LocalAddress { ip, interface, index }
         })
         .collect();
     if !ip.is_unspecified() {
@@ -204,7 +204,7 @@ pub(super) fn open_group(group: IpAddr, ifindex: u32, options: &UdpOptions) -> i
         // Without GRO, packets arrive singly.
         let _ = set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
     }
-    grow(&socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, options.buffer)?;
+    set_buffer_size(&socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, options.buffer)?;
     set(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
     // An IPv6 socket would otherwise receive the group's packets from every interface on which any process
     // has joined it.
@@ -265,16 +265,16 @@ fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
 /// Requested size of a receive buffer as a multiple of [`UdpOptions::buffer`]. UC and UD have no
 /// acknowledgements, so the buffer must hold what a sender on this machine sends while the receiver waits for
 /// a processor. Only unread data occupies memory.
-const UNREAD: usize = 4;
+const RCVBUF_FACTOR: usize = 4;
 
 /// Sets the size of a receive buffer and returns the resulting size, in bytes.
 pub(super) fn set_receive_buffer(socket: &OwnedFd, bytes: usize) -> io::Result<usize> {
-    grow(socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, bytes)
+    set_buffer_size(socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, bytes)
 }
 
 /// Sets the size of a buffer to `wanted`, or to the maximum that the kernel allows, and returns the resulting
 /// size.
-fn grow(socket: &OwnedFd, force: i32, plain: i32, wanted: usize) -> io::Result<usize> {
+fn set_buffer_size(socket: &OwnedFd, force: i32, plain: i32, wanted: usize) -> io::Result<usize> {
     let value = i32::try_from(wanted).unwrap_or(i32::MAX / 2);
     if set(socket, libc::SOL_SOCKET, force, value).is_err() {
         // Never fails: the kernel clamps the value to rmem_max or wmem_max.
@@ -284,7 +284,7 @@ fn grow(socket: &OwnedFd, force: i32, plain: i32, wanted: usize) -> io::Result<u
 }
 
 /// Returns the number of datagrams that the kernel dropped because the receive buffer was full.
-pub(super) fn overflowed(socket: &OwnedFd) -> u64 {
+pub(super) fn dropped_datagrams(socket: &OwnedFd) -> u64 {
     /// Index of SK_MEMINFO_DROPS, the last of the nine values of SO_MEMINFO.
     const DROPS: usize = 8;
     get::<[u32; 9]>(socket, libc::SOL_SOCKET, libc::SO_MEMINFO).map_or(0, |info| info[DROPS].into())
@@ -325,7 +325,7 @@ fn get<T: Plain>(socket: &OwnedFd, level: i32, name: i32) -> io::Result<T> {
 }
 
 fn bind(socket: &OwnedFd, ip: IpAddr, scope: u32) -> io::Result<()> {
-    let (name, len) = Name::new(ip, ROCE_PORT, scope);
+    let (name, len) = SockAddr::new(ip, ROCE_PORT, scope);
     // SAFETY: the kernel reads `len` bytes of socket address from `name`, which holds as many and outlives
     // the call.
     match unsafe { libc::bind(socket.as_raw_fd(), name.as_ptr().cast(), len as libc::socklen_t) } {

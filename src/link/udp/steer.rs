@@ -11,7 +11,7 @@ use libc::{
     BPF_LSH, BPF_RET, BPF_RSH, BPF_W, sock_filter,
 };
 
-use super::socket::{self, Opened};
+use super::socket::{self, BoundSocket};
 use super::{UdpLinkError, UdpOptions};
 use crate::nic::Seat;
 use crate::wire::Qpn;
@@ -42,7 +42,7 @@ const CM_CLASS: u32 = 7;
 
 /// Opens `count` sockets, a power of two. A packet goes to the socket whose index is in the lowest bits of
 /// the destination QPN; of coalesced packets, the first decides.
-pub(super) fn open(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<Opened>, UdpLinkError> {
+pub(super) fn open(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<BoundSocket>, UdpLinkError> {
     let all = open_group(ip, options, count)?;
     if count > 1 {
         attach(&all[0].socket, &by_shard(count as u32)).map_err(|source| failed(ip, source))?;
@@ -60,7 +60,7 @@ pub(super) fn open_group(
     ip: IpAddr,
     options: &UdpOptions,
     count: usize,
-) -> Result<Vec<Opened>, UdpLinkError> {
+) -> Result<Vec<BoundSocket>, UdpLinkError> {
     // Opens the first socket like an only one, so that any other owner of the port, sharing or not, is
     // detected and reported. Later binds by other programs fail too, except those of the same user that set
     // SO_REUSEPORT; their sockets then receive nothing.
@@ -101,18 +101,18 @@ fn if_eq(k: u32, skip: u8) -> sock_filter {
 /// The partition of a MAD is in the communication ID of its recipient. MADs that name a service instead of an
 /// ID go to the broker in partition 0, and so do those of other management classes. A load beyond the end of
 /// a packet ends the program with 0, which also selects the broker.
-pub(super) fn by_seat(several: &[(usize, usize)]) -> Vec<sock_filter> {
+pub(super) fn by_partition(several: &[(usize, usize)]) -> Vec<sock_filter> {
     let load = |size: u32, at: u32| op(BPF_LD | size | BPF_ABS, at);
-    let to_steward = op(BPF_RET | BPF_K, 0);
+    let to_broker = op(BPF_RET | BPF_K, 0);
     let mad = [
         load(BPF_B, MAD_CLASS),
         sock_filter { jt: 1, jf: 0, ..if_eq(CM_CLASS, 0) },
-        to_steward,
+        to_broker,
         load(BPF_H, MAD_ATTRIBUTE),
         if_eq(MessageKind::Req.attribute().into(), 1),
-        to_steward,
+        to_broker,
         if_eq(MessageKind::SidrReq.attribute().into(), 1),
-        to_steward,
+        to_broker,
         if_eq(MessageKind::SidrRep.attribute().into(), 2),
         load(BPF_B, SIDR_REQUEST_ID),
         op(BPF_JMP | BPF_JA, 1),
@@ -129,14 +129,14 @@ pub(super) fn by_seat(several: &[(usize, usize)]) -> Vec<sock_filter> {
     // Data packets have needed a single load so far: a load outside a packet's linear part costs the kernel a
     // call.
     program.push(op(BPF_ALU | BPF_RSH | BPF_K, 24 - Seat::BITS));
-    for &(seat, count) in several {
+    for &(partition, count) in several {
         let then = [
             op(BPF_LD | BPF_B | BPF_ABS, DEST_QP_LOW),
             op(BPF_ALU | BPF_AND | BPF_K, count as u32 - 1),
-            op(BPF_ALU | BPF_ADD | BPF_K, seat as u32),
+            op(BPF_ALU | BPF_ADD | BPF_K, partition as u32),
             op(BPF_RET | BPF_A, 0),
         ];
-        program.push(sock_filter { jf: then.len() as u8, ..op(BPF_JMP | BPF_JEQ | BPF_K, seat as u32) });
+        program.push(sock_filter { jf: then.len() as u8, ..op(BPF_JMP | BPF_JEQ | BPF_K, partition as u32) });
         program.extend(then);
     }
     program.push(op(BPF_RET | BPF_A, 0));
@@ -144,8 +144,8 @@ pub(super) fn by_seat(several: &[(usize, usize)]) -> Vec<sock_filter> {
 }
 
 /// Returns the byte of a packet that has its QPN partition in the highest bits, by the rules of the program
-/// of [`by_seat`]; 0 for packets to the broker.
-pub(super) fn seat_byte(packet: &[u8]) -> u8 {
+/// of [`by_partition`]; 0 for packets to the broker.
+pub(super) fn partition_byte(packet: &[u8]) -> u8 {
     let at = |at: u32| packet.get(at as usize).copied().unwrap_or(0);
     let attribute = u16::from_be_bytes([at(MAD_ATTRIBUTE), at(MAD_ATTRIBUTE + 1)]);
     let is_mad = [at(DEST_QP_HIGH), at(DEST_QP_HIGH + 1), at(DEST_QP_LOW)] == [0, 0, Qpn::GSI.get() as u8];

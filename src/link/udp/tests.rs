@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant as Clock};
 
 use super::cmsg::Control;
-use super::socket::Marks;
+use super::socket::IpFields;
 use super::*;
 use crate::memory::{Access, Accessor, HostSlice, MrExtent, PdId, Table};
 use crate::transport::Payload;
@@ -175,7 +175,7 @@ fn ecn_and_dscp_arrive() {
 }
 
 /// Returns traffic class and hop limit of the next datagram, on a socket with IP_RECVTOS and IP_RECVTTL.
-fn marks(socket: &UdpSocket) -> (u8, u8) {
+fn ip_fields(socket: &UdpSocket) -> (u8, u8) {
     let (mut data, mut control) = ([0u8; 512], Control::new());
     let mut slice = libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: data.len() };
     // SAFETY: all zeros is a valid msghdr: null pointers and zero lengths.
@@ -219,19 +219,19 @@ fn each_flow_gets_its_header_fields_whatever_the_socket_defaults() {
         let mut q = TxQueue::new(a.info.burst);
         (0..packets).for_each(|i| q.push(flow, headers(i), Payload::Bytes(&[1; 300])));
         a.transmit(Instant(0), &q).unwrap();
-        let all: Vec<_> = (0..packets).map(|_| marks(&b)).collect();
+        let all: Vec<_> = (0..packets).map(|_| ip_fields(&b)).collect();
         all.windows(2).for_each(|two| assert_eq!(two[0], two[1]));
-        (all[0], a.sender.usual)
+        (all[0], a.sender.defaults)
     };
     for packets in [1, 3] {
         for (class, limit) in [(0, 255), (0x68, 255), (0, 64), (2, 3)] {
-            let marks = Marks { traffic_class: class, hop_limit: limit };
+            let ip_fields = IpFields { traffic_class: class, hop_limit: limit };
             // More often than it takes for the socket to adopt the fields.
             let all: Vec<_> = (0..20).map(|_| arrives(&to(class, limit), packets)).collect();
             assert!(all.iter().all(|(came, _)| *came == (class, limit)), "{all:?}");
             assert!(
-                all[19].1 == marks && (all[0].1 != marks || marks == Marks::PLAIN),
-                "{packets} of {marks:?}"
+                all[19].1 == ip_fields && (all[0].1 != ip_fields || ip_fields == IpFields::DEFAULT),
+                "{packets} of {ip_fields:?}"
             );
             // Other header fields in between.
             assert_eq!(arrives(&to(5 << 2, 77), packets).0, (5 << 2, 77));
@@ -264,7 +264,7 @@ fn identifications_count_up_in_a_burst_with_dont_fragment_set() {
 #[test]
 fn packets_are_sent_singly_where_segmentation_is_refused() {
     let (mut a, mut b) = (link("127.19.0.1"), link("127.19.0.2"));
-    a.sender.plain_to.push(ip("127.19.0.2"));
+    a.sender.no_gso_to.push(ip("127.19.0.2"));
     assert_eq!(identifications(&mut a, &mut b), [(0, IpIdent::DONT_FRAGMENT); 5]);
 }
 
@@ -282,7 +282,7 @@ fn packets_above_the_mtu_do_not_disable_segmentation() {
         (0..4).for_each(|i| q.push(&flow(&a, &a), headers(i), Payload::Bytes(&[1; 1024])));
         a.transmit(Instant(0), &q).unwrap();
         assert_eq!(a.counters(), LinkCounters { tx_oversized: 4, ..LinkCounters::default() });
-        assert!(a.sender.plain_to.is_empty());
+        assert!(a.sender.no_gso_to.is_empty());
         assert_eq!(receive(&mut a, 4).iter().map(|g| g.packets.len()).sum::<usize>(), 4);
     });
 }

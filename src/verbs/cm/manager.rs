@@ -22,7 +22,7 @@ use super::{CmId, EventChannel, IdError, PortSpace};
 use crate::cm::CmCounters;
 use crate::link::background;
 use crate::link::fabric::{Driver, Fabric};
-use crate::link::process::Process;
+use crate::link::process::ForkGeneration;
 use crate::transport::QpType;
 use crate::verbs::{Context, ManagementPort};
 
@@ -51,7 +51,7 @@ impl ConnectionManager {
                 retired: Mutex::default(),
                 sleep,
                 fabric: OnceLock::new(),
-                process: Process::current(),
+                process: ForkGeneration::current(),
             };
             Owner { shared: Arc::new(shared), thread: Mutex::default() }
         });
@@ -76,7 +76,7 @@ impl ConnectionManager {
             Some(fabric) => {
                 if self.0.fabric.set(fabric.clone()).is_ok() {
                     let driver: Arc<dyn Driver> = self.0.shared.clone();
-                    fabric.accompany(Arc::downgrade(&driver));
+                    fabric.add_auxiliary_driver(Arc::downgrade(&driver));
                 }
             }
             None => {
@@ -191,7 +191,7 @@ pub(super) struct Shared {
     sleep: Sleep,
     /// The fabric that drives the manager in virtual time.
     fabric: OnceLock<Fabric>,
-    process: Process,
+    process: ForkGeneration,
 }
 
 impl Shared {

@@ -18,7 +18,7 @@ use super::message::{self, Request, Response};
 use super::start::start;
 use super::{BindAddr, Names, Sharing, is_trusted};
 use crate::link::background;
-use crate::link::process::Process;
+use crate::link::process::ForkGeneration;
 use crate::link::udp::{PortOwner, UdpLinkError};
 use crate::nic::Seat;
 use crate::wire::ROCE_PORT;
@@ -45,7 +45,7 @@ pub(in super::super) struct Lease {
     partition: Seat,
     watcher: Option<JoinHandle<OwnedFd>>,
     /// The process that owns the lease: a forked child has a copy of this struct, but not of the thread.
-    process: Process,
+    process: ForkGeneration,
     /// Sockets whose names mark the partitions as taken.
     _tokens: Vec<OwnedFd>,
     /// Connection to the broker, set at the end. Closed after everything else, because otherwise the broker
@@ -113,7 +113,7 @@ impl Lease {
         let watching = shared.clone();
         let watcher = background::spawn("urxe seat".into(), move || watching.watch(connection));
         let watcher = watcher.map_err(system("starting a thread"))?;
-        let process = Process::current();
+        let process = ForkGeneration::current();
         let (watcher, connection) = (Some(watcher), None);
         Ok((Arc::new(Lease { shared, partition, watcher, process, _tokens: fds, connection }), sockets))
     }

@@ -314,7 +314,7 @@ impl Server {
             return Ok(());
         }
         let served = ServedAddress::bind(bind_addr.clone())?;
-        let steered = steer::attach(&served.sockets[0], &steer::by_seat(&self.sharded_clients()));
+        let steered = steer::attach(&served.sockets[0], &steer::by_partition(&self.sharded_clients()));
         steered.map_err(|source| steer::failed(bind_addr.ip, source))?;
         self.served.push(served);
         Ok(())
@@ -467,7 +467,7 @@ impl Server {
     /// Attaches the steering program for the current partitions, if `changed`.
     fn update_steering_if(&self, changed: bool) {
         if changed {
-            let program = steer::by_seat(&self.sharded_clients());
+            let program = steer::by_partition(&self.sharded_clients());
             for served in &self.served {
                 // Best effort: it worked when the first socket was bound, and there is no caller to report a
                 // failure to.

@@ -17,7 +17,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 
 use super::forwarded_mad::{self, ForwardedMad};
 use super::{BindAddr, Names, datagram_socket, is_trusted};
-use crate::link::process::OwnFd;
+use crate::link::process::CloseOnForkFd;
 use crate::link::{ClaimError, RxBurst};
 use crate::transport::Instant;
 use crate::wire::IpIdent;
@@ -32,7 +32,7 @@ const BATCH: usize = 16;
 
 /// A registered service, and how many claims on it there are.
 struct Service {
-    socket: OwnFd,
+    socket: CloseOnForkFd,
     claims: usize,
 }
 
@@ -69,7 +69,7 @@ impl ServiceRegistry {
         }
         match self.bind(service) {
             Ok(socket) => {
-                self.services.insert(service, Service { socket: OwnFd::new(socket), claims: 1 });
+                self.services.insert(service, Service { socket: CloseOnForkFd::new(socket), claims: 1 });
                 Ok(())
             }
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
@@ -153,7 +153,7 @@ impl AsFd for ServiceRegistry {
 
 /// Receives a datagram: its length and the user ID of its sender, or `Some(None)` if it is truncated or comes
 /// without credentials. `None` if there is no datagram.
-fn recv_with_uid(socket: &OwnFd, bytes: &mut [u8]) -> Option<Option<(usize, u32)>> {
+fn recv_with_uid(socket: &CloseOnForkFd, bytes: &mut [u8]) -> Option<Option<(usize, u32)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;

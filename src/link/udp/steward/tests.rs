@@ -59,14 +59,14 @@ fn packets_are_steered_to_process_and_shard_by_qpn() {
     let mut one = join(ip, 1, &sharing).unwrap();
     let mut four = join(ip, 4, &sharing).unwrap();
     let mut other = join(ip, 1, &sharing).unwrap();
-    let seats = [&one, &four, &other].map(|links| links[0].seat());
+    let seats = [&one, &four, &other].map(|links| links[0].partition());
     assert_eq!(seats.iter().map(|s| s.index()).collect::<HashSet<_>>().len(), 3);
     assert!(seats.iter().all(|s| s.index() != 0 && s.bits() == Seat::BITS));
-    assert!(four.iter().all(|link| link.seat() == seats[1]));
+    assert!(four.iter().all(|link| link.partition() == seats[1]));
     let from = UdpSocket::bind("127.18.200.2:0").unwrap();
-    for seat in seats {
+    for partition in seats {
         for low in 0..8 {
-            from.send_to(&packet(seat.index() << 18 | 0x1200 | low), (ip, 4791)).unwrap();
+            from.send_to(&packet(partition.index() << 18 | 0x1200 | low), (ip, 4791)).unwrap();
         }
     }
     // For a partition that no process has, and for the broker. Partitions are granted in random order.
@@ -96,7 +96,7 @@ fn all_seats_can_be_taken_and_a_released_one_is_granted_again_drained() {
     let why = join(ip, 1, &sharing).err().unwrap();
     assert!(matches!(why, UdpLinkError::Refused { errno: libc::EUSERS, .. }), "{why}");
     assert!(why.to_string().contains("all 63 parts of 127.18.201.1 are taken"), "{why}");
-    let left = all.remove(20).seat();
+    let left = all.remove(20).partition();
     let from = UdpSocket::bind("127.18.201.2:0").unwrap();
     from.send_to(&packet(left.index() << 18 | 5), (ip, 4791)).unwrap();
     // The broker may not have noticed the disconnect yet.
@@ -107,7 +107,7 @@ fn all_seats_can_be_taken_and_a_released_one_is_granted_again_drained() {
             Err(e) => panic!("{e}"),
         }
     };
-    assert_eq!(again[0].seat(), left);
+    assert_eq!(again[0].partition(), left);
     assert!(received(&mut again[0]).is_empty());
     from.send_to(&packet(left.index() << 18 | 6), (ip, 4791)).unwrap();
     assert_eq!(received(&mut again[0]), [6]);
@@ -145,7 +145,7 @@ fn shared_port_is_taken_and_a_second_steward_is_refused() {
 fn coalesced_burst_for_several_seats_disables_coalescing() {
     let (ip, sharing, serving) = steward("127.18.204.1");
     let mut all = [join(ip, 1, &sharing).unwrap(), join(ip, 1, &sharing).unwrap()];
-    let [a, b] = [0, 1].map(|i| all[i][0].seat().index() << 18);
+    let [a, b] = [0, 1].map(|i| all[i][0].partition().index() << 18);
     // Coalesced as an adapter's driver does: by sizes and ports, which are the same for all.
     let sender = UdpSocket::bind("127.18.204.2:0").unwrap();
     let (segment, len) = (20_i32, size_of::<i32>() as libc::socklen_t);

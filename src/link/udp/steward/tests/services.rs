@@ -263,19 +263,19 @@ fn bpf_program_and_seat_byte_select_the_same_seat() {
         (mad(1, 7, 0x13, 48, 0xa5)[..48].to_vec(), 0),
         (vec![0; 3], 0),
     ] {
-        assert_eq!(steer::seat_byte(&packet), byte, "{:x?}", &packet[..packet.len().min(8)]);
+        assert_eq!(steer::partition_byte(&packet), byte, "{:x?}", &packet[..packet.len().min(8)]);
     }
     let (ip, sharing, serving) = steward("127.18.224.1");
     let mut all: Vec<UdpLink> = (0..3).map(|_| join(ip, 1, &sharing).unwrap().swap_remove(0)).collect();
     let from = UdpSocket::bind("127.18.224.2:0").unwrap();
     for i in 0..3 {
-        let first = (all[i].seat().index() << 2) as u8 | 1;
+        let first = (all[i].partition().index() << 2) as u8 | 1;
         for packet in [
             mad(1, 7, 0x13, 48, first),
             mad(1, 7, 0x18, 44, first),
             mad(u32::from(first) << 16 | 9, 7, 0, 30, 0),
         ] {
-            assert!(all[i].seat().has(steer::seat_byte(&packet)));
+            assert!(all[i].partition().has(steer::partition_byte(&packet)));
             from.send_to(&packet, (ip, 4791)).unwrap();
             for (j, link) in all.iter_mut().enumerate() {
                 assert_eq!(received(link).len(), usize::from(i == j), "{i} {j}");

@@ -28,9 +28,9 @@ fn squatter_on_abstract_names_neither_blocks_an_address_nor_receives_requests() 
     bind(&listener, &abstract_name(&format!("urxe-steward/{address}"))).unwrap();
     listen(&listener, 16).unwrap();
     let seats: Vec<OwnedFd> = (0..Seat::COUNT)
-        .map(|seat| {
+        .map(|partition| {
             let socket = datagram_socket().unwrap();
-            bind(&socket, &abstract_name(&format!("urxe-seat/{address}/{seat}"))).unwrap();
+            bind(&socket, &abstract_name(&format!("urxe-seat/{address}/{partition}"))).unwrap();
             socket
         })
         .collect();
@@ -105,13 +105,13 @@ fn malformed_messages_are_refused_and_the_steward_goes_on() {
 fn seat_belongs_to_the_owner_of_its_socket_and_not_to_a_process_id() {
     let (ip, sharing, serving) = steward("127.18.242.1");
     let one = join(ip, 1, &sharing).unwrap();
-    let seat = one[0].seat().index();
+    let partition = one[0].partition().index();
     let bind_addr = BindAddr::new(ip, &UdpOptions::default());
     let address = Names::private().unwrap().address(&bind_addr.name()).unwrap();
     // A client with the same process ID claims a partition that this process owns.
     let connection = stream();
     connect(&connection, &address).unwrap();
-    message::send(&connection, &format!("urxe-steward-2 return {seat} 1 {ip}"), &[]).unwrap();
+    message::send(&connection, &format!("urxe-steward-2 return {partition} 1 {ip}"), &[]).unwrap();
     let (response, _) = message::receive(&connection, false).unwrap().unwrap();
     assert!(response.contains("refused"), "{response}");
     drop((one, connection));

@@ -6,7 +6,7 @@ use super::faults::{FaultCounters, Faults, Rule};
 
 /// Capture and fault injection for the links of NICs.
 #[derive(Clone, Default)]
-pub struct Wrapping {
+pub struct Middleware {
     /// Capture file for every packet of both directions.
     pub capture: Option<CaptureFile>,
     /// Rules of the faults to inject.
@@ -15,18 +15,18 @@ pub struct Wrapping {
     pub seed: u64,
 }
 
-impl Wrapping {
+impl Middleware {
     /// Wraps the links of one NIC, which has this name in the capture. The capture is at the wire and the
     /// faults are between the capture and the NIC; each fault is a comment in the capture. Returns the
     /// wrapped links and the counters of the faults.
-    pub fn around(&self, links: Vec<Box<dyn Link>>, name: &str) -> (Vec<Box<dyn Link>>, Vec<FaultCounters>) {
+    pub fn wrap(&self, links: Vec<Box<dyn Link>>, name: &str) -> (Vec<Box<dyn Link>>, Vec<FaultCounters>) {
         let (mut interface, mut counters) = (None, Vec::new());
         let links =
-            links.into_iter().map(|link| self.wrap(link, name, &mut interface, &mut counters)).collect();
+            links.into_iter().map(|link| self.wrap_one(link, name, &mut interface, &mut counters)).collect();
         (links, counters)
     }
 
-    fn wrap(
+    fn wrap_one(
         &self,
         link: Box<dyn Link>,
         name: &str,
@@ -52,8 +52,8 @@ impl Wrapping {
             }
             (Some(file), false) => {
                 let link = capture(file, link);
-                let notes = link.handle();
-                let link = Faults::new(link, rules, self.seed).observed(move |e| notes.comment(e));
+                let handle = link.handle();
+                let link = Faults::new(link, rules, self.seed).with_observer(move |e| handle.comment(e));
                 counters.push(link.fault_counters());
                 Box::new(link)
             }

@@ -9,14 +9,14 @@ use crate::wire::Mac;
 use crate::wire::frame::{GroupQuery, GroupReport, MembershipState};
 
 /// Delay after which the report of a new membership is repeated, in case the first was lost (RFC 3376, 8.11).
-pub const REPEAT: Duration = Duration::from_secs(1);
+pub const UNSOLICITED_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The multicast groups that a station has joined, and the reports that are due.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     joined: BTreeSet<IpAddr>,
     /// Memberships whose report is to be repeated, with the time.
-    again: VecDeque<(Instant, IpAddr)>,
+    repeats: VecDeque<(Instant, IpAddr)>,
     /// Whether the last query was of the previous protocol version (IGMPv2, MLDv1), for IPv4 and IPv6.
     old: [bool; 2],
 }
@@ -30,19 +30,19 @@ impl Groups {
     pub fn join(&mut self, now: Instant, group: IpAddr) -> bool {
         let new = self.joined.insert(group);
         if new {
-            self.again.push_back((now + REPEAT, group));
+            self.repeats.push_back((now + UNSOLICITED_REPORT_INTERVAL, group));
         }
         new
     }
 
     /// Leaves a group. Returns whether it was joined.
     pub fn leave(&mut self, group: IpAddr) -> bool {
-        self.again.retain(|(_, other)| *other != group);
+        self.repeats.retain(|(_, other)| *other != group);
         self.joined.remove(&group)
     }
 
     /// Records the version of a query and returns the groups to report in response.
-    pub fn asked(&mut self, query: &GroupQuery) -> Vec<IpAddr> {
+    pub fn on_query(&mut self, query: &GroupQuery) -> Vec<IpAddr> {
         self.old[usize::from(query.group.is_ipv6())] = query.old;
         let meant = |group: &&IpAddr| {
             group.is_ipv4() == query.group.is_ipv4()
@@ -53,26 +53,26 @@ impl Groups {
 
     /// Returns a group whose report is to be repeated now.
     pub fn due(&mut self, now: Instant) -> Option<IpAddr> {
-        let (at, group) = *self.again.front()?;
+        let (at, group) = *self.repeats.front()?;
         (at <= now).then(|| {
-            self.again.pop_front();
+            self.repeats.pop_front();
             group
         })
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.again.front().map(|(at, _)| *at)
+        self.repeats.front().map(|(at, _)| *at)
     }
 
     /// Returns the report for a group; `None` for groups that are never reported.
     pub fn report(&self, src: IpAddr, group: IpAddr, membership: MembershipState) -> Option<GroupReport> {
         let old = self.old[usize::from(group.is_ipv6())];
-        let everybodys = match group {
+        let is_never_reported = match group {
             IpAddr::V4(ip) => ip == Ipv4Addr::new(224, 0, 0, 1),
             // All nodes, and groups of a scope that does not leave the host (RFC 3810, 6).
             IpAddr::V6(ip) => ip == Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1) || ip.octets()[1] & 0xf <= 1,
         };
-        (!everybodys).then_some(GroupReport { src, group, membership, old })
+        (!is_never_reported).then_some(GroupReport { src, group, membership, old })
     }
 }
 

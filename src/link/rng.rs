@@ -5,7 +5,7 @@ use rand_pcg::rand_core::Rng;
 
 /// A random number generator that always draws the same sequence for the same seed and stream.
 #[derive(Clone, Debug)]
-pub(super) struct Chance(Pcg64Mcg);
+pub(super) struct SimRng(Pcg64Mcg);
 
 /// Finaliser of SplitMix64: adjacent seeds and streams give unrelated generators.
 fn mix(x: u64) -> u64 {
@@ -14,15 +14,15 @@ fn mix(x: u64) -> u64 {
     x ^ x >> 31
 }
 
-impl Chance {
-    pub fn new(seed: u64, stream: u64) -> Chance {
+impl SimRng {
+    pub fn new(seed: u64, stream: u64) -> SimRng {
         let stream = mix(stream);
-        Chance(Pcg64Mcg::new((mix(seed ^ stream) as u128) << 64 | mix(stream) as u128))
+        SimRng(Pcg64Mcg::new((mix(seed ^ stream) as u128) << 64 | mix(stream) as u128))
     }
 
     /// Performs a Bernoulli trial: returns true with probability `p`. Draws no number if `p` is 0, so that
     /// enabling one option changes as little as possible of a reproducible run.
-    pub fn hit(&mut self, p: f64) -> bool {
+    pub fn bernoulli(&mut self, p: f64) -> bool {
         p > 0.0 && ((self.0.next_u64() >> 11) as f64) / ((1u64 << 53) as f64) < p
     }
 

@@ -10,14 +10,14 @@ use nix::sys::socket::{
 };
 
 /// Length of nlmsghdr: length, type, flags, sequence number, port.
-const HEADER: usize = 16;
+const NLMSGHDR_LEN: usize = 16;
 /// Length of ifinfomsg: family, type, index, flags, change mask.
-const BODY: usize = 16;
-const CARRIES: u32 = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
+const IFINFOMSG_LEN: usize = 16;
+const UP_AND_RUNNING: u32 = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
 
 /// Link state monitor of some interfaces of the network namespace that it was opened in.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct LinkStateMonitor {
     netlink: OwnedFd,
     /// Interfaces by index, with their last known state.
     interfaces: Vec<(u32, State)>,
@@ -30,16 +30,16 @@ enum State {
     Gone,
 }
 
-impl Watch {
+impl LinkStateMonitor {
     /// Starts to monitor these interfaces.
-    pub fn open(interfaces: impl IntoIterator<Item = u32>) -> io::Result<Watch> {
+    pub fn open(interfaces: impl IntoIterator<Item = u32>) -> io::Result<LinkStateMonitor> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let netlink = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
         bind(netlink.as_raw_fd(), &NetlinkAddr::new(0, libc::RTMGRP_LINK as u32))?;
         let interfaces = interfaces.into_iter().map(|index| (index, State::Up)).collect();
-        let watch = Watch { netlink, interfaces };
-        watch.ask()?;
-        Ok(watch)
+        let link_state = LinkStateMonitor { netlink, interfaces };
+        link_state.request_states()?;
+        Ok(link_state)
     }
 
     /// Processes the pending messages and reports whether at least one interface carries packets.
@@ -47,11 +47,11 @@ impl Watch {
         let mut buffer = [0; 16 << 10];
         loop {
             match recv(self.netlink.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-                Ok(n) => self.hear(&buffer[..n]),
+                Ok(n) => self.process_messages(&buffer[..n]),
                 Err(Errno::EINTR) => {}
                 // The receive buffer has overflowed: the state of all interfaces is requested again. That
                 // fails only for lack of memory; the next change is then reported as usual.
-                Err(Errno::ENOBUFS) => drop(self.ask()),
+                Err(Errno::ENOBUFS) => drop(self.request_states()),
                 Err(_) => break,
             }
         }
@@ -64,25 +64,26 @@ impl Watch {
     }
 
     /// Requests the current state of each interface from the kernel.
-    fn ask(&self) -> io::Result<()> {
+    fn request_states(&self) -> io::Result<()> {
         for (index, _) in &self.interfaces {
-            let mut request = [0; HEADER + BODY];
-            request[..4].copy_from_slice(&((HEADER + BODY) as u32).to_ne_bytes());
+            let mut request = [0; NLMSGHDR_LEN + IFINFOMSG_LEN];
+            request[..4].copy_from_slice(&((NLMSGHDR_LEN + IFINFOMSG_LEN) as u32).to_ne_bytes());
             request[4..6].copy_from_slice(&libc::RTM_GETLINK.to_ne_bytes());
             request[6..8].copy_from_slice(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
-            request[HEADER + 4..HEADER + 8].copy_from_slice(&index.to_ne_bytes());
+            request[NLMSGHDR_LEN + 4..NLMSGHDR_LEN + 8].copy_from_slice(&index.to_ne_bytes());
             send(self.netlink.as_raw_fd(), &request, MsgFlags::empty())?;
         }
         Ok(())
     }
 
-    fn hear(&mut self, mut messages: &[u8]) {
-        while let Some(head) = messages.first_chunk::<HEADER>() {
+    fn process_messages(&mut self, mut messages: &[u8]) {
+        while let Some(head) = messages.first_chunk::<NLMSGHDR_LEN>() {
             let [a, b, c, d, e, f, ..] = *head;
             let (len, kind) = (u32::from_ne_bytes([a, b, c, d]) as usize, u16::from_ne_bytes([e, f]));
-            let Some(body) = messages.get(HEADER..len) else { return };
+            let Some(body) = messages.get(NLMSGHDR_LEN..len) else { return };
             messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
-            let (libc::RTM_NEWLINK | libc::RTM_DELLINK, Some(body)) = (kind, body.first_chunk::<BODY>())
+            let (libc::RTM_NEWLINK | libc::RTM_DELLINK, Some(body)) =
+                (kind, body.first_chunk::<IFINFOMSG_LEN>())
             else {
                 continue;
             };
@@ -93,9 +94,9 @@ impl Watch {
                 continue;
             }
             let [.., f0, f1, f2, f3, _, _, _, _] = *body;
-            let state = match u32::from_ne_bytes([f0, f1, f2, f3]) & CARRIES {
+            let state = match u32::from_ne_bytes([f0, f1, f2, f3]) & UP_AND_RUNNING {
                 _ if kind == libc::RTM_DELLINK => State::Gone,
-                CARRIES => State::Up,
+                UP_AND_RUNNING => State::Up,
                 _ => State::Down,
             };
             let index = u32::from_ne_bytes(index);
@@ -104,7 +105,7 @@ impl Watch {
     }
 }
 
-impl AsFd for Watch {
+impl AsFd for LinkStateMonitor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.netlink.as_fd()
     }
@@ -114,8 +115,14 @@ impl AsFd for Watch {
 mod tests {
     use super::*;
 
-    fn told(watch: &mut Watch, kind: u16, index: u32, flags: libc::c_int, tail: usize) -> bool {
-        let len = HEADER + BODY + tail;
+    fn is_up_after(
+        link_state: &mut LinkStateMonitor,
+        kind: u16,
+        index: u32,
+        flags: libc::c_int,
+        tail: usize,
+    ) -> bool {
+        let len = NLMSGHDR_LEN + IFINFOMSG_LEN + tail;
         let mut message = vec![0; len];
         message[..4].copy_from_slice(&(len as u32).to_ne_bytes());
         message[4..6].copy_from_slice(&kind.to_ne_bytes());
@@ -123,39 +130,39 @@ mod tests {
         message[24..28].copy_from_slice(&(flags as u32).to_ne_bytes());
         // The message follows another, padded one about something else.
         let other = [&21u32.to_ne_bytes()[..], &[0; 20]].concat();
-        watch.hear(&[other, message].concat());
-        watch.is_up()
+        link_state.process_messages(&[other, message].concat());
+        link_state.is_up()
     }
 
     #[test]
     fn watch_is_up_while_any_interface_has_a_carrier() {
-        let mut w = Watch::open([1 << 30, 1 << 29]).unwrap();
+        let mut w = LinkStateMonitor::open([1 << 30, 1 << 29]).unwrap();
         let (up, running) = (libc::IFF_UP, libc::IFF_UP | libc::IFF_RUNNING);
-        assert!(told(&mut w, libc::RTM_NEWLINK, 1 << 30, up, 0));
-        assert!(told(&mut w, libc::RTM_NEWLINK, 7, 0, 8), "of another interface");
-        assert!(!told(&mut w, libc::RTM_NEWLINK, 1 << 29, 0, 8));
-        assert!(told(&mut w, libc::RTM_NEWLINK, 1 << 29, running, 8));
-        assert!(!told(&mut w, libc::RTM_DELLINK, 1 << 29, running, 8), "an interface that is gone");
+        assert!(is_up_after(&mut w, libc::RTM_NEWLINK, 1 << 30, up, 0));
+        assert!(is_up_after(&mut w, libc::RTM_NEWLINK, 7, 0, 8), "of another interface");
+        assert!(!is_up_after(&mut w, libc::RTM_NEWLINK, 1 << 29, 0, 8));
+        assert!(is_up_after(&mut w, libc::RTM_NEWLINK, 1 << 29, running, 8));
+        assert!(!is_up_after(&mut w, libc::RTM_DELLINK, 1 << 29, running, 8), "an interface that is gone");
         assert!(!w.is_gone());
         // An interface that leaves a bridge.
-        let mut leaves = vec![0; HEADER + BODY];
-        leaves[..4].copy_from_slice(&((HEADER + BODY) as u32).to_ne_bytes());
+        let mut leaves = vec![0; NLMSGHDR_LEN + IFINFOMSG_LEN];
+        leaves[..4].copy_from_slice(&((NLMSGHDR_LEN + IFINFOMSG_LEN) as u32).to_ne_bytes());
         leaves[4..6].copy_from_slice(&libc::RTM_DELLINK.to_ne_bytes());
-        leaves[HEADER] = libc::AF_BRIDGE as u8;
+        leaves[NLMSGHDR_LEN] = libc::AF_BRIDGE as u8;
         leaves[20..24].copy_from_slice(&(1u32 << 30).to_ne_bytes());
-        w.hear(&leaves);
+        w.process_messages(&leaves);
         assert!(!w.is_gone());
-        assert!(!told(&mut w, libc::RTM_DELLINK, 1 << 30, 0, 8) && w.is_gone());
+        assert!(!is_up_after(&mut w, libc::RTM_DELLINK, 1 << 30, 0, 8) && w.is_gone());
         // Truncated and invalid messages.
         for bytes in [&[][..], &[1; 3], &[0; 16], &[0xff; 64]] {
-            w.hear(bytes);
+            w.process_messages(bytes);
         }
     }
 
     #[test]
     fn loopback_is_up() {
         let lo = pnet_datalink::interfaces().into_iter().find(|i| i.is_loopback()).unwrap();
-        let mut watch = Watch::open([lo.index]).unwrap();
-        assert_eq!(watch.is_up(), lo.is_up());
+        let mut link_state = LinkStateMonitor::open([lo.index]).unwrap();
+        assert_eq!(link_state.is_up(), lo.is_up());
     }
 }

@@ -16,13 +16,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub use address::{AddressError, IfAddr};
 use groups::Groups;
-pub use groups::REPEAT;
-use neighbours::{Ask, Neighbours};
-pub use neighbours::{FRESH, MAX_NEIGHBOURS, RETRY, TRIES};
+pub use groups::UNSOLICITED_REPORT_INTERVAL;
+pub use neighbours::{MAX_NEIGHBOURS, MAX_REQUESTS, REACHABLE_TIME, RETRANS_TIME};
+use neighbours::{NeighbourRequest, Neighbours};
 
 use super::JoinError;
 use super::frame_queue::FrameQueue;
-use super::held::Held;
+use super::unresolved_queue::UnresolvedQueue;
 use crate::transport::Instant;
 use crate::wire::frame::{
     self, Arp, Checksums, Content, Echo, Frame, FrameError, GroupQuery, MembershipState, NeighborAdvert,
@@ -35,7 +35,7 @@ const MAX_OUTBOX: usize = 1024;
 
 /// Configuration of a station.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct StationConfig {
+pub struct HostStackConfig {
     /// MAC address.
     pub mac: Mac,
     /// IP addresses, each with its on-link prefix.
@@ -48,10 +48,10 @@ pub struct StationConfig {
 
 /// Result of handling a received frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum FrameOutcome {
     /// RoCEv2 packet to an address of the station or to a group that it has joined.
     Packet(RoceFrame),
-    /// Reply to [`Station::ping`].
+    /// Reply to [`HostStack::ping`].
     EchoReply {
         /// The host that replied.
         from: IpAddr,
@@ -75,17 +75,17 @@ pub enum Outcome {
 
 /// The host stack of one link.
 #[derive(Debug)]
-pub struct Station {
-    config: StationConfig,
+pub struct HostStack {
+    config: HostStackConfig,
     neighbours: Neighbours,
     groups: Groups,
     outbox: FrameQueue,
     /// Frames whose next hop is not resolved yet.
-    held: Held,
+    unresolved_queue: UnresolvedQueue,
     unresolved: u64,
     /// Address, MAC and time of the last packet's sender. The next packet mostly has the same sender, which
     /// then needs no look-up.
-    last_heard: Option<(IpAddr, Mac, Instant)>,
+    last_sender: Option<(IpAddr, Mac, Instant)>,
 }
 
 enum Hop {
@@ -94,22 +94,22 @@ enum Hop {
     None,
 }
 
-impl Station {
+impl HostStack {
     /// Creates a station that knows no neighbours yet.
-    pub fn new(config: StationConfig) -> Station {
-        Station {
+    pub fn new(config: HostStackConfig) -> HostStack {
+        HostStack {
             config,
             neighbours: Neighbours::default(),
             groups: Groups::default(),
             outbox: FrameQueue::default(),
-            held: Held::default(),
+            unresolved_queue: UnresolvedQueue::default(),
             unresolved: 0,
-            last_heard: None,
+            last_sender: None,
         }
     }
 
     /// Returns the configuration of the station.
-    pub fn config(&self) -> &StationConfig {
+    pub fn config(&self) -> &HostStackConfig {
         &self.config
     }
 
@@ -138,7 +138,7 @@ impl Station {
     }
 
     /// Leaves a multicast group without a report: another station with the same addresses stays a member.
-    pub(crate) fn leave_quietly(&mut self, group: IpAddr) {
+    pub(crate) fn leave_without_report(&mut self, group: IpAddr) {
         self.groups.leave(group);
     }
 
@@ -163,57 +163,57 @@ impl Station {
     }
 
     /// Parses a frame, replies to it if it is a request, and returns what it was.
-    pub fn handle_frame(&mut self, now: Instant, bytes: &[u8], checksums: Checksums) -> Outcome {
+    pub fn handle_frame(&mut self, now: Instant, bytes: &[u8], checksums: Checksums) -> FrameOutcome {
         match frame::parse(bytes, checksums) {
             Ok(frame) => self.handle(now, bytes, frame),
-            Err(e) => Outcome::Malformed(e),
+            Err(e) => FrameOutcome::Malformed(e),
         }
     }
 
     /// Handles a frame that is already parsed.
-    pub(crate) fn handle(&mut self, now: Instant, bytes: &[u8], frame: Frame) -> Outcome {
+    pub(crate) fn handle(&mut self, now: Instant, bytes: &[u8], frame: Frame) -> FrameOutcome {
         // VLAN 0 carries only a priority (IEEE 802.1Q).
         let mut vlans = frame.vlan.iter().flatten().copied().filter(|id| *id != 0);
         let elsewhere = vlans.next() != self.vlan_id() || vlans.next().is_some();
         if elsewhere || !(frame.dst == self.config.mac || frame.dst.is_multicast()) {
-            return Outcome::Foreign;
+            return FrameOutcome::Foreign;
         }
         match frame.content {
             Content::Roce(roce) if self.owns(roce.flow.dst) || self.is_member(roce.flow.dst) => {
                 if self.owns(roce.flow.src) {
-                    return Outcome::Foreign;
+                    return FrameOutcome::Foreign;
                 }
-                self.heard(now, roce.flow.src, frame.src);
-                Outcome::Packet(roce)
+                self.learn_sender(now, roce.flow.src, frame.src);
+                FrameOutcome::Packet(roce)
             }
             Content::Arp(arp) => self.handle_arp(now, &arp),
             Content::NeighborSolicit(ns) => self.handle_solicit(now, frame.src, &ns),
             Content::NeighborAdvert(na) => self.handle_advert(now, &na),
             Content::GroupQuery(query) => self.handle_group_query(&query),
             Content::Echo { echo, data } if self.owns(echo.dst) => {
-                self.heard(now, echo.src, frame.src);
+                self.learn_sender(now, echo.src, frame.src);
                 if !echo.request {
-                    return Outcome::EchoReply { from: echo.src, id: echo.id, seq: echo.seq };
+                    return FrameOutcome::EchoReply { from: echo.src, id: echo.id, seq: echo.seq };
                 }
                 let reply = Echo { request: false, src: echo.dst, dst: echo.src, ..echo };
                 self.emit(|out, mac| frame::append_echo(out, frame.src, mac, &reply, &bytes[data]));
-                Outcome::Handled
+                FrameOutcome::Handled
             }
-            Content::RoceV1 { intact } => Outcome::RoceV1 { intact },
-            _ => Outcome::Foreign,
+            Content::RoceV1 { intact } => FrameOutcome::RoceV1 { intact },
+            _ => FrameOutcome::Foreign,
         }
     }
 
     /// Returns the MAC for packets to `dst`: that of the host, of its router or of the multicast group. If it
-    /// is not known yet, returns `None` and sends a request; [`hold`](Self::hold) queues packets until the
+    /// is not known yet, returns `None` and sends a request; [`queue_unresolved`](Self::queue_unresolved) queues packets until the
     /// reply.
     pub fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
         match self.next_hop(dst) {
             Hop::Group(mac) => Some(mac),
             Hop::Host(ip) => {
-                let (mac, ask) = self.neighbours.lookup(now, ip);
-                if let Some(ask) = ask {
-                    self.ask(ask);
+                let (mac, request) = self.neighbours.lookup(now, ip);
+                if let Some(request) = request {
+                    self.request(request);
                 }
                 mac
             }
@@ -225,9 +225,9 @@ impl Station {
     /// any destination MAC. The frame is sent by [`poll_transmit`](Self::poll_transmit) or counted as
     /// unresolved. Without a route or room it is counted at once: the result is false and `write` is not
     /// called.
-    pub fn hold(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+    pub fn queue_unresolved(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         match self.next_hop(dst) {
-            Hop::Host(hop) if self.held.push(hop, write) => true,
+            Hop::Host(hop) if self.unresolved_queue.push(hop, write) => true,
             _ => {
                 self.unresolved += 1;
                 false
@@ -245,7 +245,7 @@ impl Station {
             Some(mac) => self.emit(|out, own| frame::append_echo(out, mac, own, &echo, data)),
             None => {
                 let vlan = self.config.vlan;
-                return self.hold(dst, |out| {
+                return self.queue_unresolved(dst, |out| {
                     let start = out.len();
                     frame::append_echo(out, Mac::default(), own, &echo, data);
                     if let Some(tag) = vlan {
@@ -278,10 +278,10 @@ impl Station {
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(due) = self.neighbours.expire(now) {
             match due {
-                Ok(ask) => self.ask(ask),
+                Ok(request) => self.request(request),
                 Err(gone) => {
-                    self.last_heard = None;
-                    self.unresolved += self.held.give_up(gone);
+                    self.last_sender = None;
+                    self.unresolved += self.unresolved_queue.drop_frames_for(gone);
                 }
             }
         }
@@ -342,25 +342,25 @@ impl Station {
         }
     }
 
-    fn handle_group_query(&mut self, query: &GroupQuery) -> Outcome {
+    fn handle_group_query(&mut self, query: &GroupQuery) -> FrameOutcome {
         // The reply is sent without a random delay: a single station does not flood the router that queries.
-        for group in self.groups.asked(query) {
+        for group in self.groups.on_query(query) {
             self.report(group, MembershipState::Member);
         }
-        Outcome::Handled
+        FrameOutcome::Handled
     }
 
     /// Queues a request for the MAC of a neighbour.
-    fn ask(&mut self, ask: Ask) {
-        match (ask.ip, self.source_for(ask.ip)) {
+    fn request(&mut self, request: NeighbourRequest) {
+        match (request.ip, self.source_for(request.ip)) {
             (IpAddr::V4(target_ip), Some(IpAddr::V4(sender_ip))) => self.emit(|out, own| {
                 let arp =
                     Arp { request: true, sender_mac: own, sender_ip, target_mac: Mac::default(), target_ip };
-                frame::append_arp(out, ask.mac.unwrap_or(Mac::BROADCAST), &arp);
+                frame::append_arp(out, request.mac.unwrap_or(Mac::BROADCAST), &arp);
             }),
             (IpAddr::V6(target), Some(IpAddr::V6(src))) => self.emit(|out, own| {
                 let group = solicited_node(target);
-                let (dst, to) = match ask.mac {
+                let (dst, to) = match request.mac {
                     Some(mac) => (target, mac),
                     None => (group, Mac::of_group(group.into()).unwrap_or(Mac::BROADCAST)),
                 };
@@ -373,16 +373,16 @@ impl Station {
     }
 
     /// Learns the sender of a packet if it is on-link: a packet is as good as a reply.
-    fn heard(&mut self, now: Instant, ip: IpAddr, mac: Mac) {
-        if let Some((last_ip, last_mac, when)) = self.last_heard
+    fn learn_sender(&mut self, now: Instant, ip: IpAddr, mac: Mac) {
+        if let Some((last_ip, last_mac, when)) = self.last_sender
             && (last_ip, last_mac) == (ip, mac)
-            && now.since(when) < FRESH / 4
+            && now.since(when) < REACHABLE_TIME / 4
         {
             return;
         }
         if self.on_link(ip) {
             self.learn(now, ip, mac, false);
-            self.last_heard = Some((ip, mac, now));
+            self.last_sender = Some((ip, mac, now));
         }
     }
 
@@ -391,14 +391,14 @@ impl Station {
             return;
         }
         if self.neighbours.mac(ip) != Some(mac) {
-            self.last_heard = None;
+            self.last_sender = None;
         }
         if self.neighbours.learn(now, ip, mac, only_known) {
-            self.held.release(ip, mac, &mut self.outbox);
+            self.unresolved_queue.release(ip, mac, &mut self.outbox);
         }
     }
 
-    fn handle_arp(&mut self, now: Instant, arp: &Arp) -> Outcome {
+    fn handle_arp(&mut self, now: Instant, arp: &Arp) -> FrameOutcome {
         let for_us = self.owns(arp.target_ip.into());
         // RFC 826: a known entry is updated by any message; a new one is added only if the target is this
         // station.
@@ -416,12 +416,12 @@ impl Station {
                 frame::append_arp(out, asker.sender_mac, &reply);
             });
         }
-        Outcome::Handled
+        FrameOutcome::Handled
     }
 
-    fn handle_solicit(&mut self, now: Instant, from: Mac, ns: &NeighborSolicit) -> Outcome {
+    fn handle_solicit(&mut self, now: Instant, from: Mac, ns: &NeighborSolicit) -> FrameOutcome {
         if !self.owns(ns.target.into()) {
-            return Outcome::Handled;
+            return FrameOutcome::Handled;
         }
         let probe = ns.src.is_unspecified();
         if let (false, Some(mac)) = (probe, ns.source_mac) {
@@ -445,10 +445,10 @@ impl Station {
             };
             frame::append_neighbor_advert(out, to, own, &na);
         });
-        Outcome::Handled
+        FrameOutcome::Handled
     }
 
-    fn handle_advert(&mut self, now: Instant, na: &NeighborAdvert) -> Outcome {
+    fn handle_advert(&mut self, now: Instant, na: &NeighborAdvert) -> FrameOutcome {
         if let Some(mac) = na.target_mac {
             // Without the override flag an advertisement must not replace a different MAC (RFC 4861, 7.2.5).
             let known = self.neighbours.mac(na.target.into());
@@ -456,11 +456,11 @@ impl Station {
                 self.learn(now, na.target.into(), mac, true);
             }
         }
-        Outcome::Handled
+        FrameOutcome::Handled
     }
 }
 
-impl StationConfig {
+impl HostStackConfig {
     /// Returns a locally administered MAC derived from the first address, so that it is the same on every
     /// run.
     pub fn derived_mac(addresses: &[IfAddr]) -> Mac {

@@ -8,18 +8,18 @@ use crate::wire::Mac;
 
 /// Queue of frames without a destination MAC, each with the next hop whose MAC it needs.
 #[derive(Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct UnresolvedQueue {
     frames: FrameQueue,
     waits_for: VecDeque<IpAddr>,
 }
 
 /// Maximum number of queued bytes, for all next hops together.
-pub(crate) const MAX_HELD_BYTES: usize = 1 << 20;
+pub(crate) const MAX_UNRESOLVED_BYTES: usize = 1 << 20;
 
-impl Held {
+impl UnresolvedQueue {
     /// Queues a frame that `write` appends. Without room, returns false and does not call `write`.
     pub fn push(&mut self, hop: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
-        let room = self.frames.byte_len() < MAX_HELD_BYTES;
+        let room = self.frames.byte_len() < MAX_UNRESOLVED_BYTES;
         if room {
             self.frames.push_with(write);
             self.waits_for.push_back(hop);
@@ -43,7 +43,7 @@ impl Held {
     }
 
     /// Drops all frames for `hop` and returns their number.
-    pub fn give_up(&mut self, hop: IpAddr) -> u64 {
+    pub fn drop_frames_for(&mut self, hop: IpAddr) -> u64 {
         let mut gone = 0;
         self.take(hop, |_| gone += 1);
         gone

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::link::held::MAX_HELD_BYTES;
+use crate::link::unresolved_queue::MAX_UNRESOLVED_BYTES;
 use crate::wire::Flow;
 use crate::wire::frame::append_frame;
 
@@ -25,9 +25,9 @@ fn unhex(s: &str) -> Vec<u8> {
     (0..s.len()).step_by(2).map(|i| u8::from_str_radix(&s[i..i + 2], 16).unwrap()).collect()
 }
 
-fn station() -> Station {
+fn host_stack() -> HostStack {
     let addresses = ["10.77.0.2/24", "fd77::2/64", "fe80::5054:ff:fe77:2/64"];
-    Station::new(StationConfig {
+    HostStack::new(HostStackConfig {
         mac: OWN,
         addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
         gateways: vec!["10.77.0.254".parse().unwrap()],
@@ -43,7 +43,7 @@ fn ip(s: &str) -> IpAddr {
     s.parse().unwrap()
 }
 
-fn drain(s: &mut Station) -> Vec<Vec<u8>> {
+fn drain(s: &mut HostStack) -> Vec<Vec<u8>> {
     let mut out = Vec::new();
     while let Some(frame) = s.poll_transmit() {
         out.push(frame.to_vec());
@@ -58,15 +58,15 @@ fn packet(src: &str, dst: &str, to: Mac) -> Vec<u8> {
     out
 }
 
-fn handle(s: &mut Station, ms: u64, frame: &[u8]) -> Outcome {
+fn handle(s: &mut HostStack, ms: u64, frame: &[u8]) -> FrameOutcome {
     s.handle_frame(at(ms), frame, Checksums::Verify)
 }
 
 #[test]
 fn arp_and_ndp_replies_match_those_of_linux() {
-    let mut s = station();
-    assert_eq!(handle(&mut s, 0, &unhex(ARP_REQUEST)), Outcome::Handled);
-    assert_eq!(handle(&mut s, 0, &unhex(SOLICIT)), Outcome::Handled);
+    let mut s = host_stack();
+    assert_eq!(handle(&mut s, 0, &unhex(ARP_REQUEST)), FrameOutcome::Handled);
+    assert_eq!(handle(&mut s, 0, &unhex(SOLICIT)), FrameOutcome::Handled);
     assert_eq!(drain(&mut s), [unhex(ARP_REPLY), unhex(ADVERT)]);
     // The senders of the requests are known from then on.
     assert_eq!(s.resolve(at(1), ip("10.77.0.1")), Some(PEER));
@@ -76,7 +76,7 @@ fn arp_and_ndp_replies_match_those_of_linux() {
 
 #[test]
 fn duplicate_address_probe_is_answered_to_all_nodes() {
-    let mut s = station();
+    let mut s = host_stack();
     let probe = NeighborSolicit {
         src: Ipv6Addr::UNSPECIFIED,
         dst: solicited_node("fd77::2".parse().unwrap()),
@@ -96,10 +96,14 @@ fn duplicate_address_probe_is_answered_to_all_nodes() {
 
 #[test]
 fn queued_frame_is_sent_when_its_neighbour_replies() {
-    let mut s = station();
+    let mut s = host_stack();
     assert_eq!(s.resolve(at(0), ip("10.77.0.1")), None);
-    s.hold(ip("10.77.0.1"), |out| out.extend_from_slice(&packet("10.77.0.2", "10.77.0.1", Mac::default())));
-    s.hold(ip("10.77.0.9"), |out| out.extend_from_slice(&packet("10.77.0.2", "10.77.0.9", Mac::default())));
+    s.queue_unresolved(ip("10.77.0.1"), |out| {
+        out.extend_from_slice(&packet("10.77.0.2", "10.77.0.1", Mac::default()))
+    });
+    s.queue_unresolved(ip("10.77.0.9"), |out| {
+        out.extend_from_slice(&packet("10.77.0.2", "10.77.0.9", Mac::default()))
+    });
     let mut request = unhex(ARP_REQUEST);
     request[6..12].copy_from_slice(&OWN.0);
     request[22..28].copy_from_slice(&OWN.0);
@@ -115,24 +119,24 @@ fn queued_frame_is_sent_when_its_neighbour_replies() {
     reply[22..28].copy_from_slice(&PEER.0);
     reply[28..32].copy_from_slice(&[10, 77, 0, 1]);
     reply[38..42].copy_from_slice(&[10, 77, 0, 2]);
-    assert_eq!(handle(&mut s, 2, &reply), Outcome::Handled);
+    assert_eq!(handle(&mut s, 2, &reply), FrameOutcome::Handled);
     assert_eq!(drain(&mut s), [packet("10.77.0.2", "10.77.0.1", PEER)]);
     assert_eq!((s.resolve(at(3), ip("10.77.0.1")), s.unresolved()), (Some(PEER), 0));
 }
 
 #[test]
 fn resolution_fails_after_all_tries() {
-    let mut s = station();
+    let mut s = host_stack();
     for dst in ["10.77.0.3", "fd77::3"] {
         assert_eq!(s.resolve(at(0), ip(dst)), None);
-        s.hold(ip(dst), |out| out.extend_from_slice(&[0; 60]));
+        s.queue_unresolved(ip(dst), |out| out.extend_from_slice(&[0; 60]));
     }
     let mut asked = drain(&mut s).len();
     while let Some(when) = s.next_deadline() {
         s.handle_timeout(when);
         asked += drain(&mut s).len();
     }
-    assert_eq!((asked, s.unresolved()), (2 * TRIES as usize, 2));
+    assert_eq!((asked, s.unresolved()), (2 * MAX_REQUESTS as usize, 2));
     // The next packet starts a new resolution.
     assert_eq!(s.resolve(at(9000), ip("10.77.0.3")), None);
     assert_eq!(drain(&mut s).len(), 1);
@@ -140,10 +144,10 @@ fn resolution_fails_after_all_tries() {
 
 #[test]
 fn stale_mac_is_used_while_probed_and_replaced_by_a_new_one() {
-    let mut s = station();
+    let mut s = host_stack();
     handle(&mut s, 0, &unhex(ARP_REQUEST));
     drain(&mut s);
-    let later = FRESH.as_millis() as u64 + 1;
+    let later = REACHABLE_TIME.as_millis() as u64 + 1;
     assert_eq!(s.resolve(at(later), ip("10.77.0.1")), Some(PEER));
     let ask = drain(&mut s);
     assert_eq!((ask.len(), &ask[0][..6]), (1, &PEER.0[..]));
@@ -170,7 +174,7 @@ fn stale_mac_is_used_while_probed_and_replaced_by_a_new_one() {
 
 #[test]
 fn groups_resolve_to_macs_and_off_link_hosts_to_the_router() {
-    let mut s = station();
+    let mut s = host_stack();
     assert_eq!(s.resolve(at(0), ip("239.1.2.3")), Some(Mac([1, 0, 0x5e, 1, 2, 3])));
     assert_eq!(s.resolve(at(0), ip("ff0e::9")), Some(Mac([0x33, 0x33, 0, 0, 0, 9])));
     assert_eq!(s.resolve(at(0), ip("10.77.0.255")), Some(Mac::BROADCAST));
@@ -180,58 +184,58 @@ fn groups_resolve_to_macs_and_off_link_hosts_to_the_router() {
     assert_eq!(drain(&mut s)[0][38..42], [10, 77, 0, 254]);
     // There is no router for IPv6.
     assert_eq!(s.resolve(at(0), ip("2001:db8::1")), None);
-    s.hold(ip("2001:db8::1"), |out| out.extend_from_slice(&[0; 60]));
+    s.queue_unresolved(ip("2001:db8::1"), |out| out.extend_from_slice(&[0; 60]));
     assert!(drain(&mut s).is_empty());
     assert_eq!(s.unresolved(), 1);
 }
 
 #[test]
 fn queued_frames_are_bounded() {
-    let mut s = station();
+    let mut s = host_stack();
     s.resolve(at(0), ip("10.77.0.1"));
-    let n = MAX_HELD_BYTES / 4096 + 10;
+    let n = MAX_UNRESOLVED_BYTES / 4096 + 10;
     for _ in 0..n {
-        s.hold(ip("10.77.0.1"), |out| out.extend_from_slice(&[0; 4096]));
+        s.queue_unresolved(ip("10.77.0.1"), |out| out.extend_from_slice(&[0; 4096]));
     }
     assert_eq!(s.unresolved(), 10);
 }
 
 #[test]
 fn packets_are_classified_by_destination_and_teach_the_sender() {
-    let mut s = station();
+    let mut s = host_stack();
     let ours = packet("10.77.0.1", "10.77.0.2", OWN);
-    let Outcome::Packet(roce) = handle(&mut s, 0, &ours) else { panic!() };
+    let FrameOutcome::Packet(roce) = handle(&mut s, 0, &ours) else { panic!() };
     assert_eq!(ours[roce.payload], [7; 16]);
     assert_eq!(s.resolve(at(0), ip("10.77.0.1")), Some(PEER));
     let group = packet("10.77.0.1", "239.1.2.3", Mac([1, 0, 0x5e, 1, 2, 3]));
-    assert_eq!(handle(&mut s, 0, &group), Outcome::Foreign);
+    assert_eq!(handle(&mut s, 0, &group), FrameOutcome::Foreign);
     s.join(at(0), ip("239.1.2.3")).unwrap();
-    assert!(matches!(handle(&mut s, 0, &group), Outcome::Packet(_)));
+    assert!(matches!(handle(&mut s, 0, &group), FrameOutcome::Packet(_)));
     // Another group that maps to the same MAC.
     let same_mac = packet("10.77.0.1", "238.129.2.3", Mac([1, 0, 0x5e, 1, 2, 3]));
-    assert_eq!(handle(&mut s, 0, &same_mac), Outcome::Foreign);
+    assert_eq!(handle(&mut s, 0, &same_mac), FrameOutcome::Foreign);
     s.leave(ip("239.1.2.3"));
-    assert_eq!(handle(&mut s, 0, &group), Outcome::Foreign);
+    assert_eq!(handle(&mut s, 0, &group), FrameOutcome::Foreign);
     for not_ours in [
         packet("10.77.0.1", "10.77.0.2", PEER),
         packet("10.77.0.1", "10.77.0.7", OWN),
         packet("10.77.0.2", "10.77.0.2", OWN),
     ] {
-        assert_eq!(handle(&mut s, 0, &not_ours), Outcome::Foreign);
+        assert_eq!(handle(&mut s, 0, &not_ours), FrameOutcome::Foreign);
     }
     let mut tagged = ours.clone();
     tagged.splice(12..12, [0x81, 0, 0xa0, 0]);
-    assert!(matches!(handle(&mut s, 0, &tagged), Outcome::Packet(_)), "priority only");
+    assert!(matches!(handle(&mut s, 0, &tagged), FrameOutcome::Packet(_)), "priority only");
     tagged[15] = 5;
-    assert_eq!(handle(&mut s, 0, &tagged), Outcome::Foreign);
-    assert!(matches!(handle(&mut s, 0, &ours[..50]), Outcome::Malformed(_)));
+    assert_eq!(handle(&mut s, 0, &tagged), FrameOutcome::Foreign);
+    assert!(matches!(handle(&mut s, 0, &ours[..50]), FrameOutcome::Malformed(_)));
 }
 
 #[test]
 fn echo_requests_are_sent_and_answered() {
     for (own, peer) in [("10.77.0.2", "10.77.0.1"), ("fd77::2", "fd77::1")] {
-        let mut a = station();
-        let mut b = Station::new(StationConfig {
+        let mut a = host_stack();
+        let mut b = HostStack::new(HostStackConfig {
             mac: PEER,
             addresses: vec![peer.parse().unwrap()],
             gateways: vec![],
@@ -241,18 +245,18 @@ fn echo_requests_are_sent_and_answered() {
         let mut got = Vec::new();
         for _ in 0..4 {
             for f in drain(&mut a) {
-                assert_ne!(handle(&mut b, 0, &f), Outcome::Foreign);
+                assert_ne!(handle(&mut b, 0, &f), FrameOutcome::Foreign);
             }
             got.extend(drain(&mut b).iter().map(|f| handle(&mut a, 0, f)));
         }
-        assert_eq!(got.last(), Some(&Outcome::EchoReply { from: ip(peer), id: 3, seq: 4 }), "{own}");
+        assert_eq!(got.last(), Some(&FrameOutcome::EchoReply { from: ip(peer), id: 3, seq: 4 }), "{own}");
         assert!(!b.ping(at(0), ip(if own.contains(':') { "10.0.0.1" } else { "fd00::1" }), 0, 0, b""));
     }
 }
 
 #[test]
 fn neighbour_cache_is_bounded() {
-    let mut s = Station::new(StationConfig {
+    let mut s = HostStack::new(HostStackConfig {
         mac: OWN,
         addresses: vec!["10.0.0.1/8".parse().unwrap()],
         gateways: vec![],
@@ -290,13 +294,13 @@ fn reports(reports: &[(&str, MembershipState, bool)]) -> Vec<Vec<u8>> {
 #[test]
 fn memberships_are_reported_twice_on_query_and_on_leave() {
     use MembershipState::{Joined, Left, Member};
-    let mut s = station();
+    let mut s = host_stack();
     let [v4, v6] = ["239.1.2.3", "ff15::7"];
     s.join(at(0), ip(v4)).unwrap();
     s.join(at(5), ip(v6)).unwrap();
     s.join(at(6), ip(v6)).unwrap();
     assert_eq!(drain(&mut s), reports(&[(v4, Joined, false), (v6, Joined, false)]));
-    assert_eq!(s.next_deadline(), Some(at(0) + REPEAT));
+    assert_eq!(s.next_deadline(), Some(at(0) + UNSOLICITED_REPORT_INTERVAL));
     s.handle_timeout(at(999));
     assert!(drain(&mut s).is_empty());
     s.handle_timeout(at(1005));
@@ -305,7 +309,7 @@ fn memberships_are_reported_twice_on_query_and_on_leave() {
 
     // The response is of the version of the query, and later reports keep that version.
     for (query, group, old) in [(0, v4, false), (1, v4, true), (2, v6, false), (3, v6, true)] {
-        assert_eq!(handle(&mut s, 2000, &unhex(QUERIES[query])), Outcome::Handled);
+        assert_eq!(handle(&mut s, 2000, &unhex(QUERIES[query])), FrameOutcome::Handled);
         assert_eq!(drain(&mut s), reports(&[(group, Member, old)]));
     }
     s.leave(ip(v4));
@@ -322,14 +326,14 @@ fn memberships_are_reported_twice_on_query_and_on_leave() {
 
 #[test]
 fn all_nodes_and_host_local_groups_are_not_reported() {
-    let mut s = station();
+    let mut s = host_stack();
     for group in ["224.0.0.1", "ff02::1", "ff01::7"] {
         s.join(at(0), ip(group)).unwrap();
         assert!(s.is_member(ip(group)));
     }
     s.handle_timeout(at(2000));
     for query in QUERIES {
-        assert_eq!(handle(&mut s, 0, &unhex(query)), Outcome::Handled);
+        assert_eq!(handle(&mut s, 0, &unhex(query)), FrameOutcome::Handled);
     }
     assert!(drain(&mut s).is_empty());
 }
@@ -337,8 +341,8 @@ fn all_nodes_and_host_local_groups_are_not_reported() {
 #[test]
 fn group_needs_an_address_of_its_ip_version() {
     let only_v6 =
-        StationConfig { addresses: vec!["fd77::2/64".parse().unwrap()], ..station().config().clone() };
-    let mut s = Station::new(only_v6);
+        HostStackConfig { addresses: vec!["fd77::2/64".parse().unwrap()], ..host_stack().config().clone() };
+    let mut s = HostStack::new(only_v6);
     assert!(matches!(s.join(at(0), ip("239.1.2.3")), Err(JoinError::NoAddress(_))));
     assert!(matches!(s.join(at(0), ip("fd77::1")), Err(JoinError::NotMulticast(_))));
     // Without a link-local address, the source of the report is the one derived from the MAC.
@@ -354,20 +358,20 @@ fn tagged(frame: &[u8], tci: u16) -> Vec<u8> {
 #[test]
 fn vlan_station_tags_its_frames_and_accepts_only_its_vlan() {
     let vlan = Some(VlanTag { id: 5, priority: 3 });
-    let mut s = Station::new(StationConfig { vlan, ..station().config().clone() });
+    let mut s = HostStack::new(HostStackConfig { vlan, ..host_stack().config().clone() });
     let request = unhex(ARP_REQUEST);
     for elsewhere in
         [request.clone(), tagged(&request, 0), tagged(&request, 6), tagged(&tagged(&request, 6), 5)]
     {
-        assert_eq!(handle(&mut s, 0, &elsewhere), Outcome::Foreign);
+        assert_eq!(handle(&mut s, 0, &elsewhere), FrameOutcome::Foreign);
     }
     assert!(drain(&mut s).is_empty());
     // The priority of received frames is ignored.
-    assert_eq!(handle(&mut s, 0, &tagged(&request, 7 << 13 | 5)), Outcome::Handled);
+    assert_eq!(handle(&mut s, 0, &tagged(&request, 7 << 13 | 5)), FrameOutcome::Handled);
     let replies = drain(&mut s);
     assert_eq!(replies, [tagged(&unhex(ARP_REPLY), 3 << 13 | 5)]);
     // Both the frame queued for resolution and the request carry exactly one tag.
-    let mut s = Station::new(StationConfig { vlan, ..station().config().clone() });
+    let mut s = HostStack::new(HostStackConfig { vlan, ..host_stack().config().clone() });
     assert!(s.ping(at(0), ip("10.77.0.1"), 1, 1, b"x"));
     let question = drain(&mut s);
     assert_eq!((question.len(), &question[0][12..16]), (1, &[0x81, 0x00, 0x60, 0x05][..]));
@@ -382,10 +386,10 @@ fn vlan_station_tags_its_frames_and_accepts_only_its_vlan() {
 
 #[test]
 fn untagged_station_drops_vlans_and_accepts_priority_tags() {
-    let mut s = station();
+    let mut s = host_stack();
     let request = unhex(ARP_REQUEST);
-    assert_eq!(handle(&mut s, 0, &tagged(&request, 5)), Outcome::Foreign);
-    assert_eq!(handle(&mut s, 0, &tagged(&request, 7 << 13)), Outcome::Handled);
+    assert_eq!(handle(&mut s, 0, &tagged(&request, 5)), FrameOutcome::Foreign);
+    assert_eq!(handle(&mut s, 0, &tagged(&request, 7 << 13)), FrameOutcome::Handled);
     assert_eq!(drain(&mut s), [unhex(ARP_REPLY)]);
 }
 
@@ -402,7 +406,7 @@ proptest::proptest! {
                 *b = value;
             }
         }
-        let mut s = station();
+        let mut s = host_stack();
         s.join(at(0), ip("239.1.2.3")).unwrap();
         s.handle_frame(at(0), &frame, Checksums::Trust);
         drain(&mut s);

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::station::{AddressError, IfAddr, StationConfig};
+use super::host_stack::{AddressError, HostStackConfig, IfAddr};
 use crate::wire::frame::VlanTag;
 use crate::wire::{Mac, MacError};
 
@@ -40,7 +40,7 @@ pub enum SpecError {
     NoAddress,
     /// An option of the host stack, but no address for a host stack.
     #[error("mac=, gw= and vlan= describe a station of its own: give its address too, as ip=10.77.0.1/24")]
-    StationWithoutAddress,
+    HostStackWithoutAddress,
     /// An invalid address.
     #[error("ip=: {0}")]
     Address(#[from] AddressError),
@@ -126,9 +126,9 @@ impl Options {
     }
 
     /// Returns the configuration of the host stack that the options describe; `None` if there is no address.
-    pub fn station(&self) -> Option<StationConfig> {
-        (!self.addresses.is_empty()).then(|| StationConfig {
-            mac: self.mac.unwrap_or_else(|| StationConfig::derived_mac(&self.addresses)),
+    pub fn host_stack(&self) -> Option<HostStackConfig> {
+        (!self.addresses.is_empty()).then(|| HostStackConfig {
+            mac: self.mac.unwrap_or_else(|| HostStackConfig::derived_mac(&self.addresses)),
             addresses: self.addresses.clone(),
             gateways: self.gateways.clone(),
             vlan: self.vlan,

@@ -22,7 +22,7 @@ use crate::wire::frame::{Checksums, Content, Frame};
 
 /// Membership of one link in the group.
 #[derive(Debug)]
-pub(super) struct Kin {
+pub(super) struct ShardGroup {
     own: usize,
     shared: Arc<Shared>,
     /// Whether the kernel gives each frame to only one of the links.
@@ -39,15 +39,15 @@ struct Shared {
 /// Inbox of one link, which the other links fill.
 #[derive(Debug)]
 struct Inbox {
-    waiting: AtomicBool,
-    passed: Mutex<Passed>,
+    non_empty: AtomicBool,
+    contents: Mutex<InboxContents>,
     /// Readable while the inbox is not empty.
     readable: EventFd,
 }
 
 /// Contents of an inbox.
 #[derive(Debug, Default)]
-pub(super) struct Passed {
+pub(super) struct InboxContents {
     /// Bursts that other links have sent to multicast groups.
     pub bursts: Loopback,
     /// Frames that other links have received.
@@ -87,34 +87,34 @@ impl Frames {
 }
 
 /// Set of links that need a frame, apart from the one that has received it.
-enum Concern {
-    Nobody,
-    Everybody,
+enum FrameAudience {
+    NoOther,
+    AllOthers,
     Members(IpAddr),
 }
 
-impl Concern {
-    fn of(frame: &Frame) -> Concern {
+impl FrameAudience {
+    fn of(frame: &Frame) -> FrameAudience {
         match &frame.content {
-            Content::Roce(roce) if roce.flow.dst.is_multicast() => Concern::Members(roce.flow.dst),
+            Content::Roce(roce) if roce.flow.dst.is_multicast() => FrameAudience::Members(roce.flow.dst),
             // Each link has its own neighbour cache and its own groups to report.
-            Content::Arp(arp) if !arp.request => Concern::Everybody,
-            Content::NeighborAdvert(_) | Content::GroupQuery(_) => Concern::Everybody,
-            _ => Concern::Nobody,
+            Content::Arp(arp) if !arp.request => FrameAudience::AllOthers,
+            Content::NeighborAdvert(_) | Content::GroupQuery(_) => FrameAudience::AllOthers,
+            _ => FrameAudience::NoOther,
         }
     }
 }
 
-impl Kin {
+impl ShardGroup {
     /// Creates the memberships of `count` links.
-    pub fn new(count: usize) -> io::Result<Vec<Kin>> {
+    pub fn new(count: usize) -> io::Result<Vec<ShardGroup>> {
         let inbox = |_| {
             let readable = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
-            Ok(Inbox { waiting: AtomicBool::new(false), passed: Mutex::default(), readable })
+            Ok(Inbox { non_empty: AtomicBool::new(false), contents: Mutex::default(), readable })
         };
         let inboxes = (0..count).map(inbox).collect::<io::Result<_>>()?;
         let shared = Arc::new(Shared { members: Mutex::default(), inboxes });
-        Ok((0..count).map(|own| Kin { own, shared: shared.clone(), fans_out: false }).collect())
+        Ok((0..count).map(|own| ShardGroup { own, shared: shared.clone(), fans_out: false }).collect())
     }
 
     /// Returns the shard of this link.
@@ -140,23 +140,23 @@ impl Kin {
 
     /// Passes a burst to the other members of its multicast group. Returns the number of packets dropped for
     /// lack of room.
-    pub fn pass(&self, burst: &TxBurst<'_>) -> u64 {
-        let lost = self.give(self.members(burst.flow.dst), |passed| passed.bursts.push(burst));
+    pub fn forward_burst(&self, burst: &TxBurst<'_>) -> u64 {
+        let lost = self.push_to(self.members(burst.flow.dst), |contents| contents.bursts.push(burst));
         lost as u64 * burst.packets as u64
     }
 
     /// Passes a frame that this link has received to the other links that need it and have not received it.
     /// Returns the number of links that had no room.
-    pub fn share(&self, frame: &Frame, received: &RxFrame<'_>) -> u64 {
+    pub fn forward_frame(&self, frame: &Frame, received: &RxFrame<'_>) -> u64 {
         if !self.fans_out {
             return 0;
         }
-        let to = match Concern::of(frame) {
-            Concern::Nobody => return 0,
-            Concern::Everybody => u64::MAX,
-            Concern::Members(group) => self.members(group),
+        let to = match FrameAudience::of(frame) {
+            FrameAudience::NoOther => return 0,
+            FrameAudience::AllOthers => u64::MAX,
+            FrameAudience::Members(group) => self.members(group),
         };
-        self.give(to, |passed| passed.frames.push(received)) as u64
+        self.push_to(to, |contents| contents.frames.push(received)) as u64
     }
 
     /// Returns the members of a multicast group, as a bit set of links.
@@ -166,15 +166,15 @@ impl Kin {
 
     /// Calls `push` on the inboxes of the other links in the bit set `to`; returns how many of them had no
     /// room.
-    fn give(&self, to: u64, push: impl Fn(&mut Passed) -> bool) -> usize {
+    fn push_to(&self, to: u64, push: impl Fn(&mut InboxContents) -> bool) -> usize {
         let others =
             self.shared.inboxes.iter().enumerate().filter(|(i, _)| *i != self.own && to & 1 << i != 0);
         let refused = others.filter(|(_, inbox)| {
             // Locked until the descriptor is readable, so that the owner does not miss the entry or the
             // notification.
-            let mut passed = inbox.passed.lock();
-            let pushed = push(&mut passed);
-            if pushed && !inbox.waiting.swap(true, Ordering::AcqRel) {
+            let mut contents = inbox.contents.lock();
+            let pushed = push(&mut contents);
+            if pushed && !inbox.non_empty.swap(true, Ordering::AcqRel) {
                 // Fails only if the counter is at its maximum, and then the descriptor is readable anyway.
                 let _ = inbox.readable.write(1);
             }
@@ -184,16 +184,16 @@ impl Kin {
     }
 
     /// Returns the contents of this link's inbox, if there are any.
-    pub fn take(&self) -> Option<Passed> {
+    pub fn take(&self) -> Option<InboxContents> {
         let inbox = &self.shared.inboxes[self.own];
-        if !inbox.waiting.load(Ordering::Acquire) {
+        if !inbox.non_empty.load(Ordering::Acquire) {
             return None;
         }
         // The contents are moved out, so that the lock is not held while the link processes them and sends.
-        let mut passed = inbox.passed.lock();
-        inbox.waiting.store(false, Ordering::Release);
+        let mut contents = inbox.contents.lock();
+        inbox.non_empty.store(false, Ordering::Release);
         let _ = inbox.readable.read();
-        Some(std::mem::take(&mut *passed))
+        Some(std::mem::take(&mut *contents))
     }
 
     /// Returns a descriptor that is readable when [`take`](Self::take) returns something.
