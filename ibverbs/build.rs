@@ -8,8 +8,8 @@ use std::{env, fs};
 const NEWEST: u32 = 18;
 /// librdmacm's.
 const NEWEST_CM: u32 = 5;
-/// Those of its private interface to drivers, one for each change of it: 34 is of releases 34 to 56. Libraries of vendors
-/// (libmlx5, libefa) do not load without theirs.
+/// Those of its private interface to drivers, one for each change of it: 34 is of releases 34 to 56.
+/// Libraries of vendors (libmlx5, libefa) do not load without theirs.
 const PRIVATE: [u32; 5] = [34, 57, 59, 64, 65];
 
 fn main() {

@@ -94,8 +94,8 @@ fn connect(stand: &Stand, version: usize, nqn: &str) -> Result<String, String> {
     instance.map(|n| format!("nvme{n}")).ok_or(said)
 }
 
-/// Connects to the subsystem and waits for its disk, which the kernel adds after the connect returns. Returns the controller's
-/// name and the path of the disk.
+/// Connects to the subsystem and waits for its disk, which the kernel adds after the connect returns. Returns
+/// the controller's name and the path of the disk.
 fn connect_disk(stand: &Stand, version: usize) -> (String, String) {
     let controller = connect(stand, version, NQN).unwrap();
     let device = format!("/dev/{controller}n1");

@@ -36,8 +36,9 @@ fn both_ways(table: &mut Table, stand: &Stand, via: Via, version: usize, size: u
     let index = stand.guest.gid_index(GUEST[version]).unwrap();
     let stock = format!("ibv_rc_pingpong -d rxe0 -g {index} -m {mtu} -s {size} -n {n} -c");
     let (s, n, m) = (size.to_string(), n.to_string(), mtu.to_string());
-    // Retries of 12 s in total. A guest with a part of a processor retransmits to itself more than it receives: beside 20
-    // busy processes on two cores, 4 of 140 runs of 65,536 bytes made no progress for 3 s. rxe retries without end.
+    // Retries of 12 s in total. A guest with a part of a processor retransmits to itself more than it
+    // receives: beside 20 busy processes on two cores, 4 of 140 runs of 65,536 bytes made no progress for 3
+    // s. rxe retries without end.
     let urxe = [
         "pingpong",
         "--link",

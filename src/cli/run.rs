@@ -56,7 +56,7 @@ pub struct Env {
     surroundings: Surroundings,
 }
 
-/// What a program's device is like.
+/// Description of the device of a program.
 #[derive(Args)]
 struct Surroundings {
     /// Where packets go: `udp[:ADDR]`, `udp:IF`, `packet:IF[,ip=A/LEN,mac=M]` or `frames:…`, as `urxe perf --help` explains them;

@@ -138,7 +138,8 @@ pub struct FramesLink {
     rx: FrameQueue,
     local: Loopback,
     counters: LinkCounters,
-    /// Set when the peer took nothing for [`SEND_TIMEOUT`]; no sender is blocked again until it takes something.
+    /// Set when the peer took nothing for [`SEND_TIMEOUT`]; no sender is blocked again until it takes
+    /// something.
     stalled: bool,
     reconnect_at: Instant,
 }
@@ -310,7 +311,7 @@ impl FramesLink {
 }
 
 impl Drop for FramesLink {
-    /// Gives the last packets, mostly acknowledgements, up to [`SEND_TIMEOUT`] to be sent.
+    /// Gives the last packets, mostly acknowledgements, up to the send timeout (200 ms) to be sent.
     fn drop(&mut self) {
         let start = std::time::Instant::now();
         self.flush();

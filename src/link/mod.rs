@@ -5,7 +5,8 @@
 //! and packet `i` of a burst has the identification `i`. The ICRC covers both. The NIC above computes and
 //! checks the ICRC; a link never does.
 
-/// Forwards the methods of [`Link`] that a middleware link does not change: `delegate_link_methods!(self => self.inner)`.
+/// Forwards the methods of [`Link`] that a middleware link does not change: `delegate_link_methods!(self =>
+/// self.inner)`.
 macro_rules! delegate_link_methods {
     ($self:ident => $inner:expr) => {
         fn join(&mut $self, now: Instant, group: std::net::IpAddr) -> Result<(), $crate::link::JoinError> {
@@ -14,7 +15,7 @@ macro_rules! delegate_link_methods {
         fn leave(&mut $self, group: std::net::IpAddr) {
             $inner.leave(group);
         }
-        fn partition(&$self) -> $crate::nic::Seat {
+        fn partition(&$self) -> $crate::nic::QpnPartition {
             $inner.partition()
         }
         fn claim(
@@ -78,7 +79,7 @@ use std::net::IpAddr;
 use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
 
-use crate::nic::Seat;
+use crate::nic::QpnPartition;
 pub use crate::transport::RxBurst;
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::frame::FrameError;
@@ -261,8 +262,8 @@ pub trait Link: Send {
 
     /// Returns the QPN partition whose packets this link receives: not the whole range if other processes
     /// share the address.
-    fn partition(&self) -> Seat {
-        Seat::WHOLE
+    fn partition(&self) -> QpnPartition {
+        QpnPartition::WHOLE
     }
 
     /// Directs connection management requests for a service to this link, for those sent to one of its

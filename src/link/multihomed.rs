@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
-use crate::nic::Seat;
+use crate::nic::QpnPartition;
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::mad::ServiceId;
 
@@ -99,7 +99,8 @@ impl<L: Link> Multihomed<L> {
         i == self.last || now.since(self.members[i].used) < ACTIVE_TIME
     }
 
-    /// Returns the number of sleeping members to poll now: one for each [`IDLE_POLL_INTERVAL`] that has passed.
+    /// Returns the number of sleeping members to poll now: one for each [`IDLE_POLL_INTERVAL`] that has
+    /// passed.
     fn due(&mut self, now: Instant) -> usize {
         let intervals = now.since(self.last_idle_poll).as_nanos() / IDLE_POLL_INTERVAL.as_nanos();
         if intervals > 0 {
@@ -209,7 +210,7 @@ impl<L: Link> Link for Multihomed<L> {
         }
     }
 
-    fn partition(&self) -> Seat {
+    fn partition(&self) -> QpnPartition {
         self.members[0].link.partition()
     }
 

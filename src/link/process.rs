@@ -19,9 +19,9 @@ impl ForkGeneration {
     pub fn current() -> ForkGeneration {
         static REGISTERED: Once = Once::new();
         REGISTERED.call_once(|| {
-            // SAFETY: `after_fork_in_child` has the required signature, lives as long as the program, does not unwind, and
-            // calls only atomic operations and `close`, which are allowed in a child of fork. If there is no
-            // memory to register it, a child is taken for its parent.
+            // SAFETY: `after_fork_in_child` has the required signature, lives as long as the program, does
+            // not unwind, and calls only atomic operations and `close`, which are allowed in a child of fork.
+            // If there is no memory to register it, a child is taken for its parent.
             unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
         });
         ForkGeneration(FORKS.load(Ordering::Relaxed))
@@ -41,8 +41,9 @@ extern "C" fn after_fork_in_child() {
         let fd = slot.load(Ordering::Relaxed);
         if fd != NONE {
             slot.store(NONE, Ordering::Relaxed);
-            // SAFETY: `fd` is this process's copy of a descriptor that an `CloseOnForkFd` owns; that `CloseOnForkFd` does not
-            // close it in another process than its own, so the descriptor is closed once.
+            // SAFETY: `fd` is this process's copy of a descriptor that an `CloseOnForkFd` owns; that
+            // `CloseOnForkFd` does not close it in another process than its own, so the descriptor is closed
+            // once.
             unsafe { libc::close(fd) };
         }
     }

@@ -242,8 +242,8 @@ mod x86_64 {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             record_process();
-            // SAFETY: `record_process` stays loaded, and the names are NUL-terminated. If the C library is not
-            // a shared library of its own, nothing can interpose its functions.
+            // SAFETY: `record_process` stays loaded, and the names are NUL-terminated. If the C library is
+            // not a shared library of its own, nothing can interpose its functions.
             unsafe {
                 libc::pthread_atfork(None, None, Some(record_process));
                 let library = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);

@@ -21,8 +21,8 @@ pub struct Table {
     seed: u64,
     permutation: Permutation,
     slots: Vec<Slot>,
-    /// Slot of the last key with each value of the lowest bits. Inverting the permutation in each lookup costs 2 % of the
-    /// instructions of an 8-byte WRITE.
+    /// Slot of the last key with each value of the lowest bits. Inverting the permutation in each lookup
+    /// costs 2 % of the instructions of an 8-byte WRITE.
     hints: [u32; HINTS],
     /// Free slots, the oldest first, so that a generation recurs as late as possible.
     free: VecDeque<u32>,
@@ -188,8 +188,8 @@ impl Table {
     /// [`deregister`](Self::deregister), and their provenance must be exposed; their owner accepts that they
     /// change at any time, and synchronises with completions, as with DMA. With [`Access::ON_DEMAND`] this
     /// need hold only while the bytes are accessed: accesses to unmapped memory are rejected. After
-    /// [`install_fault_handler`](super::install_fault_handler) an access to memory that is unmapped or protected in spite
-    /// of this contract fails as well.
+    /// [`install_fault_handler`](super::install_fault_handler) an access to memory that is unmapped or
+    /// protected in spite of this contract fails as well.
     pub unsafe fn register(&mut self, pd: PdId, extent: MrExtent) -> Option<RegionInfo> {
         let region = Region { pd, extent: extent.into(), windows: BoundWindows::default() };
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
@@ -200,8 +200,8 @@ impl Table {
     ///
     /// # Safety
     /// A holder of the key can read all of the process's memory, and write it if `access` allows any writing.
-    /// Without [`install_fault_handler`](super::install_fault_handler), memory that is unmapped during an access ends the
-    /// process.
+    /// Without [`install_fault_handler`](super::install_fault_handler), memory that is unmapped during an
+    /// access ends the process.
     pub unsafe fn register_implicit(&mut self, pd: PdId, access: Access) -> Option<RegionInfo> {
         let extent = Extent { access: access | Access::ON_DEMAND, ..Extent::WHOLE_PROCESS };
         let region = Region { pd, extent, windows: BoundWindows::default() };
@@ -216,8 +216,8 @@ impl Table {
         self.insert(|_| Entry::Null(pd))
     }
 
-    /// Registers memory of which work requests register one part at a time ([`fast_reg`](Self::fast_reg)). Returns
-    /// `None` if the table is full.
+    /// Registers memory of which work requests register one part at a time ([`fast_reg`](Self::fast_reg)).
+    /// Returns `None` if the table is full.
     ///
     /// # Safety
     /// As for [`register`](Self::register); moreover the memory must be writable.

@@ -47,8 +47,8 @@ impl Schedule {
         }
     }
 
-    /// Marks a queue pair dirty after a packet: [`schedule_pending`](Self::schedule_pending) and [`arm`](Self::arm) follow at the
-    /// end of the burst.
+    /// Marks a queue pair dirty after a packet: [`schedule_pending`](Self::schedule_pending) and
+    /// [`arm`](Self::arm) follow at the end of the burst.
     pub fn mark_dirty(&mut self, entry: &mut Entry) {
         if !entry.dirty {
             entry.dirty = true;

@@ -1,6 +1,6 @@
 //! Shard identity: the queue pair numbers of each of the NICs that make up one device.
 
-use super::Seat;
+use super::QpnPartition;
 
 /// Identity of a NIC among the shards of one device. A shard has the queue pair numbers that end in its
 /// index, of those that the device may use.
@@ -8,12 +8,12 @@ use super::Seat;
 pub struct ShardId {
     index: u8,
     count: u8,
-    seat: Seat,
+    partition: QpnPartition,
 }
 
 impl ShardId {
     /// The only shard of a device with all queue pair numbers.
-    pub const WHOLE: ShardId = ShardId { index: 0, count: 1, seat: Seat::WHOLE };
+    pub const WHOLE: ShardId = ShardId { index: 0, count: 1, partition: QpnPartition::WHOLE };
 
     /// Maximum number of shards.
     pub const MAX_COUNT: usize = 64;
@@ -22,17 +22,17 @@ impl ShardId {
     /// [`MAX_COUNT`](Self::MAX_COUNT) or `index` is out of range.
     pub fn new(index: usize, count: usize) -> Option<ShardId> {
         let fits = count.is_power_of_two() && count <= ShardId::MAX_COUNT && index < count;
-        fits.then_some(ShardId { index: index as u8, count: count as u8, seat: Seat::WHOLE })
+        fits.then_some(ShardId { index: index as u8, count: count as u8, partition: QpnPartition::WHOLE })
     }
 
-    /// Returns this shard of a device that uses only the QPN partition `seat`.
-    pub fn seated(self, seat: Seat) -> ShardId {
-        ShardId { seat, ..self }
+    /// Returns this shard of a device that uses only the QPN partition `partition`.
+    pub fn with_partition(self, partition: QpnPartition) -> ShardId {
+        ShardId { partition, ..self }
     }
 
     /// QPN partition of the device.
-    pub fn seat(self) -> Seat {
-        self.seat
+    pub fn partition(self) -> QpnPartition {
+        self.partition
     }
 
     /// Lowest bits of the queue pair numbers.

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use super::peers::PeerShare;
-use super::{CompletionQueue, Seat, ShardId};
+use super::{CompletionQueue, QpnPartition, ShardId};
 use crate::transport::{Instant, QueuePair, SrqId};
 use crate::wire::{Permutation, Qpn};
 
@@ -94,9 +94,9 @@ const MAX_INDEX_BITS: u32 = 20;
 /// Returns the number of slot bits, and the number of slots, of a NIC with up to `max` queue pairs.
 fn slots(shard: ShardId, max: u32) -> (u32, u32) {
     let whole = (max + RESERVED).next_power_of_two().trailing_zeros();
-    let most = match shard.seat() {
-        Seat::WHOLE => whole.max(MAX_INDEX_BITS),
-        seat => MAX_INDEX_BITS - seat.bits(),
+    let most = match shard.partition() {
+        QpnPartition::WHOLE => whole.max(MAX_INDEX_BITS),
+        partition => MAX_INDEX_BITS - partition.bits(),
     };
     let bits = whole.min(most - shard.bits());
     // The last slot is not used: with the highest count, its number would be the multicast QPN.
@@ -105,7 +105,7 @@ fn slots(shard: ShardId, max: u32) -> (u32, u32) {
 
 /// Returns the number of bits of slot and generation count.
 fn index_bits(shard: ShardId) -> u32 {
-    QPN_BITS - shard.seat().bits() - shard.bits()
+    QPN_BITS - shard.partition().bits() - shard.bits()
 }
 
 impl QpTable {
@@ -130,7 +130,7 @@ impl QpTable {
         let bits = index_bits(self.shard);
         let index = (round << self.slot_bits | (slot + RESERVED)) & ((1 << bits) - 1);
         let low = self.permutation.apply(index) << self.shard.bits() | self.shard.index();
-        Qpn::new(self.shard.seat().index() << (QPN_BITS - self.shard.seat().bits()) | low)
+        Qpn::new(self.shard.partition().index() << (QPN_BITS - self.shard.partition().bits()) | low)
     }
 
     /// Maximum number of queue pairs.
@@ -262,9 +262,10 @@ mod tests {
 
     #[test]
     fn highest_bits_of_a_qpn_are_the_partition() {
-        for (seat, count, max) in [(1, 1, 65_536), (63, 1, (1 << 20) - 16), (5, 4, 65_536), (0, 32, 10)] {
-            let seat = Seat::new(seat).unwrap();
-            let shard = ShardId::new(count - 1, count).unwrap().seated(seat);
+        for (partition, count, max) in [(1, 1, 65_536), (63, 1, (1 << 20) - 16), (5, 4, 65_536), (0, 32, 10)]
+        {
+            let partition = QpnPartition::new(partition).unwrap();
+            let shard = ShardId::new(count - 1, count).unwrap().with_partition(partition);
             let mut table = QpTable::new(shard, max, 0xffff_ffff);
             assert!(table.max() >= 10.min(max) && table.max() <= 1 << 14, "{}", table.max());
             let mut seen = std::collections::HashSet::new();
@@ -273,7 +274,7 @@ mod tests {
                 let qpns: Vec<Qpn> = std::iter::from_fn(|| insert(&mut table)).collect();
                 assert_eq!(qpns.len(), table.max() as usize);
                 for qpn in qpns {
-                    assert!(seat.has((qpn.get() >> 16) as u8) && shard.of(qpn.get() as u8) == count - 1);
+                    assert!(partition.has((qpn.get() >> 16) as u8) && shard.of(qpn.get() as u8) == count - 1);
                     assert!(![0, 1, Qpn::MULTICAST.get()].contains(&qpn.get()));
                     seen.insert(qpn);
                     assert_eq!(table.remove(qpn).map(|e| e.qp.qpn()), Some(qpn));

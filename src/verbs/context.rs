@@ -19,7 +19,7 @@ use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::memory::Table;
 use crate::nic::{
-    EventReader, Events, Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses, Seat,
+    EventReader, Events, Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses, QpnPartition,
 };
 use crate::transport::{Counters, CqId, Quirks, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
@@ -90,7 +90,7 @@ pub(super) struct Inner {
     pub info: LinkInfo,
     pub mtu: Mtu,
     /// QPN partition that the device's queue pairs are numbered from.
-    pub partition: Seat,
+    pub partition: QpnPartition,
     pub seed: u64,
     pub qps: Quota,
     pub srqs: Quota,

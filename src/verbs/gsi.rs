@@ -11,7 +11,7 @@ use super::{
     QpOptions, WaitError,
 };
 use crate::memory::Access;
-use crate::nic::Seat;
+use crate::nic::QpnPartition;
 use crate::transport::{
     AddressVector, Completion, Destination, QpType, RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, WcStatus,
     WrData, WrOp,
@@ -101,7 +101,7 @@ impl ManagementPort {
     /// responses of peers reach this process and not another one: its value, and its length in bits from the
     /// highest. The length is 0 if no other process shares the address.
     pub fn comm_id_prefix(&self) -> (u32, u32) {
-        let partition: Seat = self.context().0.partition;
+        let partition: QpnPartition = self.context().0.partition;
         (partition.index(), partition.bits())
     }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
-use crate::nic::{Seat, ShardId};
+use crate::nic::{QpnPartition, ShardId};
 use crate::transport::RxBurst;
 use crate::wire::{Flow, IpIdent};
 
@@ -62,10 +62,10 @@ struct Run {
 }
 
 impl ShardMailbox {
-    /// Creates the views for `count` shards of a device with the QPN partition `partition`. Returns `None` if a
-    /// NIC cannot have that many shards.
-    pub fn new(count: usize, partition: Seat) -> io::Result<Option<Vec<ShardMailbox>>> {
-        let id = |i| Some(ShardId::new(i, count)?.seated(partition));
+    /// Creates the views for `count` shards of a device with the QPN partition `partition`. Returns `None` if
+    /// a NIC cannot have that many shards.
+    pub fn new(count: usize, partition: QpnPartition) -> io::Result<Option<Vec<ShardMailbox>>> {
+        let id = |i| Some(ShardId::new(i, count)?.with_partition(partition));
         let Some(ids) = (0..count.max(1)).map(id).collect::<Option<Vec<_>>>() else {
             return Ok(None);
         };
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     fn mailboxes(count: usize) -> Vec<ShardMailbox> {
-        ShardMailbox::new(count, Seat::WHOLE).unwrap().unwrap()
+        ShardMailbox::new(count, QpnPartition::WHOLE).unwrap().unwrap()
     }
 
     /// Returns one packet per destination QPN byte, of 20 bytes each, the last one of `last` bytes.
@@ -297,8 +297,8 @@ mod tests {
         all[1].lose_link(Arc::new(io::Error::other("gone")));
         assert_eq!([&all[0], &all[1]].map(|s| (s.wake().read(), s.loss().is_some())), [(Ok(1), true); 2]);
         assert!(
-            ShardMailbox::new(3, Seat::WHOLE).unwrap().is_none()
-                && ShardMailbox::new(0, Seat::WHOLE).unwrap().is_none()
+            ShardMailbox::new(3, QpnPartition::WHOLE).unwrap().is_none()
+                && ShardMailbox::new(0, QpnPartition::WHOLE).unwrap().is_none()
         );
     }
 }

@@ -45,8 +45,8 @@ impl PollDetector {
         now < self.distrusted_until
     }
 
-    /// Returns how long to back off for an application that last polled at `last_poll`, or `None` if it is not
-    /// expected to poll again soon.
+    /// Returns how long to back off for an application that last polled at `last_poll`, or `None` if it is
+    /// not expected to poll again soon.
     pub fn backoff(&mut self, now: Instant, last_poll: Instant) -> Option<Duration> {
         let distrusted = self.is_distrusted(now);
         let (max_gap, bounds) =

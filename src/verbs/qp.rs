@@ -485,8 +485,8 @@ impl Qp {
         self.pd.context().0.shards.detach_mcast(&self.shard, self.qpn, gid)
     }
 
-    /// Posts a send work request and sends what the congestion window allows, or leaves it to be sent together
-    /// with later ones if a lot is in flight; never blocks for the peer.
+    /// Posts a send work request and sends what the congestion window allows, or leaves it to be sent
+    /// together with later ones if a lot is in flight; never blocks for the peer.
     ///
     /// # Errors
     /// [`PostError`]; then the work request was not posted.

@@ -318,9 +318,9 @@ impl Shard {
         result
     }
 
-    /// Like [`with_nic_and_send`](Self::with_nic_and_send), for posting send requests of a queue pair. A queue pair with a lot in
-    /// flight batches further requests, because one system call for several packets costs less than one for
-    /// each.
+    /// Like [`with_nic_and_send`](Self::with_nic_and_send), for posting send requests of a queue pair. A
+    /// queue pair with a lot in flight batches further requests, because one system call for several packets
+    /// costs less than one for each.
     pub fn post<R>(&self, qpn: Qpn, f: impl FnOnce(&mut Nic, Instant) -> R) -> R {
         let now = self.clock.now();
         let mut state = self.state.lock();
@@ -363,7 +363,8 @@ impl Shard {
     }
 
     /// Acquires the lock soon even while another thread polls without a pause: a holder that releases it by
-    /// [`unlock_fairly`](Self::unlock_fairly) hands it over. The caller releases it by [`unlock`](Self::unlock).
+    /// [`unlock_fairly`](Self::unlock_fairly) hands it over. The caller releases it by
+    /// [`unlock`](Self::unlock).
     pub fn lock_fairly(&self) -> MutexGuard<'_, ShardState> {
         self.fair_waiters.fetch_add(1, Ordering::Relaxed);
         let state = self.state.lock();
@@ -474,8 +475,8 @@ impl Shard {
         self.drive_remaining(more);
     }
 
-    /// Releases the lock for a caller that calls [`drive_remaining`](Self::drive_remaining) later, and returns whether there is
-    /// more to send.
+    /// Releases the lock for a caller that calls [`drive_remaining`](Self::drive_remaining) later, and
+    /// returns whether there is more to send.
     pub fn unlock(&self, state: MutexGuard<'_, ShardState>, now: Instant) -> bool {
         self.wake_for_deadline(&state, now);
         let more = state.nic.wants_to_transmit_urgently();

@@ -27,8 +27,8 @@ impl Context {
     }
 }
 
-/// Returns the time at which a timeout expires; a timeout beyond the range of the clock, such as [`Duration::MAX`], expires
-/// in thirty years.
+/// Returns the time at which a timeout expires; a timeout beyond the range of the clock, such as
+/// [`Duration::MAX`], expires in thirty years.
 pub(super) fn deadline_after(timeout: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
     let now = Instant::now();

@@ -50,9 +50,9 @@ pub struct Side {
 /// State of a running queue pair.
 #[derive(Default)]
 pub struct Qp {
-    /// Its number, from creation to destruction.
+    /// Number of the queue pair, from creation to destruction.
     pub qpn: Option<Qpn>,
-    /// Its present or last number.
+    /// Present or last number of the queue pair.
     pub number: Qpn,
     /// Number of send work requests posted; `settled` of these are known to be complete.
     pub posted: usize,

@@ -232,8 +232,7 @@ fn play(seed: u64, faults: Faults, connections: usize) -> World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Whatever the network and the programs do, every connection ends once on each side, and no state is
-    /// left.
+    /// Every connection ends once on each side, and no state is left.
     #[test]
     fn every_connection_ends_once_under_any_faults(
         seed: u64,

@@ -207,7 +207,7 @@ fn name(event: &Event) -> &'static str {
     }
 }
 
-/// Whatever the state in which a peer stops responding: an exchange that waits for the peer ends with an
+/// After a peer stops responding, in any state: an exchange that waits for the peer ends with an
 /// event within the agreed time, and one that waits for the program ends so after the program has acted. No
 /// state is left.
 #[test]

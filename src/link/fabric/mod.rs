@@ -1,9 +1,9 @@
 //! In-memory switch that connects NICs of one process, with or without impairments.
 //!
 //! [`Fabric::new`] carries bursts whole: it passes them directly to a NIC that is not running at the moment,
-//! and keeps them in a single copy for one that is. [`Fabric::with_config`] adds latency, a bandwidth with a queue,
-//! and random loss, duplication, reordering and corruption ([`FabricConfig`]). Both run on the machine's
-//! clock. [`Fabric::virtual_time`] has a clock of its own, which only [`Fabric::step`],
+//! and keeps them in a single copy for one that is. [`Fabric::with_config`] adds latency, a bandwidth with a
+//! queue, and random loss, duplication, reordering and corruption ([`FabricConfig`]). Both run on the
+//! machine's clock. [`Fabric::virtual_time`] has a clock of its own, which only [`Fabric::step`],
 //! [`Fabric::run_until_idle`] and [`Fabric::advance`] move: a single-threaded simulation that replays byte by
 //! byte from its seed.
 #![forbid(unsafe_code)]

@@ -205,8 +205,8 @@ impl HostStack {
     }
 
     /// Returns the MAC for packets to `dst`: that of the host, of its router or of the multicast group. If it
-    /// is not known yet, returns `None` and sends a request; [`queue_unresolved`](Self::queue_unresolved) queues packets until the
-    /// reply.
+    /// is not known yet, returns `None` and sends a request; [`queue_unresolved`](Self::queue_unresolved)
+    /// queues packets until the reply.
     pub fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
         match self.next_hop(dst) {
             Hop::Group(mac) => Some(mac),

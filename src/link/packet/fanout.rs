@@ -2,7 +2,8 @@
 //! there are, and passes it to one of them (`PACKET_FANOUT`, see packet(7)).
 //!
 //! That is the socket of the shard that has the frame's queue pair; all other frames go to the first. The
-//! links pass on frames that several of them need: see [`ShardGroup::forward_frame`](super::shard_group::ShardGroup::forward_frame).
+//! links pass on frames that several of them need: see
+//! [`ShardGroup::forward_frame`](super::shard_group::ShardGroup::forward_frame).
 #![forbid(unsafe_code)]
 
 use std::io;

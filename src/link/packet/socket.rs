@@ -111,7 +111,8 @@ fn set_vnet_len(fd: RawFd, len: usize) -> io::Result<()> {
 }
 
 impl RawSocket {
-    /// Opens a socket that receives nothing until it is [bound](Self::bind) and [admits](Self::attach_filter) frames.
+    /// Opens a socket that receives nothing until it is [bound](Self::bind) and [admits](Self::attach_filter)
+    /// frames.
     pub fn open(ifindex: u32, vnet: bool) -> io::Result<RawSocket> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: the call takes no pointers.

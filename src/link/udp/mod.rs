@@ -30,7 +30,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::link_state::LinkStateMonitor;
 use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
-use crate::nic::{Seat, ShardId};
+use crate::nic::{QpnPartition, ShardId};
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::mad::ServiceId;
 use crate::wire::{Flow, ROCE_PORT};
@@ -277,7 +277,7 @@ fn window(rcvbuf: usize) -> usize {
 
 /// Reports whether a coalesced datagram contains packets for another QPN partition: the kernel selects the
 /// socket by the first packet.
-fn has_mixed_partitions(burst: &RxBurst<'_>, partition: Seat) -> bool {
+fn has_mixed_partitions(burst: &RxBurst<'_>, partition: QpnPartition) -> bool {
     burst.data.len() > burst.segment
         && burst.packets().any(|(_, packet)| !partition.has(steer::partition_byte(packet)))
 }
@@ -322,8 +322,8 @@ impl Link for UdpLink {
         Ok(own + asked + self.groups.receive(sink)?)
     }
 
-    fn partition(&self) -> Seat {
-        self.lease.as_ref().map_or(Seat::WHOLE, |lease| lease.partition())
+    fn partition(&self) -> QpnPartition {
+        self.lease.as_ref().map_or(QpnPartition::WHOLE, |lease| lease.partition())
     }
 
     fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {

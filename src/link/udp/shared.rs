@@ -7,13 +7,14 @@ use std::os::fd::OwnedFd;
 use super::steward::{BindAddr, Lease, Names, ServiceRegistry, Sharing};
 use super::{UdpLink, UdpLinkError, UdpOptions, interface, socket};
 use crate::link::Multihomed;
-use crate::nic::Seat;
+use crate::nic::QpnPartition;
 use crate::wire::Qpn;
 
 impl UdpLink {
     /// Binds a part of UDP port 4791 of `ip`, beside other processes that do the same: the queue pair numbers
-    /// are those of the QPN partition that [`Link::partition`](crate::link::Link::partition) returns. Returns a link
-    /// for each of `count` shards (1, 2, 4 ... 32) of one NIC, like [`bind_shards`](Self::bind_shards).
+    /// are those of the QPN partition that [`Link::partition`](crate::link::Link::partition) returns. Returns
+    /// a link for each of `count` shards (1, 2, 4 ... 32) of one NIC, like
+    /// [`bind_shards`](Self::bind_shards).
     ///
     /// # Errors
     /// See [`bind`](Self::bind). Also fails if all partitions are taken, or if the processes that share the
@@ -50,7 +51,7 @@ fn share(
     count: usize,
     sharing: &Sharing,
 ) -> Result<Vec<Vec<UdpLink>>, UdpLinkError> {
-    let count = count.next_power_of_two().min(Seat::COUNT / 2);
+    let count = count.next_power_of_two().min(QpnPartition::COUNT / 2);
     let bind_addrs = ips.iter().map(|ip| BindAddr::new(*ip, options)).collect();
     let (lease, sockets) = Lease::join(bind_addrs, count, sharing)?;
     let adopt = |(ip, sockets): (&IpAddr, Vec<OwnedFd>)| {

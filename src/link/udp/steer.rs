@@ -13,7 +13,7 @@ use libc::{
 
 use super::socket::{self, BoundSocket};
 use super::{UdpLinkError, UdpOptions};
-use crate::nic::Seat;
+use crate::nic::QpnPartition;
 use crate::wire::Qpn;
 use crate::wire::mad::MessageKind;
 
@@ -128,7 +128,7 @@ pub(super) fn by_partition(several: &[(usize, usize)]) -> Vec<sock_filter> {
     program.extend(mad);
     // Data packets have needed a single load so far: a load outside a packet's linear part costs the kernel a
     // call.
-    program.push(op(BPF_ALU | BPF_RSH | BPF_K, 24 - Seat::BITS));
+    program.push(op(BPF_ALU | BPF_RSH | BPF_K, 24 - QpnPartition::BITS));
     for &(partition, count) in several {
         let then = [
             op(BPF_LD | BPF_B | BPF_ABS, DEST_QP_LOW),

@@ -93,8 +93,8 @@ impl AckRequests {
         }
     }
 
-    /// Records a packet sent with AckReq. `probe_timeout` is the probe timeout (RTO/PTO), `None` before the first
-    /// RTT sample.
+    /// Records a packet sent with AckReq. `probe_timeout` is the probe timeout (RTO/PTO), `None` before the
+    /// first RTT sample.
     pub fn on_ack_requested(&mut self, now: Instant, probe_timeout: Option<Duration>) {
         (self.on_ack_not_requested, self.due) = (None, None);
         if self.probe_timer.is_none() {

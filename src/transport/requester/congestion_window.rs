@@ -5,12 +5,12 @@ use crate::transport::Tuning;
 use crate::transport::send_queue::packet_cost;
 use crate::wire::Mtu;
 
-/// Upper bound of the window as a fraction (1/`LOSS_INTERVAL_PARTS`) of the data delivered between two losses, because
-/// go-back-N retransmits a whole window per loss.
+/// Upper bound of the window as a fraction (1/`LOSS_INTERVAL_PARTS`) of the data delivered between two
+/// losses, because go-back-N retransmits a whole window per loss.
 const LOSS_INTERVAL_PARTS: u64 = 10;
 
-/// Packets that keep both ends busy. The bound by [`LOSS_INTERVAL_PARTS`] does not go below them, unless losses are less
-/// than two such windows apart.
+/// Packets that keep both ends busy. The bound by [`LOSS_INTERVAL_PARTS`] does not go below them, unless
+/// losses are less than two such windows apart.
 const BUSY_PACKETS: u64 = 48;
 
 /// Smallest congestion window, in packets, however many were lost.

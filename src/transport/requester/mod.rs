@@ -1,11 +1,11 @@
 //! The requester: builds requests from the send queue and completes them on responses.
 //!
 //! [`build`] sends what the congestion window allows, [`bulk`] sends packets in bulk, [`local_ops`] executes
-//! local operations, [`ack_request`] requests acknowledgements and sends tail loss probes, [`response`] processes
-//! acknowledgements, NAKs and response data, [`recovery`] recovers from losses (go-back-N, timers), [`rtt`]
-//! estimates the round-trip time and the retransmission timeout (RTO), [`congestion_window`] is the congestion window.
-//! `snd_nxt` is the next packet to send (snd_nxt), `snd_una` the oldest unacknowledged PSN (snd_una),
-//! `snd_max` the highest PSN sent plus one (snd_max).
+//! local operations, [`ack_request`] requests acknowledgements and sends tail loss probes, [`response`]
+//! processes acknowledgements, NAKs and response data, [`recovery`] recovers from losses (go-back-N, timers),
+//! [`rtt`] estimates the round-trip time and the retransmission timeout (RTO), [`congestion_window`] is the
+//! congestion window. `snd_nxt` is the next packet to send (snd_nxt), `snd_una` the oldest unacknowledged PSN
+//! (snd_una), `snd_max` the highest PSN sent plus one (snd_max).
 
 mod ack_request;
 mod build;

@@ -49,8 +49,8 @@ impl RttEstimator {
         self.timing = None;
     }
 
-    /// Retransmission/probe timeout (RTO/PTO): SRTT + 4 * RTTVAR, at least [`Tuning::min_probe_timeout`]. `None`
-    /// before the first RTT sample.
+    /// Retransmission/probe timeout (RTO/PTO): SRTT + 4 * RTTVAR, at least [`Tuning::min_probe_timeout`].
+    /// `None` before the first RTT sample.
     pub fn probe_timeout(&self, tuning: &Tuning) -> Option<Duration> {
         let Smoothed { srtt, rttvar, .. } = self.measured?;
         Some(Duration::from_nanos(srtt + 4 * rttvar).max(tuning.min_probe_timeout))

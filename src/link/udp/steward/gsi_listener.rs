@@ -40,7 +40,7 @@ impl GsiListener {
         socket::stop_coalescing(&socket).map_err(failed("taking packets singly"))?;
         let mut link = UdpLink::new(ip, &options, socket::adopt(ip, socket, &options)?)?;
         // The broker does not use the link state.
-        link.watch = None;
+        link.link_state = None;
         let responses = TxQueue::new(link.info().burst);
         Ok(GsiListener { link, verifier: Verifier::default(), responses, recent_reqs: RecentReqs::default() })
     }

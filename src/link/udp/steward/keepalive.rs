@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, getsockname, socketpai
 use super::super::{UdpLinkError, socket, steer};
 use super::gsi_listener::GsiListener;
 use super::{BindAddr, message};
-use crate::nic::Seat;
+use crate::nic::QpnPartition;
 use crate::wire::ROCE_PORT;
 
 /// Descriptor keepalive: keeps all sockets of an address open, by a queued message that carries them and is
@@ -32,7 +32,7 @@ impl FdKeepalive {
     /// Returns descriptors of all the sockets, in the order in which they were bound.
     pub fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
         let all = message::receive(&self.0, true)?.map(|(_, sockets)| sockets).unwrap_or_default();
-        if all.len() == Seat::COUNT {
+        if all.len() == QpnPartition::COUNT {
             Ok(all)
         } else {
             Err(io::Error::other("what was handed over is no keeper"))
@@ -64,7 +64,7 @@ impl ServedAddress {
     /// Binds the sockets of an address.
     pub fn bind(bind_addr: BindAddr) -> Result<ServedAddress, UdpLinkError> {
         let ip = bind_addr.ip;
-        let opened = steer::open_group(ip, &bind_addr.options(), Seat::COUNT)?;
+        let opened = steer::open_group(ip, &bind_addr.options(), QpnPartition::COUNT)?;
         let sockets: Vec<OwnedFd> = opened.into_iter().map(|opened| opened.socket).collect();
         let keepalive = FdKeepalive::new(&sockets);
         let keepalive =

@@ -20,7 +20,7 @@ use super::{BindAddr, Names, Sharing, is_trusted};
 use crate::link::background;
 use crate::link::process::ForkGeneration;
 use crate::link::udp::{PortOwner, UdpLinkError};
-use crate::nic::Seat;
+use crate::nic::QpnPartition;
 use crate::wire::ROCE_PORT;
 
 /// Maximum time for a broker to start and to respond.
@@ -42,7 +42,7 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Lease on a QPN partition, with the resources that belong to it.
 pub(in super::super) struct Lease {
     shared: Arc<Shared>,
-    partition: Seat,
+    partition: QpnPartition,
     watcher: Option<JoinHandle<OwnedFd>>,
     /// The process that owns the lease: a forked child has a copy of this struct, but not of the thread.
     process: ForkGeneration,
@@ -93,7 +93,7 @@ impl Lease {
             errno: libc::EPROTO,
             why: format!("no UDP link on {ip}: the steward gave {why}"),
         };
-        let partition = Seat::new(first).ok_or_else(|| refused("a seat that does not exist"))?;
+        let partition = QpnPartition::new(first).ok_or_else(|| refused("a seat that does not exist"))?;
         if fds.len() != shards + request.bind_addrs.len() * (shards + 1) {
             return Err(refused("a wrong number of sockets"));
         }
@@ -118,7 +118,7 @@ impl Lease {
         Ok((Arc::new(Lease { shared, partition, watcher, process, _tokens: fds, connection }), sockets))
     }
 
-    pub fn partition(&self) -> Seat {
+    pub fn partition(&self) -> QpnPartition {
         self.partition
     }
 
@@ -298,7 +298,7 @@ fn other_user(bind_addr: &BindAddr) -> Option<u32> {
     let users = PortOwner::users(bind_addr.ip, ROCE_PORT);
     let own = nix::unistd::geteuid().as_raw();
     // A program that has the port alone is left for the broker to detect.
-    users.first().copied().filter(|user| users.len() >= Seat::COUNT && *user != own)
+    users.first().copied().filter(|user| users.len() >= QpnPartition::COUNT && *user != own)
 }
 
 fn refusal(bind_addr: &BindAddr, user: u32) -> String {

@@ -12,7 +12,7 @@ use rustix::net::{
 };
 
 use super::BindAddr;
-use crate::nic::Seat;
+use crate::nic::QpnPartition;
 
 /// First word of every line: peers of another version cannot be served.
 const VERSION: &str = "urxe-steward-2";
@@ -80,7 +80,7 @@ impl FromStr for Request {
             words.map(str::parse).collect::<Result<_, _>>().map_err(|()| bad())?;
         let last = partition.unwrap_or(0).checked_add(shards).ok_or_else(bad)?;
         let request = Request { partition, shards, bind_addrs };
-        let fits = shards.is_power_of_two() && last <= Seat::COUNT && !request.bind_addrs.is_empty();
+        let fits = shards.is_power_of_two() && last <= QpnPartition::COUNT && !request.bind_addrs.is_empty();
         if fits && request.fits_a_message() { Ok(request) } else { Err(bad()) }
     }
 }

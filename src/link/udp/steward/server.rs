@@ -18,7 +18,7 @@ use super::mailboxes::Mailboxes;
 use super::message::{self, Request, Response};
 use super::{BindAddr, Names, socket};
 use crate::link::udp::{PortOwner, UdpLinkError, steer};
-use crate::nic::Seat;
+use crate::nic::QpnPartition;
 use crate::wire::ROCE_PORT;
 
 /// Time after which the broker ends without clients, time for processes that have partitions to register with
@@ -385,10 +385,12 @@ impl Server {
     fn free_partitions(&self, count: usize) -> Result<(usize, Vec<OwnedFd>), Response> {
         // The order is unpredictable, because the numbers of queue pairs and connections begin with the
         // partition's.
-        let turn =
-            |partition: usize| (partition * (self.random | 1)).wrapping_add(self.random >> 8) % Seat::COUNT;
+        let turn = |partition: usize| {
+            (partition * (self.random | 1)).wrapping_add(self.random >> 8) % QpnPartition::COUNT
+        };
         // The first partition belongs to the broker.
-        let mut all: Vec<usize> = (0..Seat::COUNT).step_by(count).filter(|first| *first > 0).collect();
+        let mut all: Vec<usize> =
+            (0..QpnPartition::COUNT).step_by(count).filter(|first| *first > 0).collect();
         all.sort_by_key(|first| turn(*first));
         let (before, after): (Vec<usize>, Vec<usize>) =
             all.into_iter().partition(|first| turn(*first) <= turn(self.last));
@@ -408,7 +410,7 @@ impl Server {
         let parts = if count == 1 { String::new() } else { format!(", {count} of them together") };
         let why = format!(
             "all {} parts of {} are taken by other processes{parts}: use another address",
-            Seat::COUNT - 1,
+            QpnPartition::COUNT - 1,
             self.bind_addr
         );
         Err(Response::Refused { errno: libc::EUSERS, why })
@@ -507,7 +509,7 @@ fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
 /// Returns how long a request waits for a port that is taken: if the sockets are those of processes that have
 /// partitions, these are expected to register.
 fn port_timeout(ip: IpAddr) -> Duration {
-    if PortOwner::count(ip, ROCE_PORT) < Seat::COUNT { RELEASE_TIMEOUT } else { IDLE_TIMEOUT }
+    if PortOwner::count(ip, ROCE_PORT) < QpnPartition::COUNT { RELEASE_TIMEOUT } else { IDLE_TIMEOUT }
 }
 
 fn refused(why: impl Into<String>) -> Response {

@@ -8,7 +8,7 @@ use std::thread;
 use super::super::{UdpLink, UdpLinkError};
 use super::*;
 use crate::link::{Link, RxBurst};
-use crate::nic::Seat;
+use crate::nic::QpnPartition;
 use crate::transport::Instant;
 
 mod services;
@@ -59,18 +59,19 @@ fn packets_are_steered_to_process_and_shard_by_qpn() {
     let mut one = join(ip, 1, &sharing).unwrap();
     let mut four = join(ip, 4, &sharing).unwrap();
     let mut other = join(ip, 1, &sharing).unwrap();
-    let seats = [&one, &four, &other].map(|links| links[0].partition());
-    assert_eq!(seats.iter().map(|s| s.index()).collect::<HashSet<_>>().len(), 3);
-    assert!(seats.iter().all(|s| s.index() != 0 && s.bits() == Seat::BITS));
-    assert!(four.iter().all(|link| link.partition() == seats[1]));
+    let partitions = [&one, &four, &other].map(|links| links[0].partition());
+    assert_eq!(partitions.iter().map(|s| s.index()).collect::<HashSet<_>>().len(), 3);
+    assert!(partitions.iter().all(|s| s.index() != 0 && s.bits() == QpnPartition::BITS));
+    assert!(four.iter().all(|link| link.partition() == partitions[1]));
     let from = UdpSocket::bind("127.18.200.2:0").unwrap();
-    for partition in seats {
+    for partition in partitions {
         for low in 0..8 {
             from.send_to(&packet(partition.index() << 18 | 0x1200 | low), (ip, 4791)).unwrap();
         }
     }
     // For a partition that no process has, and for the broker. Partitions are granted in random order.
-    let vacant = (1..Seat::COUNT as u32).find(|index| seats.iter().all(|s| s.index() != *index)).unwrap();
+    let vacant =
+        (1..QpnPartition::COUNT as u32).find(|index| partitions.iter().all(|s| s.index() != *index)).unwrap();
     from.send_to(&packet(vacant << 18 | 9), (ip, 4791)).unwrap();
     from.send_to(&packet(1), (ip, 4791)).unwrap();
     assert_eq!(received(&mut one[0]), (0..8).collect::<Vec<_>>());
@@ -80,8 +81,8 @@ fn packets_are_steered_to_process_and_shard_by_qpn() {
     }
     // Without the four shards, packets for them arrive nowhere, and all others as before.
     drop(four);
-    from.send_to(&packet(seats[1].index() << 18 | 3), (ip, 4791)).unwrap();
-    from.send_to(&packet(seats[2].index() << 18 | 3), (ip, 4791)).unwrap();
+    from.send_to(&packet(partitions[1].index() << 18 | 3), (ip, 4791)).unwrap();
+    from.send_to(&packet(partitions[2].index() << 18 | 3), (ip, 4791)).unwrap();
     assert_eq!((received(&mut one[0]), received(&mut other[0])), (vec![], vec![3]));
     drop((one, other));
     serving.join().unwrap().unwrap();
@@ -92,7 +93,7 @@ fn packets_are_steered_to_process_and_shard_by_qpn() {
 fn all_seats_can_be_taken_and_a_released_one_is_granted_again_drained() {
     let (ip, sharing, serving) = steward("127.18.201.1");
     let mut all: Vec<UdpLink> =
-        (1..Seat::COUNT).map(|_| join(ip, 1, &sharing).unwrap().swap_remove(0)).collect();
+        (1..QpnPartition::COUNT).map(|_| join(ip, 1, &sharing).unwrap().swap_remove(0)).collect();
     let why = join(ip, 1, &sharing).err().unwrap();
     assert!(matches!(why, UdpLinkError::Refused { errno: libc::EUSERS, .. }), "{why}");
     assert!(why.to_string().contains("all 63 parts of 127.18.201.1 are taken"), "{why}");

@@ -44,7 +44,7 @@ fn recv(port: &ManagementPort) -> Mad {
 /// Returns a communication ID as the process assigns it.
 fn id_of(port: &ManagementPort, low: u32) -> CommId {
     let (value, bits) = port.comm_id_prefix();
-    assert_eq!(bits, Seat::BITS);
+    assert_eq!(bits, QpnPartition::BITS);
     CommId(value << (32 - bits) | low)
 }
 

@@ -27,7 +27,7 @@ fn squatter_on_abstract_names_neither_blocks_an_address_nor_receives_requests() 
     let listener = stream();
     bind(&listener, &abstract_name(&format!("urxe-steward/{address}"))).unwrap();
     listen(&listener, 16).unwrap();
-    let seats: Vec<OwnedFd> = (0..Seat::COUNT)
+    let seats: Vec<OwnedFd> = (0..QpnPartition::COUNT)
         .map(|partition| {
             let socket = datagram_socket().unwrap();
             bind(&socket, &abstract_name(&format!("urxe-seat/{address}/{partition}"))).unwrap();

@@ -2,29 +2,30 @@
 
 use crate::wire::Qpn;
 
-/// QPN partition ([`Qpn::partition`]) that a NIC may use: all queue pair numbers with the partition's index in the
-/// highest bits. It lets several NICs share one address, because the owner of a packet follows from its
-/// destination QPN.
+/// QPN partition ([`Qpn::partition`]) that a NIC may use: all queue pair numbers with the partition's index
+/// in the highest bits. It lets several NICs share one address, because the owner of a packet follows from
+/// its destination QPN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Seat {
+pub struct QpnPartition {
     index: u8,
     bits: u8,
 }
 
-impl Seat {
+impl QpnPartition {
     /// All queue pair numbers.
-    pub const WHOLE: Seat = Seat { index: 0, bits: 0 };
+    pub const WHOLE: QpnPartition = QpnPartition { index: 0, bits: 0 };
 
     /// Number of QPN bits that identify the partition.
     pub const BITS: u32 = Qpn::PARTITION_BITS;
 
     /// Number of partitions.
-    pub const COUNT: usize = 1 << Seat::BITS;
+    pub const COUNT: usize = 1 << QpnPartition::BITS;
 
     /// Returns partition `index` of [`COUNT`](Self::COUNT); `None` if it is out of range. The first contains
     /// the management queue pairs, QP0 and QP1.
-    pub fn new(index: usize) -> Option<Seat> {
-        (index < Seat::COUNT).then_some(Seat { index: index as u8, bits: Seat::BITS as u8 })
+    pub fn new(index: usize) -> Option<QpnPartition> {
+        (index < QpnPartition::COUNT)
+            .then_some(QpnPartition { index: index as u8, bits: QpnPartition::BITS as u8 })
     }
 
     /// Highest bits of the queue pair numbers.
@@ -50,10 +51,11 @@ mod tests {
     #[test]
     fn qpn_belongs_to_exactly_one_partition() {
         for first in 0..=255_u8 {
-            let of: Vec<usize> = (0..Seat::COUNT).filter(|i| Seat::new(*i).unwrap().has(first)).collect();
+            let of: Vec<usize> =
+                (0..QpnPartition::COUNT).filter(|i| QpnPartition::new(*i).unwrap().has(first)).collect();
             assert_eq!(of, [usize::from(first) >> 2]);
-            assert!(Seat::WHOLE.has(first));
+            assert!(QpnPartition::WHOLE.has(first));
         }
-        assert_eq!(Seat::new(Seat::COUNT), None);
+        assert_eq!(QpnPartition::new(QpnPartition::COUNT), None);
     }
 }
