@@ -150,7 +150,10 @@ pub unsafe extern "C" fn reg_dm_mr(
     access: c_uint,
 ) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_reg_dm_mr` requires a live domain and live device memory.
+    if !ProtectionDomain::is_known(pd) || !DeviceMemory::is_known(c) {
+        return null(libc::EINVAL);
+    }
+    // SAFETY: `is_known` found a live domain and live device memory, which the program must not free during the call.
     let (domain, memory) = unsafe { (ProtectionDomain::of(pd), DeviceMemory::of(c)) };
     let range = usize::try_from(offset).ok().and_then(|first| Some(first..first.checked_add(length)?));
     let Some(range) = range else { return null(libc::EINVAL) };

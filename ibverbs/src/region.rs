@@ -226,7 +226,10 @@ unsafe extern "C" fn reg_dmabuf_mr(
 
 pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_alloc_null_mr` requires a live domain.
+    if !ProtectionDomain::is_known(pd) {
+        return errno::null(libc::EINVAL);
+    }
+    // SAFETY: `is_known` found a live domain at `pd`, which the program must not deallocate during the call.
     let domain = unsafe { ProtectionDomain::of(pd) };
     match domain.pd.alloc_null_mr() {
         Ok(mr) => {
@@ -462,7 +465,10 @@ unsafe extern "C" fn is_fork_initialized() -> c_uint {
 
 unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_import_mr` requires a live domain, whose context is open.
+    if !ProtectionDomain::is_known(pd) {
+        return errno::null(libc::EINVAL);
+    }
+    // SAFETY: `is_known` found a live domain at `pd`, whose context is open.
     let (domain, context) = unsafe { (ProtectionDomain::of(pd), Context::of((*pd).context)) };
     let Some(keys) = context.mrs.get(handle) else { return errno::null(libc::ENOENT) };
     domain.users.add();

@@ -182,6 +182,15 @@ static void handles(void)
 	CHECK(!ibv_create_srq(pd, &srq_attr) && errno == EINVAL);
 	CHECK(!ibv_alloc_mw(pd, IBV_MW_TYPE_1) && errno == EINVAL);
 	CHECK(!ibv_create_ah(pd, &path) && errno == EINVAL);
+	struct ibv_wc wc = { .wc_flags = IBV_WC_GRH };
+	struct ibv_grh grh = { 0 };
+	CHECK(!ibv_create_ah_from_wc(pd, &wc, &grh, 1) && errno == EINVAL);
+	CHECK(!ibv_alloc_null_mr(pd) && errno == EINVAL);
+	CHECK(!ibv_import_mr(pd, mr->handle) && errno == EINVAL);
+	struct ibv_alloc_dm_attr dm_attr = { .length = 64 };
+	struct ibv_dm *dm = ibv_alloc_dm(pd->context, &dm_attr);
+	CHECK(dm && !ibv_reg_dm_mr(pd, dm, 0, 64, IBV_ACCESS_ZERO_BASED) && errno == EINVAL);
+	CHECK(!ibv_free_dm(dm));
 	pd->handle ^= 1;
 	cq->handle ^= 1;
 	CHECK(!ibv_create_qp(pd, &of) && errno == EINVAL);

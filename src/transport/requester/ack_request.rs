@@ -66,7 +66,7 @@ pub(super) enum Probe {
 #[derive(Debug, Default)]
 pub(super) struct AckRequests {
     /// Packets sent without AckReq since the last packet with AckReq.
-    on_ack_not_requested: Option<Unrequested>,
+    unrequested: Option<Unrequested>,
     /// Expiry of the probe timeout (PTO) for the requested acknowledgement.
     probe_timer: Option<Instant>,
     /// Consecutive probe timeouts; the exponent of the backoff.
@@ -87,16 +87,16 @@ struct Unrequested {
 impl AckRequests {
     /// Records a packet sent without AckReq, and starts the probe timer unless it runs.
     pub fn on_ack_not_requested(&mut self, now: Instant, timeout: AckTimeout, tuning: &Tuning) {
-        if self.on_ack_not_requested.is_none() {
+        if self.unrequested.is_none() {
             let delay = delay(timeout, tuning);
-            self.on_ack_not_requested = Some(Unrequested { overdue: now + delay / 2, deadline: now + delay });
+            self.unrequested = Some(Unrequested { overdue: now + delay / 2, deadline: now + delay });
         }
     }
 
     /// Records a packet sent with AckReq. `probe_timeout` is the probe timeout (RTO/PTO), `None` before the
     /// first RTT sample.
     pub fn on_ack_requested(&mut self, now: Instant, probe_timeout: Option<Duration>) {
-        (self.on_ack_not_requested, self.due) = (None, None);
+        (self.unrequested, self.due) = (None, None);
         if self.probe_timer.is_none() {
             self.wait(now, probe_timeout);
         }
@@ -133,15 +133,12 @@ impl AckRequests {
         if self.due.is_some() {
             return None;
         }
-        earliest([
-            self.on_ack_not_requested.map(|on_ack_not_requested| on_ack_not_requested.deadline),
-            self.probe_timer,
-        ])
+        earliest([self.unrequested.map(|unrequested| unrequested.deadline), self.probe_timer])
     }
 
     /// Reports whether the next suitable packet should carry AckReq, to save a probe.
     pub fn is_overdue(&self, now: Instant) -> bool {
-        self.on_ack_not_requested.is_some_and(|on_ack_not_requested| on_ack_not_requested.overdue <= now)
+        self.unrequested.is_some_and(|unrequested| unrequested.overdue <= now)
     }
 
     /// Schedules the probe for a deadline that has passed: the oldest packet after a probe timeout, which
@@ -159,7 +156,7 @@ impl AckRequests {
 
     /// Reports whether a packet is in flight for which no acknowledgement has been requested.
     pub fn is_pending(&self) -> bool {
-        self.on_ack_not_requested.is_some()
+        self.unrequested.is_some()
     }
 
     /// Reports whether an acknowledgement is outstanding and its probe timer runs.
