@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod burst;
+mod congestion;
 mod connection;
 mod credits;
 mod env;

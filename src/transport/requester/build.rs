@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::ack_request::{self, Probe};
 use super::{Cursor, Requester};
 use crate::memory::AtomicOp;
+use crate::transport::congestion::Controller;
 use crate::transport::connection::Connection;
 use crate::transport::send_queue::{SendWqe, packet_cost};
 use crate::transport::{Env, Instant, Output, Payload, QpState, Tuning, WcStatus, WrOp};
@@ -119,7 +120,7 @@ impl Requester {
         let psns = psns_at(wqe, packet, conn, env.tuning);
         let start_cost = wqe.cost_at(packet, conn.mtu);
         let end_cost = wqe.cost_at(packet + psns, conn.mtu);
-        let (window, whole) = (self.window.size(env.tuning), env.tuning.window as u64);
+        let (window, whole) = (self.congestion.window(env.tuning.window as u64), env.tuning.window as u64);
         let (begins, flight) = (start_cost <= self.acked_cost, end_cost - self.acked_cost);
         if !begins && flight > window || psn.since(self.snd_una) as u32 + psns > MAX_PSNS {
             return Err(Blocked::Idle);
@@ -161,7 +162,7 @@ impl Requester {
         if self.snd_max.is_before(psn + psns) {
             self.snd_max = psn + psns;
         }
-        if self.timer.is_none() {
+        if self.ack_timer.is_none() {
             self.arm_ack_timer(conn, env);
         }
         Ok(())

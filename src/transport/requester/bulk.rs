@@ -3,6 +3,7 @@
 use super::build::{MAX_PSNS, request_headers};
 use super::{Cursor, Requester, ack_request};
 use crate::transport::Env;
+use crate::transport::congestion::Controller;
 use crate::transport::connection::Connection;
 use crate::transport::send_queue::packet_cost;
 use crate::wire::Position;
@@ -35,7 +36,10 @@ impl Requester {
         let flight = start.checked_sub(self.acked_cost)?;
         // The packet that closes the congestion window and the one that ends a part of it carry AckReq.
         let others = env.others_in_flight;
-        let window = self.window.size(env.tuning).min((env.tuning.window as u64).saturating_sub(others));
+        let window = self
+            .congestion
+            .window(env.tuning.window as u64)
+            .min((env.tuning.window as u64).saturating_sub(others));
         let until_closed = (window.saturating_sub(flight) / each).saturating_sub(1);
         let until_marked = ack_request::until_mark(start, env.tuning.window, conn.mtu) / each;
         let middle = wqe.packets.saturating_sub(packet + 1);
@@ -61,7 +65,7 @@ impl Requester {
         if self.snd_max.is_before(psn + count) {
             self.snd_max = psn + count;
         }
-        if self.timer.is_none() {
+        if self.ack_timer.is_none() {
             self.arm_ack_timer(conn, env);
         }
         Some(count as usize)

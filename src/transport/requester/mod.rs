@@ -3,14 +3,13 @@
 //! [`build`] sends what the congestion window allows, [`bulk`] sends packets in bulk, [`local_ops`] executes
 //! local operations, [`ack_request`] requests acknowledgements and sends tail loss probes, [`response`]
 //! processes acknowledgements, NAKs and response data, [`recovery`] recovers from losses (go-back-N, timers),
-//! [`rtt`] estimates the round-trip time and the retransmission timeout (RTO), [`congestion_window`] is the
-//! congestion window. `snd_nxt` is the next packet to send (snd_nxt), `snd_una` the oldest unacknowledged PSN
-//! (snd_una), `snd_max` the highest PSN sent plus one (snd_max).
+//! [`rtt`] estimates the round-trip time and the retransmission timeout (RTO). The congestion window is that of a
+//! [`Controller`](super::congestion::Controller). `snd_nxt` is the next packet to send, `snd_una` the oldest unacknowledged PSN, `snd_max` the
+//! highest PSN sent plus one.
 
 mod ack_request;
 mod build;
 mod bulk;
-mod congestion_window;
 mod local_ops;
 mod recovery;
 mod response;
@@ -18,6 +17,7 @@ mod rtt;
 
 use std::collections::VecDeque;
 
+use super::congestion::{LossDriven, PathState};
 use super::connection::{Connection, Fatal};
 use super::credits::CreditLimit;
 use super::send_queue::{Datagram, Mark, SendCaps, SendQueue};
@@ -37,11 +37,11 @@ struct Cursor {
 #[derive(Debug)]
 pub(super) struct Requester {
     queue: SendQueue,
-    /// Next packet to send (snd_nxt).
+    /// Next packet to send.
     snd_nxt: Cursor,
-    /// Oldest unacknowledged PSN (snd_una); for a READ, the next response.
+    /// Oldest unacknowledged PSN; for a READ, the next response.
     snd_una: Psn,
-    /// Highest PSN sent plus one (snd_max).
+    /// Highest PSN sent plus one.
     snd_max: Psn,
     /// Last PSN of each READ and atomic in flight, oldest first.
     reads: VecDeque<Psn>,
@@ -52,13 +52,12 @@ pub(super) struct Requester {
     /// End of the RNR wait.
     rnr_wait_until: Option<Instant>,
     /// Expiry of the local ACK timer.
-    timer: Option<Instant>,
+    ack_timer: Option<Instant>,
     /// Consecutive local ACK timeouts.
     ack_timeouts: u32,
     retries_left: u8,
     rnr_retries_left: u8,
-    /// Congestion window.
-    window: congestion_window::CongestionWindow,
+    congestion: LossDriven,
     /// Flight cost of everything that the peer has acknowledged.
     acked_cost: u64,
     /// The last turn was blocked by the per-peer window, which other queue pairs use up.
@@ -94,10 +93,10 @@ impl Requester {
             rnr_nakked: None,
             rnr_probe: None,
             rnr_wait_until: None,
-            timer: None,
+            ack_timer: None,
             ack_timeouts: 0,
             retries_left: 0,
-            window: congestion_window::CongestionWindow::new(),
+            congestion: LossDriven::default(),
             acked_cost: 0,
             is_blocked_by_peer_window: false,
             rnr_retries_left: 0,
@@ -120,7 +119,7 @@ impl Requester {
         self.snd_una = conn.sq_psn;
         self.snd_max = conn.sq_psn;
         self.retransmit_until = conn.sq_psn;
-        self.window = congestion_window::CongestionWindow::new();
+        self.congestion = LossDriven::default();
         self.rtt = rtt::RttEstimator::default();
         (self.rnr_nakked, self.rnr_probe) = (None, None);
         self.reset_retries(conn);
@@ -202,6 +201,12 @@ impl Requester {
         self.is_blocked_by_peer_window
     }
 
+    /// Returns the state of the path for the congestion controller.
+    fn path_state(&self, conn: &Connection, env: &Env<'_>) -> PathState {
+        let link_window = env.tuning.window as u64;
+        PathState { link_window, mtu: conn.mtu, rtt: self.rtt.round_trip() }
+    }
+
     /// PSN of the next packet to send.
     pub fn next_psn(&self) -> Psn {
         match self.queue.get(self.snd_nxt.wqe) {
@@ -212,7 +217,7 @@ impl Requester {
 
     /// Time of the earliest timer: RNR wait, local ACK timeout or probe.
     pub fn next_deadline(&self) -> Option<Instant> {
-        earliest([self.rnr_wait_until, self.timer, self.ack_request.deadline()])
+        earliest([self.rnr_wait_until, self.ack_timer, self.ack_request.deadline()])
     }
 
     /// Completes all work requests with WR_FLUSH_ERR, in order.
@@ -238,7 +243,7 @@ impl Requester {
         self.snd_nxt = Cursor { wqe: self.queue.end(), packet: 0 };
         self.acked_cost = self.queue.cost;
         self.reads.clear();
-        (self.rnr_wait_until, self.timer, self.missing_response, self.failed) = (None, None, None, None);
+        (self.rnr_wait_until, self.ack_timer, self.missing_response, self.failed) = (None, None, None, None);
         (self.rnr_probe, self.is_held) = (None, false);
         self.ack_request.reset();
         self.rtt.discard_sample();

@@ -2,13 +2,14 @@
 
 use super::ack_request::Probe;
 use super::{Fatal, Requester};
+use crate::transport::congestion::Controller;
 use crate::transport::connection::Connection;
 use crate::transport::{Env, MigrationState, WcStatus};
 
 impl Requester {
     /// Recovers from a packet loss: reduces the congestion window and [retransmits](Self::retransmit).
     pub(super) fn on_loss(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
-        self.window.on_loss(&self.rtt, conn.mtu, env.tuning);
+        self.congestion.on_loss(&self.path_state(conn, env));
         self.retransmit(conn, env)
     }
 
@@ -50,7 +51,7 @@ impl Requester {
         self.snd_nxt = self.position_of_snd_una();
         self.reads.clear();
         self.retransmit_until = self.snd_max;
-        self.timer = None;
+        self.ack_timer = None;
         self.ack_request.on_go_back_n();
         self.rtt.discard_sample();
         // Detected again when the cursor returns to it.
@@ -68,7 +69,7 @@ impl Requester {
     /// it was sent, and retry exhaustion stays within 1.5 times the nominal time, timeout * (retries + 1).
     pub(super) fn arm_ack_timer(&mut self, conn: &Connection, env: &Env<'_>) {
         let in_flight = self.snd_una.is_before(self.snd_max);
-        self.timer = match conn.timeout.duration() {
+        self.ack_timer = match conn.timeout.duration() {
             Some(t) if in_flight && self.rnr_wait_until.is_none() => {
                 let timeout = t.max(env.tuning.min_timeout);
                 Some(env.now + if self.ack_timeouts == 0 { timeout } else { timeout * 3 / 2 })
@@ -83,11 +84,11 @@ impl Requester {
     fn on_probe_timeout(&mut self, env: &mut Env<'_>) {
         self.ack_request.expire(env.now);
         if self.position_of_probe(Probe::Newest).is_none() {
-            let timer = self.timer;
+            let timer = self.ack_timer;
             self.go_back_n(env);
             // The local ACK timer keeps running: this go-back neither costs a retry nor postpones the
             // timeout.
-            self.timer = timer;
+            self.ack_timer = timer;
         }
     }
 
@@ -99,8 +100,8 @@ impl Requester {
         if self.ack_request.deadline().is_some_and(|at| at <= env.now) {
             self.on_probe_timeout(env);
         }
-        if self.timer.is_some_and(|at| at <= env.now) {
-            self.timer = None;
+        if self.ack_timer.is_some_and(|at| at <= env.now) {
+            self.ack_timer = None;
             self.ack_timeouts += 1;
             env.counters.local_ack_timeout_err += 1;
             self.on_loss(conn, env)?;

@@ -1,6 +1,7 @@
 //! Processes acknowledgements, READ responses and atomic responses.
 
 use super::{Cursor, Fatal, Requester};
+use crate::transport::congestion::Controller;
 use crate::transport::connection::Connection;
 use crate::transport::credits::CreditLimit;
 use crate::transport::{Completion, Env, Output, WcStatus, WrOp};
@@ -115,7 +116,7 @@ impl Requester {
         self.queue.retire();
     }
 
-    /// Handles progress of `snd_una` (snd_una): grows the congestion window, resets the retry counters and
+    /// Handles progress of `snd_una`: grows the congestion window, resets the retry counters and
     /// restarts the timers.
     fn on_progress(&mut self, conn: &Connection, env: &mut Env<'_>) {
         while self.reads.front().is_some_and(|last| last.is_before(self.snd_una)) {
@@ -145,13 +146,13 @@ impl Requester {
             Some(wqe) => wqe.cost_at(self.snd_una.since(wqe.first_psn).max(0) as u32, conn.mtu),
             None => self.queue.cost,
         };
-        self.window.on_ack(acked - self.acked_cost, conn.mtu);
+        self.congestion.on_ack(acked - self.acked_cost, &self.path_state(conn, env));
         self.acked_cost = acked;
         self.reset_retries(conn);
         self.arm_ack_timer(conn, env);
     }
 
-    /// Returns the position of `snd_una` (snd_una) in the send queue.
+    /// Returns the position of `snd_una` in the send queue.
     pub(super) fn position_of_snd_una(&self) -> Cursor {
         match self.queue.front() {
             Some(wqe) => {

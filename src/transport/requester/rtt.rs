@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::transport::congestion::RoundTrip;
 use crate::transport::{Instant, Tuning};
 use crate::wire::Psn;
 
@@ -56,11 +57,9 @@ impl RttEstimator {
         Some(Duration::from_nanos(srtt + 4 * rttvar).max(tuning.min_probe_timeout))
     }
 
-    /// Bandwidth-delay product estimate: the share of `in_flight` that is on the wire, scaled by minimum RTT
-    /// over smoothed RTT; the remainder waits in queues, which lengthen the RTT. 0 before the first RTT
-    /// sample.
-    pub fn bandwidth_delay_product(&self, in_flight: u64) -> u64 {
-        self.measured.map_or(0, |m| (in_flight as u128 * m.min_rtt as u128 / m.srtt.max(1) as u128) as u64)
+    /// Smoothed and minimum round-trip time; `None` before the first sample.
+    pub fn round_trip(&self) -> Option<RoundTrip> {
+        self.measured.map(|m| RoundTrip { smoothed: m.srtt, min: m.min_rtt })
     }
 }
 
@@ -79,20 +78,16 @@ mod tests {
             now = now + Duration::from_micros(micros);
             rtt.on_ack(Psn::new(6), now);
         };
-        assert_eq!((rtt.probe_timeout(&tuning), rtt.bandwidth_delay_product(1000)), (None, 0));
+        let round_trip = |rtt: &RttEstimator| rtt.round_trip().map(|r| (r.smoothed / 1000, r.min / 1000));
+        assert_eq!((rtt.probe_timeout(&tuning), round_trip(&rtt)), (None, None));
         sample(&mut rtt, 100);
-        assert_eq!(
-            (rtt.probe_timeout(&tuning), rtt.bandwidth_delay_product(1000)),
-            (Some(Duration::from_micros(300)), 1000)
-        );
+        assert_eq!(rtt.probe_timeout(&tuning), Some(Duration::from_micros(300)));
+        assert_eq!(round_trip(&rtt), Some((100, 100)));
         (0..100).for_each(|_| sample(&mut rtt, 100));
         assert!(rtt.probe_timeout(&tuning).unwrap() < Duration::from_micros(101));
         sample(&mut rtt, 500);
-        // The smoothed RTT is 150 microseconds now.
-        assert_eq!(
-            (rtt.probe_timeout(&tuning), rtt.bandwidth_delay_product(1500)),
-            (Some(Duration::from_micros(550)), 1000)
-        );
+        assert_eq!(rtt.probe_timeout(&tuning), Some(Duration::from_micros(550)));
+        assert_eq!(round_trip(&rtt), Some((150, 100)));
         (0..100).for_each(|_| sample(&mut rtt, 1));
         assert_eq!(rtt.probe_timeout(&tuning), Some(tuning.min_probe_timeout));
         rtt.on_sent(Psn::new(7), now);

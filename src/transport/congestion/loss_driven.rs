@@ -1,7 +1,6 @@
-//! Congestion window: the per-peer window of the link, reduced where packets are lost.
+//! A congestion window driven by losses: the window of the link, reduced where packets are lost.
 
-use super::rtt::RttEstimator;
-use crate::transport::Tuning;
+use super::{Controller, PathState};
 use crate::transport::send_queue::packet_cost;
 use crate::wire::Mtu;
 
@@ -16,12 +15,13 @@ const BUSY_PACKETS: u64 = 48;
 /// Smallest congestion window, in packets, however many were lost.
 const MIN_PACKETS: u64 = 2;
 
-/// Congestion window, in flight cost. A loss reduces it by a quarter, or by half if nothing has been
+/// Congestion control driven by losses. A loss reduces the window by a quarter, or by half if nothing has been
 /// acknowledged since the previous loss: a queue on the path was full, and going back to the lost packet with
 /// the whole previous window would overflow it again. The window grows by half of the acknowledged data, up
 /// to the size that pays off at the measured rate of random losses.
 #[derive(Debug)]
-pub(super) struct CongestionWindow {
+pub struct LossDriven {
+    /// Window in flight cost.
     size: u64,
     /// Data delivered between two losses, smoothed; `None` before the first loss.
     interval: Option<u64>,
@@ -31,38 +31,39 @@ pub(super) struct CongestionWindow {
     pipe: u64,
 }
 
-impl CongestionWindow {
-    /// Creates a congestion window that only the link's window limits.
-    pub fn new() -> CongestionWindow {
-        CongestionWindow { size: u64::MAX, interval: None, arrived: 0, pipe: 0 }
+impl Default for LossDriven {
+    /// A window that only the link's window limits.
+    fn default() -> LossDriven {
+        LossDriven { size: u64::MAX, interval: None, arrived: 0, pipe: 0 }
+    }
+}
+
+impl Controller for LossDriven {
+    fn window(&self, limit: u64) -> u64 {
+        self.size.min(limit)
     }
 
-    /// Current size in flight cost, at most [`Tuning::window`].
-    pub fn size(&self, tuning: &Tuning) -> u64 {
-        self.size.min(tuning.window as u64)
+    fn on_ack(&mut self, acked: u64, path: &PathState) {
+        self.arrived += acked;
+        self.resize(self.size.saturating_add(acked / 2), path.mtu);
     }
 
-    /// Reduces the window after a packet loss.
-    pub fn on_loss(&mut self, rtt: &RttEstimator, mtu: Mtu, tuning: &Tuning) {
+    fn on_loss(&mut self, path: &PathState) {
         let stuck = self.interval.is_some() && self.arrived == 0;
-        let (size, whole) = (self.size(tuning), tuning.window as u64);
-        self.pipe = rtt.bandwidth_delay_product(size);
-        let arrived = self.arrived.min(LOSS_INTERVAL_PARTS * whole);
+        let size = self.window(path.link_window);
+        self.pipe = path.bandwidth_delay_product(size);
+        let arrived = self.arrived.min(LOSS_INTERVAL_PARTS * path.link_window);
         self.interval = Some(match self.interval {
-            None => arrived.max(whole),
+            None => arrived.max(path.link_window),
             Some(interval) if stuck => interval / 2,
             Some(interval) => (7 * interval + arrived) / 8,
         });
         self.arrived = 0;
-        self.resize(if stuck { size / 2 } else { size / 4 * 3 }, mtu);
+        self.resize(if stuck { size / 2 } else { size / 4 * 3 }, path.mtu);
     }
+}
 
-    /// Grows the window by half of the flight cost that was acknowledged.
-    pub fn on_ack(&mut self, acked: u64, mtu: Mtu) {
-        self.arrived += acked;
-        self.resize(self.size.saturating_add(acked / 2), mtu);
-    }
-
+impl LossDriven {
     fn resize(&mut self, size: u64, mtu: Mtu) {
         let Some(interval) = self.interval else { return };
         // The current, unfinished interval counts if it raises the average.
@@ -77,49 +78,46 @@ impl CongestionWindow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::Instant;
-    use crate::wire::Psn;
+    use crate::transport::congestion::RoundTrip;
 
-    const MTU: Mtu = Mtu::Mtu4096;
     const PACKET: u64 = packet_cost(4096);
-
-    fn tuning() -> Tuning {
-        Tuning { window: 400 * PACKET as usize, ..Tuning::default() }
-    }
+    const LINK: u64 = 400 * PACKET;
+    const PATH: PathState = PathState { link_window: LINK, mtu: Mtu::Mtu4096, rtt: None };
+    /// A path without a queue.
+    const LONG_PATH: PathState =
+        PathState { rtt: Some(RoundTrip { smoothed: 1_000_000, min: 1_000_000 }), ..PATH };
 
     /// Returns the window, in packets, that results from one loss after each `packets` delivered packets.
-    fn reset(packets: u64) -> u64 {
-        let (mut w, tuning) = (CongestionWindow::new(), tuning());
+    fn settled(packets: u64) -> u64 {
+        let mut w = LossDriven::default();
         for _ in 0..200 {
-            w.on_ack(packets * PACKET, MTU);
-            w.on_loss(&RttEstimator::default(), MTU, &tuning);
+            w.on_ack(packets * PACKET, &PATH);
+            w.on_loss(&PATH);
         }
-        w.on_ack(packets * PACKET, MTU);
-        w.size(&tuning) / PACKET
+        w.on_ack(packets * PACKET, &PATH);
+        w.window(LINK) / PACKET
     }
 
     #[test]
     fn congestion_window_is_at_most_a_tenth_of_the_data_between_losses() {
-        assert_eq!(CongestionWindow::new().size(&tuning()), tuning().window as u64);
-        let windows = [1 << 30, 4100, 1000, 500, 100, 40, 10, 1].map(reset);
+        assert_eq!(LossDriven::default().window(LINK), LINK);
+        let windows = [1 << 30, 4100, 1000, 500, 100, 40, 10, 1].map(settled);
         assert_eq!(windows, [400, 400, 100, 50, 48, 20, 5, 2]);
     }
 
     #[test]
     fn losses_without_progress_shrink_congestion_window_to_two_packets() {
-        let (mut w, tuning, mut rtt) = (CongestionWindow::new(), tuning(), RttEstimator::default());
-        // A long path without a queue: the path alone does not require a small window.
-        rtt.on_sent(Psn::new(1), Instant(0));
-        rtt.on_ack(Psn::new(2), Instant(1_000_000));
+        let mut w = LossDriven::default();
+        // The length of the path alone does not require a small window.
         let mut size = || {
-            w.on_loss(&rtt, MTU, &tuning);
-            w.size(&tuning) / PACKET
+            w.on_loss(&LONG_PATH);
+            w.window(LINK) / PACKET
         };
         assert_eq!([(); 4].map(|()| size()), [300, 150, 75, 37]);
         assert_eq!([(); 20].map(|()| size())[19], MIN_PACKETS);
         let mut turns = 0;
-        while w.size(&tuning) < tuning.window as u64 {
-            w.on_ack(w.size(&tuning), MTU);
+        while w.window(LINK) < LINK {
+            w.on_ack(w.window(LINK), &LONG_PATH);
             turns += 1;
         }
         assert!((10..400).contains(&turns), "{turns} turns");
@@ -127,15 +125,13 @@ mod tests {
 
     #[test]
     fn congestion_window_stays_above_bandwidth_delay_product() {
-        let (mut w, tuning, mut rtt) = (CongestionWindow::new(), tuning(), RttEstimator::default());
-        rtt.on_sent(Psn::new(1), Instant(0));
-        rtt.on_ack(Psn::new(2), Instant(1_000_000));
+        let mut w = LossDriven::default();
         for _ in 0..50 {
-            w.on_ack(200 * PACKET, MTU);
-            w.on_loss(&rtt, MTU, &tuning);
+            w.on_ack(200 * PACKET, &LONG_PATH);
+            w.on_loss(&LONG_PATH);
         }
-        assert_eq!(w.size(&tuning), tuning.window as u64 / 4 * 3);
-        w.on_ack(200 * PACKET, MTU);
-        assert_eq!(w.size(&tuning), tuning.window as u64);
+        assert_eq!(w.window(LINK), LINK / 4 * 3);
+        w.on_ack(200 * PACKET, &LONG_PATH);
+        assert_eq!(w.window(LINK), LINK);
     }
 }

@@ -1,0 +1,62 @@
+//! Congestion control: how much a requester may have in flight.
+//!
+//! A [`Controller`] learns of acknowledgements and losses and returns a congestion window in flight cost. It sends nothing and
+//! has no timers. The requester compares what it has in flight with the window before each packet.
+
+mod loss_driven;
+
+use crate::wire::Mtu;
+pub use loss_driven::LossDriven;
+
+/// Congestion control of one queue pair.
+pub trait Controller: std::fmt::Debug {
+    /// Congestion window in flight cost, at most `limit`, the window of the link.
+    fn window(&self, limit: u64) -> u64;
+
+    /// Handles the acknowledgement of packets of flight cost `acked`.
+    fn on_ack(&mut self, acked: u64, path: &PathState);
+
+    /// Handles the loss of a packet, before it is retransmitted.
+    fn on_loss(&mut self, path: &PathState);
+}
+
+/// State of the path that a [`Controller`] may use.
+#[derive(Clone, Copy, Debug)]
+pub struct PathState {
+    /// Window of the link in flight cost: no congestion window is larger.
+    pub link_window: u64,
+    /// Largest payload of a packet.
+    pub mtu: Mtu,
+    /// Round-trip times; `None` before the first sample.
+    pub rtt: Option<RoundTrip>,
+}
+
+/// Round-trip times of a path in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct RoundTrip {
+    /// Smoothed round-trip time (SRTT).
+    pub smoothed: u64,
+    /// The least of all samples.
+    pub min: u64,
+}
+
+impl PathState {
+    /// Bandwidth-delay product estimate: the share of `in_flight` that is on the wire, scaled by minimum RTT over smoothed
+    /// RTT; the remainder waits in queues, which lengthen the RTT. 0 before the first RTT sample.
+    pub fn bandwidth_delay_product(&self, in_flight: u64) -> u64 {
+        let share = |rtt: RoundTrip| in_flight as u128 * rtt.min as u128 / rtt.smoothed.max(1) as u128;
+        self.rtt.map_or(0, |rtt| share(rtt) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bandwidth_delay_product_leaves_out_what_waits_in_queues() {
+        let path = |rtt| PathState { link_window: 1 << 20, mtu: Mtu::Mtu1024, rtt };
+        assert_eq!(path(None).bandwidth_delay_product(1000), 0);
+        assert_eq!(path(Some(RoundTrip { smoothed: 150, min: 100 })).bandwidth_delay_product(1500), 1000);
+    }
+}
