@@ -245,7 +245,7 @@ cases! {
 
     request_fails_after_the_last_retry => "req.retry.exceeded" {
         for retries in [0, 1, 3, 7] {
-            // The window holds all packets however often it is halved.
+            // The window holds all packets however often it is reduced.
             let (mut b, all) = three(|s| (s.retry_cnt, s.tuning.window) = (retries, 8 << 20));
             let time = |silent: u32| if silent == 0 { T } else { T * 3 / 2 };
             for silent in 0..retries {
