@@ -380,7 +380,7 @@ fn missing_interface_address_or_permission_is_reported() {
 }
 
 #[test]
-fn link_local_address_of_interface_is_first() {
+fn link_local_address_of_interface_is_first_in_gid_table() {
     let net = Veth::new(1500);
     let start = Clock::now();
     // The kernel assigns one a moment after the interface is up.

@@ -145,8 +145,8 @@ unsafe extern "C" fn create_ah_from_wc(
     if !ProtectionDomain::is_known(pd) {
         return null(libc::EINVAL);
     }
-    // SAFETY: `is_known` found a live domain at `pd`, whose context is open. `ibv_create_ah_from_wc` requires a readable
-    // completion and the GRH that belongs to it.
+    // SAFETY: `is_known` found a live domain at `pd`, whose context is open. `ibv_create_ah_from_wc` requires
+    // a readable completion and the GRH that belongs to it.
     match unsafe { path_back(Context::of((*pd).context), wc, header) }.filter(|_| port == 1) {
         // SAFETY: `pd` is checked by `create_ah`, and the attributes are a local value.
         Some(path) => unsafe { create_ah(pd, &mut attr(&path)) },

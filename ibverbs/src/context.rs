@@ -212,7 +212,8 @@ pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_contex
     }
 }
 
-/// Hands a new context of an opening to the program.
+/// Makes the `ibv_context` of an opened device and returns the pointer that the program owns until it closes
+/// the device.
 fn give(file: OwnedFd, opening: Arc<Opening>) -> *mut ibv_context {
     let mut c = table();
     c.context.device = opening.device.as_c();

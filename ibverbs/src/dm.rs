@@ -153,7 +153,8 @@ pub unsafe extern "C" fn reg_dm_mr(
     if !ProtectionDomain::is_known(pd) || !DeviceMemory::is_known(c) {
         return null(libc::EINVAL);
     }
-    // SAFETY: `is_known` found a live domain and live device memory, which the program must not free during the call.
+    // SAFETY: `is_known` found a live domain and live device memory, which the program must not free during
+    // the call.
     let (domain, memory) = unsafe { (ProtectionDomain::of(pd), DeviceMemory::of(c)) };
     let range = usize::try_from(offset).ok().and_then(|first| Some(first..first.checked_add(length)?));
     let Some(range) = range else { return null(libc::EINVAL) };

@@ -133,7 +133,7 @@ fn rdma_server_and_rdma_client() {
 }
 
 #[test]
-fn rdma_xserver_and_rdma_xclient() {
+fn rdma_xclient_connects_to_rdma_xserver() {
     for service in ["r", "x"] {
         let server = ("rdma_xserver", vec!["-c", service, "-p", "{port}"]);
         let client = ("rdma_xclient", vec!["-c", service, "-s", "{server}", "-p", "{port}"]);

@@ -4,10 +4,11 @@ use super::guarded::{self, Faulted};
 use crate::wire::icrc::Icrc;
 
 /// Copies `len` bytes and continues an ICRC over the bytes as copied, even if the source changes meanwhile. A
-/// fault in the source may leave a part of the bytes copied.
+/// fault in the source may leave the copy incomplete.
 ///
 /// # Safety
-/// `from` must be readable, or user memory, and `to` writable for `len` bytes, and they must not overlap.
+/// `from` must be valid for reads of `len` bytes or point to user memory, `to` must be valid for writes of
+/// `len` bytes, and the two ranges must not overlap.
 pub(super) unsafe fn copy_and_crc(
     from: *const u8,
     to: *mut u8,

@@ -364,7 +364,7 @@ impl QueuePair {
         }
     }
 
-    /// Processes a packet received by `flow` whose ICRC, service, source and partition have been checked.
+    /// Processes a packet received on `flow` whose ICRC, service, source and partition have been checked.
     pub fn handle_packet(&mut self, packet: &Packet<'_>, flow: &Flow, via: PathMatch, env: &mut Env<'_>) {
         let request = packet.row().operation.is_request();
         let ready = if request {

@@ -62,8 +62,8 @@ struct Run {
 }
 
 impl ShardMailbox {
-    /// Creates the views for `count` shards of a device with the QPN partition `partition`. Returns `None` if
-    /// a NIC cannot have that many shards.
+    /// Creates the mailboxes of `count` shards of a device with the QPN partition `partition`. Returns `None`
+    /// if a NIC cannot have that many shards.
     pub fn new(count: usize, partition: QpnPartition) -> io::Result<Option<Vec<ShardMailbox>>> {
         let id = |i| Some(ShardId::new(i, count)?.with_partition(partition));
         let Some(ids) = (0..count.max(1)).map(id).collect::<Option<Vec<_>>>() else {

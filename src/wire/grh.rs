@@ -13,8 +13,8 @@ pub const LEN: usize = 40;
 /// Length of a UDP header in bytes.
 const UDP_LEN: usize = 8;
 
-/// Builds the header of a packet of `len` bytes, BTH to ICRC, that was received from `flow`. Fields that a
-/// socket does not show have the values of most senders: identification 0, don't-fragment set.
+/// Builds the header of a packet of `len` bytes, BTH to ICRC, that was received on `flow`. Fields that a
+/// socket does not expose get the values that most senders use: identification 0, don't-fragment set.
 pub fn of(flow: &Flow, len: usize) -> [u8; LEN] {
     let mut out = [0; LEN];
     let payload = (UDP_LEN + len) as u16;

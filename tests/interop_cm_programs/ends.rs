@@ -220,7 +220,10 @@ impl Ends<'_> {
             let port = program.port.unwrap_or_else(|| self.free_port());
             let fill = |words: &str| filled(words, self.host(), self.guest(), port);
             let server = self.ours(&fill(&program.server), &[]);
-            self.wait_until_ready_here(program.ready, port)?;
+            if let Err(why) = self.wait_until_ready_here(program.ready, port) {
+                let said = server.finish(Duration::ZERO).unwrap_or_else(|said| said);
+                return Err(format!("{why}; its output: {said}"));
+            }
             let client = Ends::ended(self.theirs(&fill(&program.client))?, LIMIT);
             let client = client.map_err(|e| e + &self.stand.guest.state());
             let server = match program.stays {

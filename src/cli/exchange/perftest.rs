@@ -419,7 +419,7 @@ pub struct Exchange<S> {
 }
 
 impl<S: Read + Write> Exchange<S> {
-    /// Performs the client's side on a fresh connection, up to the MTU.
+    /// Performs the client's side of the exchange on a fresh connection, up to the message that agrees on the MTU.
     pub fn client(stream: S, config: &Config) -> Result<Self, ExchangeError> {
         Self::open(stream, Role::Client, config)
     }

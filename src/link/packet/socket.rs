@@ -48,7 +48,7 @@ pub(super) struct RawSocket {
     rx: RxBuffers,
 }
 
-/// A received frame with the metadata of the kernel.
+/// A received frame with the metadata that the kernel supplied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RxFrame<'a> {
     pub bytes: &'a [u8],

@@ -15,10 +15,10 @@ const BUSY_PACKETS: u64 = 48;
 /// Smallest congestion window, in packets, however many were lost.
 const MIN_PACKETS: u64 = 2;
 
-/// Congestion control driven by losses. A loss reduces the window by a quarter, or by half if nothing has been
-/// acknowledged since the previous loss: a queue on the path was full, and going back to the lost packet with
-/// the whole previous window would overflow it again. The window grows by half of the acknowledged data, up
-/// to the size that pays off at the measured rate of random losses.
+/// Congestion control driven by losses. A loss reduces the window by a quarter, or by half if nothing has
+/// been acknowledged since the previous loss: a queue on the path was full, and going back to the lost packet
+/// with the whole previous window would overflow it again. The window grows by half of the acknowledged data,
+/// up to the size that pays off at the measured rate of random losses.
 #[derive(Debug)]
 pub struct LossDriven {
     /// Window in flight cost.

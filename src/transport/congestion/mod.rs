@@ -1,7 +1,8 @@
 //! Congestion control: how much a requester may have in flight.
 //!
-//! A [`Controller`] learns of acknowledgements and losses and returns a congestion window in flight cost. It sends nothing and
-//! has no timers. The requester compares what it has in flight with the window before each packet.
+//! A [`Controller`] learns of acknowledgements and losses and returns a congestion window in flight cost. It
+//! sends nothing and has no timers. The requester compares what it has in flight with the window before each
+//! packet.
 
 mod loss_driven;
 
@@ -41,8 +42,9 @@ pub struct RoundTrip {
 }
 
 impl PathState {
-    /// Bandwidth-delay product estimate: the share of `in_flight` that is on the wire, scaled by minimum RTT over smoothed
-    /// RTT; the remainder waits in queues, which lengthen the RTT. 0 before the first RTT sample.
+    /// Bandwidth-delay product estimate: the share of `in_flight` that is on the wire, scaled by minimum RTT
+    /// over smoothed RTT; the remainder waits in queues, which lengthen the RTT. 0 before the first RTT
+    /// sample.
     pub fn bandwidth_delay_product(&self, in_flight: u64) -> u64 {
         let share = |rtt: RoundTrip| in_flight as u128 * rtt.min as u128 / rtt.smoothed.max(1) as u128;
         self.rtt.map_or(0, |rtt| share(rtt) as u64)

@@ -19,7 +19,7 @@ pub(super) const MAX_PSNS: u32 = 1 << 22;
 pub(super) enum Blocked {
     /// Nothing to do until a packet arrives or a timer expires.
     Idle,
-    /// A probe must first request an acknowledgement of the newest packet in flight.
+    /// The newest packet in flight has to be acknowledged first, and a probe is due that requests it.
     Probe,
     /// The work request failed locally.
     Failed(WcStatus),

@@ -3,9 +3,9 @@
 //! [`build`] sends what the congestion window allows, [`bulk`] sends packets in bulk, [`local_ops`] executes
 //! local operations, [`ack_request`] requests acknowledgements and sends tail loss probes, [`response`]
 //! processes acknowledgements, NAKs and response data, [`recovery`] recovers from losses (go-back-N, timers),
-//! [`rtt`] estimates the round-trip time and the retransmission timeout (RTO). The congestion window is that of a
-//! [`Controller`](super::congestion::Controller). `snd_nxt` is the next packet to send, `snd_una` the oldest unacknowledged PSN, `snd_max` the
-//! highest PSN sent plus one.
+//! [`rtt`] estimates the round-trip time and the retransmission timeout (RTO). The congestion window is that
+//! of a [`Controller`](super::congestion::Controller). `snd_nxt` is the next packet to send, `snd_una` the
+//! oldest unacknowledged PSN, `snd_max` the highest PSN sent plus one.
 
 mod ack_request;
 mod build;

@@ -111,7 +111,7 @@ fn vendor_id_is_split_between_other_fields() {
 }
 
 #[test]
-fn recipient_is_the_service_or_the_remote_id() {
+fn recipient_is_the_service_of_a_request_and_otherwise_the_remote_id() {
     let service = ServiceId(7);
     let req = Req { service, mtu: Some(Mtu::Mtu1024), ..Req::default() };
     assert_eq!(Message::from(req).recipient(), Recipient::Service(service));
