@@ -35,7 +35,7 @@ fn all(version: usize) -> Vec<(&'static str, Program)> {
         (name, Program::bound(program, words).telling("return status 0"))
     };
     let datagrams = |words| (udaddy, Program { port: Some(UDADDY), ..bound(udaddy, words).1 });
-    // Its server listens on the wildcard address, which is IPv6's on systems that prefer it.
+    // The server listens on the wildcard address, which is IPv6's on systems that prefer it.
     let xserver = Program::new("rdma_xserver -p {port}", "rdma_xclient -s {server} -p {port}");
     let rdma_server = Program::new("rdma_server -s {server} -p {port}", "rdma_client -s {server} -p {port}");
     let mut all = vec![

@@ -318,7 +318,7 @@ fn other_qp(site: &Site, ip: Ip, asks: Asks) {
         };
         wrong.extend(same(&format!("type {kind}"), seen.as_str(), status).err());
         shell.vsh.cmd("destroy other").unwrap();
-        // Its own QP still has access.
+        // The QP of the window still has access.
         let seen = opened.ask(Ask::Write(10), OPEN.start as i64, rkey);
         wrong.extend(same(&format!("type {kind}, its own QP"), seen, Ok(GOOD.into())).err());
     }

@@ -577,7 +577,7 @@ fn spawn_to_die_with_us(cmd: Command) -> io::Result<Child> {
 /// Returns the frequency of this machine's time-stamp counter, which is the emulated one's, too.
 #[cfg(target_arch = "x86_64")]
 fn tsc_khz() -> Option<u64> {
-    // Of ten readings, the one that took the least time.
+    // The reading that took the least time, of ten.
     fn sample() -> (Instant, u64) {
         let one = || {
             let before = Instant::now();

@@ -156,7 +156,7 @@ fn ipv4(recipient: Recipient<'_>, shard: ShardId) -> Block {
     let mut p = vec![load(BPF_B, 14 + 9)];
     if let Recipient::HostStack(..) = recipient {
         if_eq(&mut p, 1, vec![if shard.is_first() { accept() } else { reject() }]);
-        // Of IGMP, only queries are accepted.
+        // Only queries of IGMP are accepted.
         let mut igmp = vec![op(BPF_LDX | BPF_B | BPF_MSH, 14), op(BPF_LD | BPF_B | BPF_IND, 14)];
         require(&mut igmp, 0x11);
         igmp.push(accept());

@@ -1,4 +1,4 @@
-//! Tests of who drives a shard, delayed acknowledgements and batching.
+//! Tests of the thread that drives a shard, delayed acknowledgements and batching.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
