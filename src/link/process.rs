@@ -41,7 +41,7 @@ extern "C" fn after_fork_in_child() {
         let fd = slot.load(Ordering::Relaxed);
         if fd != NONE {
             slot.store(NONE, Ordering::Relaxed);
-            // SAFETY: `fd` is this process's copy of a descriptor that an `CloseOnForkFd` owns; that
+            // SAFETY: `fd` is this process's copy of a descriptor that a `CloseOnForkFd` owns; that
             // `CloseOnForkFd` does not close it in another process than its own, so the descriptor is closed
             // once.
             unsafe { libc::close(fd) };

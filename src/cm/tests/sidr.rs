@@ -75,7 +75,7 @@ fn duplicate_sidr_request_gets_the_same_response() {
     assert_eq!((rep.service, &rep.private_data[..3]), (SERVICE, &b"me\0"[..]));
     bench.inject_as(&arrival(), 0x9, asked());
     assert_eq!(bench.sent_mads(), sent);
-    // The same request ID from another host is a different request.
+    // A request from another host is a new request, even if its ID is the same.
     bench.inject_as(&arrival_from(gid(9)), 0x9, asked());
     assert_eq!(bench.events().len(), 1);
     assert_eq!(bench.cm.sidr_reply(bench.now, id, &answer(b"")), Err(CmError::Unknown(id)));

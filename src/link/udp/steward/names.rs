@@ -144,19 +144,19 @@ fn directory_candidates() -> Vec<PathBuf> {
     // Two network namespaces may have the same address. In another user namespace, the same number is another
     // user.
     let namespaces = format!("{:x}-{:x}", inode("user"), inode("net"));
-    let mut directory_candidates = Vec::new();
+    let mut candidates = Vec::new();
     let run = Path::new("/run");
     if is_private(run, user, 0o022) {
-        directory_candidates.push(run.join(format!("urxe-{namespaces}")));
+        candidates.push(run.join(format!("urxe-{namespaces}")));
     }
-    directory_candidates.push(PathBuf::from(format!("/tmp/urxe-{user}-{namespaces}")));
-    directory_candidates
+    candidates.push(PathBuf::from(format!("/tmp/urxe-{user}-{namespaces}")));
+    candidates
 }
 
 /// Returns the first of these directories that exists or can be created as this user's own.
-fn directory(directory_candidates: &[PathBuf]) -> io::Result<PathBuf> {
+fn directory(candidates: &[PathBuf]) -> io::Result<PathBuf> {
     let user = nix::unistd::geteuid().as_raw();
-    for candidate in directory_candidates {
+    for candidate in candidates {
         if create_private(candidate, user).is_ok() {
             return Ok(candidate.clone());
         }
@@ -164,7 +164,7 @@ fn directory(directory_candidates: &[PathBuf]) -> io::Result<PathBuf> {
     // Another user has taken the name of the last candidate. Falls back to a directory with a random suffix,
     // which its owner finds by searching.
     let Some((parent, name)) =
-        directory_candidates.last().and_then(|last| Some((last.parent()?, last.file_name()?.to_str()?)))
+        candidates.last().and_then(|last| Some((last.parent()?, last.file_name()?.to_str()?)))
     else {
         return Err(io::Error::from_raw_os_error(libc::ENOENT));
     };
