@@ -341,8 +341,16 @@ fn idle_requester_has_lost_no_wakeup() {
     assert!(!idle(103).has_lost_wakeup());
     assert!(guest::Requester { waits_for_nic: true, ..idle(103) }.has_lost_wakeup());
     assert!(guest::Requester { waits_for_ack: true, ..idle(103) }.has_lost_wakeup());
+    // Seen once in 23 runs beside `stress -c 6`: it had gone back 24 packets before the acknowledgement.
+    let gone_back = guest::Requester { unacknowledged: 3_739_771, waits_for_nic: true, ..idle(3_739_747) };
+    assert!(gone_back.has_lost_wakeup());
+    assert!(!guest::Requester { waits_for_nic: false, ..gone_back }.has_lost_wakeup());
+    assert!(guest::Requester { unacknowledged: 5, waits_for_ack: true, ..idle(0xff_fff0) }.has_lost_wakeup());
     // These are acknowledged later, or the timer retransmits them.
     assert!(!guest::Requester { waits_for_ack: true, unacknowledged: 102, ..idle(103) }.has_lost_wakeup());
+    assert!(
+        !guest::Requester { waits_for_ack: true, unacknowledged: 0xff_fff0, ..idle(5) }.has_lost_wakeup()
+    );
     assert!(!guest::Requester { waits_for_nic: true, with_nic: 16, ..idle(103) }.has_lost_wakeup());
     let (a, b, _wire) = pair(&[]);
     let (mut va, mut vb) = (a.vsh().unwrap(), b.vsh().unwrap());

@@ -4,9 +4,10 @@
 //! its packets are with the NIC: it compares `skb_out`, and then sets `need_req_skb`. The destructor of a
 //! sent packet (`rxe_skb_tx_dtor`) schedules the requester if it finds `need_req_skb` set. If the last
 //! packets are freed between the comparison and the assignment, the requester is never scheduled; and once
-//! all sent packets are acknowledged, rxe's retransmission timer does not run either (`rxe_completer`: only
-//! while `req.psn` is ahead of `comp.psn`). Then neither side ever sends again. `wait_psn`, for the limit of
-//! 128 unacknowledged packets, has the same race.
+//! all sent packets are acknowledged, rxe's retransmission timer does not help either (`rxe_completer` arms it
+//! and retries only while `req.psn` is ahead of `comp.psn`). Then neither side ever sends again. `comp.psn` is
+//! ahead if rxe had gone back for a retransmission and the acknowledgements of the first transmission arrived
+//! after that. `wait_psn`, for the limit of 128 unacknowledged packets, has the same race.
 
 use super::{ErrorKind, Guest, Result, SHORT, error};
 use std::time::Duration;
@@ -43,8 +44,10 @@ pub struct Requester {
 impl Requester {
     /// Reports whether it waits for an event that has happened already, so that nothing wakes it.
     pub fn has_lost_wakeup(&self) -> bool {
-        self.next_psn == self.unacknowledged
-            && (self.waits_for_nic && self.with_nic < LOW || self.waits_for_ack)
+        // PSNs have 24 bits; the sign of their difference is bit 23.
+        let ahead = self.next_psn.wrapping_sub(self.unacknowledged) & 0xff_ffff;
+        let is_timer_off = ahead == 0 || ahead >> 23 == 1;
+        is_timer_off && (self.waits_for_nic && self.with_nic < LOW || self.waits_for_ack)
     }
 
     /// Parses a line of the kernel's trace.
