@@ -35,7 +35,7 @@ use crate::memory::{HostSlice, PdId, Table};
 use crate::transport::{
     AddressVector, AsyncEvent, Completion, Counters, CqId, Env, Instant, ModifyError, Output, Pending,
     PostBatchError, PostError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives,
-    SrqId, Tuning, TxQueue, XrcdId,
+    SrqId, TimerDeferral, Tuning, TxQueue, XrcdId,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
@@ -66,6 +66,7 @@ pub struct Nic {
     srqs: SrqTable,
     multicast: MulticastTable,
     schedule: Schedule,
+    deferral: TimerDeferral,
     peers: PeerWindows,
     state: Scratch,
     reports: Reports,
@@ -148,6 +149,7 @@ impl Nic {
             srqs: SrqTable::new(shard),
             multicast: MulticastTable::default(),
             schedule: Schedule::default(),
+            deferral: TimerDeferral::default(),
             peers: PeerWindows::default(),
             state: Scratch::default(),
             reports: Reports::default(),
@@ -440,6 +442,20 @@ impl Nic {
             }
             self.schedule.schedule_pending(entry);
             self.schedule.arm(entry);
+        }
+    }
+
+    /// Like [`handle_timeouts`](Self::handle_timeouts), for a turn that has `received` packets or not: expired
+    /// timers are [deferred](TimerDeferral) while packets keep arriving.
+    pub fn handle_timeouts_unless_deferred(
+        &mut self,
+        now: Instant,
+        received: bool,
+        memory: &Table,
+        tx: &mut TxQueue,
+    ) {
+        if self.next_deadline().is_some_and(|at| at <= now) && !self.deferral.defers(received) {
+            self.handle_timeouts(now, memory, tx);
         }
     }
 

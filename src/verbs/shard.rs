@@ -71,11 +71,6 @@ const INBOX_FULL_RETRY: Duration = Duration::from_micros(200);
 /// A longer burst is a stream, whose sender waits for the acknowledgements.
 const MAX_DELAYED_ACK_PACKETS: usize = 4;
 
-/// Maximum number of turns for which expired timers are deferred while each turn brings packets. After a
-/// thread was descheduled, the link already holds the responses whose absence would otherwise cause a
-/// retransmission.
-const MAX_TIMER_DEFERRALS: u32 = 64;
-
 /// Number of turns that one call drives inline while other threads keep ringing the doorbell; after that the
 /// background thread continues.
 const MAX_INLINE_TURNS: usize = 64;
@@ -131,8 +126,6 @@ pub(super) struct ShardState {
     pub memory: Arc<Table>,
     /// Packets handed off by other shards, while they are processed.
     handoffs: HandoffBatch,
-    /// Number of turns since a timer expired that has not been served.
-    timer_deferrals: u32,
 }
 
 /// How long a turn delays acknowledgements so that they can travel with a response.
@@ -268,7 +261,6 @@ impl Shard {
                 tx,
                 memory,
                 handoffs: HandoffBatch::default(),
-                timer_deferrals: 0,
             }),
             clock,
             fabric,
@@ -527,20 +519,14 @@ impl Shard {
                 self.lose_link(state, e, now);
                 0
             });
-        let ShardState { nic, tx, memory, timer_deferrals, .. } = state;
+        let ShardState { nic, tx, memory, .. } = state;
         let hold = match hold {
             AckDelay::Off => false,
             AckDelay::OneTurn if self.responds_without_polling.load(Ordering::Relaxed) => !had_delayed_acks,
             AckDelay::OneTurn => !had_delayed_acks && received <= MAX_DELAYED_ACK_PACKETS,
             AckDelay::UntilResponse => true,
         };
-        if due {
-            *timer_deferrals += 1;
-            if received == 0 || *timer_deferrals > MAX_TIMER_DEFERRALS {
-                *timer_deferrals = 0;
-                nic.handle_timeouts(now, memory, tx);
-            }
-        }
+        nic.handle_timeouts_unless_deferred(now, received > 0, memory, tx);
         self.send(state, now, hold);
         received > 0
     }

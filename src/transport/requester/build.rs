@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::ack_request::{self, Probe};
-use super::{Cursor, Requester};
+use super::{Cursor, Requester, ack_request};
 use crate::memory::AtomicOp;
 use crate::transport::congestion::Controller;
 use crate::transport::connection::Connection;
+use crate::transport::recovery::Probe;
 use crate::transport::send_queue::{SendWqe, packet_cost};
 use crate::transport::{Env, Instant, Output, Payload, QpState, Tuning, WcStatus, WrOp};
 use crate::wire::{AtomicEth, Deth, Feth, HeaderSet, Headers, Operation, Position, Reth};
@@ -43,7 +43,7 @@ impl Requester {
                 left -= sent;
                 continue;
             }
-            let probe = self.ack_request.due().and_then(|probe| self.next_probe(probe, env));
+            let probe = self.next_probe(env);
             let at = probe.unwrap_or(self.snd_nxt);
             let sent = match probe {
                 Some(at) => self.retransmit_one(at, conn, env),
@@ -53,7 +53,7 @@ impl Requester {
                 Ok(()) => left -= 1,
                 Err(Blocked::Idle) => return Ok(false),
                 Err(Blocked::Probe) => {
-                    self.ack_request.probe(Probe::Newest);
+                    self.recovery.schedule_probe(Probe::Newest);
                     left -= 1;
                 }
                 Err(Blocked::Failed(status)) => {
@@ -97,9 +97,8 @@ impl Requester {
         // A message that was never sent before. In SQD, messages already begun are finished and
         // retransmitted.
         let fresh = packet == 0 && !psn.is_before(self.snd_max);
-        if self.rnr_wait_until.is_some()
+        if self.recovery.is_behind_rnr_nak(index)
             || self.failed.is_some()
-            || self.rnr_probe.is_some_and(|probe| index > probe)
             || fresh && conn.state == QpState::Sqd
             || fresh && wqe.flags.fence && !self.reads.is_empty()
             || wqe.op.awaits_response() && self.reads.len() >= conn.max_rd_atomic as usize
@@ -113,7 +112,7 @@ impl Requester {
         let is_alone =
             || if packet == 0 { self.snd_una == psn } else { self.snd_una.is_after(wqe.first_psn) };
         if limited && !is_alone() {
-            return Err(if self.ack_request.is_pending() { Blocked::Probe } else { Blocked::Idle });
+            return Err(if self.recovery.awaits_ack_request() { Blocked::Probe } else { Blocked::Idle });
         }
 
         let mtu = conn.mtu.bytes() as u32;
@@ -136,22 +135,18 @@ impl Requester {
         let next = packet_cost(mtu.into());
         let closes = flight + next > window || flight + others + next > whole;
         let marked = closes || ack_request::is_marked(start_cost, end_cost, env.tuning.window, conn.mtu);
-        let again = psn.is_before(self.retransmit_until);
         let ack_request =
             self.requests_ack(wqe, packet + psns, index, conn, env.now) || marked || limited && packet == 0;
         self.push(wqe, packet..packet + psns, ack_request, conn, env)?;
-        env.counters.retransmitted_pkts += u64::from(again);
+        env.counters.retransmitted_pkts += u64::from(self.recovery.is_retransmission(psn));
         let awaits_response = wqe.op.awaits_response();
         if awaits_response {
             self.reads.push_back(psn + (psns - 1));
         }
         if awaits_response || ack_request {
-            self.ack_request.on_ack_requested(env.now, self.rtt.probe_timeout(env.tuning));
-            if !again {
-                self.rtt.on_sent(psn, env.now);
-            }
+            self.recovery.on_sent_with_ack_req(psn, conn, env.now, env.tuning);
         } else {
-            self.ack_request.on_ack_not_requested(env.now, conn.timeout, env.tuning);
+            self.recovery.on_sent_without_ack_req(conn, env.now, env.tuning);
         }
         let ended = packet + psns == wqe.packets;
         self.snd_nxt = if ended {
@@ -161,9 +156,6 @@ impl Requester {
         };
         if self.snd_max.is_before(psn + psns) {
             self.snd_max = psn + psns;
-        }
-        if self.ack_timer.is_none() {
-            self.arm_ack_timer(conn, env);
         }
         Ok(())
     }
@@ -196,10 +188,11 @@ impl Requester {
         end == wqe.packets
             && (wqe.flags.signaled
                 || conn.signal_all
-                || wqe.first_psn.is_before(self.retransmit_until)
+                || wqe.first_psn.is_before(self.snd_una)
+                || self.recovery.is_retransmission(wqe.first_psn)
                 || ack_request::fills_a_part(index, self.queue.caps.max_wr)
                 || self.queue.get(index + 1).is_some_and(|next| next.waits_for_all())
-                || self.ack_request.is_overdue(now))
+                || self.recovery.is_ack_request_overdue(now))
     }
 
     /// Returns the position of the packet to retransmit for a probe, if such a packet is in flight.
@@ -215,14 +208,15 @@ impl Requester {
         }
     }
 
-    /// Returns the packet to retransmit for the probe that is due, or `None` if it is no longer in flight.
-    /// The probe detects a loss that no later packet reveals, and empties the send queue if no thread waits
-    /// for a completion.
-    fn next_probe(&mut self, probe: Probe, env: &mut Env<'_>) -> Option<Cursor> {
+    /// Returns the packet to retransmit for the probe that is due, or `None` if none is due or the packet is
+    /// no longer in flight. The probe detects a loss that no later packet reveals, and empties the send queue
+    /// if no thread waits for a completion.
+    #[inline]
+    fn next_probe(&mut self, env: &mut Env<'_>) -> Option<Cursor> {
+        let probe = self.recovery.take_probe(env.now, env.tuning)?;
         let at = self.position_of_probe(probe);
-        self.ack_request.on_ack_requested(env.now, self.rtt.probe_timeout(env.tuning));
         if probe == Probe::Oldest && self.position_of_probe(Probe::Newest) != at {
-            self.ack_request.probe(Probe::Newest);
+            self.recovery.schedule_probe(Probe::Newest);
         }
         env.counters.ack_probe += u64::from(at.is_some());
         at

@@ -23,10 +23,10 @@ impl Requester {
         let psn = wqe.first_psn + packet;
         if !conn.qp_type.is_reliable()
             || wqe.op.awaits_response()
-            || self.rnr_wait_until.is_some()
+            || self.recovery.is_in_rnr_wait()
             || self.failed.is_some()
-            || self.ack_request.due().is_some()
-            || psn.is_before(self.retransmit_until)
+            || self.recovery.probe_due().is_some()
+            || self.recovery.is_retransmission(psn)
             || wqe.op.takes_receive() && self.credit.excludes(wqe.number)
         {
             return None;
@@ -60,13 +60,10 @@ impl Requester {
         if count == 0 {
             return None;
         }
-        self.ack_request.on_ack_not_requested(env.now, conn.timeout, env.tuning);
+        self.recovery.on_sent_without_ack_req(conn, env.now, env.tuning);
         self.snd_nxt.packet = packet + count;
         if self.snd_max.is_before(psn + count) {
             self.snd_max = psn + count;
-        }
-        if self.ack_timer.is_none() {
-            self.arm_ack_timer(conn, env);
         }
         Some(count as usize)
     }

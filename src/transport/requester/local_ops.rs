@@ -18,7 +18,7 @@ impl Requester {
             }
             if wqe.waits_for_all() && index != self.queue.start() {
                 // The acknowledgement that LOCAL_INV waits for may not have been requested yet.
-                return Err(if self.ack_request.is_pending() { Blocked::Probe } else { Blocked::Idle });
+                return Err(if self.recovery.awaits_ack_request() { Blocked::Probe } else { Blocked::Idle });
             }
             let done = match wqe.op {
                 WrOp::BindMw(bind) => env.memory.bind(&bind, conn.accessor()),

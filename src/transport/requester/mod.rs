@@ -1,27 +1,27 @@
 //! The requester: builds requests from the send queue and completes them on responses.
 //!
 //! [`build`] sends what the congestion window allows, [`bulk`] sends packets in bulk, [`local_ops`] executes
-//! local operations, [`ack_request`] requests acknowledgements and sends tail loss probes, [`response`]
-//! processes acknowledgements, NAKs and response data, [`recovery`] recovers from losses (go-back-N, timers),
-//! [`rtt`] estimates the round-trip time and the retransmission timeout (RTO). The congestion window is that
-//! of a [`Controller`](super::congestion::Controller). `snd_nxt` is the next packet to send, `snd_una` the
-//! oldest unacknowledged PSN, `snd_max` the highest PSN sent plus one.
+//! local operations, [`ack_request`] requests acknowledgements, [`response`] processes acknowledgements, NAKs
+//! and response data. When a packet is retransmitted is decided by [`recovery`](super::recovery) and carried
+//! out by [`retransmit`]. The congestion window is that of a [`Controller`](super::congestion::Controller).
+//! `snd_nxt` is the next packet to send, `snd_una` the oldest unacknowledged PSN, `snd_max` the highest PSN
+//! sent plus one.
 
 mod ack_request;
 mod build;
 mod bulk;
 mod local_ops;
-mod recovery;
 mod response;
-mod rtt;
+mod retransmit;
 
 use std::collections::VecDeque;
 
 use super::congestion::{LossDriven, PathState};
 use super::connection::{Connection, Fatal};
 use super::credits::CreditLimit;
+use super::recovery::Recovery;
 use super::send_queue::{Datagram, Mark, SendCaps, SendQueue};
-use super::{Completion, Destination, Env, Instant, Output, PostError, QpState, SendWr, WcStatus, earliest};
+use super::{Completion, Destination, Env, Instant, Output, PostError, QpState, SendWr, WcStatus};
 use crate::wire::{Flow, Mtu, Psn};
 
 /// Flight cost that keeps a peer busy while as much again is batched.
@@ -45,27 +45,12 @@ pub(super) struct Requester {
     snd_max: Psn,
     /// Last PSN of each READ and atomic in flight, oldest first.
     reads: VecDeque<Psn>,
-    /// PSN of the packet that the peer RNR-NAKed last.
-    rnr_nakked: Option<Psn>,
-    /// The RNR-NAKed work request, until it is acknowledged: only it is retransmitted after the RNR wait.
-    rnr_probe: Option<u64>,
-    /// End of the RNR wait.
-    rnr_wait_until: Option<Instant>,
-    /// Expiry of the local ACK timer.
-    ack_timer: Option<Instant>,
-    /// Consecutive local ACK timeouts.
-    ack_timeouts: u32,
-    retries_left: u8,
-    rnr_retries_left: u8,
+    recovery: Recovery,
     congestion: LossDriven,
     /// Flight cost of everything that the peer has acknowledged.
     acked_cost: u64,
     /// The last turn was blocked by the per-peer window, which other queue pairs use up.
     is_blocked_by_peer_window: bool,
-    /// Missing response for which requests have already been retransmitted.
-    missing_response: Option<Psn>,
-    /// PSNs before this one have been sent before: sending them is a retransmission.
-    retransmit_until: Psn,
     /// Work request that failed locally, to be completed once it is the oldest.
     failed: Option<(u64, WcStatus)>,
     /// Index after the newest executed local operation; a go-back does not repeat it.
@@ -76,10 +61,6 @@ pub(super) struct Requester {
     take_path_failed: bool,
     /// End-to-end credit limit that the peer has advertised.
     credit: CreditLimit,
-    /// Acknowledgement requests and tail loss probes.
-    ack_request: ack_request::AckRequests,
-    /// Round-trip time estimator.
-    rtt: rtt::RttEstimator,
 }
 
 impl Requester {
@@ -90,25 +71,15 @@ impl Requester {
             snd_una: Psn::default(),
             snd_max: Psn::default(),
             reads: VecDeque::new(),
-            rnr_nakked: None,
-            rnr_probe: None,
-            rnr_wait_until: None,
-            ack_timer: None,
-            ack_timeouts: 0,
-            retries_left: 0,
+            recovery: Recovery::default(),
             congestion: LossDriven::default(),
             acked_cost: 0,
             is_blocked_by_peer_window: false,
-            rnr_retries_left: 0,
-            missing_response: None,
-            retransmit_until: Psn::default(),
             failed: None,
             local_ops_done: 0,
             is_held: false,
             take_path_failed: false,
             credit: CreditLimit::default(),
-            ack_request: ack_request::AckRequests::default(),
-            rtt: rtt::RttEstimator::default(),
         }
     }
 
@@ -118,11 +89,8 @@ impl Requester {
         self.credit = CreditLimit::default();
         self.snd_una = conn.sq_psn;
         self.snd_max = conn.sq_psn;
-        self.retransmit_until = conn.sq_psn;
         self.congestion = LossDriven::default();
-        self.rtt = rtt::RttEstimator::default();
-        (self.rnr_nakked, self.rnr_probe) = (None, None);
-        self.reset_retries(conn);
+        self.recovery = Recovery::new(conn);
     }
 
     /// Queues a work request.
@@ -169,7 +137,7 @@ impl Requester {
 
     /// Reports whether something is to be sent: posted packets, retransmissions or a probe.
     pub fn has_unsent(&self) -> bool {
-        self.snd_nxt.wqe < self.queue.end() && !self.is_held || self.ack_request.due().is_some()
+        self.snd_nxt.wqe < self.queue.end() && !self.is_held || self.recovery.probe_due().is_some()
     }
 
     /// Reports whether no message is partly sent and nothing is in flight.
@@ -190,8 +158,8 @@ impl Requester {
     /// next turn, and enough is in flight to keep the peer busy until then.
     pub fn may_batch(&self, mtu: Mtu) -> bool {
         let unsent = (self.queue.cost - self.acked_cost).saturating_sub(self.in_flight(mtu));
-        self.ack_request.awaits_ack()
-            && self.ack_request.due().is_none()
+        self.recovery.awaits_ack()
+            && self.recovery.probe_due().is_none()
             && self.in_flight(mtu) >= BATCH_COST
             && unsent < BATCH_COST
     }
@@ -204,7 +172,7 @@ impl Requester {
     /// Returns the state of the path for the congestion controller.
     fn path_state(&self, conn: &Connection, env: &Env<'_>) -> PathState {
         let link_window = env.tuning.window as u64;
-        PathState { link_window, mtu: conn.mtu, rtt: self.rtt.round_trip() }
+        PathState { link_window, mtu: conn.mtu, rtt: self.recovery.round_trip() }
     }
 
     /// PSN of the next packet to send.
@@ -217,7 +185,7 @@ impl Requester {
 
     /// Time of the earliest timer: RNR wait, local ACK timeout or probe.
     pub fn next_deadline(&self) -> Option<Instant> {
-        earliest([self.rnr_wait_until, self.ack_timer, self.ack_request.deadline()])
+        self.recovery.next_deadline()
     }
 
     /// Completes all work requests with WR_FLUSH_ERR, in order.
@@ -243,16 +211,8 @@ impl Requester {
         self.snd_nxt = Cursor { wqe: self.queue.end(), packet: 0 };
         self.acked_cost = self.queue.cost;
         self.reads.clear();
-        (self.rnr_wait_until, self.ack_timer, self.missing_response, self.failed) = (None, None, None, None);
-        (self.rnr_probe, self.is_held) = (None, false);
-        self.ack_request.reset();
-        self.rtt.discard_sample();
-    }
-
-    fn reset_retries(&mut self, conn: &Connection) {
-        self.ack_timeouts = 0;
-        self.retries_left = conn.retry_cnt;
-        self.rnr_retries_left = conn.rnr_retry;
+        (self.failed, self.is_held) = (None, false);
+        self.recovery.stop();
     }
 
     /// Completes the oldest work request with an error; the queue pair must enter the error state.

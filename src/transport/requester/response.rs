@@ -116,8 +116,7 @@ impl Requester {
         self.queue.retire();
     }
 
-    /// Handles progress of `snd_una`: grows the congestion window, resets the retry counters and
-    /// restarts the timers.
+    /// Handles progress of `snd_una`: reports it to loss recovery and congestion control.
     fn on_progress(&mut self, conn: &Connection, env: &mut Env<'_>) {
         while self.reads.front().is_some_and(|last| last.is_before(self.snd_una)) {
             self.reads.pop_front();
@@ -129,27 +128,13 @@ impl Requester {
         // A work request that failed on retransmission has succeeded if its first transmission is
         // acknowledged.
         self.failed = self.failed.filter(|(index, _)| *index >= self.queue.start());
-        self.rnr_probe = self.rnr_probe.filter(|index| *index >= self.queue.start());
-        self.missing_response = None;
-        self.rtt.on_ack(self.snd_una, env.now);
-        if self.snd_una == self.next_psn() {
-            self.ack_request.reset();
-        } else {
-            self.ack_request.on_ack(env.now, self.rtt.probe_timeout(env.tuning));
-        }
-        if self.retransmit_until.is_before(self.snd_una) {
-            // Keeps `retransmit_until` within half of the PSN space, beyond which it would compare as ahead
-            // again.
-            self.retransmit_until = self.snd_una;
-        }
+        self.recovery.on_progress(&self.flight(), self.queue.start(), conn, env.now, env.tuning);
         let acked = match self.queue.front() {
             Some(wqe) => wqe.cost_at(self.snd_una.since(wqe.first_psn).max(0) as u32, conn.mtu),
             None => self.queue.cost,
         };
         self.congestion.on_ack(acked - self.acked_cost, &self.path_state(conn, env));
         self.acked_cost = acked;
-        self.reset_retries(conn);
-        self.arm_ack_timer(conn, env);
     }
 
     /// Returns the position of `snd_una` in the send queue.
@@ -229,7 +214,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Handles an RNR NAK: goes back to the RNR-NAKed packet and starts the RNR wait.
+    /// Handles an RNR NAK.
     fn on_rnr_nak(
         &mut self,
         psn: Psn,
@@ -238,26 +223,11 @@ impl Requester {
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
         env.counters.rcvd_rnr_err += 1;
-        // Nothing is sent during the RNR wait, so a second RNR NAK is a duplicate of the first.
-        if !self.acknowledge_before(psn, conn, env)? || self.rnr_wait_until.is_some() {
+        if !self.acknowledge_before(psn, conn, env)? {
             return Ok(());
         }
-        // An RNR retry count of 7 means infinite (IBA 9.7.5.2.8).
-        if conn.rnr_retry != 7 {
-            if self.rnr_retries_left == 0 {
-                env.counters.retry_rnr_exceeded_err += 1;
-                return Err(self.fail_oldest(WcStatus::RnrRetryExcErr, conn, env));
-            }
-            self.rnr_retries_left -= 1;
-        }
-        // The packet did arrive: only timeouts and losses use up the retry count. rxe sends a sequence error
-        // NAK for each packet train behind an RNR NAK, so with a short RNR timer the retries would run out
-        // during the RNR wait.
-        (self.retries_left, self.ack_timeouts) = (conn.retry_cnt, 0);
-        (self.rnr_nakked, self.rnr_probe) = (Some(psn), Some(self.queue.start()));
-        self.go_back_n(env);
-        self.rnr_wait_until = Some(env.now + timer.duration());
-        Ok(())
+        let action = self.recovery.on_rnr_nak(psn, self.queue.start(), timer.duration(), conn, env.now);
+        self.carry_out(action, conn, env)
     }
 
     /// Handles a NAK: retransmits after a sequence error, and fails the oldest work request for any other
@@ -279,32 +249,23 @@ impl Requester {
             return Ok(());
         }
         let Some(status) = status else {
-            // Already going back to this PSN: rxe, for example, sends this NAK after an RNR NAK for the
-            // packets behind it.
-            if self.is_at_snd_una() {
-                return Ok(());
-            }
-            // A sequence error NAK for the RNR-NAKed packet is not a loss: retransmits without reducing the
-            // congestion window.
-            return if self.rnr_nakked == Some(psn) {
-                self.retransmit(conn, env)
-            } else {
-                self.on_loss(conn, env)
+            return match self.recovery.on_sequence_nak(psn, &self.flight()) {
+                Some(loss) => self.recover(loss, conn, env),
+                None => Ok(()),
             };
         };
         env.counters.req_remote_err += 1;
         Err(self.fail_oldest(status, conn, env))
     }
 
-    /// Handles a missing response (implied NAK): a later response has overtaken it. Its request is
-    /// retransmitted at once, but only once for all responses that are behind it on the wire.
+    /// Handles a missing response (implied NAK): a later response has overtaken it.
     fn on_implied_nak(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
-        if self.missing_response == Some(self.snd_una) || self.is_at_snd_una() {
-            return Ok(());
+        match self.recovery.on_implied_nak(&self.flight()) {
+            Some(loss) => {
+                env.counters.implied_nak_seq_err += 1;
+                self.recover(loss, conn, env)
+            }
+            None => Ok(()),
         }
-        env.counters.implied_nak_seq_err += 1;
-        self.on_loss(conn, env)?;
-        self.missing_response = Some(self.snd_una);
-        Ok(())
     }
 }

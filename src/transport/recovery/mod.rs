@@ -1,0 +1,426 @@
+//! Loss recovery of a requester: decides when packets are retransmitted, and when it gives up.
+//!
+//! | Event                          | Function                        | Decision |
+//! |--------------------------------|---------------------------------|----------|
+//! | sequence error NAK             | [`Recovery::on_sequence_nak`]   | [`Loss`], unless the packet is the next one anyway |
+//! | a response is missing          | [`Recovery::on_implied_nak`]    | [`Loss`], once per gap |
+//! | local ACK timeout              | [`Recovery::on_ack_timeout`]    | [`Loss`] |
+//! | [`Loss`]                       | [`Recovery::on_loss`]           | [`Action`]: go-back-N while retries are left |
+//! | RNR NAK                        | [`Recovery::on_rnr_nak`]        | [`Action`]: go-back-N after the RNR wait |
+//! | probe timeout, or ACK silence  | [`Recovery::on_probe_timer`]    | a [`Probe`]; go-back-N if only READs and atomics are in flight |
+//! | acknowledgement                | [`Recovery::on_progress`]       | restores the retries and restarts the timers |
+//! | the path has failed            | [`Recovery::on_new_path`]       | restores the retries before a go-back-N |
+//!
+//! The [requester](super::requester) carries out the decisions ([`Recovery`] knows no work requests and builds
+//! no packets). Timers are in a [`TimerTable`], the round-trip time in an [`RttEstimator`] (RFC 6298), the
+//! retry counters in [`Retries`]. How much may be in flight is decided by [`congestion`](super::congestion).
+
+mod deferral;
+mod probe;
+mod retries;
+mod rtt;
+#[cfg(test)]
+mod tests;
+mod timers;
+
+use std::time::Duration;
+
+pub use deferral::TimerDeferral;
+pub(super) use probe::Probe;
+use probe::Prober;
+use retries::Retries;
+use rtt::RttEstimator;
+pub(super) use timers::Timer;
+use timers::{TimerTable, ack_silence};
+
+use super::congestion::RoundTrip;
+use super::connection::Connection;
+use super::{Instant, MigrationState, Tuning, WcStatus};
+use crate::wire::Psn;
+
+/// State of loss recovery. PSNs before `end` have been sent before: sending them is a retransmission.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum State {
+    /// Nothing in flight is known to be lost.
+    #[default]
+    Open,
+    /// A probe timeout has expired, and no acknowledgement has arrived since.
+    Probing,
+    /// Go-back-N: packets are retransmitted up to `end`.
+    Recovering { end: Psn },
+    /// The work request `wqe` was RNR-NAKed: nothing is sent until [`Timer::RnrWait`] expires.
+    RnrWait { end: Psn, wqe: u64 },
+    /// The RNR wait is over: only the work request `wqe` is sent until it is acknowledged.
+    RnrProbing { end: Psn, wqe: u64 },
+}
+
+/// Position of the requester in the PSN space.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Flight {
+    /// Oldest unacknowledged PSN.
+    pub snd_una: Psn,
+    /// Next PSN to send, between the two others.
+    pub snd_nxt: Psn,
+    /// Highest PSN sent plus one.
+    pub snd_max: Psn,
+}
+
+impl Flight {
+    /// Reports whether the oldest packet in flight is also the next to send: then another reason to go back
+    /// carries no new information and costs no retry.
+    fn is_at_snd_una(&self) -> bool {
+        self.snd_nxt == self.snd_una
+    }
+}
+
+/// Packet loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Loss {
+    /// A packet was lost on the way: the congestion window is reduced.
+    OnPath,
+    /// The peer dropped packets behind one that it RNR-NAKed: no sign of congestion.
+    BehindRnrNak,
+}
+
+/// Decision that the requester carries out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Nothing to do.
+    Continue,
+    /// Retransmits everything from `snd_una` on.
+    GoBackN,
+    /// The retries are used up, and an alternate path is armed: migrates to it.
+    FailPath,
+    /// The retries are used up: completes the oldest work request with this status.
+    Fail(WcStatus),
+}
+
+/// Loss recovery of one requester.
+#[derive(Debug, Default)]
+pub(super) struct Recovery {
+    state: State,
+    timers: TimerTable,
+    retries: Retries,
+    prober: Prober,
+    rtt: RttEstimator,
+    /// PSN of the packet that the peer RNR-NAKed last.
+    rnr_nakked: Option<Psn>,
+    /// Missing response for which requests have already been retransmitted.
+    missing_response: Option<Psn>,
+}
+
+impl Recovery {
+    /// Creates the loss recovery of a connection that enters RTS.
+    pub fn new(conn: &Connection) -> Recovery {
+        Recovery { retries: Retries::new(conn), ..Recovery::default() }
+    }
+
+    /// Stops all timers: nothing is in flight any more.
+    pub fn stop(&mut self) {
+        self.state = State::Open;
+        self.timers = TimerTable::default();
+        self.prober = Prober::default();
+        self.missing_response = None;
+        self.rtt.discard_sample();
+    }
+
+    /// Records packets sent without AckReq, and starts the ACK silence timer unless it runs.
+    #[inline]
+    pub fn on_sent_without_ack_req(&mut self, conn: &Connection, now: Instant, tuning: &Tuning) {
+        if !self.timers.is_armed(Timer::AckSilence) {
+            let silence = ack_silence(conn.timeout, tuning);
+            self.prober.overdue = Some(now + silence / 2);
+            self.timers.arm(Timer::AckSilence, now + silence);
+        }
+        self.start_ack_timer(conn, now, tuning);
+    }
+
+    /// Records a packet sent with AckReq, and starts the probe timer unless it runs. The first transmission
+    /// of a packet is timed.
+    #[inline]
+    pub fn on_sent_with_ack_req(&mut self, psn: Psn, conn: &Connection, now: Instant, tuning: &Tuning) {
+        self.on_ack_requested(now, tuning);
+        if !self.is_retransmission(psn) {
+            self.rtt.on_sent(psn, now);
+        }
+        self.start_ack_timer(conn, now, tuning);
+    }
+
+    /// Records a packet or a probe with AckReq.
+    fn on_ack_requested(&mut self, now: Instant, tuning: &Tuning) {
+        self.timers.stop(Timer::AckSilence);
+        (self.prober.overdue, self.prober.due) = (None, None);
+        if !self.timers.is_armed(Timer::ProbeTimeout) {
+            self.restart_probe_timer(now, tuning);
+        }
+    }
+
+    /// Restarts the probe timer. Before the first RTT sample there is no probe timeout.
+    fn restart_probe_timer(&mut self, now: Instant, tuning: &Tuning) {
+        match self.rtt.probe_timeout(tuning) {
+            Some(timeout) => self.timers.arm(Timer::ProbeTimeout, now + self.prober.back_off(timeout)),
+            None => self.timers.stop(Timer::ProbeTimeout),
+        }
+    }
+
+    /// Starts the local ACK timer unless it runs. A packet has just been sent, so no RNR wait is on.
+    fn start_ack_timer(&mut self, conn: &Connection, now: Instant, tuning: &Tuning) {
+        if !self.timers.is_armed(Timer::LocalAck) {
+            self.restart_ack_timer(conn, now, tuning);
+        }
+    }
+
+    fn restart_ack_timer(&mut self, conn: &Connection, now: Instant, tuning: &Tuning) {
+        match conn.timeout.duration() {
+            Some(t) => {
+                let timeout = self.retries.back_off(t.max(tuning.min_timeout));
+                self.timers.arm(Timer::LocalAck, now + timeout);
+            }
+            None => self.timers.stop(Timer::LocalAck),
+        }
+    }
+
+    /// Handles progress of `snd_una`. `oldest_wqe` is the oldest work request that is not complete.
+    pub fn on_progress(
+        &mut self,
+        flight: &Flight,
+        oldest_wqe: u64,
+        conn: &Connection,
+        now: Instant,
+        tuning: &Tuning,
+    ) {
+        self.missing_response = None;
+        self.rtt.on_ack(flight.snd_una, now);
+        self.state = self.state.on_progress(flight.snd_una, oldest_wqe);
+        if flight.is_at_snd_una() {
+            self.prober = Prober::default();
+            self.timers.stop(Timer::ProbeTimeout);
+            self.timers.stop(Timer::AckSilence);
+        } else {
+            self.prober.timeouts = 0;
+            if self.timers.is_armed(Timer::ProbeTimeout) {
+                self.restart_probe_timer(now, tuning);
+            }
+        }
+        self.retries = Retries::new(conn);
+        if flight.snd_una.is_before(flight.snd_max) && !self.is_in_rnr_wait() {
+            self.restart_ack_timer(conn, now, tuning);
+        } else {
+            self.timers.stop(Timer::LocalAck);
+        }
+    }
+
+    /// Decides whether a sequence error NAK for `psn`, now the oldest unacknowledged PSN, reports a loss.
+    pub fn on_sequence_nak(&self, psn: Psn, flight: &Flight) -> Option<Loss> {
+        // Already going back to this PSN: rxe, for example, sends this NAK after an RNR NAK for the packets
+        // behind it.
+        if flight.is_at_snd_una() {
+            return None;
+        }
+        Some(if self.rnr_nakked == Some(psn) { Loss::BehindRnrNak } else { Loss::OnPath })
+    }
+
+    /// Decides whether a missing response (implied NAK: a later response has overtaken it, IBA 9.7.5.2.8)
+    /// reports a loss: its request is retransmitted at once, but only once for all responses that are behind
+    /// it on the wire.
+    pub fn on_implied_nak(&mut self, flight: &Flight) -> Option<Loss> {
+        if flight.is_at_snd_una() || self.missing_response == Some(flight.snd_una) {
+            return None;
+        }
+        self.missing_response = Some(flight.snd_una);
+        Some(Loss::OnPath)
+    }
+
+    /// Handles the expiry of the local ACK timer.
+    pub fn on_ack_timeout(&mut self) -> Loss {
+        self.retries.on_ack_timeout();
+        Loss::OnPath
+    }
+
+    /// Decides how to recover from a loss: go-back-N if retries are left, otherwise the alternate path if one
+    /// is armed, otherwise RETRY_EXC_ERR.
+    pub fn on_loss(&mut self, conn: &Connection) -> Action {
+        if self.retries.take() {
+            self.timers.stop(Timer::LocalAck);
+            return Action::GoBackN;
+        }
+        match conn.migration {
+            MigrationState::Armed => Action::FailPath,
+            _ => Action::Fail(WcStatus::RetryExcErr),
+        }
+    }
+
+    /// Handles an RNR NAK for `psn`, now the oldest unacknowledged PSN, of the work request `wqe`: starts the
+    /// RNR wait, if RNR retries are left.
+    pub fn on_rnr_nak(
+        &mut self,
+        psn: Psn,
+        wqe: u64,
+        wait: Duration,
+        conn: &Connection,
+        now: Instant,
+    ) -> Action {
+        // Nothing is sent during the RNR wait, so a second RNR NAK is a duplicate of the first.
+        if self.is_in_rnr_wait() {
+            return Action::Continue;
+        }
+        if !self.retries.take_rnr(conn) {
+            return Action::Fail(WcStatus::RnrRetryExcErr);
+        }
+        // Only timeouts and losses use up the transport retries. rxe sends a sequence error NAK for each
+        // packet train behind an RNR NAK, so with a short RNR timer the retries would run out during the RNR
+        // wait.
+        self.retries.on_arrival(conn);
+        self.rnr_nakked = Some(psn);
+        self.state = State::RnrWait { end: psn, wqe };
+        self.timers.stop(Timer::LocalAck);
+        self.timers.arm(Timer::RnrWait, now + wait);
+        Action::GoBackN
+    }
+
+    /// Handles the end of the RNR wait.
+    pub fn on_rnr_wait_over(&mut self, flight: &Flight, oldest_wqe: u64) {
+        if let State::RnrWait { end, wqe } = self.state {
+            self.state = State::RnrProbing { end, wqe }.on_progress(flight.snd_una, oldest_wqe);
+        }
+    }
+
+    /// Handles the expiry of a timer for probes: schedules the probe of the oldest packet after a probe
+    /// timeout, which counts for the backoff, otherwise of the newest. `has_newest` tells whether a packet
+    /// for [`Probe::Newest`] is in flight. If not, only READs and atomics are, and all of them are
+    /// retransmitted, because rxe forgets the parts of a READ before the one requested last. This go-back
+    /// neither costs a retry nor postpones the local ACK timeout.
+    pub fn on_probe_timer(&mut self, timer: Timer, has_newest: bool) -> Action {
+        let is_timeout = timer == Timer::ProbeTimeout;
+        self.prober.timeouts += u32::from(is_timeout);
+        if !has_newest {
+            return Action::GoBackN;
+        }
+        if is_timeout && self.state == State::Open {
+            self.state = State::Probing;
+        }
+        self.prober.due = Some(if is_timeout { Probe::Oldest } else { Probe::Newest });
+        Action::Continue
+    }
+
+    /// Restores the retries for another path, on which everything in flight is retransmitted.
+    pub fn on_new_path(&mut self, conn: &Connection) {
+        self.retries = Retries::new(conn);
+        self.timers.stop(Timer::LocalAck);
+    }
+
+    /// Enters the recovery of everything in flight (go-back-N): stops the timers for probes, keeping their
+    /// backoff, and discards the running RTT measurement (Karn's algorithm).
+    pub fn on_go_back_n(&mut self, flight: &Flight) {
+        let end = flight.snd_max;
+        self.state = match self.state {
+            State::Open | State::Probing | State::Recovering { .. } => State::Recovering { end },
+            State::RnrWait { wqe, .. } => State::RnrWait { end, wqe },
+            State::RnrProbing { wqe, .. } => State::RnrProbing { end, wqe },
+        };
+        self.timers.stop(Timer::ProbeTimeout);
+        self.timers.stop(Timer::AckSilence);
+        self.prober = Prober { timeouts: self.prober.timeouts, ..Prober::default() };
+        self.rtt.discard_sample();
+    }
+
+    /// Stops a timer if it has expired, and returns whether it had. The timers for probes wait while a probe
+    /// is to be sent.
+    pub fn take_expired(&mut self, timer: Timer, now: Instant) -> bool {
+        let waits = matches!(timer, Timer::ProbeTimeout | Timer::AckSilence) && self.prober.due.is_some();
+        !waits && self.timers.take_expired(timer, now)
+    }
+
+    /// Expiry of the first timer.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let waits = self.prober.due.is_some();
+        self.timers.earliest(if waits { &[Timer::RnrWait, Timer::LocalAck] } else { &Timer::ALL })
+    }
+
+    /// Schedules a probe.
+    pub fn schedule_probe(&mut self, probe: Probe) {
+        self.prober.due = Some(probe);
+    }
+
+    /// Returns the probe that is to be sent.
+    #[inline]
+    pub fn probe_due(&self) -> Option<Probe> {
+        self.prober.due
+    }
+
+    /// Returns the probe that is to be sent, which the requester then sends.
+    pub fn take_probe(&mut self, now: Instant, tuning: &Tuning) -> Option<Probe> {
+        let due = self.prober.due?;
+        self.on_ack_requested(now, tuning);
+        Some(due)
+    }
+
+    /// Reports whether a packet is in flight for which no acknowledgement has been requested.
+    pub fn awaits_ack_request(&self) -> bool {
+        self.timers.is_armed(Timer::AckSilence)
+    }
+
+    /// Reports whether the next suitable packet should carry AckReq, to save a probe.
+    #[inline]
+    pub fn is_ack_request_overdue(&self, now: Instant) -> bool {
+        self.prober.overdue.is_some_and(|at| at <= now)
+    }
+
+    /// Reports whether an acknowledgement is outstanding and its probe timer runs.
+    pub fn awaits_ack(&self) -> bool {
+        self.timers.is_armed(Timer::ProbeTimeout)
+    }
+
+    /// Reports whether nothing may be sent because of an RNR NAK.
+    #[inline]
+    pub fn is_in_rnr_wait(&self) -> bool {
+        matches!(self.state, State::RnrWait { .. })
+    }
+
+    /// Reports whether a packet of the work request `wqe` has to wait for the RNR-NAKed work request before
+    /// it.
+    #[inline]
+    pub fn is_behind_rnr_nak(&self, wqe: u64) -> bool {
+        matches!(self.state, State::RnrWait { .. })
+            || matches!(self.state, State::RnrProbing { wqe: nakked, .. } if wqe > nakked)
+    }
+
+    /// Reports whether a packet has been sent before.
+    #[inline]
+    pub fn is_retransmission(&self, psn: Psn) -> bool {
+        match self.state {
+            State::Open | State::Probing => false,
+            State::Recovering { end } | State::RnrWait { end, .. } | State::RnrProbing { end, .. } => {
+                psn.is_before(end)
+            }
+        }
+    }
+
+    /// Round-trip time; `None` before the first sample.
+    pub fn round_trip(&self) -> Option<RoundTrip> {
+        self.rtt.round_trip()
+    }
+}
+
+impl State {
+    /// State after the peer has acknowledged everything before `snd_una`.
+    fn on_progress(self, snd_una: Psn, oldest_wqe: u64) -> State {
+        // Keeps `end` within half of the PSN space of `snd_una`, beyond which it would compare as ahead
+        // again.
+        let forward = |end: Psn| if end.is_before(snd_una) { snd_una } else { end };
+        match self {
+            State::Open | State::Probing => State::Open,
+            State::RnrWait { end, wqe } => State::RnrWait { end: forward(end), wqe },
+            State::RnrProbing { end, wqe } if wqe >= oldest_wqe => {
+                State::RnrProbing { end: forward(end), wqe }
+            }
+            State::Recovering { end } | State::RnrProbing { end, .. } => {
+                if snd_una.is_before(end) {
+                    State::Recovering { end }
+                } else {
+                    State::Open
+                }
+            }
+        }
+    }
+}

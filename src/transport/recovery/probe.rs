@@ -1,0 +1,47 @@
+//! Tail loss probes.
+//!
+//! If no packet follows a packet without AckReq, the last packet is retransmitted with AckReq: a tail loss
+//! probe (TLP, RFC 8985 section 7), sent long before the local ACK timeout.
+//!
+//! If no acknowledgement arrives within the probe timeout (PTO), the oldest packet in flight is
+//! retransmitted, then the newest. A peer that already has the oldest acknowledges how far it has come;
+//! otherwise it accepts it now. The newest makes the peer report a gap before it: a responder sends one
+//! sequence error NAK per gap, and the first may have been lost. So every loss is detected long before the
+//! local ACK timeout, and a peer that is merely slow receives no more than these two packets.
+
+use std::time::Duration;
+
+use crate::transport::Instant;
+
+/// Limit of the exponential backoff of the probe timeout, in doublings; beyond it the local ACK timeout is
+/// near or has expired.
+const MAX_DOUBLINGS: u32 = 10;
+
+/// Probe (tail loss probe, TLP): a retransmission of one packet in flight, with AckReq.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::transport) enum Probe {
+    /// The oldest packet in flight, followed by the newest.
+    Oldest,
+    /// The newest packet in flight.
+    Newest,
+}
+
+/// Probe that is to be sent, and backoff of the probe timeout.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Prober {
+    /// Probe that is to be sent.
+    pub due: Option<Probe>,
+    /// Consecutive probe timeouts; the exponent of the backoff.
+    pub timeouts: u32,
+    /// Time from which the next packet that completes a work request carries AckReq, to save a probe: half
+    /// of the ACK silence.
+    pub overdue: Option<Instant>,
+}
+
+impl Prober {
+    /// Exponential backoff of the probe timeout, so that a peer that is merely slow is not flooded with
+    /// probes.
+    pub fn back_off(&self, probe_timeout: Duration) -> Duration {
+        probe_timeout * (1 << self.timeouts.min(MAX_DOUBLINGS))
+    }
+}

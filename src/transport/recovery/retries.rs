@@ -1,0 +1,55 @@
+//! Retry counters of a requester.
+
+use std::time::Duration;
+
+use crate::transport::connection::Connection;
+
+/// RNR retry count that means infinite (IBA 9.7.5.2.8).
+const INFINITE_RNR_RETRIES: u8 = 7;
+
+/// Retries left until a work request fails. Every progress of the peer restores them.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Retries {
+    transport: u8,
+    rnr: u8,
+    /// Consecutive local ACK timeouts.
+    ack_timeouts: u32,
+}
+
+impl Retries {
+    pub fn new(conn: &Connection) -> Retries {
+        Retries { transport: conn.retry_cnt, rnr: conn.rnr_retry, ack_timeouts: 0 }
+    }
+
+    /// Restores the transport retries, but not the RNR retries: the packet has arrived.
+    pub fn on_arrival(&mut self, conn: &Connection) {
+        *self = Retries { rnr: self.rnr, ..Retries::new(conn) };
+    }
+
+    pub fn on_ack_timeout(&mut self) {
+        self.ack_timeouts += 1;
+    }
+
+    /// Uses up a transport retry. Returns false if none is left.
+    pub fn take(&mut self) -> bool {
+        take(&mut self.transport)
+    }
+
+    /// Uses up an RNR retry. Returns false if none is left.
+    pub fn take_rnr(&mut self, conn: &Connection) -> bool {
+        conn.rnr_retry == INFINITE_RNR_RETRIES || take(&mut self.rnr)
+    }
+
+    /// Backoff of the local ACK timeout: 1.5 times as long after an expiry (IBA 9.7.6.1.3 allows up to four
+    /// times). A peer that is merely slow gets time to process what it was sent, and retry exhaustion stays
+    /// within 1.5 times the nominal time, timeout * (retries + 1).
+    pub fn back_off(&self, timeout: Duration) -> Duration {
+        if self.ack_timeouts == 0 { timeout } else { timeout * 3 / 2 }
+    }
+}
+
+fn take(left: &mut u8) -> bool {
+    let next = left.checked_sub(1);
+    *left = next.unwrap_or(0);
+    next.is_some()
+}

@@ -1,0 +1,76 @@
+//! The timer table of a requester: one expiry time per [`Timer`].
+
+use std::time::Duration;
+
+use crate::transport::{Instant, Tuning};
+use crate::wire::AckTimeout;
+
+/// Timer of a requester. A requester serves timers that expire together in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::transport) enum Timer {
+    /// End of the wait that an RNR NAK asked for (IBA 9.7.5.2.8).
+    RnrWait,
+    /// Probe timeout (PTO): a requested acknowledgement has not arrived.
+    ProbeTimeout,
+    /// No acknowledgement has been requested for a packet in flight ([`Tuning::max_ack_silence`]).
+    AckSilence,
+    /// Local ACK timeout (IBA 9.7.6.1.3).
+    LocalAck,
+}
+
+impl Timer {
+    pub const ALL: [Timer; 4] = [Timer::RnrWait, Timer::ProbeTimeout, Timer::AckSilence, Timer::LocalAck];
+}
+
+/// Expiry times of the timers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TimerTable {
+    /// Expiry times by timer; [`NEVER`] for a timer that is not armed, so that comparing needs no branches.
+    expiry: [Instant; Timer::ALL.len()],
+}
+
+const NEVER: Instant = Instant(u64::MAX);
+
+impl Default for TimerTable {
+    fn default() -> Self {
+        TimerTable { expiry: [NEVER; Timer::ALL.len()] }
+    }
+}
+
+impl TimerTable {
+    pub fn arm(&mut self, timer: Timer, expiry: Instant) {
+        self.expiry[timer as usize] = expiry;
+    }
+
+    pub fn stop(&mut self, timer: Timer) {
+        self.expiry[timer as usize] = NEVER;
+    }
+
+    pub fn is_armed(&self, timer: Timer) -> bool {
+        self.expiry[timer as usize] != NEVER
+    }
+
+    /// Stops a timer if it has expired, and returns whether it had.
+    pub fn take_expired(&mut self, timer: Timer, now: Instant) -> bool {
+        let expired = self.is_armed(timer) && self.expiry[timer as usize] <= now;
+        if expired {
+            self.stop(timer);
+        }
+        expired
+    }
+
+    /// Expiry of the first of some timers; `None` if none of them is armed.
+    pub fn earliest(&self, timers: &[Timer]) -> Option<Instant> {
+        let first = timers.iter().fold(NEVER, |first, timer| first.min(self.expiry[*timer as usize]));
+        (first != NEVER).then_some(first)
+    }
+}
+
+/// Time after which a probe requests an acknowledgement that no packet has requested: well before the local
+/// ACK timeout, if there is one.
+pub(super) fn ack_silence(timeout: AckTimeout, tuning: &Tuning) -> Duration {
+    match timeout.duration() {
+        Some(t) => tuning.max_ack_silence.min(t.max(tuning.min_timeout) / 4),
+        None => tuning.max_ack_silence,
+    }
+}

@@ -1,0 +1,90 @@
+//! Retransmission: carries out the decisions of [loss recovery](crate::transport::recovery).
+
+use super::{Fatal, Requester};
+use crate::transport::congestion::Controller;
+use crate::transport::connection::Connection;
+use crate::transport::recovery::{Action, Flight, Loss, Probe, Timer};
+use crate::transport::{Env, WcStatus};
+
+impl Requester {
+    /// Recovers from a packet loss, after which the congestion window is smaller if it was lost on the path.
+    pub(super) fn recover(&mut self, loss: Loss, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+        if loss == Loss::OnPath {
+            self.congestion.on_loss(&self.path_state(conn, env));
+        }
+        let action = self.recovery.on_loss(conn);
+        self.carry_out(action, conn, env)
+    }
+
+    /// Carries out a decision of loss recovery.
+    pub(super) fn carry_out(
+        &mut self,
+        action: Action,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Fatal> {
+        match action {
+            Action::Continue => {}
+            Action::GoBackN => self.go_back_n(env),
+            Action::FailPath => self.take_path_failed = true,
+            Action::Fail(status) => {
+                env.counters.retry_exceeded_err += u64::from(status == WcStatus::RetryExcErr);
+                env.counters.retry_rnr_exceeded_err += u64::from(status == WcStatus::RnrRetryExcErr);
+                return Err(self.fail_oldest(status, conn, env));
+            }
+        }
+        Ok(())
+    }
+
+    /// Go-back-N: moves the cursor (snd_nxt) back to the oldest unacknowledged PSN (snd_una), so that
+    /// everything in flight is retransmitted.
+    fn go_back_n(&mut self, env: &mut Env<'_>) {
+        env.counters.requester_retry += 1;
+        self.recovery.on_go_back_n(&self.flight());
+        self.snd_nxt = self.position_of_snd_una();
+        self.reads.clear();
+        // Detected again when the cursor returns to it.
+        self.failed = None;
+    }
+
+    /// Returns and clears the flag that the path has failed (migration).
+    pub fn take_path_failed(&mut self) -> bool {
+        std::mem::take(&mut self.take_path_failed)
+    }
+
+    /// Retransmits everything unacknowledged over another path, with the full number of retries.
+    pub fn restart_on_alternate_path(&mut self, conn: &Connection, env: &mut Env<'_>) {
+        self.recovery.on_new_path(conn);
+        if self.snd_una.is_before(self.snd_max) {
+            self.go_back_n(env);
+        }
+    }
+
+    /// Handles the timers that have expired.
+    pub fn handle_timeout(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+        for timer in Timer::ALL {
+            if !self.recovery.take_expired(timer, env.now) {
+                continue;
+            }
+            match timer {
+                Timer::RnrWait => self.recovery.on_rnr_wait_over(&self.flight(), self.queue.start()),
+                Timer::ProbeTimeout | Timer::AckSilence => {
+                    let has_newest = self.position_of_probe(Probe::Newest).is_some();
+                    let action = self.recovery.on_probe_timer(timer, has_newest);
+                    self.carry_out(action, conn, env)?;
+                }
+                Timer::LocalAck => {
+                    env.counters.local_ack_timeout_err += 1;
+                    let loss = self.recovery.on_ack_timeout();
+                    self.recover(loss, conn, env)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the position in the PSN space.
+    pub(super) fn flight(&self) -> Flight {
+        Flight { snd_una: self.snd_una, snd_nxt: self.next_psn(), snd_max: self.snd_max }
+    }
+}
