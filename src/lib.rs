@@ -44,6 +44,7 @@
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod cm;
+mod driver;
 pub mod link;
 pub mod memory;
 pub mod nic;

@@ -12,8 +12,8 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Condvar, Mutex};
 
 use super::cq::CqInner;
-use super::wait::deadline_after;
 use super::{AckError, Context, Cq, CreateError, WaitError};
+use crate::driver::deadline_after;
 
 /// A completion channel: the receiver of completion queue events. Its descriptor is readable while there is
 /// one. Cheap to clone.

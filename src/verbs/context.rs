@@ -8,13 +8,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::clock::Clock;
 use super::event::EventSignal;
-use super::mailbox::ShardMailbox;
 use super::quota::Quota;
-use super::shard::Shard;
-use super::shards::Shards;
 use super::{CompletionChannel, Cq, CqOptions, CreateError, OpenError, Pd};
+use crate::driver::{Clock, Shard, ShardMailbox, Shards};
 use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::memory::Table;
@@ -258,6 +255,12 @@ impl Context {
         let events = Arc::new(EventSignal::new()?);
         let reader = device.asynchronous.add_reader(events.clone());
         Ok(Context(Arc::new(Handle { device, reader, events })))
+    }
+
+    /// Returns the shards, for tests of the driver.
+    #[cfg(test)]
+    pub(crate) fn shards(&self) -> &Shards {
+        &self.0.shards
     }
 
     /// Returns a handle that does not keep the device open.

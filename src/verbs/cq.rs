@@ -8,9 +8,8 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::channel::EventAcks;
-use super::shards::CqUsers;
-use super::wait::{deadline_after, step_until};
 use super::{CompletionChannel, Context, CreateError, DestroyCqError, WaitError};
+use crate::driver::{CqUsers, deadline_after, step_until};
 use crate::nic::{CompletionQueue, CqListener, CqOverflow, EventSubject, Notify};
 use crate::transport::{Completion, CqId, WcStatus};
 

@@ -3,9 +3,8 @@
 use std::io;
 use std::time::Duration;
 
-use crate::link::JoinError;
 use crate::memory::{Access, ManagementError, OutOfBuffer};
-use crate::nic::{CqOverflow, MulticastError, TooManyQps};
+use crate::nic::{CqOverflow, TooManyQps};
 use crate::transport::{AddressError, Completion, ModifyError, PostError, QpType};
 use crate::wire::Mtu;
 
@@ -121,17 +120,6 @@ pub enum ConnectError {
     /// A state transition failed.
     #[error(transparent)]
     Modify(#[from] ModifyError),
-}
-
-/// Reason why a queue pair could not be attached to a multicast group.
-#[derive(Debug, thiserror::Error)]
-pub enum AttachError {
-    /// The NIC refused: the queue pair or the group is of the wrong kind, or a limit is reached.
-    #[error(transparent)]
-    Refused(#[from] MulticastError),
-    /// The link could not join the group.
-    #[error(transparent)]
-    Join(#[from] JoinError),
 }
 
 /// Reason why a completion queue could not be destroyed.

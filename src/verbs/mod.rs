@@ -8,7 +8,6 @@
 mod adapter;
 mod ah;
 mod channel;
-mod clock;
 pub mod cm;
 mod context;
 mod cq;
@@ -19,21 +18,18 @@ mod errno;
 mod error;
 mod event;
 mod gsi;
-mod mailbox;
 mod mr;
 mod mw;
-mod poll_detector;
 mod qp;
 mod query;
 mod quota;
-mod shard;
-mod shards;
 mod srq;
 mod test_endpoint;
 mod wait;
 mod wr;
 mod xrc;
 
+pub use crate::driver::AttachError;
 pub use crate::link::fabric::{Fabric, FabricConfig};
 pub use crate::link::process::signals_restart_calls;
 pub use crate::link::{ClaimError, JoinError};
@@ -55,8 +51,8 @@ pub use cq_poll::{CqPoll, Wc, WcFlags};
 pub use device::{Device, DeviceError, devices};
 pub use dm::{Dm, DmMr};
 pub use error::{
-    AckError, AttachError, ConnectError, CreateError, DestroyCqError, MemoryAccessError, OpenError,
-    PostListError, WaitError,
+    AckError, ConnectError, CreateError, DestroyCqError, MemoryAccessError, OpenError, PostListError,
+    WaitError,
 };
 pub use gsi::{Mad, ManagementPort, ServiceClaim};
 pub use mr::{Mr, NullMr, Pd, RawMr, RemoteAddr};

@@ -7,9 +7,9 @@ use crossbeam_utils::atomic::AtomicCell;
 use parking_lot::Mutex;
 
 use super::context::Inner;
-use super::shard::Shard;
 use super::wr::Batch;
 use super::{AttachError, ConnectError, Cq, CreateError, Pd, PostListError, RemoteAddr, Srq, WeakContext};
+use crate::driver::Shard;
 use crate::memory::{Access, AtomicOp};
 use crate::nic::{CompletionQueue, EventSubject, MulticastError, Nic};
 use crate::transport::state::taken;

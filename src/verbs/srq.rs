@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::shard::Shard;
 use super::{Cq, CreateError, Pd, Xrcd};
+use crate::driver::Shard;
 use crate::nic::EventSubject;
 use crate::transport::{PostError, RecvCaps, RecvWr, SrqId};
 

@@ -1,15 +1,10 @@
-//! Blocking waits: on a descriptor in real time, by advancing the clock in virtual time.
+//! Blocking waits of the application.
 
 use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
-
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::time::TimeSpec;
+use std::time::Duration;
 
 use super::{Context, WaitError};
-use crate::link::fabric::Fabric;
-use crate::link::process::signals_restart_calls;
+use crate::driver::{WaitEnd, step_until, until_readable};
 
 impl Context {
     /// Waits until `take` returns a value. In real time `fd` must become readable when it may.
@@ -20,78 +15,19 @@ impl Context {
         take: impl FnMut() -> Option<R>,
     ) -> Result<R, WaitError> {
         if let Some(fabric) = self.0.shards.virtual_fabric() {
-            return step_until(fabric.fabric(), timeout, take);
+            return Ok(step_until(fabric.fabric(), timeout, take)?);
         }
         self.0.shards.stop_polling_all();
-        until_readable(fd, Some(timeout), take)
+        Ok(until_readable(fd, Some(timeout), take)?)
     }
 }
 
-/// Returns the time at which a timeout expires; a timeout beyond the range of the clock, such as
-/// [`Duration::MAX`], expires in thirty years.
-pub(super) fn deadline_after(timeout: Duration) -> Instant {
-    const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
-    let now = Instant::now();
-    now.checked_add(timeout).unwrap_or_else(|| now + FAR)
-}
-
-/// Waits in real time until `take` returns a value, for ever without a timeout. `fd` must become readable
-/// when it may. Returns [`WaitError::Interrupted`] after a signal, unless all handlers of the program have
-/// `SA_RESTART`.
-pub(super) fn until_readable<R>(
-    fd: BorrowedFd<'_>,
-    timeout: Option<Duration>,
-    mut take: impl FnMut() -> Option<R>,
-) -> Result<R, WaitError> {
-    let deadline = timeout.map(deadline_after);
-    loop {
-        if let Some(taken) = take() {
-            return Ok(taken);
+impl From<WaitEnd> for WaitError {
+    fn from(end: WaitEnd) -> WaitError {
+        match end {
+            WaitEnd::TimedOut(timeout) => WaitError::TimedOut(timeout),
+            WaitEnd::Interrupted => WaitError::Interrupted,
+            WaitEnd::Idle => WaitError::Idle,
         }
-        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        if let (Some(Duration::ZERO), Some(timeout)) = (left, timeout) {
-            return Err(WaitError::TimedOut(timeout));
-        }
-        let ready = ppoll(&mut [PollFd::new(fd, PollFlags::POLLIN)], left.map(TimeSpec::from), None);
-        match (ready, timeout) {
-            (Ok(0), Some(timeout)) => return Err(WaitError::TimedOut(timeout)),
-            (Ok(_), _) => {}
-            (Err(Errno::EINTR), _) if !signals_restart_calls() => return Err(WaitError::Interrupted),
-            (Err(Errno::EINTR), _) => {}
-            // ppoll fails only for lack of memory; a short sleep is better than a busy loop.
-            (Err(_), _) => {
-                std::thread::sleep(left.unwrap_or(Duration::MAX).min(Duration::from_millis(1)));
-            }
-        }
-    }
-}
-
-/// Advances virtual time until `take` returns a value; [`WaitError::Idle`] when the fabric has nothing left
-/// to do.
-pub(super) fn step_until<R>(
-    fabric: &Fabric,
-    timeout: Duration,
-    mut take: impl FnMut() -> Option<R>,
-) -> Result<R, WaitError> {
-    let deadline = fabric.now() + timeout;
-    while fabric.now() <= deadline {
-        if let Some(taken) = take() {
-            return Ok(taken);
-        }
-        fabric.step().ok_or(WaitError::Idle)?;
-    }
-    Err(WaitError::TimedOut(timeout))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn timeout_beyond_the_clock_expires_in_the_far_future() {
-        let year = Duration::from_secs(365 * 24 * 3600);
-        assert!(deadline_after(Duration::MAX) > Instant::now() + year);
-        let soon = deadline_after(Duration::from_secs(5));
-        assert!(soon <= Instant::now() + Duration::from_secs(5));
     }
 }

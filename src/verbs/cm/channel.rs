@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use super::id::WeakId;
 use super::manager::Owner;
 use super::{CmEvent, CmEventKind, CmId, EventParam};
+use crate::driver::{step_until, until_readable};
 use crate::verbs::WaitError;
-use crate::verbs::wait::{step_until, until_readable};
 
 /// A queue to which the events of ids are delivered. Its descriptor is readable while an event is pending.
 /// Cheap to clone.
@@ -159,10 +159,10 @@ impl EventChannel {
         if let Some(manager) = manager {
             manager.stop_polling();
         }
-        match fabric {
-            Some(fabric) => step_until(&fabric, timeout.unwrap_or(Duration::MAX), take),
-            None => until_readable(self.as_fd(), timeout, take),
-        }
+        Ok(match fabric {
+            Some(fabric) => step_until(&fabric, timeout.unwrap_or(Duration::MAX), take)?,
+            None => until_readable(self.as_fd(), timeout, take)?,
+        })
     }
 
     /// Records the manager of an id that uses this channel.

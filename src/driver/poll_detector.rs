@@ -3,30 +3,15 @@
 
 use std::time::Duration;
 
+use super::timing::{DISTRUST_TIME, DISTRUSTED_POLL_GAP, IDLE_TIMEOUT, MAX_BACKOFF, TIMER_GRANULARITY};
 use crate::transport::Instant;
 
-/// Bounds of the back-off, the time for which the background thread leaves the NIC to a polling application
-/// before it checks again: an eighth of the time for which the application has polled, within these bounds.
-/// An application that stops polling without an announcement may delay its peers by this much, once. Each
-/// check takes 20 µs from a thread that polls on the same core, and twice 250 checks a second would show in
-/// the 99th percentile of a ping-pong.
-const BACKOFF: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(16));
+/// Bounds of the back-off: the time for which the background thread leaves the NIC to a polling application
+/// before it checks again, an eighth of the time for which the application has polled.
+const BACKOFF: (Duration, Duration) = (IDLE_TIMEOUT, MAX_BACKOFF);
 
 /// Bounds of the back-off for a distrusted application.
-const DISTRUSTED_BACKOFF: (Duration, Duration) = (Duration::from_micros(10), Duration::from_millis(1));
-
-/// Time since the last poll within which the application is expected to poll again. Meanwhile the background
-/// thread keeps away from the socket, or both threads would wake for every packet.
-const MAX_POLL_GAP: Duration = Duration::from_micros(200);
-
-/// Time since the last poll within which a distrusted application is expected to poll again.
-const DISTRUSTED_MAX_POLL_GAP: Duration = Duration::from_micros(10);
-
-/// Bounds of the time for which an application is distrusted, twice as long each time. Packets that
-/// accumulated during a back-off show that the application polls for something other than them, for example
-/// one that waits for a byte of its memory to change and polls for its own sends in between; the background
-/// thread then checks more often.
-const DISTRUST_TIME: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+const DISTRUSTED_BACKOFF: (Duration, Duration) = (DISTRUSTED_POLL_GAP, TIMER_GRANULARITY);
 
 /// Tracks whether an application polls, for how long it has, and whether it polls for what the NIC receives.
 #[derive(Default)]
@@ -50,7 +35,7 @@ impl PollDetector {
     pub fn backoff(&mut self, now: Instant, last_poll: Instant) -> Option<Duration> {
         let distrusted = self.is_distrusted(now);
         let (max_gap, bounds) =
-            if distrusted { (DISTRUSTED_MAX_POLL_GAP, DISTRUSTED_BACKOFF) } else { (MAX_POLL_GAP, BACKOFF) };
+            if distrusted { (DISTRUSTED_POLL_GAP, DISTRUSTED_BACKOFF) } else { (IDLE_TIMEOUT, BACKOFF) };
         if now.since(last_poll) >= max_gap {
             return None;
         }

@@ -10,9 +10,8 @@ use std::time::Duration;
 use nix::sys::pthread::pthread_self;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::AttachError;
-use super::clock::Clock;
-use super::shard::{Shard, ShardState};
+use super::shard::ShardState;
+use super::{AttachError, Clock, Shard};
 use crate::link::fabric::FabricHandle;
 use crate::link::process::ForkGeneration;
 use crate::link::{LinkCounters, background};
@@ -22,7 +21,7 @@ use crate::transport::Counters;
 use crate::wire::{Gid, Qpn};
 
 /// All shards of a NIC and their background threads.
-pub(super) struct Shards {
+pub(crate) struct Shards {
     all: Box<[Arc<Shard>]>,
     threads: Vec<JoinHandle<()>>,
     /// The process that the threads belong to; a child of fork has none of them.
@@ -34,7 +33,7 @@ pub(super) struct Shards {
 }
 
 /// Set of shards, one bit for each index.
-pub(super) type ShardSet = u64;
+pub(crate) type ShardSet = u64;
 
 impl Shards {
     /// Starts one background thread per shard, except in virtual time, where the fabric drives.
@@ -268,7 +267,7 @@ impl Drop for Shards {
 }
 
 /// Number of work queues that complete to a completion queue, and the set of their shards.
-pub(super) struct CqUsers {
+pub(crate) struct CqUsers {
     by_shard: Mutex<Vec<u32>>,
     shards: AtomicU64,
 }

@@ -10,7 +10,7 @@ use crate::transport::Instant;
 
 /// Source of a NIC's time.
 #[derive(Clone)]
-pub(super) enum Clock {
+pub(crate) enum Clock {
     /// The machine's monotonic clock.
     Real,
     /// The clock of a fabric, real or virtual.

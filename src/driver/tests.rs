@@ -1,9 +1,9 @@
 //! Tests of the thread that drives a shard, delayed acknowledgements and batching.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{AckDelay, MAX_DELAYED_ACK_PACKETS};
+use super::timing::MAX_DELAYED_ACK_PACKETS;
+use super::turn::AckDelay;
 use crate::link::udp::{UdpLink, UdpOptions};
 use crate::verbs::{
     Access, AckTimeout, ConnectOptions, Context, ContextOptions, Fabric, Notify, RecvWr, SendWr, TestEndpoint,
@@ -28,19 +28,19 @@ fn pair_with(a: &str, b: &str, options: &ConnectOptions) -> (TestEndpoint, TestE
 #[test]
 fn poll_skips_a_busy_nic_and_look_once_rings_the_doorbell() {
     let (a, _b) = Fabric::new().pair().unwrap();
-    let shard = a.context.0.shards.first();
+    let shard = a.context.shards().first();
     let state = shard.lock_fairly();
     shard.poll();
-    assert!(!shard.doorbell_rung());
+    assert!(!shard.drive_state.is_doorbell_rung());
     shard.poll_once();
-    assert!(shard.doorbell_rung());
+    assert!(shard.drive_state.is_doorbell_rung());
     shard.release(state, shard.clock.now());
 }
 
 #[test]
 fn polling_once_more_after_req_notify_does_not_count_as_polling() {
     let (a, b) = Fabric::new().pair().unwrap();
-    let polls = || a.context.0.shards.first().last_poll.load(Ordering::Relaxed) != 0;
+    let polls = || a.context.shards().first().drive_state.last_poll().is_some();
     let look = || assert_eq!(a.cq.poll(1, &mut Vec::new()), Ok(0));
     look();
     assert!(polls());
@@ -61,11 +61,11 @@ fn acks_are_delayed_for_a_responding_application_whatever_the_message_length() {
     let (a, b) = pair("127.88.7.1", "127.88.7.2");
     let len = 2 * MAX_DELAYED_ACK_PACKETS * 4096;
     let (from, to) = (a.pd.reg_mr(len, Access::ALL).unwrap(), b.pd.reg_mr(len, Access::ALL).unwrap());
-    let shard = b.context.0.shards.first();
+    let shard = b.context.shards().first();
     // Returns whether the acknowledgement of a message of `len` bytes is still delayed after b received it.
     let waits = |len: usize, hold: AckDelay, responds_without_polling: bool| {
         let mut state = shard.lock_fairly();
-        shard.responds_without_polling.store(responds_without_polling, Ordering::Relaxed);
+        shard.drive_state.set_responds_without_polling(responds_without_polling);
         to.write(len - 1, &[0]).unwrap();
         from.write(len - 1, &[1]).unwrap();
         let sent = a.context.counters().sent_pkts;
@@ -102,14 +102,13 @@ fn requests_behind_a_lot_in_flight_are_batched_and_leave_without_another_call() 
     let options = ConnectOptions { timeout: AckTimeout::new(31), ..ConnectOptions::default() };
     let (a, b) = pair_with("127.88.8.1", "127.88.8.2", &options);
     a.context
-        .0
-        .shards
+        .shards()
         .first()
         .with_nic_and_send(|nic, _, _, _| nic.tuning_mut().min_probe_timeout = Duration::from_secs(3600));
     let (from, to) = (a.pd.reg_mr(LEN, Access::ALL).unwrap(), b.pd.reg_mr(5 * LEN, Access::ALL).unwrap());
     // Reads the counter without running a turn, as a call would.
     let count = || {
-        let shard = a.context.0.shards.first();
+        let shard = a.context.shards().first();
         let state = shard.lock_fairly();
         let count = state.nic.counters().sent_pkts;
         shard.unlock_fairly(state);
@@ -124,7 +123,7 @@ fn requests_behind_a_lot_in_flight_are_batched_and_leave_without_another_call() 
         // The first write yields a round-trip time measurement.
         a.qp.post_send(&write(0)).unwrap();
         a.cq.wait(Duration::from_secs(10)).unwrap();
-        let shard = b.context.0.shards.first();
+        let shard = b.context.shards().first();
         let state = shard.lock_fairly();
         let before = count();
         let sent = [0, 1, 2, 3, 4].map(|n| {

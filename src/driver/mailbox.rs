@@ -12,18 +12,16 @@ use std::sync::{Arc, OnceLock};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
+use super::timing::INBOX_FULL_BYTES;
 use crate::nic::{QpnPartition, ShardId};
 use crate::transport::RxBurst;
 use crate::wire::{Flow, IpIdent};
-
-/// Number of bytes in an inbox from which on the other shards stop reading their sockets.
-const INBOX_FULL_BYTES: usize = 4 << 20;
 
 /// Offset in a packet of the last byte of the destination QPN.
 const DEST_QP_LOW: usize = 7;
 
 /// A shard's view of all shards of its NIC.
-pub(super) struct ShardMailbox {
+pub(crate) struct ShardMailbox {
     id: ShardId,
     shared: Arc<Shared>,
 }
@@ -46,7 +44,7 @@ struct Inbox {
 
 /// Copied packets, in runs.
 #[derive(Default)]
-pub(super) struct HandoffBatch {
+pub(crate) struct HandoffBatch {
     data: Vec<u8>,
     runs: Vec<Run>,
 }

@@ -1,0 +1,244 @@
+//! The background thread of a shard: runs turns while no application thread polls, and sleeps while there is
+//! nothing to do.
+//!
+//! On a fabric the sending thread drives the receiving NIC, and the background thread does only what is left
+//! over or due later: two threads that alternate would move all data from core to core.
+
+use std::cell::Cell;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+use parking_lot::MutexGuard;
+
+use super::Shard;
+use super::poll_detector::PollDetector;
+use super::shard::ShardState;
+use super::timing::{CROWDED_CORE_BACKOFF, IDLE_TIMEOUT, RESPONSE_ACK_DELAY, TIMER_GRANULARITY};
+use super::turn::AckDelay;
+use crate::link::fabric::FabricHandle;
+use crate::transport::{Instant, earliest};
+
+thread_local! {
+    /// Whether the current thread is the background thread of a shard.
+    static IN_BACKGROUND: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Reports whether the current thread is the background thread of a shard.
+pub(super) fn is_background_thread() -> bool {
+    IN_BACKGROUND.get()
+}
+
+impl Shard {
+    /// Runs the background thread until [`stop`](Self::stop).
+    pub fn run(&self) {
+        let _guard = OnPanic(self);
+        IN_BACKGROUND.set(true);
+        let state_fd = self.state_fd.lock().take();
+        let poll_set = PollSet::new(self.mailbox.wake(), state_fd.as_ref(), &self.link_fds);
+        let mut thread = Background {
+            shard: self,
+            poll_set,
+            detector: PollDetector::default(),
+            acks_due: None,
+            last_packet: Instant(0),
+            woke_soon: false,
+            crowded_until: Instant(0),
+        };
+        while !self.stopping.load(Ordering::SeqCst) {
+            thread.step();
+        }
+    }
+
+    /// Ends [`run`](Self::run).
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.wake_thread();
+    }
+
+    /// Updates the NIC with the link's port state. Returns false if the link is lost.
+    fn update_port_state(&self) -> bool {
+        let mut state = self.state.lock();
+        let ShardState { nic, link, .. } = &mut *state;
+        let attached = link.get().map(|link| nic.set_port_up(link.is_up())).is_some();
+        self.release(state, self.clock.now());
+        attached
+    }
+}
+
+/// The background thread of a shard.
+struct Background<'a> {
+    shard: &'a Shard,
+    poll_set: PollSet<'a>,
+    detector: PollDetector,
+    /// Time at which delayed acknowledgements are sent without a response to carry them.
+    acks_due: Option<Instant>,
+    last_packet: Instant,
+    /// Whether the last sleep was shorter than [`IDLE_TIMEOUT`]: then the next packet may follow as soon, and
+    /// the thread busy-polls for it.
+    woke_soon: bool,
+    /// Time until which the thread does not busy-poll.
+    crowded_until: Instant,
+}
+
+/// Next action of the background thread after a turn.
+enum Next {
+    /// Another turn.
+    Turn,
+    /// A sleep until `until`, a wake-up or, with `watch_link`, a packet.
+    Sleep { until: Option<Instant>, watch_link: bool },
+}
+
+impl Background<'_> {
+    /// Backs off, or runs a turn and then sleeps if there is nothing more to do.
+    fn step(&mut self) {
+        let shard = self.shard;
+        let (now, last_poll) = (shard.clock.now(), shard.drive_state.last_poll());
+        if let Some(last_poll) = last_poll
+            && let Some(backoff) = self.detector.backoff(now, last_poll)
+        {
+            return self.sleep(now, Some(now + backoff), false);
+        }
+        let must_poll_link = shard.fabric.as_ref().is_none_or(FabricHandle::has_pending_input);
+        // A thread that polls, or the sending thread on a fabric, does now what there is to do if it holds
+        // the lock.
+        let may_skip = !must_poll_link || last_poll.is_some() && !self.detector.is_distrusted(now);
+        let state = if may_skip { shard.try_lock_or_ring() } else { Some(shard.state.lock()) };
+        let Some(state) = state else {
+            let backoff = if must_poll_link { IDLE_TIMEOUT } else { TIMER_GRANULARITY };
+            return self.sleep(now, Some(now + backoff), false);
+        };
+        match self.turn(state, must_poll_link, last_poll.is_some()) {
+            Next::Sleep { until, watch_link } if !shard.drive_state.is_doorbell_rung() => {
+                let now = shard.clock.now();
+                if watch_link && self.woke_soon && now.since(self.last_packet) < IDLE_TIMEOUT {
+                    return self.yield_core(now);
+                }
+                self.sleep(now, until, watch_link);
+                let after = shard.clock.now();
+                let is_crowded = after < self.crowded_until;
+                self.woke_soon = must_poll_link && after.since(now) < IDLE_TIMEOUT && !is_crowded;
+            }
+            _ => {}
+        }
+    }
+
+    /// Runs a turn, releases the lock and decides on the next action.
+    fn turn(&mut self, mut state: MutexGuard<'_, ShardState>, must_poll_link: bool, polls: bool) -> Next {
+        let shard = self.shard;
+        shard.drive_state.clear_doorbell();
+        let now = shard.clock.now();
+        let responds_without_polling = self.detector.is_distrusted(now);
+        shard.drive_state.set_responds_without_polling(responds_without_polling);
+        let acks_overdue = self.acks_due.is_some_and(|at| now >= at);
+        let delay = match responds_without_polling && !acks_overdue {
+            true => AckDelay::UntilResponse,
+            false => AckDelay::Off,
+        };
+        let received = shard.turn(&mut state, now, delay);
+        let delays_acks = state.nic.has_held_acknowledgements();
+        self.acks_due = delays_acks.then(|| self.acks_due.unwrap_or(now + RESPONSE_ACK_DELAY));
+        // After the application announced that it waits, received packets are no evidence that it missed
+        // them.
+        self.detector.on_not_polling(now, received && polls);
+        if received {
+            self.last_packet = now;
+        }
+        let more = received && must_poll_link || state.nic.wants_to_transmit_urgently();
+        // While another shard's inbox is full the link is not read; it is polled again a moment later.
+        let is_stalled = shard.mailbox.are_others_full();
+        let retry = is_stalled.then(|| now + IDLE_TIMEOUT);
+        let until = match more {
+            true => Some(Instant(1)),
+            false => earliest([shard.deadline(&state, now), retry, self.acks_due]),
+        };
+        shard.drive_state.on_sleep(until);
+        // The descriptor of a link that is lost may stay readable for ever.
+        let watch_link = state.link.is_attached() && !is_stalled;
+        shard.unlock_fairly(state);
+        if let Some(fabric) = &shard.fabric {
+            fabric.kick();
+        }
+        if more { Next::Turn } else { Next::Sleep { until, watch_link } }
+    }
+
+    /// Lets other threads run for a moment, and detects one that spins on this core.
+    fn yield_core(&mut self, now: Instant) {
+        std::thread::yield_now();
+        let after = self.shard.clock.now();
+        if after.since(now) > IDLE_TIMEOUT {
+            self.crowded_until = after + CROWDED_CORE_BACKOFF;
+            self.woke_soon = false;
+        }
+    }
+
+    /// Sleeps until `until`, a wake-up, a change of the port state or, with `watch_link`, until the link is
+    /// readable.
+    fn sleep(&mut self, now: Instant, until: Option<Instant>, watch_link: bool) {
+        let timeout = until.map(|at| TimeSpec::from(at.since(now)));
+        let result = ppoll(self.poll_set.fds(watch_link), timeout, None);
+        let port_changed = self.poll_set.port_state_changed();
+        self.shard.drive_state.on_awake();
+        match result {
+            Ok(_) | Err(Errno::EINTR) => {}
+            // ppoll fails only for lack of memory; a short sleep is better than a busy loop.
+            Err(_) => std::thread::sleep(TIMER_GRANULARITY),
+        }
+        // Clears the eventfd counter, which is empty if something else ended the sleep.
+        let _ = self.shard.mailbox.wake().read();
+        if port_changed && !self.shard.update_port_state() {
+            // The link is lost, so nothing reads the descriptor any more.
+            self.poll_set.remove_port_state();
+        }
+    }
+}
+
+/// Poll set of a background thread: the wake-up, the port state, and after them the link's descriptors.
+struct PollSet<'a> {
+    fds: Vec<PollFd<'a>>,
+    wake: BorrowedFd<'a>,
+    has_port_state: bool,
+}
+
+impl<'a> PollSet<'a> {
+    fn new(wake: &'a impl AsFd, port_state: Option<&'a OwnedFd>, link: &'a [OwnedFd]) -> PollSet<'a> {
+        let wake = wake.as_fd();
+        // Without a port state descriptor, the wake-up descriptor takes its slot.
+        let first = [wake, port_state.map_or(wake, AsFd::as_fd)].into_iter();
+        let fds = first.chain(link.iter().map(AsFd::as_fd)).map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        PollSet { fds: fds.collect(), wake, has_port_state: port_state.is_some() }
+    }
+
+    fn fds(&mut self, link: bool) -> &mut [PollFd<'a>] {
+        let count = if link { self.fds.len() } else { 2 };
+        &mut self.fds[..count]
+    }
+
+    /// Reports whether the port state may have changed.
+    fn port_state_changed(&self) -> bool {
+        self.has_port_state && self.fds[1].any() == Some(true)
+    }
+
+    fn remove_port_state(&mut self) {
+        self.fds[1] = PollFd::new(self.wake, PollFlags::POLLIN);
+        self.has_port_state = false;
+    }
+}
+
+/// Guard that fails the device when the background thread panics in a link, since nothing drives the NIC
+/// reliably afterwards.
+struct OnPanic<'a>(&'a Shard);
+
+impl Drop for OnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let shard = self.0;
+            let mut state = shard.state.lock();
+            let reason = io::Error::other("the NIC's thread has panicked");
+            shard.lose_link(&mut state, reason, shard.clock.now());
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! The state with which threads agree on who runs the turns of a shard.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+
+use super::timing::IDLE_TIMEOUT;
+use crate::transport::Instant;
+
+/// Who is responsible for a shard while no call of the application is in progress; the table is in
+/// [`driver`](super).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Mode {
+    /// The clock of the fabric.
+    Virtual,
+    /// The application, which polls.
+    Polled,
+    /// The background thread, which is awake.
+    Background,
+    /// The background thread, which sleeps.
+    Asleep,
+}
+
+/// Shared state of the threads that run a shard. Instants are in nanoseconds of the shard's clock; 0 is none.
+pub(super) struct DriveState {
+    /// Whether only the fabric drives the shard.
+    virtual_time: bool,
+    /// Set by a thread that wanted to run a turn and found the lock taken; the holder checks it after
+    /// releasing the lock.
+    doorbell: AtomicBool,
+    /// Number of threads that wait for the lock and need a fair release, because another thread may take it
+    /// again at once.
+    fair_waiters: AtomicU32,
+    /// Time at which an application thread last polled; 0 once the application announced that it waits.
+    last_poll: AtomicU64,
+    /// Whether the application responds to received packets without polling for them, as determined by the
+    /// background thread ([`PollDetector::is_distrusted`](super::poll_detector::PollDetector::is_distrusted)).
+    responds_without_polling: AtomicBool,
+    /// Time until which the background thread sleeps; 0 while it is awake, or while it backs off for a thread
+    /// that uses the NIC, which then serves the timers.
+    sleeping_until: AtomicU64,
+}
+
+impl DriveState {
+    pub fn new(virtual_time: bool) -> DriveState {
+        DriveState {
+            virtual_time,
+            doorbell: AtomicBool::new(false),
+            fair_waiters: AtomicU32::new(0),
+            last_poll: AtomicU64::new(0),
+            responds_without_polling: AtomicBool::new(false),
+            sleeping_until: AtomicU64::new(0),
+        }
+    }
+
+    /// Reports whether only the fabric drives the shard.
+    pub fn is_virtual(&self) -> bool {
+        self.virtual_time
+    }
+
+    /// Returns who is responsible at `now`.
+    pub fn mode(&self, now: Instant) -> Mode {
+        let polls = |at: Instant| now.since(at) < IDLE_TIMEOUT;
+        match self.last_poll() {
+            _ if self.virtual_time => Mode::Virtual,
+            Some(at) if polls(at) => Mode::Polled,
+            _ if self.sleeping_until.load(Ordering::SeqCst) != 0 => Mode::Asleep,
+            _ => Mode::Background,
+        }
+    }
+
+    /// Records a poll of the application.
+    pub fn on_poll(&self, now: Instant) {
+        self.last_poll.store(now.0, Ordering::Relaxed);
+    }
+
+    /// Records that the application is about to wait.
+    pub fn on_wait(&self) {
+        self.last_poll.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns the time of the last poll; `None` if the application has announced a wait since.
+    pub fn last_poll(&self) -> Option<Instant> {
+        Some(Instant(self.last_poll.load(Ordering::Relaxed))).filter(|at| at.0 != 0)
+    }
+
+    /// Counts a turn of an application thread as a poll, if the application polls at all. Otherwise a long
+    /// turn would look like absence, and the background thread would take over and move the data to the cache
+    /// of another core.
+    pub fn extend_polling(&self, now: Instant) {
+        let last_poll = self.last_poll.load(Ordering::Relaxed);
+        if last_poll != 0 {
+            // Fails if another thread has just announced that the application no longer polls.
+            let _ = self.last_poll.compare_exchange(last_poll, now.0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    pub fn responds_without_polling(&self) -> bool {
+        self.responds_without_polling.load(Ordering::Relaxed)
+    }
+
+    pub fn set_responds_without_polling(&self, responds: bool) {
+        self.responds_without_polling.store(responds, Ordering::Relaxed);
+    }
+
+    /// Rings the doorbell. The caller then tries the lock again, because its holder may have checked the
+    /// doorbell just before.
+    pub fn ring_doorbell(&self) {
+        self.doorbell.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Resets the doorbell: the turn that follows serves all threads that rang until now.
+    pub fn clear_doorbell(&self) {
+        if self.doorbell.load(Ordering::SeqCst) {
+            self.doorbell.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Reports whether a thread found the lock taken; the former holder calls this after releasing it.
+    pub fn is_doorbell_rung(&self) -> bool {
+        // Pairs with the fence in `ring_doorbell`.
+        fence(Ordering::SeqCst);
+        self.doorbell.load(Ordering::SeqCst)
+    }
+
+    /// Runs `lock`, which waits for the lock, and asks its holder for a fair release meanwhile.
+    pub fn wait_fairly<R>(&self, lock: impl FnOnce() -> R) -> R {
+        self.fair_waiters.fetch_add(1, Ordering::Relaxed);
+        let locked = lock();
+        self.fair_waiters.fetch_sub(1, Ordering::Relaxed);
+        locked
+    }
+
+    /// Reports whether a thread needs a fair release of the lock.
+    pub fn has_fair_waiters(&self) -> bool {
+        self.fair_waiters.load(Ordering::Relaxed) != 0
+    }
+
+    /// Records, under the lock, that the background thread is about to sleep: a thread that sets an earlier
+    /// deadline from now on sees it and wakes the thread.
+    pub fn on_sleep(&self, until: Option<Instant>) {
+        self.sleeping_until.store(until.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
+    }
+
+    /// Records that the background thread is awake.
+    pub fn on_awake(&self) {
+        self.sleeping_until.store(0, Ordering::SeqCst);
+    }
+
+    /// Reports whether the background thread sleeps beyond `deadline`.
+    pub fn sleeps_beyond(&self, deadline: impl FnOnce() -> Option<Instant>) -> bool {
+        let until = self.sleeping_until.load(Ordering::SeqCst);
+        until != 0 && deadline().is_some_and(|at| at.0 < until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: Instant = Instant(1_000_000_000);
+
+    #[test]
+    fn mode_follows_polls_waits_and_sleeps() {
+        let state = DriveState::new(false);
+        assert_eq!(state.mode(START), Mode::Background);
+        state.on_sleep(None);
+        assert_eq!(state.mode(START), Mode::Asleep);
+        state.on_poll(START);
+        assert_eq!(state.mode(START), Mode::Polled);
+        assert_eq!(state.mode(START + IDLE_TIMEOUT), Mode::Asleep);
+        state.on_awake();
+        assert_eq!(state.mode(START + IDLE_TIMEOUT), Mode::Background);
+        state.on_poll(START + IDLE_TIMEOUT);
+        state.on_wait();
+        assert_eq!(state.mode(START + IDLE_TIMEOUT), Mode::Background);
+        let state = DriveState::new(true);
+        state.on_poll(START);
+        assert_eq!(state.mode(START), Mode::Virtual);
+    }
+
+    #[test]
+    fn turn_of_an_application_that_does_not_poll_is_no_poll() {
+        let state = DriveState::new(false);
+        state.extend_polling(START);
+        assert_eq!(state.last_poll(), None);
+        state.on_poll(START);
+        state.extend_polling(START + IDLE_TIMEOUT);
+        assert_eq!(state.last_poll(), Some(START + IDLE_TIMEOUT));
+    }
+
+    #[test]
+    fn sleeping_thread_is_woken_only_for_an_earlier_deadline() {
+        let state = DriveState::new(false);
+        assert!(!state.sleeps_beyond(|| Some(START)), "it is awake");
+        state.on_sleep(Some(START));
+        assert!(state.sleeps_beyond(|| Some(Instant(START.0 - 1))));
+        assert!(!state.sleeps_beyond(|| Some(START)) && !state.sleeps_beyond(|| None));
+        state.on_sleep(None);
+        assert!(state.sleeps_beyond(|| Some(START)));
+    }
+}

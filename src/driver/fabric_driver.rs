@@ -1,0 +1,64 @@
+//! Turns on behalf of a fabric: on the thread that sent, in virtual time, and for changes of the port.
+
+use std::io;
+use std::net::IpAddr;
+
+use super::Shard;
+use super::shard::ShardState;
+use crate::link::fabric::{Driver, Handover};
+use crate::transport::{AsyncEvent, Instant};
+use crate::wire::Gid;
+
+impl Driver for Shard {
+    fn port_up(&self, up: bool) {
+        self.with_nic(|nic| nic.set_port_up(up));
+    }
+
+    fn addresses_changed(&self, addresses: &[IpAddr]) {
+        let gids: Vec<Gid> = addresses.iter().map(|ip| Gid::from(*ip)).collect();
+        self.with_nic(|nic| nic.set_gids(&gids));
+    }
+
+    fn device_lost(&self, reason: io::Error) {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        self.lose_link(&mut state, reason, now);
+        self.send(&mut state, now, false);
+        self.release(state, now);
+    }
+
+    fn inject_event(&self, event: AsyncEvent) -> bool {
+        self.with_nic_and_send(|nic, now, memory, tx| nic.inject_event(now, event, memory, tx))
+    }
+
+    fn try_drive(&self) -> bool {
+        self.drive(self.clock.now(), false)
+    }
+
+    fn try_receive_direct(&self, now: Instant, give: &mut Handover<'_>) -> bool {
+        if !self.is_bare_port {
+            return false;
+        }
+        // Must not block: the caller holds the lock of its own NIC.
+        let Some(mut state) = self.state.try_lock() else { return false };
+        let ShardState { nic, link, tx, memory, .. } = &mut *state;
+        let attached = link.is_attached();
+        if attached {
+            give(&mut |burst| nic.handle_burst(now, &burst, memory, tx));
+        }
+        attached
+    }
+
+    fn wake(&self) {
+        self.wake_thread();
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let state = self.state.lock();
+        if state.nic.wants_to_transmit_urgently() {
+            Some(Instant(0))
+        } else {
+            self.deadline(&state, self.clock.now())
+        }
+    }
+}

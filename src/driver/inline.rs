@@ -1,0 +1,112 @@
+//! Turns on application threads: a call with work runs them inline, unless another thread does already.
+
+use parking_lot::MutexGuard;
+
+use super::Shard;
+use super::background::is_background_thread;
+use super::shard::ShardState;
+use super::timing::MAX_INLINE_TURNS;
+use super::turn::AckDelay;
+use crate::nic::Nic;
+use crate::transport::Instant;
+use crate::wire::Qpn;
+
+impl Shard {
+    /// Like [`with_nic_and_send`](Self::with_nic_and_send), for posting send requests of a queue pair. A
+    /// queue pair with a lot in flight batches further requests, because one system call for several packets
+    /// costs less than one for each.
+    pub fn post<R>(&self, qpn: Qpn, f: impl FnOnce(&mut Nic, Instant) -> R) -> R {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        let result = f(&mut state.nic, now);
+        if self.fabric.is_none() && state.nic.may_batch(qpn) {
+            self.wake_for_deadline(&state, now);
+            self.unlock_fairly(state);
+            self.drive_remaining(false);
+        } else {
+            self.send(&mut state, now, false);
+            self.release(state, now);
+        }
+        result
+    }
+
+    /// Polls the link once on this thread, for an application that keeps polling.
+    pub fn poll(&self) {
+        if !self.drive_state.is_virtual() {
+            let now = self.clock.now();
+            self.drive_state.on_poll(now);
+            self.drive(now, true);
+        }
+    }
+
+    /// Like [`poll`](Self::poll) for an application that will not poll again, so the background thread keeps
+    /// polling.
+    pub fn poll_once(&self) {
+        if !self.drive_state.is_virtual() {
+            self.drive(self.clock.now(), false);
+        }
+    }
+
+    /// Announces that the application is about to wait, and wakes the background thread, which polls from now
+    /// on.
+    pub fn stop_polling(&self) {
+        self.drive_state.on_wait();
+        self.wake_thread();
+    }
+
+    /// Runs turns until no thread rings the doorbell any more. Returns false if another thread is running
+    /// them.
+    pub(super) fn drive(&self, mut now: Instant, polls: bool) -> bool {
+        for _ in 0..MAX_INLINE_TURNS {
+            // A polling thread looks again soon: if it rang the doorbell each time, the holder would run
+            // turns for nothing.
+            let state = if polls { self.state.try_lock() } else { self.try_lock_or_ring() };
+            let Some(mut state) = state else { return false };
+            self.drive_state.clear_doorbell();
+            self.extend_polling(now);
+            self.turn(&mut state, now, if polls { AckDelay::OneTurn } else { AckDelay::Off });
+            let more = self.unlock(state, now);
+            if let Some(fabric) = &self.fabric {
+                fabric.kick();
+                // The peer receives what was sent before this NIC sends more.
+                if more && fabric.request_turn() {
+                    return true;
+                }
+            }
+            if !more && !self.drive_state.is_doorbell_rung() {
+                return true;
+            }
+            now = self.clock.now();
+        }
+        self.wake_thread();
+        true
+    }
+
+    /// Does the work that is left after the lock was released: sends `more`, and serves the threads that rang
+    /// the doorbell. In virtual time the fabric does this.
+    pub fn drive_remaining(&self, more: bool) {
+        if self.drive_state.is_virtual() {
+            return;
+        }
+        if more || self.drive_state.is_doorbell_rung() {
+            self.drive(self.clock.now(), false);
+        } else if let Some(fabric) = &self.fabric {
+            fabric.kick();
+        }
+    }
+
+    /// Tries to lock the engine; when it is taken, rings the doorbell, so that the holder runs another turn.
+    pub(super) fn try_lock_or_ring(&self) -> Option<MutexGuard<'_, ShardState>> {
+        self.state.try_lock().or_else(|| {
+            self.drive_state.ring_doorbell();
+            self.state.try_lock()
+        })
+    }
+
+    /// Counts a turn of an application thread as a poll ([`DriveState`](super::DriveState)).
+    pub(super) fn extend_polling(&self, now: Instant) {
+        if !is_background_thread() {
+            self.drive_state.extend_polling(now);
+        }
+    }
+}

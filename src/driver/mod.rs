@@ -1,0 +1,67 @@
+//! The driver: decides which thread runs a NIC, and when.
+//!
+//! A device has one or more [`Shard`]s: a [`Nic`](crate::nic::Nic), its link and its timers behind one lock.
+//! A *turn* of a shard receives packets, serves expired timers and sends. Turns are run by whichever thread
+//! has a reason to, and [`DriveState`] is the state with which the threads agree on it. Its [`Mode`] says who
+//! is responsible for what nobody else does: packets that arrive, timers, delayed acknowledgements.
+//!
+//! | mode                   | responsible              | entered when                                          |
+//! |------------------------|--------------------------|-------------------------------------------------------|
+//! | [`Mode::Virtual`]      | the clock of the fabric  | the device is on a fabric with virtual time; for ever |
+//! | [`Mode::Polled`]       | the application's polls  | [`Shard::poll`] ran less than a poll gap ago          |
+//! | [`Mode::Background`]   | the background thread    | it woke up; it stays while packets keep arriving      |
+//! | [`Mode::Asleep`]       | the background thread, once woken | nothing arrived for [`timing::IDLE_TIMEOUT`] |
+//!
+//! - From `Polled`: to `Background` when the application announces a wait ([`Shard::stop_polling`]), or has
+//!   not polled for a poll gap ([`PollDetector`](poll_detector::PollDetector)).
+//! - From `Asleep`: to `Background` by a packet, by the NIC's next deadline, and by
+//!   [`wake_thread`](Shard::wake_thread), which a thread calls that leaves work behind or sets an earlier
+//!   deadline.
+//!
+//! In every mode but `Virtual` a call of the application that posts, modifies or polls runs a turn inline, on
+//! its own thread: it needs no thread switch. A thread that finds the lock taken rings the doorbell, and the
+//! holder runs another turn after it has released the lock; a poll does not even do that. On a fabric in real
+//! time the sending thread also runs the receiving NIC's turn ([`FabricHandle::kick`]).
+//!
+//! | file                | content                                                                    |
+//! |---------------------|----------------------------------------------------------------------------|
+//! | `shard.rs`          | [`Shard`]: the lock and access to what it protects                         |
+//! | `drive_state.rs`    | [`DriveState`]: doorbell, polling, sleep                                   |
+//! | `turn.rs`           | one turn; delayed acknowledgements; loss of the link                       |
+//! | `inline.rs`         | turns on application threads                                               |
+//! | `background.rs`     | the background thread                                                      |
+//! | `poll_detector.rs`  | detection of a polling application, and the back-off for it                |
+//! | `fabric_driver.rs`  | turns on behalf of a fabric                                                |
+//! | `shards.rs`         | all shards of a device, and their threads                                  |
+//! | `mailbox.rs`        | packets that arrived at the wrong shard                                    |
+//! | `wait.rs`           | blocking waits of the application                                          |
+//! | `clock.rs`          | real and virtual time                                                      |
+//! | `timing.rs`         | the tuning constants, with their measurements                              |
+//!
+//! [`FabricHandle::kick`]: crate::link::fabric::FabricHandle::kick
+
+mod background;
+mod clock;
+mod drive_state;
+mod fabric_driver;
+mod inline;
+mod link_slot;
+mod mailbox;
+mod poll_detector;
+mod shard;
+mod shards;
+#[cfg(test)]
+mod tests;
+mod timing;
+mod turn;
+mod wait;
+
+pub(crate) use clock::Clock;
+use drive_state::DriveState;
+#[cfg(doc)]
+use drive_state::Mode;
+pub use link_slot::AttachError;
+pub(crate) use mailbox::ShardMailbox;
+pub(crate) use shard::Shard;
+pub(crate) use shards::{CqUsers, Shards};
+pub(crate) use wait::{WaitEnd, deadline_after, step_until, until_readable};

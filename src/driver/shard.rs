@@ -1,0 +1,209 @@
+//! A shard of a NIC: its lock, and access to what the lock protects.
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::link_slot::LinkSlot;
+use super::mailbox::HandoffBatch;
+use super::timing::MAX_ACK_DELAY;
+use super::{Clock, DriveState, ShardMailbox};
+use crate::link::fabric::FabricHandle;
+use crate::link::process::ForkGeneration;
+use crate::link::{Link, LinkCounters};
+use crate::memory::Table;
+use crate::nic::Nic;
+use crate::transport::{Instant, TxQueue, earliest};
+
+/// A shard of a NIC: the NIC and its link behind one lock, and the state with which threads agree on who
+/// drives it.
+pub(crate) struct Shard {
+    pub(super) state: Mutex<ShardState>,
+    pub clock: Clock,
+    pub(super) drive_state: DriveState,
+    pub(super) fabric: Option<FabricHandle>,
+    /// Whether the link is a bare port of the fabric, without middleware that has to see arriving packets.
+    pub(super) is_bare_port: bool,
+    pub(super) mailbox: ShardMailbox,
+    pub(super) stopping: AtomicBool,
+    /// The process that the link belongs to. A child of fork has the descriptors too, and would take packets
+    /// from its parent.
+    pub(super) process: ForkGeneration,
+    /// Duplicates of the link's descriptors, so that the background thread can sleep on them without the
+    /// lock.
+    pub(super) link_fds: Vec<OwnedFd>,
+    /// A duplicate of the link's port state descriptor, for the background thread.
+    pub(super) state_fd: Mutex<Option<OwnedFd>>,
+}
+
+/// The part of a shard that its lock protects.
+pub(crate) struct ShardState {
+    pub nic: Nic,
+    pub(super) link: LinkSlot,
+    pub(super) tx: TxQueue,
+    /// The table of regions and windows, which all shards share: it may be read with the lock of any shard,
+    /// and is changed with the locks of all
+    /// ([`Shards::change_memory`](super::Shards::change_memory)).
+    pub memory: Arc<Table>,
+    /// Packets handed off by other shards, while they are processed.
+    pub(super) handoffs: HandoffBatch,
+}
+
+impl Shard {
+    pub fn new(
+        nic: Nic,
+        link: Box<dyn Link>,
+        mailbox: ShardMailbox,
+        memory: Arc<Table>,
+        clock: Clock,
+        fabric: Option<FabricHandle>,
+    ) -> io::Result<Shard> {
+        let link_fds = link.fds().into_iter().map(|fd| fd.try_clone_to_owned()).collect::<Result<_, _>>()?;
+        // The first shard watches the port state for all.
+        let state_fd = link.state_fd().filter(|_| mailbox.id().is_first());
+        let state_fd = state_fd.map(|fd| fd.try_clone_to_owned()).transpose()?;
+        let limits = link.info().burst;
+        let is_bare_port = link.supports_deferred_icrc();
+        let mut tx = if is_bare_port { TxQueue::with_deferred_icrc(limits) } else { TxQueue::new(limits) };
+        tx.set_flush_icrc_twice(nic.sends_flush_icrc_twice());
+        let virtual_time = fabric.as_ref().is_some_and(|fabric| fabric.fabric().is_virtual());
+        Ok(Shard {
+            state: Mutex::new(ShardState {
+                nic,
+                link: LinkSlot::Attached(link),
+                tx,
+                memory,
+                handoffs: HandoffBatch::default(),
+            }),
+            clock,
+            drive_state: DriveState::new(virtual_time),
+            fabric,
+            is_bare_port,
+            mailbox,
+            stopping: AtomicBool::new(false),
+            process: ForkGeneration::current(),
+            link_fds,
+            state_fd: Mutex::new(state_fd),
+        })
+    }
+
+    /// Returns the index of this shard within its NIC.
+    pub fn index(&self) -> usize {
+        self.mailbox.id().index() as usize
+    }
+
+    /// Returns the fabric if its time is virtual; in that case only the fabric drives the NIC.
+    pub fn virtual_fabric(&self) -> Option<&FabricHandle> {
+        self.fabric.as_ref().filter(|f| f.fabric().is_virtual())
+    }
+
+    /// Runs `f` with the NIC, sends what results from it and releases the lock.
+    pub fn with_nic_and_send<R>(&self, f: impl FnOnce(&mut Nic, Instant, &Table, &mut TxQueue) -> R) -> R {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        let ShardState { nic, tx, memory, .. } = &mut *state;
+        let result = f(nic, now, memory, tx);
+        self.send(&mut state, now, false);
+        self.release(state, now);
+        result
+    }
+
+    /// Runs `f` with the NIC and its link; sends nothing.
+    pub fn with_state<R>(&self, f: impl FnOnce(&mut ShardState, Instant) -> R) -> R {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        let result = f(&mut state, now);
+        self.release(state, now);
+        result
+    }
+
+    /// Runs `f` with the NIC; sends nothing.
+    pub fn with_nic<R>(&self, f: impl FnOnce(&mut Nic) -> R) -> R {
+        self.with_state(|state, _| f(&mut state.nic))
+    }
+
+    /// Sends all delayed acknowledgements, unless another thread holds the lock for longer than `timeout`.
+    pub fn acknowledge(&self, timeout: Duration) {
+        if let Some(mut state) = self.state.try_lock_for(timeout) {
+            let now = self.clock.now();
+            self.send(&mut state, now, false);
+            self.release(state, now);
+        }
+    }
+
+    /// Returns the NIC's counters, or `None` if another thread holds the lock for longer than `timeout`.
+    pub fn counters_within(&self, timeout: Duration) -> Option<crate::transport::Counters> {
+        let state = self.state.try_lock_for(timeout)?;
+        let counters = *state.nic.counters();
+        self.release(state, self.clock.now());
+        Some(counters)
+    }
+
+    /// Returns the counters of the link and, once the link is lost, the reason.
+    pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
+        let state = self.state.lock();
+        let link_status = state.link.link_status();
+        self.release(state, self.clock.now());
+        link_status
+    }
+
+    /// Acquires the lock soon even while another thread polls without a pause: a holder that releases it by
+    /// [`unlock_fairly`](Self::unlock_fairly) hands it over. The caller releases it by
+    /// [`unlock`](Self::unlock).
+    pub fn lock_fairly(&self) -> MutexGuard<'_, ShardState> {
+        self.drive_state.wait_fairly(|| self.state.lock())
+    }
+
+    /// Releases the lock, fairly if a thread waits in [`lock_fairly`](Self::lock_fairly).
+    pub(super) fn unlock_fairly(&self, state: MutexGuard<'_, ShardState>) {
+        match self.drive_state.has_fair_waiters() {
+            true => MutexGuard::unlock_fair(state),
+            false => drop(state),
+        }
+    }
+
+    /// Releases the lock for a caller that calls [`drive_remaining`](Self::drive_remaining) later, and
+    /// returns whether there is more to send.
+    pub fn unlock(&self, state: MutexGuard<'_, ShardState>, now: Instant) -> bool {
+        self.wake_for_deadline(&state, now);
+        let more = state.nic.wants_to_transmit_urgently();
+        self.unlock_fairly(state);
+        more
+    }
+
+    /// Releases the lock and serves the threads that rang the doorbell meanwhile.
+    pub(super) fn release(&self, state: MutexGuard<'_, ShardState>, now: Instant) {
+        let more = self.unlock(state, now);
+        self.drive_remaining(more);
+    }
+
+    /// Wakes the background thread if the NIC's next deadline is earlier than the end of the thread's sleep.
+    /// Called under the lock, because the thread records its sleep under the lock.
+    pub(super) fn wake_for_deadline(&self, state: &ShardState, now: Instant) {
+        if self.drive_state.sleeps_beyond(|| self.deadline(state, now)) {
+            self.wake_thread();
+        }
+    }
+
+    pub(super) fn deadline(&self, state: &ShardState, now: Instant) -> Option<Instant> {
+        // Delayed acknowledgements leave with the application's next call or with the background thread.
+        let held = state.nic.has_held_acknowledgements().then(|| now + MAX_ACK_DELAY);
+        earliest([state.nic.next_deadline(), state.link.next_deadline(), held])
+    }
+
+    pub(super) fn wake_thread(&self) {
+        // The write fails only when the counter is full, and then the thread has been woken already.
+        let _ = self.mailbox.wake().write(1);
+    }
+}
+
+impl fmt::Debug for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Shard({}, {:?})", self.index(), self.drive_state.mode(self.clock.now()))
+    }
+}

@@ -1,0 +1,95 @@
+//! One turn of a shard: receive, serve expired timers, send.
+
+use std::io;
+use std::sync::Arc;
+
+use super::Shard;
+use super::shard::ShardState;
+use super::timing::{LONG_TURN_BYTES, MAX_DELAYED_ACK_PACKETS};
+use crate::transport::Instant;
+
+/// How long a turn delays acknowledgements so that they can travel with a response.
+#[derive(Clone, Copy)]
+pub(super) enum AckDelay {
+    Off,
+    /// For one turn: those that are already delayed are sent.
+    OneTurn,
+    /// Until a response carries them.
+    UntilResponse,
+}
+
+impl Shard {
+    /// Runs one turn: receives packets, serves expired timers, sends. Returns whether packets were received.
+    pub(super) fn turn(&self, state: &mut ShardState, now: Instant, delay: AckDelay) -> bool {
+        if let Some(reason) = self.mailbox.loss().filter(|_| state.link.is_attached()) {
+            state.lose_link(reason.clone(), now);
+        }
+        let ShardState { nic, link, tx, memory, handoffs, .. } = state;
+        let had_delayed_acks = nic.has_held_acknowledgements();
+        let collected =
+            self.mailbox.collect(handoffs, |part, first| nic.handle_part(now, part, first, memory, tx));
+        let received = match link.get() {
+            Some(link) if !self.mailbox.are_others_full() && self.process.is_current() => {
+                link.receive(now, &mut |burst| {
+                    let handed_over = self.mailbox.deliver_or_hand_off(&burst, |part, first| {
+                        nic.handle_part(now, part, first, memory, tx)
+                    });
+                    nic.count_handed_over(handed_over);
+                })
+            }
+            _ => Ok(0),
+        };
+        let due = nic.next_deadline().is_some_and(|at| at <= now);
+        let nothing = collected == 0 && matches!(received, Ok(0));
+        if nothing && !due && !nic.wants_to_transmit() && tx.is_empty() {
+            return false;
+        }
+        let received = collected
+            + received.unwrap_or_else(|e| {
+                self.lose_link(state, e, now);
+                0
+            });
+        let ShardState { nic, tx, memory, .. } = state;
+        let delay_acks = match delay {
+            AckDelay::Off => false,
+            AckDelay::OneTurn if self.drive_state.responds_without_polling() => !had_delayed_acks,
+            AckDelay::OneTurn => !had_delayed_acks && received <= MAX_DELAYED_ACK_PACKETS,
+            AckDelay::UntilResponse => true,
+        };
+        nic.handle_timeouts_unless_deferred(now, received > 0, memory, tx);
+        self.send(state, now, delay_acks);
+        received > 0
+    }
+
+    pub(super) fn send(&self, state: &mut ShardState, now: Instant, delay_acks: bool) {
+        let ShardState { nic, link, tx, memory, .. } = state;
+        if delay_acks {
+            nic.transmit_urgent(now, memory, tx);
+        } else {
+            nic.transmit(now, memory, tx);
+        }
+        let mut lost = None;
+        if !tx.is_empty() {
+            if self.process.is_current()
+                && let Some(link) = link.get()
+            {
+                lost = link.transmit(now, tx).err();
+            }
+            if tx.bytes() >= LONG_TURN_BYTES {
+                self.extend_polling(self.clock.now());
+            }
+            tx.clear();
+        }
+        nic.emitted(now);
+        if let Some(e) = lost {
+            self.lose_link(state, e, now);
+        }
+    }
+
+    /// Fails the link and those of the sibling shards, which have the same socket address or interface.
+    pub(super) fn lose_link(&self, state: &mut ShardState, reason: io::Error, now: Instant) {
+        let reason = Arc::new(reason);
+        state.lose_link(reason.clone(), now);
+        self.mailbox.lose_link(reason);
+    }
+}

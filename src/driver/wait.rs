@@ -1,0 +1,91 @@
+//! Blocking waits: on a descriptor in real time, by advancing the clock in virtual time.
+
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+
+use crate::link::fabric::Fabric;
+use crate::link::process::signals_restart_calls;
+
+/// Reason why a wait ended without a result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WaitEnd {
+    /// The timeout expired; holds its length.
+    TimedOut(Duration),
+    /// A signal interrupted the wait.
+    Interrupted,
+    /// In virtual time, the fabric has nothing pending that could end the wait.
+    Idle,
+}
+
+/// Returns the time at which a timeout expires; a timeout beyond the range of the clock, such as
+/// [`Duration::MAX`], expires in thirty years.
+pub(crate) fn deadline_after(timeout: Duration) -> Instant {
+    const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
+    let now = Instant::now();
+    now.checked_add(timeout).unwrap_or_else(|| now + FAR)
+}
+
+/// Waits in real time until `take` returns a value, for ever without a timeout. `fd` must become readable
+/// when it may. Returns [`WaitEnd::Interrupted`] after a signal, unless all handlers of the program have
+/// `SA_RESTART`.
+pub(crate) fn until_readable<R>(
+    fd: BorrowedFd<'_>,
+    timeout: Option<Duration>,
+    mut take: impl FnMut() -> Option<R>,
+) -> Result<R, WaitEnd> {
+    let deadline = timeout.map(deadline_after);
+    loop {
+        if let Some(taken) = take() {
+            return Ok(taken);
+        }
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        if let (Some(Duration::ZERO), Some(timeout)) = (left, timeout) {
+            return Err(WaitEnd::TimedOut(timeout));
+        }
+        let ready = ppoll(&mut [PollFd::new(fd, PollFlags::POLLIN)], left.map(TimeSpec::from), None);
+        match (ready, timeout) {
+            (Ok(0), Some(timeout)) => return Err(WaitEnd::TimedOut(timeout)),
+            (Ok(_), _) => {}
+            (Err(Errno::EINTR), _) if !signals_restart_calls() => return Err(WaitEnd::Interrupted),
+            (Err(Errno::EINTR), _) => {}
+            // ppoll fails only for lack of memory; a short sleep is better than a busy loop.
+            (Err(_), _) => {
+                std::thread::sleep(left.unwrap_or(Duration::MAX).min(Duration::from_millis(1)));
+            }
+        }
+    }
+}
+
+/// Advances virtual time until `take` returns a value; [`WaitEnd::Idle`] when the fabric has nothing left
+/// to do.
+pub(crate) fn step_until<R>(
+    fabric: &Fabric,
+    timeout: Duration,
+    mut take: impl FnMut() -> Option<R>,
+) -> Result<R, WaitEnd> {
+    let deadline = fabric.now() + timeout;
+    while fabric.now() <= deadline {
+        if let Some(taken) = take() {
+            return Ok(taken);
+        }
+        fabric.step().ok_or(WaitEnd::Idle)?;
+    }
+    Err(WaitEnd::TimedOut(timeout))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeout_beyond_the_clock_expires_in_the_far_future() {
+        let year = Duration::from_secs(365 * 24 * 3600);
+        assert!(deadline_after(Duration::MAX) > Instant::now() + year);
+        let soon = deadline_after(Duration::from_secs(5));
+        assert!(soon <= Instant::now() + Duration::from_secs(5));
+    }
+}
