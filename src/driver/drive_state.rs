@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use super::timing::IDLE_TIMEOUT;
 use crate::transport::Instant;
 
-/// Who is responsible for a shard while no call of the application is in progress; the table is in
+/// Party that is responsible for a shard while no call of the application is in progress; the table is in
 /// [`driver`](super).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mode {
