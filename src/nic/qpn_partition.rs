@@ -1,8 +1,8 @@
-//! Leases on QPN partitions, for processes that share an address.
+//! QPN partitions, for processes that share an address.
 
-use crate::wire::Qpn;
+use crate::transport::BurstLimits;
 
-/// QPN partition ([`Qpn::partition`]) that a NIC may use: all queue pair numbers with the partition's index
+/// QPN partition that a NIC may use: all queue pair numbers with the partition's index
 /// in the highest bits. It lets several NICs share one address, because the owner of a packet follows from
 /// its destination QPN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -16,7 +16,7 @@ impl QpnPartition {
     pub const WHOLE: QpnPartition = QpnPartition { index: 0, bits: 0 };
 
     /// Number of QPN bits that identify the partition.
-    pub const BITS: u32 = Qpn::PARTITION_BITS;
+    pub const BITS: u32 = BurstLimits::DEST_GROUP_BITS;
 
     /// Number of partitions.
     pub const COUNT: usize = 1 << QpnPartition::BITS;

@@ -11,6 +11,9 @@ use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Qpn, pad_co
 const SHORT: usize = 512;
 
 /// Maximum size of a burst that a link accepts.
+///
+/// Besides, the destinations of a burst share the highest [`DEST_GROUP_BITS`](Self::DEST_GROUP_BITS) bits of
+/// their QPNs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BurstLimits {
     /// UDP payload bytes of a burst.
@@ -22,6 +25,10 @@ pub struct BurstLimits {
 impl BurstLimits {
     /// Limits of one call with UDP_SEGMENT or USO.
     pub const SEGMENTED: BurstLimits = BurstLimits { bytes: 65_000, packets: 64 };
+    /// Number of the highest bits of the destination QPN that all packets of a burst share. Several processes
+    /// at the destination may share its address; the kernel then distributes bursts by these bits, and looks
+    /// only at the first packet.
+    pub const DEST_GROUP_BITS: u32 = 6;
     /// One packet at a time.
     pub const SINGLE: BurstLimits = BurstLimits { bytes: usize::MAX, packets: 1 };
 }
@@ -45,9 +52,8 @@ enum Stored {
 #[derive(Clone, Copy, Debug)]
 struct Burst {
     flow: Flow,
-    /// QPN partition of the destinations: a receiver that distributes bursts looks only at the first packet,
-    /// so all packets must be of one partition.
-    partition: u8,
+    /// Group of the destinations ([`dest_group`]).
+    dest_group: u8,
     /// UDP payload bytes of every packet except the last, which may be shorter.
     segment: usize,
     packets: usize,
@@ -189,8 +195,8 @@ impl TxQueue {
         let packet_len = header_len + payload_len + pad + ICRC_LEN;
         let twice = self.flush_icrc_twice && headers.bth.opcode == Opcode::FLUSH;
         // A burst of its own, so that middleware that splits bursts never has to adjust such an ICRC.
-        let partition = if twice { ALONE } else { part_of(headers.bth.dest_qp) };
-        let index = self.join_burst(flow, partition, packet_len);
+        let dest_group = if twice { ALONE } else { dest_group(headers.bth.dest_qp) };
+        let index = self.join_burst(flow, dest_group, packet_len);
 
         match payload {
             Payload::Host(slices) if payload_len > SHORT => {
@@ -257,7 +263,7 @@ impl TxQueue {
         while !rest.is_empty() {
             let (now, later) = rest.split_at(each);
             let pushed = if each > SHORT {
-                let index = self.join_burst(flow, part_of(headers.bth.dest_qp), packet_len);
+                let index = self.join_burst(flow, dest_group(headers.bth.dest_qp), packet_len);
                 self.push_long(flow, index, &headers, &[now], packet_len, 0)
             } else {
                 self.push_host(flow, headers, &[now])
@@ -351,8 +357,8 @@ impl TxQueue {
     /// splits bursts.
     pub fn push_raw(&mut self, flow: &Flow, index: u16, packet: &[u8], flip: Option<usize>) {
         let flush = packet.first() == Some(&Opcode::FLUSH.0);
-        let partition = if flush { ALONE } else { part_of_first(packet) };
-        let new_index = self.join_burst(flow, partition, packet.len());
+        let dest_group = if flush { ALONE } else { dest_group_of_first(packet) };
+        let new_index = self.join_burst(flow, dest_group, packet.len());
         let start = self.take(packet.len());
         let copy = start..self.used;
         self.arena[copy.clone()].copy_from_slice(packet);
@@ -382,14 +388,14 @@ impl TxQueue {
         self.bytes += bytes;
         // Closed, because its packets keep their indices.
         let first_piece = self.pieces.len();
-        let partition = part_of_first(burst.bytes());
-        self.bursts.push(Burst { flow, partition, segment, packets, bytes, first_piece, closed: true });
+        let dest_group = dest_group_of_first(burst.bytes());
+        self.bursts.push(Burst { flow, dest_group, segment, packets, bytes, first_piece, closed: true });
         self.pieces.push(Stored::Arena { start: start as u32, len: bytes as u32 });
     }
 
     /// Adds a packet to the last burst or begins a new one; returns the index of the packet in its burst.
     #[inline(always)]
-    fn join_burst(&mut self, flow: &Flow, partition: u8, packet_len: usize) -> u16 {
+    fn join_burst(&mut self, flow: &Flow, dest_group: u8, packet_len: usize) -> u16 {
         self.packets += 1;
         self.bytes += packet_len;
         let limits = self.limits;
@@ -398,7 +404,7 @@ impl TxQueue {
             && packet_len <= b.segment
             && b.packets < limits.packets
             && b.bytes + packet_len <= limits.bytes
-            && b.partition == partition
+            && b.dest_group == dest_group
             && b.flow == *flow
         {
             let index = b.packets as u16;
@@ -409,12 +415,12 @@ impl TxQueue {
         }
         self.bursts.push(Burst {
             flow: *flow,
-            partition,
+            dest_group,
             segment: packet_len,
             packets: 1,
             bytes: packet_len,
             first_piece: self.pieces.len(),
-            closed: partition == ALONE,
+            closed: dest_group == ALONE,
         });
         0
     }
@@ -446,22 +452,22 @@ impl TxQueue {
     }
 }
 
-/// Partition value for packets to QP1: each may be for another process at the peer, so each is a burst of its
-/// own.
+/// Group of packets that share no burst: those to QP1, each of which may be for another process at the peer,
+/// and FLUSHes whose ICRC covers their headers twice.
 const ALONE: u8 = u8::MAX;
 
-/// Returns the QPN partition that all destinations of a burst must share.
+/// Returns the group of a destination: packets of different groups share no burst.
 #[inline]
-fn part_of(dest: Qpn) -> u8 {
-    if dest == Qpn::GSI { ALONE } else { dest.partition() }
+fn dest_group(dest: Qpn) -> u8 {
+    if dest == Qpn::GSI { ALONE } else { (dest.get() >> (24 - BurstLimits::DEST_GROUP_BITS)) as u8 }
 }
 
-/// Returns the partition ([`part_of`]) of the first packet's destination.
-fn part_of_first(packets: &[u8]) -> u8 {
+/// Returns the group ([`dest_group`]) of the first packet's destination.
+fn dest_group_of_first(packets: &[u8]) -> u8 {
     /// Offset of the BTH word whose low bytes are the destination QPN.
     const DEST_QP: usize = 4;
     let word = packets.get(DEST_QP..).and_then(|rest| rest.first_chunk());
-    word.map_or(0, |word| part_of(Qpn::new(u32::from_be_bytes(*word))))
+    word.map_or(0, |word| dest_group(Qpn::new(u32::from_be_bytes(*word))))
 }
 
 /// Writes the headers and the pad count.
@@ -657,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn destinations_in_different_qpn_partitions_share_no_burst() {
+    fn destinations_of_different_groups_share_no_burst() {
         let mut q = TxQueue::new(BurstLimits::SEGMENTED);
         let qpns = [0x04_0011, 0x04_0012, 0x08_0011, 0x0b_ffff, 0x04_0011].map(Qpn::new);
         for dest_qp in qpns {
@@ -666,7 +672,7 @@ mod tests {
             q.push(&flow(1), h, Payload::Bytes(&p));
         }
         assert_eq!(q.bursts().map(|b| b.packets).collect::<Vec<_>>(), [2, 2, 1]);
-        // Middleware that puts the packets together again keeps the partitions apart too.
+        // Middleware that puts the packets together again keeps the groups apart too.
         let mut again = TxQueue::new(BurstLimits::SEGMENTED);
         for burst in q.bursts() {
             let (mut bytes, mut index) = (Vec::new(), 0);

@@ -23,15 +23,6 @@ impl Qpn {
     pub const fn get(self) -> u32 {
         self.0
     }
-
-    /// Number of the highest bits that form the [`partition`](Self::partition).
-    pub const PARTITION_BITS: u32 = 6;
-
-    /// Returns the QPN partition: the highest bits. If several processes of this crate share an address, the
-    /// QPNs of each are in a partition of its own; to other implementations the bits have no meaning.
-    pub const fn partition(self) -> u8 {
-        (self.0 >> (24 - Qpn::PARTITION_BITS)) as u8
-    }
 }
 
 impl fmt::Debug for Qpn {
