@@ -23,7 +23,7 @@ use urxe::link::Link;
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::memory::{PdId, Table};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, PortAddresses};
-use urxe::transport::state::taken;
+use urxe::transport::state::accepted_attrs;
 use urxe::transport::{CqId, Instant as Time, QpInit, Quirks, RecvCaps, Tuning, TxQueue};
 use urxe::verbs::*;
 use urxe::wire::{
@@ -523,7 +523,7 @@ impl Bare {
         for (from, to) in
             [(QpState::Reset, QpState::Init), (QpState::Init, QpState::Rtr), (QpState::Rtr, QpState::Rts)]
         {
-            let attr = QpAttr { state: Some(to), ..all }.only(taken(QpType::Rc, from, to));
+            let attr = QpAttr { state: Some(to), ..all }.only(accepted_attrs(QpType::Rc, from, to));
             nic.modify_qp(Time(0), qpn, &attr, &memory, &mut tx)??;
         }
         Ok(Bare { nic, link, memory, tx, end: End { qpn, psn: 5000, ip } })

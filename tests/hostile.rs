@@ -14,7 +14,7 @@ use std::time::Duration;
 use support::{PD, Region, Rng};
 use urxe::memory::{Access, AtomicOp, Bind, Buffer, FastReg, PdId, Table, WindowKind};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
-use urxe::transport::state::taken;
+use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
     AddressVector, BurstLimits, Destination, Instant, Placement, QpAttr, QpInit, QpState, QpType, Quirks,
     RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, SrqId, Tuning, TxQueue, WcStatus, WrData, WrOp,
@@ -155,7 +155,8 @@ impl Target {
             ..start
         };
         let service = if qp == VICTIM { self.service } else { QpType::Rc };
-        let only = |from, attr: QpAttr| attr.only(taken(service, from, attr.state.unwrap_or_default()));
+        let only =
+            |from, attr: QpAttr| attr.only(accepted_attrs(service, from, attr.state.unwrap_or_default()));
         let steps = [
             to(QpState::Reset),
             only(QpState::Reset, init),

@@ -73,7 +73,10 @@ fn address_handle_without_path_is_refused() {
     assert!(matches!(refused, CreateError::Address(AddressError::Family { .. })), "{refused}");
     let none = AddressVector { sgid_index: 9, ..AddressVector::to(v4) };
     let refused = pd.create_ah(&none).unwrap_err();
-    assert_eq!(refused.to_string(), "no path: the port has 2 GIDs, there is no index 9");
+    assert_eq!(
+        refused.to_string(),
+        "no path to the destination: GID index 9 is out of range: the port has 2 GIDs"
+    );
 }
 
 #[test]

@@ -73,10 +73,10 @@ impl QueuePair {
         let Some(to) = attr.path_mig_state else { return Ok(()) };
         let from = self.conn.migration;
         let loaded = attr.alt_path.is_some() || self.conn.alternate.is_some();
-        let refuse = |why| Err(ModifyError::Migration { from, to, why });
+        let reject = |reason| Err(ModifyError::Migration { from, to, reason });
         match to {
-            MigrationState::Rearm if !loaded => refuse(": there is no alternate path"),
-            MigrationState::Armed => refuse(": only the peer arms it"),
+            MigrationState::Rearm if !loaded => reject(": there is no alternate path"),
+            MigrationState::Armed => reject(": only the peer arms it"),
             _ => Ok(()),
         }
     }

@@ -45,9 +45,9 @@ impl RecvQueue {
         RecvQueue { caps, wqes: Fifo::default(), sges: Fifo::default() }
     }
 
-    /// Queues a work request; `taken` earlier ones have left the queue and are not complete.
-    pub fn post(&mut self, wr: &RecvWr<'_>, taken: usize) -> Result<(), PostError> {
-        if self.wqes.len() + taken >= self.caps.max_wr as usize {
+    /// Queues a work request; `in_use` earlier ones have left the queue and are not complete.
+    pub fn post(&mut self, wr: &RecvWr<'_>, in_use: usize) -> Result<(), PostError> {
+        if self.wqes.len() + in_use >= self.caps.max_wr as usize {
             return Err(PostError::QueueFull(self.caps.max_wr));
         }
         if wr.sges.len() > self.caps.max_sge as usize {

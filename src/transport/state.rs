@@ -394,10 +394,10 @@ pub const TRANSITIONS: &[Transition] = {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ModifyError {
     /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
-    #[error("the device has failed and changes no queue pair: close the context and open another")]
+    #[error("the device has failed, so queue pairs cannot be modified: close the context and open another")]
     DeviceFatal,
     /// The table has no such transition.
-    #[error("a {qp_type:?} QP cannot go from {from} to {to}")]
+    #[error("a {qp_type:?} QP has no transition from {from} to {to}")]
     Transition {
         /// Service type of the QP.
         qp_type: QpType,
@@ -407,7 +407,7 @@ pub enum ModifyError {
         to: QpState,
     },
     /// `cur_state` is not the current state.
-    #[error("cur_state says {claimed}, the QP is in {actual}")]
+    #[error("cur_state is {claimed}, but the QP is in {actual}")]
     CurState {
         /// State given as `cur_state`.
         claimed: QpState,
@@ -415,7 +415,7 @@ pub enum ModifyError {
         actual: QpState,
     },
     /// Required attributes are not given.
-    #[error("going from {from} to {to} needs {missing}")]
+    #[error("the transition from {from} to {to} requires {missing}")]
     Missing {
         /// Current state.
         from: QpState,
@@ -425,7 +425,7 @@ pub enum ModifyError {
         missing: AttrMask,
     },
     /// Attributes are given that this transition does not accept.
-    #[error("going from {from} to {to} does not take {excess}")]
+    #[error("the transition from {from} to {to} does not accept {excess}")]
     NotAllowed {
         /// Current state.
         from: QpState,
@@ -435,7 +435,7 @@ pub enum ModifyError {
         excess: AttrMask,
     },
     /// A value is out of range.
-    #[error("{name} is {value}, it must be at most {max}")]
+    #[error("{name} is {value}, but the maximum is {max}")]
     Value {
         /// Name of the attribute.
         name: &'static str,
@@ -445,18 +445,18 @@ pub enum ModifyError {
         max: u32,
     },
     /// The address vector is not usable on the port.
-    #[error("no path: {0}")]
+    #[error("no path to the destination: {0}")]
     Address(AddressError),
     /// The migration state cannot be set: REARM needs an alternate path, and only the peer's packets set
     /// ARMED.
-    #[error("path migration cannot go from {from:?} to {to:?}{why}")]
+    #[error("the path migration state cannot change from {from:?} to {to:?}{reason}")]
     Migration {
         /// Current migration state.
         from: MigrationState,
         /// Requested migration state.
         to: MigrationState,
         /// Reason, as the end of the message.
-        why: &'static str,
+        reason: &'static str,
     },
 }
 
@@ -464,7 +464,7 @@ pub enum ModifyError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AddressError {
     /// The port has no GID at this index.
-    #[error("the port has {count} GIDs, there is no index {index}")]
+    #[error("GID index {index} is out of range: the port has {count} GIDs")]
     GidIndex {
         /// Requested index.
         index: u8,
@@ -472,7 +472,7 @@ pub enum AddressError {
         count: usize,
     },
     /// One GID is IPv4 and the other IPv6.
-    #[error("GID {index} of ours is {ours}, the peer's is {peer}: the IP versions differ")]
+    #[error("GID {index} of the port is {ours}, the GID of the peer is {peer}: the IP versions differ")]
     Family {
         /// Index of the local GID.
         index: u8,
@@ -484,7 +484,7 @@ pub enum AddressError {
 }
 
 /// Returns the attributes that a transition accepts, required and optional.
-pub fn taken(qp_type: QpType, from: QpState, to: QpState) -> AttrMask {
+pub fn accepted_attrs(qp_type: QpType, from: QpState, to: QpState) -> AttrMask {
     let edge = TRANSITIONS.iter().find(|t| (t.qp_type, t.from, t.to) == (qp_type, from, to));
     edge.map_or(AttrMask::NONE, |t| t.required | t.optional)
 }
@@ -574,15 +574,15 @@ mod tests {
     fn modify_errors_name_missing_and_excess_attributes() {
         let attr = QpAttr { pkey_index: Some(0), port: Some(1), ..to(QpState::Init) };
         let err = check(QpType::Rc, QpState::Reset, &attr).unwrap_err();
-        assert_eq!(err.to_string(), "going from RESET to INIT needs access");
+        assert_eq!(err.to_string(), "the transition from RESET to INIT requires access");
         let attr = QpAttr { access: Some(Access::ALL), timeout: Some(AckTimeout::new(14)), ..attr };
         let err = check(QpType::Rc, QpState::Reset, &attr).unwrap_err();
-        assert_eq!(err.to_string(), "going from RESET to INIT does not take timeout");
+        assert_eq!(err.to_string(), "the transition from RESET to INIT does not accept timeout");
         let attr = QpAttr { timeout: None, port: Some(2), ..attr };
         let err = check(QpType::Rc, QpState::Reset, &attr).unwrap_err();
-        assert_eq!(err.to_string(), "port is 2, it must be at most 1");
+        assert_eq!(err.to_string(), "port is 2, but the maximum is 1");
         let attr = QpAttr { cur_state: Some(QpState::Rtr), ..to(QpState::Rts) };
         let err = check(QpType::Rc, QpState::Rts, &attr).unwrap_err();
-        assert_eq!(err.to_string(), "cur_state says RTR, the QP is in RTS");
+        assert_eq!(err.to_string(), "cur_state is RTR, but the QP is in RTS");
     }
 }

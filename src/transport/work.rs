@@ -442,16 +442,16 @@ pub struct CqId(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostError {
     /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
-    #[error("the device has failed and takes no work requests: close the context and open another")]
+    #[error("the device has failed and accepts no work requests: close the context and open another")]
     DeviceFatal,
     /// The QP's state does not permit posting.
-    #[error("the QP is in state {0}, which takes no such work request")]
+    #[error("a QP in state {0} does not accept this work request")]
     State(super::QpState),
     /// The queue is full: all slots hold incomplete work requests.
     #[error("the queue is full: all {0} work requests are outstanding")]
     QueueFull(u32),
     /// More scatter/gather elements than the queue was created for.
-    #[error("{got} scatter/gather elements, the queue takes {max}")]
+    #[error("{got} scatter/gather elements exceed the queue's limit of {max}")]
     TooManySges {
         /// Number of elements given.
         got: usize,
@@ -459,7 +459,7 @@ pub enum PostError {
         max: u32,
     },
     /// More inline data than the queue was created for.
-    #[error("{got} bytes inline, the queue takes {max}")]
+    #[error("{got} bytes of inline data exceed the queue's limit of {max}")]
     InlineTooLong {
         /// Number of bytes given.
         got: usize,
@@ -477,22 +477,26 @@ pub enum PostError {
     #[error("an atomic needs 8 bytes for its result, not {0}")]
     AtomicLength(u64),
     /// The operation has no data, but elements or inline bytes were given.
-    #[error("{0:?} takes no scatter/gather elements and no inline data")]
+    #[error("{0:?} does not accept scatter/gather elements or inline data")]
     NoData(WcOpcode),
     /// `bind_mw` binds type 1 memory windows only.
-    #[error("a window of {0:?} is bound by a work request, not by bind_mw")]
+    #[error("bind_mw does not bind a window of {0:?}: post a BIND_MW work request")]
     WindowKind(WindowKind),
     /// A FLUSH without a placement type.
-    #[error("a FLUSH is to global visibility, to persistence, or both")]
+    #[error("a FLUSH needs a placement type: global visibility, persistence or both")]
     NoPlacement,
     /// The service does not support this operation.
-    #[error("a {0:?} QP has no {1:?}")]
+    #[error("a {0:?} QP does not support {1:?}")]
     Unsupported(super::QpType, WcOpcode),
-    /// The destination does not fit the service: UD takes a QP, XRC a shared receive queue, others none.
-    #[error("a UD work request names a QP, an XRC one a shared receive queue, others name no destination")]
+    /// The destination does not fit the service: UD needs a QP, XRC a shared receive queue, other services none.
+    #[error(
+        "the destination does not fit the service: UD needs a QP, XRC a shared receive queue, other services none"
+    )]
     Destination,
     /// The address handle is of another protection domain than the QP.
-    #[error("the address handle is of {handle:?}, the QP of {qp:?}")]
+    #[error(
+        "the address handle belongs to {handle:?}, the QP to {qp:?}: create the handle in the QP's protection domain"
+    )]
     HandlePd {
         /// Protection domain of the handle.
         handle: PdId,
@@ -500,7 +504,7 @@ pub enum PostError {
         qp: PdId,
     },
     /// The address vector is not usable on the port.
-    #[error("no path: {0}")]
+    #[error("no path to the destination: {0}")]
     Address(super::AddressError),
     /// The QP has a shared receive queue, where its receives are to be posted.
     #[error("the QP has a shared receive queue: post the receive there")]

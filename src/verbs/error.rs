@@ -81,7 +81,7 @@ pub enum CreateError {
     #[error("the {0} is of another context")]
     OtherContext(&'static str),
     /// The address vector does not fit the port.
-    #[error("no path: {0}")]
+    #[error("no path to the destination: {0}")]
     Address(#[from] AddressError),
     /// The receive is not of a datagram with a routing header, so there is no path back to the sender.
     #[error("the receive has no routing header of a datagram to this port")]

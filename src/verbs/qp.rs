@@ -12,7 +12,7 @@ use super::{AttachError, ConnectError, Cq, CreateError, Pd, PostListError, Remot
 use crate::driver::Shard;
 use crate::memory::{Access, AtomicOp};
 use crate::nic::{CompletionQueue, EventSubject, MulticastError, Nic};
-use crate::transport::state::taken;
+use crate::transport::state::accepted_attrs;
 use crate::transport::{
     AddressVector, ModifyError, Placement, PostBatchError, PostError, QpAttr, QpInit, QpState, QpType,
     RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, Sge, WrData, WrOp, XrcdId,
@@ -422,7 +422,7 @@ impl Qp {
             min_rnr_timer: Some(options.min_rnr_timer),
             ..QpAttr::default()
         };
-        Ok(self.modify(&attr.only(taken(self.qp_type, QpState::Init, QpState::Rtr)))?)
+        Ok(self.modify(&attr.only(accepted_attrs(self.qp_type, QpState::Init, QpState::Rtr)))?)
     }
 
     /// Moves the queue pair from RTR to RTS: from now on it may send.
@@ -439,7 +439,7 @@ impl Qp {
             max_rd_atomic: Some(options.max_rd_atomic),
             ..QpAttr::default()
         };
-        Ok(self.modify(&attr.only(taken(self.qp_type, QpState::Rtr, QpState::Rts)))?)
+        Ok(self.modify(&attr.only(accepted_attrs(self.qp_type, QpState::Rtr, QpState::Rts)))?)
     }
 
     /// Moves a datagram queue pair from RESET to RTS; it receives datagrams that have this queue key.

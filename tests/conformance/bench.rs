@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use urxe::memory::{Access, Accessor, PdId, Table};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
-use urxe::transport::state::taken;
+use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
     AddressVector, AsyncEvent, BurstLimits, Completion, Counters, CqId, Destination, Instant, ModifyError,
     PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags,
@@ -247,7 +247,7 @@ impl Bench {
             ),
             _ => return to,
         };
-        attr.only(taken(s.qp_type, before, state))
+        attr.only(accepted_attrs(s.qp_type, before, state))
     }
 
     /// Moves a QP from RESET up to `state`.

@@ -76,7 +76,7 @@ cases! {
         let mut b = Bench::new();
         let (from, to) = (MigrationState::Migrated, MigrationState::Rearm);
         let refused = set(&mut b, to, None);
-        assert_eq!(refused, Err(ModifyError::Migration { from, to, why: ": there is no alternate path" }));
+        assert_eq!(refused, Err(ModifyError::Migration { from, to, reason: ": there is no alternate path" }));
         let refused = set(&mut b, MigrationState::Armed, Some(alternate()));
         assert!(matches!(refused, Err(ModifyError::Migration { .. })));
         // The refused modify has loaded no alternate path.

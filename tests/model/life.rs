@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use urxe::memory::PdId;
-use urxe::transport::state::taken;
+use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
     AddressVector, Destination, PostError, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, SendCaps,
     SendWr, Sge, WrData, WrOp,
@@ -155,7 +155,7 @@ impl World {
         let steps = [(QpState::Reset, init), (QpState::Init, rtr), (QpState::Rtr, rts)];
         for (from, attr) in steps {
             let next = attr.state.expect("each step leads somewhere");
-            self.modify(qp, &attr.only(taken(service, from, next)));
+            self.modify(qp, &attr.only(accepted_attrs(service, from, next)));
         }
     }
 

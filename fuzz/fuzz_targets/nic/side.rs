@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use urxe::memory::{Access, AtomicOp, Bind, Buffer, FastReg, PdId, RegionInfo, MrExtent, Table, WindowKind};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
-use urxe::transport::state::taken;
+use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
     AddressVector, BurstLimits, Completion, Destination, Quirks, Instant, Placement, QpAttr, QpInit, QpState,
     QpType, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode,
@@ -228,7 +228,7 @@ impl Side {
         };
         let service = self.service(qp);
         for (from, attr) in [(QpState::Reset, init), (QpState::Init, rtr), (QpState::Rtr, rts)] {
-            self.attributes(now, qp, &attr.only(taken(service, from, attr.state.unwrap())));
+            self.attributes(now, qp, &attr.only(accepted_attrs(service, from, attr.state.unwrap())));
         }
     }
 

@@ -145,7 +145,7 @@ impl Responder {
         self.finish_message(env);
         let (msn, pd) = (self.msn, accessor(conn, env).pd);
         self.remember(Resource { first, last, msn, kind: ResourceKind::Read(reth, pd) }, conn);
-        self.replies.push_back(Reply::Read { first, reth, pd, next: 0, msn, again: false });
+        self.replies.push_back(Reply::Read { first, reth, pd, next: 0, msn, is_replay: false });
         self.expected = last.next();
         Ok(())
     }
@@ -175,7 +175,7 @@ impl Responder {
             Resource { first: psn, last: psn, msn: self.msn, kind: ResourceKind::Atomic { original } },
             conn,
         );
-        self.replies.push_back(Reply::Atomic { psn, original, msn: self.msn, again: false });
+        self.replies.push_back(Reply::Atomic { psn, original, msn: self.msn, is_replay: false });
         self.expected = psn.next();
         Ok(())
     }
@@ -220,8 +220,8 @@ impl Responder {
     fn done(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) {
         let psn = packet.bth().psn;
         self.finish_message(env);
-        self.remember(Resource { first: psn, last: psn, msn: self.msn, kind: ResourceKind::Done }, conn);
-        self.replies.push_back(Reply::Done { psn, msn: self.msn, again: false });
+        self.remember(Resource { first: psn, last: psn, msn: self.msn, kind: ResourceKind::EmptyRead }, conn);
+        self.replies.push_back(Reply::EmptyRead { psn, msn: self.msn, is_replay: false });
         self.expected = psn.next();
     }
 

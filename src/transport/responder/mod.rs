@@ -60,7 +60,7 @@ enum ResourceKind {
         original: u64,
     },
     /// A FLUSH or ATOMIC WRITE, whose replay contains no result.
-    Done,
+    EmptyRead,
 }
 
 /// A pending response. Responses are in the order of the requests.
@@ -76,13 +76,13 @@ enum Reply {
         psn: Psn,
         original: u64,
         msn: u32,
-        again: bool,
+        is_replay: bool,
     },
-    /// The acknowledgement of a FLUSH or ATOMIC WRITE.
-    Done {
+    /// A READ response of zero bytes, which acknowledges a FLUSH or ATOMIC WRITE (annex A19.4.3).
+    EmptyRead {
         psn: Psn,
         msn: u32,
-        again: bool,
+        is_replay: bool,
     },
     /// READ responses: the next one is packet `next` of the message `reth`, whose first packet has PSN
     /// `first`.
@@ -93,26 +93,26 @@ enum Reply {
         pd: PdId,
         next: u32,
         msn: u32,
-        again: bool,
+        is_replay: bool,
     },
 }
 
 impl Reply {
     /// Reports whether this is the first response to a READ or atomic, not the replay of a duplicate
-    /// (`again`).
+    /// (`is_replay`).
     fn is_fresh_result(&self) -> bool {
         matches!(
             self,
-            Reply::Atomic { again: false, .. }
-                | Reply::Done { again: false, .. }
-                | Reply::Read { again: false, .. }
+            Reply::Atomic { is_replay: false, .. }
+                | Reply::EmptyRead { is_replay: false, .. }
+                | Reply::Read { is_replay: false, .. }
         )
     }
 
     /// Last PSN of the response.
     fn psn(&self, conn: &Connection) -> Psn {
         match *self {
-            Reply::Acknowledge { psn, .. } | Reply::Atomic { psn, .. } | Reply::Done { psn, .. } => psn,
+            Reply::Acknowledge { psn, .. } | Reply::Atomic { psn, .. } | Reply::EmptyRead { psn, .. } => psn,
             Reply::Read { first, reth, .. } => first + (conn.mtu.packets(reth.dma_len) - 1),
         }
     }
@@ -319,7 +319,14 @@ impl Responder {
                 if same && !due {
                     self.forget_replies_from(psn, conn);
                     let (first, msn) = (psn, resource.msn);
-                    self.replies.push_back(Reply::Read { first, reth: asked, pd, next: 0, msn, again: true });
+                    self.replies.push_back(Reply::Read {
+                        first,
+                        reth: asked,
+                        pd,
+                        next: 0,
+                        msn,
+                        is_replay: true,
+                    });
                 }
             }
             Operation::CompareSwap | Operation::FetchAdd => {
@@ -330,16 +337,17 @@ impl Responder {
                 let due = self.replies.iter().any(|r| matches!(r, Reply::Atomic { psn: p, .. } if *p == psn));
                 if let Some((original, msn)) = saved.filter(|_| !due) {
                     self.forget_replies_from(psn, conn);
-                    self.replies.push_back(Reply::Atomic { psn, original, msn, again: true });
+                    self.replies.push_back(Reply::Atomic { psn, original, msn, is_replay: true });
                 }
             }
             Operation::Flush | Operation::AtomicWrite => {
-                let done = |r: &&Resource| matches!(r.kind, ResourceKind::Done) && r.first == psn;
+                let done = |r: &&Resource| matches!(r.kind, ResourceKind::EmptyRead) && r.first == psn;
                 let saved = self.resources.iter().rev().find(done).map(|r| r.msn);
-                let due = self.replies.iter().any(|r| matches!(r, Reply::Done { psn: p, .. } if *p == psn));
+                let due =
+                    self.replies.iter().any(|r| matches!(r, Reply::EmptyRead { psn: p, .. } if *p == psn));
                 if let Some(msn) = saved.filter(|_| !due) {
                     self.forget_replies_from(psn, conn);
-                    self.replies.push_back(Reply::Done { psn, msn, again: true });
+                    self.replies.push_back(Reply::EmptyRead { psn, msn, is_replay: true });
                 }
             }
             _ => {}

@@ -18,7 +18,7 @@ pub(super) struct RecvSource {
     from: Option<SrqId>,
     /// `current` is in use: its message is incomplete, or was dropped and left the receive to the next
     /// message.
-    taken: bool,
+    has_current: bool,
 }
 
 impl RecvSource {
@@ -28,7 +28,7 @@ impl RecvSource {
             shared,
             current: Receive::default(),
             from: None,
-            taken: false,
+            has_current: false,
         }
     }
 
@@ -36,7 +36,7 @@ impl RecvSource {
         if self.shared {
             return Err(PostError::SharedQueue);
         }
-        self.own.post(wr, self.taken as usize)
+        self.own.post(wr, self.has_current as usize)
     }
 
     /// Returns the credit code of the available receives, including that of the current message. A shared
@@ -45,12 +45,12 @@ impl RecvSource {
         if self.shared || !conn.quirks().credits {
             return credits::NONE;
         }
-        credits::code(self.own.len() + self.taken as usize)
+        credits::code(self.own.len() + self.has_current as usize)
     }
 
     /// Capacity in bytes of the receive of the current message, or of the next receive.
     pub fn len_of_next(&self, env: &Env<'_>) -> Option<u64> {
-        if self.taken {
+        if self.has_current {
             return Some(self.current.len);
         }
         match &env.srq {
@@ -61,8 +61,8 @@ impl RecvSource {
 
     /// Takes a receive from the queue unless one is in use. Returns false if there is none.
     fn take(&mut self, env: &mut Env<'_>) -> bool {
-        if !self.taken {
-            self.taken = match &mut env.srq {
+        if !self.has_current {
+            self.has_current = match &mut env.srq {
                 Some(srq) => {
                     self.from = srq.domain().map(|_| srq.id());
                     srq.take(&mut self.current, env.out)
@@ -70,7 +70,7 @@ impl RecvSource {
                 None => self.own.take(&mut self.current),
             };
         }
-        self.taken
+        self.has_current
     }
 
     /// Stores a part of the current message.
@@ -91,7 +91,7 @@ impl RecvSource {
     /// Completes the receive in use, or the next one, with `completion` except for its `wr_id`.
     pub fn complete(&mut self, completion: Completion, env: &mut Env<'_>) {
         if self.take(env) {
-            self.taken = false;
+            self.has_current = false;
             let completion = Completion { wr_id: self.current.wr_id, ..completion };
             env.out.push(match self.from {
                 Some(srq) => Output::ReceivedFrom(srq, completion),
@@ -108,7 +108,7 @@ impl RecvSource {
     /// Completes all receives that the queue pair owns with WR_FLUSH_ERR, in order.
     pub fn flush(&mut self, conn: &Connection, env: &mut Env<'_>) {
         if self.shared {
-            if self.taken {
+            if self.has_current {
                 self.fail(WcStatus::WrFlushErr, conn, env);
             }
             // An XRC target has no queue of its own, so no last receive.
@@ -117,7 +117,7 @@ impl RecvSource {
             }
             return;
         }
-        while self.taken || self.own.len() > 0 {
+        while self.has_current || self.own.len() > 0 {
             self.fail(WcStatus::WrFlushErr, conn, env);
         }
     }
@@ -125,6 +125,6 @@ impl RecvSource {
     /// Drops all receives that the queue pair owns.
     pub fn clear(&mut self) {
         self.own.clear();
-        self.taken = false;
+        self.has_current = false;
     }
 }

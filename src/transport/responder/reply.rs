@@ -32,13 +32,13 @@ impl Responder {
                     env.tx.push(&flow, h, Payload::Bytes(&[]));
                     self.replies.pop_front();
                 }
-                Reply::Done { psn, msn, .. } => {
+                Reply::EmptyRead { psn, msn, .. } => {
                     // Answered like a READ of zero bytes (annex A19.4.3).
                     let h = answer(conn, Operation::ReadResponse, Position::Only, psn, ack, msn);
                     env.tx.push(&flow, h, Payload::Bytes(&[]));
                     self.replies.pop_front();
                 }
-                Reply::Read { first, reth, pd, ref mut next, msn, again } => {
+                Reply::Read { first, reth, pd, ref mut next, msn, is_replay } => {
                     let (at, count) = (*next, conn.mtu.packets(reth.dma_len));
                     *next += 1;
                     let sent = send_read_response(conn, ack, pd, &reth, first + at, at, count, msn, env);
@@ -46,7 +46,7 @@ impl Responder {
                         // A replay may no longer be expected: the application may invalidate the key once its
                         // READs are complete, while a duplicate request is still in flight. Only requests
                         // with the expected PSN are NAKed.
-                        if again {
+                        if is_replay {
                             self.replies.pop_front();
                             continue;
                         }

@@ -5,7 +5,7 @@ use super::IdError;
 use super::param::UDP_QKEY;
 use super::state::{Id, IdState, State};
 use crate::memory::Access;
-use crate::transport::state::taken;
+use crate::transport::state::accepted_attrs;
 use crate::transport::{QpAttr, QpState};
 use crate::verbs::Qp;
 use crate::verbs::qp::QpRemote;
@@ -63,14 +63,14 @@ impl State {
                     min_rnr_timer: Some(MIN_RNR_TIMER),
                     ..attr
                 };
-                Ok(attr.only(taken(id.qp_type, QpState::Init, QpState::Rtr)))
+                Ok(attr.only(accepted_attrs(id.qp_type, QpState::Init, QpState::Rtr)))
             }
             QpState::Rts => {
                 let device = &self.devices[id.device.ok_or_else(none)?];
                 let attr = device.cm.rts(id.connection.ok_or_else(none)?)?;
                 let timeout = id.ack_timeout.or(attr.timeout);
                 let attr = QpAttr { state: Some(target), timeout, ..attr };
-                Ok(attr.only(taken(id.qp_type, QpState::Rtr, QpState::Rts)))
+                Ok(attr.only(accepted_attrs(id.qp_type, QpState::Rtr, QpState::Rts)))
             }
             _ => Err(none()),
         }
