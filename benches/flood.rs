@@ -43,7 +43,7 @@ const DEPTH: u32 = 128;
 const BATCH: u32 = 16;
 const FAILED: &str = "a WRITE failed";
 /// Number of packets of the flood that are sent at once.
-const VOLLEY: usize = 10;
+const FLOOD_BATCH: usize = 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
@@ -83,15 +83,15 @@ impl Kind {
     fn name(self) -> &'static str {
         match self {
             Quiet => "no flood",
-            Control => "control: flood elsewhere",
+            Control => "control: plain socket",
             Duplicate => "duplicates",
             AnyPsn => "requests of any PSN",
             BadIcrc => "bad ICRC",
             Foreign => "foreign address",
-            StaleSyndrome => "syndromes out of window",
-            ReservedSyndrome => "reserved syndromes in it",
-            SequenceNak => "sequence NAKs in it",
-            RnrNak => "RNR NAKs in it",
+            StaleSyndrome => "out-of-window syndromes",
+            ReservedSyndrome => "in-window reserved syndr.",
+            SequenceNak => "in-window sequence NAKs",
+            RnrNak => "in-window RNR NAKs",
         }
     }
 
@@ -157,8 +157,8 @@ impl Flooder {
         Headers { bth, reth, aeth: Aeth { syndrome, msn: 0 }, ..Headers::default() }
     }
 
-    /// Sends `VOLLEY` packets of a kind.
-    fn volley(&mut self, kind: Kind) -> io::Result<()> {
+    /// Sends `FLOOD_BATCH` packets of a kind.
+    fn send_batch(&mut self, kind: Kind) -> io::Result<()> {
         let from = match kind {
             Foreign => 2,
             _ if kind.is_response() => 1,
@@ -171,46 +171,46 @@ impl Flooder {
         let to = self.ends[usize::from(!kind.is_response())].ip;
         let flow = Flow::new((*source.ip()).into(), to.into(), source.port());
         let to = if kind == Control { self.sink.local_addr()? } else { (to, ROCE_PORT).into() };
-        for _ in 0..VOLLEY {
+        for _ in 0..FLOOD_BATCH {
             self.count = self.count.wrapping_add(1);
             let mut bytes = [0; MAX_HEADERS_LEN + 12];
             let mut len = self.headers(kind, self.count).emit(&mut bytes[..MAX_HEADERS_LEN]);
             len += if kind.is_response() { 4 } else { 12 };
-            let seal = icrc::compute(&flow, 0, IpIdent::DONT_FRAGMENT, &bytes[..len]);
-            let seal = if kind == BadIcrc { !seal } else { seal };
-            bytes[len - 4..len].copy_from_slice(&seal.to_le_bytes());
-            // A full socket buffer is that of the receiver and not an error here.
+            let checksum = icrc::compute(&flow, 0, IpIdent::DONT_FRAGMENT, &bytes[..len]);
+            let checksum = if kind == BadIcrc { !checksum } else { checksum };
+            bytes[len - 4..len].copy_from_slice(&checksum.to_le_bytes());
+            // Fails if the receiver's socket buffer is full, which is expected.
             let _ = socket.send_to(&bytes[..len], to);
         }
         Ok(())
     }
 
     /// Discards the packets that were sent to the control socket.
-    fn read(&self) {
+    fn drain(&self) {
         while self.sink.recv(&mut [0; 128]).is_ok() {}
     }
 }
 
 /// State shared with the flooding thread: its commands and its counters.
 #[derive(Default)]
-struct Orders {
+struct FloodState {
     acked: AtomicU32,
     sent: AtomicU64,
     cpu: AtomicU64,
     done: AtomicBool,
 }
 
-impl Orders {
+impl FloodState {
     /// Sends `rate` packets of a kind per second until `done` is set.
     fn run(&self, mut flooder: Flooder, kind: Kind, rate: u64) -> io::Result<()> {
-        let pause = Duration::from_secs(1) * VOLLEY as u32 / rate as u32;
+        let pause = Duration::from_secs(1) * FLOOD_BATCH as u32 / rate as u32;
         let mut due = Instant::now();
         while !self.done.load(Ordering::Relaxed) {
             flooder.acked = self.acked.load(Ordering::Relaxed);
             if kind != Quiet {
-                flooder.volley(kind)?;
-                flooder.read();
-                self.sent.fetch_add(VOLLEY as u64, Ordering::Relaxed);
+                flooder.send_batch(kind)?;
+                flooder.drain();
+                self.sent.fetch_add(FLOOD_BATCH as u64, Ordering::Relaxed);
             }
             self.cpu.store(raw::cpu_time(), Ordering::Relaxed);
             due += pause;
@@ -252,15 +252,17 @@ impl Side {
 
     fn connect(&self, line: &str) -> Result<(Endpoint, RemoteAddr)> {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        let [ip, qpn, psn, va, rkey] = fields[..] else { return Err(format!("not a peer: {line:?}").into()) };
+        let [ip, qpn, psn, va, rkey] = fields[..] else {
+            return Err(format!("invalid connection parameters: {line:?}").into());
+        };
         let gid = Gid::from(ip.parse::<IpAddr>()?);
         let peer = Endpoint { gid, qpn: Qpn::new(qpn.parse()?), psn: Psn::new(psn.parse()?) };
         self.node.qp.connect(&peer, &ConnectOptions::default())?;
         Ok((peer, RemoteAddr { va: va.parse()?, rkey: RKey(rkey.parse()?) }))
     }
 
-    /// Returns the CPU time, the number of datagrams that the socket had no room for, and the number of
-    /// packets sent, which are acknowledgements at the responder.
+    /// Returns the CPU time, the number of datagrams dropped because the socket buffer was full, and the
+    /// number of packets sent, which are acknowledgements at the responder.
     fn status(&self) -> [u64; 3] {
         let c = self.node.context.counters();
         [process_cpu(), self.node.context.link_state().0.rx_overflow, c.sent_pkts]
@@ -268,17 +270,17 @@ impl Side {
 
     fn end(&self) -> Result<End> {
         let e = self.node.qp.endpoint();
-        let IpAddr::V4(ip) = e.gid.ip() else { return Err("not IPv4".into()) };
+        let IpAddr::V4(ip) = e.gid.ip() else { return Err("the address is not IPv4".into()) };
         Ok(End { qpn: e.qpn, psn: e.psn.get(), ip })
     }
 }
 
 /// Runs the responder until standard input ends.
-fn be_peer(buffer: usize) -> Result<()> {
+fn run_peer(buffer: usize) -> Result<()> {
     let side = Side::new(RESPONDER, buffer)?;
     println!("{}", side.describe());
     let mut lines = io::stdin().lines();
-    side.connect(&lines.next().ok_or("no peer")??)?;
+    side.connect(&lines.next().ok_or("no connection parameters on standard input")??)?;
     for line in lines {
         line?;
         let [cpu, overflow, sent] = side.status();
@@ -298,7 +300,7 @@ struct Stream<'a> {
 
 impl Stream<'_> {
     /// Runs for this time and returns the number of WRITEs per second.
-    fn run(&mut self, orders: &Orders, time: Duration) -> Result<f64> {
+    fn run(&mut self, flood_state: &FloodState, time: Duration) -> Result<f64> {
         let sge = [self.side.mr.sge(0..self.size)];
         let wr = |signaled| SendWr {
             flags: SendFlags { signaled, ..SendFlags::default() },
@@ -320,7 +322,7 @@ impl Stream<'_> {
             }
             if done > 0 {
                 self.done = self.done.wrapping_add(done);
-                orders.acked.fetch_add(done * packets, Ordering::Relaxed);
+                flood_state.acked.fetch_add(done * packets, Ordering::Relaxed);
             }
         }
         Ok(f64::from(self.done.wrapping_sub(before)) / start.elapsed().as_secs_f64())
@@ -341,7 +343,7 @@ struct Round {
     dropped: [f64; 2],
     retries: f64,
     /// Packets per second that the responder sent.
-    answers: f64,
+    responses: f64,
     /// 1.0 if the connection failed.
     failed: f64,
 }
@@ -364,32 +366,45 @@ fn round(kind: Kind, size: usize, options: &Options, time: Duration) -> Result<R
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
-    let mut says = BufReader::new(child.stdout.take().ok_or("no pipe")?).lines();
-    let mut stdin = child.stdin.take().ok_or("no pipe")?;
-    let mut line = move || says.next().ok_or("the peer ended")?.map_err(Box::<dyn std::error::Error>::from);
+    let mut peer_output = BufReader::new(child.stdout.take().ok_or("the process has no pipe")?).lines();
+    let mut stdin = child.stdin.take().ok_or("the process has no pipe")?;
+    let mut line = move || {
+        peer_output.next().ok_or("the peer process exited")?.map_err(Box::<dyn std::error::Error>::from)
+    };
     let side = Side::new(REQUESTER, options.buffer)?;
     let (peer, remote) = side.connect(&line()?)?;
     writeln!(stdin, "{}", side.describe())?;
     let responder = End { qpn: peer.qpn, psn: peer.psn.get(), ip: RESPONDER };
     let flooder = Flooder::new([side.end()?, responder])?;
-    let orders = Orders::default();
+    let flood_state = FloodState::default();
     let mut stream = Stream { side: &side, remote, size, posted: 0, done: 0 };
     let outcome = thread::scope(|s| {
-        let flooding = s.spawn(|| orders.run(flooder, kind, options.rate));
+        let flood_thread = s.spawn(|| flood_state.run(flooder, kind, options.rate));
         let mut status = || -> Result<[u64; 8]> {
             writeln!(stdin)?;
-            let theirs = line()?.split(' ').map(str::parse).collect::<std::result::Result<Vec<u64>, _>>()?;
+            let peer_status =
+                line()?.split(' ').map(str::parse).collect::<std::result::Result<Vec<u64>, _>>()?;
             let [cpu, overflow, _] = side.status();
-            let (sent, flooder) = (orders.sent.load(Ordering::Relaxed), orders.cpu.load(Ordering::Relaxed));
+            let (sent, flooder) =
+                (flood_state.sent.load(Ordering::Relaxed), flood_state.cpu.load(Ordering::Relaxed));
             let retries = side.node.context.counters().requester_retry;
-            Ok([cpu - flooder, theirs[0], flooder, theirs[1], overflow, retries, theirs[2], sent])
+            Ok([
+                cpu - flooder,
+                peer_status[0],
+                flooder,
+                peer_status[1],
+                overflow,
+                retries,
+                peer_status[2],
+                sent,
+            ])
         };
         let mut work = || -> Result<Round> {
             // The peer responds once it is connected.
             status()?;
-            stream.run(&orders, time / 4)?;
+            stream.run(&flood_state, time / 4)?;
             let (before, start) = (status()?, Instant::now());
-            let rate = stream.run(&orders, time)?;
+            let rate = stream.run(&flood_state, time)?;
             let (after, time) = (status()?, start.elapsed().as_secs_f64());
             let per_second = |i: usize| (after[i] - before[i]) as f64 / time;
             Ok(Round {
@@ -398,14 +413,14 @@ fn round(kind: Kind, size: usize, options: &Options, time: Duration) -> Result<R
                 cpu: [0, 1, 2].map(|i| per_second(i) / 1e9),
                 dropped: [3, 4].map(per_second),
                 retries: per_second(5),
-                answers: per_second(6),
+                responses: per_second(6),
                 failed: 0.0,
             })
         };
         let outcome = work();
-        orders.done.store(true, Ordering::Relaxed);
+        flood_state.done.store(true, Ordering::Relaxed);
         drop(stdin);
-        flooding.join().map_err(|_| "the flooding thread panicked")??;
+        flood_thread.join().map_err(|_| "the flooding thread panicked")??;
         outcome
     });
     child.wait()?;
@@ -430,14 +445,14 @@ fn measure(size: usize, options: &Options) -> Result<()> {
 }
 
 fn print(size: usize, all: &[Vec<Round>; KINDS.len()]) {
-    let of = |rounds: &[Round], f: &dyn Fn(&Round) -> f64| median(rounds.iter().map(f).collect());
+    let median_of = |rounds: &[Round], f: &dyn Fn(&Round) -> f64| median(rounds.iter().map(f).collect());
     let unit = if size > 100_000 { "Gb/s" } else { "1000/s" };
     println!("\nRC WRITE of {size} bytes, {DEPTH} in flight; medians of {} rounds", all[0].len());
     println!(
         "{:<25} {:>8} {:>15} {:>6} {:>6} {:>6} {:>9} {:>16} {:>12} {:>7} {:>8} {:>6}",
         "flood",
         unit,
-        "(least-most)",
+        "(min-max)",
         "kept",
         "/ctrl",
         "/CPU",
@@ -445,37 +460,37 @@ fn print(size: usize, all: &[Vec<Round>; KINDS.len()]) {
         "CPU req/resp/fl",
         "dropped/s",
         "retry/s",
-        "ans/s",
-        "ended"
+        "resp/s",
+        "failed"
     );
     for (kind, rounds) in KINDS.iter().zip(all) {
         let scale = |r: &Round| r.rate * if unit == "Gb/s" { size as f64 * 8e-9 } else { 1e-3 };
-        let least = rounds.iter().map(scale).fold(f64::MAX, f64::min);
-        let most = rounds.iter().map(scale).fold(0.0, f64::max);
-        let against = |base: usize, f: &dyn Fn(&Round) -> f64| {
+        let min = rounds.iter().map(scale).fold(f64::MAX, f64::min);
+        let max = rounds.iter().map(scale).fold(0.0, f64::max);
+        let relative_to = |base: usize, f: &dyn Fn(&Round) -> f64| {
             median(rounds.iter().zip(&all[base]).map(|(r, b)| f(r) / f(b)).collect())
         };
         let per_cpu = |r: &Round| if r.rate > 0.0 { r.rate / (r.cpu[0] + r.cpu[1]) } else { 0.0 };
         println!(
             "{:<25} {:>8.1} {:>15} {:>6.2} {:>6.2} {:>6.2} {:>9.0} {:>16} {:>12} {:>7.0} {:>8.0} {:>6}",
             kind.name(),
-            of(rounds, &scale),
-            format!("{least:.1}-{most:.1}"),
-            against(0, &|r| r.rate),
-            against(1, &|r| r.rate),
-            against(1, &per_cpu),
-            of(rounds, &|r| r.flood),
-            [0, 1, 2].map(|i| format!("{:.2}", of(rounds, &|r| r.cpu[i]))).join("/"),
-            [0, 1].map(|i| format!("{:.0}", of(rounds, &|r| r.dropped[i]))).join("/"),
-            of(rounds, &|r| r.retries),
-            of(rounds, &|r| r.answers),
+            median_of(rounds, &scale),
+            format!("{min:.1}-{max:.1}"),
+            relative_to(0, &|r| r.rate),
+            relative_to(1, &|r| r.rate),
+            relative_to(1, &per_cpu),
+            median_of(rounds, &|r| r.flood),
+            [0, 1, 2].map(|i| format!("{:.2}", median_of(rounds, &|r| r.cpu[i]))).join("/"),
+            [0, 1].map(|i| format!("{:.0}", median_of(rounds, &|r| r.dropped[i]))).join("/"),
+            median_of(rounds, &|r| r.retries),
+            median_of(rounds, &|r| r.responses),
             rounds.iter().map(|r| r.failed).sum::<f64>(),
         );
     }
 }
 
 /// A NIC that this thread drives, with a queue pair in RTS.
-struct Bare {
+struct DrivenNic {
     nic: Nic,
     link: UdpLink,
     memory: Table,
@@ -483,8 +498,8 @@ struct Bare {
     end: End,
 }
 
-impl Bare {
-    fn new(ip: Ipv4Addr, peer: Ipv4Addr, buffer: usize) -> Result<Bare> {
+impl DrivenNic {
+    fn new(ip: Ipv4Addr, peer: Ipv4Addr, buffer: usize) -> Result<DrivenNic> {
         let link = UdpLink::bind(ip.into(), &UdpOptions { buffer, ..UdpOptions::default() })?;
         let port = PortAddresses { gids: [IpAddr::from(ip).into()].into(), src_port: link.info().src_port };
         let tuning = Tuning::default();
@@ -526,12 +541,12 @@ impl Bare {
             let attr = QpAttr { state: Some(to), ..all }.only(accepted_attrs(QpType::Rc, from, to));
             nic.modify_qp(Time(0), qpn, &attr, &memory, &mut tx)??;
         }
-        Ok(Bare { nic, link, memory, tx, end: End { qpn, psn: 5000, ip } })
+        Ok(DrivenNic { nic, link, memory, tx, end: End { qpn, psn: 5000, ip } })
     }
 
     /// Handles the received packets and sends the responses.
     fn turn(&mut self) -> io::Result<()> {
-        let Bare { nic, link, memory, tx, .. } = self;
+        let DrivenNic { nic, link, memory, tx, .. } = self;
         link.receive(Time(0), &mut |burst| nic.handle_burst(Time(0), &burst, memory, tx))?;
         nic.transmit(Time(0), memory, tx);
         if !tx.is_empty() {
@@ -545,18 +560,16 @@ impl Bare {
 
 /// Measures the CPU time of a packet of each kind, on a thread that drives a NIC whose socket holds 60 of
 /// them.
-fn costs(options: &Options) -> Result<()> {
-    const VOLLEYS: usize = 6;
-    const COUNT: usize = VOLLEYS * VOLLEY;
+fn packet_costs(options: &Options) -> Result<()> {
+    const BATCHES: usize = 6;
+    const COUNT: usize = BATCHES * FLOOD_BATCH;
     let rounds = if options.quick { 20 } else { 2000 };
-    let read = UdpSocket::bind((REQUESTER, ROCE_PORT))?;
-    read.set_nonblocking(true)?;
-    println!(
-        "CPU time of a packet of the flood in ns, from the socket to the answer; {rounds} times {COUNT}"
-    );
-    println!("{:<25} {:>7} {:>7} {:>12}", "flood", "least", "median", "answers");
+    let response_socket = UdpSocket::bind((REQUESTER, ROCE_PORT))?;
+    response_socket.set_nonblocking(true)?;
+    println!("CPU time per flood packet in ns, from the socket to the response; {rounds} rounds of {COUNT}");
+    println!("{:<25} {:>7} {:>7} {:>12}", "flood", "min", "median", "responses");
     for kind in [Control, Duplicate, AnyPsn, BadIcrc, Foreign, StaleSyndrome] {
-        let mut nic = Bare::new(RESPONDER, REQUESTER, options.buffer)?;
+        let mut nic = DrivenNic::new(RESPONDER, REQUESTER, options.buffer)?;
         // The NIC is the end that the packets are sent to: the requester if they are responses, otherwise the
         // responder.
         let ends = [End { qpn: Qpn::new(2), psn: 5000, ip: REQUESTER }, nic.end];
@@ -564,31 +577,31 @@ fn costs(options: &Options) -> Result<()> {
         let mut times = Vec::new();
         for _ in 0..rounds {
             let before = nic.nic.counters().rcvd_pkts;
-            for _ in 0..VOLLEYS {
-                flooder.volley(kind)?;
+            for _ in 0..BATCHES {
+                flooder.send_batch(kind)?;
             }
             let start = raw::cpu_time();
             if kind == Control {
-                flooder.read();
+                flooder.drain();
             } else {
                 while nic.nic.counters().rcvd_pkts - before < COUNT as u64 {
                     nic.turn()?;
                 }
             }
             times.push((raw::cpu_time() - start) as f64 / COUNT as f64);
-            while read.recv(&mut [0; 128]).is_ok() {}
+            while response_socket.recv(&mut [0; 128]).is_ok() {}
         }
-        let least = times.iter().copied().fold(f64::MAX, f64::min);
-        let what = if kind == Control { "a plain socket" } else { kind.name() };
-        let answers = nic.nic.counters().sent_pkts as f64 / (rounds * COUNT) as f64;
-        println!("{what:<25} {least:>7.0} {:>7.0} {answers:>12.3}", median(times));
+        let min = times.iter().copied().fold(f64::MAX, f64::min);
+        let name = if kind == Control { "a plain socket" } else { kind.name() };
+        let responses = nic.nic.counters().sent_pkts as f64 / (rounds * COUNT) as f64;
+        println!("{name:<25} {min:>7.0} {:>7.0} {responses:>12.3}", median(times));
     }
     Ok(())
 }
 
 fn main() -> Result<()> {
     if let Ok(buffer) = std::env::var(PEER) {
-        return be_peer(buffer.parse()?);
+        return run_peer(buffer.parse()?);
     }
     let args: Vec<String> = std::env::args().collect();
     let value = |name: &str| args.iter().position(|a| a == name).and_then(|i| args.get(i + 1)?.parse().ok());
@@ -597,7 +610,7 @@ fn main() -> Result<()> {
         rate: value("--rate").unwrap_or(50_000).max(1),
         buffer: value("--buffer").map_or(8 << 20, |n: u64| n as usize),
     };
-    costs(&options)?;
+    packet_costs(&options)?;
     for size in [64 << 10, 8] {
         measure(size, &options)?;
     }

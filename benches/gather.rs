@@ -1,6 +1,6 @@
-//! Compares copying the payload behind its headers, in one pass with its ICRC, as urxe does, with letting the
-//! kernel gather it from user memory: the cost of both, and the share of packets with a wrong ICRC if the
-//! memory changes while it is sent, as memory that a peer READs may.
+//! Compares copying the payload behind its headers, in one pass with its ICRC, as urxe does, with gathering
+//! by the kernel from user memory: the cost of both, and the share of packets with a wrong ICRC if the memory
+//! changes while it is sent, as memory that a peer READs may.
 
 #[path = "support/raw.rs"]
 #[allow(dead_code, reason = "each bench uses some of it")]
@@ -38,11 +38,11 @@ fn registered(buffer: &Buffer, table: &mut Table) -> HostSlice {
     // SAFETY: `main` owns both, and keeps the buffer until the last use of the table.
     let info =
         unsafe { table.register(PdId(1), MrExtent { addr: buffer.addr(), len, iova: 0, access }) }.unwrap();
-    let by = Accessor { pd: PdId(1), qpn: Qpn::new(2) };
-    table.local(by, info.lkey, 0, len as u32, Access::LOCAL_READ).unwrap()
+    let accessor = Accessor { pd: PdId(1), qpn: Qpn::new(2) };
+    table.local(accessor, info.lkey, 0, len as u32, Access::LOCAL_READ).unwrap()
 }
 
-/// The method of urxe: the payload is copied while its ICRC is computed, and the kernel takes contiguous
+/// The method of urxe: the payload is copied while its ICRC is computed, and the kernel sends contiguous
 /// bytes.
 struct Copied {
     queue: TxQueue,
@@ -57,9 +57,10 @@ impl Copied {
     }
 
     /// Returns the number of packets of a burst with a wrong ICRC.
-    fn spoilt(bytes: &[u8]) -> usize {
-        let wrong = |(i, packet): &(usize, &[u8])| !icrc::verify(&flow(), IpIdent::SENT, *i as u16, packet);
-        bytes.chunks(PACKET).enumerate().filter(wrong).count()
+    fn corrupted(bytes: &[u8]) -> usize {
+        let is_corrupted =
+            |(i, packet): &(usize, &[u8])| !icrc::verify(&flow(), IpIdent::SENT, *i as u16, packet);
+        bytes.chunks(PACKET).enumerate().filter(is_corrupted).count()
     }
 }
 
@@ -112,24 +113,24 @@ impl Gathered<'_> {
         }
     }
 
-    fn spoilt(bytes: &[u8]) -> usize {
-        let wrong = |packet: &&[u8]| {
+    fn corrupted(bytes: &[u8]) -> usize {
+        let is_corrupted = |packet: &&[u8]| {
             let (covered, trailer) = packet.split_at(packet.len() - ICRC_LEN);
             Gathered::icrc(&covered[BTH_LEN..]) != *trailer
         };
-        bytes.chunks(PACKET).filter(wrong).count()
+        bytes.chunks(PACKET).filter(is_corrupted).count()
     }
 }
 
 /// Sends bursts from memory that another thread changes and returns the share of packets with a wrong ICRC.
-fn share_spoilt(
+fn corrupted_fraction(
     memory: &Buffer,
     mut send: impl FnMut(&UdpSocket) -> io::Result<()>,
-    spoilt: fn(&[u8]) -> usize,
+    corrupted: fn(&[u8]) -> usize,
 ) -> io::Result<f64> {
     const BURSTS: usize = 5000;
     let (tx, rx) = raw::segmented_pair(PACKET)?;
-    let (done, mut buffer, mut bad) = (AtomicBool::new(false), vec![0; 65_536], 0);
+    let (done, mut buffer, mut corrupted_packets) = (AtomicBool::new(false), vec![0; 65_536], 0);
     thread::scope(|s| {
         s.spawn(|| {
             for n in 0.. {
@@ -143,11 +144,11 @@ fn share_spoilt(
         let outcome = (0..BURSTS).try_for_each(|_| {
             send(&tx)?;
             let n = rx.recv(&mut buffer)?;
-            bad += spoilt(&buffer[..n]);
+            corrupted_packets += corrupted(&buffer[..n]);
             Ok(())
         });
         done.store(true, Ordering::Relaxed);
-        outcome.map(|()| bad as f64 / (BURSTS * PACKETS) as f64)
+        outcome.map(|()| corrupted_packets as f64 / (BURSTS * PACKETS) as f64)
     })
 }
 
@@ -169,10 +170,10 @@ fn main() -> io::Result<()> {
             g.send as f64 / c.send as f64
         );
     }
-    let c = share_spoilt(&buffer, |tx| copied.send(tx), Copied::spoilt)?;
-    let g = share_spoilt(&buffer, |tx| gathered.send(tx), Gathered::spoilt)?;
+    let c = corrupted_fraction(&buffer, |tx| copied.send(tx), Copied::corrupted)?;
+    let g = corrupted_fraction(&buffer, |tx| gathered.send(tx), Gathered::corrupted)?;
     println!(
-        "memory that changes meanwhile: copied {:.2} % of the packets spoilt, gathered {:.2} %",
+        "memory modified while sending: packets with a wrong ICRC: copied {:.2} %, gathered {:.2} %",
         c * 100.0,
         g * 100.0
     );

@@ -58,7 +58,9 @@ impl Side {
 
     fn connect(&self, line: &str) -> Result<RemoteAddr> {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        let [ip, qpn, psn, va, rkey] = fields[..] else { return Err(format!("not a peer: {line:?}").into()) };
+        let [ip, qpn, psn, va, rkey] = fields[..] else {
+            return Err(format!("invalid connection parameters: {line:?}").into());
+        };
         let gid = Gid::from(ip.parse::<std::net::IpAddr>()?);
         let peer = Endpoint { gid, qpn: Qpn::new(qpn.parse()?), psn: Psn::new(psn.parse()?) };
         self.qp.connect(&peer, &ConnectOptions::default())?;
@@ -92,15 +94,15 @@ impl Side {
 }
 
 /// Runs the passive peer until standard input ends.
-fn be_peer(what: &str) -> Result<()> {
-    let (namespace, link) = what.split_once(' ').ok_or("no namespace")?;
+fn run_peer(namespace_and_link: &str) -> Result<()> {
+    let (namespace, link) = namespace_and_link.split_once(' ').ok_or("the peer argument has no namespace")?;
     if !link.contains("127.") {
         veth::enter(namespace);
     }
     let side = Side::new(link)?;
     println!("{}", side.describe());
     let mut lines = std::io::stdin().lines();
-    side.connect(&lines.next().ok_or("no peer")??)?;
+    side.connect(&lines.next().ok_or("no connection parameters on standard input")??)?;
     println!("connected");
     Ok(lines.try_for_each(|line| line.map(drop))?)
 }
@@ -122,12 +124,14 @@ fn writes(net: &Veth, options: &str, time: Duration) -> Result<f64> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
-    let mut says = BufReader::new(child.stdout.take().ok_or("no pipe")?).lines();
-    let mut stdin = child.stdin.take().ok_or("no pipe")?;
-    let mut line = move || says.next().ok_or("the peer ended")?.map_err(Box::<dyn std::error::Error>::from);
-    let theirs = line()?;
-    let side = net.within(0, || Side::new(&format!("packet:v0{options}")).map_err(|e| e.to_string()))?;
-    let remote = side.connect(&theirs)?;
+    let mut peer_output = BufReader::new(child.stdout.take().ok_or("the process has no pipe")?).lines();
+    let mut stdin = child.stdin.take().ok_or("the process has no pipe")?;
+    let mut line = move || {
+        peer_output.next().ok_or("the peer process exited")?.map_err(Box::<dyn std::error::Error>::from)
+    };
+    let peer_params = line()?;
+    let side = net.run_in(0, || Side::new(&format!("packet:v0{options}")).map_err(|e| e.to_string()))?;
+    let remote = side.connect(&peer_params)?;
     writeln!(stdin, "{}", side.describe())?;
     let _peer = Peer(child, Some(stdin));
     line()?;
@@ -139,7 +143,7 @@ fn writes(net: &Veth, options: &str, time: Duration) -> Result<f64> {
 fn burst_cost(net: &Veth, options: &str) -> Result<raw::BurstCost> {
     let open = |side: usize| -> Result<PacketLink> {
         let config = format!("packet:v{side}{options}").parse()?;
-        Ok(net.within(side, || PacketLink::open(config))?)
+        Ok(net.run_in(side, || PacketLink::open(config))?)
     };
     let (mut a, mut b) = (open(0)?, open(1)?);
     let flow = Flow::new(a.info().addresses[0], b.info().addresses[0], 4791);
@@ -149,21 +153,21 @@ fn burst_cost(net: &Veth, options: &str) -> Result<raw::BurstCost> {
     let key = unsafe {
         table.register(PdId(1), MrExtent { addr, len: memory.len(), iova: 0, access: Access::ALL })
     }
-    .ok_or("no room for a region")?
+    .ok_or("the memory table is full")?
     .lkey;
-    let by = Accessor { pd: PdId(1), qpn: Qpn::new(2) };
-    let slice = |i: u64| table.local(by, key, i * 4096, 4096, Access::LOCAL_READ);
+    let accessor = Accessor { pd: PdId(1), qpn: Qpn::new(2) };
+    let slice = |i: u64| table.local(accessor, key, i * 4096, 4096, Access::LOCAL_READ);
     let slices: Vec<HostSlice> = (0..15).map(slice).collect::<std::result::Result<_, _>>()?;
     let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
     let mut queue = TxQueue::new(a.info().burst);
     queue.push(&flow, headers, Payload::Bytes(&[0; 8]));
     // Runs both links until a first packet arrives, and so until the neighbour is resolved.
-    let mut got = 0;
+    let mut received = 0;
     a.transmit(Time(0), &queue)?;
     let start = Instant::now();
-    while got == 0 {
+    while received == 0 {
         a.receive(Time(start.elapsed().as_nanos() as u64), &mut |_| {})?;
-        got += b.receive(Time(0), &mut |_| {})?;
+        received += b.receive(Time(0), &mut |_| {})?;
     }
     let send = || {
         queue.clear();
@@ -171,9 +175,9 @@ fn burst_cost(net: &Veth, options: &str) -> Result<raw::BurstCost> {
         a.transmit(Time(0), &queue)
     };
     let receive = || {
-        let mut got = 0;
-        while got < 15 {
-            got += b.receive(Time(0), &mut |burst| {
+        let mut received = 0;
+        while received < 15 {
+            received += b.receive(Time(0), &mut |burst| {
                 assert!(burst.packets().all(|(i, p)| icrc::verify(&burst.flow, burst.ident, i, p)));
             })?;
         }
@@ -183,8 +187,8 @@ fn burst_cost(net: &Veth, options: &str) -> Result<raw::BurstCost> {
 }
 
 fn main() -> Result<()> {
-    if let Ok(what) = std::env::var(PEER) {
-        return be_peer(&what);
+    if let Ok(value) = std::env::var(PEER) {
+        return run_peer(&value);
     }
     let net = Veth::new(4500);
     let costs = [
@@ -192,8 +196,8 @@ fn main() -> Result<()> {
         ("link", burst_cost(&net, "")?),
         ("link, offload=off", burst_cost(&net, ",offload=off")?),
     ];
-    println!("CPU time of a burst of 15 datagrams of some 4 KiB, sending + receiving, ns:");
-    costs.iter().for_each(|(what, cost)| println!("  {what}: {} + {}", cost.send, cost.receive));
+    println!("CPU time of a burst of 15 datagrams of about 4 KiB, sending + receiving, ns:");
+    costs.iter().for_each(|(name, cost)| println!("  {name}: {} + {}", cost.send, cost.receive));
     println!("Gb/s over a veth: raw datagrams of 4172 bytes; RC WRITEs of 64 KiB at an MTU of 4096");
     println!("{:>10} {:>10} {:>12} {:>9} {:>7}", "raw plain", "raw USO", "offload=off", "on", "on/USO");
     let time = Duration::from_secs(1);

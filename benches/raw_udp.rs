@@ -8,7 +8,7 @@ use std::time::Duration;
 
 fn main() -> std::io::Result<()> {
     let t = raw::throughput(4172, 15, Duration::from_secs(2))?;
-    println!("raw UDP, 15 x 4172 bytes a call: {:.1} Gb/s, {:.3} % lost", t.gbps, t.lost * 100.0);
+    println!("raw UDP, 15 x 4172 bytes per call: {:.1} Gb/s, {:.3} % lost", t.gbps, t.lost * 100.0);
     let c = raw::burst_cost(4172, 15)?;
     println!("raw UDP, CPU time of such a call: sending {} ns, receiving {} ns", c.send, c.receive);
     for bytes in [8, 64, 4172] {

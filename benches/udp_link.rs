@@ -27,24 +27,24 @@ fn headers() -> Headers {
     Headers { bth: Bth { opcode: Opcode(0x04), ..Bth::default() }, ..Headers::default() }
 }
 
-/// Receives until packets arrive; returns whether every ICRC was right.
+/// Receives until packets arrive; returns whether every ICRC is valid.
 fn wait(link: &mut UdpLink, done: &AtomicBool) -> bool {
-    let mut good = true;
+    let mut are_valid = true;
     while !done.load(Ordering::Relaxed) {
         let n = link.receive(Time(0), &mut |burst| {
-            good &= burst.packets().all(|(i, p)| icrc::verify(&burst.flow, burst.ident, i, p));
+            are_valid &= burst.packets().all(|(i, p)| icrc::verify(&burst.flow, burst.ident, i, p));
         });
         if n.unwrap() > 0 {
             break;
         }
     }
-    good
+    are_valid
 }
 
 /// Measures half the round trip of a packet with this much payload, with ICRCs computed and verified.
 fn ping_pong(payload: usize, rounds: usize) -> raw::HalfRoundTrip {
     let (mut a, mut b) = (bind("127.77.0.1"), bind("127.77.0.2"));
-    let (there, back) = (flow(&a, &b), flow(&b, &a));
+    let (to_b, to_a) = (flow(&a, &b), flow(&b, &a));
     let (done, bytes) = (AtomicBool::new(false), vec![7; payload]);
     let send = |link: &mut UdpLink, q: &mut TxQueue, flow: &Flow| {
         q.clear();
@@ -56,14 +56,14 @@ fn ping_pong(payload: usize, rounds: usize) -> raw::HalfRoundTrip {
             let mut q = TxQueue::new(b.info().burst);
             while !done.load(Ordering::Relaxed) {
                 assert!(wait(&mut b, &done));
-                send(&mut b, &mut q, &back);
+                send(&mut b, &mut q, &to_a);
             }
         });
         let mut q = TxQueue::new(a.info().burst);
         let mut times = Vec::new();
         for round in 0..rounds + 2000 {
             let start = Instant::now();
-            send(&mut a, &mut q, &there);
+            send(&mut a, &mut q, &to_b);
             assert!(wait(&mut a, &done));
             if round >= 2000 {
                 times.push(start.elapsed().as_nanos() as u64 / 2);
@@ -96,14 +96,14 @@ fn slices(memory: &mut [u8], table: &mut Table) -> Vec<HostSlice> {
 /// Measures the CPU time of such a burst, with ICRCs computed and verified.
 fn burst_cost() -> raw::BurstCost {
     let (mut a, mut b) = (bind("127.77.0.5"), bind("127.77.0.6"));
-    let there = flow(&a, &b);
+    let to_b = flow(&a, &b);
     let (mut memory, mut table) = (vec![0x5a; 15 * 4096], Table::new());
     let slices = slices(&mut memory, &mut table);
     let mut q = TxQueue::new(a.info().burst);
     let done = AtomicBool::new(false);
     let send = || {
         q.clear();
-        slices.iter().for_each(|s| q.push(&there, headers(), Payload::Host(&[*s])));
+        slices.iter().for_each(|s| q.push(&to_b, headers(), Payload::Host(&[*s])));
         a.transmit(Time(0), &q)
     };
     let receive = || {
@@ -117,8 +117,8 @@ fn burst_cost() -> raw::BurstCost {
 /// with ICRCs computed and verified.
 fn throughput(time: Duration) -> f64 {
     let (mut a, mut b) = (bind("127.77.0.3"), bind("127.77.0.4"));
-    let there = flow(&a, &b);
-    let ahead = (b.info().window as u64).min(1 << 20);
+    let to_b = flow(&a, &b);
+    let max_ahead = (b.info().window as u64).min(1 << 20);
     let (mut memory, mut table) = (vec![0x5a; 15 * 4096], Table::new());
     let slices = slices(&mut memory, &mut table);
     let (received, done) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -139,12 +139,12 @@ fn throughput(time: Duration) -> f64 {
         let mut q = TxQueue::new(a.info().burst);
         let (start, mut sent) = (Instant::now(), 0u64);
         while start.elapsed() < time {
-            if sent - received.load(Ordering::Acquire) > ahead {
+            if sent - received.load(Ordering::Acquire) > max_ahead {
                 thread::yield_now();
                 continue;
             }
             q.clear();
-            slices.iter().for_each(|s| q.push(&there, headers(), Payload::Host(&[*s])));
+            slices.iter().for_each(|s| q.push(&to_b, headers(), Payload::Host(&[*s])));
             a.transmit(Time(0), &q).unwrap();
             sent += q.bytes() as u64;
         }

@@ -1,31 +1,32 @@
-//! Tells the linker of the version nodes that programs ask for; which function is in which, `export!` says.
+//! Passes the version nodes that programs require to the linker; `export!` assigns the functions to them.
 
 use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
 
-/// libibverbs' public nodes.
+/// Minor version of the newest public node of libibverbs.
 const NEWEST: u32 = 18;
-/// librdmacm's.
+/// Minor version of the newest public node of librdmacm.
 const NEWEST_CM: u32 = 5;
-/// Those of its private interface to drivers, one for each change of it: 34 is of releases 34 to 56.
-/// Libraries of vendors (libmlx5, libefa) do not load without theirs.
+/// Nodes of the private interface of libibverbs to drivers, one for each change of it: 34 is that of releases
+/// 34 to 56. Vendor libraries (libmlx5, libefa) do not load without theirs.
 const PRIVATE: [u32; 5] = [34, 57, 59, 64, 65];
 
 fn main() {
     let mut script = String::new();
     for (node, newest) in [("IBVERBS", NEWEST), ("RDMACM", NEWEST_CM)] {
-        writeln!(script, "{node}_1.0 {{ }};").expect("a string takes all");
+        writeln!(script, "{node}_1.0 {{ }};").expect("writing to a String never fails");
         for minor in 1..=newest {
-            writeln!(script, "{node}_1.{minor} {{ }} {node}_1.{};", minor - 1).expect("a string takes all");
+            writeln!(script, "{node}_1.{minor} {{ }} {node}_1.{};", minor - 1)
+                .expect("writing to a String never fails");
         }
     }
     for number in PRIVATE {
-        writeln!(script, "IBVERBS_PRIVATE_{number} {{ }};").expect("a string takes all");
+        writeln!(script, "IBVERBS_PRIVATE_{number} {{ }};").expect("writing to a String never fails");
     }
-    let dir = env::var("OUT_DIR").expect("cargo sets it");
+    let dir = env::var("OUT_DIR").expect("cargo sets OUT_DIR");
     let path = Path::new(&dir).join("versions");
-    fs::write(&path, script).expect("cargo's own directory can be written to");
+    fs::write(&path, script).expect("cannot write to OUT_DIR");
     for arg in [
         &format!("--version-script={}", path.display()),
         "-soname,libibverbs.so.1",

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::verbs::*;
 
-struct Counting;
+struct CountingAllocator;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
 // SAFETY: every method forwards its arguments unchanged to the system allocator, which fulfils the contract.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the caller guarantees the same contract for `layout`.
@@ -45,11 +45,11 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const LARGEST: usize = 1 << 20;
 /// Length of the longest list of work requests.
-const LONGEST: usize = 64;
+const MAX_LIST: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
@@ -60,137 +60,138 @@ enum Kind {
     Session,
 }
 
-struct Ends {
+struct Endpoints {
     a: TestEndpoint,
     b: TestEndpoint,
-    ours: Mr,
-    theirs: Mr,
+    requester_mr: Mr,
+    responder_mr: Mr,
     completions: Vec<Completion>,
 }
 
-impl Ends {
-    fn new(a: TestEndpoint, b: TestEndpoint) -> Ends {
-        let ours = a.pd.reg_mr(LARGEST, Access::ALL).unwrap();
-        let theirs = b.pd.reg_mr(LARGEST, Access::ALL).unwrap();
-        Ends { a, b, ours, theirs, completions: Vec::with_capacity(64) }
+impl Endpoints {
+    fn new(a: TestEndpoint, b: TestEndpoint) -> Endpoints {
+        let requester_mr = a.pd.reg_mr(LARGEST, Access::ALL).unwrap();
+        let responder_mr = b.pd.reg_mr(LARGEST, Access::ALL).unwrap();
+        Endpoints { a, b, requester_mr, responder_mr, completions: Vec::with_capacity(64) }
     }
 
-    /// Exchanges messages, `depth` at a time, each lot complete before the next: posted one by one, each with
-    /// a completion, or as a list with one completion at its end. The application of the passive side takes
-    /// no part in WRITEs and READs: its NIC's background thread responds.
-    fn exchange(&mut self, kind: Kind, listed: bool, len: usize, depth: usize, lots: usize) {
-        let (ours, theirs) = ([self.ours.sge(0..len)], [self.theirs.sge(0..len)]);
-        let remote = self.theirs.remote(0);
-        for lot in 0..lots {
+    /// Exchanges messages, `depth` at a time, each batch complete before the next: posted one by one, each
+    /// with a completion, or as a list with one completion at its end. In WRITEs and READs the application of
+    /// the responder is idle: the background thread of its NIC responds.
+    fn exchange(&mut self, kind: Kind, in_list: bool, len: usize, depth: usize, batches: usize) {
+        let (local_sges, recv_sges) = ([self.requester_mr.sge(0..len)], [self.responder_mr.sge(0..len)]);
+        let remote = self.responder_mr.remote(0);
+        for batch in 0..batches {
             if matches!(kind, Kind::Session) {
                 self.session(len, depth, remote);
                 continue;
             }
             if matches!(kind, Kind::Send) {
                 for id in 0..depth as u64 {
-                    self.b.qp.post_recv(&RecvWr { wr_id: id, sges: &theirs }).unwrap();
+                    self.b.qp.post_recv(&RecvWr { wr_id: id, sges: &recv_sges }).unwrap();
                 }
             }
             // The last `depth` entries form the lot; an array needs no allocation.
-            let wrs: [SendWr<'_>; LONGEST] = std::array::from_fn(|i| {
-                let id = (lot * LONGEST + i) as u64;
+            let wrs: [SendWr<'_>; MAX_LIST] = std::array::from_fn(|i| {
+                let id = (batch * MAX_LIST + i) as u64;
                 let wr = match kind {
-                    Kind::Send => SendWr::send(id, &ours),
-                    Kind::Write => SendWr::write(id, &ours, remote),
-                    Kind::Read => SendWr::read(id, &ours, remote),
-                    Kind::Session => unreachable!("posted above"),
+                    Kind::Send => SendWr::send(id, &local_sges),
+                    Kind::Write => SendWr::write(id, &local_sges, remote),
+                    Kind::Read => SendWr::read(id, &local_sges, remote),
+                    Kind::Session => unreachable!("handled above"),
                 };
-                let signaled = !listed || i + 1 == LONGEST;
+                let signaled = !in_list || i + 1 == MAX_LIST;
                 SendWr { flags: SendFlags { signaled, ..SendFlags::default() }, ..wr }
             });
-            let wrs = &wrs[LONGEST - depth..];
-            let mut missing = if listed { 1 } else { depth };
+            let wrs = &wrs[MAX_LIST - depth..];
+            let mut pending = if in_list { 1 } else { depth };
             if matches!(kind, Kind::Send) {
-                missing += depth;
+                pending += depth;
             }
-            match listed {
+            match in_list {
                 true => self.a.qp.post_send_list(wrs).unwrap(),
                 false => wrs.iter().for_each(|wr| self.a.qp.post_send(wr).unwrap()),
             }
             let begin = Instant::now();
-            while missing > 0 {
+            while pending > 0 {
                 self.completions.clear();
-                missing -= self.a.cq.poll(64, &mut self.completions).unwrap();
+                pending -= self.a.cq.poll(64, &mut self.completions).unwrap();
                 if matches!(kind, Kind::Send) {
-                    missing -= self.b.cq.poll(64, &mut self.completions).unwrap();
+                    pending -= self.b.cq.poll(64, &mut self.completions).unwrap();
                 }
                 assert!(self.completions.iter().all(|c| c.status == WcStatus::Success));
                 assert!(
                     begin.elapsed() < Duration::from_secs(30),
-                    "{kind:?} of {len} bytes does not complete"
+                    "{kind:?} of {len} bytes did not complete within 30 s"
                 );
             }
         }
     }
 
     fn session(&mut self, len: usize, depth: usize, remote: RemoteAddr) {
-        let (ours, theirs) = (self.ours.sge(0..len), [self.theirs.sge(0..64)]);
+        let (sge, recv_sges) = (self.requester_mr.sge(0..len), [self.responder_mr.sge(0..64)]);
         let sends = depth / 2;
         for id in 0..sends as u64 {
-            self.b.qp.post_recv(&RecvWr { wr_id: id, sges: &theirs }).unwrap();
+            self.b.qp.post_recv(&RecvWr { wr_id: id, sges: &recv_sges }).unwrap();
         }
         // An aborted batch reuses its memory as a completed one does.
-        let mut given_up = self.a.qp.wr_start();
-        given_up.wr_rdma_write(remote).set_sge(ours);
-        given_up.abort();
+        let mut aborted = self.a.qp.wr_start();
+        aborted.wr_rdma_write(remote).set_sge(sge);
+        aborted.abort();
         let mut wr = self.a.qp.wr_start();
         for i in 0..depth {
             wr.wr_id = i as u64;
             if i < sends {
                 wr.wr_send().set_inline_data_list(&[b"in", b"line"]);
             } else {
-                wr.wr_rdma_write(remote).set_sge(ours);
+                wr.wr_rdma_write(remote).set_sge(sge);
             }
         }
         wr.complete().unwrap();
-        let mut missing = depth + sends;
+        let mut pending = depth + sends;
         let begin = Instant::now();
-        while missing > 0 {
+        while pending > 0 {
             for cq in [&self.a.cq, &self.b.cq] {
                 let mut poll = cq.start_poll();
                 while let Some(wc) = poll.next_poll().unwrap() {
                     assert_eq!((wc.status(), wc.completion_timestamp() > 0), (WcStatus::Success, true));
-                    missing -= 1;
+                    pending -= 1;
                 }
             }
-            assert!(begin.elapsed() < Duration::from_secs(30), "a session does not complete");
+            assert!(begin.elapsed() < Duration::from_secs(30), "a session did not complete within 30 s");
         }
     }
 
-    /// Returns the number of allocations for a number of messages after the warm-up, as the least of several
-    /// tries. A thread that was preempted at the wrong moment queues more than ever before, and buffers grow
-    /// once to hold that; the cost of each message recurs in every try.
-    fn count(&mut self, kind: Kind, listed: bool, len: usize, depth: usize, lots: usize) -> u64 {
-        let mut least = u64::MAX;
+    /// Returns the number of allocations for a number of messages after the warm-up, as the minimum of
+    /// several attempts. A thread that is preempted may queue more than before, and buffers grow once for
+    /// that; allocations for each message occur in every attempt.
+    fn count(&mut self, kind: Kind, in_list: bool, len: usize, depth: usize, batches: usize) -> u64 {
+        let mut min = u64::MAX;
         for _ in 0..8 {
             let before = ALLOCATIONS.load(Ordering::SeqCst);
-            self.exchange(kind, listed, len, depth, lots);
-            least = least.min(ALLOCATIONS.load(Ordering::SeqCst) - before);
-            if least == 0 {
+            self.exchange(kind, in_list, len, depth, batches);
+            min = min.min(ALLOCATIONS.load(Ordering::SeqCst) - before);
+            if min == 0 {
                 break;
             }
         }
-        least
+        min
     }
 }
 
-fn measure(name: &str, mut ends: Ends) -> Vec<String> {
+fn measure(name: &str, mut endpoints: Endpoints) -> Vec<String> {
     let mut found = Vec::new();
     let kinds =
         [Kind::Send, Kind::Write, Kind::Read].into_iter().flat_map(|kind| [(kind, false), (kind, true)]);
     let kinds: Vec<_> = kinds.chain([(Kind::Session, false)]).collect();
-    for (len, depth, lots) in
-        [(8, 1, 2000), (8, 16, 500), (8, LONGEST, 200), (64 << 10, 4, 100), (LARGEST, 2, 20)]
+    for (len, depth, batches) in
+        [(8, 1, 2000), (8, 16, 500), (8, MAX_LIST, 200), (64 << 10, 4, 100), (LARGEST, 2, 20)]
     {
-        for (kind, listed) in &kinds {
-            let n = ends.count(*kind, *listed, len, depth, lots);
-            let how = if *listed { "in lists" } else { "one by one" };
-            let line = format!("{name}: {n} allocations for {} {kind:?} of {len} bytes, {how}", depth * lots);
+        for (kind, in_list) in &kinds {
+            let n = endpoints.count(*kind, *in_list, len, depth, batches);
+            let mode = if *in_list { "in lists" } else { "one by one" };
+            let line =
+                format!("{name}: {n} allocations for {} {kind:?} of {len} bytes, {mode}", depth * batches);
             println!("{line}");
             found.extend((n > 0).then_some(line));
         }
@@ -208,14 +209,14 @@ fn on_udp(ip: &str, shards: usize) -> TestEndpoint {
 #[test]
 fn messages_do_not_allocate_after_warm_up() {
     let (a, b) = Fabric::new().pair().unwrap();
-    let mut found = measure("fabric", Ends::new(a, b));
+    let mut found = measure("fabric", Endpoints::new(a, b));
 
     for (shards, name) in [(1, "udp"), (2, "udp, two shards")] {
         let (a, b) = (on_udp("127.83.1.1", shards), on_udp("127.83.1.2", shards));
         a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
         b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
-        found.extend(measure(name, Ends::new(a, b)));
+        found.extend(measure(name, Endpoints::new(a, b)));
     }
-    assert!(ALLOCATIONS.load(Ordering::SeqCst) > 0, "the counter counts");
+    assert!(ALLOCATIONS.load(Ordering::SeqCst) > 0, "the allocator counts no allocations");
     assert!(found.is_empty(), "{found:#?}");
 }

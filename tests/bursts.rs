@@ -1,4 +1,4 @@
-//! Tests of bursts of packets in the transmit queue: when payload is copied, and how many bytes go together.
+//! Tests of packet bursts in the transmit queue: when payload is copied, and how many bytes a burst holds.
 
 mod support;
 
@@ -19,8 +19,8 @@ fn headers() -> Headers {
 /// Registers memory and returns a slice of it.
 fn memory(table: &mut Table, len: usize) -> (Region, HostSlice) {
     let region = Region::new(table, PD, len, 0x1000, Access::ALL);
-    let by = Accessor { pd: PD, qpn: Qpn::new(2) };
-    let slice = table.local(by, region.info.lkey, 0x1000, len as u32, Access::LOCAL_READ).unwrap();
+    let accessor = Accessor { pd: PD, qpn: Qpn::new(2) };
+    let slice = table.local(accessor, region.info.lkey, 0x1000, len as u32, Access::LOCAL_READ).unwrap();
     (region, slice)
 }
 
@@ -30,7 +30,7 @@ fn payload_is_copied_when_pushed_or_deferred_with_its_icrc() {
     for len in [0, 1, 512, 513, 4096] {
         let (region, slice) = memory(&mut table, len);
         region.write(0, &vec![1; len]);
-        for (new, is_copied_late) in
+        for (new, is_deferred) in
             [(TxQueue::new as fn(_) -> _, false), (TxQueue::with_deferred_icrc, len > 512)]
         {
             let mut queue = new(BurstLimits::SEGMENTED);
@@ -38,13 +38,13 @@ fn payload_is_copied_when_pushed_or_deferred_with_its_icrc() {
             queue.push(&flow(), headers(), Payload::Host(&[slice]));
             assert!(!queue.is_empty());
             let burst = queue.bursts().next().unwrap();
-            assert_eq!(burst.as_bytes().is_none(), is_copied_late, "{len} bytes");
+            assert_eq!(burst.as_bytes().is_none(), is_deferred, "{len} bytes");
             // The application may write at any time, and the ICRC must match the sent bytes in each case.
             region.write(0, &vec![2; len]);
             let mut bytes = Vec::new();
             burst.copy_to(&mut bytes);
             assert!(icrc::verify(&flow(), IpIdent::SENT, 0, &bytes));
-            let expected = if is_copied_late { 2 } else { 1 };
+            let expected = if is_deferred { 2 } else { 1 };
             assert_eq!(Packet::parse(&bytes).unwrap().payload(), vec![expected; len]);
             region.write(0, &vec![1; len]);
         }
@@ -71,19 +71,19 @@ fn corrupted_packet_differs_in_one_bit_of_one_byte() {
     let mut packet = Vec::new();
     queue.bursts().next().unwrap().copy_to(&mut packet);
     for at in 0..packet.len() {
-        let mut broken = TxQueue::new(BurstLimits::SINGLE);
-        broken.push_raw(&flow(), 0, &packet, Some(at));
+        let mut corrupted = TxQueue::new(BurstLimits::SINGLE);
+        corrupted.push_raw(&flow(), 0, &packet, Some(at));
         let mut bytes = Vec::new();
-        broken.bursts().next().unwrap().copy_to(&mut bytes);
+        corrupted.bursts().next().unwrap().copy_to(&mut bytes);
         let mut expected = packet.clone();
         expected[at] ^= 0x20;
         assert_eq!(bytes, expected);
     }
-    // An index beyond the end breaks no byte.
-    let mut whole = TxQueue::new(BurstLimits::SINGLE);
-    whole.push_raw(&flow(), 0, &packet, Some(packet.len()));
+    // An index beyond the end corrupts no byte.
+    let mut intact = TxQueue::new(BurstLimits::SINGLE);
+    intact.push_raw(&flow(), 0, &packet, Some(packet.len()));
     let mut bytes = Vec::new();
-    whole.bursts().next().unwrap().copy_to(&mut bytes);
+    intact.bursts().next().unwrap().copy_to(&mut bytes);
     assert_eq!(bytes, packet);
 }
 
@@ -100,19 +100,19 @@ fn bytes_too_short_for_a_packet_are_copied_unchanged() {
     }
 }
 
-/// Returns the bytes of all bursts, copied whole and packet by packet.
+/// Returns the bytes of each burst, after a check that copying packet by packet has the same result.
 fn copied(queue: &TxQueue) -> Vec<Vec<u8>> {
-    let both = |burst: TxBurst<'_>| {
-        let (mut whole, mut parts, mut copier) = (Vec::new(), Vec::new(), burst.copier());
-        burst.copy_to(&mut whole);
+    let copy = |burst: TxBurst<'_>| {
+        let (mut at_once, mut one_by_one, mut copier) = (Vec::new(), Vec::new(), burst.copier());
+        burst.copy_to(&mut at_once);
         let mut packets = 0;
-        while copier.copy_next(&mut parts) {
+        while copier.copy_next(&mut one_by_one) {
             packets += 1;
         }
-        assert_eq!((packets, &parts), (burst.packets, &whole));
-        whole
+        assert_eq!((packets, &one_by_one), (burst.packets, &at_once));
+        at_once
     };
-    queue.bursts().map(both).collect()
+    queue.bursts().map(copy).collect()
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn deferred_icrcs_match_the_immediate_ones() {
     let (region, slice) = memory(&mut table, 8192);
     region.write(0, &(0..8192u32).map(|i| ((i * i) >> 7) as u8).collect::<Vec<_>>());
     for lens in [&[4096, 4096, 1001][..], &[513], &[600, 300, 600], &[512, 512], &[4097, 4097, 4094], &[0]] {
-        let [sealed, with_deferred_icrc] = [TxQueue::new, TxQueue::with_deferred_icrc].map(|new| {
+        let [immediate, deferred] = [TxQueue::new, TxQueue::with_deferred_icrc].map(|new| {
             let mut queue = new(BurstLimits::SEGMENTED);
             for len in lens {
                 let (first, rest) = slice.split_at(*len).0.split_at(len / 3);
@@ -129,7 +129,7 @@ fn deferred_icrcs_match_the_immediate_ones() {
             }
             copied(&queue)
         });
-        assert_eq!(sealed, with_deferred_icrc, "{lens:?}");
+        assert_eq!(immediate, deferred, "{lens:?}");
     }
 }
 
@@ -143,8 +143,8 @@ fn bulk_send_equals_its_single_packets() {
     {
         let mut headers = headers();
         headers.bth.psn = Psn::new(0xff_fffe);
-        let (mut run, mut single) = (new(BurstLimits::SEGMENTED), new(BurstLimits::SEGMENTED));
-        run.push_bulk(&flow(), headers, slice, each);
+        let (mut bulk, mut single) = (new(BurstLimits::SEGMENTED), new(BurstLimits::SEGMENTED));
+        bulk.push_bulk(&flow(), headers, slice, each);
         let mut rest = slice;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(each);
@@ -153,7 +153,7 @@ fn bulk_send_equals_its_single_packets() {
             rest = later;
         }
         assert_eq!(
-            (copied(&run), run.packets(), run.bytes()),
+            (copied(&bulk), bulk.packets(), bulk.bytes()),
             (copied(&single), single.packets(), single.bytes())
         );
     }

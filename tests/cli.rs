@@ -15,7 +15,7 @@ use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::verbs::*;
 use urxe::wire::{Flow, IpIdent, Packet, icrc};
 
-const SOON: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn urxe(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_urxe"));
@@ -30,11 +30,11 @@ fn stdout(output: &Output) -> String {
 /// Returns the error message of a command that must fail, which is one line.
 fn failure(args: &[&str]) -> String {
     let output = urxe(args).output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
-    assert_eq!(said.lines().count(), 1, "{args:?}: {said}");
-    assert!(said.starts_with("urxe: "), "{said}");
-    said
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{args:?}: {stderr}");
+    assert!(stderr.starts_with("urxe: "), "{stderr}");
+    stderr
 }
 
 #[test]
@@ -53,20 +53,20 @@ fn demo_shows_every_operation_and_the_loss() {
         "RC CmpSwap",
         "RC FetchAdd",
         "RC ATOMIC Acknowledge",
-        "LOST on purpose",
+        "DROPPED by the fault rule",
         "NAK: PSN sequence error",
         "RNR NAK: wait 640µs",
-        "↻ again",
+        "↻ retransmission",
         "RC ATOMIC WRITE",
         "RC FLUSH",
         "RC SEND Only Invalidate",
-        "All 10 operations completed and all data is right",
+        "All 10 operations completed with correct data",
         "wireshark demo.pcapng",
     ] {
         assert!(text.contains(needle), "{needle:?} is not in\n{text}");
     }
-    assert_eq!(text.matches("LOST on purpose\n").count(), 1);
-    assert!(!text.contains('\x1b'), "no colour where nobody sees it");
+    assert_eq!(text.matches("DROPPED by the fault rule\n").count(), 1);
+    assert!(!text.contains('\x1b'), "escape sequence in output that is not to a terminal");
     let packets = text.lines().filter(|l| l.contains("A → B") || l.contains("A ← B")).count();
     check_capture(&dir.path().join("demo.pcapng"), packets);
 }
@@ -113,7 +113,7 @@ fn check_capture(path: &Path, packets: usize) {
     let tshark = Command::new("tshark").args(["-Y", "_ws.malformed", "-r"]).arg(path).output();
     match tshark {
         Ok(output) => assert!(output.status.success() && output.stdout.is_empty(), "{output:?}"),
-        Err(_) => eprintln!("tshark is not installed; its opinion was not asked for"),
+        Err(_) => eprintln!("tshark is not installed: check for malformed packets skipped"),
     }
 }
 
@@ -142,60 +142,73 @@ fn devinfo_lists_links_and_describes_one() {
 }
 
 #[test]
-fn invalid_command_line_is_refused_with_the_reason() {
+fn invalid_command_line_is_rejected_with_the_reason() {
     for (args, reason) in [
-        (&["serve", "--link", "ib0"][..], "there is no link 'ib0'"),
-        (&["serve", "--link", "udp:10.0.0"], "'10.0.0' is no IP address"),
-        (&["serve", "--fault", "lose=3"], "'lose' is no action"),
-        (&["serve", "--mtu", "1500"], "'1500' is no path MTU"),
+        (&["serve", "--link", "ib0"][..], "unknown link 'ib0'"),
+        (&["serve", "--link", "udp:10.0.0"], "'10.0.0' is not an IP address"),
+        (&["serve", "--fault", "lose=3"], "unknown action 'lose'"),
+        (&["serve", "--mtu", "1500"], "invalid path MTU '1500'"),
         (
             &["serve", "--personality", "efa"],
-            "there is no personality 'efa': there are default, strict, mlx5, rxe",
+            "unknown personality 'efa': use one of default, strict, mlx5, rxe",
         ),
-        (&["serve", "--size", "1T"], "'1T' is no size"),
-        (&["serve", "--peer", "10.0.0.1"], "write GID,QPN,PSN"),
+        (&["serve", "--size", "1T"], "invalid size '1T'"),
+        (&["serve", "--peer", "10.0.0.1"], "expected GID,QPN,PSN"),
         (&["demo", "--capture", "x", "--no-capture"], "cannot be used with"),
         (&["dance"], "unrecognized subcommand"),
     ] {
         let output = urxe(args).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
-        assert!(said.lines().next().unwrap().contains(reason), "{args:?}: {said}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+        assert!(stderr.lines().next().unwrap().contains(reason), "{args:?}: {stderr}");
     }
 }
 
 #[test]
 fn missing_or_busy_resource_is_reported_in_one_line() {
-    let said = failure(&["serve", "--port", "0", "--link", "packet:nosuch0"]);
-    assert!(said.contains("no interface \"nosuch0\": there are") && said.contains("lo"), "{said}");
+    let stderr = failure(&["serve", "--port", "0", "--link", "packet:nosuch0"]);
+    assert!(stderr.contains("interface \"nosuch0\" does not exist") && stderr.contains("lo"), "{stderr}");
 
-    let taken: IpAddr = Ipv4Addr::new(127, 92, 0, 2).into();
-    let _socket = UdpSocket::bind((taken, 4791)).unwrap();
-    let said = failure(&["serve", "--port", "0", "--link", "udp:127.92.0.2"]);
-    assert!(said.contains(&format!("4791 of {taken} is taken by process {}", std::process::id())), "{said}");
+    let in_use: IpAddr = Ipv4Addr::new(127, 92, 0, 2).into();
+    let _socket = UdpSocket::bind((in_use, 4791)).unwrap();
+    let stderr = failure(&["serve", "--port", "0", "--link", "udp:127.92.0.2"]);
+    assert!(
+        stderr.contains(&format!("4791 of {in_use} is in use by process {}", std::process::id())),
+        "{stderr}"
+    );
 
-    let said = failure(&["serve", "--port", "0", "--link", "udp:203.0.113.77"]);
-    assert!(said.contains("203.0.113.77 is no address of this machine"), "{said}");
+    let stderr = failure(&["serve", "--port", "0", "--link", "udp:203.0.113.77"]);
+    assert!(stderr.contains("203.0.113.77 is not an address of this machine"), "{stderr}");
 
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = tcp.local_addr().unwrap().port().to_string();
-    let said = failure(&["serve", "--port", &port, "--link", "udp:127.92.0.3"]);
-    assert!(said.contains(&format!("TCP port {port} is taken")) && said.contains("--port"), "{said}");
+    let stderr = failure(&["serve", "--port", &port, "--link", "udp:127.92.0.3"]);
+    assert!(
+        stderr.contains(&format!("TCP port {port} is already in use")) && stderr.contains("--port"),
+        "{stderr}"
+    );
 
-    let said = failure(&["serve", "--port", "0", "--link", "udp:127.92.0.4", "--peer", "::1,1,1"]);
-    assert!(said.contains("the peer is at ::1") && said.contains("IPv4 only"), "{said}");
+    let stderr = failure(&["serve", "--port", "0", "--link", "udp:127.92.0.4", "--peer", "::1,1,1"]);
+    assert!(
+        stderr.contains("the peer's address is ::1") && stderr.contains("IPv4 addresses only"),
+        "{stderr}"
+    );
 
-    let said = failure(&["serve", "--port", "0", "--link", "udp:127.92.0.5", "--gid", "3"]);
-    assert!(said.contains("no GID 3 on udp 127.92.0.5: it has 0 (127.92.0.5)"), "{said}");
+    let stderr = failure(&["serve", "--port", "0", "--link", "udp:127.92.0.5", "--gid", "3"]);
+    assert!(
+        stderr
+            .contains("GID index 3 does not exist on udp 127.92.0.5: the GID table contains 0 (127.92.0.5)"),
+        "{stderr}"
+    );
 
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s").display().to_string();
     let link = format!("frames:dgram:{socket},{socket}2,ip=10.9.9.9/24");
     let mut serve = Serve::start(&["serve", "--port", "0", "--link", &link]);
     assert!(
-        serve.said.contains("of this machine (HOST)") && !serve.said.contains(" 10.9.9.9\nwaiting"),
+        serve.output.contains("of this machine (HOST)") && !serve.output.contains(" 10.9.9.9\nwaiting"),
         "{}",
-        serve.said
+        serve.output
     );
     serve.interrupt();
     assert_eq!(serve.end().0, Some(0));
@@ -205,12 +218,12 @@ fn missing_or_busy_resource_is_reported_in_one_line() {
         &["demo", "--capture", missing][..],
         &["serve", "--port", "0", "--link", "udp:127.92.0.6", "--capture", missing],
     ] {
-        let said = failure(args);
-        assert!(said.contains("cannot write the capture file /nonexistent/demo.pcapng"), "{said}");
+        let stderr = failure(args);
+        assert!(stderr.contains("cannot write the capture file /nonexistent/demo.pcapng"), "{stderr}");
     }
 
-    let said = failure(&["serve", "--port", "0", "--link", "frames:connect:/nonexistent/s,ip=10.0.0.1/24"]);
-    assert!(said.contains("nobody listens there"), "{said}");
+    let stderr = failure(&["serve", "--port", "0", "--link", "frames:connect:/nonexistent/s,ip=10.0.0.1/24"]);
+    assert!(stderr.contains("no process listens on the socket"), "{stderr}");
 }
 
 #[test]
@@ -230,37 +243,38 @@ fn missing_permission_names_the_capability() {
     let mut command = Command::new(&copy);
     command.args(["serve", "--port", "0", "--link", "packet:lo"]).uid(65_534).gid(65_534).current_dir("/");
     let output = command.output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("CAP_NET_RAW") && said.contains("--link udp"), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("CAP_NET_RAW") && stderr.contains("--link udp"), "{stderr}");
 }
 
 #[test]
 fn unresponsive_peer_fails_with_timeout_and_reports_sent_data() {
     let base = ["serve", "--port", "0", "--one-shot", "--timeout", "1", "--link"];
     let args = [&base[..], &["udp:127.92.0.7", "--peer", "127.92.0.8,0x11,5"]].concat();
-    let said = failure(&args);
+    let stderr = failure(&args);
     assert!(
-        said.contains("no packet from 127.92.0.8 0x11 within 1s") && said.contains("sent nothing"),
-        "{said}"
+        stderr.contains("no packet from 127.92.0.8 QP 0x11 within 1s") && stderr.contains("sent nothing"),
+        "{stderr}"
     );
 
     let mut serve = Serve::start(&[&base[..], &["udp:127.92.0.9"]].concat());
     let _silent = TcpStream::connect(("127.0.0.1", serve.port)).unwrap();
-    let (status, _, said) = serve.end();
+    let (status, _, stderr) = serve.end();
     assert_eq!(status, Some(1));
-    assert!(said.contains("ping-pong address: timed out after 0 of 52 bytes"), "{said}");
+    assert!(stderr.contains("ping-pong address: timed out after 0 of 52 bytes"), "{stderr}");
 
     // The peer connects and sends, but then ends: the echo is never acknowledged.
     let mut serve = Serve::start(&["serve", "--port", "0", "--one-shot", "--link", "udp:127.92.0.10"]);
     let client = Client::connect(&serve, Ipv4Addr::new(127, 92, 0, 11));
-    client.node.qp.post_send(&SendWr::send(1, &[client.mr.sge(0..100)])).unwrap();
+    client.endpoint.qp.post_send(&SendWr::send(1, &[client.mr.sge(0..100)])).unwrap();
     drop(client);
-    let (status, _, said) = serve.end();
-    assert_eq!(status, Some(1), "{said}");
+    let (status, _, stderr) = serve.end();
+    assert_eq!(status, Some(1), "{stderr}");
     assert!(
-        said.contains("never answered: a SEND (echo 1) to 0x") && said.contains("was sent 8 times"),
-        "{said}"
+        stderr.contains("did not respond: the SEND of echo 1 to QP 0x")
+            && stderr.contains("was sent 8 times"),
+        "{stderr}"
     );
 }
 
@@ -271,8 +285,8 @@ struct Serve {
     port: u16,
     remote: RemoteAddr,
     length: usize,
-    /// Output up to the line that says that it waits for peers.
-    said: String,
+    /// Output up to the line that reports that it waits for peers.
+    output: String,
 }
 
 impl Serve {
@@ -281,27 +295,27 @@ impl Serve {
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut text = String::new();
         while !text.contains("waiting for peers") {
-            assert_ne!(out.read_line(&mut text).unwrap(), 0, "it ended: {text}");
+            assert_ne!(out.read_line(&mut text).unwrap(), 0, "serve exited: {text}");
         }
-        let word = |after: &str| {
-            let at = text.find(after).unwrap_or_else(|| panic!("{after:?} is not in\n{text}"));
-            text[at + after.len()..].split([' ', ',', '\n']).next().unwrap().to_owned()
+        let word = |prefix: &str| {
+            let at = text.find(prefix).unwrap_or_else(|| panic!("{prefix:?} is not in\n{text}"));
+            text[at + prefix.len()..].split([' ', ',', '\n']).next().unwrap().to_owned()
         };
-        let hex = |after: &str| u64::from_str_radix(word(after).trim_start_matches("0x"), 16).unwrap();
+        let hex = |prefix: &str| u64::from_str_radix(word(prefix).trim_start_matches("0x"), 16).unwrap();
         let remote = RemoteAddr { va: hex("va "), rkey: RKey(hex("rkey ") as u32) };
         let (port, length) = (word("TCP      port ").parse().unwrap(), word("length ").parse().unwrap());
-        Serve { child, out, port, remote, length, said: text }
+        Serve { child, out, port, remote, length, output: text }
     }
 
     fn interrupt(&self) {
         kill(Pid::from_raw(self.child.id() as i32), Signal::SIGINT).unwrap();
     }
 
-    /// Waits for its end and returns status, standard output and standard error.
+    /// Waits until the process exits and returns status, standard output and standard error.
     fn end(&mut self) -> (Option<i32>, String, String) {
         let start = Instant::now();
         while self.child.try_wait().unwrap().is_none() {
-            assert!(start.elapsed() < SOON, "it does not end");
+            assert!(start.elapsed() < TIMEOUT, "serve does not exit");
             std::thread::sleep(Duration::from_millis(20));
         }
         let (mut out, mut err) = (String::new(), String::new());
@@ -321,7 +335,7 @@ impl Drop for Serve {
 /// A peer of `urxe serve` that uses the crate's verbs.
 struct Client {
     mr: Mr,
-    node: TestEndpoint,
+    endpoint: TestEndpoint,
 }
 
 impl Client {
@@ -331,22 +345,23 @@ impl Client {
 
     fn connect_with(serve: &Serve, ip: Ipv4Addr, options: &ContextOptions) -> Client {
         let link = UdpLink::bind(ip.into(), &UdpOptions::default()).unwrap();
-        let node = TestEndpoint::new(Context::open(Box::new(link), options).unwrap()).unwrap();
-        let mr = node.pd.reg_mr(1 << 16, Access::ALL).unwrap();
+        let endpoint = TestEndpoint::new(Context::open(Box::new(link), options).unwrap()).unwrap();
+        let mr = endpoint.pd.reg_mr(1 << 16, Access::ALL).unwrap();
         let mut tcp = TcpStream::connect(("127.0.0.1", serve.port)).unwrap();
-        tcp.set_read_timeout(Some(SOON)).unwrap();
-        let e = node.qp.endpoint();
-        let local = Destination { lid: 0, qpn: e.qpn.get(), psn: e.psn.get(), gid: e.gid.0 };
+        tcp.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let address = endpoint.qp.endpoint();
+        let local =
+            Destination { lid: 0, qpn: address.qpn.get(), psn: address.psn.get(), gid: address.gid.0 };
         let remote = pingpong::client(&mut tcp, &local).unwrap();
         let peer = Endpoint { gid: Gid(remote.gid), qpn: Qpn::new(remote.qpn), psn: Psn::new(remote.psn) };
         let options = ConnectOptions { mtu: Some(Mtu::Mtu1024), ..ConnectOptions::default() };
-        node.qp.connect(&peer, &options).unwrap();
-        Client { mr, node }
+        endpoint.qp.connect(&peer, &options).unwrap();
+        Client { mr, endpoint }
     }
 
     fn run(&self, wr: &SendWr<'_>) -> Completion {
-        self.node.qp.post_send(wr).unwrap();
-        self.node.cq.wait(SOON).unwrap()
+        self.endpoint.qp.post_send(wr).unwrap();
+        self.endpoint.cq.wait(TIMEOUT).unwrap()
     }
 
     /// Sends a message and checks its echo; the contents depend on `seed`.
@@ -354,15 +369,15 @@ impl Client {
         let data: Vec<u8> = (0..len).map(|i| (i as u8).wrapping_mul(31) ^ seed).collect();
         self.mr.write(0, &data).unwrap();
         let into = [self.mr.sge(32 << 10..64 << 10)];
-        self.node.qp.post_recv(&RecvWr { wr_id: 1, sges: &into }).unwrap();
+        self.endpoint.qp.post_recv(&RecvWr { wr_id: 1, sges: &into }).unwrap();
         let from = [self.mr.sge(0..len)];
         let wr = match imm {
             Some(imm) => SendWr::send_with_imm(2, &from, imm),
             None => SendWr::send(2, &from),
         };
-        self.node.qp.post_send(&wr).unwrap();
+        self.endpoint.qp.post_send(&wr).unwrap();
         for _ in 0..2 {
-            let wc = self.node.cq.wait(SOON).unwrap();
+            let wc = self.endpoint.cq.wait(TIMEOUT).unwrap();
             if wc.opcode == WcOpcode::Recv {
                 assert_eq!((wc.byte_len as usize, wc.imm), (len, imm));
             }
@@ -414,7 +429,7 @@ fn serve_handles_every_operation_and_prints_summary_on_sigint() {
     serve.interrupt();
     let (status, out, err) = serve.end();
     assert_eq!((status, err.as_str()), (Some(0), ""), "{out}");
-    assert!(out.contains("2 peers; 40 SENDs sent back, 380040 bytes; 1 WRITEs with immediate"), "{out}");
+    assert!(out.contains("2 peers; 40 SENDs echoed, 380040 bytes; 1 WRITEs with immediate"), "{out}");
     assert!(out.contains("rcvd_pkts") && out.contains("faults tx: "), "{out}");
     assert!(
         out.contains("fault drop=every:29: matched ") && out.contains("packets retransmitted: "),
@@ -450,8 +465,8 @@ fn stopped_peer_ends_connection_unless_min_ack_timeout_is_longer() {
         while !has_stopped(serve.child.id()) {
             std::thread::sleep(Duration::from_millis(5));
         }
-        client.node.qp.post_send(&SendWr::write(1, &[client.mr.sge(0..100)], serve.remote)).unwrap();
-        let stopped = client.node.cq.wait_any(match min_ack_timeout {
+        client.endpoint.qp.post_send(&SendWr::write(1, &[client.mr.sge(0..100)], serve.remote)).unwrap();
+        let stopped = client.endpoint.cq.wait_any(match min_ack_timeout {
             None => Duration::from_secs(60),
             Some(_) => Duration::from_secs(5),
         });
@@ -460,7 +475,10 @@ fn stopped_peer_ends_connection_unless_min_ack_timeout_is_longer() {
             None => assert_eq!(stopped.unwrap().status, WcStatus::RetryExcErr),
             Some(_) => {
                 assert!(matches!(stopped, Err(WaitError::TimedOut(_))), "{stopped:?}");
-                assert_eq!(client.node.cq.wait(Duration::from_secs(60)).unwrap().status, WcStatus::Success);
+                assert_eq!(
+                    client.endpoint.cq.wait(Duration::from_secs(60)).unwrap().status,
+                    WcStatus::Success
+                );
                 client.echo(100, None, 2);
             }
         }
@@ -474,7 +492,7 @@ fn one_shot_serve_ends_after_its_peer() {
     client.echo(5000, None, 1);
     let (status, out, err) = serve.end();
     assert_eq!((status, err.as_str()), (Some(0), ""), "{out}");
-    assert!(out.contains("1 peers; 1 SENDs sent back, 5000 bytes"), "{out}");
+    assert!(out.contains("1 peers; 1 SENDs echoed, 5000 bytes"), "{out}");
 }
 
 #[test]
@@ -486,5 +504,5 @@ fn full_serve_evicts_the_peer_idle_longest() {
     serve.interrupt();
     let (status, out, _) = serve.end();
     assert_eq!(status, Some(0));
-    assert!(out.contains("peer 1 makes room") && out.contains("3 peers; 2 SENDs"), "{out}");
+    assert!(out.contains("peer 1 evicted by a new peer") && out.contains("3 peers; 2 SENDs"), "{out}");
 }

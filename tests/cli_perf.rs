@@ -12,13 +12,13 @@ fn urxe(args: &str) -> Command {
 }
 
 /// Returns whether the command succeeded, and its output.
-fn said(out: &Output) -> (bool, String) {
+fn result(out: &Output) -> (bool, String) {
     let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
     (out.status.success(), text(&out.stdout) + &text(&out.stderr))
 }
 
 fn run(args: &str) -> (bool, String) {
-    said(&urxe(args).output().unwrap())
+    result(&urxe(args).output().unwrap())
 }
 
 fn free_port() -> u16 {
@@ -44,8 +44,8 @@ fn pair(net: u8, serve: &str, client: &str) -> String {
     let (ok, text) = run(&format!("{client} --link udp:127.0.{net}.2 -p {port} 127.0.0.1"));
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();
-    let (served, theirs) = said(&server.wait_with_output().unwrap());
-    assert!(ok && served, "client: {text}\nserver: {theirs}{rest}");
+    let (server_ok, server_text) = result(&server.wait_with_output().unwrap());
+    assert!(ok && server_ok, "client: {text}\nserver: {server_text}{rest}");
     text
 }
 
@@ -86,18 +86,19 @@ fn losses_on_the_wire_do_not_corrupt_data() {
 
 #[test]
 fn fault_rules_report_matches_and_retransmissions_in_text_and_json() {
-    let command = "perf write --link fabric -s 64K -n 200 --seed 3 --fault drop=3,opcode=write-middle --fault rx:dup=1,opcode=flush";
+    let command = "perf write --link fabric -s 64K -n 200 --seed 3 --fault drop=3,opcode=write-middle \
+        --fault rx:dup=1,opcode=flush";
     let output = urxe(command).output().unwrap();
-    let (ok, text) = said(&output);
+    let (ok, text) = result(&output);
     assert!(ok && text.contains("fault drop=3,opcode=write-middle: matched "), "{text}");
-    let count = |after: &str| -> u64 {
-        let rest = text.split(after).nth(1).unwrap_or_else(|| panic!("{after:?} is not in {text}"));
+    let count = |prefix: &str| -> u64 {
+        let rest = text.split(prefix).nth(1).unwrap_or_else(|| panic!("{prefix:?} is not in {text}"));
         rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
     };
     // Each NIC has its own counters: 200 messages of 16 packets each, of which the first and the last have
     // other opcodes.
     assert!(count("write-middle: matched ") >= 200 * 14, "{text}");
-    assert_eq!(count(&format!("matched {} packets, disturbed ", count("write-middle: matched "))), 1);
+    assert_eq!(count(&format!("matched {} packets, affected ", count("write-middle: matched "))), 1);
     assert!(count("packets retransmitted: ") >= 1, "{text}");
     let warning = "urxe: warning: fault rule 'rx:dup=1,opcode=flush' matched no packet";
     assert!(String::from_utf8_lossy(&output.stderr).contains(warning), "{text}");
@@ -187,17 +188,17 @@ fn path_mtu_mismatch_is_reported_by_both_ends() {
     let (server, mut stderr) =
         server(&format!("pingpong --mtu 256 --link udp:127.0.79.1 -p {port} --server-bind 127.0.0.1"));
     let (ok, text) = run(&format!("pingpong --mtu 4096 --link udp:127.0.79.2 -p {port} 127.0.0.1"));
-    assert!(!ok && text.contains("--mtu (path MTU here: 4096)"), "{text}");
+    assert!(!ok && text.contains("(path MTU here: 4096)"), "{text}");
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();
-    assert!(rest.contains("--mtu (path MTU here: 256)"), "{rest}");
+    assert!(rest.contains("(path MTU here: 256)"), "{rest}");
     assert!(!server.wait_with_output().unwrap().status.success());
 }
 
 #[test]
 fn perftest_protocol_connects_both_sides() {
-    for what in ["write --bw", "read --bw", "send --bw", "atomic --bw", "write --lat", "send --lat"] {
-        let both = format!("perf {what} --perftest -n 100");
+    for test in ["write --bw", "read --bw", "send --bw", "atomic --bw", "write --lat", "send --lat"] {
+        let both = format!("perf {test} --perftest -n 100");
         pair(72, &both, &both);
     }
     let both = "perf write --bw --perftest -n 100 -q 3 -s 16";
@@ -215,9 +216,12 @@ fn perftest_memory_dumps_match_on_both_sides() {
     let (server, client) = (memory("server"), memory("client"));
     let half = 3 * 4096;
     assert_eq!((server.len(), client.len()), (2 * half, 2 * half));
-    assert!(server[half..] == client[..half], "what was written is not what was sent");
-    assert!(client[half..].iter().all(|b| *b == client[half]), "nobody wrote to the client");
-    assert!(client[..4096] != client[4096..8192], "each queue pair has data of its own");
+    assert!(
+        server[half..] == client[..half],
+        "the memory written at the server differs from that of the client"
+    );
+    assert!(client[half..].iter().all(|b| *b == client[half]), "the memory of the client was modified");
+    assert!(client[..4096] != client[4096..8192], "two queue pairs have the same data");
 }
 
 #[test]
@@ -225,42 +229,42 @@ fn pingpong_runs_between_two_processes() {
     let out = pair(73, "pingpong -c -n 100", "pingpong -c -n 100");
     assert!(out.contains("819200 bytes in") && out.contains("100 iters in"), "{out}");
     let out = pair(73, "pingpong -n 3 -s 1000000 --mtu 256", "pingpong -n 3 -s 1000000 --mtu 256 -c");
-    assert!(out.contains("all 3 messages received are as they should be"), "{out}");
+    assert!(out.contains("all 3 received messages are correct"), "{out}");
     let both = "pingpong --service srq -n 500 -q 20 -r 100 -s 3000 -c";
     let out = pair(73, both, both);
     assert_eq!(out.matches("remote address").count(), 20, "{out}");
     // As with the stock program, any of the queue pairs may have sent one message more at the end.
-    assert!(out.contains("500 iters in") && out.contains("received are as they should be"), "{out}");
+    assert!(out.contains("500 iters in") && out.contains("received messages are correct"), "{out}");
 }
 
 #[test]
 fn invalid_options_are_reported_in_one_line() {
     let port = free_port();
-    for (args, words) in [
+    for (args, expected) in [
         (format!("pingpong --link udp:127.0.74.1 -p {port} 127.0.0.1"), "start the server there first"),
-        ("pingpong --link udp:127.0.74.1 -q 2 127.0.0.1".into(), "2 queue pairs are for --service srq"),
+        ("pingpong --link udp:127.0.74.1 -q 2 127.0.0.1".into(), "2 queue pairs require --service srq"),
         (
             "pingpong --service srq -r 16 --link udp:127.0.74.1 127.0.0.1".into(),
-            "16 receives do not last for 16 queue pairs",
+            "16 receives are too few for 16 queue pairs",
         ),
         (
             "pingpong --service srq -c -s 1000000000 --link udp:127.0.74.1 127.0.0.1".into(),
-            "64 receives of 1000000000 bytes are too many to check",
+            "64 receives of 1000000000 bytes exceed the limit of --check",
         ),
         ("perf --link udp:127.0.74.1 127.0.0.1".into(), "invalid value"),
-        ("perf atomic -s 16 --link fabric".into(), "atomics are of 8 bytes"),
+        ("perf atomic -s 16 --link fabric".into(), "atomic operations require 8 bytes"),
         ("perf write --lat -q 2 --link fabric".into(), "one queue pair"),
         ("perf write --link fabric localhost".into(), "both ends in this process"),
-        ("perf read --lat --perftest --link udp:127.0.74.1 x".into(), "no latency of READ"),
+        ("perf read --lat --perftest --link udp:127.0.74.1 x".into(), "does not support the latency of READ"),
         ("perf write --perftest -n 2 --link udp:127.0.74.1 x".into(), "at least 5"),
-        ("pingpong --link fabric".into(), "no peer can be there"),
-        ("serve --link fabric".into(), "no peer can be there"),
-        ("perf write -s 0 --link fabric".into(), "no message size"),
+        ("pingpong --link fabric".into(), "connects NICs of this process only"),
+        ("serve --link fabric".into(), "connects NICs of this process only"),
+        ("perf write -s 0 --link fabric".into(), "invalid message size"),
         ("perf write --dump-memory x --link fabric".into(), "--perftest"),
-        (format!("perf --link udp:127.0.74.1 --timeout 0.1 -p {port}"), "no client came"),
+        (format!("perf --link udp:127.0.74.1 --timeout 0.1 -p {port}"), "no client connected"),
     ] {
         let (ok, text) = run(&args);
-        assert!(!ok && text.contains(words), "{args}: {text}");
+        assert!(!ok && text.contains(expected), "{args}: {text}");
     }
 }
 
@@ -268,18 +272,18 @@ fn invalid_options_are_reported_in_one_line() {
 fn silent_peer_times_out_and_sent_data_is_reported() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    for (args, words) in [
-        ("pingpong", "sent so far: our address"),
-        ("perf write", "sent last: {\"hello\""),
+    for (args, expected) in [
+        ("pingpong", "sent so far: local address"),
+        ("perf write", "last sent: {\"hello\""),
         ("perf write --perftest", "sent so far: version"),
     ] {
         let (ok, text) = run(&format!("{args} --link udp:127.0.75.1 --timeout 0.3 -p {port} 127.0.0.1"));
-        assert!(!ok && text.contains(words), "{args}: {text}");
+        assert!(!ok && text.contains(expected), "{args}: {text}");
     }
 }
 
 #[test]
-fn peer_with_another_protocol_is_refused() {
+fn peer_with_another_protocol_is_rejected() {
     let port = free_port();
     let serve = format!("perf --link udp:127.0.76.1 -p {port} --server-bind 127.0.0.1");
     let (server, mut stderr) = server(&serve);
@@ -288,6 +292,6 @@ fn peer_with_another_protocol_is_refused() {
     s.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();
-    assert!(rest.contains("no urxe perf") && rest.contains("GET /"), "{rest}");
+    assert!(rest.contains("not urxe perf") && rest.contains("GET /"), "{rest}");
     assert!(!server.wait_with_output().unwrap().status.success());
 }

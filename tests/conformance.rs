@@ -1,8 +1,9 @@
 //! Conformance tests: each implemented rule of the InfiniBand transport, checked against a scripted peer.
 //!
-//! `rules::RULES` states each rule in our own words. Every case names the rule that it covers, and
-//! `every_rule_has_a_case` checks that no rule is without a case. The list of rules (covered by which cases,
-//! not covered, excepted and why): `cargo test --test conformance every_rule -- --nocapture`.
+//! `rules::RULES` paraphrases each rule. Every case names the rule that it covers, and
+//! `every_rule_has_a_case` checks that every rule has a case. The list of rules with their cases, and of the
+//! parts of the specification that are not covered or excluded, with the reasons: `cargo test --test
+//! conformance every_rule -- --nocapture`.
 
 #[macro_use]
 #[path = "conformance/rules.rs"]
@@ -25,8 +26,8 @@ mod forgeries;
 mod migration;
 #[path = "conformance/multicast.rs"]
 mod multicast;
-#[path = "conformance/pace.rs"]
-mod pace;
+#[path = "conformance/pacer.rs"]
+mod pacer;
 #[path = "conformance/partitions.rs"]
 mod partitions;
 #[path = "conformance/personalities.rs"]
@@ -35,12 +36,12 @@ mod personalities;
 mod placement;
 #[path = "conformance/queues.rs"]
 mod queues;
-#[path = "conformance/habits.rs"]
+#[path = "conformance/quirks.rs"]
 mod quirks;
+#[path = "conformance/requester_ackreq.rs"]
+mod requester_ackreq;
 #[path = "conformance/requester_acks.rs"]
 mod requester_acks;
-#[path = "conformance/requester_asks.rs"]
-mod requester_asks;
 #[path = "conformance/requester_errors.rs"]
 mod requester_errors;
 #[path = "conformance/requester_messages.rs"]
@@ -82,7 +83,7 @@ fn every_rule_has_a_case() {
         partitions::CASES,
         queues::CASES,
         requester_acks::CASES,
-        requester_asks::CASES,
+        requester_ackreq::CASES,
         requester_errors::CASES,
         requester_messages::CASES,
         requester_reads::CASES,
@@ -93,7 +94,7 @@ fn every_rule_has_a_case() {
         shared_receives::CASES,
         windows::CASES,
         migration::CASES,
-        pace::CASES,
+        pacer::CASES,
         credits::CASES,
         quirks::CASES,
         xrc::CASES,
@@ -102,20 +103,20 @@ fn every_rule_has_a_case() {
         forgeries::CASES,
     ];
     let cases: Vec<_> = suites.concat();
-    let mut bare = Vec::new();
+    let mut uncovered = Vec::new();
     for rule in rules::RULES {
-        let of: Vec<_> = cases.iter().filter(|c| c.rule == rule.id).map(|c| c.name).collect();
-        println!("{} ({}): {}\n    {}", rule.id, rule.section, rule.says, of.join(", "));
-        if of.is_empty() {
-            bare.push(rule.id);
+        let names: Vec<_> = cases.iter().filter(|c| c.rule == rule.id).map(|c| c.name).collect();
+        println!("{} ({}): {}\n    {}", rule.id, rule.section, rule.text, names.join(", "));
+        if names.is_empty() {
+            uncovered.push(rule.id);
         }
     }
     println!("covered: {} rules, {} cases", rules::RULES.len(), cases.len());
-    for (name, list) in [("not covered", rules::OPEN), ("excepted", rules::EXCEPTED)] {
+    for (name, list) in [("not covered", rules::NOT_COVERED), ("excluded", rules::EXCLUDED)] {
         println!("{name}: {}", list.len());
-        list.iter().for_each(|o| println!("  {}: {} - {}", o.section, o.says, o.why));
+        list.iter().for_each(|o| println!("  {}: {} - {}", o.section, o.text, o.reason));
     }
-    assert!(bare.is_empty(), "rules without a case: {bare:?}");
-    let strays: Vec<_> = cases.iter().filter(|c| rules::RULES.iter().all(|r| r.id != c.rule)).collect();
-    assert!(strays.is_empty(), "cases for no known rule: {strays:?}");
+    assert!(uncovered.is_empty(), "rules without a case: {uncovered:?}");
+    let unknown: Vec<_> = cases.iter().filter(|c| rules::RULES.iter().all(|r| r.id != c.rule)).collect();
+    assert!(unknown.is_empty(), "cases that name an unknown rule: {unknown:?}");
 }

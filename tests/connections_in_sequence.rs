@@ -1,14 +1,14 @@
 //! Test that connections made and released one after the other all succeed and release their resources. It is
-//! alone in its process because it counts the process's descriptors.
+//! alone in its process because it counts the process's open_descriptors.
 
-#[path = "connection_manager/stage.rs"]
-mod stage;
+#[path = "connection_manager/fixture.rs"]
+mod fixture;
 
-use stage::*;
+use fixture::*;
 use urxe::verbs::Fabric;
 use urxe::verbs::cm::*;
 
-fn descriptors() -> usize {
+fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
@@ -18,7 +18,7 @@ fn ten_thousand_sequential_connections_release_their_resources() {
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let at = server.addr(7);
     let _listener = server.listen(PortSpace::Tcp, at);
-    let before = descriptors();
+    let before = open_descriptors();
     let serving = std::thread::spawn(move || {
         serve(&server, count);
         server
@@ -32,8 +32,8 @@ fn ten_thousand_sequential_connections_release_their_resources() {
     let server = serving.join().unwrap();
     assert_eq!((client.manager.ids(), server.manager.ids()), (0, 1));
     assert_eq!((client.manager.connections(), server.manager.connections()), (0, 0));
-    assert_eq!(descriptors(), before);
+    assert_eq!(open_descriptors(), before);
     // Queue pairs can still be created, and the last connection works as the first one did.
-    let (mine, theirs) = connected(&client, &server, at);
-    talk((&client, &mine), (&server, &theirs));
+    let (client_end, server_end) = connected(&client, &server, at);
+    check_transfer((&client, &client_end), (&server, &server_end));
 }

@@ -13,15 +13,15 @@ fn carry(fabric: &Fabric, rounds: usize) -> (u64, u64) {
     let mut b = fabric.port(&fabric.auto_address()).unwrap();
     let queues = [8, 400, 4096].map(|len| {
         let flow = Flow::new(a.info().addresses[1], b.info().addresses[1], 50_000);
-        let mut q = TxQueue::new(a.info().burst);
+        let mut queue = TxQueue::new(a.info().burst);
         for _ in 0..40 {
             let bth = Bth { opcode: Opcode(0x0a), ..Bth::default() };
-            q.push(&flow, Headers { bth, ..Headers::default() }, Payload::Bytes(&vec![1; len]));
+            queue.push(&flow, Headers { bth, ..Headers::default() }, Payload::Bytes(&vec![1; len]));
         }
-        q
+        queue
     });
     let mut received = 0;
-    let mut turns = |n: usize| {
+    let mut run_rounds = |n: usize| {
         for i in 0..n {
             a.transmit(fabric.now(), &queues[i % 3]).unwrap();
             if i % 4 == 3 {
@@ -31,8 +31,8 @@ fn carry(fabric: &Fabric, rounds: usize) -> (u64, u64) {
             }
         }
     };
-    turns(rounds);
-    let count = allocation_counter::measure(|| turns(rounds));
+    run_rounds(rounds);
+    let count = allocation_counter::measure(|| run_rounds(rounds));
     (count.count_total, received)
 }
 

@@ -15,16 +15,16 @@ const ROUNDS: usize = 7;
 fn background_threads_stay_idle_while_sender_polls() {
     // On a loaded machine that preempts the sender for long, a background thread rightly takes over, hence
     // several rounds.
-    let mut shares: Vec<f64> = (0..ROUNDS).map(|_| share_of_others()).collect();
-    println!("background threads' processor time by the sender's: {shares:.3?}");
-    shares.sort_by(f64::total_cmp);
-    assert!(shares[ROUNDS / 2] < 0.2, "{shares:.3?}");
+    let mut ratios: Vec<f64> = (0..ROUNDS).map(|_| background_cpu_ratio()).collect();
+    println!("CPU time of the background threads relative to the sender's: {ratios:.3?}");
+    ratios.sort_by(f64::total_cmp);
+    assert!(ratios[ROUNDS / 2] < 0.2, "{ratios:.3?}");
 }
 
 /// Returns the CPU time of the other threads while this one sends, relative to its own.
-fn share_of_others() -> f64 {
+fn background_cpu_ratio() -> f64 {
     let fabric = Fabric::new();
-    let [a, b] = [0, 1].map(|_| End::new(&fabric));
+    let [a, b] = [0, 1].map(|_| Node::new(&fabric));
     a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
     b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
     let sges = [a.mr.sge(0..SIZE)];
@@ -46,19 +46,19 @@ fn share_of_others() -> f64 {
     others as f64 / own as f64
 }
 
-struct End {
+struct Node {
     cq: Cq,
     qp: Qp,
     mr: Mr,
 }
 
-impl End {
-    fn new(fabric: &Fabric) -> End {
+impl Node {
+    fn new(fabric: &Fabric) -> Node {
         let context = Context::on_fabric(fabric).unwrap();
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
         let qp = pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
         let mr = pd.reg_mr(SIZE, Access::ALL).unwrap();
-        End { cq, qp, mr }
+        Node { cq, qp, mr }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Test that an endless flood of messages from peers takes no more memory once the bounds are reached. It is
+//! Test that an endless flood of messages from peers uses no more memory once the limits are reached. It is
 //! alone in its process because the allocator counts.
 
 use urxe::cm::{Cm, CmConfig, MadSource};
@@ -8,9 +8,9 @@ use urxe::wire::mad::{
 };
 use urxe::wire::{Gid, Mtu, Qpn};
 
-const SERVED: ServiceId = ServiceId(0x0106_0007);
+const LISTENING: ServiceId = ServiceId(0x0106_0007);
 /// Service with a pending listener.
-const VACANT: ServiceId = ServiceId(0x0106_0008);
+const PENDING: ServiceId = ServiceId(0x0106_0008);
 const BACKLOG: usize = 100;
 
 fn gid(host: u8) -> Gid {
@@ -44,11 +44,11 @@ fn flood_of_any_message_kind_uses_bounded_memory() {
     };
     let (local, remote) = (CommId(7), CommId(8));
     let kinds: [(&str, &dyn Fn(u32) -> Message); 9] = [
-        ("REQ", &|n| req(n, SERVED).into()),
-        ("REQ, absent", &|n| req(n, ServiceId(9)).into()),
-        ("REQ, vacant", &|n| req(n, VACANT).into()),
-        ("REQ, impossible", &|n| Req { primary: PathInfo::default(), ..req(n, SERVED) }.into()),
-        ("SIDR_REQ", &|n| SidrReq { request: CommId(n), service: SERVED, ..SidrReq::default() }.into()),
+        ("REQ", &|n| req(n, LISTENING).into()),
+        ("REQ, no listener", &|n| req(n, ServiceId(9)).into()),
+        ("REQ, pending listener", &|n| req(n, PENDING).into()),
+        ("REQ, invalid path", &|n| Req { primary: PathInfo::default(), ..req(n, LISTENING) }.into()),
+        ("SIDR_REQ", &|n| SidrReq { request: CommId(n), service: LISTENING, ..SidrReq::default() }.into()),
         ("REP", &|_| Rep { local, remote, ..Rep::default() }.into()),
         ("REJ", &|n| Rej { local: CommId(n), reason: RejReason::Timeout, ..Rej::default() }.into()),
         ("DREQ", &|n| Dreq { local: CommId(n), remote, ..Dreq::default() }.into()),
@@ -57,21 +57,21 @@ fn flood_of_any_message_kind_uses_bounded_memory() {
     for (name, message) in kinds {
         for is_read in [true, false] {
             let mut cm = Cm::new(CmConfig::new(1, vec![gid(1)]), 1);
-            cm.listen(SERVED, u64::MAX, BACKLOG).unwrap();
-            cm.expect_listener(Instant(0), VACANT);
+            cm.listen(LISTENING, u64::MAX, BACKLOG).unwrap();
+            cm.expect_listener(Instant(0), PENDING);
             flood(&mut cm, 0, 2000, is_read, message);
-            let more = allocation_counter::measure(|| flood(&mut cm, 2000, 8000, is_read, message));
-            assert_eq!((more.count_current, more.bytes_current), (0, 0), "{name}, read: {is_read}");
+            let growth = allocation_counter::measure(|| flood(&mut cm, 2000, 8000, is_read, message));
+            assert_eq!((growth.count_current, growth.bytes_current), (0, 0), "{name}, read: {is_read}");
             assert!(cm.connection_counts().0 <= BACKLOG, "{name}");
-            let answers = cm.counters().sent.iter().sum::<u64>() + cm.counters().responses_dropped;
+            let responses = cm.counters().sent.iter().sum::<u64>() + cm.counters().responses_dropped;
             let expected = match name {
                 "REQ" | "SIDR_REQ" => 10_000 - BACKLOG as u64,
                 // The others are queued for the pending listener.
-                "REQ, vacant" => 10_000 - 256,
+                "REQ, pending listener" => 10_000 - 256,
                 "REJ" => 0,
                 _ => 10_000,
             };
-            assert_eq!(answers, expected, "{name}: each is told no");
+            assert_eq!(responses, expected, "{name}: each is rejected");
         }
     }
 }

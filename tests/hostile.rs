@@ -1,7 +1,7 @@
-//! Test of malicious bytes with a valid ICRC, sent into a NIC with connected QPs: no panic, no byte written
-//! where the peer has no access, and the neighbour of the attacked QP keeps working.
+//! Test of malicious packets with a valid ICRC, sent to a NIC with connected QPs: the NIC does not panic,
+//! writes no byte to which the peer has no access, and another QP of the NIC continues to work.
 //!
-//! The attacked QP is of every service in turn, with receives of its own or shared ones.
+//! The service of the attacked QP depends on the seed, and whether it uses a shared receive queue.
 //!
 //! `URXE_SEEDS` sets the number of seeds, `URXE_SEED` runs a single one.
 
@@ -25,17 +25,17 @@ use urxe::wire::{
     Qpn, RKey, Reth, RnrTimer, Syndrome,
 };
 
-const OURS: [u8; 4] = [10, 0, 0, 1];
-const PEERS: [u8; 4] = [10, 0, 0, 2];
+const LOCAL_IP: [u8; 4] = [10, 0, 0, 1];
+const PEER_IP: [u8; 4] = [10, 0, 0, 2];
 const GROUP: [u8; 4] = [239, 0, 0, 1];
 const QKEY: QKey = QKey(0x1111_1111);
 const SERVICES: [QpType; 6] =
     [QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcRecv, QpType::XrcSend];
 const DOMAIN: XrcdId = XrcdId(3);
 /// All access rights.
-const EVERYTHING: Access = Access(Access::ALL.0 | Access::FLUSH_GLOBAL.0 | Access::FLUSH_PERSISTENT.0);
+const ALL_ACCESS: Access = Access(Access::ALL.0 | Access::FLUSH_GLOBAL.0 | Access::FLUSH_PERSISTENT.0);
 const VICTIM: usize = 0;
-const NEIGHBOUR: usize = 1;
+const BYSTANDER: usize = 1;
 
 struct Target {
     nic: Nic,
@@ -44,10 +44,10 @@ struct Target {
     now: Instant,
     qpns: Vec<Qpn>,
     cqs: [Arc<CompletionQueue>; 2],
-    /// With all rights; read-only; of another domain; for local use only.
+    /// All access rights; remote read only; another protection domain; local write only.
     regions: Vec<Region>,
-    neighbour: Region,
-    neighbour_psn: u32,
+    bystander: Region,
+    bystander_psn: u32,
     service: QpType,
     srq: Option<SrqId>,
     xrc_srq: Option<SrqId>,
@@ -65,15 +65,15 @@ impl Target {
         let mut memory = Table::new();
         let mut region = |pd, iova, access| Region::new(&mut memory, pd, 8192, iova, access);
         let regions = vec![
-            region(PD, 0x1000, EVERYTHING | Access::MW_BIND),
+            region(PD, 0x1000, ALL_ACCESS | Access::MW_BIND),
             region(PD, 0x10_0000, Access::REMOTE_READ),
             region(PdId(9), 0x20_0000, Access::ALL),
             region(PD, 0x30_0000, Access::LOCAL_WRITE),
         ];
-        // Only the neighbour's peer knows its key; random keys do not hit it.
-        let neighbour = region(PdId(7), 0, Access::ALL);
+        // The peer of the attacked QP does not know this key, and random keys are different.
+        let bystander = region(PdId(7), 0, Access::ALL);
         let tuning = Tuning { min_timeout: Duration::ZERO, ..Tuning::default() };
-        let port = PortAddresses { gids: vec![IpAddr::from(OURS).into()], src_port: None };
+        let port = PortAddresses { gids: vec![IpAddr::from(LOCAL_IP).into()], src_port: None };
         let nic = Nic::new(NicConfig { personality: Personality::STRICT, tuning, port, seed });
         let cqs = [0, 1].map(|_| Arc::new(CompletionQueue::new(1 << 16)));
         let service = SERVICES[seed as usize % SERVICES.len()];
@@ -96,9 +96,9 @@ impl Target {
             qpns: Vec::new(),
             cqs,
             regions,
-            neighbour,
-            neighbour_psn: 0,
-            dst: OURS.into(),
+            bystander,
+            bystander_psn: 0,
+            dst: LOCAL_IP.into(),
             rng: Rng(seed),
         };
         let recv = RecvCaps { max_wr: 8, max_sge: 2 };
@@ -106,7 +106,7 @@ impl Target {
         let shared = seed as usize % (2 * SERVICES.len()) >= SERVICES.len();
         t.srq = if shared && !xrc { t.nic.create_srq(PD, recv) } else { None };
         t.xrc_srq = if xrc { t.nic.create_xrc_srq(PD, DOMAIN, t.cqs[VICTIM].clone(), recv) } else { None };
-        for i in [VICTIM, NEIGHBOUR] {
+        for i in [VICTIM, BYSTANDER] {
             let init = QpInit {
                 qp_type: if i == VICTIM { service } else { QpType::Rc },
                 pd: if i == VICTIM { PD } else { PdId(7) },
@@ -138,14 +138,14 @@ impl Target {
         };
         let first = QpAttr { pkey_index: Some(0), port: Some(1), ..to(QpState::Init) };
         let path = QpAttr {
-            av: Some(AddressVector::to(IpAddr::from(PEERS).into())),
+            av: Some(AddressVector::to(IpAddr::from(PEER_IP).into())),
             path_mtu: Some(Mtu::Mtu256),
             dest_qpn: Some(Qpn::new(0x77)),
             rq_psn: rq,
             ..to(QpState::Rtr)
         };
         let start = QpAttr { sq_psn: sq, ..to(QpState::Rts) };
-        let init = QpAttr { access: Some(EVERYTHING), qkey: Some(QKEY), ..first };
+        let init = QpAttr { access: Some(ALL_ACCESS), qkey: Some(QKEY), ..first };
         let rtr = QpAttr { max_dest_rd_atomic: Some(4), min_rnr_timer: Some(RnrTimer::new(1)), ..path };
         let rts = QpAttr {
             timeout: Some(AckTimeout::new(1)),
@@ -169,7 +169,7 @@ impl Target {
     }
 
     fn flow(&self) -> Flow {
-        Flow::new(PEERS.into(), self.dst, 0xc000)
+        Flow::new(PEER_IP.into(), self.dst, 0xc000)
     }
 
     fn deliver(&mut self, bytes: &[u8]) {
@@ -189,7 +189,7 @@ impl Target {
         sent
     }
 
-    /// Returns a number that is often an interesting one.
+    /// Returns a length, often at or near a boundary.
     fn length(&mut self) -> u32 {
         let any = self.rng.next() as u32;
         let near = self.rng.below(600) as u32;
@@ -285,21 +285,21 @@ impl Target {
             }
         }
         if bytes.len() >= 16 {
-            if bytes[5..8] == self.qpns[NEIGHBOUR].get().to_be_bytes()[1..] {
+            if bytes[5..8] == self.qpns[BYSTANDER].get().to_be_bytes()[1..] {
                 bytes[7] ^= 0x80;
             }
-            support::seal(&mut bytes, &self.flow());
+            support::write_icrc(&mut bytes, &self.flow());
         }
         bytes
     }
 
-    /// Returns an operation on a key: binding, registration or invalidation of the window or the fast region,
-    /// mostly a permitted one.
-    fn manage(&mut self) -> WrOp {
+    /// Returns a local operation on the window or the fast region: bind, registration or invalidation, mostly
+    /// with a valid key.
+    fn local_op(&mut self) -> WrOp {
         let (window, fast) = (self.window, self.fast);
         let key = |first: u32, low: u64| first & !0xff | low as u32 & 3;
         let (low, at) = (self.rng.next(), self.rng.below(64));
-        let access = EVERYTHING;
+        let access = ALL_ACCESS;
         match self.rng.below(4) {
             0 => WrOp::BindMw(Bind {
                 rkey: RKey(key(window.0, low)),
@@ -320,8 +320,8 @@ impl Target {
         }
     }
 
-    /// Performs an action of the victim's application.
-    fn work(&mut self) {
+    /// Posts a random work request to the attacked QP, after a reset if the QP has failed.
+    fn post_random(&mut self) {
         let qpn = self.qpns[VICTIM];
         if matches!(self.nic.qp_state(qpn), Some(QpState::Err | QpState::Sqe)) {
             self.connect(VICTIM);
@@ -341,19 +341,19 @@ impl Target {
                 placement: Placement { global: true, persistent: false },
                 whole_region: self.rng.percent(20),
             },
-            7 | 8 => self.manage(),
+            7 | 8 => self.local_op(),
             _ => WrOp::Atomic { va, rkey, op: AtomicOp::FetchAdd(1) },
         };
         let len = if matches!(op, WrOp::Atomic { .. }) { 8 } else { len };
         let local = [self.regions[3].sge(self.rng.below(8192 - 700) as usize, len)];
-        let av = AddressVector::to(IpAddr::from(PEERS).into());
+        let av = AddressVector::to(IpAddr::from(PEER_IP).into());
         let to = Destination::Qp { pd: PD, av, qpn: Qpn::new(0x77), qkey: QKEY };
         let to = (self.service == QpType::Ud).then_some(to);
         let to = to.or(self.xrc_srq.map(Destination::Srq));
         let sges = if op.has_data() { &local[..] } else { &[] };
         let wr = SendWr { wr_id: 1, op, data: WrData::Sges(sges), flags: SendFlags::SIGNALED, to };
         let recv = RecvWr { wr_id: 2, sges: &local };
-        // Full queues are intended, and operations that the service does not have.
+        // Errors are expected: full queues, and operations that the service lacks.
         if self.rng.percent(50) {
             let _ = self.nic.post_send(self.now, qpn, &wr).unwrap();
         } else if let Some(srq) = self.srq.or(self.xrc_srq) {
@@ -363,35 +363,38 @@ impl Target {
         }
     }
 
-    /// Sends an 8-byte WRITE from the neighbour's peer and checks its acknowledgement.
-    fn check_neighbour(&mut self) {
-        let (psn, stamp) = (self.neighbour_psn, self.rng.next().to_ne_bytes());
-        self.neighbour_psn += 1;
+    /// Sends an 8-byte WRITE from the bystander's peer and checks its acknowledgement.
+    fn check_bystander(&mut self) {
+        let (psn, stamp) = (self.bystander_psn, self.rng.next().to_ne_bytes());
+        self.bystander_psn += 1;
         let bth = Bth {
             opcode: Opcode(0x0a),
-            dest_qp: self.qpns[NEIGHBOUR],
+            dest_qp: self.qpns[BYSTANDER],
             ack_req: true,
             psn: Psn::new(psn),
             ..Bth::default()
         };
-        let reth = Reth { va: 16, rkey: self.neighbour.info.rkey, dma_len: 8 };
+        let reth = Reth { va: 16, rkey: self.bystander.info.rkey, dma_len: 8 };
         let bytes = support::encode(&Headers { bth, reth, ..Headers::default() }, &stamp, &self.flow());
         self.transmit();
         self.deliver(&bytes);
         let sent = self.transmit();
-        assert_eq!(sent.len(), 1, "one acknowledgement: {sent:?}");
+        assert_eq!(sent.len(), 1, "expected one acknowledgement: {sent:?}");
         assert_eq!((sent[0].bth.opcode, sent[0].bth.psn), (Opcode(0x11), Psn::new(psn)));
         assert_eq!(sent[0].aeth, Aeth { syndrome: Syndrome::Ack { credits: 0 }, msn: psn + 1 });
-        assert_eq!(self.neighbour.read(16, 8), stamp);
-        self.neighbour.write(16, &(16..24).map(support::pattern).collect::<Vec<_>>());
+        assert_eq!(self.bystander.read(16, 8), stamp);
+        self.bystander.write(16, &(16..24).map(support::pattern).collect::<Vec<_>>());
     }
 
     fn check_memory(&self) {
         let fresh: Vec<u8> = (0..8192).map(support::pattern).collect();
-        assert!(self.regions.iter().all(Region::guards_hold) && self.neighbour.guards_hold(), "guards");
-        assert!(self.regions[1].read(0, 8192) == fresh, "a region for reading was written");
-        assert!(self.regions[2].read(0, 8192) == fresh, "another domain's region was written");
-        assert!(self.neighbour.read(0, 8192) == fresh, "the neighbour's region was written");
+        assert!(
+            self.regions.iter().all(Region::guards_intact) && self.bystander.guards_intact(),
+            "guard bytes"
+        );
+        assert!(self.regions[1].read(0, 8192) == fresh, "a read-only region was written");
+        assert!(self.regions[2].read(0, 8192) == fresh, "a region of another protection domain was written");
+        assert!(self.bystander.read(0, 8192) == fresh, "the region of the other QP was written");
     }
 }
 
@@ -399,12 +402,12 @@ fn run(seed: u64) {
     let mut t = Target::new(seed);
     for round in 0..150 {
         if t.rng.percent(40) {
-            t.work();
+            t.post_random();
         }
         if t.rng.percent(60) {
             t.transmit();
         }
-        t.dst = if t.rng.percent(20) { GROUP } else { OURS }.into();
+        t.dst = if t.rng.percent(20) { GROUP } else { LOCAL_IP }.into();
         let bytes = t.plausible();
         let bytes = match t.rng.below(10) {
             0..6 => bytes,
@@ -415,28 +418,32 @@ fn run(seed: u64) {
             }
         };
         t.deliver(&bytes);
-        t.dst = OURS.into();
+        t.dst = LOCAL_IP.into();
         if t.rng.percent(10) {
             t.now = t.now + Duration::from_nanos(t.rng.below(40_000));
             t.nic.handle_timeouts(t.now, &t.memory, &mut t.tx);
         }
         if round % 16 == 0 {
-            t.check_neighbour();
+            t.check_bystander();
         }
     }
-    t.check_neighbour();
+    t.check_bystander();
     t.check_memory();
-    assert_eq!(t.nic.qp_state(t.qpns[NEIGHBOUR]), Some(QpState::Rts));
+    assert_eq!(t.nic.qp_state(t.qpns[BYSTANDER]), Some(QpState::Rts));
     let mut out = Vec::new();
-    t.cqs[NEIGHBOUR].poll(1, &mut out).unwrap();
-    assert!(out.is_empty(), "a completion that is not the neighbour's");
+    t.cqs[BYSTANDER].poll(1, &mut out).unwrap();
+    assert!(out.is_empty(), "unexpected completion of the other QP");
     t.cqs[VICTIM].poll(usize::MAX, &mut out).unwrap();
     assert!(out.iter().all(|c| c.status != WcStatus::Success || c.byte_len <= 1 << 31));
 }
 
 #[test]
 fn hostile_packets_do_not_affect_other_memory_or_qps() {
-    let env = |name| std::env::var(name).ok().map(|v| v.parse::<u64>().expect("a number"));
+    let env = |name: &str| {
+        std::env::var(name)
+            .ok()
+            .map(|v| v.parse::<u64>().unwrap_or_else(|_| panic!("{name}={v:?} is not a number")))
+    };
     let range = match env("URXE_SEED") {
         Some(seed) => seed..seed + 1,
         None => 0..env("URXE_SEEDS").unwrap_or(2000),
@@ -444,7 +451,7 @@ fn hostile_packets_do_not_affect_other_memory_or_qps() {
     for seed in range {
         let result = std::panic::catch_unwind(|| run(seed));
         if let Err(panic) = result {
-            eprintln!("failing seed: run it again with URXE_SEED={seed}");
+            eprintln!("seed {seed} failed; repeat it with URXE_SEED={seed}");
             std::panic::resume_unwind(panic);
         }
     }

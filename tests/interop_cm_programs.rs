@@ -11,13 +11,13 @@ mod ends;
 mod guest;
 #[path = "../ibverbs/tests/support/mod.rs"]
 mod programs;
-#[path = "support/stand.rs"]
-mod stand;
+#[path = "support/testbed.rs"]
+mod testbed;
 
 use std::process::Command;
 
-use ends::{Ends, LIMIT, Program, Ready, SOON};
-use stand::{Stand, Table, Urxe};
+use ends::{Ends, LIMIT, Program, Ready, SHORT_LIMIT};
+use testbed::{Table, Testbed, Urxe};
 
 /// Port of `udaddy`, which cannot be configured.
 const UDADDY: u16 = 7174;
@@ -32,7 +32,7 @@ fn all(version: usize) -> Vec<(&'static str, Program)> {
     let family = ["-f ip -c 20 -C 10 -S 1000", "-f ip6 -c 20 -C 10 -S 1000"][version];
     let bound = |program: &'static str, words| {
         let name = program.split(' ').next().unwrap_or(program);
-        (name, Program::bound(program, words).telling("return status 0"))
+        (name, Program::bound(program, words).with_output("return status 0"))
     };
     let datagrams = |words| (udaddy, Program { port: Some(UDADDY), ..bound(udaddy, words).1 });
     // The server listens on the wildcard address, which is IPv6's on systems that prefer it.
@@ -47,9 +47,9 @@ fn all(version: usize) -> Vec<(&'static str, Program)> {
         bound(ucmatose, "-c 3 -m -t 8 -S 60000"),
         datagrams(""),
         datagrams("-c 4 -C 5 -S 1000 -t 8"),
-        ("rdma_xserver", xserver.telling("rdma_xclient: end 0")),
-        ("rdma_server", rdma_server.telling("rdma_client: end 0")),
-        ("cmtime", Program { stays: true, ..bound(cmtime, "").1 }.telling("destroy      :")),
+        ("rdma_xserver", xserver.with_output("rdma_xclient: end 0")),
+        ("rdma_server", rdma_server.with_output("rdma_client: end 0")),
+        ("cmtime", Program { runs_forever: true, ..bound(cmtime, "").1 }.with_output("destroy      :")),
     ];
     if version == 0 {
         all.extend(for_ipv4());
@@ -62,17 +62,18 @@ fn all(version: usize) -> Vec<(&'static str, Program)> {
 /// | program | with an IPv6 address | because |
 /// |---|---|---|
 /// | `mckey -m ff0e::1 -b fd77::1` | `failure joining: Unknown error 524` | the kernel's `rdma_cm` joins no IPv6 groups on RoCE v2 (ENOTSUPP) |
-/// | `ib_write_bw -R fd77::1`, with or without `--ipv6` | `Address family for hostname not supported` | perftest 4.5 asks for IPv4 addresses only; `--ipv6` says which GID to use |
-/// | `qperf fd77::1 -cm 1`, or a name of it | `getaddrinfo failed: Address family …`, `Name or service not known` | qperf 0.4.11 asks for IPv4 addresses only |
+/// | `ib_write_bw -R fd77::1`, with or without `--ipv6` | `Address family for hostname not supported` | perftest 4.5 resolves IPv4 addresses only; `--ipv6` selects the GID |
+/// | `qperf fd77::1 -cm 1`, or a name of it | `getaddrinfo failed: Address family …`, `Name or service not known` | qperf 0.4.11 resolves IPv4 addresses only |
 fn for_ipv4() -> Vec<(&'static str, Program)> {
     let mut all = Vec::new();
     for (words, client) in [("-C 10 -S 1000", ""), ("-c 2", " -o")] {
         let receiver = format!("mckey -m {GROUP} {words} -b");
         let mckey =
             Program::new(&format!("{receiver} {{server}}"), &format!("{receiver} {{client}} -s{client}"));
-        all.push(("mckey", Program { ready: Ready::Group(GROUP), ..mckey.telling("return status 0") }));
+        all.push(("mckey", Program { ready: Ready::Group(GROUP), ..mckey.with_output("return status 0") }));
     }
-    // A server of a single connection starts to listen again for the next one, and so does the guest, slowly.
+    // A server of one connection at a time listens again for the next one after a delay, which is long in the
+    // guest.
     let perftest = [
         "ib_write_bw -n 100 -q 2",
         "ib_read_lat -n 20",
@@ -81,103 +82,103 @@ fn for_ipv4() -> Vec<(&'static str, Program)> {
     ];
     for program in perftest {
         let words = format!("{program} -R -F -p {{port}}");
-        let perftest = Program::new(&words, &format!("{words} {{server}}")).telling("#bytes");
-        all.push(("perftest", Program { hurries: true, ..perftest }));
+        let perftest = Program::new(&words, &format!("{words} {{server}}")).with_output("#bytes");
+        all.push(("perftest", Program { connects_early: true, ..perftest }));
     }
     for test in ["rc_lat", "rc_bw", "rc_rdma_write_bw", "rc_rdma_read_bw"] {
         let client = format!("qperf -lp {{port}} {{server}} -cm 1 -t 1 {test}");
-        let qperf = Program::new("qperf -lp {port}", &client).telling(" = ");
-        all.push(("qperf", Program { stays: true, hurries: true, ready: Ready::Tcp, ..qperf }));
+        let qperf = Program::new("qperf -lp {port}", &client).with_output(" = ");
+        all.push(("qperf", Program { runs_forever: true, connects_early: true, ready: Ready::Tcp, ..qperf }));
     }
     all
 }
 
 /// Checks that both sides report a rejection when the host exists but has no listener.
-fn refused(ends: &Ends<'_>) -> Result<String, String> {
-    const TOLD: &str = "RDMA_CM_EVENT_REJECTED, error 8";
+fn check_rejected(ends: &Ends<'_>) -> Result<String, String> {
+    const EXPECTED: &str = "RDMA_CM_EVENT_REJECTED, error 8";
     let client = |to: &str| format!("rping -c -a {to} -p 9 -C 1");
-    let heard = |said: Result<String, String>| match said {
-        Err(said) if said.contains(TOLD) => Ok(()),
-        other => Err(format!("not refused: {other:?}")),
+    let expect_rejected = |result: Result<String, String>| match result {
+        Err(output) if output.contains(EXPECTED) => Ok(()),
+        other => Err(format!("the client was not rejected: {other:?}")),
     };
-    heard(ends.ours(&client(ends.guest()), &[]).finish(LIMIT))?;
+    expect_rejected(ends.spawn_on_host(&client(ends.guest()), &[]).finish(LIMIT))?;
     let other = ends.free_port();
-    let _somebody = ends.ours(&format!("rping -s -a {} -p {other}", ends.host()), &[]);
+    let _other_server = ends.spawn_on_host(&format!("rping -s -a {} -p {other}", ends.host()), &[]);
     ends.wait_for_service(other)?;
-    heard(ends.theirs(&client(ends.host())).and_then(|client| Ends::ended(client, LIMIT)))?;
-    Ok(TOLD.into())
+    expect_rejected(
+        ends.spawn_in_guest(&client(ends.host())).and_then(|client| Ends::wait_success(client, LIMIT)),
+    )?;
+    Ok(EXPECTED.into())
 }
 
 /// Kills a client in the guest in the middle of its run: its kernel disconnects, and the local program gets
 /// the event.
-fn killed(ends: &Ends<'_>) -> Result<String, String> {
-    const TOLD: &str = "server DISCONNECT EVENT";
+fn check_killed_client(ends: &Ends<'_>) -> Result<String, String> {
+    const EXPECTED: &str = "server DISCONNECT EVENT";
     let port = ends.free_port();
-    let mut server = ends.ours(&format!("rping -s -v -a {} -p {port}", ends.host()), &[]);
+    let mut server = ends.spawn_on_host(&format!("rping -s -v -a {} -p {port}", ends.host()), &[]);
     ends.wait_for_service(port)?;
-    let mut client = ends.theirs(&format!("rping -c -v -a {} -p {port}", ends.host()))?;
+    let mut client = ends.spawn_in_guest(&format!("rping -c -v -a {} -p {port}", ends.host()))?;
     client.wait_for("rdma-ping-20:", LIMIT).map_err(|e| e.to_string())?;
     client.kill().map_err(|e| e.to_string())?;
-    server.wait_for(TOLD, SOON).map(|()| TOLD.into())
+    server.wait_for(EXPECTED, SHORT_LIMIT).map(|()| EXPECTED.into())
 }
 
-/// Checks that a program sees the same private data, limits and rejection of its peer whichever side it is
-/// on.
+/// Checks that a program receives the same private data, limits and rejection of its peer on either side.
 fn private_data(ends: &Ends<'_>, program: &str) -> Result<String, String> {
     let run = |role: &str, at: &str, port| format!("{program} {role} {at} {port}");
     let text = |e: &dyn std::fmt::Display| e.to_string();
-    let (there, here) = (ends.free_port(), ends.free_port());
-    let server = ends.theirs(&run("server", ends.guest(), there))?;
-    ends.stand.guest.wait_listening(there, SOON).map_err(|e| text(&e))?;
-    let our_client = ends.ours(&run("client", ends.guest(), there), &[]).finish(LIMIT)?;
-    let their_server = Ends::ended(server, SOON)?;
-    let server: Urxe = ends.ours(&run("server", ends.host(), here), &[]);
-    ends.wait_for_service(here)?;
-    let their_client = Ends::ended(ends.theirs(&run("client", ends.host(), here))?, LIMIT)?;
-    let our_server = server.finish(SOON)?;
-    for (ours, theirs) in [(&our_client, &their_client), (&our_server, &their_server)] {
-        if ours != theirs || ours.is_empty() {
-            return Err(format!("here:\n{ours}in the guest:\n{theirs}"));
+    let (guest_port, host_port) = (ends.free_port(), ends.free_port());
+    let server = ends.spawn_in_guest(&run("server", ends.guest(), guest_port))?;
+    ends.testbed.guest.wait_listening(guest_port, SHORT_LIMIT).map_err(|e| text(&e))?;
+    let host_client = ends.spawn_on_host(&run("client", ends.guest(), guest_port), &[]).finish(LIMIT)?;
+    let guest_server = Ends::wait_success(server, SHORT_LIMIT)?;
+    let server: Urxe = ends.spawn_on_host(&run("server", ends.host(), host_port), &[]);
+    ends.wait_for_service(host_port)?;
+    let guest_client =
+        Ends::wait_success(ends.spawn_in_guest(&run("client", ends.host(), host_port))?, LIMIT)?;
+    let host_server = server.finish(SHORT_LIMIT)?;
+    for (host, guest) in [(&host_client, &guest_client), (&host_server, &guest_server)] {
+        if host != guest || host.is_empty() {
+            return Err(format!("host:\n{host}guest:\n{guest}"));
         }
     }
-    Ok(format!("{} and {} events are the same", our_client.lines().count(), our_server.lines().count()))
+    Ok(format!("{} and {} events are the same", host_client.lines().count(), host_server.lines().count()))
 }
 
 /// Builds the program at the same path on the host and in the guest, which has the same libraries.
-fn build_private_data(stand: &Stand) -> String {
+fn build_private_data(testbed: &Testbed) -> String {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/interop_cm_programs/private_data.c");
     let program = format!("/tmp/urxe-private-data-{}", std::process::id());
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-s", "-Wall", "-Werror", "-o", &program, source, "-lrdmacm", "-libverbs"]);
-    let out = cc.output().expect("a C compiler (apt-get install gcc libc6-dev)");
+    let out = cc.output().expect("this test needs a C compiler (apt-get install gcc libc6-dev)");
     assert!(out.status.success(), "{} (apt-get install librdmacm-dev)", programs::text(&out));
     let bytes = std::fs::read(&program).unwrap();
-    let mut copy = stand.guest.spawn(&format!("cat >{program} && chmod +x {program}")).unwrap();
+    let mut copy = testbed.guest.spawn(&format!("cat >{program} && chmod +x {program}")).unwrap();
     copy.write(&bytes).unwrap();
     copy.close_stdin().unwrap();
-    assert_eq!(copy.wait(SOON).unwrap().status, 0);
+    assert_eq!(copy.wait(SHORT_LIMIT).unwrap().status, 0);
     program
 }
 
 #[test]
 fn unmodified_cm_programs_interoperate_over_a_tap() {
-    let stand = Stand::tap("cmp");
-    stand.any_is_v6();
-    let program = build_private_data(&stand);
+    let testbed = Testbed::tap("cmp");
+    testbed.prefer_ipv6();
+    let program = build_private_data(&testbed);
     let mut table = Table::default();
     for version in 0..2 {
-        let ends = Ends { stand: &stand, version };
+        let ends = Ends { testbed: &testbed, version };
         let ip = ["IPv4", "IPv6"][version];
         for (name, program) in all(version) {
-            let what = program.client.clone();
-            table.case([name, "server", "udp", ip], what.clone(), || ends.guest_serves(&program));
-            table.case([name, "client", "udp", ip], what, || ends.guest_connects(&program));
+            let arguments = program.client.clone();
+            table.case([name, "server", "udp", ip], arguments.clone(), || ends.guest_serves(&program));
+            table.case([name, "client", "udp", ip], arguments, || ends.guest_connects(&program));
         }
-        table.case(["rping", "both", "udp", ip], "nobody listens".into(), || refused(&ends));
-        table.case(["rping", "client", "udp", ip], "killed".into(), || killed(&ends));
-        table.case(["a program in C", "both", "udp", ip], "private data".into(), || {
-            private_data(&ends, &program)
-        });
+        table.case(["rping", "both", "udp", ip], "no listener".into(), || check_rejected(&ends));
+        table.case(["rping", "client", "udp", ip], "client killed".into(), || check_killed_client(&ends));
+        table.case(["C program", "both", "udp", ip], "private data".into(), || private_data(&ends, &program));
     }
     let _ = std::fs::remove_file(program);
     table.finish();

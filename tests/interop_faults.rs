@@ -10,7 +10,7 @@ mod peer;
 mod table;
 
 use guest::{hash, pattern};
-use peer::{How, Ip, Shell, Side, Site, Via, words};
+use peer::{ConnectParams, Ip, LinkKind, Setup, Shell, Side, remote_args};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use table::Table;
@@ -19,7 +19,7 @@ use urxe::verbs::*;
 
 const MINUTE: Duration = Duration::from_secs(60);
 /// Below the timeouts of both sides (268 and 67 ms).
-const PATIENCE: Duration = Duration::from_millis(40);
+const POLL_TIMEOUT: Duration = Duration::from_millis(40);
 /// Path MTU; messages have several packets.
 const MTU: usize = 1024;
 const LEN: usize = 10_000;
@@ -42,22 +42,22 @@ enum Role {
     Rxe,
 }
 
-/// Offset of a round's target: behind all sources.
+/// Offset of a round's target, after all sources.
 const DST: usize = STEP * BATCH;
 
 struct Bench {
     side: Side,
     shell: Shell,
     qp: Qp,
-    /// A second QP, idle except for nudges.
+    /// A second QP, which sends only filler messages.
     other: Qp,
-    nudges: usize,
+    filler_count: usize,
     seed: u8,
 }
 
 impl Bench {
     /// Checks the bytes of message `i` on a side, from `base` on.
-    fn check(&mut self, on: Role, base: usize, len: usize, seeds: &[u8], what: Kind) {
+    fn check(&mut self, on: Role, base: usize, len: usize, seeds: &[u8], kind: Kind) {
         for (i, seed) in seeds.iter().enumerate() {
             let (off, want) = (base + i * STEP, pattern(len, *seed));
             let got = match on {
@@ -68,55 +68,56 @@ impl Bench {
                 }
                 Role::Rxe => self.shell.vsh.cmd(&format!("hash m {off} {len}")).unwrap().num("hash"),
             };
-            assert_eq!(got, hash(&want), "{what:?}: message {i} of {len} bytes at {on:?}");
+            assert_eq!(got, hash(&want), "{kind:?}: message {i} of {len} bytes at {on:?}");
         }
     }
 
-    /// Sends a short message on the other QP, whose packets advance the fault counter. Otherwise a sender
-    /// that goes back by just 13 packets each time would lose the same packet for ever. The number of nudges
-    /// varies, because packets and nudges together might make 13 again.
-    fn nudge(&mut self) {
-        self.nudges = self.nudges % 5 + 1;
-        for _ in 0..self.nudges {
+    /// Sends short messages on the other QP, whose packets advance the fault counter. Otherwise a sender that
+    /// goes back by 13 packets each time would lose the same packet in each retry. The number of messages
+    /// varies, so that retransmissions and filler messages do not add up to 13 each time.
+    fn send_filler(&mut self) {
+        self.filler_count = self.filler_count % 5 + 1;
+        for _ in 0..self.filler_count {
             let wr = SendWr { flags: SendFlags::default(), ..SendWr::write(0, &[], self.shell.at(0)) };
-            // The queue is full while this QP is waiting itself.
+            // The post fails if the queue is full because this QP waits for an acknowledgement too.
             let _ = self.other.post_send(&wr);
         }
     }
 
-    fn our_completions(&mut self, n: usize, what: Kind) {
+    fn check_urxe_completions(&mut self, n: usize, kind: Kind) {
         let begin = Instant::now();
         let mut got = Vec::new();
         while got.len() < n && begin.elapsed() < MINUTE {
-            got.extend(self.side.poll(n - got.len(), PATIENCE));
+            got.extend(self.side.poll(n - got.len(), POLL_TIMEOUT));
             if got.len() < n {
-                self.nudge();
+                self.send_filler();
             }
         }
-        let bad =
+        let unexpected =
             got.iter().enumerate().find(|(i, wc)| wc.status != WcStatus::Success || wc.wr_id != *i as u64);
         assert!(
-            got.len() == n && bad.is_none(),
-            "{what:?}: urxe has {} of {n} completions, wrong: {bad:?}; {:?}",
+            got.len() == n && unexpected.is_none(),
+            "{kind:?}: urxe has {} of {n} completions, first unexpected: {unexpected:?}; {:?}",
             got.len(),
             self.side.counters()
         );
     }
 
-    fn their_completions(&mut self, n: usize, what: Kind) {
+    fn check_rxe_completions(&mut self, n: usize, kind: Kind) {
         let begin = Instant::now();
         let mut got = Vec::new();
         while got.len() < n && begin.elapsed() < MINUTE {
-            got.extend(self.shell.vsh.poll(n - got.len(), PATIENCE).unwrap());
+            got.extend(self.shell.vsh.poll(n - got.len(), POLL_TIMEOUT).unwrap());
             if got.len() < n {
-                self.nudge();
+                self.send_filler();
             }
         }
-        let bad = got.iter().enumerate().find(|(i, wc)| wc.status != "SUCCESS" || wc.wr_id != *i as u64);
+        let unexpected =
+            got.iter().enumerate().find(|(i, wc)| wc.status != "SUCCESS" || wc.wr_id != *i as u64);
         let counters = self.side.counters();
         assert!(
-            got.len() == n && bad.is_none(),
-            "{what:?}: rxe has {} of {n} completions, wrong: {bad:?}; urxe: {counters:?}",
+            got.len() == n && unexpected.is_none(),
+            "{kind:?}: rxe has {} of {n} completions, first unexpected: {unexpected:?}; urxe: {counters:?}",
             got.len()
         );
     }
@@ -138,7 +139,7 @@ impl Bench {
             }
         }
         if kind == Kind::Add {
-            return self.adds(requester);
+            return self.check_adds(requester);
         }
         for i in 0..BATCH {
             let (src, dst, id) = (i * STEP, DST + i * STEP, i as u64);
@@ -162,9 +163,11 @@ impl Bench {
                         self.qp.post_recv(&RecvWr { wr_id: id, sges: &to }).unwrap();
                     }
                     let line = match kind {
-                        Kind::Write => format!("write q m {src} {LEN} {}", words(self.side.mr.remote(dst))),
+                        Kind::Write => {
+                            format!("write q m {src} {LEN} {}", remote_args(self.side.mr.remote(dst)))
+                        }
                         Kind::Send => format!("send q m {src} {LEN}"),
-                        _ => format!("read q m {dst} {LEN} {}", words(self.side.mr.remote(src))),
+                        _ => format!("read q m {dst} {LEN} {}", remote_args(self.side.mr.remote(src))),
                     };
                     self.shell.vsh.cmd(&format!("{line} id={i}")).unwrap();
                 }
@@ -172,17 +175,17 @@ impl Bench {
         }
         let both = kind == Kind::Send;
         if both || requester == Role::Urxe {
-            self.our_completions(BATCH, kind);
+            self.check_urxe_completions(BATCH, kind);
         }
         if both || requester == Role::Rxe {
-            self.their_completions(BATCH, kind);
+            self.check_rxe_completions(BATCH, kind);
         }
         let target = if source == Role::Urxe { Role::Rxe } else { Role::Urxe };
         self.check(target, DST, LEN, &seeds, kind);
     }
 
     /// Every addition must be executed once, whatever was retransmitted: the old values are 0, 1, 2 …
-    fn adds(&mut self, requester: Role) {
+    fn check_adds(&mut self, requester: Role) {
         for i in 0..BATCH {
             let off = i * 8;
             match requester {
@@ -197,20 +200,20 @@ impl Bench {
                     if i == 0 {
                         self.side.mr.write(DST, &[0; 8]).unwrap();
                     }
-                    let to = words(self.side.mr.remote(DST));
+                    let to = remote_args(self.side.mr.remote(DST));
                     self.shell.vsh.cmd(&format!("fadd q m {off} {to} add=1 id={i}")).unwrap();
                 }
             }
         }
         let got = match requester {
             Role::Urxe => {
-                self.our_completions(BATCH, Kind::Add);
+                self.check_urxe_completions(BATCH, Kind::Add);
                 let mut got = vec![0; BATCH * 8];
                 self.side.mr.read(0, &mut got).unwrap();
                 got
             }
             Role::Rxe => {
-                self.their_completions(BATCH, Kind::Add);
+                self.check_rxe_completions(BATCH, Kind::Add);
                 self.shell.vsh.get("m", 0, BATCH * 8).unwrap()
             }
         };
@@ -233,7 +236,7 @@ struct Case {
 }
 
 const ALL: &[Kind] = &[Kind::Write, Kind::Send, Kind::Read, Kind::Add];
-const PUSH: &[Kind] = &[Kind::Write, Kind::Send];
+const WRITE_AND_SEND: &[Kind] = &[Kind::Write, Kind::Send];
 const READ: &[Kind] = &[Kind::Read];
 
 const fn every(n: u64) -> When {
@@ -244,74 +247,74 @@ const fn every(n: u64) -> When {
 #[rustfmt::skip]
 const CASES: &[Case] = &[
     // Towards the guest.
-    Case { name: "lose tx", rules: &[(Direction::Tx, Action::Drop, every(13))], requester: Role::Urxe, kinds: PUSH,
+    Case { name: "drop tx", rules: &[(Direction::Tx, Action::Drop, every(13))], requester: Role::Urxe, kinds: WRITE_AND_SEND,
         counted: &["rxe.out_of_seq_request", "urxe.rcvd_seq_err", "urxe.requester_retry"], zero: &["urxe.out_of_seq_request"] },
-    Case { name: "lose tx", rules: &[(Direction::Tx, Action::Drop, every(13))], requester: Role::Urxe, kinds: ALL,
+    Case { name: "drop tx", rules: &[(Direction::Tx, Action::Drop, every(13))], requester: Role::Urxe, kinds: ALL,
         counted: &["rxe.out_of_seq_request", "urxe.rcvd_seq_err", "urxe.requester_retry"], zero: &["urxe.duplicate_request"] },
-    Case { name: "lose tx", rules: &[(Direction::Tx, Action::Drop, every(13))], requester: Role::Rxe, kinds: READ,
+    Case { name: "drop tx", rules: &[(Direction::Tx, Action::Drop, every(13))], requester: Role::Rxe, kinds: READ,
         counted: &["rxe.completer_retry_err", "urxe.duplicate_request"], zero: &["urxe.out_of_seq_request"] },
-    // The next acknowledgement makes up for a lost one.
-    Case { name: "lose tx", rules: &[(Direction::Tx, Action::Drop, every(3))], requester: Role::Rxe, kinds: PUSH,
+    // The next acknowledgement covers a lost one.
+    Case { name: "drop tx", rules: &[(Direction::Tx, Action::Drop, every(3))], requester: Role::Rxe, kinds: WRITE_AND_SEND,
         counted: &[], zero: &["urxe.out_of_seq_request"] },
-    Case { name: "lose tx", rules: &[(Direction::Tx, Action::Drop, every(13))], requester: Role::Rxe, kinds: ALL,
+    Case { name: "drop tx", rules: &[(Direction::Tx, Action::Drop, every(13))], requester: Role::Rxe, kinds: ALL,
         counted: &["rxe.completer_retry_err", "urxe.duplicate_request"], zero: &[] },
     // From the guest.
-    Case { name: "lose rx", rules: &[(Direction::Rx, Action::Drop, every(13))], requester: Role::Urxe, kinds: READ,
+    Case { name: "drop rx", rules: &[(Direction::Rx, Action::Drop, every(13))], requester: Role::Urxe, kinds: READ,
         counted: &["rxe.duplicate_request", "urxe.requester_retry", "urxe.implied_nak_seq_err|urxe.local_ack_timeout_err"],
         zero: &["rxe.out_of_seq_request"] },
-    Case { name: "lose rx", rules: &[(Direction::Rx, Action::Drop, every(13))], requester: Role::Urxe, kinds: ALL,
+    Case { name: "drop rx", rules: &[(Direction::Rx, Action::Drop, every(13))], requester: Role::Urxe, kinds: ALL,
         counted: &["rxe.duplicate_request", "urxe.requester_retry"], zero: &[] },
-    Case { name: "lose rx", rules: &[(Direction::Rx, Action::Drop, every(13))], requester: Role::Rxe, kinds: PUSH,
+    Case { name: "drop rx", rules: &[(Direction::Rx, Action::Drop, every(13))], requester: Role::Rxe, kinds: WRITE_AND_SEND,
         counted: &["urxe.out_of_seq_request", "rxe.rcvd_seq_err", "rxe.completer_retry_err|rxe.rcvd_seq_err"], zero: &["rxe.out_of_seq_request"] },
-    Case { name: "lose rx", rules: &[(Direction::Rx, Action::Drop, every(13))], requester: Role::Rxe, kinds: ALL,
+    Case { name: "drop rx", rules: &[(Direction::Rx, Action::Drop, every(13))], requester: Role::Rxe, kinds: ALL,
         counted: &["urxe.out_of_seq_request", "rxe.rcvd_seq_err"], zero: &[] },
     // Both directions.
-    Case { name: "lose both", rules: &[(Direction::Tx, Action::Drop, every(13)), (Direction::Rx, Action::Drop, every(13))],
+    Case { name: "drop both", rules: &[(Direction::Tx, Action::Drop, every(13)), (Direction::Rx, Action::Drop, every(13))],
         requester: Role::Urxe, kinds: ALL, counted: &["rxe.out_of_seq_request", "urxe.requester_retry"], zero: &[] },
-    Case { name: "lose both", rules: &[(Direction::Tx, Action::Drop, every(13)), (Direction::Rx, Action::Drop, every(13))],
+    Case { name: "drop both", rules: &[(Direction::Tx, Action::Drop, every(13)), (Direction::Rx, Action::Drop, every(13))],
         requester: Role::Rxe, kinds: ALL, counted: &["urxe.out_of_seq_request", "rxe.completer_retry_err|rxe.rcvd_seq_err"], zero: &[] },
     // Duplicates.
-    Case { name: "double tx", rules: &[(Direction::Tx, Action::Duplicate, every(5))], requester: Role::Urxe, kinds: ALL,
+    Case { name: "duplicate tx", rules: &[(Direction::Tx, Action::Duplicate, every(5))], requester: Role::Urxe, kinds: ALL,
         counted: &["rxe.duplicate_request"], zero: &["rxe.out_of_seq_request", "urxe.rcvd_seq_err"] },
-    Case { name: "double tx", rules: &[(Direction::Tx, Action::Duplicate, every(5))], requester: Role::Rxe, kinds: ALL,
+    Case { name: "duplicate tx", rules: &[(Direction::Tx, Action::Duplicate, every(5))], requester: Role::Rxe, kinds: ALL,
         counted: &[], zero: &["urxe.out_of_seq_request"] },
-    Case { name: "double rx", rules: &[(Direction::Rx, Action::Duplicate, every(5))], requester: Role::Urxe, kinds: ALL,
+    Case { name: "duplicate rx", rules: &[(Direction::Rx, Action::Duplicate, every(5))], requester: Role::Urxe, kinds: ALL,
         counted: &["urxe.unexpected_response"], zero: &["rxe.out_of_seq_request"] },
-    Case { name: "double rx", rules: &[(Direction::Rx, Action::Duplicate, every(5))], requester: Role::Rxe, kinds: ALL,
+    Case { name: "duplicate rx", rules: &[(Direction::Rx, Action::Duplicate, every(5))], requester: Role::Rxe, kinds: ALL,
         counted: &["urxe.duplicate_request"], zero: &["urxe.out_of_seq_request", "rxe.rcvd_seq_err"] },
-    Case { name: "double both", rules: &[(Direction::Tx, Action::Duplicate, every(5)), (Direction::Rx, Action::Duplicate, every(5))],
+    Case { name: "duplicate both", rules: &[(Direction::Tx, Action::Duplicate, every(5)), (Direction::Rx, Action::Duplicate, every(5))],
         requester: Role::Urxe, kinds: ALL, counted: &["rxe.duplicate_request", "urxe.unexpected_response"], zero: &[] },
-    Case { name: "double both", rules: &[(Direction::Tx, Action::Duplicate, every(5)), (Direction::Rx, Action::Duplicate, every(5))],
+    Case { name: "duplicate both", rules: &[(Direction::Tx, Action::Duplicate, every(5)), (Direction::Rx, Action::Duplicate, every(5))],
         requester: Role::Rxe, kinds: ALL, counted: &["urxe.duplicate_request"], zero: &[] },
     // Reordering.
-    Case { name: "swap tx", rules: &[(Direction::Tx, Action::Reorder, every(13))], requester: Role::Urxe, kinds: PUSH,
+    Case { name: "reorder tx", rules: &[(Direction::Tx, Action::Reorder, every(13))], requester: Role::Urxe, kinds: WRITE_AND_SEND,
         counted: &["rxe.out_of_seq_request", "urxe.rcvd_seq_err", "urxe.requester_retry"], zero: &[] },
-    Case { name: "swap tx", rules: &[(Direction::Tx, Action::Reorder, every(13))], requester: Role::Rxe, kinds: ALL,
+    Case { name: "reorder tx", rules: &[(Direction::Tx, Action::Reorder, every(13))], requester: Role::Rxe, kinds: ALL,
         counted: &["rxe.completer_retry_err"], zero: &["urxe.out_of_seq_request"] },
-    Case { name: "swap rx", rules: &[(Direction::Rx, Action::Reorder, every(13))], requester: Role::Urxe, kinds: ALL,
+    Case { name: "reorder rx", rules: &[(Direction::Rx, Action::Reorder, every(13))], requester: Role::Urxe, kinds: ALL,
         counted: &["urxe.implied_nak_seq_err"], zero: &["rxe.out_of_seq_request"] },
-    Case { name: "swap rx", rules: &[(Direction::Rx, Action::Reorder, every(13))], requester: Role::Rxe, kinds: PUSH,
+    Case { name: "reorder rx", rules: &[(Direction::Rx, Action::Reorder, every(13))], requester: Role::Rxe, kinds: WRITE_AND_SEND,
         counted: &["urxe.out_of_seq_request", "rxe.rcvd_seq_err"], zero: &["rxe.out_of_seq_request"] },
-    Case { name: "swap both", rules: &[(Direction::Tx, Action::Reorder, every(13)), (Direction::Rx, Action::Reorder, every(13))],
+    Case { name: "reorder both", rules: &[(Direction::Tx, Action::Reorder, every(13)), (Direction::Rx, Action::Reorder, every(13))],
         requester: Role::Urxe, kinds: ALL, counted: &["rxe.out_of_seq_request"], zero: &[] },
-    Case { name: "swap both", rules: &[(Direction::Tx, Action::Reorder, every(13)), (Direction::Rx, Action::Reorder, every(13))],
+    Case { name: "reorder both", rules: &[(Direction::Tx, Action::Reorder, every(13)), (Direction::Rx, Action::Reorder, every(13))],
         requester: Role::Rxe, kinds: ALL, counted: &["urxe.out_of_seq_request"], zero: &[] },
     // Wrong ICRCs: the receiver drops the packets, so the rest is as with losses.
-    Case { name: "spoil tx", rules: &[(Direction::Tx, Action::Corrupt, every(13))], requester: Role::Urxe, kinds: PUSH,
+    Case { name: "corrupt tx", rules: &[(Direction::Tx, Action::Corrupt, every(13))], requester: Role::Urxe, kinds: WRITE_AND_SEND,
         counted: &["rxe.out_of_seq_request", "urxe.rcvd_seq_err", "urxe.requester_retry"], zero: &["urxe.rx_icrc_err"] },
-    Case { name: "spoil tx", rules: &[(Direction::Tx, Action::Corrupt, every(13))], requester: Role::Rxe, kinds: ALL,
+    Case { name: "corrupt tx", rules: &[(Direction::Tx, Action::Corrupt, every(13))], requester: Role::Rxe, kinds: ALL,
         counted: &["rxe.completer_retry_err"], zero: &["urxe.rx_icrc_err"] },
-    Case { name: "spoil rx", rules: &[(Direction::Rx, Action::Corrupt, every(13))], requester: Role::Urxe, kinds: ALL,
+    Case { name: "corrupt rx", rules: &[(Direction::Rx, Action::Corrupt, every(13))], requester: Role::Urxe, kinds: ALL,
         counted: &["urxe.rx_icrc_err", "urxe.requester_retry"], zero: &["rxe.out_of_seq_request"] },
-    Case { name: "spoil rx", rules: &[(Direction::Rx, Action::Corrupt, every(13))], requester: Role::Rxe, kinds: PUSH,
+    Case { name: "corrupt rx", rules: &[(Direction::Rx, Action::Corrupt, every(13))], requester: Role::Rxe, kinds: WRITE_AND_SEND,
         counted: &["urxe.rx_icrc_err", "urxe.out_of_seq_request", "rxe.rcvd_seq_err"], zero: &["rxe.out_of_seq_request"] },
 ];
 
-/// Opens a NIC on the site's link with these faults.
-fn open(site: &Site, ip: Ip, rules: &[(Direction, Action, When)]) -> (Side, FaultCounters) {
+/// Opens a NIC on the setup's link with these faults.
+fn open(setup: &Setup, ip: Ip, rules: &[(Direction, Action, When)]) -> (Side, FaultCounters) {
     let rules = rules.iter().map(|(d, a, w)| Rule::new(*d, *a, *w)).collect();
     let mut counters = None;
-    let side = site.open_wrapped(ip, |link| {
+    let side = setup.open_wrapped(ip, |link| {
         let faults = Faults::new(link, rules, 1);
         counters = Some(faults.fault_counters());
         Box::new(faults)
@@ -322,53 +325,57 @@ fn open(site: &Site, ip: Ip, rules: &[(Direction, Action, When)]) -> (Side, Faul
 type Named = BTreeMap<String, u64>;
 
 /// Returns the counters of both sides under `urxe.` and `rxe.`.
-fn counters(site: &Site, side: &Side) -> Named {
-    let theirs = site.guest.counters().unwrap();
+fn counters(setup: &Setup, side: &Side) -> Named {
+    let theirs = setup.guest.counters().unwrap();
     let ours = side.counters();
     let ours = ours.iter().map(|(k, v)| (format!("urxe.{k}"), v));
     theirs.into_iter().map(|(k, v)| (format!("rxe.{k}"), v)).chain(ours).collect()
 }
 
 /// Runs one case; returns the relevant counters, or the error.
-fn run(site: &Site, ip: Ip, case: &Case) -> Result<(String, String), String> {
-    let (side, faults) = open(site, ip, case.rules);
-    let before = counters(site, &side);
-    let mut shell = site.shell(2 * STEP * BATCH + 4096);
-    let mut how = How::new(ip, MTU);
-    how.ours.timeout = AckTimeout::new(16);
-    let qp = site.connect(&side, &mut shell, &how);
+fn run(setup: &Setup, ip: Ip, case: &Case) -> Result<(String, String), String> {
+    let (side, faults) = open(setup, ip, case.rules);
+    let before = counters(setup, &side);
+    let mut shell = setup.shell(2 * STEP * BATCH + 4096);
+    let mut params = ConnectParams::new(ip, MTU);
+    params.ours.timeout = AckTimeout::new(16);
+    let qp = setup.connect(&side, &mut shell, &params);
     // The few errors of this QP are ignored.
-    let other = site.connect_named(&side, &mut shell, "other", &how);
-    let mut bench = Bench { side, shell, qp, other, nudges: 0, seed: 0 };
+    let other = setup.connect_named(&side, &mut shell, "other", &params);
+    let mut bench = Bench { side, shell, qp, other, filler_count: 0, seed: 0 };
     for kind in case.kinds {
         bench.round(*kind, case.requester);
     }
-    let after = counters(site, &bench.side);
+    let after = counters(setup, &bench.side);
     let grown: Named = after.iter().map(|(k, v)| (k.clone(), v - before.get(k).unwrap_or(&0))).collect();
     let get = |name: &str| *grown.get(name).unwrap_or_else(|| panic!("no counter {name}: {grown:?}"));
     for any in case.counted {
         if any.split('|').all(|name| get(name) == 0) {
-            return Err(format!("{any} did not count; {grown:?}"));
+            return Err(format!("{any} is 0; {grown:?}"));
         }
     }
     for name in case.zero {
         if get(name) != 0 {
-            return Err(format!("{name} is {}; {grown:?}", get(name)));
+            return Err(format!("{name} is {}, expected 0; {grown:?}", get(name)));
         }
     }
     let mut done = String::new();
     for direction in [Direction::Tx, Direction::Rx] {
         let c = faults.get(direction);
         let n = c.dropped + c.duplicated + c.reordered + c.corrupted;
-        let asked = case.rules.iter().any(|r| r.0 == direction);
-        if asked != (n > 0) {
-            return Err(format!("{n} faults {direction}"));
+        let has_rule = case.rules.iter().any(|r| r.0 == direction);
+        if has_rule != (n > 0) {
+            return Err(format!("{n} faults in direction {direction}, rules for it: {has_rule}"));
         }
-        if asked {
+        if has_rule {
             done += &format!("{n} {direction} ");
         }
         if direction == Direction::Rx && c.corrupted != get("urxe.rx_icrc_err") {
-            return Err(format!("{} spoiled, {} noticed", c.corrupted, get("urxe.rx_icrc_err")));
+            return Err(format!(
+                "{} packets corrupted, {} ICRC errors counted",
+                c.corrupted,
+                get("urxe.rx_icrc_err")
+            ));
         }
     }
     let names = [
@@ -392,22 +399,22 @@ fn run(site: &Site, ip: Ip, case: &Case) -> Result<(String, String), String> {
 
 #[test]
 fn data_survives_faults_in_every_direction() {
-    let site = Site::start(Via::Dgram);
+    let setup = Setup::start(LinkKind::Dgram);
     let mut table =
         Table::new("faults", &["fault", "IP", "requester", "operations", "faults", "s", "counted"]);
     let mut failed = Vec::new();
     for (case, ip) in CASES.iter().flat_map(|case| Ip::VERSIONS.map(|ip| (case, ip))) {
         let begin = Instant::now();
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&site, ip, case)));
-        let result = result.unwrap_or_else(|_| Err("panicked, see above".into()));
-        let who = format!("{:?}", case.requester).to_lowercase();
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&setup, ip, case)));
+        let result = result.unwrap_or_else(|_| Err("the check panicked, see above".into()));
+        let requester = format!("{:?}", case.requester).to_lowercase();
         let kinds = case.kinds.iter().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(" ");
         let (done, counted) = result.unwrap_or_else(|e| {
-            failed.push(format!("{} ({ip}, {who}, {kinds}): {e}", case.name));
+            failed.push(format!("{} ({ip}, {requester}, {kinds}): {e}", case.name));
             ("-".into(), "FAILED".into())
         });
-        let took = format!("{:.1}", begin.elapsed().as_secs_f64());
-        table.row(&[case.name.into(), ip.to_string(), who, kinds, done, took, counted]);
+        let seconds = format!("{:.1}", begin.elapsed().as_secs_f64());
+        table.row(&[case.name.into(), ip.to_string(), requester, kinds, done, seconds, counted]);
     }
     table.print();
     assert!(failed.is_empty(), "{}", failed.join("\n"));

@@ -2,11 +2,11 @@
 
 #[path = "support/guest.rs"]
 mod guest;
-#[allow(dead_code, reason = "a part of it is the example's own")]
+#[allow(dead_code, reason = "the test uses a part of the example")]
 #[path = "../examples/nvme_target/nvme/mod.rs"]
 mod nvme;
-#[path = "support/stand.rs"]
-mod stand;
+#[path = "support/testbed.rs"]
+mod testbed;
 
 use std::fmt::Write as _;
 use std::net::{Ipv6Addr, SocketAddr};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use nvme::namespace::Namespace;
 use nvme::server;
 use nvme::subsystem::Subsystem;
-use stand::{HOST, Stand, Via};
+use testbed::{HOST, LinkKind, Testbed};
 use urxe::link::LinkSpec;
 use urxe::verbs::cm::{ConnectionManager, Listener};
 use urxe::verbs::{Context, ContextOptions};
@@ -32,10 +32,10 @@ const BLOCK: usize = 512;
 /// Size of the disk in bytes.
 const DISK: usize = 8 << 20;
 
-/// A generator with a fixed sequence (xorshift).
-struct Numbers(u64);
+/// Pseudo-random number generator with a fixed seed (xorshift).
+struct Rng(u64);
 
-impl Numbers {
+impl Rng {
     fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -52,7 +52,7 @@ impl Numbers {
     }
 }
 
-/// Expected contents of the disk, and the file behind the target.
+/// Expected contents of the disk, and the file that the target serves.
 struct Disk {
     model: Vec<u8>,
     path: PathBuf,
@@ -61,11 +61,11 @@ struct Disk {
 impl Disk {
     fn check(&self) {
         let file = std::fs::read(&self.path).unwrap();
-        let differs = self.model.iter().zip(&file).position(|(a, b)| a != b);
+        let first_difference = self.model.iter().zip(&file).position(|(a, b)| a != b);
         assert_eq!(
-            (file.len(), differs),
+            (file.len(), first_difference),
             (self.model.len(), None),
-            "length, and the first byte that differs"
+            "length, and position of the first difference"
         );
     }
 
@@ -76,7 +76,7 @@ impl Disk {
 }
 
 /// Connects as `nvme connect` does. Returns the controller's name, or the kernel's error.
-fn connect(stand: &Stand, version: usize, nqn: &str) -> Result<String, String> {
+fn connect(testbed: &Testbed, version: usize, nqn: &str) -> Result<String, String> {
     let at = HOST[version];
     let options = format!(
         "transport=rdma,traddr={at},trsvcid={PORT},nqn={nqn},hostnqn={HOST_NQN},reconnect_delay=1,ctrl_loss_tmo=60"
@@ -89,29 +89,29 @@ fn connect(stand: &Stand, version: usize, nqn: &str) -> Result<String, String> {
          if echo -n '{options}' >&3; then cat <&3; else dmesg | tail -n 3; fi"
     );
     // instance=0,cntlid=1
-    let said = stand.guest.check(&command, LIMIT).unwrap().stdout;
-    let instance = said.strip_prefix("instance=").and_then(|rest| rest.split(',').next());
-    instance.map(|n| format!("nvme{n}")).ok_or(said)
+    let output = testbed.guest.check(&command, LIMIT).unwrap().stdout;
+    let instance = output.strip_prefix("instance=").and_then(|rest| rest.split(',').next());
+    instance.map(|n| format!("nvme{n}")).ok_or(output)
 }
 
 /// Connects to the subsystem and waits for its disk, which the kernel adds after the connect returns. Returns
 /// the controller's name and the path of the disk.
-fn connect_disk(stand: &Stand, version: usize) -> (String, String) {
-    let controller = connect(stand, version, NQN).unwrap();
+fn connect_disk(testbed: &Testbed, version: usize) -> (String, String) {
+    let controller = connect(testbed, version, NQN).unwrap();
     let device = format!("/dev/{controller}n1");
-    stand.guest.check(&format!("until [ -b {device} ]; do usleep 20000; done"), LIMIT).unwrap();
+    testbed.guest.check(&format!("until [ -b {device} ]; do usleep 20000; done"), LIMIT).unwrap();
     (controller, device)
 }
 
 /// Copies runs of blocks on the disk, which reads and writes them without the guest's cache: one command
 /// each, with the data in its capsule or transferred by RDMA.
-fn copy_runs(stand: &Stand, device: &str, disk: &mut Disk, numbers: &mut Numbers) {
+fn copy_runs(testbed: &Testbed, device: &str, disk: &mut Disk, rng: &mut Rng) {
     let sizes = [1, 2, 3, 7, 8, 9, 16, 31, 64, 100, 255, 256, 257, 1000, 2048];
     let runs: Vec<[usize; 3]> = (0..2 * sizes.len())
         .map(|i| {
             let blocks = sizes[i % sizes.len()];
-            let place = |n: &mut Numbers| n.below(DISK / BLOCK - blocks + 1);
-            [blocks, place(numbers), place(numbers)]
+            let offset = |n: &mut Rng| n.below(DISK / BLOCK - blocks + 1);
+            [blocks, offset(rng), offset(rng)]
         })
         .collect();
     let mut script = format!(
@@ -126,29 +126,29 @@ fn copy_runs(stand: &Stand, device: &str, disk: &mut Disk, numbers: &mut Numbers
         disk.model.copy_within(from..from + len, to);
         let _ = writeln!(script, "copy {len} {from} {to}");
     }
-    stand.guest.check(&script, LIMIT).unwrap();
+    testbed.guest.check(&script, LIMIT).unwrap();
 }
 
 /// Uses the disk with all operations.
-fn use_disk(stand: &Stand, version: usize, disk: &mut Disk, numbers: &mut Numbers) {
-    let begun = Instant::now();
-    let step = |what: &str| eprintln!("{:6.2} s  {what}", begun.elapsed().as_secs_f64());
-    let run = |command: &str| stand.guest.check(command, LIMIT).unwrap().stdout;
-    let (controller, device) = connect_disk(stand, version);
+fn check_disk(testbed: &Testbed, version: usize, disk: &mut Disk, rng: &mut Rng) {
+    let start = Instant::now();
+    let step = |what: &str| eprintln!("{:6.2} s  {what}", start.elapsed().as_secs_f64());
+    let run = |command: &str| testbed.guest.check(command, LIMIT).unwrap().stdout;
+    let (controller, device) = connect_disk(testbed, version);
     step("connected");
 
-    let said = run(&format!(
+    let output = run(&format!(
         "cd /sys/class/nvme/{controller} && cat subsysnqn cntrltype model &&
          cd /sys/block/{controller}n1 && cat size queue/logical_block_size queue/write_cache queue/max_hw_sectors_kb"
     ));
-    let said: Vec<&str> = said.lines().map(str::trim).collect();
+    let output: Vec<&str> = output.lines().map(str::trim).collect();
     let blocks = (DISK / BLOCK).to_string();
-    assert_eq!(said, [NQN, "io", "urxe NVMe over Fabrics target", &blocks, "512", "write back", "1024"]);
+    assert_eq!(output, [NQN, "io", "urxe NVMe over Fabrics target", &blocks, "512", "write back", "1024"]);
 
     // Through the guest's cache, which reads ahead: large commands, and several at a time.
     assert_eq!(run(&format!("sha256sum {device}"))[..64], disk.hash());
     step("read");
-    copy_runs(stand, &device, disk, numbers);
+    copy_runs(testbed, &device, disk, rng);
     step("copied");
     disk.check();
     let (from, to, len) = (DISK / 2, DISK / 4, DISK / 4);
@@ -164,24 +164,26 @@ fn use_disk(stand: &Stand, version: usize, disk: &mut Disk, numbers: &mut Number
     disk.check();
     run("echo 3 >/proc/sys/vm/drop_caches");
     assert_eq!(run(&format!("sha256sum {device}"))[..64], disk.hash());
-    disconnect(stand, &controller);
-    assert_eq!(stand.guest.exec(&format!("[ -e {device} ]"), LIMIT).unwrap().status, 1);
+    disconnect(testbed, &controller);
+    assert_eq!(testbed.guest.exec(&format!("[ -e {device} ]"), LIMIT).unwrap().status, 1);
     step("disconnected");
 }
 
-fn disconnect(stand: &Stand, controller: &str) {
-    stand.guest.check(&format!("echo 1 >/sys/class/nvme/{controller}/delete_controller"), LIMIT).unwrap();
+fn disconnect(testbed: &Testbed, controller: &str) {
+    testbed.guest.check(&format!("echo 1 >/sys/class/nvme/{controller}/delete_controller"), LIMIT).unwrap();
 }
 
 /// Checks a discovery controller, and a connect to an unknown subsystem.
-fn ask_for_others(stand: &Stand) {
-    let controller = connect(stand, 0, nvme::DISCOVERY_NQN).unwrap();
-    let said =
-        stand.guest.check(&format!("cd /sys/class/nvme/{controller} && cat cntrltype state"), LIMIT).unwrap();
-    assert_eq!(said.stdout, "discovery\nlive\n");
-    disconnect(stand, &controller);
-    let refused = connect(stand, 0, "nqn.2014-08.org.urxe:another").unwrap_err();
-    assert!(refused.contains("Connect Invalid Data Parameter, subsysnqn"), "{refused}");
+fn check_discovery_and_unknown_nqn(testbed: &Testbed) {
+    let controller = connect(testbed, 0, nvme::DISCOVERY_NQN).unwrap();
+    let output = testbed
+        .guest
+        .check(&format!("cd /sys/class/nvme/{controller} && cat cntrltype state"), LIMIT)
+        .unwrap();
+    assert_eq!(output.stdout, "discovery\nlive\n");
+    disconnect(testbed, &controller);
+    let error = connect(testbed, 0, "nqn.2014-08.org.urxe:another").unwrap_err();
+    assert!(error.contains("Connect Invalid Data Parameter, subsysnqn"), "{error}");
 }
 
 /// A target on the host, whose listener outlives it.
@@ -194,17 +196,17 @@ impl Target {
     /// Runs the target while `test` runs.
     fn serving<R>(&self, test: impl FnOnce() -> R) -> R {
         // Stops the target also when the test fails.
-        struct Over<'a>(&'a AtomicBool);
-        impl Drop for Over<'_> {
+        struct StopGuard<'a>(&'a AtomicBool);
+        impl Drop for StopGuard<'_> {
             fn drop(&mut self) {
                 self.0.store(true, Ordering::Relaxed);
             }
         }
-        let is_over = AtomicBool::new(false);
+        let is_stopped = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let (stop, log) = (|| is_over.load(Ordering::Relaxed), |line: &str| eprintln!("{line}"));
+            let (stop, log) = (|| is_stopped.load(Ordering::Relaxed), |line: &str| eprintln!("{line}"));
             scope.spawn(move || server::serve(&self.listener, &self.subsystem, &stop, &log).unwrap());
-            let _over = Over(&is_over);
+            let _guard = StopGuard(&is_stopped);
             test()
         })
     }
@@ -212,13 +214,13 @@ impl Target {
 
 #[test]
 fn kernel_initiator_uses_file_backed_target() {
-    let stand = Stand::frames();
+    let testbed = Testbed::frames();
     let dir = tempfile::tempdir().unwrap();
-    let mut numbers = Numbers(0x2545_f491_4f6c_dd1d);
-    let mut disk = Disk { model: numbers.bytes(DISK), path: dir.path().join("disk") };
+    let mut rng = Rng(0x2545_f491_4f6c_dd1d);
+    let mut disk = Disk { model: rng.bytes(DISK), path: dir.path().join("disk") };
     std::fs::write(&disk.path, &disk.model).unwrap();
 
-    let link: LinkSpec = stand.link(Via::Frames, 0).parse().unwrap();
+    let link: LinkSpec = testbed.link(LinkKind::Frames, 0).parse().unwrap();
     let context = Context::open_shards(link.bind(1).unwrap(), &ContextOptions::default()).unwrap();
     let manager = ConnectionManager::new(vec![context]).unwrap();
     let at = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), PORT);
@@ -227,19 +229,19 @@ fn kernel_initiator_uses_file_backed_target() {
         listener: Listener::bind(&manager, at).unwrap(),
         subsystem: Arc::new(Subsystem::new(NQN.into(), namespace, Vec::new())),
     };
-    stand.guest.check("modprobe nvme_rdma", LIMIT).unwrap();
+    testbed.guest.check("modprobe nvme_rdma", LIMIT).unwrap();
     let (controller, device) = target.serving(|| {
         for version in 0..2 {
-            use_disk(&stand, version, &mut disk, &mut numbers);
+            check_disk(&testbed, version, &mut disk, &mut rng);
         }
-        ask_for_others(&stand);
-        connect_disk(&stand, 0)
+        check_discovery_and_unknown_nqn(&testbed);
+        connect_disk(&testbed, 0)
     });
     // The target is restarted: the kernel reconnects.
     target.serving(|| {
         let read = format!("dd if={device} bs=1M iflag=direct 2>/dev/null | sha256sum");
-        assert_eq!(stand.guest.check(&read, LIMIT).unwrap().stdout[..64], disk.hash());
-        disconnect(&stand, &controller);
+        assert_eq!(testbed.guest.check(&read, LIMIT).unwrap().stdout[..64], disk.hash());
+        disconnect(&testbed, &controller);
     });
     assert_eq!(manager.connections(), 0);
 }

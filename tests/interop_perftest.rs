@@ -12,12 +12,12 @@
 mod dumps;
 #[path = "support/guest.rs"]
 mod guest;
-#[path = "support/stand.rs"]
-mod stand;
+#[path = "support/testbed.rs"]
+mod testbed;
 
 use dumps::Run;
-use stand::{GUEST, Stand, Table, Via};
 use std::time::Duration;
+use testbed::{GUEST, LinkKind, Table, Testbed};
 use urxe::cli::exchange::perftest::Test;
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -37,32 +37,33 @@ const PROGRAMS: [Program; 6] = [
 ];
 
 /// Runs a program with this IP version, with the stock program as the server and as the client.
-fn both_ways(table: &mut Table, stand: &Stand, via: Via, version: usize, program: Program) {
+fn run_both_roles(table: &mut Table, testbed: &Testbed, via: LinkKind, version: usize, program: Program) {
     let (program, test, verb, runs) = program;
     let ip = ["IPv4", "IPv6"][version];
-    let (link, gid) = (stand.link(via, version), stand.gid(via, version));
-    let index = stand.guest.gid_index(GUEST[version]).unwrap();
+    let (link, gid) = (testbed.link(via, version), testbed.gid(via, version));
+    let index = testbed.guest.gid_index(GUEST[version]).unwrap();
     let dump = tempfile::NamedTempFile::new().unwrap();
     let memory = || {
         let ours = std::fs::read(dump.path()).map_err(|e| e.to_string())?;
-        let theirs = stand.guest.take_file(MEMORY).map_err(|e| e.to_string())?;
+        let theirs = testbed.guest.fetch_file(MEMORY).map_err(|e| e.to_string())?;
         Ok::<_, String>((ours, theirs))
     };
     for &(size, iterations, qps) in runs {
         // Arguments of both sides; the stock programs refuse those that they do not use.
-        let mut same = format!("-n {iterations}");
+        let mut common = format!("-n {iterations}");
         if test != Test::AtomicBw {
-            same += &format!(" -s {size}");
+            common += &format!(" -s {size}");
         }
         if qps > 1 {
-            same += &format!(" -q {qps}");
+            common += &format!(" -q {qps}");
         }
         let stock = format!(
             "rm -f {MEMORY}; LD_PRELOAD=$LD_PRELOAD:/lib/mrdump.so MR_DUMP={MEMORY} \
-             {program} -d rxe0 -x {index} -F -u 18 {same}"
+             {program} -d rxe0 -x {index} -F -u 18 {common}"
         );
         let urxe = format!(
-            "perf {verb} --perftest --link {link} --gid {gid} --ack-timeout 18 --timeout 60 --dump-memory {} {same}",
+            "perf {verb} --perftest --link {link} --gid {gid} --ack-timeout 18 --timeout 60 \
+             --dump-memory {} {common}",
             dump.path().display()
         );
         let urxe: Vec<&str> = urxe.split(' ').collect();
@@ -74,27 +75,27 @@ fn both_ways(table: &mut Table, stand: &Stand, via: Via, version: usize, program
             stock_client: !stock_server,
             stock_server,
         };
-        let what = format!("{size} bytes, {iterations} iterations, {qps} queue pair(s)");
+        let parameters = format!("{size} bytes, {iterations} iterations, {qps} queue pair(s)");
         let equal = |n| format!("{n} bytes equal on both sides");
-        table.case([program, "server", via.name(), ip], what.clone(), || {
-            stand.stock_server(&stock, &urxe, LIMIT)?;
+        table.case([program, "server", via.name(), ip], parameters.clone(), || {
+            testbed.stock_server(&stock, &urxe, LIMIT)?;
             let (client, server) = memory()?;
             run(true).compare(&client, &server).map(equal)
         });
-        table.case([program, "client", via.name(), ip], what, || {
-            stand.stock_client(&stock, &urxe, LIMIT)?;
+        table.case([program, "client", via.name(), ip], parameters, || {
+            testbed.stock_client(&stock, &urxe, LIMIT)?;
             let (server, client) = memory()?;
             run(false).compare(&client, &server).map(equal)
         });
     }
 }
 
-fn all(stand: &Stand, links: &[Via]) {
+fn run_all(testbed: &Testbed, links: &[LinkKind]) {
     let mut table = Table::default();
     for &via in links {
         for version in 0..2 {
             for program in PROGRAMS {
-                both_ways(&mut table, stand, via, version, program);
+                run_both_roles(&mut table, testbed, via, version, program);
             }
         }
     }
@@ -103,10 +104,10 @@ fn all(stand: &Stand, links: &[Via]) {
 
 #[test]
 fn perftest_data_matches_over_frames() {
-    all(&Stand::frames(), &[Via::Frames]);
+    run_all(&Testbed::frames(), &[LinkKind::Frames]);
 }
 
 #[test]
 fn perftest_data_matches_over_a_tap() {
-    all(&Stand::tap("pt"), &[Via::Packet, Via::Udp]);
+    run_all(&Testbed::tap("pt"), &[LinkKind::Packet, LinkKind::Udp]);
 }

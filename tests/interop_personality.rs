@@ -20,23 +20,28 @@ fn calls_on_the_kernels_rxe_have_the_results_of_personality_rxe() {
     let program = dir.path().join("personality");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/ibverbs/tests/c/personality.c");
     let mut cc = Command::new("cc");
-    let built = cc.args(["-O1", "-s", "-Wall", "-Werror", "-o"]).args([
+    let compile = cc.args(["-O1", "-s", "-Wall", "-Werror", "-o"]).args([
         program.as_os_str(),
         source.as_ref(),
         "-libverbs".as_ref(),
     ]);
-    assert!(built.status().expect("a C compiler (apt-get install gcc libibverbs-dev)").success());
+    assert!(
+        compile
+            .status()
+            .expect("this test needs a C compiler (apt-get install gcc libibverbs-dev)")
+            .success()
+    );
     let mut copy = guest.spawn("cat >/tmp/personality && chmod +x /tmp/personality").unwrap();
     copy.write(&std::fs::read(&program).unwrap()).unwrap();
     copy.close_stdin().unwrap();
     assert_eq!(copy.wait(LIMIT).unwrap().status, 0);
     let gid = guest.gid_index("10.77.0.1").unwrap();
-    let said = guest.exec(&format!("/tmp/personality {gid}"), LIMIT).unwrap();
-    assert_eq!((said.status, said.stderr.as_str()), (0, ""));
+    let result = guest.exec(&format!("/tmp/personality {gid}"), LIMIT).unwrap();
+    assert_eq!((result.status, result.stderr.as_str()), (0, ""));
     let expected = include_str!("../ibverbs/tests/c/personality.rxe");
     assert_eq!(
-        said.stdout,
-        match Suite::chosen() {
+        result.stdout,
+        match Suite::from_env() {
             Suite::Bookworm => expected.to_owned(),
             // Linux 6.12 completes all requests that fail in its requester with WR_FLUSH_ERR.
             Suite::Trixie => expected.replace("LOC_QP_OP_ERR", "WR_FLUSH_ERR"),

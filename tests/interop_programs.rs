@@ -13,15 +13,15 @@ mod dumps;
 mod guest;
 #[path = "../ibverbs/tests/support/mod.rs"]
 mod programs;
-#[path = "support/stand.rs"]
-mod stand;
+#[path = "support/testbed.rs"]
+mod testbed;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use dumps::Run;
-use stand::{GUEST, Stand, Table, Urxe, Via};
+use testbed::{GUEST, LinkKind, Table, Testbed, Urxe};
 use urxe::cli::exchange::perftest::Test;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -45,14 +45,14 @@ fn mrdump(dir: &Path) -> PathBuf {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest/mrdump.c");
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o"]).arg(&library).arg(source);
-    let out = cc.output().expect("a C compiler (apt-get install gcc libc6-dev)");
+    let out = cc.output().expect("this test needs a C compiler (apt-get install gcc libc6-dev)");
     assert!(out.status.success(), "{} (apt-get install libibverbs-dev)", programs::text(&out));
     library
 }
 
 /// The local device: a link, the index of its GID, the guest's, and files for the programs' memory.
 struct Device<'a> {
-    stand: &'a Stand,
+    testbed: &'a Testbed,
     link: String,
     gid: usize,
     guest_gid: u32,
@@ -62,57 +62,59 @@ struct Device<'a> {
 
 impl Device<'_> {
     /// Starts a program on the drop-in library.
-    fn program(&self, words: &str, more: &[&str]) -> Urxe {
-        let mut command = self.stand.command(env!("CARGO_BIN_EXE_urxe"));
-        command.args(["run", "--link", &self.link, "--"]).args(words.split(' ')).args(more);
+    fn program(&self, words: &str, extra_args: &[&str]) -> Urxe {
+        let mut command = self.testbed.command(env!("CARGO_BIN_EXE_urxe"));
+        command.args(["run", "--link", &self.link, "--"]).args(words.split(' ')).args(extra_args);
         command.env("URXE_LIBRARY", programs::library()).env("URXE_PRELOAD", programs::preload());
         command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
         command.env("LD_PRELOAD", &self.mrdump).env("MR_DUMP", &self.memory);
         Urxe::spawn(command)
     }
 
-    fn guest_serves(&self, theirs: &str, ours: &str) -> Result<String, String> {
-        self.stand.serve(theirs, LIMIT, |port| self.program(ours, &["-p", port, "127.0.0.1"]))
+    fn guest_serves(&self, guest_args: &str, host_args: &str) -> Result<String, String> {
+        self.testbed
+            .serve_in_guest(guest_args, LIMIT, |port| self.program(host_args, &["-p", port, "127.0.0.1"]))
     }
 
-    fn guest_connects(&self, theirs: &str, ours: &str) -> Result<String, String> {
-        self.stand.serve_here(theirs, LIMIT, |port| self.program(ours, &["-p", port]))
+    fn guest_connects(&self, guest_args: &str, host_args: &str) -> Result<String, String> {
+        self.testbed.serve_on_host(guest_args, LIMIT, |port| self.program(host_args, &["-p", port]))
     }
 
     /// Returns the memory of both programs after their end: the local one's, and the guest's.
     fn memory(&self) -> Result<(Vec<u8>, Vec<u8>), String> {
-        let ours = std::fs::read(&self.memory).map_err(|e| format!("{}: {e}", self.memory.display()))?;
+        let host = std::fs::read(&self.memory).map_err(|e| format!("{}: {e}", self.memory.display()))?;
         std::fs::remove_file(&self.memory).map_err(|e| e.to_string())?;
-        Ok((ours, self.stand.guest.take_file(MEMORY).map_err(|e| e.to_string())?))
+        Ok((host, self.testbed.guest.fetch_file(MEMORY).map_err(|e| e.to_string())?))
     }
 }
 
 fn perftest(table: &mut Table, device: &Device, words: [&str; 2]) {
     for (program, test, size, iterations, qps) in PROGRAMS {
-        // Programs refuse arguments that they do not use.
-        let mut same = format!("-F -u 18 -n {iterations}");
+        // The programs reject arguments that they do not use.
+        let mut common = format!("-F -u 18 -n {iterations}");
         if test != Test::AtomicBw {
-            same += &format!(" -s {size}");
+            common += &format!(" -s {size}");
         }
         if qps > 1 {
-            same += &format!(" -q {qps}");
+            common += &format!(" -q {qps}");
         }
-        let theirs = format!(
-            "rm -f {MEMORY}; LD_PRELOAD=$LD_PRELOAD:{MRDUMP} MR_DUMP={MEMORY} {program} -d rxe0 -x {} {same}",
+        let guest_args = format!(
+            "rm -f {MEMORY}; LD_PRELOAD=$LD_PRELOAD:{MRDUMP} MR_DUMP={MEMORY} \
+             {program} -d rxe0 -x {} {common}",
             device.guest_gid
         );
-        let ours = format!("{program} -d urxe0 -x {} {same}", device.gid);
+        let host_args = format!("{program} -d urxe0 -x {} {common}", device.gid);
         let run = Run { test, size, iterations, qps, stock_client: true, stock_server: true };
-        let what = format!("{size} bytes, {iterations} iterations, {qps} queue pair(s)");
+        let parameters = format!("{size} bytes, {iterations} iterations, {qps} queue pair(s)");
         let equal = |n| format!("{n} bytes equal at both ends");
         let [link, ip] = words;
-        table.case([program, "server", link, ip], what.clone(), || {
-            device.guest_serves(&theirs, &ours)?;
+        table.case([program, "server", link, ip], parameters.clone(), || {
+            device.guest_serves(&guest_args, &host_args)?;
             let (client, server) = device.memory()?;
             run.compare(&client, &server).map(equal)
         });
-        table.case([program, "client", link, ip], what, || {
-            device.guest_connects(&theirs, &ours)?;
+        table.case([program, "client", link, ip], parameters, || {
+            device.guest_connects(&guest_args, &host_args)?;
             let (server, client) = device.memory()?;
             run.compare(&client, &server).map(equal)
         });
@@ -121,32 +123,33 @@ fn perftest(table: &mut Table, device: &Device, words: [&str; 2]) {
 
 fn pingpong(table: &mut Table, device: &Device, words: [&str; 2]) {
     const PROGRAM: &str = "ibv_rc_pingpong";
-    let same = "-m 1024 -s 4096 -n 200 -c";
-    let theirs = format!("{PROGRAM} -d rxe0 -g {} {same}", device.guest_gid);
-    let ours = format!("{PROGRAM} -d urxe0 -g {} {same}", device.gid);
-    let checked = |said: String| match said.contains("invalid data") || !said.contains("200 iters in") {
-        true => Err(said),
-        false => Ok("no invalid data".to_owned()),
-    };
+    let common = "-m 1024 -s 4096 -n 200 -c";
+    let guest_args = format!("{PROGRAM} -d rxe0 -g {} {common}", device.guest_gid);
+    let host_args = format!("{PROGRAM} -d urxe0 -g {} {common}", device.gid);
+    let check_output =
+        |output: String| match output.contains("invalid data") || !output.contains("200 iters in") {
+            true => Err(output),
+            false => Ok("no invalid data".to_owned()),
+        };
     let [link, ip] = words;
-    let what = "4096 bytes, 200 iterations".to_owned();
-    table.case([PROGRAM, "server", link, ip], what.clone(), || {
-        device.guest_serves(&theirs, &ours).and_then(checked)
+    let parameters = "4096 bytes, 200 iterations".to_owned();
+    table.case([PROGRAM, "server", link, ip], parameters.clone(), || {
+        device.guest_serves(&guest_args, &host_args).and_then(check_output)
     });
-    table.case([PROGRAM, "client", link, ip], what, || {
-        device.guest_connects(&theirs, &ours).and_then(checked)
+    table.case([PROGRAM, "client", link, ip], parameters, || {
+        device.guest_connects(&guest_args, &host_args).and_then(check_output)
     });
 }
 
-fn all(stand: &Stand, via: Via) {
+fn run_all(testbed: &Testbed, via: LinkKind) {
     let dir = tempfile::tempdir().unwrap();
     let mut table = Table::default();
     for version in 0..2 {
         let device = Device {
-            stand,
-            link: stand.link(via, version),
-            gid: stand.gid(via, version),
-            guest_gid: stand.guest.gid_index(GUEST[version]).unwrap(),
+            testbed,
+            link: testbed.link(via, version),
+            gid: testbed.gid(via, version),
+            guest_gid: testbed.guest.gid_index(GUEST[version]).unwrap(),
             mrdump: mrdump(dir.path()),
             memory: dir.path().join("memory"),
         };
@@ -159,10 +162,10 @@ fn all(stand: &Stand, via: Via) {
 
 #[test]
 fn unmodified_programs_interoperate_over_frames() {
-    all(&Stand::frames(), Via::Frames);
+    run_all(&Testbed::frames(), LinkKind::Frames);
 }
 
 #[test]
 fn unmodified_programs_interoperate_over_a_tap() {
-    all(&Stand::tap("dp"), Via::Udp);
+    run_all(&Testbed::tap("dp"), LinkKind::Udp);
 }

@@ -1,42 +1,42 @@
 //! Debian's rsocket programs, unmodified, at both ends: on the host on the drop-in librdmacm through `urxe
 //! run`, in the guest on Debian's own library and the kernel's rxe; with either side as the server, over IPv4
-//! and IPv6. `rcopy` uses IPv6 where the system's address selection prefers it for listeners, and for names.
+//! and IPv6. `rcopy` uses IPv6 for listeners and for names if the system's address selection prefers it.
 //!
-//! For datagrams Debian's library asks rxe for a path to itself without a GID, which exists over InfiniBand
-//! and not over Ethernet; in the guest a preloaded library (`own_path.c`) provides such a path. The rest is
-//! Debian's.
+//! For datagrams, Debian's library requests a path to itself without a GID, which exists over InfiniBand but
+//! not over Ethernet. In the guest, a preloaded library (`own_path.c`) provides such a path.
 
 #[path = "support/guest.rs"]
 mod guest;
 #[path = "../ibverbs/tests/support/mod.rs"]
 mod programs;
-#[path = "support/stand.rs"]
-mod stand;
+#[path = "support/testbed.rs"]
+mod testbed;
 
 use std::io::Write;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use guest::GuestProcess;
-use stand::{GUEST, HOST, Stand, Table, Urxe, Via};
+use testbed::{GUEST, HOST, LinkKind, Table, Testbed, Urxe};
 
 /// Time limit of a client. A busy host starves the guest to a few round trips per second.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Time limit for a server to listen; clients retry until then.
-const SOON: Duration = Duration::from_secs(15);
+const SHORT_LIMIT: Duration = Duration::from_secs(15);
 /// Size in bytes of the file that is copied.
 const FILE: usize = 1 << 20;
 
-/// Runs that Debian's client does not complete reliably with its own library either, guest to guest: it
-/// treats the end of the stream, which its `rpoll` reports together with the last bytes, as an error before
-/// it has read those, and exits with status 16 (`POLLHUP`).
+/// Runs with the server in the guest only. Debian's client does not complete them reliably, even with its own
+/// library between two guests: `rpoll` reports the end of the stream together with the last bytes, and the
+/// client treats it as an error before it has read them, and exits with status 16 (`POLLHUP`).
 const STREAMS_TO_GUEST: [(&str, &str); 3] = [
     ("rstream", "-S 64 -C 10 -I 2 -T a -T v"),
     ("rstream", "-S 64 -C 1000 -I 1 -T a -T v"),
     ("rstream", "-S 100000 -C 5 -I 2 -T a -T v"),
 ];
 
-/// Names for the addresses of host and guest: `rcopy` takes the text after the first colon for the file.
+/// Names for the addresses of host and guest, because `rcopy` parses the text after the first colon as a file
+/// name.
 const NAMES: &str = "127.0.0.1 localhost\nfd77::1 guest\nfd77::2 host\n";
 
 /// Arguments of both ends. The programs check their data themselves (`-T v`).
@@ -59,52 +59,52 @@ const DATAGRAMS: [&str; 5] = [
 ];
 
 struct Ends {
-    stand: Stand,
+    testbed: Testbed,
     link: String,
     /// Contains [`NAMES`].
     names: tempfile::NamedTempFile,
 }
 
 impl Ends {
-    fn new(stand: Stand, link: String) -> Ends {
+    fn new(testbed: Testbed, link: String) -> Ends {
         let mut names = tempfile::NamedTempFile::new().unwrap();
         names.write_all(NAMES.as_bytes()).unwrap();
-        Ends { stand, link, names }
+        Ends { testbed, link, names }
     }
 
     fn with_names() -> Ends {
-        let stand = Stand::frames();
-        let link = stand.link(Via::Frames, 0);
-        let ends = Ends::new(stand, link);
-        ends.stand.any_is_v6();
-        ends.stand.guest.check(&format!("printf '{NAMES}' >/etc/hosts"), SOON).unwrap();
+        let testbed = Testbed::frames();
+        let link = testbed.link(LinkKind::Frames, 0);
+        let ends = Ends::new(testbed, link);
+        ends.testbed.prefer_ipv6();
+        ends.testbed.guest.check(&format!("printf '{NAMES}' >/etc/hosts"), SHORT_LIMIT).unwrap();
         ends
     }
 
     /// Returns the files that replace the system's for programs on the host.
     fn files(&self) -> [(&str, &str); 2] {
-        [(self.names.path().to_str().unwrap(), "/etc/hosts"), stand::ANY_IS_V6]
+        [(self.names.path().to_str().unwrap(), "/etc/hosts"), testbed::PREFER_IPV6]
     }
 
-    fn ours(&self, words: &str) -> Urxe {
-        self.ours_by(stand::with_files(&self.files()), &self.link, words)
+    fn spawn_on_host(&self, words: &str) -> Urxe {
+        self.spawn_on_host_with(testbed::with_files(&self.files()), &self.link, words)
     }
 
     /// As `ours`, with a prefix of the command.
-    fn ours_by(&self, mut before: Vec<String>, link: &str, words: &str) -> Urxe {
-        before.push(env!("CARGO_BIN_EXE_urxe").to_owned());
-        let mut command = self.stand.command(&before[0]);
-        command.args(&before[1..]).args(["run", "--link", link, "--"]).args(words.split(' '));
+    fn spawn_on_host_with(&self, mut prefix: Vec<String>, link: &str, words: &str) -> Urxe {
+        prefix.push(env!("CARGO_BIN_EXE_urxe").to_owned());
+        let mut command = self.testbed.command(&prefix[0]);
+        command.args(&prefix[1..]).args(["run", "--link", link, "--"]).args(words.split(' '));
         command.env("URXE_LIBRARY", programs::library()).env("URXE_PRELOAD", programs::preload());
         command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
         Urxe::spawn(command)
     }
 
-    fn theirs(&self, words: &str) -> Result<GuestProcess, String> {
-        self.stand.guest.spawn(words).map_err(|e| e.to_string())
+    fn spawn_in_guest(&self, words: &str) -> Result<GuestProcess, String> {
+        self.testbed.guest.spawn(words).map_err(|e| e.to_string())
     }
 
-    fn ended(mut program: GuestProcess, limit: Duration) -> Result<String, String> {
+    fn wait_success(mut program: GuestProcess, limit: Duration) -> Result<String, String> {
         let out = program.wait(limit).map_err(|e| e.to_string())?;
         match out.status {
             0 => Ok(out.stdout),
@@ -113,30 +113,30 @@ impl Ends {
     }
 
     fn guest_serves(&self, port: u16, server: &str, client: &str) -> Result<[String; 2], String> {
-        let server = self.theirs(server)?;
+        let server = self.spawn_in_guest(server)?;
         self.wait_listening(port)?;
-        let client = self.ours(client).finish(LIMIT)?;
-        Ok([Ends::ended(server, SOON)?, client])
+        let client = self.spawn_on_host(client).finish(LIMIT)?;
+        Ok([Ends::wait_success(server, SHORT_LIMIT)?, client])
     }
 
     fn wait_listening(&self, port: u16) -> Result<(), String> {
-        self.stand.guest.wait_listening(port, SOON).map_err(|e| e.to_string())
+        self.testbed.guest.wait_listening(port, SHORT_LIMIT).map_err(|e| e.to_string())
     }
 
     fn guest_connects(&self, server: &str, client: &str) -> Result<[String; 2], String> {
-        let server = self.ours(server);
-        match self.until_we_listen(client) {
-            Ok(client) => Ok([server.finish(SOON)?, client]),
+        let server = self.spawn_on_host(server);
+        match self.retry_until_listening(client) {
+            Ok(client) => Ok([server.finish(SHORT_LIMIT)?, client]),
             Err(e) => Err(format!("{e}\n{}", server.finish(Duration::ZERO).unwrap_or_else(|e| e))),
         }
     }
 
     /// Runs a client in the guest repeatedly until the local server listens.
-    fn until_we_listen(&self, client: &str) -> Result<String, String> {
-        let begin = Instant::now();
+    fn retry_until_listening(&self, client: &str) -> Result<String, String> {
+        let start = Instant::now();
         loop {
-            match Ends::ended(self.theirs(client)?, LIMIT) {
-                Err(e) if e.contains("refused") && begin.elapsed() < SOON => {}
+            match Ends::wait_success(self.spawn_in_guest(client)?, LIMIT) {
+                Err(e) if e.contains("refused") && start.elapsed() < SHORT_LIMIT => {}
                 other => return other,
             }
             std::thread::sleep(Duration::from_millis(100));
@@ -146,30 +146,33 @@ impl Ends {
     fn streams(&self, table: &mut Table, version: usize) {
         let family = ["ip", "ipv6"][version];
         let to_guest = STREAMS_TO_GUEST.map(|(program, words)| (program, words, false));
-        for (program, words, back) in
+        for (program, words, both_roles) in
             STREAMS.map(|(program, words)| (program, words, true)).into_iter().chain(to_guest)
         {
-            let port = self.stand.free_port();
+            let port = self.testbed.free_port();
             let same = format!("{program} -f {family} -p {port} {words}");
-            let well = |[server, client]: [String; 2]| match (server.lines().nth(1), client.lines().nth(1)) {
-                (Some(line), Some(_)) if client.contains("custom") => Ok(line.to_owned()),
-                _ => Err(format!("server:\n{server}client:\n{client}")),
-            };
+            let check_output =
+                |[server, client]: [String; 2]| match (server.lines().nth(1), client.lines().nth(1)) {
+                    (Some(line), Some(_)) if client.contains("custom") => Ok(line.to_owned()),
+                    _ => Err(format!("server:\n{server}client:\n{client}")),
+                };
             table.case([program, "server", "frames", family], words.into(), || {
                 let at = GUEST[version];
-                self.guest_serves(port, &format!("{same} -b {at}"), &format!("{same} -s {at}")).and_then(well)
+                self.guest_serves(port, &format!("{same} -b {at}"), &format!("{same} -s {at}"))
+                    .and_then(check_output)
             });
-            if !back {
+            if !both_roles {
                 continue;
             }
             table.case([program, "client", "frames", family], words.into(), || {
                 let at = HOST[version];
-                self.guest_connects(&format!("{same} -b {at}"), &format!("{same} -s {at}")).and_then(well)
+                self.guest_connects(&format!("{same} -b {at}"), &format!("{same} -s {at}"))
+                    .and_then(check_output)
             });
         }
     }
 
-    /// Copies a file to the guest, and one from it. The servers run for ever.
+    /// Copies a file to the guest, and one from it. The servers do not exit by themselves.
     fn copies(&self, table: &mut Table, version: usize) {
         let (family, guest, host) = [("ip", GUEST[0], HOST[0]), ("ipv6", "guest", "host")][version];
         let dir = tempfile::tempdir().unwrap();
@@ -178,25 +181,25 @@ impl Ends {
         std::fs::write(&source, &bytes).unwrap();
         let same = |copied: Vec<u8>| match copied == bytes {
             true => Ok(format!("{FILE} bytes are the same")),
-            false => Err(format!("{} bytes of which some differ from {FILE}", copied.len())),
+            false => Err(format!("received {} bytes, which differ from the {FILE} bytes sent", copied.len())),
         };
-        let port = self.stand.free_port();
+        let port = self.testbed.free_port();
         let server = format!("rcopy -p {port}");
         table.case(["rcopy", "server", "frames", family], format!("{FILE} bytes"), || {
-            let mut serving = self.theirs(&server)?;
+            let mut serving = self.spawn_in_guest(&server)?;
             let client = format!("rcopy {} {guest}:/tmp/copy -p {port}", source.display());
             self.wait_listening(port)?;
-            self.ours(&client).finish(LIMIT)?;
+            self.spawn_on_host(&client).finish(LIMIT)?;
             serving.kill().map_err(|e| e.to_string())?;
-            self.stand.guest.take_file("/tmp/copy").map_err(|e| e.to_string()).and_then(same)
+            self.testbed.guest.fetch_file("/tmp/copy").map_err(|e| e.to_string()).and_then(same)
         });
         table.case(["rcopy", "client", "frames", family], format!("{FILE} bytes"), || {
-            let mut source = self.theirs("cat >/tmp/source")?;
+            let mut source = self.spawn_in_guest("cat >/tmp/source")?;
             source.write(&bytes).and_then(|()| source.close_stdin()).map_err(|e| e.to_string())?;
-            Ends::ended(source, SOON)?;
-            let serving = self.ours(&server);
+            Ends::wait_success(source, SHORT_LIMIT)?;
+            let serving = self.spawn_on_host(&server);
             let client = format!("rcopy /tmp/source {host}:{} -p {port}", copy.display());
-            self.until_we_listen(&client)
+            self.retry_until_listening(&client)
                 .map_err(|e| format!("{e}\n{}", serving.finish(Duration::ZERO).unwrap_or_else(|e| e)))?;
             let copied = std::fs::read(&copy).map_err(|e| e.to_string());
             std::fs::remove_file(&copy).map_err(|e| e.to_string())?;
@@ -209,136 +212,140 @@ impl Ends {
         let bytes = std::fs::read(program).unwrap();
         let copied = |mut copy: GuestProcess| {
             copy.write(&bytes).and_then(|()| copy.close_stdin()).map_err(|e| e.to_string())?;
-            Ends::ended(copy, SOON)
+            Ends::wait_success(copy, SHORT_LIMIT)
         };
-        self.theirs(&format!("cat >{program} && chmod +x {program}")).and_then(copied).unwrap();
+        self.spawn_in_guest(&format!("cat >{program} && chmod +x {program}")).and_then(copied).unwrap();
     }
 
-    /// Each end shuts down its sending direction while it still receives: a program of the test's own, the
-    /// same at both ends.
+    /// Each end shuts down its sending direction while it still receives. Both ends run a program of this
+    /// test.
     fn half_close(&self, table: &mut Table) {
         let program = format!("/tmp/urxe-half-close-{}", std::process::id());
         build(&program, "tests/interop_rsockets/half_close.c", &[]);
         self.copy(&program);
-        let port = self.stand.free_port();
+        let port = self.testbed.free_port();
         let [theirs, ours] = [GUEST[1], HOST[1]]
             .map(|at| ["server", "client"].map(|role| format!("{program} {role} {at} {port}")));
-        let well = |told: [String; 2]| match told.iter().all(|told| told == "well\n") {
-            true => Ok("well".to_owned()),
-            false => Err(format!("{told:?}")),
+        let check_output = |outputs: [String; 2]| match outputs.iter().all(|outputs| outputs == "ok\n") {
+            true => Ok("ok".to_owned()),
+            false => Err(format!("{outputs:?}")),
         };
         table.case(["rshutdown", "server", "frames", "ipv6"], "both ends".into(), || {
-            self.guest_serves(port, &theirs[0], &theirs[1]).and_then(well)
+            self.guest_serves(port, &theirs[0], &theirs[1]).and_then(check_output)
         });
         table.case(["rshutdown", "client", "frames", "ipv6"], "both ends".into(), || {
-            self.guest_connects(&ours[0], &ours[1]).and_then(well)
+            self.guest_connects(&ours[0], &ours[1]).and_then(check_output)
         });
         let _ = std::fs::remove_file(program);
     }
 }
 
-/// Datagram sockets, whose peers find each other by UDP: on the host it is the kernel's, on a tap device.
+/// Datagram sockets, which resolve their peers by UDP; on the host by the kernel's UDP, on a tap device.
 struct Datagrams {
     ends: Ends,
     program: String,
     own_path: String,
-    patience: String,
+    rpoll_timeout: String,
 }
 
 impl Datagrams {
     fn start() -> Datagrams {
-        // Each case has a link of its own.
-        let ends = Ends::new(Stand::tap("dgram"), String::new());
-        let [program, own_path, patience] = ["datagrams", "own-path.so", "patience.so"]
+        // Each case uses its own link.
+        let ends = Ends::new(Testbed::tap("dgram"), String::new());
+        let [program, own_path, rpoll_timeout] = ["datagrams", "own-path.so", "rpoll-timeout.so"]
             .map(|name| format!("/tmp/urxe-{name}-{}", std::process::id()));
         build(&program, "ibverbs/tests/c/datagrams.c", &["-pthread"]);
         build(&own_path, "tests/interop_rsockets/own_path.c", &["-shared", "-fPIC"]);
-        build(&patience, "tests/interop_rsockets/patience.c", &["-shared", "-fPIC"]);
-        for file in [&program, &own_path, &patience] {
+        build(&rpoll_timeout, "tests/interop_rsockets/rpoll_timeout.c", &["-shared", "-fPIC"]);
+        for file in [&program, &own_path, &rpoll_timeout] {
             ends.copy(file);
         }
-        Datagrams { ends, program, own_path, patience }
+        Datagrams { ends, program, own_path, rpoll_timeout }
     }
 
-    fn theirs(&self, words: &str) -> Result<GuestProcess, String> {
-        let Datagrams { own_path, patience, .. } = self;
+    fn spawn_in_guest(&self, words: &str) -> Result<GuestProcess, String> {
+        let Datagrams { own_path, rpoll_timeout, .. } = self;
         // `exec` replaces the shell, which would otherwise be the process that is killed.
-        self.ends.theirs(&format!("export LD_PRELOAD=\"$LD_PRELOAD:{own_path}:{patience}\"; exec {words}"))
+        self.ends.spawn_in_guest(&format!(
+            "export LD_PRELOAD=\"$LD_PRELOAD:{own_path}:{rpoll_timeout}\"; exec {words}"
+        ))
     }
 
-    /// Waits until a server has its UDP port: `lists` prints the sockets in use.
-    fn wait_for_udp(port: u16, mut lists: impl FnMut() -> String) -> Result<(), String> {
-        let (begin, hex) = (Instant::now(), format!(":{port:04X} "));
-        while begin.elapsed() < SOON {
-            if lists().contains(&hex) {
+    /// Waits until a server is bound to its UDP port; `list_sockets` returns the sockets in use.
+    fn wait_for_udp_port(port: u16, mut list_sockets: impl FnMut() -> String) -> Result<(), String> {
+        let (start, hex) = (Instant::now(), format!(":{port:04X} "));
+        while start.elapsed() < SHORT_LIMIT {
+            if list_sockets().contains(&hex) {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        Err(format!("nobody has UDP port {port}"))
+        Err(format!("no socket is bound to UDP port {port}"))
     }
 
-    /// Runs a local client of a server in the guest, which runs for ever.
+    /// Runs a local client of a server in the guest, which does not exit by itself.
     fn guest_serves(&self, port: u16, link: &str, server: &str, client: &str) -> Result<String, String> {
-        const LISTS: &str = "cat /proc/net/udp /proc/net/udp6";
-        let mut serving = self.theirs(server)?;
-        let lists = || self.ends.stand.guest.exec(LISTS, SOON).map_or(String::new(), |out| out.stdout);
-        Datagrams::wait_for_udp(port, lists)?;
-        let before = ["env".to_owned(), format!("LD_PRELOAD={}", self.patience)];
-        let client = self.ends.ours_by(before.into(), link, client).finish(LIMIT);
+        const LIST_SOCKETS: &str = "cat /proc/net/udp /proc/net/udp6";
+        let mut serving = self.spawn_in_guest(server)?;
+        let list_sockets = || {
+            self.ends.testbed.guest.exec(LIST_SOCKETS, SHORT_LIMIT).map_or(String::new(), |out| out.stdout)
+        };
+        Datagrams::wait_for_udp_port(port, list_sockets)?;
+        let prefix = ["env".to_owned(), format!("LD_PRELOAD={}", self.rpoll_timeout)];
+        let client = self.ends.spawn_on_host_with(prefix.into(), link, client).finish(LIMIT);
         serving.kill().map_err(|e| e.to_string())?;
         client
     }
 
     /// Runs a client in the guest of a local server.
-    fn guest_asks(&self, port: u16, link: &str, server: &str, client: &str) -> Result<String, String> {
-        let serving = self.ends.ours_by(Vec::new(), link, server);
-        let lists = || {
-            let mut cat = self.ends.stand.command("cat");
+    fn guest_connects(&self, port: u16, link: &str, server: &str, client: &str) -> Result<String, String> {
+        let serving = self.ends.spawn_on_host_with(Vec::new(), link, server);
+        let list_sockets = || {
+            let mut cat = self.ends.testbed.command("cat");
             let out = cat.args(["/proc/net/udp", "/proc/net/udp6"]).output();
             out.map_or(String::new(), |out| programs::text(&out))
         };
-        Datagrams::wait_for_udp(port, lists)?;
-        let client = Ends::ended(self.theirs(client)?, LIMIT);
+        Datagrams::wait_for_udp_port(port, list_sockets)?;
+        let client = Ends::wait_success(self.spawn_in_guest(client)?, LIMIT);
         client.map_err(|e| format!("{e}\n{}", serving.finish(Duration::ZERO).unwrap_or_else(|e| e)))
     }
 
-    fn all(&self, table: &mut Table, via: Via, version: usize) {
+    fn all(&self, table: &mut Table, via: LinkKind, version: usize) {
         let family = ["ip", "ipv6"][version];
-        let link = self.ends.stand.link(via, version);
+        let link = self.ends.testbed.link(via, version);
         let [theirs, ours] = [GUEST[version], HOST[version]];
         for words in DATAGRAMS {
-            let port = self.ends.stand.free_port();
+            let port = self.ends.testbed.free_port();
             let same = format!("udpong -p {port} {words}");
-            let well = |told: String| match told.lines().nth(1) {
+            let check_output = |outputs: String| match outputs.lines().nth(1) {
                 Some(line) if line.starts_with("custom") => Ok(line.to_owned()),
-                _ => Err(told),
+                _ => Err(outputs),
             };
             table.case(["udpong", "server", via.name(), family], words.into(), || {
                 let (server, client) = (format!("{same} -b {theirs}"), format!("{same} -s {theirs}"));
-                self.guest_serves(port, &link, &server, &client).and_then(well)
+                self.guest_serves(port, &link, &server, &client).and_then(check_output)
             });
             table.case(["udpong", "client", via.name(), family], words.into(), || {
                 let (server, client) = (format!("{same} -b {ours}"), format!("{same} -s {ours}"));
-                self.guest_asks(port, &link, &server, &client).and_then(well)
+                self.guest_connects(port, &link, &server, &client).and_then(check_output)
             });
         }
         let program = &self.program;
-        for corner in ["sizes", "connected", "pieces", "waiting", "many", "again"] {
-            let port = self.ends.stand.free_port();
-            table.case(["datagrams", "server", via.name(), family], corner.into(), || {
+        for case in ["sizes", "connected", "pieces", "waiting", "many", "again"] {
+            let port = self.ends.testbed.free_port();
+            table.case(["datagrams", "server", via.name(), family], case.into(), || {
                 let server = format!("{program} serve {theirs} {port}");
-                self.guest_serves(port, &link, &server, &format!("{program} {corner} {theirs} {port} {ours}"))
+                self.guest_serves(port, &link, &server, &format!("{program} {case} {theirs} {port} {ours}"))
             });
         }
         // librdmacm 44 does not support other corner cases of sockets: a send to an unreachable address ends
         // its program, and so does a message of several pieces; SOCK_NONBLOCK is refused, and a restarted
         // peer is not reachable any more.
-        for corner in ["sizes", "many"] {
-            let port = self.ends.stand.free_port();
-            table.case(["datagrams", "client", via.name(), family], corner.into(), || {
+        for case in ["sizes", "many"] {
+            let port = self.ends.testbed.free_port();
+            table.case(["datagrams", "client", via.name(), family], case.into(), || {
                 let server = format!("{program} serve {ours} {port}");
-                self.guest_asks(port, &link, &server, &format!("{program} {corner} {ours} {port} {theirs}"))
+                self.guest_connects(port, &link, &server, &format!("{program} {case} {ours} {port} {theirs}"))
             });
         }
     }
@@ -346,7 +353,7 @@ impl Datagrams {
 
 impl Drop for Datagrams {
     fn drop(&mut self) {
-        for file in [&self.program, &self.own_path, &self.patience] {
+        for file in [&self.program, &self.own_path, &self.rpoll_timeout] {
             let _ = std::fs::remove_file(file);
         }
     }
@@ -357,7 +364,7 @@ fn build(program: &str, source: &str, options: &[&str]) {
     let source = format!("{}/{source}", env!("CARGO_MANIFEST_DIR"));
     let mut cc = Command::new("cc");
     cc.args(options).args(["-O1", "-s", "-Wall", "-Werror", "-o", program, &source, "-lrdmacm", "-libverbs"]);
-    let out = cc.output().expect("a C compiler (apt-get install gcc libc6-dev)");
+    let out = cc.output().expect("this test needs a C compiler (apt-get install gcc libc6-dev)");
     assert!(out.status.success(), "{} (apt-get install librdmacm-dev)", programs::text(&out));
 }
 
@@ -377,7 +384,9 @@ fn rsocket_stream_programs_interoperate() {
 fn rsocket_datagram_programs_interoperate() {
     let datagrams = Datagrams::start();
     let mut table = Table::default();
-    for (via, version) in [(Via::Packet, 0), (Via::Packet, 1), (Via::Udp, 0), (Via::Udp, 1)] {
+    for (via, version) in
+        [(LinkKind::Packet, 0), (LinkKind::Packet, 1), (LinkKind::Udp, 0), (LinkKind::Udp, 1)]
+    {
         datagrams.all(&mut table, via, version);
     }
     table.finish();

@@ -20,7 +20,7 @@ const S60: Duration = Duration::from_secs(60);
 struct Serve {
     child: Child,
     out: BufReader<ChildStdout>,
-    said: String,
+    output: String,
 }
 
 impl Serve {
@@ -31,32 +31,35 @@ impl Serve {
         command.args(["serve", "--port", "0", "--link", &link]).args(more);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
-        let mut said = String::new();
-        while !said.contains("waiting for peers") {
-            assert_ne!(out.read_line(&mut said).unwrap(), 0, "it ended: {said}");
+        let mut output = String::new();
+        while !output.contains("waiting for peers") {
+            assert_ne!(out.read_line(&mut output).unwrap(), 0, "urxe serve exited: {output}");
         }
-        Serve { child, out, said }
+        Serve { child, out, output }
     }
 
-    /// Returns the word behind `after` in its output.
-    fn word(&self, after: &str) -> &str {
-        let at = self.said.find(after).unwrap_or_else(|| panic!("{after:?} is not in\n{}", self.said));
-        self.said[at + after.len()..].split([' ', ',', '\n']).next().unwrap()
+    /// Returns the word that follows `after` in the output.
+    fn word_after(&self, after: &str) -> &str {
+        let at = self
+            .output
+            .find(after)
+            .unwrap_or_else(|| panic!("the output does not contain {after:?}:\n{}", self.output));
+        self.output[at + after.len()..].split([' ', ',', '\n']).next().unwrap()
     }
 
     /// Sends SIGINT, and returns the final output.
-    fn end(mut self) -> String {
+    fn stop(mut self) -> String {
         kill(Pid::from_raw(self.child.id() as i32), Signal::SIGINT).unwrap();
-        let mut said = String::new();
-        self.out.read_to_string(&mut said).unwrap();
-        assert!(self.child.wait().unwrap().success(), "{said}");
-        said
+        let mut output = String::new();
+        self.out.read_to_string(&mut output).unwrap();
+        assert!(self.child.wait().unwrap().success(), "{output}");
+        output
     }
 }
 
 impl Drop for Serve {
     fn drop(&mut self) {
-        let _ = self.child.kill(); // it has usually ended
+        let _ = self.child.kill(); // fails if the process has exited already
         let _ = self.child.wait();
     }
 }
@@ -69,29 +72,29 @@ fn serve_echoes_and_grants_region_access_to_rxe() {
 
     // The stock client, over both IP versions, one after the other.
     let serve = Serve::start(dir.path(), &[]);
-    let port = serve.word("TCP      port ");
+    let port = serve.word_after("TCP      port ");
     for (ip, size, n) in [("10.77.0.1", 4096, 100), ("fd77::1", 1, 100), ("10.77.0.1", 100_000, 5)] {
         let gid = guest.gid_index(ip).unwrap();
         let stock = format!("ibv_rc_pingpong -d rxe0 -g {gid} -s {size} -n {n} -c -p {port} 10.0.2.2");
-        let said = guest.check(&stock, S60).unwrap().stdout;
-        assert!(said.contains("iters in") && !said.contains("invalid data"), "{said}");
+        let output = guest.check(&stock, S60).unwrap().stdout;
+        assert!(output.contains("iters in") && !output.contains("invalid data"), "{output}");
     }
-    let said = serve.end();
-    assert!(said.contains("3 peers; 205 SENDs sent back, 909700 bytes"), "{said}");
+    let output = serve.stop();
+    assert!(output.contains("3 peers; 205 SENDs echoed, 909700 bytes"), "{output}");
 
     // A queue pair of the verbs shell, with the parameters exchanged by hand.
     let mut vsh = guest.vsh().unwrap();
     let qpn = vsh.cmd("qp q rc").unwrap().num("qpn");
     let serve = Serve::start(dir.path(), &["--peer", &format!("10.77.0.1,{qpn:#x},100")]);
-    let (ours, _) = serve.said[serve.said.find("ours: ").unwrap()..].split_once('\n').unwrap();
-    let words: Vec<&str> = ours.split(' ').collect();
-    let ["ours:", "10.77.0.2", "qp", qpn, "psn", psn] = words[..] else { panic!("{ours}") };
+    let (local, _) = serve.output[serve.output.find("local: ").unwrap()..].split_once('\n').unwrap();
+    let words: Vec<&str> = local.split(' ').collect();
+    let ["local:", "10.77.0.2", "qp", qpn, "psn", psn] = words[..] else { panic!("{local}") };
     let gid = guest.gid_index("10.77.0.1").unwrap();
     vsh.cmd(&format!("connect q qpn={qpn} gid=::ffff:10.77.0.2 sgid={gid} rq_psn={psn} sq_psn=100")).unwrap();
     vsh.cmd("mr m 65536").unwrap();
     vsh.cmd("pattern m 0 5000 7").unwrap();
-    let va = u64::from_str_radix(&serve.word("va ")[2..], 16).unwrap();
-    let rkey = serve.word("rkey ");
+    let va = u64::from_str_radix(&serve.word_after("va ")[2..], 16).unwrap();
+    let rkey = serve.word_after("rkey ");
     for (line, op) in [
         (format!("write q m 0 5000 addr={va} rkey={rkey}"), "RDMA_WRITE"),
         (format!("read q m 8000 5000 addr={va} rkey={rkey}"), "RDMA_READ"),
@@ -113,6 +116,6 @@ fn serve_echoes_and_grants_region_access_to_rxe() {
     let echo = wcs.iter().find(|wc| wc.op == "RECV").unwrap();
     assert_eq!((wcs.len(), echo.len, echo.imm), (2, 5000, Some(0x1234_5678)));
     assert_eq!(vsh.get("m", 30_000, 5000).unwrap(), pattern(5000, 7));
-    let said = serve.end();
-    assert!(said.contains("1 peers; 1 SENDs sent back, 5000 bytes"), "{said}");
+    let output = serve.stop();
+    assert!(output.contains("1 peers; 1 SENDs echoed, 5000 bytes"), "{output}");
 }

@@ -4,11 +4,11 @@
 
 #[path = "support/guest.rs"]
 mod guest;
-#[path = "support/stand.rs"]
-mod stand;
+#[path = "support/testbed.rs"]
+mod testbed;
 
-use stand::{GUEST, Stand, Table, Via};
 use std::time::Duration;
+use testbed::{GUEST, LinkKind, Table, Testbed};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -28,20 +28,20 @@ const RUNS: [(&str, u32, u32, u32, u32); 11] = [
     ("srq", 5000, 256, 200, 40),
 ];
 
-fn matrix(stand: &Stand, via: Via) {
+fn matrix(testbed: &Testbed, via: LinkKind) {
     let mut table = Table::default();
     for version in 0..2 {
         let ip = ["IPv4", "IPv6"][version];
-        let (link, gid) = (stand.link(via, version), stand.gid(via, version).to_string());
-        let index = stand.guest.gid_index(GUEST[version]).unwrap();
+        let (link, gid) = (testbed.link(via, version), testbed.gid(via, version).to_string());
+        let index = testbed.guest.gid_index(GUEST[version]).unwrap();
         for (service, size, mtu, n, qps) in RUNS {
             let program = format!("ibv_{service}_pingpong");
-            let more = match service {
+            let extra_args = match service {
                 "uc" => format!("-c -m {mtu}"),
                 "ud" => "-c".into(),
                 _ => format!("-m {mtu} -q {qps}"),
             };
-            let stock = format!("{program} -d rxe0 -g {index} -s {size} -n {n} {more}");
+            let stock = format!("{program} -d rxe0 -g {index} -s {size} -n {n} {extra_args}");
             let (s, n, m, q) = (size.to_string(), n.to_string(), mtu.to_string(), qps.to_string());
             let mut urxe = vec!["pingpong", "--service", service, "--link", &link, "--gid", &gid];
             urxe.extend(["--mtu", &m, "-s", &s, "-n", &n, "--check", "--timeout", "20", "-q", &q]);
@@ -49,13 +49,13 @@ fn matrix(stand: &Stand, via: Via) {
                 // A busy host starves the guest for longer than the usual 67 ms.
                 urxe.extend(["--ack-timeout", "16"]);
             }
-            let what = format!("{size} bytes, MTU {mtu}, {n} iterations, {qps} QPs");
-            table.case([&program, "server", via.name(), ip], what.clone(), || {
-                let said = stand.stock_server(&stock, &urxe, LIMIT)?;
-                if said.contains("invalid data") { Err(said) } else { Ok("no invalid data".into()) }
+            let parameters = format!("{size} bytes, MTU {mtu}, {n} iterations, {qps} QPs");
+            table.case([&program, "server", via.name(), ip], parameters.clone(), || {
+                let output = testbed.stock_server(&stock, &urxe, LIMIT)?;
+                if output.contains("invalid data") { Err(output) } else { Ok("no invalid data".into()) }
             });
-            table.case([&program, "client", via.name(), ip], what, || {
-                stand.stock_client(&stock, &urxe, LIMIT).map(|_| "no invalid data".into())
+            table.case([&program, "client", via.name(), ip], parameters, || {
+                testbed.stock_client(&stock, &urxe, LIMIT).map(|_| "no invalid data".into())
             });
         }
     }
@@ -64,15 +64,15 @@ fn matrix(stand: &Stand, via: Via) {
 
 #[test]
 fn uc_ud_and_srq_pingpong_interoperates_over_frames() {
-    matrix(&Stand::frames(), Via::Frames);
+    matrix(&Testbed::frames(), LinkKind::Frames);
 }
 
 #[test]
 fn uc_ud_and_srq_pingpong_interoperates_over_a_tap_packet() {
-    matrix(&Stand::tap("sp"), Via::Packet);
+    matrix(&Testbed::tap("sp"), LinkKind::Packet);
 }
 
 #[test]
 fn uc_ud_and_srq_pingpong_interoperates_over_a_tap_udp() {
-    matrix(&Stand::tap("su"), Via::Udp);
+    matrix(&Testbed::tap("su"), LinkKind::Udp);
 }

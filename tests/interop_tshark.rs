@@ -3,15 +3,15 @@
 
 #[path = "support/guest.rs"]
 mod guest;
-#[path = "support/own.rs"]
-mod own;
 #[path = "support/peer.rs"]
 mod peer;
 #[path = "support/table.rs"]
 mod table;
+#[path = "support/urxe_traffic.rs"]
+mod urxe_traffic;
 
 use pcap_file::pcapng::{Block, PcapNgReader};
-use peer::{How, Ip, SOON, Site, Via, words};
+use peer::{ConnectParams, Ip, LinkKind, Setup, TIMEOUT, remote_args};
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use table::Table;
@@ -23,7 +23,7 @@ use urxe::wire::{Opcode, Operation, Packet, Transport, icrc};
 const LENGTHS: [usize; 3] = [0, 101, 3000];
 
 /// Runs every operation from `a` to `b`, with one packet and with several, and a refused request.
-fn between_urxes(file: &CaptureFile, v6: bool) {
+fn capture_urxe_urxe(file: &CaptureFile, v6: bool) {
     let fabric = Fabric::new();
     let open = |n: u8, name: &str| {
         let ip = if v6 { Ip::Ula.of(n) } else { Ip::V4.of(n) };
@@ -59,21 +59,21 @@ fn between_urxes(file: &CaptureFile, v6: bool) {
             if receives {
                 // The receive is posted late, so that there usually is an RNR NAK.
                 b.qp.post_recv(&recv).unwrap();
-                b.cq.wait(SOON).unwrap();
+                b.cq.wait(TIMEOUT).unwrap();
             }
-            a.cq.wait(SOON).unwrap();
+            a.cq.wait(TIMEOUT).unwrap();
         }
     }
     a.qp.post_send(&SendWr::write(9, &[x.sge(0..9)], y.remote(4090))).unwrap();
-    assert_eq!(a.cq.wait_any(SOON).unwrap().status, WcStatus::RemAccessErr);
+    assert_eq!(a.cq.wait_any(TIMEOUT).unwrap().status, WcStatus::RemAccessErr);
 }
 
-/// As `between_urxes`, with the guest, in both directions.
-fn with_rxe(site: &Site, file: &CaptureFile, ip: Ip) {
-    let side = site.open_wrapped(ip, |link| Box::new(file.capture(link, "urxe")));
-    let mut shell = site.shell(65536);
-    let good = |status: &str| assert_eq!(status, "SUCCESS");
-    let qp = site.connect(&side, &mut shell, &How::new(ip, 1024));
+/// As `capture_urxe_urxe`, with the guest, in both directions.
+fn capture_urxe_rxe(setup: &Setup, file: &CaptureFile, ip: Ip) {
+    let side = setup.open_wrapped(ip, |link| Box::new(file.capture(link, "urxe")));
+    let mut shell = setup.shell(65536);
+    let check_success = |status: &str| assert_eq!(status, "SUCCESS");
+    let qp = setup.connect(&side, &mut shell, &ConnectParams::new(ip, 1024));
     for (id, len) in LENGTHS.into_iter().enumerate() {
         let (id, sges) = (id as u64, [side.mr.sge(0..len)]);
         for wr in [
@@ -88,11 +88,11 @@ fn with_rxe(site: &Site, file: &CaptureFile, ip: Ip) {
             qp.post_send(&wr).unwrap();
             if matches!(wr.op, WrOp::Send | WrOp::SendWithImm(_) | WrOp::WriteWithImm { .. }) {
                 shell.vsh.cmd("recv q m 0 4096").unwrap();
-                good(&shell.one().unwrap().status);
+                check_success(&shell.one().unwrap().status);
             }
             assert_eq!(side.one().unwrap().status, WcStatus::Success);
         }
-        let to = words(side.mr.remote(0));
+        let to = remote_args(side.mr.remote(0));
         for line in [
             format!("write q m 0 {len} {to}"),
             format!("write q m 0 {len} {to} imm=0x80000001"),
@@ -107,14 +107,14 @@ fn with_rxe(site: &Site, file: &CaptureFile, ip: Ip) {
                 qp.post_recv(&RecvWr { wr_id: id, sges: &[side.mr.sge(0..4096)] }).unwrap();
                 assert_eq!(side.one().unwrap().status, WcStatus::Success);
             }
-            good(&shell.one().unwrap().status);
+            check_success(&shell.one().unwrap().status);
         }
     }
     // A request refused by either side.
     qp.post_send(&SendWr::write(9, &[side.mr.sge(0..9)], shell.at(65530))).unwrap();
     assert_eq!(side.one().unwrap().status, WcStatus::RemAccessErr);
-    let _qp = site.connect(&side, &mut shell, &How::new(ip, 1024));
-    shell.vsh.cmd(&format!("read q m 0 9 {}", words(side.mr.remote(peer::REGION)))).unwrap();
+    let _qp = setup.connect(&side, &mut shell, &ConnectParams::new(ip, 1024));
+    shell.vsh.cmd(&format!("read q m 0 9 {}", remote_args(side.mr.remote(peer::REGION)))).unwrap();
     assert_eq!(shell.one().unwrap().status, "REM_ACCESS_ERR");
 }
 
@@ -146,13 +146,13 @@ const FIELDS: &[&str] = &[
 ];
 
 /// Reports whether tshark 4.0 decodes the headers after the BTH: of some opcodes it knows the name at most.
-fn read_whole(opcode: Opcode) -> bool {
+fn decodes_all_headers(opcode: Opcode) -> bool {
     let row = opcode.row();
     row.transport != Transport::Xrc && !matches!(row.operation, Operation::Flush | Operation::AtomicWrite)
 }
 
 /// Returns the same fields as decoded by urxe; `None` where the packet has no such header.
-fn our_reading(p: &Packet<'_>) -> Vec<Option<u64>> {
+fn urxe_fields(p: &Packet<'_>) -> Vec<Option<u64>> {
     let bth = p.bth();
     let (reth, aeth, atomic, deth) = (p.reth(), p.aeth(), p.atomic(), p.deth());
     // tshark shows the addresses and keys of both headers under the RETH's names.
@@ -190,7 +190,7 @@ fn tshark(path: &str) -> Vec<(Vec<Option<u64>>, String)> {
     // Heuristic dissectors of the payload, which fail on a SEND without payload.
     c.args(["--disable-protocol", "rpcordma", "--disable-protocol", "infiniband.eoib"]);
     c.args(["-e", "_ws.malformed", "-e", "_ws.expert.message"]);
-    for field in FIELDS.iter().filter(|f| known(f)) {
+    for field in FIELDS.iter().filter(|f| has_field(f)) {
         c.args(["-e", &format!("infiniband.{field}")]);
     }
     let out = c.output().unwrap_or_else(|e| panic!("this test needs tshark (run tests/guest/install): {e}"));
@@ -213,14 +213,14 @@ fn tshark(path: &str) -> Vec<(Vec<Option<u64>>, String)> {
         let malformed = [cells.next(), cells.next()].into_iter().flatten().collect::<String>();
         // RoCEv2 has no UDP checksum over IPv6 either (annex A17); rxe sends none.
         let malformed = malformed.replace("Illegal checksum value (0)", "");
-        let read = |f: &&str| if known(f) { number(f, cells.next().unwrap_or("")) } else { None };
+        let read = |f: &&str| if has_field(f) { number(f, cells.next().unwrap_or("")) } else { None };
         (FIELDS.iter().map(read).collect(), malformed)
     };
     String::from_utf8_lossy(&out.stdout).lines().map(row).collect()
 }
 
 /// Reports whether tshark has a name for the field.
-fn known(field: &str) -> bool {
+fn has_field(field: &str) -> bool {
     !matches!(field, "atomiceth.va" | "atomiceth.r_key")
 }
 
@@ -228,8 +228,8 @@ fn known(field: &str) -> bool {
 fn compare(path: &str) -> BTreeMap<u8, usize> {
     let file = std::fs::File::open(path).unwrap();
     let mut reader = PcapNgReader::new(file).unwrap();
-    let theirs = tshark(path);
-    let mut theirs = theirs.iter();
+    let tshark_rows = tshark(path);
+    let mut tshark_rows = tshark_rows.iter();
     let mut counts = BTreeMap::new();
     let mut n = 0;
     while let Some(block) = reader.next_block() {
@@ -244,32 +244,33 @@ fn compare(path: &str) -> BTreeMap<u8, usize> {
         let data = &bytes[roce.payload];
         assert!(icrc::verify(&roce.flow, roce.ident, 0, data), "{path}, packet {n}: ICRC, {:?}", roce.ident);
         let packet = Packet::parse(data).unwrap();
-        let (fields, malformed) = theirs.next().unwrap_or_else(|| panic!("{path}: tshark has no packet {n}"));
+        let (fields, malformed) =
+            tshark_rows.next().unwrap_or_else(|| panic!("{path}: tshark has no packet {n}"));
         assert_eq!(malformed, "", "{path}, packet {n}: {packet:?}");
-        let whole = read_whole(packet.bth().opcode);
-        for ((name, ours), its) in FIELDS.iter().zip(our_reading(&packet)).zip(fields) {
-            // A later tshark may decode more, which must be right.
-            if !whole && its.is_none() {
+        let is_complete = decodes_all_headers(packet.bth().opcode);
+        for ((name, urxe_value), tshark_value) in FIELDS.iter().zip(urxe_fields(&packet)).zip(fields) {
+            // A later version of tshark may decode more fields, which must be correct.
+            if !is_complete && tshark_value.is_none() {
                 assert!(!name.starts_with("bth."), "{path}, packet {n}: {name}, {packet:?}");
                 continue;
             }
-            assert_eq!(ours, *its, "{path}, packet {n}: {name}, {packet:?}");
+            assert_eq!(urxe_value, *tshark_value, "{path}, packet {n}: {name}, {packet:?}");
         }
         *counts.entry(packet.bth().opcode.0).or_insert(0) += 1;
     }
-    assert_eq!(theirs.count(), 0, "{path}: tshark has more than {n} packets");
+    assert_eq!(tshark_rows.count(), 0, "{path}: tshark has more than {n} packets");
     counts
 }
 
-/// Runs scapy in Debian's python, because another python that is first in the path does not have Debian's
+/// Runs scapy in Debian's python, because another python that precedes it in the path does not have Debian's
 /// packages.
 fn scapy(paths: &[String]) -> String {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest/scapy_icrc.py");
-    let has = |python: &&str| {
+    let has_scapy = |python: &&str| {
         let out = Command::new(python).args(["-c", "import scapy.contrib.roce"]).output();
         out.is_ok_and(|o| o.status.success())
     };
-    let python = ["/usr/bin/python3", "python3"].into_iter().find(has);
+    let python = ["/usr/bin/python3", "python3"].into_iter().find(has_scapy);
     let python =
         python.expect("this test needs scapy: run tests/guest/install, or apt-get install python3-scapy");
     let out = Command::new(python).arg(script).args(paths).output().unwrap();
@@ -282,14 +283,14 @@ fn scapy(paths: &[String]) -> String {
 fn tshark_and_scapy_agree_on_rc_packets() {
     let name = |peers: &str| format!("{}/interop-{peers}.pcapng", env!("CARGO_TARGET_TMPDIR"));
     let mut paths = Vec::new();
-    let site = Site::start(Via::Dgram);
+    let setup = Setup::start(LinkKind::Dgram);
     for (peers, v6) in
         [("urxe-urxe-v4", false), ("urxe-urxe-v6", true), ("urxe-rxe-v4", false), ("urxe-rxe-v6", true)]
     {
         let file = CaptureFile::create(name(peers), Timestamps::Wall).unwrap();
         match peers.contains("-rxe") {
-            true => with_rxe(&site, &file, if v6 { Ip::Ula } else { Ip::V4 }),
-            false => between_urxes(&file, v6),
+            true => capture_urxe_rxe(&setup, &file, if v6 { Ip::Ula } else { Ip::V4 }),
+            false => capture_urxe_urxe(&file, v6),
         }
         file.flush().unwrap();
         paths.push(name(peers));
@@ -310,10 +311,10 @@ fn tshark_and_scapy_agree_on_rc_packets() {
 
 #[test]
 fn tshark_and_scapy_agree_on_the_other_services() {
-    let mut table = Table::new("tshark services", &["opcode", "IPv4", "IPv6", "tshark reads"]);
+    let mut table = Table::new("tshark services", &["opcode", "IPv4", "IPv6", "decoded by tshark"]);
     let mut counts: BTreeMap<u8, [usize; 2]> = BTreeMap::new();
     let mut paths = Vec::new();
-    for (traffic, v6) in own::ALL.iter().flat_map(|t| [(t, false), (t, true)]) {
+    for (traffic, v6) in urxe_traffic::ALL.iter().flat_map(|t| [(t, false), (t, true)]) {
         let path = format!("{}/interop-{}", env!("CARGO_TARGET_TMPDIR"), traffic.file(v6));
         std::fs::write(&path, traffic.record(v6)).unwrap();
         for (opcode, n) in compare(&path) {
@@ -322,9 +323,9 @@ fn tshark_and_scapy_agree_on_the_other_services() {
         paths.push(path);
     }
     for (opcode, [v4, v6]) in &counts {
-        let reads = if read_whole(Opcode(*opcode)) { "all headers" } else { "the BTH" };
+        let decoded = if decodes_all_headers(Opcode(*opcode)) { "all headers" } else { "the BTH" };
         let name = Opcode(*opcode).to_string();
-        table.row(&[name, v4.to_string(), v6.to_string(), reads.into()]);
+        table.row(&[name, v4.to_string(), v6.to_string(), decoded.into()]);
     }
     table.print();
     let valid = (0..=255).filter(|n| {
@@ -334,6 +335,6 @@ fn tshark_and_scapy_agree_on_the_other_services() {
     let wanted: BTreeSet<u8> = valid.chain([0x16, 0x17, 0x1c, 0x1d]).collect();
     let missing: Vec<Opcode> =
         wanted.iter().filter(|n| !counts.contains_key(n)).map(|n| Opcode(*n)).collect();
-    assert!(missing.is_empty(), "no capture has {missing:?}");
+    assert!(missing.is_empty(), "no capture contains {missing:?}");
     eprintln!("{}", scapy(&paths));
 }

@@ -7,7 +7,7 @@ mod guest;
 mod peer;
 
 use guest::pattern;
-use peer::{Ip, REGION, SOON, Side, Site, Via};
+use peer::{Ip, LinkKind, REGION, Setup, Side, TIMEOUT};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 use urxe::verbs::*;
@@ -22,15 +22,15 @@ fn gid(ip: IpAddr) -> Ipv6Addr {
     }
 }
 
-fn reach(via: Via) {
-    let site = Site::start(via);
+fn check_vlan(via: LinkKind) {
+    let setup = Setup::start(via);
     let up = "modprobe 8021q && ip link add link eth0 name eth0.5 type vlan id 5 && ip link set eth0.5 up &&
               ip addr add 10.78.0.1/24 dev eth0.5 && ip addr add fd78::1/64 dev eth0.5";
-    site.guest.check(up, Duration::from_secs(30)).unwrap();
-    let link = site.link_with(Ip::V4, "ip=10.78.0.9/24,ip=fd78::9/64,vlan=5,pcp=3");
+    setup.guest.check(up, Duration::from_secs(30)).unwrap();
+    let link = setup.link_with(Ip::V4, "ip=10.78.0.9/24,ip=fd78::9/64,vlan=5,pcp=3");
     assert_eq!(link.info().vlan, Some(5));
     let side = Side::new(link, REGION);
-    let mut shell = site.shell(LEN);
+    let mut shell = setup.shell(LEN);
     for (ours, theirs) in [("10.78.0.9", "10.78.0.1"), ("fd78::9", "fd78::1")] {
         let (ours, theirs): (IpAddr, IpAddr) = (ours.parse().unwrap(), theirs.parse().unwrap());
         // rxe gets the addresses of the VLAN interface a moment later.
@@ -44,10 +44,10 @@ fn reach(via: Via) {
                 }
                 found
             })
-            .expect("rxe has a GID of its VLAN interface");
+            .expect("rxe has no GID of its VLAN interface after 10 s");
         let qp = side.pd.create_qp(&side.cq, &side.cq, &QpOptions::default()).unwrap();
         let at = qp.endpoint();
-        // There is none the first time.
+        // In the first round there is no QP to destroy.
         let _ = shell.vsh.raw("destroy q").unwrap();
         let qpn = shell.vsh.cmd("qp q rc").unwrap().num("qpn") as u32;
         let (our_gid, our_qpn, our_psn) = (gid(ours), at.qpn.get(), at.psn.get());
@@ -70,25 +70,25 @@ fn reach(via: Via) {
         assert_eq!(side.one().unwrap().status, WcStatus::Success);
         assert_eq!(shell.vsh.cmd(&format!("hash m 0 {LEN}")).unwrap().num("hash"), guest::hash(&data));
         let back = LEN..2 * LEN;
-        let to = peer::words(side.mr.remote(back.start));
+        let to = peer::remote_args(side.mr.remote(back.start));
         shell.vsh.cmd(&format!("write q m 0 {LEN} {to}")).unwrap();
-        assert_eq!(shell.vsh.poll(1, SOON).unwrap()[0].status, "SUCCESS");
+        assert_eq!(shell.vsh.poll(1, TIMEOUT).unwrap()[0].status, "SUCCESS");
         let mut got = vec![0; LEN];
         side.mr.read(back.start, &mut got).unwrap();
-        assert!(got == data, "{theirs}: what rxe wrote differs");
+        assert!(got == data, "{theirs}: the data that rxe wrote differs");
     }
     // The guest has sent and received tagged frames: its VLAN interface has counted them.
     let packets =
-        site.guest.check("cat /sys/class/net/eth0.5/statistics/rx_packets", Duration::from_secs(10));
+        setup.guest.check("cat /sys/class/net/eth0.5/statistics/rx_packets", Duration::from_secs(10));
     assert!(packets.unwrap().stdout.trim().parse::<u64>().unwrap() > 0);
 }
 
 #[test]
 fn rxe_in_a_vlan_is_reached_over_frames() {
-    reach(Via::Dgram);
+    check_vlan(LinkKind::Dgram);
 }
 
 #[test]
 fn rxe_in_a_vlan_is_reached_over_a_tap_packet_station() {
-    reach(Via::PacketStation);
+    check_vlan(LinkKind::PacketHostStack);
 }

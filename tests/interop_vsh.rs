@@ -9,7 +9,7 @@ mod peer;
 mod table;
 
 use guest::{hash, pattern};
-use peer::{How, Ip, Shell, Side, Site, Via, words};
+use peer::{ConnectParams, Ip, LinkKind, Setup, Shell, Side, remote_args};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -25,7 +25,7 @@ const UNTOUCHED: u8 = 0xee;
 
 const SIZES: &[usize] = &[0, 1, 3, 1024, 4096, 65536, 1 << 20];
 /// Sizes for the path MTUs with which not every size is tested.
-const FEW: &[usize] = &[0, 3, 4096, 65536];
+const FEW_SIZES: &[usize] = &[0, 3, 4096, 65536];
 const PIECES: &[usize] = &[5, 4097, 65536];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -86,31 +86,31 @@ fn stream(src: &[(usize, usize)], seed: u8) -> Vec<u8> {
 }
 
 /// Returns the expected memory around the target after the data has arrived in its pieces.
-fn image(data: &[u8], dst: &[(usize, usize)]) -> Vec<u8> {
-    let mut image = vec![UNTOUCHED; data.len() + 2 * GUARD];
+fn expected_memory(data: &[u8], dst: &[(usize, usize)]) -> Vec<u8> {
+    let mut memory = vec![UNTOUCHED; data.len() + 2 * GUARD];
     let mut rest = data;
     for (off, len) in dst {
-        let (now, later) = rest.split_at(*len);
-        image[off - DST + GUARD..][..*len].copy_from_slice(now);
-        rest = later;
+        let (piece, remaining) = rest.split_at(*len);
+        memory[off - DST + GUARD..][..*len].copy_from_slice(piece);
+        rest = remaining;
     }
-    image
+    memory
 }
 
-fn same<T: PartialEq + std::fmt::Debug>(what: &str, got: T, want: T) -> Result<(), String> {
-    if got == want { Ok(()) } else { Err(format!("{what} is {got:?}, not {want:?}")) }
+fn check_equal<T: PartialEq + std::fmt::Debug>(what: &str, got: T, expected: T) -> Result<(), String> {
+    if got == expected { Ok(()) } else { Err(format!("{what} is {got:?}, not {expected:?}")) }
 }
 
 struct Bench<'a> {
     side: &'a Side,
     shell: &'a mut Shell,
     qp: Qp,
-    their_qpn: Qpn,
+    remote_qpn: Qpn,
     id: u64,
 }
 
 impl Bench<'_> {
-    fn sh(&mut self, line: &str) -> Result<guest::Reply, String> {
+    fn command(&mut self, line: &str) -> Result<guest::Reply, String> {
         self.shell.vsh.cmd(line).map_err(|e| e.to_string())
     }
 
@@ -123,7 +123,7 @@ impl Bench<'_> {
             let seed = seed.wrapping_add(i as u8);
             match role {
                 Role::Urxe => self.side.mr.write(*off, &pattern(*len, seed)).unwrap(),
-                Role::Rxe => drop(self.sh(&format!("pattern m {off} {len} {seed}"))?),
+                Role::Rxe => drop(self.command(&format!("pattern m {off} {len} {seed}"))?),
             }
         }
         Ok(())
@@ -133,42 +133,58 @@ impl Bench<'_> {
         let (off, len) = (DST - GUARD, len + 2 * GUARD);
         match role {
             Role::Urxe => self.side.mr.write(off, &vec![UNTOUCHED; len]).unwrap(),
-            Role::Rxe => drop(self.sh(&format!("fill m {off} {len} {UNTOUCHED}"))?),
+            Role::Rxe => drop(self.command(&format!("fill m {off} {len} {UNTOUCHED}"))?),
         }
         Ok(())
     }
 
-    fn check(&mut self, role: Role, want: &[u8]) -> Result<(), String> {
+    fn check(&mut self, role: Role, expected: &[u8]) -> Result<(), String> {
         let off = DST - GUARD;
         match role {
             Role::Urxe => {
-                let mut got = vec![0; want.len()];
+                let mut got = vec![0; expected.len()];
                 self.side.mr.read(off, &mut got).unwrap();
-                let first = got.iter().zip(want).position(|(a, b)| a != b);
-                same("the first wrong byte in urxe's memory", first.map(|i| i as i64 - GUARD as i64), None)
+                let first = got.iter().zip(expected).position(|(a, b)| a != b);
+                check_equal(
+                    "the first wrong byte in urxe's memory",
+                    first.map(|i| i as i64 - GUARD as i64),
+                    None,
+                )
             }
             Role::Rxe => {
-                let got = self.sh(&format!("hash m {off} {}", want.len()))?.num("hash");
-                same("the hash of rxe's memory", got, hash(want))
+                let got = self.command(&format!("hash m {off} {}", expected.len()))?.num("hash");
+                check_equal("the hash of rxe's memory", got, hash(expected))
             }
         }
     }
 
     /// Checks the completion of the local work request `id`.
-    fn ours(&self, id: u64, opcode: WcOpcode, len: usize, imm: Option<u32>) -> Result<(), String> {
+    fn check_local_completion(
+        &self,
+        id: u64,
+        opcode: WcOpcode,
+        len: usize,
+        imm: Option<u32>,
+    ) -> Result<(), String> {
         let wc = self.side.one()?;
         let got = (wc.wr_id, wc.status, wc.opcode, wc.byte_len as usize, wc.imm, wc.qpn, wc.src_qpn);
-        let want = (id, WcStatus::Success, opcode, len, imm, self.qp.qpn(), self.their_qpn);
-        same("urxe's completion", got, want)
+        let expected = (id, WcStatus::Success, opcode, len, imm, self.qp.qpn(), self.remote_qpn);
+        check_equal("urxe's completion", got, expected)
     }
 
     /// Checks the completion of the shell's work request `id`. Where rxe reports no length, `len` is `None`.
-    fn theirs(&mut self, id: u64, op: &str, len: Option<usize>, imm: Option<u32>) -> Result<(), String> {
+    fn check_shell_completion(
+        &mut self,
+        id: u64,
+        op: &str,
+        len: Option<usize>,
+        imm: Option<u32>,
+    ) -> Result<(), String> {
         let wc = self.shell.one()?;
         // rxe sets the immediate flag in the completion of a SEND with immediate too, with the value 0.
         let got_imm = wc.imm.filter(|_| op.starts_with("RECV"));
         let got = (wc.wr_id, &*wc.status, &*wc.op, len.map(|_| wc.len as usize), got_imm, wc.qpn);
-        same("rxe's completion", got, (id, "SUCCESS", op, len, imm, self.their_qpn.get()))
+        check_equal("rxe's completion", got, (id, "SUCCESS", op, len, imm, self.remote_qpn.get()))
     }
 
     fn transfer(&mut self, op: &Op, role: Role, len: usize) -> Result<(), String> {
@@ -187,15 +203,15 @@ impl Bench<'_> {
         self.fill(from, &src, seed)?;
         self.clear(to, len)?;
 
-        let takes_receive = op.kind == Kind::Send || op.imm;
+        let needs_receive = op.kind == Kind::Send || op.imm;
         let receive = if op.kind == Kind::Send { &dst[..] } else { &[] };
         let list = |pieces: &[(usize, usize)]| -> String {
             pieces.iter().map(|(off, len)| format!(" m {off} {len}")).collect()
         };
         match role {
             Role::Urxe => {
-                if takes_receive {
-                    self.sh(&format!("recv q{} id={recv_id}", list(receive)))?;
+                if needs_receive {
+                    self.command(&format!("recv q{} id={recv_id}", list(receive)))?;
                 }
                 let (src, dst) = (self.sges(&src), self.sges(&dst));
                 let wr = match (op.kind, imm) {
@@ -212,42 +228,45 @@ impl Bench<'_> {
                     Kind::Read => WcOpcode::RdmaRead,
                     _ => WcOpcode::Send,
                 };
-                self.ours(id, opcode, len, None)?;
-                if takes_receive {
+                self.check_local_completion(id, opcode, len, None)?;
+                if needs_receive {
                     let name = if op.kind == Kind::Send { "RECV" } else { "RECV_RDMA_WITH_IMM" };
-                    self.theirs(recv_id, name, Some(len), imm)?;
+                    self.check_shell_completion(recv_id, name, Some(len), imm)?;
                 }
             }
             Role::Rxe => {
-                if takes_receive {
+                if needs_receive {
                     let sges = self.sges(receive);
                     self.qp.post_recv(&RecvWr { wr_id: recv_id, sges: &sges }).map_err(|e| e.to_string())?;
                 }
                 let (verb, local, remote, name) = match op.kind {
-                    Kind::Write => ("write", &src, words(self.side.mr.remote(DST)), "RDMA_WRITE"),
-                    Kind::Read => ("read", &dst, words(self.side.mr.remote(SRC)), "RDMA_READ"),
+                    Kind::Write => ("write", &src, remote_args(self.side.mr.remote(DST)), "RDMA_WRITE"),
+                    Kind::Read => ("read", &dst, remote_args(self.side.mr.remote(SRC)), "RDMA_READ"),
                     _ => ("send", &src, String::new(), "SEND"),
                 };
                 let imm_word = imm.map_or(String::new(), |imm| format!("imm={imm:#x}"));
                 let inline = u8::from(op.inline);
-                self.sh(&format!("{verb} q{} {remote} {imm_word} inline={inline} id={id}", list(local)))?;
-                self.theirs(id, name, (op.kind == Kind::Read).then_some(len), None)?;
-                if takes_receive {
+                self.command(&format!(
+                    "{verb} q{} {remote} {imm_word} inline={inline} id={id}",
+                    list(local)
+                ))?;
+                self.check_shell_completion(id, name, (op.kind == Kind::Read).then_some(len), None)?;
+                if needs_receive {
                     let opcode =
                         if op.kind == Kind::Send { WcOpcode::Recv } else { WcOpcode::RecvRdmaWithImm };
-                    self.ours(recv_id, opcode, len, imm)?;
+                    self.check_local_completion(recv_id, opcode, len, imm)?;
                 }
             }
         }
-        self.check(to, &image(&data, &dst))
+        self.check(to, &expected_memory(&data, &dst))
     }
 
     /// Runs an atomic on the 8 bytes at `DST` of the responder, with the old value at `SRC` of the requester.
-    /// The first one swaps, the second compares with another value than it finds.
+    /// The first one swaps, the second finds a value that differs from its compare operand.
     fn atomic(&mut self, op: &Op, role: Role, nth: usize) -> Result<(), String> {
         self.id += 1;
         let id = self.id;
-        // Remote addresses must be aligned, local ones need not be.
+        // Remote addresses must be aligned, local ones may be unaligned.
         let (at, result) = (DST.next_multiple_of(8), SRC);
         let before = 0x0123_4567_89ab_cdef_u64.rotate_left(id as u32);
         let compare = before.wrapping_add(nth as u64);
@@ -260,7 +279,7 @@ impl Bench<'_> {
         let hex = |v: u64| v.to_ne_bytes().iter().map(|b| format!("{b:02x}")).collect::<String>();
         match role {
             Role::Urxe => {
-                self.sh(&format!("set m {at} {}", hex(before)))?;
+                self.command(&format!("set m {at} {}", hex(before)))?;
                 let sges = self.sges(&[(result, 8)]);
                 let to = self.shell.at(at);
                 let (wr, opcode) = match op.kind {
@@ -268,29 +287,29 @@ impl Bench<'_> {
                     _ => (SendWr::compare_swap(id, &sges, to, compare, operand), WcOpcode::CompSwap),
                 };
                 self.qp.post_send(&wr).map_err(|e| e.to_string())?;
-                self.ours(id, opcode, 8, None)?;
+                self.check_local_completion(id, opcode, 8, None)?;
                 let got = self.shell.vsh.get("m", at, 8).map_err(|e| e.to_string())?;
-                same("the value at rxe", got, after.to_ne_bytes().to_vec())?;
+                check_equal("the value at rxe", got, after.to_ne_bytes().to_vec())?;
                 let mut old = [0; 8];
                 self.side.mr.read(result, &mut old).unwrap();
-                same("the old value at urxe", u64::from_ne_bytes(old), before)
+                check_equal("the old value at urxe", u64::from_ne_bytes(old), before)
             }
             Role::Rxe => {
                 self.side.mr.write(at, &before.to_ne_bytes()).unwrap();
-                let to = words(self.side.mr.remote(at));
+                let to = remote_args(self.side.mr.remote(at));
                 let (line, name) = match op.kind {
                     Kind::FetchAdd => (format!("fadd q m {result} {to} add={operand} id={id}"), "FETCH_ADD"),
                     _ => {
                         (format!("cswap q m {result} {to} cmp={compare} swap={operand} id={id}"), "COMP_SWAP")
                     }
                 };
-                self.sh(&line)?;
-                self.theirs(id, name, None, None)?;
+                self.command(&line)?;
+                self.check_shell_completion(id, name, None, None)?;
                 let mut value = [0; 8];
                 self.side.mr.read(at, &mut value).unwrap();
-                same("the value at urxe", u64::from_ne_bytes(value), after)?;
+                check_equal("the value at urxe", u64::from_ne_bytes(value), after)?;
                 let old = self.shell.vsh.get("m", result, 8).map_err(|e| e.to_string())?;
-                same("the old value at rxe", old, before.to_ne_bytes().to_vec())
+                check_equal("the old value at rxe", old, before.to_ne_bytes().to_vec())
             }
         }
     }
@@ -298,7 +317,7 @@ impl Bench<'_> {
 
 /// Runs all sizes of one operation in one direction, and returns their number.
 fn run(
-    site: &Site,
+    setup: &Setup,
     side: &Side,
     shell: &mut Shell,
     ip: Ip,
@@ -306,11 +325,11 @@ fn run(
     op: &Op,
     role: Role,
 ) -> Result<usize, String> {
-    let qp = site.connect(side, shell, &How::new(ip, mtu));
-    let their_qpn = qp.query().dest_qpn.unwrap();
-    let mut bench = Bench { side, shell, qp, their_qpn, id: 0 };
+    let qp = setup.connect(side, shell, &ConnectParams::new(ip, mtu));
+    let remote_qpn = qp.query().dest_qpn.unwrap();
+    let mut bench = Bench { side, shell, qp, remote_qpn, id: 0 };
     let few = mtu != 4096 && op.sizes == SIZES;
-    let sizes = if few { FEW } else { op.sizes };
+    let sizes = if few { FEW_SIZES } else { op.sizes };
     for (nth, &len) in sizes.iter().enumerate() {
         match op.kind {
             Kind::CompareSwap | Kind::FetchAdd => bench.atomic(op, role, nth),
@@ -322,11 +341,11 @@ fn run(
 }
 
 /// (operation, requester), (link, IP version), messages by path MTU.
-type Row = ((usize, Role), (Via, Ip), String);
+type Row = ((usize, Role), (LinkKind, Ip), String);
 static RESULTS: Mutex<Vec<Row>> = Mutex::new(Vec::new());
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
-/// Guard with which the last test to end prints the results of all.
+/// Guard whose last instance prints the results of all tests.
 struct Running;
 
 impl Running {
@@ -351,13 +370,19 @@ impl Drop for Running {
             let mut table = Table::new("vsh", &heading);
             for (i, op) in OPS.iter().enumerate() {
                 for role in [Role::Urxe, Role::Rxe] {
-                    for via in [Via::Dgram, Via::Stream, Via::PacketOwn, Via::PacketStation, Via::Udp] {
+                    for link in [
+                        LinkKind::Dgram,
+                        LinkKind::Stream,
+                        LinkKind::Packet,
+                        LinkKind::PacketHostStack,
+                        LinkKind::Udp,
+                    ] {
                         let cell = |ip| {
-                            rows.iter().find(|r| r.0 == (i, role) && r.1 == (via, ip)).map(|r| r.2.clone())
+                            rows.iter().find(|r| r.0 == (i, role) && r.1 == (link, ip)).map(|r| r.2.clone())
                         };
                         let cells = Ip::ALL.map(|ip| cell(ip).unwrap_or("-".into()));
                         if cells.iter().any(|c| c != "-") {
-                            let head = [op.name.into(), format!("{role:?}").to_lowercase(), via.to_string()];
+                            let head = [op.name.into(), format!("{role:?}").to_lowercase(), link.to_string()];
                             table.row(&[&head[..], &cells].concat());
                         }
                     }
@@ -368,18 +393,18 @@ impl Drop for Running {
     }
 }
 
-fn every_operation(via: Via) {
+fn every_operation(link: LinkKind) {
     let _running = Running::new();
     let begin = Instant::now();
-    let site = Site::start(via);
-    let mut shell = site.shell(peer::REGION);
+    let setup = Setup::start(link);
+    let mut shell = setup.shell(peer::REGION);
     let mut failed = Vec::new();
     let mut all = None;
     for ip in Ip::ALL {
         // A UDP link has one address, the others have all three.
         let side = match all.take() {
-            Some(side) if via != Via::Udp => side,
-            _ => site.open(ip),
+            Some(side) if link != LinkKind::Udp => side,
+            _ => setup.open(ip),
         };
         let mtus: &[usize] = if ip == Ip::V4 { &[256, 512, 1024, 2048, 4096] } else { &[256, 4096] };
         for (i, op) in OPS.iter().enumerate() {
@@ -387,14 +412,14 @@ fn every_operation(via: Via) {
                 let mut cells = Vec::new();
                 for &mtu in mtus {
                     // After a failure the QP may be in any state, and completions may be left in the queues.
-                    match run(&site, &side, &mut shell, ip, mtu, op, role) {
+                    match run(&setup, &side, &mut shell, ip, mtu, op, role) {
                         Ok(n) => cells.push(format!("{n} ok")),
                         Err(e) => {
                             let counters = side.counters();
                             let counted: Vec<_> = counters.iter().filter(|(_, n)| *n > 0).collect();
-                            let (name, state) = (op.name, site.guest.state());
+                            let (name, state) = (op.name, setup.guest.state());
                             failed.push(format!(
-                                "{name} by {role:?} over {via}, {ip}: {e}\nurxe: {counted:?}\n{state}"
+                                "{name} by {role:?} over {link}, {ip}: {e}\nurxe: {counted:?}\n{state}"
                             ));
                             cells.push("FAILED".into());
                             side.poll(100, std::time::Duration::from_millis(100));
@@ -402,41 +427,41 @@ fn every_operation(via: Via) {
                         }
                     }
                 }
-                RESULTS.lock().unwrap().push(((i, role), (via, ip), cells.join(", ")));
+                RESULTS.lock().unwrap().push(((i, role), (link, ip), cells.join(", ")));
             }
         }
         let c = side.counters();
         let bad = [c.rx_icrc_err, c.rx_malformed(), c.rx_wrong_source, c.rx_pkey_violation, c.rx_wrong_state];
         if bad != [0; 5] || side.context.link_state().1.is_some() {
-            failed.push(format!("{via}, {ip}: {c:?}, {:?}", side.context.link_state()));
+            failed.push(format!("{link}, {ip}: {c:?}, {:?}", side.context.link_state()));
         }
         all = Some(side);
     }
-    eprintln!("{via}: {:.1} s", begin.elapsed().as_secs_f64());
+    eprintln!("{link}: {:.1} s", begin.elapsed().as_secs_f64());
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
 #[test]
 fn every_operation_succeeds_over_datagram_frames() {
-    every_operation(Via::Dgram);
+    every_operation(LinkKind::Dgram);
 }
 
 #[test]
 fn every_operation_succeeds_over_stream_frames() {
-    every_operation(Via::Stream);
+    every_operation(LinkKind::Stream);
 }
 
 #[test]
 fn every_operation_succeeds_over_packet_socket_with_interface_addresses() {
-    every_operation(Via::PacketOwn);
+    every_operation(LinkKind::Packet);
 }
 
 #[test]
 fn every_operation_succeeds_over_packet_socket_with_own_stack() {
-    every_operation(Via::PacketStation);
+    every_operation(LinkKind::PacketHostStack);
 }
 
 #[test]
 fn every_operation_succeeds_over_udp_socket() {
-    every_operation(Via::Udp);
+    every_operation(LinkKind::Udp);
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use urxe::verbs::*;
 
-const SOON: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Length of the longest message (IBA 9.7.1).
-const LONGEST: usize = 1 << 31;
+const MAX_MESSAGE: usize = 1 << 31;
 const PARTS: usize = 32;
 
 /// Returns two connected queue pairs on one fabric with 32 elements per request.
@@ -21,10 +21,10 @@ fn pair(fabric: &Fabric) -> [(TestEndpoint, Qp); 2] {
         let qp = node.pd.create_qp(&node.cq, &node.cq, &options).unwrap();
         (node, qp)
     });
-    // No packet is lost here, and a busy machine must not cause timeouts.
-    let patient = ConnectOptions { timeout: AckTimeout::new(0), ..ConnectOptions::default() };
+    // The fabric loses no packet, and a busy machine must not cause timeouts.
+    let no_timeout = ConnectOptions { timeout: AckTimeout::new(0), ..ConnectOptions::default() };
     for i in 0..2 {
-        sides[i].1.connect(&sides[1 - i].1.endpoint(), &patient).unwrap();
+        sides[i].1.connect(&sides[1 - i].1.endpoint(), &no_timeout).unwrap();
     }
     sides
 }
@@ -33,24 +33,24 @@ fn pair(fabric: &Fabric) -> [(TestEndpoint, Qp); 2] {
 fn message_of_two_gigabytes_is_transferred() {
     let fabric = Fabric::new();
     let [(a, a_qp), (b, b_qp)] = pair(&fabric);
-    // Both sides list one region 32 times; otherwise they would need as much memory as the message.
-    let part = LONGEST / PARTS;
+    // The work requests of both sides refer to one region 32 times, which saves memory.
+    let part = MAX_MESSAGE / PARTS;
     let (src, dst) = (a.pd.reg_mr(part, Access::ALL).unwrap(), b.pd.reg_mr(part, Access::ALL).unwrap());
     let data: Vec<u8> = (0..part).map(|i| (i ^ i >> 8 ^ i >> 16) as u8).collect();
     src.write(0, &data).unwrap();
     let (from, to) = (vec![src.sge(0..part); PARTS], vec![dst.sge(0..part); PARTS]);
     b_qp.post_recv(&RecvWr { wr_id: 1, sges: &to }).unwrap();
     a_qp.post_send(&SendWr::send(2, &from)).unwrap();
-    let wc = b.cq.wait(SOON).unwrap();
-    assert_eq!((wc.wr_id, wc.status, wc.byte_len as usize), (1, WcStatus::Success, LONGEST));
-    assert_eq!(a.cq.wait(SOON).unwrap().wr_id, 2);
-    assert!(dst.to_vec() == data, "the data is not what was sent");
+    let wc = b.cq.wait(TIMEOUT).unwrap();
+    assert_eq!((wc.wr_id, wc.status, wc.byte_len as usize), (1, WcStatus::Success, MAX_MESSAGE));
+    assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, 2);
+    assert!(dst.to_vec() == data, "the received data differs from the sent data");
 
     // A message longer by one byte is refused, and no packet is sent.
     let sent = a.context.counters().sent_pkts;
     let longer = [&from[..PARTS - 1], &[Sge { length: part as u32 + 1, ..from[0] }]].concat();
-    let refused = a_qp.post_send(&SendWr::send(3, &longer)).unwrap_err();
-    assert!(matches!(refused, PostError::TooLong(n) if n == LONGEST as u64 + 1), "{refused}");
+    let error = a_qp.post_send(&SendWr::send(3, &longer)).unwrap_err();
+    assert!(matches!(error, PostError::TooLong(n) if n == MAX_MESSAGE as u64 + 1), "{error}");
     assert_eq!(a.context.counters().sent_pkts, sent);
 }
 
@@ -59,7 +59,7 @@ fn psns_and_msns_wrap_without_loss() {
     let fabric = Fabric::new();
     let [(a, a_qp), (b, _b_qp)] = pair(&fabric);
     let (src, dst) = (a.pd.reg_mr(8, Access::ALL).unwrap(), b.pd.reg_mr(8, Access::ALL).unwrap());
-    // More messages, each of one packet, than 24 bits can count; every 64th is waited for.
+    // More messages of one packet than 24 bits can count; the test waits for every 64th.
     let messages = (1 << 24) + 1000u64;
     let (sges, mut out) = ([src.sge(0..8)], Vec::new());
     for n in 1..=messages {
@@ -81,10 +81,10 @@ fn psns_and_msns_wrap_without_loss() {
             assert_eq!(dst.buffer().load_u64(0), Ok(n));
         }
     }
-    let (ours, theirs) = (a.context.counters(), b.context.counters());
-    assert_eq!((ours.rdma_sends, ours.requester_retry), (messages, 0));
+    let (requester, responder) = (a.context.counters(), b.context.counters());
+    assert_eq!((requester.rdma_sends, requester.requester_retry), (messages, 0));
     // A preempted thread may cause probes by retransmission, and one redundant acknowledgement for each.
-    assert!(ours.unexpected_response <= ours.ack_probe, "{ours:?}");
-    assert_eq!((theirs.rdma_recvs, theirs.out_of_seq_request), (messages, 0));
-    assert_eq!(theirs.duplicate_request, ours.ack_probe);
+    assert!(requester.unexpected_response <= requester.ack_probe, "{requester:?}");
+    assert_eq!((responder.rdma_recvs, responder.out_of_seq_request), (messages, 0));
+    assert_eq!(responder.duplicate_request, requester.ack_probe);
 }

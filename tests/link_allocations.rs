@@ -43,8 +43,8 @@ fn allocations<L: Link>(a: &mut L, b: &mut L) -> usize {
     let start = Clock::now();
     let now = || Instant::default() + start.elapsed();
     let (x, y) = (a.info().addresses[0], b.info().addresses[0]);
-    let (mut there, mut back) = (TxQueue::new(a.info().burst), TxQueue::new(b.info().burst));
-    for (queue, flow) in [(&mut there, Flow::new(x, y, 1)), (&mut back, Flow::new(y, x, 1))] {
+    let (mut forward, mut back) = (TxQueue::new(a.info().burst), TxQueue::new(b.info().burst));
+    for (queue, flow) in [(&mut forward, Flow::new(x, y, 1)), (&mut back, Flow::new(y, x, 1))] {
         for len in [1024; 20].into_iter().chain([8, 8, 300]) {
             let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
             queue.push(&flow, headers, Payload::Bytes(&vec![7; len]));
@@ -55,13 +55,19 @@ fn allocations<L: Link>(a: &mut L, b: &mut L) -> usize {
         if round == 20 {
             before = ALLOCATIONS.get();
         }
-        for forth in [true, false] {
-            let (tx, rx, queue) = if forth { (&mut *a, &mut *b, &there) } else { (&mut *b, &mut *a, &back) };
+        for is_forward in [true, false] {
+            let (tx, rx, queue) =
+                if is_forward { (&mut *a, &mut *b, &forward) } else { (&mut *b, &mut *a, &back) };
             tx.transmit(now(), queue).unwrap();
-            let mut got = 0;
-            while got < queue.packets() {
-                assert!(start.elapsed().as_secs() < 20, "{got}: {:?} {:?}", tx.counters(), rx.counters());
-                rx.receive(now(), &mut |burst| got += burst.packets().count()).unwrap();
+            let mut received = 0;
+            while received < queue.packets() {
+                assert!(
+                    start.elapsed().as_secs() < 20,
+                    "{received}: {:?} {:?}",
+                    tx.counters(),
+                    rx.counters()
+                );
+                rx.receive(now(), &mut |burst| received += burst.packets().count()).unwrap();
                 tx.receive(now(), &mut |_| {}).unwrap();
             }
         }

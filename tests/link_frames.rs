@@ -32,13 +32,13 @@ impl Drop for Dir {
 }
 
 fn pair(dir: &Dir, wire: &str) -> (FramesLink, FramesLink) {
-    let station = |n: u32| format!("ip=10.77.0.{n}/24,ip=fd77::{n}/64,mtu=4500");
+    let options = |n: u32| format!("ip=10.77.0.{n}/24,ip=fd77::{n}/64,mtu=4500");
     if wire == "dgram" {
-        let a = dir.open(&format!("frames:dgram:@/a,@/b,{}", station(1)));
-        (a, dir.open(&format!("frames:dgram:@/b,@/a,{}", station(2))))
+        let a = dir.open(&format!("frames:dgram:@/a,@/b,{}", options(1)));
+        (a, dir.open(&format!("frames:dgram:@/b,@/a,{}", options(2))))
     } else {
-        let mut a = dir.open(&format!("frames:listen:@/s,{}", station(1)));
-        let b = dir.open(&format!("frames:connect:@/s,{}", station(2)));
+        let mut a = dir.open(&format!("frames:listen:@/s,{}", options(1)));
+        let b = dir.open(&format!("frames:connect:@/s,{}", options(2)));
         a.receive(Instant(0), &mut |_| {}).unwrap();
         (a, b)
     }
@@ -76,12 +76,12 @@ fn expect(rx: &mut FramesLink, tx: &mut FramesLink, start: Clock, n: u32) {
             }
         })
         .unwrap();
-        tx.receive(now(start), &mut |_| panic!("nobody sends here")).unwrap();
+        tx.receive(now(start), &mut |_| panic!("the sender received a packet")).unwrap();
     }
     assert_eq!(next, n);
 }
 
-fn both_ways(wire: &str) {
+fn check_both_directions(wire: &str) {
     let dir = Dir::new(wire);
     let (mut a, mut b) = pair(&dir, wire);
     let start = Clock::now();
@@ -90,7 +90,7 @@ fn both_ways(wire: &str) {
         let mut queue = TxQueue::new(a.info().burst);
         // More data than the peer's socket can hold; the first packets wait for the neighbour.
         packets(&mut queue, &Flow::new(ip(1), ip(2), 4000), 200, 4096);
-        assert!(queue.bursts().len() < 20, "bursts of many packets");
+        assert!(queue.bursts().len() < 20, "the packets form too many bursts");
         a.transmit(now(start), &queue).unwrap();
         expect(&mut b, &mut a, start, 200);
         queue.clear();
@@ -105,12 +105,12 @@ fn both_ways(wire: &str) {
 
 #[test]
 fn datagrams_carry_bursts_both_ways() {
-    both_ways("dgram");
+    check_both_directions("dgram");
 }
 
 #[test]
 fn a_stream_carries_bursts_both_ways() {
-    both_ways("stream");
+    check_both_directions("stream");
 }
 
 #[test]
@@ -178,10 +178,10 @@ fn two_busy_threads_exchange_packets_without_loss() {
         let dir = Dir::new(&format!("busy-{wire}"));
         let (a, b) = pair(&dir, wire);
         let start = Clock::now();
-        let done = Arc::new(AtomicUsize::new(0));
+        let finished_threads = Arc::new(AtomicUsize::new(0));
         let arrived = Arc::new([const { AtomicUsize::new(0) }; 2]);
         let run = |mut link: FramesLink, own: u32, peer: u32| {
-            let (done, arrived) = (done.clone(), arrived.clone());
+            let (finished_threads, arrived) = (finished_threads.clone(), arrived.clone());
             move || {
                 let [own_arrived, peer_arrived] = [own, peer].map(|n| &arrived[n as usize - 1]);
                 let ip = |n: u32| format!("10.77.0.{n}").parse().unwrap();
@@ -205,9 +205,9 @@ fn two_busy_threads_exchange_packets_without_loss() {
                     own_arrived.store(got, Ordering::Relaxed);
                 }
                 // The peer may still need packets in the backlog.
-                done.fetch_add(1, Ordering::Relaxed);
-                while done.load(Ordering::Relaxed) < 2 {
-                    assert!(start.elapsed() < Duration::from_secs(60), "the peer is stuck");
+                finished_threads.fetch_add(1, Ordering::Relaxed);
+                while finished_threads.load(Ordering::Relaxed) < 2 {
+                    assert!(start.elapsed() < Duration::from_secs(60), "the peer's thread does not finish");
                     link.receive(now(start), &mut |_| {}).unwrap();
                 }
                 assert_eq!(link.counters(), Default::default());
@@ -232,11 +232,14 @@ fn packets_beyond_backlog_of_slow_peer_are_dropped_and_counted() {
     let mut queue = TxQueue::new(a.info().burst);
     packets(&mut queue, &Flow::new(ip(1), ip(2), 1), 2000, 4096);
     a.transmit(now(start), &queue).unwrap();
-    assert!(start.elapsed() < Duration::from_secs(2), "bounded");
-    let lost = a.counters().tx_dropped;
-    assert!((500..1100).contains(&lost), "about 4 MiB are kept: {lost}");
+    assert!(start.elapsed() < Duration::from_secs(2), "transmit takes too long");
+    let dropped = a.counters().tx_dropped;
+    assert!(
+        (500..1100).contains(&dropped),
+        "the backlog must hold about 4 MiB; {dropped} packets were dropped"
+    );
     // The queued packets arrive; the others are missing at the end.
-    expect(&mut b, &mut a, start, 2000 - lost as u32);
+    expect(&mut b, &mut a, start, 2000 - dropped as u32);
 }
 
 #[test]
@@ -296,7 +299,7 @@ fn restarted_peer_is_reachable_again() {
 }
 
 /// Corrects the checksum of an IPv4 header (RFC 791) that a case has modified.
-fn mend(frame: &mut [u8]) {
+fn fix_checksum(frame: &mut [u8]) {
     let words = (frame[14] & 0xf) as usize * 2;
     frame[24..26].fill(0);
     let word = |i: usize| u32::from(u16::from_be_bytes([frame[14 + 2 * i], frame[15 + 2 * i]]));
@@ -320,48 +323,48 @@ fn each_frame_error_has_its_own_counter() {
     good.extend([0xc0, 0, 0x12, 0xb7, 0, 32, 0, 0]);
     good.extend([4, 0, 0xff, 0xff, 0, 0, 0, 2, 0, 0, 0, 0]);
     good.extend([7; 12]);
-    mend(&mut good);
+    fix_checksum(&mut good);
     let mut clock = 0;
-    let mut arrives = |bytes: &[u8]| {
+    let mut receive = |bytes: &[u8]| {
         peer.send(bytes).unwrap();
         let mut n = 0;
         clock += 1;
         a.receive(Instant(clock), &mut |burst| n += burst.packets().count()).unwrap();
         (n, a.counters())
     };
-    assert_eq!(arrives(&good).0, 1);
+    assert_eq!(receive(&good).0, 1);
     for n in 14..good.len() {
-        let (taken, c) = arrives(&good[..n]);
-        assert_eq!((taken, c.rx_truncated), (0, n as u64 - 13), "cut at {n}: {c:?}");
+        let (received, c) = receive(&good[..n]);
+        assert_eq!((received, c.rx_truncated), (0, n as u64 - 13), "truncated to {n} bytes: {c:?}");
     }
     // IP options, first and later fragments, a wrong checksum, IPv6 under IPv4's EtherType, a short UDP
     // length.
     let mut options = good.clone();
     options.splice(34..34, [1, 1, 1, 1]);
     (options[14], options[17]) = (0x46, 56);
-    mend(&mut options);
+    fix_checksum(&mut options);
     let changed = |at: usize, byte: u8| {
         let mut bytes = good.clone();
         bytes[at] = byte;
         if at != 24 {
-            mend(&mut bytes);
+            fix_checksum(&mut bytes);
         }
         bytes
     };
-    let (taken, before) = arrives(&options);
-    assert_eq!((taken, before.rx_ip_options), (0, 1));
+    let (received, before) = receive(&options);
+    assert_eq!((received, before.rx_ip_options), (0, 1));
     for (n, (at, byte)) in [(20, 0x20), (20, 0x60), (21, 1), (20, 0x1f)].into_iter().enumerate() {
-        assert_eq!(arrives(&changed(at, byte)).1.rx_fragments, n as u64 + 1);
+        assert_eq!(receive(&changed(at, byte)).1.rx_fragments, n as u64 + 1);
     }
-    assert_eq!(arrives(&changed(24, good[24] ^ 1)).1.rx_bad_checksum, 1);
-    assert_eq!(arrives(&changed(41, 1)).1.rx_bad_checksum, 2);
-    let short = arrives(&changed(39, 7)).1;
+    assert_eq!(receive(&changed(24, good[24] ^ 1)).1.rx_bad_checksum, 1);
+    assert_eq!(receive(&changed(41, 1)).1.rx_bad_checksum, 2);
+    let short = receive(&changed(39, 7)).1;
     assert_eq!(short.rx_truncated, before.rx_truncated + 1);
     let mut version = good.clone();
     version[14] = 0x65;
-    let (taken, c) = arrives(&version);
-    assert_eq!((taken, c.rx_malformed), (0, 1));
-    assert_eq!(arrives(&good).0, 1);
+    let (received, c) = receive(&version);
+    assert_eq!((received, c.rx_malformed), (0, 1));
+    assert_eq!(receive(&good).0, 1);
     let named: u64 = c.iter().filter(|(name, _)| name.starts_with("link_rx")).map(|(_, n)| n).sum();
     assert_eq!(named, (good.len() - 14) as u64 + 1 + 4 + 2 + 1 + 1, "{c:?}");
 }

@@ -1,9 +1,9 @@
 //! Tests of packet links between two network namespaces joined by a veth pair. Needs root.
 
+#[path = "link_packet/no_offload.rs"]
+mod no_offload;
 #[path = "link_packet/offload.rs"]
 mod offload;
-#[path = "link_packet/refused.rs"]
-mod refused;
 #[path = "link_packet/shards.rs"]
 mod shards;
 #[path = "link_packet/tap.rs"]
@@ -15,7 +15,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::process::Command;
 use std::time::{Duration, Instant as Clock};
 
-use offload::kernel_takes_runs;
+use offload::kernel_supports_udp_gso;
 use urxe::link::{Link, LinkCounters, PacketConfig, PacketError, PacketLink};
 use urxe::transport::{Instant, Payload, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, icrc};
@@ -23,7 +23,7 @@ use veth::{Veth, ip};
 
 fn try_open(net: &Veth, side: usize, spec: &str) -> Result<PacketLink, PacketError> {
     let config: PacketConfig = spec.parse().unwrap();
-    net.within(side, || PacketLink::open(config))
+    net.run_in(side, || PacketLink::open(config))
 }
 
 fn open(net: &Veth, side: usize, spec: &str) -> PacketLink {
@@ -34,7 +34,7 @@ fn open(net: &Veth, side: usize, spec: &str) -> PacketLink {
 /// opens it.
 fn join(net: &Veth, side: usize, link: &mut PacketLink, start: Clock, group: &str) {
     let group = group.parse().unwrap();
-    net.within(side, || link.join(now(start), group)).unwrap();
+    net.run_in(side, || link.join(now(start), group)).unwrap();
 }
 
 fn ping(net: &Veth, side: usize, target: &str) -> bool {
@@ -60,8 +60,7 @@ fn packets(queue: &mut TxQueue, flow: &Flow, n: u32, len: usize) {
     }
 }
 
-/// Receives until `n` packets have arrived, in order and intact; returns the number of bursts in which they
-/// came.
+/// Receives until `n` packets have arrived, in order and intact; returns the number of bursts.
 fn expect(rx: &mut PacketLink, tx: &mut PacketLink, start: Clock, flow: &Flow, n: u32) -> usize {
     let (mut next, mut bursts) = (0, 0);
     let deadline = start.elapsed() + Duration::from_secs(10);
@@ -80,7 +79,7 @@ fn expect(rx: &mut PacketLink, tx: &mut PacketLink, start: Clock, flow: &Flow, n
             }
         })
         .unwrap();
-        tx.receive(now(start), &mut |_| panic!("nobody sends here")).unwrap();
+        tx.receive(now(start), &mut |_| panic!("the sender received a packet")).unwrap();
     }
     bursts
 }
@@ -89,7 +88,7 @@ fn expect(rx: &mut PacketLink, tx: &mut PacketLink, start: Clock, flow: &Flow, n
 /// 200 packets.
 fn exchange(a: &mut PacketLink, b: &mut PacketLink, hosts: [u32; 2]) -> usize {
     let start = Clock::now();
-    let mut fewest = usize::MAX;
+    let mut min_bursts = usize::MAX;
     for net in ["10.77.0.", "fd77::"] {
         let [x, y]: [IpAddr; 2] = hosts.map(|n| format!("{net}{n}").parse().unwrap());
         let mut queue = TxQueue::new(a.info().burst);
@@ -98,7 +97,7 @@ fn exchange(a: &mut PacketLink, b: &mut PacketLink, hosts: [u32; 2]) -> usize {
         for _ in 0..2 {
             // The first packets wait for the neighbour.
             a.transmit(now(start), &queue).unwrap();
-            fewest = fewest.min(expect(b, a, start, &flow, 200));
+            min_bursts = min_bursts.min(expect(b, a, start, &flow, 200));
         }
         queue.clear();
         let back = Flow::new(y, x, 4001);
@@ -116,7 +115,7 @@ fn exchange(a: &mut PacketLink, b: &mut PacketLink, hosts: [u32; 2]) -> usize {
     for counters in [a.counters(), b.counters()] {
         assert_eq!(LinkCounters { rx_foreign: 0, ..counters }, LinkCounters::default());
     }
-    fewest
+    min_bursts
 }
 
 #[test]
@@ -126,7 +125,7 @@ fn packets_with_kernel_segmentation_arrive_beside_the_kernel_stack() {
     assert_eq!(a.info().mtu, 1500);
     assert!(a.info().addresses.iter().any(|a| a.to_string() == "10.77.0.1"));
     let bursts = exchange(&mut a, &mut b, [1, 2]);
-    assert_eq!(a.offloads(), kernel_takes_runs());
+    assert_eq!(a.offloads(), kernel_supports_udp_gso());
     assert_eq!(bursts < 10, a.offloads(), "{bursts} bursts of 200 packets");
 }
 
@@ -144,7 +143,7 @@ fn gso_packets_are_segmented_for_receiver_without_offload() {
     ip(&format!("netns exec {} ethtool -K v0 tx-udp-segmentation off", net.names[0]));
     let (mut a, mut b) = (open(&net, 0, "packet:v0"), open(&net, 1, "packet:v1"));
     assert_eq!(exchange(&mut a, &mut b, [1, 2]), 200);
-    assert_eq!(a.offloads(), kernel_takes_runs());
+    assert_eq!(a.offloads(), kernel_supports_udp_gso());
 }
 
 #[test]
@@ -155,7 +154,7 @@ fn own_host_stacks_exchange_packets_beside_the_kernel() {
             |dev: &str, n: u32| format!("packet:{dev},ip=10.77.0.{n}/24,ip=fd77::{n}/64,offload={offload}");
         let (mut a, mut b) = (open(&net, 0, &spec("v0", 11)), open(&net, 1, &spec("v1", 12)));
         let bursts = exchange(&mut a, &mut b, [11, 12]);
-        assert_eq!(bursts < 200, offload == "on" && kernel_takes_runs(), "{bursts}");
+        assert_eq!(bursts < 200, offload == "on" && kernel_supports_udp_gso(), "{bursts}");
         // One end of each kind.
         drop(b);
         let mut b = open(&net, 1, &format!("packet:v1,offload={offload}"));
@@ -169,15 +168,15 @@ fn own_host_stack_answers_ping_of_the_kernel() {
     let mut a = open(&net, 0, "packet:v0,ip=10.77.0.11/24,ip=fd77:0:0:0::11/64,mac=52:54:00:77:00:0b");
     let start = Clock::now();
     for target in ["10.77.0.11", "fd77::11"] {
-        let ok = std::thread::scope(|s| {
+        let is_answered = std::thread::scope(|s| {
             let ping = s.spawn(|| ping(&net, 1, target));
             while !ping.is_finished() {
-                a.receive(now(start), &mut |_| panic!("no packet")).unwrap();
+                a.receive(now(start), &mut |_| panic!("unexpected packet")).unwrap();
                 std::thread::sleep(Duration::from_micros(200));
             }
             ping.join().unwrap()
         });
-        assert!(ok, "{target}; {:?}", a.counters());
+        assert!(is_answered, "{target}; {:?}", a.counters());
     }
     // The kernel sends router solicitations now and then.
     assert_eq!(LinkCounters { rx_foreign: 0, ..a.counters() }, LinkCounters::default());
@@ -186,8 +185,8 @@ fn own_host_stack_answers_ping_of_the_kernel() {
 #[test]
 fn open_link_suppresses_icmp_port_unreachable() {
     let net = Veth::new(1500);
-    let refused = |net: &Veth| {
-        net.within(1, || {
+    let is_port_unreachable = |net: &Veth| {
+        net.run_in(1, || {
             let socket = UdpSocket::bind("10.77.0.2:0").unwrap();
             socket.connect("10.77.0.1:4791").unwrap();
             (0..5).any(|_| {
@@ -197,9 +196,9 @@ fn open_link_suppresses_icmp_port_unreachable() {
             })
         })
     };
-    assert!(refused(&net), "without the link, the kernel says so");
+    assert!(is_port_unreachable(&net), "without a link, the kernel sends ICMP port unreachable");
     let mut a = open(&net, 0, "packet:v0");
-    assert!(!refused(&net));
+    assert!(!is_port_unreachable(&net));
     let mut got = 0;
     a.receive(Instant(0), &mut |b| got += b.packets().count()).unwrap();
     assert_eq!(got, 5);
@@ -243,7 +242,7 @@ fn packets_beyond_the_subnet_are_sent_to_the_router() {
 }
 
 /// Sends three packets from `src`, and returns how many each of the two receives.
-fn to_group(a: &mut PacketLink, b: &mut PacketLink, src: &str, group: &str, start: Clock) -> [usize; 2] {
+fn send_to_group(a: &mut PacketLink, b: &mut PacketLink, src: &str, group: &str, start: Clock) -> [usize; 2] {
     let flow = Flow { hop_limit: 1, ..Flow::new(src.parse().unwrap(), group.parse().unwrap(), 4000) };
     let mut queue = TxQueue::new(a.info().burst);
     packets(&mut queue, &flow, 3, 500);
@@ -279,17 +278,17 @@ fn multicast_reaches_joined_members_only() {
         let start = Clock::now();
         for (src, group) in [("10.77.0.1", "239.1.2.3"), ("fd77::1", "ff15::7")] {
             let ip: IpAddr = group.parse().unwrap();
-            assert_eq!(to_group(&mut a, &mut b, src, group, start), [0, 0]);
+            assert_eq!(send_to_group(&mut a, &mut b, src, group, start), [0, 0]);
             join(&net, 1, &mut b, start, group);
             join(&net, 1, &mut b, start, group);
-            assert_eq!(to_group(&mut a, &mut b, src, group, start), [0, 3]);
+            assert_eq!(send_to_group(&mut a, &mut b, src, group, start), [0, 3]);
             join(&net, 0, &mut a, start, group);
-            assert_eq!(to_group(&mut a, &mut b, src, group, start), [3, 3]);
+            assert_eq!(send_to_group(&mut a, &mut b, src, group, start), [3, 3]);
             b.leave(ip);
-            assert_eq!(to_group(&mut a, &mut b, src, group, start), [3, 0]);
+            assert_eq!(send_to_group(&mut a, &mut b, src, group, start), [3, 0]);
             a.leave(ip);
         }
-        // No neighbour was resolved.
+        // Multicast needs no neighbour resolution.
         assert_eq!([a.counters().tx_unresolved, b.counters().tx_unresolved], [0, 0]);
     }
 }
@@ -297,23 +296,23 @@ fn multicast_reaches_joined_members_only() {
 #[test]
 fn link_with_interface_address_joins_groups_through_the_kernel() {
     let net = Veth::new(1500);
-    let is_in = |group: &str| {
+    let is_member = |group: &str| {
         let out =
             Command::new("ip").args(["-n", &net.names[0], "maddr", "show", "dev", "v0"]).output().unwrap();
         String::from_utf8_lossy(&out.stdout).contains(group)
     };
     let mut a = open(&net, 0, "packet:v0");
     for group in ["239.1.2.3", "ff15::7"] {
-        assert!(!is_in(group));
+        assert!(!is_member(group));
         join(&net, 0, &mut a, Clock::now(), group);
-        assert!(is_in(group));
+        assert!(is_member(group));
         a.leave(group.parse().unwrap());
-        assert!(!is_in(group));
+        assert!(!is_member(group));
         join(&net, 0, &mut a, Clock::now(), group);
     }
     assert!(a.join(Instant(0), "10.77.0.2".parse().unwrap()).is_err());
     drop(a);
-    assert!(!is_in("239.1.2.3") && !is_in("ff15::7"), "they end with the link");
+    assert!(!is_member("239.1.2.3") && !is_member("ff15::7"), "the memberships end with the link");
 }
 
 /// A bridge that forwards groups only to ports on which a member has been reported, by IGMP or MLD.
@@ -337,7 +336,7 @@ fn snooping_switch_forwards_joined_groups() {
     ] {
         ip(&format!("-n {switch} {command}"));
     }
-    // The bridge applies its snooping once its first query had time to be answered.
+    // The bridge starts snooping after the response time of its first query.
     std::thread::sleep(Duration::from_secs(3));
     let mut a = open(&net, 0, "packet:v2,offload=off");
     for spec in ["packet:v1,ip=10.77.0.9/24,ip=fd77::9/64,mac=52:54:00:77:00:09", "packet:v1"] {
@@ -345,14 +344,14 @@ fn snooping_switch_forwards_joined_groups() {
         let start = Clock::now();
         for (src, group) in [("10.77.0.1", "239.1.2.3"), ("fd77::1", "ff15::7")] {
             let ip: IpAddr = group.parse().unwrap();
-            // Packets that are flooded are not for the link, nor is a router solicitation of the kernel.
+            // Flooded packets and router solicitations of the kernel are not addressed to the link.
             let before = b.counters().rx_foreign;
-            assert_eq!(to_group(&mut a, &mut b, src, group, start), [0, 0]);
-            assert!(b.counters().rx_foreign - before < 3, "the switch holds it back");
+            assert_eq!(send_to_group(&mut a, &mut b, src, group, start), [0, 0]);
+            assert!(b.counters().rx_foreign - before < 3, "the switch forwards a group without members");
             join(&net, 1, &mut b, start, group);
             // The kernel delays its reports.
-            let heard = (0..30).any(|_| to_group(&mut a, &mut b, src, group, start) == [0, 3]);
-            assert!(heard, "{spec}: {group} does not get through the switch");
+            let is_forwarded = (0..30).any(|_| send_to_group(&mut a, &mut b, src, group, start) == [0, 3]);
+            assert!(is_forwarded, "{spec}: the switch does not forward {group}");
             b.leave(ip);
         }
     }
@@ -361,22 +360,22 @@ fn snooping_switch_forwards_joined_groups() {
 #[test]
 fn missing_interface_address_or_permission_is_reported() {
     let net = Veth::new(1500);
-    let says = |spec: &str| try_open(&net, 0, spec).unwrap_err().to_string();
-    let message = says("packet:eth7");
+    let open_error = |spec: &str| try_open(&net, 0, spec).unwrap_err().to_string();
+    let message = open_error("packet:eth7");
     assert!(message.contains("eth7") && message.contains("lo, v0"), "{message}");
     let down = format!("-n {} link set v0 down", net.names[0]);
     ip(&down);
-    assert!(says("packet:v0").contains("ip link set v0 up"));
+    assert!(open_error("packet:v0").contains("ip link set v0 up"));
     ip(&down.replace("down", "up"));
     ip(&format!("-n {} addr flush dev v0", net.names[0]));
-    assert!(says("packet:v0").contains("ip addr add"));
-    let unprivileged = net.within(0, || {
+    assert!(open_error("packet:v0").contains("ip addr add"));
+    let error = net.run_in(0, || {
         // SAFETY: the raw system call takes integers only and changes the user of this thread only, which
         // ends here.
         unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
         PacketLink::open("packet:v0,ip=10.77.0.1".parse().unwrap()).unwrap_err().to_string()
     });
-    assert!(unprivileged.contains("CAP_NET_RAW") && unprivileged.contains("--link udp"), "{unprivileged}");
+    assert!(error.contains("CAP_NET_RAW") && error.contains("--link udp"), "{error}");
 }
 
 #[test]
@@ -401,10 +400,10 @@ fn removed_interface_ends_the_link() {
     let net = Veth::new(1500);
     let mut a = open(&net, 0, "packet:v0");
     ip(&format!("-n {} link set v0 down", net.names[0]));
-    a.receive(Instant(0), &mut |_| {}).expect("down is no end");
+    a.receive(Instant(0), &mut |_| {}).expect("a link that is down still works");
     ip(&format!("-n {} link set v0 up", net.names[0]));
     a.receive(Instant(0), &mut |_| {}).unwrap();
     ip(&format!("-n {} link del v0", net.names[0]));
-    let gone = net.within(0, || a.receive(Instant(0), &mut |_| {}));
-    assert!(gone.is_err());
+    let result = net.run_in(0, || a.receive(Instant(0), &mut |_| {}));
+    assert!(result.is_err());
 }

@@ -1,6 +1,6 @@
 //! Random programs of all services over a faulty wire, checked against a reference model: every completion is
-//! correct, in order and raised once; memory is as in the model; nothing hangs; after an error everything is
-//! flushed.
+//! correct, in order and generated once; memory is as in the model; no queue pair hangs; after an error all
+//! work requests are flushed.
 //!
 //! `URXE_SEEDS` sets the number of seeds (default 20,000), `URXE_SEED` runs a single one.
 
@@ -8,14 +8,14 @@ mod support;
 
 #[path = "model/check.rs"]
 mod check;
-#[path = "model/conversation.rs"]
-mod conversation;
+#[path = "model/exchange.rs"]
+mod exchange;
 #[path = "model/faults.rs"]
 mod faults;
 #[path = "model/grants.rs"]
 mod grants;
-#[path = "model/life.rs"]
-mod life;
+#[path = "model/lifecycle.rs"]
+mod lifecycle;
 #[path = "model/memory.rs"]
 mod memory;
 #[path = "model/plan.rs"]
@@ -33,28 +33,28 @@ mod world;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use plan::Knobs;
+use plan::Params;
 use proptest::prelude::*;
 use urxe::transport::Quirks;
 use wire::Faults;
 use world::run;
 
 fn env(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|v| v.parse().unwrap_or_else(|_| panic!("{name} is a number, not {v:?}")))
+    std::env::var(name).ok().map(|v| v.parse().unwrap_or_else(|_| panic!("{name}={v:?} is not a number")))
 }
 
 /// Runs a seed; a panic in it prints the seed.
 fn run_seed(seed: u64) -> u32 {
-    struct Name(u64);
-    impl Drop for Name {
+    struct SeedReport(u64);
+    impl Drop for SeedReport {
         fn drop(&mut self) {
             if std::thread::panicking() {
-                eprintln!("\nfailing seed: run it again with URXE_SEED={}", self.0);
+                eprintln!("\nseed {0} failed; repeat it with URXE_SEED={0}", self.0);
             }
         }
     }
-    let _name = Name(seed);
-    run(seed, &Knobs::of(seed))
+    let _report = SeedReport(seed);
+    run(seed, &Params::of(seed))
 }
 
 #[test]
@@ -118,6 +118,10 @@ proptest! {
         credits: bool,
     ) {
         let (mtu, quirks) = (Some(mtu), Quirks { credits, ..Quirks::STRICT });
-        run(seed, &Knobs { faults, mtu, window, read_chunk, ack_silence_us, turn, rc, uc, ud, xrc, share, errors, ipv6, quirks });
+        let params = Params {
+            faults, mtu, window, read_chunk, ack_silence_us, turn, rc, uc, ud, xrc, share, errors, ipv6,
+            quirks,
+        };
+        run(seed, &params);
     }
 }

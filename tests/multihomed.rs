@@ -12,27 +12,27 @@ use urxe::verbs::*;
 
 use veth::{Veth, ip};
 
-const SOON: Duration = Duration::from_secs(20);
-const KEY: QKey = QKey(0x7777);
+const TIMEOUT: Duration = Duration::from_secs(20);
+const QKEY: QKey = QKey(0x7777);
 
 /// Opens a device on a link of a namespace; its threads run outside of it.
 fn open(net: &Veth, side: usize, link: &str, shards: usize) -> Context {
     let link: LinkSpec = link.parse().unwrap();
-    let links = net.within(side, || link.bind(shards).unwrap_or_else(|e| panic!("{link}: {e}")));
+    let links = net.run_in(side, || link.bind(shards).unwrap_or_else(|e| panic!("{link}: {e}")));
     Context::open_shards(links, &ContextOptions::default()).unwrap()
 }
 
 /// Returns the addresses of an interface in a namespace, once it has a link-local one, which the kernel
 /// assigns when it detects a carrier.
 fn addresses(net: &Veth, side: usize, interface: &str) -> Vec<IpAddr> {
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
-        let all = net.within(side, interfaces);
-        let of = all.into_iter().find(|i| i.name == interface).unwrap();
-        if matches!(of.addresses[0], IpAddr::V6(_)) {
-            return of.addresses;
+        let all = net.run_in(side, interfaces);
+        let found = all.into_iter().find(|i| i.name == interface).unwrap();
+        if matches!(found.addresses[0], IpAddr::V6(_)) {
+            return found.addresses;
         }
-        assert!(Instant::now() < deadline, "{of:?}");
+        assert!(Instant::now() < deadline, "{found:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -41,7 +41,7 @@ fn node(context: &Context) -> TestEndpoint {
     TestEndpoint::new(context.clone()).unwrap()
 }
 
-/// Connects two nodes through the GIDs at these indices.
+/// Connects two endpoints through the GIDs at these indices.
 fn connect((a, i): (&TestEndpoint, usize), (b, j): (&TestEndpoint, usize)) {
     let (to_a, to_b) = (a.qp.endpoint_at(i).unwrap(), b.qp.endpoint_at(j).unwrap());
     a.qp.connect(&to_b, &ConnectOptions::default()).unwrap();
@@ -64,8 +64,8 @@ fn write_both_ways(pairs: &[(TestEndpoint, TestEndpoint)]) {
         }
     }
     for (i, ((a, b), (of_a, of_b))) in pairs.iter().zip(&regions).enumerate() {
-        (0..TIMES).for_each(|n| assert_eq!(a.cq.wait(SOON).unwrap().wr_id, n));
-        (0..TIMES).for_each(|n| assert_eq!(b.cq.wait(SOON).unwrap().wr_id, n));
+        (0..TIMES).for_each(|n| assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, n));
+        (0..TIMES).for_each(|n| assert_eq!(b.cq.wait(TIMEOUT).unwrap().wr_id, n));
         for (side, to) in [(0, of_b), (1, of_a)] {
             let mut got = vec![0; LEN];
             to[1].read(0, &mut got).unwrap();
@@ -74,49 +74,49 @@ fn write_both_ways(pairs: &[(TestEndpoint, TestEndpoint)]) {
     }
 }
 
-/// Sends a datagram from each GID, and answers it to its source.
+/// Sends a datagram from each GID, and a response to its source.
 fn exchange_datagrams(a: &Context, b: &Context) {
-    let datagrams = |context: &Context| {
+    let open_ud_qp = |context: &Context| {
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
         let options = QpOptions { qp_type: QpType::Ud, ..QpOptions::default() };
         let qp = pd.create_qp(&cq, &cq, &options).unwrap();
-        qp.activate(KEY).unwrap();
+        qp.activate(QKEY).unwrap();
         let mr = pd.reg_mr(4096, Access::ALL).unwrap();
         (pd, cq, qp, mr)
     };
-    let (a_pd, a_cq, a_qp, a_mr) = datagrams(a);
-    let (b_pd, b_cq, b_qp, b_mr) = datagrams(b);
+    let (a_pd, a_cq, a_qp, a_mr) = open_ud_qp(a);
+    let (b_pd, b_cq, b_qp, b_mr) = open_ud_qp(b);
     for (i, gid) in b.gids().into_iter().enumerate() {
         b_qp.post_recv(&RecvWr { wr_id: 1, sges: &[b_mr.sge(0..100)] }).unwrap();
         a_qp.post_recv(&RecvWr { wr_id: 3, sges: &[a_mr.sge(0..100)] }).unwrap();
         let av = AddressVector { sgid_index: i as u8, ..AddressVector::to(gid) };
-        let to = Some(a_pd.create_ah(&av).unwrap().to(b_qp.qpn(), KEY));
+        let to = Some(a_pd.create_ah(&av).unwrap().to(b_qp.qpn(), QKEY));
         a_qp.post_send(&SendWr { to, ..SendWr::send(2, &[a_mr.sge(100..110)]) }).unwrap();
-        let came = b_cq.wait(SOON).unwrap();
-        assert_eq!((came.wr_id, came.grh, came.over_ipv4), (1, true, gid.ip().is_ipv4()));
-        assert_eq!(a_cq.wait(SOON).unwrap().wr_id, 2);
+        let wc = b_cq.wait(TIMEOUT).unwrap();
+        assert_eq!((wc.wr_id, wc.grh, wc.over_ipv4), (1, true, gid.ip().is_ipv4()));
+        assert_eq!(a_cq.wait(TIMEOUT).unwrap().wr_id, 2);
 
         let mut header = [0; grh::LEN];
         b_mr.read(0, &mut header).unwrap();
-        let back = b_pd.create_ah_from_wc(&came, &header).unwrap();
+        let back = b_pd.create_ah_from_wc(&wc, &header).unwrap();
         assert_eq!((usize::from(back.address().sgid_index), back.address().dgid), (i, a.gids()[i]));
         b_qp.post_send(&SendWr {
-            to: Some(back.to(a_qp.qpn(), KEY)),
+            to: Some(back.to(a_qp.qpn(), QKEY)),
             ..SendWr::send(4, &[b_mr.sge(100..110)])
         })
         .unwrap();
-        assert_eq!(b_cq.wait(SOON).unwrap().wr_id, 4);
-        assert_eq!(a_cq.wait(SOON).unwrap().wr_id, 3);
+        assert_eq!(b_cq.wait(TIMEOUT).unwrap().wr_id, 4);
+        assert_eq!(a_cq.wait(TIMEOUT).unwrap().wr_id, 3);
     }
 }
 
 #[test]
 fn two_devices_communicate_over_each_gid_at_once() {
     let net = Veth::new(1500);
-    let theirs = [addresses(&net, 0, "v0"), addresses(&net, 1, "v1")];
+    let host_addresses = [addresses(&net, 0, "v0"), addresses(&net, 1, "v1")];
     for shards in [1, 2] {
         let (a, b) = (open(&net, 0, "udp:v0", shards), open(&net, 1, "udp:v1", shards));
-        for ((context, ips), n) in [&a, &b].into_iter().zip(&theirs).zip(1..) {
+        for ((context, ips), n) in [&a, &b].into_iter().zip(&host_addresses).zip(1..) {
             let gids: Vec<IpAddr> = context.gids().iter().map(|gid| gid.ip()).collect();
             assert_eq!(&gids, ips);
             assert!(matches!(gids[0], IpAddr::V6(ip) if ip.is_unicast_link_local()), "{gids:?}");
@@ -145,9 +145,9 @@ fn same_address_on_two_interfaces_makes_two_devices() {
             ip(&format!("-n {name} addr add fe80::{n}/64 dev {device} nodad"));
         }
     }
-    let pairs = ["v", "w"].map(|net_of| {
-        let a = open(&net, 0, &format!("udp:fe80::7%{net_of}0"), 1);
-        let b = open(&net, 1, &format!("udp:fe80::8%{net_of}1"), 1);
+    let pairs = ["v", "w"].map(|prefix| {
+        let a = open(&net, 0, &format!("udp:fe80::7%{prefix}0"), 1);
+        let b = open(&net, 1, &format!("udp:fe80::8%{prefix}1"), 1);
         assert_eq!(a.gids(), [Gid::from("fe80::7".parse::<IpAddr>().unwrap())]);
         let (a, b) = (node(&a), node(&b));
         connect((&a, 0), (&b, 0));
@@ -163,12 +163,12 @@ fn tentative_address_is_waited_for() {
     ip(&format!("-n {} addr add fd77::7/64 dev v0", net.names[0]));
     let a = open(&net, 0, "udp:v0", 1);
     let late = Gid::from("fd77::7".parse::<IpAddr>().unwrap());
-    let place = a.gids().iter().position(|gid| *gid == late).expect("it is in the table");
+    let index = a.gids().iter().position(|gid| *gid == late).expect("fd77::7 is not in the GID table");
     let b = open(&net, 1, "udp:fd77::2", 1);
     let (a, b) = (node(&a), node(&b));
-    let options = ConnectOptions { sgid_index: Some(place as u8), ..ConnectOptions::default() };
+    let options = ConnectOptions { sgid_index: Some(index as u8), ..ConnectOptions::default() };
     a.qp.connect(&b.qp.endpoint(), &options).unwrap();
-    b.qp.connect(&a.qp.endpoint_at(place).unwrap(), &ConnectOptions::default()).unwrap();
+    b.qp.connect(&a.qp.endpoint_at(index).unwrap(), &ConnectOptions::default()).unwrap();
     write_both_ways(&[(a, b)]);
 }
 
@@ -178,20 +178,20 @@ fn address_is_not_waited_for_without_carrier() {
     addresses(&net, 0, "v0");
     ip(&format!("-n {} link set v1 down", net.names[1]));
     ip(&format!("-n {} addr add fd77::7/64 dev v0", net.names[0]));
-    let begun = Instant::now();
+    let start = Instant::now();
     let gids = open(&net, 0, "udp:v0", 1).gids();
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     assert!(gids.iter().any(|gid| gid.ip() == "fd77::7".parse::<IpAddr>().unwrap()), "{gids:?}");
 }
 
 #[test]
 fn missing_interface_or_address_is_reported() {
-    let why = |link: &str| match link.parse::<LinkSpec>().unwrap().bind(1) {
+    let bind_error = |link: &str| match link.parse::<LinkSpec>().unwrap().bind(1) {
         Err(e @ BindError::Udp(_)) => (e.to_string(), e.errno()),
         other => panic!("{link}: {:?}", other.map(|_| ())),
     };
-    let (text, errno) = why("udp:no-such-one");
-    assert!(text.starts_with("no interface 'no-such-one' is up and has an IP address"), "{text}");
+    let (text, errno) = bind_error("udp:no-such-one");
+    assert!(text.starts_with("interface 'no-such-one' does not exist, is down or has"), "{text}");
     assert_eq!(errno, 19);
-    assert!(why("udp:fd77::99%lo").0.starts_with("fd77::99 is no address of"));
+    assert!(bind_error("udp:fd77::99%lo").0.starts_with("fd77::99 is not an address of"));
 }

@@ -3,8 +3,8 @@
 //! `pcaps/own/`, with the features that rxe lacks: urxe's own packets must not change. `URXE_BLESS=1`
 //! rewrites those: check the difference with Wireshark before committing it.
 
-#[path = "support/own.rs"]
-mod own;
+#[path = "support/urxe_traffic.rs"]
+mod urxe_traffic;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -24,22 +24,25 @@ use urxe::wire::{
     Transport, icrc, pad_count,
 };
 
-fn directory() -> PathBuf {
+fn capture_dir() -> PathBuf {
     std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("pcaps")
 }
 
 /// Path MTU of every capture, by its section of the README: `mtu=` of the QP, otherwise the active MTU of an
 /// interface with 1500 bytes.
 fn path_mtus() -> BTreeMap<String, usize> {
-    let text = fs::read_to_string(directory().join("README.md")).unwrap();
+    let text = fs::read_to_string(capture_dir().join("README.md")).unwrap();
     let sections = text.split("\n## ").skip(1);
-    let of = |section: &str| -> (String, usize) {
+    let parse = |section: &str| -> (String, usize) {
         let (name, rest) = section.split_once('\n').unwrap();
         let mtu = rest.split("mtu=").nth(1).map(|s| s.split_whitespace().next().unwrap().parse().unwrap());
-        assert!(mtu.is_some() || rest.contains("Interface MTU 1500"), "{name}: no MTU in the README");
+        assert!(
+            mtu.is_some() || rest.contains("Interface MTU 1500"),
+            "pcaps/README.md has no MTU for {name}"
+        );
         (name.trim().to_owned(), mtu.unwrap_or(1024))
     };
-    sections.map(of).collect()
+    sections.map(parse).collect()
 }
 
 /// Returns the RoCEv2 packets of a capture, each with its frame.
@@ -49,7 +52,7 @@ fn packets(path: &std::path::Path) -> Vec<(Vec<u8>, RoceFrame)> {
     while let Some(packet) = reader.next_packet() {
         let bytes = packet.unwrap().data.into_owned();
         let frame = frame::parse(&bytes, Checksums::Verify).unwrap_or_else(|e| panic!("{path:?}: {e}"));
-        let Content::Roce(roce) = frame.content else { panic!("{path:?}: not RoCEv2: {frame:?}") };
+        let Content::Roce(roce) = frame.content else { panic!("{path:?}: not a RoCEv2 packet: {frame:?}") };
         found.push((bytes, roce));
     }
     found
@@ -60,43 +63,43 @@ fn replay(frame: &[u8], roce: &RoceFrame) -> Opcode {
     let bytes = &frame[roce.payload.clone()];
     let packet = Packet::parse(bytes).unwrap();
 
-    assert!(icrc::verify(&roce.flow, roce.ident, 0, bytes), "ICRC with the IP header at hand");
-    assert!(icrc::verify(&roce.flow, IpIdent::Unknown, 0, bytes), "ICRC with the identification unknown");
+    assert!(icrc::verify(&roce.flow, roce.ident, 0, bytes), "ICRC with known IP identification");
+    assert!(icrc::verify(&roce.flow, IpIdent::Unknown, 0, bytes), "ICRC with unknown IP identification");
     if let IpIdent::Exact { id, flags } = roce.ident {
         assert_eq!(icrc::identify(&roce.flow, 0, bytes), Some((id, flags)));
     }
 
     assert_eq!(packet.padding().len(), pad_count(packet.payload().len()));
-    let mut again = vec![0; MAX_HEADERS_LEN];
-    let len = packet.headers().emit(&mut again);
-    again.truncate(len);
-    again.extend_from_slice(packet.payload());
-    again.extend_from_slice(packet.padding());
-    again.extend_from_slice(&[0; ICRC_LEN]);
+    let mut encoded = vec![0; MAX_HEADERS_LEN];
+    let len = packet.headers().emit(&mut encoded);
+    encoded.truncate(len);
+    encoded.extend_from_slice(packet.payload());
+    encoded.extend_from_slice(packet.padding());
+    encoded.extend_from_slice(&[0; ICRC_LEN]);
     let (id, flags) = match roce.ident {
         IpIdent::Exact { id, flags } => (id, flags),
         IpIdent::Unknown => (0, 0),
     };
-    let sum = icrc::compute(&roce.flow, id, flags, &again);
-    let end = again.len() - ICRC_LEN;
-    again[end..].copy_from_slice(&sum.to_le_bytes());
-    assert_eq!(again, bytes);
+    let sum = icrc::compute(&roce.flow, id, flags, &encoded);
+    let end = encoded.len() - ICRC_LEN;
+    encoded[end..].copy_from_slice(&sum.to_le_bytes());
+    assert_eq!(encoded, bytes);
     packet.bth().opcode
 }
 
 #[test]
 fn every_capture_replays_to_the_same_bytes() {
     let mtus = path_mtus();
-    let mut files: Vec<PathBuf> = fs::read_dir(directory()).unwrap().map(|e| e.unwrap().path()).collect();
+    let mut files: Vec<PathBuf> = fs::read_dir(capture_dir()).unwrap().map(|e| e.unwrap().path()).collect();
     files.retain(|p| p.extension().is_some_and(|e| e == "pcap"));
     files.sort();
-    assert!(files.len() >= 60, "only {} captures", files.len());
+    assert!(files.len() >= 60, "expected 60 captures or more, found {}", files.len());
 
     let mut seen: BTreeMap<u8, usize> = BTreeMap::new();
     let (mut total, mut v6) = (0, 0);
     for path in &files {
         let name = path.file_name().unwrap().to_str().unwrap();
-        let mtu = *mtus.get(name).unwrap_or_else(|| panic!("{name} is not in the README"));
+        let mtu = *mtus.get(name).unwrap_or_else(|| panic!("{name} is not in pcaps/README.md"));
         assert!(Mtu::from_bytes(mtu).is_some(), "{name}: path MTU {mtu}");
         for (frame, roce) in packets(path) {
             let opcode = replay(&frame, &roce);
@@ -113,18 +116,18 @@ fn every_capture_replays_to_the_same_bytes() {
         println!("{count:6} {}", Opcode(*opcode));
     }
 
-    // All opcodes of RC's requests and responses must occur, because a table row that no real packet has
-    // verified would be a guess.
+    // Every opcode of RC must occur, so that each of its table rows is verified with a packet of another
+    // implementation.
     let expected = (0..=0x14).map(Opcode);
     let missing: Vec<Opcode> = expected.filter(|o| !seen.contains_key(&o.0)).collect();
-    assert!(missing.is_empty(), "no capture has {missing:?}");
+    assert!(missing.is_empty(), "no capture contains {missing:?}");
 }
 
 /// The messages of the kernel's connection manager are decoded, and encoded again to the same bytes.
 #[test]
 fn kernel_cm_messages_replay_to_the_same_bytes() {
     let mut seen: BTreeMap<MessageKind, usize> = BTreeMap::new();
-    for path in fs::read_dir(directory()).unwrap().map(|e| e.unwrap().path()) {
+    for path in fs::read_dir(capture_dir()).unwrap().map(|e| e.unwrap().path()) {
         if path.extension().is_none_or(|e| e != "pcap") {
             continue;
         }
@@ -171,19 +174,19 @@ fn messages(name: &str) -> Vec<(IpAddr, Mad)> {
         let packet = Packet::parse(&frame[roce.payload.clone()]).unwrap();
         (packet.bth().dest_qp == Qpn::GSI).then(|| (roce.flow.src, Mad::parse(packet.payload()).unwrap()))
     };
-    packets(&directory().join(name)).into_iter().filter_map(management).collect()
+    packets(&capture_dir().join(name)).into_iter().filter_map(management).collect()
 }
 
-/// urxe's connection manager in the place of each of the kernel's two, with programs that use the same
-/// parameters: it sends the same messages as the kernel, except for the communication ID that it picks.
+/// urxe's connection manager replaces each of the two kernel ones in turn, with the same parameters of the
+/// program: it sends the same messages as the kernel, except for the communication ID that it selects.
 #[test]
 fn own_cm_sends_the_same_messages_as_the_kernel() {
     for name in ["cm_rping.pcap", "cm_rping_v6.pcap", "cm_rstream.pcap", "cm_ucmatose.pcap"] {
-        let story = messages(name);
-        let (Message::Req(req), Message::Rep(rep)) = (story[0].1.message, story[1].1.message) else {
-            panic!()
+        let recorded = messages(name);
+        let (Message::Req(req), Message::Rep(rep)) = (recorded[0].1.message, recorded[1].1.message) else {
+            panic!("{name} does not begin with REQ and REP")
         };
-        let (client, server) = (story[0].0, story[1].0);
+        let (client, server) = (recorded[0].0, recorded[1].0);
 
         // The client.
         let mut cm = Cm::new(CmConfig::new(req.ca_guid, vec![client.into()]), 1);
@@ -198,14 +201,16 @@ fn own_cm_sends_the_same_messages_as_the_kernel() {
             ..Request::new(req.service, qp, Path::to(av, Mtu::Mtu1024), &req.private_data)
         };
         let id = cm.connect(Instant(0), &request).unwrap();
-        play(name, &mut cm, id, client, &story, &req.local);
+        replay_cm(name, &mut cm, id, client, &recorded, &req.local);
 
         // The server.
         let mut cm = Cm::new(CmConfig::new(rep.ca_guid, vec![server.into()]), 1);
         cm.listen(req.service, u64::MAX, 1).unwrap();
         let arrival = MadSource { from: AddressVector::to(client.into()), src_qpn: Qpn::GSI };
-        cm.handle_mad(Instant(0), &arrival, &story[0].1.bytes());
-        let Some((id, Event::Requested(requested))) = cm.poll_event() else { panic!("{name}") };
+        cm.handle_mad(Instant(0), &arrival, &recorded[0].1.bytes());
+        let Some((id, Event::Requested(requested))) = cm.poll_event() else {
+            panic!("{name}: no connection request")
+        };
         assert_eq!((requested.remote_qpn, requested.path.packet_life.code()), (req.qpn, 18));
         let reply = Reply {
             qp: LocalQp { qpn: rep.qpn, psn: rep.psn, srq: rep.srq },
@@ -218,7 +223,7 @@ fn own_cm_sends_the_same_messages_as_the_kernel() {
             private_data: &rep.private_data,
         };
         cm.accept(Instant(0), id, &reply).unwrap();
-        play(name, &mut cm, id, server, &story[1..], &rep.local);
+        replay_cm(name, &mut cm, id, server, &recorded[1..], &rep.local);
     }
 }
 
@@ -226,21 +231,28 @@ fn own_cm_sends_the_same_messages_as_the_kernel() {
 fn first_request(name: &str, is_sender: impl Fn(IpAddr) -> bool) -> Psn {
     let psn = |(frame, roce): &(Vec<u8>, RoceFrame)| {
         let packet = Packet::parse(&frame[roce.payload.clone()]).unwrap();
-        let is_it = packet.row().transport == Transport::Rc && packet.row().operation.is_request();
-        (is_it && is_sender(roce.flow.src)).then_some(packet.bth().psn)
+        let is_request = packet.row().transport == Transport::Rc && packet.row().operation.is_request();
+        (is_request && is_sender(roce.flow.src)).then_some(packet.bth().psn)
     };
-    packets(&directory().join(name)).iter().find_map(psn).unwrap()
+    packets(&capture_dir().join(name)).iter().find_map(psn).unwrap()
 }
 
 /// Replays the rest of the exchange at one end: messages of the other end arrive, and those of this end must
-/// be sent again.
-fn play(name: &str, cm: &mut Cm, id: ConnId, us: IpAddr, story: &[(IpAddr, Mad)], ours: &CommId) {
+/// be sent encoded.
+fn replay_cm(
+    name: &str,
+    cm: &mut Cm,
+    id: ConnId,
+    local: IpAddr,
+    recorded: &[(IpAddr, Mad)],
+    kernel_id: &CommId,
+) {
     // The kernel's communication ID is replaced by the local one; the transaction ID of a DREQ is the
     // sender's choice as well.
-    let same = |mad: &Mad| {
+    let normalized = |mad: &Mad| {
         let mut bytes = mad.bytes();
         for word in bytes[24..32].chunks_exact_mut(4) {
-            if word == ours.0.to_be_bytes() {
+            if word == kernel_id.0.to_be_bytes() {
                 word.copy_from_slice(&id.0.0.to_be_bytes());
             }
         }
@@ -249,16 +261,16 @@ fn play(name: &str, cm: &mut Cm, id: ConnId, us: IpAddr, story: &[(IpAddr, Mad)]
         }
         bytes
     };
-    for (sender, mad) in story {
+    for (sender, mad) in recorded {
         if let Message::Rtu(_) = mad.message {
             // Each end begins with the PSN that the other has announced.
-            let first = |of_us: bool| first_request(name, |sender| (sender == us) == of_us);
+            let first = |is_local: bool| first_request(name, |sender| (sender == local) == is_local);
             let (rtr, rts) = (cm.rtr(id).unwrap(), cm.rts(id).unwrap());
             assert_eq!((rts.sq_psn, rtr.rq_psn), (Some(first(true)), Some(first(false))), "{name}");
         }
-        if *sender != us {
+        if *sender != local {
             let arrival = MadSource { from: AddressVector::to((*sender).into()), src_qpn: Qpn::GSI };
-            let mut bytes = same(mad);
+            let mut bytes = normalized(mad);
             bytes[8..16].copy_from_slice(&mad.transaction.to_be_bytes());
             cm.handle_mad(Instant(0), &arrival, &bytes);
             continue;
@@ -268,16 +280,17 @@ fn play(name: &str, cm: &mut Cm, id: ConnId, us: IpAddr, story: &[(IpAddr, Mad)]
             Message::Dreq(_) | Message::Drep(_) => cm.disconnect(Instant(0), id, &[]).unwrap(),
             _ => {}
         }
-        let out = cm.poll_transmit().unwrap_or_else(|| panic!("{name}: the kernel sent {mad:?}"));
-        assert_eq!(same(&Mad::parse(&out.mad).unwrap()), same(mad), "{name}: {mad:?}");
+        let out =
+            cm.poll_transmit().unwrap_or_else(|| panic!("{name}: urxe sent nothing, the kernel {mad:?}"));
+        assert_eq!(normalized(&Mad::parse(&out.mad).unwrap()), normalized(mad), "{name}: {mad:?}");
     }
     assert_eq!((cm.poll_transmit(), cm.state(id)), (None, Some(State::TimeWait)), "{name}");
 }
 
-/// Captures of rxe and urxe: rxe is host 1.
+/// Captures of traffic between rxe (host 1) and urxe.
 #[test]
 fn captures_of_rxe_and_urxe_replay_to_the_same_bytes() {
-    let mixed = directory().join("mixed");
+    let mixed = capture_dir().join("mixed");
     let readme = fs::read_to_string(mixed.join("README.md")).unwrap();
     let mut seen: BTreeMap<(bool, u8), usize> = BTreeMap::new();
     let (mut files, mut rnr) = (0, [0, 0]);
@@ -286,7 +299,7 @@ fn captures_of_rxe_and_urxe_replay_to_the_same_bytes() {
             continue;
         }
         let name = path.file_name().unwrap().to_str().unwrap();
-        assert!(readme.contains(&format!("\n## {name}\n")), "{name} is not in the README");
+        assert!(readme.contains(&format!("\n## {name}\n")), "{name} is not in pcaps/README.md");
         files += 1;
         for (frame, roce) in own_packets(&fs::read(&path).unwrap()) {
             let opcode = replay(&frame, &roce);
@@ -299,11 +312,16 @@ fn captures_of_rxe_and_urxe_replay_to_the_same_bytes() {
             }
         }
     }
-    assert!(files >= 4, "only {files} captures");
+    assert!(files >= 4, "expected 4 captures or more, found {files}");
     // SEND with invalidate and accesses through windows, by either side; empty shared receive queues.
     for opcode in [0x04, 0x06, 0x0a, 0x0c, 0x13, 0x14, 0x16, 0x17] {
         for rxe in [false, true] {
-            assert!(seen.contains_key(&(rxe, opcode)), "no capture has {} by rxe: {rxe}", Opcode(opcode));
+            assert!(
+                seen.contains_key(&(rxe, opcode)),
+                "no capture contains {} sent by {}",
+                Opcode(opcode),
+                if rxe { "rxe" } else { "urxe" }
+            );
         }
     }
     assert!(rnr[0] > 0 && rnr[1] > 0, "{rnr:?}");
@@ -319,7 +337,7 @@ fn own_packets(bytes: &[u8]) -> Vec<(Vec<u8>, RoceFrame)> {
         frame.extend_from_slice(if block.data[0] >> 4 == 4 { &[8, 0] } else { &[0x86, 0xdd] });
         frame.extend_from_slice(&block.data);
         let Content::Roce(roce) = frame::parse(&frame, Checksums::Verify).unwrap().content else {
-            panic!("not RoCEv2")
+            panic!("not a RoCEv2 packet")
         };
         found.push((frame, roce));
     }
@@ -328,33 +346,36 @@ fn own_packets(bytes: &[u8]) -> Vec<(Vec<u8>, RoceFrame)> {
 
 #[test]
 fn own_packets_match_the_stored_captures() {
-    let own = directory().join("own");
+    let own = capture_dir().join("own");
     let mut seen: BTreeMap<u8, usize> = BTreeMap::new();
     let mut credits = std::collections::BTreeSet::new();
-    let mut readme = String::from(own::README);
-    for traffic in &own::ALL {
-        readme += &format!("\n## {0}_v4.pcapng, {0}_v6.pcapng\n\n{1}.\n", traffic.name, traffic.about);
+    let mut readme = String::from(urxe_traffic::README);
+    for traffic in &urxe_traffic::ALL {
+        readme += &format!("\n## {0}_v4.pcapng, {0}_v6.pcapng\n\n{1}.\n", traffic.name, traffic.description);
         for v6 in [false, true] {
             let (path, now) = (own.join(traffic.file(v6)), traffic.record(v6));
-            assert!(now == traffic.record(v6), "{}: not the same twice", traffic.file(v6));
+            assert!(now == traffic.record(v6), "{}: two recordings differ", traffic.file(v6));
             if std::env::var_os("URXE_BLESS").is_some() {
                 fs::write(&path, &now).unwrap();
             }
             let golden = fs::read(&path).unwrap_or_default();
-            let (was, is) = (own_packets(&golden), own_packets(&now));
-            let first = was.iter().zip(&is).position(|(a, b)| a.0 != b.0);
+            let (expected, actual) = (own_packets(&golden), own_packets(&now));
+            let first = expected.iter().zip(&actual).position(|(a, b)| a.0 != b.0);
             assert!(
                 golden == now,
-                "{path:?} comes out differently: {} packets were {}, the first other one is {first:?} (from 0); if that \
-                 is meant, run this with URXE_BLESS=1",
-                is.len(),
-                was.len()
+                "{path:?} has {} packets, the new recording {}; the first different one is {first:?} (from 0). \
+                 If the change is intended, rewrite the file with URXE_BLESS=1",
+                expected.len(),
+                actual.len()
             );
-            for (frame, roce) in &is {
+            for (frame, roce) in &actual {
                 *seen.entry(replay(frame, roce).0).or_default() += 1;
                 let packet = Packet::parse(&frame[roce.payload.clone()]).unwrap();
                 assert!(
-                    packet.row().payload.allows(packet.payload().len(), own::mtu(packet.row().transport))
+                    packet
+                        .row()
+                        .payload
+                        .allows(packet.payload().len(), urxe_traffic::mtu(packet.row().transport))
                 );
                 if let Some(Syndrome::Ack { credits: n }) = packet.aeth().map(|a| a.syndrome) {
                     credits.insert(n);
@@ -366,15 +387,15 @@ fn own_packets_match_the_stored_captures() {
         fs::write(own.join("README.md"), &readme).unwrap();
     }
     assert_eq!(fs::read_to_string(own.join("README.md")).unwrap(), readme);
-    // Every opcode of UC, UD and XRC, and those of RC that no other capture has.
+    // Every opcode of UC, UD and XRC, and the opcodes of RC that no other capture contains.
     let all = (0..=255u8).map(Opcode).filter(|o| o.row().is_valid());
     let missing: Vec<Opcode> = all
         .filter(|o| matches!(o.row().transport, Transport::Uc | Transport::Ud | Transport::Xrc))
         .chain([0x16, 0x17, 0x1c, 0x1d].map(Opcode))
         .filter(|o| !seen.contains_key(&o.0))
         .collect();
-    assert!(missing.is_empty(), "no capture has {missing:?}");
-    assert!(credits.len() > 1, "no acknowledgement has end-to-end credits: {credits:?}");
+    assert!(missing.is_empty(), "no capture contains {missing:?}");
+    assert!(credits.len() > 1, "the acknowledgements contain no different end-to-end credits: {credits:?}");
 }
 
 fn hex(text: &str) -> Vec<u8> {
@@ -383,11 +404,11 @@ fn hex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(byte).collect()
 }
 
-/// Replays a whole Ethernet frame in hex.
+/// Replays an Ethernet frame given in hexadecimal.
 fn golden(text: &str) -> (Vec<u8>, RoceFrame) {
     let frame = hex(text);
     let Content::Roce(roce) = frame::parse(&frame, Checksums::Verify).unwrap().content else {
-        panic!("not RoCEv2")
+        panic!("not a RoCEv2 packet")
     };
     replay(&frame, &roce);
     let payload = frame[roce.payload.clone()].to_vec();

@@ -10,14 +10,14 @@ use urxe::link::{Link, PacketConfig, PacketLink};
 use urxe::verbs::cm::{CmEventKind, ConnectionManager, EventChannel, PortSpace};
 use urxe::verbs::*;
 
-const SOON: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn ip(args: &str) {
     let out = Command::new("ip").args(args.split_whitespace()).output();
     let out = out.unwrap_or_else(|e| panic!("this test needs iproute2 (apt-get install iproute2): {e}"));
     assert!(
         out.status.success(),
-        "this test makes a network namespace and needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN): ip {args}: {}",
+        "this test creates a network namespace and needs root (CAP_SYS_ADMIN, CAP_NET_ADMIN): ip {args}: {}",
         String::from_utf8_lossy(&out.stderr)
     );
 }
@@ -46,12 +46,12 @@ impl Net {
     fn open(&self, links: impl FnOnce() -> Vec<Box<dyn Link>> + Send) -> Context {
         let path = format!("/run/netns/{}", self.0);
         let links = std::thread::scope(|s| {
-            let inside = move || {
+            let open_links = move || {
                 let ns = std::fs::File::open(&path).unwrap();
                 nix::sched::setns(ns, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
                 links()
             };
-            s.spawn(inside).join().unwrap()
+            s.spawn(open_links).join().unwrap()
         });
         Context::open_shards(links, &ContextOptions::default()).unwrap()
     }
@@ -75,13 +75,13 @@ fn packet(shards: usize) -> Vec<Box<dyn Link>> {
     links.into_iter().map(|link| Box::new(link) as _).collect()
 }
 
-fn follows(net: &Net, context: &Context) {
+fn check_port_follows_interface(net: &Net, context: &Context) {
     let next = |expected: AsyncEvent| {
-        assert_eq!(context.wait_event(SOON), Ok(expected));
+        assert_eq!(context.wait_event(TIMEOUT), Ok(expected));
         assert_eq!(context.query_port().active, expected == AsyncEvent::PortActive);
     };
-    let none = Duration::from_millis(100);
-    assert_eq!(context.wait_event(none), Err(WaitError::TimedOut(none)));
+    let no_event_time = Duration::from_millis(100);
+    assert_eq!(context.wait_event(no_event_time), Err(WaitError::TimedOut(no_event_time)));
     assert!(context.query_port().active);
     net.set("link set v0 down");
     next(AsyncEvent::PortError);
@@ -96,7 +96,7 @@ fn follows(net: &Net, context: &Context) {
     net.set("link add other type veth peer name end");
     net.set("link set other up");
     net.set("link set other down");
-    assert_eq!(context.wait_event(none), Err(WaitError::TimedOut(none)));
+    assert_eq!(context.wait_event(no_event_time), Err(WaitError::TimedOut(no_event_time)));
 }
 
 #[test]
@@ -104,9 +104,9 @@ fn udp_port_follows_state_and_removal_of_its_interface() {
     for shards in [1, 2] {
         let net = Net::new();
         let context = net.open(|| udp(shards));
-        follows(&net, &context);
+        check_port_follows_interface(&net, &context);
         net.set("link del v0");
-        let events = [(); 2].map(|()| context.wait_event(SOON).unwrap());
+        let events = [(); 2].map(|()| context.wait_event(TIMEOUT).unwrap());
         assert!(events.contains(&AsyncEvent::DeviceFatal), "{events:?}");
         assert!(!context.query_port().active && context.link_state().1.is_some());
     }
@@ -120,17 +120,17 @@ fn packet_port_follows_state_and_removal_of_its_interface() {
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(1).unwrap());
         let qps: Vec<Qp> = (0..4).map(|_| pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap()).collect();
         qps.iter().for_each(|qp| qp.to_init(Access::ALL).unwrap());
-        follows(&net, &context);
+        check_port_follows_interface(&net, &context);
         net.set("link del v0");
-        let events = [(); 2].map(|()| context.wait_event(SOON).unwrap());
+        let events = [(); 2].map(|()| context.wait_event(TIMEOUT).unwrap());
         assert!(events.contains(&AsyncEvent::DeviceFatal), "{events:?}");
         assert!(!context.query_port().active && context.link_state().1.is_some());
-        let deadline = std::time::Instant::now() + SOON;
+        let deadline = std::time::Instant::now() + TIMEOUT;
         while qps.iter().any(|qp| qp.state() != QpState::Err) {
-            assert!(std::time::Instant::now() < deadline, "a shard has not heard of it");
+            assert!(std::time::Instant::now() < deadline, "a shard did not move its QPs to ERR");
             std::thread::yield_now();
         }
-        assert_eq!(context.next_event(), None, "told once");
+        assert_eq!(context.next_event(), None, "the event must be raised once");
     }
 }
 
@@ -145,10 +145,13 @@ fn interface_removal_raises_device_removal_for_cm_ids() {
         id.listen(0).unwrap();
         net.set("link set v0 down");
         net.set("link set v0 up");
-        let none = Duration::from_millis(100);
-        assert!(matches!(channel.get_event(Some(none)), Err(WaitError::TimedOut(_))), "it is there still");
+        let no_event_time = Duration::from_millis(100);
+        assert!(
+            matches!(channel.get_event(Some(no_event_time)), Err(WaitError::TimedOut(_))),
+            "the interface still exists"
+        );
         net.set("link del v0");
-        let event = channel.get_event(Some(SOON)).unwrap();
+        let event = channel.get_event(Some(TIMEOUT)).unwrap();
         assert_eq!((event.id, event.kind), (id, CmEventKind::DeviceRemoval));
     }
 }
@@ -158,19 +161,19 @@ fn port_of_interface_without_carrier_starts_down() {
     let net = Net::new();
     net.set("link set v1 down");
     let context = net.open(|| udp(1));
-    assert_eq!(context.wait_event(SOON), Ok(AsyncEvent::PortError));
+    assert_eq!(context.wait_event(TIMEOUT), Ok(AsyncEvent::PortError));
     net.set("link set v1 up");
-    assert_eq!(context.wait_event(SOON), Ok(AsyncEvent::PortActive));
+    assert_eq!(context.wait_event(TIMEOUT), Ok(AsyncEvent::PortActive));
 }
 
 #[test]
 fn polling_application_receives_port_events() {
     let net = Net::new();
     let context = net.open(|| udp(1));
-    let deadline = std::time::Instant::now() + SOON;
+    let deadline = std::time::Instant::now() + TIMEOUT;
     net.set("link set v0 down");
     while context.next_event() != Some(AsyncEvent::PortError) {
         context.poll();
-        assert!(std::time::Instant::now() < deadline, "nobody has told");
+        assert!(std::time::Instant::now() < deadline, "no PortError event was raised");
     }
 }

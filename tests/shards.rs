@@ -1,5 +1,5 @@
 //! Tests of NICs with several shards, over UDP sockets of the loopback interface: every queue pair receives
-//! its packets, whichever shard it belongs to and whichever socket they arrive on.
+//! its packets, independent of its shard and of the socket on which they arrive.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -15,7 +15,7 @@ use urxe::transport::{BurstLimits, Payload, TxQueue};
 use urxe::verbs::*;
 use urxe::wire::{Bth, Deth, Flow, Headers, Opcode, ROCE_PORT};
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const KEY: QKey = QKey(0x77);
 const SHARDS: usize = 4;
 
@@ -25,7 +25,7 @@ fn address() -> IpAddr {
     Ipv4Addr::new(127, 94, 0, LAST.fetch_add(1, Ordering::Relaxed) + 1).into()
 }
 
-fn sharded(ip: IpAddr, shards: usize) -> Context {
+fn context_with_shards(ip: IpAddr, shards: usize) -> Context {
     let links = UdpLink::bind_shards(ip, &UdpOptions::default(), shards).unwrap();
     assert_eq!(links.len(), shards);
     let links = links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect();
@@ -44,7 +44,7 @@ const LEN: usize = 64 << 10;
 
 impl Nic {
     fn new(shards: usize) -> Nic {
-        let context = sharded(address(), shards);
+        let context = context_with_shards(address(), shards);
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4096).unwrap());
         let mr = pd.reg_mr(64 * LEN, Access::ALL).unwrap();
         Nic { context, pd, cq, mr }
@@ -58,7 +58,7 @@ impl Nic {
         self.pd.create_qp(&self.cq, &self.cq, &QpOptions::default()).unwrap()
     }
 
-    fn datagrams(&self) -> Qp {
+    fn ud_qp(&self) -> Qp {
         let options = QpOptions { qp_type: QpType::Ud, ..QpOptions::default() };
         let qp = self.pd.create_qp(&self.cq, &self.cq, &options).unwrap();
         qp.activate(KEY).unwrap();
@@ -76,7 +76,12 @@ impl Nic {
         let start = Instant::now();
         while out.len() < count {
             self.cq.poll(count - out.len(), &mut out).unwrap();
-            assert!(start.elapsed() < SOON, "{} of {count}: {:?}", out.len(), self.context.counters());
+            assert!(
+                start.elapsed() < TIMEOUT,
+                "{} of {count} completions within {TIMEOUT:?}: {:?}",
+                out.len(),
+                self.context.counters()
+            );
         }
         assert!(out.iter().all(|wc| wc.status == WcStatus::Success), "{out:?}");
         out
@@ -114,7 +119,7 @@ fn exchange(a: &Nic, b: &Nic, pairs: &[(Qp, Qp)]) {
     for i in 0..pairs.len() {
         for (mr, place, expected) in [(&b.mr, i, i), (&b.mr, 32 + i, i), (&a.mr, 16 + i, 16 + i)] {
             mr.read(place * LEN, &mut got).unwrap();
-            assert!(got == pattern(expected, len), "piece {place} of {i}");
+            assert!(got == pattern(expected, len), "wrong data in piece {place} of connection {i}");
         }
     }
 }
@@ -129,15 +134,15 @@ fn qps_are_spread_over_shards_by_their_numbers() {
 
 #[test]
 fn sixteen_connections_over_four_shards_transfer_data() {
-    for (ours, theirs) in [(SHARDS, SHARDS), (1, SHARDS), (2, SHARDS)] {
-        let (a, b) = (Nic::new(ours), Nic::new(theirs));
+    for (shards_a, shards_b) in [(SHARDS, SHARDS), (1, SHARDS), (2, SHARDS)] {
+        let (a, b) = (Nic::new(shards_a), Nic::new(shards_b));
         let pairs: Vec<(Qp, Qp)> = (0..16).map(|_| (a.qp(), b.qp())).collect();
         pairs.iter().for_each(|(x, y)| connect(x, y));
         for _ in 0..4 {
             exchange(&a, &b, &pairs);
         }
         let counted = b.context.counters();
-        assert_eq!((counted.rx_unknown_qp, counted.rx_icrc_err), (0, 0), "{ours} and {theirs} shards");
+        assert_eq!((counted.rx_unknown_qp, counted.rx_icrc_err), (0, 0), "{shards_a} and {shards_b} shards");
     }
 }
 
@@ -169,7 +174,7 @@ fn peer_responds_without_polling_on_every_shard() {
         connect(x, y);
         let to = b.mr.remote(i * LEN);
         x.post_send(&SendWr::write(i as u64, &[a.piece(0, LEN)], to)).unwrap();
-        assert_eq!(a.cq.wait(SOON).unwrap().wr_id, i as u64);
+        assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, i as u64);
     }
 }
 
@@ -227,8 +232,8 @@ fn all_xrc_objects_are_in_one_shard() {
 #[test]
 fn datagrams_and_groups_reach_every_shard() {
     let (a, b) = (Nic::new(2), Nic::new(SHARDS));
-    let sender = a.datagrams();
-    let members: Vec<Qp> = (0..6).map(|_| b.datagrams()).collect();
+    let sender = a.ud_qp();
+    let members: Vec<Qp> = (0..6).map(|_| b.ud_qp()).collect();
     let group: Gid = Ipv4Addr::new(239, 94, 0, 1).to_ipv6_mapped().into();
     for (i, qp) in members.iter().enumerate() {
         qp.attach_mcast(group).unwrap();
@@ -243,18 +248,18 @@ fn datagrams_and_groups_reach_every_shard() {
         sender.post_send(&SendWr { to, ..SendWr::send(1, &[a.piece(0, 900)]) }).unwrap();
     }
     a.completions(members.len());
-    let everyone = |got: Vec<Completion>| {
+    let assert_all_received = |got: Vec<Completion>| {
         let mut got: Vec<Qpn> = got.iter().map(|wc| wc.qpn).collect();
         got.sort_unstable();
         let mut expected: Vec<Qpn> = members.iter().map(Qp::qpn).collect();
         expected.sort_unstable();
         assert_eq!(got, expected);
     };
-    everyone(b.completions(members.len()));
+    assert_all_received(b.completions(members.len()));
     let ah = a.pd.create_ah(&AddressVector::to(group)).unwrap();
     let to = Some(ah.to(Qpn::MULTICAST, KEY));
     sender.post_send(&SendWr { to, ..SendWr::send(2, &[a.piece(0, 900)]) }).unwrap();
-    everyone(b.completions(members.len()));
+    assert_all_received(b.completions(members.len()));
     a.completions(1);
     // Members of one shard detach; the others remain.
     for qp in members.iter().filter(|qp| shard_of(qp.qpn()) == 1) {
@@ -298,10 +303,13 @@ fn limits_apply_to_the_whole_nic() {
     pd.create_srq(caps).unwrap();
     let group = |n: u8| Gid::from(IpAddr::from(Ipv4Addr::new(239, 94, 1, n)));
     qps[..3].iter().for_each(|qp| qp.attach_mcast(group(1)).unwrap());
-    assert!(matches!(qps[3].attach_mcast(group(1)), Err(AttachError::Refused(MulticastError::GroupFull(3)))));
+    assert!(matches!(
+        qps[3].attach_mcast(group(1)),
+        Err(AttachError::Multicast(MulticastError::GroupFull(3)))
+    ));
     qps[3].attach_mcast(group(2)).unwrap();
-    let more = qps[4].attach_mcast(group(3));
-    assert!(matches!(more, Err(AttachError::Refused(MulticastError::TooManyGroups(2)))), "{more:?}");
+    let result = qps[4].attach_mcast(group(3));
+    assert!(matches!(result, Err(AttachError::Multicast(MulticastError::TooManyGroups(2)))), "{result:?}");
     qps.remove(0);
     qps[2].attach_mcast(group(1)).unwrap();
 }
@@ -319,7 +327,7 @@ fn qps_are_created_and_destroyed_under_traffic() {
                     let x = a.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
                     let y = b.qp();
                     connect(&x, &y);
-                    // At addresses that the other transfers do not use.
+                    // Memory ranges that the other transfers do not use.
                     let (sge, to) = ([a.piece(60 + t, LEN)], b.mr.remote((60 + t) * LEN));
                     for wr_id in 0..8 {
                         x.post_send(&SendWr::write(wr_id, &sge, to)).unwrap();
@@ -327,7 +335,7 @@ fn qps_are_created_and_destroyed_under_traffic() {
                     // In the other rounds the queue pairs are destroyed while WRITEs are in flight.
                     if round % 2 == 0 {
                         for _ in 0..8 {
-                            cq.wait(SOON).unwrap();
+                            cq.wait(TIMEOUT).unwrap();
                         }
                     }
                 }
@@ -344,7 +352,7 @@ fn qps_are_created_and_destroyed_under_traffic() {
 
 /// Sends packets in consecutive datagrams from a plain socket, which the kernel coalesces again, as it may
 /// coalesce those from a wire.
-fn send_train(from: &UdpSocket, to: IpAddr, segment: usize, packets: &[u8]) {
+fn send_segmented(from: &UdpSocket, to: IpAddr, segment: usize, packets: &[u8]) {
     let segment = segment as libc::c_int;
     // SAFETY: the pointer is to an int that outlives the call, and the length is its size.
     let set = unsafe {
@@ -358,7 +366,7 @@ fn send_train(from: &UdpSocket, to: IpAddr, segment: usize, packets: &[u8]) {
 #[test]
 fn coalesced_datagram_with_packets_of_all_shards_reaches_each() {
     let b = Nic::new(SHARDS);
-    let qps: Vec<Qp> = (0..SHARDS).map(|_| b.datagrams()).collect();
+    let qps: Vec<Qp> = (0..SHARDS).map(|_| b.ud_qp()).collect();
     let own = address();
     let from = UdpSocket::bind((own, ROCE_PORT)).unwrap();
     let before = b.context.counters();
@@ -378,11 +386,11 @@ fn coalesced_datagram_with_packets_of_all_shards_reaches_each() {
             queue.push(&Flow::new(own, b.ip(), ROCE_PORT), headers, Payload::Bytes(&[i as u8; 64]));
             qps[*to].post_recv(&RecvWr { wr_id: i as u64, sges: &[b.piece(i, 200)] }).unwrap();
         }
-        assert_eq!(queue.bursts().len(), 1, "one datagram");
+        assert_eq!(queue.bursts().len(), 1, "the packets form one burst");
         for burst in queue.bursts() {
             let mut bytes = Vec::new();
             burst.copy_to(&mut bytes);
-            send_train(&from, b.ip(), burst.segment, &bytes);
+            send_segmented(&from, b.ip(), burst.segment, &bytes);
         }
         let got = b.completions(order.len());
         for wc in got {
@@ -393,7 +401,7 @@ fn coalesced_datagram_with_packets_of_all_shards_reaches_each() {
         }
     }
     let counted = b.context.counters();
-    assert_eq!(counted.rcvd_pkts - before.rcvd_pkts, 400, "each is counted once");
+    assert_eq!(counted.rcvd_pkts - before.rcvd_pkts, 400, "number of received packets");
     // All packets but those of the first packet's shard.
     assert_eq!(counted.rx_handed_over, 300);
     assert_eq!((counted.rx_icrc_err, counted.rx_unknown_qp), (0, 0));
@@ -402,33 +410,33 @@ fn coalesced_datagram_with_packets_of_all_shards_reaches_each() {
 #[test]
 fn second_bind_of_the_port_is_refused_with_any_shard_count() {
     let ip = address();
-    let several = sharded(ip, SHARDS);
+    let several = context_with_shards(ip, SHARDS);
     for count in [1, SHARDS] {
-        let refused = UdpLink::bind_shards(ip, &UdpOptions::default(), count).err().unwrap();
-        assert!(matches!(refused, UdpLinkError::Taken { .. }), "{refused}");
+        let error = UdpLink::bind_shards(ip, &UdpOptions::default(), count).err().unwrap();
+        assert!(matches!(error, UdpLinkError::InUse { .. }), "{error}");
         let name = format!("process {}", std::process::id());
-        assert!(refused.to_string().contains(&name), "{refused}");
+        assert!(error.to_string().contains(&name), "{error}");
     }
     assert_eq!(UdpSocket::bind((ip, ROCE_PORT)).unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
     drop(several);
-    let one = sharded(ip, 1);
+    let one = context_with_shards(ip, 1);
     assert!(UdpLink::bind_shards(ip, &UdpOptions::default(), SHARDS).is_err());
     drop(one);
-    sharded(ip, SHARDS);
+    context_with_shards(ip, SHARDS);
 }
 
 #[test]
 fn bind_of_the_port_in_another_process_is_refused() {
     let ip = address();
-    let _nic = sharded(ip, SHARDS);
+    let _nic = context_with_shards(ip, SHARDS);
     for shards in ["1", "2"] {
         let link = format!("udp:{ip}");
         let out = Command::new(env!("CARGO_BIN_EXE_urxe"))
             .args(["serve", "--link", &link, "--shards", shards])
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&out.stderr);
-        assert!(!out.status.success() && said.contains("is taken by process"), "{said}");
+        let stderr = String::from_utf8_lossy(&out.stderr);
+        assert!(!out.status.success() && stderr.contains("is in use by process"), "{stderr}");
     }
 }
 
@@ -451,10 +459,10 @@ fn nic_events_are_raised_once_for_all_shards() {
         qp.modify(&QpAttr { state: Some(QpState::Init), pkey_index: Some(1), ..QpAttr::default() }).unwrap();
         qp.to_rtr(&peer, &options).unwrap();
     }
-    // While a QP of the last shard refers to the P_Key, it stays in the table of every shard.
+    // While a QP of the last shard refers to the P_Key, it remains in the table of every shard.
     qps.drain(..SHARDS - 1);
-    let refused = PKeyTableSize { given: 1, needed: 2, max: 128 };
-    assert_eq!(nic.context.set_pkeys(&[PKey::DEFAULT]), Err(refused));
+    let error = PKeyTableSize { given: 1, needed: 2, max: 128 };
+    assert_eq!(nic.context.set_pkeys(&[PKey::DEFAULT]), Err(error));
     assert_eq!(nic.context.query_pkey(1), Some(pkey));
     drop(qps);
     assert_eq!(nic.context.set_pkeys(&[PKey::DEFAULT]), Ok(()));
@@ -463,10 +471,10 @@ fn nic_events_are_raised_once_for_all_shards() {
 #[test]
 fn shard_count_must_be_a_power_of_two() {
     let links = UdpLink::bind_shards(address(), &UdpOptions::default(), 3).unwrap();
-    assert_eq!(links.len(), 4, "rounded up");
+    assert_eq!(links.len(), 4, "the shard count is rounded up to a power of two");
     let three = links.into_iter().take(3).map(|link| Box::new(link) as Box<dyn Link>).collect();
-    let refused = Context::open_shards(three, &ContextOptions::default()).unwrap_err();
-    assert_eq!(refused.to_string(), "a NIC has 1, 2, 4, 8, 16, 32 or 64 shards, not 3");
+    let error = Context::open_shards(three, &ContextOptions::default()).unwrap_err();
+    assert_eq!(error.to_string(), "a NIC has 1, 2, 4, 8, 16, 32 or 64 shards, not 3");
 }
 
 #[test]
@@ -509,8 +517,8 @@ fn capture_contains_all_shards_as_one_interface() {
             Block::EnhancedPacket(b) => {
                 assert_eq!(b.interface_id, 0);
                 let to = Qpn::new(u32::from_be_bytes([0, b.data[33], b.data[34], b.data[35]]));
-                let ours = IpAddr::from([b.data[16], b.data[17], b.data[18], b.data[19]]) == own;
-                if ours { received.push(to) } else { sent.push(to) }
+                let is_received = IpAddr::from([b.data[16], b.data[17], b.data[18], b.data[19]]) == own;
+                if is_received { received.push(to) } else { sent.push(to) }
             }
             other => panic!("{other:?}"),
         }

@@ -15,37 +15,38 @@ use urxe::verbs::{
 };
 use urxe::wire::mad::{CommId, Dreq, Mad, Message, RejReason, Req, Rtu};
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Interval at which a peer retransmits.
-const AGAIN: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 fn sharing() -> Sharing {
     Sharing { program: env!("CARGO_BIN_EXE_urxe").into(), any_user: false }
 }
 
-fn member(ip: IpAddr, wrap: impl Fn(UdpLink) -> Box<dyn Link>) -> Context {
+fn open_shared(ip: IpAddr, wrap: impl Fn(UdpLink) -> Box<dyn Link>) -> Context {
     let links = UdpLink::bind_shared(ip, &UdpOptions::default(), 1, &sharing()).unwrap();
     Context::open_shards(links.into_iter().map(wrap).collect(), &ContextOptions::default()).unwrap()
 }
 
-fn plain(link: UdpLink) -> Box<dyn Link> {
+fn boxed(link: UdpLink) -> Box<dyn Link> {
     Box::new(link)
 }
 
-fn outsider(ip: &str) -> ManagementPort {
+fn foreign_host(ip: &str) -> ManagementPort {
     let link = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
     Context::open(Box::new(link), &ContextOptions::default()).unwrap().management_port().unwrap()
 }
 
-fn steward(ip: IpAddr) -> Option<Pid> {
+fn steward_pid(ip: IpAddr) -> Option<Pid> {
     let line = format!("urxe\0steward\0{ip}\0");
-    let numbers = std::fs::read_dir("/proc").unwrap().flatten();
-    let numbers = numbers.filter_map(|process| process.file_name().to_str()?.parse().ok());
-    let is_one = |pid: &i32| {
-        std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|own| own.starts_with(line.as_bytes()))
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|process| process.file_name().to_str()?.parse().ok());
+    let is_steward = |pid: &i32| {
+        std::fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|cmdline| cmdline.starts_with(line.as_bytes()))
     };
-    numbers.into_iter().find(is_one).map(Pid::from_raw)
+    pids.into_iter().find(is_steward).map(Pid::from_raw)
 }
 
 fn bytes(transaction: u64, message: impl Into<Message>) -> [u8; MAD_LEN] {
@@ -57,52 +58,54 @@ fn request(transaction: u64, service: u64) -> [u8; MAD_LEN] {
 }
 
 /// Sends a MAD at the interval of a peer until it arrives.
-fn until_there(from: &ManagementPort, to: IpAddr, mad: &[u8; MAD_LEN], at: &ManagementPort) {
-    let begun = Instant::now();
-    while begun.elapsed() < SOON {
+fn send_until_received(from: &ManagementPort, to: IpAddr, mad: &[u8; MAD_LEN], at: &ManagementPort) {
+    let start = Instant::now();
+    while start.elapsed() < TIMEOUT {
         from.send(&AddressVector::to(Gid::from(to)), mad).unwrap();
-        if at.recv(AGAIN).is_ok_and(|got| got.bytes == *mad) {
+        if at.recv(RETRY_INTERVAL).is_ok_and(|got| got.bytes == *mad) {
             return;
         }
     }
-    panic!("not there within {SOON:?}");
+    panic!("the MAD did not arrive within {TIMEOUT:?}");
 }
 
 #[test]
 fn services_and_connections_survive_broker_death() {
     let ip: IpAddr = "127.18.240.1".parse().unwrap();
-    let [a, b] = [(); 2].map(|()| member(ip, plain));
+    let [a, b] = [(); 2].map(|()| open_shared(ip, boxed));
     let ports = [&a, &b].map(|context| context.management_port().unwrap());
     let claims =
         [(&a, 100), (&b, 200)].map(|(c, service)| c.claim_service(ServiceId(service), None).unwrap());
-    let peer = outsider("127.18.240.2");
+    let peer = foreign_host("127.18.240.2");
     for round in 0..3 {
         for (service, port) in [(100, &ports[0]), (200, &ports[1])] {
-            until_there(&peer, ip, &request(round, service), port);
+            send_until_received(&peer, ip, &request(round, service), port);
         }
         // No rejection is sent while a member claims the service.
         assert_eq!(peer.try_recv().map(|mad| Mad::parse(&mad.bytes)), None);
-        kill(steward(ip).expect("the steward"), Signal::SIGKILL).unwrap();
+        kill(steward_pid(ip).expect("no steward process is running"), Signal::SIGKILL).unwrap();
         // The kernel delivers messages of existing connections without a broker.
         for port in &ports {
             let (value, bits) = port.comm_id_prefix();
             let remote = CommId(value << (32 - bits) | 77);
             let mad = bytes(round, Rtu { local: CommId(1), remote, ..Rtu::default() });
             peer.send(&AddressVector::to(Gid::from(ip)), &mad).unwrap();
-            assert_eq!(port.recv(SOON).unwrap().bytes, mad);
+            assert_eq!(port.recv(TIMEOUT).unwrap().bytes, mad);
         }
-        assert!(matches!(b.claim_service(ServiceId(100), None), Err(ClaimError::Taken { .. })));
+        assert!(matches!(b.claim_service(ServiceId(100), None), Err(ClaimError::InUse { .. })));
     }
     drop(claims);
-    let begun = Instant::now();
-    let refused = loop {
+    let start = Instant::now();
+    let response = loop {
         peer.send(&AddressVector::to(Gid::from(ip)), &request(9, 100)).unwrap();
-        match peer.recv(AGAIN) {
+        match peer.recv(RETRY_INTERVAL) {
             Ok(mad) => break mad,
-            Err(e) => assert!(begun.elapsed() < SOON, "{e}"),
+            Err(e) => assert!(start.elapsed() < TIMEOUT, "{e}"),
         }
     };
-    let Message::Rej(rej) = Mad::parse(&refused.bytes).unwrap().message else { panic!("no REJ") };
+    let Message::Rej(rej) = Mad::parse(&response.bytes).unwrap().message else {
+        panic!("the response is not a REJ")
+    };
     assert_eq!(rej.reason, RejReason::InvalidServiceId);
 }
 
@@ -112,17 +115,17 @@ fn capture_contains_forwarded_mads_that_tshark_decodes() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("qp1.pcapng");
     let file = CaptureFile::create(&path, Timestamps::Wall).unwrap();
-    let context = member(ip, |link| Box::new(file.capture(link, "a")));
+    let context = open_shared(ip, |link| Box::new(file.capture(link, "a")));
     let port = context.management_port().unwrap();
     let _claim = context.claim_service(ServiceId(0x106_04d2), None).unwrap();
-    let peer = outsider("127.18.241.2");
-    until_there(&peer, ip, &request(0x1111, 0x106_04d2), &port);
+    let peer = foreign_host("127.18.241.2");
+    send_until_received(&peer, ip, &request(0x1111, 0x106_04d2), &port);
     port.send(
         &AddressVector::to(Gid::from(peer.context().query_gid(0).unwrap().ip())),
         &bytes(0x2222, Dreq::default()),
     )
     .unwrap();
-    peer.recv(SOON).unwrap();
+    peer.recv(TIMEOUT).unwrap();
     file.flush().unwrap();
     let mut tshark = Command::new("tshark");
     tshark.arg("-r").arg(&path).args([

@@ -12,10 +12,10 @@ use std::time::Duration;
 use urxe::link::fabric::Outcome;
 use urxe::verbs::*;
 
-/// Number of work requests of a side, and the bytes that each has for itself at either end.
+/// Number of work requests of a side, and the bytes reserved for each at either end.
 const MAX_WORK: usize = 24;
-const LONGEST: usize = 6 << 10;
-const SLOT: usize = 3 * LONGEST;
+const MAX_LEN: usize = 6 << 10;
+const SLOT: usize = 3 * MAX_LEN;
 const REGION: usize = MAX_WORK * SLOT;
 
 /// splitmix64.
@@ -39,12 +39,12 @@ impl Random {
     }
 
     /// Returns a probability up to `max`, often 0.
-    fn chance(&mut self, max: f64) -> f64 {
+    fn probability(&mut self, max: f64) -> f64 {
         if self.below(3) == 0 { 0.0 } else { max * self.below(1000) as f64 / 1000.0 }
     }
 }
 
-fn wire(r: &mut Random) -> FabricConfig {
+fn random_config(r: &mut Random) -> FabricConfig {
     let bandwidth = r.pick(&[None, None, Some(1_000_000_000), Some(25_000_000_000), Some(400_000_000_000)]);
     FabricConfig {
         seed: r.next(),
@@ -53,11 +53,11 @@ fn wire(r: &mut Random) -> FabricConfig {
         bandwidth,
         queue_bytes: bandwidth.and(r.pick(&[None, Some(30_000), Some(200_000)])),
         ecn_threshold: bandwidth.and(r.pick(&[None, Some(10_000)])),
-        loss: r.chance(0.04),
-        duplicate: r.chance(0.05),
-        reorder: r.chance(0.05),
+        loss: r.probability(0.04),
+        duplicate: r.probability(0.05),
+        reorder: r.probability(0.05),
         reorder_by: Duration::from_nanos(r.pick(&[500, 5_000, 2_000_000])),
-        corrupt: r.chance(0.02),
+        corrupt: r.probability(0.02),
         ..FabricConfig::default()
     }
 }
@@ -81,11 +81,11 @@ struct Side {
     expected: Vec<u8>,
     sends: Vec<Work>,
     /// Opcode, length and immediate of each message that consumes a receive of this side, in order.
-    arrivals: Vec<(WcOpcode, usize, Option<u32>)>,
+    incoming: Vec<(WcOpcode, usize, Option<u32>)>,
     posted_recvs: usize,
     completed: [usize; 2],
     added: u64,
-    olds: Vec<u64>,
+    originals: Vec<u64>,
 }
 
 /// Contents of a side's source.
@@ -115,11 +115,11 @@ impl Side {
             words,
             expected: vec![0; REGION],
             sends: Vec::new(),
-            arrivals: Vec::new(),
+            incoming: Vec::new(),
             posted_recvs: 0,
             completed: [0; 2],
             added: 0,
-            olds: Vec::new(),
+            originals: Vec::new(),
         }
     }
 
@@ -127,8 +127,8 @@ impl Side {
     fn post_recv(&mut self) {
         let n = self.posted_recvs;
         if n < MAX_WORK {
-            let at = recv_slot(n);
-            let sges = [self.target.sge(at..at + 100), self.target.sge(at + 100..at + LONGEST)];
+            let at = recv_offset(n);
+            let sges = [self.target.sge(at..at + 100), self.target.sge(at + 100..at + MAX_LEN)];
             self.qp.post_recv(&RecvWr { wr_id: n as u64, sges: &sges }).unwrap();
             self.posted_recvs += 1;
         }
@@ -136,26 +136,26 @@ impl Side {
 }
 
 /// Each slot of a target has three parts: for the peer's WRITEs, own READs, and receives.
-fn read_slot(n: usize) -> usize {
-    n * SLOT + LONGEST
+fn read_offset(n: usize) -> usize {
+    n * SLOT + MAX_LEN
 }
 
-fn recv_slot(n: usize) -> usize {
-    n * SLOT + 2 * LONGEST
+fn recv_offset(n: usize) -> usize {
+    n * SLOT + 2 * MAX_LEN
 }
 
 struct World {
     fabric: Fabric,
     sides: [Side; 2],
     log: DefaultHasher,
-    loud: bool,
+    verbose: bool,
 }
 
 impl World {
-    fn new(seed: u64, loud: bool) -> (World, Random) {
+    fn new(seed: u64, verbose: bool) -> (World, Random) {
         let mut r = Random(seed);
-        let config = wire(&mut r);
-        if loud {
+        let config = random_config(&mut r);
+        if verbose {
             println!("{config:#?}");
         }
         let fabric = Fabric::virtual_time(config).unwrap();
@@ -174,7 +174,7 @@ impl World {
         for (n, side) in sides.iter().enumerate() {
             side.qp.connect(&ends[1 - n], &options).unwrap();
         }
-        (World { fabric, sides, log: DefaultHasher::new(), loud }, r)
+        (World { fabric, sides, log: DefaultHasher::new(), verbose }, r)
     }
 
     /// Posts a work request of side `n`, and records its expected result.
@@ -182,7 +182,7 @@ impl World {
         let [a, b] = &mut self.sides;
         let (me, peer) = if n == 0 { (a, b) } else { (b, a) };
         let id = me.sends.len();
-        let len = r.pick(&[0, 1, 8, 100, 256, 1000, 1024, 3000, 4096, LONGEST]);
+        let len = r.pick(&[0, 1, 8, 100, 256, 1000, 1024, 3000, 4096, MAX_LEN]);
         let from = r.below((REGION - len) as u64 + 1) as usize;
         let cut = from + r.below(len as u64 + 1) as usize;
         let sges = [me.source.sge(from..cut), me.source.sge(cut..from + len)];
@@ -197,9 +197,9 @@ impl World {
                     Some(imm) => SendWr::send_with_imm(wr_id, &sges, imm),
                     None => SendWr::send(wr_id, &sges),
                 };
-                let slot = recv_slot(peer.arrivals.len());
+                let slot = recv_offset(peer.incoming.len());
                 peer.expected[slot..slot + len].copy_from_slice(data);
-                peer.arrivals.push((WcOpcode::Recv, len, imm));
+                peer.incoming.push((WcOpcode::Recv, len, imm));
                 (WcOpcode::Send, me.qp.post_send(&wr))
             }
             1 => {
@@ -209,7 +209,7 @@ impl World {
                     None => SendWr::write(wr_id, &sges, to),
                 };
                 if imm.is_some() {
-                    peer.arrivals.push((WcOpcode::RecvRdmaWithImm, len, imm));
+                    peer.incoming.push((WcOpcode::RecvRdmaWithImm, len, imm));
                 }
                 peer.expected[at..at + len].copy_from_slice(data);
                 (WcOpcode::RdmaWrite, me.qp.post_send(&wr))
@@ -223,10 +223,10 @@ impl World {
                 (WcOpcode::RdmaWrite, me.qp.post_send(&inline))
             }
             2 | 3 => {
-                let at = read_slot(id);
+                let at = read_offset(id);
                 let sges = [me.target.sge(at..at + cut - from), me.target.sge(at + cut - from..at + len)];
-                let theirs = &source(1 - n)[from..from + len];
-                me.expected[at..at + len].copy_from_slice(theirs);
+                let data = &source(1 - n)[from..from + len];
+                me.expected[at..at + len].copy_from_slice(data);
                 let wr = SendWr::read(wr_id, &sges, peer.source.remote(from));
                 (WcOpcode::RdmaRead, me.qp.post_send(&wr))
             }
@@ -260,7 +260,7 @@ impl World {
             side.recv_cq.poll(64, &mut out).unwrap();
             for (i, c) in out.drain(..).enumerate() {
                 (self.fabric.now(), n, c.wr_id, c.status, c.opcode, c.byte_len).hash(&mut self.log);
-                if self.loud {
+                if self.verbose {
                     println!("{:?} side {n}: {c:?}", self.fabric.now());
                 }
                 let kind = (i >= sends) as usize;
@@ -270,18 +270,18 @@ impl World {
                 side.completed[kind] += 1;
                 let expected = match kind {
                     0 => (side.sends[i].opcode, side.sends[i].len, None),
-                    _ => side.arrivals[i],
+                    _ => side.incoming[i],
                 };
                 assert_eq!((c.opcode, c.byte_len as usize, c.imm), expected, "side {n}: {c:?}");
                 if c.opcode == WcOpcode::FetchAdd {
-                    side.olds.push(side.words.buffer().load_u64(8 * (i + 1)).unwrap());
+                    side.originals.push(side.words.buffer().load_u64(8 * (i + 1)).unwrap());
                 }
             }
         }
     }
 
     fn finish(mut self) -> u64 {
-        while self.sides.iter().any(|s| s.posted_recvs < s.arrivals.len()) {
+        while self.sides.iter().any(|s| s.posted_recvs < s.incoming.len()) {
             self.sides.iter_mut().for_each(Side::post_recv);
         }
         self.step(200_000);
@@ -289,17 +289,21 @@ impl World {
         self.collect();
         assert_eq!(idle, Outcome::Idle);
         for (n, side) in self.sides.iter().enumerate() {
-            let done = [side.sends.len(), side.arrivals.len()];
-            assert_eq!(side.completed, done, "side {n} is stuck");
+            let done = [side.sends.len(), side.incoming.len()];
+            assert_eq!(side.completed, done, "side {n} has incomplete work requests");
             assert_eq!(side.qp.state(), QpState::Rts);
-            assert!(side.source.to_vec() == source(n), "side {n}: its source has changed");
+            assert!(side.source.to_vec() == source(n), "side {n}: the source region was modified");
             let target = side.target.to_vec();
             if target != side.expected {
                 let at = target.iter().zip(&side.expected).position(|(a, b)| a != b);
                 panic!("side {n}: wrong data, first at byte {at:?}");
             }
-            assert_eq!(side.words.buffer().load_u64(0), Ok(side.added), "side {n}: the atomics' sum");
-            assert!(side.olds.is_sorted_by(|a, b| a < b), "side {n}: an atomic done twice: {:?}", side.olds);
+            assert_eq!(side.words.buffer().load_u64(0), Ok(side.added), "side {n}: wrong sum of the atomics");
+            assert!(
+                side.originals.is_sorted_by(|a, b| a < b),
+                "side {n}: an atomic was executed twice: {:?}",
+                side.originals
+            );
             side.node.context.counters().iter().for_each(|c| c.hash(&mut self.log));
         }
         (self.fabric.now(), self.fabric.counters().carried).hash(&mut self.log);
@@ -307,9 +311,9 @@ impl World {
     }
 }
 
-/// Runs a program and returns a value that summarizes the whole run.
-fn run(seed: u64, loud: bool) -> u64 {
-    let (mut world, mut r) = World::new(seed, loud);
+/// Runs a program and returns a hash of the run.
+fn run(seed: u64, verbose: bool) -> u64 {
+    let (mut world, mut r) = World::new(seed, verbose);
     let count = 1 + r.below(MAX_WORK as u64) as usize;
     for i in 0..count {
         if r.below(4) > 0 {
@@ -329,7 +333,7 @@ fn run(seed: u64, loud: bool) -> u64 {
 }
 
 fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|v| v.parse().unwrap_or_else(|_| panic!("{name}={v} is no number")))
+    std::env::var(name).ok().map(|v| v.parse().unwrap_or_else(|_| panic!("{name}={v:?} is not a number")))
 }
 
 #[test]
@@ -343,9 +347,12 @@ fn random_programs_complete_and_replay_identically() {
     let failed = std::thread::scope(|scope| {
         let worker = |first: u64| {
             let one = |seed: u64| {
-                let end = run(seed, false);
-                // One seed in eight is repeated: a difference would show in nearly every one.
-                assert!(!seed.is_multiple_of(8) || run(seed, false) == end, "seed {seed} went another way");
+                let digest = run(seed, false);
+                // One seed in eight is repeated: nondeterminism would affect almost every seed.
+                assert!(
+                    !seed.is_multiple_of(8) || run(seed, false) == digest,
+                    "seed {seed}: two runs differ"
+                );
             };
             let fails = move |seed: &u64| std::panic::catch_unwind(|| one(*seed)).is_err();
             scope.spawn(move || (first..seeds).step_by(workers as usize).filter(fails).collect::<Vec<_>>())
@@ -353,8 +360,13 @@ fn random_programs_complete_and_replay_identically() {
         let threads: Vec<_> = (0..workers).map(worker).collect();
         threads.into_iter().flat_map(|t| t.join().unwrap()).collect::<Vec<_>>()
     });
-    assert!(failed.is_empty(), "{} of {seeds} failed; try URXE_SEED={} alone", failed.len(), failed[0]);
-    println!("{seeds} seeds without a violation");
+    assert!(
+        failed.is_empty(),
+        "{} of {seeds} seeds failed; repeat the first one with URXE_SEED={}",
+        failed.len(),
+        failed[0]
+    );
+    println!("{seeds} seeds passed");
 }
 
 /// 256 WRITEs of 16 KiB over a wire of 100 Gb/s: duration, number of packets, and number of retransmitted
@@ -415,7 +427,7 @@ fn recovery_cost_matches_the_golden_grid() {
     let golden = std::fs::read_to_string(path).unwrap_or_default();
     assert!(
         golden == now,
-        "recovery costs something else than in {path}; if that is better or meant, run this with URXE_BLESS=1.\n\
-         was\n{golden}\nis\n{now}"
+        "the cost of recovery differs from {path}; if the change is intended, rewrite the file with \
+         URXE_BLESS=1.\nexpected:\n{golden}\nactual:\n{now}"
     );
 }

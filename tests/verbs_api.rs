@@ -21,7 +21,7 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use urxe::verbs::*;
 
-const SOON: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns a fabric in virtual time with a latency of 10 µs from port to port.
 fn slow_fabric() -> Fabric {

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use urxe::verbs::*;
 
-const SOON: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-fn every_operation(fabric: &Fabric, lossy: bool) {
+fn check_every_operation(fabric: &Fabric, lossy: bool) {
     let (a, b) = fabric.pair().unwrap();
     let len = 100_000;
     let (src, dst) = (a.pd.reg_mr(len, Access::ALL).unwrap(), b.pd.reg_mr(len, Access::ALL).unwrap());
@@ -14,61 +14,63 @@ fn every_operation(fabric: &Fabric, lossy: bool) {
     src.write(0, &data).unwrap();
 
     a.qp.post_send(&SendWr::write(1, &[src.sge(0..len)], dst.remote(0))).unwrap();
-    let wc = a.cq.wait(SOON).unwrap();
+    let wc = a.cq.wait(TIMEOUT).unwrap();
     assert_eq!((wc.wr_id, wc.opcode), (1, WcOpcode::RdmaWrite));
     assert_eq!(dst.to_vec(), data);
 
     src.write(0, &vec![0; len]).unwrap();
     a.qp.post_send(&SendWr::read(2, &[src.sge(0..len)], dst.remote(0))).unwrap();
-    let wc = a.cq.wait(SOON).unwrap();
+    let wc = a.cq.wait(TIMEOUT).unwrap();
     assert_eq!((wc.wr_id, wc.opcode, wc.byte_len as usize), (2, WcOpcode::RdmaRead, len));
     assert_eq!(src.to_vec(), data);
 
     dst.write(0, &vec![0; len]).unwrap();
     b.qp.post_recv(&RecvWr { wr_id: 3, sges: &[dst.sge(0..1000), dst.sge(1000..len)] }).unwrap();
     a.qp.post_send(&SendWr::send_with_imm(4, &[src.sge(0..len)], 77)).unwrap();
-    let wc = b.cq.wait(SOON).unwrap();
+    let wc = b.cq.wait(TIMEOUT).unwrap();
     assert_eq!((wc.wr_id, wc.opcode, wc.byte_len as usize, wc.imm), (3, WcOpcode::Recv, len, Some(77)));
-    assert_eq!(a.cq.wait(SOON).unwrap().wr_id, 4);
+    assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, 4);
     assert_eq!(dst.to_vec(), data);
 
     dst.buffer().store_u64(8, 5).unwrap();
     a.qp.post_send(&SendWr::fetch_add(5, &[src.sge(0..8)], dst.remote(8), 2)).unwrap();
     a.qp.post_send(&SendWr::compare_swap(6, &[src.sge(8..16)], dst.remote(8), 7, 9)).unwrap();
-    assert_eq!(a.cq.wait(SOON).unwrap().opcode, WcOpcode::FetchAdd);
-    assert_eq!(a.cq.wait(SOON).unwrap().opcode, WcOpcode::CompSwap);
+    assert_eq!(a.cq.wait(TIMEOUT).unwrap().opcode, WcOpcode::FetchAdd);
+    assert_eq!(a.cq.wait(TIMEOUT).unwrap().opcode, WcOpcode::CompSwap);
     assert_eq!(src.buffer().load_u64(0), Ok(5));
     assert_eq!(src.buffer().load_u64(8), Ok(7));
     assert_eq!(dst.buffer().load_u64(8), Ok(9));
 
     b.qp.post_recv(&RecvWr { wr_id: 7, sges: &[] }).unwrap();
     a.qp.post_send(&SendWr::write_with_imm(8, &[src.sge(0..16)], dst.remote(64), 1)).unwrap();
-    let wc = b.cq.wait(SOON).unwrap();
+    let wc = b.cq.wait(TIMEOUT).unwrap();
     assert_eq!((wc.opcode, wc.byte_len, wc.imm), (WcOpcode::RecvRdmaWithImm, 16, Some(1)));
-    assert_eq!(a.cq.wait(SOON).unwrap().wr_id, 8);
+    assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, 8);
 
     let inline = SendWr { data: WrData::Inline(b"inline!!"), ..SendWr::write(9, &[], dst.remote(0)) };
     a.qp.post_send(&inline).unwrap();
-    assert_eq!(a.cq.wait(SOON).unwrap().wr_id, 9);
+    assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, 9);
     assert_eq!(dst.buffer().load_u64(0), Ok(u64::from_ne_bytes(*b"inline!!")));
 
     a.qp.post_send(&SendWr::write(10, &[src.sge(0..9)], dst.remote(len - 8))).unwrap();
-    let Err(WaitError::Failed(wc)) = a.cq.wait(SOON) else { panic!("a write beyond the region succeeded") };
+    let Err(WaitError::Failed(wc)) = a.cq.wait(TIMEOUT) else {
+        panic!("a WRITE beyond the end of the region succeeded")
+    };
     // A NAK is sent once: if it is lost, the requester's retries run out.
-    let refused = wc.status == WcStatus::RemAccessErr || lossy && wc.status == WcStatus::RetryExcErr;
-    assert!(wc.wr_id == 10 && refused, "{wc:?}");
+    let is_expected = wc.status == WcStatus::RemAccessErr || lossy && wc.status == WcStatus::RetryExcErr;
+    assert!(wc.wr_id == 10 && is_expected, "{wc:?}");
     assert_eq!((a.qp.state(), b.qp.state()), (QpState::Err, QpState::Err));
     assert!(matches!(b.context.next_event(), Some(AsyncEvent::QpAccessError(_))));
 }
 
 #[test]
 fn every_operation_completes_in_real_time() {
-    every_operation(&Fabric::new(), false);
+    check_every_operation(&Fabric::new(), false);
 }
 
 #[test]
 fn every_operation_completes_in_virtual_time() {
-    every_operation(&Fabric::virtual_time(FabricConfig::default()).unwrap(), false);
+    check_every_operation(&Fabric::virtual_time(FabricConfig::default()).unwrap(), false);
 }
 
 #[test]
@@ -83,7 +85,7 @@ fn every_operation_completes_over_faulty_wire_in_virtual_time() {
             corrupt: 0.01,
             ..FabricConfig::default()
         };
-        every_operation(&Fabric::virtual_time(config).unwrap(), true);
+        check_every_operation(&Fabric::virtual_time(config).unwrap(), true);
     }
 }
 
@@ -113,10 +115,10 @@ fn completion_channel_becomes_readable_on_completion() {
 #[test]
 fn failed_wait_reports_timeout_or_idle_fabric() {
     let (a, _b) = Fabric::new().pair().unwrap();
-    let none = Duration::from_millis(20);
-    assert_eq!(a.cq.wait(none), Err(WaitError::TimedOut(none)));
+    let timeout = Duration::from_millis(20);
+    assert_eq!(a.cq.wait(timeout), Err(WaitError::TimedOut(timeout)));
     let (a, _b) = Fabric::virtual_time(FabricConfig::default()).unwrap().pair().unwrap();
-    assert_eq!(a.cq.wait(SOON), Err(WaitError::Idle));
+    assert_eq!(a.cq.wait(TIMEOUT), Err(WaitError::Idle));
 }
 
 #[test]

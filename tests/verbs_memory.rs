@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use urxe::verbs::*;
 
-const SOON: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Returns two connected nodes whose queue pairs allow all kinds of access.
+/// Returns two connected endpoints whose queue pairs allow all kinds of access.
 fn pair() -> (TestEndpoint, TestEndpoint) {
     let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
     let a = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
@@ -21,15 +21,15 @@ fn pair() -> (TestEndpoint, TestEndpoint) {
     (a, b)
 }
 
-fn done(node: &TestEndpoint, wr: &SendWr<'_>) -> Completion {
+fn execute(node: &TestEndpoint, wr: &SendWr<'_>) -> Completion {
     node.qp.post_send(wr).unwrap();
-    node.cq.wait(SOON).unwrap()
+    node.cq.wait(TIMEOUT).unwrap()
 }
 
 /// Returns the status with which a work request fails.
-fn fails(node: &TestEndpoint, wr: &SendWr<'_>) -> WcStatus {
+fn failed_status(node: &TestEndpoint, wr: &SendWr<'_>) -> WcStatus {
     node.qp.post_send(wr).unwrap();
-    match node.cq.wait(SOON) {
+    match node.cq.wait(TIMEOUT) {
         Err(WaitError::Failed(wc)) => wc.status,
         other => panic!("{other:?}"),
     }
@@ -54,15 +54,15 @@ fn type_1_window_grants_access_until_rebound() {
         access: Access::REMOTE_WRITE,
     };
     let rkey = b.qp.bind_mw(&mw, 1, &bind, SendFlags::SIGNALED).unwrap();
-    assert_eq!((b.cq.wait(SOON).unwrap().opcode, mw.rkey()), (WcOpcode::BindMw, rkey));
+    assert_eq!((b.cq.wait(TIMEOUT).unwrap().opcode, mw.rkey()), (WcOpcode::BindMw, rkey));
     let to = RemoteAddr { va: mr.addr() + 100, rkey };
-    done(&a, &SendWr::write(2, &[src.sge(0..6)], to));
+    execute(&a, &SendWr::write(2, &[src.sge(0..6)], to));
     assert_eq!(bytes(&mr, 99, 8), b"\0window\0");
     // After the window is bound again, the old key is stale.
-    let again = b.qp.bind_mw(&mw, 3, &bind, SendFlags::SIGNALED).unwrap();
-    b.cq.wait(SOON).unwrap();
-    done(&a, &SendWr::write(4, &[src.sge(0..6)], RemoteAddr { rkey: again, ..to }));
-    assert_eq!(fails(&a, &SendWr::write(5, &[src.sge(0..6)], to)), WcStatus::RemAccessErr);
+    let new_rkey = b.qp.bind_mw(&mw, 3, &bind, SendFlags::SIGNALED).unwrap();
+    b.cq.wait(TIMEOUT).unwrap();
+    execute(&a, &SendWr::write(4, &[src.sge(0..6)], RemoteAddr { rkey: new_rkey, ..to }));
+    assert_eq!(failed_status(&a, &SendWr::write(5, &[src.sge(0..6)], to)), WcStatus::RemAccessErr);
     let refused = b.qp.bind_mw(&b.pd.alloc_mw(WindowKind::Type2B).unwrap(), 6, &bind, SendFlags::SIGNALED);
     assert_eq!(refused, Err(PostError::WindowKind(WindowKind::Type2B)));
 }
@@ -75,16 +75,16 @@ fn type_2_window_grants_access_until_remote_invalidate() {
     let mw = b.pd.alloc_mw(WindowKind::Type2B).unwrap();
     let access = Access::REMOTE_READ | Access::ZERO_BASED;
     let bind = Bind { rkey: mw.next_rkey(), region: mr.lkey(), addr: mr.addr() + 8, len: 64, access };
-    done(&b, &SendWr::bind_mw(1, bind));
+    execute(&b, &SendWr::bind_mw(1, bind));
     mr.write(8, b"once").unwrap();
     let from = RemoteAddr { va: 0, rkey: mw.rkey() };
-    done(&a, &SendWr::read(2, &[src.sge(0..4)], from));
+    execute(&a, &SendWr::read(2, &[src.sge(0..4)], from));
     assert_eq!(bytes(&src, 0, 4), b"once");
     b.qp.post_recv(&RecvWr { wr_id: 3, sges: &[mr.sge(200..210)] }).unwrap();
-    done(&a, &SendWr::send_with_inv(4, &[src.sge(0..4)], mw.rkey()));
-    let wc = b.cq.wait(SOON).unwrap();
+    execute(&a, &SendWr::send_with_inv(4, &[src.sge(0..4)], mw.rkey()));
+    let wc = b.cq.wait(TIMEOUT).unwrap();
     assert_eq!((wc.wr_id, wc.invalidated), (3, Some(mw.rkey())));
-    assert_eq!(fails(&a, &SendWr::read(5, &[src.sge(0..4)], from)), WcStatus::RemAccessErr);
+    assert_eq!(failed_status(&a, &SendWr::read(5, &[src.sge(0..4)], from)), WcStatus::RemAccessErr);
 }
 
 #[test]
@@ -98,10 +98,10 @@ fn region_with_bound_windows_is_not_deregistered() {
     let mw = b.pd.alloc_mw(WindowKind::Type2A).unwrap();
     let (rkey, addr) = (mw.next_rkey(), mr.addr());
     let bind = Bind { rkey, region: mr.lkey(), addr, len: 64, access: Access::REMOTE_READ };
-    done(&b, &SendWr::bind_mw(1, bind));
+    execute(&b, &SendWr::bind_mw(1, bind));
     let (mr, e) = mr.dereg().unwrap_err();
     assert_eq!(e.to_string(), format!("1 windows are bound to the region of key {:#x}", mr.lkey().0));
-    done(&b, &SendWr::local_inv(2, rkey));
+    execute(&b, &SendWr::local_inv(2, rkey));
     mr.dereg().unwrap();
 }
 
@@ -112,15 +112,15 @@ fn fast_registration_grants_access_until_invalidated() {
     src.write(0, b"fast").unwrap();
     let mr = b.pd.alloc_mr(4096).unwrap();
     let reg = mr.reg(1000, 96, 0x7000_0000, Access::ALL);
-    done(&b, &SendWr::reg_mr(1, reg));
-    done(&a, &SendWr::write(2, &[src.sge(0..4)], RemoteAddr { va: 0x7000_0001, rkey: mr.rkey() }));
+    execute(&b, &SendWr::reg_mr(1, reg));
+    execute(&a, &SendWr::write(2, &[src.sge(0..4)], RemoteAddr { va: 0x7000_0001, rkey: mr.rkey() }));
     let mut got = [0; 4];
     mr.buffer().read(1001, &mut got).unwrap();
     assert_eq!(&got, b"fast");
-    done(&b, &SendWr::local_inv(3, mr.rkey()));
+    execute(&b, &SendWr::local_inv(3, mr.rkey()));
     let part = [src.sge(0..4)];
     let stale = SendWr::write(4, &part, RemoteAddr { va: 0x7000_0001, rkey: mr.rkey() });
-    assert_eq!(fails(&a, &stale), WcStatus::RemAccessErr);
+    assert_eq!(failed_status(&a, &stale), WcStatus::RemAccessErr);
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn flush_and_atomic_write_complete_at_the_peer() {
     a.qp.post_send(&SendWr::write(1, &[src.sge(0..64)], dst.remote(0))).unwrap();
     a.qp.post_send(&SendWr::flush(2, dst.remote(0), 64, placement)).unwrap();
     a.qp.post_send(&SendWr::atomic_write(3, dst.remote(64), *b"all of 8")).unwrap();
-    let got: Vec<_> = (0..3).map(|_| a.cq.wait(SOON).unwrap()).map(|wc| (wc.wr_id, wc.opcode)).collect();
+    let got: Vec<_> = (0..3).map(|_| a.cq.wait(TIMEOUT).unwrap()).map(|wc| (wc.wr_id, wc.opcode)).collect();
     assert_eq!(got, [(1, WcOpcode::RdmaWrite), (2, WcOpcode::Flush), (3, WcOpcode::AtomicWrite)]);
     assert_eq!(bytes(&dst, 64, 8), b"all of 8");
 }
@@ -157,8 +157,8 @@ fn flush_writes_mapped_bytes_to_the_file() {
     // SAFETY: the mapping covers the 8192 bytes and outlives the region.
     let mr = unsafe { b.pd.reg_mr_raw(map.as_ptr().cast(), 8192, access) }.unwrap();
     let placement = Placement { global: false, persistent: true };
-    done(&a, &SendWr::write(1, &[src.sge(0..8000)], mr.remote(100)));
-    done(&a, &SendWr::flush(2, mr.remote(100), 8000, placement));
+    execute(&a, &SendWr::write(1, &[src.sge(0..8000)], mr.remote(100)));
+    execute(&a, &SendWr::flush(2, mr.remote(100), 8000, placement));
     drop(mr);
     // SAFETY: the region is dropped, so that no reference to the mapping exists.
     unsafe { munmap(map, 8192) }.unwrap();
@@ -168,16 +168,16 @@ fn flush_writes_mapped_bytes_to_the_file() {
     assert!(got[..100] == [0; 100] && got[100..8100] == [7; 8000] && got[8100..] == [0; 92]);
 }
 
-/// In real time payload is copied when it is sent, in virtual time when its packet is built.
+/// In real time, payload is copied at transmission; in virtual time, when its packet is built.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn protected_memory_fails_the_work_request_on_either_side() {
     use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
     let real_time = || Fabric::new().pair().unwrap();
     let len = std::num::NonZeroUsize::new(65_536).unwrap();
-    for make in [pair as fn() -> (TestEndpoint, TestEndpoint), real_time] {
+    for make_pair in [pair as fn() -> (TestEndpoint, TestEndpoint), real_time] {
         for (len_used, is_local) in [(8, true), (700, true), (40_000, true), (8, false), (40_000, false)] {
-            let (a, b) = make();
+            let (a, b) = make_pair();
             let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
             // SAFETY: a new mapping at an address that the kernel picks affects no other memory; it is
             // unmapped below after its region is dropped.
@@ -185,18 +185,22 @@ fn protected_memory_fails_the_work_request_on_either_side() {
             let owner = if is_local { &a } else { &b };
             // SAFETY: the mapping covers the bytes and outlives the region; on this architecture accesses of
             // protected memory fail without a fault of the process.
-            let lost = unsafe { owner.pd.reg_mr_raw(map.as_ptr().cast(), 65_536, Access::ALL) }.unwrap();
+            let protected = unsafe { owner.pd.reg_mr_raw(map.as_ptr().cast(), 65_536, Access::ALL) }.unwrap();
             let other = if is_local { &b } else { &a }.pd.reg_mr(65_536, Access::ALL).unwrap();
             // SAFETY: only the region accesses the mapping.
             unsafe { mprotect(map, 65_536, ProtFlags::PROT_NONE) }.unwrap();
-            let of_lost = [Sge { addr: lost.addr(), length: len_used, lkey: lost.lkey() }];
-            let of_other = [other.sge(0..len_used as usize)];
+            let protected_sges = [Sge { addr: protected.addr(), length: len_used, lkey: protected.lkey() }];
+            let other_sges = [other.sge(0..len_used as usize)];
             let (wr, status) = match is_local {
-                true => (SendWr::write(1, &of_lost, other.remote(0)), WcStatus::LocProtErr),
-                false => (SendWr::read(1, &of_other, lost.remote(0)), WcStatus::RemOpErr),
+                true => (SendWr::write(1, &protected_sges, other.remote(0)), WcStatus::LocProtErr),
+                false => (SendWr::read(1, &other_sges, protected.remote(0)), WcStatus::RemOpErr),
             };
-            assert_eq!(fails(&a, &wr), status, "{len_used} bytes, local: {is_local}");
-            drop(lost);
+            assert_eq!(
+                failed_status(&a, &wr),
+                status,
+                "{len_used} bytes, protected memory is local: {is_local}"
+            );
+            drop(protected);
             // SAFETY: the region is dropped, so that no reference to the mapping exists.
             unsafe { munmap(map, 65_536) }.unwrap();
         }
@@ -211,22 +215,22 @@ fn device_memory_is_accessed_by_peers_within_limits() {
     let dm = b.context.alloc_dm(128).unwrap();
     let mr = b.pd.reg_dm_mr(&dm, 32..128, Access::ALL | Access::ZERO_BASED).unwrap();
     assert_eq!((mr.addr(), mr.len()), (0, 96));
-    done(&a, &SendWr::write(1, &[src.sge(0..6)], mr.remote(2)));
+    execute(&a, &SendWr::write(1, &[src.sge(0..6)], mr.remote(2)));
     let mut got = [0; 6];
     dm.read(34, &mut got).unwrap();
     assert_eq!(&got, b"device");
     // Another region of the same memory, and the limit of the device.
     dm.write(0, b"host").unwrap();
     let whole = b.pd.reg_dm_mr(&dm, 0..128, Access::ALL | Access::ZERO_BASED).unwrap();
-    done(&a, &SendWr::read(2, &[src.sge(0..4)], whole.remote(0)));
+    execute(&a, &SendWr::read(2, &[src.sge(0..4)], whole.remote(0)));
     assert_eq!(bytes(&src, 0, 4), b"host");
-    let most = b.context.query_device().limits.max_dm_size as usize;
-    assert!(matches!(b.context.alloc_dm(most + 1), Err(CreateError::Value { .. })));
-    assert!(matches!(b.context.alloc_dm(most), Err(CreateError::Exhausted { .. })));
+    let max = b.context.query_device().limits.max_dm_size as usize;
+    assert!(matches!(b.context.alloc_dm(max + 1), Err(CreateError::Value { .. })));
+    assert!(matches!(b.context.alloc_dm(max), Err(CreateError::Exhausted { .. })));
     assert!(b.pd.reg_dm_mr(&dm, 0..129, Access::ALL | Access::ZERO_BASED).is_err());
     assert!(b.pd.reg_dm_mr(&dm, 0..128, Access::ALL).is_err());
     drop((mr, whole, dm));
-    assert!(b.context.alloc_dm(most).is_ok());
+    assert!(b.context.alloc_dm(max).is_ok());
 }
 
 #[test]
@@ -236,8 +240,8 @@ fn null_region_discards_part_of_a_message() {
     src.write(0, b"header and body").unwrap();
     let null = b.pd.alloc_null_mr().unwrap();
     b.qp.post_recv(&RecvWr { wr_id: 1, sges: &[null.sge(11), dst.sge(0..10)] }).unwrap();
-    done(&a, &SendWr::send(2, &[src.sge(0..15)]));
-    assert_eq!(b.cq.wait(SOON).unwrap().byte_len, 15);
+    execute(&a, &SendWr::send(2, &[src.sge(0..15)]));
+    assert_eq!(b.cq.wait(TIMEOUT).unwrap().byte_len, 15);
     assert_eq!(bytes(&dst, 0, 4), b"body");
 }
 
@@ -249,16 +253,16 @@ fn reregistration_changes_length_access_and_domain() {
     let old = mr.remote(0);
     mr.rereg(None, Some(8192), Some(Access::ALL)).unwrap();
     assert_eq!(mr.len(), 8192);
-    done(&a, &SendWr::write(1, &[src.sge(0..64)], mr.remote(8000)));
+    execute(&a, &SendWr::write(1, &[src.sge(0..64)], mr.remote(8000)));
     // Into another protection domain and back.
     let other = b.context.alloc_pd().unwrap();
     mr.rereg(Some(&other), None, None).unwrap();
     mr.rereg(Some(&b.pd), None, None).unwrap();
-    done(&a, &SendWr::write(2, &[src.sge(0..64)], mr.remote(0)));
-    assert_eq!(fails(&a, &SendWr::write(3, &[src.sge(0..64)], old)), WcStatus::RemAccessErr);
+    execute(&a, &SendWr::write(2, &[src.sge(0..64)], mr.remote(0)));
+    assert_eq!(failed_status(&a, &SendWr::write(3, &[src.sge(0..64)], old)), WcStatus::RemAccessErr);
     b.context = Context::on_fabric(&Fabric::new()).unwrap();
-    let stranger = b.context.alloc_pd().unwrap();
-    assert!(matches!(mr.rereg(Some(&stranger), None, None), Err(CreateError::OtherContext(_))));
+    let foreign_pd = b.context.alloc_pd().unwrap();
+    assert!(matches!(mr.rereg(Some(&foreign_pd), None, None), Err(CreateError::OtherContext(_))));
 }
 
 #[test]
@@ -270,7 +274,7 @@ fn region_is_addressed_from_zero_or_chosen_iova() {
     assert_eq!((zero.addr(), far.addr()), (0, 0xffff_0000_0000_0000));
     src.write(0, b"here").unwrap();
     for (i, mr) in [zero, far].iter().enumerate() {
-        done(&a, &SendWr::write(i as u64, &[src.sge(0..4)], mr.remote(60)));
+        execute(&a, &SendWr::write(i as u64, &[src.sge(0..4)], mr.remote(60)));
         assert_eq!(bytes(mr, 60, 4), b"here");
     }
 }
@@ -278,12 +282,12 @@ fn region_is_addressed_from_zero_or_chosen_iova() {
 #[test]
 fn optional_access_flags_are_ignored_and_unknown_ones_refused() {
     let (_, b) = pair();
-    let taken = Access::ALL | Access::ON_DEMAND | Access::HUGETLB | Access::RELAXED_ORDERING;
-    assert!(b.pd.reg_mr(64, taken).is_ok());
+    let accepted = Access::ALL | Access::ON_DEMAND | Access::HUGETLB | Access::RELAXED_ORDERING;
+    assert!(b.pd.reg_mr(64, accepted).is_ok());
     // Flags of the optional range may be ignored, whatever they are.
     assert!(b.pd.reg_mr(64, Access::ALL | Access(1 << 29)).is_ok());
     let refused = b.pd.reg_mr(64, Access::ALL | Access(1 << 10)).unwrap_err();
-    assert!(refused.to_string().ends_with("some of it is not known"), "{refused}");
+    assert!(refused.to_string().ends_with("it has unknown flags"), "{refused}");
     assert!(b.pd.reg_mr(64, Access::REMOTE_ATOMIC).is_err());
 }
 
@@ -305,13 +309,13 @@ fn implicit_on_demand_region_covers_the_process() {
     // accesses it, and it is unmapped below.
     let map = unsafe { mmap_anonymous(None, len, protection, MapFlags::MAP_PRIVATE) }.unwrap();
     let at = RemoteAddr { va: map.as_ptr() as u64 + 4090, rkey: all.rkey() };
-    done(&a, &SendWr::write(1, &[src.sge(0..8)], at));
-    done(&a, &SendWr::read(2, &[src.sge(8..16)], at));
+    execute(&a, &SendWr::write(1, &[src.sge(0..8)], at));
+    execute(&a, &SendWr::read(2, &[src.sge(8..16)], at));
     assert_eq!(bytes(&src, 8, 8), b"anywhere");
     // SAFETY: the peer's accesses are complete, so that no reference to the mapping exists.
     unsafe { munmap(map, 8192) }.unwrap();
     // Access to unmapped memory is refused, and the process survives.
-    assert_eq!(fails(&a, &SendWr::read(3, &[src.sge(8..16)], at)), WcStatus::RemAccessErr);
+    assert_eq!(failed_status(&a, &SendWr::read(3, &[src.sge(8..16)], at)), WcStatus::RemAccessErr);
 }
 
 #[test]
@@ -322,24 +326,25 @@ fn read_only_memory_is_not_written_on_demand() {
     let all = unsafe { b.pd.reg_mr_implicit(Access::ALL | Access::ON_DEMAND) }.unwrap();
     static CONSTANT: [u8; 16] = *b"sixteen of these";
     let at = RemoteAddr { va: CONSTANT.as_ptr() as u64, rkey: all.rkey() };
-    done(&a, &SendWr::read(1, &[src.sge(0..16)], at));
+    execute(&a, &SendWr::read(1, &[src.sge(0..16)], at));
     assert_eq!(bytes(&src, 0, 16), CONSTANT);
-    assert_eq!(fails(&a, &SendWr::write(2, &[src.sge(0..16)], at)), WcStatus::RemAccessErr);
+    assert_eq!(failed_status(&a, &SendWr::write(2, &[src.sge(0..16)], at)), WcStatus::RemAccessErr);
 }
 
 #[test]
 fn region_of_length_0_allows_only_accesses_of_length_0() {
     let (a, b) = pair();
-    let (ours, theirs) = (a.pd.reg_mr(0, Access::LOCAL_WRITE).unwrap(), b.pd.reg_mr(0, Access::ALL).unwrap());
-    assert_eq!((ours.len(), theirs.len()), (0, 0));
-    let (nothing, at) = ([ours.sge(0..0)], theirs.remote(0));
-    for wr in [SendWr::write(1, &nothing, at), SendWr::read(2, &nothing, at)] {
-        assert_eq!(done(&a, &wr).byte_len, 0);
+    let (local, remote) =
+        (a.pd.reg_mr(0, Access::LOCAL_WRITE).unwrap(), b.pd.reg_mr(0, Access::ALL).unwrap());
+    assert_eq!((local.len(), remote.len()), (0, 0));
+    let (empty, at) = ([local.sge(0..0)], remote.remote(0));
+    for wr in [SendWr::write(1, &empty, at), SendWr::read(2, &empty, at)] {
+        assert_eq!(execute(&a, &wr).byte_len, 0);
     }
     let full = a.pd.reg_mr(8, Access::LOCAL_WRITE).unwrap();
-    assert_eq!(fails(&a, &SendWr::write(3, &[full.sge(0..1)], at)), WcStatus::RemAccessErr);
+    assert_eq!(failed_status(&a, &SendWr::write(3, &[full.sge(0..1)], at)), WcStatus::RemAccessErr);
     let (a, _b) = pair();
-    let ours = a.pd.reg_mr(0, Access::LOCAL_WRITE).unwrap();
-    let beyond = [Sge { addr: ours.addr(), length: 1, lkey: ours.lkey() }];
-    assert_eq!(fails(&a, &SendWr::send(4, &beyond)), WcStatus::LocProtErr);
+    let local = a.pd.reg_mr(0, Access::LOCAL_WRITE).unwrap();
+    let beyond = [Sge { addr: local.addr(), length: 1, lkey: local.lkey() }];
+    assert_eq!(failed_status(&a, &SendWr::send(4, &beyond)), WcStatus::LocProtErr);
 }

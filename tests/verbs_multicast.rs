@@ -7,8 +7,8 @@ use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::verbs::*;
 use urxe::wire::Flow;
 
-const SOON: Duration = Duration::from_secs(5);
-const KEY: QKey = QKey(0x1234);
+const TIMEOUT: Duration = Duration::from_secs(5);
+const QKEY: QKey = QKey(0x1234);
 
 /// A NIC with a UD QP that has a receive of 1000 bytes.
 struct Member {
@@ -21,16 +21,16 @@ struct Member {
 
 fn member(context: Context) -> Member {
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
-    let qp = datagrams(&pd, &cq);
+    let qp = ud_qp(&pd, &cq);
     let mr = pd.reg_mr(4096, Access::ALL).unwrap();
     let member = Member { context, pd, cq, mr, qp };
     member.recv(1);
     member
 }
 
-fn datagrams(pd: &Pd, cq: &Cq) -> Qp {
+fn ud_qp(pd: &Pd, cq: &Cq) -> Qp {
     let qp = pd.create_qp(cq, cq, &QpOptions { qp_type: QpType::Ud, ..QpOptions::default() }).unwrap();
-    qp.activate(KEY).unwrap();
+    qp.activate(QKEY).unwrap();
     qp
 }
 
@@ -49,13 +49,15 @@ impl Member {
             .unwrap();
         self.mr.write(2000, text).unwrap();
         let sge = [self.mr.sge(2000..2000 + text.len())];
-        self.qp.post_send(&SendWr { to: Some(ah.to(Qpn::MULTICAST, KEY)), ..SendWr::send(7, &sge) }).unwrap();
+        self.qp
+            .post_send(&SendWr { to: Some(ah.to(Qpn::MULTICAST, QKEY)), ..SendWr::send(7, &sge) })
+            .unwrap();
         assert_eq!(self.next(7).opcode, WcOpcode::Send);
     }
 
     /// Returns the completion of this work request.
     fn next(&self, wr_id: u64) -> Completion {
-        let wc = self.cq.wait(SOON).unwrap_or_else(|e| panic!("{wr_id} of {:?}: {e}", self.context));
+        let wc = self.cq.wait(TIMEOUT).unwrap_or_else(|e| panic!("{wr_id} of {:?}: {e}", self.context));
         assert_eq!(wc.wr_id, wr_id);
         wc
     }
@@ -70,7 +72,7 @@ impl Member {
         (wc, flow, bytes.split_off(grh::LEN))
     }
 
-    fn nothing(&self) {
+    fn assert_no_completion(&self) {
         let mut out = Vec::new();
         assert_eq!((self.cq.poll(1, &mut out), out), (Ok(0), Vec::new()));
     }
@@ -82,13 +84,13 @@ fn gid(ip: &str) -> Gid {
 
 const GROUPS: [&str; 2] = ["239.7.7.7", "ff15::77"];
 
-fn three(fabric: &Fabric) -> [Member; 3] {
+fn members(fabric: &Fabric) -> [Member; 3] {
     [0; 3].map(|_| member(Context::on_fabric(fabric).unwrap()))
 }
 
-fn on_fabric(fabric: &Fabric) {
+fn check_on_fabric(fabric: &Fabric) {
     for group in GROUPS.map(gid) {
-        let [a, b, c] = three(fabric);
+        let [a, b, c] = members(fabric);
         b.qp.attach_mcast(group).unwrap();
         c.qp.attach_mcast(group).unwrap();
         a.send(group, b"all of you");
@@ -98,9 +100,9 @@ fn on_fabric(fabric: &Fabric) {
             assert_eq!((flow.dst, flow.hop_limit), (group.ip(), 5));
             assert!(a.context.gids().contains(&Gid::from(flow.src)));
         }
-        a.nothing();
+        a.assert_no_completion();
 
-        // The header leads back to the sender, from the local unicast address.
+        // The GRH yields a path to the sender, from the local unicast address.
         let (wc, header) = {
             a.send(group, b"who?");
             let wc = b.next(1);
@@ -112,7 +114,7 @@ fn on_fabric(fabric: &Fabric) {
         let back = b.pd.create_ah_from_wc(&wc, &header).unwrap();
         b.mr.write(3000, b"me").unwrap();
         let sge = [b.mr.sge(3000..3002)];
-        b.qp.post_send(&SendWr { to: Some(back.to(wc.src_qpn, KEY)), ..SendWr::send(8, &sge) }).unwrap();
+        b.qp.post_send(&SendWr { to: Some(back.to(wc.src_qpn, QKEY)), ..SendWr::send(8, &sge) }).unwrap();
         b.next(8);
         let (_, flow, text) = a.receive();
         assert_eq!((text, flow.dst.is_multicast()), (b"me".to_vec(), false));
@@ -122,27 +124,27 @@ fn on_fabric(fabric: &Fabric) {
         b.qp.detach_mcast(group).unwrap();
         c.send(group, b"and now?");
         assert_eq!(c.receive().2, b"and now?");
-        b.nothing();
+        b.assert_no_completion();
         assert_eq!(b.qp.detach_mcast(group), Err(MulticastError::NotAttached(group)));
-        assert_eq!(b.context.counters().rx_unknown_group, 0, "the link has left too");
+        assert_eq!(b.context.counters().rx_unknown_group, 0, "the link has left the group too");
     }
 }
 
 #[test]
 fn multicast_reaches_members_in_real_time() {
-    on_fabric(&Fabric::new());
+    check_on_fabric(&Fabric::new());
 }
 
 #[test]
 fn multicast_reaches_members_in_virtual_time() {
-    on_fabric(&Fabric::virtual_time(FabricConfig::default()).unwrap());
+    check_on_fabric(&Fabric::virtual_time(FabricConfig::default()).unwrap());
 }
 
 #[test]
 fn each_member_of_one_nic_receives_a_copy() {
-    let [a, b, _] = three(&Fabric::new());
+    let [a, b, _] = members(&Fabric::new());
     let group = gid(GROUPS[1]);
-    let other = datagrams(&b.pd, &b.cq);
+    let other = ud_qp(&b.pd, &b.cq);
     other.post_recv(&RecvWr { wr_id: 2, sges: &[b.mr.sge(1000..2000)] }).unwrap();
     b.qp.attach_mcast(group).unwrap();
     b.qp.attach_mcast(group).unwrap();
@@ -150,7 +152,7 @@ fn each_member_of_one_nic_receives_a_copy() {
     a.send(group, b"one");
     b.next(1);
     b.next(2);
-    b.nothing();
+    b.assert_no_completion();
     // The NIC stays in the group until its last member is destroyed.
     drop(other);
     b.recv(1);
@@ -166,9 +168,9 @@ fn each_member_of_one_nic_receives_a_copy() {
 /// Blocked loopback excludes only copies to the sending queue pair itself.
 #[test]
 fn a_queue_pair_with_blocked_loopback_receives_only_the_messages_of_others() {
-    let [a, b, _] = three(&Fabric::new());
+    let [a, b, _] = members(&Fabric::new());
     let group = gid(GROUPS[1]);
-    let other = datagrams(&a.pd, &a.cq);
+    let other = ud_qp(&a.pd, &a.cq);
     other.post_recv(&RecvWr { wr_id: 2, sges: &[a.mr.sge(1000..2000)] }).unwrap();
     for qp in [&a.qp, &b.qp, &other] {
         qp.attach_mcast(group).unwrap();
@@ -178,7 +180,7 @@ fn a_queue_pair_with_blocked_loopback_receives_only_the_messages_of_others() {
     // The other queue pair of the same NIC receives a copy, and so does the other NIC.
     a.next(2);
     assert_eq!(b.receive().2, b"own");
-    a.nothing();
+    a.assert_no_completion();
     b.send(group, b"other's");
     assert_eq!(a.receive().2, b"other's");
 }
@@ -189,11 +191,11 @@ fn multicast_copies_are_lost_independently() {
     let run = |seed| {
         let config = FabricConfig { loss: 0.3, seed, ..FabricConfig::default() };
         let fabric = Fabric::virtual_time(config).unwrap();
-        let [a, b, c] = three(&fabric);
+        let [a, b, c] = members(&fabric);
         let group = gid(GROUPS[0]);
         b.qp.attach_mcast(group).unwrap();
         c.qp.attach_mcast(group).unwrap();
-        let heard = |m: &Member| match m.cq.wait(SOON) {
+        let receives = |m: &Member| match m.cq.wait(TIMEOUT) {
             Ok(_) => {
                 m.recv(1);
                 true
@@ -206,16 +208,16 @@ fn multicast_copies_are_lost_independently() {
         (0..200)
             .map(|_| {
                 a.send(group, b"x");
-                (heard(&b), heard(&c))
+                (receives(&b), receives(&c))
             })
             .collect::<Vec<_>>()
     };
     let first = run(5);
     let count = |of: fn(&(bool, bool)) -> bool| first.iter().filter(|r| of(r)).count();
-    for (heard, name) in [(count(|r| r.0), "b"), (count(|r| r.1), "c")] {
-        assert!((110..170).contains(&heard), "{name} heard {heard} of 200");
+    for (received, name) in [(count(|r| r.0), "b"), (count(|r| r.1), "c")] {
+        assert!((110..170).contains(&received), "{name} received {received} of 200 datagrams");
     }
-    assert!(count(|r| r.0 != r.1) > 40, "they lose different ones");
+    assert!(count(|r| r.0 != r.1) > 40, "the losses of the two members are independent");
     assert_eq!(first, run(5));
     assert_ne!(first, run(6));
 }
@@ -223,18 +225,18 @@ fn multicast_copies_are_lost_independently() {
 #[test]
 fn invalid_attach_is_refused_with_the_reason() {
     let fabric = Fabric::new();
-    let [a, ..] = three(&fabric);
-    let says = |qp: &Qp, group: &str| qp.attach_mcast(gid(group)).unwrap_err().to_string();
-    assert!(says(&a.qp, "10.0.0.1").contains("no multicast GID"));
+    let [a, ..] = members(&fabric);
+    let attach_error = |qp: &Qp, group: &str| qp.attach_mcast(gid(group)).unwrap_err().to_string();
+    assert!(attach_error(&a.qp, "10.0.0.1").contains("no multicast GID"));
     let rc = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap();
-    assert_eq!(says(&rc, GROUPS[0]), "a Rc QP cannot be in a multicast group: only UD can");
+    assert_eq!(attach_error(&rc, GROUPS[0]), "a Rc QP cannot be in a multicast group: only UD can");
     let limits = a.context.query_device().limits;
     for n in 0..limits.max_mcast_grp {
         let group = std::net::Ipv4Addr::from_bits(0xef00_0000 + n);
         a.qp.attach_mcast(group.into()).unwrap();
     }
     let refused = a.qp.attach_mcast(gid("ff15::1")).unwrap_err();
-    assert!(matches!(refused, AttachError::Refused(MulticastError::TooManyGroups(8192))), "{refused}");
+    assert!(matches!(refused, AttachError::Multicast(MulticastError::TooManyGroups(8192))), "{refused}");
     // A QP is not attached if the link refuses to join the group.
     let udp = UdpLink::bind("127.30.9.1".parse().unwrap(), &UdpOptions::default()).unwrap();
     let v4_only = member(Context::open(Box::new(udp), &ContextOptions::default()).unwrap());
@@ -260,11 +262,14 @@ fn multicast_reaches_members_over_udp() {
         let ah = from.pd.create_ah(&v4).unwrap();
         from.mr.write(2000, &text).unwrap();
         let sge = [from.mr.sge(2000..2500)];
-        from.qp.post_send(&SendWr { to: Some(ah.to(Qpn::MULTICAST, KEY)), ..SendWr::send(7, &sge) }).unwrap();
+        from.qp
+            .post_send(&SendWr { to: Some(ah.to(Qpn::MULTICAST, QKEY)), ..SendWr::send(7, &sge) })
+            .unwrap();
         for m in [&a, &b, &c] {
             // The sender receives a copy too, before or after its send completion.
-            let mut ids: Vec<u64> =
-                (0..1 + usize::from(std::ptr::eq(m, from))).map(|_| m.cq.wait(SOON).unwrap().wr_id).collect();
+            let mut ids: Vec<u64> = (0..1 + usize::from(std::ptr::eq(m, from)))
+                .map(|_| m.cq.wait(TIMEOUT).unwrap().wr_id)
+                .collect();
             ids.sort_unstable();
             assert_eq!(ids[0], 1);
             let mut got = [0; 540];
@@ -279,10 +284,10 @@ fn multicast_reaches_members_over_udp() {
     a.mr.write(2000, b"bye").unwrap();
     let ah = a.pd.create_ah(&AddressVector::to(group)).unwrap();
     let sge = [a.mr.sge(2000..2003)];
-    a.qp.post_send(&SendWr { to: Some(ah.to(Qpn::MULTICAST, KEY)), ..SendWr::send(7, &sge) }).unwrap();
+    a.qp.post_send(&SendWr { to: Some(ah.to(Qpn::MULTICAST, QKEY)), ..SendWr::send(7, &sge) }).unwrap();
     assert_eq!(b.next(1).byte_len, 43);
     std::thread::sleep(Duration::from_millis(50));
-    c.nothing();
+    c.assert_no_completion();
     let counters = [&a, &b, &c].map(|m| (m.context.counters().rx_icrc_err, m.context.link_state().0));
     assert_eq!(counters, [(0, Default::default()); 3]);
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use urxe::verbs::*;
 
-const SOON: Duration = Duration::from_secs(5);
-const KEY: QKey = QKey(0x1234);
+const TIMEOUT: Duration = Duration::from_secs(5);
+const QKEY: QKey = QKey(0x1234);
 
 fn context(fabric: &Fabric) -> (Context, Pd, Cq) {
     let context = Context::on_fabric(fabric).unwrap();
@@ -13,55 +13,55 @@ fn context(fabric: &Fabric) -> (Context, Pd, Cq) {
     (context, pd, cq)
 }
 
-fn of(qp_type: QpType) -> QpOptions {
+fn qp_options(qp_type: QpType) -> QpOptions {
     QpOptions { qp_type, ..QpOptions::default() }
 }
 
 /// Sends a datagram to a peer without a prior exchange, which responds using the completion and the GRH.
-fn question_and_answer(fabric: &Fabric, v6: usize) {
+fn exchange_datagrams(fabric: &Fabric, v6: usize) {
     let (a, a_pd, a_cq) = context(fabric);
     let (b, b_pd, b_cq) = context(fabric);
-    let a_qp = a_pd.create_qp(&a_cq, &a_cq, &of(QpType::Ud)).unwrap();
-    let b_qp = b_pd.create_qp(&b_cq, &b_cq, &of(QpType::Ud)).unwrap();
-    a_qp.activate(KEY).unwrap();
-    b_qp.activate(KEY).unwrap();
-    let (ours, theirs) = (a_pd.reg_mr(4096, Access::ALL).unwrap(), b_pd.reg_mr(4096, Access::ALL).unwrap());
-    b_qp.post_recv(&RecvWr { wr_id: 1, sges: &[theirs.sge(0..2000)] }).unwrap();
-    a_qp.post_recv(&RecvWr { wr_id: 2, sges: &[ours.sge(2000..4000)] }).unwrap();
+    let a_qp = a_pd.create_qp(&a_cq, &a_cq, &qp_options(QpType::Ud)).unwrap();
+    let b_qp = b_pd.create_qp(&b_cq, &b_cq, &qp_options(QpType::Ud)).unwrap();
+    a_qp.activate(QKEY).unwrap();
+    b_qp.activate(QKEY).unwrap();
+    let (a_mr, b_mr) = (a_pd.reg_mr(4096, Access::ALL).unwrap(), b_pd.reg_mr(4096, Access::ALL).unwrap());
+    b_qp.post_recv(&RecvWr { wr_id: 1, sges: &[b_mr.sge(0..2000)] }).unwrap();
+    a_qp.post_recv(&RecvWr { wr_id: 2, sges: &[a_mr.sge(2000..4000)] }).unwrap();
 
-    ours.write(0, b"who is there?").unwrap();
+    a_mr.write(0, b"who is there?").unwrap();
     let av = AddressVector { sgid_index: v6 as u8, ..AddressVector::to(b.query_gid(v6).unwrap()) };
     let path = a_pd.create_ah(&av).unwrap();
-    let to = Some(path.to(b_qp.qpn(), KEY));
-    a_qp.post_send(&SendWr { to, ..SendWr::send(3, &[ours.sge(0..13)]) }).unwrap();
-    assert_eq!(a_cq.wait(SOON).unwrap().wr_id, 3);
-    let wc = b_cq.wait(SOON).unwrap();
+    let to = Some(path.to(b_qp.qpn(), QKEY));
+    a_qp.post_send(&SendWr { to, ..SendWr::send(3, &[a_mr.sge(0..13)]) }).unwrap();
+    assert_eq!(a_cq.wait(TIMEOUT).unwrap().wr_id, 3);
+    let wc = b_cq.wait(TIMEOUT).unwrap();
     assert_eq!((wc.wr_id, wc.byte_len, wc.grh, wc.src_qpn), (1, 53, true, a_qp.qpn()));
     let mut got = [0; 53];
-    theirs.read(0, &mut got).unwrap();
+    b_mr.read(0, &mut got).unwrap();
     assert_eq!(&got[40..], b"who is there?");
 
     let header = got[..grh::LEN].try_into().unwrap();
-    let back = b_pd.create_ah_from_wc(&wc, header).unwrap();
-    assert_eq!(back.address().dgid, a.query_gid(v6).unwrap());
-    theirs.write(0, b"me").unwrap();
-    let to = Some(back.to(wc.src_qpn, KEY));
-    b_qp.post_send(&SendWr { to, ..SendWr::send_with_imm(4, &[theirs.sge(0..2)], 7) }).unwrap();
-    let wc = a_cq.wait(SOON).unwrap();
+    let return_path = b_pd.create_ah_from_wc(&wc, header).unwrap();
+    assert_eq!(return_path.address().dgid, a.query_gid(v6).unwrap());
+    b_mr.write(0, b"me").unwrap();
+    let to = Some(return_path.to(wc.src_qpn, QKEY));
+    b_qp.post_send(&SendWr { to, ..SendWr::send_with_imm(4, &[b_mr.sge(0..2)], 7) }).unwrap();
+    let wc = a_cq.wait(TIMEOUT).unwrap();
     assert_eq!((wc.wr_id, wc.byte_len, wc.imm), (2, 42, Some(7)));
-    ours.read(2000 + 40, &mut got[..2]).unwrap();
+    a_mr.read(2000 + 40, &mut got[..2]).unwrap();
     assert_eq!(&got[..2], b"me");
 }
 
 #[test]
 fn datagram_is_answered_from_its_completion_in_real_time() {
-    question_and_answer(&Fabric::new(), 0);
-    question_and_answer(&Fabric::new(), 1);
+    exchange_datagrams(&Fabric::new(), 0);
+    exchange_datagrams(&Fabric::new(), 1);
 }
 
 #[test]
 fn datagram_is_answered_from_its_completion_in_virtual_time() {
-    question_and_answer(&Fabric::virtual_time(FabricConfig::default()).unwrap(), 0);
+    exchange_datagrams(&Fabric::virtual_time(FabricConfig::default()).unwrap(), 0);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn completion_without_grh_yields_no_address_handle() {
     let mr = b.pd.reg_mr(100, Access::ALL).unwrap();
     b.qp.post_recv(&RecvWr { wr_id: 1, sges: &[mr.sge(0..100)] }).unwrap();
     a.qp.post_send(&SendWr::send(1, &[])).unwrap();
-    let wc = b.cq.wait(SOON).unwrap();
+    let wc = b.cq.wait(TIMEOUT).unwrap();
     assert_eq!(b.pd.create_ah_from_wc(&wc, &[0; grh::LEN]).unwrap_err(), CreateError::NoGrh);
 }
 
@@ -97,33 +97,36 @@ fn uc_messages_over_lossy_wire_arrive_whole_or_not_at_all() {
     let fabric = Fabric::virtual_time(config).unwrap();
     let (_a, a_pd, a_cq) = context(&fabric);
     let (b, b_pd, b_cq) = context(&fabric);
-    let a_qp = a_pd.create_qp(&a_cq, &a_cq, &of(QpType::Uc)).unwrap();
-    let b_qp = b_pd.create_qp(&b_cq, &b_cq, &of(QpType::Uc)).unwrap();
+    let a_qp = a_pd.create_qp(&a_cq, &a_cq, &qp_options(QpType::Uc)).unwrap();
+    let b_qp = b_pd.create_qp(&b_cq, &b_cq, &qp_options(QpType::Uc)).unwrap();
     let options = ConnectOptions { mtu: Some(Mtu::Mtu256), ..ConnectOptions::default() };
     a_qp.connect(&b_qp.endpoint(), &options).unwrap();
     b_qp.connect(&a_qp.endpoint(), &options).unwrap();
     let len = 1000;
-    let (ours, theirs) = (a_pd.reg_mr(len, Access::ALL).unwrap(), b_pd.reg_mr(len, Access::ALL).unwrap());
-    let (messages, mut seen) = (500u32, Vec::new());
-    b_qp.post_recv(&RecvWr { wr_id: 0, sges: &[theirs.sge(0..len)] }).unwrap();
+    let (a_mr, b_mr) = (a_pd.reg_mr(len, Access::ALL).unwrap(), b_pd.reg_mr(len, Access::ALL).unwrap());
+    let (messages, mut received) = (500u32, Vec::new());
+    b_qp.post_recv(&RecvWr { wr_id: 0, sges: &[b_mr.sge(0..len)] }).unwrap();
     for n in 0..messages {
-        ours.write(0, &[n as u8; 1000]).unwrap();
-        a_qp.post_send(&SendWr::send_with_imm(n.into(), &[ours.sge(0..len)], n)).unwrap();
-        assert_eq!(a_cq.wait(SOON).unwrap().wr_id, u64::from(n));
-        match b_cq.wait(SOON) {
+        a_mr.write(0, &[n as u8; 1000]).unwrap();
+        a_qp.post_send(&SendWr::send_with_imm(n.into(), &[a_mr.sge(0..len)], n)).unwrap();
+        assert_eq!(a_cq.wait(TIMEOUT).unwrap().wr_id, u64::from(n));
+        match b_cq.wait(TIMEOUT) {
             Ok(wc) => {
                 assert_eq!(wc.byte_len as usize, len);
                 let n = wc.imm.unwrap();
-                assert!(theirs.to_vec().iter().all(|byte| *byte == n as u8), "message {n} is mixed");
-                seen.push(n);
-                b_qp.post_recv(&RecvWr { wr_id: 0, sges: &[theirs.sge(0..len)] }).unwrap();
+                assert!(
+                    b_mr.to_vec().iter().all(|byte| *byte == n as u8),
+                    "message {n} contains bytes of another message"
+                );
+                received.push(n);
+                b_qp.post_recv(&RecvWr { wr_id: 0, sges: &[b_mr.sge(0..len)] }).unwrap();
             }
             Err(e) => assert_eq!(e, WaitError::Idle),
         }
     }
-    assert!(seen.is_sorted_by(|a, b| a < b), "{seen:?}");
+    assert!(received.is_sorted_by(|a, b| a < b), "{received:?}");
     // Four packets each, so about two thirds arrive.
-    assert!((250..420).contains(&seen.len()), "{} of {messages} arrived", seen.len());
+    assert!((250..420).contains(&received.len()), "{} of {messages} arrived", received.len());
     assert!(b.counters().out_of_seq_request > 50);
 }
 
@@ -150,7 +153,7 @@ fn qps_share_receives_of_an_srq() {
         .collect();
     for (n, (node, qp)) in peers.iter().enumerate() {
         node.qp.post_send(&SendWr::send_with_imm(1, &[], n as u32)).unwrap();
-        let wc = cq.wait(SOON).unwrap();
+        let wc = cq.wait(TIMEOUT).unwrap();
         assert_eq!((wc.wr_id, wc.imm, wc.qpn), (n as u64, Some(n as u32), qp.qpn()));
         let refused = qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap_err();
         assert_eq!(refused, PostError::SharedQueue);
@@ -164,7 +167,7 @@ fn qps_share_receives_of_an_srq() {
     // The queue lives as long as its queue pairs.
     drop(srq);
     peers[0].0.qp.post_send(&SendWr::send(2, &[])).unwrap();
-    assert_eq!(cq.wait(SOON).unwrap().wr_id, 3);
+    assert_eq!(cq.wait(TIMEOUT).unwrap().wr_id, 3);
 }
 
 #[test]
@@ -190,64 +193,64 @@ fn xrc_messages_complete_on_the_srq_they_name() {
         b_pd.create_xrc_srq(&xrcd, &b_cq, caps).unwrap(),
         b_pd.create_xrc_srq(&xrcd, &other_cq, caps).unwrap(),
     ];
-    let theirs = b_pd.reg_mr(4096, Access::ALL).unwrap();
+    let b_mr = b_pd.reg_mr(4096, Access::ALL).unwrap();
     for (i, srq) in queues.iter().enumerate() {
         for k in 0..2 {
             let at = 1000 * i + 100 * k;
-            srq.post_recv(&RecvWr { wr_id: at as u64, sges: &[theirs.sge(at..at + 100)] }).unwrap();
+            srq.post_recv(&RecvWr { wr_id: at as u64, sges: &[b_mr.sge(at..at + 100)] }).unwrap();
         }
     }
     for k in 0..2u8 {
         let (_a, a_pd, a_cq) = context(&fabric);
-        let initiator = a_pd.create_qp(&a_cq, &a_cq, &of(QpType::XrcSend)).unwrap();
+        let initiator = a_pd.create_qp(&a_cq, &a_cq, &qp_options(QpType::XrcSend)).unwrap();
         let target = xrcd.create_target_qp().unwrap();
         initiator.connect(&target.endpoint(), &ConnectOptions::default()).unwrap();
         target.connect(&initiator.endpoint(), &ConnectOptions::default()).unwrap();
-        let ours = a_pd.reg_mr(64, Access::ALL).unwrap();
-        ours.write(0, &[k + 1; 64]).unwrap();
+        let a_mr = a_pd.reg_mr(64, Access::ALL).unwrap();
+        a_mr.write(0, &[k + 1; 64]).unwrap();
         for (i, (srq, cq)) in queues.iter().zip([&b_cq, &other_cq]).enumerate() {
-            initiator.post_send(&SendWr::send(1, &[ours.sge(0..9)]).to_srq(srq.id())).unwrap();
-            a_cq.wait(SOON).unwrap();
-            let wc = cq.wait(SOON).unwrap();
+            initiator.post_send(&SendWr::send(1, &[a_mr.sge(0..9)]).to_srq(srq.id())).unwrap();
+            a_cq.wait(TIMEOUT).unwrap();
+            let wc = cq.wait(TIMEOUT).unwrap();
             assert_eq!((wc.wr_id, wc.qpn), (1000 * i as u64 + 100 * u64::from(k), target.qpn()));
-            assert_eq!(theirs.to_vec()[wc.wr_id as usize..][..9], [k + 1; 9]);
+            assert_eq!(b_mr.to_vec()[wc.wr_id as usize..][..9], [k + 1; 9]);
         }
-        let all = [ours.sge(0..64)];
-        let write = SendWr::write(2, &all, theirs.remote(3000)).to_srq(queues[0].id());
+        let all = [a_mr.sge(0..64)];
+        let write = SendWr::write(2, &all, b_mr.remote(3000)).to_srq(queues[0].id());
         initiator.post_send(&write).unwrap();
-        a_cq.wait(SOON).unwrap();
-        assert_eq!(theirs.to_vec()[3000..3064], [k + 1; 64]);
+        a_cq.wait(TIMEOUT).unwrap();
+        assert_eq!(b_mr.to_vec()[3000..3064], [k + 1; 64]);
     }
-    let refused = b_pd.create_qp(&b_cq, &b_cq, &of(QpType::XrcRecv)).unwrap_err();
+    let refused = b_pd.create_qp(&b_cq, &b_cq, &qp_options(QpType::XrcRecv)).unwrap_err();
     assert_eq!(refused, CreateError::XrcTarget);
     let plain = b_pd.create_srq(caps).unwrap();
-    let refused = b_pd.create_qp_on_srq(&b_cq, &b_cq, &plain, &of(QpType::XrcSend)).unwrap_err();
+    let refused = b_pd.create_qp_on_srq(&b_cq, &b_cq, &plain, &qp_options(QpType::XrcSend)).unwrap_err();
     assert_eq!(refused, CreateError::NoReceives(QpType::XrcSend));
 }
 
 /// Returns the time after which a NIC of a personality reports an unreachable peer, with the shortest timeout
 /// and no retry.
-fn patience(personality: Personality) -> Duration {
+fn retry_timeout(personality: Personality) -> Duration {
     let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
     let port = fabric.port(&fabric.auto_address()).unwrap();
     let options = ContextOptions { personality, ..ContextOptions::default() };
     let context = Context::on_port(port, &options, |port| Box::new(port)).unwrap();
     assert_eq!(context.query_device().personality, personality.name);
     let node = TestEndpoint::new(context).unwrap();
-    let nobody =
+    let unreachable =
         Endpoint { gid: "10.9.9.9".parse::<std::net::IpAddr>().unwrap().into(), ..node.qp.endpoint() };
     let connect = ConnectOptions { timeout: AckTimeout::new(1), retry_cnt: 0, ..ConnectOptions::default() };
-    node.qp.connect(&nobody, &connect).unwrap();
-    let begin = fabric.now();
+    node.qp.connect(&unreachable, &connect).unwrap();
+    let start = fabric.now();
     node.qp.post_send(&SendWr::send(1, &[])).unwrap();
-    let failed = node.cq.wait_any(SOON).unwrap();
+    let failed = node.cq.wait_any(TIMEOUT).unwrap();
     assert_eq!(failed.status, WcStatus::RetryExcErr);
-    fabric.now().since(begin)
+    fabric.now().since(start)
 }
 
 #[test]
 fn minimum_ack_timeout_depends_on_personality() {
-    assert!(patience(Personality::STRICT) < Duration::from_micros(20));
-    assert!(patience(Personality::RXE) < Duration::from_micros(20));
-    assert!(patience(Personality::MLX5) >= Duration::from_millis(500));
+    assert!(retry_timeout(Personality::STRICT) < Duration::from_micros(20));
+    assert!(retry_timeout(Personality::RXE) < Duration::from_micros(20));
+    assert!(retry_timeout(Personality::MLX5) >= Duration::from_millis(500));
 }

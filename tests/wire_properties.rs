@@ -59,7 +59,7 @@ prop_compose! {
 }
 
 /// Clears the fields of headers that the opcode's table row does not name.
-fn on_the_wire(h: &Headers) -> Headers {
+fn clear_absent_headers(h: &Headers) -> Headers {
     let set = h.bth.opcode.row().headers;
     fn keep<T: Default>(set: HeaderSet, header: HeaderSet, value: T) -> T {
         if set.has(header) { value } else { T::default() }
@@ -79,7 +79,7 @@ fn on_the_wire(h: &Headers) -> Headers {
     }
 }
 
-/// Encodes headers, payload, padding and some ICRC.
+/// Encodes headers, payload, padding and ICRC.
 fn emit(headers: &Headers, payload: &[u8], padding: u8, icrc: u32) -> Vec<u8> {
     let mut buf = [0; MAX_HEADERS_LEN];
     let len = headers.emit(&mut buf);
@@ -94,8 +94,8 @@ fn payload() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(any::<u8>(), 0..300)
 }
 
-/// Calls all methods of a view.
-fn look_at_everything(packet: &Packet<'_>) -> usize {
+/// Calls all methods of a parsed packet.
+fn call_all_methods(packet: &Packet<'_>) -> usize {
     packet.headers();
     packet.row();
     packet.icrc();
@@ -110,7 +110,7 @@ proptest! {
         h.bth.pad = pad_count(payload.len()) as u8;
         let bytes = emit(&h, &payload, padding, icrc);
         let packet = Packet::parse(&bytes).unwrap();
-        prop_assert_eq!(packet.headers(), on_the_wire(&h));
+        prop_assert_eq!(packet.headers(), clear_absent_headers(&h));
         prop_assert_eq!(packet.payload(), &payload[..]);
         prop_assert_eq!(packet.padding(), &vec![padding; h.bth.pad as usize][..]);
         prop_assert_eq!(packet.icrc(), icrc);
@@ -127,23 +127,23 @@ proptest! {
         bytes[0] = opcode.0;
         bytes[1] = bytes[1] & 0xc0 | pad << 4;
         let Ok(packet) = Packet::parse(&bytes) else { return Ok(()) };
-        let again = {
+        let emitted = {
             let mut buf = [0; MAX_HEADERS_LEN];
             let len = packet.headers().emit(&mut buf);
             [&buf[..len], packet.payload(), packet.padding(), &packet.icrc().to_le_bytes()].concat()
         };
         // Reserved bits of headers are not preserved: compare the decoded values.
-        prop_assert_eq!(again.len(), bytes.len());
-        let second = Packet::parse(&again).unwrap();
+        prop_assert_eq!(emitted.len(), bytes.len());
+        let second = Packet::parse(&emitted).unwrap();
         prop_assert_eq!(second.headers(), packet.headers());
         prop_assert_eq!(second.payload(), packet.payload());
-        prop_assert_eq!(&again[..BTH_LEN], &bytes[..BTH_LEN], "the BTH keeps even its reserved bits");
+        prop_assert_eq!(&emitted[..BTH_LEN], &bytes[..BTH_LEN], "the BTH, including its reserved bits");
     }
 
     #[test]
     fn arbitrary_bytes_do_not_make_the_parser_panic(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
         if let Ok(packet) = Packet::parse(&bytes) {
-            look_at_everything(&packet);
+            call_all_methods(&packet);
         }
     }
 
@@ -158,7 +158,7 @@ proptest! {
             *byte &= 0xf0;
         }
         if let Ok(packet) = Packet::parse(&bytes) {
-            let inner = look_at_everything(&packet);
+            let inner = call_all_methods(&packet);
             prop_assert_eq!(inner + packet.headers().len() + ICRC_LEN, bytes.len());
         }
     }
@@ -191,18 +191,18 @@ fn truncated_packet_of_every_opcode_is_an_error() {
     for opcode in valid_opcodes() {
         for pad in 0..4 {
             let h = Headers { bth: Bth { opcode, pad, ..Bth::default() }, ..Headers::default() };
-            // The shortest payload with this much padding.
+            // The shortest payload with this number of pad bytes.
             let payload = vec![7; if pad == 0 { 0 } else { 4 - pad as usize }];
             let bytes = emit(&h, &payload, 0, 0);
             assert!(Packet::parse(&bytes).is_ok(), "{opcode}");
             let headers = BTH_LEN + opcode.row().headers.len();
             for len in 0..bytes.len() {
-                let error = Packet::parse(&bytes[..len]).expect_err("too short");
+                let error = Packet::parse(&bytes[..len]).expect_err("a truncated packet is invalid");
                 let text = error.to_string();
                 match error {
-                    WireError::Truncated { len: there, need, .. } => assert!(there == len && len < need),
+                    WireError::Truncated { len: actual, need, .. } => assert!(actual == len && len < need),
                     WireError::Unaligned(n) => assert!(n == len && n >= headers + pad as usize + ICRC_LEN),
-                    other => panic!("{opcode} cut to {len} bytes: {other}"),
+                    other => panic!("{opcode} truncated to {len} bytes: {other}"),
                 }
                 assert!(text.contains(&len.to_string()), "{text}");
             }

@@ -8,11 +8,11 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo bench --bench side_by_side --", disable_version_flag = true)]
 pub struct Args {
-    /// Takes less than a minute: three rounds of the rows that bars refer to, one short round of a part of
-    /// the rest.
+    /// Takes less than a minute: three rounds of the rows that targets refer to, one short round of some of
+    /// the others.
     #[arg(long)]
     pub quick: bool,
-    /// Measures only rows whose name contains this.
+    /// Measures only rows whose name contains PATTERN.
     #[arg(long, value_name = "PATTERN")]
     pub only: Option<String>,
     /// Directory for side_by_side.json and side_by_side.svg.

@@ -28,18 +28,18 @@ unsafe impl GlobalAlloc for Counting {
         unsafe { System.alloc_zeroed(layout) }
     }
 
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size() as i64, Ordering::Relaxed);
-        // SAFETY: the caller fulfils the contract of `dealloc`: `at` came from this allocator, and so from
+        // SAFETY: the caller fulfils the contract of `dealloc`: `ptr` came from this allocator, and so from
         // `System`.
-        unsafe { System.dealloc(at, layout) }
+        unsafe { System.dealloc(ptr, layout) }
     }
 
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         LIVE.fetch_add(size as i64 - layout.size() as i64, Ordering::Relaxed);
-        // SAFETY: the caller fulfils the contract of `realloc`: `at` came from this allocator, and so from
+        // SAFETY: the caller fulfils the contract of `realloc`: `ptr` came from this allocator, and so from
         // `System`.
-        unsafe { System.realloc(at, layout, size) }
+        unsafe { System.realloc(ptr, layout, size) }
     }
 }
 

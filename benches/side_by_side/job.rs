@@ -43,11 +43,11 @@ pub enum Task {
         train: Train,
     },
     Stream {
-        wire: Wire,
+        link: LinkAddrs,
         stream: Stream,
     },
     Ping {
-        wire: Wire,
+        link: LinkAddrs,
         op: Op,
         rounds: usize,
     },
@@ -82,8 +82,8 @@ pub enum Task {
 }
 
 impl Task {
-    /// Reports whether the task takes two processes.
-    pub fn is_for_two(&self) -> bool {
+    /// Reports whether the task requires two processes.
+    pub fn uses_two_processes(&self) -> bool {
         matches!(
             self,
             Task::RawUdpStream { .. }
@@ -119,7 +119,7 @@ impl Train {
 
 /// Link between the NICs of two processes.
 #[derive(Clone, Serialize, Deserialize)]
-pub enum Wire {
+pub enum LinkAddrs {
     Udp([IpAddr; 2]),
     Packet([String; 2]),
 }
@@ -158,7 +158,7 @@ pub struct Stream {
     pub list: usize,
     /// Messages posted and not completed yet, on all queue pairs together.
     pub in_flight: usize,
-    /// Whether the passive end of WRITEs and READs polls too, instead of leaving the work to the NIC's
+    /// Whether the passive end of WRITEs and READs polls too, instead of the NIC's
     /// background thread.
     pub polled: bool,
     /// Probability with which a received packet is dropped, at either end; `None` for a link without fault
@@ -174,8 +174,8 @@ impl Stream {
         Stream { op, size, mtu, qps: 1, list: (in_flight / 8).max(1), in_flight, polled: false, loss: None }
     }
 
-    /// Spreads the stream over `qps` queue pairs, each with one message in flight at all times.
-    pub fn on_each_of(self, qps: usize) -> Stream {
+    /// Spreads the stream over `qps` queue pairs, each with one message in flight.
+    pub fn spread_over(self, qps: usize) -> Stream {
         Stream { qps, list: 1, in_flight: qps, ..self }
     }
 }

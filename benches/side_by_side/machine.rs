@@ -31,17 +31,18 @@ fn output(program: &str, args: &[&str]) -> String {
 }
 
 impl Machine {
-    pub fn look() -> Machine {
+    pub fn detect() -> Machine {
         let cpuinfo = read("/proc/cpuinfo");
         let field = |name: &str| {
             let line = cpuinfo.lines().find(|l| l.starts_with(name));
             line.and_then(|l| l.split_once(':')).map_or(String::new(), |(_, v)| v.trim().to_owned())
         };
-        let dirty = !output("git", &["status", "--porcelain", "--untracked-files=no", "src"]).is_empty();
+        let is_modified =
+            !output("git", &["status", "--porcelain", "--untracked-files=no", "src"]).is_empty();
         Machine {
             date: output("date", &["-u", "+%Y-%m-%d %H:%M UTC"]),
             commit: output("git", &["rev-parse", "--short", "HEAD"])
-                + if dirty { ", src changed" } else { "" },
+                + if is_modified { ", src changed" } else { "" },
             cpu: field("model name"),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             virtual_machine: field("flags").split(' ').any(|flag| flag == "hypervisor"),
@@ -67,13 +68,16 @@ impl Machine {
             load,
             ..
         } = self;
-        let kind = if self.virtual_machine { "virtual" } else { "real" };
+        let kind = if self.virtual_machine { "virtual" } else { "physical" };
         let buffers = match self.root {
-            true => "root: socket buffers of 8 MiB whatever these say",
-            false => "not root: they bound the socket buffers",
+            true => "root: socket buffers of 8 MiB regardless of these limits",
+            false => "not root: these limit the socket buffers",
         };
         println!("{date}, urxe {commit}");
         println!("{cpu}, {cores} cores ({kind}), Linux {kernel}, load {load}");
-        println!("rmem_max {rmem_max}, wmem_max {wmem_max} ({buffers}); TCP by {tcp_congestion_control}");
+        println!(
+            "rmem_max {rmem_max}, wmem_max {wmem_max} ({buffers}); \
+             TCP congestion control {tcp_congestion_control}"
+        );
     }
 }

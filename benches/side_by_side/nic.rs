@@ -9,17 +9,17 @@ use urxe::link::{Link, PacketConfig, PacketLink};
 use urxe::verbs::*;
 
 use crate::Result;
-use crate::job::{End, Metrics, Wire};
+use crate::job::{End, LinkAddrs, Metrics};
 
 /// Q_Key of datagrams.
 pub const QKEY: QKey = QKey(0x6666_6666);
 
 /// Depth of the queues of a single queue pair; several queue pairs have 128 work requests each.
-const QUEUE: u32 = 1024;
+const QUEUE_DEPTH: u32 = 1024;
 
 /// Connection parameters that the other end needs.
 #[derive(Clone, Serialize, Deserialize)]
-pub struct Hello {
+pub struct ConnInfo {
     ip: IpAddr,
     /// Number and first PSN of each queue pair.
     qps: Vec<(u32, u32)>,
@@ -27,7 +27,7 @@ pub struct Hello {
     rkey: u32,
 }
 
-impl Hello {
+impl ConnInfo {
     /// Returns the address and the R_Key of the region.
     pub fn remote(&self) -> RemoteAddr {
         RemoteAddr { va: self.va, rkey: RKey(self.rkey) }
@@ -44,10 +44,10 @@ impl Hello {
 }
 
 /// Opens the NIC of one end; `loss` is the probability with which it drops a received packet.
-pub fn open(wire: &Wire, end: End, loss: Option<f64>) -> Result<Context> {
-    let link: Box<dyn Link> = match wire {
-        Wire::Udp(ips) => Box::new(UdpLink::bind(ips[end as usize], &UdpOptions::default())?),
-        Wire::Packet(interfaces) => {
+pub fn open(link: &LinkAddrs, end: End, loss: Option<f64>) -> Result<Context> {
+    let link: Box<dyn Link> = match link {
+        LinkAddrs::Udp(ips) => Box::new(UdpLink::bind(ips[end as usize], &UdpOptions::default())?),
+        LinkAddrs::Packet(interfaces) => {
             let config: PacketConfig = format!("packet:{}", interfaces[end as usize]).parse()?;
             Box::new(PacketLink::open(config)?)
         }
@@ -84,7 +84,7 @@ impl Nic {
     /// all map to the same page of zeros.
     pub fn new(context: Context, qp_type: QpType, qps: usize, len: usize) -> Result<Nic> {
         let (pd, cq) = (context.alloc_pd()?, context.create_cq((4 * qps).max(4096))?);
-        let max_wr = if qps == 1 { QUEUE } else { 128 };
+        let max_wr = if qps == 1 { QUEUE_DEPTH } else { 128 };
         let options = QpOptions {
             qp_type,
             send: SendCaps { max_wr, max_sge: 1, max_inline: 64 },
@@ -96,19 +96,23 @@ impl Nic {
         let mr = pd.reg_mr(len, Access::ALL)?;
         mr.write(0, &vec![0x5a; len])?;
         let addresses = &context.link_info().addresses;
-        let ip =
-            addresses.iter().find(|ip| ip.is_ipv4()).or(addresses.first()).copied().ok_or("no address")?;
+        let ip = addresses
+            .iter()
+            .find(|ip| ip.is_ipv4())
+            .or(addresses.first())
+            .copied()
+            .ok_or("the link has no IP address")?;
         Ok(Nic { context, pd, cq, qps, mr, ip })
     }
 
-    pub fn hello(&self) -> Hello {
+    pub fn conn_info(&self) -> ConnInfo {
         let qps = self.qps.iter().map(|qp| (qp.qpn().get(), qp.endpoint().psn.get())).collect();
         let to = self.mr.remote(0);
-        Hello { ip: self.ip, qps, va: to.va, rkey: to.rkey.0 }
+        ConnInfo { ip: self.ip, qps, va: to.va, rkey: to.rkey.0 }
     }
 
     /// Connects each queue pair to that of the same index at the peer.
-    pub fn connect(&self, peer: &Hello, mtu: usize) -> Result<()> {
+    pub fn connect(&self, peer: &ConnInfo, mtu: usize) -> Result<()> {
         let options = ConnectOptions { mtu: Mtu::from_bytes(mtu), ..ConnectOptions::default() };
         for (qp, (qpn, psn)) in self.qps.iter().zip(&peer.qps) {
             let peer = Endpoint { gid: peer.gid(), qpn: Qpn::new(*qpn), psn: Psn::new(*psn) };
@@ -118,33 +122,39 @@ impl Nic {
     }
 
     /// Returns the destination of datagrams to the other end's first queue pair.
-    pub fn destination(&self, peer: &Hello) -> Result<Destination> {
+    pub fn destination(&self, peer: &ConnInfo) -> Result<Destination> {
         let v4 = peer.ip.is_ipv4();
-        let index =
-            self.context.gids().iter().position(|gid| gid.ip().is_ipv4() == v4).ok_or("no such GID")?;
+        let index = self
+            .context
+            .gids()
+            .iter()
+            .position(|gid| gid.ip().is_ipv4() == v4)
+            .ok_or("no GID of the peer's IP version")?;
         let av = AddressVector { sgid_index: index as u8, ..AddressVector::to(peer.gid()) };
         Ok(self.pd.create_ah(&av)?.to(peer.qpn(), QKEY))
     }
 
     /// Polls up to 64 completions, all of which must be successful.
-    pub fn take(&self, out: &mut Vec<Completion>) -> Result<()> {
+    pub fn poll_successful(&self, out: &mut Vec<Completion>) -> Result<()> {
         out.clear();
         self.cq.poll(64, out)?;
         match out.iter().find(|c| c.status != WcStatus::Success) {
-            Some(bad) => Err(format!("a work request failed: {}; {}", bad.status, self.counted()).into()),
+            Some(bad) => {
+                Err(format!("a work request failed: {}; {}", bad.status, self.nonzero_counters()).into())
+            }
             None => Ok(()),
         }
     }
 
     /// Returns the counters that are not zero, to explain a failure.
-    pub fn counted(&self) -> String {
+    pub fn nonzero_counters(&self) -> String {
         let (counters, link) = (self.context.counters(), self.context.link_state().0);
         let all = counters.iter().chain(link.iter()).filter(|(_, n)| *n > 0);
         all.map(|(name, n)| format!("{name} {n}")).collect::<Vec<_>>().join(", ")
     }
 
     /// Returns the counters of retries, timeouts, RNR NAKs and socket overflows that are not zero.
-    pub fn troubles(&self, end: End) -> Metrics {
+    pub fn error_counters(&self, end: End) -> Metrics {
         let (c, link) = (self.context.counters(), self.context.link_state().0);
         let all = [
             ("retries", c.requester_retry),

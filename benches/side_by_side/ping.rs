@@ -5,14 +5,14 @@ use std::time::Instant;
 use urxe::verbs::*;
 
 use crate::Result;
-use crate::job::{End, Job, Metrics, Op, Wire};
-use crate::nic::{self, Hello, Nic};
-use crate::talk::Talk;
+use crate::control::Control;
+use crate::job::{End, Job, LinkAddrs, Metrics, Op};
+use crate::nic::{self, ConnInfo, Nic};
 
 /// Number of warm-up rounds.
 const WARM_UP: usize = 2000;
 /// Number of polls after which a response counts as lost.
-pub const LOOKS: u64 = 1 << 26;
+pub const MAX_POLLS: u64 = 1 << 26;
 /// Percentiles to report.
 pub const PERCENTILES: [(&str, f64); 11] = [
     ("p1", 1.0),
@@ -28,13 +28,13 @@ pub const PERCENTILES: [(&str, f64); 11] = [
     ("p99.99", 99.99),
 ];
 
-/// Measures round trips and returns percentiles of half their time, in nanoseconds. `trip` receives the
+/// Measures round trips and returns percentiles of half their time, in nanoseconds. `round_trip` receives the
 /// number of the round, from 1.
-pub fn time(rounds: usize, mut trip: impl FnMut(u64) -> Result<()>) -> Result<Metrics> {
+pub fn time_round_trips(rounds: usize, mut round_trip: impl FnMut(u64) -> Result<()>) -> Result<Metrics> {
     let mut times = Vec::with_capacity(rounds);
     for round in 1..=(WARM_UP + rounds) as u64 {
         let start = Instant::now();
-        trip(round)?;
+        round_trip(round)?;
         let half = start.elapsed().as_nanos() as f64 / 2.0;
         if round > WARM_UP as u64 {
             times.push(half);
@@ -46,21 +46,21 @@ pub fn time(rounds: usize, mut trip: impl FnMut(u64) -> Result<()>) -> Result<Me
 }
 
 /// One end of a ping-pong.
-pub struct Player<'a> {
+pub struct PingPongEnd<'a> {
     nic: &'a Nic,
     remote: RemoteAddr,
     op: Op,
     completions: Vec<Completion>,
 }
 
-impl<'a> Player<'a> {
-    pub fn new(nic: &'a Nic, peer: &Hello, op: Op) -> Result<Player<'a>> {
-        let player = Player { nic, remote: peer.remote(), op, completions: Vec::with_capacity(64) };
+impl<'a> PingPongEnd<'a> {
+    pub fn new(nic: &'a Nic, peer: &ConnInfo, op: Op) -> Result<PingPongEnd<'a>> {
+        let end = PingPongEnd { nic, remote: peer.remote(), op, completions: Vec::with_capacity(64) };
         nic.mr.buffer().store_u64(0, 0)?;
         if op == Op::Send {
-            (0..64).try_for_each(|_| player.post_recv())?;
+            (0..64).try_for_each(|_| end.post_recv())?;
         }
-        Ok(player)
+        Ok(end)
     }
 
     fn post_recv(&self) -> Result<()> {
@@ -68,7 +68,7 @@ impl<'a> Player<'a> {
         Ok(self.nic.qps[0].post_recv(&RecvWr { wr_id: 0, sges: &sges })?)
     }
 
-    pub fn serve(&mut self, round: u64) -> Result<()> {
+    pub fn send(&mut self, round: u64) -> Result<()> {
         let (bytes, wr_id) = (round.to_ne_bytes(), round);
         let wr = match self.op {
             Op::Send => SendWr::send(wr_id, &[]),
@@ -79,10 +79,10 @@ impl<'a> Player<'a> {
     }
 
     /// Polls once and reports whether the other end's message of this round has arrived.
-    pub fn has_come(&mut self, round: u64) -> Result<bool> {
+    pub fn poll_received(&mut self, round: u64) -> Result<bool> {
         let memory = self.nic.mr.buffer();
         if self.op == Op::Send {
-            self.nic.take(&mut self.completions)?;
+            self.nic.poll_successful(&mut self.completions)?;
             let received = self.completions.iter().filter(|c| c.opcode == WcOpcode::Recv).count();
             (0..received).try_for_each(|_| self.post_recv())?;
             return Ok(received > 0);
@@ -95,43 +95,44 @@ impl<'a> Player<'a> {
     }
 
     /// Polls pending completions at the end of a round.
-    pub fn rest(&mut self) -> Result<()> {
+    pub fn poll_completions(&mut self) -> Result<()> {
         match self.op {
             // Polling here could consume the completion of a receive.
             Op::Send => Ok(()),
-            _ => self.nic.take(&mut self.completions),
+            _ => self.nic.poll_successful(&mut self.completions),
         }
     }
 
-    fn lost(&self, round: u64) -> Result<()> {
-        Err(format!("round {round} never came: {}", self.nic.counted()).into())
+    fn timeout_error(&self, round: u64) -> Result<()> {
+        Err(format!("round {round}: no message after {MAX_POLLS} polls: {}", self.nic.nonzero_counters())
+            .into())
     }
 }
 
 /// Runs one end of a ping-pong between two processes.
-pub fn run(job: &Job, talk: &Talk, wire: &Wire, op: Op, rounds: usize) -> Result<Metrics> {
-    let nic = Nic::new(nic::open(wire, job.end, None)?, QpType::Rc, 1, 4096)?;
-    let peer: Hello = talk.exchange(&nic.hello())?;
+pub fn run(job: &Job, control: &Control, link: &LinkAddrs, op: Op, rounds: usize) -> Result<Metrics> {
+    let nic = Nic::new(nic::open(link, job.end, None)?, QpType::Rc, 1, 4096)?;
+    let peer: ConnInfo = control.exchange(&nic.conn_info())?;
     nic.connect(&peer, 1024)?;
-    let mut player = Player::new(&nic, &peer, op)?;
-    talk.start()?;
+    let mut end = PingPongEnd::new(&nic, &peer, op)?;
+    control.start()?;
     match job.end {
-        End::Active => time(rounds, |round| {
-            player.serve(round)?;
-            player.rest()?;
-            for _ in 0..LOOKS {
-                if player.has_come(round)? {
+        End::Active => time_round_trips(rounds, |round| {
+            end.send(round)?;
+            end.poll_completions()?;
+            for _ in 0..MAX_POLLS {
+                if end.poll_received(round)? {
                     return Ok(());
                 }
             }
-            player.lost(round)
+            end.timeout_error(round)
         }),
         End::Passive => {
             let mut round = 1;
-            while !talk.is_over() {
-                if player.has_come(round)? {
-                    player.serve(round)?;
-                    player.rest()?;
+            while !control.is_stopped() {
+                if end.poll_received(round)? {
+                    end.send(round)?;
+                    end.poll_completions()?;
                     round += 1;
                 }
             }

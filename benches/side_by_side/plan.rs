@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use crate::args::Args;
-use crate::job::{Op, Stream, Task, Train, Wire};
-use crate::place::Net;
+use crate::job::{LinkAddrs, Op, Stream, Task, Train};
+use crate::namespace::Net;
 use crate::table::Key;
 
 pub const RAW_UDP: &str = "raw UDP, UDP_SEGMENT/UDP_GRO";
@@ -33,36 +33,36 @@ const LOOPBACK: [&str; 2] = ["127.66.0.1", "127.66.0.2"];
 
 /// Link that carries urxe's packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Via {
+pub enum LinkKind {
     Udp4,
     Udp6,
     Veth,
     Fabric,
 }
 
-impl Via {
+impl LinkKind {
     pub const fn name(self) -> &'static str {
         match self {
-            Via::Udp4 => "udp/IPv4",
-            Via::Udp6 => "udp/IPv6",
-            Via::Veth => "packet over veth",
-            Via::Fabric => "fabric, one thread",
+            LinkKind::Udp4 => "udp/IPv4",
+            LinkKind::Udp6 => "udp/IPv6",
+            LinkKind::Veth => "packet over veth",
+            LinkKind::Fabric => "fabric, one thread",
         }
     }
 }
 
 /// Namespaces that the processes run in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Where {
-    Here,
+pub enum Placement {
+    Current,
     /// Both in the first namespace.
-    Namespace,
+    FirstNamespace,
     /// One process in each namespace.
-    Namespaces,
+    BothNamespaces,
 }
 
-pub enum What {
-    Ours(Task, Where),
+pub enum Measurement {
+    Urxe(Task, Placement),
     Iperf3 { len: Option<usize> },
     UcxPut { size: usize },
     UcxPing { rounds: usize },
@@ -71,22 +71,22 @@ pub enum What {
 /// An item to measure.
 pub struct Item {
     pub key: Key,
-    pub what: What,
+    pub measurement: Measurement,
     /// Number of rounds in which the item is measured.
     pub rounds: usize,
     pub seconds: f64,
 }
 
 /// Returns the name of a series of urxe's streams.
-pub fn stream_series(via: Via, op: Op, mtu: usize) -> String {
+pub fn stream_series(kind: LinkKind, op: Op, mtu: usize) -> String {
     match op {
-        Op::Datagram => format!("urxe {}, {}", via.name(), op.name()),
-        _ => format!("urxe {}, {}, MTU {mtu}", via.name(), op.name()),
+        Op::Datagram => format!("urxe {}, {}", kind.name(), op.name()),
+        _ => format!("urxe {}, {}, MTU {mtu}", kind.name(), op.name()),
     }
 }
 
 /// Returns the key of the row of a urxe stream over udp with many queue pairs.
-pub fn many(in_flight: usize) -> Key {
+pub fn many_qps(in_flight: usize) -> Key {
     Key::new(format!("urxe udp/IPv4, RC WRITE, {MANY} QPs, {in_flight} in flight"), MESSAGE)
 }
 
@@ -102,20 +102,22 @@ pub fn lossy(op: Op, loss: f64) -> Key {
 }
 
 /// Returns the key of the row of urxe's half round trips.
-pub fn ping(via: Via, op: Op) -> Key {
-    Key::new(format!("urxe {}, {}, half round trip", via.name(), op.name()), 8)
+pub fn ping(kind: LinkKind, op: Op) -> Key {
+    Key::new(format!("urxe {}, {}, half round trip", kind.name(), op.name()), 8)
 }
 
 fn ips(pair: [&str; 2]) -> [IpAddr; 2] {
-    pair.map(|ip| ip.parse().expect("a constant that is an address"))
+    pair.map(|ip| ip.parse().expect("a valid address"))
 }
 
-fn wire(via: Via) -> Option<(Wire, Where)> {
-    match via {
-        Via::Udp4 => Some((Wire::Udp(ips(LOOPBACK)), Where::Here)),
-        Via::Udp6 => Some((Wire::Udp(ips(Net::LOOPBACK_V6)), Where::Namespace)),
-        Via::Veth => Some((Wire::Packet(Net::INTERFACES.map(String::from)), Where::Namespaces)),
-        Via::Fabric => None,
+fn link_addrs(kind: LinkKind) -> Option<(LinkAddrs, Placement)> {
+    match kind {
+        LinkKind::Udp4 => Some((LinkAddrs::Udp(ips(LOOPBACK)), Placement::Current)),
+        LinkKind::Udp6 => Some((LinkAddrs::Udp(ips(Net::LOOPBACK_V6)), Placement::FirstNamespace)),
+        LinkKind::Veth => {
+            Some((LinkAddrs::Packet(Net::INTERFACES.map(String::from)), Placement::BothNamespaces))
+        }
+        LinkKind::Fabric => None,
     }
 }
 
@@ -128,14 +130,14 @@ struct Plan {
 
 impl Plan {
     /// Adds an item unless its key is in the list already.
-    fn add(&mut self, key: Key, what: What) {
+    fn add(&mut self, key: Key, measurement: Measurement) {
         if self.items.iter().all(|item| item.key != key) {
-            self.items.push(Item { key, what, rounds: self.rounds, seconds: self.seconds });
+            self.items.push(Item { key, measurement, rounds: self.rounds, seconds: self.seconds });
         }
     }
 
     fn task(&mut self, series: &str, size: usize, task: Task) {
-        self.add(Key::new(series, size), What::Ours(task, Where::Here));
+        self.add(Key::new(series, size), Measurement::Urxe(task, Placement::Current));
     }
 
     fn raw_udp(&mut self, series: &str, train: Train) {
@@ -145,111 +147,111 @@ impl Plan {
     fn raw_packet(&mut self, datagram: usize) {
         let interfaces = Net::INTERFACES.map(String::from);
         let task = Task::RawPacketStream { interfaces, train: Train::usual(datagram) };
-        self.add(Key::new(RAW_PACKET, datagram), What::Ours(task, Where::Namespaces));
+        self.add(Key::new(RAW_PACKET, datagram), Measurement::Urxe(task, Placement::BothNamespaces));
     }
 
-    fn stream_as(&mut self, key: Key, via: Via, stream: Stream) {
-        let (task, place) = match wire(via) {
-            Some((wire, place)) => (Task::Stream { wire, stream }, place),
-            None => (Task::FabricStream { stream }, Where::Here),
+    fn stream_as(&mut self, key: Key, kind: LinkKind, stream: Stream) {
+        let (task, placement) = match link_addrs(kind) {
+            Some((link, placement)) => (Task::Stream { link, stream }, placement),
+            None => (Task::FabricStream { stream }, Placement::Current),
         };
-        self.add(key, What::Ours(task, place));
+        self.add(key, Measurement::Urxe(task, placement));
     }
 
-    fn stream(&mut self, via: Via, op: Op, size: usize, mtu: usize) {
-        let key = Key::new(stream_series(via, op, mtu), size);
-        self.stream_as(key, via, Stream::new(op, size, mtu));
+    fn stream(&mut self, kind: LinkKind, op: Op, size: usize, mtu: usize) {
+        let key = Key::new(stream_series(kind, op, mtu), size);
+        self.stream_as(key, kind, Stream::new(op, size, mtu));
     }
 
     fn lossy(&mut self, op: Op, loss: f64) {
         let stream = Stream { loss: Some(loss), ..Stream::new(op, MESSAGE, 4096) };
-        self.stream_as(lossy(op, loss), Via::Udp4, stream);
+        self.stream_as(lossy(op, loss), LinkKind::Udp4, stream);
     }
 
-    fn ping(&mut self, via: Via, op: Op, rounds: usize) {
-        let (task, place) = match wire(via) {
-            Some((wire, place)) => (Task::Ping { wire, op, rounds }, place),
-            None => (Task::FabricPing { op, rounds }, Where::Here),
+    fn ping(&mut self, kind: LinkKind, op: Op, rounds: usize) {
+        let (task, placement) = match link_addrs(kind) {
+            Some((link, placement)) => (Task::Ping { link, op, rounds }, placement),
+            None => (Task::FabricPing { op, rounds }, Placement::Current),
         };
-        self.add(ping(via, op), What::Ours(task, place));
+        self.add(ping(kind, op), Measurement::Urxe(task, placement));
     }
 
     /// Adds the items that bars refer to.
-    fn bars(&mut self, trips: usize) {
+    fn targets(&mut self, round_trips: usize) {
         let write = Stream::new(Op::Write, MESSAGE, 4096);
         self.raw_udp(RAW_UDP, Train::usual(DATAGRAM));
-        self.stream(Via::Udp4, Op::Write, MESSAGE, 4096);
-        self.add(Key::new(IPERF3, 0), What::Iperf3 { len: None });
-        self.stream(Via::Udp4, Op::Read, MESSAGE, 4096);
-        self.stream(Via::Udp4, Op::Send, MESSAGE, 4096);
+        self.stream(LinkKind::Udp4, Op::Write, MESSAGE, 4096);
+        self.add(Key::new(IPERF3, 0), Measurement::Iperf3 { len: None });
+        self.stream(LinkKind::Udp4, Op::Read, MESSAGE, 4096);
+        self.stream(LinkKind::Udp4, Op::Send, MESSAGE, 4096);
         let polled = Key::new("urxe udp/IPv4, RC WRITE, passive end polls", MESSAGE);
-        self.stream_as(polled, Via::Udp4, Stream { polled: true, ..write });
-        self.stream_as(many(MANY), Via::Udp4, write.on_each_of(MANY));
-        let in_turn = Stream { in_flight: 64, ..write.on_each_of(MANY) };
-        self.stream_as(many(64), Via::Udp4, in_turn);
+        self.stream_as(polled, LinkKind::Udp4, Stream { polled: true, ..write });
+        self.stream_as(many_qps(MANY), LinkKind::Udp4, write.spread_over(MANY));
+        let in_turn = Stream { in_flight: 64, ..write.spread_over(MANY) };
+        self.stream_as(many_qps(64), LinkKind::Udp4, in_turn);
         for shards in [1, 2] {
             let task = Task::Threads { ips: ips(LOOPBACK), shards, size: MESSAGE };
-            self.add(threads(shards), What::Ours(task, Where::Here));
+            self.add(threads(shards), Measurement::Urxe(task, Placement::Current));
         }
         for loss in LOSSES {
             self.lossy(Op::Write, loss);
         }
         self.raw_packet(DATAGRAM);
-        self.stream(Via::Veth, Op::Write, MESSAGE, 4096);
+        self.stream(LinkKind::Veth, Op::Write, MESSAGE, 4096);
         self.raw_udp(RAW_UDP, Train::usual(64));
         self.raw_udp(RAW_UDP_LONG, Train::longest(64));
-        self.stream(Via::Udp4, Op::Write, 8, 4096);
-        self.task(RAW_UDP_PING, 8, Task::RawUdpPing { ips: ips(LOOPBACK), rounds: trips });
-        self.ping(Via::Udp4, Op::Write, trips);
-        self.ping(Via::Udp4, Op::Send, trips);
+        self.stream(LinkKind::Udp4, Op::Write, 8, 4096);
+        self.task(RAW_UDP_PING, 8, Task::RawUdpPing { ips: ips(LOOPBACK), rounds: round_trips });
+        self.ping(LinkKind::Udp4, Op::Write, round_trips);
+        self.ping(LinkKind::Udp4, Op::Send, round_trips);
         self.task(MEMCPY, 1 << 20, Task::Memcpy { size: 1 << 20 });
-        self.stream(Via::Fabric, Op::Write, 1 << 20, 4096);
-        self.stream(Via::Fabric, Op::Write, 8, 4096);
+        self.stream(LinkKind::Fabric, Op::Write, 1 << 20, 4096);
+        self.stream(LinkKind::Fabric, Op::Write, 8, 4096);
         for payload in [4096, 64] {
             self.task(ICRC, payload, Task::Icrc { payload });
         }
     }
 
     /// Adds the items that take long and vary little.
-    fn many(&mut self) {
+    fn many_qps(&mut self) {
         self.task(CONNECTIONS, 0, Task::Connections { ips: ips(LOOPBACK), count: 10 * MANY });
         self.task(IDLE, 0, Task::Idle { ips: ips(LOOPBACK), count: MANY });
     }
 
     /// Adds the other items that the plots show.
-    fn sweep(&mut self, sizes: &[usize], trips: usize) {
+    fn sweep(&mut self, sizes: &[usize], round_trips: usize) {
         for datagram in [512, 1100] {
             self.raw_udp(RAW_UDP, Train::usual(datagram));
             self.raw_packet(datagram);
         }
         self.raw_packet(64);
         for &size in sizes {
-            for (via, mtu) in [
-                (Via::Udp4, 4096),
-                (Via::Udp4, 1024),
-                (Via::Udp6, 4096),
-                (Via::Veth, 4096),
-                (Via::Fabric, 4096),
+            for (kind, mtu) in [
+                (LinkKind::Udp4, 4096),
+                (LinkKind::Udp4, 1024),
+                (LinkKind::Udp6, 4096),
+                (LinkKind::Veth, 4096),
+                (LinkKind::Fabric, 4096),
             ] {
                 for op in [Op::Write, Op::Read, Op::Send] {
-                    self.stream(via, op, size, mtu);
+                    self.stream(kind, op, size, mtu);
                 }
                 if size <= mtu && mtu == 4096 {
-                    self.stream(via, Op::Datagram, size, mtu);
+                    self.stream(kind, Op::Datagram, size, mtu);
                 }
             }
             self.task(MEMCPY, size, Task::Memcpy { size });
             if size <= 1 << 20 {
-                self.add(Key::new(IPERF3, size), What::Iperf3 { len: Some(size) });
+                self.add(Key::new(IPERF3, size), Measurement::Iperf3 { len: Some(size) });
             }
-            self.add(Key::new(UCX_PUT, size), What::UcxPut { size });
+            self.add(Key::new(UCX_PUT, size), Measurement::UcxPut { size });
         }
-        for via in [Via::Udp6, Via::Veth, Via::Fabric] {
+        for kind in [LinkKind::Udp6, LinkKind::Veth, LinkKind::Fabric] {
             for op in [Op::Write, Op::Send] {
-                self.ping(via, op, trips);
+                self.ping(kind, op, round_trips);
             }
         }
-        self.add(Key::new(UCX_PING, 8), What::UcxPing { rounds: trips });
+        self.add(Key::new(UCX_PING, 8), Measurement::UcxPing { rounds: round_trips });
     }
 
     fn sweep_losses(&mut self) {
@@ -267,24 +269,24 @@ pub fn plan(args: &Args) -> Vec<Item> {
     let mut plan = Plan { items: Vec::new(), rounds: 7, seconds: 0.6 };
     if args.quick {
         (plan.rounds, plan.seconds) = (3, 0.2);
-        plan.bars(10_000);
+        plan.targets(10_000);
         (plan.rounds, plan.seconds) = (1, 2.0);
-        plan.many();
+        plan.many_qps();
         plan.seconds = 0.1;
         plan.sweep(&[8, MESSAGE], 3000);
     } else {
-        plan.bars(50_000);
+        plan.targets(50_000);
         (plan.rounds, plan.seconds) = (3, 5.0);
-        plan.many();
+        plan.many_qps();
         plan.seconds = 0.3;
         let sizes = [8, 64, 512, 4 << 10, 16 << 10, MESSAGE, 256 << 10, 1 << 20, 8 << 20];
         plan.sweep(&sizes, 30_000);
         plan.sweep_losses();
     }
-    let wanted = |key: &Key| {
+    let is_selected = |key: &Key| {
         let pattern = args.only.as_deref().unwrap_or_default().to_lowercase();
         key.name().to_lowercase().contains(&pattern)
     };
-    plan.items.retain(|item| wanted(&item.key));
+    plan.items.retain(|item| is_selected(&item.key));
     plan.items
 }

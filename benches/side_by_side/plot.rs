@@ -9,7 +9,7 @@ use crate::Result;
 use crate::job::Op;
 use crate::machine::Machine;
 use crate::ping::PERCENTILES;
-use crate::plan::{self, Via, stream_series};
+use crate::plan::{self, LinkKind, stream_series};
 use crate::table::{Key, Table, bytes};
 
 const SIZE: (u32, u32) = (1400, 1080);
@@ -48,25 +48,25 @@ fn by_size(table: &Table, name: &str, colour: RGBColor) -> Line {
 }
 
 fn loopback(table: &Table) -> Vec<Line> {
-    let ours =
+    let series =
         [(Op::Write, 4096), (Op::Read, 4096), (Op::Send, 4096), (Op::Datagram, 4096), (Op::Write, 1024)];
-    let peers = [plan::RAW_UDP, plan::IPERF3, plan::UCX_PUT].into_iter().map(String::from).zip(GREYS);
-    let ours = ours.map(|(op, mtu)| stream_series(Via::Udp4, op, mtu)).into_iter().zip(COLOURS);
-    peers.chain(ours).map(|(name, colour)| by_size(table, &name, colour)).collect()
+    let references = [plan::RAW_UDP, plan::IPERF3, plan::UCX_PUT].into_iter().map(String::from).zip(GREYS);
+    let series = series.map(|(op, mtu)| stream_series(LinkKind::Udp4, op, mtu)).into_iter().zip(COLOURS);
+    references.chain(series).map(|(name, colour)| by_size(table, &name, colour)).collect()
 }
 
 fn other_links(table: &Table) -> Vec<Line> {
-    let ours = [
-        (Via::Fabric, Op::Write),
-        (Via::Veth, Op::Write),
-        (Via::Udp6, Op::Write),
-        (Via::Fabric, Op::Read),
-        (Via::Veth, Op::Read),
-        (Via::Veth, Op::Send),
+    let series = [
+        (LinkKind::Fabric, Op::Write),
+        (LinkKind::Veth, Op::Write),
+        (LinkKind::Udp6, Op::Write),
+        (LinkKind::Fabric, Op::Read),
+        (LinkKind::Veth, Op::Read),
+        (LinkKind::Veth, Op::Send),
     ];
-    let peers = [plan::MEMCPY, plan::RAW_PACKET].into_iter().map(String::from).zip(GREYS);
-    let ours = ours.map(|(via, op)| stream_series(via, op, 4096)).into_iter().zip(COLOURS);
-    peers.chain(ours).map(|(name, colour)| by_size(table, &name, colour)).collect()
+    let references = [plan::MEMCPY, plan::RAW_PACKET].into_iter().map(String::from).zip(GREYS);
+    let series = series.map(|(kind, op)| stream_series(kind, op, 4096)).into_iter().zip(COLOURS);
+    references.chain(series).map(|(name, colour)| by_size(table, &name, colour)).collect()
 }
 
 /// Returns the throughput by loss rate and the labels of the loss rates, which are equally spaced.
@@ -93,16 +93,17 @@ fn latencies(table: &Table) -> Vec<Line> {
         let points = PERCENTILES.iter().enumerate().filter_map(point).collect();
         Line { name: key.series, colour, points }
     };
-    let ours = [
-        (Via::Udp4, Op::Write),
-        (Via::Udp4, Op::Send),
-        (Via::Udp6, Op::Write),
-        (Via::Veth, Op::Write),
-        (Via::Fabric, Op::Write),
+    let series = [
+        (LinkKind::Udp4, Op::Write),
+        (LinkKind::Udp4, Op::Send),
+        (LinkKind::Udp6, Op::Write),
+        (LinkKind::Veth, Op::Write),
+        (LinkKind::Fabric, Op::Write),
     ];
-    let peers = [plan::RAW_UDP_PING, plan::UCX_PING].into_iter().map(|name| Key::new(name, 8)).zip(GREYS);
-    let ours = ours.map(|(via, op)| plan::ping(via, op)).into_iter().zip(COLOURS);
-    peers.chain(ours).map(|(key, colour)| line(key, colour)).collect()
+    let references =
+        [plan::RAW_UDP_PING, plan::UCX_PING].into_iter().map(|name| Key::new(name, 8)).zip(GREYS);
+    let series = series.map(|(kind, op)| plan::ping(kind, op)).into_iter().zip(COLOURS);
+    references.chain(series).map(|(key, colour)| line(key, colour)).collect()
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
@@ -126,7 +127,7 @@ where
 {
     lines.retain(|line| !line.points.is_empty());
     let values = || lines.iter().flat_map(|line| &line.points).map(|(_, y)| *y);
-    let (least, most) = values().fold((f64::MAX, 0.0f64), |(l, m), v| (l.min(v), m.max(v)));
+    let (min, max) = values().fold((f64::MAX, 0.0f64), |(l, m), v| (l.min(v), m.max(v)));
     if lines.is_empty() {
         return Ok(());
     }
@@ -135,7 +136,7 @@ where
         .margin(12)
         .x_label_area_size(44)
         .y_label_area_size(56)
-        .build_cartesian_2d(axes.x, (least / 1.5..most * 1.5).log_scale())?;
+        .build_cartesian_2d(axes.x, (min / 1.5..max * 1.5).log_scale())?;
     chart
         .configure_mesh()
         .x_desc(axes.x_name)
@@ -170,7 +171,9 @@ pub fn write(path: &Path, machine: &Machine, table: &Table) -> Result<()> {
     let kind = if machine.virtual_machine { "virtual machine" } else { "machine" };
     let title = format!("urxe side by side: {cpu}, {kind} of {cores} cores, Linux {kernel}, {date}");
     let root = root.titled(&title, ("sans-serif", 18))?;
-    let [a, b, c, d] = &root.split_evenly((2, 2))[..] else { return Err("no four panels".into()) };
+    let [a, b, c, d] = &root.split_evenly((2, 2))[..] else {
+        return Err("the drawing area has no four panels".into());
+    };
     let size_label = |x: &f64| bytes(*x as usize);
     let sizes = |title, legend| Axes {
         title,
@@ -188,9 +191,9 @@ pub fn write(path: &Path, machine: &Machine, table: &Table) -> Result<()> {
     let ordinal = |n: usize| (-0.5..n.max(1) as f64 - 0.5).step(0.5);
     let label = |x: &f64| label_of(*x, &names);
     let axes = Axes {
-        title: "Goodput by loss, 64 KiB, packets lost both ways",
+        title: "Goodput by loss, 64 KiB, packets dropped in both directions",
         x: ordinal(names.len()),
-        x_name: "packets lost",
+        x_name: "packet loss",
         x_labels: 2 * names.len() + 2,
         x_label: &label,
         y_name: "Gb/s",
@@ -200,7 +203,7 @@ pub fn write(path: &Path, machine: &Machine, table: &Table) -> Result<()> {
     let names = PERCENTILES.map(|(name, _)| name.to_owned());
     let label = |x: &f64| label_of(*x, &names);
     let axes = Axes {
-        title: "Half round trip of 8 bytes, polled for",
+        title: "Half round trip of 8 bytes, busy-polled",
         x: ordinal(names.len()),
         x_name: "percentile",
         x_labels: 2 * names.len() + 2,

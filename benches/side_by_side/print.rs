@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::bars::{Bar, Figure, Limit, Verdict};
 use crate::job::Op;
-use crate::plan::{self, Item, MESSAGE, Via, stream_series};
+use crate::plan::{self, Item, LinkKind, MESSAGE, stream_series};
 use crate::table::{Key, Spread, Table, bytes};
+use crate::targets::{Figure, Limit, Target, Verdict};
 
 /// Metrics that rows are listed by, with the unit and the divisor that converts a value to it.
 const UNITS: [(&str, &str, f64); 5] = [
@@ -22,40 +22,42 @@ pub fn settings(items: &[Item]) {
         items.iter().map(|item| format!("{} × {} s", item.rounds, item.seconds)).collect();
     let rounds: Vec<String> = rounds.into_iter().collect();
     println!(
-        "Rounds in turns: {}; all figures are medians of rounds.
-Two processes each, but for the fabric and memory (one thread); none is pinned to a core.
-Streams: 8 MiB or 512 messages in flight, at least 2, posted in lists of an eighth of that, the last of each signaled;
-one buffer at each end, 16 READs at a time, ICRC made and verified as shipped.
-Raw: 64 KiB or 64 datagrams a call from one buffer, at most 1 MiB ahead of the receiver, as UD senders are.
-Loss: packets are dropped as they arrive, at both ends, from a seed; 0 % has the same link around it.
+        "Rounds, alternating between measurements: {}; all figures are medians over the rounds.
+Two processes per measurement, one thread for the fabric and memory; none is pinned to a core.
+Streams: 8 MiB or 512 messages in flight, at least 2, posted in lists of an eighth of that, the last
+WR signaled; one buffer at each end, 16 READs in flight, ICRCs computed and verified.
+Raw: 64 KiB or 64 datagrams per call from one buffer, at most 1 MiB ahead of the receiver, like UD senders.
+Loss: both ends drop received packets at random, with a fixed seed; 0 % uses the same fault injection link.
 ",
         rounds.join(", ")
     );
 }
 
-/// Prints the rows that bars refer to, one by one.
-pub fn rows_of(bars: &[Bar], table: &Table) {
+/// Prints the rows that targets refer to, one by one.
+pub fn target_rows(targets: &[Target], table: &Table) {
     let mut seen = BTreeSet::new();
-    println!("{:<66} {:>9} {:<8} least to most", "median", "", "");
-    for (key, metric) in bars.iter().flat_map(|bar| [Some(&bar.over), bar.under.as_ref()]).flatten() {
+    println!("{:<66} {:>9} {:<8} min to max", "median", "", "");
+    for (key, metric) in
+        targets.iter().flat_map(|target| [Some(&target.numerator), target.denominator.as_ref()]).flatten()
+    {
         let Some((_, unit, scale)) = UNITS.iter().find(|(name, ..)| name == metric) else { continue };
         if !seen.insert((key.clone(), *metric)) {
             continue;
         }
-        if let Some(Spread { median, least, most }) = table.spread(key, metric) {
-            let [median, least, most] = [median, least, most].map(|v| v / scale);
-            println!("{:<66} {median:>9.2} {unit:<8} {least:.2} to {most:.2}", key.name());
+        if let Some(Spread { median, min, max }) = table.spread(key, metric) {
+            let [median, min, max] = [median, min, max].map(|v| v / scale);
+            println!("{:<66} {median:>9.2} {unit:<8} {min:.2} to {max:.2}", key.name());
         }
     }
     println!();
 }
 
 /// Prints the items without results, grouped by reason.
-pub fn missing(table: &Table) {
+pub fn unmeasured(table: &Table) {
     let mut reasons: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     for (key, row) in table.rows().filter(|(_, row)| row.rounds.is_empty()) {
         let failure = row.failures.last().map(|failure| format!("FAILED: {failure}"));
-        let reason = row.lack.clone().or(failure).unwrap_or_default();
+        let reason = row.skip_reason.clone().or(failure).unwrap_or_default();
         reasons.entry(reason).or_default().insert(&key.series);
     }
     for (reason, series) in reasons {
@@ -64,11 +66,11 @@ pub fn missing(table: &Table) {
 }
 
 /// Prints a metric of several series by message size.
-pub fn matrix(title: &str, metric: &str, table: &Table, wanted: impl Fn(&Key) -> bool) {
+pub fn matrix(title: &str, metric: &str, table: &Table, is_selected: impl Fn(&Key) -> bool) {
     let keys: Vec<&Key> = table
         .rows()
         .map(|(k, _)| k)
-        .filter(|k| k.size > 0 && wanted(k) && table.spread(k, metric).is_some())
+        .filter(|k| k.size > 0 && is_selected(k) && table.spread(k, metric).is_some())
         .collect();
     if keys.is_empty() {
         return;
@@ -87,8 +89,8 @@ pub fn matrix(title: &str, metric: &str, table: &Table, wanted: impl Fn(&Key) ->
         print!("{name:<52}");
         for size in &sizes {
             match table.spread(&Key::new(name, *size), metric) {
-                Some(v) if v.most > v.least => {
-                    let plus_minus = format!("±{:.0}%", (v.most - v.least) / 2.0 / v.median * 100.0);
+                Some(v) if v.max > v.min => {
+                    let plus_minus = format!("±{:.0}%", (v.max - v.min) / 2.0 / v.median * 100.0);
                     print!(" {:>6}{plus_minus:<5}", figure(v.median));
                 }
                 Some(v) => print!(" {:>6}{:<5}", figure(v.median), ""),
@@ -116,7 +118,7 @@ pub fn half_round_trips(table: &Table) {
     if keys.is_empty() {
         return;
     }
-    print!("{:<52}", "half round trip of 8 bytes, polled for, µs");
+    print!("{:<52}", "half round trip of 8 bytes, busy-polled, µs");
     columns.iter().for_each(|c| print!(" {c:>8}"));
     println!();
     for key in keys {
@@ -132,20 +134,24 @@ pub fn half_round_trips(table: &Table) {
 
 /// Prints the cost of the ICRC, also as a share of the time per packet at the measured throughput.
 pub fn icrc(table: &Table) {
-    let write = |size| Key::new(stream_series(Via::Udp4, Op::Write, 4096), size);
+    let write = |size| Key::new(stream_series(LinkKind::Udp4, Op::Write, 4096), size);
     let long = table.spread(&write(MESSAGE), "Gb/s").map(|v| ("64 KiB", 4096.0 * 8.0 / v.median));
     let short = table.spread(&write(8), "M/s").map(|v| ("8 bytes", 1000.0 / v.median));
     for (payload, packet) in [(4096, long), (64, short)] {
         let key = Key::new(plan::ICRC, payload);
-        let Some((made, verified)) = table.spread(&key, "made").zip(table.spread(&key, "verified")) else {
+        let Some((computed, verified)) = table.spread(&key, "made").zip(table.spread(&key, "verified"))
+        else {
             continue;
         };
-        let (made, verified) = (made.median, verified.median);
-        print!("ICRC of a packet of {payload} bytes: made in {made:.0} ns, verified in {verified:.0} ns");
+        let (computed, verified) = (computed.median, verified.median);
+        print!(
+            "ICRC of a packet of {payload} bytes: computed in {computed:.0} ns, verified in {verified:.0} ns"
+        );
         if let Some((message, time)) = packet {
-            let [made, verified] = [made, verified].map(|v| v / time * 100.0);
+            let [computed, verified] = [computed, verified].map(|v| v / time * 100.0);
             print!(
-                "; in WRITEs of {message} over udp a packet has {time:.0} ns: {made:.0} % and {verified:.0} %"
+                "; per-packet time of {message} WRITEs over udp is {time:.0} ns: \
+                 {computed:.0} % and {verified:.0} %"
             );
         }
         println!();
@@ -154,7 +160,7 @@ pub fn icrc(table: &Table) {
 }
 
 /// Prints the rows that have other metrics.
-pub fn others(table: &Table) {
+pub fn other_metrics(table: &Table) {
     for (key, row) in table.rows().filter(|(key, _)| [plan::CONNECTIONS, plan::IDLE].contains(&&*key.series))
     {
         let names: BTreeSet<&String> = row.rounds.values().flat_map(|m| m.keys()).collect();
@@ -164,32 +170,34 @@ pub fn others(table: &Table) {
     }
 }
 
-/// Prints the bars and whether they are met.
-pub fn verdicts(bars: &[Bar], table: &Table) {
-    println!("{:<66} {:>9}  {:<18} {:<14}", "bar", "median", "least to most", "");
-    for bar in bars {
-        let (sign, limit) = match bar.limit {
+/// Prints the targets and whether they are met.
+pub fn verdicts(targets: &[Target], table: &Table) {
+    println!("{:<66} {:>9}  {:<18} {:<14}", "target", "median", "min to max", "");
+    for target in targets {
+        let (sign, limit) = match target.limit {
             Limit::AtLeast(limit) => ("at least", limit),
             Limit::AtMost(limit) => ("at most", limit),
         };
-        let wanted = |(key, _): &Figure| table.rows().any(|(k, _)| k == key);
-        if !wanted(&bar.over) || bar.under.as_ref().is_some_and(|under| !wanted(under)) {
+        let is_selected = |(key, _): &Figure| table.rows().any(|(k, _)| k == key);
+        if !is_selected(&target.numerator)
+            || target.denominator.as_ref().is_some_and(|denominator| !is_selected(denominator))
+        {
             // Excluded by --only.
             continue;
         }
-        let verdict = match bar.verdict(table) {
+        let verdict = match target.verdict(table) {
             Verdict::Met => "met",
             Verdict::Missed => "MISSED",
             Verdict::NotMeasured => "not measured",
         };
-        let (value, spread) = match bar.value(table) {
+        let (value, spread) = match target.value(table) {
             Some(v) => (
                 figure_or_count(v.median),
-                format!("{} to {}", figure_or_count(v.least), figure_or_count(v.most)),
+                format!("{} to {}", figure_or_count(v.min), figure_or_count(v.max)),
             ),
             None => ("-".into(), String::new()),
         };
-        println!("{:<66} {value:>9}  {spread:<18} {sign} {limit}: {verdict}", bar.what);
+        println!("{:<66} {value:>9}  {spread:<18} {sign} {limit}: {verdict}", target.what);
     }
 }
 

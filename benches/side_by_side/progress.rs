@@ -21,7 +21,7 @@ impl Progress {
     /// Maps a file of at least a page.
     pub fn map(path: &Path) -> Result<Progress> {
         let file = File::options().read(true).write(true).open(path)?;
-        let len = NonZeroUsize::new(LEN).ok_or("no page")?;
+        let len = NonZeroUsize::new(LEN).ok_or("the page size is zero")?;
         let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: without MAP_FIXED the kernel picks free addresses, so no existing mapping is replaced. The
         // file has at least `LEN` bytes and no process truncates it, so that accesses to the mapping cannot
@@ -54,32 +54,33 @@ impl Drop for Progress {
 }
 
 /// Bounds how far a sender is ahead of the receiver's count.
-pub struct Ahead {
+pub struct SendWindow {
     limit: u64,
     sent: u64,
     lost: u64,
-    waiting_since: Option<Instant>,
+    blocked_since: Option<Instant>,
 }
 
-impl Ahead {
-    pub fn at_most(limit: u64) -> Ahead {
-        Ahead { limit, sent: 0, lost: 0, waiting_since: None }
+impl SendWindow {
+    pub fn new(limit: u64) -> SendWindow {
+        SendWindow { limit, sent: 0, lost: 0, blocked_since: None }
     }
 
-    /// Reports whether more may be sent. Data that has not arrived after 20 ms without room counts as lost.
-    pub fn has_room(&mut self, arrived: u64) -> bool {
+    /// Reports whether more may be sent. Data that has not arrived after 20 ms with a full window counts as
+    /// lost.
+    pub fn may_send(&mut self, arrived: u64) -> bool {
         if self.sent.saturating_sub(self.lost + arrived) <= self.limit {
-            self.waiting_since = None;
+            self.blocked_since = None;
             return true;
         }
-        let since = *self.waiting_since.get_or_insert_with(Instant::now);
+        let since = *self.blocked_since.get_or_insert_with(Instant::now);
         if since.elapsed() > Duration::from_millis(20) {
             self.lost = self.sent.saturating_sub(arrived);
         }
         false
     }
 
-    pub fn sent(&mut self, n: u64) {
+    pub fn record_sent(&mut self, n: u64) {
         self.sent += n;
     }
 
@@ -93,7 +94,7 @@ impl Ahead {
 /// that large steps do not distort the rate.
 pub struct Meter {
     start: Instant,
-    warm: Instant,
+    warm_up_end: Instant,
     end: Instant,
     first: Option<(Instant, u64)>,
     last: (Instant, u64),
@@ -102,17 +103,17 @@ pub struct Meter {
 impl Meter {
     pub fn start(seconds: f64) -> Meter {
         let now = Instant::now();
-        let warm = now + Duration::from_secs_f64(seconds / 5.0);
-        let end = warm + Duration::from_secs_f64(seconds);
-        Meter { start: now, warm, end, first: None, last: (now, 0) }
+        let warm_up_end = now + Duration::from_secs_f64(seconds / 5.0);
+        let end = warm_up_end + Duration::from_secs_f64(seconds);
+        Meter { start: now, warm_up_end, end, first: None, last: (now, 0) }
     }
 
     /// Records the count; returns false when the time is over.
-    pub fn goes_on(&mut self, count: u64) -> bool {
+    pub fn record(&mut self, count: u64) -> bool {
         let now = Instant::now();
         if count != self.last.1 {
             self.last = (now, count);
-            if self.first.is_none() && now >= self.warm {
+            if self.first.is_none() && now >= self.warm_up_end {
                 self.first = Some(self.last);
             }
         }
@@ -126,7 +127,7 @@ impl Meter {
             _ => (self.last.1, self.end - self.start),
         };
         match count {
-            0 => Err("nothing has arrived".into()),
+            0 => Err("no data arrived".into()),
             count => Ok(count as f64 / time.as_secs_f64()),
         }
     }

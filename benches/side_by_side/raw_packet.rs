@@ -8,10 +8,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use libc::{c_int, c_void};
 
 use crate::Result;
+use crate::control::Control;
 use crate::job::{End, Job, Metrics, Train};
 use crate::progress::Progress;
-use crate::raw_udp::{grow, send_stream, set};
-use crate::talk::Talk;
+use crate::raw_udp::{enlarge_receive_buffer, send_stream, set};
 
 /// Constants of linux/if_packet.h, of which libc has only a part.
 const PACKET_VNET_HDR: c_int = 15;
@@ -56,16 +56,16 @@ fn open(interface: &str) -> Result<OwnedFd> {
 }
 
 /// Returns the headers before the payload of a train: virtio-net, Ethernet, IPv4 and UDP.
-fn head(train: Train) -> Vec<u8> {
+fn train_headers(train: Train) -> Vec<u8> {
     let payload = train.datagram * train.count;
-    let mut head = vec![0; VNET + HEADERS];
-    head[0] = NEEDS_CSUM;
-    head[1] = GSO_UDP_L4;
-    head[2..4].copy_from_slice(&(HEADERS as u16).to_ne_bytes());
-    head[4..6].copy_from_slice(&(train.datagram as u16).to_ne_bytes());
-    head[6..8].copy_from_slice(&((ETHERNET + 20) as u16).to_ne_bytes());
-    head[8..10].copy_from_slice(&6u16.to_ne_bytes());
-    let ethernet = &mut head[VNET..];
+    let mut headers = vec![0; VNET + HEADERS];
+    headers[0] = NEEDS_CSUM;
+    headers[1] = GSO_UDP_L4;
+    headers[2..4].copy_from_slice(&(HEADERS as u16).to_ne_bytes());
+    headers[4..6].copy_from_slice(&(train.datagram as u16).to_ne_bytes());
+    headers[6..8].copy_from_slice(&((ETHERNET + 20) as u16).to_ne_bytes());
+    headers[8..10].copy_from_slice(&6u16.to_ne_bytes());
+    let ethernet = &mut headers[VNET..];
     ethernet[..6].copy_from_slice(&MAC);
     ethernet[6..12].copy_from_slice(&[0x52, 0x54, 0, 0x66, 0, 1]);
     ethernet[12..14].copy_from_slice(&0x0800u16.to_be_bytes());
@@ -84,7 +84,7 @@ fn head(train: Train) -> Vec<u8> {
     udp[..4].copy_from_slice(&[0x12, 0xb7, 0x12, 0xb7]);
     udp[4..6].copy_from_slice(&length.to_be_bytes());
     udp[6..8].copy_from_slice(&ones_complement_sum(&pseudo).to_be_bytes());
-    head
+    headers
 }
 
 fn ones_complement_sum(bytes: &[u8]) -> u16 {
@@ -93,22 +93,22 @@ fn ones_complement_sum(bytes: &[u8]) -> u16 {
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-pub fn stream(job: &Job, talk: &Talk, interfaces: &[String; 2], train: Train) -> Result<Metrics> {
+pub fn stream(job: &Job, control: &Control, interfaces: &[String; 2], train: Train) -> Result<Metrics> {
     let progress = Progress::map(&job.progress)?;
     let socket = open(&interfaces[job.end as usize])?;
-    let room: usize = talk.exchange(&grow(&socket)?)?;
-    talk.start()?;
+    let window: usize = control.exchange(&enlarge_receive_buffer(&socket)?)?;
+    control.start()?;
     match job.end {
         End::Active => {
-            let mut frame = head(train);
-            let headers = frame.len();
-            frame.resize(headers + train.datagram * train.count, 0x5a);
-            send_stream(job, train, room, &progress, || {
+            let mut frame = train_headers(train);
+            let headers_len = frame.len();
+            frame.resize(headers_len + train.datagram * train.count, 0x5a);
+            send_stream(job, train, window, &progress, || {
                 // SAFETY: pointer and length describe `frame`, which outlives the call and which the kernel
                 // only reads.
                 let n = unsafe { libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
                 match usize::try_from(n) {
-                    Ok(n) => Ok(n - headers),
+                    Ok(n) => Ok(n - headers_len),
                     Err(_) => Err(io::Error::last_os_error().into()),
                 }
             })
@@ -116,7 +116,7 @@ pub fn stream(job: &Job, talk: &Talk, interfaces: &[String; 2], train: Train) ->
         End::Passive => {
             set_timeout(&socket)?;
             let mut buffer = vec![0u8; 1 << 17];
-            while !talk.is_over() {
+            while !control.is_stopped() {
                 let at = buffer.as_mut_ptr().cast::<c_void>();
                 // SAFETY: the kernel writes at most `buffer.len()` bytes to `buffer`, which is borrowed
                 // exclusively.

@@ -10,16 +10,16 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
+use crate::control::Control;
 use crate::job::{End, Job, Metrics, Train};
 use crate::ping;
-use crate::progress::{Ahead, Meter, Progress};
-use crate::talk::Talk;
+use crate::progress::{Meter, Progress, SendWindow};
 
 #[derive(Serialize, Deserialize)]
-struct Hello {
+struct ConnInfo {
     addr: SocketAddr,
     /// Bytes that may be in flight to this socket.
-    room: usize,
+    window: usize,
 }
 
 /// Sets an integer option of a socket.
@@ -34,7 +34,7 @@ pub fn set(socket: &impl AsRawFd, level: i32, name: i32, value: i32) -> Result<(
 
 /// Enlarges the receive buffer to the size that urxe requests, or as far as the kernel allows, and returns
 /// the number of bytes that a sender may be ahead.
-pub fn grow(socket: &impl AsRawFd) -> Result<usize> {
+pub fn enlarge_receive_buffer(socket: &impl AsRawFd) -> Result<usize> {
     const WANTED: i32 = 8 << 20;
     if set(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, WANTED).is_err() {
         set(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, WANTED)?;
@@ -56,30 +56,31 @@ pub fn grow(socket: &impl AsRawFd) -> Result<usize> {
     }
 }
 
-fn open(job: &Job, talk: &Talk, ips: [IpAddr; 2]) -> Result<(UdpSocket, usize)> {
+fn open(job: &Job, control: &Control, ips: [IpAddr; 2]) -> Result<(UdpSocket, usize)> {
     let socket = UdpSocket::bind((ips[job.end as usize], 0))?;
-    let peer = talk.exchange(&Hello { addr: socket.local_addr()?, room: grow(&socket)? })?;
+    let peer = control
+        .exchange(&ConnInfo { addr: socket.local_addr()?, window: enlarge_receive_buffer(&socket)? })?;
     socket.connect(peer.addr)?;
-    Ok((socket, peer.room))
+    Ok((socket, peer.window))
 }
 
 /// Measures trains of contiguous datagrams, sent with UDP_SEGMENT and received with UDP_GRO into one buffer.
-pub fn stream(job: &Job, talk: &Talk, ips: [IpAddr; 2], train: Train) -> Result<Metrics> {
+pub fn stream(job: &Job, control: &Control, ips: [IpAddr; 2], train: Train) -> Result<Metrics> {
     let progress = Progress::map(&job.progress)?;
-    let (socket, room) = open(job, talk, ips)?;
+    let (socket, window) = open(job, control, ips)?;
     match job.end {
         End::Active => {
             set(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, train.datagram as i32)?;
             let data = vec![0x5a; train.datagram * train.count];
-            talk.start()?;
-            send_stream(job, train, room, &progress, || Ok(socket.send(&data)?))
+            control.start()?;
+            send_stream(job, train, window, &progress, || Ok(socket.send(&data)?))
         }
         End::Passive => {
             set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
             socket.set_read_timeout(Some(Duration::from_millis(20)))?;
-            talk.start()?;
+            control.start()?;
             let mut buffer = vec![0; 65_536];
-            while !talk.is_over() {
+            while !control.is_stopped() {
                 if let Ok(n) = socket.recv(&mut buffer) {
                     progress.add(n as u64);
                 }
@@ -89,22 +90,22 @@ pub fn stream(job: &Job, talk: &Talk, ips: [IpAddr; 2], train: Train) -> Result<
     }
 }
 
-/// Sends as fast as the receiver keeps up; `send` returns the number of bytes sent.
+/// Sends as fast as the receiver permits; `send` returns the number of bytes sent.
 pub fn send_stream(
     job: &Job,
     train: Train,
-    room: usize,
+    window: usize,
     progress: &Progress,
     mut send: impl FnMut() -> Result<usize>,
 ) -> Result<Metrics> {
-    let (mut meter, mut ahead) = (Meter::start(job.seconds), Ahead::at_most(room as u64));
+    let (mut meter, mut send_window) = (Meter::start(job.seconds), SendWindow::new(window as u64));
     loop {
         let arrived = progress.get();
-        if !meter.goes_on(arrived) {
+        if !meter.record(arrived) {
             break;
         }
-        match ahead.has_room(arrived) {
-            true => ahead.sent(send()? as u64),
+        match send_window.may_send(arrived) {
+            true => send_window.record_sent(send()? as u64),
             // If the two ends share a core, the receiver has to run now.
             false => thread::yield_now(),
         }
@@ -113,30 +114,30 @@ pub fn send_stream(
     Ok(Metrics::from([
         ("Gb/s".into(), bytes * 8.0 / 1e9),
         ("M/s".into(), bytes / train.datagram as f64 / 1e6),
-        ("lost".into(), ahead.lost_share()),
+        ("lost".into(), send_window.lost_share()),
     ]))
 }
 
 /// Measures round trips of eight bytes between two processes that both poll.
-pub fn ping(job: &Job, talk: &Talk, ips: [IpAddr; 2], rounds: usize) -> Result<Metrics> {
-    let (socket, _) = open(job, talk, ips)?;
+pub fn ping(job: &Job, control: &Control, ips: [IpAddr; 2], rounds: usize) -> Result<Metrics> {
+    let (socket, _) = open(job, control, ips)?;
     socket.set_nonblocking(true)?;
-    talk.start()?;
+    control.start()?;
     let mut buffer = [0; 64];
     match job.end {
-        End::Active => ping::time(rounds, |_| {
+        End::Active => ping::time_round_trips(rounds, |_| {
             socket.send(&buffer[..8])?;
-            for _ in 0..ping::LOOKS {
+            for _ in 0..ping::MAX_POLLS {
                 match socket.recv(&mut buffer) {
                     Ok(_) => return Ok(()),
                     Err(e) if e.kind() == ErrorKind::WouldBlock => {}
                     Err(e) => return Err(e.into()),
                 }
             }
-            Err("an answer never came".into())
+            Err(format!("no response after {} polls", ping::MAX_POLLS).into())
         }),
         End::Passive => {
-            while !talk.is_over() {
+            while !control.is_stopped() {
                 if let Ok(n) = socket.recv(&mut buffer) {
                     socket.send(&buffer[..n])?;
                 }

@@ -6,16 +6,17 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::Result;
-use crate::bars::{Bar, Limit, Verdict};
 use crate::machine::Machine;
 use crate::table::{Key, Row, Spread, Table};
+use crate::targets::{Limit, Target, Verdict};
 
 #[derive(Serialize)]
 struct Report<'a> {
     machine: &'a Machine,
     arguments: Vec<String>,
     rows: Vec<ReportedRow<'a>>,
-    bars: Vec<ReportedBar<'a>>,
+    #[serde(rename = "bars")]
+    targets: Vec<ReportedTarget<'a>>,
 }
 
 #[derive(Serialize)]
@@ -29,7 +30,7 @@ struct ReportedRow<'a> {
 }
 
 #[derive(Serialize)]
-struct ReportedBar<'a> {
+struct ReportedTarget<'a> {
     what: &'a str,
     value: Option<Spread>,
     at_least: Option<f64>,
@@ -37,7 +38,7 @@ struct ReportedBar<'a> {
     verdict: Verdict,
 }
 
-pub fn write(path: &Path, machine: &Machine, table: &Table, bars: &[Bar]) -> Result<()> {
+pub fn write(path: &Path, machine: &Machine, table: &Table, targets: &[Target]) -> Result<()> {
     let rows = table
         .rows()
         .map(|(key, row)| {
@@ -46,17 +47,17 @@ pub fn write(path: &Path, machine: &Machine, table: &Table, bars: &[Bar]) -> Res
             ReportedRow { key, figures, row }
         })
         .collect();
-    let bars = bars
+    let targets = targets
         .iter()
-        .map(|bar| {
-            let (at_least, at_most) = match bar.limit {
+        .map(|target| {
+            let (at_least, at_most) = match target.limit {
                 Limit::AtLeast(v) => (Some(v), None),
                 Limit::AtMost(v) => (None, Some(v)),
             };
-            let (value, verdict) = (bar.value(table), bar.verdict(table));
-            ReportedBar { what: &bar.what, value, at_least, at_most, verdict }
+            let (value, verdict) = (target.value(table), target.verdict(table));
+            ReportedTarget { what: &target.what, value, at_least, at_most, verdict }
         })
         .collect();
-    let report = Report { machine, arguments: std::env::args().skip(1).collect(), rows, bars };
+    let report = Report { machine, arguments: std::env::args().skip(1).collect(), rows, targets };
     Ok(std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")?)
 }

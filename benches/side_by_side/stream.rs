@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 use urxe::verbs::*;
 
 use crate::Result;
-use crate::job::{End, Job, Metrics, Op, Stream, Wire};
-use crate::nic::{self, Hello, Nic, QKEY};
-use crate::progress::{Ahead, Meter, Progress};
-use crate::talk::Talk;
+use crate::control::Control;
+use crate::job::{End, Job, LinkAddrs, Metrics, Op, Stream};
+use crate::nic::{self, ConnInfo, Nic, QKEY};
+use crate::progress::{Meter, Progress, SendWindow};
 
 /// Number of receives kept posted.
-const RECEIVES: usize = 1000;
+const RECV_DEPTH: usize = 1000;
 /// Bytes of the GRH before the data of a received datagram.
 const GRH: usize = 40;
 /// Largest number of bytes that a sender of datagrams is ahead of the receiver's count.
-const AHEAD: usize = 1 << 20;
+const MAX_AHEAD: usize = 1 << 20;
 
 fn qp_type(op: Op) -> QpType {
     match op {
@@ -26,12 +26,12 @@ fn qp_type(op: Op) -> QpType {
     }
 }
 
-/// Creates a NIC for a stream, with room for one message.
+/// Creates a NIC for a stream, with memory for one message.
 pub fn nic(context: Context, s: &Stream) -> Result<Nic> {
     Nic::new(context, qp_type(s.op), s.qps, s.size + GRH)
 }
 
-pub fn connect(nic: &Nic, peer: &Hello, s: &Stream) -> Result<()> {
+pub fn connect(nic: &Nic, peer: &ConnInfo, s: &Stream) -> Result<()> {
     match s.op {
         Op::Datagram => Ok(nic.qps[0].activate(QKEY)?),
         _ => nic.connect(peer, s.mtu),
@@ -39,50 +39,50 @@ pub fn connect(nic: &Nic, peer: &Hello, s: &Stream) -> Result<()> {
 }
 
 /// Runs one end of a stream between two processes.
-pub fn run(job: &Job, talk: &Talk, wire: &Wire, s: &Stream) -> Result<Metrics> {
+pub fn run(job: &Job, control: &Control, link: &LinkAddrs, s: &Stream) -> Result<Metrics> {
     let progress = Progress::map(&job.progress)?;
-    let nic = nic(nic::open(wire, job.end, s.loss)?, s)?;
-    let peer = talk.exchange(&nic.hello())?;
+    let nic = nic(nic::open(link, job.end, s.loss)?, s)?;
+    let peer = control.exchange(&nic.conn_info())?;
     connect(&nic, &peer, s)?;
     let mut metrics = Metrics::new();
     match job.end {
         End::Active => {
-            talk.start()?;
+            control.start()?;
             metrics = send(&nic, &peer, s, job.seconds, || Ok(progress.get()))?;
         }
         End::Passive if matches!(s.op, Op::Send | Op::Datagram) => {
-            let mut sink = Sink::new(&nic)?;
-            talk.start()?;
-            while !talk.is_over() {
-                match sink.step()? {
+            let mut receiver = Receiver::new(&nic)?;
+            control.start()?;
+            while !control.is_stopped() {
+                match receiver.poll()? {
                     0 => thread::yield_now(),
                     n => progress.add(n),
                 }
             }
         }
         End::Passive => {
-            talk.start()?;
-            while s.polled && !talk.is_over() {
+            control.start()?;
+            while s.polled && !control.is_stopped() {
                 nic.context.poll();
             }
-            talk.wait_until_over();
+            control.wait_until_stopped();
         }
     }
-    metrics.extend(nic.troubles(job.end));
+    metrics.extend(nic.error_counters(job.end));
     Ok(metrics)
 }
 
 /// Receives messages and keeps receives posted.
-pub struct Sink<'a> {
+pub struct Receiver<'a> {
     nic: &'a Nic,
     completions: Vec<Completion>,
 }
 
-impl<'a> Sink<'a> {
-    pub fn new(nic: &'a Nic) -> Result<Sink<'a>> {
-        let sink = Sink { nic, completions: Vec::with_capacity(64) };
-        (0..RECEIVES).try_for_each(|_| sink.post())?;
-        Ok(sink)
+impl<'a> Receiver<'a> {
+    pub fn new(nic: &'a Nic) -> Result<Receiver<'a>> {
+        let receiver = Receiver { nic, completions: Vec::with_capacity(64) };
+        (0..RECV_DEPTH).try_for_each(|_| receiver.post())?;
+        Ok(receiver)
     }
 
     fn post(&self) -> Result<()> {
@@ -91,8 +91,8 @@ impl<'a> Sink<'a> {
     }
 
     /// Polls for received messages and returns their number.
-    pub fn step(&mut self) -> Result<u64> {
-        self.nic.take(&mut self.completions)?;
+    pub fn poll(&mut self) -> Result<u64> {
+        self.nic.poll_successful(&mut self.completions)?;
         (0..self.completions.len()).try_for_each(|_| self.post())?;
         Ok(self.completions.len() as u64)
     }
@@ -103,7 +103,7 @@ impl<'a> Sink<'a> {
 /// receiver.
 pub fn send(
     nic: &Nic,
-    peer: &Hello,
+    peer: &ConnInfo,
     s: &Stream,
     seconds: f64,
     mut arrived: impl FnMut() -> Result<u64>,
@@ -125,48 +125,52 @@ pub fn send(
     let lists: Vec<_> = (0..s.qps).map(list).collect();
     // One entry for each list that may be posted: the index of its queue pair.
     let slots = s.in_flight / s.list;
-    let mut free: VecDeque<usize> = (0..slots).map(|i| i % s.qps).collect();
-    let mut ahead = Ahead::at_most((AHEAD / s.size).min(RECEIVES / 2) as u64);
+    let mut free_slots: VecDeque<usize> = (0..slots).map(|i| i % s.qps).collect();
+    let mut send_window = SendWindow::new((MAX_AHEAD / s.size).min(RECV_DEPTH / 2) as u64);
     let (mut meter, mut done, mut completions) = (Meter::start(seconds), 0, Vec::with_capacity(64));
-    let mut over = None;
+    let mut stopped_at = None;
     loop {
         let count = arrived()?;
-        let room = to.is_none() || ahead.has_room(count);
-        match free.front() {
-            Some(qp) if room && over.is_none() => {
+        let may_send = to.is_none() || send_window.may_send(count);
+        match free_slots.front() {
+            Some(qp) if may_send && stopped_at.is_none() => {
                 nic.qps[*qp].post_send_list(&lists[*qp])?;
-                free.pop_front();
-                ahead.sent(s.list as u64);
+                free_slots.pop_front();
+                send_window.record_sent(s.list as u64);
             }
             _ => {
-                nic.take(&mut completions)?;
+                nic.poll_successful(&mut completions)?;
                 done += (completions.len() * s.list) as u64;
-                free.extend(completions.iter().map(|c| c.wr_id as usize));
+                free_slots.extend(completions.iter().map(|c| c.wr_id as usize));
                 if completions.is_empty() {
                     // If the two ends share a core, the other end has to run now.
                     thread::yield_now();
                 }
             }
         }
-        if over.is_none() && !meter.goes_on(if to.is_some() { count } else { done }) {
-            over = Some(Instant::now());
+        if stopped_at.is_none() && !meter.record(if to.is_some() { count } else { done }) {
+            stopped_at = Some(Instant::now());
         }
-        if let Some(since) = over {
-            if free.len() == slots {
+        if let Some(since) = stopped_at {
+            if free_slots.len() == slots {
                 break;
             }
             if since.elapsed() > Duration::from_secs(10) {
-                return Err(format!("what was posted does not complete: {}", nic.counted()).into());
+                return Err(format!(
+                    "posted work requests did not complete within 10 s: {}",
+                    nic.nonzero_counters()
+                )
+                .into());
             }
         }
     }
-    let messages = meter.rate().map_err(|e| format!("{e}: {}", nic.counted()))?;
+    let messages = meter.rate().map_err(|e| format!("{e}: {}", nic.nonzero_counters()))?;
     let mut metrics = Metrics::from([
         ("Gb/s".into(), messages * s.size as f64 * 8.0 / 1e9),
         ("M/s".into(), messages / 1e6),
     ]);
     if to.is_some() {
-        metrics.insert("lost".into(), ahead.lost_share());
+        metrics.insert("lost".into(), send_window.lost_share());
     }
     Ok(metrics)
 }

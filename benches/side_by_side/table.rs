@@ -41,7 +41,8 @@ pub fn bytes(n: usize) -> String {
 pub struct Row {
     pub rounds: BTreeMap<usize, Metrics>,
     /// Reason why the row cannot be measured on this machine.
-    pub lack: Option<String>,
+    #[serde(rename = "lack")]
+    pub skip_reason: Option<String>,
     /// Errors of the rounds that failed.
     pub failures: Vec<String>,
 }
@@ -57,17 +58,19 @@ pub struct Table {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Spread {
     pub median: f64,
-    pub least: f64,
-    pub most: f64,
+    #[serde(rename = "least")]
+    pub min: f64,
+    #[serde(rename = "most")]
+    pub max: f64,
 }
 
 impl Spread {
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
         let mut v: Vec<f64> = values.into_iter().collect();
         v.sort_unstable_by(f64::total_cmp);
-        let (least, most) = (*v.first()?, *v.last()?);
+        let (min, max) = (*v.first()?, *v.last()?);
         let median = (v[(v.len() - 1) / 2] + v[v.len() / 2]) / 2.0;
-        Some(Spread { median, least, most })
+        Some(Spread { median, min, max })
     }
 }
 
@@ -94,8 +97,14 @@ impl Table {
 
     /// Returns the ratio of two rows, computed per round, because measurements that are adjacent in time are
     /// comparable although the speed of the machine changes.
-    pub fn ratio(&self, (over, metric): (&Key, &str), (under, other): (&Key, &str)) -> Option<Spread> {
-        let under: BTreeMap<usize, f64> = self.metrics(under, other).collect();
-        Spread::of(self.metrics(over, metric).filter_map(|(round, v)| Some(v / under.get(&round)?)))
+    pub fn ratio(
+        &self,
+        (numerator, metric): (&Key, &str),
+        (denominator, denominator_metric): (&Key, &str),
+    ) -> Option<Spread> {
+        let denominator: BTreeMap<usize, f64> = self.metrics(denominator, denominator_metric).collect();
+        Spread::of(
+            self.metrics(numerator, metric).filter_map(|(round, v)| Some(v / denominator.get(&round)?)),
+        )
     }
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub struct Throughput {
     /// Gigabits of UDP payload received per second.
     pub gbps: f64,
-    /// Share of the data sent that the receiver's socket had no room for.
+    /// Share of the data sent that the receiver's socket dropped because its buffer was full.
     pub lost: f64,
 }
 
@@ -61,7 +61,7 @@ pub fn segmented_pair(segment: usize) -> io::Result<(UdpSocket, UdpSocket)> {
 /// The sender stays at most 1 MiB ahead of the receiver, as with any reliable transport: an unlimited sender
 /// mostly measures how fast the kernel drops packets.
 pub fn throughput(segment: usize, segments: usize, time: Duration) -> io::Result<Throughput> {
-    const AHEAD: u64 = 1 << 20;
+    const MAX_AHEAD: u64 = 1 << 20;
     let (tx, rx) = segmented_pair(segment)?;
     if set(&rx, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, 8 << 20).is_err() {
         set(&rx, libc::SOL_SOCKET, libc::SO_RCVBUF, 8 << 20)?;
@@ -88,12 +88,12 @@ pub fn throughput(segment: usize, segments: usize, time: Duration) -> io::Result
                     lost: lost as f64 / sent.max(1) as f64,
                 });
             }
-            let stuck = Instant::now();
-            while sent - lost - received.load(Ordering::Acquire) > AHEAD {
+            let blocked_since = Instant::now();
+            while sent - lost - received.load(Ordering::Acquire) > MAX_AHEAD {
                 // On a single core the receiver has to run now. Data that does not arrive within 20 ms counts
                 // as lost.
                 thread::yield_now();
-                if stuck.elapsed() > Duration::from_millis(20) {
+                if blocked_since.elapsed() > Duration::from_millis(20) {
                     lost = sent - received.load(Ordering::Acquire);
                 }
             }
@@ -108,7 +108,7 @@ pub fn throughput(segment: usize, segments: usize, time: Duration) -> io::Result
     })
 }
 
-/// Least CPU time of [`burst_cost`] and similar measurements, in nanoseconds per burst.
+/// Minimum CPU time of [`burst_cost`] and similar measurements, in nanoseconds per burst.
 #[derive(Clone, Copy, Debug)]
 pub struct BurstCost {
     /// CPU time of sending.
@@ -117,22 +117,22 @@ pub struct BurstCost {
     pub receive: u64,
 }
 
-/// Runs `send` and `receive` alternately on this thread, and returns the least CPU time of a call of either.
-/// The minimum remains comparable on a machine with other load.
+/// Runs `send` and `receive` alternately on this thread, and returns the minimum CPU time of a call of
+/// either. The minimum remains comparable on a machine with other load.
 pub fn cost(
     mut send: impl FnMut() -> io::Result<()>,
     mut receive: impl FnMut() -> io::Result<()>,
 ) -> io::Result<BurstCost> {
-    let mut least = BurstCost { send: u64::MAX, receive: u64::MAX };
+    let mut min = BurstCost { send: u64::MAX, receive: u64::MAX };
     for _ in 0..5000 {
         let start = cpu_time();
         send()?;
         let between = cpu_time();
         receive()?;
-        least.send = least.send.min(between - start);
-        least.receive = least.receive.min(cpu_time() - between);
+        min.send = min.send.min(between - start);
+        min.receive = min.receive.min(cpu_time() - between);
     }
-    Ok(least)
+    Ok(min)
 }
 
 /// Returns the CPU time of this thread in nanoseconds.

@@ -46,13 +46,13 @@ fn open(interface: &str, vnet: bool) -> io::Result<OwnedFd> {
     set(&fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, 4 << 20)?;
     // SAFETY: pointer and length describe a timeval that outlives the call.
     unsafe {
-        let wait = libc::timeval { tv_sec: 0, tv_usec: 50_000 };
+        let timeout = libc::timeval { tv_sec: 0, tv_usec: 50_000 };
         let len = size_of::<libc::timeval>() as libc::socklen_t;
         checked(libc::setsockopt(
             fd.as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_RCVTIMEO,
-            (&raw const wait).cast(),
+            (&raw const timeout).cast(),
             len,
         ))?;
     }
@@ -106,10 +106,10 @@ fn frame(segment: usize, segments: usize) -> Vec<u8> {
 /// Measures the throughput in Gb/s of UDP payload from one thread to another in contiguous trains of
 /// `segments` datagrams of `segment` bytes, one train per system call; the sender stays at most 1 MiB ahead.
 pub fn throughput(net: &Veth, segment: usize, segments: usize, time: Duration) -> io::Result<f64> {
-    const AHEAD: u64 = 1 << 20;
-    let (tx, rx) = (net.within(0, || open("v0", true))?, net.within(1, || open("v1", true))?);
+    const MAX_AHEAD: u64 = 1 << 20;
+    let (tx, rx) = (net.run_in(0, || open("v0", true))?, net.run_in(1, || open("v1", true))?);
     let frame = frame(segment, segments);
-    let around = VNET_LEN + HEADERS;
+    let overhead = VNET_LEN + HEADERS;
     let (received, done) = (AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|s| {
         s.spawn(|| {
@@ -117,8 +117,8 @@ pub fn throughput(net: &Veth, segment: usize, segments: usize, time: Duration) -
             while !done.load(Ordering::Relaxed) {
                 match recv(&rx, &mut buffer) {
                     // Other packets arrive on this interface too.
-                    Ok(n) if n > around + 1000 || segment < 1000 => {
-                        received.fetch_add((n - around) as u64, Ordering::Release);
+                    Ok(n) if n > overhead + 1000 || segment < 1000 => {
+                        received.fetch_add((n - overhead) as u64, Ordering::Release);
                     }
                     _ => {}
                 }
@@ -130,17 +130,17 @@ pub fn throughput(net: &Veth, segment: usize, segments: usize, time: Duration) -
             if elapsed >= time {
                 break Ok(received.load(Ordering::Acquire) as f64 * 8.0 / elapsed.as_secs_f64() / 1e9);
             }
-            let stuck = Instant::now();
-            while sent - lost - received.load(Ordering::Acquire).min(sent - lost) > AHEAD {
+            let blocked_since = Instant::now();
+            while sent - lost - received.load(Ordering::Acquire).min(sent - lost) > MAX_AHEAD {
                 // On a single core the receiver has to run now. Data that does not arrive within 20 ms counts
                 // as lost.
                 thread::yield_now();
-                if stuck.elapsed() > Duration::from_millis(20) {
+                if blocked_since.elapsed() > Duration::from_millis(20) {
                     lost = sent - received.load(Ordering::Acquire).min(sent);
                 }
             }
             match send(&tx, &frame) {
-                Ok(n) => sent += (n - around) as u64,
+                Ok(n) => sent += (n - overhead) as u64,
                 Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {}
                 Err(e) => break Err(e),
             }
@@ -152,7 +152,7 @@ pub fn throughput(net: &Veth, segment: usize, segments: usize, time: Duration) -
 
 /// Measures the CPU time of such a train.
 pub fn run_cost(net: &Veth, segment: usize, segments: usize) -> io::Result<raw::BurstCost> {
-    let (tx, rx) = (net.within(0, || open("v0", true))?, net.within(1, || open("v1", true))?);
+    let (tx, rx) = (net.run_in(0, || open("v0", true))?, net.run_in(1, || open("v1", true))?);
     let frame = frame(segment, segments);
     let mut buffer = vec![0; 70_000];
     raw::cost(|| send(&tx, &frame).map(drop), || recv(&rx, &mut buffer).map(drop))

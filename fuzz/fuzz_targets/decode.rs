@@ -27,17 +27,18 @@ fn packet(flow: &Flow, ident: IpIdent, bytes: &[u8]) {
     let Ok(packet) = Packet::parse(bytes) else { return };
     let mut headers = [0; MAX_HEADERS_LEN];
     let len = packet.headers().emit(&mut headers);
-    let same = [&headers[..len], packet.payload(), packet.padding(), &packet.icrc().to_le_bytes()].concat();
+    let encoded =
+        [&headers[..len], packet.payload(), packet.padding(), &packet.icrc().to_le_bytes()].concat();
     // Bit 7 of a syndrome and the upper bytes of 24-bit fields are reserved and need not be preserved.
-    assert_eq!(same.len(), bytes.len());
-    let again = Packet::parse(&same).unwrap();
-    assert_eq!((again.headers(), again.payload()), (packet.headers(), packet.payload()));
-    assert_eq!((again.padding(), again.icrc()), (packet.padding(), packet.icrc()));
+    assert_eq!(encoded.len(), bytes.len());
+    let decoded = Packet::parse(&encoded).unwrap();
+    assert_eq!((decoded.headers(), decoded.payload()), (packet.headers(), packet.payload()));
+    assert_eq!((decoded.padding(), decoded.icrc()), (packet.padding(), packet.icrc()));
     let _ = packet.bth().opcode.to_string();
 }
 
 fn checksum(flow: &Flow, ident: IpIdent, bytes: &[u8]) {
-    let mends = (16..=65_000).contains(&bytes.len());
+    let has_icrc = (16..=65_000).contains(&bytes.len());
     match icrc::identify(flow, 0, bytes) {
         Some((id, flags)) => {
             assert!(icrc::verify(flow, IpIdent::Exact { id, flags }, 0, bytes));
@@ -49,19 +50,19 @@ fn checksum(flow: &Flow, ident: IpIdent, bytes: &[u8]) {
         }
     }
     let _ = icrc::verify(flow, ident, 0, bytes);
-    if mends {
+    if has_icrc {
         // With a valid ICRC, the identification is recovered whatever it was.
-        let mut right = bytes.to_vec();
+        let mut valid = bytes.to_vec();
         let (id, flags) = match flow.dst {
             IpAddr::V4(_) => (u16::from_be_bytes([bytes[0], bytes[1]]), IpIdent::DONT_FRAGMENT),
             IpAddr::V6(_) => (0, IpIdent::DONT_FRAGMENT),
         };
-        let sum = icrc::compute(flow, id, flags, &right);
-        let end = right.len() - ICRC_LEN;
-        right[end..].copy_from_slice(&sum.to_le_bytes());
-        assert_eq!(icrc::identify(flow, 0, &right), Some((id, flags)));
+        let sum = icrc::compute(flow, id, flags, &valid);
+        let end = valid.len() - ICRC_LEN;
+        valid[end..].copy_from_slice(&sum.to_le_bytes());
+        assert_eq!(icrc::identify(flow, 0, &valid), Some((id, flags)));
         // An exact identification never matches an ICRC with one flipped bit.
-        right[end - 1] ^= 1;
-        assert!(!icrc::verify(flow, IpIdent::Exact { id, flags }, 0, &right));
+        valid[end - 1] ^= 1;
+        assert!(!icrc::verify(flow, IpIdent::Exact { id, flags }, 0, &valid));
     }
 }

@@ -13,12 +13,12 @@ use urxe::wire::mad::*;
 use urxe::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn};
 
 const SERVICE: ServiceId = ServiceId(7);
-const MOST: usize = 24;
+const MAX_CONNECTIONS: usize = 24;
 
 /// The fuzz input, read byte by byte, with zeros behind its end.
-struct Program<'a>(&'a [u8]);
+struct Input<'a>(&'a [u8]);
 
-impl Program<'_> {
+impl Input<'_> {
     fn u8(&mut self) -> u8 {
         match self.0.split_first() {
             Some((first, rest)) => {
@@ -29,9 +29,9 @@ impl Program<'_> {
         }
     }
 
-    fn pick<T: Copy>(&mut self, of: &[T]) -> Option<T> {
+    fn pick<T: Copy>(&mut self, items: &[T]) -> Option<T> {
         let n = usize::from(self.u8());
-        (!of.is_empty()).then(|| of[n % of.len()])
+        (!items.is_empty()).then(|| items[n % items.len()])
     }
 }
 
@@ -44,47 +44,47 @@ struct World {
     now: Instant,
     ids: Vec<ConnId>,
     listener: Option<ListenerId>,
-    /// Messages sent last, which an attacker may send back, or respond to.
-    heard: Vec<[u8; MAD_LEN]>,
+    /// Most recent messages sent, which an attacker may return or respond to.
+    recent: Vec<[u8; MAD_LEN]>,
 }
 
 impl World {
-    fn message(&mut self, program: &mut Program<'_>) -> Message {
-        let kind = program.pick(MessageKind::ALL).expect("there are messages");
-        let remote = program.pick(&self.ids).map_or(CommId(u32::from(program.u8())), |id| id.0);
-        let local = CommId(u32::from(program.u8() % 16));
-        let qpn = Qpn::new(u32::from(program.u8() % 16));
-        let (local_gid, remote_gid) = (gid(2 + program.u8() % 2), gid(1));
+    fn message(&mut self, input: &mut Input<'_>) -> Message {
+        let kind = input.pick(MessageKind::ALL).expect("the list of message kinds is not empty");
+        let remote = input.pick(&self.ids).map_or(CommId(u32::from(input.u8())), |id| id.0);
+        let local = CommId(u32::from(input.u8() % 16));
+        let qpn = Qpn::new(u32::from(input.u8() % 16));
+        let (local_gid, remote_gid) = (gid(2 + input.u8() % 2), gid(1));
         let path =
             PathInfo { local_gid, remote_gid, ack_timeout: AckTimeout::new(12), ..PathInfo::default() };
         match kind {
             MessageKind::Req => Req {
                 local,
                 service: SERVICE,
-                ca_guid: u64::from(program.u8() % 3),
+                ca_guid: u64::from(input.u8() % 3),
                 qpn,
                 mtu: Some(Mtu::Mtu1024),
                 primary: path,
                 local_response_timeout: AckTimeout::new(14),
-                max_cm_retries: program.u8() % 16,
+                max_cm_retries: input.u8() % 16,
                 ..Req::default()
             }
             .into(),
             MessageKind::Mra => {
-                let message = Acknowledged::from_code(program.u8() % 4);
+                let message = Acknowledged::from_code(input.u8() % 4);
                 Mra { local, remote, message, service_timeout: AckTimeout::new(31), ..Mra::default() }.into()
             }
             MessageKind::Rej => {
-                let message = Rejected::from_code(program.u8() % 4);
-                let reason = RejReason::from_code(u16::from(program.u8() % 40));
-                Rej { local, remote, message, reason, info_len: program.u8(), ..Rej::default() }.into()
+                let message = Rejected::from_code(input.u8() % 4);
+                let reason = RejReason::from_code(u16::from(input.u8() % 40));
+                Rej { local, remote, message, reason, info_len: input.u8(), ..Rej::default() }.into()
             }
             MessageKind::Rep => {
-                Rep { local, remote, qpn, ca_guid: u64::from(program.u8() % 3), ..Rep::default() }.into()
+                Rep { local, remote, qpn, ca_guid: u64::from(input.u8() % 3), ..Rep::default() }.into()
             }
             MessageKind::Rtu => Rtu { local, remote, ..Rtu::default() }.into(),
             MessageKind::Dreq => {
-                Dreq { local, remote, remote_qpn: Qpn::new(0x77), private_data: [program.u8(); 220] }.into()
+                Dreq { local, remote, remote_qpn: Qpn::new(0x77), private_data: [input.u8(); 220] }.into()
             }
             MessageKind::Drep => Drep { local, remote, ..Drep::default() }.into(),
             MessageKind::SidrReq => SidrReq { request: local, service: SERVICE, ..SidrReq::default() }.into(),
@@ -93,53 +93,53 @@ impl World {
                 let remote_qpn = Qpn::new(0x77);
                 Lap { local, remote, remote_qpn, local_gid, remote_gid, ..Lap::default() }.into()
             }
-            MessageKind::Apr => Apr { local, remote, info_len: program.u8(), ..Apr::default() }.into(),
+            MessageKind::Apr => Apr { local, remote, info_len: input.u8(), ..Apr::default() }.into(),
         }
     }
 
     /// Delivers a message of the peer: a new one or one of those sent before, possibly altered.
-    fn arrive(&mut self, program: &mut Program<'_>) {
-        let how = program.u8();
-        let mut bytes = match self.heard.last() {
-            Some(heard) if how & 1 != 0 => *heard,
+    fn receive_mad(&mut self, input: &mut Input<'_>) {
+        let flags = input.u8();
+        let mut bytes = match self.recent.last() {
+            Some(recent) if flags & 1 != 0 => *recent,
             _ => {
-                let message = self.message(program);
-                Mad { transaction: u64::from(program.u8() % 4), modifier: 0, message }.bytes()
+                let message = self.message(input);
+                Mad { transaction: u64::from(input.u8() % 4), modifier: 0, message }.bytes()
             }
         };
-        for _ in 0..how >> 5 {
-            let (at, value) = (program.u8(), program.u8());
+        for _ in 0..flags >> 5 {
+            let (at, value) = (input.u8(), input.u8());
             bytes[usize::from(at)] = value;
         }
-        let from = AddressVector::to(gid(2 + program.u8() % 2));
-        let src_qpn = if how & 2 != 0 && program.u8() == 9 { Qpn::new(5) } else { Qpn::GSI };
+        let from = AddressVector::to(gid(2 + input.u8() % 2));
+        let src_qpn = if flags & 2 != 0 && input.u8() == 9 { Qpn::new(5) } else { Qpn::GSI };
         self.cm.handle_mad(self.now, &MadSource { from, src_qpn }, &bytes);
     }
 
     /// Performs an action of the program; actions that are not permitted must fail.
-    fn act(&mut self, program: &mut Program<'_>) {
+    fn call(&mut self, input: &mut Input<'_>) {
         let (now, cm) = (self.now, &mut self.cm);
-        let data = [program.u8(); 300];
+        let data = [input.u8(); 300];
         // Sometimes more data than fits into a message.
-        let data = &data[..usize::from(program.u8())];
+        let data = &data[..usize::from(input.u8())];
         let path =
             Path { packet_life: AckTimeout::new(10), ..Path::to(AddressVector::to(gid(2)), Mtu::Mtu1024) };
         let qp = LocalQp { qpn: Qpn::new(0x77), psn: Psn::new(1), srq: false };
-        let what = program.u8();
-        let id = program.pick(&self.ids);
-        match (what % 16, id) {
+        let action = input.u8();
+        let id = input.pick(&self.ids);
+        match (action % 16, id) {
             (0, _) => {
                 let request = Request {
-                    peer_to_peer: what & 0x80 != 0,
-                    qp_type: if what & 0x40 != 0 { QpType::Uc } else { QpType::Rc },
+                    peer_to_peer: action & 0x80 != 0,
+                    qp_type: if action & 0x40 != 0 { QpType::Uc } else { QpType::Rc },
                     response_timeout: AckTimeout::new(12),
-                    max_cm_retries: program.u8() % 16,
+                    max_cm_retries: input.u8() % 16,
                     ..Request::new(SERVICE, qp, path, data)
                 };
                 self.ids.extend(cm.connect(now, &request));
             }
             (1, _) => {
-                let (response_timeout, max_cm_retries) = (AckTimeout::new(12), program.u8() % 16);
+                let (response_timeout, max_cm_retries) = (AckTimeout::new(12), input.u8() % 16);
                 let request = SidrRequest {
                     service: SERVICE,
                     path,
@@ -151,7 +151,7 @@ impl World {
             }
             (2, _) => match self.listener.take() {
                 Some(listener) => cm.unlisten(now, listener),
-                None => self.listener = cm.listen(SERVICE, u64::MAX, usize::from(program.u8() % 8)).ok(),
+                None => self.listener = cm.listen(SERVICE, u64::MAX, usize::from(input.u8() % 8)).ok(),
             },
             (3 | 4, Some(id)) => {
                 let reply = Reply {
@@ -160,7 +160,7 @@ impl World {
                     initiator_depth: 1,
                     flow_control: false,
                     rnr_retry_count: 7,
-                    failover: what & 0x80 != 0,
+                    failover: action & 0x80 != 0,
                     ece: Ece::default(),
                     private_data: data,
                 };
@@ -196,23 +196,26 @@ impl World {
             }
         }
         while let Some(out) = self.cm.poll_transmit() {
-            let sent = Mad::parse(&out.mad).expect("what is sent is a message");
+            let sent = Mad::parse(&out.mad).expect("a sent MAD is valid");
             assert_eq!(sent.bytes(), out.mad);
-            self.heard.push(out.mad);
+            self.recent.push(out.mad);
         }
-        let excess = self.heard.len().saturating_sub(8);
-        self.heard.drain(..excess);
+        let excess = self.recent.len().saturating_sub(8);
+        self.recent.drain(..excess);
         self.ids.retain(|id| self.cm.state(*id).is_some());
-        let (all, over) = self.cm.connection_counts();
-        assert!(all - over <= MOST && over <= 16, "{all} connections, {over} of them in time-wait");
+        let (all, in_time_wait) = self.cm.connection_counts();
+        assert!(
+            all - in_time_wait <= MAX_CONNECTIONS && in_time_wait <= 16,
+            "{all} connections, {in_time_wait} of them in TIME_WAIT"
+        );
     }
 
-    fn pass(&mut self, time: Duration) {
+    fn advance(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(at) = self.cm.poll_timeout().filter(|at| *at <= end) {
             self.now = at.max(self.now);
             self.cm.handle_timeout(self.now);
-            assert!(self.cm.poll_timeout().is_none_or(|next| next > at), "a deadline that stays");
+            assert!(self.cm.poll_timeout().is_none_or(|next| next > at), "the deadline did not advance");
             self.collect();
         }
         self.now = end;
@@ -226,27 +229,27 @@ fuzz_target!(|data: &[u8]| {
             .map(|h| assert!(ip::IpHeader::parse(&h.bytes()).is_ok()));
     }
     let config = CmConfig {
-        max_connections: MOST,
+        max_connections: MAX_CONNECTIONS,
         max_time_wait: 16,
         max_queued_responses: 32,
         ..CmConfig::new(1, vec![gid(1)])
     };
     let mut world =
-        World { cm: Cm::new(config, 1), now: Instant(1), ids: vec![], listener: None, heard: vec![] };
+        World { cm: Cm::new(config, 1), now: Instant(1), ids: vec![], listener: None, recent: vec![] };
     world.listener = world.cm.listen(SERVICE, u64::MAX, 8).ok();
-    let mut program = Program(data);
-    while !program.0.is_empty() {
-        match program.u8() % 8 {
-            0..=3 => world.arrive(&mut program),
-            4..=6 => world.act(&mut program),
+    let mut input = Input(data);
+    while !input.0.is_empty() {
+        match input.u8() % 8 {
+            0..=3 => world.receive_mad(&mut input),
+            4..=6 => world.call(&mut input),
             _ => {
-                let time = Duration::from_millis(1 << (program.u8() % 16));
-                world.pass(time);
+                let time = Duration::from_millis(1 << (input.u8() % 16));
+                world.advance(time);
             }
         }
         world.collect();
     }
-    // The listener is removed first: otherwise a request pending for it would be one that no program answers.
+    // The listener is removed first: otherwise no program would respond to its pending requests.
     if let Some(listener) = world.listener.take() {
         world.cm.unlisten(world.now, listener);
     }
@@ -255,6 +258,6 @@ fuzz_target!(|data: &[u8]| {
         world.cm.release(world.now, id);
     }
     world.collect();
-    world.pass(Duration::from_secs(100_000));
+    world.advance(Duration::from_secs(100_000));
     assert_eq!(world.cm.connection_counts(), (0, 0));
 });

@@ -18,9 +18,9 @@ use urxe::transport::{Instant, RxBurst};
 use urxe::wire::{Flow, IpIdent};
 
 /// The fuzz input, read byte by byte, with zeros behind its end.
-pub struct Program<'a>(&'a [u8]);
+pub struct Input<'a>(&'a [u8]);
 
-impl Program<'_> {
+impl Input<'_> {
     fn u8(&mut self) -> u8 {
         match self.0.split_first() {
             Some((first, rest)) => {
@@ -50,7 +50,7 @@ impl Program<'_> {
 
 /// A packet on the wire.
 #[derive(Clone)]
-pub struct OnWire {
+pub struct PacketOnWire {
     /// Index of the receiving side.
     to: usize,
     flow: Flow,
@@ -60,26 +60,26 @@ pub struct OnWire {
 }
 
 /// Capacity of the wire; older packets are lost.
-const WIRE: usize = 128;
+const WIRE_CAPACITY: usize = 128;
 
 struct World {
     now: Instant,
     sides: [Side; 2],
-    wire: VecDeque<OnWire>,
+    wire: VecDeque<PacketOnWire>,
 }
 
 impl World {
     fn transmit(&mut self, side: usize) {
         let wire = &mut self.wire;
         self.sides[side].transmit(self.now, |flow, id, bytes| {
-            if wire.len() == WIRE {
+            if wire.len() == WIRE_CAPACITY {
                 wire.pop_front();
             }
-            wire.push_back(OnWire { to: 1 - side, flow, id, bytes: bytes.to_vec() });
+            wire.push_back(PacketOnWire { to: 1 - side, flow, id, bytes: bytes.to_vec() });
         });
     }
 
-    fn deliver(&mut self, packet: &OnWire) {
+    fn deliver(&mut self, packet: &PacketOnWire) {
         let ident = IpIdent::Exact { id: packet.id, flags: IpIdent::DONT_FRAGMENT };
         let (segment, data) = (packet.bytes.len(), &packet.bytes[..]);
         self.burst(packet.to, RxBurst { flow: packet.flow, ident, segment, data });
@@ -90,7 +90,7 @@ impl World {
     }
 
     /// Runs both NICs and the wire without faults for some rounds.
-    fn behave(&mut self, rounds: usize) {
+    fn run_without_faults(&mut self, rounds: usize) {
         for _ in 0..rounds {
             for side in 0..2 {
                 self.transmit(side);
@@ -104,7 +104,7 @@ impl World {
         }
     }
 
-    fn step(&mut self, p: &mut Program<'_>) {
+    fn step(&mut self, p: &mut Input<'_>) {
         let op = p.u8();
         let side = (op >> 7) as usize;
         match op & 0x0f {
@@ -118,7 +118,7 @@ impl World {
                     }
                 }
             }
-            6 => self.behave(1 + p.below(8)),
+            6 => self.run_without_faults(1 + p.below(8)),
             7 if !self.wire.is_empty() => {
                 // Duplicated, reordered, or lost.
                 let at = p.below(self.wire.len());
@@ -137,7 +137,7 @@ impl World {
                 if p.chance(8) {
                     packet.bytes.truncate(p.u16() as usize % (packet.bytes.len() + 1));
                 }
-                craft::mend(&packet.flow, packet.id, &mut packet.bytes);
+                craft::write_icrc(&packet.flow, packet.id, &mut packet.bytes);
                 self.deliver(&packet);
             }
             10 => {
@@ -155,13 +155,13 @@ impl World {
                         self.transmit(side);
                     }
                     let next = self.sides[side].nic.next_deadline();
-                    assert!(next.is_none_or(|at| at > self.now), "a timer of the past: {next:?}");
+                    assert!(next.is_none_or(|at| at > self.now), "an overdue timer: {next:?}");
                 }
             }
             11 => {
-                let (qp, how) = (p.below(PAIRS), p.u8());
+                let (qp, action) = (p.below(PAIRS), p.u8());
                 let (peer_qpn, peer_psn) = self.sides[1 - side].endpoint(qp);
-                self.sides[side].modify(self.now, qp, how, peer_qpn, peer_psn);
+                self.sides[side].modify(self.now, qp, action, peer_qpn, peer_psn);
             }
             12 => {
                 // Random bytes.
@@ -169,7 +169,7 @@ impl World {
                 let mut bytes: Vec<u8> = (0..len).map(|_| p.u8()).collect();
                 let flow = self.sides[side].flow_from_peer();
                 if p.chance(2) {
-                    craft::mend(&flow, 0, &mut bytes);
+                    craft::write_icrc(&flow, 0, &mut bytes);
                 }
                 let segment = p.u8() as usize;
                 let ident = if p.chance(2) { IpIdent::SENT } else { IpIdent::Unknown };
@@ -185,7 +185,7 @@ impl World {
 }
 
 fuzz_target!(|data: &[u8]| {
-    let mut p = Program(data);
+    let mut p = Input(data);
     let now = Instant(1_000_000);
     let quirks = p.u8();
     let mut sides = [0, 1].map(|n| Side::new(n, quirks));
@@ -202,7 +202,7 @@ fuzz_target!(|data: &[u8]| {
         }
         world.step(&mut p);
     }
-    world.behave(4);
+    world.run_without_faults(4);
     for side in &mut world.sides {
         side.finish(world.now);
     }

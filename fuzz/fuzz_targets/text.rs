@@ -1,5 +1,5 @@
-//! Fuzz target: arbitrary text as a command line argument is parsed or refused with a reason, without a
-//! panic.
+//! Fuzz target: arbitrary text as a command line argument is parsed or rejected with an error message,
+//! without a panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,8 +10,8 @@ use urxe::wire::Mac;
 fuzz_target!(|text: &str| {
     match text.parse::<Rule>() {
         Ok(rule) => {
-            let again: Rule = rule.to_string().parse().expect("a rule prints as it is written");
-            assert_eq!((again.direction, again.action), (rule.direction, rule.action));
+            let parsed: Rule = rule.to_string().parse().expect("the printed form of a rule is valid");
+            assert_eq!((parsed.direction, parsed.action), (rule.direction, rule.action));
         }
         Err(e) => assert!(!e.to_string().is_empty()),
     }

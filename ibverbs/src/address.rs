@@ -7,10 +7,10 @@ use urxe::verbs::{Ah, Gid, grh};
 
 use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
 use crate::context::{Context, is_inherited};
-use crate::domain::ProtectionDomain;
+use crate::cq::WC_GRH;
 use crate::errno::{minus_one, null};
-use crate::object::{Object, Shown};
-use crate::queue::WC_GRH;
+use crate::object::{FfiCell, FfiObject};
+use crate::pd::ProtectionDomain;
 
 export! {
     "IBVERBS_1.1":
@@ -21,13 +21,13 @@ export! {
 
 /// An address handle with its C struct.
 #[repr(C)]
-pub struct Handle {
-    c: Shown<ibv_ah>,
+pub struct AddressHandle {
+    c: FfiCell<ibv_ah>,
     pub ah: Ah,
 }
 
-// SAFETY: `#[repr(C)]` with `Shown<ibv_ah>` as the first field.
-unsafe impl Object for Handle {
+// SAFETY: `#[repr(C)]` with `FfiCell<ibv_ah>` as the first field.
+unsafe impl FfiObject for AddressHandle {
     type C = ibv_ah;
 
     fn handle(c: &ibv_ah) -> Option<u32> {
@@ -36,7 +36,7 @@ unsafe impl Object for Handle {
 }
 
 /// Returns the path to the neighbour that a LID stands for ([`urxe::verbs::lid_of`]).
-fn neighbour(context: &Context, lid: u16) -> Option<AddressVector> {
+fn neighbor_path(context: &Context, lid: u16) -> Option<AddressVector> {
     let sgid_index = context.nic.main_gid().filter(|_| lid != 0)?;
     let Gid(mut bytes) = context.nic.query_gid(sgid_index.into())?;
     bytes[14..].copy_from_slice(&lid.to_be_bytes());
@@ -47,7 +47,7 @@ fn neighbour(context: &Context, lid: u16) -> Option<AddressVector> {
 /// neighbour.
 pub fn path(context: &Context, attr: &ibv_ah_attr) -> Option<AddressVector> {
     if attr.is_global == 0 {
-        return neighbour(context, attr.dlid);
+        return neighbor_path(context, attr.dlid);
     }
     let route = &attr.grh;
     Some(AddressVector {
@@ -80,31 +80,36 @@ pub fn attr(path: &AddressVector) -> ibv_ah_attr {
 
 unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     let _uncancelled = crate::cancel::disable();
-    if !ProtectionDomain::is_known(pd) {
+    if !ProtectionDomain::is_live(pd) {
         return null(libc::EINVAL);
     }
     // SAFETY: `ibv_create_ah` requires `attr` to point to a readable struct.
     let attr = unsafe { &*attr };
-    // SAFETY: `is_known` found a live domain at `pd`, whose context is open.
-    let context = unsafe { Context::of((*pd).context) };
+    // SAFETY: `is_live` found a live domain at `pd`, whose context is open.
+    let context = unsafe { Context::from_raw_ref((*pd).context) };
     let Some(path) = path(context, attr).filter(|_| attr.port_num == 1) else { return null(libc::EINVAL) };
     // SAFETY: as above; the program must not deallocate the domain during the call.
-    let domain = unsafe { ProtectionDomain::of(pd) };
+    let domain = unsafe { ProtectionDomain::from_raw_ref(pd) };
     match domain.pd.create_ah(&path) {
         Ok(ah) => {
             domain.users.add();
-            Handle { c: Shown::new(ibv_ah { context: domain.context(), pd, handle: 0 }), ah }.give()
+            AddressHandle { c: FfiCell::new(ibv_ah { context: domain.context(), pd, handle: 0 }), ah }
+                .into_raw()
         }
         Err(e) => null(e.errno()),
     }
 }
 
-/// Returns the path back to the sender of a datagram.
+/// Returns the reverse path, to the sender of a datagram.
 ///
 /// # Safety
 /// `wc` points to a readable completion. If that has the flag `WC_GRH`, `header` points to the first 40 bytes
 /// of its receive buffer.
-unsafe fn path_back(context: &Context, wc: *const ibv_wc, header: *const ibv_grh) -> Option<AddressVector> {
+unsafe fn reverse_path(
+    context: &Context,
+    wc: *const ibv_wc,
+    header: *const ibv_grh,
+) -> Option<AddressVector> {
     // SAFETY: the caller passes a readable completion.
     if unsafe { (*wc).wc_flags } & WC_GRH == 0 {
         return None;
@@ -112,7 +117,7 @@ unsafe fn path_back(context: &Context, wc: *const ibv_wc, header: *const ibv_grh
     // SAFETY: the completion has the flag, so the caller passes 40 readable bytes; they are copied from any
     // alignment.
     let bytes: [u8; grh::LEN] = unsafe { header.cast::<[u8; grh::LEN]>().read_unaligned() };
-    context.nic.path_back(&bytes)
+    context.nic.reverse_path(&bytes)
 }
 
 unsafe extern "C" fn init_ah_from_wc(
@@ -125,7 +130,7 @@ unsafe extern "C" fn init_ah_from_wc(
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_init_ah_from_wc` requires an open context, a readable completion and the GRH that belongs
     // to it.
-    match unsafe { path_back(Context::of(context), wc, header) }.filter(|_| port == 1) {
+    match unsafe { reverse_path(Context::from_raw_ref(context), wc, header) }.filter(|_| port == 1) {
         Some(path) => {
             // SAFETY: `ibv_init_ah_from_wc` requires `out` to point to a writable struct.
             unsafe { *out = attr(&path) };
@@ -142,12 +147,12 @@ unsafe extern "C" fn create_ah_from_wc(
     port: u8,
 ) -> *mut ibv_ah {
     let _uncancelled = crate::cancel::disable();
-    if !ProtectionDomain::is_known(pd) {
+    if !ProtectionDomain::is_live(pd) {
         return null(libc::EINVAL);
     }
-    // SAFETY: `is_known` found a live domain at `pd`, whose context is open. `ibv_create_ah_from_wc` requires
+    // SAFETY: `is_live` found a live domain at `pd`, whose context is open. `ibv_create_ah_from_wc` requires
     // a readable completion and the GRH that belongs to it.
-    match unsafe { path_back(Context::of((*pd).context), wc, header) }.filter(|_| port == 1) {
+    match unsafe { reverse_path(Context::from_raw_ref((*pd).context), wc, header) }.filter(|_| port == 1) {
         // SAFETY: `pd` is checked by `create_ah`, and the attributes are a local value.
         Some(path) => unsafe { create_ah(pd, &mut attr(&path)) },
         None => null(libc::EINVAL),
@@ -156,7 +161,7 @@ unsafe extern "C" fn create_ah_from_wc(
 
 pub unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `c` is live (checked by the `entry` wrapper), and its context is open, or a copy of the
+    // SAFETY: `c` is live (checked by the `entry_points` wrapper), and its context is open, or a copy of the
     // parent's after fork.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -165,8 +170,8 @@ pub unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
     // domain, which therefore was not freed.
     unsafe {
         let pd = (*c).pd;
-        drop(Handle::take(c));
-        ProtectionDomain::leave(pd);
+        drop(AddressHandle::from_raw(c));
+        ProtectionDomain::release(pd);
     }
     0
 }

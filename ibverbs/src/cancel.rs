@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 use libc::{nfds_t, pollfd, sigset_t, timespec};
 
 unsafe extern "C" {
-    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    fn pthread_setcancelstate(state: c_int, previous: *mut c_int) -> c_int;
 }
 
 unsafe extern "C-unwind" {
     fn pthread_testcancel();
-    fn pthread_setcanceltype(kind: c_int, before: *mut c_int) -> c_int;
+    fn pthread_setcanceltype(kind: c_int, previous: *mut c_int) -> c_int;
     fn ppoll(fds: *mut pollfd, len: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
 }
 
@@ -34,21 +34,21 @@ const DEFERRED: c_int = 0;
 /// Disables cancellation of this thread until the guard is dropped: system calls made meanwhile are no
 /// cancellation points.
 pub fn disable() -> Disabled {
-    let mut before = 0;
-    // SAFETY: `DISABLE` is a valid state, and `before` is a writable local.
-    unsafe { pthread_setcancelstate(DISABLE, &mut before) };
-    Disabled(before)
+    let mut previous = 0;
+    // SAFETY: `DISABLE` is a valid state, and `previous` is a writable local.
+    unsafe { pthread_setcancelstate(DISABLE, &mut previous) };
+    Disabled(previous)
 }
 
 /// Guard of [`disable`], with the previous state.
-#[must_use = "cancellation is enabled again when it is dropped"]
+#[must_use = "cancellation is enabled again when the guard is dropped"]
 pub struct Disabled(c_int);
 
 impl Drop for Disabled {
     fn drop(&mut self) {
-        let mut inside = 0;
-        // SAFETY: the state is the valid one that `disable` read, and `inside` is a writable local.
-        unsafe { pthread_setcancelstate(self.0, &mut inside) };
+        let mut previous = 0;
+        // SAFETY: the state is the valid one that `disable` read, and `previous` is a writable local.
+        unsafe { pthread_setcancelstate(self.0, &mut previous) };
     }
 }
 
@@ -62,7 +62,7 @@ pub enum Step<T> {
 /// State that a blocking call keeps between its attempts.
 pub struct Call {
     /// Set once an attempt has done the steps that must not be repeated.
-    pub begun: bool,
+    pub started: bool,
     /// Number of bytes transferred so far.
     pub done: usize,
     /// Address of the object that the first attempt used.
@@ -70,36 +70,36 @@ pub struct Call {
     deadline: Option<Option<Instant>>,
     /// Error number of the last wait, if it failed.
     failure: Option<c_int>,
-    one: pollfd,
-    /// Pointer and length of a list of several descriptors in `HELD`, used instead of `one`.
-    several: Option<(*mut pollfd, usize)>,
+    single: pollfd,
+    /// Pointer and length of a list of several descriptors in `WAIT_STATE`, used instead of `single`.
+    list: Option<(*mut pollfd, usize)>,
     timeout: Option<Duration>,
 }
 
 /// Descriptors and objects of a waiting call. They are thread-local, to be dropped at thread exit if the
 /// thread is cancelled.
 #[derive(Default)]
-struct Held {
+struct WaitState {
     fds: Vec<pollfd>,
     other: Option<Box<dyn Any>>,
 }
 
 thread_local! {
-    static HELD: RefCell<Held> = RefCell::default();
+    static WAIT_STATE: RefCell<WaitState> = RefCell::default();
 }
 
 impl Call {
     /// Returns the state before the first attempt.
     pub fn new() -> Call {
-        let one = pollfd { fd: -1, events: 0, revents: 0 };
+        let single = pollfd { fd: -1, events: 0, revents: 0 };
         Call {
-            begun: false,
+            started: false,
             done: 0,
             object: None,
             deadline: None,
             failure: None,
-            one,
-            several: None,
+            single,
+            list: None,
             timeout: None,
         }
     }
@@ -112,13 +112,13 @@ impl Call {
 
     /// Reports whether `object` is the one that the first attempt used: its number may denote another object
     /// since.
-    pub fn is_of<T>(&mut self, object: *const T) -> bool {
+    pub fn is_same_object<T>(&mut self, object: *const T) -> bool {
         *self.object.get_or_insert(object.addr()) == object.addr()
     }
 
     /// Reports whether the call has waited, or is about to.
     pub fn has_waited(&self) -> bool {
-        self.several.is_some() || self.one.fd >= 0
+        self.list.is_some() || self.single.fd >= 0
     }
 
     /// Takes the error number of the last wait: `EINTR`, or that of a lack of resources.
@@ -128,36 +128,37 @@ impl Call {
 
     /// Makes the call wait for one descriptor after this attempt.
     pub fn wait_for(&mut self, fd: c_int, events: libc::c_short, timeout: Option<Duration>) {
-        (self.one, self.several, self.timeout) = (pollfd { fd, events, revents: 0 }, None, timeout);
+        (self.single, self.list, self.timeout) = (pollfd { fd, events, revents: 0 }, None, timeout);
     }
 
     /// Makes the call wait for several descriptors after this attempt. `other` is kept until the call waits
     /// again or is done. Returns false if the thread is exiting and can store neither.
-    pub fn wait_for_several(
+    pub fn wait_for_list(
         &mut self,
         fds: &[pollfd],
         timeout: Option<Duration>,
         other: Option<Box<dyn Any>>,
     ) -> bool {
-        let placed = HELD.try_with(|held| {
-            let mut held = held.borrow_mut();
-            held.fds.clear();
-            held.fds.extend_from_slice(fds);
-            let before = std::mem::replace(&mut held.other, other);
-            (held.fds.as_mut_ptr(), held.fds.len(), before)
+        let stored = WAIT_STATE.try_with(|state| {
+            let mut state = state.borrow_mut();
+            state.fds.clear();
+            state.fds.extend_from_slice(fds);
+            let previous = std::mem::replace(&mut state.other, other);
+            (state.fds.as_mut_ptr(), state.fds.len(), previous)
         });
         // The earlier value is dropped after the borrow has ended, because its destructor may wait too.
-        let placed = placed.ok().map(|(fds, len, _)| (fds, len));
-        (self.several, self.timeout) = (placed, timeout);
-        placed.is_some()
+        let stored = stored.ok().map(|(fds, len, _)| (fds, len));
+        (self.list, self.timeout) = (stored, timeout);
+        stored.is_some()
     }
 
     /// Waits; if cancellation is enabled, the thread may be cancelled here. This frame has nothing to drop.
     fn wait(&mut self) {
-        let (fds, len) = self.several.unwrap_or((&raw mut self.one, 1));
+        let (fds, len) = self.list.unwrap_or((&raw mut self.single, 1));
         let (time, has_time) = match self.timeout {
             Some(timeout) => {
-                let seconds = if timeout.as_secs() > MOST { MOST } else { timeout.as_secs() };
+                let seconds =
+                    if timeout.as_secs() > MAX_WAIT_SECS { MAX_WAIT_SECS } else { timeout.as_secs() };
                 (timespec { tv_sec: seconds as libc::time_t, tv_nsec: timeout.subsec_nanos().into() }, true)
             }
             None => (timespec { tv_sec: 0, tv_nsec: 0 }, false),
@@ -175,7 +176,7 @@ impl Call {
     }
 
     /// Waits with cancellation disabled.
-    pub fn wait_undisturbed(&mut self) {
+    pub fn wait_uncancelled(&mut self) {
         let _uncancelled = disable();
         self.wait();
         release();
@@ -184,12 +185,12 @@ impl Call {
 
 /// Upper bound of a wait in seconds: longer than any program runs, and within the range of all types
 /// involved.
-const MOST: u64 = i32::MAX as u64;
+const MAX_WAIT_SECS: u64 = i32::MAX as u64;
 
 /// Drops the objects kept for a wait.
 fn release() {
     // Taken out first and dropped without the borrow, as a destructor may wait too.
-    let other = HELD.try_with(|held| held.borrow_mut().other.take());
+    let other = WAIT_STATE.try_with(|state| state.borrow_mut().other.take());
     drop(other);
 }
 
@@ -218,10 +219,10 @@ pub fn blocking<T: Copy, F: FnMut(&mut Call) -> Step<T>>(attempt: F) -> T {
     unsafe { pthread_setcanceltype(DEFERRED, &mut kind) };
     let result = attempt_until_done(&mut *attempt);
     if kind != DEFERRED {
-        let mut inside = 0;
-        // SAFETY: `kind` is the valid type read above and `inside` a writable local. A thread that was
+        let mut previous = 0;
+        // SAFETY: `kind` is the valid type read above and `previous` a writable local. A thread that was
         // cancelled meanwhile is unwound from here; as above, no frame has anything to drop.
-        unsafe { pthread_setcanceltype(kind, &mut inside) };
+        unsafe { pthread_setcanceltype(kind, &mut previous) };
     }
     result
 }

@@ -8,10 +8,10 @@ use urxe::verbs::{CompletionChannel, signals_restart_calls};
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::cancel::{Call, Step, blocking};
-use crate::context::{Context, is_inherited, queue_at};
+use crate::context::{Context, is_inherited, object_at};
+use crate::cq::CompletionQueue;
 use crate::errno::{minus_one, null};
-use crate::object::{Object, Shown, Users};
-use crate::queue::Queue;
+use crate::object::{FfiCell, FfiObject, Users};
 
 export! {
     "IBVERBS_1.0":
@@ -22,7 +22,7 @@ export! {
 }
 
 /// Upper bound of a single wait, after which the wait is repeated.
-pub const LONG: Duration = Duration::from_secs(3600);
+pub const MAX_WAIT: Duration = Duration::from_secs(3600);
 
 /// Makes a call wait for an event on a descriptor, or returns its result if a signal has interrupted it.
 pub fn wait_for_event(call: &mut Call, fd: c_int) -> Step<c_int> {
@@ -42,14 +42,14 @@ pub fn wait_for_event(call: &mut Call, fd: c_int) -> Step<c_int> {
 
 /// A completion channel with its C struct.
 #[repr(C)]
-pub struct Channel {
-    c: Shown<ibv_comp_channel>,
+pub struct CompChannel {
+    c: FfiCell<ibv_comp_channel>,
     pub channel: CompletionChannel,
     pub users: Users,
 }
 
-// SAFETY: `#[repr(C)]` with `Shown<ibv_comp_channel>` as the first field.
-unsafe impl Object for Channel {
+// SAFETY: `#[repr(C)]` with `FfiCell<ibv_comp_channel>` as the first field.
+unsafe impl FfiObject for CompChannel {
     type C = ibv_comp_channel;
 
     fn handle(_: &ibv_comp_channel) -> Option<u32> {
@@ -58,7 +58,7 @@ unsafe impl Object for Channel {
 }
 
 /// Makes a descriptor blocking, as the kernel's descriptors are until the program sets `O_NONBLOCK`.
-pub fn block(fd: c_int) {
+pub fn set_blocking(fd: c_int) {
     // SAFETY: these `fcntl` commands only read and set status flags and take no pointer; a bad descriptor
     // makes them fail.
     unsafe {
@@ -77,12 +77,12 @@ pub fn is_nonblocking(fd: c_int) -> bool {
 pub unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_create_comp_channel` requires an open context.
-    match unsafe { Context::of(context) }.nic.create_channel() {
+    match unsafe { Context::from_raw_ref(context) }.nic.create_channel() {
         Ok(channel) => {
             let fd = channel.as_fd().as_raw_fd();
-            block(fd);
-            let c = Shown::new(ibv_comp_channel { context, fd, refcnt: 0 });
-            Channel { c, channel, users: Users::default() }.give()
+            set_blocking(fd);
+            let c = FfiCell::new(ibv_comp_channel { context, fd, refcnt: 0 });
+            CompChannel { c, channel, users: Users::default() }.into_raw()
         }
         Err(e) => null(e.errno()),
     }
@@ -90,18 +90,18 @@ pub unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut 
 
 pub unsafe extern "C" fn destroy_comp_channel(c: *mut ibv_comp_channel) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `c` is live (checked by the `entry` wrapper, or made by librdmacm here), and its context is
-    // open, or a copy of the parent's after fork.
+    // SAFETY: `c` is live (checked by the `entry_points` wrapper, or made by librdmacm here), and its context
+    // is open, or a copy of the parent's after fork.
     if unsafe { is_inherited((*c).context) } {
         return 0;
     }
     // SAFETY: `c` is live as above. Without users, no completion queue refers to the channel, and the program
     // gives up its pointer.
     unsafe {
-        if Channel::of(c).users.any() {
+        if CompChannel::from_raw_ref(c).users.any() {
             return libc::EBUSY;
         }
-        drop(Channel::take(c));
+        drop(CompChannel::from_raw(c));
     }
     0
 }
@@ -127,11 +127,11 @@ unsafe fn next_cq_event(
     call: &mut Call,
 ) -> Step<c_int> {
     // SAFETY: the caller passes a live channel.
-    let channel = unsafe { Channel::of(c) };
+    let channel = unsafe { CompChannel::from_raw_ref(c) };
     // SAFETY: as above; `fd` was set when the channel was made.
     let fd = unsafe { (*c).fd };
     // SAFETY: the context of a live channel stays open as long as the channel exists.
-    let named = unsafe { &Context::of((*c).context).named };
+    let objects = unsafe { &Context::from_raw_ref((*c).context).event_objects };
     let address = loop {
         let event = match channel.channel.next_event() {
             Some(event) => event,
@@ -144,17 +144,17 @@ unsafe fn next_cq_event(
         };
         // An event that is taken must be acknowledged, and destroying a queue whose number is still
         // registered waits for that. The events of a queue that is already being destroyed are dropped.
-        if let Some(address) = named.cqs.look_up(event.id(), |_| ()) {
+        if let Some(address) = objects.cqs.look_up(event.id(), |_| ()) {
             event.into_cq();
             break address;
         }
     };
-    let found: *mut ibv_cq = queue_at(address);
+    let raw_cq: *mut ibv_cq = object_at(address);
     // SAFETY: the caller passes writable pointers. The queue was registered after the event was taken, so its
     // destruction waits for the acknowledgement of the event, which the program makes later.
     unsafe {
-        *cq = found;
-        *cq_context = (*found).cq_context;
+        *cq = raw_cq;
+        *cq_context = (*raw_cq).cq_context;
     }
     Step::Done(0)
 }
@@ -163,5 +163,5 @@ unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_ack_cq_events` requires a live queue: its destruction waits for these acknowledgements.
     // Acknowledging more events than were taken is a program error that the call cannot report.
-    let _ = unsafe { Queue::of(cq) }.cq.ack_events(count.into());
+    let _ = unsafe { CompletionQueue::from_raw_ref(cq) }.cq.ack_events(count.into());
 }

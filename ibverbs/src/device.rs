@@ -13,8 +13,8 @@ use urxe::link::{BindError, Middleware};
 use urxe::verbs::{Adapter, Context as Nic, ContextOptions, OpenError, WeakContext};
 
 use crate::abi::ibv_device;
-use crate::object::{Object, Shown};
-use crate::settings::{Settings, variable};
+use crate::env::{Settings, variable};
+use crate::object::{FfiCell, FfiObject};
 
 export! {
     "IBVERBS_1.1":
@@ -33,30 +33,30 @@ const TRANSPORT_IB: c_int = 0;
 /// A device of the list, which lives as long as the process.
 #[repr(C)]
 pub struct Device {
-    c: Shown<ibv_device>,
+    c: FfiCell<ibv_device>,
     /// Zeros behind the C struct: libmlx5 and libefa read a pointer there to recognise their own devices.
     zeros: [u64; 128],
     pub adapter: Adapter,
     settings: Settings,
     pub ifindex: u32,
-    nic: Mutex<Option<Opened>>,
-    disturbed: Mutex<Disturbed>,
+    nic: Mutex<Option<OpenNic>>,
+    fault_stats: Mutex<FaultStats>,
 }
 
 /// Statistics for the report of the fault rules in `URXE_FAULTS` at process exit.
 #[derive(Default)]
-struct Disturbed {
+struct FaultStats {
     process: u32,
     counters: Vec<FaultCounters>,
     /// Packets that closed NICs retransmitted, and those of the current NIC as of the last time that one of
     /// its contexts was closed.
-    before: u64,
-    last: u64,
+    closed: u64,
+    current: u64,
 }
 
 /// The NIC that all contexts of a process share while any is open, and the PID of that process: a forked
 /// child has a copy of its parent's NIC, which no thread drives.
-struct Opened {
+struct OpenNic {
     nic: WeakContext,
     process: u32,
 }
@@ -90,8 +90,8 @@ impl OpenDeviceError {
 static CAPTURE: Mutex<Option<(u32, CaptureFile)>> = Mutex::new(None);
 
 /// Returns the capture file of this process, which is begun when the first device is opened. It is flushed
-/// several times a second, so that little is missing if the program is killed, and at exit, so that nothing
-/// is.
+/// several times a second, so that few packets are missing if the program is killed, and at exit, so that
+/// none is.
 fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
     let Some(name) = &settings.capture else { return Ok(None) };
     let (mut capture, process) = (CAPTURE.lock(), std::process::id());
@@ -100,30 +100,30 @@ fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
     {
         return Ok(Some(file.clone()));
     }
-    let named = PathBuf::from(name.replace("%p", &process.to_string()));
-    let (file, own) = match CaptureFile::create_own(&named) {
+    let configured_path = PathBuf::from(name.replace("%p", &process.to_string()));
+    let (file, path) = match CaptureFile::create_own(&configured_path) {
         // The name is a pipe, to which only one process can write.
         Err(CaptureError::Create { source, .. }) if source.kind() == ErrorKind::ResourceBusy => {
-            complain(&format!(
-                "process {process} is not captured: another one writes to {}",
-                named.display()
+            warn(&format!(
+                "process {process} is not captured: another process already writes to {}",
+                configured_path.display()
             ));
             return Ok(None);
         }
         created => created?,
     };
-    if own != named {
-        complain(&format!("process {process} is captured in {}", own.display()));
+    if path != configured_path {
+        warn(&format!("process {process} writes its capture to {}", path.display()));
     }
-    file.on_failure(|e| complain(&e.to_string()));
-    file.flush_every(FLUSH)?;
+    file.on_failure(|e| warn(&e.to_string()));
+    file.flush_every(FLUSH_INTERVAL)?;
     // A forked child must not write out the data buffered by its parent, so the inherited handle is leaked.
     std::mem::forget(capture.replace((process, file.clone())));
     Ok(Some(file))
 }
 
 /// Registers the work to do at process exit, possibly with devices open: finished programs seldom close them,
-/// and hardware has acknowledged what it has received by then. A forked child inherits the registration.
+/// and hardware has acknowledged what it has received by that time. A forked child inherits the registration.
 fn prepare_for_exit() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| {
@@ -137,12 +137,12 @@ fn prepare_for_exit() {
 extern "C" fn exit() {
     let _uncancelled = crate::cancel::disable();
     for device in all() {
-        // An inherited NIC is left to the parent.
+        // An inherited NIC belongs to the parent.
         if let Some(opened) = device.nic.try_lock()
             && let Some(opened) = &*opened
             && opened.process == std::process::id()
         {
-            opened.nic.acknowledge(AT_EXIT);
+            opened.nic.acknowledge(EXIT_LOCK_TIMEOUT);
         }
     }
     report_faults();
@@ -156,28 +156,28 @@ fn report_faults() {
         // Locks are tried and waited for briefly only: their holder may never release them, as this exit may
         // interrupt its call.
         let now = device.nic.try_lock().and_then(|nic| match &*nic {
-            Some(opened) if opened.process == process => opened.nic.counters_within(AT_EXIT),
+            Some(opened) if opened.process == process => opened.nic.counters_within(EXIT_LOCK_TIMEOUT),
             _ => None,
         });
-        if let Some(mut disturbed) = device.disturbed.try_lock().filter(|d| d.process == process) {
+        if let Some(mut fault_stats) = device.fault_stats.try_lock().filter(|d| d.process == process) {
             if let Some(now) = now {
-                disturbed.last = now.retransmitted_pkts + now.ack_probe;
+                fault_stats.current = now.retransmitted_pkts + now.ack_probe;
             }
-            counters.extend(disturbed.counters.iter().cloned());
-            retransmitted += disturbed.before + disturbed.last;
+            counters.extend(fault_stats.counters.iter().cloned());
+            retransmitted += fault_stats.closed + fault_stats.current;
         }
     }
     if counters.is_empty() {
         return;
     }
     let rules = RuleCount::sum(&counters);
-    rules.iter().for_each(|rule| complain(&rule.to_string()));
-    complain(&format!("packets retransmitted: {retransmitted}"));
-    rules.iter().filter_map(RuleCount::warning).for_each(|warning| complain(&warning));
+    rules.iter().for_each(|rule| warn(&rule.to_string()));
+    warn(&format!("packets retransmitted: {retransmitted}"));
+    rules.iter().filter_map(RuleCount::warning).for_each(|warning| warn(&warning));
 }
 
 /// Time for which an exit waits for a thread inside a NIC.
-const AT_EXIT: Duration = Duration::from_millis(10);
+const EXIT_LOCK_TIMEOUT: Duration = Duration::from_millis(10);
 
 /// Flushes the capture, if this process began it: in a forked child, the locks may be held by a thread that
 /// does not exist.
@@ -187,18 +187,18 @@ fn end_capture() {
         && *process == std::process::id()
         && let Err(e) = file.flush()
     {
-        complain(&e.to_string());
+        warn(&e.to_string());
     }
 }
 
 /// Interval between flushes of the capture.
-const FLUSH: Duration = Duration::from_millis(200);
+const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Maximum time for a NIC that another thread is closing to release its port, in steps of a millisecond.
-const CLOSING: u32 = 100;
+const CLOSE_RETRIES: u32 = 100;
 
-// SAFETY: `#[repr(C)]` with `Shown<ibv_device>` as the first field.
-unsafe impl Object for Device {
+// SAFETY: `#[repr(C)]` with `FfiCell<ibv_device>` as the first field.
+unsafe impl FfiObject for Device {
     type C = ibv_device;
 }
 
@@ -217,25 +217,25 @@ impl Device {
         let interface = CString::new(adapter.interface.as_str()).unwrap_or_default();
         // SAFETY: `CString` is zero-terminated and outlives the call.
         let ifindex = unsafe { libc::if_nametoindex(interface.as_ptr()) };
-        let (c, nic) = (Shown::new(c), Mutex::default());
-        Device { c, zeros: [0; 128], adapter, settings, ifindex, nic, disturbed: Mutex::default() }
+        let (c, nic) = (FfiCell::new(c), Mutex::default());
+        Device { c, zeros: [0; 128], adapter, settings, ifindex, nic, fault_stats: Mutex::default() }
     }
 
     /// Opens a context on the device's NIC, which all contexts of the process share.
     pub fn open(&self) -> Result<Nic, OpenDeviceError> {
         let mut opened = self.nic.lock();
         let process = std::process::id();
-        let before = opened.as_ref().filter(|o| o.process == process);
-        if let Some(again) = before.and_then(|o| o.nic.reopen()).transpose()?
+        let previous = opened.as_ref().filter(|o| o.process == process);
+        if let Some(reopened) = previous.and_then(|o| o.nic.reopen()).transpose()?
             // A NIC whose link has failed for good is useless to a program that reopens the device to
             // recover.
-            && again.link_state().1.is_none()
+            && reopened.link_state().1.is_none()
         {
-            return Ok(again);
+            return Ok(reopened);
         }
         let mut new = self.open_first();
         // Another thread may still be closing the last context of the previous NIC.
-        for _ in 0..before.map_or(0, |_| CLOSING) {
+        for _ in 0..previous.map_or(0, |_| CLOSE_RETRIES) {
             if !matches!(&new, Err(e) if e.errno() == libc::EADDRINUSE) {
                 break;
             }
@@ -243,7 +243,7 @@ impl Device {
             new = self.open_first();
         }
         let nic = new?;
-        *opened = Some(Opened { nic: nic.downgrade(), process });
+        *opened = Some(OpenNic { nic: nic.downgrade(), process });
         Ok(nic)
     }
 
@@ -260,13 +260,13 @@ impl Device {
         let capture = capture(&self.settings)?;
         let middleware = Middleware { capture, faults: faults.clone(), seed: seed.unwrap_or(0) };
         let (links, counters) = middleware.wrap(links, &self.adapter.link.to_string());
-        let mut disturbed = self.disturbed.lock();
-        if disturbed.process != std::process::id() {
-            *disturbed = Disturbed { process: std::process::id(), ..Disturbed::default() };
+        let mut fault_stats = self.fault_stats.lock();
+        if fault_stats.process != std::process::id() {
+            *fault_stats = FaultStats { process: std::process::id(), ..FaultStats::default() };
         }
-        disturbed.counters.extend(counters);
-        disturbed.before += std::mem::take(&mut disturbed.last);
-        drop(disturbed);
+        fault_stats.counters.extend(counters);
+        fault_stats.closed += std::mem::take(&mut fault_stats.current);
+        drop(fault_stats);
         let options = ContextOptions {
             personality: *personality,
             seed: *seed,
@@ -277,10 +277,10 @@ impl Device {
     }
 
     /// Records the retransmissions of a NIC, which may be closed after this.
-    pub fn note_retransmissions(&self, nic: &Nic) {
+    pub fn record_retransmissions(&self, nic: &Nic) {
         if !self.settings.faults.is_empty() {
             let counters = nic.counters();
-            self.disturbed.lock().last = counters.retransmitted_pkts + counters.ack_probe;
+            self.fault_stats.lock().current = counters.retransmitted_pkts + counters.ack_probe;
         }
     }
 
@@ -294,20 +294,21 @@ impl Device {
 /// Returns the root of the sysfs tree in which programs look devices up: the one that `urxe run` has made, if
 /// there is one.
 pub fn sysfs() -> String {
-    let named = ["URXE_SYSFS", "SYSFS_PATH"].into_iter().find_map(|name| variable(name).ok().flatten());
-    named.map_or_else(|| "/sys".into(), |path| path.trim_end_matches('/').to_owned())
+    let configured_path =
+        ["URXE_SYSFS", "SYSFS_PATH"].into_iter().find_map(|name| variable(name).ok().flatten());
+    configured_path.map_or_else(|| "/sys".into(), |path| path.trim_end_matches('/').to_owned())
 }
 
 /// Copies text to a C array, truncated to leave room for the terminating zero that the array already holds.
 pub fn copy_text(field: &mut [c_char], text: &str) {
-    let room = field.len() - 1;
-    for (to, from) in field.iter_mut().zip(text.bytes().take(room)) {
+    let max_len = field.len() - 1;
+    for (to, from) in field.iter_mut().zip(text.bytes().take(max_len)) {
         *to = from as c_char;
     }
 }
 
-/// Writes a line to standard error, where the C interface can report no more than that something failed.
-pub fn complain(text: &str) {
+/// Writes a line to standard error, because the C interface reports only an error number.
+pub fn warn(text: &str) {
     eprintln!("urxe: {text}");
 }
 
@@ -318,15 +319,13 @@ pub fn all() -> &'static [Device] {
         let devices = Settings::read().and_then(|settings| {
             let adapters = Adapter::all(settings.link.as_ref()).map_err(|e| format!("URXE_LINK: {e}"))?;
             if adapters.is_empty() {
-                complain(
-                    "there is no device, as no interface is up and has an address: `ip address` lists them",
-                );
+                warn("no device: no network interface is up with an IP address; see `ip address`");
             }
             let numbered = adapters.into_iter().enumerate();
             Ok(numbered.map(|(i, adapter)| Device::new(i, adapter, settings.clone())).collect())
         });
-        devices.unwrap_or_else(|why| {
-            complain(&why);
+        devices.unwrap_or_else(|error| {
+            warn(&error);
             Vec::new()
         })
     })
@@ -361,19 +360,19 @@ unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
 }
 
 unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
-    // SAFETY: the program takes `device` from the list; devices are never freed. Only the address of a field
+    // SAFETY: `device` comes from the list; devices are never freed. Only the address of a field
     // is computed.
     unsafe { (&raw const (*device).name).cast() }
 }
 
 unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: the program takes `device` from the list; devices are never freed.
-    unsafe { Device::of(device) }.adapter.guid().to_be()
+    // SAFETY: `device` comes from the list; devices are never freed.
+    unsafe { Device::from_raw_ref(device) }.adapter.guid().to_be()
 }
 
-/// Returns -1: the kernel's index, by which UCX asks for more over netlink, does not exist, as the kernel
-/// knows none of these devices.
+/// Returns -1: the kernel's index, with which UCX queries more over netlink, does not exist, as the kernel
+/// has none of these devices.
 unsafe extern "C" fn get_device_index(_device: *mut ibv_device) -> c_int {
     -1
 }

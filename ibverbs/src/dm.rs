@@ -6,11 +6,11 @@ use urxe::verbs::Dm;
 
 use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd};
 use crate::context::{Context, is_inherited};
-use crate::domain::ProtectionDomain;
-use crate::entry;
+use crate::entry_points;
 use crate::errno::null;
-use crate::object::{Object, Shown, Users};
-use crate::region;
+use crate::mr;
+use crate::object::{FfiCell, FfiObject, Users};
+use crate::pd::ProtectionDomain;
 
 export! {
     "IBVERBS_1.13":
@@ -24,14 +24,14 @@ const WORD: usize = 4;
 /// Device memory with its C struct.
 #[repr(C)]
 pub struct DeviceMemory {
-    c: Shown<ibv_dm>,
+    c: FfiCell<ibv_dm>,
     dm: Dm,
     /// Number of regions of it.
     pub users: Users,
 }
 
-// SAFETY: `#[repr(C)]` with `Shown<ibv_dm>` as the first field.
-unsafe impl Object for DeviceMemory {
+// SAFETY: `#[repr(C)]` with `FfiCell<ibv_dm>` as the first field.
+unsafe impl FfiObject for DeviceMemory {
     type C = ibv_dm;
 
     fn handle(c: &ibv_dm) -> Option<u32> {
@@ -39,29 +39,29 @@ unsafe impl Object for DeviceMemory {
     }
 }
 
-/// Hands device memory to the program, with the handle by which it can be imported.
-fn give(context: *mut ibv_context, dm: Dm, handle: u32, users: Users) -> *mut ibv_dm {
+/// Makes the `ibv_dm` of device memory, with the handle by which it can be imported.
+fn new_dm(context: *mut ibv_context, dm: Dm, handle: u32, users: Users) -> *mut ibv_dm {
     let c = ibv_dm {
         context,
-        memcpy_to_dm: Some(entry::memcpy_to_dm),
-        memcpy_from_dm: Some(entry::memcpy_from_dm),
+        memcpy_to_dm: Some(entry_points::memcpy_to_dm),
+        memcpy_from_dm: Some(entry_points::memcpy_from_dm),
         comp_mask: 0,
         handle,
     };
-    DeviceMemory { c: Shown::new(c), dm, users }.give()
+    DeviceMemory { c: FfiCell::new(c), dm, users }.into_raw()
 }
 
 impl DeviceMemory {
-    /// Removes one user. Frees imported memory that is unimported and has no users left.
+    /// Removes one user. Frees imported memory that is unimported and has no more users.
     ///
     /// # Safety
     /// `c` is live and had that user.
-    pub unsafe fn leave(c: *mut ibv_dm) {
+    pub unsafe fn release(c: *mut ibv_dm) {
         // SAFETY: the user that is removed kept the memory alive until here. If `remove` returns true,
         // neither an import nor another user refers to it any more, so no other thread can reach it.
         unsafe {
-            if DeviceMemory::of(c).users.remove() {
-                drop(DeviceMemory::take(c));
+            if DeviceMemory::from_raw_ref(c).users.remove() {
+                drop(DeviceMemory::from_raw(c));
             }
         }
     }
@@ -70,7 +70,7 @@ impl DeviceMemory {
 pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_alloc_dm` requires `attr` to point to a readable struct, and an open context.
-    let (attr, of) = unsafe { (&*attr, Context::of(context)) };
+    let (attr, of) = unsafe { (&*attr, Context::from_raw_ref(context)) };
     // Every requested alignment is met, as addresses in device memory start at 0.
     if attr.comp_mask != 0 {
         return null(libc::EINVAL);
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_allo
     match of.nic.alloc_dm(attr.length) {
         Ok(dm) => {
             let handle = of.dms.add(dm.clone());
-            give(context, dm, handle, Users::default())
+            new_dm(context, dm, handle, Users::default())
         }
         Err(e) => null(e.errno()),
     }
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_allo
 
 pub unsafe extern "C" fn free_dm(c: *mut ibv_dm) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `c` is live (checked by the `entry` wrapper), and its context is open, or a copy of the
+    // SAFETY: `c` is live (checked by the `entry_points` wrapper), and its context is open, or a copy of the
     // parent's after fork.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -94,17 +94,17 @@ pub unsafe extern "C" fn free_dm(c: *mut ibv_dm) -> c_int {
     // SAFETY: `c` and its context are live as above. Without users, no region refers to the memory, and the
     // program gives up its pointer.
     unsafe {
-        if DeviceMemory::of(c).users.any() {
+        if DeviceMemory::from_raw_ref(c).users.any() {
             return libc::EBUSY;
         }
-        Context::of((*c).context).dms.remove((*c).handle);
-        drop(DeviceMemory::take(c));
+        Context::from_raw_ref((*c).context).dms.remove((*c).handle);
+        drop(DeviceMemory::from_raw(c));
     }
     0
 }
 
 /// Returns the first byte of a copy as an index, if offset and length are allowed.
-fn place(offset: u64, length: usize) -> Result<usize, c_int> {
+fn first_byte(offset: u64, length: usize) -> Result<usize, c_int> {
     match usize::try_from(offset) {
         Ok(first) if first.is_multiple_of(WORD) && length.is_multiple_of(WORD) => Ok(first),
         Ok(_) => Err(libc::EINVAL),
@@ -119,10 +119,10 @@ pub unsafe extern "C" fn memcpy_to_dm(
     length: usize,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: the `entry` wrapper found live memory at `c`; the program provides `length` readable bytes at
-    // `from`.
-    let (dm, bytes) = unsafe { (&DeviceMemory::of(c).dm, crate::post::bytes(from, length)) };
-    place(offset, length).and_then(|at| dm.write(at, bytes).map_err(|e| e.errno())).err().unwrap_or(0)
+    // SAFETY: the `entry_points` wrapper found live memory at `c`; the program provides `length` readable
+    // bytes at `from`.
+    let (dm, bytes) = unsafe { (&DeviceMemory::from_raw_ref(c).dm, crate::post::bytes(from, length)) };
+    first_byte(offset, length).and_then(|at| dm.write(at, bytes).map_err(|e| e.errno())).err().unwrap_or(0)
 }
 
 pub unsafe extern "C" fn memcpy_from_dm(
@@ -137,9 +137,10 @@ pub unsafe extern "C" fn memcpy_from_dm(
     }
     // SAFETY: `ibv_memcpy_from_dm` requires live memory, and `length` writable bytes at `to` that are the
     // caller's alone during the call. They may be uninitialised: they are only written.
-    let (dm, out) =
-        unsafe { (&DeviceMemory::of(c).dm, std::slice::from_raw_parts_mut(to.cast::<u8>(), length)) };
-    place(offset, length).and_then(|at| dm.read(at, out).map_err(|e| e.errno())).err().unwrap_or(0)
+    let (dm, out) = unsafe {
+        (&DeviceMemory::from_raw_ref(c).dm, std::slice::from_raw_parts_mut(to.cast::<u8>(), length))
+    };
+    first_byte(offset, length).and_then(|at| dm.read(at, out).map_err(|e| e.errno())).err().unwrap_or(0)
 }
 
 pub unsafe extern "C" fn reg_dm_mr(
@@ -150,18 +151,18 @@ pub unsafe extern "C" fn reg_dm_mr(
     access: c_uint,
 ) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
-    if !ProtectionDomain::is_known(pd) || !DeviceMemory::is_known(c) {
+    if !ProtectionDomain::is_live(pd) || !DeviceMemory::is_live(c) {
         return null(libc::EINVAL);
     }
-    // SAFETY: `is_known` found a live domain and live device memory, which the program must not free during
+    // SAFETY: `is_live` found a live domain and live device memory, which the program must not free during
     // the call.
-    let (domain, memory) = unsafe { (ProtectionDomain::of(pd), DeviceMemory::of(c)) };
+    let (domain, memory) = unsafe { (ProtectionDomain::from_raw_ref(pd), DeviceMemory::from_raw_ref(c)) };
     let range = usize::try_from(offset).ok().and_then(|first| Some(first..first.checked_add(length)?));
     let Some(range) = range else { return null(libc::EINVAL) };
-    match domain.pd.reg_dm_mr(&memory.dm, range, region::access(access)) {
+    match domain.pd.reg_dm_mr(&memory.dm, range, mr::access(access)) {
         Ok(mr) => {
             memory.users.add();
-            region::give_of_device(pd, mr, c)
+            mr::new_dm_mr(pd, mr, c)
         }
         Err(e) => null(e.errno()),
     }
@@ -170,8 +171,8 @@ pub unsafe extern "C" fn reg_dm_mr(
 unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_import_dm` requires an open context.
-    match unsafe { Context::of(context) }.dms.get(handle) {
-        Some(dm) => give(context, dm, handle, Users::of_import()),
+    match unsafe { Context::from_raw_ref(context) }.dms.get(handle) {
+        Some(dm) => new_dm(context, dm, handle, Users::imported()),
         None => null(libc::ENOENT),
     }
 }
@@ -182,7 +183,7 @@ unsafe extern "C" fn unimport_dm(c: *mut ibv_dm) {
     // removed. Its context is open, or a copy of the parent's after fork.
     unsafe {
         if !is_inherited((*c).context) {
-            DeviceMemory::leave(c);
+            DeviceMemory::release(c);
         }
     }
 }

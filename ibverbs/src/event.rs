@@ -8,7 +8,7 @@ use urxe::verbs::AsyncEvent;
 use crate::abi::{ibv_async_event, ibv_context, ibv_cq, ibv_qp, ibv_srq};
 use crate::cancel::{Call, Step, blocking};
 use crate::channel::{is_nonblocking, wait_for_event};
-use crate::context::{Context, address_of, queue_at};
+use crate::context::{Context, address_of, object_at};
 use crate::errno::minus_one;
 
 export! {
@@ -19,13 +19,13 @@ export! {
 
 /// Returns the address of the queue that an event concerns and counts the event, so that destroying the queue
 /// waits for its acknowledgement; or the port number if the event concerns no queue. `None` if the queue is
-/// gone.
-fn take_element(context: &Context, event: AsyncEvent) -> Option<usize> {
-    let given = |address: usize| context.unacked.given(address);
+/// destroyed.
+fn affiliated_object(context: &Context, event: AsyncEvent) -> Option<usize> {
+    let count = |address: usize| context.unacked.count(address);
     match (event.qpn(), event.cq(), event.srq()) {
-        (Some(qpn), ..) => context.named.qps.look_up(qpn, given),
-        (_, Some(id), _) => context.named.cqs.look_up(id, given),
-        (.., Some(id)) => context.named.srqs.look_up(id, given),
+        (Some(qpn), ..) => context.event_objects.qps.look_up(qpn, count),
+        (_, Some(id), _) => context.event_objects.cqs.look_up(id, count),
+        (.., Some(id)) => context.event_objects.srqs.look_up(id, count),
         _ => Some(1),
     }
 }
@@ -42,7 +42,7 @@ unsafe extern "C-unwind" fn get_async_event(c: *mut ibv_context, out: *mut ibv_a
 /// `c` is an open context; `out` points to a writable struct.
 unsafe fn next_async_event(c: *mut ibv_context, out: *mut ibv_async_event, call: &mut Call) -> Step<c_int> {
     // SAFETY: the caller passes an open context.
-    let context = unsafe { Context::of(c) };
+    let context = unsafe { Context::from_raw_ref(c) };
     // SAFETY: as above; `async_fd` was set when the context was opened.
     let fd = unsafe { (*c).async_fd };
     loop {
@@ -55,9 +55,9 @@ unsafe fn next_async_event(c: *mut ibv_context, out: *mut ibv_async_event, call:
                 Err(_) => return wait_for_event(call, fd),
             },
         };
-        let Some(address) = take_element(context, event) else { continue };
+        let Some(address) = affiliated_object(context, event) else { continue };
         // SAFETY: the caller passes a writable struct.
-        unsafe { *out = ibv_async_event { element: queue_at::<c_void>(address), event_type: event.code() } };
+        unsafe { *out = ibv_async_event { element: object_at::<c_void>(address), event_type: event.code() } };
         return Step::Done(0);
     }
 }
@@ -86,7 +86,7 @@ unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     // acknowledged yet; so its queue exists, and the context of that is open.
     unsafe {
         if let Some(context) = owner(&*event) {
-            Context::of(context).unacked.acknowledged(address_of((*event).element));
+            Context::from_raw_ref(context).unacked.ack(address_of((*event).element));
         }
     }
 }

@@ -6,7 +6,7 @@
 //! and version.
 
 #[macro_use]
-mod export;
+mod symver;
 
 pub mod abi;
 mod address;
@@ -14,25 +14,25 @@ mod cancel;
 mod channel;
 mod cm;
 mod context;
+mod cq;
+mod cq_ex;
 mod device;
 mod dm;
-mod domain;
-mod entry;
+mod entry_points;
+mod env;
 mod errno;
 mod event;
-mod known;
+mod import;
+mod live_objects;
+mod mr;
 mod object;
-mod opening;
-mod pair;
 mod parent;
-mod polling;
-mod port;
+mod pd;
 mod post;
-mod private;
-mod queue;
-mod region;
+mod provider_stubs;
+mod qp;
+mod qp_ex;
+mod query;
 mod rsocket;
-mod session;
-mod settings;
-mod shared;
-mod text;
+mod srq;
+mod strings;

@@ -13,75 +13,76 @@ use std::any::TypeId;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::known;
+use crate::live_objects;
 
 /// A Rust type whose first part is a C struct that programs hold pointers to.
 ///
 /// # Safety
-/// The type is `#[repr(C)]` and its first field is a `Shown<C>`, where `C` is [`Self::C`] or a longer C
+/// The type is `#[repr(C)]` and its first field is a `FfiCell<C>`, where `C` is [`Self::C`] or a longer C
 /// struct that begins with it.
-pub unsafe trait Object: Sized + 'static {
+pub unsafe trait FfiObject: Sized + 'static {
     /// The C struct that programs see.
     type C;
 
     /// Returns the `handle` field of the C struct, 0 for a struct without one. `None` means that objects of
-    /// this type are not recorded in [`known`].
+    /// this type are not recorded in [`live_objects`].
     fn handle(_: &Self::C) -> Option<u32> {
         None
     }
 
     /// Reports whether `c` points to a live object of this type whose `handle` field is unchanged. Any
     /// pointer may be passed, also a dangling one.
-    fn is_known(c: *mut Self::C) -> bool {
-        let found = known::find(c.addr(), TypeId::of::<Self>());
-        // SAFETY: `known` has an entry of this type at `c`: `give` allocated the object and `take` has not
-        // freed it, so `c` points to an initialised `Self` that begins with a `Self::C`.
+    fn is_live(c: *mut Self::C) -> bool {
+        let found = live_objects::find(c.addr(), TypeId::of::<Self>());
+        // SAFETY: `live_objects` has an entry of this type at `c`: `into_raw` allocated the object and
+        // `from_raw` has not freed it, so `c` points to an initialised `Self` that begins with a `Self::C`.
         found.is_some_and(|handle| Self::handle(unsafe { &*c }) == Some(handle))
     }
 
     /// Returns the object that begins with the C struct `c`.
     ///
     /// # Safety
-    /// `c` comes from [`give`](Self::give) of this type and is not passed to [`take`](Self::take) during
-    /// `'a`.
-    unsafe fn of<'a>(c: *mut Self::C) -> &'a Self {
-        // SAFETY: `give` obtained `c` from a `Box<Self>`, whose address is that of its first field. Only
-        // shared references are made until `take`, and the C struct lies in an `UnsafeCell`.
+    /// `c` comes from [`into_raw`](Self::into_raw) of this type and is not passed to
+    /// [`from_raw`](Self::from_raw) during `'a`.
+    unsafe fn from_raw_ref<'a>(c: *mut Self::C) -> &'a Self {
+        // SAFETY: `into_raw` obtained `c` from a `Box<Self>`, whose address is that of its first field. Only
+        // shared references are made until `from_raw`, and the C struct lies in an `UnsafeCell`.
         unsafe { &*c.cast() }
     }
 
     /// Moves the object to the heap and returns a pointer to its C struct, for the program to hold.
-    fn give(self) -> *mut Self::C {
+    fn into_raw(self) -> *mut Self::C {
         let c: *mut Self::C = Box::into_raw(Box::new(self)).cast();
         // SAFETY: the object was allocated on the line above and begins with the C struct; no other thread
-        // knows it yet.
+        // has a pointer to it yet.
         if let Some(handle) = Self::handle(unsafe { &*c }) {
-            known::add(c.addr(), TypeId::of::<Self>(), handle);
+            live_objects::add(c.addr(), TypeId::of::<Self>(), handle);
         }
         c
     }
 
-    /// Takes the object back from the program, to be dropped.
+    /// Converts the pointer that the program returns back to the object, to be dropped.
     ///
     /// # Safety
-    /// The requirements of [`of`](Self::of), and no other thread uses the object any more.
-    unsafe fn take(c: *mut Self::C) -> Box<Self> {
-        known::remove(c.addr());
-        // SAFETY: `give` made `c` with `Box::into_raw` of this type, and the caller gives up the only
-        // remaining use of it.
+    /// The requirements of [`from_raw_ref`](Self::from_raw_ref), and no other thread uses the object any
+    /// more.
+    unsafe fn from_raw(c: *mut Self::C) -> Box<Self> {
+        live_objects::remove(c.addr());
+        // SAFETY: `into_raw` made `c` with `Box::into_raw` of this type, and the caller passes the only
+        // remaining pointer to it.
         unsafe { Box::from_raw(c.cast()) }
     }
 }
 
-/// A cell for what lies in an [`Object`] and changes through raw pointers: the C struct, which programs read
-/// and write at any time, and state that a lock next to the cell guards.
+/// A cell for what lies in an [`FfiObject`] and changes through raw pointers: the C struct, which programs
+/// read and write at any time, and state that a lock next to the cell guards.
 #[repr(transparent)]
-pub struct Shown<C>(UnsafeCell<C>);
+pub struct FfiCell<C>(UnsafeCell<C>);
 
-impl<C> Shown<C> {
+impl<C> FfiCell<C> {
     /// Makes a cell.
-    pub fn new(c: C) -> Shown<C> {
-        Shown(UnsafeCell::new(c))
+    pub fn new(c: C) -> FfiCell<C> {
+        FfiCell(UnsafeCell::new(c))
     }
 
     /// Returns a pointer to the content, which is valid until the cell is moved or dropped.
@@ -90,13 +91,13 @@ impl<C> Shown<C> {
     }
 }
 
-// SAFETY: a shared `Shown` only gives out a raw pointer. Accesses through it are synchronised by the program,
+// SAFETY: a shared `FfiCell` only returns a raw pointer. Accesses through it are synchronised by the program,
 // whose threads follow the rules of libibverbs for C structs (this library writes them only where libibverbs
 // does), or by the lock next to the cell.
-unsafe impl<C> Sync for Shown<C> {}
+unsafe impl<C> Sync for FfiCell<C> {}
 // SAFETY: as for `Sync`; the cell itself is bound to no thread, and the pointers in C structs are not used by
 // moving them.
-unsafe impl<C> Send for Shown<C> {}
+unsafe impl<C> Send for FfiCell<C> {}
 
 /// Number of users of an object: objects made from it, which prevent its destruction. An imported object has
 /// one more user until it is unimported, which programs may do before they destroy what they made from it:
@@ -109,7 +110,7 @@ pub struct Users {
 
 impl Users {
     /// Returns the counter of an imported object, with the import itself as the first user.
-    pub fn of_import() -> Users {
+    pub fn imported() -> Users {
         Users { count: AtomicUsize::new(1), is_imported: true }
     }
 

@@ -9,11 +9,11 @@ use urxe::verbs::{
 };
 
 use crate::abi::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq};
-use crate::address::Handle;
-use crate::object::Object;
-use crate::pair::Pair;
-use crate::region::{Region, Window};
-use crate::shared::SharedQueue;
+use crate::address::AddressHandle;
+use crate::mr::{MemoryRegion, MemoryWindow};
+use crate::object::FfiObject;
+use crate::qp::QueuePair;
+use crate::srq::SharedReceiveQueue;
 
 const SEND_FENCE: u32 = 1;
 const SEND_SIGNALED: u32 = 2;
@@ -68,7 +68,7 @@ pub unsafe fn bytes<'a>(addr: *const c_void, length: usize) -> &'a [u8] {
     if length == 0 {
         return &[];
     }
-    // SAFETY: the caller vouches for `length` bytes, which are more than none.
+    // SAFETY: the caller vouches for `length` bytes, which is not 0.
     unsafe { std::slice::from_raw_parts(addr.cast(), length) }
 }
 
@@ -77,10 +77,10 @@ pub unsafe fn bytes<'a>(addr: *const c_void, length: usize) -> &'a [u8] {
 ///
 /// # Safety
 /// `mw` is a live window, or null.
-pub unsafe fn window_key(mw: *const ibv_mw, asked: u32) -> Result<u32, c_int> {
+pub unsafe fn window_key(mw: *const ibv_mw, requested: u32) -> Result<u32, c_int> {
     // SAFETY: `mw` is null or live; the program does not write the C struct during the call.
     let window = unsafe { mw.as_ref() }.ok_or(libc::EINVAL)?;
-    Ok(window.rkey & !0xff | asked & 0xff)
+    Ok(window.rkey & !0xff | requested & 0xff)
 }
 
 /// Converts the description of a binding.
@@ -89,7 +89,7 @@ pub unsafe fn window_key(mw: *const ibv_mw, asked: u32) -> Result<u32, c_int> {
 /// `info.mr` is a live region, or null, which binds nothing.
 pub unsafe fn bind(rkey: u32, info: &ibv_mw_bind_info) -> Bind {
     // SAFETY: the caller passes a live region, which begins with the C struct at `info.mr`.
-    let region = if info.mr.is_null() { 0 } else { unsafe { Region::of(info.mr) }.lkey() };
+    let region = if info.mr.is_null() { 0 } else { unsafe { MemoryRegion::from_raw_ref(info.mr) }.lkey() };
     Bind {
         rkey: RKey(rkey),
         region: LKey(region),
@@ -111,19 +111,19 @@ unsafe fn operation(wr: &ibv_send_wr) -> Result<WrOp, c_int> {
         let (rdma, atomic) = (wr.wr.rdma, wr.wr.atomic);
         let imm = u32::from_be(wr.imm_data);
         let (va, rkey) = (rdma.remote_addr, RKey(rdma.rkey));
-        let old = |op| WrOp::Atomic { va: atomic.remote_addr, rkey: RKey(atomic.rkey), op };
+        let atomic_op = |op| WrOp::Atomic { va: atomic.remote_addr, rkey: RKey(atomic.rkey), op };
         Ok(match wr.opcode {
             0 => WrOp::Write { va, rkey },
             1 => WrOp::WriteWithImm { va, rkey, imm },
             2 => WrOp::Send,
             3 => WrOp::SendWithImm(imm),
             4 => WrOp::Read { va, rkey },
-            5 => old(AtomicOp::CompareSwap { compare: atomic.compare_add, swap: atomic.swap }),
-            6 => old(AtomicOp::FetchAdd(atomic.compare_add)),
+            5 => atomic_op(AtomicOp::CompareSwap { compare: atomic.compare_add, swap: atomic.swap }),
+            6 => atomic_op(AtomicOp::FetchAdd(atomic.compare_add)),
             7 => WrOp::LocalInv(RKey(wr.imm_data)),
             8 => WrOp::BindMw(bind(window_key(wr.bind_mw.mw, wr.bind_mw.rkey)?, &wr.bind_mw.bind_info)),
             9 => WrOp::SendWithInv(RKey(wr.imm_data)),
-            15 => WrOp::AtomicWrite { va, rkey, value: word(wr)? },
+            15 => WrOp::AtomicWrite { va, rkey, value: atomic_write_value(wr)? },
             _ => return Err(libc::EINVAL),
         })
     }
@@ -133,7 +133,7 @@ unsafe fn operation(wr: &ibv_send_wr) -> Result<WrOp, c_int> {
 ///
 /// # Safety
 /// The elements of `wr` are readable, and so is the memory that they name.
-unsafe fn word(wr: &ibv_send_wr) -> Result<[u8; 8], c_int> {
+unsafe fn atomic_write_value(wr: &ibv_send_wr) -> Result<[u8; 8], c_int> {
     // SAFETY: the caller vouches for the elements, which are read before the C call returns.
     match unsafe { elements(wr.sg_list, wr.num_sge) }? {
         [sge] if sge.length == 8 => {
@@ -164,7 +164,7 @@ unsafe fn destination(service: u32, wr: &ibv_send_wr) -> Result<Option<Destinati
             }
             // SAFETY: `ibv_post_send` requires the address handle of a datagram to be live, and null was
             // excluded.
-            let handle = unsafe { Handle::of(ud.ah) };
+            let handle = unsafe { AddressHandle::from_raw_ref(ud.ah) };
             Ok(Some(handle.ah.to(Qpn::new(ud.remote_qpn & 0xff_ffff), QKey(ud.remote_qkey))))
         }
         QPT_XRC_SEND => Ok(Some(Destination::Srq(SrqId(wr.qp_type)))),
@@ -173,14 +173,14 @@ unsafe fn destination(service: u32, wr: &ibv_send_wr) -> Result<Option<Destinati
 }
 
 impl Scratch {
-    /// Reserves room for the inline pieces of the first `most` requests of a list, so that `pieces` does not
+    /// Reserves room for the inline pieces of the first `max` requests of a list, so that `pieces` does not
     /// move while the list is converted.
     ///
     /// # Safety
     /// `wr` is null or the head of a list that is readable during the call.
-    unsafe fn reserve(&mut self, mut wr: *const ibv_send_wr, most: usize) {
+    unsafe fn reserve(&mut self, mut wr: *const ibv_send_wr, max: usize) {
         let mut pieces = 0_usize;
-        for _ in 0..most {
+        for _ in 0..max {
             // SAFETY: the pointer comes from a list whose elements the caller guarantees to be readable, or
             // is null at its end.
             let Some(request) = (unsafe { wr.as_ref() }) else { break };
@@ -255,21 +255,21 @@ pub unsafe extern "C" fn post_send(
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_post_send` requires a live queue pair, and `qp_type` was set when it was made.
-    let (pair, service) = unsafe { (Pair::of(c), (*c).qp_type) };
-    // Upper bound of the requests taken from a list, which may be circular: one more than the queue holds,
-    // for the NIC to refuse.
-    let most = pair.send_depth() + 1;
+    let (pair, service) = unsafe { (QueuePair::from_raw_ref(c), (*c).qp_type) };
+    // Upper bound of the requests read from a list, which may be circular: one more than the queue holds,
+    // for the NIC to reject.
+    let max = pair.send_depth() + 1;
     let post = |scratch: &mut Scratch| {
         scratch.requests.clear();
         // SAFETY: `ibv_post_send` requires a list of readable work requests that ends with null (or is
         // circular).
-        unsafe { scratch.reserve(list, most) };
-        let mut refused = None;
+        unsafe { scratch.reserve(list, max) };
+        let mut failed = None;
         let mut next = list;
         // SAFETY: as above: `next` is an element of the list, or null at its end.
         while let Some(wr) = unsafe { next.as_ref() } {
-            if scratch.requests.len() == most {
-                refused = Some((next, libc::ENOMEM));
+            if scratch.requests.len() == max {
+                failed = Some((next, libc::ENOMEM));
                 break;
             }
             // SAFETY: the program keeps the list and the memory that it names valid and unchanged until this
@@ -278,7 +278,7 @@ pub unsafe extern "C" fn post_send(
             match unsafe { scratch.request(service, wr) } {
                 Ok(request) => scratch.requests.push(request),
                 Err(errno) => {
-                    refused = Some((next, errno));
+                    failed = Some((next, errno));
                     break;
                 }
             }
@@ -293,12 +293,12 @@ pub unsafe extern "C" fn post_send(
                 // elements before it.
                 at = unsafe { (*at).next };
             }
-            refused = Some((at, e.errno()));
+            failed = Some((at, e.errno()));
         }
         // SAFETY: the accepted requests were converted from the first elements of the list, in this order.
-        unsafe { show_keys(list, &scratch.requests[..accepted]) };
+        unsafe { store_window_rkeys(list, &scratch.requests[..accepted]) };
         scratch.requests.clear();
-        let Some((at, errno)) = refused else { return 0 };
+        let Some((at, errno)) = failed else { return 0 };
         // SAFETY: `ibv_post_send` requires `bad` to point to a writable pointer.
         unsafe { *bad = at };
         errno
@@ -313,7 +313,7 @@ pub unsafe extern "C" fn post_send(
 ///
 /// # Safety
 /// `list` begins with the requests that `accepted` was converted from, and their windows are live.
-unsafe fn show_keys(list: *mut ibv_send_wr, accepted: &[SendWr<'_>]) {
+unsafe fn store_window_rkeys(list: *mut ibv_send_wr, accepted: &[SendWr<'_>]) {
     let mut next = list;
     for request in accepted {
         // SAFETY: the caller passes a list at least as long as `accepted`. A bind was accepted only with a
@@ -339,17 +339,17 @@ unsafe fn post_receives(
 ) -> c_int {
     /// Length up to which the depth of the queue is not queried. The depth of a shared receive queue can
     /// change, and its query is saved for short lists.
-    const LONG: usize = 64;
-    let (mut posted, mut most, mut depth) = (0, LONG, Some(depth));
+    const UNQUERIED_DEPTH: usize = 64;
+    let (mut posted, mut max, mut depth) = (0, UNQUERIED_DEPTH, Some(depth));
     let mut next = list;
     // SAFETY: `next` is an element of the readable list, or null at its end.
     while let Some(wr) = unsafe { next.as_ref() } {
-        if posted == most
+        if posted == max
             && let Some(depth) = depth.take()
         {
-            most = depth().max(LONG);
+            max = depth().max(UNQUERIED_DEPTH);
         }
-        let has_room = if posted < most { Ok(()) } else { Err(libc::ENOMEM) };
+        let has_room = if posted < max { Ok(()) } else { Err(libc::ENOMEM) };
         posted += 1;
         // SAFETY: the list's elements and their scatter lists stay valid until the call returns; `post`
         // copies what it needs.
@@ -374,7 +374,7 @@ pub unsafe extern "C" fn post_recv(
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_post_recv` requires a live queue pair, a readable list and a writable `bad`.
     unsafe {
-        let pair = Pair::of(c);
+        let pair = QueuePair::from_raw_ref(c);
         post_receives(list, bad, || pair.receive_depth(), |wr| pair.qp.post_recv(wr).map_err(|e| e.errno()))
     }
 }
@@ -387,7 +387,7 @@ pub unsafe extern "C" fn post_srq_recv(
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_post_srq_recv` requires a live queue, a readable list and a writable `bad`.
     unsafe {
-        let queue = SharedQueue::of(c);
+        let queue = SharedReceiveQueue::from_raw_ref(c);
         let depth = || queue.srq.query().caps.max_wr as usize;
         post_receives(list, bad, depth, |wr| queue.srq.post_recv(wr).map_err(|e| e.errno()))
     }
@@ -398,7 +398,7 @@ pub unsafe extern "C" fn bind_mw(c: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ibv
     // SAFETY: `ibv_bind_mw` requires a live queue pair, a live window and a readable struct, whose region is
     // live or null.
     unsafe {
-        let (pair, window, info) = (Pair::of(c), Window::of(mw), &*info);
+        let (pair, window, info) = (QueuePair::from_raw_ref(c), MemoryWindow::from_raw_ref(mw), &*info);
         let bind = bind(0, &info.bind_info);
         match pair.qp.bind_mw(&window.mw, info.wr_id, &bind, flags(info.send_flags)) {
             Ok(rkey) => {

@@ -128,7 +128,7 @@ impl Wheel {
     }
 
     /// Checks that the program finds urxe's device, and that there is no other output.
-    fn finds_the_device(&self, program: &str) {
+    fn check_finds_device(&self, program: &str) {
         assert_eq!(text(&self.run(program)), "1 urxe0\n");
     }
 }
@@ -136,7 +136,7 @@ impl Wheel {
 /// Linker options for both kinds of search path: auditwheel sets a DT_RPATH, newer tools set a DT_RUNPATH.
 const PATHS: [&str; 2] = ["--disable-new-dtags", "--enable-new-dtags"];
 
-fn search_here(tags: &str) -> String {
+fn rpath_origin(tags: &str) -> String {
     format!("-Wl,{tags},-rpath,$ORIGIN")
 }
 
@@ -144,8 +144,8 @@ fn search_here(tags: &str) -> String {
 fn program_linked_against_a_renamed_copy_finds_the_device() {
     let wheel = Wheel::new(HASHED);
     for tags in PATHS {
-        wheel.cc("program", &[LINKED, PROGRAM].concat(), &[&wheel.at(HASHED), &search_here(tags)]);
-        wheel.finds_the_device("program");
+        wheel.cc("program", &[LINKED, PROGRAM].concat(), &[&wheel.at(HASHED), &rpath_origin(tags)]);
+        wheel.check_finds_device("program");
     }
 }
 
@@ -154,9 +154,9 @@ fn extension_linked_against_a_renamed_copy_finds_the_device() {
     let wheel = Wheel::new(HASHED);
     wheel.cc("program", INTERPRETER, &[]);
     for tags in PATHS {
-        let args = ["-shared", "-fPIC", &wheel.at(HASHED), &search_here(tags)];
+        let args = ["-shared", "-fPIC", &wheel.at(HASHED), &rpath_origin(tags)];
         wheel.cc("extension.so", LINKED, &args);
-        wheel.finds_the_device("program");
+        wheel.check_finds_device("program");
     }
 }
 
@@ -165,9 +165,9 @@ fn extension_that_opens_a_copy_by_the_plain_name_finds_the_device() {
     let wheel = Wheel::new(PLAIN);
     wheel.cc("program", INTERPRETER, &[]);
     for tags in PATHS {
-        let args = ["-shared", "-fPIC", "-DNAME=\"libibverbs.so.1\"", &search_here(tags)];
+        let args = ["-shared", "-fPIC", "-DNAME=\"libibverbs.so.1\"", &rpath_origin(tags)];
         wheel.cc("extension.so", OPENED, &args);
-        wheel.finds_the_device("program");
+        wheel.check_finds_device("program");
     }
 }
 
@@ -175,8 +175,8 @@ fn extension_that_opens_a_copy_by_the_plain_name_finds_the_device() {
 fn program_with_a_copy_of_the_plain_name_in_its_search_path_finds_the_device() {
     let wheel = Wheel::new(PLAIN);
     for tags in PATHS {
-        wheel.cc("program", &[LINKED, PROGRAM].concat(), &[&wheel.at(PLAIN), &search_here(tags)]);
-        wheel.finds_the_device("program");
+        wheel.cc("program", &[LINKED, PROGRAM].concat(), &[&wheel.at(PLAIN), &rpath_origin(tags)]);
+        wheel.check_finds_device("program");
     }
 }
 
@@ -187,8 +187,9 @@ fn program_that_looks_up_functions_in_a_renamed_copy_gets_a_warning() {
     let name = format!("-DNAME=\"/{HASHED}\"");
     wheel.cc("program", &[OPENED, PROGRAM].concat(), &[&name]);
     let out = wheel.run("program");
-    let told = text(&out);
-    assert!(out.status.success() && told.contains("0 -\n"), "{told}");
-    let warning = format!("urxe: warning: the program uses {}, a libibverbs of its own", wheel.at(HASHED));
-    assert!(told.contains(&warning) && told.lines().count() == 2, "{told}");
+    let printed = text(&out);
+    assert!(out.status.success() && printed.contains("0 -\n"), "{printed}");
+    let warning =
+        format!("urxe: warning: the program uses {}, a bundled copy of libibverbs", wheel.at(HASHED));
+    assert!(printed.contains(&warning) && printed.lines().count() == 2, "{printed}");
 }

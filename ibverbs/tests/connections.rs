@@ -18,7 +18,7 @@ fn ten_thousand_connections_in_sequence_and_a_thousand_at_once_leak_nothing() {
         command.args([&a, &number.to_string(), "10000", "1000"]).args(role);
         command
     };
-    let (serves, asks) = (command(&a, &[]), command(&b, &["client"]));
-    let told = both_ends(serves, || wait_for_service(&[TCP_PORTS], number), asks, LIMIT);
-    println!("{}", told.join("\n"));
+    let (server_command, client_command) = (command(&a, &[]), command(&b, &["client"]));
+    let printed = both_ends(server_command, || wait_for_service(&[TCP_PORTS], number), client_command, LIMIT);
+    println!("{}", printed.join("\n"));
 }

@@ -29,9 +29,9 @@ fn port(address: &str) -> u16 {
 /// Waits until this UDP port is bound.
 fn wait_for_udp(port: u16) {
     let hex = format!(":{port:04X} ");
-    let is_there = || std::fs::read_to_string("/proc/net/udp").is_ok_and(|list| list.contains(&hex));
+    let is_bound = || std::fs::read_to_string("/proc/net/udp").is_ok_and(|list| list.contains(&hex));
     let deadline = Instant::now() + Duration::from_secs(10);
-    while !is_there() && Instant::now() < deadline {
+    while !is_bound() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -61,86 +61,86 @@ impl Serving {
     }
 
     /// Runs one case of `c/datagrams.c` on the other address, as a client of the server.
-    fn corner(&self, name: &str) -> Output {
-        let ([server, own], port) = (&self.addresses, self.port.to_string());
-        let out = Serving::run(&self.program, own, &[name, server, &port, own]).finish(LIMIT);
+    fn run_case(&self, name: &str) -> Output {
+        let ([server, own_address], port) = (&self.addresses, self.port.to_string());
+        let out = Serving::run(&self.program, own_address, &[name, server, &port, own_address]).finish(LIMIT);
         assert!(out.status.success(), "{name}: {:?}\n{}", out.status, text(&out));
         out
     }
 
     /// Checks that the server still works, and ends it.
     fn end(self) {
-        self.corner("end");
+        self.run_case("end");
         let out = self.server.finish(Duration::from_secs(10));
         assert!(out.status.success(), "{:?}\n{}", out.status, text(&out));
     }
 }
 
 /// Runs one case of `c/datagrams.c` against a new server.
-fn corner(name: &str) {
+fn run_case(name: &str) {
     let serving = Serving::start();
-    serving.corner(name);
+    serving.run_case(name);
     serving.end();
 }
 
 #[test]
 fn datagrams_of_all_sizes_keep_their_boundaries() {
-    corner("sizes");
+    run_case("sizes");
 }
 
 #[test]
 fn datagram_that_is_too_long_is_refused() {
-    corner("long");
+    run_case("long");
 }
 
 #[test]
 fn datagram_may_be_scattered_and_truncated() {
-    corner("pieces");
+    run_case("pieces");
 }
 
 #[test]
 fn connected_socket_receives_from_its_peer_only() {
-    corner("connected");
+    run_case("connected");
 }
 
 #[test]
 fn waiting_thread_is_woken_by_a_datagram() {
-    corner("waiting");
+    run_case("waiting");
 }
 
 #[test]
 fn many_sockets_exchange_datagrams_with_one() {
-    corner("many");
+    run_case("many");
 }
 
 #[test]
 fn peer_that_restarts_is_found_again() {
-    corner("again");
+    run_case("again");
 }
 
 #[test]
 fn buffer_may_exceed_the_size_of_a_queue_pair() {
-    corner("large");
+    run_case("large");
 }
 
 #[test]
 fn connect_to_the_wildcard_reaches_the_own_address() {
-    corner("wildcard");
+    run_case("wildcard");
 }
 
 #[test]
 fn ipv6_socket_exchanges_datagrams_over_ipv4() {
-    corner("mapped");
+    run_case("mapped");
 }
 
 #[test]
 fn close_wakes_the_threads_that_wait() {
-    corner("closed");
+    run_case("closed");
 }
 
 #[test]
 fn invalid_calls_are_refused() {
-    corner("refused");
+    run_case("refused");
 }
 
 /// Runs in a network namespace of its own with two IPv6 addresses; see `rsockets.rs`.
@@ -198,13 +198,13 @@ fn message(qpn: u32, ip: &str, data: &[u8]) -> Vec<u8> {
 #[test]
 fn invalid_udp_messages_are_dropped_without_loss_of_others() {
     let serving = Serving::start();
-    let [server, own] = &serving.addresses;
-    let socket = UdpSocket::bind((own.as_str(), 0)).unwrap();
+    let [server, own_address] = &serving.addresses;
+    let socket = UdpSocket::bind((own_address.as_str(), 0)).unwrap();
     let send = |bytes: &[u8]| {
         socket.send_to(bytes, (server.as_str(), serving.port)).unwrap();
     };
-    let good = message(0x1234, own, b"data");
-    let garbage = || {
+    let good = message(0x1234, own_address, b"data");
+    let send_invalid = || {
         (0..50).for_each(|seed| send(&random(seed * 31 % 1500, seed as u64)));
         (0..16).for_each(|len| send(&good[..len]));
         for (at, byte) in
@@ -216,30 +216,30 @@ fn invalid_udp_messages_are_dropped_without_loss_of_others() {
         }
         // Queue pair numbers with too many bits, and the reserved ones: QP0, QP1, and the one for multicast.
         for qpn in [0x0100_0000, 0, 1, 0x00ff_ffff, u32::MAX] {
-            send(&message(qpn, own, b"data"));
+            send(&message(qpn, own_address, b"data"));
         }
-        // An unsolicited answer.
-        let mut answer = message(0x1234, own, b"");
-        answer[5] = 7;
-        send(&answer);
+        // An unsolicited response.
+        let mut response = message(0x1234, own_address, b"");
+        response[5] = 7;
+        send(&response);
         // Longer than any message of the protocol.
         send(&[&good[..], &[7; 30_000]].concat());
     };
-    garbage();
-    // None of that is answered. A valid message is answered with the queue pair number.
+    send_invalid();
+    // The server responds to none of them. The response to a valid message contains the queue pair number.
     send(&good);
-    let mut room = [0; 2048];
+    let mut buffer = [0; 2048];
     socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    let (len, from) = socket.recv_from(&mut room).expect("an answer to a message");
+    let (len, from) = socket.recv_from(&mut buffer).expect("no response to a valid message");
     assert_eq!((len, from.port()), (16, serving.port));
-    assert_eq!(room[..8], [0x55, 0x55, 0x55, 0x55, 4, 7, 16, 0]);
+    assert_eq!(buffer[..8], [0x55, 0x55, 0x55, 0x55, 4, 7, 16, 0]);
     let ip = server.parse::<std::net::Ipv4Addr>().unwrap().octets();
-    assert_eq!(room[12..16], ip, "the address that it has");
+    assert_eq!(buffer[12..16], ip, "the response must contain the address of the server");
     socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-    assert!(socket.recv_from(&mut room).is_err(), "something else was answered: {:02x?}", &room[..32]);
-    serving.corner("sizes");
-    garbage();
-    serving.corner("pieces");
+    assert!(socket.recv_from(&mut buffer).is_err(), "unexpected response: {:02x?}", &buffer[..32]);
+    serving.run_case("sizes");
+    send_invalid();
+    serving.run_case("pieces");
     serving.end();
 }
 
@@ -247,8 +247,8 @@ fn invalid_udp_messages_are_dropped_without_loss_of_others() {
 #[test]
 fn invalid_datagrams_of_a_queue_pair_are_dropped_without_loss_of_others() {
     let serving = Serving::start();
-    let [server, own] = &serving.addresses;
-    let link = format!("udp:{own}").parse::<LinkSpec>().unwrap().bind(1).unwrap();
+    let [server, own_address] = &serving.addresses;
+    let link = format!("udp:{own_address}").parse::<LinkSpec>().unwrap().bind(1).unwrap();
     let context = Context::open_shards(link, &ContextOptions::default()).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
     let memory = pd.reg_mr(8192, Access::LOCAL_WRITE).unwrap();
@@ -257,35 +257,35 @@ fn invalid_datagrams_of_a_queue_pair_are_dropped_without_loss_of_others() {
     qp.post_recv(&RecvWr { wr_id: 1, sges: &[memory.sge(4096..8192)] }).unwrap();
     // The peer announces its queue pair by UDP and receives the number of the server's; its message is
     // echoed.
-    let socket = UdpSocket::bind((own.as_str(), 0)).unwrap();
+    let socket = UdpSocket::bind((own_address.as_str(), 0)).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    socket.send_to(&message(qp.qpn().get(), own, b"hello"), (server.as_str(), serving.port)).unwrap();
-    let mut told = [0; 64];
-    assert_eq!(socket.recv(&mut told).unwrap(), 16);
-    let theirs = Qpn::new(u32::from_be_bytes(told[8..12].try_into().unwrap()));
+    socket.send_to(&message(qp.qpn().get(), own_address, b"hello"), (server.as_str(), serving.port)).unwrap();
+    let mut printed = [0; 64];
+    assert_eq!(socket.recv(&mut printed).unwrap(), 16);
+    let server_qpn = Qpn::new(u32::from_be_bytes(printed[8..12].try_into().unwrap()));
     let wait = || {
         let deadline = Instant::now() + Duration::from_secs(10);
-        let mut found = Vec::new();
-        while found.is_empty() {
+        let mut completions = Vec::new();
+        while completions.is_empty() {
             assert!(Instant::now() < deadline, "no completion");
-            cq.poll(1, &mut found).unwrap();
+            cq.poll(1, &mut completions).unwrap();
         }
-        found.remove(0)
+        completions.remove(0)
     };
     let header = |ip: &str, port: u16| {
         let ip = ip.parse::<std::net::Ipv4Addr>().unwrap().octets();
         [&[4, 8][..], &port.to_be_bytes(), &ip].concat()
     };
-    let echoed = |data: &[u8]| {
-        let came = wait();
-        assert_eq!((came.wr_id, came.src_qpn), (1, theirs));
-        let wanted = [&header(server, serving.port)[..], data].concat();
-        assert_eq!(came.byte_len as usize, grh::LEN + wanted.len());
-        let mut bytes = vec![0; wanted.len()];
+    let expect_echo = |data: &[u8]| {
+        let completion = wait();
+        assert_eq!((completion.wr_id, completion.src_qpn), (1, server_qpn));
+        let expected = [&header(server, serving.port)[..], data].concat();
+        assert_eq!(completion.byte_len as usize, grh::LEN + expected.len());
+        let mut bytes = vec![0; expected.len()];
         memory.read(4096 + grh::LEN, &mut bytes).unwrap();
-        assert_eq!(bytes, wanted);
+        assert_eq!(bytes, expected);
     };
-    echoed(b"hello");
+    expect_echo(b"hello");
     qp.post_recv(&RecvWr { wr_id: 1, sges: &[memory.sge(4096..8192)] }).unwrap();
     let dgid = Gid::from(server.parse::<std::net::IpAddr>().unwrap());
     let to = AddressVector { dgid, sgid_index: 0, hop_limit: 64, traffic_class: 0, flow_label: 0 };
@@ -293,12 +293,12 @@ fn invalid_datagrams_of_a_queue_pair_are_dropped_without_loss_of_others() {
     let send = |bytes: &[u8]| {
         memory.write(0, bytes).unwrap();
         let sges = [memory.sge(0..bytes.len())];
-        let to = Some(path.to(theirs, UDP_QKEY));
+        let to = Some(path.to(server_qpn, UDP_QKEY));
         qp.post_send(&SendWr { to, ..SendWr::send(2, &sges) }).unwrap();
-        assert_eq!(wait().wr_id, 2, "something was answered");
+        assert_eq!(wait().wr_id, 2, "unexpected completion of a receive");
     };
-    let good = header(own, socket.local_addr().unwrap().port());
-    // No more than the server has receives for, because it may be asleep.
+    let good = header(own_address, socket.local_addr().unwrap().port());
+    // No more than the server has posted receives, because it may not be scheduled.
     (0..200).for_each(|seed| {
         let mut bytes = random(seed % 100, seed as u64);
         // The first byte must not be a valid version by accident.
@@ -317,15 +317,15 @@ fn invalid_datagrams_of_a_queue_pair_are_dropped_without_loss_of_others() {
         |ip: std::net::Ipv6Addr| [&[6, 24][..], &port.to_be_bytes(), &[0; 4], &ip.octets()].concat();
     send(&[&header6("fd99::9".parse().unwrap())[..], b"no"].concat());
     send(&[&good[..], b"well"].concat());
-    echoed(b"well");
+    expect_echo(b"well");
     // An IPv4-mapped IPv6 address denotes the same peer.
     qp.post_recv(&RecvWr { wr_id: 1, sges: &[memory.sge(4096..8192)] }).unwrap();
-    let mapped = own.parse::<std::net::Ipv4Addr>().unwrap().to_ipv6_mapped();
+    let mapped = own_address.parse::<std::net::Ipv4Addr>().unwrap().to_ipv6_mapped();
     send(&[&header6(mapped)[..], b"mapped"].concat());
-    echoed(b"mapped");
+    expect_echo(b"mapped");
     // Frees the address for the next client.
     drop((path, qp, memory, cq, pd, context));
-    serving.corner("sizes");
+    serving.run_case("sizes");
     serving.end();
 }
 
@@ -352,16 +352,17 @@ fn udpong_with_each_kind_of_call() {
         let _serving = start(&a, &["-b", &a]);
         wait_for_udp(port);
         let out = start(&b, &["-s", &a]).finish(LIMIT);
-        let told = text(&out);
-        let well = out.status.success() && told.lines().count() == 2 && told.contains("custom");
-        assert!(well, "{kind:?}: {:?}\n{told}", out.status);
+        let printed = text(&out);
+        let all_succeeded =
+            out.status.success() && printed.lines().count() == 2 && printed.contains("custom");
+        assert!(all_succeeded, "{kind:?}: {:?}\n{printed}", out.status);
     }
 }
 
 /// Python has no support for RDMA. Its data must be in a capture of the NIC.
 #[test]
 fn udp_program_uses_rdma_with_the_preloaded_library() {
-    const ANSWERS: &str = "
+    const SERVER: &str = "
 import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 s.bind((sys.argv[1], int(sys.argv[2])))
@@ -370,7 +371,7 @@ while True:
     s.sendto(data.upper(), peer)
     if data == b'end': break
 ";
-    const ASKS: &str = "
+    const CLIENT: &str = "
 import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 s.settimeout(10)
@@ -391,12 +392,12 @@ assert s.recvfrom(2000)[0] == b'END'
         command.env("LD_PRELOAD", PRELOADED);
         Running::new(command)
     };
-    let serving = start(&a, &[], ANSWERS);
+    let serving = start(&a, &[], SERVER);
     wait_for_udp(port);
-    let out = start(&b, &["--capture", capture.to_str().unwrap()], ASKS).finish(LIMIT);
+    let out = start(&b, &["--capture", capture.to_str().unwrap()], CLIENT).finish(LIMIT);
     assert!(out.status.success(), "{}\n{}", out.status, text(&out));
     let out = serving.finish(Duration::from_secs(10));
     assert!(out.status.success(), "{}\n{}", out.status, text(&out));
     let captured = std::fs::metadata(&capture).map_or(0, |file| file.len());
-    assert!(captured > 2 * 45 * 1000, "{captured} bytes were captured of some 100000");
+    assert!(captured > 2 * 45 * 1000, "captured {captured} bytes, expected about 100000");
 }

@@ -14,13 +14,13 @@ use veth::Veth;
 
 /// Returns the fields of the output of `ibv_devinfo -v`, each once. Flags, which have lines of their own, are
 /// appended to the value of their field.
-fn fields_of_theirs(told: &str) -> Vec<(String, String)> {
+fn ibv_devinfo_fields(printed: &str) -> Vec<(String, String)> {
     let mut fields: Vec<(String, String)> = Vec::new();
-    for line in told.lines().map(str::trim).filter(|line| !line.is_empty()) {
+    for line in printed.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let field = match line.split_once(':') {
             _ if line.starts_with("tag matching ") => ("tag matching", &line["tag matching ".len()..]),
             Some(("Unknown flags", _)) | None => {
-                let value = &mut fields.last_mut().expect("flags are of a field").1;
+                let value = &mut fields.last_mut().expect("flags before the first field").1;
                 *value = format!("{value} {line}").trim().to_owned();
                 continue;
             }
@@ -33,24 +33,24 @@ fn fields_of_theirs(told: &str) -> Vec<(String, String)> {
 
 /// Returns the value of a field in the output of `urxe devinfo`, where a padded name precedes the value.
 /// Names of several words may be as long as the padding, or longer.
-fn value_of_ours<'a>(told: &'a str, name: &str) -> Option<&'a str> {
-    told.lines().find_map(|line| {
+fn urxe_devinfo_value<'a>(printed: &'a str, name: &str) -> Option<&'a str> {
+    printed.lines().find_map(|line| {
         let rest = line.strip_prefix("  ")?.strip_prefix(name)?;
         (rest.is_empty() || rest.starts_with(' ')).then(|| rest.trim())
     })
 }
 
-fn ran(mut command: Command) -> String {
+fn output_of(mut command: Command) -> String {
     let out = command.output().unwrap_or_else(|e| panic!("{command:?}: {e} (apt-get install ibverbs-utils)"));
     assert!(out.status.success(), "{command:?}: {}", text(&out));
     String::from_utf8(out.stdout).unwrap()
 }
 
 fn assert_agree(theirs: &str, ours: &str) {
-    let fields = fields_of_theirs(theirs);
+    let fields = ibv_devinfo_fields(theirs);
     assert!(fields.len() > 80, "{theirs}");
     for (name, value) in fields {
-        assert_eq!(value_of_ours(ours, &name), Some(value.as_str()), "{name}\n{ours}");
+        assert_eq!(urxe_devinfo_value(ours, &name), Some(value.as_str()), "{name}\n{ours}");
     }
 }
 
@@ -63,14 +63,14 @@ fn urxe_devinfo_and_ibv_devinfo_agree_about_a_link() {
     for link in [format!("udp:{address}"), format!("frames:dgram:{a},{b},ip=10.77.0.1/24,ip=fd00::1/64")] {
         let mut theirs = Command::new("ibv_devinfo");
         theirs.arg("-v").env("LD_LIBRARY_PATH", library.path()).env("URXE_LINK", &link);
-        let mut ours = Command::new(built("urxe").expect("cargo builds it before the tests"));
+        let mut ours = Command::new(built("urxe").expect("urxe is not built: run cargo build"));
         ours.args(["devinfo", "--link", &link]);
-        assert_agree(&ran(theirs), &ran(ours));
+        assert_agree(&output_of(theirs), &output_of(ours));
     }
 }
 
 /// Returns the command of a program in a network namespace.
-fn within(net: &Veth, side: usize, program: &str) -> Command {
+fn command_in(net: &Veth, side: usize, program: &str) -> Command {
     let mut command = Command::new("ip");
     command.args(["netns", "exec", &net.names[side], program]);
     command
@@ -81,9 +81,9 @@ fn within(net: &Veth, side: usize, program: &str) -> Command {
 fn gids(net: &Veth, library: &Library, side: usize) -> Vec<String> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
-        let mut command = within(net, side, "ibv_devinfo");
+        let mut command = command_in(net, side, "ibv_devinfo");
         command.arg("-v").env("LD_LIBRARY_PATH", library.path());
-        let gids: Vec<String> = fields_of_theirs(&ran(command))
+        let gids: Vec<String> = ibv_devinfo_fields(&output_of(command))
             .into_iter()
             .filter(|(name, _)| name.starts_with("GID["))
             .map(|(_, value)| value.split_once(',').unwrap().0.to_owned())
@@ -100,16 +100,16 @@ fn gids(net: &Veth, library: &Library, side: usize) -> Vec<String> {
 fn device_has_a_gid_for_each_address_of_its_interface_and_both_programs_agree_about_it() {
     let (library, net) = (Library::new(), Veth::new(1500));
     assert_eq!(gids(&net, &library, 0)[1..], ["::ffff:10.77.0.1", "fd77::1"]);
-    let mut theirs = within(&net, 0, "ibv_devinfo");
+    let mut theirs = command_in(&net, 0, "ibv_devinfo");
     theirs.arg("-v").env("LD_LIBRARY_PATH", library.path());
-    let mut ours = within(&net, 0, built("urxe").unwrap().to_str().unwrap());
+    let mut ours = command_in(&net, 0, built("urxe").unwrap().to_str().unwrap());
     ours.args(["devinfo", "-v"]);
-    let (theirs, ours) = (ran(theirs), ran(ours));
+    let (theirs, ours) = (output_of(theirs), output_of(ours));
     assert!(ours.starts_with("udp:v0\n"), "{ours}");
     assert_agree(&theirs, ours.split("\n\n").next().unwrap());
-    let mut list = within(&net, 0, built("urxe").unwrap().to_str().unwrap());
+    let mut list = command_in(&net, 0, built("urxe").unwrap().to_str().unwrap());
     list.arg("devinfo");
-    let list = ran(list);
+    let list = output_of(list);
     assert!(list.lines().nth(1).unwrap().starts_with("urxe0  udp:v0 "), "{list}");
     assert!(!list.contains("urxe1"), "{list}");
 }
@@ -128,7 +128,7 @@ fn pingpong_connects_by_each_gid() {
     ] {
         let port = port().to_string();
         let command = |side| {
-            let mut command = within(&net, side, program);
+            let mut command = command_in(&net, side, program);
             command.args(["-g", gid, "-p", &port, "-n", "200"]).args(events.then_some("-e"));
             command.env("LD_LIBRARY_PATH", library.path());
             command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
@@ -140,10 +140,10 @@ fn pingpong_connects_by_each_gid() {
         client.arg("10.77.0.1");
         let client = Running::new(client).finish(Duration::from_secs(30));
         let server = serving.finish(Duration::from_secs(10));
-        let told = format!("client:\n{}server:\n{}", text(&client), text(&server));
-        assert!(client.status.success() && server.status.success(), "{program} -g {gid}: {told}");
+        let printed = format!("client:\n{}server:\n{}", text(&client), text(&server));
+        assert!(client.status.success() && server.status.success(), "{program} -g {gid}: {printed}");
         if gid == "0" {
-            assert_eq!(told.matches("GID fe80:").count(), 4, "{told}");
+            assert_eq!(printed.matches("GID fe80:").count(), 4, "{printed}");
         }
     }
 }
@@ -152,10 +152,10 @@ fn pingpong_connects_by_each_gid() {
 fn wait_for_listener(net: &Veth, port: &str) {
     let deadline = Instant::now() + Duration::from_secs(10);
     let listens = || {
-        let mut list = within(net, 0, "cat");
+        let mut list = command_in(net, 0, "cat");
         list.args(["/proc/net/tcp", "/proc/net/tcp6"]);
         let hex = format!(":{:04X} ", port.parse::<u16>().unwrap());
-        ran(list).lines().any(|line| line.contains(&hex) && line.contains(" 0A "))
+        output_of(list).lines().any(|line| line.contains(&hex) && line.contains(" 0A "))
     };
     while !listens() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));

@@ -12,10 +12,10 @@ fn fi_info_lists_the_device() {
     let [address, _] = addresses();
     let out = Running::new(urxe(&["run", "--ip", &address, "--", "fi_info", "-p", "verbs"]));
     let out = out.finish(Duration::from_secs(30));
-    let told = text(&out);
-    assert!(out.status.success(), "{told} (apt-get install libfabric-bin)");
+    let printed = text(&out);
+    assert!(out.status.success(), "{printed} (apt-get install libfabric-bin)");
     for line in ["domain: urxe0", "FI_EP_DGRAM", "FI_PROTO_IB_UD"] {
-        assert!(told.contains(line), "{line:?} is not in:\n{told}");
+        assert!(printed.contains(line), "{line:?} is not in:\n{printed}");
     }
 }
 
@@ -34,12 +34,12 @@ fn pingpong(endpoint: &str, transport: &str, client: &str, sizes: usize) {
     "#;
     let kind = format!("FI_EP_{}", endpoint.to_uppercase());
     let variables = [("ENDPOINT", endpoint), ("TYPE", &kind), ("PROVIDER", transport), ("CLIENT", client)];
-    let told = in_namespace(script, &variables);
-    assert!(told.contains(&format!("provider: {transport}\n")), "{told}");
+    let printed = in_namespace(script, &variables);
+    assert!(printed.contains(&format!("provider: {transport}\n")), "{printed}");
     // There is a line for each size, `64 20 =20 ...`: as many messages as were sent were answered.
     let is_result = |line: &&str| line.split_whitespace().skip(1).take(2).eq(["20", "=20"]);
-    let results = told.lines().filter(is_result).count();
-    assert_eq!(results, sizes, "{endpoint}: {told}");
+    let results = printed.lines().filter(is_result).count();
+    assert_eq!(results, sizes, "{endpoint}: {printed}");
 }
 
 #[test]

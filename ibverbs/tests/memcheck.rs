@@ -9,51 +9,55 @@ use support::{CProgram, Library, Running, addresses, both_ends, port, text, wait
 
 /// Returns the findings of memcheck that involve the library; each finding ends with a line that has only the
 /// process ID. perftest has some of its own, as it sends uninitialised parts of its stack.
-fn of_the_library(told: &str) -> Vec<&str> {
-    let findings = told.split("== \n");
+fn findings_in_library(printed: &str) -> Vec<&str> {
+    let findings = printed.split("== \n");
     let is_ours =
         |text: &&str| ["libibverbs.so", "urxe::", "ibverbs::"].iter().any(|name| text.contains(name));
     findings.filter(is_ours).collect()
 }
 
-fn find_nothing(program: &str, args: &[&str]) {
+fn check_no_findings(program: &str, args: &[&str]) {
     let (library, [server, client], port) = (Library::new(), addresses(), port().to_string());
     let checked = |address: &str, host: &[&str]| {
         let mut command = library.program("valgrind", address);
         command.args(["-q", program]).args(args).args(["-p", &port]).args(host);
         command
     };
-    let (serves, asks) = (checked(&server, &[]), checked(&client, &["127.0.0.1"]));
-    let told = both_ends(serves, || wait_for_listener(&port), asks, Duration::from_secs(120));
-    assert!(told.iter().all(|told| of_the_library(told).is_empty()), "{program} {args:?}\n{told:#?}");
+    let (server_command, client_command) = (checked(&server, &[]), checked(&client, &["127.0.0.1"]));
+    let printed =
+        both_ends(server_command, || wait_for_listener(&port), client_command, Duration::from_secs(120));
+    assert!(
+        printed.iter().all(|printed| findings_in_library(printed).is_empty()),
+        "{program} {args:?}\n{printed:#?}"
+    );
 }
 
 #[test]
 fn finding_in_the_library_is_recognised() {
-    let told = "==7== Invalid read of size 8\n==7==    at 0x1: ??? (in /usr/bin/ib_write_bw)\n==7== \n\
+    let printed = "==7== Invalid read of size 8\n==7==    at 0x1: ??? (in /usr/bin/ib_write_bw)\n==7== \n\
                 ==7== Invalid read of size 4\n==7==    at 0x2: urxe::verbs::cq::Cq::poll (cq.rs:130)\n==7== \n";
-    let found = of_the_library(told);
+    let found = findings_in_library(printed);
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].contains("size 4"), "{found:?}");
 }
 
 #[test]
 fn ping_pong() {
-    find_nothing("ibv_rc_pingpong", &["-g", "0", "-n", "50", "-c"]);
-    find_nothing("ibv_ud_pingpong", &["-g", "0", "-n", "50", "-e"]);
+    check_no_findings("ibv_rc_pingpong", &["-g", "0", "-n", "50", "-c"]);
+    check_no_findings("ibv_ud_pingpong", &["-g", "0", "-n", "50", "-e"]);
 }
 
 #[test]
 fn perftest() {
     // Valgrind runs one thread at a time, so acknowledgements may be late; the ACK timeout is four seconds.
-    find_nothing("ib_write_bw", &["-F", "-n", "20", "-s", "4096", "-u", "20"]);
-    find_nothing("ib_write_lat", &["-F", "-n", "20", "-u", "20"]);
+    check_no_findings("ib_write_bw", &["-F", "-n", "20", "-s", "4096", "-u", "20"]);
+    check_no_findings("ib_write_lat", &["-F", "-n", "20", "-u", "20"]);
 }
 
 #[test]
 fn connections() {
     let (library, connections) = (Library::new(), CProgram::build("connections"));
-    for corner in ["private data", "rejected", "unacknowledged", "endpoints", "migrated", "refused"] {
+    for run_case in ["private data", "rejected", "unacknowledged", "endpoints", "migrated", "refused"] {
         let [address, _] = addresses();
         let mut command = library.program("valgrind", &address);
         command.args([
@@ -61,11 +65,11 @@ fn connections() {
             "--leak-check=full",
             "--show-leak-kinds=definite",
             connections.program(),
-            corner,
+            run_case,
             &address,
         ]);
         let out = Running::new(command).finish(Duration::from_secs(120));
-        let told = text(&out);
-        assert!(out.status.success() && of_the_library(&told).is_empty(), "{corner}: {told}");
+        let printed = text(&out);
+        assert!(out.status.success() && findings_in_library(&printed).is_empty(), "{run_case}: {printed}");
     }
 }

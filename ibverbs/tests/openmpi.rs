@@ -72,7 +72,7 @@ impl Program {
             &format!(
                 "addresses=({})\nexec '{}' run --ip ${{addresses[$OMPI_COMM_WORLD_RANK]}} --capture '{}' -- \"$@\"",
                 own.join(" "),
-                urxe_itself().display(),
+                urxe_path().display(),
                 self.capture()
             ),
         );
@@ -84,7 +84,7 @@ impl Program {
     /// Runs all ranks on one address, with the variables that `mpirun` has inherited from `urxe run`.
     fn on_one_address(&self, count: usize, transports: &str) -> String {
         let [address, _] = addresses();
-        let mut line = vec![urxe_itself().display().to_string()];
+        let mut line = vec![urxe_path().display().to_string()];
         line.extend(["run", "--ip", &address, "--capture", &self.capture(), "--"].map(str::to_owned));
         line.extend(mpirun(count));
         self.finish(line, transports)
@@ -105,7 +105,7 @@ impl Program {
         let hosts = format!("10.77.0.1:{each},10.77.0.2:{each}");
         line.extend(["--host", &hosts, "--mca", "plm_rsh_agent", &agent].map(str::to_owned));
         line.extend(["--mca", "oob_tcp_if_include", "10.77.0.0/24"].map(str::to_owned));
-        line.push(urxe_itself().display().to_string());
+        line.push(urxe_path().display().to_string());
         line.extend(["run", "--capture", &self.capture(), "--"].map(str::to_owned));
         self.finish(line, transports)
     }
@@ -128,18 +128,21 @@ impl Program {
         command.env("OPENBLAS_NUM_THREADS", "1");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let out = Running::new(command).finish(LIMIT);
-        let told = text(&out);
-        assert!(out.status.success(), "{transports}: {line:?} {:?}: {told}", out.status);
-        told
+        let printed = text(&out);
+        assert!(out.status.success(), "{transports}: {line:?} {:?}: {printed}", out.status);
+        printed
     }
 
-    /// Checks that each rank has reported success, and that each process has captured more than `least`
+    /// Checks that each rank has reported success, and that each process has captured more than `min_bytes`
     /// bytes.
-    fn has_passed(&self, told: &str, count: usize, least: u64) {
-        assert_eq!(told.matches("is done").count(), count, "{told}");
+    fn has_passed(&self, printed: &str, count: usize, min_bytes: u64) {
+        assert_eq!(printed.matches("is done").count(), count, "{printed}");
         let captured = self.captured();
-        assert_eq!(captured.len(), count, "processes with captures; {told}");
-        assert!(captured.iter().all(|bytes| *bytes > least), "{captured:?}: less than {least} bytes; {told}");
+        assert_eq!(captured.len(), count, "number of processes with a capture; {printed}");
+        assert!(
+            captured.iter().all(|bytes| *bytes > min_bytes),
+            "captured {captured:?} bytes, expected more than {min_bytes} each; {printed}"
+        );
     }
 }
 
@@ -147,8 +150,8 @@ fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mpi").join(name)
 }
 
-fn urxe_itself() -> PathBuf {
-    built("urxe").expect("urxe itself: cargo build, or cargo test --workspace")
+fn urxe_path() -> PathBuf {
+    built("urxe").expect("urxe is not built: run cargo build, or cargo test --workspace")
 }
 
 /// Returns the command line for `count` ranks over UCX only: neither shared memory nor TCP.
@@ -164,31 +167,31 @@ const TRANSPORTS: [&str; 3] = ["rc,self", "rc_verbs,ud_verbs,self", "ud_verbs,se
 
 /// Bytes that the ring of `ranks.c` alone sends and receives: three rounds of 4^0 to 4^9 bytes in each
 /// direction.
-const IN_C: u64 = 2 * 3 * ((1 << 20) - 1) / 3;
+const C_RING_BYTES: u64 = 2 * 3 * ((1 << 20) - 1) / 3;
 
 /// Bytes that the ring of `ranks.py` sends and receives: numbers of eight bytes.
-const IN_PYTHON: u64 = 2 * 8 * 110_101;
+const PYTHON_RING_BYTES: u64 = 2 * 8 * 110_101;
 
 #[test]
 fn two_ranks_on_two_addresses() {
     let program = Program::c();
-    let told = program.on_addresses(2, TRANSPORTS[0]);
-    program.has_passed(&told, 2, IN_C);
+    let printed = program.on_addresses(2, TRANSPORTS[0]);
+    program.has_passed(&printed, 2, C_RING_BYTES);
 }
 
 #[test]
 fn three_ranks_on_three_addresses_over_datagrams() {
     let program = Program::c();
-    let told = program.on_addresses(3, TRANSPORTS[2]);
-    program.has_passed(&told, 3, IN_C);
+    let printed = program.on_addresses(3, TRANSPORTS[2]);
+    program.has_passed(&printed, 3, C_RING_BYTES);
 }
 
 #[test]
 fn ranks_in_c_on_one_address() {
     for (count, transports) in [(2, TRANSPORTS[0]), (4, TRANSPORTS[1]), (4, TRANSPORTS[2])] {
         let program = Program::c();
-        let told = program.on_one_address(count, transports);
-        program.has_passed(&told, count, IN_C);
+        let printed = program.on_one_address(count, transports);
+        program.has_passed(&printed, count, C_RING_BYTES);
     }
 }
 
@@ -196,8 +199,8 @@ fn ranks_in_c_on_one_address() {
 fn ranks_in_python_on_one_address() {
     for (count, transports) in [(2, TRANSPORTS[2]), (4, TRANSPORTS[0])] {
         let program = Program::python("ranks.py");
-        let told = program.on_one_address(count, transports);
-        program.has_passed(&told, count, IN_PYTHON);
+        let printed = program.on_one_address(count, transports);
+        program.has_passed(&printed, count, PYTHON_RING_BYTES);
     }
 }
 
@@ -205,9 +208,11 @@ fn ranks_in_python_on_one_address() {
 fn ranks_on_two_hosts() {
     let net = Veth::new(1500);
     for transports in [TRANSPORTS[0], TRANSPORTS[2]] {
-        for (program, least) in [(Program::c(), IN_C), (Program::python("ranks.py"), IN_PYTHON)] {
-            let told = program.on_hosts(&net, 2, transports);
-            program.has_passed(&told, 4, least);
+        for (program, min_bytes) in
+            [(Program::c(), C_RING_BYTES), (Program::python("ranks.py"), PYTHON_RING_BYTES)]
+        {
+            let printed = program.on_hosts(&net, 2, transports);
+            program.has_passed(&printed, 4, min_bytes);
         }
     }
 }
@@ -229,12 +234,12 @@ fn training_gives_the_same_weights_in_ranks_and_alone() {
     for (count, transports) in [(2, TRANSPORTS[2]), (4, TRANSPORTS[0])] {
         for hosts in [false, true] {
             let program = training("in ranks");
-            let told = match hosts {
+            let printed = match hosts {
                 true => program.on_hosts(&net, count / 2, transports),
                 false => program.on_one_address(count, transports),
             };
-            let same = told.matches(alone.trim()).count();
-            assert_eq!(same, count, "{transports}: alone {alone} but in {count} ranks {told}");
+            let same = printed.matches(alone.trim()).count();
+            assert_eq!(same, count, "{transports}: alone {alone} but in {count} ranks {printed}");
             // Each of 40 steps exchanges a gradient of 17,409 numbers.
             assert!(
                 program.captured().iter().all(|bytes| *bytes > 40 * 17_409 * 8),

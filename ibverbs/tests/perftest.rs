@@ -21,7 +21,7 @@ impl Row {
         let [size, iterations, figures @ ..] = &self.0[..] else { return false };
         let positive = figures.iter().copied().fold(0.0, f64::max) > 0.0;
         // MiB/s and millions of messages per second must agree. Small values are rounded to zero.
-        let agree = match figures {
+        let agrees = match figures {
             [_peak, average, rate] if program.ends_with("_bw") && *average > 1.0 => {
                 (rate * 1e6 * size / f64::from(1 << 20) / average - 1.0).abs() < 0.05
             }
@@ -31,31 +31,31 @@ impl Row {
         let ordered = program.ends_with("_bw")
             || figures.len() < 3
             || (figures[0] <= figures[2] && figures[2] <= figures[1]);
-        *size >= 2.0 && *iterations >= 1.0 && positive && agree && ordered
+        *size >= 2.0 && *iterations >= 1.0 && positive && agrees && ordered
     }
 }
 
 /// Returns the lines of results in the output.
-fn rows(told: &str) -> Vec<Row> {
-    let lines = told.lines().skip_while(|line| !line.trim_start().starts_with("#bytes")).skip(1);
+fn rows(printed: &str) -> Vec<Row> {
+    let lines = printed.lines().skip_while(|line| !line.trim_start().starts_with("#bytes")).skip(1);
     let numbers =
         |line: &str| line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>();
     lines.map_while(|line| numbers(line).filter(|row| row.len() > 2).map(Row)).collect()
 }
 
 /// Commands of both ends of a program.
-struct Ends {
+struct Endpoints {
     server: Command,
     client: Command,
     /// Address of the server's device.
     address: String,
 }
 
-impl Ends {
-    fn on(library: &Library, program: &str) -> Ends {
+impl Endpoints {
+    fn on(library: &Library, program: &str) -> Endpoints {
         let [address, other] = addresses();
         let [server, client] = [&address, &other].map(|address| library.program(program, address));
-        Ends { server, client, address }
+        Endpoints { server, client, address }
     }
 
     /// Runs both ends and checks that the client's results are plausible. Under `-R` servers listen, stop,
@@ -71,44 +71,44 @@ impl Ends {
             command
         };
         // The connection manager can connect to the device's address only.
-        let is_by_name = args.contains(&"-R");
-        let host = if is_by_name { &self.address } else { "127.0.0.1" };
+        let uses_rdma_cm = args.contains(&"-R");
+        let host = if uses_rdma_cm { &self.address } else { "127.0.0.1" };
         let (server, client) = (with_args(self.server, &[]), with_args(self.client, &[host]));
-        let ready = || match is_by_name {
+        let ready = || match uses_rdma_cm {
             true => wait_for_service(&[TCP_PORTS, UDP_PORTS], port.parse().unwrap()),
             false => wait_for_listener(&port),
         };
         let [of_client, of_server] = both_ends(server, ready, client, Duration::from_secs(60));
-        let told = format!("{program} {args:?}\nclient:\n{of_client}\nserver:\n{of_server}");
+        let printed = format!("{program} {args:?}\nclient:\n{of_client}\nserver:\n{of_server}");
 
         let rows = rows(&of_client);
-        assert!(!rows.is_empty() && rows.iter().all(|row| row.is_plausible(program)), "{rows:?}\n{told}");
+        assert!(!rows.is_empty() && rows.iter().all(|row| row.is_plausible(program)), "{rows:?}\n{printed}");
         let sizes: Vec<f64> = rows.iter().map(|row| row.0[0]).collect();
         if args.contains(&"-a") {
             // The largest datagram is one packet.
-            let most = if args.contains(&"UD") { 12 } else { 23 };
-            assert_eq!(sizes, (1..=most).map(|power| f64::from(1 << power)).collect::<Vec<_>>(), "{told}");
+            let max = if args.contains(&"UD") { 12 } else { 23 };
+            assert_eq!(sizes, (1..=max).map(|power| f64::from(1 << power)).collect::<Vec<_>>(), "{printed}");
         } else {
-            let usual = match () {
+            let default_size = match () {
                 () if program.starts_with("ib_atomic") => 8.0,
                 () if program.ends_with("_lat") => 2.0,
                 () => 65536.0,
             };
-            assert_eq!(sizes, [after("-s").unwrap_or(usual)], "{told}");
+            assert_eq!(sizes, [after("-s").unwrap_or(default_size)], "{printed}");
         }
         if let Some(each) = after("-n") {
-            let all = each * after("-q").unwrap_or(1.0);
-            assert!(rows.iter().all(|row| row.0[1] == all), "{rows:?}\n{told}");
+            let total = each * after("-q").unwrap_or(1.0);
+            assert!(rows.iter().all(|row| row.0[1] == total), "{rows:?}\n{printed}");
         }
     }
 }
 
-fn all(programs: &[&str], cases: &[&str]) {
+fn run_all(programs: &[&str], cases: &[&str]) {
     let library = Library::new();
     for program in programs {
         for args in cases {
             let begin = std::time::Instant::now();
-            Ends::on(&library, program).run(program, args);
+            Endpoints::on(&library, program).run(program, args);
             println!("{program} {args}: {:.1} s", begin.elapsed().as_secs_f64());
         }
     }
@@ -117,7 +117,7 @@ fn all(programs: &[&str], cases: &[&str]) {
 #[test]
 fn send_bw() {
     // UD and UC have no flow control, so these cases send no more messages than fit into a socket buffer.
-    all(
+    run_all(
         &["ib_send_bw"],
         &[
             "-n 200",
@@ -152,7 +152,7 @@ fn send_bw() {
 
 #[test]
 fn write_bw() {
-    all(
+    run_all(
         &["ib_write_bw"],
         &[
             "-n 200",
@@ -174,7 +174,7 @@ fn write_bw() {
 
 #[test]
 fn read_and_atomic_bw() {
-    all(
+    run_all(
         &["ib_read_bw", "ib_atomic_bw"],
         &[
             "-n 200",
@@ -187,42 +187,42 @@ fn read_and_atomic_bw() {
             "-n 100 -o 1",
         ],
     );
-    all(&["ib_read_bw"], &["-n 5 -s 8388608", "-n 100 --odp"]);
-    all(&["ib_atomic_bw"], &["-n 200 -A CMP_AND_SWAP"]);
+    run_all(&["ib_read_bw"], &["-n 5 -s 8388608", "-n 100 --odp"]);
+    run_all(&["ib_atomic_bw"], &["-n 200 -A CMP_AND_SWAP"]);
 }
 
 #[test]
 fn latency() {
-    all(
+    run_all(
         &["ib_send_lat"],
         &["-n 200 -c UC", "-n 200 -c UD -s 1024", "-n 200 -s 64 --inline_size 64", "-n 200 --use-srq"],
     );
-    all(&["ib_write_lat"], &["-n 100", "-n 100 -c UC", "-n 100 -c XRC", "-n 100 -s 64 --inline_size 64"]);
-    all(&["ib_send_lat", "ib_read_lat", "ib_atomic_lat"], &["-n 200", "-n 200 -c XRC", "-n 200 -e"]);
-    all(&["ib_atomic_lat"], &["-n 200 -A CMP_AND_SWAP"]);
+    run_all(&["ib_write_lat"], &["-n 100", "-n 100 -c UC", "-n 100 -c XRC", "-n 100 -s 64 --inline_size 64"]);
+    run_all(&["ib_send_lat", "ib_read_lat", "ib_atomic_lat"], &["-n 200", "-n 200 -c XRC", "-n 200 -e"]);
+    run_all(&["ib_atomic_lat"], &["-n 200 -A CMP_AND_SWAP"]);
 }
 
 #[test]
 fn bandwidth_of_all_sizes() {
-    all(&["ib_write_bw", "ib_read_bw", "ib_send_bw"], &["-a -n 5"]);
-    all(&["ib_send_bw"], &["-a -n 20 -c UD"]);
+    run_all(&["ib_write_bw", "ib_read_bw", "ib_send_bw"], &["-a -n 5"]);
+    run_all(&["ib_send_bw"], &["-a -n 20 -c UD"]);
 }
 
 #[test]
 fn latency_of_all_sizes() {
-    all(&["ib_write_lat", "ib_read_lat", "ib_send_lat"], &["-a -n 5"]);
+    run_all(&["ib_write_lat", "ib_read_lat", "ib_send_lat"], &["-a -n 5"]);
 }
 
 #[test]
 fn for_three_seconds() {
-    all(&["ib_write_bw", "ib_send_bw", "ib_read_lat"], &["-D 3"]);
+    run_all(&["ib_write_bw", "ib_send_bw", "ib_read_lat"], &["-D 3"]);
 }
 
 #[test]
 fn connected_by_the_connection_manager() {
-    all(&["ib_write_bw"], &["-R -n 200", "-R -n 50 -q 4", "-R -n 200 -b", "-R -T 32 -n 50"]);
-    all(&["ib_send_bw", "ib_read_bw", "ib_write_lat", "ib_atomic_bw"], &["-R -n 100"]);
-    all(&["ib_send_bw"], &["-R -n 100 -c UD -s 1024"]);
+    run_all(&["ib_write_bw"], &["-R -n 200", "-R -n 50 -q 4", "-R -n 200 -b", "-R -T 32 -n 50"]);
+    run_all(&["ib_send_bw", "ib_read_bw", "ib_write_lat", "ib_atomic_bw"], &["-R -n 100"]);
+    run_all(&["ib_send_bw"], &["-R -n 100 -c UD -s 1024"]);
 }
 
 /// Runs in a network namespace of its own with two IPv6 addresses.
@@ -238,7 +238,11 @@ fn over_ipv6() {
             wait $! || { cat "$DIR/server"; exit 1; }
         done
     "#;
-    let told = in_namespace(script, &[]);
-    assert_eq!(told.matches("#bytes").count(), 5, "{told}");
-    assert_eq!(told.matches("GID: 253:119:00:00:00:00:00:00:00:00:00:00:00:00:00:01").count(), 5, "{told}");
+    let printed = in_namespace(script, &[]);
+    assert_eq!(printed.matches("#bytes").count(), 5, "{printed}");
+    assert_eq!(
+        printed.matches("GID: 253:119:00:00:00:00:00:00:00:00:00:00:00:00:00:01").count(),
+        5,
+        "{printed}"
+    );
 }

@@ -15,8 +15,8 @@ fn pingpong(program: &str, args: &[&str]) -> String {
         command.args(["-g", "0", "-p", &port]).args(args).args(host);
         command
     };
-    let (serves, asks) = (command(&server, &[]), command(&client, &["127.0.0.1"]));
-    both_ends(serves, || wait_for_listener(&port), asks, Duration::from_secs(60)).concat()
+    let (server_command, client_command) = (command(&server, &[]), command(&client, &["127.0.0.1"]));
+    both_ends(server_command, || wait_for_listener(&port), client_command, Duration::from_secs(60)).concat()
 }
 
 #[test]
@@ -26,7 +26,7 @@ fn ibv_devices_and_ibv_devinfo_show_the_device() {
     let out = library.program("ibv_devices", &address).output().unwrap();
     assert!(out.status.success() && text(&out).contains("urxe0"), "{}", text(&out));
     let out = library.program("ibv_devinfo", &address).arg("-v").output().unwrap();
-    let told = text(&out);
+    let printed = text(&out);
     for line in [
         "hca_id:\turxe0",
         "transport:\t\t\tInfiniBand (0)",
@@ -37,7 +37,7 @@ fn ibv_devices_and_ibv_devinfo_show_the_device() {
         "link_layer:\t\tEthernet",
         &format!("::ffff:{address}"),
     ] {
-        assert!(told.contains(line), "{line:?} is not in:\n{told}");
+        assert!(printed.contains(line), "{line:?} is not in:\n{printed}");
     }
     assert!(out.status.success());
 }
@@ -48,7 +48,7 @@ fn missing_device_is_reported() {
     let out = library.program("ibv_devinfo", "192.0.2.1").output().unwrap();
     assert!(!out.status.success());
     assert!(
-        text(&out).contains("URXE_LINK: there is no link 'udp:192.0.2.1': there are udp, udp:"),
+        text(&out).contains("URXE_LINK: no such link 'udp:192.0.2.1': available links are udp, udp:"),
         "{}",
         text(&out)
     );
@@ -81,8 +81,8 @@ fn rc_pingpong() {
         &["-O"],
         &["-O", "-P", "-N", "-t", "-c"],
     ] {
-        let told = pingpong("ibv_rc_pingpong", args);
-        assert_eq!(told.matches("iters in").count(), 2, "{told}");
+        let printed = pingpong("ibv_rc_pingpong", args);
+        assert_eq!(printed.matches("iters in").count(), 2, "{printed}");
     }
 }
 
@@ -110,13 +110,13 @@ fn srq_pingpong() {
 #[test]
 fn xsrq_pingpong() {
     for args in [&[][..], &["-e"]] {
-        let told = pingpong("ibv_xsrq_pingpong", args);
-        assert_eq!(told.matches("success").count(), 2, "{told}");
+        let printed = pingpong("ibv_xsrq_pingpong", args);
+        assert_eq!(printed.matches("success").count(), 2, "{printed}");
     }
 }
 
 /// Runs one case of `c/corners.c` on the library.
-fn corner(name: &str) -> String {
+fn run_case(name: &str) -> String {
     let [address, _] = addresses();
     CProgram::build("corners").run(&address, &[name])
 }
@@ -137,22 +137,22 @@ fn received_message_is_acknowledged_though_the_process_exits_at_once() {
 
 #[test]
 fn thread_posts_and_polls_during_its_exit() {
-    corner("ending");
+    run_case("ending");
 }
 
 #[test]
 fn threads_of_the_library_handle_no_signals() {
-    corner("signals");
+    run_case("signals");
 }
 
 #[test]
 fn no_event_names_a_destroyed_queue_pair() {
-    println!("{}", corner("events"));
+    println!("{}", run_case("events"));
 }
 
 #[test]
 fn descriptors_work_with_epoll_and_nonblocking() {
-    corner("descriptors");
+    run_case("descriptors");
 }
 
 #[test]
@@ -163,45 +163,45 @@ fn library_is_unloaded_with_its_device_closed_or_open() {
 
 #[test]
 fn device_can_be_opened_more_than_once() {
-    corner("twice");
+    run_case("twice");
 }
 
 #[test]
 fn work_requests_are_built_with_the_extended_post_calls() {
-    corner("session");
+    run_case("session");
 }
 
 #[test]
 fn registration_of_unmapped_memory_is_refused() {
-    corner("memory");
+    run_case("memory");
 }
 
 #[test]
 fn tebibyte_of_sparse_memory_is_registered_without_touching_its_pages() {
-    corner("sparse");
+    run_case("sparse");
 }
 
 #[test]
 fn access_to_an_unmapped_part_of_an_on_demand_region_fails() {
-    corner("on demand");
+    run_case("on demand");
 }
 
 #[test]
 fn device_memory_is_allocated_and_accessed() {
-    corner("device memory");
+    run_case("device memory");
 }
 
 #[test]
 fn parent_domain_keeps_its_parts_in_use() {
-    corner("parents");
+    run_case("parents");
 }
 
 #[test]
 fn objects_of_one_context_are_imported_by_another() {
-    corner("imported");
+    run_case("imported");
 }
 
 #[test]
 fn reset_discards_completions_and_the_gid_table_has_an_entry_for_each_address() {
-    corner("anew");
+    run_case("anew");
 }

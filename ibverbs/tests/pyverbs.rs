@@ -15,26 +15,26 @@ const SUITE: &str = "/usr/share/doc/rdma-core/tests";
 /// Reports whether a test applies to this library, rather than to devices or memory of one vendor.
 fn is_generic(name: &str) -> bool {
     let module = name.split('.').nth(1).unwrap();
-    !["mlx5", "efa", "cuda"].iter().any(|make| module.contains(make))
+    !["mlx5", "efa", "cuda"].iter().any(|vendor| module.contains(vendor))
 }
 
 /// Returns the names of the tests that are to be skipped on this machine.
 fn listed() -> BTreeSet<&'static str> {
     let huge_pages = huge_pages() >= HugePages::ENOUGH;
     let mut skipped = BTreeSet::new();
-    let mut when = None;
+    let mut condition_in_force = None;
     let lines = include_str!("pyverbs-skips.txt").lines();
     for line in lines.filter(|line| !line.starts_with('#') && !line.is_empty()) {
-        if let Some((condition, why)) = line.strip_prefix('[').and_then(|line| line.split_once("] ")) {
-            assert!(!why.is_empty(), "{line} says no reason");
-            when = Some(condition);
+        if let Some((condition, reason)) = line.strip_prefix('[').and_then(|line| line.split_once("] ")) {
+            assert!(!reason.is_empty(), "section {line} has no reason");
+            condition_in_force = Some(condition);
             continue;
         }
-        let is_here = match when.expect("tests come after the reason") {
+        let is_here = match condition_in_force.expect("a test is listed before the first section") {
             "always" => true,
             "no-huge-pages" => !huge_pages,
             "no-dma-buf" => !Path::new("/dev/dri/renderD128").exists(),
-            other => panic!("[{other}] is no condition"),
+            other => panic!("unknown condition [{other}]"),
         };
         assert!(!is_here || skipped.insert(line), "{line} is listed twice");
     }
@@ -51,7 +51,7 @@ fn huge_pages() -> usize {
 
 /// Reservation of enough huge pages for the duration of a test, if permitted.
 struct HugePages {
-    before: usize,
+    previous: usize,
 }
 
 impl HugePages {
@@ -59,19 +59,19 @@ impl HugePages {
     const ENOUGH: usize = 16;
 
     fn reserve() -> HugePages {
-        let before = huge_pages();
-        if before < Self::ENOUGH {
-            let asked = std::fs::write(HUGE_PAGES, Self::ENOUGH.to_string());
-            println!("{} huge pages ({asked:?})", huge_pages());
+        let previous = huge_pages();
+        if previous < Self::ENOUGH {
+            let written = std::fs::write(HUGE_PAGES, Self::ENOUGH.to_string());
+            println!("{} huge pages ({written:?})", huge_pages());
         }
-        HugePages { before }
+        HugePages { previous }
     }
 }
 
 impl Drop for HugePages {
     fn drop(&mut self) {
-        if self.before < Self::ENOUGH {
-            let _ = std::fs::write(HUGE_PAGES, self.before.to_string());
+        if self.previous < Self::ENOUGH {
+            let _ = std::fs::write(HUGE_PAGES, self.previous.to_string());
         }
     }
 }
@@ -80,7 +80,7 @@ impl Drop for HugePages {
 fn pyverbs_suite_passes_except_for_listed_skips() {
     assert!(
         Path::new(SUITE).join("run_tests.py").exists(),
-        "this test needs {SUITE} (apt-get install python3-pyverbs; where dpkg leaves out /usr/share/doc, let it have that)"
+        "this test needs {SUITE} (apt-get install python3-pyverbs; dpkg must not exclude /usr/share/doc)"
     );
     let _huge_pages = HugePages::reserve();
     let (library, scratch) = (Library::new(), tempfile::tempdir().unwrap());
@@ -93,22 +93,25 @@ fn pyverbs_suite_passes_except_for_listed_skips() {
         .arg(&address)
         .args(["--dev", "urxe0"]);
     let out = Running::new(command).finish(Duration::from_secs(115));
-    let told = text(&out);
-    assert!(out.status.success(), "{:?}\n{told}", out.status);
-    let results: Vec<Vec<&str>> =
-        told.lines().filter_map(|line| Some(line.strip_prefix("RESULT\t")?.split('\t').collect())).collect();
-    let of = |what: &str| results.iter().filter(|fields| fields[0] == what).map(|fields| fields[1]).collect();
+    let printed = text(&out);
+    assert!(out.status.success(), "{:?}\n{printed}", out.status);
+    let results: Vec<Vec<&str>> = printed
+        .lines()
+        .filter_map(|line| Some(line.strip_prefix("RESULT\t")?.split('\t').collect()))
+        .collect();
+    let names_of =
+        |what: &str| results.iter().filter(|fields| fields[0] == what).map(|fields| fields[1]).collect();
     let [passed, skipped, failed] =
-        ["passed", "skipped", "failed"].map(|what| -> BTreeSet<&str> { of(what) });
-    assert!(failed.is_empty(), "{failed:#?} failed:\n{told}");
+        ["passed", "skipped", "failed"].map(|what| -> BTreeSet<&str> { names_of(what) });
+    assert!(failed.is_empty(), "failed tests: {failed:#?}\n{printed}");
 
     let generic = results.iter().filter(|fields| is_generic(fields[1])).count();
     let skipped: BTreeSet<_> = skipped.into_iter().filter(|name| is_generic(name)).collect();
     let listed = listed();
     let unlisted: Vec<_> = skipped.difference(&listed).collect();
-    assert!(unlisted.is_empty(), "skipped, and not in the list: {unlisted:#?}\n{told}");
+    assert!(unlisted.is_empty(), "skipped tests that are not in pyverbs-skips.txt: {unlisted:#?}\n{printed}");
     let stale: Vec<_> = listed.difference(&skipped).collect();
-    assert!(stale.is_empty(), "in the list, and not skipped any more: {stale:#?}");
+    assert!(stale.is_empty(), "tests in pyverbs-skips.txt that are not skipped: {stale:#?}");
     assert!(listed.len() <= 30, "{} of {generic} are skipped", listed.len());
     assert!(generic >= 170 && passed.len() > 130, "{generic} tests, of which {} passed", passed.len());
 }

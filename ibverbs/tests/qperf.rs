@@ -28,14 +28,18 @@ fn with_options(options: &[&str], kind: &str, names: &[&str]) {
         let host = if options.is_empty() { "127.0.0.1" } else { &server };
         command.args(["-lp", &port, host]).args(options).args(["-t", "1", name]);
         let out = Running::new(command).finish(Duration::from_secs(30));
-        let told = text(&out);
+        let printed = text(&out);
         let figure = |line: &&str| line.trim_start().starts_with(kind) && line.contains('=');
-        let figures: Vec<f64> = told
+        let figures: Vec<f64> = printed
             .lines()
             .filter(figure)
             .filter_map(|line| line.split('=').nth(1)?.split_whitespace().next()?.parse().ok())
             .collect();
-        assert!(out.status.success() && figures.iter().any(|n| *n > 0.0), "{name}: {:?}\n{told}", out.status);
+        assert!(
+            out.status.success() && figures.iter().any(|n| *n > 0.0),
+            "{name}: {:?}\n{printed}",
+            out.status
+        );
     }
 }
 

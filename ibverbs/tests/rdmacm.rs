@@ -15,47 +15,48 @@ use support::{
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The server and the client of a test, each with its arguments.
-struct Ends<'a> {
-    space: u16,
+struct Endpoints<'a> {
+    port_space: u16,
     server: (&'a str, Vec<&'a str>),
     client: (&'a str, Vec<&'a str>),
 }
 
-impl Ends<'_> {
+impl Endpoints<'_> {
     /// Runs both on devices with these addresses, after replacing `{server}`, `{client}` and `{port}` in the
     /// arguments. Returns the output of the client.
     fn run_on(&self, server: &str, client: &str) -> String {
         let (library, port) = (Library::new(), port());
-        let filled = |text: &str| {
+        let substitute = |text: &str| {
             let number = port.to_string();
             text.replace("{server}", server).replace("{client}", client).replace("{port}", &number)
         };
         let command = |(program, args): &(&str, Vec<&str>), address: &str| {
             let mut command = library.program(program, address);
-            command.args(args.iter().map(|arg| filled(arg)));
+            command.args(args.iter().map(|arg| substitute(arg)));
             command
         };
-        let (serves, asks) = (command(&self.server, server), command(&self.client, client));
-        let [told, _] = both_ends(serves, || wait_for_service(&[self.space], port), asks, LIMIT);
-        told
+        let (server_command, client_command) = (command(&self.server, server), command(&self.client, client));
+        let [printed, _] =
+            both_ends(server_command, || wait_for_service(&[self.port_space], port), client_command, LIMIT);
+        printed
     }
 
     /// Runs both on two addresses and on one. Both must succeed, and the output of the client must contain
-    /// `told` ("" for a client without output).
-    fn succeed(&self, told: &str) {
+    /// `expected` ("" for a client without output).
+    fn succeed(&self, expected: &str) {
         let [a, b] = addresses();
         for (server, client) in [(&a, &b), (&a, &a)] {
-            let said = self.run_on(server, client);
-            assert!(said.contains(told), "{:?} on {server} and {client}: {said}", self.client);
+            let output = self.run_on(server, client);
+            assert!(output.contains(expected), "{:?} on {server} and {client}: {output}", self.client);
         }
     }
 }
 
 /// Returns both ends of rping.
-fn rping<'a>(args: &[&'a str]) -> Ends<'a> {
+fn rping<'a>(args: &[&'a str]) -> Endpoints<'a> {
     let server = [&["-s", "-a", "{server}", "-p", "{port}"], args].concat();
     let client = [&["-c", "-a", "{server}", "-p", "{port}"], args].concat();
-    Ends { space: TCP_PORTS, server: ("rping", server), client: ("rping", client) }
+    Endpoints { port_space: TCP_PORTS, server: ("rping", server), client: ("rping", client) }
 }
 
 #[test]
@@ -86,26 +87,26 @@ fn rping_without_a_listener_is_rejected() {
     let mut command = library.program("rping", &b);
     command.args(["-c", "-a", &a, "-p", &port().to_string(), "-C", "1"]);
     let out = Running::new(command).finish(LIMIT);
-    let told = text(&out);
+    let printed = text(&out);
     assert!(
-        !out.status.success() && told.contains("RDMA_CM_EVENT_REJECTED, error 8"),
-        "{}\n{told}",
+        !out.status.success() && printed.contains("RDMA_CM_EVENT_REJECTED, error 8"),
+        "{}\n{printed}",
         out.status
     );
 }
 
 /// Returns both ends of ucmatose or udaddy.
-fn both<'a>(program: &'a str, space: u16, args: &[&'a str]) -> Ends<'a> {
+fn endpoints<'a>(program: &'a str, port_space: u16, args: &[&'a str]) -> Endpoints<'a> {
     let server = [&["-b", "{server}", "-p", "{port}"], args].concat();
     let client = [&["-s", "{server}", "-b", "{client}", "-p", "{port}"], args].concat();
-    Ends { space, server: (program, server), client: (program, client) }
+    Endpoints { port_space, server: (program, server), client: (program, client) }
 }
 
 #[test]
 fn ucmatose() {
-    both("ucmatose", TCP_PORTS, &[]).succeed("return status 0");
-    both("ucmatose", TCP_PORTS, &["-c", "20", "-C", "10", "-S", "1000"]).succeed("return status 0");
-    both("ucmatose", TCP_PORTS, &["-c", "3", "-m", "-t", "8"]).succeed("return status 0");
+    endpoints("ucmatose", TCP_PORTS, &[]).succeed("return status 0");
+    endpoints("ucmatose", TCP_PORTS, &["-c", "20", "-C", "10", "-S", "1000"]).succeed("return status 0");
+    endpoints("ucmatose", TCP_PORTS, &["-c", "3", "-m", "-t", "8"]).succeed("return status 0");
 }
 
 #[test]
@@ -115,12 +116,16 @@ fn udaddy() {
         let [a, b] = addresses();
         for (server, client) in [(&a, &b), (&a, &a)] {
             let library = Library::new();
-            let mut serves = library.program("udaddy", server);
-            serves.args(["-b", server]).args(args);
-            let mut asks = library.program("udaddy", client);
-            asks.args(["-s", server, "-b", client]).args(args);
-            let told = both_ends(serves, || wait_for_service(&[UDP_PORTS], 7174), asks, LIMIT);
-            assert!(told.iter().all(|told| told.contains("return status 0")), "{args:?}: {told:#?}");
+            let mut server_command = library.program("udaddy", server);
+            server_command.args(["-b", server]).args(args);
+            let mut client_command = library.program("udaddy", client);
+            client_command.args(["-s", server, "-b", client]).args(args);
+            let printed =
+                both_ends(server_command, || wait_for_service(&[UDP_PORTS], 7174), client_command, LIMIT);
+            assert!(
+                printed.iter().all(|printed| printed.contains("return status 0")),
+                "{args:?}: {printed:#?}"
+            );
         }
     }
 }
@@ -129,7 +134,7 @@ fn udaddy() {
 fn rdma_server_and_rdma_client() {
     let server = ("rdma_server", vec!["-s", "{server}", "-p", "{port}"]);
     let client = ("rdma_client", vec!["-s", "{server}", "-p", "{port}"]);
-    Ends { space: TCP_PORTS, server, client }.succeed("rdma_client: end 0");
+    Endpoints { port_space: TCP_PORTS, server, client }.succeed("rdma_client: end 0");
 }
 
 #[test]
@@ -137,7 +142,7 @@ fn rdma_xclient_connects_to_rdma_xserver() {
     for service in ["r", "x"] {
         let server = ("rdma_xserver", vec!["-c", service, "-p", "{port}"]);
         let client = ("rdma_xclient", vec!["-c", service, "-s", "{server}", "-p", "{port}"]);
-        Ends { space: TCP_PORTS, server, client }.succeed("rdma_xclient: end 0");
+        Endpoints { port_space: TCP_PORTS, server, client }.succeed("rdma_xclient: end 0");
     }
 }
 
@@ -156,9 +161,9 @@ fn cmtime() {
         let _serving = start(server, &[]);
         wait_for_service(&[TCP_PORTS], port);
         let out = start(client, &["-s", server]).finish(LIMIT);
-        let told = text(&out);
-        assert!(out.status.success() && told.contains("destroy      :"), "{:?}\n{told}", out.status);
-        assert!(!told.contains("RDMA_CM_EVENT"), "{told}");
+        let printed = text(&out);
+        assert!(out.status.success() && printed.contains("destroy      :"), "{:?}\n{printed}", out.status);
+        assert!(!printed.contains("RDMA_CM_EVENT"), "{printed}");
     }
 }
 
@@ -190,8 +195,11 @@ fn mckey() {
                 command
             };
             let (receives, sends) = (command(receiver, &[]), command(sender, &["-s"]));
-            let told = both_ends(receives, || wait_for_group(group), sends, LIMIT);
-            assert!(told.iter().all(|told| told.contains("return status 0")), "{args:?}: {told:#?}");
+            let printed = both_ends(receives, || wait_for_group(group), sends, LIMIT);
+            assert!(
+                printed.iter().all(|printed| printed.contains("return status 0")),
+                "{args:?}: {printed:#?}"
+            );
         }
     }
 }
@@ -213,90 +221,90 @@ fn over_ipv6() {
         both "ucmatose -f ip6 -b fd77::1 -c 4" "ucmatose -f ip6 -b fd77::2 -s fd77::1 -c 4"
         both "udaddy -f ip6 -b fd77::1 -c 4" "udaddy -f ip6 -b fd77::2 -s fd77::1 -c 4"
     "#;
-    let told = in_namespace(script, &[]);
-    assert_eq!(told.matches("ping data: rdma-ping-19").count(), 2, "{told}");
-    assert_eq!(told.matches("return status 0").count(), 2, "{told}");
+    let printed = in_namespace(script, &[]);
+    assert_eq!(printed.matches("ping data: rdma-ping-19").count(), 2, "{printed}");
+    assert_eq!(printed.matches("return status 0").count(), 2, "{printed}");
 }
 
 /// Runs one case of `c/connections.c`.
-fn corner(name: &str) {
+fn run_case(name: &str) {
     let [address, _] = addresses();
     CProgram::build("connections").run(&address, &[name, &address]);
 }
 
 #[test]
 fn private_data_reaches_both_sides() {
-    corner("private data");
+    run_case("private data");
 }
 
 #[test]
 fn rejected_peer_receives_the_reason() {
-    corner("rejected");
+    run_case("rejected");
 }
 
 #[test]
 fn nonblocking_channel_returns_at_once() {
-    corner("nonblocking");
+    run_case("nonblocking");
 }
 
 #[test]
 fn destroy_id_waits_until_its_events_are_acknowledged() {
-    corner("unacknowledged");
+    run_case("unacknowledged");
 }
 
 #[test]
 fn channel_may_be_destroyed_while_a_thread_waits_for_events() {
-    corner("abandoned");
+    run_case("abandoned");
 }
 
 #[test]
 fn calls_without_a_channel_block_until_done() {
-    corner("endpoints");
+    run_case("endpoints");
 }
 
 #[test]
 fn migrated_id_takes_its_events_along() {
-    corner("migrated");
+    run_case("migrated");
 }
 
 #[test]
 fn invalid_calls_are_refused() {
-    corner("refused");
+    run_case("refused");
 }
 
 #[test]
 fn address_may_be_given_as_a_gid() {
-    corner("gids");
+    run_case("gids");
 }
 
 #[test]
 fn forked_child_has_none_of_its_parents_connections() {
-    corner("forked");
+    run_case("forked");
 }
 
 #[test]
 fn forked_child_that_outlives_its_parent_keeps_no_port() {
-    corner("lingering");
+    run_case("lingering");
 }
 
 #[test]
 fn exit_ends_the_connections() {
-    corner("exiting");
+    run_case("exiting");
 }
 
 #[test]
 fn signal_handler_may_exit() {
-    corner("interrupted");
+    run_case("interrupted");
 }
 
 #[test]
 fn queue_pair_may_be_destroyed_before_its_established_event_is_read() {
-    corner("gone");
+    run_case("gone");
 }
 
 #[test]
 fn join_events_return_the_context_of_their_join() {
-    corner("groups");
+    run_case("groups");
 }
 
 /// The path set by the program leads to another address than the one that was resolved.
@@ -313,6 +321,6 @@ fn path_given_by_the_program_is_used() {
     wait_for_service(&[TCP_PORTS], port);
     let client = start(&b, "path given").finish(LIMIT);
     let server = serving.finish(Duration::from_secs(10));
-    let told = format!("client:\n{}\nserver:\n{}", text(&client), text(&server));
-    assert!(client.status.success() && server.status.success(), "{told}");
+    let printed = format!("client:\n{}\nserver:\n{}", text(&client), text(&server));
+    assert!(client.status.success() && server.status.success(), "{printed}");
 }

@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const PRELOADED: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 
 /// Runs a program as server and as client on two addresses, and returns the output of both.
-fn both(program: &str, args: &[&str]) -> [Output; 2] {
+fn run_both(program: &str, args: &[&str]) -> [Output; 2] {
     let (library, port, [a, b]) = (Library::new(), port(), addresses());
     let number = port.to_string();
     let start = |address: &str, role: &[&str]| {
@@ -39,11 +39,15 @@ fn both(program: &str, args: &[&str]) -> [Output; 2] {
 /// Runs a program with each of these argument lists. Both ends must print their throughput, and nothing else.
 fn succeed(program: &str, all: &[&[&str]]) {
     for args in all {
-        let ends = both(program, args);
-        let told = ends.each_ref().map(text);
-        let well = |out: &Output| out.status.success() && text(out).lines().count() == 2;
-        assert!(ends.iter().all(well), "{program} {args:?}: {:?}\n{told:#?}", ends.map(|out| out.status));
-        assert!(told.iter().all(|told| told.contains("custom")), "{program} {args:?}: {told:?}");
+        let ends = run_both(program, args);
+        let printed = ends.each_ref().map(text);
+        let all_succeeded = |out: &Output| out.status.success() && text(out).lines().count() == 2;
+        assert!(
+            ends.iter().all(all_succeeded),
+            "{program} {args:?}: {:?}\n{printed:#?}",
+            ends.map(|out| out.status)
+        );
+        assert!(printed.iter().all(|printed| printed.contains("custom")), "{program} {args:?}: {printed:?}");
     }
 }
 
@@ -114,14 +118,14 @@ fn tcp_program_uses_rdma_with_the_preloaded_library() {
     let _serving = start(&a, &[], &["-s", "-B", &a]);
     wait_for_service(&[TCP_PORTS], port);
     let listeners = std::fs::read_to_string("/proc/net/tcp").unwrap();
-    assert!(!listeners.contains(&format!(":{port:04X} ")), "it listens by TCP:\n{listeners}");
+    assert!(!listeners.contains(&format!(":{port:04X} ")), "the program listens on TCP:\n{listeners}");
     let bytes = BYTES.to_string();
-    let asks = start(&b, &["--capture", capture.to_str().unwrap()], &["-c", &a, "-n", &bytes]);
-    let out = asks.finish(LIMIT);
-    let told = text(&out);
-    assert!(out.status.success() && told.contains("4.00 MBytes"), "{}\n{told}", out.status);
+    let client_command = start(&b, &["--capture", capture.to_str().unwrap()], &["-c", &a, "-n", &bytes]);
+    let out = client_command.finish(LIMIT);
+    let printed = text(&out);
+    assert!(out.status.success() && printed.contains("4.00 MBytes"), "{}\n{printed}", out.status);
     let captured = std::fs::metadata(&capture).map_or(0, |file| file.len());
-    assert!(captured > BYTES, "{captured} bytes were captured of {BYTES}\n{told}");
+    assert!(captured > BYTES, "captured {captured} bytes, expected more than {BYTES}\n{printed}");
 }
 
 /// Runs in a network namespace of its own with two IPv6 addresses.
@@ -139,83 +143,83 @@ fn over_ipv6() {
         both rstream
         both riostream
     "#;
-    let told = in_namespace(script, &[]);
-    assert_eq!(told.matches("custom").count(), 2, "{told}");
+    let printed = in_namespace(script, &[]);
+    assert_eq!(printed.matches("custom").count(), 2, "{printed}");
 }
 
 /// Runs one case of `c/rsockets.c`.
-fn corner(name: &str) {
+fn run_case(name: &str) {
     let [address, _] = addresses();
     CProgram::build("rsockets").run(&address, &[name, &address]);
 }
 
 #[test]
 fn nonblocking_connect_completes_later() {
-    corner("connecting");
+    run_case("connecting");
 }
 
 #[test]
 fn invalid_calls_are_refused() {
-    corner("refused");
+    run_case("refused");
 }
 
 #[test]
 fn each_direction_is_shut_down_separately() {
-    corner("half closed");
+    run_case("half closed");
 }
 
 #[test]
 fn scattered_buffers_are_sent_and_received() {
-    corner("pieces");
+    run_case("pieces");
 }
 
 #[test]
 fn threads_send_and_receive_in_both_directions_at_once() {
-    corner("both ways");
+    run_case("both ways");
 }
 
 #[test]
 fn data_sent_before_a_close_arrives() {
-    corner("full");
+    run_case("full");
 }
 
 #[test]
 fn rsockets_are_polled_together_with_other_descriptors() {
-    corner("polled");
+    run_case("polled");
 }
 
 #[test]
 fn riowrite_writes_to_mapped_memory() {
-    corner("mapped");
+    run_case("mapped");
 }
 
 #[test]
 fn data_sent_before_an_exit_arrives() {
-    corner("exits");
+    run_case("exits");
 }
 
 #[test]
 fn forked_child_does_not_affect_its_parents_sockets() {
-    corner("forked");
+    run_case("forked");
 }
 
 #[test]
 fn all_threads_that_wait_for_a_socket_are_woken() {
-    corner("beside");
+    run_case("beside");
 }
 
 #[test]
 fn interrupted_call_restarts_with_sa_restart() {
-    corner("interrupted");
+    run_case("interrupted");
 }
 
 #[test]
 fn socket_with_keepalive_can_be_closed() {
-    corner("kept and closed");
+    run_case("kept and closed");
 }
 
 /// Runs one case at each end, in two processes. The server may be one that does not end.
-fn two(server: &str, client: &str, server_ends: bool) {
+fn run_two_cases(server: &str, client: &str, server_ends: bool) {
     let (library, program, port) = (Library::new(), CProgram::build("rsockets"), port());
     let ([a, b], number) = (addresses(), port.to_string());
     let start = |address: &str, name: &str| {
@@ -236,25 +240,25 @@ fn two(server: &str, client: &str, server_ends: bool) {
 
 #[test]
 fn dead_peer_is_detected_with_keepalive_only() {
-    two("is killed", "notices", false);
-    two("is stopped", "notices", false);
-    two("is stopped", "hears", false);
-    two("is silent", "keeps on", true);
-    two("is stopped", "does not notice", false);
+    run_two_cases("is killed", "notices", false);
+    run_two_cases("is stopped", "notices", false);
+    run_two_cases("is stopped", "hears", false);
+    run_two_cases("is silent", "keeps on", true);
+    run_two_cases("is stopped", "does not notice", false);
 }
 
 /// Acts as a peer that follows the protocol up to the handshake, and then sends a write with this immediate
 /// data.
-fn say(manager: &ConnectionManager, to: SocketAddr, immediate: u32) {
+fn send_immediate(manager: &ConnectionManager, to: SocketAddr, immediate: u32) {
     let soon = Duration::from_secs(10);
     let context = manager.devices().remove(0);
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
     let memory = pd.reg_mr(4096, Access::ALL).unwrap();
-    let place = |len: u32| {
+    let target = |len: u32| {
         [&memory.addr().to_be_bytes()[..], &memory.rkey().0.to_be_bytes(), &len.to_be_bytes()].concat()
     };
-    // Version 1, 64 credits, no mapped memory, a table of two places, and the first place.
-    let hello = [&[1, 2, 0, 64, 0, 0, 0, 0][..], &place(2), &place(4000)].concat();
+    // Version 1, 64 credits, no mapped memory, a target SGL of two entries, and the first target.
+    let conn_data = [&[1, 2, 0, 64, 0, 0, 0, 0][..], &target(2), &target(4000)].concat();
     let qp = |_: &Context| {
         let qp = pd.create_qp(&cq, &cq, &QpOptions::default())?;
         // In INIT the queue pair accepts receives, for the messages of the other end. It stays in INIT when
@@ -263,7 +267,7 @@ fn say(manager: &ConnectionManager, to: SocketAddr, immediate: u32) {
         (0..4).for_each(|_| qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap());
         Ok(qp)
     };
-    let session = manager.connect(to, qp, &ConnParam::with_data(&hello), soon).unwrap();
+    let session = manager.connect(to, qp, &ConnParam::with_data(&conn_data), soon).unwrap();
     let op = WrOp::WriteWithImm { va: 0, rkey: RKey(0), imm: immediate };
     let wr = SendWr { op, ..SendWr::send(2, &[]) };
     session.qp().post_send(&wr).unwrap();
@@ -283,10 +287,10 @@ fn invalid_message_ends_the_connection() {
     let context = Context::open_shards(link, &ContextOptions::default()).unwrap();
     let manager = ConnectionManager::new(vec![context]).unwrap();
     let to = SocketAddr::new(a.parse().unwrap(), port);
-    // Unknown types and control messages, more data than there is room for, and an entry of a table that does
-    // not exist.
+    // Unknown types and control messages, more data than the peer has granted, and an entry of a table that
+    // does not exist.
     for immediate in [0x2000_0000, 0x6000_0001, 0x1fff_ffff, 0xc000_0000, 0xe000_0009] {
-        say(&manager, to, immediate);
+        send_immediate(&manager, to, immediate);
     }
     let out = serving.finish(LIMIT);
     assert!(out.status.success(), "{}\n{}", out.status, text(&out));

@@ -20,24 +20,27 @@ fn output(args: &[&str]) -> Output {
 }
 
 /// Checks that the command fails with one line that contains the reason, and no other output.
-fn refused(args: &[&str], why: &str) {
+fn check_fails(args: &[&str], reason: &str) {
     let out = output(args);
-    let told = text(&out);
-    let status = if why.starts_with("there is no program") { 127 } else { 126 };
-    assert_eq!(out.status.code(), Some(status), "{args:?}: {told}");
-    assert!(told.contains(why), "{args:?}: {why:?} is not in {told:?}");
-    assert_eq!(told.lines().filter(|l| !l.is_empty()).count(), 1, "{told}");
+    let printed = text(&out);
+    let status = if reason.starts_with("no executable program") { 127 } else { 126 };
+    assert_eq!(out.status.code(), Some(status), "{args:?}: {printed}");
+    assert!(printed.contains(reason), "{args:?}: {reason:?} is not in {printed:?}");
+    assert_eq!(printed.lines().filter(|l| !l.is_empty()).count(), 1, "{printed}");
 }
 
 #[test]
 fn run_program_finds_the_device() {
     let [address, _] = addresses();
     let out = output(&["run", "--ip", &address, "--", "ibv_devinfo", "-v"]);
-    let told = text(&out);
-    assert!(out.status.success(), "{told}");
-    assert!(told.contains("hca_id:\turxe0") && told.contains(&format!("::ffff:{address}")), "{told}");
+    let printed = text(&out);
+    assert!(out.status.success(), "{printed}");
+    assert!(
+        printed.contains("hca_id:\turxe0") && printed.contains(&format!("::ffff:{address}")),
+        "{printed}"
+    );
     let out = output(&["run", "--personality", "mlx5", "--ip", &address, "--", "ibv_devinfo", "-v"]);
-    assert_ne!(text(&out), told, "another class has other limits");
+    assert_ne!(text(&out), printed, "the mlx5 personality has other limits");
 }
 
 #[test]
@@ -112,12 +115,12 @@ fn no_offload_keeps_packets_of_other_captures_within_the_mtu() {
         both with "" && both without --no-offload
         kill $peer
     "#;
-    let told = in_namespace(script, &[]);
+    let printed = in_namespace(script, &[]);
     let longest = |which: &str| -> usize {
-        let line = told.lines().find_map(|line| line.strip_prefix(&format!("{which}: ")));
-        line.unwrap_or_else(|| panic!("{told}")).parse().unwrap()
+        let line = printed.lines().find_map(|line| line.strip_prefix(&format!("{which}: ")));
+        line.unwrap_or_else(|| panic!("{printed}")).parse().unwrap()
     };
-    assert!(longest("with") > 1514 && longest("without") <= 1514, "{told}");
+    assert!(longest("with") > 1514 && longest("without") <= 1514, "{printed}");
 }
 
 #[test]
@@ -131,8 +134,11 @@ fn min_ack_timeout_reaches_the_library() {
     assert_eq!(text(&out), "600\n");
     let mut command =
         urxe(&["run", "--ip", &address, "--", "sh", "-c", "URXE_MIN_ACK_TIMEOUT=soon ibv_devices"]);
-    let told = text(&command.output().unwrap());
-    assert!(told.contains("URXE_MIN_ACK_TIMEOUT is 'soon': it may be a number of seconds above 0"), "{told}");
+    let printed = text(&command.output().unwrap());
+    assert!(
+        printed.contains("URXE_MIN_ACK_TIMEOUT is 'soon': it must be a number of seconds above 0"),
+        "{printed}"
+    );
 }
 
 #[test]
@@ -178,30 +184,30 @@ fn concurrent_runs_find_the_library() {
 #[test]
 fn program_that_cannot_run_is_reported_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
-    refused(&["run", "--", "no-such-program"], "there is no program 'no-such-program'");
-    refused(&["run", "--ip", "192.0.2.1", "--", "true"], "no interface has 192.0.2.1");
-    refused(&["run", "--link", "udp:192.0.2.1", "--", "true"], "no interface has 192.0.2.1");
-    refused(
+    check_fails(&["run", "--", "no-such-program"], "no executable program 'no-such-program'");
+    check_fails(&["run", "--ip", "192.0.2.1", "--", "true"], "no interface has address 192.0.2.1");
+    check_fails(&["run", "--link", "udp:192.0.2.1", "--", "true"], "no interface has address 192.0.2.1");
+    check_fails(
         &["run", "--link", "udp:no0", "--", "true"],
-        "--link: there is no link 'udp:no0': there are udp, udp:",
+        "--link: no such link 'udp:no0': available links are udp, udp:",
     );
 
     let setuid = dir.path().join("setuid");
     fs::copy("/bin/true", &setuid).unwrap();
     fs::set_permissions(&setuid, fs::Permissions::from_mode(0o4755)).unwrap();
-    refused(&["run", "--", setuid.to_str().unwrap()], "is setuid or setgid");
+    check_fails(&["run", "--", setuid.to_str().unwrap()], "is setuid or setgid");
 
     let (source, fixed) = (dir.path().join("fixed.c"), dir.path().join("fixed"));
     fs::write(&source, "int main(void) { return 0; }\n").unwrap();
     let built = Command::new("cc").args(["-static", "-o"]).arg(&fixed).arg(&source).output().unwrap();
     assert!(built.status.success(), "{}", text(&built));
-    refused(&["run", "--", fixed.to_str().unwrap()], "is statically linked");
+    check_fails(&["run", "--", fixed.to_str().unwrap()], "is statically linked");
 }
 
 #[test]
 fn run_without_any_device_reports_the_reason() {
-    let told = in_namespace("\"$URXE\" run -- ibv_devices", &[]);
-    assert!(told.contains("urxe: there is no device, as no interface is up"), "{told}");
+    let printed = in_namespace("\"$URXE\" run -- ibv_devices", &[]);
+    assert!(printed.contains("urxe: no device: no network interface is up"), "{printed}");
 }
 
 #[test]
@@ -209,9 +215,9 @@ fn udp_port_in_use_is_reported() {
     let [address, _] = addresses();
     let _other = std::net::UdpSocket::bind((address.as_str(), 4791)).unwrap();
     let out = output(&["run", "--ip", &address, "--", "ibv_devinfo"]);
-    let told = text(&out);
+    let printed = text(&out);
     assert!(!out.status.success());
-    assert!(told.contains(&format!("urxe: UDP port 4791 of {address} is taken by")), "{told}");
+    assert!(printed.contains(&format!("urxe: UDP port 4791 of {address} is in use by")), "{printed}");
 }
 
 /// Runs both ends of a ping-pong, the client with more options of `urxe run`.
@@ -226,10 +232,10 @@ fn pingpong_between(server: &[&str], options: &[&str]) -> String {
     let serving = Running::new(urxe(&[&["run"], server, &program].concat()));
     wait_for_listener(&port);
     let out = output(&[&["run"], options, &program, &["127.0.0.1"]].concat());
-    let told = text(&out);
-    assert!(out.status.success(), "{options:?}: {told}");
+    let printed = text(&out);
+    assert!(out.status.success(), "{options:?}: {printed}");
     assert!(serving.finish(Duration::from_secs(10)).status.success());
-    told
+    printed
 }
 
 /// Returns the number of packets of a capture, and the comments on them.
@@ -265,19 +271,22 @@ fn run_captures_packets_and_injects_faults() {
         "--capture",
         file.to_str().unwrap(),
     ];
-    let told = pingpong(&options);
-    assert!(told.contains("urxe: fault rx:dup=7: matched ") && told.contains(", disturbed 1\n"), "{told}");
+    let printed = pingpong(&options);
+    assert!(
+        printed.contains("urxe: fault rx:dup=7: matched ") && printed.contains(", affected 1\n"),
+        "{printed}"
+    );
     // At least the dropped packet is retransmitted.
-    let again =
-        told.split("packets retransmitted: ").nth(1).and_then(|n| n.lines().next()?.parse::<u32>().ok());
-    assert!(again >= Some(1), "{told}");
-    assert!(told.contains(&format!("warning: fault rule '{never}' matched no packet")), "{told}");
+    let retransmitted =
+        printed.split("packets retransmitted: ").nth(1).and_then(|n| n.lines().next()?.parse::<u32>().ok());
+    assert!(retransmitted >= Some(1), "{printed}");
+    assert!(printed.contains(&format!("warning: fault rule '{never}' matched no packet")), "{printed}");
     let files: Vec<PathBuf> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().path()).collect();
     let [file] = &files[..] else { panic!("{files:?}") };
     let number = file.file_stem().unwrap().to_str().unwrap().strip_prefix("out-").unwrap();
     assert!(number.parse::<u32>().is_ok(), "{number}");
     let (packets, comments) = captured(file);
-    assert!(packets >= 400, "{packets} packets of 200 round trips");
+    assert!(packets >= 400, "captured {packets} packets of 200 round trips");
     for word in ["drop", "dup"] {
         assert!(comments.iter().any(|c| c.contains(word)), "no {word} in {comments:?}");
     }
@@ -291,8 +300,12 @@ fn exit_in_the_middle_of_a_call_reports_fault_rules_and_ends() {
     for _ in 0..8 {
         let args = ["run", "--ip", &address, "--fault", rule, "--", corners.program(), "interrupted"];
         let out = output(&args);
-        let told = text(&out);
-        assert!(out.status.success() && told.contains("packets retransmitted: "), "{:?} {told}", out.status);
+        let printed = text(&out);
+        assert!(
+            out.status.success() && printed.contains("packets retransmitted: "),
+            "{:?} {printed}",
+            out.status
+        );
     }
 }
 
@@ -321,17 +334,17 @@ fn each_process_of_a_run_captures_to_a_file_of_its_own() {
         command
     })
     .finish(Duration::from_secs(60));
-    let told = text(&out);
-    assert!(out.status.success(), "{told}");
+    let printed = text(&out);
+    assert!(out.status.success(), "{printed}");
     let names = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().path());
     let files: Vec<PathBuf> = names.filter(|name| name.extension().is_some_and(|e| e == "pcapng")).collect();
     // A client that could not connect may have opened a device too.
-    assert!(files.len() >= 2 && files.contains(&file), "{files:?}: {told}");
+    assert!(files.len() >= 2 && files.contains(&file), "{files:?}: {printed}");
     let counts: Vec<usize> = files.iter().map(|file| whole_capture(file)).collect();
     // 300 messages in each direction with their acknowledgements, at both ends.
     assert!(counts.iter().filter(|count| **count >= 900).count() == 2, "{counts:?} in {files:?}");
     let other = files.iter().find(|other| **other != file).unwrap();
-    assert!(told.contains(&format!("is captured in {}", other.display())), "{told}");
+    assert!(printed.contains(&format!("writes its capture to {}", other.display())), "{printed}");
 }
 
 /// Returns the number of packets of a capture, which must be complete.
@@ -380,15 +393,15 @@ fn capture_on_a_full_disk_reports_it_and_keeps_the_file_valid() {
     "#;
     let script = format!("unshare -m sh -c '{script}'");
     let corners = CProgram::build("corners");
-    let told = in_namespace(&script, &[("KEPT", kept.to_str().unwrap()), ("CORNERS", corners.program())]);
-    let lines: Vec<&str> = told.lines().filter(|line| line.contains("No space left on device")).collect();
+    let printed = in_namespace(&script, &[("KEPT", kept.to_str().unwrap()), ("CORNERS", corners.program())]);
+    let lines: Vec<&str> = printed.lines().filter(|line| line.contains("No space left on device")).collect();
     // One line at the first failure, and one with the total at the end.
     let lost: Vec<u64> = lines
         .iter()
-        .map(|l| l.split("lacks ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap())
+        .map(|l| l.split(" packets are missing").next().unwrap().rsplit(' ').next().unwrap().parse().unwrap())
         .collect();
-    let [first, all] = lost[..] else { panic!("{told}") };
-    assert!(0 < first && first < all, "{told}");
+    let [first, all] = lost[..] else { panic!("{printed}") };
+    assert!(0 < first && first < all, "{printed}");
     assert!(whole_capture(&kept) > 0);
 }
 
@@ -410,7 +423,7 @@ fn capture_is_complete_when_the_program_exits_with_open_devices() {
         "leave",
     ]);
     assert!(out.status.success(), "{}", text(&out));
-    assert!(captured(&file).0 >= 3, "{} packets of a SEND to itself", captured(&file).0);
+    assert!(captured(&file).0 >= 3, "captured {} packets of a SEND to the QP itself", captured(&file).0);
 }
 
 #[test]
@@ -423,15 +436,15 @@ fn capture_is_valid_after_the_program_is_killed() {
         ["run", "--ip", &address, "--capture", file.to_str().unwrap(), "--", corners.program(), "linger"];
     let mut running = urxe(&args).spawn().unwrap();
     // The program prints this once it has sent everything.
-    let mut said = [0; 6];
-    running.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    let mut ready = [0; 6];
+    running.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
     while captured(&file).0 < 3 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));
     }
     running.kill().unwrap();
     running.wait().unwrap();
-    assert!(captured(&file).0 >= 3, "a SEND to itself and its acknowledgement, in and out");
+    assert!(captured(&file).0 >= 3, "expected a SEND to the QP itself and its ACK, sent and received");
 }
 
 #[test]
@@ -440,15 +453,18 @@ fn run_program_uses_a_frame_link() {
     let [a, b] = ["a", "b"].map(|name| dir.path().join(name).display().to_string());
     let server = format!("frames:dgram:{a},{b},ip=10.77.0.1/24");
     let client = format!("frames:dgram:{b},{a},ip=10.77.0.2/24");
-    let told = pingpong_between(&["--link", &server], &["--link", &client]);
-    assert!(told.contains("GID ::ffff:10.77.0.2") && told.contains("GID ::ffff:10.77.0.1"), "{told}");
+    let printed = pingpong_between(&["--link", &server], &["--link", &client]);
+    assert!(
+        printed.contains("GID ::ffff:10.77.0.2") && printed.contains("GID ::ffff:10.77.0.1"),
+        "{printed}"
+    );
 }
 
 #[test]
 fn same_seed_gives_the_same_qp_numbers() {
     // The highest 6 bits are the QPN partition, which the steward assigns at random.
-    let qpn = |told: &str| {
-        let qpn = &told.split("QPN 0x").nth(1).unwrap()[..6];
+    let qpn = |printed: &str| {
+        let qpn = &printed.split("QPN 0x").nth(1).unwrap()[..6];
         u32::from_str_radix(qpn, 16).unwrap() & 0x3_ffff
     };
     let first = qpn(&pingpong(&["--seed", "5"]));

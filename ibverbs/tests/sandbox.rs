@@ -40,9 +40,9 @@ fn as_nobody(before: &[&str], script: &str) -> String {
     command.env("SERVER", server).env("CLIENT", client).env_remove("XDG_RUNTIME_DIR");
     command.env_remove("URXE_LIBRARY");
     let out = command.output().expect("setpriv and unshare (apt-get install util-linux)");
-    let told = text(&out);
-    assert!(out.status.success(), "{:?}\n{told}", out.status);
-    told
+    let printed = text(&out);
+    assert!(out.status.success(), "{:?}\n{printed}", out.status);
+    printed
 }
 
 #[test]
@@ -74,6 +74,6 @@ fn asyncwatch_reports_port_error_and_port_active() {
         kill $!
         cat "$DIR/told"
     "#;
-    let told = as_nobody(&["unshare", "-Urn"], script);
-    assert!(told.contains("PORT_ERR") && told.contains("PORT_ACTIVE"), "{told}");
+    let printed = as_nobody(&["unshare", "-Urn"], script);
+    assert!(printed.contains("PORT_ERR") && printed.contains("PORT_ACTIVE"), "{printed}");
 }

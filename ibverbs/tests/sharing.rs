@@ -15,10 +15,10 @@ use urxe::wire::mad::{CommId, Dreq, Mad, Message};
 
 use support::{CProgram, Library, Running, addresses, built, port, text, wait_for_listener};
 
-fn eventually(what: &str, mut happens: impl FnMut() -> bool) {
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
-    while !happens() {
-        assert!(Instant::now() < deadline, "{what}: not within 20 s");
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what}: not reached within 20 s");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -54,17 +54,17 @@ fn client(library: &Library, address: &str, port: &str, args: &[&str]) -> Runnin
     Running::new(command)
 }
 
-fn succeeds(running: Running) {
+fn check_succeeds(running: Running) {
     let out = running.finish(Duration::from_secs(60));
     assert!(out.status.success() && text(&out).contains("iters in"), "{:?} {}", out.status, text(&out));
 }
 
 /// Runs both ends of a short ping-pong on one address.
-fn talk(library: &Library, address: &str, args: &[&str]) {
+fn run_pingpong(library: &Library, address: &str, args: &[&str]) {
     let port = port().to_string();
     let server = server(library, address, &port, args);
-    succeeds(client(library, address, &port, args));
-    succeeds(server);
+    check_succeeds(client(library, address, &port, args));
+    check_succeeds(server);
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn programs_on_one_address_communicate_and_the_steward_ends_with_the_last() {
     let servers = [server(&library, &address, &one, &[]), server(&library, &address, &other, &["-e"])];
     assert_eq!(stewards(&address).len(), 1);
     let clients = [client(&library, &address, &one, &[]), client(&library, &address, &other, &["-e"])];
-    clients.into_iter().chain(servers).for_each(succeeds);
+    clients.into_iter().chain(servers).for_each(check_succeeds);
     eventually("the steward ends", || stewards(&address).is_empty());
     eventually("the port is free", || std::net::UdpSocket::bind((address.as_str(), 4791)).is_ok());
 }
@@ -92,14 +92,14 @@ fn programs_with_several_shards_share_an_address() {
     wait_for_listener(&port);
     let mut command = pingpong(&library, &address, &port, &args);
     command.arg("127.0.0.1");
-    succeeds(with_shards(command));
-    succeeds(server);
+    check_succeeds(with_shards(command));
+    check_succeeds(server);
 }
 
 #[test]
 fn lease_of_a_killed_program_is_reused() {
     let (library, [address, _]) = (Library::new(), addresses());
-    let stays = server(&library, &address, &port().to_string(), &[]);
+    let running = server(&library, &address, &port().to_string(), &[]);
     let steward = stewards(&address);
     for _ in 0..3 {
         let (port, endless) = (port().to_string(), ["-n", "100000000"]);
@@ -109,39 +109,39 @@ fn lease_of_a_killed_program_is_reused() {
             kill(Pid::from_raw(end.id() as i32), Signal::SIGKILL).unwrap();
             assert_eq!(end.finish(Duration::from_secs(10)).status.signal(), Some(libc::SIGKILL));
         }
-        talk(&library, &address, &["-n", "200"]);
+        run_pingpong(&library, &address, &["-n", "200"]);
     }
-    assert_eq!(stewards(&address), steward, "the same all the time");
-    drop(stays);
+    assert_eq!(stewards(&address), steward, "the steward was replaced");
+    drop(running);
     eventually("the steward ends", || stewards(&address).is_empty());
 }
 
 #[test]
 fn dreq_to_a_killed_program_is_answered_with_a_drep() {
-    let (library, [address, elsewhere]) = (Library::new(), addresses());
+    let (library, [address, other_address]) = (Library::new(), addresses());
     let _stays = server(&library, &address, &port().to_string(), &[]);
-    let goes = server(&library, &address, &port().to_string(), &[]);
-    let link = UdpLink::bind(elsewhere.parse().unwrap(), &UdpOptions::default()).unwrap();
+    let killed = server(&library, &address, &port().to_string(), &[]);
+    let link = UdpLink::bind(other_address.parse().unwrap(), &UdpOptions::default()).unwrap();
     let peer = Context::open(Box::new(link), &ContextOptions::default()).unwrap().management_port().unwrap();
     let to = AddressVector::to(Gid::from(address.parse::<std::net::IpAddr>().unwrap()));
     // The communication IDs of a process begin with its QPN partition.
-    let ask_all = || {
-        for seat in 1..64 {
-            let (local, remote) = (CommId(seat), CommId(seat << 26 | 0x77));
+    let send_dreqs = || {
+        for partition in 1..64 {
+            let (local, remote) = (CommId(partition), CommId(partition << 26 | 0x77));
             let message = Message::Dreq(Dreq { local, remote, ..Dreq::default() });
             peer.send(&to, &Mad { transaction: 1, modifier: 0, message }.bytes()).unwrap();
         }
         peer.recv(Duration::from_millis(300)).map(|mad| Mad::parse(&mad.bytes).unwrap().message)
     };
-    assert!(ask_all().is_err(), "both are there");
-    kill(Pid::from_raw(goes.id() as i32), Signal::SIGKILL).unwrap();
-    goes.finish(Duration::from_secs(10));
-    let mut answer = ask_all();
-    eventually("an answer", || {
-        answer = ask_all();
-        answer.is_ok()
+    assert!(send_dreqs().is_err(), "a live process does not send a DREP through the steward");
+    kill(Pid::from_raw(killed.id() as i32), Signal::SIGKILL).unwrap();
+    killed.finish(Duration::from_secs(10));
+    let mut response = send_dreqs();
+    eventually("a DREP", || {
+        response = send_dreqs();
+        response.is_ok()
     });
-    let Ok(Message::Drep(drep)) = answer else { panic!("{answer:?}") };
+    let Ok(Message::Drep(drep)) = response else { panic!("{response:?}") };
     assert_eq!(drep.local.0, drep.remote.0 << 26 | 0x77);
 }
 
@@ -156,11 +156,11 @@ fn programs_survive_the_death_of_the_steward_and_another_takes_over() {
         assert_eq!(before.len(), 1);
         kill(before[0], Signal::SIGKILL).unwrap();
         eventually("another steward", || stewards(&address).iter().any(|new| *new != before[0]));
-        talk(&library, &address, &["-n", "200"]);
+        run_pingpong(&library, &address, &["-n", "200"]);
     }
     for end in ends {
         let pid = Pid::from_raw(end.id() as i32);
-        assert_eq!(kill(pid, None), Ok(()), "it goes on");
+        assert_eq!(kill(pid, None), Ok(()), "the program must still be running");
         kill(pid, Signal::SIGTERM).unwrap();
         let out = end.finish(Duration::from_secs(10));
         assert_eq!(out.status.signal(), Some(libc::SIGTERM), "{}", text(&out));
@@ -173,33 +173,33 @@ fn stopped_program_keeps_its_lease_under_a_new_steward() {
     let (library, [address, _]) = (Library::new(), addresses());
     let port = port().to_string();
     let stopped = server(&library, &address, &port, &["-n", "200"]);
-    let awake = server(&library, &address, &support::port().to_string(), &[]);
+    let idle = server(&library, &address, &support::port().to_string(), &[]);
     let pid = Pid::from_raw(stopped.id() as i32);
     kill(pid, Signal::SIGSTOP).unwrap();
     let before = stewards(&address);
     kill(before[0], Signal::SIGKILL).unwrap();
     // A new steward starts with the first QPN partition, which the stopped process holds.
     for _ in 0..4 {
-        talk(&library, &address, &["-n", "10"]);
+        run_pingpong(&library, &address, &["-n", "10"]);
     }
     let mut devinfo = library.program("ibv_devinfo", &address);
     assert!(devinfo.output().unwrap().status.success());
     kill(pid, Signal::SIGCONT).unwrap();
-    succeeds(client(&library, &address, &port, &["-n", "200"]));
-    succeeds(stopped);
-    drop(awake);
+    check_succeeds(client(&library, &address, &port, &["-n", "200"]));
+    check_succeeds(stopped);
+    drop(idle);
 }
 
 #[test]
 fn programs_of_other_users_are_refused_unless_told_otherwise() {
     if !nix::unistd::geteuid().is_root() {
-        assert!(std::env::var_os("CI").is_none(), "needs root, to be two users");
-        println!("left out, not root: programs_of_other_users_are_refused_unless_told_otherwise");
+        assert!(std::env::var_os("CI").is_none(), "requires root to run as two users");
+        println!("skipped, requires root: programs_of_other_users_are_refused_unless_told_otherwise");
         return;
     }
-    let [ours, everybodys] = addresses();
+    let [own_address, shared_address] = addresses();
     let library = Library::new();
-    let nobody = |address: &str, any: &str| {
+    let nobody = |address: &str, any_user_var: &str| {
         // The build products may be in a directory that other users cannot read.
         let dir = tempfile::tempdir().unwrap();
         for (name, copy) in [("libibverbs.so", "libibverbs.so.1"), ("urxe", "urxe")] {
@@ -209,33 +209,33 @@ fn programs_of_other_users_are_refused_unless_told_otherwise() {
         let mut command = Command::new("setpriv");
         command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "ibv_devinfo"]);
         command.env("LD_LIBRARY_PATH", dir.path()).env("URXE_LINK", format!("udp:{address}"));
-        command.env("URXE_ANY_USER", any).stdin(Stdio::null());
+        command.env("URXE_ANY_USER", any_user_var).stdin(Stdio::null());
         let out = command.output().unwrap();
         (out.status.success(), text(&out))
     };
-    let stays = server(&library, &ours, &port().to_string(), &[]);
-    for any in ["0", "1", "0", "0", "0", "1", "0"] {
-        let (success, told) = nobody(&ours, any);
-        assert!(!success && told.contains("processes of user 0 alone"), "{told}");
+    let running = server(&library, &own_address, &port().to_string(), &[]);
+    for any_user_var in ["0", "1", "0", "0", "0", "1", "0"] {
+        let (succeeded, printed) = nobody(&own_address, any_user_var);
+        assert!(!succeeded && printed.contains("shared only by processes of user 0"), "{printed}");
     }
-    drop(stays);
-    let waits = port().to_string();
-    let mut command = pingpong(&library, &everybodys, &waits, &[]);
+    drop(running);
+    let port_text = port().to_string();
+    let mut command = pingpong(&library, &shared_address, &port_text, &[]);
     command.env("URXE_ANY_USER", "1");
-    let stays = Running::new(command);
-    wait_for_listener(&waits);
-    let (success, told) = nobody(&everybodys, "1");
-    assert!(success && told.contains("urxe0"), "{told}");
-    drop(stays);
+    let running = Running::new(command);
+    wait_for_listener(&port_text);
+    let (succeeded, printed) = nobody(&shared_address, "1");
+    assert!(succeeded && printed.contains("urxe0"), "{printed}");
+    drop(running);
 }
 
 /// The sockets of listeners are in a directory of the user that opened the device.
 #[test]
 fn listen_after_change_of_user_is_refused_with_a_reason_but_works_with_any_user() {
     if !nix::unistd::geteuid().is_root() {
-        assert!(std::env::var_os("CI").is_none(), "needs root, to become another user");
+        assert!(std::env::var_os("CI").is_none(), "requires root to change the user");
         println!(
-            "left out, not root: listen_after_change_of_user_is_refused_with_a_reason_but_works_with_any_user"
+            "skipped, requires root: listen_after_change_of_user_is_refused_with_a_reason_but_works_with_any_user"
         );
         return;
     }
@@ -248,8 +248,8 @@ fn listen_after_change_of_user_is_refused_with_a_reason_but_works_with_any_user(
     };
     let out = run(&own, "0");
     assert_eq!(out.status.code(), Some(libc::EACCES), "{}", text(&out));
-    let why = ["urxe: ", "cannot be entered by user 65534", "--any-user"];
-    assert!(why.iter().all(|part| text(&out).contains(part)), "{}", text(&out));
+    let reason = ["urxe: ", "cannot be entered by user 65534", "--any-user"];
+    assert!(reason.iter().all(|part| text(&out).contains(part)), "{}", text(&out));
     let out = run(&any, "1");
     assert!(out.status.success() && text(&out).is_empty(), "{:?} {}", out.status, text(&out));
 }
@@ -279,15 +279,15 @@ fn is_installed(program: &str) -> bool {
 #[test]
 fn breakpoint_after_start_of_steward_is_reached_under_gdb() {
     if !is_installed("gdb") {
-        println!("left out, no gdb: breakpoint_after_start_of_steward_is_reached_under_gdb");
+        println!("skipped, requires gdb: breakpoint_after_start_of_steward_is_reached_under_gdb");
         return;
     }
     let (library, [address, _]) = (Library::new(), addresses());
     let mut command = library.program("gdb", &address);
     command.args(["-nx", "-batch", "-ex", "set breakpoint pending on", "-ex", "break ibv_close_device"]);
     command.args(["-ex", "run", "-ex", "continue", "--args", "ibv_devinfo"]);
-    let told = text(&Running::new(command).finish(Duration::from_secs(120)));
-    assert!(told.contains("\nBreakpoint 1, ") || told.contains("hit Breakpoint 1, "), "{told}");
-    assert!(told.contains("exited normally") && !told.contains("Couldn't get"), "{told}");
+    let printed = text(&Running::new(command).finish(Duration::from_secs(120)));
+    assert!(printed.contains("\nBreakpoint 1, ") || printed.contains("hit Breakpoint 1, "), "{printed}");
+    assert!(printed.contains("exited normally") && !printed.contains("Couldn't get"), "{printed}");
     eventually("the steward ends", || stewards(&address).is_empty());
 }

@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use support::{Library, Running, addresses, built, port, text, wait_for_listener};
 
-/// Limit of descriptors that is enough for one address, which takes 64 sockets, and a few processes.
-const FEW: u32 = 84;
+/// Limit of descriptors that is enough for one address, which requires 64 sockets, and a few processes.
+const FD_LIMIT_FOR_FEW: u32 = 84;
 /// Limit of descriptors that is enough for one address and some processes, but not for all connections of the
 /// test.
-const ENOUGH: u32 = 128;
+const FD_LIMIT_FOR_SOME: u32 = 128;
 
 /// Returns the path of the socket on which the steward of an address listens.
-fn socket_of(address: &str) -> Option<String> {
+fn steward_socket(address: &str) -> Option<String> {
     let name = format!("/urxe-steward-{address}");
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-    // The flag means that the socket listens; it gets its name a moment before.
+    // The flag means that the socket listens; the name is set before that.
     let listening = sockets.lines().filter(|line| line.contains(" 00010000 "));
     let mut paths = listening.filter_map(|line| line.split_whitespace().last());
     paths.find(|path| path.ends_with(&name)).map(str::to_owned)
@@ -32,7 +32,7 @@ fn steward(address: &str, descriptors: u32) -> Running {
     command.arg(built("urxe").unwrap()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let running = Running::new(command);
     let deadline = Instant::now() + Duration::from_secs(20);
-    while socket_of(address).is_none() {
+    while steward_socket(address).is_none() {
         assert!(Instant::now() < deadline, "the steward does not listen");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -48,13 +48,13 @@ fn server(library: &Library, address: &str, port: &str) -> Running {
 #[test]
 fn process_that_the_steward_has_no_descriptor_for_is_refused_and_the_others_are_served() {
     let (library, [address, _]) = (Library::new(), addresses());
-    let _steward = steward(&address, FEW);
-    // The steward stays as long as one of the servers runs.
+    let _steward = steward(&address, FD_LIMIT_FOR_FEW);
+    // The steward runs as long as one of the servers runs.
     let first = port().to_string();
     let mut servers = vec![(first.clone(), server(&library, &address, &first))];
     wait_for_listener(&first);
     let refused = loop {
-        assert!(servers.len() < 63, "as many processes as if there were descriptors for all");
+        assert!(servers.len() < 63, "no process was refused although the descriptors do not suffice");
         let out = Running::new(library.program("ibv_devinfo", &address)).finish(Duration::from_secs(60));
         if !out.status.success() {
             break text(&out);
@@ -66,12 +66,12 @@ fn process_that_the_steward_has_no_descriptor_for_is_refused_and_the_others_are_
     };
     let steward = format!("the steward of {address} cannot");
     assert!(refused.contains(&steward) && refused.contains("Too many open files"), "{refused}");
-    assert!(servers.len() > 1, "after {} processes: {refused}", servers.len());
+    assert!(servers.len() > 1, "refused after {} processes: {refused}", servers.len());
     // The end of one process makes room for a client of another.
     drop(servers.pop());
     let (port, waiting) = servers.pop().unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
-    let told = loop {
+    let printed = loop {
         let mut client = library.program("ibv_rc_pingpong", &address);
         client.args(["-g", "0", "-p", &port, "127.0.0.1"]);
         let out = Running::new(client).finish(Duration::from_secs(30));
@@ -79,7 +79,7 @@ fn process_that_the_steward_has_no_descriptor_for_is_refused_and_the_others_are_
             break text(&out);
         }
     };
-    assert!(told.contains("iters in"), "{told}");
+    assert!(printed.contains("iters in"), "{printed}");
     let out = waiting.finish(Duration::from_secs(30));
     assert!(out.status.success(), "{}", text(&out));
 }
@@ -87,8 +87,8 @@ fn process_that_the_steward_has_no_descriptor_for_is_refused_and_the_others_are_
 #[test]
 fn silent_connections_that_take_all_descriptors_keep_no_process_out() {
     let (library, [address, _]) = (Library::new(), addresses());
-    let _steward = steward(&address, ENOUGH);
-    let path = UnixAddr::new(socket_of(&address).unwrap().as_str()).unwrap();
+    let _steward = steward(&address, FD_LIMIT_FOR_SOME);
+    let path = UnixAddr::new(steward_socket(&address).unwrap().as_str()).unwrap();
     let silent: Vec<_> = (0..200)
         .map(|_| {
             let connection =

@@ -20,7 +20,7 @@ fn exported() -> BTreeSet<String> {
 
 #[test]
 fn every_symbol_that_programs_need_is_exported_in_its_version() {
-    let have = exported();
+    let exports = exported();
     let missing: Vec<_> = include_str!("symbols.txt")
         .lines()
         .filter(|line| !line.starts_with('#') && !line.is_empty())
@@ -28,21 +28,21 @@ fn every_symbol_that_programs_need_is_exported_in_its_version() {
             let (version, name) = line.split_once(' ').unwrap();
             format!("{name}@@{version}")
         })
-        .filter(|symbol| !have.contains(symbol))
+        .filter(|symbol| !exports.contains(symbol))
         .collect();
-    assert!(missing.is_empty(), "{missing:#?} of {} exported", have.len());
+    assert!(missing.is_empty(), "missing symbols: {missing:#?}; {} are exported", exports.len());
 }
 
 #[test]
 fn nothing_else_is_exported() {
-    let ours = |s: &&String| {
+    let is_public = |s: &&String| {
         s.contains("ibv")
             || s.contains("verbs")
             || s.contains("IBVERBS")
             || s.contains("RDMACM")
             || s.contains("execute_ioctl")
     };
-    let have = exported();
-    let others: Vec<_> = have.iter().filter(|s| !ours(s)).collect();
-    assert!(others.is_empty(), "{others:#?}");
+    let exports = exported();
+    let others: Vec<_> = exports.iter().filter(|s| !is_public(s)).collect();
+    assert!(others.is_empty(), "unexpected symbols: {others:#?}");
 }

@@ -22,8 +22,8 @@ fn script(options: &[&str], script: &str) -> String {
 }
 
 /// Returns the values of a field in the output of `ibv_devinfo -v`, in order.
-fn values<'a>(told: &'a str, name: &str) -> Vec<&'a str> {
-    let lines = told.lines().filter_map(|line| line.trim_start().strip_prefix(name));
+fn values<'a>(printed: &'a str, name: &str) -> Vec<&'a str> {
+    let lines = printed.lines().filter_map(|line| line.trim_start().strip_prefix(name));
     lines.filter_map(|rest| rest.split_once(':')).map(|(_, value)| value.trim()).collect()
 }
 
@@ -36,30 +36,30 @@ fn sysfs_files_agree_with_the_library() {
     let udp = format!("udp:{address}");
     for (link, gids) in [(&udp, 1), (&frames, 2)] {
         let show = |file: &str| script(&["--link", link], &format!("cat /sys/class/infiniband/urxe0/{file}"));
-        let told = script(&["--link", link], "ibv_devinfo -v");
+        let printed = script(&["--link", link], "ibv_devinfo -v");
         for file in ["node_guid", "sys_image_guid", "fw_ver", "board_id"] {
-            assert_eq!(values(&told, file), [show(file).trim()], "{file}");
+            assert_eq!(values(&printed, file), [show(file).trim()], "{file}");
         }
         let state = show("ports/1/state");
         let [number, name] = state.trim().split(": ").collect::<Vec<_>>()[..] else { panic!("{state}") };
-        assert_eq!(values(&told, "state"), [format!("PORT_{name} ({number})")]);
-        assert_eq!(values(&told, "link_layer"), [show("ports/1/link_layer").trim()]);
-        assert_eq!(values(&told, "port_cap_flags")[0], show("ports/1/cap_mask").trim());
-        let lanes = values(&told, "active_width")[0].split('X').next().unwrap().to_owned();
-        let speed = values(&told, "active_speed")[0].to_owned();
+        assert_eq!(values(&printed, "state"), [format!("PORT_{name} ({number})")]);
+        assert_eq!(values(&printed, "link_layer"), [show("ports/1/link_layer").trim()]);
+        assert_eq!(values(&printed, "port_cap_flags")[0], show("ports/1/cap_mask").trim());
+        let lanes = values(&printed, "active_width")[0].split('X').next().unwrap().to_owned();
+        let speed = values(&printed, "active_speed")[0].to_owned();
         assert_eq!((show("ports/1/rate").trim(), speed.as_str()), ("100 Gb/sec (4X EDR)", "25.0 Gbps (32)"));
         assert_eq!(lanes, "4");
         let files = show("ports/1/gids/*");
         let files: Vec<u128> =
             files.lines().map(|gid| u128::from_str_radix(&gid.replace(':', ""), 16).unwrap()).collect();
-        let listed = values(&told, "GID[");
+        let listed = values(&printed, "GID[");
         let listed: Vec<u128> = listed
             .iter()
             .map(|gid| gid.split(',').next().unwrap().parse::<std::net::Ipv6Addr>().unwrap().to_bits())
             .collect();
         assert_eq!((files.len(), &files), (gids, &listed));
         assert_eq!(show("ports/1/gid_attrs/types/*"), "RoCE v2\n".repeat(gids));
-        assert_eq!(values(&told, "pkey_tbl_len"), [show("ports/1/pkeys/*").lines().count().to_string()]);
+        assert_eq!(values(&printed, "pkey_tbl_len"), [show("ports/1/pkeys/*").lines().count().to_string()]);
     }
 }
 
@@ -76,11 +76,11 @@ fn sysfs_and_dev_show_each_device_of_the_machine() {
 #[test]
 fn library_reports_its_sysfs_path() {
     let [address, _] = addresses();
-    let see = "python3 -c 'import ctypes as c; v = c.CDLL(\"libibverbs.so.1\"); v.ibv_get_sysfs_path.restype = c.c_char_p; \
+    let query = "python3 -c 'import ctypes as c; v = c.CDLL(\"libibverbs.so.1\"); v.ibv_get_sysfs_path.restype = c.c_char_p; \
                print(v.ibv_get_sysfs_path().decode())'; echo $URXE_SYSFS";
-    let told = script(&["--ip", &address], see);
-    let lines: Vec<_> = told.lines().collect();
-    assert!(lines.len() == 2 && lines[0] == lines[1] && lines[0].contains("/sysfs-"), "{told}");
+    let printed = script(&["--ip", &address], query);
+    let lines: Vec<_> = printed.lines().collect();
+    assert!(lines.len() == 2 && lines[0] == lines[1] && lines[0].contains("/sysfs-"), "{printed}");
 }
 
 #[test]
@@ -91,13 +91,13 @@ fn existing_preloads_are_kept_and_none_is_added_twice() {
     command.env("LD_PRELOAD", "libm.so.6 libdl.so.2");
     let nested = "\"$0\" run -- sh -c 'echo $LD_PRELOAD; echo $ASAN_OPTIONS'";
     let out = output(command, &[nested, support::built("urxe").unwrap().to_str().unwrap()]);
-    let told = text(&out);
-    let lines: Vec<_> = told.lines().collect();
+    let printed = text(&out);
+    let lines: Vec<_> = printed.lines().collect();
     let preloaded: Vec<_> = lines[0].split(':').collect();
-    assert_eq!(preloaded[..2], ["libm.so.6", "libdl.so.2"], "{told}");
-    assert!(preloaded.len() == 4 && preloaded[2].ends_with("/liburxe_preload.so"), "{told}");
-    assert!(preloaded[3].ends_with("/liburxe_verbs.so"), "{told}");
-    assert_eq!(lines[1..], ["verify_asan_link_order=0"], "{told}");
+    assert_eq!(preloaded[..2], ["libm.so.6", "libdl.so.2"], "{printed}");
+    assert!(preloaded.len() == 4 && preloaded[2].ends_with("/liburxe_preload.so"), "{printed}");
+    assert!(preloaded[3].ends_with("/liburxe_verbs.so"), "{printed}");
+    assert_eq!(lines[1..], ["verify_asan_link_order=0"], "{printed}");
 }
 
 #[test]
@@ -118,14 +118,19 @@ fn program_with_address_sanitizer_runs() {
 #[test]
 fn runtime_directory_that_ld_preload_cannot_name_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    for (name, why) in [("with space".to_owned(), "space or a colon"), ("d".repeat(220), "longer than")] {
+    for (name, reason) in
+        [("with space".to_owned(), "space or a colon"), ("d".repeat(220), "exceeds the limit")]
+    {
         let inside = dir.path().join(name);
         fs::create_dir(&inside).unwrap();
         fs::set_permissions(&inside, fs::Permissions::from_mode(0o700)).unwrap();
         let mut command = urxe(&["run"]);
         command.env("XDG_RUNTIME_DIR", &inside);
         let out = output(command, &["--", "true"]);
-        let told = text(&out);
-        assert!(out.status.code() == Some(126) && told.contains(why) && told.lines().count() == 1, "{told}");
+        let printed = text(&out);
+        assert!(
+            out.status.code() == Some(126) && printed.contains(reason) && printed.lines().count() == 1,
+            "{printed}"
+        );
     }
 }

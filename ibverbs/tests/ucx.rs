@@ -25,7 +25,7 @@ fn perftest(address: &str, port: &str, transports: &str, args: &[&str], server: 
 
 /// Runs both ends of a test on two addresses. The number of iterations in the output must be the requested
 /// one.
-fn runs(transports: &str, args: &[&str]) {
+fn run(transports: &str, args: &[&str]) {
     let [server, client] = addresses();
     let port = port().to_string();
     let args = [args, &["-n", "200", "-w", "10"]].concat();
@@ -33,22 +33,22 @@ fn runs(transports: &str, args: &[&str]) {
     wait_for_listener(&port);
     let out = Running::new(perftest(&client, &port, transports, &args, Some("127.0.0.1"))).finish(LIMIT);
     let server = serving.finish(Duration::from_secs(10));
-    let told = format!("client:\n{}server:\n{}", text(&out), text(&server));
-    assert!(out.status.success() && server.status.success(), "{transports} {args:?}: {told}");
+    let printed = format!("client:\n{}server:\n{}", text(&out), text(&server));
+    assert!(out.status.success() && server.status.success(), "{transports} {args:?}: {printed}");
     let last = text(&out).lines().last().unwrap_or_default().to_owned();
-    assert!(last.split_whitespace().any(|word| word == "200"), "{transports} {args:?}: {told}");
+    assert!(last.split_whitespace().any(|word| word == "200"), "{transports} {args:?}: {printed}");
 }
 
 /// Runs a test over both transports: `rc` is `rc_verbs` for all data and `ud_verbs` for the wireup only.
-fn runs_over_both(test: &str, size: &str) {
+fn run_over_both(test: &str, size: &str) {
     for transports in ["rc", "ud_verbs"] {
-        runs(transports, &["-t", test, "-s", size]);
+        run(transports, &["-t", test, "-s", size]);
     }
 }
 
-fn lists_both_transports(told: &str) {
+fn lists_both_transports(printed: &str) {
     for line in ["Memory domain: urxe0", "Transport: rc_verbs", "Transport: ud_verbs", "Device: urxe0:1"] {
-        assert!(told.contains(line), "{line:?} is not in:\n{told}");
+        assert!(printed.contains(line), "{line:?} is not in:\n{printed}");
     }
 }
 
@@ -56,10 +56,10 @@ fn lists_both_transports(told: &str) {
 fn ucx_info_lists_the_device() {
     let [address, _] = addresses();
     let out = Running::new(urxe(&["run", "--ip", &address, "--", "ucx_info", "-d"])).finish(LIMIT);
-    let told = text(&out);
-    assert!(out.status.success(), "{told}");
-    lists_both_transports(&told);
-    assert!(told.contains("atomic_fadd: 64 bit") && told.contains("domain: device"), "{told}");
+    let printed = text(&out);
+    assert!(out.status.success(), "{printed}");
+    lists_both_transports(&printed);
+    assert!(printed.contains("atomic_fadd: 64 bit") && printed.contains("domain: device"), "{printed}");
 }
 
 /// Runs without capabilities and without a runtime directory of the user.
@@ -105,42 +105,42 @@ fn is_root() -> bool {
 
 #[test]
 fn tagged_messages() {
-    runs_over_both("tag_lat", "64");
-    runs_over_both("tag_bw", "4096");
-    runs_over_both("tag_sync_lat", "4096");
+    run_over_both("tag_lat", "64");
+    run_over_both("tag_bw", "4096");
+    run_over_both("tag_sync_lat", "4096");
 }
 
 /// Messages above the eager threshold are read or written by the side that is ready for them (rendezvous).
 #[test]
 fn long_messages() {
     for transports in ["rc", "ud_verbs"] {
-        runs(transports, &["-t", "tag_bw", "-s", "100000"]);
+        run(transports, &["-t", "tag_bw", "-s", "100000"]);
     }
-    runs("rc", &["-t", "stream_bw", "-s", "100000"]);
+    run("rc", &["-t", "stream_bw", "-s", "100000"]);
 }
 
 #[test]
 fn streams_and_active_messages() {
-    runs_over_both("stream_bw", "4096");
-    runs_over_both("stream_lat", "64");
-    runs_over_both("ucp_am_bw", "4096");
-    runs_over_both("ucp_am_lat", "64");
+    run_over_both("stream_bw", "4096");
+    run_over_both("stream_lat", "64");
+    run_over_both("ucp_am_bw", "4096");
+    run_over_both("ucp_am_lat", "64");
 }
 
 #[test]
 fn remote_memory() {
-    runs_over_both("ucp_put_bw", "4096");
-    runs_over_both("ucp_put_lat", "64");
-    runs_over_both("ucp_get", "4096");
+    run_over_both("ucp_put_bw", "4096");
+    run_over_both("ucp_put_lat", "64");
+    run_over_both("ucp_get", "4096");
 }
 
 #[test]
 fn atomics() {
     for test in ["ucp_add", "ucp_fadd", "ucp_cswap"] {
-        runs_over_both(test, "8");
+        run_over_both(test, "8");
     }
     // No verb swaps unconditionally, so UCX emulates it by messages.
-    runs_over_both("ucp_swap", "8");
+    run_over_both("ucp_swap", "8");
 }
 
 /// UCX does not poll again after it has requested an event, so the event has to be raised for completions
@@ -149,7 +149,7 @@ fn atomics() {
 fn sleeping_for_events() {
     for transports in ["rc", "ud_verbs"] {
         for test in ["tag_lat", "ucp_am_bw"] {
-            runs(transports, &["-t", test, "-s", "64", "-E", "sleep"]);
+            run(transports, &["-t", test, "-s", "64", "-E", "sleep"]);
         }
     }
 }
@@ -158,7 +158,7 @@ fn sleeping_for_events() {
 #[test]
 fn transports_by_themselves() {
     let uct = |transport: &str, test: &str, layout: &str, size: &str| {
-        runs(transport, &["-d", "urxe0:1", "-x", transport, "-t", test, "-D", layout, "-s", size]);
+        run(transport, &["-d", "urxe0:1", "-x", transport, "-t", test, "-D", layout, "-s", size]);
     };
     for (layout, size) in [("short", "32"), ("bcopy", "4096"), ("zcopy", "4096")] {
         for test in ["am_bw", "put_bw", "put_lat"] {
@@ -194,7 +194,7 @@ fn connected_by_address() {
     wait_for_service(&[TCP_PORTS], port);
     let out = start(&client, &["client"]).finish(LIMIT);
     let server = serving.finish(Duration::from_secs(10));
-    let told = format!("client:\n{}server:\n{}", text(&out), text(&server));
-    assert!(out.status.success() && server.status.success(), "{told}");
-    assert_eq!(told.matches("done").count(), 2, "{told}");
+    let printed = format!("client:\n{}server:\n{}", text(&out), text(&server));
+    assert!(out.status.success() && server.status.success(), "{printed}");
+    assert_eq!(printed.matches("done").count(), 2, "{printed}");
 }

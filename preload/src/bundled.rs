@@ -9,19 +9,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::next::{errno, set_errno};
 
 /// File that libibverbs reads when it looks for devices.
-const ASKED: &[u8] = b"/class/infiniband_verbs/abi_version";
+const ABI_VERSION_FILE: &[u8] = b"/class/infiniband_verbs/abi_version";
 
 /// Warns once, if the program opens the file that libibverbs reads and has such a copy loaded.
 pub fn warn_of_copy(name: &[u8]) {
     static DONE: AtomicBool = AtomicBool::new(false);
-    if !name.ends_with(ASKED) || DONE.swap(true, Ordering::Relaxed) {
+    if !name.ends_with(ABI_VERSION_FILE) || DONE.swap(true, Ordering::Relaxed) {
         return;
     }
-    let before = errno();
+    let saved_errno = errno();
     // SAFETY: `warn_if_copy` has the signature that `dl_iterate_phdr` expects, and ignores the null data
     // pointer.
     unsafe { libc::dl_iterate_phdr(Some(warn_if_copy), null_mut()) };
-    set_errno(before);
+    set_errno(saved_errno);
 }
 
 unsafe extern "C" fn warn_if_copy(info: *mut libc::dl_phdr_info, _len: usize, _data: *mut c_void) -> c_int {
@@ -41,8 +41,8 @@ unsafe extern "C" fn warn_if_copy(info: *mut libc::dl_phdr_info, _len: usize, _d
     let parts: [&[u8]; 3] = [
         b"urxe: warning: the program uses ",
         path,
-        b", a libibverbs of its own, by dlsym or RTLD_DEEPBIND, so it finds no device of urxe there: remove that file, or \
-          replace it by a link to libibverbs.so.1\n",
+        b", a bundled copy of libibverbs, through dlsym or RTLD_DEEPBIND, and finds no urxe device in it: remove this file, \
+          or replace it by a link to libibverbs.so.1\n",
     ];
     let text =
         parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });

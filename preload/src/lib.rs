@@ -12,7 +12,7 @@ mod signals;
 
 /// Resolves everything before the program runs: afterwards the first call may come from a signal handler, or
 /// from a child between fork and exec.
-extern "C" fn prepare() {
+extern "C" fn resolve_all() {
     calls::resolve_all();
     signals::resolve();
     redirect::tree();
@@ -20,4 +20,4 @@ extern "C" fn prepare() {
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static PREPARE: extern "C" fn() = prepare;
+static RESOLVE_ALL: extern "C" fn() = resolve_all;

@@ -7,29 +7,31 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// The next library's function of a name: the C library's, or that of another preloaded library.
 pub struct Next {
     name: &'static CStr,
-    found: AtomicPtr<c_void>,
+    address: AtomicPtr<c_void>,
 }
 
 impl Next {
     pub const fn new(name: &'static str) -> Next {
-        let Ok(name) = CStr::from_bytes_with_nul(name.as_bytes()) else { panic!("a name ends with a zero") };
-        Next { name, found: AtomicPtr::new(null_mut()) }
+        let Ok(name) = CStr::from_bytes_with_nul(name.as_bytes()) else {
+            panic!("the function name must end with a zero byte")
+        };
+        Next { name, address: AtomicPtr::new(null_mut()) }
     }
 
     /// Returns the address of the function, or null if there is none.
     pub fn get(&self) -> *mut c_void {
-        let found = self.found.load(Ordering::Relaxed);
-        if found.is_null() { self.find() } else { found }
+        let address = self.address.load(Ordering::Relaxed);
+        if address.is_null() { self.find() } else { address }
     }
 
     #[cold]
     fn find(&self) -> *mut c_void {
         let errno = errno();
         // SAFETY: `new` has checked that the name is zero-terminated.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         set_errno(errno);
-        self.found.store(found, Ordering::Relaxed);
-        found
+        self.address.store(address, Ordering::Relaxed);
+        address
     }
 }
 
@@ -68,7 +70,7 @@ pub fn fail<R: Failed>(errno: c_int) -> R {
 
 /// Returns a copy of an environment variable, which is never freed, or null if it is not set. A copy is
 /// needed because programs overwrite their environment.
-pub fn kept(name: &CStr) -> *mut c_char {
+pub fn copy_of_variable(name: &CStr) -> *mut c_char {
     // SAFETY: the name is zero-terminated, and `getenv` returns null or a zero-terminated string, which is
     // copied at once.
     unsafe {

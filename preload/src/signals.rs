@@ -48,7 +48,7 @@ unsafe extern "C" fn sigaction(
 }
 
 /// Implements `signal` by `sigaction` with these flags.
-unsafe fn set(signal: c_int, handler: sighandler_t, flags: c_int) -> sighandler_t {
+unsafe fn set_action(signal: c_int, handler: sighandler_t, flags: c_int) -> sighandler_t {
     // SAFETY: zeros are a valid `sigaction` with an empty mask, and both pointers are to live local
     // variables.
     unsafe {
@@ -76,7 +76,7 @@ macro_rules! signals {
                 let next = NEXT.get();
                 if matches!(signal, SIGSEGV | SIGBUS) && !ROUTE.load(Ordering::Acquire).is_null() || next.is_null() {
                     // SAFETY: the caller's arguments satisfy the contract of `signal`.
-                    return unsafe { set(signal, handler, $flags) };
+                    return unsafe { set_action(signal, handler, $flags) };
                 }
                 type Signal = unsafe extern "C" fn(c_int, sighandler_t) -> sighandler_t;
                 // SAFETY: the next library's function of this name has this signature, and the caller's

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 /// Returns the path of the library that cargo has built beside the tests.
-fn built() -> PathBuf {
+fn library_path() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let found = test.ancestors().map(|dir| dir.join("liburxe_preload.so")).find(|path| path.is_file());
     found.expect("cargo builds the library before its tests")
@@ -18,13 +18,13 @@ fn text(out: &Output) -> String {
 
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/looks.c");
 
-struct Looks {
+struct Fixture {
     dir: tempfile::TempDir,
 }
 
-impl Looks {
+impl Fixture {
     /// Compiles the program and creates a tree for it.
-    fn new(flags: &[&str]) -> Looks {
+    fn new(flags: &[&str]) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let out = Command::new("cc")
             .args(["-Wall", "-Werror", "-o"])
@@ -42,7 +42,7 @@ impl Looks {
         fs::write(tree.join("class/infiniband_verbs/abi_version"), "6\n").unwrap();
         symlink("../other", tree.join("class/infiniband/urxe0/device")).unwrap();
         symlink("/dev/null", tree.join("dev/infiniband/uverbs0")).unwrap();
-        Looks { dir }
+        Fixture { dir }
     }
 
     fn tree(&self) -> PathBuf {
@@ -51,41 +51,41 @@ impl Looks {
 
     fn program(&self) -> Command {
         let mut command = Command::new(self.dir.path().join("looks"));
-        command.arg(self.dir.path()).env("LD_PRELOAD", built()).env_remove("URXE_SYSFS");
+        command.arg(self.dir.path()).env("LD_PRELOAD", library_path()).env_remove("URXE_SYSFS");
         command
     }
 }
 
-fn succeeds(command: &mut Command) {
+fn check_succeeds(command: &mut Command) {
     let out = command.output().unwrap();
     assert!(out.status.success() && text(&out).is_empty(), "{:?}: {}", out.status, text(&out));
 }
 
 #[test]
 fn every_function_redirects_device_names_and_no_others() {
-    let looks = Looks::new(&["-O1"]);
-    succeeds(looks.program().env("URXE_SYSFS", looks.tree()));
+    let fixture = Fixture::new(&["-O1"]);
+    check_succeeds(fixture.program().env("URXE_SYSFS", fixture.tree()));
 }
 
 #[test]
 fn nothing_changes_without_a_tree() {
-    let looks = Looks::new(&[]);
-    succeeds(&mut looks.program());
-    succeeds(looks.program().env_remove("LD_PRELOAD"));
+    let fixture = Fixture::new(&[]);
+    check_succeeds(&mut fixture.program());
+    check_succeeds(fixture.program().env_remove("LD_PRELOAD"));
 }
 
 #[test]
 fn fortified_and_sanitised_programs_run() {
-    let looks = Looks::new(&["-O2", "-D_FORTIFY_SOURCE=2", "-fsanitize=address"]);
-    let mut command = looks.program();
+    let fixture = Fixture::new(&["-O2", "-D_FORTIFY_SOURCE=2", "-fsanitize=address"]);
+    let mut command = fixture.program();
     // Set by `urxe run`, too.
-    command.env("ASAN_OPTIONS", "verify_asan_link_order=0").env("URXE_SYSFS", looks.tree());
-    succeeds(&mut command);
+    command.env("ASAN_OPTIONS", "verify_asan_link_order=0").env("URXE_SYSFS", fixture.tree());
+    check_succeeds(&mut command);
 }
 
 #[test]
 fn every_exported_function_is_tested() {
-    let out = Command::new("nm").args(["-D", "--defined-only"]).arg(built()).output();
+    let out = Command::new("nm").args(["-D", "--defined-only"]).arg(library_path()).output();
     let out = text(&out.expect("nm (apt-get install binutils)"));
     let names: Vec<&str> = out.lines().filter_map(|line| line.split_whitespace().last()).collect();
     assert!(names.contains(&"open") && names.len() > 40, "{names:?}");

@@ -24,23 +24,25 @@ use crate::verbs::{
 };
 use crate::wire::Packet;
 
-const LONG: &str = "\
-Two NICs on a fabric in memory, in virtual time: SEND, WRITE and READ of several packets, immediate data, \
-atomics, ATOMIC WRITE, FLUSH, a memory window that a SEND closes, a middle packet of the WRITE lost on purpose, and a SEND that finds its receiver not ready. \
-Prints every packet, writes a capture for Wireshark, and checks all data. Wireshark before 4.4 does not know ATOMIC WRITE \
-and FLUSH, and none knows XRC: their packets are there, without a name.";
+const LONG_ABOUT: &str = "\
+Runs two NICs on an in-memory fabric in virtual time: SEND, WRITE and READ with several packets, immediate \
+data, atomics, ATOMIC WRITE, FLUSH, a SEND that invalidates a memory window, a WRITE with a dropped middle \
+packet, and a SEND that receives an RNR NAK. Prints every packet, writes a capture for Wireshark and checks \
+all data. Wireshark before 4.4 does not decode ATOMIC WRITE and FLUSH, and no version decodes XRC: it shows \
+such packets without the name of the operation.";
 
-/// Every operation once between two NICs in memory, packet by packet
+/// Run every operation once between two NICs in memory and print each packet
 #[derive(Args)]
-#[command(long_about = LONG)]
+#[command(long_about = LONG_ABOUT)]
 pub struct Demo {
-    /// Write the packets to this pcapng file; `-` is standard output, and the report goes to standard error
+    /// Write the packets to this pcapng file; `-` writes to standard output, and prints the report to
+    /// standard error
     #[arg(long, value_name = "FILE", default_value = "demo.pcapng")]
     capture: PathBuf,
-    /// Write no capture
+    /// Do not write a capture
     #[arg(long, conflicts_with = "capture")]
     no_capture: bool,
-    /// Draw queue pair numbers and first PSNs from this seed
+    /// Seed of the queue pair numbers and first PSNs
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 }
@@ -49,9 +51,9 @@ pub struct Demo {
 const LOSS: &str = "drop=2,opcode=0x07";
 const MTU: Mtu = Mtu::Mtu1024;
 /// Length of each memory region in bytes.
-const REGION: usize = 16 << 10;
+const REGION_LEN: usize = 16 << 10;
 /// Virtual time after which an operation that has not completed counts as stuck.
-const STUCK: Duration = Duration::from_secs(10);
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 const BOLD: Style = Style::new().bold();
 const DIM: Style = Style::new().dimmed();
@@ -62,13 +64,13 @@ const CYAN: Style = AnsiColor::Cyan.on_default();
 
 /// Packets and losses recorded at A's port and not printed yet.
 #[derive(Default)]
-struct Told {
+struct TracedPackets {
     packets: Vec<(Instant, Direction, Vec<u8>)>,
     /// PSNs of packets that the fault rule dropped and that are not printed yet.
     lost: HashSet<Psn>,
 }
 
-type Log = Arc<Mutex<Told>>;
+type Log = Arc<Mutex<TracedPackets>>;
 
 impl Demo {
     /// Runs the demonstration.
@@ -78,22 +80,22 @@ impl Demo {
             false => Some(create_capture(&self.capture, Timestamps::Virtual)?),
         };
         let out = anstream::AutoStream::auto(std::io::stdout());
-        let mut stage = Stage::new(self.seed, capture.as_ref(), Box::new(out))?;
-        stage.play()?;
+        let mut session = Session::new(self.seed, capture.as_ref(), Box::new(out))?;
+        session.run_operations()?;
         if let Some(file) = capture {
             file.flush()?;
             if self.capture.as_os_str() == STANDARD_OUTPUT {
                 return Ok(());
             }
             let path = self.capture.display();
-            writeln!(stage.out, "Every packet is in {path}: open it with  {BOLD}wireshark {path}{BOLD:#}")?;
+            writeln!(session.out, "Capture written to {path}: open it with  {BOLD}wireshark {path}{BOLD:#}")?;
         }
         Ok(())
     }
 }
 
 /// The two NICs, the state of the demonstration and its output.
-struct Stage {
+struct Session {
     out: Box<dyn Write>,
     fabric: Fabric,
     log: Log,
@@ -106,7 +108,7 @@ struct Stage {
     seen: HashSet<(Qpn, Psn, u8)>,
     packets: usize,
     lost: usize,
-    again: usize,
+    retransmitted: usize,
     steps: usize,
 }
 
@@ -117,8 +119,8 @@ struct Expected {
     imm: Option<u32>,
 }
 
-impl Stage {
-    fn new(seed: u64, capture: Option<&CaptureFile>, out: Box<dyn Write>) -> Result<Stage, CliError> {
+impl Session {
+    fn new(seed: u64, capture: Option<&CaptureFile>, out: Box<dyn Write>) -> Result<Session, CliError> {
         let fabric = Fabric::virtual_time(FabricConfig {
             latency: Duration::from_micros(2),
             bandwidth: Some(10_000_000_000),
@@ -128,28 +130,29 @@ impl Stage {
         let log = Log::default();
         // Packets are traced and captured at A's port.
         let port = fabric.port(&[IpAddr::from([10, 0, 0, 1])])?;
-        let told = log.clone();
+        let trace_log = log.clone();
         let loss: Rule = LOSS.parse().map_err(|e| CliError::Failed(format!("{e}")))?;
         let options = |n| ContextOptions { seed: Some(seed.wrapping_mul(2) + n), ..Default::default() };
         let a = Context::on_port(port, &options(0), |port| {
-            let notes: Arc<Mutex<Option<CaptureHandle>>> = Arc::default();
-            let (heard, lost) = (notes.clone(), log.clone());
+            let handle: Arc<Mutex<Option<CaptureHandle>>> = Arc::default();
+            let (commented, lost) = (handle.clone(), log.clone());
             let faults = Faults::new(port, vec![loss], seed).with_observer(move |event| {
-                if let Some(notes) = &*heard.lock().unwrap_or_else(PoisonError::into_inner) {
-                    notes.comment(event);
+                if let Some(handle) = &*commented.lock().unwrap_or_else(PoisonError::into_inner) {
+                    handle.comment(event);
                 }
                 if let Ok(packet) = Packet::parse(event.packet) {
                     lock(&lost).lost.insert(packet.bth().psn);
                 }
             });
-            let tell =
-                move |t: &TracedPacket<'_>| lock(&told).packets.push((t.at, t.direction, t.bytes.to_vec()));
+            let record = move |t: &TracedPacket<'_>| {
+                lock(&trace_log).packets.push((t.at, t.direction, t.bytes.to_vec()))
+            };
             match capture {
-                None => Box::new(Trace::new(faults, tell)),
+                None => Box::new(Trace::new(faults, record)),
                 Some(file) => {
                     let link = file.capture(faults, "A");
-                    *notes.lock().unwrap_or_else(PoisonError::into_inner) = Some(link.handle());
-                    Box::new(Trace::new(link, tell))
+                    *handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(link.handle());
+                    Box::new(Trace::new(link, record))
                 }
             }
         })?;
@@ -165,8 +168,8 @@ impl Stage {
         a.qp.connect(&b.qp.endpoint(), &connect)?;
         b.qp.connect(&a.qp.endpoint(), &connect)?;
         let target = Access::ALL | Access::FLUSH_GLOBAL | Access::MW_BIND;
-        let (src, dst) = (a.pd.reg_mr(REGION, Access::ALL)?, b.pd.reg_mr(REGION, target)?);
-        Ok(Stage {
+        let (src, dst) = (a.pd.reg_mr(REGION_LEN, Access::ALL)?, b.pd.reg_mr(REGION_LEN, target)?);
+        Ok(Session {
             out,
             fabric,
             log,
@@ -177,104 +180,107 @@ impl Stage {
             seen: HashSet::new(),
             packets: 0,
             lost: 0,
-            again: 0,
+            retransmitted: 0,
             steps: 0,
         })
     }
 
-    fn play(&mut self) -> Result<(), CliError> {
-        self.introduce()?;
-        let pattern: Vec<u8> = (0..REGION).map(|i| (i * 7 + i / 256) as u8).collect();
+    fn run_operations(&mut self) -> Result<(), CliError> {
+        self.print_heading()?;
+        let pattern: Vec<u8> = (0..REGION_LEN).map(|i| (i * 7 + i / 256) as u8).collect();
 
-        self.title("SEND", "13 bytes to the receive that B has posted")?;
+        self.title("SEND", "13 bytes into the receive that B has posted")?;
         self.src.write(0, b"Hello, RoCE!\n")?;
         self.post_recv(1, 0..64)?;
         self.post(&SendWr::send(1, &[self.sge(13)]))?;
-        self.wait(Some(done(WcOpcode::Send, 13)), Some(done(WcOpcode::Recv, 13)))?;
+        self.wait(Some(success(WcOpcode::Send, 13)), Some(success(WcOpcode::Recv, 13)))?;
         self.check(0, b"Hello, RoCE!\n")?;
 
-        self.title("SEND with immediate", "2500 bytes in three packets; four more for the completion")?;
+        self.title("SEND with immediate", "2500 bytes in three packets, and four bytes in the completion")?;
         self.src.write(0, &pattern)?;
         self.post_recv(2, 0..4096)?;
         self.post(&SendWr::send_with_imm(2, &[self.sge(2500)], 0xcafe))?;
-        self.wait(Some(done(WcOpcode::Send, 2500)), Some(done(WcOpcode::Recv, 2500).imm(0xcafe)))?;
+        self.wait(Some(success(WcOpcode::Send, 2500)), Some(success(WcOpcode::Recv, 2500).imm(0xcafe)))?;
         self.check(0, &pattern[..2500])?;
 
-        self.title("RDMA WRITE", "5000 bytes in five packets, of which the third is lost")?;
+        self.title("RDMA WRITE", "5000 bytes in five packets, the third of which is dropped")?;
         self.post(&SendWr::write(3, &[self.sge(5000)], self.dst.remote(4096)))?;
-        self.wait(Some(done(WcOpcode::RdmaWrite, 5000)), None)?;
+        self.wait(Some(success(WcOpcode::RdmaWrite, 5000)), None)?;
         self.check(4096, &pattern[..5000])?;
 
-        self.title("RDMA WRITE with immediate", "64 bytes; B is told")?;
+        self.title("RDMA WRITE with immediate", "64 bytes, and a receive completion at B")?;
         self.post_recv(4, 0..0)?;
         self.post(&SendWr::write_with_imm(4, &[self.sge(64)], self.dst.remote(0), 0xbeef))?;
-        let told = done(WcOpcode::RecvRdmaWithImm, 64).imm(0xbeef);
-        self.wait(Some(done(WcOpcode::RdmaWrite, 64)), Some(told))?;
+        let received = success(WcOpcode::RecvRdmaWithImm, 64).imm(0xbeef);
+        self.wait(Some(success(WcOpcode::RdmaWrite, 64)), Some(received))?;
         self.check(0, &pattern[..64])?;
 
-        self.title("RDMA READ", "3000 bytes back; B's program does not notice")?;
+        self.title("RDMA READ", "3000 bytes from B, without a completion at B")?;
         self.src.write(0, &[0; 3000])?;
         self.post(&SendWr::read(5, &[self.sge(3000)], self.dst.remote(4096)))?;
-        self.wait(Some(done(WcOpcode::RdmaRead, 3000)), None)?;
+        self.wait(Some(success(WcOpcode::RdmaRead, 3000)), None)?;
         let mut read = vec![0; 3000];
         self.src.read(0, &mut read)?;
-        self.same("what A has read", &read, &pattern[..3000])?;
+        self.check_bytes("data read by A", &read, &pattern[..3000])?;
 
         // Atomic operands are big-endian on the wire and in host byte order in memory.
-        self.title("Compare-and-swap", "42 becomes 1000, as it is 42")?;
+        self.title("Compare-and-swap", "42 becomes 1000, as it equals the compare operand")?;
         self.dst.buffer().store_u64(8192, 42)?;
         self.post(&SendWr::compare_swap(6, &[self.sge(8)], self.dst.remote(8192), 42, 1000))?;
-        self.wait(Some(done(WcOpcode::CompSwap, 8)), None)?;
-        self.number("what A got back", self.src.buffer().load_u64(0)?, 42)?;
+        self.wait(Some(success(WcOpcode::CompSwap, 8)), None)?;
+        self.check_value("original value returned to A", self.src.buffer().load_u64(0)?, 42)?;
 
-        self.title("Fetch-and-add", "1000 and 23")?;
+        self.title("Fetch-and-add", "23 is added to 1000")?;
         self.post(&SendWr::fetch_add(7, &[self.sge(8)], self.dst.remote(8192), 23))?;
-        self.wait(Some(done(WcOpcode::FetchAdd, 8)), None)?;
-        self.number("what A got back", self.src.buffer().load_u64(0)?, 1000)?;
-        self.number("B's number", self.dst.buffer().load_u64(8192)?, 1023)?;
+        self.wait(Some(success(WcOpcode::FetchAdd, 8)), None)?;
+        self.check_value("original value returned to A", self.src.buffer().load_u64(0)?, 1000)?;
+        self.check_value("value at B", self.dst.buffer().load_u64(8192)?, 1023)?;
 
-        self.title("ATOMIC WRITE, FLUSH", "8 bytes at once, and the word that all is in its place")?;
+        self.title("ATOMIC WRITE, FLUSH", "8 bytes written atomically, then flushed to global visibility")?;
         self.post(&SendWr::atomic_write(8, self.dst.remote(8192), 7u64.to_ne_bytes()))?;
-        self.wait(Some(done(WcOpcode::AtomicWrite, 0)), None)?;
-        self.number("B's number", self.dst.buffer().load_u64(8192)?, 7)?;
+        self.wait(Some(success(WcOpcode::AtomicWrite, 0)), None)?;
+        self.check_value("value at B", self.dst.buffer().load_u64(8192)?, 7)?;
         let global = Placement { global: true, persistent: false };
         self.post(&SendWr::flush(9, self.dst.remote(8192), 8, global))?;
-        self.wait(Some(done(WcOpcode::Flush, 0)), None)?;
+        self.wait(Some(success(WcOpcode::Flush, 0)), None)?;
 
-        self.title("SEND with invalidate", "B opens a window, A writes through it and has it closed")?;
+        self.title(
+            "SEND with invalidate",
+            "B binds a memory window, A writes through it and invalidates it",
+        )?;
         let (mw, addr) = (self.b.pd.alloc_mw(WindowKind::Type2B)?, self.dst.addr());
         let (rkey, region) = (mw.next_rkey(), self.dst.lkey());
         let bind = Bind { rkey, region, addr, len: 16, access: Access::REMOTE_WRITE };
         self.b.qp.post_send(&SendWr::bind_mw(10, bind))?;
-        self.wait(None, Some(done(WcOpcode::BindMw, 0)))?;
+        self.wait(None, Some(success(WcOpcode::BindMw, 0)))?;
         self.src.write(0, b"By the window.")?;
         self.post(&SendWr::write(11, &[self.sge(14)], RemoteAddr { va: addr, rkey }))?;
-        self.wait(Some(done(WcOpcode::RdmaWrite, 14)), None)?;
+        self.wait(Some(success(WcOpcode::RdmaWrite, 14)), None)?;
         self.check(0, b"By the window.")?;
         self.post_recv(12, 64..128)?;
         // Wireshark dissects a few bytes after an IETH as RPC-over-RDMA and reports them as malformed.
         self.post(&SendWr::send_with_inv(12, &[self.sge(14)], rkey))?;
-        self.wait(Some(done(WcOpcode::Send, 14)), Some(done(WcOpcode::Recv, 14)))?;
+        self.wait(Some(success(WcOpcode::Send, 14)), Some(success(WcOpcode::Recv, 14)))?;
 
-        self.title("SEND, receiver not ready", "B posts its receive after A has been told to wait")?;
+        self.title("SEND, receiver not ready", "B posts its receive after A has received an RNR NAK")?;
         self.src.write(0, b"Are you there?")?;
         self.post(&SendWr::send(13, &[self.sge(14)]))?;
         self.run_until(|s| s.a.context.counters().rcvd_rnr_err > 0)?;
-        self.say(DIM, "B posts a receive")?;
+        self.print_note(DIM, "B posts a receive")?;
         self.post_recv(13, 0..64)?;
-        self.wait(Some(done(WcOpcode::Send, 14)), Some(done(WcOpcode::Recv, 14)))?;
+        self.wait(Some(success(WcOpcode::Send, 14)), Some(success(WcOpcode::Recv, 14)))?;
         self.check(0, b"Are you there?")?;
 
-        self.conclude()
+        self.finish()
     }
 
-    fn introduce(&mut self) -> Result<(), CliError> {
+    fn print_heading(&mut self) -> Result<(), CliError> {
         let line = |name: &str, e: Endpoint| {
             format!("{BOLD}{name}{BOLD:#}  {:<10} qp {:<10} first psn {}", e.gid.ip(), e.qpn, psn(e.psn))
         };
         writeln!(
             self.out,
-            "Two NICs on a fabric in memory: 10 Gb/s, 2 µs each way, path MTU {}",
+            "Two NICs on an in-memory fabric: 10 Gb/s, one-way latency 2 µs, path MTU {}",
             MTU.bytes()
         )?;
         writeln!(self.out, "{}", line("A", self.a.qp.endpoint()))?;
@@ -287,9 +293,9 @@ impl Stage {
         Ok(())
     }
 
-    fn title(&mut self, name: &str, what: &str) -> Result<(), CliError> {
+    fn title(&mut self, name: &str, description: &str) -> Result<(), CliError> {
         self.steps += 1;
-        Ok(writeln!(self.out, "\n{BOLD}{}. {name}{BOLD:#}: {what}", self.steps)?)
+        Ok(writeln!(self.out, "\n{BOLD}{}. {name}{BOLD:#}: {description}", self.steps)?)
     }
 
     fn sge(&self, len: usize) -> Sge {
@@ -308,13 +314,13 @@ impl Stage {
     }
 
     /// Advances virtual time until `done` returns true.
-    fn run_until(&mut self, done: impl Fn(&Stage) -> bool) -> Result<(), CliError> {
-        let limit = self.fabric.now() + STUCK;
+    fn run_until(&mut self, done: impl Fn(&Session) -> bool) -> Result<(), CliError> {
+        let limit = self.fabric.now() + STEP_TIMEOUT;
         while !done(self) {
             let at = self.fabric.step().ok_or(CliError::Wait(crate::verbs::WaitError::Idle))?;
             self.print_packets()?;
             if at > limit {
-                return Err(CliError::Wait(crate::verbs::WaitError::TimedOut(STUCK)));
+                return Err(CliError::Wait(crate::verbs::WaitError::TimedOut(STEP_TIMEOUT)));
             }
         }
         Ok(())
@@ -323,30 +329,30 @@ impl Stage {
     /// Advances virtual time until both NICs have their expected completions, and fails on any other
     /// completion.
     fn wait(&mut self, a: Option<Expected>, b: Option<Expected>) -> Result<(), CliError> {
-        let mut left = [("A", a), ("B", b)];
-        let limit = self.fabric.now() + STUCK;
+        let mut pending = [("A", a), ("B", b)];
+        let limit = self.fabric.now() + STEP_TIMEOUT;
         loop {
-            for (name, expected) in &mut left {
-                let node = if *name == "A" { &self.a } else { &self.b };
+            for (name, expected) in &mut pending {
+                let endpoint = if *name == "A" { &self.a } else { &self.b };
                 let mut out = Vec::new();
-                node.cq.poll(16, &mut out).map_err(crate::verbs::WaitError::from)?;
+                endpoint.cq.poll(16, &mut out).map_err(crate::verbs::WaitError::from)?;
                 for wc in out {
                     let at = self.fabric.now();
                     print_completion(&mut self.out, at, name, &wc)?;
                     let found = Expected { opcode: wc.opcode, bytes: wc.byte_len as usize, imm: wc.imm };
-                    let right = expected.take().is_some_and(|e| e.is(&found));
-                    if wc.status != WcStatus::Success || !right {
-                        return Err(CliError::Failed(format!("{name} got an unexpected completion: {wc:?}")));
+                    let matches = expected.take().is_some_and(|e| e.matches(&found));
+                    if wc.status != WcStatus::Success || !matches {
+                        return Err(CliError::Failed(format!("unexpected completion at {name}: {wc:?}")));
                     }
                 }
             }
-            if left.iter().all(|(_, expected)| expected.is_none()) {
+            if pending.iter().all(|(_, expected)| expected.is_none()) {
                 return Ok(());
             }
             let at = self.fabric.step().ok_or(CliError::Wait(crate::verbs::WaitError::Idle))?;
             self.print_packets()?;
             if at > limit {
-                return Err(CliError::Wait(crate::verbs::WaitError::TimedOut(STUCK)));
+                return Err(CliError::Wait(crate::verbs::WaitError::TimedOut(STEP_TIMEOUT)));
             }
         }
     }
@@ -354,30 +360,31 @@ impl Stage {
     /// Prints the packets traced since the last call.
     fn print_packets(&mut self) -> Result<(), CliError> {
         let (packets, mut lost) = {
-            let mut told = lock(&self.log);
-            (std::mem::take(&mut told.packets), std::mem::take(&mut told.lost))
+            let mut log = lock(&self.log);
+            (std::mem::take(&mut log.packets), std::mem::take(&mut log.lost))
         };
         for (at, direction, bytes) in packets {
-            let packet = Packet::parse(&bytes).map_err(|e| CliError::Failed(format!("a bad packet: {e}")))?;
+            let packet =
+                Packet::parse(&bytes).map_err(|e| CliError::Failed(format!("malformed packet: {e}")))?;
             let bth = packet.bth();
             self.packets += 1;
             let request = packet.row().operation.is_request();
-            let again = !self.seen.insert((bth.dest_qp, bth.psn, bth.opcode.0)) && request;
+            let retransmitted = !self.seen.insert((bth.dest_qp, bth.psn, bth.opcode.0)) && request;
             let lost = direction == Direction::Tx && lost.remove(&bth.psn);
             let arrow = if direction == Direction::Tx { "A → B" } else { "A ← B" };
             let mut details = packet_text::details(&packet);
-            let mark = match (lost, again) {
-                (true, _) => format!("{RED}✗ LOST on purpose{RED:#}"),
-                (_, true) => format!("{YELLOW}↻ again{YELLOW:#}"),
+            let mark = match (lost, retransmitted) {
+                (true, _) => format!("{RED}✗ DROPPED by the fault rule{RED:#}"),
+                (_, true) => format!("{YELLOW}↻ retransmission{YELLOW:#}"),
                 _ => String::new(),
             };
             if !mark.is_empty() && !details.is_empty() {
                 details.push_str("  ");
             }
             self.lost += lost as usize;
-            self.again += again as usize;
-            let refused = details.contains("NAK");
-            let style = match (lost || refused, request) {
+            self.retransmitted += retransmitted as usize;
+            let is_nak = details.contains("NAK");
+            let style = match (lost || is_nak, request) {
                 (true, _) => RED,
                 (_, true) => CYAN,
                 _ => GREEN,
@@ -395,7 +402,7 @@ impl Stage {
         Ok(())
     }
 
-    fn say(&mut self, style: Style, text: &str) -> Result<(), CliError> {
+    fn print_note(&mut self, style: Style, text: &str) -> Result<(), CliError> {
         let at = micros(self.fabric.now());
         Ok(writeln!(self.out, "{DIM}{at}{DIM:#}         {style}{text}{style:#}")?)
     }
@@ -404,52 +411,52 @@ impl Stage {
     fn check(&mut self, offset: usize, expected: &[u8]) -> Result<(), CliError> {
         let mut found = vec![0; expected.len()];
         self.dst.read(offset, &mut found)?;
-        self.same("what B has", &found, expected)
+        self.check_bytes("data at B", &found, expected)
     }
 
-    fn same(&mut self, what: &str, found: &[u8], expected: &[u8]) -> Result<(), CliError> {
+    fn check_bytes(&mut self, name: &str, found: &[u8], expected: &[u8]) -> Result<(), CliError> {
         if let Some(i) = found.iter().zip(expected).position(|(f, e)| f != e) {
             let (f, e) = (found[i], expected[i]);
-            return Err(CliError::Failed(format!("{what} is wrong at byte {i}: {f:#04x}, not {e:#04x}")));
+            return Err(CliError::Failed(format!("{name}: byte {i} is {f:#04x}, expected {e:#04x}")));
         }
-        self.say(GREEN, &format!("✓ {what} is right, all {} bytes", expected.len()))
+        self.print_note(GREEN, &format!("✓ {name}: all {} bytes are correct", expected.len()))
     }
 
-    fn number(&mut self, what: &str, found: u64, expected: u64) -> Result<(), CliError> {
+    fn check_value(&mut self, name: &str, found: u64, expected: u64) -> Result<(), CliError> {
         if found != expected {
-            return Err(CliError::Failed(format!("{what} is {found}, not {expected}")));
+            return Err(CliError::Failed(format!("{name} is {found}, expected {expected}")));
         }
-        self.say(GREEN, &format!("✓ {what} is {found}"))
+        self.print_note(GREEN, &format!("✓ {name} is {found}"))
     }
 
     /// Checks that exactly the intended errors occurred, and prints the summary.
-    fn conclude(&mut self) -> Result<(), CliError> {
+    fn finish(&mut self) -> Result<(), CliError> {
         let (a, b) = (self.a.context.counters(), self.b.context.counters());
-        let facts = HashMap::from([
-            ("packets lost on purpose", (self.lost as u64, 1)),
+        let counts = HashMap::from([
+            ("packets dropped by the fault rule", (self.lost as u64, 1)),
             ("sequence error NAKs at A", (a.rcvd_seq_err, 1)),
-            ("receiver-not-ready NAKs at A", (a.rcvd_rnr_err, 1)),
-            ("timeouts at A", (a.local_ack_timeout_err, 0)),
-            ("wrong ICRCs", (a.rx_icrc_err + b.rx_icrc_err, 0)),
+            ("RNR NAKs at A", (a.rcvd_rnr_err, 1)),
+            ("local ACK timeouts at A", (a.local_ack_timeout_err, 0)),
+            ("ICRC errors", (a.rx_icrc_err + b.rx_icrc_err, 0)),
             ("malformed packets", (a.rx_malformed() + b.rx_malformed(), 0)),
         ]);
-        for (what, (found, expected)) in facts {
+        for (name, (found, expected)) in counts {
             if found != expected {
-                return Err(CliError::Failed(format!("{what}: {found}, and it should be {expected}")));
+                return Err(CliError::Failed(format!("{name}: {found}, expected {expected}")));
             }
         }
         writeln!(
             self.out,
-            "\n{GREEN}✓ All {} operations completed and all data is right{GREEN:#}: {} packets, {} lost on \
-             purpose, {} sent again.",
-            self.steps, self.packets, self.lost, self.again
+            "\n{GREEN}✓ All {} operations completed with correct data{GREEN:#}: {} packets, {} dropped by \
+             the fault rule, {} retransmitted.",
+            self.steps, self.packets, self.lost, self.retransmitted
         )?;
         Ok(())
     }
 }
 
 /// Returns the expectation of a successful completion without immediate data.
-fn done(opcode: WcOpcode, bytes: usize) -> Expected {
+fn success(opcode: WcOpcode, bytes: usize) -> Expected {
     Expected { opcode, bytes, imm: None }
 }
 
@@ -458,7 +465,7 @@ impl Expected {
         Expected { imm: Some(imm), ..self }
     }
 
-    fn is(&self, other: &Expected) -> bool {
+    fn matches(&self, other: &Expected) -> bool {
         (self.opcode, self.bytes, self.imm) == (other.opcode, other.bytes, other.imm)
     }
 }
@@ -474,7 +481,7 @@ fn print_completion(out: &mut dyn Write, at: Instant, name: &str, wc: &Completio
     Ok(())
 }
 
-fn lock(log: &Log) -> std::sync::MutexGuard<'_, Told> {
+fn lock(log: &Log) -> std::sync::MutexGuard<'_, TracedPackets> {
     log.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -15,10 +15,11 @@ use crate::link::fabric::Fabric;
 use crate::link::udp::Sharing;
 use crate::verbs::{Adapter, Context, ContextOptions};
 
-const LONG: &str = "\
-Without --link: a line for each link that could be opened on this machine, with what keeps it from being \
-opened, if something does, and the limits that all share; first the devices that programs see under `urxe run`, by name. With --link: everything about a NIC on that link, \
-as ibv_devinfo -v has it; with -v: the same for all links.";
+const LONG_ABOUT: &str = "\
+Without --link: lists the links of this machine, with the reason for each that cannot be opened, and the \
+limits common to all links. The first links are those of the devices that programs see under `urxe run`. \
+With --link: prints all attributes of a NIC on that link, as ibv_devinfo -v does; with -v: the same for all \
+links.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -26,14 +27,14 @@ Examples:
   urxe devinfo --link udp:127.0.0.1
   urxe devinfo --link packet:eth0";
 
-/// The links that could be opened here, and what a NIC on one of them is like
+/// List the links of this machine and the attributes of a NIC on them
 #[derive(Args)]
-#[command(long_about = LONG, after_help = EXAMPLES)]
+#[command(long_about = LONG_ABOUT, after_help = EXAMPLES)]
 pub struct Devinfo {
-    /// Only this link, in full (see `urxe serve --help` for how links are written)
+    /// Print all attributes of this link only (see `urxe serve --help` for the syntax)
     #[arg(long, value_name = "LINK")]
     link: Option<LinkSpec>,
-    /// Every link in full
+    /// Print all attributes of every link
     #[arg(short, long)]
     verbose: bool,
 }
@@ -53,8 +54,8 @@ impl Devinfo {
                 let text = link.to_string();
                 match open(Ok(link)) {
                     Ok(context) => describe(&mut out, &text, &name, &context)?,
-                    Err(why) => {
-                        writeln!(out, "{text}\n  {:<20} {name}\n  {:<20} none: {why}\n", "hca_id", "state")?
+                    Err(e) => {
+                        writeln!(out, "{text}\n  {:<20} {name}\n  {:<20} none: {e}\n", "hca_id", "state")?
                     }
                 }
             }
@@ -62,32 +63,28 @@ impl Devinfo {
             for (text, link) in candidates() {
                 match open(link) {
                     Ok(context) => describe(&mut out, &text, "-", &context)?,
-                    Err(why) => writeln!(out, "{text}\n  {:<20} none: {why}\n", "state")?,
+                    Err(e) => writeln!(out, "{text}\n  {:<20} none: {e}\n", "state")?,
                 }
             }
             return Ok(());
         }
-        writeln!(
-            out,
-            "{:<6} {:<36} {:<6} {:>4}  addresses, which are the GIDs",
-            "device", "link", "state", "MTU"
-        )?;
+        writeln!(out, "{:<6} {:<36} {:<6} {:>4}  addresses (GIDs)", "device", "link", "state", "MTU")?;
         for (name, link) in named {
-            line(&mut out, &name, &link.to_string(), open(Ok(link)))?;
+            print_line(&mut out, &name, &link.to_string(), open(Ok(link)))?;
         }
-        line(&mut out, "-", "fabric", Ok(fabric.clone()))?;
+        print_line(&mut out, "-", "fabric", Ok(fabric.clone()))?;
         for (text, link) in candidates() {
-            line(&mut out, "-", &text, open(link))?;
+            print_line(&mut out, "-", &text, open(link))?;
         }
         let frames = "frames:dgram:LOCAL,REMOTE,ip=A/LEN";
-        writeln!(out, "{:<6} {frames:<36} {:<6} {:>4}  those given with ip=\n", "-", "-", "")?;
-        limits(&mut out, &fabric)
+        writeln!(out, "{:<6} {frames:<36} {:<6} {:>4}  those specified with ip=\n", "-", "-", "")?;
+        print_limits(&mut out, &fabric)
     }
 }
 
-/// Returns the links of this machine, each with its specification or the reason why it has none: UDP on every
-/// address, and a packet socket on every interface that is up. (An interface without an IP address could
-/// still carry a link with a host stack of its own.)
+/// Returns the links of this machine, each with its specification or the reason why it is unavailable: UDP on
+/// every address, and a packet socket on every interface that is up. (An interface without an IP address
+/// could still carry a link with a host stack of its own.)
 fn candidates() -> Vec<(String, Result<LinkSpec, String>)> {
     let interfaces = pnet_datalink::interfaces();
     let up = || interfaces.iter().filter(|i| i.is_up());
@@ -101,20 +98,22 @@ fn candidates() -> Vec<(String, Result<LinkSpec, String>)> {
     udp.chain(packet).map(|text| (text.clone(), text.parse())).collect()
 }
 
-/// Opens a link as libibverbs programs do, sharing its addresses with those that have it open.
+/// Opens a link as libibverbs programs do, sharing its addresses with programs that have it open.
 fn open(link: Result<LinkSpec, String>) -> Result<Context, CliError> {
     let link = link.map_err(CliError::Usage)?;
     if link == LinkSpec::Fabric {
         return Ok(Context::on_fabric(&Fabric::new())?);
     }
     let program = env::current_exe();
-    let program =
-        program.map_err(|source| CliError::Io { what: "cannot find urxe itself".into(), source })?;
+    let program = program.map_err(|source| CliError::Io {
+        what: "cannot determine the path of the urxe executable".into(),
+        source,
+    })?;
     let links = link.bind_shared(1, &Sharing { program, any_user: false })?;
     Ok(Context::open_shards(links, &ContextOptions::default())?)
 }
 
-fn line(
+fn print_line(
     out: &mut impl Write,
     device: &str,
     link: &str,
@@ -126,7 +125,7 @@ fn line(
             let mtu = context.query_port().active_mtu.bytes();
             writeln!(out, "{device:<6} {link:<36} {:<6} {mtu:>4}  {}", state(&context), gids.join(" "))?;
         }
-        Err(e) => writeln!(out, "{device:<6} {link:<36} {:<6} {:>4}  {e}", "no", "")?,
+        Err(e) => writeln!(out, "{device:<6} {link:<36} {:<6} {:>4}  {e}", "error", "")?,
     }
     Ok(())
 }
@@ -135,7 +134,7 @@ fn state(context: &Context) -> &'static str {
     match (context.query_port().active, context.link_state().1) {
         (true, _) => "ready",
         (false, None) => "down",
-        (false, Some(_)) => "gone",
+        (false, Some(_)) => "lost",
     }
 }
 
@@ -148,7 +147,7 @@ fn describe(out: &mut impl Write, link: &str, name: &str, context: &Context) -> 
     Ok(writeln!(out)?)
 }
 
-fn limits(out: &mut impl Write, context: &Context) -> Result<(), CliError> {
+fn print_limits(out: &mut impl Write, context: &Context) -> Result<(), CliError> {
     let device = context.query_device();
     let l = device.limits;
     let rows = [

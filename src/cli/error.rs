@@ -60,7 +60,7 @@ pub enum CliError {
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
     /// The GID index is not in the GID table of the link.
-    #[error("there is no GID {index} on {link}: it has {}", gid_list(.gids))]
+    #[error("GID index {index} does not exist on {link}: the GID table contains {}", gid_list(.gids))]
     NoSuchGid {
         /// Requested GID index.
         index: u8,
@@ -70,30 +70,33 @@ pub enum CliError {
         gids: Vec<Gid>,
     },
     /// The link cannot carry the path MTU.
-    #[error("path MTU {asked} is too large for {link}, which carries up to {active}: give --mtu {active}")]
+    #[error("path MTU {requested} exceeds that of {link}, {active}: use --mtu {active} or less")]
     MtuTooLarge {
         /// Requested path MTU in bytes.
-        asked: usize,
+        requested: usize,
         /// Name of the link.
         link: String,
         /// Largest path MTU of the link in bytes.
         active: usize,
     },
     /// The peer's address is of an IP version of which the link has no address.
-    #[error("the peer is at {peer}, but {link} has {have} only: choose a link of the same IP version")]
+    #[error(
+        "the peer's address is {peer}, but {link} has {available} addresses only: choose a link of the same \
+         IP version"
+    )]
     Family {
         /// Address of the peer.
         peer: IpAddr,
         /// Name of the link.
         link: String,
         /// IP version of the link's addresses: "IPv4" or "IPv6".
-        have: &'static str,
+        available: &'static str,
     },
     /// An option is invalid or does not apply to the link.
     #[error("{0}")]
     Usage(String),
     /// The program of `urxe run` does not exist or is not executable.
-    #[error("there is no program '{0}' that can be run: give its path, or install it")]
+    #[error("no executable program '{0}' found: specify its path or install it")]
     NoProgram(String),
     /// Standard output could not be written.
     #[error("cannot write to standard output: {0}")]
@@ -113,8 +116,8 @@ pub enum CliError {
 
 impl CliError {
     /// Returns the error for a path MTU above that of the link.
-    pub(super) fn mtu(asked: Mtu, link: &str, active: Mtu) -> CliError {
-        CliError::MtuTooLarge { asked: asked.bytes(), link: link.into(), active: active.bytes() }
+    pub(super) fn mtu(requested: Mtu, link: &str, active: Mtu) -> CliError {
+        CliError::MtuTooLarge { requested: requested.bytes(), link: link.into(), active: active.bytes() }
     }
 }
 

@@ -10,7 +10,7 @@ use signal_hook::flag;
 use super::CliError;
 
 /// Exit status of a program that a signal ended, in the convention of shells: 128 plus SIGINT.
-pub(super) const KILLED: u8 = 130;
+pub(super) const INTERRUPTED_STATUS: u8 = 130;
 
 /// Flag that the first Ctrl-C (or SIGTERM) sets; the second ends the program at once. Clones share the flag.
 ///
@@ -29,9 +29,12 @@ impl Interrupt {
         for signal in [SIGINT, SIGTERM] {
             // The order matters: the first signal finds the flag clear and sets it, the second finds it set
             // and ends the program.
-            flag::register_conditional_shutdown(signal, KILLED.into(), interrupt.0.clone())
+            flag::register_conditional_shutdown(signal, INTERRUPTED_STATUS.into(), interrupt.0.clone())
                 .and_then(|_| flag::register(signal, interrupt.0.clone()))
-                .map_err(|source| CliError::Io { what: "cannot catch Ctrl-C".into(), source })?;
+                .map_err(|source| CliError::Io {
+                    what: "cannot install the handler of SIGINT and SIGTERM".into(),
+                    source,
+                })?;
         }
         Ok(interrupt)
     }

@@ -23,67 +23,69 @@ use crate::nic::ShardId;
 use crate::transport::Counters;
 use crate::verbs::{ConnectOptions, Context, ContextOptions, Gid, Mtu, Personality};
 
-/// The options that every command with a NIC takes.
+/// Options common to all commands with a NIC.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Link options")]
 pub struct LinkArgs {
-    /// Where packets go: `udp[:ADDR]`, `udp:IF`, `packet:IF[,ip=A/LEN,mac=M]`, `frames:…`, `fabric`
+    /// Link of the NIC: `udp[:ADDR]`, `udp:IF`, `packet:IF[,ip=A/LEN,mac=M]`, `frames:…`, `fabric`
     ///
-    /// udp            UDP port 4791 of this machine's first address; needs no privilege
+    /// udp            UDP port 4791 of this machine's first address; requires no privilege
     /// udp:ADDR       the same on this IPv4 or IPv6 address
-    /// udp:IF         the same on all addresses of this interface, each of which is a GID; udp:fe80::1%IF on one
-    /// packet:IF      a packet socket on an interface and its addresses; needs CAP_NET_RAW
+    /// udp:IF         the same on all addresses of this interface, each a GID; udp:fe80::1%IF on one of them
+    /// packet:IF      a packet socket on an interface, with its addresses; requires CAP_NET_RAW
     /// packet:IF,ip=10.77.0.9/24,mac=52:54:00:77:00:09
-    ///                as a station of its own on it, which answers ARP, NDP and ping
+    ///                the same as a separate host, which responds to ARP, NDP and ping
     /// frames:dgram:LOCAL,REMOTE,ip=10.77.0.1/24
-    ///                Ethernet frames over unix sockets, as QEMU's -netdev dgram
+    ///                Ethernet frames over Unix sockets, in the format of QEMU's -netdev dgram
     /// frames:listen:PATH,ip=… and frames:connect:PATH,ip=…
-    ///                the same over a stream, as QEMU's -netdev stream
+    ///                the same over a stream, in the format of QEMU's -netdev stream
     /// fabric         in memory, within this process
     #[arg(long, value_name = "LINK", default_value = "udp", verbatim_doc_comment)]
     pub link: LinkSpec,
-    /// Write every packet of both directions to this pcapng file; `-` is standard output, and what is printed otherwise goes
-    /// to standard error
+    /// Write the packets of both directions to this pcapng file; `-` writes to standard output, and redirects
+    /// all other output to standard error
     #[arg(long, value_name = "FILE")]
     pub capture: Option<PathBuf>,
-    /// Disturb packets: `[tx:|rx:]ACTION=WHEN[,opcode=NAME][,psn=N][,qp=N]`; can be given several times
+    /// Inject a fault: `[tx:|rx:]ACTION=WHEN[,opcode=NAME][,psn=N][,qp=N]`; may be repeated
     ///
-    /// ACTION: drop, dup, reorder, corrupt, or delay (and ,by=2ms)
-    /// WHEN:   3 (the third packet), every:13 or p:0.01 (a probability), of the packets that the rest matches
-    /// NAME:   an opcode: a number, or one of these names, or its beginning (send, read-response), which means all such:
+    /// ACTION: drop, dup, reorder, corrupt, or delay (with ,by=2ms)
+    /// WHEN:   3 (the third), every:13 or p:0.01 (a probability), of the packets that the filters match
+    /// NAME:   an opcode: a number, one of these names, or a common prefix of several (send, read-response):
     ///         send-first send-middle send-last send-last-immediate send-last-invalidate
     ///         send-only send-only-immediate send-only-invalidate
     ///         write-first write-middle write-last write-last-immediate write-only write-only-immediate
     ///         read-request read-response-first read-response-middle read-response-last read-response-only
     ///         cmpswap fetchadd atomic-ack atomic-write flush ack resync cnp
-    ///         With rc-, uc-, ud-, xrc- or rd- before it: of that service only.
-    /// The end of the output says how many packets each rule matched and how many were retransmitted.
+    ///         The prefix rc-, uc-, ud-, xrc- or rd- restricts it to that service.
+    /// The output ends with the numbers of packets that each rule matched and of retransmitted packets.
     #[arg(long = "fault", value_name = "RULE", verbatim_doc_comment)]
     pub faults: Vec<Rule>,
-    /// Draw queue pair numbers, PSNs and accidents from this seed, to have them again
+    /// Seed of queue pair numbers, PSNs and random faults, for reproducible runs
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Use this entry of the GID table (`urxe devinfo` lists it) instead of the one that suits the peer
+    /// Index of the local GID, see `urxe devinfo` [default: selected by the address of the peer]
     #[arg(long, value_name = "INDEX")]
     pub gid: Option<u8>,
-    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096; both ends need the same
+    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096; must be the same at both ends
     #[arg(long, value_name = "BYTES", value_parser = parse_mtu)]
     pub mtu: Option<Mtu>,
-    /// Behave as this class of device: `default` (the specification, lenient with what is posted), `strict` (its letter), `rxe`
-    /// (Linux's soft-RoCE), `mlx5` (ConnectX); README.md has a table of the differences
+    /// Class of device to emulate: `default` (the specification, lenient about posted work requests),
+    /// `strict` (the letter of the specification), `rxe` (Linux's soft-RoCE), `mlx5` (ConnectX); README.md
+    /// lists the differences
     #[arg(long, value_name = "CLASS", value_parser = parse_personality)]
     pub personality: Option<Personality>,
-    /// Shards of the NIC, a power of two: each has a socket, a lock and a thread of its own, for programs that use
-    /// several processors; with udp and packet links
+    /// Number of shards of the NIC, a power of two, each with its own socket, lock and thread, for programs
+    /// that use several processors; requires a udp or packet link
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_shards)]
     pub shards: usize,
-    /// Give and take each packet by itself instead of in runs that the kernel cuts (segmentation offload): tcpdump and Wireshark
-    /// on the interface then show packets as they are on the wire, not up to 64 KiB at once. Slower; --capture needs it not
+    /// Disable segmentation offload: tcpdump and Wireshark on the interface then show packets as they are on
+    /// the wire, instead of super-packets of up to 64 KiB. Reduces throughput; not necessary for --capture
     #[arg(long)]
     pub no_offload: bool,
-    /// Least local ACK timeout in seconds, whatever a queue pair asks for. By default a peer that does not answer is given up
-    /// after its timeout and retries, often in less than a second, and so is a process that is stopped (SIGSTOP, a
-    /// breakpoint), which hardware would answer for. With 60, say, at both ends it may be stopped for a minute
+    /// Minimum local ACK timeout in seconds; it overrides shorter timeouts of queue pairs. By default a
+    /// connection to a peer that does not respond fails after its timeout and retries, often in less than a
+    /// second. This includes a process that is stopped (SIGSTOP, breakpoint), whose acknowledgements a
+    /// hardware NIC would still send. With 60 at both ends a process may be stopped for a minute
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub min_ack_timeout: Option<Duration>,
     /// State of the NICs opened with these options; clones share it.
@@ -98,7 +100,7 @@ struct Opened {
     capture: Option<CaptureFile>,
     faults: Vec<FaultCounters>,
     /// NICs with fault rules, whose counters the fault report needs.
-    disturbed: Vec<Context>,
+    faulty: Vec<Context>,
 }
 
 /// Counters of the `--fault` rules, for the end of a command's output.
@@ -126,20 +128,20 @@ impl FaultReport {
 /// Parses a path MTU in bytes.
 pub fn parse_mtu(text: &str) -> Result<Mtu, String> {
     let mtu = text.parse().ok().and_then(Mtu::from_bytes);
-    mtu.ok_or_else(|| format!("'{text}' is no path MTU: there are 256, 512, 1024, 2048 and 4096"))
+    mtu.ok_or_else(|| format!("invalid path MTU '{text}': use 256, 512, 1024, 2048 or 4096"))
 }
 
 /// Parses a number of shards, a power of two up to 64.
 pub fn parse_shards(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|n| ShardId::new(0, *n).is_some());
-    count.ok_or_else(|| format!("'{text}' is no number of shards: write 1, 2, 4, 8, 16, 32 or 64"))
+    count.ok_or_else(|| format!("invalid number of shards '{text}': use 1, 2, 4, 8, 16, 32 or 64"))
 }
 
 /// Parses the name of a personality (class of device).
 pub fn parse_personality(text: &str) -> Result<Personality, String> {
     Personality::named(text).ok_or_else(|| {
         let names = Personality::ALL.map(|p| p.name).join(", ");
-        format!("there is no personality '{text}': there are {names}")
+        format!("unknown personality '{text}': use one of {names}")
     })
 }
 
@@ -161,20 +163,21 @@ impl LinkArgs {
         }
     }
 
-    /// Refuses a fabric, for a command whose peer is another process.
+    /// Rejects a fabric, for a command whose peer is another process.
     ///
     /// # Errors
     /// [`CliError::Usage`].
     pub fn check_network(&self) -> Result<(), CliError> {
         if self.link == LinkSpec::Fabric {
-            let text = "--link fabric is within one process, and no peer can be there: choose a udp, packet or frames link";
+            let text =
+                "--link fabric connects NICs of this process only: choose a udp, packet or frames link";
             return Err(CliError::Usage(text.into()));
         }
         Ok(())
     }
 
     /// Binds the link, wraps it in the capture and the fault rules and opens a NIC on it. With `fabric` the
-    /// NIC is alone on a fabric of its own: see [`open_on`](Self::open_on).
+    /// NIC is the only one on a new fabric: see [`open_on`](Self::open_on).
     ///
     /// # Errors
     /// [`CliError`].
@@ -200,12 +203,12 @@ impl LinkArgs {
         let port = fabric.port(&fabric.auto_address())?;
         let wrap = |port| {
             let mut links = self.wrap_all(vec![Box::new(port)], name);
-            links.pop().expect("as many links as before")
+            links.pop().expect("one link per port")
         };
         self.checked(Context::on_port(port, &self.context_options(), wrap)?)
     }
 
-    /// Returns the options to open the next NIC with. Each NIC gets a seed of its own; otherwise both ends of
+    /// Returns the options to open the next NIC with. Each NIC has its own seed; otherwise both ends of
     /// a connection would draw the same numbers.
     fn context_options(&self) -> ContextOptions {
         let mut opened = self.opened();
@@ -225,17 +228,19 @@ impl LinkArgs {
         ConnectOptions { mtu: self.mtu, sgid_index: self.gid, ..ConnectOptions::default() }
     }
 
-    /// Returns the local GID to announce to a peer, with its index: that of --gid if given, otherwise the one
-    /// that suits the peer.
+    /// Returns the local GID to announce to a peer, with its index: that of --gid if specified, otherwise the
+    /// one selected by the address of the peer.
     ///
     /// # Errors
     /// [`CliError::Family`] if there is none of the peer's IP version, [`CliError::NoSuchGid`] if there is
     /// none at all.
     pub fn gid_for(&self, context: &Context, peer: Option<IpAddr>) -> Result<(u8, Gid), CliError> {
         let gids = context.gids();
-        let fits = |g: &Gid| peer.is_none_or(|p| p.is_ipv4() == g.ip().is_ipv4());
+        let has_same_version = |g: &Gid| peer.is_none_or(|p| p.is_ipv4() == g.ip().is_ipv4());
         let index = match (self.gid, peer) {
-            (Some(index), _) => Some(index).filter(|i| gids.get(usize::from(*i)).is_some_and(fits)),
+            (Some(index), _) => {
+                Some(index).filter(|i| gids.get(usize::from(*i)).is_some_and(has_same_version))
+            }
             (None, Some(peer)) => context.gid_towards(peer.into()),
             (None, None) => context.main_gid(),
         };
@@ -244,7 +249,7 @@ impl LinkArgs {
             (None, Some(peer)) => Err(CliError::Family {
                 peer,
                 link: context.link_info().name.clone(),
-                have: if peer.is_ipv4() { "IPv6" } else { "IPv4" },
+                available: if peer.is_ipv4() { "IPv6" } else { "IPv4" },
             }),
             (None, None) => Err(self.no_such_gid(context)),
         }
@@ -264,8 +269,8 @@ impl LinkArgs {
     /// Returns the counters of the `--fault` rules so far; `None` without `--fault`.
     pub fn fault_report(&self) -> Option<FaultReport> {
         let opened = self.opened();
-        let again = |counters: Counters| counters.retransmitted_pkts + counters.ack_probe;
-        let retransmitted = opened.disturbed.iter().map(|context| again(context.counters())).sum();
+        let retransmitted = |counters: Counters| counters.retransmitted_pkts + counters.ack_probe;
+        let retransmitted = opened.faulty.iter().map(|context| retransmitted(context.counters())).sum();
         (!self.faults.is_empty())
             .then(|| FaultReport { rules: RuleCount::sum(&opened.faults), retransmitted })
     }
@@ -297,7 +302,7 @@ impl LinkArgs {
 
     fn check_shards(&self) -> Result<(), CliError> {
         if self.shards > 1 && !self.link.has_shards() {
-            let text = format!("--shards needs a udp or packet link, and this is {}", self.link);
+            let text = format!("--shards requires a udp or packet link, not {}", self.link);
             return Err(CliError::Usage(text));
         }
         Ok(())
@@ -316,7 +321,7 @@ impl LinkArgs {
     /// Checks that the NIC has the requested path MTU and GID.
     fn checked(&self, context: Context) -> Result<Context, CliError> {
         if !self.faults.is_empty() {
-            self.opened().disturbed.push(context.clone());
+            self.opened().faulty.push(context.clone());
         }
         let active = context.query_port().active_mtu;
         if let Some(mtu) = self.mtu.filter(|m| *m > active) {
@@ -342,10 +347,10 @@ pub(super) fn create_capture(path: &Path, timestamps: Timestamps) -> Result<Capt
     let file = match path.as_os_str() == STANDARD_OUTPUT {
         false => CaptureFile::create(path, timestamps)?,
         true => {
-            let taken = take_standard_output();
-            let out = taken.map_err(|source| CliError::Io { what: "--capture -".into(), source })?;
+            let redirected = redirect_standard_output();
+            let out = redirected.map_err(|source| CliError::Io { what: "--capture -".into(), source })?;
             let file = CaptureFile::to_writer(out, timestamps)?;
-            file.flush_every(FLUSH)?;
+            file.flush_every(FLUSH_INTERVAL)?;
             file
         }
     };
@@ -358,10 +363,10 @@ pub(super) const STANDARD_OUTPUT: &str = "-";
 
 /// Interval at which a capture to standard output is flushed, so that its reader can show packets as they
 /// arrive.
-const FLUSH: Duration = Duration::from_millis(200);
+const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Takes over standard output: returns the original file and redirects later prints to standard error.
-fn take_standard_output() -> io::Result<File> {
+/// Redirects standard output to standard error, and returns the original file.
+fn redirect_standard_output() -> io::Result<File> {
     let mut stdout = io::stdout();
     stdout.flush()?;
     let out = stdout.as_fd().try_clone_to_owned()?;
@@ -392,9 +397,12 @@ mod tests {
         };
         let (a, b) = (qpn(link.open_on(&fabric, "a").unwrap()), qpn(link.open_on(&fabric, "b").unwrap()));
         assert_ne!(a.psn, b.psn);
-        let why = |words: &[&str]| args(words).unwrap().open().unwrap_err().to_string();
-        assert!(why(&["--gid", "9"]).starts_with("there is no GID 9 on fabric port 1: it has 0 (fd75:"));
-        assert!(why(&["--shards", "2"]).contains("--shards needs a udp or packet link"));
+        let error = |words: &[&str]| args(words).unwrap().open().unwrap_err().to_string();
+        assert!(
+            error(&["--gid", "9"])
+                .starts_with("GID index 9 does not exist on fabric port 1: the GID table contains 0 (fd75:")
+        );
+        assert!(error(&["--shards", "2"]).contains("--shards requires a udp or packet link"));
         assert!(args(&["--shards", "3"]).is_err());
         assert!(args(&["--mtu", "1500"]).is_err());
         assert!(args(&["--fault", "lose=1"]).is_err());

@@ -24,7 +24,7 @@ use clap::{Parser, Subcommand};
 pub use error::CliError;
 use interrupt::Interrupt;
 
-/// A software RoCEv2 NIC in userspace, which talks to real NICs and to the kernel's rxe
+/// Software RoCEv2 NIC in userspace, interoperable with hardware NICs and the kernel's rxe
 #[derive(Parser)]
 #[command(name = "urxe", version, max_term_width = 100, after_help = EXAMPLES)]
 struct Cli {
@@ -34,13 +34,13 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  urxe demo                          every operation once, packet by packet, and a capture
-  urxe devinfo                       the links that could be opened here
-  urxe perf write --link fabric      bandwidth of RDMA WRITE in memory; see `urxe help perf`
-  urxe pingpong --link udp:10.0.0.1  a server for ibv_rc_pingpong
-  urxe serve --link udp:10.0.0.1     an endpoint to READ from, WRITE to and SEND at
-  urxe run -- ib_write_bw            a program of libibverbs, on urxe
-  urxe help serve                    all about a command";
+  urxe demo                          run every operation once, print each packet, write a capture
+  urxe devinfo                       list the links available on this machine
+  urxe perf write --link fabric      measure the bandwidth of RDMA WRITE in memory
+  urxe pingpong --link udp:10.0.0.1  run a server for ibv_rc_pingpong
+  urxe serve --link udp:10.0.0.1     run an endpoint for READ, WRITE, SEND and atomics
+  urxe run -- ib_write_bw            run a libibverbs program on urxe
+  urxe help serve                    describe a command and its options";
 
 #[derive(Subcommand)]
 enum Command {
@@ -63,18 +63,19 @@ pub fn main() -> ExitCode {
     let command = Cli::parse().command;
     let failure = if matches!(command, Command::Run(_)) { ExitCode::from(126) } else { ExitCode::FAILURE };
     let mut interrupted = Interrupt::default();
-    let mut catch = || Interrupt::install().inspect(|interrupt| interrupted = interrupt.clone());
+    let mut install_interrupt = || Interrupt::install().inspect(|interrupt| interrupted = interrupt.clone());
     let result = match command {
         Command::Demo(demo) => demo.run(),
         Command::Devinfo(devinfo) => devinfo.run(),
         Command::Env(env) => env.run(),
         Command::Run(run) => run.run(),
-        Command::Perf(args) => catch().and_then(|interrupt| perf::run(&args, &interrupt)),
-        Command::Pingpong(args) => catch().and_then(|interrupt| pingpong::run(&args, &interrupt)),
+        Command::Perf(args) => install_interrupt().and_then(|interrupt| perf::run(&args, &interrupt)),
+        Command::Pingpong(args) => install_interrupt().and_then(|interrupt| pingpong::run(&args, &interrupt)),
         Command::Serve(serve) => serve.run(),
         Command::Steward(steward) => steward.run(),
     };
-    let status = |status| if interrupted.is_set() { ExitCode::from(interrupt::KILLED) } else { status };
+    let status =
+        |status| if interrupted.is_set() { ExitCode::from(interrupt::INTERRUPTED_STATUS) } else { status };
     match result {
         Ok(()) => status(ExitCode::SUCCESS),
         // The reader of the output has closed it, as `head` does: not an error.

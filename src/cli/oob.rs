@@ -13,21 +13,21 @@ use super::exchange::ExchangeError;
 use super::interrupt::Interrupt;
 
 /// Interval at which a wait checks for Ctrl-C.
-const SLICE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Where the other end is, and how long it may take to answer.
+/// Address of the other end, and the timeout for its responses.
 #[derive(Args, Clone, Debug)]
 pub struct OobArgs {
-    /// The server's name or address; without it this side is the server
+    /// Host name or address of the server; if omitted, this side is the server
     pub host: Option<String>,
-    /// TCP port on which parameters are exchanged
+    /// TCP port for the exchange of parameters
     #[arg(short, long, default_value_t = 18515)]
     pub port: u16,
-    /// As the server: listen for TCP on this address only
+    /// TCP address on which the server listens [default: all]
     #[arg(long, value_name = "ADDR", conflicts_with = "host")]
     pub server_bind: Option<IpAddr>,
-    /// Seconds that the peer may be silent before this side gives up; a server waits for its client without limit
-    /// unless this is given
+    /// Timeout in seconds while waiting for the peer [default: 20, but none while a server waits for its
+    /// client]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub timeout: Option<Duration>,
 }
@@ -37,40 +37,40 @@ pub fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.strip_suffix('s').unwrap_or(text).parse::<f64>().ok().filter(|s| *s > 0.0);
     seconds
         .and_then(|s| Duration::try_from_secs_f64(s).ok())
-        .ok_or_else(|| format!("'{text}' is no length of time: give seconds, as 10 or 0.5"))
+        .ok_or_else(|| format!("invalid duration '{text}': specify seconds, such as 10 or 0.5"))
 }
 
 impl OobArgs {
-    /// Returns the longest time that the peer may be silent: --timeout, or 20 s by default.
-    pub fn patience(&self) -> Duration {
+    /// Returns the timeout while waiting for the peer: --timeout, or 20 s by default.
+    pub fn peer_timeout(&self) -> Duration {
         self.timeout.unwrap_or(Duration::from_secs(20))
     }
 
-    /// Connects to the server or, without a host, waits for a client. `who` names the program to start at the
-    /// other end, for messages.
+    /// Connects to the server or, without a host, waits for a client. `peer_program` is the
+    /// program to start at the other end, for error messages.
     ///
     /// # Errors
     /// [`CliError`].
-    pub fn open(&self, who: &str, interrupt: &Interrupt) -> Result<TcpStream, CliError> {
+    pub fn open(&self, peer_program: &str, interrupt: &Interrupt) -> Result<TcpStream, CliError> {
         let stream = match &self.host {
-            Some(host) => self.connect(host, who)?,
-            None => self.accept(who, interrupt)?,
+            Some(host) => self.connect(host, peer_program)?,
+            None => self.accept(peer_program, interrupt)?,
         };
         let set = stream
             .set_nodelay(true)
-            .and_then(|()| stream.set_read_timeout(Some(self.patience())))
-            .and_then(|()| stream.set_write_timeout(Some(self.patience())));
+            .and_then(|()| stream.set_read_timeout(Some(self.peer_timeout())))
+            .and_then(|()| stream.set_write_timeout(Some(self.peer_timeout())));
         set.map_err(|e| io_error("cannot set up the TCP connection", e))?;
         Ok(stream)
     }
 
-    fn connect(&self, host: &str, who: &str) -> Result<TcpStream, CliError> {
+    fn connect(&self, host: &str, peer_program: &str) -> Result<TcpStream, CliError> {
         let port = self.port;
-        let found = (host, port).to_socket_addrs();
-        let found = found.map_err(|e| io_error(format!("cannot find host '{host}'"), e))?;
+        let addresses = (host, port).to_socket_addrs();
+        let addresses = addresses.map_err(|e| io_error(format!("cannot resolve host '{host}'"), e))?;
         let mut last = None;
-        for address in found {
-            match TcpStream::connect_timeout(&address, self.patience()) {
+        for address in addresses {
+            match TcpStream::connect_timeout(&address, self.peer_timeout()) {
                 Ok(stream) => return Ok(stream),
                 Err(e) => last = Some((address, e)),
             }
@@ -78,18 +78,18 @@ impl OobArgs {
         Err(match last {
             None => CliError::Usage(format!("host '{host}' has no address")),
             Some((at, e)) if e.kind() == ErrorKind::ConnectionRefused => CliError::Failed(format!(
-                "nobody listens on TCP {at}: start the server there first ({who} --port {port})"
+                "connection to TCP {at} refused: start the server there first ({peer_program} --port {port})"
             )),
             Some((at, e)) if e.kind() == ErrorKind::TimedOut => CliError::Failed(format!(
-                "no answer from TCP {at} within {:?}: connection requests were sent and nothing came back; is the \
-                 address right, and does a firewall drop them?",
-                self.patience()
+                "connection to TCP {at} timed out after {:?}: check the address, and that no firewall drops \
+                 the connection requests",
+                self.peer_timeout()
             )),
             Some((at, e)) => io_error(format!("cannot connect to TCP {at}"), e),
         })
     }
 
-    fn accept(&self, who: &str, interrupt: &Interrupt) -> Result<TcpStream, CliError> {
+    fn accept(&self, peer_program: &str, interrupt: &Interrupt) -> Result<TcpStream, CliError> {
         let listener = self.listen()?;
         let at = listener.local_addr().map_err(|e| io_error("cannot listen", e))?;
         eprintln!("waiting for a client on TCP {at}");
@@ -107,15 +107,16 @@ impl OobArgs {
                 Err(e) => return Err(io_error(format!("cannot accept on TCP {at}"), e)),
             }
             if interrupt.is_set() {
-                return Err(CliError::Failed(format!("interrupted; no client had come to TCP {at}")));
+                return Err(CliError::Failed(format!("interrupted while waiting for a client on TCP {at}")));
             }
             if self.timeout.is_some_and(|t| begin.elapsed() > t) {
-                let waited = self.patience();
+                let waited = self.peer_timeout();
                 return Err(CliError::Failed(format!(
-                    "no client came to TCP {at} within {waited:?}: start {who} with this host as its argument"
+                    "no client connected to TCP {at} within {waited:?}: start {peer_program} with this host \
+                     as its argument"
                 )));
             }
-            std::thread::sleep(SLICE.min(Duration::from_millis(5)));
+            std::thread::sleep(POLL_INTERVAL.min(Duration::from_millis(5)));
         }
     }
 
@@ -129,15 +130,16 @@ impl OobArgs {
         };
         result.map_err(|e| match e.kind() {
             ErrorKind::AddrInUse => CliError::Failed(format!(
-                "TCP port {port} is taken: another server runs already; end it, or give both sides another --port"
+                "TCP port {port} is already in use: stop the other server, or use another --port on both \
+                 sides"
             )),
             ErrorKind::AddrNotAvailable => CliError::Failed(format!(
-                "--server-bind {}: no address of this machine; `ip address` lists those it has",
+                "--server-bind {}: not an address of this machine; `ip address` lists its addresses",
                 self.server_bind.unwrap_or(any.ip())
             )),
-            ErrorKind::PermissionDenied => {
-                CliError::Failed(format!("TCP port {port} needs privilege: give both sides a --port above 1023"))
-            }
+            ErrorKind::PermissionDenied => CliError::Failed(format!(
+                "TCP port {port} requires privileges: use a --port above 1023 on both sides"
+            )),
             _ => io_error(format!("cannot listen on TCP port {port}"), e),
         })
     }
@@ -147,32 +149,36 @@ fn io_error(what: impl Into<String>, source: io::Error) -> CliError {
     CliError::Io { what: what.into(), source }
 }
 
-/// TCP stream whose reads fail on Ctrl-C or when the peer is silent for too long.
+/// TCP stream whose reads fail on Ctrl-C or after a timeout.
 #[derive(Debug)]
-pub struct Patient {
+pub struct TimeoutStream {
     stream: TcpStream,
     interrupt: Interrupt,
-    patience: Cell<Option<Duration>>,
+    timeout: Cell<Option<Duration>>,
 }
 
-impl Patient {
-    /// Wraps a stream, each read of which waits up to `patience`.
+impl TimeoutStream {
+    /// Wraps a stream, each read of which waits up to `timeout`.
     ///
     /// # Errors
     /// [`CliError::Io`].
-    pub fn new(stream: TcpStream, interrupt: &Interrupt, patience: Duration) -> Result<Patient, CliError> {
-        let set = stream.set_read_timeout(Some(SLICE));
+    pub fn new(
+        stream: TcpStream,
+        interrupt: &Interrupt,
+        timeout: Duration,
+    ) -> Result<TimeoutStream, CliError> {
+        let set = stream.set_read_timeout(Some(POLL_INTERVAL));
         set.map_err(|e| io_error("cannot set up the TCP connection", e))?;
-        Ok(Patient { stream, interrupt: interrupt.clone(), patience: Cell::new(Some(patience)) })
+        Ok(TimeoutStream { stream, interrupt: interrupt.clone(), timeout: Cell::new(Some(timeout)) })
     }
 
-    /// Removes the time limit of reads, to wait for the end of a run.
-    pub fn whenever(&self) {
-        self.patience.set(None);
+    /// Removes the timeout of reads, to wait for the end of a run.
+    pub fn disable_timeout(&self) {
+        self.timeout.set(None);
     }
 }
 
-impl Read for Patient {
+impl Read for TimeoutStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let begin = Instant::now();
         loop {
@@ -181,7 +187,7 @@ impl Read for Patient {
                     if self.interrupt.is_set() {
                         return Err(io::Error::other("interrupted while waiting for the peer"));
                     }
-                    if self.patience.get().is_some_and(|p| begin.elapsed() > p) {
+                    if self.timeout.get().is_some_and(|p| begin.elapsed() > p) {
                         return Err(e);
                     }
                 }
@@ -191,7 +197,7 @@ impl Read for Patient {
     }
 }
 
-impl Write for Patient {
+impl Write for TimeoutStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.write(bytes)
     }
@@ -202,10 +208,11 @@ impl Write for Patient {
 }
 
 /// Converts a handshake's error; a timeout also names what was sent before it.
-pub fn silent(sent: &str, e: ExchangeError) -> CliError {
+pub fn handshake_error(sent: &str, e: ExchangeError) -> CliError {
     match e {
         ExchangeError::TimedOut { .. } => CliError::Failed(format!(
-            "the peer does not answer on TCP ({e}); sent so far: {sent}; is it the same program with the same options?"
+            "the peer does not respond on TCP ({e}); sent so far: {sent}; check that both sides run the same \
+             program with the same options"
         )),
         other => CliError::Exchange(other),
     }
@@ -250,15 +257,15 @@ mod tests {
     fn refused_connection_error_names_the_command_to_start() {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let args = OobArgs { host: Some("127.0.0.1".into()), port, server_bind: None, timeout: None };
-        let said = args.open("urxe pingpong", &Interrupt::default()).unwrap_err().to_string();
-        assert!(said.contains("start the server there first (urxe pingpong --port"), "{said}");
+        let error = args.open("urxe pingpong", &Interrupt::default()).unwrap_err().to_string();
+        assert!(error.contains("start the server there first (urxe pingpong --port"), "{error}");
     }
 
     #[test]
     fn server_with_a_timeout_stops_waiting_for_a_client() {
         let args =
             OobArgs { host: None, port: 0, server_bind: None, timeout: Some(Duration::from_millis(50)) };
-        let said = args.open("urxe pingpong", &Interrupt::default()).unwrap_err().to_string();
-        assert!(said.contains("no client came"), "{said}");
+        let error = args.open("urxe pingpong", &Interrupt::default()).unwrap_err().to_string();
+        assert!(error.contains("no client connected"), "{error}");
     }
 }

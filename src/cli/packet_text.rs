@@ -26,7 +26,7 @@ pub fn details(packet: &Packet<'_>) -> String {
         parts.push(aeth(&a));
     }
     if let Some(a) = packet.atomic_ack() {
-        parts.push(format!("was {}", a.original));
+        parts.push(format!("original {}", a.original));
     }
     if let Some(imm) = packet.imm() {
         parts.push(format!("imm {imm:#010x}"));

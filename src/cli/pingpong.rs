@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use super::CliError;
-use super::exchange::pingpong::many;
+use super::exchange::pingpong::srq;
 use super::interrupt::Interrupt;
 use super::link::LinkArgs;
 use super::oob::OobArgs;
@@ -21,15 +21,15 @@ mod handshake;
 /// Byte with which the stock program fills its buffer.
 const FILL: u8 = 0x7b;
 /// Page size: with `-c` the stock program zeroes the first byte of each page.
-const PAGE: usize = 4096;
+const PAGE_SIZE: usize = 4096;
 /// Time for which the queue pairs stay alive after the last message, because the peer may not have received
 /// the last acknowledgement.
 const LINGER: Duration = Duration::from_millis(250);
 /// Time for which a message is polled for before the thread sleeps.
-const SPIN: Duration = Duration::from_micros(100);
+const SPIN_TIME: Duration = Duration::from_micros(100);
 
 /// Limit of the receive buffers of a shared queue with --check, in bytes.
-const MOST_CHECKED: u64 = 4 << 30;
+const MAX_CHECKED_BYTES: u64 = 4 << 30;
 
 /// Q_Key of the stock `ibv_ud_pingpong`.
 const QKEY: QKey = QKey(0x1111_1111);
@@ -48,7 +48,7 @@ enum Service {
 }
 
 impl Service {
-    fn stock(self) -> &'static str {
+    fn stock_program(self) -> &'static str {
         match self {
             Service::Rc => "ibv_rc_pingpong",
             Service::Uc => "ibv_uc_pingpong",
@@ -71,33 +71,34 @@ impl Service {
     }
 }
 
-/// Exchange SENDs with a peer, one at a time each way on each queue pair; the peer may be `ibv_rc_pingpong`,
-/// `ibv_uc_pingpong`, `ibv_ud_pingpong` or `ibv_srq_pingpong`.
+/// Exchange SENDs with a peer, one at a time in each direction of each queue pair; the peer may be
+/// `ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong` or `ibv_srq_pingpong`.
 ///
-/// Size, iterations, path MTU and the number of queue pairs are not exchanged: give both sides the same.
+/// Size, iterations, path MTU and the number of queue pairs are not exchanged: use the same values on both
+/// sides.
 #[derive(Args, Clone)]
 pub struct PingpongArgs {
     #[command(flatten)]
     oob: OobArgs,
-    /// Service of the queue pairs
+    /// Transport service of the queue pairs
     #[arg(long, value_enum, default_value_t = Service::Rc)]
     service: Service,
-    /// Bytes of a message
+    /// Message size in bytes
     #[arg(short, long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     size: u32,
-    /// Queue pairs that share the receive queue [with --service srq; default: 16]
-    #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=many::PLACES as i64))]
+    /// Number of queue pairs that share the receive queue [with --service srq; default: 16]
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=srq::MAX_QPS as i64))]
     qps: Option<u32>,
-    /// Messages each way, of all queue pairs together
+    /// Number of messages in each direction, over all queue pairs
     #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
-    /// Receives kept posted
+    /// Number of posted receives
     #[arg(short, long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(2..=32_768))]
     rx_depth: u32,
     /// Local ACK timeout: 4.096 us x 2^N
     #[arg(long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..=31))]
     ack_timeout: u8,
-    /// Check every byte that arrives
+    /// Check every received byte
     #[arg(short, long)]
     check: bool,
     #[command(flatten)]
@@ -124,35 +125,35 @@ struct Side<'a> {
     interrupt: &'a Interrupt,
     context: Context,
     cq: Cq,
-    lanes: Vec<Lane>,
+    qps: Vec<PingpongQp>,
     srq: Option<Srq>,
     /// Destination of datagrams; `None` for connected services.
-    to: Option<Destination>,
+    destination: Option<Destination>,
     /// Send buffer.
-    out: Mr,
-    /// Receive buffer, divided into `places` slots: receive n uses slot n modulo `places`.
-    inn: Mr,
-    places: u64,
+    send_buffer: Mr,
+    /// Receive buffer, divided into `slots`: receive n uses slot n modulo their number.
+    recv_buffer: Mr,
+    slots: u64,
     mtu: Mtu,
     sent: u32,
     send_done: u32,
     received: u32,
     /// Numbers of the receives, out of `depth`, that are not posted.
-    free: Vec<u64>,
+    unposted: Vec<u64>,
     depth: u32,
     /// First byte of the first message; with a shared receive queue all bytes of all messages equal it.
-    first: Option<u8>,
+    first_byte: Option<u8>,
     /// Scratch buffer to check received data in.
-    seen: Vec<u8>,
+    scratch: Vec<u8>,
 }
 
 /// One queue pair of the ping-pong.
-struct Lane {
+struct PingpongQp {
     qp: Qp,
-    /// Whether the last send is complete. The queue pair may send when `heard` is set too: when a message has
-    /// arrived since.
+    /// Whether the last send is complete. The queue pair may send when `received` is set too: when a message
+    /// has arrived since.
     send_done: bool,
-    heard: bool,
+    received: bool,
 }
 
 /// The `wr_id` of sends; that of a receive is its number.
@@ -160,28 +161,29 @@ const SEND: u64 = u64::MAX;
 
 impl PingpongArgs {
     /// Returns the number of queue pairs and the number of receives.
-    fn numbers(&self) -> Result<(u32, u32), CliError> {
+    fn queue_sizes(&self) -> Result<(u32, u32), CliError> {
         if self.service != Service::Srq {
             return match self.qps {
                 None | Some(1) => Ok((1, self.rx_depth)),
-                Some(n) => Err(CliError::Usage(format!("{n} queue pairs are for --service srq"))),
+                Some(n) => Err(CliError::Usage(format!("{n} queue pairs require --service srq"))),
             };
         }
         let qps = self.qps.unwrap_or(16);
         if self.rx_depth <= qps {
             return Err(CliError::Usage(format!(
-                "{} receives do not last for {qps} queue pairs: give a larger --rx-depth, or fewer --qps",
+                "{} receives are too few for {qps} queue pairs: use a larger --rx-depth or a smaller --qps",
                 self.rx_depth
             )));
         }
         if !self.check {
             return Ok((qps, self.rx_depth));
         }
-        // A message has to stay in its slot until it is checked, so each receive has a slot of its own.
+        // A message must not be overwritten until it is checked, so each receive has a slot of its own.
         let depth = self.rx_depth.min(4 * qps);
-        if u64::from(depth) * u64::from(self.size) > MOST_CHECKED {
+        if u64::from(depth) * u64::from(self.size) > MAX_CHECKED_BYTES {
             return Err(CliError::Usage(format!(
-                "{depth} receives of {} bytes are too many to check: give a smaller --size, fewer --qps, or no --check",
+                "{depth} receives of {} bytes exceed the limit of --check, 4 GiB: use a smaller --size or \
+                 --qps, or omit --check",
                 self.size
             )));
         }
@@ -196,27 +198,27 @@ impl<'a> Side<'a> {
         interrupt: &'a Interrupt,
     ) -> Result<Side<'a>, CliError> {
         let pd = context.alloc_pd()?;
-        let (qps, depth) = args.numbers()?;
+        let (qps, depth) = args.queue_sizes()?;
         let cq = context.create_cq((depth + qps) as usize + 16)?;
         let size = args.size as usize;
         let active = context.query_port().active_mtu;
         if args.service == Service::Ud && size > active.bytes() {
             return Err(CliError::Failed(format!(
-                "a datagram holds {} bytes on this link, not {size}: give a smaller --size",
+                "message size {size} exceeds the path MTU of this link, {} bytes: use a smaller --size",
                 active.bytes()
             )));
         }
         let shared = args.service == Service::Srq;
-        let places = if shared && args.check { depth as usize } else { 1 };
-        let (out, inn) = (
+        let slots = if shared && args.check { depth as usize } else { 1 };
+        let (send_buffer, recv_buffer) = (
             pd.reg_mr(size, Access::LOCAL_READ)?,
-            pd.reg_mr(places * (args.service.header() + size), Access::LOCAL_WRITE | Access::LOCAL_READ)?,
+            pd.reg_mr(slots * (args.service.header() + size), Access::LOCAL_WRITE | Access::LOCAL_READ)?,
         );
         let mut fill = vec![FILL; size];
         if args.check && args.oob.host.is_some() && !shared {
-            fill.iter_mut().step_by(PAGE).for_each(|b| *b = 0);
+            fill.iter_mut().step_by(PAGE_SIZE).for_each(|b| *b = 0);
         }
-        out.write(0, &fill)?;
+        send_buffer.write(0, &fill)?;
         let recv = RecvCaps { max_wr: depth, max_sge: 1 };
         let srq = if shared { Some(pd.create_srq(recv)?) } else { None };
         let options = QpOptions {
@@ -225,89 +227,89 @@ impl<'a> Side<'a> {
             recv,
             ..QpOptions::default()
         };
-        let lane = |_| {
+        let create = |_| {
             let qp = match &srq {
                 Some(srq) => pd.create_qp_on_srq(&cq, &cq, srq, &options)?,
                 None => pd.create_qp(&cq, &cq, &options)?,
             };
-            Ok(Lane { qp, send_done: true, heard: false })
+            Ok(PingpongQp { qp, send_done: true, received: false })
         };
-        let lanes = (0..qps).map(lane).collect::<Result<_, CliError>>()?;
+        let qps = (0..qps).map(create).collect::<Result<_, CliError>>()?;
         Ok(Side {
             args,
             interrupt,
             context: context.clone(),
             cq,
-            lanes,
+            qps,
             srq,
-            to: None,
-            out,
-            inn,
-            places: places as u64,
+            destination: None,
+            send_buffer,
+            recv_buffer,
+            slots: slots as u64,
             // Default path MTU of the stock program, if the link carries it.
             mtu: args.link.mtu.unwrap_or(Mtu::Mtu1024.min(active)),
             sent: 0,
             send_done: 0,
             received: 0,
-            free: (0..depth.into()).collect(),
+            unposted: (0..depth.into()).collect(),
             depth,
-            first: args.oob.host.is_some().then_some(FILL),
-            seen: vec![0; if args.check { size } else { 0 }],
+            first_byte: args.oob.host.is_some().then_some(FILL),
+            scratch: vec![0; if args.check { size } else { 0 }],
         })
     }
 
     fn run(mut self) -> Result<(), CliError> {
-        for lane in &self.lanes {
+        for entry in &self.qps {
             match self.args.service {
-                Service::Ud => lane.qp.activate(QKEY)?,
-                _ => lane.qp.to_init(Access::LOCAL_WRITE)?,
+                Service::Ud => entry.qp.activate(QKEY)?,
+                _ => entry.qp.to_init(Access::LOCAL_WRITE)?,
             }
         }
         self.post_receives()?;
-        let whom = format!("{} or urxe pingpong", self.args.service.stock());
-        let stream = self.args.oob.open(&whom, self.interrupt)?;
+        let peer_program = format!("{} or urxe pingpong", self.args.service.stock_program());
+        let stream = self.args.oob.open(&peer_program, self.interrupt)?;
         match self.args.oob.host {
             Some(_) => self.client_handshake(stream)?,
             None => self.server_handshake(stream)?,
         }
         let begin = Instant::now();
         if self.args.oob.host.is_some() {
-            (0..self.lanes.len()).try_for_each(|lane| self.send(lane))?;
+            (0..self.qps.len()).try_for_each(|index| self.send(index))?;
         }
-        let played = self.play();
-        if played.is_ok() || self.interrupt.is_set() {
+        let result = self.exchange_messages();
+        if result.is_ok() || self.interrupt.is_set() {
             self.report(begin.elapsed());
         }
-        played?;
+        result?;
         self.cq.req_notify(Notify::Any);
         std::thread::sleep(LINGER);
         Ok(())
     }
 
     fn post_receives(&mut self) -> Result<(), CliError> {
-        while let Some(wr_id) = self.free.pop() {
-            let start = self.place(wr_id);
-            let len = self.inn.len() / self.places as usize;
-            let whole = [self.inn.sge(start..start + len)];
-            let wr = RecvWr { wr_id, sges: &whole };
+        while let Some(wr_id) = self.unposted.pop() {
+            let start = self.slot_offset(wr_id);
+            let len = self.recv_buffer.len() / self.slots as usize;
+            let sges = [self.recv_buffer.sge(start..start + len)];
+            let wr = RecvWr { wr_id, sges: &sges };
             match &self.srq {
                 Some(srq) => srq.post_recv(&wr)?,
-                None => self.lanes[0].qp.post_recv(&wr)?,
+                None => self.qps[0].qp.post_recv(&wr)?,
             }
         }
         Ok(())
     }
 
     /// Returns the offset of a receive in the receive buffer.
-    fn place(&self, receive: u64) -> usize {
-        (receive % self.places) as usize * (self.inn.len() / self.places as usize)
+    fn slot_offset(&self, receive: u64) -> usize {
+        (receive % self.slots) as usize * (self.recv_buffer.len() / self.slots as usize)
     }
 
-    fn send(&mut self, lane: usize) -> Result<(), CliError> {
-        let all = [self.out.sge(0..self.out.len())];
-        let lane = &mut self.lanes[lane];
-        lane.qp.post_send(&SendWr { to: self.to, ..SendWr::send(SEND, &all) })?;
-        (lane.send_done, lane.heard) = (false, false);
+    fn send(&mut self, index: usize) -> Result<(), CliError> {
+        let sges = [self.send_buffer.sge(0..self.send_buffer.len())];
+        let entry = &mut self.qps[index];
+        entry.qp.post_send(&SendWr { to: self.destination, ..SendWr::send(SEND, &sges) })?;
+        (entry.send_done, entry.received) = (false, false);
         self.sent += 1;
         Ok(())
     }
@@ -315,16 +317,16 @@ impl<'a> Side<'a> {
     /// Runs until all messages have been sent and received. A queue pair sends when its last send has
     /// completed and a message has arrived; as in the stock program, several queue pairs may together send a
     /// few messages more than requested.
-    fn play(&mut self) -> Result<(), CliError> {
+    fn exchange_messages(&mut self) -> Result<(), CliError> {
         let n = self.args.iters;
         let mut new = Vec::with_capacity(16);
         while self.send_done < n || self.received < n {
             self.wait(&mut new)?;
             for wc in &new {
-                let lane = self.complete(wc)?;
-                let Lane { send_done, heard, .. } = self.lanes[lane];
-                if send_done && heard && self.send_done < n {
-                    self.send(lane)?;
+                let index = self.complete(wc)?;
+                let PingpongQp { send_done, received, .. } = self.qps[index];
+                if send_done && received && self.send_done < n {
+                    self.send(index)?;
                 }
             }
         }
@@ -339,81 +341,84 @@ impl<'a> Side<'a> {
             let mut text = format!("{what} number {number} failed: {}", wc.status);
             if matches!(wc.status, WcStatus::RemInvReqErr | WcStatus::LocLenErr | WcStatus::WrFlushErr) {
                 let mtu = self.mtu.bytes();
-                text.push_str(&format!("; give both sides the same --size and --mtu (path MTU here: {mtu})"));
+                text.push_str(&format!(
+                    "; use the same --size and --mtu on both sides (path MTU here: {mtu})"
+                ));
             }
             return Err(CliError::Failed(text));
         }
-        let lane = self.lanes.iter().position(|lane| lane.qp.qpn() == wc.qpn);
-        let lane = lane.ok_or_else(|| CliError::Failed(format!("a completion of QP {}", wc.qpn)))?;
+        let index = self.qps.iter().position(|entry| entry.qp.qpn() == wc.qpn);
+        let index = index.ok_or_else(|| CliError::Failed(format!("completion for unknown QP {}", wc.qpn)))?;
         if wc.opcode != WcOpcode::Recv {
-            self.lanes[lane].send_done = true;
+            self.qps[index].send_done = true;
             self.send_done += 1;
-            return Ok(lane);
+            return Ok(index);
         }
-        self.lanes[lane].heard = true;
+        self.qps[index].received = true;
         self.received += 1;
-        self.free.push(wc.wr_id);
+        self.unposted.push(wc.wr_id);
         let len = wc.byte_len as usize - self.args.service.header().min(wc.byte_len as usize);
         if len != self.args.size as usize {
             return Err(CliError::Failed(format!(
-                "message {} has {} bytes, not {}: give both sides the same size",
+                "message {} has {} bytes, expected {}: use the same --size on both sides",
                 self.received, len, self.args.size
             )));
         }
         if self.args.check {
             self.check(wc.wr_id)?;
         }
-        if self.depth as usize - self.free.len() <= self.lanes.len() {
+        if self.depth as usize - self.unposted.len() <= self.qps.len() {
             self.post_receives()?;
         }
-        Ok(lane)
+        Ok(index)
     }
 
     /// Checks that a received message is what the stock program sends. The server sends the first message
     /// back from then on.
     fn check(&mut self, receive: u64) -> Result<(), CliError> {
-        let start = self.place(receive) + self.args.service.header();
-        self.inn.read(start, &mut self.seen)?;
+        let start = self.slot_offset(receive) + self.args.service.header();
+        self.recv_buffer.read(start, &mut self.scratch)?;
         // The programs with one queue pair mark the pages; that with many sends from the buffer that it
         // receives into, so all bytes are equal.
         let (first, page) = match self.args.service {
-            Service::Srq => (*self.first.get_or_insert(self.seen[0]), 1),
-            _ => (self.seen[0], PAGE),
+            Service::Srq => (*self.first_byte.get_or_insert(self.scratch[0]), 1),
+            _ => (self.scratch[0], PAGE_SIZE),
         };
-        let want = |i: usize| if i.is_multiple_of(page) { first } else { FILL };
-        let known = first == FILL || first == 0;
-        if let Some((i, b)) = self.seen.iter().enumerate().find(|(i, b)| **b != want(*i) || !known) {
+        let expected = |i: usize| if i.is_multiple_of(page) { first } else { FILL };
+        let is_valid = first == FILL || first == 0;
+        if let Some((i, b)) = self.scratch.iter().enumerate().find(|(i, b)| **b != expected(*i) || !is_valid)
+        {
             return Err(CliError::Failed(format!(
-                "message {} is wrong: byte {i} is {b:#04x}, it should be {:#04x}",
+                "message {} is corrupt: byte {i} is {b:#04x}, expected {:#04x}",
                 self.received,
-                if known { want(i) } else { FILL }
+                if is_valid { expected(i) } else { FILL }
             )));
         }
         if self.args.oob.host.is_none() && self.received == 1 {
-            self.out.write(0, &self.seen)?;
+            self.send_buffer.write(0, &self.scratch)?;
         }
-        // Clears the slot, so that data that does not arrive cannot pass for data that did.
-        self.seen.fill(0xa5);
-        Ok(self.inn.write(start, &self.seen)?)
+        // Overwrites the slot, so that a message that is not written into it is detected.
+        self.scratch.fill(0xa5);
+        Ok(self.recv_buffer.write(start, &self.scratch)?)
     }
 
-    /// Polls briefly, and then sleeps until a completion arrives or the peer has been silent for too long.
+    /// Polls briefly, and then sleeps until a completion arrives or the timeout of the peer expires.
     fn wait(&self, new: &mut Vec<Completion>) -> Result<(), CliError> {
         new.clear();
-        let so_far = || {
+        let progress = || {
             format!(
                 "{} of {} messages sent ({} acknowledged), {} received",
                 self.sent, self.args.iters, self.send_done, self.received
             )
         };
         let check_interrupt = || match self.interrupt.is_set() {
-            true => Err(CliError::Failed(format!("interrupted: {}", so_far()))),
+            true => Err(CliError::Failed(format!("interrupted: {}", progress()))),
             false => Ok(()),
         };
         // Check here too: a peer that always responds within the spin time never lets this function sleep.
         check_interrupt()?;
         let begin = Instant::now();
-        while begin.elapsed() < SPIN {
+        while begin.elapsed() < SPIN_TIME {
             if self.cq.poll(16, new).map_err(WaitError::from)? > 0 {
                 return Ok(());
             }
@@ -428,18 +433,19 @@ impl<'a> Side<'a> {
                 Err(e) => return Err(e.into()),
             }
             check_interrupt()?;
-            if begin.elapsed() > self.args.oob.patience() {
+            if begin.elapsed() > self.args.oob.peer_timeout() {
                 return Err(CliError::Failed(format!(
-                    "nothing from the peer for {:?}: {}; does it run with the same size and iterations?",
-                    self.args.oob.patience(),
-                    so_far()
+                    "no message from the peer for {:?}: {}; check that the size and the iterations of both \
+                     sides are the same",
+                    self.args.oob.peer_timeout(),
+                    progress()
                 )));
             }
         }
     }
 
-    fn report(&self, took: Duration) {
-        let seconds = took.as_secs_f64();
+    fn report(&self, elapsed: Duration) {
+        let seconds = elapsed.as_secs_f64();
         let iters = self.args.iters.min(self.send_done).min(self.received);
         let bytes = u64::from(self.args.size) * u64::from(iters) * 2;
         println!(
@@ -451,7 +457,7 @@ impl<'a> Side<'a> {
             seconds * 1e6 / f64::from(iters.max(1))
         );
         if self.args.check {
-            println!("all {} messages received are as they should be", self.received);
+            println!("all {} received messages are correct", self.received);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `urxe serve`: a standing endpoint for any peer.
+//! `urxe serve`: a long-running endpoint for any peer.
 #![forbid(unsafe_code)]
 
 mod peer;
@@ -16,45 +16,47 @@ use super::{CliError, interrupt::Interrupt};
 use crate::verbs::{Endpoint, Gid, Psn, Qpn};
 use server::Server;
 
-const LONG: &str = "\
-A standing endpoint: one region that peers may READ, WRITE and do atomics on, and queue pairs that send every \
-SEND back. Peers connect with the TCP handshake of ibv_rc_pingpong, so that the stock client is a peer, or are \
-named with --peer. Neither tells its path MTU: it is 1024, as theirs, unless --mtu says otherwise. Ends with \
-Ctrl-C and a summary.";
+const LONG_ABOUT: &str = "\
+Runs an endpoint with one memory region that peers may access by READ, WRITE and atomics, and with queue \
+pairs that echo every SEND. Peers connect with the TCP handshake of ibv_rc_pingpong, so the stock client \
+works as a peer, or are specified with --peer. Neither carries the path MTU: it is 1024, the default of \
+ibv_rc_pingpong, unless --mtu sets another value. Ctrl-C stops the server and prints a summary.";
 
 const EXAMPLES: &str = "\
 Examples:
   urxe serve --link udp:10.77.0.1
-      then, at a machine with an RDMA device:  ibv_rc_pingpong -g 1 10.77.0.1
+      then, on a machine with an RDMA device:  ibv_rc_pingpong -g 1 10.77.0.1
   urxe serve --link packet:tap0,ip=10.77.0.9/24 --mtu 1024 --peer 10.77.0.2,0x11,0x1234
-      for a peer whose queue pair is connected by hand
+      for a peer whose queue pair is connected manually
   urxe serve --capture serve.pcapng --fault drop=every:13
-      with a capture, and a network that loses packets";
+      with a capture and injected packet loss";
 
-/// A standing endpoint: a region open to READ, WRITE and atomics, and an echo for SENDs
+/// Run an endpoint with a region for READ, WRITE and atomics and an echo of SENDs
 #[derive(Args)]
-#[command(long_about = LONG, after_help = EXAMPLES)]
+#[command(long_about = LONG_ABOUT, after_help = EXAMPLES)]
 pub struct Serve {
-    /// TCP port of the handshake (that of ibv_rc_pingpong); 0 for any free one
+    /// TCP port of the handshake (default of ibv_rc_pingpong); 0 selects a free port
     #[arg(long, value_name = "PORT", default_value_t = pingpong::PORT)]
     port: u16,
-    /// Size of the region that peers may access
+    /// Size of the memory region that peers may access
     #[arg(long, value_name = "BYTES", default_value = "1M", value_parser = parse_size)]
     size: usize,
-    /// The longest SEND that is taken and sent back
+    /// Maximum length of a SEND
     #[arg(long, value_name = "BYTES", default_value = "1M", value_parser = parse_size)]
     message: usize,
-    /// Peers at a time; beyond that, a new one takes the place of the one idle longest
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    /// Maximum number of connected peers; a further peer replaces the one that has been idle longest
+    #[arg(long, value_name = "N", default_value_t = 64,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
     qps: u32,
-    /// Connect to this peer, without a handshake; can be given several times
+    /// Connect to this peer without a handshake; may be repeated
     #[arg(long = "peer", value_name = "GID,QPN,PSN")]
     peers: Vec<PeerSpec>,
-    /// End when the first peer has been quiet for a second; fail if it never sends a packet
+    /// Exit when the first peer has been idle for a second; fail if it sends no packet
     #[arg(long)]
     one_shot: bool,
-    /// How long a handshake may take, and with --one-shot how long to wait for the first packet
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Timeout of a handshake and, with --one-shot, of the first packet
+    #[arg(long, value_name = "SECONDS", default_value_t = 10,
+        value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
     #[command(flatten)]
     link: LinkArgs,
@@ -70,10 +72,10 @@ impl FromStr for PeerSpec {
     fn from_str(text: &str) -> Result<PeerSpec, String> {
         let fields: Vec<&str> = text.split(',').collect();
         let [gid, qpn, psn] = fields[..] else {
-            return Err("write GID,QPN,PSN, such as 10.77.0.2,0x11,0x1234".into());
+            return Err("expected GID,QPN,PSN, such as 10.77.0.2,0x11,0x1234".into());
         };
         let ip: std::net::IpAddr =
-            gid.parse().map_err(|_| format!("'{gid}' is no GID: write an IPv6 or IPv4 address"))?;
+            gid.parse().map_err(|_| format!("invalid GID '{gid}': specify an IPv6 or IPv4 address"))?;
         let number = |name: &str, text: &str| {
             let parsed = match text.strip_prefix("0x") {
                 Some(hex) => u32::from_str_radix(hex, 16),
@@ -82,7 +84,7 @@ impl FromStr for PeerSpec {
             parsed
                 .ok()
                 .filter(|n| *n <= 0xff_ffff)
-                .ok_or(format!("{name} '{text}' is no number up to 0xffffff"))
+                .ok_or(format!("invalid {name} '{text}': specify a number up to 0xffffff"))
         };
         let (qpn, psn) = (Qpn::new(number("QPN", qpn)?), Psn::new(number("PSN", psn)?));
         Ok(PeerSpec(Endpoint { gid: Gid::from(ip), qpn, psn }))
@@ -116,10 +118,10 @@ mod tests {
         assert_eq!((e.gid.ip().to_string(), e.qpn.get(), e.psn.get()), ("10.77.0.2".into(), 0x11, 0x1234));
         let PeerSpec(e) = "fe80::1,17,0".parse().unwrap();
         assert_eq!((e.gid.ip().is_ipv6(), e.qpn.get()), (true, 0x11));
-        let why = |text: &str| text.parse::<PeerSpec>().unwrap_err();
-        assert!(why("10.77.0.2").contains("GID,QPN,PSN"));
-        assert!(why("host,1,1").contains("'host' is no GID"));
-        assert!(why("10.77.0.2,0x1000000,1").contains("QPN '0x1000000'"));
-        assert!(why("10.77.0.2,1,x").contains("PSN 'x'"));
+        let error = |text: &str| text.parse::<PeerSpec>().unwrap_err();
+        assert!(error("10.77.0.2").contains("GID,QPN,PSN"));
+        assert!(error("host,1,1").contains("invalid GID 'host'"));
+        assert!(error("10.77.0.2,0x1000000,1").contains("QPN '0x1000000'"));
+        assert!(error("10.77.0.2,1,x").contains("PSN 'x'"));
     }
 }

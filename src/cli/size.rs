@@ -10,7 +10,8 @@ pub fn parse_size(text: &str) -> Result<usize, String> {
         _ => (text, 0),
     };
     let bytes = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(1 << shift)).filter(|n| *n > 0);
-    bytes.ok_or_else(|| format!("'{text}' is no size: write bytes, or 64K, 1M, 2G"))
+    bytes
+        .ok_or_else(|| format!("invalid size '{text}': specify bytes, or a number with the suffix K, M or G"))
 }
 
 #[cfg(test)]
@@ -24,7 +25,7 @@ mod tests {
         assert_eq!(parse_size("1m"), Ok(1 << 20));
         assert_eq!(parse_size("2G"), Ok(2 << 30));
         for bad in ["", "K", "0", "-1", "1.5M", "99999999999G", "1T"] {
-            assert!(parse_size(bad).unwrap_err().contains("is no size"), "{bad}");
+            assert!(parse_size(bad).unwrap_err().contains("invalid size"), "{bad}");
         }
     }
 }

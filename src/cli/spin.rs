@@ -8,22 +8,22 @@ use super::interrupt::Interrupt;
 use crate::verbs::{Completion, Context, Cq, WaitError, WcStatus};
 
 /// Number of empty polls between two checks of the clock.
-const LOOKS: u32 = 256;
+const POLLS_PER_CHECK: u32 = 256;
 
 /// Busy wait that fails after a timeout without progress, or on Ctrl-C. The wait never sleeps, but yields the
 /// processor regularly, for machines with too few cores.
 #[derive(Debug)]
 pub struct Spin {
     interrupt: Interrupt,
-    patience: Duration,
+    timeout: Duration,
     empty: u32,
     since: Option<Instant>,
 }
 
 impl Spin {
-    /// Creates a wait that gives up after `patience` without progress.
-    pub fn new(interrupt: &Interrupt, patience: Duration) -> Spin {
-        Spin { interrupt: interrupt.clone(), patience, empty: 0, since: None }
+    /// Creates a wait that gives up after `timeout` without progress.
+    pub fn new(interrupt: &Interrupt, timeout: Duration) -> Spin {
+        Spin { interrupt: interrupt.clone(), timeout, empty: 0, since: None }
     }
 
     /// Records progress, which restarts the timeout.
@@ -39,7 +39,7 @@ impl Spin {
     /// [`CliError::Failed`] on Ctrl-C, [`CliError::Wait`] when the timeout has expired.
     pub fn idle(&mut self) -> Result<(), CliError> {
         self.empty += 1;
-        if self.empty < LOOKS {
+        if self.empty < POLLS_PER_CHECK {
             std::hint::spin_loop();
             return Ok(());
         }
@@ -49,15 +49,15 @@ impl Spin {
         std::thread::yield_now();
         let since = *self.since.get_or_insert_with(Instant::now);
         if self.interrupt.is_set() {
-            return Err(CliError::Failed("interrupted in the middle of a run".into()));
+            return Err(CliError::Failed("interrupted during the measurement".into()));
         }
-        if since.elapsed() > self.patience {
-            return Err(CliError::Wait(WaitError::TimedOut(self.patience)));
+        if since.elapsed() > self.timeout {
+            return Err(CliError::Wait(WaitError::TimedOut(self.timeout)));
         }
         Ok(())
     }
 
-    /// Polls until at least one completion is there, and checks that all are successful.
+    /// Polls until at least one completion is available, and checks that all are successful.
     ///
     /// # Errors
     /// The errors of [`idle`](Self::idle), or [`CliError::Wait`] if a work request failed.
@@ -67,7 +67,7 @@ impl Spin {
             self.idle()?;
         }
         self.progress();
-        succeeded(out)
+        check_status(out)
     }
 
     /// Polls once, and checks that all completions are successful.
@@ -79,7 +79,7 @@ impl Spin {
         if cq.poll(max, out).map_err(WaitError::from)? > 0 {
             self.progress();
         }
-        succeeded(out)
+        check_status(out)
     }
 
     /// Drives the NIC until `done` returns true, for a caller that polls memory.
@@ -96,7 +96,7 @@ impl Spin {
     }
 }
 
-fn succeeded(completions: &[Completion]) -> Result<(), CliError> {
+fn check_status(completions: &[Completion]) -> Result<(), CliError> {
     match completions.iter().find(|c| c.status != WcStatus::Success) {
         Some(bad) => Err(CliError::Wait(WaitError::Failed(*bad))),
         None => Ok(()),

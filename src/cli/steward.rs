@@ -6,12 +6,12 @@ use clap::Args;
 use super::CliError;
 use crate::link::udp::steward;
 
-/// Share an address among the programs on it; they start this themselves, and it ends with the last of them
+/// Share an address among several programs; the first program starts this command, which exits with the last
 #[derive(Args)]
 pub struct Steward {
-    /// The address: 10.0.0.1, fd00::1, or fe80::1%eth0
+    /// Address to share: 10.0.0.1, fd00::1, or fe80::1%eth0
     address: String,
-    /// Let programs of any user have a part
+    /// Allow programs of any user
     #[arg(long)]
     any_user: bool,
 }

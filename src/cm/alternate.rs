@@ -12,7 +12,7 @@ impl Cm {
     /// Offers an alternate path to the peer (LAP); one offer at a time.
     ///
     /// # Errors
-    /// [`CmError`], if the connection is not established, an offer is not answered yet, or the data do not
+    /// [`CmError`], if the connection is not established, an offer is outstanding, or the data do not
     /// fit a message.
     pub fn load_alternate(
         &mut self,
@@ -60,7 +60,7 @@ impl Cm {
             cm.send_uncached_response(to, transaction, Apr { local: id, remote, status, ..Apr::default() });
         };
         match conn.offer {
-            // Both ends offer at the same time: each waits for the answer to its own offer.
+            // Both ends offer at the same time: each waits for the response to its own offer.
             Offer::Sent { .. } => return self.counters.unexpected += 1,
             Offer::Received { transaction: of } if of == transaction => {
                 let message = Acknowledged::Lap;
@@ -71,10 +71,10 @@ impl Cm {
             Offer::Received { .. } => return self.counters.unexpected += 1,
             Offer::None => {}
         }
-        if let Some(answer) = conn.cached_response.as_ref().filter(|a| a.to == MessageKind::Lap)
-            && Mad::parse(&*answer.mad).is_ok_and(|a| a.transaction == transaction)
+        if let Some(response) = conn.cached_response.as_ref().filter(|a| a.to == MessageKind::Lap)
+            && Mad::parse(&*response.mad).is_ok_and(|a| a.transaction == transaction)
         {
-            let (mad, with) = (*answer.mad, answer.with);
+            let (mad, with) = (*response.mad, response.with);
             self.counters.duplicates += 1;
             return self.send_response(to, mad, with);
         }
@@ -97,7 +97,7 @@ impl Cm {
         self.push_event(id, Event::AlternateOffered { path, private_data: Box::new(lap.private_data) });
     }
 
-    /// Answers the peer's offer of an alternate path (APR).
+    /// Responds to the peer's offer of an alternate path (APR).
     ///
     /// # Errors
     /// [`CmError`], if there is no offer, or if the data do not fit a message.
@@ -111,7 +111,7 @@ impl Cm {
     ) -> Result<(), CmError> {
         let (info, info_len) = information(info)?;
         let private_data = padded(private_data)?;
-        let action = "answer an alternate path";
+        let action = "respond to an alternate path";
         let conn = self.conn(id, &[State::Established], action)?;
         let Offer::Received { transaction } = conn.offer else {
             return Err(CmError::State { connection: id, state: conn.state, action });
@@ -126,7 +126,7 @@ impl Cm {
         Ok(())
     }
 
-    /// Handles the peer's request for more time (MRA) to answer our offer. Only the first one counts.
+    /// Handles the peer's request for more time (MRA) to respond to our offer. Only the first one counts.
     pub(super) fn on_mra_of_lap(&mut self, now: Instant, id: CommId, mra: &Mra) {
         let service_timeout = self.clamp_timeout(mra.service_timeout);
         let Some(conn) = self.connections.get_mut(&id) else { return };
@@ -140,7 +140,7 @@ impl Cm {
         self.push_event(id, Event::Delayed { service_timeout: mra.service_timeout, private_data });
     }
 
-    /// Handles an APR: the peer answers our offer.
+    /// Handles an APR: the peer responds to our offer.
     pub(super) fn on_apr(&mut self, id: CommId, transaction: u64, apr: &Apr) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
         match conn.offer {

@@ -26,7 +26,7 @@ impl Cm {
     /// # Errors
     /// [`CmError`], in a state in which the peer's queue pair is not known.
     pub fn rtr(&self, id: ConnId) -> Result<QpAttr, CmError> {
-        let conn = self.conn_with_known_qp(id, "go to RTR")?;
+        let conn = self.conn_with_known_qp(id, "move the queue pair to RTR")?;
         let qp_params = &conn.qp_params;
         let attr = QpAttr {
             state: Some(QpState::Rtr),
@@ -48,7 +48,7 @@ impl Cm {
     /// # Errors
     /// [`CmError`], in a state in which the peer's queue pair is not known.
     pub fn rts(&self, id: ConnId) -> Result<QpAttr, CmError> {
-        let conn = self.conn_with_known_qp(id, "go to RTS")?;
+        let conn = self.conn_with_known_qp(id, "move the queue pair to RTS")?;
         let qp_params = &conn.qp_params;
         let attr = QpAttr {
             state: Some(QpState::Rts),

@@ -175,8 +175,8 @@ impl Cm {
             return Err(RejReason::UnsupportedRequest);
         }
         let peer = (rep.ca_guid, source.from.dgid);
-        let taken = self.by_remote.get(&(peer, rep.local)).is_some_and(|other| *other != id);
-        if taken || self.is_stale(now, peer, rep.qpn) {
+        let in_use = self.by_remote.get(&(peer, rep.local)).is_some_and(|other| *other != id);
+        if in_use || self.is_stale(now, peer, rep.qpn) {
             self.counters.stale += 1;
             return Err(RejReason::StaleConnection);
         }
@@ -189,7 +189,7 @@ impl Cm {
     /// [`CmError`], in a state other than REP received, or if the data do not fit a message.
     pub fn ready(&mut self, _now: Instant, id: ConnId, private_data: &[u8]) -> Result<(), CmError> {
         let private_data = padded(private_data)?;
-        let conn = self.conn(id, &[State::RepRcvd, State::DelayingRep], "be ready to use")?;
+        let conn = self.conn(id, &[State::RepRcvd, State::DelayingRep], "send RTU")?;
         conn.state = State::Established;
         let (transaction, remote) = (conn.transaction, conn.remote);
         let rtu = Rtu { local: id.0, remote, private_data };

@@ -8,7 +8,7 @@ use crate::wire::{AckTimeout, Gid, Mtu};
 /// Configuration of a connection manager: properties of its NIC, and limits.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CmConfig {
-    /// GUID of the channel adapter. Peers tell connections apart by this GUID and the communication ID.
+    /// GUID of the channel adapter. Peers distinguish connections by this GUID and the communication ID.
     pub ca_guid: u64,
     /// GIDs of the NIC by index; unset entries cannot be used.
     pub gids: Vec<Gid>,
@@ -20,7 +20,7 @@ pub struct CmConfig {
     pub ids: CommIds,
     /// Maximum number of connections, requests and resolutions; those in time-wait do not count.
     pub max_connections: usize,
-    /// Maximum number of unanswered requests of a listener, whatever backlog it asks for.
+    /// Maximum number of unanswered requests of a listener, whatever backlog it requests.
     pub max_backlog: usize,
     /// Maximum number of connections in time-wait; beyond it the oldest one ends early.
     pub max_time_wait: usize,

@@ -8,7 +8,7 @@ use crate::wire::mad::{CommId, MAD_LEN, MessageKind, ServiceId};
 use crate::wire::{AckTimeout, Gid, Psn, Qpn};
 
 /// Identity of the other end: CA GUID and GID. A channel adapter with several addresses counts as several
-/// peers, and adapters that wrongly share a GUID are told apart by address.
+/// peers, and adapters that wrongly share a GUID are distinguished by address.
 pub(super) type Peer = (u64, Gid);
 
 /// A connection or a service ID resolution, from its first message to the end of time-wait.
@@ -68,10 +68,10 @@ pub(super) struct PendingRequest {
     pub retries_left: u8,
 }
 
-/// The last response, kept to be replayed if the message that it answers is retransmitted.
+/// The last response, kept to be replayed if the request is retransmitted.
 #[derive(Debug)]
 pub(super) struct CachedResponse {
-    /// Kind of the message that it answers.
+    /// Kind of the request.
     pub to: MessageKind,
     pub with: MessageKind,
     pub mad: Box<[u8; MAD_LEN]>,
@@ -84,7 +84,7 @@ pub(super) struct Probe {
     pub at: Instant,
 }
 
-/// An alternate path that one end has offered and the other has not answered.
+/// An alternate path that one end has offered and to which the other has not responded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Offer {
     None,
@@ -164,7 +164,7 @@ impl Connection {
         self.state == State::TimeWait
     }
 
-    /// Returns how long packets of the connection may stay in flight after the last transmission.
+    /// Returns how long packets of the connection may remain in flight after the last transmission.
     pub fn time_wait(&self) -> Duration {
         timeout_duration(self.qp_params.ack_timeout)
     }

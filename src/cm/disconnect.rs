@@ -74,7 +74,7 @@ impl Cm {
         self.send_uncached_response(to, transaction, dreq);
     }
 
-    /// Ends the connection if a DREP answers our probe, as the peer does not know the connection then. No
+    /// Ends the connection if a DREP responds to our probe, as the peer does not know the connection then. No
     /// other host can know the probe's transaction ID.
     pub(super) fn on_probe_answered(&mut self, now: Instant, id: CommId, transaction: u64) {
         let probe = self.connections.get(&id).and_then(|conn| conn.probe);
@@ -113,7 +113,7 @@ impl Cm {
         self.push_event(id, Event::DisconnectRequested(Box::new(dreq.private_data)));
     }
 
-    /// Ends a connection: the peer has confirmed the disconnect, has rejected, or is gone.
+    /// Ends a connection: the peer has confirmed the disconnect, has rejected, or does not respond.
     pub(super) fn finish_disconnect(
         &mut self,
         now: Instant,
@@ -121,7 +121,7 @@ impl Cm {
         private_data: Option<Box<[u8; 224]>>,
     ) {
         if let Some(conn) = self.connections.get_mut(&id) {
-            // The kept response belongs to the connection that has ended.
+            // The cached response belongs to the connection that has ended.
             conn.cached_response = None;
         }
         self.push_event(id, Event::Disconnected { private_data });
@@ -177,7 +177,7 @@ impl Cm {
     /// Notifies the peer that our retries are exhausted (REJ with reason timeout).
     pub(super) fn send_timeout(&mut self, id: CommId) {
         let Some(conn) = self.connections.get(&id) else { return };
-        // A peer whose ID we never learned identifies the connection by our CA GUID.
+        // A peer whose ID was never received identifies the connection by our CA GUID.
         let ca_guid = self.config.ca_guid.to_be_bytes();
         let (to, transaction) = (conn.to, conn.transaction);
         let rej = super::server::build_rej(id, conn.remote, Rejected::None, RejReason::Timeout, &ca_guid);
@@ -185,7 +185,7 @@ impl Cm {
         self.send(to, mad.bytes(), MessageKind::Rej);
     }
 
-    /// Requests more time from the peer (MRA) for the answer to its request, reply or alternate path.
+    /// Requests more time from the peer (MRA) for the response to its request, reply or alternate path.
     ///
     /// # Errors
     /// [`CmError`], in a state in which the peer expects no response, or if the data do not fit a message.
@@ -198,7 +198,7 @@ impl Cm {
     ) -> Result<(), CmError> {
         use State as S;
         let private_data = padded(private_data)?;
-        let action = "ask for patience";
+        let action = "request more time";
         let states = [S::ReqRcvd, S::DelayingReq, S::RepRcvd, S::DelayingRep, S::Established];
         let conn = self.conn(id, &states, action)?;
         let mut transaction = conn.transaction;

@@ -12,12 +12,12 @@ use crate::wire::mad::{CommId, MAD_LEN, Mad, Message, MessageKind};
 
 /// Pads `bytes` with zeros to the length of a private data field.
 pub(super) fn padded<const N: usize>(bytes: &[u8]) -> Result<[u8; N], CmError> {
-    let mut whole = [0; N];
-    let Some(front) = whole.get_mut(..bytes.len()) else {
+    let mut field = [0; N];
+    let Some(front) = field.get_mut(..bytes.len()) else {
         return Err(CmError::PrivateData { len: bytes.len(), max: N });
     };
     front.copy_from_slice(bytes);
-    Ok(whole)
+    Ok(field)
 }
 
 /// Pads additional rejection information to its field, and returns the number of valid bytes with it.
@@ -110,7 +110,7 @@ impl Cm {
         }
     }
 
-    /// Queues the last event of a connection, and forgets the connection.
+    /// Queues the last event of a connection, and removes the connection.
     pub(super) fn close_connection(&mut self, id: CommId, event: Event) {
         self.push_event(id, event);
         self.remove_connection(id);
@@ -134,7 +134,8 @@ impl Cm {
         }
     }
 
-    /// Removes a request from its listener's backlog, as a program has answered or taken it or it has ended.
+    /// Removes a request from its listener's backlog, as a program has responded to it or dequeued it, or it
+    /// has ended.
     pub(super) fn remove_from_backlog(&mut self, id: CommId) {
         let Some(listener) = self.connections.get_mut(&id).and_then(|c| c.backlog_of.take()) else { return };
         if let Some(listener) = self.listeners.get_mut(&listener) {
@@ -142,7 +143,7 @@ impl Cm {
         }
     }
 
-    /// Puts a connection in time-wait: its ID stays in use as long as its packets may be in flight, and for
+    /// Puts a connection in time-wait: its ID remains in use as long as its packets may be in flight, and for
     /// `at_least`.
     pub(super) fn enter_time_wait(&mut self, now: Instant, id: CommId, at_least: Duration) {
         self.stop_retransmission(id);
@@ -150,8 +151,8 @@ impl Cm {
         self.unlink_qp(id);
         let Some(conn) = self.connections.get_mut(&id) else { return };
         conn.state = State::TimeWait;
-        let longest = timeout_duration(self.config.max_timeout);
-        let wait = conn.time_wait().min(longest).max(at_least).max(self.config.min_time_wait);
+        let max_wait = timeout_duration(self.config.max_timeout);
+        let wait = conn.time_wait().min(max_wait).max(at_least).max(self.config.min_time_wait);
         let peer_to_peer = (conn.service, conn.to.dgid, id);
         self.peer_to_peer.remove(&peer_to_peer);
         self.arm(id, Some(now + wait));

@@ -6,11 +6,11 @@ use crate::wire::mad::ServiceId;
 /// Error of a call to the connection manager. A call that fails changes nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CmError {
-    /// The connection was never there, or is over and forgotten.
-    #[error("{0} is not known: it was released, or its time-wait is over")]
+    /// The connection never existed, or has ended and was removed.
+    #[error("{0} does not exist: it was released, or its time-wait has ended")]
     Unknown(ConnId),
     /// The state of the connection does not permit the call.
-    #[error("{connection} is in {state}, where one cannot {action}")]
+    #[error("cannot {action}: {connection} is in state '{state}'")]
     State {
         /// The connection.
         connection: ConnId,
@@ -20,13 +20,13 @@ pub enum CmError {
         action: &'static str,
     },
     /// Another listener serves the service.
-    #[error("{0} is listened to already: take another port, or end that listener")]
-    Taken(ServiceId),
+    #[error("service {0} already has a listener: use another port, or close that listener")]
+    InUse(ServiceId),
     /// The number of connections has reached the configured maximum.
-    #[error("{0} connections are there, which is the most: release some")]
+    #[error("the maximum of {0} connections is reached: release some")]
     TooMany(usize),
     /// The private data do not fit the message.
-    #[error("{len} bytes of private data, and the message holds {max}")]
+    #[error("{len} bytes of private data exceed the {max} bytes of the message")]
     PrivateData {
         /// Number of bytes given.
         len: usize,
@@ -34,12 +34,12 @@ pub enum CmError {
         max: usize,
     },
     /// The additional information exceeds 72 bytes.
-    #[error("{0} bytes of additional information, and the message holds 72")]
+    #[error("{0} bytes of additional information exceed the 72 bytes of the message")]
     Info(usize),
     /// The source GID index of a path refers to no GID.
-    #[error("GID index {0} is unset: the path has no source address")]
+    #[error("GID index {0} is empty: use an index with a source address")]
     Gid(u8),
     /// Datagram (UD) queue pairs have no connections.
-    #[error("datagram queue pairs are not connected: ask for one with sidr_request")]
+    #[error("UD queue pairs have no connections: use sidr_request")]
     Datagram,
 }

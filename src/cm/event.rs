@@ -8,7 +8,7 @@ use crate::wire::{AckTimeout, PKey, Psn, QKey, Qpn};
 /// An event of a connection, a connection request or a service ID resolution.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
-    /// A client requests a connection, which `accept`, `reject` or `delay` answers.
+    /// A client requests a connection; the response is `accept`, `reject` or `delay`.
     Requested(Box<Requested>),
     /// The server accepts. The queue pair is to be brought to RTS (`rtr`, `rts`), followed by `ready` or
     /// `reject`.
@@ -38,27 +38,27 @@ pub enum Event {
     /// Time-wait is over: no packet of the old connection is in flight any more, and the queue pair may be
     /// reused.
     TimeWaitOver,
-    /// The peer offers an alternate path (LAP), which `respond_to_alternate` answers.
+    /// The peer offers an alternate path (LAP); the response is `respond_to_alternate`.
     AlternateOffered {
         /// The offered path, from our side.
         path: Path,
         /// Private data of the LAP.
         private_data: Box<[u8; 168]>,
     },
-    /// The peer answers the alternate path that we offered (APR).
+    /// The peer responds to the alternate path that we offered (APR).
     AlternateResponse {
-        /// Whether the peer has loaded the path, or why not.
+        /// Whether the peer has loaded the path, or the reason of the rejection.
         status: AprStatus,
         /// Additional information; its meaning depends on the status.
         info: Box<[u8]>,
         /// Private data of the APR.
         private_data: Box<[u8; 148]>,
     },
-    /// The peer has not answered the alternate path that we offered; the connection persists.
+    /// The peer has not responded to the alternate path that we offered; the connection persists.
     AlternateTimeout,
-    /// A client requests the queue pair of a datagram service, which `sidr_reply` answers.
+    /// A client requests the queue pair of a datagram service; the response is `sidr_reply`.
     SidrRequested(Box<SidrRequested>),
-    /// The peer has answered our service ID resolution. Last event of the resolution.
+    /// The peer has responded to our service ID resolution. Last event of the resolution.
     SidrResponse(Box<SidrResponse>),
 }
 
@@ -157,7 +157,7 @@ pub struct SidrRequested {
 /// The response to a service ID resolution (SIDR_REP).
 #[derive(Clone, PartialEq, Debug)]
 pub struct SidrResponse {
-    /// Whether the queue pair is valid, or why there is none.
+    /// Whether the queue pair is valid, or the reason of the rejection.
     pub status: SidrStatus,
     /// Number of the queue pair that serves the datagrams.
     pub qpn: Qpn,

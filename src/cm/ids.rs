@@ -24,7 +24,7 @@ impl IdPool {
     }
 
     /// Returns the next free ID. There is one, because far fewer IDs are in use than the range holds.
-    pub fn allocate(&mut self, is_taken: impl Fn(CommId) -> bool) -> CommId {
+    pub fn allocate(&mut self, is_in_use: impl Fn(CommId) -> bool) -> CommId {
         loop {
             self.next = self.next.wrapping_add(1);
             let Some(low) = self.permutation.invert(self.next & u32::MAX >> self.range.bits) else {
@@ -32,7 +32,7 @@ impl IdPool {
             };
             let id = self.range.id(low);
             // The permutation excludes 0, which stands for an unknown ID.
-            if !is_taken(id) {
+            if !is_in_use(id) {
                 return id;
             }
         }

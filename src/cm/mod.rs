@@ -1,5 +1,5 @@
-//! The InfiniBand connection manager (IBA chapter 12), sans I/O: takes MADs and instants, produces MADs,
-//! deadlines and events.
+//! The InfiniBand connection manager (IBA chapter 12), sans I/O: its inputs are MADs and instants, its
+//! outputs MADs, deadlines and events.
 //!
 //! A [`Cm`] serves one NIC. Its driver passes MADs received on QP1 to [`Cm::handle_mad`], sends the MADs that
 //! [`Cm::poll_transmit`] returns, calls [`Cm::handle_timeout`] at the deadline that [`Cm::poll_timeout`]
@@ -20,8 +20,8 @@
 //! | [`Event::TimeWaitOver`] | [`Event::TimeWaitOver`] |
 //!
 //! Every message that expects a response is retransmitted until the response arrives or the retries are
-//! exhausted; every duplicate of a received message is answered again. The state kept for a peer is bounded,
-//! whatever it sends.
+//! exhausted; every duplicate of a received message gets the response again. The state kept for a peer is
+//! bounded, whatever it sends.
 #![forbid(unsafe_code)]
 
 mod alternate;

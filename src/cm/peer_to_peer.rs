@@ -10,19 +10,19 @@ impl Cm {
     pub(super) fn find_peer_to_peer(&self, req: &Req, source: &MadSource) -> Option<CommId> {
         let (service, gid) = (req.service, source.from.dgid);
         let range = (service, gid, CommId(0))..=(service, gid, CommId(u32::MAX));
-        let waits = |id: &CommId| {
+        let awaits_rep = |id: &CommId| {
             let conn = self.connections.get(id);
             conn.is_some_and(|c| c.state.awaits_rep())
         };
         // A request that returns to its own sender does not cross itself.
-        let is_itself = |id: &CommId| *id == req.local && self.config.ca_guid == req.ca_guid;
-        self.peer_to_peer.range(range).map(|(_, _, id)| *id).find(|id| waits(id) && !is_itself(id))
+        let is_same_request = |id: &CommId| *id == req.local && self.config.ca_guid == req.ca_guid;
+        self.peer_to_peer.range(range).map(|(_, _, id)| *id).find(|id| awaits_rep(id) && !is_same_request(id))
     }
 
     /// Resolves two requests that cross: the one from the larger CA GUID counts; if both are equal, the one
-    /// with the larger queue pair number (or the larger GID, if hosts wrongly share a GUID). The winner stays
-    /// the client and ignores the other request. The loser becomes the server, and the request is reported to
-    /// its program.
+    /// with the larger queue pair number (or the larger GID, if hosts wrongly share a GUID). The winner
+    /// remains the client and ignores the other request. The loser becomes the server, and the request is
+    /// reported to its program.
     pub(super) fn on_peer_to_peer_req(&mut self, id: CommId, source: &MadSource, mad: &Mad, req: &Req) {
         let Some(ours) = self.connections.get(&id) else { return };
         let (our_qpn, our_gid) = (ours.qp_params.qp.map(|qp| qp.qpn), self.gid(ours.to.sgid_index));

@@ -1,8 +1,8 @@
 //! Pending listeners: requests for a service whose listener is expected shortly are queued for a grace
 //! period.
 //!
-//! Programs tell their clients a port before they listen on it, or end a listener and listen on the same port
-//! again. A client that is faster would be rejected; instead, its request waits for the listener.
+//! Programs announce a port to their clients before they listen on it, or close a listener and listen on the
+//! same port again. The request of a faster client would be rejected; instead, it waits for the listener.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -57,8 +57,8 @@ impl PendingListeners {
         let Some(until) = self.until.get(&service).copied().filter(|until| *until > now) else {
             return false;
         };
-        let known = |w: &QueuedRequest| w.mad == *mad && w.source == *source;
-        if self.queued.iter().any(known) {
+        let is_duplicate = |w: &QueuedRequest| w.mad == *mad && w.source == *source;
+        if self.queued.iter().any(is_duplicate) {
             return true;
         }
         let has_room = self.queued.len() < MAX_PENDING;
@@ -70,8 +70,8 @@ impl PendingListeners {
 
     /// Drops the queued request of a client that gives up.
     pub fn remove_request(&mut self, from: Gid, id: CommId) {
-        let asks = |mad: &Mad| matches!(&mad.message, Message::Req(req) if req.local == id);
-        self.queued.retain(|w| w.source.from.dgid != from || !asks(&w.mad));
+        let is_request = |mad: &Mad| matches!(&mad.message, Message::Req(req) if req.local == id);
+        self.queued.retain(|w| w.source.from.dgid != from || !is_request(&w.mad));
     }
 
     pub fn deadline(&self) -> Option<Instant> {
@@ -113,10 +113,10 @@ impl Cm {
             return;
         }
         for QueuedRequest { service, source, mad, .. } in self.pending_listeners.take_due(now) {
-            let crosses = |req: &Req| self.find_peer_to_peer(req, &source).is_some();
-            let is_peers = matches!(&mad.message, Message::Req(req) if crosses(req));
+            let matches_peer_to_peer = |req: &Req| self.find_peer_to_peer(req, &source).is_some();
+            let is_peer_to_peer = matches!(&mad.message, Message::Req(req) if matches_peer_to_peer(req));
             match &mad.message {
-                _ if self.find_listener(service).is_none() && !is_peers => {
+                _ if self.find_listener(service).is_none() && !is_peer_to_peer => {
                     self.reject_no_service(&source, &mad)
                 }
                 Message::Req(req) => self.on_req(now, &source, &mad, req),
@@ -129,8 +129,8 @@ impl Cm {
     /// Rejects a request for a service without a listener.
     fn reject_no_service(&mut self, source: &MadSource, mad: &Mad) {
         self.counters.no_service += 1;
-        if let Some(answer) = unmatched::response(&mad.message) {
-            self.send_uncached_response(source.from, mad.transaction, answer);
+        if let Some(response) = unmatched::response(&mad.message) {
+            self.send_uncached_response(source.from, mad.transaction, response);
         }
     }
 }

@@ -1,5 +1,4 @@
-//! Received messages: finds the connection that a message is for, and takes the step that the state table
-//! assigns.
+//! Received messages: finds the connection of a message, and executes the step that the state table assigns.
 
 use super::connection::CachedResponse;
 use super::state::{Step, step};
@@ -35,7 +34,7 @@ impl Cm {
                     self.respond_to_unknown_connection(source, &mad);
                 }
                 Some(id) if !self.is_from_peer(id, source, message) => self.counters.wrong_peer += 1,
-                Some(id) => self.take_step(now, id, source, &mad),
+                Some(id) => self.execute_step(now, id, source, &mad),
             },
         }
     }
@@ -43,7 +42,7 @@ impl Cm {
     /// Finds the connection that a message is for.
     fn find(&self, source: &MadSource, message: &Message) -> Option<CommId> {
         match (message.recipient(), message) {
-            // A client that gives up before it has learned our ID identifies itself by its CA GUID (IBA
+            // A client that gives up before it has received our ID identifies itself by its CA GUID (IBA
             // 12.6.7.2).
             (Recipient::Connection(CommId(0)), Message::Rej(rej)) if rej.reason == RejReason::Timeout => {
                 let ca_guid = u64::from_be_bytes(*rej.info().first_chunk()?);
@@ -75,22 +74,22 @@ impl Cm {
         conn.to.dgid == source.from.dgid && same_id
     }
 
-    /// Answers a message for an unknown connection, if its sender waits for a response.
+    /// Responds to a message for an unknown connection, if its sender waits for a response.
     fn respond_to_unknown_connection(&mut self, source: &MadSource, mad: &Mad) {
-        let answer = match &mad.message {
+        let response = match &mad.message {
             Message::Lap(m) => {
                 let status = AprStatus::InvalidCommId;
                 Some(Apr { local: m.remote, remote: m.local, status, ..Apr::default() }.into())
             }
             message => unmatched::response(message),
         };
-        if let Some(answer) = answer {
-            self.send_uncached_response(source.from, mad.transaction, answer);
+        if let Some(response) = response {
+            self.send_uncached_response(source.from, mad.transaction, response);
         }
     }
 
-    /// Takes the step of the state table.
-    pub(super) fn take_step(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad) {
+    /// Executes the step of the state table.
+    pub(super) fn execute_step(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad) {
         let Some(state) = self.connections.get(&id).map(|c| c.state) else { return };
         let Some(step) = step(state, mad.message.kind()) else {
             self.counters.unexpected += 1;
@@ -132,16 +131,16 @@ impl Cm {
         let service_timeout = self.config.service_timeout;
         let Some(conn) = self.connections.get_mut(&id) else { return };
         let (to, remote, kind) = (conn.to, conn.remote, message.kind());
-        if let Some(answer) = conn.cached_response.as_ref().filter(|a| a.to == kind) {
-            let (mad, with) = (*answer.mad, answer.with);
+        if let Some(response) = conn.cached_response.as_ref().filter(|a| a.to == kind) {
+            let (mad, with) = (*response.mad, response.with);
             return self.send_response(to, mad, with);
         }
-        let asked = match conn.state {
+        let delayable = match conn.state {
             State::ReqRcvd => Some((Acknowledged::Req, State::DelayingReq)),
             State::RepRcvd => Some((Acknowledged::Rep, State::DelayingRep)),
             _ => None,
         };
-        if let Some((message, state)) = asked {
+        if let Some((message, state)) = delayable {
             conn.state = state;
             let mra = Mra { local: id, remote, message, service_timeout, ..Mra::default() };
             let mad = Mad { transaction, modifier: 0, message: mra.into() };

@@ -17,7 +17,7 @@ pub(super) struct Listener {
     /// Mask of the service ID bits that must match.
     pub mask: u64,
     pub backlog: usize,
-    /// Number of requests that no program has answered or taken.
+    /// Number of requests to which no program has responded and that none has dequeued.
     pub waiting: usize,
 }
 
@@ -46,18 +46,19 @@ impl Cm {
     /// Listens for connection requests and service ID resolutions of `service`. Service ID bits that are
     /// clear in `mask` are ignored.
     ///
-    /// `backlog` is the maximum number of requests neither answered nor [dequeued](Self::dequeue_request).
+    /// `backlog` is the maximum number of requests without a response that are not
+    /// [dequeued](Self::dequeue_request).
     ///
     /// # Errors
-    /// [`CmError::Taken`] if another listener here serves an overlapping range.
+    /// [`CmError::InUse`] if another listener here serves an overlapping range.
     pub fn listen(&mut self, service: ServiceId, mask: u64, backlog: usize) -> Result<ListenerId, CmError> {
-        let clashes = |other: &Listener| (other.service.0 ^ service.0) & other.mask & mask == 0;
-        let taken = match mask {
+        let overlaps = |other: &Listener| (other.service.0 ^ service.0) & other.mask & mask == 0;
+        let in_use = match mask {
             u64::MAX => self.find_listener(service).is_some(),
-            _ => self.listeners.values().any(clashes),
+            _ => self.listeners.values().any(overlaps),
         };
-        if taken {
-            return Err(CmError::Taken(service));
+        if in_use {
+            return Err(CmError::InUse(service));
         }
         self.last_listener += 1;
         let id = ListenerId(self.last_listener);
@@ -67,13 +68,13 @@ impl Cm {
             u64::MAX => drop(self.services.insert(service, id)),
             _ => self.masked.push(id),
         }
-        self.pending_listeners.end_grace_period(|vacant| (vacant.0 ^ service.0) & mask == 0);
+        self.pending_listeners.end_grace_period(|pending| (pending.0 ^ service.0) & mask == 0);
         Ok(id)
     }
 
-    /// Ends a listener. Requests whose event is not polled yet are rejected; those already polled stay as
-    /// connections. A listener for a single service leaves a grace period of one second: requests that arrive
-    /// within it wait until its end for another listener.
+    /// Ends a listener. Requests whose event is not polled yet are rejected; those already polled remain as
+    /// connections. After a listener for a single service there is a grace period of one second: requests
+    /// that arrive within it wait until its end for another listener.
     pub fn unlisten(&mut self, now: Instant, listener: ListenerId) {
         let Some(ended) = self.listeners.remove(&listener) else { return };
         self.masked.retain(|l| *l != listener);
@@ -153,12 +154,12 @@ impl Cm {
     fn on_req_with_known_id(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad, req: &Req) {
         let Some(conn) = self.connections.get(&id) else { return };
         if conn.qp_params.remote_qpn != req.qpn || conn.service != req.service {
-            // Not a duplicate: the peer has reused its ID before the first connection was forgotten here.
+            // Not a duplicate: the peer has reused its ID before the first connection was removed here.
             self.counters.stale += 1;
             let rej = build_rej(CommId(0), req.local, Rejected::Req, RejReason::StaleConnection, &[]);
             self.send_uncached_response(source.from, mad.transaction, rej);
         } else {
-            self.take_step(now, id, source, mad);
+            self.execute_step(now, id, source, mad);
         }
     }
 
@@ -169,7 +170,7 @@ impl Cm {
     pub(super) fn is_stale(&mut self, now: Instant, peer: Peer, qpn: Qpn) -> bool {
         let Some(old) = self.by_qpn.get(&(peer, qpn)).copied() else { return false };
         match self.connections.get(&old).map(|c| c.state) {
-            // The reuse of the queue pair tells that the peer has ended the connection, as our DREQ requests.
+            // The reuse of the queue pair shows that the peer has ended the connection, as our DREQ requests.
             Some(State::DreqSent) => {
                 self.finish_disconnect(now, old, None);
                 return false;
@@ -188,7 +189,7 @@ impl Cm {
         }
     }
 
-    /// Validates a request, and returns the connection that it asks for.
+    /// Validates a request, and returns the requested connection.
     pub(super) fn check_req(&self, source: &MadSource, mad: &Mad, req: &Req) -> Result<Connection, RejCause> {
         let qp_type = match (req.transport, req.extended_transport) {
             (TransportService::Rc, _) => QpType::Rc,
@@ -279,7 +280,7 @@ impl Cm {
         self.push_event(id, Event::Requested(Box::new(requested)));
     }
 
-    /// Removes a request from its listener's backlog: a program has taken it over, but not answered it.
+    /// Removes a request from its listener's backlog: a program has dequeued it, but not responded to it.
     pub fn dequeue_request(&mut self, id: ConnId) {
         self.remove_from_backlog(id.0);
     }
@@ -350,7 +351,7 @@ impl Cm {
     /// [`CmError`], in a state other than REP sent or established.
     pub fn establish(&mut self, _now: Instant, id: ConnId) -> Result<bool, CmError> {
         let states = [State::RepSent, State::RepDelayed, State::Established];
-        let conn = self.conn(id, &states, "note that data came")?;
+        let conn = self.conn(id, &states, "establish the connection on received data")?;
         let new = conn.state != State::Established;
         conn.state = State::Established;
         if new {

@@ -44,7 +44,7 @@ impl Cm {
         let key = (source.from.dgid, req.request);
         if let Some(id) = self.by_sidr_request.get(&key).copied() {
             if self.connections.get(&id).is_some_and(|c| c.service == req.service) {
-                return self.take_step(now, id, source, mad);
+                return self.execute_step(now, id, source, mad);
             }
             // The requester has reused its request ID for another service.
             self.by_sidr_request.remove(&key);
@@ -83,14 +83,14 @@ impl Cm {
         self.push_event(id, Event::SidrRequested(Box::new(requested)));
     }
 
-    /// Answers a SIDR_REQ (SIDR_REP). No further events are reported.
+    /// Responds to a SIDR_REQ (SIDR_REP). No further events are reported.
     ///
     /// # Errors
     /// [`CmError`], in a state other than SIDR_REQ received, or if the data do not fit a message.
     pub fn sidr_reply(&mut self, now: Instant, id: ConnId, reply: &SidrReply<'_>) -> Result<(), CmError> {
         let (info, info_len) = information(reply.info)?;
         let private_data = padded(reply.private_data)?;
-        self.conn(id, &[State::SidrReqRcvd], "answer a SIDR_REQ")?;
+        self.conn(id, &[State::SidrReqRcvd], "respond to a SIDR_REQ")?;
         let mut rep = SidrRep {
             status: reply.status,
             qpn: reply.qpn,
@@ -120,7 +120,7 @@ impl Cm {
 
     /// Handles a SIDR_REP to our request.
     pub(super) fn on_sidr_rep(&mut self, id: CommId, mad: &Mad, rep: &SidrRep) {
-        let answered = SidrResponse {
+        let response = SidrResponse {
             status: rep.status,
             qpn: rep.qpn,
             qkey: rep.qkey,
@@ -128,6 +128,6 @@ impl Cm {
             info: rep.info().into(),
             private_data: rep.private_data,
         };
-        self.close_connection(id, Event::SidrResponse(Box::new(answered)));
+        self.close_connection(id, Event::SidrResponse(Box::new(response)));
     }
 }

@@ -56,7 +56,7 @@ impl State {
         State::SidrReqRcvd,
     ];
 
-    /// Reports whether this is a client whose request is not answered yet.
+    /// Reports whether this is a client that waits for the REP.
     pub(super) const fn awaits_rep(self) -> bool {
         matches!(self, State::ReqSent | State::ReqDelayed)
     }
@@ -100,7 +100,7 @@ pub(super) enum Step {
     EnterTimeWait,
     /// The peer disconnects (DREQ): reported to the program.
     RecvDreq,
-    /// The peer does not know the connection, if the DREP answers a [probe](super::Cm::probe).
+    /// The peer does not know the connection, if the DREP responds to a [probe](super::Cm::probe).
     EnterTimeWaitIfProbed,
     /// Both ends disconnect at the same time.
     SimultaneousDreq,
@@ -108,20 +108,20 @@ pub(super) enum Step {
     RecvLap,
     /// The peer requests more time for the alternate path that we offered (MRA).
     RecvMraOfLap,
-    /// The peer answers the alternate path that we offered (APR).
+    /// The peer responds to the alternate path that we offered (APR).
     RecvApr,
-    /// The peer answers a service ID resolution (SIDR_REP).
+    /// The peer responds to a service ID resolution (SIDR_REP).
     RecvSidrRep,
 }
 
-/// Returns the step that a message causes in a state, or `None` if it is late or makes no sense and is
+/// Returns the step that a message causes in a state, or `None` if it is late or not expected and is
 /// ignored.
 pub(super) const fn step(state: State, message: MessageKind) -> Option<Step> {
     use MessageKind as M;
     use State as S;
     Some(match (state, message) {
         (S::ReqSent | S::ReqDelayed, M::Rep) => Step::RecvRep,
-        // Only one MRA counts; otherwise a peer could extend the wait for ever.
+        // Only one MRA counts; otherwise a peer could extend the wait forever.
         (S::ReqSent | S::RepSent, M::Mra) => Step::RecvMra,
         (S::ReqSent | S::ReqDelayed | S::ReqRcvd | S::DelayingReq, M::Rej) => Step::End,
         (S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep, M::Rej) => Step::End,

@@ -1,4 +1,4 @@
-//! Deadlines: retransmits what is not answered, and gives up when the retries are exhausted.
+//! Deadlines: retransmits messages without a response, and ends the exchange when the retries are exhausted.
 
 use super::connection::Offer;
 use super::{Cm, Event, State};
@@ -39,11 +39,11 @@ impl Cm {
                 self.counters.retransmitted += 1;
                 self.send(to, mad, kind);
             }
-            _ => self.give_up(now, id),
+            _ => self.on_retries_exhausted(now, id),
         }
     }
 
-    fn give_up(&mut self, now: Instant, id: CommId) {
+    fn on_retries_exhausted(&mut self, now: Instant, id: CommId) {
         self.counters.timed_out += 1;
         let Some(conn) = self.connections.get_mut(&id) else { return };
         conn.pending_request = None;

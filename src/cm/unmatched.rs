@@ -3,7 +3,7 @@
 
 use crate::wire::mad::{Drep, Message, Rej, RejReason, Rejected, SidrRep, SidrStatus};
 
-/// Returns the response to an unmatched message, or `None` if it gets none and its sender runs into a
+/// Returns the response to an unmatched message, or `None` if there is none and its sender runs into a
 /// timeout.
 pub(crate) fn response(message: &Message) -> Option<Message> {
     Some(match message {
@@ -20,7 +20,7 @@ pub(crate) fn response(message: &Message) -> Option<Message> {
             let message = Rejected::Rep;
             Rej { local: rep.remote, remote: rep.local, message, reason, ..Rej::default() }.into()
         }
-        // The connection is gone, as the peer requests.
+        // The connection no longer exists, as the peer requests.
         Message::Dreq(dreq) => Drep { local: dreq.remote, remote: dreq.local, ..Drep::default() }.into(),
         _ => return None,
     })

@@ -19,29 +19,30 @@ pub(crate) enum Clock {
 
 impl Clock {
     /// Returns the nanoseconds from 1970 to this clock's origin, or 0 in virtual time, which has no other
-    /// origin. `known` holds the offset measured before, or 0, and is updated.
+    /// origin. `last` holds the offset measured before, or 0, and is updated.
     ///
     /// The wall clock and the monotonic clock run at the same rate, so the offset changes only when the wall
     /// clock is set. A measurement yields bounds between which the offset lies. The lower bound is kept and
     /// only ever raised, unless the wall clock was set back, so that times computed with it do not go
     /// backwards.
-    pub fn wallclock_offset(&self, known: &AtomicU64) -> u64 {
+    pub fn wallclock_offset(&self, last: &AtomicU64) -> u64 {
         if matches!(self, Clock::Fabric(fabric) if fabric.is_virtual()) {
             return 0;
         }
         let (before, wall, after) = (self.now(), SystemTime::now(), self.now());
         let wall = wall.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
-        let (least, most) = (wall.saturating_sub(after.0), wall.saturating_sub(before.0));
-        let next = |known| if known > most { least } else { least.max(known) };
-        let known = known.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |known| Some(next(known)));
-        known.map_or(least, next)
+        let (min, max) = (wall.saturating_sub(after.0), wall.saturating_sub(before.0));
+        let next = |last| if last > max { min } else { min.max(last) };
+        let last = last.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(next(last)));
+        last.map_or(min, next)
     }
 
     pub fn now(&self) -> Instant {
         match self {
             Clock::Real => {
-                let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has this clock");
-                // Never 0, which stands for "not yet" where instants are stored in atomics.
+                let time =
+                    clock_gettime(ClockId::CLOCK_MONOTONIC).expect("CLOCK_MONOTONIC is available on Linux");
+                // Never 0, which means "not set" where instants are stored in atomics.
                 Instant(time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64 + 1)
             }
             Clock::Fabric(fabric) => fabric.now(),

@@ -16,9 +16,9 @@ use crate::wire::{Gid, Qpn};
 /// Reason why a queue pair could not be attached to a multicast group.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// The NIC refused: the queue pair or the group is of the wrong kind, or a limit is reached.
+    /// The queue pair or the group is of the wrong kind, or a limit is reached.
     #[error(transparent)]
-    Refused(#[from] MulticastError),
+    Multicast(#[from] MulticastError),
     /// The link could not join the group.
     #[error(transparent)]
     Join(#[from] JoinError),

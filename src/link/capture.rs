@@ -40,7 +40,7 @@ pub enum Timestamps {
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
     /// The file cannot be created.
-    #[error("cannot write the capture file {path}: {source}; name a file in a directory you may write to")]
+    #[error("cannot write the capture file {path}: {source}; use a path in a writable directory")]
     Create {
         /// The file.
         path: PathBuf,
@@ -51,7 +51,7 @@ pub enum CaptureError {
     #[error("cannot write the capture: {0}")]
     Write(io::Error),
     /// Some packets could not be written.
-    #[error("{name} lacks {lost} packets: {source}; the others are intact")]
+    #[error("{lost} packets are missing from {name}: {source}; the others are intact")]
     Incomplete {
         /// Name of the capture.
         name: String,
@@ -357,7 +357,7 @@ struct CapturedPacket<'a> {
     data: &'a [u8],
 }
 
-/// A comment that waits for its packet.
+/// A comment whose packet is not written yet.
 struct PendingComment {
     direction: Direction,
     /// The packet, if a fault dropped it: it may never reach the capture, and is then written with its
@@ -417,11 +417,11 @@ impl CaptureHandle {
         }
         let mut texts: Vec<String> = Vec::new();
         pending_comments.retain_mut(|n| {
-            let mine = n.direction == direction && data.starts_with(&n.bth);
-            if mine {
+            let matches = n.direction == direction && data.starts_with(&n.bth);
+            if matches {
                 texts.push(std::mem::take(&mut n.text));
             }
-            !mine
+            !matches
         });
         (!texts.is_empty()).then(|| texts.join("; "))
     }
@@ -648,8 +648,11 @@ mod tests {
             intact: true,
             comment: String::new(),
         };
-        let (sent, came) = (5_000_000_007, 6_000_000_000);
-        assert_eq!(rows, [row(0, sent, 0, 8), row(0, sent, 1, 9), row(1, came, 0, 8), row(1, came, 1, 9)]);
+        let (sent, received) = (5_000_000_007, 6_000_000_000);
+        assert_eq!(
+            rows,
+            [row(0, sent, 0, 8), row(0, sent, 1, 9), row(1, received, 0, 8), row(1, received, 1, 9)]
+        );
     }
 
     /// Sends 1..=4 with faults on both sides; returns (interface, PSN, whether the ICRC is valid, comment).
@@ -662,8 +665,8 @@ mod tests {
             // The capture is created last, so the observers get its handle through a cell.
             let cells: [Arc<Mutex<Option<CaptureHandle>>>; 2] = Default::default();
             let wrap = |link, rules, cell: &Arc<Mutex<Option<CaptureHandle>>>, name| {
-                let told = cell.clone();
-                let observer = move |e: &FaultEvent<'_>| lock(&told).as_ref().unwrap().comment(e);
+                let handle = cell.clone();
+                let observer = move |e: &FaultEvent<'_>| lock(&handle).as_ref().unwrap().comment(e);
                 let capture = file.capture(Faults::new(link, rules, 0).with_observer(observer), name);
                 *lock(cell) = Some(capture.handle());
                 capture
@@ -688,16 +691,18 @@ mod tests {
     #[test]
     fn faults_become_comments_at_the_wire_and_at_the_nic() {
         let dropped = || "fault drop=2, packet 2".to_owned();
-        let spoiled = || "fault corrupt=3, packet 3".to_owned();
-        let refused = || "fault rx:drop=1, packet 1".to_owned();
-        let no = String::new;
+        let corrupted = || "fault corrupt=3, packet 3".to_owned();
+        let rx_dropped = || "fault rx:drop=1, packet 1".to_owned();
+        let none = String::new;
         // At the wire: the dropped packet never arrives there, and is added.
-        let tx = [(0, 1, true, no()), (0, 3, false, spoiled()), (0, 4, true, no()), (0, 2, true, dropped())];
-        let rx = [(1, 1, true, refused()), (1, 3, false, no()), (1, 4, true, no())];
+        let tx =
+            [(0, 1, true, none()), (0, 3, false, corrupted()), (0, 4, true, none()), (0, 2, true, dropped())];
+        let rx = [(1, 1, true, rx_dropped()), (1, 3, false, none()), (1, 4, true, none())];
         assert_eq!(with_faults(false), [&tx[..], &rx[..]].concat());
         // At the NIC: all packets as the NIC sent them.
-        let tx = [(0, 1, true, no()), (0, 2, true, dropped()), (0, 3, true, spoiled()), (0, 4, true, no())];
-        let rx = [(1, 3, false, no()), (1, 4, true, no()), (1, 1, true, refused())];
+        let tx =
+            [(0, 1, true, none()), (0, 2, true, dropped()), (0, 3, true, corrupted()), (0, 4, true, none())];
+        let rx = [(1, 3, false, none()), (1, 4, true, none()), (1, 1, true, rx_dropped())];
         assert_eq!(with_faults(true), [&tx[..], &rx[..]].concat());
     }
 

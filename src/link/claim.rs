@@ -7,24 +7,27 @@ use crate::wire::mad::ServiceId;
 /// Reason why requests for a service cannot be directed to this process.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
-    /// Another process on the address, or another socket of this process, has the service.
-    #[error("service {service} is in use on {address}: choose another port, or end the program that has it")]
-    Taken {
+    /// Another process on the address, or another socket of this process, has registered the service.
+    #[error(
+        "service {service} is in use on {address}: use another port, or stop the program that listens on it"
+    )]
+    InUse {
         /// ID of the service.
         service: ServiceId,
         /// The address.
         address: String,
     },
     /// The address does not belong to the link.
-    #[error("{address} is no address of the device")]
+    #[error("{address} is not an address of the device")]
     NotLocal {
         /// The requested address.
         address: std::net::IpAddr,
     },
     /// The process may no longer enter the directory of the sockets.
     #[error(
-        "service {service}: the directory {directory} cannot be entered by user {user} ({source}): listen before the process \
-         changes its user or its root directory, or share the address with any user (urxe run --any-user)"
+        "service {service}: the directory {directory} cannot be entered by user {user} ({source}): listen \
+         before the process changes its user or root directory, or share the address with any user \
+         (urxe run --any-user)"
     )]
     NoAccess {
         /// ID of the service.
@@ -37,7 +40,7 @@ pub enum ClaimError {
         source: io::Error,
     },
     /// A system call failed unexpectedly.
-    #[error("cannot have requests for service {service} come here: {source}")]
+    #[error("cannot register service {service} for this process: {source}")]
     System {
         /// ID of the service.
         service: ServiceId,

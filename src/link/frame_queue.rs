@@ -46,13 +46,13 @@ impl FrameQueue {
     /// Removes the first `n` bytes, which may end within a frame.
     pub fn consume(&mut self, n: usize) {
         self.head += n;
-        let mut left = n;
+        let mut remaining = n;
         while let Some(len) = self.lens.front_mut() {
-            if left < *len {
-                *len -= left;
+            if remaining < *len {
+                *len -= remaining;
                 return;
             }
-            left -= *len;
+            remaining -= *len;
             self.lens.pop_front();
         }
     }
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_leave_in_order_and_unchanged() {
+    fn frames_are_dequeued_in_order_and_unchanged() {
         let mut q = FrameQueue::default();
         let mut next = 0u32;
         for i in 0..5000u32 {

@@ -33,7 +33,7 @@ const SEND_TIMEOUT: Duration = Duration::from_millis(200);
 const BATCH: usize = 64;
 /// Maximum number of frames that are read while a sender is blocked.
 const RX_BACKLOG: usize = 4096;
-/// Interval between attempts to connect to a listener that is gone.
+/// Interval between attempts to connect to a listener that has closed.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The Unix socket that carries the frames.
@@ -78,11 +78,13 @@ pub struct FramesError {
 fn hint(wire: &FramesWire, e: &io::Error) -> &'static str {
     match (wire, e.kind()) {
         (FramesWire::Connect(_), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-            ": nobody listens there; start the listening side first"
+            ": no process listens on the socket; start the listening side first"
         }
         (FramesWire::Connect(_), _) => "",
-        (_, io::ErrorKind::AddrInUse) => ": another process has it, or it is no socket; choose another path",
-        (_, io::ErrorKind::NotFound) => ": make the directory first",
+        (_, io::ErrorKind::AddrInUse) => {
+            ": another process uses the path, or the file is not a socket; choose another path"
+        }
+        (_, io::ErrorKind::NotFound) => ": create the directory first",
         _ => "",
     }
 }
@@ -103,21 +105,21 @@ impl FromStr for FramesConfig {
     type Err = SpecError;
 
     fn from_str(s: &str) -> Result<FramesConfig, SpecError> {
-        let bad = || SpecError::Form {
+        let invalid = || SpecError::Form {
             text: s.to_owned(),
             form: "frames:dgram:LOCAL,REMOTE,ip=… or frames:listen:PATH,ip=… or frames:connect:PATH,ip=…",
         };
-        let (kind, rest) = s.strip_prefix("frames:").and_then(|s| s.split_once(':')).ok_or_else(bad)?;
+        let (kind, rest) = s.strip_prefix("frames:").and_then(|s| s.split_once(':')).ok_or_else(invalid)?;
         let mut parts = rest.split(',');
         let mut path = || -> Result<PathBuf, SpecError> {
-            let text = parts.next().filter(|p| !p.is_empty() && !p.contains('=')).ok_or_else(bad)?;
+            let text = parts.next().filter(|p| !p.is_empty() && !p.contains('=')).ok_or_else(invalid)?;
             Ok(PathBuf::from(text))
         };
         let wire = match kind {
             "dgram" => FramesWire::Dgram { local: path()?, remote: path()? },
             "listen" => FramesWire::Listen(path()?),
             "connect" => FramesWire::Connect(path()?),
-            _ => return Err(bad()),
+            _ => return Err(invalid()),
         };
         let options = Options::parse(parts)?;
         let host_stack = options.host_stack().ok_or(SpecError::NoAddress)?;
@@ -138,8 +140,8 @@ pub struct FramesLink {
     rx: FrameQueue,
     local: Loopback,
     counters: LinkCounters,
-    /// Set when the peer took nothing for [`SEND_TIMEOUT`]; no sender is blocked again until it takes
-    /// something.
+    /// Set when the peer accepted nothing for [`SEND_TIMEOUT`]; no sender is blocked again until the peer
+    /// accepts data.
     stalled: bool,
     reconnect_at: Instant,
 }
@@ -192,14 +194,14 @@ impl FramesLink {
             self.interest = EpollFlags::empty();
             return Ok(());
         };
-        let mut wanted = EpollFlags::EPOLLIN;
+        let mut interest = EpollFlags::EPOLLIN;
         if !self.tx.is_empty() {
-            wanted |= EpollFlags::EPOLLOUT;
+            interest |= EpollFlags::EPOLLOUT;
         }
-        if wanted == self.interest {
+        if interest == self.interest {
             return Ok(());
         }
-        let mut event = EpollEvent::new(wanted, 0);
+        let mut event = EpollEvent::new(interest, 0);
         // After a (re)connect the socket is a new one, which the epoll instance does not contain yet.
         if self.interest.is_empty() || self.epoll.modify(fd, &mut event).is_err() {
             match self.epoll.add(fd, event) {
@@ -207,7 +209,7 @@ impl FramesLink {
                 other => other?,
             }
         }
-        self.interest = wanted;
+        self.interest = interest;
         Ok(())
     }
 
@@ -227,7 +229,7 @@ impl FramesLink {
         if self.host_stack.is_member(flow.dst) && !self.local.push(burst) {
             self.counters.tx_dropped += burst.packets as u64;
         }
-        if !self.socket.is_connected() || self.backlog_stays_full() {
+        if !self.socket.is_connected() || self.is_backlog_full_after_wait() {
             self.counters.tx_dropped += burst.packets as u64;
             return;
         }
@@ -254,15 +256,15 @@ impl FramesLink {
             self.socket.queue(&mut self.tx, |out| out.extend_from_slice(frame));
             self.host_stack.transmitted();
         }
-        let before = self.tx.byte_len();
+        let len_before = self.tx.byte_len();
         self.counters.tx_dropped += self.socket.flush(&mut self.tx);
-        if self.tx.is_empty() || self.tx.byte_len() < before {
+        if self.tx.is_empty() || self.tx.byte_len() < len_before {
             self.stalled = false;
         }
     }
 
     /// Blocks for a limited time while the backlog is full. Returns whether it is still full.
-    fn backlog_stays_full(&mut self) -> bool {
+    fn is_backlog_full_after_wait(&mut self) -> bool {
         if self.tx.byte_len() < BACKLOG_BYTES {
             return false;
         }
@@ -272,17 +274,17 @@ impl FramesLink {
             if self.tx.byte_len() < BACKLOG_BYTES / 2 {
                 return false;
             }
-            let left = SEND_TIMEOUT.saturating_sub(start.elapsed());
-            if left.is_zero() {
+            let remaining = SEND_TIMEOUT.saturating_sub(start.elapsed());
+            if remaining.is_zero() {
                 self.stalled = true;
                 break;
             }
-            self.wait_writable(left);
+            self.wait_writable(remaining);
         }
         self.tx.byte_len() >= BACKLOG_BYTES
     }
 
-    /// Waits until the peer takes more data, and keeps reading meanwhile: two peers that each only wait for
+    /// Waits until the peer accepts more data, and keeps reading meanwhile: two peers that each only wait for
     /// the other to read would deadlock.
     fn wait_writable(&mut self, at_most: Duration) {
         let Some(fd) = self.socket.fd() else { return };
@@ -311,7 +313,7 @@ impl FramesLink {
 }
 
 impl Drop for FramesLink {
-    /// Gives the last packets, mostly acknowledgements, up to the send timeout (200 ms) to be sent.
+    /// Waits up to the send timeout (200 ms) until the last packets, mostly acknowledgements, are sent.
     fn drop(&mut self) {
         let start = std::time::Instant::now();
         self.flush();

@@ -21,10 +21,10 @@ pub enum BindError {
     #[error(transparent)]
     Frames(#[from] FramesError),
     /// The specification names a fabric, which is not a port.
-    #[error("a fabric is within one process; this is a port")]
+    #[error("a fabric exists only within one process: create its ports with Fabric::port")]
     Fabric,
     /// More than one shard for a link that supports only one.
-    #[error("several shards need a udp or packet link, and this is {link}")]
+    #[error("link {link} supports only one shard: use a udp or packet link")]
     Shards {
         /// The link.
         link: LinkSpec,
@@ -62,41 +62,41 @@ impl FromStr for LinkSpec {
         let (kind, rest) = text.split_once(':').map_or((text, None), |(k, r)| (k, Some(r)));
         match (kind, rest) {
             ("fabric", None) => Ok(LinkSpec::Fabric),
-            ("fabric", Some(_)) => Err("the fabric takes no options: write --link fabric".into()),
+            ("fabric", Some(_)) => Err("fabric has no options: write --link fabric".into()),
             ("udp", None) => Ok(LinkSpec::Udp(None)),
-            ("udp", Some(place)) => udp(place),
+            ("udp", Some(text)) => udp(text),
             ("frames", _) => text.parse().map(LinkSpec::Frames).map_err(|e: SpecError| e.to_string()),
             ("packet", _) => text.parse().map(LinkSpec::Packet).map_err(|e: SpecError| e.to_string()),
             _ => Err(format!(
-                "there is no link '{kind}': there are fabric, udp[:ADDR], udp:IF, packet:IF and frames:…"
+                "unknown link '{kind}': expected fabric, udp[:ADDR], udp:IF, packet:IF or frames:…"
             )),
         }
     }
 }
 
 /// Parses an address, an interface, or an address with its interface.
-fn udp(place: &str) -> Result<LinkSpec, String> {
+fn udp(text: &str) -> Result<LinkSpec, String> {
     // IPv6 addresses are accepted plain (fd00::1) or in brackets as in a URL.
-    let bare = place.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(place);
+    let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
     if let Ok(ip) = bare.parse() {
         return Ok(LinkSpec::Udp(Some(ip)));
     }
     let is_name = |name: &str| {
         let looks_like_an_address = name.bytes().all(|b| b.is_ascii_digit() || b == b'.');
-        let strange = |c: char| c.is_whitespace() || c.is_control() || "/:,%[]".contains(c);
-        !looks_like_an_address && name.len() <= MAX_NAME && !name.contains(strange)
+        let is_invalid = |c: char| c.is_whitespace() || c.is_control() || "/:,%[]".contains(c);
+        !looks_like_an_address && name.len() <= MAX_NAME && !name.contains(is_invalid)
     };
     if let Some((ip, interface)) = bare.split_once('%')
         && let (Ok(ip), true) = (ip.parse(), is_name(interface))
     {
         return Ok(LinkSpec::UdpOn { interface: interface.to_owned(), address: Some(ip) });
     }
-    if is_name(place) {
-        return Ok(LinkSpec::UdpOn { interface: place.to_owned(), address: None });
+    if is_name(text) {
+        return Ok(LinkSpec::UdpOn { interface: text.to_owned(), address: None });
     }
     Err(format!(
-        "'{place}' is no IP address and no interface: write udp, udp:10.0.0.1, udp:fd00::1, udp:fe80::1%eth0 or udp:eth0 \
-         (the port is always 4791)"
+        "'{text}' is not an IP address or interface name: write udp, udp:10.0.0.1, udp:fd00::1, \
+         udp:fe80::1%eth0 or udp:eth0 (the port is always 4791)"
     ))
 }
 
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn station_links_take_a_vlan_and_its_priority() {
+    fn host_stack_links_have_a_vlan_and_its_priority() {
         let vlan = |text: &str| match text.parse::<LinkSpec>()? {
             LinkSpec::Packet(config) => Ok(config.host_stack.and_then(|s| s.vlan)),
             LinkSpec::Frames(config) => Ok(config.host_stack.vlan),
@@ -251,28 +251,31 @@ mod tests {
         assert_eq!(vlan("packet:eth0,ip=10.0.0.1/24,vlan=5,pcp=3"), tag(5, 3));
         assert_eq!(vlan("frames:dgram:/a,/b,ip=10.0.0.1/24,vlan=4094"), tag(4094, 0));
         assert_eq!(vlan("packet:eth0,ip=10.0.0.1/24"), Ok(None));
-        for (options, why) in [
-            ("ip=10.0.0.1/24,vlan=0", "vlan=0: not a VLAN from 1 to 4094"),
-            ("ip=10.0.0.1/24,vlan=4095", "vlan=4095: not a VLAN"),
+        for (options, expected) in [
+            ("ip=10.0.0.1/24,vlan=0", "vlan=0: not a VLAN ID from 1 to 4094"),
+            ("ip=10.0.0.1/24,vlan=4095", "vlan=4095: not a VLAN ID"),
             ("ip=10.0.0.1/24,vlan=5,pcp=8", "pcp=8: not a priority from 0 to 7"),
-            ("ip=10.0.0.1/24,pcp=1", "give the VLAN too"),
+            ("ip=10.0.0.1/24,pcp=1", "add the VLAN ID"),
             ("ip=10.0.0.1/24,vlan=5,vlan=6", "given twice"),
-            ("vlan=5", "describe a station"),
+            ("vlan=5", "configure a host stack"),
         ] {
-            let got = vlan(&format!("packet:eth0,{options}")).unwrap_err();
-            assert!(got.contains(why), "{options}: {got}");
+            let error = vlan(&format!("packet:eth0,{options}")).unwrap_err();
+            assert!(error.contains(expected), "{options}: {error}");
         }
     }
 
     #[test]
     fn bad_link_specs_explain_the_error() {
-        let why = |text: &str| text.parse::<LinkSpec>().unwrap_err();
-        assert!(why("ib0").contains("no link 'ib0'"));
+        let error = |text: &str| text.parse::<LinkSpec>().unwrap_err();
+        assert!(error("ib0").contains("unknown link 'ib0'"));
         for text in ["", "10.0.0.300", "a-name-of-16-byte", "eth0/24", "fe80::1%", "10.0.0%eth0"] {
-            assert!(why(&format!("udp:{text}")).contains(&format!("'{text}' is no IP address")), "{text}");
+            assert!(
+                error(&format!("udp:{text}")).contains(&format!("'{text}' is not an IP address")),
+                "{text}"
+            );
         }
-        assert!(why("udp:10.0.0.1:4791").contains("the port is always 4791"));
-        assert!(why("fabric:2").contains("no options"));
-        assert!(why("frames:dgram:/a,/b").contains("ip=ADDRESS/PREFIX"));
+        assert!(error("udp:10.0.0.1:4791").contains("the port is always 4791"));
+        assert!(error("fabric:2").contains("no options"));
+        assert!(error("frames:dgram:/a,/b").contains("ip=ADDRESS/PREFIX"));
     }
 }

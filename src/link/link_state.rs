@@ -27,7 +27,7 @@ pub(crate) struct LinkStateMonitor {
 enum State {
     Up,
     Down,
-    Gone,
+    Removed,
 }
 
 impl LinkStateMonitor {
@@ -59,8 +59,8 @@ impl LinkStateMonitor {
     }
 
     /// Reports whether all interfaces were removed, as of the last call of [`is_up`](Self::is_up).
-    pub fn is_gone(&self) -> bool {
-        self.interfaces.iter().all(|(_, state)| *state == State::Gone)
+    pub fn is_removed(&self) -> bool {
+        self.interfaces.iter().all(|(_, state)| *state == State::Removed)
     }
 
     /// Requests the current state of each interface from the kernel.
@@ -95,7 +95,7 @@ impl LinkStateMonitor {
             }
             let [.., f0, f1, f2, f3, _, _, _, _] = *body;
             let state = match u32::from_ne_bytes([f0, f1, f2, f3]) & UP_AND_RUNNING {
-                _ if kind == libc::RTM_DELLINK => State::Gone,
+                _ if kind == libc::RTM_DELLINK => State::Removed,
                 UP_AND_RUNNING => State::Up,
                 _ => State::Down,
             };
@@ -135,27 +135,33 @@ mod tests {
     }
 
     #[test]
-    fn watch_is_up_while_any_interface_has_a_carrier() {
-        let mut w = LinkStateMonitor::open([1 << 30, 1 << 29]).unwrap();
+    fn monitor_is_up_while_any_interface_has_a_carrier() {
+        let mut monitor = LinkStateMonitor::open([1 << 30, 1 << 29]).unwrap();
         let (up, running) = (libc::IFF_UP, libc::IFF_UP | libc::IFF_RUNNING);
-        assert!(is_up_after(&mut w, libc::RTM_NEWLINK, 1 << 30, up, 0));
-        assert!(is_up_after(&mut w, libc::RTM_NEWLINK, 7, 0, 8), "of another interface");
-        assert!(!is_up_after(&mut w, libc::RTM_NEWLINK, 1 << 29, 0, 8));
-        assert!(is_up_after(&mut w, libc::RTM_NEWLINK, 1 << 29, running, 8));
-        assert!(!is_up_after(&mut w, libc::RTM_DELLINK, 1 << 29, running, 8), "an interface that is gone");
-        assert!(!w.is_gone());
+        assert!(is_up_after(&mut monitor, libc::RTM_NEWLINK, 1 << 30, up, 0));
+        assert!(
+            is_up_after(&mut monitor, libc::RTM_NEWLINK, 7, 0, 8),
+            "the message is for another interface"
+        );
+        assert!(!is_up_after(&mut monitor, libc::RTM_NEWLINK, 1 << 29, 0, 8));
+        assert!(is_up_after(&mut monitor, libc::RTM_NEWLINK, 1 << 29, running, 8));
+        assert!(
+            !is_up_after(&mut monitor, libc::RTM_DELLINK, 1 << 29, running, 8),
+            "the interface was removed"
+        );
+        assert!(!monitor.is_removed());
         // An interface that leaves a bridge.
-        let mut leaves = vec![0; NLMSGHDR_LEN + IFINFOMSG_LEN];
-        leaves[..4].copy_from_slice(&((NLMSGHDR_LEN + IFINFOMSG_LEN) as u32).to_ne_bytes());
-        leaves[4..6].copy_from_slice(&libc::RTM_DELLINK.to_ne_bytes());
-        leaves[NLMSGHDR_LEN] = libc::AF_BRIDGE as u8;
-        leaves[20..24].copy_from_slice(&(1u32 << 30).to_ne_bytes());
-        w.process_messages(&leaves);
-        assert!(!w.is_gone());
-        assert!(!is_up_after(&mut w, libc::RTM_DELLINK, 1 << 30, 0, 8) && w.is_gone());
+        let mut bridge_message = vec![0; NLMSGHDR_LEN + IFINFOMSG_LEN];
+        bridge_message[..4].copy_from_slice(&((NLMSGHDR_LEN + IFINFOMSG_LEN) as u32).to_ne_bytes());
+        bridge_message[4..6].copy_from_slice(&libc::RTM_DELLINK.to_ne_bytes());
+        bridge_message[NLMSGHDR_LEN] = libc::AF_BRIDGE as u8;
+        bridge_message[20..24].copy_from_slice(&(1u32 << 30).to_ne_bytes());
+        monitor.process_messages(&bridge_message);
+        assert!(!monitor.is_removed());
+        assert!(!is_up_after(&mut monitor, libc::RTM_DELLINK, 1 << 30, 0, 8) && monitor.is_removed());
         // Truncated and invalid messages.
         for bytes in [&[][..], &[1; 3], &[0; 16], &[0xff; 64]] {
-            w.process_messages(bytes);
+            monitor.process_messages(bytes);
         }
     }
 

@@ -9,10 +9,10 @@ use std::os::fd::{AsFd, AsRawFd};
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// The address is not a multicast address.
-    #[error("{0} is no multicast address: those are in 224.0.0.0/4 and ff00::/8")]
+    #[error("{0} is not a multicast address: use one in 224.0.0.0/4 or ff00::/8")]
     NotMulticast(IpAddr),
     /// The link has no address of the IP version of the group.
-    #[error("the link has no address of the IP version of {0}, so it cannot join it")]
+    #[error("cannot join {0}: the link has no address of that IP version")]
     NoAddress(IpAddr),
     /// A system call failed.
     #[error("cannot join {group}: {source}{}", hint(.source))]
@@ -26,9 +26,11 @@ pub enum JoinError {
 
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
-        Some(libc::EADDRINUSE) => ": a process has UDP port 4791 of it for itself (SO_REUSEADDR is not set)",
-        Some(libc::ENOBUFS) => ": one socket is in as many groups as net.ipv4.igmp_max_memberships allows",
-        Some(libc::ENODEV) => ": its interface is gone",
+        Some(libc::EADDRINUSE) => {
+            ": another socket has bound UDP port 4791 of the group without SO_REUSEADDR"
+        }
+        Some(libc::ENOBUFS) => ": the socket has reached the limit net.ipv4.igmp_max_memberships",
+        Some(libc::ENODEV) => ": the interface was removed",
         _ => "",
     }
 }

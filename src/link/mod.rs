@@ -151,8 +151,8 @@ pub struct LinkCounters {
 
 impl LinkCounters {
     /// Counts a frame that was dropped because of a parse error.
-    pub(crate) fn count(&mut self, why: &FrameError) {
-        *match why {
+    pub(crate) fn count(&mut self, error: &FrameError) {
+        *match error {
             FrameError::Truncated { .. }
             | FrameError::LengthTooShort { .. }
             | FrameError::UdpLength { .. } => &mut self.rx_truncated,
@@ -165,7 +165,7 @@ impl LinkCounters {
         } += 1;
     }
 
-    /// Counts a RoCEv1 packet that was dropped; `intact` tells whether its ICRC is valid.
+    /// Counts a RoCEv1 packet that was dropped; `intact`: whether its ICRC is valid.
     pub(crate) fn count_roce_v1(&mut self, intact: bool) {
         *(if intact { &mut self.rx_roce_v1 } else { &mut self.rx_roce_v1_corrupt }) += 1;
     }
@@ -233,7 +233,7 @@ pub trait Link: Send {
     /// recovers as from any loss.
     ///
     /// # Errors
-    /// Only if the link itself is gone (socket closed, interface removed).
+    /// Only if the link itself no longer works (socket closed, interface removed).
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()>;
 
     /// Reports whether the link reads the bytes of a queue only by [`crate::transport::TxBurst::copy_to`].
@@ -246,7 +246,7 @@ pub trait Link: Send {
     /// were none. Never blocks.
     ///
     /// # Errors
-    /// Only if the link itself is gone.
+    /// Only if the link itself no longer works.
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize>;
 
     /// Joins a multicast group: packets to the group are received from now on, including those that this link

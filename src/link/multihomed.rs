@@ -11,11 +11,11 @@ use crate::nic::QpnPartition;
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::mad::ServiceId;
 
-/// Time without traffic after which a member is considered asleep, unless it is the one used last.
+/// Time without traffic after which a member is considered idle, unless it is the one used last.
 const ACTIVE_TIME: Duration = Duration::from_millis(10);
 
-/// Interval at which one sleeping member is polled. Members that are awake are polled every time. Polling all
-/// of them would cost a system call for every unused address, as much as the poll itself.
+/// Interval at which one idle member is polled. Active members are polled every time. Polling all members
+/// would cost a system call for every unused address, as much as the poll itself.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// A link composed of others: bursts are sent by the member that has their source address, and packets of all
@@ -26,9 +26,9 @@ pub struct Multihomed<L> {
     info: LinkInfo,
     /// Index of the member that was used last.
     last: usize,
-    /// Round-robin position among the sleeping members.
+    /// Round-robin position among the idle members.
     next: usize,
-    /// Time at which sleeping members were last due for polling.
+    /// Time at which idle members were last due for polling.
     last_idle_poll: Instant,
     /// Scratch queue for the bursts of one member, if a turn has packets for several.
     scratch: TxQueue,
@@ -99,8 +99,7 @@ impl<L: Link> Multihomed<L> {
         i == self.last || now.since(self.members[i].used) < ACTIVE_TIME
     }
 
-    /// Returns the number of sleeping members to poll now: one for each [`IDLE_POLL_INTERVAL`] that has
-    /// passed.
+    /// Returns the number of idle members to poll now: one for each [`IDLE_POLL_INTERVAL`] that has passed.
     fn due(&mut self, now: Instant) -> usize {
         let intervals = now.since(self.last_idle_poll).as_nanos() / IDLE_POLL_INTERVAL.as_nanos();
         if intervals > 0 {
@@ -136,18 +135,18 @@ impl<L: Link> Link for Multihomed<L> {
         // The bursts are copied apart: packets of two addresses are rare in one turn, and their bytes are
         // still in the cache.
         let mut scratch = std::mem::replace(&mut self.scratch, TxQueue::new(self.info.burst));
-        let mut left = queue.packets();
+        let mut unmatched = queue.packets();
         let mut outcome = Ok(());
         for i in 0..self.members.len() {
             scratch.clear();
             let own = |ip: &IpAddr| self.members[i].link.info().addresses.contains(ip);
             queue.bursts().filter(|burst| own(&burst.flow.src)).for_each(|burst| scratch.push_burst(&burst));
-            left -= scratch.packets();
+            unmatched -= scratch.packets();
             if !scratch.is_empty() && outcome.is_ok() {
                 outcome = self.mark_used(i, now).transmit(now, &scratch);
             }
         }
-        self.unmatched_source += left as u64;
+        self.unmatched_source += unmatched as u64;
         self.scratch = scratch;
         outcome
     }
@@ -189,13 +188,13 @@ impl<L: Link> Link for Multihomed<L> {
 
     fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
         let applies = |m: &Member<L>| address.is_none_or(|ip| m.link.info().addresses.contains(&ip));
-        let those: Vec<usize> = (0..self.members.len()).filter(|i| applies(&self.members[*i])).collect();
-        if let Some(address) = address.filter(|_| those.is_empty()) {
+        let selected: Vec<usize> = (0..self.members.len()).filter(|i| applies(&self.members[*i])).collect();
+        if let Some(address) = address.filter(|_| selected.is_empty()) {
             return Err(ClaimError::NotLocal { address });
         }
-        for (n, i) in those.iter().enumerate() {
+        for (n, i) in selected.iter().enumerate() {
             if let Err(e) = self.members[*i].link.claim(service, address) {
-                those[..n].iter().for_each(|i| self.members[*i].link.release(service, address));
+                selected[..n].iter().for_each(|i| self.members[*i].link.release(service, address));
                 return Err(e);
             }
         }
@@ -264,8 +263,8 @@ mod tests {
         /// Length of the first packet, number of packets and all bytes of each burst.
         sent: Vec<(usize, usize, Vec<u8>)>,
         groups: Vec<IpAddr>,
-        /// Services that another process has; `claimed` lists those of this one.
-        taken: Vec<ServiceId>,
+        /// Services that another process has claimed; `claimed` lists those of this process.
+        in_use: Vec<ServiceId>,
         claimed: Vec<ServiceId>,
     }
 
@@ -305,8 +304,8 @@ mod tests {
         fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
             assert!(address.is_none_or(|ip| self.info.addresses.contains(&ip)));
             let mut script = self.script.lock().unwrap();
-            if script.taken.contains(&service) {
-                return Err(ClaimError::Taken { service, address: self.info.name.clone() });
+            if script.in_use.contains(&service) {
+                return Err(ClaimError::InUse { service, address: self.info.name.clone() });
             }
             script.claimed.push(service);
             Ok(())
@@ -329,8 +328,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Combines scripted links with one address each; returns it and the scripts.
-    fn joined(addresses: &[&str]) -> (Multihomed<Scripted>, Vec<Arc<Mutex<Script>>>) {
+    /// Combines scripted links with one address each; returns the link and the scripts.
+    fn multihomed(addresses: &[&str]) -> (Multihomed<Scripted>, Vec<Arc<Mutex<Script>>>) {
         let scripts: Vec<Arc<Mutex<Script>>> = addresses.iter().map(|_| Arc::default()).collect();
         let links = addresses.iter().zip(&scripts).enumerate().map(|(i, (address, script))| Scripted {
             info: LinkInfo {
@@ -363,18 +362,18 @@ mod tests {
 
     #[test]
     fn info_has_all_addresses_and_the_smallest_limits() {
-        let (mut link, _) = joined(&["fe80::1", "10.0.0.1", "fd00::1"]);
+        let (mut link, _) = multihomed(&["fe80::1", "10.0.0.1", "fd00::1"]);
         let info = link.info().clone();
         assert_eq!(info.addresses, ["fe80::1", "10.0.0.1", "fd00::1"].map(ip));
         assert_eq!((info.mtu, info.burst.packets, info.window), (1498, 62, 99_998));
-        assert!(link.is_up(), "as the first is");
+        assert!(link.is_up(), "the port state is that of the first member");
         assert_eq!((link.counters().tx_dropped, link.counters().rx_overflow), (3, 6));
         assert!(Multihomed::<Scripted>::new("none".into(), Vec::new()).is_none());
     }
 
     #[test]
-    fn bursts_leave_by_the_member_with_their_source_address() {
-        let (mut link, scripts) = joined(&["fe80::1", "10.0.0.1"]);
+    fn bursts_are_sent_by_the_member_with_their_source_address() {
+        let (mut link, scripts) = multihomed(&["fe80::1", "10.0.0.1"]);
         let mut queue = TxQueue::new(link.info().burst);
         let packet = |i: u8, len| vec![i; len];
         queue.push_raw(&flow("10.0.0.1"), 0, &packet(1, 100), None);
@@ -394,21 +393,21 @@ mod tests {
     }
 
     #[test]
-    fn idle_members_are_polled_only_every_nap() {
-        let (mut link, scripts) = joined(&["fe80::1", "10.0.0.1", "fd00::1"]);
+    fn idle_members_are_polled_only_once_per_interval() {
+        let (mut link, scripts) = multihomed(&["fe80::1", "10.0.0.1", "fd00::1"]);
         scripts[1].lock().unwrap().incoming.push_back(vec![0; 64]);
         let start = 1_000_000 * US;
-        assert_eq!(receive(&mut link, start), 1, "all sleep, and it is long since one was looked at");
+        assert_eq!(receive(&mut link, start), 1, "all members are idle, and all are due for polling");
         polls(&scripts);
         for at in 1..=1000 {
             receive(&mut link, start + at * US);
         }
-        assert_eq!(polls(&scripts), [10, 1000, 10], "of a thousand microseconds, each fiftieth");
+        assert_eq!(polls(&scripts), [10, 1000, 10], "an idle member is polled every 50 us");
     }
 
     #[test]
-    fn sleeping_member_receives_within_a_nap_and_then_stays_awake() {
-        let (mut link, scripts) = joined(&["fe80::1", "10.0.0.1"]);
+    fn idle_member_receives_within_an_interval_and_is_then_active() {
+        let (mut link, scripts) = multihomed(&["fe80::1", "10.0.0.1"]);
         let mut now = 1_000_000 * US;
         scripts[1].lock().unwrap().incoming.push_back(vec![0; 64]);
         assert_eq!(receive(&mut link, now), 1);
@@ -418,7 +417,7 @@ mod tests {
             now += US;
         }
         assert!(Duration::from_nanos(now - since) <= IDLE_POLL_INTERVAL, "{} ns", now - since);
-        // Both are awake now, until one is idle for long enough.
+        // Both are active now, until one is idle for long enough.
         polls(&scripts);
         for packets in [0, 1, 0] {
             if packets > 0 {
@@ -433,8 +432,8 @@ mod tests {
         for i in 1..=10 {
             receive(&mut link, later + i * US);
         }
-        assert_eq!(polls(&scripts), [10, 0], "the one that was used last stays awake");
-        // Sending keeps a member awake too, since a reply is expected.
+        assert_eq!(polls(&scripts), [10, 0], "the member used last stays active");
+        // Sending keeps a member active too, since a reply is expected.
         let mut queue = TxQueue::new(link.info().burst);
         queue.push_raw(&flow("10.0.0.1"), 0, &[0; 64], None);
         link.transmit(Instant(later + 11 * US), &queue).unwrap();
@@ -444,14 +443,14 @@ mod tests {
 
     #[test]
     fn service_is_claimed_at_one_or_all_addresses_and_rolled_back_on_error() {
-        let (mut link, scripts) = joined(&["fe80::1", "10.0.0.1", "fd00::1"]);
+        let (mut link, scripts) = multihomed(&["fe80::1", "10.0.0.1", "fd00::1"]);
         let claimed = || scripts.iter().map(|s| s.lock().unwrap().claimed.clone()).collect::<Vec<_>>();
         let [one, all, other] = [1, 2, 3].map(ServiceId);
         link.claim(one, Some(ip("10.0.0.1"))).unwrap();
         link.claim(all, None).unwrap();
         assert_eq!(claimed(), [vec![all], vec![one, all], vec![all]]);
-        scripts[2].lock().unwrap().taken.push(other);
-        assert!(matches!(link.claim(other, None), Err(ClaimError::Taken { .. })));
+        scripts[2].lock().unwrap().in_use.push(other);
+        assert!(matches!(link.claim(other, None), Err(ClaimError::InUse { .. })));
         assert!(matches!(link.claim(other, Some(ip("10.0.0.2"))), Err(ClaimError::NotLocal { .. })));
         assert_eq!(claimed(), [vec![all], vec![one, all], vec![all]]);
         link.release(one, Some(ip("10.0.0.1")));
@@ -461,7 +460,7 @@ mod tests {
 
     #[test]
     fn group_is_joined_by_one_member_of_its_ip_version() {
-        let (mut link, scripts) = joined(&["fe80::1", "10.0.0.1", "fd00::1"]);
+        let (mut link, scripts) = multihomed(&["fe80::1", "10.0.0.1", "fd00::1"]);
         let groups = || scripts.iter().map(|s| s.lock().unwrap().groups.clone()).collect::<Vec<_>>();
         let (v4, v6) = (ip("224.0.77.1"), ip("ff0e::77"));
         link.join(Instant(0), v4).unwrap();
@@ -470,7 +469,7 @@ mod tests {
         link.leave(v6);
         link.leave(v4);
         assert!(groups().iter().all(Vec::is_empty));
-        let (mut link, _) = joined(&["10.0.0.1"]);
+        let (mut link, _) = multihomed(&["10.0.0.1"]);
         assert!(matches!(link.join(Instant(0), v6), Err(JoinError::NoAddress(_))));
         assert!(matches!(link.join(Instant(0), ip("fd00::7")), Err(JoinError::NotMulticast(_))));
     }

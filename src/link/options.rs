@@ -24,7 +24,7 @@ pub enum SpecError {
         form: &'static str,
     },
     /// An unknown option.
-    #[error("unknown option {option:?}: there are ip=, mac=, gw=, vlan=, pcp= and mtu=")]
+    #[error("unknown option {option:?}: expected ip=, mac=, gw=, vlan=, pcp= or mtu=")]
     UnknownOption {
         /// The option as given.
         option: String,
@@ -36,10 +36,12 @@ pub enum SpecError {
         option: &'static str,
     },
     /// No address, although the link needs one.
-    #[error("no address: add at least one ip=ADDRESS/PREFIX, as ip=10.77.0.1/24 or ip=fd00::1/64")]
+    #[error("no address: add at least one ip=ADDRESS/PREFIX, such as ip=10.77.0.1/24 or ip=fd00::1/64")]
     NoAddress,
     /// An option of the host stack, but no address for a host stack.
-    #[error("mac=, gw= and vlan= describe a station of its own: give its address too, as ip=10.77.0.1/24")]
+    #[error(
+        "mac=, gw= and vlan= configure a host stack, which needs an address: add for example ip=10.77.0.1/24"
+    )]
     HostStackWithoutAddress,
     /// An invalid address.
     #[error("ip=: {0}")]
@@ -51,16 +53,16 @@ pub enum SpecError {
     #[error("mac=: {0}")]
     Mac(#[from] MacError),
     /// A MAC address that is multicast or all zeros.
-    #[error("mac={0} names a group or nobody: a station's MAC has an even first byte")]
+    #[error("mac={0} is a group address or all zeros: use a unicast MAC address (even first byte)")]
     MacNotUnicast(Mac),
     /// An invalid VLAN ID.
-    #[error("vlan={0}: not a VLAN from 1 to 4094")]
+    #[error("vlan={0}: not a VLAN ID from 1 to 4094")]
     Vlan(String),
     /// An invalid priority (PCP).
     #[error("pcp={0}: not a priority from 0 to 7")]
     Priority(String),
     /// A priority without the VLAN tag that carries it.
-    #[error("pcp= is a part of the VLAN tag: give the VLAN too, as vlan=5")]
+    #[error("pcp= is part of the VLAN tag: add the VLAN ID, such as vlan=5")]
     PriorityWithoutVlan,
     /// An invalid MTU.
     #[error("mtu={0}: not a number of bytes from {MIN_MTU} to {MAX_MTU}")]
@@ -104,14 +106,15 @@ impl Options {
                     }
                 }
                 Some(("vlan", id)) => {
-                    let good = id.parse().ok().filter(|id| (1..=4094).contains(id));
-                    if vlan.replace(good.ok_or_else(|| SpecError::Vlan(id.to_owned()))?).is_some() {
+                    let parsed = id.parse().ok().filter(|id| (1..=4094).contains(id));
+                    if vlan.replace(parsed.ok_or_else(|| SpecError::Vlan(id.to_owned()))?).is_some() {
                         return Err(SpecError::Twice { option: "vlan" });
                     }
                 }
                 Some(("pcp", priority)) => {
-                    let good = priority.parse().ok().filter(|p| *p <= 7);
-                    if pcp.replace(good.ok_or_else(|| SpecError::Priority(priority.to_owned()))?).is_some() {
+                    let parsed = priority.parse().ok().filter(|p| *p <= 7);
+                    if pcp.replace(parsed.ok_or_else(|| SpecError::Priority(priority.to_owned()))?).is_some()
+                    {
                         return Err(SpecError::Twice { option: "pcp" });
                     }
                 }

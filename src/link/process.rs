@@ -21,7 +21,7 @@ impl ForkGeneration {
         REGISTERED.call_once(|| {
             // SAFETY: `after_fork_in_child` has the required signature, lives as long as the program, does
             // not unwind, and calls only atomic operations and `close`, which are allowed in a child of fork.
-            // If there is no memory to register it, a child is taken for its parent.
+            // If there is no memory to register it, a child is mistaken for its parent.
             unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
         });
         ForkGeneration(FORKS.load(Ordering::Relaxed))
@@ -67,10 +67,10 @@ pub(crate) struct CloseOnForkFd {
 impl CloseOnForkFd {
     pub fn new(fd: OwnedFd) -> CloseOnForkFd {
         let (generation, number) = (ForkGeneration::current(), fd.as_raw_fd());
-        let takes = |slot: &&AtomicI32| {
+        let try_reserve = |slot: &&AtomicI32| {
             slot.compare_exchange(NONE, number, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
-        CloseOnForkFd { fd: ManuallyDrop::new(fd), slot: CLOSE_ON_FORK.iter().find(takes), generation }
+        CloseOnForkFd { fd: ManuallyDrop::new(fd), slot: CLOSE_ON_FORK.iter().find(try_reserve), generation }
     }
 }
 
@@ -95,18 +95,17 @@ impl Drop for CloseOnForkFd {
 }
 
 /// Reports whether a call that a signal has interrupted should be restarted, as far as that can be
-/// determined. `poll` and similar calls are never restarted by the kernel and do not tell which signal it
-/// was. The call is therefore restarted if at least one signal has a handler and all handlers are installed
-/// with `SA_RESTART`; without any handler it is not, because a handler without the flag may have removed
-/// itself.
+/// determined. `poll` and similar calls are never restarted by the kernel and do not report the signal. The
+/// call is therefore restarted if at least one signal has a handler and all handlers are installed with
+/// `SA_RESTART`; without any handler it is not, because a handler without the flag may have removed itself.
 pub fn signals_restart_calls() -> bool {
     /// Signals that a thread raises by its own actions; a waiting thread does not raise them.
     const SYNCHRONOUS_SIGNALS: [libc::c_int; 4] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL];
     let mut any = false;
     let all = (1..=libc::SIGRTMAX()).filter(|signal| !SYNCHRONOUS_SIGNALS.contains(signal)).all(|signal| {
         let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: with a null new action the call only writes the current action to `action`, which has room
-        // for it and is initialised: with zeros, then by the call.
+        // SAFETY: with a null new action the call only writes the current action to `action`, which has
+        // room for it and is initialised: with zeros, then by the call.
         let action = unsafe {
             // The C library reserves a few signals for itself.
             if libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) != 0 {

@@ -29,9 +29,9 @@ pub struct TracedPacket<'a> {
 /// Callback for every packet.
 pub type Tracer = Box<dyn FnMut(&TracedPacket<'_>) + Send>;
 
-/// A link whose packets are passed to a callback. Sent packets are traced after the inner link has taken
-/// them, so that faults injected there are known by then; received packets are traced before the NIC gets
-/// them.
+/// A link whose packets are passed to a callback. Sent packets are traced after the inner link has accepted
+/// them, so that faults injected there are known by then; received packets are traced before they reach the
+/// NIC.
 pub struct Trace<L> {
     inner: L,
     tracer: Tracer,

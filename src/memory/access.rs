@@ -46,14 +46,14 @@ impl Access {
         Access(self.0 & !(Self::KNOWN | Self::OPTIONAL))
     }
 
-    /// Reports whether peers may change memory.
-    pub const fn lets_peers_write(self) -> bool {
+    /// Reports whether peers may modify memory.
+    pub const fn allows_remote_modification(self) -> bool {
         self.0 & (Access::REMOTE_WRITE.0 | Access::REMOTE_ATOMIC.0) != 0
     }
 
     /// Reports whether peers may access the memory at all.
     pub const fn is_remote(self) -> bool {
-        self.lets_peers_write() || self.allows(Access::REMOTE_READ)
+        self.allows_remote_modification() || self.allows(Access::REMOTE_READ)
     }
 
     /// Reports whether all of `needed` is allowed.
@@ -95,17 +95,17 @@ pub struct Accessor {
     pub qpn: Qpn,
 }
 
-/// Reason for which a key does not give access.
+/// Reason for which an access by key is denied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AccessError {
     /// The key is not valid: never allocated, or its region deregistered, or its window not bound.
-    #[error("key {key:#x} names no region and no bound window")]
+    #[error("key {key:#x} does not refer to a region or a bound window")]
     UnknownKey {
         /// The key.
         key: u32,
     },
     /// The region belongs to another protection domain.
-    #[error("the region of key {key:#x} is of {region:?}, not of {used:?}")]
+    #[error("the region of key {key:#x} belongs to {region:?}, not to {used:?}")]
     WrongPd {
         /// The key.
         key: u32,
@@ -126,7 +126,9 @@ pub enum AccessError {
     },
     /// The program has no memory at the address, or none that can be written: an on-demand region was never
     /// mapped there, or the memory was unmapped, protected or truncated.
-    #[error("{len} bytes at {addr:#x} of the region of key {key:#x} are not mapped, or not so")]
+    #[error(
+        "{len} bytes at {addr:#x} of the region of key {key:#x} are not mapped with the needed permission"
+    )]
     NotMapped {
         /// The key.
         key: u32,
@@ -136,9 +138,7 @@ pub enum AccessError {
         len: u64,
     },
     /// The range is not entirely inside the region.
-    #[error(
-        "{len} bytes at {addr:#x} are not inside the region of key {key:#x}: {region_len} bytes at {start:#x}"
-    )]
+    #[error("{len} bytes at {addr:#x} exceed the region of key {key:#x}: {region_len} bytes at {start:#x}")]
     OutOfRange {
         /// The key.
         key: u32,
@@ -167,13 +167,13 @@ pub enum AccessError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ManagementError {
     /// The key names no object of the required kind, or none that is bound or registered.
-    #[error("key {key:#x} names no window or region that this can be done to")]
+    #[error("key {key:#x} does not refer to a suitable window or region")]
     UnknownKey {
         /// The key.
         key: u32,
     },
     /// The object belongs to another protection domain.
-    #[error("key {key:#x} is of {object:?}, not of {used:?}")]
+    #[error("key {key:#x} belongs to {object:?}, not to {used:?}")]
     WrongPd {
         /// The key.
         key: u32,
@@ -193,13 +193,13 @@ pub enum ManagementError {
         used: Qpn,
     },
     /// A bound type 2 window, or a fast region with a valid registration: it has to be invalidated first.
-    #[error("what key {key:#x} names is in use: invalidate it first")]
+    #[error("the window or region of key {key:#x} is in use: invalidate it first")]
     InUse {
         /// The key.
         key: u32,
     },
     /// The range exceeds the region, or is empty.
-    #[error("{len} bytes at {addr:#x} cannot be opened under key {key:#x}")]
+    #[error("{len} bytes at {addr:#x} are not a valid range for key {key:#x}")]
     Range {
         /// The key.
         key: u32,
@@ -209,7 +209,7 @@ pub enum ManagementError {
         len: u64,
     },
     /// The requested access is contradictory, or exceeds the access of the region.
-    #[error("{access:?} is not to be had under key {key:#x}")]
+    #[error("{access:?} is not permitted for key {key:#x}")]
     Access {
         /// The key.
         key: u32,
@@ -217,7 +217,7 @@ pub enum ManagementError {
         access: Access,
     },
     /// The key names a plain region or a type 1 window, which cannot be invalidated.
-    #[error("what key {key:#x} names is not to be invalidated")]
+    #[error("the window or region of key {key:#x} cannot be invalidated")]
     NotInvalidatable {
         /// The key.
         key: u32,
@@ -265,14 +265,18 @@ mod tests {
 
     #[test]
     fn remote_flags_decide_what_peers_may_do() {
-        for (access, writes, anything) in [
+        for (access, writes, remote) in [
             (Access::LOCAL_WRITE | Access::MW_BIND, false, false),
             (Access::REMOTE_READ, false, true),
             (Access::REMOTE_WRITE, true, true),
             (Access::REMOTE_ATOMIC, true, true),
             (Access::REMOTE_WRITE | Access::REMOTE_ATOMIC, true, true),
         ] {
-            assert_eq!((access.lets_peers_write(), access.is_remote()), (writes, anything), "{access:?}");
+            assert_eq!(
+                (access.allows_remote_modification(), access.is_remote()),
+                (writes, remote),
+                "{access:?}"
+            );
         }
     }
 

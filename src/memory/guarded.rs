@@ -1,4 +1,4 @@
-//! Loads, stores and copies of user memory that survive a fault.
+//! Loads, stores and copies of user memory that return an error on a fault.
 //!
 //! A program may unmap, protect or truncate memory that it has registered. Each instruction here that
 //! accesses user memory has an entry in an exception table with its fixup address, as in the kernel's
@@ -68,20 +68,20 @@ mod x86_64 {
         #[link_name = "__start_urxe_guarded"]
         static FIRST: Guarded;
         #[link_name = "__stop_urxe_guarded"]
-        static BEHIND_LAST: Guarded;
+        static END: Guarded;
     }
 
     /// Returns the fixup address for a fault of the instruction at `at`, if that is one of the guarded
     /// instructions.
     pub fn fixup_of(at: usize) -> Option<usize> {
-        let (first, behind) = (&raw const FIRST, &raw const BEHIND_LAST);
-        let count = (behind.addr() - first.addr()) / size_of::<Guarded>();
+        let (first, end) = (&raw const FIRST, &raw const END);
+        let count = (end.addr() - first.addr()) / size_of::<Guarded>();
         // SAFETY: the linker defines the two symbols as the begin and the end of the section `urxe_guarded`,
         // which is read-only and consists of the entries that the macro `guarded` emits.
         let table = unsafe { std::slice::from_raw_parts(first, count) };
-        let place = |field: &i32| std::ptr::from_ref(field).addr().wrapping_add_signed(*field as isize);
-        let entry = table.iter().find(|entry| (place(&entry.begin)..place(&entry.end)).contains(&at))?;
-        Some(place(&entry.fixup))
+        let target = |field: &i32| std::ptr::from_ref(field).addr().wrapping_add_signed(*field as isize);
+        let entry = table.iter().find(|entry| (target(&entry.begin)..target(&entry.end)).contains(&at))?;
+        Some(target(&entry.fixup))
     }
 
     /// Loads a word.

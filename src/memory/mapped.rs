@@ -28,9 +28,9 @@ pub fn is_mapped(at: usize, len: usize) -> bool {
 pub fn supports_populate() -> bool {
     static SUPPORTED: OnceLock<bool> = OnceLock::new();
     *SUPPORTED.get_or_init(|| {
-        let here = 0_u8;
-        let here = (&raw const here).addr();
-        may_write(here - here % page_size(), page_size())
+        let local = 0_u8;
+        let address = (&raw const local).addr();
+        may_write(address - address % page_size(), page_size())
     })
 }
 

@@ -104,13 +104,13 @@ impl FastRegion {
         if len == 0 || self.len.checked_sub(offset).is_none_or(|room| len > room) {
             return Err(ManagementError::Range { key: key.0, addr: offset, len });
         }
-        if access.lets_peers_write() && !access.allows(Access::LOCAL_WRITE) {
+        if access.allows_remote_modification() && !access.allows(Access::LOCAL_WRITE) {
             return Err(ManagementError::Access { key: key.0, access });
         }
         let extent = Extent { addr: self.addr + offset as usize, len, iova, access };
-        let opened = FastState { key: key.generation(), fast_reg: Some(extent) };
+        let registered = FastState { key: key.generation(), fast_reg: Some(extent) };
         // Fails if another queue pair has registered meanwhile.
-        self.state.compare_exchange(state, opened).map(drop).map_err(|_| in_use)
+        self.state.compare_exchange(state, registered).map(drop).map_err(|_| in_use)
     }
 
     /// Invalidates the registration. Fails while windows are bound to the region, and for a peer if the

@@ -143,7 +143,7 @@ impl Table {
         self.permutation.apply(slot as u32 + (Permutation::FIRST - 1))
     }
 
-    /// Returns the initial generation of a slot: below 128, for programs that add to a key without care for
+    /// Returns the initial generation of a slot: below 128, for programs that add to a key and ignore
     /// overflow.
     fn first_generation(&self, slot: usize) -> u8 {
         (self.seed.wrapping_add(slot as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as u8
@@ -395,7 +395,7 @@ impl Table {
             return Err(ManagementError::Access { key, access: whole.access });
         }
         // C10-74.
-        if access.lets_peers_write() && !whole.access.allows(Access::LOCAL_WRITE) {
+        if access.allows_remote_modification() && !whole.access.allows(Access::LOCAL_WRITE) {
             return Err(ManagementError::Access { key, access });
         }
         // C10-75.
@@ -581,7 +581,7 @@ fn slice(extent: &Extent, key: u32, va: u64, len: u64, needed: Access) -> Result
     // SAFETY: the caller of the registration guarantees the memory of the region, against which the range was
     // just checked; a part of an on-demand region is accessed only after `populate` has found it mapped.
     let slice = unsafe { HostSlice::from_raw(start, len as usize) };
-    let writes = needed.lets_peers_write() || needed.allows(Access::LOCAL_WRITE);
+    let writes = needed.allows_remote_modification() || needed.allows(Access::LOCAL_WRITE);
     if extent.access.allows(Access::ON_DEMAND) && !slice.populate(writes) {
         return Err(AccessError::NotMapped { key, addr: va, len });
     }

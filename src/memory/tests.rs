@@ -4,10 +4,10 @@ use super::*;
 use crate::wire::{LKey, Qpn, RKey};
 
 const PD: PdId = PdId(1);
-const OTHER: PdId = PdId(2);
+const PD_2: PdId = PdId(2);
 const US: Accessor = Accessor { pd: PD, qpn: Qpn::new(7) };
-const NEIGHBOUR: Accessor = Accessor { pd: PD, qpn: Qpn::new(8) };
-const STRANGER: Accessor = Accessor { pd: OTHER, qpn: Qpn::new(7) };
+const OTHER_QP: Accessor = Accessor { pd: PD, qpn: Qpn::new(8) };
+const OTHER_PD: Accessor = Accessor { pd: PD_2, qpn: Qpn::new(7) };
 
 /// Returns a table with a region of 64 bytes at 0x1000 with this access, and the memory of the region.
 fn table(access: Access) -> (Table, Buffer, RegionInfo) {
@@ -93,8 +93,8 @@ fn invalid_bind_is_refused_with_its_error() {
     assert_eq!(wrong(&t, bind(missing, info.lkey), US), ManagementError::UnknownKey { key: missing.0 });
     assert_eq!(wrong(&t, bind(info.rkey, info.lkey), US), ManagementError::UnknownKey { key: info.rkey.0 });
     assert_eq!(
-        wrong(&t, bind(key, info.lkey), STRANGER),
-        ManagementError::WrongPd { key: key.0, object: PD, used: OTHER }
+        wrong(&t, bind(key, info.lkey), OTHER_PD),
+        ManagementError::WrongPd { key: key.0, object: PD, used: PD_2 }
     );
     assert_eq!(wrong(&t, bind(key, LKey(key.0)), US), ManagementError::UnknownKey { key: key.0 });
     let none = Bind { len: 0, ..bind(key, info.lkey) };
@@ -123,18 +123,18 @@ fn invalid_invalidation_is_refused_with_its_error() {
     assert_eq!(wrong(&t, stale, US), ManagementError::UnknownKey { key: stale.0 });
     let one = t.alloc_window(PD, WindowKind::Type1).unwrap();
     assert_eq!(wrong(&t, one, US), ManagementError::NotInvalidatable { key: one.0 });
-    for (kind, in_another_domain) in [(WindowKind::Type2A, true), (WindowKind::Type2B, false)] {
+    for (kind, in_another_pd) in [(WindowKind::Type2A, true), (WindowKind::Type2B, false)] {
         let key = t.alloc_window(PD, kind).unwrap();
         assert_eq!(wrong(&t, key, US), ManagementError::UnknownKey { key: key.0 });
         t.bind(&bind(key, info.lkey), US).unwrap();
-        let (bound, used) = (US.qpn, NEIGHBOUR.qpn);
-        assert_eq!(wrong(&t, key, NEIGHBOUR), ManagementError::WrongQp { key: key.0, bound, used });
-        let elsewhere = t.invalidate(key, STRANGER, false);
-        if in_another_domain {
-            assert_eq!(elsewhere, Ok(()));
+        let (bound, used) = (US.qpn, OTHER_QP.qpn);
+        assert_eq!(wrong(&t, key, OTHER_QP), ManagementError::WrongQp { key: key.0, bound, used });
+        let by_other_pd = t.invalidate(key, OTHER_PD, false);
+        if in_another_pd {
+            assert_eq!(by_other_pd, Ok(()));
         } else {
-            let (object, used) = (PD, OTHER);
-            assert_eq!(elsewhere, Err(ManagementError::WrongPd { key: key.0, object, used }));
+            let (object, used) = (PD, PD_2);
+            assert_eq!(by_other_pd, Err(ManagementError::WrongPd { key: key.0, object, used }));
             t.invalidate(key, US, false).unwrap();
         }
         // The window is not bound any more.
@@ -150,24 +150,27 @@ fn invalid_fast_registration_is_refused_with_its_error() {
     let info = unsafe { t.register_fast(PD, memory.addr(), 64) }.unwrap();
     let reg = FastReg { key: info.lkey, offset: 0, len: 64, iova: 0x1000, access: Access::REMOTE_READ };
     let key = info.lkey.0;
-    assert_eq!(t.fast_reg(&reg, STRANGER), Err(ManagementError::WrongPd { key, object: PD, used: OTHER }));
+    assert_eq!(t.fast_reg(&reg, OTHER_PD), Err(ManagementError::WrongPd { key, object: PD, used: PD_2 }));
     let missing = FastReg { key: LKey(0x7777_7700), ..reg };
     assert_eq!(t.fast_reg(&missing, US), Err(ManagementError::UnknownKey { key: missing.key.0 }));
     let outside = FastReg { offset: 1, ..reg };
     assert_eq!(t.fast_reg(&outside, US), Err(ManagementError::Range { key, addr: 1, len: 64 }));
-    let unfit = FastReg { access: Access::REMOTE_ATOMIC, ..reg };
-    assert_eq!(t.fast_reg(&unfit, US), Err(ManagementError::Access { key, access: Access::REMOTE_ATOMIC }));
+    let not_permitted = FastReg { access: Access::REMOTE_ATOMIC, ..reg };
+    assert_eq!(
+        t.fast_reg(&not_permitted, US),
+        Err(ManagementError::Access { key, access: Access::REMOTE_ATOMIC })
+    );
     t.fast_reg(&reg, US).unwrap();
     assert_eq!(t.fast_reg(&reg, US), Err(ManagementError::InUse { key }));
-    let elsewhere = t.invalidate(info.rkey, STRANGER, false);
-    assert_eq!(elsewhere, Err(ManagementError::WrongPd { key, object: PD, used: OTHER }));
-    assert_eq!(read(&t, STRANGER, info.rkey), Err(AccessError::WrongPd { key, region: PD, used: OTHER }));
+    let by_other_pd = t.invalidate(info.rkey, OTHER_PD, false);
+    assert_eq!(by_other_pd, Err(ManagementError::WrongPd { key, object: PD, used: PD_2 }));
+    assert_eq!(read(&t, OTHER_PD, info.rkey), Err(AccessError::WrongPd { key, region: PD, used: PD_2 }));
     t.invalidate(info.rkey, US, true).unwrap();
     assert_eq!(t.invalidate(info.rkey, US, false), Err(ManagementError::UnknownKey { key }));
-    let closed_to_peers = FastReg { access: Access::LOCAL_WRITE, ..reg };
-    t.fast_reg(&closed_to_peers, US).unwrap();
-    let refused = t.invalidate(info.rkey, US, true);
-    assert_eq!(refused, Err(ManagementError::Access { key, access: Access::LOCAL_WRITE }));
+    let local_only = FastReg { access: Access::LOCAL_WRITE, ..reg };
+    t.fast_reg(&local_only, US).unwrap();
+    let error = t.invalidate(info.rkey, US, true);
+    assert_eq!(error, Err(ManagementError::Access { key, access: Access::LOCAL_WRITE }));
 }
 
 #[test]
@@ -177,9 +180,9 @@ fn bound_window_checks_its_users_and_keeps_its_region() {
     assert_eq!(read(&t, US, key), Err(AccessError::UnknownKey { key: key.0 }));
     t.bind(&bind(key, info.lkey), US).unwrap();
     assert_eq!(read(&t, US, key), Ok(()));
-    let (bound, used) = (US.qpn, NEIGHBOUR.qpn);
-    assert_eq!(read(&t, NEIGHBOUR, key), Err(AccessError::WrongQp { key: key.0, bound, used }));
-    assert_eq!(read(&t, STRANGER, key), Err(AccessError::WrongPd { key: key.0, region: PD, used: OTHER }));
+    let (bound, used) = (US.qpn, OTHER_QP.qpn);
+    assert_eq!(read(&t, OTHER_QP, key), Err(AccessError::WrongQp { key: key.0, bound, used }));
+    assert_eq!(read(&t, OTHER_PD, key), Err(AccessError::WrongPd { key: key.0, region: PD, used: PD_2 }));
     let write = t.remote(US, key, 0x1000, 1, Access::REMOTE_WRITE).unwrap_err();
     let (allowed, needed) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
     assert_eq!(write, AccessError::Permission { key: key.0, allowed, needed });
@@ -208,7 +211,7 @@ fn null_region_checks_domain_and_length_and_reads_zeros() {
     assert_eq!(run(&t, US, 1 << 16, Access::LOCAL_WRITE), Ok(1 << 16));
     assert!(matches!(run(&t, US, (1 << 16) + 1, Access::LOCAL_READ), Err(AccessError::OutOfRange { .. })));
     let unknown = AccessError::UnknownKey { key: null.0 };
-    assert_eq!(run(&t, STRANGER, 1, Access::LOCAL_READ), Err(unknown));
+    assert_eq!(run(&t, OTHER_PD, 1, Access::LOCAL_READ), Err(unknown));
     assert_eq!(read(&t, US, RKey(null.0)), Err(unknown));
     // Data written to a null region cannot be read back.
     t.local(US, null, 0, 4, Access::LOCAL_WRITE).unwrap().store(&[7; 4]).unwrap();
@@ -239,13 +242,13 @@ fn remote_all_returns_the_whole_region_and_nothing_for_an_implicit_one() {
     let writable = unsafe { t.register_implicit(PD, Access::LOCAL_WRITE | Access::REMOTE_WRITE) }.unwrap();
     let at_constant = CONSTANT.as_ptr().expose_provenance() as u64;
     assert!(t.local(US, writable.lkey, at_constant, 64, Access::LOCAL_READ).is_ok());
-    let refused = t.local(US, writable.lkey, at_constant, 64, Access::LOCAL_WRITE).unwrap_err();
+    let error = t.local(US, writable.lkey, at_constant, 64, Access::LOCAL_WRITE).unwrap_err();
     let not_mapped = AccessError::NotMapped { key: writable.lkey.0, addr: at_constant, len: 64 };
-    assert_eq!(refused, not_mapped);
-    let refused = t.remote(US, writable.rkey, at_constant, 64, Access::REMOTE_WRITE).unwrap_err();
-    assert_eq!(refused, not_mapped);
-    let nowhere = t.remote(US, implicit.rkey, 8, 8, Access::REMOTE_READ).unwrap_err();
-    assert_eq!(nowhere, AccessError::NotMapped { key: implicit.rkey.0, addr: 8, len: 8 });
+    assert_eq!(error, not_mapped);
+    let error = t.remote(US, writable.rkey, at_constant, 64, Access::REMOTE_WRITE).unwrap_err();
+    assert_eq!(error, not_mapped);
+    let unmapped = t.remote(US, implicit.rkey, 8, 8, Access::REMOTE_READ).unwrap_err();
+    assert_eq!(unmapped, AccessError::NotMapped { key: implicit.rkey.0, addr: 8, len: 8 });
 }
 
 #[test]
@@ -310,17 +313,17 @@ fn accesses_to_protected_memory_return_faulted() {
     };
     for len in [1, 2, 3, 5, 8, 9, 20, 40, 200, 300, 700, 2000] {
         // Either the last byte or the last half is inaccessible.
-        for there in [len - 1, len / 2] {
+        for accessible in [len - 1, len / 2] {
             // SAFETY: the slice lies in the mapping of this test, and accesses to its protected page return
             // an error.
-            let slice = unsafe { HostSlice::from_raw(addr + page - there, len) };
+            let slice = unsafe { HostSlice::from_raw(addr + page - accessible, len) };
             let (mut bytes, mut out) = (vec![5; len], Vec::new());
             assert_eq!(slice.load(&mut bytes), Err(Faulted), "{len}");
             assert_eq!(slice.store(&bytes), Err(Faulted), "{len}");
             assert_eq!(slice.probe(), Err(Faulted), "{len}");
             assert!(slice.load_and_crc(&mut bytes, Icrc::default()).is_err(), "{len}");
             assert!(slice.append_and_crc(&mut out, Icrc::default()).is_err() && out.is_empty(), "{len}");
-            assert_eq!(slice.split_at(there).0.probe(), Ok(()));
+            assert_eq!(slice.split_at(accessible).0.probe(), Ok(()));
         }
     }
     // SAFETY: the word lies in the protected page of the same mapping.

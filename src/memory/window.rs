@@ -138,15 +138,15 @@ impl Window {
             return Err(ManagementError::WrongQp { key, bound: bound.qpn, used: by.qpn });
         }
         // Fails if the binding has changed meanwhile.
-        let closed = self.state.compare_exchange(state, State { bound: None, ..state });
-        closed.map(|_| bound.region).map_err(|_| unknown)
+        let unbound = self.state.compare_exchange(state, State { bound: None, ..state });
+        unbound.map(|_| bound.region).map_err(|_| unknown)
     }
 
     /// Unbinds the window if it is bound to a region. Returns whether it was.
     pub fn release(&self, region: u32) -> bool {
-        let close =
+        let unbind =
             |state: State| state.bound.filter(|b| b.region == region).map(|_| State { bound: None, ..state });
-        self.state.fetch_update(close).is_ok()
+        self.state.fetch_update(unbind).is_ok()
     }
 
     /// Returns the slot of the region to which the window is bound.

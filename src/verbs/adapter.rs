@@ -12,7 +12,7 @@ use crate::wire::Gid;
 pub struct Adapter {
     /// Link that carries the packets.
     pub link: LinkSpec,
-    /// Name of the network interface; empty if the kernel knows none.
+    /// Name of the network interface; empty if the link has none.
     pub interface: String,
     /// Whether the interface has a carrier; true for an adapter without an interface.
     pub active: bool,
@@ -26,12 +26,12 @@ pub struct Adapter {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AdapterError {
     /// The machine has no such address or interface name.
-    #[error("there is no link 'udp:{place}': there are udp, {}", have.join(", "))]
+    #[error("no such link 'udp:{name}': available links are udp, {}", available.join(", "))]
     NotLocal {
         /// The requested address or name.
-        place: String,
+        name: String,
         /// Links that exist.
-        have: Vec<String>,
+        available: Vec<String>,
     },
     /// The interface of a packet link has no address.
     #[error("interface {interface} has no address: add ip=ADDRESS/PREFIX to the link")]
@@ -40,10 +40,10 @@ pub enum AdapterError {
         interface: String,
     },
     /// The specification of a frames link has no address.
-    #[error("a frames link needs ip=ADDRESS/PREFIX")]
-    Station,
+    #[error("a frames link requires ip=ADDRESS/PREFIX")]
+    NoFramesAddress,
     /// A fabric exists within one program only, so it is no adapter of the machine.
-    #[error("a fabric is within one program: there are udp[:ADDR], udp:IF, packet:IF or frames:…")]
+    #[error("a fabric exists within one program only: use udp[:ADDR], udp:IF, packet:IF or frames:…")]
     Fabric,
 }
 
@@ -58,21 +58,21 @@ impl Adapter {
             None | Some(LinkSpec::Udp(None)) => {
                 let all = devices().into_iter();
                 return Ok(all
-                    .map(|d| Adapter::over_udp(d.link(), &d.interface, &d.interface.addresses))
+                    .map(|d| Adapter::new_udp(d.link(), &d.interface, &d.interface.addresses))
                     .collect());
             }
             Some(link @ LinkSpec::Udp(Some(ip))) => Adapter::on_address(link, *ip, &interfaces())?,
             Some(link @ LinkSpec::UdpOn { interface, address }) => {
-                let there = interfaces();
-                let of = named(interface, &there)?;
-                let addresses = address.as_ref().map_or(&*of.addresses, std::slice::from_ref);
-                Adapter::over_udp(link.clone(), of, addresses)
+                let local = interfaces();
+                let owner = named(interface, &local)?;
+                let addresses = address.as_ref().map_or(&*owner.addresses, std::slice::from_ref);
+                Adapter::new_udp(link.clone(), owner, addresses)
             }
             Some(LinkSpec::Packet(config)) => Adapter::on_interface(config)?,
             Some(LinkSpec::Frames(config)) => {
                 let gids: Vec<Gid> = config.host_stack.addresses.iter().map(|a| a.ip.into()).collect();
                 if gids.is_empty() {
-                    return Err(AdapterError::Station);
+                    return Err(AdapterError::NoFramesAddress);
                 }
                 let (link, mac) = (LinkSpec::Frames(config.clone()), config.host_stack.mac.0);
                 Adapter { link, interface: String::new(), active: true, mac, gids }
@@ -82,31 +82,31 @@ impl Adapter {
         Ok(vec![one])
     }
 
-    fn over_udp(link: LinkSpec, of: &Interface, addresses: &[IpAddr]) -> Adapter {
+    fn new_udp(link: LinkSpec, owner: &Interface, addresses: &[IpAddr]) -> Adapter {
         let gids = addresses.iter().map(|ip| Gid::from(*ip)).collect();
-        Adapter { link, interface: of.name.clone(), active: of.has_carrier, mac: [0; 6], gids }
+        Adapter { link, interface: owner.name.clone(), active: owner.has_carrier, mac: [0; 6], gids }
     }
 
-    fn on_address(link: &LinkSpec, ip: IpAddr, there: &[Interface]) -> Result<Adapter, AdapterError> {
-        let have = || there.iter().flat_map(|i| &i.addresses).map(|ip| format!("udp:{ip}")).collect();
-        let missing = || AdapterError::NotLocal { place: ip.to_string(), have: have() };
-        let owner = there.iter().find(|i| i.owns(ip)).ok_or_else(missing)?;
-        Ok(Adapter::over_udp(link.clone(), owner, &[ip]))
+    fn on_address(link: &LinkSpec, ip: IpAddr, local: &[Interface]) -> Result<Adapter, AdapterError> {
+        let available = || local.iter().flat_map(|i| &i.addresses).map(|ip| format!("udp:{ip}")).collect();
+        let not_local = || AdapterError::NotLocal { name: ip.to_string(), available: available() };
+        let owner = local.iter().find(|i| i.owns(ip)).ok_or_else(not_local)?;
+        Ok(Adapter::new_udp(link.clone(), owner, &[ip]))
     }
 
     fn on_interface(config: &PacketConfig) -> Result<Adapter, AdapterError> {
         let link = LinkSpec::Packet(config.clone());
         let interface = config.interface.clone();
-        let of = interfaces().into_iter().find(|i| i.name == interface);
+        let owner = interfaces().into_iter().find(|i| i.name == interface);
         if let Some(host_stack) = &config.host_stack
             && !host_stack.addresses.is_empty()
         {
             let gids = host_stack.addresses.iter().map(|a| a.ip.into()).collect();
-            let active = of.is_some_and(|i| i.has_carrier);
+            let active = owner.is_some_and(|i| i.has_carrier);
             return Ok(Adapter { link, interface, active, mac: host_stack.mac.0, gids });
         }
-        let of = of.ok_or(AdapterError::NoAddress { interface })?;
-        Ok(Adapter { mac: of.mac, ..Adapter::over_udp(link, &of, &of.addresses) })
+        let owner = owner.ok_or(AdapterError::NoAddress { interface })?;
+        Ok(Adapter { mac: owner.mac, ..Adapter::new_udp(link, &owner, &owner.addresses) })
     }
 
     /// Returns the main address, which represents the adapter.
@@ -122,10 +122,10 @@ impl Adapter {
 }
 
 /// Finds an interface by name.
-fn named<'a>(name: &str, there: &'a [Interface]) -> Result<&'a Interface, AdapterError> {
-    let have = || there.iter().map(|i| format!("udp:{}", i.name)).collect();
-    let missing = || AdapterError::NotLocal { place: name.to_owned(), have: have() };
-    there.iter().find(|i| i.name == name).ok_or_else(missing)
+fn named<'a>(name: &str, local: &'a [Interface]) -> Result<&'a Interface, AdapterError> {
+    let available = || local.iter().map(|i| format!("udp:{}", i.name)).collect();
+    let not_local = || AdapterError::NotLocal { name: name.to_owned(), available: available() };
+    local.iter().find(|i| i.name == name).ok_or_else(not_local)
 }
 
 #[cfg(test)]
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn any_loopback_address_belongs_to_lo() {
         let addresses = ["127.0.0.1", "::1"].map(|ip| ip.parse().unwrap()).to_vec();
-        let there = [Interface {
+        let local = [Interface {
             name: "lo".into(),
             index: 1,
             mac: [0; 6],
@@ -143,16 +143,16 @@ mod tests {
             has_carrier: true,
             addresses,
         }];
-        let on = |ip: &str| {
+        let adapter_on = |ip: &str| {
             let link = format!("udp:{ip}").parse().unwrap();
-            Adapter::on_address(&link, ip.parse().unwrap(), &there)
+            Adapter::on_address(&link, ip.parse().unwrap(), &local)
         };
-        let adapter = on("127.9.8.7").unwrap();
+        let adapter = adapter_on("127.9.8.7").unwrap();
         assert_eq!((adapter.interface.as_str(), adapter.guid()), ("lo", 0x5258_fffe_7f09_0807));
-        let why = on("192.0.2.1").unwrap_err().to_string();
-        assert_eq!(why, "there is no link 'udp:192.0.2.1': there are udp, udp:127.0.0.1, udp:::1");
-        let why = named("eth7", &there).unwrap_err().to_string();
-        assert_eq!(why, "there is no link 'udp:eth7': there are udp, udp:lo");
+        let error = adapter_on("192.0.2.1").unwrap_err().to_string();
+        assert_eq!(error, "no such link 'udp:192.0.2.1': available links are udp, udp:127.0.0.1, udp:::1");
+        let error = named("eth7", &local).unwrap_err().to_string();
+        assert_eq!(error, "no such link 'udp:eth7': available links are udp, udp:lo");
     }
 
     #[test]

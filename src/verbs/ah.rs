@@ -16,12 +16,12 @@ impl Pd {
     ///
     /// # Errors
     /// [`CreateError::Address`] if the port has no such GID, or that GID is of another IP version than the
-    /// destination; [`CreateError::Gone`].
+    /// destination; [`CreateError::DeviceFatal`].
     pub fn create_ah(&self, av: &AddressVector) -> Result<Ah, CreateError> {
-        let nowhere = Qpn::default();
+        let unused_qpn = Qpn::default();
         let context = self.context();
         context.check_device()?;
-        context.0.shards.with_nic(|nic| nic.config().port.flow(av, nowhere, nowhere))?;
+        context.0.shards.with_nic(|nic| nic.config().port.flow(av, unused_qpn, unused_qpn))?;
         Ok(Ah { pd: self.clone(), av: *av })
     }
 
@@ -30,9 +30,9 @@ impl Pd {
     ///
     /// # Errors
     /// [`CreateError::NoGrh`] if the completion is not of a datagram, or the header is invalid or names no
-    /// address of the port; [`CreateError::Address`]; [`CreateError::Gone`].
+    /// address of the port; [`CreateError::Address`]; [`CreateError::DeviceFatal`].
     pub fn create_ah_from_wc(&self, wc: &Completion, header: &[u8; grh::LEN]) -> Result<Ah, CreateError> {
-        let path = self.context().path_back(header).filter(|_| wc.grh).ok_or(CreateError::NoGrh)?;
+        let path = self.context().reverse_path(header).filter(|_| wc.grh).ok_or(CreateError::NoGrh)?;
         self.create_ah(&path)
     }
 }
@@ -41,7 +41,7 @@ impl Context {
     /// Returns the path back to the sender of a datagram; `header` is the first [`grh::LEN`] bytes of the
     /// receive buffer. `None` if they are no routing header, or the datagram was sent to an address that the
     /// port does not have.
-    pub fn path_back(&self, header: &[u8; grh::LEN]) -> Option<AddressVector> {
+    pub fn reverse_path(&self, header: &[u8; grh::LEN]) -> Option<AddressVector> {
         let from = grh::flow(header)?;
         Some(AddressVector {
             dgid: Gid::from(from.src),

@@ -75,12 +75,12 @@ impl CompletionChannel {
     /// Drops the events of queues that no longer exist.
     pub(super) fn drop_stale_events(&self) {
         self.0.events.lock().retain(|cq| {
-            let alive = cq.strong_count() > 0;
-            if !alive {
+            let is_alive = cq.strong_count() > 0;
+            if !is_alive {
                 // The counter has one count for each event, so it cannot be empty.
                 let _ = self.0.readable.read();
             }
-            alive
+            is_alive
         });
     }
 }
@@ -109,20 +109,20 @@ impl fmt::Debug for CompletionChannel {
 #[must_use = "dropping it acknowledges the event"]
 pub struct CqEvent {
     cq: Cq,
-    /// Whether the caller has taken over the acknowledgement.
-    handed_over: bool,
+    /// Whether the caller acknowledges the event.
+    is_caller_acked: bool,
 }
 
 impl CqEvent {
     fn new(cq: Cq) -> CqEvent {
-        cq.0.acks.0.lock().taken += 1;
-        CqEvent { cq, handed_over: false }
+        cq.0.acks.0.lock().retrieved += 1;
+        CqEvent { cq, is_caller_acked: false }
     }
 
     /// Returns the queue and leaves the acknowledgement to the caller ([`Cq::ack_events`]), for interfaces
     /// that separate the two, such as `ibv_get_cq_event` and `ibv_ack_cq_events`.
     pub fn into_cq(mut self) -> Cq {
-        self.handed_over = true;
+        self.is_caller_acked = true;
         self.cq.clone()
     }
 }
@@ -136,7 +136,7 @@ impl Deref for CqEvent {
 
 impl Drop for CqEvent {
     fn drop(&mut self) {
-        if !self.handed_over {
+        if !self.is_caller_acked {
             self.cq.0.acks.acknowledge(1);
         }
     }
@@ -148,31 +148,31 @@ impl fmt::Debug for CqEvent {
     }
 }
 
-/// Counts of a queue's events that were taken off a channel, and of those that are acknowledged.
+/// Counts of a queue's events that were retrieved from a channel, and of those that are acknowledged.
 #[derive(Default)]
 pub(super) struct EventAcks(Mutex<Counts>, Condvar);
 
 #[derive(Default)]
 struct Counts {
-    taken: u64,
+    retrieved: u64,
     acknowledged: u64,
 }
 
 impl EventAcks {
     pub fn unacknowledged(&self) -> u64 {
         let counts = self.0.lock();
-        counts.taken - counts.acknowledged
+        counts.retrieved - counts.acknowledged
     }
 
     /// Acknowledges `n` events, or returns false if there are fewer.
     fn acknowledge(&self, n: u64) -> bool {
         let mut counts = self.0.lock();
-        let enough = n <= counts.taken - counts.acknowledged;
-        if enough {
+        let is_valid = n <= counts.retrieved - counts.acknowledged;
+        if is_valid {
             counts.acknowledged += n;
             self.1.notify_all();
         }
-        enough
+        is_valid
     }
 
     /// Blocks until all events are acknowledged or the time is over; returns the number of unacknowledged
@@ -180,18 +180,20 @@ impl EventAcks {
     pub fn wait(&self, timeout: Duration) -> u64 {
         let deadline = deadline_after(timeout);
         let mut counts = self.0.lock();
-        while counts.taken > counts.acknowledged && !self.1.wait_until(&mut counts, deadline).timed_out() {}
-        counts.taken - counts.acknowledged
+        while counts.retrieved > counts.acknowledged && !self.1.wait_until(&mut counts, deadline).timed_out()
+        {
+        }
+        counts.retrieved - counts.acknowledged
     }
 }
 
 impl Cq {
-    /// Returns the number of events that were taken off a channel and are not acknowledged.
+    /// Returns the number of events that were retrieved from a channel and are not acknowledged.
     pub fn unacked_events(&self) -> u64 {
         self.0.acks.unacknowledged()
     }
 
-    /// Acknowledges `n` events that were taken with [`CqEvent::into_cq`] (`ibv_ack_cq_events`).
+    /// Acknowledges `n` events that were retrieved with [`CqEvent::into_cq`] (`ibv_ack_cq_events`).
     ///
     /// # Errors
     /// [`AckError`] if there are fewer unacknowledged events; then none is acknowledged.

@@ -34,11 +34,10 @@ pub struct ContextOptions {
     /// random seed, or on a fabric for one derived from the fabric's seed and the port's address, so that a
     /// program replays.
     pub seed: Option<u64>,
-    /// Maximum number of bytes in flight to a peer. `None` stands for what the link says its peers can
-    /// buffer.
+    /// Maximum number of bytes in flight to a peer. `None`: what the link's peers can buffer.
     pub window: Option<usize>,
     /// Lower bound of the local ACK timeout, whatever a queue pair requests, so that a peer that is stopped
-    /// for a while is not given up. `None` stands for the personality's bound; a lower value has no effect.
+    /// for a while is not treated as failed. `None`: the personality's bound; a lower value has no effect.
     pub min_ack_timeout: Option<Duration>,
 }
 
@@ -268,10 +267,10 @@ impl Context {
         WeakContext(Arc::downgrade(&self.0.device))
     }
 
-    /// Returns [`CreateError::Gone`] if the device has failed, so that nothing more is created.
+    /// Returns [`CreateError::DeviceFatal`] if the device has failed, so that nothing more is created.
     pub(super) fn check_device(&self) -> Result<(), CreateError> {
         match self.0.shards.with_nic(|nic| nic.has_failed()) {
-            true => Err(CreateError::Gone),
+            true => Err(CreateError::DeviceFatal),
             false => Ok(()),
         }
     }
@@ -279,10 +278,10 @@ impl Context {
     /// Allocates a protection domain.
     ///
     /// # Errors
-    /// [`CreateError::Exhausted`]; [`CreateError::Gone`].
+    /// [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
     pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
         self.check_device()?;
-        self.0.pds.take()?;
+        self.0.pds.acquire()?;
         Ok(Pd::new(self.clone(), self.0.next_pd.fetch_add(1, Ordering::Relaxed)))
     }
 
@@ -290,7 +289,7 @@ impl Context {
     ///
     /// # Errors
     /// [`CreateError::Value`] for 0 or above the device's limit; [`CreateError::Exhausted`];
-    /// [`CreateError::Gone`].
+    /// [`CreateError::DeviceFatal`].
     pub fn create_cq(&self, capacity: usize) -> Result<Cq, CreateError> {
         self.create_cq_with(&CqOptions { capacity, ..CqOptions::default() })
     }
@@ -315,7 +314,7 @@ impl Context {
     /// Creates a completion channel: a file descriptor that is readable while completion queues have events.
     ///
     /// # Errors
-    /// [`CreateError::Channel`]; [`CreateError::Gone`].
+    /// [`CreateError::Channel`]; [`CreateError::DeviceFatal`].
     pub fn create_channel(&self) -> Result<CompletionChannel, CreateError> {
         self.check_device()?;
         CompletionChannel::new(self.clone())

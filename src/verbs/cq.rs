@@ -72,7 +72,7 @@ impl Cq {
         context.check_device()?;
         let max = context.0.limits.max_cqe as u64;
         if capacity == 0 || capacity as u64 > max {
-            return Err(CreateError::Value { name: "a CQ's size", value: capacity as u64, min: 1, max });
+            return Err(CreateError::Value { name: "CQ size", value: capacity as u64, min: 1, max });
         }
         if channel.as_ref().is_some_and(|c| !c.context().is(&context)) {
             return Err(CreateError::OtherContext("completion channel"));
@@ -83,7 +83,7 @@ impl Cq {
             return Err(CreateError::Value { name: "comp_vector", value, min: 0, max });
         }
         let queue = CompletionQueue::numbered(context.next_cq(), capacity);
-        context.0.cqs.take()?;
+        context.0.cqs.acquire()?;
         context.0.asynchronous.own(EventSubject::Cq(queue.id()), context.0.reader);
         let queue = Arc::new(if ignore_overrun { queue.overwriting() } else { queue });
         let (raised, changed, cq) = (Mutex::new(false), Condvar::new(), Mutex::new(Weak::new()));
@@ -114,16 +114,12 @@ impl Cq {
     ///
     /// # Errors
     /// [`CreateError::Value`] for 0, above the device's limit, or below the number of queued completions;
-    /// [`CreateError::Gone`].
+    /// [`CreateError::DeviceFatal`].
     pub fn resize(&self, capacity: usize) -> Result<(), CreateError> {
         self.0.context.check_device()?;
         let max = self.0.context.0.limits.max_cqe as u64;
-        let refused = |min: usize| CreateError::Value {
-            name: "a CQ's size",
-            value: capacity as u64,
-            min: min as u64,
-            max,
-        };
+        let refused =
+            |min: usize| CreateError::Value { name: "CQ size", value: capacity as u64, min: min as u64, max };
         if capacity == 0 || capacity as u64 > max {
             return Err(refused(1));
         }
@@ -134,7 +130,7 @@ impl Cq {
     /// is empty, polls the link first, so that a polling application needs no other thread.
     ///
     /// # Errors
-    /// [`CqOverflow`] once completions were lost and those from before are taken.
+    /// [`CqOverflow`] once completions were lost and the earlier ones have been polled.
     pub fn poll(&self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
         self.poll_link_if_empty();
         self.0.queue.poll(max, out)
@@ -221,8 +217,8 @@ impl Cq {
 
 impl Cq {
     /// Destroys the queue as `ibv_destroy_cq` does: fails while work queues complete to it, and waits up to
-    /// `timeout` until all events taken off its channel are acknowledged. (Dropping the last handle waits for
-    /// nothing, because queue pairs and [`super::CqEvent`]s hold handles of their own.)
+    /// `timeout` until all events retrieved from its channel are acknowledged. (Dropping the last handle
+    /// waits for nothing, because queue pairs and [`super::CqEvent`]s hold handles of their own.)
     ///
     /// # Errors
     /// [`DestroyCqError`].
@@ -241,7 +237,7 @@ impl Cq {
 impl Drop for CqInner {
     fn drop(&mut self) {
         self.context.0.shards.with_nic(|nic| nic.forget_cq(self.queue.id()));
-        self.context.0.cqs.give_back();
+        self.context.0.cqs.release();
         if let Some(channel) = &self.signal.channel {
             channel.drop_stale_events();
         }

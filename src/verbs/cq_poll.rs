@@ -8,7 +8,7 @@ use crate::nic::TimestampedCompletion;
 use crate::transport::{WcOpcode, WcStatus};
 use crate::wire::{Qpn, RKey};
 
-/// One round of polling a completion queue, from `ibv_start_poll` to `ibv_end_poll`.
+/// A poll batch of a completion queue, from `ibv_start_poll` to `ibv_end_poll`.
 ///
 /// ```
 /// # use urxe::verbs::*;
@@ -22,18 +22,18 @@ use crate::wire::{Qpn, RKey};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A completion has left the queue when it is returned. The queue is not locked between two completions, so
+/// A returned completion is no longer in the queue. The queue is not locked between two completions, so
 /// other threads may post and poll meanwhile.
 #[derive(Debug)]
 pub struct CqPoll<'q> {
     cq: &'q Cq,
     current: Option<TimestampedCompletion>,
-    /// Offset to the wall clock, the same for all completions of the round.
+    /// Offset to the wall clock, the same for all completions of the batch.
     wall_offset: OnceLock<u64>,
 }
 
 impl Cq {
-    /// Begins a round of polling. If the queue is empty, polls the link first, so that a polling application
+    /// Begins a poll batch. If the queue is empty, polls the link first, so that a polling application
     /// needs no other thread.
     pub fn start_poll(&self) -> CqPoll<'_> {
         self.poll_link_if_empty();
@@ -45,7 +45,7 @@ impl CqPoll<'_> {
     /// Advances to the next completion and returns it, or `None` if the queue is empty.
     ///
     /// # Errors
-    /// [`CqOverflow`] once completions were lost and those from before are taken.
+    /// [`CqOverflow`] once completions were lost and the earlier ones have been polled.
     pub fn next_poll(&mut self) -> Result<Option<Wc<'_>>, CqOverflow> {
         self.current = self.cq.0.queue.take()?;
         Ok(self.current())
@@ -57,7 +57,7 @@ impl CqPoll<'_> {
         current.as_ref().map(|entry| Wc { entry, cq, wall_offset })
     }
 
-    /// Ends the round; dropping it does the same.
+    /// Ends the batch; dropping it does the same.
     pub fn end_poll(self) {}
 }
 
@@ -140,7 +140,7 @@ impl Wc<'_> {
 
     /// Returns the time of the completion in nanoseconds since 1970; in virtual time, the time of the
     /// fabric's clock, which starts at 0. It does not go backwards from one completion of a queue to the
-    /// next, unless the wall clock is set back between two rounds.
+    /// next, unless the wall clock is set back between two batches.
     pub fn completion_wallclock_ns(&self) -> u64 {
         let clock = self.cq.context().0.shards.clock();
         self.entry.at.0 + self.wall_offset.get_or_init(|| clock.wallclock_offset(&self.cq.0.wall_offset))

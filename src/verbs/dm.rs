@@ -30,17 +30,22 @@ impl Context {
     ///
     /// # Errors
     /// [`CreateError::Value`] for 0 or more than the device has; [`CreateError::Exhausted`] for more than is
-    /// left; [`CreateError::Gone`].
+    /// left; [`CreateError::DeviceFatal`].
     pub fn alloc_dm(&self, len: usize) -> Result<Dm, CreateError> {
         self.check_device()?;
         let max = self.0.limits.max_dm_size;
         if len == 0 || len as u64 > max {
-            return Err(CreateError::Value { name: "device memory", value: len as u64, min: 1, max });
+            return Err(CreateError::Value {
+                name: "length of device memory",
+                value: len as u64,
+                min: 1,
+                max,
+            });
         }
-        let take = |used: u64| used.checked_add(len as u64).filter(|sum| *sum <= max);
+        let reserve = |used: u64| used.checked_add(len as u64).filter(|sum| *sum <= max);
         self.0
             .dm_used
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve)
             .map_err(|_| CreateError::Exhausted { kind: "bytes of device memory", max: max as u32 })?;
         Ok(Dm(Arc::new(DmInner { context: self.clone(), buffer: Buffer::zeroed(len) })))
     }
@@ -97,16 +102,14 @@ impl Pd {
             return Err(CreateError::OtherContext("device memory"));
         }
         if !access.allows(Access::ZERO_BASED) {
-            return Err(CreateError::Access { access, why: "a region of device memory needs ZERO_BASED" });
+            return Err(CreateError::Access {
+                access,
+                reason: "a region of device memory requires ZERO_BASED",
+            });
         }
         if range.end > dm.len() || range.start > range.end {
             let (value, max) = (range.end as u64, dm.len() as u64);
-            return Err(CreateError::Value {
-                name: "the end of a part of device memory",
-                value,
-                min: 1,
-                max,
-            });
+            return Err(CreateError::Value { name: "end of the range of device memory", value, min: 1, max });
         }
         // An empty part is allowed, although it is of no use.
         self.check(range.len().max(1), access)?;

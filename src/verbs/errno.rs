@@ -82,7 +82,7 @@ table! {
         Self::Exhausted { .. } => ENOMEM,
         Self::Address(e) => e.errno(),
         Self::Channel(errno) => *errno,
-        Self::Gone => EIO,
+        Self::DeviceFatal => EIO,
     }
     ManagementError {
         Self::UnknownKey { .. }
@@ -112,7 +112,7 @@ table! {
         Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }
     AttachError {
-        Self::Refused(e) => e.errno(),
+        Self::Multicast(e) => e.errno(),
         Self::Join(e) => e.errno(),
     }
     AckError {
@@ -144,7 +144,7 @@ table! {
         Self::Fabric(e) => of_fabric(e),
     }
     UdpLinkError {
-        Self::Taken { .. } => EADDRINUSE,
+        Self::InUse { .. } => EADDRINUSE,
         Self::Refused { errno, .. } => *errno,
         Self::NotLocal { .. } | Self::NoInterface { .. } => ENODEV,
         Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
@@ -160,7 +160,7 @@ table! {
         Self::Open(e) => e.errno(),
     }
     ClaimError {
-        Self::Taken { .. } => EADDRINUSE,
+        Self::InUse { .. } => EADDRINUSE,
         Self::NotLocal { .. } => EADDRNOTAVAIL,
         Self::NoAccess { source, .. } | Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }
@@ -181,11 +181,11 @@ table! {
         | Self::Value { .. }
         | Self::Ended
         | Self::Inherited | Self::NoHost(_) => EINVAL,
-        Self::PortTaken(_) | Self::NoPort(_) | Self::Joined(_) => EADDRINUSE,
+        Self::PortInUse(_) | Self::NoPort(_) | Self::Joined(_) => EADDRINUSE,
         // As in the kernel's `cma_check_port`.
-        Self::PortTakenByWildcard(_) => EADDRNOTAVAIL,
+        Self::PortInUseByWildcard(_) => EADDRNOTAVAIL,
         Self::Claim { addr, source } => match source {
-            ClaimError::Taken { .. } if addr.ip().is_unspecified() => EADDRNOTAVAIL,
+            ClaimError::InUse { .. } if addr.ip().is_unspecified() => EADDRNOTAVAIL,
             other => other.errno(),
         },
         Self::NoDevice(_) | Self::NoGroup(_) => EADDRNOTAVAIL,
@@ -204,7 +204,7 @@ table! {
 
 fn of_protocol(e: &CmError) -> i32 {
     match e {
-        CmError::Taken(_) => EADDRINUSE,
+        CmError::InUse(_) => EADDRINUSE,
         CmError::TooMany(_) => ENOMEM,
         CmError::Gid(_) => EADDRNOTAVAIL,
         CmError::Unknown(_)
@@ -267,14 +267,14 @@ mod tests {
             (CreateError::Exhausted { kind: "QPs", max: 1 }.errno(), 12),
             (CreateError::OtherContext("x").errno(), 22),
             (CreateError::Channel(24).errno(), 24),
-            (CreateError::Gone.errno(), 5),
+            (CreateError::DeviceFatal.errno(), 5),
             (ManagementError::NotInvalidatable { key: 1 }.errno(), 22),
             (CreateError::Management(ManagementError::WindowsBound { key: 1, count: 1 }).errno(), 16),
             (PostError::NoPlacement.errno(), 22),
             (MulticastError::GroupFull(1).errno(), 12),
             (MulticastError::NotAttached(Gid::default()).errno(), 22),
             (AttachError::Join(JoinError::NoAddress([224, 0, 0, 1].into())).errno(), 99),
-            (AttachError::Refused(MulticastError::TooManyGroups(1)).errno(), 12),
+            (AttachError::Multicast(MulticastError::TooManyGroups(1)).errno(), 12),
             (DestroyCqError::InUse(1).errno(), 16),
             (DestroyCqError::Unacknowledged(1).errno(), 16),
             (AckError { given: 1, unacked: 0 }.errno(), 22),
@@ -296,11 +296,11 @@ mod tests {
             (ConnectError::NoGid { peer: Gid::default() }.errno(), 101),
             (ConnectError::Modify(modify).errno(), 22),
             (PairError::Open(OpenError::NoAddress("x".into())).errno(), 99),
-            (PairError::Create(CreateError::Gone).errno(), 5),
+            (PairError::Create(CreateError::DeviceFatal).errno(), 5),
             (DeviceError::Open(OpenError::NoAddress("x".into())).errno(), 99),
             (IdError::State { call: "x", state: "y" }.errno(), 22),
-            (IdError::PortTaken(([0, 0, 0, 0], 7).into()).errno(), 98),
-            (IdError::PortTakenByWildcard(([0, 0, 0, 0], 7).into()).errno(), 99),
+            (IdError::PortInUse(([0, 0, 0, 0], 7).into()).errno(), 98),
+            (IdError::PortInUseByWildcard(([0, 0, 0, 0], 7).into()).errno(), 99),
             (IdError::NoDevice([192, 0, 2, 1].into()).errno(), 99),
             (IdError::Protocol(CmError::TooMany(1)).errno(), 12),
             (DeviceError::Link(UdpLinkError::NotLocal { ip: [192, 0, 2, 1].into() }).errno(), 19),

@@ -26,9 +26,9 @@ pub enum OpenError {
     #[error("a NIC has 1, 2, 4, 8, 16, 32 or 64 shards, not {0}")]
     Shards(usize),
     /// A system call failed: creating an eventfd or the background thread.
-    #[error("cannot set up the NIC's wake-up: {0}")]
+    #[error("cannot create an eventfd or the background thread: {0}")]
     System(#[from] io::Error),
-    /// The fabric refused the port.
+    /// The fabric could not add the port.
     #[error(transparent)]
     Fabric(#[from] crate::link::fabric::FabricError),
 }
@@ -58,40 +58,41 @@ pub enum CreateError {
     },
     /// REMOTE_WRITE or REMOTE_ATOMIC is given without LOCAL_WRITE, which they need because they write (IBA
     /// 11.2.8.2).
-    #[error("{0:?} lets peers write and needs LOCAL_WRITE too")]
+    #[error("{0:?} permits peers to write and requires LOCAL_WRITE")]
     AccessNeedsLocalWrite(Access),
     /// An XRC target queue pair is requested outside its domain, or another type inside one.
-    #[error("an XRC target is made by Xrcd::create_target_qp, and nothing else is")]
+    #[error("Xrcd::create_target_qp creates XRC target QPs, and no others")]
     XrcTarget,
     /// A queue pair of a type that never receives cannot have a shared receive queue.
-    #[error("a {0:?} QP receives nothing, so it has no shared receive queue")]
+    #[error("a {0:?} QP does not receive and cannot have a shared receive queue")]
     NoReceives(QpType),
     /// Permissions that are unknown or cannot be combined.
-    #[error("access {access:?}: {why}")]
+    #[error("invalid access {access:?}: {reason}")]
     Access {
         /// The given permissions.
         access: Access,
         /// Explanation of the conflict.
-        why: &'static str,
+        reason: &'static str,
     },
-    /// The table of keys refused the change, for example because windows are bound to the region.
+    /// The table of keys rejected the change, for example because windows are bound to the region.
     #[error(transparent)]
     Management(#[from] ManagementError),
     /// Objects of different contexts cannot be used together; holds the kind of the object.
-    #[error("the {0} is of another context")]
+    #[error("the {0} belongs to another context")]
     OtherContext(&'static str),
     /// The address vector does not fit the port.
     #[error("no path to the destination: {0}")]
     Address(#[from] AddressError),
-    /// The receive is not of a datagram with a routing header, so there is no path back to the sender.
-    #[error("the receive has no routing header of a datagram to this port")]
+    /// The completion is not that of a datagram with a routing header (GRH), so the path to the sender is
+    /// unknown.
+    #[error("the received data have no GRH of a datagram to an address of this port")]
     NoGrh,
     /// An eventfd could not be created; holds the system's error number.
-    #[error("cannot make a completion channel: {}", io::Error::from_raw_os_error(*.0))]
+    #[error("cannot create a completion channel: {}", io::Error::from_raw_os_error(*.0))]
     Channel(i32),
     /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
     #[error("the device has failed: close the context and open another")]
-    Gone,
+    DeviceFatal,
 }
 
 impl From<TooManyQps> for CreateError {
@@ -126,16 +127,16 @@ pub enum ConnectError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DestroyCqError {
     /// Work queues complete to it; holds their number.
-    #[error("{0} work queues complete to it: destroy their queue pairs, and shared receive queues, first")]
+    #[error("{0} work queues use this CQ: destroy their queue pairs and shared receive queues first")]
     InUse(u32),
-    /// Events were taken off its channel and not acknowledged in time; holds their number.
-    #[error("{0} events were taken and not acknowledged")]
+    /// Events were retrieved from its channel and not acknowledged in time; holds their number.
+    #[error("{0} events of this CQ are not acknowledged: call Cq::ack_events first")]
     Unacknowledged(u64),
 }
 
-/// More events were acknowledged than were taken.
+/// More events were acknowledged than were retrieved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{given} events acknowledged, but only {unacked} were taken and not acknowledged yet")]
+#[error("cannot acknowledge {given} events: {unacked} are unacknowledged")]
 pub struct AckError {
     /// The given number of events.
     pub given: u64,
@@ -147,13 +148,13 @@ pub struct AckError {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WaitError {
     /// The timeout expired; holds its length.
-    #[error("nothing came within {0:?}")]
+    #[error("timed out after {0:?}")]
     TimedOut(Duration),
     /// A signal interrupted the wait, and the program has a handler without `SA_RESTART`, or none at all.
     #[error("a signal interrupted the wait")]
     Interrupted,
     /// In virtual time, the fabric has nothing pending that could end the wait.
-    #[error("nothing is under way on the fabric that could bring anything")]
+    #[error("the fabric has no packet in flight and no timer that could end the wait")]
     Idle,
     /// The completion queue has overflowed, so completions were lost.
     #[error(transparent)]

@@ -1,4 +1,4 @@
-//! Asynchronous events: taking them, waiting for them, and a descriptor that signals them.
+//! Asynchronous events: retrieving them, waiting for them, and a descriptor that signals them.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -29,9 +29,9 @@ impl EventListener for EventSignal {
 }
 
 impl Context {
-    /// Returns the oldest asynchronous event that has not been taken; never blocks (`ibv_get_async_event` on
-    /// a non-blocking descriptor). Dropping a queue pair, completion queue or shared receive queue drops its
-    /// events.
+    /// Returns the oldest asynchronous event that has not been retrieved; never blocks (`ibv_get_async_event`
+    /// on a non-blocking descriptor). Dropping a queue pair, completion queue or shared receive queue drops
+    /// its events.
     pub fn next_event(&self) -> Option<AsyncEvent> {
         self.0.asynchronous.next(self.0.reader)
     }

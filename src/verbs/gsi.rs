@@ -20,10 +20,10 @@ use crate::wire::mad::{MAD_LEN, ServiceId};
 use crate::wire::{QKey, Qpn, grh};
 
 /// Number of MADs that can be queued for reception; further ones are dropped and counted, as datagrams are.
-const RECEIVES: u32 = 2048;
+const RECV_DEPTH: u32 = 2048;
 
 /// Number of MADs that can be queued for sending.
-const SENDS: u32 = 1024;
+const SEND_DEPTH: u32 = 1024;
 
 /// Number of bytes of a receive buffer: a MAD behind the routing header of a datagram.
 const SLOT_LEN: usize = grh::LEN + MAD_LEN;
@@ -33,7 +33,7 @@ const SLOT_LEN: usize = grh::LEN + MAD_LEN;
 pub struct Mad {
     /// Contents of the datagram.
     pub bytes: [u8; MAD_LEN],
-    /// Path back to the sender.
+    /// Path to the sender.
     pub from: AddressVector,
     /// Number of the queue pair that sent it: QP1, except for non-compliant peers.
     pub src_qpn: Qpn,
@@ -56,7 +56,7 @@ pub struct ManagementPort {
 }
 
 impl Context {
-    /// Takes the device's QP1.
+    /// Opens the device's QP1.
     ///
     /// # Errors
     /// [`CreateError::Exhausted`] if it is in use; otherwise [`CreateError`] of the objects that it consists
@@ -71,22 +71,22 @@ impl ManagementPort {
         let context = pd.context();
         let channel = context.create_channel()?;
         let cq = context.create_cq_with(&CqOptions {
-            capacity: (RECEIVES + SENDS) as usize,
+            capacity: (RECV_DEPTH + SEND_DEPTH) as usize,
             channel: Some(channel.clone()),
             ..CqOptions::default()
         })?;
-        let slots = pd.reg_mr(RECEIVES as usize * SLOT_LEN, Access::LOCAL_WRITE)?;
+        let slots = pd.reg_mr(RECV_DEPTH as usize * SLOT_LEN, Access::LOCAL_WRITE)?;
         let options = QpOptions {
             qp_type: QpType::Ud,
-            send: SendCaps { max_wr: SENDS, max_sge: 0, max_inline: MAD_LEN as u32 },
-            recv: RecvCaps { max_wr: RECEIVES, max_sge: 1 },
+            send: SendCaps { max_wr: SEND_DEPTH, max_sge: 0, max_inline: MAD_LEN as u32 },
+            recv: RecvCaps { max_wr: RECV_DEPTH, max_sge: 1 },
             signal_all: false,
         };
         let qp = Qp::new_gsi(pd, &cq, &options)?;
         let port = ManagementPort { qp, cq, channel, slots };
-        port.qp.activate(QKey::GSI).map_err(|_| CreateError::Gone)?;
-        for slot in 0..RECEIVES.into() {
-            port.post_slot(slot).map_err(|_| CreateError::Gone)?;
+        port.qp.activate(QKey::GSI).map_err(|_| CreateError::DeviceFatal)?;
+        for slot in 0..RECV_DEPTH.into() {
+            port.post_slot(slot).map_err(|_| CreateError::DeviceFatal)?;
         }
         port.cq.req_notify(Notify::Any);
         Ok(port)
@@ -125,7 +125,7 @@ impl ManagementPort {
     /// becomes readable when one may have arrived.
     pub fn try_recv(&self) -> Option<Mad> {
         loop {
-            if let Some(mad) = self.take() {
+            if let Some(mad) = self.next_mad() {
                 return Some(mad);
             }
             if self.is_armed() {
@@ -148,8 +148,8 @@ impl ManagementPort {
         self.cq.0.queue.is_armed()
     }
 
-    /// Takes the oldest datagram that has a path back to its sender.
-    fn take(&self) -> Option<Mad> {
+    /// Takes the oldest datagram that has a path to its sender.
+    fn next_mad(&self) -> Option<Mad> {
         self.cq.poll_link_if_empty();
         loop {
             // The queue has room for everything that can complete, so it never overflows.
@@ -173,7 +173,7 @@ impl ManagementPort {
         let (header, bytes) = slot.split_first_chunk()?;
         Some(Mad {
             bytes: *bytes.first_chunk()?,
-            from: self.context().path_back(header)?,
+            from: self.context().reverse_path(header)?,
             src_qpn: completion.src_qpn,
             pkey_index: completion.pkey_index,
         })
@@ -214,7 +214,7 @@ impl Context {
     /// they do so anyway, and no claim is refused.
     ///
     /// # Errors
-    /// [`ClaimError::Taken`] if another process has claimed the service; [`ClaimError::System`] if the device
+    /// [`ClaimError::InUse`] if another process has claimed the service; [`ClaimError::System`] if the device
     /// is lost.
     pub fn claim_service(
         &self,

@@ -63,5 +63,5 @@ pub use query::{
 };
 pub use srq::{Srq, SrqAttr};
 pub use test_endpoint::{MeshNode, PairError, TestEndpoint};
-pub use wr::{BegunWr, WrSession};
+pub use wr::{WrBuilder, WrSession};
 pub use xrc::Xrcd;

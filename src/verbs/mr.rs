@@ -20,7 +20,7 @@ use crate::wire::{LKey, Qpn, RKey};
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        self.context.0.pds.give_back();
+        self.context.0.pds.release();
     }
 }
 
@@ -134,12 +134,12 @@ impl Pd {
     pub unsafe fn reg_mr_implicit(&self, access: Access) -> Result<RawMr, CreateError> {
         self.check(1, access)?;
         if !access.allows(Access::ON_DEMAND) {
-            return Err(CreateError::Access { access, why: "an implicit region needs ON_DEMAND" });
+            return Err(CreateError::Access { access, reason: "an implicit region requires ON_DEMAND" });
         }
         install_fault_handler();
         // SAFETY: the caller accepts that the key gives access to all memory of the process.
         let info = self.insert(|table| unsafe { table.register_implicit(self.0.id, access) })?;
-        Ok(RawMr { pd: self.clone(), addr: 0, len: usize::MAX, info, is_gone: false })
+        Ok(RawMr { pd: self.clone(), addr: 0, len: usize::MAX, info, is_deregistered: false })
     }
 
     /// Faults in the pages of elements in on-demand regions, as their use would (`ibv_advise_mr`); for
@@ -159,12 +159,12 @@ impl Pd {
     pub(super) fn check(&self, len: usize, access: Access) -> Result<(), CreateError> {
         let max = self.0.context.0.limits.max_mr_size;
         if len == 0 || len as u64 > max {
-            return Err(CreateError::Value { name: "a region's length", value: len as u64, min: 1, max });
+            return Err(CreateError::Value { name: "region length", value: len as u64, min: 1, max });
         }
         if access.unknown() != Access::LOCAL_READ {
-            return Err(CreateError::Access { access, why: "some of it is not known" });
+            return Err(CreateError::Access { access, reason: "it has unknown flags" });
         }
-        if access.lets_peers_write() && !access.allows(Access::LOCAL_WRITE) {
+        if access.allows_remote_modification() && !access.allows(Access::LOCAL_WRITE) {
             let writes = access & (Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
             return Err(CreateError::AccessNeedsLocalWrite(writes));
         }
@@ -176,12 +176,9 @@ impl Pd {
         let Limits { max_mr_size: max, .. } = self.0.context.0.limits;
         let everywhere = self.0.context.0.quirks.empty_regions_at_page_boundaries;
         match len == 0 && addr.is_multiple_of(page_size()) && !everywhere {
-            true => Err(CreateError::Value {
-                name: "length of a region at a page boundary",
-                value: 0,
-                min: 1,
-                max,
-            }),
+            true => {
+                Err(CreateError::Value { name: "length of a page-aligned region", value: 0, min: 1, max })
+            }
             false => Ok(()),
         }
     }
@@ -193,7 +190,7 @@ impl Pd {
         let extent = MrExtent { iova, ..extent };
         // SAFETY: the caller keeps the memory valid until the `RawMr` is dropped, which deregisters it.
         let info = self.insert(|table| unsafe { table.register(self.0.id, extent) })?;
-        Ok(RawMr { pd: self.clone(), addr: iova, len: extent.len, info, is_gone: false })
+        Ok(RawMr { pd: self.clone(), addr: iova, len: extent.len, info, is_deregistered: false })
     }
 
     /// Adds an entry to the table of keys, within the device's limit.
@@ -266,7 +263,7 @@ pub struct RawMr {
     len: usize,
     info: RegionInfo,
     /// Whether the region is deregistered already, so that dropping it does nothing.
-    is_gone: bool,
+    is_deregistered: bool,
 }
 
 impl RawMr {
@@ -324,7 +321,7 @@ impl RawMr {
     pub fn dereg(self) -> Result<(), (RawMr, ManagementError)> {
         let mut this = self;
         let done = this.pd.with_table(|table| table.deregister(this.info.lkey));
-        this.is_gone = done.is_ok();
+        this.is_deregistered = done.is_ok();
         done.map_err(|e| (this, e))
     }
 
@@ -379,7 +376,7 @@ impl RawMr {
 
 impl Drop for RawMr {
     fn drop(&mut self) {
-        if !self.is_gone {
+        if !self.is_deregistered {
             let _ = self.pd.with_table(|table| table.revoke(self.info.lkey));
         }
     }
@@ -397,7 +394,7 @@ impl Pd {
     /// Registers a null region (`ibv_alloc_null_mr`).
     ///
     /// # Errors
-    /// [`CreateError::Exhausted`]; [`CreateError::Gone`].
+    /// [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
     pub fn alloc_null_mr(&self) -> Result<NullMr, CreateError> {
         let lkey = self.insert(|table| table.register_null(self.id()))?;
         Ok(NullMr { pd: self.clone(), lkey })

@@ -26,7 +26,7 @@ impl Pd {
     /// Allocates an unbound memory window (`ibv_alloc_mw`).
     ///
     /// # Errors
-    /// [`CreateError::Exhausted`]; [`CreateError::Gone`].
+    /// [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
     pub fn alloc_mw(&self, kind: WindowKind) -> Result<Mw, CreateError> {
         let first = self.insert(|table| table.alloc_window(self.id(), kind))?;
         Ok(Mw { pd: self.clone(), kind, first, key: AtomicU32::new(first.0) })

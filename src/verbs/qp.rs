@@ -117,7 +117,7 @@ pub struct Qp {
     /// Buffers of the last session's work requests, kept for the next session.
     pub(super) spare_batch: AtomicCell<Option<Box<Batch>>>,
     /// False once the queue pair is destroyed, after which another one may get its number.
-    alive: Arc<Mutex<bool>>,
+    is_alive: Arc<Mutex<bool>>,
 }
 
 /// Handle that can change the state of a queue pair but does not keep it alive.
@@ -131,38 +131,38 @@ pub(super) struct QpRemote {
     pub has_srq: bool,
     context: WeakContext,
     shard: Arc<Shard>,
-    alive: Arc<Mutex<bool>>,
+    is_alive: Arc<Mutex<bool>>,
 }
 
 impl QpRemote {
     /// Like [`Qp::modify`], but earlier completions stay in their queues. Returns `None` if the queue pair is
     /// destroyed.
     pub fn modify(&self, attr: &QpAttr) -> Option<Result<(), ModifyError>> {
-        let alive = self.alive.lock();
+        let is_alive = self.is_alive.lock();
         let modify = || {
             self.shard
                 .with_nic_and_send(|nic, now, memory, tx| nic.modify_qp(now, self.qpn, attr, memory, tx))
         };
-        alive.then(modify)?.ok()
+        is_alive.then(modify)?.ok()
     }
 
     /// Like [`Qp::query`]; returns `None` if the queue pair is destroyed.
     pub fn query(&self) -> Option<QpAttr> {
-        let alive = self.alive.lock();
-        alive.then(|| self.shard.with_nic(|nic| nic.query_qp(self.qpn).map(|(attr, _)| attr)))?.ok()
+        let is_alive = self.is_alive.lock();
+        is_alive.then(|| self.shard.with_nic(|nic| nic.query_qp(self.qpn).map(|(attr, _)| attr)))?.ok()
     }
 
     /// Like [`Qp::attach_mcast`]; returns `None` if the queue pair is destroyed.
     pub fn attach_mcast(&self, gid: Gid) -> Option<Result<(), AttachError>> {
-        let alive = self.alive.lock();
-        let device = self.context.get().filter(|_| *alive)?;
+        let is_alive = self.is_alive.lock();
+        let device = self.context.get().filter(|_| *is_alive)?;
         Some(device.shards.attach_mcast(&self.shard, self.qpn, gid, &device.limits))
     }
 
     /// Like [`Qp::detach_mcast`]; returns `None` if the queue pair is destroyed.
     pub fn detach_mcast(&self, gid: Gid) -> Option<Result<(), MulticastError>> {
-        let alive = self.alive.lock();
-        let device = self.context.get().filter(|_| *alive)?;
+        let is_alive = self.is_alive.lock();
+        let device = self.context.get().filter(|_| *is_alive)?;
         Some(device.shards.detach_mcast(&self.shard, self.qpn, gid))
     }
 }
@@ -235,8 +235,8 @@ impl Qp {
             }
         }
         let QpOptions { qp_type, send, recv, signal_all } = *options;
-        let elsewhere = srq.is_some() || matches!(qp_type, QpType::XrcSend | QpType::XrcRecv);
-        let recv = if elsewhere { RecvCaps::default() } else { recv };
+        let has_no_receive_queue = srq.is_some() || matches!(qp_type, QpType::XrcSend | QpType::XrcRecv);
+        let recv = if has_no_receive_queue { RecvCaps::default() } else { recv };
         let (pd_id, srq_id, port_mtu) = (pd.id(), srq.map(Srq::id), context.0.mtu);
         let init = QpInit {
             qp_type,
@@ -250,12 +250,12 @@ impl Qp {
             quirks: context.0.quirks,
         };
         let (s, r) = (send_cq.0.queue.clone(), recv_cq.0.queue.clone());
-        context.0.qps.take()?;
-        let made = shard.with_nic(|nic| {
-            let made = create(nic, &init, s, r);
-            made.inspect(|qpn| context.0.asynchronous.own(EventSubject::Qp(*qpn), context.0.reader))
+        context.0.qps.acquire()?;
+        let created = shard.with_nic(|nic| {
+            let created = create(nic, &init, s, r);
+            created.inspect(|qpn| context.0.asynchronous.own(EventSubject::Qp(*qpn), context.0.reader))
         });
-        let qpn = made.inspect_err(|_| context.0.qps.give_back())?;
+        let qpn = created.inspect_err(|_| context.0.qps.release())?;
         let psn = Psn::new(context.next_random() as u32);
         for cq in [send_cq, recv_cq] {
             cq.0.users.add(shard);
@@ -272,7 +272,7 @@ impl Qp {
             recv_cq,
             srq,
             spare_batch: AtomicCell::default(),
-            alive: Arc::new(Mutex::new(true)),
+            is_alive: Arc::new(Mutex::new(true)),
         })
     }
 
@@ -285,7 +285,7 @@ impl Qp {
             has_srq: self.srq.is_some(),
             context: self.pd.context().downgrade(),
             shard: self.shard.clone(),
-            alive: self.alive.clone(),
+            is_alive: self.is_alive.clone(),
         }
     }
 
@@ -531,11 +531,11 @@ impl Drop for Qp {
         // Sends what is due to the peer first, because acknowledgements may still be delayed.
         self.shard.with_nic_and_send(|_, _, _, _| ());
         let context = self.pd.context();
-        let mut alive = self.alive.lock();
+        let mut is_alive = self.is_alive.lock();
         context.0.shards.destroy_qp(&self.shard, self.qpn);
-        *alive = false;
-        drop(alive);
-        context.0.qps.give_back();
+        *is_alive = false;
+        drop(is_alive);
+        context.0.qps.release();
         self.purge();
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.0.users.remove(&self.shard);

@@ -36,7 +36,7 @@ pub struct DeviceAttr {
     pub limits: Limits,
     /// Maximum number of memory windows if there are no regions; the two share a limit.
     pub max_mw: u32,
-    /// Maximum number of address handles. They take no room in the device, so this is the largest `int`.
+    /// Maximum number of address handles. They use no memory of the device, so this is the largest `int`.
     pub max_ah: u32,
     /// Maximum number of scatter/gather elements of an RDMA READ.
     pub max_sge_rd: u32,
@@ -214,7 +214,7 @@ pub struct PortAttr {
 }
 
 /// Returns a substitute for a LID, for programs that know no GIDs: the last 16 bits of the address. RoCE has
-/// no LIDs, so this works among neighbours whose addresses differ in nothing else.
+/// no LIDs, so this works among neighbours whose addresses differ only in these bits.
 pub fn lid_of(gid: Gid) -> u16 {
     let [.., high, low] = gid.0;
     u16::from_be_bytes([high, low])

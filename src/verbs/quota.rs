@@ -17,14 +17,14 @@ impl Quota {
     }
 
     /// Counts one more object.
-    pub fn take(&self) -> Result<(), CreateError> {
-        let more = |used| (used < self.max).then_some(used + 1);
-        let taken = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
-        taken.map(drop).map_err(|_| CreateError::Exhausted { kind: self.kind, max: self.max })
+    pub fn acquire(&self) -> Result<(), CreateError> {
+        let increment = |used| (used < self.max).then_some(used + 1);
+        let updated = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, increment);
+        updated.map(drop).map_err(|_| CreateError::Exhausted { kind: self.kind, max: self.max })
     }
 
     /// Counts one object less.
-    pub fn give_back(&self) {
+    pub fn release(&self) {
         self.used.fetch_sub(1, Ordering::AcqRel);
     }
 }

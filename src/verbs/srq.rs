@@ -53,7 +53,7 @@ impl Srq {
                 });
             }
         }
-        context.0.srqs.take()?;
+        context.0.srqs.acquire()?;
         // XRC packets name the shared receive queue and any target queue pair of the domain, so one shard
         // holds all of them.
         let shard = if xrc.is_some() { context.0.shards.first() } else { context.0.shards.next_for_srq() };
@@ -65,7 +65,7 @@ impl Srq {
             made.inspect(|id| context.0.asynchronous.own(EventSubject::Srq(*id), context.0.reader))
         });
         let Some(id) = made else {
-            context.0.srqs.give_back();
+            context.0.srqs.release();
             return Err(CreateError::Exhausted { kind: "SRQs", max: l.max_srq });
         };
         let xrc = xrc.map(|(xrcd, cq)| {
@@ -116,7 +116,7 @@ impl Srq {
     ///
     /// # Errors
     /// [`CreateError::Value`] for 0, above the device's limit, or below the number of queued receives;
-    /// [`CreateError::Gone`].
+    /// [`CreateError::DeviceFatal`].
     pub fn resize(&self, max_wr: u32) -> Result<(), CreateError> {
         self.0.pd.context().check_device()?;
         let max = self.0.pd.context().0.limits.max_srq_wr;
@@ -152,7 +152,7 @@ impl Drop for SrqInner {
             cq.0.users.remove(&self.shard);
         }
         self.shard.with_nic(|nic| nic.destroy_srq(self.id));
-        self.pd.context().0.srqs.give_back();
+        self.pd.context().0.srqs.release();
     }
 }
 

@@ -41,7 +41,7 @@ pub struct WrSession<'q> {
 /// The work request begun last, for setting its data and destination. Without data it has length 0; setting
 /// the data again replaces it.
 #[derive(Debug)]
-pub struct BegunWr<'s> {
+pub struct WrBuilder<'s> {
     batch: &'s mut Batch,
 }
 
@@ -49,13 +49,13 @@ pub struct BegunWr<'s> {
 /// sessions stop allocating after the first ones.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    wrs: Vec<Begun>,
+    wrs: Vec<PendingWr>,
     sges: Vec<Sge>,
     inline: Vec<u8>,
 }
 
 #[derive(Debug)]
-struct Begun {
+struct PendingWr {
     wr_id: u64,
     op: WrOp,
     flags: SendFlags,
@@ -101,92 +101,92 @@ impl Qp {
 
 impl WrSession<'_> {
     fn batch(&self) -> &Batch {
-        self.batch.as_ref().expect("taken by drop only")
+        self.batch.as_ref().expect("the batch is present until drop")
     }
 
     fn batch_mut(&mut self) -> &mut Batch {
-        self.batch.as_mut().expect("taken by drop only")
+        self.batch.as_mut().expect("the batch is present until drop")
     }
 
     /// Begins a work request with the current `wr_id` and `flags`.
-    pub fn wr(&mut self, op: WrOp) -> BegunWr<'_> {
+    pub fn wr(&mut self, op: WrOp) -> WrBuilder<'_> {
         let (wr_id, flags, batch) = (self.wr_id, self.flags, self.batch_mut());
         let at = batch.sges.len();
-        batch.wrs.push(Begun { wr_id, op, flags, to: None, data: Data::Sges(at..at) });
-        BegunWr { batch }
+        batch.wrs.push(PendingWr { wr_id, op, flags, to: None, data: Data::Sges(at..at) });
+        WrBuilder { batch }
     }
 
     /// Begins a SEND.
-    pub fn wr_send(&mut self) -> BegunWr<'_> {
+    pub fn wr_send(&mut self) -> WrBuilder<'_> {
         self.wr(WrOp::Send)
     }
 
     /// Begins a SEND with immediate data.
-    pub fn wr_send_imm(&mut self, imm: u32) -> BegunWr<'_> {
+    pub fn wr_send_imm(&mut self, imm: u32) -> WrBuilder<'_> {
         self.wr(WrOp::SendWithImm(imm))
     }
 
     /// Begins an RDMA WRITE.
-    pub fn wr_rdma_write(&mut self, to: RemoteAddr) -> BegunWr<'_> {
+    pub fn wr_rdma_write(&mut self, to: RemoteAddr) -> WrBuilder<'_> {
         self.wr(WrOp::Write { va: to.va, rkey: to.rkey })
     }
 
     /// Begins an RDMA WRITE with immediate data.
-    pub fn wr_rdma_write_imm(&mut self, to: RemoteAddr, imm: u32) -> BegunWr<'_> {
+    pub fn wr_rdma_write_imm(&mut self, to: RemoteAddr, imm: u32) -> WrBuilder<'_> {
         self.wr(WrOp::WriteWithImm { va: to.va, rkey: to.rkey, imm })
     }
 
     /// Begins an RDMA READ.
-    pub fn wr_rdma_read(&mut self, from: RemoteAddr) -> BegunWr<'_> {
+    pub fn wr_rdma_read(&mut self, from: RemoteAddr) -> WrBuilder<'_> {
         self.wr(WrOp::Read { va: from.va, rkey: from.rkey })
     }
 
     /// Begins an atomic compare-and-swap on 8 bytes; the original value is stored in the 8 bytes of its
     /// element.
-    pub fn wr_atomic_cmp_swp(&mut self, at: RemoteAddr, compare: u64, swap: u64) -> BegunWr<'_> {
+    pub fn wr_atomic_cmp_swp(&mut self, at: RemoteAddr, compare: u64, swap: u64) -> WrBuilder<'_> {
         self.wr(WrOp::Atomic { va: at.va, rkey: at.rkey, op: AtomicOp::CompareSwap { compare, swap } })
     }
 
     /// Begins an atomic fetch-and-add on 8 bytes; the original value is stored in the 8 bytes of its element.
-    pub fn wr_atomic_fetch_add(&mut self, at: RemoteAddr, add: u64) -> BegunWr<'_> {
+    pub fn wr_atomic_fetch_add(&mut self, at: RemoteAddr, add: u64) -> WrBuilder<'_> {
         self.wr(WrOp::Atomic { va: at.va, rkey: at.rkey, op: AtomicOp::FetchAdd(add) })
     }
 
     /// Begins a SEND with invalidate: it closes the memory window or fast region that `rkey` opens at the
     /// peer.
-    pub fn wr_send_inv(&mut self, rkey: RKey) -> BegunWr<'_> {
+    pub fn wr_send_inv(&mut self, rkey: RKey) -> WrBuilder<'_> {
         self.wr(WrOp::SendWithInv(rkey))
     }
 
     /// Begins an ATOMIC WRITE of 8 bytes.
-    pub fn wr_atomic_write(&mut self, at: RemoteAddr, value: [u8; 8]) -> BegunWr<'_> {
+    pub fn wr_atomic_write(&mut self, at: RemoteAddr, value: [u8; 8]) -> WrBuilder<'_> {
         self.wr(WrOp::AtomicWrite { va: at.va, rkey: at.rkey, value })
     }
 
     /// Begins a FLUSH, which completes when earlier WRITEs to the `len` bytes at `at` have the given
     /// placement.
-    pub fn wr_flush(&mut self, at: RemoteAddr, len: u32, placement: Placement) -> BegunWr<'_> {
+    pub fn wr_flush(&mut self, at: RemoteAddr, len: u32, placement: Placement) -> WrBuilder<'_> {
         self.wr(WrOp::Flush { va: at.va, rkey: at.rkey, len, placement, whole_region: false })
     }
 
     /// Begins a bind of a memory window of type 2.
-    pub fn wr_bind_mw(&mut self, bind: Bind) -> BegunWr<'_> {
+    pub fn wr_bind_mw(&mut self, bind: Bind) -> WrBuilder<'_> {
         self.wr(WrOp::BindMw(bind))
     }
 
     /// Begins a fast registration of a part of a fast region.
-    pub fn wr_reg_mr(&mut self, reg: FastReg) -> BegunWr<'_> {
+    pub fn wr_reg_mr(&mut self, reg: FastReg) -> WrBuilder<'_> {
         self.wr(WrOp::RegMr(reg))
     }
 
     /// Begins a local invalidate of a memory window of type 2 or of a fast region.
-    pub fn wr_local_inv(&mut self, rkey: RKey) -> BegunWr<'_> {
+    pub fn wr_local_inv(&mut self, rkey: RKey) -> WrBuilder<'_> {
         self.wr(WrOp::LocalInv(rkey))
     }
 
     /// Returns the work request begun last, if there is one.
-    pub fn current(&mut self) -> Option<BegunWr<'_>> {
-        (!self.is_empty()).then(|| BegunWr { batch: self.batch_mut() })
+    pub fn current(&mut self) -> Option<WrBuilder<'_>> {
+        (!self.is_empty()).then(|| WrBuilder { batch: self.batch_mut() })
     }
 
     /// Returns the number of work requests begun.
@@ -224,9 +224,9 @@ impl fmt::Debug for WrSession<'_> {
     }
 }
 
-impl BegunWr<'_> {
-    fn set(&mut self, f: impl FnOnce(&mut Begun)) {
-        // Never empty: a `BegunWr` exists only after a work request was begun.
+impl WrBuilder<'_> {
+    fn set(&mut self, f: impl FnOnce(&mut PendingWr)) {
+        // Never empty: a `WrBuilder` exists only after a work request was begun.
         if let Some(wr) = self.batch.wrs.last_mut() {
             f(wr);
         }

@@ -1,4 +1,4 @@
-//! CRC-32 of a few bytes, by tables that take eight bytes at a time: for headers and small payloads, which
+//! CRC-32 of a few bytes, by tables that process eight bytes at a time: for headers and small payloads, which
 //! are too short for the setup of the carry-less multiplication in `crc32fast` to pay off.
 
 /// CRC-32 polynomial, bit-reflected.

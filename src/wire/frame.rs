@@ -61,7 +61,7 @@ pub enum Content {
     GroupQuery(GroupQuery),
     /// A RoCEv1 packet, which has a GRH in place of IP and UDP (annex A16).
     RoceV1 {
-        /// Whether the ICRC holds.
+        /// Whether the ICRC is valid.
         intact: bool,
     },
     /// A frame that is neither RoCE nor one of the above.
@@ -165,7 +165,7 @@ pub struct NeighborAdvert {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FrameError {
     /// The frame ends too early.
-    #[error("frame ends in its {layer} header or payload: {needed} bytes needed, {have} there")]
+    #[error("frame ends in its {layer} header or payload: {needed} bytes needed, {have} present")]
     Truncated {
         /// Layer whose header or payload is incomplete.
         layer: &'static str,
@@ -175,7 +175,7 @@ pub enum FrameError {
         have: usize,
     },
     /// The IP version does not match the Ethernet type.
-    #[error("IP version {version} under the Ethernet type of another")]
+    #[error("IP version {version} does not match the EtherType")]
     IpVersion {
         /// Version field of the header.
         version: u8,
@@ -206,7 +206,7 @@ pub enum FrameError {
     #[error("IP fragment: RoCEv2 packets must fit the MTU")]
     Fragment,
     /// The UDP length contradicts the IP length.
-    #[error("UDP length {udp} does not fit the {ip} bytes that IP carries")]
+    #[error("UDP length {udp} does not match the IP payload length {ip}")]
     UdpLength {
         /// Length according to the UDP header.
         udp: usize,
@@ -287,7 +287,7 @@ fn v6(ip: IpAddr) -> Ipv6Addr {
 /// # Panics
 /// If the addresses are of different families, or the packet exceeds 65,535 bytes.
 pub fn append_ip_udp(out: &mut Vec<u8>, flow: &Flow, id: u16, udp_payload: usize) {
-    let udp_len = u16::try_from(udp_payload + UdpHeader::LEN).expect("no packet is above 64 KiB");
+    let udp_len = u16::try_from(udp_payload + UdpHeader::LEN).expect("a packet is at most 64 KiB");
     match (flow.src, flow.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
             let mut ip = Ipv4Header {

@@ -77,9 +77,9 @@ impl Bth {
         let first = u32::from(self.opcode.0) << 24 | flags | pad | u32::from(self.pkey.0);
         let marks = u32::from(self.fecn) << 31 | u32::from(self.becn) << 30;
         let to = marks | u32::from(self.resv6 & 0x3f) << 24 | self.dest_qp.get();
-        let asks = u32::from(self.ack_req) << 31 | u32::from(self.resv7 & 0x7f) << 24;
+        let ack_req = u32::from(self.ack_req) << 31 | u32::from(self.resv7 & 0x7f) << 24;
         b[..8].copy_from_slice(&pair(first, to));
-        b[8..BTH_LEN].copy_from_slice(&(asks | self.psn.get()).to_be_bytes());
+        b[8..BTH_LEN].copy_from_slice(&(ack_req | self.psn.get()).to_be_bytes());
     }
 }
 
@@ -299,7 +299,7 @@ impl Headers {
     /// If `buf` is shorter than [`len`](Self::len); [`MAX_HEADERS_LEN`] bytes always suffice.
     #[inline]
     pub fn emit(&self, buf: &mut [u8]) -> usize {
-        let (bth, behind) = buf.split_first_chunk_mut().expect("room for a BTH");
+        let (bth, behind) = buf.split_first_chunk_mut().expect("the buffer holds a BTH");
         self.bth.write(bth);
         let set = self.bth.opcode.row().headers;
         match (set, behind.first_chunk_mut()) {

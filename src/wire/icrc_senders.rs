@@ -32,7 +32,7 @@ const KNOWN_AFTER: u8 = 100;
 const FORGET_AFTER: u8 = 3;
 const SLOTS: usize = 256;
 
-/// Knowledge about the flows seen last. A flow is unknown again once another flow takes its slot.
+/// Knowledge about the flows seen last. A flow is unknown again once another flow uses its slot.
 #[derive(Clone, Debug)]
 pub(super) struct Senders([Sender; SLOTS]);
 

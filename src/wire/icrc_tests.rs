@@ -108,25 +108,25 @@ fn flush_with_headers_covered_twice_is_accepted_only_if_enabled() {
         let mut p: Vec<u8> = (0..12 + 4 + 16 + ICRC_LEN).map(|i| (i * 7) as u8).collect();
         p[0] = opcode;
         let body = p.len() - ICRC_LEN;
-        let by_the_book = compute(&flow, 7, IpIdent::DONT_FRAGMENT, &p);
+        let specified = compute(&flow, 7, IpIdent::DONT_FRAGMENT, &p);
         // Continues over the headers with byte 4 of the BTH unmasked.
-        let mut on = crc32fast::Hasher::new_with_initial(by_the_book);
-        on.update(&p[..body]);
-        let twice = on.finalize();
+        let mut hasher = crc32fast::Hasher::new_with_initial(specified);
+        hasher.update(&p[..body]);
+        let twice = hasher.finalize();
         let flush = opcode == 0x1c;
-        for (icrc, asked_for, otherwise) in
-            [(by_the_book, true, true), (twice, flush, false), (by_the_book ^ 1, false, false)]
+        for (icrc, if_enabled, if_disabled) in
+            [(specified, true, true), (twice, flush, false), (specified ^ 1, false, false)]
         {
             p[body..].copy_from_slice(&icrc.to_le_bytes());
             for ident in [IpIdent::Exact { id: 7, flags: IpIdent::DONT_FRAGMENT }, IpIdent::Unknown] {
                 assert_eq!(
                     Verifier::new(true).verify(&flow, ident, 0, &p),
-                    asked_for,
+                    if_enabled,
                     "{opcode:#x} {ident:?}"
                 );
                 assert_eq!(
                     Verifier::new(false).verify(&flow, ident, 0, &p),
-                    otherwise,
+                    if_disabled,
                     "{opcode:#x} {ident:?}"
                 );
             }
@@ -192,7 +192,7 @@ fn verifier_of(count: usize, id: impl Fn(usize) -> u16) -> Verifier {
 }
 
 #[test]
-fn known_sender_is_held_to_identifications_of_a_burst() {
+fn only_identifications_of_a_burst_are_accepted_from_a_known_sender() {
     let mut verifier = verifier_of(100, |_| 0);
     let (df, unknown) = (IpIdent::DONT_FRAGMENT, IpIdent::Unknown);
     for (id, flags) in [(64, df), (0x1234, df)] {

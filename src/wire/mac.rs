@@ -10,7 +10,7 @@ pub struct Mac(pub [u8; 6]);
 
 /// Parse error for a text that is not an Ethernet address.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0:?} is no MAC address: write six two-digit hexadecimal bytes, as 52:54:00:77:00:01")]
+#[error("{0:?} is not a MAC address: write six two-digit hexadecimal bytes, such as 52:54:00:77:00:01")]
 pub struct MacError(String);
 
 impl Mac {
@@ -64,15 +64,15 @@ impl FromStr for Mac {
     type Err = MacError;
 
     fn from_str(s: &str) -> Result<Mac, MacError> {
-        let bad = || MacError(s.to_owned());
+        let invalid = || MacError(s.to_owned());
         let mut bytes = [0; 6];
         let mut parts = s.split([':', '-']);
         for byte in &mut bytes {
-            let part = parts.next().filter(|p| p.len() == 2 && !p.starts_with('+')).ok_or_else(bad)?;
-            *byte = u8::from_str_radix(part, 16).map_err(|_| bad())?;
+            let part = parts.next().filter(|p| p.len() == 2 && !p.starts_with('+')).ok_or_else(invalid)?;
+            *byte = u8::from_str_radix(part, 16).map_err(|_| invalid())?;
         }
         if parts.next().is_some() {
-            return Err(bad());
+            return Err(invalid());
         }
         Ok(Mac(bytes))
     }
@@ -87,8 +87,10 @@ mod tests {
         let mac: Mac = "52:54:00:AB:0c:01".parse().unwrap();
         assert_eq!(mac, Mac([0x52, 0x54, 0, 0xab, 0x0c, 1]));
         assert_eq!(mac.to_string(), "52:54:00:ab:0c:01");
-        for bad in ["", "52:54:00:ab:0c", "52:54:00:ab:0c:01:02", "5254:00:ab:0c:1:2", "+2:54:00:ab:0c:01"] {
-            assert!(bad.parse::<Mac>().unwrap_err().to_string().contains("six two-digit"), "{bad}");
+        for invalid in
+            ["", "52:54:00:ab:0c", "52:54:00:ab:0c:01:02", "5254:00:ab:0c:1:2", "+2:54:00:ab:0c:01"]
+        {
+            assert!(invalid.parse::<Mac>().unwrap_err().to_string().contains("six two-digit"), "{invalid}");
         }
     }
 

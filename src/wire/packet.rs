@@ -18,7 +18,7 @@ pub const ICRC_LEN: usize = 4;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WireError {
     /// The packet is shorter than a BTH and an ICRC, or than the headers of its opcode.
-    #[error("{len} bytes are too few: {opcode} needs at least {need}")]
+    #[error("packet of {len} bytes is too short: {opcode} needs at least {need}")]
     Truncated {
         /// Number of bytes present.
         len: usize,
@@ -28,13 +28,13 @@ pub enum WireError {
         opcode: Opcode,
     },
     /// The length is not a multiple of four.
-    #[error("{0} bytes are not a multiple of 4, so the pad count is wrong")]
+    #[error("packet length {0} is not a multiple of 4, so the pad count is wrong")]
     Unaligned(usize),
     /// The opcode is not assigned.
     #[error("opcode {0:#04x} is reserved")]
     ReservedOpcode(u8),
     /// The transport header version is not 0.
-    #[error("transport header version {0}, not 0")]
+    #[error("transport header version is {0}, must be 0")]
     Version(u8),
 }
 

@@ -4,8 +4,8 @@
 /// guessed from one another. The lowest two numbers and the highest, which are special as queue pair numbers
 /// and as keys, are excluded.
 ///
-/// The permutation is not cryptographic: it withstands guesses of a sender that has seen no identifiers or
-/// only a few.
+/// The permutation is not cryptographic: a sender that has seen no identifiers, or only a few, cannot
+/// guess others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Permutation {
     /// Half of the bits, rounded up: a xorshift by this distance is its own inverse.
@@ -104,8 +104,8 @@ mod tests {
         let places = |key| (2..66).map(move |x| Permutation::new(18, key).apply(x));
         let first: HashSet<u32> = (0..64).map(|key| Permutation::new(18, key).apply(2)).collect();
         assert!(first.len() > 60, "{first:?}");
-        let alike = places(1).zip(places(2)).filter(|(a, b)| a == b).count();
-        assert!(alike < 4, "{alike}");
+        let equal = places(1).zip(places(2)).filter(|(a, b)| a == b).count();
+        assert!(equal < 4, "{equal}");
         // Adjacent numbers are not mapped to adjacent ones.
         let steps: HashSet<u32> = places(1).zip(places(1).skip(1)).map(|(a, b)| b.wrapping_sub(a)).collect();
         assert!(steps.len() > 32, "{}", steps.len());

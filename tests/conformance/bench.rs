@@ -1,7 +1,7 @@
 //! Test bench: one NIC under test, a scripted peer, and virtual time.
 //!
-//! A case must account for everything the NIC does: an unexpected packet, completion or event, or a changed
-//! byte beside a region, fails the case when the bench is dropped.
+//! A case must expect every output of the NIC: an unexpected packet, completion or event, or a modified guard
+//! byte, fails the case when the bench is dropped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,8 @@ use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, QKey, Qpn, RnrTimer};
 use super::pkt::{Pkt, Remote, message, resp};
 use crate::support::{self, PD, Region};
 
-const OURS: [u8; 4] = [10, 0, 0, 1];
-const PEERS: [u8; 4] = [10, 0, 0, 2];
+const LOCAL_IP: [u8; 4] = [10, 0, 0, 1];
+const PEER_IP: [u8; 4] = [10, 0, 0, 2];
 /// Addresses of the alternate path: the local one and the peer's.
 pub const ALTERNATE: ([u8; 4], [u8; 4]) = ([10, 0, 1, 1], [10, 0, 1, 2]);
 /// Number of the peer's QP that the first local QP is connected to; the next local QP is connected to the
@@ -31,7 +31,7 @@ pub const QKEY: u32 = 0x1111_1111;
 /// XRC domain of target QPs, protection domain of the target QPs themselves, and number of the shared receive
 /// queue that initiators send to.
 pub const DOMAIN: XrcdId = XrcdId(5);
-const TARGETS: PdId = PdId(50);
+const TARGET_PD: PdId = PdId(50);
 pub const PEER_SRQ: SrqId = SrqId(0x12_3456);
 /// First PSN that a local QP sends.
 pub const SQ: u32 = 0x500;
@@ -59,10 +59,11 @@ pub struct Setup {
     pub max_rd: u8,
     pub max_dest_rd: u8,
     pub signal_all: bool,
-    /// Tuning of the NIC. By default late acknowledgements are not probed for; cases on probes turn that on.
+    /// Tuning of the NIC. By default the probe timeout is longer than any case; cases on probes set a shorter
+    /// one.
     pub tuning: Tuning,
-    /// Quirks of the NIC. By default end-to-end credits are off, because they would be in every
-    /// acknowledgement; cases on credits turn them on.
+    /// Quirks of the NIC. By default end-to-end credits are disabled, because every acknowledgement
+    /// would contain them; cases on credits enable them.
     pub quirks: Quirks,
     pub qps: usize,
     /// State of the QPs when the case starts.
@@ -77,11 +78,11 @@ pub struct Bench {
     pub qpns: Vec<Qpn>,
     /// Region of 64 KiB at [`Bench::IOVA`] with all access rights.
     pub mr: Region,
-    pub more: Vec<Region>,
+    pub regions: Vec<Region>,
     pub srq: Option<SrqId>,
     pub send_cq: Arc<CompletionQueue>,
     pub recv_cq: Arc<CompletionQueue>,
-    /// Path by which the peer sends and on which every sent packet must be: the local address and the peer's.
+    /// Path of all packets in both directions: the local address and that of the peer.
     pub path: ([u8; 4], [u8; 4]),
     setup: Setup,
 }
@@ -158,7 +159,7 @@ impl Bench {
         };
         change(&mut setup);
         let port = PortAddresses {
-            gids: [OURS, ALTERNATE.0].map(|ip| std::net::IpAddr::from(ip).into()).into(),
+            gids: [LOCAL_IP, ALTERNATE.0].map(|ip| std::net::IpAddr::from(ip).into()).into(),
             src_port: None,
         };
         let nic =
@@ -172,11 +173,11 @@ impl Bench {
             now: Instant(1_000_000_000),
             qpns: Vec::new(),
             mr,
-            more: Vec::new(),
+            regions: Vec::new(),
             srq: None,
             send_cq: Arc::new(CompletionQueue::numbered(CqId(1), setup.cqe)),
             recv_cq: Arc::new(CompletionQueue::numbered(CqId(2), setup.cqe)),
-            path: (OURS, PEERS),
+            path: (LOCAL_IP, PEER_IP),
             setup,
         };
         let recv = RecvCaps { max_wr: 64, max_sge: 4 };
@@ -187,7 +188,7 @@ impl Bench {
         for i in 0..bench.setup.qps {
             let init = QpInit {
                 qp_type: bench.setup.qp_type,
-                pd: if bench.setup.qp_type == QpType::XrcRecv { TARGETS } else { PD },
+                pd: if bench.setup.qp_type == QpType::XrcRecv { TARGET_PD } else { PD },
                 send: SendCaps { max_wr: 64, max_sge: 4, max_inline: 600 },
                 recv: if bench.setup.shared { RecvCaps::default() } else { recv },
                 signal_all: bench.setup.signal_all,
@@ -210,21 +211,21 @@ impl Bench {
         let mut b = Bench::with(|s| s.mtu = Mtu::Mtu4096);
         let len = 3 << 19;
         b.region(PD, len, 0, Access::ALL);
-        let answer = message(4096, &b.more[0].read(0, len), |p, n, d| resp(p, n, 1, d), RQ);
-        let from = (0, b.more[0].info.rkey, len as u32);
-        (b, from, answer)
+        let response = message(4096, &b.regions[0].read(0, len), |p, n, d| resp(p, n, 1, d), RQ);
+        let from = (0, b.regions[0].info.rkey, len as u32);
+        (b, from, response)
     }
 
     /// Returns the attributes for the transition to `state` from the state before it.
     pub fn attr(&self, qp: usize, state: QpState) -> QpAttr {
-        let (s, to) = (&self.setup, QpAttr { state: Some(state), ..QpAttr::default() });
-        let first = QpAttr { pkey_index: Some(0), port: Some(1), ..to };
+        let (s, base) = (&self.setup, QpAttr { state: Some(state), ..QpAttr::default() });
+        let first = QpAttr { pkey_index: Some(0), port: Some(1), ..base };
         let path = QpAttr {
-            av: Some(AddressVector::to(std::net::IpAddr::from(PEERS).into())),
+            av: Some(AddressVector::to(std::net::IpAddr::from(PEER_IP).into())),
             path_mtu: Some(s.mtu),
             dest_qpn: Some(Qpn::new(PEER_QPN + qp as u32)),
             rq_psn: Some(Psn::new(s.rq_psn)),
-            ..to
+            ..base
         };
         let (before, attr) = match state {
             QpState::Init => {
@@ -242,10 +243,10 @@ impl Bench {
                     retry_cnt: Some(s.retry_cnt),
                     rnr_retry: Some(s.rnr_retry),
                     max_rd_atomic: Some(s.max_rd),
-                    ..to
+                    ..base
                 },
             ),
-            _ => return to,
+            _ => return base,
         };
         attr.only(accepted_attrs(s.qp_type, before, state))
     }
@@ -267,13 +268,13 @@ impl Bench {
         self.nic.modify_qp(self.now, self.qpns[qp], &attr, &self.memory, &mut self.tx).unwrap()
     }
 
-    pub fn go(&mut self, state: QpState) {
+    pub fn set_state(&mut self, state: QpState) {
         self.modify(0, QpAttr { state: Some(state), ..QpAttr::default() }).unwrap();
     }
 
     pub fn region(&mut self, pd: PdId, len: usize, iova: u64, access: Access) -> usize {
-        self.more.push(Region::new(&mut self.memory, pd, len, iova, access));
-        self.more.len() - 1
+        self.regions.push(Region::new(&mut self.memory, pd, len, iova, access));
+        self.regions.len() - 1
     }
 
     /// Creates an XRC shared receive queue that completes on the common receive CQ.
@@ -282,13 +283,13 @@ impl Bench {
         self.nic.create_xrc_srq(pd, domain, self.recv_cq.clone(), caps).unwrap()
     }
 
-    /// Returns the identity with which the first QP accesses memory.
-    pub fn us(&self) -> Accessor {
+    /// Returns the accessor of the first QP for the memory table.
+    pub fn accessor(&self) -> Accessor {
         Accessor { pd: PD, qpn: self.qpns[0] }
     }
 
     /// Posts a signaled work request that has no data.
-    pub fn manage(&mut self, wr_id: u64, op: WrOp) {
+    pub fn post_no_data(&mut self, wr_id: u64, op: WrOp) {
         self.post_sges(wr_id, op, &[], SendFlags::SIGNALED).unwrap();
     }
 
@@ -340,7 +341,7 @@ impl Bench {
 
     /// Returns the peer's first QP as the destination of a datagram.
     pub fn to(&self, qkey: u32) -> Destination {
-        let av = AddressVector::to(std::net::IpAddr::from(PEERS).into());
+        let av = AddressVector::to(std::net::IpAddr::from(PEER_IP).into());
         Destination::Qp { pd: PD, av, qpn: Qpn::new(PEER_QPN), qkey: QKey(qkey) }
     }
 
@@ -358,17 +359,17 @@ impl Bench {
         assert_eq!(poll(&self.recv_cq), expected, "receive completions");
     }
 
-    /// Returns the opcodes of the send completions present, whatever their status.
-    pub fn sent_kinds(&self) -> Vec<WcOpcode> {
+    /// Polls all send completions and returns their opcodes.
+    pub fn sent_opcodes(&self) -> Vec<WcOpcode> {
         let mut out = Vec::new();
-        self.send_cq.poll(usize::MAX, &mut out).expect("no overflow");
+        self.send_cq.poll(usize::MAX, &mut out).expect("the CQ has overflowed");
         out.iter().map(|c| c.opcode).collect()
     }
 
-    /// Returns the only receive completion, with all its fields.
+    /// Polls the only receive completion and returns it with all its fields.
     pub fn raw_recv(&mut self) -> Completion {
         let mut out = Vec::new();
-        self.recv_cq.poll(2, &mut out).expect("no overflow");
+        self.recv_cq.poll(2, &mut out).expect("the CQ has overflowed");
         assert_eq!(out.len(), 1);
         out[0]
     }
@@ -392,21 +393,21 @@ impl Bench {
     // ---- Peer side ----
 
     pub fn flow(&self) -> Flow {
-        let (ours, peers) = self.path;
-        Flow::new(peers.into(), ours.into(), 0xc000)
+        let (local, peer) = self.path;
+        Flow::new(peer.into(), local.into(), 0xc000)
     }
 
     /// Delivers `packets` from the peer without transmitting the responses. Packets of equal length, and a
     /// shorter one after them, arrive as one burst.
-    pub fn peer(&mut self, packets: &[Pkt]) {
+    pub fn deliver(&mut self, packets: &[Pkt]) {
         let flow = self.flow();
         let (mut burst, mut segment) = (Vec::new(), 0);
         for p in packets {
             let mut h = p.h;
             h.bth.dest_qp = self.qpns[p.qp];
             let bytes = support::encode(&h, &p.data, &flow);
-            let is_closed = !burst.len().is_multiple_of(segment.max(1));
-            if !burst.is_empty() && (is_closed || bytes.len() > segment) {
+            let ends_burst = !burst.len().is_multiple_of(segment.max(1));
+            if !burst.is_empty() && (ends_burst || bytes.len() > segment) {
                 self.burst(&flow, segment, &burst);
                 burst.clear();
             }
@@ -464,25 +465,25 @@ impl Bench {
 
     /// Asserts that the NIC now sends nothing.
     #[track_caller]
-    pub fn silence(&mut self) {
+    pub fn expect_nothing(&mut self) {
         self.expect(&[]);
     }
 
     /// Delivers `packets` from the peer and asserts that the NIC responds with exactly `expected`.
     #[track_caller]
-    pub fn ask(&mut self, packets: &[Pkt], expected: &[Pkt]) {
-        self.peer(packets);
+    pub fn exchange(&mut self, packets: &[Pkt], expected: &[Pkt]) {
+        self.deliver(packets);
         self.expect(expected);
     }
 
     /// Advances the clock and serves each timer when it expires.
     pub fn advance(&mut self, by: Duration) {
-        let until = self.now + by;
-        while let Some(at) = self.nic.next_deadline().filter(|at| *at <= until) {
+        let end = self.now + by;
+        while let Some(at) = self.nic.next_deadline().filter(|at| *at <= end) {
             self.now = self.now.max(at);
             self.nic.handle_timeouts(self.now, &self.memory, &mut self.tx);
         }
-        self.now = until;
+        self.now = end;
         self.nic.handle_timeouts(self.now, &self.memory, &mut self.tx);
     }
 }
@@ -502,11 +503,14 @@ fn lines(packets: &[Pkt]) -> String {
 impl Drop for Bench {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            self.silence();
+            self.expect_nothing();
             self.sends(&[]);
             self.recvs(&[]);
             self.events(&[]);
-            assert!(self.mr.guards_hold() && self.more.iter().all(Region::guards_hold), "guard bytes");
+            assert!(
+                self.mr.guards_intact() && self.regions.iter().all(Region::guards_intact),
+                "guard bytes were modified"
+            );
         }
     }
 }

@@ -38,29 +38,38 @@ cases! {
         b.post(1, WrOp::Send, 0, 1000);
         b.post(2, WrOp::SendWithImm(9), 0, 0);
         let d = b.mr.read(0, 1000);
-        let ours = b.qpns[0];
-        b.expect(&[send(Only, SQ, &d).ud(QKEY, ours), send_imm(Only, SQ + 1, &[], 9).ud(QKEY, ours)]);
+        let qpn = b.qpns[0];
+        b.expect(&[send(Only, SQ, &d).ud(QKEY, qpn), send_imm(Only, SQ + 1, &[], 9).ud(QKEY, qpn)]);
         b.sends(&[ok(1, WcOpcode::Send, 1000), ok(2, WcOpcode::Send, 0)]);
     }
 
     inline_data_and_several_elements_are_sent => "ud.requester" {
         let mut b = ud(|_| {});
         let to = Some(b.to(QKEY));
-        let wr = SendWr { wr_id: 1, op: WrOp::Send, data: WrData::Inline(b"abc"), flags: SendFlags::SIGNALED, to };
+        let wr =
+            SendWr { wr_id: 1, op: WrOp::Send, data: WrData::Inline(b"abc"), flags: SendFlags::SIGNALED, to };
         b.post_on(0, &wr).unwrap();
         let sges = [b.mr.sge(5, 3), b.mr.sge(100, 4)];
         b.post_sges(2, WrOp::Send, &sges, SendFlags::SIGNALED).unwrap();
         let d = [b.mr.read(5, 3), b.mr.read(100, 4)].concat();
-        let ours = b.qpns[0];
-        b.expect(&[send(Only, SQ, b"abc").ud(QKEY, ours), send(Only, SQ + 1, &d).ud(QKEY, ours)]);
+        let qpn = b.qpns[0];
+        b.expect(&[send(Only, SQ, b"abc").ud(QKEY, qpn), send(Only, SQ + 1, &d).ud(QKEY, qpn)]);
         b.sends(&[ok(1, WcOpcode::Send, 3), ok(2, WcOpcode::Send, 7)]);
     }
 
     qkey_with_highest_bit_set_is_replaced_by_own => "ud.qkey.own" {
         let mut b = ud(|s| s.qkey = 0x8000_1234);
-        for (given, sent) in [(0x8000_0000, 0x8000_1234), (0xffff_ffff, 0x8000_1234), (0x7fff_ffff, 0x7fff_ffff)] {
+        for (given, sent) in
+            [(0x8000_0000, 0x8000_1234), (0xffff_ffff, 0x8000_1234), (0x7fff_ffff, 0x7fff_ffff)]
+        {
             let (sge, to) = ([b.mr.sge(0, 1)], Some(b.to(given)));
-            let wr = SendWr { wr_id: 1, op: WrOp::Send, data: WrData::Sges(&sge), flags: SendFlags::default(), to };
+            let wr = SendWr {
+                wr_id: 1,
+                op: WrOp::Send,
+                data: WrData::Sges(&sge),
+                flags: SendFlags::default(),
+                to,
+            };
             b.post_on(0, &wr).unwrap();
             assert_eq!(b.sent()[0].h.deth.qkey.0, sent);
         }
@@ -73,7 +82,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1024)]);
         b.post(2, WrOp::Send, 0, 1025);
         b.post(3, WrOp::Send, 0, 1);
-        b.silence();
+        b.expect_nothing();
         b.sends(&[bad(2, WcStatus::LocLenErr), flushed(3)]);
         b.state(QpState::Sqe);
     }
@@ -81,26 +90,34 @@ cases! {
     rdma_write_on_ud_is_refused_when_posted => "ud.operations" {
         let mut b = ud(|_| {});
         let (sge, op) = ([b.mr.sge(0, 8)], WrOp::Write { va: 0, rkey: RKey(1) });
-        let refused = b.post_sges(1, op, &sge, SendFlags::SIGNALED).unwrap_err();
-        assert_eq!(refused, PostError::Unsupported(QpType::Ud, WcOpcode::RdmaWrite));
-        b.silence();
+        let error = b.post_sges(1, op, &sge, SendFlags::SIGNALED).unwrap_err();
+        assert_eq!(error, PostError::Unsupported(QpType::Ud, WcOpcode::RdmaWrite));
+        b.expect_nothing();
     }
 
     destination_is_checked_when_posted => "ud.destination" {
         let mut b = ud(|_| {});
         let sge = [b.mr.sge(0, 1)];
-        let wr = SendWr { wr_id: 1, op: WrOp::Send, data: WrData::Sges(&sge), flags: SendFlags::SIGNALED, to: None };
+        let wr = SendWr {
+            wr_id: 1,
+            op: WrOp::Send,
+            data: WrData::Sges(&sge),
+            flags: SendFlags::SIGNALED,
+            to: None,
+        };
         assert_eq!(b.post_on(0, &wr), Err(PostError::Destination));
-        let Destination::Qp { av, qpn, qkey, .. } = b.to(QKEY) else { panic!("a datagram goes to a QP") };
+        let Destination::Qp { av, qpn, qkey, .. } = b.to(QKEY) else {
+            panic!("the destination of a datagram is a QP")
+        };
         let to = Destination::Qp { pd: PdId(99), av, qpn, qkey };
-        let refused = b.post_on(0, &SendWr { to: Some(to), ..wr });
-        assert_eq!(refused, Err(PostError::HandlePd { handle: PdId(99), qp: support::PD }));
+        let error = b.post_on(0, &SendWr { to: Some(to), ..wr });
+        assert_eq!(error, Err(PostError::HandlePd { handle: PdId(99), qp: support::PD }));
         let av = AddressVector { sgid_index: 5, ..av };
         let to = Destination::Qp { pd: support::PD, av, qpn, qkey };
-        let refused = b.post_on(0, &SendWr { to: Some(to), ..wr });
-        assert_eq!(refused, Err(PostError::Address(AddressError::GidIndex { index: 5, count: 2 })));
-        b.silence();
-        // A connected QP does not take a destination in its work requests.
+        let error = b.post_on(0, &SendWr { to: Some(to), ..wr });
+        assert_eq!(error, Err(PostError::Address(AddressError::GidIndex { index: 5, count: 2 })));
+        b.expect_nothing();
+        // A connected QP rejects a destination in its work requests.
         let to = Some(b.to(QKEY));
         let mut rc = Bench::new();
         assert_eq!(rc.post_on(0, &SendWr { to, ..wr }), Err(PostError::Destination));
@@ -109,7 +126,7 @@ cases! {
     grh_and_data_are_placed_in_the_receive => "ud.responder" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 200);
-        b.ask(&[datagram(&[8; 100]).solicited()], &[]);
+        b.exchange(&[datagram(&[8; 100]).solicited()], &[]);
         b.recvs(&[received(1, 100).solicited()]);
         let flow = b.flow();
         // Lengths of BTH, DETH, data and ICRC.
@@ -122,7 +139,7 @@ cases! {
     completion_contains_source_qp_and_grh_flag => "ud.responder" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 200);
-        b.ask(&[send_imm(Only, 0, &[1], 0xabcd).ud(QKEY, PEER)], &[]);
+        b.exchange(&[send_imm(Only, 0, &[1], 0xabcd).ud(QKEY, PEER)], &[]);
         let wc = b.raw_recv();
         assert_eq!((wc.src_qpn, wc.grh, wc.imm, wc.byte_len), (PEER, true, Some(0xabcd), 41));
         assert_eq!(wc.qpn, b.qpns[0]);
@@ -132,7 +149,7 @@ cases! {
         let mut b = ud(|_| {});
         for (i, psn) in [5, 5, 0xff_ffff, 0].into_iter().enumerate() {
             b.recv(i as u64, 0, 100);
-            b.ask(&[send(Only, psn, &[1]).ud(QKEY, PEER)], &[]);
+            b.exchange(&[send(Only, psn, &[1]).ud(QKEY, PEER)], &[]);
             b.recvs(&[received(i as u64, 1)]);
         }
         assert_eq!((b.count().duplicate_request, b.count().out_of_seq_request), (0, 0));
@@ -154,11 +171,11 @@ cases! {
         let mut b = ud(|_| {});
         b.recv(1, 0, 100);
         for key in [0, QKEY ^ 1, QKEY | 1 << 31] {
-            b.ask(&[send(Only, 0, &[1]).ud(key, PEER)], &[]);
+            b.exchange(&[send(Only, 0, &[1]).ud(key, PEER)], &[]);
         }
         assert_eq!(b.count().rx_qkey_violation, 3);
         b.recvs(&[]);
-        b.ask(&[datagram(&[1])], &[]);
+        b.exchange(&[datagram(&[1])], &[]);
         b.recvs(&[received(1, 1)]);
     }
 
@@ -166,14 +183,14 @@ cases! {
         let mut b = ud(|_| {});
         b.recv(1, 0, 100);
         b.modify(0, QpAttr { qkey: Some(urxe::wire::QKey(7)), ..QpAttr::default() }).unwrap();
-        b.ask(&[datagram(&[1]), send(Only, 0, &[1]).ud(7, PEER)], &[]);
+        b.exchange(&[datagram(&[1]), send(Only, 0, &[1]).ud(7, PEER)], &[]);
         assert_eq!(b.count().rx_qkey_violation, 1);
         b.recvs(&[received(1, 1)]);
     }
 
     datagram_without_receive_is_dropped => "ud.drop" {
         let mut b = ud(|_| {});
-        b.ask(&[datagram(&[1])], &[]);
+        b.exchange(&[datagram(&[1])], &[]);
         assert_eq!(b.count().rx_no_receive, 1);
         b.state(QpState::Rts);
     }
@@ -182,44 +199,44 @@ cases! {
         let mut b = ud(|_| {});
         // The GRH counts towards the length of the receive.
         b.recv(1, 0, 140);
-        b.ask(&[datagram(&[1; 100])], &[]);
+        b.exchange(&[datagram(&[1; 100])], &[]);
         b.recvs(&[received(1, 100)]);
         b.recv(2, 1000, 139);
         b.recv(3, 2000, 100);
-        b.ask(&[datagram(&[1; 100])], &[]);
+        b.exchange(&[datagram(&[1; 100])], &[]);
         b.recvs(&[]);
         b.state(QpState::Rts);
         assert_eq!(b.count().rx_no_receive, 1);
         assert_eq!(b.mr.read(1000, 1), [pattern(1000)]);
-        b.ask(&[datagram(&[1; 99])], &[]);
+        b.exchange(&[datagram(&[1; 99])], &[]);
         b.recvs(&[received(2, 99)]);
     }
 
     datagram_longer_than_the_shared_receive_is_dropped_and_the_receive_stays_posted => "ud.length" {
         let mut b = ud(|s| s.shared = true);
         b.recv(1, 0, 139);
-        b.ask(&[datagram(&[1; 100])], &[]);
+        b.exchange(&[datagram(&[1; 100])], &[]);
         b.recvs(&[]);
         assert_eq!(b.count().rx_no_receive, 1);
         b.state(QpState::Rts);
-        b.ask(&[datagram(&[1; 99])], &[]);
+        b.exchange(&[datagram(&[1; 99])], &[]);
         b.recvs(&[received(1, 99)]);
     }
 
     datagram_longer_than_port_mtu_is_dropped => "ud.length" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 2000);
-        b.ask(&[datagram(&[1; 1025])], &[]);
+        b.exchange(&[datagram(&[1; 1025])], &[]);
         assert_eq!(b.count().rx_dropped_message, 1);
         b.recvs(&[]);
-        b.ask(&[datagram(&[1; 1024])], &[]);
+        b.exchange(&[datagram(&[1; 1024])], &[]);
         b.recvs(&[received(1, 1024)]);
     }
 
     receive_with_invalid_lkey_fails_and_moves_qp_to_err => "ud.error" {
         let mut b = ud(|_| {});
         b.recv_sges(1, &[Sge { addr: 0, length: 100, lkey: urxe::wire::LKey(0xbad) }]).unwrap();
-        b.ask(&[datagram(&[1])], &[]);
+        b.exchange(&[datagram(&[1])], &[]);
         b.recvs(&[bad(1, WcStatus::LocProtErr)]);
         b.state(QpState::Err);
     }
@@ -228,11 +245,11 @@ cases! {
         let mut b = ud(|_| {});
         b.recv(1, 0, 100);
         let packets = [send(Only, 0, &[1]), send(Only, 0, &[1]).uc(), read(0, b.remote(0, 8))];
-        b.ask(&packets, &[]);
+        b.exchange(&packets, &[]);
         assert_eq!(b.count().rx_unknown_qp, 3);
         // A connected QP does not accept a datagram either.
         let mut rc = Bench::new();
-        rc.ask(&[datagram(&[1])], &[]);
+        rc.exchange(&[datagram(&[1])], &[]);
         assert_eq!(rc.count().rx_unknown_qp, 1);
         b.recvs(&[]);
     }
@@ -240,7 +257,7 @@ cases! {
     datagram_in_init_is_dropped => "ud.responder" {
         let mut b = ud(|s| s.state = QpState::Init);
         b.recv(1, 0, 100);
-        b.ask(&[datagram(&[1])], &[]);
+        b.exchange(&[datagram(&[1])], &[]);
         assert_eq!(b.count().rx_wrong_state, 1);
         b.recvs(&[]);
     }

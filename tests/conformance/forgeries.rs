@@ -1,27 +1,27 @@
 //! Conformance cases: a third party that forges packets. It knows both addresses, the UDP port, the queue
 //! pair number and the expected PSN, and computes a valid ICRC. The ICRC has no key, so the specification
-//! lets a NIC refuse only what the packet itself betrays:
+//! lets a NIC reject only packets that fail one of its checks:
 //!
-//! | forged | refused by | effect (IBA) |
+//! | forged | rejected by | effect (IBA) |
 //! |---|---|---|
 //! | another source address | the address check | dropped, the connection continues (9.6, A17) |
-//! | SEND or WRITE with a valid key | nothing | executed; the peer's own packet with this PSN is then a duplicate (9.7.5) |
-//! | wrong key, address or range | the R_Key, which is a secret | NAK, the connection ends, memory is untouched (9.7.4) |
+//! | SEND or WRITE with a valid key | no check | executed; the peer's own packet with this PSN is then a duplicate (9.7.5) |
+//! | wrong key, address or range | the R_Key check (the R_Key is secret) | NAK, the connection ends, memory is untouched (9.7.4) |
 //! | duplicate of a request | the PSN | acknowledged again, not executed (9.7.5) |
-//! | lone request more than 256 packets ahead, any more than 16,384 ahead | the PSN | dropped, no NAK (9.7.5) |
-//! | request up to 256 packets ahead | nothing | NAK for the gap; the peer retransmits (9.7.5) |
-//! | ACK of a sent packet | nothing | completes the request (9.7.6) |
-//! | ACK with any MSN | nothing | the MSN is not evaluated (9.7.7) |
+//! | single request more than 256 packets ahead, any more than 16,384 ahead | the PSN | dropped, no NAK (9.7.5) |
+//! | request up to 256 packets ahead | no check | NAK for the gap; the peer retransmits (9.7.5) |
+//! | ACK of a sent packet | no check | completes the request (9.7.6) |
+//! | ACK with any MSN | no check | the MSN is not evaluated (9.7.7) |
 //! | ACK or NAK of a PSN that was not sent | the PSN | dropped (9.7.6) |
-//! | ACK of a READ | nothing | the READ is retransmitted and not completed (9.7.6) |
+//! | ACK of a READ | no check | the READ is retransmitted and not completed (9.7.6) |
 //! | reserved syndrome or NAK code | the syndrome | dropped (9.7.6) |
-//! | NAK of an error | nothing | ends the connection (9.9.2) |
-//! | sequence NAK | nothing | retransmission, which the responder takes for duplicates; each NAK without progress uses up a retry (9.7.6) |
-//! | READ response with the expected PSN | nothing | its bytes are placed in the READ's buffer, nowhere else (9.4.4) |
+//! | NAK of an error | no check | ends the connection (9.9.2) |
+//! | sequence NAK | no check | retransmission, which the responder handles as duplicates; each NAK without progress uses up a retry (9.7.6) |
+//! | READ response with the expected PSN | no check | its bytes are placed in the READ's buffer, nowhere else (9.4.4) |
 //! | READ response with another PSN or a wrong length | PSN, length | no byte is placed |
 //!
-//! An attacker that can read the packets of a connection needs no guess. Defence against such an attacker is
-//! up to the network (VLAN, IPsec).
+//! An attacker that can read the packets of a connection knows all these values. Protection against such an
+//! attacker is the task of the network (VLAN, IPsec).
 
 use std::time::Duration;
 
@@ -33,12 +33,12 @@ use crate::bench::{Bench, RQ, SQ, bad, flushed, ok};
 use crate::pkt::*;
 use crate::support::{PD, encode};
 
-const T: Duration = Duration::from_nanos(4096 << 14);
+const ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 14);
 const VA: u64 = 0x1_0000_0000;
 const KEY: RKey = RKey(0x4321);
 
 /// Delivers the packet from the source address `10.0.0.3`.
-fn from_elsewhere(b: &mut Bench, p: &Pkt) {
+fn from_other_address(b: &mut Bench, p: &Pkt) {
     let flow = Flow { src: std::net::IpAddr::from([10, 0, 0, 3]), ..b.flow() };
     let mut h = p.h;
     h.bth.dest_qp = b.qpns[0];
@@ -47,7 +47,7 @@ fn from_elsewhere(b: &mut Bench, p: &Pkt) {
 }
 
 /// Returns a bench with a READ of 600 bytes (PSNs SQ to SQ + 2) in flight.
-fn reading() -> Bench {
+fn read_in_flight() -> Bench {
     let mut b = Bench::new();
     b.post(1, WrOp::Read { va: VA, rkey: KEY }, 0, 600);
     b.expect(&[read(SQ, (VA, KEY, 600))]);
@@ -56,7 +56,7 @@ fn reading() -> Bench {
 
 cases! {
     forged_packets_of_every_kind_from_another_address_are_dropped => "packet.source" {
-        let mut b = reading();
+        let mut b = read_in_flight();
         b.recv(2, 1000, 100);
         let (to, before) = (b.remote(2000, 8), b.mr.read(0, 1 << 16));
         let forged = [
@@ -73,8 +73,8 @@ cases! {
             atomic_ack(SQ, 1, 1),
         ];
         for p in &forged {
-            from_elsewhere(&mut b, p);
-            b.silence();
+            from_other_address(&mut b, p);
+            b.expect_nothing();
         }
         assert_eq!(b.count().rx_wrong_source, forged.len() as u64);
         assert!(b.mr.read(0, 1 << 16) == before, "memory changed");
@@ -82,20 +82,20 @@ cases! {
         b.recvs(&[]);
         b.state(QpState::Rts);
         // Both directions continue.
-        b.ask(&[write(Only, RQ, to, &[5; 8])], &[ack(RQ, 1)]);
-        b.ask(&message(256, &[3; 600], |p, n, d| resp(p, n, 1, d), SQ), &[]);
+        b.exchange(&[write(Only, RQ, to, &[5; 8])], &[ack(RQ, 1)]);
+        b.exchange(&message(256, &[3; 600], |p, n, d| resp(p, n, 1, d), SQ), &[]);
         b.sends(&[ok(1, WcOpcode::RdmaRead, 600)]);
     }
 
     forged_write_at_expected_psn_makes_the_peers_own_a_duplicate => "resp.psn.expected" {
         let mut b = Bench::new();
         let to = b.remote(0, 8);
-        b.ask(&[write(Only, RQ, to, &[0xbb; 8])], &[ack(RQ, 1)]);
-        b.ask(&[write(Only, RQ, to, &[0xaa; 8])], &[ack(RQ, 1)]);
+        b.exchange(&[write(Only, RQ, to, &[0xbb; 8])], &[ack(RQ, 1)]);
+        b.exchange(&[write(Only, RQ, to, &[0xaa; 8])], &[ack(RQ, 1)]);
         assert_eq!(b.mr.read(0, 8), [0xbb; 8]);
         assert_eq!(b.count().duplicate_request, 1);
         // The connection continues with the next PSN.
-        b.ask(&[write(Only, RQ + 1, to, &[0xaa; 8])], &[ack(RQ + 1, 2)]);
+        b.exchange(&[write(Only, RQ + 1, to, &[0xaa; 8])], &[ack(RQ + 1, 2)]);
         assert_eq!(b.mr.read(0, 8), [0xaa; 8]);
     }
 
@@ -114,7 +114,7 @@ cases! {
         for to in wrong {
             let mut b = Bench::new();
             let before = b.mr.read(0, 1 << 16);
-            b.ask(&[write(Only, RQ, to, &[0xbb; 8])], &[nak(RQ, 0, NakCode::RemoteAccessError)]);
+            b.exchange(&[write(Only, RQ, to, &[0xbb; 8])], &[nak(RQ, 0, NakCode::RemoteAccessError)]);
             b.state(QpState::Err);
             b.events(&[AsyncEvent::QpAccessError]);
             assert!(b.mr.read(0, 1 << 16) == before, "memory changed");
@@ -122,8 +122,8 @@ cases! {
         // A valid key does not suffice: the region must allow the kind of access.
         let mut b = Bench::new();
         let r = b.region(PD, 64, 0, Access::REMOTE_READ);
-        let to = (0, b.more[r].info.rkey, 8);
-        b.ask(&[write(Only, RQ, to, &[0xbb; 8])], &[nak(RQ, 0, NakCode::RemoteAccessError)]);
+        let to = (0, b.regions[r].info.rkey, 8);
+        b.exchange(&[write(Only, RQ, to, &[0xbb; 8])], &[nak(RQ, 0, NakCode::RemoteAccessError)]);
         b.state(QpState::Err);
         b.events(&[AsyncEvent::QpAccessError]);
     }
@@ -131,10 +131,10 @@ cases! {
     forged_duplicate_with_other_contents_is_acknowledged_and_not_executed => "resp.dup.send" {
         let mut b = Bench::new();
         let to = b.remote(0, 8);
-        b.ask(&[write(Only, RQ, to, &[0xaa; 8])], &[ack(RQ, 1)]);
-        // Neither the contents nor the key of a duplicate are looked at.
+        b.exchange(&[write(Only, RQ, to, &[0xaa; 8])], &[ack(RQ, 1)]);
+        // Contents and key of a duplicate are ignored.
         for p in [write(Only, RQ, to, &[0xbb; 8]), write(Only, RQ, (0, RKey(7), 8), &[0xbb; 8])] {
-            b.ask(&[p], &[ack(RQ, 1)]);
+            b.exchange(&[p], &[ack(RQ, 1)]);
         }
         assert_eq!(b.mr.read(0, 8), [0xaa; 8]);
         b.state(QpState::Rts);
@@ -146,37 +146,38 @@ cases! {
             b.post(1, WrOp::Send, 0, 8);
             b.post(2, WrOp::Send, 8, 8);
             assert_eq!(b.sent().len(), 2);
-            b.ask(&[ack(SQ, msn)], &[]);
+            b.exchange(&[ack(SQ, msn)], &[]);
             b.sends(&[ok(1, WcOpcode::Send, 8)]);
-            b.ask(&[ack(SQ + 1, 2)], &[]);
+            b.exchange(&[ack(SQ + 1, 2)], &[]);
             b.sends(&[ok(2, WcOpcode::Send, 8)]);
         }
     }
 
     forged_ack_of_a_read_does_not_complete_it => "req.ack.kind" {
-        let mut b = reading();
+        let mut b = read_in_flight();
         let before = b.mr.read(0, 600);
         // The ACK implies that the response was lost: the READ is retransmitted, once.
-        b.ask(&[ack(SQ, 1), ack(SQ + 1, 1), ack(SQ + 2, 1)], &[read(SQ, (VA, KEY, 600))]);
+        b.exchange(&[ack(SQ, 1), ack(SQ + 1, 1), ack(SQ + 2, 1)], &[read(SQ, (VA, KEY, 600))]);
         b.sends(&[]);
         assert_eq!(b.mr.read(0, 600), before);
         b.state(QpState::Rts);
-        b.ask(&message(256, &[3; 600], |p, n, d| resp(p, n, 1, d), SQ), &[]);
+        b.exchange(&message(256, &[3; 600], |p, n, d| resp(p, n, 1, d), SQ), &[]);
         b.sends(&[ok(1, WcOpcode::RdmaRead, 600)]);
     }
 
-    forged_naks_outside_packets_in_flight_are_dropped => "req.ack.ghost" {
+    forged_naks_outside_packets_in_flight_are_dropped => "req.ack.unsent" {
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 8);
         assert_eq!(b.sent().len(), 1);
         for psn in [SQ - 1, SQ + 1, SQ + 1000, SQ + (1 << 23)] {
-            let codes = [NakCode::InvalidRequest, NakCode::RemoteAccessError, NakCode::RemoteOperationalError];
+            let codes =
+                [NakCode::InvalidRequest, NakCode::RemoteAccessError, NakCode::RemoteOperationalError];
             for code in codes {
-                b.ask(&[nak(psn, 0, code)], &[]);
+                b.exchange(&[nak(psn, 0, code)], &[]);
             }
         }
         b.state(QpState::Rts);
-        b.ask(&[ack(SQ, 1)], &[]);
+        b.exchange(&[ack(SQ, 1)], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 8)]);
     }
 
@@ -191,19 +192,19 @@ cases! {
             b.post(1, WrOp::Send, 0, 8);
             b.post(2, WrOp::Send, 0, 8);
             assert_eq!(b.sent().len(), 2);
-            b.ask(&[nak(SQ, 0, code)], &[]);
+            b.exchange(&[nak(SQ, 0, code)], &[]);
             b.sends(&[bad(1, status), flushed(2)]);
             b.state(QpState::Err);
         }
     }
 
     forged_read_response_with_expected_psn_fills_only_the_read_buffer => "req.read" {
-        let mut b = reading();
+        let mut b = read_in_flight();
         let rest = b.mr.read(600, (1 << 16) - 600);
-        b.ask(&message(256, &[0xbb; 600], |p, n, d| resp(p, n, 1, d), SQ), &[]);
+        b.exchange(&message(256, &[0xbb; 600], |p, n, d| resp(p, n, 1, d), SQ), &[]);
         b.sends(&[ok(1, WcOpcode::RdmaRead, 600)]);
         // The peer's own responses arrive too late.
-        b.ask(&message(256, &[0xaa; 600], |p, n, d| resp(p, n, 1, d), SQ), &[]);
+        b.exchange(&message(256, &[0xaa; 600], |p, n, d| resp(p, n, 1, d), SQ), &[]);
         assert_eq!(b.mr.read(0, 600), [0xbb; 600]);
         assert!(b.mr.read(600, (1 << 16) - 600) == rest, "memory behind the READ changed");
         b.state(QpState::Rts);
@@ -214,11 +215,11 @@ cases! {
         let before = b.mr.read(0, 1 << 16);
         b.post(1, WrOp::Send, 0, 8);
         assert_eq!(b.sent().len(), 1);
-        b.ask(&[resp(Only, SQ + 1, 1, &[0xbb; 256]), resp(First, SQ - 1, 1, &[0xbb; 256])], &[]);
+        b.exchange(&[resp(Only, SQ + 1, 1, &[0xbb; 256]), resp(First, SQ - 1, 1, &[0xbb; 256])], &[]);
         b.sends(&[]);
         assert!(b.mr.read(0, 1 << 16) == before, "memory changed");
         b.state(QpState::Rts);
-        b.ask(&[ack(SQ, 1)], &[]);
+        b.exchange(&[ack(SQ, 1)], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 8)]);
     }
 
@@ -227,12 +228,12 @@ cases! {
         b.post(1, WrOp::Send, 0, 8);
         let first = b.sent();
         for _ in 0..3 {
-            b.peer(&[nak(SQ, 0, NakCode::PsnSequenceError)]);
+            b.deliver(&[nak(SQ, 0, NakCode::PsnSequenceError)]);
             assert!(b.sent().len() <= first.len());
             b.state(QpState::Rts);
         }
-        b.ask(&[ack(SQ, 1)], &[]);
+        b.exchange(&[ack(SQ, 1)], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 8)]);
-        b.advance(10 * T);
+        b.advance(10 * ACK_TIMEOUT);
     }
 }

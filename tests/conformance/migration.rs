@@ -38,54 +38,55 @@ fn rearmed() -> Bench {
 fn armed() -> Bench {
     let mut b = rearmed();
     let to = b.remote(0, 1);
-    b.ask(&[unmigrated(write(Only, RQ, to, &[1]))], &[unmigrated(ack(RQ, 1))]);
-    is(&b, MigrationState::Armed);
+    b.exchange(&[unmigrated(write(Only, RQ, to, &[1]))], &[unmigrated(ack(RQ, 1))]);
+    expect_migration_state(&b, MigrationState::Armed);
     b
 }
 
 #[track_caller]
-fn is(b: &Bench, state: MigrationState) {
+fn expect_migration_state(b: &Bench, state: MigrationState) {
     assert_eq!(b.nic.query_qp(b.qpns[0]).unwrap().0.path_mig_state, Some(state));
 }
 
 cases! {
     qp_goes_from_migrated_through_rearm_to_armed => "apm.states" {
         let mut b = Bench::new();
-        is(&b, MigrationState::Migrated);
+        expect_migration_state(&b, MigrationState::Migrated);
         let to = b.remote(0, 1);
-        b.ask(&[write(Only, RQ, to, &[1])], &[ack(RQ, 1)]);
+        b.exchange(&[write(Only, RQ, to, &[1])], &[ack(RQ, 1)]);
         set(&mut b, MigrationState::Rearm, Some(alternate())).unwrap();
-        is(&b, MigrationState::Rearm);
+        expect_migration_state(&b, MigrationState::Rearm);
         // MigReq is set: the peer has not loaded its alternate path yet.
-        b.ask(&[write(Only, RQ + 1, to, &[1])], &[unmigrated(ack(RQ + 1, 2))]);
-        is(&b, MigrationState::Rearm);
-        b.ask(&[unmigrated(write(Only, RQ + 2, to, &[1]))], &[unmigrated(ack(RQ + 2, 3))]);
-        is(&b, MigrationState::Armed);
+        b.exchange(&[write(Only, RQ + 1, to, &[1])], &[unmigrated(ack(RQ + 1, 2))]);
+        expect_migration_state(&b, MigrationState::Rearm);
+        b.exchange(&[unmigrated(write(Only, RQ + 2, to, &[1]))], &[unmigrated(ack(RQ + 2, 3))]);
+        expect_migration_state(&b, MigrationState::Armed);
     }
 
     ack_with_migreq_clear_arms_the_qp => "apm.states" {
         let mut b = rearmed();
         b.post(1, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 1);
-        b.peer(&[unmigrated(ack(SQ, 1))]);
-        is(&b, MigrationState::Armed);
+        b.deliver(&[unmigrated(ack(SQ, 1))]);
+        expect_migration_state(&b, MigrationState::Armed);
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
     invalid_migration_transition_is_refused_without_effect => "apm.states" {
         let mut b = Bench::new();
         let (from, to) = (MigrationState::Migrated, MigrationState::Rearm);
-        let refused = set(&mut b, to, None);
-        assert_eq!(refused, Err(ModifyError::Migration { from, to, reason: ": there is no alternate path" }));
-        let refused = set(&mut b, MigrationState::Armed, Some(alternate()));
-        assert!(matches!(refused, Err(ModifyError::Migration { .. })));
-        // The refused modify has loaded no alternate path.
+        let error = set(&mut b, to, None);
+        assert_eq!(error, Err(ModifyError::Migration { from, to, reason: ": there is no alternate path" }));
+        let error = set(&mut b, MigrationState::Armed, Some(alternate()));
+        assert!(matches!(error, Err(ModifyError::Migration { .. })));
+        // The rejected modify has loaded no alternate path.
         assert_eq!(b.nic.query_qp(b.qpns[0]).unwrap().0.alt_path, None);
-        let nowhere = AlternatePath { av: AddressVector { sgid_index: 7, ..alternate().av }, ..alternate() };
-        assert!(matches!(set(&mut b, to, Some(nowhere)), Err(ModifyError::Address(_))));
-        let strange = AlternatePath { pkey_index: 9, ..alternate() };
-        assert!(matches!(set(&mut b, to, Some(strange)), Err(ModifyError::Value { .. })));
-        is(&b, MigrationState::Migrated);
+        let invalid_gid =
+            AlternatePath { av: AddressVector { sgid_index: 7, ..alternate().av }, ..alternate() };
+        assert!(matches!(set(&mut b, to, Some(invalid_gid)), Err(ModifyError::Address(_))));
+        let invalid_pkey = AlternatePath { pkey_index: 9, ..alternate() };
+        assert!(matches!(set(&mut b, to, Some(invalid_pkey)), Err(ModifyError::Value { .. })));
+        expect_migration_state(&b, MigrationState::Migrated);
     }
 
     alternate_path_is_loaded_on_transition_to_rtr => "apm.states" {
@@ -95,10 +96,10 @@ cases! {
             b.modify(0, rtr).unwrap();
             let rts = QpAttr { path_mig_state: Some(MigrationState::Rearm), ..b.attr(0, QpState::Rts) };
             b.modify(0, rts).unwrap();
-            is(&b, MigrationState::Rearm);
+            expect_migration_state(&b, MigrationState::Rearm);
             assert_eq!(b.nic.query_qp(b.qpns[0]).unwrap().0.alt_path, Some(alternate()));
-            b.go(QpState::Reset);
-            is(&b, MigrationState::Migrated);
+            b.set_state(QpState::Reset);
+            expect_migration_state(&b, MigrationState::Migrated);
         }
     }
 
@@ -110,11 +111,11 @@ cases! {
         set(&mut b, MigrationState::Rearm, Some(alternate())).unwrap();
         b.post(2, WrOp::Send, 0, 1);
         b.expect(&[unmigrated(send(Only, SQ + 1, &d))]);
-        b.peer(&[unmigrated(ack(SQ + 1, 2))]);
-        is(&b, MigrationState::Armed);
+        b.deliver(&[unmigrated(ack(SQ + 1, 2))]);
+        expect_migration_state(&b, MigrationState::Armed);
         b.post(3, WrOp::Send, 0, 1);
         b.expect(&[unmigrated(send(Only, SQ + 2, &d))]);
-        b.peer(&[unmigrated(ack(SQ + 2, 3))]);
+        b.deliver(&[unmigrated(ack(SQ + 2, 3))]);
         b.sends(&(1..=3).map(|i| ok(i, WcOpcode::Send, 1)).collect::<Vec<_>>());
     }
 
@@ -122,12 +123,12 @@ cases! {
         let mut b = armed();
         let to = b.remote(0, 1);
         b.path = ALTERNATE;
-        b.ask(&[write(Only, RQ + 1, to, &[7])], &[ack(RQ + 1, 2)]);
-        is(&b, MigrationState::Migrated);
+        b.exchange(&[write(Only, RQ + 1, to, &[7])], &[ack(RQ + 1, 2)]);
+        expect_migration_state(&b, MigrationState::Migrated);
         b.events(&[AsyncEvent::PathMigrated]);
-        // The old path no longer belongs to the connection.
+        // The old path is no longer valid.
         b.path = ([10, 0, 0, 1], [10, 0, 0, 2]);
-        b.ask(&[write(Only, RQ + 2, to, &[8])], &[]);
+        b.exchange(&[write(Only, RQ + 2, to, &[8])], &[]);
         assert_eq!((b.count().rx_wrong_source, b.mr.read(0, 1)), (1, vec![7]));
     }
 
@@ -137,9 +138,9 @@ cases! {
         b.post(1, WrOp::Send, 0, 1);
         b.expect(&[unmigrated(send(Only, SQ, &d))]);
         b.path = ALTERNATE;
-        b.ask(&[write(Only, RQ + 1, to, &[7])], &[send(Only, SQ, &d), ack(RQ + 1, 2)]);
+        b.exchange(&[write(Only, RQ + 1, to, &[7])], &[send(Only, SQ, &d), ack(RQ + 1, 2)]);
         b.events(&[AsyncEvent::PathMigrated]);
-        b.peer(&[ack(SQ, 1)]);
+        b.deliver(&[ack(SQ, 1)]);
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
@@ -148,9 +149,9 @@ cases! {
         let to = b.remote(0, 1);
         b.path = ALTERNATE;
         let writes = [1, 2, 3].map(|i| write(Only, RQ + i, to, &[i as u8]));
-        b.ask(&writes, &[ack(RQ + 3, 4)]);
+        b.exchange(&writes, &[ack(RQ + 3, 4)]);
         assert_eq!((b.count().rx_wrong_source, b.mr.read(0, 1)), (0, vec![3]));
-        is(&b, MigrationState::Migrated);
+        expect_migration_state(&b, MigrationState::Migrated);
         b.events(&[AsyncEvent::PathMigrated]);
     }
 
@@ -158,11 +159,11 @@ cases! {
         let mut b = Bench::with(|s| s.qp_type = QpType::Uc);
         set(&mut b, MigrationState::Rearm, Some(alternate())).unwrap();
         let to = b.remote(0, 1);
-        b.ask(&[unmigrated(write(Only, RQ, to, &[1]).uc())], &[]);
-        is(&b, MigrationState::Armed);
+        b.exchange(&[unmigrated(write(Only, RQ, to, &[1]).uc())], &[]);
+        expect_migration_state(&b, MigrationState::Armed);
         b.path = ALTERNATE;
-        b.ask(&[write(Only, RQ + 1, to, &[7]).uc()], &[]);
-        is(&b, MigrationState::Migrated);
+        b.exchange(&[write(Only, RQ + 1, to, &[7]).uc()], &[]);
+        expect_migration_state(&b, MigrationState::Migrated);
         b.events(&[AsyncEvent::PathMigrated]);
         b.post(1, WrOp::Send, 0, 1);
         b.expect(&[send(Only, SQ, &[7]).uc()]);
@@ -172,9 +173,9 @@ cases! {
     migreq_on_old_path_while_armed_raises_error_event => "apm.error" {
         let mut b = armed();
         let to = b.remote(0, 1);
-        b.ask(&[write(Only, RQ + 1, to, &[7])], &[]);
+        b.exchange(&[write(Only, RQ + 1, to, &[7])], &[]);
         b.events(&[AsyncEvent::PathMigrateError]);
-        is(&b, MigrationState::Armed);
+        expect_migration_state(&b, MigrationState::Armed);
         assert_eq!(b.mr.read(0, 1), [1]);
     }
 
@@ -182,8 +183,8 @@ cases! {
         let mut b = armed();
         let to = b.remote(0, 1);
         b.path = ALTERNATE;
-        b.ask(&[unmigrated(write(Only, RQ + 1, to, &[7]))], &[]);
-        is(&b, MigrationState::Armed);
+        b.exchange(&[unmigrated(write(Only, RQ + 1, to, &[7]))], &[]);
+        expect_migration_state(&b, MigrationState::Armed);
         assert_eq!((b.count().rx_wrong_source, b.mr.read(0, 1)), (1, vec![1]));
     }
 
@@ -201,10 +202,9 @@ cases! {
         b.advance(Duration::from_millis(68) * 4);
         b.expect(&[send(Only, SQ, &d)]);
         b.events(&[AsyncEvent::PathMigrated]);
-        is(&b, MigrationState::Migrated);
+        expect_migration_state(&b, MigrationState::Migrated);
         b.state(QpState::Rts);
-        // The alternate path's own timeout, 4.2 ms, and all three retries; after these there is no other
-        // path.
+        // The timeout of the alternate path, 4.2 ms, and all three retries apply; then no other path remains.
         for n in [1, 2, 4] {
             b.advance(Duration::from_micros(4300) * n);
             b.expect(&[send(Only, SQ, &d)]);
@@ -237,15 +237,15 @@ cases! {
         b.events(&[AsyncEvent::PathMigrated]);
         b.post(1, WrOp::Send, 0, 1);
         b.expect(&[send(Only, SQ, &d)]);
-        b.peer(&[ack(SQ, 1)]);
+        b.deliver(&[ack(SQ, 1)]);
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
-        // In REARM the QP stays on its path.
+        // In REARM the QP continues on its path.
         let mut b = rearmed();
         set(&mut b, MigrationState::Migrated, None).unwrap();
-        is(&b, MigrationState::Migrated);
+        expect_migration_state(&b, MigrationState::Migrated);
         b.post(1, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 1);
-        b.peer(&[ack(SQ, 1)]);
+        b.deliver(&[ack(SQ, 1)]);
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
@@ -258,11 +258,11 @@ cases! {
         // The P_Key table may not shrink below the entry that the alternate path refers to.
         assert!(b.nic.set_pkeys(&[PKey::DEFAULT]).is_err());
         let to = b.remote(0, 1);
-        b.ask(&[unmigrated(write(Only, RQ, to, &[1]))], &[unmigrated(ack(RQ, 1))]);
+        b.exchange(&[unmigrated(write(Only, RQ, to, &[1]))], &[unmigrated(ack(RQ, 1))]);
         b.path = ALTERNATE;
-        b.ask(&[write(Only, RQ + 1, to, &[7])], &[]);
+        b.exchange(&[write(Only, RQ + 1, to, &[7])], &[]);
         assert_eq!(b.count().rx_pkey_violation, 1);
-        b.ask(&[write(Only, RQ + 1, to, &[7]).pkey(0x8123)], &[ack(RQ + 1, 2).pkey(0x8123)]);
+        b.exchange(&[write(Only, RQ + 1, to, &[7]).pkey(0x8123)], &[ack(RQ + 1, 2).pkey(0x8123)]);
         b.events(&[AsyncEvent::PathMigrated]);
         let q = b.nic.query_qp(b.qpns[0]).unwrap().0;
         assert_eq!((q.pkey_index, q.timeout, q.alt_path), (Some(1), Some(AckTimeout::new(10)), None));
@@ -270,12 +270,12 @@ cases! {
         assert!(set(&mut b, MigrationState::Rearm, None).is_err());
     }
 
-    packet_on_alternate_path_before_armed_is_dropped => "apm.closed" {
+    packet_on_alternate_path_before_armed_is_dropped => "apm.before_armed" {
         let mut b = rearmed();
         let to = b.remote(0, 1);
         b.path = ALTERNATE;
-        b.ask(&[write(Only, RQ, to, &[7]), unmigrated(write(Only, RQ, to, &[7]))], &[]);
+        b.exchange(&[write(Only, RQ, to, &[7]), unmigrated(write(Only, RQ, to, &[7]))], &[]);
         assert_eq!(b.count().rx_wrong_source, 2);
-        is(&b, MigrationState::Rearm);
+        expect_migration_state(&b, MigrationState::Rearm);
     }
 }

@@ -43,7 +43,7 @@ fn path(b: &Bench, dst: IpAddr) -> Flow {
 }
 
 /// Delivers a packet of the peer to this address and QP.
-fn arrive(b: &mut Bench, dst: IpAddr, qpn: Qpn, packet: Pkt) {
+fn deliver(b: &mut Bench, dst: IpAddr, qpn: Qpn, packet: Pkt) {
     let flow = path(b, dst);
     let packet = packet.with(|h| h.bth.dest_qp = qpn);
     let bytes = support::encode(&packet.h, &packet.data, &flow);
@@ -64,7 +64,7 @@ cases! {
             for qp in 0..3 {
                 recv(&mut b, qp, qp as u64, 1000 * qp, 200);
             }
-            arrive(&mut b, group, Qpn::MULTICAST, datagram(&[7; 30]));
+            deliver(&mut b, group, Qpn::MULTICAST, datagram(&[7; 30]));
             b.recvs(&[ok(0, WcOpcode::Recv, GRH + 30), ok(2, WcOpcode::Recv, GRH + 30)]);
             let header = grh::of(&path(&b, group), 12 + 8 + 30 + 2 + 4);
             for at in [0, 2000] {
@@ -83,12 +83,12 @@ cases! {
         attach(&mut b, 1, v6);
         recv(&mut b, 0, 1, 0, 200);
         recv(&mut b, 1, 2, 1000, 200);
-        arrive(&mut b, v6, Qpn::MULTICAST, datagram(&[]));
+        deliver(&mut b, v6, Qpn::MULTICAST, datagram(&[]));
         b.recvs(&[ok(2, WcOpcode::Recv, GRH)]);
-        arrive(&mut b, "239.1.2.4".parse().unwrap(), Qpn::MULTICAST, datagram(&[]));
+        deliver(&mut b, "239.1.2.4".parse().unwrap(), Qpn::MULTICAST, datagram(&[]));
         assert_eq!(b.count().rx_unknown_group, 1);
         b.recvs(&[]);
-        arrive(&mut b, v4, Qpn::MULTICAST, datagram(&[]));
+        deliver(&mut b, v4, Qpn::MULTICAST, datagram(&[]));
         b.recvs(&[ok(1, WcOpcode::Recv, GRH)]);
     }
 
@@ -97,13 +97,16 @@ cases! {
         let [group, _] = groups();
         attach(&mut b, 0, group);
         b.recv(1, 0, 100);
-        arrive(&mut b, group, Qpn::MULTICAST, send_imm(Only, 0, &[1], 9).ud(QKEY, PEER));
+        deliver(&mut b, group, Qpn::MULTICAST, send_imm(Only, 0, &[1], 9).ud(QKEY, PEER));
         let wc = b.raw_recv();
         assert_eq!((wc.qpn, wc.src_qpn, wc.imm, wc.grh), (b.qpns[0], PEER, Some(9), true));
     }
 
     each_member_is_checked_separately => "mcast.checks" {
-        let mut b = ud(|s| { s.qps = 5; s.state = QpState::Reset; });
+        let mut b = ud(|s| {
+            s.qps = 5;
+            s.state = QpState::Reset;
+        });
         b.nic.set_pkeys(&[PKey::DEFAULT, PKey(0x8123)]).unwrap();
         b.nic.next_event().unwrap();
         let [group, _] = groups();
@@ -120,7 +123,7 @@ cases! {
                 recv(&mut b, qp, qp as u64, 0, 100);
             }
         }
-        arrive(&mut b, group, Qpn::MULTICAST, datagram(&[1]));
+        deliver(&mut b, group, Qpn::MULTICAST, datagram(&[1]));
         b.recvs(&[ok(0, WcOpcode::Recv, GRH + 1)]);
         let c = *b.count();
         let each = [c.rx_pkey_violation, c.rx_qkey_violation, c.rx_no_receive, c.rx_wrong_state];
@@ -137,7 +140,7 @@ cases! {
         attach(&mut b, 1, group);
         recv(&mut b, 0, 1, 0, 50);
         recv(&mut b, 1, 2, 1000, 100);
-        arrive(&mut b, group, Qpn::MULTICAST, datagram(&[1; 20]));
+        deliver(&mut b, group, Qpn::MULTICAST, datagram(&[1; 20]));
         b.recvs(&[ok(2, WcOpcode::Recv, GRH + 20)]);
         assert_eq!(b.count().rx_no_receive, 1);
         b.state(QpState::Rts);
@@ -146,16 +149,16 @@ cases! {
     group_address_and_multicast_qp_are_required_together => "mcast.qpn" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 100);
-        let ours = (b.qpns[0], b.flow().dst);
+        let own = (b.qpns[0], b.flow().dst);
         for group in groups() {
             attach(&mut b, 0, group);
-            arrive(&mut b, group, ours.0, datagram(&[1]));
+            deliver(&mut b, group, own.0, datagram(&[1]));
         }
         assert_eq!(b.count().rx_not_multicast, 2);
-        arrive(&mut b, ours.1, Qpn::MULTICAST, datagram(&[1]));
+        deliver(&mut b, own.1, Qpn::MULTICAST, datagram(&[1]));
         assert_eq!(b.count().rx_not_multicast, 3);
         b.recvs(&[]);
-        arrive(&mut b, ours.1, ours.0, datagram(&[1]));
+        deliver(&mut b, own.1, own.0, datagram(&[1]));
         b.recvs(&[ok(1, WcOpcode::Recv, GRH + 1)]);
     }
 
@@ -165,15 +168,15 @@ cases! {
         attach(&mut b, 0, group);
         b.recv(1, 0, 100);
         for packet in [send(Only, 0, &[1]), send(Only, 0, &[1]).uc(), read(0, b.remote(0, 8))] {
-            arrive(&mut b, group, Qpn::MULTICAST, packet);
+            deliver(&mut b, group, Qpn::MULTICAST, packet);
         }
         assert_eq!(b.count().rx_not_multicast, 3);
         b.recvs(&[]);
         // A connected QP does not accept its own packets from a group address either.
         let mut rc = Bench::new();
         rc.recv(1, 0, 100);
-        let ours = rc.qpns[0];
-        arrive(&mut rc, group, ours, send(Only, 0x100, &[1]));
+        let own = rc.qpns[0];
+        deliver(&mut rc, group, own, send(Only, 0x100, &[1]));
         assert_eq!(rc.count().rx_not_multicast, 1);
     }
 
@@ -209,14 +212,14 @@ cases! {
         let [group, _] = groups();
         for service in [QpType::Rc, QpType::Uc] {
             let mut b = Bench::with(|s| s.qp_type = service);
-            let refused = b.nic.attach_mcast(b.qpns[0], group.into()).unwrap();
-            assert_eq!(refused, Err(MulticastError::Service(service)));
+            let error = b.nic.attach_mcast(b.qpns[0], group.into()).unwrap();
+            assert_eq!(error, Err(MulticastError::Service(service)));
         }
         let mut b = ud(|_| {});
         for host in ["10.0.0.1", "223.255.255.255", "240.0.0.1", "255.255.255.255", "fd00::1", "::"] {
             let gid = Gid::from(host.parse::<IpAddr>().unwrap());
-            let refused = b.nic.attach_mcast(b.qpns[0], gid).unwrap();
-            assert_eq!(refused, Err(MulticastError::NotMulticast(gid)), "{host}");
+            let error = b.nic.attach_mcast(b.qpns[0], gid).unwrap();
+            assert_eq!(error, Err(MulticastError::NotMulticast(gid)), "{host}");
         }
         assert!(b.nic.attach_mcast(Qpn::new(0x99_9999), group.into()).is_err());
     }
@@ -224,19 +227,19 @@ cases! {
     second_attach_has_no_effect => "mcast.attach" {
         let mut b = ud(|_| {});
         let [group, _] = groups();
-        let ours = b.qpns[0];
-        assert_eq!(b.nic.attach_mcast(ours, group.into()).unwrap(), Ok(true));
-        assert_eq!(b.nic.attach_mcast(ours, group.into()).unwrap(), Ok(false));
+        let own = b.qpns[0];
+        assert_eq!(b.nic.attach_mcast(own, group.into()).unwrap(), Ok(true));
+        assert_eq!(b.nic.attach_mcast(own, group.into()).unwrap(), Ok(false));
         b.recv(1, 0, 100);
         b.recv(2, 100, 100);
-        arrive(&mut b, group, Qpn::MULTICAST, datagram(&[1]));
+        deliver(&mut b, group, Qpn::MULTICAST, datagram(&[1]));
         b.recvs(&[ok(1, WcOpcode::Recv, GRH + 1)]);
         // One detach suffices, although the QP was attached twice.
-        assert_eq!(b.nic.detach_mcast(ours, group.into()), Ok(true));
-        arrive(&mut b, group, Qpn::MULTICAST, datagram(&[1]));
+        assert_eq!(b.nic.detach_mcast(own, group.into()), Ok(true));
+        deliver(&mut b, group, Qpn::MULTICAST, datagram(&[1]));
         assert_eq!(b.count().rx_unknown_group, 1);
-        let gone = MulticastError::NotAttached(group.into());
-        assert_eq!(b.nic.detach_mcast(ours, group.into()), Err(gone));
+        let error = MulticastError::NotAttached(group.into());
+        assert_eq!(b.nic.detach_mcast(own, group.into()), Err(error));
     }
 
     destroyed_qp_is_detached => "mcast.attach" {
@@ -248,9 +251,9 @@ cases! {
         b.nic.destroy_qp(b.qpns[1]).unwrap();
         for group in groups() {
             b.recv(1, 0, 100);
-            arrive(&mut b, group, Qpn::MULTICAST, datagram(&[1]));
+            deliver(&mut b, group, Qpn::MULTICAST, datagram(&[1]));
             b.recvs(&[ok(1, WcOpcode::Recv, GRH + 1)]);
-            assert_eq!(b.nic.detach_mcast(b.qpns[0], group.into()), Ok(true), "it was the last");
+            assert_eq!(b.nic.detach_mcast(b.qpns[0], group.into()), Ok(true), "the QP was still attached");
         }
         assert_eq!(b.count().rx_unknown_qp, 0);
     }
@@ -259,16 +262,19 @@ cases! {
         let mut b = ud(|_| {});
         let [group, _] = groups();
         attach(&mut b, 0, group);
-        b.go(QpState::Reset);
+        b.set_state(QpState::Reset);
         b.connect(0, QpState::Rtr);
         b.recv(1, 0, 100);
-        arrive(&mut b, group, Qpn::MULTICAST, datagram(&[1]));
+        deliver(&mut b, group, Qpn::MULTICAST, datagram(&[1]));
         b.recvs(&[ok(1, WcOpcode::Recv, GRH + 1)]);
     }
 
     attach_beyond_group_limit_is_refused => "mcast.attach" {
         let max = Personality::STRICT.limits.max_mcast_qp_attach;
-        let mut b = ud(|s| { s.qps = max as usize + 1; s.state = QpState::Reset; });
+        let mut b = ud(|s| {
+            s.qps = max as usize + 1;
+            s.state = QpState::Reset;
+        });
         let [group, other] = groups();
         for qp in 0..max as usize {
             attach(&mut b, qp, group);

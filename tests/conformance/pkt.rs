@@ -23,7 +23,7 @@ pub struct Pkt {
 pub type Remote = (u64, RKey, u32);
 
 fn pkt(operation: Operation, position: Position, extra: HeaderSet, psn: u32, data: &[u8]) -> Pkt {
-    let opcode = Opcode::find(Transport::Rc, operation, position, extra).expect("an RC opcode");
+    let opcode = Opcode::find(Transport::Rc, operation, position, extra).expect("RC has this opcode");
     let bth = Bth {
         opcode,
         mig_req: true,
@@ -58,7 +58,7 @@ pub fn flush(psn: u32, range: Remote, feth: u32) -> Pkt {
 }
 
 /// Builds the response to a FLUSH or ATOMIC WRITE.
-pub fn done(psn: u32, msn: u32) -> Pkt {
+pub fn empty_resp(psn: u32, msn: u32) -> Pkt {
     resp(Only, psn, msn, &[])
 }
 
@@ -132,13 +132,13 @@ impl Pkt {
     }
 
     /// Sets or clears AckReq.
-    pub fn ask(self, yes: bool) -> Pkt {
-        self.with(|h| h.bth.ack_req = yes)
+    pub fn ackreq(self, set: bool) -> Pkt {
+        self.with(|h| h.bth.ack_req = set)
     }
 
     /// Turns the packet into its UC equivalent, which never has AckReq.
     pub fn uc(self) -> Pkt {
-        self.with(|h| h.bth.opcode.0 |= 0x20).ask(false)
+        self.with(|h| h.bth.opcode.0 |= 0x20).ackreq(false)
     }
 
     /// Turns the packet into its XRC equivalent; a request names the shared receive queue `srq`.
@@ -155,7 +155,7 @@ impl Pkt {
             h.bth.opcode.0 |= 0x60;
             h.deth = Deth { qkey: QKey(qkey), src_qp };
         })
-        .ask(false)
+        .ackreq(false)
     }
 
     pub fn solicited(self) -> Pkt {

@@ -31,7 +31,7 @@ cases! {
             b.post(i, WrOp::Send, 0, 1);
         }
         assert_eq!(b.sent().len(), 4);
-        b.ask(&[ack(SQ + 2, 3)], &[]);
+        b.exchange(&[ack(SQ + 2, 3)], &[]);
         b.state(QpState::Err);
         assert_eq!(events(&mut b), [AsyncEvent::CqError(CqId(1)), AsyncEvent::QpFatal(b.qpns[0])]);
         let mut out = Vec::new();
@@ -39,7 +39,7 @@ cases! {
         assert_eq!(out.iter().map(|c| c.wr_id).collect::<Vec<_>>(), [0, 1]);
         assert_eq!(b.send_cq.poll(9, &mut out), Err(CqOverflow { capacity: 2 }));
         // The events are raised once.
-        b.ask(&[ack(SQ + 3, 4)], &[]);
+        b.exchange(&[ack(SQ + 3, 4)], &[]);
         assert_eq!(events(&mut b), []);
     }
 
@@ -49,9 +49,9 @@ cases! {
             b.recv(i, 0, 10);
         }
         for i in 0..3 {
-            b.peer(&[send(Only, RQ + i, &[1]).ask(false)]);
+            b.deliver(&[send(Only, RQ + i, &[1]).ackreq(false)]);
         }
-        b.silence();
+        b.expect_nothing();
         b.state(QpState::Err);
         assert_eq!(events(&mut b), [AsyncEvent::CqError(CqId(2)), AsyncEvent::QpFatal(b.qpns[0])]);
         b.recvs(&[ok(0, WcOpcode::Recv, 1), ok(1, WcOpcode::Recv, 1)]);
@@ -73,7 +73,7 @@ cases! {
         for i in 0..10 {
             b.post(i, WrOp::Send, 0, 1);
             assert_eq!(b.sent().len(), 1);
-            b.ask(&[ack(SQ + i as u32, i as u32 + 1)], &[]);
+            b.exchange(&[ack(SQ + i as u32, i as u32 + 1)], &[]);
             b.sends(&[ok(i, WcOpcode::Send, 1)]);
         }
         b.state(QpState::Rts);
@@ -85,10 +85,10 @@ cases! {
             b.post(i, WrOp::Send, 0, 1);
         }
         assert_eq!(b.sent().len(), 4);
-        b.ask(&[ack(SQ + 1, 2)], &[]);
+        b.exchange(&[ack(SQ + 1, 2)], &[]);
         assert_eq!(b.send_cq.resize(1), Err(2));
         b.send_cq.resize(4).unwrap();
-        b.ask(&[ack(SQ + 3, 4)], &[]);
+        b.exchange(&[ack(SQ + 3, 4)], &[]);
         b.sends(&(0..4).map(|i| ok(i, WcOpcode::Send, 1)).collect::<Vec<_>>());
         b.send_cq.resize(1).unwrap();
         assert_eq!(b.send_cq.capacity(), 1);
@@ -102,7 +102,7 @@ cases! {
             b.events(&[AsyncEvent::SqDrained]);
             // A work request posted now waits and raises no event.
             b.post(1, WrOp::Send, 0, 1);
-            b.silence();
+            b.expect_nothing();
             b.events(&[]);
         }
     }
@@ -116,17 +116,17 @@ cases! {
         b.events(&[]);
         assert!(b.nic.query_qp(b.qpns[0]).unwrap().1.is_draining());
         // The message in progress is sent to its end; the next one is not begun.
-        b.peer(&[ack(SQ + 1, 0)]);
+        b.deliver(&[ack(SQ + 1, 0)]);
         assert_eq!(b.sent().len(), 2);
-        b.ask(&[ack(SQ + 2, 0)], &[]);
+        b.exchange(&[ack(SQ + 2, 0)], &[]);
         b.events(&[]);
-        b.ask(&[ack(SQ + 3, 1)], &[]);
+        b.exchange(&[ack(SQ + 3, 1)], &[]);
         b.events(&[AsyncEvent::SqDrained]);
         assert!(!b.nic.query_qp(b.qpns[0]).unwrap().1.is_draining());
         b.sends(&[ok(1, WcOpcode::Send, 1024)]);
-        b.go(QpState::Rts);
+        b.set_state(QpState::Rts);
         assert_eq!(b.sent().len(), 1);
-        b.ask(&[ack(SQ + 4, 2)], &[]);
+        b.exchange(&[ack(SQ + 4, 2)], &[]);
         b.sends(&[ok(2, WcOpcode::Send, 1)]);
         b.events(&[]);
     }
@@ -137,9 +137,9 @@ cases! {
         b.post(1, WrOp::Read { va, rkey }, 0, 300);
         assert_eq!(b.sent().len(), 1);
         drain(&mut b);
-        b.ask(&[resp(First, SQ, 1, &[1; 256])], &[]);
+        b.exchange(&[resp(First, SQ, 1, &[1; 256])], &[]);
         b.events(&[]);
-        b.ask(&[resp(Last, SQ + 1, 1, &[1; 44])], &[]);
+        b.exchange(&[resp(Last, SQ + 1, 1, &[1; 44])], &[]);
         b.events(&[AsyncEvent::SqDrained]);
         b.sends(&[ok(1, WcOpcode::RdmaRead, 300)]);
     }
@@ -148,8 +148,8 @@ cases! {
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 1);
-        b.go(QpState::Sqd);
-        b.ask(&[ack(SQ, 1)], &[]);
+        b.set_state(QpState::Sqd);
+        b.exchange(&[ack(SQ, 1)], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
         b.events(&[]);
     }
@@ -160,7 +160,7 @@ cases! {
         b.post(2, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 2);
         drain(&mut b);
-        b.ask(&[aeth(SQ, 0, Syndrome::Nak(urxe::wire::NakCode::RemoteOperationalError))], &[]);
+        b.exchange(&[aeth(SQ, 0, Syndrome::Nak(urxe::wire::NakCode::RemoteOperationalError))], &[]);
         b.sends(&[bad(1, WcStatus::RemOpErr), flushed(2)]);
         b.events(&[]);
         b.state(QpState::Err);

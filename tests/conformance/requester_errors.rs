@@ -26,12 +26,12 @@ cases! {
             }
             assert_eq!(b.sent().len(), 4);
             // Requests before the failed one are acknowledged, those after it are flushed, in order and once.
-            b.ask(&[nak(SQ + 1, 1, code)], &[]);
+            b.exchange(&[nak(SQ + 1, 1, code)], &[]);
             b.sends(&[ok(1, WcOpcode::Send, 1), bad(2, status), flushed(3), flushed(4)]);
             b.recvs(&[flushed(10), flushed(11)]);
             b.state(QpState::Err);
             assert_eq!(b.count().req_remote_err, 1);
-            b.ask(&[nak(SQ + 1, 1, code), ack(SQ + 3, 4)], &[]);
+            b.exchange(&[nak(SQ + 1, 1, code), ack(SQ + 3, 4)], &[]);
             b.advance(std::time::Duration::from_secs(10));
         }
     }
@@ -40,7 +40,7 @@ cases! {
         let mut b = Bench::new();
         b.post(1, READ, 0, 600);
         b.expect(&[read(SQ, (0x1000, RKey(1), 600))]);
-        b.ask(&[resp(First, SQ, 1, &[1; 256]), nak(SQ + 1, 0, NakCode::RemoteAccessError)], &[]);
+        b.exchange(&[resp(First, SQ, 1, &[1; 256]), nak(SQ + 1, 0, NakCode::RemoteAccessError)], &[]);
         b.sends(&[bad(1, WcStatus::RemAccessErr)]);
     }
 
@@ -49,9 +49,9 @@ cases! {
         b.post(1, READ, 0, 8);
         b.post(2, WrOp::Send, 0, 1);
         let all = b.sent();
-        b.ask(&[nak(SQ + 1, 1, NakCode::InvalidRequest)], &all);
+        b.exchange(&[nak(SQ + 1, 1, NakCode::InvalidRequest)], &all);
         b.sends(&[]);
-        b.ask(&[resp(Only, SQ, 1, &[1; 8]), nak(SQ + 1, 1, NakCode::InvalidRequest)], &[]);
+        b.exchange(&[resp(Only, SQ, 1, &[1; 8]), nak(SQ + 1, 1, NakCode::InvalidRequest)], &[]);
         b.sends(&[ok(1, WcOpcode::RdmaRead, 8), bad(2, WcStatus::RemInvReqErr)]);
     }
 
@@ -62,9 +62,9 @@ cases! {
         b.post(2, READ, 0, 1);
         b.post(3, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 3);
-        b.peer(&[nak(SQ, 0, NakCode::RemoteAccessError)]);
+        b.deliver(&[nak(SQ, 0, NakCode::RemoteAccessError)]);
         b.post(4, WrOp::Write { va: 0, rkey: RKey(7) }, 0, 1);
-        assert_eq!(b.sent_kinds(), kinds);
+        assert_eq!(b.sent_opcodes(), kinds);
         b.recv(5, 0, 1);
         assert_eq!(b.raw_recv().opcode, WcOpcode::Recv);
     }
@@ -76,7 +76,7 @@ cases! {
             b.post_sges(i, WrOp::Send, &sge, SendFlags::default()).unwrap();
         }
         assert_eq!(b.sent().len(), 3);
-        b.ask(&[nak(SQ + 1, 1, NakCode::InvalidRequest)], &[]);
+        b.exchange(&[nak(SQ + 1, 1, NakCode::InvalidRequest)], &[]);
         b.sends(&[bad(2, WcStatus::RemInvReqErr), flushed(3)]);
         // Work requests posted in ERR are flushed at once.
         b.post(4, WrOp::Send, 0, 1);
@@ -92,7 +92,7 @@ cases! {
             let foreign = b.region(PdId(2), 64, 0, Access::ALL);
             match i {
                 0 => Sge { lkey: LKey(0x5555), ..good },
-                1 => b.more[foreign].sge(0, 8),
+                1 => b.regions[foreign].sge(0, 8),
                 _ => b.mr.sge((1 << 16) - 1, 2),
             }
         };
@@ -107,16 +107,16 @@ cases! {
                 assert_eq!(b.sent().len(), 2);
                 b.sends(&[]);
                 b.state(QpState::Rts);
-                b.ask(&[ack(SQ, 1)], &[]);
+                b.exchange(&[ack(SQ, 1)], &[]);
                 b.sends(&[ok(1, WcOpcode::Send, 1)]);
-                b.ask(&[resp(Only, SQ + 1, 2, &[1; 8])], &[]);
+                b.exchange(&[resp(Only, SQ + 1, 2, &[1; 8])], &[]);
                 b.sends(&[ok(2, WcOpcode::RdmaRead, 8), bad(3, WcStatus::LocProtErr), flushed(4)]);
                 b.state(QpState::Err);
                 // Without a request before it, it fails at once, and nothing is sent.
                 let mut b = Bench::new();
                 let sge = [wrong(&mut b, i)];
                 b.post_sges(3, op, &sge, SendFlags::SIGNALED).unwrap();
-                b.silence();
+                b.expect_nothing();
                 b.sends(&[bad(3, WcStatus::LocProtErr)]);
             }
         }
@@ -129,23 +129,23 @@ cases! {
         b.post_sges(2, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();
         let one = b.sent();
         assert_eq!(one.len(), 1);
-        b.ask(&[nak(SQ, 0, NakCode::PsnSequenceError)], &one);
-        b.ask(&[rnr(SQ, 0, 1)], &[]);
+        b.exchange(&[nak(SQ, 0, NakCode::PsnSequenceError)], &one);
+        b.exchange(&[rnr(SQ, 0, 1)], &[]);
         b.advance(std::time::Duration::from_micros(10));
         b.expect(&one);
         b.sends(&[]);
-        b.ask(&[ack(SQ, 1)], &[]);
+        b.exchange(&[ack(SQ, 1)], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 1), bad(2, WcStatus::LocProtErr)]);
     }
 
     region_deregistered_before_retry_fails_the_request => "req.local" {
         let mut b = Bench::new();
         let r = b.region(crate::support::PD, 600, 0, Access::ALL);
-        let sge = [b.more[r].sge(0, 600)];
+        let sge = [b.regions[r].sge(0, 600)];
         b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();
         assert_eq!(b.sent().len(), 3);
         b.memory.deregister(sge[0].lkey).unwrap();
-        b.ask(&[nak(SQ + 1, 0, NakCode::PsnSequenceError)], &[]);
+        b.exchange(&[nak(SQ + 1, 0, NakCode::PsnSequenceError)], &[]);
         b.sends(&[bad(1, WcStatus::LocProtErr)]);
     }
 
@@ -154,17 +154,17 @@ cases! {
         let mut b = Bench::new();
         let r = b.region(crate::support::PD, 8, 0, Access::ALL);
         b.post(1, WrOp::Send, 0, 1);
-        let sge = [b.more[r].sge(0, 8)];
+        let sge = [b.regions[r].sge(0, 8)];
         b.post_sges(2, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();
         assert_eq!(b.sent().len(), 2);
         b.memory.deregister(sge[0].lkey).unwrap();
         b.advance(std::time::Duration::from_nanos(4096 << 14));
         assert_eq!(b.sent().len(), 1);
-        b.ask(&[ack(SQ + 1, 2)], &[]);
+        b.exchange(&[ack(SQ + 1, 2)], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 1), ok(2, WcOpcode::Send, 8)]);
         b.post(3, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 1);
-        b.ask(&[ack(SQ + 2, 3)], &[]);
+        b.exchange(&[ack(SQ + 2, 3)], &[]);
         b.sends(&[ok(3, WcOpcode::Send, 1)]);
     }
 
@@ -173,7 +173,7 @@ cases! {
         let sge = [Sge { addr: 0, length: 0, lkey: LKey(0x5555) }];
         b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();
         b.expect(&[send(Only, SQ, &[])]);
-        b.ask(&[ack(SQ, 1)], &[]);
+        b.exchange(&[ack(SQ, 1)], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 0)]);
     }
 }

@@ -29,14 +29,19 @@ cases! {
                         _ => WrOp::WriteWithImm { va, rkey, imm: 0x0a0b_0c0d },
                     };
                     b.post(1, op, 7, n);
-                    let m = message(mtu.bytes(), &d, |p, psn, d| match (kind, p) {
-                        (0, _) | (1, First | Middle) => send(p, psn, d),
-                        (1, _) => send_imm(p, psn, d, 0x0a0b_0c0d),
-                        (2, _) | (3, First | Middle) => write(p, psn, (va, rkey, n), d),
-                        _ => write_imm(p, psn, (va, rkey, n), d, 0x0a0b_0c0d),
-                    }, SQ);
+                    let m = message(
+                        mtu.bytes(),
+                        &d,
+                        |p, psn, d| match (kind, p) {
+                            (0, _) | (1, First | Middle) => send(p, psn, d),
+                            (1, _) => send_imm(p, psn, d, 0x0a0b_0c0d),
+                            (2, _) | (3, First | Middle) => write(p, psn, (va, rkey, n), d),
+                            _ => write_imm(p, psn, (va, rkey, n), d, 0x0a0b_0c0d),
+                        },
+                        SQ,
+                    );
                     b.expect(&m);
-                    b.ask(&[ack(SQ + m.len() as u32 - 1, 1)], &[]);
+                    b.exchange(&[ack(SQ + m.len() as u32 - 1, 1)], &[]);
                     let opcode = if kind < 2 { WcOpcode::Send } else { WcOpcode::RdmaWrite };
                     b.sends(&[ok(1, opcode, n)]);
                 }
@@ -54,10 +59,10 @@ cases! {
         expected.push(read(1, (TO.0, TO.1, 600)));
         expected.push(send(Only, 4, &d[..1]));
         b.expect(&expected);
-        b.ask(&[ack(0, 1)], &[]);
+        b.exchange(&[ack(0, 1)], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 600)]);
-        b.ask(&message(256, &[6; 600], |p, n, d| resp(p, n, 2, d), 1), &[]);
-        b.ask(&[ack(4, 3)], &[]);
+        b.exchange(&message(256, &[6; 600], |p, n, d| resp(p, n, 2, d), 1), &[]);
+        b.exchange(&[ack(4, 3)], &[]);
         b.sends(&[ok(2, WcOpcode::RdmaRead, 600), ok(3, WcOpcode::Send, 1)]);
     }
 
@@ -67,7 +72,7 @@ cases! {
         b.post(1, WrOp::Atomic { va, rkey, op: AtomicOp::FetchAdd(7) }, 64, 8);
         b.post(2, WrOp::Atomic { va, rkey, op: AtomicOp::CompareSwap { compare: 3, swap: 4 } }, 72, 8);
         b.expect(&[fetch_add(SQ, TO, 7), cmp_swap(SQ + 1, TO, 3, 4)]);
-        b.ask(&[atomic_ack(SQ, 1, 0x0102_0304_0506_0708), atomic_ack(SQ + 1, 2, 11)], &[]);
+        b.exchange(&[atomic_ack(SQ, 1, 0x0102_0304_0506_0708), atomic_ack(SQ + 1, 2, 11)], &[]);
         b.sends(&[ok(1, WcOpcode::FetchAdd, 8), ok(2, WcOpcode::CompSwap, 8)]);
         assert_eq!(b.mr.read(64, 8), 0x0102_0304_0506_0708u64.to_ne_bytes());
         assert_eq!(b.mr.read(72, 8), 11u64.to_ne_bytes());
@@ -79,7 +84,7 @@ cases! {
         let op = WrOp::Atomic { va: TO.0, rkey: TO.1, op: AtomicOp::FetchAdd(1) };
         b.post_sges(1, op, &sges, SendFlags::SIGNALED).unwrap();
         b.expect(&[fetch_add(SQ, TO, 1)]);
-        b.ask(&[atomic_ack(SQ, 1, 0x1122_3344_5566_7788)], &[]);
+        b.exchange(&[atomic_ack(SQ, 1, 0x1122_3344_5566_7788)], &[]);
         b.sends(&[ok(1, WcOpcode::FetchAdd, 8)]);
         let got = [b.mr.read(1, 3), b.mr.read(11, 5)].concat();
         assert_eq!(got, 0x1122_3344_5566_7788u64.to_ne_bytes());
@@ -92,7 +97,7 @@ cases! {
         let d = [b.mr.read(1000, 255), b.mr.read(3000, 2), b.mr.read(500, 300)].concat();
         b.post_sges(1, WrOp::Send, &sges, SendFlags::SIGNALED).unwrap();
         b.expect(&message(256, &d, send, SQ));
-        b.ask(&[ack(SQ + 2, 1)], &[]);
+        b.exchange(&[ack(SQ + 2, 1)], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 557)]);
     }
 
@@ -109,8 +114,8 @@ cases! {
         all.push(send(Only, SQ + 3, &[6; 3]));
         b.expect(&all);
         // The retransmission uses the copy too.
-        b.ask(&[nak(SQ + 1, 0, urxe::wire::NakCode::PsnSequenceError)], &all[1..]);
-        b.ask(&[ack(SQ + 3, 2)], &[]);
+        b.exchange(&[nak(SQ + 1, 0, urxe::wire::NakCode::PsnSequenceError)], &all[1..]);
+        b.exchange(&[ack(SQ + 3, 2)], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 600), ok(1, WcOpcode::Send, 3)]);
         let long = vec![0; 601];
         assert_eq!(b.post_on(0, &wr(&long)), Err(PostError::InlineTooLong { got: 601, max: 600 }));
@@ -134,7 +139,7 @@ cases! {
             write(Only, SQ + 2, (va, rkey, 4), &d[..4]),
             write_imm(Only, SQ + 3, (va, rkey, 4), &d[..4], 1).solicited(),
         ]);
-        b.ask(&[ack(SQ + 3, 3)], &[]);
+        b.exchange(&[ack(SQ + 3, 3)], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 300), ok(2, WcOpcode::RdmaWrite, 4), ok(3, WcOpcode::RdmaWrite, 4)]);
     }
 
@@ -146,18 +151,18 @@ cases! {
         }
         assert_eq!(b.post_sges(9, WrOp::Send, &sge, SendFlags::default()), Err(PostError::QueueFull(64)));
         assert_eq!(b.sent().len(), 64);
-        b.ask(&[ack(SQ + 62, 63)], &[]);
+        b.exchange(&[ack(SQ + 62, 63)], &[]);
         b.sends(&[]);
         // Their slots in the send queue are free again.
         b.post(100, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 1);
-        b.ask(&[ack(SQ + 64, 65)], &[]);
+        b.exchange(&[ack(SQ + 64, 65)], &[]);
         b.sends(&[ok(100, WcOpcode::Send, 1)]);
         // A QP with `signal_all` signals every request.
         let mut b = Bench::with(|s| s.signal_all = true);
         b.post_sges(1, WrOp::Send, &sge, SendFlags::default()).unwrap();
         assert_eq!(b.sent().len(), 1);
-        b.ask(&[ack(SQ, 1)], &[]);
+        b.exchange(&[ack(SQ, 1)], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
@@ -173,10 +178,10 @@ cases! {
         b.post_sges(4, WrOp::Send, &sge, fenced).unwrap();
         b.post_sges(5, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();
         b.expect(&[read(SQ, (va, rkey, 4)), fetch_add(SQ + 1, TO, 1), send(Only, SQ + 2, &d)]);
-        b.ask(&[resp(Only, SQ, 1, &[1; 4])], &[]);
-        // Other SENDs need not be complete.
-        b.ask(&[atomic_ack(SQ + 1, 2, 0)], &[send(Only, SQ + 3, &d), send(Only, SQ + 4, &d)]);
-        b.ask(&[ack(SQ + 4, 5)], &[]);
+        b.exchange(&[resp(Only, SQ, 1, &[1; 4])], &[]);
+        // SENDs before the fence need not be complete.
+        b.exchange(&[atomic_ack(SQ + 1, 2, 0)], &[send(Only, SQ + 3, &d), send(Only, SQ + 4, &d)]);
+        b.exchange(&[ack(SQ + 4, 5)], &[]);
         b.sends(&[
             ok(1, WcOpcode::RdmaRead, 4),
             ok(2, WcOpcode::FetchAdd, 8),
@@ -194,11 +199,14 @@ cases! {
         b.post(3, WrOp::Read { va, rkey }, 312, 8);
         b.post(4, WrOp::Send, 0, 1);
         b.expect(&[read(SQ, (va, rkey, 300)), fetch_add(SQ + 2, TO, 1)]);
-        b.ask(&[resp(First, SQ, 1, &[1; 256])], &[]);
+        b.exchange(&[resp(First, SQ, 1, &[1; 256])], &[]);
         let d = b.mr.read(0, 1);
-        b.ask(&[resp(Last, SQ + 1, 1, &[1; 44])], &[read(SQ + 3, (va, rkey, 8)), send(Only, SQ + 4, &d)]);
+        b.exchange(
+            &[resp(Last, SQ + 1, 1, &[1; 44])],
+            &[read(SQ + 3, (va, rkey, 8)), send(Only, SQ + 4, &d)],
+        );
         b.sends(&[ok(1, WcOpcode::RdmaRead, 300)]);
-        b.ask(&[atomic_ack(SQ + 2, 2, 9), resp(Only, SQ + 3, 3, &[1; 8]), ack(SQ + 4, 4)], &[]);
+        b.exchange(&[atomic_ack(SQ + 2, 2, 9), resp(Only, SQ + 3, 3, &[1; 8]), ack(SQ + 4, 4)], &[]);
         b.sends(&[ok(2, WcOpcode::FetchAdd, 8), ok(3, WcOpcode::RdmaRead, 8), ok(4, WcOpcode::Send, 1)]);
         // Without READ resources, READs are refused when they are posted.
         let mut b = Bench::with(|s| s.max_rd = 0);
@@ -224,12 +232,16 @@ cases! {
             .enumerate()
             .flat_map(|(i, r)| message(256, &d[r], |p, n, d| resp(p, n, 1 + i as u32, d), SQ + 2 * i as u32))
             .collect();
-        b.ask(&parts[..2], &[read(SQ + 7, (va + 512, rkey, 88))]);
-        b.ask(&parts[2..], &[]);
+        b.exchange(&parts[..2], &[read(SQ + 7, (va + 512, rkey, 88))]);
+        b.exchange(&parts[2..], &[]);
         b.sends(&[ok(1, WcOpcode::RdmaRead, 1100)]);
         assert_eq!(b.mr.read(0, 1100), d);
-        let rest = [resp(First, SQ + 5, 4, &[1; 256]), resp(Last, SQ + 6, 4, &[2; 256]), resp(Only, SQ + 7, 5, &[3; 88])];
-        b.ask(&rest, &[]);
+        let rest = [
+            resp(First, SQ + 5, 4, &[1; 256]),
+            resp(Last, SQ + 6, 4, &[2; 256]),
+            resp(Only, SQ + 7, 5, &[3; 88]),
+        ];
+        b.exchange(&rest, &[]);
         b.sends(&[ok(2, WcOpcode::RdmaRead, 600)]);
     }
 
@@ -240,12 +252,16 @@ cases! {
         b.expect(&[read(SQ, (va, rkey, 512)), read(SQ + 2, (va + 512, rkey, 512))]);
         // The second response of the first part is lost. The responder remembers two requests, so a
         // retransmitted request that spanned both parts would match neither of them.
-        b.ask(
+        b.exchange(
             &[resp(First, SQ, 1, &[1; 256]), resp(First, SQ + 2, 2, &[3; 256])],
             &[read(SQ + 1, (va + 256, rkey, 256)), read(SQ + 2, (va + 512, rkey, 512))],
         );
-        b.ask(
-            &[resp(Only, SQ + 1, 1, &[2; 256]), resp(First, SQ + 2, 2, &[3; 256]), resp(Last, SQ + 3, 2, &[4; 256])],
+        b.exchange(
+            &[
+                resp(Only, SQ + 1, 1, &[2; 256]),
+                resp(First, SQ + 2, 2, &[3; 256]),
+                resp(Last, SQ + 3, 2, &[4; 256]),
+            ],
             &[],
         );
         b.sends(&[ok(1, WcOpcode::RdmaRead, 1024)]);
@@ -259,9 +275,9 @@ cases! {
         }
         let full = Err(PostError::QueueFull(64));
         assert_eq!(b.recv_sges(64, &[]), full);
-        b.ask(&[send(First, RQ, &[1; 256])], &[]);
+        b.exchange(&[send(First, RQ, &[1; 256])], &[]);
         assert_eq!(b.recv_sges(64, &[]), full);
-        b.ask(&[send(Last, RQ + 1, &[1; 44])], &[ack(RQ + 1, 1)]);
+        b.exchange(&[send(Last, RQ + 1, &[1; 44])], &[ack(RQ + 1, 1)]);
         b.recvs(&[ok(0, WcOpcode::Recv, 300)]);
         assert_eq!((b.recv_sges(64, &[]), b.recv_sges(65, &[])), (Ok(()), full));
     }
@@ -283,11 +299,11 @@ cases! {
             b.recv(i, 0, 1);
         }
         assert_eq!(b.recv_sges(65, &[]), Err(PostError::QueueFull(64)));
-        // The refused work requests have left nothing behind.
+        // The rejected work requests have no effect on later ones.
         b.post(2, WrOp::Send, 0, 1);
         let d = b.mr.read(0, 1);
         b.expect(&[send(Only, SQ, &d)]);
-        b.ask(&[ack(SQ, 1)], &[]);
+        b.exchange(&[ack(SQ, 1)], &[]);
         b.sends(&[ok(2, WcOpcode::Send, 1)]);
     }
 }

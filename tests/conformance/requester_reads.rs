@@ -10,12 +10,12 @@ use urxe::wire::RKey;
 use crate::bench::{Bench, SQ, Setup, Wc, bad, flushed, ok};
 use crate::pkt::*;
 
-const T: Duration = Duration::from_nanos(4096 << 14);
+const ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 14);
 const VA: u64 = 0x1_0000_0000;
 const KEY: RKey = RKey(0x4321);
 
 /// Returns a bench with a READ of 900 bytes (PSNs SQ to SQ + 3) in flight, and its responses.
-fn reading(change: impl FnOnce(&mut Setup)) -> (Bench, Vec<Pkt>) {
+fn read_in_flight(change: impl FnOnce(&mut Setup)) -> (Bench, Vec<Pkt>) {
     let mut b = Bench::with(change);
     b.post(1, WrOp::Read { va: VA, rkey: KEY }, 0, 900);
     b.expect(&[read(SQ, (VA, KEY, 900))]);
@@ -31,22 +31,22 @@ fn remainder(at: u32) -> Pkt {
     read(SQ + at, (VA + 256 * at as u64, KEY, 900 - 256 * at))
 }
 
-fn done() -> Wc {
+fn completed() -> Wc {
     ok(1, WcOpcode::RdmaRead, 900)
 }
 
 cases! {
     read_responses_are_placed_in_order => "req.read" {
-        let (mut b, a) = reading(|_| {});
+        let (mut b, a) = read_in_flight(|_| {});
         for (i, p) in a.iter().enumerate() {
             b.sends(&[]);
             assert_eq!(b.mr.read(256 * i, 1), [crate::support::pattern(256 * i as u64)]);
-            b.ask(std::slice::from_ref(p), &[]);
+            b.exchange(std::slice::from_ref(p), &[]);
         }
-        b.sends(&[done()]);
+        b.sends(&[completed()]);
         assert_eq!(b.mr.read(0, 900), data());
         assert_eq!(b.mr.read(900, 1), [crate::support::pattern(900)]);
-        b.advance(10 * T);
+        b.advance(10 * ACK_TIMEOUT);
     }
 
     read_responses_fill_several_elements => "req.read" {
@@ -54,8 +54,8 @@ cases! {
         let sges = [b.mr.sge(2000, 100), b.mr.sge(0, 0), b.mr.sge(4000, 500), b.mr.sge(1, 300)];
         b.post_sges(1, WrOp::Read { va: VA, rkey: KEY }, &sges, SendFlags::SIGNALED).unwrap();
         b.expect(&[read(SQ, (VA, KEY, 900))]);
-        b.ask(&message(256, &data(), |p, n, d| resp(p, n, 1, d), SQ), &[]);
-        b.sends(&[done()]);
+        b.exchange(&message(256, &data(), |p, n, d| resp(p, n, 1, d), SQ), &[]);
+        b.sends(&[completed()]);
         let got = [b.mr.read(2000, 100), b.mr.read(4000, 500), b.mr.read(1, 300)].concat();
         assert_eq!(got, data());
     }
@@ -64,7 +64,7 @@ cases! {
         let mut b = Bench::new();
         b.post(1, WrOp::Read { va: VA, rkey: KEY }, 0, 0);
         b.expect(&[read(SQ, (VA, KEY, 0))]);
-        b.ask(&[resp(Only, SQ, 1, &[])], &[]);
+        b.exchange(&[resp(Only, SQ, 1, &[])], &[]);
         b.sends(&[ok(1, WcOpcode::RdmaRead, 0)]);
     }
 
@@ -75,145 +75,145 @@ cases! {
         b.post(3, WrOp::Send, 0, 1);
         b.post(4, WrOp::Atomic { va: VA, rkey: KEY, op: AtomicOp::FetchAdd(1) }, 8, 8);
         assert_eq!(b.sent().len(), 5);
-        b.ask(&[resp(Only, SQ + 2, 2, &[1; 8])], &[]);
+        b.exchange(&[resp(Only, SQ + 2, 2, &[1; 8])], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 300), ok(2, WcOpcode::RdmaRead, 8)]);
-        b.ask(&[atomic_ack(SQ + 4, 4, 1)], &[]);
+        b.exchange(&[atomic_ack(SQ + 4, 4, 1)], &[]);
         b.sends(&[ok(3, WcOpcode::Send, 1), ok(4, WcOpcode::FetchAdd, 8)]);
     }
 
     missing_read_response_is_requested_once => "req.read.gap" {
-        let (mut b, a) = reading(|_| {});
-        b.ask(&a[..1], &[]);
-        b.ask(&a[2..3], &[remainder(1)]);
-        b.ask(&a[3..], &[]);
+        let (mut b, a) = read_in_flight(|_| {});
+        b.exchange(&a[..1], &[]);
+        b.exchange(&a[2..3], &[remainder(1)]);
+        b.exchange(&a[3..], &[]);
         assert_eq!(b.count().implied_nak_seq_err, 1);
         b.sends(&[]);
         let rest = message(256, &data()[256..], |p, n, d| resp(p, n, 1, d), SQ + 1);
-        b.ask(&rest, &[]);
-        b.sends(&[done()]);
+        b.exchange(&rest, &[]);
+        b.sends(&[completed()]);
         assert_eq!(b.mr.read(0, 900), data());
     }
 
-    response_gap_under_repair_costs_no_retry => "req.nak.copies" {
-        let (mut b, a) = reading(|s| s.retry_cnt = 1);
-        b.advance(T);
+    response_gap_under_repair_costs_no_retry => "req.nak.duplicate" {
+        let (mut b, a) = read_in_flight(|s| s.retry_cnt = 1);
+        b.advance(ACK_TIMEOUT);
         // The timeout has used the only retry; a response to the first request arrives before one to the
         // second.
-        b.ask(&a[1..2], &[remainder(0)]);
-        b.ask(&a, &[]);
-        b.sends(&[done()]);
+        b.exchange(&a[1..2], &[remainder(0)]);
+        b.exchange(&a, &[]);
+        b.sends(&[completed()]);
     }
 
     retransmitted_read_uses_one_slot_of_the_depth => "req.depth" {
-        let (mut b, a) = reading(|s| s.max_rd = 1);
-        b.advance(T);
+        let (mut b, a) = read_in_flight(|s| s.max_rd = 1);
+        b.advance(ACK_TIMEOUT);
         b.expect(&[remainder(0)]);
-        b.ask(&a, &[]);
-        b.sends(&[done()]);
+        b.exchange(&a, &[]);
+        b.sends(&[completed()]);
     }
 
     missing_first_read_response_resends_the_read => "req.read.gap" {
-        let (mut b, a) = reading(|_| {});
-        b.ask(&a[1..2], &[remainder(0)]);
-        b.ask(&a, &[]);
-        b.sends(&[done()]);
+        let (mut b, a) = read_in_flight(|_| {});
+        b.exchange(&a[1..2], &[remainder(0)]);
+        b.exchange(&a, &[]);
+        b.sends(&[completed()]);
     }
 
-    ack_beyond_a_read_resends_the_read => "req.read.passed" {
+    ack_beyond_a_read_resends_the_read => "req.read.implied_nak" {
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 1);
         b.post(2, WrOp::Read { va: VA, rkey: KEY }, 8, 300);
         b.post(3, WrOp::Send, 0, 1);
         let all = b.sent();
-        b.ask(&[ack(SQ + 3, 3)], &all[1..]);
+        b.exchange(&[ack(SQ + 3, 3)], &all[1..]);
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
         assert_eq!(b.count().implied_nak_seq_err, 1);
         // A second one does not trigger another retransmission.
-        b.ask(&[ack(SQ + 3, 3)], &[]);
-        let answer = message(256, &[1; 300], |p, n, d| resp(p, n, 2, d), SQ + 1);
-        b.ask(&answer, &[]);
-        b.ask(&[ack(SQ + 3, 3)], &[]);
+        b.exchange(&[ack(SQ + 3, 3)], &[]);
+        let responses = message(256, &[1; 300], |p, n, d| resp(p, n, 2, d), SQ + 1);
+        b.exchange(&responses, &[]);
+        b.exchange(&[ack(SQ + 3, 3)], &[]);
         b.sends(&[ok(2, WcOpcode::RdmaRead, 300), ok(3, WcOpcode::Send, 1)]);
     }
 
-    ack_beyond_an_atomic_resends_the_atomic => "req.read.passed" {
+    ack_beyond_an_atomic_resends_the_atomic => "req.read.implied_nak" {
         let mut b = Bench::with(|s| s.retry_cnt = 1);
         b.post(1, WrOp::Atomic { va: VA, rkey: KEY, op: AtomicOp::FetchAdd(1) }, 8, 8);
         b.post(2, WrOp::Send, 0, 1);
         let all = b.sent();
-        b.ask(&[ack(SQ + 1, 2)], &all);
-        b.ask(&[atomic_ack(SQ, 1, 7), ack(SQ + 1, 2)], &[]);
+        b.exchange(&[ack(SQ + 1, 2)], &all);
+        b.exchange(&[atomic_ack(SQ, 1, 7), ack(SQ + 1, 2)], &[]);
         b.sends(&[ok(1, WcOpcode::FetchAdd, 8), ok(2, WcOpcode::Send, 1)]);
         assert_eq!(b.mr.read(8, 8), 7u64.to_ne_bytes());
     }
 
-    response_of_later_read_resends_the_earlier => "req.read.passed" {
-        let (mut b, a) = reading(|_| {});
+    response_of_later_read_resends_the_earlier => "req.read.implied_nak" {
+        let (mut b, a) = read_in_flight(|_| {});
         b.post(2, WrOp::Read { va: VA, rkey: KEY }, 1000, 8);
         let second = read(SQ + 4, (VA, KEY, 8));
         b.expect(std::slice::from_ref(&second));
-        b.ask(&a[..2], &[]);
-        b.ask(&[resp(Only, SQ + 4, 2, &[1; 8])], &[remainder(2), second]);
+        b.exchange(&a[..2], &[]);
+        b.exchange(&[resp(Only, SQ + 4, 2, &[1; 8])], &[remainder(2), second]);
         let rest = message(256, &data()[512..], |p, n, d| resp(p, n, 1, d), SQ + 2);
-        b.ask(&rest, &[]);
-        b.ask(&[resp(Only, SQ + 4, 2, &[1; 8])], &[]);
-        b.sends(&[done(), ok(2, WcOpcode::RdmaRead, 8)]);
+        b.exchange(&rest, &[]);
+        b.exchange(&[resp(Only, SQ + 4, 2, &[1; 8])], &[]);
+        b.sends(&[completed(), ok(2, WcOpcode::RdmaRead, 8)]);
     }
 
     ack_timeout_requests_the_remainder_of_a_read => "req.read.remainder" {
-        let (mut b, a) = reading(|_| {});
-        b.ask(&a[..1], &[]);
-        b.advance(T);
+        let (mut b, a) = read_in_flight(|_| {});
+        b.exchange(&a[..1], &[]);
+        b.advance(ACK_TIMEOUT);
         b.expect(&[remainder(1)]);
         // As in the specification: the response to a remainder is a message of its own and begins with FIRST.
-        b.ask(&message(256, &data()[256..], |p, n, d| resp(p, n, 1, d), SQ + 1), &[]);
-        b.sends(&[done()]);
+        b.exchange(&message(256, &data()[256..], |p, n, d| resp(p, n, 1, d), SQ + 1), &[]);
+        b.sends(&[completed()]);
         assert_eq!(b.mr.read(0, 900), data());
     }
 
     remainder_answered_with_middle_first_is_accepted => "req.read.middle_first" {
-        // rxe answers with MIDDLE and LAST.
-        let (mut b, a) = reading(|_| {});
-        b.ask(&a[..1], &[]);
-        b.advance(T);
+        // The response of rxe consists of MIDDLE and LAST.
+        let (mut b, a) = read_in_flight(|_| {});
+        b.exchange(&a[..1], &[]);
+        b.advance(ACK_TIMEOUT);
         b.expect(&[remainder(1)]);
-        b.ask(&a[1..], &[]);
-        b.sends(&[done()]);
+        b.exchange(&a[1..], &[]);
+        b.sends(&[completed()]);
         assert_eq!(b.mr.read(0, 900), data());
     }
 
     each_read_response_restarts_timeout_and_retries => "req.read.progress" {
         // The limit of the probe interval is raised, so that only the ACK timeout acts.
-        let (mut b, a) = reading(|s| (s.retry_cnt, s.tuning.max_ack_silence) = (1, 9 * T));
+        let (mut b, a) = read_in_flight(|s| (s.retry_cnt, s.tuning.max_ack_silence) = (1, 9 * ACK_TIMEOUT));
         for i in 1..4 {
-            b.ask(&a[i - 1..i], &[]);
-            b.advance(T - Duration::from_nanos(1));
-            b.silence();
+            b.exchange(&a[i - 1..i], &[]);
+            b.advance(ACK_TIMEOUT - Duration::from_nanos(1));
+            b.expect_nothing();
             b.advance(Duration::from_nanos(1));
             b.expect(&[remainder(i as u32)]);
         }
-        b.ask(&a[3..], &[]);
-        b.sends(&[done()]);
+        b.exchange(&a[3..], &[]);
+        b.sends(&[completed()]);
     }
 
     duplicate_read_responses_are_dropped => "req.read.dup" {
-        let (mut b, a) = reading(|_| {});
-        b.ask(&a[..2], &[]);
+        let (mut b, a) = read_in_flight(|_| {});
+        b.exchange(&a[..2], &[]);
         b.mr.write(0, &[0; 900]);
-        b.ask(&a[..2], &[]);
+        b.exchange(&a[..2], &[]);
         assert_eq!(b.mr.read(0, 512), [0; 512]);
         assert_eq!(b.count().unexpected_response, 2);
-        b.ask(&a[2..], &[]);
-        b.sends(&[done()]);
+        b.exchange(&a[2..], &[]);
+        b.sends(&[completed()]);
     }
 
     read_response_of_wrong_length_fails_the_read => "req.read.length" {
         for (i, n) in [(0, 255), (0, 0), (0, 260), (3, 131), (3, 133), (3, 256)] {
-            let (mut b, mut a) = reading(|_| {});
+            let (mut b, mut a) = read_in_flight(|_| {});
             b.post(2, WrOp::Send, 0, 1);
             assert_eq!(b.sent().len(), 1);
             a[i].data = vec![9; n];
-            b.ask(&a[..i + 1], &[]);
+            b.exchange(&a[..i + 1], &[]);
             b.sends(&[bad(1, WcStatus::BadRespErr), flushed(2)]);
             b.state(QpState::Err);
             assert_ne!(b.mr.read(256 * i, 4), [9; 4]);
@@ -221,35 +221,37 @@ cases! {
     }
 
     plain_ack_does_not_complete_a_read => "req.read.ack_only" {
-        let (mut b, a) = reading(|_| {});
-        b.ask(&[ack(SQ + 3, 1)], &[remainder(0)]);
+        let (mut b, a) = read_in_flight(|_| {});
+        b.exchange(&[ack(SQ + 3, 1)], &[remainder(0)]);
         b.sends(&[]);
-        b.ask(&a, &[]);
-        b.sends(&[done()]);
+        b.exchange(&a, &[]);
+        b.sends(&[completed()]);
     }
 
     read_sink_is_checked_when_response_arrives => "req.read.protection" {
         let mut b = Bench::new();
         let r = b.region(crate::support::PD, 600, 0, urxe::memory::Access::ALL);
-        let sge = [b.more[r].sge(0, 600)];
+        let sge = [b.regions[r].sge(0, 600)];
         b.post_sges(1, WrOp::Read { va: VA, rkey: KEY }, &sge, SendFlags::SIGNALED).unwrap();
         assert_eq!(b.sent().len(), 1);
-        b.ask(&[resp(First, SQ, 1, &[1; 256])], &[]);
+        b.exchange(&[resp(First, SQ, 1, &[1; 256])], &[]);
         b.memory.deregister(sge[0].lkey).unwrap();
-        b.ask(&[resp(Middle, SQ + 1, 1, &[1; 256])], &[]);
+        b.exchange(&[resp(Middle, SQ + 1, 1, &[1; 256])], &[]);
         b.sends(&[bad(1, WcStatus::LocProtErr)]);
-        assert_eq!(b.more[r].read(256, 1), [crate::support::pattern(256)]);
+        assert_eq!(b.regions[r].read(256, 1), [crate::support::pattern(256)]);
         // Read-only memory is no valid sink for READs and atomics.
-        for op in [WrOp::Read { va: VA, rkey: KEY }, WrOp::Atomic { va: VA, rkey: KEY, op: AtomicOp::FetchAdd(1) }] {
+        for op in
+            [WrOp::Read { va: VA, rkey: KEY }, WrOp::Atomic { va: VA, rkey: KEY, op: AtomicOp::FetchAdd(1) }]
+        {
             let mut b = Bench::new();
             let r = b.region(crate::support::PD, 8, 0, urxe::memory::Access::LOCAL_READ);
-            let sge = [b.more[r].sge(0, 8)];
+            let sge = [b.regions[r].sge(0, 8)];
             b.post_sges(1, op, &sge, SendFlags::SIGNALED).unwrap();
             assert_eq!(b.sent().len(), 1);
             let read = matches!(op, WrOp::Read { .. });
-            b.ask(&[if read { resp(Only, SQ, 1, &[1; 8]) } else { atomic_ack(SQ, 1, 1) }], &[]);
+            b.exchange(&[if read { resp(Only, SQ, 1, &[1; 8]) } else { atomic_ack(SQ, 1, 1) }], &[]);
             b.sends(&[bad(1, WcStatus::LocProtErr)]);
-            assert_eq!(b.more[r].read(1, 1), [crate::support::pattern(1)]);
+            assert_eq!(b.regions[r].read(1, 1), [crate::support::pattern(1)]);
         }
     }
 }

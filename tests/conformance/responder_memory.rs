@@ -21,10 +21,10 @@ fn every_kind(va: u64, key: RKey) -> [(Pkt, Access); 5] {
 }
 
 #[track_caller]
-fn refused(b: &mut Bench, p: Pkt) {
+fn expect_access_nak(b: &mut Bench, p: Pkt) {
     let before = b.mr.read(0, 1 << 16);
     b.recv(1, 0, 100);
-    b.ask(std::slice::from_ref(&p), &[nak(RQ, 0, NakCode::RemoteAccessError)]);
+    b.exchange(std::slice::from_ref(&p), &[nak(RQ, 0, NakCode::RemoteAccessError)]);
     b.state(QpState::Err);
     b.events(&[AsyncEvent::QpAccessError]);
     // Only a WRITE with immediate consumes the receive (IBA 11.6.2).
@@ -39,13 +39,13 @@ cases! {
         for (p, needed) in every_kind(va, key) {
             let mut b = Bench::with(|s| s.access = Access(Access::ALL.0 & !needed.0));
             b.recv(1, 100, 100);
-            b.ask(std::slice::from_ref(&p), &[nak(RQ, 0, NakCode::InvalidRequest)]);
+            b.exchange(std::slice::from_ref(&p), &[nak(RQ, 0, NakCode::InvalidRequest)]);
             b.events(&[AsyncEvent::QpRequestError]);
             b.recvs(&[flushed(1)]);
             // With just that flag the request is executed.
             let mut b = Bench::with(|s| s.access = needed);
             b.recv(1, 100, 100);
-            b.peer(std::slice::from_ref(&p));
+            b.deliver(std::slice::from_ref(&p));
             assert_eq!(b.sent().len(), 1, "{p:?}");
             b.state(QpState::Rts);
             if p.h.imm == 1 {
@@ -55,12 +55,15 @@ cases! {
     }
 
     write_is_nakked_after_access_is_withdrawn => "resp.access.qp" {
-        for rest in [write(Middle, RQ + 1, Default::default(), &[7; 256]), write(Last, RQ + 1, Default::default(), &[7])] {
+        for rest in [
+            write(Middle, RQ + 1, Default::default(), &[7; 256]),
+            write(Last, RQ + 1, Default::default(), &[7]),
+        ] {
             let mut b = Bench::new();
             let to = b.remote(0, 1000);
-            b.ask(&[write(First, RQ, to, &[1; 256]).ask(true)], &[ack(RQ, 0)]);
+            b.exchange(&[write(First, RQ, to, &[1; 256]).ackreq(true)], &[ack(RQ, 0)]);
             b.modify(0, QpAttr { access: Some(Access::REMOTE_READ), ..QpAttr::default() }).unwrap();
-            b.ask(&[rest], &[nak(RQ + 1, 0, NakCode::InvalidRequest)]);
+            b.exchange(&[rest], &[nak(RQ + 1, 0, NakCode::InvalidRequest)]);
             b.events(&[AsyncEvent::QpRequestError]);
         }
     }
@@ -69,10 +72,10 @@ cases! {
         for i in 0..5 {
             let mut b = Bench::new();
             let r = b.region(PD, 64, 0, Access::ALL);
-            let (_, needed) = every_kind(0, b.more[r].info.rkey)[i];
+            let (_, needed) = every_kind(0, b.regions[r].info.rkey)[i];
             let r = b.region(PD, 64, 0, Access(Access::ALL.0 & !needed.0));
-            let p = every_kind(0, b.more[r].info.rkey)[i].0.clone();
-            refused(&mut b, p);
+            let p = every_kind(0, b.regions[r].info.rkey)[i].0.clone();
+            expect_access_nak(&mut b, p);
         }
     }
 
@@ -81,20 +84,20 @@ cases! {
             // An unused slot; slot 0; another generation of the key.
             let (va, key, _) = Bench::new().remote(0, 8);
             for wrong in [RKey(0x7777_7700), RKey(0), RKey(key.0 + 1)] {
-                refused(&mut Bench::new(), every_kind(va, wrong)[i].0.clone());
+                expect_access_nak(&mut Bench::new(), every_kind(va, wrong)[i].0.clone());
             }
             let mut b = Bench::new();
             let r = b.region(PdId(2), 64, 0, Access::ALL);
-            let p = every_kind(0, b.more[r].info.rkey)[i].0.clone();
-            refused(&mut b, p);
+            let p = every_kind(0, b.regions[r].info.rkey)[i].0.clone();
+            expect_access_nak(&mut b, p);
             // The region is deregistered, and its slot is used again.
             let mut b = Bench::new();
             let r = b.region(PD, 64, 0, Access::ALL);
-            let old = b.more[r].info;
+            let old = b.regions[r].info;
             b.memory.deregister(old.lkey).unwrap();
             let r = b.region(PD, 64, 0, Access::ALL);
-            assert_ne!(b.more[r].info.rkey, old.rkey);
-            refused(&mut b, every_kind(0, old.rkey)[i].0.clone());
+            assert_ne!(b.regions[r].info.rkey, old.rkey);
+            expect_access_nak(&mut b, every_kind(0, old.rkey)[i].0.clone());
         }
     }
 
@@ -103,59 +106,62 @@ cases! {
             let (_, key, _) = Bench::new().remote(0, 8);
             let end = Bench::IOVA + (1 << 16);
             for va in [Bench::IOVA - 8, end, end - 8 + 8, 0, u64::MAX - 7] {
-                refused(&mut Bench::new(), every_kind(va, key)[i].0.clone());
+                expect_access_nak(&mut Bench::new(), every_kind(va, key)[i].0.clone());
             }
         }
         let (_, key, _) = Bench::new().remote(0, 8);
         let end = Bench::IOVA + (1 << 16);
-        refused(&mut Bench::new(), read(RQ, (end - 7, key, 8)));
-        refused(&mut Bench::new(), write(Only, RQ, (Bench::IOVA - 1, key, 8), &[5; 8]));
+        expect_access_nak(&mut Bench::new(), read(RQ, (end - 7, key, 8)));
+        expect_access_nak(&mut Bench::new(), write(Only, RQ, (Bench::IOVA - 1, key, 8), &[5; 8]));
         // The last 8 bytes are inside.
         let mut b = Bench::new();
-        b.ask(&[write(Only, RQ, (end - 8, key, 8), &[5; 8])], &[ack(RQ, 1)]);
+        b.exchange(&[write(Only, RQ, (end - 8, key, 8), &[5; 8])], &[ack(RQ, 1)]);
     }
 
     whole_range_is_checked_with_first_packet => "resp.access.range" {
         let mut b = Bench::new();
         let (va, key, _) = b.remote((1 << 16) - 300, 0);
-        refused(&mut b, write(First, RQ, (va, key, 301), &[5; 256]));
+        expect_access_nak(&mut b, write(First, RQ, (va, key, 301), &[5; 256]));
     }
 
     request_of_length_0_needs_no_key => "resp.zero_length" {
         let mut b = Bench::with(|s| s.access = Access::ALL);
-        let nowhere = (0xdead_beef, RKey(0xbad), 0);
-        b.ask(&[write(Only, RQ, nowhere, &[])], &[ack(RQ, 1)]);
-        b.ask(&[read(RQ + 1, nowhere)], &[resp(Only, RQ + 1, 2, &[])]);
-        b.ask(&[read(RQ + 1, nowhere)], &[resp(Only, RQ + 1, 2, &[])]);
+        let unmapped = (0xdead_beef, RKey(0xbad), 0);
+        b.exchange(&[write(Only, RQ, unmapped, &[])], &[ack(RQ, 1)]);
+        b.exchange(&[read(RQ + 1, unmapped)], &[resp(Only, RQ + 1, 2, &[])]);
+        b.exchange(&[read(RQ + 1, unmapped)], &[resp(Only, RQ + 1, 2, &[])]);
         b.recv_sges(1, &[]).unwrap();
-        b.ask(&[write_imm(Only, RQ + 2, nowhere, &[], 9)], &[ack(RQ + 2, 3)]);
+        b.exchange(&[write_imm(Only, RQ + 2, unmapped, &[], 9)], &[ack(RQ + 2, 3)]);
         b.recvs(&[ok(1, urxe::transport::WcOpcode::RecvRdmaWithImm, 0).imm(9)]);
         b.recv_sges(2, &[]).unwrap();
-        b.ask(&[send(Only, RQ + 3, &[])], &[ack(RQ + 3, 4)]);
+        b.exchange(&[send(Only, RQ + 3, &[])], &[ack(RQ + 3, 4)]);
         b.recvs(&[ok(2, Recv, 0)]);
     }
 
-    region_deregistered_during_write_is_nakked => "resp.access.later" {
+    region_deregistered_during_write_is_nakked => "resp.access.deregistered" {
         let mut b = Bench::new();
         let r = b.region(PD, 600, 0, Access::ALL);
-        let (key, lkey) = (b.more[r].info.rkey, b.more[r].info.lkey);
-        b.ask(&[write(First, RQ, (0, key, 600), &[1; 256])], &[]);
+        let (key, lkey) = (b.regions[r].info.rkey, b.regions[r].info.lkey);
+        b.exchange(&[write(First, RQ, (0, key, 600), &[1; 256])], &[]);
         b.memory.deregister(lkey).unwrap();
-        b.ask(&[write(Middle, RQ + 1, (0, key, 600), &[2; 256])], &[nak(RQ + 1, 0, NakCode::RemoteAccessError)]);
+        b.exchange(
+            &[write(Middle, RQ + 1, (0, key, 600), &[2; 256])],
+            &[nak(RQ + 1, 0, NakCode::RemoteAccessError)],
+        );
         b.events(&[AsyncEvent::QpAccessError]);
         b.state(QpState::Err);
-        assert_eq!(b.more[r].read(0, 256), [1; 256]);
-        assert_eq!(b.more[r].read(256, 1), [crate::support::pattern(256)]);
+        assert_eq!(b.regions[r].read(0, 256), [1; 256]);
+        assert_eq!(b.regions[r].read(256, 1), [crate::support::pattern(256)]);
     }
 
-    region_deregistered_during_read_response_is_nakked => "resp.access.later" {
-        let (mut b, from, answer) = Bench::long_read();
-        // A SEND in progress behind the READ is not at fault: its receive is flushed.
+    region_deregistered_during_read_response_is_nakked => "resp.access.deregistered" {
+        let (mut b, from, response) = Bench::long_read();
+        // The receive of a SEND in progress behind the READ is flushed.
         b.recv(1, 0, 10_000);
-        b.peer(&[read(RQ, from), send(First, RQ + answer.len() as u32, &[0; 4096]).ask(false)]);
+        b.deliver(&[read(RQ, from), send(First, RQ + response.len() as u32, &[0; 4096]).ackreq(false)]);
         let sent = b.turn();
-        assert!(!sent.is_empty() && sent == answer[..sent.len()]);
-        let lkey = b.more[0].info.lkey;
+        assert!(!sent.is_empty() && sent == response[..sent.len()]);
+        let lkey = b.regions[0].info.lkey;
         b.memory.deregister(lkey).unwrap();
         b.expect(&[nak(RQ + sent.len() as u32, 0, NakCode::RemoteAccessError)]);
         b.events(&[AsyncEvent::QpAccessError]);
@@ -169,7 +175,7 @@ cases! {
         let (va, key, _) = b.remote(0, 300);
         b.recv(1, 1000, 100);
         b.recv(2, 1000, 100);
-        b.ask(
+        b.exchange(
             &[write_imm(Only, RQ, (va, RKey(key.0 ^ 1), 8), &[5; 8], 1)],
             &[nak(RQ, 0, NakCode::RemoteAccessError)],
         );
@@ -181,11 +187,11 @@ cases! {
         b.recv(1, 1000, 100);
         b.recv(2, 1000, 100);
         let region = b.region(PD, 300, 0, Access::ALL);
-        let info = b.more[region].info;
+        let info = b.regions[region].info;
         let to = (0, info.rkey, 300);
-        b.ask(&[write(First, RQ, to, &[1; 256]).ask(true)], &[ack(RQ, 0)]);
+        b.exchange(&[write(First, RQ, to, &[1; 256]).ackreq(true)], &[ack(RQ, 0)]);
         b.memory.deregister(info.lkey).unwrap();
-        b.ask(
+        b.exchange(
             &[write_imm(Last, RQ + 1, Default::default(), &[2; 44], 1)],
             &[nak(RQ + 1, 0, NakCode::RemoteAccessError)],
         );
@@ -198,14 +204,14 @@ cases! {
         let mut b = Bench::new();
         b.recv(1, 0, 9);
         b.recv(2, 0, 100);
-        b.ask(&[send(Only, RQ, &[3; 10])], &[nak(RQ, 0, NakCode::InvalidRequest)]);
+        b.exchange(&[send(Only, RQ, &[3; 10])], &[nak(RQ, 0, NakCode::InvalidRequest)]);
         b.recvs(&[bad(1, WcStatus::LocLenErr), flushed(2)]);
         b.state(QpState::Err);
         // The error is detected at the packet that does not fit, not before.
         let mut b = Bench::new();
         b.recv(1, 0, 300);
-        b.ask(&[send(First, RQ, &[3; 256]).ask(true)], &[ack(RQ, 0)]);
-        b.ask(&[send(Last, RQ + 1, &[3; 45])], &[nak(RQ + 1, 0, NakCode::InvalidRequest)]);
+        b.exchange(&[send(First, RQ, &[3; 256]).ackreq(true)], &[ack(RQ, 0)]);
+        b.exchange(&[send(Last, RQ + 1, &[3; 45])], &[nak(RQ + 1, 0, NakCode::InvalidRequest)]);
         // The completion has the opcode of a receive.
         let c = b.raw_recv();
         assert_eq!((c.wr_id, c.status, c.opcode), (1, WcStatus::LocLenErr, Recv));
@@ -219,8 +225,8 @@ cases! {
         let good = b.mr.sge(0, 4);
         let wrong = [
             urxe::transport::Sge { lkey: urxe::wire::LKey(0x4444), ..good },
-            b.more[read_only].sge(0, 8),
-            b.more[foreign].sge(0, 8),
+            b.regions[read_only].sge(0, 8),
+            b.regions[foreign].sge(0, 8),
             b.mr.sge((1 << 16) - 3, 8),
         ];
         for sge in wrong {
@@ -229,14 +235,14 @@ cases! {
             b.region(PdId(2), 64, 0, Access::ALL);
             b.recv_sges(1, &[good, sge]).unwrap();
             b.recv(2, 100, 100);
-            b.ask(&[send(Only, RQ, &[3; 8])], &[nak(RQ, 0, NakCode::RemoteOperationalError)]);
+            b.exchange(&[send(Only, RQ, &[3; 8])], &[nak(RQ, 0, NakCode::RemoteOperationalError)]);
             b.recvs(&[bad(1, WcStatus::LocProtErr), flushed(2)]);
             b.state(QpState::Err);
         }
         // Data that fits into the valid elements does not touch the invalid one.
         let mut b = Bench::new();
         b.recv_sges(1, &[good, wrong[0]]).unwrap();
-        b.ask(&[send(Only, RQ, &[3; 4])], &[ack(RQ, 1)]);
+        b.exchange(&[send(Only, RQ, &[3; 4])], &[ack(RQ, 1)]);
         b.recvs(&[ok(1, Recv, 4)]);
     }
 
@@ -245,11 +251,11 @@ cases! {
         b.mr.write(8, &10u64.to_ne_bytes());
         let (va, key, _) = b.remote(8, 8);
         let word = |b: &Bench| u64::from_ne_bytes(b.mr.read(8, 8).try_into().unwrap());
-        b.ask(&[fetch_add(RQ, (va, key), u64::MAX)], &[atomic_ack(RQ, 1, 10)]);
+        b.exchange(&[fetch_add(RQ, (va, key), u64::MAX)], &[atomic_ack(RQ, 1, 10)]);
         assert_eq!(word(&b), 9);
-        b.ask(&[cmp_swap(RQ + 1, (va, key), 8, 1)], &[atomic_ack(RQ + 1, 2, 9)]);
+        b.exchange(&[cmp_swap(RQ + 1, (va, key), 8, 1)], &[atomic_ack(RQ + 1, 2, 9)]);
         assert_eq!(word(&b), 9);
-        b.ask(&[cmp_swap(RQ + 2, (va, key), 9, 1)], &[atomic_ack(RQ + 2, 3, 9)]);
+        b.exchange(&[cmp_swap(RQ + 2, (va, key), 9, 1)], &[atomic_ack(RQ + 2, 3, 9)]);
         assert_eq!(word(&b), 1);
     }
 
@@ -257,16 +263,16 @@ cases! {
         for i in [1, 4, 7] {
             let mut b = Bench::new();
             let (va, key, _) = b.remote(i, 8);
-            b.ask(&[fetch_add(RQ, (va, key), 1)], &[nak(RQ, 0, NakCode::InvalidRequest)]);
+            b.exchange(&[fetch_add(RQ, (va, key), 1)], &[nak(RQ, 0, NakCode::InvalidRequest)]);
             b.events(&[AsyncEvent::QpRequestError]);
             assert_eq!(b.mr.read(i, 1), [crate::support::pattern(i as u64)]);
         }
-        // The address is aligned for the peer but not in local memory: the operation is impossible, and the
-        // peer is not at fault.
+        // The address is aligned for the peer but not in local memory: the operation is impossible, although
+        // the request is valid.
         let mut b = Bench::new();
         let r = b.region(PD, 64, 4, Access::ALL);
-        let key = b.more[r].info.rkey;
-        b.ask(&[fetch_add(RQ, (8, key), 1)], &[nak(RQ, 0, NakCode::RemoteOperationalError)]);
+        let key = b.regions[r].info.rkey;
+        b.exchange(&[fetch_add(RQ, (8, key), 1)], &[nak(RQ, 0, NakCode::RemoteOperationalError)]);
         b.events(&[AsyncEvent::QpFatal]);
     }
 }

@@ -12,13 +12,13 @@ cases! {
         b.recv(1, 0, 10);
         b.recv(2, 0, 10);
         let to = b.remote(100, 2);
-        b.ask(&[send(Only, RQ, &[1]), write(Only, RQ + 1, to, &[2; 2])], &[ack(RQ + 1, 2)]);
+        b.exchange(&[send(Only, RQ, &[1]), write(Only, RQ + 1, to, &[2; 2])], &[ack(RQ + 1, 2)]);
         b.recvs(&[ok(1, Recv, 1)]);
         b.mr.write(100, &[0; 2]);
-        b.ask(&[send(Only, RQ, &[1])], &[ack(RQ + 1, 2)]);
-        // Without AckReq or with other contents too: a duplicate is not looked at.
-        b.ask(&[write(Only, RQ + 1, to, &[2; 2]).ask(false)], &[ack(RQ + 1, 2)]);
-        b.ask(&[send(Middle, RQ, &[1; 3])], &[ack(RQ + 1, 2)]);
+        b.exchange(&[send(Only, RQ, &[1])], &[ack(RQ + 1, 2)]);
+        // Also without AckReq or with other contents: the contents of a duplicate are ignored.
+        b.exchange(&[write(Only, RQ + 1, to, &[2; 2]).ackreq(false)], &[ack(RQ + 1, 2)]);
+        b.exchange(&[send(Middle, RQ, &[1; 3])], &[ack(RQ + 1, 2)]);
         assert_eq!(b.mr.read(100, 2), [0; 2]);
         assert_eq!(b.count().duplicate_request, 3);
     }
@@ -26,18 +26,18 @@ cases! {
     burst_of_duplicates_is_acknowledged_once => "resp.dup.send" {
         let mut b = Bench::new();
         let to = b.remote(100, 2);
-        b.ask(&[write(Only, RQ, to, &[1; 2]), write(Only, RQ + 1, to, &[1; 2])], &[ack(RQ + 1, 2)]);
+        b.exchange(&[write(Only, RQ, to, &[1; 2]), write(Only, RQ + 1, to, &[1; 2])], &[ack(RQ + 1, 2)]);
         let copies: Vec<_> = (0..50).map(|i| write(Only, RQ + i % 2, to, &[2; 2])).collect();
-        b.ask(&copies, &[ack(RQ + 1, 2)]);
+        b.exchange(&copies, &[ack(RQ + 1, 2)]);
         assert_eq!(b.count().duplicate_request, 50);
     }
 
     duplicate_inside_open_message_has_no_effect => "resp.dup.send" {
         let mut b = Bench::new();
         b.recv(1, 0, 300);
-        b.ask(&[send(First, RQ, &[1; 256])], &[]);
-        b.ask(&[send(First, RQ, &[2; 256])], &[ack(RQ, 0)]);
-        b.ask(&[send(Last, RQ + 1, &[3; 4])], &[ack(RQ + 1, 1)]);
+        b.exchange(&[send(First, RQ, &[1; 256])], &[]);
+        b.exchange(&[send(First, RQ, &[2; 256])], &[ack(RQ, 0)]);
+        b.exchange(&[send(Last, RQ + 1, &[3; 4])], &[ack(RQ + 1, 1)]);
         b.recvs(&[ok(1, Recv, 260)]);
         assert_eq!(b.mr.read(0, 256), [1; 256]);
     }
@@ -52,15 +52,15 @@ cases! {
             read(RQ + 2, from),
             write(Only, RQ + 4, to, &[1]),
         ];
-        let answer = message(256, &d, |p, n, d| resp(p, n, 3, d), RQ + 2);
-        b.ask(&all, &[ack(RQ + 1, 2), answer[0].clone(), answer[1].clone(), ack(RQ + 4, 4)]);
+        let response = message(256, &d, |p, n, d| resp(p, n, 3, d), RQ + 2);
+        b.exchange(&all, &[ack(RQ + 1, 2), response[0].clone(), response[1].clone(), ack(RQ + 4, 4)]);
         // The response is lost; the requester retransmits from the first request.
-        b.ask(&all[..1], &[ack(RQ + 1, 2)]);
-        b.ask(&all[1..2], &[ack(RQ + 1, 2)]);
-        b.ask(&all[2..3], &answer);
-        b.ask(&all[3..], &[ack(RQ + 4, 4)]);
+        b.exchange(&all[..1], &[ack(RQ + 1, 2)]);
+        b.exchange(&all[1..2], &[ack(RQ + 1, 2)]);
+        b.exchange(&all[2..3], &response);
+        b.exchange(&all[3..], &[ack(RQ + 4, 4)]);
         // All requests in one burst.
-        b.ask(&all, &[ack(RQ + 1, 2), answer[0].clone(), answer[1].clone(), ack(RQ + 4, 4)]);
+        b.exchange(&all, &[ack(RQ + 1, 2), response[0].clone(), response[1].clone(), ack(RQ + 4, 4)]);
     }
 
     duplicate_read_is_replayed_whole_or_in_part => "resp.dup.read" {
@@ -68,23 +68,23 @@ cases! {
         let d = b.mr.read(0, 900);
         let (va, key, _) = b.remote(0, 900);
         let whole = message(256, &d, |p, n, d| resp(p, n, 1, d), RQ);
-        b.ask(&[read(RQ, (va, key, 900))], &whole);
-        b.ask(&[read(RQ, (va, key, 900))], &whole);
+        b.exchange(&[read(RQ, (va, key, 900))], &whole);
+        b.exchange(&[read(RQ, (va, key, 900))], &whole);
         let rest = message(256, &d[512..], |p, n, d| resp(p, n, 1, d), RQ + 2);
-        b.ask(&[read(RQ + 2, (va + 512, key, 388))], &rest);
+        b.exchange(&[read(RQ + 2, (va + 512, key, 388))], &rest);
         let part = message(256, &d[256..512], |p, n, d| resp(p, n, 1, d), RQ + 1);
-        b.ask(&[read(RQ + 1, (va + 256, key, 256))], &part);
+        b.exchange(&[read(RQ + 1, (va + 256, key, 256))], &part);
         // The MSN and the next PSN are unchanged.
-        b.ask(&[write(Only, RQ + 4, (va, key, 0), &[])], &[ack(RQ + 4, 2)]);
+        b.exchange(&[write(Only, RQ + 4, (va, key, 0), &[])], &[ack(RQ + 4, 2)]);
         // A replay reads memory again.
         b.mr.write(0, &[0xaa; 4]);
-        b.ask(&[read(RQ, (va, key, 4))], &[resp(Only, RQ, 1, &[0xaa; 4])]);
+        b.exchange(&[read(RQ, (va, key, 4))], &[resp(Only, RQ, 1, &[0xaa; 4])]);
     }
 
-    duplicate_that_matches_no_read_is_dropped => "resp.dup.read.other" {
+    duplicate_that_matches_no_read_is_dropped => "resp.dup.read.mismatch" {
         let mut b = Bench::new();
         let (va, key, _) = b.remote(0, 600);
-        b.peer(&[read(RQ, (va, key, 600))]);
+        b.deliver(&[read(RQ, (va, key, 600))]);
         assert_eq!(b.sent().len(), 3);
         let others = [
             read(RQ, (va, RKey(key.0 + 1), 600)),
@@ -96,7 +96,7 @@ cases! {
             fetch_add(RQ, (va, key), 1),
         ];
         for other in others {
-            b.ask(&[other], &[]);
+            b.exchange(&[other], &[]);
         }
         b.state(QpState::Rts);
     }
@@ -105,63 +105,63 @@ cases! {
         let mut b = Bench::new();
         let from = b.remote(0, 300);
         let d = b.mr.read(0, 300);
-        let answer = message(256, &d, |p, n, d| resp(p, n, 1, d), RQ);
-        b.ask(&[read(RQ, from), read(RQ, from)], &answer);
+        let response = message(256, &d, |p, n, d| resp(p, n, 1, d), RQ);
+        b.exchange(&[read(RQ, from), read(RQ, from)], &response);
         // Half of the response is sent. A duplicate of the part still to be sent does not restart it ...
         let (mut b, (va, key, len), all) = Bench::long_read();
-        b.peer(&[read(RQ, (va, key, len))]);
+        b.deliver(&[read(RQ, (va, key, len))]);
         let n = b.turn().len();
         assert!(n > 0 && n < all.len());
         let rest = |n: usize| read(RQ + n as u32, (va + 4096 * n as u64, key, len - 4096 * n as u32));
-        b.ask(&[rest(n)], &all[n..]);
-        // ... and a duplicate of the part that the requester has missed is answered, with the rest after it,
-        // once.
-        b.peer(&[read(RQ, (va, key, len))]);
+        b.exchange(&[rest(n)], &all[n..]);
+        // ... and a duplicate of the part that the requester has not received causes one response, followed
+        // by the rest.
+        b.deliver(&[read(RQ, (va, key, len))]);
         let n = b.turn().len();
-        b.peer(&[rest(n - 1)]);
+        b.deliver(&[rest(n - 1)]);
         let got = b.sent();
         let psns: Vec<_> = got.iter().map(|p| p.h.bth.psn.get() - RQ).collect();
         assert_eq!(psns, (n as u32 - 1..all.len() as u32).collect::<Vec<_>>());
     }
 
-    read_replay_of_deregistered_region_is_not_answered => "resp.dup.read.gone" {
+    read_replay_of_deregistered_region_is_not_answered => "resp.dup.read.deregistered" {
         let mut b = Bench::new();
         let r = b.region(crate::support::PD, 64, 0, urxe::memory::Access::ALL);
-        let info = b.more[r].info;
-        b.peer(&[read(RQ, (0, info.rkey, 8))]);
+        let info = b.regions[r].info;
+        b.deliver(&[read(RQ, (0, info.rkey, 8))]);
         assert_eq!(b.sent().len(), 1);
         b.memory.deregister(info.lkey).unwrap();
-        // It is not answered: the requester may have received its response long ago, and this packet may be
-        // an old duplicate.
-        b.ask(&[read(RQ, (0, info.rkey, 8))], &[]);
+        // The NIC sends no response: the requester may have received its response long ago, and this packet
+        // may be an old duplicate.
+        b.exchange(&[read(RQ, (0, info.rkey, 8))], &[]);
         b.state(QpState::Rts);
         b.events(&[]);
-        b.ask(&[write(Only, RQ + 1, b.remote(0, 1), &[1])], &[ack(RQ + 1, 2)]);
+        b.exchange(&[write(Only, RQ + 1, b.remote(0, 1), &[1])], &[ack(RQ + 1, 2)]);
     }
 
     duplicate_atomic_returns_the_saved_result => "resp.dup.atomic" {
         let mut b = Bench::new();
         b.mr.write(8, &5u64.to_ne_bytes());
         let word = (b.mr.va(8), b.mr.info.rkey);
-        b.ask(&[fetch_add(RQ, word, 1)], &[atomic_ack(RQ, 1, 5)]);
-        b.ask(&[cmp_swap(RQ + 1, word, 6, 100)], &[atomic_ack(RQ + 1, 2, 6)]);
-        b.ask(&[fetch_add(RQ, word, 1)], &[atomic_ack(RQ, 1, 5)]);
-        b.ask(&[cmp_swap(RQ + 1, word, 6, 100)], &[atomic_ack(RQ + 1, 2, 6)]);
+        b.exchange(&[fetch_add(RQ, word, 1)], &[atomic_ack(RQ, 1, 5)]);
+        b.exchange(&[cmp_swap(RQ + 1, word, 6, 100)], &[atomic_ack(RQ + 1, 2, 6)]);
+        b.exchange(&[fetch_add(RQ, word, 1)], &[atomic_ack(RQ, 1, 5)]);
+        b.exchange(&[cmp_swap(RQ + 1, word, 6, 100)], &[atomic_ack(RQ + 1, 2, 6)]);
         assert_eq!(b.mr.read(8, 8), 100u64.to_ne_bytes());
         // Two duplicates before the response is sent.
-        b.ask(&[fetch_add(RQ + 2, word, 1), fetch_add(RQ + 2, word, 1)], &[atomic_ack(RQ + 2, 3, 100)]);
+        b.exchange(&[fetch_add(RQ + 2, word, 1), fetch_add(RQ + 2, word, 1)], &[atomic_ack(RQ + 2, 3, 100)]);
         assert_eq!(b.mr.read(8, 8), 101u64.to_ne_bytes());
     }
 
-    duplicate_of_forgotten_read_or_atomic_is_dropped => "resp.dup.forgotten" {
+    duplicate_of_forgotten_read_or_atomic_is_dropped => "resp.dup.evicted" {
         let mut b = Bench::with(|s| s.max_dest_rd = 2);
         let word = (b.mr.va(8), b.mr.info.rkey);
         for i in 0..3 {
-            b.peer(&[fetch_add(RQ + i, word, 1)]);
+            b.deliver(&[fetch_add(RQ + i, word, 1)]);
             assert_eq!(b.sent().len(), 1);
         }
-        b.ask(&[fetch_add(RQ, word, 1)], &[]);
-        b.peer(&[fetch_add(RQ + 1, word, 1), fetch_add(RQ + 2, word, 1)]);
+        b.exchange(&[fetch_add(RQ, word, 1)], &[]);
+        b.deliver(&[fetch_add(RQ + 1, word, 1), fetch_add(RQ + 2, word, 1)]);
         assert_eq!(b.sent().len(), 2);
         b.state(QpState::Rts);
     }
@@ -171,11 +171,11 @@ cases! {
         let (mut b, from, all) = Bench::long_read();
         let next = RQ + all.len() as u32;
         let requests = [read(RQ, from), write(Only, next, b.remote(0, 1), &[1])];
-        b.peer(&requests);
+        b.deliver(&requests);
         let n = b.turn().len();
         assert!(n > 0 && n < all.len());
         let expected: Vec<_> = all.into_iter().chain([ack(next, 2)]).collect();
-        b.ask(&requests, &expected);
+        b.exchange(&requests, &expected);
     }
 
     reads_beyond_depth_are_nakked => "resp.depth" {
@@ -183,7 +183,7 @@ cases! {
         let (from, word) = (b.remote(0, 8), (b.mr.va(0), b.mr.info.rkey));
         let d = b.mr.read(0, 8);
         b.recv(1, 0, 1);
-        b.peer(&[read(RQ, from), fetch_add(RQ + 1, word, 0), read(RQ + 2, from)]);
+        b.deliver(&[read(RQ, from), fetch_add(RQ + 1, word, 0), read(RQ + 2, from)]);
         b.expect(&[
             resp(Only, RQ, 1, &d),
             atomic_ack(RQ + 1, 2, u64::from_ne_bytes(d.clone().try_into().unwrap())),
@@ -194,7 +194,7 @@ cases! {
         // One after the other, any number is accepted.
         let mut b = Bench::with(|s| s.max_dest_rd = 1);
         for i in 0..5 {
-            b.ask(&[read(RQ + i, from)], &[resp(Only, RQ + i, i + 1, &d)]);
+            b.exchange(&[read(RQ + i, from)], &[resp(Only, RQ + i, i + 1, &d)]);
         }
     }
 
@@ -203,8 +203,8 @@ cases! {
         // still due.
         let mut b = Bench::with(|s| s.max_dest_rd = 1);
         let (from, d) = (b.remote(0, 8), b.mr.read(0, 8));
-        b.ask(&[read(RQ, from)], &[resp(Only, RQ, 1, &d)]);
-        b.ask(
+        b.exchange(&[read(RQ, from)], &[resp(Only, RQ, 1, &d)]);
+        b.exchange(
             &[read(RQ, from), read(RQ + 1, from)],
             &[resp(Only, RQ, 1, &d), resp(Only, RQ + 1, 2, &d)],
         );
@@ -212,7 +212,7 @@ cases! {
 
     read_without_resources_is_nakked => "resp.depth" {
         let mut b = Bench::with(|s| s.max_dest_rd = 0);
-        b.ask(&[read(RQ, b.remote(0, 8))], &[nak(RQ, 0, NakCode::InvalidRequest)]);
+        b.exchange(&[read(RQ, b.remote(0, 8))], &[nak(RQ, 0, NakCode::InvalidRequest)]);
         b.events(&[AsyncEvent::QpRequestError]);
     }
 
@@ -220,47 +220,47 @@ cases! {
         let mut b = Bench::with(|s| s.rnr_timer = 7);
         let m = message(256, &[1; 600], send, RQ);
         // One RNR NAK, and none for the packets behind.
-        b.ask(&m, &[rnr(RQ, 0, 7)]);
-        b.ask(&m[1..], &[]);
+        b.exchange(&m, &[rnr(RQ, 0, 7)]);
+        b.exchange(&m[1..], &[]);
         assert_eq!((b.count().send_rnr_err, b.count().out_of_seq_request), (1, 4));
         // Still no receive: another RNR NAK.
-        b.ask(&m, &[rnr(RQ, 0, 7)]);
+        b.exchange(&m, &[rnr(RQ, 0, 7)]);
         b.recv(1, 0, 600);
-        b.ask(&m, &[ack(RQ + 2, 1)]);
+        b.exchange(&m, &[ack(RQ + 2, 1)]);
         b.recvs(&[ok(1, Recv, 600)]);
         // The next gap is NAKed again.
-        b.ask(&[send(Only, RQ + 4, &[1])], &[nak(RQ + 3, 1, NakCode::PsnSequenceError)]);
+        b.exchange(&[send(Only, RQ + 4, &[1])], &[nak(RQ + 3, 1, NakCode::PsnSequenceError)]);
     }
 
     write_with_immediate_without_receive_is_rnr_nakked => "resp.rnr" {
         let mut b = Bench::new();
         let to = b.remote(0, 300);
         let last = write_imm(Last, RQ + 1, to, &[2; 44], 5);
-        b.ask(&[write(First, RQ, to, &[1; 256]), last.clone()], &[rnr(RQ + 1, 0, 12)]);
+        b.exchange(&[write(First, RQ, to, &[1; 256]), last.clone()], &[rnr(RQ + 1, 0, 12)]);
         assert_eq!(b.mr.read(0, 1), [1]);
         assert_ne!(b.mr.read(256, 2), [2; 2]);
         b.recv(1, 0, 0);
-        b.ask(&[last], &[ack(RQ + 1, 1)]);
+        b.exchange(&[last], &[ack(RQ + 1, 1)]);
         b.recvs(&[ok(1, RecvRdmaWithImm, 300).imm(5)]);
-        b.ask(&[write_imm(Only, RQ + 2, b.remote(0, 1), &[2], 5)], &[rnr(RQ + 2, 1, 12)]);
+        b.exchange(&[write_imm(Only, RQ + 2, b.remote(0, 1), &[2], 5)], &[rnr(RQ + 2, 1, 12)]);
     }
 
     duplicates_are_answered_while_not_ready => "resp.rnr" {
         let mut b = Bench::new();
         let to = b.remote(0, 1);
-        b.ask(&[write(Only, RQ, to, &[1])], &[ack(RQ, 1)]);
-        b.ask(&[send(Only, RQ + 1, &[1])], &[rnr(RQ + 1, 1, 12)]);
-        b.ask(&[write(Only, RQ, to, &[1]), send(Only, RQ + 2, &[1])], &[ack(RQ, 1)]);
+        b.exchange(&[write(Only, RQ, to, &[1])], &[ack(RQ, 1)]);
+        b.exchange(&[send(Only, RQ + 1, &[1])], &[rnr(RQ + 1, 1, 12)]);
+        b.exchange(&[write(Only, RQ, to, &[1]), send(Only, RQ + 2, &[1])], &[ack(RQ, 1)]);
     }
 
     no_response_follows_a_fatal_nak => "resp.fatal" {
         let mut b = Bench::new();
         let to = b.remote(0, 1);
         // Responses due before it are still sent, in order.
-        b.peer(&[write(Only, RQ, to, &[1]), send(Middle, RQ + 1, &[0; 256]), write(Only, RQ, to, &[1])]);
+        b.deliver(&[write(Only, RQ, to, &[1]), send(Middle, RQ + 1, &[0; 256]), write(Only, RQ, to, &[1])]);
         b.expect(&[ack(RQ, 1), nak(RQ + 1, 1, NakCode::InvalidRequest)]);
         b.events(&[AsyncEvent::QpRequestError]);
-        b.ask(&[write(Only, RQ, to, &[1]), write(Only, RQ + 1, to, &[1])], &[]);
+        b.exchange(&[write(Only, RQ, to, &[1]), write(Only, RQ + 1, to, &[1])], &[]);
         assert_eq!(b.count().rx_wrong_state, 3);
     }
 }

@@ -24,7 +24,7 @@ fn queue(b: &Bench) -> &SharedReceives {
     b.nic.srq(b.srq.unwrap()).unwrap()
 }
 
-fn left(b: &Bench) -> usize {
+fn remaining(b: &Bench) -> usize {
     queue(b).len()
 }
 
@@ -33,8 +33,8 @@ cases! {
         let mut b = shared(2, |_| {});
         b.recv(1, 0, 100);
         b.recv(2, 100, 100);
-        b.ask(&[send(Only, RQ, &[5; 10]).qp(1)], &[ack(RQ, 1).qp(1)]);
-        b.ask(&[send(Only, RQ, &[6; 20])], &[ack(RQ, 1)]);
+        b.exchange(&[send(Only, RQ, &[5; 10]).qp(1)], &[ack(RQ, 1).qp(1)]);
+        b.exchange(&[send(Only, RQ, &[6; 20])], &[ack(RQ, 1)]);
         b.recvs(&[ok(1, WcOpcode::Recv, 10), ok(2, WcOpcode::Recv, 20)]);
         assert_eq!((b.mr.read(0, 10), b.mr.read(100, 20)), (vec![5; 10], vec![6; 20]));
     }
@@ -47,9 +47,9 @@ cases! {
             message(256, &[fill; 600], send, RQ).into_iter().map(|p| p.qp(qp)).collect()
         };
         let (a, c) = (parts(0, 1), parts(1, 2));
-        b.ask(&[a[0].clone(), c[0].clone(), c[1].clone(), a[1].clone()], &[]);
-        b.ask(&[c[2].clone()], &[ack(RQ + 2, 1).qp(1)]);
-        b.ask(&[a[2].clone()], &[ack(RQ + 2, 1)]);
+        b.exchange(&[a[0].clone(), c[0].clone(), c[1].clone(), a[1].clone()], &[]);
+        b.exchange(&[c[2].clone()], &[ack(RQ + 2, 1).qp(1)]);
+        b.exchange(&[a[2].clone()], &[ack(RQ + 2, 1)]);
         b.recvs(&[ok(2, WcOpcode::Recv, 600), ok(1, WcOpcode::Recv, 600)]);
         assert_eq!((b.mr.read(0, 600), b.mr.read(1000, 600)), (vec![1; 600], vec![2; 600]));
     }
@@ -57,10 +57,10 @@ cases! {
     empty_shared_receive_queue_is_rnr_nakked => "srq.empty" {
         let mut b = shared(1, |_| {});
         assert!(queue(&b).is_empty());
-        b.ask(&[send(Only, RQ, &[5])], &[rnr(RQ, 0, 12)]);
+        b.exchange(&[send(Only, RQ, &[5])], &[rnr(RQ, 0, 12)]);
         b.recv(1, 0, 100);
         assert!(!queue(&b).is_empty());
-        b.ask(&[send(Only, RQ, &[5])], &[ack(RQ, 1)]);
+        b.exchange(&[send(Only, RQ, &[5])], &[ack(RQ, 1)]);
         b.recvs(&[ok(1, WcOpcode::Recv, 1)]);
     }
 
@@ -86,11 +86,11 @@ cases! {
         let limit = AsyncEvent::SrqLimit(b.srq.unwrap());
         arm(&mut b, 3);
         assert_eq!((b.nic.next_event(), queue(&b).limit()), (None, 3));
-        b.ask(&[send(Only, RQ, &[1])], &[ack(RQ, 1)]);
+        b.exchange(&[send(Only, RQ, &[1])], &[ack(RQ, 1)]);
         assert_eq!(b.nic.next_event(), None);
-        b.ask(&[send(Only, RQ + 1, &[1])], &[ack(RQ + 1, 2)]);
+        b.exchange(&[send(Only, RQ + 1, &[1])], &[ack(RQ + 1, 2)]);
         assert_eq!((b.nic.next_event(), queue(&b).limit()), (Some(limit), 0));
-        b.ask(&[send(Only, RQ + 2, &[1])], &[ack(RQ + 2, 3)]);
+        b.exchange(&[send(Only, RQ + 2, &[1])], &[ack(RQ + 2, 3)]);
         assert_eq!(b.nic.next_event(), None);
         // Armed above the number of remaining receives, the event is raised at once.
         arm(&mut b, 2);
@@ -102,18 +102,18 @@ cases! {
         let mut b = shared(1, |_| {});
         b.recv(1, 0, 600);
         b.recv(2, 1000, 600);
-        b.ask(&[send(First, RQ, &[1; 256])], &[]);
-        b.go(QpState::Err);
+        b.exchange(&[send(First, RQ, &[1; 256])], &[]);
+        b.set_state(QpState::Err);
         b.recvs(&[flushed(1)]);
-        assert_eq!(left(&b), 1);
+        assert_eq!(remaining(&b), 1);
         b.events(&[AsyncEvent::LastWqeReached]);
     }
 
     last_wqe_event_is_raised_once => "srq.flush" {
         let mut b = shared(1, |_| {});
-        b.go(QpState::Err);
+        b.set_state(QpState::Err);
         b.events(&[AsyncEvent::LastWqeReached]);
-        b.go(QpState::Err);
+        b.set_state(QpState::Err);
         b.events(&[]);
     }
 
@@ -121,19 +121,19 @@ cases! {
         let mut b = shared(1, |_| {});
         b.recv(1, 0, 10);
         b.recv(2, 0, 10);
-        b.ask(&[send(Only, RQ, &[1; 20])], &[nak(RQ, 0, NakCode::InvalidRequest)]);
+        b.exchange(&[send(Only, RQ, &[1; 20])], &[nak(RQ, 0, NakCode::InvalidRequest)]);
         b.recvs(&[bad(1, WcStatus::LocLenErr)]);
         b.events(&[AsyncEvent::LastWqeReached]);
         b.state(QpState::Err);
-        assert_eq!(left(&b), 1);
+        assert_eq!(remaining(&b), 1);
     }
 
     shared_receive_uses_protection_domain_of_the_queue => "srq.pd" {
         let mut b = shared(1, |_| {});
         let other = b.region(urxe::memory::PdId(77), 100, 0, urxe::memory::Access::ALL);
-        let sge = [b.more[other].sge(0, 100)];
+        let sge = [b.regions[other].sge(0, 100)];
         b.recv_sges(1, &sge).unwrap();
-        b.ask(&[send(Only, RQ, &[1; 20])], &[nak(RQ, 0, NakCode::RemoteOperationalError)]);
+        b.exchange(&[send(Only, RQ, &[1; 20])], &[nak(RQ, 0, NakCode::RemoteOperationalError)]);
         b.recvs(&[bad(1, WcStatus::LocProtErr)]);
         b.events(&[AsyncEvent::LastWqeReached]);
     }
@@ -141,14 +141,14 @@ cases! {
     ud_and_uc_messages_take_shared_receives => "srq.services" {
         let mut b = shared(1, |s| s.qp_type = QpType::Ud);
         b.recv(1, 0, 100);
-        b.ask(&[send(Only, 0, &[4; 10]).ud(crate::bench::QKEY, urxe::wire::Qpn::new(5))], &[]);
+        b.exchange(&[send(Only, 0, &[4; 10]).ud(crate::bench::QKEY, urxe::wire::Qpn::new(5))], &[]);
         b.recvs(&[ok(1, WcOpcode::Recv, 50)]);
         let mut b = shared(1, |s| s.qp_type = QpType::Uc);
         b.recv(1, 0, 600);
         let parts: Vec<Pkt> = message(256, &[3; 600], send, RQ).into_iter().map(Pkt::uc).collect();
-        b.ask(&parts[..2], &[]);
+        b.exchange(&parts[..2], &[]);
         // The receive of the incomplete message is used for the next message of this QP.
-        b.ask(&[send(Only, RQ + 9, &[2]).uc()], &[]);
+        b.exchange(&[send(Only, RQ + 9, &[2]).uc()], &[]);
         b.recvs(&[ok(1, WcOpcode::Recv, 1)]);
     }
 

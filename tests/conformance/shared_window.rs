@@ -9,7 +9,7 @@ use crate::pkt::*;
 
 /// Returns a bench with `qps` queue pairs to one peer whose window is four short packets, each with six SENDs
 /// posted, one after the other.
-fn crowd(qps: usize) -> Bench {
+fn contending_qps(qps: usize) -> Bench {
     let mut b = Bench::with(|s| (s.qps, s.tuning.window) = (qps, 4 * 1024));
     for qp in 0..qps {
         for i in 0..6 {
@@ -25,74 +25,78 @@ fn post(b: &mut Bench, qp: usize, wr_id: u64, flags: SendFlags) {
 }
 
 /// Returns the number of packets of each queue pair, in the order of their indices.
-fn of(packets: &[Pkt]) -> Vec<(usize, usize)> {
+fn packets_per_qp(packets: &[Pkt]) -> Vec<(usize, usize)> {
     let mut count = BTreeMap::new();
     packets.iter().for_each(|p| *count.entry(p.qp).or_insert(0) += 1);
     count.into_iter().collect()
 }
 
 /// Destroys the queue pairs, whose remaining packets and completions are not checked.
-fn end(mut b: Bench) {
+fn discard(mut b: Bench) {
     for qpn in b.qpns.clone() {
         b.nic.destroy_qp(qpn);
     }
-    b.sent_kinds();
+    b.sent_opcodes();
 }
 
 cases! {
     packets_in_flight_to_one_peer_are_limited_in_total => "req.window.shared" {
-        let mut b = crowd(3);
-        assert_eq!(of(&b.sent()), [(0, 4)]);
+        let mut b = contending_qps(3);
+        assert_eq!(packets_per_qp(&b.sent()), [(0, 4)]);
         // A waiting queue pair is served before the one whose packets were acknowledged.
-        b.peer(&[ack(SQ + 1, 2)]);
-        assert_eq!(of(&b.sent()), [(1, 2)]);
-        b.peer(&[ack(SQ + 3, 4)]);
-        assert_eq!(of(&b.sent()), [(2, 2)]);
-        b.peer(&[ack(SQ + 1, 2).qp(2)]);
-        assert_eq!(of(&b.sent()), [(1, 2)]);
-        b.peer(&[ack(SQ + 3, 4).qp(1)]);
-        assert_eq!(of(&b.sent()), [(0, 2), (2, 2)]);
-        end(b);
+        b.deliver(&[ack(SQ + 1, 2)]);
+        assert_eq!(packets_per_qp(&b.sent()), [(1, 2)]);
+        b.deliver(&[ack(SQ + 3, 4)]);
+        assert_eq!(packets_per_qp(&b.sent()), [(2, 2)]);
+        b.deliver(&[ack(SQ + 1, 2).qp(2)]);
+        assert_eq!(packets_per_qp(&b.sent()), [(1, 2)]);
+        b.deliver(&[ack(SQ + 3, 4).qp(1)]);
+        assert_eq!(packets_per_qp(&b.sent()), [(0, 2), (2, 2)]);
+        discard(b);
     }
 
     all_qps_complete_under_a_full_shared_window => "req.window.shared" {
-        let mut b = crowd(3);
-        let (mut done, mut rounds) = ([0u32; 3], 0);
-        while done != [6; 3] {
+        let mut b = contending_qps(3);
+        let (mut completed, mut rounds) = ([0u32; 3], 0);
+        while completed != [6; 3] {
             let packets = b.sent();
-            assert!((1..=4).contains(&packets.len()), "{} packets at once, done {done:?}", packets.len());
+            assert!(
+                (1..=4).contains(&packets.len()),
+                "{} packets in flight, completed {completed:?}",
+                packets.len()
+            );
             for p in packets {
-                done[p.qp] += 1;
-                b.peer(&[ack(p.h.bth.psn.get(), done[p.qp]).qp(p.qp)]);
+                completed[p.qp] += 1;
+                b.deliver(&[ack(p.h.bth.psn.get(), completed[p.qp]).qp(p.qp)]);
             }
             rounds += 1;
         }
-        assert_eq!(rounds, 5, "18 packets, four at a time");
-        let completed = b.sent_kinds();
+        assert_eq!(rounds, 5, "rounds of four packets for 18 packets");
+        let completed = b.sent_opcodes();
         assert_eq!(completed, [WcOpcode::Send; 18]);
     }
 
     destroyed_or_failed_qp_frees_its_share_of_the_window => "req.window.shared" {
         // By an error, by a reset and by destruction.
-        let leave: [fn(&mut Bench); 3] = [
+        let releases: [fn(&mut Bench); 3] = [
             |b| b.modify(0, QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap(),
             |b| b.modify(0, QpAttr { state: Some(QpState::Reset), ..QpAttr::default() }).unwrap(),
             |b| drop(b.nic.destroy_qp(b.qpns[0]).unwrap()),
         ];
-        for leave in leave {
-            let mut b = crowd(2);
-            assert_eq!(of(&b.sent()), [(0, 4)]);
-            leave(&mut b);
-            assert_eq!(of(&b.sent()), [(1, 4)]);
-            end(b);
+        for release in releases {
+            let mut b = contending_qps(2);
+            assert_eq!(packets_per_qp(&b.sent()), [(0, 4)]);
+            release(&mut b);
+            assert_eq!(packets_per_qp(&b.sent()), [(1, 4)]);
+            discard(b);
         }
-        // A waiting queue pair that is destroyed gives up its turn.
-        let mut b = crowd(3);
-        assert_eq!(of(&b.sent()), [(0, 4)]);
+        // A waiting queue pair that is destroyed is skipped.
+        let mut b = contending_qps(3);
+        assert_eq!(packets_per_qp(&b.sent()), [(0, 4)]);
         b.nic.destroy_qp(b.qpns[1]).unwrap();
-        b.peer(&[ack(SQ + 3, 4)]);
-        assert_eq!(of(&b.sent()), [(2, 4)]);
-        end(b);
+        b.deliver(&[ack(SQ + 3, 4)]);
+        assert_eq!(packets_per_qp(&b.sent()), [(2, 4)]);
+        discard(b);
     }
 
     last_packet_that_fits_shared_window_sets_ackreq => "req.window.shared" {
@@ -102,8 +106,8 @@ cases! {
             (0..messages).for_each(|i| post(&mut b, qp, i, SendFlags::default()));
         }
         let sent = b.sent();
-        assert_eq!(of(&sent), [(0, 15), (1, 1)]);
+        assert_eq!(packets_per_qp(&sent), [(0, 15), (1, 1)]);
         assert!(!sent[14].h.bth.ack_req && sent[15].h.bth.ack_req);
-        end(b);
+        discard(b);
     }
 }

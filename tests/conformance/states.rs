@@ -10,7 +10,7 @@ use crate::bench::{Bench, RQ, SQ, flushed, ok};
 use crate::pkt::*;
 use crate::support::encode;
 
-const T: Duration = Duration::from_nanos(4096 << 14);
+const ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 14);
 
 fn at(state: QpState) -> Bench {
     Bench::with(|s| s.state = state)
@@ -75,11 +75,11 @@ cases! {
     requests_are_executed_in_the_states_of_the_table => "state.packets" {
         for state in [Reset, Init, Rtr, Rts, Sqd, Err] {
             let mut b = at(state);
-            let works = matches!(state, Rtr | Rts | Sqd);
-            b.peer(&[write(Only, RQ, b.remote(0, 1), &[0xfe])]);
-            b.expect(&vec![ack(RQ, 1); works as usize]);
-            assert_eq!(b.count().rx_wrong_state, !works as u64);
-            assert_eq!(b.mr.read(0, 1) == [0xfe], works);
+            let executes = matches!(state, Rtr | Rts | Sqd);
+            b.deliver(&[write(Only, RQ, b.remote(0, 1), &[0xfe])]);
+            b.expect(&vec![ack(RQ, 1); executes as usize]);
+            assert_eq!(b.count().rx_wrong_state, !executes as u64);
+            assert_eq!(b.mr.read(0, 1) == [0xfe], executes);
             b.events(if state == Rtr { &[AsyncEvent::CommunicationEstablished] } else { &[] });
         }
     }
@@ -87,7 +87,7 @@ cases! {
     responses_in_states_without_requester_are_dropped => "state.packets" {
         for state in [Init, Rtr, Err] {
             let mut b = at(state);
-            b.ask(&[ack(SQ, 1), nak(SQ, 0, NakCode::InvalidRequest), rnr(SQ, 0, 1)], &[]);
+            b.exchange(&[ack(SQ, 1), nak(SQ, 0, NakCode::InvalidRequest), rnr(SQ, 0, 1)], &[]);
             assert_eq!(b.count().rx_wrong_state, 3);
             b.state(state);
         }
@@ -98,17 +98,20 @@ cases! {
         b.recv(1, 0, 10);
         let rtr = b.attr(0, Rtr);
         b.modify(0, rtr).unwrap();
-        b.ask(&[send(Only, RQ, &[1])], &[ack(RQ, 1)]);
+        b.exchange(&[send(Only, RQ, &[1])], &[ack(RQ, 1)]);
         b.recvs(&[ok(1, WcOpcode::Recv, 1)]);
         b.events(&[AsyncEvent::CommunicationEstablished]);
     }
 
     first_packet_in_rtr_raises_established_event_once => "state.established" {
         let mut b = at(Rtr);
-        b.ask(&[write(Only, RQ, b.remote(0, 1), &[1]), write(Only, RQ + 1, b.remote(0, 1), &[1])], &[ack(RQ + 1, 2)]);
+        b.exchange(
+            &[write(Only, RQ, b.remote(0, 1), &[1]), write(Only, RQ + 1, b.remote(0, 1), &[1])],
+            &[ack(RQ + 1, 2)],
+        );
         b.events(&[AsyncEvent::CommunicationEstablished]);
         let mut b = at(Rts);
-        b.ask(&[write(Only, RQ, b.remote(0, 1), &[1])], &[ack(RQ, 1)]);
+        b.exchange(&[write(Only, RQ, b.remote(0, 1), &[1])], &[ack(RQ, 1)]);
         b.events(&[]);
     }
 
@@ -119,28 +122,28 @@ cases! {
         b.post(1, WrOp::Send, 0, 600);
         assert_eq!(b.sent().len(), 3);
         b.post(2, WrOp::Read { va: 0, rkey: urxe::wire::RKey(1) }, 0, 8);
-        b.peer(&[read(RQ, b.remote(0, 600))]);
-        b.go(Err);
+        b.deliver(&[read(RQ, b.remote(0, 600))]);
+        b.set_state(Err);
         b.sends(&[flushed(1), flushed(2)]);
         b.recvs(&[flushed(10), flushed(11)]);
         // Not even a response that was due is sent.
-        b.silence();
-        b.ask(&[ack(SQ + 2, 1), send(Only, RQ + 3, &[1])], &[]);
-        b.go(Err);
-        b.advance(100 * T);
+        b.expect_nothing();
+        b.exchange(&[ack(SQ + 2, 1), send(Only, RQ + 3, &[1])], &[]);
+        b.set_state(Err);
+        b.advance(100 * ACK_TIMEOUT);
     }
 
-    executed_requests_are_acked_before_err_or_reset => "state.farewell" {
+    executed_requests_are_acked_before_err_or_reset => "state.final_ack" {
         for state in [Err, Reset] {
             let mut b = at(Rts);
-            b.peer(&[write(Only, RQ, b.remote(0, 1), &[1]), write(Only, RQ + 1, b.remote(0, 1), &[2])]);
-            b.go(state);
+            b.deliver(&[write(Only, RQ, b.remote(0, 1), &[1]), write(Only, RQ + 1, b.remote(0, 1), &[2])]);
+            b.set_state(state);
             b.expect(&[ack(RQ + 1, 2)]);
             // Neither a READ response nor an acknowledgement for a request behind it is sent.
             let mut b = at(Rts);
-            b.peer(&[write(Only, RQ, b.remote(0, 1), &[1]), read(RQ + 1, b.remote(0, 600))]);
-            b.peer(&[write(Only, RQ + 4, b.remote(0, 1), &[2])]);
-            b.go(state);
+            b.deliver(&[write(Only, RQ, b.remote(0, 1), &[1]), read(RQ + 1, b.remote(0, 600))]);
+            b.deliver(&[write(Only, RQ + 4, b.remote(0, 1), &[2])]);
+            b.set_state(state);
             b.expect(&[ack(RQ, 1)]);
         }
     }
@@ -153,26 +156,26 @@ cases! {
         assert_eq!(b.sent().len(), 3);
         b.post(2, WrOp::Send, 0, 1);
         // An incomplete message, a NAK that was sent, and a READ to replay.
-        b.peer(&[read(RQ, b.remote(0, 8)), send(First, RQ + 1, &[1; 256]), send(Last, RQ + 4, &[1])]);
+        b.deliver(&[read(RQ, b.remote(0, 8)), send(First, RQ + 1, &[1; 256]), send(Last, RQ + 4, &[1])]);
         assert_eq!(b.sent().len(), 3);
-        b.peer(&[read(RQ, b.remote(0, 8))]);
-        b.go(Reset);
-        b.silence();
-        b.advance(100 * T);
+        b.deliver(&[read(RQ, b.remote(0, 8))]);
+        b.set_state(Reset);
+        b.expect_nothing();
+        b.advance(100 * ACK_TIMEOUT);
         b.sends(&[]);
         b.recvs(&[]);
         assert_eq!(b.nic.query_qp(b.qpns[0]).unwrap().0.dest_qpn, Some(Qpn::default()));
         b.connect(0, Rts);
-        // As after creation: first PSNs, MSN 0, no receive, no open message, no READ remembered.
-        b.ask(&[send(Only, RQ, &[1])], &[rnr(RQ, 0, 12)]);
+        // As after creation: first PSNs, MSN 0, no receive, no message in progress, no saved READ.
+        b.exchange(&[send(Only, RQ, &[1])], &[rnr(RQ, 0, 12)]);
         b.recv(12, 0, 1000);
-        b.ask(&[send(Only, RQ, &[1])], &[ack(RQ, 1)]);
-        b.ask(&[read(RQ, b.remote(0, 8))], &[]);
+        b.exchange(&[send(Only, RQ, &[1])], &[ack(RQ, 1)]);
+        b.exchange(&[read(RQ, b.remote(0, 8))], &[]);
         b.recvs(&[ok(12, WcOpcode::Recv, 1)]);
         b.post(3, WrOp::Send, 0, 1);
         let d = b.mr.read(0, 1);
         b.expect(&[send(Only, SQ, &d)]);
-        b.ask(&[ack(SQ, 1)], &[]);
+        b.exchange(&[ack(SQ, 1)], &[]);
         b.sends(&[ok(3, WcOpcode::Send, 1)]);
     }
 
@@ -182,22 +185,22 @@ cases! {
         b.post(2, WrOp::Send, 0, 1);
         let d = b.mr.read(0, 600);
         let m = message(256, &d, send, SQ);
-        b.expect(&[m[0].clone().ask(true)]);
-        b.go(Sqd);
-        b.ask(&[ack(SQ, 0)], &[m[1].clone().ask(true)]);
-        // Losses are repaired, from the first packet of a message too.
-        b.ask(&[nak(SQ + 1, 0, NakCode::PsnSequenceError)], &[m[1].clone().ask(true)]);
-        b.ask(&[ack(SQ + 1, 0)], &m[2..]);
-        b.ask(&[ack(SQ + 2, 1)], &[]);
+        b.expect(&[m[0].clone().ackreq(true)]);
+        b.set_state(Sqd);
+        b.exchange(&[ack(SQ, 0)], &[m[1].clone().ackreq(true)]);
+        // Lost packets are retransmitted, including the first packet of a message.
+        b.exchange(&[nak(SQ + 1, 0, NakCode::PsnSequenceError)], &[m[1].clone().ackreq(true)]);
+        b.exchange(&[ack(SQ + 1, 0)], &m[2..]);
+        b.exchange(&[ack(SQ + 2, 1)], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 600)]);
         b.post(3, WrOp::Send, 1, 1);
-        b.silence();
+        b.expect_nothing();
         // The responder continues.
-        b.ask(&[write(Only, RQ, b.remote(900, 1), &[1])], &[ack(RQ, 1)]);
-        b.go(Rts);
+        b.exchange(&[write(Only, RQ, b.remote(900, 1), &[1])], &[ack(RQ, 1)]);
+        b.set_state(Rts);
         b.expect(&[send(Only, SQ + 3, &d[..1])]);
-        b.ask(&[ack(SQ + 3, 2)], &[send(Only, SQ + 4, &d[1..2])]);
-        b.ask(&[ack(SQ + 4, 3)], &[]);
+        b.exchange(&[ack(SQ + 3, 2)], &[send(Only, SQ + 4, &d[1..2])]);
+        b.exchange(&[ack(SQ + 4, 3)], &[]);
         b.sends(&[ok(2, WcOpcode::Send, 1), ok(3, WcOpcode::Send, 1)]);
     }
 
@@ -205,10 +208,10 @@ cases! {
         let mut b = at(Rts);
         b.post(1, WrOp::Send, 0, 1);
         let one = b.sent();
-        b.go(Sqd);
-        b.advance(T);
+        b.set_state(Sqd);
+        b.advance(ACK_TIMEOUT);
         b.expect(&one);
-        b.ask(&[ack(SQ, 1)], &[]);
+        b.exchange(&[ack(SQ, 1)], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
@@ -240,7 +243,7 @@ cases! {
             bytes[i] ^= 0x10;
             b.raw(&flow, &bytes);
         }
-        // All bits but FECN, BECN and the reserved bits beside them, which a switch may change.
+        // All bits but FECN, BECN and the adjacent reserved bits, which a switch may change.
         assert_eq!(b.count().rx_icrc_err, good.len() as u64 - 1);
         b.expect(&[ack(RQ, 1)]);
         let other = urxe::wire::Flow { src_port: 1, ..flow };
@@ -256,12 +259,12 @@ cases! {
         h.bth.dest_qp = b.qpns[0];
         let good = encode(&h, &[7; 8], &flow);
         let mut expected = [0; 4];
-        let mut drop = |b: &mut Bench, why: usize, mut bytes: Vec<u8>| {
+        let mut expect_drop = |b: &mut Bench, cause: usize, mut bytes: Vec<u8>| {
             if bytes.len() >= 16 {
-                crate::support::seal(&mut bytes, &flow);
+                crate::support::write_icrc(&mut bytes, &flow);
             }
             b.raw(&flow, &bytes);
-            expected[why] += 1;
+            expected[cause] += 1;
             let c = b.count();
             let counted = [c.rx_truncated, c.rx_bad_pad, c.rx_bad_version, c.rx_reserved_opcode];
             assert_eq!(counted, expected, "{bytes:02x?}");
@@ -270,33 +273,34 @@ cases! {
         // Truncated at every byte: either the headers of the opcode are incomplete or the length is no
         // multiple of four.
         for n in 1..32 {
-            drop(&mut b, 0, good[..n].to_vec());
+            expect_drop(&mut b, 0, good[..n].to_vec());
         }
         for n in (32..good.len()).filter(|n| n % 4 != 0) {
-            drop(&mut b, 1, good[..n].to_vec());
+            expect_drop(&mut b, 1, good[..n].to_vec());
         }
         for opcode in [0x15, 0x18, 0x1f, 0xc0, 0xff] {
             let mut bytes = good.clone();
             bytes[0] = opcode;
-            drop(&mut b, 3, bytes);
+            expect_drop(&mut b, 3, bytes);
         }
         let mut bytes = good.clone();
         bytes[1] |= 1; // transport version 1
-        drop(&mut b, 2, bytes);
+        expect_drop(&mut b, 2, bytes);
         // More pad bytes than there are bytes of payload.
         let mut bytes = good[..32].to_vec();
         bytes[1] |= 0x30;
-        drop(&mut b, 0, bytes);
-        b.silence();
+        expect_drop(&mut b, 0, bytes);
+        b.expect_nothing();
         assert_eq!(b.mr.read(0, 1), [crate::support::pattern(0)]);
     }
 
     reserved_and_variant_fields_are_ignored => "packet.ignored" {
         let mut b = at(Rts);
         let p = write(Only, RQ, b.remote(0, 1), &[1]).with(|h| {
-            (h.bth.fecn, h.bth.becn, h.bth.resv6, h.bth.resv7, h.bth.mig_req) = (true, true, 0x3f, 0x7f, false);
+            (h.bth.fecn, h.bth.becn, h.bth.resv6, h.bth.resv7, h.bth.mig_req) =
+                (true, true, 0x3f, 0x7f, false);
         });
-        b.ask(&[p], &[ack(RQ, 1)]);
+        b.exchange(&[p], &[ack(RQ, 1)]);
         let mut h = write(Only, RQ + 1, b.remote(0, 1), &[1]).h;
         h.bth.dest_qp = b.qpns[0];
         let flow = urxe::wire::Flow { src_port: 1000, traffic_class: 0xff, hop_limit: 1, ..b.flow() };
@@ -308,10 +312,10 @@ cases! {
         let mut b = at(Rts);
         let p = write(Only, RQ, b.remote(0, 1), &[1]);
         for key in [0x1234, 0x9234, 0x0000, 0x8000] {
-            b.ask(&[p.clone().pkey(key)], &[]);
+            b.exchange(&[p.clone().pkey(key)], &[]);
         }
         assert_eq!(b.count().rx_pkey_violation, 4);
-        b.ask(&[p.pkey(0x7fff)], &[ack(RQ, 1)]);
+        b.exchange(&[p.pkey(0x7fff)], &[ack(RQ, 1)]);
     }
 
     packet_from_wrong_source_is_dropped => "packet.source" {
@@ -323,7 +327,7 @@ cases! {
             let flow = urxe::wire::Flow { src: ip(src), dst: ip(dst), ..b.flow() };
             b.raw(&flow, &encode(&h, &[1], &flow));
         }
-        b.silence();
+        b.expect_nothing();
         assert_eq!(b.count().rx_wrong_source, 3);
     }
 
@@ -339,26 +343,30 @@ cases! {
         assert_eq!(b.count().rx_unknown_qp, 6);
         // Opcodes of UC, UD and XRC.
         for opcode in [0x2a, 0x64, 0xa4] {
-            b.peer(&[write(Only, RQ, to, &[1]).opcode(opcode)]);
+            b.deliver(&[write(Only, RQ, to, &[1]).opcode(opcode)]);
         }
         assert_eq!(b.count().rx_unknown_qp, 9);
-        b.silence();
+        b.expect_nothing();
         // A CNP is only counted.
-        b.ask(&[send(Only, 0, &[0; 16]).opcode(0x81)], &[]);
+        b.exchange(&[send(Only, 0, &[0; 16]).opcode(0x81)], &[]);
         assert_eq!(b.count().cnp_handled, 1);
     }
 
     packets_of_two_qps_do_not_interfere => "packet.qp" {
         let mut b = Bench::with(|s| s.qps = 2);
         let to = b.remote(0, 1);
-        b.ask(
-            &[write(Only, RQ, to, &[1]), write(Only, RQ, to, &[1]).qp(1), write(Only, RQ + 1, to, &[1]).qp(1)],
+        b.exchange(
+            &[
+                write(Only, RQ, to, &[1]),
+                write(Only, RQ, to, &[1]).qp(1),
+                write(Only, RQ + 1, to, &[1]).qp(1),
+            ],
             &[ack(RQ, 1), ack(RQ + 1, 2).qp(1)],
         );
         // One QP fails, the other continues.
-        b.ask(&[send(Middle, RQ + 1, &[0; 256])], &[nak(RQ + 1, 1, NakCode::InvalidRequest)]);
+        b.exchange(&[send(Middle, RQ + 1, &[0; 256])], &[nak(RQ + 1, 1, NakCode::InvalidRequest)]);
         b.events(&[AsyncEvent::QpRequestError]);
-        b.ask(&[write(Only, RQ + 2, to, &[1]).qp(1)], &[ack(RQ + 2, 3).qp(1)]);
+        b.exchange(&[write(Only, RQ + 2, to, &[1]).qp(1)], &[ack(RQ + 2, 3).qp(1)]);
     }
 
     uc_packet_inside_rc_burst_is_dropped => "packet.qp" {
@@ -366,7 +374,7 @@ cases! {
         let to = b.remote(0, 1);
         let packets = [0, 1, 1].map(|n| write(Only, RQ + n, to, &[1]));
         let [first, other, second] = packets;
-        b.ask(&[first, other.uc(), second], &[ack(RQ + 1, 2)]);
+        b.exchange(&[first, other.uc(), second], &[ack(RQ + 1, 2)]);
         assert_eq!(b.count().rx_unknown_qp, 1);
     }
 
@@ -374,12 +382,12 @@ cases! {
         let mut b = at(Rts);
         b.post(1, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 1);
-        b.peer(&[write(Only, RQ, b.remote(0, 1), &[1])]);
+        b.deliver(&[write(Only, RQ, b.remote(0, 1), &[1])]);
         let qpn = b.qpns[0];
         b.nic.destroy_qp(qpn).unwrap();
-        b.silence();
-        b.ask(&[write(Only, RQ + 1, b.remote(0, 1), &[1])], &[]);
+        b.expect_nothing();
+        b.exchange(&[write(Only, RQ + 1, b.remote(0, 1), &[1])], &[]);
         assert_eq!(b.count().rx_unknown_qp, 1);
-        b.advance(100 * T);
+        b.advance(100 * ACK_TIMEOUT);
     }
 }

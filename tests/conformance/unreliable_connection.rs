@@ -41,7 +41,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 600), ok(2, WcOpcode::Send, 0)]);
         // No retransmission timer is running.
         b.advance(Duration::from_secs(100));
-        b.silence();
+        b.expect_nothing();
     }
 
     uc_send_completes_only_after_the_link_took_its_packets => "uc.requester" {
@@ -71,9 +71,9 @@ cases! {
         b.post_sges(1, WrOp::Send, &sge, SendFlags::default()).unwrap();
         assert_eq!(b.sent().len(), 1);
         b.advance(Duration::from_secs(1));
-        b.silence();
+        b.expect_nothing();
         b.sends(&[]);
-        // Their slots are free again.
+        // Their slots in the send queue are free again.
         for i in 0..200 {
             b.post(i, WrOp::Send, 0, 1);
             assert_eq!(b.sent().len(), 1);
@@ -85,12 +85,12 @@ cases! {
         let mut b = uc(|_| {});
         let (va, rkey, sge) = (0, RKey(1), [b.mr.sge(0, 8)]);
         for op in [WrOp::Read { va, rkey }, WrOp::Atomic { va, rkey, op: AtomicOp::FetchAdd(1) }] {
-            let refused = b.post_sges(1, op, &sge, SendFlags::SIGNALED).unwrap_err();
-            assert_eq!(refused, PostError::Unsupported(QpType::Uc, op.completion_opcode()));
+            let error = b.post_sges(1, op, &sge, SendFlags::SIGNALED).unwrap_err();
+            assert_eq!(error, PostError::Unsupported(QpType::Uc, op.completion_opcode()));
         }
-        b.silence();
+        b.expect_nothing();
         // Nor are they accepted: UC has no such opcodes, so these are RC packets.
-        b.ask(&[read(RQ, b.remote(0, 8)), send(Only, RQ, &[1])], &[]);
+        b.exchange(&[read(RQ, b.remote(0, 8)), send(Only, RQ, &[1])], &[]);
         assert_eq!(b.count().rx_unknown_qp, 2);
     }
 
@@ -98,8 +98,8 @@ cases! {
         let mut b = uc(|_| {});
         b.recv(1, 0, 600);
         b.recv(2, 1000, 0);
-        b.ask(&sends(RQ, 600, 3), &[]);
-        b.ask(&[send_imm(Only, RQ + 3, &[], 9).uc().ask(true)], &[]);
+        b.exchange(&sends(RQ, 600, 3), &[]);
+        b.exchange(&[send_imm(Only, RQ + 3, &[], 9).uc().ackreq(true)], &[]);
         b.recvs(&[ok(1, WcOpcode::Recv, 600), ok(2, WcOpcode::Recv, 0).imm(9)]);
         assert_eq!(b.mr.read(0, 600), [3; 600]);
         b.events(&[]);
@@ -108,10 +108,10 @@ cases! {
     uc_writes_are_executed_without_acks => "uc.responder" {
         let mut b = uc(|_| {});
         let to = b.remote(100, 300);
-        b.ask(&[write(First, RQ, to, &[5; 256]).uc(), write(Last, RQ + 1, to, &[6; 44]).uc()], &[]);
+        b.exchange(&[write(First, RQ, to, &[5; 256]).uc(), write(Last, RQ + 1, to, &[6; 44]).uc()], &[]);
         assert_eq!(b.mr.read(100, 300), [[5; 256].as_slice(), &[6; 44]].concat());
         b.recv(1, 0, 0);
-        b.ask(&[write_imm(Only, RQ + 2, b.remote(0, 4), &[7; 4], 8).uc()], &[]);
+        b.exchange(&[write_imm(Only, RQ + 2, b.remote(0, 4), &[7; 4], 8).uc()], &[]);
         b.recvs(&[ok(1, WcOpcode::RecvRdmaWithImm, 4).imm(8)]);
         assert_eq!(b.mr.read(0, 4), [7; 4]);
     }
@@ -122,23 +122,23 @@ cases! {
         b.recv(2, 1000, 600);
         let first = sends(RQ, 600, 1);
         // The middle packet is lost: the whole message is dropped, and its receive is used for the next.
-        b.ask(&[first[0].clone(), first[2].clone()], &[]);
+        b.exchange(&[first[0].clone(), first[2].clone()], &[]);
         b.recvs(&[]);
-        b.ask(&sends(RQ + 3, 300, 2), &[]);
+        b.exchange(&sends(RQ + 3, 300, 2), &[]);
         b.recvs(&[ok(1, WcOpcode::Recv, 300)]);
         assert_eq!(b.mr.read(0, 300), [2; 300]);
         assert_eq!(b.count().out_of_seq_request, 1);
         // Many whole messages are lost.
-        b.ask(&sends(RQ + 1000, 600, 4), &[]);
+        b.exchange(&sends(RQ + 1000, 600, 4), &[]);
         b.recvs(&[ok(2, WcOpcode::Recv, 600)]);
     }
 
     incomplete_message_is_replaced_by_the_next => "uc.gap" {
         let mut b = uc(|_| {});
         b.recv(1, 0, 600);
-        b.ask(&sends(RQ, 600, 1)[..2], &[]);
-        // The PSN is the expected one, but a new message begins: the sender has given up the old one.
-        b.ask(&sends(RQ + 2, 10, 2), &[]);
+        b.exchange(&sends(RQ, 600, 1)[..2], &[]);
+        // The PSN is the expected one, but a new message begins: the sender has abandoned the old one.
+        b.exchange(&sends(RQ + 2, 10, 2), &[]);
         b.recvs(&[ok(1, WcOpcode::Recv, 10)]);
         assert_eq!(b.mr.read(0, 10), [2; 10]);
     }
@@ -146,7 +146,7 @@ cases! {
     write_with_a_gap_is_abandoned => "uc.gap" {
         let mut b = uc(|_| {});
         let to = b.remote(100, 600);
-        b.ask(&[write(First, RQ, to, &[5; 256]).uc(), write(Last, RQ + 2, to, &[6; 88]).uc()], &[]);
+        b.exchange(&[write(First, RQ, to, &[5; 256]).uc(), write(Last, RQ + 2, to, &[6; 88]).uc()], &[]);
         assert_eq!(b.mr.read(100, 256), [5; 256]);
         unchanged(&b, 356, 344);
         b.state(QpState::Rts);
@@ -154,20 +154,20 @@ cases! {
 
     uc_message_without_receive_is_dropped => "uc.drop" {
         let mut b = uc(|_| {});
-        b.ask(&sends(RQ, 600, 1), &[]);
+        b.exchange(&sends(RQ, 600, 1), &[]);
         assert_eq!((b.count().rx_no_receive, b.count().rx_dropped_message), (1, 2));
         b.state(QpState::Rts);
         b.recv(1, 0, 600);
-        b.ask(&sends(RQ + 3, 20, 2), &[]);
+        b.exchange(&sends(RQ + 3, 20, 2), &[]);
         b.recvs(&[ok(1, WcOpcode::Recv, 20)]);
     }
 
     uc_message_longer_than_receive_is_dropped => "uc.drop" {
         let mut b = uc(|_| {});
         b.recv(1, 0, 300);
-        b.ask(&sends(RQ, 600, 1), &[]);
+        b.exchange(&sends(RQ, 600, 1), &[]);
         assert_eq!((b.count().rx_no_receive, b.count().rx_dropped_message), (1, 1));
-        b.ask(&sends(RQ + 3, 20, 2), &[]);
+        b.exchange(&sends(RQ + 3, 20, 2), &[]);
         b.recvs(&[ok(1, WcOpcode::Recv, 20)]);
         b.state(QpState::Rts);
     }
@@ -177,19 +177,19 @@ cases! {
         let (va, rkey, _) = b.remote(100, 0);
         let wrong = [(va, RKey(rkey.0 ^ 1), 8), (va, rkey, 1 << 20), (0, rkey, 8)];
         for (i, to) in wrong.into_iter().enumerate() {
-            b.ask(&[write(Only, RQ + i as u32, to, &[9; 8]).uc()], &[]);
+            b.exchange(&[write(Only, RQ + i as u32, to, &[9; 8]).uc()], &[]);
             assert_eq!(b.count().rx_dropped_message, i as u64 + 1);
         }
         unchanged(&b, 0, 300);
         b.state(QpState::Rts);
         b.events(&[]);
-        b.ask(&[write(Only, RQ + 3, (va, rkey, 8), &[9; 8]).uc()], &[]);
+        b.exchange(&[write(Only, RQ + 3, (va, rkey, 8), &[9; 8]).uc()], &[]);
         assert_eq!(b.mr.read(100, 8), [9; 8]);
     }
 
     uc_write_without_remote_write_access_is_dropped => "uc.drop" {
         let mut b = uc(|s| s.access = Access::LOCAL_READ);
-        b.ask(&[write(Only, RQ, b.remote(100, 8), &[9; 8]).uc()], &[]);
+        b.exchange(&[write(Only, RQ, b.remote(100, 8), &[9; 8]).uc()], &[]);
         assert_eq!(b.count().rx_dropped_message, 1);
         unchanged(&b, 100, 8);
     }
@@ -204,10 +204,10 @@ cases! {
             write(Only, RQ + 2, to, &[1; 8]),
             send(Last, RQ + 3, &[1]),
         ];
-        b.ask(&wrong.map(Pkt::uc), &[]);
+        b.exchange(&wrong.map(Pkt::uc), &[]);
         assert_eq!(b.count().rx_dropped_message, 4);
         unchanged(&b, 0, 600);
-        b.ask(&sends(RQ + 4, 5, 3), &[]);
+        b.exchange(&sends(RQ + 4, 5, 3), &[]);
         b.recvs(&[ok(1, WcOpcode::Recv, 5)]);
     }
 
@@ -215,7 +215,7 @@ cases! {
         let mut b = uc(|_| {});
         b.recv_sges(1, &[Sge { addr: 0, length: 100, lkey: urxe::wire::LKey(0xbad) }]).unwrap();
         b.recv(2, 0, 100);
-        b.ask(&sends(RQ, 20, 2), &[]);
+        b.exchange(&sends(RQ, 20, 2), &[]);
         b.recvs(&[bad(1, WcStatus::LocProtErr), flushed(2)]);
         b.state(QpState::Err);
         b.sends(&[]);
@@ -226,16 +226,16 @@ cases! {
         let sge = [Sge { addr: 0, length: 100, lkey: urxe::wire::LKey(0xbad) }];
         b.post_sges(1, WrOp::Send, &sge, SendFlags::default()).unwrap();
         b.post(2, WrOp::Send, 0, 1);
-        b.silence();
+        b.expect_nothing();
         b.sends(&[bad(1, WcStatus::LocProtErr), flushed(2)]);
         b.state(QpState::Sqe);
         b.post(3, WrOp::Send, 0, 1);
         b.sends(&[flushed(3)]);
         b.recv(4, 0, 100);
-        b.ask(&sends(RQ, 20, 2), &[]);
+        b.exchange(&sends(RQ, 20, 2), &[]);
         b.recvs(&[ok(4, WcOpcode::Recv, 20)]);
         // The send queue works again.
-        b.go(QpState::Rts);
+        b.set_state(QpState::Rts);
         b.post(5, WrOp::Send, 0, 1);
         let d = b.mr.read(0, 1);
         b.expect(&[send(Only, SQ + 2, &d).uc()]);
@@ -254,10 +254,10 @@ cases! {
 
     uc_send_posted_in_sqd_is_sent_in_rts => "uc.requester" {
         let mut b = uc(|_| {});
-        b.go(QpState::Sqd);
+        b.set_state(QpState::Sqd);
         b.post(1, WrOp::Send, 0, 1);
-        b.silence();
-        b.go(QpState::Rts);
+        b.expect_nothing();
+        b.set_state(QpState::Rts);
         assert_eq!(b.sent().len(), 1);
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
@@ -265,7 +265,7 @@ cases! {
     first_uc_packet_in_rtr_raises_established_event => "uc.responder" {
         let mut b = uc(|s| s.state = QpState::Rtr);
         b.recv(1, 0, 10);
-        b.ask(&sends(RQ, 5, 3), &[]);
+        b.exchange(&sends(RQ, 5, 3), &[]);
         b.events(&[AsyncEvent::CommunicationEstablished]);
         b.recvs(&[ok(1, WcOpcode::Recv, 5)]);
     }

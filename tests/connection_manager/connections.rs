@@ -4,43 +4,49 @@ use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
-use super::stage::*;
+use super::fixture::*;
 
 /// Establishes a connection, transfers data and releases the connection, with checks of the events on both
 /// sides.
-fn a_connection(client: &Side, server: &Side, v4: bool, server_ends: bool) {
+fn check_connection(client: &Side, server: &Side, v4: bool, server_ends: bool) {
     let at = (server.ip(v4), 7471).into();
     let listener = server.listen(PortSpace::Tcp, at);
-    let mine = client.connecting(at, b"hello");
-    assert_eq!(mine.id.peer_addr(), Some(at));
-    assert_eq!(mine.id.context().unwrap().gids(), client.context.gids());
+    let client_end = client.connecting(at, b"hello");
+    assert_eq!(client_end.id.peer_addr(), Some(at));
+    assert_eq!(client_end.id.context().unwrap().gids(), client.context.gids());
 
     let request = server.event(CmEventKind::ConnectRequest);
     assert_eq!(request.listen_id, Some(listener.clone()));
     assert_ne!(request.id, listener);
     assert_eq!((&request.private_data()[..5], request.private_data().len()), (&b"hello"[..], 56));
-    assert_eq!((request.id.local_addr(), request.id.peer_addr()), (Some(at), mine.id.local_addr()));
-    let EventParam::Connection(asked) = &request.param else { panic!("{request:?}") };
-    let all = server.context.query_device().limits.max_qp_rd_atom as u8;
-    assert_eq!((asked.qp_num, asked.responder_resources, asked.retry_count), (mine.qp.qpn(), all, 7));
+    assert_eq!((request.id.local_addr(), request.id.peer_addr()), (Some(at), client_end.id.local_addr()));
+    let EventParam::Connection(requested) = &request.param else { panic!("{request:?}") };
+    let max_rd_atomic = server.context.query_device().limits.max_qp_rd_atom as u8;
+    assert_eq!(
+        (requested.qp_num, requested.responder_resources, requested.retry_count),
+        (client_end.qp.qpn(), max_rd_atomic, 7)
+    );
 
-    let theirs = End { qp: server.qp(QpType::Rc), id: request.id.clone() };
-    theirs.id.attach_qp(&theirs.qp).unwrap();
-    theirs.id.accept(&ConnParam::with_data(b"welcome")).unwrap();
-    let answer = client.event(CmEventKind::Established);
-    assert_eq!((&answer.private_data()[..7], answer.private_data().len()), (&b"welcome"[..], 196));
-    let EventParam::Connection(granted) = &answer.param else { panic!("{answer:?}") };
-    assert_eq!((granted.qp_num, answer.id), (theirs.qp.qpn(), mine.id.clone()));
+    let server_end = End { qp: server.qp(QpType::Rc), id: request.id.clone() };
+    server_end.id.attach_qp(&server_end.qp).unwrap();
+    server_end.id.accept(&ConnParam::with_data(b"welcome")).unwrap();
+    let response = client.event(CmEventKind::Established);
+    assert_eq!((&response.private_data()[..7], response.private_data().len()), (&b"welcome"[..], 196));
+    let EventParam::Connection(accepted) = &response.param else { panic!("{response:?}") };
+    assert_eq!((accepted.qp_num, response.id), (server_end.qp.qpn(), client_end.id.clone()));
     let established = server.event(CmEventKind::Established);
-    assert_eq!((established.id, established.param), (theirs.id.clone(), EventParam::None));
-    assert_eq!((mine.qp.state(), theirs.qp.state()), (QpState::Rts, QpState::Rts));
-    assert_eq!(mine.qp.query().dest_qpn, Some(theirs.qp.qpn()));
+    assert_eq!((established.id, established.param), (server_end.id.clone(), EventParam::None));
+    assert_eq!((client_end.qp.state(), server_end.qp.state()), (QpState::Rts, QpState::Rts));
+    assert_eq!(client_end.qp.query().dest_qpn, Some(server_end.qp.qpn()));
 
-    talk((client, &mine), (server, &theirs));
-    talk((server, &theirs), (client, &mine));
+    check_transfer((client, &client_end), (server, &server_end));
+    check_transfer((server, &server_end), (client, &client_end));
 
-    let (first, second) =
-        if server_ends { ((server, &theirs), (client, &mine)) } else { ((client, &mine), (server, &theirs)) };
+    let (first, second) = if server_ends {
+        ((server, &server_end), (client, &client_end))
+    } else {
+        ((client, &client_end), (server, &server_end))
+    };
     first.1.id.disconnect().unwrap();
     assert_eq!(first.1.qp.state(), QpState::Err);
     assert_eq!(second.0.event(CmEventKind::Disconnected).id, second.1.id);
@@ -53,7 +59,7 @@ fn a_connection(client: &Side, server: &Side, v4: bool, server_ends: bool) {
 fn connection_over_fabric_in_real_time_succeeds() {
     for (v4, server_ends) in [(true, false), (false, true)] {
         let fabric = Fabric::new();
-        a_connection(&Side::on(&fabric), &Side::on(&fabric), v4, server_ends);
+        check_connection(&Side::on(&fabric), &Side::on(&fabric), v4, server_ends);
     }
 }
 
@@ -61,14 +67,14 @@ fn connection_over_fabric_in_real_time_succeeds() {
 fn connection_over_fabric_in_virtual_time_succeeds() {
     for (v4, server_ends) in [(true, true), (false, false)] {
         let fabric = virtual_fabric(slow());
-        a_connection(&Side::on(&fabric), &Side::on(&fabric), v4, server_ends);
+        check_connection(&Side::on(&fabric), &Side::on(&fabric), v4, server_ends);
     }
 }
 
 #[test]
 fn connection_over_udp_succeeds() {
-    a_connection(&Side::on_udp("127.101.1.1"), &Side::on_udp("127.101.1.2"), true, false);
-    a_connection(&Side::on_udp("127.101.1.1"), &Side::on_udp("127.101.1.2"), true, true);
+    check_connection(&Side::on_udp("127.101.1.1"), &Side::on_udp("127.101.1.2"), true, false);
+    check_connection(&Side::on_udp("127.101.1.1"), &Side::on_udp("127.101.1.2"), true, true);
 }
 
 /// QP1 belongs to one shard, and the connections' queue pairs are spread over all of them.
@@ -81,14 +87,14 @@ fn connections_to_sharded_nic_succeed() {
     let at = server.addr(7471);
     let _listener = server.listen(PortSpace::Tcp, at);
     let ends: Vec<_> = (0..8).map(|_| connected(&client, &server, at)).collect();
-    for (mine, theirs) in &ends {
-        talk((&client, mine), (&server, theirs));
-        talk((&server, theirs), (&client, mine));
+    for (client_end, server_end) in &ends {
+        check_transfer((&client, client_end), (&server, server_end));
+        check_transfer((&server, server_end), (&client, client_end));
     }
-    for (mine, theirs) in ends {
-        theirs.id.disconnect().unwrap();
+    for (client_end, server_end) in ends {
+        server_end.id.disconnect().unwrap();
         client.event(CmEventKind::Disconnected);
-        mine.id.disconnect().unwrap();
+        client_end.id.disconnect().unwrap();
         server.event(CmEventKind::Disconnected);
     }
 }
@@ -98,17 +104,17 @@ fn connection_of_a_device_with_itself_succeeds() {
     let side = Side::on_udp("127.101.1.3");
     let at = side.addr(7471);
     let _listener = side.listen(PortSpace::Tcp, at);
-    let mine = side.connecting(at, b"");
+    let client_end = side.connecting(at, b"");
     let request = side.event(CmEventKind::ConnectRequest);
-    let theirs = End { qp: side.qp(QpType::Rc), id: request.id };
-    theirs.id.attach_qp(&theirs.qp).unwrap();
-    theirs.id.accept(&ConnParam::default()).unwrap();
+    let server_end = End { qp: side.qp(QpType::Rc), id: request.id };
+    server_end.id.attach_qp(&server_end.qp).unwrap();
+    server_end.id.accept(&ConnParam::default()).unwrap();
     let mut ready: Vec<u64> = (0..2).map(|_| side.event(CmEventKind::Established).id.number()).collect();
     ready.sort_unstable();
-    let mut ids = [mine.id.number(), theirs.id.number()];
+    let mut ids = [client_end.id.number(), server_end.id.number()];
     ids.sort_unstable();
     assert_eq!(ready, ids);
-    talk((&side, &mine), (&side, &theirs));
+    check_transfer((&side, &client_end), (&side, &server_end));
 }
 
 #[test]
@@ -121,9 +127,9 @@ fn uc_connection_transfers_messages() {
     listener.bind_addr(at).unwrap();
     listener.listen(0).unwrap();
     let id = client.manager.create_id_with_qp_type(&client.channel, PortSpace::Tcp, QpType::Uc).unwrap();
-    id.resolve_addr(None, at, SOON).unwrap();
+    id.resolve_addr(None, at, TIMEOUT).unwrap();
     client.event(CmEventKind::AddrResolved);
-    id.resolve_route(SOON).unwrap();
+    id.resolve_route(TIMEOUT).unwrap();
     client.event(CmEventKind::RouteResolved);
     let qp = client.qp(QpType::Uc);
     assert!(matches!(id.attach_qp(&client.qp(QpType::Rc)), Err(IdError::QpType { .. })));
@@ -131,11 +137,11 @@ fn uc_connection_transfers_messages() {
     id.connect(&ConnParam::default()).unwrap();
     let request = server.event(CmEventKind::ConnectRequest);
     assert_eq!(request.id.qp_type(), Some(QpType::Uc));
-    let theirs = server.qp(QpType::Uc);
-    request.id.attach_qp(&theirs).unwrap();
+    let server_qp = server.qp(QpType::Uc);
+    request.id.attach_qp(&server_qp).unwrap();
     request.id.accept(&ConnParam::default()).unwrap();
     client.event(CmEventKind::Established);
-    assert_eq!((qp.state(), theirs.state()), (QpState::Rts, QpState::Rts));
+    assert_eq!((qp.state(), server_qp.state()), (QpState::Rts, QpState::Rts));
 }
 
 /// Programs that manage their queue pairs themselves: the manager provides the attributes, and the programs
@@ -155,24 +161,24 @@ fn connection_with_qps_managed_by_programs_succeeds() {
     id.connect(&param).unwrap();
 
     let request = server.event(CmEventKind::ConnectRequest);
-    let theirs = End { qp: server.qp(QpType::Rc), id: request.id };
+    let server_end = End { qp: server.qp(QpType::Rc), id: request.id };
     for state in [QpState::Init, QpState::Rtr] {
-        theirs.qp.modify(&theirs.id.init_qp_attr(state).unwrap()).unwrap();
+        server_end.qp.modify(&server_end.id.init_qp_attr(state).unwrap()).unwrap();
     }
-    theirs.id.accept(&ConnParam { qp_num: Some(theirs.qp.qpn()), ..ConnParam::default() }).unwrap();
+    server_end.id.accept(&ConnParam { qp_num: Some(server_end.qp.qpn()), ..ConnParam::default() }).unwrap();
 
     let response = client.event(CmEventKind::ConnectResponse);
     assert_eq!(response.id, id);
-    assert_eq!(qp.state(), QpState::Init, "the manager leaves it alone");
+    assert_eq!(qp.state(), QpState::Init, "the manager does not modify the queue pair");
     for state in [QpState::Rtr, QpState::Rts] {
         qp.modify(&id.init_qp_attr(state).unwrap()).unwrap();
     }
     id.establish().unwrap();
     server.event(CmEventKind::Established);
-    theirs.qp.modify(&theirs.id.init_qp_attr(QpState::Rts).unwrap()).unwrap();
-    let mine = End { id, qp };
-    talk((&client, &mine), (&server, &theirs));
-    talk((&server, &theirs), (&client, &mine));
+    server_end.qp.modify(&server_end.id.init_qp_attr(QpState::Rts).unwrap()).unwrap();
+    let client_end = End { id, qp };
+    check_transfer((&client, &client_end), (&server, &server_end));
+    check_transfer((&server, &server_end), (&client, &client_end));
 }
 
 #[test]
@@ -198,21 +204,29 @@ fn connection_parameters_are_applied_to_both_qps() {
     id.connect(&param(4, 9)).unwrap();
     let request = server.event(CmEventKind::ConnectRequest);
     assert_eq!(request.id.remote_ece(), Ece { vendor_id: 0x15b3, options: 7 });
-    let EventParam::Connection(asked) = &request.param else { panic!("{request:?}") };
-    assert_eq!((asked.responder_resources, asked.initiator_depth), (9, 4), "seen from this side");
-    assert_eq!((asked.retry_count, asked.rnr_retry_count), (3, 5));
-    let theirs = server.qp(QpType::Rc);
-    request.id.attach_qp(&theirs).unwrap();
+    let EventParam::Connection(requested) = &request.param else { panic!("{request:?}") };
+    assert_eq!(
+        (requested.responder_resources, requested.initiator_depth),
+        (9, 4),
+        "the values from the server's point of view"
+    );
+    assert_eq!((requested.retry_count, requested.rnr_retry_count), (3, 5));
+    let server_qp = server.qp(QpType::Rc);
+    request.id.attach_qp(&server_qp).unwrap();
     request.id.accept(&ConnParam { rnr_retry_count: 2, ..param(6, 3) }).unwrap();
     client.event(CmEventKind::Established);
-    let (mine, theirs) = (qp.query(), theirs.query());
-    assert_eq!((mine.max_rd_atomic, mine.max_dest_rd_atomic), (Some(6), Some(3)));
-    assert_eq!((theirs.max_rd_atomic, theirs.max_dest_rd_atomic), (Some(3), Some(6)));
-    assert_eq!((mine.retry_cnt, theirs.retry_cnt), (Some(3), Some(3)));
-    assert_eq!((mine.rnr_retry, theirs.rnr_retry), (Some(2), Some(5)), "each side says it for the other");
-    assert_eq!(mine.timeout, Some(AckTimeout::new(17)));
-    assert_eq!(mine.av.unwrap().traffic_class, 0x28);
-    assert_eq!(mine.path_mtu, Some(client.context.query_port().active_mtu));
+    let (client_attr, server_attr) = (qp.query(), server_qp.query());
+    assert_eq!((client_attr.max_rd_atomic, client_attr.max_dest_rd_atomic), (Some(6), Some(3)));
+    assert_eq!((server_attr.max_rd_atomic, server_attr.max_dest_rd_atomic), (Some(3), Some(6)));
+    assert_eq!((client_attr.retry_cnt, server_attr.retry_cnt), (Some(3), Some(3)));
+    assert_eq!(
+        (client_attr.rnr_retry, server_attr.rnr_retry),
+        (Some(2), Some(5)),
+        "each side sets the RNR retry count of the other"
+    );
+    assert_eq!(client_attr.timeout, Some(AckTimeout::new(17)));
+    assert_eq!(client_attr.av.unwrap().traffic_class, 0x28);
+    assert_eq!(client_attr.path_mtu, Some(client.context.query_port().active_mtu));
 }
 
 /// Data that arrives before the RTU establishes the connection.
@@ -227,23 +241,23 @@ fn data_before_rtu_establishes_the_connection() {
     qp.modify(&id.init_qp_attr(QpState::Init).unwrap()).unwrap();
     id.connect(&ConnParam { qp_num: Some(qp.qpn()), ..ConnParam::default() }).unwrap();
     let request = server.event(CmEventKind::ConnectRequest);
-    let theirs = End { qp: server.qp(QpType::Rc), id: request.id };
+    let server_end = End { qp: server.qp(QpType::Rc), id: request.id };
     for state in [QpState::Init, QpState::Rtr] {
-        theirs.qp.modify(&theirs.id.init_qp_attr(state).unwrap()).unwrap();
+        server_end.qp.modify(&server_end.id.init_qp_attr(state).unwrap()).unwrap();
     }
-    theirs.id.accept(&ConnParam { qp_num: Some(theirs.qp.qpn()), ..ConnParam::default() }).unwrap();
-    theirs.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+    server_end.id.accept(&ConnParam { qp_num: Some(server_end.qp.qpn()), ..ConnParam::default() }).unwrap();
+    server_end.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
     client.event(CmEventKind::ConnectResponse);
     for state in [QpState::Rtr, QpState::Rts] {
         qp.modify(&id.init_qp_attr(state).unwrap()).unwrap();
     }
     qp.post_send(&SendWr::send(2, &[])).unwrap();
-    assert_eq!(server.cq.wait(SOON).unwrap().wr_id, 1);
-    let event = server.context.wait_event(SOON).unwrap();
-    assert_eq!(event, AsyncEvent::CommunicationEstablished(theirs.qp.qpn()));
+    assert_eq!(server.cq.wait(TIMEOUT).unwrap().wr_id, 1);
+    let event = server.context.wait_event(TIMEOUT).unwrap();
+    assert_eq!(event, AsyncEvent::CommunicationEstablished(server_end.qp.qpn()));
     assert!(server.channel.try_event().is_none());
-    theirs.id.notify(event).unwrap();
-    assert_eq!(server.event(CmEventKind::Established).id, theirs.id);
+    server_end.id.notify(event).unwrap();
+    assert_eq!(server.event(CmEventKind::Established).id, server_end.id);
     // A late `establish` has no effect.
     id.establish().unwrap();
     id.disconnect().unwrap();

@@ -3,7 +3,7 @@
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
-use super::stage::*;
+use super::fixture::*;
 
 /// Sends a datagram to the destination in `at` from one queue pair to a queue pair of `to`.
 fn send(from: (&Side, &Qp), to: (&Side, &Qp), at: &Datagram) {
@@ -14,12 +14,12 @@ fn send(from: (&Side, &Qp), to: (&Side, &Qp), at: &Datagram) {
     let ah = from.0.pd.create_ah(&at.address).unwrap();
     let sge = [source.sge(0..10)];
     from.1.post_send(&SendWr { to: Some(ah.to(at.qp_num, at.qkey)), ..SendWr::send(2, &sge) }).unwrap();
-    assert_eq!(from.0.cq.wait(SOON).unwrap().wr_id, 2);
-    assert_eq!(to.0.cq.wait(SOON).unwrap().wr_id, 1);
+    assert_eq!(from.0.cq.wait(TIMEOUT).unwrap().wr_id, 2);
+    assert_eq!(to.0.cq.wait(TIMEOUT).unwrap().wr_id, 1);
     assert_eq!(&target.to_vec()[40..50], b"a datagram");
 }
 
-fn datagrams_by_name(client: &Side, server: &Side) {
+fn check_sidr(client: &Side, server: &Side) {
     let at = server.addr(7471);
     let _listener = server.listen(PortSpace::Udp, at);
     let id = client.resolved(PortSpace::Udp, at);
@@ -30,27 +30,27 @@ fn datagrams_by_name(client: &Side, server: &Side) {
     let request = server.event(CmEventKind::ConnectRequest);
     assert_eq!((&request.private_data()[..5], request.private_data().len()), (&b"where"[..], 180));
     assert_eq!(request.id.peer_addr(), id.local_addr());
-    let theirs = server.qp(QpType::Ud);
-    request.id.attach_qp(&theirs).unwrap();
+    let server_qp = server.qp(QpType::Ud);
+    request.id.attach_qp(&server_qp).unwrap();
     request.id.accept(&ConnParam::with_data(b"here")).unwrap();
     let event = client.event(CmEventKind::Established);
     assert_eq!((&event.private_data()[..4], event.private_data().len()), (&b"here"[..], 136));
-    let EventParam::Datagram(there) = &event.param else { panic!("{event:?}") };
-    assert_eq!((there.qp_num, there.qkey), (theirs.qpn(), UDP_QKEY));
-    send((client, &qp), (server, &theirs), there);
-    assert!(server.channel.try_event().is_none(), "the server has nothing to wait for");
+    let EventParam::Datagram(destination) = &event.param else { panic!("{event:?}") };
+    assert_eq!((destination.qp_num, destination.qkey), (server_qp.qpn(), UDP_QKEY));
+    send((client, &qp), (server, &server_qp), destination);
+    assert!(server.channel.try_event().is_none(), "the server gets no event after it has accepted");
 }
 
 #[test]
 fn sidr_over_fabric_resolves_datagram_destination() {
     for fabric in [Fabric::new(), virtual_fabric(slow())] {
-        datagrams_by_name(&Side::on(&fabric), &Side::on(&fabric));
+        check_sidr(&Side::on(&fabric), &Side::on(&fabric));
     }
 }
 
 #[test]
 fn sidr_over_udp_resolves_datagram_destination() {
-    datagrams_by_name(&Side::on_udp("127.101.3.1"), &Side::on_udp("127.101.3.2"));
+    check_sidr(&Side::on_udp("127.101.3.1"), &Side::on_udp("127.101.3.2"));
 }
 
 #[test]
@@ -78,18 +78,21 @@ fn multicast_groups_are_joined_until_id_is_destroyed() {
             id.attach_qp(&qp).unwrap();
             id.join_multicast(group, membership).unwrap();
             let event = side.event(CmEventKind::MulticastJoin);
-            let EventParam::Datagram(of) = event.param else { panic!("{event:?}") };
-            assert_eq!((of.group, of.qp_num, of.qkey), (Some(group), Qpn::MULTICAST, UDP_QKEY));
-            assert_eq!(of.address.dgid.ip(), group.ip());
-            (id, qp, of)
+            let EventParam::Datagram(datagram) = event.param else { panic!("{event:?}") };
+            assert_eq!(
+                (datagram.group, datagram.qp_num, datagram.qkey),
+                (Some(group), Qpn::MULTICAST, UDP_QKEY)
+            );
+            assert_eq!(datagram.address.dgid.ip(), group.ip());
+            (id, qp, datagram)
         };
-        let (_from, from_qp, there) = join(&sender, Membership::SendOnly);
+        let (_from, from_qp, destination) = join(&sender, Membership::SendOnly);
         let (to, to_qp, _) = join(&member, Membership::Full);
         assert_eq!(to.join_multicast(group, Membership::Full).unwrap_err().errno(), libc::EADDRINUSE);
-        send((&sender, &from_qp), (&member, &to_qp), &there);
+        send((&sender, &from_qp), (&member, &to_qp), &destination);
         to.leave_multicast(group).unwrap();
         assert!(matches!(to.leave_multicast(group), Err(IdError::NoGroup(_))));
-        assert!(to_qp.detach_mcast(group.ip().into()).is_err(), "the queue pair has left it too");
+        assert!(to_qp.detach_mcast(group.ip().into()).is_err(), "the queue pair is detached too");
         // Destroying an id makes it leave its groups.
         to.join_multicast(group, Membership::Full).unwrap();
         member.event(CmEventKind::MulticastJoin);

@@ -6,7 +6,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
-use super::stage::*;
+use super::fixture::*;
 
 fn is_readable(channel: &EventChannel, ms: u16) -> bool {
     let mut fds = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
@@ -19,7 +19,7 @@ fn call_in_wrong_state_is_refused() {
     let side = Side::on(&fabric);
     let id = side.id(PortSpace::Tcp);
     for refused in [
-        id.resolve_route(SOON),
+        id.resolve_route(TIMEOUT),
         id.connect(&ConnParam::default()),
         id.accept(&ConnParam::default()),
         id.reject(b""),
@@ -43,11 +43,11 @@ fn resolving_other_ip_version_fails_and_missing_device_raises_event() {
     let side = Side::on(&fabric);
     let id = side.id(PortSpace::Tcp);
     let src = (side.ip(true), 0).into();
-    let family = id.resolve_addr(Some(src), "[fd00::1]:7".parse().unwrap(), SOON);
+    let family = id.resolve_addr(Some(src), "[fd00::1]:7".parse().unwrap(), TIMEOUT);
     assert!(matches!(family, Err(IdError::Family { .. })), "{family:?}");
     let empty = ConnectionManager::new(Vec::new()).unwrap();
     let id = empty.create_id(&side.channel, PortSpace::Tcp).unwrap();
-    id.resolve_addr(None, "10.0.0.1:7".parse().unwrap(), SOON).unwrap();
+    id.resolve_addr(None, "10.0.0.1:7".parse().unwrap(), TIMEOUT).unwrap();
     let event = side.channel.try_event().unwrap();
     assert_eq!((event.kind, event.status), (CmEventKind::AddrError, -libc::ENODEV));
 }
@@ -66,7 +66,7 @@ fn channel_descriptor_is_readable_while_events_are_queued() {
     let first = server.channel.try_event().unwrap();
     assert!(is_readable(&server.channel, 0));
     listener.destroy();
-    assert!(!is_readable(&server.channel, 0), "nothing waits any more");
+    assert!(!is_readable(&server.channel, 0), "the queue is empty");
     drop(first);
 }
 
@@ -76,25 +76,25 @@ fn id_migrates_to_another_channel_with_its_events() {
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let _listener = server.listen(PortSpace::Tcp, server.addr(7));
     let to = EventChannel::new().unwrap();
-    let mine = client.connecting(server.addr(7), b"");
-    let theirs = server.accept(b"");
+    let client_end = client.connecting(server.addr(7), b"");
+    let server_end = server.accept(b"");
     fabric.run_until_idle(std::time::Duration::from_millis(1));
     // Until now the event of the connection is queued on the old channel.
-    mine.id.migrate(&to).unwrap();
-    let event = to.get_event(Some(SOON)).unwrap();
-    assert_eq!((event.kind, event.id), (CmEventKind::Established, mine.id.clone()));
+    client_end.id.migrate(&to).unwrap();
+    let event = to.get_event(Some(TIMEOUT)).unwrap();
+    assert_eq!((event.kind, event.id), (CmEventKind::Established, client_end.id.clone()));
     server.event(CmEventKind::Established);
-    theirs.id.disconnect().unwrap();
-    assert_eq!(to.get_event(Some(SOON)).unwrap().kind, CmEventKind::Disconnected);
+    server_end.id.disconnect().unwrap();
+    assert_eq!(to.get_event(Some(TIMEOUT)).unwrap().kind, CmEventKind::Disconnected);
     assert!(client.channel.try_event().is_none());
     // The requests to a listener that migrates arrive on its new channel.
     let listener = server.listen(PortSpace::Tcp, server.addr(8));
-    let waits = client.connecting(server.addr(8), b"");
+    let pending = client.connecting(server.addr(8), b"");
     fabric.run_until_idle(std::time::Duration::from_millis(1));
     listener.migrate(&to).unwrap();
-    let request = listener.get_request(Some(SOON)).unwrap();
+    let request = listener.get_request(Some(TIMEOUT)).unwrap();
     request.id.reject(b"").unwrap();
-    assert_eq!(client.event(CmEventKind::Rejected).id, waits.id);
+    assert_eq!(client.event(CmEventKind::Rejected).id, pending.id);
 }
 
 #[test]
@@ -102,13 +102,13 @@ fn destroyed_id_disconnects_its_peer() {
     let fabric = Fabric::new();
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let _listener = server.listen(PortSpace::Tcp, server.addr(7));
-    let (mine, theirs) = connected(&client, &server, server.addr(7));
-    drop(mine.id);
-    assert_eq!(server.event(CmEventKind::Disconnected).id, theirs.id);
-    // Destroying an id that waits for a response ends its request too.
-    let mine = client.connecting(server.addr(7), b"");
+    let (client_end, server_end) = connected(&client, &server, server.addr(7));
+    drop(client_end.id);
+    assert_eq!(server.event(CmEventKind::Disconnected).id, server_end.id);
+    // Destroying an id that waits for a response also cancels its request.
+    let client_end = client.connecting(server.addr(7), b"");
     let request = server.event(CmEventKind::ConnectRequest);
-    mine.id.destroy();
+    client_end.id.destroy();
     assert_eq!(server.event(CmEventKind::Rejected).id, request.id);
 }
 
@@ -117,19 +117,19 @@ fn qp_destroyed_before_its_id_ends_the_connection() {
     let fabric = Fabric::new();
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let _listener = server.listen(PortSpace::Tcp, server.addr(7));
-    let (mine, theirs) = connected(&client, &server, server.addr(7));
-    drop(mine.qp);
-    mine.id.disconnect().unwrap();
+    let (client_end, server_end) = connected(&client, &server, server.addr(7));
+    drop(client_end.qp);
+    client_end.id.disconnect().unwrap();
     server.event(CmEventKind::Disconnected);
-    drop(theirs.qp);
-    theirs.id.disconnect().unwrap();
+    drop(server_end.qp);
+    server_end.id.disconnect().unwrap();
     client.event(CmEventKind::Disconnected);
     // If the queue pair is destroyed while the request is pending, the connection fails.
     let End { id, qp } = client.connecting(server.addr(7), b"");
     let request = server.event(CmEventKind::ConnectRequest);
     drop(qp);
-    let theirs = server.qp(QpType::Rc);
-    request.id.attach_qp(&theirs).unwrap();
+    let server_qp = server.qp(QpType::Rc);
+    request.id.attach_qp(&server_qp).unwrap();
     request.id.accept(&ConnParam::default()).unwrap();
     let event = client.event(CmEventKind::ConnectError);
     assert_eq!((event.id, event.status), (id, -libc::EINVAL));

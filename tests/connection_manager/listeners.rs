@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
-use super::stage::*;
+use super::fixture::*;
 
 fn on(fabric: &Fabric, addresses: &[&str]) -> Side {
     let addresses: Vec<IpAddr> = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
@@ -53,12 +53,12 @@ fn wildcard_listener_accepts_both_ip_versions_unless_af_only() {
         listener.set_af_only(af_only).unwrap();
         listener.bind_addr(at(bound)).unwrap();
         listener.listen(0).unwrap();
-        for (is_v4, heard) in [(true, v4), (false, v6)] {
+        for (is_v4, is_accepted) in [(true, v4), (false, v6)] {
             let _mine = client.connecting((server.ip(is_v4), 7).into(), b"");
-            if heard {
+            if is_accepted {
                 server.event(CmEventKind::ConnectRequest).id.reject(b"").unwrap();
             }
-            let expected = if heard { 28 } else { 8 };
+            let expected = if is_accepted { 28 } else { 8 };
             assert_eq!(client.event(CmEventKind::Rejected).status, expected, "{bound} {af_only} {is_v4}");
         }
     }
@@ -71,9 +71,9 @@ fn request_for_another_service_than_the_listeners_is_rejected() {
     let _listener = server.listen(PortSpace::Tcp, server.addr(7));
     for (qp_type, refused) in [(QpType::Uc, CmEventKind::Rejected), (QpType::Ud, CmEventKind::Unreachable)] {
         let id = client.manager.create_id_with_qp_type(&client.channel, PortSpace::Tcp, qp_type).unwrap();
-        id.resolve_addr(None, server.addr(7), SOON).unwrap();
+        id.resolve_addr(None, server.addr(7), TIMEOUT).unwrap();
         client.event(CmEventKind::AddrResolved);
-        id.resolve_route(SOON).unwrap();
+        id.resolve_route(TIMEOUT).unwrap();
         client.event(CmEventKind::RouteResolved);
         let qp = client.qp(qp_type);
         id.attach_qp(&qp).unwrap();
@@ -105,14 +105,14 @@ fn second_bind_of_a_port_is_refused() {
     let server = on(&fabric, &["10.0.0.1"]);
     let first = server.listen(PortSpace::Tcp, at("10.0.0.1:7"));
     let second = server.id(PortSpace::Tcp);
-    let taken = second.bind_addr(at("0.0.0.0:7")).unwrap_err();
-    assert_eq!(taken.errno(), libc::EADDRNOTAVAIL, "{taken}");
-    let taken = second.bind_addr(at("10.0.0.1:7")).unwrap_err();
-    assert_eq!(taken.errno(), libc::EADDRINUSE, "{taken}");
+    let in_use = second.bind_addr(at("0.0.0.0:7")).unwrap_err();
+    assert_eq!(in_use.errno(), libc::EADDRNOTAVAIL, "{in_use}");
+    let in_use = second.bind_addr(at("10.0.0.1:7")).unwrap_err();
+    assert_eq!(in_use.errno(), libc::EADDRINUSE, "{in_use}");
     let missing = second.bind_addr(at("10.0.0.3:7")).unwrap_err();
     assert_eq!(missing.errno(), libc::EADDRNOTAVAIL, "{missing}");
     // The UDP port space is separate.
-    let _datagrams = server.listen(PortSpace::Udp, at("10.0.0.1:7"));
+    let _udp_listener = server.listen(PortSpace::Udp, at("10.0.0.1:7"));
     first.destroy();
     second.bind_addr(at("0.0.0.0:7")).unwrap();
     let (any, other) = (server.id(PortSpace::Tcp), server.id(PortSpace::Tcp));
@@ -135,12 +135,12 @@ fn full_backlog_rejects_requests_until_there_is_room() {
         assert_eq!(event.status, 3, "no resources");
         all.retain(|end| end.id != event.id);
     }
-    let request = listener.get_request(Some(SOON)).unwrap();
+    let request = listener.get_request(Some(TIMEOUT)).unwrap();
     all.push(client.connecting(server.addr(7), b""));
-    let held: Vec<CmEvent> = (0..3).map(|_| listener.get_request(Some(SOON)).unwrap()).collect();
-    assert!(matches!(listener.get_request(Some(SOON)), Err(WaitError::TimedOut(_) | WaitError::Idle)));
-    assert_eq!(all.len(), held.len() + 1);
-    drop((request, held));
+    let requests: Vec<CmEvent> = (0..3).map(|_| listener.get_request(Some(TIMEOUT)).unwrap()).collect();
+    assert!(matches!(listener.get_request(Some(TIMEOUT)), Err(WaitError::TimedOut(_) | WaitError::Idle)));
+    assert_eq!(all.len(), requests.len() + 1);
+    drop((request, requests));
     for _ in 0..4 {
         let event = client.event(CmEventKind::Rejected);
         assert!(all.iter().any(|end| end.id == event.id));
@@ -174,16 +174,19 @@ fn destroyed_listener_rejects_only_requests_not_delivered_yet() {
 fn loopback_address_reaches_the_first_device() {
     let fabric = virtual_fabric(slow());
     let side = on(&fabric, &["10.0.0.1", "fd00::1"]);
-    for (bound, asked) in
+    for (bound, requested) in
         [("0.0.0.0:7", "127.0.0.1:7"), ("127.0.0.1:8", "127.0.0.1:8"), ("[::1]:9", "[::1]:9")]
     {
         let _listener = side.listen(PortSpace::Tcp, at(bound));
-        let mine = side.connecting(at(asked), b"");
+        let client_end = side.connecting(at(requested), b"");
         let request = side.event(CmEventKind::ConnectRequest);
-        assert_eq!((request.id.local_addr(), mine.id.peer_addr()), (Some(at(asked)), Some(at(asked))));
-        let (there, back) = (mine.id.path().unwrap(), request.id.path().unwrap());
-        assert_eq!((there.sgid, there.dgid), (back.dgid, back.sgid));
-        assert!(!there.dgid.ip().is_loopback());
+        assert_eq!(
+            (request.id.local_addr(), client_end.id.peer_addr()),
+            (Some(at(requested)), Some(at(requested)))
+        );
+        let (client_path, server_path) = (client_end.id.path().unwrap(), request.id.path().unwrap());
+        assert_eq!((client_path.sgid, client_path.dgid), (server_path.dgid, server_path.sgid));
+        assert!(!client_path.dgid.ip().is_loopback());
         request.id.reject(b"").unwrap();
         side.event(CmEventKind::Rejected);
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
-use super::stage::*;
+use super::fixture::*;
 
 #[test]
 fn thousand_simultaneous_connections_succeed() {
@@ -20,14 +20,14 @@ fn thousand_simultaneous_connections_succeed() {
     });
     let mut open: HashMap<u64, End> = HashMap::new();
     for _ in 0..1000 {
-        let end = client.connecting_later(at);
+        let end = client.start_connect(at);
         open.insert(end.id.number(), end);
     }
     let mut ready = 0;
     while ready < 1000 {
-        let event = client.channel.get_event(Some(SOON)).unwrap();
+        let event = client.channel.get_event(Some(TIMEOUT)).unwrap();
         match event.kind {
-            CmEventKind::AddrResolved => event.id.resolve_route(SOON).unwrap(),
+            CmEventKind::AddrResolved => event.id.resolve_route(TIMEOUT).unwrap(),
             CmEventKind::RouteResolved => {
                 let end = &open[&event.id.number()];
                 end.id.attach_qp(&end.qp).unwrap();
@@ -52,9 +52,9 @@ fn thousand_simultaneous_connections_succeed() {
 
 impl Side {
     /// Starts a connection to `to` without waiting for its completion; returns the id and its queue pair.
-    fn connecting_later(&self, to: std::net::SocketAddr) -> End {
+    fn start_connect(&self, to: std::net::SocketAddr) -> End {
         let id = self.id(PortSpace::Tcp);
-        id.resolve_addr(None, to, SOON).unwrap();
+        id.resolve_addr(None, to, TIMEOUT).unwrap();
         End { id, qp: self.qp(QpType::Rc) }
     }
 }
@@ -66,7 +66,7 @@ fn flood_of_requests_uses_bounded_memory() {
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let at = server.addr(7);
     let _listener = server.listen(PortSpace::Tcp, at);
-    let mut refused = 0;
+    let mut rejected = 0;
     for _ in 0..100 {
         let flood: Vec<CmId> = (0..100)
             .map(|_| {
@@ -78,11 +78,11 @@ fn flood_of_requests_uses_bounded_memory() {
         fabric.run_until_idle(Duration::from_millis(10));
         while let Some(event) = client.channel.try_event() {
             assert_eq!(event.kind, CmEventKind::Rejected);
-            refused += 1;
+            rejected += 1;
         }
         // The ids are not destroyed, so their requests stay open.
         flood.into_iter().for_each(std::mem::forget);
     }
     assert!(server.manager.ids() <= 1 + 1024, "{}", server.manager.ids());
-    assert!(refused >= 8000, "{refused}");
+    assert!(rejected >= 8000, "{rejected}");
 }

@@ -1,4 +1,5 @@
-//! Alternate paths and simultaneous (peer-to-peer) connects, which the protocol has and librdmacm does not.
+//! Alternate paths and simultaneous (peer-to-peer) connects, which the protocol supports and librdmacm does
+//! not.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,12 +10,13 @@ use urxe::link::Link;
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
-use super::stage::*;
+use super::fixture::*;
 
-/// Returns a side whose device has two addresses and receives nothing at the first one once `cut` is set.
-fn multihomed(fabric: &Fabric, host: u8, cut: &Arc<AtomicBool>) -> (Side, [IpAddr; 2]) {
+/// Returns a side whose device has two addresses. Once `is_first_path_down` is set, it receives no packets at
+/// the first one.
+fn multihomed(fabric: &Fabric, host: u8, is_first_path_down: &Arc<AtomicBool>) -> (Side, [IpAddr; 2]) {
     let addresses = [1, 2].map(|net| IpAddr::from([10, 0, net, host]));
-    let at_the_second: Receive = |port, now, sink| {
+    let drop_at_first: Receive = |port, now, sink| {
         let first = port.info().addresses[0];
         port.receive(now, &mut |burst| {
             if burst.flow.dst != first {
@@ -22,28 +24,32 @@ fn multihomed(fabric: &Fabric, host: u8, cut: &Arc<AtomicBool>) -> (Side, [IpAdd
             }
         })
     };
-    (Side::breakable(fabric, &addresses, cut, at_the_second), addresses)
+    (Side::breakable(fabric, &addresses, is_first_path_down, drop_at_first), addresses)
 }
 
 #[test]
 fn connection_migrates_to_loaded_alternate_path() {
-    let (fabric, cut) = (virtual_fabric(slow()), Arc::default());
-    let ((client, from), (server, to)) = (multihomed(&fabric, 1, &cut), multihomed(&fabric, 2, &cut));
+    let (fabric, is_first_path_down) = (virtual_fabric(slow()), Arc::default());
+    let ((client, from), (server, to)) =
+        (multihomed(&fabric, 1, &is_first_path_down), multihomed(&fabric, 2, &is_first_path_down));
     let at = (to[0], 7).into();
     let _listener = server.listen(PortSpace::Tcp, at);
-    let (mine, theirs) = connected(&client, &server, at);
-    mine.id.load_alternate(from[1], to[1]).unwrap();
-    assert!(mine.id.load_alternate(from[1], to[1]).is_err(), "one at a time");
+    let (client_end, server_end) = connected(&client, &server, at);
+    client_end.id.load_alternate(from[1], to[1]).unwrap();
+    assert!(
+        client_end.id.load_alternate(from[1], to[1]).is_err(),
+        "a second alternate path is refused while the first is pending"
+    );
     let event = client.event(CmEventKind::AlternatePath);
-    assert_eq!((event.id, event.status), (mine.id.clone(), 0));
+    assert_eq!((event.id, event.status), (client_end.id.clone(), 0));
     assert_eq!(CmEventKind::AlternatePath.name(), "alternate path");
-    talk((&client, &mine), (&server, &theirs));
-    let there = |end: &End| end.qp.query().av.map(|av| av.dgid.ip());
-    assert_eq!([there(&mine), there(&theirs)], [Some(to[0]), Some(from[0])]);
-    cut.store(true, Ordering::SeqCst);
-    talk((&client, &mine), (&server, &theirs));
-    talk((&server, &theirs), (&client, &mine));
-    assert_eq!([there(&mine), there(&theirs)], [Some(to[1]), Some(from[1])]);
+    check_transfer((&client, &client_end), (&server, &server_end));
+    let remote_ip = |end: &End| end.qp.query().av.map(|av| av.dgid.ip());
+    assert_eq!([remote_ip(&client_end), remote_ip(&server_end)], [Some(to[0]), Some(from[0])]);
+    is_first_path_down.store(true, Ordering::SeqCst);
+    check_transfer((&client, &client_end), (&server, &server_end));
+    check_transfer((&server, &server_end), (&client, &client_end));
+    assert_eq!([remote_ip(&client_end), remote_ip(&server_end)], [Some(to[1]), Some(from[1])]);
     for side in [&client, &server] {
         assert!(
             std::iter::from_fn(|| side.context.next_event())
@@ -54,40 +60,41 @@ fn connection_migrates_to_loaded_alternate_path() {
 
 #[test]
 fn invalid_alternate_path_is_rejected() {
-    let (fabric, cut) = (virtual_fabric(slow()), Arc::default());
-    let ((client, from), (server, to)) = (multihomed(&fabric, 1, &cut), multihomed(&fabric, 2, &cut));
+    let (fabric, is_first_path_down) = (virtual_fabric(slow()), Arc::default());
+    let ((client, from), (server, to)) =
+        (multihomed(&fabric, 1, &is_first_path_down), multihomed(&fabric, 2, &is_first_path_down));
     let at = (to[0], 7).into();
     let _listener = server.listen(PortSpace::Tcp, at);
-    let (mine, theirs) = connected(&client, &server, at);
-    let nowhere = IpAddr::from([10, 0, 9, 9]);
-    assert!(matches!(mine.id.load_alternate(nowhere, to[1]), Err(IdError::NoDevice(_))));
+    let (client_end, server_end) = connected(&client, &server, at);
+    let unassigned = IpAddr::from([10, 0, 9, 9]);
+    assert!(matches!(client_end.id.load_alternate(unassigned, to[1]), Err(IdError::NoDevice(_))));
     assert!(matches!(
-        mine.id.load_alternate(from[1], "fd00::1".parse().unwrap()),
+        client_end.id.load_alternate(from[1], "fd00::1".parse().unwrap()),
         Err(IdError::Family { .. })
     ));
     // The server has no such address ("invalid GID"), or no queue pair to load the path into ("not
     // supported").
-    mine.id.load_alternate(from[1], nowhere).unwrap();
+    client_end.id.load_alternate(from[1], unassigned).unwrap();
     assert_eq!(client.event(CmEventKind::AlternatePath).status, 8);
-    theirs.id.detach_qp();
-    mine.id.load_alternate(from[1], to[1]).unwrap();
+    server_end.id.detach_qp();
+    client_end.id.load_alternate(from[1], to[1]).unwrap();
     assert_eq!(client.event(CmEventKind::AlternatePath).status, 2);
     // An unreachable peer does not respond.
     fabric.set_port_up(to[0], false).unwrap();
-    mine.id.load_alternate(from[1], to[1]).unwrap();
-    let event = client.event_within(CmEventKind::AlternatePath, EVER);
+    client_end.id.load_alternate(from[1], to[1]).unwrap();
+    let event = client.event_within(CmEventKind::AlternatePath, LONG_TIMEOUT);
     assert_eq!(event.status, -libc::ETIMEDOUT);
-    mine.id.disconnect().unwrap();
-    assert!(mine.id.load_alternate(from[1], to[1]).is_err());
+    client_end.id.disconnect().unwrap();
+    assert!(client_end.id.load_alternate(from[1], to[1]).is_err());
 }
 
 /// Returns an id, bound to a port and resolved to the same port of the other side, and its queue pair.
-fn peer(side: &Side, to: &Side, port: u16) -> End {
+fn peer_end(side: &Side, to: &Side, port: u16) -> End {
     let id = side.id(PortSpace::Tcp);
     id.bind_addr(side.addr(port)).unwrap();
-    id.resolve_addr(None, to.addr(port), SOON).unwrap();
+    id.resolve_addr(None, to.addr(port), TIMEOUT).unwrap();
     side.event(CmEventKind::AddrResolved);
-    id.resolve_route(SOON).unwrap();
+    id.resolve_route(TIMEOUT).unwrap();
     side.event(CmEventKind::RouteResolved);
     let qp = side.qp(QpType::Rc);
     id.attach_qp(&qp).unwrap();
@@ -97,14 +104,14 @@ fn peer(side: &Side, to: &Side, port: u16) -> End {
 #[test]
 fn simultaneous_connects_form_one_connection() {
     let orders = [0, 1].into_iter().flat_map(|first| [(first, 0), (first, 300), (first, 900)]);
-    for (first, late) in orders.map(|(first, late)| (first, Duration::from_millis(late))) {
+    for (first, delay) in orders.map(|(first, delay)| (first, Duration::from_millis(delay))) {
         let fabric = virtual_fabric(slow());
         let sides = [Side::on(&fabric), Side::on(&fabric)];
         let [a, b] = &sides;
-        let ends = [peer(a, b, 7), peer(b, a, 7)];
+        let ends = [peer_end(a, b, 7), peer_end(b, a, 7)];
         for (turn, n) in [first, 1 - first].into_iter().enumerate() {
             // The other side starts within the grace period.
-            fabric.run_until_idle(late * turn as u32);
+            fabric.run_until_idle(delay * turn as u32);
             ends[n].id.connect_peer(&ConnParam::with_data(&[n as u8 + 1; 8])).unwrap();
         }
         for n in 0..2 {
@@ -115,8 +122,8 @@ fn simultaneous_connects_form_one_connection() {
             assert_eq!((side.manager.ids(), side.manager.connections()), (1, 1));
             assert!(side.channel.try_event().is_none());
         }
-        talk((a, &ends[0]), (b, &ends[1]));
-        talk((b, &ends[1]), (a, &ends[0]));
+        check_transfer((a, &ends[0]), (b, &ends[1]));
+        check_transfer((b, &ends[1]), (a, &ends[0]));
         ends[first].id.disconnect().unwrap();
         sides[1 - first].event(CmEventKind::Disconnected);
         ends[1 - first].id.disconnect().unwrap();
@@ -128,16 +135,16 @@ fn simultaneous_connects_form_one_connection() {
 fn peer_connect_without_matching_peer_is_rejected() {
     let fabric = virtual_fabric(slow());
     let (a, b) = (Side::on(&fabric), Side::on(&fabric));
-    let (mine, theirs) = (peer(&a, &b, 7), peer(&b, &a, 7));
-    mine.id.connect_peer(&ConnParam::default()).unwrap();
+    let (client_end, server_end) = (peer_end(&a, &b, 7), peer_end(&b, &a, 7));
+    client_end.id.connect_peer(&ConnParam::default()).unwrap();
     fabric.run_until_idle(Duration::from_millis(1));
     assert_eq!(a.event(CmEventKind::Rejected).status, 8);
     // A plain connect does not match a simultaneous connect.
-    theirs.id.connect(&ConnParam::default()).unwrap();
-    let again = peer(&a, &b, 8);
-    again.id.connect_peer(&ConnParam::default()).unwrap();
-    assert_eq!(b.event(CmEventKind::Rejected).id, theirs.id);
-    assert_eq!(a.event(CmEventKind::Rejected).id, again.id);
-    let bare = a.resolved(PortSpace::Tcp, b.addr(9));
-    assert!(matches!(bare.connect_peer(&ConnParam::default()), Err(IdError::NoQp)));
+    server_end.id.connect(&ConnParam::default()).unwrap();
+    let second = peer_end(&a, &b, 8);
+    second.id.connect_peer(&ConnParam::default()).unwrap();
+    assert_eq!(b.event(CmEventKind::Rejected).id, server_end.id);
+    assert_eq!(a.event(CmEventKind::Rejected).id, second.id);
+    let without_qp = a.resolved(PortSpace::Tcp, b.addr(9));
+    assert!(matches!(without_qp.connect_peer(&ConnParam::default()), Err(IdError::NoQp)));
 }

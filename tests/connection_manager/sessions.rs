@@ -3,7 +3,7 @@
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
-use super::stage::*;
+use super::fixture::*;
 
 #[test]
 fn rejected_session_over_udp_succeeds_at_second_attempt() {
@@ -11,25 +11,26 @@ fn rejected_session_over_udp_succeeds_at_second_attempt() {
     let listener = Listener::bind(&server.manager, (server.ip(true), 0).into()).unwrap();
     let at = listener.local_addr().unwrap();
     let serving = std::thread::spawn(move || {
-        let first = listener.next(SOON).unwrap();
+        let first = listener.next(TIMEOUT).unwrap();
         assert_eq!(first.peer_addr().unwrap().ip(), "127.101.5.1".parse::<std::net::IpAddr>().unwrap());
         first.reject(b"later").unwrap();
-        let second = listener.next(SOON).unwrap();
-        let session = second.accept(server.qp(QpType::Rc), &ConnParam::default(), SOON).unwrap();
+        let second = listener.next(TIMEOUT).unwrap();
+        let session = second.accept(server.qp(QpType::Rc), &ConnParam::default(), TIMEOUT).unwrap();
         session.qp().post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
-        assert_eq!(server.cq.wait(SOON).unwrap().wr_id, 1);
-        session.wait_for_disconnect(SOON).unwrap();
-        session.disconnect(SOON).unwrap();
+        assert_eq!(server.cq.wait(TIMEOUT).unwrap().wr_id, 1);
+        session.wait_for_disconnect(TIMEOUT).unwrap();
+        session.disconnect(TIMEOUT).unwrap();
         server.manager.ids()
     });
-    let connect = || client.manager.connect(at, |_| Ok(client.qp(QpType::Rc)), &ConnParam::default(), SOON);
-    let Err(SessionError::Refused { reason, private_data }) = connect() else { panic!("accepted") };
+    let connect =
+        || client.manager.connect(at, |_| Ok(client.qp(QpType::Rc)), &ConnParam::default(), TIMEOUT);
+    let Err(SessionError::Rejected { reason, private_data }) = connect() else { panic!("accepted") };
     assert_eq!((reason, &private_data[..5]), (RejReason::Consumer, &b"later"[..]));
     let session = connect().unwrap();
     session.qp().post_send(&SendWr::send(2, &[])).unwrap();
-    assert_eq!(client.cq.wait(SOON).unwrap().wr_id, 2);
-    session.disconnect(SOON).unwrap();
-    assert_eq!((serving.join().unwrap(), client.manager.ids()), (1, 0), "the listener is left");
+    assert_eq!(client.cq.wait(TIMEOUT).unwrap().wr_id, 2);
+    session.disconnect(TIMEOUT).unwrap();
+    assert_eq!((serving.join().unwrap(), client.manager.ids()), (1, 0), "only the listener's id remains");
 }
 
 #[test]
@@ -37,10 +38,11 @@ fn connect_to_unreachable_peer_times_out() {
     let fabric = virtual_fabric(slow());
     let client = Side::on(&fabric);
     let at = "198.18.77.77:5".parse().unwrap();
-    let connected = client.manager.connect(at, |_| Ok(client.qp(QpType::Rc)), &ConnParam::default(), SOON);
+    let connected = client.manager.connect(at, |_| Ok(client.qp(QpType::Rc)), &ConnParam::default(), TIMEOUT);
     assert!(matches!(connected, Err(SessionError::Wait(WaitError::TimedOut(_)))), "{connected:?}");
     assert_eq!(client.manager.ids(), 0);
-    let connected = client.manager.connect(at, |_| Ok(client.qp(QpType::Rc)), &ConnParam::default(), EVER);
+    let connected =
+        client.manager.connect(at, |_| Ok(client.qp(QpType::Rc)), &ConnParam::default(), LONG_TIMEOUT);
     let Err(SessionError::Failed { kind, status }) = connected else { panic!("{connected:?}") };
     assert_eq!((kind, status), (CmEventKind::Unreachable, -libc::ETIMEDOUT));
 }

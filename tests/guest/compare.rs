@@ -1,13 +1,13 @@
 //! Comparison of the same perftest binaries in the same guest, with both ends in it: on urxe through the
 //! drop-in library, and on the kernel's rxe. `tests/guest/compare` builds the required files and runs it.
 //!
-//! The two alternate, and only the ratios of neighbouring runs count: the guest is emulated (no KVM), so the
-//! absolute figures are tens of times lower than those of a real machine. Emulation slows down code in user
-//! space and in the kernel alike; it does not show the real cost of system calls and of parallel work on
-//! several processors.
+//! Runs on the two alternate, and only the ratios of consecutive runs are meaningful: the guest is emulated
+//! (no KVM), so the absolute figures are tens of times lower than those of a real machine. Emulation slows down
+//! code in user space and in the kernel alike; it does not show the real cost of system calls and of parallel
+//! work on several processors.
 //!
-//! rxe is at its best: both ends are on one device, and its driver loops packets back without going through
-//! IP or UDP. urxe's packets go through the kernel's UDP over `lo`, in a network namespace, because rxe
+//! The conditions favour rxe: both ends are on one device, and its driver loops packets back without IP or
+//! UDP. urxe's packets go through the kernel's UDP over `lo`, in a network namespace, because rxe
 //! occupies port 4791 outside.
 //!
 //! A larger ratio is better for urxe where the unit is megabytes, and worse where it is microseconds.
@@ -27,9 +27,9 @@ use guest::{Guest, GuestConfig, Net};
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 #[derive(Parser)]
-#[command(about = "perftest on urxe beside perftest on the kernel's rxe, in one guest")]
+#[command(about = "Compare perftest on urxe with perftest on the kernel's rxe, in one guest")]
 struct Args {
-    /// Number of measurements of each of the two
+    /// Number of measurements of each NIC
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Number of processors of the guest
@@ -56,7 +56,7 @@ const PROGRAMS: [Program; 4] = [
 ];
 
 /// Directory of urxe in the guest.
-const PLACE: &str = "/opt/urxe";
+const INSTALL_DIR: &str = "/opt/urxe";
 /// Files of urxe.
 const FILES: [&str; 3] = ["urxe", "libibverbs.so", "liburxe_preload.so"];
 const LIMIT: Duration = Duration::from_secs(120);
@@ -88,13 +88,13 @@ fn main() -> ExitCode {
 fn compare(args: &Args) -> Result<()> {
     let dir = tempfile::tempdir()?;
     // The other end of the wire is not connected.
-    let net = Net::Dgram { local: dir.path().join("guest"), remote: dir.path().join("nobody") };
+    let net = Net::Dgram { local: dir.path().join("guest"), remote: dir.path().join("unconnected") };
     let guest = Guest::start(GuestConfig { mtu: 4500, cpus: args.cpus, ..GuestConfig::new(net, 1) })?;
     for name in FILES {
-        put(&guest, &beside_us(name)?, name, dir.path())?;
+        copy_to_guest(&guest, &built_file(name)?, name, dir.path())?;
     }
     println!("\nprocessors: {}, rounds: {}; medians\n", args.cpus, args.rounds);
-    println!("| program | | rxe | urxe | urxe ÷ rxe | least … most |\n|---|---|---|---|---|---|");
+    println!("| program | | rxe | urxe | urxe ÷ rxe | min … max |\n|---|---|---|---|---|---|");
     for program in PROGRAMS.iter().filter(|p| p.name.contains(&args.only)) {
         let mut figures = [Vec::new(), Vec::new()];
         for round in 0..args.rounds {
@@ -134,7 +134,7 @@ fn median(values: &[f64]) -> f64 {
     if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
 }
 
-/// Returns a figure. perftest calibrates the processor's clock in each run and prints 0 or inf where that
+/// Returns a result. perftest calibrates the processor's clock in each run and prints 0 or inf where that
 /// fails.
 fn measure(guest: &Guest, nic: Nic, program: &Program) -> Result<f64> {
     for _ in 0..ATTEMPTS {
@@ -142,52 +142,56 @@ fn measure(guest: &Guest, nic: Nic, program: &Program) -> Result<f64> {
         if figure.is_finite() && figure > 0.0 {
             return Ok(figure);
         }
-        eprintln!("{} on {nic}: {figure}, as perftest found no clock; once more", program.name);
+        eprintln!(
+            "{} on {nic}: {figure}, as perftest could not calibrate the clock; repeating",
+            program.name
+        );
     }
-    Err(format!("{} on {nic} found no clock in {ATTEMPTS} runs: is the host too busy?", program.name).into())
+    Err(format!("{} on {nic}: no clock calibration in {ATTEMPTS} runs: is the host too busy?", program.name)
+        .into())
 }
 
 /// Runs a program with both ends in the guest, and returns the figure that the client prints.
 fn run(guest: &Guest, nic: Nic, program: &Program) -> Result<f64> {
-    let (within, before, device) = match nic {
+    let (unshare, prefix, device) = match nic {
         Nic::Rxe => ("", String::new(), format!("-d rxe0 -x {}", guest.gid_index("10.77.0.1")?)),
-        Nic::Urxe => ("unshare -n ", format!("{PLACE}/urxe run --ip 127.0.0.1 -- "), "-x 0".to_owned()),
+        Nic::Urxe => ("unshare -n ", format!("{INSTALL_DIR}/urxe run --ip 127.0.0.1 -- "), "-x 0".to_owned()),
     };
-    let both = format!("{before}{} {device} -F {}", program.name, program.args);
+    let command = format!("{prefix}{} {device} -F {}", program.name, program.args);
     let script = format!(
         "/bin/ip link set lo up
-         {both} >/tmp/server 2>&1 & server=$!
+         {command} >/tmp/server 2>&1 & server=$!
          until grep -qs :4853.*\" 0A \" /proc/net/tcp /proc/net/tcp6 || ! kill -0 $server; do usleep 20000; done
-         {both} 127.0.0.1 && wait $server || {{ cat /tmp/server; exit 1; }}"
+         {command} 127.0.0.1 && wait $server || {{ cat /tmp/server; exit 1; }}"
     );
-    let out = guest.check(&format!("exec {within}sh -c '{script}'"), LIMIT)?;
+    let out = guest.check(&format!("exec {unshare}sh -c '{script}'"), LIMIT)?;
     let result = out.stdout.lines().skip_while(|line| !line.trim_start().starts_with("#bytes")).nth(1);
     let figure = result.and_then(|line| line.split_whitespace().nth(program.column)?.parse().ok());
     figure.ok_or_else(|| {
-        format!("{} on {nic} gave no result:\n{}{}", program.name, out.stdout, out.stderr).into()
+        format!("{} on {nic} printed no result:\n{}{}", program.name, out.stdout, out.stderr).into()
     })
 }
 
 /// Returns the path of a file that cargo has built beside this program.
-fn beside_us(name: &str) -> Result<PathBuf> {
-    let us = std::env::current_exe()?;
-    let found = us.ancestors().skip(2).map(|dir| dir.join(name)).find(|path| path.is_file());
-    found.ok_or_else(|| format!("there is no {name}: cargo build --release --workspace").into())
+fn built_file(name: &str) -> Result<PathBuf> {
+    let exe = std::env::current_exe()?;
+    let found = exe.ancestors().skip(2).map(|dir| dir.join(name)).find(|path| path.is_file());
+    found.ok_or_else(|| format!("{name} is missing: run cargo build --release --workspace").into())
 }
 
 /// Copies a file into the guest, without its debugging information.
-fn put(guest: &Guest, file: &Path, name: &str, dir: &Path) -> Result<()> {
+fn copy_to_guest(guest: &Guest, file: &Path, name: &str, dir: &Path) -> Result<()> {
     let stripped = dir.join(name);
     let status = Command::new("strip").arg("-o").arg(&stripped).arg(file).status()?;
     if !status.success() {
         return Err(format!("strip {}: {status}", file.display()).into());
     }
-    let target = format!("{PLACE}/{name}");
-    let mut copy = guest.spawn(&format!("mkdir -p {PLACE} && cat >{target} && chmod 755 {target}"))?;
+    let target = format!("{INSTALL_DIR}/{name}");
+    let mut copy = guest.spawn(&format!("mkdir -p {INSTALL_DIR} && cat >{target} && chmod 755 {target}"))?;
     copy.write(&std::fs::read(&stripped)?)?;
     copy.close_stdin()?;
     match copy.wait(LIMIT)? {
         out if out.status == 0 => Ok(()),
-        out => Err(format!("{name} was not copied into the guest: {}", out.stderr).into()),
+        out => Err(format!("copying {name} into the guest failed: {}", out.stderr).into()),
     }
 }

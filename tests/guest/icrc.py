@@ -49,5 +49,5 @@ for p in sys.argv[1:]:
     if wrong or not checks:
         bad += 1
         print(f"{p}: {len(checks)} RoCEv2 frames, {wrong} with a wrong ICRC")
-print(f"{len(sys.argv) - 1} files, {total} RoCEv2 frames, {bad} files not good")
+print(f"{len(sys.argv) - 1} files, {total} RoCEv2 frames, {bad} files with errors")
 sys.exit(bad != 0)

@@ -34,7 +34,7 @@ impl Env {
         let start = |end, n| Guest::start(GuestConfig { mtu, ..GuestConfig::new(wire.net(end), n) });
         let (a, b) = std::thread::scope(|s| {
             let b = s.spawn(|| start(End::B, 2));
-            (start(End::A, 1), b.join().expect("no panic"))
+            (start(End::A, 1), b.join().expect("booting guest 2 panicked"))
         });
         Ok(Self { mtu, a: a?, b: b?, wire })
     }
@@ -97,7 +97,7 @@ impl<'e> Verbs<'e> {
         Ok(())
     }
 
-    /// Posts receives at b, behind the memory of one-sided operations.
+    /// Posts receives at b, after the memory of one-sided operations.
     fn recvs(&mut self, n: usize) -> Result<()> {
         self.log.push(format!("b: recv q m 65536 65536, {n} times"));
         (0..n).try_for_each(|_| Ok(self.b.cmd("recv q m 65536 65536").map(drop)?))
@@ -112,7 +112,7 @@ impl<'e> Verbs<'e> {
             self.log.push(format!("{name}: poll: {}", got.join(" ")));
             return Ok(());
         }
-        Err(format!("{side:?}: completions {got:?}, expected {statuses:?}; so far {:#?}", self.log).into())
+        Err(format!("{side:?}: completions {got:?}, expected {statuses:?}; commands {:#?}", self.log).into())
     }
 
     /// Executes a command of a that completes there.
@@ -137,7 +137,7 @@ impl<'e> Verbs<'e> {
 
 type Script = dyn Fn(&mut Verbs) -> Result<()>;
 
-enum What {
+enum Steps {
     /// A program in b, its port if it has one, and a program in a.
     Tools(String, u16, String),
     Verbs(Box<Script>),
@@ -148,7 +148,7 @@ struct Scenario {
     about: String,
     /// MTU of the interface.
     mtu: u16,
-    what: What,
+    what: Steps,
 }
 
 /// Runs all RC or UC operations, with one packet and with three.
@@ -178,7 +178,7 @@ fn all_ops(v: &mut Verbs, rc: bool, mtu: usize) -> Result<()> {
         ))?;
         let before = v.a.get("m", 40960, 8)?;
         if before != [5, 1, 2, 3, 4, 5, 6, 7] {
-            return Err(format!("the compare-swap found {before:?}").into());
+            return Err(format!("the old value of the compare-swap is {before:?}").into());
         }
     }
     Ok(())
@@ -203,7 +203,7 @@ fn scenarios() -> Vec<Scenario> {
                 all_ops(v, true, mtu)
             };
             let netdev = if mtu > 1024 { 4500 } else { 1500 };
-            add(&format!("rc_{mtu}_{suffix}"), &about, netdev, What::Verbs(Box::new(verbs)));
+            add(&format!("rc_{mtu}_{suffix}"), &about, netdev, Steps::Verbs(Box::new(verbs)));
         }
     }
     for (mtu, v6, suffix) in [(256, true, "v6"), (1024, false, "v4"), (4096, false, "v4")] {
@@ -214,11 +214,11 @@ fn scenarios() -> Vec<Scenario> {
         let about =
             format!("UC, path MTU {mtu}: SEND and WRITE (ONLY, three packets, empty), with immediate");
         let netdev = if mtu > 1024 { 4500 } else { 1500 };
-        add(&format!("uc_{mtu}_{suffix}"), &about, netdev, What::Verbs(Box::new(verbs)));
+        add(&format!("uc_{mtu}_{suffix}"), &about, netdev, Steps::Verbs(Box::new(verbs)));
     }
 
     let mut verbs = |name: &str, about: &str, f: fn(&mut Verbs) -> Result<()>| {
-        add(name, about, 1500, What::Verbs(Box::new(f)));
+        add(name, about, 1500, Steps::Verbs(Box::new(f)));
     };
     verbs("rc_padding", "RC SEND ONLY of 1 to 5 bytes: pad count", |v| {
         v.connect("rc", false, "")?;
@@ -227,7 +227,7 @@ fn scenarios() -> Vec<Scenario> {
     });
     verbs(
         "rc_pipelined",
-        "8 WRITEs, one signaled, then 4 READs, all posted back to back: where AckReq is, ACKs",
+        "8 WRITEs, one signaled, then 4 READs, all posted back to back: positions of AckReq, ACKs",
         |v| {
             v.connect("rc", false, "mtu=256")?;
             for i in 0..8 {
@@ -282,7 +282,7 @@ fn scenarios() -> Vec<Scenario> {
             v.expect(End::B, &["SUCCESS"])
         },
     );
-    verbs("rnr_nak_write_imm", "The same of WRITE WITH IMMEDIATE, one packet, IPv6", |v| {
+    verbs("rnr_nak_write_imm", "WRITE WITH IMMEDIATE of one packet without a receive: RNR NAKs, IPv6", |v| {
         v.connect("rc", true, "rnr=18")?;
         v.a("write q m 0 100 REMOTE imm=1")?;
         v.a("sleep 20")?;
@@ -290,7 +290,7 @@ fn scenarios() -> Vec<Scenario> {
         v.expect(End::A, &["SUCCESS"])?;
         v.expect(End::B, &["SUCCESS"])
     });
-    verbs("rnr_retry_exceeded", "rnr_retry=2 and never a receive", |v| {
+    verbs("rnr_retry_exceeded", "rnr_retry=2 and no receive", |v| {
         v.connect("rc", false, "rnr=18 rnr_retry=2")?;
         v.a("send q m 0 100")?;
         v.expect(End::A, &["RNR_RETRY_EXC_ERR"])
@@ -323,10 +323,10 @@ fn scenarios() -> Vec<Scenario> {
             v.expect(End::B, &["LOC_QP_OP_ERR"])
         },
     );
-    verbs("retry_exceeded", "SENDs that all get lost: timeout=8 (1 ms), retry=2", |v| {
+    verbs("retry_exceeded", "All SENDs lost: timeout=8 (1 ms), retry=2", |v| {
         v.connect("rc", false, "timeout=8 retry=2")?;
         v.recvs(1)?;
-        v.faults(End::A, &(1..=3).map(|n| (n, Fault::Lose)).collect::<Vec<_>>());
+        v.faults(End::A, &(1..=3).map(|n| (n, Fault::Drop)).collect::<Vec<_>>());
         v.a("send q m 0 100")?;
         v.expect(End::A, &["RETRY_EXC_ERR"])
     });
@@ -339,105 +339,105 @@ fn scenarios() -> Vec<Scenario> {
             "loss_send_first",
             "First packet of a SEND lost: NAK sequence error",
             End::A,
-            &[(1, Fault::Lose)],
+            &[(1, Fault::Drop)],
             &["send q m 0 3000"],
         ),
         (
             "loss_send_middle",
             "Second packet of a SEND lost: NAK sequence error",
             End::A,
-            &[(2, Fault::Lose)],
+            &[(2, Fault::Drop)],
             &["send q m 0 3000"],
         ),
         (
             "loss_send_last",
             "Last packet of a SEND lost: timeout",
             End::A,
-            &[(3, Fault::Lose)],
+            &[(3, Fault::Drop)],
             &["send q m 0 3000"],
         ),
         (
             "loss_write_middle",
             "Two packets of a WRITE lost: NAK sequence error twice",
             End::A,
-            &[(3, Fault::Lose), (9, Fault::Lose)],
+            &[(3, Fault::Drop), (9, Fault::Drop)],
             &["write q m 0 6000 REMOTE"],
         ),
         (
             "loss_ack",
             "The ACK of a SEND lost: duplicate requests, ACKed again",
             End::B,
-            &[(1, Fault::Lose)],
+            &[(1, Fault::Drop)],
             &["send q m 0 3000"],
         ),
         (
             "loss_ack_coalesced",
             "The first ACK of three WRITEs lost: the next one acknowledges both",
             End::B,
-            &[(1, Fault::Lose)],
+            &[(1, Fault::Drop)],
             &["write q m 0 3000 REMOTE", "write q m 0 100 REMOTE", "write q m 0 100 REMOTE"],
         ),
         (
             "loss_nak",
             "Second packet of a SEND and the NAK for it lost: only one NAK for one gap, so a timeout",
             End::A,
-            &[(2, Fault::Lose)],
+            &[(2, Fault::Drop)],
             &["send q m 0 3000"],
         ),
         (
             "loss_read_request",
             "READ request lost: timeout",
             End::A,
-            &[(1, Fault::Lose)],
+            &[(1, Fault::Drop)],
             &["read q m 0 3000 REMOTE"],
         ),
         (
             "loss_read_request_gap",
-            "READ request lost and a WRITE behind it: NAK sequence error",
+            "READ request lost, followed by a WRITE: NAK sequence error",
             End::A,
-            &[(1, Fault::Lose)],
+            &[(1, Fault::Drop)],
             &["read q m 8192 3000 REMOTE", "write q m 0 100 REMOTE"],
         ),
         (
             "loss_read_response",
-            "Second of three READ responses lost: the remainder is asked for",
+            "Second of three READ responses lost: the remainder is requested again",
             End::B,
-            &[(2, Fault::Lose)],
+            &[(2, Fault::Drop)],
             &["read q m 0 3000 REMOTE"],
         ),
         (
             "loss_read_response_last",
             "Last of three READ responses lost",
             End::B,
-            &[(3, Fault::Lose)],
+            &[(3, Fault::Drop)],
             &["read q m 0 3000 REMOTE"],
         ),
         (
             "loss_atomic_ack",
-            "Response of a FETCH ADD lost: duplicate, answered from the saved result",
+            "Response of a FETCH ADD lost: duplicate, response repeated from the saved result",
             End::B,
-            &[(1, Fault::Lose)],
+            &[(1, Fault::Drop)],
             &["fadd q m 0 REMOTE add=1"],
         ),
         (
             "dup_send",
             "Second packet of a SEND arrives twice",
             End::A,
-            &[(2, Fault::Double)],
+            &[(2, Fault::Duplicate)],
             &["send q m 0 3000"],
         ),
         (
             "dup_read",
             "READ request arrives twice",
             End::A,
-            &[(1, Fault::Double)],
+            &[(1, Fault::Duplicate)],
             &["read q m 0 3000 REMOTE"],
         ),
         (
             "reorder_send",
             "First and second packet of a SEND swapped",
             End::A,
-            &[(1, Fault::Swap)],
+            &[(1, Fault::Reorder)],
             &["send q m 0 3000"],
         ),
     ];
@@ -447,21 +447,21 @@ fn scenarios() -> Vec<Scenario> {
             v.recvs(1)?;
             v.faults(from, faults);
             if name == "loss_nak" {
-                v.faults(End::B, &[(1, Fault::Lose)]);
+                v.faults(End::B, &[(1, Fault::Drop)]);
             }
             for op in ops {
                 v.a(op)?;
             }
             v.expect(End::A, &vec!["SUCCESS"; ops.len()])
         };
-        add(name, about, 1500, What::Verbs(Box::new(f)));
+        add(name, about, 1500, Steps::Verbs(Box::new(f)));
     }
     let random = |v: &mut Verbs| {
         v.connect("rc", true, "timeout=12 mtu=256")?;
         v.recvs(3)?;
         v.log.push("wire: loses 8 % at random, both ways".into());
-        v.env.wire.lose_at_random(End::A, 80, 1);
-        v.env.wire.lose_at_random(End::B, 80, 2);
+        v.env.wire.drop_randomly(End::A, 80, 1);
+        v.env.wire.drop_randomly(End::B, 80, 2);
         let ops = [
             "send q m 0 2000",
             "read q m 32768 2000 REMOTE",
@@ -477,21 +477,22 @@ fn scenarios() -> Vec<Scenario> {
         "loss_random",
         "8 % of all packets lost, 12 operations posted at once",
         1500,
-        What::Verbs(Box::new(random)),
+        Steps::Verbs(Box::new(random)),
     );
 
     let uc_loss = |v: &mut Verbs| {
         v.connect("uc", false, "")?;
         v.recvs(3)?;
-        v.faults(End::A, &[(2, Fault::Lose)]);
+        v.faults(End::A, &[(2, Fault::Drop)]);
         for op in ["send q m 0 3000", "send q m 0 2500", "send q m 0 100"] {
             v.a(op)?;
         }
         v.expect(End::A, &["SUCCESS"; 3])?;
         v.expect(End::B, &["SUCCESS"])
     };
-    let about = "UC: middle packet of the first of three SENDs lost; on rxe the next multi-packet message goes as well";
-    add("uc_loss", about, 1500, What::Verbs(Box::new(uc_loss)));
+    let about =
+        "UC: middle packet of the first of three SENDs lost; rxe also loses the next multi-packet message";
+    add("uc_loss", about, 1500, Steps::Verbs(Box::new(uc_loss)));
 
     for v6 in [false, true] {
         let f = move |v: &mut Verbs| {
@@ -512,12 +513,12 @@ fn scenarios() -> Vec<Scenario> {
         };
         let name = if v6 { "ud_v6" } else { "ud_v4" };
         let about = "UD SENDs: empty, padded, a full packet, immediate, traffic class; then a wrong Q_Key and an unknown QP, both dropped";
-        add(name, about, 1500, What::Verbs(Box::new(f)));
+        add(name, about, 1500, Steps::Verbs(Box::new(f)));
     }
 
     // Stock programs.
     let mut tools = |name: &str, about: &str, port, server: &str, client: &str| {
-        add(name, about, 1500, What::Tools(server.into(), port, client.into()));
+        add(name, about, 1500, Steps::Tools(server.into(), port, client.into()));
     };
     for (k, more) in [("rc", ""), ("uc", ""), ("ud", ""), ("srq", " -q 2")] {
         let c = format!("ibv_{k}_pingpong -d rxe0 -g 1 -n 3 -s 1000{more}");
@@ -611,16 +612,16 @@ fn scenarios() -> Vec<Scenario> {
 /// Records a scenario; returns the commands for the README.
 fn record(env: &Env, s: &Scenario, file: &Path) -> Result<Vec<String>> {
     match &s.what {
-        What::Verbs(f) => {
+        Steps::Verbs(f) => {
             let mut v = Verbs::new(env)?;
             env.wire.record(file)?;
             f(&mut v)?;
             std::thread::sleep(Duration::from_millis(100)); // for late responses
-            env.wire.record_end();
+            env.wire.stop_recording();
             env.wire.clear();
             Ok(v.log)
         }
-        What::Tools(server, port, client) => {
+        Steps::Tools(server, port, client) => {
             env.wire.record(file)?;
             let mut p = env.b.spawn(server)?;
             p.close_stdin()?;
@@ -631,7 +632,7 @@ fn record(env: &Env, s: &Scenario, file: &Path) -> Result<Vec<String>> {
             }
             env.a.check(client, S20)?;
             let out = p.wait(S20)?;
-            env.wire.record_end();
+            env.wire.stop_recording();
             if out.status != 0 {
                 return Err(format!("{server}: {out:?}").into());
             }
@@ -643,10 +644,10 @@ fn record(env: &Env, s: &Scenario, file: &Path) -> Result<Vec<String>> {
 const HEAD: &str = "# Captures of rxe to rxe
 
 Recorded by `tests/guest/record` (`tests/guest/record.rs`) between two guests with Debian 12's kernel, rdma-core and
-perftest; `tests/guest/README.md` has the commands of `vsh` that are used here. a is 10.77.0.1, fd77::1,
+perftest; `tests/guest/README.md` documents the commands of `vsh`. a is 10.77.0.1, fd77::1,
 MAC 52:54:00:77:00:01; b is 10.77.0.2, fd77::2, MAC 52:54:00:77:00:02. Link type Ethernet, whole frames without FCS,
-nanoseconds, only RoCEv2. Frames that the wire lost are in the file all the same: they were sent and did not arrive.
-Every ICRC is right (`tests/guest/icrc.py pcaps/*.pcap`). `mixed/` has captures of rxe and urxe, `own/` of urxe alone.
+nanoseconds, only RoCEv2. The files contain the frames that the wire dropped too: they were sent and did not arrive.
+Every ICRC is valid (`tests/guest/icrc.py pcaps/*.pcap`). `mixed/` contains captures of rxe and urxe, `own/` of urxe alone.
 ";
 
 fn main() -> Result<()> {
@@ -673,11 +674,11 @@ fn main() -> Result<()> {
     let mut failed = Vec::new();
     for s in scenarios.iter().filter(|s| names.is_empty() || names.contains(&s.name)) {
         if env.as_ref().is_none_or(|e| e.mtu != s.mtu) {
-            drop(env.take()); // before the new guests start, because the machine is small
+            drop(env.take()); // before the new guests start, to limit the memory in use
             env = Some(Env::new(s.mtu)?);
         }
         let file = dir.join(format!("{}.pcap", s.name));
-        match record(env.as_ref().expect("just made"), s, &file) {
+        match record(env.as_ref().expect("created above"), s, &file) {
             Ok(log) => {
                 let size = std::fs::metadata(&file)?.len();
                 println!("{}: {size} bytes", s.name);

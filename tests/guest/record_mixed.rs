@@ -6,7 +6,7 @@ mod guest;
 #[path = "../support/peer.rs"]
 mod peer;
 
-use peer::{How, Ip, SOON, Shell, Side, Site, Via, words};
+use peer::{ConnectParams, Ip, LinkKind, Setup, Shell, Side, TIMEOUT, remote_args};
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use urxe::verbs::*;
 
 /// State of a scenario: rxe has a shell with QP `q`, urxe a QP connected to it. Path MTU 1024.
 struct Run<'a> {
-    site: &'a Site,
+    setup: &'a Setup,
     ip: Ip,
     side: Side,
     shell: Shell,
@@ -31,8 +31,8 @@ impl Run<'_> {
     }
 
     /// Asserts the statuses of the next completions of rxe.
-    fn rxe_ends(&mut self, statuses: &[&str]) {
-        let got = self.shell.vsh.poll(statuses.len(), SOON).unwrap();
+    fn expect_rxe(&mut self, statuses: &[&str]) {
+        let got = self.shell.vsh.poll(statuses.len(), TIMEOUT).unwrap();
         assert_eq!(got.iter().map(|wc| wc.status.as_str()).collect::<Vec<_>>(), statuses);
         self.log.push(format!("rxe: poll: {}", statuses.join(" ")));
     }
@@ -42,20 +42,20 @@ impl Run<'_> {
         self.qp.post_send(wr).unwrap();
     }
 
-    fn urxe_ends(&mut self, statuses: &[WcStatus]) {
-        let got: Vec<_> = self.side.poll(statuses.len(), SOON).iter().map(|wc| wc.status).collect();
+    fn expect_urxe(&mut self, statuses: &[WcStatus]) {
+        let got: Vec<_> = self.side.poll(statuses.len(), TIMEOUT).iter().map(|wc| wc.status).collect();
         assert_eq!(got, statuses);
         let names: Vec<_> = statuses.iter().map(|s| format!("{s:?}")).collect();
         self.log.push(format!("urxe: poll: {}", names.join(" ")));
     }
 
     /// Executes a work request of urxe that succeeds.
-    fn urxe_does(&mut self, what: &str, wr: &SendWr<'_>) {
+    fn execute_urxe(&mut self, what: &str, wr: &SendWr<'_>) {
         self.urxe(what, wr);
-        self.urxe_ends(&[WcStatus::Success]);
+        self.expect_urxe(&[WcStatus::Success]);
     }
 
-    fn urxe_receives(&mut self) {
+    fn post_urxe_recv(&mut self) {
         self.log.push("urxe: recv".into());
         self.qp.post_recv(&RecvWr { wr_id: 9, sges: &[self.side.mr.sge(16384..32768)] }).unwrap();
     }
@@ -78,7 +78,7 @@ const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "mw_at_urxe",
-        about: "The same bound at urxe: all of rxe's requests, with SEND WITH INVALIDATE",
+        about: "The same with windows bound at urxe: all requests of rxe, with SEND WITH INVALIDATE",
         ip: Ip::Ula,
         run: windows_at_urxe,
     },
@@ -102,21 +102,21 @@ fn windows_at_rxe(r: &mut Run<'_>) {
         r.rxe(&format!("mw w{kind} {kind}"));
         for len in [101, 3000] {
             let rkey = r.rxe(&format!("bind q w{kind} x 1024 4096")).num("rkey") as u32;
-            r.rxe_ends(&["SUCCESS"]);
+            r.expect_rxe(&["SUCCESS"]);
             let at = RemoteAddr { va: x + 1024, rkey: RKey(rkey) };
             let (sges, word) = ([r.side.mr.sge(0..len)], [r.side.mr.sge(0..8)]);
-            r.urxe_does(&format!("write {len}"), &SendWr::write(1, &sges, at));
-            r.urxe_does(&format!("read {len}"), &SendWr::read(2, &sges, at));
-            r.urxe_does("fadd", &SendWr::fetch_add(3, &word, at, 5));
-            r.urxe_does("cswap", &SendWr::compare_swap(4, &word, at, 0, 7));
+            r.execute_urxe(&format!("write {len}"), &SendWr::write(1, &sges, at));
+            r.execute_urxe(&format!("read {len}"), &SendWr::read(2, &sges, at));
+            r.execute_urxe("fadd", &SendWr::fetch_add(3, &word, at, 5));
+            r.execute_urxe("cswap", &SendWr::compare_swap(4, &word, at, 0, 7));
             if kind == 2 {
                 r.rxe("recv q m 0 8192");
-                r.urxe_does(&format!("sendinv {len}"), &SendWr::send_with_inv(5, &sges, at.rkey));
-                r.rxe_ends(&["SUCCESS"]);
+                r.execute_urxe(&format!("sendinv {len}"), &SendWr::send_with_inv(5, &sges, at.rkey));
+                r.expect_rxe(&["SUCCESS"]);
             }
             if (kind, len) == (2, 3000) {
                 r.urxe("write 8", &SendWr::write(6, &word, at));
-                r.urxe_ends(&[WcStatus::RemAccessErr]);
+                r.expect_urxe(&[WcStatus::RemAccessErr]);
             }
         }
     }
@@ -139,8 +139,8 @@ fn windows_at_urxe(r: &mut Run<'_>) {
                 r.qp.post_send(&SendWr::bind_mw(1, Bind { rkey, ..bind })).unwrap();
                 rkey
             };
-            r.urxe_ends(&[WcStatus::Success]);
-            let to = words(RemoteAddr { va: addr, rkey });
+            r.expect_urxe(&[WcStatus::Success]);
+            let to = remote_args(RemoteAddr { va: addr, rkey });
             for line in [
                 format!("write q m 0 {n} {to}"),
                 format!("read q m 0 {n} {to}"),
@@ -148,17 +148,17 @@ fn windows_at_urxe(r: &mut Run<'_>) {
                 format!("cswap q m 0 {to} cmp=0 swap=7"),
             ] {
                 r.rxe(&line);
-                r.rxe_ends(&["SUCCESS"]);
+                r.expect_rxe(&["SUCCESS"]);
             }
             if kind == 2 {
-                r.urxe_receives();
+                r.post_urxe_recv();
                 r.rxe(&format!("sendinv q m 0 {n} rkey={:#x}", rkey.0));
-                r.rxe_ends(&["SUCCESS"]);
-                r.urxe_ends(&[WcStatus::Success]);
+                r.expect_rxe(&["SUCCESS"]);
+                r.expect_urxe(&[WcStatus::Success]);
             }
             if (kind, n) == (2, 3000) {
                 r.rxe(&format!("write q m 0 8 {to}"));
-                r.rxe_ends(&["REM_ACCESS_ERR"]);
+                r.expect_rxe(&["REM_ACCESS_ERR"]);
             }
         }
     }
@@ -169,10 +169,11 @@ const NOT_READY: Duration = Duration::from_millis(60);
 
 fn shared_at_rxe(r: &mut Run<'_>) {
     r.rxe("srq s");
-    let how = How { their_qp: "srq=s".into(), theirs: "rnr=24".into(), ..How::new(r.ip, 1024) };
+    let params =
+        ConnectParams { their_qp: "srq=s".into(), theirs: "rnr=24".into(), ..ConnectParams::new(r.ip, 1024) };
     let qps = [0, 1, 2].map(|i| {
         r.log.push(format!("rxe: qp q{i} rc srq=s"));
-        r.site.connect_named(&r.side, &mut r.shell, &format!("q{i}"), &how)
+        r.setup.connect_named(&r.side, &mut r.shell, &format!("q{i}"), &params)
     });
     (0..3).for_each(|_| drop(r.rxe("recv s m 0 8192")));
     for i in [2, 0, 1, 2] {
@@ -182,19 +183,19 @@ fn shared_at_rxe(r: &mut Run<'_>) {
         std::thread::sleep(NOT_READY);
     }
     r.rxe("recv s m 0 8192");
-    r.urxe_ends(&[WcStatus::Success; 4]);
-    r.rxe_ends(&["SUCCESS"; 4]);
+    r.expect_urxe(&[WcStatus::Success; 4]);
+    r.expect_rxe(&["SUCCESS"; 4]);
 }
 
 fn shared_at_urxe(r: &mut Run<'_>) {
     let srq = r.side.pd.create_srq(RecvCaps { max_wr: 8, max_sge: 1 }).unwrap();
-    let mut how = How::new(r.ip, 1024);
-    how.ours.min_rnr_timer = RnrTimer::new(24);
+    let mut params = ConnectParams::new(r.ip, 1024);
+    params.ours.min_rnr_timer = RnrTimer::new(24);
     let qps = [0, 1, 2].map(|i| {
         r.log.push(format!("rxe: qp q{i} rc"));
         let cq = &r.side.cq;
         let qp = r.side.pd.create_qp_on_srq(cq, cq, &srq, &QpOptions::default()).unwrap();
-        r.site.connect_qp(&r.side, &mut r.shell, &format!("q{i}"), &how, qp)
+        r.setup.connect_qp(&r.side, &mut r.shell, &format!("q{i}"), &params, qp)
     });
     let receive = || srq.post_recv(&RecvWr { wr_id: 1, sges: &[r.side.mr.sge(0..8192)] }).unwrap();
     (0..3).for_each(|_| receive());
@@ -207,30 +208,30 @@ fn shared_at_urxe(r: &mut Run<'_>) {
     receive();
     log.push("urxe: recv".into());
     r.log.extend(log);
-    r.urxe_ends(&[WcStatus::Success; 4]);
-    r.rxe_ends(&["SUCCESS"; 4]);
+    r.expect_urxe(&[WcStatus::Success; 4]);
+    r.expect_rxe(&["SUCCESS"; 4]);
     drop(qps);
 }
 
 const HEAD: &str = "# Captures of rxe and urxe
 
 Recorded by `tests/guest/record mixed` (`tests/guest/record_mixed.rs`) with one guest, as urxe sees them: pcapng, link type
-RAW, path MTU 1024. rxe is 10.77.0.1, fd77::1; urxe is 10.77.0.2, fd77::2. `tests/guest/README.md` has the commands of `vsh`.
+RAW, path MTU 1024. rxe is 10.77.0.1, fd77::1; urxe is 10.77.0.2, fd77::2. `tests/guest/README.md` documents the commands of `vsh`.
 ";
 
 fn main() {
     let dir = std::env::args().nth(1).expect("usage: record-mixed DIRECTORY");
     let dir = Path::new(&dir);
-    let site = Site::start(Via::Dgram);
-    let release = site.guest.check("uname -r", SOON).unwrap().stdout;
+    let setup = Setup::start(LinkKind::Dgram);
+    let release = setup.guest.check("uname -r", TIMEOUT).unwrap().stdout;
     let mut readme = format!("{HEAD}\nrxe of Linux {}.\n", release.trim());
     for s in SCENARIOS {
         let file = dir.join(format!("{}.pcapng", s.name));
         let capture = CaptureFile::create(&file, Timestamps::Wall).unwrap();
-        let side = site.open_wrapped(s.ip, |link| Box::new(capture.capture(link, "urxe")));
-        let mut shell = site.shell(65536);
-        let qp = site.connect(&side, &mut shell, &How::new(s.ip, 1024));
-        let mut run = Run { site: &site, ip: s.ip, side, shell, qp, log: Vec::new() };
+        let side = setup.open_wrapped(s.ip, |link| Box::new(capture.capture(link, "urxe")));
+        let mut shell = setup.shell(65536);
+        let qp = setup.connect(&side, &mut shell, &ConnectParams::new(s.ip, 1024));
+        let mut run = Run { setup: &setup, ip: s.ip, side, shell, qp, log: Vec::new() };
         (s.run)(&mut run);
         std::thread::sleep(Duration::from_millis(100)); // for late responses
         let log = std::mem::take(&mut run.log);

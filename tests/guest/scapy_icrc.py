@@ -26,5 +26,5 @@ for path in sys.argv[1:]:
     packets = [data for data, _ in RawPcapNgReader(path)]
     wrong = sum(icrc(d) != d[-4:] for d in packets)
     bad += wrong or not packets
-    print(f"{path}: {len(packets)} packets, {wrong} with another ICRC than scapy's")
+    print(f"{path}: {len(packets)} packets, {wrong} with an ICRC that differs from scapy's")
 sys.exit(bad != 0)

@@ -4,16 +4,16 @@ use std::time::{Duration, Instant};
 
 use crate::guest::{GuestProcess, Output};
 use crate::programs;
-use crate::stand::{ANY_IS_V6, GUEST, HOST, Stand, Urxe, Via, with_files};
+use crate::testbed::{GUEST, HOST, LinkKind, PREFER_IPV6, Testbed, Urxe, with_files};
 
-/// Time limit of a client; `SOON` is that of the other end when one has ended.
+/// Time limit of a client; `SHORT_LIMIT` is that of the other end when one has exited.
 pub const LIMIT: Duration = Duration::from_secs(40);
-pub const SOON: Duration = Duration::from_secs(15);
+pub const SHORT_LIMIT: Duration = Duration::from_secs(15);
 /// Number of attempts with a client that does not wait for its server.
-const TRIES: usize = 4;
-/// Delay for such a client: each of its messages to the connection manager is held back.
-const HOLD_UP: [&str; 2] = ["--fault", "tx:delay=every:1,by=400ms,qp=1"];
-/// Output of a client that was too early nevertheless.
+const ATTEMPTS: usize = 4;
+/// Options that delay each message of such a client to the connection manager.
+const CM_DELAY: [&str; 2] = ["--fault", "tx:delay=every:1,by=400ms,qp=1"];
+/// Output of a client that has connected too early nevertheless.
 const TOO_EARLY: [&str; 3] = ["REJECTED; error: 8", "UNREACHABLE; error: 1", "Event rejected"];
 
 /// Condition under which a server is ready.
@@ -35,41 +35,50 @@ pub struct Program {
     /// Port of the server, if it cannot be configured.
     pub port: Option<u16>,
     /// Output of a client that has succeeded.
-    pub told: &'static str,
+    pub expected_output: &'static str,
     pub ready: Ready,
-    /// Whether the server runs for ever.
-    pub stays: bool,
-    /// Whether the client connects as soon as the server has announced, by other means, that it is about to
-    /// listen.
-    pub hurries: bool,
+    /// Whether the server does not exit by itself.
+    pub runs_forever: bool,
+    /// Whether the client may connect before the server listens, as the server announces itself over another
+    /// channel.
+    pub connects_early: bool,
 }
 
 impl Program {
     pub fn new(server: &str, client: &str) -> Program {
         let (server, client) = (server.into(), client.into());
-        Program { server, client, port: None, told: "", ready: Ready::Service, stays: false, hurries: false }
+        Program {
+            server,
+            client,
+            port: None,
+            expected_output: "",
+            ready: Ready::Service,
+            runs_forever: false,
+            connects_early: false,
+        }
     }
 
     /// Returns a program with the same arguments at both ends, with addresses in the notation of librdmacm's
     /// examples.
-    pub fn bound(program: &str, words: &str) -> Program {
-        let server = format!("{program} {words} -b {{server}}");
-        Program::new(&server, &format!("{program} {words} -b {{client}} -s {{server}}"))
+    pub fn bound(program: &str, args: &str) -> Program {
+        let server = format!("{program} {args} -b {{server}}");
+        Program::new(&server, &format!("{program} {args} -b {{client}} -s {{server}}"))
     }
 
-    pub fn telling(self, told: &'static str) -> Program {
-        Program { told, ..self }
+    pub fn with_output(self, expected_output: &'static str) -> Program {
+        Program { expected_output, ..self }
     }
 
-    fn judge(
+    fn evaluate(
         &self,
         client: Result<String, String>,
         server: Result<String, String>,
     ) -> Result<String, String> {
         // Programs print the name of an event only if it is unexpected.
-        let is_well = |said: &str| said.contains(self.told) && !said.contains("RDMA_CM_EVENT");
+        let is_success =
+            |output: &str| output.contains(self.expected_output) && !output.contains("RDMA_CM_EVENT");
         match (client, server) {
-            (Ok(client), Ok(_)) if is_well(&client) => Ok(self.told.into()),
+            (Ok(client), Ok(_)) if is_success(&client) => Ok(self.expected_output.into()),
             (client, server) => {
                 let text = |r: Result<String, String>| r.unwrap_or_else(|e| e);
                 Err(format!("client: {}\nserver: {}", text(client).trim(), text(server).trim()))
@@ -77,12 +86,14 @@ impl Program {
         }
     }
 
-    /// Repeats the run while the client is too early.
+    /// Repeats the run while the client connects too early.
     fn attempt(&self, run: impl Fn() -> Result<String, String>) -> Result<String, String> {
         let mut result = run();
-        for _ in 1..TRIES {
+        for _ in 1..ATTEMPTS {
             match &result {
-                Err(e) if self.hurries && TOO_EARLY.iter().any(|told| e.contains(told)) => result = run(),
+                Err(e) if self.connects_early && TOO_EARLY.iter().any(|text| e.contains(text)) => {
+                    result = run()
+                }
                 _ => break,
             }
         }
@@ -90,19 +101,19 @@ impl Program {
     }
 }
 
-fn filled(words: &str, server: &str, client: &str, port: u16) -> String {
-    words.replace("{server}", server).replace("{client}", client).replace("{port}", &port.to_string())
+fn substitute(args: &str, server: &str, client: &str, port: u16) -> String {
+    args.replace("{server}", server).replace("{client}", client).replace("{port}", &port.to_string())
 }
 
-/// Returns the time that the other end has to exit after one has ended, successfully or not.
-fn patience(one: &Result<String, String>) -> Duration {
-    if one.is_ok() { SOON } else { Duration::from_millis(500) }
+/// Returns the time limit for the exit of one end after the other has exited.
+fn exit_timeout(first: &Result<String, String>) -> Duration {
+    if first.is_ok() { SHORT_LIMIT } else { Duration::from_millis(500) }
 }
 
 /// Both ends, and the addresses of one IP version.
 #[derive(Clone, Copy)]
 pub struct Ends<'a> {
-    pub stand: &'a Stand,
+    pub testbed: &'a Testbed,
     pub version: usize,
 }
 
@@ -116,61 +127,61 @@ impl Ends<'_> {
     }
 
     pub fn free_port(&self) -> u16 {
-        self.stand.free_port()
+        self.testbed.free_port()
     }
 
     /// Starts a program on the drop-in library.
-    pub fn ours(&self, words: &str, options: &[&str]) -> Urxe {
-        let mut before = with_files(&[ANY_IS_V6]);
+    pub fn spawn_on_host(&self, args: &str, options: &[&str]) -> Urxe {
+        let mut before = with_files(&[PREFER_IPV6]);
         before.push(env!("CARGO_BIN_EXE_urxe").to_owned());
-        let mut command = self.stand.command(&before[0]);
+        let mut command = self.testbed.command(&before[0]);
         command.args(&before[1..]);
-        let link = self.stand.link(Via::Udp, self.version);
-        command.args(["run", "--link", &link]).args(options).arg("--").args(words.split_whitespace());
+        let link = self.testbed.link(LinkKind::Udp, self.version);
+        command.args(["run", "--link", &link]).args(options).arg("--").args(args.split_whitespace());
         command.env("URXE_LIBRARY", programs::library()).env("URXE_PRELOAD", programs::preload());
         command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
         Urxe::spawn(command)
     }
 
     /// Starts a program in the guest.
-    pub fn theirs(&self, words: &str) -> Result<GuestProcess, String> {
-        let mut process = self.stand.guest.spawn(&format!("exec {words}")).map_err(|e| e.to_string())?;
+    pub fn spawn_in_guest(&self, args: &str) -> Result<GuestProcess, String> {
+        let mut process = self.testbed.guest.spawn(&format!("exec {args}")).map_err(|e| e.to_string())?;
         process.close_stdin().map_err(|e| e.to_string())?;
         Ok(process)
     }
 
     /// Waits for the end of a program in the guest, and returns its output or its error.
-    pub fn ended(mut program: GuestProcess, limit: Duration) -> Result<String, String> {
+    pub fn wait_success(mut program: GuestProcess, limit: Duration) -> Result<String, String> {
         match program.wait(limit) {
             Ok(Output { status: 0, stdout, stderr }) => Ok(stdout + &stderr),
             Ok(out) => Err(format!("status {}\n{}{}", out.status, out.stdout, out.stderr)),
-            Err(e) => Err(e.what),
+            Err(e) => Err(e.message),
         }
     }
 
     /// Waits until one of these local files of `/proc/net` has such a line.
-    fn wait_for_line(&self, files: &[&str], is: impl Fn(&str) -> bool) -> Result<(), String> {
-        let begun = Instant::now();
-        while begun.elapsed() < SOON {
+    fn wait_for_line(&self, files: &[&str], matches: impl Fn(&str) -> bool) -> Result<(), String> {
+        let start = Instant::now();
+        while start.elapsed() < SHORT_LIMIT {
             let paths = files.iter().map(|file| format!("/proc/net/{file}"));
-            let text = self.stand.command("cat").args(paths).output().map_err(|e| e.to_string())?;
-            if String::from_utf8_lossy(&text.stdout).lines().any(&is) {
+            let text = self.testbed.command("cat").args(paths).output().map_err(|e| e.to_string())?;
+            if String::from_utf8_lossy(&text.stdout).lines().any(&matches) {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        Err(format!("the program here is not ready: {files:?}"))
+        Err(format!("the local program is not ready: no matching entry in {files:?} of /proc/net"))
     }
 
     /// Waits until a local program listens with the connection manager on this port.
     pub fn wait_for_service(&self, port: u16) -> Result<(), String> {
         let services = [programs::TCP_PORTS, programs::UDP_PORTS]
             .map(|space| format!("{:016x}", u64::from(space) << 16 | u64::from(port)));
-        let is_one = |line: &str| services.iter().any(|service| line.ends_with(service));
-        self.wait_for_line(&["unix"], |line| line.contains("urxe-service") && is_one(line))
+        let is_service = |line: &str| services.iter().any(|service| line.ends_with(service));
+        self.wait_for_line(&["unix"], |line| line.contains("urxe-service") && is_service(line))
     }
 
-    fn wait_until_ready_here(&self, ready: Ready, port: u16) -> Result<(), String> {
+    fn wait_until_ready_on_host(&self, ready: Ready, port: u16) -> Result<(), String> {
         match ready {
             Ready::Service => self.wait_for_service(port),
             Ready::Tcp => {
@@ -180,19 +191,20 @@ impl Ends<'_> {
                 })
             }
             Ready::Group(group) => {
-                let group = in_igmp(group);
+                let group = igmp_notation(group);
                 self.wait_for_line(&["igmp"], |line| line.contains(&group))
             }
         }
     }
 
-    fn wait_until_ready_there(&self, ready: Ready, port: u16) -> Result<(), String> {
-        let guest = &self.stand.guest;
+    fn wait_until_ready_in_guest(&self, ready: Ready, port: u16) -> Result<(), String> {
+        let guest = &self.testbed.guest;
         match ready {
-            Ready::Service | Ready::Tcp => guest.wait_listening(port, SOON).map_err(|e| e.to_string()),
+            Ready::Service | Ready::Tcp => guest.wait_listening(port, SHORT_LIMIT).map_err(|e| e.to_string()),
             Ready::Group(group) => {
-                let wait = format!("until grep -q {} /proc/net/igmp; do usleep 20000; done", in_igmp(group));
-                guest.check(&wait, SOON).map(drop).map_err(|e| e.to_string())
+                let wait =
+                    format!("until grep -q {} /proc/net/igmp; do usleep 20000; done", igmp_notation(group));
+                guest.check(&wait, SHORT_LIMIT).map(drop).map_err(|e| e.to_string())
             }
         }
     }
@@ -201,16 +213,16 @@ impl Ends<'_> {
     pub fn guest_serves(&self, program: &Program) -> Result<String, String> {
         program.attempt(|| {
             let port = program.port.unwrap_or_else(|| self.free_port());
-            let fill = |words: &str| filled(words, self.guest(), self.host(), port);
-            let mut server = self.theirs(&fill(&program.server))?;
-            self.wait_until_ready_there(program.ready, port)?;
-            let held_up = if program.hurries { &HOLD_UP[..] } else { &[] };
-            let client = self.ours(&fill(&program.client), held_up).finish(LIMIT);
-            let server = match program.stays {
+            let substitute_args = |args: &str| substitute(args, self.guest(), self.host(), port);
+            let mut server = self.spawn_in_guest(&substitute_args(&program.server))?;
+            self.wait_until_ready_in_guest(program.ready, port)?;
+            let delay = if program.connects_early { &CM_DELAY[..] } else { &[] };
+            let client = self.spawn_on_host(&substitute_args(&program.client), delay).finish(LIMIT);
+            let server = match program.runs_forever {
                 true => server.kill().map(|_| String::new()).map_err(|e| e.to_string()),
-                false => Ends::ended(server, patience(&client)),
+                false => Ends::wait_success(server, exit_timeout(&client)),
             };
-            program.judge(client, server)
+            program.evaluate(client, server)
         })
     }
 
@@ -218,25 +230,25 @@ impl Ends<'_> {
     pub fn guest_connects(&self, program: &Program) -> Result<String, String> {
         program.attempt(|| {
             let port = program.port.unwrap_or_else(|| self.free_port());
-            let fill = |words: &str| filled(words, self.host(), self.guest(), port);
-            let server = self.ours(&fill(&program.server), &[]);
-            if let Err(why) = self.wait_until_ready_here(program.ready, port) {
-                let said = server.finish(Duration::ZERO).unwrap_or_else(|said| said);
-                return Err(format!("{why}; its output: {said}"));
+            let substitute_args = |args: &str| substitute(args, self.host(), self.guest(), port);
+            let server = self.spawn_on_host(&substitute_args(&program.server), &[]);
+            if let Err(error) = self.wait_until_ready_on_host(program.ready, port) {
+                let output = server.finish(Duration::ZERO).unwrap_or_else(|output| output);
+                return Err(format!("{error}; output of the server: {output}"));
             }
-            let client = Ends::ended(self.theirs(&fill(&program.client))?, LIMIT);
-            let client = client.map_err(|e| e + &self.stand.guest.state());
-            let server = match program.stays {
+            let client = Ends::wait_success(self.spawn_in_guest(&substitute_args(&program.client))?, LIMIT);
+            let client = client.map_err(|e| e + &self.testbed.guest.state());
+            let server = match program.runs_forever {
                 true => Ok(String::new()),
-                false => server.finish(patience(&client)),
+                false => server.finish(exit_timeout(&client)),
             };
-            program.judge(client, server)
+            program.evaluate(client, server)
         })
     }
 }
 
 /// Returns a group in the notation of `/proc/net/igmp`.
-fn in_igmp(group: &str) -> String {
-    let group: std::net::Ipv4Addr = group.parse().expect("an IPv4 address");
+fn igmp_notation(group: &str) -> String {
+    let group: std::net::Ipv4Addr = group.parse().expect("the group is an IPv4 address");
     format!("{:08X}", u32::from_ne_bytes(group.octets()))
 }

@@ -1,5 +1,5 @@
 /* half_close server|client ADDRESS PORT: half-closed connections. The client sends a request and shuts down its send direction;
- * the server responds after it has received both. A second connection swaps the roles. Prints "well" on success. */
+ * the server responds after it has received both. A second connection swaps the roles. Prints "ok" on success. */
 #include <arpa/inet.h>
 #include <rdma/rsocket.h>
 #include <stdio.h>
@@ -56,6 +56,6 @@ int main(int argc, char **argv)
 			answer(fd);
 		CHECK(!rclose(fd));
 	}
-	puts("well");
+	puts("ok");
 	return 0;
 }

@@ -1,6 +1,6 @@
 /* Preloaded in the guest into programs that use datagram rsockets. librdmacm 44 creates an address handle from each queue pair to
  * itself, with a LID (0) and no GID. This is a valid path over InfiniBand; over Ethernet rxe rejects it, and creating the socket
- * fails. This library replaces it by a path to the address of the socket, the only one of its IP version in the GID table. */
+ * fails. This library replaces it with a path to the address of the socket, the only one of its IP version in the GID table. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <infiniband/verbs.h>

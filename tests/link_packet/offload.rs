@@ -1,4 +1,4 @@
-//! Tests of GSO super-packets, which one kernel accepts whole and another delivers whole, segmented, or
+//! Tests of GSO super-packets, which one kernel accepts and another delivers unsegmented, segmented, or
 //! coalesced.
 
 use std::net::IpAddr;
@@ -21,14 +21,17 @@ pub fn addresses(family: &str) -> [IpAddr; 2] {
 }
 
 /// Reports whether packet sockets of this kernel send and receive UDP super-packets: from Linux 6.4 on.
-pub fn kernel_takes_runs() -> bool {
+pub fn kernel_supports_udp_gso() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(['.', '-']).map_while(|n| n.parse::<u32>().ok());
-    let takes = (numbers.next(), numbers.next()) >= (Some(6), Some(4));
-    if !takes {
-        println!("Linux {} knows no runs of UDP on packet sockets: none are expected", release.trim());
+    let is_supported = (numbers.next(), numbers.next()) >= (Some(6), Some(4));
+    if !is_supported {
+        println!(
+            "Linux {} does not support UDP GSO on packet sockets: no super-packets are expected",
+            release.trim()
+        );
     }
-    takes
+    is_supported
 }
 
 /// Byte `at` of the payload of packet `number`.
@@ -51,24 +54,29 @@ pub fn queue(link: &dyn Link, flow: &Flow, lens: &[usize]) -> TxQueue {
 /// packets in each burst.
 pub fn expect(tx: &mut dyn Link, rx: &mut dyn Link, flow: &Flow, lens: &[usize]) -> Vec<usize> {
     expect_while(rx, flow, lens, |start| {
-        tx.receive(now(start), &mut |_| panic!("nobody sends here")).unwrap();
+        tx.receive(now(start), &mut |_| panic!("the sender received a packet")).unwrap();
     })
 }
 
 /// As `expect`, for a receiver whose peer needs no polling.
-pub fn expect_in(rx: &mut dyn Link, flow: &Flow, lens: &[usize]) -> Vec<usize> {
+pub fn expect_from_peer(rx: &mut dyn Link, flow: &Flow, lens: &[usize]) -> Vec<usize> {
     expect_while(rx, flow, lens, |_| {})
 }
 
-fn expect_while(rx: &mut dyn Link, flow: &Flow, lens: &[usize], mut others: impl FnMut(Clock)) -> Vec<usize> {
+fn expect_while(
+    rx: &mut dyn Link,
+    flow: &Flow,
+    lens: &[usize],
+    mut poll_sender: impl FnMut(Clock),
+) -> Vec<usize> {
     let start = Clock::now();
     let (mut next, mut bursts) = (0, Vec::new());
     while next < lens.len() {
-        let late = start.elapsed() > Duration::from_secs(5);
-        assert!(!late, "{next} of {} {:?} at {}: {:?}", lens.len(), flow, rx.info().name, rx.counters());
+        let timed_out = start.elapsed() > Duration::from_secs(5);
+        assert!(!timed_out, "{next} of {} {:?} at {}: {:?}", lens.len(), flow, rx.info().name, rx.counters());
         rx.receive(now(start), &mut |burst| {
-            let [was, is] = [flow, &burst.flow].map(|f| (f.src, f.dst, f.src_port));
-            assert_eq!(was, is);
+            let [expected, actual] = [flow, &burst.flow].map(|f| (f.src, f.dst, f.src_port));
+            assert_eq!(expected, actual);
             bursts.push(burst.packets().count());
             for (i, data) in burst.packets() {
                 assert!(icrc::verify(&burst.flow, burst.ident, i, data), "packet {next}, {i} of its burst");
@@ -79,7 +87,7 @@ fn expect_while(rx: &mut dyn Link, flow: &Flow, lens: &[usize], mut others: impl
             }
         })
         .unwrap();
-        others(start);
+        poll_sender(start);
     }
     bursts
 }
@@ -92,8 +100,8 @@ fn carry(tx: &mut dyn Link, rx: &mut dyn Link, flow: &Flow, lens: &[usize]) -> [
     [queue.bursts().map(|b| b.packets).collect(), expect(tx, rx, flow, lens)]
 }
 
-/// Lets both links resolve each other: before that, packets are queued and sent one by one.
-pub fn meet(a: &mut dyn Link, b: &mut dyn Link, flow: &Flow) {
+/// Makes both links resolve each other. Before that, packets are queued and sent one by one.
+pub fn resolve_neighbours(a: &mut dyn Link, b: &mut dyn Link, flow: &Flow) {
     carry(a, b, flow, &[1]);
 }
 
@@ -115,10 +123,10 @@ fn udp(net: &Veth, side: usize, ip: IpAddr, segmentation: bool) -> Box<dyn Link>
     let options = UdpOptions { segmentation, ..UdpOptions::default() };
     let start = Clock::now();
     loop {
-        match net.within(side, || UdpLink::bind(ip, &options)) {
+        match net.run_in(side, || UdpLink::bind(ip, &options)) {
             Ok(link) => return Box::new(link),
-            // Processes that other tests start may hold the previous socket's port for a moment.
-            Err(UdpLinkError::Taken { .. }) if start.elapsed() < Duration::from_secs(5) => {}
+            // Processes that other tests start may hold the previous socket's port for a short time.
+            Err(UdpLinkError::InUse { .. }) if start.elapsed() < Duration::from_secs(5) => {}
             Err(e) => panic!("{e}"),
         }
     }
@@ -128,8 +136,8 @@ fn ethtool(net: &Veth, side: usize, options: &str) {
     let namespace = ["netns", "exec", &net.names[side], "ethtool", "-K"];
     let device = ["v0", "v1"][side];
     let out = Command::new("ip").args(namespace).arg(device).args(options.split(' ')).output().unwrap();
-    let why = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success(), "ethtool (apt-get install ethtool) -K {device} {options}: {why}");
+    let stderr = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "ethtool (apt-get install ethtool) -K {device} {options}: {stderr}");
 }
 
 #[test]
@@ -137,28 +145,28 @@ fn gso_packets_of_every_shape_arrive_intact() {
     let net = Veth::new(1500);
     let (mut a, mut b) = (open(&net, 0, "packet:v0"), open(&net, 1, "packet:v1"));
     for [x, y] in FAMILIES.map(addresses) {
-        meet(&mut a, &mut b, &Flow::new(x, y, 4000));
-        meet(&mut b, &mut a, &Flow::new(y, x, 4000));
+        resolve_neighbours(&mut a, &mut b, &Flow::new(x, y, 4000));
+        resolve_neighbours(&mut b, &mut a, &Flow::new(y, x, 4000));
         for lens in SHAPES {
             let flows = [Flow::new(x, y, 4000), Flow::new(y, x, 4001)];
-            for [sent, came] in
+            for [sent, received] in
                 [carry(&mut a, &mut b, &flows[0], lens), carry(&mut b, &mut a, &flows[1], lens)]
             {
                 assert!(sent.len() < lens.len());
-                assert_eq!(came, if kernel_takes_runs() { sent } else { vec![1; lens.len()] });
+                assert_eq!(received, if kernel_supports_udp_gso() { sent } else { vec![1; lens.len()] });
             }
         }
     }
     assert_eq!([a.counters(), b.counters()], [LinkCounters::default(); 2]);
 }
 
-/// With any receiver, and any sender that segments.
+/// Each kind of receiver with each kind of sender, with segmentation by the kernel or the device.
 #[test]
 fn all_kinds_of_links_interoperate() {
     let kinds = ["packet", "packet,offload=off", "udp", "udp, no segmentation"];
-    for cut_by_kernel in [false, true] {
+    for kernel_segments in [false, true] {
         let net = Veth::new(1500);
-        if cut_by_kernel {
+        if kernel_segments {
             ethtool(&net, 0, "tx-udp-segmentation off");
             ethtool(&net, 1, "tx-udp-segmentation off");
         }
@@ -171,14 +179,18 @@ fn all_kinds_of_links_interoperate() {
             };
             for (there, back) in kinds.iter().flat_map(|a| kinds.map(|b| (*a, b))) {
                 let (mut a, mut b) = (open(0, there), open(1, back));
-                meet(&mut *a, &mut *b, &Flow::new(x, y, 4791));
-                meet(&mut *b, &mut *a, &Flow::new(y, x, 4791));
+                resolve_neighbours(&mut *a, &mut *b, &Flow::new(x, y, 4791));
+                resolve_neighbours(&mut *b, &mut *a, &Flow::new(y, x, 4791));
                 for lens in SHAPES {
                     carry(&mut *a, &mut *b, &Flow::new(x, y, 4791), lens);
-                    let [sent, came] = carry(&mut *b, &mut *a, &Flow::new(y, x, 4791), lens);
-                    let in_runs = back == "udp" || back == "packet" && kernel_takes_runs();
-                    let whole = in_runs && !cut_by_kernel && there != "udp, no segmentation";
-                    assert_eq!(came, if whole { sent } else { vec![1; lens.len()] }, "{back} to {there}");
+                    let [sent, received] = carry(&mut *b, &mut *a, &Flow::new(y, x, 4791), lens);
+                    let sends_gso = back == "udp" || back == "packet" && kernel_supports_udp_gso();
+                    let is_unsegmented = sends_gso && !kernel_segments && there != "udp, no segmentation";
+                    assert_eq!(
+                        received,
+                        if is_unsegmented { sent } else { vec![1; lens.len()] },
+                        "{back} to {there}"
+                    );
                 }
                 assert_eq!([a.counters(), b.counters()], [LinkCounters::default(); 2], "{there} and {back}");
             }
@@ -192,10 +204,11 @@ fn packets_coalesced_by_the_kernel_are_split() {
     let net = Veth::new(1500);
     ethtool(&net, 0, "tx-udp-segmentation off");
     ethtool(&net, 1, "gro on rx-udp-gro-forwarding on");
-    // The kernel waits for more of them.
-    let wait =
+    // The kernel delays packets in order to coalesce more of them.
+    let delay_gro =
         "echo 2000000 >/sys/class/net/v1/gro_flush_timeout; echo 1 >/sys/class/net/v1/napi_defer_hard_irqs";
-    let out = Command::new("ip").args(["netns", "exec", &net.names[1], "sh", "-c", wait]).output().unwrap();
+    let out =
+        Command::new("ip").args(["netns", "exec", &net.names[1], "sh", "-c", delay_gro]).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     for [x, y] in FAMILIES.map(addresses) {
         for (segmentation, options) in
@@ -203,13 +216,16 @@ fn packets_coalesced_by_the_kernel_are_split() {
         {
             let mut a = udp(&net, 0, x, segmentation);
             let mut b = open(&net, 1, &format!("packet:v1{options}"));
-            meet(&mut *a, &mut b, &Flow::new(x, y, 4791));
-            let mut joined = false;
+            resolve_neighbours(&mut *a, &mut b, &Flow::new(x, y, 4791));
+            let mut is_coalesced = false;
             for lens in SHAPES {
-                let [_, came] = carry(&mut *a, &mut b, &Flow::new(x, y, 4791), lens);
-                joined |= came.len() < lens.len();
+                let [_, received] = carry(&mut *a, &mut b, &Flow::new(x, y, 4791), lens);
+                is_coalesced |= received.len() < lens.len();
             }
-            assert!(joined, "nothing was joined: {x} {segmentation} {options}");
+            assert!(
+                is_coalesced,
+                "no packets were coalesced: {x}, segmentation {segmentation}, options '{options}'"
+            );
         }
     }
 }

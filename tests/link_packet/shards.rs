@@ -13,9 +13,9 @@ use super::veth::{Veth, ip};
 use super::{join, now, open};
 
 /// Opens the two links of a NIC with two shards.
-fn open_two(net: &Veth, side: usize, spec: &str) -> [PacketLink; 2] {
+fn open_two_shards(net: &Veth, side: usize, spec: &str) -> [PacketLink; 2] {
     let config: PacketConfig = spec.parse().unwrap();
-    let links = net.within(side, || PacketLink::open_shards(config, 2)).unwrap();
+    let links = net.run_in(side, || PacketLink::open_shards(config, 2)).unwrap();
     links.try_into().unwrap_or_else(|links: Vec<_>| panic!("{} links", links.len()))
 }
 
@@ -40,7 +40,7 @@ fn received(links: &mut [&mut PacketLink], start: Clock) -> Vec<Vec<u8>> {
     got
 }
 
-fn to_qps(link: &mut PacketLink, src: &str, dst: &str, qps: &[u32], start: Clock) {
+fn send_to_qps(link: &mut PacketLink, src: &str, dst: &str, qps: &[u32], start: Clock) {
     let flow = Flow { hop_limit: 1, ..Flow::new(src.parse().unwrap(), dst.parse().unwrap(), 4000) };
     for qpn in qps {
         let mut queue = TxQueue::new(link.info().burst);
@@ -71,12 +71,12 @@ fn fanouts(net: &Veth, side: usize) -> Vec<String> {
 fn shards_of_one_nic_share_a_fanout_group() {
     let net = Veth::new(1500);
     let config: PacketConfig = "packet:v1".parse().unwrap();
-    let links = net.within(1, || PacketLink::open_shards(config.clone(), 4)).unwrap();
+    let links = net.run_in(1, || PacketLink::open_shards(config.clone(), 4)).unwrap();
     assert!(links.iter().all(PacketLink::fans_out));
     let groups = fanouts(&net, 1);
     assert!(groups.len() == 4 && groups.iter().all(|group| *group == groups[0]), "{groups:?}");
     // Another NIC uses another group.
-    let more = net.within(1, || PacketLink::open_shards(config.clone(), 2)).unwrap();
+    let more = net.run_in(1, || PacketLink::open_shards(config.clone(), 2)).unwrap();
     let mut groups = fanouts(&net, 1);
     groups.sort();
     groups.dedup();
@@ -84,7 +84,7 @@ fn shards_of_one_nic_share_a_fanout_group() {
     drop((links, more));
     assert_eq!(fanouts(&net, 1), [""; 0]);
     for (spec, count) in [("packet:v1,fanout=off", 2), ("packet:v1", 1)] {
-        let links = net.within(1, || PacketLink::open_shards(spec.parse().unwrap(), count)).unwrap();
+        let links = net.run_in(1, || PacketLink::open_shards(spec.parse().unwrap(), count)).unwrap();
         assert!(!links.iter().any(PacketLink::fans_out), "{spec}");
         assert_eq!(fanouts(&net, 1), [""; 0], "{spec}");
     }
@@ -96,9 +96,9 @@ fn shards_receive_their_packets_after_interface_returns() {
     let start = Clock::now();
     let mut a = open(&net, 0, "packet:v0,ip=10.77.0.11/24");
     let config: PacketConfig = "packet:v1,ip=10.77.0.12/24".parse().unwrap();
-    let mut links = net.within(1, || PacketLink::open_shards(config, 4)).unwrap();
+    let mut links = net.run_in(1, || PacketLink::open_shards(config, 4)).unwrap();
     for turn in 0..3 {
-        to_qps(&mut a, "10.77.0.11", "10.77.0.12", &[0x10, 0x11, 0x12, 0x13, 0x27, 0xfe], start);
+        send_to_qps(&mut a, "10.77.0.11", "10.77.0.12", &[0x10, 0x11, 0x12, 0x13, 0x27, 0xfe], start);
         let all = &mut links.iter_mut().chain([&mut a]).collect::<Vec<_>>();
         assert_eq!(
             received(all, start),
@@ -124,17 +124,18 @@ fn each_shard_receives_its_packets_and_resolves_neighbours() {
     .flat_map(|(a, b, hosts)| with_and_without_fanout([a, b]).map(|[a, b]| (a, b, hosts)))
     {
         let start = Clock::now();
-        let ([mut a0, mut a1], [mut b0, mut b1]) = (open_two(&net, 0, &a), open_two(&net, 1, &b));
+        let ([mut a0, mut a1], [mut b0, mut b1]) =
+            (open_two_shards(&net, 0, &a), open_two_shards(&net, 1, &b));
         for net in ["10.77.0.", "fd77::"] {
             let [x, y] = hosts.map(|n| format!("{net}{n}"));
             // Each link resolves its neighbour by itself; both links of the other side are queried.
             for a in [&mut a0, &mut a1] {
-                to_qps(a, &x, &y, &[0x10, 0x11, 0x13, 0x12], start);
+                send_to_qps(a, &x, &y, &[0x10, 0x11, 0x13, 0x12], start);
             }
             let mut got = received(&mut [&mut b0, &mut b1, &mut a0, &mut a1], start);
             got.iter_mut().for_each(|qps| qps.sort_unstable());
             assert_eq!(got, [vec![0x10, 0x10, 0x12, 0x12], vec![0x11, 0x11, 0x13, 0x13], vec![], vec![]]);
-            to_qps(&mut b1, &y, &x, &[3], start);
+            send_to_qps(&mut b1, &y, &x, &[3], start);
             assert_eq!(
                 received(&mut [&mut a0, &mut a1, &mut b0, &mut b1], start),
                 [vec![], vec![3], vec![], vec![]]
@@ -164,22 +165,22 @@ fn group_query() -> Vec<u8> {
 fn every_shard_reports_its_groups_to_a_router() {
     let net = Veth::new(1500);
     for [spec] in with_and_without_fanout(["packet:v1,ip=10.77.0.12/24".to_owned()]) {
-        let [mut b0, mut b1] = open_two(&net, 1, &spec);
+        let [mut b0, mut b1] = open_two_shards(&net, 1, &spec);
         let start = Clock::now();
         join(&net, 1, &mut b0, start, "239.1.2.3");
         join(&net, 1, &mut b1, start, "239.4.5.6");
-        // They send unsolicited reports twice.
+        // The shards send unsolicited reports twice.
         while b0.next_deadline().is_some() || b1.next_deadline().is_some() {
             received(&mut [&mut b0, &mut b1], start);
         }
         let config = Config { read_timeout: Some(Duration::from_millis(10)), ..Config::default() };
         let v0 = || pnet_datalink::interfaces().into_iter().find(|i| i.name == "v0").unwrap();
-        let channel = net.within(0, || pnet_datalink::channel(&v0(), config)).unwrap();
+        let channel = net.run_in(0, || pnet_datalink::channel(&v0(), config)).unwrap();
         let Channel::Ethernet(mut tx, mut rx) = channel else { panic!("a veth is Ethernet") };
         tx.send_to(&group_query(), None).unwrap().unwrap();
-        let mut told = [[239, 1, 2, 3], [239, 4, 5, 6]].map(|group| (group, false));
-        while told.iter().any(|(_, heard)| !heard) {
-            assert!(start.elapsed() < Duration::from_secs(20), "{spec}: {told:?}");
+        let mut reported = [[239, 1, 2, 3], [239, 4, 5, 6]].map(|group| (group, false));
+        while reported.iter().any(|(_, is_reported)| !is_reported) {
+            assert!(start.elapsed() < Duration::from_secs(20), "{spec}: {reported:?}");
             for link in [&mut b0, &mut b1] {
                 link.receive(now(start), &mut |_| {}).unwrap();
             }
@@ -189,7 +190,9 @@ fn every_shard_reports_its_groups_to_a_router() {
                 && frame[23] == 2
                 && frame[14 + 24] == 0x22
             {
-                told.iter_mut().for_each(|(group, heard)| *heard |= frame[14 + 24 + 12..][..4] == *group);
+                reported
+                    .iter_mut()
+                    .for_each(|(group, is_reported)| *is_reported |= frame[14 + 24 + 12..][..4] == *group);
             }
         }
     }
@@ -204,21 +207,21 @@ fn multicast_reaches_every_shard_that_joined() {
         .flat_map(with_and_without_fanout)
     {
         let start = Clock::now();
-        let (mut a, [mut b0, mut b1]) = (open(&net, 0, &a), open_two(&net, 1, &b));
+        let (mut a, [mut b0, mut b1]) = (open(&net, 0, &a), open_two_shards(&net, 1, &b));
         let group = "239.1.2.3";
         join(&net, 1, &mut b0, start, group);
-        to_qps(&mut a, "10.77.0.1", group, &[0xff_ffff], start);
+        send_to_qps(&mut a, "10.77.0.1", group, &[0xff_ffff], start);
         assert_eq!(received(&mut [&mut b0, &mut b1], start), [vec![0xff], vec![]]);
         join(&net, 1, &mut b1, start, group);
-        to_qps(&mut a, "10.77.0.1", group, &[0xff_ffff], start);
+        send_to_qps(&mut a, "10.77.0.1", group, &[0xff_ffff], start);
         assert_eq!(received(&mut [&mut b0, &mut b1], start), [vec![0xff], vec![0xff]]);
         // A packet from one shard is delivered to both.
-        to_qps(&mut b0, "10.77.0.2", group, &[0xff_ffff], start);
+        send_to_qps(&mut b0, "10.77.0.2", group, &[0xff_ffff], start);
         assert_eq!(received(&mut [&mut b0, &mut b1], start), [vec![0xff], vec![0xff]]);
         b0.leave(group.parse().unwrap());
-        to_qps(&mut b0, "10.77.0.2", group, &[0xff_ffff], start);
+        send_to_qps(&mut b0, "10.77.0.2", group, &[0xff_ffff], start);
         assert_eq!(received(&mut [&mut b0, &mut b1], start), [vec![], vec![0xff]]);
-        to_qps(&mut a, "10.77.0.1", group, &[0xff_ffff], start);
+        send_to_qps(&mut a, "10.77.0.1", group, &[0xff_ffff], start);
         assert_eq!(received(&mut [&mut b0, &mut b1], start), [vec![], vec![0xff]]);
     }
 }

@@ -12,7 +12,7 @@ use urxe::wire::frame::{self, Checksums, Content};
 use urxe::wire::{Flow, IpIdent, Mac, Packet, icrc};
 
 use super::now;
-use super::offload::{FAMILIES, addresses, byte, expect_in, kernel_takes_runs, queue};
+use super::offload::{FAMILIES, addresses, byte, expect_from_peer, kernel_supports_udp_gso, queue};
 use super::veth::{Veth, ip};
 
 /// From linux/if_tun.h.
@@ -39,9 +39,12 @@ struct Tap {
 impl Tap {
     fn new(net: &Veth, offloads: Option<libc::c_ulong>) -> Tap {
         let vnet = offloads.is_some();
-        let file = net.within(0, || {
-            let file =
-                OpenOptions::new().read(true).write(true).open("/dev/net/tun").expect("a tap needs root");
+        let file = net.run_in(0, || {
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open("/dev/net/tun")
+                .expect("opening /dev/net/tun needs root");
             // SAFETY: an all-zero ifreq is valid; the kernel reads and writes it within its size, and takes
             // the offloads by value.
             unsafe {
@@ -63,8 +66,8 @@ impl Tap {
         ip(&format!("-n {host} link set tap0 up mtu 1500"));
         for (family, bits) in FAMILIES.into_iter().zip([24, 64]) {
             let [own, peer] = addresses(family);
-            let quiet = if own.is_ipv6() { "nodad" } else { "" };
-            ip(&format!("-n {host} addr add {own}/{bits} dev tap0 {quiet}"));
+            let flags = if own.is_ipv6() { "nodad" } else { "" };
+            ip(&format!("-n {host} addr add {own}/{bits} dev tap0 {flags}"));
             ip(&format!("-n {host} neigh replace {peer} lladdr {PEER} dev tap0 nud permanent"));
         }
         Tap { file, vnet }
@@ -75,7 +78,7 @@ impl Tap {
         let start = Clock::now();
         let mut buffer = vec![0; 70_000];
         loop {
-            assert!(start.elapsed() < Duration::from_secs(5), "no frame comes out of the tap");
+            assert!(start.elapsed() < Duration::from_secs(5), "no frame arrived at the tap");
             let Ok(n) = self.file.read(&mut buffer) else {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
@@ -93,7 +96,7 @@ impl Tap {
 }
 
 fn open(net: &Veth) -> PacketLink {
-    net.within(0, || PacketLink::open("packet:tap0".parse().unwrap()).unwrap())
+    net.run_in(0, || PacketLink::open("packet:tap0".parse().unwrap()).unwrap())
 }
 
 fn roce(bytes: &[u8], checksums: Checksums) -> (Flow, IpIdent, Vec<u8>) {
@@ -107,12 +110,12 @@ const LENS: [usize; 12] = [1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001,
 
 /// Sends a super-packet and reads it from the tap packet by packet: segmented by the kernel, with increasing
 /// identifications, so that the ICRCs are valid, and with valid checksums.
-fn comes_cut(tap: &mut Tap, link: &mut PacketLink, [x, y]: [IpAddr; 2]) {
+fn check_segmented(tap: &mut Tap, link: &mut PacketLink, [x, y]: [IpAddr; 2]) {
     let flow = Flow::new(x, y, 4000);
     link.transmit(now(Clock::now()), &queue(link, &flow, &LENS)).unwrap();
     for (i, len) in LENS.into_iter().enumerate() {
         let (head, bytes) = tap.next();
-        assert_eq!(head[1], 0, "a run");
+        assert_eq!(head[1], 0, "the frame is a super-packet");
         // The machine may have to complete the checksum, if it has announced that it can.
         let checksums = if head[0] & 1 == 0 { Checksums::Verify } else { Checksums::Partial };
         let (seen, ident, packet) = roce(&bytes, checksums);
@@ -123,7 +126,7 @@ fn comes_cut(tap: &mut Tap, link: &mut PacketLink, [x, y]: [IpAddr; 2]) {
         let payload = Packet::parse(&packet).unwrap().payload().to_vec();
         assert_eq!(payload, (0..len).map(|at| byte(i, at)).collect::<Vec<_>>());
     }
-    assert_eq!(link.offloads(), kernel_takes_runs());
+    assert_eq!(link.offloads(), kernel_supports_udp_gso());
     assert_eq!(link.counters(), LinkCounters::default());
 }
 
@@ -133,7 +136,7 @@ fn tap_without_offloads_receives_segmented_packets() {
     let mut tap = Tap::new(&net, None);
     let mut link = open(&net);
     for family in FAMILIES {
-        comes_cut(&mut tap, &mut link, addresses(family));
+        check_segmented(&mut tap, &mut link, addresses(family));
     }
 }
 
@@ -144,15 +147,15 @@ fn tap_with_other_offloads_receives_segmented_packets() {
         let mut tap = Tap::new(&net, Some(offloads));
         let mut link = open(&net);
         for family in FAMILIES {
-            comes_cut(&mut tap, &mut link, addresses(family));
+            check_segmented(&mut tap, &mut link, addresses(family));
         }
     }
 }
 
 #[test]
 fn tap_with_udp_segmentation_exchanges_gso_packets() {
-    if !kernel_takes_runs() {
-        println!("left out: there are no such taps");
+    if !kernel_supports_udp_gso() {
+        println!("skipped: the kernel does not support taps with UDP segmentation offload");
         return;
     }
     let net = Veth::new(1500);
@@ -165,7 +168,7 @@ fn tap_with_udp_segmentation_exchanges_gso_packets() {
         let (head, bytes) = tap.next();
         let headers = 14 + flow.header_len() as u16;
         let field = |at: usize| u16::from_ne_bytes([head[at], head[at + 1]]);
-        assert_eq!(head[..2], [1, 5], "checksum to complete; runs of UDP");
+        assert_eq!(head[..2], [1, 5], "a partial checksum and UDP GSO");
         assert_eq!([2, 4, 6, 8].map(field), [headers, 12 + 1004 + 4, headers - 8, 6]);
         let (seen, ident, data) = roce(&bytes, Checksums::Partial);
         let mut all = Vec::new();
@@ -173,25 +176,25 @@ fn tap_with_udp_segmentation_exchanges_gso_packets() {
         assert_eq!((seen, &data), (flow, &all));
         assert_eq!(ident, if x.is_ipv4() { IpIdent::SENT } else { IpIdent::Unknown });
 
-        // The other direction; and once more packet by packet.
+        // The other direction, first as a super-packet, then packet by packet.
         let back = Flow::new(y, x, 4001);
         let sent = queue(&link, &back, &LENS);
         let own = Mac(link.info().mac);
         let burst = sent.bursts().next().unwrap();
         let mut all = Vec::new();
         burst.copy_to(&mut all);
-        let mut run = head.to_vec();
-        frame::append_frame(&mut run, own, PEER, &back, 0, &all);
+        let mut super_packet = head.to_vec();
+        frame::append_frame(&mut super_packet, own, PEER, &back, 0, &all);
         let sum = frame::udp_pseudo_sum(&back, all.len() as u16 + 8);
-        run[VNET_LEN + usize::from(headers) - 2..][..2].copy_from_slice(&sum.to_be_bytes());
-        tap.file.write_all(&run).unwrap();
-        assert_eq!(expect_in(&mut link, &back, &LENS), [LENS.len()]);
+        super_packet[VNET_LEN + usize::from(headers) - 2..][..2].copy_from_slice(&sum.to_be_bytes());
+        tap.file.write_all(&super_packet).unwrap();
+        assert_eq!(expect_from_peer(&mut link, &back, &LENS), [LENS.len()]);
         for (i, packet) in all.chunks(burst.segment).enumerate() {
             let mut single = vec![0; VNET_LEN];
             frame::append_frame(&mut single, own, PEER, &back, i as u16, packet);
             tap.file.write_all(&single).unwrap();
         }
-        assert_eq!(expect_in(&mut link, &back, &LENS), [1; LENS.len()]);
+        assert_eq!(expect_from_peer(&mut link, &back, &LENS), [1; LENS.len()]);
     }
     assert_eq!(link.counters(), LinkCounters::default());
 }

@@ -11,19 +11,23 @@ use crate::world::World;
 
 impl World {
     /// Applies the effect on memory of a completed work request of a reliable queue pair.
-    pub fn settle(&mut self, qp: usize, index: usize) {
+    pub fn apply(&mut self, qp: usize, index: usize) {
         let plan = &self.plan.qps[qp];
         let s = &plan.sends[index];
-        let [us, them] = self.sides.get_disjoint_mut([plan.side, 1 - plan.side]).expect("two sides");
+        let [us, them] =
+            self.sides.get_disjoint_mut([plan.side, 1 - plan.side]).expect("the sides are distinct");
         if s.op.brings_data() {
             memory::store(&mut us.expected, &s.pieces, 0, &s.data);
             let read = |at, len| us.region.read(at, len);
-            assert!(memory::holds(read, &s.pieces, &s.data), "result of {index} of QP {qp}: {s:?}");
+            assert!(
+                memory::holds(read, &s.pieces, &s.data),
+                "wrong data in the elements of {index} of QP {qp}: {s:?}"
+            );
         }
         if let Some(at) = s.place {
             them.expected[at..][..s.data.len()].copy_from_slice(&s.data);
-            let there = them.region.read(at, s.data.len());
-            assert!(there == s.data, "what {index} of QP {qp} wrote is not there: {s:?}");
+            let stored = them.region.read(at, s.data.len());
+            assert!(stored == s.data, "target of {index} of QP {qp} has other data: {s:?}");
         }
         if let Some((at, value)) = s.word {
             them.expected[at..][..8].copy_from_slice(&value.to_ne_bytes());
@@ -36,10 +40,10 @@ impl World {
             Kind::Rc | Kind::Xrc => {
                 self.check_sends(qp, failing);
                 self.check_receives(qp, failing);
-                self.settle_failed(qp);
+                self.apply_failed(qp);
             }
             Kind::Uc | Kind::Ud => {
-                self.check_stream(qp);
+                self.check_unreliable_sends(qp);
                 self.check_unreliable_receives(qp);
             }
         }
@@ -47,7 +51,7 @@ impl World {
         // An XRC target has no queue of its own whose last receive it could reach.
         let shared = self.plan.pools[plan.pool].shared && plan.kind != Kind::Xrc;
         let expected = usize::from(shared && !q.destroyed);
-        assert_eq!(q.last_receives, expected, "events of the last receive of QP {qp}");
+        assert_eq!(q.last_wqe_events, expected, "number of last-WQE-reached events of QP {qp}");
     }
 
     fn is_signaled(&self, qp: usize, s: &Send) -> bool {
@@ -62,16 +66,20 @@ impl World {
         let mut flushing = false;
         for (i, s) in plan.sends[..q.posted].iter().enumerate() {
             let Some(c) = got.next_if(|c| c.wr_id == i as u64) else {
-                let owed = self.is_signaled(qp, s) || flushing;
-                assert!(!owed || q.destroyed, "no completion of {i} of QP {qp}, but {:?}: {s:?}", got.peek());
+                let required = self.is_signaled(qp, s) || flushing;
+                assert!(
+                    !required || q.destroyed,
+                    "no completion of {i} of QP {qp}, next is {:?}: {s:?}",
+                    got.peek()
+                );
                 continue;
             };
             assert_eq!((c.opcode, c.qpn), (s.op.completion_opcode(), q.number), "{c:?}");
             match c.status {
                 WcStatus::Success => {
-                    assert!(!flushing, "success behind an error: {c:?}");
-                    assert!(self.is_signaled(qp, s), "a completion of an unsignaled request: {c:?}");
-                    assert!(s.fault.is_none(), "a spoilt request succeeded: {c:?} of {s:?}");
+                    assert!(!flushing, "success after an error: {c:?}");
+                    assert!(self.is_signaled(qp, s), "completion of an unsignaled request: {c:?}");
+                    assert!(s.fault.is_none(), "invalid request succeeded: {c:?} of {s:?}");
                     assert_eq!(c.byte_len, s.len_of_completion(), "{c:?}");
                 }
                 WcStatus::WrFlushErr => {
@@ -86,7 +94,7 @@ impl World {
                 }
             }
         }
-        assert_eq!(got.next(), None, "a completion too many, of QP {qp}");
+        assert_eq!(got.next(), None, "unexpected completion of QP {qp}");
     }
 
     /// Checks the receive completions: the messages in order and once, each in a receive; then possibly one
@@ -95,7 +103,7 @@ impl World {
         let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
         let pool = &self.plan.pools[plan.pool];
         for (c, m) in q.received.iter().zip(&plan.incoming[..q.arrived]) {
-            let peer = self.qps[plan.peer.expect("a peer")].number;
+            let peer = self.qps[plan.peer.expect("a connected QP has a peer")].number;
             let expected = urxe::transport::Completion {
                 wr_id: c.wr_id,
                 opcode: m.opcode,
@@ -105,24 +113,29 @@ impl World {
                 invalidated: (m.invalidated != Key::None).then(|| self.rkey(m.invalidated)),
                 ..completion(q.number, peer)
             };
-            assert_eq!(*c, expected, "a message of QP {qp}");
-            assert_eq!(m.fault, None, "a message came that should not: {c:?}");
+            assert_eq!(*c, expected, "wrong receive completion of QP {qp}");
+            assert_eq!(m.fault, None, "message expected to fail was received: {c:?}");
         }
-        assert!(failing || q.arrived == plan.incoming.len(), "{} messages of QP {qp}", q.arrived);
+        assert!(
+            failing || q.arrived == plan.incoming.len(),
+            "QP {qp} received {} messages of {}",
+            q.arrived,
+            plan.incoming.len()
+        );
         let rest = &q.received[q.arrived..];
-        // A WRITE with immediate whose access is refused fails the receive that it uses.
-        let refused_write = plan.peer.is_some_and(|peer| {
-            let is_refused = |s: &Send| {
+        // A WRITE with immediate without access fails the receive that it consumes.
+        let nakked_write = plan.peer.is_some_and(|peer| {
+            let is_nakked = |s: &Send| {
                 matches!(s.op, WrOp::WriteWithImm { .. }) && s.fault == Some(WcStatus::RemAccessErr)
             };
-            self.plan.qps[peer].sends.iter().any(is_refused)
+            self.plan.qps[peer].sends.iter().any(is_nakked)
         });
         for (i, c) in rest.iter().enumerate() {
             let fault = plan.incoming.get(q.arrived).and_then(|m| m.fault);
-            let fits = c.status == WcStatus::WrFlushErr
+            let is_expected = c.status == WcStatus::WrFlushErr
                 || i == 0 && fault == Some(c.status)
-                || i == 0 && refused_write && c.status == WcStatus::LocAccessErr;
-            assert!(fits && c.qpn == q.number, "{c:?}");
+                || i == 0 && nakked_write && c.status == WcStatus::LocAccessErr;
+            assert!(is_expected && c.qpn == q.number, "{c:?}");
         }
         if q.destroyed {
             assert!(rest.is_empty(), "{rest:?}");
@@ -131,14 +144,15 @@ impl World {
         } else {
             let ids = q.received.iter().map(|c| c.wr_id);
             let all = (0..pool.recvs.len()).map(|i| Pool::wr_id(plan.pool, i));
-            assert!(ids.eq(all), "the receives of QP {qp}: {:?}", q.received);
+            assert!(ids.eq(all), "not all receives of QP {qp} completed: {:?}", q.received);
         }
     }
 
-    /// Settles the requests without a known result: their data is stored in whole packets or not at all.
-    fn settle_failed(&mut self, qp: usize) {
+    /// Applies the effect of requests whose result is unknown: their data is stored in whole packets or not
+    /// at all.
+    fn apply_failed(&mut self, qp: usize) {
         let q = &self.qps[qp];
-        for index in q.settled..self.plan.qps[qp].sends.len() {
+        for index in q.applied..self.plan.qps[qp].sends.len() {
             let plan = &self.plan.qps[qp];
             let (s, side, mtu) = (&plan.sends[index], plan.side, plan.mtu.bytes());
             if s.op.brings_data() {
@@ -147,15 +161,15 @@ impl World {
             let s = &self.plan.qps[qp].sends[index];
             if let Some(at) = s.place {
                 let pieces = [Piece { at: Some(at), len: s.data.len() as u32 }];
-                let refused = s.fault == Some(WcStatus::RemAccessErr);
-                let data = if refused { Vec::new() } else { s.data.clone() };
+                let is_nakked = s.fault == Some(WcStatus::RemAccessErr);
+                let data = if is_nakked { Vec::new() } else { s.data.clone() };
                 self.accept(1 - side, &pieces, &data, mtu, &format!("target of {s:?}"));
             }
             let s = &self.plan.qps[qp].sends[index];
             if let (Some((at, value)), None | Some(WcStatus::LocProtErr)) = (s.word, s.fault) {
-                let there = &mut self.sides[1 - side];
-                if there.region.read(at, 8) == value.to_ne_bytes() {
-                    there.expected[at..][..8].copy_from_slice(&value.to_ne_bytes());
+                let target = &mut self.sides[1 - side];
+                if target.region.read(at, 8) == value.to_ne_bytes() {
+                    target.expected[at..][..8].copy_from_slice(&value.to_ne_bytes());
                 }
             }
         }
@@ -176,31 +190,36 @@ impl World {
             let pieces = self.plan.pools[self.plan.qps[qp].pool].recvs[index].pieces.clone();
             let now = self.sides[side].region.read(0, self.sides[side].region.len());
             let expected = &mut self.sides[side].expected;
-            if let Some(n) = memory::whole_packets(expected, &now, &pieces, &data, mtu) {
+            if let Some(n) = memory::stored_packets(expected, &now, &pieces, &data, mtu) {
                 memory::store(expected, &pieces, 0, &data[..n]);
             }
         }
     }
 
-    /// Accepts the data of `data` that is present as expected, if it is a number of whole packets.
-    fn accept(&mut self, side: usize, pieces: &[Piece], data: &[u8], mtu: usize, what: &str) {
+    /// Adds to the expected memory the part of `data` that is stored, which must be a number of whole
+    /// packets.
+    fn accept(&mut self, side: usize, pieces: &[Piece], data: &[u8], mtu: usize, description: &str) {
         let s = &mut self.sides[side];
         let now = s.region.read(0, s.region.len());
-        let n = memory::whole_packets(&s.expected, &now, pieces, data, mtu);
-        let n = n.unwrap_or_else(|| panic!("neither whole packets nor nothing: {what}"));
+        let n = memory::stored_packets(&s.expected, &now, pieces, data, mtu);
+        let n = n.unwrap_or_else(|| panic!("stored data is not a number of whole packets: {description}"));
         memory::store(&mut s.expected, pieces, 0, &data[..n]);
     }
 
     /// Checks the sends of an unreliable queue pair: all succeed but those with a fault, each of which stops
     /// the send queue until it is recovered.
-    fn check_stream(&self, qp: usize) {
+    fn check_unreliable_sends(&self, qp: usize) {
         let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
         let mut got = q.sent.iter().peekable();
         let mut flushing = false;
         for (i, s) in plan.sends[..q.posted].iter().enumerate() {
             let Some(c) = got.next_if(|c| c.wr_id == i as u64) else {
-                let owed = self.is_signaled(qp, s) || s.fault.is_some();
-                assert!(!owed || q.destroyed, "no completion of {i} of QP {qp}, but {:?}: {s:?}", got.peek());
+                let required = self.is_signaled(qp, s) || s.fault.is_some();
+                assert!(
+                    !required || q.destroyed,
+                    "no completion of {i} of QP {qp}, next is {:?}: {s:?}",
+                    got.peek()
+                );
                 flushing = false;
                 continue;
             };
@@ -210,12 +229,12 @@ impl World {
                     assert!(s.fault.is_none() && self.is_signaled(qp, s), "{c:?} of {s:?}");
                     assert_eq!(c.byte_len, s.len_of_completion(), "{c:?}");
                 }
-                WcStatus::WrFlushErr => assert!(flushing || q.responder.dead, "{c:?} of {s:?}"),
+                WcStatus::WrFlushErr => assert!(flushing || q.responder.failed, "{c:?} of {s:?}"),
                 status => assert_eq!(Some(status), s.fault, "{c:?} of {s:?}"),
             }
             flushing = c.status != WcStatus::Success;
         }
-        assert_eq!(got.next(), None, "a completion too many, of QP {qp}");
+        assert_eq!(got.next(), None, "unexpected completion of QP {qp}");
     }
 
     fn check_unreliable_receives(&self, qp: usize) {
@@ -231,13 +250,13 @@ impl World {
         assert_eq!(q.received.len(), q.responder.expected.len(), "receives of QP {qp}");
     }
 
-    /// Checks that memory is as in the model, and that nothing else has changed.
+    /// Checks that memory is as in the model and no guard byte has changed.
     pub fn check_memory(&self) {
         for (i, s) in self.sides.iter().enumerate() {
-            assert!(s.region.guards_hold(), "guards of side {i}");
+            assert!(s.region.guards_intact(), "guard bytes of side {i} were modified");
             let now = s.region.read(0, s.region.len());
-            let differs = now.iter().zip(&s.expected).position(|(a, b)| a != b);
-            assert_eq!(differs, None, "memory of side {i} differs from the model there");
+            let difference = now.iter().zip(&s.expected).position(|(a, b)| a != b);
+            assert_eq!(difference, None, "first byte of side {i} that differs from the model");
         }
     }
 }

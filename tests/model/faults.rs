@@ -1,27 +1,27 @@
-//! Faults on a connection: one work request or receive fails, after which everything is flushed.
+//! Faults on a connection: one work request or receive fails, and all later ones are flushed.
 
 use urxe::memory::Access;
 use urxe::transport::{WcOpcode, WcStatus, WrOp};
 use urxe::wire::RKey;
 
-use crate::conversation::Conversation;
-use crate::grants::{KINDS, PEER};
+use crate::exchange::Exchange;
+use crate::grants::{KINDS, REMOTE_ALL};
 use crate::program::{Key, Send, flags};
 
-impl Conversation<'_> {
+impl Exchange<'_> {
     /// Inserts a fault. If the randomly chosen kind does not apply to any work request, an invalid key is
     /// invalidated.
     pub fn fault(&mut self) {
         let side = self.rng.below(2) as usize;
         let done = match self.rng.below(9) {
-            0 => self.spoil_elements(side),
-            1 => self.spoil_key(side),
-            2 | 3 => self.use_wrongly(side),
-            4 => self.manage_wrongly(side),
-            5 => self.bind_what_is_bound(side),
-            6 => self.invalidate_wrongly(side),
-            7 => self.spoil_receive(side, WcStatus::LocLenErr, WcStatus::RemInvReqErr),
-            _ => self.spoil_receive(side, WcStatus::LocProtErr, WcStatus::RemOpErr),
+            0 => self.invalidate_lkey(side),
+            1 => self.invalidate_rkey(side),
+            2 | 3 => self.violate_grant(side),
+            4 => self.invalid_local_invalidate(side),
+            5 => self.bind_twice(side),
+            6 => self.invalid_remote_invalidate(side),
+            7 => self.fail_receive(side, WcStatus::LocLenErr, WcStatus::RemInvReqErr),
+            _ => self.fail_receive(side, WcStatus::LocProtErr, WcStatus::RemOpErr),
         };
         if !done {
             let op = WrOp::LocalInv(RKey(0));
@@ -41,48 +41,48 @@ impl Conversation<'_> {
         (!found.is_empty()).then(|| &mut sends[self.rng.pick(&found)])
     }
 
-    fn spoil_elements(&mut self, side: usize) -> bool {
+    fn invalidate_lkey(&mut self, side: usize) -> bool {
         let send = self.pick(side, |s| !s.inline && s.pieces.iter().any(|p| p.at.is_some() && p.len > 0));
         send.map(|s| (s.bad_lkey, s.fault) = (true, Some(WcStatus::LocProtErr))).is_some()
     }
 
-    fn spoil_key(&mut self, side: usize) -> bool {
+    fn invalidate_rkey(&mut self, side: usize) -> bool {
         let send =
             self.pick(side, |s| matches!(s.key, Key::Region(_)) && (!s.data.is_empty() || flushes_bytes(s)));
         send.map(|s| (s.key, s.fault) = (Key::Wrong, Some(WcStatus::RemAccessErr))).is_some()
     }
 
-    /// Uses a key that is stale, or beyond its range, or without the right for the operation.
-    fn use_wrongly(&mut self, side: usize) -> bool {
+    /// Uses a granted key that is stale, beyond its range, or without the access right for the operation.
+    fn violate_grant(&mut self, side: usize) -> bool {
         let owner = 1 - side;
-        let (id, kind) = (self.grants[owner].len(), self.rng.pick(&KINDS[1..]));
-        self.grants[owner].push(kind);
-        let way = self.rng.below(4);
-        let allowed = if way == 3 { Access(0) } else { PEER };
-        let lease = self.open(owner, id, 1, allowed);
+        let (id, grant) = (self.grants[owner].len(), self.rng.pick(&KINDS[1..]));
+        self.grants[owner].push(grant);
+        let kind = self.rng.below(4);
+        let allowed = if kind == 3 { Access(0) } else { REMOTE_ALL };
+        let range = self.grant_access(owner, id, 1, allowed);
         // The bytes behind the range are allocated but belong to no work request.
-        self.arenas[owner].take(8, 1, self.rng);
-        self.tell(owner);
+        self.arenas[owner].alloc(8, 1, self.rng);
+        self.notify(owner);
         self.wait(side);
-        let (offset, len) = match way {
+        let (offset, len) = match kind {
             0 => {
-                self.use_all(&lease);
-                self.shut(owner, id, &lease);
-                self.tell(owner);
+                self.use_all(&range);
+                self.revoke(owner, id, &range);
+                self.notify(owner);
                 self.wait(side);
                 (0, 1 + self.rng.below(8) as usize)
             }
-            1 => (lease.len, 1),
-            2 => (0, lease.len + 1),
-            _ => (0, lease.len),
+            1 => (range.len, 1),
+            2 => (0, range.len + 1),
+            _ => (0, range.len),
         };
-        self.use_part(&lease, offset, len, way != 2);
+        self.use_part(&range, offset, len, kind != 2);
         let last = self.parts[side].sends.last_mut();
         last.map(|s| s.fault = Some(WcStatus::RemAccessErr)).is_some()
     }
 
     /// Invalidates a key that must not be invalidated.
-    fn manage_wrongly(&mut self, side: usize) -> bool {
+    fn invalid_local_invalidate(&mut self, side: usize) -> bool {
         let key = match self.rng.below(3) {
             0 => Key::Region(side),
             1 => self.last_grant(side).map_or(Key::Wrong, |id| Key::Grant { side, id, age: 77 }),
@@ -97,18 +97,18 @@ impl Conversation<'_> {
     }
 
     /// Binds a bound window of type 2, or registers a valid fast region, a second time.
-    fn bind_what_is_bound(&mut self, side: usize) -> bool {
+    fn bind_twice(&mut self, side: usize) -> bool {
         let kind = self.rng.pick(&KINDS[1..]);
         let id = self.grants[side].len();
         self.grants[side].push(kind);
-        self.open(side, id, 1, PEER);
-        self.open(side, id, 2, PEER);
+        self.grant_access(side, id, 1, REMOTE_ALL);
+        self.grant_access(side, id, 2, REMOTE_ALL);
         let last = self.parts[side].sends.last_mut();
         last.map(|s| s.fault = Some(WcStatus::MwBindErr)).is_some()
     }
 
-    /// Sends a message with an invalid invalidation: it is received and acknowledged, but the receive fails.
-    fn invalidate_wrongly(&mut self, side: usize) -> bool {
+    /// Sends a message with an invalid invalidation: the message is acknowledged, but its receive fails.
+    fn invalid_remote_invalidate(&mut self, side: usize) -> bool {
         let owner = 1 - side;
         let mut send = self.send(side);
         send.op = WrOp::SendWithInv(RKey(0));
@@ -122,8 +122,8 @@ impl Conversation<'_> {
         message.map(|m| m.fault = Some(WcStatus::RemInvReqErr)).is_some()
     }
 
-    /// Makes a receive of a side too short for its message, or gives it an invalid key.
-    fn spoil_receive(&mut self, side: usize, here: WcStatus, there: WcStatus) -> bool {
+    /// Makes a receive of a side too short for its message, or sets an invalid key in it.
+    fn fail_receive(&mut self, side: usize, recv_status: WcStatus, send_status: WcStatus) -> bool {
         if self.longest[side] != u32::MAX {
             return false;
         }
@@ -134,8 +134,8 @@ impl Conversation<'_> {
             return false;
         }
         let message = &mut incoming[self.rng.pick(&found)];
-        message.fault = Some(here);
-        self.parts[1 - side].sends[message.send].fault = Some(there);
+        message.fault = Some(recv_status);
+        self.parts[1 - side].sends[message.send].fault = Some(send_status);
         true
     }
 }

@@ -1,11 +1,11 @@
-//! Windows and fast regions: a side grants access to a part of its memory, announces it, the other side uses
-//! it, and one of them revokes it.
+//! Windows and fast regions: a side grants access to a part of its memory and sends a message, the other side
+//! accesses the memory, and one of them revokes the access.
 
 use urxe::memory::{Access, Bind, FastReg, WindowKind};
 use urxe::transport::WrOp;
 use urxe::wire::{LKey, RKey};
 
-use crate::conversation::Conversation;
+use crate::exchange::Exchange;
 use crate::memory::Piece;
 use crate::program::{Key, Send, flags, length};
 
@@ -24,7 +24,7 @@ impl GrantKind {
 
 /// A part of the memory of `side`, with the address by which peers access it.
 #[derive(Clone, Copy, Debug)]
-pub struct Lease {
+pub struct GrantedRange {
     side: usize,
     pub key: Key,
     pub at: usize,
@@ -40,42 +40,43 @@ pub const KINDS: [GrantKind; 4] = [
     GrantKind::Fast,
 ];
 
-pub const PEER: Access = Access(Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0);
+pub const REMOTE_ALL: Access =
+    Access(Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0);
 
-impl Conversation<'_> {
+impl Exchange<'_> {
     /// Adds a window or fast region that is granted, used and revoked one to three times.
     pub fn grant(&mut self, owner: usize) {
         let (id, kind) = (self.grants[owner].len(), self.rng.pick(&KINDS));
         self.grants[owner].push(kind);
         for age in 1..=1 + self.rng.below(3) as u8 {
-            let lease = self.open(owner, id, age, PEER);
-            self.tell(owner);
+            let range = self.grant_access(owner, id, age, REMOTE_ALL);
+            self.notify(owner);
             self.wait(1 - owner);
-            self.use_all(&lease);
-            self.shut(owner, id, &lease);
+            self.use_all(&range);
+            self.revoke(owner, id, &range);
         }
         if self.rng.percent(30) {
-            self.open(owner, id, 9, PEER);
+            self.grant_access(owner, id, 9, REMOTE_ALL);
         }
     }
 
-    fn chat(&mut self) {
+    fn maybe_any(&mut self) {
         if self.rng.percent(40) {
             let side = self.rng.below(2) as usize;
             self.any(side);
         }
     }
 
-    /// Sends a message, so that the other side knows that the requests before it are done.
-    pub fn tell(&mut self, side: usize) {
+    /// Sends a message, after which the other side may rely on the requests before it.
+    pub fn notify(&mut self, side: usize) {
         let send = self.send(side);
         self.push(side, send);
     }
 
     /// Grants access to a part of the memory of `owner` with the rights `allowed`.
-    pub fn open(&mut self, owner: usize, id: usize, age: u8, allowed: Access) -> Lease {
+    pub fn grant_access(&mut self, owner: usize, id: usize, age: u8, allowed: Access) -> GrantedRange {
         let len = 8 + length(self.mtu, self.rng).min(8192) as usize;
-        let at = self.arenas[owner].take(len, 8, self.rng);
+        let at = self.arenas[owner].alloc(len, 8, self.rng);
         let key = Key::Grant { side: owner, id, age };
         let (op, base) = match self.grants[owner][id] {
             GrantKind::Fast => {
@@ -94,44 +95,44 @@ impl Conversation<'_> {
         };
         let flags = flags(self.rng);
         self.push(owner, Send { key, flags, ..Send::new(op) });
-        Lease { side: owner, key, at, len, base }
+        GrantedRange { side: owner, key, at, len, base }
     }
 
-    /// Adds a fast region for a side's own use. It is invalidated right behind the requests that use it,
+    /// Adds a fast region for local access. It is invalidated directly behind the requests that use it,
     /// which may still have to be retransmitted.
-    pub fn own_region(&mut self, side: usize) {
+    pub fn own_fast_region(&mut self, side: usize) {
         let id = self.grants[side].len();
         self.grants[side].push(GrantKind::Fast);
-        let lease = self.open(side, id, 1, PEER);
+        let range = self.grant_access(side, id, 1, REMOTE_ALL);
         let mut at = 0;
         for _ in 0..1 + self.rng.below(3) {
-            let len = self.rng.below((lease.len - at) as u64 + 1) as usize;
-            let piece = Piece { at: Some(lease.at + at), len: len as u32 };
+            let len = self.rng.below((range.len - at) as u64 + 1) as usize;
+            let piece = Piece { at: Some(range.at + at), len: len as u32 };
             let send = self.any_of(side, piece);
-            self.push(side, Send { under: Some(lease), ..send });
+            self.push(side, Send { under: Some(range), ..send });
             at += len;
         }
         let flags = flags(self.rng);
-        self.push(side, Send { key: lease.key, flags, ..Send::new(WrOp::LocalInv(RKey(0))) });
+        self.push(side, Send { key: range.key, flags, ..Send::new(WrOp::LocalInv(RKey(0))) });
     }
 
-    /// Adds requests of the other side that use the whole range, in some parts.
-    pub fn use_all(&mut self, lease: &Lease) {
+    /// Adds requests of the other side that access the whole range, in several parts.
+    pub fn use_all(&mut self, range: &GrantedRange) {
         let mut at = 0;
         let uses = 1 + self.rng.below(3);
         for i in 1..=uses {
-            self.chat();
+            self.maybe_any();
             let len =
-                if i == uses { lease.len - at } else { self.rng.below((lease.len - at) as u64) as usize };
-            self.use_part(lease, at, len, true);
+                if i == uses { range.len - at } else { self.rng.below((range.len - at) as u64) as usize };
+            self.use_part(range, at, len, true);
             at += len;
         }
-        self.chat();
+        self.maybe_any();
     }
 
     /// Adds a WRITE or READ of a part of the range or, with `words`, possibly an atomic on its first bytes.
-    pub fn use_part(&mut self, lease: &Lease, offset: usize, len: usize, words: bool) {
-        let (user, at) = (1 - lease.side, lease.at + offset);
+    pub fn use_part(&mut self, range: &GrantedRange, offset: usize, len: usize, words: bool) {
+        let (user, at) = (1 - range.side, range.at + offset);
         let word = words && len >= 8 && at.is_multiple_of(8);
         let send = match self.rng.below(6) {
             0 if word => self.atomic(user, at),
@@ -145,21 +146,21 @@ impl Conversation<'_> {
             | WrOp::WriteWithImm { va, .. }
             | WrOp::Read { va, .. }
             | WrOp::Atomic { va, .. }
-            | WrOp::AtomicWrite { va, .. } => *va = lease.base + offset as u64,
-            other => panic!("{other:?} uses no lease"),
+            | WrOp::AtomicWrite { va, .. } => *va = range.base + offset as u64,
+            other => panic!("{other:?} has no remote address"),
         }
-        self.push(user, Send { op, key: lease.key, ..send });
+        self.push(user, Send { op, key: range.key, ..send });
     }
 
-    /// Revokes access by one of the sides, after the other's last use.
-    pub fn shut(&mut self, owner: usize, id: usize, lease: &Lease) {
+    /// Revokes the access by one of the sides, after the last access by the other.
+    pub fn revoke(&mut self, owner: usize, id: usize, range: &GrantedRange) {
         let kind = self.grants[owner][id];
         let mut last = self.send(1 - owner);
-        // The fence makes sure that READ data has arrived before the key is invalidated.
+        // The fence ensures that READ data has arrived before the key is invalidated.
         last.flags.fence = true;
         if kind.is_invalidated() && self.rng.percent(50) {
             last.op = WrOp::SendWithInv(RKey(0));
-            last.key = lease.key;
+            last.key = range.key;
             self.push(1 - owner, last);
             self.wait(owner);
             return;
@@ -173,9 +174,9 @@ impl Conversation<'_> {
             // A window of type 1 may be bound again without being unbound.
             return;
         } else {
-            let (addr, access) = (lease.at as u64, PEER);
+            let (addr, access) = (range.at as u64, REMOTE_ALL);
             WrOp::BindMw(Bind { rkey: RKey(0), region: LKey(0), addr, len: 0, access })
         };
-        self.push(owner, Send { key: lease.key, flags, ..Send::new(op) });
+        self.push(owner, Send { key: range.key, flags, ..Send::new(op) });
     }
 }

@@ -3,7 +3,7 @@
 use crate::support::Rng;
 
 /// Memory of one side. Each piece is used by one work request only, so that the result does not depend on
-/// reordering; between the pieces are guard bytes.
+/// reordering; guard bytes separate the pieces.
 #[derive(Default)]
 pub struct Arena {
     /// Contents before the run.
@@ -20,7 +20,7 @@ pub struct Piece {
 }
 
 impl Arena {
-    pub fn take(&mut self, len: usize, align: usize, rng: &mut Rng) -> usize {
+    pub fn alloc(&mut self, len: usize, align: usize, rng: &mut Rng) -> usize {
         let at = (self.bytes.len() + 1 + rng.below(9) as usize).next_multiple_of(align);
         let end = at + len + 1;
         while self.initial.len() < end {
@@ -35,20 +35,20 @@ impl Arena {
     /// region.
     pub fn scatter(&mut self, len: u32, nulls: bool, rng: &mut Rng) -> Vec<Piece> {
         let mut lens = Vec::new();
-        let mut left = len;
+        let mut remaining = len;
         for _ in 0..rng.below(4) {
-            let n = rng.below(left as u64 + 1) as u32;
+            let n = rng.below(remaining as u64 + 1) as u32;
             lens.push(n);
-            left -= n;
+            remaining -= n;
         }
-        lens.push(left);
+        lens.push(remaining);
         if len == 0 && rng.percent(30) {
             lens.clear();
         }
         let null = |rng: &mut Rng| nulls && rng.percent(8);
         lens.into_iter()
             .map(|len| {
-                let at = if null(rng) { None } else { Some(self.take(len as usize, 1, rng)) };
+                let at = if null(rng) { None } else { Some(self.alloc(len as usize, 1, rng)) };
                 Piece { at, len }
             })
             .collect()
@@ -99,7 +99,7 @@ pub fn holds(read: impl Fn(usize, usize) -> Vec<u8>, pieces: &[Piece], data: &[u
 
 /// Returns the number of bytes of `data`, in whole packets, that are present in `now` but not in `before`;
 /// `None` if the difference is not a number of whole packets.
-pub fn whole_packets(before: &[u8], now: &[u8], pieces: &[Piece], data: &[u8], mtu: usize) -> Option<usize> {
+pub fn stored_packets(before: &[u8], now: &[u8], pieces: &[Piece], data: &[u8], mtu: usize) -> Option<usize> {
     let (mut changed, mut same, mut end) = (0, None, 0);
     for (at, data) in parts(pieces, 0, data) {
         if let Some(at) = at {

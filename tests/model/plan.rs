@@ -5,18 +5,18 @@ use std::time::Duration;
 use urxe::transport::Quirks;
 use urxe::wire::{Mtu, QKey};
 
-use crate::conversation::{Conversation, Message, Part};
+use crate::exchange::{Exchange, Message, Part};
 use crate::grants::GrantKind;
 use crate::memory::Arena;
 use crate::program::{Recv, Send};
 use crate::receives::Pool;
 use crate::support::Rng;
-use crate::unreliable::{Station, datagrams, stream};
+use crate::unreliable::{UdQp, datagrams, stream};
 use crate::wire::Faults;
 
-/// Parameters of a run: faults of the wire, tuning of the NICs, and number of connections.
+/// Parameters of a run: faults of the wire, tuning of the NICs, number of connections.
 #[derive(Clone, Debug)]
-pub struct Knobs {
+pub struct Params {
     pub faults: Faults,
     /// Index of the path MTU; a random one for each QP if `None`.
     pub mtu: Option<usize>,
@@ -32,19 +32,19 @@ pub struct Knobs {
     pub ud: usize,
     /// Whether some queue pairs share receive queues.
     pub share: bool,
-    /// Whether some work requests fail, and some queue pairs are stopped or destroyed.
+    /// Whether some work requests fail, and some queue pairs enter ERR or are destroyed.
     pub errors: bool,
     pub ipv6: bool,
     pub quirks: Quirks,
 }
 
-impl Knobs {
-    pub fn of(seed: u64) -> Knobs {
+impl Params {
+    pub fn of(seed: u64) -> Params {
         let mut rng = Rng(seed ^ 0x5eed);
         let clean = rng.percent(20);
         let mut percent = |max: u64| if clean { 0 } else { rng.below(max + 1) };
         let faults = Faults { loss: percent(12), dup: percent(8), reorder: percent(15), corrupt: percent(4) };
-        Knobs {
+        Params {
             faults,
             mtu: None,
             window: rng.pick(&[1, 5_000, 30_000, 1 << 20]),
@@ -79,10 +79,10 @@ impl Kind {
     }
 }
 
-/// Premature end of a queue pair.
+/// Planned failure of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fate {
-    Stopped,
+pub enum Failure {
+    Error,
     Destroyed,
 }
 
@@ -103,7 +103,7 @@ pub struct QpPlan {
     pub sends: Vec<Send>,
     /// Messages that must be received, where they are predictable.
     pub incoming: Vec<Message>,
-    pub fate: Option<(Duration, Fate)>,
+    pub failure: Option<(Duration, Failure)>,
 }
 
 /// Queue pairs that start and end together.
@@ -125,38 +125,38 @@ pub struct Plan {
     pub groups: Vec<Group>,
 }
 
-/// Length of a shared receive, which every SEND to it must fit into.
+/// Length of a shared receive, and of the longest SEND to it.
 const SHARED_ROOM: u32 = 5000;
 
 /// Shared pools of each side: for reliable and for unreliable services.
 type SharedPools = [[Option<usize>; 2]; 2];
 
 impl Plan {
-    pub fn new(knobs: &Knobs, rng: &mut Rng) -> Plan {
+    pub fn new(params: &Params, rng: &mut Rng) -> Plan {
         let mut plan = Plan::default();
-        // There is always something to FLUSH.
+        // A FLUSH needs at least some memory.
         plan.arenas.iter_mut().for_each(|arena| {
-            arena.take(8, 8, rng);
+            arena.alloc(8, 8, rng);
         });
         let mut shared = SharedPools::default();
         for (side, class) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-            if knobs.share && rng.percent(60) {
+            if params.share && rng.percent(60) {
                 shared[side][class] = Some(plan.pools.len());
                 plan.pools.push(Pool::new(side, true, 1 + rng.below(16) as u32));
             }
         }
-        for _ in 0..knobs.rc {
-            plan.reliable(knobs, &shared, rng);
+        for _ in 0..params.rc {
+            plan.reliable(params, &shared, rng);
         }
-        for _ in 0..knobs.uc {
-            plan.unreliable(knobs, &shared, rng);
+        for _ in 0..params.uc {
+            plan.unreliable(params, &shared, rng);
         }
-        if knobs.ud > 0 {
-            plan.datagrams(knobs, &shared, rng);
+        if params.ud > 0 {
+            plan.datagrams(params, &shared, rng);
         }
         let mut targets = [None; 2];
-        for _ in 0..knobs.xrc {
-            plan.extended(knobs, &mut targets, rng);
+        for _ in 0..params.xrc {
+            plan.xrc(params, &mut targets, rng);
         }
         for pool in plan.pools.iter().enumerate().filter(|(_, p)| p.xrc).map(|(i, _)| i).collect::<Vec<_>>() {
             plan.fill_shared(pool, rng);
@@ -207,7 +207,7 @@ impl Plan {
             .collect()
     }
 
-    /// Adds a queue pair without work; its receives come from `shared` or from a queue of its own.
+    /// Adds a queue pair without work requests; its receives are those of pool `shared` or of a new pool.
     fn qp(&mut self, kind: Kind, side: usize, mtu: Mtu, shared: Option<usize>, rng: &mut Rng) -> usize {
         let (qp, pool) = (self.qps.len(), shared.filter(|_| rng.percent(70)).unwrap_or(self.pools.len()));
         if pool == self.pools.len() {
@@ -232,7 +232,7 @@ impl Plan {
             qkey: QKey::default(),
             sends: Vec::new(),
             incoming: Vec::new(),
-            fate: None,
+            failure: None,
         });
         qp
     }
@@ -242,8 +242,8 @@ impl Plan {
     }
 
     /// Adds two connected queue pairs.
-    fn pair(&mut self, kind: Kind, knobs: &Knobs, shared: &SharedPools, rng: &mut Rng) -> [usize; 2] {
-        let mtu = Mtu::ALL[knobs.mtu.unwrap_or_else(|| rng.below(5) as usize)];
+    fn pair(&mut self, kind: Kind, params: &Params, shared: &SharedPools, rng: &mut Rng) -> [usize; 2] {
+        let mtu = Mtu::ALL[params.mtu.unwrap_or_else(|| rng.below(5) as usize)];
         let class = usize::from(!kind.is_reliable());
         let qps = [0, 1].map(|side| self.qp(kind, side, mtu, shared[side][class], rng));
         for (a, b) in [(0, 1), (1, 0)] {
@@ -260,45 +260,46 @@ impl Plan {
         self.groups.push(Group { kind, qps: qps.to_vec(), after, failing });
     }
 
-    /// Plans a premature end for one of the queue pairs.
-    fn doom(&mut self, qps: &[usize], rng: &mut Rng) {
+    /// Plans a failure of one of the queue pairs.
+    fn plan_failure(&mut self, qps: &[usize], rng: &mut Rng) {
         let order = rng.below(24);
         let at = Duration::from_nanos(rng.below(1 << order));
-        let fate = if rng.percent(50) { Fate::Stopped } else { Fate::Destroyed };
-        self.qps[rng.pick(qps)].fate = Some((at, fate));
+        let failure = if rng.percent(50) { Failure::Error } else { Failure::Destroyed };
+        self.qps[rng.pick(qps)].failure = Some((at, failure));
     }
 
-    fn reliable(&mut self, knobs: &Knobs, shared: &SharedPools, rng: &mut Rng) {
-        let qps = self.pair(Kind::Rc, knobs, shared, rng);
-        let (faulty, doomed) = if knobs.errors { (rng.percent(50), rng.percent(25)) } else { (false, false) };
+    fn reliable(&mut self, params: &Params, shared: &SharedPools, rng: &mut Rng) {
+        let qps = self.pair(Kind::Rc, params, shared, rng);
+        let (faulty, failing) =
+            if params.errors { (rng.percent(50), rng.percent(25)) } else { (false, false) };
         let longest = qps.map(|q| if self.is_shared(q) { SHARED_ROOM } else { u32::MAX });
-        let parts = Conversation {
+        let parts = Exchange {
             arenas: &mut self.arenas,
             grants: &mut self.grants,
             rng,
             mtu: self.qps[qps[0]].mtu.bytes(),
             longest,
-            speaker: None,
+            sender: None,
             parts: Default::default(),
         }
-        .make(faulty && !doomed);
+        .generate(faulty && !failing);
         for (part, q) in parts.into_iter().zip(qps) {
             if longest[self.qps[q].side] == u32::MAX {
-                let recvs = Conversation::receives(&part, &mut self.arenas[self.qps[q].side], rng);
+                let recvs = Exchange::receives(&part, &mut self.arenas[self.qps[q].side], rng);
                 self.fill_own(q, recvs);
             }
             let Part { sends, incoming, .. } = part;
             (self.qps[q].sends, self.qps[q].incoming) = (sends, incoming);
         }
-        if doomed {
-            self.doom(&qps, rng);
+        if failing {
+            self.plan_failure(&qps, rng);
         }
-        self.group(Kind::Rc, &qps, faulty || doomed, rng);
+        self.group(Kind::Rc, &qps, faulty || failing, rng);
     }
 
     /// Adds an initiator and a target, whose messages go to a shared pool of the target's side.
-    fn extended(&mut self, knobs: &Knobs, targets: &mut [Option<usize>; 2], rng: &mut Rng) {
-        let mtu = Mtu::ALL[knobs.mtu.unwrap_or_else(|| rng.below(5) as usize)];
+    fn xrc(&mut self, params: &Params, targets: &mut [Option<usize>; 2], rng: &mut Rng) {
+        let mtu = Mtu::ALL[params.mtu.unwrap_or_else(|| rng.below(5) as usize)];
         let from = rng.below(2) as usize;
         let pool = *targets[1 - from].filter(|_| rng.percent(70)).get_or_insert(self.pools.len());
         if pool == self.pools.len() {
@@ -313,33 +314,33 @@ impl Plan {
         self.qps[target].pool = pool;
         self.qps[target].depth = self.qps[initiator].depth;
         (self.qps[initiator].peer, self.qps[target].peer) = (Some(target), Some(initiator));
-        let parts = Conversation {
+        let parts = Exchange {
             arenas: &mut self.arenas,
             grants: &mut self.grants,
             rng,
             mtu: mtu.bytes(),
             longest: [SHARED_ROOM; 2],
-            speaker: Some(from),
+            sender: Some(from),
             parts: Default::default(),
         }
-        .make(false);
+        .generate(false);
         for (part, side) in parts.into_iter().zip(0..) {
             let qp = if side == from { initiator } else { target };
             (self.qps[qp].sends, self.qps[qp].incoming) = (part.sends, part.incoming);
         }
-        let doomed = knobs.errors && rng.percent(25);
-        if doomed {
-            self.doom(&[initiator, target], rng);
+        let failing = params.errors && rng.percent(25);
+        if failing {
+            self.plan_failure(&[initiator, target], rng);
         }
-        self.group(Kind::Xrc, &[initiator, target], doomed, rng);
+        self.group(Kind::Xrc, &[initiator, target], failing, rng);
     }
 
-    fn unreliable(&mut self, knobs: &Knobs, shared: &SharedPools, rng: &mut Rng) {
-        let qps = self.pair(Kind::Uc, knobs, shared, rng);
+    fn unreliable(&mut self, params: &Params, shared: &SharedPools, rng: &mut Rng) {
+        let qps = self.pair(Kind::Uc, params, shared, rng);
         let mtu = self.qps[qps[0]].mtu.bytes();
         for (side, q) in qps.into_iter().enumerate() {
             let grants = &mut self.grants[side];
-            self.qps[q].sends = stream(knobs.errors, mtu, side, &mut self.arenas, grants, rng);
+            self.qps[q].sends = stream(params.errors, mtu, side, &mut self.arenas, grants, rng);
         }
         for q in qps {
             if !self.is_shared(q) {
@@ -348,32 +349,32 @@ impl Plan {
                 self.fill_own(q, recvs);
             }
         }
-        if knobs.errors && rng.percent(30) {
-            self.doom(&qps, rng);
+        if params.errors && rng.percent(30) {
+            self.plan_failure(&qps, rng);
         }
         self.group(Kind::Uc, &qps, false, rng);
     }
 
-    fn datagrams(&mut self, knobs: &Knobs, shared: &SharedPools, rng: &mut Rng) {
-        let mtu = Mtu::ALL[knobs.mtu.unwrap_or_else(|| rng.below(5) as usize)];
+    fn datagrams(&mut self, params: &Params, shared: &SharedPools, rng: &mut Rng) {
+        let mtu = Mtu::ALL[params.mtu.unwrap_or_else(|| rng.below(5) as usize)];
         let common = QKey(rng.next() as u32 >> 1);
-        let mut stations = Vec::new();
-        for _ in 0..knobs.ud {
+        let mut ud_qps = Vec::new();
+        for _ in 0..params.ud {
             let side = rng.below(2) as usize;
             let qp = self.qp(Kind::Ud, side, mtu, shared[side][1], rng);
             let qkey = if rng.percent(80) { common } else { QKey(rng.next() as u32 >> 1) };
             self.qps[qp].qkey = qkey;
-            stations.push(Station { qp, qkey });
+            ud_qps.push(UdQp { qp, qkey });
         }
-        for s in &stations {
+        for s in &ud_qps {
             let side = self.qps[s.qp].side;
             self.qps[s.qp].sends =
-                datagrams(knobs.errors, mtu.bytes(), &stations, &mut self.arenas[side], rng);
+                datagrams(params.errors, mtu.bytes(), &ud_qps, &mut self.arenas[side], rng);
             if !self.is_shared(s.qp) {
                 let room = mtu.bytes() as u32 + 40;
                 let count = rng.below(50);
                 let len =
-                    |rng: &mut Rng| if knobs.errors && rng.percent(3) { rng.below(60) as u32 } else { room };
+                    |rng: &mut Rng| if params.errors && rng.percent(3) { rng.below(60) as u32 } else { room };
                 let arena = &mut self.arenas[side];
                 let recvs = (0..count)
                     .map(|_| Recv {
@@ -387,9 +388,9 @@ impl Plan {
                 self.fill_own(s.qp, recvs);
             }
         }
-        let qps: Vec<_> = stations.iter().map(|s| s.qp).collect();
-        if knobs.errors && rng.percent(40) {
-            self.doom(&qps, rng);
+        let qps: Vec<_> = ud_qps.iter().map(|s| s.qp).collect();
+        if params.errors && rng.percent(40) {
+            self.plan_failure(&qps, rng);
         }
         self.group(Kind::Ud, &qps, false, rng);
     }

@@ -3,14 +3,14 @@
 use urxe::transport::{SendFlags, WcOpcode, WcStatus, WrOp};
 use urxe::wire::{QKey, RKey};
 
-use crate::grants::Lease;
+use crate::grants::GrantedRange;
 use crate::memory::{Arena, Piece};
 use crate::support::Rng;
 
 /// Number of inline bytes that a queue accepts.
 pub const MAX_INLINE: u32 = 200;
 
-/// Key that a work request names; its value is known only when the NICs exist.
+/// Key of a work request; its value is known only when the NICs exist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Key {
     /// No key is needed.
@@ -35,13 +35,13 @@ pub struct To {
 pub enum Target {
     /// A queue pair, by its index in the world.
     Qp(usize),
-    /// A side, with a number that no queue pair of it has.
-    Nobody(usize),
+    /// A side, with the number of no queue pair.
+    UnknownQp(usize),
 }
 
 #[derive(Debug)]
 pub struct Send {
-    /// Operation; the keys of this and the other side are filled in when it is posted.
+    /// Operation; its keys are set when it is posted.
     pub op: WrOp,
     pub key: Key,
     pub pieces: Vec<Piece>,
@@ -50,17 +50,17 @@ pub struct Send {
     pub to: Option<To>,
     /// Number of messages that must have been received before it is posted.
     pub after: usize,
-    /// Data that it transfers to the other side, or back to its pieces.
+    /// Data that it transfers to the other side, or that its pieces receive.
     pub data: Vec<u8>,
     /// Address at the other side where `data` is stored, if it is a WRITE.
     pub place: Option<usize>,
     /// Word at the other side that it modifies, and its value afterwards.
     pub word: Option<(usize, u64)>,
     /// Fast region of its own side that its elements refer to, if not the region of all memory.
-    pub under: Option<Lease>,
+    pub under: Option<GrantedRange>,
     /// Whether its elements have an invalid key.
     pub bad_lkey: bool,
-    /// Status with which it fails, unless an earlier one has failed.
+    /// Status with which it fails, unless an earlier work request has failed.
     pub fault: Option<WcStatus>,
 }
 
@@ -119,13 +119,13 @@ pub struct Recv {
 }
 
 impl Recv {
-    pub fn room(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.pieces.iter().map(|p| p.len as usize).sum()
     }
 }
 
 /// Sets the key of the operation to `key`.
-pub fn put_key(op: &mut WrOp, key: RKey) {
+pub fn set_key(op: &mut WrOp, key: RKey) {
     match op {
         WrOp::Write { rkey, .. }
         | WrOp::WriteWithImm { rkey, .. }
@@ -174,8 +174,8 @@ pub fn transfer(place: Option<usize>, len: u32, from: &mut Arena, rng: &mut Rng)
     Send { pieces, inline, flags: flags(rng), data, place, ..Send::new(op) }
 }
 
-/// Makes the last work request signaled, so that its completion shows that all are done.
-pub fn close(sends: &mut [Send]) {
+/// Makes the last work request signaled, so that its completion shows that all are complete.
+pub fn signal_last(sends: &mut [Send]) {
     if let Some(last) = sends.last_mut() {
         last.flags.signaled = true;
     }

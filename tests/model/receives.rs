@@ -23,8 +23,8 @@ pub struct Pool {
     pub depth: u32,
     /// For each receive: whether a message is complete in it, or it was flushed.
     pub done: Vec<bool>,
-    /// Receives that no message has consumed; maintained for unreliable services, where the fate of each
-    /// packet is known.
+    /// Receives that no message has consumed; maintained for unreliable services, for which the
+    /// model predicts the effect of each packet.
     pub waiting: VecDeque<usize>,
 }
 
@@ -60,12 +60,16 @@ impl Pool {
     /// done yet, and older receives must be done, except those that other queue pairs have consumed for
     /// messages still in progress.
     pub fn finish(&mut self, pool: usize, wr_id: u64) -> usize {
-        assert_eq!((wr_id >> 32) as usize, pool, "a receive of another queue: {wr_id:#x}");
+        assert_eq!(
+            (wr_id >> 32) as usize,
+            pool,
+            "completion of a receive of another queue: wr_id {wr_id:#x}"
+        );
         let index = wr_id as u32 as usize;
-        assert!(index < self.posted, "receive {index} is not posted");
-        assert!(!std::mem::replace(&mut self.done[index], true), "receive {index} is done twice");
+        assert!(index < self.posted, "completion of receive {index}, which is not posted");
+        assert!(!std::mem::replace(&mut self.done[index], true), "receive {index} completed twice");
         let older = self.done[..index].iter().filter(|d| !**d).count();
-        assert!(older < self.users.len(), "receive {index} before {older} older ones");
+        assert!(older < self.users.len(), "receive {index} completed before {older} older ones");
         index
     }
 }

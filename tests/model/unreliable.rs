@@ -1,10 +1,10 @@
-//! UC and UD, packet by packet: the responder's handling of each packet that reaches it is predictable, so
-//! the result is exact.
+//! Model of UC and UD responders: the effect of each packet that arrives is predictable, so the expected
+//! result is exact.
 //!
 //! UC: the packets of a message arrive consecutively and in order, or the message is dropped (IBA 9.8.2.2). A
-//! FIRST packet begins a message whatever its PSN is, so a message that the wire duplicates as a whole is
-//! received twice, and messages that it swaps as a whole arrive in the other order. Data that a dropped SEND
-//! has stored remains stored; its receive is used for the next message of the same queue pair.
+//! FIRST packet with any PSN begins a message, so a message that the wire duplicates completely is received
+//! twice, and messages that the wire reorders completely are received in the new order. Data that a dropped
+//! SEND has stored remains stored; its receive is used for the next message of the same queue pair.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use urxe::wire::{LKey, QKey, Qpn, RKey};
 
 use crate::grants::GrantKind;
 use crate::memory::{self, Arena};
-use crate::program::{Key, Send, Target, To, close, flags, length, transfer};
+use crate::program::{Key, Send, Target, To, flags, length, signal_last, transfer};
 use crate::receives::Pool;
 use crate::support::Rng;
 
@@ -25,11 +25,11 @@ pub const GRH_LEN: usize = 40;
 #[derive(Default)]
 pub struct Responder {
     /// Message in progress, and the number of its next packet.
-    running: Option<(usize, u32)>,
-    /// Receive that a dropped message had consumed.
-    held: Option<usize>,
+    in_progress: Option<(usize, u32)>,
+    /// Receive that a dropped message has consumed.
+    consumed: Option<usize>,
     /// Whether the queue pair is in ERR or destroyed.
-    pub dead: bool,
+    pub failed: bool,
     /// Completions expected on its receive CQ.
     pub expected: Vec<Completion>,
 }
@@ -66,18 +66,18 @@ pub fn completion(qpn: Qpn, src_qpn: Qpn) -> Completion {
 impl Responder {
     /// Returns the receive for the next bytes: the one in use, or the oldest.
     fn receive(&self, pool: &Pool) -> Option<usize> {
-        self.held.or(pool.waiting.front().copied())
+        self.consumed.or(pool.waiting.front().copied())
     }
 
-    fn take(&mut self, pool: &mut Pool) {
-        if self.held.is_none() {
-            self.held = pool.waiting.pop_front();
+    fn consume(&mut self, pool: &mut Pool) {
+        if self.consumed.is_none() {
+            self.consumed = pool.waiting.pop_front();
         }
     }
 
     fn complete(&mut self, pool_index: usize, pool: &mut Pool, completion: Completion) {
-        self.take(pool);
-        let index = self.held.take().expect("a receive, as was seen before");
+        self.consume(pool);
+        let index = self.consumed.take().expect("the receive was found before");
         self.expected.push(Completion { wr_id: Pool::wr_id(pool_index, index), ..completion });
     }
 
@@ -90,8 +90,8 @@ impl Responder {
         bytes: &mut [u8],
     ) {
         let s = a.send;
-        let continues = self.running.take() == Some((a.message, a.packet));
-        if self.dead || !(continues || a.packet == 0) {
+        let continues = self.in_progress.take() == Some((a.message, a.packet));
+        if self.failed || !(continues || a.packet == 0) {
             return;
         }
         let at = a.packet as usize * a.mtu;
@@ -100,20 +100,20 @@ impl Responder {
         let receive = self.receive(pool);
         if s.is_send() {
             let Some(receive) = receive else { return };
-            if at + part.len() > pool.recvs[receive].room() {
+            if at + part.len() > pool.recvs[receive].capacity() {
                 return;
             }
-            self.take(pool);
+            self.consume(pool);
             memory::store(bytes, &pool.recvs[receive].pieces, at, part);
         } else {
             if s.key == Key::Wrong && !s.data.is_empty() || last && s.imm().is_some() && receive.is_none() {
                 return;
             }
-            let place = s.place.expect("a WRITE goes somewhere");
+            let place = s.place.expect("a WRITE has a target address");
             bytes[place + at..][..part.len()].copy_from_slice(part);
         }
         if !last {
-            self.running = Some((a.message, a.packet + 1));
+            self.in_progress = Some((a.message, a.packet + 1));
         } else if let Some(opcode) = s.receive_opcode() {
             let (byte_len, imm, solicited) = (s.data.len() as u32, s.imm(), s.flags.solicited);
             let done = Completion { opcode, byte_len, imm, solicited, ..completion(us, a.from) };
@@ -131,7 +131,7 @@ impl Responder {
         bytes: &mut [u8],
     ) {
         let s = a.send;
-        let Some(receive) = self.receive(pool).filter(|_| !self.dead) else { return };
+        let Some(receive) = self.receive(pool).filter(|_| !self.failed) else { return };
         let recv = &pool.recvs[receive];
         let len = GRH_LEN + s.data.len();
         let done = Completion {
@@ -142,7 +142,7 @@ impl Responder {
             over_ipv4: grh[0] == 0,
             ..completion(us, a.from)
         };
-        if len > recv.room() {
+        if len > recv.capacity() {
             return;
         }
         memory::store(bytes, &recv.pieces, 0, grh);
@@ -153,19 +153,19 @@ impl Responder {
     /// Records that a receive was posted.
     pub fn posted(&mut self, receive: usize, us: Qpn, (index, pool): (usize, &mut Pool)) {
         pool.waiting.push_back(receive);
-        if self.dead && !pool.shared {
+        if self.failed && !pool.shared {
             self.complete(index, pool, Completion { status: WcStatus::WrFlushErr, ..completion(us, us) });
         }
     }
 
     /// Moves the queue pair to the error state.
-    pub fn die(&mut self, us: Qpn, (index, pool): (usize, &mut Pool)) {
-        if std::mem::replace(&mut self.dead, true) {
+    pub fn fail(&mut self, us: Qpn, (index, pool): (usize, &mut Pool)) {
+        if std::mem::replace(&mut self.failed, true) {
             return;
         }
-        self.running = None;
+        self.in_progress = None;
         let flushed = Completion { status: WcStatus::WrFlushErr, ..completion(us, us) };
-        while self.held.is_some() || !pool.shared && !pool.waiting.is_empty() {
+        while self.consumed.is_some() || !pool.shared && !pool.waiting.is_empty() {
             self.complete(index, pool, flushed);
         }
     }
@@ -194,7 +194,7 @@ pub fn grh(src: IpAddr, dst: IpAddr, udp_payload: usize) -> [u8; GRH_LEN] {
             h[8..24].copy_from_slice(&src.octets());
             h[24..].copy_from_slice(&dst.octets());
         }
-        _ => panic!("{src} to {dst}"),
+        _ => panic!("{src} and {dst} are of different IP versions"),
     }
     h
 }
@@ -209,61 +209,60 @@ pub fn stream(
     grants: &mut Vec<GrantKind>,
     rng: &mut Rng,
 ) -> Vec<Send> {
-    let [from, to] = arenas.get_disjoint_mut([side, 1 - side]).expect("two sides");
+    let [from, to] = arenas.get_disjoint_mut([side, 1 - side]).expect("the sides are distinct");
     let mut sends = Vec::new();
     for _ in 0..rng.below(20) {
         if rng.percent(6) {
-            sends.extend(open_and_close(!faulty, side, grants, rng));
+            sends.extend(register_and_invalidate(!faulty, side, grants, rng));
             continue;
         }
         let mut s = if rng.percent(50) {
             transfer(None, length(mtu, rng), from, rng)
         } else {
             let len = length(mtu, rng);
-            let place = to.take(len as usize, 1, rng);
+            let place = to.alloc(len as usize, 1, rng);
             let key = if rng.percent(8) { Key::Wrong } else { Key::Region(1 - side) };
             Send { key, ..transfer(Some(place), len, from, rng) }
         };
         if faulty && rng.percent(10) {
-            spoil(&mut s);
+            make_local_error(&mut s);
         }
         sends.push(s);
     }
-    close(&mut sends);
+    signal_last(&mut sends);
     sends
 }
 
 /// Returns the registration of a fast region that no request uses, and possibly its invalidation.
-fn open_and_close(close: bool, side: usize, grants: &mut Vec<GrantKind>, rng: &mut Rng) -> Vec<Send> {
+fn register_and_invalidate(
+    invalidate: bool,
+    side: usize,
+    grants: &mut Vec<GrantKind>,
+    rng: &mut Rng,
+) -> Vec<Send> {
     let key = Key::Grant { side, id: grants.len(), age: 1 };
     grants.push(GrantKind::Fast);
     let reg = FastReg { key: LKey(0), offset: 0, len: 1, iova: 0, access: Access::LOCAL_READ };
-    let ops = [WrOp::RegMr(reg), WrOp::LocalInv(RKey(0))].into_iter().take(1 + usize::from(close));
+    let ops = [WrOp::RegMr(reg), WrOp::LocalInv(RKey(0))].into_iter().take(1 + usize::from(invalidate));
     ops.map(|op| Send { key, flags: flags(rng), ..Send::new(op) }).collect()
 }
 
-/// Makes the work request fail at the sender.
-fn spoil(s: &mut Send) {
+/// Sets an invalid L_Key in the work request, which then fails at the sender.
+fn make_local_error(s: &mut Send) {
     if !s.inline && s.pieces.iter().any(|p| p.at.is_some() && p.len > 0) {
         (s.bad_lkey, s.fault) = (true, Some(WcStatus::LocProtErr));
     }
 }
 
-/// A UD queue pair as its peers know it.
+/// A UD queue pair as a destination.
 #[derive(Clone, Copy)]
-pub struct Station {
+pub struct UdQp {
     pub qp: usize,
     pub qkey: QKey,
 }
 
-/// Returns datagrams from one of `stations` to all of them.
-pub fn datagrams(
-    faulty: bool,
-    mtu: usize,
-    stations: &[Station],
-    from: &mut Arena,
-    rng: &mut Rng,
-) -> Vec<Send> {
+/// Returns datagrams from one of `ud_qps` to all of them.
+pub fn datagrams(faulty: bool, mtu: usize, ud_qps: &[UdQp], from: &mut Arena, rng: &mut Rng) -> Vec<Send> {
     let mut sends = Vec::new();
     for _ in 0..rng.below(24) {
         let len = length(mtu, rng);
@@ -273,21 +272,21 @@ pub fn datagrams(
         if too_long {
             s.fault = Some(WcStatus::LocLenErr);
         } else if faulty && rng.percent(8) {
-            spoil(&mut s);
+            make_local_error(&mut s);
         }
-        let station = rng.pick(stations);
+        let ud_qp = rng.pick(ud_qps);
         let target =
-            if rng.percent(4) { Target::Nobody(rng.below(2) as usize) } else { Target::Qp(station.qp) };
+            if rng.percent(4) { Target::UnknownQp(rng.below(2) as usize) } else { Target::Qp(ud_qp.qp) };
         let qkey = match rng.below(10) {
             0 => QKey(rng.next() as u32 >> 1),
             // The sender's own Q_Key is sent.
             1 => QKey(1 << 31 | rng.next() as u32),
-            _ => station.qkey,
+            _ => ud_qp.qkey,
         };
         s.to = Some(To { target, qkey });
         sends.push(s);
     }
-    close(&mut sends);
+    signal_last(&mut sends);
     sends
 }
 

@@ -18,12 +18,12 @@ pub struct Faults {
     pub corrupt: u64,
 }
 
-/// Length of the alternating phases with and without faults, in nanoseconds: no retry count survives an
-/// endless faulty phase.
+/// Length of the alternating phases with and without faults, in nanoseconds: permanent faults would exhaust
+/// every retry count.
 const PHASE: u64 = 2_000_000;
 
-/// Index of the byte of the BTH that the ICRC does not cover and the receiver ignores: reserved bits and
-/// congestion marks.
+/// Index of the BTH byte that the ICRC does not cover and the receiver ignores: congestion marks and reserved
+/// bits.
 const UNCOVERED: usize = 4;
 
 /// A packet in transit.
@@ -74,22 +74,22 @@ impl Wire {
         self.trace.update(&now.0.to_le_bytes());
         self.trace.update(&bytes);
         let Faults { loss, dup, reorder, corrupt } = self.faults;
-        let bad = (now.0 / PHASE).is_multiple_of(2);
-        let mut hits = |percent| bad && rng.percent(percent);
+        let is_faulty = (now.0 / PHASE).is_multiple_of(2);
+        let mut hits = |percent| is_faulty && rng.percent(percent);
         if hits(loss) {
             return;
         }
         let copies = if hits(dup) { vec![bytes.clone(), bytes] } else { vec![bytes] };
         for mut bytes in copies {
-            let mut hits = |percent| bad && rng.percent(percent);
-            let (spoil, late) = (hits(corrupt), hits(reorder));
+            let mut hits = |percent| is_faulty && rng.percent(percent);
+            let (corrupts, delays) = (hits(corrupt), hits(reorder));
             let mut covered = false;
-            if spoil {
+            if corrupts {
                 let bit = rng.below(bytes.len() as u64 * 8) as usize;
                 bytes[bit / 8] ^= 1 << (bit % 8);
                 covered = bit / 8 != UNCOVERED;
             }
-            let delay = 3_000 + if late { rng.below(300_000) } else { 0 };
+            let delay = 3_000 + if delays { rng.below(300_000) } else { 0 };
             self.sequence += 1;
             let (at, sequence) = (now + Duration::from_nanos(delay), self.sequence);
             self.flights.push(Reverse(Flight { at, sequence, flow, bytes, corrupt: covered }));

@@ -14,7 +14,7 @@ use urxe::wire::{IpIdent, LKey, Qpn, RKey};
 
 use crate::grants::GrantKind;
 use crate::memory;
-use crate::plan::{Fate, Kind, Knobs, Plan};
+use crate::plan::{Failure, Kind, Params, Plan};
 use crate::program::{Key, Target};
 use crate::receives::Pool;
 use crate::support::{self, PD, Region, Rng};
@@ -28,8 +28,8 @@ pub const ACCESS: Access =
 /// XRC domain of each side.
 pub const DOMAIN: XrcdId = XrcdId(4);
 
-/// Time after which a run counts as hung.
-const STUCK: Duration = Duration::from_secs(20);
+/// Virtual time after which a run is considered hung.
+const HANG_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub struct Side {
     pub ip: IpAddr,
@@ -54,9 +54,9 @@ pub struct Qp {
     pub qpn: Option<Qpn>,
     /// Present or last number of the queue pair.
     pub number: Qpn,
-    /// Number of send work requests posted; `settled` of these are known to be complete.
+    /// Number of send work requests posted; `applied` of these are known to be complete.
     pub posted: usize,
-    pub settled: usize,
+    pub applied: usize,
     pub sent: Vec<Completion>,
     pub received: Vec<Completion>,
     /// Number of messages received.
@@ -66,10 +66,10 @@ pub struct Qp {
     pub next_psn: u32,
     /// Model of the responder, if the service is unreliable.
     pub responder: Responder,
-    pub doom: Option<(Instant, Fate)>,
+    pub failure_at: Option<(Instant, Failure)>,
     pub destroyed: bool,
     /// Number of last-WQE-reached events.
-    pub last_receives: usize,
+    pub last_wqe_events: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -77,7 +77,7 @@ pub enum Stage {
     #[default]
     Waiting,
     Running,
-    Over,
+    Ended,
 }
 
 #[derive(Default)]
@@ -92,7 +92,7 @@ pub struct Group {
 
 pub struct World {
     pub now: Instant,
-    pub knobs: Knobs,
+    pub params: Params,
     pub rng: Rng,
     pub plan: Plan,
     pub sides: [Side; 2],
@@ -103,37 +103,37 @@ pub struct World {
 }
 
 /// Runs a seed to its end, checks everything, and returns a hash of all packets and their times.
-pub fn run(seed: u64, knobs: &Knobs) -> u32 {
+pub fn run(seed: u64, params: &Params) -> u32 {
     let mut rng = Rng(seed);
-    let plan = Plan::new(knobs, &mut rng);
-    let mut world = World::new(plan, knobs, rng);
-    world.go();
+    let plan = Plan::new(params, &mut rng);
+    let mut world = World::new(plan, params, rng);
+    world.run();
     world.check_memory();
     world.wire.trace.finalize()
 }
 
 impl Side {
-    fn new(i: usize, plan: &Plan, knobs: &Knobs, rng: &mut Rng) -> Side {
+    fn new(i: usize, plan: &Plan, params: &Params, rng: &mut Rng) -> Side {
         let host = 1 + i as u8;
-        let ip = match knobs.ipv6 {
+        let ip = match params.ipv6 {
             true => IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, host.into()]),
             false => IpAddr::from([10, 0, 0, host]),
         };
         let tuning = Tuning {
-            window: knobs.window,
-            read_chunk: knobs.read_chunk,
-            turn: knobs.turn,
+            window: params.window,
+            read_chunk: params.read_chunk,
+            turn: params.turn,
             min_timeout: Duration::ZERO,
-            max_ack_silence: Duration::from_micros(knobs.ack_silence_us),
+            max_ack_silence: Duration::from_micros(params.ack_silence_us),
             pace_unacknowledged: true,
-            min_probe_timeout: Duration::from_micros(knobs.ack_silence_us),
+            min_probe_timeout: Duration::from_micros(params.ack_silence_us),
         };
         let port = PortAddresses { gids: vec![ip.into()], src_port: None };
         let initial = &plan.arenas[i].initial;
         let mut memory = Table::new();
         let region = Region::new(&mut memory, PD, initial.len(), 0, ACCESS);
         region.write(0, initial);
-        let null = memory.register_null(PD).expect("room in the table");
+        let null = memory.register_null(PD).expect("the memory table is full");
         let grants = plan.grants[i].iter().map(|kind| match kind {
             GrantKind::Window(kind) => memory.alloc_window(PD, *kind).map(|key| key.0),
             GrantKind::Fast => {
@@ -143,7 +143,7 @@ impl Side {
                 fast.map(|f| f.rkey.0)
             }
         });
-        let grants = grants.map(|key| key.expect("room in the table")).collect();
+        let grants = grants.map(|key| key.expect("the memory table is full")).collect();
         let personality = Personality::STRICT;
         Side {
             ip,
@@ -161,8 +161,8 @@ impl Side {
 }
 
 impl World {
-    fn new(mut plan: Plan, knobs: &Knobs, mut rng: Rng) -> World {
-        let mut sides = [0, 1].map(|i| Side::new(i, &plan, knobs, &mut rng));
+    fn new(mut plan: Plan, params: &Params, mut rng: Rng) -> World {
+        let mut sides = [0, 1].map(|i| Side::new(i, &plan, params, &mut rng));
         for pool in plan.pools.iter_mut().filter(|p| p.shared) {
             let caps = RecvCaps { max_wr: pool.depth, max_sge: 4 };
             let Side { nic, recv_cq, .. } = &mut sides[pool.side];
@@ -173,12 +173,12 @@ impl World {
         }
         World {
             now: Instant(1),
-            knobs: knobs.clone(),
+            params: params.clone(),
             rng,
             sides,
             qps: plan.qps.iter().map(|_| Qp::default()).collect(),
             groups: plan.groups.iter().map(|_| Group::default()).collect(),
-            wire: Wire::new(knobs.faults),
+            wire: Wire::new(params.faults),
             next_tick: Instant(0),
             plan,
         }
@@ -197,13 +197,13 @@ impl World {
         }
     }
 
-    fn go(&mut self) {
-        while self.groups.iter().any(|g| g.stage != Stage::Over) {
+    fn run(&mut self) {
+        while self.groups.iter().any(|g| g.stage != Stage::Ended) {
             if self.now >= self.next_tick {
                 self.tick();
                 self.next_tick = self.now + Duration::from_nanos(1 + self.rng.below(200_000));
             }
-            self.meet_fates();
+            self.apply_failures();
             (0..2).for_each(|side| self.transmit(side));
             self.poll();
             self.end_groups();
@@ -214,25 +214,31 @@ impl World {
     /// Advances to the time of the next event, and processes it.
     fn advance(&mut self) {
         let closings = self.groups.iter().filter_map(|g| g.close_at);
-        let dooms = self.qps.iter().filter_map(|q| q.doom.map(|d| d.0));
+        let failures = self.qps.iter().filter_map(|q| q.failure_at.map(|d| d.0));
         let timers = self.sides.iter().filter_map(|s| s.nic.next_deadline());
-        let next =
-            self.wire.next().into_iter().chain(closings).chain(dooms).chain(timers).chain([self.next_tick]);
+        let next = self
+            .wire
+            .next()
+            .into_iter()
+            .chain(closings)
+            .chain(failures)
+            .chain(timers)
+            .chain([self.next_tick]);
         let next = next.min().unwrap_or(self.next_tick);
-        assert!(next.since(Instant(0)) < STUCK, "stuck: {}", self.describe());
+        assert!(next.since(Instant(0)) < HANG_TIMEOUT, "no progress: {}", self.describe());
         self.now = self.now.max(next);
         while let Some(flight) = self.wire.arrived(self.now) {
-            self.arrive(&flight);
+            self.deliver(&flight);
         }
         for s in &mut self.sides {
             s.nic.handle_timeouts(self.now, &s.memory, &mut s.tx);
         }
     }
 
-    fn arrive(&mut self, flight: &Flight) {
+    fn deliver(&mut self, flight: &Flight) {
         let side = usize::from(flight.flow.dst != self.sides[0].ip);
         if !flight.corrupt {
-            self.foresee(side, flight);
+            self.predict(side, flight);
         }
         let s = &mut self.sides[side];
         let (flow, bytes) = (flight.flow, &flight.bytes);
@@ -245,8 +251,8 @@ impl World {
         (0..self.qps.len()).find(|q| self.plan.qps[*q].side == side && self.qps[*q].qpn == Some(qpn))
     }
 
-    /// Feeds a packet to the model of an unreliable queue pair.
-    fn foresee(&mut self, side: usize, flight: &Flight) {
+    /// Passes a packet to the model of an unreliable queue pair.
+    fn predict(&mut self, side: usize, flight: &Flight) {
         let b = &flight.bytes;
         let word = |at: usize| u32::from_be_bytes([0, b[at], b[at + 1], b[at + 2]]);
         let Some(to) = self.find(side, Qpn::new(word(5))) else { return };
@@ -254,32 +260,32 @@ impl World {
         let from = match self.plan.qps[to].kind {
             Kind::Uc if !datagram => self.plan.qps[to].peer,
             Kind::Ud if datagram => {
-                let theirs = usize::from(flight.flow.src != self.sides[0].ip);
+                let sender_side = usize::from(flight.flow.src != self.sides[0].ip);
                 let number = Qpn::new(word(17));
                 (0..self.qps.len())
-                    .find(|q| self.plan.qps[*q].side == theirs && self.qps[*q].number == number)
+                    .find(|q| self.plan.qps[*q].side == sender_side && self.qps[*q].number == number)
             }
             _ => return,
         };
-        let from = from.expect("whoever sent this");
-        let (theirs, plan) = (&self.qps[from], &self.plan.qps[from]);
+        let from = from.expect("the sender of the packet is a known QP");
+        let (sender, plan) = (&self.qps[from], &self.plan.qps[from]);
         let offset = word(9).wrapping_sub(plan.psn) & 0xff_ffff;
-        let (first, message) = theirs.psns[theirs.psns.partition_point(|p| p.0 <= offset) - 1];
+        let (first, message) = sender.psns[sender.psns.partition_point(|p| p.0 <= offset) - 1];
         let (send, mtu) = (&plan.sends[message], plan.mtu.bytes());
-        let arrival = Arrival { send, message, packet: offset - first, mtu, from: theirs.number };
+        let arrival = Arrival { send, message, packet: offset - first, mtu, from: sender.number };
         let (us, pool) = (self.qps[to].number, self.plan.qps[to].pool);
         let bytes = &mut self.sides[side].expected;
         let recvs = (pool, &mut self.plan.pools[pool]);
         if !datagram {
             return self.qps[to].responder.connected(&arrival, us, recvs, bytes);
         }
-        let meant = send.to.as_ref().expect("a datagram has a destination");
+        let destination = send.to.as_ref().expect("a datagram has a destination");
         assert!(
-            matches!(meant.target, Target::Qp(q) if q == to),
-            "a datagram for {:?} to {to}",
-            meant.target
+            matches!(destination.target, Target::Qp(q) if q == to),
+            "a datagram for {:?} arrived at QP {to}",
+            destination.target
         );
-        if unreliable::qkey_on_wire(meant, plan.qkey) != self.plan.qps[to].qkey {
+        if unreliable::qkey_on_wire(destination, plan.qkey) != self.plan.qps[to].qkey {
             return;
         }
         let grh = unreliable::grh(flight.flow.src, flight.flow.dst, b.len());
@@ -303,20 +309,23 @@ impl World {
     pub fn poll(&mut self) {
         for side in 0..2 {
             let mut got = Vec::new();
-            self.sides[side].send_cq.poll(usize::MAX, &mut got).expect("room for all");
+            self.sides[side].send_cq.poll(usize::MAX, &mut got).expect("the CQ has overflowed");
             for c in got.drain(..) {
-                let qp = self.find(side, c.qpn).unwrap_or_else(|| panic!("of none of our QPs: {c:?}"));
+                let qp =
+                    self.find(side, c.qpn).unwrap_or_else(|| panic!("completion of an unknown QP: {c:?}"));
                 self.sent(qp, c);
             }
-            self.sides[side].recv_cq.poll(usize::MAX, &mut got).expect("room for all");
+            self.sides[side].recv_cq.poll(usize::MAX, &mut got).expect("the CQ has overflowed");
             for c in got.drain(..) {
-                let qp = self.find(side, c.qpn).unwrap_or_else(|| panic!("of none of our QPs: {c:?}"));
+                let qp =
+                    self.find(side, c.qpn).unwrap_or_else(|| panic!("completion of an unknown QP: {c:?}"));
                 self.received(qp, c);
             }
             while let Some(event) = self.sides[side].nic.next_event() {
                 if let AsyncEvent::LastWqeReached(qpn) = event {
-                    let qp = self.find(side, qpn).unwrap_or_else(|| panic!("of none of our QPs: {event:?}"));
-                    self.qps[qp].last_receives += 1;
+                    let qp =
+                        self.find(side, qpn).unwrap_or_else(|| panic!("event of an unknown QP: {event:?}"));
+                    self.qps[qp].last_wqe_events += 1;
                 }
             }
         }
@@ -327,10 +336,10 @@ impl World {
         self.qps[qp].sent.push(c);
         if c.status == WcStatus::Success && self.plan.qps[qp].kind.is_reliable() {
             let last = c.wr_id as usize;
-            for i in self.qps[qp].settled..=last {
-                self.settle(qp, i);
+            for i in self.qps[qp].applied..=last {
+                self.apply(qp, i);
             }
-            self.qps[qp].settled = last + 1;
+            self.qps[qp].applied = last + 1;
         }
     }
 
@@ -340,11 +349,15 @@ impl World {
         let s = &mut self.sides[plan.side];
         let recv = self.plan.pools[plan.pool].finish(plan.pool, c.wr_id);
         if c.status == WcStatus::Success && plan.kind.is_reliable() {
-            let message = plan.incoming.get(q.arrived).unwrap_or_else(|| panic!("a message too many: {c:?}"));
+            let message = plan.incoming.get(q.arrived).unwrap_or_else(|| panic!("unexpected message: {c:?}"));
             let pieces = &self.plan.pools[plan.pool].recvs[recv].pieces;
             memory::store(&mut s.expected, pieces, 0, &message.data);
             let read = |at, len| s.region.read(at, len);
-            assert!(memory::holds(read, pieces, &message.data), "message {} of QP {qp}: {c:?}", q.arrived);
+            assert!(
+                memory::holds(read, pieces, &message.data),
+                "wrong data of message {} of QP {qp}: {c:?}",
+                q.arrived
+            );
             q.arrived += 1;
         }
         q.received.push(c);
@@ -352,7 +365,7 @@ impl World {
 
     /// Describes the state of the run, to diagnose a hang.
     pub fn describe(&self) -> String {
-        let mut text = format!("{:?} at {:?}\n", self.knobs, self.now);
+        let mut text = format!("{:?} at {:?}\n", self.params, self.now);
         for s in &self.sides {
             text += &format!("{:?}\n", s.nic.counters());
         }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::nvme::capsule::{Command, DataPointer, Failure, Keyed, Status};
-use super::nvme::private_data::{ConnectRequest, Refusal};
+use super::nvme::private_data::{ConnectRequest, RejectReason};
 use super::nvme::queue::Queue;
 use super::nvme::request::{Transfer, ranges};
 use super::*;
@@ -33,7 +33,7 @@ impl Bench {
 
     pub fn run(&mut self, command: &Command) -> Result<Option<u64>, Failure> {
         let now = Instant::now();
-        let request = self.queue.take(command, now)?;
+        let request = self.queue.accept(command, now)?;
         match request.transfer(BLOCK) {
             Transfer::None => self.data.clear(),
             Transfer::FromHost(len) => self.data.resize(len, 0),
@@ -55,8 +55,8 @@ fn on_blocks(opcode: u8, first: u64, count: u32) -> Command {
 const FLUSH: u8 = 0;
 const WRITE: u8 = 1;
 const READ: u8 = 2;
-const ZERO: u8 = 8;
-const DATASET: u8 = 9;
+const WRITE_ZEROES: u8 = 8;
+const DATASET_MANAGEMENT: u8 = 9;
 
 #[test]
 fn invalid_io_commands_are_refused() {
@@ -69,24 +69,24 @@ fn invalid_io_commands_are_refused() {
         ("no such namespace", with(on_blocks(READ, 0, 1), 4, &[2]), Status::InvalidNamespace),
         ("namespace 0", with(on_blocks(READ, 0, 1), 4, &[0]), Status::InvalidNamespace),
         ("a write to all", with(on_blocks(WRITE, 0, 1), 4, &[0xff; 4]), Status::InvalidNamespace),
-        ("one half of a pair", with(on_blocks(READ, 0, 1), 1, &[0x41]), Status::InvalidField),
+        ("a fused operation", with(on_blocks(READ, 0, 1), 1, &[0x41]), Status::InvalidField),
         ("no SGL", with(on_blocks(READ, 0, 1), 1, &[0]), Status::InvalidField),
-        ("more than a command moves", on_blocks(READ, 0, 2049), Status::InvalidField),
-        ("the same of a write", on_blocks(WRITE, 0, 0x1_0000), Status::InvalidField),
-        ("behind the end", on_blocks(READ, end, 1), Status::LbaOutOfRange),
+        ("more data than the limit", on_blocks(READ, 0, 2049), Status::InvalidField),
+        ("a write of more data than the limit", on_blocks(WRITE, 0, 0x1_0000), Status::InvalidField),
+        ("beyond the end", on_blocks(READ, end, 1), Status::LbaOutOfRange),
         ("across the end", on_blocks(READ, end - 1, 2), Status::LbaOutOfRange),
-        ("a write there", on_blocks(WRITE, end - 1, 2), Status::LbaOutOfRange),
-        ("zeros there", on_blocks(ZERO, end - 1, 2), Status::LbaOutOfRange),
-        ("the last number", on_blocks(READ, u64::MAX, 1), Status::LbaOutOfRange),
-        ("that wraps in bytes", on_blocks(READ, 1 << 55, 8), Status::LbaOutOfRange),
-        ("a Fabrics command that is none", fabrics(0x05, &[]), Status::InvalidOpcode),
-        ("Connect twice", connect(1, 32), Status::CommandSequence),
+        ("a write across the end", on_blocks(WRITE, end - 1, 2), Status::LbaOutOfRange),
+        ("zeroes across the end", on_blocks(WRITE_ZEROES, end - 1, 2), Status::LbaOutOfRange),
+        ("the largest block number", on_blocks(READ, u64::MAX, 1), Status::LbaOutOfRange),
+        ("an offset in bytes that overflows", on_blocks(READ, 1 << 55, 8), Status::LbaOutOfRange),
+        ("an unknown Fabrics command", fabrics(0x05, &[]), Status::InvalidOpcode),
+        ("a second Connect", connect(1, 32), Status::CommandSequence),
     ];
     let before = disk.blocks(0, BLOCKS);
-    for (what, command, status) in cases {
-        assert_eq!(io.status(&command), Err(status), "{what}");
+    for (case, command, status) in cases {
+        assert_eq!(io.status(&command), Err(status), "{case}");
     }
-    assert!(disk.blocks(0, BLOCKS) == before, "and nothing was written");
+    assert!(disk.blocks(0, BLOCKS) == before, "an invalid command changed the disk");
     assert_eq!(io.status(&on_blocks(READ, end - 1, 1)), Ok(Some(0)));
     assert_eq!(io.data, block(BLOCKS - 1));
 }
@@ -106,25 +106,25 @@ fn blocks_are_read_written_and_zeroed() {
     assert_eq!(disk.blocks(9, 1), block(90));
     assert_eq!(io.status(&command(FLUSH, &[])), Ok(Some(0)));
     assert_eq!(io.status(&with(command(FLUSH, &[]), 4, &[0xff; 4])), Ok(Some(0)), "all namespaces");
-    assert_eq!(io.status(&on_blocks(ZERO, 8, 2)), Ok(Some(0)));
+    assert_eq!(io.status(&on_blocks(WRITE_ZEROES, 8, 2)), Ok(Some(0)));
     assert_eq!(disk.blocks(7, 4), [block(70), block(0), block(0), block(10)].concat());
 
     // Two ranges, of three blocks and of one.
     let run = |first: u64, count: u32| [&[0; 4][..], &count.to_le_bytes(), &first.to_le_bytes()].concat();
     io.data = [run(20, 3), run(30, 1)].concat();
-    assert_eq!(io.status(&command(DATASET, &[1, 0])), Ok(Some(0)), "only hints");
+    assert_eq!(io.status(&command(DATASET_MANAGEMENT, &[1, 0])), Ok(Some(0)), "hints without deallocation");
     assert_eq!(disk.blocks(20, 1), block(20));
-    assert_eq!(io.status(&command(DATASET, &[1, 4])), Ok(Some(0)));
+    assert_eq!(io.status(&command(DATASET_MANAGEMENT, &[1, 4])), Ok(Some(0)));
     assert_eq!(disk.blocks(19, 5), [block(19), vec![0; 3 * BLOCK], block(23)].concat());
     assert_eq!(disk.blocks(29, 3), [block(29), block(0), block(31)].concat());
     io.data = run(BLOCKS as u64, 1);
-    assert_eq!(io.status(&command(DATASET, &[0, 4])), Err(Status::LbaOutOfRange));
+    assert_eq!(io.status(&command(DATASET_MANAGEMENT, &[0, 4])), Err(Status::LbaOutOfRange));
     io.data = run(0, 0);
-    assert_eq!(io.status(&command(DATASET, &[0, 4])), Ok(Some(0)), "a run of none");
+    assert_eq!(io.status(&command(DATASET_MANAGEMENT, &[0, 4])), Ok(Some(0)), "an empty range");
     assert_eq!(disk.blocks(1, 1), block(1));
 }
 
-/// The work is bounded however often the host names a block.
+/// The amount of work is bounded even if the host names a block repeatedly.
 #[test]
 fn overlapping_ranges_are_merged() {
     let run = |first: u64, count: u32| [&[0; 4][..], &count.to_le_bytes(), &first.to_le_bytes()].concat();
@@ -143,7 +143,7 @@ fn read_only_disk_refuses_writes() {
     let (mut admin, mut io) = Bench::pair(&disk);
     assert_eq!(admin.status(&command(0x06, &[0])), Ok(Some(0)));
     assert_eq!(admin.data[99], 1);
-    for opcode in [WRITE, ZERO] {
+    for opcode in [WRITE, WRITE_ZEROES] {
         assert_eq!(io.status(&on_blocks(opcode, 0, 1)), Err(Status::WriteProtected));
     }
     assert_eq!(io.status(&on_blocks(READ, 1, 1)), Ok(Some(0)));
@@ -158,33 +158,37 @@ fn invalid_admin_commands_are_refused() {
     let cases = [
         ("an unknown opcode", command(0x99, &[]), Status::InvalidOpcode),
         ("a read", on_blocks(READ, 0, 1), Status::InvalidLogPage),
-        ("a queue as PCI has them", command(0x01, &[]), Status::InvalidOpcode),
+        ("a PCIe command", command(0x01, &[]), Status::InvalidOpcode),
         ("another namespace", identify(0, 2), Status::InvalidNamespace),
-        ("another namespace's names", identify(3, 0), Status::InvalidNamespace),
-        ("namespaces behind all", with(identify(2, 0), 4, &[0xff; 4]), Status::InvalidNamespace),
+        ("descriptors of namespace 0", identify(3, 0), Status::InvalidNamespace),
+        ("namespaces after 0xffffffff", with(identify(2, 0), 4, &[0xff; 4]), Status::InvalidNamespace),
         ("an unknown structure", identify(0x77, 1), Status::InvalidField),
         ("another command set", command(0x06, &[6, 2 << 24]), Status::InvalidField),
         ("an unknown log", command(0x02, &[0x55 | 7 << 16]), Status::InvalidLogPage),
         ("the discovery log", command(0x02, &[0x70 | 7 << 16]), Status::InvalidLogPage),
-        ("a log behind its end", command(0x02, &[2 | 7 << 16, 0, 516]), Status::InvalidField),
-        ("a log from within a dword", command(0x02, &[2 | 7 << 16, 0, 2]), Status::InvalidField),
-        ("a log that is too long", command(0x02, &[2 | 0xffff << 16, 0xffff]), Status::InvalidField),
+        ("a log page beyond its end", command(0x02, &[2 | 7 << 16, 0, 516]), Status::InvalidField),
+        (
+            "a log page offset that is not a multiple of 4",
+            command(0x02, &[2 | 7 << 16, 0, 2]),
+            Status::InvalidField,
+        ),
+        ("a log page that is too long", command(0x02, &[2 | 0xffff << 16, 0xffff]), Status::InvalidField),
         ("an unknown feature", command(0x0a, &[0x55]), Status::InvalidField),
-        ("one that cannot be set", command(0x09, &[0x55]), Status::InvalidField),
-        ("one that is to be saved", command(0x09, &[1 << 31 | 0x0f, 1]), Status::InvalidField),
-        ("one as it was saved", command(0x0a, &[2 << 8 | 0x0f]), Status::InvalidField),
+        ("a feature that cannot be set", command(0x09, &[0x55]), Status::InvalidField),
+        ("a feature to be saved", command(0x09, &[1 << 31 | 0x0f, 1]), Status::InvalidField),
+        ("the saved value of a feature", command(0x0a, &[2 << 8 | 0x0f]), Status::InvalidField),
         ("65536 queues", command(0x09, &[7, 0xffff]), Status::InvalidField),
         ("an unknown register", fabrics(4, &[0, 0x44]), Status::InvalidField),
         ("half a register", fabrics(4, &[0, 0]), Status::InvalidField),
         ("a register of another length", fabrics(4, &[2, 0x1c]), Status::InvalidField),
-        ("one that cannot be set", fabrics(0, &[0, 0x1c, 1]), Status::InvalidField),
-        ("entries of other lengths", fabrics(0, &[0, 0x14, 1]), Status::InvalidField),
-        ("large pages", fabrics(0, &[0, 0x14, 0x46_0081]), Status::InvalidField),
+        ("a read-only register", fabrics(0, &[0, 0x1c, 1]), Status::InvalidField),
+        ("unsupported queue entry sizes", fabrics(0, &[0, 0x14, 1]), Status::InvalidField),
+        ("an unsupported page size", fabrics(0, &[0, 0x14, 0x46_0081]), Status::InvalidField),
     ];
-    for (what, command, status) in cases {
-        assert_eq!(admin.status(&command), Err(status), "{what}");
+    for (case, command, status) in cases {
+        assert_eq!(admin.status(&command), Err(status), "{case}");
     }
-    assert_eq!(admin.status(&command(0x18, &[])), Ok(Some(0)), "and it goes on");
+    assert_eq!(admin.status(&command(0x18, &[])), Ok(Some(0)), "the controller still executes commands");
 }
 
 #[test]
@@ -195,7 +199,7 @@ fn identify_logs_and_features_describe_the_controller() {
     let text = |from: usize, to: usize| String::from_utf8_lossy(&admin.data[from..to]).trim().to_string();
     assert_eq!(text(24, 64), "urxe NVMe over Fabrics target");
     assert_eq!(text(768, 768 + NQN.len()), NQN);
-    assert_eq!(admin.data[77..84], [8, 1, 0, 0, 4, 1, 0], "1 MiB at once, its number, its version");
+    assert_eq!(admin.data[77..84], [8, 1, 0, 0, 4, 1, 0], "MDTS of 1 MiB, controller ID, version");
     assert_eq!(admin.data[111], 1);
     assert_eq!(admin.data[1792..1800], [4, 1, 0, 0, 1, 0, 0, 0], "capsules of 4160 and 16 bytes");
     // The namespace.
@@ -206,7 +210,7 @@ fn identify_logs_and_features_describe_the_controller() {
     assert_eq!(admin.status(&with(command(0x06, &[2]), 4, &[0])), Ok(Some(0)));
     assert_eq!(admin.data[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(admin.status(&command(0x06, &[2])), Ok(Some(0)));
-    assert_eq!(admin.data[..4], [0; 4], "none behind 1");
+    assert_eq!(admin.data[..4], [0; 4], "no namespace after 1");
     assert_eq!(admin.status(&command(0x06, &[3])), Ok(Some(0)));
     assert_eq!((admin.data[0], &admin.data[4..20]), (3, &id[..]));
     // The logs.
@@ -215,17 +219,17 @@ fn identify_logs_and_features_describe_the_controller() {
         assert_eq!(admin.data.len(), 64);
     }
     assert_eq!(admin.status(&command(0x02, &[5 | 1023 << 16])), Ok(Some(0)));
-    assert_eq!(admin.data[4 * 0x18], 1, "keeping alive is supported");
-    assert_eq!(admin.data[1024 + 4], 3, "and writing, which changes blocks");
+    assert_eq!(admin.data[4 * 0x18], 1, "Keep Alive is supported");
+    assert_eq!(admin.data[1024 + 4], 3, "Write is supported and changes blocks");
     // Features.
     assert_eq!(admin.status(&command(0x09, &[7, 3 | 3 << 16])), Ok(Some(3 | 3 << 16)));
     assert_eq!(admin.status(&command(0x09, &[7, 99 | 99 << 16])), Ok(Some(15 | 15 << 16)));
     assert_eq!(admin.status(&command(0x09, &[0x0b, 0x100])), Ok(Some(0)));
     assert_eq!(admin.status(&command(0x0a, &[0x0b])), Ok(Some(0x100)));
-    assert_eq!(admin.status(&command(0x0a, &[0x0b | 1 << 8])), Ok(Some(0)), "at first");
+    assert_eq!(admin.status(&command(0x0a, &[0x0b | 1 << 8])), Ok(Some(0)), "the default");
     assert_eq!(admin.status(&command(0x09, &[6, 0])), Ok(Some(0)), "no write cache");
     assert_eq!(admin.status(&command(0x0a, &[6])), Ok(Some(0)));
-    assert_eq!(admin.status(&command(0x08, &[])), Ok(Some(1)), "nothing was aborted");
+    assert_eq!(admin.status(&command(0x08, &[])), Ok(Some(1)), "the command was not aborted");
     // Four asynchronous event requests are pending.
     for _ in 0..4 {
         assert_eq!(admin.status(&command(0x0c, &[])), Ok(None));
@@ -290,14 +294,14 @@ fn connection_private_data_is_parsed_or_refused() {
         bytes.resize(56, 0);
         ConnectRequest::parse(&bytes)
     };
-    let asked = ConnectRequest { queue: 3, receives: 128, commands: 128 };
-    assert_eq!(request(0, 128, 127), Ok(asked));
-    assert_eq!(asked.accepted()[..4], [0, 0, 128, 0]);
-    assert_eq!(request(1, 128, 127), Err(Refusal::Format));
-    assert_eq!(request(0, 128, 128), Err(Refusal::Commands));
-    assert_eq!(request(0, 128, u16::MAX), Err(Refusal::Commands));
-    assert_eq!(request(0, 128, 0), Err(Refusal::Commands));
-    assert_eq!(request(0, 0, 127), Err(Refusal::Receives));
-    assert_eq!(ConnectRequest::parse(&[0; 31]), Err(Refusal::Length));
-    assert_eq!(Refusal::Resources.bytes(), [0, 0, 6, 0]);
+    let parsed = ConnectRequest { queue: 3, receives: 128, commands: 128 };
+    assert_eq!(request(0, 128, 127), Ok(parsed));
+    assert_eq!(parsed.accepted()[..4], [0, 0, 128, 0]);
+    assert_eq!(request(1, 128, 127), Err(RejectReason::Format));
+    assert_eq!(request(0, 128, 128), Err(RejectReason::Commands));
+    assert_eq!(request(0, 128, u16::MAX), Err(RejectReason::Commands));
+    assert_eq!(request(0, 128, 0), Err(RejectReason::Commands));
+    assert_eq!(request(0, 0, 127), Err(RejectReason::Receives));
+    assert_eq!(ConnectRequest::parse(&[0; 31]), Err(RejectReason::Length));
+    assert_eq!(RejectReason::Resources.bytes(), [0, 0, 6, 0]);
 }

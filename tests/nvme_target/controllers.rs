@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use super::commands::Bench;
 use super::nvme::DISCOVERY_NQN;
 use super::nvme::capsule::{Failure, Status};
-use super::nvme::queue::End;
+use super::nvme::queue::DisconnectReason;
 use super::*;
 
 /// Executes a Connect on a new queue of 32 commands.
-fn tried(
+fn try_connect(
     disk: &Disk,
     number: u16,
     command: &Command,
@@ -27,13 +27,13 @@ fn invalid_connects_are_refused_with_their_status() {
     let (admin, _io) = Bench::pair(&disk);
     let id = admin.queue.controller().unwrap().id;
     let data = || connect_data(0xffff, NQN, HOST_NQN);
-    let mine = || connect_data(id, NQN, HOST_NQN);
+    let data_of_controller = || connect_data(id, NQN, HOST_NQN);
     let other = {
-        let mut data = mine();
+        let mut data = data_of_controller();
         data[0] = 8;
         data
     };
-    let endless = {
+    let unterminated = {
         let mut data = data();
         data[256..512].fill(b'a');
         data
@@ -43,25 +43,41 @@ fn invalid_connects_are_refused_with_their_status() {
     let format = Failure { status: Status::ConnectFormat, result: 0 };
     let sequence = Failure { status: Status::CommandSequence, result: 0 };
     let cases = [
-        ("another format", 0, with(connect(0, 32), 40, &[1]), data(), format),
-        ("another queue than it said", 0, connect(1, 32), data(), of_command(42)),
-        ("more commands than it said", 0, connect(0, 33), data(), of_command(44)),
-        ("one command", 0, connect(0, 1), data(), of_command(44)),
+        ("an unknown record format", 0, with(connect(0, 32), 40, &[1]), data(), format),
+        ("a queue number other than that of the connection", 0, connect(1, 32), data(), of_command(42)),
+        ("a deeper queue than that of the connection", 0, connect(0, 33), data(), of_command(44)),
+        ("a queue of one command", 0, connect(0, 1), data(), of_command(44)),
         ("another subsystem", 0, connect(0, 32), connect_data(0xffff, "nqn.x", HOST_NQN), of_data(256)),
-        ("a name without an end", 0, connect(0, 32), endless, of_data(256)),
-        ("no host", 0, connect(0, 32), connect_data(0xffff, NQN, ""), of_data(512)),
-        ("a controller by number", 0, connect(0, 32), mine(), of_data(16)),
-        ("a queue of no controller", 2, connect(2, 32), connect_data(99, NQN, HOST_NQN), of_data(16)),
-        ("a queue of any", 2, connect(2, 32), data(), of_data(16)),
-        ("another's controller", 2, connect(2, 32), connect_data(id, NQN, "nqn.other"), of_data(512)),
-        ("another host's of that name", 2, connect(2, 32), other, of_data(512)),
-        ("one queue too many", 17, connect(17, 32), mine(), of_command(42)),
-        ("a queue that there is", 1, connect(1, 32), mine(), sequence),
+        ("an unterminated name", 0, connect(0, 32), unterminated, of_data(256)),
+        ("an empty host name", 0, connect(0, 32), connect_data(0xffff, NQN, ""), of_data(512)),
+        ("an admin queue with a controller ID", 0, connect(0, 32), data_of_controller(), of_data(16)),
+        (
+            "an I/O queue of an unknown controller",
+            2,
+            connect(2, 32),
+            connect_data(99, NQN, HOST_NQN),
+            of_data(16),
+        ),
+        ("an I/O queue of any controller", 2, connect(2, 32), data(), of_data(16)),
+        (
+            "the controller of another host",
+            2,
+            connect(2, 32),
+            connect_data(id, NQN, "nqn.other"),
+            of_data(512),
+        ),
+        ("another host identifier", 2, connect(2, 32), other, of_data(512)),
+        ("a queue number beyond the limit", 17, connect(17, 32), data_of_controller(), of_command(42)),
+        ("an existing queue", 1, connect(1, 32), data_of_controller(), sequence),
     ];
-    for (what, number, command, data, failure) in cases {
-        assert_eq!(tried(&disk, number, &command, data).1, Err(failure), "{what}");
+    for (case, number, command, data, failure) in cases {
+        assert_eq!(try_connect(&disk, number, &command, data).1, Err(failure), "{case}");
     }
-    assert_eq!(tried(&disk, 2, &connect(2, 32), mine()).1, Ok(Some(id.into())), "as it should be");
+    assert_eq!(
+        try_connect(&disk, 2, &connect(2, 32), data_of_controller()).1,
+        Ok(Some(id.into())),
+        "a valid Connect"
+    );
 }
 
 #[test]
@@ -70,12 +86,12 @@ fn commands_before_connect_or_enable_are_refused() {
     let sequence = Err(Failure { status: Status::CommandSequence, result: 0 });
     let keep_alive = command(0x18, &[]);
     for command in [keep_alive, enable(), fabrics(4, &[0, 0x1c])] {
-        assert_eq!(tried(&disk, 0, &command, Vec::new()).1, sequence);
+        assert_eq!(try_connect(&disk, 0, &command, Vec::new()).1, sequence);
     }
-    let (mut admin, id) = tried(&disk, 0, &connect(0, 32), connect_data(0xffff, NQN, HOST_NQN));
+    let (mut admin, id) = try_connect(&disk, 0, &connect(0, 32), connect_data(0xffff, NQN, HOST_NQN));
     let id = id.unwrap().unwrap() as u16;
     assert_eq!(admin.run(&keep_alive), sequence);
-    let io = || tried(&disk, 1, &connect(1, 32), connect_data(id, NQN, HOST_NQN)).1;
+    let io = || try_connect(&disk, 1, &connect(1, 32), connect_data(id, NQN, HOST_NQN)).1;
     assert_eq!(io(), sequence);
     // Property accesses as in the kernel's driver.
     assert_eq!(admin.run(&fabrics(4, &[1, 0])), Ok(Some(127 | 1 << 16 | 30 << 24 | 1 << 37)));
@@ -99,30 +115,34 @@ fn controller_ends_with_its_admin_queue_or_keep_alive_timeout() {
     let now = Instant::now();
     let (admin, mut io) = Bench::pair(&disk);
     let id = admin.queue.controller().unwrap().id;
-    let unknown = Bench::new(&disk, 0, 32).queue;
-    let check = |seconds| unknown.check(now + Duration::from_secs(seconds));
-    assert_eq!((check(9), check(11)), (Ok(()), Err(End::Unknown)), "who says nothing at all");
+    let unconnected = Bench::new(&disk, 0, 32).queue;
+    let check = |seconds| unconnected.check(now + Duration::from_secs(seconds));
+    assert_eq!(
+        (check(9), check(11)),
+        (Ok(()), Err(DisconnectReason::NoConnect)),
+        "a host that sends no command"
+    );
     assert_eq!((admin.queue.check(now), io.queue.check(now)), (Ok(()), Ok(())));
-    // The last command was accepted, and its data is still to arrive.
-    let write = io.queue.take(&command(1, &[0, 0, 0]), now).unwrap();
+    // The command is accepted, and its data has not arrived yet.
+    let write = io.queue.accept(&command(1, &[0, 0, 0]), now).unwrap();
     drop(admin);
-    assert_eq!(io.queue.check(now), Err(End::Controller));
+    assert_eq!(io.queue.check(now), Err(DisconnectReason::Controller));
     let sequence = Failure { status: Status::CommandSequence, result: 0 };
     assert_eq!(io.queue.execute(&write, &mut [7; BLOCK], now), Err(sequence));
-    assert_eq!(io.queue.take(&command(1, &[0, 0, 0]), now), Err(Status::CommandSequence));
+    assert_eq!(io.queue.accept(&command(1, &[0, 0, 0]), now), Err(Status::CommandSequence));
     assert_eq!(disk.blocks(0, 1), block(0));
     drop(io);
-    // The controller's number is free again.
+    // The controller ID is free again.
     let wanted = fabrics(1, &[0, 31, 5000]);
-    let (mut admin, result) = tried(&disk, 0, &wanted, connect_data(0xffff, NQN, HOST_NQN));
+    let (mut admin, result) = try_connect(&disk, 0, &wanted, connect_data(0xffff, NQN, HOST_NQN));
     assert_eq!(result, Ok(Some(id.into())));
     let later = Duration::from_millis(5100);
     assert_eq!(admin.queue.check(Instant::now()), Ok(()));
-    assert_eq!(admin.queue.check(Instant::now() + later), Err(End::Silent));
+    assert_eq!(admin.queue.check(Instant::now() + later), Err(DisconnectReason::KeepAliveTimeout));
     admin.run(&enable()).unwrap();
     assert_eq!(admin.run(&command(0x0a, &[0x0f])), Ok(Some(5000)));
     assert_eq!(admin.run(&command(0x09, &[0x0f, 0])), Ok(Some(0)));
-    assert_eq!(admin.queue.check(Instant::now() + later), Ok(()), "as it was told not to mind");
+    assert_eq!(admin.queue.check(Instant::now() + later), Ok(()), "the keep alive timeout is disabled");
 }
 
 #[test]
@@ -147,28 +167,33 @@ fn submission_queue_head_counts_from_connect() {
 #[test]
 fn connect_beyond_the_controller_limit_is_refused() {
     let disk = Disk::new();
-    let come = || tried(&disk, 0, &connect(0, 32), connect_data(0xffff, NQN, HOST_NQN));
-    let mut all: Vec<_> = (1..=256).map(|id| (come(), id)).collect();
-    assert!(all.iter().all(|((_, result), id)| *result == Ok(Some(*id))));
-    assert_eq!(come().1, Err(Failure { status: Status::ConnectBusy, result: 0 }));
-    drop(all.remove(41));
-    assert_eq!(come().1, Ok(Some(42)));
+    let connect_host = || try_connect(&disk, 0, &connect(0, 32), connect_data(0xffff, NQN, HOST_NQN));
+    let mut controllers: Vec<_> = (1..=256).map(|id| (connect_host(), id)).collect();
+    assert!(controllers.iter().all(|((_, result), id)| *result == Ok(Some(*id))));
+    assert_eq!(connect_host().1, Err(Failure { status: Status::ConnectBusy, result: 0 }));
+    drop(controllers.remove(41));
+    assert_eq!(connect_host().1, Ok(Some(42)));
 }
 
 #[test]
 fn discovery_log_lists_subsystems_and_their_addresses() {
     let disk = Disk::new();
-    let (mut admin, result) = tried(&disk, 0, &connect(0, 32), connect_data(0xffff, DISCOVERY_NQN, HOST_NQN));
+    let (mut admin, result) =
+        try_connect(&disk, 0, &connect(0, 32), connect_data(0xffff, DISCOVERY_NQN, HOST_NQN));
     let id = result.unwrap().unwrap() as u16;
     // A discovery controller has no I/O queues, so it accepts entry sizes of 0.
     assert_eq!(admin.run(&fabrics(0, &[0, 0x14, 1])), Ok(Some(0)));
-    let (_, io) = tried(&disk, 1, &connect(1, 32), connect_data(id, DISCOVERY_NQN, HOST_NQN));
+    let (_, io) = try_connect(&disk, 1, &connect(1, 32), connect_data(id, DISCOVERY_NQN, HOST_NQN));
     assert_eq!(io.unwrap_err().status, Status::ConnectParameter);
     assert_eq!(admin.run(&command(0x06, &[1])), Ok(Some(0)));
     assert_eq!((admin.data[111], admin.data[520]), (2, 0));
     assert_eq!(admin.data[768..768 + DISCOVERY_NQN.len()], *DISCOVERY_NQN.as_bytes());
     let invalid = |status| Err(Failure { status, result: 0 });
-    assert_eq!(admin.run(&command(0x06, &[0])), invalid(Status::InvalidField), "there is no namespace");
+    assert_eq!(
+        admin.run(&command(0x06, &[0])),
+        invalid(Status::InvalidField),
+        "a discovery controller has no namespace"
+    );
     assert_eq!(admin.run(&command(0x02, &[2 | 127 << 16])), invalid(Status::InvalidLogPage));
     assert_eq!(admin.run(&command(0x09, &[7, 0])), invalid(Status::InvalidField));
     // The header of the log, then the whole log, and a part of one entry.
@@ -192,5 +217,5 @@ fn discovery_log_lists_subsystems_and_their_addresses() {
     ];
     assert_eq!(entries, expected);
     assert_eq!(admin.run(&log(1, 2048 + 768)), Ok(Some(0)));
-    assert_eq!(admin.data, [1, 4, 1, 0], "reliable, RoCE version 2, by the connection manager");
+    assert_eq!(admin.data, [1, 4, 1, 0], "reliable connected, RoCE v2, RDMA_CM");
 }

@@ -13,28 +13,30 @@ use super::*;
 pub const LIMIT: Duration = Duration::from_secs(10);
 const RESPONSES: usize = 32;
 
-/// Runs `test` beside a target on a fabric, with a host's connection manager and the target's address.
-pub fn beside(disk: &Disk, test: impl FnOnce(&ConnectionManager, SocketAddr)) {
+/// Runs `test` while a target serves on a fabric; passes the host's connection manager and the target's
+/// address.
+pub fn with_target(disk: &Disk, test: impl FnOnce(&ConnectionManager, SocketAddr)) {
     let fabric = Fabric::new();
-    let (here, there) = (Context::on_fabric(&fabric).unwrap(), Context::on_fabric(&fabric).unwrap());
-    let at = SocketAddr::new(there.query_gid(0).unwrap().ip(), 4420);
-    let target = ConnectionManager::new(vec![there]).unwrap();
-    let host = ConnectionManager::new(vec![here]).unwrap();
+    let (host_context, target_context) =
+        (Context::on_fabric(&fabric).unwrap(), Context::on_fabric(&fabric).unwrap());
+    let at = SocketAddr::new(target_context.query_gid(0).unwrap().ip(), 4420);
+    let target = ConnectionManager::new(vec![target_context]).unwrap();
+    let host = ConnectionManager::new(vec![host_context]).unwrap();
     let listener = Listener::bind(&target, at).unwrap();
-    let is_over = AtomicBool::new(false);
+    let is_stopped = AtomicBool::new(false);
     // Stops the target also when the test fails.
-    struct Over<'a>(&'a AtomicBool);
-    impl Drop for Over<'_> {
+    struct StopGuard<'a>(&'a AtomicBool);
+    impl Drop for StopGuard<'_> {
         fn drop(&mut self) {
             self.0.store(true, Ordering::Relaxed);
         }
     }
     std::thread::scope(|scope| {
-        let (stop, listener) = (|| is_over.load(Ordering::Relaxed), &listener);
+        let (stop, listener) = (|| is_stopped.load(Ordering::Relaxed), &listener);
         scope.spawn(move || {
             server::serve(listener, &disk.subsystem, &stop, &|line| eprintln!("{line}")).unwrap()
         });
-        let _over = Over(&is_over);
+        let _guard = StopGuard(&is_stopped);
         test(&host, at);
     });
     assert_eq!(target.connections(), 0);
@@ -53,10 +55,10 @@ pub struct HostQueue {
 /// Room for a command, its data, and some bytes beyond the limit.
 const CAPSULE: usize = 64 + IN_CAPSULE + 64;
 
-/// A response of the target: command id, result, status without the other bits of the field, and the
-/// invalidated key.
+/// A response that the host has received: command ID, result, status without the other bits of the field, and
+/// the invalidated key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Said {
+pub struct HostResponse {
     pub id: u16,
     pub result: u64,
     pub status: u16,
@@ -68,7 +70,7 @@ impl HostQueue {
     pub fn open_with(
         host: &ConnectionManager,
         at: SocketAddr,
-        said: &[u8],
+        private_data: &[u8],
     ) -> Result<HostQueue, SessionError> {
         let context = host.devices().remove(0);
         let (pd, cq) = (context.alloc_pd()?, context.create_cq(256)?);
@@ -77,14 +79,14 @@ impl HostQueue {
         let qp = pd.create_qp(&cq, &cq, &QpOptions::default())?;
         qp.to_init(Access::ALL).unwrap();
         (0..RESPONSES).for_each(|slot| post(&qp, &responses, slot));
-        let session = host.connect(at, |_| Ok(qp), &ConnParam::with_data(said), LIMIT)?;
+        let session = host.connect(at, |_| Ok(qp), &ConnParam::with_data(private_data), LIMIT)?;
         Ok(HostQueue { session, cq, data, capsule, responses })
     }
 
     pub fn open(host: &ConnectionManager, at: SocketAddr, queue: u16) -> HostQueue {
-        let mut said = [0; 32];
-        (said[2], said[4], said[6]) = (queue as u8, 32, 31);
-        HostQueue::open_with(host, at, &said).unwrap()
+        let mut private_data = [0; 32];
+        (private_data[2], private_data[4], private_data[6]) = (queue as u8, 32, 31);
+        HostQueue::open_with(host, at, &private_data).unwrap()
     }
 
     /// Connects an admin queue, enables the controller, and connects an I/O queue.
@@ -92,19 +94,19 @@ impl HostQueue {
         let (admin, io) = (HostQueue::open(host, at, 0), HostQueue::open(host, at, 1));
         let id = admin.connect(0, 0xffff);
         admin.send(&enable().0);
-        assert_eq!(admin.said().status, 0);
+        assert_eq!(admin.response().status, 0);
         assert_eq!(io.connect(1, id), id);
         (admin, io)
     }
 
-    /// Executes a Connect with the data in the capsule; returns the controller's number.
+    /// Executes a Connect with the data in the capsule; returns the controller ID.
     pub fn connect(&self, queue: u16, controller: u16) -> u16 {
         let data = connect_data(controller, NQN, HOST_NQN);
         let command = with(connect(queue, 32), 24, &in_capsule(0, data.len()));
         self.send(&[&command.0[..], &data].concat());
-        let said = self.said();
-        assert_eq!(said.status, 0);
-        said.result as u16
+        let response = self.response();
+        assert_eq!(response.status, 0);
+        response.result as u16
     }
 
     /// Sends a capsule.
@@ -115,12 +117,12 @@ impl HostQueue {
     }
 
     /// Returns the next response.
-    pub fn said(&self) -> Said {
-        self.said_within(LIMIT).unwrap()
+    pub fn response(&self) -> HostResponse {
+        self.response_within(LIMIT).unwrap()
     }
 
     /// Returns the next response, or an error if none arrives in time.
-    pub fn said_within(&self, limit: Duration) -> Result<Said, WaitError> {
+    pub fn response_within(&self, limit: Duration) -> Result<HostResponse, WaitError> {
         loop {
             let completion = self.cq.wait(limit)?;
             if completion.opcode != WcOpcode::Recv {
@@ -133,14 +135,14 @@ impl HostQueue {
             let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
             let result = u64::from_le_bytes(bytes[..8].try_into().unwrap());
             let (id, status) = (u16_at(12), u16_at(14) >> 1 & 0x7ff);
-            return Ok(Said { id, result, status, invalidated: completion.invalidated });
+            return Ok(HostResponse { id, result, status, invalidated: completion.invalidated });
         }
     }
 
     /// Sends a command and waits for its status.
     pub fn status(&self, capsule: &[u8]) -> u16 {
         self.send(capsule);
-        self.said().status
+        self.response().status
     }
 }
 
@@ -149,7 +151,7 @@ fn post(qp: &Qp, responses: &Mr, slot: usize) {
     qp.post_recv(&RecvWr { wr_id: slot as u64, sges: &sges }).unwrap();
 }
 
-/// Returns an SGL descriptor of data in the capsule, behind the command.
+/// Returns an SGL descriptor of data in the capsule, after the command.
 pub fn in_capsule(offset: u64, len: usize) -> [u8; 16] {
     let mut sgl = [0; 16];
     sgl[..8].copy_from_slice(&offset.to_le_bytes());

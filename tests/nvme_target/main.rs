@@ -1,7 +1,7 @@
 //! Tests of the NVMe over Fabrics target of `examples/nvme_target`: its responses to valid and invalid
 //! commands, first without RDMA, then with a host that is written on the verbs API.
 
-#[allow(dead_code, reason = "a part of it is the example's own")]
+#[allow(dead_code, reason = "the tests use a part of the example")]
 #[path = "../../examples/nvme_target/nvme/mod.rs"]
 mod nvme;
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use urxe::verbs::cm::{RejReason, SessionError};
 use urxe::verbs::*;
 
-use super::host::{HostQueue, LIMIT, beside, in_capsule, keyed};
+use super::host::{HostQueue, LIMIT, in_capsule, keyed, with_target};
 use super::nvme::capsule::Status;
 use super::*;
 
@@ -20,7 +20,7 @@ const READ: u8 = 2;
 #[test]
 fn data_of_all_sizes_is_transferred_both_ways() {
     let disk = Disk::new();
-    beside(&disk, |host, at| {
+    with_target(&disk, |host, at| {
         let (_admin, io) = HostQueue::pair(host, at);
         for count in [1, 2, 8, 9, 100, 2048] {
             let len = count as usize * BLOCK;
@@ -38,36 +38,43 @@ fn data_of_all_sizes_is_transferred_both_ways() {
         assert_eq!(disk.blocks(6, 3), [block(6), block(77), block(8)].concat());
         // A descriptor that is longer than the data.
         assert_eq!(io.status(&on_blocks(READ, 7, 1, keyed(io.data.remote(0), 4096, 0x40)).0), 0);
-        assert!(io.data.to_vec()[..1024] == [block(77), block(1)].concat(), "and no more is moved");
+        assert!(
+            io.data.to_vec()[..1024] == [block(77), block(1)].concat(),
+            "only the data of the command is transferred"
+        );
     });
 }
 
 #[test]
 fn invalid_data_descriptors_are_refused() {
     let disk = Disk::new();
-    beside(&disk, |host, at| {
+    with_target(&disk, |host, at| {
         let (_admin, io) = HostQueue::pair(host, at);
-        let there = io.data.remote(0);
-        let keyed = |len| keyed(there, len, 0x40);
+        let remote = io.data.remote(0);
+        let keyed = |len| keyed(remote, len, 0x40);
         let cases = [
-            ("room for less", on_blocks(READ, 0, 2, keyed(1023)), Status::SglLength),
-            ("less data", on_blocks(WRITE, 0, 2, keyed(512)), Status::SglLength),
-            ("none", on_blocks(WRITE, 0, 1, keyed(0)), Status::SglLength),
-            ("an unknown kind", on_blocks(READ, 0, 1, [0x77; 16]), Status::SglType),
-            ("an answer into the capsule", on_blocks(READ, 0, 1, in_capsule(0, 512)), Status::SglType),
-            ("data behind the capsule", on_blocks(WRITE, 0, 1, in_capsule(512, 512)), Status::SglOffset),
-            ("data far away", on_blocks(WRITE, 0, 1, in_capsule(u64::MAX, 512)), Status::SglOffset),
-            ("less in the capsule", on_blocks(WRITE, 0, 2, in_capsule(0, 512)), Status::SglLength),
-            ("behind the end", on_blocks(READ, 4096, 1, keyed(512)), Status::LbaOutOfRange),
-            ("a write there", on_blocks(WRITE, 4096, 1, keyed(512)), Status::LbaOutOfRange),
+            ("a READ into a shorter SGL", on_blocks(READ, 0, 2, keyed(1023)), Status::SglLength),
+            ("a WRITE from a shorter SGL", on_blocks(WRITE, 0, 2, keyed(512)), Status::SglLength),
+            ("an SGL of length 0", on_blocks(WRITE, 0, 1, keyed(0)), Status::SglLength),
+            ("an unknown SGL type", on_blocks(READ, 0, 1, [0x77; 16]), Status::SglType),
+            ("a READ into the capsule", on_blocks(READ, 0, 1, in_capsule(0, 512)), Status::SglType),
+            ("data beyond the capsule", on_blocks(WRITE, 0, 1, in_capsule(512, 512)), Status::SglOffset),
+            (
+                "an offset that overflows",
+                on_blocks(WRITE, 0, 1, in_capsule(u64::MAX, 512)),
+                Status::SglOffset,
+            ),
+            ("less data in the capsule", on_blocks(WRITE, 0, 2, in_capsule(0, 512)), Status::SglLength),
+            ("blocks beyond the end", on_blocks(READ, 4096, 1, keyed(512)), Status::LbaOutOfRange),
+            ("a write beyond the end", on_blocks(WRITE, 4096, 1, keyed(512)), Status::LbaOutOfRange),
             ("an unknown opcode", on_blocks(0x42, 0, 1, keyed(512)), Status::InvalidOpcode),
         ];
         let before = disk.blocks(0, BLOCKS);
-        for (number, (what, command, status)) in (1000_u16..).zip(cases) {
+        for (number, (case, command, status)) in (1000_u16..).zip(cases) {
             let command = with(command, 2, &number.to_le_bytes());
             io.send(&[&command.0[..], &[7; 512]].concat());
-            let said = io.said();
-            assert_eq!((said.id, said.status), (number, status as u16), "{what}");
+            let response = io.response();
+            assert_eq!((response.id, response.status), (number, status as u16), "{case}");
         }
         assert!(disk.blocks(0, BLOCKS) == before);
     });
@@ -77,23 +84,23 @@ fn invalid_data_descriptors_are_refused() {
 #[test]
 fn response_invalidates_the_key_on_request() {
     let disk = Disk::new();
-    beside(&disk, |host, at| {
+    with_target(&disk, |host, at| {
         let (_admin, io) = HostQueue::pair(host, at);
         let (qp, len) = (io.session.qp(), 8 * BLOCK);
         let fast = qp.pd().alloc_mr(len).unwrap();
         for (opcode, first) in [(READ, 8), (WRITE, 100), (READ, 16), (WRITE, 200)] {
             let reg = fast.reg(0, len as u64, 0x1000, Access::ALL);
             qp.post_send(&SendWr::reg_mr(u64::MAX, reg)).unwrap();
-            let there = RemoteAddr { va: 0x1000, rkey: fast.rkey() };
-            io.send(&on_blocks(opcode, first, 8, keyed(there, len, 0x4f)).0);
-            let said = io.said();
-            assert_eq!((said.status, said.invalidated), (0, Some(fast.rkey())));
+            let remote = RemoteAddr { va: 0x1000, rkey: fast.rkey() };
+            io.send(&on_blocks(opcode, first, 8, keyed(remote, len, 0x4f)).0);
+            let response = io.response();
+            assert_eq!((response.status, response.invalidated), (0, Some(fast.rkey())));
         }
         assert_eq!(disk.blocks(200, 8), disk.blocks(16, 8));
         // A response of a command that transfers no data invalidates no key.
         io.send(&on_blocks(READ, 4096, 8, keyed(RemoteAddr { va: 0x1000, rkey: fast.rkey() }, len, 0x4f)).0);
-        let said = io.said();
-        assert_eq!((said.status, said.invalidated), (Status::LbaOutOfRange as u16, None));
+        let response = io.response();
+        assert_eq!((response.status, response.invalidated), (Status::LbaOutOfRange as u16, None));
     });
 }
 
@@ -101,7 +108,7 @@ fn response_invalidates_the_key_on_request() {
 #[test]
 fn full_queue_of_commands_is_executed() {
     let disk = Disk::new();
-    beside(&disk, |host, at| {
+    with_target(&disk, |host, at| {
         let (_admin, io) = HostQueue::pair(host, at);
         for round in 0..20 {
             for id in 0..31_u16 {
@@ -112,8 +119,8 @@ fn full_queue_of_commands_is_executed() {
                 io.session.qp().post_send(&SendWr { data, ..SendWr::send(u64::MAX, &[]) }).unwrap();
             }
             let mut ids: Vec<u16> = (0..31)
-                .map(|_| io.said())
-                .map(|said| (said.status == 0).then_some(said.id).unwrap())
+                .map(|_| io.response())
+                .map(|response| (response.status == 0).then_some(response.id).unwrap())
                 .collect();
             ids.sort_unstable();
             assert_eq!(ids, (0..31).collect::<Vec<u16>>());
@@ -121,18 +128,18 @@ fn full_queue_of_commands_is_executed() {
     });
 }
 
-/// Invalid keys and malformed capsules end their connection, and no other.
+/// Invalid keys and malformed capsules end only their own connection.
 #[test]
 fn protocol_violation_ends_only_its_own_connection() {
     let disk = Disk::new();
-    beside(&disk, |host, at| {
+    with_target(&disk, |host, at| {
         let (good_admin, good) = HostQueue::pair(host, at);
-        let there = good.data.remote(0);
-        let sgl = keyed(there, 512, 0x40);
-        let stranger = keyed(RemoteAddr { rkey: RKey(0x1234_5678), ..there }, 512, 0x40);
+        let remote = good.data.remote(0);
+        let sgl = keyed(remote, 512, 0x40);
+        let invalid_key = keyed(RemoteAddr { rkey: RKey(0x1234_5678), ..remote }, 512, 0x40);
         let cases = [
-            on_blocks(READ, 0, 1, stranger).0.to_vec(),
-            on_blocks(WRITE, 0, 1, stranger).0.to_vec(),
+            on_blocks(READ, 0, 1, invalid_key).0.to_vec(),
+            on_blocks(WRITE, 0, 1, invalid_key).0.to_vec(),
             vec![0; 63],
             Vec::new(),
             vec![0; 64 + 4096 + 1],
@@ -151,17 +158,17 @@ fn protocol_violation_ends_only_its_own_connection() {
 #[test]
 fn invalid_connection_requests_are_rejected() {
     let disk = Disk::new();
-    beside(&disk, |host, at| {
-        let refused = |said: &[u8]| match HostQueue::open_with(host, at, said) {
-            Err(SessionError::Refused { reason: RejReason::Consumer, private_data }) => {
+    with_target(&disk, |host, at| {
+        let rejected = |private_data: &[u8]| match HostQueue::open_with(host, at, private_data) {
+            Err(SessionError::Rejected { reason: RejReason::Consumer, private_data }) => {
                 private_data[..4].to_vec()
             }
             other => panic!("{:?}", other.map(drop)),
         };
-        assert_eq!(refused(&[1]), [0, 0, 2, 0], "of another format");
-        assert_eq!(refused(&[0; 32]), [0, 0, 4, 0], "no commands");
-        assert_eq!(refused(&[0, 0, 0, 0, 32, 0, 255, 255]), [0, 0, 4, 0], "too many commands");
-        assert_eq!(refused(&[0, 0, 0, 0, 0, 0, 31, 0]), [0, 0, 5, 0], "no receives");
+        assert_eq!(rejected(&[1]), [0, 0, 2, 0], "an unknown record format");
+        assert_eq!(rejected(&[0; 32]), [0, 0, 4, 0], "no commands");
+        assert_eq!(rejected(&[0, 0, 0, 0, 32, 0, 255, 255]), [0, 0, 4, 0], "too many commands");
+        assert_eq!(rejected(&[0, 0, 0, 0, 0, 0, 31, 0]), [0, 0, 5, 0], "no receives");
         let queue = HostQueue::open(host, at, 0);
         assert_eq!(queue.session.private_data()[..4], [0, 0, 32, 0]);
     });
@@ -171,31 +178,31 @@ fn invalid_connection_requests_are_rejected() {
 #[test]
 fn queues_end_with_their_controller() {
     let disk = Disk::new();
-    beside(&disk, |host, at| {
+    with_target(&disk, |host, at| {
         let (admin, io) = HostQueue::pair(host, at);
         admin.session.disconnect(LIMIT).unwrap();
         io.session.wait_for_disconnect(LIMIT).unwrap();
         io.session.disconnect(LIMIT).unwrap();
-        // The controller's number is free again.
+        // The controller ID is free again.
         let admin = HostQueue::open(host, at, 0);
         assert_eq!(admin.connect(0, 0xffff), 1);
     });
 }
 
-/// A queue that is always busy ends too.
+/// A queue with continuous traffic ends too.
 #[test]
 fn busy_queues_end_with_their_controller() {
     let disk = Disk::new();
-    beside(&disk, |host, at| {
+    with_target(&disk, |host, at| {
         let (admin, io) = HostQueue::pair(host, at);
         let read = on_blocks(READ, 0, 1, keyed(io.data.remote(0), BLOCK, 0x40));
         assert_eq!(io.status(&read.0), 0);
         admin.session.disconnect(LIMIT).unwrap();
-        let began = Instant::now();
+        let start = Instant::now();
         while io.session.wait_for_disconnect(Duration::ZERO).is_err() {
-            assert!(began.elapsed() < LIMIT, "it is served still");
+            assert!(start.elapsed() < LIMIT, "the I/O queue is still served");
             io.send(&read.0);
-            let _ = io.said_within(Duration::from_millis(100));
+            let _ = io.response_within(Duration::from_millis(100));
         }
     });
 }
@@ -204,11 +211,11 @@ fn busy_queues_end_with_their_controller() {
 #[test]
 fn no_data_moves_before_connect() {
     let disk = Disk::new();
-    beside(&disk, |host, at| {
+    with_target(&disk, |host, at| {
         let io = HostQueue::open(host, at, 1);
-        let stranger = keyed(RemoteAddr { va: 0, rkey: RKey(0x1234_5678) }, 512, 0x40);
+        let invalid_key = keyed(RemoteAddr { va: 0, rkey: RKey(0x1234_5678) }, 512, 0x40);
         for opcode in [READ, WRITE] {
-            let status = io.status(&on_blocks(opcode, 0, 1, stranger).0);
+            let status = io.status(&on_blocks(opcode, 0, 1, invalid_key).0);
             assert_eq!(status, Status::CommandSequence as u16);
         }
     });

@@ -1,5 +1,6 @@
-//! Comparison of the memory of both sides after a run of perftest. Each side sends from the first half of its
-//! region (or READs into it) and receives, is written and is read in the second half.
+//! Comparison of the memory of both sides after a run of perftest. The first half of a side's region is the
+//! source of its SENDs and WRITEs and the sink of its READs; the second half holds received messages and is
+//! the target of the peer's WRITEs and READs.
 
 use std::collections::BTreeMap;
 use urxe::cli::exchange::perftest::{Agreed, Layout, Test};
@@ -46,7 +47,11 @@ impl Run {
         let half = layout.region(self.qps) as usize;
         for (name, bytes) in [("client", client), ("server", server)] {
             if bytes.len() != 2 * half {
-                return Err(format!("the {name} has {} bytes of memory, not {}", bytes.len(), 2 * half));
+                return Err(format!(
+                    "the {name} dumped {} bytes of memory, expected {}",
+                    bytes.len(),
+                    2 * half
+                ));
             }
         }
         let of = |h: Half| match h {
@@ -62,12 +67,13 @@ impl Run {
                     let at = (u64::from(qp) * layout.slot + layout.offset(n)) as usize;
                     at..at + self.size as usize
                 };
-                for (place, n) in self.last_messages(layout.places) {
+                for (position, n) in self.last_messages(layout.positions) {
                     let sent = self.expected(&of(from)[bytes(n)]);
-                    let got = &of(to)[bytes(place)];
+                    let got = &of(to)[bytes(position)];
                     if let Some(i) = (0..got.len()).find(|i| got[*i] != sent[*i]) {
                         return Err(format!(
-                            "WRONG DATA: queue pair {qp}, message {n}, byte {i} of {}: {:#04x} in the {from:?} half, {:#04x} in the {to:?} half",
+                            "wrong data: QP {qp}, message {n}, byte {i} of {}: {:#04x} in {from:?}, \
+                             {:#04x} in {to:?}",
                             self.size, sent[i], got[i]
                         ));
                     }
@@ -78,14 +84,14 @@ impl Run {
         Ok(compared)
     }
 
-    /// Returns the last message in each place of the receiver.
-    fn last_messages(&self, places: u64) -> BTreeMap<u64, u64> {
-        // The receiver decides where a SEND is placed. The stock server posts 512 receives, place after
-        // place, and then one for each completion; after its first round of those it wraps one place too
-        // early.
-        let turns = self.test == Test::SendBw && self.stock_server;
-        let place = |n| n + u64::from(turns && n >= 512 + places - 1);
-        (0..self.iterations).map(|n| (place(n) % places, n)).collect()
+    /// Returns the last message at each position of the receiver.
+    fn last_messages(&self, positions: u64) -> BTreeMap<u64, u64> {
+        // The receiver selects the position of a SEND. The stock server posts 512 receives to consecutive
+        // positions, and then one for each completion; after its first round of these it wraps one position
+        // too early.
+        let wraps_early = self.test == Test::SendBw && self.stock_server;
+        let index = |n| n + u64::from(wraps_early && n >= 512 + positions - 1);
+        (0..self.iterations).map(|n| (index(n) % positions, n)).collect()
     }
 
     /// Returns the bytes expected at the destination of `sent`: the same bytes, or the old value of a word
@@ -93,7 +99,7 @@ impl Run {
     fn expected(&self, sent: &[u8]) -> Vec<u8> {
         match (self.test, <[u8; 8]>::try_from(sent)) {
             (Test::AtomicBw, Ok(word)) => {
-                // The stock client keeps the result of its last addition, urxe reads the word once more at
+                // The stock client keeps the result of its last FETCH ADD; urxe reads the word once more at
                 // the end.
                 let later = u64::from(self.stock_client);
                 u64::from_le_bytes(word).wrapping_sub(later).to_le_bytes().to_vec()

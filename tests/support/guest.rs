@@ -1,6 +1,6 @@
 //! A Linux guest with the kernel's `rxe` in it, to test against: QEMU without KVM and without root.
 //!
-//! `tests/guest/README.md` describes how the guest is built, what runs in it, and its pitfalls.
+//! `tests/guest/README.md` describes how the guest is built, what runs in it, and its limitations.
 #![allow(dead_code, unused_imports)] // each test uses only a part
 
 #[path = "guest/process.rs"]
@@ -29,7 +29,8 @@ use std::time::{Duration, Instant};
 const TESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest");
 /// Limit for a command that should respond at once (the guest is emulated, the host may be busy).
 const SHORT: Duration = Duration::from_secs(30);
-/// Text in the result of [`Guest::state`] if rxe stopped by a defect of its own (`guest/requester.rs`).
+/// Text in the result of [`Guest::state`] if rxe hangs because of a defect of rxe itself
+/// (`guest/requester.rs`).
 pub const LOST_WAKEUP: &str = "rxe has lost a wake-up";
 
 // ---- errors ----
@@ -37,35 +38,35 @@ pub const LOST_WAKEUP: &str = "rxe has lost a wake-up";
 /// Kind of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The host lacks QEMU, the guest's image or another requirement; the message says how to get it.
+    /// The host lacks QEMU, the guest's image or another requirement; the message says how to install it.
     Missing,
     /// The guest did not boot.
     Boot,
-    /// The guest, or the command in it, has ended.
-    Gone,
+    /// The guest, or the command in it, has terminated.
+    Terminated,
     /// A deadline passed.
     Timeout,
-    /// A command in the guest failed: its status is not 0, or `vsh` answered `err`.
+    /// A command in the guest failed: its status is not 0, or `vsh` responded with `err`.
     Failed,
-    /// Input or output of the host failed.
+    /// Input or output on the host failed.
     Io,
 }
 
-/// An error, with the end of the guest's console where that may help.
+/// An error, with the end of the guest's console output if that is relevant.
 pub struct GuestError {
     /// Kind of the error.
     pub kind: ErrorKind,
     /// Description, without the console.
-    pub what: String,
+    pub message: String,
     /// End of the guest's console and of QEMU's messages; may be empty.
     pub log: String,
 }
 
 impl fmt::Display for GuestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.what)?;
+        f.write_str(&self.message)?;
         if !self.log.is_empty() {
-            write!(f, "\n--- the guest's log ends:\n{}\n---", self.log)?;
+            write!(f, "\n--- end of the guest's log:\n{}\n---", self.log)?;
         }
         Ok(())
     }
@@ -83,12 +84,12 @@ impl std::error::Error for GuestError {}
 /// A result of this module.
 pub type Result<T> = std::result::Result<T, GuestError>;
 
-fn error<T>(kind: ErrorKind, what: impl Into<String>) -> Result<T> {
-    Err(GuestError { kind, what: what.into(), log: String::new() })
+fn error<T>(kind: ErrorKind, message: impl Into<String>) -> Result<T> {
+    Err(GuestError { kind, message: message.into(), log: String::new() })
 }
 
-fn io_error(what: impl fmt::Display, e: io::Error) -> GuestError {
-    GuestError { kind: ErrorKind::Io, what: format!("{what}: {e}"), log: String::new() }
+fn io_error(operation: impl fmt::Display, e: io::Error) -> GuestError {
+    GuestError { kind: ErrorKind::Io, message: format!("{operation}: {e}"), log: String::new() }
 }
 
 /// Returns the end of the log files in `dir`.
@@ -105,19 +106,19 @@ fn log_tail(dir: &Path) -> String {
 
 // ---- configuration ----
 
-/// Transport of the guest's Ethernet frames (whole, without FCS).
+/// Transport of the guest's Ethernet frames (complete, without FCS).
 #[derive(Clone, Debug)]
 pub enum Net {
-    /// Unix datagrams, one frame each: QEMU binds `local` and sends to `remote`. Neither end must exist
-    /// first. A receiver's queue holds `net.unix.max_dgram_qlen` frames, often 10: send with a blocking
+    /// Unix datagrams, one frame each: QEMU binds `local` and sends to `remote`. Neither socket need exist
+    /// before. A receiver's queue holds `net.unix.max_dgram_qlen` frames, often 10: send with a blocking
     /// socket, or frames are lost (QEMU itself waits).
     Dgram { local: PathBuf, remote: PathBuf },
     /// QEMU listens on a unix stream socket; each frame follows its length in 4 bytes, big endian.
     StreamListen { path: PathBuf },
-    /// As `StreamListen`, but QEMU connects; the listener must exist first.
+    /// As `StreamListen`, but QEMU connects; the listener must exist before.
     StreamConnect { path: PathBuf },
     /// An existing tap device, in the named network namespace if one is given. Needs root. `oob` ports are in
-    /// that namespace, too, and its `lo` has to be up for them.
+    /// that namespace, too, and its `lo` must be up for them.
     Tap { ifname: String, netns: Option<String> },
 }
 
@@ -132,11 +133,11 @@ pub enum Suite {
 
 impl Suite {
     /// Returns the release in `URXE_GUEST_SUITE`, or Debian 12.
-    pub fn chosen() -> Suite {
+    pub fn from_env() -> Suite {
         match std::env::var("URXE_GUEST_SUITE").as_deref() {
             Err(_) | Ok("" | "bookworm") => Suite::Bookworm,
             Ok("trixie") => Suite::Trixie,
-            Ok(other) => panic!("URXE_GUEST_SUITE={other}: there are bookworm and trixie"),
+            Ok(other) => panic!("URXE_GUEST_SUITE is {other:?}, expected `bookworm` or `trixie`"),
         }
     }
 
@@ -152,7 +153,7 @@ impl Suite {
 /// Configuration of a guest; see [`GuestConfig::new`] for the defaults.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
-    /// Release, [`Suite::chosen`] unless a test needs a certain one.
+    /// Release, [`Suite::from_env`] unless a test needs a particular one.
     pub suite: Suite,
     /// Network.
     pub net: Net,
@@ -162,15 +163,15 @@ pub struct GuestConfig {
     pub mac: String,
     /// MTU of the interface: 1500 makes 1024 the active path MTU, 4500 makes it 4096.
     pub mtu: u16,
-    /// TCP ports (host, guest): 127.0.0.1:host reaches the guest's port. Host port 0 selects a free one;
-    /// [`Guest::host_port`] returns it. The other direction needs no list: 10.0.2.2 in the guest is the
+    /// TCP ports (host, guest): 127.0.0.1:host is forwarded to the guest's port. Host port 0 selects a free
+    /// one; [`Guest::host_port`] returns it. The other direction needs no entry: 10.0.2.2 in the guest is the
     /// host's 127.0.0.1.
     pub oob: Vec<(u16, u16)>,
     /// Number of processors, one or two.
     pub cpus: u8,
     /// Pcap file in which the guest's frames are recorded, in both directions.
     pub pcap: Option<PathBuf>,
-    /// Limit of the boot time, until `rxe0` is ACTIVE with all its GIDs.
+    /// Limit of the boot time: until `rxe0` is ACTIVE with all its GIDs.
     pub boot_timeout: Duration,
 }
 
@@ -178,9 +179,12 @@ impl GuestConfig {
     /// Returns the configuration of guest number `n` (1 to 99): 10.77.0.n/24, fd77::n/64, MAC
     /// 52:54:00:77:00:n, MTU 1500.
     pub fn new(net: Net, n: u8) -> Self {
-        assert!((1..=99).contains(&n), "n is used as decimal and as hexadecimal digits alike");
+        assert!(
+            (1..=99).contains(&n),
+            "guest number {n} is not in 1 to 99: it is used both as decimal and as hexadecimal digits"
+        );
         Self {
-            suite: Suite::chosen(),
+            suite: Suite::from_env(),
             net,
             ips: vec![format!("10.77.0.{n}/24"), format!("fd77::{n}/64")],
             mac: format!("52:54:00:77:00:{n:02}"),
@@ -196,7 +200,7 @@ impl GuestConfig {
     pub fn link_local(&self) -> Result<Ipv6Addr> {
         let mac: Vec<u8> = self.mac.split(':').filter_map(|b| u8::from_str_radix(b, 16).ok()).collect();
         let &[a, b, c, d, e, f] = mac.as_slice() else {
-            return error(ErrorKind::Io, format!("{} is not a MAC address", self.mac));
+            return error(ErrorKind::Io, format!("{:?} is not a MAC address", self.mac));
         };
         let w = |x: u8, y: u8| u16::from_be_bytes([x, y]);
         Ok(Ipv6Addr::new(0xfe80, 0, 0, 0, w(a ^ 2, b), w(c, 0xff), w(0xfe, d), w(e, f)))
@@ -208,13 +212,13 @@ fn gid_of(ip: &str) -> Result<Ipv6Addr> {
     match ip.parse() {
         Ok(IpAddr::V4(a)) => Ok(a.to_ipv6_mapped()),
         Ok(IpAddr::V6(a)) => Ok(a),
-        Err(_) => error(ErrorKind::Io, format!("{ip} is not an IP address")),
+        Err(_) => error(ErrorKind::Io, format!("{ip:?} is not an IP address")),
     }
 }
 
 // ---- the guest ----
 
-/// A running guest; QEMU is killed on drop, and when the test process ends in whatever way.
+/// A running guest; QEMU is killed on drop, and when the test process terminates for any reason.
 pub struct Guest {
     link: Arc<Link>,
     qemu: Qemu,
@@ -226,12 +230,12 @@ pub struct Guest {
     _dir: tempfile::TempDir,
 }
 
-/// Owner of the process, which kills it if the start fails half-way.
+/// QEMU's process, killed on drop, also if the boot fails.
 struct Qemu(Child);
 
 impl Drop for Qemu {
     fn drop(&mut self) {
-        let _ = self.0.kill(); // a failure means that it has ended
+        let _ = self.0.kill(); // fails if the process has exited
         let _ = self.0.wait();
     }
 }
@@ -245,33 +249,38 @@ impl Guest {
         if let Net::StreamConnect { path } = &config.net
             && !path.exists()
         {
-            // QEMU would continue without a wire
-            return error(ErrorKind::Io, format!("nobody listens at {}", path.display()));
+            // QEMU would run without a network
+            return error(ErrorKind::Io, format!("no process listens on {}", path.display()));
         }
         let image = image(config.suite)?;
         let temp = tempfile::Builder::new().prefix("urxe-guest-").tempdir();
-        let temp = temp.map_err(|e| io_error("a temporary directory", e))?;
+        let temp = temp.map_err(|e| io_error("creating a temporary directory", e))?;
         let dir = temp.path().to_path_buf();
         let agent = dir.join("agent");
         let listener = UnixListener::bind(&agent).map_err(|e| io_error(agent.display(), e))?;
         let mut oob = config.oob.clone();
         for (host, _) in oob.iter_mut().filter(|p| p.0 == 0) {
-            *host = free_port().map_err(|e| io_error("a free port", e))?;
+            *host = free_port().map_err(|e| io_error("finding a free TCP port", e))?;
         }
 
         let cmd = qemu_command(&config, &oob, &image, &dir)?;
-        let child = spawn_to_die_with_us(cmd).map_err(|e| io_error("setpriv or qemu-system-x86_64", e))?;
+        let child = spawn_with_parent_death_signal(cmd)
+            .map_err(|e| io_error("starting setpriv and qemu-system-x86_64", e))?;
         let mut qemu = Qemu(child);
-        let boot_error = |qemu: &mut Qemu, what: &str| {
-            let how = match qemu.0.try_wait() {
-                Ok(Some(status)) => format!("QEMU ended: {status}"),
+        let boot_error = |qemu: &mut Qemu, message: &str| {
+            let cause = match qemu.0.try_wait() {
+                Ok(Some(status)) => format!("QEMU exited: {status}"),
                 _ => format!("after {:.1} s", begin.elapsed().as_secs_f64()),
             };
-            GuestError { kind: ErrorKind::Boot, what: format!("guest: {what} ({how})"), log: log_tail(&dir) }
+            GuestError {
+                kind: ErrorKind::Boot,
+                message: format!("guest: {message} ({cause})"),
+                log: log_tail(&dir),
+            }
         };
 
-        // QEMU connects as it starts; the agent sends its hello when the guest is up.
-        listener.set_nonblocking(true).map_err(|e| io_error("agent socket", e))?;
+        // QEMU connects when it starts; the agent sends its first message when the guest is up.
+        listener.set_nonblocking(true).map_err(|e| io_error("configuring the agent socket", e))?;
         let stream = loop {
             if let Ok((s, _)) = listener.accept() {
                 break s;
@@ -281,12 +290,12 @@ impl Guest {
             }
             std::thread::sleep(Duration::from_millis(2));
         };
-        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let remaining = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let link = stream
             .set_nonblocking(false)
-            .and_then(|()| stream.set_read_timeout(Some(left)))
+            .and_then(|()| stream.set_read_timeout(Some(remaining)))
             .and_then(|()| Link::new(stream, dir.clone()))
-            .map_err(|e| boot_error(&mut qemu, &format!("the agent did not come up: {e}")))?;
+            .map_err(|e| boot_error(&mut qemu, &format!("the agent in the guest did not start: {e}")))?;
 
         let mut guest = Self {
             link,
@@ -297,21 +306,21 @@ impl Guest {
             boot_time: Duration::ZERO,
             _dir: temp,
         };
-        let mut wanted = vec![link_local];
+        let mut expected = vec![link_local];
         for ip in &config.ips {
-            wanted.push(gid_of(ip.split('/').next().unwrap_or(ip))?);
+            expected.push(gid_of(ip.split('/').next().unwrap_or(ip))?);
         }
-        guest.wait_for_gids(&wanted, deadline)?;
+        guest.wait_for_gids(&expected, deadline)?;
         guest.boot_time = begin.elapsed();
         Ok(guest)
     }
 
-    fn wait_for_gids(&mut self, wanted: &[Ipv6Addr], deadline: Instant) -> Result<()> {
+    fn wait_for_gids(&mut self, expected: &[Ipv6Addr], deadline: Instant) -> Result<()> {
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let remaining = deadline.saturating_duration_since(Instant::now());
             let out = self.exec(
                 "cd /sys/class/infiniband/rxe0/ports/1 && cat state && grep -H . gids/? gids/1?",
-                left,
+                remaining,
             )?;
             let mut lines = out.stdout.lines();
             let state = lines.next().unwrap_or("no rxe0").to_string();
@@ -321,36 +330,37 @@ impl Guest {
                 .filter_map(|(i, g)| Some((g.parse::<Ipv6Addr>().ok()?, i.parse().ok()?)))
                 .filter(|(g, _)| !g.is_unspecified())
                 .collect();
-            if state.contains("ACTIVE") && wanted.iter().all(|g| self.gids.contains_key(g)) {
+            if state.contains("ACTIVE") && expected.iter().all(|g| self.gids.contains_key(g)) {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                let what = format!("rxe0 is {state}; GIDs {:?}, wanted {wanted:?}", self.gids);
-                return Err(GuestError { kind: ErrorKind::Boot, what, log: log_tail(&self.link.dir) });
+                let message = format!("rxe0 is {state}; GIDs {:?}, expected {expected:?}", self.gids);
+                return Err(GuestError { kind: ErrorKind::Boot, message, log: log_tail(&self.link.dir) });
             }
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Returns the state of the guest's device and queue pairs, for a case that failed.
+    /// Returns the state of the guest's device and queue pairs, to diagnose a failed case.
     pub fn state(&self) -> String {
-        // The values are read twice, to tell a stall from slow progress; frames and interrupts show which
-        // queue of the NIC is stuck.
-        let cmd = "rdma res show qp; ip neigh; uptime; cd /sys/class/infiniband/rxe0/ports/1/hw_counters; for i in 1 2; do \
-                   grep -v ^0 *; grep eth0 /proc/net/dev; grep virtio /proc/interrupts; sleep $((2 - i)); done";
+        // The values are read twice, to distinguish a hang from slow progress; frames and interrupts show
+        // which queue of the NIC hangs.
+        let cmd = "rdma res show qp; ip neigh; uptime; cd /sys/class/infiniband/rxe0/ports/1/hw_counters; \
+                   for i in 1 2; do grep -v ^0 *; grep eth0 /proc/net/dev; grep virtio /proc/interrupts; \
+                   sleep $((2 - i)); done";
         let counters = match self.exec(cmd, SHORT) {
             Ok(out) => format!("the guest's queue pairs and counters:\n{}", out.stdout),
-            Err(e) => e.what,
+            Err(e) => e.message,
         };
         let requesters = match self.lost_wakeups() {
-            Ok((all, lost)) if lost.is_empty() => format!("its requesters: {all:?}"),
+            Ok((all, lost)) if lost.is_empty() => format!("requesters of rxe: {all:?}"),
             Ok((_, lost)) => format!("{LOST_WAKEUP}: {lost:?}"),
-            Err(e) => e.what,
+            Err(e) => e.message,
         };
         format!("{counters}{requesters}\n")
     }
 
-    /// Runs `cmd` (`sh -c`) to its end, whatever its status; kills it at the time limit.
+    /// Runs `cmd` (`sh -c`) until it exits with any status; kills it after `timeout`.
     pub fn exec(&self, cmd: &str, timeout: Duration) -> Result<Output> {
         let mut p = self.spawn(cmd)?;
         p.close_stdin()?;
@@ -363,26 +373,26 @@ impl Guest {
         if o.status == 0 {
             return Ok(o);
         }
-        let what = format!("`{cmd}` ended with status {}\n{}{}", o.status, o.stdout, o.stderr);
-        Err(GuestError { kind: ErrorKind::Failed, what, log: log_tail(&self.link.dir) })
+        let message = format!("`{cmd}` exited with status {}\n{}{}", o.status, o.stdout, o.stderr);
+        Err(GuestError { kind: ErrorKind::Failed, message, log: log_tail(&self.link.dir) })
     }
 
-    /// Moves a file out of the guest: it is removed there.
-    pub fn take_file(&self, path: &str) -> Result<Vec<u8>> {
+    /// Returns the contents of a file in the guest, and removes the file there.
+    pub fn fetch_file(&self, path: &str) -> Result<Vec<u8>> {
         let (status, bytes) = self.spawn(&format!("cat {path} && rm {path}"))?.wait_raw(SHORT)?;
         match status {
             0 => Ok(bytes),
-            _ => error(ErrorKind::Failed, format!("there is no file {path} in the guest")),
+            _ => error(ErrorKind::Failed, format!("the guest has no file {path}")),
         }
     }
 
-    /// Starts `cmd` (`sh -c`) and lets it run.
+    /// Starts `cmd` (`sh -c`) without waiting for it.
     pub fn spawn(&self, cmd: &str) -> Result<GuestProcess> {
         self.link.spawn(cmd)
     }
 
-    /// Waits until a program in the guest listens on this port, TCP or rdma_cm. Programs report that they are
-    /// ready a moment before they are, if they report it at all.
+    /// Waits until a program in the guest listens on this port, TCP or rdma_cm. Programs that report that
+    /// they are ready do so shortly before they listen.
     pub fn wait_listening(&self, port: u16, timeout: Duration) -> Result<()> {
         let cmd = format!(
             "until grep -qs ':{port:04X} [0:]* 0A ' /proc/net/tcp /proc/net/tcp6 ||
@@ -390,11 +400,14 @@ impl Guest {
         );
         match self.exec(&cmd, timeout) {
             Ok(_) => Ok(()),
-            Err(e) => Err(GuestError { what: format!("nothing listens on port {port}: {}", e.what), ..e }),
+            Err(e) => Err(GuestError {
+                message: format!("no program in the guest listens on port {port}: {}", e.message),
+                ..e
+            }),
         }
     }
 
-    /// Starts a verbs shell; there may be several.
+    /// Starts a verbs shell; several may run at the same time.
     pub fn vsh(&self) -> Result<Vsh> {
         let mut v = Vsh(self.spawn("ulimit -l unlimited; exec vsh")?);
         v.cmd("device")?;
@@ -418,19 +431,22 @@ impl Guest {
     pub fn gid_index(&self, ip: &str) -> Result<u32> {
         match self.gids.get(&gid_of(ip)?) {
             Some(&i) => Ok(i),
-            None => error(ErrorKind::Io, format!("no GID for {ip}; there are {:?}", self.gids)),
+            None => error(ErrorKind::Io, format!("rxe0 has no GID for {ip}, only {:?}", self.gids)),
         }
     }
 
-    /// Returns the port of 127.0.0.1 that reaches the guest's TCP port `guest_port`; it must be in `oob`.
+    /// Returns the port of 127.0.0.1 that is forwarded to the guest's TCP port `guest_port`, which must be
+    /// in `oob`.
     pub fn host_port(&self, guest_port: u16) -> Result<u16> {
         match self.oob.iter().find(|p| p.1 == guest_port) {
             Some(p) => Ok(p.0),
-            None => error(ErrorKind::Io, format!("port {guest_port} of the guest is not in its `oob`")),
+            None => {
+                error(ErrorKind::Io, format!("port {guest_port} of the guest is not in `GuestConfig::oob`"))
+            }
         }
     }
 
-    /// Returns the link-local address of its interface.
+    /// Returns the link-local address of the guest's interface.
     pub fn link_local(&self) -> Ipv6Addr {
         self.link_local
     }
@@ -453,14 +469,17 @@ impl Guest {
 
 /// Returns the directory of the image; the error explains how to build one, or that QEMU is missing.
 fn image(suite: Suite) -> Result<PathBuf> {
-    let how = format!("run {TESTS}/install (as root, or with sudo at hand)");
+    let hint = format!("run {TESTS}/install (as root or a user with sudo)");
     let found = |tool: &str| {
         let path = std::env::var_os("PATH").unwrap_or_default();
         std::env::split_paths(&path).any(|d| d.join(tool).is_file())
     };
     for tool in ["qemu-system-x86_64", "setpriv"] {
         if !found(tool) {
-            return error(ErrorKind::Missing, format!("{tool} is missing, which guest tests need: {how}"));
+            return error(
+                ErrorKind::Missing,
+                format!("{tool} is not installed; guest tests need it: {hint}"),
+            );
         }
     }
     let mkimage = format!("{TESTS}/mkimage");
@@ -468,11 +487,9 @@ fn image(suite: Suite) -> Result<PathBuf> {
         Command::new(&mkimage).args(["-n", suite.name()]).output().map_err(|e| io_error(&mkimage, e))?;
     let dir = String::from_utf8_lossy(&out.stdout).trim().to_string();
     if !out.status.success() {
-        let what = format!(
-            "there is no image of the test guest in {dir}: {how}, or only {mkimage} {}",
-            suite.name()
-        );
-        return error(ErrorKind::Missing, what);
+        let message =
+            format!("no image of the test guest in {dir}: {hint}, or only {mkimage} {}", suite.name());
+        return error(ErrorKind::Missing, message);
     }
     Ok(dir.into())
 }
@@ -497,31 +514,32 @@ fn qemu_command(config: &GuestConfig, oob: &[(u16, u16)], image: &Path, dir: &Pa
     };
     let forwards: String = oob.iter().map(|(h, g)| format!(",hostfwd=tcp:127.0.0.1:{h}-:{g}")).collect();
     let mut append = format!(
-        "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests init_on_alloc=0 audit=0 lsm= apparmor=0 \
-         urxe.mtu={} urxe.ip={}",
+        "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests init_on_alloc=0 audit=0 lsm= \
+         apparmor=0 urxe.mtu={} urxe.ip={}",
         config.mtu,
         config.ips.join(",")
     );
-    // Under emulation the guest's own calibration fails in one boot of seven, and the guest then hangs.
+    // Under emulation the guest's calibration of the TSC fails in one boot of seven, and the guest then
+    // hangs.
     if let Some(khz) = tsc_khz() {
         append += &format!(" tsc_early_khz={khz} no_timer_check");
-        // Two emulated processors have one counter, but its reading looks unsynchronized: the guest would
-        // fall back to jiffies.
+        // Two emulated processors share one counter, but the guest finds it unsynchronized and would fall
+        // back to jiffies.
         if config.cpus > 1 {
             append += " tsc=reliable";
         }
     }
-    let log = std::fs::File::create(dir.join("qemu.log")).map_err(|e| io_error("qemu.log", e))?;
-    let log2 = log.try_clone().map_err(|e| io_error("qemu.log", e))?;
+    let log = std::fs::File::create(dir.join("qemu.log")).map_err(|e| io_error("creating qemu.log", e))?;
+    let log2 = log.try_clone().map_err(|e| io_error("creating qemu.log", e))?;
 
     let mut c = Command::new("setpriv");
     c.args(["--pdeathsig", "KILL"]);
     if let Some(ns) = netns {
         c.args(["ip", "netns", "exec", ns]);
     }
-    // maxcpus=2: for a machine that never has more than one CPU, QEMU turns locked instructions, the guest's
-    // memory barriers, into plain loads and stores, although devices run beside that CPU; a notification lost
-    // in this way stalls a NIC's queue for good.
+    // maxcpus=2: for a machine with one CPU at most, QEMU translates locked instructions, the guest's memory
+    // barriers, to plain loads and stores, although devices run concurrently with that CPU; a notification
+    // lost in this way blocks a queue of the NIC permanently.
     c.args(
         "qemu-system-x86_64 -M microvm,acpi=on,rtc=on,pit=off,pic=off -accel tcg -cpu max -m 384".split(' '),
     );
@@ -533,7 +551,7 @@ fn qemu_command(config: &GuestConfig, oob: &[(u16, u16)], image: &Path, dir: &Pa
     c.arg("-serial").arg(format!("file:{}", text(&dir.join("console"))));
     c.arg("-kernel").arg(image.join("vmlinux"));
     c.arg("-initrd").arg(image.join("initrd"));
-    // status=off: otherwise IPv6 comes up 0.6 s later
+    // status=off: otherwise IPv6 is ready 0.6 s later
     c.arg("-netdev").arg(netdev);
     c.arg("-device").arg(format!("virtio-net-device,netdev=n0,mac={},status=off", config.mac));
     c.arg("-netdev").arg(format!("user,id=n1{forwards}"));
@@ -549,22 +567,22 @@ fn qemu_command(config: &GuestConfig, oob: &[(u16, u16)], image: &Path, dir: &Pa
     Ok(c)
 }
 
-/// Returns a port that was free a moment ago.
+/// Returns a TCP port that is free at the moment of the call.
 fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// Starts a process that `setpriv --pdeathsig` kills when this process dies. The signal is sent when the
-/// *thread* that started the process ends, and a test's thread may end before its guests do: so one thread,
-/// which never ends, starts them all.
-fn spawn_to_die_with_us(cmd: Command) -> io::Result<Child> {
+/// Starts a process that `setpriv --pdeathsig` kills when this process terminates. The signal is sent when
+/// the *thread* that started the process exits, and a test's thread may exit before its guests. Therefore one
+/// thread that never exits starts all of them.
+fn spawn_with_parent_death_signal(cmd: Command) -> io::Result<Child> {
     type Request = (Command, Sender<io::Result<Child>>);
     static TO_SPAWNER: OnceLock<Mutex<Sender<Request>>> = OnceLock::new();
     let to_spawner = TO_SPAWNER.get_or_init(|| {
         let (tx, rx) = mpsc::channel::<Request>();
         std::thread::spawn(move || {
-            for (mut cmd, answer) in rx {
-                let _ = answer.send(cmd.spawn());
+            for (mut cmd, reply) in rx {
+                let _ = reply.send(cmd.spawn());
             }
         });
         Mutex::new(tx)
@@ -574,10 +592,10 @@ fn spawn_to_die_with_us(cmd: Command) -> io::Result<Child> {
     rx.recv().map_err(io::Error::other)?
 }
 
-/// Returns the frequency of this machine's time-stamp counter, which is the emulated one's, too.
+/// Returns the frequency of this machine's time-stamp counter, which the emulated one has, too.
 #[cfg(target_arch = "x86_64")]
 fn tsc_khz() -> Option<u64> {
-    // The reading that took the least time, of ten.
+    // The fastest of ten readings.
     fn sample() -> (Instant, u64) {
         let one = || {
             let before = Instant::now();
@@ -595,7 +613,7 @@ fn tsc_khz() -> Option<u64> {
     Some((b.1 - a.1) * 1_000_000 / ns)
 }
 
-/// Other architectures have no time-stamp counter.
+/// Returns `None`: other architectures have no time-stamp counter.
 #[cfg(not(target_arch = "x86_64"))]
 fn tsc_khz() -> Option<u64> {
     None

@@ -74,14 +74,14 @@ impl Region {
     }
 
     /// Reports whether the guard bytes are unchanged.
-    pub fn guards_hold(&self) -> bool {
-        let side = |at| {
+    pub fn guards_intact(&self) -> bool {
+        let is_intact = |at| {
             let mut b = [0; GUARD];
             // SAFETY: both guards are inside the allocation.
             unsafe { self.base.add(at).copy_to_nonoverlapping(b.as_mut_ptr(), GUARD) };
             b == [GUARD_BYTE; GUARD]
         };
-        side(0) && side(GUARD + self.len)
+        is_intact(0) && is_intact(GUARD + self.len)
     }
 }
 
@@ -92,7 +92,7 @@ impl Drop for Region {
     }
 }
 
-/// Byte `i` of fresh memory; the period is not a divisor of any packet size.
+/// Byte `i` of newly registered memory; the period is not a divisor of any packet size.
 pub fn pattern(i: u64) -> u8 {
     (i * 7 + i / 251) as u8
 }
@@ -106,28 +106,31 @@ pub fn encode(headers: &Headers, payload: &[u8], flow: &Flow) -> Vec<u8> {
     let mut out = buf[..n].to_vec();
     out.extend_from_slice(payload);
     out.resize(out.len() + pad_count(payload.len()) + ICRC_LEN, 0);
-    seal(&mut out, flow);
+    write_icrc(&mut out, flow);
     out
 }
 
 /// Writes the ICRC at the end of a packet.
-pub fn seal(bytes: &mut [u8], flow: &Flow) {
+pub fn write_icrc(bytes: &mut [u8], flow: &Flow) {
     let crc = icrc::compute(flow, 0, IpIdent::DONT_FRAGMENT, bytes);
     let at = bytes.len() - ICRC_LEN;
     bytes[at..].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Passes all packets of a turn to `each` as (flow, bytes), each with the ICRC of a packet that is alone in
-/// its burst.
+/// Calls `each` with the flow and the bytes of every packet of a turn, with the ICRC of the only packet of a
+/// burst.
 pub fn drain(tx: &mut TxQueue, mut each: impl FnMut(Flow, Vec<u8>)) {
     let mut bytes = Vec::new();
     for burst in tx.bursts() {
         bytes.clear();
         burst.copy_to(&mut bytes);
         for (i, packet) in bytes.chunks(burst.segment).enumerate() {
-            assert!(icrc::verify(&burst.flow, IpIdent::SENT, i as u16, packet), "a packet with a bad ICRC");
+            assert!(
+                icrc::verify(&burst.flow, IpIdent::SENT, i as u16, packet),
+                "packet with an invalid ICRC"
+            );
             let mut packet = packet.to_vec();
-            seal(&mut packet, &burst.flow);
+            write_icrc(&mut packet, &burst.flow);
             each(burst.flow, packet);
         }
     }
@@ -136,6 +139,6 @@ pub fn drain(tx: &mut TxQueue, mut each: impl FnMut(Flow, Vec<u8>)) {
 
 /// Decodes headers and payload of a packet that was sent.
 pub fn decode(bytes: &[u8]) -> (Headers, Vec<u8>) {
-    let packet = Packet::parse(bytes).expect("a NIC sends whole packets");
+    let packet = Packet::parse(bytes).expect("the NIC sent a malformed packet");
     (packet.headers(), packet.payload().to_vec())
 }

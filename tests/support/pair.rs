@@ -1,8 +1,8 @@
-//! A NIC and a guest side by side, for checks that send requests from either of them and compare the results
-//! of both; and a table of such checks.
+//! A NIC and a guest, for checks that send requests from either of them and compare the results; and a table
+//! of such checks.
 #![allow(dead_code, reason = "each test target uses its part")]
 
-use super::peer::{How, Ip, SOON, Shell, Side, Site, Via};
+use super::peer::{ConnectParams, Ip, LinkKind, Setup, Shell, Side, TIMEOUT};
 use super::table::Table;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -13,47 +13,47 @@ pub const MTU: usize = 1024;
 
 /// A NIC and the guest, not connected yet.
 pub struct Pair<'a> {
-    pub site: &'a Site,
+    pub setup: &'a Setup,
     pub ip: Ip,
     pub side: Side,
     pub shell: Shell,
 }
 
 impl<'a> Pair<'a> {
-    /// Opens a NIC on the site's link.
-    pub fn open(site: &'a Site, ip: Ip) -> Pair<'a> {
-        Pair::with(site, ip, site.open(ip))
+    /// Opens a NIC on the link of the setup.
+    pub fn open(setup: &'a Setup, ip: Ip) -> Pair<'a> {
+        Pair::with_side(setup, ip, setup.open(ip))
     }
 
     /// Uses an existing NIC.
-    pub fn with(site: &'a Site, ip: Ip, side: Side) -> Pair<'a> {
-        Pair { site, ip, side, shell: site.shell(65536) }
+    pub fn with_side(setup: &'a Setup, ip: Ip, side: Side) -> Pair<'a> {
+        Pair { setup, ip, side, shell: setup.shell(65536) }
     }
 
-    /// Connects a new QP on each side; the shell's is `q`.
+    /// Connects a new QP on each side; that of the shell is named `q`.
     pub fn connect(&mut self) -> Qp {
-        self.connect_as(&How::new(self.ip, MTU))
+        self.connect_as(&ConnectParams::new(self.ip, MTU))
     }
 
     /// As [`connect`](Self::connect), with local options, and further options for the shell's `connect`
     /// command.
     pub fn connect_with(&mut self, ours: ConnectOptions, theirs: &str) -> Qp {
-        self.connect_as(&How { ours, theirs: theirs.into(), ..How::new(self.ip, MTU) })
+        self.connect_as(&ConnectParams { ours, theirs: theirs.into(), ..ConnectParams::new(self.ip, MTU) })
     }
 
     /// As [`connect`](Self::connect), with any parameters.
-    pub fn connect_as(&mut self, how: &How) -> Qp {
-        self.site.connect(&self.side, &mut self.shell, how)
+    pub fn connect_as(&mut self, params: &ConnectParams) -> Qp {
+        self.setup.connect(&self.side, &mut self.shell, params)
     }
 
     /// Returns `n` local completions.
-    pub fn ours(&self, n: usize) -> Vec<(u64, WcStatus)> {
-        self.side.poll(n, SOON).iter().map(|wc| (wc.wr_id, wc.status)).collect()
+    pub fn completions(&self, n: usize) -> Vec<(u64, WcStatus)> {
+        self.side.poll(n, TIMEOUT).iter().map(|wc| (wc.wr_id, wc.status)).collect()
     }
 
     /// Returns `n` completions of the shell.
-    pub fn theirs(&mut self, n: usize) -> Vec<(u64, String)> {
-        self.shell.vsh.poll(n, SOON).unwrap().iter().map(|wc| (wc.wr_id, wc.status.clone())).collect()
+    pub fn guest_completions(&mut self, n: usize) -> Vec<(u64, String)> {
+        self.shell.vsh.poll(n, TIMEOUT).unwrap().iter().map(|wc| (wc.wr_id, wc.status.clone())).collect()
     }
 
     /// Executes a command of the shell that must succeed.
@@ -63,7 +63,7 @@ impl<'a> Pair<'a> {
 
     /// Returns the local counters and the guest's.
     pub fn counters(&self) -> (Counters, BTreeMap<String, u64>) {
-        (self.side.counters(), self.site.guest.counters().unwrap())
+        (self.side.counters(), self.setup.guest.counters().unwrap())
     }
 
     /// Returns the first bytes of the local region.
@@ -74,14 +74,14 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Asserts that these are the completions of the shell.
-pub fn is(seen: &[(u64, String)], want: &[(u64, &str)]) {
-    let seen: Vec<_> = seen.iter().map(|(id, s)| (*id, s.as_str())).collect();
-    assert_eq!(seen, want);
+/// Asserts that these are the completions of the shell: `wr_id` and status.
+pub fn assert_completions(actual: &[(u64, String)], expected: &[(u64, &str)]) {
+    let actual: Vec<_> = actual.iter().map(|(id, s)| (*id, s.as_str())).collect();
+    assert_eq!(actual, expected);
 }
 
 /// Returns the name of a status in the notation of the shell.
-pub fn name(status: WcStatus) -> &'static str {
+pub fn status_name(status: WcStatus) -> &'static str {
     match status {
         WcStatus::Success => "SUCCESS",
         WcStatus::LocLenErr => "LOC_LEN_ERR",
@@ -94,27 +94,27 @@ pub fn name(status: WcStatus) -> &'static str {
         WcStatus::RemOpErr => "REM_OP_ERR",
         WcStatus::RetryExcErr => "RETRY_EXC_ERR",
         WcStatus::RnrRetryExcErr => "RNR_RETRY_EXC_ERR",
-        _ => "another",
+        _ => "other",
     }
 }
 
 /// The error, the side that sends the request, and the check.
-pub type Check = (&'static str, &'static str, fn(&Site, Ip));
+pub type Check = (&'static str, &'static str, fn(&Setup, Ip));
 
 /// Runs all checks over both IP versions, and prints a table.
-pub fn run(name: &str, via: Via, checks: &[Check]) {
-    let site = Site::start(via);
-    let mut table = Table::new(name, &["what", "requester", "IP", "s", "result"]);
+pub fn run(name: &str, via: LinkKind, checks: &[Check]) {
+    let setup = Setup::start(via);
+    let mut table = Table::new(name, &["check", "requester", "IP", "s", "result"]);
     let mut failed = Vec::new();
-    for ((what, requester, check), ip) in checks.iter().flat_map(|c| Ip::VERSIONS.map(|ip| (c, ip))) {
+    for ((name, requester, check), ip) in checks.iter().flat_map(|c| Ip::VERSIONS.map(|ip| (c, ip))) {
         let begin = Instant::now();
-        let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&site, ip))).is_ok();
+        let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&setup, ip))).is_ok();
         if !passed {
-            failed.push(format!("{what} by {requester} over {ip}, see above"));
+            failed.push(format!("{name}, requester {requester}, over {ip}: see the panic above"));
         }
-        let took = format!("{:.1}", begin.elapsed().as_secs_f64());
+        let elapsed = format!("{:.1}", begin.elapsed().as_secs_f64());
         let result = if passed { "ok" } else { "FAILED" };
-        table.row(&[(*what).into(), (*requester).into(), ip.to_string(), took, result.into()]);
+        table.row(&[(*name).into(), (*requester).into(), ip.to_string(), elapsed, result.into()]);
     }
     table.print();
     assert!(failed.is_empty(), "{}", failed.join("\n"));

@@ -1,4 +1,5 @@
-//! urxe on one side of a wire and a guest with the kernel's rxe on the other, ready to be connected.
+//! urxe at one end of a wire and a guest with the kernel's rxe at the other, with functions that connect
+//! their QPs.
 #![allow(dead_code, reason = "each test target uses its part")]
 
 use super::guest::{Guest, GuestConfig, Net, Vsh, Wc};
@@ -12,34 +13,34 @@ use urxe::link::{FramesLink, Link, PacketLink};
 use urxe::verbs::*;
 
 /// Limit for any single step. It is long because the guest is emulated and other tests run at the same time.
-pub const SOON: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Default length of the region on either side: a source and a target of one MiB each, and some space behind.
+/// Default length of the region on either side: a source and a target of one MiB each, and 64 KiB more.
 pub const REGION: usize = (2 << 20) + 65536;
 
 /// Link through which urxe reaches the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Via {
+pub enum LinkKind {
     /// Frames as unix datagrams.
     Dgram,
     /// Frames in a unix stream.
     Stream,
-    /// A packet socket on a tap in a namespace, with the interface's own addresses.
-    PacketOwn,
-    /// A packet socket on a tap in a namespace, with addresses and a host stack of its own.
-    PacketStation,
+    /// A packet socket on a tap in a namespace, with the addresses of the interface.
+    Packet,
+    /// A packet socket on a tap in a namespace, with a host stack that has other addresses.
+    PacketHostStack,
     /// A UDP socket with the tap's address.
     Udp,
 }
 
-impl fmt::Display for Via {
+impl fmt::Display for LinkKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Via::Dgram => "frames dgram",
-            Via::Stream => "frames stream",
-            Via::PacketOwn => "packet",
-            Via::PacketStation => "packet station",
-            Via::Udp => "udp",
+            LinkKind::Dgram => "frames dgram",
+            LinkKind::Stream => "frames stream",
+            LinkKind::Packet => "packet",
+            LinkKind::PacketHostStack => "packet, host stack",
+            LinkKind::Udp => "udp",
         })
     }
 }
@@ -86,19 +87,21 @@ impl fmt::Display for Ip {
     }
 }
 
-/// A namespace with a tap in it. The thread that creates it moves in and stays, because sockets belong to the
-/// namespace of the thread that opens them.
+/// A namespace with a tap in it. The thread that creates the namespace enters it and does not return, because
+/// sockets belong to the namespace of the thread that opens them.
 struct Tap {
     netns: String,
 }
 
 fn ip(args: &str) {
     let out = Command::new("ip").args(args.split_whitespace()).output();
-    let out = out.unwrap_or_else(|e| panic!("this test needs iproute2 (run tests/guest/install): {e}"));
-    let why = String::from_utf8_lossy(&out.stderr);
+    let out =
+        out.unwrap_or_else(|e| panic!("this test needs iproute2 (install it with tests/guest/install): {e}"));
+    let stderr = String::from_utf8_lossy(&out.stderr);
     assert!(
         out.status.success(),
-        "this test makes a network namespace and needs root (CAP_SYS_ADMIN, CAP_NET_ADMIN): ip {args}: {why}"
+        "this test creates a network namespace and needs root (CAP_SYS_ADMIN, CAP_NET_ADMIN): \
+         ip {args}: {stderr}"
     );
 }
 
@@ -109,7 +112,7 @@ impl Tap {
         let tap = Tap { netns: format!("urxe-interop-{}-{n}", std::process::id()) };
         let ns = &tap.netns;
         ip(&format!("netns add {ns}"));
-        let file = std::fs::File::open(format!("/run/netns/{ns}")).expect("the namespace just made");
+        let file = std::fs::File::open(format!("/run/netns/{ns}")).expect("the namespace exists");
         nix::sched::setns(file, nix::sched::CloneFlags::CLONE_NEWNET)
             .expect("entering a network namespace needs root (CAP_SYS_ADMIN)");
         ip("link set lo up");
@@ -132,33 +135,35 @@ impl Drop for Tap {
 }
 
 /// A guest and the link to it. It must be created on the thread that uses it.
-pub struct Site {
-    pub via: Via,
+pub struct Setup {
+    pub via: LinkKind,
     pub guest: Guest,
-    /// Last byte of the local addresses: 3 for a host stack of its own on the tap, whose own is 2.
+    /// Last byte of the local addresses: 3 for a host stack on the tap (the interface itself has 2),
+    /// otherwise 2.
     pub host: u8,
     dir: tempfile::TempDir,
     _tap: Option<Tap>,
 }
 
-impl Site {
-    pub fn start(via: Via) -> Site {
+impl Setup {
+    pub fn start(via: LinkKind) -> Setup {
         let dir = tempfile::Builder::new().prefix("urxe-peer-").tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         let (net, tap) = match via {
-            Via::Dgram => (Net::Dgram { local: path("guest"), remote: path("urxe") }, None),
-            Via::Stream => (Net::StreamListen { path: path("guest") }, None),
-            Via::PacketOwn | Via::PacketStation | Via::Udp => {
+            LinkKind::Dgram => (Net::Dgram { local: path("guest"), remote: path("urxe") }, None),
+            LinkKind::Stream => (Net::StreamListen { path: path("guest") }, None),
+            LinkKind::Packet | LinkKind::PacketHostStack | LinkKind::Udp => {
                 let tap = Tap::enter();
                 (Net::Tap { ifname: "tap0".into(), netns: Some(tap.netns.clone()) }, Some(tap))
             }
         };
         let guest = Guest::start(GuestConfig { mtu: 4500, ..GuestConfig::new(net, 1) }).unwrap();
-        let host = if via == Via::PacketStation { 3 } else { 2 };
-        Site { via, guest, host, dir, _tap: tap }
+        let host = if via == LinkKind::PacketHostStack { 3 } else { 2 };
+        Setup { via, guest, host, dir, _tap: tap }
     }
 
-    /// Opens the local end of the wire; a UDP socket has only the address `ip`, the others have all.
+    /// Opens the local end of the wire; a UDP socket has only the address `ip`, other links have all
+    /// addresses.
     pub fn link(&self, ip: Ip) -> Box<dyn Link> {
         let n = self.host;
         let addresses =
@@ -166,13 +171,13 @@ impl Site {
         self.link_with(ip, &addresses)
     }
 
-    /// As [`link`](Self::link), with these options if the local end has a host stack of its own.
+    /// As [`link`](Self::link), with these options if the link has a host stack.
     pub fn link_with(&self, ip: Ip, options: &str) -> Box<dyn Link> {
         let n = self.host;
-        let station = format!("{options},mac=52:54:00:77:00:{n:02},mtu=4500");
+        let stack = format!("{options},mac=52:54:00:77:00:{n:02},mtu=4500");
         let path = |name: &str| self.dir.path().join(name).display().to_string();
         let frames = |wire: String| {
-            let config = format!("frames:{wire},{station}").parse().unwrap();
+            let config = format!("frames:{wire},{stack}").parse().unwrap();
             Box::new(FramesLink::open(config).unwrap_or_else(|e| panic!("{e}")))
         };
         let packet = |config: &str| {
@@ -180,11 +185,11 @@ impl Site {
             Box::new(PacketLink::open(config).unwrap_or_else(|e| panic!("{e}")))
         };
         match self.via {
-            Via::Dgram => frames(format!("dgram:{},{}", path("urxe"), path("guest"))),
-            Via::Stream => frames(format!("connect:{}", path("guest"))),
-            Via::PacketOwn => packet("packet:tap0"),
-            Via::PacketStation => packet(&format!("packet:tap0,{station}")),
-            Via::Udp => {
+            LinkKind::Dgram => frames(format!("dgram:{},{}", path("urxe"), path("guest"))),
+            LinkKind::Stream => frames(format!("connect:{}", path("guest"))),
+            LinkKind::Packet => packet("packet:tap0"),
+            LinkKind::PacketHostStack => packet(&format!("packet:tap0,{stack}")),
+            LinkKind::Udp => {
                 let link = UdpLink::bind(ip.of(n), &UdpOptions::default());
                 Box::new(link.unwrap_or_else(|e| panic!("{e}")))
             }
@@ -209,37 +214,47 @@ impl Site {
         Shell { vsh, to }
     }
 
-    /// Connects a new QP on each side: the local one, and `q` of the shell in place of any earlier `q`.
-    pub fn connect(&self, side: &Side, shell: &mut Shell, how: &How) -> Qp {
-        // There is none the first time.
+    /// Connects a new QP on each side: the local one, and `q` of the shell which replaces an earlier `q`.
+    pub fn connect(&self, side: &Side, shell: &mut Shell, params: &ConnectParams) -> Qp {
+        // The command fails the first time, when the shell has no `q`.
         let _ = shell.vsh.raw("destroy q").unwrap();
-        self.connect_named(side, shell, "q", how)
+        self.connect_named(side, shell, "q", params)
     }
 
     /// As [`connect`](Self::connect), with a name for the shell's QP, which must be new.
-    pub fn connect_named(&self, side: &Side, shell: &mut Shell, name: &str, how: &How) -> Qp {
-        let qp = side.pd.create_qp(&side.cq, &side.cq, &how.options).unwrap();
-        self.connect_qp(side, shell, name, how, qp)
+    pub fn connect_named(&self, side: &Side, shell: &mut Shell, name: &str, params: &ConnectParams) -> Qp {
+        let qp = side.pd.create_qp(&side.cq, &side.cq, &params.options).unwrap();
+        self.connect_qp(side, shell, name, params, qp)
     }
 
     /// As [`connect_named`](Self::connect_named), with an existing local QP.
-    pub fn connect_qp(&self, side: &Side, shell: &mut Shell, name: &str, how: &How, qp: Qp) -> Qp {
-        let line = format!("qp {name} rc {}", how.their_qp);
+    pub fn connect_qp(
+        &self,
+        side: &Side,
+        shell: &mut Shell,
+        name: &str,
+        params: &ConnectParams,
+        qp: Qp,
+    ) -> Qp {
+        let line = format!("qp {name} rc {}", params.their_qp);
         let theirs = shell.vsh.cmd(&line).unwrap().num("qpn") as u32;
-        let sgid_index = side.gid_index(how.ip.of(self.host));
+        let sgid_index = side.gid_index(params.ip.of(self.host));
         let ours = qp.endpoint();
-        let our_psn = how.our_psn.unwrap_or(ours.psn.get());
-        let sgid = self.guest.gid_index(&how.ip.of(1).to_string()).unwrap();
-        let (gid, qpn) = (how.ip.gid(self.host), qp.qpn().get());
+        let our_psn = params.our_psn.unwrap_or(ours.psn.get());
+        let sgid = self.guest.gid_index(&params.ip.of(1).to_string()).unwrap();
+        let (gid, qpn) = (params.ip.gid(self.host), qp.qpn().get());
         let line = format!(
             "connect {name} qpn={qpn} gid={gid} sgid={sgid} mtu={} rq_psn={our_psn} sq_psn={} {}",
-            how.mtu, how.their_psn, how.theirs
+            params.mtu, params.their_psn, params.theirs
         );
         shell.vsh.cmd(&line).unwrap();
-        let peer =
-            Endpoint { gid: Gid::from(how.ip.of(1)), qpn: Qpn::new(theirs), psn: Psn::new(how.their_psn) };
+        let peer = Endpoint {
+            gid: Gid::from(params.ip.of(1)),
+            qpn: Qpn::new(theirs),
+            psn: Psn::new(params.their_psn),
+        };
         let options =
-            ConnectOptions { mtu: Mtu::from_bytes(how.mtu), sgid_index: Some(sgid_index), ..how.ours };
+            ConnectOptions { mtu: Mtu::from_bytes(params.mtu), sgid_index: Some(sgid_index), ..params.ours };
         qp.to_init(options.access).unwrap();
         qp.to_rtr(&peer, &options).unwrap();
         let attr = QpAttr {
@@ -258,7 +273,7 @@ impl Site {
 
 /// Parameters of the connection between two QPs.
 #[derive(Clone)]
-pub struct How {
+pub struct ConnectParams {
     pub ip: Ip,
     pub mtu: usize,
     pub ours: ConnectOptions,
@@ -273,12 +288,21 @@ pub struct How {
     pub their_psn: u32,
 }
 
-impl How {
-    pub fn new(ip: Ip, mtu: usize) -> How {
-        // Half a second: an emulated guest on a busy machine may well not respond within the usual 67 ms.
+impl ConnectParams {
+    pub fn new(ip: Ip, mtu: usize) -> ConnectParams {
+        // Half a second: an emulated guest on a busy machine may not respond within the usual 67 ms.
         let ours = ConnectOptions { timeout: AckTimeout::new(17), ..ConnectOptions::default() };
         let (options, their_qp) = (QpOptions::default(), "inline=256".into());
-        How { ip, mtu, ours, options, their_qp, theirs: String::new(), our_psn: None, their_psn: 0x00ab_cdef }
+        ConnectParams {
+            ip,
+            mtu,
+            ours,
+            options,
+            their_qp,
+            theirs: String::new(),
+            our_psn: None,
+            their_psn: 0x00ab_cdef,
+        }
     }
 }
 
@@ -324,9 +348,9 @@ impl Side {
 
     /// Returns one completion.
     pub fn one(&self) -> Result<Completion, String> {
-        self.poll(1, SOON).pop().ok_or_else(|| {
+        self.poll(1, TIMEOUT).pop().ok_or_else(|| {
             format!(
-                "urxe: no completion in {SOON:?}; {:?} {:?}",
+                "urxe: no completion within {TIMEOUT:?}; {:?} {:?}",
                 self.context.counters(),
                 self.context.link_state()
             )
@@ -352,8 +376,8 @@ impl Shell {
 
     /// Returns one completion.
     pub fn one(&mut self) -> Result<Wc, String> {
-        let got = self.vsh.poll(1, SOON).map_err(|e| e.to_string())?;
-        got.into_iter().next().ok_or_else(|| format!("rxe: no completion in {SOON:?}"))
+        let got = self.vsh.poll(1, TIMEOUT).map_err(|e| e.to_string())?;
+        got.into_iter().next().ok_or_else(|| format!("rxe: no completion within {TIMEOUT:?}"))
     }
 
     pub fn state(&mut self, qp: &str) -> String {
@@ -362,6 +386,6 @@ impl Shell {
 }
 
 /// Returns `addr= rkey=` of a local region, for a work request of the shell.
-pub fn words(at: RemoteAddr) -> String {
+pub fn remote_args(at: RemoteAddr) -> String {
     format!("addr={:#x} rkey={:#x}", at.va, at.rkey.0)
 }

@@ -13,10 +13,10 @@ pub struct Veth {
 /// Runs `ip` of iproute2.
 pub fn ip(args: &str) {
     let out = Command::new("ip").args(args.split_whitespace()).output();
-    let out = out.unwrap_or_else(|e| panic!("this needs iproute2 (apt-get install iproute2): {e}"));
+    let out = out.unwrap_or_else(|e| panic!("`ip` cannot be run; install iproute2: {e}"));
     assert!(
         out.status.success(),
-        "this makes network namespaces and needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN): ip {args}: {}",
+        "creating network namespaces needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN): ip {args}: {}",
         String::from_utf8_lossy(&out.stderr)
     );
 }
@@ -40,11 +40,11 @@ impl Veth {
         net
     }
 
-    /// Waits until both interfaces are up: before that the kernel silently drops packets.
+    /// Waits until both interfaces are up: until then the kernel silently drops packets.
     pub fn wait_until_up(&self) {
         let up = |side: usize, dev| {
             let args = ["-n", &self.names[side], "-o", "link", "show", dev];
-            let out = Command::new("ip").args(args).output().expect("it ran before");
+            let out = Command::new("ip").args(args).output().expect("`ip` cannot be run");
             String::from_utf8_lossy(&out.stdout).contains("state UP")
         };
         while !(up(0, "v0") && up(1, "v1")) {
@@ -52,22 +52,22 @@ impl Veth {
         }
     }
 
-    /// Runs `f` in a namespace, in a thread of its own, so that the caller's thread stays in its namespace.
-    pub fn within<T: Send>(&self, side: usize, f: impl FnOnce() -> T + Send) -> T {
+    /// Runs `f` in a namespace, on a new thread, so that the calling thread remains in its namespace.
+    pub fn run_in<T: Send>(&self, side: usize, f: impl FnOnce() -> T + Send) -> T {
         let name = &self.names[side];
         std::thread::scope(|s| {
             let run = move || {
                 enter(name);
                 f()
             };
-            s.spawn(run).join().expect("it has told why by itself")
+            s.spawn(run).join().expect("the thread in the namespace panicked")
         })
     }
 }
 
-/// Moves this thread into a namespace of this name.
+/// Moves this thread into the namespace `name`.
 pub fn enter(name: &str) {
-    let ns = File::open(format!("/run/netns/{name}")).expect("a namespace that was made");
+    let ns = File::open(format!("/run/netns/{name}")).expect("the namespace does not exist");
     nix::sched::setns(ns, nix::sched::CloneFlags::CLONE_NEWNET)
         .expect("entering a network namespace needs root (CAP_SYS_ADMIN)");
 }

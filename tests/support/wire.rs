@@ -1,4 +1,4 @@
-//! A wire between two guests (or a guest and another endpoint) that records, loses, duplicates, reorders and
+//! A wire between two guests (or a guest and another endpoint) that records, drops, duplicates, reorders and
 //! corrupts RoCEv2 frames.
 #![allow(dead_code, reason = "each test target uses its part")]
 
@@ -23,12 +23,12 @@ pub enum End {
 /// Fault applied to a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The frame is lost.
-    Lose,
+    /// The frame is dropped.
+    Drop,
     /// The frame arrives twice.
-    Double,
+    Duplicate,
     /// The frame arrives after the next one.
-    Swap,
+    Reorder,
     /// A bit of the ICRC is inverted.
     Corrupt,
 }
@@ -39,12 +39,12 @@ struct Direction {
     /// Number of RoCEv2 frames since the faults were set.
     seen: usize,
     faults: BTreeMap<usize, Fault>,
-    lose_every: usize,
-    /// Loss rate per mille, and the state of its generator.
-    lose_at_random: (u64, u64),
-    swapped: Option<Vec<u8>>,
+    drop_every: usize,
+    /// Drop rate per mille, and the state of the random number generator.
+    drop_randomly: (u64, u64),
+    held_back: Option<Vec<u8>>,
     total: usize,
-    lost: usize,
+    dropped: usize,
 }
 
 impl Direction {
@@ -52,19 +52,19 @@ impl Direction {
         self.seen += 1;
         self.total += 1;
         // SplitMix64.
-        self.lose_at_random.1 = self.lose_at_random.1.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.lose_at_random.1;
+        self.drop_randomly.1 = self.drop_randomly.1.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.drop_randomly.1;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let random = (z ^ (z >> 31)) % 1000 < self.lose_at_random.0;
-        let every = self.lose_every != 0 && self.seen.is_multiple_of(self.lose_every);
-        if random || every { Some(Fault::Lose) } else { self.faults.get(&self.seen).copied() }
+        let random = (z ^ (z >> 31)) % 1000 < self.drop_randomly.0;
+        let every = self.drop_every != 0 && self.seen.is_multiple_of(self.drop_every);
+        if random || every { Some(Fault::Drop) } else { self.faults.get(&self.seen).copied() }
     }
 }
 
 #[derive(Default)]
 struct State {
-    ways: [Direction; 2],
+    directions: [Direction; 2],
     pcap: Option<File>,
 }
 
@@ -77,7 +77,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Starts the wire; its ends need not exist yet.
+    /// Starts the wire; the endpoints need not exist yet.
     pub fn start() -> io::Result<Self> {
         let dir = tempfile::Builder::new().prefix("urxe-wire-").tempdir()?;
         let state = Arc::new(Mutex::new(State::default()));
@@ -85,9 +85,9 @@ impl Wire {
         let mut threads = Vec::new();
         for (i, from, to) in [(0, "from-a", "b"), (1, "from-b", "a")] {
             let socket = UnixDatagram::bind(dir.path().join(from))?;
-            socket.set_read_timeout(Some(Duration::from_millis(50)))?; // bounds the time until `stop` is seen
-            // The queue of a receiver may be as short as 10 frames, so the send waits for room, but not for a
-            // dead receiver.
+            socket.set_read_timeout(Some(Duration::from_millis(50)))?; // interval of the checks of `stop`
+            // The queue of a receiver may be as short as 10 frames, so the send waits for space, but not
+            // forever: the receiver may have exited.
             socket.set_write_timeout(Some(Duration::from_millis(500)))?;
             let (state, stop, to) = (Arc::clone(&state), Arc::clone(&stop), dir.path().join(to));
             threads.push(std::thread::spawn(move || forward(i, &socket, &to, &state, &stop)));
@@ -108,7 +108,7 @@ impl Wire {
     }
 
     /// Starts to record RoCEv2 frames in both directions in a new pcap file (link type Ethernet,
-    /// nanoseconds): each frame that arrives at the wire, lost ones included.
+    /// nanoseconds): each frame that arrives at the wire, including those that it drops.
     pub fn record(&self, file: &Path) -> io::Result<()> {
         let mut f = File::create(file)?;
         let head: [u32; 6] = [0xa1b2_3c4d, 2 | 4 << 16, 0, 0, 262_144, 1];
@@ -118,32 +118,32 @@ impl Wire {
     }
 
     /// Ends the recording.
-    pub fn record_end(&self) {
+    pub fn stop_recording(&self) {
         self.state.lock().unwrap().pcap = None;
     }
 
     fn set(&self, from: End, f: impl FnOnce(&mut Direction)) {
         let mut s = self.state.lock().unwrap();
-        let d = &mut s.ways[from as usize];
-        (d.seen, d.lose_every, d.lose_at_random) = (0, 0, (0, 0));
+        let d = &mut s.directions[from as usize];
+        (d.seen, d.drop_every, d.drop_randomly) = (0, 0, (0, 0));
         d.faults.clear();
         f(d);
     }
 
-    /// Sets the faults of the nth, … RoCEv2 frame that `from` sends from now on; 1 is the next. This method
-    /// and the next two replace the previous faults of that direction.
+    /// Sets faults of the RoCEv2 frames that `from` sends from now on, by their number; the next frame is 1.
+    /// This method and the next two replace the previous faults of that direction.
     pub fn faults(&self, from: End, faults: &[(usize, Fault)]) {
         self.set(from, |d| d.faults.extend(faults.iter().copied()));
     }
 
-    /// Loses every nth RoCEv2 frame.
-    pub fn lose_every(&self, from: End, n: usize) {
-        self.set(from, |d| d.lose_every = n);
+    /// Drops every nth RoCEv2 frame.
+    pub fn drop_every(&self, from: End, n: usize) {
+        self.set(from, |d| d.drop_every = n);
     }
 
-    /// Loses RoCEv2 frames at random: the same ones for the same seed.
-    pub fn lose_at_random(&self, from: End, per_mille: u64, seed: u64) {
-        self.set(from, |d| d.lose_at_random = (per_mille, seed));
+    /// Drops RoCEv2 frames at random: the same frames for the same seed.
+    pub fn drop_randomly(&self, from: End, per_mille: u64, seed: u64) {
+        self.set(from, |d| d.drop_randomly = (per_mille, seed));
     }
 
     /// Removes all faults.
@@ -153,10 +153,10 @@ impl Wire {
     }
 
     /// Returns the total number of RoCEv2 frames that `from` has sent, and how many of all its frames were
-    /// lost.
+    /// dropped.
     pub fn count(&self, from: End) -> (usize, usize) {
         let s = self.state.lock().unwrap();
-        (s.ways[from as usize].total, s.ways[from as usize].lost)
+        (s.directions[from as usize].total, s.directions[from as usize].dropped)
     }
 }
 
@@ -169,37 +169,37 @@ impl Drop for Wire {
     }
 }
 
-fn forward(way: usize, socket: &UnixDatagram, to: &Path, state: &Mutex<State>, stop: &AtomicBool) {
+fn forward(direction: usize, socket: &UnixDatagram, to: &Path, state: &Mutex<State>, stop: &AtomicBool) {
     let mut buf = vec![0; 70_000];
     while !stop.load(Ordering::Relaxed) {
-        let Ok(n) = socket.recv(&mut buf) else { continue }; // the receive timeout
+        let Ok(n) = socket.recv(&mut buf) else { continue }; // the receive timeout has expired
         let mut out = vec![buf[..n].to_vec()];
         {
             let mut s = state.lock().unwrap();
-            let State { ways, pcap } = &mut *s;
-            let d = &mut ways[way];
+            let State { directions, pcap } = &mut *s;
+            let d = &mut directions[direction];
             if is_roce(&out[0]) {
                 match d.fault() {
-                    Some(Fault::Lose) => {
+                    Some(Fault::Drop) => {
                         record(pcap, &out[0]);
-                        d.lost += 1;
+                        d.dropped += 1;
                         continue;
                     }
-                    Some(Fault::Double) => out.push(out[0].clone()),
+                    Some(Fault::Duplicate) => out.push(out[0].clone()),
                     Some(Fault::Corrupt) => *out[0].last_mut().unwrap() ^= 0x40,
-                    Some(Fault::Swap) => {
-                        d.swapped = out.pop();
+                    Some(Fault::Reorder) => {
+                        d.held_back = out.pop();
                         continue;
                     }
                     None => {}
                 }
             }
-            out.extend(d.swapped.take());
+            out.extend(d.held_back.take());
             out.iter().filter(|f| is_roce(f)).for_each(|f| record(pcap, f));
         }
         for f in &out {
             if socket.send_to(f, to).is_err() {
-                state.lock().unwrap().ways[way].lost += 1; // no receiver
+                state.lock().unwrap().directions[direction].dropped += 1; // no receiver
             }
         }
     }
@@ -210,7 +210,7 @@ fn record(pcap: &mut Option<File>, frame: &[u8]) {
         let t = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let n = frame.len() as u32;
         let head = [t.as_secs() as u32, t.subsec_nanos(), n, n].map(u32::to_le_bytes).concat();
-        f.write_all(&head).and_then(|()| f.write_all(frame)).expect("the pcap file");
+        f.write_all(&head).and_then(|()| f.write_all(frame)).expect("write to the pcap file");
     }
 }
 

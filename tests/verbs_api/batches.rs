@@ -4,10 +4,10 @@ use urxe::link::fabric::Outcome;
 
 use super::*;
 
-const QUIET: SendFlags = SendFlags { signaled: false, solicited: false, fence: false };
+const UNSIGNALED: SendFlags = SendFlags { signaled: false, solicited: false, fence: false };
 
-fn nothing_under_way(fabric: &Fabric, node: &TestEndpoint) {
-    assert_eq!(fabric.run_until_idle(SOON), Outcome::Idle);
+fn assert_idle(fabric: &Fabric, node: &TestEndpoint) {
+    assert_eq!(fabric.run_until_idle(TIMEOUT), Outcome::Idle);
     assert_eq!(node.cq.poll(1, &mut Vec::new()), Ok(0));
 }
 
@@ -23,7 +23,7 @@ fn every_operation_in_one_batch_completes() {
     }
 
     let mut wr = a.qp.wr_start();
-    wr.flags = QUIET;
+    wr.flags = UNSIGNALED;
     wr.wr_rdma_write(dst.remote(0)).set_sge_list(&[src.sge(4..8), src.sge(0..4)]);
     wr.wr_id = 1;
     wr.wr_rdma_write_imm(dst.remote(8), 11).set_inline_data(b"inline");
@@ -40,15 +40,15 @@ fn every_operation_in_one_batch_completes() {
     assert_eq!(wr.len(), 8);
     wr.complete().unwrap();
 
-    let found: Vec<_> = (0..4).map(|_| a.cq.wait(SOON).unwrap()).map(|wc| (wc.wr_id, wc.opcode)).collect();
+    let found: Vec<_> = (0..4).map(|_| a.cq.wait(TIMEOUT).unwrap()).map(|wc| (wc.wr_id, wc.opcode)).collect();
     use WcOpcode::*;
     assert_eq!(found, [(2, FetchAdd), (3, CompSwap), (4, RdmaRead), (5, RdmaWrite)]);
-    let got: Vec<_> = (0..3).map(|_| b.cq.wait(SOON).unwrap()).map(|wc| (wc.imm, wc.byte_len)).collect();
+    let got: Vec<_> = (0..3).map(|_| b.cq.wait(TIMEOUT).unwrap()).map(|wc| (wc.imm, wc.byte_len)).collect();
     assert_eq!(got, [(Some(11), 6), (Some(12), 9), (None, 8)]);
-    nothing_under_way(&fabric, &a);
+    assert_idle(&fabric, &a);
     assert_eq!(&dst.to_vec()[..14], b"45670123inline");
     assert_eq!(&src.to_vec()[128..142], b"45670123inline");
-    assert_eq!(&dst.to_vec()[2048..2057], b"of parts8", "each receive is over the one before");
+    assert_eq!(&dst.to_vec()[2048..2057], b"of parts8", "all receives use the same buffer");
     assert_eq!((src.buffer().load_u64(64), src.buffer().load_u64(72)), (Ok(5), Ok(7)));
     assert_eq!((dst.buffer().load_u64(1024), dst.to_vec()[100]), (Ok(9), b'!'));
 }
@@ -71,8 +71,8 @@ fn keys_are_registered_used_and_invalidated_in_one_batch() {
     wr.wr_id = 1;
     wr.wr_send_imm(rkey.0);
     wr.complete().unwrap();
-    assert_eq!([(); 2].map(|()| b.cq.wait(SOON).unwrap().opcode), [WcOpcode::BindMw, WcOpcode::Send]);
-    let rkey = RKey(a.cq.wait(SOON).unwrap().imm.unwrap());
+    assert_eq!([(); 2].map(|()| b.cq.wait(TIMEOUT).unwrap().opcode), [WcOpcode::BindMw, WcOpcode::Send]);
+    let rkey = RKey(a.cq.wait(TIMEOUT).unwrap().imm.unwrap());
 
     b.qp.post_recv(&RecvWr { wr_id: 2, sges: &[] }).unwrap();
     let at = |va| RemoteAddr { va, rkey };
@@ -85,7 +85,7 @@ fn keys_are_registered_used_and_invalidated_in_one_batch() {
     wr.wr_send_inv(rkey);
     wr.complete().unwrap();
     use WcOpcode::*;
-    let opcodes = [(); 6].map(|()| a.cq.wait(SOON).unwrap().opcode);
+    let opcodes = [(); 6].map(|()| a.cq.wait(TIMEOUT).unwrap().opcode);
     assert_eq!(opcodes, [RegMr, RdmaWrite, AtomicWrite, Flush, LocalInv, Send]);
     assert_eq!(&dst.to_vec()[..24], b"at once!through a window");
     let mut poll = b.cq.start_poll();
@@ -94,12 +94,12 @@ fn keys_are_registered_used_and_invalidated_in_one_batch() {
 }
 
 #[test]
-fn refused_work_request_takes_back_the_whole_batch() {
+fn refused_work_request_cancels_the_whole_batch() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let (src, dst) = (region(&a, 4096), region(&b, 4096));
     src.write(0, &[7; 4096]).unwrap();
-    let sent = a.context.counters().sent_pkts;
+    let sent_before = a.context.counters().sent_pkts;
 
     let mut wr = a.qp.wr_start();
     wr.wr_rdma_write(dst.remote(0)).set_sge(src.sge(0..4000));
@@ -109,10 +109,10 @@ fn refused_work_request_takes_back_the_whole_batch() {
     let refused = wr.complete().unwrap_err();
     let error = PostError::InlineNotAllowed(WcOpcode::RdmaRead);
     assert_eq!(refused, PostBatchError { index: 2, error });
-    nothing_under_way(&fabric, &a);
-    assert_eq!((a.context.counters().sent_pkts, dst.to_vec()), (sent, vec![0; 4096]));
+    assert_idle(&fabric, &a);
+    assert_eq!((a.context.counters().sent_pkts, dst.to_vec()), (sent_before, vec![0; 4096]));
 
-    // Work requests that were taken back have no effect on PSNs and data.
+    // Cancelled work requests have no effect on PSNs and data.
     let mut wr = a.qp.wr_start();
     for n in 0..3 {
         wr.wr_id = n;
@@ -121,7 +121,7 @@ fn refused_work_request_takes_back_the_whole_batch() {
         wr.wr_rdma_write(dst.remote(4000)).set_inline_data(b"xyz");
     }
     wr.complete().unwrap();
-    let ids: Vec<u64> = (0..6).map(|_| a.cq.wait(SOON).unwrap().wr_id).collect();
+    let ids: Vec<u64> = (0..6).map(|_| a.cq.wait(TIMEOUT).unwrap().wr_id).collect();
     assert_eq!(ids, [0, 10, 1, 11, 2, 12]);
     assert_eq!((&dst.to_vec()[..4000], &dst.to_vec()[4000..4003]), (&[7; 4000][..], &b"xyz"[..]));
     assert_eq!(b.context.counters().out_of_seq_request, 0);
@@ -145,11 +145,11 @@ fn batch_beyond_queue_capacity_is_refused_completely() {
         wr.complete()
     };
     assert_eq!(post(5), Err(PostBatchError { index: 4, error: PostError::QueueFull(4) }));
-    nothing_under_way(&fabric, &a);
+    assert_idle(&fabric, &a);
     post(4).unwrap();
     assert_eq!(post(1), Err(PostBatchError { index: 0, error: PostError::QueueFull(4) }));
     for _ in 0..4 {
-        a.cq.wait(SOON).unwrap();
+        a.cq.wait(TIMEOUT).unwrap();
     }
     assert_eq!(dst.to_vec()[..5], [1, 2, 3, 4, 0]);
 }
@@ -169,7 +169,7 @@ fn aborted_or_dropped_batch_is_not_posted() {
     let wr = a.qp.wr_start();
     assert!(wr.is_empty());
     wr.complete().unwrap();
-    nothing_under_way(&fabric, &a);
+    assert_idle(&fabric, &a);
     assert_eq!(dst.to_vec(), [0; 64]);
 }
 
@@ -179,7 +179,7 @@ fn data_set_again_replaces_the_previous_data() {
     let (src, dst) = (region(&a, 64), region(&b, 64));
     src.write(0, b"sges").unwrap();
     let mut wr = a.qp.wr_start();
-    wr.flags = QUIET;
+    wr.flags = UNSIGNALED;
     assert!(wr.current().is_none());
     wr.wr_rdma_write(dst.remote(0)).set_inline_data(b"first").set_sge(src.sge(0..4));
     wr.wr_rdma_write(dst.remote(8)).set_sge_list(&[src.sge(0..4), src.sge(0..4)]);
@@ -188,7 +188,7 @@ fn data_set_again_replaces_the_previous_data() {
     wr.current().unwrap().set_inline_data(b"second").set_inline_data(b"third");
     wr.wr_rdma_write(dst.remote(16)).set_sge(src.sge(1..3));
     wr.complete().unwrap();
-    a.cq.wait(SOON).unwrap();
+    a.cq.wait(TIMEOUT).unwrap();
     assert_eq!(a.cq.poll(1, &mut Vec::new()), Ok(0));
     assert_eq!(&dst.to_vec()[..20], b"sges\0\0\0\0third\0\0\0ge\0\0");
 }
@@ -203,7 +203,7 @@ fn concurrent_batches_of_one_qp_stay_separate() {
     two.wr_rdma_write(dst.remote(8)).set_inline_data(b"two");
     two.complete().unwrap();
     one.complete().unwrap();
-    let ids = [(); 2].map(|()| a.cq.wait(SOON).unwrap().wr_id);
+    let ids = [(); 2].map(|()| a.cq.wait(TIMEOUT).unwrap().wr_id);
     assert_eq!((ids, &dst.to_vec()[..11]), ([2, 1], &b"one\0\0\0\0\0two"[..]));
 }
 
@@ -212,14 +212,14 @@ fn batch_in_error_state_is_flushed() {
     let (a, _b) = slow_fabric().pair().unwrap();
     a.qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
     let mut wr = a.qp.wr_start();
-    wr.flags = QUIET;
+    wr.flags = UNSIGNALED;
     for id in 1..3 {
         wr.wr_id = id;
         wr.wr_send();
     }
     wr.complete().unwrap();
     for id in 1..3 {
-        let wc = a.cq.wait_any(SOON).unwrap();
+        let wc = a.cq.wait_any(TIMEOUT).unwrap();
         assert_eq!((wc.wr_id, wc.status), (id, WcStatus::WrFlushErr));
     }
     a.qp.modify(&QpAttr { state: Some(QpState::Reset), ..QpAttr::default() }).unwrap();
@@ -246,7 +246,7 @@ fn datagrams_of_one_batch_reach_different_peers() {
     }
     wr.complete().unwrap();
     for to in 1..3 {
-        let wc = nodes[to].cq.wait(SOON).unwrap();
+        let wc = nodes[to].cq.wait(TIMEOUT).unwrap();
         assert_eq!((wc.imm, wc.src_qpn, regions[to].to_vec()[40]), (Some(to as u32), qps[0].qpn(), to as u8));
     }
     let mut wr = qps[0].wr_start();
@@ -258,12 +258,13 @@ fn datagrams_of_one_batch_reach_different_peers() {
 fn inline_pieces_are_posted_with_post_send() {
     let (a, b) = slow_fabric().pair().unwrap();
     let dst = region(&b, 512);
-    let with = |pieces| SendWr { data: WrData::InlineList(pieces), ..SendWr::write(1, &[], dst.remote(0)) };
-    a.qp.post_send(&with(&[b"in ", b"three ", b"pieces"])).unwrap();
-    assert_eq!(a.cq.wait(SOON).unwrap().byte_len, 15);
+    let write_inline =
+        |pieces| SendWr { data: WrData::InlineList(pieces), ..SendWr::write(1, &[], dst.remote(0)) };
+    a.qp.post_send(&write_inline(&[b"in ", b"three ", b"pieces"])).unwrap();
+    assert_eq!(a.cq.wait(TIMEOUT).unwrap().byte_len, 15);
     assert_eq!(&dst.to_vec()[..16], b"in three pieces\0");
-    a.qp.post_send(&with(&[&[1; 200], &[2; 56]])).unwrap();
-    let refused = a.qp.post_send(&with(&[&[1; 200], &[2; 57]]));
+    a.qp.post_send(&write_inline(&[&[1; 200], &[2; 56]])).unwrap();
+    let refused = a.qp.post_send(&write_inline(&[&[1; 200], &[2; 57]]));
     assert_eq!(refused, Err(PostError::InlineTooLong { got: 257, max: 256 }));
     let read = SendWr { data: WrData::InlineList(&[]), ..SendWr::read(1, &[], dst.remote(0)) };
     assert_eq!(a.qp.post_send(&read), Err(PostError::InlineNotAllowed(WcOpcode::RdmaRead)));
@@ -289,7 +290,7 @@ fn messages_of_one_batch_reach_different_srqs() {
     }
     wr.complete().unwrap();
     for (n, cq) in cqs.iter().enumerate() {
-        assert_eq!(cq.wait(SOON).unwrap().imm, Some(n as u32));
+        assert_eq!(cq.wait(TIMEOUT).unwrap().imm, Some(n as u32));
     }
     // A shared receive queue that completes on a CQ keeps it in use.
     let [cq, _] = cqs;

@@ -21,28 +21,28 @@ fn address(node: &TestEndpoint) -> IpAddr {
 fn port_down_raises_event_and_messages_are_resent_after_port_up() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
-    let (ours, dst) = (region(&a, 64), region(&b, 64));
+    let (a_mr, b_mr) = (region(&a, 64), region(&b, 64));
     fabric.set_port_up(address(&b), true).unwrap();
     assert_eq!(events(&b.context), []);
 
     fabric.set_port_up(address(&b), false).unwrap();
     assert!(a.context.query_port().active && !b.context.query_port().active);
     assert_eq!((events(&a.context), events(&b.context)), (vec![], vec![AsyncEvent::PortError]));
-    a.qp.post_send(&SendWr { data: WrData::Inline(b"late"), ..SendWr::write(1, &[], dst.remote(0)) })
+    a.qp.post_send(&SendWr { data: WrData::Inline(b"late"), ..SendWr::write(1, &[], b_mr.remote(0)) })
         .unwrap();
-    b.qp.post_send(&SendWr { data: WrData::Inline(b"late"), ..SendWr::write(2, &[], ours.remote(0)) })
+    b.qp.post_send(&SendWr { data: WrData::Inline(b"late"), ..SendWr::write(2, &[], a_mr.remote(0)) })
         .unwrap();
     fabric.advance(Duration::from_millis(20));
-    assert_eq!((ours.to_vec()[0], dst.to_vec()[0]), (0, 0));
+    assert_eq!((a_mr.to_vec()[0], b_mr.to_vec()[0]), (0, 0));
     assert_eq!((a.qp.state(), b.qp.state()), (QpState::Rts, QpState::Rts));
     assert!(fabric.counters().unknown >= 2, "{:?}", fabric.counters());
 
     fabric.set_port_up(address(&b), true).unwrap();
     assert!(b.context.query_port().active);
     assert_eq!(events(&b.context), [AsyncEvent::PortActive]);
-    assert_eq!(a.cq.wait(SOON).unwrap().wr_id, 1);
-    assert_eq!(b.cq.wait(SOON).unwrap().wr_id, 2);
-    assert_eq!((&ours.to_vec()[..4], &dst.to_vec()[..4]), (&b"late"[..], &b"late"[..]));
+    assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, 1);
+    assert_eq!(b.cq.wait(TIMEOUT).unwrap().wr_id, 2);
+    assert_eq!((&a_mr.to_vec()[..4], &b_mr.to_vec()[..4]), (&b"late"[..], &b"late"[..]));
 }
 
 #[test]
@@ -56,10 +56,12 @@ fn packets_in_transit_are_lost_when_port_goes_down() {
     fabric.advance(Duration::from_micros(10));
     assert_eq!((fabric.counters().unplugged, b.context.counters().rcvd_pkts), (1, 0));
     // The peer is not reachable any more.
-    let Err(WaitError::Failed(wc)) = a.cq.wait(SOON) else { panic!("an answer through a pulled cable") };
+    let Err(WaitError::Failed(wc)) = a.cq.wait(TIMEOUT) else {
+        panic!("a response arrived although the port is down")
+    };
     assert_eq!(wc.status, WcStatus::RetryExcErr);
-    let nobody = "10.9.9.9".parse().unwrap();
-    assert!(fabric.set_port_up(nobody, true).is_err());
+    let unassigned = "10.9.9.9".parse().unwrap();
+    assert!(fabric.set_port_up(unassigned, true).is_err());
 }
 
 #[test]
@@ -67,20 +69,20 @@ fn address_change_raises_gid_change_and_keeps_indices() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let [v6, v4] = [0, 1].map(|i| b.context.query_gid(i).unwrap().ip());
-    let (new, more) = ("198.51.100.7".parse().unwrap(), "2001:db8::7".parse().unwrap());
+    let (new, third) = ("198.51.100.7".parse().unwrap(), "2001:db8::7".parse().unwrap());
     fabric.set_addresses(v6, &[v4, new]).unwrap();
     assert_eq!(events(&b.context), [AsyncEvent::GidChange]);
     assert_eq!(b.context.gids(), [Gid::from(new), Gid::from(v4)]);
     fabric.set_addresses(new, &[v4]).unwrap();
     fabric.set_addresses(v4, &[v4]).unwrap();
-    assert_eq!(events(&b.context), [AsyncEvent::GidChange], "the second call changes nothing");
+    assert_eq!(events(&b.context), [AsyncEvent::GidChange], "a call that changes nothing raises no event");
     assert_eq!((b.context.query_gid(0), b.context.query_gid(1)), (None, Some(Gid::from(v4))));
     let refused = b.pd.create_ah(&AddressVector::to(Gid::from(v6))).unwrap_err();
     assert!(matches!(refused, CreateError::Address(AddressError::GidIndex { index: 0, .. })), "{refused}");
-    let taken = fabric.set_addresses(v4, &[address(&a)]).unwrap_err();
-    assert_eq!(taken, urxe::link::fabric::FabricError::AddressInUse(address(&a)));
-    fabric.set_addresses(v4, &[v4, more, new]).unwrap();
-    assert_eq!(b.context.gids(), [more, v4, new].map(Gid::from));
+    let in_use = fabric.set_addresses(v4, &[address(&a)]).unwrap_err();
+    assert_eq!(in_use, urxe::link::fabric::FabricError::AddressInUse(address(&a)));
+    fabric.set_addresses(v4, &[v4, third, new]).unwrap();
+    assert_eq!(b.context.gids(), [third, v4, new].map(Gid::from));
     assert_eq!((b.context.gids().len(), b.context.query_gid(3)), (3, None));
 
     // Packets reach the new address.
@@ -90,11 +92,11 @@ fn address_change_raises_gid_change_and_keeps_indices() {
     qps[1].connect(&qps[0].endpoint_at(1).unwrap(), &options).unwrap();
     qps[1].post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
     qps[0].post_send(&SendWr::send(2, &[])).unwrap();
-    assert_eq!((a.cq.wait(SOON).unwrap().wr_id, b.cq.wait(SOON).unwrap().wr_id), (2, 1));
+    assert_eq!((a.cq.wait(TIMEOUT).unwrap().wr_id, b.cq.wait(TIMEOUT).unwrap().wr_id), (2, 1));
 
     // The peer of a connection with a removed address is unreachable.
     a.qp.post_send(&SendWr::write(3, &[], RemoteAddr::default())).unwrap();
-    assert!(matches!(a.cq.wait(SOON), Err(WaitError::Failed(wc)) if wc.status == WcStatus::RetryExcErr));
+    assert!(matches!(a.cq.wait(TIMEOUT), Err(WaitError::Failed(wc)) if wc.status == WcStatus::RetryExcErr));
 }
 
 #[test]
@@ -113,21 +115,21 @@ fn set_gids_changes_the_table_and_raises_gid_change() {
 }
 
 /// A link that can be removed.
-struct Loose {
+struct RemovableLink {
     inner: FabricPort,
-    gone: Arc<AtomicBool>,
+    is_removed: Arc<AtomicBool>,
     /// Whether the removal is detected on receive; otherwise on transmit.
     on_receive: bool,
 }
 
-impl Loose {
+impl RemovableLink {
     fn check(&self, receiving: bool) -> io::Result<()> {
-        let noticed = self.gone.load(Ordering::SeqCst) && receiving == self.on_receive;
-        if noticed { Err(io::Error::other("it was taken away")) } else { Ok(()) }
+        let is_detected = self.is_removed.load(Ordering::SeqCst) && receiving == self.on_receive;
+        if is_detected { Err(io::Error::other("the device was removed")) } else { Ok(()) }
     }
 }
 
-impl Link for Loose {
+impl Link for RemovableLink {
     fn info(&self) -> &LinkInfo {
         self.inner.info()
     }
@@ -153,18 +155,20 @@ impl Link for Loose {
     }
 }
 
-fn a_link_that_goes_takes_the_device_with_it(on_receive: bool) {
+fn check_device_removal(on_receive: bool) {
     let fabric = slow_fabric();
-    let gone = Arc::new(AtomicBool::new(false));
+    let is_removed = Arc::new(AtomicBool::new(false));
     let port = fabric.port(&fabric.auto_address()).unwrap();
-    let wrap = |inner| Box::new(Loose { inner, gone: gone.clone(), on_receive }) as Box<dyn Link>;
+    let wrap = |inner| {
+        Box::new(RemovableLink { inner, is_removed: is_removed.clone(), on_receive }) as Box<dyn Link>
+    };
     let a = TestEndpoint::new(Context::on_port(port, &ContextOptions::default(), wrap).unwrap()).unwrap();
     let b = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
     let unused = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap();
     let ud = QpOptions { qp_type: QpType::Ud, ..QpOptions::default() };
-    let [inside, outside] = [(); 2].map(|()| a.pd.create_qp(&a.cq, &a.cq, &ud).unwrap());
+    let [attached, detached] = [(); 2].map(|()| a.pd.create_qp(&a.cq, &a.cq, &ud).unwrap());
     let group = |n| Gid::from(IpAddr::from([239, 0, 0, n]));
-    inside.attach_mcast(group(1)).unwrap();
+    attached.attach_mcast(group(1)).unwrap();
     a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
     b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
     a.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
@@ -172,7 +176,7 @@ fn a_link_that_goes_takes_the_device_with_it(on_receive: bool) {
     fabric.advance(Duration::from_micros(5));
     assert!(a.context.query_port().active);
 
-    gone.store(true, Ordering::SeqCst);
+    is_removed.store(true, Ordering::SeqCst);
     if on_receive {
         fabric.advance(Duration::from_micros(20));
     } else {
@@ -180,7 +184,7 @@ fn a_link_that_goes_takes_the_device_with_it(on_receive: bool) {
     }
     assert_eq!(events(&a.context), [AsyncEvent::DeviceFatal]);
     assert!(!a.context.query_port().active);
-    assert!(a.context.link_state().1.is_some_and(|e| e.to_string() == "it was taken away"));
+    assert!(a.context.link_state().1.is_some_and(|e| e.to_string() == "the device was removed"));
     assert_eq!((a.qp.state(), unused.state()), (QpState::Err, QpState::Reset));
     let mut flushed = Vec::new();
     a.cq.poll(8, &mut flushed).unwrap();
@@ -190,32 +194,32 @@ fn a_link_that_goes_takes_the_device_with_it(on_receive: bool) {
     assert_eq!(ids, expected);
 
     // The event is raised once, however often the link is used, and no new operation starts.
-    assert_eq!(outside.attach_mcast(group(2)).unwrap_err().errno(), nix::errno::Errno::ENODEV as i32);
-    inside.detach_mcast(group(1)).unwrap();
+    assert_eq!(detached.attach_mcast(group(2)).unwrap_err().errno(), nix::errno::Errno::ENODEV as i32);
+    attached.detach_mcast(group(1)).unwrap();
     a.context.poll();
     assert_eq!(unused.to_init(Access::ALL), Err(ConnectError::Modify(ModifyError::DeviceFatal)));
     fabric.advance(Duration::from_millis(1));
     assert_eq!(events(&a.context), []);
-    assert_eq!(a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap_err(), CreateError::Gone);
+    assert_eq!(a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap_err(), CreateError::DeviceFatal);
 }
 
 #[test]
 fn link_failure_on_receive_removes_the_device() {
-    a_link_that_goes_takes_the_device_with_it(true);
+    check_device_removal(true);
 }
 
 #[test]
 fn link_failure_on_transmit_removes_the_device() {
-    a_link_that_goes_takes_the_device_with_it(false);
+    check_device_removal(false);
 }
 
 /// A link that panics.
-struct Faulty {
+struct PanickingLink {
     info: LinkInfo,
     ready: Arc<EventFd>,
 }
 
-impl Link for Faulty {
+impl Link for PanickingLink {
     fn info(&self) -> &LinkInfo {
         &self.info
     }
@@ -223,7 +227,7 @@ impl Link for Faulty {
         Ok(())
     }
     fn receive(&mut self, _: Instant, _: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        assert!(!is_readable(self.ready.as_fd()), "the panic that this test wants");
+        assert!(!is_readable(self.ready.as_fd()), "intended panic of the test");
         Ok(0)
     }
     fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
@@ -248,11 +252,11 @@ fn panic_of_background_thread_raises_device_fatal() {
         burst: BurstLimits::SINGLE,
         window: 1 << 16,
     };
-    let link = Faulty { info, ready: ready.clone() };
+    let link = PanickingLink { info, ready: ready.clone() };
     let context = Context::open(Box::new(link), &ContextOptions::default()).unwrap();
     assert_eq!(context.next_event(), None);
     ready.write(1).unwrap();
-    assert_eq!(context.wait_event(SOON), Ok(AsyncEvent::DeviceFatal));
+    assert_eq!(context.wait_event(TIMEOUT), Ok(AsyncEvent::DeviceFatal));
     assert!(!context.query_port().active && context.link_state().1.is_some());
 }
 
@@ -280,7 +284,7 @@ fn wait_event_returns_event_or_times_out() {
     assert_eq!(a.wait_event(brief), Err(WaitError::TimedOut(brief)));
     assert!(begin.elapsed() >= brief);
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| a.wait_event(SOON));
+        let waiting = scope.spawn(|| a.wait_event(TIMEOUT));
         std::thread::sleep(brief);
         a.set_pkeys(&[PKey::DEFAULT, PKey(0x8001)]).unwrap();
         assert_eq!(waiting.join().unwrap(), Ok(AsyncEvent::PKeyChange));
@@ -296,9 +300,9 @@ fn wait_event_advances_virtual_time() {
     a.qp.connect(&b.qp.endpoint(), &options).unwrap();
     b.qp.to_init(Access::ALL).unwrap();
     b.qp.to_rtr(&a.qp.endpoint(), &options).unwrap();
-    assert_eq!(b.context.wait_event(SOON), Err(WaitError::Idle));
+    assert_eq!(b.context.wait_event(TIMEOUT), Err(WaitError::Idle));
     a.qp.post_send(&SendWr::write(1, &[], RemoteAddr::default())).unwrap();
-    assert_eq!(b.context.wait_event(SOON), Ok(AsyncEvent::CommunicationEstablished(b.qp.qpn())));
+    assert_eq!(b.context.wait_event(TIMEOUT), Ok(AsyncEvent::CommunicationEstablished(b.qp.qpn())));
     assert_eq!(fabric.now(), Instant(10_000));
 }
 
@@ -313,10 +317,10 @@ fn events_of_destroyed_objects_are_discarded() {
     srq.arm_limit(1);
     qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
     (0..2).for_each(|id| qp.post_recv(&RecvWr { wr_id: id, sges: &[] }).unwrap());
-    let nowhere = RemoteAddr { va: 1, rkey: RKey(1) };
-    a.qp.post_send(&SendWr { data: WrData::Inline(b"x"), ..SendWr::write(1, &[], nowhere) }).unwrap();
+    let invalid = RemoteAddr { va: 1, rkey: RKey(1) };
+    a.qp.post_send(&SendWr { data: WrData::Inline(b"x"), ..SendWr::write(1, &[], invalid) }).unwrap();
     fabric.advance(Duration::from_micros(20));
-    assert_eq!(target.state(), QpState::Err, "with an event about it");
+    assert_eq!(target.state(), QpState::Err, "the QP has raised an event");
     drop((srq, qp, small, target));
     assert!(!is_readable(context.event_fd()));
     assert_eq!(events(&context), []);
@@ -345,8 +349,8 @@ fn event_names_and_codes_match_libibverbs() {
     ];
     for (code, name, event) in all {
         assert_eq!((event.code(), event.name()), (code, format!("IBV_EVENT_{name}").as_str()));
-        let about = (event.qpn().is_some(), event.cq().is_some(), event.srq().is_some());
+        let objects = (event.qpn().is_some(), event.cq().is_some(), event.srq().is_some());
         let of_qp = name.starts_with("QP") || matches!(code, 4..=7);
-        assert_eq!(about, (of_qp, name.starts_with("CQ"), name.starts_with("SRQ")), "{event:?}");
+        assert_eq!(objects, (of_qp, name.starts_with("CQ"), name.starts_with("SRQ")), "{event:?}");
     }
 }

@@ -61,7 +61,7 @@ fn reset_discards_completions_of_its_qp() {
 }
 
 #[test]
-fn datagram_completes_when_the_link_has_taken_it() {
+fn datagram_completes_when_the_link_has_accepted_it() {
     let fabric = slow_fabric();
     let a = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
     let qp =
@@ -81,7 +81,7 @@ fn extended_poll_returns_every_completion_field() {
     b.qp.post_recv(&RecvWr { wr_id: 1, sges: &[dst.sge(0..64)] }).unwrap();
     let data = WrData::Inline(b"hello");
     a.qp.post_send(&SendWr { data, ..SendWr::send_with_imm(2, &[], 99) }).unwrap();
-    a.cq.wait(SOON).unwrap();
+    a.cq.wait(TIMEOUT).unwrap();
     let mut poll = b.cq.start_poll();
     assert!(poll.current().is_none());
     let wc = poll.next_poll().unwrap().unwrap();
@@ -106,13 +106,13 @@ fn posting_during_a_poll_round_succeeds() {
         b.qp.post_recv(&RecvWr { wr_id: id, sges: &[] }).unwrap();
     }
     a.qp.post_send(&SendWr::send(0, &[])).unwrap();
-    a.cq.wait(SOON).unwrap();
+    a.cq.wait(TIMEOUT).unwrap();
     let mut poll = b.cq.start_poll();
     for id in 1..4 {
         assert_eq!(poll.next_poll().unwrap().unwrap().wr_id(), id - 1);
         // The receive completes on the queue that is being polled, on this thread.
         a.qp.post_send(&SendWr::send(id, &[])).unwrap();
-        a.cq.wait(SOON).unwrap();
+        a.cq.wait(TIMEOUT).unwrap();
     }
 }
 
@@ -137,7 +137,7 @@ fn completion_in_real_time_has_system_wallclock() {
         "{} {expected:?}",
         wc.completion_wallclock_ns()
     );
-    assert!(after.0 - before.0 <= after.1 - before.1 + slack, "the clock counts nanoseconds");
+    assert!(after.0 - before.0 <= after.1 - before.1 + slack, "the clock of the context counts nanoseconds");
 }
 
 #[test]
@@ -186,8 +186,8 @@ fn wallclock_times_are_monotonic_with_one_offset_per_round() {
             b.qp.post_recv(&RecvWr { wr_id, sges: &[] }).unwrap();
             a.qp.post_send(&SendWr::send(wr_id, &[])).unwrap();
         }
-        let (mut poll, mut left, mut offset) = (b.cq.start_poll(), 8, None);
-        while left > 0 {
+        let (mut poll, mut remaining, mut offset) = (b.cq.start_poll(), 8, None);
+        while remaining > 0 {
             let Some(wc) = poll.next_poll().unwrap() else {
                 // The rest has not arrived yet.
                 poll.end_poll();
@@ -197,11 +197,11 @@ fn wallclock_times_are_monotonic_with_one_offset_per_round() {
             let (ticks, wall) = (wc.completion_timestamp(), wc.completion_wallclock_ns());
             assert_eq!(wall - ticks, *offset.get_or_insert(wall - ticks), "turn {turn}");
             assert!(wall >= last, "turn {turn}: {wall} after {last}");
-            (last, left) = (wall, left - 1);
+            (last, remaining) = (wall, remaining - 1);
         }
         drop(poll);
         round(&a.cq);
     }
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
-    assert!(now.abs_diff(last) < 60_000_000_000, "{last} at {now}");
+    assert!(now.abs_diff(last) < 60_000_000_000, "last completion at {last}, now {now}");
 }

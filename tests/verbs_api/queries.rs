@@ -38,14 +38,14 @@ fn reported_limits_are_enforced() {
 
     let pds = [(); 2].map(|()| context.alloc_pd().unwrap());
     assert_eq!(context.alloc_pd().unwrap_err(), CreateError::Exhausted { kind: "PDs", max: 2 });
-    let [pd, gone] = pds;
-    drop(gone);
+    let [pd, unused] = pds;
+    drop(unused);
     context.alloc_pd().unwrap();
 
     let mut cqs = vec![context.create_cq(1).unwrap(), context.create_cq(1).unwrap()];
-    let with = |comp_vector| CqOptions { capacity: 1, comp_vector, ..CqOptions::default() };
-    context.create_cq_with(&with(2)).unwrap_err();
-    cqs.push(context.create_cq_with(&with(1)).unwrap());
+    let on_vector = |comp_vector| CqOptions { capacity: 1, comp_vector, ..CqOptions::default() };
+    context.create_cq_with(&on_vector(2)).unwrap_err();
+    cqs.push(context.create_cq_with(&on_vector(1)).unwrap());
     assert_eq!(context.create_cq(1).unwrap_err(), CreateError::Exhausted { kind: "CQs", max: 3 });
     cqs.pop();
     context.create_cq(1).unwrap();

@@ -1,4 +1,4 @@
-//! Capsules: commands of 64 bytes with optional data behind them, and responses of 16 bytes. All numbers are
+//! Capsules: commands of 64 bytes with optional data after them, and responses of 16 bytes. All numbers are
 //! little-endian.
 
 /// Length of a command in bytes.
@@ -26,7 +26,7 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
 pub struct Command(pub [u8; COMMAND_LEN]);
 
 impl Command {
-    /// Returns the command at the beginning of a capsule; `None` if the capsule is too short.
+    /// Parses the command at the beginning of a capsule; returns `None` if the capsule is too short.
     pub fn of(capsule: &[u8]) -> Option<Command> {
         capsule.first_chunk().copied().map(Command)
     }
@@ -41,7 +41,7 @@ impl Command {
         self.0[1] & 0b11 != 0
     }
 
-    /// Reports whether an SGL describes the data, as it has to over fabrics.
+    /// Reports whether an SGL describes the data, as NVMe over Fabrics requires.
     pub fn has_sgl(&self) -> bool {
         matches!(self.0[1] >> 6, 1 | 2)
     }
@@ -93,7 +93,7 @@ impl Command {
 /// Location of a command's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DataPointer {
-    /// In the capsule, behind the command.
+    /// In the capsule, after the command.
     InCapsule {
         /// Offset from the end of the command.
         offset: u64,
@@ -148,7 +148,7 @@ pub enum Status {
     ConnectFormat = 0x180,
     /// No further host can connect at the moment.
     ConnectBusy = 0x181,
-    /// A field of the Connect is invalid; the result says which.
+    /// A field of the Connect is invalid; the result contains its offset.
     ConnectParameter = 0x182,
     /// The file could not be written.
     WriteFault = 0x280,
@@ -157,10 +157,10 @@ pub enum Status {
 }
 
 impl Status {
-    /// Returns the status field of a response, with the Do Not Retry bit if a retry would fail likewise.
+    /// Returns the status field of a response, with the Do Not Retry bit if a retry would fail too.
     fn bits(self) -> u16 {
-        let again = self == Status::ConnectBusy;
-        let do_not_retry = if again { 0 } else { 1 << 15 };
+        let is_retryable = self == Status::ConnectBusy;
+        let do_not_retry = if is_retryable { 0 } else { 1 << 15 };
         (self as u16) << 1 | do_not_retry
     }
 }

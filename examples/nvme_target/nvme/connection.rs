@@ -7,16 +7,16 @@ use urxe::verbs::cm::{ConnParam, Incoming, Session, SessionError};
 use urxe::verbs::*;
 
 use super::capsule::{COMMAND_LEN, Command, DataPointer, Failure, Keyed, Status};
-use super::queue::{End, Queue};
+use super::queue::{DisconnectReason, Queue};
 use super::request::{Request, Transfer};
 use super::{IN_CAPSULE, private_data::ConnectRequest};
 
 /// Largest number of commands that transfer data at the same time, and so of buffers.
 const JOBS: u32 = 16;
-/// Interval at which an idle queue checks whether it has to end.
+/// Interval at which an idle queue checks whether it has to disconnect.
 const TICK: Duration = Duration::from_millis(50);
 /// Time limit for the host's messages of the connection manager.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const CM_TIMEOUT: Duration = Duration::from_secs(10);
 /// Size of a receive in bytes.
 const SLOT: usize = COMMAND_LEN + IN_CAPSULE;
 /// The `wr_id` of sends that belong to no job.
@@ -44,14 +44,14 @@ pub enum ConnectionError {
     #[error(transparent)]
     Memory(#[from] MemoryAccessError),
     /// A capsule is too short for a command.
-    #[error("a capsule of {0} bytes, which is too short for a command")]
+    #[error("a capsule has {0} bytes, but a command needs {len}", len = COMMAND_LEN)]
     Capsule(u32),
-    /// The connection request has no device any more, because it is gone.
-    #[error("there is no device for the connection")]
+    /// The device of the connection request has been removed.
+    #[error("the RDMA device of the connection has been removed")]
     NoDevice,
     /// The host had to be disconnected.
     #[error(transparent)]
-    End(#[from] End),
+    Disconnected(#[from] DisconnectReason),
 }
 
 /// Connection of one queue.
@@ -75,30 +75,30 @@ pub struct Connection {
 struct Job {
     buffer: Option<Mr>,
     /// The command, while its data is being read.
-    coming: Option<(u16, Request, Keyed)>,
+    pending_read: Option<(u16, Request, Keyed)>,
 }
 
 impl Connection {
-    /// Accepts a connection with the parameters `asked`.
+    /// Accepts a connection with the parameters of the host's connection request.
     ///
     /// # Errors
     /// [`ConnectionError`].
     pub fn accept(
         incoming: Incoming,
-        asked: &ConnectRequest,
+        params: &ConnectRequest,
         queue: Queue,
     ) -> Result<Connection, ConnectionError> {
         let context = incoming.context().ok_or(ConnectionError::NoDevice)?;
-        let depth = u32::from(asked.commands);
+        let depth = u32::from(params.commands);
         // A job posts a READ and then a WRITE and a SEND; each command posts a SEND.
         let sends = 2 * JOBS + 2 * depth;
         let pd = context.alloc_pd()?;
         let cq = context.create_cq((depth + sends) as usize)?;
-        let usual = QpOptions::default();
+        let defaults = QpOptions::default();
         let options = QpOptions {
-            send: SendCaps { max_wr: sends, ..usual.send },
+            send: SendCaps { max_wr: sends, ..defaults.send },
             recv: RecvCaps { max_wr: depth, max_sge: 1 },
-            ..usual
+            ..defaults
         };
         let qp = pd.create_qp(&cq, &cq, &options)?;
         let receives = pd.reg_mr(depth as usize * SLOT, Access::LOCAL_WRITE)?;
@@ -108,7 +108,7 @@ impl Connection {
         for slot in 0..depth as usize {
             post_receive(&qp, &receives, slot)?;
         }
-        let session = incoming.accept(qp, &ConnParam::with_data(&asked.accepted()), HANDSHAKE)?;
+        let session = incoming.accept(qp, &ConnParam::with_data(&params.accepted()), CM_TIMEOUT)?;
         let jobs = (0..JOBS).map(|_| Job::default()).collect();
         Ok(Connection {
             session,
@@ -122,20 +122,24 @@ impl Connection {
         })
     }
 
-    /// Executes commands until the host disconnects or `stop` returns true. `told` is called with the queue
-    /// once after Connect.
+    /// Executes commands until the host disconnects or `stop` returns true. `on_connect` is called
+    /// with the queue once, after Connect.
     ///
     /// # Errors
     /// [`ConnectionError`].
-    pub fn run(mut self, stop: &dyn Fn() -> bool, told: &dyn Fn(&Queue)) -> Result<(), ConnectionError> {
-        let mut is_known = false;
+    pub fn run(
+        mut self,
+        stop: &dyn Fn() -> bool,
+        on_connect: &dyn Fn(&Queue),
+    ) -> Result<(), ConnectionError> {
+        let mut is_announced = false;
         while !stop() {
             match self.cq.wait_any(TICK) {
                 Ok(completion) if completion.status == WcStatus::Success => {
-                    self.queue.check_standing(Instant::now())?;
+                    self.queue.check_controller(Instant::now())?;
                     self.complete(&completion)?;
                 }
-                // The host is gone, or its R_Key is invalid.
+                // The connection is lost, or the host's R_Key is invalid.
                 Ok(completion) => return Err(WaitError::Failed(completion).into()),
                 Err(WaitError::TimedOut(_) | WaitError::Interrupted) => {
                     if self.session.wait_for_disconnect(Duration::ZERO).is_ok() {
@@ -145,14 +149,14 @@ impl Connection {
                 }
                 Err(e) => return Err(e.into()),
             }
-            if !is_known && self.queue.controller().is_some() {
-                is_known = true;
-                told(&self.queue);
+            if !is_announced && self.queue.controller().is_some() {
+                is_announced = true;
+                on_connect(&self.queue);
             }
         }
-        // The controller has to be gone by the time that the host notices the disconnect.
+        // The controller is removed before the host is notified of the disconnect.
         drop(self.queue);
-        Ok(self.session.disconnect(HANDSHAKE)?)
+        Ok(self.session.disconnect(CM_TIMEOUT)?)
     }
 
     fn complete(&mut self, completion: &Completion) -> Result<(), ConnectionError> {
@@ -162,7 +166,7 @@ impl Connection {
                 return Err(ConnectionError::Capsule(completion.byte_len));
             }
             WcOpcode::Recv => self.waiting.push_back((number, completion.byte_len as usize)),
-            WcOpcode::RdmaRead => self.data_came(number)?,
+            WcOpcode::RdmaRead => self.on_data_arrived(number)?,
             WcOpcode::Send if completion.wr_id != NO_JOB => self.free.push(number),
             _ => {}
         }
@@ -193,7 +197,7 @@ impl Connection {
     /// Executes a command, unless its data has to be read from the host first.
     fn start(&mut self, command: &Command, in_capsule: &mut [u8]) -> Result<Option<Next>, Failure> {
         let now = Instant::now();
-        let request = self.queue.take(command, now)?;
+        let request = self.queue.accept(command, now)?;
         match request.transfer(self.queue.block_len()) {
             Transfer::None => Ok(self.queue.execute(&request, &mut [], now)?.map(Next::Respond)),
             Transfer::FromHost(len) => match command.data_pointer()? {
@@ -224,18 +228,18 @@ impl Connection {
 
     /// Starts an RDMA READ of a command's data.
     fn read(&mut self, id: u16, request: Request, from: Keyed, len: usize) -> Result<(), ConnectionError> {
-        let job = self.take_job(len)?;
+        let job = self.allocate_job(len)?;
         let buffer = self.buffer(job);
         let sge = [buffer.sge(0..len)];
         let wr = SendWr::read(job as u64, &sge, from.remote());
         self.session.qp().post_send(&wr)?;
-        self.jobs[job].coming = Some((id, request, from));
+        self.jobs[job].pending_read = Some((id, request, from));
         Ok(())
     }
 
     /// Executes a command whose data has arrived, and responds.
-    fn data_came(&mut self, job: usize) -> Result<(), ConnectionError> {
-        let Some((id, request, from)) = self.jobs[job].coming.take() else { return Ok(()) };
+    fn on_data_arrived(&mut self, job: usize) -> Result<(), ConnectionError> {
+        let Some((id, request, from)) = self.jobs[job].pending_read.take() else { return Ok(()) };
         let Transfer::FromHost(len) = request.transfer(self.queue.block_len()) else { return Ok(()) };
         let mut data = vec![0; len];
         self.buffer(job).read(0, &mut data)?;
@@ -245,7 +249,7 @@ impl Connection {
 
     /// Writes a command's data to the host by RDMA WRITE, and responds.
     fn write(&mut self, id: u16, data: &[u8], to: Keyed) -> Result<(), ConnectionError> {
-        let job = self.take_job(data.len())?;
+        let job = self.allocate_job(data.len())?;
         let buffer = self.buffer(job);
         buffer.write(0, data)?;
         let sge = [buffer.sge(0..data.len())];
@@ -273,10 +277,10 @@ impl Connection {
         Ok(self.session.qp().post_send(&wr)?)
     }
 
-    /// Takes a free job and gives it a buffer of at least `len` bytes. There is a free job, because
-    /// `complete` has checked that.
-    fn take_job(&mut self, len: usize) -> Result<usize, ConnectionError> {
-        let job = self.free.pop().expect("commands begin where there is one");
+    /// Allocates a free job with a buffer of at least `len` bytes. A free job exists, because `complete` has
+    /// checked that.
+    fn allocate_job(&mut self, len: usize) -> Result<usize, ConnectionError> {
+        let job = self.free.pop().expect("`complete` begins a command only if a job is free");
         let buffer = &mut self.jobs[job].buffer;
         if buffer.as_ref().is_none_or(|buffer| buffer.len() < len) {
             *buffer = Some(self.pd.reg_mr(len.next_power_of_two(), Access::LOCAL_WRITE)?);
@@ -285,7 +289,7 @@ impl Connection {
     }
 
     fn buffer(&self, job: usize) -> &Mr {
-        self.jobs[job].buffer.as_ref().expect("`take_job` has made one")
+        self.jobs[job].buffer.as_ref().expect("`allocate_job` registers a buffer")
     }
 }
 

@@ -49,7 +49,7 @@ struct State {
     /// Register CSTS (controller status).
     status: u32,
     keep_alive: Duration,
-    heard: Instant,
+    last_command: Instant,
     async_config: u32,
     /// Number of outstanding Asynchronous Event Requests.
     async_events: u8,
@@ -71,10 +71,10 @@ mod register {
 /// queue entries.
 const ENABLE: u32 = 1;
 const SHUTDOWN: u32 = 0b11 << 14;
-const SHAPE: u32 = 0x3ff0;
-const ENTRIES: u32 = 0x00ff_0000;
+const MODE_FIELDS: u32 = 0x3ff0;
+const ENTRY_SIZE_FIELDS: u32 = 0x00ff_0000;
 /// Queue entries of 2^6 bytes (submission) and 2^4 bytes (completion).
-const ENTRIES_USUAL: u32 = 0x0046_0000;
+const ENTRY_SIZES: u32 = 0x0046_0000;
 /// Fields of CSTS: ready; shutdown complete.
 const READY: u32 = 1;
 const SHUT_DOWN: u32 = 0b10 << 2;
@@ -99,7 +99,7 @@ impl Controller {
             configuration: 0,
             status: 0,
             keep_alive: Duration::from_millis(keep_alive.into()),
-            heard: now,
+            last_command: now,
             async_config: 0,
             async_events: 0,
             queues: BTreeSet::new(),
@@ -109,14 +109,14 @@ impl Controller {
     }
 
     /// Records that a command has arrived, which restarts the keep alive timer.
-    pub fn hear(&self, now: Instant) {
-        self.state.lock().heard = now;
+    pub fn restart_keep_alive(&self, now: Instant) {
+        self.state.lock().last_command = now;
     }
 
     /// Reports whether the keep alive timeout has expired.
-    pub fn is_silent(&self, now: Instant) -> bool {
+    pub fn is_keep_alive_expired(&self, now: Instant) -> bool {
         let state = self.state.lock();
-        !state.keep_alive.is_zero() && now.saturating_duration_since(state.heard) > state.keep_alive
+        !state.keep_alive.is_zero() && now.saturating_duration_since(state.last_command) > state.keep_alive
     }
 
     /// Reports whether the controller is ready for commands other than Fabrics commands.
@@ -124,7 +124,7 @@ impl Controller {
         self.state.lock().status & READY != 0
     }
 
-    /// Ends the controller, because its admin queue is gone.
+    /// Ends the controller, because its admin queue has been disconnected.
     pub fn end(&self) {
         self.state.lock().ended = true;
     }
@@ -150,11 +150,11 @@ impl Controller {
         self.state.lock().queues.remove(&queue);
     }
 
-    /// Counts another Asynchronous Event Request. It stays outstanding, because no events occur here.
+    /// Counts another Asynchronous Event Request. It remains outstanding, because this target has no events.
     ///
     /// # Errors
     /// [`Status::AsyncEventLimit`].
-    pub fn hold_event(&self) -> Result<(), Status> {
+    pub fn add_async_event(&self) -> Result<(), Status> {
         let mut state = self.state.lock();
         if state.async_events == ASYNC_EVENTS {
             return Err(Status::AsyncEventLimit);
@@ -189,8 +189,8 @@ impl Controller {
         }
         let enables = value & ENABLE != 0;
         // The entry sizes apply to I/O queues, which discovery controllers do not have.
-        let entries = self.kind == Kind::Io && value & ENTRIES != ENTRIES_USUAL;
-        if enables && (value & SHAPE != 0 || entries) {
+        let has_invalid_entry_sizes = self.kind == Kind::Io && value & ENTRY_SIZE_FIELDS != ENTRY_SIZES;
+        if enables && (value & MODE_FIELDS != 0 || has_invalid_entry_sizes) {
             return Err(Status::InvalidField);
         }
         let mut state = self.state.lock();
@@ -218,9 +218,9 @@ impl Controller {
     /// [`Status::InvalidField`].
     pub fn feature(&self, feature: u8, select: u8, namespace: &Namespace) -> Result<u64, Status> {
         let state = self.state.lock();
-        let value = |now: u32, first: u32| match select {
-            0 => Ok(now.into()),
-            1 => Ok(first.into()),
+        let value = |current: u32, default: u32| match select {
+            0 => Ok(current.into()),
+            1 => Ok(default.into()),
             // The feature is changeable but not saveable.
             3 => Ok(1 << 2),
             _ => Err(Status::InvalidField),

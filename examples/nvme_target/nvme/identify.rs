@@ -30,7 +30,7 @@ impl Page<'_> {
 ///
 /// # Errors
 /// [`Status`].
-pub fn answer(
+pub fn fill(
     (cns, nsid, csi): (u8, u32, u8),
     controller: &Controller,
     subsystem: &Subsystem,
@@ -53,7 +53,7 @@ pub fn answer(
             1 => descriptors(subsystem, &mut page),
             _ => return Err(Status::InvalidNamespace),
         },
-        // The I/O command set has no further attributes; zeros stand for no limits.
+        // The I/O command set has no further attributes; zeros mean that there are no limits.
         (0x05, Kind::Io) if csi == 0 && nsid == 1 => {}
         (0x06, Kind::Io) if csi == 0 => {}
         _ => return Err(Status::InvalidField),

@@ -12,19 +12,19 @@ use super::{DISCOVERY_NQN, QUEUE_DEPTH};
 /// Length in bytes of the header of the discovery log and of each of its entries.
 const ENTRY: usize = 1024;
 
-/// Copies a log page from `offset` on into `data`, which consists of zeros and is left so behind the end of
-/// the page.
+/// Copies a log page from `offset` on into `data`, which consists of zeros. Bytes after the end of the page
+/// remain zero.
 ///
 /// # Errors
 /// [`Status`].
-pub fn answer(
+pub fn read(
     log: u8,
     offset: u64,
     controller: &Controller,
     subsystem: &Subsystem,
     data: &mut [u8],
 ) -> Result<(), Status> {
-    let whole = match (log, controller.kind) {
+    let page = match (log, controller.kind) {
         (0x01, Kind::Io) => vec![0; 64],
         (0x02, Kind::Io) => health(),
         (0x03, Kind::Io) => firmware(),
@@ -34,7 +34,7 @@ pub fn answer(
     };
     // The offset has to be a multiple of a dword.
     let from = usize::try_from(offset).ok().filter(|from| from % 4 == 0);
-    let rest = from.and_then(|from| whole.get(from..)).ok_or(Status::InvalidField)?;
+    let rest = from.and_then(|from| page.get(from..)).ok_or(Status::InvalidField)?;
     let len = rest.len().min(data.len());
     data[..len].copy_from_slice(&rest[..len]);
     Ok(())

@@ -25,7 +25,7 @@ pub mod request;
 pub mod server;
 pub mod subsystem;
 
-/// NQN of the discovery subsystem, which every target has and which lists the others.
+/// NQN of the discovery subsystem, which every target has and which lists the other subsystems.
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 /// Largest number of commands in a queue.
 pub const QUEUE_DEPTH: u16 = 128;

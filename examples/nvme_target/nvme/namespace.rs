@@ -23,17 +23,17 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Opens a file with blocks of `block_len` bytes, a power of two. A remainder behind the last whole block
-    /// is not accessible.
+    /// Opens a file with blocks of `block_len` bytes, a power of two. A remainder after the last complete
+    /// block is not accessible.
     ///
     /// # Errors
     /// If the file cannot be opened, or is shorter than one block.
     pub fn open(path: &Path, block_len: usize, read_only: bool) -> io::Result<Namespace> {
         let mut file = OpenOptions::new().read(true).write(!read_only).open(path)?;
-        // The metadata of a block device do not give its size.
+        // The metadata of a block device do not contain its size.
         let blocks = file.seek(SeekFrom::End(0))? / block_len as u64;
         if blocks == 0 {
-            return Err(io::Error::other(format!("it has not even one block of {block_len} bytes")));
+            return Err(io::Error::other(format!("the file is shorter than one block of {block_len} bytes")));
         }
         Ok(Namespace { file, block_len, blocks, read_only, write_cache: AtomicBool::new(true) })
     }
@@ -72,26 +72,26 @@ impl Namespace {
     /// # Errors
     /// [`Status`].
     pub fn read(&self, blocks: Blocks, data: &mut [u8]) -> Result<(), Status> {
-        let at = self.place(blocks)?;
+        let at = self.offset(blocks)?;
         self.file.read_exact_at(data, at).map_err(|_| Status::ReadError)
     }
 
-    /// Writes blocks; with `through`, to the medium.
+    /// Writes blocks; with `fua` (force unit access), to the medium.
     ///
     /// # Errors
     /// [`Status`].
-    pub fn write(&self, blocks: Blocks, data: &[u8], through: bool) -> Result<(), Status> {
-        let at = self.writable(blocks)?;
+    pub fn write(&self, blocks: Blocks, data: &[u8], fua: bool) -> Result<(), Status> {
+        let at = self.writable_offset(blocks)?;
         self.file.write_all_at(data, at).map_err(|_| Status::WriteFault)?;
-        self.settle(through)
+        self.flush_if_required(fua)
     }
 
     /// Fills blocks with zeros, and deallocates their space in the file where that is possible.
     ///
     /// # Errors
     /// [`Status`].
-    pub fn zero(&self, blocks: Blocks, through: bool) -> Result<(), Status> {
-        let at = self.writable(blocks)?;
+    pub fn zero(&self, blocks: Blocks, fua: bool) -> Result<(), Status> {
+        let at = self.writable_offset(blocks)?;
         let (mut at, end) = (at, at + blocks.count * self.block_len as u64);
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if at < end && fallocate(&self.file, hole, at, end - at).is_err() {
@@ -102,7 +102,7 @@ impl Namespace {
                 at += len as u64;
             }
         }
-        self.settle(through)
+        self.flush_if_required(fua)
     }
 
     /// Writes all data in memory to the medium.
@@ -113,17 +113,17 @@ impl Namespace {
         self.file.sync_data().map_err(|_| Status::WriteFault)
     }
 
-    /// Flushes after a write, with `through` or without a write cache.
-    fn settle(&self, through: bool) -> Result<(), Status> {
-        if through || !self.has_write_cache() { self.flush() } else { Ok(()) }
+    /// Flushes after a write, with `fua` or without a write cache.
+    fn flush_if_required(&self, fua: bool) -> Result<(), Status> {
+        if fua || !self.has_write_cache() { self.flush() } else { Ok(()) }
     }
 
-    fn writable(&self, blocks: Blocks) -> Result<u64, Status> {
-        if self.read_only { Err(Status::WriteProtected) } else { self.place(blocks) }
+    fn writable_offset(&self, blocks: Blocks) -> Result<u64, Status> {
+        if self.read_only { Err(Status::WriteProtected) } else { self.offset(blocks) }
     }
 
     /// Returns the offset of blocks in the file.
-    fn place(&self, blocks: Blocks) -> Result<u64, Status> {
+    fn offset(&self, blocks: Blocks) -> Result<u64, Status> {
         match blocks.first.checked_add(blocks.count) {
             Some(end) if end <= self.blocks => Ok(blocks.first * self.block_len as u64),
             _ => Err(Status::LbaOutOfRange),

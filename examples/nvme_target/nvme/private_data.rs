@@ -19,21 +19,21 @@ pub struct ConnectRequest {
 /// Reason of a rejected connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[repr(u16)]
-pub enum Refusal {
+pub enum RejectReason {
     /// The private data is too short.
-    #[error("its private data is too short")]
+    #[error("the private data is shorter than {} bytes", LEN)]
     Length = 1,
     /// The private data has another format.
-    #[error("its private data is of another format")]
+    #[error("the private data has an unsupported record format")]
     Format = 2,
-    /// The queue has no commands, or too many.
-    #[error("it wants more commands in a queue than there can be, or none")]
+    /// The queue has too few or too many commands.
+    #[error("the queue size must be 2 to {} commands", QUEUE_DEPTH)]
     Commands = 4,
     /// The host has no receives for responses.
-    #[error("it has no receives for responses")]
+    #[error("the host queue has no receives for responses")]
     Receives = 5,
     /// Too many queues are connected.
-    #[error("too many are connected")]
+    #[error("too many queues are connected")]
     Resources = 6,
 }
 
@@ -41,21 +41,21 @@ impl ConnectRequest {
     /// Parses the private data, which may be followed by zeros.
     ///
     /// # Errors
-    /// [`Refusal`].
-    pub fn parse(bytes: &[u8]) -> Result<ConnectRequest, Refusal> {
+    /// [`RejectReason`].
+    pub fn parse(bytes: &[u8]) -> Result<ConnectRequest, RejectReason> {
         if bytes.len() < LEN {
-            return Err(Refusal::Length);
+            return Err(RejectReason::Length);
         }
         if u16_at(bytes, 0) != 0 {
-            return Err(Refusal::Format);
+            return Err(RejectReason::Format);
         }
         let (queue, receives, last) = (u16_at(bytes, 2), u16_at(bytes, 4), u16_at(bytes, 6));
-        // The field holds the number of the last command: one less than there are.
+        // The field holds the number of commands less one.
         if last == 0 || last >= QUEUE_DEPTH {
-            return Err(Refusal::Commands);
+            return Err(RejectReason::Commands);
         }
         if receives == 0 {
-            return Err(Refusal::Receives);
+            return Err(RejectReason::Receives);
         }
         Ok(ConnectRequest { queue, receives, commands: last + 1 })
     }
@@ -68,7 +68,7 @@ impl ConnectRequest {
     }
 }
 
-impl Refusal {
+impl RejectReason {
     /// Encodes the private data of the rejection.
     pub fn bytes(self) -> [u8; 4] {
         let mut bytes = [0; 4];

@@ -10,7 +10,7 @@ use super::subsystem::{Subsystem, in_command};
 use super::{identify, log};
 
 /// Time limit from the connection to the Connect command.
-const UNKNOWN: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A queue of commands: the admin queue or an I/O queue. Dropping an I/O queue removes it from its
 /// controller, dropping the admin queue ends the controller.
@@ -20,32 +20,32 @@ pub struct Queue {
     /// Number announced in the connection request.
     number: u16,
     depth: u16,
-    since: Instant,
+    created: Instant,
     /// Controller of the queue, from Connect on.
     controller: Option<Arc<Controller>>,
-    /// Submission queue head pointer: the position behind the last received command; `None` if the host has
+    /// Submission queue head pointer: the position after the last received command; `None` if the host has
     /// disabled flow control.
     head: Option<u16>,
 }
 
 /// Reason to disconnect a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum End {
+pub enum DisconnectReason {
     /// No command arrived within the keep alive timeout.
-    #[error("the host has been silent for too long")]
-    Silent,
+    #[error("no command arrived within the keep alive timeout")]
+    KeepAliveTimeout,
     /// The host did not send Connect in time.
-    #[error("there was no Connect")]
-    Unknown,
+    #[error("no Connect command arrived within {} s", CONNECT_TIMEOUT.as_secs())]
+    NoConnect,
     /// The controller has ended with its admin queue.
-    #[error("its controller is gone")]
+    #[error("the controller has ended with its admin queue")]
     Controller,
 }
 
 impl Queue {
     /// Creates a queue of this number and depth (at least one command), before Connect.
     pub fn new(subsystem: Arc<Subsystem>, number: u16, depth: u16, now: Instant) -> Queue {
-        Queue { subsystem, number, depth, since: now, controller: None, head: Some(0) }
+        Queue { subsystem, number, depth, created: now, controller: None, head: Some(0) }
     }
 
     /// Returns the controller; `None` before Connect.
@@ -62,10 +62,10 @@ impl Queue {
     ///
     /// # Errors
     /// [`Status`] if the command is invalid or out of sequence.
-    pub fn take(&mut self, command: &Command, now: Instant) -> Result<Request, Status> {
+    pub fn accept(&mut self, command: &Command, now: Instant) -> Result<Request, Status> {
         self.head = self.head.map(|head| (head + 1) % self.depth);
         if let Some(controller) = &self.controller {
-            controller.hear(now);
+            controller.restart_keep_alive(now);
         }
         let request = Request::parse(command, self.number == 0, self.block_len())?;
         let is_connect = matches!(request, Request::Connect(_));
@@ -82,27 +82,30 @@ impl Queue {
         Response { id, head: self.head.unwrap_or(u16::MAX), outcome }
     }
 
-    /// Checks whether the host is to be disconnected, given that none of its commands is waiting to be
-    /// handled.
+    /// Checks whether the host has to be disconnected. The caller has handled all received commands.
     ///
     /// # Errors
-    /// [`End`].
-    pub fn check(&self, now: Instant) -> Result<(), End> {
-        self.check_standing(now)?;
+    /// [`DisconnectReason`].
+    pub fn check(&self, now: Instant) -> Result<(), DisconnectReason> {
+        self.check_controller(now)?;
         match &self.controller {
-            Some(controller) if controller.is_silent(now) => Err(End::Silent),
+            Some(controller) if controller.is_keep_alive_expired(now) => {
+                Err(DisconnectReason::KeepAliveTimeout)
+            }
             _ => Ok(()),
         }
     }
 
-    /// Checks whether the host is to be disconnected even if it sends commands.
+    /// Checks whether the host has to be disconnected even if it sends commands.
     ///
     /// # Errors
-    /// [`End`], except [`End::Silent`].
-    pub fn check_standing(&self, now: Instant) -> Result<(), End> {
+    /// [`DisconnectReason`], except [`DisconnectReason::KeepAliveTimeout`].
+    pub fn check_controller(&self, now: Instant) -> Result<(), DisconnectReason> {
         match &self.controller {
-            Some(controller) if controller.has_ended() => Err(End::Controller),
-            None if now.saturating_duration_since(self.since) > UNKNOWN => Err(End::Unknown),
+            Some(controller) if controller.has_ended() => Err(DisconnectReason::Controller),
+            None if now.saturating_duration_since(self.created) > CONNECT_TIMEOUT => {
+                Err(DisconnectReason::NoConnect)
+            }
             _ => Ok(()),
         }
     }
@@ -137,10 +140,10 @@ impl Queue {
         }
         match *request {
             Request::Identify { cns, nsid, csi } => {
-                identify::answer((cns, nsid, csi), controller, subsystem, data)?;
+                identify::fill((cns, nsid, csi), controller, subsystem, data)?;
             }
             Request::GetLogPage { log, offset, .. } => {
-                log::answer(log, offset, controller, subsystem, data)?;
+                log::read(log, offset, controller, subsystem, data)?;
             }
             Request::SetFeatures { feature, value } => {
                 return Ok(Some(controller.set_feature(feature, value, namespace)?));
@@ -149,16 +152,16 @@ impl Queue {
                 return Ok(Some(controller.feature(feature, select, namespace)?));
             }
             Request::AsyncEvent => {
-                controller.hold_event()?;
+                controller.add_async_event()?;
                 return Ok(None);
             }
             // The result 1: the command was not aborted.
             Request::Abort => return Ok(Some(1)),
             Request::KeepAlive => {}
             Request::Read(blocks) => namespace.read(blocks, data)?,
-            Request::Write { blocks, through } => namespace.write(blocks, data, through)?,
+            Request::Write { blocks, fua } => namespace.write(blocks, data, fua)?,
             Request::Flush => namespace.flush()?,
-            Request::WriteZeroes { blocks, through } => namespace.zero(blocks, through)?,
+            Request::WriteZeroes { blocks, fua } => namespace.zero(blocks, fua)?,
             Request::DatasetManagement { deallocate, .. } => {
                 for blocks in ranges(data).into_iter().filter(|_| deallocate) {
                     namespace.zero(blocks, false)?;
@@ -195,24 +198,24 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         match &self.controller {
-            Some(controller) if self.number == 0 => self.subsystem.dismiss(controller),
+            Some(controller) if self.number == 0 => self.subsystem.remove_controller(controller),
             Some(controller) => controller.remove_queue(self.number),
             None => {}
         }
     }
 }
 
-/// Displays which queue it is, of which controller and host.
+/// Displays the role of the queue, its controller and its host.
 impl std::fmt::Display for Queue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Some(controller) = &self.controller else {
             return write!(f, "queue {}, not connected", self.number);
         };
-        let what = match (controller.kind, self.number) {
+        let role = match (controller.kind, self.number) {
             (Kind::Discovery, _) => "discovery".into(),
             (Kind::Io, 0) => "admin queue".into(),
             (Kind::Io, number) => format!("I/O queue {number}"),
         };
-        write!(f, "{what} of controller {}, {}", controller.id, controller.host.nqn)
+        write!(f, "{role} of controller {}, {}", controller.id, controller.host.nqn)
     }
 }

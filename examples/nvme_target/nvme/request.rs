@@ -1,5 +1,4 @@
-//! Parsing of commands, as far as their own bytes determine them: their fields and the data that they
-//! transfer.
+//! Parsing of commands: their fields, and the data that they transfer.
 
 use super::MAX_TRANSFER;
 use super::capsule::{Command, Status, u16_at, u32_at, u64_at};
@@ -114,7 +113,7 @@ pub enum Request {
         /// Blocks to write.
         blocks: Blocks,
         /// Whether the command completes only when the blocks are on the medium (FUA).
-        through: bool,
+        fua: bool,
     },
     /// Completes when all written data is on the medium.
     Flush,
@@ -123,9 +122,9 @@ pub enum Request {
         /// Blocks to fill.
         blocks: Blocks,
         /// Whether the command completes only when the blocks are on the medium (FUA).
-        through: bool,
+        fua: bool,
     },
-    /// Dataset Management: gives attributes of ranges of blocks.
+    /// Dataset Management: sets attributes of ranges of blocks.
     DatasetManagement {
         /// Number of ranges of blocks in the data.
         ranges: usize,
@@ -247,8 +246,8 @@ fn admin(command: &Command) -> Result<Request, Status> {
         }),
         opcode::ABORT => Ok(Request::Abort),
         opcode::SET_FEATURES => {
-            let saves = command.dword(10) >> 31 != 0;
-            if saves {
+            let is_saved = command.dword(10) >> 31 != 0;
+            if is_saved {
                 return Err(Status::InvalidField);
             }
             Ok(Request::SetFeatures { feature: command.dword(10) as u8, value: command.dword(11) })
@@ -265,12 +264,12 @@ fn admin(command: &Command) -> Result<Request, Status> {
 
 fn io(command: &Command) -> Result<Request, Status> {
     let blocks = Blocks { first: command.qword(10), count: u64::from(command.dword(12) & 0xffff) + 1 };
-    let through = command.dword(12) & 1 << 30 != 0;
+    let fua = command.dword(12) & 1 << 30 != 0;
     let request = match command.opcode() {
         opcode::FLUSH => Request::Flush,
-        opcode::WRITE => Request::Write { blocks, through },
+        opcode::WRITE => Request::Write { blocks, fua },
         opcode::READ => Request::Read(blocks),
-        opcode::WRITE_ZEROES => Request::WriteZeroes { blocks, through },
+        opcode::WRITE_ZEROES => Request::WriteZeroes { blocks, fua },
         opcode::DATASET_MANAGEMENT => Request::DatasetManagement {
             ranges: (command.dword(10) & 0xff) as usize + 1,
             deallocate: command.dword(11) & 1 << 2 != 0,

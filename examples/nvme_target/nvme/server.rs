@@ -9,7 +9,7 @@ use urxe::verbs::WaitError;
 use urxe::verbs::cm::{Incoming, Listener};
 
 use super::connection::{Connection, ConnectionError};
-use super::private_data::{ConnectRequest, Refusal};
+use super::private_data::{ConnectRequest, RejectReason};
 use super::queue::Queue;
 use super::subsystem::Subsystem;
 
@@ -37,61 +37,62 @@ pub fn serve(
                 Err(WaitError::TimedOut(_) | WaitError::Interrupted) => continue,
                 Err(e) => return Err(e),
             };
-            let asked = ConnectRequest::parse(incoming.private_data());
+            let request = ConnectRequest::parse(incoming.private_data());
             let has_room = connections.load(Ordering::Relaxed) < CONNECTIONS;
-            match asked.and_then(|asked| has_room.then_some(asked).ok_or(Refusal::Resources)) {
-                Ok(asked) => {
+            match request.and_then(|request| has_room.then_some(request).ok_or(RejectReason::Resources)) {
+                Ok(request) => {
                     let connections = &connections;
                     // The request is passed to the thread once the thread exists.
-                    let (give, take) = mpsc::channel();
-                    let thread = Builder::new().name(format!("queue {}", asked.queue));
-                    let begun = thread.spawn_scoped(scope, move || {
-                        if let Ok(incoming) = take.recv() {
-                            connect(incoming, &asked, subsystem, stop, log);
+                    let (sender, receiver) = mpsc::channel();
+                    let thread = Builder::new().name(format!("queue {}", request.queue));
+                    let spawned = thread.spawn_scoped(scope, move || {
+                        if let Ok(incoming) = receiver.recv() {
+                            connect(incoming, &request, subsystem, stop, log);
                             connections.fetch_sub(1, Ordering::Relaxed);
                         }
                     });
-                    match begun {
+                    match spawned {
                         Ok(_) => {
                             connections.fetch_add(1, Ordering::Relaxed);
-                            give.send(incoming).expect("the thread waits for it");
+                            sender.send(incoming).expect("the thread receives the request");
                         }
-                        Err(_) => refuse(incoming, Refusal::Resources, log),
+                        Err(_) => reject(incoming, RejectReason::Resources, log),
                     }
                 }
-                Err(refusal) => refuse(incoming, refusal, log),
+                Err(reason) => reject(incoming, reason, log),
             }
         }
         Ok(())
     })
 }
 
-fn refuse(incoming: Incoming, refusal: Refusal, log: &dyn Fn(&str)) {
-    log(&format!("{} is refused: {refusal}", peer(&incoming)));
-    // The host may be gone already, so errors are ignored.
-    let _ = incoming.reject(&refusal.bytes());
+fn reject(incoming: Incoming, reason: RejectReason, log: &dyn Fn(&str)) {
+    log(&format!("{}: rejected the connection: {reason}", peer(&incoming)));
+    // The host may have disconnected already, so errors are ignored.
+    let _ = incoming.reject(&reason.bytes());
 }
 
 fn connect(
     incoming: Incoming,
-    asked: &ConnectRequest,
+    request: &ConnectRequest,
     subsystem: &Arc<Subsystem>,
     stop: &dyn Fn() -> bool,
     log: &dyn Fn(&str),
 ) {
     let peer = peer(&incoming);
-    let queue = Queue::new(subsystem.clone(), asked.queue, asked.commands, Instant::now());
-    let said = |what: &Queue| log(&format!("{peer}: {what}"));
-    let ended = Connection::accept(incoming, asked, queue).and_then(|connection| connection.run(stop, &said));
-    match ended {
-        Ok(()) => log(&format!("{peer}: queue {} is disconnected", asked.queue)),
+    let queue = Queue::new(subsystem.clone(), request.queue, request.commands, Instant::now());
+    let log_queue = |queue: &Queue| log(&format!("{peer}: {queue}"));
+    let result =
+        Connection::accept(incoming, request, queue).and_then(|connection| connection.run(stop, &log_queue));
+    match result {
+        Ok(()) => log(&format!("{peer}: queue {} disconnected", request.queue)),
         Err(ConnectionError::Wait(WaitError::Failed(completion))) => {
-            log(&format!("{peer}: queue {} is gone: {}", asked.queue, completion.status));
+            log(&format!("{peer}: queue {} lost its connection: {}", request.queue, completion.status));
         }
-        Err(e) => log(&format!("{peer}: queue {} is ended: {e}", asked.queue)),
+        Err(e) => log(&format!("{peer}: queue {} disconnected: {e}", request.queue)),
     }
 }
 
 fn peer(incoming: &Incoming) -> String {
-    incoming.peer_addr().map_or_else(|| "somebody".into(), |peer| peer.ip().to_string())
+    incoming.peer_addr().map_or_else(|| "unknown host".into(), |peer| peer.ip().to_string())
 }

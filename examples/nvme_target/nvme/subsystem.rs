@@ -76,7 +76,7 @@ impl Subsystem {
             if number != ANY {
                 return Err(in_data(CONTROLLER_AT));
             }
-            return self.admit(kind, host, connect.keep_alive, now);
+            return self.create_controller(kind, host, connect.keep_alive, now);
         }
         let controller = self.controllers.lock().get(&number).cloned();
         let controller = controller.ok_or(in_data(CONTROLLER_AT))?;
@@ -93,7 +93,7 @@ impl Subsystem {
         Ok(controller)
     }
 
-    fn admit(
+    fn create_controller(
         &self,
         kind: Kind,
         host: Host,
@@ -107,8 +107,8 @@ impl Subsystem {
         Ok(controller)
     }
 
-    /// Ends and removes a controller whose admin queue is gone.
-    pub fn dismiss(&self, controller: &Controller) {
+    /// Ends and removes a controller whose admin queue has been disconnected.
+    pub fn remove_controller(&self, controller: &Controller) {
         controller.end();
         self.controllers.lock().remove(&controller.id);
     }

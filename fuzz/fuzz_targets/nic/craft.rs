@@ -7,11 +7,11 @@ use urxe::wire::{
     MAX_HEADERS_LEN, Opcode, PKey, QKey, Qpn, RKey, Reth, Syndrome, icrc, pad_count,
 };
 
-use crate::Program;
-use crate::side::{IOVA, MTU, PEERS_QKEY, Side, rkey};
+use crate::Input;
+use crate::side::{IOVA, MTU, PEER_QKEY, Side, rkey};
 
-/// Writes the valid ICRC of a packet, if it has room for one.
-pub fn mend(flow: &Flow, id: u16, bytes: &mut [u8]) {
+/// Writes the valid ICRC of a packet, if it is long enough for one.
+pub fn write_icrc(flow: &Flow, id: u16, bytes: &mut [u8]) {
     if bytes.len() < BTH_LEN + ICRC_LEN {
         return;
     }
@@ -22,19 +22,19 @@ pub fn mend(flow: &Flow, id: u16, bytes: &mut [u8]) {
 
 /// Returns an address and a key: mostly of the region with all rights, sometimes of the others, or invalid
 /// ones.
-pub fn remote(regions: &[RegionInfo; 3], p: &mut Program<'_>) -> (u64, RKey) {
-    let how = p.u8();
-    let region = match how % 16 {
+pub fn remote(regions: &[RegionInfo; 3], p: &mut Input<'_>) -> (u64, RKey) {
+    let selector = p.u8();
+    let region = match selector % 16 {
         13 => 1,
         14 => 2,
         _ => 0,
     };
-    let key = match how % 16 {
+    let key = match selector % 16 {
         15 => RKey(p.u16() as u32),
         12 => RKey(rkey(regions, 0).0 & !0xffff | p.u16() as u32),
         _ => rkey(regions, region),
     };
-    let va = match how >> 4 & 7 {
+    let va = match selector >> 4 & 7 {
         0 => p.u64(),
         1 => IOVA[region].wrapping_sub(p.u8() as u64),
         2 => IOVA[region].wrapping_add(p.u8() as u64),
@@ -57,7 +57,7 @@ impl Crafted {
 }
 
 /// Returns a few packets to `side` that differ only in their PSNs and possibly opcodes.
-pub fn burst(side: &Side, p: &mut Program<'_>) -> Crafted {
+pub fn burst(side: &Side, p: &mut Input<'_>) -> Crafted {
     let qp = p.below(side.qpns.len());
     let qpn = side.qpns[qp];
     let (attr, _) = side.nic.query_qp(qpn).unwrap();
@@ -79,13 +79,13 @@ pub fn burst(side: &Side, p: &mut Program<'_>) -> Crafted {
         _ => (p.u8() as i8 >> 3) as u32,
     };
     let (va, rkey) = remote(&side.regions, p);
-    let small = p.u8();
-    let len = match small & 3 {
+    let lengths = p.u8();
+    let len = match lengths & 3 {
         0 => 0,
         1 => MTU,
         _ => p.u16() as usize % (MTU + 5),
     };
-    let dma_len = match small >> 2 & 3 {
+    let dma_len = match lengths >> 2 & 3 {
         0 => len as u32,
         1 => p.u64() as u32,
         _ => p.u16() as u32 % 3000,
@@ -110,13 +110,13 @@ pub fn burst(side: &Side, p: &mut Program<'_>) -> Crafted {
         atomic_ack: AtomicAckEth { original: 5 },
         imm: 6,
         ieth: rkey,
-        deth: Deth { qkey: if p.chance(16) { QKey(3) } else { PEERS_QKEY }, src_qp: Qpn::new(9) },
+        deth: Deth { qkey: if p.chance(16) { QKey(3) } else { PEER_QKEY }, src_qp: Qpn::new(9) },
         xrceth: if p.chance(16) { p.u16().into() } else { side.srq.0 },
         feth: Feth(p.u8().into()),
         ..Headers::default()
     };
     let flow = side.flow_from_peer();
-    let known = kind & 0x80 == 0;
+    let is_ident_known = kind & 0x80 == 0;
     let (mut data, mut segment) = (Vec::new(), 0);
     for i in 0..1 + (kind as u16 >> 6 & 1) * 3 {
         let start = data.len();
@@ -125,16 +125,16 @@ pub fn burst(side: &Side, p: &mut Program<'_>) -> Crafted {
         data.extend_from_slice(&buf[..n]);
         data.resize(data.len() + len + pad_count(len), 0xee);
         data.resize(data.len() + ICRC_LEN, 0);
-        mend(&flow, i, &mut data[start..]);
+        write_icrc(&flow, i, &mut data[start..]);
         segment = data.len() - start;
         headers.bth.psn += 1;
-        if small & 0x40 != 0 && headers.len() == n {
+        if lengths & 0x40 != 0 && headers.len() == n {
             // FIRST, MIDDLE and LAST have consecutive opcodes; all packets here have the same length.
             let next =
                 Headers { bth: Bth { opcode: Opcode(opcode.wrapping_add(1)), ..headers.bth }, ..headers };
             headers = if next.len() == n { next } else { headers };
         }
     }
-    let ident = if known { IpIdent::SENT } else { IpIdent::Unknown };
+    let ident = if is_ident_known { IpIdent::SENT } else { IpIdent::Unknown };
     Crafted { flow, ident, segment, data }
 }

@@ -4,17 +4,17 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use urxe::memory::{Access, AtomicOp, Bind, Buffer, FastReg, PdId, RegionInfo, MrExtent, Table, WindowKind};
+use urxe::memory::{Access, AtomicOp, Bind, Buffer, FastReg, MrExtent, PdId, RegionInfo, Table, WindowKind};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
-    AddressVector, BurstLimits, Completion, Destination, Quirks, Instant, Placement, QpAttr, QpInit, QpState,
-    QpType, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode,
+    AddressVector, BurstLimits, Completion, Destination, Instant, Placement, QpAttr, QpInit, QpState, QpType,
+    Quirks, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode,
     WcStatus, WrData, WrOp, XrcdId,
 };
 use urxe::wire::{AckTimeout, Flow, Gid, IpIdent, LKey, Mtu, Packet, Psn, QKey, Qpn, RKey, RnrTimer, icrc};
 
-use crate::Program;
+use crate::Input;
 
 /// Types of the connected queue pairs: that of the first side, that of the second.
 const SERVICES: [[QpType; 2]; PAIRS] = [
@@ -31,9 +31,9 @@ pub const PAIRS: usize = 7;
 const QKEY: QKey = QKey(0x1111_1111);
 const DOMAIN: XrcdId = XrcdId(1);
 /// All access rights.
-const EVERYTHING: Access = Access(Access::ALL.0 | Access::FLUSH_GLOBAL.0 | Access::FLUSH_PERSISTENT.0);
+const ALL_ACCESS: Access = Access(Access::ALL.0 | Access::FLUSH_GLOBAL.0 | Access::FLUSH_PERSISTENT.0);
 /// Length of the fast region.
-const FAST: usize = 256;
+const FAST_REGION_LEN: usize = 256;
 pub const MTU: usize = 256;
 
 const GUARD: usize = 512;
@@ -44,8 +44,8 @@ const FILL: [u8; 4] = [0x11, 0x5a, 0x3c, 0xa5];
 /// Addresses of the regions for peers.
 pub const IOVA: [u64; 3] = [0x1_0000, 0x7fff_ffff_f000, u64::MAX - 511];
 
-const MINE: PdId = PdId(1);
-const OTHER: PdId = PdId(2);
+const OWN_PD: PdId = PdId(1);
+const OTHER_PD: PdId = PdId(2);
 
 #[derive(Default)]
 struct Queue {
@@ -78,7 +78,7 @@ pub struct Side {
     recv_cq: Arc<CompletionQueue>,
     other_cq: Arc<CompletionQueue>,
     delivered: u64,
-    turns: Vec<u8>,
+    burst_bytes: Vec<u8>,
     completions: Vec<Completion>,
 }
 
@@ -115,7 +115,7 @@ impl Side {
         let mut memory = Table::new();
         let base = arena.as_mut_ptr().expose_provenance();
         let grants =
-            [(MINE, EVERYTHING | Access::MW_BIND), (MINE, Access::REMOTE_READ), (OTHER, Access::ALL)];
+            [(OWN_PD, ALL_ACCESS | Access::MW_BIND), (OWN_PD, Access::REMOTE_READ), (OTHER_PD, Access::ALL)];
         let regions = [0, 1, 2].map(|n| {
             let (pd, access) = grants[n];
             // SAFETY: the arena lives as long as the table, and is read only after the last use of the NIC.
@@ -125,15 +125,15 @@ impl Side {
             .unwrap()
         });
         let [send_cq, recv_cq, other_cq] = [(); 3].map(|()| Arc::new(CompletionQueue::new(512)));
-        let window = memory.alloc_window(MINE, WindowKind::Type2B).unwrap();
-        let fast_memory = Buffer::zeroed(FAST);
+        let window = memory.alloc_window(OWN_PD, WindowKind::Type2B).unwrap();
+        let fast_memory = Buffer::zeroed(FAST_REGION_LEN);
         // SAFETY: the buffer is stored beside the table and lives as long.
-        let fast = unsafe { memory.register_fast(MINE, fast_memory.addr(), FAST) }.unwrap().lkey;
+        let fast = unsafe { memory.register_fast(OWN_PD, fast_memory.addr(), FAST_REGION_LEN) }.unwrap().lkey;
         let caps = RecvCaps { max_wr: 8, max_sge: 2 };
-        let srq = nic.create_xrc_srq(MINE, DOMAIN, recv_cq.clone(), caps).unwrap();
+        let srq = nic.create_xrc_srq(OWN_PD, DOMAIN, recv_cq.clone(), caps).unwrap();
         let init = QpInit {
             qp_type: QpType::Rc,
-            pd: MINE,
+            pd: OWN_PD,
             send: SendCaps { max_wr: 8, max_sge: 3, max_inline: 64 },
             recv: caps,
             signal_all: false,
@@ -149,7 +149,7 @@ impl Side {
             nic.create_qp(&init, send_cq.clone(), recv_cq.clone()).unwrap()
         };
         let mut qpns: Vec<Qpn> = (0..PAIRS).map(&mut create).collect();
-        let init = QpInit { pd: OTHER, ..init };
+        let init = QpInit { pd: OTHER_PD, ..init };
         qpns.push(nic.create_qp(&init, other_cq.clone(), other_cq.clone()).unwrap());
         let mut side = Side {
             nic,
@@ -165,14 +165,14 @@ impl Side {
             srq,
             peers: vec![Qpn::default(); PAIRS],
             qpns,
-            // Close to the wrap.
+            // Close to the wraparound.
             psn: Psn::new(0xff_fff0 + number as u32),
             queues: (0..PAIRS).map(|_| Queue::default()).collect(),
             send_cq,
             recv_cq,
             other_cq,
             delivered: 0,
-            turns: Vec::new(),
+            burst_bytes: Vec::new(),
             completions: Vec::new(),
         };
         side.connect_to(Instant(1), PAIRS, gid(8), Qpn::new(0x77), Psn::new(0x100));
@@ -198,7 +198,7 @@ impl Side {
 
     fn connect_to(&mut self, now: Instant, qp: usize, dgid: Gid, peer: Qpn, peer_psn: Psn) {
         // The second QP allows no WRITEs.
-        let access = if qp == 1 { Access::REMOTE_READ } else { EVERYTHING };
+        let access = if qp == 1 { Access::REMOTE_READ } else { ALL_ACCESS };
         let init = QpAttr {
             state: Some(QpState::Init),
             access: Some(access),
@@ -228,7 +228,7 @@ impl Side {
         };
         let service = self.service(qp);
         for (from, attr) in [(QpState::Reset, init), (QpState::Init, rtr), (QpState::Rtr, rts)] {
-            self.attributes(now, qp, &attr.only(accepted_attrs(service, from, attr.state.unwrap())));
+            self.modify_qp(now, qp, &attr.only(accepted_attrs(service, from, attr.state.unwrap())));
         }
     }
 
@@ -236,24 +236,24 @@ impl Side {
         SERVICES.get(qp).map_or(QpType::Rc, |s| s[usize::from(self.number)])
     }
 
-    fn attributes(&mut self, now: Instant, qp: usize, attr: &QpAttr) {
+    fn modify_qp(&mut self, now: Instant, qp: usize, attr: &QpAttr) {
         let Side { nic, memory, tx, .. } = self;
         nic.modify_qp(now, self.qpns[qp], attr, memory, tx).unwrap().unwrap();
     }
 
     /// Moves a queue pair to ERR, through RESET and back, or to SQD and back.
-    pub fn modify(&mut self, now: Instant, qp: usize, how: u8, peer: Qpn, peer_psn: Psn) {
+    pub fn modify(&mut self, now: Instant, qp: usize, action: u8, peer: Qpn, peer_psn: Psn) {
         self.collect();
         let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
         let state = self.nic.qp_state(self.qpns[qp]).unwrap();
-        match (how % 8, state) {
-            (0, _) => self.attributes(now, qp, &to(QpState::Err)),
-            (1, QpState::Rts) => self.attributes(now, qp, &to(QpState::Sqd)),
-            (3, QpState::Sqe) | (_, QpState::Sqd) => self.attributes(now, qp, &to(QpState::Rts)),
+        match (action % 8, state) {
+            (0, _) => self.modify_qp(now, qp, &to(QpState::Err)),
+            (1, QpState::Rts) => self.modify_qp(now, qp, &to(QpState::Sqd)),
+            (3, QpState::Sqe) | (_, QpState::Sqd) => self.modify_qp(now, qp, &to(QpState::Rts)),
             (2, _) | (_, QpState::Err | QpState::Sqe) => {
-                self.attributes(now, qp, &to(QpState::Reset));
+                self.modify_qp(now, qp, &to(QpState::Reset));
                 self.queues[qp].sends.clear();
-                // Receives of a shared queue remain, except one that a message has taken.
+                // Receives of a shared queue remain, except one that a message has consumed.
                 if self.service(qp) != QpType::XrcRecv {
                     self.queues[qp].recvs.clear();
                 }
@@ -263,7 +263,7 @@ impl Side {
         }
     }
 
-    fn sge(&self, p: &mut Program<'_>, lengths: usize) -> Sge {
+    fn sge(&self, p: &mut Input<'_>, lengths: usize) -> Sge {
         let region = match p.u8() % 16 {
             14 => 1,
             15 => 2,
@@ -275,14 +275,14 @@ impl Side {
         Sge { addr, length, lkey }
     }
 
-    pub fn post_send(&mut self, now: Instant, p: &mut Program<'_>) {
+    pub fn post_send(&mut self, now: Instant, p: &mut Input<'_>) {
         let qp = p.below(PAIRS);
         let (va, rkey) = crate::craft::remote(&self.regions, p);
         let mut sges: Vec<Sge> = (0..p.below(4)).map(|_| self.sge(p, 900)).collect();
-        let what = p.u8();
-        let low = |key: u32, p: &mut Program<'_>| key & !0xff | u32::from(p.u8() & 3);
-        let op = match what & 7 {
-            0 if what & 0x18 == 0x10 => match p.u8() % 8 {
+        let selector = p.u8();
+        let key_variant = |key: u32, p: &mut Input<'_>| key & !0xff | u32::from(p.u8() & 3);
+        let op = match selector & 7 {
+            0 if selector & 0x18 == 0x10 => match p.u8() % 8 {
                 0 => WrOp::SendWithInv(rkey),
                 1 => WrOp::AtomicWrite { va: va & !7, rkey, value: [3; 8] },
                 2 | 3 => WrOp::Flush {
@@ -293,21 +293,21 @@ impl Side {
                     whole_region: p.chance(4),
                 },
                 4 => WrOp::BindMw(Bind {
-                    rkey: RKey(low(self.window.0, p)),
+                    rkey: RKey(key_variant(self.window.0, p)),
                     region: self.regions[0].lkey,
                     addr: IOVA[0] + u64::from(p.u8()),
                     len: p.u16().into(),
                     access: Access::REMOTE_READ | Access::REMOTE_WRITE,
                 }),
                 5 => WrOp::RegMr(FastReg {
-                    key: LKey(low(self.fast.0, p)),
+                    key: LKey(key_variant(self.fast.0, p)),
                     offset: p.u8().into(),
                     len: p.u8().into(),
                     iova: IOVA[0],
                     access: Access::ALL,
                 }),
-                6 => WrOp::LocalInv(RKey(low(self.window.0, p))),
-                _ => WrOp::LocalInv(RKey(low(self.fast.0, p))),
+                6 => WrOp::LocalInv(RKey(key_variant(self.window.0, p))),
+                _ => WrOp::LocalInv(RKey(key_variant(self.fast.0, p))),
             },
             0 => WrOp::Send,
             1 => WrOp::SendWithImm(7),
@@ -325,16 +325,19 @@ impl Side {
             sges.clear();
         }
         let inline = [9; 70];
-        let data = match what >> 3 & 3 {
+        let data = match selector >> 3 & 3 {
             3 => WrData::Inline(&inline[..p.below(70)]),
             _ => WrData::Sges(&sges),
         };
-        let flags =
-            SendFlags { signaled: what & 0x20 == 0, solicited: what & 0x40 != 0, fence: what & 0x80 != 0 };
+        let flags = SendFlags {
+            signaled: selector & 0x20 == 0,
+            solicited: selector & 0x40 != 0,
+            fence: selector & 0x80 != 0,
+        };
         let to = match self.service(qp) {
             QpType::Ud => {
                 let av = AddressVector::to(gid(1 - self.number));
-                Some(Destination::Qp { pd: MINE, av, qpn: self.peers[qp], qkey: QKEY })
+                Some(Destination::Qp { pd: OWN_PD, av, qpn: self.peers[qp], qkey: QKEY })
             }
             QpType::XrcSend => Some(Destination::Srq(self.srq)),
             _ => None,
@@ -349,7 +352,7 @@ impl Side {
         }
     }
 
-    pub fn post_recv(&mut self, now: Instant, p: &mut Program<'_>) {
+    pub fn post_recv(&mut self, now: Instant, p: &mut Input<'_>) {
         let qp = p.below(PAIRS);
         let sges: Vec<Sge> = (0..p.below(3)).map(|_| self.sge(p, 1500)).collect();
         let queue = &mut self.queues[qp];
@@ -378,12 +381,12 @@ impl Side {
     /// Transmits everything that is due, and passes each packet's path, identification and bytes to `sink`.
     pub fn transmit(&mut self, now: Instant, mut sink: impl FnMut(Flow, u16, &[u8])) {
         for turn in 0.. {
-            assert!(turn < 2000, "it never stops sending");
+            assert!(turn < 2000, "the NIC still has packets to send after 2000 turns");
             let more = self.nic.transmit(now, &self.memory, &mut self.tx);
             for burst in self.tx.bursts() {
-                self.turns.clear();
-                burst.copy_to(&mut self.turns);
-                for (i, bytes) in self.turns.chunks(burst.segment).enumerate() {
+                self.burst_bytes.clear();
+                burst.copy_to(&mut self.burst_bytes);
+                for (i, bytes) in self.burst_bytes.chunks(burst.segment).enumerate() {
                     check_sent(&burst.flow, i as u16, bytes);
                     sink(burst.flow, i as u16, bytes);
                 }
@@ -396,7 +399,7 @@ impl Side {
         }
     }
 
-    /// Takes all completions and compares them with the posted work.
+    /// Polls all completions and compares them with the posted work.
     pub fn collect(&mut self) {
         let mut completions = std::mem::take(&mut self.completions);
         self.send_cq.poll(usize::MAX, &mut completions).unwrap();
@@ -404,12 +407,12 @@ impl Side {
             let queue = &mut self.queues[self.qpns.iter().position(|q| *q == c.qpn).unwrap()];
             loop {
                 let (wr_id, signaled) =
-                    queue.sends.pop_front().expect("a send completes that was not posted");
+                    queue.sends.pop_front().expect("a completion of a send that was not posted");
                 if wr_id == c.wr_id {
                     assert!(signaled || c.status != WcStatus::Success, "{c:?} was not signaled");
                     break;
                 }
-                assert!(!signaled, "{c:?} overtakes {wr_id}");
+                assert!(!signaled, "{c:?} completes before {wr_id}");
             }
             self.check_status(&c);
         }
@@ -418,14 +421,14 @@ impl Side {
             let qp = self.qpns.iter().position(|q| *q == c.qpn).unwrap();
             let shared = self.service(qp) == QpType::XrcRecv;
             let recvs = &mut self.queues[qp].recvs;
-            // A receive that a message had taken is lost when its queue pair is reset.
+            // A receive that a message had consumed is lost when its queue pair is reset.
             while shared && recvs.front().is_some_and(|(wr_id, _)| *wr_id < c.wr_id) {
                 recvs.pop_front();
             }
-            let (wr_id, room) = recvs.pop_front().expect("a receive completes that was not posted");
-            assert_eq!(wr_id, c.wr_id, "{c:?} is not the oldest");
-            let fits = c.status != WcStatus::Success || c.opcode != WcOpcode::Recv || c.byte_len <= room;
-            assert!(fits, "{c:?} is longer than its receive of {room}");
+            let (wr_id, capacity) = recvs.pop_front().expect("a completion of a receive that was not posted");
+            assert_eq!(wr_id, c.wr_id, "{c:?} is not of the oldest receive");
+            let fits = c.status != WcStatus::Success || c.opcode != WcOpcode::Recv || c.byte_len <= capacity;
+            assert!(fits, "{c:?} is longer than its receive of {capacity}");
             self.check_status(&c);
         }
         self.completions = completions;
@@ -434,14 +437,14 @@ impl Side {
     fn check_status(&self, c: &Completion) {
         let state = self.nic.qp_state(c.qpn).unwrap();
         let stopped = matches!(state, QpState::Err | QpState::Sqe);
-        assert!(c.status == WcStatus::Success || stopped, "{c:?}, and yet {state}");
+        assert!(c.status == WcStatus::Success || stopped, "{c:?} in state {state}");
     }
 
     /// Checks that all posted work has completed, and that no other memory was accessed.
     pub fn finish(&mut self, now: Instant) {
         self.collect();
         for qp in 0..PAIRS {
-            self.attributes(now, qp, &QpAttr { state: Some(QpState::Err), ..QpAttr::default() });
+            self.modify_qp(now, qp, &QpAttr { state: Some(QpState::Err), ..QpAttr::default() });
         }
         self.collect();
         for (qp, queue) in self.queues.iter().enumerate() {
@@ -453,35 +456,35 @@ impl Side {
         assert_eq!(
             self.nic.qp_state(self.qpns[PAIRS]),
             Some(QpState::Rts),
-            "the queue pair of somebody else"
+            "the queue pair of the other protection domain"
         );
-        assert!(self.other_cq.is_empty(), "a completion of somebody else's");
+        assert!(self.other_cq.is_empty(), "a completion of the other protection domain");
 
         let fills = [(0, FILL[3]), (1, FILL[1]), (2, FILL[2])];
         let bytes: Vec<u8> = self.arena.iter().flat_map(|w| w.to_ne_bytes()).collect();
-        let untouched = |from: usize, len: usize, fill: u8| {
+        let assert_unmodified = |from: usize, len: usize, fill: u8| {
             let at = bytes[from..from + len].iter().position(|b| *b != fill);
-            assert_eq!(at, None, "memory that no key gave has changed, {from} bytes into the arena");
+            assert_eq!(at, None, "memory outside all regions was modified, at offset {from} of the arena");
         };
         for n in 0..4 {
-            untouched(start(n) - GUARD, GUARD, FILL[3]);
+            assert_unmodified(start(n) - GUARD, GUARD, FILL[3]);
         }
         for (n, fill) in fills.into_iter().skip(1) {
-            untouched(start(n), SIZES[n], fill);
+            assert_unmodified(start(n), SIZES[n], fill);
         }
     }
 }
 
 /// Checks that a sent packet is valid, whatever the NIC has received.
 fn check_sent(flow: &Flow, index: u16, bytes: &[u8]) {
-    assert!(icrc::verify(flow, IpIdent::SENT, index, bytes), "a wrong ICRC was sent");
-    let packet = Packet::parse(bytes).expect("what is sent can be read");
+    assert!(icrc::verify(flow, IpIdent::SENT, index, bytes), "sent a wrong ICRC");
+    let packet = Packet::parse(bytes).expect("a sent packet is valid");
     let (row, len) = (packet.row(), packet.payload().len());
     assert!(row.payload.allows(len, MTU), "{} with {len} bytes was sent", packet.bth().opcode);
 }
 
 /// Q_Key of all datagrams.
-pub const PEERS_QKEY: QKey = QKEY;
+pub const PEER_QKEY: QKey = QKEY;
 
 /// Returns the R_Key of region `n`, as a target for peers.
 pub fn rkey(regions: &[RegionInfo; 3], n: usize) -> RKey {

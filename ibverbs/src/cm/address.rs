@@ -6,7 +6,7 @@ use std::time::Duration;
 use libc::sockaddr;
 
 use crate::abi::rdma_cm_id;
-use crate::cm::id::{Id, answered, done, errno, own};
+use crate::cm::id::{Id, call_sync, errno, id_ref, result_code};
 use crate::cm::sockaddr::read;
 
 export! {
@@ -27,7 +27,7 @@ fn milliseconds(timeout: c_int) -> Duration {
 /// `c` is a live id, or null; `to` is a complete socket address, or null.
 pub unsafe fn bind(c: *mut rdma_cm_id, to: *const sockaddr) -> Result<(), c_int> {
     // SAFETY: the caller meets the requirements of both functions.
-    let (id, to) = unsafe { (own(c)?, read(to)) };
+    let (id, to) = unsafe { (id_ref(c)?, read(to)) };
     id.id.bind_addr(to.ok_or(libc::EINVAL)?).map_err(errno)?;
     id.refresh();
     Ok(())
@@ -36,7 +36,7 @@ pub unsafe fn bind(c: *mut rdma_cm_id, to: *const sockaddr) -> Result<(), c_int>
 unsafe extern "C" fn bind_addr(c: *mut rdma_cm_id, to: *mut sockaddr) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `rdma_bind_addr` requires a live id and a complete socket address; null is checked.
-    done(unsafe { bind(c, to) })
+    result_code(unsafe { bind(c, to) })
 }
 
 /// Resolves the destination address and binds the id to a device (`rdma_resolve_addr`).
@@ -49,7 +49,7 @@ pub unsafe extern "C-unwind" fn resolve_addr(
     dst: *mut sockaddr,
     timeout: c_int,
 ) -> c_int {
-    let begin = |id: &Id| {
+    let start = |id: &Id| {
         // SAFETY: the caller passes complete socket addresses or null, valid during the whole call.
         let (to, from) = unsafe { (read(dst).ok_or(libc::EINVAL)?, read(src)) };
         if !src.is_null() && from.is_none() {
@@ -60,7 +60,7 @@ pub unsafe extern "C-unwind" fn resolve_addr(
     };
     // SAFETY: the caller passes a live id or null. This frame holds pointers and integers only, with nothing
     // to drop.
-    unsafe { answered(c, begin) }
+    unsafe { call_sync(c, start) }
 }
 
 /// Resolves the path to the destination (`rdma_resolve_route`).
@@ -68,8 +68,8 @@ pub unsafe extern "C-unwind" fn resolve_addr(
 /// # Safety
 /// `c` is a live id, or null.
 pub unsafe extern "C-unwind" fn resolve_route(c: *mut rdma_cm_id, timeout: c_int) -> c_int {
-    let begin = |id: &Id| id.id.resolve_route(milliseconds(timeout)).map_err(errno).map(|()| true);
+    let start = |id: &Id| id.id.resolve_route(milliseconds(timeout)).map_err(errno).map(|()| true);
     // SAFETY: the caller passes a live id or null. This frame holds a pointer and an integer only, with
     // nothing to drop.
-    unsafe { answered(c, begin) }
+    unsafe { call_sync(c, start) }
 }

@@ -37,7 +37,7 @@ struct Entry {
 }
 
 /// Returns queue pair type and port space; either is derived from the other if only one is given.
-fn kind(hints: Option<&rdma_addrinfo>) -> (c_int, c_int) {
+fn qp_type_and_ps(hints: Option<&rdma_addrinfo>) -> (c_int, c_int) {
     let (qp_type, space) = hints.map_or((0, 0), |h| (h.ai_qp_type, h.ai_port_space));
     let datagrams = match qp_type {
         0 => matches!(space, PS_UDP | PS_IPOIB),
@@ -54,7 +54,7 @@ fn kind(hints: Option<&rdma_addrinfo>) -> (c_int, c_int) {
 ///
 /// # Safety
 /// `from` has `len` readable bytes, or is null.
-unsafe fn copied(from: *const sockaddr, len: socklen_t) -> Option<(sockaddr_storage, socklen_t)> {
+unsafe fn copy_address(from: *const sockaddr, len: socklen_t) -> Option<(sockaddr_storage, socklen_t)> {
     let count = len as usize;
     if from.is_null() || count == 0 || count > size_of::<sockaddr_storage>() {
         return None;
@@ -68,8 +68,8 @@ unsafe fn copied(from: *const sockaddr, len: socklen_t) -> Option<(sockaddr_stor
 
 type Address = Option<(sockaddr_storage, socklen_t)>;
 
-/// Hands a list element to the program.
-fn give(flags: c_int, kind: (c_int, c_int), src: Address, dst: Address) -> *mut rdma_addrinfo {
+/// Makes a list element for the program.
+fn new_entry(flags: c_int, kind: (c_int, c_int), src: Address, dst: Address) -> *mut rdma_addrinfo {
     // SAFETY: `Entry` consists of integers and raw pointers, for which zeros are valid.
     let mut entry: Box<Entry> = Box::new(unsafe { std::mem::zeroed() });
     if let Some((address, len)) = src {
@@ -87,9 +87,9 @@ fn give(flags: c_int, kind: (c_int, c_int), src: Address, dst: Address) -> *mut 
 }
 
 /// A list returned by the system's `getaddrinfo`, freed on drop.
-struct Found(*mut addrinfo);
+struct SystemList(*mut addrinfo);
 
-impl Drop for Found {
+impl Drop for SystemList {
     fn drop(&mut self) {
         // SAFETY: the list comes from a successful `getaddrinfo`, and is freed here only.
         unsafe { libc::freeaddrinfo(self.0) };
@@ -109,12 +109,12 @@ unsafe extern "C" fn getaddrinfo(
         return minus_one(libc::EINVAL);
     }
     let flags = hints.map_or(0, |h| h.ai_flags);
-    let (passive, kind) = (flags & PASSIVE != 0, kind(hints));
+    let (passive, kind) = (flags & PASSIVE != 0, qp_type_and_ps(hints));
     // SAFETY: each address in the hints has the length given next to it, or is null.
     let [src, dst] = unsafe {
         [
-            hints.and_then(|h| copied(h.ai_src_addr, h.ai_src_len)),
-            hints.and_then(|h| copied(h.ai_dst_addr, h.ai_dst_len)),
+            hints.and_then(|h| copy_address(h.ai_src_addr, h.ai_src_len)),
+            hints.and_then(|h| copy_address(h.ai_dst_addr, h.ai_dst_len)),
         ]
     };
     if node.is_null() && service.is_null() {
@@ -122,31 +122,31 @@ unsafe extern "C" fn getaddrinfo(
             return minus_one(libc::EINVAL);
         }
         // SAFETY: `result` was checked for null, and points to a writable pointer.
-        unsafe { *result = give(flags, kind, src, dst) };
+        unsafe { *result = new_entry(flags, kind, src, dst) };
         return 0;
     }
     // SAFETY: the struct consists of integers and raw pointers, for which zeros are valid.
-    let mut wanted: addrinfo = unsafe { std::mem::zeroed() };
-    wanted.ai_flags = if passive { libc::AI_PASSIVE } else { 0 };
-    wanted.ai_flags |= if flags & NUMERIC_HOST != 0 { libc::AI_NUMERICHOST } else { 0 };
-    wanted.ai_family = hints.filter(|_| flags & FAMILY != 0).map_or(libc::AF_UNSPEC, |h| h.ai_family);
+    let mut system_hints: addrinfo = unsafe { std::mem::zeroed() };
+    system_hints.ai_flags = if passive { libc::AI_PASSIVE } else { 0 };
+    system_hints.ai_flags |= if flags & NUMERIC_HOST != 0 { libc::AI_NUMERICHOST } else { 0 };
+    system_hints.ai_family = hints.filter(|_| flags & FAMILY != 0).map_or(libc::AF_UNSPEC, |h| h.ai_family);
     // Chooses between the TCP and the UDP port of a service name, and makes the system list each address
     // once.
-    wanted.ai_socktype = if kind.0 == UD as c_int { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
+    system_hints.ai_socktype = if kind.0 == UD as c_int { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
     let mut list = null_mut();
-    // SAFETY: `node` and `service` are zero-terminated strings or null; `wanted` and `list` are locals.
-    let code = unsafe { libc::getaddrinfo(node, service, &wanted, &mut list) };
+    // SAFETY: `node` and `service` are zero-terminated strings or null; `hints_c` and `list` are locals.
+    let code = unsafe { libc::getaddrinfo(node, service, &system_hints, &mut list) };
     if code != 0 {
         return code;
     }
-    let found = Found(list);
+    let found = SystemList(list);
     // Only the first address, like librdmacm: programs could follow `ai_next`, but few expect a second
     // element.
     // SAFETY: a successful call returns at least one element, with a complete address of `ai_addrlen` bytes.
-    let address = unsafe { copied((*found.0).ai_addr, (*found.0).ai_addrlen) };
+    let address = unsafe { copy_address((*found.0).ai_addr, (*found.0).ai_addrlen) };
     let (src, dst) = if passive { (address, dst) } else { (src, address) };
     // SAFETY: `result` was checked for null, and points to a writable pointer.
-    unsafe { *result = give(flags, kind, src, dst) };
+    unsafe { *result = new_entry(flags, kind, src, dst) };
     0
 }
 
@@ -154,8 +154,8 @@ unsafe extern "C" fn freeaddrinfo(list: *mut rdma_addrinfo) {
     let _uncancelled = crate::cancel::disable();
     let mut next = list;
     while !next.is_null() {
-        // SAFETY: `rdma_freeaddrinfo` requires a list from `rdma_getaddrinfo`, each element of which `give`
-        // made from a box; the program does not use it any more.
+        // SAFETY: `rdma_freeaddrinfo` requires a list from `rdma_getaddrinfo`, each element of which
+        // `new_entry` made from a box; the program does not use it any more.
         let entry = unsafe { Box::from_raw(next.cast::<Entry>()) };
         next = entry.c.ai_next;
     }
@@ -170,9 +170,9 @@ mod tests {
     use super::*;
 
     /// Return code, queue pair type, port space, source and destination.
-    type Told = (c_int, c_int, c_int, Option<SocketAddr>, Option<SocketAddr>);
+    type Resolved = (c_int, c_int, c_int, Option<SocketAddr>, Option<SocketAddr>);
 
-    fn ask(node: Option<&CStr>, service: Option<&CStr>, hints: Option<rdma_addrinfo>) -> Told {
+    fn resolve(node: Option<&CStr>, service: Option<&CStr>, hints: Option<rdma_addrinfo>) -> Resolved {
         let text = |t: Option<&CStr>| t.map_or(std::ptr::null(), CStr::as_ptr);
         let hints = hints.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let mut list = null_mut();
@@ -184,7 +184,7 @@ mod tests {
                 return (code, 0, 0, None, None);
             }
             let entry = *list;
-            let told = (
+            let resolved = (
                 0,
                 entry.ai_qp_type,
                 entry.ai_port_space,
@@ -192,7 +192,7 @@ mod tests {
                 sockaddr::read(entry.ai_dst_addr),
             );
             freeaddrinfo(list);
-            told
+            resolved
         }
     }
 
@@ -208,28 +208,28 @@ mod tests {
 
     #[test]
     fn active_hints_yield_a_destination_and_passive_ones_a_source() {
-        let client = ask(Some(c"192.0.2.9"), Some(c"7471"), None);
+        let client = resolve(Some(c"192.0.2.9"), Some(c"7471"), None);
         assert_eq!(client, (0, 2, PS_TCP, None, at("192.0.2.9:7471")));
-        let server = ask(Some(c"192.0.2.9"), Some(c"7471"), hints(PASSIVE, 0, PS_UDP));
+        let server = resolve(Some(c"192.0.2.9"), Some(c"7471"), hints(PASSIVE, 0, PS_UDP));
         assert_eq!(server, (0, 4, PS_UDP, at("192.0.2.9:7471"), None));
-        let any = ask(None, Some(c"7471"), hints(PASSIVE, 0, PS_TCP));
+        let any = resolve(None, Some(c"7471"), hints(PASSIVE, 0, PS_TCP));
         assert!(any.3.is_some_and(|a| a.port() == 7471 && a.ip().is_unspecified()), "{any:?}");
     }
 
     #[test]
     fn addresses_in_hints_are_kept() {
-        let (mut mine, len) = sockaddr::write("192.0.2.1:0".parse().unwrap());
-        let mut wanted = hints(0, UD as c_int, 0).unwrap();
-        (wanted.ai_src_addr, wanted.ai_src_len) = ((&raw mut mine).cast(), len);
-        let told = ask(Some(c"192.0.2.9"), Some(c"1"), Some(wanted));
-        assert_eq!(told, (0, 4, PS_UDP, at("192.0.2.1:0"), at("192.0.2.9:1")));
-        assert_eq!(ask(None, None, Some(wanted)), (0, 4, PS_UDP, at("192.0.2.1:0"), None));
+        let (mut local, len) = sockaddr::write("192.0.2.1:0".parse().unwrap());
+        let mut system_hints = hints(0, UD as c_int, 0).unwrap();
+        (system_hints.ai_src_addr, system_hints.ai_src_len) = ((&raw mut local).cast(), len);
+        let resolved = resolve(Some(c"192.0.2.9"), Some(c"1"), Some(system_hints));
+        assert_eq!(resolved, (0, 4, PS_UDP, at("192.0.2.1:0"), at("192.0.2.9:1")));
+        assert_eq!(resolve(None, None, Some(system_hints)), (0, 4, PS_UDP, at("192.0.2.1:0"), None));
     }
 
     #[test]
     fn unresolvable_names_return_an_error_code() {
-        assert_eq!(ask(None, None, None).0, -1);
-        assert_eq!(ask(None, None, hints(0, 0, 0)).0, -1);
-        assert_eq!(ask(Some(c"host.invalid"), None, hints(NUMERIC_HOST, 0, 0)).0, libc::EAI_NONAME);
+        assert_eq!(resolve(None, None, None).0, -1);
+        assert_eq!(resolve(None, None, hints(0, 0, 0)).0, -1);
+        assert_eq!(resolve(Some(c"host.invalid"), None, hints(NUMERIC_HOST, 0, 0)).0, libc::EAI_NONAME);
     }
 }

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use urxe::verbs::cm::EventChannel;
 
 use crate::abi::rdma_event_channel;
-use crate::cm::process::Process;
+use crate::cm::process::ProcessGlobals;
 use crate::errno::null;
 
 export! {
@@ -28,8 +28,8 @@ pub struct Channel {
     pub channel: EventChannel,
     /// Held from taking an event until its id is looked up by number, as the next event may concern the same
     /// id.
-    pub reading: Mutex<()>,
-    pub process: &'static Process,
+    pub read_lock: Mutex<()>,
+    pub process: &'static ProcessGlobals,
 }
 
 /// All channels, by the address that programs hold.
@@ -40,7 +40,7 @@ impl Channel {
     ///
     /// # Errors
     /// `EBADF` if there is no such channel (any more), `ENODEV` if it belongs to the parent of this process.
-    pub fn own(c: *mut rdma_event_channel) -> Result<Arc<Channel>, libc::c_int> {
+    pub fn lookup(c: *mut rdma_event_channel) -> Result<Arc<Channel>, libc::c_int> {
         let channel = CHANNELS.lock().get(&c.addr()).cloned().ok_or(libc::EBADF)?;
         if channel.process.is_inherited() { Err(libc::ENODEV) } else { Ok(channel) }
     }
@@ -49,14 +49,14 @@ impl Channel {
 /// Creates a channel (`rdma_create_event_channel`).
 pub extern "C" fn create() -> *mut rdma_event_channel {
     let _uncancelled = crate::cancel::disable();
-    let process = match Process::this() {
+    let process = match ProcessGlobals::current() {
         Ok(process) => process,
         Err(e) => return null(e),
     };
     match EventChannel::new() {
         Ok(channel) => {
             let c = Box::into_raw(Box::new(rdma_event_channel { fd: channel.as_fd().as_raw_fd() }));
-            let channel = Channel { channel, reading: Mutex::default(), process };
+            let channel = Channel { channel, read_lock: Mutex::default(), process };
             CHANNELS.lock().insert(c.addr(), Arc::new(channel));
             c
         }
@@ -64,7 +64,7 @@ pub extern "C" fn create() -> *mut rdma_event_channel {
     }
 }
 
-/// Destroys a channel (`rdma_destroy_event_channel`); threads that wait on it keep its Rust part.
+/// Destroys a channel (`rdma_destroy_event_channel`); threads that wait on it keep its Rust state alive.
 pub unsafe extern "C" fn destroy(c: *mut rdma_event_channel) {
     let _uncancelled = crate::cancel::disable();
     let channel = match CHANNELS.lock().entry(c.addr()) {

@@ -7,7 +7,7 @@ use urxe::verbs::cm::{ConnParam, RejReason};
 use urxe::verbs::{AsyncEvent, QpType, Qpn};
 
 use crate::abi::{rdma_cm_id, rdma_conn_param};
-use crate::cm::id::{Id, Offered, answered, done, errno, own};
+use crate::cm::id::{Id, Offered, call_sync, errno, id_ref, result_code};
 use crate::context::Context;
 
 export! {
@@ -23,9 +23,9 @@ export! {
 }
 
 /// Requests the maximum number of READs and atomics (`RDMA_MAX_RESP_RES`, `RDMA_MAX_INIT_DEPTH`).
-const ALL: u8 = 0xff;
+const MAX_RD_ATOMIC: u8 = 0xff;
 /// Largest retry count of a queue pair.
-const MOST_RETRIES: u8 = 7;
+const MAX_RETRIES: u8 = 7;
 
 /// Copies the caller's bytes.
 ///
@@ -53,17 +53,17 @@ unsafe fn param(id: &Id, from: *const rdma_conn_param, offered: Option<Offered>)
     }
     // SAFETY: `verbs` is not null, so it is a context of `Process`, which stays open as long as the process
     // lives.
-    let most = unsafe { Context::of(verbs) }.nic.query_device().limits.max_qp_rd_atom;
-    let most = most.min(u32::from(ALL - 1)) as u8;
+    let max = unsafe { Context::from_raw_ref(verbs) }.nic.query_device().limits.max_qp_rd_atom;
+    let max = max.min(u32::from(MAX_RD_ATOMIC - 1)) as u8;
     // SAFETY: the caller passes a readable struct or null.
     let from = unsafe { from.as_ref() };
-    let count = |asked: Option<u8>, offered: Option<u8>| match asked {
-        Some(count) if count != ALL => (count <= most).then_some(count).ok_or(libc::EINVAL),
-        _ => Ok(offered.map_or(most, |offered| offered.min(most))),
+    let count = |requested: Option<u8>, offered: Option<u8>| match requested {
+        Some(count) if count != MAX_RD_ATOMIC => (count <= max).then_some(count).ok_or(libc::EINVAL),
+        _ => Ok(offered.map_or(max, |offered| offered.min(max))),
     };
     // SAFETY: the private data has the length given next to it, or is null.
     let data = from.map(|p| unsafe { bytes(p.private_data, p.private_data_len) }).unwrap_or_default();
-    let retries = |count: Option<u8>| count.unwrap_or(MOST_RETRIES).min(MOST_RETRIES);
+    let retries = |count: Option<u8>| count.unwrap_or(MAX_RETRIES).min(MAX_RETRIES);
     let external = from.filter(|_| qp.is_null());
     // SAFETY: a queue pair in the id is live until `rdma_destroy_qp`, which clears the field.
     let has_srq = unsafe { !qp.is_null() && !(*qp).srq.is_null() };
@@ -87,7 +87,7 @@ unsafe extern "C" fn listen(c: *mut rdma_cm_id, backlog: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let listen = || {
         // SAFETY: `rdma_listen` requires a live id; null is checked.
-        let id = unsafe { own(c) }?;
+        let id = unsafe { id_ref(c) }?;
         if id.id.local_addr().is_none() {
             id.id.bind_addr(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))).map_err(errno)?;
         }
@@ -95,13 +95,13 @@ unsafe extern "C" fn listen(c: *mut rdma_cm_id, backlog: c_int) -> c_int {
         id.refresh();
         Ok(())
     };
-    done(listen())
+    result_code(listen())
 }
 
-unsafe extern "C-unwind" fn connect(c: *mut rdma_cm_id, with: *mut rdma_conn_param) -> c_int {
+unsafe extern "C-unwind" fn connect(c: *mut rdma_cm_id, param_c: *mut rdma_conn_param) -> c_int {
     let connect = |id: &Id| {
         // SAFETY: `rdma_connect` requires a readable struct or null.
-        let mut param = unsafe { param(id, with, None) }?;
+        let mut param = unsafe { param(id, param_c, None) }?;
         let mut data = id.connect_data();
         data.append(&mut param.private_data);
         param.private_data = data;
@@ -110,34 +110,34 @@ unsafe extern "C-unwind" fn connect(c: *mut rdma_cm_id, with: *mut rdma_conn_par
     };
     // SAFETY: `rdma_connect` requires a live id; null is checked. This frame holds pointers only, with
     // nothing to drop.
-    unsafe { answered(c, connect) }
+    unsafe { call_sync(c, connect) }
 }
 
-unsafe extern "C-unwind" fn accept(c: *mut rdma_cm_id, with: *mut rdma_conn_param) -> c_int {
+unsafe extern "C-unwind" fn accept(c: *mut rdma_cm_id, param_c: *mut rdma_conn_param) -> c_int {
     let accept = |id: &Id| {
         // SAFETY: `rdma_accept` requires a readable struct or null.
-        let param = unsafe { param(id, with, id.offered()) }?;
+        let param = unsafe { param(id, param_c, id.offered()) }?;
         id.id.accept(&param).map_err(errno)?;
-        id.note_state();
+        id.sync_qp_state();
         // No event follows for a datagram service, which only communicates its queue pair.
         Ok(id.id.qp_type() != Some(QpType::Ud))
     };
     // SAFETY: `rdma_accept` requires a live id; null is checked. This frame holds pointers only, with nothing
     // to drop.
-    unsafe { answered(c, accept) }
+    unsafe { call_sync(c, accept) }
 }
 
 unsafe extern "C" fn reject(c: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `rdma_reject` requires a live id and `len` readable bytes; null is checked for both.
-    done(unsafe { own(c).and_then(|id| id.id.reject(&bytes(data, len)).map_err(errno)) })
+    result_code(unsafe { id_ref(c).and_then(|id| id.id.reject(&bytes(data, len)).map_err(errno)) })
 }
 
 unsafe extern "C" fn reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `rdma_reject_ece` requires a live id and `len` readable bytes; null is checked for both.
-    done(unsafe {
-        own(c).and_then(|id| id.id.reject_with(RejReason::VendorOption, &bytes(data, len)).map_err(errno))
+    result_code(unsafe {
+        id_ref(c).and_then(|id| id.id.reject_with(RejReason::VendorOption, &bytes(data, len)).map_err(errno))
     })
 }
 
@@ -145,26 +145,26 @@ unsafe extern "C" fn establish(c: *mut rdma_cm_id) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let establish = || {
         // SAFETY: `rdma_establish` requires a live id; null is checked.
-        let id = unsafe { own(c) }?;
-        // With a queue pair of the id there is nothing left to do.
-        // SAFETY: `own` has checked `c`, and only the library writes this field.
+        let id = unsafe { id_ref(c) }?;
+        // With a queue pair of the id, no further step is needed.
+        // SAFETY: `id_ref` has checked `c`, and only the library writes this field.
         if unsafe { !(*c).qp.is_null() } {
             return Err(libc::EINVAL);
         }
         id.id.establish().map_err(errno)
     };
-    done(establish())
+    result_code(establish())
 }
 
 unsafe extern "C-unwind" fn disconnect(c: *mut rdma_cm_id) -> c_int {
     let disconnect = |id: &Id| {
         id.id.disconnect().map_err(errno)?;
-        id.note_state();
+        id.sync_qp_state();
         Ok(true)
     };
     // SAFETY: `rdma_disconnect` requires a live id; null is checked. This frame holds a pointer only, with
     // nothing to drop.
-    unsafe { answered(c, disconnect) }
+    unsafe { call_sync(c, disconnect) }
 }
 
 /// `IBV_EVENT_COMM_EST`.
@@ -174,7 +174,7 @@ unsafe extern "C" fn notify(c: *mut rdma_cm_id, event: c_uint) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let notify = || {
         // SAFETY: `rdma_notify` requires a live id; null is checked.
-        let id = unsafe { own(c) }?;
+        let id = unsafe { id_ref(c) }?;
         if event != ESTABLISHED {
             return Err(libc::EINVAL);
         }
@@ -183,5 +183,5 @@ unsafe extern "C" fn notify(c: *mut rdma_cm_id, event: c_uint) -> c_int {
         let qpn = unsafe { (*c).qp.as_ref() }.map_or(Qpn::new(0), |qp| Qpn::new(qp.qp_num));
         id.id.notify(AsyncEvent::CommunicationEstablished(qpn)).map_err(errno)
     };
-    done(notify())
+    result_code(notify())
 }

@@ -9,7 +9,7 @@ use crate::cancel::{Call, Step, blocking};
 use crate::cm::address::{self, resolve_addr, resolve_route};
 use crate::cm::addrinfo::PASSIVE;
 use crate::cm::event::{ack_cm_event, next_cm_event};
-use crate::cm::id::{RequestQueues, create, destroy_id, last, own};
+use crate::cm::id::{RequestQueues, create, destroy_id, id_ref, last_errno};
 use crate::cm::options::set_route;
 use crate::cm::queues;
 use crate::errno::minus_one;
@@ -22,13 +22,13 @@ export! {
 }
 
 /// Timeout for each of address and route resolution, in milliseconds.
-const RESOLVING: c_int = 2000;
+const RESOLVE_TIMEOUT_MS: c_int = 2000;
 
 /// Creates an id; for a passive one, also binds it and stores the attributes for its connections.
 ///
 /// # Safety
 /// `to` and `init` are readable structs, or null; the addresses in `to` are complete.
-unsafe fn begin(
+unsafe fn create_unresolved(
     out: *mut *mut rdma_cm_id,
     to: *mut rdma_addrinfo,
     pd: *mut ibv_pd,
@@ -50,7 +50,8 @@ unsafe fn begin(
                 return Err(e);
             }
             if let Some(init) = init {
-                own(c)?.set_request_queues(RequestQueues { pd, init: ibv_qp_init_attr { qp_type, ..*init } });
+                id_ref(c)?
+                    .set_request_queues(RequestQueues { pd, init: ibv_qp_init_attr { qp_type, ..*init } });
             }
         }
         Ok(c)
@@ -62,7 +63,7 @@ unsafe fn begin(
 /// # Safety
 /// `c` is a live id; `pd` is a live domain, or null; objects in `init` are live, or null; the connect data in
 /// `to` is readable.
-unsafe fn furnish(
+unsafe fn create_resources(
     c: *mut rdma_cm_id,
     to: &rdma_addrinfo,
     pd: *mut ibv_pd,
@@ -77,7 +78,7 @@ unsafe fn furnish(
         }
         if !to.ai_connect.is_null() && to.ai_connect_len != 0 {
             let data = std::slice::from_raw_parts(to.ai_connect.cast::<u8>(), to.ai_connect_len);
-            own(c)?.set_connect_data(data);
+            id_ref(c)?.set_connect_data(data);
         }
     }
     Ok(())
@@ -91,26 +92,26 @@ unsafe extern "C-unwind" fn create_ep(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: `rdma_create_ep` requires readable or null structs; `begin` fails if `out` or `to` is null, so
-    // both are valid afterwards. The new id is known to this thread only. This frame holds pointers only,
-    // with nothing to drop while a call waits.
+    // SAFETY: `rdma_create_ep` requires readable or null structs; `create_unresolved` fails if `out` or `to`
+    // is null, so both are valid afterwards. Only this thread has a pointer to the new id. This frame holds
+    // pointers only, with nothing to drop while a call waits.
     unsafe {
-        let c = match blocking(|_| Step::Done(begin(out, to, pd, init))) {
+        let c = match blocking(|_| Step::Done(create_unresolved(out, to, pd, init))) {
             Ok(c) => c,
             Err(e) => return minus_one(e),
         };
         if (*to).ai_flags & PASSIVE == 0 {
-            let found = resolve_addr(c, (*to).ai_src_addr, (*to).ai_dst_addr, RESOLVING) == 0
+            let resolved = resolve_addr(c, (*to).ai_src_addr, (*to).ai_dst_addr, RESOLVE_TIMEOUT_MS) == 0
                 && match (*to).ai_route_len {
-                    0 => resolve_route(c, RESOLVING) == 0,
+                    0 => resolve_route(c, RESOLVE_TIMEOUT_MS) == 0,
                     // The program supplies the path.
                     len => set_route(c, (*to).ai_route, len) == 0,
                 };
-            let furnished = match found {
-                true => blocking(|_| Step::Done(furnish(c, &*to, pd, init.as_mut()))),
-                false => Err(last()),
+            let created = match resolved {
+                true => blocking(|_| Step::Done(create_resources(c, &*to, pd, init.as_mut()))),
+                false => Err(last_errno()),
             };
-            if let Err(e) = furnished {
+            if let Err(e) = created {
                 destroy_ep(c);
                 return minus_one(e);
             }
@@ -126,7 +127,7 @@ unsafe extern "C" fn destroy_ep(c: *mut rdma_cm_id) {
     // and queues before the id itself.
     unsafe {
         queues::destroy(c);
-        queues::destroy_shared(c);
+        queues::destroy_id_srq(c);
         destroy_id(c);
     }
 }
@@ -150,11 +151,11 @@ unsafe fn next_request(
     call: &mut Call,
 ) -> Result<bool, c_int> {
     // SAFETY: the caller passes a live id or null.
-    let of = unsafe { own(listener) }?;
-    if !of.is_synchronous() || out.is_null() {
+    let listener_id = unsafe { id_ref(listener) }?;
+    if !listener_id.is_synchronous() || out.is_null() {
         return Err(libc::EINVAL);
     }
-    of.drop_event();
+    listener_id.ack_kept_event();
     let mut event: *mut rdma_cm_event = std::ptr::null_mut();
     // SAFETY: the channel is the synchronous listener's own and lives as long as it. A returned event is live
     // until it is acknowledged, and so is the new id of a connection request until it is destroyed; `out` is
@@ -163,14 +164,14 @@ unsafe fn next_request(
         match next_cm_event((*listener).channel, &mut event, call) {
             Step::Wait => return Ok(false),
             Step::Done(0) => {}
-            Step::Done(_) => return Err(last()),
+            Step::Done(_) => return Err(last_errno()),
         }
         let (kind, status, id) = ((*event).event, (*event).status, (*event).id);
         if status != 0 || kind != CmEventKind::ConnectRequest as c_uint {
             ack_cm_event(event);
             return Err(if status < 0 { -status } else { libc::EINVAL });
         }
-        if let Some(mut with) = of.request_queues()
+        if let Some(mut with) = listener_id.request_queues()
             && let Err(e) = queues::make_plain(id, with.pd, &mut with.init)
         {
             ack_cm_event(event);

@@ -13,10 +13,10 @@ use crate::cancel::{Call, Step, blocking};
 use crate::channel::{is_nonblocking, wait_for_event};
 use crate::cm::channel::Channel;
 use crate::cm::id::Id;
-use crate::cm::process::Process;
-use crate::context::{address_of, queue_at};
+use crate::cm::process::ProcessGlobals;
+use crate::context::{address_of, object_at};
 use crate::errno::minus_one;
-use crate::object::{Object, Shown};
+use crate::object::{FfiCell, FfiObject};
 
 export! {
     "RDMACM_1.0":
@@ -26,22 +26,22 @@ export! {
 }
 
 /// Delay before a call on a destroyed channel fails.
-const TOO_LATE: Duration = Duration::from_secs(1);
+const CLOSED_CHANNEL_DELAY: Duration = Duration::from_secs(1);
 
 /// An event that was returned to the program, with its C struct.
 #[repr(C)]
 struct Event {
-    c: Shown<rdma_cm_event>,
+    c: FfiCell<rdma_cm_event>,
     /// Private data that the C struct points to.
     private_data: Vec<u8>,
-    process: &'static Process,
+    process: &'static ProcessGlobals,
     /// Address of the id whose destruction waits for the acknowledgement of this event: for a connection
     /// request, the listener.
-    holds: usize,
+    held_id: usize,
 }
 
-// SAFETY: `#[repr(C)]` with `Shown<rdma_cm_event>` as the first field.
-unsafe impl Object for Event {
+// SAFETY: `#[repr(C)]` with `FfiCell<rdma_cm_event>` as the first field.
+unsafe impl FfiObject for Event {
     type C = rdma_cm_event;
 }
 
@@ -51,9 +51,9 @@ fn length(data: &[u8]) -> u8 {
 }
 
 /// Returns the parameters of an event. `data` is its private data, which must stay at its address.
-fn param(of: &CmEvent, data: &[u8], join: Option<*mut c_void>) -> EventParam {
+fn param(event: &CmEvent, data: &[u8], join: Option<*mut c_void>) -> EventParam {
     let private_data = if data.is_empty() { null() } else { data.as_ptr().cast() };
-    match &of.param {
+    match &event.param {
         Param::Connection(with) => EventParam {
             conn: rdma_conn_param {
                 private_data,
@@ -83,34 +83,36 @@ fn param(of: &CmEvent, data: &[u8], join: Option<*mut c_void>) -> EventParam {
 }
 
 impl Event {
-    /// Hands an event to the program, after updating the id that it concerns.
+    /// Makes the C struct of an event for the program, after updating the id that it concerns.
     ///
     /// # Safety
-    /// `holds` is the address of the listener, or of the id that the event concerns, which is not destroyed
+    /// `held_id` is the address of the listener, or of the id that the event concerns, which is not destroyed
     /// before the event is acknowledged.
-    unsafe fn give_to(
-        holds: usize,
+    unsafe fn new_raw(
+        held_id: usize,
         event: CmEvent,
-        process: &'static Process,
+        process: &'static ProcessGlobals,
     ) -> Result<*mut rdma_cm_event, c_int> {
-        let held: *mut rdma_cm_id = queue_at(holds);
+        let raw_id: *mut rdma_cm_id = object_at(held_id);
         let (id, listener) = match event.kind {
-            // SAFETY: `held` is the listener, which is live until this event is acknowledged.
-            CmEventKind::ConnectRequest => (unsafe { Id::of_request(held, &event) }?, held),
-            _ => (held, std::ptr::null_mut()),
+            // SAFETY: `raw_id` is the listener, which is live until this event is acknowledged.
+            CmEventKind::ConnectRequest => (unsafe { Id::of_request(raw_id, &event) }?, raw_id),
+            _ => (raw_id, std::ptr::null_mut()),
         };
-        // SAFETY: `id` was made above, or is `held`, which is live until the event is acknowledged.
-        let own = unsafe { Id::of(id) };
-        own.heed(&event);
+        // SAFETY: `id` was made above, or is `raw_id`, which is live until the event is acknowledged.
+        let id_state = unsafe { Id::from_raw_ref(id) };
+        id_state.apply_event(&event);
         let join = match &event.param {
-            Param::Datagram(with) => with.group.and_then(|group| own.join_context(group.ip().to_canonical())),
+            Param::Datagram(with) => {
+                with.group.and_then(|group| id_state.join_context(group.ip().to_canonical()))
+            }
             _ => None,
         };
         let private_data = event.private_data().to_vec();
         let param = param(&event, &private_data, join);
         let (kind, status) = (event.kind as u32, event.status);
         let c = rdma_cm_event { id, listen_id: listener, event: kind, status, param };
-        Ok(Event { c: Shown::new(c), private_data, process, holds }.give())
+        Ok(Event { c: FfiCell::new(c), private_data, process, held_id }.into_raw())
     }
 }
 
@@ -132,49 +134,49 @@ pub unsafe fn next_cm_event(
     if c.is_null() || out.is_null() {
         return Step::Done(minus_one(libc::EINVAL));
     }
-    let channel = match Channel::own(c) {
+    let channel = match Channel::lookup(c) {
         Ok(channel) => channel,
         Err(e) => {
             if e == libc::EBADF {
                 // Had the call come a moment earlier, it would be sleeping while the program, which may be
                 // about to exit, ends. The delay imitates that.
-                std::thread::sleep(TOO_LATE);
+                std::thread::sleep(CLOSED_CHANNEL_DELAY);
             }
             return Step::Done(minus_one(e));
         }
     };
     let (process, fd) = (channel.process, channel.channel.as_fd().as_raw_fd());
     loop {
-        let mut reading = None;
-        let mut take = || {
-            let alone = channel.reading.lock();
+        let mut read_guard = None;
+        let mut try_event = || {
+            let guard = channel.read_lock.lock();
             let event = channel.channel.try_event()?;
-            reading = Some(alone);
+            read_guard = Some(guard);
             Some(event)
         };
-        let event = match take() {
+        let event = match try_event() {
             Some(event) => event,
             None if is_nonblocking(fd) => return Step::Done(minus_one(libc::EAGAIN)),
             // Announces the wait, so that the background thread drives the devices meanwhile.
-            None => match channel.channel.get_event_by(Some(Duration::ZERO), take) {
+            None => match channel.channel.get_event_by(Some(Duration::ZERO), try_event) {
                 Ok(event) => event,
                 Err(_) => return wait_for_event(call, fd),
             },
         };
-        let of = event.listen_id.as_ref().unwrap_or(&event.id).number();
+        let number = event.listen_id.as_ref().unwrap_or(&event.id).number();
         // A thread that destroys an id removes its number first; events of such an id are dropped.
-        let told = |address| process.unacked.given(address);
-        let Some(holds) = process.ids.look_up(of, told) else { continue };
+        let count = |address| process.unacked.count(address);
+        let Some(held_id) = process.ids.look_up(number, count) else { continue };
         // SAFETY: the id was registered when this event was counted, and its destruction waits for the
         // acknowledgement.
-        match unsafe { Event::give_to(holds, event, process) } {
+        match unsafe { Event::new_raw(held_id, event, process) } {
             Ok(event) => {
                 // SAFETY: `out` was checked for null, and points to a writable pointer.
                 unsafe { *out = event };
                 return Step::Done(0);
             }
             Err(e) => {
-                process.unacked.acknowledged(holds);
+                process.unacked.ack(held_id);
                 return Step::Done(minus_one(e));
             }
         }
@@ -189,18 +191,18 @@ pub unsafe extern "C" fn ack_cm_event(c: *mut rdma_cm_event) -> c_int {
     // SAFETY: `rdma_ack_cm_event` requires an event that was returned and is not acknowledged yet; the
     // program gives up its pointer. Null was excluded.
     unsafe {
-        if !Event::of(c).process.is_inherited() {
-            let event = Event::take(c);
-            let (process, holds) = (event.process, event.holds);
+        if !Event::from_raw_ref(c).process.is_inherited() {
+            let event = Event::from_raw(c);
+            let (process, held_id) = (event.process, event.held_id);
             drop(event);
-            process.unacked.acknowledged(holds);
+            process.unacked.ack(held_id);
         }
     }
     0
 }
 
 /// Waits until all returned events of an id are acknowledged.
-pub fn wait_for_acks(process: &Process, c: *mut rdma_cm_id) {
+pub fn wait_for_acks(process: &ProcessGlobals, c: *mut rdma_cm_id) {
     process.unacked.wait(address_of(c));
 }
 
@@ -223,8 +225,8 @@ extern "C" fn event_str(number: c_int) -> *const c_char {
         c"RDMA_CM_EVENT_ADDR_CHANGE",
         c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
     ];
-    let named = usize::try_from(number).ok().and_then(|i| NAMES.get(i));
-    named.unwrap_or(&c"UNKNOWN EVENT").as_ptr()
+    let found = usize::try_from(number).ok().and_then(|i| NAMES.get(i));
+    found.unwrap_or(&c"UNKNOWN EVENT").as_ptr()
 }
 
 #[cfg(test)]

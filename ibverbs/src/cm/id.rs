@@ -18,13 +18,13 @@ use crate::cancel::{Call, Step, blocking};
 use crate::cm::addrinfo;
 use crate::cm::channel::{self, Channel};
 use crate::cm::event::{ack_cm_event, next_cm_event, wait_for_acks};
-use crate::cm::process::Process;
+use crate::cm::process::ProcessGlobals;
 use crate::cm::sockaddr;
-use crate::context::{Context, queue_at};
-use crate::device::complain;
+use crate::context::{Context, object_at};
+use crate::device::warn;
 use crate::errno::minus_one;
-use crate::object::{Object, Shown};
-use crate::pair::Pair;
+use crate::object::{FfiCell, FfiObject};
+use crate::qp::QueuePair;
 
 export! {
     "RDMACM_1.0":
@@ -42,22 +42,22 @@ pub const XRC_RECV: c_uint = 10;
 /// An id with its C struct.
 #[repr(C)]
 pub struct Id {
-    c: Shown<rdma_cm_id>,
+    c: FfiCell<rdma_cm_id>,
     /// The path record that `route.path_rec` points to.
-    path: Shown<ibv_sa_path_rec>,
+    path: FfiCell<ibv_sa_path_rec>,
     pub id: CmId,
-    pub process: &'static Process,
-    kept: Mutex<Kept>,
+    pub process: &'static ProcessGlobals,
+    state: Mutex<IdState>,
 }
 
-// SAFETY: `#[repr(C)]` with `Shown<rdma_cm_id>` as the first field.
-unsafe impl Object for Id {
+// SAFETY: `#[repr(C)]` with `FfiCell<rdma_cm_id>` as the first field.
+unsafe impl FfiObject for Id {
     type C = rdma_cm_id;
 }
 
 /// Mutable state of an id.
 #[derive(Default)]
-struct Kept {
+struct IdState {
     /// Set for an id with a channel of its own, whose calls wait for the event that reports their completion.
     synchronous: bool,
     /// Attributes for the queue pairs of connections to this listener (`rdma_create_ep`).
@@ -70,9 +70,9 @@ struct Kept {
     joins: HashMap<IpAddr, *mut c_void>,
 }
 
-// SAFETY: the pointers are the program's; this library stores them and hands them back or passes them to
+// SAFETY: the pointers are the program's; this library stores them and returns them or passes them to
 // calls that the program makes, on any thread, and does not rely on the thread that stored them.
-unsafe impl Send for Kept {}
+unsafe impl Send for IdState {}
 
 /// Protection domain and attributes for the queue pairs of accepted connections.
 #[derive(Clone, Copy)]
@@ -89,7 +89,7 @@ pub struct Offered {
 }
 
 /// Converts a result to the convention of librdmacm: 0, or -1 with `errno` set.
-pub fn done(result: Result<(), c_int>) -> c_int {
+pub fn result_code(result: Result<(), c_int>) -> c_int {
     result.map_or_else(minus_one, |()| 0)
 }
 
@@ -97,7 +97,7 @@ pub fn done(result: Result<(), c_int>) -> c_int {
 pub fn errno(e: IdError) -> c_int {
     // Printed, as the number alone would not explain this error.
     if let IdError::Claim { source: ClaimError::NoAccess { .. }, .. } = e {
-        complain(&e.to_string());
+        warn(&e.to_string());
     }
     e.errno()
 }
@@ -107,18 +107,18 @@ pub fn errno(e: IdError) -> c_int {
 ///
 /// # Safety
 /// `c` is a live id, or null.
-pub unsafe fn own<'a>(c: *mut rdma_cm_id) -> Result<&'a Id, c_int> {
+pub unsafe fn id_ref<'a>(c: *mut rdma_cm_id) -> Result<&'a Id, c_int> {
     // Stale pointers of programs that have failed already are often misaligned, so this check catches some.
     if c.is_null() || !c.is_aligned() {
         return Err(libc::EINVAL);
     }
     // SAFETY: the caller passes a live id or null, and null was excluded.
-    let id = unsafe { Id::of(c) };
+    let id = unsafe { Id::from_raw_ref(c) };
     if id.process.is_inherited() { Err(libc::ENODEV) } else { Ok(id) }
 }
 
 /// Converts an `enum ibv_qp_type` to a service type.
-fn service(number: c_uint) -> Option<QpType> {
+fn qp_type_from_c(number: c_uint) -> Option<QpType> {
     Some(match number {
         addrinfo::RC => QpType::Rc,
         3 => QpType::Uc,
@@ -130,7 +130,7 @@ fn service(number: c_uint) -> Option<QpType> {
 }
 
 /// Converts a service type to its `enum ibv_qp_type`.
-fn number(service: QpType) -> c_uint {
+fn qp_type_to_c(service: QpType) -> c_uint {
     match service {
         QpType::Rc => addrinfo::RC,
         QpType::Uc => 3,
@@ -150,15 +150,15 @@ pub unsafe fn create(
     space: c_uint,
     qp_type: Option<c_uint>,
 ) -> Result<*mut rdma_cm_id, c_int> {
-    let process = Process::this()?;
+    let process = ProcessGlobals::current()?;
     let space = u16::try_from(space).ok().and_then(PortSpace::from_code).ok_or(libc::EPROTONOSUPPORT)?;
     let service = match qp_type {
-        Some(number) => Some(service(number).ok_or(libc::EOPNOTSUPP)?),
+        Some(number) => Some(qp_type_from_c(number).ok_or(libc::EOPNOTSUPP)?),
         None => None,
     };
     let synchronous = on.is_null();
-    let place = if synchronous { own_channel()? } else { on };
-    let made = Channel::own(place).and_then(|on| {
+    let raw_channel = if synchronous { new_private_channel()? } else { on };
+    let made = Channel::lookup(raw_channel).and_then(|on| {
         let id = match service {
             Some(service) => process.manager.create_id_with_qp_type(&on.channel, space, service),
             None => process.manager.create_id(&on.channel, space),
@@ -167,13 +167,13 @@ pub unsafe fn create(
     });
     match made {
         Ok(id) => {
-            let kept = Kept { synchronous, ..Kept::default() };
-            Ok(Id::give_new(process, id, place, context, kept))
+            let state = IdState { synchronous, ..IdState::default() };
+            Ok(Id::new_raw(process, id, raw_channel, context, state))
         }
         Err(e) => {
             if synchronous {
-                // SAFETY: `own_channel` has just created it, and the program does not know it.
-                unsafe { channel::destroy(place) };
+                // SAFETY: `new_private_channel` has just created it, and the program has no pointer to it.
+                unsafe { channel::destroy(raw_channel) };
             }
             Err(e)
         }
@@ -181,48 +181,48 @@ pub unsafe fn create(
 }
 
 /// Creates a channel for a single id, whose calls are synchronous.
-fn own_channel() -> Result<*mut rdma_event_channel, c_int> {
+fn new_private_channel() -> Result<*mut rdma_event_channel, c_int> {
     let channel = channel::create();
     if channel.is_null() { Err(libc::EMFILE) } else { Ok(channel) }
 }
 
 impl Id {
-    /// Hands a new id to the program and registers it for events.
-    fn give_new(
-        process: &'static Process,
+    /// Makes the C struct of a new id and registers the id for events.
+    fn new_raw(
+        process: &'static ProcessGlobals,
         id: CmId,
         channel: *mut rdma_event_channel,
         context: *mut c_void,
-        kept: Kept,
+        state: IdState,
     ) -> *mut rdma_cm_id {
         // SAFETY: both structs consist of integers and raw pointers, for which zeros are valid.
         let (mut c, path): (rdma_cm_id, ibv_sa_path_rec) = unsafe { std::mem::zeroed() };
         (c.channel, c.context) = (channel, context);
         // Port space and type do not change during the life of the id.
         c.ps = id.port_space().map_or(0, |space| space.code().into());
-        c.qp_type = id.qp_type().map_or(0, number);
+        c.qp_type = id.qp_type().map_or(0, qp_type_to_c);
         let number = id.number();
-        let (c, path, kept) = (Shown::new(c), Shown::new(path), Mutex::new(kept));
-        let c = Id { c, path, id, process, kept }.give();
+        let (c, path, state) = (FfiCell::new(c), FfiCell::new(path), Mutex::new(state));
+        let c = Id { c, path, id, process, state }.into_raw();
         process.ids.add(number, c);
         c
     }
 
-    /// Hands out the new id of a connection request, on the channel of its listener, or on a channel of its
-    /// own if the listener is synchronous.
+    /// Makes the C struct of the new id of a connection request, on the channel of its listener, or on a
+    /// channel of its own if the listener is synchronous.
     ///
     /// # Safety
     /// `listener` is live.
     pub unsafe fn of_request(listener: *mut rdma_cm_id, event: &CmEvent) -> Result<*mut rdma_cm_id, c_int> {
         // SAFETY: the caller passes a live id, whose C struct is initialised.
         let (of, mut channel, context) =
-            unsafe { (Id::of(listener), (*listener).channel, (*listener).context) };
+            unsafe { (Id::from_raw_ref(listener), (*listener).channel, (*listener).context) };
         let synchronous = of.is_synchronous();
         if synchronous {
-            channel = own_channel()?;
-            let moved = Channel::own(channel).and_then(|to| event.id.migrate(&to.channel).map_err(errno));
+            channel = new_private_channel()?;
+            let moved = Channel::lookup(channel).and_then(|to| event.id.migrate(&to.channel).map_err(errno));
             if let Err(e) = moved {
-                // SAFETY: `own_channel` has just created it, and the program does not know it.
+                // SAFETY: `new_private_channel` has just created it, and the program has no pointer to it.
                 unsafe { channel::destroy(channel) };
                 return Err(e);
             }
@@ -234,8 +234,8 @@ impl Id {
             }),
             _ => None,
         };
-        let kept = Kept { synchronous, offered, ..Kept::default() };
-        Ok(Id::give_new(of.process, event.id.clone(), channel, context, kept))
+        let state = IdState { synchronous, offered, ..IdState::default() };
+        Ok(Id::new_raw(of.process, event.id.clone(), channel, context, state))
     }
 
     /// Returns the pointer that the program holds.
@@ -245,32 +245,32 @@ impl Id {
 
     /// Reports whether the id has a channel of its own, so that calls wait for their events.
     pub fn is_synchronous(&self) -> bool {
-        self.kept.lock().synchronous
+        self.state.lock().synchronous
     }
 
     /// Returns the limits in the peer's connection request, for an id that was made from one.
     pub fn offered(&self) -> Option<Offered> {
-        self.kept.lock().offered
+        self.state.lock().offered
     }
 
     /// Returns the data to send before the program's private data.
     pub fn connect_data(&self) -> Vec<u8> {
-        self.kept.lock().connect_data.clone()
+        self.state.lock().connect_data.clone()
     }
 
     /// Sets the data to send before the program's private data.
     pub fn set_connect_data(&self, data: &[u8]) {
-        self.kept.lock().connect_data = data.to_vec();
+        self.state.lock().connect_data = data.to_vec();
     }
 
     /// Returns the attributes for the queue pairs of connections to this listener.
     pub fn request_queues(&self) -> Option<RequestQueues> {
-        self.kept.lock().requests
+        self.state.lock().requests
     }
 
     /// Sets the attributes for the queue pairs of connections to this listener.
     pub fn set_request_queues(&self, queues: RequestQueues) {
-        self.kept.lock().requests = Some(queues);
+        self.state.lock().requests = Some(queues);
     }
 
     /// Joins a multicast group and stores the program's context for it on success. The lock makes the
@@ -281,53 +281,57 @@ impl Id {
         context: *mut c_void,
         join: impl FnOnce() -> Result<(), c_int>,
     ) -> Result<(), c_int> {
-        let mut kept = self.kept.lock();
+        let mut state = self.state.lock();
         join()?;
-        kept.joins.insert(group, context);
+        state.joins.insert(group, context);
         Ok(())
     }
 
-    /// Removes the context of a multicast group that was left.
-    pub fn forget_join(&self, group: IpAddr) {
-        self.kept.lock().joins.remove(&group);
+    /// Removes the context of a multicast group that the id has left.
+    pub fn remove_join(&self, group: IpAddr) {
+        self.state.lock().joins.remove(&group);
     }
 
     /// Returns the program's context for a multicast group.
     pub fn join_context(&self, group: IpAddr) -> Option<*mut c_void> {
-        self.kept.lock().joins.get(&group).copied()
+        self.state.lock().joins.get(&group).copied()
     }
 
     /// Updates the fields that programs read from the id after an event.
-    pub fn heed(&self, event: &CmEvent) {
+    pub fn apply_event(&self, event: &CmEvent) {
         match event.kind {
             CmEventKind::AddrResolved | CmEventKind::RouteResolved | CmEventKind::ConnectRequest => {
                 self.refresh()
             }
             CmEventKind::Established => {
                 self.refresh();
-                self.note_state();
+                self.sync_qp_state();
             }
-            _ => self.note_state(),
+            _ => self.sync_qp_state(),
         }
     }
 
     /// Stores the state of the queue pair in its C struct, as the connection manager has changed it. The
     /// program may destroy the queue pair at any time.
-    pub fn note_state(&self) {
-        self.at_qp(|qp| {
-            // SAFETY: `at_qp` keeps the queue pair alive during this call; `state` is an aligned integer that
-            // only this library writes.
-            unsafe { (*qp).state = Pair::of(qp).qp.state() as u32 };
+    pub fn sync_qp_state(&self) {
+        self.with_qp(|qp| {
+            // SAFETY: `with_qp` keeps the queue pair alive during this call; `state` is an aligned integer
+            // that only this library writes.
+            unsafe { (*qp).state = QueuePair::from_raw_ref(qp).qp.state() as u32 };
         });
     }
 
-    /// Calls `found` with the queue pair, if there is one, which is not destroyed meanwhile.
-    fn at_qp(&self, found: impl FnOnce(*mut ibv_qp)) {
+    /// Calls `f` with the queue pair, if there is one, which is not destroyed meanwhile.
+    fn with_qp(&self, f: impl FnOnce(*mut ibv_qp)) {
         // SAFETY: `as_c` points to the C struct in `self`; only `refresh` writes this field, once.
         let verbs = unsafe { (*self.as_c()).verbs };
         if let Some(qpn) = self.id.attached_qp().filter(|_| !verbs.is_null()) {
-            // SAFETY: `verbs` is a context of `Process`, which stays open as long as the process lives.
-            unsafe { Context::of(verbs) }.named.qps.look_up(qpn, |address| found(queue_at(address)));
+            // SAFETY: `verbs` is a context of `ProcessGlobals`, which stays open as long as the process
+            // lives.
+            unsafe { Context::from_raw_ref(verbs) }
+                .event_objects
+                .qps
+                .look_up(qpn, |address| f(object_at(address)));
         }
     }
 
@@ -381,12 +385,12 @@ impl Id {
         }
     }
 
-    /// Waits for the event that reports the completion of a call of a synchronous id. The event stays with
-    /// the id until the next call.
+    /// Waits for the event that reports the completion of a call of a synchronous id. The id keeps the event
+    /// until the next call.
     ///
     /// # Errors
     /// The error that the event reports.
-    fn next_answer(&self, call: &mut Call) -> Step<Result<(), c_int>> {
+    fn next_call_event(&self, call: &mut Call) -> Step<Result<(), c_int>> {
         let c = self.as_c();
         let mut event: *mut rdma_cm_event = null_mut();
         // SAFETY: a synchronous id has a channel of its own, which lives as long as the id; `event` is a
@@ -394,7 +398,7 @@ impl Id {
         match unsafe { next_cm_event((*c).channel, &mut event, call) } {
             Step::Wait => return Step::Wait,
             Step::Done(0) => {}
-            Step::Done(_) => return Step::Done(Err(last())),
+            Step::Done(_) => return Step::Done(Err(last_errno())),
         }
         // SAFETY: the event was just returned and not acknowledged, so it is live. The C struct lies in
         // `self`, and only the library writes its field `event`.
@@ -410,8 +414,8 @@ impl Id {
         })
     }
 
-    /// Acknowledges the event that the last synchronous call kept.
-    pub fn drop_event(&self) {
+    /// Acknowledges the event that the id has kept since the last synchronous call.
+    pub fn ack_kept_event(&self) {
         let c = self.as_c();
         // SAFETY: only the library writes the field `event`. A non-null event there was returned to it and is
         // acknowledged once, as the field is cleared first.
@@ -425,7 +429,7 @@ impl Id {
 }
 
 /// Returns the error number of the last failed call.
-pub fn last() -> c_int {
+pub fn last_errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
@@ -434,23 +438,23 @@ pub fn last() -> c_int {
 ///
 /// # Safety
 /// `c` is a live id, or null. The caller's frame has nothing to drop ([`blocking`]).
-pub unsafe fn answered(c: *mut rdma_cm_id, mut begin: impl FnMut(&Id) -> Result<bool, c_int>) -> c_int {
+pub unsafe fn call_sync(c: *mut rdma_cm_id, mut begin: impl FnMut(&Id) -> Result<bool, c_int>) -> c_int {
     blocking(|call| {
         // SAFETY: the caller passes a live id or null, which the program does not destroy during the call.
-        let id = match unsafe { own(c) } {
+        let id = match unsafe { id_ref(c) } {
             Ok(id) => id,
             Err(e) => return Step::Done(minus_one(e)),
         };
-        if !call.begun {
+        if !call.started {
             match begin(id) {
-                Ok(true) if id.is_synchronous() => id.drop_event(),
-                result => return Step::Done(done(result.map(|_| ()))),
+                Ok(true) if id.is_synchronous() => id.ack_kept_event(),
+                result => return Step::Done(result_code(result.map(|_| ()))),
             }
-            call.begun = true;
+            call.started = true;
         }
-        match id.next_answer(call) {
+        match id.next_call_event(call) {
             Step::Wait => Step::Wait,
-            Step::Done(result) => Step::Done(done(result)),
+            Step::Done(result) => Step::Done(result_code(result)),
         }
     })
 }
@@ -467,13 +471,13 @@ unsafe extern "C" fn create_id(
     }
     // SAFETY: `rdma_create_id` requires a channel or null; `out` was checked for null and points to a
     // writable pointer.
-    done(unsafe { create(channel, context, space, None).map(|id| *out = id) })
+    result_code(unsafe { create(channel, context, space, None).map(|id| *out = id) })
 }
 
 pub unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `rdma_destroy_id` requires a live id; null is checked.
-    let id = match unsafe { own(c) } {
+    let id = match unsafe { id_ref(c) } {
         Ok(id) => id,
         Err(libc::ENODEV) => return 0,
         Err(e) => return minus_one(e),
@@ -481,15 +485,15 @@ pub unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
     let process = id.process;
     process.ids.remove(id.id.number());
     id.id.destroy();
-    id.drop_event();
+    id.ack_kept_event();
     wait_for_acks(process, c);
     // SAFETY: the id is no longer registered and all its events are acknowledged, so no other thread can
-    // reach it; the program gives up its pointer, and `id` is not used after `take`. A channel of the id's
-    // own has no other user.
+    // reach it; the program gives up its pointer, and `id` is not used after `from_raw`. A channel of the
+    // id's own has no other user.
     unsafe {
         let channel = (*c).channel;
         let synchronous = id.is_synchronous();
-        drop(Id::take(c));
+        drop(Id::from_raw(c));
         if synchronous {
             channel::destroy(channel);
         }
@@ -503,23 +507,23 @@ pub unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
 /// `c` is a live id, or null; `to` is a channel of this library, or null.
 unsafe fn migrate(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(), c_int> {
     // SAFETY: the caller passes a live id or null.
-    let id = unsafe { own(c) }?;
-    let place = if to.is_null() { own_channel()? } else { to };
-    if let Err(e) = Channel::own(place).and_then(|to| id.id.migrate(&to.channel).map_err(errno)) {
+    let id = unsafe { id_ref(c) }?;
+    let raw_channel = if to.is_null() { new_private_channel()? } else { to };
+    if let Err(e) = Channel::lookup(raw_channel).and_then(|to| id.id.migrate(&to.channel).map_err(errno)) {
         if to.is_null() {
-            // SAFETY: `own_channel` has just created it, and the program does not know it.
-            unsafe { channel::destroy(place) };
+            // SAFETY: `new_private_channel` has just created it, and the program has no pointer to it.
+            unsafe { channel::destroy(raw_channel) };
         }
         return Err(e);
     }
-    id.drop_event();
-    let was_synchronous = std::mem::replace(&mut id.kept.lock().synchronous, to.is_null());
+    id.ack_kept_event();
+    let was_synchronous = std::mem::replace(&mut id.state.lock().synchronous, to.is_null());
     // SAFETY: only the library writes the field `channel`. If the id was synchronous, its previous channel
     // was its own and has no other user.
     unsafe {
-        let before = std::mem::replace(&mut (*c).channel, place);
+        let previous = std::mem::replace(&mut (*c).channel, raw_channel);
         if was_synchronous {
-            channel::destroy(before);
+            channel::destroy(previous);
         }
     }
     Ok(())
@@ -528,7 +532,7 @@ unsafe fn migrate(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(),
 unsafe extern "C" fn migrate_id(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `rdma_migrate_id` requires a live id, and a channel or null; a null id is checked.
-    done(unsafe { migrate(c, to) })
+    result_code(unsafe { migrate(c, to) })
 }
 
 /// Returns the port of an address, in network byte order.

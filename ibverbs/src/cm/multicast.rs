@@ -6,7 +6,7 @@ use libc::sockaddr;
 use urxe::verbs::cm::Membership;
 
 use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
-use crate::cm::id::{Id, answered, done, errno, own};
+use crate::cm::id::{Id, call_sync, errno, id_ref, result_code};
 use crate::cm::sockaddr::read;
 
 export! {
@@ -44,7 +44,7 @@ unsafe extern "C-unwind" fn join_multicast(
 ) -> c_int {
     // SAFETY: `rdma_join_multicast` requires a live id and a complete address; null is checked. This frame
     // has nothing to drop.
-    unsafe { answered(c, |id| join(id, group, Membership::Full, context)) }
+    unsafe { call_sync(c, |id| join(id, group, Membership::Full, context)) }
 }
 
 unsafe extern "C-unwind" fn join_multicast_ex(
@@ -67,17 +67,17 @@ unsafe extern "C-unwind" fn join_multicast_ex(
         unsafe { join(id, with.addr, membership, context) }
     };
     // SAFETY: `c` is a live id, or null. This frame holds pointers only, with nothing to drop.
-    unsafe { answered(c, start) }
+    unsafe { call_sync(c, start) }
 }
 
 unsafe extern "C" fn leave_multicast(c: *mut rdma_cm_id, group: *mut sockaddr) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let leave = || {
         // SAFETY: `rdma_leave_multicast` requires a live id and a complete address; null is checked.
-        let (id, group) = unsafe { (own(c)?, read(group).ok_or(libc::EINVAL)?) };
+        let (id, group) = unsafe { (id_ref(c)?, read(group).ok_or(libc::EINVAL)?) };
         id.id.leave_multicast(group).map_err(errno)?;
-        id.forget_join(group.ip().to_canonical());
+        id.remove_join(group.ip().to_canonical());
         Ok(())
     };
-    done(leave())
+    result_code(leave())
 }

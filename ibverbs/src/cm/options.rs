@@ -6,7 +6,7 @@ use urxe::verbs::cm::{CmId, Ece, IdError, Path};
 use urxe::verbs::{Gid, Mtu, PKey};
 
 use crate::abi::{ibv_ece, ibv_path_data, rdma_cm_id};
-use crate::cm::id::{Id, answered, done, errno, own};
+use crate::cm::id::{Id, call_sync, errno, id_ref, result_code};
 
 export! {
     "RDMACM_1.0": rdma_set_option = set_option;
@@ -24,7 +24,7 @@ const ACK_TIMEOUT: c_int = 3;
 const IB_PATH: c_int = 1;
 /// Flags of a path record that is for connection management messages, is the primary path, and holds in both
 /// directions (`IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL`).
-const WHOLE_PATH: u32 = 1 | 1 << 1 | (1 << 3 | 1 << 5);
+const PRIMARY_PATH_FLAGS: u32 = 1 | 1 << 1 | (1 << 3 | 1 << 5);
 const SIX_BITS: u8 = 0x3f;
 
 /// Returns the value of an option, which must have the size of `T`.
@@ -54,10 +54,10 @@ unsafe fn records(from: *const c_void, len: usize) -> Result<Vec<ibv_path_data>,
 }
 
 /// Sets the path of an id to the first record that covers all uses in both directions. Like the kernel,
-/// ignores all other records, and also selectors, rates and service levels, which mean nothing without an
+/// ignores all other records, and also selectors, rates and service levels, which have no meaning without an
 /// Ethernet header.
 fn set_path(id: &CmId, all: &[ibv_path_data]) -> Result<(), c_int> {
-    let found = all.iter().find(|data| data.flags == WHOLE_PATH).ok_or(libc::EINVAL)?;
+    let found = all.iter().find(|data| data.flags == PRIMARY_PATH_FLAGS).ok_or(libc::EINVAL)?;
     let record = &found.path;
     let word = u32::from_be(record.flowlabel_hoplimit);
     let [sgid, dgid] = [record.sgid.raw, record.dgid.raw].map(Gid);
@@ -75,7 +75,7 @@ fn set_path(id: &CmId, all: &[ibv_path_data]) -> Result<(), c_int> {
         flow_label: word >> 8 & 0xf_ffff,
     };
     id.set_path(&path).map_err(|e| match e {
-        // The record is at fault.
+        // The record is invalid.
         IdError::NoDevice(_) => libc::EINVAL,
         other => errno(other),
     })
@@ -119,20 +119,20 @@ unsafe extern "C-unwind" fn set_option(
 ) -> c_int {
     // SAFETY: `rdma_set_option` requires a live id and `len` readable bytes; null is checked. This frame has
     // nothing to drop.
-    unsafe { answered(c, |id| set(id, level, name, from, len)) }
+    unsafe { call_sync(c, |id| set(id, level, name, from, len)) }
 }
 
 unsafe extern "C" fn set_local_ece(c: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let set = || {
         // SAFETY: `rdma_set_local_ece` requires a live id and a readable struct; null is checked.
-        let (id, ece) = unsafe { (own(c)?, ece.as_ref().ok_or(libc::EINVAL)?) };
+        let (id, ece) = unsafe { (id_ref(c)?, ece.as_ref().ok_or(libc::EINVAL)?) };
         if ece.comp_mask != 0 {
             return Err(libc::EINVAL);
         }
         id.id.set_ece(Ece { vendor_id: ece.vendor_id, options: ece.options }).map_err(errno)
     };
-    done(set())
+    result_code(set())
 }
 
 unsafe extern "C" fn get_remote_ece(c: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
@@ -140,10 +140,10 @@ unsafe extern "C" fn get_remote_ece(c: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_
     let get = || {
         // SAFETY: `rdma_get_remote_ece` requires a live id and a struct that is the caller's alone during the
         // call; null is checked.
-        let (id, ece) = unsafe { (own(c)?, ece.as_mut().ok_or(libc::EINVAL)?) };
+        let (id, ece) = unsafe { (id_ref(c)?, ece.as_mut().ok_or(libc::EINVAL)?) };
         let Ece { vendor_id, options } = id.id.remote_ece();
         *ece = ibv_ece { vendor_id, options, comp_mask: 0 };
         Ok(())
     };
-    done(get())
+    result_code(get())
 }

@@ -11,11 +11,11 @@ use urxe::verbs::cm::ConnectionManager;
 
 use crate::abi::{ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr};
 use crate::cm::id::Id;
-use crate::context::{Context, Names, Unacked, close_device, open_device, queue_at};
-use crate::device::{self, complain};
-use crate::domain::{alloc_pd, open_xrcd};
+use crate::context::{Context, ObjectTable, UnackedEvents, close_device, object_at, open_device};
+use crate::device::{self, warn};
 use crate::errno::null;
-use crate::object::Object;
+use crate::object::FfiObject;
+use crate::pd::{alloc_pd, open_xrcd};
 
 export! {
     "RDMACM_1.0":
@@ -23,88 +23,94 @@ export! {
         rdma_free_devices = free_devices;
 }
 
-/// State of one process. A forked child makes its own and uses none of its parent's.
-pub struct Process {
+/// State of one process. A forked child creates its own and does not use that of its parent.
+pub struct ProcessGlobals {
     /// PID of the process.
-    number: u32,
+    pid: u32,
     pub manager: ConnectionManager,
-    devices: Vec<Device>,
+    devices: Vec<OpenDevice>,
     /// Ids by the number that events carry.
-    pub ids: Names<u64>,
+    pub ids: ObjectTable<u64>,
     /// Events that were returned to the program and are not acknowledged, by the id whose destruction waits
     /// for them.
-    pub unacked: Unacked,
+    pub unacked: UnackedEvents,
 }
 
 /// A device, open as long as the process lives, with default domains for programs that supply none.
-struct Device {
+struct OpenDevice {
     context: *mut ibv_context,
     pd: Mutex<*mut ibv_pd>,
     xrcd: Mutex<*mut ibv_xrcd>,
 }
 
-impl Drop for Device {
+impl Drop for OpenDevice {
     /// Runs only if the creation of the connection manager failed, before anything was made on the device.
     fn drop(&mut self) {
-        // SAFETY: `open` opened this context and no copy of the pointer was given out.
+        // SAFETY: `open` opened this context and no other code has the pointer.
         unsafe { close_device(self.context) };
     }
 }
 
 // SAFETY: the context and the domains are objects of this library, all of whose state may be used from any
 // thread.
-unsafe impl Send for Device {}
+unsafe impl Send for OpenDevice {}
 // SAFETY: as for `Send`; the domain pointers are behind mutexes.
-unsafe impl Sync for Device {}
+unsafe impl Sync for OpenDevice {}
 
-static PROCESS: Mutex<Option<&'static Process>> = Mutex::new(None);
+static PROCESS: Mutex<Option<&'static ProcessGlobals>> = Mutex::new(None);
 
-impl Process {
+impl ProcessGlobals {
     /// Returns the state of this process, made at the first call with all devices that can be opened.
     ///
     /// # Errors
     /// An error number: there is no device, or the connection manager could not be created.
-    pub fn this() -> Result<&'static Process, c_int> {
+    pub fn current() -> Result<&'static ProcessGlobals, c_int> {
         let mut process = PROCESS.lock();
         match *process {
             Some(process) if !process.is_inherited() => return Ok(process),
             _ => {}
         }
-        let new: &'static Process = Box::leak(Box::new(Process::open()?));
+        let new: &'static ProcessGlobals = Box::leak(Box::new(ProcessGlobals::open()?));
         // A forked child inherits the registration.
         if process.replace(new).is_none() {
             // SAFETY: the function remains valid until the process ends, because the library is never
             // unloaded (`-z nodelete`).
-            let registered = unsafe { libc::atexit(end_connections) };
+            let registered = unsafe { libc::atexit(disconnect_all) };
             debug_assert_eq!(registered, 0);
         }
         Ok(new)
     }
 
-    fn open() -> Result<Process, c_int> {
+    fn open() -> Result<ProcessGlobals, c_int> {
         // SAFETY: the pointers are those of the device list, whose devices are never freed. `open_device`
         // reports failures itself.
-        let opened = device::all().iter().map(|device| unsafe { open_device(device.as_c()) });
-        let devices: Vec<Device> = opened
+        let contexts = device::all().iter().map(|device| unsafe { open_device(device.as_c()) });
+        let devices: Vec<OpenDevice> = contexts
             .filter(|context| !context.is_null())
-            .map(|context| Device { context, pd: Mutex::new(null_mut()), xrcd: Mutex::new(null_mut()) })
+            .map(|context| OpenDevice { context, pd: Mutex::new(null_mut()), xrcd: Mutex::new(null_mut()) })
             .collect();
         if devices.is_empty() {
             return Err(libc::ENODEV);
         }
         // SAFETY: `open_device` returned these contexts, and `devices` keeps them open.
-        let nics = devices.iter().map(|d| unsafe { Context::of(d.context) }.nic.clone()).collect();
+        let nics = devices.iter().map(|d| unsafe { Context::from_raw_ref(d.context) }.nic.clone()).collect();
         let manager = ConnectionManager::new(nics).map_err(|e| {
-            complain(&format!("the connection manager: {e}"));
+            warn(&format!("cannot create the connection manager: {e}"));
             e.errno()
         })?;
-        let number = std::process::id();
-        Ok(Process { number, manager, devices, ids: Names::default(), unacked: Unacked::default() })
+        let pid = std::process::id();
+        Ok(ProcessGlobals {
+            pid,
+            manager,
+            devices,
+            ids: ObjectTable::default(),
+            unacked: UnackedEvents::default(),
+        })
     }
 
-    /// Reports whether this is the state of the parent, which a forked child leaves as it is.
+    /// Reports whether this is the state of the parent, which a forked child does not modify.
     pub fn is_inherited(&self) -> bool {
-        self.number != std::process::id()
+        self.pid != std::process::id()
     }
 
     /// Returns the context of a device by its index in the connection manager, or null.
@@ -142,55 +148,55 @@ impl Process {
 }
 
 /// Maximum time for which an exit waits for the end of each id.
-const AT_EXIT: Duration = Duration::from_millis(250);
+const EXIT_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Ends the program's remaining connections at exit, as the kernel does when descriptors are closed, so that
 /// peers need no timeout to notice. This happens on a separate thread: a thread that exits in a signal
 /// handler may have interrupted itself while it held a lock of the library, for which it would wait for ever.
-extern "C" fn end_connections() {
+extern "C" fn disconnect_all() {
     let _uncancelled = crate::cancel::disable();
     let Some(process) = PROCESS.try_lock().and_then(|process| *process) else { return };
     if process.is_inherited() {
         return;
     }
-    let (tell, ended) = mpsc::channel();
-    let end = move || {
+    let (progress_tx, progress_rx) = mpsc::channel();
+    let disconnect = move || {
         crate::rsocket::close_all(&|| {
-            let _ = tell.send(());
+            let _ = progress_tx.send(());
         });
-        process.ids.each(|address| {
+        process.ids.for_each_address(|address| {
             // SAFETY: `each` calls this with the address of a registered id, and `rdma_destroy_id` removes
             // the registration before it frees the id.
-            unsafe { Id::of(queue_at(address)) }.id.destroy();
+            unsafe { Id::from_raw_ref(object_at(address)) }.id.destroy();
             // The receiver may have stopped waiting.
-            let _ = tell.send(());
+            let _ = progress_tx.send(());
         });
     };
-    if spawn("urxe-exit", end).is_ok() {
-        while ended.recv_timeout(AT_EXIT).is_ok() {}
+    if spawn("urxe-exit", disconnect).is_ok() {
+        while progress_rx.recv_timeout(EXIT_TIMEOUT).is_ok() {}
     }
 }
 
 /// Spawns a thread that handles none of the program's signals.
-pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+pub fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
     // SAFETY: the signal sets are locals, for which zeros are valid, and each is filled before it is read.
     // The new thread inherits the mask set here; that of the caller is restored.
     unsafe {
-        let (mut all, mut programs): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
+        let (mut all, mut previous): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
         libc::sigfillset(&mut all);
         // A blocked fault signal would end the process although it has a handler.
         libc::sigdelset(&mut all, libc::SIGSEGV);
         libc::sigdelset(&mut all, libc::SIGBUS);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut programs);
-        let spawned = Builder::new().name(name.into()).spawn(run);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &programs, std::ptr::null_mut());
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut previous);
+        let spawned = Builder::new().name(name.into()).spawn(f);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &previous, std::ptr::null_mut());
         spawned
     }
 }
 
 unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {
     let _uncancelled = crate::cancel::disable();
-    let process = match Process::this() {
+    let process = match ProcessGlobals::current() {
         Ok(process) => process,
         Err(e) => return null(e),
     };

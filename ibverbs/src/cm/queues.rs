@@ -11,20 +11,20 @@ use crate::abi::{
     ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id,
 };
 use crate::channel::{create_comp_channel, destroy_comp_channel};
-use crate::cm::id::{XRC_RECV, XRC_SEND, done, errno, own};
-use crate::object::Object;
-use crate::pair::{self, Pair, create_qp_ex, destroy_qp};
-use crate::queue::{self, destroy_cq};
-use crate::shared::{create_srq_ex, destroy_srq};
+use crate::cm::id::{XRC_RECV, XRC_SEND, errno, id_ref, result_code};
+use crate::cq::{self, destroy_cq};
+use crate::object::FfiObject;
+use crate::qp::{self, QueuePair, create_qp_ex, destroy_qp};
+use crate::srq::{create_srq_ex, destroy_srq};
 
 export! {
     "RDMACM_1.0":
         rdma_create_qp = create,
         rdma_create_qp_ex = create_ex,
         rdma_destroy_qp = destroy,
-        rdma_create_srq = create_shared,
-        rdma_create_srq_ex = create_shared_ex,
-        rdma_destroy_srq = destroy_shared;
+        rdma_create_srq = create_id_srq,
+        rdma_create_srq_ex = create_id_srq_ex,
+        rdma_destroy_srq = destroy_id_srq;
     "RDMACM_1.2": rdma_init_qp_attr = init_qp_attr;
 }
 
@@ -39,32 +39,32 @@ const SRQT_BASIC: c_uint = 0;
 const SRQT_XRC: c_uint = 1;
 
 /// Returns the error number of the last failed call.
-fn last() -> c_int {
+fn last_errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM)
 }
 
 /// Creates a completion queue with a channel for an id.
 ///
 /// # Safety
-/// `context` is open, and `of` is a live id.
-unsafe fn completions(
+/// `context` is open, and `id` is a live id.
+unsafe fn create_cq_with_channel(
     context: *mut ibv_context,
     size: u32,
-    of: *mut rdma_cm_id,
+    id: *mut rdma_cm_id,
 ) -> Result<(*mut ibv_cq, *mut ibv_comp_channel), c_int> {
     // SAFETY: the caller passes an open context, so the channel is live if it is not null. It is destroyed
     // only if no queue was made that uses it.
     unsafe {
         let channel = create_comp_channel(context);
         if channel.is_null() {
-            return Err(last());
+            return Err(last_errno());
         }
         let size = c_int::try_from(size).map_err(|_| libc::EINVAL)?.max(1);
-        let cq = queue::make(context, size, of.cast(), channel, 0, false, null_mut());
+        let cq = cq::make(context, size, id.cast(), channel, 0, false, null_mut());
         if cq.is_null() {
-            let why = last();
+            let error = last_errno();
             destroy_comp_channel(channel);
-            return Err(why);
+            return Err(error);
         }
         Ok((cq, channel))
     }
@@ -75,22 +75,22 @@ unsafe fn completions(
 ///
 /// # Safety
 /// `c` is a live id that is bound to a device.
-unsafe fn add_completions(
+unsafe fn create_missing_cqs(
     c: *mut rdma_cm_id,
-    sends: Option<u32>,
-    receives: Option<u32>,
+    send_depth: Option<u32>,
+    recv_depth: Option<u32>,
 ) -> Result<(), c_int> {
     // SAFETY: the id is live, and its device, which stays open, is set. Only the library writes these fields.
     unsafe {
-        if let Some(size) = receives
+        if let Some(size) = recv_depth
             && (*c).recv_cq.is_null()
         {
-            ((*c).recv_cq, (*c).recv_cq_channel) = completions((*c).verbs, size, c)?;
+            ((*c).recv_cq, (*c).recv_cq_channel) = create_cq_with_channel((*c).verbs, size, c)?;
         }
-        if let Some(size) = sends
+        if let Some(size) = send_depth
             && (*c).send_cq.is_null()
         {
-            ((*c).send_cq, (*c).send_cq_channel) = completions((*c).verbs, size, c)?;
+            ((*c).send_cq, (*c).send_cq_channel) = create_cq_with_channel((*c).verbs, size, c)?;
         }
     }
     Ok(())
@@ -100,7 +100,7 @@ unsafe fn add_completions(
 ///
 /// # Safety
 /// `c` is a live id.
-unsafe fn remove_completions(c: *mut rdma_cm_id) {
+unsafe fn destroy_cqs(c: *mut rdma_cm_id) {
     // SAFETY: only the library writes these fields, and clears them when a queue or channel is destroyed, so
     // those that are not null are live. One that is still in use refuses to be destroyed and is kept.
     unsafe {
@@ -123,7 +123,7 @@ unsafe fn remove_completions(c: *mut rdma_cm_id) {
 ///
 /// # Safety
 /// `c` is a live id; `given` is a live domain, or null.
-unsafe fn domain(c: *mut rdma_cm_id, given: *mut ibv_pd) -> Result<*mut ibv_pd, c_int> {
+unsafe fn pd_for_id(c: *mut rdma_cm_id, given: *mut ibv_pd) -> Result<*mut ibv_pd, c_int> {
     // SAFETY: the caller passes a live id, and a live domain where `given` is not null.
     unsafe {
         match given.is_null() {
@@ -140,19 +140,19 @@ unsafe fn domain(c: *mut rdma_cm_id, given: *mut ibv_pd) -> Result<*mut ibv_pd, 
 /// # Safety
 /// `c` is a live id, or null; objects in `init` that `comp_mask` covers are live.
 pub unsafe fn make(c: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result<(), c_int> {
-    // SAFETY: `own` checks for null. The device of a bound id stays open. Only the library writes the fields
-    // of the id used here; queues in them are live. A new queue pair is live until `destroy_qp`.
+    // SAFETY: `id_ref` checks for null. The device of a bound id stays open. Only the library writes the
+    // fields of the id used here; queues in them are live. A new queue pair is live until `destroy_qp`.
     unsafe {
-        let id = own(c)?;
+        let id = id_ref(c)?;
         if (*c).verbs.is_null() || !(*c).qp.is_null() {
             return Err(libc::EINVAL);
         }
         let given = if init.comp_mask & QP_PD != 0 { init.pd } else { null_mut() };
-        init.pd = domain(c, given)?;
+        init.pd = pd_for_id(c, given)?;
         init.comp_mask |= QP_PD;
-        let other =
-            |mine: *mut ibv_cq, given: *mut ibv_cq| !mine.is_null() && !given.is_null() && mine != given;
-        if other((*c).send_cq, init.send_cq) || other((*c).recv_cq, init.recv_cq) {
+        let is_other =
+            |id_cq: *mut ibv_cq, given: *mut ibv_cq| !id_cq.is_null() && !given.is_null() && id_cq != given;
+        if is_other((*c).send_cq, init.send_cq) || is_other((*c).recv_cq, init.recv_cq) {
             return Err(libc::EINVAL);
         }
         if init.qp_type == XRC_RECV && init.comp_mask & QP_XRCD == 0 {
@@ -163,9 +163,9 @@ pub unsafe fn make(c: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result
         // receives through shared receive queues, an initiator not at all.
         let [has_sends, has_receives] =
             [init.qp_type != XRC_RECV, !matches!(init.qp_type, XRC_SEND | XRC_RECV)];
-        let sends = (has_sends && init.send_cq.is_null()).then_some(init.cap.max_send_wr);
-        let receives = (has_receives && init.recv_cq.is_null()).then_some(init.cap.max_recv_wr);
-        add_completions(c, sends, receives)?;
+        let send_depth = (has_sends && init.send_cq.is_null()).then_some(init.cap.max_send_wr);
+        let recv_depth = (has_receives && init.recv_cq.is_null()).then_some(init.cap.max_recv_wr);
+        create_missing_cqs(c, send_depth, recv_depth)?;
         if init.send_cq.is_null() {
             init.send_cq = (*c).send_cq;
         }
@@ -177,16 +177,16 @@ pub unsafe fn make(c: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result
         }
         let qp = create_qp_ex((*c).verbs, init);
         if qp.is_null() {
-            let why = last();
-            remove_completions(c);
-            return Err(why);
+            let error = last_errno();
+            destroy_cqs(c);
+            return Err(error);
         }
-        if let Err(e) = id.id.attach_qp(&Pair::of(qp).qp) {
+        if let Err(e) = id.id.attach_qp(&QueuePair::from_raw_ref(qp).qp) {
             destroy_qp(qp);
-            remove_completions(c);
+            destroy_cqs(c);
             return Err(e.errno());
         }
-        (*qp).state = Pair::of(qp).qp.state() as u32;
+        (*qp).state = QueuePair::from_raw_ref(qp).qp.state() as u32;
         (*c).qp = qp;
         (*c).pd = init.pd;
     }
@@ -205,7 +205,7 @@ pub unsafe fn make_plain(
     // SAFETY: the struct consists of integers and raw pointers, for which zeros are valid.
     let zeros: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
     let ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all } = *init;
-    let mut longer = ibv_qp_init_attr_ex {
+    let mut init_ex = ibv_qp_init_attr_ex {
         qp_context,
         send_cq,
         recv_cq,
@@ -218,9 +218,9 @@ pub unsafe fn make_plain(
         ..zeros
     };
     // SAFETY: the caller meets the requirements of `make`.
-    unsafe { make(c, &mut longer) }?;
-    (init.send_cq, init.recv_cq, init.srq) = (longer.send_cq, longer.recv_cq, longer.srq);
-    init.cap = longer.cap;
+    unsafe { make(c, &mut init_ex) }?;
+    (init.send_cq, init.recv_cq, init.srq) = (init_ex.send_cq, init_ex.recv_cq, init_ex.srq);
+    init.cap = init_ex.cap;
     Ok(())
 }
 
@@ -228,14 +228,14 @@ unsafe extern "C" fn create(c: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `rdma_create_qp` requires a live id, a live domain or null, and a struct that is the caller's
     // alone during the call; a null id or struct is checked.
-    done(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make_plain(c, pd, init)) })
+    result_code(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make_plain(c, pd, init)) })
 }
 
 unsafe extern "C" fn create_ex(c: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `rdma_create_qp_ex` requires a live id and a struct that is the caller's alone during the call;
     // null is checked.
-    done(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make(c, init)) })
+    result_code(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make(c, init)) })
 }
 
 pub unsafe extern "C" fn destroy(c: *mut rdma_cm_id) {
@@ -243,14 +243,14 @@ pub unsafe extern "C" fn destroy(c: *mut rdma_cm_id) {
     // SAFETY: `rdma_destroy_qp` requires a live id; null is checked. Its queue pair is live, and destroyed
     // once, as the field is cleared first.
     unsafe {
-        let Ok(id) = own(c) else { return };
+        let Ok(id) = id_ref(c) else { return };
         let qp = std::mem::replace(&mut (*c).qp, null_mut());
         if !qp.is_null() {
             id.id.detach_qp();
             destroy_qp(qp);
         }
         if (*c).srq.is_null() {
-            remove_completions(c);
+            destroy_cqs(c);
         }
     }
 }
@@ -259,20 +259,20 @@ pub unsafe extern "C" fn destroy(c: *mut rdma_cm_id) {
 ///
 /// # Safety
 /// `c` is a live id, or null; objects in `init` that `comp_mask` covers are live.
-unsafe fn make_shared(c: *mut rdma_cm_id, init: &mut ibv_srq_init_attr_ex) -> Result<(), c_int> {
-    // SAFETY: `own` checks for null. The device of a bound id stays open. Only the library writes the fields
-    // of the id used here; queues in them are live.
+unsafe fn make_srq(c: *mut rdma_cm_id, init: &mut ibv_srq_init_attr_ex) -> Result<(), c_int> {
+    // SAFETY: `id_ref` checks for null. The device of a bound id stays open. Only the library writes the
+    // fields of the id used here; queues in them are live.
     unsafe {
-        let id = own(c)?;
+        let id = id_ref(c)?;
         if (*c).verbs.is_null() || !(*c).srq.is_null() {
             return Err(libc::EINVAL);
         }
         let given = if init.comp_mask & SRQ_PD != 0 { init.pd } else { null_mut() };
-        init.pd = domain(c, given)?;
+        init.pd = pd_for_id(c, given)?;
         init.comp_mask |= SRQ_PD;
         let is_xrc = init.comp_mask & SRQ_TYPE != 0 && init.srq_type == SRQT_XRC;
         if is_xrc && (init.comp_mask & SRQ_CQ == 0 || init.cq.is_null()) {
-            add_completions(c, None, Some(init.attr.max_wr))?;
+            create_missing_cqs(c, None, Some(init.attr.max_wr))?;
             init.cq = (*c).recv_cq;
             init.comp_mask |= SRQ_CQ;
         }
@@ -282,9 +282,9 @@ unsafe fn make_shared(c: *mut rdma_cm_id, init: &mut ibv_srq_init_attr_ex) -> Re
         }
         let srq = create_srq_ex((*c).verbs, init);
         if srq.is_null() {
-            let why = last();
-            remove_completions(c);
-            return Err(why);
+            let error = last_errno();
+            destroy_cqs(c);
+            return Err(error);
         }
         (*c).srq = srq;
         (*c).pd = init.pd;
@@ -292,7 +292,7 @@ unsafe fn make_shared(c: *mut rdma_cm_id, init: &mut ibv_srq_init_attr_ex) -> Re
     Ok(())
 }
 
-unsafe extern "C" fn create_shared(
+unsafe extern "C" fn create_id_srq(
     c: *mut rdma_cm_id,
     pd: *mut ibv_pd,
     init: *mut ibv_srq_init_attr,
@@ -305,36 +305,36 @@ unsafe extern "C" fn create_shared(
         // checked.
         let init = unsafe { init.as_mut() }.ok_or(libc::EINVAL)?;
         // An XRC target receives into an XRC shared receive queue.
-        // SAFETY: `rdma_create_srq` requires a live id; `own` checks for null before the field is read, which
-        // does not change.
+        // SAFETY: `rdma_create_srq` requires a live id; `id_ref` checks for null before the field is read,
+        // which does not change.
         let is_xrc = unsafe {
-            own(c)?;
+            id_ref(c)?;
             (*c).qp_type == XRC_RECV
         };
         let srq_type = if is_xrc { SRQT_XRC } else { SRQT_BASIC };
         let (srq_context, attr, comp_mask) = (init.srq_context, init.attr, SRQ_PD | SRQ_TYPE);
-        let mut longer = ibv_srq_init_attr_ex { srq_context, attr, comp_mask, pd, srq_type, ..zeros };
+        let mut init_ex = ibv_srq_init_attr_ex { srq_context, attr, comp_mask, pd, srq_type, ..zeros };
         // SAFETY: `c` is a live id, and `pd` a live domain or null, as `rdma_create_srq` requires.
-        unsafe { make_shared(c, &mut longer) }?;
-        init.attr = longer.attr;
+        unsafe { make_srq(c, &mut init_ex) }?;
+        init.attr = init_ex.attr;
         Ok(())
     };
-    done(create())
+    result_code(create())
 }
 
-unsafe extern "C" fn create_shared_ex(c: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
+unsafe extern "C" fn create_id_srq_ex(c: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `rdma_create_srq_ex` requires a live id and a struct that is the caller's alone during the
     // call; null is checked.
-    done(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make_shared(c, init)) })
+    result_code(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make_srq(c, init)) })
 }
 
-pub unsafe extern "C" fn destroy_shared(c: *mut rdma_cm_id) {
+pub unsafe extern "C" fn destroy_id_srq(c: *mut rdma_cm_id) {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `rdma_destroy_srq` requires a live id; null is checked. Its queue is live, and destroyed once,
     // as the field is cleared first.
     unsafe {
-        if own(c).is_err() {
+        if id_ref(c).is_err() {
             return;
         }
         let srq = std::mem::replace(&mut (*c).srq, null_mut());
@@ -342,7 +342,7 @@ pub unsafe extern "C" fn destroy_shared(c: *mut rdma_cm_id) {
             destroy_srq(srq);
         }
         if (*c).qp.is_null() {
-            remove_completions(c);
+            destroy_cqs(c);
         }
     }
 }
@@ -352,12 +352,12 @@ unsafe extern "C" fn init_qp_attr(c: *mut rdma_cm_id, out: *mut ibv_qp_attr, mas
     let init = || {
         // SAFETY: `rdma_init_qp_attr` requires a live id and a struct that the caller has partly filled; null
         // is checked.
-        let (id, wanted) = unsafe { (own(c)?, out.as_ref().ok_or(libc::EINVAL)?.qp_state) };
-        let state: QpState = pair::state(wanted).ok_or(libc::EINVAL)?;
+        let (id, wanted) = unsafe { (id_ref(c)?, out.as_ref().ok_or(libc::EINVAL)?.qp_state) };
+        let state: QpState = qp::state(wanted).ok_or(libc::EINVAL)?;
         let attr = id.id.init_qp_attr(state).map_err(errno)?;
         // SAFETY: `out` was checked for null; both point to the caller's writable structs.
-        unsafe { (*out, *mask) = pair::written(&attr) };
+        unsafe { (*out, *mask) = qp::attr_to_c(&attr) };
         Ok(())
     };
-    done(init())
+    result_code(init())
 }

@@ -5,46 +5,46 @@
 pub struct Source<'a> {
     parts: &'a [&'a [u8]],
     /// Number of bytes taken of the first part.
-    of_first: usize,
+    first_offset: usize,
     /// Number of bytes taken in total.
-    taken: usize,
+    position: usize,
     /// Number of bytes not yet taken.
-    left: usize,
+    remaining: usize,
 }
 
 impl<'a> Source<'a> {
     pub fn new(parts: &'a [&'a [u8]]) -> Source<'a> {
-        Source { parts, of_first: 0, taken: 0, left: parts.iter().map(|part| part.len()).sum() }
+        Source { parts, first_offset: 0, position: 0, remaining: parts.iter().map(|part| part.len()).sum() }
     }
 
     /// Returns the number of bytes not yet taken.
-    pub fn left(&self) -> usize {
-        self.left
+    pub fn remaining(&self) -> usize {
+        self.remaining
     }
 
     /// Returns the number of bytes taken.
-    pub fn taken(&self) -> usize {
-        self.taken
+    pub fn position(&self) -> usize {
+        self.position
     }
 
     /// Skips `len` bytes, or all that are left.
     pub fn skip(&mut self, len: usize) {
-        let end = self.taken + len;
-        while self.taken < end && !self.take(end - self.taken).is_empty() {}
+        let end = self.position + len;
+        while self.position < end && !self.next_piece(end - self.position).is_empty() {}
     }
 
     /// Takes the next piece, of at most `len` bytes; it is empty only if nothing is left or `len` is 0.
-    pub fn take(&mut self, len: usize) -> &'a [u8] {
+    pub fn next_piece(&mut self, len: usize) -> &'a [u8] {
         while let [first, rest @ ..] = self.parts {
-            if self.of_first < first.len() {
-                let piece = &first[self.of_first..];
+            if self.first_offset < first.len() {
+                let piece = &first[self.first_offset..];
                 let piece = &piece[..len.min(piece.len())];
-                self.of_first += piece.len();
-                self.taken += piece.len();
-                self.left -= piece.len();
+                self.first_offset += piece.len();
+                self.position += piece.len();
+                self.remaining -= piece.len();
                 return piece;
             }
-            (self.parts, self.of_first) = (rest, 0);
+            (self.parts, self.first_offset) = (rest, 0);
         }
         &[]
     }
@@ -56,46 +56,46 @@ pub struct Sink<'a> {
     /// Index of the part in use.
     part: usize,
     /// Number of bytes filled of that part.
-    of_part: usize,
+    part_offset: usize,
     /// Number of bytes filled in total.
-    taken: usize,
+    position: usize,
     /// Number of bytes not yet filled.
-    left: usize,
+    remaining: usize,
 }
 
 impl<'a> Sink<'a> {
     pub fn new(parts: Vec<&'a mut [u8]>) -> Sink<'a> {
-        let left = parts.iter().map(|part| part.len()).sum();
-        Sink { parts, part: 0, of_part: 0, taken: 0, left }
+        let remaining = parts.iter().map(|part| part.len()).sum();
+        Sink { parts, part: 0, part_offset: 0, position: 0, remaining }
     }
 
     /// Returns the number of bytes not yet filled.
-    pub fn left(&self) -> usize {
-        self.left
+    pub fn remaining(&self) -> usize {
+        self.remaining
     }
 
     /// Returns the number of bytes filled.
-    pub fn taken(&self) -> usize {
-        self.taken
+    pub fn position(&self) -> usize {
+        self.position
     }
 
     /// Skips `len` bytes, or all that are left.
     pub fn skip(&mut self, len: usize) {
-        let end = self.taken + len;
-        while self.taken < end && !self.take(end - self.taken).is_empty() {}
+        let end = self.position + len;
+        while self.position < end && !self.next_piece(end - self.position).is_empty() {}
     }
 
     /// Takes the next piece, of at most `len` bytes; it is empty only if nothing is left or `len` is 0.
-    pub fn take(&mut self, len: usize) -> &mut [u8] {
-        while self.parts.get(self.part).is_some_and(|part| part.len() == self.of_part) {
-            (self.part, self.of_part) = (self.part + 1, 0);
+    pub fn next_piece(&mut self, len: usize) -> &mut [u8] {
+        while self.parts.get(self.part).is_some_and(|part| part.len() == self.part_offset) {
+            (self.part, self.part_offset) = (self.part + 1, 0);
         }
         let Some(part) = self.parts.get_mut(self.part) else { return &mut [] };
-        let len = len.min(part.len() - self.of_part);
-        let piece = &mut part[self.of_part..self.of_part + len];
-        self.of_part += len;
-        self.taken += len;
-        self.left -= len;
+        let len = len.min(part.len() - self.part_offset);
+        let piece = &mut part[self.part_offset..self.part_offset + len];
+        self.part_offset += len;
+        self.position += len;
+        self.remaining -= len;
         piece
     }
 }
@@ -109,31 +109,34 @@ mod tests {
         let parts: [&[u8]; 4] = [b"abc", b"", b"de", b"f"];
         let mut rest = Source::new(&parts);
         rest.skip(4);
-        assert_eq!((rest.taken(), rest.left(), rest.take(9)), (4, 2, &b"e"[..]));
+        assert_eq!((rest.position(), rest.remaining(), rest.next_piece(9)), (4, 2, &b"e"[..]));
         let mut source = Source::new(&parts);
         assert_eq!(
-            (source.left(), source.take(2), source.take(9), source.take(1)),
+            (source.remaining(), source.next_piece(2), source.next_piece(9), source.next_piece(1)),
             (6, &b"ab"[..], &b"c"[..], &b"d"[..])
         );
-        assert_eq!((source.left(), source.taken()), (2, 4));
-        assert_eq!((source.take(9), source.take(9), source.take(9)), (&b"e"[..], &b"f"[..], &b""[..]));
-        assert_eq!((source.left(), source.taken()), (0, 6));
+        assert_eq!((source.remaining(), source.position()), (2, 4));
+        assert_eq!(
+            (source.next_piece(9), source.next_piece(9), source.next_piece(9)),
+            (&b"e"[..], &b"f"[..], &b""[..])
+        );
+        assert_eq!((source.remaining(), source.position()), (0, 6));
     }
 
     #[test]
     fn sink_is_filled_in_pieces_across_buffers() {
         let (mut a, mut b, mut c) = ([0; 2], [0; 0], [0; 3]);
         let mut sink = Sink::new(vec![&mut a, &mut b, &mut c]);
-        sink.take(1).copy_from_slice(b"1");
-        sink.take(5).copy_from_slice(b"2");
-        assert_eq!((sink.left(), sink.taken()), (3, 2));
-        sink.take(2).copy_from_slice(b"34");
-        sink.take(2).copy_from_slice(b"5");
-        assert!(sink.take(2).is_empty());
-        assert_eq!((sink.left(), sink.taken()), (0, 5));
+        sink.next_piece(1).copy_from_slice(b"1");
+        sink.next_piece(5).copy_from_slice(b"2");
+        assert_eq!((sink.remaining(), sink.position()), (3, 2));
+        sink.next_piece(2).copy_from_slice(b"34");
+        sink.next_piece(2).copy_from_slice(b"5");
+        assert!(sink.next_piece(2).is_empty());
+        assert_eq!((sink.remaining(), sink.position()), (0, 5));
         assert_eq!((&a, &c), (b"12", b"345"));
         let mut rest = Sink::new(vec![&mut a, &mut b, &mut c]);
         rest.skip(3);
-        assert_eq!((rest.taken(), rest.left(), &*rest.take(9)), (3, 2, &b"45"[..]));
+        assert_eq!((rest.position(), rest.remaining(), &*rest.next_piece(9)), (3, 2, &b"45"[..]));
     }
 }

@@ -49,10 +49,10 @@ export! {
 }
 
 /// Greatest number of buffers of a message (`IOV_MAX`).
-const MOST_PARTS: usize = 1024;
+const IOV_MAX: usize = 1024;
 
 /// Returns 0, or -1 with `errno` set.
-fn done(result: Result<(), c_int>) -> c_int {
+fn result_code(result: Result<(), c_int>) -> c_int {
     result.map_or_else(minus_one, |()| 0)
 }
 
@@ -76,8 +76,8 @@ extern "C" fn rsocket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // The arguments are checked before anything else. If a preloaded library maps `socket` to this function,
-    // the sockets of this library itself arrive here too, and those that fail the check become sockets of the
-    // system.
+    // the sockets of this library itself are also created here, and those that fail the check become sockets
+    // of the system.
     let checked = match (family, kind & !flags, protocol) {
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Ok(()),
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => Ok(()),
@@ -102,45 +102,45 @@ unsafe fn address(from: *const sockaddr, len: socklen_t) -> Result<SocketAddr, c
         return Err(libc::EINVAL);
     }
     // SAFETY: `from` is not null, and `len` bytes include the family.
-    let least = match c_int::from(unsafe { (*from).sa_family }) {
+    let min = match c_int::from(unsafe { (*from).sa_family }) {
         libc::AF_INET => size_of::<libc::sockaddr_in>(),
         libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
         _ => return Err(libc::EAFNOSUPPORT),
     };
-    if (len as usize) < least {
+    if (len as usize) < min {
         return Err(libc::EINVAL);
     }
     // SAFETY: `from` points to at least as many bytes as an address of its family has.
     unsafe { read(from) }.ok_or(libc::EAFNOSUPPORT)
 }
 
-/// Writes an address to the program's buffer, cut to the room there, and its full length to `len`.
+/// Writes an address to the program's buffer, truncated to the length in `len`, and its full length to `len`.
 ///
 /// # Safety
 /// Each pointer is null or valid for writes: `to` for as many bytes as `len` points to.
-unsafe fn tell(address: SocketAddr, to: *mut sockaddr, len: *mut socklen_t) {
+unsafe fn write_address(address: SocketAddr, to: *mut sockaddr, len: *mut socklen_t) {
     if to.is_null() || len.is_null() {
         return;
     }
-    let (storage, whole) = write(address);
+    let (storage, full_len) = write(address);
     // SAFETY: both pointers are not null, so the caller passes a valid length and that many writable bytes at
     // `to`; at most the length of `storage` is copied.
     unsafe {
-        let room = (*len).min(whole) as usize;
-        std::ptr::copy_nonoverlapping((&raw const storage).cast::<u8>(), to.cast::<u8>(), room);
-        *len = whole;
+        let copied = (*len).min(full_len) as usize;
+        std::ptr::copy_nonoverlapping((&raw const storage).cast::<u8>(), to.cast::<u8>(), copied);
+        *len = full_len;
     }
 }
 
 unsafe extern "C" fn rbind(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: the program passes null or an address of `len` bytes.
-    done(table::get(fd).and_then(|socket| socket.bind(unsafe { address(to, len) }?)))
+    result_code(table::get(fd).and_then(|socket| socket.bind(unsafe { address(to, len) }?)))
 }
 
 extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    done(table::get(fd).and_then(|socket| socket.stream()?.listen(backlog)))
+    result_code(table::get(fd).and_then(|socket| socket.stream()?.listen(backlog)))
 }
 
 unsafe extern "C-unwind" fn raccept(fd: c_int, peer: *mut sockaddr, len: *mut socklen_t) -> c_int {
@@ -148,7 +148,7 @@ unsafe extern "C-unwind" fn raccept(fd: c_int, peer: *mut sockaddr, len: *mut so
         let new = Socket::Stream(Arc::new(socket(call, fd)?.stream()?.accept(call)?));
         if let Ok(address) = new.peer_addr() {
             // SAFETY: the program passes null or a buffer for an address, with its length.
-            unsafe { tell(address, peer, len) };
+            unsafe { write_address(address, peer, len) };
         }
         table::add(new)
     };
@@ -165,17 +165,17 @@ unsafe extern "C-unwind" fn rconnect(fd: c_int, to: *const sockaddr, len: sockle
         // SAFETY: the program passes null or an address of `len` bytes.
         unsafe { address(to, len) }.map(Some)
     };
-    done(blocking(|call| step(socket(call, fd).and_then(|socket| socket.connect(call, to()?)))))
+    result_code(blocking(|call| step(socket(call, fd).and_then(|socket| socket.connect(call, to()?)))))
 }
 
 extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    done(table::get(fd).and_then(|socket| socket.shutdown(how)))
+    result_code(table::get(fd).and_then(|socket| socket.shutdown(how)))
 }
 
 extern "C" fn rclose(fd: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    done(table::close(fd))
+    result_code(table::close(fd))
 }
 
 /// Returns a buffer of the program to read from.
@@ -197,7 +197,7 @@ unsafe fn bytes<'a>(from: *const c_void, len: usize) -> Result<&'a [u8], c_int> 
 ///
 /// # Safety
 /// `to` is null or points to `len` writable bytes that nothing else accesses while the slice is used.
-unsafe fn room<'a>(to: *mut c_void, len: usize) -> Result<&'a mut [u8], c_int> {
+unsafe fn writable<'a>(to: *mut c_void, len: usize) -> Result<&'a mut [u8], c_int> {
     match (to.is_null(), isize::try_from(len)) {
         (_, Ok(0)) => Ok(&mut []),
         // SAFETY: `to` is not null, so the caller passes `len` bytes that only this slice accesses, and `len`
@@ -216,7 +216,7 @@ unsafe fn parts<'a>(list: *const iovec, len: usize) -> Result<&'a [iovec], c_int
     match len {
         0 => Ok(&[]),
         // The limit of the system.
-        len if len > MOST_PARTS => Err(libc::EINVAL),
+        len if len > IOV_MAX => Err(libc::EINVAL),
         _ if list.is_null() => Err(libc::EFAULT),
         len => {
             // SAFETY: `list` is not null, so the caller passes `len` entries.
@@ -232,7 +232,8 @@ unsafe fn parts<'a>(list: *const iovec, len: usize) -> Result<&'a [iovec], c_int
 /// # Errors
 /// `EBADF` if it is closed, or its descriptor denotes another socket by now.
 fn socket(call: &mut Call, fd: c_int) -> Result<Socket, c_int> {
-    table::get(fd).and_then(|socket| if call.is_of(socket.place()) { Ok(socket) } else { Err(libc::EBADF) })
+    table::get(fd)
+        .and_then(|socket| if call.is_same_object(socket.address()) { Ok(socket) } else { Err(libc::EBADF) })
 }
 
 /// Makes an attempt to receive.
@@ -246,11 +247,11 @@ unsafe fn receive(call: &mut Call, fd: c_int, list: &[iovec], flags: c_int) -> R
     };
     // SAFETY: the caller passes buffers of these lengths, for this attempt.
     let parts: Result<Vec<_>, c_int> =
-        list.iter().map(|part| unsafe { room(part.iov_base, part.iov_len) }).collect();
+        list.iter().map(|part| unsafe { writable(part.iov_base, part.iov_len) }).collect();
     let mut sink = Sink::new(parts?);
     sink.skip(call.done);
     let result = socket.receive(call, &mut sink, flags);
-    call.done = sink.taken();
+    call.done = sink.position();
     result
 }
 
@@ -283,7 +284,7 @@ unsafe fn send(
     let mut source = Source::new(&parts);
     source.skip(call.done);
     let result = socket.send(call, &mut source, to, flags);
-    call.done = source.taken();
+    call.done = source.position();
     result
 }
 
@@ -308,7 +309,7 @@ unsafe extern "C-unwind" fn rrecvfrom(
         let connected = || table::get(fd).and_then(|socket| socket.peer_addr()).ok();
         if let Some(address) = received.from.or_else(connected) {
             // SAFETY: the program passes null or a buffer for an address, with its length.
-            unsafe { tell(address, peer, peer_len) };
+            unsafe { write_address(address, peer, peer_len) };
         }
         Ok(received.bytes)
     };
@@ -321,14 +322,14 @@ unsafe extern "C-unwind" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_i
         // lengths stated in it and are not used by other threads during the call.
         unsafe {
             let message = message.as_mut().ok_or(libc::EFAULT)?;
-            let got = receive(call, fd, parts(message.msg_iov, message.msg_iovlen)?, flags)?;
-            match got.from.filter(|_| !message.msg_name.is_null()) {
-                Some(from) => tell(from, message.msg_name.cast(), &mut message.msg_namelen),
+            let received = receive(call, fd, parts(message.msg_iov, message.msg_iovlen)?, flags)?;
+            match received.from.filter(|_| !message.msg_name.is_null()) {
+                Some(from) => write_address(from, message.msg_name.cast(), &mut message.msg_namelen),
                 None => message.msg_namelen = 0,
             }
             message.msg_controllen = 0;
-            message.msg_flags = if got.is_cut { libc::MSG_TRUNC } else { 0 };
-            Ok(got.bytes)
+            message.msg_flags = if received.is_truncated { libc::MSG_TRUNC } else { 0 };
+            Ok(received.bytes)
         }
     };
     count(blocking(|call| step(receive(call))))
@@ -429,14 +430,14 @@ unsafe extern "C" fn rgetpeername(fd: c_int, out: *mut sockaddr, len: *mut sockl
     let _uncancelled = crate::cancel::disable();
     let found = table::get(fd).and_then(|socket| socket.peer_addr());
     // SAFETY: the program passes null or a buffer for an address, with its length.
-    done(found.map(|address| unsafe { tell(address, out, len) }))
+    result_code(found.map(|address| unsafe { write_address(address, out, len) }))
 }
 
 unsafe extern "C" fn rgetsockname(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let found = table::get(fd).and_then(|socket| socket.local_addr());
     // SAFETY: the program passes null or a buffer for an address, with its length.
-    done(found.map(|address| unsafe { tell(address, out, len) }))
+    result_code(found.map(|address| unsafe { write_address(address, out, len) }))
 }
 
 unsafe extern "C" fn rsetsockopt(
@@ -447,11 +448,11 @@ unsafe extern "C" fn rsetsockopt(
     len: socklen_t,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    done(table::get(fd).and_then(|socket| {
+    result_code(table::get(fd).and_then(|socket| {
         // SAFETY: the program passes null or a value of `len` bytes, which does not change during the call.
         let value = unsafe { bytes(value, len as usize) }?;
         socket.options(|options| options.set(level, name, value))?;
-        socket.attend()
+        socket.update_keepalive()
     }))
 }
 
@@ -476,7 +477,7 @@ unsafe extern "C" fn rgetsockopt(
     len: *mut socklen_t,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    done(table::get(fd).and_then(|socket| {
+    result_code(table::get(fd).and_then(|socket| {
         if out.is_null() || len.is_null() {
             return Err(libc::EFAULT);
         }
@@ -484,9 +485,9 @@ unsafe extern "C" fn rgetsockopt(
         // SAFETY: both pointers are not null, so the program passes a valid length and as many writable bytes
         // at `out`; no more are copied.
         unsafe {
-            let room = value.len().min(*len as usize);
-            std::ptr::copy_nonoverlapping(value.as_ptr(), out.cast::<u8>(), room);
-            *len = room as socklen_t;
+            let copied = value.len().min(*len as usize);
+            std::ptr::copy_nonoverlapping(value.as_ptr(), out.cast::<u8>(), copied);
+            *len = copied as socklen_t;
         }
         Ok(())
     }))
@@ -534,11 +535,11 @@ unsafe extern "C" fn riomap(
         }
         let offset = if offset == -1 { buffer.addr() as off_t } else { offset };
         let at = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
-        socket.stream()?.look(|state| match &mut state.phase {
+        socket.stream()?.with_state(|state| match &mut state.phase {
             // SAFETY: the program keeps the memory mapped and lets the peer write to it until it unmaps it
             // with `riounmap` or closes the socket.
-            Phase::Connected(link) => unsafe {
-                link.map(buffer.cast(), len, at, protection & libc::PROT_WRITE != 0)
+            Phase::Connected(conn) => unsafe {
+                conn.map(buffer.cast(), len, at, protection & libc::PROT_WRITE != 0)
             },
             _ => Err(libc::ENOTCONN),
         })?;
@@ -549,9 +550,9 @@ unsafe extern "C" fn riomap(
 
 extern "C" fn riounmap(fd: c_int, buffer: *mut c_void, len: size_t) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    done(table::get(fd).and_then(|socket| {
-        socket.stream()?.look(|state| match &mut state.phase {
-            Phase::Connected(link) => link.unmap(buffer.addr() as u64, len),
+    result_code(table::get(fd).and_then(|socket| {
+        socket.stream()?.with_state(|state| match &mut state.phase {
+            Phase::Connected(conn) => conn.unmap(buffer.addr() as u64, len),
             _ => Err(libc::ENOTCONN),
         })
     }))
@@ -572,7 +573,7 @@ unsafe extern "C-unwind" fn riowrite(
         let mut source = Source::new(&parts);
         source.skip(call.done);
         let result = socket.stream()?.write_at(call, &mut source, offset, flags);
-        call.done = source.taken();
+        call.done = source.position();
         result
     };
     // As declared in the header: -1 in an unsigned type.

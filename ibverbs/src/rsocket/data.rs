@@ -4,16 +4,16 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use super::buffers::{Sink, Source};
-use super::link::Link;
+use super::connection::Connection;
 use super::stream::{Phase, State, Stream};
-use super::wait::{Looked, NOT_YET, restarts};
+use super::wait::{PENDING, PollOutcome, restarts};
 use crate::cancel::Call;
 
 /// Returns the connection, or the outcome of a call on a socket without one: a call waits while the socket
 /// connects, and fails otherwise.
-fn link<T>(state: &mut State) -> Result<&mut Link, Looked<T>> {
+fn conn<T>(state: &mut State) -> Result<&mut Connection, PollOutcome<T>> {
     match &mut state.phase {
-        Phase::Connected(link) => Ok(link),
+        Phase::Connected(conn) => Ok(conn),
         Phase::Connecting(_) => Err(None),
         Phase::Closed => Err(Some(Err(libc::EBADF))),
         Phase::Failed => Err(Some(Err(state.error.take().unwrap_or(libc::ENOTCONN)))),
@@ -23,8 +23,8 @@ fn link<T>(state: &mut State) -> Result<&mut Link, Looked<T>> {
 
 impl Stream {
     /// Reports whether a call with these flags may block.
-    fn waits(&self, flags: c_int) -> bool {
-        self.look(|state| state.options.waits(flags))
+    fn may_block(&self, flags: c_int) -> bool {
+        self.with_state(|state| state.options.may_block(flags))
     }
 
     /// Receives data and returns the number of bytes: at least one, except at the end of the stream or with
@@ -40,26 +40,27 @@ impl Stream {
         }
         let peek = flags & libc::MSG_PEEK != 0;
         let all = flags & libc::MSG_WAITALL != 0 && !peek;
-        let (waits, timeout) = (self.waits(flags), self.look(|state| state.options.receive_timeout));
+        let (may_block, timeout) =
+            (self.may_block(flags), self.with_state(|state| state.options.receive_timeout));
         loop {
-            let result = self.until(call, waits, timeout, |state| {
-                let link = match link(state) {
-                    Ok(link) => link,
-                    Err(looked) => return looked,
+            let result = self.until(call, may_block, timeout, |state| {
+                let conn = match conn(state) {
+                    Ok(conn) => conn,
+                    Err(outcome) => return outcome,
                 };
-                link.receive_to(sink, peek);
-                match sink.taken() {
-                    _ if sink.left() == 0 => Some(Ok(())),
+                conn.receive_to(sink, peek);
+                match sink.position() {
+                    _ if sink.remaining() == 0 => Some(Ok(())),
                     taken if taken > 0 && !all => Some(Ok(())),
-                    _ if link.unread() > 0 || link.can_read => None,
-                    taken => match link.error.take_if(|_| taken == 0) {
-                        Some(why) => Some(Err(why)),
+                    _ if conn.unread() > 0 || conn.can_read => None,
+                    taken => match conn.error.take_if(|_| taken == 0) {
+                        Some(errno) => Some(Err(errno)),
                         None => Some(Ok(())),
                     },
                 }
             });
-            if !restarts(&result, timeout, sink.taken()) {
-                return partly(sink.taken(), result);
+            if !restarts(&result, timeout, sink.position()) {
+                return partial(sink.position(), result);
             }
         }
     }
@@ -75,8 +76,8 @@ impl Stream {
         if flags & libc::MSG_OOB != 0 {
             return Err(libc::EOPNOTSUPP);
         }
-        self.put(call, source, flags, |link, source| {
-            link.send_from(source);
+        self.send_with(call, source, flags, |conn, source| {
+            conn.send_from(source);
             Ok(())
         })
     }
@@ -90,44 +91,45 @@ impl Stream {
         offset: u64,
         flags: c_int,
     ) -> Result<usize, c_int> {
-        self.put(call, source, flags, |link, source| link.write_from(source, offset))
+        self.send_with(call, source, flags, |conn, source| conn.write_from(source, offset))
     }
 
-    /// Repeats `go`, which posts what can be sent now, until all of the source is posted.
-    fn put(
+    /// Repeats `post`, which posts what can be sent now, until all of the source is posted.
+    fn send_with(
         self: &Arc<Self>,
         call: &mut Call,
         source: &mut Source<'_>,
         flags: c_int,
-        go: impl Fn(&mut Link, &mut Source<'_>) -> Result<(), c_int>,
+        post: impl Fn(&mut Connection, &mut Source<'_>) -> Result<(), c_int>,
     ) -> Result<usize, c_int> {
-        let (waits, timeout) = (self.waits(flags), self.look(|state| state.options.send_timeout));
+        let (may_block, timeout) =
+            (self.may_block(flags), self.with_state(|state| state.options.send_timeout));
         loop {
-            let result = self.until(call, waits, timeout, |state| {
-                let link = match link(state) {
-                    Ok(link) => link,
-                    Err(looked) => return looked,
+            let result = self.until(call, may_block, timeout, |state| {
+                let conn = match conn(state) {
+                    Ok(conn) => conn,
+                    Err(outcome) => return outcome,
                 };
-                if let Err(e) = go(link, source) {
+                if let Err(e) = post(conn, source) {
                     return Some(Err(e));
                 }
-                match source.left() {
-                    0 if link.can_write || source.taken() > 0 => Some(Ok(())),
-                    _ if !link.can_write => Some(Err(link.error.take().unwrap_or(libc::EPIPE))),
+                match source.remaining() {
+                    0 if conn.can_write || source.position() > 0 => Some(Ok(())),
+                    _ if !conn.can_write => Some(Err(conn.error.take().unwrap_or(libc::EPIPE))),
                     _ => None,
                 }
             });
-            if !restarts(&result, timeout, source.taken()) {
-                return partly(source.taken(), result);
+            if !restarts(&result, timeout, source.position()) {
+                return partial(source.position(), result);
             }
         }
     }
 }
 
 /// Returns the number of bytes of a partly completed call: its error is reported by the next call.
-fn partly(done: usize, result: Result<(), c_int>) -> Result<usize, c_int> {
+fn partial(done: usize, result: Result<(), c_int>) -> Result<usize, c_int> {
     match result {
-        Err(e) if done == 0 || e == NOT_YET => Err(e),
+        Err(e) if done == 0 || e == PENDING => Err(e),
         _ => Ok(done),
     }
 }

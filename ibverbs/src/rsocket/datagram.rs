@@ -1,9 +1,9 @@
 //! Datagram sockets.
 //!
 //! A UDP socket holds the address and port, and beside it there is a UD queue pair for each local address
-//! that datagrams are sent from. The first datagram to a peer goes by UDP and names the sender's queue pair;
-//! the peer's answer names the peer's, and from then on datagrams go between the queue pairs. There is no
-//! thread: each call processes what has arrived.
+//! that datagrams are sent from. The first datagram to a peer is sent by UDP and names the sender's queue
+//! pair; the peer's response names that of the peer, and all later datagrams are sent between the queue
+//! pairs. There is no thread: each call processes what has arrived.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -17,35 +17,35 @@ use parking_lot::Mutex;
 use urxe::verbs::cm::{EventChannel, PortSpace};
 
 use super::buffers::{Sink, Source};
-use super::headers::{Header, LONGEST, MOST, Op, Resolution, source};
+use super::headers::{Header, MAX_HEADER_LEN, MAX_MESSAGE_LEN, Op, Resolution, source};
 use super::options::Options;
-use super::pair::{Came, Pair, Place};
-use super::peers::{Peers, Way, canonical, is_same};
+use super::peers::{Peers, Route, canonical, is_same};
 use super::socket::{Received, Socket};
 use super::stream::errno;
-use super::udp::{Arrived, Udp};
-use super::wait::{Looked, NOT_YET, Watchers, raw, restarts, undisturbed, until};
+use super::ud_qp::{RecvDatagram, RecvSlot, UdQp};
+use super::udp::{UdpDatagram, UdpSocket};
+use super::wait::{PENDING, PollOutcome, Watchers, raw, restarts, uncancellable, until};
 use crate::cancel::Call;
-use crate::cm::process::Process;
+use crate::cm::process::ProcessGlobals;
 
-/// Time that closing waits at most until all sent datagrams have left.
+/// Maximum time for which a close waits until all datagrams are sent.
 const LINGER: Duration = Duration::from_secs(5);
 /// Number of datagrams that are received by UDP at a time.
 const BATCH: usize = 64;
 /// Memory accounted for a datagram received by UDP in addition to its data, in bytes.
 const OVERHEAD: usize = 64;
 /// Time that a call waits for room in the UDP socket before it checks for other changes.
-const FULL: Duration = Duration::from_millis(10);
+const UDP_FULL_WAIT: Duration = Duration::from_millis(10);
 /// Length of the longest message that peers send by UDP, with its header.
-const BY_UDP: usize = LONGEST + MOST;
+const MAX_UDP_LEN: usize = MAX_MESSAGE_LEN + MAX_HEADER_LEN;
 
 /// A datagram socket.
 pub struct Datagram {
-    process: &'static Process,
+    process: &'static ProcessGlobals,
     /// `AF_INET` or `AF_INET6`.
     family: c_int,
     /// The UDP socket, whose file descriptor identifies the rsocket to the program.
-    udp: Udp,
+    udp: UdpSocket,
     /// Event channel of the connection manager IDs that resolve routes.
     channel: EventChannel,
     pub watchers: Watchers,
@@ -63,36 +63,36 @@ pub struct State {
     can_read: bool,
     can_write: bool,
     is_closed: bool,
-    /// Pending error: a device that the socket used is gone.
+    /// Pending error: a device that the socket used was removed.
     error: Option<c_int>,
-    pairs: Vec<Pair>,
+    qps: Vec<UdQp>,
     /// UD queue pairs, by local address. Other fields refer to them by index.
     peers: Peers,
     unread: VecDeque<(SocketAddr, Data)>,
-    /// Memory taken by the unread datagrams that came by UDP, in bytes.
-    held: usize,
+    /// Memory that the unread datagrams received by UDP occupy, in bytes.
+    udp_bytes: usize,
 }
 
 /// Outcome of sending a datagram.
 enum Sent {
     /// Sent, with this number of bytes.
-    All(usize),
-    /// Not sent: the datagram has to go by UDP, whose send buffer is full.
-    UdpIsFull,
+    Sent(usize),
+    /// Not sent: the datagram must be sent by UDP, and the send buffer of the UDP socket is full.
+    UdpFull,
 }
 
 /// Data of an unread datagram.
 enum Data {
     /// In a receive buffer of the queue pair with this index.
-    InPlace(usize, Place),
-    ByUdp(Vec<u8>),
+    InBuffer(usize, RecvSlot),
+    Udp(Vec<u8>),
 }
 
 impl Data {
     fn len(&self) -> usize {
         match self {
-            Data::InPlace(_, place) => place.len(),
-            Data::ByUdp(bytes) => bytes.len(),
+            Data::InBuffer(_, slot) => slot.len(),
+            Data::Udp(bytes) => bytes.len(),
         }
     }
 }
@@ -108,7 +108,7 @@ impl Datagram {
     /// # Errors
     /// An error number.
     pub fn new(family: c_int) -> Result<Datagram, c_int> {
-        let process = Process::this()?;
+        let process = ProcessGlobals::current()?;
         let channel = EventChannel::new().map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
         let state = State {
             options: Options::default(),
@@ -118,12 +118,12 @@ impl Datagram {
             can_write: true,
             is_closed: false,
             error: None,
-            pairs: Vec::new(),
+            qps: Vec::new(),
             peers: Peers::default(),
             unread: VecDeque::new(),
-            held: 0,
+            udp_bytes: 0,
         };
-        let (udp, watchers) = (Udp::new(family == libc::AF_INET6)?, Watchers::default());
+        let (udp, watchers) = (UdpSocket::new(family == libc::AF_INET6)?, Watchers::default());
         Ok(Datagram { process, family, udp, channel, watchers, state: Mutex::new(state) })
     }
 
@@ -141,10 +141,10 @@ impl Datagram {
         self.process.is_inherited()
     }
 
-    /// Processes what has arrived, then calls `f` with the state.
-    pub fn look<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+    /// Processes completions and UDP datagrams, then calls `f` with the state.
+    pub fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
-        let changed = state.turn(self);
+        let changed = state.process(self);
         let result = f(&mut state);
         drop(state);
         if changed {
@@ -153,9 +153,9 @@ impl Datagram {
         result
     }
 
-    /// Like [`look`](Self::look), for a change that other threads may wait for.
-    fn change<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
-        let result = self.look(f);
+    /// Like [`with_state`](Self::with_state), for a change that other threads may wait for.
+    fn update<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        let result = self.with_state(f);
         self.watchers.wake();
         result
     }
@@ -164,9 +164,9 @@ impl Datagram {
     pub fn arm(&self, mut by: impl FnMut(BorrowedFd<'_>)) {
         let mut state = self.state.lock();
         by(self.udp.as_fd());
-        for pair in state.pairs.iter_mut().filter(|pair| !pair.is_over()) {
-            pair.arm();
-            by(pair.completions.as_fd());
+        for qp in state.qps.iter_mut().filter(|qp| !qp.has_failed()) {
+            qp.arm();
+            by(qp.completions.as_fd());
         }
     }
 
@@ -175,18 +175,18 @@ impl Datagram {
     fn until<T>(
         self: &Arc<Self>,
         call: &mut Call,
-        waits: bool,
+        may_block: bool,
         timeout: Option<Duration>,
-        mut f: impl FnMut(&mut State) -> Looked<T>,
+        mut f: impl FnMut(&mut State) -> PollOutcome<T>,
     ) -> Result<T, c_int> {
-        let mut look = || {
-            self.look(|state| match state.is_closed {
+        let mut with_state = || {
+            self.with_state(|state| match state.is_closed {
                 true => Some(Err(libc::EBADF)),
                 false => f(state),
             })
         };
         loop {
-            let result = until(call, || Socket::Datagram(self.clone()), waits, timeout, &mut look);
+            let result = until(call, || Socket::Datagram(self.clone()), may_block, timeout, &mut with_state);
             if !restarts(&result, timeout, 0) {
                 return result;
             }
@@ -200,7 +200,7 @@ impl Datagram {
 
     pub fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
         self.check_family(to)?;
-        self.change(|state| {
+        self.update(|state| {
             if state.local.is_some() {
                 return Err(libc::EINVAL);
             }
@@ -211,25 +211,26 @@ impl Datagram {
                 id.destroy();
                 bound.map_err(errno)?;
             }
-            state.name(self, to)
+            state.bind_udp(self, to)
         })
     }
 
     /// Connects to a peer, so that datagrams are exchanged with it only, or disconnects.
     pub fn connect(&self, to: Option<SocketAddr>) -> Result<(), c_int> {
         let Some(to) = to else {
-            self.change(|state| state.peer = None);
+            self.update(|state| state.peer = None);
             return Ok(());
         };
         self.check_family(to)?;
-        self.change(|state| {
+        self.update(|state| {
             let mut to = canonical(to);
             if to.ip().is_unspecified() {
-                // As with UDP, the wildcard means the program's own address. Answers come from that one.
+                // As with UDP, the wildcard means the program's own address. Responses have that source
+                // address.
                 let bound = state.local.and_then(|local| specified(local.ip()));
-                to = Way::find(self.process, &self.channel, bound, to)?.peer;
+                to = Route::resolve(self.process, &self.channel, bound, to)?.peer;
             }
-            state.find(self, to, None)?;
+            state.qp_index_for(self, to, None)?;
             state.peer = Some(to);
             Ok(())
         })
@@ -242,39 +243,39 @@ impl Datagram {
             libc::SHUT_RDWR => (true, true),
             _ => return Err(libc::EINVAL),
         };
-        self.change(|state| {
+        self.update(|state| {
             state.can_read &= !reads;
             state.can_write &= !writes;
             state.peer.map(|_| ()).ok_or(libc::ENOTCONN)
         })
     }
 
-    /// Returns the time that closing may wait until all sent datagrams have left.
-    pub fn conclude(&self) -> Duration {
-        self.look(|state| state.options.linger.unwrap_or(LINGER).min(LINGER))
+    /// Returns the time for which a close may wait until all datagrams are sent.
+    pub fn begin_close(&self) -> Duration {
+        self.with_state(|state| state.options.linger.unwrap_or(LINGER).min(LINGER))
     }
 
     /// See [`Stream::close`](super::stream::Stream::close).
-    pub fn close(self: &Arc<Self>, deadline: Instant, mut patience: impl FnMut()) {
+    pub fn close(self: &Arc<Self>, deadline: Instant, mut on_progress: impl FnMut()) {
         while Instant::now() < deadline {
-            patience();
-            let flushed = |state: &mut State| state.pairs.iter().all(Pair::is_flushed).then_some(Ok(()));
-            let left = deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(50));
-            match undisturbed(|call| self.until(call, true, Some(left), flushed)) {
+            on_progress();
+            let flushed = |state: &mut State| state.qps.iter().all(UdQp::is_flushed).then_some(Ok(()));
+            let remaining = deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(50));
+            match uncancellable(|call| self.until(call, true, Some(remaining), flushed)) {
                 Err(libc::EAGAIN | libc::EINTR) => {}
                 _ => break,
             }
         }
-        self.change(|state| {
+        self.update(|state| {
             state.is_closed = true;
             state.unread.clear();
             std::mem::take(&mut state.peers);
-            std::mem::take(&mut state.pairs)
+            std::mem::take(&mut state.qps)
         });
     }
 
     /// Converts an address to the form of the socket's address family.
-    fn shown(&self, address: SocketAddr) -> SocketAddr {
+    fn to_family(&self, address: SocketAddr) -> SocketAddr {
         match address {
             SocketAddr::V4(v4) if self.family == libc::AF_INET6 => {
                 (v4.ip().to_ipv6_mapped(), v4.port()).into()
@@ -285,21 +286,21 @@ impl Datagram {
 
     pub fn local_addr(&self) -> Result<SocketAddr, c_int> {
         let local = self.udp.local_addr()?;
-        let from = self.look(|state| state.peers.way(state.peer?).map(|at| state.pairs[at].local));
+        let from = self.with_state(|state| state.peers.qp_index(state.peer?).map(|at| state.qps[at].local));
         match (specified(local.ip()), from) {
             // As with UDP, a connected socket reports the address that it sends from.
-            (None, Some(ip)) => Ok(self.shown((ip, local.port()).into())),
+            (None, Some(ip)) => Ok(self.to_family((ip, local.port()).into())),
             _ => Ok(local),
         }
     }
 
     pub fn peer_addr(&self) -> Result<SocketAddr, c_int> {
-        self.look(|state| state.peer).map(|peer| self.shown(peer)).ok_or(libc::ENOTCONN)
+        self.with_state(|state| state.peer).map(|peer| self.to_family(peer)).ok_or(libc::ENOTCONN)
     }
 
     /// Returns the current `poll` events of the socket.
     pub fn events(&self) -> libc::c_short {
-        self.look(|state| state.events())
+        self.with_state(|state| state.events())
     }
 
     /// Receives the next datagram, cut to the size of the sink.
@@ -312,16 +313,17 @@ impl Datagram {
         if flags & libc::MSG_OOB != 0 {
             return Err(libc::EOPNOTSUPP);
         }
-        let (waits, timeout) = self.look(|state| (state.options.waits(flags), state.options.receive_timeout));
-        self.until(call, waits, timeout, |state| {
-            let taken = state.take(sink, flags);
+        let (may_block, timeout) =
+            self.with_state(|state| (state.options.may_block(flags), state.options.receive_timeout));
+        self.until(call, may_block, timeout, |state| {
+            let taken = state.recv_next(sink, flags);
             if taken.is_none()
-                && let Some(why) = state.take_error()
+                && let Some(errno) = state.take_error()
             {
-                return Some(Err(why));
+                return Some(Err(errno));
             }
             let mut received = taken.or_else(|| (!state.can_read).then(Received::default))?;
-            received.from = received.from.map(|from| self.shown(from));
+            received.from = received.from.map(|from| self.to_family(from));
             Some(Ok(received))
         })
     }
@@ -338,23 +340,30 @@ impl Datagram {
             return Err(libc::EOPNOTSUPP);
         }
         to.map_or(Ok(()), |to| self.check_family(to))?;
-        let (waits, timeout) = self.look(|state| (state.options.waits(flags), state.options.send_timeout));
+        let (may_block, timeout) =
+            self.with_state(|state| (state.options.may_block(flags), state.options.send_timeout));
         let deadline = call.deadline(timeout);
-        let sent = self.until(call, waits, timeout, |state| {
+        let sent = self.until(call, may_block, timeout, |state| {
             let Some(to) = to.map(canonical).or(state.peer) else {
                 return Some(Err(libc::EDESTADDRREQ));
             };
             state.send(self, source, to).transpose()
         })?;
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         match sent {
-            Sent::All(len) => Ok(len),
-            Sent::UdpIsFull if !waits || left.is_some_and(|left| left.is_zero()) => Err(libc::EAGAIN),
+            Sent::Sent(len) => Ok(len),
+            Sent::UdpFull if !may_block || remaining.is_some_and(|remaining| remaining.is_zero()) => {
+                Err(libc::EAGAIN)
+            }
             // The wait is short, because during it the thread is not among the watchers, so no other change
             // wakes it.
-            Sent::UdpIsFull => {
-                call.wait_for(self.fd(), libc::POLLOUT, Some(left.unwrap_or(FULL).min(FULL)));
-                Err(NOT_YET)
+            Sent::UdpFull => {
+                call.wait_for(
+                    self.fd(),
+                    libc::POLLOUT,
+                    Some(remaining.unwrap_or(UDP_FULL_WAIT).min(UDP_FULL_WAIT)),
+                );
+                Err(PENDING)
             }
         }
     }
@@ -362,7 +371,7 @@ impl Datagram {
 
 impl State {
     /// Binds the UDP socket.
-    fn name(&mut self, socket: &Datagram, to: SocketAddr) -> Result<(), c_int> {
+    fn bind_udp(&mut self, socket: &Datagram, to: SocketAddr) -> Result<(), c_int> {
         socket.udp.bind(to, self.options.reuses_address, self.options.only_v6)?;
         self.local = Some(socket.udp.local_addr()?);
         Ok(())
@@ -370,7 +379,12 @@ impl State {
 
     /// Returns the index of the queue pair that sends to a peer, after creating the queue pair and the table
     /// entry if needed. `from` is the local address to send from, if it is known.
-    fn find(&mut self, socket: &Datagram, to: SocketAddr, from: Option<IpAddr>) -> Result<usize, c_int> {
+    fn qp_index_for(
+        &mut self,
+        socket: &Datagram,
+        to: SocketAddr,
+        from: Option<IpAddr>,
+    ) -> Result<usize, c_int> {
         if to.ip().is_multicast() || to.port() == 0 {
             return Err(libc::EINVAL);
         }
@@ -379,45 +393,45 @@ impl State {
                 libc::AF_INET6 => IpAddr::from(Ipv6Addr::UNSPECIFIED),
                 _ => Ipv4Addr::UNSPECIFIED.into(),
             };
-            self.name(socket, (any, 0).into())?;
+            self.bind_udp(socket, (any, 0).into())?;
         }
-        if let Some(at) = self.peers.way(to) {
+        if let Some(at) = self.peers.qp_index(to) {
             return Ok(at);
         }
         let bound = self.local.and_then(|local| specified(local.ip()));
-        let way = |from| Way::find(socket.process, &socket.channel, from, to);
+        let route = |from| Route::resolve(socket.process, &socket.channel, from, to);
         // The address that a peer has sent to may be one that no device has.
-        let way = from.and_then(|ip| way(Some(ip)).ok()).map_or_else(|| way(bound), Ok)?;
-        let local = bound.unwrap_or(way.local);
-        let at = match self.pairs.iter().position(|pair| pair.local == local && !pair.is_over()) {
+        let route = from.and_then(|ip| route(Some(ip)).ok()).map_or_else(|| route(bound), Ok)?;
+        let local = bound.unwrap_or(route.local);
+        let at = match self.qps.iter().position(|qp| qp.local == local && !qp.has_failed()) {
             Some(at) => at,
             None => {
-                let pair = Pair::new(&way.context, local, way.mtu, &self.options.sizes)?;
+                let qp = UdQp::new(&route.context, local, route.mtu, &self.options.sizes)?;
                 // Threads that wait already do not poll the new queue pair.
                 socket.watchers.wake();
-                self.put(pair)
+                self.insert_qp(qp)
             }
         };
         let traffic_class = self.options.traffic_class.unwrap_or(0);
-        let path = self.pairs[at].path(&urxe::transport::AddressVector { traffic_class, ..way.to })?;
+        let path = self.qps[at].create_ah(&urxe::transport::AddressVector { traffic_class, ..route.to })?;
         self.peers.add(to, at, path);
         Ok(at)
     }
 
-    /// Stores a queue pair and returns its index. It replaces one whose device is gone, if no unread data are
-    /// in the buffers of that one.
-    fn put(&mut self, pair: Pair) -> usize {
-        let is_read =
-            |at| self.unread.iter().any(|(_, data)| matches!(data, Data::InPlace(of, _) if *of == at));
-        match (0..self.pairs.len()).find(|at| self.pairs[*at].is_over() && !is_read(*at)) {
+    /// Stores a queue pair and returns its index. It replaces one whose device was removed, if the buffers
+    /// of that one contain no unread data.
+    fn insert_qp(&mut self, qp: UdQp) -> usize {
+        let has_unread =
+            |at| self.unread.iter().any(|(_, data)| matches!(data, Data::InBuffer(of, _) if *of == at));
+        match (0..self.qps.len()).find(|at| self.qps[*at].has_failed() && !has_unread(*at)) {
             Some(at) => {
-                self.peers.forget(at);
-                self.pairs[at] = pair;
+                self.peers.remove_of_qp(at);
+                self.qps[at] = qp;
                 at
             }
             None => {
-                self.pairs.push(pair);
-                self.pairs.len() - 1
+                self.qps.push(qp);
+                self.qps.len() - 1
             }
         }
     }
@@ -438,28 +452,28 @@ impl State {
         if !self.can_write {
             return Err(libc::EPIPE);
         }
-        let at = self.find(socket, to, None)?;
-        let pair = &mut self.pairs[at];
+        let at = self.qp_index_for(socket, to, None)?;
+        let qp = &mut self.qps[at];
         let port = self.local.map_or(0, |local| local.port());
-        let (header, len) = (source((pair.local, port).into()), data.left());
-        if len > pair.room(&header) {
+        let (header, len) = (source((qp.local, port).into()), data.remaining());
+        if len > qp.max_data_len(&header) {
             return Err(libc::EMSGSIZE);
         }
         match self.peers.direct(to, Instant::now()) {
-            Some(direct) => Ok(pair.send(direct, &header, data)?.then_some(Sent::All(len))),
+            Some(direct) => Ok(qp.send(direct, &header, data)?.then_some(Sent::Sent(len))),
             None => {
                 let header = self.header(at, Op::Data);
                 let mut parts = vec![IoSlice::new(header.bytes())];
                 let mut rest = data.clone();
-                while rest.left() > 0 {
-                    parts.push(IoSlice::new(rest.take(usize::MAX)));
+                while rest.remaining() > 0 {
+                    parts.push(IoSlice::new(rest.next_piece(usize::MAX)));
                 }
-                match self.by_udp(socket, &parts, to, at) {
+                match self.send_udp(socket, &parts, to, at) {
                     Ok(()) => {
                         *data = rest;
-                        Ok(Some(Sent::All(len)))
+                        Ok(Some(Sent::Sent(len)))
                     }
-                    Err(libc::EAGAIN) => Ok(Some(Sent::UdpIsFull)),
+                    Err(libc::EAGAIN) => Ok(Some(Sent::UdpFull)),
                     Err(e) => Err(e),
                 }
             }
@@ -468,11 +482,11 @@ impl State {
 
     /// Returns the header of a message by UDP that announces the queue pair with this index.
     fn header(&self, at: usize, op: Op) -> Header {
-        Resolution { op, qpn: self.pairs[at].qpn() }.header(self.pairs[at].local)
+        Resolution { op, qpn: self.qps[at].qpn() }.header(self.qps[at].local)
     }
 
     /// Sends by UDP, from the address of the queue pair unless the socket is bound to a specific address.
-    fn by_udp(
+    fn send_udp(
         &self,
         socket: &Datagram,
         parts: &[IoSlice<'_>],
@@ -480,87 +494,87 @@ impl State {
         at: usize,
     ) -> Result<(), c_int> {
         let is_bound = self.local.is_some_and(|local| specified(local.ip()).is_some());
-        let from = (!is_bound).then(|| self.pairs[at].local);
-        socket.udp.send(parts, socket.shown(to), from)
+        let from = (!is_bound).then(|| self.qps[at].local);
+        socket.udp.send(parts, socket.to_family(to), from)
     }
 
-    /// Processes what has arrived; reports whether anything has changed.
-    fn turn(&mut self, socket: &Datagram) -> bool {
+    /// Processes completions and UDP datagrams; reports whether anything has changed.
+    fn process(&mut self, socket: &Datagram) -> bool {
         let mut changed = false;
         if self.is_closed {
             return false;
         }
-        // UDP comes before the queue pairs, because datagrams that came by UDP are older.
-        let mut room = [0; BY_UDP];
+        // UDP comes before the queue pairs, because datagrams received by UDP are older.
+        let mut buffer = [0; MAX_UDP_LEN];
         for _ in 0..BATCH {
-            let Some(arrived) = socket.udp.receive(&mut room) else { break };
+            let Some(arrived) = socket.udp.receive(&mut buffer) else { break };
             let Some(arrived) = arrived else { continue };
             changed = true;
-            self.heed(socket, &room[..arrived.len], &arrived);
+            self.on_udp_datagram(socket, &buffer[..arrived.len], &arrived);
         }
         let (peer, now) = (self.peer, Instant::now());
-        for (at, pair) in self.pairs.iter_mut().enumerate() {
+        for (at, qp) in self.qps.iter_mut().enumerate() {
             let (peers, unread) = (&mut self.peers, &mut self.unread);
-            changed |= pair.turn(|pair, Came { from, qpn, place }| {
-                let from = peers.heard(from, qpn, now);
+            changed |= qp.process(|qp, RecvDatagram { from, qpn, slot }| {
+                let from = peers.on_recv(from, qpn, now);
                 match peer.is_none_or(|peer| is_same(peer, from)) {
-                    true => unread.push_back((from, Data::InPlace(at, place))),
-                    false => pair.give_back(&place),
+                    true => unread.push_back((from, Data::InBuffer(at, slot))),
+                    false => qp.repost(&slot),
                 }
             });
-            if pair.ends() {
+            if qp.take_failure() {
                 changed = true;
                 self.error = Some(libc::ENETDOWN);
                 // The peers are resolved again, through a device that still exists.
-                self.peers.forget(at);
+                self.peers.remove_of_qp(at);
             }
         }
         changed
     }
 
     /// Processes a datagram received by UDP. Messages that are not of the protocol are dropped.
-    fn heed(&mut self, socket: &Datagram, bytes: &[u8], arrived: &Arrived) {
+    fn on_udp_datagram(&mut self, socket: &Datagram, bytes: &[u8], arrived: &UdpDatagram) {
         let from = canonical(arrived.from);
         let Ok((Resolution { op, qpn }, data)) = Resolution::parse(bytes) else { return };
         if op == Op::Control {
-            return self.peers.resolved(from, qpn, Instant::now());
+            return self.peers.set_qpn(from, qpn, Instant::now());
         }
-        // Without a route back the datagram is received all the same, but not answered.
-        if let Ok(at) = self.find(socket, from, arrived.to.and_then(specified)) {
-            self.peers.resolved(from, qpn, Instant::now());
+        // A datagram without a route to its source is received, but no response is sent.
+        if let Ok(at) = self.qp_index_for(socket, from, arrived.to.and_then(specified)) {
+            self.peers.set_qpn(from, qpn, Instant::now());
             let header = self.header(at, Op::Control);
-            // A lost answer needs no retransmission: the peer's next datagram by UDP requests another.
-            let _ = self.by_udp(socket, &[IoSlice::new(header.bytes())], from, at);
+            // A lost response needs no retransmission: the peer's next datagram by UDP requests another.
+            let _ = self.send_udp(socket, &[IoSlice::new(header.bytes())], from, at);
         }
-        let fits = self.held + OVERHEAD + data.len() <= 2 * self.options.sizes.receive_half;
+        let fits = self.udp_bytes + OVERHEAD + data.len() <= 2 * self.options.sizes.receive_half;
         if fits && self.peer.is_none_or(|peer| is_same(peer, from)) {
-            self.held += OVERHEAD + data.len();
-            self.unread.push_back((from, Data::ByUdp(data.to_vec())));
+            self.udp_bytes += OVERHEAD + data.len();
+            self.unread.push_back((from, Data::Udp(data.to_vec())));
         }
     }
 
     /// Copies the next datagram, and removes it from the queue unless `MSG_PEEK` is set.
-    fn take(&mut self, sink: &mut Sink<'_>, flags: c_int) -> Option<Received> {
+    fn recv_next(&mut self, sink: &mut Sink<'_>, flags: c_int) -> Option<Received> {
         let (from, data) = self.unread.front()?;
         let (len, from) = (data.len(), *from);
         let mut at = 0;
-        while at < len && sink.left() > 0 {
-            let piece = sink.take(len - at);
+        while at < len && sink.remaining() > 0 {
+            let piece = sink.next_piece(len - at);
             match data {
-                Data::InPlace(pair, place) => self.pairs[*pair].read(place, at, piece),
-                Data::ByUdp(bytes) => piece.copy_from_slice(&bytes[at..at + piece.len()]),
+                Data::InBuffer(qp, slot) => self.qps[*qp].read(slot, at, piece),
+                Data::Udp(bytes) => piece.copy_from_slice(&bytes[at..at + piece.len()]),
             }
             at += piece.len();
         }
         if flags & libc::MSG_PEEK == 0 {
             match self.unread.pop_front() {
-                Some((_, Data::InPlace(pair, place))) => self.pairs[pair].give_back(&place),
-                Some((_, Data::ByUdp(bytes))) => self.held -= OVERHEAD + bytes.len(),
+                Some((_, Data::InBuffer(qp, slot))) => self.qps[qp].repost(&slot),
+                Some((_, Data::Udp(bytes))) => self.udp_bytes -= OVERHEAD + bytes.len(),
                 None => {}
             }
         }
         let bytes = if flags & libc::MSG_TRUNC != 0 { len } else { at };
-        Some(Received { bytes, from: Some(from), is_cut: at < len })
+        Some(Received { bytes, from: Some(from), is_truncated: at < len })
     }
 
     fn events(&self) -> libc::c_short {
@@ -570,7 +584,7 @@ impl State {
             return POLLNVAL;
         }
         when(!self.unread.is_empty() || !self.can_read, POLLIN | POLLRDNORM)
-            | when(self.pairs.iter().all(Pair::is_writable), POLLOUT | POLLWRNORM)
+            | when(self.qps.iter().all(UdQp::is_writable), POLLOUT | POLLWRNORM)
             | when(self.error.is_some(), POLLERR)
             | when(!self.can_read, POLLRDHUP)
             | when(!self.can_read && !self.can_write, POLLHUP)

@@ -1,4 +1,4 @@
-//! Headers of datagrams: one for UDP, by which datagram sockets learn each other's queue pairs, and another
+//! Headers of datagrams: one for UDP, by which datagram sockets resolve each other's queue pairs, and another
 //! between the queue pairs.
 //!
 //! The headers are as librdmacm 44 sends them, which differs from its own description: the queue pair number
@@ -15,48 +15,50 @@ use urxe::verbs::Qpn;
 const TAG: [u8; 4] = [0x55; 4];
 
 /// Length of the longest header, in bytes.
-pub const MOST: usize = 28;
+pub const MAX_HEADER_LEN: usize = 28;
 
-/// Length of the longest message, with its header, that librdmacm has room for: a longer one puts its queue
-/// pair into the error state.
-pub const LONGEST: usize = 2048;
+/// Length of the longest message, with its header, for which librdmacm has a buffer: a longer one puts its
+/// queue pair into the error state.
+pub const MAX_MESSAGE_LEN: usize = 2048;
 
 /// Operation of a message sent by UDP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     /// Data follow the header.
     Data = 0,
-    /// Answer that carries a queue pair number only.
+    /// Response that carries a queue pair number only.
     Control = 7,
 }
 
 /// Reason why a datagram is not one of the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum HeaderError {
-    #[error("{0} bytes, which are too few for a header: they are dropped")]
-    Short(usize),
-    #[error("the tag is {0:02x?}, not {TAG:02x?}: some other program sends here")]
+    #[error("message of {0} bytes is too short for a header")]
+    TooShort(usize),
+    #[error("tag {0:02x?} instead of {TAG:02x?}: not a message of rsockets")]
     Tag([u8; 4]),
-    #[error("IP version {0}, neither 4 nor 6: it is dropped")]
+    #[error("invalid IP version {0}: expected 4 or 6")]
     Version(u8),
-    #[error("operation {0}, neither data (0) nor control (7): it is dropped")]
+    #[error("invalid operation {0}: expected data (0) or control (7)")]
     Op(u8),
-    #[error("a header of {told} bytes in a message of {got}, where it has at least {least}: it is dropped")]
-    Length { told: u8, got: usize, least: usize },
-    #[error("queue pair {0:#x}, which has more than 24 bits or is nobody's: it is dropped")]
+    #[error(
+        "invalid header length {stated}: expected at least {min} and at most {got}, the length of the message"
+    )]
+    Length { stated: u8, got: usize, min: usize },
+    #[error("invalid queue pair number {0:#x}: reserved or longer than 24 bits")]
     Qpn(u32),
 }
 
 /// Encoded header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    bytes: [u8; MOST],
+    bytes: [u8; MAX_HEADER_LEN],
     len: usize,
 }
 
 impl Header {
     fn new() -> Header {
-        Header { bytes: [0; MOST], len: 0 }
+        Header { bytes: [0; MAX_HEADER_LEN], len: 0 }
     }
 
     fn with(mut self, part: &[u8]) -> Header {
@@ -71,9 +73,13 @@ impl Header {
 }
 
 /// Checks the header length that the header itself states, and returns the bytes behind the header.
-fn behind(bytes: &[u8], told: u8, least: usize) -> Result<&[u8], HeaderError> {
-    let fits = usize::from(told) >= least && usize::from(told) <= bytes.len();
-    if fits { Ok(&bytes[told.into()..]) } else { Err(HeaderError::Length { told, got: bytes.len(), least }) }
+fn payload_after(bytes: &[u8], stated: u8, min: usize) -> Result<&[u8], HeaderError> {
+    let fits = usize::from(stated) >= min && usize::from(stated) <= bytes.len();
+    if fits {
+        Ok(&bytes[stated.into()..])
+    } else {
+        Err(HeaderError::Length { stated, got: bytes.len(), min })
+    }
 }
 
 /// Header of a message sent by UDP, which names the sender's queue pair.
@@ -101,18 +107,18 @@ impl Resolution {
     /// [`HeaderError`].
     pub fn parse(bytes: &[u8]) -> Result<(Resolution, &[u8]), HeaderError> {
         let Some((tag, rest)) = bytes.split_first_chunk::<4>() else {
-            return Err(HeaderError::Short(bytes.len()));
+            return Err(HeaderError::TooShort(bytes.len()));
         };
-        let Some(([version, op, told, _], rest)) = rest.split_first_chunk::<4>() else {
-            return Err(HeaderError::Short(bytes.len()));
+        let Some(([version, op, stated, _], rest)) = rest.split_first_chunk::<4>() else {
+            return Err(HeaderError::TooShort(bytes.len()));
         };
         let Some((qpn, _)) = rest.split_first_chunk::<4>() else {
-            return Err(HeaderError::Short(bytes.len()));
+            return Err(HeaderError::TooShort(bytes.len()));
         };
         if *tag != TAG {
             return Err(HeaderError::Tag(*tag));
         }
-        let least = match version {
+        let min = match version {
             4 => 16,
             6 => 28,
             other => return Err(HeaderError::Version(*other)),
@@ -122,7 +128,7 @@ impl Resolution {
             7 => Op::Control,
             other => return Err(HeaderError::Op(*other)),
         };
-        let data = behind(bytes, *told, least)?;
+        let data = payload_after(bytes, *stated, min)?;
         let number = u32::from_be_bytes(*qpn);
         // QP0 and QP1 are reserved for management, and the highest number denotes multicast.
         if !(2..0xff_ffff).contains(&number) {
@@ -146,11 +152,11 @@ pub fn source(from: SocketAddr) -> Header {
 /// # Errors
 /// [`HeaderError`].
 pub fn parse_source(bytes: &[u8]) -> Result<(SocketAddr, usize), HeaderError> {
-    let Some(([version, told, high, low], rest)) = bytes.split_first_chunk::<4>() else {
-        return Err(HeaderError::Short(bytes.len()));
+    let Some(([version, stated, high, low], rest)) = bytes.split_first_chunk::<4>() else {
+        return Err(HeaderError::TooShort(bytes.len()));
     };
-    let (version, told) = (*version, *told);
-    let (ip, least) = match version {
+    let (version, stated) = (*version, *stated);
+    let (ip, min) = match version {
         4 => (rest.first_chunk::<4>().map(|ip| IpAddr::from(Ipv4Addr::from(*ip))), 8),
         6 => {
             // The address follows the flow label.
@@ -159,9 +165,9 @@ pub fn parse_source(bytes: &[u8]) -> Result<(SocketAddr, usize), HeaderError> {
         }
         other => return Err(HeaderError::Version(other)),
     };
-    let ip = ip.ok_or(HeaderError::Short(bytes.len()))?;
-    behind(bytes, told, least)?;
-    Ok((SocketAddr::new(ip, u16::from_be_bytes([*high, *low])), told.into()))
+    let ip = ip.ok_or(HeaderError::TooShort(bytes.len()))?;
+    payload_after(bytes, stated, min)?;
+    Ok((SocketAddr::new(ip, u16::from_be_bytes([*high, *low])), stated.into()))
 }
 
 #[cfg(test)]
@@ -203,25 +209,25 @@ mod tests {
             Resolution::parse(&bytes).map(|(resolution, _)| resolution)
         };
         for len in 0..12 {
-            assert_eq!(Resolution::parse(&BY_UDP[..len]), Err(HeaderError::Short(len)));
+            assert_eq!(Resolution::parse(&BY_UDP[..len]), Err(HeaderError::TooShort(len)));
         }
         for len in 12..16 {
-            let wrong = HeaderError::Length { told: 16, got: len, least: 16 };
+            let wrong = HeaderError::Length { stated: 16, got: len, min: 16 };
             assert_eq!(Resolution::parse(&BY_UDP[..len]), Err(wrong));
         }
         assert_eq!(with(3, 0), Err(HeaderError::Tag([0x55, 0x55, 0x55, 0])));
         assert_eq!(with(4, 5), Err(HeaderError::Version(5)));
-        assert_eq!(with(4, 6), Err(HeaderError::Length { told: 16, got: 16, least: 28 }));
+        assert_eq!(with(4, 6), Err(HeaderError::Length { stated: 16, got: 16, min: 28 }));
         assert_eq!(with(5, 1), Err(HeaderError::Op(1)));
-        assert_eq!(with(6, 15), Err(HeaderError::Length { told: 15, got: 16, least: 16 }));
-        assert_eq!(with(6, 17), Err(HeaderError::Length { told: 17, got: 16, least: 16 }));
+        assert_eq!(with(6, 15), Err(HeaderError::Length { stated: 15, got: 16, min: 16 }));
+        assert_eq!(with(6, 17), Err(HeaderError::Length { stated: 17, got: 16, min: 16 }));
         assert_eq!(with(8, 1), Err(HeaderError::Qpn(0x0100_0011)));
         assert_eq!(with(11, 1), Err(HeaderError::Qpn(1)));
         assert!((0..8).all(|len| parse_source(&BY_PAIR[..len]).is_err()));
         assert_eq!(parse_source(&[7, 8, 0, 1, 0, 0, 0, 0]), Err(HeaderError::Version(7)));
         assert_eq!(
             parse_source(&[4, 9, 0, 1, 0, 0, 0, 0]),
-            Err(HeaderError::Length { told: 9, got: 8, least: 8 })
+            Err(HeaderError::Length { stated: 9, got: 8, min: 8 })
         );
     }
 }

@@ -1,18 +1,18 @@
-//! Receiving half of a connection: a buffer of two halves. The peer is given each half as a place to write
-//! to, fills it, and is given it again once it has been read.
+//! Receiving half of a connection: a buffer of two halves. Each half is granted to the peer as a target to
+//! write to; the peer fills it, and it is granted again once it has been read.
 
 use std::ops::Range;
 
-use super::protocol::{PLACE_LEN, Place, ProtocolError};
+use super::protocol::{ProtocolError, TARGET_SGE_LEN, TargetSge};
 
 /// Update of credits and buffer space for the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grant {
     /// Greatest total number of data messages that the peer may send, modulo 65536.
     pub limit: u16,
-    /// Half of the buffer that the peer may fill, by its offset, and the entry of the peer's table to write
-    /// it to.
-    pub half: Option<(usize, Place)>,
+    /// Half of the buffer that the peer may fill, by its offset, and the entry of the peer's target SGL to
+    /// write it to.
+    pub half: Option<(usize, TargetSge)>,
 }
 
 /// State of the receiving half.
@@ -21,46 +21,46 @@ pub struct Incoming {
     /// Size of half the buffer, in bytes.
     half: usize,
     /// Number of bytes that the peer may still write.
-    given: usize,
+    granted: usize,
     /// Number of unread bytes.
     unread: usize,
     /// Offset of the first unread byte.
     read_at: usize,
-    /// Offset of the half that the peer is given next.
-    give_at: usize,
+    /// Offset of the half that is granted to the peer next.
+    next_half: usize,
     /// Number of messages received that take a credit, modulo 65536.
     messages: u16,
     /// Number of messages that the peer was last allowed to send, modulo 65536.
     limit: u16,
     /// Number of messages that the peer may send at a time.
     credits: u16,
-    /// The peer's table of places.
-    table: Place,
+    /// The peer's target SGL.
+    table: TargetSge,
     /// Index of its entry to write next.
     entry: u32,
 }
 
 impl Incoming {
-    /// Creates a buffer of two halves, of which the peer has been given the first, and credits for `credits`
+    /// Creates a buffer of two halves, the first of which is granted to the peer, and credits for `credits`
     /// messages.
     pub fn new(half: usize, credits: u16) -> Incoming {
         Incoming {
             half,
-            given: half,
+            granted: half,
             unread: 0,
             read_at: 0,
-            give_at: half,
+            next_half: half,
             messages: 0,
             limit: credits,
             credits,
-            table: Place::default(),
+            table: TargetSge::default(),
             entry: 1,
         }
     }
 
-    /// Sets the peer's table. Its first entry stands for the place in the handshake, so the second is written
-    /// first.
-    pub fn connect(&mut self, table: Place) {
+    /// Sets the peer's target SGL. Its first entry stands for the target in the handshake, so the second is
+    /// written first.
+    pub fn connect(&mut self, table: TargetSge) {
         self.table = table;
         self.entry = 1 % table.len.max(1);
     }
@@ -78,19 +78,19 @@ impl Incoming {
     /// Records data that the peer has written.
     ///
     /// # Errors
-    /// [`ProtocolError::Overrun`] if it is more than the peer was given room for.
-    pub fn arrived(&mut self, len: usize) -> Result<(), ProtocolError> {
-        if len > self.given {
-            return Err(ProtocolError::Overrun { got: len, room: self.given });
+    /// [`ProtocolError::Overrun`] if it exceeds the granted buffer space.
+    pub fn on_data(&mut self, len: usize) -> Result<(), ProtocolError> {
+        if len > self.granted {
+            return Err(ProtocolError::Overrun { got: len, room: self.granted });
         }
-        self.given -= len;
+        self.granted -= len;
         self.unread += len;
-        self.counted();
+        self.count_message();
         Ok(())
     }
 
     /// Counts a received message that takes a credit.
-    pub fn counted(&mut self) {
+    pub fn count_message(&mut self) {
         self.messages = self.messages.wrapping_add(1);
     }
 
@@ -117,18 +117,18 @@ impl Incoming {
     /// Returns the update that is due: half a buffer is free, or half of the credits are used.
     pub fn grant(&mut self) -> Option<Grant> {
         let limit = self.messages.wrapping_add(self.credits);
-        let has_half = self.size() - self.given - self.unread >= self.half;
+        let has_half = self.size() - self.granted - self.unread >= self.half;
         if !has_half && limit.wrapping_sub(self.limit) < self.credits.div_ceil(2) {
             return None;
         }
         self.limit = limit;
         let half = has_half.then(|| {
-            let at = self.give_at;
-            self.give_at = (at + self.half) % self.size();
-            self.given += self.half;
-            let addr = self.table.addr.wrapping_add(u64::from(self.entry) * PLACE_LEN as u64);
+            let at = self.next_half;
+            self.next_half = (at + self.half) % self.size();
+            self.granted += self.half;
+            let addr = self.table.addr.wrapping_add(u64::from(self.entry) * TARGET_SGE_LEN as u64);
             self.entry = (self.entry + 1) % self.table.len.max(1);
-            (at, Place { addr, key: self.table.key, len: PLACE_LEN as u32 })
+            (at, TargetSge { addr, key: self.table.key, len: TARGET_SGE_LEN as u32 })
         });
         Some(Grant { limit, half })
     }
@@ -138,12 +138,12 @@ impl Incoming {
 mod tests {
     use super::*;
 
-    const TABLE: Place = Place { addr: 0x9000, key: 5, len: 2 };
+    const TABLE: TargetSge = TargetSge { addr: 0x9000, key: 5, len: 2 };
 
     fn connected(half: usize, credits: u16) -> Incoming {
         let mut inc = Incoming::new(half, credits);
         inc.connect(TABLE);
-        let second = Place { addr: 0x9010, key: 5, len: 16 };
+        let second = TargetSge { addr: 0x9010, key: 5, len: 16 };
         assert_eq!(inc.grant(), Some(Grant { limit: credits, half: Some((half, second)) }));
         assert_eq!(inc.grant(), None);
         inc
@@ -152,13 +152,13 @@ mod tests {
     #[test]
     fn half_of_the_buffer_is_granted_again_once_it_is_read() {
         let mut inc = connected(100, 50);
-        inc.arrived(100).unwrap();
-        inc.arrived(30).unwrap();
+        inc.on_data(100).unwrap();
+        inc.on_data(30).unwrap();
         assert_eq!((inc.unread(), inc.grant()), (130, None));
         inc.consume(99);
         assert_eq!(inc.grant(), None);
         inc.consume(1);
-        let first = Place { addr: 0x9000, key: 5, len: 16 };
+        let first = TargetSge { addr: 0x9000, key: 5, len: 16 };
         assert_eq!(inc.grant(), Some(Grant { limit: 52, half: Some((0, first)) }));
         assert_eq!(inc.ranges(50), [100..130, 0..0]);
     }
@@ -166,12 +166,12 @@ mod tests {
     #[test]
     fn reading_wraps_around_the_buffer() {
         let mut inc = connected(10, 50);
-        inc.arrived(10).unwrap();
-        inc.arrived(8).unwrap();
+        inc.on_data(10).unwrap();
+        inc.on_data(8).unwrap();
         inc.consume(17);
         assert!(inc.grant().unwrap().half.is_some());
-        inc.arrived(2).unwrap();
-        inc.arrived(4).unwrap();
+        inc.on_data(2).unwrap();
+        inc.on_data(4).unwrap();
         assert_eq!(inc.ranges(100), [17..20, 0..4]);
         assert_eq!(inc.ranges(2), [17..19, 0..0]);
         inc.consume(5);
@@ -184,10 +184,10 @@ mod tests {
     fn credits_are_granted_once_half_of_them_are_used() {
         let mut inc = connected(1000, 10);
         for _ in 0..4 {
-            inc.arrived(1).unwrap();
+            inc.on_data(1).unwrap();
         }
         assert_eq!(inc.grant(), None);
-        inc.counted();
+        inc.count_message();
         assert_eq!(inc.grant(), Some(Grant { limit: 15, half: None }));
         assert_eq!(inc.grant(), None);
     }
@@ -197,7 +197,7 @@ mod tests {
         let mut inc = connected(1 << 20, 1000);
         let mut limit = 1000u16;
         for _ in 0..300 {
-            (0..500).for_each(|_| inc.arrived(0).unwrap());
+            (0..500).for_each(|_| inc.on_data(0).unwrap());
             limit = limit.wrapping_add(500);
             assert_eq!(inc.grant(), Some(Grant { limit, half: None }));
         }
@@ -206,20 +206,20 @@ mod tests {
     #[test]
     fn data_beyond_the_granted_room_is_an_overrun() {
         let mut inc = Incoming::new(100, 50);
-        assert_eq!(inc.arrived(101), Err(ProtocolError::Overrun { got: 101, room: 100 }));
+        assert_eq!(inc.on_data(101), Err(ProtocolError::Overrun { got: 101, room: 100 }));
         let mut inc = connected(100, 50);
-        inc.arrived(150).unwrap();
-        assert_eq!(inc.arrived(usize::MAX), Err(ProtocolError::Overrun { got: usize::MAX, room: 50 }));
+        inc.on_data(150).unwrap();
+        assert_eq!(inc.on_data(usize::MAX), Err(ProtocolError::Overrun { got: usize::MAX, room: 50 }));
         assert_eq!(inc.ranges(usize::MAX), [0..150, 0..0]);
     }
 
     #[test]
     fn table_with_one_entry_reuses_it() {
         let mut inc = Incoming::new(4, 2);
-        inc.connect(Place { len: 1, ..TABLE });
+        inc.connect(TargetSge { len: 1, ..TABLE });
         assert_eq!(inc.grant().unwrap().half.unwrap().1.addr, 0x9000);
-        inc.arrived(4).unwrap();
+        inc.on_data(4).unwrap();
         inc.consume(4);
-        assert_eq!(inc.grant().unwrap().half.unwrap(), (0, Place { addr: 0x9000, key: 5, len: 16 }));
+        assert_eq!(inc.grant().unwrap().half.unwrap(), (0, TargetSge { addr: 0x9000, key: 5, len: 16 }));
     }
 }

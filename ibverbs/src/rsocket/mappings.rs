@@ -1,15 +1,15 @@
 //! Mapped memory (`riomap`): the memory that the peer may write to directly, and the memory of the peer that
 //! this end may write to.
 
-use super::protocol::{MAPPING_LEN, Mapping, PLACE_LEN, Place, ProtocolError};
+use super::protocol::{MAPPING_LEN, Mapping, ProtocolError, TARGET_SGE_LEN, TargetSge};
 
-/// Memory that the peer has mapped for this end.
+/// Memory that the peer has mapped for the local end.
 #[derive(Debug, Default)]
-pub struct Theirs(Vec<Mapping>);
+pub struct RemoteMap(Vec<Mapping>);
 
-impl Theirs {
-    pub fn new(len: usize) -> Theirs {
-        Theirs(vec![Mapping::default(); len])
+impl RemoteMap {
+    pub fn new(len: usize) -> RemoteMap {
+        RemoteMap(vec![Mapping::default(); len])
     }
 
     /// Returns the number of entries of the table.
@@ -34,23 +34,23 @@ impl Theirs {
     }
 
     /// Returns the memory that an offset is mapped to: from there to the end of the mapping.
-    pub fn find(&self, offset: u64) -> Option<Place> {
-        self.0.iter().find_map(|Mapping { offset: start, place }| {
+    pub fn find(&self, offset: u64) -> Option<TargetSge> {
+        self.0.iter().find_map(|Mapping { offset: start, target }| {
             let inside = offset.checked_sub(*start)?;
-            let left = u64::from(place.len).checked_sub(inside).filter(|left| *left > 0)?;
-            Some(Place { addr: place.addr.wrapping_add(inside), key: place.key, len: left as u32 })
+            let remaining = u64::from(target.len).checked_sub(inside).filter(|remaining| *remaining > 0)?;
+            Some(TargetSge { addr: target.addr.wrapping_add(inside), key: target.key, len: remaining as u32 })
         })
     }
 }
 
 /// Memory that this end has mapped for the peer, and the changes not yet announced to it.
 #[derive(Debug)]
-pub struct Ours<R> {
+pub struct LocalMap<R> {
     /// The peer's table of mapped memory.
-    table: Place,
+    table: TargetSge,
     entries: Vec<Option<Entry<R>>>,
     /// Indices of the entries to announce, oldest first.
-    untold: Vec<usize>,
+    unannounced: Vec<usize>,
 }
 
 #[derive(Debug)]
@@ -61,12 +61,12 @@ struct Entry<R> {
     _region: R,
 }
 
-impl<R> Ours<R> {
-    /// Creates an empty list. The peer has a table of `len` entries right behind its table of places.
-    pub fn new(places: Place, len: usize) -> Ours<R> {
-        let addr = places.addr.wrapping_add(u64::from(places.len) * PLACE_LEN as u64);
-        let table = Place { addr, key: places.key, len: len as u32 };
-        Ours { table, entries: Vec::new(), untold: Vec::new() }
+impl<R> LocalMap<R> {
+    /// Creates an empty list. The peer has a table of `len` entries right behind its target SGL.
+    pub fn new(target_sgl: TargetSge, len: usize) -> LocalMap<R> {
+        let addr = target_sgl.addr.wrapping_add(u64::from(target_sgl.len) * TARGET_SGE_LEN as u64);
+        let table = TargetSge { addr, key: target_sgl.key, len: len as u32 };
+        LocalMap { table, entries: Vec::new(), unannounced: Vec::new() }
     }
 
     /// Reports whether the peer's table has room for another mapping.
@@ -83,10 +83,10 @@ impl<R> Ours<R> {
         }
         let entry = Some(Entry { addr, mapping, _region: region });
         match self.entries.get_mut(index) {
-            Some(place) => *place = entry,
+            Some(target) => *target = entry,
             None => self.entries.push(entry),
         }
-        self.untold.push(index);
+        self.unannounced.push(index);
         Some(())
     }
 
@@ -94,29 +94,29 @@ impl<R> Ours<R> {
     /// was one.
     pub fn remove(&mut self, addr: u64, len: usize) -> bool {
         let is_it = |e: &Option<Entry<R>>| {
-            e.as_ref().is_some_and(|e| e.addr == addr && (len == 0 || e.mapping.place.len as usize == len))
+            e.as_ref().is_some_and(|e| e.addr == addr && (len == 0 || e.mapping.target.len as usize == len))
         };
         let Some(index) = self.entries.iter().position(is_it) else { return false };
         self.entries[index] = None;
-        self.untold.push(index);
+        self.unannounced.push(index);
         true
     }
 
-    /// Takes the next entry to announce: its index, its content (zeros if it was removed), and its place in
-    /// the peer's table.
-    pub fn next(&mut self) -> Option<(usize, Mapping, Place)> {
-        if self.untold.is_empty() {
+    /// Takes the next entry to announce: its index, its content (zeros if it was removed), and its position
+    /// in the peer's table.
+    pub fn next(&mut self) -> Option<(usize, Mapping, TargetSge)> {
+        if self.unannounced.is_empty() {
             return None;
         }
-        let index = self.untold.remove(0);
+        let index = self.unannounced.remove(0);
         let mapping = self.entries[index].as_ref().map_or(Mapping::default(), |entry| entry.mapping);
         let addr = self.table.addr.wrapping_add((index * MAPPING_LEN) as u64);
-        Some((index, mapping, Place { addr, key: self.table.key, len: MAPPING_LEN as u32 }))
+        Some((index, mapping, TargetSge { addr, key: self.table.key, len: MAPPING_LEN as u32 }))
     }
 
     /// Reports whether all changes have been announced.
-    pub fn is_told(&self) -> bool {
-        self.untold.is_empty()
+    pub fn is_announced(&self) -> bool {
+        self.unannounced.is_empty()
     }
 }
 
@@ -125,47 +125,47 @@ mod tests {
     use super::*;
 
     fn mapping(offset: u64, addr: u64, len: u32) -> Mapping {
-        Mapping { offset, place: Place { addr, key: 3, len } }
+        Mapping { offset, target: TargetSge { addr, key: 3, len } }
     }
 
     #[test]
     fn offset_is_found_in_its_mapping() {
-        let mut theirs = Theirs::new(2);
-        assert_eq!(theirs.find(0), None);
-        theirs.set(0, mapping(100, 0x1000, 50));
-        theirs.set(1, mapping(150, 0x8000, 10));
-        assert_eq!(theirs.find(99), None);
-        assert_eq!(theirs.find(149), Some(Place { addr: 0x1031, key: 3, len: 1 }));
-        assert_eq!(theirs.find(150), Some(Place { addr: 0x8000, key: 3, len: 10 }));
-        assert_eq!(theirs.find(160), None);
-        theirs.set(0, mapping(u64::MAX, u64::MAX, u32::MAX));
-        assert_eq!(theirs.find(u64::MAX), Some(Place { addr: u64::MAX, key: 3, len: u32::MAX }));
+        let mut remote_map = RemoteMap::new(2);
+        assert_eq!(remote_map.find(0), None);
+        remote_map.set(0, mapping(100, 0x1000, 50));
+        remote_map.set(1, mapping(150, 0x8000, 10));
+        assert_eq!(remote_map.find(99), None);
+        assert_eq!(remote_map.find(149), Some(TargetSge { addr: 0x1031, key: 3, len: 1 }));
+        assert_eq!(remote_map.find(150), Some(TargetSge { addr: 0x8000, key: 3, len: 10 }));
+        assert_eq!(remote_map.find(160), None);
+        remote_map.set(0, mapping(u64::MAX, u64::MAX, u32::MAX));
+        assert_eq!(remote_map.find(u64::MAX), Some(TargetSge { addr: u64::MAX, key: 3, len: u32::MAX }));
     }
 
     #[test]
     fn entry_outside_the_table_is_refused() {
-        let mut theirs = Theirs::new(2);
-        assert_eq!(theirs.check(1), Ok(()));
-        assert_eq!(theirs.check(2), Err(ProtocolError::Entry { got: 2, len: 2 }));
-        assert!(Theirs::default().check(0).is_err());
-        theirs.set(2, mapping(0, 0, 1));
-        assert_eq!(theirs.find(0), None);
+        let mut remote_map = RemoteMap::new(2);
+        assert_eq!(remote_map.check(1), Ok(()));
+        assert_eq!(remote_map.check(2), Err(ProtocolError::Entry { got: 2, len: 2 }));
+        assert!(RemoteMap::default().check(0).is_err());
+        remote_map.set(2, mapping(0, 0, 1));
+        assert_eq!(remote_map.find(0), None);
     }
 
     #[test]
     fn full_table_takes_a_mapping_after_one_is_removed() {
-        let mut ours = Ours::new(Place { addr: 0x1000, key: 9, len: 2 }, 2);
-        assert_eq!(ours.add(1, mapping(0, 1, 8), ()), Some(()));
-        assert_eq!(ours.add(2, mapping(8, 2, 8), ()), Some(()));
-        assert_eq!((ours.has_room(), ours.add(3, mapping(16, 3, 8), ())), (false, None));
-        let to = |index: u64| Place { addr: 0x1020 + 24 * index, key: 9, len: 24 };
-        assert_eq!(ours.next(), Some((0, mapping(0, 1, 8), to(0))));
-        assert_eq!(ours.next(), Some((1, mapping(8, 2, 8), to(1))));
-        assert!(ours.is_told());
-        assert!(!ours.remove(1, 7) && ours.remove(1, 8) && !ours.remove(1, 8));
-        assert_eq!(ours.next(), Some((0, Mapping::default(), to(0))));
-        assert_eq!(ours.add(3, mapping(16, 3, 8), ()), Some(()));
-        assert_eq!(ours.next(), Some((0, mapping(16, 3, 8), to(0))));
-        assert_eq!(ours.next(), None);
+        let mut local_map = LocalMap::new(TargetSge { addr: 0x1000, key: 9, len: 2 }, 2);
+        assert_eq!(local_map.add(1, mapping(0, 1, 8), ()), Some(()));
+        assert_eq!(local_map.add(2, mapping(8, 2, 8), ()), Some(()));
+        assert_eq!((local_map.has_room(), local_map.add(3, mapping(16, 3, 8), ())), (false, None));
+        let to = |index: u64| TargetSge { addr: 0x1020 + 24 * index, key: 9, len: 24 };
+        assert_eq!(local_map.next(), Some((0, mapping(0, 1, 8), to(0))));
+        assert_eq!(local_map.next(), Some((1, mapping(8, 2, 8), to(1))));
+        assert!(local_map.is_announced());
+        assert!(!local_map.remove(1, 7) && local_map.remove(1, 8) && !local_map.remove(1, 8));
+        assert_eq!(local_map.next(), Some((0, Mapping::default(), to(0))));
+        assert_eq!(local_map.add(3, mapping(16, 3, 8), ()), Some(()));
+        assert_eq!(local_map.next(), Some((0, mapping(16, 3, 8), to(0))));
+        assert_eq!(local_map.next(), None);
     }
 }

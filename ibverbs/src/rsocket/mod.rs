@@ -2,34 +2,34 @@
 //! can be peers.
 //!
 //! Each end of a stream has a receive buffer that the peer writes to by RDMA, and announces the free part of
-//! it by writes to a table in the peer's memory. The immediate data of each write tell what it is
-//! ([`protocol`]). [`outgoing`], [`incoming`] and [`mappings`] are the protocol without I/O; a [`link`]
+//! it by writes to a table in the peer's memory (target SGL). The immediate data of each write is the message
+//! ([`protocol`]). [`outgoing`], [`incoming`] and [`mappings`] are the protocol without I/O; a [`connection`]
 //! combines them with a queue pair; a [`stream`] adds connection management and implements the calls;
-//! [`keepalive`] detects a peer that is gone.
+//! [`keepalive`] detects a dead peer.
 //!
 //! Datagrams have a protocol of their own: a [`datagram`] socket has a UDP socket ([`udp`]), through which it
-//! finds its [`peers`], and UD queue pairs ([`pair`]); [`headers`] precede the data. A [`socket`] is of
+//! resolves its [`peers`], and UD queue pairs ([`ud_qp`]); [`headers`] precede the data. A [`socket`] is of
 //! either kind. [`wait`] blocks calls, [`poll`] implements `rpoll` and `rselect`, and [`calls`] is the C
 //! interface.
 
 mod buffers;
 mod calls;
+mod connection;
 mod data;
 mod datagram;
 mod headers;
 mod incoming;
 mod keepalive;
-mod link;
 mod mappings;
 mod options;
 mod outgoing;
-mod pair;
 mod peers;
 mod poll;
 mod protocol;
 mod socket;
 mod stream;
 mod table;
+mod ud_qp;
 mod udp;
 mod wait;
 

@@ -6,7 +6,7 @@ use std::fs;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use super::protocol::told_size;
+use super::protocol::encodable_size;
 
 /// Level of the options specific to rsockets.
 pub const SOL_RDMA: c_int = 0x10000;
@@ -52,13 +52,13 @@ fn defaults() -> &'static Defaults {
             let text = fs::read_to_string(format!("/etc/rdma/rsocket/{name}"));
             text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(default)
         };
-        let within = |value: usize, (least, most): (usize, usize)| value.clamp(least, most);
+        let within = |value: usize, (min, max): (usize, usize)| value.clamp(min, max);
         let sizes = Sizes {
             send_buffer: within(number("wmem_default", 1 << 17), BUFFER),
             receive_half: within(number("mem_default", 1 << 17), BUFFER) / 2,
             send_queue: within(number("sqsize_default", 384), QUEUE) as u32,
             credits: within(number("rqsize_default", 384), QUEUE) as u16,
-            mappings: told_size(number("iomap_size", 0)),
+            mappings: encodable_size(number("iomap_size", 0)),
         };
         let polling = Duration::from_micros(number("polling_time", 50).min(1_000_000) as u64);
         Defaults { sizes, inline: number("inline_default", 64), polling }
@@ -129,8 +129,8 @@ fn int(value: &[u8]) -> Result<c_int, c_int> {
 }
 
 /// Parses a size and clamps it to the given range; negative values are an error.
-fn size(value: &[u8], (least, most): (usize, usize)) -> Result<usize, c_int> {
-    Ok(usize::try_from(int(value)?).map_err(|_| libc::EINVAL)?.clamp(least, most))
+fn size(value: &[u8], (min, max): (usize, usize)) -> Result<usize, c_int> {
+    Ok(usize::try_from(int(value)?).map_err(|_| libc::EINVAL)?.clamp(min, max))
 }
 
 fn time(value: &[u8]) -> Result<Option<Duration>, c_int> {
@@ -150,7 +150,7 @@ fn timeval(time: Option<Duration>) -> Vec<u8> {
 
 impl Options {
     /// Reports whether a call with these flags may block.
-    pub fn waits(&self, flags: c_int) -> bool {
+    pub fn may_block(&self, flags: c_int) -> bool {
         flags & libc::MSG_DONTWAIT == 0 && !self.is_nonblocking
     }
 
@@ -188,12 +188,12 @@ impl Options {
             (SOL_RDMA, SEND_QUEUE) => self.sizes.send_queue = size(value, QUEUE)? as u32,
             (SOL_RDMA, RECEIVE_QUEUE) => self.sizes.credits = size(value, QUEUE)? as u16,
             (SOL_RDMA, INLINE) => self.inline = size(value, (0, BUFFER.0))?,
-            (SOL_RDMA, MAPPINGS) => self.sizes.mappings = told_size(size(value, (0, BUFFER.1))?),
+            (SOL_RDMA, MAPPINGS) => self.sizes.mappings = encodable_size(size(value, (0, BUFFER.1))?),
             // On Ethernet the path follows from the addresses.
             (SOL_RDMA, ROUTE) => {}
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL | libc::TCP_KEEPCNT) => {
-                let most = if name == libc::TCP_KEEPCNT { 127 } else { 32_767 };
-                if !(1..=most).contains(&int(value)?) {
+                let max = if name == libc::TCP_KEEPCNT { 127 } else { 32_767 };
+                if !(1..=max).contains(&int(value)?) {
                     return Err(libc::EINVAL);
                 }
                 self.others.insert((level, name), value[..4].to_vec());

@@ -4,10 +4,10 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::protocol::{Message, PLACES, Place, ProtocolError};
+use super::protocol::{Message, ProtocolError, TARGET_SGL_LEN, TargetSge};
 
 /// Greatest length of one write, so that the first bytes are in flight while the next are copied.
-const LARGEST: usize = 1 << 16;
+const MAX_WRITE_LEN: usize = 1 << 16;
 /// Greatest number of outstanding credit messages.
 const CREDIT_MESSAGES: usize = 4;
 /// Greatest number of outstanding internal messages: the credits, two for the end of the connection, and one
@@ -20,14 +20,14 @@ pub struct Transfer {
     /// Ranges of the data in the send buffer, which is a ring; the second may be empty.
     pub from: [Range<usize>; 2],
     /// Destination at the peer; `len` is the length of the write.
-    pub to: Place,
+    pub to: TargetSge,
     /// Message in the immediate data; `None` for writes to mapped memory, which the peer is not notified of.
     pub message: Option<Message>,
 }
 
 /// An outstanding work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Flight {
+enum InFlight {
     /// Data, with this number of bytes of the send buffer.
     Bytes(usize),
     /// A credit message, which takes no bytes of the send buffer.
@@ -50,11 +50,11 @@ pub struct Outgoing {
     /// Total number of data messages that the peer accepts, modulo 65536.
     limit: u16,
     /// Places at the peer that are not full; the first is the one in use.
-    places: VecDeque<Place>,
+    targets: VecDeque<TargetSge>,
     /// Greatest number of outstanding work requests for data. Internal messages have room beyond it.
     slots: usize,
     /// Outstanding work requests, in the order in which they were posted, in which they also complete.
-    flights: VecDeque<Flight>,
+    in_flight: VecDeque<InFlight>,
     /// Number of outstanding credit messages.
     credits: usize,
 }
@@ -68,23 +68,23 @@ impl Outgoing {
             used: 0,
             sent: 0,
             limit: 0,
-            places: VecDeque::new(),
+            targets: VecDeque::new(),
             slots,
-            flights: VecDeque::new(),
+            in_flight: VecDeque::new(),
             credits: 0,
         }
     }
 
-    /// Adds a place that the peer has announced; one without room is ignored.
+    /// Adds a target that the peer has announced; one without room is ignored.
     ///
     /// # Errors
-    /// [`ProtocolError::Places`] if the peer announces more places than it can have.
-    pub fn add_place(&mut self, place: Place) -> Result<(), ProtocolError> {
-        if self.places.len() >= PLACES {
-            return Err(ProtocolError::Places);
+    /// [`ProtocolError::TooManyTargets`] if the peer announces more targets than it can have.
+    pub fn add_target(&mut self, target: TargetSge) -> Result<(), ProtocolError> {
+        if self.targets.len() >= TARGET_SGL_LEN {
+            return Err(ProtocolError::TooManyTargets);
         }
-        if place.len > 0 {
-            self.places.push_back(place);
+        if target.len > 0 {
+            self.targets.push_back(target);
         }
         Ok(())
     }
@@ -102,105 +102,106 @@ impl Outgoing {
 
     /// Returns the number of outstanding work requests.
     fn outstanding(&self) -> usize {
-        self.flights.len()
+        self.in_flight.len()
     }
 
     /// Returns the number of bytes that one write can carry now.
     pub fn room(&self) -> usize {
-        let place = self.places.front().map_or(0, |place| place.len as usize);
-        if self.has_credit() { place.min(self.ring_room()) } else { 0 }
+        let target = self.targets.front().map_or(0, |target| target.len as usize);
+        if self.has_credit() { target.min(self.ring_room()) } else { 0 }
     }
 
     /// Returns the number of bytes of the send buffer that one write can take now.
     fn ring_room(&self) -> usize {
-        if self.outstanding() < self.slots { (self.size - self.used).min(LARGEST) } else { 0 }
+        if self.outstanding() < self.slots { (self.size - self.used).min(MAX_WRITE_LEN) } else { 0 }
     }
 
     /// Reports whether enough can be sent to be worth waking the program.
     pub fn is_writable(&self) -> bool {
-        let enough = self.places.front().map_or(0, |place| place.len as usize).min(self.size / 4).min(2048);
-        self.has_credit() && enough > 0 && self.ring_room() >= enough
+        let min_len =
+            self.targets.front().map_or(0, |target| target.len as usize).min(self.size / 4).min(2048);
+        self.has_credit() && min_len > 0 && self.ring_room() >= min_len
     }
 
     /// Allocates the next data message, of at most `len` bytes, if it can be sent now.
     pub fn transfer(&mut self, len: usize) -> Option<Transfer> {
         let len = len.min(self.room());
-        let place = self.places.front_mut().filter(|_| len > 0)?;
-        let to = Place { len: len as u32, ..*place };
-        place.addr = place.addr.wrapping_add(len as u64);
-        place.len -= len as u32;
-        if place.len == 0 {
-            self.places.pop_front();
+        let target = self.targets.front_mut().filter(|_| len > 0)?;
+        let to = TargetSge { len: len as u32, ..*target };
+        target.addr = target.addr.wrapping_add(len as u64);
+        target.len -= len as u32;
+        if target.len == 0 {
+            self.targets.pop_front();
         }
         self.sent = self.sent.wrapping_add(1);
-        Some(Transfer { from: self.take(len), to, message: Some(Message::Data(len)) })
+        Some(Transfer { from: self.reserve(len), to, message: Some(Message::Data(len)) })
     }
 
     /// Allocates a write of at most `to.len` bytes to memory that the peer has mapped.
-    pub fn direct(&mut self, to: Place) -> Option<Transfer> {
+    pub fn direct(&mut self, to: TargetSge) -> Option<Transfer> {
         let len = (to.len as usize).min(self.ring_room());
-        let to = Place { len: len as u32, ..to };
-        (len > 0).then(|| Transfer { from: self.take(len), to, message: None })
+        let to = TargetSge { len: len as u32, ..to };
+        (len > 0).then(|| Transfer { from: self.reserve(len), to, message: None })
     }
 
     /// Allocates `len` bytes of the send buffer, which must be free.
-    fn take(&mut self, len: usize) -> [Range<usize>; 2] {
+    fn reserve(&mut self, len: usize) -> [Range<usize>; 2] {
         let first = len.min(self.size - self.at);
         let from = [self.at..self.at + first, 0..len - first];
         self.at = (self.at + len) % self.size;
         self.used += len;
-        self.flights.push_back(Flight::Bytes(len));
+        self.in_flight.push_back(InFlight::Bytes(len));
         from
     }
 
     /// Reports whether a credit message may be sent. A few such messages at a time have reserved room in the
     /// queues of both ends.
-    pub fn may_give_credits(&self) -> bool {
+    pub fn can_send_credits(&self) -> bool {
         self.credits < CREDIT_MESSAGES
     }
 
     /// Records a credit message.
-    pub fn gave_credits(&mut self) {
+    pub fn on_credits_sent(&mut self) {
         self.credits += 1;
-        self.flights.push_back(Flight::Credits);
+        self.in_flight.push_back(InFlight::Credits);
     }
 
     /// Reports whether a mapping may be announced, which takes a credit like data.
-    pub fn may_tell_mapping(&self) -> bool {
+    pub fn can_announce_mapping(&self) -> bool {
         self.has_credit() && self.outstanding() < self.slots
     }
 
     /// Records the announcement of a mapping.
-    pub fn told_mapping(&mut self) {
+    pub fn on_mapping_announced(&mut self) {
         self.sent = self.sent.wrapping_add(1);
-        self.flights.push_back(Flight::Other);
+        self.in_flight.push_back(InFlight::Other);
     }
 
     /// Records a shutdown message: there are at most two per connection, for which both ends have reserved
     /// room.
-    pub fn told_end(&mut self) {
-        self.flights.push_back(Flight::Other);
+    pub fn on_shutdown_sent(&mut self) {
+        self.in_flight.push_back(InFlight::Other);
     }
 
     /// Records a keepalive write, which only the transport sees. It is sent only while nothing else is
     /// outstanding.
-    pub fn kept_alive(&mut self) {
+    pub fn on_keepalive_sent(&mut self) {
         debug_assert!(self.is_idle());
-        self.flights.push_back(Flight::Other);
+        self.in_flight.push_back(InFlight::Other);
     }
 
     /// Records the completion of the oldest work request.
-    pub fn done(&mut self) {
-        match self.flights.pop_front() {
-            Some(Flight::Bytes(len)) => self.used -= len,
-            Some(Flight::Credits) => self.credits -= 1,
-            Some(Flight::Other) | None => {}
+    pub fn on_completion(&mut self) {
+        match self.in_flight.pop_front() {
+            Some(InFlight::Bytes(len)) => self.used -= len,
+            Some(InFlight::Credits) => self.credits -= 1,
+            Some(InFlight::Other) | None => {}
         }
     }
 
     /// Reports whether no work request is outstanding.
     pub fn is_idle(&self) -> bool {
-        self.flights.is_empty()
+        self.in_flight.is_empty()
     }
 }
 
@@ -208,14 +209,14 @@ impl Outgoing {
 mod tests {
     use super::*;
 
-    fn place(addr: u64, len: u32) -> Place {
-        Place { addr, key: 7, len }
+    fn target(addr: u64, len: u32) -> TargetSge {
+        TargetSge { addr, key: 7, len }
     }
 
     fn ready(size: usize, slots: usize, credits: u16, len: u32) -> Outgoing {
         let mut out = Outgoing::new(size, slots);
         out.set_limit(credits);
-        out.add_place(place(0x1000, len)).unwrap();
+        out.add_target(target(0x1000, len)).unwrap();
         out
     }
 
@@ -225,12 +226,13 @@ mod tests {
         assert_eq!((out.transfer(10), out.is_writable()), (None, false));
         out.set_limit(1);
         assert_eq!(out.transfer(10), None);
-        out.add_place(place(0, 0)).unwrap();
+        out.add_target(target(0, 0)).unwrap();
         assert_eq!(out.transfer(10), None);
-        out.add_place(place(0x1000, 50)).unwrap();
+        out.add_target(target(0x1000, 50)).unwrap();
         assert!(out.is_writable());
-        let went = Transfer { from: [0..10, 0..0], to: place(0x1000, 10), message: Some(Message::Data(10)) };
-        assert_eq!((out.transfer(10), out.transfer(10)), (Some(went), None));
+        let transfer =
+            Transfer { from: [0..10, 0..0], to: target(0x1000, 10), message: Some(Message::Data(10)) };
+        assert_eq!((out.transfer(10), out.transfer(10)), (Some(transfer), None));
     }
 
     #[test]
@@ -243,20 +245,20 @@ mod tests {
             limit = limit.wrapping_add(more);
             out.set_limit(limit);
             assert_eq!(sent(&mut out), usize::from(more));
-            (0..more).for_each(|_| out.done());
+            (0..more).for_each(|_| out.on_completion());
         }
     }
 
     #[test]
     fn place_is_filled_before_the_next_is_used() {
         let mut out = ready(100, 9, 9, 15);
-        out.add_place(place(0x2000, 20)).unwrap();
+        out.add_target(target(0x2000, 20)).unwrap();
         let to = |t: Option<Transfer>| t.map(|t| (t.to.addr, t.to.len));
-        // A peer has at most two places at a time.
-        assert_eq!(out.add_place(place(0x3000, 20)), Err(ProtocolError::Places));
+        // A peer has at most two targets at a time.
+        assert_eq!(out.add_target(target(0x3000, 20)), Err(ProtocolError::TooManyTargets));
         assert_eq!(to(out.transfer(10)), Some((0x1000, 10)));
         assert_eq!(to(out.transfer(10)), Some((0x100a, 5)));
-        assert_eq!(out.add_place(place(0x3000, 20)), Ok(()));
+        assert_eq!(out.add_target(target(0x3000, 20)), Ok(()));
         assert_eq!(to(out.transfer(10)), Some((0x2000, 10)));
         assert_eq!(to(out.transfer(100)), Some((0x200a, 10)));
         assert_eq!(to(out.transfer(100)), Some((0x3000, 20)));
@@ -269,17 +271,17 @@ mod tests {
         assert_eq!(out.transfer(7).unwrap().from, [0..7, 0..0]);
         assert_eq!(out.transfer(7).unwrap().from, [7..10, 0..0]);
         assert_eq!(out.transfer(7), None);
-        out.done();
+        out.on_completion();
         assert_eq!(out.transfer(5).unwrap().from, [0..5, 0..0]);
-        out.done();
+        out.on_completion();
         assert_eq!(out.transfer(9).unwrap().from, [5..10, 0..0]);
-        (0..2).for_each(|_| out.done());
+        (0..2).for_each(|_| out.on_completion());
         assert_eq!(out.transfer(4).unwrap().from, [0..4, 0..0]);
         assert_eq!(out.transfer(4).unwrap().from, [4..8, 0..0]);
-        (0..2).for_each(|_| out.done());
+        (0..2).for_each(|_| out.on_completion());
         assert_eq!(out.transfer(4).unwrap().from, [8..10, 0..2]);
         assert!(!out.is_idle());
-        out.done();
+        out.on_completion();
         assert!(out.is_idle());
     }
 
@@ -287,33 +289,33 @@ mod tests {
     fn full_send_queue_still_takes_internal_messages() {
         let mut out = ready(100, 2, 99, 1000);
         assert!(out.transfer(1).is_some() && out.transfer(1).is_some());
-        assert_eq!((out.transfer(1), out.may_tell_mapping(), out.is_writable()), (None, false, false));
+        assert_eq!((out.transfer(1), out.can_announce_mapping(), out.is_writable()), (None, false, false));
         for _ in 0..CREDIT_MESSAGES {
-            assert!(out.may_give_credits());
-            out.gave_credits();
+            assert!(out.can_send_credits());
+            out.on_credits_sent();
         }
-        assert!(!out.may_give_credits());
-        out.told_end();
-        (0..3).for_each(|_| out.done());
-        assert!(out.may_give_credits() && !out.is_idle());
-        (0..CREDIT_MESSAGES).for_each(|_| out.done());
+        assert!(!out.can_send_credits());
+        out.on_shutdown_sent();
+        (0..3).for_each(|_| out.on_completion());
+        assert!(out.can_send_credits() && !out.is_idle());
+        (0..CREDIT_MESSAGES).for_each(|_| out.on_completion());
         assert!(out.is_idle() && out.transfer(1).is_some());
     }
 
     #[test]
     fn write_to_mapped_memory_takes_no_credit() {
         let mut out = Outgoing::new(100, 2);
-        let went = out.direct(place(0x5000, 30)).unwrap();
-        assert_eq!((went.to, went.message), (place(0x5000, 30), None));
-        assert_eq!(out.direct(place(0x5000, 300)).unwrap().to.len, 70);
-        assert_eq!(out.direct(place(0x5000, 1)), None);
+        let transfer = out.direct(target(0x5000, 30)).unwrap();
+        assert_eq!((transfer.to, transfer.message), (target(0x5000, 30), None));
+        assert_eq!(out.direct(target(0x5000, 300)).unwrap().to.len, 70);
+        assert_eq!(out.direct(target(0x5000, 1)), None);
     }
 
     #[test]
     fn place_at_the_end_of_the_address_space_does_no_harm() {
         let mut out = Outgoing::new(100, 200);
         out.set_limit(u16::MAX / 2);
-        out.add_place(place(u64::MAX - 3, u32::MAX)).unwrap();
+        out.add_target(target(u64::MAX - 3, u32::MAX)).unwrap();
         for _ in 0..50 {
             assert_eq!(out.transfer(2).map(|t| t.to.len), Some(2));
         }
@@ -323,6 +325,6 @@ mod tests {
     #[test]
     fn large_write_is_split() {
         let mut out = ready(1 << 20, 9, 9, u32::MAX);
-        assert_eq!(out.transfer(1 << 20).unwrap().to.len as usize, LARGEST);
+        assert_eq!(out.transfer(1 << 20).unwrap().to.len as usize, MAX_WRITE_LEN);
     }
 }

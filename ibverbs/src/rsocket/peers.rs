@@ -1,4 +1,4 @@
-//! Peers of a datagram socket, and how each is reached.
+//! Peers of a datagram socket, and the route to each.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -10,14 +10,14 @@ use urxe::verbs::cm::{CmEventKind, EventChannel, PortSpace};
 use urxe::verbs::{Ah, Context, Qpn};
 
 use super::stream::errno;
-use crate::cm::process::Process;
+use crate::cm::process::ProcessGlobals;
 
-/// Greatest number of peers that a socket remembers.
-const MOST: usize = 4096;
-/// Time after which the queue pair of a silent peer is no longer taken for granted: the port may belong to
-/// another process by then, with another queue pair. One datagram per such period is sent by UDP, and the
-/// peer answers it.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Maximum number of peers in the table of a socket.
+const MAX_PEERS: usize = 4096;
+/// Time after which the queue pair number of a silent peer must be confirmed: the port may belong to another
+/// process by then, with another queue pair. One datagram per such period is sent by UDP, and the peer
+/// responds to it.
+const CONFIRM_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Returns the form of an address that identifies a peer: IPv4 instead of IPv4-mapped IPv6, with a scope ID
 /// for link-local addresses only, and without a flow label.
@@ -45,7 +45,7 @@ fn with_any_scope(address: SocketAddr) -> SocketAddr {
 }
 
 /// Route to a peer: the local device and address, and the address vector.
-pub struct Way {
+pub struct Route {
     pub context: Context,
     pub local: IpAddr,
     /// Address of the peer; for the wildcard, the local address that it stands for.
@@ -55,27 +55,27 @@ pub struct Way {
     pub mtu: usize,
 }
 
-impl Way {
+impl Route {
     /// Resolves the route to `to`, from a given local address if there is one.
     ///
     /// # Errors
     /// An error number.
-    pub fn find(
-        process: &Process,
+    pub fn resolve(
+        process: &ProcessGlobals,
         channel: &EventChannel,
         from: Option<IpAddr>,
         to: SocketAddr,
-    ) -> Result<Way, c_int> {
+    ) -> Result<Route, c_int> {
         let id = process.manager.create_id(channel, PortSpace::Udp).map_err(errno)?;
-        let find = || {
+        let resolve = || {
             id.resolve_addr(from.map(|ip| (ip, 0).into()), to, Duration::ZERO).map_err(errno)?;
             // The event is pending at once, because no resolution over the network is needed.
             match channel.try_event() {
                 Some(event) if event.kind == CmEventKind::AddrResolved => {}
                 _ => return Err(libc::ENETUNREACH),
             }
-            let none = libc::ENETUNREACH;
-            let path = id.path().ok_or(none)?;
+            let unreachable = libc::ENETUNREACH;
+            let path = id.path().ok_or(unreachable)?;
             let to = AddressVector {
                 dgid: path.dgid,
                 sgid_index: path.sgid_index,
@@ -83,27 +83,28 @@ impl Way {
                 traffic_class: 0,
                 flow_label: 0,
             };
-            let local = id.local_addr().ok_or(none)?.ip().to_canonical();
-            let (context, peer) = (id.context().ok_or(none)?, canonical(id.peer_addr().ok_or(none)?));
-            Ok(Way { context, local, peer, to, mtu: path.mtu.bytes() })
+            let local = id.local_addr().ok_or(unreachable)?.ip().to_canonical();
+            let (context, peer) =
+                (id.context().ok_or(unreachable)?, canonical(id.peer_addr().ok_or(unreachable)?));
+            Ok(Route { context, local, peer, to, mtu: path.mtu.bytes() })
         };
-        let way = find();
+        let route = resolve();
         id.destroy();
-        way
+        route
     }
 }
 
 struct Peer {
     /// Index of the socket's queue pair that sends to the peer.
-    at: usize,
+    qp_index: usize,
     /// Address handle of the peer.
-    path: Ah,
+    ah: Ah,
     /// Queue pair of the peer, if known.
     qpn: Option<Qpn>,
     /// Time at which the peer last confirmed it.
-    heard: Instant,
+    last_recv: Instant,
     /// Time of the last datagram sent to the peer by UDP.
-    asked: Option<Instant>,
+    last_udp_send: Option<Instant>,
 }
 
 /// Table of the known peers.
@@ -112,41 +113,41 @@ pub struct Peers(BTreeMap<SocketAddr, Peer>);
 
 impl Peers {
     /// Returns the index of the queue pair that sends to a peer, if the peer is known.
-    pub fn way(&self, to: SocketAddr) -> Option<usize> {
-        self.0.get(&to).map(|peer| peer.at)
+    pub fn qp_index(&self, to: SocketAddr) -> Option<usize> {
+        self.0.get(&to).map(|peer| peer.qp_index)
     }
 
     /// Adds a peer; a full table drops the peer that has been silent for longest.
-    pub fn add(&mut self, to: SocketAddr, at: usize, path: Ah) {
-        if self.0.len() >= MOST
+    pub fn add(&mut self, to: SocketAddr, qp_index: usize, ah: Ah) {
+        if self.0.len() >= MAX_PEERS
             && let Some(oldest) =
-                self.0.iter().min_by_key(|(_, peer)| peer.heard).map(|(address, _)| *address)
+                self.0.iter().min_by_key(|(_, peer)| peer.last_recv).map(|(address, _)| *address)
         {
             self.0.remove(&oldest);
         }
-        self.0.insert(to, Peer { at, path, qpn: None, heard: Instant::now(), asked: None });
+        self.0.insert(to, Peer { qp_index, ah, qpn: None, last_recv: Instant::now(), last_udp_send: None });
     }
 
     /// Removes all peers that this queue pair sends to, because it no longer works.
-    pub fn forget(&mut self, at: usize) {
-        self.0.retain(|_, peer| peer.at != at);
+    pub fn remove_of_qp(&mut self, qp_index: usize) {
+        self.0.retain(|_, peer| peer.qp_index != qp_index);
     }
 
     /// Records the queue pair that a peer has announced by UDP.
-    pub fn resolved(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) {
+    pub fn set_qpn(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) {
         if let Some(peer) = self.0.get_mut(&from) {
-            (peer.qpn, peer.heard) = (Some(qpn), now);
+            (peer.qpn, peer.last_recv) = (Some(qpn), now);
         }
     }
 
     /// Records a datagram from a queue pair whose header claims the sender `from`, and returns the peer that
     /// it means. A queue pair other than the known one is not trusted: the known number is discarded, and has
     /// to be confirmed by UDP.
-    pub fn heard(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) -> SocketAddr {
-        let from = self.named(from, qpn);
+    pub fn on_recv(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) -> SocketAddr {
+        let from = self.find_peer(from, qpn);
         if let Some(peer) = self.0.get_mut(&from) {
             match peer.qpn == Some(qpn) {
-                true => peer.heard = now,
+                true => peer.last_recv = now,
                 false => peer.qpn = None,
             }
         }
@@ -156,7 +157,7 @@ impl Peers {
     /// Returns the peer that a header means, which has no scope ID. Headers of librdmacm have no port either
     /// if the socket was not bound when its queue pair was created; then it is the peer at this address that
     /// has announced the queue pair by UDP.
-    fn named(&self, from: SocketAddr, qpn: Qpn) -> SocketAddr {
+    fn find_peer(&self, from: SocketAddr, qpn: Qpn) -> SocketAddr {
         let port = if from.port() == 0 { u16::MAX } else { from.port() };
         let last = with_any_scope(SocketAddr::new(from.ip(), port));
         let mut of_address = self.0.range(from..=last).map(|(address, peer)| (*address, peer.qpn));
@@ -167,16 +168,16 @@ impl Peers {
     }
 
     /// Returns the address handle and the queue pair to send to directly. `None` if the peer is unknown, or
-    /// if the next datagram has to go by UDP, which is then recorded as sent.
+    /// if the next datagram must be sent by UDP; it is then recorded as sent.
     pub fn direct(&mut self, to: SocketAddr, now: Instant) -> Option<(&Ah, Qpn)> {
         let peer = self.0.get_mut(&to)?;
-        let is_recent = |at: Instant| now.saturating_duration_since(at) < PATIENCE;
+        let is_recent = |time: Instant| now.saturating_duration_since(time) < CONFIRM_INTERVAL;
         match peer.qpn {
-            Some(qpn) if is_recent(peer.heard) || peer.asked.is_some_and(is_recent) => {
-                Some((&peer.path, qpn))
+            Some(qpn) if is_recent(peer.last_recv) || peer.last_udp_send.is_some_and(is_recent) => {
+                Some((&peer.ah, qpn))
             }
             _ => {
-                peer.asked = Some(now);
+                peer.last_udp_send = Some(now);
                 None
             }
         }
@@ -190,12 +191,12 @@ mod tests {
     #[test]
     fn peer_is_identified_by_address_port_and_scope_of_link_local_addresses() {
         let v6 = |ip: &str, flow, scope| SocketAddrV6::new(ip.parse().unwrap(), 7, flow, scope).into();
-        let told = |ip: &str| SocketAddr::new(ip.parse().unwrap(), 7);
-        assert_eq!(canonical(v6("fd77::1", 5, 3)), told("fd77::1"));
-        assert_eq!(canonical(v6("::ffff:10.0.0.1", 5, 3)), told("10.0.0.1"));
+        let with_port = |ip: &str| SocketAddr::new(ip.parse().unwrap(), 7);
+        assert_eq!(canonical(v6("fd77::1", 5, 3)), with_port("fd77::1"));
+        assert_eq!(canonical(v6("::ffff:10.0.0.1", 5, 3)), with_port("10.0.0.1"));
         let local = canonical(v6("fe80::2", 5, 3));
         assert_eq!(local, v6("fe80::2", 0, 3));
-        assert!(is_same(local, told("fe80::2")) && !is_same(local, told("fe80::3")));
-        assert!((told("fe80::2")..=with_any_scope(told("fe80::2"))).contains(&local));
+        assert!(is_same(local, with_port("fe80::2")) && !is_same(local, with_port("fe80::3")));
+        assert!((with_port("fe80::2")..=with_any_scope(with_port("fe80::2"))).contains(&local));
     }
 }

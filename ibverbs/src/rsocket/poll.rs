@@ -7,7 +7,7 @@ use libc::{c_short, fd_set, pollfd, timeval};
 
 use super::socket::Socket;
 use super::table::find;
-use super::wait::{NOT_YET, Over, poll, wait};
+use super::wait::{PENDING, WaitEnd, poll, wait};
 use crate::cancel::Call;
 
 /// Events that are reported even if they were not requested.
@@ -16,16 +16,16 @@ const ALWAYS: c_short = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 /// Waits until some of the descriptors have events or the timeout expires, and returns how many have.
 ///
 /// # Errors
-/// An error number, or [`NOT_YET`].
+/// An error number, or [`PENDING`].
 pub fn wait_for(call: &mut Call, fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_int> {
-    let found: Vec<Option<Socket>> = fds.iter().map(|fd| find(fd.fd)).collect();
+    let sockets: Vec<Option<Socket>> = fds.iter().map(|fd| find(fd.fd)).collect();
     // The system ignores entries with a negative descriptor.
     let other =
         |(fd, socket): (&pollfd, &Option<_>)| pollfd { fd: if socket.is_some() { -1 } else { fd.fd }, ..*fd };
-    let mut others: Vec<pollfd> = fds.iter().zip(&found).map(other).collect();
+    let mut others: Vec<pollfd> = fds.iter().zip(&sockets).map(other).collect();
     let has_others = others.iter().any(|other| other.fd >= 0);
-    let mut look = |others: &mut [pollfd]| {
-        for (fd, socket) in fds.iter_mut().zip(&found) {
+    let mut poll_once = |others: &mut [pollfd]| {
+        for (fd, socket) in fds.iter_mut().zip(&sockets) {
             fd.revents = socket.as_ref().map_or(0, |socket| socket.events() & (fd.events | ALWAYS));
         }
         if has_others {
@@ -38,20 +38,20 @@ pub fn wait_for(call: &mut Call, fds: &mut [pollfd], timeout: Option<Duration>) 
         let count = fds.iter().filter(|fd| fd.revents != 0).count();
         (count > 0).then_some(Ok(count as c_int))
     };
-    if let Some(count) = look(&mut others) {
+    if let Some(count) = poll_once(&mut others) {
         return count;
     }
     if timeout.is_some_and(|timeout| timeout.is_zero()) {
         return Ok(0);
     }
     let deadline = call.deadline(timeout);
-    let sockets: Vec<_> = found.iter().flatten().cloned().collect();
-    match wait(call, &sockets, &mut others, deadline, look) {
+    let rsockets: Vec<_> = sockets.iter().flatten().cloned().collect();
+    match wait(call, &rsockets, &mut others, deadline, poll_once) {
         Ok(count) => count,
-        Err(Over::NotYet) => Err(NOT_YET),
-        Err(Over::TimedOut) => Ok(0),
-        Err(Over::Interrupted) => Err(libc::EINTR),
-        Err(Over::Failed(e)) => Err(e),
+        Err(WaitEnd::Pending) => Err(PENDING),
+        Err(WaitEnd::TimedOut) => Ok(0),
+        Err(WaitEnd::Interrupted) => Err(libc::EINTR),
+        Err(WaitEnd::Failed(e)) => Err(e),
     }
 }
 
@@ -67,7 +67,7 @@ impl Sets {
     ///
     /// # Safety
     /// Each set is null or points to a valid `fd_set`, and `count` is at most `FD_SETSIZE`.
-    unsafe fn asked(&self, count: c_int) -> Vec<pollfd> {
+    unsafe fn requested(&self, count: c_int) -> Vec<pollfd> {
         let is_in = |set: *mut fd_set, fd: c_int| {
             // SAFETY: `set` is not null, so the caller passes a valid set, and `fd` is below `count` and so
             // below `FD_SETSIZE`.
@@ -89,9 +89,9 @@ impl Sets {
     /// Writes the events found to the sets, and returns their number.
     ///
     /// # Safety
-    /// Each set is null or points to a writable `fd_set`, and `fds` were returned by [`asked`](Self::asked)
-    /// for these sets.
-    unsafe fn tell(&self, fds: &[pollfd]) -> c_int {
+    /// Each set is null or points to a writable `fd_set`, and `fds` were returned by
+    /// [`requested`](Self::requested) for these sets.
+    unsafe fn store(&self, fds: &[pollfd]) -> c_int {
         const READABLE: c_short = libc::POLLIN | libc::POLLHUP | libc::POLLERR;
         const WRITABLE: c_short = libc::POLLOUT | libc::POLLERR;
         let mut count = 0;
@@ -99,16 +99,16 @@ impl Sets {
             // SAFETY: `set` is not null, so the caller passes a writable set.
             unsafe { libc::FD_ZERO(set) };
         }
-        let of = [
+        let sets = [
             (self.read, libc::POLLIN, READABLE),
             (self.write, libc::POLLOUT, WRITABLE),
             (self.except, libc::POLLPRI, libc::POLLPRI),
         ];
         for fd in fds {
-            for (set, asked, found) in of {
-                if fd.events & asked != 0 && fd.revents & found != 0 {
-                    // SAFETY: `asked` requested the event because the descriptor is in this set, so the set
-                    // is not null, and the descriptor is below `FD_SETSIZE`.
+            for (set, requested, ready) in sets {
+                if fd.events & requested != 0 && fd.revents & ready != 0 {
+                    // SAFETY: `requested` requested the event because the descriptor is in this set, so the
+                    // set is not null, and the descriptor is below `FD_SETSIZE`.
                     unsafe { libc::FD_SET(fd.fd, set) };
                     count += 1;
                 }
@@ -124,7 +124,7 @@ impl Sets {
 /// Each set is null or points to a writable `fd_set`, and `timeout` is null or points to a valid `timeval`.
 ///
 /// # Errors
-/// An error number, or [`NOT_YET`]; the sets are unchanged in both cases.
+/// An error number, or [`PENDING`]; the sets are unchanged in both cases.
 pub unsafe fn select(
     call: &mut Call,
     count: c_int,
@@ -144,12 +144,12 @@ pub unsafe fn select(
         }
     };
     // SAFETY: the caller passes null or valid sets, and `count` is at most `FD_SETSIZE`.
-    let mut fds = unsafe { sets.asked(count) };
+    let mut fds = unsafe { sets.requested(count) };
     wait_for(call, &mut fds, time)?;
     if fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
         return Err(libc::EBADF);
     }
-    // SAFETY: the caller passes null or writable sets, and `fds` are the entries that `asked` returned for
-    // them.
-    Ok(unsafe { sets.tell(&fds) })
+    // SAFETY: the caller passes null or writable sets, and `fds` are the entries that `requested` returned
+    // for them.
+    Ok(unsafe { sets.store(&fds) })
 }

@@ -5,24 +5,24 @@
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ProtocolError {
     /// The private data are of another protocol, or of another version of this one.
-    #[error("the peer's private data is none of rsockets' version 1")]
-    Hello,
+    #[error("the private data of the peer is not that of rsockets version 1")]
+    ConnData,
     /// The type of the message is unknown.
-    #[error("message {0:#010x} means nothing")]
+    #[error("unknown message type in immediate data {0:#010x}")]
     Message(u32),
     /// The peer says that it wrote more than it was given room for.
-    #[error("{got} bytes were written, and there was room for {room}")]
+    #[error("the peer wrote {got} bytes, but was granted only {room}")]
     Overrun {
         /// Value from the peer.
         got: usize,
         /// Room that the peer was given, in bytes.
         room: usize,
     },
-    /// The peer announces more places to write to than it can have.
-    #[error("the peer has more than {PLACES} places at once")]
-    Places,
+    /// The peer announces more targets than a target SGL has.
+    #[error("the peer announced more than {TARGET_SGL_LEN} targets at once")]
+    TooManyTargets,
     /// The peer says that it changed an entry that the table does not have.
-    #[error("entry {got} of a table of {len}")]
+    #[error("the peer named entry {got} of a table with {len} entries")]
     Entry {
         /// Value from the peer.
         got: usize,
@@ -33,7 +33,7 @@ pub enum ProtocolError {
 
 /// Place: memory of one end that the other may write to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Place {
+pub struct TargetSge {
     /// Virtual address.
     pub addr: u64,
     /// R_Key.
@@ -42,15 +42,15 @@ pub struct Place {
     pub len: u32,
 }
 
-/// Length of an entry of the table of places, in bytes.
-pub const PLACE_LEN: usize = 16;
+/// Length of an entry of a target SGL, in bytes.
+pub const TARGET_SGE_LEN: usize = 16;
 /// Length of an entry of the table of mapped memory, in bytes: the offset that the memory is mapped to, and
-/// the place.
+/// its address, key and length.
 pub const MAPPING_LEN: usize = 24;
-/// Number of places in a table.
-pub const PLACES: usize = 2;
+/// Number of entries of a target SGL.
+pub const TARGET_SGL_LEN: usize = 2;
 /// Length of the private data, in bytes.
-pub const HELLO_LEN: usize = 40;
+pub const CONN_DATA_LEN: usize = 40;
 /// Greatest number of bytes that one message can announce.
 pub const MAX_TRANSFER: usize = (1 << 29) - 1;
 
@@ -58,7 +58,7 @@ const VERSION: u8 = 1;
 /// Flag: the tables of the sender are big-endian.
 const BIG_ENDIAN: u8 = 1;
 /// Flag: the sender supports mapped memory.
-const MAPS: u8 = 2;
+const SUPPORTS_IOMAP: u8 = 2;
 
 /// Byte order of the tables of one end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,10 +86,10 @@ impl Order {
     }
 }
 
-impl Place {
+impl TargetSge {
     /// Encodes an entry of a table in this byte order.
-    pub fn bytes(self, order: Order) -> [u8; PLACE_LEN] {
-        let mut out = [0; PLACE_LEN];
+    pub fn bytes(self, order: Order) -> [u8; TARGET_SGE_LEN] {
+        let mut out = [0; TARGET_SGE_LEN];
         out[..8].copy_from_slice(&order.u64(self.addr));
         out[8..12].copy_from_slice(&order.u32(self.key));
         out[12..].copy_from_slice(&order.u32(self.len));
@@ -97,13 +97,13 @@ impl Place {
     }
 
     /// Decodes an entry of a table in this byte order.
-    pub fn of(bytes: [u8; PLACE_LEN], order: Order) -> Place {
+    pub fn decode(bytes: [u8; TARGET_SGE_LEN], order: Order) -> TargetSge {
         let word = |at: usize| {
             let word = [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
             if order == Order::Big { u32::from_be_bytes(word) } else { u32::from_le_bytes(word) }
         };
         let (low, high) = if order == Order::Big { (word(4), word(0)) } else { (word(0), word(4)) };
-        Place { addr: u64::from(high) << 32 | u64::from(low), key: word(8), len: word(12) }
+        TargetSge { addr: u64::from(high) << 32 | u64::from(low), key: word(8), len: word(12) }
     }
 }
 
@@ -111,7 +111,7 @@ impl Place {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Mapping {
     pub offset: u64,
-    pub place: Place,
+    pub target: TargetSge,
 }
 
 impl Mapping {
@@ -119,17 +119,17 @@ impl Mapping {
     pub fn bytes(self, order: Order) -> [u8; MAPPING_LEN] {
         let mut out = [0; MAPPING_LEN];
         out[..8].copy_from_slice(&order.u64(self.offset));
-        out[8..].copy_from_slice(&self.place.bytes(order));
+        out[8..].copy_from_slice(&self.target.bytes(order));
         out
     }
 
     /// Decodes an entry of a table in this byte order.
-    pub fn of(bytes: [u8; MAPPING_LEN], order: Order) -> Mapping {
-        let (mut offset, mut place) = ([0; PLACE_LEN], [0; PLACE_LEN]);
+    pub fn decode(bytes: [u8; MAPPING_LEN], order: Order) -> Mapping {
+        let (mut offset, mut target) = ([0; TARGET_SGE_LEN], [0; TARGET_SGE_LEN]);
         offset[..8].copy_from_slice(&bytes[..8]);
-        place.copy_from_slice(&bytes[8..]);
-        // The offset has the encoding of the address of a place.
-        Mapping { offset: Place::of(offset, order).addr, place: Place::of(place, order) }
+        target.copy_from_slice(&bytes[8..]);
+        // The offset has the encoding of the address of a target.
+        Mapping { offset: TargetSge::decode(offset, order).addr, target: TargetSge::decode(target, order) }
     }
 }
 
@@ -139,7 +139,7 @@ pub enum Message {
     /// This number of bytes of the stream was written.
     Data(usize),
     /// The total number of data messages since the start of the connection may reach this limit, modulo
-    /// 65536. The table of places may have changed.
+    /// 65536. The target SGL may have changed.
     Credits(u16),
     /// The entry of the table of mapped memory with this index has changed.
     Mapped(usize),
@@ -175,7 +175,7 @@ impl Message {
     ///
     /// # Errors
     /// [`ProtocolError::Message`] if the type is unknown.
-    pub fn of(immediate: u32) -> Result<Message, ProtocolError> {
+    pub fn decode(immediate: u32) -> Result<Message, ProtocolError> {
         let value = immediate & MAX_TRANSFER as u32;
         Ok(match (immediate >> 29, value) {
             (DATA, len) => Message::Data(len as usize),
@@ -192,42 +192,42 @@ impl Message {
 
 /// Private data of the request and of the reply, by which each end describes its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Hello {
+pub struct ConnData {
     /// Byte order of the sender's tables.
     pub order: Order,
     /// Number of data messages that the sender accepts before it sends more credits.
     pub credits: u16,
     /// Number of memory areas that the receiver of this may map for the sender.
     pub mappings: usize,
-    /// The sender's table of places; the table of mapped memory follows behind it.
-    pub table: Place,
-    /// First place that the receiver of this may write to.
-    pub first: Place,
+    /// The sender's target SGL; the table of mapped memory follows behind it.
+    pub table: TargetSge,
+    /// First target that the receiver of this may write to.
+    pub first: TargetSge,
 }
 
 /// Encodes the size of a table in a byte: exactly up to 128, and above in steps of 128.
-fn size_byte(size: usize) -> u8 {
+fn encode_size(size: usize) -> u8 {
     if size <= 128 { size as u8 } else { 128 | (size.min(127 * 128) / 128) as u8 }
 }
 
 /// Decodes the size of a table.
-fn size_of_byte(byte: u8) -> usize {
+fn decode_size(byte: u8) -> usize {
     if byte <= 128 { byte.into() } else { usize::from(byte & 127) * 128 }
 }
 
 /// Returns the greatest size of a table that can be encoded and is at most `size`.
-pub fn told_size(size: usize) -> usize {
-    size_of_byte(size_byte(size))
+pub fn encodable_size(size: usize) -> usize {
+    decode_size(encode_size(size))
 }
 
-impl Hello {
+impl ConnData {
     /// Encodes the private data.
-    pub fn bytes(&self) -> [u8; HELLO_LEN] {
-        let mut out = [0; HELLO_LEN];
+    pub fn bytes(&self) -> [u8; CONN_DATA_LEN] {
+        let mut out = [0; CONN_DATA_LEN];
         let order = if self.order == Order::Big { BIG_ENDIAN } else { 0 };
-        out[..2].copy_from_slice(&[VERSION, order | MAPS]);
+        out[..2].copy_from_slice(&[VERSION, order | SUPPORTS_IOMAP]);
         out[2..4].copy_from_slice(&self.credits.to_be_bytes());
-        out[7] = size_byte(self.mappings);
+        out[7] = encode_size(self.mappings);
         out[8..24].copy_from_slice(&self.table.bytes(Order::Big));
         out[24..].copy_from_slice(&self.first.bytes(Order::Big));
         out
@@ -236,23 +236,23 @@ impl Hello {
     /// Decodes the private data of a peer; zeros may follow.
     ///
     /// # Errors
-    /// [`ProtocolError::Hello`].
-    pub fn parse(data: &[u8]) -> Result<Hello, ProtocolError> {
-        let data: &[u8; HELLO_LEN] = data.first_chunk().ok_or(ProtocolError::Hello)?;
-        let place = |at: usize| {
-            let mut bytes = [0; PLACE_LEN];
-            bytes.copy_from_slice(&data[at..at + PLACE_LEN]);
-            Place::of(bytes, Order::Big)
+    /// [`ProtocolError::ConnData`].
+    pub fn parse(data: &[u8]) -> Result<ConnData, ProtocolError> {
+        let data: &[u8; CONN_DATA_LEN] = data.first_chunk().ok_or(ProtocolError::ConnData)?;
+        let target = |at: usize| {
+            let mut bytes = [0; TARGET_SGE_LEN];
+            bytes.copy_from_slice(&data[at..at + TARGET_SGE_LEN]);
+            TargetSge::decode(bytes, Order::Big)
         };
-        let hello = Hello {
+        let conn_data = ConnData {
             order: if data[1] & BIG_ENDIAN != 0 { Order::Big } else { Order::Little },
             credits: u16::from_be_bytes([data[2], data[3]]),
-            mappings: if data[1] & MAPS != 0 { size_of_byte(data[7]) } else { 0 },
-            table: place(8),
-            first: place(24),
+            mappings: if data[1] & SUPPORTS_IOMAP != 0 { decode_size(data[7]) } else { 0 },
+            table: target(8),
+            first: target(24),
         };
         // A peer whose table has no entries could not receive any update.
-        (data[0] == VERSION && hello.table.len > 0).then_some(hello).ok_or(ProtocolError::Hello)
+        (data[0] == VERSION && conn_data.table.len > 0).then_some(conn_data).ok_or(ProtocolError::ConnData)
     }
 }
 
@@ -261,45 +261,45 @@ mod tests {
     use super::*;
 
     /// Private data of librdmacm's rstream, from `pcaps/cm_rstream.pcap`. The test also has its first update
-    /// of a place.
-    const SEEN: [u8; HELLO_LEN] = [
+    /// of a target.
+    const CAPTURED: [u8; CONN_DATA_LEN] = [
         1, 2, 1, 0x80, 0, 0, 0, 0, 0, 0, 0x55, 0xe4, 0x9a, 0x62, 0x70, 0, 0, 0, 0x47, 0xf8, 0, 0, 0, 2, 0, 0,
         0x7f, 0x78, 0xe1, 0x12, 0, 0, 0, 0, 0x48, 0xef, 0, 8, 0, 0,
     ];
 
     #[test]
     fn private_data_is_encoded_and_decoded_as_by_librdmacm() {
-        let hello = Hello {
+        let conn_data = ConnData {
             order: Order::Little,
             credits: 384,
             mappings: 0,
-            table: Place { addr: 0x55e4_9a62_7000, key: 0x47f8, len: 2 },
-            first: Place { addr: 0x7f78_e112_0000, key: 0x48ef, len: 0x8_0000 },
+            table: TargetSge { addr: 0x55e4_9a62_7000, key: 0x47f8, len: 2 },
+            first: TargetSge { addr: 0x7f78_e112_0000, key: 0x48ef, len: 0x8_0000 },
         };
-        assert_eq!(Hello::parse(&SEEN), Ok(hello));
-        assert_eq!(hello.bytes(), SEEN);
-        let place = [0, 0, 0x1a, 0xe1, 0x78, 0x7f, 0, 0, 0xef, 0x48, 0, 0, 0, 0, 8, 0];
-        let seen = Place { addr: 0x7f78_e11a_0000, ..hello.first };
-        assert_eq!(Place::of(place, Order::Little), seen);
-        assert_eq!(seen.bytes(Order::Little), place);
+        assert_eq!(ConnData::parse(&CAPTURED), Ok(conn_data));
+        assert_eq!(conn_data.bytes(), CAPTURED);
+        let target = [0, 0, 0x1a, 0xe1, 0x78, 0x7f, 0, 0, 0xef, 0x48, 0, 0, 0, 0, 8, 0];
+        let captured = TargetSge { addr: 0x7f78_e11a_0000, ..conn_data.first };
+        assert_eq!(TargetSge::decode(target, Order::Little), captured);
+        assert_eq!(captured.bytes(Order::Little), target);
     }
 
     #[test]
     fn private_data_of_other_protocols_is_refused() {
-        assert_eq!(Hello::parse(&[]), Err(ProtocolError::Hello));
-        assert_eq!(Hello::parse(&SEEN[..39]), Err(ProtocolError::Hello));
-        assert_eq!(Hello::parse(&[0; 56]), Err(ProtocolError::Hello));
-        let mut other = SEEN;
+        assert_eq!(ConnData::parse(&[]), Err(ProtocolError::ConnData));
+        assert_eq!(ConnData::parse(&CAPTURED[..39]), Err(ProtocolError::ConnData));
+        assert_eq!(ConnData::parse(&[0; 56]), Err(ProtocolError::ConnData));
+        let mut other = CAPTURED;
         other[0] = 2;
-        assert_eq!(Hello::parse(&other), Err(ProtocolError::Hello));
-        let mut no_table = SEEN;
+        assert_eq!(ConnData::parse(&other), Err(ProtocolError::ConnData));
+        let mut no_table = CAPTURED;
         no_table[20..24].fill(0);
-        assert_eq!(Hello::parse(&no_table), Err(ProtocolError::Hello));
+        assert_eq!(ConnData::parse(&no_table), Err(ProtocolError::ConnData));
     }
 
     #[test]
     fn messages_are_encoded_and_decoded_as_by_librdmacm() {
-        let seen = [
+        let captured = [
             (0x8000_0180, Message::Credits(384)),
             (0x0000_01f4, Message::Data(500)),
             (0xe000_0000, Message::Disconnect),
@@ -307,35 +307,35 @@ mod tests {
             (0xe000_0002, Message::Shutdown),
             (0xc000_0003, Message::Mapped(3)),
         ];
-        for (immediate, message) in seen {
-            assert_eq!((Message::of(immediate), message.immediate()), (Ok(message), immediate));
+        for (immediate, message) in captured {
+            assert_eq!((Message::decode(immediate), message.immediate()), (Ok(message), immediate));
         }
-        assert_eq!(Message::of(0x8001_0002), Ok(Message::Credits(2)));
+        assert_eq!(Message::decode(0x8001_0002), Ok(Message::Credits(2)));
     }
 
     #[test]
     fn message_of_unknown_type_is_refused() {
         for immediate in [0x2000_0000, 0x4000_0001, 0x6000_0000, 0xa000_0007, 0xe000_0003, 0xffff_ffff] {
-            assert_eq!(Message::of(immediate), Err(ProtocolError::Message(immediate)));
+            assert_eq!(Message::decode(immediate), Err(ProtocolError::Message(immediate)));
         }
     }
 
     #[test]
     fn entries_have_the_byte_order_of_the_table() {
-        let place = Place { addr: 0x0102_0304_0506_0708, key: 0x090a_0b0c, len: 0x0d0e_0f10 };
-        let mapping = Mapping { offset: 0x1112_1314_1516_1718, place };
+        let target = TargetSge { addr: 0x0102_0304_0506_0708, key: 0x090a_0b0c, len: 0x0d0e_0f10 };
+        let mapping = Mapping { offset: 0x1112_1314_1516_1718, target };
         for order in [Order::Little, Order::Big] {
-            assert_eq!(Place::of(place.bytes(order), order), place);
-            assert_eq!(Mapping::of(mapping.bytes(order), order), mapping);
+            assert_eq!(TargetSge::decode(target.bytes(order), order), target);
+            assert_eq!(Mapping::decode(mapping.bytes(order), order), mapping);
         }
-        assert_eq!(place.bytes(Order::Big), core::array::from_fn(|i| i as u8 + 1));
+        assert_eq!(target.bytes(Order::Big), core::array::from_fn(|i| i as u8 + 1));
         assert_eq!(mapping.bytes(Order::Little)[..8], [0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11]);
     }
 
     #[test]
     fn table_size_is_rounded_down_to_what_a_byte_can_encode() {
-        for (size, told) in [(0, 0), (1, 1), (128, 128), (129, 128), (300, 256), (usize::MAX, 16_256)] {
-            assert_eq!(told_size(size), told);
+        for (size, rounded) in [(0, 0), (1, 1), (128, 128), (129, 128), (300, 256), (usize::MAX, 16_256)] {
+            assert_eq!(encodable_size(size), rounded);
         }
     }
 }

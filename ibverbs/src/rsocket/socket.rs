@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::buffers::{Sink, Source};
 use super::datagram::Datagram;
-use super::keepalive::attend;
+use super::keepalive::register;
 use super::options::Options;
 use super::stream::{Phase, Stream};
 use super::wait::Watchers;
@@ -29,15 +29,15 @@ pub struct Received {
     /// Sender of the datagram; `None` for a stream.
     pub from: Option<SocketAddr>,
     /// Whether the datagram was longer than the buffer (`MSG_TRUNC`).
-    pub is_cut: bool,
+    pub is_truncated: bool,
 }
 
 /// Evaluates an expression on the stream or the datagram socket.
 macro_rules! either {
-    ($self:ident, $socket:ident => $does:expr) => {
+    ($self:ident, $socket:ident => $expr:expr) => {
         match $self {
-            Socket::Stream($socket) => $does,
-            Socket::Datagram($socket) => $does,
+            Socket::Stream($socket) => $expr,
+            Socket::Datagram($socket) => $expr,
         }
     };
 }
@@ -66,7 +66,7 @@ impl Socket {
     }
 
     /// Returns the address of the socket in memory, which identifies it as long as a handle exists.
-    pub fn place(&self) -> *const () {
+    pub fn address(&self) -> *const () {
         either!(self, socket => Arc::as_ptr(socket).cast())
     }
 
@@ -104,11 +104,11 @@ impl Socket {
     /// Registers the socket for keepalive if `SO_KEEPALIVE` is set.
     ///
     /// # Errors
-    /// The errors of [`attend`].
-    pub fn attend(&self) -> Result<(), c_int> {
+    /// The errors of [`register`].
+    pub fn update_keepalive(&self) -> Result<(), c_int> {
         match self {
             Socket::Stream(stream) if self.options(|options| options.keep_alive().is_some()) => {
-                attend(stream)
+                register(stream)
             }
             _ => Ok(()),
         }
@@ -121,19 +121,20 @@ impl Socket {
 
     /// Calls `f` with the options of the socket.
     pub fn options<R>(&self, f: impl FnOnce(&mut Options) -> R) -> R {
-        either!(self, socket => socket.look(|state| f(&mut state.options)))
+        either!(self, socket => socket.with_state(|state| f(&mut state.options)))
     }
 
     /// Takes the pending error (`SO_ERROR`).
     pub fn take_error(&self) -> Option<c_int> {
         match self {
-            Socket::Stream(stream) => stream.look(|state| state.take_error()),
-            Socket::Datagram(datagram) => datagram.look(|state| state.take_error()),
+            Socket::Stream(stream) => stream.with_state(|state| state.take_error()),
+            Socket::Datagram(datagram) => datagram.with_state(|state| state.take_error()),
         }
     }
 
     pub fn is_listening(&self) -> bool {
-        let listens = |stream: &Arc<Stream>| stream.look(|state| matches!(state.phase, Phase::Listening(..)));
+        let listens =
+            |stream: &Arc<Stream>| stream.with_state(|state| matches!(state.phase, Phase::Listening(..)));
         self.stream().is_ok_and(listens)
     }
 
@@ -187,13 +188,13 @@ impl Socket {
 
     /// Announces the end of the data to the peer unless the linger time is zero (streams only), and returns
     /// the time that closing may wait for delivery.
-    pub fn conclude(&self) -> Duration {
-        either!(self, socket => socket.conclude())
+    pub fn begin_close(&self) -> Duration {
+        either!(self, socket => socket.begin_close())
     }
 
-    /// Closes the socket once all sent data has been acknowledged (for datagrams: has left), or at the
-    /// deadline. Calls `patience` periodically while it waits.
-    pub fn close(&self, deadline: Instant, patience: impl FnMut()) {
-        either!(self, socket => socket.close(deadline, patience));
+    /// Closes the socket once all sent data has been acknowledged (for datagrams: has been sent), or at the
+    /// deadline. Calls `on_progress` periodically while it waits.
+    pub fn close(&self, deadline: Instant, on_progress: impl FnMut()) {
+        either!(self, socket => socket.close(deadline, on_progress));
     }
 }

@@ -9,20 +9,20 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, IdError, PortSpace};
 
-use super::link::Link;
+use super::connection::Connection;
 use super::options::Options;
-use super::protocol::Hello;
+use super::protocol::ConnData;
 use super::socket::Socket;
-use super::wait::{Looked, Watchers, raw, restarts, undisturbed, until};
+use super::wait::{PollOutcome, Watchers, raw, restarts, uncancellable, until};
 use crate::cancel::Call;
-use crate::cm::process::Process;
+use crate::cm::process::ProcessGlobals;
 
-/// Time that closing waits for the acknowledgement of sent data, unless `SO_LINGER` sets another.
+/// Time for which a close waits for the acknowledgement of sent data, unless `SO_LINGER` sets another.
 const LINGER: Duration = Duration::from_secs(30);
 
 /// A stream socket.
 pub struct Stream {
-    process: &'static Process,
+    process: &'static ProcessGlobals,
     /// `AF_INET` or `AF_INET6`.
     family: c_int,
     /// Event channel of the socket, whose file descriptor identifies the rsocket to the program.
@@ -46,9 +46,9 @@ pub enum Phase {
     /// Listening, with the connection request to accept next.
     Listening(CmId, Option<CmEvent>),
     /// Waiting for the peer to accept.
-    Connecting(Link),
-    /// Connected, or disconnected afterwards: see [`Link::is_over`].
-    Connected(Link),
+    Connecting(Connection),
+    /// Connected, or disconnected afterwards: see [`Connection::has_ended`].
+    Connected(Connection),
     /// Failed to connect, or no longer listening.
     Failed,
     Closed,
@@ -57,8 +57,8 @@ pub enum Phase {
 /// Returns the error number of a connection manager error, as sockets report it.
 pub fn errno(e: IdError) -> c_int {
     match e {
-        IdError::PortTaken(_)
-        | IdError::PortTakenByWildcard(_)
+        IdError::PortInUse(_)
+        | IdError::PortInUseByWildcard(_)
         | IdError::Claim { .. }
         | IdError::NoPort(_) => libc::EADDRINUSE,
         IdError::NoDevice(_) => libc::EADDRNOTAVAIL,
@@ -72,14 +72,14 @@ impl Stream {
     /// # Errors
     /// An error number.
     pub fn new(family: c_int) -> Result<Stream, c_int> {
-        let process = Process::this()?;
+        let process = ProcessGlobals::current()?;
         let channel = EventChannel::new().map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
         let id = process.manager.create_id(&channel, PortSpace::Tcp).map_err(errno)?;
         Ok(Stream::with(process, family, channel, Phase::Idle(id), Options::default()))
     }
 
     fn with(
-        process: &'static Process,
+        process: &'static ProcessGlobals,
         family: c_int,
         channel: EventChannel,
         phase: Phase,
@@ -103,13 +103,13 @@ impl Stream {
         self.process.is_inherited()
     }
 
-    /// Processes what has arrived, then calls `f` with the state.
-    pub fn look<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+    /// Processes completions and events, then calls `f` with the state.
+    pub fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
-        let changed = state.turn(&self.channel);
-        let was_over = state.is_over();
+        let changed = state.process(&self.channel);
+        let was_over = state.has_ended();
         let result = f(&mut state);
-        let ended = state.is_over() != was_over;
+        let ended = state.has_ended() != was_over;
         drop(state);
         if changed || ended {
             self.watchers.wake();
@@ -117,9 +117,9 @@ impl Stream {
         result
     }
 
-    /// Like [`look`](Self::look), for a change that other threads may wait for.
-    fn change<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
-        let result = self.look(f);
+    /// Like [`with_state`](Self::with_state), for a change that other threads may wait for.
+    fn update<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        let result = self.with_state(f);
         self.watchers.wake();
         result
     }
@@ -128,14 +128,14 @@ impl Stream {
     pub fn arm(&self, mut by: impl FnMut(BorrowedFd<'_>)) {
         let mut state = self.state.lock();
         by(self.channel.as_fd());
-        if let Phase::Connected(link) = &mut state.phase {
-            link.arm();
-            by(link.completions.as_fd());
+        if let Phase::Connected(conn) = &mut state.phase {
+            conn.arm();
+            by(conn.completions.as_fd());
         } else if !state.has_request() {
             // The call makes the background threads of the devices take over the polling, even if it finds no
             // event.
             if let Ok(event) = self.channel.get_event(Some(Duration::ZERO)) {
-                state.heed(event);
+                state.on_event(event);
                 drop(state);
                 self.watchers.wake();
             }
@@ -149,16 +149,16 @@ impl Stream {
     pub fn until<T>(
         self: &Arc<Self>,
         call: &mut Call,
-        waits: bool,
+        may_block: bool,
         timeout: Option<Duration>,
-        mut f: impl FnMut(&mut State) -> Looked<T>,
+        mut f: impl FnMut(&mut State) -> PollOutcome<T>,
     ) -> Result<T, c_int> {
-        until(call, || Socket::Stream(self.clone()), waits, timeout, || self.look(&mut f))
+        until(call, || Socket::Stream(self.clone()), may_block, timeout, || self.with_state(&mut f))
     }
 
     pub fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
         self.check_family(to)?;
-        self.look(|state| {
+        self.with_state(|state| {
             let Phase::Idle(id) = &state.phase else { return Err(libc::EINVAL) };
             state.prepare(id)?;
             id.bind_addr(to).map_err(errno)
@@ -175,7 +175,7 @@ impl Stream {
             libc::AF_INET6 => IpAddr::from(Ipv6Addr::UNSPECIFIED),
             _ => Ipv4Addr::UNSPECIFIED.into(),
         };
-        self.change(|state| {
+        self.update(|state| {
             let id = match &state.phase {
                 Phase::Idle(id) => id.clone(),
                 Phase::Listening(..) => return Ok(()),
@@ -193,10 +193,10 @@ impl Stream {
 
     /// Accepts the next connection of a listener.
     pub fn accept(self: &Arc<Self>, call: &mut Call) -> Result<Stream, c_int> {
-        let (waits, timeout) =
-            self.look(|state| (!state.options.is_nonblocking, state.options.receive_timeout));
+        let (may_block, timeout) =
+            self.with_state(|state| (!state.options.is_nonblocking, state.options.receive_timeout));
         loop {
-            let found = self.until(call, waits, timeout, |state| match &mut state.phase {
+            let found = self.until(call, may_block, timeout, |state| match &mut state.phase {
                 Phase::Listening(_, request) => {
                     request.take().map(|event| Ok((event, state.options.clone())))
                 }
@@ -208,36 +208,36 @@ impl Stream {
             }
             let (event, options) = found?;
             // A peer with another protocol is rejected without an error for the program.
-            let Ok(peer) = Hello::parse(event.private_data()) else {
+            let Ok(peer) = ConnData::parse(event.private_data()) else {
                 let _ = event.id.reject(&[]);
                 continue;
             };
-            return self.admit(&event.id, &peer, options).inspect_err(|_| {
+            return self.accept_request(&event.id, &peer, options).inspect_err(|_| {
                 let _ = event.id.reject(&[]);
             });
         }
     }
 
     /// Accepts a connection request and creates its socket.
-    fn admit(&self, id: &CmId, peer: &Hello, options: Options) -> Result<Stream, c_int> {
+    fn accept_request(&self, id: &CmId, peer: &ConnData, options: Options) -> Result<Stream, c_int> {
         let channel = EventChannel::new().map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
         id.migrate(&channel).map_err(errno)?;
         let context = id.context().ok_or(libc::ECONNABORTED)?;
-        let mut link = Link::new(id.clone(), &context, &options.sizes)?;
-        link.begin(peer);
-        id.accept(&ConnParam::with_data(&link.hello().bytes())).map_err(|_| libc::ECONNABORTED)?;
+        let mut conn = Connection::new(id.clone(), &context, &options.sizes)?;
+        conn.start(peer);
+        id.accept(&ConnParam::with_data(&conn.conn_data().bytes())).map_err(|_| libc::ECONNABORTED)?;
         let mut options = options;
         options.is_nonblocking = false;
-        Ok(Stream::with(self.process, self.family, channel, Phase::Connected(link), options))
+        Ok(Stream::with(self.process, self.family, channel, Phase::Connected(conn), options))
     }
 
     /// Connects to a peer.
     pub fn connect(self: &Arc<Self>, call: &mut Call, to: SocketAddr) -> Result<(), c_int> {
-        if !call.begun {
+        if !call.started {
             if !self.begin_to_connect(to)? {
                 return Err(libc::EINPROGRESS);
             }
-            call.begun = true;
+            call.started = true;
         }
         loop {
             let result = self.until(call, true, None, |state| match &state.phase {
@@ -255,8 +255,8 @@ impl Stream {
     /// Starts to connect; reports whether the call has to wait for the result.
     fn begin_to_connect(self: &Arc<Self>, to: SocketAddr) -> Result<bool, c_int> {
         self.check_family(to)?;
-        self.change(|state| {
-            let waits = !state.options.is_nonblocking;
+        self.update(|state| {
+            let may_block = !state.options.is_nonblocking;
             let id = match &state.phase {
                 Phase::Idle(id) => id.clone(),
                 // As with TCP, a failed connect may be repeated.
@@ -270,28 +270,28 @@ impl Stream {
             };
             state.error = None;
             state.phase = Phase::Failed;
-            let link = self.ask(&id, to, state)?;
-            state.phase = Phase::Connecting(link);
-            Ok(waits)
+            let conn = self.send_request(&id, to, state)?;
+            state.phase = Phase::Connecting(conn);
+            Ok(may_block)
         })
     }
 
     /// Resolves the route to a peer and sends the connection request.
-    fn ask(&self, id: &CmId, to: SocketAddr, state: &State) -> Result<Link, c_int> {
+    fn send_request(&self, id: &CmId, to: SocketAddr, state: &State) -> Result<Connection, c_int> {
         state.prepare(id)?;
         // Both events are pending at once, because no resolution over the network is needed.
-        let answered = |kind: CmEventKind| match self.channel.try_event() {
+        let expect_event = |kind: CmEventKind| match self.channel.try_event() {
             Some(event) if event.kind == kind => Ok(()),
             _ => Err(libc::ENETUNREACH),
         };
         id.resolve_addr(None, to, Duration::ZERO).map_err(errno)?;
-        answered(CmEventKind::AddrResolved)?;
+        expect_event(CmEventKind::AddrResolved)?;
         id.resolve_route(Duration::ZERO).map_err(errno)?;
-        answered(CmEventKind::RouteResolved)?;
+        expect_event(CmEventKind::RouteResolved)?;
         let context = id.context().ok_or(libc::ENETUNREACH)?;
-        let link = Link::new(id.clone(), &context, &state.options.sizes)?;
-        id.connect(&ConnParam::with_data(&link.hello().bytes())).map_err(errno)?;
-        Ok(link)
+        let conn = Connection::new(id.clone(), &context, &state.options.sizes)?;
+        id.connect(&ConnParam::with_data(&conn.conn_data().bytes())).map_err(errno)?;
+        Ok(conn)
     }
 
     pub fn shutdown(&self, how: c_int) -> Result<(), c_int> {
@@ -301,9 +301,9 @@ impl Stream {
             libc::SHUT_RDWR => (true, true),
             _ => return Err(libc::EINVAL),
         };
-        self.change(|state| match &mut state.phase {
-            Phase::Connected(link) => {
-                link.shut(reads, writes);
+        self.update(|state| match &mut state.phase {
+            Phase::Connected(conn) => {
+                conn.shutdown(reads, writes);
                 Ok(())
             }
             Phase::Listening(..) => {
@@ -318,34 +318,34 @@ impl Stream {
 
     /// Shuts down both directions unless the linger time is zero, and returns the time that closing may wait
     /// for the acknowledgement of sent data.
-    pub fn conclude(&self) -> Duration {
-        self.change(|state| {
+    pub fn begin_close(&self) -> Duration {
+        self.update(|state| {
             let linger = state.options.linger.unwrap_or(LINGER);
-            if let Phase::Connected(link) = &mut state.phase
+            if let Phase::Connected(conn) = &mut state.phase
                 && !linger.is_zero()
             {
-                link.shut(true, true);
+                conn.shutdown(true, true);
             }
             linger
         })
     }
 
     /// Closes the socket once all sent data has been acknowledged, or at the deadline. The socket is no
-    /// longer in the process's table by then. Calls `patience` at least every 50 ms while it waits.
-    pub fn close(self: &Arc<Self>, deadline: Instant, mut patience: impl FnMut()) {
+    /// longer in the process's table by then. Calls `on_progress` at least every 50 ms while it waits.
+    pub fn close(self: &Arc<Self>, deadline: Instant, mut on_progress: impl FnMut()) {
         while Instant::now() < deadline {
-            patience();
+            on_progress();
             let flushed = |state: &mut State| match &state.phase {
-                Phase::Connected(link) if !link.is_flushed() => None,
+                Phase::Connected(conn) if !conn.is_flushed() => None,
                 _ => Some(Ok(())),
             };
-            let left = deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(50));
-            match undisturbed(|call| self.until(call, true, Some(left), flushed)) {
+            let remaining = deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(50));
+            match uncancellable(|call| self.until(call, true, Some(remaining), flushed)) {
                 Err(libc::EAGAIN | libc::EINTR) => {}
                 _ => break,
             }
         }
-        let phase = self.change(|state| std::mem::replace(&mut state.phase, Phase::Closed));
+        let phase = self.update(|state| std::mem::replace(&mut state.phase, Phase::Closed));
         match phase {
             Phase::Idle(id) => id.destroy(),
             Phase::Listening(id, request) => {
@@ -357,7 +357,7 @@ impl Stream {
     }
 
     /// Converts an address to the form of the socket's address family; `None` to the wildcard.
-    fn shown(&self, address: Option<SocketAddr>) -> SocketAddr {
+    fn to_family(&self, address: Option<SocketAddr>) -> SocketAddr {
         match (address, self.family) {
             (Some(SocketAddr::V4(v4)), libc::AF_INET6) => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
             (Some(address), _) => address,
@@ -367,53 +367,53 @@ impl Stream {
     }
 
     pub fn local_addr(&self) -> Result<SocketAddr, c_int> {
-        self.look(|state| match &state.phase {
-            Phase::Idle(id) | Phase::Listening(id, _) => Ok(self.shown(id.local_addr())),
-            Phase::Connecting(link) | Phase::Connected(link) => Ok(self.shown(link.id.local_addr())),
-            Phase::Failed => Ok(self.shown(None)),
+        self.with_state(|state| match &state.phase {
+            Phase::Idle(id) | Phase::Listening(id, _) => Ok(self.to_family(id.local_addr())),
+            Phase::Connecting(conn) | Phase::Connected(conn) => Ok(self.to_family(conn.id.local_addr())),
+            Phase::Failed => Ok(self.to_family(None)),
             Phase::Closed => Err(libc::EBADF),
         })
     }
 
     pub fn peer_addr(&self) -> Result<SocketAddr, c_int> {
-        self.look(|state| match &state.phase {
-            Phase::Connected(link) => {
-                link.id.peer_addr().map(|peer| self.shown(Some(peer))).ok_or(libc::ENOTCONN)
+        self.with_state(|state| match &state.phase {
+            Phase::Connected(conn) => {
+                conn.id.peer_addr().map(|peer| self.to_family(Some(peer))).ok_or(libc::ENOTCONN)
             }
             _ => Err(libc::ENOTCONN),
         })
     }
 
-    /// Probes an idle connection; returns the time of the next call, `None` if there is to be none.
+    /// Probes an idle connection; returns the time of the next call, `None` if there is none.
     pub fn keep_alive(&self, now: Instant) -> Option<Instant> {
-        self.look(|state| state.keep_alive(now))
+        self.with_state(|state| state.keep_alive(now))
     }
 
     /// Returns the current `poll` events of the socket.
     pub fn events(&self) -> libc::c_short {
-        self.look(|state| state.events())
+        self.with_state(|state| state.events())
     }
 }
 
 impl State {
-    /// Processes what has arrived; reports whether anything has changed.
-    fn turn(&mut self, channel: &EventChannel) -> bool {
+    /// Processes completions and events; reports whether anything has changed.
+    fn process(&mut self, channel: &EventChannel) -> bool {
         let mut changed = match &mut self.phase {
             // Completions come first, because they are older than an event that ends the connection.
-            Phase::Connected(link) => link.turn(),
+            Phase::Connected(conn) => conn.process(),
             _ => false,
         };
         while !self.has_request()
             && let Some(event) = channel.try_event()
         {
-            self.heed(event);
+            self.on_event(event);
             changed = true;
         }
         changed
     }
 
-    fn is_over(&self) -> bool {
-        matches!(&self.phase, Phase::Connected(link) if link.is_over())
+    fn has_ended(&self) -> bool {
+        matches!(&self.phase, Phase::Connected(conn) if conn.has_ended())
     }
 
     /// Reports whether a connection request is ready to be accepted. Further requests stay in the event
@@ -423,16 +423,16 @@ impl State {
     }
 
     /// Processes an event of the connection manager.
-    fn heed(&mut self, event: CmEvent) {
+    fn on_event(&mut self, event: CmEvent) {
         match (&mut self.phase, event.kind) {
             (Phase::Listening(_, request), CmEventKind::ConnectRequest) => *request = Some(event),
-            // The device of a bound listener is gone. A listener on the wildcard address goes on with the
-            // other devices.
+            // The device of a bound listener was removed. A listener on the wildcard address continues with
+            // the other devices.
             (Phase::Listening(..), CmEventKind::DeviceRemoval) if event.id.context().is_some() => {
                 self.error = Some(libc::ENODEV);
                 self.phase = Phase::Failed;
             }
-            (Phase::Connecting(_), CmEventKind::Established) => self.answered(&event),
+            (Phase::Connecting(_), CmEventKind::Established) => self.on_established(&event),
             (Phase::Connecting(_), _) => {
                 self.error = Some(match (event.kind, event.status) {
                     (CmEventKind::Rejected, _) => libc::ECONNREFUSED,
@@ -442,27 +442,27 @@ impl State {
                 });
                 self.phase = Phase::Failed;
             }
-            (Phase::Connected(link), CmEventKind::Established) => link.establish(),
+            (Phase::Connected(conn), CmEventKind::Established) => conn.establish(),
             (Phase::Connected(_), CmEventKind::TimewaitExit | CmEventKind::AddrChange) => {}
-            (Phase::Connected(link), CmEventKind::Disconnected) => {
+            (Phase::Connected(conn), CmEventKind::Disconnected) => {
                 // Data that the peer sent before it disconnected have arrived.
-                link.turn();
-                link.end();
+                conn.process();
+                conn.disconnect();
             }
-            (Phase::Connected(link), _) => link.fail(libc::ECONNRESET),
+            (Phase::Connected(conn), _) => conn.fail(libc::ECONNRESET),
             _ => {}
         }
     }
 
     /// Completes a connect that the peer has accepted.
-    fn answered(&mut self, event: &CmEvent) {
-        let Phase::Connecting(mut link) = std::mem::replace(&mut self.phase, Phase::Failed) else { return };
-        match Hello::parse(event.private_data()) {
+    fn on_established(&mut self, event: &CmEvent) {
+        let Phase::Connecting(mut conn) = std::mem::replace(&mut self.phase, Phase::Failed) else { return };
+        match ConnData::parse(event.private_data()) {
             Ok(peer) => {
-                link.begin(&peer);
-                link.establish();
-                link.turn();
-                self.phase = Phase::Connected(link);
+                conn.start(&peer);
+                conn.establish();
+                conn.process();
+                self.phase = Phase::Connected(conn);
             }
             Err(_) => self.error = Some(libc::EPROTO),
         }
@@ -480,7 +480,7 @@ impl State {
     fn keep_alive(&mut self, now: Instant) -> Option<Instant> {
         let idle = self.options.keep_alive()?;
         match &mut self.phase {
-            Phase::Connected(link) => link.keep_alive(idle, now),
+            Phase::Connected(conn) => conn.keep_alive(idle, now),
             Phase::Listening(..) | Phase::Closed => None,
             // The socket may become connected later.
             Phase::Idle(_) | Phase::Connecting(_) | Phase::Failed => Some(now + idle),
@@ -495,16 +495,16 @@ impl State {
             Phase::Idle(_) => write | POLLHUP,
             Phase::Listening(_, request) => when(request.is_some(), read),
             Phase::Connecting(_) => 0,
-            Phase::Connected(link) => {
-                when(link.unread() > 0, read)
-                    | when(!link.can_read, read)
-                    | when(link.is_writable(), write)
-                    | when(!link.can_write, write)
+            Phase::Connected(conn) => {
+                when(conn.unread() > 0, read)
+                    | when(!conn.can_read, read)
+                    | when(conn.is_writable(), write)
+                    | when(!conn.can_write, write)
                     // The end is reported only after all data have been read, because programs stop reading
                     // at these events.
-                    | when(!link.can_read && link.unread() == 0, POLLRDHUP)
-                    | when(!link.can_read && !link.can_write && link.unread() == 0, POLLHUP)
-                    | when(link.error.is_some(), POLLERR)
+                    | when(!conn.can_read && conn.unread() == 0, POLLRDHUP)
+                    | when(!conn.can_read && !conn.can_write && conn.unread() == 0, POLLHUP)
+                    | when(conn.error.is_some(), POLLERR)
             }
             Phase::Failed => read | write | POLLHUP | when(self.error.is_some(), POLLERR),
             Phase::Closed => POLLNVAL,
@@ -514,7 +514,7 @@ impl State {
     /// Takes the pending error (`SO_ERROR`).
     pub fn take_error(&mut self) -> Option<c_int> {
         let of_link = match &mut self.phase {
-            Phase::Connected(link) => link.error.take(),
+            Phase::Connected(conn) => conn.error.take(),
             _ => None,
         };
         of_link.or_else(|| self.error.take())

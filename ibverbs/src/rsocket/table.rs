@@ -11,17 +11,17 @@ use super::socket::Socket;
 static SOCKETS: RwLock<BTreeMap<c_int, Socket>> = RwLock::new(BTreeMap::new());
 
 /// Time limit for closing all sockets when the process exits.
-const AT_EXIT: Duration = Duration::from_secs(2);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Adds a socket to the table and returns its file descriptor.
 ///
 /// # Errors
-/// The errors of [`Socket::attend`].
+/// The errors of [`Socket::update_keepalive`].
 pub fn add(socket: Socket) -> Result<c_int, c_int> {
     let fd = socket.fd();
-    let before = SOCKETS.write().insert(fd, socket.clone());
-    before.into_iter().for_each(leave);
-    socket.attend().or_else(|e| close(fd).and(Err(e)))?;
+    let replaced = SOCKETS.write().insert(fd, socket.clone());
+    replaced.into_iter().for_each(leak);
+    socket.update_keepalive().or_else(|e| close(fd).and(Err(e)))?;
     Ok(fd)
 }
 
@@ -46,9 +46,9 @@ pub fn get(fd: c_int) -> Result<Socket, c_int> {
 pub fn close(fd: c_int) -> Result<(), c_int> {
     let socket = SOCKETS.write().remove(&fd).ok_or(libc::EBADF)?;
     if socket.is_inherited() {
-        leave(socket);
+        leak(socket);
     } else {
-        let deadline = Instant::now() + socket.conclude();
+        let deadline = Instant::now() + socket.begin_close();
         socket.close(deadline, || ());
     }
     Ok(())
@@ -56,19 +56,19 @@ pub fn close(fd: c_int) -> Result<(), c_int> {
 
 /// Leaks a socket that a forked child has inherited from its parent: dropping it would wait for threads that
 /// do not exist here, and close file descriptors that may belong to other objects by now.
-fn leave(socket: Socket) {
+fn leak(socket: Socket) {
     std::mem::forget(socket);
 }
 
-/// Closes all sockets, as the system does with the files that an exiting process leaves open. Calls
-/// `patience` periodically as a sign of progress, for which the exiting thread waits.
-pub fn close_all(patience: &dyn Fn()) {
+/// Closes all sockets, as the system does with the open files of an exiting process. Calls
+/// `on_progress` periodically as a sign of progress, for which the exiting thread waits.
+pub fn close_all(on_progress: &dyn Fn()) {
     let all = std::mem::take(&mut *SOCKETS.write());
     let (inherited, own): (Vec<_>, Vec<_>) = all.into_values().partition(|socket| socket.is_inherited());
-    inherited.into_iter().for_each(leave);
-    let end = Instant::now() + AT_EXIT;
-    let deadlines: Vec<_> = own.iter().map(|socket| end.min(Instant::now() + socket.conclude())).collect();
+    inherited.into_iter().for_each(leak);
+    let end = Instant::now() + EXIT_TIMEOUT;
+    let deadlines: Vec<_> = own.iter().map(|socket| end.min(Instant::now() + socket.begin_close())).collect();
     for (socket, deadline) in own.iter().zip(deadlines) {
-        socket.close(deadline, patience);
+        socket.close(deadline, on_progress);
     }
 }

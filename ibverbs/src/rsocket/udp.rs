@@ -1,4 +1,4 @@
-//! UDP socket of a datagram socket, through which peers find each other.
+//! UDP socket of a datagram socket, through which peers resolve each other's queue pairs.
 
 use std::ffi::c_int;
 use std::io::{IoSlice, IoSliceMut};
@@ -9,13 +9,13 @@ use nix::errno::Errno;
 use nix::sys::socket::{self, ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, sockopt};
 
 /// A UDP socket. Addresses are passed in the form of its address family.
-pub struct Udp {
+pub struct UdpSocket {
     fd: OwnedFd,
     is_v6: bool,
 }
 
 /// A received datagram: its length, its source, and the local address that it was sent to.
-pub struct Arrived {
+pub struct UdpDatagram {
     pub len: usize,
     pub from: SocketAddr,
     pub to: Option<IpAddr>,
@@ -30,12 +30,12 @@ fn address(storage: &SockaddrStorage) -> Option<SocketAddr> {
     v4.or_else(|| storage.as_sockaddr_in6().map(|v6| SocketAddrV6::from(*v6).into()))
 }
 
-impl Udp {
+impl UdpSocket {
     /// Creates an unbound socket.
     ///
     /// # Errors
     /// An error number.
-    pub fn new(is_v6: bool) -> Result<Udp, c_int> {
+    pub fn new(is_v6: bool) -> Result<UdpSocket, c_int> {
         let family = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
         // The system call is made directly, because a preloaded library may map `socket` to `rsocket`.
         // SAFETY: `socket` takes integers only and accesses no memory of the process.
@@ -45,13 +45,13 @@ impl Udp {
         }
         // SAFETY: `fd` is not negative, so the call has just created it, and nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as c_int) };
-        // Needed to answer from the address that a datagram was sent to.
+        // Needed to respond from the address that a datagram was sent to.
         match is_v6 {
             true => socket::setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true),
             false => socket::setsockopt(&fd, sockopt::Ipv4PacketInfo, &true),
         }
         .map_err(errno)?;
-        Ok(Udp { fd, is_v6 })
+        Ok(UdpSocket { fd, is_v6 })
     }
 
     /// Binds the socket to an address.
@@ -105,11 +105,11 @@ impl Udp {
         sent.map(|_| ()).map_err(errno)
     }
 
-    /// Receives the next datagram. The outer `None`: there is none. The inner: it was longer than `room`, and
-    /// has been dropped.
-    pub fn receive(&self, room: &mut [u8]) -> Option<Option<Arrived>> {
+    /// Receives the next datagram. The outer `None`: there is none. The inner: it was longer than `buffer`,
+    /// and has been dropped.
+    pub fn receive(&self, buffer: &mut [u8]) -> Option<Option<UdpDatagram>> {
         let mut control = nix::cmsg_space!(libc::in6_pktinfo, libc::in_pktinfo);
-        let mut parts = [IoSliceMut::new(room)];
+        let mut parts = [IoSliceMut::new(buffer)];
         let fd = self.fd.as_raw_fd();
         let flags = MsgFlags::MSG_DONTWAIT;
         loop {
@@ -128,7 +128,7 @@ impl Udp {
                         })
                     });
                     let from = message.address.as_ref().and_then(address);
-                    return Some(from.map(|from| Arrived { len: message.bytes, from, to }));
+                    return Some(from.map(|from| UdpDatagram { len: message.bytes, from, to }));
                 }
                 Err(Errno::EINTR) => {}
                 Err(_) => return None,
@@ -137,7 +137,7 @@ impl Udp {
     }
 }
 
-impl AsFd for Udp {
+impl AsFd for UdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

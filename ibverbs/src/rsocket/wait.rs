@@ -20,25 +20,25 @@ use crate::cancel::{Call, Step};
 
 thread_local! {
     /// Waker of the thread, created when it first waits, and the ID of the process that it was created in.
-    static OWN: RefCell<Option<(u32, Arc<Waker>)>> = const { RefCell::new(None) };
+    static THREAD_WAKER: RefCell<Option<(u32, Arc<Waker>)>> = const { RefCell::new(None) };
 }
 
 /// Returns the waker of this thread; without one, creates it if `make` is set.
-fn own(make: bool) -> Option<Arc<Waker>> {
-    let this = std::process::id();
-    let get = |own: &RefCell<Option<(u32, Arc<Waker>)>>| {
-        let mut own = own.borrow_mut();
+fn thread_waker(make: bool) -> Option<Arc<Waker>> {
+    let pid = std::process::id();
+    let get = |cell: &RefCell<Option<(u32, Arc<Waker>)>>| {
+        let mut slot = cell.borrow_mut();
         // A forked child shares the eventfd of its parent's waker, so it needs one of its own.
-        let found = own.as_ref().filter(|(of, _)| *of == this).map(|(_, waker)| waker.clone());
-        if found.is_some() || !make {
-            return found;
+        let outcome = slot.as_ref().filter(|(of, _)| *of == pid).map(|(_, waker)| waker.clone());
+        if outcome.is_some() || !make {
+            return outcome;
         }
-        let made = Arc::new(Waker::new()?);
-        *own = Some((this, made.clone()));
-        Some(made)
+        let waker = Arc::new(Waker::new()?);
+        *slot = Some((pid, waker.clone()));
+        Some(waker)
     };
-    // The thread-local is gone only while the thread ends.
-    OWN.try_with(get).ok().flatten()
+    // The thread-local is destroyed only while the thread exits.
+    THREAD_WAKER.try_with(get).ok().flatten()
 }
 
 /// Eventfd that wakes one waiting thread.
@@ -64,7 +64,7 @@ impl Waker {
     }
 
     /// Resets the counter.
-    fn calm(&self) {
+    fn reset(&self) {
         let mut count = [0u8; 8];
         // SAFETY: `count` is a writable local of eight bytes. The read fails if the counter is zero, which
         // needs no reset.
@@ -81,8 +81,8 @@ impl Watchers {
     pub fn wake(&self) {
         let watchers = self.0.lock();
         if !watchers.is_empty() {
-            let own = own(false);
-            let is_own = |waker: &Arc<Waker>| own.as_ref().is_some_and(|own| Arc::ptr_eq(own, waker));
+            let own_ = thread_waker(false);
+            let is_own = |waker: &Arc<Waker>| own_.as_ref().is_some_and(|own_| Arc::ptr_eq(own_, waker));
             watchers.iter().filter(|waker| !is_own(waker)).for_each(|waker| waker.wake());
         }
     }
@@ -114,23 +114,23 @@ impl Drop for Watching {
 
 /// Outcome of a wait without a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Over {
+pub enum WaitEnd {
     TimedOut,
     Interrupted,
     /// A lack of memory or file descriptors, with the error number.
     Failed(c_int),
     /// No result yet: the call is attempted again after the wait that has been set up in it.
-    NotYet,
+    Pending,
 }
 
-/// Error of an attempt at a call that has to wait. Only [`step`] and [`undisturbed`] see it: real error
+/// Error of an attempt at a call that has to wait. Only [`step`] and [`uncancellable`] receive it: real error
 /// numbers are positive.
-pub const NOT_YET: c_int = c_int::MIN;
+pub const PENDING: c_int = c_int::MIN;
 
 /// Converts the result of an attempt to a step of the call.
 pub fn step<T>(result: Result<T, c_int>) -> Step<Result<T, c_int>> {
     match result {
-        Err(NOT_YET) => Step::Wait,
+        Err(PENDING) => Step::Wait,
         result => Step::Done(result),
     }
 }
@@ -139,11 +139,11 @@ pub fn step<T>(result: Result<T, c_int>) -> Step<Result<T, c_int>> {
 ///
 /// # Errors
 /// The errors of the call.
-pub fn undisturbed<T>(mut attempt: impl FnMut(&mut Call) -> Result<T, c_int>) -> Result<T, c_int> {
+pub fn uncancellable<T>(mut attempt: impl FnMut(&mut Call) -> Result<T, c_int>) -> Result<T, c_int> {
     let mut call = Call::new();
     loop {
         match attempt(&mut call) {
-            Err(NOT_YET) => call.wait_undisturbed(),
+            Err(PENDING) => call.wait_uncancelled(),
             result => return result,
         }
     }
@@ -155,77 +155,77 @@ pub fn restarts<T>(result: &Result<T, c_int>, timeout: Option<Duration>, done: u
     matches!(result, Err(libc::EINTR)) && timeout.is_none() && done == 0 && signals_restart_calls()
 }
 
-/// Returns the result of `look`. Without one, the call is set up to wait for a change of the sockets, or for
-/// the events that `others` request, until the deadline, and is attempted again afterwards.
+/// Returns the result of `poll_once`. Without one, the call is set up to wait for a change of the sockets, or
+/// for the events that `others` request, until the deadline, and is attempted again afterwards.
 pub fn wait<R>(
     call: &mut Call,
     sockets: &[Socket],
     others: &mut [pollfd],
     deadline: Option<Instant>,
-    mut look: impl FnMut(&mut [pollfd]) -> Option<R>,
-) -> Result<R, Over> {
+    mut poll_once: impl FnMut(&mut [pollfd]) -> Option<R>,
+) -> Result<R, WaitEnd> {
     if !call.has_waited() {
         let until = Instant::now() + polling();
         let until = deadline.map_or(until, |deadline| deadline.min(until));
         while Instant::now() < until {
-            if let Some(found) = look(others) {
-                return Ok(found);
+            if let Some(outcome) = poll_once(others) {
+                return Ok(outcome);
             }
         }
     }
-    let waker = own(true).ok_or(Over::Failed(libc::EMFILE))?;
-    waker.calm();
+    let waker = thread_waker(true).ok_or(WaitEnd::Failed(libc::EMFILE))?;
+    waker.reset();
     let watching = Watching::new(sockets, waker);
     let polled = |fd: c_int| pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut fds = Vec::with_capacity(others.len() + 1 + 2 * sockets.len());
     fds.extend_from_slice(others);
     fds.push(polled(watching.waker.0.as_raw_fd()));
     sockets.iter().for_each(|socket| socket.arm(|fd| fds.push(polled(fd.as_raw_fd()))));
-    if let Some(found) = look(others) {
-        return Ok(found);
+    if let Some(outcome) = poll_once(others) {
+        return Ok(outcome);
     }
     match call.take_failure() {
-        Some(libc::EINTR) => return Err(Over::Interrupted),
-        Some(e) => return Err(Over::Failed(e)),
+        Some(libc::EINTR) => return Err(WaitEnd::Interrupted),
+        Some(e) => return Err(WaitEnd::Failed(e)),
         None => {}
     }
-    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    if left.is_some_and(|left| left.is_zero()) {
-        return Err(Over::TimedOut);
+    let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    if remaining.is_some_and(|remaining| remaining.is_zero()) {
+        return Err(WaitEnd::TimedOut);
     }
-    match call.wait_for_several(&fds, left, Some(Box::new(watching))) {
-        true => Err(Over::NotYet),
-        false => Err(Over::Failed(libc::EMFILE)),
+    match call.wait_for_list(&fds, remaining, Some(Box::new(watching))) {
+        true => Err(WaitEnd::Pending),
+        false => Err(WaitEnd::Failed(libc::EMFILE)),
     }
 }
 
 /// Result of an attempt; `None` if the call has to wait.
-pub type Looked<T> = Option<Result<T, c_int>>;
+pub type PollOutcome<T> = Option<Result<T, c_int>>;
 
-/// Calls `look` for a socket, and sets up a wait if it has no result and the call may block.
+/// Calls `poll_once` for a socket, and sets up a wait if it has no result and the call may block.
 ///
 /// # Errors
-/// `EAGAIN`, `EINTR`, [`NOT_YET`], and the errors of `look`.
+/// `EAGAIN`, `EINTR`, [`PENDING`], and the errors of `poll_once`.
 pub fn until<T>(
     call: &mut Call,
     socket: impl FnOnce() -> Socket,
-    waits: bool,
+    may_block: bool,
     timeout: Option<Duration>,
-    mut look: impl FnMut() -> Looked<T>,
+    mut poll_once: impl FnMut() -> PollOutcome<T>,
 ) -> Result<T, c_int> {
-    if let Some(result) = look() {
+    if let Some(result) = poll_once() {
         return result;
     }
-    if !waits {
+    if !may_block {
         return Err(libc::EAGAIN);
     }
     let deadline = call.deadline(timeout);
-    wait(call, &[socket()], &mut [], deadline, |_| look()).unwrap_or_else(|over| {
-        Err(match over {
-            Over::TimedOut => libc::EAGAIN,
-            Over::Interrupted => libc::EINTR,
-            Over::Failed(e) => e,
-            Over::NotYet => NOT_YET,
+    wait(call, &[socket()], &mut [], deadline, |_| poll_once()).unwrap_or_else(|end| {
+        Err(match end {
+            WaitEnd::TimedOut => libc::EAGAIN,
+            WaitEnd::Interrupted => libc::EINTR,
+            WaitEnd::Failed(e) => e,
+            WaitEnd::Pending => PENDING,
         })
     })
 }
@@ -239,9 +239,9 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_in
     let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: `fds` is a mutable slice of the given length, `time` is null or points to a local, and a null
     // mask is allowed.
-    let found = unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, std::ptr::null()) };
-    if found >= 0 {
-        return Ok(found);
+    let count = unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, std::ptr::null()) };
+    if count >= 0 {
+        return Ok(count);
     }
     Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }

@@ -427,6 +427,6 @@ int main(int argc, char **argv)
 			return 0;
 		}
 	}
-	fprintf(stderr, "there is no case of that name\n");
+	fprintf(stderr, "unknown case\n");
 	return 2;
 }

@@ -716,6 +716,6 @@ int main(int argc, char **argv)
 			return 0;
 		}
 	}
-	fprintf(stderr, "there is no %s\n", argv[1]);
+	fprintf(stderr, "unknown case: %s\n", argv[1]);
 	return 2;
 }

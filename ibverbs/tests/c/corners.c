@@ -133,7 +133,7 @@ static void events(void)
 		CHECK(!ibv_destroy_qp(qp));
 		is_there[round] = 0;
 	}
-	printf("%ld of %d events were taken\n", (long)taken, ROUNDS);
+	printf("received %ld of %d events\n", (long)taken, ROUNDS);
 	CHECK((long)taken > ROUNDS / 50);
 }
 
@@ -802,6 +802,6 @@ int main(int argc, char **argv)
 			return 0;
 		}
 	}
-	fprintf(stderr, "there is no corner of that name\n");
+	fprintf(stderr, "unknown case\n");
 	return 2;
 }

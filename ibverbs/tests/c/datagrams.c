@@ -98,7 +98,7 @@ static void expect(int fd, int len, int seed)
 	CHECK(events(fd, POLLIN, SOON) & POLLIN);
 	ssize_t got = rrecvfrom(fd, in, sizeof(in), 0, &from.any, &from.len);
 	if (got != len)
-		fprintf(stderr, "%zd bytes came, of %d\n", got, len);
+		fprintf(stderr, "received %zd bytes, expected %d\n", got, len);
 	CHECK(got == len && !memcmp(in, wanted, len));
 	CHECK(same(&from, &peer));
 }
@@ -312,7 +312,7 @@ static void again(void)
 		send_to_peer(fd, 100, 3);
 		sent++;
 	} while (!events(fd, POLLIN, 10) && now() - begin < 10);
-	fprintf(stderr, "found again after %d datagrams, %.2f s\n", sent, now() - begin);
+	fprintf(stderr, "peer resolved again after %d datagrams, %.2f s\n", sent, now() - begin);
 	expect(fd, 100, 3);
 	/* Datagrams go to the new queue pair directly now. Echoes of earlier datagrams may come first, however
 	 * late. */
@@ -511,6 +511,6 @@ int main(int argc, char **argv)
 			return 0;
 		}
 	}
-	fprintf(stderr, "there is no %s\n", argv[1]);
+	fprintf(stderr, "unknown case: %s\n", argv[1]);
 	return 2;
 }

@@ -1,5 +1,5 @@
-// An MPI program that checks what it is sent: messages of many sizes in a ring, from
-// all to all, a reduction, and memory of others.
+// An MPI program that checks the data it receives: messages of many sizes in a ring, all-to-all messages, a
+// reduction, and one-sided communication.
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@ static void ring(void)
 				     MPI_STATUS_IGNORE);
 			for (int i = 0; i < length; i++)
 				if (in[i] != byte(from, round, length, i))
-					fail("a wrong byte at", i);
+					fail("wrong byte at offset", i);
 		}
 	free(out);
 	free(in);
@@ -45,7 +45,7 @@ static void reduction(void)
 	MPI_Allreduce(mine, sum, 1000, MPI_LONG, MPI_SUM, MPI_COMM_WORLD);
 	for (int i = 0; i < 1000; i++)
 		if (sum[i] != size * i + size * (size - 1) / 2)
-			fail("a wrong sum", sum[i]);
+			fail("wrong sum", sum[i]);
 }
 
 static void all_to_all(void)
@@ -57,7 +57,7 @@ static void all_to_all(void)
 		MPI_Alltoall(out, length, MPI_INT, in, length, MPI_INT, MPI_COMM_WORLD);
 		for (int i = 0; i < size * length; i++)
 			if (in[i] != i / length * 1000000 + rank * length + i % length)
-				fail("a wrong part", in[i]);
+				fail("wrong element", in[i]);
 	}
 	free(out);
 	free(in);
@@ -76,18 +76,18 @@ static void remote_memory(void)
 	MPI_Put(&mine, 1, MPI_LONG, (rank + 1) % size, 1, 1, MPI_LONG, window);
 	MPI_Win_fence(0, window);
 	if (rank == 0 && slots[0] != TIMES * size)
-		fail("accumulated", slots[0]);
+		fail("wrong accumulated value", slots[0]);
 	if (slots[1] != 100 + (rank + size - 1) % size)
-		fail("was put", slots[1]);
+		fail("wrong value after MPI_Put", slots[1]);
 	MPI_Get(&there, 1, MPI_LONG, (rank + 1) % size, 1, 1, MPI_LONG, window);
 	MPI_Win_fence(0, window);
 	if (there != mine)
-		fail("is there", there);
+		fail("wrong value from MPI_Get", there);
 	MPI_Win_lock(MPI_LOCK_SHARED, 0, 0, window);
 	MPI_Fetch_and_op(&one, &old, MPI_LONG, 0, 2, MPI_SUM, window);
 	MPI_Win_unlock(0, window);
 	if (old < 0 || old >= size)
-		fail("was fetched", old);
+		fail("wrong value from MPI_Fetch_and_op", old);
 	MPI_Barrier(MPI_COMM_WORLD);
 	MPI_Win_free(&window);
 }

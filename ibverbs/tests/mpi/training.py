@@ -1,7 +1,7 @@
-"""Trains a network of two layers, `alone` or with a part of each batch on every rank; tells what the weights are.
+"""Trains a network of two layers, `alone` or with a part of each batch on every rank, and prints a digest of the weights.
 
-A gradient is rounded to multiples of 2^-30. Sums of those are exact in 53 bits, in any order: so the weights must be the same to the bit,
-however many ranks there are.
+Gradients are rounded to multiples of 2^-30. Their sums are exact in 53 bits, in any order: so the weights must be bit-identical for
+any number of ranks.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ GRID = 2.0**30
 
 
 def gradients(layers, inputs, wanted):
-    """Of half the squared error, and the error."""
+    """Returns the gradients of half the squared error, and the squared error."""
     hidden = np.maximum(inputs @ layers[0], 0)
     error = hidden @ layers[1] - wanted
     back = (error @ layers[1].T) * (hidden > 0)

@@ -1,7 +1,7 @@
-"""Runs the test-suite of python3-pyverbs as Debian ships it, and says of each test in one line how it went.
+"""Runs the test-suite of python3-pyverbs as Debian ships it, and prints the result of each test in one line.
 
-suite.py SOURCE SCRATCH ADDRESS [ARGUMENT ...]: the suite's directory, an empty one to unpack it to, the device's address, and
-arguments of the suite's own runner.
+suite.py SOURCE SCRATCH ADDRESS [ARGUMENT ...]: directory of the suite, directory to unpack it to, address of the device, and
+arguments for the runner of the suite.
 """
 import gzip
 import pathlib
@@ -20,33 +20,33 @@ def unpack(source, target):
             (target / file.name).write_bytes(file.read_bytes())
 
 
-class Told(unittest.TestResult):
-    """Says what became of each test: RESULT, its name, what there is to say of it, between tabs."""
+class Reporter(unittest.TestResult):
+    """Prints a line for each test: RESULT, the result, the name of the test, and a message, separated by tabs."""
 
-    def say(self, what, test, why=''):
-        why = ' '.join(str(why).split())
-        # Behind whatever the test itself has printed.
-        print(f'\nRESULT\t{what}\t{test.id()}\t{why}', flush=True)
+    def report(self, result, test, message=''):
+        message = ' '.join(str(message).split())
+        # Begins with a newline, as the test itself may have printed a part of a line.
+        print(f'\nRESULT\t{result}\t{test.id()}\t{message}', flush=True)
 
-    def said(self, what, test, err):
+    def report_exception(self, result, test, err):
         traceback.print_exception(*err)
-        self.say(what, test, err[1])
+        self.report(result, test, err[1])
 
     def addSuccess(self, test):
-        self.say('passed', test)
+        self.report('passed', test)
 
     def addSkip(self, test, reason):
-        self.say('skipped', test, reason)
+        self.report('skipped', test, reason)
 
     def addFailure(self, test, err):
-        self.said('failed', test, err)
+        self.report_exception('failed', test, err)
 
     def addError(self, test, err):
-        self.said('failed', test, err)
+        self.report_exception('failed', test, err)
 
     def addSubTest(self, test, subtest, err):
         if err is not None:
-            self.said('failed', test, err)
+            self.report_exception('failed', test, err)
 
 
 source, scratch = map(pathlib.Path, sys.argv[1:3])
@@ -63,10 +63,10 @@ suite = SourceFileLoader('tests', str(tests / '__init__.py')).load_module()
 from tests.base import RDMATestCase  # noqa: E402
 
 
-def the_devices_address(self, dev, port, index):
-    """The suite asks the kernel for the first address of the device's interface. This device has another, and no MAC."""
+def get_ip_mac(self, dev, port, index):
+    """Replaces the query of the kernel for the first address of the interface: this device has another one, and no MAC."""
     self.args.append([dev, port, index, address, '00:00:00:00:00:00'])
 
 
-RDMATestCase._get_ip_mac = the_devices_address
-unittest.defaultTestLoader.loadTestsFromModule(suite).run(Told())
+RDMATestCase._get_ip_mac = get_ip_mac
+unittest.defaultTestLoader.loadTestsFromModule(suite).run(Reporter())

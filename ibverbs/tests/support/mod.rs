@@ -15,7 +15,7 @@ pub fn built(name: &str) -> Option<PathBuf> {
 
 /// Returns the command of `urxe` with these arguments and the libraries built for the tests.
 pub fn urxe(args: &[&str]) -> Command {
-    let program = built("urxe").expect("urxe itself: cargo build, or cargo test --workspace");
+    let program = built("urxe").expect("urxe is not built: run cargo build, or cargo test --workspace");
     let mut command = Command::new(program);
     command.args(args);
     for (name, _) in std::env::vars_os() {
@@ -30,7 +30,7 @@ pub fn urxe(args: &[&str]) -> Command {
     command
 }
 
-/// Returns the path of the library built for the tests; the one that `cargo build` left beside urxe may be
+/// Returns the path of the library built for the tests; the one that `cargo build` wrote next to urxe may be
 /// older.
 pub fn library() -> PathBuf {
     built("libibverbs.so").expect("cargo builds the library before its tests")
@@ -38,7 +38,7 @@ pub fn library() -> PathBuf {
 
 /// Returns the path of the library that shows programs the devices in `/sys` and `/dev`.
 pub fn preload() -> PathBuf {
-    built("liburxe_preload.so").expect("urxe-preload: cargo build --workspace, or cargo test --workspace")
+    built("liburxe_preload.so").expect("urxe-preload is not built: run cargo build --workspace")
 }
 
 /// A directory with the library under the names that programs look for.
@@ -75,13 +75,13 @@ pub fn addresses() -> [String; 2] {
     [n + 1, n + 2].map(|host| format!("127.{}.{}.{host}", 100 + process / 250 % 100, process % 250))
 }
 
-/// Returns a TCP port without a listener, below the system's ephemeral ports.
+/// Returns a TCP port without a listener, below the ephemeral ports of the system.
 pub fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 20_000 + (std::process::id() % 600) as u16 * 20;
     let mut ports = std::iter::repeat_with(|| first + NEXT.fetch_add(1, Ordering::Relaxed));
     let is_free = |port: &u16| std::net::TcpListener::bind(("0.0.0.0", *port)).is_ok();
-    ports.find(is_free).expect("there is no end of them")
+    ports.find(is_free).expect("no free TCP port")
 }
 
 /// Returns standard output followed by standard error.
@@ -90,8 +90,8 @@ pub fn text(out: &Output) -> String {
 }
 
 /// Runs a shell script in a network namespace of its own, for at most a minute, and returns its output; the
-/// script must succeed. Its user is root inside and nobody outside, which needs no privilege where user
-/// namespaces are allowed. It gets these variables and an empty directory, `$DIR`. `run ADDRESS PROGRAM
+/// script must succeed. Its user is root inside and unprivileged outside, which requires that user namespaces
+/// are allowed. The script has these variables and an empty directory, `$DIR`. `run ADDRESS PROGRAM
 /// ARGUMENT...` runs a program on a device with that address, and `two_ipv6_addresses` creates fd77::1 and
 /// fd77::2.
 pub fn in_namespace(script: &str, variables: &[(&str, &str)]) -> String {
@@ -101,16 +101,16 @@ pub fn in_namespace(script: &str, variables: &[(&str, &str)]) -> String {
             ip link set lo up && ip addr add fd77::1/128 dev lo nodad && ip addr add fd77::2/128 dev lo nodad || exit 3
         }
     "#;
-    let urxe = built("urxe").expect("urxe itself: cargo build, or cargo test --workspace");
+    let urxe = built("urxe").expect("urxe is not built: run cargo build, or cargo test --workspace");
     let dir = tempfile::tempdir().unwrap();
     let mut command = Command::new("unshare");
     command.args(["-Urn", "timeout", "60", "sh", "-c", &[COMMANDS, script].concat()]);
     command.envs(variables.iter().copied()).env("DIR", dir.path());
     command.env("URXE", urxe).env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
     let out = command.output().expect("unshare (apt-get install util-linux)");
-    let (told, status) = (text(&out), out.status);
-    assert!(status.success(), "{status} (are user namespaces allowed, and iproute2 installed?)\n{told}");
-    told
+    let (printed, status) = (text(&out), out.status);
+    assert!(status.success(), "{status} (are user namespaces allowed, and iproute2 installed?)\n{printed}");
+    printed
 }
 
 /// A running program, which is killed on drop.
@@ -118,15 +118,15 @@ pub struct Running(Option<Child>);
 
 impl Running {
     pub fn new(mut command: Command) -> Running {
-        let what = command.get_program().to_owned();
+        let program = command.get_program().to_owned();
         Running(Some(
-            command.spawn().unwrap_or_else(|e| panic!("{what:?}: {e} (apt-get install ibverbs-utils)")),
+            command.spawn().unwrap_or_else(|e| panic!("{program:?}: {e} (apt-get install ibverbs-utils)")),
         ))
     }
 
     /// Returns the process ID.
     pub fn id(&self) -> u32 {
-        self.0.as_ref().expect("it is there until it is finished").id()
+        self.0.as_ref().expect("`finish` consumes the process").id()
     }
 
     /// Waits for the end of the program, kills it at the time limit, and returns its output.
@@ -159,10 +159,16 @@ pub fn both_ends(server: Command, ready: impl FnOnce(), client: Command, limit: 
     let serving = Running::new(server);
     ready();
     let ends = [Running::new(client).finish(limit), serving.finish(limit)];
-    let told = ends.each_ref().map(text);
-    let well = ends.iter().all(|end| end.status.success());
-    assert!(well, "{commands}\n{:?}\nclient:\n{}\nserver:\n{}", ends.map(|end| end.status), told[0], told[1]);
-    told
+    let printed = ends.each_ref().map(text);
+    let all_succeeded = ends.iter().all(|end| end.status.success());
+    assert!(
+        all_succeeded,
+        "{commands}\n{:?}\nclient:\n{}\nserver:\n{}",
+        ends.map(|end| end.status),
+        printed[0],
+        printed[1]
+    );
+    printed
 }
 
 /// Waits for a TCP listener, because the clients of ping-pong programs do not retry.
@@ -190,12 +196,12 @@ pub fn wait_for_service(spaces: &[u16], port: u16) {
     let name = |space: &u16| format!("{:016x}", u64::from(*space) << 16 | u64::from(port));
     let services: Vec<String> = spaces.iter().map(name).collect();
     let deadline = Instant::now() + Duration::from_secs(10);
-    let is_there = || {
+    let is_bound = || {
         let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
         let mut claims = sockets.lines().filter(|line| line.contains("urxe-service"));
         claims.any(|line| services.iter().any(|service| line.ends_with(service)))
     };
-    while !is_there() && Instant::now() < deadline {
+    while !is_bound() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -19,7 +19,7 @@ const CAPS: [(DeviceCaps, &str); 14] = [
     (DeviceCaps::MEM_MGT_EXTENSIONS, "MEM_MGT_EXTENSIONS"),
     (DeviceCaps::MEM_WINDOW_TYPE_2A, "MEM_WINDOW_TYPE_2A"),
     (DeviceCaps::MEM_WINDOW_TYPE_2B, "MEM_WINDOW_TYPE_2B"),
-    // Newer than ibv_devinfo, which prints its number.
+    // Unknown to ibv_devinfo, which prints its value.
     (DeviceCaps::ATOMIC_WRITE, "Unknown flags: 0x10000000000"),
 ];
 
@@ -28,7 +28,7 @@ const PER_SERVICE: [&str; 6] =
     ["SUPPORT_SEND", "SUPPORT_RECV", "SUPPORT_WRITE", "SUPPORT_READ", "SUPPORT_ATOMIC", "SUPPORT_SRQ"];
 
 /// Fields of ibv_devinfo about features that RoCE devices, or urxe's, do not have.
-const NOTHING: [(&str, &str); 9] = [
+const UNSUPPORTED: [(&str, &str); 9] = [
     ("tso_caps", ""),
     ("max_tso", "0"),
     ("rss_caps", ""),
@@ -48,20 +48,21 @@ fn field(name: &str, value: impl ToString) -> Field {
 /// urxe reports.
 pub fn all(name: &str, context: &Context) -> Vec<Field> {
     let (device, port) = (context.query_device().for_libibverbs(), context.query_port());
-    let mut all = of_device(name, &device);
-    all.extend(of_port(context, &port));
-    all.extend(of_link(context, &device));
+    let mut all = device_fields(name, &device);
+    all.extend(port_fields(context, &port));
+    all.extend(link_fields(context, &device));
     all
 }
 
-fn of_device(name: &str, device: &DeviceAttr) -> Vec<Field> {
+fn device_fields(name: &str, device: &DeviceAttr) -> Vec<Field> {
     let l = &device.limits;
     let guid = |guid: u64| {
         let bytes = guid.to_be_bytes();
         bytes.chunks(2).map(|b| format!("{:02x}{:02x}", b[0], b[1])).collect::<Vec<_>>().join(":")
     };
-    let caps = |of: DeviceCaps| CAPS.iter().filter(move |(cap, _)| of.has(*cap)).map(|(_, name)| *name);
-    let (old, new) = (DeviceCaps(device.caps.0 & 0xffff_ffff), DeviceCaps(device.caps.0 & !0xffff_ffff));
+    let caps = |caps: DeviceCaps| CAPS.iter().filter(move |(cap, _)| caps.has(*cap)).map(|(_, name)| *name);
+    let (standard, extended) =
+        (DeviceCaps(device.caps.0 & 0xffff_ffff), DeviceCaps(device.caps.0 & !0xffff_ffff));
     let mut fields = vec![
         field("hca_id", name),
         field("transport", "InfiniBand (0)"),
@@ -76,7 +77,7 @@ fn of_device(name: &str, device: &DeviceAttr) -> Vec<Field> {
         field("page_size_cap", format!("{:#x}", device.page_size_cap)),
         field("max_qp", l.max_qp),
         field("max_qp_wr", l.max_qp_wr),
-        field("device_cap_flags", with_flags(format!("0x{:08x}", old.0), caps(old))),
+        field("device_cap_flags", with_flags(format!("0x{:08x}", standard.0), caps(standard))),
         field("max_sge", l.max_sge),
         field("max_sge_rd", device.max_sge_rd),
         field("max_cq", l.max_cq),
@@ -111,20 +112,20 @@ fn of_device(name: &str, device: &DeviceAttr) -> Vec<Field> {
     };
     fields.push(field("general_odp_caps", with_flags(String::new(), names(general, &GENERAL))));
     for (service, bits) in [("rc", rc), ("uc", uc), ("ud", ud), ("xrc", xrc)] {
-        let none = if bits == 0 { "NO SUPPORT" } else { "" };
-        let value = with_flags(none.into(), names(bits.into(), &PER_SERVICE));
+        let prefix = if bits == 0 { "NO SUPPORT" } else { "" };
+        let value = with_flags(prefix.into(), names(bits.into(), &PER_SERVICE));
         fields.push(field(&format!("{service}_odp_caps"), value));
     }
     fields.extend([
         field("completion timestamp_mask", format!("{:#018x}", device.completion_timestamp_mask)),
         field("hca_core_clock", format!("{}kHZ", device.hca_core_clock_khz)),
-        field("device_cap_flags_ex", with_flags(format!("0x{:X}", device.caps.0), caps(new))),
+        field("device_cap_flags_ex", with_flags(format!("0x{:X}", device.caps.0), caps(extended))),
     ]);
-    fields.extend(NOTHING.map(|(name, value)| field(name, value)));
+    fields.extend(UNSUPPORTED.map(|(name, value)| field(name, value)));
     fields.extend([
         field("qp_rate_limit_min", format!("{}kbps", device.pacing.min_kbps)),
         field("qp_rate_limit_max", format!("{}kbps", device.pacing.max_kbps)),
-        field("supported_qp", paced(device.pacing.services)),
+        field("supported_qp", pacing_services(device.pacing.services)),
         field("tag matching", "not supported"),
         field("maximum available device memory", format!("{}Bytes", l.max_dm_size)),
         field("num_comp_vectors", l.num_comp_vectors),
@@ -132,7 +133,7 @@ fn of_device(name: &str, device: &DeviceAttr) -> Vec<Field> {
     fields
 }
 
-fn of_port(context: &Context, port: &PortAttr) -> Vec<Field> {
+fn port_fields(context: &Context, port: &PortAttr) -> Vec<Field> {
     let mtu = |mtu: Mtu| format!("{} ({})", mtu.bytes(), u32::from(mtu.code()));
     let (state, phys_state) = match port.active {
         true => ("PORT_ACTIVE", "LINK_UP"),
@@ -168,11 +169,11 @@ fn of_port(context: &Context, port: &PortAttr) -> Vec<Field> {
     fields
 }
 
-fn of_link(context: &Context, device: &DeviceAttr) -> Vec<Field> {
+fn link_fields(context: &Context, device: &DeviceAttr) -> Vec<Field> {
     let info = context.link_info();
     let burst = match info.burst.packets {
-        1 => "one packet a call".to_owned(),
-        n => format!("{n} packets or {} bytes a call", info.burst.bytes),
+        1 => "1 packet per call".to_owned(),
+        n => format!("{n} packets or {} bytes per call", info.burst.bytes),
     };
     let mut fields = vec![
         field("link", &info.name),
@@ -182,7 +183,7 @@ fn of_link(context: &Context, device: &DeviceAttr) -> Vec<Field> {
         field("window", format!("{} bytes in flight", info.window)),
         field("max_inline_data", device.limits.max_inline),
     ];
-    fields.extend(info.src_port.map(|port| field("udp_source_port", format!("{port} always"))));
+    fields.extend(info.src_port.map(|port| field("udp_source_port", format!("{port} (fixed)"))));
     fields
 }
 
@@ -196,7 +197,7 @@ fn atomic_cap(cap: AtomicCap) -> String {
 }
 
 /// Formats the bits of services; ibv_devinfo has a name for UD only.
-fn paced(services: u32) -> String {
+fn pacing_services(services: u32) -> String {
     const UD: u32 = 1 << 4;
     let name = if services & UD != 0 { "SUPPORT_UD " } else { "" };
     format!("{name}Unknown flags: 0x{:X}", services & !UD)

@@ -1,7 +1,7 @@
 //! The out-of-band TCP handshakes of stock RDMA programs, so that the other end of a run can be the stock
 //! program on a kernel device.
 //!
-//! * [`pingpong`]: `ibv_rc_pingpong` of rdma-core and similar programs; [`pingpong::many`]:
+//! * [`pingpong`]: `ibv_rc_pingpong` of rdma-core and similar programs; [`pingpong::srq`]:
 //!   `ibv_srq_pingpong`.
 //! * [`perftest`]: `ib_write_bw`, `ib_read_bw`, `ib_send_bw`, `ib_atomic_bw`, `ib_write_lat`, `ib_send_lat`.
 //!
@@ -26,7 +26,7 @@ pub enum ExchangeError {
     /// The peer closed the connection in the middle of the handshake.
     #[error("{what}: the peer closed the connection after {got} of {want} bytes")]
     Closed {
-        /// Name of the message that was due.
+        /// Name of the expected message.
         what: &'static str,
         /// Number of bytes that arrived.
         got: usize,
@@ -36,7 +36,7 @@ pub enum ExchangeError {
     /// The stream's read or write timeout expired.
     #[error("{what}: timed out after {got} of {want} bytes")]
     TimedOut {
-        /// Name of the message that was due.
+        /// Name of the expected message.
         what: &'static str,
         /// Number of bytes that were transferred.
         got: usize,
@@ -51,10 +51,10 @@ pub enum ExchangeError {
         /// Error of the stream.
         source: io::Error,
     },
-    /// The peer sent something that is not the message that is due.
+    /// The peer sent something other than the expected message.
     #[error("{what}: {reason} in \"{bytes}\"")]
-    Garbled {
-        /// Name of the message that was due.
+    Malformed {
+        /// Name of the expected message.
         what: &'static str,
         /// Description of the defect.
         reason: String,
@@ -62,7 +62,9 @@ pub enum ExchangeError {
         bytes: String,
     },
     /// The peer is a perftest of a version with another handshake.
-    #[error("the peer is perftest {got}, this side speaks the protocol of {want} (Debian 12's 4.5+0.17)")]
+    #[error(
+        "the peer runs perftest {got}, this side implements the protocol of {want} (Debian 12's 4.5+0.17)"
+    )]
     Version {
         /// Version that the peer announced.
         got: String,
@@ -94,8 +96,8 @@ pub enum ExchangeError {
 }
 
 impl ExchangeError {
-    fn garbled(what: &'static str, reason: impl Into<String>, bytes: &[u8]) -> Self {
-        Self::Garbled { what, reason: reason.into(), bytes: bytes.escape_ascii().to_string() }
+    fn malformed(what: &'static str, reason: impl Into<String>, bytes: &[u8]) -> Self {
+        Self::Malformed { what, reason: reason.into(), bytes: bytes.escape_ascii().to_string() }
     }
 }
 
@@ -155,14 +157,14 @@ impl<'a> Fields<'a> {
     /// Parses the next `digits` characters as a hexadecimal number, in either letter case.
     fn hex(&mut self, name: &str, digits: usize) -> Result<u64, ExchangeError> {
         let field = self.line.get(self.at..self.at + digits).ok_or_else(|| {
-            ExchangeError::garbled(self.what, format!("{name} is missing at offset {}", self.at), self.line)
+            ExchangeError::malformed(self.what, format!("{name} is missing at offset {}", self.at), self.line)
         })?;
         let mut value = 0;
         for &c in field {
             let digit = char::from(c).to_digit(16).ok_or_else(|| {
                 let reason =
                     format!("{name} at offset {} is not hexadecimal (\"{}\")", self.at, field.escape_ascii());
-                ExchangeError::garbled(self.what, reason, self.line)
+                ExchangeError::malformed(self.what, reason, self.line)
             })?;
             value = value << 4 | u64::from(digit);
         }
@@ -170,11 +172,11 @@ impl<'a> Fields<'a> {
         Ok(value)
     }
 
-    /// Consumes the next character, which has to be `c`.
-    fn mark(&mut self, c: u8) -> Result<(), ExchangeError> {
+    /// Consumes the next character, which must be `c`.
+    fn expect_byte(&mut self, c: u8) -> Result<(), ExchangeError> {
         if self.line.get(self.at) != Some(&c) {
-            let reason = format!("no '{}' at offset {}", c.escape_ascii(), self.at);
-            return Err(ExchangeError::garbled(self.what, reason, self.line));
+            let reason = format!("expected '{}' at offset {}", c.escape_ascii(), self.at);
+            return Err(ExchangeError::malformed(self.what, reason, self.line));
         }
         self.at += 1;
         Ok(())
@@ -183,7 +185,7 @@ impl<'a> Fields<'a> {
     /// Parses a field and consumes the colon after it.
     fn hex_colon(&mut self, name: &str, digits: usize) -> Result<u64, ExchangeError> {
         let v = self.hex(name, digits)?;
-        self.mark(b':')?;
+        self.expect_byte(b':')?;
         Ok(v)
     }
 }

@@ -12,9 +12,9 @@
 //! | step | bytes | content |
 //! | --- | --- | --- |
 //! | version | 16 | `6.06`, padded with NULs ([`encode_version`]) |
-//! | cycle buffer | 4 | big-endian; the page size, 4096 on x86; both go on with the larger one |
-//! | cache line | 4 | big-endian; 64 on x86; both go on with the larger one |
-//! | MTU | 2 | the verbs' MTU code in decimal, `1` (256) to `5` (4096), and a NUL; both go on with the smaller one |
+//! | cycle buffer | 4 | big-endian; the page size, 4096 on x86; both use the larger one |
+//! | cache line | 4 | big-endian; 64 on x86; both use the larger one |
+//! | MTU | 2 | the verbs' MTU code in decimal, `1` (256) to `5` (4096), and a NUL; both use the smaller one |
 //! | destination | 108 | one per QP, in order: see [`Destination`] |
 //!
 //! A destination swap with known content is the barrier: QP 0's line is sent once more, and only its arrival
@@ -27,13 +27,13 @@
 //! | `ib_send_lat` | D(0..q) C D(0) D(0..q) R D(0) | D(0) done |
 //! | `ib_write_lat` | D(0..q) C D(0) D(0..q) D(0) | nothing: the connection is closed |
 //!
-//! C: the QPs have to be connected (RTS; the passive side of a bandwidth test stops at RTR) before the next
-//! swap. R: the receives have to be posted before it. *reports* is five swaps of 8 bytes, see [`BwReport`].
+//! C: the QPs must be connected (RTS; the passive side of a bandwidth test stops at RTR) before the next
+//! swap. R: the receives must be posted before it. *reports* is five swaps of 8 bytes, see [`BwReport`].
 //! *done*: both sides write `done` and a NUL without waiting, read nothing more and close, which may reset
 //! the connection. Both sides of `ib_write_bw` sleep for a second between connecting and the version.
 //!
-//! **Size, iterations, number of QPs, operation and verb are not exchanged.** Both sides have to be started
-//! with the same values (`-s -n -q -A`), otherwise one of them waits for ever. Both sides have to run the
+//! **Size, iterations, number of QPs, operation and verb are not exchanged.** Both sides must be started
+//! with the same values (`-s -n -q -A`), otherwise one of them waits indefinitely. Both sides must run the
 //! same program.
 //!
 //! The server of the three one-sided bandwidth tests fills its reports from uninitialised memory: only the
@@ -45,7 +45,7 @@
 //! and atomics the value of `-o` or the device's `max_qp_rd_atom`, 128 on rxe; a stock client that receives 2
 //! never has more than 2 in flight), RNR timer 12 (0.64 ms), timeout 14 (67 ms, `-u`), retry count 7, RNR
 //! retry 7 (infinite), hop limit 255, traffic class `-T` or 0, random 24-bit PSNs. Remote access is that of
-//! the verb only (SEND QPs have remote write too, with an announced R_Key of 0). Both GIDs have to be
+//! the verb only (SEND QPs have remote write too, with an announced R_Key of 0). Both GIDs must be
 //! IPv4-mapped, or neither; otherwise the peer prints "Found Incompatibility issue with GID types" and exits.
 //!
 //! # Buffers
@@ -68,8 +68,8 @@
 //! * **`ib_read_bw`**: the same with RDMA READs; up to min(tx_depth 128, out_reads) of them at once.
 //! * **`ib_atomic_bw`**: the same with 8-byte atomics, FETCH_AND_ADD of 1 by default, or with
 //!   `-A CMP_AND_SWAP` compare 0, swap 0. Since 8 is small, the target moves by a cache line each time: 64
-//!   words of the 4096-byte cycle buffer, 64 bytes apart. Their initial values are random, and neither side checks
-//!   the results. The unused swap operand of the add is undefined.
+//!   words of the 4096-byte cycle buffer, 64 bytes apart. Their initial values are random, and neither side
+//!   checks the results. The unused swap operand of the add is undefined.
 //! * **`ib_send_bw`**: the client posts n SENDs of `size` per QP. The server posts min(512, n) rounded up to
 //!   an even number of receives per QP (`-r`) before R, each of `size` bytes, and another one for every
 //!   completed one while completed + depth <= n; their addresses are the server's own choice (the stock
@@ -83,9 +83,9 @@
 //!   Round k (from 1): the server WRITEs `size` bytes, the last one being k mod 256, to the client's vaddr,
 //!   and waits for its own send completion; the client sees its poll byte become k mod 256, WRITEs its
 //!   message with last byte k mod 256 to the server's vaddr and waits for its completion; the server sees k
-//!   and goes on with k+1. Both do n rounds. Because nothing follows, the server must keep its QP until the
-//!   client has gone (the ACK of the client's last WRITE may have been lost): [`Exchange::finish`] waits for
-//!   that end of the stream.
+//!   and continues with k+1. Both do n rounds. Because nothing follows, the server must keep its QP until the
+//!   client has disconnected (the ACK of the client's last WRITE may have been lost): [`Exchange::finish`]
+//!   waits for the end of the stream.
 //!
 //! # Example
 //! ```no_run
@@ -224,10 +224,10 @@ pub struct Agreed {
 pub struct Layout {
     /// Bytes from each QP's announced `vaddr` on that the peer may access.
     pub slot: u64,
-    /// Distance in bytes between the messages of a bandwidth test; 0 if they all go to the same place.
-    pub step: u64,
-    /// Number of places, which are used cyclically.
-    pub places: u64,
+    /// Distance in bytes between the messages of a bandwidth test; 0 if all have the same position.
+    pub stride: u64,
+    /// Number of positions, which are used cyclically.
+    pub positions: u64,
 }
 
 impl Layout {
@@ -237,15 +237,15 @@ impl Layout {
         let line = u64::from(agreed.cache_line.max(1));
         let slot = size.max(cycle);
         if test.is_latency() || size > cycle / 2 {
-            return Self { slot, step: 0, places: 1 };
+            return Self { slot, stride: 0, positions: 1 };
         }
-        let step = size.div_ceil(line).max(1) * line;
-        Self { slot, step, places: (cycle / step).max(1) }
+        let stride = size.div_ceil(line).max(1) * line;
+        Self { slot, stride, positions: (cycle / stride).max(1) }
     }
 
     /// Returns the offset of message `n` (from 0) of a QP from its `vaddr`.
     pub fn offset(&self, n: u64) -> u64 {
-        n % self.places * self.step
+        n % self.positions * self.stride
     }
 
     /// Returns the number of bytes that `qps` QPs need for remote access or receives; the `vaddr` of QP i is
@@ -266,11 +266,11 @@ pub fn encode_version() -> [u8; VERSION_LEN] {
 pub fn parse_version(bytes: &[u8; VERSION_LEN]) -> Result<(), ExchangeError> {
     let end = bytes.iter().position(|&b| b == 0).unwrap_or(VERSION_LEN);
     let text = &bytes[..end];
-    let looks_right = text.first().is_some_and(u8::is_ascii_digit)
+    let is_version = text.first().is_some_and(u8::is_ascii_digit)
         && text.iter().all(|b| b.is_ascii_digit() || *b == b'.')
         && end < VERSION_LEN;
-    if !looks_right {
-        return Err(ExchangeError::garbled(WHAT_VERSION, "no version number", bytes));
+    if !is_version {
+        return Err(ExchangeError::malformed(WHAT_VERSION, "not a version number", bytes));
     }
     if text != VERSION.as_bytes() {
         return Err(ExchangeError::Version { got: text.escape_ascii().to_string(), want: VERSION });
@@ -297,7 +297,7 @@ pub fn encode_mtu(mtu: u32) -> Result<[u8; 2], ExchangeError> {
 pub fn parse_mtu(bytes: &[u8; 2]) -> Result<u32, ExchangeError> {
     match bytes {
         [c @ b'1'..=b'5', 0] => Ok(128 << (c - b'0')),
-        _ => Err(ExchangeError::garbled(WHAT_MTU, "no MTU code 1 to 5", bytes)),
+        _ => Err(ExchangeError::malformed(WHAT_MTU, "MTU code is not in 1..=5", bytes)),
     }
 }
 
@@ -359,7 +359,7 @@ impl Destination {
             *b = f.hex_colon("the GID", 2)? as u8;
         }
         let srqn = f.hex_colon("the SRQ number", 8)? as u32;
-        f.mark(0)?;
+        f.expect_byte(0)?;
         Ok(Self { lid, out_reads, qpn, psn, rkey, vaddr, gid, srqn })
     }
 }
@@ -419,7 +419,8 @@ pub struct Exchange<S> {
 }
 
 impl<S: Read + Write> Exchange<S> {
-    /// Performs the client's side of the exchange on a fresh connection, up to the message that agrees on the MTU.
+    /// Performs the client's side of the exchange on a fresh connection, up to the message that agrees on the
+    /// MTU.
     pub fn client(stream: S, config: &Config) -> Result<Self, ExchangeError> {
         Self::open(stream, Role::Client, config)
     }
@@ -498,7 +499,7 @@ impl<S: Read + Write> Exchange<S> {
     pub fn finish(mut self, local: &BwReport) -> Result<Option<BwReport>, ExchangeError> {
         if self.test == Test::WriteLat {
             if self.role == Role::Server {
-                self.await_end()?;
+                self.wait_for_close()?;
             }
             return Ok(None);
         }
@@ -570,8 +571,8 @@ impl<S: Read + Write> Exchange<S> {
     /// Swaps the results and returns the peer's.
     pub fn report(&mut self, local: &BwReport) -> Result<BwReport, ExchangeError> {
         let mut messages = [[0; 8]; 5];
-        for (theirs, ours) in messages.iter_mut().zip(local.encode()) {
-            *theirs = swap(&mut self.stream, self.role, WHAT_REPORT, &ours)?;
+        for (remote, local) in messages.iter_mut().zip(local.encode()) {
+            *remote = swap(&mut self.stream, self.role, WHAT_REPORT, &local)?;
         }
         Ok(BwReport::parse(&messages))
     }
@@ -580,28 +581,28 @@ impl<S: Read + Write> Exchange<S> {
     /// before it arrives, so a connection that is closed by now is no error; another message is.
     pub fn done(&mut self) -> Result<(), ExchangeError> {
         match write_message(&mut self.stream, WHAT_DONE, DONE) {
-            Err(ExchangeError::Io { source, .. }) if is_gone(source.kind()) => return Ok(()),
+            Err(ExchangeError::Io { source, .. }) if is_disconnect(source.kind()) => return Ok(()),
             other => other?,
         }
         match read_message::<{ DONE.len() }>(&mut self.stream, WHAT_DONE) {
             Ok(b) if &b == DONE => Ok(()),
-            Ok(b) => Err(ExchangeError::garbled(WHAT_DONE, "not \"done\"", &b)),
+            Ok(b) => Err(ExchangeError::malformed(WHAT_DONE, "not \"done\"", &b)),
             Err(ExchangeError::Closed { .. }) => Ok(()),
-            Err(ExchangeError::Io { source, .. }) if is_gone(source.kind()) => Ok(()),
+            Err(ExchangeError::Io { source, .. }) if is_disconnect(source.kind()) => Ok(()),
             Err(e) => Err(e),
         }
     }
 
     /// Waits for the peer to close the connection.
-    pub fn await_end(&mut self) -> Result<(), ExchangeError> {
+    pub fn wait_for_close(&mut self) -> Result<(), ExchangeError> {
         const WHAT: &str = "perftest end of connection";
         let mut byte = [0];
         loop {
             match self.stream.read(&mut byte) {
                 Ok(0) => return Ok(()),
-                Ok(_) => return Err(ExchangeError::garbled(WHAT, "unexpected data", &byte)),
+                Ok(_) => return Err(ExchangeError::malformed(WHAT, "unexpected data", &byte)),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) if is_gone(e.kind()) => return Ok(()),
+                Err(e) if is_disconnect(e.kind()) => return Ok(()),
                 Err(e) if is_timeout(&e) => {
                     return Err(ExchangeError::TimedOut { what: WHAT, got: 0, want: 0 });
                 }
@@ -611,7 +612,7 @@ impl<S: Read + Write> Exchange<S> {
     }
 }
 
-fn is_gone(kind: ErrorKind) -> bool {
+fn is_disconnect(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe)
 }
 
@@ -627,7 +628,7 @@ fn parse_size(what: &'static str, bytes: &[u8; 4]) -> Result<u32, ExchangeError>
     if (1..=MAX_CYCLE).contains(&size) {
         Ok(size)
     } else {
-        Err(ExchangeError::garbled(what, format!("{size} is not a sensible size"), bytes))
+        Err(ExchangeError::malformed(what, format!("{size} is out of range"), bytes))
     }
 }
 
@@ -636,16 +637,16 @@ fn swap<S: Read + Write, const N: usize>(
     stream: &mut S,
     role: Role,
     what: &'static str,
-    ours: &[u8; N],
+    local: &[u8; N],
 ) -> Result<[u8; N], ExchangeError> {
     if role == Role::Client {
-        write_message(stream, what, ours)?;
+        write_message(stream, what, local)?;
     }
-    let theirs = read_message(stream, what)?;
+    let remote = read_message(stream, what)?;
     if role == Role::Server {
-        write_message(stream, what, ours)?;
+        write_message(stream, what, local)?;
     }
-    Ok(theirs)
+    Ok(remote)
 }
 
 #[cfg(test)]

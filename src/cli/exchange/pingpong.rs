@@ -8,7 +8,7 @@
 //! | from | bytes | what |
 //! | --- | --- | --- |
 //! | client | 52 | its [`Destination`]: `LLLL:QQQQQQ:PPPPPP:G{32}` and a NUL |
-//! | server | 52 | its own, the same way |
+//! | server | 52 | its own, in the same format |
 //! | client | 5 | `done` and a NUL |
 //!
 //! LID, QPN and PSN are zero-padded lower-case hexadecimal; the GID is its 16 bytes as 32 digits in network
@@ -21,20 +21,20 @@
 //!
 //! # The run
 //! Neither the message size nor the number of iterations is exchanged; both sides need the same `-s` (default
-//! 4096) and `-n` (1000). The path MTU is each side's own `-m` (1024) and has to be the same too. Each side
+//! 4096) and `-n` (1000). The path MTU is each side's own `-m` (1024) and must be the same too. Each side
 //! posts `-r` (500) receives of the whole message, all into its one buffer, before the handshake. The client
 //! posts a SEND of that buffer (filled with 0x7b); after that each side posts its next SEND when both its
 //! last SEND and a receive have completed, until it has sent `-n`. A side is done when it has also received
 //! `-n`. Receives are posted again when no more than one is left. Either side exits as soon as it has its
-//! last completion, so a side that owes an ACK for the last SEND should keep its QP alive for a moment.
+//! last completion, so a side that has to acknowledge the last SEND should keep its QP for a moment.
 //!
-//! QP: RC, no remote access, timeout 14, retry count 7, RNR retry 7 (for ever), RNR timer 12 (0.64 ms),
+//! QP: RC, no remote access, timeout 14, retry count 7, RNR retry 7 (infinite), RNR timer 12 (0.64 ms),
 //! one RDMA READ each way, a GRH with hop limit 1 (if the GID's interface ID is not zero).
 
 use super::{ExchangeError, Fields, in_range, read_message, write_message};
 use std::io::{Read, Write};
 
-pub mod many;
+pub mod srq;
 
 /// The default TCP port of all the ping-pong examples.
 pub const PORT: u16 = 18515;
@@ -83,7 +83,7 @@ impl Destination {
         for b in &mut gid {
             *b = f.hex("the GID", 2)? as u8;
         }
-        f.mark(0)?;
+        f.expect_byte(0)?;
         Ok(Self { lid, qpn, psn, gid })
     }
 }
@@ -120,15 +120,15 @@ impl<S: Read + Write> Server<S> {
     /// the client's address.
     pub fn reply(mut self, local: &Destination) -> Result<Destination, ExchangeError> {
         write_message(&mut self.stream, WHAT, &local.encode()?)?;
-        hear_done(&mut self.stream)?;
+        recv_done(&mut self.stream)?;
         Ok(self.remote)
     }
 }
 
-fn hear_done(stream: &mut impl Read) -> Result<(), ExchangeError> {
+fn recv_done(stream: &mut impl Read) -> Result<(), ExchangeError> {
     let done: [u8; DONE.len()] = read_message(stream, WHAT_DONE)?;
     if &done != DONE {
-        return Err(ExchangeError::garbled(WHAT_DONE, "not \"done\"", &done));
+        return Err(ExchangeError::malformed(WHAT_DONE, "not \"done\"", &done));
     }
     Ok(())
 }

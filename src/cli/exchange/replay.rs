@@ -1,4 +1,4 @@
-//! Streams for tests: replays of recorded conversations of the stock programs, and peers with scripted input.
+//! Streams for tests: replays of recorded handshakes of the stock programs, and peers with scripted input.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -10,12 +10,12 @@ pub(super) enum Side {
     Server,
 }
 
-/// Parses a recording: each line is `C` or `S` and the bytes, with `\xNN` for unprintable ones; `N*` stands
-/// before a message that is sent N times, and `end` at the end.
+/// Parses a recording: each line is `C` or `S` and the bytes, with `\xNN` for unprintable ones; `N*` precedes
+/// a message that is sent N times, and `end` at the end.
 pub(super) fn recording(text: &str) -> Vec<(Side, Vec<u8>)> {
     let mut out = Vec::new();
     for line in text.lines().filter(|l| !l.starts_with('#')) {
-        let (side, message) = line.split_once(' ').expect("two columns");
+        let (side, message) = line.split_once(' ').expect("side and message");
         let side = if side == "C" { Side::Client } else { Side::Server };
         if message != "end" {
             let times = message.split_once('*').and_then(|(n, m)| Some((n.parse().ok()?, m)));
@@ -42,28 +42,28 @@ fn unescape(s: &str) -> Vec<u8> {
     out
 }
 
-/// The other end of a recorded conversation. The bytes written to it have to be those that the recorded
-/// program wrote at the same point. A read out of turn, which would block for ever, fails with a timeout.
+/// The other end of a recorded handshake. The bytes written to it must be those that the recorded
+/// program wrote at the same point. A read out of turn, which would block indefinitely, fails with a timeout.
 pub(super) struct Replay {
     events: VecDeque<(Side, Vec<u8>)>,
-    me: Side,
+    local: Side,
     /// Largest number of bytes that a single read returns.
     chunk: usize,
 }
 
 impl Replay {
-    pub(super) fn new(text: &str, me: Side) -> Self {
-        Self { events: recording(text).into(), me, chunk: usize::MAX }
+    pub(super) fn new(text: &str, local: Side) -> Self {
+        Self { events: recording(text).into(), local, chunk: usize::MAX }
     }
 
     /// Limits every read to one byte.
-    pub(super) fn dribbling(mut self) -> Self {
+    pub(super) fn byte_by_byte(mut self) -> Self {
         self.chunk = 1;
         self
     }
 
-    /// Reports whether the whole conversation has been replayed.
-    pub(super) fn is_over(&self) -> bool {
+    /// Reports whether the whole handshake has been replayed.
+    pub(super) fn is_finished(&self) -> bool {
         self.events.is_empty()
     }
 }
@@ -71,7 +71,7 @@ impl Replay {
 impl Read for Replay {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let Some((side, message)) = self.events.front_mut() else { return Ok(0) };
-        if *side == self.me {
+        if *side == self.local {
             return Err(ErrorKind::WouldBlock.into());
         }
         let n = message.len().min(buf.len()).min(self.chunk);
@@ -86,10 +86,14 @@ impl Read for Replay {
 
 impl Write for Replay {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        let at = self.events.iter().position(|(side, _)| *side == self.me).expect("no more of this side");
+        let at = self
+            .events
+            .iter()
+            .position(|(side, _)| *side == self.local)
+            .expect("no further message of this side");
         // Only the final "done" messages of both sides may cross.
-        assert!(self.events.iter().take(at).all(|(_, m)| m == b"done\0"), "writes before it has read");
-        let (_, message) = self.events.remove(at).expect("it is there");
+        assert!(self.events.iter().take(at).all(|(_, m)| m == b"done\0"), "write before the preceding read");
+        let (_, message) = self.events.remove(at).expect("index of an event");
         assert_eq!(message.escape_ascii().to_string(), buf.escape_ascii().to_string());
         Ok(buf.len())
     }
@@ -99,15 +103,15 @@ impl Write for Replay {
     }
 }
 
-/// A peer that sends `input` whatever it receives, and then closes the connection or fails with the error
-/// `end`.
-pub(super) struct Parrot {
+/// A peer that sends `input` regardless of what it receives, and then closes the connection or fails with the
+/// error `end`.
+pub(super) struct ScriptedPeer {
     input: VecDeque<u8>,
     end: Option<ErrorKind>,
     pub(super) write_error: Option<ErrorKind>,
 }
 
-impl Parrot {
+impl ScriptedPeer {
     /// Creates a peer that closes the connection after `input`.
     pub(super) fn closing(input: &[u8]) -> Self {
         Self { input: input.iter().copied().collect(), end: None, write_error: None }
@@ -119,7 +123,7 @@ impl Parrot {
     }
 }
 
-impl Read for Parrot {
+impl Read for ScriptedPeer {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let n = buf.len().min(self.input.len());
         for b in &mut buf[..n] {
@@ -132,7 +136,7 @@ impl Read for Parrot {
     }
 }
 
-impl Write for Parrot {
+impl Write for ScriptedPeer {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         self.write_error.map_or(Ok(buf.len()), |kind| Err(kind.into()))
     }
@@ -143,6 +147,6 @@ impl Write for Parrot {
 }
 
 /// Returns all bytes that `side` sends in a recording.
-pub(super) fn said(text: &str, side: Side) -> Vec<u8> {
+pub(super) fn sent_bytes(text: &str, side: Side) -> Vec<u8> {
     recording(text).into_iter().filter(|(s, _)| *s == side).flat_map(|(_, m)| m).collect()
 }

@@ -14,22 +14,22 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::oob::read_some;
 
 /// Version of the protocol, which changes whenever a message changes or the data that both sides expect.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Length of the longest accepted line in bytes.
 const MAX_LINE: usize = 4 << 20;
 /// Interval at which a wait checks for Ctrl-C.
-const SLICE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// One queue pair of a side.
+/// Parameters of a queue pair that the peer needs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Lane {
+pub struct QpInfo {
     /// GID of the queue pair.
     pub gid: std::net::Ipv6Addr,
     /// Queue pair number (QPN).
     pub qpn: u32,
     /// First PSN that the queue pair sends.
     pub psn: u32,
-    /// Address of the memory that the peer may write, read and use atomics on.
+    /// Address of the memory that the peer may access by WRITE, READ and atomics.
     pub va: u64,
     /// R_Key of that memory.
     pub rkey: u32,
@@ -56,115 +56,115 @@ pub enum Message {
         /// Path MTU of the client in bytes.
         mtu: u32,
         /// Queue pairs of the client.
-        lanes: Vec<Lane>,
+        qps: Vec<QpInfo>,
     },
     /// Sent by the server: its queue pairs, which are connected already.
-    Welcome {
+    Accepted {
         /// Path MTU of the run in bytes: the smaller of both sides'.
         mtu: u32,
         /// Queue pairs of the server.
-        lanes: Vec<Lane>,
+        qps: Vec<QpInfo>,
     },
-    /// Sent by either side: it cannot continue.
-    Refused {
+    /// Sent by the server: it cannot perform the run.
+    Rejected {
         /// Reason.
-        why: String,
+        reason: String,
     },
-    /// Sent by the client: a piece of the run begins.
+    /// Sent by the client: a chunk of the run begins.
     Run {
         /// Bytes per message.
         size: u32,
         /// Messages per queue pair.
         messages: u64,
-        /// Whether this is the first piece with this size, which starts with cleared buffers.
+        /// Whether this is the first chunk with this size, which starts with cleared buffers.
         fresh: bool,
     },
     /// Sent by the server: its receives are posted.
     Ready,
-    /// Sent by the client: the piece is complete.
+    /// Sent by the client: the chunk is complete.
     End,
-    /// Sent by the client: all pieces with this size are complete, and the server has to check its memory.
+    /// Sent by the client: all chunks with this size are complete, and the server must check its memory.
     Check {
         /// Bytes per message.
         size: u32,
-        /// Messages per queue pair in all pieces.
+        /// Messages per queue pair in all chunks.
         messages: u64,
     },
     /// Sent by the server: the result of the check.
     Checked {
-        /// Description of the first wrong data; `None` if all data is right.
-        wrong: Option<String>,
+        /// Description of the first mismatch; `None` if all data is correct.
+        mismatch: Option<String>,
     },
     /// Sent by the client: the run is over.
-    Bye,
+    Finished,
 }
 
 /// A stream with a read timeout.
-pub trait Wire: Read + Write + Send {
+pub trait ControlStream: Read + Write + Send {
     /// Sets the read timeout.
-    fn set_patience(&self, t: Duration) -> io::Result<()>;
+    fn set_timeout(&self, timeout: Duration) -> io::Result<()>;
 }
 
-impl Wire for TcpStream {
-    fn set_patience(&self, t: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(t))
+impl ControlStream for TcpStream {
+    fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(timeout))
     }
 }
 
-impl Wire for UnixStream {
-    fn set_patience(&self, t: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(t))
+impl ControlStream for UnixStream {
+    fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(timeout))
     }
 }
 
 /// Control connection to the peer.
 pub struct Control {
-    wire: Box<dyn Wire>,
+    stream: Box<dyn ControlStream>,
     buffer: Vec<u8>,
     interrupt: Interrupt,
-    patience: Duration,
-    last: String,
+    timeout: Duration,
+    last_sent: String,
 }
 
 impl Control {
-    /// Wraps a connected stream; `patience` is the time limit of [`hear`](Self::hear).
+    /// Wraps a connected stream; `timeout` is that of [`recv`](Self::recv).
     pub fn new(
-        wire: impl Wire + 'static,
+        stream: impl ControlStream + 'static,
         interrupt: &Interrupt,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Control, CliError> {
-        wire.set_patience(SLICE).map_err(|e| failed("set up", e))?;
-        let wire = Box::new(wire);
+        stream.set_timeout(POLL_INTERVAL).map_err(|e| failed("set up", e))?;
+        let stream = Box::new(stream);
         Ok(Control {
-            wire,
+            stream,
             buffer: Vec::new(),
             interrupt: interrupt.clone(),
-            patience,
-            last: "nothing".into(),
+            timeout,
+            last_sent: "nothing".into(),
         })
     }
 
     /// Sends a message.
-    pub fn say(&mut self, message: &Message) -> Result<(), CliError> {
+    pub fn send(&mut self, message: &Message) -> Result<(), CliError> {
         let mut line = serde_json::to_string(message).map_err(|e| failed("write to", e.into()))?;
         line.push('\n');
-        self.wire.write_all(line.as_bytes()).map_err(|e| failed("write to", e))?;
+        self.stream.write_all(line.as_bytes()).map_err(|e| failed("write to", e))?;
         line.truncate(60);
-        self.last = line.trim_end().into();
+        self.last_sent = line.trim_end().into();
         Ok(())
     }
 
-    /// Receives the next message; fails if none arrives within the time limit.
-    pub fn hear(&mut self) -> Result<Message, CliError> {
-        self.wait(Some(self.patience))
+    /// Receives the next message; fails if none arrives within the timeout.
+    pub fn recv(&mut self) -> Result<Message, CliError> {
+        self.recv_within(Some(self.timeout))
     }
 
-    /// Receives the next message, without a time limit.
-    pub fn hear_whenever(&mut self) -> Result<Message, CliError> {
-        self.wait(None)
+    /// Receives the next message, without a timeout.
+    pub fn recv_without_timeout(&mut self) -> Result<Message, CliError> {
+        self.recv_within(None)
     }
 
-    fn wait(&mut self, limit: Option<Duration>) -> Result<Message, CliError> {
+    fn recv_within(&mut self, limit: Option<Duration>) -> Result<Message, CliError> {
         let begin = Instant::now();
         loop {
             if let Some(end) = self.buffer.iter().position(|&b| b == b'\n') {
@@ -172,14 +172,16 @@ impl Control {
                 return parse(&line);
             }
             if self.buffer.len() > MAX_LINE {
-                return Err(CliError::Failed("the peer on TCP is no urxe perf: its line never ends".into()));
+                return Err(CliError::Failed(format!(
+                    "the peer on TCP is not urxe perf: received a line of more than {MAX_LINE} bytes"
+                )));
             }
-            match read_some(&mut *self.wire, &mut self.buffer, "urxe perf message") {
+            match read_some(&mut *self.stream, &mut self.buffer, "urxe perf message") {
                 Ok(_) => {}
                 Err(ExchangeError::Closed { .. }) => {
                     return Err(CliError::Failed(format!(
-                        "the peer closed the TCP connection; sent last: {}",
-                        self.last
+                        "the peer closed the TCP connection; last sent: {}",
+                        self.last_sent
                     )));
                 }
                 Err(e) => return Err(e.into()),
@@ -189,8 +191,9 @@ impl Control {
             }
             if limit.is_some_and(|l| begin.elapsed() > l) {
                 return Err(CliError::Failed(format!(
-                    "the peer says nothing on TCP for {:?}; sent last: {}; is it a urxe perf (without --perftest)?",
-                    self.patience, self.last
+                    "no message from the peer on TCP for {:?}; last sent: {}; check that the peer is urxe \
+                     perf without --perftest",
+                    self.timeout, self.last_sent
                 )));
             }
         }
@@ -199,21 +202,23 @@ impl Control {
 
 fn parse(line: &[u8]) -> Result<Message, CliError> {
     match serde_json::from_slice(line) {
-        Ok(Message::Refused { why }) => Err(CliError::Failed(format!("the peer says: {why}"))),
+        Ok(Message::Rejected { reason }) => {
+            Err(CliError::Failed(format!("the peer rejected the run: {reason}")))
+        }
         Ok(message) => Ok(message),
         Err(e) => {
             let start = line[..line.len().min(40)].escape_ascii();
             Err(CliError::Failed(format!(
-                "the peer on TCP is no urxe perf of this version: it said \"{start}\" ({e}); for the stock programs \
-                 give --perftest"
+                "the peer on TCP is not urxe perf of this version: received \"{start}\" ({e}); use \
+                 --perftest for perftest programs"
             )))
         }
     }
 }
 
-/// Returns the error for a message out of turn.
+/// Returns the error for an unexpected message.
 pub fn unexpected(message: &Message) -> CliError {
-    CliError::Failed(format!("the peer said {message:?} out of turn"))
+    CliError::Failed(format!("unexpected message from the peer: {message:?}"))
 }
 
 fn failed(what: &str, source: io::Error) -> CliError {
@@ -227,19 +232,19 @@ mod tests {
     #[test]
     fn messages_arrive_in_order_and_invalid_ones_are_errors() {
         let (a, b) = UnixStream::pair().unwrap();
-        let soon = Duration::from_millis(200);
-        let mut a = Control::new(a, &Interrupt::default(), soon).unwrap();
-        let mut b = Control::new(b, &Interrupt::default(), soon).unwrap();
-        a.say(&Message::Run { size: 8, messages: 100, fresh: true }).unwrap();
-        a.say(&Message::Bye).unwrap();
-        assert!(matches!(b.hear().unwrap(), Message::Run { size: 8, messages: 100, fresh: true }));
-        assert!(matches!(b.hear().unwrap(), Message::Bye));
-        assert!(b.hear().unwrap_err().to_string().contains("says nothing"));
-        a.wire.write_all(b"6.06\0\0\n").unwrap();
-        assert!(b.hear().unwrap_err().to_string().contains("--perftest"));
-        a.say(&Message::Refused { why: "too large".into() }).unwrap();
-        assert!(b.hear().unwrap_err().to_string().contains("too large"));
+        let timeout = Duration::from_millis(200);
+        let mut a = Control::new(a, &Interrupt::default(), timeout).unwrap();
+        let mut b = Control::new(b, &Interrupt::default(), timeout).unwrap();
+        a.send(&Message::Run { size: 8, messages: 100, fresh: true }).unwrap();
+        a.send(&Message::Finished).unwrap();
+        assert!(matches!(b.recv().unwrap(), Message::Run { size: 8, messages: 100, fresh: true }));
+        assert!(matches!(b.recv().unwrap(), Message::Finished));
+        assert!(b.recv().unwrap_err().to_string().contains("no message"));
+        a.stream.write_all(b"6.06\0\0\n").unwrap();
+        assert!(b.recv().unwrap_err().to_string().contains("--perftest"));
+        a.send(&Message::Rejected { reason: "too large".into() }).unwrap();
+        assert!(b.recv().unwrap_err().to_string().contains("too large"));
         drop(a);
-        assert!(b.hear().unwrap_err().to_string().contains("closed"));
+        assert!(b.recv().unwrap_err().to_string().contains("closed"));
     }
 }

@@ -3,10 +3,10 @@
 #![forbid(unsafe_code)]
 
 mod control;
-mod ends;
 mod perftest;
 mod plan;
 mod report;
+mod runner;
 mod side;
 
 use std::os::unix::net::UnixStream;
@@ -19,65 +19,66 @@ use super::CliError;
 use super::exchange::perftest::Role;
 use super::interrupt::Interrupt;
 use super::link::{LinkArgs, LinkSpec};
-use super::oob::{OobArgs, Patient, parse_seconds};
+use super::oob::{OobArgs, TimeoutStream, parse_seconds};
 use crate::verbs::{AckTimeout, ConnectOptions};
 use control::Control;
-use ends::{End, Plan};
 use plan::{Amount, Measure, Sizes, Verb};
+use runner::{Plan, Runner};
 use side::CQ_MOD;
 
 /// Default number of work requests in flight per queue pair, as in perftest.
 const DEPTH: usize = 128;
 
-/// Measure bandwidth or latency between two urxe, or with a perftest program as the peer
+/// Measure bandwidth or latency between two `urxe perf`, or with a perftest program as the peer
 #[derive(Args, Clone)]
 #[command(group = ArgGroup::new("measure").args(["bw", "lat"]))]
 pub struct PerfArgs {
-    /// The operation. A server without --perftest does what its client wants
+    /// Operation to measure; a server without --perftest uses that of its client
     #[arg(value_enum)]
     verb: Option<Verb>,
     #[command(flatten)]
     oob: OobArgs,
-    /// Bandwidth (if nothing is said)
+    /// Measure bandwidth (default)
     #[arg(long)]
     bw: bool,
-    /// Latency: half a round trip of SEND and WRITE, a whole one of READ and atomics
+    /// Measure latency: half a round trip of SEND and WRITE, a full round trip of READ and atomics
     #[arg(long)]
     lat: bool,
-    /// Bytes of a message, as 8, 64K or 1M; several with commas; `all` for the powers of two to 8M [default:
-    /// 64K for bandwidth, 8 for latency, as perftest with --perftest]
+    /// Message size in bytes, such as 8, 64K or 1M; several separated by commas; `all` for the powers of two
+    /// up to 8M [default: 64K for bandwidth, 8 for latency; with --perftest the default of perftest]
     #[arg(short, long)]
     size: Option<Sizes>,
-    /// Messages of each queue pair and size [default: 5000, as perftest with --perftest]
+    /// Number of messages per queue pair and size [default: 5000; with --perftest the default of perftest]
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u64).range(1..))]
     iters: Option<u64>,
-    /// Instead of a number of messages: seconds for each size
+    /// Duration of the measurement of each size in seconds, instead of a number of messages
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = parse_seconds, conflicts_with = "iters")]
     duration: Option<Duration>,
-    /// Queue pairs, for bandwidth
+    /// Number of queue pairs, for bandwidth
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     qps: u32,
-    /// Work requests in flight of a queue pair
+    /// Work requests in flight per queue pair
     #[arg(long, default_value_t = DEPTH as u32, value_parser = clap::value_parser!(u32).range(1..=8192))]
     depth: u32,
-    /// Messages that are posted together and have one completion; fewer where --depth has no room for two (latency: four)
-    /// times as many (as perftest's -Q)
+    /// Number of messages that are posted together and have one completion (-Q of perftest); reduced if
+    /// --depth is less than twice (latency: four times) this number
     #[arg(short = 'Q', long, value_name = "N", default_value_t = CQ_MOD, conflicts_with = "perftest",
         value_parser = clap::value_parser!(u32).range(1..=8192))]
     cq_mod: u32,
-    /// Local ACK timeout: 4.096 us x 2^N (as perftest's -u)
+    /// Local ACK timeout: 4.096 us x 2^N (-u of perftest)
     #[arg(long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..=31))]
     ack_timeout: u8,
-    /// Results as one JSON object
+    /// Print the results as one JSON object
     #[arg(long)]
     json: bool,
-    /// The peer is ib_write_bw, ib_read_bw, ib_send_bw, ib_atomic_bw, ib_write_lat or ib_send_lat of perftest 4.5,
-    /// with the same size (-s), iterations (-n) and queue pairs (-q)
+    /// The peer is ib_write_bw, ib_read_bw, ib_send_bw, ib_atomic_bw, ib_write_lat or ib_send_lat of perftest
+    /// 4.5, started with the same size (-s), iterations (-n) and queue pairs (-q)
     #[arg(long)]
     perftest: bool,
-    /// With --perftest: at the end, write this side's memory to FILE, to be compared with the peer's. In the first half
-    /// each queue pair has the bytes it sends, or READs into, in the second half those that the peer sends,
-    /// WRITEs, READs or counts; max(--size, 4096) bytes each, where messages of up to 2048 lie one after another
+    /// With --perftest: write this side's memory to FILE at the end, for comparison with that of the peer.
+    /// The first half holds the buffers of SENDs, WRITEs and READ responses, the second half the buffers that
+    /// the peer accesses: max(--size, 4096) bytes per queue pair, in which messages of up to 2048 bytes
+    /// follow one another
     #[arg(long, value_name = "FILE", requires = "perftest")]
     dump_memory: Option<PathBuf>,
     #[command(flatten)]
@@ -114,38 +115,38 @@ impl PerfArgs {
 
     fn run(&self, interrupt: &Interrupt) -> Result<(), CliError> {
         if self.measure() == Measure::Lat && self.qps != 1 {
-            return Err(CliError::Usage("latency is measured on one queue pair: leave --qps out".into()));
+            return Err(CliError::Usage("latency is measured on one queue pair: omit --qps".into()));
         }
         if self.link.link == LinkSpec::Fabric {
-            return self.within(interrupt);
+            return self.run_on_fabric(interrupt);
         }
         if self.perftest {
-            return self.stock(interrupt);
+            return self.run_perftest(interrupt);
         }
         if self.oob.host.is_none() {
             let context = self.link.open()?;
             let stream = self.oob.open("urxe perf", interrupt)?;
-            let mut control = Control::new(stream, interrupt, self.oob.patience())?;
-            let done = self.end(&context, interrupt).server(&mut control);
-            return explained(&context, done);
+            let mut control = Control::new(stream, interrupt, self.oob.peer_timeout())?;
+            let result = self.runner(&context, interrupt).server(&mut control);
+            return with_counters(&context, result);
         }
         let plan = self.plan()?;
         let context = self.link.open()?;
         let stream = self.oob.open("urxe perf", interrupt)?;
-        let mut control = Control::new(stream, interrupt, self.oob.patience())?;
-        let done = self.end(&context, interrupt).client(&mut control, &plan);
-        explained(&context, done)
+        let mut control = Control::new(stream, interrupt, self.oob.peer_timeout())?;
+        let result = self.runner(&context, interrupt).client(&mut control, &plan);
+        with_counters(&context, result)
     }
 
-    fn end<'a>(&'a self, context: &'a crate::verbs::Context, interrupt: &'a Interrupt) -> End<'a> {
+    fn runner<'a>(&'a self, context: &'a crate::verbs::Context, interrupt: &'a Interrupt) -> Runner<'a> {
         let timeout = AckTimeout::new(self.ack_timeout);
         let connect = ConnectOptions { timeout, ..self.link.connect_options() };
-        End { context, link: &self.link, connect, interrupt, patience: self.oob.patience() }
+        Runner { context, link: &self.link, connect, interrupt, timeout: self.oob.peer_timeout() }
     }
 
     fn verb(&self) -> Result<Verb, CliError> {
         self.verb.ok_or_else(|| {
-            CliError::Usage("which operation? give send, write, read or atomic (urxe perf write …)".into())
+            CliError::Usage("no operation: specify send, write, read or atomic (urxe perf write …)".into())
         })
     }
 
@@ -163,10 +164,11 @@ impl PerfArgs {
     }
 
     /// Runs both ends in this process, on a fabric.
-    fn within(&self, interrupt: &Interrupt) -> Result<(), CliError> {
+    fn run_on_fabric(&self, interrupt: &Interrupt) -> Result<(), CliError> {
         if self.oob.host.is_some() || self.perftest {
             return Err(CliError::Usage(
-                "--link fabric has both ends in this process: leave the host and --perftest out, or choose another --link"
+                "--link fabric runs both ends in this process: omit the host and --perftest, or choose \
+                 another --link"
                     .into(),
             ));
         }
@@ -175,29 +177,29 @@ impl PerfArgs {
         let (a, b) = (self.link.open_on(&fabric, "client")?, self.link.open_on(&fabric, "server")?);
         let pair = UnixStream::pair();
         let (c, s) =
-            pair.map_err(|source| CliError::Io { what: "cannot make a socket pair".into(), source })?;
-        let mut client = Control::new(c, interrupt, self.oob.patience())?;
-        let mut server = Control::new(s, interrupt, self.oob.patience())?;
+            pair.map_err(|source| CliError::Io { what: "cannot create a socket pair".into(), source })?;
+        let mut client = Control::new(c, interrupt, self.oob.peer_timeout())?;
+        let mut server = Control::new(s, interrupt, self.oob.peer_timeout())?;
         std::thread::scope(|scope| {
-            let server = scope.spawn(move || self.end(&b, interrupt).server(&mut server));
-            let done = self.end(&a, interrupt).client(&mut client, &plan);
+            let server = scope.spawn(move || self.runner(&b, interrupt).server(&mut server));
+            let result = self.runner(&a, interrupt).client(&mut client, &plan);
             drop(client);
             let served =
-                server.join().unwrap_or_else(|_| Err(CliError::Failed("the server's end panicked".into())));
-            done.and(served)
+                server.join().unwrap_or_else(|_| Err(CliError::Failed("the server thread panicked".into())));
+            result.and(served)
         })
     }
 
-    fn stock(&self, interrupt: &Interrupt) -> Result<(), CliError> {
+    fn run_perftest(&self, interrupt: &Interrupt) -> Result<(), CliError> {
         let verb = self.verb()?;
         let test = perftest::test_of(verb, self.measure())?;
         let size = match self.size.as_ref().map(|s| s.0.as_slice()) {
             None => test.default_size(),
             Some(&[one]) => one,
-            Some(_) => return Err(CliError::Usage("--perftest takes one --size".into())),
+            Some(_) => return Err(CliError::Usage("--perftest supports one --size only".into())),
         };
         check_sizes(verb, &[size])?;
-        let plan = perftest::StockPlan {
+        let plan = perftest::PerftestPlan {
             test,
             size,
             iterations: perftest::iterations(self.amount(), test)?,
@@ -209,19 +211,19 @@ impl PerfArgs {
         let context = self.link.open()?;
         let stream = self.oob.open(program(test), interrupt)?;
         let role = if self.oob.host.is_some() { Role::Client } else { Role::Server };
-        let stream = Patient::new(stream, interrupt, self.oob.patience())?;
-        let done = perftest::run(&self.end(&context, interrupt), &plan, stream, role);
-        explained(&context, done)
+        let stream = TimeoutStream::new(stream, interrupt, self.oob.peer_timeout())?;
+        let result = perftest::run(&self.runner(&context, interrupt), &plan, stream, role);
+        with_counters(&context, result)
     }
 }
 
 /// Prints the NIC's counters if a run has failed.
-fn explained(context: &crate::verbs::Context, result: Result<(), CliError>) -> Result<(), CliError> {
+fn with_counters(context: &crate::verbs::Context, result: Result<(), CliError>) -> Result<(), CliError> {
     if result.is_err() {
         let counters = context.counters();
-        let seen: Vec<String> =
+        let nonzero: Vec<String> =
             counters.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name}={n}")).collect();
-        eprintln!("counted until then: {}", seen.join(" "));
+        eprintln!("counters: {}", nonzero.join(" "));
     }
     result
 }
@@ -240,7 +242,7 @@ fn program(test: super::exchange::perftest::Test) -> &'static str {
 
 fn check_sizes(verb: Verb, sizes: &[u32]) -> Result<(), CliError> {
     match sizes.iter().find(|s| verb == Verb::Atomic && **s != 8) {
-        Some(size) => Err(CliError::Usage(format!("--size {size}: atomics are of 8 bytes"))),
+        Some(size) => Err(CliError::Usage(format!("--size {size}: atomic operations require 8 bytes"))),
         None => Ok(()),
     }
 }

@@ -24,8 +24,9 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// Reports whether both sides take turns when latency is measured, so that half a round trip counts.
-    pub fn has_turns(self) -> bool {
+    /// Reports whether both sides send in turns when latency is measured, so that half a round trip is
+    /// reported.
+    pub fn is_pingpong(self) -> bool {
         matches!(self, Verb::Send | Verb::Write)
     }
 }
@@ -51,7 +52,7 @@ pub enum Measure {
     Lat,
 }
 
-/// Message sizes: `8`, `64K`, `1M`, several with commas, or `all`.
+/// Message sizes: `8`, `64K`, `1M`, several separated by commas, or `all`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sizes(pub Vec<u32>);
 
@@ -73,7 +74,8 @@ fn size(text: &str) -> Result<u32, String> {
     let bytes = parse_size(text).ok().and_then(|n| u32::try_from(n).ok());
     bytes.filter(|b| (1..=MAX_SIZE).contains(b)).ok_or_else(|| {
         format!(
-            "'{text}' is no message size: give 1 to 1G bytes, as 8, 64K or 1M, several with commas, or all"
+            "invalid message size '{text}': specify 1 to 1G bytes, such as 8, 64K or 1M, several separated \
+             by commas, or all"
         )
     })
 }
@@ -87,37 +89,37 @@ pub enum Amount {
     Duration(Duration),
 }
 
-/// Splits an amount into pieces of about half a second, so that progress can be shown and Ctrl-C ends the run
+/// Splits an amount into chunks of about half a second, so that progress can be shown and Ctrl-C ends the run
 /// with a result.
 #[derive(Debug)]
-pub struct Pieces {
+pub struct Chunks {
     amount: Amount,
     done: u64,
     spent: Duration,
     first: u64,
 }
 
-impl Pieces {
-    const PIECE: Duration = Duration::from_millis(500);
+impl Chunks {
+    const CHUNK_TIME: Duration = Duration::from_millis(500);
 
-    /// Creates the pieces of an amount. The first piece has `first` messages; its rate determines the length
+    /// Creates the chunks of an amount. The first chunk has `first` messages; its rate determines the length
     /// of the next ones.
-    pub fn new(amount: Amount, first: u64) -> Pieces {
-        Pieces { amount, done: 0, spent: Duration::ZERO, first }
+    pub fn new(amount: Amount, first: u64) -> Chunks {
+        Chunks { amount, done: 0, spent: Duration::ZERO, first }
     }
 
-    /// Returns the number of messages of the next piece; `None` at the end.
+    /// Returns the number of messages of the next chunk; `None` at the end.
     pub fn next(&self) -> Option<u64> {
-        let left = match self.amount {
+        let remaining = match self.amount {
             Amount::Iterations(n) => n - self.done.min(n),
             Amount::Duration(d) if self.spent >= d => 0,
-            Amount::Duration(d) => self.within(d.saturating_sub(self.spent)),
+            Amount::Duration(d) => self.messages_in(d.saturating_sub(self.spent)),
         };
-        Some(left.min(self.within(Self::PIECE))).filter(|n| *n > 0)
+        Some(remaining.min(self.messages_in(Self::CHUNK_TIME))).filter(|n| *n > 0)
     }
 
     /// Returns how many messages fit into `time` at the rate so far: at least one.
-    fn within(&self, time: Duration) -> u64 {
+    fn messages_in(&self, time: Duration) -> u64 {
         if self.done == 0 {
             return self.first;
         }
@@ -125,10 +127,10 @@ impl Pieces {
         ((rate * time.as_secs_f64()) as u64).clamp(1, self.done.saturating_mul(16))
     }
 
-    /// Records that a piece of `n` messages took this time.
-    pub fn did(&mut self, n: u64, took: Duration) {
+    /// Records that a chunk of `n` messages took this time.
+    pub fn record(&mut self, n: u64, elapsed: Duration) {
         self.done += n;
-        self.spent += took;
+        self.spent += elapsed;
     }
 
     /// Returns the number of messages done per queue pair.
@@ -141,8 +143,8 @@ impl Pieces {
         self.spent
     }
 
-    /// Returns the completed share of the amount, 0 to 1.
-    pub fn share(&self) -> f64 {
+    /// Returns the completed fraction of the amount, 0 to 1.
+    pub fn fraction(&self) -> f64 {
         match self.amount {
             Amount::Iterations(n) => self.done as f64 / n.max(1) as f64,
             Amount::Duration(d) => (self.spent.as_secs_f64() / d.as_secs_f64()).min(1.0),
@@ -164,17 +166,17 @@ mod tests {
     }
 
     #[test]
-    fn pieces_add_up_to_the_amount() {
-        let mut p = Pieces::new(Amount::Iterations(10_000), 100);
-        let mut all = 0;
+    fn chunks_add_up_to_the_amount() {
+        let mut p = Chunks::new(Amount::Iterations(10_000), 100);
+        let mut total = 0;
         while let Some(n) = p.next() {
-            all += n;
-            p.did(n, Duration::from_micros(n * 100));
+            total += n;
+            p.record(n, Duration::from_micros(n * 100));
         }
-        assert_eq!((all, p.done()), (10_000, 10_000));
-        let mut p = Pieces::new(Amount::Duration(Duration::from_secs(2)), 100);
+        assert_eq!((total, p.done()), (10_000, 10_000));
+        let mut p = Chunks::new(Amount::Duration(Duration::from_secs(2)), 100);
         while let Some(n) = p.next() {
-            p.did(n, Duration::from_micros(n * 100));
+            p.record(n, Duration::from_micros(n * 100));
         }
         assert!((19_900..20_200).contains(&p.done()), "{}", p.done());
     }

@@ -24,7 +24,7 @@ pub struct Outcome {
     /// Message rate in 10^6 messages per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mmsg_s: Option<f64>,
-    /// Latency in microseconds: half a round trip of SEND and WRITE, a whole one of READ and atomics.
+    /// Latency in microseconds: half a round trip of SEND and WRITE, a full round trip of READ and atomics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<Latency>,
 }
@@ -50,17 +50,17 @@ pub struct Latency {
 
 impl Outcome {
     /// Returns the result of a bandwidth run.
-    pub fn bandwidth(size: u32, messages: u64, took: Duration) -> Outcome {
-        let seconds = took.as_secs_f64().max(1e-9);
+    pub fn bandwidth(size: u32, messages: u64, elapsed: Duration) -> Outcome {
+        let seconds = elapsed.as_secs_f64().max(1e-9);
         let (gbit_s, mmsg_s) =
             (size as f64 * messages as f64 * 8e-9 / seconds, messages as f64 * 1e-6 / seconds);
         Outcome { size, messages, seconds, gbit_s: Some(gbit_s), mmsg_s: Some(mmsg_s), latency_us: None }
     }
 
-    /// Returns the result of a latency run. The measured times are divided by `parts`: 2 for half round
-    /// trips.
-    pub fn latency(size: u32, times: &Histogram<u64>, took: Duration, parts: f64) -> Outcome {
-        let us = |ns: u64| ns as f64 / 1e3 / parts;
+    /// Returns the result of a latency run. The measured times are divided by `divisor`: 2 for half
+    /// round trips.
+    pub fn latency(size: u32, times: &Histogram<u64>, elapsed: Duration, divisor: f64) -> Outcome {
+        let us = |ns: u64| ns as f64 / 1e3 / divisor;
         let at = |q| us(times.value_at_quantile(q));
         let latency = Latency {
             min: us(times.min()),
@@ -69,9 +69,9 @@ impl Outcome {
             p99: at(0.99),
             p99_9: at(0.999),
             max: us(times.max()),
-            mean: times.mean() / 1e3 / parts,
+            mean: times.mean() / 1e3 / divisor,
         };
-        let seconds = took.as_secs_f64();
+        let seconds = elapsed.as_secs_f64();
         Outcome {
             size,
             messages: times.len(),
@@ -90,7 +90,7 @@ impl Outcome {
 
 /// Returns an empty histogram for times from a nanosecond to a minute, with three significant digits.
 pub fn histogram() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("these bounds are in order")
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("valid bounds")
 }
 
 /// Prints each result when it is added, or all results in one JSON object at the end.
@@ -121,12 +121,12 @@ impl Report {
     /// Creates a report and prints its heading.
     pub fn new(json: bool, verb: Verb, measure: Measure, link: &str, qps: usize, mtu: usize) -> Report {
         if !json {
-            let what = match measure {
+            let description = match measure {
                 Measure::Bw => "bandwidth",
-                Measure::Lat if verb.has_turns() => "latency, half round trips in microseconds",
-                Measure::Lat => "latency, whole round trips in microseconds",
+                Measure::Lat if verb.is_pingpong() => "latency, half round trips in microseconds",
+                Measure::Lat => "latency, full round trips in microseconds",
             };
-            println!("RC {verb} {what}; {link}, {qps} queue pair(s), path MTU {mtu}");
+            println!("RC {verb} {description}; {link}, {qps} queue pair(s), path MTU {mtu}");
             match measure {
                 Measure::Bw => {
                     println!(
@@ -144,8 +144,8 @@ impl Report {
     }
 
     /// Updates the progress bar, which appears on a terminal if the run takes longer than a second.
-    pub fn progress(&mut self, size: u32, share: f64, spent: Duration) {
-        if self.bar.is_none() && (share >= 1.0 || spent < Duration::from_secs(1)) {
+    pub fn progress(&mut self, size: u32, fraction: f64, spent: Duration) {
+        if self.bar.is_none() && (fraction >= 1.0 || spent < Duration::from_secs(1)) {
             return;
         }
         let bar = self.bar.get_or_insert_with(|| {
@@ -154,7 +154,7 @@ impl Report {
             ProgressBar::new(1000).with_style(style)
         });
         bar.set_message(format!("{size} bytes"));
-        bar.set_position((share * 1000.0) as u64);
+        bar.set_position((fraction * 1000.0) as u64);
     }
 
     /// Adds the result of one message size.
@@ -196,7 +196,7 @@ impl Report {
             };
             match serde_json::to_string_pretty(&all) {
                 Ok(text) => println!("{text}"),
-                Err(e) => eprintln!("urxe: cannot make JSON of the results: {e}"),
+                Err(e) => eprintln!("urxe: cannot serialize the results: {e}"),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Files that `/sys` and `/dev` would contain if the kernel had urxe's devices, for programs that look for
+//! Files that `/sys` and `/dev` would contain if the kernel had urxe's devices, for programs that search for
 //! devices there and not only through libibverbs. A tree describes the devices as they are when it is
 //! written.
 
@@ -10,7 +10,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::make_private;
+use super::create_private_dir;
 use crate::verbs::{Adapter, Gid, lid_of};
 
 /// Port capabilities `PORT_CM_SUP` and `PORT_IP_BASED_GIDS`, which libibverbs reports too.
@@ -54,7 +54,7 @@ impl Tree {
     }
 
     fn adapter(&mut self, directory: &str, name: &str, adapter: &Adapter) {
-        let guid = groups(&adapter.guid().to_be_bytes());
+        let guid = hex_groups(&adapter.guid().to_be_bytes());
         for (file, text) in [
             ("node_type", "1: CA"),
             ("node_guid", &guid),
@@ -68,14 +68,14 @@ impl Tree {
             self.line(format!("{directory}/{file}"), text);
         }
         self.port(&format!("{directory}/ports/1"), adapter);
-        let place = Place::of(&adapter.interface);
+        let locality = Locality::of(&adapter.interface);
         for (file, text) in [
-            // No real vendor's numbers: from devices that programs know they expect more than verbs.
+            // Not the IDs of a real vendor: programs expect more than verbs of devices that they recognise.
             ("vendor", "0xffff"),
             ("device", "0x0000"),
-            ("numa_node", &place.numa_node),
-            ("local_cpus", &place.local_cpus),
-            ("local_cpulist", &place.local_cpulist),
+            ("numa_node", &locality.numa_node),
+            ("local_cpus", &locality.local_cpus),
+            ("local_cpulist", &locality.local_cpulist),
         ] {
             self.line(format!("{directory}/device/{file}"), text);
         }
@@ -101,7 +101,7 @@ impl Tree {
             self.line(format!("{directory}/pkeys/{n}"), key);
         }
         for (n, gid) in adapter.gids.iter().enumerate() {
-            self.line(format!("{directory}/gids/{n}"), groups(&gid.0));
+            self.line(format!("{directory}/gids/{n}"), hex_groups(&gid.0));
             self.line(format!("{directory}/gid_attrs/types/{n}"), "RoCE v2");
             if !adapter.interface.is_empty() {
                 // Named like the kernel's interface for the VLAN.
@@ -137,29 +137,29 @@ impl Tree {
     /// # Errors
     /// Path of the entry that could not be created, and the error.
     pub fn write(&self, root: &Path) -> Result<(), (PathBuf, io::Error)> {
-        let mut made = None;
+        let mut created = None;
         for (path, entry) in &self.0 {
             let path = root.join(path);
             let parent = path.parent().unwrap_or(root).to_owned();
             let write = || {
-                if made.as_ref() != Some(&parent) {
-                    make_all_private(root, &parent)?;
+                if created.as_ref() != Some(&parent) {
+                    create_private_dirs(root, &parent)?;
                 }
                 entry.write(&path, root)
             };
             write().map_err(|e| (path.clone(), e))?;
-            made = Some(parent);
+            created = Some(parent);
         }
-        // Marks the tree as used now, for `sweep`.
+        // Marks the tree as used now, for `remove_unused`.
         let _ = fs::File::open(root).and_then(|root| root.set_modified(SystemTime::now()));
         Ok(())
     }
 }
 
-/// Removes the unused trees in `base`: those of which no address satisfies `is_here`, that no `urxe run` has
+/// Removes the unused trees in `base`: those of which no address satisfies `is_local`, that no `urxe run` has
 /// chosen for as long as `age`, and that no process has in its environment. The last condition covers
 /// programs in another network namespace, whose addresses this one does not have.
-pub fn sweep(base: &Path, age: Duration, is_here: impl Fn(IpAddr) -> bool) {
+pub fn remove_unused(base: &Path, age: Duration, is_local: impl Fn(IpAddr) -> bool) {
     let trees = fs::read_dir(base).into_iter().flatten().flatten();
     let trees =
         trees.filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX)).map(|e| e.path());
@@ -168,8 +168,8 @@ pub fn sweep(base: &Path, age: Duration, is_here: impl Fn(IpAddr) -> bool) {
         modified.is_ok_and(|at| at.elapsed().is_ok_and(|since| since >= age))
     };
     for tree in trees.filter(is_old) {
-        if !addresses(&tree).into_iter().any(&is_here) && !is_in_use(&tree) {
-            // A tree that cannot be removed stays.
+        if !addresses(&tree).into_iter().any(&is_local) && !is_in_use(&tree) {
+            // A tree that cannot be removed remains.
             let _ = fs::remove_dir_all(&tree);
         }
     }
@@ -200,7 +200,7 @@ impl Entry {
         if self.is_at(path) {
             return Ok(());
         }
-        // Created beside the tree, where no program takes it for a device.
+        // Created outside the tree, where no program mistakes it for a device.
         let new = root.with_extension(format!("new.{}", std::process::id()));
         let _ = fs::remove_file(&new);
         match self {
@@ -219,31 +219,31 @@ impl Entry {
 }
 
 /// Creates the directories down to `directory`, which is `root` or below it.
-fn make_all_private(root: &Path, directory: &Path) -> io::Result<()> {
+fn create_private_dirs(root: &Path, directory: &Path) -> io::Result<()> {
     if directory != root
         && let Some(parent) = directory.parent()
     {
-        make_all_private(root, parent)?;
+        create_private_dirs(root, parent)?;
     }
-    make_private(directory)
+    create_private_dir(directory)
 }
 
 /// Formats bytes as the kernel writes GUIDs and GIDs: in groups of four digits.
-fn groups(bytes: &[u8]) -> String {
+fn hex_groups(bytes: &[u8]) -> String {
     let groups: Vec<String> =
         bytes.chunks(2).map(|b| b.iter().map(|b| format!("{b:02x}")).collect()).collect();
     groups.join(":")
 }
 
 /// NUMA node and processors of a device: those of its interface, if the kernel reports them.
-struct Place {
+struct Locality {
     numa_node: String,
     local_cpus: String,
     local_cpulist: String,
 }
 
-impl Place {
-    fn of(interface: &str) -> Place {
+impl Locality {
+    fn of(interface: &str) -> Locality {
         let read = |path: PathBuf| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
         let own = |file: &str| {
             let directory = Path::new("/sys/class/net").join(interface).join("device");
@@ -251,7 +251,7 @@ impl Place {
         };
         let all = || read("/sys/devices/system/cpu/online".into()).unwrap_or_else(|| "0".into());
         let local_cpulist = own("local_cpulist").unwrap_or_else(all);
-        Place {
+        Locality {
             numa_node: own("numa_node").unwrap_or_else(|| "-1".into()),
             local_cpus: own("local_cpus").unwrap_or_else(|| mask(&local_cpulist)),
             local_cpulist,
@@ -281,8 +281,8 @@ mod tests {
     use super::*;
 
     fn adapters() -> Vec<Adapter> {
-        let station = "frames:dgram:/a,/b,ip=10.77.0.1/24,ip=fd00::1/64".parse().unwrap();
-        Adapter::all(Some(&station)).unwrap()
+        let link = "frames:dgram:/a,/b,ip=10.77.0.1/24,ip=fd00::1/64".parse().unwrap();
+        Adapter::all(Some(&link)).unwrap()
     }
 
     #[test]
@@ -303,8 +303,8 @@ mod tests {
         assert_eq!(read("class/infiniband_verbs/uverbs0/ibdev"), "urxe0\n");
         assert_eq!(read("class/infiniband_verbs/uverbs0/device/numa_node"), "-1\n");
         assert_eq!(fs::read_link(root.join("dev/infiniband/uverbs0")).unwrap(), Path::new("/dev/null"));
-        let beside = fs::read_dir(dir.path()).unwrap().count();
-        assert_eq!(beside, 1, "nothing is left beside the tree");
+        let entries = fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(entries, 1, "only the tree remains");
     }
 
     #[test]
@@ -326,28 +326,28 @@ mod tests {
     fn only_old_unused_trees_without_a_local_address_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let tree = |ip: &str| {
-            let station = format!("frames:dgram:/a,/b,ip={ip}/24").parse().unwrap();
-            let tree = Tree::of(&Adapter::all(Some(&station)).unwrap());
+            let link = format!("frames:dgram:/a,/b,ip={ip}/24").parse().unwrap();
+            let tree = Tree::of(&Adapter::all(Some(&link)).unwrap());
             let root = dir.path().join(tree.name());
             tree.write(&root).unwrap();
             root
         };
-        let [here, gone, used] = ["10.77.0.1", "10.77.1.1", "10.77.2.1"].map(tree);
+        let [local, unused, used] = ["10.77.0.1", "10.77.1.1", "10.77.2.1"].map(tree);
         let other = dir.path().join("3de974ec");
         fs::create_dir(&other).unwrap();
-        let is_here = |ip: IpAddr| ip == IpAddr::from([10, 77, 0, 1]);
+        let is_local = |ip: IpAddr| ip == IpAddr::from([10, 77, 0, 1]);
         let mut user = std::process::Command::new("cat");
         user.env("URXE_SYSFS", &used).stdin(std::process::Stdio::piped());
         let mut user = user.spawn().unwrap();
-        // Trees that were used within the last hour stay.
-        sweep(dir.path(), Duration::from_secs(3600), is_here);
-        assert!(gone.exists());
-        sweep(dir.path(), Duration::ZERO, is_here);
-        assert_eq!([&here, &gone, &used, &other].map(|path| path.exists()), [true, false, true, true]);
+        // Trees that were used within the last hour are kept.
+        remove_unused(dir.path(), Duration::from_secs(3600), is_local);
+        assert!(unused.exists());
+        remove_unused(dir.path(), Duration::ZERO, is_local);
+        assert_eq!([&local, &unused, &used, &other].map(|path| path.exists()), [true, false, true, true]);
         user.kill().unwrap();
         user.wait().unwrap();
-        sweep(dir.path(), Duration::ZERO, is_here);
-        assert_eq!([&here, &used, &other].map(|path| path.exists()), [true, false, true]);
+        remove_unused(dir.path(), Duration::ZERO, is_local);
+        assert_eq!([&local, &used, &other].map(|path| path.exists()), [true, false, true]);
     }
 
     #[test]

@@ -20,14 +20,16 @@ pub struct Peer {
     qp: Qp,
     /// Buffer of all slots, one after another.
     slots: Mr,
-    slot: usize,
+    /// Size of a slot in bytes: the longest accepted SEND.
+    slot_size: usize,
     pub remote: Endpoint,
-    pub last: Instant,
+    /// Time of the last completion.
+    pub last_active: Instant,
     /// Number of SENDs sent back; `bytes` counts their bytes.
     pub echoes: u64,
     pub bytes: u64,
     /// Number of SENDs to the peer that are not acknowledged yet.
-    pub owed: u64,
+    pub unacked: u64,
     /// Number of RDMA WRITEs with immediate data that were received.
     pub writes: u64,
 }
@@ -38,7 +40,7 @@ impl Peer {
         (pd, cq): (&Pd, &Cq),
         number: usize,
         remote: Endpoint,
-        slot: usize,
+        slot_size: usize,
         options: &ConnectOptions,
     ) -> Result<Peer, CliError> {
         let caps = SLOTS as u32;
@@ -51,11 +53,11 @@ impl Peer {
                 ..QpOptions::default()
             },
         )?;
-        let slots = pd.reg_mr(SLOTS * slot, Access::LOCAL_WRITE)?;
+        let slots = pd.reg_mr(SLOTS * slot_size, Access::LOCAL_WRITE)?;
         qp.to_init(options.access)?;
         let (echoes, bytes, writes) = (0, 0, 0);
-        let (last, owed) = (Instant::now(), 0);
-        let peer = Peer { number, qp, slots, slot, remote, last, echoes, bytes, owed, writes };
+        let (last_active, unacked) = (Instant::now(), 0);
+        let peer = Peer { number, qp, slots, slot_size, remote, last_active, echoes, bytes, unacked, writes };
         for i in 0..SLOTS {
             peer.post_recv(i)?;
         }
@@ -70,24 +72,24 @@ impl Peer {
     }
 
     fn post_recv(&self, i: usize) -> Result<(), CliError> {
-        let sge = self.slots.sge(i * self.slot..(i + 1) * self.slot);
+        let sge = self.slots.sge(i * self.slot_size..(i + 1) * self.slot_size);
         Ok(self.qp.post_recv(&RecvWr { wr_id: i as u64, sges: &[sge] })?)
     }
 
-    /// Handles a completion: echoes a SEND, or posts a receive again. An error is the reason why the peer
-    /// must be dropped.
+    /// Handles a completion: echoes a SEND, or posts a receive again. On error the peer
+    /// must be disconnected.
     pub fn complete(&mut self, wc: &Completion) -> Result<(), String> {
-        self.last = Instant::now();
+        self.last_active = Instant::now();
         if wc.status != WcStatus::Success {
-            return Err(self.obituary(wc));
+            return Err(self.failure_reason(wc));
         }
         let i = (wc.wr_id & (SEND - 1)) as usize;
         match wc.opcode {
             WcOpcode::Recv => {
                 self.echoes += 1;
-                self.owed += 1;
+                self.unacked += 1;
                 self.bytes += wc.byte_len as u64;
-                let start = i * self.slot;
+                let start = i * self.slot_size;
                 let sges = [self.slots.sge(start..start + wc.byte_len as usize)];
                 let op = wc.imm.map_or(WrOp::Send, WrOp::SendWithImm);
                 let flags = SendFlags { signaled: true, solicited: wc.solicited, fence: false };
@@ -99,25 +101,28 @@ impl Peer {
                 self.post_recv(i).map_err(|e| e.to_string())
             }
             _ => {
-                self.owed -= 1;
+                self.unacked -= 1;
                 self.post_recv(i).map_err(|e| e.to_string())
             }
         }
     }
 
-    fn obituary(&self, wc: &Completion) -> String {
-        let echo = wc.wr_id & SEND != 0;
+    fn failure_reason(&self, wc: &Completion) -> String {
+        let is_send = wc.wr_id & SEND != 0;
         match wc.status {
             WcStatus::RetryExcErr => {
                 format!(
-                    "it never answered: a SEND (echo {}) to {} was sent 8 times",
+                    "the peer did not respond: the SEND of echo {} to QP {} was sent 8 times",
                     self.echoes, self.remote.qpn
                 )
             }
             WcStatus::LocLenErr => {
-                format!("it sent a message of more than {} bytes: give a larger --message", self.slot)
+                format!(
+                    "the peer sent a message longer than {} bytes: specify a larger --message",
+                    self.slot_size
+                )
             }
-            status if echo => format!("a SEND to it failed: {status}"),
+            status if is_send => format!("the SEND of an echo failed: {status}"),
             status => status.to_string(),
         }
     }

@@ -25,9 +25,9 @@ use crate::verbs::{
 };
 
 /// Longest sleep of the main loop, and so the longest delay until Ctrl-C is noticed.
-const SLICE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time without packets after which a peer counts as done, with --one-shot.
-const QUIET: Duration = Duration::from_secs(1);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// State shared by the handshake threads and the main loop.
 struct Shared {
@@ -37,8 +37,8 @@ struct Shared {
     link: LinkArgs,
     /// Connection options common to all peers.
     connect: ConnectOptions,
-    message: usize,
-    most: usize,
+    max_message: usize,
+    max_peers: usize,
     timeout: Duration,
     state: Mutex<State>,
 }
@@ -81,27 +81,27 @@ impl Server {
         let mtu = connect.mtu.unwrap_or(Mtu::Mtu1024.min(active));
         connect.mtu = Some(mtu);
         let info = context.link_info();
-        say(&format!("serving on {}, path MTU {}", info.name, mtu.bytes()))?;
+        print_line(&format!("serving on {}, path MTU {}", info.name, mtu.bytes()))?;
         for (i, gid) in context
             .gids()
             .iter()
             .enumerate()
             .filter(|(i, _)| connect.sgid_index.is_none_or(|g| g as usize == *i))
         {
-            say(&format!("GID {i}    {gid}"))?;
+            print_line(&format!("GID {i}    {gid}"))?;
         }
         let (va, rkey, len) = (region.addr(), region.rkey(), region.len());
-        say(&format!("region   va {va:#x} rkey {rkey} length {len}, open to READ, WRITE and atomics"))?;
+        print_line(&format!("region   va {va:#x} rkey {rkey} length {len}, for READ, WRITE and atomics"))?;
         let port = listener.local_addr().map_or(args.port, |a| a.port());
         let at = if port == pingpong::PORT { String::new() } else { format!(" -p {port}") };
         // A link with a host stack of its own has addresses without TCP; the handshake uses those of the
         // machine.
-        let (host, whose) = match args.link.link.has_host_stack() {
-            true => (" HOST".into(), " of this machine (HOST), as the link's addresses have no TCP"),
+        let (host, owner) = match args.link.link.has_host_stack() {
+            true => (" HOST".into(), " of this machine (HOST), as TCP does not use the link's addresses"),
             false => (primary_address(&info.addresses).map_or(String::new(), |ip| format!(" {ip}")), ""),
         };
-        say(&format!(
-            "TCP      port {port}{whose}, for the likes of: ibv_rc_pingpong -g GID_INDEX{at}{host}"
+        print_line(&format!(
+            "TCP      port {port}{owner}, for a client such as: ibv_rc_pingpong -g GID_INDEX{at}{host}"
         ))?;
         let shared = Arc::new(Shared {
             context,
@@ -109,21 +109,21 @@ impl Server {
             cq,
             link: args.link.clone(),
             connect,
-            message: args.message,
-            most: args.qps as usize,
+            max_message: args.message,
+            max_peers: args.qps as usize,
             timeout: args.timeout(),
             state: Mutex::default(),
         });
         for peer in &args.peers {
-            shared.admit(peer.0, "--peer")?;
+            shared.connect(peer.0, "--peer")?;
         }
-        say("waiting for peers; Ctrl-C ends")?;
+        print_line("waiting for peers; Ctrl-C stops the server")?;
         Ok(Server { shared, channel, _region: region, listener, one_shot: args.one_shot })
     }
 
     /// Serves until Ctrl-C or, with --one-shot, until the first peer is done.
     pub fn run(&self, interrupt: &Interrupt) -> Result<(), CliError> {
-        let mut quiet = Quiet::new(self.packets());
+        let mut idle_timer = IdleTimer::new(self.packets());
         while !interrupt.is_set() {
             self.shared.cq.req_notify(Notify::Any);
             self.shared.handle_completions()?;
@@ -131,10 +131,10 @@ impl Server {
             while self.channel.next_event().is_some() {}
             self.shared.handle_completions()?;
             self.accept();
-            if let (_, Some(gone)) = self.shared.context.link_state() {
-                return Err(CliError::Failed(format!("the link is gone: {gone}")));
+            if let (_, Some(cause)) = self.shared.context.link_state() {
+                return Err(CliError::Failed(format!("the link was lost: {cause}")));
             }
-            if self.one_shot && self.is_over(&mut quiet)? {
+            if self.one_shot && self.is_done(&mut idle_timer)? {
                 break;
             }
         }
@@ -144,9 +144,9 @@ impl Server {
     fn sleep(&self) -> Result<(), CliError> {
         let fds = [self.channel.as_fd(), self.listener.as_fd()];
         let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        match poll(&mut fds, PollTimeout::try_from(SLICE).unwrap_or(PollTimeout::ZERO)) {
+        match poll(&mut fds, PollTimeout::try_from(POLL_INTERVAL).unwrap_or(PollTimeout::ZERO)) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
-            Err(e) => Err(CliError::Io { what: "cannot wait for peers".into(), source: e.into() }),
+            Err(e) => Err(CliError::Io { what: "cannot poll for events".into(), source: e.into() }),
         }
     }
 
@@ -155,13 +155,13 @@ impl Server {
     fn accept(&self) {
         while let Ok((stream, from)) = self.listener.accept() {
             let shared = self.shared.clone();
-            let greet = move || {
-                if let Err(e) = shared.greet(stream, from) {
-                    shared.complain(format!("{from} did not connect: {e}"));
+            let handshake = move || {
+                if let Err(e) = shared.handshake(stream, from) {
+                    shared.fail(format!("handshake with {from} failed: {e}"));
                 }
             };
-            if let Err(e) = std::thread::Builder::new().name("handshake".into()).spawn(greet) {
-                self.shared.complain(format!("{from} was turned away: {e}"));
+            if let Err(e) = std::thread::Builder::new().name("handshake".into()).spawn(handshake) {
+                self.shared.fail(format!("cannot start a thread for the handshake with {from}: {e}"));
             }
         }
     }
@@ -171,25 +171,26 @@ impl Server {
     }
 
     /// Reports whether the single peer of --one-shot is done.
-    fn is_over(&self, quiet: &mut Quiet) -> Result<bool, CliError> {
+    fn is_done(&self, idle_timer: &mut IdleTimer) -> Result<bool, CliError> {
         let state = self.shared.state.lock();
-        if let Some(why) = &state.failure {
-            return Err(CliError::Failed(why.clone()));
+        if let Some(failure) = &state.failure {
+            return Err(CliError::Failed(failure.clone()));
         }
         let Some(peer) = state.peers.values().next() else { return Ok(false) };
-        let (remote, owed) = (peer.remote, peer.owed);
+        let (remote, unacked) = (peer.remote, peer.unacked);
         drop(state);
-        let since = quiet.look(self.packets());
-        if quiet.heard {
-            // A peer that owes acknowledgements is not done: if it stays silent, the retries end in an error
-            // completion.
-            return Ok(since > QUIET && owed == 0);
+        let elapsed = idle_timer.update(self.packets());
+        if idle_timer.has_received {
+            // SENDs to the peer that are not acknowledged yet either complete or end in an error completion
+            // once the retries are exhausted.
+            return Ok(elapsed > IDLE_TIMEOUT && unacked == 0);
         }
-        if since > self.shared.timeout {
+        if elapsed > self.shared.timeout {
             let (timeout, name) = (self.shared.timeout, &self.shared.context.link_info().name);
             return Err(CliError::Failed(format!(
-                "no packet from {} {} within {timeout:?}: {name} listens, and has sent nothing, as a peer begins; check \
-                 that the peer's address, QPN and PSN are those given, and that UDP port 4791 is open on the way",
+                "no packet from {} QP {} within {timeout:?}: {name} has sent nothing, as the peer sends \
+                 first; check the address, QPN and PSN of the peer, and that no firewall blocks UDP port \
+                 4791",
                 remote.gid.ip(),
                 remote.qpn
             )));
@@ -201,25 +202,25 @@ impl Server {
     pub fn summary(&self) -> Result<(), CliError> {
         let context = &self.shared.context;
         let mut state = self.shared.state.lock();
-        let gone: Vec<Peer> = state.peers.drain().map(|(_, peer)| peer).collect();
-        gone.iter().for_each(|peer| state.bury(peer));
+        let remaining: Vec<Peer> = state.peers.drain().map(|(_, peer)| peer).collect();
+        remaining.iter().for_each(|peer| state.add_totals(peer));
         let State { connected, echoes, bytes, writes, .. } = &*state;
-        say(&format!(
-            "{connected} peers; {echoes} SENDs sent back, {bytes} bytes; {writes} WRITEs with immediate"
+        print_line(&format!(
+            "{connected} peers; {echoes} SENDs echoed, {bytes} bytes; {writes} WRITEs with immediate"
         ))?;
         let (link, _) = context.link_state();
         for (name, value) in context.counters().iter().chain(link.iter()).filter(|(_, value)| *value > 0) {
-            say(&format!("  {name:<24} {value}"))?;
+            print_line(&format!("  {name:<24} {value}"))?;
         }
         if let Some(faults) = self.shared.link.fault_report() {
-            faults.lines().try_for_each(|line| say(&format!("  {line}")))?;
+            faults.lines().try_for_each(|line| print_line(&format!("  {line}")))?;
             faults.warn();
         }
         for direction in [Direction::Tx, Direction::Rx] {
             let f = self.shared.link.fault_counts(direction);
             if f != Default::default() {
-                say(&format!(
-                    "  faults {direction}: {} dropped, {} doubled, {} swapped, {} spoiled, {} delayed",
+                print_line(&format!(
+                    "  faults {direction}: {} dropped, {} duplicated, {} reordered, {} corrupted, {} delayed",
                     f.dropped, f.duplicated, f.reordered, f.corrupted, f.delayed
                 ))?;
             }
@@ -229,28 +230,28 @@ impl Server {
 }
 
 /// Measures the time since a packet was last received.
-struct Quiet {
+struct IdleTimer {
     packets: u64,
     since: Instant,
-    heard: bool,
+    has_received: bool,
 }
 
-impl Quiet {
-    fn new(packets: u64) -> Quiet {
-        Quiet { packets, since: Instant::now(), heard: false }
+impl IdleTimer {
+    fn new(packets: u64) -> IdleTimer {
+        IdleTimer { packets, since: Instant::now(), has_received: false }
     }
 
-    fn look(&mut self, packets: u64) -> Duration {
+    fn update(&mut self, packets: u64) -> Duration {
         if packets != self.packets {
-            *self = Quiet { packets, since: Instant::now(), heard: true };
+            *self = IdleTimer { packets, since: Instant::now(), has_received: true };
         }
         self.since.elapsed()
     }
 }
 
 impl State {
-    /// Adds the counters of a departed peer to the totals.
-    fn bury(&mut self, peer: &Peer) {
+    /// Adds the counters of a disconnected peer to the totals.
+    fn add_totals(&mut self, peer: &Peer) {
         self.echoes += peer.echoes;
         self.bytes += peer.bytes;
         self.writes += peer.writes;
@@ -259,21 +260,22 @@ impl State {
 
 impl Shared {
     /// Performs the server's side of the handshake.
-    fn greet(&self, mut stream: TcpStream, from: SocketAddr) -> Result<(), CliError> {
-        let set = stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(self.timeout)));
-        set.and_then(|()| stream.set_write_timeout(Some(self.timeout)))
-            .map_err(|source| CliError::Io { what: "its TCP connection".into(), source })?;
+    fn handshake(&self, mut stream: TcpStream, from: SocketAddr) -> Result<(), CliError> {
+        let result = stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(self.timeout)));
+        result.and_then(|()| stream.set_write_timeout(Some(self.timeout))).map_err(|source| {
+            CliError::Io { what: "cannot set the timeouts of the TCP connection".into(), source }
+        })?;
         let server = pingpong::Server::accept(&mut stream)?;
         let r = *server.remote();
         let gid = Gid(r.gid);
         if gid.is_unset() {
-            let why = "it has no GID: on RoCE, ibv_rc_pingpong needs -g INDEX";
-            return Err(CliError::Failed(why.into()));
+            let reason = "the peer sent no GID: on RoCE, ibv_rc_pingpong requires -g INDEX";
+            return Err(CliError::Failed(reason.into()));
         }
         let remote = Endpoint { gid, qpn: Qpn::new(r.qpn), psn: Psn::new(r.psn) };
-        let local = self.admit(remote, &from.to_string())?;
-        let answer = Destination { lid: 0, qpn: local.qpn.get(), psn: local.psn.get(), gid: local.gid.0 };
-        if let Err(e) = server.reply(&answer) {
+        let local = self.connect(remote, &from.to_string())?;
+        let reply = Destination { lid: 0, qpn: local.qpn.get(), psn: local.psn.get(), gid: local.gid.0 };
+        if let Err(e) = server.reply(&reply) {
             // The handshake did not complete, so the client cannot use the queue pair.
             let _ = self.state.lock().peers.remove(&local.qpn);
             return Err(e.into());
@@ -283,25 +285,25 @@ impl Shared {
 
     /// Connects a queue pair to a peer and returns the local endpoint. With --qps peers already, the peer
     /// that has been idle longest is dropped.
-    fn admit(&self, remote: Endpoint, from: &str) -> Result<Endpoint, CliError> {
+    fn connect(&self, remote: Endpoint, from: &str) -> Result<Endpoint, CliError> {
         let (index, _) = self.link.gid_for(&self.context, Some(remote.gid.ip()))?;
         let options = ConnectOptions { sgid_index: Some(index), ..self.connect };
         let mut state = self.state.lock();
         let number = state.connected + 1;
-        let peer = Peer::connect((&self.pd, &self.cq), number, remote, self.message, &options)?;
+        let peer = Peer::connect((&self.pd, &self.cq), number, remote, self.max_message, &options)?;
         let local = peer.local(index);
         state.connected = number;
-        if state.peers.len() >= self.most
-            && let Some(qpn) = state.peers.iter().min_by_key(|(_, p)| p.last).map(|(qpn, _)| *qpn)
+        if state.peers.len() >= self.max_peers
+            && let Some(qpn) = state.peers.iter().min_by_key(|(_, p)| p.last_active).map(|(qpn, _)| *qpn)
             && let Some(oldest) = state.peers.remove(&qpn)
         {
-            state.bury(&oldest);
-            say(&format!("peer {} makes room for a new one", oldest.number))?;
+            state.add_totals(&oldest);
+            print_line(&format!("peer {} evicted by a new peer", oldest.number))?;
         }
         state.peers.insert(local.qpn, peer);
         drop(state);
-        say(&format!(
-            "peer {number}   {} qp {} psn {:#08x}, by {from}; ours: {} qp {} psn {:#08x}",
+        print_line(&format!(
+            "peer {number}   {} qp {} psn {:#08x}, via {from}; local: {} qp {} psn {:#08x}",
             remote.gid.ip(),
             remote.qpn,
             remote.psn.get(),
@@ -319,44 +321,44 @@ impl Shared {
             for wc in out.drain(..) {
                 // Completions of a peer that was removed already are ignored.
                 let Some(peer) = state.peers.get_mut(&wc.qpn) else { continue };
-                if let Err(why) = peer.complete(&wc)
+                if let Err(reason) = peer.complete(&wc)
                     && let Some(peer) = state.peers.remove(&wc.qpn)
                 {
-                    state.bury(&peer);
-                    let mut why = format!("peer {} is gone: {why}", peer.number);
+                    state.add_totals(&peer);
+                    let mut failure = format!("peer {} disconnected: {reason}", peer.number);
                     if wc.status == WcStatus::WrFlushErr
                         && let Some(mtu) = self.connect.mtu
                     {
-                        why.push_str(&format!(
-                            "; if a request of it was refused (resp_invalid_request below), give both sides the same path MTU \
-                             (here --mtu {})",
+                        failure.push_str(&format!(
+                            "; if a request was rejected (resp_invalid_request below), use the same path MTU \
+                             on both sides (here --mtu {})",
                             mtu.bytes()
                         ));
                     }
-                    complain(&why);
-                    state.failure = Some(why);
+                    report_error(&failure);
+                    state.failure = Some(failure);
                 }
             }
         }
         Ok(())
     }
 
-    fn complain(&self, why: String) {
-        complain(&why);
-        self.state.lock().failure = Some(why);
+    fn fail(&self, failure: String) {
+        report_error(&failure);
+        self.state.lock().failure = Some(failure);
     }
 }
 
 /// Prints a whole line to standard output, from any thread.
-fn say(line: &str) -> Result<(), CliError> {
+fn print_line(line: &str) -> Result<(), CliError> {
     let mut out = stdout().lock();
     writeln!(out, "{line}")?;
     Ok(out.flush()?)
 }
 
 /// Prints a line to standard error. Write errors are ignored, as nothing may be reading it.
-fn complain(why: &str) {
-    let _ = writeln!(stderr(), "urxe: {why}");
+fn report_error(error: &str) {
+    let _ = writeln!(stderr(), "urxe: {error}");
 }
 
 /// Listens on IPv6 and IPv4, or on IPv4 only where IPv6 is not available.
@@ -368,9 +370,9 @@ fn listen(port: u16) -> Result<TcpListener, CliError> {
     });
     let listener = bound.and_then(|l| l.set_nonblocking(true).map(|()| l));
     listener.map_err(|source| match source.kind() {
-        io::ErrorKind::AddrInUse => {
-            CliError::Usage(format!("TCP port {port} is taken; choose another with --port, or 0 for any"))
-        }
+        io::ErrorKind::AddrInUse => CliError::Usage(format!(
+            "TCP port {port} is already in use: choose another with --port, or 0 for any free port"
+        )),
         _ => CliError::Io { what: format!("cannot listen on TCP port {port}"), source },
     })
 }

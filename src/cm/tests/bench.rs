@@ -31,16 +31,16 @@ pub fn config() -> CmConfig {
     CmConfig::new(OUR_GUID, vec![gid(101), Gid::default(), our_gid()])
 }
 
-pub fn arrival() -> MadSource {
-    arrival_from(peer_gid())
+pub fn source() -> MadSource {
+    source_from(peer_gid())
 }
 
-pub fn arrival_from(gid: Gid) -> MadSource {
+pub fn source_from(gid: Gid) -> MadSource {
     MadSource { from: AddressVector { sgid_index: 2, ..AddressVector::to(gid) }, src_qpn: Qpn::GSI }
 }
 
 pub fn path() -> Path {
-    Path::to(arrival().from, Mtu::Mtu1024)
+    Path::to(source().from, Mtu::Mtu1024)
 }
 
 pub fn our_qp() -> LocalQp {
@@ -133,12 +133,12 @@ impl Bench {
     }
 
     pub fn inject(&mut self, message: impl Into<Message>) {
-        self.inject_as(&arrival(), 0xabcd, message);
+        self.inject_as(&source(), 0xabcd, message);
     }
 
-    pub fn inject_as(&mut self, arrival: &MadSource, transaction: u64, message: impl Into<Message>) {
+    pub fn inject_as(&mut self, source: &MadSource, transaction: u64, message: impl Into<Message>) {
         let mad = Mad { transaction, modifier: 0, message: message.into() };
-        self.cm.handle_mad(self.now, arrival, &mad.bytes());
+        self.cm.handle_mad(self.now, source, &mad.bytes());
     }
 
     /// Returns all messages sent, and asserts that each is addressed to the peer.
@@ -179,29 +179,32 @@ impl Bench {
     /// Returns the only pending event, with its connection.
     #[track_caller]
     pub fn event(&mut self) -> (ConnId, Event) {
-        let event = self.cm.poll_event().expect("an event");
+        let event = self.cm.poll_event().expect("an event is pending");
         assert_eq!(self.cm.poll_event(), None);
         event
     }
 
     #[track_caller]
-    pub fn quiet(&mut self) {
+    pub fn assert_quiet(&mut self) {
         assert_eq!((self.events(), self.sent()), (vec![], vec![]));
     }
 
     /// Advances time, and handles every deadline when it is due.
-    pub fn pass(&mut self, time: Duration) {
+    pub fn advance(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(at) = self.cm.poll_timeout().filter(|at| *at <= end) {
             self.now = at.max(self.now);
             self.cm.handle_timeout(self.now);
-            assert!(self.cm.poll_timeout().is_none_or(|next| next > self.now), "a deadline that stays");
+            assert!(
+                self.cm.poll_timeout().is_none_or(|next| next > self.now),
+                "handle_timeout leaves an expired deadline"
+            );
         }
         self.now = end;
     }
 
     /// Creates a client that has sent its request.
-    pub fn asked(&mut self) -> ConnId {
+    pub fn req_sent(&mut self) -> ConnId {
         let id = self.cm.connect(self.now, &request(b"hello")).unwrap();
         assert!(matches!(self.sent_one(), Message::Req(_)));
         id
@@ -209,7 +212,7 @@ impl Bench {
 
     /// Creates a client with an established connection.
     pub fn client(&mut self) -> ConnId {
-        let id = self.asked();
+        let id = self.req_sent();
         self.inject(rep(id));
         assert!(matches!(self.event(), (_, Event::Accepted(_))));
         self.cm.ready(self.now, id, b"").unwrap();
@@ -228,7 +231,7 @@ impl Bench {
     /// Creates a server that has sent its reply.
     pub fn accepted(&mut self) -> ConnId {
         let id = self.requested();
-        self.cm.accept(self.now, id, &reply(b"welcome")).unwrap();
+        self.cm.accept(self.now, id, &reply(b"granted")).unwrap();
         assert!(matches!(self.sent_one(), Message::Rep(_)));
         id
     }
@@ -242,7 +245,7 @@ impl Bench {
     }
 
     #[track_caller]
-    pub fn empty(&self) {
+    pub fn assert_empty(&self) {
         assert_eq!(self.cm.connection_counts(), (0, 0));
         assert_eq!(self.cm.poll_timeout(), None);
         self.cm.check();
@@ -253,12 +256,13 @@ impl Cm {
     /// Asserts that the tables are consistent with each other.
     #[track_caller]
     pub(in crate::cm) fn check(&self) {
-        let is_there =
-            |id: &CommId| assert!(self.connections.contains_key(id), "{id:?} is gone, and in a table");
-        self.by_remote.values().for_each(is_there);
-        self.by_qpn.values().for_each(is_there);
-        self.by_sidr_request.values().for_each(is_there);
-        self.peer_to_peer.iter().for_each(|(_, _, id)| is_there(id));
+        let has_connection = |id: &CommId| {
+            assert!(self.connections.contains_key(id), "{id:?} is in a table, but has no connection")
+        };
+        self.by_remote.values().for_each(has_connection);
+        self.by_qpn.values().for_each(has_connection);
+        self.by_sidr_request.values().for_each(has_connection);
+        self.peer_to_peer.iter().for_each(|(_, _, id)| has_connection(id));
         let deadlines = self.connections.values().filter(|c| c.deadline.is_some()).count();
         assert_eq!(deadlines, self.timers.len() + self.time_waits.len());
         let over = self.connections.values().filter(|c| c.is_in_time_wait()).count();

@@ -1,4 +1,4 @@
-//! How connections end.
+//! The end of connections.
 
 use std::time::Duration;
 
@@ -24,45 +24,45 @@ fn disconnecting_side_receives_drep_and_enters_time_wait() {
     let id = bench.client();
     bench.cm.disconnect(bench.now, id, b"bye").unwrap();
     let sent = bench.sent_mads();
-    let Message::Dreq(asked) = sent[0].message else { panic!() };
-    assert_eq!((asked.local, asked.remote, asked.remote_qpn), (id.0, PEER_ID, PEER_QPN));
-    assert_eq!(&asked.private_data[..3], b"bye");
+    let Message::Dreq(dreq) = sent[0].message else { panic!() };
+    assert_eq!((dreq.local, dreq.remote, dreq.remote_qpn), (id.0, PEER_ID, PEER_QPN));
+    assert_eq!(&dreq.private_data[..3], b"bye");
     bench.cm.disconnect(bench.now, id, b"again").unwrap();
-    let mut answer = drep(id);
-    answer.private_data[0] = 7;
-    bench.inject(answer);
+    let mut response = drep(id);
+    response.private_data[0] = 7;
+    bench.inject(response);
     let (_, Event::Disconnected { private_data: Some(data) }) = bench.event() else { panic!() };
     assert_eq!(data[0], 7);
     assert_eq!(bench.cm.connection_counts(), (1, 1));
-    bench.pass(TIME_WAIT - Duration::from_nanos(1));
-    bench.quiet();
-    bench.pass(Duration::from_nanos(1));
+    bench.advance(TIME_WAIT - Duration::from_nanos(1));
+    bench.assert_quiet();
+    bench.advance(Duration::from_nanos(1));
     assert_eq!(bench.event(), (id, Event::TimeWaitOver));
-    bench.empty();
+    bench.assert_empty();
 }
 
 #[test]
-fn dreq_is_answered_again_for_each_duplicate() {
+fn each_duplicate_dreq_gets_the_same_drep() {
     let mut bench = Bench::listening();
     let id = bench.server();
-    bench.inject_as(&arrival(), 0x99, dreq(id));
+    bench.inject_as(&source(), 0x99, dreq(id));
     assert!(matches!(bench.event(), (of, Event::DisconnectRequested(_)) if of == id));
     // The program has not confirmed yet.
-    bench.inject_as(&arrival(), 0x99, dreq(id));
-    bench.quiet();
+    bench.inject_as(&source(), 0x99, dreq(id));
+    bench.assert_quiet();
     bench.cm.disconnect(bench.now, id, b"bye").unwrap();
     let sent = bench.sent_mads();
-    let Message::Drep(answer) = sent[0].message else { panic!() };
-    assert_eq!((sent[0].transaction, answer.remote, &answer.private_data[..3]), (0x99, PEER_ID, &b"bye"[..]));
-    bench.inject_as(&arrival(), 0x99, dreq(id));
+    let Message::Drep(drep) = sent[0].message else { panic!() };
+    assert_eq!((sent[0].transaction, drep.remote, &drep.private_data[..3]), (0x99, PEER_ID, &b"bye"[..]));
+    bench.inject_as(&source(), 0x99, dreq(id));
     assert_eq!(bench.sent_mads(), sent);
-    bench.pass(TIME_WAIT);
+    bench.advance(TIME_WAIT);
     assert_eq!(bench.event(), (id, Event::TimeWaitOver));
-    bench.empty();
-    // The connection is forgotten, and a DREQ is still answered; otherwise the peer would retransmit it.
+    bench.assert_empty();
+    // The connection is removed, but a DREQ still gets a DREP; otherwise the peer would retransmit it.
     bench.inject(dreq(id));
-    let Message::Drep(answer) = bench.sent_one() else { panic!() };
-    assert_eq!((answer.local, answer.remote), (id.0, PEER_ID));
+    let Message::Drep(drep) = bench.sent_one() else { panic!() };
+    assert_eq!((drep.local, drep.remote), (id.0, PEER_ID));
 }
 
 #[test]
@@ -73,12 +73,12 @@ fn simultaneous_disconnect_ends_the_connection() {
     bench.sent_one();
     bench.inject(dreq(id));
     assert!(matches!(bench.sent_one(), Message::Drep(_)));
-    // The peer's DREQ counts as the response to ours, which may never come if the peer has gone since.
+    // The peer's DREQ counts as the response to ours, which may never arrive if the peer has ended since.
     assert!(matches!(bench.event(), (_, Event::Disconnected { private_data: None })));
     assert_eq!(bench.cm.state(id), Some(State::TimeWait));
     bench.inject(drep(id));
-    bench.quiet();
-    // Our DREP was lost: the DREQ is answered again in time-wait.
+    bench.assert_quiet();
+    // Our DREP was lost: the DREQ gets another DREP in time-wait.
     bench.inject(dreq(id));
     assert!(matches!(bench.sent_one(), Message::Drep(_)));
 }
@@ -100,7 +100,7 @@ fn duplicate_handshake_messages_after_the_end_make_no_connection() {
     bench.sent();
     bench.events();
     bench.inject(rep(id));
-    bench.quiet();
+    bench.assert_quiet();
 }
 
 #[test]
@@ -119,8 +119,8 @@ fn dreq_with_wrong_queue_pair_or_sender_is_dropped() {
     let id = bench.server();
     bench.inject(Dreq { remote_qpn: Qpn::new(5), ..dreq(id) });
     bench.inject(Dreq { local: CommId(5), ..dreq(id) });
-    bench.inject_as(&arrival_from(gid(9)), 1, dreq(id));
-    bench.quiet();
+    bench.inject_as(&source_from(gid(9)), 1, dreq(id));
+    bench.assert_quiet();
     assert_eq!(bench.cm.counters().wrong_peer, 3);
     assert_eq!(bench.cm.state(id), Some(State::Established));
 }
@@ -132,7 +132,7 @@ fn rejection_ends_an_established_connection() {
     // A listener may have rejected one copy of the request for lack of room and accepted the other: the REJ
     // is late.
     bench.inject(Rej { remote: id.0, reason: RejReason::NoResources, ..Rej::default() });
-    bench.quiet();
+    bench.assert_quiet();
     bench.inject(Rej { local: PEER_ID, remote: id.0, message: Rejected::None, ..Rej::default() });
     assert_eq!(bench.event(), (id, Event::Disconnected { private_data: None }));
     assert_eq!(bench.cm.state(id), Some(State::TimeWait));
@@ -146,25 +146,25 @@ fn disconnect_before_established_sends_rej() {
     assert_eq!(bench.sent_rej().reason, RejReason::Consumer);
     assert_eq!(bench.event(), (id, Event::Disconnected { private_data: None }));
     let mut bench = Bench::new();
-    let id = bench.asked();
+    let id = bench.req_sent();
     assert!(bench.cm.disconnect(bench.now, id, b"").is_err());
 }
 
 /// For each state: the messages sent to the peer when a program releases its connection. No events follow,
-/// and no state is left in the end.
+/// and no state remains in the end.
 #[test]
 fn release_notifies_the_peer_in_each_state() {
-    type Story = (&'static str, bool, fn(&mut Bench) -> ConnId, &'static [MessageKind]);
+    type Case = (&'static str, bool, fn(&mut Bench) -> ConnId, &'static [MessageKind]);
     use MessageKind as K;
-    let stories: [Story; 10] = [
-        ("REQ sent", false, Bench::asked, &[K::Rej]),
+    let cases: [Case; 10] = [
+        ("REQ sent", false, Bench::req_sent, &[K::Rej]),
         ("REQ received", true, Bench::requested, &[K::Rej]),
         ("REP sent", true, Bench::accepted, &[K::Rej]),
         (
             "REP received",
             false,
             |b| {
-                let id = b.asked();
+                let id = b.req_sent();
                 b.inject(rep(id));
                 id
             },
@@ -209,33 +209,33 @@ fn release_notifies_the_peer_in_each_state() {
             "SIDR_REQ sent",
             false,
             |b| {
-                let id = b.cm.sidr_request(b.now, &super::sidr::question(b"")).unwrap();
+                let id = b.cm.sidr_request(b.now, &super::sidr::sidr_request(b"")).unwrap();
                 b.sent_one();
                 id
             },
             &[],
         ),
     ];
-    for (name, listening, begin, said) in stories {
+    for (name, listening, begin, expected) in cases {
         let mut bench = if listening { Bench::listening() } else { Bench::new() };
         let id = begin(&mut bench);
         bench.cm.release(bench.now, id);
         bench.cm.release(bench.now, id);
         assert_eq!(bench.cm.state(id), None, "{name}");
-        bench.pass(response_time() + Duration::from_secs(1));
+        bench.advance(response_time() + Duration::from_secs(1));
         let kinds: Vec<K> = bench.sent().iter().map(Message::kind).collect();
-        assert_eq!(kinds, said, "{name}");
-        bench.pass(Duration::from_secs(1000));
+        assert_eq!(kinds, expected, "{name}");
+        bench.advance(Duration::from_secs(1000));
         assert_eq!(bench.events(), [], "{name}");
         bench.sent();
-        bench.empty();
+        bench.assert_empty();
     }
 }
 
 #[test]
 fn timeout_rej_before_reply_identifies_client_by_ca_guid() {
     let mut client = Bench::new();
-    let id = client.asked();
+    let id = client.req_sent();
     client.cm.release(client.now, id);
     let rej = client.sent_rej();
     assert_eq!((rej.local, rej.remote, rej.reason), (id.0, CommId(0), RejReason::Timeout));
@@ -246,20 +246,20 @@ fn timeout_rej_before_reply_identifies_client_by_ca_guid() {
     let id = server.requested();
     let mut rej = Rej { info_len: 8, local: PEER_ID, reason: RejReason::Timeout, ..Rej::default() };
     rej.info[..8].copy_from_slice(&PEER_GUID.to_be_bytes());
-    server.inject_as(&arrival_from(gid(9)), 1, rej);
+    server.inject_as(&source_from(gid(9)), 1, rej);
     server.inject(Rej { local: CommId(1), ..rej });
-    server.quiet();
+    server.assert_quiet();
     server.inject(rej);
     let (of, Event::Rejected(rejection)) = server.event() else { panic!() };
     assert_eq!((of, rejection.reason), (id, RejReason::Timeout));
-    server.empty();
+    server.assert_empty();
 }
 
 #[test]
 fn time_waits_beyond_the_maximum_end_early() {
     let mut bench = Bench::with(CmConfig { max_time_wait: 10, ..config() });
     for i in 0..100 {
-        let id = bench.asked();
+        let id = bench.req_sent();
         let local = CommId(1000 + i);
         bench.inject(Rep { local, qpn: Qpn::new(0x1000 + i), ..rep(id) });
         bench.cm.ready(bench.now, id, b"").unwrap();
@@ -270,7 +270,7 @@ fn time_waits_beyond_the_maximum_end_early() {
     assert_eq!(bench.cm.connection_counts(), (10, 10));
     assert_eq!(bench.cm.counters().time_waits_cut, 90);
     let over = bench.events().into_iter().filter(|e| *e == Event::TimeWaitOver).count();
-    assert_eq!(over, 90, "each is told");
-    bench.pass(TIME_WAIT);
-    bench.empty();
+    assert_eq!(over, 90, "each end is reported");
+    bench.advance(TIME_WAIT);
+    bench.assert_empty();
 }

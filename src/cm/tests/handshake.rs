@@ -10,13 +10,13 @@ use crate::wire::{AckTimeout, Mtu, Qpn};
 fn client_handshake_sends_req_and_rtu() {
     let mut bench = Bench::new();
     let id = bench.cm.connect(bench.now, &request(b"hello")).unwrap();
-    let asked = bench.sent_mads();
-    let Message::Req(req) = asked[0].message else { panic!() };
+    let requests = bench.sent_mads();
+    let Message::Req(req) = requests[0].message else { panic!() };
     assert_eq!((req.local, req.service, req.ca_guid), (id.0, SERVICE, OUR_GUID));
     assert_eq!((req.primary.local_gid, req.primary.remote_gid), (our_gid(), peer_gid()));
     assert_eq!((req.primary.local_lid, req.primary.ack_timeout), (0xffff, AckTimeout::new(19)));
     assert_eq!((&req.private_data[..5], req.private_data[5]), (&b"hello"[..], 0));
-    assert!(bench.cm.rtr(id).is_err(), "nothing is known of the peer's queue pair yet");
+    assert!(bench.cm.rtr(id).is_err(), "the peer's queue pair is not known yet");
 
     let mut rep = rep(id);
     rep.private_data[..2].copy_from_slice(b"hi");
@@ -32,14 +32,14 @@ fn client_handshake_sends_req_and_rtu() {
     assert_eq!((rtr.state, rtr.dest_qpn), (Some(QpState::Rtr), Some(PEER_QPN)));
     assert_eq!((rtr.path_mtu, rtr.max_dest_rd_atomic), (Some(Mtu::Mtu1024), Some(2)));
     // Each side chooses the first PSN that the other sends.
-    assert_eq!((rtr.av, rtr.rq_psn), (Some(arrival().from), Some(our_qp().psn)));
+    assert_eq!((rtr.av, rtr.rq_psn), (Some(source().from), Some(our_qp().psn)));
     let rts = bench.cm.rts(id).unwrap();
     assert_eq!((rts.sq_psn, rts.max_rd_atomic), (Some(rep.psn), Some(7)));
     assert_eq!((rts.retry_cnt, rts.rnr_retry, rts.timeout), (Some(7), Some(4), Some(AckTimeout::new(19))));
 
     // The timeout depends on the peer's ACK delay, not on ours.
     let mut other = Bench::new();
-    let slow = other.asked();
+    let slow = other.req_sent();
     other.inject(Rep { target_ack_delay: AckTimeout::new(21), ..super::bench::rep(slow) });
     assert_eq!(other.cm.rts(slow).unwrap().timeout, Some(AckTimeout::new(21)));
 
@@ -47,9 +47,9 @@ fn client_handshake_sends_req_and_rtu() {
     let ready = bench.sent_mads();
     let Message::Rtu(rtu) = ready[0].message else { panic!() };
     assert_eq!((rtu.local, rtu.remote, &rtu.private_data[..5]), (id.0, PEER_ID, &b"ready"[..]));
-    assert_eq!(ready[0].transaction, asked[0].transaction);
+    assert_eq!(ready[0].transaction, requests[0].transaction);
     assert_eq!(bench.cm.state(id), Some(State::Established));
-    assert_eq!(bench.cm.poll_timeout(), None, "nobody waits");
+    assert_eq!(bench.cm.poll_timeout(), None, "no response is pending");
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn server_handshake_sends_rep_and_is_established_by_rtu() {
     let mut bench = Bench::listening();
     let mut req = req();
     req.private_data[91] = 9;
-    bench.inject_as(&arrival(), 0x1234, req);
+    bench.inject_as(&source(), 0x1234, req);
     let (id, Event::Requested(requested)) = bench.event() else { panic!() };
     assert_eq!((requested.remote_qpn, requested.qp_type), (PEER_QPN, QpType::Rc));
     assert_eq!((requested.responder_resources, requested.initiator_depth), (2, 7));
@@ -67,13 +67,13 @@ fn server_handshake_sends_rep_and_is_established_by_rtu() {
     let (rtr, rts) = (bench.cm.rtr(id).unwrap(), bench.cm.rts(id).unwrap());
     assert_eq!((rtr.rq_psn, rts.sq_psn, rts.max_rd_atomic), (None, Some(req.psn), Some(7)));
 
-    bench.cm.accept(bench.now, id, &reply(b"welcome")).unwrap();
+    bench.cm.accept(bench.now, id, &reply(b"granted")).unwrap();
     let sent = bench.sent_mads();
     let Message::Rep(rep) = sent[0].message else { panic!() };
     assert_eq!((sent[0].transaction, rep.local, rep.remote), (0x1234, id.0, PEER_ID));
     assert_eq!((rep.qpn, rep.psn, rep.ca_guid), (OUR_QPN, our_qp().psn, OUR_GUID));
     assert_eq!((rep.responder_resources, rep.initiator_depth, rep.rnr_retry_count), (3, 4, 5));
-    assert_eq!(&rep.private_data[..8], b"welcome\0");
+    assert_eq!(&rep.private_data[..8], b"granted\0");
     let rtr = bench.cm.rtr(id).unwrap();
     assert_eq!((rtr.rq_psn, rtr.max_dest_rd_atomic), (Some(our_qp().psn), Some(3)));
     let rts = bench.cm.rts(id).unwrap();
@@ -88,27 +88,27 @@ fn server_handshake_sends_rep_and_is_established_by_rtu() {
 }
 
 #[test]
-fn duplicate_messages_are_answered_again() {
+fn duplicate_messages_get_the_same_response() {
     let mut bench = Bench::listening();
     let id = bench.requested();
-    // The program has not answered: each duplicate is answered with an MRA.
+    // The program has not responded: each duplicate gets an MRA.
     for _ in 0..2 {
         bench.inject(req());
         let Message::Mra(mra) = bench.sent_one() else { panic!() };
         assert_eq!((mra.local, mra.remote, mra.message), (id.0, PEER_ID, Acknowledged::Req));
         assert_eq!(mra.service_timeout, AckTimeout::new(24));
     }
-    bench.cm.accept(bench.now, id, &reply(b"welcome")).unwrap();
+    bench.cm.accept(bench.now, id, &reply(b"granted")).unwrap();
     let rep = bench.sent_one();
     bench.inject(req());
     assert_eq!(bench.sent_one(), rep);
     bench.inject(Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() });
     assert_eq!(bench.events().len(), 1);
     bench.inject(Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() });
-    bench.quiet();
+    bench.assert_quiet();
 
     let mut bench = Bench::new();
-    let id = bench.asked();
+    let id = bench.req_sent();
     bench.inject(super::bench::rep(id));
     assert_eq!(bench.events().len(), 1);
     bench.inject(super::bench::rep(id));
@@ -124,7 +124,7 @@ fn duplicate_messages_are_answered_again() {
 #[test]
 fn rejection_is_reported_with_reason_info_and_data() {
     let mut bench = Bench::new();
-    let id = bench.asked();
+    let id = bench.req_sent();
     let mut rej = Rej {
         local: CommId(0),
         remote: id.0,
@@ -139,31 +139,31 @@ fn rejection_is_reported_with_reason_info_and_data() {
     let (_, Event::Rejected(rejection)) = bench.event() else { panic!() };
     assert_eq!((rejection.reason, &rejection.info[..]), (RejReason::InvalidMtu, &[3, 4][..]));
     assert_eq!(rejection.private_data[147], 5);
-    bench.empty();
+    bench.assert_empty();
 }
 
 #[test]
 fn rejection_is_replayed_for_duplicates() {
     let mut bench = Bench::listening();
     let id = bench.requested();
-    bench.cm.reject(bench.now, id, RejReason::Consumer, b"info", b"go away").unwrap();
+    bench.cm.reject(bench.now, id, RejReason::Consumer, b"info", b"decline").unwrap();
     let rej = bench.sent_rej();
     assert_eq!((rej.local, rej.remote, rej.message), (id.0, PEER_ID, Rejected::Req));
     assert_eq!(
         (rej.reason, rej.info(), &rej.private_data[..7]),
-        (RejReason::Consumer, &b"info"[..], &b"go away"[..])
+        (RejReason::Consumer, &b"info"[..], &b"decline"[..])
     );
-    // The REJ was lost: the retransmitted request is answered without another event.
-    bench.pass(response_time());
+    // The REJ was lost: the retransmitted request gets the same REJ without another event.
+    bench.advance(response_time());
     bench.inject(req());
     assert_eq!(bench.sent_rej(), rej);
     assert_eq!(bench.cm.accept(bench.now, id, &reply(b"")), Err(CmError::Unknown(id)));
-    bench.pass(10 * response_time());
-    bench.quiet();
-    bench.empty();
+    bench.advance(10 * response_time());
+    bench.assert_quiet();
+    bench.assert_empty();
 
     // A reply can be rejected, too.
-    let id = bench.asked();
+    let id = bench.req_sent();
     bench.inject(rep(id));
     assert_eq!(bench.events().len(), 1);
     bench.cm.reject(bench.now, id, RejReason::InsufficientResponderResources, b"", b"").unwrap();
@@ -181,13 +181,13 @@ fn data_before_rtu_establishes_the_connection() {
     assert_eq!(bench.cm.establish(bench.now, id), Ok(false));
     assert_eq!(bench.cm.poll_timeout(), None);
     bench.inject(Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() });
-    bench.quiet();
+    bench.assert_quiet();
 }
 
 #[test]
 fn second_mra_does_not_extend_the_wait() {
     let mut bench = Bench::new();
-    let id = bench.asked();
+    let id = bench.req_sent();
     let mra = Mra {
         local: PEER_ID,
         remote: id.0,
@@ -199,10 +199,10 @@ fn second_mra_does_not_extend_the_wait() {
     assert!(matches!(bench.event(), (_, Event::Delayed { .. })));
     // 17 seconds in addition to the agreed time.
     let service = std::time::Duration::from_nanos(4096 << 22);
-    bench.pass(service);
+    bench.advance(service);
     bench.inject(mra);
-    bench.quiet();
-    bench.pass(response_time());
+    bench.assert_quiet();
+    bench.advance(response_time());
     assert!(matches!(bench.sent_one(), Message::Req(_)));
     bench.inject(rep(id));
     assert!(matches!(bench.event(), (_, Event::Accepted(_))));
@@ -232,18 +232,18 @@ fn program_requests_more_time_with_mra() {
 }
 
 #[test]
-fn overlapping_listeners_are_refused() {
+fn overlapping_listeners_are_rejected() {
     let mut bench = Bench::listening();
-    assert_eq!(bench.cm.listen(SERVICE, u64::MAX, 1), Err(CmError::Taken(SERVICE)));
+    assert_eq!(bench.cm.listen(SERVICE, u64::MAX, 1), Err(CmError::InUse(SERVICE)));
     let range = ServiceId(0x0106_2000);
     let many = bench.cm.listen(range, !0xff, 1).unwrap();
     assert_eq!(
         bench.cm.listen(ServiceId(0x0106_2007), u64::MAX, 1),
-        Err(CmError::Taken(ServiceId(0x0106_2007)))
+        Err(CmError::InUse(ServiceId(0x0106_2007)))
     );
     assert_eq!(
         bench.cm.listen(ServiceId(0x0106_0000), !0xffff, 1),
-        Err(CmError::Taken(ServiceId(0x0106_0000)))
+        Err(CmError::InUse(ServiceId(0x0106_0000)))
     );
     bench.inject(Req { service: ServiceId(0x0106_20ab), ..req() });
     let (_, Event::Requested(requested)) = bench.event() else { panic!() };
@@ -253,7 +253,7 @@ fn overlapping_listeners_are_refused() {
 }
 
 #[test]
-fn invalid_parameters_are_refused_and_change_nothing() {
+fn invalid_parameters_are_rejected_and_change_nothing() {
     let mut bench = Bench::listening();
     let too_long = [0; 93];
     assert_eq!(
@@ -271,7 +271,7 @@ fn invalid_parameters_are_refused_and_change_nothing() {
     assert_eq!(bench.cm.reject(bench.now, id, RejReason::Consumer, &[0; 73], b""), Err(CmError::Info(73)));
     assert!(matches!(bench.cm.ready(bench.now, id, b""), Err(CmError::State { state: State::ReqRcvd, .. })));
     assert_eq!(bench.cm.state(id), Some(State::ReqRcvd));
-    bench.quiet();
+    bench.assert_quiet();
 }
 
 #[test]
@@ -297,14 +297,14 @@ fn every_qp_type_has_its_transport_code_and_attributes() {
         let mut bench = Bench::listening();
         bench.inject(Req { transport, extended_transport: extended, ..req() });
         let (id, Event::Requested(requested)) = bench.event() else { panic!() };
-        let theirs = if is_xrc { QpType::XrcRecv } else { qp_type };
-        assert_eq!(requested.qp_type, theirs);
+        let peer_type = if is_xrc { QpType::XrcRecv } else { qp_type };
+        assert_eq!(requested.qp_type, peer_type);
         bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
         let Message::Rep(ours) = bench.sent_one() else { panic!() };
         let number = if is_xrc { (ours.eecn, ours.qpn, ours.srq) } else { (ours.qpn.get(), ours.qpn, false) };
         assert_eq!(number, (OUR_QPN.get(), if is_xrc { Qpn::new(0) } else { OUR_QPN }, is_xrc));
-        crate::transport::state::check(theirs, QpState::Init, &bench.cm.rtr(id).unwrap()).unwrap();
-        crate::transport::state::check(theirs, QpState::Rtr, &bench.cm.rts(id).unwrap()).unwrap();
+        crate::transport::state::check(peer_type, QpState::Init, &bench.cm.rtr(id).unwrap()).unwrap();
+        crate::transport::state::check(peer_type, QpState::Rtr, &bench.cm.rts(id).unwrap()).unwrap();
     }
 }
 
@@ -322,14 +322,14 @@ fn alternate_path_in_req_is_loaded_or_declined() {
     assert!(bench.cm.rts(id).unwrap().path_mig_state.is_some());
 
     let mut bench = Bench::listening();
-    let mut theirs = req();
-    theirs.alternate = PathInfo { local_gid: gid(102), remote_gid: gid(101), ..theirs.primary };
-    bench.inject(theirs);
+    let mut peer_req = req();
+    peer_req.alternate = PathInfo { local_gid: gid(102), remote_gid: gid(101), ..peer_req.primary };
+    bench.inject(peer_req);
     let (id, Event::Requested(requested)) = bench.event() else { panic!() };
     assert_eq!(requested.alternate.map(|p| (p.av.dgid, p.av.sgid_index)), Some((gid(102), 0)));
     bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
     let Message::Rep(rep) = bench.sent_one() else { panic!() };
-    assert_eq!(rep.failover, 2, "rejected");
+    assert_eq!(rep.failover, 2, "alternate path rejected");
     assert_eq!(bench.cm.rtr(id).unwrap().alt_path, None);
 }
 

@@ -12,45 +12,45 @@ use crate::wire::{Gid, Mtu, Qpn};
 fn invalid_mads_are_counted_and_dropped() {
     let mut bench = Bench::listening();
     let good = Mad { transaction: 1, modifier: 0, message: req().into() }.bytes();
-    bench.cm.handle_mad(bench.now, &arrival(), &good[..255]);
-    bench.cm.handle_mad(bench.now, &arrival(), &[]);
+    bench.cm.handle_mad(bench.now, &source(), &good[..255]);
+    bench.cm.handle_mad(bench.now, &source(), &[]);
     let mut wrong = good;
     wrong[1] = 3;
-    bench.cm.handle_mad(bench.now, &arrival(), &wrong);
+    bench.cm.handle_mad(bench.now, &source(), &wrong);
     assert_eq!(bench.cm.counters().malformed, 3);
-    bench.cm.handle_mad(bench.now, &MadSource { src_qpn: Qpn::new(17), ..arrival() }, &good);
+    bench.cm.handle_mad(bench.now, &MadSource { src_qpn: Qpn::new(17), ..source() }, &good);
     assert_eq!(bench.cm.counters().wrong_qpn, 1);
-    bench.quiet();
-    bench.empty();
+    bench.assert_quiet();
+    bench.assert_empty();
 }
 
 #[test]
 fn invalid_requests_are_rejected_with_reason_and_acceptable_value() {
-    let refused = |req: Req| {
+    let rejection_of = |req: Req| {
         let mut bench = Bench::with(CmConfig { max_mtu: Mtu::Mtu2048, ..config() });
         bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
         bench.inject(req);
         assert_eq!(bench.events(), []);
         let rej = bench.sent_rej();
         assert_eq!((rej.local, rej.remote, rej.message), (CommId(0), PEER_ID, Rejected::Req));
-        bench.empty();
+        bench.assert_empty();
         (rej.reason, rej.info().to_vec())
     };
-    assert_eq!(refused(Req { service: ServiceId(1), ..req() }).0, RejReason::InvalidServiceId);
-    assert_eq!(refused(Req { mtu: Some(Mtu::Mtu4096), ..req() }), (RejReason::InvalidMtu, vec![4]));
-    assert_eq!(refused(Req { mtu: None, ..req() }).0, RejReason::InvalidMtu);
-    assert_eq!(refused(Req { transport: TransportService::Rd, ..req() }).0, RejReason::InvalidTransport);
+    assert_eq!(rejection_of(Req { service: ServiceId(1), ..req() }).0, RejReason::InvalidServiceId);
+    assert_eq!(rejection_of(Req { mtu: Some(Mtu::Mtu4096), ..req() }), (RejReason::InvalidMtu, vec![4]));
+    assert_eq!(rejection_of(Req { mtu: None, ..req() }).0, RejReason::InvalidMtu);
+    assert_eq!(rejection_of(Req { transport: TransportService::Rd, ..req() }).0, RejReason::InvalidTransport);
     let extended = Req { transport: TransportService::Extended, extended_transport: 2, ..req() };
-    assert_eq!(refused(extended).0, RejReason::InvalidTransport);
-    let mut elsewhere = req();
-    elsewhere.primary.remote_gid = gid(77);
-    assert_eq!(refused(elsewhere), (RejReason::PrimaryGid, our_gid().0.to_vec()));
-    let mut nowhere = req();
-    nowhere.primary.local_gid = Gid::default();
-    assert_eq!(refused(nowhere).0, RejReason::PrimaryGid);
-    let mut elsewhere = req();
-    elsewhere.alternate = PathInfo { local_gid: gid(2), remote_gid: gid(77), ..PathInfo::default() };
-    assert_eq!(refused(elsewhere).0, RejReason::AlternateGid);
+    assert_eq!(rejection_of(extended).0, RejReason::InvalidTransport);
+    let mut unknown_gid = req();
+    unknown_gid.primary.remote_gid = gid(77);
+    assert_eq!(rejection_of(unknown_gid), (RejReason::PrimaryGid, our_gid().0.to_vec()));
+    let mut unset_gid = req();
+    unset_gid.primary.local_gid = Gid::default();
+    assert_eq!(rejection_of(unset_gid).0, RejReason::PrimaryGid);
+    let mut unknown_gid = req();
+    unknown_gid.alternate = PathInfo { local_gid: gid(2), remote_gid: gid(77), ..PathInfo::default() };
+    assert_eq!(rejection_of(unknown_gid).0, RejReason::AlternateGid);
 }
 
 #[test]
@@ -73,21 +73,21 @@ fn request_flood_is_bounded_by_the_backlog() {
 }
 
 #[test]
-fn taken_request_frees_its_place_in_the_backlog() {
+fn dequeued_request_frees_its_place_in_the_backlog() {
     let mut bench = Bench::with(CmConfig { max_connections: 3, ..config() });
     bench.cm.listen(SERVICE, u64::MAX, 1).unwrap();
-    let ask = |bench: &mut Bench, i: u32| {
+    let request_from = |bench: &mut Bench, i: u32| {
         bench.inject(Req { local: CommId(i), qpn: Qpn::new(0x1000 + i), ..req() });
         bench.cm.poll_event().map(|(id, _)| id)
     };
     for i in 1..=3 {
-        let id = ask(&mut bench, i).unwrap();
-        assert_eq!(ask(&mut bench, 100), None, "full");
+        let id = request_from(&mut bench, i).unwrap();
+        assert_eq!(request_from(&mut bench, 100), None, "the backlog is full");
         bench.cm.dequeue_request(id);
         bench.cm.dequeue_request(id);
     }
     // The backlog has room, but the number of connections has reached its maximum.
-    assert_eq!(ask(&mut bench, 4), None);
+    assert_eq!(request_from(&mut bench, 4), None);
     assert_eq!(bench.cm.counters().too_many, 1);
     assert_eq!(bench.cm.connect(bench.now, &request(b"")), Err(CmError::TooMany(3)));
     bench.cm.check();
@@ -101,11 +101,11 @@ fn responses_are_dropped_when_the_outbox_is_full() {
     }
     assert_eq!(bench.sent().len(), 10);
     assert_eq!(bench.cm.counters().responses_dropped, 990);
-    bench.empty();
+    bench.assert_empty();
 }
 
 #[test]
-fn messages_for_unknown_connections_are_answered_if_sender_waits() {
+fn messages_for_unknown_connections_get_a_response_if_one_is_expected() {
     let mut bench = Bench::new();
     let (local, remote) = (PEER_ID, CommId(0x4242));
     bench.inject(Rtu { local, remote, ..Rtu::default() });
@@ -115,39 +115,39 @@ fn messages_for_unknown_connections_are_answered_if_sender_waits() {
     bench.inject(Mra { local, remote, ..Mra::default() });
     bench.inject(Apr { local, remote, ..Apr::default() });
     bench.inject(SidrRep { request: remote, ..SidrRep::default() });
-    bench.quiet();
+    bench.assert_quiet();
     bench.inject(Rep { local, remote, ..Rep::default() });
     assert_eq!(bench.sent_rej().reason, RejReason::InvalidCommId);
     bench.inject(Dreq { local, remote, ..Dreq::default() });
     assert!(matches!(bench.sent_one(), Message::Drep(d) if d.remote == local && d.local == remote));
     assert_eq!(bench.cm.counters().unknown, 9);
-    bench.empty();
+    bench.assert_empty();
 }
 
 #[test]
 fn reply_from_wrong_peer_is_dropped() {
     let mut bench = Bench::new();
-    let id = bench.asked();
-    bench.inject_as(&arrival_from(gid(66)), 1, rep(id));
-    bench.inject_as(&arrival_from(gid(66)), 1, Rej { remote: id.0, ..Rej::default() });
-    bench.quiet();
+    let id = bench.req_sent();
+    bench.inject_as(&source_from(gid(66)), 1, rep(id));
+    bench.inject_as(&source_from(gid(66)), 1, Rej { remote: id.0, ..Rej::default() });
+    bench.assert_quiet();
     assert_eq!(bench.cm.counters().wrong_peer, 2);
     bench.inject(rep(id));
     assert_eq!(bench.events().len(), 1);
     // A reply with another communication ID is dropped, because the peer's ID is known now.
     bench.inject(Rep { local: CommId(3), ..rep(id) });
-    bench.quiet();
+    bench.assert_quiet();
 }
 
 #[test]
 fn reply_with_invalid_queue_pair_is_rejected_and_ends_the_attempt() {
     for qpn in [Qpn::GSI, Qpn::MULTICAST] {
         let mut bench = Bench::new();
-        let id = bench.asked();
+        let id = bench.req_sent();
         bench.inject(Rep { qpn, ..rep(id) });
         assert_eq!(bench.sent_rej().reason, RejReason::UnsupportedRequest);
         assert!(matches!(bench.event(), (of, Event::Rejected(_)) if of == id));
-        bench.empty();
+        bench.assert_empty();
     }
 }
 
@@ -159,7 +159,7 @@ fn requests_with_queue_pair_of_a_connection_are_stale() {
     let old = bench.server();
     bench.inject(Req { local: CommId(0x8888), ..req() });
     let transaction = sent_probe(&mut bench, old);
-    bench.inject_as(&arrival(), transaction, Drep { local: PEER_ID, remote: old.0, ..Drep::default() });
+    bench.inject_as(&source(), transaction, Drep { local: PEER_ID, remote: old.0, ..Drep::default() });
     assert!(matches!(bench.event(), (of, Event::Disconnected { .. }) if of == old));
     // The peer's next attempt finds the queue pair free.
     bench.inject(Req { local: CommId(0x8889), ..req() });
@@ -171,13 +171,13 @@ fn requests_with_queue_pair_of_a_connection_are_stale() {
     // Another host with the same CA GUID is a different peer, and does not affect the connection.
     let mut bench = Bench::listening();
     let old = bench.server();
-    let mut theirs = req();
-    theirs.primary.local_gid = gid(66);
-    bench.inject_as(&arrival_from(gid(66)), 1, theirs);
+    let mut forged = req();
+    forged.primary.local_gid = gid(66);
+    bench.inject_as(&source_from(gid(66)), 1, forged);
     assert_eq!(bench.cm.state(old), Some(State::Established));
     assert!(matches!(bench.event(), (id, Event::Requested(_)) if id != old));
 
-    // A queue pair whose connection the peer has ended is free, and the old connection stays as it is.
+    // A queue pair whose connection the peer has ended is free, and the old connection does not change.
     let mut bench = Bench::listening();
     let old = bench.server();
     bench.inject(Dreq { local: PEER_ID, remote: old.0, remote_qpn: OUR_QPN, ..Dreq::default() });
@@ -200,7 +200,7 @@ fn requests_with_queue_pair_of_a_connection_are_stale() {
     // A reply with the queue pair of another connection is stale, too.
     let mut bench = Bench::new();
     bench.client();
-    let id = bench.asked();
+    let id = bench.req_sent();
     bench.inject(Rep { local: CommId(0x9999), ..rep(id) });
     let kinds: Vec<MessageKind> = bench.sent().iter().map(Message::kind).collect();
     assert_eq!(kinds, [MessageKind::Dreq, MessageKind::Rej]);
@@ -218,7 +218,7 @@ fn sent_probe(bench: &mut Bench, old: ConnId) -> u64 {
     let Message::Dreq(dreq) = probe.message else { panic!("{probe:?}") };
     assert_eq!((dreq.local, dreq.remote), (old.0, PEER_ID));
     assert_ne!(dreq.remote_qpn, OUR_QPN);
-    assert_ne!(dreq.remote_qpn, PEER_QPN, "a peer that has the connection takes it for a wrong one");
+    assert_ne!(dreq.remote_qpn, PEER_QPN, "a peer that has the connection must ignore the probe");
     assert!(matches!(rej.message, Message::Rej(r) if r.reason == RejReason::StaleConnection));
     probe.transaction
 }
@@ -235,10 +235,10 @@ fn forged_req_with_queue_pair_of_established_connection_leaves_it_established() 
         assert_eq!(bench.sent_rej().reason, RejReason::StaleConnection);
     }
     // A DREP with a transaction ID other than the probe's changes nothing.
-    bench.inject_as(&arrival(), 0xbad, Drep { local: PEER_ID, remote: old.0, ..Drep::default() });
+    bench.inject_as(&source(), 0xbad, Drep { local: PEER_ID, remote: old.0, ..Drep::default() });
     assert_eq!((bench.events(), bench.cm.state(old)), (vec![], Some(State::Established)));
     // The peer never responds, for longer than an exchange may take.
-    bench.pass(Duration::from_secs(120));
+    bench.advance(Duration::from_secs(120));
     assert_eq!((bench.events(), bench.cm.state(old)), (vec![], Some(State::Established)));
     bench.inject(Req { local: CommId(0x9000), ..req() });
     sent_probe(&mut bench, old);
@@ -250,20 +250,20 @@ fn drep_without_probe_leaves_connection_established() {
     let mut bench = Bench::listening();
     let old = bench.server();
     bench.inject(Drep { local: PEER_ID, remote: old.0, ..Drep::default() });
-    bench.quiet();
+    bench.assert_quiet();
     assert_eq!(bench.cm.state(old), Some(State::Established));
 }
 
 #[test]
-fn probe_is_ignored_by_peer_that_has_the_connection_and_answered_by_one_that_has_not() {
+fn only_a_peer_without_the_connection_responds_to_a_probe() {
     let mut bench = Bench::listening();
     let id = bench.server();
     let probe = |remote| Dreq { local: PEER_ID, remote, remote_qpn: Qpn::GSI, ..Dreq::default() };
     bench.inject(probe(id.0));
-    bench.quiet();
+    bench.assert_quiet();
     assert_eq!(bench.cm.state(id), Some(State::Established));
-    bench.inject_as(&arrival(), 77, probe(CommId(id.0.0 ^ 1)));
-    let [mad] = bench.sent_mads()[..] else { panic!("no answer") };
+    bench.inject_as(&source(), 77, probe(CommId(id.0.0 ^ 1)));
+    let [mad] = bench.sent_mads()[..] else { panic!("no response") };
     assert_eq!(mad.transaction, 77);
     assert!(matches!(mad.message, Message::Drep(d) if d.remote == PEER_ID && d.local.0 == id.0.0 ^ 1));
 }
@@ -294,12 +294,12 @@ fn request_that_reuses_a_communication_id_is_stale() {
 fn any_message_in_any_state_keeps_tables_consistent() {
     type Begin = (bool, fn(&mut Bench) -> ConnId);
     let states: [Begin; 6] = [
-        (false, Bench::asked),
+        (false, Bench::req_sent),
         (true, Bench::requested),
         (true, Bench::accepted),
         (false, Bench::client),
         (true, Bench::server),
-        (false, |b| b.cm.sidr_request(b.now, &super::sidr::question(b"")).unwrap()),
+        (false, |b| b.cm.sidr_request(b.now, &super::sidr::sidr_request(b"")).unwrap()),
     ];
     for (listening, begin) in states {
         for first in MessageKind::ALL {
@@ -313,8 +313,8 @@ fn any_message_in_any_state_keeps_tables_consistent() {
                 }
                 let ids: Vec<ConnId> = bench.cm.connections.keys().map(|id| ConnId(*id)).collect();
                 ids.into_iter().for_each(|id| bench.cm.release(bench.now, id));
-                bench.pass(std::time::Duration::from_secs(10_000));
-                bench.empty();
+                bench.advance(std::time::Duration::from_secs(10_000));
+                bench.assert_empty();
             }
         }
     }
@@ -350,7 +350,7 @@ fn addressed(kind: MessageKind, id: ConnId) -> Message {
 fn time_at_its_maximum_or_running_backwards_is_harmless() {
     let mut bench = Bench::new();
     bench.now = Instant(u64::MAX);
-    let id = bench.asked();
+    let id = bench.req_sent();
     bench.cm.handle_timeout(Instant(0));
     assert_eq!(bench.cm.state(id), Some(State::ReqSent));
     let av = AddressVector::to(peer_gid());

@@ -16,17 +16,17 @@ use crate::wire::{Mtu, Psn, Qpn};
 /// Fault rates of the network and the programs in 1/256; `delay` is the maximum delay.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
-    pub lose: u8,
-    pub repeat: u8,
+    pub loss: u8,
+    pub duplicate: u8,
     pub delay: Duration,
     /// Rates at which a program rejects a request, and releases a connection on any event.
-    pub refuse: u8,
-    pub forget: u8,
+    pub reject_rate: u8,
+    pub release_rate: u8,
 }
 
 impl Faults {
     pub const NONE: Faults =
-        Faults { lose: 0, repeat: 0, delay: Duration::from_micros(10), refuse: 0, forget: 0 };
+        Faults { loss: 0, duplicate: 0, delay: Duration::from_micros(10), reject_rate: 0, release_rate: 0 };
 }
 
 /// State of a connection as its program knows it.
@@ -35,19 +35,19 @@ pub struct Progress {
     pub established: bool,
     /// Outcome of the connection, as reported to the program.
     pub ended: Option<&'static str>,
-    pub forgotten: bool,
+    pub released: bool,
 }
 
 pub struct World {
     pub cms: [Cm; 2],
     pub now: Instant,
-    pub ends: [BTreeMap<CommId, Progress>; 2],
+    pub sides: [BTreeMap<CommId, Progress>; 2],
     random: Pcg32,
     faults: Faults,
-    flying: BTreeMap<(Instant, u64), (usize, Vec<u8>)>,
-    flown: u64,
+    in_flight: BTreeMap<(Instant, u64), (usize, Vec<u8>)>,
+    sequence: u64,
     /// Times at which programs disconnect.
-    leaving: BTreeMap<(Instant, u64), (usize, ConnId)>,
+    disconnects: BTreeMap<(Instant, u64), (usize, ConnId)>,
     next_qpn: u32,
 }
 
@@ -57,21 +57,21 @@ impl World {
         World {
             cms: [cm(1), cm(2)],
             now: Instant(0),
-            ends: Default::default(),
+            sides: Default::default(),
             random: Pcg32::new(seed, 5),
             faults,
-            flying: BTreeMap::new(),
-            flown: 0,
-            leaving: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
+            sequence: 0,
+            disconnects: BTreeMap::new(),
             next_qpn: 2,
         }
     }
 
-    fn chance(&mut self, of_256: u8) -> bool {
+    fn bernoulli(&mut self, of_256: u8) -> bool {
         (self.random.next_u32() & 0xff) < u32::from(of_256)
     }
 
-    fn soon(&mut self, at_most: Duration) -> Instant {
+    fn random_time(&mut self, at_most: Duration) -> Instant {
         self.now + Duration::from_nanos(u64::from(self.random.next_u32()) % at_most.as_nanos().max(1) as u64)
     }
 
@@ -88,16 +88,16 @@ impl World {
     pub fn connect(&mut self, side: usize) {
         let request = self.request(side);
         let id = self.cms[side].connect(self.now, &request).unwrap();
-        self.ends[side].insert(id.0, Progress::default());
+        self.sides[side].insert(id.0, Progress::default());
         self.collect();
     }
 
     /// Starts a simultaneous connect from both sides; side `order` sends first.
-    pub fn cross(&mut self, order: usize) {
+    pub fn connect_simultaneously(&mut self, order: usize) {
         for side in [order, 1 - order] {
             let request = Request { peer_to_peer: true, ..self.request(side) };
             let id = self.cms[side].connect(self.now, &request).unwrap();
-            self.ends[side].insert(id.0, Progress::default());
+            self.sides[side].insert(id.0, Progress::default());
         }
         self.collect();
     }
@@ -110,17 +110,17 @@ impl World {
                 while let Some(out) = self.cms[side].poll_transmit() {
                     idle = false;
                     assert_eq!(out.to.dgid, gid(2 - side as u8));
-                    let copies = if self.chance(self.faults.lose) { 0 } else { 1 };
-                    let more = if self.chance(self.faults.repeat) { 1 } else { 0 };
-                    for _ in 0..copies + more {
-                        let at = self.soon(self.faults.delay) + Duration::from_nanos(1);
-                        self.flown += 1;
-                        self.flying.insert((at, self.flown), (1 - side, out.mad.to_vec()));
+                    let copies = if self.bernoulli(self.faults.loss) { 0 } else { 1 };
+                    let duplicates = if self.bernoulli(self.faults.duplicate) { 1 } else { 0 };
+                    for _ in 0..copies + duplicates {
+                        let at = self.random_time(self.faults.delay) + Duration::from_nanos(1);
+                        self.sequence += 1;
+                        self.in_flight.insert((at, self.sequence), (1 - side, out.mad.to_vec()));
                     }
                 }
                 while let Some((id, event)) = self.cms[side].poll_event() {
                     idle = false;
-                    self.act(side, id, event);
+                    self.handle_event(side, id, event);
                 }
             }
             if idle {
@@ -130,39 +130,39 @@ impl World {
     }
 
     /// Lets a program react to an event.
-    fn act(&mut self, side: usize, id: ConnId, event: Event) {
+    fn handle_event(&mut self, side: usize, id: ConnId, event: Event) {
         if let Event::Requested(_) = event {
-            let progress = self.ends[side].entry(id.0).or_default();
-            assert!(progress.ended.is_none(), "an end that begins again");
+            let progress = self.sides[side].entry(id.0).or_default();
+            assert!(progress.ended.is_none(), "a request on a connection that has ended");
         }
-        let progress = self.ends[side].get_mut(&id.0).expect("an event of a connection that is there");
-        assert!(!progress.forgotten, "{event:?} of a connection that is forgotten");
+        let progress = self.sides[side].get_mut(&id.0).expect("the event belongs to a known connection");
+        assert!(!progress.released, "{event:?} of a released connection");
         assert_eq!(progress.ended, None, "{event:?} after the end");
-        if self.chance(self.faults.forget) {
-            self.ends[side].get_mut(&id.0).unwrap().forgotten = true;
+        if self.bernoulli(self.faults.release_rate) {
+            self.sides[side].get_mut(&id.0).unwrap().released = true;
             return self.cms[side].release(self.now, id);
         }
         let now = self.now;
-        let refuses = matches!(event, Event::Requested(_)) && self.chance(self.faults.refuse);
-        let progress = self.ends[side].get_mut(&id.0).unwrap();
+        let rejects = matches!(event, Event::Requested(_)) && self.bernoulli(self.faults.reject_rate);
+        let progress = self.sides[side].get_mut(&id.0).unwrap();
         match event {
-            Event::Requested(_) if refuses => {
-                progress.ended = Some("refused");
+            Event::Requested(_) if rejects => {
+                progress.ended = Some("rejected locally");
                 self.cms[side].reject(now, id, RejReason::Consumer, b"", b"no").unwrap();
             }
             Event::Requested(_) => {
-                let reply = Reply { qp: self.qp(), ..super::bench::reply(b"welcome") };
+                let reply = Reply { qp: self.qp(), ..super::bench::reply(b"granted") };
                 self.cms[side].accept(now, id, &reply).unwrap();
             }
             Event::Accepted(accepted) => {
-                assert_eq!(&accepted.private_data[..7], b"welcome");
+                assert_eq!(&accepted.private_data[..7], b"granted");
                 progress.established = true;
                 self.cms[side].ready(now, id, b"").unwrap();
-                self.leave_later(side, id);
+                self.schedule_disconnect(side, id);
             }
             Event::Established(_) => {
                 progress.established = true;
-                self.leave_later(side, id);
+                self.schedule_disconnect(side, id);
             }
             Event::Rejected(_) => progress.ended = Some("rejected"),
             Event::Unreachable => progress.ended = Some("unreachable"),
@@ -173,26 +173,26 @@ impl World {
         }
     }
 
-    fn leave_later(&mut self, side: usize, id: ConnId) {
-        let at = self.soon(Duration::from_secs(4));
-        self.flown += 1;
-        self.leaving.insert((at, self.flown), (side, id));
+    fn schedule_disconnect(&mut self, side: usize, id: ConnId) {
+        let at = self.random_time(Duration::from_secs(4));
+        self.sequence += 1;
+        self.disconnects.insert((at, self.sequence), (side, id));
     }
 
-    /// Runs until nothing is left to do. Panics if that takes more than a day of virtual time.
+    /// Runs until nothing is pending. Panics if that takes more than a day of virtual time.
     pub fn run_until_idle(&mut self) {
         loop {
             let timers = self.cms.each_ref().map(|cm| cm.poll_timeout());
-            let next = [self.flying.keys().next(), self.leaving.keys().next()].map(|k| k.map(|k| k.0));
+            let next = [self.in_flight.keys().next(), self.disconnects.keys().next()].map(|k| k.map(|k| k.0));
             let Some(at) = timers.into_iter().chain(next).flatten().min() else { return };
-            assert!(at < Instant(0) + Duration::from_secs(86_400), "it does not end");
+            assert!(at < Instant(0) + Duration::from_secs(86_400), "the simulation does not end");
             self.now = at.max(self.now);
             if next[0] == Some(at) {
-                let (_, (side, mad)) = self.flying.pop_first().unwrap();
+                let (_, (side, mad)) = self.in_flight.pop_first().unwrap();
                 let from = AddressVector::to(gid(2 - side as u8));
                 self.cms[side].handle_mad(at, &MadSource { from, src_qpn: Qpn::GSI }, &mad);
             } else if next[1] == Some(at) {
-                let (_, (side, id)) = self.leaving.pop_first().unwrap();
+                let (_, (side, id)) = self.disconnects.pop_first().unwrap();
                 if self.cms[side].state(id).is_some() {
                     self.cms[side].disconnect(self.now, id, b"bye").unwrap();
                 }
@@ -207,9 +207,9 @@ impl World {
     /// Asserts that every connection which its program has not released has ended, and that the tables are
     /// empty.
     fn all_ended(&self) {
-        for side in &self.ends {
+        for side in &self.sides {
             for (id, progress) in side {
-                assert!(progress.forgotten || progress.ended.is_some(), "{id:?}: {progress:?}");
+                assert!(progress.released || progress.ended.is_some(), "{id:?}: {progress:?}");
             }
         }
         self.cms.iter().for_each(|cm| assert_eq!(cm.connection_counts(), (0, 0)));
@@ -232,49 +232,55 @@ fn play(seed: u64, faults: Faults, connections: usize) -> World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Every connection ends once on each side, and no state is left.
+    /// Every connection ends once on each side, and no state remains.
     #[test]
     fn every_connection_ends_once_under_any_faults(
         seed: u64,
-        lose: u8,
-        repeat in 0..100_u8,
+        loss: u8,
+        duplicate in 0..100_u8,
         delay in 1..20_000_000_u64,
-        refuse in 0..60_u8,
-        forget in 0..60_u8,
+        reject_rate in 0..60_u8,
+        release_rate in 0..60_u8,
     ) {
         let delay = Duration::from_micros(delay);
-        play(seed >> 1, Faults { lose, repeat, delay, refuse, forget }, 6);
+        play(seed >> 1, Faults { loss, duplicate, delay, reject_rate, release_rate }, 6);
     }
 
     /// Occasional losses are recovered by retransmission.
     #[test]
-    fn losses_are_retransmitted(seed: u64, lose in 0..70_u8, repeat in 0..100_u8, delay in 1..1_000_000_u64) {
+    fn losses_are_retransmitted(
+        seed: u64,
+        loss in 0..70_u8,
+        duplicate in 0..100_u8,
+        delay in 1..1_000_000_u64,
+    ) {
         let delay = Duration::from_micros(delay);
-        let faults = Faults { lose, repeat, delay, ..Faults::NONE };
+        let faults = Faults { loss, duplicate, delay, ..Faults::NONE };
         let world = play(seed >> 1, faults, 6);
-        for progress in world.ends[0].values().chain(world.ends[1].values()) {
+        for progress in world.sides[0].values().chain(world.sides[1].values()) {
             prop_assert_eq!(progress.ended, Some("time-wait"), "{:?}", progress);
         }
-        let ends = world.ends.each_ref().map(|e| e.len());
-        prop_assert_eq!(ends, [6, 6]);
+        let counts = world.sides.each_ref().map(|e| e.len());
+        prop_assert_eq!(counts, [6, 6]);
     }
 }
 
 #[test]
 fn same_seed_reproduces_the_same_run() {
-    let faults = Faults { lose: 60, repeat: 60, delay: Duration::from_secs(3), refuse: 20, forget: 20 };
-    let story = |seed| {
+    let faults =
+        Faults { loss: 60, duplicate: 60, delay: Duration::from_secs(3), reject_rate: 20, release_rate: 20 };
+    let outcome = |seed| {
         let world = play(seed, faults, 10);
-        (world.now, world.flown, *world.cms[0].counters(), *world.cms[1].counters())
+        (world.now, world.sequence, *world.cms[0].counters(), *world.cms[1].counters())
     };
-    assert_eq!(story(3), story(3));
-    assert_ne!(story(3), story(4));
+    assert_eq!(outcome(3), outcome(3));
+    assert_ne!(outcome(3), outcome(4));
 }
 
 #[test]
-fn thousands_of_connections_leave_no_state_behind() {
+fn no_state_remains_after_thousands_of_connections() {
     let mut world = play(1, Faults::NONE, 1000);
-    assert!(world.ends.iter().flatten().all(|(_, p)| p.established));
+    assert!(world.sides.iter().flatten().all(|(_, p)| p.established));
     for i in 0..10_000 {
         world.connect(i % 2);
         if i % 100 == 99 {
@@ -283,6 +289,6 @@ fn thousands_of_connections_leave_no_state_behind() {
     }
     world.run_until_idle();
     world.all_ended();
-    assert_eq!(world.ends.each_ref().map(|e| e.len()), [11_000, 11_000]);
-    assert!(world.ends.iter().flatten().all(|(_, p)| p.established && p.ended == Some("time-wait")));
+    assert_eq!(world.sides.each_ref().map(|e| e.len()), [11_000, 11_000]);
+    assert!(world.sides.iter().flatten().all(|(_, p)| p.established && p.ended == Some("time-wait")));
 }

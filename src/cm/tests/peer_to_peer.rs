@@ -6,7 +6,7 @@ use crate::transport::{AddressVector, Instant};
 use crate::wire::Qpn;
 use crate::wire::mad::*;
 
-fn asked(config: CmConfig) -> (Bench, ConnId) {
+fn req_sent(config: CmConfig) -> (Bench, ConnId) {
     let mut bench = Bench::with(config);
     let id = bench.cm.connect(bench.now, &Request { peer_to_peer: true, ..request(b"") }).unwrap();
     bench.sent_one();
@@ -15,11 +15,11 @@ fn asked(config: CmConfig) -> (Bench, ConnId) {
 
 #[test]
 fn smaller_ca_guid_becomes_the_server() {
-    let (mut bench, id) = asked(config());
+    let (mut bench, id) = req_sent(config());
     bench.inject(req());
     let (of, Event::Requested(requested)) = bench.event() else { panic!() };
     assert_eq!((of, requested.listener), (id, None));
-    assert_eq!(bench.cm.poll_timeout(), None, "its own request is none any more");
+    assert_eq!(bench.cm.poll_timeout(), None, "the own request is withdrawn");
     bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
     assert!(matches!(bench.sent_one(), Message::Rep(rep) if rep.local == id.0));
     bench.inject(Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() });
@@ -28,44 +28,44 @@ fn smaller_ca_guid_becomes_the_server() {
 }
 
 #[test]
-fn larger_ca_guid_stays_the_client() {
-    let (mut bench, id) = asked(CmConfig { ca_guid: PEER_GUID + 1, ..config() });
+fn larger_ca_guid_remains_the_client() {
+    let (mut bench, id) = req_sent(CmConfig { ca_guid: PEER_GUID + 1, ..config() });
     bench.inject(req());
-    bench.quiet();
+    bench.assert_quiet();
     bench.inject(rep(id));
     assert!(matches!(bench.event(), (_, Event::Accepted(_))));
     bench.cm.ready(bench.now, id, b"").unwrap();
     assert!(matches!(bench.sent_one(), Message::Rtu(_)));
     // The losing request arrives late.
     bench.inject(req());
-    bench.quiet();
+    bench.assert_quiet();
 }
 
 #[test]
 fn equal_ca_guids_are_decided_by_queue_pair_then_address() {
     let config = || CmConfig { ca_guid: PEER_GUID, ..config() };
-    let (mut bench, _) = asked(config());
+    let (mut bench, _) = req_sent(config());
     bench.inject(Req { qpn: Qpn::new(OUR_QPN.get() + 1), ..req() });
     assert!(matches!(bench.event(), (_, Event::Requested(_))));
-    let (mut bench, id) = asked(config());
+    let (mut bench, id) = req_sent(config());
     bench.inject(Req { qpn: Qpn::new(OUR_QPN.get() - 1), ..req() });
-    bench.quiet();
+    bench.assert_quiet();
     assert_eq!(bench.cm.state(id), Some(State::ReqSent));
     // Hosts that wrongly share a GUID do not both become clients: 10.0.0.2 is the larger address.
-    let (mut bench, _) = asked(config());
+    let (mut bench, _) = req_sent(config());
     bench.inject(Req { qpn: OUR_QPN, ..req() });
     assert!(matches!(bench.event(), (_, Event::Requested(_))));
 }
 
 #[test]
-fn request_does_not_cross_one_that_is_not_peer_to_peer() {
+fn request_matches_only_a_peer_to_peer_request() {
     let mut bench = Bench::new();
-    let id = bench.asked();
+    let id = bench.req_sent();
     bench.inject(req());
     assert_eq!(bench.sent_rej().reason, RejReason::InvalidServiceId);
     assert_eq!(bench.cm.state(id), Some(State::ReqSent));
     // A request for another service does not cross either.
-    let (mut bench, _) = asked(config());
+    let (mut bench, _) = req_sent(config());
     bench.inject(Req { service: ServiceId(1), ..req() });
     bench.sent_rej();
 }
@@ -75,15 +75,15 @@ fn request_does_not_cross_one_that_is_not_peer_to_peer() {
 fn simultaneous_connect_makes_one_connection() {
     for order in 0..2 {
         let mut world = super::lossy::World::new(1, super::lossy::Faults::NONE);
-        world.cross(order);
+        world.connect_simultaneously(order);
         world.run_until_idle();
-        let made = world.ends.iter().flatten().filter(|(_, p)| p.established).count();
-        assert_eq!(made, 2, "an end each");
-        assert_eq!(world.ends.each_ref().map(|e| e.len()), [1, 1]);
+        let established = world.sides.iter().flatten().filter(|(_, p)| p.established).count();
+        assert_eq!(established, 2, "one established end on each side");
+        assert_eq!(world.sides.each_ref().map(|e| e.len()), [1, 1]);
     }
 }
 
-/// Two queue pairs of one NIC connect to each other: neither takes its own request for that of the other.
+/// Two queue pairs of one NIC connect to each other: neither mistakes its own request for that of the other.
 #[test]
 fn simultaneous_connect_within_one_nic_makes_one_connection() {
     for qpns in [[0x10, 0x20], [0x20, 0x10]] {
@@ -94,9 +94,9 @@ fn simultaneous_connect_within_one_nic_makes_one_connection() {
             let path = Path { av, ..path() };
             cm.connect(Instant(0), &Request { peer_to_peer: true, qp, path, ..request(b"") }).unwrap()
         });
-        let back = MadSource { from: av, src_qpn: Qpn::GSI };
+        let reply_source = MadSource { from: av, src_qpn: Qpn::GSI };
         while let Some(out) = cm.poll_transmit() {
-            cm.handle_mad(Instant(0), &back, &out.mad);
+            cm.handle_mad(Instant(0), &reply_source, &out.mad);
         }
         let smaller = ids[usize::from(qpns[1] < qpns[0])];
         assert!(matches!(cm.poll_event(), Some((id, Event::Requested(_))) if id == smaller), "{qpns:x?}");

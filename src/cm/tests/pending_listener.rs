@@ -7,9 +7,9 @@ use crate::cm::Event;
 use crate::wire::Qpn;
 use crate::wire::mad::{CommId, Message, Rej, RejReason, Req, ServiceId, SidrReq, SidrStatus};
 
-const MOMENT: Duration = Duration::from_millis(300);
+const SHORT_WAIT: Duration = Duration::from_millis(300);
 
-fn refused(message: &Message) -> Option<RejReason> {
+fn rej_reason(message: &Message) -> Option<RejReason> {
     match message {
         Message::Rej(rej) => Some(rej.reason),
         _ => None,
@@ -25,22 +25,22 @@ fn request_between_two_listeners_is_served_by_the_second() {
     // Retransmissions are queued only once.
     bench.inject(req());
     bench.inject(SidrReq { request: CommId(7), service: SERVICE, ..SidrReq::default() });
-    bench.pass(MOMENT);
+    bench.advance(SHORT_WAIT);
     assert_eq!((bench.sent(), bench.events()), (vec![], vec![]));
     let second = bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
-    bench.pass(Duration::ZERO);
+    bench.advance(Duration::ZERO);
     let events: Vec<_> = std::iter::from_fn(|| bench.cm.poll_event()).collect();
-    let [(id, Event::Requested(requested)), (question, Event::SidrRequested(asked))] = &events[..] else {
+    let [(id, Event::Requested(requested)), (sidr_id, Event::SidrRequested(sidr))] = &events[..] else {
         panic!("{events:?}")
     };
     assert_eq!((requested.listener, requested.remote_qpn), (Some(second), PEER_QPN));
-    assert_eq!(asked.listener, second);
+    assert_eq!(sidr.listener, second);
     assert_eq!(bench.sent(), []);
     bench.cm.release(bench.now, *id);
-    bench.cm.release(bench.now, *question);
+    bench.cm.release(bench.now, *sidr_id);
     bench.sent();
-    bench.pass(Duration::from_secs(100));
-    bench.empty();
+    bench.advance(Duration::from_secs(100));
+    bench.assert_empty();
 }
 
 #[test]
@@ -48,9 +48,9 @@ fn request_before_expected_listener_is_served_by_it() {
     let mut bench = Bench::new();
     bench.cm.expect_listener(bench.now, SERVICE);
     bench.inject(req());
-    // A listener for a range of services takes the request, too.
+    // A listener for a range of services receives the request, too.
     let listener = bench.cm.listen(ServiceId(SERVICE.0 & !0xff), !0xff, 16).unwrap();
-    bench.pass(Duration::ZERO);
+    bench.advance(Duration::ZERO);
     let (_, Event::Requested(requested)) = bench.event() else { panic!() };
     assert_eq!(requested.listener, Some(listener));
 }
@@ -61,14 +61,14 @@ fn queued_request_is_dropped_when_its_client_gives_up() {
     bench.cm.expect_listener(bench.now, SERVICE);
     bench.inject(req());
     let rej = Rej { local: PEER_ID, reason: RejReason::Timeout, ..Rej::default() };
-    bench.inject_as(&arrival_from(gid(77)), 1, rej);
+    bench.inject_as(&source_from(gid(77)), 1, rej);
     bench.inject(Rej { local: CommId(77), ..rej });
-    assert!(bench.cm.poll_timeout().is_some(), "others do");
+    assert!(bench.cm.poll_timeout().is_some(), "requests of other clients remain queued");
     bench.inject(rej);
     bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
-    bench.pass(Duration::from_secs(2));
-    bench.quiet();
-    bench.empty();
+    bench.advance(Duration::from_secs(2));
+    bench.assert_quiet();
+    bench.assert_empty();
 }
 
 #[test]
@@ -77,20 +77,20 @@ fn queued_request_is_rejected_at_the_end_of_the_grace_period() {
     let listener = bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
     bench.cm.unlisten(bench.now, listener);
     bench.inject(Req { service: ServiceId(SERVICE.0 + 1), ..req() });
-    assert_eq!(refused(&bench.sent_one()), Some(RejReason::InvalidServiceId));
+    assert_eq!(rej_reason(&bench.sent_one()), Some(RejReason::InvalidServiceId));
     bench.inject(req());
     bench.inject(SidrReq { request: CommId(7), service: SERVICE, ..SidrReq::default() });
-    bench.pass(2 * MOMENT);
+    bench.advance(2 * SHORT_WAIT);
     assert_eq!(bench.sent(), []);
-    // The grace period is a second from the end of the listener, not from the arrival of the request.
-    bench.pass(2 * MOMENT);
+    // The grace period is a second from the end of the listener, not from the source of the request.
+    bench.advance(2 * SHORT_WAIT);
     let sent = bench.sent();
     let [rej, Message::SidrRep(rep)] = &sent[..] else { panic!("{sent:?}") };
-    assert_eq!((refused(rej), rep.status), (Some(RejReason::InvalidServiceId), SidrStatus::Unsupported));
+    assert_eq!((rej_reason(rej), rep.status), (Some(RejReason::InvalidServiceId), SidrStatus::Unsupported));
     bench.inject(req());
-    assert_eq!(refused(&bench.sent_one()), Some(RejReason::InvalidServiceId));
+    assert_eq!(rej_reason(&bench.sent_one()), Some(RejReason::InvalidServiceId));
     assert_eq!(bench.cm.counters().no_service, 4);
-    bench.empty();
+    bench.assert_empty();
 }
 
 #[test]
@@ -101,15 +101,15 @@ fn number_of_queued_requests_is_bounded() {
         bench.inject(Req { local: CommId(i), qpn: Qpn::new(0x100 + i), ..req() });
     }
     let at_once = bench.sent();
-    assert!(at_once.iter().all(|m| refused(m) == Some(RejReason::InvalidServiceId)));
-    bench.pass(Duration::from_secs(1));
+    assert!(at_once.iter().all(|m| rej_reason(m) == Some(RejReason::InvalidServiceId)));
+    bench.advance(Duration::from_secs(1));
     assert_eq!((at_once.len(), bench.sent().len()), (744, 256));
     // The number of services in their grace period is bounded, too.
     for i in 0..1000 {
         bench.cm.expect_listener(bench.now, ServiceId(i));
     }
     bench.inject(Req { service: ServiceId(999), ..req() });
-    assert_eq!(refused(&bench.sent_one()), Some(RejReason::InvalidServiceId));
+    assert_eq!(rej_reason(&bench.sent_one()), Some(RejReason::InvalidServiceId));
     bench.inject(Req { service: ServiceId(255), ..req() });
     assert_eq!(bench.sent(), []);
 }

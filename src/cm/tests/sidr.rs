@@ -7,18 +7,18 @@ use crate::cm::*;
 use crate::wire::mad::*;
 use crate::wire::{PKey, QKey, Qpn};
 
-pub fn question(private_data: &[u8]) -> SidrRequest<'_> {
+pub fn sidr_request(private_data: &[u8]) -> SidrRequest<'_> {
     SidrRequest::new(SERVICE, path(), private_data)
 }
 
-fn asked() -> SidrReq {
+fn sidr_req() -> SidrReq {
     let mut req =
         SidrReq { request: CommId(0x55), pkey: PKey::DEFAULT, service: SERVICE, private_data: [0; 216] };
     req.private_data[215] = 1;
     req
 }
 
-pub fn answer(private_data: &[u8]) -> SidrReply<'_> {
+pub fn sidr_reply(private_data: &[u8]) -> SidrReply<'_> {
     SidrReply {
         status: SidrStatus::Valid,
         qpn: Qpn::new(0x333),
@@ -32,9 +32,9 @@ pub fn answer(private_data: &[u8]) -> SidrReply<'_> {
 #[test]
 fn sidr_request_is_resolved_once() {
     let mut bench = Bench::new();
-    let id = bench.cm.sidr_request(bench.now, &question(b"who?")).unwrap();
+    let id = bench.cm.sidr_request(bench.now, &sidr_request(b"qpn?")).unwrap();
     let Message::SidrReq(req) = bench.sent_one() else { panic!() };
-    assert_eq!((req.request, req.service, &req.private_data[..4]), (id.0, SERVICE, &b"who?"[..]));
+    assert_eq!((req.request, req.service, &req.private_data[..4]), (id.0, SERVICE, &b"qpn?"[..]));
     let mut rep = SidrRep {
         request: id.0,
         qpn: Qpn::new(0x333),
@@ -45,41 +45,41 @@ fn sidr_request_is_resolved_once() {
     };
     rep.info[0] = 4;
     // A response from another host is dropped.
-    bench.inject_as(&arrival_from(gid(9)), 1, rep);
-    bench.quiet();
+    bench.inject_as(&source_from(gid(9)), 1, rep);
+    bench.assert_quiet();
     bench.inject(rep);
-    let (of, Event::SidrResponse(answered)) = bench.event() else { panic!() };
-    assert_eq!((of, answered.status, answered.qpn), (id, SidrStatus::Valid, Qpn::new(0x333)));
-    assert_eq!((answered.qkey, &answered.info[..]), (QKey(0x0123_4567), &[4][..]));
-    bench.empty();
+    let (of, Event::SidrResponse(response)) = bench.event() else { panic!() };
+    assert_eq!((of, response.status, response.qpn), (id, SidrStatus::Valid, Qpn::new(0x333)));
+    assert_eq!((response.qkey, &response.info[..]), (QKey(0x0123_4567), &[4][..]));
+    bench.assert_empty();
     bench.inject(rep);
-    bench.quiet();
+    bench.assert_quiet();
 }
 
 #[test]
 fn duplicate_sidr_request_gets_the_same_response() {
     let mut bench = Bench::listening();
-    bench.inject_as(&arrival(), 0x9, asked());
+    bench.inject_as(&source(), 0x9, sidr_req());
     let (id, Event::SidrRequested(requested)) = bench.event() else { panic!() };
     assert_eq!(
         (requested.service, requested.from.dgid, requested.private_data[215]),
         (SERVICE, peer_gid(), 1)
     );
-    bench.inject_as(&arrival(), 0x9, asked());
-    bench.quiet();
-    bench.cm.sidr_reply(bench.now, id, &answer(b"me")).unwrap();
+    bench.inject_as(&source(), 0x9, sidr_req());
+    bench.assert_quiet();
+    bench.cm.sidr_reply(bench.now, id, &sidr_reply(b"me")).unwrap();
     let sent = bench.sent_mads();
     let Message::SidrRep(rep) = sent[0].message else { panic!() };
     assert_eq!((sent[0].transaction, sent[0].modifier, rep.vendor_id()), (0x9, 6, 0x1_2345));
     assert_eq!((rep.request, rep.qpn, rep.qkey), (CommId(0x55), Qpn::new(0x333), QKey(0x0123_4567)));
     assert_eq!((rep.service, &rep.private_data[..3]), (SERVICE, &b"me\0"[..]));
-    bench.inject_as(&arrival(), 0x9, asked());
+    bench.inject_as(&source(), 0x9, sidr_req());
     assert_eq!(bench.sent_mads(), sent);
     // A request from another host is a new request, even if its ID is the same.
-    bench.inject_as(&arrival_from(gid(9)), 0x9, asked());
+    bench.inject_as(&source_from(gid(9)), 0x9, sidr_req());
     assert_eq!(bench.events().len(), 1);
-    assert_eq!(bench.cm.sidr_reply(bench.now, id, &answer(b"")), Err(CmError::Unknown(id)));
-    bench.pass(Duration::from_secs(3));
+    assert_eq!(bench.cm.sidr_reply(bench.now, id, &sidr_reply(b"")), Err(CmError::Unknown(id)));
+    bench.advance(Duration::from_secs(3));
     assert_eq!(bench.cm.connection_counts(), (1, 0));
 }
 
@@ -87,8 +87,8 @@ fn duplicate_sidr_request_gets_the_same_response() {
 fn reused_request_id_for_another_service_is_a_new_request() {
     let mut bench = Bench::listening();
     bench.cm.listen(ServiceId(5), u64::MAX, 1).unwrap();
-    bench.inject(asked());
-    bench.inject(SidrReq { service: ServiceId(5), ..asked() });
+    bench.inject(sidr_req());
+    bench.inject(SidrReq { service: ServiceId(5), ..sidr_req() });
     assert_eq!(bench.events().len(), 2);
     bench.cm.check();
 }
@@ -96,13 +96,13 @@ fn reused_request_id_for_another_service_is_a_new_request() {
 #[test]
 fn sidr_request_without_listener_or_program_is_rejected() {
     let mut bench = Bench::new();
-    bench.inject(asked());
+    bench.inject(sidr_req());
     let Message::SidrRep(rep) = bench.sent_one() else { panic!() };
     assert_eq!((rep.status, rep.request), (SidrStatus::Unsupported, CommId(0x55)));
-    bench.empty();
+    bench.assert_empty();
 
     let mut bench = Bench::listening();
-    bench.inject(asked());
+    bench.inject(sidr_req());
     let (id, _) = bench.event();
     bench.cm.release(bench.now, id);
     let Message::SidrRep(rep) = bench.sent_one() else { panic!() };
@@ -114,7 +114,7 @@ fn sidr_requests_count_towards_the_backlog() {
     let mut bench = Bench::new();
     let listener = bench.cm.listen(SERVICE, u64::MAX, 2).unwrap();
     for i in 0..3 {
-        bench.inject(SidrReq { request: CommId(i), ..asked() });
+        bench.inject(SidrReq { request: CommId(i), ..sidr_req() });
     }
     let Message::SidrRep(rep) = bench.sent_one() else { panic!() };
     assert_eq!((rep.status, rep.request), (SidrStatus::NoQp, CommId(2)));
@@ -122,6 +122,6 @@ fn sidr_requests_count_towards_the_backlog() {
     bench.cm.unlisten(bench.now, listener);
     assert_eq!(bench.sent().len(), 2);
     assert_eq!(bench.events(), []);
-    bench.pass(Duration::from_secs(3));
-    bench.empty();
+    bench.advance(Duration::from_secs(3));
+    bench.assert_empty();
 }

@@ -8,14 +8,14 @@ use crate::wire::mad::*;
 
 /// Asserts that without a response `kind` is retransmitted `times` times at the agreed interval, followed by
 /// `last`.
-fn repeats(bench: &mut Bench, kind: MessageKind, times: u32, last: &[MessageKind]) {
+fn assert_retransmitted(bench: &mut Bench, kind: MessageKind, times: u32, last: &[MessageKind]) {
     for i in 0..times {
-        bench.pass(response_time() - Duration::from_nanos(1));
-        bench.quiet();
-        bench.pass(Duration::from_nanos(1));
-        assert_eq!(bench.sent_one().kind(), kind, "time {i}");
+        bench.advance(response_time() - Duration::from_nanos(1));
+        bench.assert_quiet();
+        bench.advance(Duration::from_nanos(1));
+        assert_eq!(bench.sent_one().kind(), kind, "retransmission {i}");
     }
-    bench.pass(response_time());
+    bench.advance(response_time());
     let kinds: Vec<MessageKind> = bench.sent().iter().map(Message::kind).collect();
     assert_eq!(kinds, last);
     assert_eq!(bench.cm.counters().timed_out, 1);
@@ -24,10 +24,10 @@ fn repeats(bench: &mut Bench, kind: MessageKind, times: u32, last: &[MessageKind
 #[test]
 fn unanswered_req_is_retransmitted_then_unreachable() {
     let mut bench = Bench::new();
-    let id = bench.asked();
-    repeats(&mut bench, MessageKind::Req, 15, &[MessageKind::Rej]);
+    let id = bench.req_sent();
+    assert_retransmitted(&mut bench, MessageKind::Req, 15, &[MessageKind::Rej]);
     assert_eq!(bench.event(), (id, Event::Unreachable));
-    bench.empty();
+    bench.assert_empty();
     // A reply that arrives after all is rejected as too late.
     bench.inject(rep(id));
     let rej = bench.sent_rej();
@@ -38,36 +38,36 @@ fn unanswered_req_is_retransmitted_then_unreachable() {
 fn unanswered_rep_is_retransmitted_then_unreachable() {
     let mut bench = Bench::listening();
     let id = bench.accepted();
-    repeats(&mut bench, MessageKind::Rep, 3, &[MessageKind::Rej]);
+    assert_retransmitted(&mut bench, MessageKind::Rep, 3, &[MessageKind::Rej]);
     assert_eq!(bench.event(), (id, Event::Unreachable));
-    bench.empty();
+    bench.assert_empty();
 }
 
 #[test]
 fn unanswered_request_waits_for_the_program_without_deadline() {
     let mut bench = Bench::listening();
     let id = bench.requested();
-    bench.pass(Duration::from_secs(100_000));
-    bench.quiet();
+    bench.advance(Duration::from_secs(100_000));
+    bench.assert_quiet();
     bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
-    bench.pass(Duration::from_secs(1000));
+    bench.advance(Duration::from_secs(1000));
     assert_eq!(bench.event(), (id, Event::Unreachable));
 }
 
 #[test]
 fn mra_timeout_is_bounded_and_then_retries_are_exhausted() {
     let mut bench = Bench::new();
-    let id = bench.asked();
+    let id = bench.req_sent();
     let mra = Mra { local: PEER_ID, remote: id.0, message: Acknowledged::Req, ..Mra::default() };
     // A peer that requests hours is granted minutes.
     bench.inject(Mra { service_timeout: crate::wire::AckTimeout::new(31), ..mra });
     assert_eq!(bench.events().len(), 1);
-    bench.pass(Duration::from_nanos(4096 << 24) + 16 * response_time());
+    bench.advance(Duration::from_nanos(4096 << 24) + 16 * response_time());
     assert_eq!(bench.event(), (id, Event::Unreachable));
     let sent = bench.sent();
     assert_eq!(sent.iter().filter(|m| m.kind() == MessageKind::Req).count(), 15);
     assert!(matches!(sent.last(), Some(Message::Rej(rej)) if rej.remote == PEER_ID));
-    bench.empty();
+    bench.assert_empty();
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn response_timeout_of_client_is_bounded() {
     let (id, _) = bench.event();
     bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
     // Four attempts, each with a response time and a round trip of the maximum length.
-    bench.pass(4 * 3 * Duration::from_nanos(4096 << 24));
+    bench.advance(4 * 3 * Duration::from_nanos(4096 << 24));
     assert_eq!(bench.event(), (id, Event::Unreachable));
 }
 
@@ -90,21 +90,21 @@ fn unanswered_dreq_ends_in_time_wait() {
     let id = bench.client();
     bench.cm.disconnect(bench.now, id, b"").unwrap();
     bench.sent_one();
-    repeats(&mut bench, MessageKind::Dreq, 15, &[]);
+    assert_retransmitted(&mut bench, MessageKind::Dreq, 15, &[]);
     assert_eq!(bench.event(), (id, Event::Disconnected { private_data: None }));
-    bench.pass(Duration::from_secs(3));
+    bench.advance(Duration::from_secs(3));
     assert_eq!(bench.event(), (id, Event::TimeWaitOver));
-    bench.empty();
+    bench.assert_empty();
 }
 
 #[test]
 fn unanswered_sidr_req_is_retransmitted_then_unreachable() {
     let mut bench = Bench::new();
-    let id = bench.cm.sidr_request(bench.now, &super::sidr::question(b"")).unwrap();
+    let id = bench.cm.sidr_request(bench.now, &super::sidr::sidr_request(b"")).unwrap();
     bench.sent_one();
-    repeats(&mut bench, MessageKind::SidrReq, 15, &[]);
+    assert_retransmitted(&mut bench, MessageKind::SidrReq, 15, &[]);
     assert_eq!(bench.event(), (id, Event::Unreachable));
-    bench.empty();
+    bench.assert_empty();
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn unanswered_lap_keeps_the_connection_established() {
     let id = bench.client();
     bench.cm.load_alternate(bench.now, id, &path(), b"").unwrap();
     bench.sent_one();
-    repeats(&mut bench, MessageKind::Lap, 15, &[]);
+    assert_retransmitted(&mut bench, MessageKind::Lap, 15, &[]);
     assert_eq!(bench.event(), (id, Event::AlternateTimeout));
     assert_eq!(bench.cm.state(id), Some(State::Established));
     bench.cm.load_alternate(bench.now, id, &path(), b"").unwrap();
@@ -123,13 +123,13 @@ fn unanswered_lap_keeps_the_connection_established() {
 fn established_connection_has_no_deadline() {
     let mut bench = Bench::listening();
     let id = bench.server();
-    bench.pass(Duration::from_secs(1_000_000));
-    bench.quiet();
+    bench.advance(Duration::from_secs(1_000_000));
+    bench.assert_quiet();
     assert_eq!(bench.cm.state(id), Some(State::Established));
 }
 
 /// Creates a connection or a resolution in `state`, by the messages that lead to it.
-fn begun(state: State) -> (Bench, ConnId) {
+fn in_state(state: State) -> (Bench, ConnId) {
     use State as S;
     let server = matches!(
         state,
@@ -143,18 +143,18 @@ fn begun(state: State) -> (Bench, ConnId) {
         service_timeout: crate::wire::AckTimeout::new(20),
         ..Mra::default()
     };
-    let patience = crate::wire::AckTimeout::new(18);
+    let service_timeout = crate::wire::AckTimeout::new(18);
     let id = match state {
-        S::ReqSent => bench.asked(),
+        S::ReqSent => bench.req_sent(),
         S::ReqDelayed => {
-            let id = bench.asked();
+            let id = bench.req_sent();
             bench.inject(delayed(id, Acknowledged::Req));
             id
         }
         S::ReqRcvd => bench.requested(),
         S::DelayingReq => {
             let id = bench.requested();
-            bench.cm.delay(bench.now, id, patience, b"").unwrap();
+            bench.cm.delay(bench.now, id, service_timeout, b"").unwrap();
             id
         }
         S::RepSent => bench.accepted(),
@@ -164,10 +164,10 @@ fn begun(state: State) -> (Bench, ConnId) {
             id
         }
         S::RepRcvd | S::DelayingRep => {
-            let id = bench.asked();
+            let id = bench.req_sent();
             bench.inject(rep(id));
             if state == S::DelayingRep {
-                bench.cm.delay(bench.now, id, patience, b"").unwrap();
+                bench.cm.delay(bench.now, id, service_timeout, b"").unwrap();
             }
             id
         }
@@ -185,7 +185,7 @@ fn begun(state: State) -> (Bench, ConnId) {
             bench.inject(Dreq { local: PEER_ID, remote: id.0, remote_qpn: OUR_QPN, ..Dreq::default() });
             id
         }
-        S::SidrReqSent => bench.cm.sidr_request(bench.now, &super::sidr::question(b"")).unwrap(),
+        S::SidrReqSent => bench.cm.sidr_request(bench.now, &super::sidr::sidr_request(b"")).unwrap(),
         S::SidrReqRcvd => {
             bench.inject(SidrReq { request: PEER_ID, service: SERVICE, ..SidrReq::default() });
             bench.event().0
@@ -209,47 +209,47 @@ fn name(event: &Event) -> &'static str {
 
 /// After a peer stops responding, in any state: an exchange that waits for the peer ends with an
 /// event within the agreed time, and one that waits for the program ends so after the program has acted. No
-/// state is left.
+/// state remains.
 #[test]
 fn silent_peer_in_any_state_ends_the_exchange_in_time() {
     use State as S;
     /// Action of the program, if the state waits for it.
     type Act = Option<fn(&mut Bench, ConnId)>;
-    let leave: Act = Some(|b, id| b.cm.disconnect(b.now, id, b"").unwrap());
+    let disconnect: Act = Some(|b, id| b.cm.disconnect(b.now, id, b"").unwrap());
     let accept: Act = Some(|b, id| b.cm.accept(b.now, id, &reply(b"")).unwrap());
     let ready: Act = Some(|b, id| {
         b.cm.ready(b.now, id, b"").unwrap();
         b.cm.disconnect(b.now, id, b"").unwrap();
     });
-    let answer: Act = Some(|b, id| b.cm.sidr_reply(b.now, id, &super::sidr::answer(b"")).unwrap());
+    let sidr_reply: Act = Some(|b, id| b.cm.sidr_reply(b.now, id, &super::sidr::sidr_reply(b"")).unwrap());
     for state in State::ALL {
         // The action, the number of retransmissions, and the expected events. The wait below also covers one
         // MRA.
-        let (act, attempts, told): (Act, u32, &[&str]) = match state {
+        let (act, attempts, expected): (Act, u32, &[&str]) = match state {
             S::ReqSent | S::ReqDelayed | S::SidrReqSent => (None, 15, &["unreachable"]),
             S::RepSent | S::RepDelayed => (None, 3, &["unreachable"]),
             S::ReqRcvd | S::DelayingReq => (accept, 3, &["unreachable"]),
             S::RepRcvd | S::DelayingRep => (ready, 15, &["disconnected", "time-wait over"]),
-            S::Established => (leave, 15, &["disconnected", "time-wait over"]),
+            S::Established => (disconnect, 15, &["disconnected", "time-wait over"]),
             S::DreqSent => (None, 15, &["disconnected", "time-wait over"]),
-            S::DreqRcvd => (leave, 0, &["time-wait over"]),
+            S::DreqRcvd => (disconnect, 0, &["time-wait over"]),
             S::TimeWait => (None, 0, &["time-wait over"]),
-            // No events are reported of a request that the program has answered.
-            S::SidrReqRcvd => (answer, 0, &[]),
+            // No events are reported of a request to which the program has responded.
+            S::SidrReqRcvd => (sidr_reply, 0, &[]),
         };
-        let (mut bench, id) = begun(state);
+        let (mut bench, id) = in_state(state);
         if let Some(act) = act {
             // The exchange still waits for the program after a day.
-            bench.pass(Duration::from_secs(86_400));
-            bench.quiet();
+            bench.advance(Duration::from_secs(86_400));
+            bench.assert_quiet();
             act(&mut bench, id);
         }
-        let patience = Duration::from_nanos(4096 << 20) + response_time();
+        let mra_wait = Duration::from_nanos(4096 << 20) + response_time();
         let time_wait = Duration::from_nanos(4096 << 19).max(config().min_time_wait);
-        bench.pass((attempts + 1) * response_time() + patience + time_wait);
+        bench.advance((attempts + 1) * response_time() + mra_wait + time_wait);
         let events: Vec<&str> = bench.events().iter().map(name).collect();
-        assert_eq!(events, told, "{state}");
+        assert_eq!(events, expected, "{state}");
         bench.sent();
-        bench.empty();
+        bench.assert_empty();
     }
 }

@@ -6,7 +6,7 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// Output that takes whole blocks or nothing, so that a file is readable after a failed write.
+/// Output to which whole blocks are written or nothing, so that a file is readable after a failed write.
 pub(super) enum Output {
     /// A regular file and the total length of the blocks in it.
     File(File, u64),
@@ -72,7 +72,7 @@ fn lock(file: &File, kind: FileType) -> io::Result<bool> {
 }
 
 fn file_in_use() -> io::Error {
-    io::Error::new(io::ErrorKind::ResourceBusy, "another process writes its capture there")
+    io::Error::new(io::ErrorKind::ResourceBusy, "another process writes a capture to this file")
 }
 
 /// Creates a file, or replaces one that no process writes to.

@@ -14,7 +14,8 @@ use crate::transport::AsyncEvent;
 pub struct FabricConfig {
     /// Largest IP packet in bytes, 256..=65535; larger ones are lost.
     pub mtu: usize,
-    /// Number of unread bytes that a port asks its peers to stay below ([`crate::link::LinkInfo::window`]).
+    /// Number of unread bytes that a port advertises as the limit to its peers
+    /// ([`crate::link::LinkInfo::window`]).
     pub window: usize,
     /// Seed of the random number generators.
     pub seed: u64,
@@ -115,7 +116,7 @@ impl FabricConfig {
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum FabricError {
     /// A probability outside 0..=1.
-    #[error("{field} is {value}, but a probability is between 0 and 1: write 1 % as 0.01")]
+    #[error("{field} is {value}; a probability must be from 0 to 1: write 1 % as 0.01")]
     Probability {
         /// The field of [`FabricConfig`].
         field: &'static str,
@@ -123,28 +124,28 @@ pub enum FabricError {
         value: f64,
     },
     /// An MTU outside 256..=65535.
-    #[error("an MTU of {0} bytes: give one between 256 and 65535")]
+    #[error("MTU of {0} bytes is invalid: use a value from 256 to 65535")]
     Mtu(usize),
     /// A zero that would stop all traffic.
-    #[error("{field} is 0, so nothing would ever arrive: give a positive value")]
+    #[error("{field} is 0, which would stop all traffic: use a positive value")]
     Zero {
         /// The field of [`FabricConfig`].
         field: &'static str,
     },
     /// A queue limit without a queue.
-    #[error("{field} has no effect without a bandwidth, as no queue builds up: set bandwidth too")]
+    #[error("{field} has no effect without a bandwidth limit: set bandwidth too")]
     NoQueue {
         /// The field of [`FabricConfig`].
         field: &'static str,
     },
     /// A port without an address.
-    #[error("a port needs at least one address: take one from Fabric::auto_address")]
+    #[error("a port needs at least one address: use Fabric::auto_address")]
     NoAddress,
-    /// Another port has the address, or it was given twice.
-    #[error("{0} is taken on this fabric: give every port addresses of its own")]
+    /// Another port has the address, or the address was given twice.
+    #[error("address {0} is already in use on this fabric: use different addresses for each port")]
     AddressInUse(IpAddr),
     /// Not a unicast address.
-    #[error("{0} is no unicast address: a port needs one that packets can be sent to")]
+    #[error("{0} is not a unicast address: a port needs unicast addresses")]
     NotUnicast(IpAddr),
     /// No port has the address.
     #[error("no port of this fabric has the address {0}: create the port first")]
@@ -153,7 +154,7 @@ pub enum FabricError {
     #[error("no context is open on the port with the address {0}: open one with Context::on_port")]
     NoDevice(IpAddr),
     /// An injected event refers to an object that does not exist.
-    #[error("the NIC at {address} has no object that {event:?} could be about")]
+    #[error("the NIC at {address} has no object to which {event:?} refers")]
     NoObject {
         /// An address of the NIC.
         address: IpAddr,

@@ -22,17 +22,17 @@ const STEPS_PER_INSTANT: u32 = 1_000_000;
 /// Function that passes bursts to the receiver, one after the other.
 pub type Handover<'a> = dyn FnMut(&mut dyn FnMut(RxBurst<'_>)) + 'a;
 
-/// Driver of a NIC: takes input from its port, serves timers, sends.
+/// Driver of a NIC: processes input from its port, serves timers, sends.
 pub trait Driver: Send + Sync {
     /// Tries to run one turn. Returns false if another thread is running the NIC; that thread checks for new
     /// input before it finishes.
     fn try_drive(&self) -> bool;
 
-    /// Takes packets directly from the sender, bypassing the port, if no other thread is running the NIC and
-    /// nothing stands between it and the port; `give` passes the packets. Called from within another NIC's
-    /// turn, so it must not block. Responses are sent in a turn that the fabric requests. Returns false if no
-    /// packets were taken.
-    fn try_receive_direct(&self, _now: Instant, _give: &mut Handover<'_>) -> bool {
+    /// Receives packets directly from the sender, bypassing the port, if no other thread is running the NIC
+    /// and no middleware is between it and the port; `bursts` passes the packets. Called from within another
+    /// NIC's turn, so it must not block. Responses are sent in a turn that the fabric requests. Returns false
+    /// if no packets were received.
+    fn try_receive_direct(&self, _now: Instant, _bursts: &mut Handover<'_>) -> bool {
         false
     }
 
@@ -46,9 +46,9 @@ pub trait Driver: Send + Sync {
     /// Notifies the driver that the port was plugged in or unplugged. Called on the thread that did so.
     fn port_up(&self, _up: bool) {}
 
-    /// Notifies the driver that the device is lost for the reason `why`, as when an adapter is unplugged.
+    /// Notifies the driver that the device is lost for this reason, as when an adapter is unplugged.
     /// Called on the thread that removed it.
-    fn device_lost(&self, _why: io::Error) {}
+    fn device_lost(&self, _reason: io::Error) {}
 
     /// Raises an asynchronous event of the NIC, with the effect that the event reports. Returns false if the
     /// NIC has no such object.
@@ -162,7 +162,7 @@ impl Fabric {
                 KICKING.set(self.identity());
                 guard = Some(KickGuard);
             }
-            // A driver that runs on another thread checks again, so no input is left behind if it refuses.
+            // A driver that runs on another thread checks again, so no input is lost if it returns false.
             if driver.try_drive() && port.has_input(self) {
                 self.ready_queue().push(&port);
             }
@@ -188,9 +188,9 @@ impl Fabric {
 
     /// Like [`step`](Self::step), unless the new time would be after `limit`.
     fn step_until(&self, limit: Instant) -> Option<Instant> {
-        let _one_at_a_time = self.stepping()?;
+        let _stepping = self.stepping()?;
         let now = self.now();
-        let mut wanted = Vec::new();
+        let mut pending = Vec::new();
         for port in self.ports() {
             let arrival = match port.earliest.load(Ordering::SeqCst) {
                 u64::MAX => None,
@@ -199,19 +199,19 @@ impl Fabric {
             match port.driver() {
                 Some(driver) => {
                     let at = arrival.into_iter().chain(driver.next_deadline()).min();
-                    wanted.extend(at.map(|at| (at.max(now), Some(driver))));
+                    pending.extend(at.map(|at| (at.max(now), Some(driver))));
                 }
                 // A port without a driver is read by its owner: an arrival is pending until its time has
                 // come.
-                None => wanted.extend(arrival.filter(|at| *at > now).map(|at| (at, None))),
+                None => pending.extend(arrival.filter(|at| *at > now).map(|at| (at, None))),
             }
         }
         let auxiliaries = self.auxiliaries();
         let deadlines = auxiliaries.iter().filter_map(|auxiliary| auxiliary.next_deadline());
-        wanted.extend(deadlines.map(|at| (at.max(now), None)));
-        let at = wanted.iter().map(|(at, _)| *at).min().filter(|at| *at <= limit)?;
+        pending.extend(deadlines.map(|at| (at.max(now), None)));
+        let at = pending.iter().map(|(at, _)| *at).min().filter(|at| *at <= limit)?;
         self.set_time(at);
-        for (due, driver) in &wanted {
+        for (due, driver) in &pending {
             if let (true, Some(driver)) = (*due == at, driver) {
                 driver.try_drive();
             }
@@ -235,11 +235,11 @@ impl Fabric {
     /// Virtual time: advances by `time` and runs everything that is due meanwhile.
     ///
     /// # Panics
-    /// If a driver keeps asking to run without time passing, which is a fault of that driver.
+    /// If a driver requests turns forever without advancing time, which is a fault of that driver.
     pub fn advance(&self, time: Duration) {
         let end = self.now() + time;
         if let Some(at) = self.run_to(end) {
-            panic!("a driver keeps asking to run at {at:?} and never gets done");
+            panic!("simulation is stuck at {at:?}: a driver requests turns without advancing time");
         }
         self.set_time(end);
     }
@@ -291,7 +291,7 @@ pub enum Outcome {
     Idle,
     /// The limit is reached and something is still pending.
     Limit,
-    /// A driver keeps asking to run at this instant without time passing, which is a fault of that driver.
+    /// A driver requests turns forever at this instant, which is a fault of that driver.
     Stuck(Instant),
 }
 

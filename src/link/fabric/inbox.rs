@@ -32,7 +32,7 @@ pub(super) struct Inbox {
     pub counters: FabricCounters,
 }
 
-/// Limits of a batch that a receiver takes in one turn, so that it gets to send in between.
+/// Limits of a batch that a receiver processes in one turn, so that it can send in between.
 const BATCH_BYTES: usize = 1 << 20;
 const BATCH_DELIVERIES: usize = 64;
 
@@ -92,11 +92,11 @@ impl BufferPool {
         }
     }
 
-    /// Takes the most recently used buffer of `other` for each class that is empty here.
-    pub fn refill(&mut self, other: &mut BufferPool) {
-        for (mine, theirs) in self.classes.iter_mut().zip(&mut other.classes) {
-            if mine.is_empty() {
-                mine.extend(theirs.pop());
+    /// Takes the most recently used buffer of `source` for each class that is empty here.
+    pub fn refill(&mut self, source: &mut BufferPool) {
+        for (own, other) in self.classes.iter_mut().zip(&mut source.classes) {
+            if own.is_empty() {
+                own.extend(other.pop());
             }
         }
     }

@@ -32,7 +32,7 @@ use crate::transport::{AsyncEvent, Instant};
 use drive::ReadyQueue;
 use port::PortShared;
 
-/// Locks a mutex and ignores poisoning: a panic of another thread leaves no state here half changed.
+/// Locks a mutex and ignores poisoning: no panic leaves the state inconsistent.
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -77,8 +77,8 @@ impl Ports {
             if is_group(address) || address.is_unspecified() || *address == Ipv4Addr::BROADCAST {
                 return Err(FabricError::NotUnicast(*address));
             }
-            let taken = self.by_address.get(address).is_some_and(|id| Some(*id) != own);
-            if taken || addresses[..i].contains(address) {
+            let in_use = self.by_address.get(address).is_some_and(|id| Some(*id) != own);
+            if in_use || addresses[..i].contains(address) {
                 return Err(FabricError::AddressInUse(*address));
             }
         }
@@ -156,7 +156,7 @@ impl Fabric {
     /// Creates a port with these addresses.
     ///
     /// # Errors
-    /// If there is no address, or one is not a unicast address or is taken.
+    /// If there is no address, or one is not a unicast address or is in use.
     pub fn port(&self, addresses: &[IpAddr]) -> Result<FabricPort, FabricError> {
         let mut ports = lock(&self.0.ports);
         ports.check(addresses, None)?;
@@ -220,7 +220,7 @@ impl Fabric {
     }
 
     /// Replaces all addresses of the port that has the address `of`, as the system may do to an interface.
-    /// The NIC is notified and raises `GidChange`; an address that stays keeps its index.
+    /// The NIC is notified and raises `GidChange`; an address that remains keeps its index.
     ///
     /// # Errors
     /// See [`port`](Self::port); also [`FabricError::UnknownAddress`].

@@ -90,8 +90,8 @@ pub struct Run {
 /// Wire to a port, with the queue in front of it.
 #[derive(Clone, Debug, Default)]
 pub struct Egress {
-    /// Time at which the last bit of the queue will have left, in picoseconds: at 400 Gb/s a byte takes 20 of
-    /// them.
+    /// Time at which the last bit of the queue will have been sent, in picoseconds: at 400 Gb/s a byte takes
+    /// 20 of them.
     busy_until: u128,
 }
 
@@ -105,10 +105,10 @@ impl Egress {
         wait * bandwidth as u128 / (8 * PICOS * 1_000_000_000)
     }
 
-    /// Queues `bytes`; returns the time at which they will have left.
+    /// Queues `bytes`; returns the time at which they will have been sent.
     fn send(&mut self, now: Instant, bandwidth: u64, bytes: usize) -> Instant {
-        let takes = bytes as u128 * 8 * PICOS * 1_000_000_000 / bandwidth as u128;
-        self.busy_until = self.busy_until.max(now.0 as u128 * PICOS) + takes;
+        let duration = bytes as u128 * 8 * PICOS * 1_000_000_000 / bandwidth as u128;
+        self.busy_until = self.busy_until.max(now.0 as u128 * PICOS) + duration;
         Instant(u64::try_from(self.busy_until.div_ceil(PICOS)).unwrap_or(u64::MAX))
     }
 }
@@ -121,7 +121,7 @@ pub struct Path {
     /// Arrival time of the last packet that keeps the order.
     last: Instant,
     /// Separate queue, if the direction has a configuration of its own.
-    own: Option<Egress>,
+    own_egress: Option<Egress>,
 }
 
 impl Path {
@@ -129,7 +129,7 @@ impl Path {
     /// destination's wire with other directions.
     pub fn new(config: FabricConfig, from: u32, to: u32, own_queue: bool) -> Path {
         let rng = SimRng::new(config.seed, (from as u64) << 32 | to as u64);
-        Path { rng, config, last: Instant(0), own: own_queue.then(Egress::default) }
+        Path { rng, config, last: Instant(0), own_egress: own_queue.then(Egress::default) }
     }
 
     /// Returns the configuration of the direction.
@@ -145,17 +145,17 @@ impl Path {
         shared: &mut Egress,
         shape: &BurstShape,
         runs: &mut Vec<Run>,
-        count: &mut FabricCounters,
+        counters: &mut FabricCounters,
     ) {
         if self.config.is_uniform() {
             // Keeps the order: not before any earlier packet of this direction.
             self.last = self.last.max(now + self.config.latency);
-            count.carried += shape.packets as u64;
+            counters.carried += shape.packets as u64;
             runs.push(Run { at: self.last, first: 0, count: shape.packets as u16, mark: false, flip: None });
             return;
         }
         for i in 0..shape.packets {
-            self.offer_one(now, shared, shape, i, runs, count);
+            self.offer_one(now, shared, shape, i, runs, counters);
         }
     }
 
@@ -166,25 +166,25 @@ impl Path {
         shape: &BurstShape,
         i: usize,
         runs: &mut Vec<Run>,
-        count: &mut FabricCounters,
+        counters: &mut FabricCounters,
     ) {
         if self.rng.bernoulli(self.config.loss) {
-            count.lost += 1;
+            counters.lost += 1;
             return;
         }
         let mut at = now;
         let mut mark = false;
         if let Some(bandwidth) = self.config.bandwidth {
-            let egress = self.own.as_mut().unwrap_or(shared);
+            let egress = self.own_egress.as_mut().unwrap_or(shared);
             let len = shape.len_of(i) + shape.header_len;
             let backlog = egress.backlog(now, bandwidth);
             if self.config.queue_bytes.is_some_and(|limit| backlog + len as u128 > limit as u128) {
-                count.queue_full += 1;
+                counters.queue_full += 1;
                 return;
             }
             mark = self.config.ecn_threshold.is_some_and(|limit| backlog > limit as u128)
                 && matches!(shape.ecn, Ecn::Ect0 | Ecn::Ect1);
-            count.marked += mark as u64;
+            counters.marked += mark as u64;
             at = egress.send(now, bandwidth, len);
         }
         at = at + self.config.latency;
@@ -194,21 +194,21 @@ impl Path {
         }
         at = at.max(self.last);
         if self.rng.bernoulli(self.config.reorder) {
-            count.reordered += 1;
+            counters.reordered += 1;
             at = at + self.config.reorder_by;
         } else {
             self.last = at;
         }
         let flip = self.rng.bernoulli(self.config.corrupt).then(|| {
-            count.corrupted += 1;
+            counters.corrupted += 1;
             self.bit_under_icrc(shape.len_of(i))
         });
         let run = Run { at, first: i as u16, count: 1, mark, flip };
         add_run(runs, run);
-        count.carried += 1;
+        counters.carried += 1;
         if self.rng.bernoulli(self.config.duplicate) {
-            count.duplicated += 1;
-            count.carried += 1;
+            counters.duplicated += 1;
+            counters.carried += 1;
             add_run(runs, run);
         }
     }
@@ -316,12 +316,12 @@ impl<T> Schedule<T> {
 
     /// Removes and returns the first item, if it is due at `now`.
     pub fn pop_due(&mut self, now: Instant) -> Option<T> {
-        let from_others = match (self.in_order.front(), self.out_of_order.peek()) {
+        let from_out_of_order = match (self.in_order.front(), self.out_of_order.peek()) {
             (Some(a), Some(b)) => b.key() < a.key(),
             (None, Some(_)) => true,
             (_, None) => false,
         };
-        if from_others {
+        if from_out_of_order {
             if self.out_of_order.peek().is_some_and(|e| e.at <= now) {
                 return self.out_of_order.pop().map(|e| e.item);
             }

@@ -15,7 +15,7 @@ use crate::link::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::{Flow, IpIdent};
 
-/// Maximum size of a burst that travels in one piece: two of them and their source stay in a core's private
+/// Maximum size of a burst that travels in one piece: two of them and their source fit in a core's private
 /// cache.
 const LIMITS: BurstLimits = BurstLimits { bytes: 256 << 10, packets: 256 };
 
@@ -253,15 +253,15 @@ const PACKETS_PER_STEP: usize = 4;
 /// receiver's.
 fn deliver_direct(now: Instant, burst: &TxBurst<'_>, port: &PortShared, scratch: &mut Vec<u8>) -> bool {
     // Keeps the order: earlier packets are in the inbox, or in a running turn, in which case the driver
-    // refuses.
+    // returns false.
     if !port.up.load(Ordering::SeqCst) || port.earliest.load(Ordering::SeqCst) != u64::MAX {
         return false;
     }
     let Some(driver) = port.driver() else { return false };
     let (flow, segment) = (burst.flow, burst.segment);
-    driver.try_receive_direct(now, &mut |take| {
+    driver.try_receive_direct(now, &mut |sink| {
         if let Some(bytes) = burst.as_bytes() {
-            return take(RxBurst { flow, ident: IpIdent::SENT, segment, data: bytes });
+            return sink(RxBurst { flow, ident: IpIdent::SENT, segment, data: bytes });
         }
         let (mut copier, mut first) = (burst.copier(), 0);
         loop {
@@ -270,7 +270,7 @@ fn deliver_direct(now: Instant, burst: &TxBurst<'_>, port: &PortShared, scratch:
                 return;
             }
             let ident = IpIdent::Exact { id: first, flags: IpIdent::DONT_FRAGMENT };
-            take(RxBurst { flow, ident, segment, data: scratch });
+            sink(RxBurst { flow, ident, segment, data: scratch });
             first += PACKETS_PER_STEP as u16;
         }
     })

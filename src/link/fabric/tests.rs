@@ -35,12 +35,12 @@ fn queue(from: &FabricPort, to: IpAddr, psns: std::ops::Range<u32>, len: usize) 
 }
 
 fn read(port: &mut FabricPort, now: Instant) -> Vec<Got> {
-    let mut got = Vec::new();
+    let mut received = Vec::new();
     loop {
         let n = port
             .receive(now, &mut |burst| {
                 for (i, bytes) in burst.packets() {
-                    got.push(Got {
+                    received.push(Got {
                         at: now.0,
                         psn: Packet::parse(bytes).map_or(u32::MAX, |p| p.bth().psn.get()),
                         ecn: burst.flow.ecn(),
@@ -50,7 +50,7 @@ fn read(port: &mut FabricPort, now: Instant) -> Vec<Got> {
             })
             .unwrap();
         if n == 0 {
-            return got;
+            return received;
         }
     }
 }
@@ -68,15 +68,15 @@ fn pair(config: FabricConfig) -> (Fabric, FabricPort, FabricPort, IpAddr) {
 fn run(config: FabricConfig, n: u32) -> (Vec<Got>, FabricCounters) {
     let (fabric, mut a, mut b, to) = pair(config);
     a.transmit(fabric.now(), &queue(&a, to, 0..n, 100)).unwrap();
-    let mut got = read(&mut b, fabric.now());
+    let mut received = read(&mut b, fabric.now());
     while let Some(now) = fabric.step() {
-        got.extend(read(&mut b, now));
+        received.extend(read(&mut b, now));
     }
-    (got, fabric.counters())
+    (received, fabric.counters())
 }
 
-fn psns(got: &[Got]) -> Vec<u32> {
-    got.iter().map(|g| g.psn).collect()
+fn psns(received: &[Got]) -> Vec<u32> {
+    received.iter().map(|g| g.psn).collect()
 }
 
 #[test]
@@ -117,17 +117,17 @@ fn latency_delays_whole_bursts() {
 fn bandwidth_spaces_packets_by_their_size() {
     // 100 payload + RETH 16 + BTH 12 + ICRC 4 + 28 of IP and UDP = 160 bytes: 1280 ns at 1 Gb/s.
     let config = FabricConfig { bandwidth: Some(1_000_000_000), latency: US, ..Default::default() };
-    let (got, _) = run(config, 4);
-    assert_eq!(got.iter().map(|g| g.at).collect::<Vec<_>>(), [2280, 3560, 4840, 6120]);
-    assert!(got.iter().all(|g| g.intact));
+    let (received, _) = run(config, 4);
+    assert_eq!(received.iter().map(|g| g.at).collect::<Vec<_>>(), [2280, 3560, 4840, 6120]);
+    assert!(received.iter().all(|g| g.intact));
 }
 
 #[test]
 fn full_queue_drops_the_tail() {
     let config =
         FabricConfig { bandwidth: Some(1_000_000_000), queue_bytes: Some(10 * 160), ..Default::default() };
-    let (got, counters) = run(config, 25);
-    assert_eq!(psns(&got), (0..10).collect::<Vec<_>>());
+    let (received, counters) = run(config, 25);
+    assert_eq!(psns(&received), (0..10).collect::<Vec<_>>());
     assert_eq!((counters.queue_full, counters.carried), (15, 10));
 }
 
@@ -135,9 +135,9 @@ fn full_queue_drops_the_tail() {
 fn queue_above_the_threshold_marks_congestion() {
     let config =
         FabricConfig { bandwidth: Some(1_000_000_000), ecn_threshold: Some(3 * 160), ..Default::default() };
-    let (got, counters) = run(config, 10);
+    let (received, counters) = run(config, 10);
     // Packets 0..=3 find at most three others in the queue.
-    assert!(got.iter().all(|g| (g.ecn == Ecn::Ce) == (g.psn > 3) && g.intact), "{got:?}");
+    assert!(received.iter().all(|g| (g.ecn == Ecn::Ce) == (g.psn > 3) && g.intact), "{received:?}");
     assert_eq!(counters.marked, 6);
 }
 
@@ -155,11 +155,11 @@ fn two_senders_share_the_wire_to_a_port() {
 
 #[test]
 fn configured_fraction_of_packets_is_lost() {
-    let (got, counters) = run(FabricConfig { loss: 0.1, seed: 1, ..Default::default() }, 10_000);
+    let (received, counters) = run(FabricConfig { loss: 0.1, seed: 1, ..Default::default() }, 10_000);
     assert_eq!(counters.lost, 953);
-    assert_eq!(got.len() as u64, 10_000 - counters.lost);
-    assert!(got.iter().all(|g| g.intact));
-    assert!(got.is_sorted_by_key(|g| g.psn));
+    assert_eq!(received.len() as u64, 10_000 - counters.lost);
+    assert!(received.iter().all(|g| g.intact));
+    assert!(received.is_sorted_by_key(|g| g.psn));
 }
 
 #[test]
@@ -175,48 +175,48 @@ fn loss_rate_holds_over_many_seeds() {
 
 #[test]
 fn duplicates_follow_their_originals() {
-    let (got, counters) = run(FabricConfig { duplicate: 0.2, seed: 2, ..Default::default() }, 1000);
+    let (received, counters) = run(FabricConfig { duplicate: 0.2, seed: 2, ..Default::default() }, 1000);
     assert_eq!(counters.duplicated, 211);
-    assert_eq!(got.len(), 1211);
-    assert!(got.is_sorted_by_key(|g| g.psn) && got.iter().all(|g| g.intact));
+    assert_eq!(received.len(), 1211);
+    assert!(received.is_sorted_by_key(|g| g.psn) && received.iter().all(|g| g.intact));
 }
 
 #[test]
 fn reordered_packets_arrive_later_and_the_rest_keeps_its_order() {
     let config = FabricConfig { reorder: 0.05, reorder_by: 9 * US, seed: 3, ..Default::default() };
-    let (got, counters) = run(config, 1000);
+    let (received, counters) = run(config, 1000);
     assert_eq!(counters.reordered, 41);
-    assert!(got.iter().all(|g| g.intact));
-    let late: Vec<_> = got.iter().filter(|g| g.at == 9000).collect();
+    assert!(received.iter().all(|g| g.intact));
+    let late: Vec<_> = received.iter().filter(|g| g.at == 9000).collect();
     assert_eq!(late.len() as u64, counters.reordered);
-    assert!(got.iter().filter(|g| g.at == 0).is_sorted_by_key(|g| g.psn));
+    assert!(received.iter().filter(|g| g.at == 0).is_sorted_by_key(|g| g.psn));
 }
 
 #[test]
 fn jitter_spreads_and_never_reorders() {
     let (fabric, mut a, mut b, to) =
         pair(FabricConfig { jitter: 50 * US, latency: US, ..Default::default() });
-    let mut got = Vec::new();
+    let mut received = Vec::new();
     for i in 0..500 {
         let q = queue(&a, to, i..i + 1, 100);
         a.transmit(fabric.now(), &q).unwrap();
         for _ in 0..20 {
             fabric.advance(US);
-            got.extend(read(&mut b, fabric.now()));
+            received.extend(read(&mut b, fabric.now()));
         }
     }
-    let delays: Vec<_> = got.iter().map(|g| g.at / 1000 - g.psn as u64 * 20).collect();
-    assert_eq!(psns(&got), (0..got.len() as u32).collect::<Vec<_>>());
-    assert!(got.len() > 495 && delays.iter().all(|d| (1..=52).contains(d)), "{delays:?}");
+    let delays: Vec<_> = received.iter().map(|g| g.at / 1000 - g.psn as u64 * 20).collect();
+    assert_eq!(psns(&received), (0..received.len() as u32).collect::<Vec<_>>());
+    assert!(received.len() > 495 && delays.iter().all(|d| (1..=52).contains(d)), "{delays:?}");
     assert!(delays.iter().any(|d| *d < 10) && delays.iter().any(|d| *d > 45), "{delays:?}");
 }
 
 #[test]
 fn every_corrupt_packet_fails_its_icrc() {
-    let (got, counters) = run(FabricConfig { corrupt: 0.1, seed: 4, ..Default::default() }, 5000);
+    let (received, counters) = run(FabricConfig { corrupt: 0.1, seed: 4, ..Default::default() }, 5000);
     assert_eq!(counters.corrupted, 451);
-    assert_eq!(got.iter().filter(|g| !g.intact).count(), 451);
-    assert_eq!(got.len(), 5000);
+    assert_eq!(received.iter().filter(|g| !g.intact).count(), 451);
+    assert_eq!(received.len(), 5000);
 }
 
 #[test]
@@ -255,13 +255,13 @@ fn same_seed_replays_to_the_same_log() {
 #[test]
 fn direction_can_have_its_own_configuration() {
     let (fabric, mut a, mut b, to) = pair(FabricConfig::default());
-    let back = a.info().addresses[1];
-    fabric.set_path(back, to, FabricConfig { loss: 1.0, ..Default::default() }).unwrap();
+    let reverse = a.info().addresses[1];
+    fabric.set_path(reverse, to, FabricConfig { loss: 1.0, ..Default::default() }).unwrap();
     a.transmit(fabric.now(), &queue(&a, to, 0..5, 8)).unwrap();
-    b.transmit(fabric.now(), &queue(&b, back, 0..5, 8)).unwrap();
+    b.transmit(fabric.now(), &queue(&b, reverse, 0..5, 8)).unwrap();
     assert_eq!(read(&mut b, fabric.now()), []);
     assert_eq!(read(&mut a, fabric.now()).len(), 5);
-    fabric.set_path(back, to, FabricConfig::default()).unwrap();
+    fabric.set_path(reverse, to, FabricConfig::default()).unwrap();
     a.transmit(fabric.now(), &queue(&a, to, 5..7, 8)).unwrap();
     assert_eq!(psns(&read(&mut b, fabric.now())), [5, 6]);
 }
@@ -334,89 +334,89 @@ fn unread_port_drops_packets_beyond_its_limit() {
 
 #[test]
 fn invalid_configuration_error_names_the_cause() {
-    let bad = |config: FabricConfig| Fabric::with_config(config).err().unwrap().to_string();
-    let text = bad(FabricConfig { loss: 5.0, ..Default::default() });
-    assert_eq!(text, "loss is 5, but a probability is between 0 and 1: write 1 % as 0.01");
-    assert!(bad(FabricConfig { reorder: f64::NAN, ..Default::default() }).starts_with("reorder"));
-    assert!(bad(FabricConfig { mtu: 70_000, ..Default::default() }).contains("70000"));
-    assert!(bad(FabricConfig { bandwidth: Some(0), ..Default::default() }).contains("bandwidth"));
-    assert!(bad(FabricConfig { queue_bytes: Some(9), ..Default::default() }).contains("queue_bytes"));
+    let error = |config: FabricConfig| Fabric::with_config(config).err().unwrap().to_string();
+    let text = error(FabricConfig { loss: 5.0, ..Default::default() });
+    assert_eq!(text, "loss is 5; a probability must be from 0 to 1: write 1 % as 0.01");
+    assert!(error(FabricConfig { reorder: f64::NAN, ..Default::default() }).starts_with("reorder"));
+    assert!(error(FabricConfig { mtu: 70_000, ..Default::default() }).contains("70000"));
+    assert!(error(FabricConfig { bandwidth: Some(0), ..Default::default() }).contains("bandwidth"));
+    assert!(error(FabricConfig { queue_bytes: Some(9), ..Default::default() }).contains("queue_bytes"));
 }
 
 /// NIC that responds to every packet of PSN `n > 0` with a packet of PSN `n - 1`, and sends initial packets
 /// at given times.
-struct Toy {
-    inner: Mutex<ToyInner>,
+struct TestNic {
+    inner: Mutex<TestNicInner>,
     handle: FabricHandle,
-    /// Whether it takes packets directly from the sender.
-    open: AtomicBool,
-    /// Number of turns that it wants beside those for input.
-    more: AtomicUsize,
+    /// Whether it accepts packets directly from the sender.
+    accepts_direct: AtomicBool,
+    /// Number of turns that it requests in addition to those for input.
+    extra_turns: AtomicUsize,
     /// Number of turns that it has run.
     turns: AtomicUsize,
     /// Whether a turn was requested since the last one began.
-    asked: AtomicBool,
+    turn_requested: AtomicBool,
     woken: AtomicUsize,
     wakes: Option<Sender<()>>,
     log: Arc<Mutex<Vec<(String, u64, u32)>>>,
 }
 
-struct ToyInner {
+struct TestNicInner {
     port: FabricPort,
     start: Vec<(Instant, IpAddr, u32)>,
 }
 
-impl Toy {
-    fn turn(&self, mut inner: MutexGuard<'_, ToyInner>) {
+impl TestNic {
+    fn turn(&self, mut inner: MutexGuard<'_, TestNicInner>) {
         let now = self.handle.fabric().now();
         let name = inner.port.info().name.clone();
-        let mut answers = Vec::new();
+        let mut responses = Vec::new();
         inner
             .port
             .receive(now, &mut |burst| {
                 for (_, p) in burst.packets() {
                     let psn = Packet::parse(p).unwrap().bth().psn.get();
                     self.log.lock().unwrap().push((name.clone(), now.0, psn));
-                    answers.extend((psn > 0).then(|| (burst.flow.src, psn - 1)));
+                    responses.extend((psn > 0).then(|| (burst.flow.src, psn - 1)));
                 }
             })
             .unwrap();
-        answers.extend(inner.start.extract_if(.., |s| s.0 <= now).map(|(_, to, psn)| (to, psn)));
-        for (to, psn) in answers {
+        responses.extend(inner.start.extract_if(.., |s| s.0 <= now).map(|(_, to, psn)| (to, psn)));
+        for (to, psn) in responses {
             let q = queue(&inner.port, to, psn..psn + 1, 8);
             inner.port.transmit(now, &q).unwrap();
         }
     }
 }
 
-impl Driver for Toy {
+impl Driver for TestNic {
     fn try_drive(&self) -> bool {
-        self.asked.store(true, Ordering::SeqCst);
-        while self.asked.load(Ordering::SeqCst) {
+        self.turn_requested.store(true, Ordering::SeqCst);
+        while self.turn_requested.load(Ordering::SeqCst) {
             let Ok(inner) = self.inner.try_lock() else { return false };
-            self.asked.store(false, Ordering::SeqCst);
+            self.turn_requested.store(false, Ordering::SeqCst);
             self.turn(inner);
         }
         self.turns.fetch_add(1, Ordering::SeqCst);
         self.handle.kick();
-        if self.more.load(Ordering::SeqCst) > 0 && self.handle.request_turn() {
-            self.more.fetch_sub(1, Ordering::SeqCst);
+        if self.extra_turns.load(Ordering::SeqCst) > 0 && self.handle.request_turn() {
+            self.extra_turns.fetch_sub(1, Ordering::SeqCst);
         }
         true
     }
 
-    fn try_receive_direct(&self, now: Instant, give: &mut Handover<'_>) -> bool {
-        let open = self.open.load(Ordering::SeqCst);
-        if open {
-            give(&mut |burst| {
+    fn try_receive_direct(&self, now: Instant, bursts: &mut Handover<'_>) -> bool {
+        let accepts_direct = self.accepts_direct.load(Ordering::SeqCst);
+        if accepts_direct {
+            bursts(&mut |burst| {
                 for (i, p) in burst.packets() {
                     assert!(icrc::verify(&burst.flow, burst.ident, i, p));
                     let psn = Packet::parse(p).unwrap().bth().psn.get();
-                    self.log.lock().unwrap().push(("taken".into(), now.0, psn));
+                    self.log.lock().unwrap().push(("direct".into(), now.0, psn));
                 }
             });
         }
-        open
+        accepts_direct
     }
 
     fn wake(&self) {
@@ -434,33 +434,33 @@ impl Driver for Toy {
 
 type Log = Arc<Mutex<Vec<(String, u64, u32)>>>;
 
-fn toy(fabric: &Fabric, log: &Log, wakes: Option<Sender<()>>) -> Arc<Toy> {
+fn test_nic(fabric: &Fabric, log: &Log, wakes: Option<Sender<()>>) -> Arc<TestNic> {
     let port = fabric.port(&fabric.auto_address()).unwrap();
-    let toy = Arc::new(Toy {
+    let test_nic = Arc::new(TestNic {
         handle: port.handle(),
-        inner: Mutex::new(ToyInner { port, start: Vec::new() }),
-        open: AtomicBool::new(false),
-        more: AtomicUsize::new(0),
+        inner: Mutex::new(TestNicInner { port, start: Vec::new() }),
+        accepts_direct: AtomicBool::new(false),
+        extra_turns: AtomicUsize::new(0),
         turns: AtomicUsize::new(0),
-        asked: AtomicBool::new(false),
+        turn_requested: AtomicBool::new(false),
         woken: AtomicUsize::new(0),
         wakes,
         log: log.clone(),
     });
-    let driver: Arc<dyn Driver> = toy.clone();
-    toy.handle.attach(Arc::downgrade(&driver));
-    toy
+    let driver: Arc<dyn Driver> = test_nic.clone();
+    test_nic.handle.attach(Arc::downgrade(&driver));
+    test_nic
 }
 
-fn address(toy: &Toy) -> IpAddr {
-    toy.inner.lock().unwrap().port.info().addresses[0]
+fn address(test_nic: &TestNic) -> IpAddr {
+    test_nic.inner.lock().unwrap().port.info().addresses[0]
 }
 
 #[test]
 fn virtual_time_runs_drivers_by_their_timers_and_input() {
     let fabric = Fabric::virtual_time(FabricConfig { latency: 10 * US, ..Default::default() }).unwrap();
     let log = Log::default();
-    let (a, b) = (toy(&fabric, &log, None), toy(&fabric, &log, None));
+    let (a, b) = (test_nic(&fabric, &log, None), test_nic(&fabric, &log, None));
     a.inner.lock().unwrap().start.push((Instant(3_000), address(&b), 2));
     assert_eq!(fabric.step(), Some(Instant(3_000)));
     assert_eq!(fabric.run_until_idle(US), Outcome::Limit);
@@ -478,7 +478,7 @@ fn virtual_time_runs_drivers_by_their_timers_and_input() {
 fn kick_runs_the_receiving_driver_inline() {
     let fabric = Fabric::new();
     let log = Log::default();
-    let (a, b) = (toy(&fabric, &log, None), toy(&fabric, &log, None));
+    let (a, b) = (test_nic(&fabric, &log, None), test_nic(&fabric, &log, None));
     a.inner.lock().unwrap().start.push((Instant(0), address(&b), 9));
     assert!(a.try_drive());
     let order: Vec<u32> = log.lock().unwrap().iter().map(|(_, _, psn)| *psn).collect();
@@ -490,28 +490,28 @@ fn kick_runs_the_receiving_driver_inline() {
 fn packets_bypass_the_port_only_if_none_is_queued_there() {
     let fabric = Fabric::new();
     let log = Log::default();
-    let (a, b) = (toy(&fabric, &log, None), toy(&fabric, &log, None));
+    let (a, b) = (test_nic(&fabric, &log, None), test_nic(&fabric, &log, None));
     let send = |psn: u32| {
         let mut inner = a.inner.lock().unwrap();
         let q = queue(&inner.port, address(&b), psn..psn + 1, 8);
         inner.port.transmit(fabric.now(), &q).unwrap();
     };
-    let seen = || -> Vec<(bool, u32)> {
-        log.lock().unwrap().iter().map(|(who, _, psn)| (who == "taken", *psn)).collect()
+    let received = || -> Vec<(bool, u32)> {
+        log.lock().unwrap().iter().map(|(path, _, psn)| (path == "direct", *psn)).collect()
     };
-    b.open.store(true, Ordering::SeqCst);
+    b.accepts_direct.store(true, Ordering::SeqCst);
     send(0);
-    assert_eq!(seen(), [(true, 0)]);
-    b.open.store(false, Ordering::SeqCst);
+    assert_eq!(received(), [(true, 0)]);
+    b.accepts_direct.store(false, Ordering::SeqCst);
     send(0);
-    b.open.store(true, Ordering::SeqCst);
+    b.accepts_direct.store(true, Ordering::SeqCst);
     send(0);
-    assert_eq!(seen(), [(true, 0)], "behind the one that waits");
-    // B runs its turn and can take packets directly again.
+    assert_eq!(received(), [(true, 0)], "a packet must not pass a queued one");
+    // B runs its turn and can receive packets directly again.
     a.handle.kick();
-    assert_eq!(seen(), [(true, 0), (false, 0), (false, 0)]);
+    assert_eq!(received(), [(true, 0), (false, 0), (false, 0)]);
     send(0);
-    assert_eq!(seen().last(), Some(&(true, 0)));
+    assert_eq!(received().last(), Some(&(true, 0)));
     assert_eq!(fabric.counters().carried, 4);
     // Never with latency in between, nor while the cable is unplugged.
     let slow = FabricConfig { latency: US, ..Default::default() };
@@ -519,29 +519,30 @@ fn packets_bypass_the_port_only_if_none_is_queued_there() {
     send(0);
     fabric.set_port_up(address(&b), false).unwrap();
     send(0);
-    assert_eq!(seen().len(), 4);
+    assert_eq!(received().len(), 4);
 }
 
 #[test]
-fn driver_gets_the_extra_turns_it_requests_within_a_kick() {
+fn extra_turns_are_run_within_a_kick() {
     let fabric = Fabric::new();
     let log = Log::default();
-    let (a, b) = (toy(&fabric, &log, None), toy(&fabric, &log, None));
-    for toy in [&a, &b] {
-        toy.more.store(2, Ordering::SeqCst);
+    let (a, b) = (test_nic(&fabric, &log, None), test_nic(&fabric, &log, None));
+    for test_nic in [&a, &b] {
+        test_nic.extra_turns.store(2, Ordering::SeqCst);
     }
     a.inner.lock().unwrap().start.push((Instant(0), address(&b), 0));
     assert!(a.try_drive());
     // A is outside of the kick and continues by itself.
-    let left = [&a, &b].map(|toy| (toy.turns.load(Ordering::SeqCst), toy.more.load(Ordering::SeqCst)));
-    assert_eq!(left, [(1, 2), (3, 0)]);
+    let counts = [&a, &b]
+        .map(|test_nic| (test_nic.turns.load(Ordering::SeqCst), test_nic.extra_turns.load(Ordering::SeqCst)));
+    assert_eq!(counts, [(1, 2), (3, 0)]);
 }
 
 #[test]
-fn endless_responses_do_not_hold_the_caller() {
+fn endless_responses_do_not_block_the_caller() {
     let fabric = Fabric::new();
     let log = Log::default();
-    let (a, b) = (toy(&fabric, &log, None), toy(&fabric, &log, None));
+    let (a, b) = (test_nic(&fabric, &log, None), test_nic(&fabric, &log, None));
     a.inner.lock().unwrap().start.push((Instant(0), address(&b), 1_000_000));
     assert!(a.try_drive());
     assert_eq!(log.lock().unwrap().len(), 64);
@@ -550,8 +551,8 @@ fn endless_responses_do_not_hold_the_caller() {
 
 #[test]
 fn driver_that_never_becomes_idle_is_reported_as_stuck() {
-    struct Restless;
-    impl Driver for Restless {
+    struct NeverIdle;
+    impl Driver for NeverIdle {
         fn try_drive(&self) -> bool {
             false
         }
@@ -563,7 +564,7 @@ fn driver_that_never_becomes_idle_is_reported_as_stuck() {
     let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
     let port = fabric.port(&fabric.auto_address()).unwrap();
     let handle = port.handle();
-    let driver: Arc<dyn Driver> = Arc::new(Restless);
+    let driver: Arc<dyn Driver> = Arc::new(NeverIdle);
     handle.attach(Arc::downgrade(&driver) as Weak<dyn Driver>);
     assert_eq!(fabric.run_until_idle(US), Outcome::Stuck(Instant(5)));
 }
@@ -573,63 +574,63 @@ fn two_threads_with_latency_wake_each_other() {
     let fabric = Fabric::with_config(FabricConfig { latency: 200 * US, ..Default::default() }).unwrap();
     let log = Log::default();
     let mut threads = Vec::new();
-    let mut toys = Vec::new();
+    let mut nics = Vec::new();
     for _ in 0..2 {
         let (tx, rx) = channel();
-        let toy = toy(&fabric, &log, Some(tx));
-        toys.push(toy.clone());
+        let test_nic = test_nic(&fabric, &log, Some(tx));
+        nics.push(test_nic.clone());
         threads.push(std::thread::spawn(move || {
-            while toy.log.lock().unwrap().last().is_none_or(|l| l.2 > 0) {
-                let wait = match toy.next_deadline() {
-                    Some(at) => at.since(toy.handle.fabric().now()),
+            while test_nic.log.lock().unwrap().last().is_none_or(|l| l.2 > 0) {
+                let wait = match test_nic.next_deadline() {
+                    Some(at) => at.since(test_nic.handle.fabric().now()),
                     None => Duration::from_millis(20),
                 };
                 if wait.is_zero() || rx.recv_timeout(wait).is_err() {
-                    toy.try_drive();
+                    test_nic.try_drive();
                 }
             }
         }));
     }
-    let (to, started) = (address(&toys[1]), fabric.now());
-    toys[0].inner.lock().unwrap().start.push((Instant(0), to, 19));
-    toys[0].wake();
+    let (to, started) = (address(&nics[1]), fabric.now());
+    nics[0].inner.lock().unwrap().start.push((Instant(0), to, 19));
+    nics[0].wake();
     for thread in threads {
         thread.join().unwrap();
     }
     assert_eq!(log.lock().unwrap().len(), 20);
-    let took = fabric.now().since(started);
-    assert!(took >= 20 * 200 * US, "{took:?}");
-    assert!(took < Duration::from_secs(5), "{took:?}");
+    let elapsed = fabric.now().since(started);
+    assert!(elapsed >= 20 * 200 * US, "{elapsed:?}");
+    assert!(elapsed < Duration::from_secs(5), "{elapsed:?}");
 }
 
 #[test]
-fn many_threads_leave_no_input_behind() {
+fn many_threads_process_all_input() {
     let fabric = Fabric::new();
     let log = Log::default();
-    let mut toys = Vec::new();
+    let mut nics = Vec::new();
     for _ in 0..4 {
         let (tx, rx) = channel();
-        let toy = toy(&fabric, &log, Some(tx));
-        let driven = Arc::downgrade(&toy);
-        toys.push(toy);
+        let test_nic = test_nic(&fabric, &log, Some(tx));
+        let driven = Arc::downgrade(&test_nic);
+        nics.push(test_nic);
         // No timeout: a lost wake-up would block forever.
         std::thread::spawn(move || {
             while rx.recv().is_ok() {
-                let Some(toy) = driven.upgrade() else { return };
-                toy.try_drive();
+                let Some(test_nic) = driven.upgrade() else { return };
+                test_nic.try_drive();
             }
         });
     }
-    let addresses: Vec<IpAddr> = toys.iter().map(|t| address(t)).collect();
+    let addresses: Vec<IpAddr> = nics.iter().map(|t| address(t)).collect();
     std::thread::scope(|scope| {
         for thread in 0..3 {
-            let (toys, addresses) = (&toys, &addresses);
+            let (nics, addresses) = (&nics, &addresses);
             scope.spawn(move || {
                 for i in 0..300 {
                     let (from, to) = ((i + thread) % 4, (i * 3 + thread + 1) % 4);
                     let start = (Instant(0), addresses[to], 100);
-                    toys[from].inner.lock().unwrap().start.push(start);
-                    toys[from].try_drive();
+                    nics[from].inner.lock().unwrap().start.push(start);
+                    nics[from].try_drive();
                 }
             });
         }
@@ -656,10 +657,10 @@ fn two_threads_lose_no_packets() {
             a.transmit(sender.now(), &q).unwrap();
         }
     });
-    let mut got = Vec::new();
-    while got.len() < 20_000 {
-        got.extend(psns(&read(&mut b, fabric.now())));
+    let mut received = Vec::new();
+    while received.len() < 20_000 {
+        received.extend(psns(&read(&mut b, fabric.now())));
     }
     thread.join().unwrap();
-    assert_eq!(got, (0..20_000).collect::<Vec<_>>());
+    assert_eq!(received, (0..20_000).collect::<Vec<_>>());
 }

@@ -21,8 +21,8 @@ use super::{Link, LinkInfo, RxBurst};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent};
 
-/// Time for which a reordered packet waits for a following one. Without this limit, the last packet before a
-/// pause would be lost instead of reordered.
+/// Time for which a reordered packet is held back for a following one. Without this limit, the last packet
+/// before a pause would be lost instead of reordered.
 const REORDER_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// An injected fault.
@@ -68,7 +68,7 @@ pub struct RuleCount {
     pub rule: String,
     /// Packets that match the filter of the rule.
     pub matched: u64,
-    /// Packets that the rule disturbed.
+    /// Packets to which the fault was applied.
     pub struck: u64,
 }
 
@@ -100,7 +100,7 @@ impl RuleCount {
 impl fmt::Display for RuleCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RuleCount { rule, matched, struck } = self;
-        write!(f, "fault {rule}: matched {matched} packets, disturbed {struck}")
+        write!(f, "fault {rule}: matched {matched} packets, affected {struck}")
     }
 }
 
@@ -214,7 +214,7 @@ impl DelayedPacket {
 struct Pipeline {
     rules: Vec<ActiveRule>,
     verdicts: Vec<Verdict>,
-    /// Packet to be reordered, which waits for the next packet or until the instant.
+    /// Packet to be reordered, held back until the next packet or until the instant.
     reorder_slot: Option<(Instant, DelayedPacket)>,
     /// Delayed packets by due time, then by order of arrival.
     delayed: BTreeMap<(Instant, u64), DelayedPacket>,
@@ -400,13 +400,14 @@ impl<L: Link> Link for Faults<L> {
             self.scratch.clear();
             burst.copy_to(&mut self.scratch);
             for (i, packet) in self.scratch.chunks(burst.segment.max(1)).enumerate() {
-                let place = (burst.flow, ident_of(IpIdent::SENT, i as u16));
-                let verdict = self.tx.evaluate_rules(now, place, packet, &self.counters, &mut self.observer);
+                let flow_and_ident = (burst.flow, ident_of(IpIdent::SENT, i as u16));
+                let verdict =
+                    self.tx.evaluate_rules(now, flow_and_ident, packet, &self.counters, &mut self.observer);
                 self.tx.verdicts.push(verdict);
             }
         }
-        let untouched = self.tx.verdicts.iter().all(|v| *v == Verdict::default());
-        if untouched && self.tx.reorder_slot.is_none() {
+        let no_faults = self.tx.verdicts.iter().all(|v| *v == Verdict::default());
+        if no_faults && self.tx.reorder_slot.is_none() {
             return self.inner.transmit(now, queue);
         }
         self.queue.clear();
@@ -438,8 +439,8 @@ impl<L: Link> Link for Faults<L> {
             }
             rx.verdicts.clear();
             for (i, packet) in burst.packets() {
-                let place = (burst.flow, ident_of(burst.ident, i));
-                let verdict = rx.evaluate_rules(now, place, packet, counters, observer);
+                let flow_and_ident = (burst.flow, ident_of(burst.ident, i));
+                let verdict = rx.evaluate_rules(now, flow_and_ident, packet, counters, observer);
                 rx.verdicts.push(verdict);
             }
             receive_with_faults(now, &burst, rx, scratch, sink);
@@ -480,7 +481,7 @@ fn receive_with_faults(
         return;
     }
     let mut first = 0;
-    let pass = |from: usize, to: usize, sink: &mut dyn FnMut(RxBurst<'_>)| {
+    let forward = |from: usize, to: usize, sink: &mut dyn FnMut(RxBurst<'_>)| {
         if from < to {
             let end = (to * burst.segment).min(burst.data.len());
             let data = &burst.data[from * burst.segment..end];
@@ -492,12 +493,12 @@ fn receive_with_faults(
         if *verdict == Verdict::default() && pipeline.reorder_slot.is_none() {
             continue;
         }
-        pass(first, i as usize, sink);
+        forward(first, i as usize, sink);
         first = i as usize + 1;
         let packet = Single { flow: burst.flow, ident: ident_of(burst.ident, i), data, flip: None };
         pipeline.apply(now, packet, *verdict, &mut |s| deliver(s, scratch, sink));
     }
-    pass(first, verdicts.len(), sink);
+    forward(first, verdicts.len(), sink);
     pipeline.verdicts = verdicts;
 }
 

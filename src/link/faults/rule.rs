@@ -128,19 +128,19 @@ impl fmt::Debug for Rule {
 
 /// Parse error of a fault rule.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("fault rule '{rule}': {why}")]
+#[error("fault rule '{rule}': {reason}")]
 pub struct RuleError {
-    /// The rule as given.
+    /// Text of the rule.
     pub rule: String,
-    /// The error, and what to write instead.
-    pub why: String,
+    /// The reason, and the correct form.
+    pub reason: String,
 }
 
 impl FromStr for Rule {
     type Err = RuleError;
 
     fn from_str(text: &str) -> Result<Rule, RuleError> {
-        parse(text).map_err(|why| RuleError { rule: text.to_owned(), why })
+        parse(text).map_err(|reason| RuleError { rule: text.to_owned(), reason })
     }
 }
 
@@ -153,31 +153,31 @@ fn parse(text: &str) -> Result<Rule, String> {
     let mut fields = rest.split(',').map(|f| f.split_once('=').ok_or(f));
     let (action, when) = match fields.next() {
         Some(Ok(pair)) => pair,
-        _ => return Err("write ACTION=WHEN, such as drop=3, drop=every:13 or drop=p:0.01".into()),
+        _ => return Err("expected ACTION=WHEN, such as drop=3, drop=every:13 or drop=p:0.01".into()),
     };
     let when = parse_when(when)?;
     let (mut opcode, mut psn, mut qp, mut by) = (None, None, None, None);
     for field in fields {
-        let (key, value) = field.map_err(|f| format!("'{f}' is no KEY=VALUE"))?;
+        let (key, value) = field.map_err(|f| format!("'{f}' is not of the form KEY=VALUE"))?;
         match key {
             "opcode" => opcode = Some(opcodes(value)?),
             "psn" => psn = Some(Psn::new(number(key, value, 0xff_ffff)? as u32)),
             "qp" => qp = Some(Qpn::new(number(key, value, 0xff_ffff)? as u32)),
             "by" => by = Some(duration(value)?),
-            _ => return Err(format!("'{key}' is not known: there are opcode, psn, qp and by")),
+            _ => return Err(format!("unknown key '{key}': expected opcode, psn, qp or by")),
         }
     }
     let action = match (action, by) {
         ("delay", Some(by)) => Action::Delay(by),
-        ("delay", None) => return Err("a delay needs to know how long: add ,by=2ms".into()),
-        (_, Some(_)) => return Err(format!("'by' is for delay, not for {action}")),
+        ("delay", None) => return Err("delay requires a duration: add ,by=2ms".into()),
+        (_, Some(_)) => return Err(format!("'by' is valid only for delay, not for {action}")),
         ("drop", None) => Action::Drop,
         ("dup", None) => Action::Duplicate,
         ("reorder", None) => Action::Reorder,
         ("corrupt", None) => Action::Corrupt,
         _ => {
-            let known = "drop, dup, reorder, corrupt and delay";
-            return Err(format!("'{action}' is no action: there are {known} (after tx: or rx:, if wanted)"));
+            let expected = "expected drop, dup, reorder, corrupt or delay, optionally after tx: or rx:";
+            return Err(format!("unknown action '{action}': {expected}"));
         }
     };
     let mut rule = Rule { direction, action, when, filter: None, text: text.to_owned() };
@@ -196,9 +196,9 @@ fn parse_when(text: &str) -> Result<When, String> {
         Some(("every", n)) => Ok(When::Every(positive(n)?)),
         Some(("p", p)) => match p.parse::<f64>() {
             Ok(p) if (0.0..=1.0).contains(&p) => Ok(When::Probability(p)),
-            _ => Err(format!("'{p}' is no probability between 0 and 1: write 1 % as p:0.01")),
+            _ => Err(format!("'{p}' is not a probability from 0 to 1: write 1 % as p:0.01")),
         },
-        Some((other, _)) => Err(format!("'{other}:' is not known: write 3, every:3 or p:0.3")),
+        Some((other, _)) => Err(format!("unknown prefix '{other}:': write 3, every:3 or p:0.3")),
         None => Ok(When::Nth(positive(text)?)),
     }
 }
@@ -206,7 +206,7 @@ fn parse_when(text: &str) -> Result<When, String> {
 fn positive(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(n) if n > 0 => Ok(n),
-        _ => Err(format!("'{text}' is no packet to count to: they count from 1")),
+        _ => Err(format!("'{text}' is not a packet count: write an integer from 1")),
     }
 }
 
@@ -220,12 +220,13 @@ fn opcodes(text: &str) -> Result<Vec<Opcode>, String> {
     let all = || (0..=0xff).map(Opcode).filter(|opcode| opcode.row().is_valid());
     let names = |opcode: Opcode| [words(&opcode.to_string()), words(opcode.row().name)];
     let equal: Vec<Opcode> = all().filter(|o| names(*o).contains(&wanted)).collect();
-    let begun =
+    let with_prefix =
         all().filter(|o| !wanted.is_empty() && names(*o).iter().any(|name| name.starts_with(&wanted)));
-    let found = if equal.is_empty() { begun.collect() } else { equal };
+    let found = if equal.is_empty() { with_prefix.collect() } else { equal };
     if found.is_empty() {
         return Err(format!(
-            "there is no opcode '{text}': write a number, or a name such as send-only, write-middle, read-request or ack"
+            "unknown opcode '{text}': write a number, or a name such as send-only, write-middle, \
+             read-request or ack"
         ));
     }
     Ok(found)
@@ -245,7 +246,7 @@ fn number(key: &str, text: &str, max: u64) -> Result<u64, String> {
     };
     match parsed {
         Ok(n) if n <= max => Ok(n),
-        _ => Err(format!("{key} '{text}' is no number from 0 to {max} ({max:#x})")),
+        _ => Err(format!("{key} '{text}' is not a number from 0 to {max} ({max:#x})")),
     }
 }
 
@@ -255,7 +256,9 @@ fn duration(text: &str) -> Result<Duration, String> {
         let n: u64 = text.strip_suffix(unit)?.parse().ok()?;
         n.checked_mul(*nanos)
     });
-    parsed.map(Duration::from_nanos).ok_or(format!("'{text}' is no time: write it as 500us, 2ms or 1s"))
+    parsed
+        .map(Duration::from_nanos)
+        .ok_or(format!("'{text}' is not a duration: write for example 500us, 2ms or 1s"))
 }
 
 #[cfg(test)]
@@ -296,8 +299,8 @@ mod tests {
         assert_eq!(codes("rc-ack"), [0x11]);
         assert_eq!(codes("uc"), (0x20..0x2c).collect::<Vec<_>>());
         assert_eq!(codes("CNP"), [0x81]);
-        for bad in ["", "-", "sned", "only"] {
-            assert!(opcodes(bad).unwrap_err().contains(&format!("no opcode '{bad}'")));
+        for invalid in ["", "-", "sned", "only"] {
+            assert!(opcodes(invalid).unwrap_err().contains(&format!("unknown opcode '{invalid}'")));
         }
         // The full name of an opcode means that opcode only.
         for opcode in (0..=0xff).map(Opcode).filter(|opcode| opcode.row().is_valid()) {
@@ -307,17 +310,20 @@ mod tests {
 
     #[test]
     fn bad_rules_explain_the_error() {
-        let why = |text: &str| text.parse::<Rule>().unwrap_err().to_string();
-        assert_eq!(why("drop=0"), "fault rule 'drop=0': '0' is no packet to count to: they count from 1");
-        assert!(why("lose=3").contains("'lose' is no action"));
-        assert!(why("drop").contains("ACTION=WHEN"));
-        assert!(why("drop=p:2").contains("between 0 and 1"));
-        assert!(why("drop=often:2").contains("'often:'"));
-        assert!(why("delay=2").contains("by=2ms"));
-        assert!(why("drop=2,by=2ms").contains("for delay"));
-        assert!(why("delay=2,by=2min").contains("'2min'"));
-        assert!(why("drop=2,psn=0x1000000").contains("0xffffff"));
-        assert!(why("drop=2,color=1").contains("'color'"));
-        assert!(why("up:drop=2").contains("up:drop"));
+        let error = |text: &str| text.parse::<Rule>().unwrap_err().to_string();
+        assert_eq!(
+            error("drop=0"),
+            "fault rule 'drop=0': '0' is not a packet count: write an integer from 1"
+        );
+        assert!(error("lose=3").contains("unknown action 'lose'"));
+        assert!(error("drop").contains("ACTION=WHEN"));
+        assert!(error("drop=p:2").contains("from 0 to 1"));
+        assert!(error("drop=often:2").contains("'often:'"));
+        assert!(error("delay=2").contains("by=2ms"));
+        assert!(error("drop=2,by=2ms").contains("only for delay"));
+        assert!(error("delay=2,by=2min").contains("'2min'"));
+        assert!(error("drop=2,psn=0x1000000").contains("0xffffff"));
+        assert!(error("drop=2,color=1").contains("'color'"));
+        assert!(error("up:drop=2").contains("up:drop"));
     }
 }

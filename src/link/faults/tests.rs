@@ -9,15 +9,15 @@ use crate::wire::{Bth, Headers, Opcode, Packet, Psn, icrc};
 
 /// Returns the PSNs of all packets that arrive; a negative one stands for an invalid ICRC.
 fn read(link: &mut dyn Link, now: Instant) -> Vec<i64> {
-    let mut got = Vec::new();
+    let mut received = Vec::new();
     link.receive(now, &mut |burst| {
         for (i, bytes) in burst.packets() {
             let psn = Packet::parse(bytes).unwrap().bth().psn.get() as i64;
-            got.push(if icrc::verify(&burst.flow, burst.ident, i, bytes) { psn } else { -psn });
+            received.push(if icrc::verify(&burst.flow, burst.ident, i, bytes) { psn } else { -psn });
         }
     })
     .unwrap();
-    got
+    received
 }
 
 fn send(from: &mut dyn Link, to: &dyn Link, now: Instant, psns: std::ops::Range<u32>) {
@@ -37,9 +37,9 @@ fn pair() -> (Fabric, FabricPort, FabricPort) {
     (fabric, a, b)
 }
 
-/// Returns what arrives of 1..=n if sent in one queue, with `rules` at the sender or, equally, at the
+/// Returns the received packets of 1..=n sent in one queue, with `rules` at the sender or, equally, at the
 /// receiver.
-fn through(rules: &[&str], n: u32) -> Vec<i64> {
+fn received_with(rules: &[&str], n: u32) -> Vec<i64> {
     let both = [Direction::Tx, Direction::Rx].map(|direction| {
         let rules = rules.iter().map(|r| format!("{direction}:{r}").parse().unwrap()).collect();
         let (_fabric, a, b) = pair();
@@ -54,30 +54,30 @@ fn through(rules: &[&str], n: u32) -> Vec<i64> {
             read(&mut b, now)
         }
     });
-    assert_eq!(both[0], both[1], "the same at either end");
+    assert_eq!(both[0], both[1], "the rules must apply alike at sender and receiver");
     both[0].clone()
 }
 
 #[test]
-fn each_action_disturbs_the_matched_packets() {
-    assert_eq!(through(&[], 4), [1, 2, 3, 4]);
-    assert_eq!(through(&["drop=3"], 6), [1, 2, 4, 5, 6]);
-    assert_eq!(through(&["drop=1"], 3), [2, 3]);
-    assert_eq!(through(&["drop=every:2"], 6), [1, 3, 5]);
-    assert!(through(&["drop=every:1"], 6).is_empty());
-    assert_eq!(through(&["dup=every:3"], 6), [1, 2, 3, 3, 4, 5, 6, 6]);
-    assert_eq!(through(&["reorder=every:3"], 8), [1, 2, 4, 3, 5, 7, 6, 8]);
-    assert_eq!(through(&["corrupt=every:2"], 5), [1, -2, 3, -4, 5]);
-    assert_eq!(through(&["drop=2,psn=3"], 5), [1, 2, 3, 4, 5]);
-    assert_eq!(through(&["drop=1,psn=3", "drop=1,psn=0x4"], 5), [1, 2, 5]);
-    assert_eq!(through(&["drop=1,opcode=0x0a"], 3), [1, 2, 3]);
-    assert_eq!(through(&["dup=2", "corrupt=2"], 3), [1, -2, -2, 3]);
-    assert_eq!(through(&["reorder=1", "reorder=2"], 3), [2, 1, 3]);
+fn each_action_applies_to_the_matched_packets() {
+    assert_eq!(received_with(&[], 4), [1, 2, 3, 4]);
+    assert_eq!(received_with(&["drop=3"], 6), [1, 2, 4, 5, 6]);
+    assert_eq!(received_with(&["drop=1"], 3), [2, 3]);
+    assert_eq!(received_with(&["drop=every:2"], 6), [1, 3, 5]);
+    assert!(received_with(&["drop=every:1"], 6).is_empty());
+    assert_eq!(received_with(&["dup=every:3"], 6), [1, 2, 3, 3, 4, 5, 6, 6]);
+    assert_eq!(received_with(&["reorder=every:3"], 8), [1, 2, 4, 3, 5, 7, 6, 8]);
+    assert_eq!(received_with(&["corrupt=every:2"], 5), [1, -2, 3, -4, 5]);
+    assert_eq!(received_with(&["drop=2,psn=3"], 5), [1, 2, 3, 4, 5]);
+    assert_eq!(received_with(&["drop=1,psn=3", "drop=1,psn=0x4"], 5), [1, 2, 5]);
+    assert_eq!(received_with(&["drop=1,opcode=0x0a"], 3), [1, 2, 3]);
+    assert_eq!(received_with(&["dup=2", "corrupt=2"], 3), [1, -2, -2, 3]);
+    assert_eq!(received_with(&["reorder=1", "reorder=2"], 3), [2, 1, 3]);
 }
 
 #[test]
 fn random_faults_repeat_with_the_same_seed() {
-    let lost = |n| n - through(&["drop=p:0.1"], n).len() as u32;
+    let lost = |n| n - received_with(&["drop=p:0.1"], n).len() as u32;
     assert_eq!(lost(200), lost(200));
     assert!((5..40).contains(&lost(200)), "{}", lost(200));
 }
@@ -117,8 +117,8 @@ fn reordered_packet_waits_for_the_next_one_up_to_the_hold_limit() {
 #[test]
 fn faults_are_counted_and_observed() {
     let (_fabric, a, mut b) = pair();
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let log = told.clone();
+    let observed = Arc::new(Mutex::new(Vec::new()));
+    let log = observed.clone();
     let rules = ["drop=every:2", "dup=3"].map(|r| r.parse().unwrap()).to_vec();
     let mut a = Faults::new(a, rules, 0).with_observer(move |e| {
         let psn = Packet::parse(e.packet).unwrap().bth().psn.get();
@@ -127,13 +127,16 @@ fn faults_are_counted_and_observed() {
     let counters = a.fault_counters();
     send(&mut a, &b, Instant(0), 1..5);
     assert_eq!(read(&mut b, Instant(0)), [1, 3, 3]);
-    assert_eq!(*told.lock().unwrap(), ["drop=every:2 #2 psn 2", "dup=3 #3 psn 3", "drop=every:2 #4 psn 4"]);
+    assert_eq!(
+        *observed.lock().unwrap(),
+        ["drop=every:2 #2 psn 2", "dup=3 #3 psn 3", "drop=every:2 #4 psn 4"]
+    );
     let expected = FaultCounts { dropped: 2, duplicated: 1, ..Default::default() };
     assert_eq!(counters.get(Direction::Tx), expected);
     assert_eq!(counters.get(Direction::Rx), FaultCounts::default());
     let [drop, dup]: [RuleCount; 2] = RuleCount::sum([&counters, &counters]).try_into().unwrap();
     assert_eq!(drop, RuleCount { rule: "drop=every:2".into(), matched: 8, struck: 4 });
-    assert_eq!(dup.to_string(), "fault dup=3: matched 8 packets, disturbed 2");
+    assert_eq!(dup.to_string(), "fault dup=3: matched 8 packets, affected 2");
     assert_eq!(dup.warning(), None);
     let never = RuleCount { matched: 0, ..drop };
     assert!(never.warning().unwrap().contains("'drop=every:2' matched no packet"));

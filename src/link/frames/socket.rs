@@ -37,14 +37,14 @@ impl Socket {
     pub fn open(wire: &FramesWire) -> io::Result<Socket> {
         let (kind, bound, room) = match wire {
             FramesWire::Dgram { local, remote } => {
-                clear_stale(local, |p| UnixDatagram::unbound()?.connect(p))?;
+                remove_stale(local, |p| UnixDatagram::unbound()?.connect(p))?;
                 let socket = UnixDatagram::bind(local)?;
                 socket.set_nonblocking(true)?;
                 let kind = Kind::Dgram { socket, remote: remote.clone(), connected: false };
                 (kind, Some(local.clone()), MAX_FRAME)
             }
             FramesWire::Listen(path) => {
-                clear_stale(path, |p| UnixStream::connect(p).map(drop))?;
+                remove_stale(path, |p| UnixStream::connect(p).map(drop))?;
                 let listener = UnixListener::bind(path)?;
                 listener.set_nonblocking(true)?;
                 (Kind::Listen { listener, stream: None }, Some(path.clone()), 4 * MAX_FRAME)
@@ -169,8 +169,8 @@ impl Drop for Socket {
     }
 }
 
-/// Removes a socket file that a process has left behind, unless a process still listens on it.
-fn clear_stale(path: &Path, connect: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+/// Removes the socket file of a process that has ended, unless another process listens on it.
+fn remove_stale(path: &Path, connect: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => match connect(path) {
             Err(e) if e.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path),
@@ -184,8 +184,8 @@ fn send_datagrams(socket: &UnixDatagram, remote: &Path, connected: &mut bool, tx
     let mut lost = 0;
     while let Some(frame) = tx.front() {
         // A connected socket makes `poll` report when the peer's queue (10 frames) has room.
-        let fresh = !*connected;
-        if fresh {
+        let just_connected = !*connected;
+        if just_connected {
             *connected = socket.connect(remote).is_ok();
         }
         let sent = if *connected { socket.send(frame) } else { Err(ErrorKind::NotConnected.into()) };
@@ -193,7 +193,7 @@ fn send_datagrams(socket: &UnixDatagram, remote: &Path, connected: &mut bool, tx
             Ok(_) => tx.pop(),
             Err(e) if e.kind() == ErrorKind::WouldBlock => break,
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(_) if *connected && !fresh => *connected = false,
+            Err(_) if *connected && !just_connected => *connected = false,
             Err(_) => {
                 tx.pop();
                 lost += 1;

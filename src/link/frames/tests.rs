@@ -7,7 +7,7 @@ fn parse(s: &str) -> Result<FramesConfig, SpecError> {
 }
 
 #[test]
-fn config_text_names_socket_and_station() {
+fn config_text_is_parsed_to_socket_and_host_stack() {
     let c = parse("frames:dgram:/tmp/a,/tmp/b,ip=10.77.0.1/24,ip=fd77::1/64,mac=52:54:00:77:00:01,mtu=4500")
         .unwrap();
     assert_eq!(c.wire, FramesWire::Dgram { local: "/tmp/a".into(), remote: "/tmp/b".into() });
@@ -23,13 +23,13 @@ fn config_text_names_socket_and_station() {
 
 #[test]
 fn bad_config_text_explains_the_error() {
-    for (text, says) in [
+    for (text, expected) in [
         ("udp:1", "is not of the form"),
         ("frames:tap:x,ip=10.0.0.1", "is not of the form"),
         ("frames:dgram:/a,ip=10.0.0.1", "is not of the form"),
         ("frames:listen:", "is not of the form"),
         ("frames:listen:/a", "no address"),
-        ("frames:listen:/a,ip=10.0.0", "is no IP address"),
+        ("frames:listen:/a,ip=10.0.0", "is not an IP address"),
         ("frames:listen:/a,ip=10.0.0.1/40", "from 0 to 32"),
         ("frames:listen:/a,ip=10.0.0.1,mac=52:54", "six two-digit"),
         ("frames:listen:/a,ip=10.0.0.1,mac=01:00:5e:00:00:01", "group"),
@@ -40,13 +40,13 @@ fn bad_config_text_explains_the_error() {
         ("frames:listen:/a,ip=10.0.0.1,speed=5", "unknown option \"speed=5\""),
     ] {
         let message = parse(text).unwrap_err().to_string();
-        assert!(message.contains(says), "{text}: {message}");
+        assert!(message.contains(expected), "{text}: {message}");
     }
 }
 
 #[test]
-fn failed_open_suggests_a_remedy() {
+fn open_error_suggests_a_solution() {
     let open = |s: &str| FramesLink::open(parse(s).unwrap()).unwrap_err().to_string();
     assert!(open("frames:connect:/nonexistent/x,ip=10.0.0.1").contains("start the listening side first"));
-    assert!(open("frames:listen:/nonexistent/x,ip=10.0.0.1").contains("make the directory"));
+    assert!(open("frames:listen:/nonexistent/x,ip=10.0.0.1").contains("create the directory"));
 }

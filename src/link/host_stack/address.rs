@@ -17,7 +17,7 @@ pub struct IfAddr {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AddressError {
     /// Invalid IP address.
-    #[error("{0:?} is no IP address: write 10.77.0.1/24 or fd00::1/64")]
+    #[error("{0:?} is not an IP address: write 10.77.0.1/24 or fd00::1/64")]
     Ip(String),
     /// Invalid or too large prefix length.
     #[error("{text:?}: the prefix length must be a number from 0 to {max}")]
@@ -28,7 +28,7 @@ pub enum AddressError {
         max: u8,
     },
     /// A multicast, broadcast or unspecified address.
-    #[error("{0} cannot be a station's address: it names a group or nobody")]
+    #[error("{0} is not a unicast address")]
     NotUnicast(IpAddr),
 }
 
@@ -72,11 +72,11 @@ impl FromStr for IfAddr {
             None => (s, None),
         };
         let ip: IpAddr = ip.parse().map_err(|_| AddressError::Ip(s.to_owned()))?;
-        let (max, usual) = if ip.is_ipv4() { (32, 24) } else { (128, 64) };
-        let bad = || AddressError::Prefix { text: s.to_owned(), max };
+        let (max, default) = if ip.is_ipv4() { (32, 24) } else { (128, 64) };
+        let invalid = || AddressError::Prefix { text: s.to_owned(), max };
         let prefix = match prefix {
-            Some(text) => text.parse().ok().filter(|p| *p <= max).ok_or_else(bad)?,
-            None => usual,
+            Some(text) => text.parse().ok().filter(|p| *p <= max).ok_or_else(invalid)?,
+            None => default,
         };
         if ip.is_multicast() || ip.is_unspecified() || matches!(ip, IpAddr::V4(v4) if v4.is_broadcast()) {
             return Err(AddressError::NotUnicast(ip));
@@ -105,11 +105,11 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_what_to_write() {
+    fn errors_name_the_correct_form() {
         let err = |s: &str| s.parse::<IfAddr>().unwrap_err().to_string();
         assert!(err("10.0.0/8").contains("write 10.77.0.1/24"));
         assert!(err("10.0.0.1/33").contains("from 0 to 32"));
         assert!(err("fd00::1/x").contains("from 0 to 128"));
-        assert!(err("224.0.0.1/4").contains("group"));
+        assert!(err("224.0.0.1/4").contains("unicast"));
     }
 }

@@ -1,4 +1,4 @@
-//! Multicast memberships of a station, and their reports by IGMP and MLD.
+//! Multicast memberships of a host stack, and their reports by IGMP and MLD.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,7 +11,7 @@ use crate::wire::frame::{GroupQuery, GroupReport, MembershipState};
 /// Delay after which the report of a new membership is repeated, in case the first was lost (RFC 3376, 8.11).
 pub const UNSOLICITED_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The multicast groups that a station has joined, and the reports that are due.
+/// The multicast groups that a host stack has joined, and the reports that are due.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     joined: BTreeSet<IpAddr>,
@@ -44,11 +44,11 @@ impl Groups {
     /// Records the version of a query and returns the groups to report in response.
     pub fn on_query(&mut self, query: &GroupQuery) -> Vec<IpAddr> {
         self.old[usize::from(query.group.is_ipv6())] = query.old;
-        let meant = |group: &&IpAddr| {
+        let is_queried = |group: &&IpAddr| {
             group.is_ipv4() == query.group.is_ipv4()
                 && (query.group.is_unspecified() || **group == query.group)
         };
-        self.joined.iter().filter(meant).copied().collect()
+        self.joined.iter().filter(is_queried).copied().collect()
     }
 
     /// Returns a group whose report is to be repeated now.

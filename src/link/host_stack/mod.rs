@@ -1,7 +1,7 @@
-//! Host stack on Ethernet, without I/O: just enough of ARP, NDP, ICMP, IGMP and MLD to be reached and to
-//! reach others.
+//! Host stack on Ethernet, without I/O: the subset of ARP, NDP, ICMP, IGMP and MLD that a RoCEv2 endpoint
+//! needs.
 //!
-//! The station replies to ARP requests, neighbour solicitations and pings for its addresses, resolves the
+//! The host stack replies to ARP requests, neighbour solicitations and pings for its addresses, resolves the
 //! MACs of others, queues frames whose next hop is not resolved yet, reports its multicast memberships to
 //! routers and switches, and determines for every frame whether it is a RoCEv2 packet for it.
 #![forbid(unsafe_code)]
@@ -33,7 +33,7 @@ use crate::wire::{Mac, solicited_node};
 /// Maximum number of its own frames that wait to be sent.
 const MAX_OUTBOX: usize = 1024;
 
-/// Configuration of a station.
+/// Configuration of a host stack.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HostStackConfig {
     /// MAC address.
@@ -42,14 +42,14 @@ pub struct HostStackConfig {
     pub addresses: Vec<IfAddr>,
     /// Routers to all off-link destinations; the first of each IP version is used.
     pub gateways: Vec<IpAddr>,
-    /// VLAN tag of all frames; `None` if the station is not in a VLAN.
+    /// VLAN tag of all frames; `None` if the host stack is not in a VLAN.
     pub vlan: Option<VlanTag>,
 }
 
 /// Result of handling a received frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FrameOutcome {
-    /// RoCEv2 packet to an address of the station or to a group that it has joined.
+    /// RoCEv2 packet to an address of the host stack or to a group that it has joined.
     Packet(RoceFrame),
     /// Reply to [`HostStack::ping`].
     EchoReply {
@@ -65,9 +65,9 @@ pub enum FrameOutcome {
         /// Whether the ICRC is valid.
         intact: bool,
     },
-    /// The station has processed the frame itself.
+    /// The host stack has processed the frame itself.
     Handled,
-    /// The frame is not for the station, or of an unknown kind.
+    /// The frame is not for the host stack, or of an unknown kind.
     Foreign,
     /// The frame is truncated, malformed or unsupported.
     Malformed(FrameError),
@@ -95,7 +95,7 @@ enum Hop {
 }
 
 impl HostStack {
-    /// Creates a station that knows no neighbours yet.
+    /// Creates a host stack with an empty neighbour cache.
     pub fn new(config: HostStackConfig) -> HostStack {
         HostStack {
             config,
@@ -108,7 +108,7 @@ impl HostStack {
         }
     }
 
-    /// Returns the configuration of the station.
+    /// Returns the configuration of the host stack.
     pub fn config(&self) -> &HostStackConfig {
         &self.config
     }
@@ -116,7 +116,8 @@ impl HostStack {
     /// Joins a multicast group and reports that to routers and switches.
     ///
     /// # Errors
-    /// [`JoinError`] if `group` is not a multicast address, or the station has no address of its IP version.
+    /// [`JoinError`] if `group` is not a multicast address, or the host stack has no address of its IP
+    /// version.
     pub fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
         if !group.is_multicast() {
             return Err(JoinError::NotMulticast(group));
@@ -137,22 +138,23 @@ impl HostStack {
         }
     }
 
-    /// Leaves a multicast group without a report: another station with the same addresses stays a member.
+    /// Leaves a multicast group without a report: another host stack with the same addresses is still a
+    /// member.
     pub(crate) fn leave_without_report(&mut self, group: IpAddr) {
         self.groups.leave(group);
     }
 
-    /// Reports whether the station has joined this group.
+    /// Reports whether the host stack has joined this group.
     pub fn is_member(&self, group: IpAddr) -> bool {
         self.groups.contains(group)
     }
 
-    /// Returns the VLAN ID of the station.
+    /// Returns the VLAN ID of the host stack.
     pub fn vlan_id(&self) -> Option<u16> {
         self.config.vlan.map(|tag| tag.id)
     }
 
-    /// Reports whether `ip` is an address of the station.
+    /// Reports whether `ip` is an address of the host stack.
     pub fn owns(&self, ip: IpAddr) -> bool {
         self.config.addresses.iter().any(|a| a.ip == ip)
     }
@@ -174,8 +176,8 @@ impl HostStack {
     pub(crate) fn handle(&mut self, now: Instant, bytes: &[u8], frame: Frame) -> FrameOutcome {
         // VLAN 0 carries only a priority (IEEE 802.1Q).
         let mut vlans = frame.vlan.iter().flatten().copied().filter(|id| *id != 0);
-        let elsewhere = vlans.next() != self.vlan_id() || vlans.next().is_some();
-        if elsewhere || !(frame.dst == self.config.mac || frame.dst.is_multicast()) {
+        let is_other_vlan = vlans.next() != self.vlan_id() || vlans.next().is_some();
+        if is_other_vlan || !(frame.dst == self.config.mac || frame.dst.is_multicast()) {
             return FrameOutcome::Foreign;
         }
         match frame.content {
@@ -257,8 +259,8 @@ impl HostStack {
         true
     }
 
-    /// Returns the next frame of the station to send, if any; [`transmitted`](Self::transmitted) then removes
-    /// it.
+    /// Returns the next frame of the host stack to send, if any; [`transmitted`](Self::transmitted) then
+    /// removes it.
     pub fn poll_transmit(&self) -> Option<&[u8]> {
         self.outbox.front()
     }
@@ -279,9 +281,9 @@ impl HostStack {
         while let Some(due) = self.neighbours.expire(now) {
             match due {
                 Ok(request) => self.request(request),
-                Err(gone) => {
+                Err(failed) => {
                     self.last_sender = None;
-                    self.unresolved += self.unresolved_queue.drop_frames_for(gone);
+                    self.unresolved += self.unresolved_queue.drop_frames_for(failed);
                 }
             }
         }
@@ -343,7 +345,8 @@ impl HostStack {
     }
 
     fn handle_group_query(&mut self, query: &GroupQuery) -> FrameOutcome {
-        // The reply is sent without a random delay: a single station does not flood the router that queries.
+        // The reply is sent without a random delay: a single host stack does not flood the router that
+        // queries.
         for group in self.groups.on_query(query) {
             self.report(group, MembershipState::Member);
         }
@@ -372,7 +375,7 @@ impl HostStack {
         }
     }
 
-    /// Learns the sender of a packet if it is on-link: a packet is as good as a reply.
+    /// Learns the MAC of the sender of a packet if it is on-link, as from a reply.
     fn learn_sender(&mut self, now: Instant, ip: IpAddr, mac: Mac) {
         if let Some((last_ip, last_mac, when)) = self.last_sender
             && (last_ip, last_mac) == (ip, mac)
@@ -401,19 +404,19 @@ impl HostStack {
     fn handle_arp(&mut self, now: Instant, arp: &Arp) -> FrameOutcome {
         let for_us = self.owns(arp.target_ip.into());
         // RFC 826: a known entry is updated by any message; a new one is added only if the target is this
-        // station.
+        // host stack.
         self.learn(now, arp.sender_ip.into(), arp.sender_mac, !for_us);
         if arp.request && for_us && arp.sender_ip != arp.target_ip {
-            let (ip, asker) = (arp.target_ip, *arp);
+            let (ip, request) = (arp.target_ip, *arp);
             self.emit(|out, own| {
                 let reply = Arp {
                     request: false,
                     sender_mac: own,
                     sender_ip: ip,
-                    target_mac: asker.sender_mac,
-                    target_ip: asker.sender_ip,
+                    target_mac: request.sender_mac,
+                    target_ip: request.sender_ip,
                 };
-                frame::append_arp(out, asker.sender_mac, &reply);
+                frame::append_arp(out, request.sender_mac, &reply);
             });
         }
         FrameOutcome::Handled

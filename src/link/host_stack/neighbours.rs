@@ -1,4 +1,4 @@
-//! Neighbour cache of a station: MACs, pending resolutions and retries.
+//! Neighbour cache of a host stack: MACs, pending resolutions and retries.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -27,7 +27,7 @@ pub(super) struct Neighbours {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     mac: Option<Mac>,
-    /// Time of the last sign of the neighbour.
+    /// Time of the last frame from the neighbour.
     confirmed_at: Instant,
     resolution: Option<Resolution>,
 }
@@ -122,8 +122,8 @@ impl Neighbours {
             .iter()
             .min_by_key(|(_, e)| (e.resolution.is_some(), e.confirmed_at))
             .map(|(ip, _)| *ip);
-        if let Some(gone) = oldest.and_then(|ip| self.entries.remove(&ip)) {
-            self.resolving -= usize::from(gone.resolution.is_some());
+        if let Some(evicted) = oldest.and_then(|ip| self.entries.remove(&ip)) {
+            self.resolving -= usize::from(evicted.resolution.is_some());
         }
     }
 }

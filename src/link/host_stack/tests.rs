@@ -1,4 +1,4 @@
-//! Tests of the station, some with frames that Linux sent.
+//! Tests of the host stack, some with frames that Linux sent.
 
 use std::time::Duration;
 
@@ -75,7 +75,7 @@ fn arp_and_ndp_replies_match_those_of_linux() {
 }
 
 #[test]
-fn duplicate_address_probe_is_answered_to_all_nodes() {
+fn duplicate_address_probe_gets_a_response_to_all_nodes() {
     let mut s = host_stack();
     let probe = NeighborSolicit {
         src: Ipv6Addr::UNSPECIFIED,
@@ -131,12 +131,12 @@ fn resolution_fails_after_all_tries() {
         assert_eq!(s.resolve(at(0), ip(dst)), None);
         s.queue_unresolved(ip(dst), |out| out.extend_from_slice(&[0; 60]));
     }
-    let mut asked = drain(&mut s).len();
+    let mut requests = drain(&mut s).len();
     while let Some(when) = s.next_deadline() {
         s.handle_timeout(when);
-        asked += drain(&mut s).len();
+        requests += drain(&mut s).len();
     }
-    assert_eq!((asked, s.unresolved()), (2 * MAX_REQUESTS as usize, 2));
+    assert_eq!((requests, s.unresolved()), (2 * MAX_REQUESTS as usize, 2));
     // The next packet starts a new resolution.
     assert_eq!(s.resolve(at(9000), ip("10.77.0.3")), None);
     assert_eq!(drain(&mut s).len(), 1);
@@ -149,8 +149,8 @@ fn stale_mac_is_used_while_probed_and_replaced_by_a_new_one() {
     drain(&mut s);
     let later = REACHABLE_TIME.as_millis() as u64 + 1;
     assert_eq!(s.resolve(at(later), ip("10.77.0.1")), Some(PEER));
-    let ask = drain(&mut s);
-    assert_eq!((ask.len(), &ask[0][..6]), (1, &PEER.0[..]));
+    let probe = drain(&mut s);
+    assert_eq!((probe.len(), &probe[0][..6]), (1, &PEER.0[..]));
     let moved = Mac([2, 0, 0, 0, 0, 9]);
     let mut frame = Vec::new();
     let arp = Arp {
@@ -165,9 +165,9 @@ fn stale_mac_is_used_while_probed_and_replaced_by_a_new_one() {
     assert_eq!(s.resolve(at(later + 2), ip("10.77.0.1")), Some(moved));
     assert_eq!(s.next_deadline(), None);
     // An announcement of an unknown host is ignored.
-    let stranger = Arp { sender_ip: "10.77.0.8".parse().unwrap(), ..arp };
+    let unknown = Arp { sender_ip: "10.77.0.8".parse().unwrap(), ..arp };
     frame.clear();
-    frame::append_arp(&mut frame, Mac::BROADCAST, &stranger);
+    frame::append_arp(&mut frame, Mac::BROADCAST, &unknown);
     handle(&mut s, later + 3, &frame);
     assert_eq!(s.resolve(at(later + 4), ip("10.77.0.8")), None);
 }
@@ -201,11 +201,11 @@ fn queued_frames_are_bounded() {
 }
 
 #[test]
-fn packets_are_classified_by_destination_and_teach_the_sender() {
+fn packets_are_classified_by_destination_and_update_the_neighbour_cache() {
     let mut s = host_stack();
-    let ours = packet("10.77.0.1", "10.77.0.2", OWN);
-    let FrameOutcome::Packet(roce) = handle(&mut s, 0, &ours) else { panic!() };
-    assert_eq!(ours[roce.payload], [7; 16]);
+    let accepted = packet("10.77.0.1", "10.77.0.2", OWN);
+    let FrameOutcome::Packet(roce) = handle(&mut s, 0, &accepted) else { panic!() };
+    assert_eq!(accepted[roce.payload], [7; 16]);
     assert_eq!(s.resolve(at(0), ip("10.77.0.1")), Some(PEER));
     let group = packet("10.77.0.1", "239.1.2.3", Mac([1, 0, 0x5e, 1, 2, 3]));
     assert_eq!(handle(&mut s, 0, &group), FrameOutcome::Foreign);
@@ -216,23 +216,23 @@ fn packets_are_classified_by_destination_and_teach_the_sender() {
     assert_eq!(handle(&mut s, 0, &same_mac), FrameOutcome::Foreign);
     s.leave(ip("239.1.2.3"));
     assert_eq!(handle(&mut s, 0, &group), FrameOutcome::Foreign);
-    for not_ours in [
+    for foreign in [
         packet("10.77.0.1", "10.77.0.2", PEER),
         packet("10.77.0.1", "10.77.0.7", OWN),
         packet("10.77.0.2", "10.77.0.2", OWN),
     ] {
-        assert_eq!(handle(&mut s, 0, &not_ours), FrameOutcome::Foreign);
+        assert_eq!(handle(&mut s, 0, &foreign), FrameOutcome::Foreign);
     }
-    let mut tagged = ours.clone();
+    let mut tagged = accepted.clone();
     tagged.splice(12..12, [0x81, 0, 0xa0, 0]);
-    assert!(matches!(handle(&mut s, 0, &tagged), FrameOutcome::Packet(_)), "priority only");
+    assert!(matches!(handle(&mut s, 0, &tagged), FrameOutcome::Packet(_)), "VLAN 0 carries only a priority");
     tagged[15] = 5;
     assert_eq!(handle(&mut s, 0, &tagged), FrameOutcome::Foreign);
-    assert!(matches!(handle(&mut s, 0, &ours[..50]), FrameOutcome::Malformed(_)));
+    assert!(matches!(handle(&mut s, 0, &accepted[..50]), FrameOutcome::Malformed(_)));
 }
 
 #[test]
-fn echo_requests_are_sent_and_answered() {
+fn echo_requests_are_sent_and_replied_to() {
     for (own, peer) in [("10.77.0.2", "10.77.0.1"), ("fd77::2", "fd77::1")] {
         let mut a = host_stack();
         let mut b = HostStack::new(HostStackConfig {
@@ -242,14 +242,18 @@ fn echo_requests_are_sent_and_answered() {
             vlan: None,
         });
         assert!(a.ping(at(0), ip(peer), 3, 4, b"abc"));
-        let mut got = Vec::new();
+        let mut outcomes = Vec::new();
         for _ in 0..4 {
             for f in drain(&mut a) {
                 assert_ne!(handle(&mut b, 0, &f), FrameOutcome::Foreign);
             }
-            got.extend(drain(&mut b).iter().map(|f| handle(&mut a, 0, f)));
+            outcomes.extend(drain(&mut b).iter().map(|f| handle(&mut a, 0, f)));
         }
-        assert_eq!(got.last(), Some(&FrameOutcome::EchoReply { from: ip(peer), id: 3, seq: 4 }), "{own}");
+        assert_eq!(
+            outcomes.last(),
+            Some(&FrameOutcome::EchoReply { from: ip(peer), id: 3, seq: 4 }),
+            "{own}"
+        );
         assert!(!b.ping(at(0), ip(if own.contains(':') { "10.0.0.1" } else { "fd00::1" }), 0, 0, b""));
     }
 }
@@ -356,14 +360,13 @@ fn tagged(frame: &[u8], tci: u16) -> Vec<u8> {
 }
 
 #[test]
-fn vlan_station_tags_its_frames_and_accepts_only_its_vlan() {
+fn vlan_host_stack_tags_its_frames_and_accepts_only_its_vlan() {
     let vlan = Some(VlanTag { id: 5, priority: 3 });
     let mut s = HostStack::new(HostStackConfig { vlan, ..host_stack().config().clone() });
     let request = unhex(ARP_REQUEST);
-    for elsewhere in
-        [request.clone(), tagged(&request, 0), tagged(&request, 6), tagged(&tagged(&request, 6), 5)]
+    for other in [request.clone(), tagged(&request, 0), tagged(&request, 6), tagged(&tagged(&request, 6), 5)]
     {
-        assert_eq!(handle(&mut s, 0, &elsewhere), FrameOutcome::Foreign);
+        assert_eq!(handle(&mut s, 0, &other), FrameOutcome::Foreign);
     }
     assert!(drain(&mut s).is_empty());
     // The priority of received frames is ignored.
@@ -373,8 +376,8 @@ fn vlan_station_tags_its_frames_and_accepts_only_its_vlan() {
     // Both the frame queued for resolution and the request carry exactly one tag.
     let mut s = HostStack::new(HostStackConfig { vlan, ..host_stack().config().clone() });
     assert!(s.ping(at(0), ip("10.77.0.1"), 1, 1, b"x"));
-    let question = drain(&mut s);
-    assert_eq!((question.len(), &question[0][12..16]), (1, &[0x81, 0x00, 0x60, 0x05][..]));
+    let outgoing = drain(&mut s);
+    assert_eq!((outgoing.len(), &outgoing[0][12..16]), (1, &[0x81, 0x00, 0x60, 0x05][..]));
     handle(&mut s, 0, &tagged(&request, 5));
     let sent = drain(&mut s);
     assert_eq!(sent.len(), 2);
@@ -385,7 +388,7 @@ fn vlan_station_tags_its_frames_and_accepts_only_its_vlan() {
 }
 
 #[test]
-fn untagged_station_drops_vlans_and_accepts_priority_tags() {
+fn untagged_host_stack_drops_vlans_and_accepts_priority_tags() {
     let mut s = host_stack();
     let request = unhex(ARP_REQUEST);
     assert_eq!(handle(&mut s, 0, &tagged(&request, 5)), FrameOutcome::Foreign);

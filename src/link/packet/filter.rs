@@ -53,7 +53,7 @@ fn reject() -> sock_filter {
 
 /// Executes `then` if the accumulator equals `k`; otherwise continues after it.
 fn if_eq(out: &mut Block, k: u32, then: Block) {
-    let skip = u8::try_from(then.len()).expect("blocks are kept below 256 instructions");
+    let skip = u8::try_from(then.len()).expect("a block has at most 255 instructions");
     out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: 0, jf: skip, k });
     out.extend(then);
 }
@@ -66,7 +66,7 @@ fn require(out: &mut Block, k: u32) {
 
 /// Executes `then` unless the accumulator equals `k`. Continues after it if `then` does not end the program.
 fn unless_eq(out: &mut Block, k: u32, then: Block) {
-    let skip = u8::try_from(then.len()).expect("blocks are kept below 256 instructions");
+    let skip = u8::try_from(then.len()).expect("a block has at most 255 instructions");
     out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: skip, jf: 0, k });
     out.extend(then);
 }
@@ -87,7 +87,7 @@ fn require_shard(byte: sock_filter, shard: ShardId) -> Block {
 pub(super) fn program(recipient: Recipient<'_>, shard: ShardId) -> Vec<sock_filter> {
     let mut p = Block::new();
     // The kernel has removed the tag. VLAN 0 carries only a priority; other VLANs have their own interfaces
-    // or stations.
+    // or host stacks.
     let vlan = if let Recipient::HostStack(_, vlan) = recipient { vlan } else { None };
     p.push(load_ancillary(SKF_AD_VLAN_TAG));
     p.push(mask(0xfff));
@@ -318,12 +318,12 @@ mod tests {
         let addresses: Vec<IpAddr> =
             ["10.0.0.1", "10.0.0.2", "fd00::1", "fe80::2"].iter().map(|a| a.parse().unwrap()).collect();
         let p = program(Recipient::Interface(&addresses), ShardId::WHOLE);
-        for ours in ["10.0.0.1", "10.0.0.2", "239.1.2.3", "fd00::1", "fe80::2", "ff0e::7"] {
-            assert!(run(&p, &packet(ours, OWN), 0, 0), "{ours}");
-            assert!(run(&p, &packet(ours, OWN), 0xe000, 0), "{ours} with a priority");
-            assert!(!run(&p, &packet(ours, OWN), 5, 0), "{ours} in a VLAN");
+        for local in ["10.0.0.1", "10.0.0.2", "239.1.2.3", "fd00::1", "fe80::2", "ff0e::7"] {
+            assert!(run(&p, &packet(local, OWN), 0, 0), "{local}");
+            assert!(run(&p, &packet(local, OWN), 0xe000, 0), "{local} with a priority");
+            assert!(!run(&p, &packet(local, OWN), 5, 0), "{local} in a VLAN");
             for kind in [libc::PACKET_OTHERHOST, libc::PACKET_OUTGOING] {
-                assert!(!run(&p, &packet(ours, OWN), 0, kind.into()), "{ours} of kind {kind}");
+                assert!(!run(&p, &packet(local, OWN), 0, kind.into()), "{local} of kind {kind}");
             }
         }
         for other in ["10.0.0.3", "fd00::2", "fe80::1"] {
@@ -345,16 +345,16 @@ mod tests {
     }
 
     #[test]
-    fn station_in_a_vlan_accepts_only_that_vlan() {
+    fn host_stack_in_a_vlan_accepts_only_that_vlan() {
         let p = program(Recipient::HostStack(OWN, Some(5)), ShardId::WHOLE);
         let frame = packet("10.0.0.1", OWN);
-        for (vlan, takes) in [(5, true), (7 << 13 | 5, true), (0, false), (7 << 13, false), (6, false)] {
-            assert_eq!(run(&p, &frame, vlan, 0), takes, "{vlan:#x}");
+        for (vlan, accepted) in [(5, true), (7 << 13 | 5, true), (0, false), (7 << 13, false), (6, false)] {
+            assert_eq!(run(&p, &frame, vlan, 0), accepted, "{vlan:#x}");
         }
     }
 
     #[test]
-    fn station_accepts_rocev2_and_requests_to_it() {
+    fn host_stack_accepts_rocev2_and_requests_to_it() {
         let p = program(Recipient::HostStack(OWN, None), ShardId::WHOLE);
         assert!(run(&p, &packet("10.0.0.1", OWN), 0, libc::PACKET_OTHERHOST.into()));
         assert!(!run(&p, &packet("10.0.0.1", OWN), 0, libc::PACKET_OUTGOING.into()));
@@ -373,13 +373,13 @@ mod tests {
             assert!(run(&p, &ping, 0, 3));
             assert!(
                 !run(&program(Recipient::Interface(&[dst]), ShardId::WHOLE), &ping, 0, 0),
-                "the kernel answers it"
+                "the kernel responds to it"
             );
         }
     }
 
     #[test]
-    fn station_accepts_group_queries_but_not_reports() {
+    fn host_stack_accepts_group_queries_but_not_reports() {
         let mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
         let igmp = |kind: u8, options: usize| {
             let mut frame = packet("224.0.0.1", mac);
@@ -405,7 +405,7 @@ mod tests {
         {
             assert!(run(&host_stack, &query, 0, 2));
             assert!(!run(&host_stack, &report, 0, 2));
-            assert!(!run(&own, &query, 0, 2), "the kernel answers it");
+            assert!(!run(&own, &query, 0, 2), "the kernel responds to it");
         }
     }
 
@@ -425,8 +425,8 @@ mod tests {
                     let group = to.is_multicast();
                     for index in 0..4 {
                         let p = program(recipient, ShardId::new(index, 4).unwrap());
-                        let takes = group || usize::from(qpn) % 4 == index;
-                        assert_eq!(run(&p, &frame, 0, 0), takes, "{dst}, QP {qpn:#x}, shard {index}");
+                        let accepted = group || usize::from(qpn) % 4 == index;
+                        assert_eq!(run(&p, &frame, 0, 0), accepted, "{dst}, QP {qpn:#x}, shard {index}");
                     }
                 }
             }
@@ -463,11 +463,11 @@ mod tests {
                 frame[at] = 0xff;
                 assert_eq!(shard(&frame), 0, "{group}");
             }
-            let mut optioned = packet("10.0.0.1", OWN);
-            optioned[14] = 0x46;
-            optioned.splice(34..34, [0; 4]);
-            optioned[14 + 24 + 8 + 7] = 1;
-            assert_eq!(shard(&optioned), 1);
+            let mut with_options = packet("10.0.0.1", OWN);
+            with_options[14] = 0x46;
+            with_options.splice(34..34, [0; 4]);
+            with_options[14 + 24 + 8 + 7] = 1;
+            assert_eq!(shard(&with_options), 1);
             let mut arp = Vec::new();
             let zero = "0.0.0.0".parse().unwrap();
             let request =
@@ -492,11 +492,11 @@ mod tests {
         let mut ping = Vec::new();
         append_echo(&mut ping, OWN, PEER, &Echo { request: true, src, dst, id: 1, seq: 1 }, b"");
         assert_eq!([&first, &second].map(|p| run(p, &ping, 0, 0)), [true, false]);
-        for (kind, seconds) in [(135, false), (136, true), (128, false)] {
+        for (kind, by_second) in [(135, false), (136, true), (128, false)] {
             let mut frame = packet("fd00::1", OWN);
             frame[14 + 6] = 58;
             frame[14 + 40] = kind;
-            assert_eq!([&first, &second].map(|p| run(p, &frame, 0, 0)), [true, seconds], "ICMPv6 {kind}");
+            assert_eq!([&first, &second].map(|p| run(p, &frame, 0, 0)), [true, by_second], "ICMPv6 {kind}");
         }
     }
 }

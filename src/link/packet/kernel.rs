@@ -80,7 +80,7 @@ impl KernelNeighbours {
         }
         // SAFETY: `socket` has just returned this valid descriptor, and nothing else owns it.
         let netlink = unsafe { OwnedFd::from_raw_fd(fd) };
-        // The kernel replies within the call; the timeout only prevents blocking for ever in an unexpected
+        // The kernel replies within the call; the timeout only prevents blocking forever in an unexpected
         // case.
         let wait = libc::timeval { tv_sec: 0, tv_usec: 100_000 };
         sys::set_option(netlink.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVTIMEO, &wait)?;
@@ -129,7 +129,7 @@ impl KernelNeighbours {
         if let Some(cached) = before.filter(|c| now < c.until) {
             return cached.mac;
         }
-        let (mac, sure) = match self.next_hop(dst) {
+        let (mac, is_confirmed) = match self.next_hop(dst) {
             Some(hop) => self.neighbour(hop),
             None => (None, true),
         };
@@ -137,11 +137,11 @@ impl KernelNeighbours {
             self.cache.clear();
         }
         // One datagram makes the kernel continue for as long as packets wait.
-        let asked = before.filter(|c| c.mac.is_none() && now.since(c.since) <= RESOLUTION_TIMEOUT);
-        if !sure && asked.is_none() {
+        let pending = before.filter(|c| c.mac.is_none() && now.since(c.since) <= RESOLUTION_TIMEOUT);
+        if !is_confirmed && pending.is_none() {
             self.trigger(dst);
         }
-        let since = asked.map_or(now, |c| c.since);
+        let since = pending.map_or(now, |c| c.since);
         let until = now + if mac.is_some() { CACHE_LIFETIME } else { QUERY_INTERVAL };
         self.cache.insert(dst, Cached { mac, until, since });
         mac
@@ -183,10 +183,10 @@ impl KernelNeighbours {
     /// Queues a frame for which [`resolve`](Self::resolve) had no MAC. Without room, counts it and returns
     /// false.
     pub fn queue_unresolved(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
-        let kept = self.unresolved_queue.push(dst, write);
-        self.has_unresolved |= kept;
-        self.unresolved += u64::from(!kept);
-        kept
+        let queued = self.unresolved_queue.push(dst, write);
+        self.has_unresolved |= queued;
+        self.unresolved += u64::from(!queued);
+        queued
     }
 
     /// Queries again the next hops of queued frames, which are moved to the outbox or dropped.
@@ -194,8 +194,8 @@ impl KernelNeighbours {
         while self.has_unresolved {
             let due = |ip: &IpAddr| self.cache.get(ip).is_none_or(|c| c.until <= now || c.mac.is_some());
             let Some(dst) = self.unresolved_queue.hops().find(due) else { break };
-            let vain = |c: &Cached| c.mac.is_none() && now.since(c.since) >= RESOLUTION_TIMEOUT;
-            if self.cache.get(&dst).is_some_and(vain) {
+            let is_expired = |c: &Cached| c.mac.is_none() && now.since(c.since) >= RESOLUTION_TIMEOUT;
+            if self.cache.get(&dst).is_some_and(is_expired) {
                 self.cache.remove(&dst);
                 self.unresolved += self.unresolved_queue.drop_frames_for(dst);
             } else if let Some(mac) = self.resolve(now, dst) {

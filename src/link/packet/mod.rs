@@ -58,12 +58,12 @@ pub struct PacketConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum PacketError {
     /// The interface does not exist.
-    #[error("there is no interface {name:?}: there are {there}")]
+    #[error("interface {name:?} does not exist: the interfaces are {existing}")]
     NoInterface {
         /// Name as given.
         name: String,
         /// Names of the existing interfaces.
-        there: String,
+        existing: String,
     },
     /// The interface is down.
     #[error("interface {name} is down: bring it up (ip link set {name} up)")]
@@ -79,8 +79,8 @@ pub enum PacketError {
     },
     /// The interface has no IP address.
     #[error(
-        "interface {name} has no IP address: give it one (ip addr add 10.77.0.1/24 dev {name}), or make the \
-         link a station of its own (packet:{name},ip=10.77.0.1/24)"
+        "interface {name} has no IP address: add one (ip addr add 10.77.0.1/24 dev {name}), or give the link \
+         an address of its own (packet:{name},ip=10.77.0.1/24)"
     )]
     NoAddress {
         /// Name of the interface.
@@ -96,7 +96,7 @@ pub enum PacketError {
         name: String,
     },
     /// The MTU of the interface is too small.
-    #[error("interface {name} has an MTU of {mtu}, and RoCEv2 needs {MIN_MTU}: ip link set {name} mtu 1500")]
+    #[error("interface {name} has MTU {mtu}, but RoCEv2 needs {MIN_MTU}: ip link set {name} mtu 1500")]
     Mtu {
         /// Name of the interface.
         name: String,
@@ -119,13 +119,13 @@ impl FromStr for PacketConfig {
     type Err = SpecError;
 
     fn from_str(s: &str) -> Result<PacketConfig, SpecError> {
-        let bad = || SpecError::Form {
+        let invalid = || SpecError::Form {
             text: s.to_owned(),
             form: "packet:INTERFACE or packet:INTERFACE,ip=ADDRESS/PREFIX,mac=MAC",
         };
-        let mut parts = s.strip_prefix("packet:").ok_or_else(bad)?.split(',').peekable();
+        let mut parts = s.strip_prefix("packet:").ok_or_else(invalid)?.split(',').peekable();
         let interface =
-            parts.next().filter(|i| !i.is_empty() && !i.contains('=')).ok_or_else(bad)?.to_owned();
+            parts.next().filter(|i| !i.is_empty() && !i.contains('=')).ok_or_else(invalid)?.to_owned();
         let (mut offload, mut fanout) = (true, true);
         let common = parts.filter(|option| {
             match *option {
@@ -198,7 +198,7 @@ impl Neighbours {
         }
     }
 
-    /// Leaves a group; `last` is false while another link of the same NIC stays a member.
+    /// Leaves a group; `last` is false while another link of the same NIC is still a member.
     fn leave(&mut self, group: IpAddr, last: bool) {
         match self {
             Neighbours::Kernel(k) => k.leave(group),
@@ -249,7 +249,7 @@ impl Neighbours {
         }
     }
 
-    fn sent(&mut self) {
+    fn pop_outbox(&mut self) {
         match self {
             Neighbours::Kernel(k) => k.outbox.pop(),
             Neighbours::HostStack(s) => s.transmitted(),
@@ -265,12 +265,12 @@ impl Neighbours {
 }
 
 fn find_interface(name: &str) -> Result<NetworkInterface, PacketError> {
-    let mut there = pnet_datalink::interfaces();
-    match there.iter().position(|i| i.name == name) {
-        Some(i) => Ok(there.swap_remove(i)),
+    let mut interfaces = pnet_datalink::interfaces();
+    match interfaces.iter().position(|i| i.name == name) {
+        Some(i) => Ok(interfaces.swap_remove(i)),
         None => {
-            let names: Vec<_> = there.iter().map(|i| i.name.as_str()).collect();
-            Err(PacketError::NoInterface { name: name.to_owned(), there: names.join(", ") })
+            let names: Vec<_> = interfaces.iter().map(|i| i.name.as_str()).collect();
+            Err(PacketError::NoInterface { name: name.to_owned(), existing: names.join(", ") })
         }
     }
 }
@@ -297,7 +297,7 @@ impl PacketLink {
     /// Opens a packet socket on the interface.
     ///
     /// # Errors
-    /// [`PacketError`], which tells what the interface or the process lacks.
+    /// [`PacketError`].
     pub fn open(config: PacketConfig) -> Result<PacketLink, PacketError> {
         let link = PacketLink::open_one(config, None)?;
         link.start(ShardId::WHOLE)?;
@@ -337,7 +337,7 @@ impl PacketLink {
     fn open_all(config: &PacketConfig, count: usize) -> Result<Vec<PacketLink>, PacketError> {
         let shard_group = ShardGroup::new(count).map_err(|source| PacketError::Io {
             name: config.interface.clone(),
-            what: "make a descriptor",
+            what: "create an eventfd",
             source,
         })?;
         shard_group
@@ -385,13 +385,13 @@ impl PacketLink {
                     return Err(PacketError::NoAddress { name });
                 }
                 let kernel = KernelNeighbours::new(&name, interface.index, loopback, &addresses)
-                    .map_err(failed("ask for neighbours"))?;
+                    .map_err(failed("query neighbours"))?;
                 (own_mac, addresses, Neighbours::Kernel(Box::new(kernel)))
             }
         };
         let vlan = neighbours.vlan();
         let promiscuous = matches!(neighbours, Neighbours::HostStack(_));
-        socket.bind(promiscuous).map_err(failed("listen"))?;
+        socket.bind(promiscuous).map_err(failed("bind a packet socket"))?;
         let info = LinkInfo {
             name: format!("packet {name}"),
             addresses,
@@ -431,7 +431,7 @@ impl PacketLink {
         let name = self.info.name.trim_start_matches("packet ");
         self.socket
             .attach_filter(&filter::program(recipient, shard))
-            .map_err(failed(name, "start to receive"))
+            .map_err(failed(name, "attach the packet filter"))
     }
 
     /// Reports whether super-packets are passed to the kernel: false once it has rejected one.
@@ -576,7 +576,7 @@ impl PacketLink {
             while let (Some(bytes), false) = (self.neighbours.outbox(), self.batch.is_full()) {
                 let info = TxMessage { burst: 0, packets: 1, super_packet: false, to: Mac::default() };
                 self.batch.begin(info, self.socket.vnet, None, |out| out.extend_from_slice(bytes));
-                self.neighbours.sent();
+                self.neighbours.pop_outbox();
             }
             self.send_batch()?;
         }
@@ -607,8 +607,8 @@ impl PacketLink {
         let outcome = match &mut self.neighbours {
             Neighbours::HostStack(host_stack) => host_stack.handle(now, received.bytes, frame),
             Neighbours::Kernel(kernel) => {
-                let ours = |ip: IpAddr| self.info.addresses.contains(&ip) || kernel.is_member(ip);
-                classify_frame(frame, ours)
+                let is_local = |ip: IpAddr| self.info.addresses.contains(&ip) || kernel.is_member(ip);
+                classify_frame(frame, is_local)
             }
         };
         match outcome {
@@ -636,9 +636,9 @@ impl PacketLink {
 }
 
 /// Classifies a frame if the kernel handles the protocols between neighbours.
-fn classify_frame(frame: Frame, ours: impl Fn(IpAddr) -> bool) -> FrameOutcome {
+fn classify_frame(frame: Frame, is_local: impl Fn(IpAddr) -> bool) -> FrameOutcome {
     match frame.content {
-        Content::Roce(roce) if ours(roce.flow.dst) => FrameOutcome::Packet(roce),
+        Content::Roce(roce) if is_local(roce.flow.dst) => FrameOutcome::Packet(roce),
         Content::RoceV1 { intact } => FrameOutcome::RoceV1 { intact },
         _ => FrameOutcome::Foreign,
     }
@@ -662,16 +662,16 @@ impl Link for PacketLink {
                     break;
                 }
             }
-            if let Some(refused) = self.send_batch()? {
+            if let Some(rejected) = self.send_batch()? {
                 self.socket.disable_gso()?;
-                self.send_in_packets(refused, queue)?;
+                self.send_in_packets(rejected, queue)?;
             }
         }
         self.flush_outbox()
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        if self.link_state.as_ref().is_some_and(LinkStateMonitor::is_gone) {
+        if self.link_state.as_ref().is_some_and(LinkStateMonitor::is_removed) {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));
         }
         let mut packets = self.local.deliver(64, sink);

@@ -12,10 +12,11 @@ const MAX_LEN: usize = MAX_HEADERS_LEN + Mtu::Mtu4096.bytes() + ICRC_LEN;
 /// Without virtio-net headers a packet socket does not report the segment size. The likely length is tried
 /// first, because successive super-packets are mostly alike; trying all lengths takes about 100 us.
 pub(super) fn segment(flow: &Flow, ident: IpIdent, data: &[u8], likely: usize) -> usize {
-    let holds = |len: &usize| data.get(..*len).is_some_and(|packet| icrc::verify(flow, ident, 0, packet));
+    let icrc_matches =
+        |len: &usize| data.get(..*len).is_some_and(|packet| icrc::verify(flow, ident, 0, packet));
     // Packets are padded to a multiple of four bytes.
     let lengths = (BTH_LEN + ICRC_LEN..=MAX_LEN).step_by(4);
-    [data.len(), likely].into_iter().chain(lengths).find(holds).unwrap_or(data.len())
+    [data.len(), likely].into_iter().chain(lengths).find(icrc_matches).unwrap_or(data.len())
 }
 
 /// Returns the identifications of a super-packet whose first packet has `first`.

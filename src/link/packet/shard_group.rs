@@ -1,6 +1,6 @@
 //! The group of packet links that serve the shards of one NIC. Packets that one link sends to a multicast
 //! group are passed to the other members, only the last member that leaves a group reports that to the
-//! network, and frames that the kernel gives to one link but several need are passed on.
+//! network, and frames that the kernel delivers to one link but several need are passed on.
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};
@@ -25,7 +25,7 @@ use crate::wire::frame::{Checksums, Content, Frame};
 pub(super) struct ShardGroup {
     own: usize,
     shared: Arc<Shared>,
-    /// Whether the kernel gives each frame to only one of the links.
+    /// Whether the kernel delivers each frame to only one of the links.
     pub fans_out: bool,
 }
 
@@ -169,7 +169,7 @@ impl ShardGroup {
     fn push_to(&self, to: u64, push: impl Fn(&mut InboxContents) -> bool) -> usize {
         let others =
             self.shared.inboxes.iter().enumerate().filter(|(i, _)| *i != self.own && to & 1 << i != 0);
-        let refused = others.filter(|(_, inbox)| {
+        let full = others.filter(|(_, inbox)| {
             // Locked until the descriptor is readable, so that the owner does not miss the entry or the
             // notification.
             let mut contents = inbox.contents.lock();
@@ -180,7 +180,7 @@ impl ShardGroup {
             }
             !pushed
         });
-        refused.count()
+        full.count()
     }
 
     /// Returns the contents of this link's inbox, if there are any.

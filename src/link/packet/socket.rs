@@ -111,8 +111,8 @@ fn set_vnet_len(fd: RawFd, len: usize) -> io::Result<()> {
 }
 
 impl RawSocket {
-    /// Opens a socket that receives nothing until it is [bound](Self::bind) and [admits](Self::attach_filter)
-    /// frames.
+    /// Opens a socket that receives nothing until it is [bound](Self::bind) and
+    /// [accepts](Self::attach_filter) frames.
     pub fn open(ifindex: u32, vnet: bool) -> io::Result<RawSocket> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: the call takes no pointers.
@@ -127,12 +127,12 @@ impl RawSocket {
         let on: c_int = 1;
         sys::set_option(raw, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &on)?;
         let vnet = vnet && set_vnet_len(raw, VNET_LEN).is_ok();
-        for (forced, asked, bytes) in
+        for (forced, plain, bytes) in
             [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SNDBUF)]
         {
             // Exceeding the system's limit needs CAP_NET_ADMIN.
             sys::set_option(raw, libc::SOL_SOCKET, forced, &bytes)
-                .or_else(|_| sys::set_option(raw, libc::SOL_SOCKET, asked, &bytes))?;
+                .or_else(|_| sys::set_option(raw, libc::SOL_SOCKET, plain, &bytes))?;
         }
         Ok(RawSocket { fd, ifindex, vnet, rx: RxBuffers::new() })
     }
@@ -227,7 +227,7 @@ impl RawSocket {
                 Some(libc::EINTR) => {}
                 // EINVAL: a frame that no virtio-net header can describe; the kernel has dropped it.
                 Some(libc::EAGAIN | libc::EINVAL) => return Ok(0),
-                // An interface that is down may come up again; one that is gone is an error.
+                // An interface that is down may come up again; a removed one is an error.
                 Some(libc::ENETDOWN) if sys::interface_exists(self.fd.as_raw_fd(), self.ifindex) => {
                     return Ok(0);
                 }

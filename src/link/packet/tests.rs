@@ -7,7 +7,7 @@ fn parse(s: &str) -> Result<PacketConfig, SpecError> {
 }
 
 #[test]
-fn config_text_names_interface_or_station() {
+fn config_text_is_parsed_to_interface_or_host_stack() {
     let c = parse("packet:eth0").unwrap();
     assert_eq!(
         (c.interface.as_str(), c.host_stack, c.mtu, c.offload, c.fanout),
@@ -25,16 +25,16 @@ fn config_text_names_interface_or_station() {
 
 #[test]
 fn bad_config_text_explains_the_error() {
-    for (text, says) in [
+    for (text, expected) in [
         ("packet:", "is not of the form"),
         ("eth0", "is not of the form"),
         ("packet:ip=10.0.0.1", "is not of the form"),
-        ("packet:eth0,mac=52:54:00:77:00:09", "give its address too"),
-        ("packet:eth0,gw=10.0.0.1", "give its address too"),
+        ("packet:eth0,mac=52:54:00:77:00:09", "needs an address"),
+        ("packet:eth0,gw=10.0.0.1", "needs an address"),
         ("packet:eth0,offload=maybe", "unknown option"),
     ] {
         let message = parse(text).unwrap_err().to_string();
-        assert!(message.contains(says), "{text}: {message}");
+        assert!(message.contains(expected), "{text}: {message}");
     }
 }
 

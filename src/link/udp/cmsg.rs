@@ -163,9 +163,9 @@ mod tests {
         c.put(1, 2, &7i32.to_ne_bytes());
         c.put(3, 4, &[9]);
         c.put_source("fd00::1".parse().unwrap(), 0);
-        let got: Vec<_> = c.messages(c.len()).map(|(l, k, d)| (l, k, d.len(), number(d))).collect();
-        assert_eq!(got[..2], [(1, 2, 4, Some(7)), (3, 4, 1, Some(9))]);
-        assert_eq!((got[2].2, got.len()), (20, 3));
+        let decoded: Vec<_> = c.messages(c.len()).map(|(l, k, d)| (l, k, d.len(), number(d))).collect();
+        assert_eq!(decoded[..2], [(1, 2, 4, Some(7)), (3, 4, 1, Some(9))]);
+        assert_eq!((decoded[2].2, decoded.len()), (20, 3));
         // A malformed length ends the iteration.
         c.bytes[..8].fill(0);
         assert_eq!(c.messages(c.len()).count(), 0);

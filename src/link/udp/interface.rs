@@ -1,5 +1,5 @@
 //! Binding by interface name: either all addresses of the interface as one link, with a socket for each (a
-//! wildcard socket would also take packets for other interfaces), or one address that other interfaces may
+//! wildcard socket would also receive packets for other interfaces), or one address that other interfaces may
 //! have too.
 
 use std::net::IpAddr;

@@ -66,37 +66,39 @@ impl Default for UdpOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum UdpLinkError {
     /// Another process or the kernel has the port.
-    #[error("UDP port 4791 of {ip} is taken by {owner}; stop that, or use another address of this machine")]
-    Taken {
+    #[error("UDP port 4791 of {ip} is in use by {owner}: stop it, or use another address of this machine")]
+    InUse {
         /// The requested address.
         ip: IpAddr,
         /// The process or kernel module that holds the port.
         owner: PortOwner,
     },
     /// The address is not assigned to this machine.
-    #[error("{ip} is no address of this machine (network namespace); `ip address` lists those it has")]
+    #[error("{ip} is not an address of this machine (network namespace): `ip address` lists its addresses")]
     NotLocal {
         /// The requested address.
         ip: IpAddr,
     },
     /// The broker (`steward`) that shares the address refused this process a QPN partition.
-    #[error("{why}")]
+    #[error("{reason}")]
     Refused {
         /// The requested address.
         ip: IpAddr,
         /// Reason as an errno value.
         errno: i32,
         /// Reason as text.
-        why: String,
+        reason: String,
     },
     /// The interface does not exist, is down or has no IP address.
-    #[error("no interface '{name}' is up and has an IP address; `ip address` lists those there are")]
+    #[error(
+        "interface '{name}' does not exist, is down or has no IP address: `ip address` lists the interfaces"
+    )]
     NoInterface {
         /// The requested name.
         name: String,
     },
     /// An unexpected system call failure.
-    #[error("no UDP link on {ip}: {what} failed")]
+    #[error("cannot create a UDP link on {ip}: {what} failed")]
     System {
         /// The requested address.
         ip: IpAddr,
@@ -162,7 +164,7 @@ impl UdpLink {
     /// Binds UDP port 4791 of `ip`, which may be the wildcard.
     ///
     /// # Errors
-    /// If the port is taken (an address belongs to one process), the address is not local, or the system is
+    /// If the port is in use (an address belongs to one process), the address is not local, or the system is
     /// out of resources.
     pub fn bind(ip: IpAddr, options: &UdpOptions) -> Result<UdpLink, UdpLinkError> {
         UdpLink::new(ip, options, socket::open(ip, options, false)?)
@@ -193,7 +195,8 @@ impl UdpLink {
         } else if addresses.is_empty() {
             addresses.push(ip);
         }
-        let system = |e: Errno| UdpLinkError::System { ip, what: "making an epoll", source: e.into() };
+        let system =
+            |e: Errno| UdpLinkError::System { ip, what: "creating an epoll instance", source: e.into() };
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(system)?;
         let link_state = LinkStateMonitor::open(opened.locals.iter().map(|l| l.index)).ok();
         // Some local addresses belong to no interface (AnyIP), so there is no link state to monitor.
@@ -306,7 +309,7 @@ impl Link for UdpLink {
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        if self.link_state.as_ref().is_some_and(LinkStateMonitor::is_gone) {
+        if self.link_state.as_ref().is_some_and(LinkStateMonitor::is_removed) {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));
         }
         let own = match &self.lease {
@@ -318,8 +321,8 @@ impl Link for UdpLink {
                 sink(burst);
             })?,
         };
-        let asked = self.registry.as_mut().map_or(0, |registry| registry.receive(now, sink));
-        Ok(own + asked + self.groups.receive(sink)?)
+        let forwarded = self.registry.as_mut().map_or(0, |registry| registry.receive(now, sink));
+        Ok(own + forwarded + self.groups.receive(sink)?)
     }
 
     fn partition(&self) -> QpnPartition {

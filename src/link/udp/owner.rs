@@ -1,4 +1,4 @@
-//! Finds the owner of a UDP port, for the error message about a port that is taken.
+//! Finds the owner of a UDP port, for the error message about a port in use.
 
 use std::fmt;
 use std::fs;
@@ -27,7 +27,7 @@ impl fmt::Display for PortOwner {
         match self {
             PortOwner::Process { pid, name } => write!(f, "process {pid} ({name})"),
             PortOwner::User(uid) => write!(f, "a process of uid {uid}"),
-            PortOwner::Kernel => write!(f, "the kernel (the rdma_rxe module?)"),
+            PortOwner::Kernel => write!(f, "the kernel (probably the rdma_rxe module)"),
             PortOwner::Unknown => write!(f, "an unknown socket"),
         }
     }
@@ -73,7 +73,7 @@ impl PortOwner {
             None => PortOwner::Unknown,
             Some(Entry { inode: 0, .. }) => PortOwner::Kernel,
             Some(Entry { uid, inode }) => {
-                holder(inode).map_or(PortOwner::User(uid), |(pid, name)| PortOwner::Process { pid, name })
+                process_of(inode).map_or(PortOwner::User(uid), |(pid, name)| PortOwner::Process { pid, name })
             }
         }
     }
@@ -115,16 +115,16 @@ fn address(hex: &str) -> Option<IpAddr> {
 }
 
 /// Finds the process that has the socket open, among those that the calling process may inspect.
-fn holder(inode: u64) -> Option<(u32, String)> {
+fn process_of(inode: u64) -> Option<(u32, String)> {
     let link = format!("socket:[{inode}]");
     fs::read_dir("/proc").ok()?.flatten().find_map(|process| {
         let pid: u32 = process.file_name().to_str()?.parse().ok()?;
-        let holds = fs::read_dir(process.path().join("fd"))
+        let has_socket = fs::read_dir(process.path().join("fd"))
             .ok()?
             .flatten()
             .any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to.as_os_str() == link.as_str()));
         let name = || fs::read_to_string(process.path().join("comm")).unwrap_or_default().trim().to_owned();
-        holds.then(|| (pid, name()))
+        has_socket.then(|| (pid, name()))
     })
 }
 

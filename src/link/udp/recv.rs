@@ -15,14 +15,14 @@ use crate::wire::{Flow, IpIdent};
 const BUFFER: usize = 65_536;
 /// Maximum number of datagrams per system call. With more, their buffers would evict each other from the
 /// cache.
-const DEPTH: usize = 8;
+const MAX_DATAGRAMS: usize = 8;
 /// Maximum number of pending socket errors, from earlier sends, that one turn reads.
 const MAX_ERRORS: usize = 16;
 
 pub(super) struct Receiver {
     data: Vec<u8>,
-    names: [SockAddr; DEPTH],
-    controls: [Control; DEPTH],
+    names: [SockAddr; MAX_DATAGRAMS],
+    controls: [Control; MAX_DATAGRAMS],
     /// Number of datagrams to request per call: one as long as they arrive singly, since the call for a
     /// single datagram is faster and a thread may wait for that one; doubled after two calls in a row that
     /// returned as many as requested.
@@ -35,9 +35,9 @@ pub(super) struct Receiver {
 impl Receiver {
     pub fn new() -> Receiver {
         Receiver {
-            data: vec![0; BUFFER * DEPTH],
-            names: [SockAddr::default(); DEPTH],
-            controls: [Control::new(); DEPTH],
+            data: vec![0; BUFFER * MAX_DATAGRAMS],
+            names: [SockAddr::default(); MAX_DATAGRAMS],
+            controls: [Control::new(); MAX_DATAGRAMS],
             batch_size: 1,
             full: false,
             counters: LinkCounters::default(),
@@ -50,16 +50,16 @@ impl Receiver {
         local: &Local,
         sink: &mut dyn FnMut(RxBurst<'_>),
     ) -> io::Result<usize> {
-        let mut arrived = [DatagramMeta::default(); DEPTH];
+        let mut received = [DatagramMeta::default(); MAX_DATAGRAMS];
         let mut errors = 0;
         let n = loop {
             let outcome = if self.batch_size == 1 {
                 self.call_one(socket).map(|one| {
-                    arrived[0] = one;
+                    received[0] = one;
                     1
                 })
             } else {
-                self.call_many(socket, &mut arrived[..self.batch_size])
+                self.call_many(socket, &mut received[..self.batch_size])
             };
             let error = match outcome {
                 Ok(n) => break n,
@@ -78,15 +78,15 @@ impl Receiver {
         };
         let requested = self.batch_size;
         self.batch_size = match n == requested {
-            true if self.full => (n * 2).min(DEPTH),
+            true if self.full => (n * 2).min(MAX_DATAGRAMS),
             true => n,
             false => n.max(1),
         };
         self.full = n == requested;
 
         let mut packets = 0;
-        for (i, arrived) in arrived[..n].iter().enumerate() {
-            match self.burst(i, arrived, local) {
+        for (i, received) in received[..n].iter().enumerate() {
+            match self.burst(i, received, local) {
                 Some(burst) => {
                     packets += burst.data.len().div_ceil(burst.segment);
                     sink(burst);
@@ -114,39 +114,40 @@ impl Receiver {
         }
     }
 
-    /// Receives up to `arrived.len()` datagrams, at most DEPTH.
-    fn call_many(&mut self, socket: &OwnedFd, arrived: &mut [DatagramMeta]) -> io::Result<usize> {
+    /// Receives up to `received.len()` datagrams, at most MAX_DATAGRAMS.
+    fn call_many(&mut self, socket: &OwnedFd, received: &mut [DatagramMeta]) -> io::Result<usize> {
         // SAFETY: all zeros is a valid mmsghdr and a valid iovec: null pointers and zero lengths.
-        let (mut headers, mut slices): ([libc::mmsghdr; DEPTH], [libc::iovec; DEPTH]) = unsafe { zeroed() };
+        let (mut headers, mut slices): ([libc::mmsghdr; MAX_DATAGRAMS], [libc::iovec; MAX_DATAGRAMS]) =
+            unsafe { zeroed() };
         let buffers = self.data.chunks_exact_mut(BUFFER).zip(&mut self.names).zip(&mut self.controls);
         for ((h, slice), ((buffer, name), control)) in headers.iter_mut().zip(&mut slices).zip(buffers) {
             *slice = slice_of(buffer);
             h.msg_hdr = header(name, slice, control);
         }
-        let (fd, room, flags) = (socket.as_raw_fd(), arrived.len(), libc::MSG_DONTWAIT);
-        // SAFETY: all DEPTH headers point to entries of `slices` and to address, data and control buffers of
-        // `self`, each with its true size; all are exclusively borrowed and outlive the call. `arrived` is
-        // part of an array of DEPTH, so `room` does not exceed the number of headers.
+        let (fd, room, flags) = (socket.as_raw_fd(), received.len(), libc::MSG_DONTWAIT);
+        // SAFETY: all MAX_DATAGRAMS headers point to entries of `slices` and to address, data and control
+        // buffers of `self`, each with its true size; all are exclusively borrowed and outlive the call.
+        // `received` is part of an array of MAX_DATAGRAMS, so `room` does not exceed the number of headers.
         let n =
             unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), room as _, flags as _, std::ptr::null_mut()) };
         let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
-        for (arrived, h) in arrived.iter_mut().zip(&headers[..n]) {
-            *arrived = DatagramMeta::new(h.msg_len as usize, &h.msg_hdr);
+        for (received, h) in received.iter_mut().zip(&headers[..n]) {
+            *received = DatagramMeta::new(h.msg_len as usize, &h.msg_hdr);
         }
         Ok(n)
     }
 
     /// Returns the datagram in buffer `i` as a burst; `None` if it is empty, truncated, or lacks usable
     /// metadata.
-    fn burst(&self, i: usize, arrived: &DatagramMeta, local: &Local) -> Option<RxBurst<'_>> {
-        if arrived.len == 0 || arrived.truncated {
+    fn burst(&self, i: usize, received: &DatagramMeta, local: &Local) -> Option<RxBurst<'_>> {
+        if received.len == 0 || received.truncated {
             return None;
         }
         let (src, src_port) = self.names[i].get()?;
         let mut flow = Flow::new(src, local.ip, src_port);
-        let mut segment = arrived.len;
+        let mut segment = received.len;
         let mut dst = (!local.wildcard).then_some(local.ip);
-        for (level, kind, data) in self.controls[i].messages(arrived.control) {
+        for (level, kind, data) in self.controls[i].messages(received.control) {
             match (level, kind) {
                 (libc::SOL_UDP, libc::UDP_GRO) => segment = usize::try_from(number(data)?).ok()?,
                 (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
@@ -163,7 +164,7 @@ impl Receiver {
             }
         }
         flow.dst = dst?;
-        let data = &self.data[i * BUFFER..][..arrived.len.min(BUFFER)];
+        let data = &self.data[i * BUFFER..][..received.len.min(BUFFER)];
         (segment > 0).then_some(RxBurst { flow, ident: IpIdent::Unknown, segment, data })
     }
 }

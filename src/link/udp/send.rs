@@ -32,12 +32,12 @@ pub(super) struct Sender {
     /// Destinations for which the kernel refuses to segment: the interface cannot, or IPsec is on the path.
     pub no_gso_to: Vec<IpAddr>,
     segments: bool,
-    /// Waits left in this turn.
+    /// Number of waits remaining in this turn.
     waits: u32,
     /// Header fields that the socket sets by default.
     pub defaults: IpFields,
     /// Header fields that the last turns requested instead, and the number of those turns.
-    wanted: (IpFields, u32),
+    requested: (IpFields, u32),
     pub counters: LinkCounters,
 }
 
@@ -61,7 +61,7 @@ impl Sender {
             segments,
             waits: 0,
             defaults: IpFields::DEFAULT,
-            wanted: (IpFields::DEFAULT, 0),
+            requested: (IpFields::DEFAULT, 0),
             counters: LinkCounters::default(),
         }
     }
@@ -100,13 +100,13 @@ impl Sender {
         };
         let ip_fields = IpFields::of(&burst.flow);
         if ip_fields == self.defaults || burst.flow.dst.is_multicast() {
-            self.wanted.1 = 0;
+            self.requested.1 = 0;
             return;
         }
-        let (last, turns) = self.wanted;
-        self.wanted = (ip_fields, if last == ip_fields { turns + 1 } else { 1 });
-        if self.wanted.1 >= ADAPT_AFTER_TURNS {
-            self.wanted.1 = 0;
+        let (last, turns) = self.requested;
+        self.requested = (ip_fields, if last == ip_fields { turns + 1 } else { 1 });
+        if self.requested.1 >= ADAPT_AFTER_TURNS {
+            self.requested.1 = 0;
             match socket::set_ip_fields(socket, is_ipv4, ip_fields) {
                 Ok(()) => self.defaults = ip_fields,
                 // Some traffic classes need a privilege. Restores the old fields, in case only one of the two
@@ -175,7 +175,7 @@ impl Sender {
     }
 
     /// Classifies the error of sending a message of `packets` packets and counts those that are lost. Waits
-    /// for room if the socket is full and waits are left.
+    /// for room if the socket is full and waits remain.
     fn classify_error(
         &mut self,
         socket: &OwnedFd,

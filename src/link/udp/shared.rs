@@ -17,7 +17,7 @@ impl UdpLink {
     /// [`bind_shards`](Self::bind_shards).
     ///
     /// # Errors
-    /// See [`bind`](Self::bind). Also fails if all partitions are taken, or if the processes that share the
+    /// See [`bind`](Self::bind). Also fails if all partitions are in use, or if the processes that share the
     /// address do not share it with this user.
     pub fn bind_shared(
         ip: IpAddr,
@@ -76,5 +76,5 @@ fn share(
 }
 
 fn failed(ip: IpAddr) -> impl Fn(io::Error) -> UdpLinkError {
-    move |source| UdpLinkError::System { ip, what: "making room for services", source }
+    move |source| UdpLinkError::System { ip, what: "creating the service registry", source }
 }

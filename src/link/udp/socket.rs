@@ -31,14 +31,14 @@ impl IpFields {
     pub const DEFAULT: IpFields = IpFields { traffic_class: 0, hop_limit: HOP_LIMIT };
 
     /// Returns the header fields that a flow requests. A hop limit of 0 becomes the default: the kernel
-    /// refuses it, as such a packet would never leave the machine.
+    /// refuses it, as such a packet would never be sent.
     pub fn of(flow: &Flow) -> IpFields {
         let hop_limit = if flow.hop_limit == 0 { HOP_LIMIT } else { flow.hop_limit };
         IpFields { traffic_class: flow.traffic_class, hop_limit }
     }
 
     /// Returns the header fields that packets to `dst` get: a socket has a separate hop limit for multicast,
-    /// which stays at the default.
+    /// which keeps the default.
     pub fn to(self, dst: IpAddr) -> IpFields {
         if dst.is_multicast() { IpFields { hop_limit: HOP_LIMIT, ..self } } else { self }
     }
@@ -92,30 +92,28 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Bou
         return Err(UdpLinkError::NotLocal { ip });
     }
     let socket = new_socket(ip).map_err(fail("opening a socket"))?;
-    configure(&socket, ip).map_err(fail("setting the socket's options"))?;
+    configure(&socket, ip).map_err(fail("setting socket options"))?;
     let segments = options.segmentation
         && set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1).is_ok()
         && get::<libc::c_int>(&socket, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
     let rcvbuf = set_receive_buffer(&socket, options.buffer.saturating_mul(RCVBUF_FACTOR))
-        .map_err(fail("reading the receive buffer's size"))?;
+        .map_err(fail("setting the receive buffer size"))?;
     set_buffer_size(&socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, options.buffer)
-        .map_err(fail("reading the send buffer's size"))?;
+        .map_err(fail("setting the send buffer size"))?;
     let local = locals.iter().find(|l| l.ip == ip);
     if let Some(local) = local {
-        set_multicast_interface(&socket, ip, local.index)
-            .map_err(fail("choosing the interface for groups"))?;
+        set_multicast_interface(&socket, ip, local.index).map_err(fail("setting the multicast interface"))?;
     }
     if shared {
-        share(&socket).map_err(fail("sharing UDP port 4791"))?;
+        share(&socket).map_err(fail("setting SO_REUSEPORT"))?;
     }
     if options.interface.is_some() && ip.is_ipv6() {
         // Allows binding an address for which duplicate address detection still runs.
-        set(&socket, libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1)
-            .map_err(fail("binding an address that is not used yet"))?;
+        set(&socket, libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1).map_err(fail("setting IPV6_FREEBIND"))?;
     }
     let scope = local.filter(|_| needs_scope(ip)).map_or(0, |l| l.index);
     bind(&socket, ip, scope).map_err(|source| match source.raw_os_error() {
-        Some(libc::EADDRINUSE) => UdpLinkError::Taken { ip, owner: PortOwner::find(ip, ROCE_PORT) },
+        Some(libc::EADDRINUSE) => UdpLinkError::InUse { ip, owner: PortOwner::find(ip, ROCE_PORT) },
         Some(libc::EADDRNOTAVAIL) => UdpLinkError::NotLocal { ip },
         _ => UdpLinkError::System { ip, what: "binding UDP port 4791", source },
     })?;
@@ -128,14 +126,14 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Bou
 pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result<BoundSocket, UdpLinkError> {
     set_ip_fields(&socket, ip.is_ipv4(), IpFields::DEFAULT).map_err(|source| UdpLinkError::System {
         ip,
-        what: "setting the socket's options",
+        what: "setting socket options",
         source,
     })?;
     let read = |level, name| get::<libc::c_int>(&socket, level, name);
-    // Coalescing stays as it is: the processes that share the address decide about it.
+    // Coalescing is not changed: the processes that share the address decide about it.
     let segments = options.segmentation && read(libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
     let rcvbuf = read(libc::SOL_SOCKET, libc::SO_RCVBUF);
-    let failed = |source| UdpLinkError::System { ip, what: "reading the receive buffer's size", source };
+    let failed = |source| UdpLinkError::System { ip, what: "reading the receive buffer size", source };
     let rcvbuf = rcvbuf.map_err(failed)? as usize;
     let locals = locals(ip, options.interface.as_deref());
     let mtu = smallest_mtu(&socket, &locals);
@@ -272,10 +270,10 @@ pub(super) fn set_receive_buffer(socket: &OwnedFd, bytes: usize) -> io::Result<u
     set_buffer_size(socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, bytes)
 }
 
-/// Sets the size of a buffer to `wanted`, or to the maximum that the kernel allows, and returns the resulting
-/// size.
-fn set_buffer_size(socket: &OwnedFd, force: i32, plain: i32, wanted: usize) -> io::Result<usize> {
-    let value = i32::try_from(wanted).unwrap_or(i32::MAX / 2);
+/// Sets the size of a buffer to `requested`, or to the maximum that the kernel allows, and returns the
+/// resulting size.
+fn set_buffer_size(socket: &OwnedFd, force: i32, plain: i32, requested: usize) -> io::Result<usize> {
+    let value = i32::try_from(requested).unwrap_or(i32::MAX / 2);
     if set(socket, libc::SOL_SOCKET, force, value).is_err() {
         // Never fails: the kernel clamps the value to rmem_max or wmem_max.
         set(socket, libc::SOL_SOCKET, plain, value)?;
@@ -295,8 +293,8 @@ pub(super) fn dropped_datagrams(socket: &OwnedFd) -> u64 {
 pub(super) fn unread(socket: &OwnedFd) -> usize {
     let mut bytes: libc::c_int = 0;
     // SAFETY: TIOCOUTQ writes one int, and `bytes` is an int that outlives the call.
-    let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
-    if asked == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
 fn set(socket: &OwnedFd, level: i32, name: i32, value: libc::c_int) -> io::Result<()> {

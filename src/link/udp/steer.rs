@@ -40,8 +40,8 @@ const REMOTE_COMM_ID: u32 = MAD + 28;
 /// Management class of the communication manager (CM).
 const CM_CLASS: u32 = 7;
 
-/// Opens `count` sockets, a power of two. A packet goes to the socket whose index is in the lowest bits of
-/// the destination QPN; of coalesced packets, the first decides.
+/// Opens `count` sockets, a power of two. A packet is delivered to the socket whose index is in the lowest
+/// bits of the destination QPN; of coalesced packets, the first decides.
 pub(super) fn open(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<BoundSocket>, UdpLinkError> {
     let all = open_group(ip, options, count)?;
     if count > 1 {
@@ -51,7 +51,7 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec
 }
 
 pub(super) fn failed(ip: IpAddr, source: io::Error) -> UdpLinkError {
-    UdpLinkError::System { ip, what: "spreading packets over several sockets", source }
+    UdpLinkError::System { ip, what: "steering packets to several sockets", source }
 }
 
 /// Opens `count` sockets, in a reuseport group if there are several. Until a program is attached, the kernel
@@ -130,14 +130,17 @@ pub(super) fn by_partition(several: &[(usize, usize)]) -> Vec<sock_filter> {
     // call.
     program.push(op(BPF_ALU | BPF_RSH | BPF_K, 24 - QpnPartition::BITS));
     for &(partition, count) in several {
-        let then = [
+        let select_shard = [
             op(BPF_LD | BPF_B | BPF_ABS, DEST_QP_LOW),
             op(BPF_ALU | BPF_AND | BPF_K, count as u32 - 1),
             op(BPF_ALU | BPF_ADD | BPF_K, partition as u32),
             op(BPF_RET | BPF_A, 0),
         ];
-        program.push(sock_filter { jf: then.len() as u8, ..op(BPF_JMP | BPF_JEQ | BPF_K, partition as u32) });
-        program.extend(then);
+        program.push(sock_filter {
+            jf: select_shard.len() as u8,
+            ..op(BPF_JMP | BPF_JEQ | BPF_K, partition as u32)
+        });
+        program.extend(select_shard);
     }
     program.push(op(BPF_RET | BPF_A, 0));
     program

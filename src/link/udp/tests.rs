@@ -25,7 +25,7 @@ fn link(addr: &str) -> UdpLink {
     let start = Clock::now();
     loop {
         match UdpLink::bind(ip(addr), &UdpOptions::default()) {
-            Err(UdpLinkError::Taken { .. }) if start.elapsed() < Duration::from_secs(2) => {
+            Err(UdpLinkError::InUse { .. }) if start.elapsed() < Duration::from_secs(2) => {
                 thread::sleep(Duration::from_millis(1));
             }
             bound => return bound.unwrap(),
@@ -73,15 +73,15 @@ fn region(len: usize) -> (Box<[u8]>, Table, HostSlice) {
 }
 
 /// A received burst: flow, segment size, and packets.
-struct Got {
+struct RxRecord {
     flow: Flow,
     segment: usize,
     packets: Vec<Vec<u8>>,
 }
 
-/// Receives until `packets` have arrived, or none for a while. Every ICRC must be correct.
-fn receive(link: &mut UdpLink, packets: usize) -> Vec<Got> {
-    let (mut got, mut count, mut last) = (Vec::new(), 0, Clock::now());
+/// Receives until `packets` have arrived, or none within 300 ms. Every ICRC must be correct.
+fn receive(link: &mut UdpLink, packets: usize) -> Vec<RxRecord> {
+    let (mut received, mut count, mut last) = (Vec::new(), 0, Clock::now());
     while count < packets && last.elapsed() < Duration::from_millis(300) {
         let mut seen = 0;
         let n = link
@@ -91,7 +91,7 @@ fn receive(link: &mut UdpLink, packets: usize) -> Vec<Got> {
                     seen += 1;
                 }
                 let packets = burst.packets().map(|(_, p)| p.to_vec()).collect();
-                got.push(Got { flow: burst.flow, segment: burst.segment, packets });
+                received.push(RxRecord { flow: burst.flow, segment: burst.segment, packets });
             })
             .unwrap();
         assert_eq!(n, seen);
@@ -100,7 +100,7 @@ fn receive(link: &mut UdpLink, packets: usize) -> Vec<Got> {
             last = Clock::now();
         }
     }
-    got
+    received
 }
 
 fn data(packet: &[u8]) -> &[u8] {
@@ -115,20 +115,20 @@ fn burst_from_user_memory_arrives_whole() {
     let (mut rest, mut psn) = (all, 0);
     while !rest.is_empty() {
         // Two pieces of memory per packet, as from two scatter-gather elements.
-        let (one, behind) = rest.split_at(rest.len().min(4096));
+        let (one, remaining) = rest.split_at(rest.len().min(4096));
         let (head, tail) = one.split_at(1000);
         q.push(&flow(&a, &b), headers(psn), Payload::Host(&[head, tail]));
-        (rest, psn) = (behind, psn + 1);
+        (rest, psn) = (remaining, psn + 1);
     }
     assert_eq!(q.bursts().len(), 1);
     a.transmit(Instant(0), &q).unwrap();
 
-    let got = receive(&mut b, 15);
-    assert_eq!(got.len(), 1, "coalesced again");
-    assert_eq!((got[0].packets.len(), got[0].segment), (15, 4096 + 16));
+    let received = receive(&mut b, 15);
+    assert_eq!(received.len(), 1, "the burst is received coalesced");
+    assert_eq!((received[0].packets.len(), received[0].segment), (15, 4096 + 16));
     let expected = Flow::new(ip("127.10.0.1"), ip("127.10.0.2"), ROCE_PORT);
-    assert_eq!(got[0].flow, expected);
-    let joined: Vec<u8> = got[0].packets.iter().flat_map(|p| data(p)).copied().collect();
+    assert_eq!(received[0].flow, expected);
+    let joined: Vec<u8> = received[0].packets.iter().flat_map(|p| data(p)).copied().collect();
     assert_eq!(joined, &*memory);
     assert_eq!(a.counters(), LinkCounters::default());
     assert_eq!(b.counters(), LinkCounters::default());
@@ -142,12 +142,12 @@ fn many_bursts_are_sent_in_one_turn_and_in_order() {
         let to = if i % 3 == 0 { &c } else { &b };
         q.push(&flow(&a, to), headers(i), Payload::Bytes(&payload(20 + i as usize % 50, i as usize)));
     }
-    assert!(q.bursts().len() > 2 * 64, "more than one system call takes");
+    assert!(q.bursts().len() > 2 * 64, "more bursts than one system call sends");
     for _ in 0..2 {
         a.transmit(Instant(0), &q).unwrap();
         for (link, expected) in [(&mut b, 200), (&mut c, 100)] {
-            let got = receive(link, expected);
-            let psns: Vec<u32> = got
+            let received = receive(link, expected);
+            let psns: Vec<u32> = received
                 .iter()
                 .flat_map(|g| &g.packets)
                 .map(|p| Packet::parse(p).unwrap().bth().psn.get())
@@ -166,11 +166,11 @@ fn ecn_and_dscp_arrive() {
         let mut q = TxQueue::new(a.info.burst);
         (0..packets).for_each(|i| q.push(&flow, headers(i), Payload::Bytes(&[1; 300])));
         a.transmit(Instant(0), &q).unwrap();
-        let got = receive(&mut b, packets as usize);
+        let received = receive(&mut b, packets as usize);
         // The hop limit is not requested on receive: it costs a control message per packet, and no code needs
         // it.
         let flow = Flow { hop_limit: 64, ..flow };
-        assert_eq!((got.len(), got[0].flow), (1, flow));
+        assert_eq!((received.len(), received[0].flow), (1, flow));
     }
 }
 
@@ -215,7 +215,7 @@ fn each_flow_gets_its_header_fields_whatever_the_socket_defaults() {
         hop_limit,
         ..Flow::new(ip("127.12.1.1"), ip("127.12.1.2"), ROCE_PORT)
     };
-    let mut arrives = |flow: &Flow, packets: u32| {
+    let mut send = |flow: &Flow, packets: u32| {
         let mut q = TxQueue::new(a.info.burst);
         (0..packets).for_each(|i| q.push(flow, headers(i), Payload::Bytes(&[1; 300])));
         a.transmit(Instant(0), &q).unwrap();
@@ -227,15 +227,15 @@ fn each_flow_gets_its_header_fields_whatever_the_socket_defaults() {
         for (class, limit) in [(0, 255), (0x68, 255), (0, 64), (2, 3)] {
             let ip_fields = IpFields { traffic_class: class, hop_limit: limit };
             // More often than it takes for the socket to adopt the fields.
-            let all: Vec<_> = (0..20).map(|_| arrives(&to(class, limit), packets)).collect();
-            assert!(all.iter().all(|(came, _)| *came == (class, limit)), "{all:?}");
+            let all: Vec<_> = (0..20).map(|_| send(&to(class, limit), packets)).collect();
+            assert!(all.iter().all(|(sent, _)| *sent == (class, limit)), "{all:?}");
             assert!(
                 all[19].1 == ip_fields && (all[0].1 != ip_fields || ip_fields == IpFields::DEFAULT),
                 "{packets} of {ip_fields:?}"
             );
             // Other header fields in between.
-            assert_eq!(arrives(&to(5 << 2, 77), packets).0, (5 << 2, 77));
-            assert_eq!(arrives(&to(0, 0), packets).0, (0, 64));
+            assert_eq!(send(&to(5 << 2, 77), packets).0, (5 << 2, 77));
+            assert_eq!(send(&to(0, 0), packets).0, (0, 64));
         }
     }
 }
@@ -245,8 +245,8 @@ fn identifications(a: &mut UdpLink, b: &mut UdpLink) -> Vec<(u16, u16)> {
     let mut q = TxQueue::new(BurstLimits::SEGMENTED);
     (0..5).for_each(|i| q.push(&flow(a, b), headers(i), Payload::Bytes(&payload(1024, i as usize))));
     a.transmit(Instant(0), &q).unwrap();
-    let got = receive(b, 5);
-    got.iter().flat_map(|g| g.packets.iter().map(|p| icrc::identify(&g.flow, 77, p).unwrap())).collect()
+    let received = receive(b, 5);
+    received.iter().flat_map(|g| g.packets.iter().map(|p| icrc::identify(&g.flow, 77, p).unwrap())).collect()
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn identifications_count_up_in_a_burst_with_dont_fragment_set() {
 }
 
 #[test]
-fn packets_are_sent_singly_where_segmentation_is_refused() {
+fn packets_are_sent_singly_where_gso_is_unsupported() {
     let (mut a, mut b) = (link("127.19.0.1"), link("127.19.0.2"));
     a.sender.no_gso_to.push(ip("127.19.0.2"));
     assert_eq!(identifications(&mut a, &mut b), [(0, IpIdent::DONT_FRAGMENT); 5]);
@@ -295,16 +295,16 @@ fn packets_of_many_slices_arrive_whole() {
     for psn in 0..64 {
         let slices: Vec<HostSlice> = (0..17)
             .map(|_| {
-                let (one, behind) = rest.split_at(48);
-                rest = behind;
+                let (one, remaining) = rest.split_at(48);
+                rest = remaining;
                 one
             })
             .collect();
         q.push(&flow(&a, &b), headers(psn), Payload::Host(&slices));
     }
     a.transmit(Instant(0), &q).unwrap();
-    let got = receive(&mut b, 64);
-    let joined: Vec<u8> = got.iter().flat_map(|g| &g.packets).flat_map(|p| data(p)).copied().collect();
+    let received = receive(&mut b, 64);
+    let joined: Vec<u8> = received.iter().flat_map(|g| &g.packets).flat_map(|p| data(p)).copied().collect();
     assert_eq!(joined, &*memory);
 }
 
@@ -327,14 +327,14 @@ fn unsendable_packets_are_counted_and_the_rest_is_sent() {
 }
 
 #[test]
-fn taken_port_and_non_local_address_give_specific_errors() {
+fn port_in_use_and_non_local_address_give_specific_errors() {
     let _a = link("127.16.0.1");
     let error = UdpLink::bind(ip("127.16.0.1"), &UdpOptions::default()).err().unwrap();
-    let UdpLinkError::Taken { owner: PortOwner::Process { pid, .. }, .. } = &error else {
+    let UdpLinkError::InUse { owner: PortOwner::Process { pid, .. }, .. } = &error else {
         panic!("{error:?}");
     };
     assert_eq!(*pid, std::process::id());
-    assert!(error.to_string().contains(&format!("taken by process {pid} (")), "{error}");
+    assert!(error.to_string().contains(&format!("in use by process {pid} (")), "{error}");
 
     let error = UdpLink::bind(ip("198.51.100.9"), &UdpOptions::default()).err().unwrap();
     assert!(matches!(error, UdpLinkError::NotLocal { .. }), "{error}");
@@ -351,21 +351,21 @@ fn empty_datagram_is_counted_as_malformed() {
         a.receive(Instant(0), &mut |b| sizes.push(b.data.len())).unwrap();
     }
     assert_eq!((sizes, a.counters().rx_malformed), (vec![12], 1));
-    assert_eq!(a.receive(Instant(0), &mut |_| panic!("nothing is left")).unwrap(), 0);
+    assert_eq!(a.receive(Instant(0), &mut |_| panic!("no datagram is expected")).unwrap(), 0);
 }
 
 /// Sends a window's worth of packets with this payload, which are not read meanwhile; returns how many
 /// arrived, and how many were sent.
 fn unread_window(a: &mut UdpLink, b: &mut UdpLink, payload: usize) -> (usize, usize) {
     let (flow, bytes) = (flow(a, b), vec![9; payload]);
-    let most = b.info.window / (payload + 16).max(MIN_CHARGE);
+    let count = b.info.window / (payload + 16).max(MIN_CHARGE);
     let mut q = TxQueue::new(a.info.burst);
-    for first in (0..most).step_by(15) {
+    for first in (0..count).step_by(15) {
         q.clear();
-        (first..most.min(first + 15)).for_each(|i| q.push(&flow, headers(i as u32), Payload::Bytes(&bytes)));
+        (first..count.min(first + 15)).for_each(|i| q.push(&flow, headers(i as u32), Payload::Bytes(&bytes)));
         a.transmit(Instant(0), &q).unwrap();
     }
-    (receive(b, most).iter().map(|g| g.packets.len()).sum(), most)
+    (receive(b, count).iter().map(|g| g.packets.len()).sum(), count)
 }
 
 #[test]
@@ -429,13 +429,13 @@ fn in_namespace(addresses: &[&str], test: impl FnOnce() + Send) {
             // The kernel creates the local route of an IPv6 address slightly later than the address.
             let local = |ip: &str| {
                 let args = ["route", "get", ip, "from", ip];
-                let told = Command::new("ip").args(args).output().unwrap().stdout;
-                told.starts_with(b"local ")
+                let output = Command::new("ip").args(args).output().unwrap().stdout;
+                output.starts_with(b"local ")
             };
             let start = Clock::now();
             for (ip, _) in addresses.iter().filter_map(|a| a.split_once('/')) {
                 while !local(ip) {
-                    assert!(start.elapsed() < Duration::from_secs(5), "{ip} does not become local");
+                    assert!(start.elapsed() < Duration::from_secs(5), "no local route of {ip}");
                     thread::sleep(Duration::from_millis(1));
                 }
             }
@@ -453,9 +453,9 @@ fn ipv6_link_sends_and_receives_like_ipv4() {
         let mut q = TxQueue::new(a.info.burst);
         (0..15).for_each(|i| q.push(&flow, headers(i), Payload::Bytes(&payload(4096, 3))));
         a.transmit(Instant(0), &q).unwrap();
-        let got = receive(&mut b, 15);
-        assert_eq!((got.len(), got[0].packets.len(), got[0].flow), (1, 15, flow));
-        assert!(got[0].packets.iter().all(|p| data(p) == payload(4096, 3)));
+        let received = receive(&mut b, 15);
+        assert_eq!((received.len(), received[0].packets.len(), received[0].flow), (1, 15, flow));
+        assert!(received[0].packets.iter().all(|p| data(p) == payload(4096, 3)));
 
         // rxe sends no UDP checksum over IPv6 either.
         let rxe = UdpSocket::bind("[fd00::2]:0").unwrap();
@@ -493,9 +493,9 @@ fn link_local_addresses_find_their_interface() {
             let mut q = TxQueue::new(a.info.burst);
             q.push(&Flow::new(me, me, ROCE_PORT), headers(1), Payload::Bytes(&[1; 8]));
             a.transmit(Instant(0), &q).unwrap();
-            let got = receive(&mut a, 1);
-            assert_eq!((got.len(), a.counters()), (1, LinkCounters::default()), "{name}");
-            assert_eq!((got[0].flow.src, got[0].flow.dst), (me, me));
+            let received = receive(&mut a, 1);
+            assert_eq!((received.len(), a.counters()), (1, LinkCounters::default()), "{name}");
+            assert_eq!((received[0].flow.src, received[0].flow.dst), (me, me));
         }
     });
 }
@@ -510,13 +510,13 @@ fn wildcard_link_sends_from_and_receives_at_any_address() {
         let mut q = TxQueue::new(any.info.burst);
         (0..4).for_each(|i| q.push(&flow, headers(i), Payload::Bytes(&payload(700, 1))));
         any.transmit(Instant(0), &q).unwrap();
-        let got = receive(&mut any, 4);
-        assert_eq!((got.len(), got[0].packets.len(), got[0].flow), (1, 4, flow));
+        let received = receive(&mut any, 4);
+        assert_eq!((received.len(), received[0].packets.len(), received[0].flow), (1, 4, flow));
 
         // Wildcards of both families coexist, but a wildcard conflicts with a specific address.
         UdpLink::bind_any_v6(&UdpOptions::default()).unwrap();
-        let taken = UdpLink::bind(ip("10.9.0.1"), &UdpOptions::default()).err().unwrap();
-        assert!(matches!(taken, UdpLinkError::Taken { owner: PortOwner::Process { .. }, .. }), "{taken}");
+        let error = UdpLink::bind(ip("10.9.0.1"), &UdpOptions::default()).err().unwrap();
+        assert!(matches!(error, UdpLinkError::InUse { owner: PortOwner::Process { .. }, .. }), "{error}");
     });
 }
 
@@ -527,9 +527,9 @@ fn to_group(from: &mut UdpLink, src: &str, group: &str, to: &mut [&mut UdpLink])
     (0..5).for_each(|i| q.push(&flow, headers(i), Payload::Bytes(&payload(1000, i as usize))));
     from.transmit(Instant(0), &q).unwrap();
     let count = |link: &mut UdpLink| {
-        let got = receive(link, 5);
-        assert!(got.iter().all(|g| g.flow == flow), "from {src} to {group}");
-        got.iter().map(|g| g.packets.len()).sum()
+        let received = receive(link, 5);
+        assert!(received.iter().all(|g| g.flow == flow), "from {src} to {group}");
+        received.iter().map(|g| g.packets.len()).sum()
     };
     to.iter_mut().map(|link| count(link)).collect()
 }
@@ -550,12 +550,12 @@ fn group_packets_reach_members_and_the_sender_only_if_it_joined() {
     };
     assert!(!is_readable(&b));
     to_group(&mut a, "127.40.0.1", group, &mut []);
-    assert!(is_readable(&b), "whoever sleeps on it wakes");
-    assert_eq!(receive(&mut b, 5).len(), 1, "coalesced");
+    assert!(is_readable(&b), "the descriptor is readable when a packet has arrived");
+    assert_eq!(receive(&mut b, 5).len(), 1, "the burst is received coalesced");
     receive(&mut c, 5);
 
-    let mut nobody = link("127.40.0.4");
-    assert_eq!(to_group(&mut a, "127.40.0.1", group, &mut [&mut nobody, &mut b, &mut c]), [0, 5, 5]);
+    let mut non_member = link("127.40.0.4");
+    assert_eq!(to_group(&mut a, "127.40.0.1", group, &mut [&mut non_member, &mut b, &mut c]), [0, 5, 5]);
     assert_eq!(receive(&mut a, 1).len(), 0);
     a.join(Instant(0), ip(group)).unwrap();
     c.leave(ip(group));
@@ -572,14 +572,14 @@ fn group_packets_reach_members_and_the_sender_only_if_it_joined() {
     assert_eq!(to_group(&mut b, "127.40.0.2", "239.40.0.2", &mut [&mut a]), [0]);
     assert_eq!([&a, &b, &c].map(|l| l.counters()), [LinkCounters::default(); 3]);
 
-    let refused = a.join(Instant(0), ip("127.0.0.1")).unwrap_err();
-    assert!(matches!(refused, JoinError::NotMulticast(_)), "{refused}");
-    let refused = a.join(Instant(0), ip("ff15::1")).unwrap_err();
-    assert!(matches!(refused, JoinError::NoAddress(_)), "{refused}");
+    let error = a.join(Instant(0), ip("127.0.0.1")).unwrap_err();
+    assert!(matches!(error, JoinError::NotMulticast(_)), "{error}");
+    let error = a.join(Instant(0), ip("ff15::1")).unwrap_err();
+    assert!(matches!(error, JoinError::NoAddress(_)), "{error}");
 }
 
 /// Creates two interfaces with two addresses of each family each: 10.N.0.1, 10.N.0.2, fdN::1, fdN::2.
-fn two_wires(test: impl FnOnce() + Send) {
+fn with_two_interfaces(test: impl FnOnce() + Send) {
     in_namespace(&[], || {
         let run = |args: &str| {
             assert!(Command::new("ip").args(args.split(' ')).status().unwrap().success(), "ip {args}");
@@ -600,7 +600,7 @@ fn two_wires(test: impl FnOnce() + Send) {
 
 #[test]
 fn group_is_joined_on_the_interface_of_the_bind_address() {
-    two_wires(|| {
+    with_two_interfaces(|| {
         for (net, groups) in [("10.", vec!["239.1.2.3", "224.0.0.200"]), ("fd0", vec!["ff15::7", "ff12::7"])]
         {
             let end = if net == "10." { ".0." } else { "::" };
@@ -625,7 +625,7 @@ fn group_is_joined_on_the_interface_of_the_bind_address() {
 
 #[test]
 fn wildcard_link_joins_a_group_on_every_interface() {
-    two_wires(|| {
+    with_two_interfaces(|| {
         for (any, own, groups) in [
             ("0.0.0.0", ["10.1.0.2", "10.2.0.2"], ["239.1.2.3", "239.1.2.4"]),
             ("::", ["fd01::2", "fd02::2"], ["ff15::3", "ff15::4"]),
@@ -634,24 +634,24 @@ fn wildcard_link_joins_a_group_on_every_interface() {
             any.join(Instant(0), ip(groups[0])).unwrap();
             // A member at the other end of the second wire.
             let config = "packet:e2,ip=10.2.0.9/24,ip=fd02::9/64".parse().unwrap();
-            let mut beyond = crate::link::PacketLink::open(config).unwrap();
-            beyond.join(Instant(0), ip(groups[0])).unwrap();
+            let mut remote = crate::link::PacketLink::open(config).unwrap();
+            remote.join(Instant(0), ip(groups[0])).unwrap();
             for src in own {
                 let flow = Flow::new(ip(src), ip(groups[0]), ROCE_PORT);
                 let mut q = TxQueue::new(any.info.burst);
                 (0..3).for_each(|i| q.push(&flow, headers(i), Payload::Bytes(&[1; 100])));
                 any.transmit(Instant(0), &q).unwrap();
-                let got = receive(&mut any, 3);
-                assert_eq!((got.len(), got[0].packets.len(), got[0].flow), (1, 3, flow));
+                let received = receive(&mut any, 3);
+                assert_eq!((received.len(), received[0].packets.len(), received[0].flow), (1, 3, flow));
                 let (mut out, start) = (0, Clock::now());
                 while out < 3 && start.elapsed() < Duration::from_millis(300) {
                     let count = &mut |burst: RxBurst<'_>| {
                         assert_eq!(burst.flow.src, ip(src));
                         out += burst.packets().count();
                     };
-                    beyond.receive(Instant(1), count).unwrap();
+                    remote.receive(Instant(1), count).unwrap();
                 }
-                assert_eq!(out == 3, src == own[1], "it leaves by the wire of {src}");
+                assert_eq!(out == 3, src == own[1], "packets are sent on the interface of {src}");
             }
             // Not in groups that another socket of this machine has joined.
             let other = UdpSocket::bind((any.local.ip, 0)).unwrap();

@@ -36,7 +36,7 @@ impl State {
         for _ in 1..MAX_PORT_ATTEMPTS {
             match self.bind_and_claim(number, addr, device) {
                 // Another process has the port, but any other one will do.
-                Err(IdError::Claim { source: ClaimError::Taken { .. }, .. }) if addr.port() == 0 => {}
+                Err(IdError::Claim { source: ClaimError::InUse { .. }, .. }) if addr.port() == 0 => {}
                 other => return other,
             }
         }
@@ -253,15 +253,15 @@ impl Device {
         }
         let max = self.context.0.mtu.bytes() as u64;
         let bounds = [
-            ("the path MTU", path.mtu.bytes() as u64, max),
-            ("the flow label", path.flow_label.into(), (1 << 20) - 1),
-            ("the packet life time", path.packet_life_time.into(), 31),
+            ("path MTU", path.mtu.bytes() as u64, max),
+            ("flow label", path.flow_label.into(), (1 << 20) - 1),
+            ("packet life time", path.packet_life_time.into(), 31),
         ];
         if let Some(&(name, value, _)) = bounds.iter().find(|(_, value, max)| value > max) {
             return Err(IdError::Value { name, value });
         }
         if path.pkey != self.pkey() {
-            return Err(IdError::Value { name: "the partition", value: path.pkey.0.into() });
+            return Err(IdError::Value { name: "partition key", value: path.pkey.0.into() });
         }
         let &Path { dgid, hop_limit, traffic_class, flow_label, .. } = path;
         Ok(AddressVector { dgid, sgid_index, hop_limit, traffic_class, flow_label })

@@ -37,17 +37,17 @@ impl State {
             Err(_) => AprStatus::Unsupported,
         };
         let device = &mut self.devices[index];
-        // Fails if the connection is gone, because its peer has given up.
+        // Fails if the connection no longer exists, because the peer has aborted it.
         let _ = device.cm.respond_to_alternate(device.now(), connection, status, &[], &[]);
     }
 
-    /// Handles the peer's answer to our offer; `None` if the peer does not respond.
-    pub fn on_alternate_response(&mut self, number: u64, answer: Option<AprStatus>) {
+    /// Handles the peer's response to our offer; `None` if the peer does not respond.
+    pub fn on_alternate_response(&mut self, number: u64, response: Option<AprStatus>) {
         let Some(av) = self.id_mut(number).ok().and_then(|id| id.alternate.take()) else { return };
-        let status = match answer {
+        let status = match response {
             None => -libc::ETIMEDOUT,
             Some(AprStatus::Loaded) => self.arm(number, av).map_or_else(|e| -e.errno(), |()| 0),
-            Some(refused) => refused.code().into(),
+            Some(rejected) => rejected.code().into(),
         };
         if let Ok(id) = self.id(number) {
             id.report(CmEventKind::AlternatePath, status, EventParam::None);

@@ -45,7 +45,7 @@ pub(super) struct QueuedEvent {
     pub waiting: Option<BacklogEntry>,
 }
 
-/// Entry of a pending connection request in the backlog of its listener; dropping it frees the place.
+/// Entry of a pending connection request in the backlog of its listener; dropping it frees the entry.
 pub(super) struct BacklogEntry(Arc<AtomicUsize>);
 
 impl BacklogEntry {
@@ -84,7 +84,7 @@ impl QueuedEvent {
     }
 
     fn event(self) -> Option<CmEvent> {
-        // The request is taken: frees its place in the backlog.
+        // The request is delivered: frees its entry in the backlog.
         drop(self.waiting);
         let id = match self.id {
             Subject::New(id) => id,
@@ -120,10 +120,10 @@ impl EventChannel {
         self.take_first(|e| e.kind == CmEventKind::ConnectRequest && e.listener() == Some(listener))
     }
 
-    fn take_first(&self, which: impl Fn(&QueuedEvent) -> bool) -> Option<CmEvent> {
+    fn take_first(&self, predicate: impl Fn(&QueuedEvent) -> bool) -> Option<CmEvent> {
         loop {
             let mut queue = self.0.queue.lock();
-            let at = queue.events.iter().position(&which)?;
+            let at = queue.events.iter().position(&predicate)?;
             let queued = queue.events.remove(at)?;
             self.decrement_count();
             drop(queue);
@@ -192,12 +192,13 @@ impl EventChannel {
             .for_each(|e| to.push(e));
     }
 
-    fn split_off(&self, which: impl Fn(&QueuedEvent) -> bool) -> Vec<QueuedEvent> {
+    fn split_off(&self, predicate: impl Fn(&QueuedEvent) -> bool) -> Vec<QueuedEvent> {
         let mut queue = self.0.queue.lock();
-        let (taken, left): (Vec<_>, Vec<_>) = std::mem::take(&mut queue.events).into_iter().partition(which);
-        queue.events = left.into();
-        taken.iter().for_each(|_| self.decrement_count());
-        taken
+        let (removed, rest): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut queue.events).into_iter().partition(predicate);
+        queue.events = rest.into();
+        removed.iter().for_each(|_| self.decrement_count());
+        removed
     }
 
     /// Decrements the count of the descriptor. Does not block, because each event has one count.

@@ -47,8 +47,8 @@ impl State {
     fn depths(&self, id: &Id, param: &ConnParam) -> Result<(u8, u8), IdError> {
         let device = id.device.ok_or(IdError::Ended)?;
         let limit = self.devices[device].max_rd_atomic();
-        let depth = |name, given, asked: u8| match given {
-            MAX_RD_ATOMIC => Ok(limit.min(asked)),
+        let depth = |name, given, requested: u8| match given {
+            MAX_RD_ATOMIC => Ok(limit.min(requested)),
             given if given > limit => Err(IdError::Value { name, value: given.into() }),
             given => Ok(given),
         };
@@ -158,12 +158,12 @@ impl State {
         if id.disconnect_reported && id.connection.is_none() {
             return Ok(());
         }
-        let over = id.state == IdState::Ended;
+        let is_ended = id.state == IdState::Ended;
         let (index, connection) = id.connection("disconnect")?;
         let device = &mut self.devices[index];
         match device.cm.disconnect(device.now(), connection, &[]) {
             // Both sides have disconnected already.
-            Err(CmError::State { .. }) if over => {}
+            Err(CmError::State { .. }) if is_ended => {}
             other => other?,
         }
         self.id_mut(number)?.state = IdState::Ended;
@@ -173,7 +173,10 @@ impl State {
     pub fn notify(&mut self, number: u64, event: AsyncEvent) -> Result<(), IdError> {
         let id = self.id(number)?;
         let AsyncEvent::CommunicationEstablished(_) = event else {
-            return Err(IdError::State { call: "notify", state: "has no use for that event" });
+            return Err(IdError::State {
+                call: "notify",
+                state: "handles CommunicationEstablished events only",
+            });
         };
         let (index, connection) = id.connection("notify")?;
         let device = &mut self.devices[index];
@@ -212,19 +215,19 @@ impl State {
                 id.state = IdState::Connected;
                 id.report(CmEventKind::Established, 0, param);
             }
-            Err(e) => self.give_up(number, index, connection, &e),
+            Err(e) => self.abort(number, index, connection, &e),
         }
     }
 
     /// Rejects the connection and reports the error, because the queue pair could not change its state.
-    fn give_up(&mut self, number: u64, index: usize, connection: ConnId, why: &IdError) {
+    fn abort(&mut self, number: u64, index: usize, connection: ConnId, error: &IdError) {
         let device = &mut self.devices[index];
         device.send_reject(connection, RejReason::Consumer);
         device.ids.remove(&connection);
         let Ok(id) = self.id_mut(number) else { return };
         id.connection = None;
         id.end();
-        id.report(CmEventKind::ConnectError, -why.errno(), EventParam::None);
+        id.report(CmEventKind::ConnectError, -error.errno(), EventParam::None);
     }
 
     /// Handles the end of the handshake: the peer's RTU, or data instead of it.
@@ -248,9 +251,10 @@ impl State {
 
     /// Handles a rejection or a timeout on the peer's side.
     pub fn on_rejected(&mut self, number: u64, rejection: &Rejection) {
-        let of = Connection { private_data: rejection.private_data.to_vec(), ..Connection::default() };
+        let connection =
+            Connection { private_data: rejection.private_data.to_vec(), ..Connection::default() };
         let status = rejection.reason.code().into();
-        self.on_failed(number, CmEventKind::Rejected, status, EventParam::Connection(of));
+        self.on_failed(number, CmEventKind::Rejected, status, EventParam::Connection(connection));
     }
 
     /// Handles the lack of a response from the peer.

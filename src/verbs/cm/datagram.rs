@@ -44,18 +44,18 @@ impl State {
             Err(_) => {
                 let sidr_rejection = sidr_rejection(SidrStatus::Unsupported, &[]);
                 let device = &mut self.devices[device];
-                // Fails if the request is gone, because its peer has given up.
+                // Fails if the request no longer exists, because the peer has aborted it.
                 let _ = device.cm.sidr_reply(device.now(), connection, &sidr_rejection);
             }
         }
     }
 
-    /// Answers a request with the queue pair of the id.
+    /// Responds to a request with the queue pair of the id.
     pub fn accept_sidr(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
         let id = self.id(number)?;
         let qpn = id.qp.as_ref().map(|qp| qp.qpn).or(param.qp_num).ok_or(IdError::NoQp)?;
-        let has = || id.qp.as_ref()?.query()?.qkey;
-        let qkey = param.qkey.or_else(has).unwrap_or(UDP_QKEY);
+        let own_qkey = || id.qp.as_ref()?.query()?.qkey;
+        let qkey = param.qkey.or_else(own_qkey).unwrap_or(UDP_QKEY);
         let reply = SidrReply {
             status: SidrStatus::Valid,
             qpn,
@@ -83,32 +83,32 @@ impl State {
     }
 
     /// Handles the response to our request.
-    pub fn on_sidr_response(&mut self, number: u64, answer: &SidrResponse) {
+    pub fn on_sidr_response(&mut self, number: u64, response: &SidrResponse) {
         self.release_connection(number);
         let Ok(id) = self.id_mut(number) else { return };
-        if answer.status != SidrStatus::Valid {
-            let of = Datagram {
-                private_data: answer.private_data.to_vec(),
+        if response.status != SidrStatus::Valid {
+            let param = Datagram {
+                private_data: response.private_data.to_vec(),
                 address: AddressVector::to(id.to.map(|to| to.dgid).unwrap_or_default()),
                 qp_num: Qpn::default(),
                 qkey: QKey::default(),
                 group: None,
             };
             id.state = IdState::Ended;
-            let status = answer.status.code().into();
-            return id.report(CmEventKind::Unreachable, status, EventParam::Datagram(of));
+            let status = response.status.code().into();
+            return id.report(CmEventKind::Unreachable, status, EventParam::Datagram(param));
         }
-        id.remote_ece = answer.ece;
+        id.remote_ece = response.ece;
         id.state = IdState::Connected;
         let Some(to) = id.to else { return };
-        let of = Datagram {
-            private_data: answer.private_data.to_vec(),
+        let param = Datagram {
+            private_data: response.private_data.to_vec(),
             address: AddressVector { traffic_class: id.tos, ..to },
-            qp_num: answer.qpn,
-            qkey: answer.qkey,
+            qp_num: response.qpn,
+            qkey: response.qkey,
             group: None,
         };
-        id.report(CmEventKind::Established, 0, EventParam::Datagram(of));
+        id.report(CmEventKind::Established, 0, EventParam::Datagram(param));
     }
 }
 

@@ -21,8 +21,8 @@ impl State {
         self.ids().filter(|(_, id)| id.device == Some(index)).map(|(number, _)| number).collect()
     }
 
-    /// Reports `AddrChange` to ids whose address the device no longer has. The ids keep their state: it is
-    /// for the program to end what can still be ended, and the address may come back.
+    /// Reports `AddrChange` to ids whose address the device no longer has. The ids keep their state: the
+    /// program decides which of them to disconnect, and the device may get the address again.
     fn on_gid_change(&mut self, index: usize) {
         let device = &mut self.devices[index];
         let now = device.context.gids();
@@ -43,7 +43,7 @@ impl State {
                 id.lost_gid = before.get(own).copied();
                 id.report(CmEventKind::AddrChange, 0, EventParam::None);
             }
-            // The address may come back at another index.
+            // The address may return at another index.
             let at = id.lost_gid.and_then(|lost_gid| now.iter().position(|gid| *gid == lost_gid));
             if let Some(index) = at.and_then(|at| u8::try_from(at).ok()) {
                 id.lost_gid = None;
@@ -52,8 +52,8 @@ impl State {
         }
     }
 
-    /// Handles the loss of a device: its addresses and the connections of its ids are gone, and its ids
-    /// report nothing more after `DeviceRemoval`.
+    /// Handles the loss of a device: its addresses and the connections of its ids no longer exist, and its
+    /// ids report no events after `DeviceRemoval`.
     fn on_device_fatal(&mut self, index: usize) {
         let device = &mut self.devices[index];
         device.is_lost = true;

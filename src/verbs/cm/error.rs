@@ -11,29 +11,29 @@ use crate::verbs::{ClaimError, CreateError, OpenError};
 #[derive(Debug, thiserror::Error)]
 pub enum IdError {
     /// The phase of the id does not permit the call.
-    #[error("{call} of an id that {state}")]
+    #[error("cannot call {call}: the id {state}")]
     State {
         /// Name of the call.
         call: &'static str,
         /// Phase of the id.
         state: &'static str,
     },
-    /// Another id has the port.
-    #[error("port {0} is taken: bind to another, or to 0 for any")]
-    PortTaken(SocketAddr),
-    /// Another id has the port, and one of the two is bound to the wildcard address.
+    /// Another id uses the port.
+    #[error("port {0} is in use: bind another port, or port 0 for any free port")]
+    PortInUse(SocketAddr),
+    /// Another id uses the port, and one of the two is bound to the wildcard address.
     #[error(
-        "port {0} is taken by an id with a wildcard address, or this is the wildcard: bind to another, or to 0 for any"
+        "port {0} is in use by an id, and one of the addresses is a wildcard: bind another port, or port 0"
     )]
-    PortTakenByWildcard(SocketAddr),
+    PortInUseByWildcard(SocketAddr),
     /// No port of the ephemeral range is free.
-    #[error("no port is free on {0}")]
+    #[error("no ephemeral port is free on {0}")]
     NoPort(IpAddr),
     /// No device has the address.
     #[error("no device has the address {0}")]
     NoDevice(IpAddr),
     /// The port could not be claimed, for example because another process has it.
-    #[error("port {addr}: {source}")]
+    #[error("cannot claim port {addr}: {source}")]
     Claim {
         /// Address and port.
         addr: SocketAddr,
@@ -41,7 +41,7 @@ pub enum IdError {
         source: ClaimError,
     },
     /// The address cannot be that of a host.
-    #[error("{0} is no host's address: a path leads to one host")]
+    #[error("{0} is not a unicast address")]
     NoHost(IpAddr),
     /// Source and destination are of different IP versions.
     #[error("{src} and {dst} are of different IP versions")]
@@ -52,7 +52,7 @@ pub enum IdError {
         dst: IpAddr,
     },
     /// The private data do not fit the message.
-    #[error("{given} bytes of private data, and there is room for {max}")]
+    #[error("{given} bytes of private data exceed the maximum of {max}")]
     PrivateData {
         /// Number of bytes given.
         given: usize,
@@ -60,10 +60,10 @@ pub enum IdError {
         max: usize,
     },
     /// The id has no queue pair to connect.
-    #[error("no queue pair: attach one, or give its number")]
+    #[error("the id has no queue pair: attach one, or set qp_num")]
     NoQp,
     /// The transport service of the queue pair is not that of the id.
-    #[error("a {qp:?} queue pair on an id of {id:?}")]
+    #[error("a {qp:?} queue pair does not match the {id:?} service of the id")]
     QpType {
         /// Transport service of the queue pair.
         qp: QpType,
@@ -71,16 +71,16 @@ pub enum IdError {
         id: QpType,
     },
     /// The queue pair belongs to a device other than the id's.
-    #[error("the queue pair is of another device than the id")]
+    #[error("the queue pair and the id belong to different devices")]
     OtherDevice,
     /// The attributes for the transition to this state are not known.
-    #[error("there are no attributes for {0} yet")]
+    #[error("the attributes for the transition to {0} are not known yet")]
     NoAttributes(QpState),
     /// The state change of the queue pair failed.
-    #[error("the queue pair: {0}")]
+    #[error("cannot modify the queue pair: {0}")]
     Modify(#[from] ModifyError),
     /// A parameter is out of range.
-    #[error("{name} cannot be {value}")]
+    #[error("invalid {name}: {value}")]
     Value {
         /// Name of the parameter.
         name: &'static str,
@@ -88,22 +88,22 @@ pub enum IdError {
         value: u64,
     },
     /// The multicast group is joined already.
-    #[error("{0} is joined already")]
+    #[error("group {0} is already joined")]
     Joined(IpAddr),
     /// The address is not a multicast group, or the group is not joined.
-    #[error("{0} is no group, or not joined")]
+    #[error("{0} is not a multicast address, or the group is not joined")]
     NoGroup(IpAddr),
     /// The id has been destroyed.
-    #[error("the id has ended")]
+    #[error("the id is destroyed")]
     Ended,
     /// The manager belongs to the parent process; its copy in a child of fork does nothing.
-    #[error("the connection manager is of the process that this one was forked from")]
+    #[error("the connection manager belongs to the parent process: create another after fork")]
     Inherited,
-    /// The protocol layer of the device refuses the call.
+    /// The protocol layer of the device rejects the call.
     #[error(transparent)]
     Protocol(#[from] CmError),
-    /// The QP1 of the device could not be taken.
-    #[error("the device's QP1: {0}")]
+    /// The QP1 of the device could not be opened.
+    #[error("cannot open QP1 of the device: {0}")]
     Device(#[from] CreateError),
     /// The device could not be opened again for the manager.
     #[error(transparent)]

@@ -32,8 +32,8 @@ pub enum CmEventKind {
     Established = 9,
     /// The connection has ended.
     Disconnected = 10,
-    /// The device of the id is gone for good, and with it the id's connection; the id can only be destroyed.
-    /// Ids on the wildcard address continue on the other devices, and do not report this event.
+    /// The device of the id has failed permanently, and the id's connection with it; the id can only be
+    /// destroyed. Ids on the wildcard address continue on the other devices, and do not report this event.
     DeviceRemoval = 11,
     /// The multicast group is joined.
     MulticastJoin = 12,

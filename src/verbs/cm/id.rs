@@ -80,7 +80,7 @@ impl CmId {
     /// disconnects a connection, leaves multicast groups, and discards pending events. Calls on other handles
     /// of the id fail afterwards.
     pub fn destroy(&self) {
-        // In a child of fork there is nothing to destroy.
+        // A child of fork has no ids to destroy.
         let _ = self.with_state(|state, number| {
             state.destroy(number);
             Ok(())
@@ -90,7 +90,7 @@ impl CmId {
     /// Binds the id to an address and port: 0.0.0.0 or :: for all devices, port 0 for any free port.
     ///
     /// # Errors
-    /// [`IdError::PortTaken`], [`IdError::PortTakenByWildcard`], [`IdError::NoPort`], [`IdError::NoDevice`],
+    /// [`IdError::PortInUse`], [`IdError::PortInUseByWildcard`], [`IdError::NoPort`], [`IdError::NoDevice`],
     /// [`IdError::Claim`], [`IdError::State`].
     pub fn bind_addr(&self, addr: SocketAddr) -> Result<(), IdError> {
         self.with_state(|state, number| state.bind_addr(number, addr))
@@ -111,7 +111,7 @@ impl CmId {
     }
 
     /// Finds the path to the resolved address, and reports `RouteResolved`, or `RouteError` if the source
-    /// address is gone. Resolution is local, so the event is reported at once and the timeout is ignored.
+    /// address was removed. Resolution is local, so the event is reported at once and the timeout is ignored.
     ///
     /// # Errors
     /// [`IdError::State`] before the address is resolved.
@@ -176,7 +176,7 @@ impl CmId {
     /// any path that its queue pair can load.
     ///
     /// # Errors
-    /// [`IdError`], if there is no connection, or an offer is not answered yet.
+    /// [`IdError`], if there is no connection, or an offer has no response yet.
     pub fn load_alternate(&self, from: IpAddr, to: IpAddr) -> Result<(), IdError> {
         self.with_state(|state, number| state.load_alternate(number, from, to))
     }

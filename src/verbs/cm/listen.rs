@@ -13,7 +13,8 @@ use crate::transport::{AddressVector, QpType};
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
 use crate::wire::mad::{RejReason, ServiceId};
 
-/// Maximum number of requests that wait to be taken, and the default if the program gives no backlog.
+/// Maximum number of requests that wait for `get_request` or `get_event`, and the default if the program
+/// gives no backlog.
 const MAX_BACKLOG: usize = 1024;
 
 /// A service, and the ids of this process that listen to it, each at an address of its own.
@@ -93,7 +94,7 @@ impl State {
         let id = self.id(number)?;
         id.require("listen", &[IdState::Bound])?;
         let (Some(local), Some(service)) = (id.local, id.service()) else {
-            return Err(IdError::State { call: "listen", state: "has no address" });
+            return Err(IdError::State { call: "listen", state: "is not bound" });
         };
         let claim = Claim { id: number, reuse: id.reuse_addr, af_only: id.af_only || local.is_ipv4() };
         self.ports.check_listen(id.space, local, &claim)?;
@@ -141,8 +142,8 @@ impl State {
         }
     }
 
-    /// Extends the ids on the wildcard address to a new device, except those whose port another process has
-    /// there.
+    /// Extends the ids on the wildcard address to a new device, except those whose port another process
+    /// uses on it.
     pub fn extend_listeners(&mut self, device: usize) {
         let on_all = |id: &Id| id.device.is_none() && id.local.is_some() && id.owns_port;
         let found: Vec<_> = self.ids().filter(|(_, id)| on_all(id)).map(|(number, _)| number).collect();

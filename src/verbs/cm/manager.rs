@@ -32,7 +32,7 @@ use crate::verbs::{Context, ManagementPort};
 pub struct ConnectionManager(Arc<Owner>);
 
 impl ConnectionManager {
-    /// Creates a connection manager for these devices, possibly none. It takes QP1 of each device, so a
+    /// Creates a connection manager for these devices, possibly none. It opens QP1 of each device, so a
     /// device has at most one connection manager.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl ConnectionManager {
     /// Adds a device and returns its index. Ids that listen on the wildcard address listen on it too.
     ///
     /// # Errors
-    /// [`IdError::Device`] if the QP1 of the device is taken, [`IdError::Open`] if the system is out of file
+    /// [`IdError::Device`] if the QP1 of the device is in use, [`IdError::Open`] if the system is out of file
     /// descriptors.
     pub fn add_device(&self, device: Context) -> Result<usize, IdError> {
         // A second context receives asynchronous events of its own, beside those of the program.
@@ -93,7 +93,7 @@ impl ConnectionManager {
         self.0.with_state(|state| Ok(state.contexts())).unwrap_or_default()
     }
 
-    /// Returns the number of ids: those that programs hold, and those of requests that are not taken yet.
+    /// Returns the number of ids: those that programs hold, and those of requests that are not delivered yet.
     pub fn ids(&self) -> usize {
         self.0.with_state(|state| Ok(state.ids().count())).unwrap_or_default()
     }
@@ -208,7 +208,7 @@ impl Shared {
         result
     }
 
-    /// Sends and reports what is pending, then unlocks. The remains of ended ids are dropped without the
+    /// Sends and reports what is pending, then unlocks. The objects of ended ids are dropped without the
     /// lock, because they may hold the last handles of other ids. Returns the time until the next deadline.
     fn finish<'s>(&'s self, mut state: MutexGuard<'s, State>) -> Option<Duration> {
         loop {

@@ -17,31 +17,31 @@
 //! use urxe::verbs::*;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let (fabric, soon) = (Fabric::new(), Duration::from_secs(5));
-//! let (here, there) = (Context::on_fabric(&fabric)?, Context::on_fabric(&fabric)?);
-//! let at = (there.query_gid(0).ok_or("no address")?.ip(), 7471).into();
+//! let (fabric, timeout) = (Fabric::new(), Duration::from_secs(5));
+//! let (local, remote) = (Context::on_fabric(&fabric)?, Context::on_fabric(&fabric)?);
+//! let address = (remote.query_gid(0).ok_or("no address")?.ip(), 7471).into();
 //! let new_qp = |context: &Context| {
 //!     let cq = context.create_cq(64)?;
 //!     context.alloc_pd()?.create_qp(&cq, &cq, &QpOptions::default())
 //! };
 //!
-//! let server = ConnectionManager::new(vec![there])?;
-//! let listener = Listener::bind(&server, at)?;
-//! let serving = std::thread::spawn(move || -> Result<(), SessionError> {
-//!     let incoming = listener.next(soon)?;
+//! let server = ConnectionManager::new(vec![remote])?;
+//! let listener = Listener::bind(&server, address)?;
+//! let server_thread = std::thread::spawn(move || -> Result<(), SessionError> {
+//!     let incoming = listener.next(timeout)?;
 //!     assert_eq!(&incoming.private_data()[..5], b"hello");
-//!     let qp = new_qp(&incoming.context().expect("it came to a device"))?;
-//!     let session = incoming.accept(qp, &ConnParam::with_data(b"welcome"), soon)?;
-//!     session.wait_for_disconnect(soon)?;
-//!     session.disconnect(soon)
+//!     let qp = new_qp(&incoming.context().expect("an incoming connection has a device"))?;
+//!     let session = incoming.accept(qp, &ConnParam::with_data(b"welcome"), timeout)?;
+//!     session.wait_for_disconnect(timeout)?;
+//!     session.disconnect(timeout)
 //! });
 //!
-//! let client = ConnectionManager::new(vec![here])?;
-//! let session = client.connect(at, new_qp, &ConnParam::with_data(b"hello"), soon)?;
+//! let client = ConnectionManager::new(vec![local])?;
+//! let session = client.connect(address, new_qp, &ConnParam::with_data(b"hello"), timeout)?;
 //! assert_eq!(&session.private_data()[..7], b"welcome");
 //! session.qp().post_send(&SendWr::send(1, &[]))?;
-//! session.disconnect(soon)?;
-//! serving.join().expect("the server does not panic")?;
+//! session.disconnect(timeout)?;
+//! server_thread.join().expect("the server thread does not panic")?;
 //! # Ok(())
 //! # }
 //! ```

@@ -20,7 +20,7 @@ impl State {
             return Err(IdError::NoQp);
         }
         if id.is_datagram() {
-            return Err(IdError::State { call: "connect_peer", state: "is for datagrams" });
+            return Err(IdError::State { call: "connect_peer", state: "is a datagram id" });
         }
         self.request(number, param, true)?;
         self.id_mut(number)?.peer_to_peer =
@@ -28,14 +28,14 @@ impl State {
         Ok(())
     }
 
-    /// Accepts the peer's request, which replaces our own. The program is not asked, because it wants the
-    /// same connection.
+    /// Accepts the peer's request, which replaces our own. Without an event for the program, because it has
+    /// requested the same connection.
     pub fn on_peer_to_peer_request(&mut self, index: usize, connection: ConnId, request: &Requested) {
-        let answered = match self.devices[index].ids.get(&connection).copied() {
+        let accepted = match self.devices[index].ids.get(&connection).copied() {
             Some(number) => self.accept_peer_request(number, request),
             None => Err(IdError::Ended),
         };
-        if answered.is_err() {
+        if accepted.is_err() {
             self.devices[index].send_reject(connection, RejReason::Consumer);
         }
     }

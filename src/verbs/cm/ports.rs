@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use super::{IdError, PortSpace};
 
-/// Range of the ports allocated when the caller asks for any (RFC 6335, dynamic ports), as on most systems.
+/// Range of the ports allocated for port 0 (RFC 6335, dynamic ports), as on most systems.
 const EPHEMERAL: RangeInclusive<u16> = 49152..=65535;
 
 /// A request to bind a port.
@@ -39,8 +39,8 @@ impl Binding {
     /// wildcard address.
     fn conflict(&self, addr: SocketAddr) -> IdError {
         match self.ip.is_unspecified() || addr.ip().to_canonical().is_unspecified() {
-            true => IdError::PortTakenByWildcard(addr),
-            false => IdError::PortTaken(addr),
+            true => IdError::PortInUseByWildcard(addr),
+            false => IdError::PortInUse(addr),
         }
     }
 }
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(bind(&mut ports, "10.0.0.1:7", claim(1)), Ok(7));
         assert_eq!(bind(&mut ports, "10.0.0.1:7", claim(2)), Err(()));
         assert_eq!(bind(&mut ports, "[::ffff:10.0.0.1]:7", claim(2)), Err(()));
-        assert_eq!(bind(&mut ports, "0.0.0.0:7", claim(2)), Err(()), "any is that one too");
+        assert_eq!(bind(&mut ports, "0.0.0.0:7", claim(2)), Err(()), "the wildcard address overlaps");
         assert_eq!(bind(&mut ports, "10.0.0.2:7", claim(2)), Ok(7));
         assert_eq!(ports.bind(PortSpace::Udp, at("10.0.0.1:7"), claim(3)).unwrap(), 7);
         ports.release(PortSpace::Tcp, 7, 1);

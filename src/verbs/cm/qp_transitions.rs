@@ -11,7 +11,7 @@ use crate::verbs::Qp;
 use crate::verbs::qp::QpRemote;
 use crate::wire::RnrTimer;
 
-/// RNR NAK timer: the peer waits 41 ms after an RNR NAK of ours. Programs ask for few retries, because the
+/// RNR NAK timer: the peer waits 41 ms after an RNR NAK of ours. Programs set few retries, because the
 /// kernel's connection manager sets the timer to 0.66 s.
 const MIN_RNR_TIMER: RnrTimer = RnrTimer::new(24);
 
@@ -88,9 +88,9 @@ impl State {
             rts.max_rd_atomic = rts.max_rd_atomic.map(|_| initiator_depth);
         }
         // The peer may offer more than this device supports.
-        let most = id.device.map_or(0, |device| self.devices[device].max_rd_atomic());
-        rtr.max_dest_rd_atomic = rtr.max_dest_rd_atomic.map(|n| n.min(most));
-        rts.max_rd_atomic = rts.max_rd_atomic.map(|n| n.min(most));
+        let max = id.device.map_or(0, |device| self.devices[device].max_rd_atomic());
+        rtr.max_dest_rd_atomic = rtr.max_dest_rd_atomic.map(|n| n.min(max));
+        rts.max_rd_atomic = rts.max_rd_atomic.map(|n| n.min(max));
         modify(qp, &rtr)?;
         modify(qp, &rts)
     }

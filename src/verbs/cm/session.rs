@@ -21,16 +21,16 @@ pub enum SessionError {
     /// The wait for the peer failed or timed out.
     #[error(transparent)]
     Wait(#[from] WaitError),
-    /// The peer rejects the connection.
-    #[error("the peer refuses: {reason}")]
-    Refused {
+    /// The peer has rejected the connection.
+    #[error("the peer rejected the connection: {reason}")]
+    Rejected {
         /// Reason of the rejection.
         reason: RejReason,
         /// Private data from the peer's program.
         private_data: Vec<u8>,
     },
     /// Another event arrived than the expected one.
-    #[error("{} with status {status}", .kind.name())]
+    #[error("unexpected event {} with status {status}", .kind.name())]
     Failed {
         /// Kind of the event.
         kind: CmEventKind,
@@ -44,7 +44,7 @@ impl SessionError {
         let reason = u16::try_from(event.status).ok().map(RejReason::from_code);
         match (event.kind, reason) {
             (CmEventKind::Rejected, Some(reason)) => {
-                SessionError::Refused { reason, private_data: event.private_data().to_vec() }
+                SessionError::Rejected { reason, private_data: event.private_data().to_vec() }
             }
             (kind, _) => SessionError::Failed { kind, status: event.status },
         }

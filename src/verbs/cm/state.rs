@@ -39,14 +39,14 @@ pub(super) struct Device {
     pub cm: Cm,
     /// GIDs of the device, as of the last GID change event.
     pub gids: Vec<Gid>,
-    /// Whether the device is gone for good.
+    /// Whether the device has failed permanently.
     pub is_lost: bool,
     /// Number of the id that owns each connection.
     pub ids: HashMap<ConnId, u64>,
     pub services: HashMap<ServiceId, Service>,
     /// Services that this process has claimed; ids that share a port share the claim.
     pub claims: HashMap<(ServiceId, Option<IpAddr>), Weak<ServiceClaim>>,
-    /// Whether more MADs may be pending than the last turn has taken.
+    /// Whether MADs may be pending that the last turn has not received.
     may_have_more_mads: bool,
 }
 
@@ -62,7 +62,7 @@ pub(super) enum IdState {
     Connecting,
     /// The peer accepts, and the program is to report that its queue pair is ready.
     Responded,
-    /// The peer has requested a connection, which is not answered yet.
+    /// The peer has requested a connection, and the program has not responded yet.
     Requested,
     /// The program has accepted, and the peer has not confirmed yet (RTU).
     Accepted,
@@ -74,22 +74,22 @@ pub(super) enum IdState {
 impl IdState {
     fn text(self) -> &'static str {
         match self {
-            IdState::Idle => "has no address",
-            IdState::Bound => "has no peer",
-            IdState::Listening => "listens",
-            IdState::AddrResolved => "has no route yet",
+            IdState::Idle => "is not bound",
+            IdState::Bound => "has no destination address",
+            IdState::Listening => "is listening",
+            IdState::AddrResolved => "has no resolved route",
             IdState::RouteResolved => "is not connected",
-            IdState::Connecting => "waits for its peer",
-            IdState::Responded => "is to be established",
-            IdState::Requested => "is to be accepted",
-            IdState::Accepted => "waits for its peer to be ready",
+            IdState::Connecting => "is connecting",
+            IdState::Responded => "has received a response and is not established",
+            IdState::Requested => "has an unaccepted connection request",
+            IdState::Accepted => "is accepted and not established",
             IdState::Connected => "is connected",
             IdState::Ended => "is disconnected",
         }
     }
 }
 
-/// Maximum number of MADs taken from a device per turn, so that a peer that sends without pause delays
+/// Maximum number of MADs received from a device per turn, so that a peer that sends without pause delays
 /// neither API calls nor deadlines.
 const MADS_PER_TURN: usize = 128;
 
@@ -128,7 +128,7 @@ pub(super) struct Id {
     pub disconnect_reported: bool,
     /// GID of the id, while its device does not have it.
     pub lost_gid: Option<Gid>,
-    /// Alternate path that is offered to the peer and not answered yet.
+    /// Alternate path that is offered to the peer, which has not responded yet.
     pub alternate: Option<AddressVector>,
     /// State of a simultaneous (peer-to-peer) connect.
     pub peer_to_peer: Option<PeerToPeer>,
@@ -215,7 +215,7 @@ impl Device {
 
     /// Rejects a request, or the reply to a request of ours.
     pub fn send_reject(&mut self, connection: ConnId, reason: RejReason) {
-        // Fails if the connection is gone, because its peer has given up.
+        // Fails if the connection no longer exists, because the peer has aborted it.
         let _ = self.cm.reject(self.now(), connection, reason, &[], &[]);
     }
 
@@ -414,7 +414,7 @@ impl State {
                 self.on_alternate_response(number, Some(status));
             }
             (Event::AlternateTimeout, Some(number)) => self.on_alternate_response(number, None),
-            (Event::SidrResponse(answer), Some(number)) => self.on_sidr_response(number, &answer),
+            (Event::SidrResponse(response), Some(number)) => self.on_sidr_response(number, &response),
             // The connection manager extends the response timeout on its own.
             (Event::Delayed { .. }, Some(_)) => {}
         }
@@ -427,7 +427,7 @@ impl State {
 
     /// Returns the time until the next deadline.
     pub fn time_left(&self) -> Option<Duration> {
-        let left = |device: &Device| Some(device.deadline()?.since(device.now()));
-        self.devices.iter().filter_map(left).min()
+        let remaining = |device: &Device| Some(device.deadline()?.since(device.now()));
+        self.devices.iter().filter_map(remaining).min()
     }
 }

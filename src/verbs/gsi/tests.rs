@@ -10,7 +10,7 @@ use crate::link::Link;
 use crate::link::udp::{UdpLink, UdpOptions};
 use crate::verbs::{ContextOptions, Fabric, FabricConfig, PKey};
 
-const SOON: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn mad(first: u8) -> [u8; MAD_LEN] {
     std::array::from_fn(|i| first.wrapping_add(i as u8))
@@ -36,15 +36,15 @@ fn on_udp(ip: &str, shards: usize) -> Context {
 
 /// Sends datagrams from `a` to `b` and back by the path that each was received with.
 fn exchange(a: &Context, b: &Context) {
-    let (one, other) = (a.management_port().unwrap(), b.management_port().unwrap());
-    assert_eq!((one.try_recv(), one.comm_id_prefix()), (None, (0, 0)));
+    let (first, second) = (a.management_port().unwrap(), b.management_port().unwrap());
+    assert_eq!((first.try_recv(), first.comm_id_prefix()), (None, (0, 0)));
     for i in 0..100 {
-        one.send(&path(a, b), &mad(i)).unwrap();
-        let got = other.recv(SOON).unwrap();
-        assert_eq!((got.bytes, got.src_qpn, got.pkey_index), (mad(i), Qpn::GSI, 0));
-        assert_eq!((Some(got.from.dgid), got.from.sgid_index), (a.query_gid(0), 0));
-        other.send(&got.from, &mad(i + 1)).unwrap();
-        assert_eq!(one.recv(SOON).unwrap().bytes, mad(i + 1));
+        first.send(&path(a, b), &mad(i)).unwrap();
+        let received = second.recv(TIMEOUT).unwrap();
+        assert_eq!((received.bytes, received.src_qpn, received.pkey_index), (mad(i), Qpn::GSI, 0));
+        assert_eq!((Some(received.from.dgid), received.from.sgid_index), (a.query_gid(0), 0));
+        second.send(&received.from, &mad(i + 1)).unwrap();
+        assert_eq!(first.recv(TIMEOUT).unwrap().bytes, mad(i + 1));
     }
 }
 
@@ -61,24 +61,24 @@ fn mad_makes_a_round_trip_over_udp_whatever_the_shard_count() {
     exchange(&on_udp("127.18.210.1", 1), &on_udp("127.18.210.2", 1));
     exchange(&on_udp("127.18.211.1", 2), &on_udp("127.18.211.2", 4));
     if std::net::UdpSocket::bind("[::1]:0").is_ok() {
-        let alone = on_udp("::1", 1);
-        exchange_with_itself(&alone);
+        let context = on_udp("::1", 1);
+        exchange_with_itself(&context);
     }
 }
 
 fn exchange_with_itself(context: &Context) {
     let port = context.management_port().unwrap();
     port.send(&path(context, context), &mad(9)).unwrap();
-    assert_eq!(port.recv(SOON).unwrap().bytes, mad(9));
+    assert_eq!(port.recv(TIMEOUT).unwrap().bytes, mad(9));
 }
 
 #[test]
 fn second_management_port_is_refused_until_the_first_is_dropped() {
     let (_fabric, a, b) = on_fabric();
     let first = a.management_port().unwrap();
-    let refused = a.reopen().unwrap().management_port().unwrap_err();
-    assert!(matches!(refused, CreateError::Exhausted { max: 1, .. }), "{refused}");
-    assert!(refused.to_string().contains("QP1"), "{refused}");
+    let error = a.reopen().unwrap().management_port().unwrap_err();
+    assert!(matches!(error, CreateError::Exhausted { max: 1, .. }), "{error}");
+    assert!(error.to_string().contains("QP1"), "{error}");
     drop(first);
     exchange(&b, &a);
     exchange(&b, &a);
@@ -88,17 +88,17 @@ fn second_management_port_is_refused_until_the_first_is_dropped() {
 fn mads_beyond_the_receive_queue_are_dropped_and_counted() {
     let (fabric, a, b) = on_fabric();
     let (from, to) = (a.management_port().unwrap(), b.management_port().unwrap());
-    for i in 0..3 * RECEIVES {
+    for i in 0..3 * RECV_DEPTH {
         from.send(&path(&a, &b), &mad(i as u8)).unwrap();
-        fabric.run_until_idle(SOON);
+        fabric.run_until_idle(TIMEOUT);
     }
-    assert_eq!(b.counters().rx_no_receive, 2 * u64::from(RECEIVES));
-    for i in 0..RECEIVES {
+    assert_eq!(b.counters().rx_no_receive, 2 * u64::from(RECV_DEPTH));
+    for i in 0..RECV_DEPTH {
         assert_eq!(to.try_recv().unwrap().bytes, mad(i as u8));
     }
     assert_eq!(to.try_recv(), None);
     from.send(&path(&a, &b), &mad(1)).unwrap();
-    assert_eq!(to.recv(SOON).unwrap().bytes, mad(1));
+    assert_eq!(to.recv(TIMEOUT).unwrap().bytes, mad(1));
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn messages_of_wrong_length_or_qkey_are_dropped_and_counted() {
         let sges = [region.sge(0..len)];
         let to = Some(ah.to(Qpn::GSI, qkey));
         qp.post_send(&SendWr { to, ..SendWr::send(1, &sges) }).unwrap();
-        fabric.run_until_idle(SOON);
+        fabric.run_until_idle(TIMEOUT);
     };
     for len in [0, 4, 255, 257, 1024, 4096] {
         send(len, QKey::GSI);
@@ -131,10 +131,10 @@ fn messages_of_wrong_length_or_qkey_are_dropped_and_counted() {
 #[test]
 fn qp1_accepts_every_partition_key_of_the_port() {
     let (fabric, a, b) = on_fabric();
-    let (one, other) = (a.management_port().unwrap(), b.management_port().unwrap());
-    let send = |first| {
-        one.send(&path(&a, &b), &mad(first)).unwrap();
-        fabric.run_until_idle(SOON);
+    let (first, second) = (a.management_port().unwrap(), b.management_port().unwrap());
+    let send = |start| {
+        first.send(&path(&a, &b), &mad(start)).unwrap();
+        fabric.run_until_idle(TIMEOUT);
     };
     b.set_pkeys(&[PKey::DEFAULT, PKey(0x1234), PKey(0x8005)]).unwrap();
     send(1);
@@ -144,14 +144,15 @@ fn qp1_accepts_every_partition_key_of_the_port() {
     send(3);
     a.set_pkeys(&[PKey(0x9235)]).unwrap();
     send(4);
-    let got: Vec<_> = std::iter::from_fn(|| other.try_recv()).map(|m| (m.bytes[0], m.pkey_index)).collect();
-    assert_eq!(got, [(1, 0), (2, 2), (3, 1)]);
+    let received: Vec<_> =
+        std::iter::from_fn(|| second.try_recv()).map(|m| (m.bytes[0], m.pkey_index)).collect();
+    assert_eq!(received, [(1, 0), (2, 2), (3, 1)]);
     assert_eq!(b.counters().rx_pkey_violation, 1);
     // QP1 is not tied to any of the keys, and sends with the first one.
     b.set_pkeys(&[PKey::DEFAULT]).unwrap();
     a.set_pkeys(&[PKey::DEFAULT]).unwrap();
-    other.send(&path(&b, &a), &mad(5)).unwrap();
-    assert_eq!(one.recv(SOON).unwrap().bytes[0], 5);
+    second.send(&path(&b, &a), &mad(5)).unwrap();
+    assert_eq!(first.recv(TIMEOUT).unwrap().bytes[0], 5);
 }
 
 #[test]
@@ -167,10 +168,10 @@ fn descriptor_is_readable_while_there_may_be_mads() {
         from.send(&path(&a, &b), &mad(round)).unwrap();
         from.send(&path(&a, &b), &mad(round)).unwrap();
         assert!(is_readable(10_000));
-        let mut got = 0;
-        while got < 2 {
+        let mut received = 0;
+        while received < 2 {
             assert!(is_readable(10_000));
-            got += std::iter::from_fn(|| to.try_recv()).count();
+            received += std::iter::from_fn(|| to.try_recv()).count();
         }
         assert!(!is_readable(0), "round {round}");
     }
@@ -182,10 +183,10 @@ fn queued_mads_are_lost_with_the_port_and_the_device_stays() {
     let from = a.management_port().unwrap();
     let to = b.management_port().unwrap();
     from.send(&path(&a, &b), &mad(1)).unwrap();
-    fabric.run_until_idle(SOON);
+    fabric.run_until_idle(TIMEOUT);
     drop(to);
     from.send(&path(&a, &b), &mad(2)).unwrap();
-    fabric.run_until_idle(SOON);
+    fabric.run_until_idle(TIMEOUT);
     assert_eq!(b.counters().rx_unknown_qp, 1);
     let to = b.management_port().unwrap();
     assert_eq!(to.try_recv(), None);

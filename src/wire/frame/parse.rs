@@ -104,7 +104,7 @@ fn ipv4(frame: &[u8], at: usize, checksums: Checksums) -> Result<Content, FrameE
     if bytes.len() < total {
         return Err(truncated("IPv4", total, bytes.len()));
     }
-    if !ipv4_sum_holds(ip.slice()) {
+    if !is_ipv4_checksum_valid(ip.slice()) {
         return Err(FrameError::Ipv4Checksum {
             found: ip.header_checksum(),
             expected: ipv4_checksum(ip.slice()),
@@ -126,9 +126,9 @@ fn ipv4(frame: &[u8], at: usize, checksums: Checksums) -> Result<Content, FrameE
     udp(frame, inner, flow, IpIdent::Exact { id: ip.identification(), flags }, checksums)
 }
 
-/// Reports whether the checksum of a header holds, over its bytes as received: a decoded header has lost the
-/// reserved flag.
-fn ipv4_sum_holds(header: &[u8]) -> bool {
+/// Reports whether the checksum of a header is valid, over its bytes as received: a decoded header has lost
+/// the reserved flag.
+fn is_ipv4_checksum_valid(header: &[u8]) -> bool {
     Sum16BitWords::new().add_slice(header).ones_complement() == 0
 }
 
@@ -156,7 +156,7 @@ fn roce_v1(bytes: &[u8]) -> Result<Content, FrameError> {
 fn igmp(bytes: &[u8]) -> Option<GroupQuery> {
     let ip = Ipv4HeaderSlice::from_slice(bytes).ok()?;
     let message = bytes.get(ip.slice().len()..usize::from(ip.total_len()))?;
-    let is_valid = ipv4_sum_holds(ip.slice()) && !ip.is_fragmenting_payload();
+    let is_valid = is_ipv4_checksum_valid(ip.slice()) && !ip.is_fragmenting_payload();
     igmp_query(message).filter(|_| is_valid)
 }
 
@@ -206,12 +206,14 @@ fn udp(
     if usize::from(header.length()) != bytes.len() {
         return Err(FrameError::UdpLength { udp: header.length().into(), ip: bytes.len() });
     }
-    let left_out = match checksums {
+    let is_unchecked = match checksums {
         Checksums::Verify => header.checksum() == 0,
         Checksums::Partial => [0, super::udp_pseudo_sum(&flow, header.length())].contains(&header.checksum()),
         Checksums::Trust => true,
     };
-    if !left_out && pseudo_header(&flow, IpNumber::UDP, bytes.len()).add_slice(bytes).ones_complement() != 0 {
+    if !is_unchecked
+        && pseudo_header(&flow, IpNumber::UDP, bytes.len()).add_slice(bytes).ones_complement() != 0
+    {
         return Err(FrameError::UdpChecksum { found: header.checksum() });
     }
     flow.src_port = header.source_port();

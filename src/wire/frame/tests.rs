@@ -83,7 +83,7 @@ fn encoded_frames_equal_those_of_linux() {
 }
 
 #[test]
-fn neighbour_discovery_is_decoded_and_ignored_from_beyond_a_router() {
+fn neighbour_discovery_is_decoded_and_ignored_behind_a_router() {
     let Content::NeighborSolicit(ns) = read(&unhex(SOLICIT)).unwrap().content else { panic!() };
     assert_eq!(ns.target.to_string(), "fe80::5054:ff:fe77:2");
     assert_eq!(ns.source_mac, Some(A));
@@ -102,8 +102,8 @@ fn echo_round_trips_in_both_families() {
             Echo { request: true, src: src.parse().unwrap(), dst: dst.parse().unwrap(), id: 7, seq: 9 };
         let mut out = Vec::new();
         append_echo(&mut out, B, A, &echo, b"hello");
-        let Content::Echo { echo: got, data } = read(&out).unwrap().content else { panic!() };
-        assert_eq!((got, &out[data]), (echo, &b"hello"[..]));
+        let Content::Echo { echo: decoded, data } = read(&out).unwrap().content else { panic!() };
+        assert_eq!((decoded, &out[data]), (echo, &b"hello"[..]));
         *out.last_mut().unwrap() ^= 1;
         assert!(matches!(read(&out), Err(FrameError::IcmpChecksum { .. })));
     }
@@ -126,25 +126,25 @@ fn frame_with_two_vlan_tags_and_padding_is_decoded() {
 
 #[test]
 fn invalid_frame_is_refused_with_its_error() {
-    let fault = |f: &dyn Fn(&mut Vec<u8>)| {
+    let error_of = |f: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = unhex(RXE_V4);
         f(&mut bytes);
         read(&bytes).unwrap_err()
     };
-    assert!(matches!(fault(&|b| b[24] ^= 1), FrameError::Ipv4Checksum { .. }));
-    assert_eq!(fault(&|b| b[14] = 0x46), FrameError::Ipv4Options { words: 6 });
-    assert_eq!(fault(&|b| b[14] = 0x44), FrameError::Ipv4Options { words: 4 });
-    assert_eq!(fault(&|b| b[14] = 0x65), FrameError::IpVersion { version: 6 });
+    assert!(matches!(error_of(&|b| b[24] ^= 1), FrameError::Ipv4Checksum { .. }));
+    assert_eq!(error_of(&|b| b[14] = 0x46), FrameError::Ipv4Options { words: 6 });
+    assert_eq!(error_of(&|b| b[14] = 0x44), FrameError::Ipv4Options { words: 4 });
+    assert_eq!(error_of(&|b| b[14] = 0x65), FrameError::IpVersion { version: 6 });
     for fragment in [[0x20, 0x00], [0x00, 0x01]] {
-        let cut = fault(&|b| {
+        let cut = error_of(&|b| {
             b[20..22].copy_from_slice(&fragment);
             fix_ipv4(b);
         });
         assert_eq!(cut, FrameError::Fragment);
     }
-    assert_eq!(fault(&|b| b[39] = 0x19), FrameError::UdpLength { udp: 25, ip: 24 });
-    assert_eq!(fault(&|b| b[41] = 0x19), FrameError::UdpChecksum { found: 0x19 });
-    assert_eq!(fault(&|b| b[17] = 19), FrameError::LengthTooShort { layer: "IPv4", len: 19 });
+    assert_eq!(error_of(&|b| b[39] = 0x19), FrameError::UdpLength { udp: 25, ip: 24 });
+    assert_eq!(error_of(&|b| b[41] = 0x19), FrameError::UdpChecksum { found: 0x19 });
+    assert_eq!(error_of(&|b| b[17] = 19), FrameError::LengthTooShort { layer: "IPv4", len: 19 });
     // Frames that are not RoCEv2 may have options and inconsistent lengths.
     assert_eq!(read(&unhex(IGMP)).unwrap().content, Content::Foreign);
     let mut dns = unhex(RXE_V4);
@@ -220,8 +220,8 @@ fn frame_cut_at_any_length_is_truncated() {
     for hex in [ARP_REQUEST, RXE_V4, RXE_V6, SOLICIT, ADVERT] {
         let whole = unhex(hex);
         for len in 0..whole.len() {
-            let got = read(&whole[..len]);
-            assert!(matches!(got, Err(FrameError::Truncated { .. })), "{len} of {hex}: {got:?}");
+            let result = read(&whole[..len]);
+            assert!(matches!(result, Err(FrameError::Truncated { .. })), "{len} of {hex}: {result:?}");
         }
     }
 }
@@ -336,9 +336,12 @@ fn membership_reports_equal_those_of_linux() {
         // The previous versions do not distinguish a response from a new membership; the current ones do so
         // by the record type alone.
         assert_eq!(report(group, MembershipState::Member, true), unhex(old_joined));
-        let (answer, news) = (report(group, MembershipState::Member, false), unhex(joined));
-        let differ: Vec<_> = answer.iter().zip(&news).filter(|(a, b)| a != b).collect();
-        assert!(differ.contains(&(&2, &4)) && differ.len() == 2, "the type and its checksum: {differ:?}");
+        let (response, joined_report) = (report(group, MembershipState::Member, false), unhex(joined));
+        let differ: Vec<_> = response.iter().zip(&joined_report).filter(|(a, b)| a != b).collect();
+        assert!(
+            differ.contains(&(&2, &4)) && differ.len() == 2,
+            "only the type and the checksum differ: {differ:?}"
+        );
     }
 }
 

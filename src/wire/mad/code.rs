@@ -78,7 +78,7 @@ macro_rules! codes {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 match self {
                     $($name::$variant => f.write_str($text),)*
-                    $name::Other(code) => write!(f, "code {code}, which is not assigned"),
+                    $name::Other(code) => write!(f, "unassigned code {code}"),
                 }
             }
         }

@@ -70,10 +70,10 @@ pub struct IpHeader {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum IpHeaderError {
     /// The private data is too short.
-    #[error("{0} bytes of private data hold no IP header, which has {HEADER_LEN}")]
+    #[error("{0} bytes of private data are too short for an IP header of {HEADER_LEN} bytes")]
     Length(usize),
     /// The version of the header is not known.
-    #[error("version {}.{} of the IP header, and only 0.0 is known", .0 >> 4, .0 & 0xf)]
+    #[error("version of the IP header is {}.{}, must be 0.0", .0 >> 4, .0 & 0xf)]
     Version(u8),
     /// The address family is neither IPv4 nor IPv6.
     #[error("IP version {0} is neither 4 nor 6")]

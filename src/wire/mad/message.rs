@@ -111,7 +111,7 @@ layouts! {
     Rej {
         /// Communication ID of the sender; 0 if it has none.
         local: CommId = 0, 0, 32;
-        /// Communication ID of the recipient; 0 if the sender never learned it.
+        /// Communication ID of the recipient; 0 if the sender never received it.
         remote: CommId = 4, 0, 32;
         /// Message that is rejected.
         message: Rejected = 8, 0, 2;
@@ -251,7 +251,7 @@ layouts! {
 
     /// Service ID resolution request, for the queue pair of a service (IBA 12.11.1).
     SidrReq {
-        /// ID that the sender gives to the request.
+        /// ID that the sender assigns to the request.
         request: CommId = 0, 0, 32;
         /// Partition key.
         pkey: PKey = 4, 0, 16;

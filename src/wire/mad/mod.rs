@@ -40,23 +40,23 @@ pub struct Mad {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MadError {
     /// The length is not [`MAD_LEN`].
-    #[error("{0} bytes are no MAD, which has {MAD_LEN}")]
+    #[error("MAD length is {0} bytes, must be {MAD_LEN}")]
     Length(usize),
     /// The base version is not known.
-    #[error("MAD base version {0}, and only {BASE_VERSION} is known")]
+    #[error("MAD base version is {0}, must be {BASE_VERSION}")]
     BaseVersion(u8),
     /// The management class is not that of the communication manager.
-    #[error("management class {0:#04x} is not the communication manager's, {CLASS:#04x}")]
+    #[error("management class is {0:#04x}, must be {CLASS:#04x} (communication management)")]
     Class(u8),
     /// The version of the management class is not known.
-    #[error("version {0} of the communication management class, and only {CLASS_VERSION} is known")]
+    #[error("version of the communication management class is {0}, must be {CLASS_VERSION}")]
     ClassVersion(u8),
     /// The method is not Send, which is the only one of the communication manager: its messages do not get or
     /// set attributes.
-    #[error("method {0:#04x} where communication management has only Send, {METHOD_SEND:#04x}")]
+    #[error("method is {0:#04x}, must be {METHOD_SEND:#04x} (Send)")]
     Method(u8),
     /// The attribute is not a message of the communication manager.
-    #[error("attribute {0:#06x} is no message of communication management")]
+    #[error("attribute {0:#06x} is not a message of communication management")]
     Attribute(u16),
 }
 
@@ -66,7 +66,7 @@ pub enum Recipient {
     /// Listener of a service ID.
     Service(ServiceId),
     /// End of a connection, or of a service ID resolution, with this ID; 0 in a REJ whose sender never
-    /// learned the ID.
+    /// received the ID.
     Connection(CommId),
 }
 
@@ -74,7 +74,7 @@ macro_rules! message {
     ($($(#[$doc:meta])* $name:ident = $attribute:literal, $text:literal;)*) => {
         /// Message of the communication manager.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-        #[allow(clippy::large_enum_variant, reason = "they are all of the size of a MAD")]
+        #[allow(clippy::large_enum_variant, reason = "most variants have the size of a MAD")]
         pub enum Message {
             $($(#[$doc])* $name($name),)*
         }

@@ -95,7 +95,7 @@ fn codes_round_trip_including_unassigned_ones() {
     }
     assert_eq!(RejReason::ALL.len(), 34);
     assert_eq!(RejReason::Consumer.code(), 28);
-    assert_eq!(RejReason::Other(34).to_string(), "code 34, which is not assigned");
+    assert_eq!(RejReason::Other(34).to_string(), "unassigned code 34");
 }
 
 #[test]
@@ -117,8 +117,8 @@ fn recipient_is_the_service_of_a_request_and_otherwise_the_remote_id() {
     assert_eq!(Message::from(req).recipient(), Recipient::Service(service));
     let rej = Rej { local: CommId(1), remote: CommId(2), ..Rej::default() };
     assert_eq!(Message::from(rej).recipient(), Recipient::Connection(CommId(2)));
-    let answer = SidrRep { request: CommId(3), ..SidrRep::default() };
-    assert_eq!(Message::from(answer).recipient(), Recipient::Connection(CommId(3)));
+    let rep = SidrRep { request: CommId(3), ..SidrRep::default() };
+    assert_eq!(Message::from(rep).recipient(), Recipient::Connection(CommId(3)));
 }
 
 #[test]

@@ -19,7 +19,7 @@ enum Event {
 struct Sessions {
     next: u32,
     open: HashMap<u32, Sender<Event>>,
-    /// Whether the link has ended, so that no session can be opened.
+    /// Whether the link is closed, so that no session can be opened.
     closed: bool,
 }
 
@@ -30,14 +30,15 @@ pub struct Link {
 }
 
 impl Link {
-    /// Waits for the agent's hello, limited by the read timeout of `stream`, and then serves all sessions.
+    /// Waits for the agent's first message, limited by the read timeout of `stream`, and then serves all
+    /// sessions.
     pub fn new(mut stream: UnixStream, dir: PathBuf) -> io::Result<Arc<Self>> {
         let (kind, _, _) = read_frame(&mut stream)?;
         if kind != b'H' {
-            return Err(io::Error::other("the agent did not say hello"));
+            return Err(io::Error::other("the first message of the agent is not a hello"));
         }
         stream.set_read_timeout(None)?;
-        // A guest that accepts no data for this long hangs.
+        // A guest that reads no data for this long hangs.
         stream.set_write_timeout(Some(SHORT))?;
         let sessions = Mutex::new(Sessions { next: 1, open: HashMap::new(), closed: false });
         let link = Arc::new(Self { writer: Mutex::new(stream.try_clone()?), sessions, dir });
@@ -46,7 +47,7 @@ impl Link {
             for_reader.read_all(stream);
             let mut s = for_reader.sessions.lock().unwrap();
             s.closed = true;
-            s.open.clear(); // receivers find their channel disconnected
+            s.open.clear(); // disconnects the channels of the receivers
         })?;
         Ok(link)
     }
@@ -62,7 +63,7 @@ impl Link {
             };
             let last = matches!(event, Event::Exit(_));
             if let Some(to) = s.open.get(&sid) {
-                let _ = to.send(event); // the receiver may be gone
+                let _ = to.send(event); // the receiver may have been dropped
             }
             if last {
                 s.open.remove(&sid);
@@ -79,7 +80,7 @@ impl Link {
             .lock()
             .unwrap()
             .write_all(&frame)
-            .map_err(|e| self.gone(format!("no way to the guest: {e}")))
+            .map_err(|e| self.terminated(format!("cannot write to the guest's agent: {e}")))
     }
 
     pub fn spawn(self: &Arc<Self>, cmd: &str) -> Result<GuestProcess> {
@@ -88,7 +89,7 @@ impl Link {
             let mut s = self.sessions.lock().unwrap();
             if s.closed {
                 drop(s);
-                return Err(self.gone("the guest is gone".into()));
+                return Err(self.terminated("the guest has terminated".into()));
             }
             s.next += 1;
             let sid = s.next;
@@ -107,8 +108,8 @@ impl Link {
         })
     }
 
-    pub fn gone(&self, what: String) -> GuestError {
-        GuestError { kind: ErrorKind::Gone, what, log: log_tail(&self.dir) }
+    pub fn terminated(&self, message: String) -> GuestError {
+        GuestError { kind: ErrorKind::Terminated, message, log: log_tail(&self.dir) }
     }
 }
 
@@ -117,7 +118,7 @@ fn read_frame(s: &mut UnixStream) -> io::Result<(u8, u32, Vec<u8>)> {
     s.read_exact(&mut h)?;
     let word = |at: usize| u32::from_be_bytes(h[at..at + 4].try_into().unwrap());
     if word(5) > 1 << 20 {
-        return Err(io::Error::other("the agent's stream is out of step"));
+        return Err(io::Error::other("the agent sent a frame longer than 1 MiB: the stream is out of sync"));
     }
     let mut data = vec![0; word(5) as usize];
     s.read_exact(&mut data)?;
@@ -129,9 +130,9 @@ fn read_frame(s: &mut UnixStream) -> io::Result<(u8, u32, Vec<u8>)> {
 /// Result of a command in the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// Exit status; 128 + n if signal n ended it.
+    /// Exit status; 128 + n if signal n terminated it.
     pub status: i32,
-    /// Standard output (from where `read_line` stopped).
+    /// Standard output that `read_line` has not returned.
     pub stdout: String,
     /// Standard error.
     pub stderr: String,
@@ -149,25 +150,25 @@ pub struct GuestProcess {
 }
 
 impl GuestProcess {
-    /// Processes the next event, or fails at `deadline`.
-    fn pump(&mut self, deadline: Instant) -> Result<()> {
+    /// Processes the next event; fails at `deadline`.
+    fn process_event(&mut self, deadline: Instant) -> Result<()> {
         match self.rx.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(Event::Stdout(d)) => self.stdout.extend(d),
             Ok(Event::Stderr(d)) => self.stderr.extend(d),
             Ok(Event::Exit(status)) => self.status = Some(status),
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(self.link.gone(format!("`{}`: the guest is gone", self.cmd)));
+                return Err(self.link.terminated(format!("`{}`: the guest has terminated", self.cmd)));
             }
             Err(RecvTimeoutError::Timeout) => {
                 let tail =
                     |b: &[u8]| String::from_utf8_lossy(&b[b.len().saturating_sub(2000)..]).into_owned();
-                let what = format!(
-                    "`{}` timed out\n--- its stdout ends:\n{}\n--- its stderr ends:\n{}",
+                let message = format!(
+                    "`{}` timed out\n--- end of its stdout:\n{}\n--- end of its stderr:\n{}",
                     self.cmd,
                     tail(&self.stdout),
                     tail(&self.stderr)
                 );
-                return Err(GuestError { kind: ErrorKind::Timeout, what, log: log_tail(&self.link.dir) });
+                return Err(GuestError { kind: ErrorKind::Timeout, message, log: log_tail(&self.link.dir) });
             }
         }
         Ok(())
@@ -176,18 +177,18 @@ impl GuestProcess {
     /// Returns the next line of its standard output, without the newline; `None` at its end.
     pub fn read_line(&mut self, timeout: Duration) -> Result<Option<String>> {
         let deadline = Instant::now() + timeout;
-        let mut seen = 0;
+        let mut searched = 0;
         loop {
-            if let Some(n) = self.stdout[seen..].iter().position(|&b| b == b'\n') {
-                let line: Vec<u8> = self.stdout.drain(..=seen + n).collect();
+            if let Some(n) = self.stdout[searched..].iter().position(|&b| b == b'\n') {
+                let line: Vec<u8> = self.stdout.drain(..=searched + n).collect();
                 return Ok(Some(String::from_utf8_lossy(&line[..line.len() - 1]).into_owned()));
             }
-            seen = self.stdout.len();
+            searched = self.stdout.len();
             if self.status.is_some() {
                 let rest = std::mem::take(&mut self.stdout);
                 return Ok((!rest.is_empty()).then(|| String::from_utf8_lossy(&rest).into_owned()));
             }
-            self.pump(deadline)?;
+            self.process_event(deadline)?;
         }
     }
 
@@ -199,8 +200,8 @@ impl GuestProcess {
                 Some(line) if line.contains(text) => return Ok(line),
                 Some(_) => {}
                 None => {
-                    let what = format!("`{}` ended without saying {text:?}: {self:?}", self.cmd);
-                    return error(ErrorKind::Gone, what);
+                    let message = format!("`{}` exited without printing {text:?}: {self:?}", self.cmd);
+                    return error(ErrorKind::Terminated, message);
                 }
             }
         }
@@ -216,13 +217,13 @@ impl GuestProcess {
         self.link.send(b'Z', self.sid, &[])
     }
 
-    /// Reports whether it has ended, without waiting.
+    /// Reports whether it has exited, without waiting.
     pub fn has_ended(&mut self) -> bool {
-        while self.status.is_none() && self.pump(Instant::now()).is_ok() {}
+        while self.status.is_none() && self.process_event(Instant::now()).is_ok() {}
         self.status.is_some()
     }
 
-    /// Waits for its end. At a timeout it keeps running, and may be waited for again.
+    /// Waits until it exits. After a timeout it continues to run, and may be waited for again.
     pub fn wait(&mut self, timeout: Duration) -> Result<Output> {
         let (status, stdout) = self.wait_raw(timeout)?;
         let text = |b: Vec<u8>| String::from_utf8_lossy(&b).into_owned();
@@ -236,7 +237,7 @@ impl GuestProcess {
             if let Some(status) = self.status {
                 return Ok((status, std::mem::take(&mut self.stdout)));
             }
-            self.pump(deadline)?;
+            self.process_event(deadline)?;
         }
     }
 
@@ -245,7 +246,7 @@ impl GuestProcess {
         self.link.send(b'S', self.sid, &[signal])
     }
 
-    /// Kills it and all processes that it started, and waits for the end.
+    /// Kills it and all processes that it started, and waits until it has exited.
     pub fn kill(&mut self) -> Result<Output> {
         if self.status.is_none() {
             self.signal(9)?;
@@ -268,7 +269,7 @@ impl fmt::Debug for GuestProcess {
 impl Drop for GuestProcess {
     fn drop(&mut self) {
         if self.status.is_none() {
-            let _ = self.signal(9); // the guest may be gone already
+            let _ = self.signal(9); // the guest may have terminated
         }
         self.link.sessions.lock().unwrap().open.remove(&self.sid);
     }

@@ -1,13 +1,14 @@
-//! State of rxe's requesters, read from the guest's kernel: whether they wait, and for what.
+//! State of rxe's requesters, read from the guest's kernel: whether they wait, and for which event.
 //!
 //! rxe (6.1 and 6.12) loses a wake-up. `rxe_requester` stops in the middle of a message while more than 64 of
-//! its packets are with the NIC: it compares `skb_out`, and then sets `need_req_skb`. The destructor of a
-//! sent packet (`rxe_skb_tx_dtor`) schedules the requester if it finds `need_req_skb` set. If the last
+//! its packets are queued in the NIC: it compares `skb_out`, and then sets `need_req_skb`. The destructor of
+//! a sent packet (`rxe_skb_tx_dtor`) schedules the requester if it finds `need_req_skb` set. If the last
 //! packets are freed between the comparison and the assignment, the requester is never scheduled; and once
-//! all sent packets are acknowledged, rxe's retransmission timer does not help either (`rxe_completer` arms it
-//! and retries only while `req.psn` is ahead of `comp.psn`). Then neither side ever sends again. `comp.psn` is
-//! ahead if rxe had gone back for a retransmission and the acknowledgements of the first transmission arrived
-//! after that. `wait_psn`, for the limit of 128 unacknowledged packets, has the same race.
+//! all sent packets are acknowledged, rxe's retransmission timer has no effect either (`rxe_completer` arms
+//! it and retries only while `req.psn` is ahead of `comp.psn`). Then neither side ever sends again.
+//! `comp.psn` is ahead if rxe had gone back for a retransmission and the acknowledgements of the first
+//! transmission arrived after that. `wait_psn`, for the limit of 128 unacknowledged packets, has the same
+//! race.
 
 use super::{ErrorKind, Guest, Result, SHORT, error};
 use std::time::Duration;
@@ -22,7 +23,7 @@ const LAYOUTS: [(&str, [u32; 5]); 2] = [
 /// Limit for a guest on a heavily loaded host.
 const SLOW: Duration = Duration::from_secs(60);
 
-/// Number of packets with the NIC below which rxe schedules its requester again
+/// Number of packets queued in the NIC below which rxe schedules its requester again
 /// (`RXE_INFLIGHT_SKBS_PER_QP_LOW`).
 const LOW: u32 = 16;
 
@@ -33,16 +34,16 @@ pub struct Requester {
     pub next_psn: u32,
     /// First PSN that is not acknowledged.
     pub unacknowledged: u32,
-    /// Number of packets with the NIC.
+    /// Number of packets queued in the NIC.
     pub with_nic: u32,
-    /// Whether it waits for fewer packets with the NIC.
+    /// Whether it waits until fewer packets are queued in the NIC.
     pub waits_for_nic: bool,
     /// Whether it waits for acknowledgements.
     pub waits_for_ack: bool,
 }
 
 impl Requester {
-    /// Reports whether it waits for an event that has happened already, so that nothing wakes it.
+    /// Reports whether it waits for an event that has already happened, so that it waits forever.
     pub fn has_lost_wakeup(&self) -> bool {
         // PSNs have 24 bits; the sign of their difference is bit 23.
         let ahead = self.next_psn.wrapping_sub(self.unacknowledged) & 0xff_ffff;
@@ -78,7 +79,7 @@ impl Guest {
         let Some((_, at)) = LAYOUTS.iter().find(|(name, _)| *name == release.trim()) else {
             return error(
                 ErrorKind::Missing,
-                format!("the layout of rxe's queue pairs in Linux {}", release.trim()),
+                format!("the layout of `struct rxe_qp` in Linux {} is unknown", release.trim()),
             );
         };
         let names = ["next", "unacked", "nic", "need_req_skb", "wait_psn"];
@@ -99,7 +100,7 @@ impl Guest {
         Ok(all)
     }
 
-    /// Returns all requesters, and those of them that wait for ever: see [`Requester::has_lost_wakeup`].
+    /// Returns all requesters, and those of them that wait forever: see [`Requester::has_lost_wakeup`].
     /// Reads them twice, a second apart.
     ///
     /// # Errors

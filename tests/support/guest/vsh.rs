@@ -19,7 +19,7 @@ impl Reply {
 
     /// Returns the value of `key`, which must be present.
     pub fn get(&self, key: &str) -> &str {
-        self.0.get(key).map(String::as_str).unwrap_or_else(|| panic!("no {key} in {self:?}"))
+        self.0.get(key).map(String::as_str).unwrap_or_else(|| panic!("no {key} in the response {self:?}"))
     }
 
     /// Returns the value of `key` as a number, decimal or with 0x; the key must be present.
@@ -29,14 +29,14 @@ impl Reply {
             Some(h) => u64::from_str_radix(h, 16),
             None => v.parse(),
         };
-        n.unwrap_or_else(|_| panic!("{key}={v} is not a number"))
+        n.unwrap_or_else(|_| panic!("{key}={v:?} is not a number"))
     }
 }
 
 /// A completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wc {
-    /// Work request id.
+    /// Work request ID.
     pub wr_id: u64,
     /// Status without `IBV_WC_`: `SUCCESS`, `REM_ACCESS_ERR`, …
     pub status: String,
@@ -44,7 +44,7 @@ pub struct Wc {
     pub op: String,
     /// Length, of receives and READs; 0 unless the status is `SUCCESS`.
     pub len: u32,
-    /// `wc_flags` as the program sees them; 0 unless the status is `SUCCESS`.
+    /// `wc_flags` of the completion; 0 unless the status is `SUCCESS`.
     pub flags: u32,
     /// Immediate data, as the host-order number.
     pub imm: Option<u32>,
@@ -87,17 +87,17 @@ impl Vsh {
     }
 
     /// Returns the next response verbatim, `ok …` or `err …`.
-    pub fn answer(&mut self, timeout: Duration) -> Result<String> {
+    pub fn response(&mut self, timeout: Duration) -> Result<String> {
         match self.0.read_line(timeout)? {
             Some(line) => Ok(line),
-            None => Err(self.0.link.gone(format!("vsh has ended: {:?}", self.0))),
+            None => Err(self.0.link.terminated(format!("vsh has exited: {:?}", self.0))),
         }
     }
 
     /// Executes one command and returns its response verbatim.
     pub fn raw(&mut self, line: &str) -> Result<String> {
         self.send(line)?;
-        self.answer(SHORT)
+        self.response(SHORT)
     }
 
     /// Executes a command that must succeed, and returns the words of its response.
@@ -107,19 +107,21 @@ impl Vsh {
 
     /// Executes a command that must fail, and returns the reason.
     pub fn fails(&mut self, line: &str) -> Result<String> {
-        let answer = self.raw(line)?;
-        match answer.strip_prefix("err ") {
-            Some(why) => Ok(why.into()),
-            None => error(ErrorKind::Failed, format!("vsh: `{line}` should have failed: {answer}")),
+        let response = self.raw(line)?;
+        match response.strip_prefix("err ") {
+            Some(reason) => Ok(reason.into()),
+            None => {
+                error(ErrorKind::Failed, format!("vsh: `{line}` succeeded, expected an error: {response}"))
+            }
         }
     }
 
     fn ok(&mut self, line: &str, timeout: Duration) -> Result<String> {
         self.send(line)?;
-        let answer = self.answer(timeout)?;
-        match answer.strip_prefix("ok") {
+        let response = self.response(timeout)?;
+        match response.strip_prefix("ok") {
             Some(rest) => Ok(rest.trim().into()),
-            None => error(ErrorKind::Failed, format!("vsh: `{line}`: {answer}")),
+            None => error(ErrorKind::Failed, format!("vsh: `{line}`: {response}")),
         }
     }
 
@@ -137,7 +139,11 @@ impl Vsh {
     /// Returns `len` bytes of the region `mr`.
     pub fn get(&mut self, mr: &str, off: usize, len: usize) -> Result<Vec<u8>> {
         let hex = self.ok(&format!("get {mr} {off} {len}"), SHORT)?;
-        let bad = |_| GuestError { kind: ErrorKind::Io, what: format!("not hex: {hex}"), log: String::new() };
+        let bad = |_| GuestError {
+            kind: ErrorKind::Io,
+            message: format!("vsh: not hexadecimal: {hex}"),
+            log: String::new(),
+        };
         (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).map_err(bad)).collect()
     }
 

@@ -1,6 +1,6 @@
-//! Tests of the `ibv_rc_pingpong` handshake against recorded conversations.
+//! Tests of the `ibv_rc_pingpong` handshake against recorded handshakes.
 
-use super::super::replay::{Parrot, Replay, Side, recording, said};
+use super::super::replay::{Replay, ScriptedPeer, Side, recording, sent_bytes};
 use super::*;
 use std::io::ErrorKind;
 
@@ -33,26 +33,26 @@ fn recorded_addresses_parse_and_encode_unchanged() {
 fn replays_the_recorded_client_and_server() {
     for text in [IPV4, IPV6] {
         let (c, s) = (destination(text, Side::Client), destination(text, Side::Server));
-        let mut r = Replay::new(text, Side::Client).dribbling();
+        let mut r = Replay::new(text, Side::Client).byte_by_byte();
         assert_eq!(client(&mut r, &c).unwrap(), s);
-        assert!(r.is_over());
+        assert!(r.is_finished());
         let mut r = Replay::new(text, Side::Server);
         let server = Server::accept(&mut r).unwrap();
         assert_eq!(*server.remote(), c);
         assert_eq!(server.reply(&s).unwrap(), c);
-        assert!(r.is_over());
+        assert!(r.is_finished());
     }
 }
 
 #[test]
 fn truncated_handshake_is_closed_or_timed_out() {
-    let all = said(IPV4, Side::Client);
+    let all = sent_bytes(IPV4, Side::Client);
     let local = destination(IPV4, Side::Server);
     for n in 0..all.len() {
         let run = |p| Server::accept(p).and_then(|s| s.reply(&local));
-        let e = run(Parrot::closing(&all[..n])).unwrap_err();
+        let e = run(ScriptedPeer::closing(&all[..n])).unwrap_err();
         assert!(matches!(e, ExchangeError::Closed { got, .. } if got == n % DESTINATION_LEN), "{e}");
-        let e = run(Parrot::failing(&all[..n], ErrorKind::TimedOut)).unwrap_err();
+        let e = run(ScriptedPeer::failing(&all[..n], ErrorKind::TimedOut)).unwrap_err();
         assert!(matches!(e, ExchangeError::TimedOut { .. }), "{e}");
     }
 }
@@ -64,7 +64,7 @@ fn invalid_bytes_yield_an_error_that_quotes_them() {
         let mut bad = good;
         bad[at] = b'?';
         let e = Destination::parse(&bad).unwrap_err();
-        assert!(matches!(&e, ExchangeError::Garbled { bytes, .. } if bytes.contains('?')), "{e}");
+        assert!(matches!(&e, ExchangeError::Malformed { bytes, .. } if bytes.contains('?')), "{e}");
     }
     let e = Destination::parse(b"GET / HTTP/1.1\r\nHost: localhost:18515\r\nAccept: */*\r\n").unwrap_err();
     assert_eq!(
@@ -72,10 +72,12 @@ fn invalid_bytes_yield_an_error_that_quotes_them() {
         "ping-pong address: the LID at offset 0 is not hexadecimal (\"GET \") in \
          \"GET / HTTP/1.1\\r\\nHost: localhost:18515\\r\\nAccept: */*\\r\\n\""
     );
-    let mut said = good.to_vec();
-    said.extend(b"gone!");
-    let e =
-        Server::accept(Parrot::closing(&said)).unwrap().reply(&destination(IPV4, Side::Server)).unwrap_err();
+    let mut sent = good.to_vec();
+    sent.extend(b"gone!");
+    let e = Server::accept(ScriptedPeer::closing(&sent))
+        .unwrap()
+        .reply(&destination(IPV4, Side::Server))
+        .unwrap_err();
     assert_eq!(e.to_string(), "ping-pong \"done\": not \"done\" in \"gone!\"");
 }
 

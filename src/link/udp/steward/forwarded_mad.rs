@@ -40,8 +40,8 @@ impl<'a> ForwardedMad<'a> {
         let ip = |at: usize| -> Option<IpAddr> { Some(Gid(*head[at..].first_chunk()?).ip()) };
         let (version, src_port) = (head[0], u16::from_be_bytes([head[2], head[3]]));
         let flow = Flow { traffic_class: head[1], ..Flow::new(ip(4)?, ip(20)?, src_port) };
-        let is_one = version == VERSION && flow.src.is_ipv4() == flow.dst.is_ipv4() && !packet.is_empty();
-        is_one.then_some(ForwardedMad { flow, packet })
+        let is_valid = version == VERSION && flow.src.is_ipv4() == flow.dst.is_ipv4() && !packet.is_empty();
+        is_valid.then_some(ForwardedMad { flow, packet })
     }
 }
 
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inquiry_round_trips_and_malformed_bytes_are_rejected() {
+    fn forwarded_mad_round_trips_and_malformed_bytes_are_rejected() {
         for (src, dst) in [("10.0.0.1", "10.0.0.2"), ("fe80::1", "fd00::2")] {
             let flow =
                 Flow { traffic_class: 0x68, ..Flow::new(src.parse().unwrap(), dst.parse().unwrap(), 0xc123) };

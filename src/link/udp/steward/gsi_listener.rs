@@ -35,9 +35,9 @@ impl GsiListener {
     pub fn open(bind_addr: &BindAddr, socket: &OwnedFd) -> Result<GsiListener, UdpLinkError> {
         let (ip, options) = (bind_addr.ip, bind_addr.options());
         let failed = |what| move |source: io::Error| UdpLinkError::System { ip, what, source };
-        let socket = socket.try_clone().map_err(failed("keeping a socket"))?;
+        let socket = socket.try_clone().map_err(failed("duplicating a socket"))?;
         // Each packet may be for a different process.
-        socket::stop_coalescing(&socket).map_err(failed("taking packets singly"))?;
+        socket::stop_coalescing(&socket).map_err(failed("disabling GRO"))?;
         let mut link = UdpLink::new(ip, &options, socket::adopt(ip, socket, &options)?)?;
         // The broker does not use the link state.
         link.link_state = None;
@@ -46,7 +46,7 @@ impl GsiListener {
     }
 
     /// Handles a batch of the packets received, including those at sockets of partitions that processes have
-    /// left: their peers may still believe in connections.
+    /// released: their peers may still have connections to them.
     pub fn serve<'s>(
         &mut self,
         bind_addr: &BindAddr,
@@ -68,7 +68,7 @@ impl GsiListener {
                 refuse(&flow, IpIdent::Unknown, 0, packet, mad);
             }
         }
-        let mut sort = |burst: RxBurst<'_>| {
+        let mut dispatch = |burst: RxBurst<'_>| {
             for (index, packet) in burst.packets() {
                 let Some(mad) = mad_of(packet) else { continue };
                 if let Some(service) = service_of(recent_reqs, &burst.flow, &mad.message) {
@@ -86,9 +86,9 @@ impl GsiListener {
             }
         };
         // Ignored errors: those of earlier sends, and failures to send, which count as lost datagrams.
-        let _ = link.receive(NOW, &mut sort);
+        let _ = link.receive(NOW, &mut dispatch);
         for socket in orphaned {
-            let _ = link.receiver.receive(socket, &link.local, &mut sort);
+            let _ = link.receiver.receive(socket, &link.local, &mut dispatch);
         }
         if !responses.is_empty() {
             let _ = link.transmit(NOW, responses);
@@ -114,7 +114,7 @@ fn mad_of(packet: &[u8]) -> Option<Mad> {
 }
 
 /// Returns the service whose process gets a message: the one that it requests or, in a REJ that names no ID
-/// of its recipient because the client gave up before it learned one, the one that its sender requested.
+/// of its recipient because the client gave up before it received one, the one that its sender requested.
 fn service_of(recent_reqs: &mut RecentReqs, flow: &Flow, message: &Message) -> Option<ServiceId> {
     match (message.recipient(), message) {
         (Recipient::Service(service), Message::Req(req)) => {
@@ -127,19 +127,19 @@ fn service_of(recent_reqs: &mut RecentReqs, flow: &Flow, message: &Message) -> O
     }
 }
 
-/// Queues a packet with a MAD from the QP1 that a flow leads to, back to the QP1 that the flow came from.
+/// Queues a packet with a MAD from the QP1 at the destination of a flow to the QP1 at its source.
 fn push(queue: &mut TxQueue, flow: &Flow, mad: &Mad) {
     let opcode = Opcode::find(Transport::Ud, Operation::Send, Position::Only, HeaderSet::NONE);
     let bth = Bth {
-        opcode: opcode.expect("datagrams are sent whole"),
+        opcode: opcode.expect("UD has SEND Only"),
         pkey: PKey::DEFAULT,
         dest_qp: Qpn::GSI,
         ..Bth::default()
     };
     let deth = Deth { qkey: QKey::GSI, src_qp: Qpn::GSI };
-    let back = Flow {
+    let reply_flow = Flow {
         traffic_class: flow.traffic_class & !3,
         ..Flow::new(flow.dst, flow.src, crate::wire::ROCE_PORT)
     };
-    queue.push(&back, Headers { bth, deth, ..Headers::default() }, Payload::Bytes(&mad.bytes()));
+    queue.push(&reply_flow, Headers { bth, deth, ..Headers::default() }, Payload::Bytes(&mad.bytes()));
 }

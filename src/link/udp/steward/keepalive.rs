@@ -35,12 +35,12 @@ impl FdKeepalive {
         if all.len() == QpnPartition::COUNT {
             Ok(all)
         } else {
-            Err(io::Error::other("what was handed over is no keeper"))
+            Err(io::Error::other("not a keepalive descriptor"))
         }
     }
 
-    /// Makes the kernel deliver packets as received, not coalesced: a coalesced datagram goes where its first
-    /// packet belongs.
+    /// Makes the kernel deliver packets as received, not coalesced: the kernel steers a coalesced datagram by
+    /// its first packet.
     pub fn stop_coalescing(&self) -> io::Result<()> {
         self.sockets()?.iter().try_for_each(socket::stop_coalescing)
     }
@@ -67,8 +67,11 @@ impl ServedAddress {
         let opened = steer::open_group(ip, &bind_addr.options(), QpnPartition::COUNT)?;
         let sockets: Vec<OwnedFd> = opened.into_iter().map(|opened| opened.socket).collect();
         let keepalive = FdKeepalive::new(&sockets);
-        let keepalive =
-            keepalive.map_err(|source| UdpLinkError::System { ip, what: "keeping the sockets", source })?;
+        let keepalive = keepalive.map_err(|source| UdpLinkError::System {
+            ip,
+            what: "creating the keepalive descriptor",
+            source,
+        })?;
         let gsi_listener = GsiListener::open(&bind_addr, &sockets[0])?;
         Ok(ServedAddress { bind_addr, sockets, keepalive, gsi_listener })
     }
@@ -76,13 +79,15 @@ impl ServedAddress {
     /// Takes over an address from a process that has a partition.
     pub fn take_over(bind_addr: BindAddr, keepalive: FdKeepalive) -> io::Result<ServedAddress> {
         let sockets = keepalive.sockets()?;
-        let is_one = |socket: &OwnedFd| {
+        let is_valid = |socket: &OwnedFd| {
             let bound = getsockname(socket).ok().and_then(|at| SocketAddr::try_from(at).ok());
-            let is_there = bound.is_some_and(|at| (at.ip(), at.port()) == (bind_addr.ip, ROCE_PORT));
-            is_there && sockopt::socket_type(socket) == Ok(SocketType::DGRAM)
+            let is_address = bound.is_some_and(|at| (at.ip(), at.port()) == (bind_addr.ip, ROCE_PORT));
+            is_address && sockopt::socket_type(socket) == Ok(SocketType::DGRAM)
         };
-        if !sockets.iter().all(is_one) {
-            return Err(io::Error::other("no sockets of its port"));
+        if !sockets.iter().all(is_valid) {
+            return Err(io::Error::other(
+                "the keepalive descriptor carries other sockets than those of the address",
+            ));
         }
         let gsi_listener = GsiListener::open(&bind_addr, &sockets[0]).map_err(io::Error::other)?;
         Ok(ServedAddress { bind_addr, sockets, keepalive, gsi_listener })

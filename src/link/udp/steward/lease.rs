@@ -46,10 +46,10 @@ pub(in super::super) struct Lease {
     watcher: Option<JoinHandle<OwnedFd>>,
     /// The process that owns the lease: a forked child has a copy of this struct, but not of the thread.
     process: ForkGeneration,
-    /// Sockets whose names mark the partitions as taken.
+    /// Sockets whose names mark the partitions as in use.
     _tokens: Vec<OwnedFd>,
     /// Connection to the broker, set at the end. Closed after everything else, because otherwise the broker
-    /// could end while the port is still taken.
+    /// could end while the port is still in use.
     connection: Option<OwnedFd>,
 }
 
@@ -80,22 +80,22 @@ impl Lease {
         let ip = primary.ip;
         let request = Request { partition: None, shards, bind_addrs };
         if !request.fits_a_message() {
-            let why = format!(
-                "{} addresses and {shards} shards are too many to share: use fewer shards, or one address (--ip)",
+            let reason = format!(
+                "cannot share {} addresses with {shards} shards: use fewer shards, or one address (--ip)",
                 request.bind_addrs.len()
             );
-            return Err(UdpLinkError::Refused { ip, errno: libc::EINVAL, why });
+            return Err(UdpLinkError::Refused { ip, errno: libc::EINVAL, reason });
         }
         let LeaseGrant { connection, partition: first, mut fds, any_user } =
             request_lease(&request, &[], sharing, sharing.any_user, ip, &|| false)?;
-        let refused = |why| UdpLinkError::Refused {
+        let invalid = |reason| UdpLinkError::Refused {
             ip,
             errno: libc::EPROTO,
-            why: format!("no UDP link on {ip}: the steward gave {why}"),
+            reason: format!("cannot create a UDP link on {ip}: invalid response of the steward: {reason}"),
         };
-        let partition = QpnPartition::new(first).ok_or_else(|| refused("a seat that does not exist"))?;
+        let partition = QpnPartition::new(first).ok_or_else(|| invalid("invalid QPN partition"))?;
         if fds.len() != shards + request.bind_addrs.len() * (shards + 1) {
-            return Err(refused("a wrong number of sockets"));
+            return Err(invalid("wrong number of descriptors"));
         }
         let mut per_address = fds.split_off(shards).into_iter();
         let (mut sockets, mut keepalives) = (Vec::new(), Vec::new());
@@ -105,13 +105,13 @@ impl Lease {
         }
         let system = |what| move |source| UdpLinkError::System { ip, what, source };
         let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
-        let stop = stop.map_err(|e| system("making an eventfd")(e.into()))?;
+        let stop = stop.map_err(|e| system("creating an eventfd")(e.into()))?;
         let request = Request { partition: Some(first), ..request };
         let sharing = sharing.clone();
         let shared =
             Arc::new(Shared { request, keepalives, sharing, any_user, stop, mixed: AtomicBool::new(false) });
-        let watching = shared.clone();
-        let watcher = background::spawn("urxe seat".into(), move || watching.watch(connection));
+        let monitored = shared.clone();
+        let watcher = background::spawn("urxe lease".into(), move || monitored.watch(connection));
         let watcher = watcher.map_err(system("starting a thread"))?;
         let process = ForkGeneration::current();
         let (watcher, connection) = (Some(watcher), None);
@@ -223,24 +223,26 @@ fn request_lease(
     let primary = BindAddr::primary(&request.bind_addrs).expect("a link has an address");
     let system = |what| move |source| UdpLinkError::System { ip, what, source };
     let fds: Vec<BorrowedFd<'_>> = keepalives.iter().map(AsFd::as_fd).collect();
-    let private = Names::private().map_err(system("making a directory to find the steward in"))?;
-    let begun = Instant::now();
+    let private = Names::private().map_err(system("creating the directory of the steward's socket"))?;
+    let start_time = Instant::now();
     let mut started: Option<Instant> = None;
-    let (mut next_check, mut check_interval) = (begun, RETRY_INTERVAL);
-    while begun.elapsed() < BROKER_TIMEOUT && !stopping() {
+    let (mut next_check, mut check_interval) = (start_time, RETRY_INTERVAL);
+    while start_time.elapsed() < BROKER_TIMEOUT && !stopping() {
         match connect_to(primary, &private, sharing).map_err(system("connecting to the steward"))? {
             Some(connection) => {
                 // A broker that ended just now does not respond; then another one is needed.
                 let response = exchange(&connection, request, &fds);
                 if let Some((line, fds)) =
-                    response.map_err(system("asking the steward for a part of the port"))?
+                    response.map_err(system("requesting a QPN partition from the steward"))?
                 {
-                    let refused = |why| Response::Refused { errno: libc::EPROTO, why };
+                    let refused = |reason| Response::Refused { errno: libc::EPROTO, reason };
                     return match line.parse().unwrap_or_else(refused) {
                         Response::Granted { partition, any_user } => {
                             Ok(LeaseGrant { connection, partition, fds, any_user })
                         }
-                        Response::Refused { errno, why } => Err(UdpLinkError::Refused { ip, errno, why }),
+                        Response::Refused { errno, reason } => {
+                            Err(UdpLinkError::Refused { ip, errno, reason })
+                        }
                     };
                 }
             }
@@ -252,9 +254,9 @@ fn request_lease(
                 // broker.
                 let other_user = if request.partition.is_none() { other_user(primary) } else { None };
                 match other_user {
-                    Some(user) if !sharing.any_user || begun.elapsed() > RESTART_GRACE => {
-                        let why = refusal(primary, user);
-                        return Err(UdpLinkError::Refused { ip, errno: libc::EACCES, why });
+                    Some(user) if !sharing.any_user || start_time.elapsed() > RESTART_GRACE => {
+                        let reason = refusal(primary, user);
+                        return Err(UdpLinkError::Refused { ip, errno: libc::EACCES, reason });
                     }
                     None if started.is_none_or(|at| at.elapsed() > START_TIMEOUT) => {
                         start(sharing, any_user, &primary.to_string())
@@ -267,8 +269,8 @@ fn request_lease(
         }
         thread::sleep(RETRY_INTERVAL);
     }
-    let why = io::Error::from_raw_os_error(libc::ETIMEDOUT);
-    Err(system("finding the steward that shares the address (`urxe steward`)")(why))
+    let source = io::Error::from_raw_os_error(libc::ETIMEDOUT);
+    Err(system("waiting for the steward of the address (`urxe steward`)")(source))
 }
 
 /// Sends a request and returns the response; `None` if the broker has ended without one.
@@ -278,39 +280,39 @@ fn exchange(
     fds: &[BorrowedFd<'_>],
 ) -> io::Result<Option<(String, Vec<OwnedFd>)>> {
     match message::send(connection, request, fds) {
-        Err(e) if !is_gone(&e) => return Err(e),
-        // The broker may refuse a process, and close, before it reads anything: its response is queued all
-        // the same.
+        Err(e) if !is_disconnected(&e) => return Err(e),
+        // The broker may refuse a process, and close, before it reads anything: its response is queued
+        // nevertheless.
         _ => {}
     }
     for _ in 0..2 {
         match message::receive(connection, false) {
             // The request was not read. The kernel reports this once, before it returns the response.
-            Err(e) if is_gone(&e) => {}
+            Err(e) if is_disconnected(&e) => {}
             other => return other,
         }
     }
     Ok(None)
 }
 
-/// Returns the user who shares this address, if it is another user.
+/// Returns the user ID of the processes that share this address, if it is another user.
 fn other_user(bind_addr: &BindAddr) -> Option<u32> {
     let users = PortOwner::users(bind_addr.ip, ROCE_PORT);
     let own = nix::unistd::geteuid().as_raw();
-    // A program that has the port alone is left for the broker to detect.
+    // The broker detects a program that has bound the port exclusively.
     users.first().copied().filter(|user| users.len() >= QpnPartition::COUNT && *user != own)
 }
 
 fn refusal(bind_addr: &BindAddr, user: u32) -> String {
     format!(
-        "{bind_addr} is shared by processes of user {user} alone, and this is one of user {}: use another address, or let all \
-         of them share with anybody (urxe run --any-user)",
+        "{bind_addr} is shared only by processes of user {user}, and this process belongs to user {}: use \
+         another address, or start all of them with `urxe run --any-user`",
         nix::unistd::geteuid()
     )
 }
 
 /// Reports whether an error means that the peer has closed the connection.
-fn is_gone(e: &io::Error) -> bool {
+fn is_disconnected(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
@@ -350,25 +352,25 @@ mod tests {
     #[test]
     fn refusal_by_steward_that_closes_without_reading_is_received() {
         let request = Request { partition: None, shards: 1, bind_addrs: vec!["127.0.0.1".parse().unwrap()] };
-        let refused = Response::Refused { errno: libc::EACCES, why: "no".into() };
+        let refused = Response::Refused { errno: libc::EACCES, reason: "no".into() };
         let pair =
             || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         // Closed before the request is sent.
-        let (ours, theirs) = pair();
-        message::send(&theirs, &refused, &[]).unwrap();
-        drop(theirs);
-        let response = exchange(&ours, &request, &[]).unwrap().map(|(line, _)| line.parse());
+        let (client, steward) = pair();
+        message::send(&steward, &refused, &[]).unwrap();
+        drop(steward);
+        let response = exchange(&client, &request, &[]).unwrap().map(|(line, _)| line.parse());
         assert_eq!(response, Some(Ok(refused.clone())));
         // Closed with the request unread.
-        let (ours, theirs) = pair();
-        message::send(&ours, &request, &[]).unwrap();
-        message::send(&theirs, &refused, &[]).unwrap();
-        drop(theirs);
-        let response = exchange(&ours, &request, &[]).unwrap().map(|(line, _)| line.parse());
+        let (client, steward) = pair();
+        message::send(&client, &request, &[]).unwrap();
+        message::send(&steward, &refused, &[]).unwrap();
+        drop(steward);
+        let response = exchange(&client, &request, &[]).unwrap().map(|(line, _)| line.parse());
         assert_eq!(response, Some(Ok(refused)));
         // Closed without a response.
-        let (ours, theirs) = pair();
-        drop(theirs);
-        assert!(exchange(&ours, &request, &[]).unwrap().is_none());
+        let (client, steward) = pair();
+        drop(steward);
+        assert!(exchange(&client, &request, &[]).unwrap().is_none());
     }
 }

@@ -102,10 +102,10 @@ impl Mailboxes {
         self.enqueue(name, datagram)
     }
 
-    /// Removes and returns the datagrams that were reported as [sent](Outcome::Sent) to names that `is_one`
-    /// accepts, but that no socket took, as the last [`retry`](Self::retry) found.
-    pub fn undelivered(&mut self, is_one: impl Fn(&str) -> bool) -> Vec<Vec<u8>> {
-        self.undelivered.extract_if(.., |(name, _)| is_one(name)).map(|(_, datagram)| datagram).collect()
+    /// Removes and returns the datagrams that were reported as [sent](Outcome::Sent) to names that
+    /// `is_selected` accepts, but that no socket accepted, as the last [`retry`](Self::retry) found.
+    pub fn undelivered(&mut self, is_selected: impl Fn(&str) -> bool) -> Vec<Vec<u8>> {
+        self.undelivered.extract_if(.., |(name, _)| is_selected(name)).map(|(_, datagram)| datagram).collect()
     }
 
     /// Records that the name has, or will have, an owner: datagrams for it are queued for a grace period if
@@ -133,8 +133,9 @@ impl Mailboxes {
         if all >= MAX_QUEUED || self.queues.len() >= MAX_SOCKETS && !self.queues.contains_key(name) {
             return Outcome::Lost;
         }
-        let begin = || Mailbox { since: Instant::now(), ownerless_since: None, datagrams: VecDeque::new() };
-        let queue = self.queues.entry(name.to_owned()).or_insert_with(begin);
+        let new_mailbox =
+            || Mailbox { since: Instant::now(), ownerless_since: None, datagrams: VecDeque::new() };
+        let queue = self.queues.entry(name.to_owned()).or_insert_with(new_mailbox);
         if queue.datagrams.len() >= MAX_QUEUED_PER_NAME {
             return Outcome::Lost;
         }
@@ -235,12 +236,12 @@ mod tests {
         let sent = outcomes.iter().filter(|o| **o == Outcome::Sent).count();
         assert!((MAX_QUEUED_PER_NAME..6000).contains(&sent), "{sent}");
         assert!(outcomes[sent..].iter().all(|o| *o == Outcome::Lost));
-        let mut got = Vec::new();
-        while got.len() < sent {
-            got.extend(drain(&socket));
+        let mut received = Vec::new();
+        while received.len() < sent {
+            received.extend(drain(&socket));
             mailboxes.retry();
         }
-        assert_eq!(got, (0..sent as u16).collect::<Vec<_>>());
+        assert_eq!(received, (0..sent as u16).collect::<Vec<_>>());
         assert!(!mailboxes.has_queued());
     }
 
@@ -258,23 +259,23 @@ mod tests {
         let second = receiver(&name);
         mailboxes.retry();
         assert_eq!((drain(&second), mailboxes.has_queued()), (vec![1, 2], false));
-        // Without a new owner, the datagrams are returned and the name is forgotten.
+        // Without a new owner, the datagrams are returned and the name is removed.
         drop(second);
         mailboxes.owner_grace = short;
-        let began = Instant::now();
-        give_up(&mut mailboxes, &name, datagram(3));
-        assert!(began.elapsed() >= short);
+        let start = Instant::now();
+        send_until_grace_ends(&mut mailboxes, &name, datagram(3));
+        assert!(start.elapsed() >= short);
         assert_eq!(mailboxes.undelivered(|other| other != name), Vec::<Vec<u8>>::new());
         assert_eq!(mailboxes.undelivered(|other| other == name), [datagram(3)]);
         assert_eq!(mailboxes.send(&name, datagram(4)), Outcome::NoOwner);
         // Returned datagrams that are not collected are dropped.
-        give_up(&mut mailboxes, &name, datagram(5));
+        send_until_grace_ends(&mut mailboxes, &name, datagram(5));
         mailboxes.retry();
         assert!(mailboxes.undelivered.is_empty());
     }
 
     /// Sends to a name that recently had an owner, until the grace period is over.
-    fn give_up(mailboxes: &mut Mailboxes, name: &str, datagram: Vec<u8>) {
+    fn send_until_grace_ends(mailboxes: &mut Mailboxes, name: &str, datagram: Vec<u8>) {
         mailboxes.record(name);
         assert_eq!(mailboxes.send(name, datagram), Outcome::Sent);
         while mailboxes.has_queued() {
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_owner_that_goes_away_gets_the_full_grace_period() {
+    fn slow_owner_that_disconnects_gets_the_full_grace_period() {
         let (name, owner_grace) = (name("slow"), Duration::from_secs(5));
         let mut mailboxes = Mailboxes { owner_grace, ..Mailboxes::new(Names::Shared).unwrap() };
         let slow = receiver(&name);
@@ -319,12 +320,12 @@ mod tests {
             assert_eq!(drain(&socket), [number]);
         }
         // Eventually the datagrams are dropped.
-        let began = Instant::now();
+        let start = Instant::now();
         while mailboxes.has_queued() {
             mailboxes.retry();
-            assert!(began.elapsed() < 2 * QUEUE_TIMEOUT);
+            assert!(start.elapsed() < 2 * QUEUE_TIMEOUT);
             std::thread::sleep(Duration::from_millis(10));
         }
-        assert!(began.elapsed() >= QUEUE_TIMEOUT / 2);
+        assert!(start.elapsed() >= QUEUE_TIMEOUT / 2);
     }
 }

@@ -14,8 +14,8 @@ use rustix::net::{
 use super::BindAddr;
 use crate::nic::QpnPartition;
 
-/// First word of every line: peers of another version cannot be served.
-const VERSION: &str = "urxe-steward-2";
+/// First word of every line: peers of another version are rejected.
+const VERSION: &str = "urxe-steward-3";
 
 /// Words for the users whose processes the broker serves: any user, or only its own.
 const ANY_USER: &str = "any";
@@ -47,7 +47,7 @@ pub(super) enum Response {
     /// then for each address the sockets of all shards and the keeper.
     Granted { partition: usize, any_user: bool },
     /// Refused, with the reason as an errno value and as text.
-    Refused { errno: i32, why: String },
+    Refused { errno: i32, reason: String },
 }
 
 impl fmt::Display for Request {
@@ -67,21 +67,22 @@ impl FromStr for Request {
     fn from_str(line: &str) -> Result<Request, String> {
         let mut words = line.split(' ');
         check_version(words.next())?;
-        let bad = || format!("a request that nobody here makes: '{}'", line.escape_debug());
-        let number =
-            |words: &mut std::str::Split<'_, char>| words.next().and_then(|n| n.parse().ok()).ok_or_else(bad);
+        let invalid = || format!("invalid request: '{}'", line.escape_debug());
+        let number = |words: &mut std::str::Split<'_, char>| {
+            words.next().and_then(|n| n.parse().ok()).ok_or_else(invalid)
+        };
         let partition: Option<usize> = match words.next() {
             Some("join") => None,
             Some("return") => Some(number(&mut words)?),
-            _ => return Err(bad()),
+            _ => return Err(invalid()),
         };
         let shards = number(&mut words)?;
         let bind_addrs: Vec<BindAddr> =
-            words.map(str::parse).collect::<Result<_, _>>().map_err(|()| bad())?;
-        let last = partition.unwrap_or(0).checked_add(shards).ok_or_else(bad)?;
+            words.map(str::parse).collect::<Result<_, _>>().map_err(|()| invalid())?;
+        let last = partition.unwrap_or(0).checked_add(shards).ok_or_else(invalid)?;
         let request = Request { partition, shards, bind_addrs };
         let fits = shards.is_power_of_two() && last <= QpnPartition::COUNT && !request.bind_addrs.is_empty();
-        if fits && request.fits_a_message() { Ok(request) } else { Err(bad()) }
+        if fits && request.fits_a_message() { Ok(request) } else { Err(invalid()) }
     }
 }
 
@@ -108,9 +109,9 @@ impl fmt::Display for Response {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Response::Granted { partition, any_user } => {
-                write!(f, "{VERSION} seat {partition} {}", if *any_user { ANY_USER } else { OWN_USER })
+                write!(f, "{VERSION} lease {partition} {}", if *any_user { ANY_USER } else { OWN_USER })
             }
-            Response::Refused { errno, why } => write!(f, "{VERSION} refused {errno} {why}"),
+            Response::Refused { errno, reason } => write!(f, "{VERSION} refused {errno} {reason}"),
         }
     }
 }
@@ -123,16 +124,16 @@ impl FromStr for Response {
         check_version(words.next())?;
         let kind = words.next().unwrap_or_default();
         match (kind, words.next().map(str::parse::<u16>), words.next()) {
-            ("seat", Some(Ok(partition)), Some(ANY_USER)) => {
+            ("lease", Some(Ok(partition)), Some(ANY_USER)) => {
                 Ok(Response::Granted { partition: partition.into(), any_user: true })
             }
-            ("seat", Some(Ok(partition)), Some(OWN_USER)) => {
+            ("lease", Some(Ok(partition)), Some(OWN_USER)) => {
                 Ok(Response::Granted { partition: partition.into(), any_user: false })
             }
-            ("refused", Some(Ok(errno)), Some(why)) => {
-                Ok(Response::Refused { errno: errno.into(), why: why.into() })
+            ("refused", Some(Ok(errno)), Some(reason)) => {
+                Ok(Response::Refused { errno: errno.into(), reason: reason.into() })
             }
-            _ => Err(format!("an answer that no steward gives: '{}'", line.escape_debug())),
+            _ => Err(format!("invalid response: '{}'", line.escape_debug())),
         }
     }
 }
@@ -140,7 +141,7 @@ impl FromStr for Response {
 fn check_version(word: Option<&str>) -> Result<(), String> {
     match word {
         Some(VERSION) => Ok(()),
-        _ => Err("programs of another version of urxe share this address: end them first".into()),
+        _ => Err("processes of another version of urxe share this address: stop them first".into()),
     }
 }
 
@@ -149,11 +150,11 @@ pub(super) fn send(to: impl AsFd, line: &impl fmt::Display, fds: &[BorrowedFd<'_
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(io::Error::other(format!("{} descriptors are too many for a message", fds.len())));
+        return Err(io::Error::other(format!("a message cannot carry {} descriptors", fds.len())));
     }
     let text = line.to_string();
     if text.len() > MAX_LEN {
-        return Err(io::Error::other(format!("{} bytes are too many for a message", text.len())));
+        return Err(io::Error::other(format!("a message cannot have {} bytes", text.len())));
     }
     sendmsg(to, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
@@ -168,7 +169,7 @@ pub(super) fn receive(from: impl AsFd, peek: bool) -> io::Result<Option<(String,
     // A peek never blocks; otherwise the mode of the descriptor decides.
     let peek = if peek { RecvFlags::PEEK | RecvFlags::DONTWAIT } else { RecvFlags::empty() };
     let flags = RecvFlags::CMSG_CLOEXEC | peek;
-    let got = loop {
+    let received = loop {
         match recvmsg(&from, &mut [IoSliceMut::new(&mut text)], &mut control, flags) {
             Err(rustix::io::Errno::INTR) => {}
             other => break other?,
@@ -180,12 +181,12 @@ pub(super) fn receive(from: impl AsFd, peek: bool) -> io::Result<Option<(String,
             fds.extend(rights);
         }
     }
-    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         // Treated as a lack of descriptors: no peer of this version sends more than there is room for.
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
-    let line = String::from_utf8_lossy(&text[..got.bytes]).into_owned();
-    Ok((got.bytes > 0).then_some((line, fds)))
+    let line = String::from_utf8_lossy(&text[..received.bytes]).into_owned();
+    Ok((received.bytes > 0).then_some((line, fds)))
 }
 
 #[cfg(test)]
@@ -203,7 +204,7 @@ mod tests {
             let request = Request { partition, shards, bind_addrs: bind_addrs.clone() };
             assert_eq!(request.to_string().parse(), Ok(request));
         }
-        let refused = Response::Refused { errno: 98, why: "taken by process 5 (x y)".into() };
+        let refused = Response::Refused { errno: 98, reason: "in use by process 5 (x y)".into() };
         let granted = |any_user| Response::Granted { partition: 63, any_user };
         for response in [granted(false), granted(true), refused] {
             assert_eq!(response.to_string().parse(), Ok(response));
@@ -213,22 +214,22 @@ mod tests {
     #[test]
     fn malformed_lines_are_rejected() {
         for line in [
-            "urxe-steward-2 join 3 10.0.0.1",
-            "urxe-steward-2 join 1",
-            "urxe-steward-2 join 0 10.0.0.1",
-            "urxe-steward-2 join 64 10.0.0.1 fd00::1 fd00::2",
-            "urxe-steward-2 join 1 ten",
-            "urxe-steward-2 return 64 1 10.0.0.1",
-            "urxe-steward-2 return 18446744073709551615 1 10.0.0.1",
-            "urxe-steward-2 leave",
-            "urxe-steward-2",
+            "urxe-steward-3 join 3 10.0.0.1",
+            "urxe-steward-3 join 1",
+            "urxe-steward-3 join 0 10.0.0.1",
+            "urxe-steward-3 join 64 10.0.0.1 fd00::1 fd00::2",
+            "urxe-steward-3 join 1 ten",
+            "urxe-steward-3 return 64 1 10.0.0.1",
+            "urxe-steward-3 return 18446744073709551615 1 10.0.0.1",
+            "urxe-steward-3 leave",
+            "urxe-steward-3",
         ] {
-            assert!(line.parse::<Request>().unwrap_err().contains("nobody here makes"), "{line}");
+            assert!(line.parse::<Request>().unwrap_err().contains("invalid request"), "{line}");
         }
-        let other = "urxe-steward-3 join 1 10.0.0.1".parse::<Request>().unwrap_err();
+        let other = "urxe-steward-4 join 1 10.0.0.1".parse::<Request>().unwrap_err();
         assert!(other.contains("another version"), "{other}");
-        for line in ["seat x own", "seat 5", "seat 5 all", "seat 5 own 6"] {
-            assert!(format!("urxe-steward-2 {line}").parse::<Response>().is_err(), "{line}");
+        for line in ["lease x own", "lease 5", "lease 5 all", "lease 5 own 6"] {
+            assert!(format!("urxe-steward-3 {line}").parse::<Response>().is_err(), "{line}");
         }
     }
 }

@@ -4,7 +4,7 @@
 //! a BPF program in the kernel selects by the order in which they were bound. The broker, a small daemon,
 //! binds a whole group at once, one socket for each [`QpnPartition`](crate::nic::QpnPartition) (QPN
 //! partition), and passes the socket of a partition to each process that connects. The queue pair numbers of
-//! that process begin with the partition's number, so its packets find it. The first partition stays with the
+//! that process begin with the partition's number, so its packets find it. The first partition belongs to the
 //! broker.
 //!
 //! All processes share QP1, through which connections are established. A response finds its process by the
@@ -59,8 +59,8 @@ pub struct Sharing {
     pub any_user: bool,
 }
 
-/// Reports whether messages of a process of this user are trusted: root and the same user may do what this
-/// process may do anyway.
+/// Reports whether messages of a process of this user are trusted: root and the same user can do whatever
+/// this process can.
 fn is_trusted(user: u32, any_user: bool) -> bool {
     any_user || user == 0 || user == nix::unistd::geteuid().as_raw()
 }
@@ -104,7 +104,7 @@ impl BindAddr {
     }
 
     /// Returns the primary address, by which the broker of several addresses is found: processes that share
-    /// any of them should come to the same broker.
+    /// any of them should find the same broker.
     fn primary(bind_addrs: &[BindAddr]) -> Option<&BindAddr> {
         bind_addrs.iter().min_by_key(|bind_addr| (bind_addr.ip.is_ipv6(), socket::needs_scope(bind_addr.ip)))
     }

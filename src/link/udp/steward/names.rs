@@ -1,8 +1,8 @@
 //! Names of the Unix sockets of the broker and its processes.
 //!
 //! The sockets of one user's processes are files in a directory that only this user can enter, so no other
-//! user can take a name or receive what is sent to it. Where processes of any user share an address, all of
-//! them are trusted, and the names are abstract: every user can take one.
+//! user can bind a name or receive the datagrams sent to it. Where processes of any user share an address,
+//! all of them are trusted, and the names are abstract: every user can bind one.
 
 use std::fs::{self, DirBuilder, File};
 use std::hash::{BuildHasher, RandomState};
@@ -35,7 +35,7 @@ impl Names {
         if any_user { Ok(Names::Shared) } else { Names::private() }
     }
 
-    /// Reports whether processes of any user can take the names.
+    /// Reports whether processes of any user can bind the names.
     pub fn are_shared(&self) -> bool {
         *self == Names::Shared
     }
@@ -71,12 +71,12 @@ impl Names {
             && let Ok(_lock) = Lock::of(directory)
             && is_dead(&address).unwrap_or(false)
         {
-            // If it stays, the next owner of the name removes it.
+            // If that fails, the next owner of the name removes the file.
             let _ = fs::remove_file(path(directory, name));
         }
     }
 
-    /// Removes the socket files in the directory that no process has open: killed processes leave theirs.
+    /// Removes the socket files in the directory that no process has open: killed processes leave other.
     pub fn remove_stale(&self) {
         let Names::Private(directory) = self else { return };
         let Ok(_lock) = Lock::of(directory) else { return };
@@ -85,7 +85,7 @@ impl Names {
                 && let Ok(address) = SocketAddrUnix::new(entry.path())
                 && is_dead(&address).unwrap_or(false)
             {
-                // If it stays, the next owner of the name removes it.
+                // If that fails, the next owner of the name removes the file.
                 let _ = fs::remove_file(entry.path());
             }
         }
@@ -137,7 +137,7 @@ fn is_dead(address: &SocketAddrUnix) -> io::Result<bool> {
 
 /// Returns the candidates for the directory of this user's sockets, the preferred one first. All processes of
 /// a user must choose the same one at any time, so none depends on the environment, and `/run/user/UID`,
-/// which comes and goes with login sessions, is not among them.
+/// which exists only during login sessions, is not among them.
 fn directory_candidates() -> Vec<PathBuf> {
     let user = nix::unistd::geteuid().as_raw();
     let inode = |of: &str| fs::metadata(format!("/proc/thread-self/ns/{of}")).map_or(0, |at| at.ino());
@@ -161,7 +161,7 @@ fn directory(candidates: &[PathBuf]) -> io::Result<PathBuf> {
             return Ok(candidate.clone());
         }
     }
-    // Another user has taken the name of the last candidate. Falls back to a directory with a random suffix,
+    // Another user has created the last candidate. Falls back to a directory with a random suffix,
     // which its owner finds by searching.
     let Some((parent, name)) =
         candidates.last().and_then(|last| Some((last.parent()?, last.file_name()?.to_str()?)))
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn private_name_is_taken_while_its_socket_is_open_and_free_afterwards() {
+    fn private_name_is_in_use_while_its_socket_is_open_and_free_afterwards() {
         let dir = tempfile::tempdir().unwrap();
         let names = own(&dir);
         let [one, other, third] = [(); 3].map(|()| datagram_socket().unwrap());
@@ -217,7 +217,7 @@ mod tests {
         names.bind(&other, "urxe-a/2").unwrap();
         let copy = one.try_clone().unwrap();
         drop(one);
-        assert!(names.bind(&third, "urxe-a/1").is_err(), "a copy is open");
+        assert!(names.bind(&third, "urxe-a/1").is_err(), "a copy of the socket is open");
         names.remove_if_stale("urxe-a/1");
         assert!(dir.path().join("urxe/urxe-a-1").exists());
         drop(copy);
@@ -236,8 +236,8 @@ mod tests {
         names.bind(&other, "urxe-service/2").unwrap();
         drop(one);
         names.remove_stale();
-        let is_there = |name: &str| dir.path().join("urxe").join(name).exists();
-        assert!(!is_there("urxe-service-1") && is_there("urxe-service-2") && is_there("lock"));
+        let exists = |name: &str| dir.path().join("urxe").join(name).exists();
+        assert!(!exists("urxe-service-1") && exists("urxe-service-2") && exists("lock"));
     }
 
     #[test]
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn name_that_is_too_long_for_a_socket_is_bound_all_the_same() {
+    fn name_that_is_too_long_for_a_socket_is_bound_by_its_hash() {
         let dir = tempfile::tempdir().unwrap();
         let names = own(&dir);
         let [one, other] = [(); 2].map(|()| datagram_socket().unwrap());
@@ -267,7 +267,7 @@ mod tests {
     /// Objects that another user may have created in place of the directory: a directory that others may
     /// enter, a link, a file.
     #[test]
-    fn squatted_directory_is_avoided_and_all_processes_come_to_the_same_one() {
+    fn squatted_directory_is_avoided_and_all_processes_use_the_same_one() {
         let squat: [fn(&Path); 3] = [
             |candidate| {
                 fs::create_dir(candidate).unwrap();
@@ -276,10 +276,10 @@ mod tests {
             |candidate| symlink("/", candidate).unwrap(),
             |candidate| fs::write(candidate, "").unwrap(),
         ];
-        for take in squat {
+        for create in squat {
             let dir = tempfile::tempdir().unwrap();
             let candidate = dir.path().join("urxe-0");
-            take(&candidate);
+            create(&candidate);
             let directory_candidates = [candidate.clone()];
             let own = directory(&directory_candidates).unwrap();
             assert!(own != candidate && own.parent() == candidate.parent(), "{own:?}");
@@ -290,8 +290,8 @@ mod tests {
 
     #[test]
     fn two_network_namespaces_have_different_directories() {
-        let ours = directory_candidates();
-        let theirs = std::thread::spawn(|| {
+        let own = directory_candidates();
+        let other = std::thread::spawn(|| {
             use nix::sched::{CloneFlags, unshare};
             if !nix::unistd::geteuid().is_root() {
                 return None;
@@ -299,9 +299,9 @@ mod tests {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
             Some(directory_candidates())
         });
-        match theirs.join().unwrap() {
-            Some(theirs) => assert!(theirs.iter().all(|candidate| !ours.contains(candidate)), "{theirs:?}"),
-            None => assert!(std::env::var_os("CI").is_none(), "needs root, for a namespace"),
+        match other.join().unwrap() {
+            Some(other) => assert!(other.iter().all(|candidate| !own.contains(candidate)), "{other:?}"),
+            None => assert!(std::env::var_os("CI").is_none(), "needs root to create a network namespace"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Recent REQs: a client that gives up before it has learned its server's communication ID names only its
+//! Recent REQs: a client that gives up before it has received its server's communication ID names only its
 //! own.
 
 use std::collections::{HashMap, VecDeque};
@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use crate::wire::mad::{CommId, ServiceId};
 
 /// Maximum number of REQs remembered, more than are pending at a time. For a client that is no longer
-/// recorded, the server itself finds out that it is gone.
+/// recorded, the server itself detects that the client has disconnected.
 const MAX_REQS: usize = 16_384;
 
 /// Address of a client, and the communication ID that its connection manager has assigned.

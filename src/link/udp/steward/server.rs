@@ -45,10 +45,10 @@ const MIN_IDLE: u64 = 8;
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The address is not valid.
-    #[error("'{0}' is no address: write 10.0.0.1, fd00::1, or fe80::1%eth0")]
+    #[error("'{0}' is not an address: write 10.0.0.1, fd00::1, or fe80::1%eth0")]
     Address(String),
     /// Another broker serves the address.
-    #[error("there is a steward of {0} already")]
+    #[error("another steward already serves {0}")]
     Another(String),
     /// An unexpected system call failure.
     #[error("{what} failed: {source}")]
@@ -72,14 +72,14 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServeErro
 pub fn serve(address: &str, any_user: bool) -> Result<(), ServeError> {
     let max_idle = (raise_fd_limit() / IDLE_DIVISOR).clamp(MIN_IDLE, BACKLOG as u64) as usize;
     let bind_addr: BindAddr = address.parse().map_err(|()| ServeError::Address(address.into()))?;
-    let private = Names::private().map_err(system("making a directory for its socket"))?;
+    let private = Names::private().map_err(system("creating the socket directory"))?;
     let names = if any_user { Names::Shared } else { private.clone() };
     // Processes of this user look for the broker by the private name, those of other users by the shared one.
     let mut listeners = vec![listener(&private, &bind_addr)?];
     if any_user {
         listeners.push(listener(&Names::Shared, &bind_addr)?);
     }
-    let mailboxes = Mailboxes::new(names.clone()).map_err(system("opening a socket for others"))?;
+    let mailboxes = Mailboxes::new(names.clone()).map_err(system("opening the socket for forwarded MADs"))?;
     let (served, clients, orphaned, releasing) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let random = RandomState::new().hash_one(address) as u16 as usize;
     let mut server = Server {
@@ -107,22 +107,22 @@ pub fn serve(address: &str, any_user: bool) -> Result<(), ServeError> {
 fn listener(names: &Names, bind_addr: &BindAddr) -> Result<OwnedFd, ServeError> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-    let listener = listener.map_err(system("opening its socket"))?;
+    let listener = listener.map_err(system("opening the listening socket"))?;
     match names.bind(&listener, &bind_addr.name()) {
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
             return Err(ServeError::Another(bind_addr.to_string()));
         }
-        bound => bound.map_err(system("naming its socket"))?,
+        bound => bound.map_err(system("binding the listening socket"))?,
     }
     listen(&listener, BACKLOG).map_err(system("listening"))?;
     Ok(listener)
 }
 
-/// Raises the descriptor limit as far as the system allows, and returns it: each address takes 64
+/// Raises the descriptor limit as far as the system allows, and returns it: each address needs 64
 /// descriptors, and its keeper has as many in flight.
 fn raise_fd_limit() -> u64 {
     match getrlimit(Resource::RLIMIT_NOFILE) {
-        Ok((now, most)) => setrlimit(Resource::RLIMIT_NOFILE, most, most).map_or(now, |()| most),
+        Ok((soft, hard)) => setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_or(soft, |()| hard),
         Err(_) => 0,
     }
 }
@@ -136,7 +136,7 @@ struct Server {
     clients: Vec<Client>,
     /// Forwards packets that are for no process's partition.
     mailboxes: Mailboxes,
-    /// Partitions that processes have left and that were not granted since.
+    /// Partitions that processes have released and that were not granted since.
     orphaned: Vec<usize>,
     /// Partitions of disconnected processes that may still be in use: a killed process does not end
     /// immediately, and a process may close only its connection.
@@ -157,7 +157,7 @@ struct Client {
     since: Instant,
     /// First partition, and number of partitions.
     partitions: Option<(usize, usize)>,
-    /// Request that was made while the port was taken.
+    /// Request that was made while the port was in use.
     pending: Option<Request>,
 }
 
@@ -172,7 +172,7 @@ impl Server {
     fn run(&mut self, listeners: &[OwnedFd]) -> Result<(), ServeError> {
         let mut had_clients = false;
         loop {
-            let ready = self.wait(listeners).map_err(system("waiting"))?;
+            let ready = self.wait(listeners).map_err(system("polling"))?;
             while let Some(connection) = listeners.iter().find_map(accept) {
                 had_clients = true;
                 // Receives nothing from processes of users that are not served.
@@ -202,7 +202,7 @@ impl Server {
             }
             self.close_idle();
             if self.clients.is_empty() && (had_clients || self.since.elapsed() > IDLE_TIMEOUT) {
-                // A process that has connected meanwhile gets no response and tries again.
+                // A process that has connected meanwhile gets no response and retries.
                 return Ok(());
             }
         }
@@ -221,10 +221,10 @@ impl Server {
         let limit = match self.clients.iter().any(|c| c.pending.is_some()) {
             _ if self.mailboxes.has_queued() => PollTimeout::from(SEND_RETRY_MS),
             pending if pending || !self.releasing.is_empty() => {
-                PollTimeout::try_from(RETRY_INTERVAL).expect("ten milliseconds are few")
+                PollTimeout::try_from(RETRY_INTERVAL).expect("the interval fits in a poll timeout")
             }
             _ if self.clients.iter().all(|c| c.partitions.is_none()) => {
-                PollTimeout::try_from(IDLE_TIMEOUT).expect("so are five seconds")
+                PollTimeout::try_from(IDLE_TIMEOUT).expect("the timeout fits in a poll timeout")
             }
             _ => PollTimeout::NONE,
         };
@@ -235,22 +235,22 @@ impl Server {
         Ok(fds[listeners.len()..][..self.clients.len()].iter().map(|fd| fd.any().unwrap_or(false)).collect())
     }
 
-    /// Handles a message of a client; returns false if the client is gone.
+    /// Handles a message of a client; returns false if the client has disconnected.
     fn handle_message(&mut self, i: usize) -> bool {
         let client = &mut self.clients[i];
         let Ok(Some((line, fds))) = message::receive(&client.connection, false) else {
-            let had = client.partitions.take();
-            self.releasing.extend(had.map(|(first, count)| (first..first + count, Instant::now())));
-            self.update_steering_if(had.is_some_and(|(_, count)| count > 1));
+            let released = client.partitions.take();
+            self.releasing.extend(released.map(|(first, count)| (first..first + count, Instant::now())));
+            self.update_steering_if(released.is_some_and(|(_, count)| count > 1));
             return false;
         };
         let response = match line.parse().map_err(refused) {
             // The process already has its partitions.
             Ok(_) if self.clients[i].partitions.is_some() => {
-                Some(Err(refused("one seat is enough for a connection")))
+                Some(Err(refused("the connection already has a lease")))
             }
             Ok(request) => self.grant(i, request, fds),
-            Err(why) => Some(Err(why)),
+            Err(refusal) => Some(Err(refusal)),
         };
         match response {
             None | Some(Ok(())) => true,
@@ -262,26 +262,26 @@ impl Server {
     fn collect_released(&mut self) {
         let Server { bind_addr, names, orphaned, releasing, .. } = self;
         releasing.retain(|(partitions, since)| {
-            let gone = partitions.clone().all(|partition| token(names, bind_addr, partition).is_ok());
-            if gone {
+            let closed = partitions.clone().all(|partition| token(names, bind_addr, partition).is_ok());
+            if closed {
                 orphaned.extend(partitions.clone());
             }
-            !gone && since.elapsed() < RELEASE_TIMEOUT
+            !closed && since.elapsed() < RELEASE_TIMEOUT
         });
     }
 
     fn check_user(&self, connection: &OwnedFd) -> Result<(), Response> {
-        let user = sockopt::socket_peercred(connection).map(|who| who.uid.as_raw());
+        let user = sockopt::socket_peercred(connection).map(|peer| peer.uid.as_raw());
         let own = nix::unistd::geteuid().as_raw();
         if self.any_user || user == Ok(own) {
             return Ok(());
         }
-        let why = format!(
-            "{} is shared by processes of user {own} alone; whoever starts the first of them may let others in \
-             (urxe run --any-user)",
+        let reason = format!(
+            "{} is shared only by processes of user {own}: start the first of them with \
+             `urxe run --any-user` to share it with all users",
             self.bind_addr
         );
-        Err(Response::Refused { errno: libc::EACCES, why })
+        Err(Response::Refused { errno: libc::EACCES, reason })
     }
 
     /// Handles a request; returns `None` if it has to wait.
@@ -291,21 +291,21 @@ impl Server {
         }
         let before = self.served.len();
         let bound = request.bind_addrs.iter().try_for_each(|bind_addr| self.bind(bind_addr));
-        let why = match bound {
+        let refusal = match bound {
             Ok(()) => match self.grant_partitions(i, &request) {
                 Ok(()) => return Some(Ok(())),
-                Err(why) => why,
+                Err(refusal) => refusal,
             },
-            Err(UdpLinkError::Taken { ip, .. }) if self.clients[i].since.elapsed() < port_timeout(ip) => {
+            Err(UdpLinkError::InUse { ip, .. }) if self.clients[i].since.elapsed() < port_timeout(ip) => {
                 self.clients[i].pending = Some(request);
                 self.served.truncate(before);
                 return None;
             }
-            Err(e) => refusal(&e),
+            Err(e) => refusal_of(&e),
         };
         // Releases the addresses that only this request needed.
         self.served.truncate(before);
-        Some(Err(why))
+        Some(Err(refusal))
     }
 
     /// Binds an address, unless it is bound already.
@@ -326,9 +326,9 @@ impl Server {
         let idle = self.clients.iter().filter(|client| client.is_idle()).count();
         let mut excess = idle.saturating_sub(self.max_idle);
         self.clients.retain(|client| {
-            let drops = client.is_idle() && (excess > 0 || client.since.elapsed() > IDLE_TIMEOUT);
-            excess = excess.saturating_sub(usize::from(drops));
-            !drops
+            let is_closed = client.is_idle() && (excess > 0 || client.since.elapsed() > IDLE_TIMEOUT);
+            excess = excess.saturating_sub(usize::from(is_closed));
+            !is_closed
         });
     }
 
@@ -344,7 +344,7 @@ impl Server {
         }
     }
 
-    /// Sends a refusal; returns false if the client is gone. Closing the connection is left to the client.
+    /// Sends a refusal; returns false if the client has disconnected. The client closes the connection.
     fn refuse(&mut self, i: usize, refusal: &Response) -> bool {
         message::send(&self.clients[i].connection, refusal, &[]).is_ok()
     }
@@ -373,27 +373,27 @@ impl Server {
             self.clients[i].partitions = None;
             self.update_steering_if(count > 1);
             let errno = e.raw_os_error().unwrap_or(libc::EIO);
-            let why = format!("the steward of {} could not hand over its sockets: {e}", self.bind_addr);
-            return Err(Response::Refused { errno, why });
+            let reason = format!("the steward of {} could not send the sockets: {e}", self.bind_addr);
+            return Err(Response::Refused { errno, reason });
         }
         self.last = partition;
         Ok(())
     }
 
-    /// Finds free partitions; returns the first and the tokens that mark them as taken. The process keeps the
-    /// tokens, so its partitions are not free even for a broker that does not know it.
+    /// Finds free partitions; returns the first and the tokens that mark them as in use. The process keeps
+    /// the tokens, so its partitions are not free even for a broker that does not know it.
     fn free_partitions(&self, count: usize) -> Result<(usize, Vec<OwnedFd>), Response> {
         // The order is unpredictable, because the numbers of queue pairs and connections begin with the
         // partition's.
-        let turn = |partition: usize| {
+        let rank = |partition: usize| {
             (partition * (self.random | 1)).wrapping_add(self.random >> 8) % QpnPartition::COUNT
         };
         // The first partition belongs to the broker.
         let mut all: Vec<usize> =
             (0..QpnPartition::COUNT).step_by(count).filter(|first| *first > 0).collect();
-        all.sort_by_key(|first| turn(*first));
+        all.sort_by_key(|first| rank(*first));
         let (before, after): (Vec<usize>, Vec<usize>) =
-            all.into_iter().partition(|first| turn(*first) <= turn(self.last));
+            all.into_iter().partition(|first| rank(*first) <= rank(self.last));
         for first in after.into_iter().chain(before) {
             let tokens =
                 (first..first + count).map(|partition| token(&self.names, &self.bind_addr, partition));
@@ -401,19 +401,21 @@ impl Server {
                 Ok(tokens) => return Ok((first, tokens)),
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
                 Err(e) => {
-                    let why =
-                        format!("the steward of {} cannot mark a part of it as taken: {e}", self.bind_addr);
-                    return Err(Response::Refused { errno: e.raw_os_error().unwrap_or(libc::EIO), why });
+                    let reason = format!(
+                        "the steward of {} cannot create the token of a partition: {e}",
+                        self.bind_addr
+                    );
+                    return Err(Response::Refused { errno: e.raw_os_error().unwrap_or(libc::EIO), reason });
                 }
             }
         }
-        let parts = if count == 1 { String::new() } else { format!(", {count} of them together") };
-        let why = format!(
-            "all {} parts of {} are taken by other processes{parts}: use another address",
-            QpnPartition::COUNT - 1,
-            self.bind_addr
-        );
-        Err(Response::Refused { errno: libc::EUSERS, why })
+        let address = &self.bind_addr;
+        let reason = match count {
+            1 => format!("all {} QPN partitions of {address} are in use", QpnPartition::COUNT - 1),
+            _ => format!("no {count} consecutive QPN partitions of {address} are free"),
+        };
+        let reason = format!("{reason}: use another address");
+        Err(Response::Refused { errno: libc::EUSERS, reason })
     }
 
     /// Registers a process that already has partitions, and takes over its sockets if this broker does not
@@ -426,10 +428,14 @@ impl Server {
         fds: Vec<OwnedFd>,
     ) -> Result<(), Response> {
         if fds.len() != request.bind_addrs.len() {
-            return Err(refused("a keeper for each address is missing"));
+            return Err(refused(format!(
+                "{} keepalive descriptors for {} addresses",
+                fds.len(),
+                request.bind_addrs.len()
+            )));
         }
         let (claimed, before) = (partition..partition + request.shards, self.served.len());
-        let is_others = |(first, count): (usize, usize)| first < claimed.end && claimed.start < first + count;
+        let overlaps = |(first, count): (usize, usize)| first < claimed.end && claimed.start < first + count;
         // A process that has a partition also holds its token, so that the token's name cannot be bound.
         let has_tokens = || {
             claimed.clone().all(|partition| {
@@ -437,9 +443,8 @@ impl Server {
                     .is_err_and(|e| e.kind() == io::ErrorKind::AddrInUse)
             })
         };
-        if partition == 0 || self.clients.iter().filter_map(|c| c.partitions).any(is_others) || !has_tokens()
-        {
-            return Err(refused(format!("seat {partition} is not of who claims it")));
+        if partition == 0 || self.clients.iter().filter_map(|c| c.partitions).any(overlaps) || !has_tokens() {
+            return Err(refused(format!("the process has no lease on partition {partition}")));
         }
         for (bind_addr, keepalive) in request.bind_addrs.iter().zip(fds) {
             if self.served.iter().all(|served| served.bind_addr != *bind_addr) {
@@ -447,7 +452,7 @@ impl Server {
                     Ok(served) => self.served.push(served),
                     Err(e) => {
                         self.served.truncate(before);
-                        return Err(refused(format!("what came as the sockets of {bind_addr}: {e}")));
+                        return Err(refused(format!("invalid sockets of {bind_addr}: {e}")));
                     }
                 }
             }
@@ -455,7 +460,7 @@ impl Server {
         self.clients[i].partitions = Some((partition, request.shards));
         self.orphaned.retain(|orphaned| !claimed.contains(orphaned));
         self.update_steering_if(true);
-        // A process that cannot be reached is detected as gone by the next poll, or it connects again.
+        // The next poll detects a process that has disconnected.
         let granted = Response::Granted { partition, any_user: self.any_user };
         let _ = message::send(&self.clients[i].connection, &granted, &[]);
         Ok(())
@@ -488,7 +493,7 @@ fn token(names: &Names, bind_addr: &BindAddr, partition: usize) -> io::Result<Ow
 }
 
 fn token_name(bind_addr: &BindAddr, partition: usize) -> String {
-    format!("urxe-seat/{}/{partition}", bind_addr.key())
+    format!("urxe-lease/{}/{partition}", bind_addr.key())
 }
 
 /// Accepts a pending connection. If the system is out of resources, the connection stays pending.
@@ -506,24 +511,24 @@ fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
     }
 }
 
-/// Returns how long a request waits for a port that is taken: if the sockets are those of processes that have
-/// partitions, these are expected to register.
+/// Returns how long a request waits for a port that is in use: if the sockets are those of processes that
+/// have partitions, these are expected to register.
 fn port_timeout(ip: IpAddr) -> Duration {
     if PortOwner::count(ip, ROCE_PORT) < QpnPartition::COUNT { RELEASE_TIMEOUT } else { IDLE_TIMEOUT }
 }
 
-fn refused(why: impl Into<String>) -> Response {
-    Response::Refused { errno: libc::EPROTO, why: why.into() }
+fn refused(reason: impl Into<String>) -> Response {
+    Response::Refused { errno: libc::EPROTO, reason: reason.into() }
 }
 
 /// Converts an error to a response: its text, and the errno value that verbs report for it.
-fn refusal(e: &UdpLinkError) -> Response {
+fn refusal_of(e: &UdpLinkError) -> Response {
     let errno = match e {
-        UdpLinkError::Taken { .. } => libc::EADDRINUSE,
+        UdpLinkError::InUse { .. } => libc::EADDRINUSE,
         UdpLinkError::NotLocal { .. } | UdpLinkError::NoInterface { .. } => libc::ENODEV,
         UdpLinkError::Refused { errno, .. } => *errno,
         UdpLinkError::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
     };
     let cause = std::error::Error::source(e).map_or(String::new(), |cause| format!(": {cause}"));
-    Response::Refused { errno, why: format!("{e}{cause}") }
+    Response::Refused { errno, reason: format!("{e}{cause}") }
 }

@@ -57,8 +57,8 @@ impl ServiceRegistry {
         Ok(ServiceRegistry { bind_addr, names, any_user, services, epoll, last_poll, rejected: 0 })
     }
 
-    /// Registers a service, unless another process has it. The process itself decides which of its listeners
-    /// has the service.
+    /// Registers a service, unless another process has registered it. The process itself decides which of its
+    /// listeners serves it.
     pub fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
         if let Some(address) = address.filter(|address| *address != self.bind_addr.ip) {
             return Err(ClaimError::NotLocal { address });
@@ -73,7 +73,7 @@ impl ServiceRegistry {
                 Ok(())
             }
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-                Err(ClaimError::Taken { service, address: self.bind_addr.to_string() })
+                Err(ClaimError::InUse { service, address: self.bind_addr.to_string() })
             }
             Err(source) => Err(match &self.names {
                 Names::Private(directory)
@@ -151,19 +151,19 @@ impl AsFd for ServiceRegistry {
     }
 }
 
-/// Receives a datagram: its length and the user ID of its sender, or `Some(None)` if it is truncated or comes
-/// without credentials. `None` if there is no datagram.
+/// Receives a datagram: its length and the user ID of its sender, or `Some(None)` if it is truncated or has
+/// no credentials. `None` if there is no datagram.
 fn recv_with_uid(socket: &CloseOnForkFd, bytes: &mut [u8]) -> Option<Option<(usize, u32)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let got = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags).ok()?;
+    let received = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags).ok()?;
     let user = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmCredentials(who) => Some(who.uid.as_raw()),
+        RecvAncillaryMessage::ScmCredentials(sender) => Some(sender.uid.as_raw()),
         _ => None,
     });
-    let whole = !got.flags.contains(ReturnFlags::TRUNC);
-    Some(user.filter(|_| whole).map(|user| (got.bytes, user)))
+    let whole = !received.flags.contains(ReturnFlags::TRUNC);
+    Some(user.filter(|_| whole).map(|user| (received.bytes, user)))
 }
 
 #[cfg(test)]
@@ -197,8 +197,8 @@ mod tests {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             // Only root may send the credentials of another user.
-            let who = UCred { uid: rustix::process::Uid::from_raw(uid), ..myself() };
-            assert!(control.push(SendAncillaryMessage::ScmCredentials(who)));
+            let credentials = UCred { uid: rustix::process::Uid::from_raw(uid), ..own_credentials() };
+            assert!(control.push(SendAncillaryMessage::ScmCredentials(credentials)));
             let name = forwarded_mad::name(&claims.bind_addr, ServiceId(1));
             let name = claims.names.address(&name).unwrap();
             sendmsg_addr(&socket, &name, &[IoSlice::new(&forwarded_mad)], &mut control, SendFlags::empty())
@@ -210,15 +210,15 @@ mod tests {
             assert_eq!((received(&mut claims, 1), claims.rejected()), (vec![280], 0));
             if own.is_root() {
                 send(&claims, 65_534).unwrap();
-                let let_in = if any_user { vec![280] } else { vec![] };
-                assert_eq!((received(&mut claims, 2), claims.rejected()), (let_in, u64::from(!any_user)));
+                let expected = if any_user { vec![280] } else { vec![] };
+                assert_eq!((received(&mut claims, 2), claims.rejected()), (expected, u64::from(!any_user)));
             } else {
                 assert!(send(&claims, 65_534).is_err());
             }
         }
     }
 
-    fn myself() -> UCred {
+    fn own_credentials() -> UCred {
         UCred {
             pid: rustix::process::getpid(),
             uid: rustix::process::getuid(),
@@ -227,20 +227,20 @@ mod tests {
     }
 
     #[test]
-    fn service_is_taken_until_its_last_claim_is_released() {
+    fn service_is_in_use_until_its_last_claim_is_released() {
         let mut all = [(); 2].map(|()| claims("127.18.232.1", false));
-        let (service, taken) = (ServiceId(1), |e| matches!(e, Err(ClaimError::Taken { .. })));
+        let (service, in_use) = (ServiceId(1), |e| matches!(e, Err(ClaimError::InUse { .. })));
         let [one, other] = &mut all;
         one.claim(service, None).unwrap();
         one.claim(service, Some(one.bind_addr.ip)).unwrap();
         one.release(service);
-        assert!(taken(other.claim(service, None)));
+        assert!(in_use(other.claim(service, None)));
         one.release(service);
         other.claim(service, None).unwrap();
-        assert!(taken(one.claim(service, None)));
+        assert!(in_use(one.claim(service, None)));
     }
 
-    /// A copy of the socket in the child would keep the name taken.
+    /// A copy of the socket in the child would keep the name in use.
     #[test]
     fn forked_child_does_not_keep_services_of_its_parent() {
         let mut all = [(); 2].map(|()| claims("127.18.233.1", false));
@@ -258,9 +258,9 @@ mod tests {
         // The child's fork handler closes the descriptors that are not to be inherited; when it runs is up to
         // the scheduler.
         all[0].release(service);
-        let begun = std::time::Instant::now();
+        let start = std::time::Instant::now();
         let mut claimed = all[1].claim(service, None);
-        while claimed.is_err() && begun.elapsed() < Duration::from_secs(5) {
+        while claimed.is_err() && start.elapsed() < Duration::from_secs(5) {
             std::thread::yield_now();
             claimed = all[1].claim(service, None);
         }
@@ -284,7 +284,8 @@ mod tests {
             let name = forwarded_mad::name(&claims.bind_addr, ServiceId(id));
             mailboxes.send(&name, ForwardedMad { flow, packet: &packet }.bytes());
         }
-        mailboxes.send(&forwarded_mad::name(&claims.bind_addr, ServiceId(3)), b"no inquiry".to_vec());
+        mailboxes
+            .send(&forwarded_mad::name(&claims.bind_addr, ServiceId(3)), b"not a forwarded MAD".to_vec());
         let mut all: Vec<usize> = (1..=3).flat_map(|at| received(&mut claims, at)).collect();
         all.sort_unstable();
         assert_eq!((all, claims.rejected()), ((100..140).collect(), 1));

@@ -11,12 +11,12 @@ use super::Sharing;
 /// handles SIGCHLD, does not notice it. Success means that the broker was started, not that it works.
 pub(super) fn start(sharing: &Sharing, any_user: bool, address: &str) -> io::Result<()> {
     if !sharing.program.is_file() {
-        let why = format!("{} is no program", sharing.program.display());
-        return Err(io::Error::new(io::ErrorKind::NotFound, why));
+        let reason = format!("{} is not a program", sharing.program.display());
+        return Err(io::Error::new(io::ErrorKind::NotFound, reason));
     }
     let program = CString::new(sharing.program.as_os_str().as_bytes())?;
-    let others = any_user.then_some("--any-user");
-    let arguments = ["urxe", "steward", address].into_iter().chain(others);
+    let option = any_user.then_some("--any-user");
+    let arguments = ["urxe", "steward", address].into_iter().chain(option);
     let arguments: Vec<CString> = arguments.map(CString::new).collect::<Result<_, _>>()?;
     let mut arguments: Vec<*const c_char> = arguments.iter().map(|a| a.as_ptr()).collect::<Vec<_>>();
     arguments.push(ptr::null());
@@ -27,15 +27,17 @@ pub(super) fn start(sharing: &Sharing, any_user: bool, address: &str) -> io::Res
         arguments: arguments.as_ptr(),
         stack: second.as_mut_ptr_range().end.cast(),
     };
-    let before = block_signals()?;
+    let previous_mask = block_signals()?;
     // SAFETY: the child makes only system calls, with data prepared before. The data and the stacks outlive
     // it and are not used otherwise: CLONE_VFORK suspends this thread until the child has ended.
-    let child = unsafe { clone_silently(orphan, first.as_mut_ptr_range().end.cast(), &raw const launch) };
-    let failure = io::Error::last_os_error();
+    let child = unsafe {
+        clone_without_sigchld(start_grandchild, first.as_mut_ptr_range().end.cast(), &raw const launch)
+    };
+    let error = io::Error::last_os_error();
     // SAFETY: the call reads a mask that `block_signals` has initialised, and accepts a null pointer for the
     // old one.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut()) };
-    if child == -1 { Err(failure) } else { wait_for(child) }
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &previous_mask, ptr::null_mut()) };
+    if child == -1 { Err(error) } else { wait_for(child) }
 }
 
 /// Size of a child's stack, in bytes.
@@ -59,7 +61,7 @@ type Child = extern "C" fn(*mut c_void) -> c_int;
 /// # Safety
 /// The child shares all memory and may only make system calls. `stack` must be the end of a block of memory
 /// that nothing else uses.
-unsafe fn clone_silently(child: Child, stack: *mut c_void, launch: *const Launch) -> c_int {
+unsafe fn clone_without_sigchld(child: Child, stack: *mut c_void, launch: *const Launch) -> c_int {
     // SAFETY: the caller guarantees what the child does and that the stack is its own. CLONE_VFORK suspends
     // the parent until the child has ended or executed a program, so `launch` stays valid.
     unsafe { libc::clone(child, stack, libc::CLONE_VM | libc::CLONE_VFORK, launch.cast_mut().cast()) }
@@ -88,24 +90,24 @@ fn wait_for(child: c_int) -> io::Result<()> {
                 e => return Err(e),
             },
             _ if status == 0 => return Ok(()),
-            _ => return Err(io::Error::other("no process could be started")),
+            _ => return Err(io::Error::other("the child process could not start the steward")),
         }
     }
 }
 
 /// Child: starts the grandchild, for which no process waits, and ends.
-extern "C" fn orphan(launch: *mut c_void) -> c_int {
+extern "C" fn start_grandchild(launch: *mut c_void) -> c_int {
     let launch: *const Launch = launch.cast();
     // SAFETY: `launch` points to the `Launch` of `start`, whose thread is suspended until this child has
     // ended, and the grandchild has the stack at `stack` to itself.
-    let grandchild = unsafe { clone_silently(become_steward, (*launch).stack, launch) };
+    let grandchild = unsafe { clone_without_sigchld(exec_steward, (*launch).stack, launch) };
     c_int::from(grandchild == -1)
 }
 
 /// Grandchild: executes the broker.
-extern "C" fn become_steward(launch: *mut c_void) -> c_int {
-    // SAFETY: `launch` is valid as in `orphan`. Everything else is system calls with numbers, and with
-    // pointers to local data, to NUL-terminated strings and to null-terminated arrays of these.
+extern "C" fn exec_steward(launch: *mut c_void) -> c_int {
+    // SAFETY: `launch` is valid as in `start_grandchild`. Everything else is system calls with numbers, and
+    // with pointers to local data, to NUL-terminated strings and to null-terminated arrays of these.
     unsafe {
         let Launch { program, arguments, .. } = *launch.cast::<Launch>();
         libc::setsid();
@@ -139,8 +141,8 @@ extern "C" fn become_steward(launch: *mut c_void) -> c_int {
         libc::chdir(c"/".as_ptr());
         // The broker gets an empty environment, without the variables that preload a library into the
         // program.
-        let nothing: [*const c_char; 1] = [ptr::null()];
-        libc::execve(program, arguments, nothing.as_ptr());
+        let environment: [*const c_char; 1] = [ptr::null()];
+        libc::execve(program, arguments, environment.as_ptr());
     }
     127
 }

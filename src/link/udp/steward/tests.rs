@@ -17,9 +17,9 @@ mod squatters;
 /// Runs a broker in a thread. The program that would start another one does not exist.
 fn steward(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), ServeError>>) {
     let address = ip.to_owned();
-    let serving = thread::spawn(move || serve(&address, false));
+    let server = thread::spawn(move || serve(&address, false));
     let name = BindAddr::new(ip.parse().unwrap(), &UdpOptions::default()).name();
-    let Names::Private(directory) = Names::private().unwrap() else { panic!("a private name") };
+    let Names::Private(directory) = Names::private().unwrap() else { panic!("not a private name") };
     let path = directory.join(name.replace('/', "-"));
     let path = path.display().to_string();
     // The flag means that the socket listens, which it does slightly after it is bound.
@@ -27,11 +27,11 @@ fn steward(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), ServeErr
         let fields: Vec<&str> = line.split_whitespace().collect();
         fields.get(3) == Some(&"00010000") && fields.last() == Some(&&*path)
     };
-    let is_there = || std::fs::read_to_string("/proc/net/unix").unwrap().lines().any(listens);
-    while !is_there() {
+    let is_listening = || std::fs::read_to_string("/proc/net/unix").unwrap().lines().any(listens);
+    while !is_listening() {
         thread::yield_now();
     }
-    (ip.parse().unwrap(), Sharing { program: "/nonexistent".into(), any_user: false }, serving)
+    (ip.parse().unwrap(), Sharing { program: "/nonexistent".into(), any_user: false }, server)
 }
 
 fn join(ip: IpAddr, shards: usize, sharing: &Sharing) -> Result<Vec<UdpLink>, UdpLinkError> {
@@ -41,8 +41,8 @@ fn join(ip: IpAddr, shards: usize, sharing: &Sharing) -> Result<Vec<UdpLink>, Ud
 /// Returns the last byte of the destination QPN of each packet that a link has received.
 fn received(link: &mut UdpLink) -> Vec<u8> {
     let mut all = Vec::new();
-    let mut note = |burst: RxBurst<'_>| all.extend(burst.packets().map(|(_, packet)| packet[7]));
-    while link.receive(Instant(1), &mut note).unwrap() > 0 {}
+    let mut record = |burst: RxBurst<'_>| all.extend(burst.packets().map(|(_, packet)| packet[7]));
+    while link.receive(Instant(1), &mut record).unwrap() > 0 {}
     all
 }
 
@@ -55,7 +55,7 @@ fn packet(qpn: u32) -> [u8; 20] {
 
 #[test]
 fn packets_are_steered_to_process_and_shard_by_qpn() {
-    let (ip, sharing, serving) = steward("127.18.200.1");
+    let (ip, sharing, server) = steward("127.18.200.1");
     let mut one = join(ip, 1, &sharing).unwrap();
     let mut four = join(ip, 4, &sharing).unwrap();
     let mut other = join(ip, 1, &sharing).unwrap();
@@ -70,36 +70,36 @@ fn packets_are_steered_to_process_and_shard_by_qpn() {
         }
     }
     // For a partition that no process has, and for the broker. Partitions are granted in random order.
-    let vacant =
+    let free =
         (1..QpnPartition::COUNT as u32).find(|index| partitions.iter().all(|s| s.index() != *index)).unwrap();
-    from.send_to(&packet(vacant << 18 | 9), (ip, 4791)).unwrap();
+    from.send_to(&packet(free << 18 | 9), (ip, 4791)).unwrap();
     from.send_to(&packet(1), (ip, 4791)).unwrap();
     assert_eq!(received(&mut one[0]), (0..8).collect::<Vec<_>>());
     assert_eq!(received(&mut other[0]), (0..8).collect::<Vec<_>>());
     for (shard, link) in four.iter_mut().enumerate() {
         assert_eq!(received(link), [shard as u8, shard as u8 + 4]);
     }
-    // Without the four shards, packets for them arrive nowhere, and all others as before.
+    // Without the four shards, packets for them are dropped, and all others arrive.
     drop(four);
     from.send_to(&packet(partitions[1].index() << 18 | 3), (ip, 4791)).unwrap();
     from.send_to(&packet(partitions[2].index() << 18 | 3), (ip, 4791)).unwrap();
     assert_eq!((received(&mut one[0]), received(&mut other[0])), (vec![], vec![3]));
     drop((one, other));
-    serving.join().unwrap().unwrap();
+    server.join().unwrap().unwrap();
     UdpLink::bind(ip, &UdpOptions::default()).unwrap();
 }
 
 #[test]
-fn all_seats_can_be_taken_and_a_released_one_is_granted_again_drained() {
-    let (ip, sharing, serving) = steward("127.18.201.1");
+fn all_partitions_can_be_granted_and_a_released_one_is_drained() {
+    let (ip, sharing, server) = steward("127.18.201.1");
     let mut all: Vec<UdpLink> =
         (1..QpnPartition::COUNT).map(|_| join(ip, 1, &sharing).unwrap().swap_remove(0)).collect();
-    let why = join(ip, 1, &sharing).err().unwrap();
-    assert!(matches!(why, UdpLinkError::Refused { errno: libc::EUSERS, .. }), "{why}");
-    assert!(why.to_string().contains("all 63 parts of 127.18.201.1 are taken"), "{why}");
-    let left = all.remove(20).partition();
+    let error = join(ip, 1, &sharing).err().unwrap();
+    assert!(matches!(error, UdpLinkError::Refused { errno: libc::EUSERS, .. }), "{error}");
+    assert!(error.to_string().contains("all 63 QPN partitions of 127.18.201.1 are in use"), "{error}");
+    let released = all.remove(20).partition();
     let from = UdpSocket::bind("127.18.201.2:0").unwrap();
-    from.send_to(&packet(left.index() << 18 | 5), (ip, 4791)).unwrap();
+    from.send_to(&packet(released.index() << 18 | 5), (ip, 4791)).unwrap();
     // The broker may not have noticed the disconnect yet.
     let mut again = loop {
         match join(ip, 1, &sharing) {
@@ -108,43 +108,43 @@ fn all_seats_can_be_taken_and_a_released_one_is_granted_again_drained() {
             Err(e) => panic!("{e}"),
         }
     };
-    assert_eq!(again[0].partition(), left);
+    assert_eq!(again[0].partition(), released);
     assert!(received(&mut again[0]).is_empty());
-    from.send_to(&packet(left.index() << 18 | 6), (ip, 4791)).unwrap();
+    from.send_to(&packet(released.index() << 18 | 6), (ip, 4791)).unwrap();
     assert_eq!(received(&mut again[0]), [6]);
     drop((all, again));
-    serving.join().unwrap().unwrap();
+    server.join().unwrap().unwrap();
 }
 
 #[test]
 fn exclusively_bound_port_is_not_shared() {
-    let (ip, sharing, serving) = steward("127.18.202.1");
+    let (ip, sharing, server) = steward("127.18.202.1");
     let owner = UdpLink::bind(ip, &UdpOptions::default()).unwrap();
-    let why = join(ip, 1, &sharing).err().unwrap();
-    assert!(matches!(why, UdpLinkError::Refused { errno: libc::EADDRINUSE, .. }), "{why}");
-    assert!(why.to_string().contains(&format!("process {}", std::process::id())), "{why}");
-    serving.join().unwrap().unwrap();
+    let error = join(ip, 1, &sharing).err().unwrap();
+    assert!(matches!(error, UdpLinkError::Refused { errno: libc::EADDRINUSE, .. }), "{error}");
+    assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
+    server.join().unwrap().unwrap();
     drop(owner);
-    let why = join(ip, 1, &sharing).err().unwrap();
-    assert!(matches!(why, UdpLinkError::System { .. }), "{why}");
-    assert!(std::error::Error::source(&why).unwrap().to_string().contains("/nonexistent is no program"));
+    let error = join(ip, 1, &sharing).err().unwrap();
+    assert!(matches!(error, UdpLinkError::System { .. }), "{error}");
+    assert!(std::error::Error::source(&error).unwrap().to_string().contains("/nonexistent is not a program"));
 }
 
 #[test]
-fn shared_port_is_taken_and_a_second_steward_is_refused() {
-    let (ip, sharing, serving) = steward("127.18.203.1");
+fn shared_port_is_in_use_and_a_second_steward_is_refused() {
+    let (ip, sharing, server) = steward("127.18.203.1");
     let links = join(ip, 1, &sharing).unwrap();
-    let taken = UdpLink::bind(ip, &UdpOptions::default()).err().unwrap();
-    assert!(matches!(taken, UdpLinkError::Taken { .. }), "{taken}");
+    let error = UdpLink::bind(ip, &UdpOptions::default()).err().unwrap();
+    assert!(matches!(error, UdpLinkError::InUse { .. }), "{error}");
     assert!(matches!(serve("127.18.203.1", false), Err(ServeError::Another(_))));
     assert!(matches!(serve("localhost", false), Err(ServeError::Address(_))));
     drop(links);
-    serving.join().unwrap().unwrap();
+    server.join().unwrap().unwrap();
 }
 
 #[test]
-fn coalesced_burst_for_several_seats_disables_coalescing() {
-    let (ip, sharing, serving) = steward("127.18.204.1");
+fn coalesced_burst_for_several_partitions_disables_coalescing() {
+    let (ip, sharing, server) = steward("127.18.204.1");
     let mut all = [join(ip, 1, &sharing).unwrap(), join(ip, 1, &sharing).unwrap()];
     let [a, b] = [0, 1].map(|i| all[i][0].partition().index() << 18);
     // Coalesced as an adapter's driver does: by sizes and ports, which are the same for all.
@@ -166,11 +166,11 @@ fn coalesced_burst_for_several_seats_disables_coalescing() {
     burst(&[a | 1, a | 2, a | 3]);
     assert_eq!(sizes(&mut all[0][0]), [60]);
     burst(&[a | 1, b | 2, a | 3]);
-    assert_eq!(sizes(&mut all[0][0]), [60], "that of another is for the NIC to drop");
+    assert_eq!(sizes(&mut all[0][0]), [60], "the NIC drops packets of another partition");
     for (i, to) in [a, b].into_iter().enumerate() {
         burst(&[to | 4, to | 5, to | 6]);
         assert_eq!(sizes(&mut all[i][0]), [20, 20, 20]);
     }
     drop(all);
-    serving.join().unwrap().unwrap();
+    server.join().unwrap().unwrap();
 }

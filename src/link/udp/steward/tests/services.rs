@@ -11,8 +11,8 @@ use crate::wire::mad::{
     SidrStatus,
 };
 
-const SOON: Duration = Duration::from_secs(10);
-const NEVER: Duration = Duration::from_millis(100);
+const RECV_TIMEOUT: Duration = Duration::from_secs(10);
+const NO_RECV_TIME: Duration = Duration::from_millis(100);
 
 /// Opens the device of a process, with a partition of the address.
 fn member(ip: IpAddr, shards: usize, sharing: &Sharing) -> Context {
@@ -22,7 +22,7 @@ fn member(ip: IpAddr, shards: usize, sharing: &Sharing) -> Context {
 }
 
 /// Opens a device at another address, with its QP1.
-fn outsider(ip: &str) -> ManagementPort {
+fn foreign_host(ip: &str) -> ManagementPort {
     let link = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
     Context::open(Box::new(link), &ContextOptions::default()).unwrap().management_port().unwrap()
 }
@@ -38,7 +38,7 @@ fn send(from: &ManagementPort, ip: IpAddr, transaction: u64, message: impl Into<
 }
 
 fn recv(port: &ManagementPort) -> Mad {
-    Mad::parse(&port.recv(SOON).unwrap().bytes).unwrap()
+    Mad::parse(&port.recv(RECV_TIMEOUT).unwrap().bytes).unwrap()
 }
 
 /// Returns a communication ID as the process assigns it.
@@ -54,10 +54,10 @@ fn request(service: u64) -> Req {
 
 #[test]
 fn responses_reach_the_process_of_their_communication_id() {
-    let (ip, sharing, serving) = steward("127.18.220.1");
+    let (ip, sharing, server) = steward("127.18.220.1");
     let [one, four, other] = [1, 4, 1].map(|shards| member(ip, shards, &sharing));
     let ports = [&one, &four, &other].map(|context| context.management_port().unwrap());
-    let peer = outsider("127.18.220.2");
+    let peer = foreign_host("127.18.220.2");
     for round in 0..10 {
         for (i, port) in ports.iter().enumerate() {
             let (id, local) = (id_of(port, 0x1234 + round), CommId(9));
@@ -84,24 +84,24 @@ fn responses_reach_the_process_of_their_communication_id() {
     }
     assert!(ports.iter().all(|port| port.try_recv().is_none()));
     drop((ports, one, four, other));
-    serving.join().unwrap().unwrap();
+    server.join().unwrap().unwrap();
 }
 
 #[test]
 fn requests_reach_the_process_that_claimed_the_service() {
-    let (ip, sharing, serving) = steward("127.18.221.1");
+    let (ip, sharing, server) = steward("127.18.221.1");
     let [one, two] = [1, 2].map(|shards| member(ip, shards, &sharing));
     let ports = [&one, &two].map(|context| context.management_port().unwrap());
-    let peer = outsider("127.18.221.2");
+    let peer = foreign_host("127.18.221.2");
     let mut claims = vec![
         one.claim_service(ServiceId(0x106_1234), None).unwrap(),
         two.claim_service(ServiceId(0x106_1235), Some(ip)).unwrap(),
     ];
-    let taken = two.claim_service(ServiceId(0x106_1234), None).unwrap_err();
-    assert!(matches!(&taken, ClaimError::Taken { .. }), "{taken}");
-    assert_eq!(taken.errno(), libc::EADDRINUSE);
-    let nowhere = two.claim_service(ServiceId(1), Some([127, 9, 9, 9].into())).unwrap_err();
-    assert!(matches!(nowhere, ClaimError::NotLocal { .. }), "{nowhere}");
+    let error = two.claim_service(ServiceId(0x106_1234), None).unwrap_err();
+    assert!(matches!(&error, ClaimError::InUse { .. }), "{error}");
+    assert_eq!(error.errno(), libc::EADDRINUSE);
+    let error = two.claim_service(ServiceId(1), Some([127, 9, 9, 9].into())).unwrap_err();
+    assert!(matches!(error, ClaimError::NotLocal { .. }), "{error}");
     for (i, port) in ports.iter().enumerate() {
         let service = 0x106_1234 + i as u64;
         for (transaction, message) in [
@@ -109,12 +109,15 @@ fn requests_reach_the_process_that_claimed_the_service() {
             (2, SidrReq { service: ServiceId(service), ..SidrReq::default() }.into()),
         ] {
             send(&peer, ip, transaction, message);
-            let got = port.recv(SOON).unwrap();
-            assert_eq!(Mad::parse(&got.bytes).unwrap(), Mad { transaction, modifier: 0, message });
+            let received = port.recv(RECV_TIMEOUT).unwrap();
+            assert_eq!(Mad::parse(&received.bytes).unwrap(), Mad { transaction, modifier: 0, message });
             // As if received directly: checked, and with the address of the sender.
-            assert_eq!(got.from.dgid, peer.context().query_gid(0).unwrap());
-            port.send(&got.from, &Mad { transaction, modifier: 0, message: Rej::default().into() }.bytes())
-                .unwrap();
+            assert_eq!(received.from.dgid, peer.context().query_gid(0).unwrap());
+            port.send(
+                &received.from,
+                &Mad { transaction, modifier: 0, message: Rej::default().into() }.bytes(),
+            )
+            .unwrap();
             assert_eq!(recv(&peer).transaction, transaction);
         }
     }
@@ -123,16 +126,16 @@ fn requests_reach_the_process_that_claimed_the_service() {
     claims.push(two.claim_service(ServiceId(0x106_1234), None).unwrap());
     send(&peer, ip, 3, request(0x106_1234));
     assert_eq!(recv(&ports[1]).transaction, 3);
-    assert_eq!(ports[0].recv(NEVER), Err(WaitError::TimedOut(NEVER)));
+    assert_eq!(ports[0].recv(NO_RECV_TIME), Err(WaitError::TimedOut(NO_RECV_TIME)));
     drop((claims, ports, one, two));
-    serving.join().unwrap().unwrap();
+    server.join().unwrap().unwrap();
 }
 
 #[test]
 fn request_for_an_unclaimed_service_is_rejected() {
-    let (ip, sharing, serving) = steward("127.18.222.1");
+    let (ip, sharing, server) = steward("127.18.222.1");
     let one = member(ip, 1, &sharing);
-    let peer = outsider("127.18.222.2");
+    let peer = foreign_host("127.18.222.2");
     send(&peer, ip, 1, request(0x106_0001));
     let Mad { transaction: 1, message: Message::Rej(rej), .. } = recv(&peer) else { panic!("no REJ") };
     assert_eq!(
@@ -150,19 +153,19 @@ fn request_for_an_unclaimed_service_is_rejected() {
     assert_eq!((drep.local, drep.remote), (CommId(8), CommId(7)));
     // A message that requires no response gets none.
     send(&peer, ip, 4, Rtu { remote: CommId(8), ..Rtu::default() });
-    assert_eq!(peer.recv(NEVER), Err(WaitError::TimedOut(NEVER)));
+    assert_eq!(peer.recv(NO_RECV_TIME), Err(WaitError::TimedOut(NO_RECV_TIME)));
     drop(one);
-    serving.join().unwrap().unwrap();
+    server.join().unwrap().unwrap();
 }
 
 /// A client that gives up before it gets a response does not know the server's ID.
 #[test]
 fn cancellation_reaches_the_process_that_got_the_request() {
-    let (ip, sharing, serving) = steward("127.18.226.1");
+    let (ip, sharing, server) = steward("127.18.226.1");
     let [one, two] = [1, 2].map(|shards| member(ip, shards, &sharing));
     let ports = [&one, &two].map(|context| context.management_port().unwrap());
     let claims = [(&one, 100), (&two, 200)].map(|(c, id)| c.claim_service(ServiceId(id), None).unwrap());
-    let (peer, other) = (outsider("127.18.226.2"), outsider("127.18.226.3"));
+    let (peer, other) = (foreign_host("127.18.226.2"), foreign_host("127.18.226.3"));
     let timeout = |local| Rej { local, reason: RejReason::Timeout, ..Rej::default() };
     for (i, port) in ports.iter().enumerate() {
         let (service, local, transaction) = (100 * (i as u64 + 1), CommId(5 + i as u32), 2 * i as u64);
@@ -177,71 +180,71 @@ fn cancellation_reaches_the_process_that_got_the_request() {
     }
     assert!(ports.iter().all(|port| port.try_recv().is_none()));
     drop((claims, ports, one, two));
-    serving.join().unwrap().unwrap();
+    server.join().unwrap().unwrap();
 }
 
 #[test]
-fn message_to_a_process_that_is_gone_is_answered_by_the_steward() {
-    let (ip, sharing, serving) = steward("127.18.225.1");
-    let [stays, goes] = [1, 2].map(|shards| member(ip, shards, &sharing));
-    let port = goes.management_port().unwrap();
-    let (gone, local) = (id_of(&port, 9), CommId(7));
-    drop((port, goes));
-    let peer = outsider("127.18.225.2");
+fn steward_responds_to_messages_for_a_process_that_has_ended() {
+    let (ip, sharing, server) = steward("127.18.225.1");
+    let [remaining, ended] = [1, 2].map(|shards| member(ip, shards, &sharing));
+    let port = ended.management_port().unwrap();
+    let (closed, local) = (id_of(&port, 9), CommId(7));
+    drop((port, ended));
+    let peer = foreign_host("127.18.225.2");
     // The broker may not have noticed the disconnect yet.
     let response = loop {
-        send(&peer, ip, 1, Dreq { local, remote: gone, ..Dreq::default() });
-        if let Ok(mad) = peer.recv(NEVER) {
+        send(&peer, ip, 1, Dreq { local, remote: closed, ..Dreq::default() });
+        if let Ok(mad) = peer.recv(NO_RECV_TIME) {
             break Mad::parse(&mad.bytes).unwrap().message;
         }
     };
     let Message::Drep(drep) = response else { panic!("{response:?}") };
-    assert_eq!((drep.local, drep.remote), (gone, local));
+    assert_eq!((drep.local, drep.remote), (closed, local));
     while peer.try_recv().is_some() {}
-    send(&peer, ip, 2, Rep { local, remote: gone, ..Rep::default() });
+    send(&peer, ip, 2, Rep { local, remote: closed, ..Rep::default() });
     let rej = loop {
         match recv(&peer).message {
             Message::Rej(rej) => break rej,
             other => assert!(matches!(other, Message::Drep(_)), "{other:?}"),
         }
     };
-    assert_eq!((rej.local, rej.remote, rej.message), (gone, local, Rejected::Rep));
+    assert_eq!((rej.local, rej.remote, rej.message), (closed, local, Rejected::Rep));
     assert_eq!(rej.reason, RejReason::InvalidCommId);
     // The next process that gets the partition receives the messages itself.
     let mut others: Vec<Context> = Vec::new();
     loop {
         let next = member(ip, 1, &sharing);
         let port = next.management_port().unwrap();
-        if id_of(&port, 9) == gone {
-            send(&peer, ip, 3, Dreq { local, remote: gone, ..Dreq::default() });
+        if id_of(&port, 9) == closed {
+            send(&peer, ip, 3, Dreq { local, remote: closed, ..Dreq::default() });
             assert_eq!(recv(&port).transaction, 3);
             break;
         }
         others.push(next);
     }
-    drop((stays, others));
-    serving.join().unwrap().unwrap();
+    drop((remaining, others));
+    server.join().unwrap().unwrap();
 }
 
 #[test]
 fn many_requests_at_once_all_arrive() {
-    let (ip, sharing, serving) = steward("127.18.223.1");
+    let (ip, sharing, server) = steward("127.18.223.1");
     let one = member(ip, 1, &sharing);
     let port = one.management_port().unwrap();
     let _claim = one.claim_service(ServiceId(7), None).unwrap();
-    let peer = outsider("127.18.223.2");
+    let peer = foreign_host("127.18.223.2");
     for transaction in 0..256 {
         send(&peer, ip, transaction, request(7));
     }
-    let mut got: Vec<u64> = (0..256).map(|_| recv(&port).transaction).collect();
-    got.sort_unstable();
-    assert_eq!(got, (0..256).collect::<Vec<_>>());
+    let mut received: Vec<u64> = (0..256).map(|_| recv(&port).transaction).collect();
+    received.sort_unstable();
+    assert_eq!(received, (0..256).collect::<Vec<_>>());
     drop((_claim, port, one));
-    serving.join().unwrap().unwrap();
+    server.join().unwrap().unwrap();
 }
 
 #[test]
-fn bpf_program_and_seat_byte_select_the_same_seat() {
+fn bpf_program_and_partition_byte_select_the_same_partition() {
     let mad = |qpn: u32, class: u8, attribute: u16, at: usize, id: u8| {
         let mut bytes = vec![0; 280];
         bytes[4..8].copy_from_slice(&qpn.to_be_bytes());
@@ -265,7 +268,7 @@ fn bpf_program_and_seat_byte_select_the_same_seat() {
     ] {
         assert_eq!(steer::partition_byte(&packet), byte, "{:x?}", &packet[..packet.len().min(8)]);
     }
-    let (ip, sharing, serving) = steward("127.18.224.1");
+    let (ip, sharing, server) = steward("127.18.224.1");
     let mut all: Vec<UdpLink> = (0..3).map(|_| join(ip, 1, &sharing).unwrap().swap_remove(0)).collect();
     let from = UdpSocket::bind("127.18.224.2:0").unwrap();
     for i in 0..3 {
@@ -283,5 +286,5 @@ fn bpf_program_and_seat_byte_select_the_same_seat() {
         }
     }
     drop(all);
-    serving.join().unwrap().unwrap();
+    server.join().unwrap().unwrap();
 }

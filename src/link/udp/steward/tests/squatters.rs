@@ -1,4 +1,4 @@
-//! Programs that take names, send malformed messages, pass unwanted descriptors, or send nothing.
+//! Programs that bind names of others, send malformed messages, pass unwanted descriptors, or send nothing.
 
 use rustix::net::{SendFlags, SocketAddrUnix, bind, connect, listen, send};
 
@@ -27,46 +27,46 @@ fn squatter_on_abstract_names_neither_blocks_an_address_nor_receives_requests() 
     let listener = stream();
     bind(&listener, &abstract_name(&format!("urxe-steward/{address}"))).unwrap();
     listen(&listener, 16).unwrap();
-    let seats: Vec<OwnedFd> = (0..QpnPartition::COUNT)
+    let tokens: Vec<OwnedFd> = (0..QpnPartition::COUNT)
         .map(|partition| {
             let socket = datagram_socket().unwrap();
-            bind(&socket, &abstract_name(&format!("urxe-seat/{address}/{partition}"))).unwrap();
+            bind(&socket, &abstract_name(&format!("urxe-lease/{address}/{partition}"))).unwrap();
             socket
         })
         .collect();
     let forwarded_mads = datagram_socket().unwrap();
     bind(&forwarded_mads, &abstract_name(&format!("urxe-service/{address}/{:016x}", service.0))).unwrap();
-    let (ip, sharing, serving) = steward(address);
+    let (ip, sharing, server) = steward(address);
     let mut links = join(ip, 1, &sharing).unwrap();
     links[0].claim(service, None).unwrap();
-    let ours = port_of(Box::new(links.pop().unwrap()));
+    let port = port_of(Box::new(links.pop().unwrap()));
     let peer =
         port_of(Box::new(UdpLink::bind("127.18.240.2".parse().unwrap(), &UdpOptions::default()).unwrap()));
     let req = Req { local: CommId(5), service, ..Req::default() };
     let mad = Mad { transaction: 9, modifier: 0, message: req.into() };
     peer.send(&AddressVector::to(Gid::from(ip)), &mad.bytes()).unwrap();
-    let got = ours.recv(std::time::Duration::from_secs(10)).unwrap();
-    assert_eq!(Mad::parse(&got.bytes).unwrap().transaction, 9);
+    let received = port.recv(std::time::Duration::from_secs(10)).unwrap();
+    assert_eq!(Mad::parse(&received.bytes).unwrap().transaction, 9);
     let mut bytes = [0; 512];
-    let stolen = rustix::net::recv(&forwarded_mads, &mut bytes, rustix::net::RecvFlags::DONTWAIT);
-    assert_eq!(stolen.map(|_| ()), Err(rustix::io::Errno::AGAIN));
-    drop((ours, seats));
-    serving.join().unwrap().unwrap();
+    let received = rustix::net::recv(&forwarded_mads, &mut bytes, rustix::net::RecvFlags::DONTWAIT);
+    assert_eq!(received.map(|_| ()), Err(rustix::io::Errno::AGAIN));
+    drop((port, tokens));
+    server.join().unwrap().unwrap();
 }
 
 #[test]
-fn malformed_messages_are_refused_and_the_steward_goes_on() {
-    let (ip, sharing, serving) = steward("127.18.241.1");
-    let stays = join(ip, 1, &sharing).unwrap();
+fn malformed_messages_are_refused_and_the_steward_continues() {
+    let (ip, sharing, server) = steward("127.18.241.1");
+    let first = join(ip, 1, &sharing).unwrap();
     let bind_addr = BindAddr::new(ip, &UdpOptions::default());
     let address = Names::private().unwrap().address(&bind_addr.name()).unwrap();
     let long = [b'x'; 9000];
-    let with_nul = b"urxe-steward-2 join 1 127.18.241.1\0";
+    let with_nul = b"urxe-steward-3 join 1 127.18.241.1\0";
     let lines: [&[u8]; 7] = [
         b"GET / HTTP/1.0",
-        b"urxe-steward-2 join 0 127.18.241.1",
-        b"urxe-steward-2 return 1 1 127.18.241.1",
-        b"urxe-steward-1 join 1 127.18.241.1",
+        b"urxe-steward-3 join 0 127.18.241.1",
+        b"urxe-steward-3 return 1 1 127.18.241.1",
+        b"urxe-steward-2 join 1 127.18.241.1",
         &[0xff, 0xfe, 0],
         &long,
         with_nul,
@@ -87,23 +87,23 @@ fn malformed_messages_are_refused_and_the_steward_goes_on() {
     // Descriptors that were not requested, and a descriptor that is not a keeper.
     let connection = stream();
     connect(&connection, &address).unwrap();
-    let nulls: Vec<OwnedFd> = (0..100).map(|_| datagram_socket().unwrap()).collect();
-    let fds: Vec<_> = nulls.iter().map(std::os::fd::AsFd::as_fd).collect();
-    message::send(&connection, &"urxe-steward-2 return 1 1 127.18.241.1", &fds).unwrap();
+    let sockets: Vec<OwnedFd> = (0..100).map(|_| datagram_socket().unwrap()).collect();
+    let fds: Vec<_> = sockets.iter().map(std::os::fd::AsFd::as_fd).collect();
+    message::send(&connection, &"urxe-steward-3 return 1 1 127.18.241.1", &fds).unwrap();
     let (response, _) = message::receive(&connection, false).unwrap().unwrap();
     assert!(response.contains("refused"), "{response}");
-    // A silent connection delays no other.
-    let mute = stream();
-    connect(&mute, &address).unwrap();
-    let more = join(ip, 1, &sharing).unwrap();
-    drop((stays, more, mute));
-    serving.join().unwrap().unwrap();
+    // An idle connection delays no other.
+    let idle = stream();
+    connect(&idle, &address).unwrap();
+    let second = join(ip, 1, &sharing).unwrap();
+    drop((first, second, idle));
+    server.join().unwrap().unwrap();
 }
 
 /// A process ID does not prove ownership of a partition: only the socket that marks the partition does.
 #[test]
-fn seat_belongs_to_the_owner_of_its_socket_and_not_to_a_process_id() {
-    let (ip, sharing, serving) = steward("127.18.242.1");
+fn partition_belongs_to_the_owner_of_its_token_and_not_to_a_process_id() {
+    let (ip, sharing, server) = steward("127.18.242.1");
     let one = join(ip, 1, &sharing).unwrap();
     let partition = one[0].partition().index();
     let bind_addr = BindAddr::new(ip, &UdpOptions::default());
@@ -111,39 +111,39 @@ fn seat_belongs_to_the_owner_of_its_socket_and_not_to_a_process_id() {
     // A client with the same process ID claims a partition that this process owns.
     let connection = stream();
     connect(&connection, &address).unwrap();
-    message::send(&connection, &format!("urxe-steward-2 return {partition} 1 {ip}"), &[]).unwrap();
+    message::send(&connection, &format!("urxe-steward-3 return {partition} 1 {ip}"), &[]).unwrap();
     let (response, _) = message::receive(&connection, false).unwrap().unwrap();
     assert!(response.contains("refused"), "{response}");
     drop((one, connection));
-    serving.join().unwrap().unwrap();
+    server.join().unwrap().unwrap();
 }
 
 #[test]
-fn claimed_service_is_taken_for_other_processes_of_the_user() {
-    let (ip, sharing, serving) = steward("127.18.243.1");
+fn claimed_service_is_in_use_for_other_processes_of_the_user() {
+    let (ip, sharing, server) = steward("127.18.243.1");
     let mut all = [join(ip, 1, &sharing).unwrap(), join(ip, 1, &sharing).unwrap()];
     let service = ServiceId(77);
     all[0][0].claim(service, None).unwrap();
-    assert!(matches!(all[1][0].claim(service, None), Err(ClaimError::Taken { .. })));
+    assert!(matches!(all[1][0].claim(service, None), Err(ClaimError::InUse { .. })));
     all[0][0].release(service, None);
     all[1][0].claim(service, None).unwrap();
     drop(all);
-    serving.join().unwrap().unwrap();
+    server.join().unwrap().unwrap();
 }
 
 #[test]
-fn socket_file_that_a_killed_process_left_is_removed_when_the_steward_ends() {
-    let (ip, sharing, serving) = steward("127.18.244.1");
+fn socket_file_of_a_killed_process_is_removed_when_the_steward_ends() {
+    let (ip, sharing, server) = steward("127.18.244.1");
     let links = join(ip, 1, &sharing).unwrap();
     let names = Names::private().unwrap();
-    let Names::Private(directory) = &names else { panic!("a private name") };
+    let Names::Private(directory) = &names else { panic!("not a private name") };
     let file = directory.join(format!("urxe-service-{ip}-0000000001061234"));
-    // A process that is killed closes its socket and leaves the file.
+    // The file of a killed process remains.
     let socket = datagram_socket().unwrap();
     names.bind(&socket, &format!("urxe-service/{ip}/0000000001061234")).unwrap();
     drop(socket);
     assert!(file.exists());
     drop(links);
-    serving.join().unwrap().unwrap();
+    server.join().unwrap().unwrap();
     assert!(!file.exists());
 }

@@ -1,0 +1,128 @@
+//! Control of the two processes (or the one) that perform a measurement.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::Result;
+use crate::control::{Message, TIMEOUT};
+use crate::job::{End, Job, Metrics, Task};
+use crate::namespace::Namespace;
+
+/// Environment variable that makes a process an end of a measurement.
+pub const END: &str = "URXE_BENCH_END";
+
+/// Process that is an end of a measurement. Dropping this closes its standard input, and kills it if it does
+/// not exit by itself within 5 s.
+struct Process {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    messages: Receiver<Message>,
+    end: End,
+}
+
+impl Process {
+    fn start(job: &Job, namespace: &Namespace) -> Result<Process> {
+        let mut command = namespace.command(&std::env::current_exe()?);
+        let mut child = command.env(END, "1").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let stdin = child.stdin.take();
+        let out = child.stdout.take().ok_or("the process has no pipe")?;
+        let (sender, messages) = mpsc::channel();
+        thread::spawn(move || {
+            for line in BufReader::new(out).lines().map_while(std::io::Result::ok) {
+                let message =
+                    serde_json::from_str(&line).unwrap_or_else(|e| Message::Failed(format!("{e}: {line}")));
+                if sender.send(message).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut process = Process { child, stdin, messages, end: job.end };
+        process.send(job)?;
+        Ok(process)
+    }
+
+    fn send(&mut self, value: &impl Serialize) -> Result<()> {
+        let stdin = self.stdin.as_mut().ok_or("the process has no pipe")?;
+        Ok(writeln!(stdin, "{}", serde_json::to_string(value)?)?)
+    }
+
+    fn recv(&self, limit: Duration) -> Result<Message> {
+        let end = self.end;
+        match self.messages.recv_timeout(limit) {
+            Ok(Message::Failed(reason)) => Err(format!("the {end:?} end: {reason}").into()),
+            Ok(message) => Ok(message),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(format!("the {end:?} end sent no message within {limit:?}").into())
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(format!("the {end:?} end exited").into()),
+        }
+    }
+
+    fn recv_ready(&self) -> Result<()> {
+        match self.recv(TIMEOUT)? {
+            Message::Ready => Ok(()),
+            _ => Err(format!("the {:?} end sent another message instead of Ready", self.end).into()),
+        }
+    }
+
+    fn recv_done(&self, limit: Duration) -> Result<Metrics> {
+        match self.recv(limit)? {
+            Message::Done(metrics) => Ok(metrics),
+            _ => Err(format!("the {:?} end sent another message instead of Done", self.end).into()),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.stdin = None;
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+        // The process has exited already if these calls fail.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Measures `task` in one or two new processes, the active one in the first namespace. The result includes
+/// the metrics of the passive end.
+pub fn measure(task: &Task, seconds: f64, namespaces: [&Namespace; 2]) -> Result<Metrics> {
+    let progress = tempfile::NamedTempFile::new()?;
+    progress.as_file().set_len(4096)?;
+    let job = |end| Job { task: task.clone(), end, seconds, progress: progress.path().to_path_buf() };
+    let limit = TIMEOUT + Duration::from_secs_f64(4.0 * seconds);
+    if !task.uses_two_processes() {
+        return Process::start(&job(End::Active), namespaces[0])?.recv_done(limit);
+    }
+    let mut passive = Process::start(&job(End::Passive), namespaces[1])?;
+    let mut active = Process::start(&job(End::Active), namespaces[0])?;
+    match (active.recv(TIMEOUT)?, passive.recv(TIMEOUT)?) {
+        (Message::ConnInfo(a), Message::ConnInfo(p)) => {
+            passive.send(&a)?;
+            active.send(&p)?;
+        }
+        _ => return Err("an end sent another message instead of ConnInfo".into()),
+    }
+    active.recv_ready()?;
+    passive.recv_ready()?;
+    passive.send(&())?;
+    active.send(&())?;
+    let active_result = active.recv_done(limit);
+    passive.stdin = None;
+    let passive_result = passive.recv_done(TIMEOUT);
+    match (active_result, passive_result) {
+        (Ok(mut active_result), Ok(passive_result)) => {
+            active_result.extend(passive_result);
+            Ok(active_result)
+        }
+        (Err(a), Err(p)) => Err(format!("{a}; {p}").into()),
+        (Err(e), _) | (_, Err(e)) => Err(e),
+    }
+}

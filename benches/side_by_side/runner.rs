@@ -1,0 +1,83 @@
+//! Measurement of the items of a plan, round by round.
+
+use std::time::Instant;
+
+use crate::Result;
+use crate::job::Metrics;
+use crate::namespace::{Namespace, Net};
+use crate::plan::{Item, Measurement, Placement};
+use crate::processes;
+use crate::table::Table;
+use crate::tools;
+
+pub struct Runner {
+    /// The namespaces, or the error that prevents them.
+    net: Result<Net>,
+    iperf3: bool,
+    ucx: bool,
+}
+
+impl Runner {
+    pub fn new() -> Runner {
+        Runner {
+            net: Net::new(),
+            iperf3: tools::is_installed("iperf3"),
+            ucx: tools::is_installed("ucx_perftest"),
+        }
+    }
+
+    /// Returns the reason why an item cannot be measured on this machine; `None` if it can.
+    pub fn skip_reason(&self, item: &Item) -> Option<String> {
+        match (&item.measurement, &self.net) {
+            (Measurement::Urxe(_, Placement::FirstNamespace | Placement::BothNamespaces), Err(e)) => {
+                Some(e.to_string())
+            }
+            (Measurement::Iperf3 { .. }, _) if !self.iperf3 => Some("iperf3 is not installed".into()),
+            (Measurement::UcxPut { .. } | Measurement::UcxPing { .. }, _) if !self.ucx => {
+                Some("ucx_perftest is not installed (Debian: ucx-utils)".into())
+            }
+            _ => None,
+        }
+    }
+
+    fn measure(&self, item: &Item) -> Result<Metrics> {
+        match &item.measurement {
+            Measurement::Urxe(task, placement) => {
+                let current = [&Namespace::Current, &Namespace::Current];
+                let namespaces = match (placement, &self.net) {
+                    (Placement::FirstNamespace, Ok(net)) => [&net.namespaces[0], &net.namespaces[0]],
+                    (Placement::BothNamespaces, Ok(net)) => [&net.namespaces[0], &net.namespaces[1]],
+                    _ => current,
+                };
+                processes::measure(task, item.seconds, namespaces)
+            }
+            Measurement::Iperf3 { len } => tools::iperf3(*len),
+            Measurement::UcxPut { size } => tools::ucx_put(*size, item.seconds),
+            Measurement::UcxPing { rounds } => tools::ucx_ping(*rounds),
+        }
+    }
+
+    /// Measures all items that are possible, each in its number of rounds; the items of a round alternate.
+    pub fn run(&self, items: &[Item]) -> Table {
+        let mut table = Table::default();
+        let (start, rounds) = (Instant::now(), items.iter().map(|item| item.rounds).max().unwrap_or(0));
+        for item in items {
+            table.row(&item.key).skip_reason = self.skip_reason(item);
+        }
+        for round in 0..rounds {
+            for item in items.iter().filter(|item| round < item.rounds && self.skip_reason(item).is_none()) {
+                match self.measure(item) {
+                    Ok(metrics) => {
+                        table.row(&item.key).rounds.insert(round, metrics);
+                    }
+                    Err(e) => {
+                        eprintln!("{}: {e}", item.key.name());
+                        table.row(&item.key).failures.push(e.to_string());
+                    }
+                }
+            }
+            eprintln!("round {} of {rounds}: {:.0} s", round + 1, start.elapsed().as_secs_f64());
+        }
+        table
+    }
+}

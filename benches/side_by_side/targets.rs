@@ -1,0 +1,114 @@
+//! Performance targets of urxe, each a ratio of measurements of the same run wherever there is
+//! something to compare with.
+
+use serde::Serialize;
+
+use crate::job::Op;
+use crate::plan::{self, LOSSES, LinkKind, MANY, MESSAGE, stream_series};
+use crate::table::{Key, Spread, Table};
+
+/// A row and the name of one of its metrics.
+pub type Figure = (Key, &'static str);
+
+pub struct Target {
+    pub what: String,
+    pub numerator: Figure,
+    /// Divisor of the ratio; `None` for an absolute value.
+    pub denominator: Option<Figure>,
+    pub limit: Limit,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Limit {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub enum Verdict {
+    Met,
+    Missed,
+    NotMeasured,
+}
+
+impl Target {
+    pub fn value(&self, table: &Table) -> Option<Spread> {
+        let (numerator, metric) = &self.numerator;
+        match &self.denominator {
+            None => table.spread(numerator, metric),
+            Some((denominator, denominator_metric)) => {
+                table.ratio((numerator, metric), (denominator, denominator_metric))
+            }
+        }
+    }
+
+    /// Compares the median with the limit.
+    pub fn verdict(&self, table: &Table) -> Verdict {
+        let is_met = |v: Spread| match self.limit {
+            Limit::AtLeast(limit) => v.median >= limit,
+            Limit::AtMost(limit) => v.median <= limit,
+        };
+        match self.value(table).map(is_met) {
+            None => Verdict::NotMeasured,
+            Some(true) => Verdict::Met,
+            Some(false) => Verdict::Missed,
+        }
+    }
+}
+
+/// Returns the targets in the order of printing.
+pub fn targets() -> Vec<Target> {
+    use Limit::{AtLeast, AtMost};
+    let stream = |kind, op, size| Key::new(stream_series(kind, op, 4096), size);
+    let gbps = |key: Key| (key, "Gb/s");
+    let write = || gbps(stream(LinkKind::Udp4, Op::Write, MESSAGE));
+    let raw = |name: &str, size| Key::new(name, size);
+    let mut targets = Vec::new();
+    let mut target = |what: &str, numerator, denominator, limit| {
+        targets.push(Target { what: what.into(), numerator, denominator, limit })
+    };
+    let raw_udp = gbps(raw(plan::RAW_UDP, plan::DATAGRAM));
+    target("udp, RC WRITE 64 KiB ÷ raw UDP with offload", write(), Some(raw_udp), AtLeast(0.60));
+    let tcp = gbps(raw(plan::IPERF3, 0));
+    target("udp, RC WRITE 64 KiB ÷ TCP by iperf3", write(), Some(tcp), AtLeast(1.8));
+    let read = gbps(stream(LinkKind::Udp4, Op::Read, MESSAGE));
+    target("udp, RC READ 64 KiB ÷ RC WRITE", read, Some(write()), AtLeast(0.85));
+    let send = gbps(stream(LinkKind::Udp4, Op::Send, MESSAGE));
+    target("udp, RC SEND 64 KiB ÷ RC WRITE", send, Some(write()), AtLeast(0.90));
+    let veth = gbps(stream(LinkKind::Veth, Op::Write, MESSAGE));
+    let raw_packet = gbps(raw(plan::RAW_PACKET, plan::DATAGRAM));
+    target("packet, RC WRITE 64 KiB ÷ raw packet sockets", veth, Some(raw_packet), AtLeast(0.60));
+    let small = (stream(LinkKind::Udp4, Op::Write, 8), "M/s");
+    let datagrams = (raw(plan::RAW_UDP, 64), "M/s");
+    target("udp, 8-byte RC WRITEs ÷ raw 64-byte datagrams", small, Some(datagrams), AtLeast(0.30));
+    for (op, name) in [(Op::Write, "WRITE"), (Op::Send, "SEND")] {
+        for (percentile, limit) in [("p50", 1.25), ("p99", 1.5)] {
+            let ours = (plan::ping(LinkKind::Udp4, op), percentile);
+            let raw = (raw(plan::RAW_UDP_PING, 8), percentile);
+            let what = format!("udp, half round trip of an 8-byte {name} ÷ raw UDP, {percentile}");
+            target(&what, ours, Some(raw), AtMost(limit));
+        }
+    }
+    let fabric = gbps(stream(LinkKind::Fabric, Op::Write, 1 << 20));
+    let memcpy = gbps(raw(plan::MEMCPY, 1 << 20));
+    target("fabric, RC WRITE 1 MiB ÷ memcpy", fabric, Some(memcpy), AtLeast(0.45));
+    let small = (stream(LinkKind::Fabric, Op::Write, 8), "M/s");
+    target("fabric, 8-byte RC WRITEs, millions per second", small, None, AtLeast(5.0));
+    let many = gbps(plan::many_qps(MANY));
+    target("udp, RC WRITE 64 KiB, 1,000 QPs ÷ 1 QP", many, Some(write()), AtLeast(0.85));
+    for (loss, limit) in [(LOSSES[1], 0.90), (LOSSES[2], 0.60)] {
+        let [lossy, none] = [loss, LOSSES[0]].map(|loss| gbps(plan::lossy(Op::Write, loss)));
+        let what = format!("udp, RC WRITE 64 KiB, goodput at {} % loss ÷ none", loss * 100.0);
+        target(&what, lossy, Some(none), AtLeast(limit));
+    }
+    let connections = |metric| (raw(plan::CONNECTIONS, 0), metric);
+    let what = "an idle connected RC QP that was used once, resident bytes";
+    target(what, connections("resident, used once"), None, AtMost(4096.0));
+    let what = "10,000 RC QPs created, connected, used, destroyed, 8 times";
+    target(what, connections("succeeded"), None, AtLeast(80_000.0));
+    target("leaked heap bytes", connections("leaked bytes"), None, AtMost(0.0));
+    target("leaked descriptors", connections("leaked descriptors"), None, AtMost(0.0));
+    let idle = (raw(plan::IDLE, 0), "µs/s");
+    target("1,000 idle connected RC QPs, µs of CPU time per second", idle, None, AtMost(100.0));
+    targets
+}

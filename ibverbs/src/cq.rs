@@ -1,0 +1,224 @@
+//! Completion queues (`ibv_cq`, `ibv_cq_ex`).
+
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+use std::time::Duration;
+
+use urxe::verbs::{Completion, Cq, CqOptions, DestroyCqError, Notify, WcFlags};
+
+use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_pd, ibv_wc};
+use crate::channel::{CompChannel, MAX_WAIT};
+use crate::context::{Context, address_of, is_inherited};
+use crate::cq_ex::{self, PollBatch};
+use crate::errno;
+use crate::object::{FfiCell, FfiObject};
+use crate::pd::ProtectionDomain;
+
+export! {
+    "IBVERBS_1.1":
+        ibv_create_cq = create_cq;
+}
+
+/// Flag of a completion whose receive buffer begins with a GRH (`IBV_WC_GRH`).
+pub const WC_GRH: u32 = WcFlags { grh: true, with_imm: false, with_inv: false }.bits();
+
+/// A completion queue with its C struct.
+#[repr(C)]
+pub struct CompletionQueue {
+    /// The extended struct, which begins with the fields of `ibv_cq`.
+    c: FfiCell<ibv_cq_ex>,
+    /// Declared before `cq`, from which it borrows, to be dropped first.
+    pub batch: PollBatch,
+    pub cq: Cq,
+    /// The parent domain in which the queue was made, or null.
+    parent: *mut ibv_pd,
+}
+
+// SAFETY: `#[repr(C)]` with `FfiCell<ibv_cq_ex>` as the first field, and `ibv_cq_ex` begins with the fields
+// of `ibv_cq`.
+unsafe impl FfiObject for CompletionQueue {
+    type C = ibv_cq;
+
+    fn handle(c: &ibv_cq) -> Option<u32> {
+        Some(c.handle)
+    }
+}
+
+thread_local! {
+    /// Buffer for completions before their conversion to `ibv_wc`; reused.
+    static COMPLETIONS: RefCell<Vec<Completion>> = const { RefCell::new(Vec::new()) };
+}
+
+unsafe extern "C" fn create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut ibv_cq {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_create_cq` requires an open context, and a channel that is live or null.
+    unsafe { make(context, cqe, cq_context, channel, comp_vector, false, std::ptr::null_mut()) }
+}
+
+/// Creates a completion queue. Returns null with `errno` set on failure.
+///
+/// # Safety
+/// `context` is open; `channel` and `parent` are live or null.
+pub unsafe fn make(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+    ignore_overrun: bool,
+    parent: *mut ibv_pd,
+) -> *mut ibv_cq {
+    let (Ok(capacity), Ok(comp_vector)) = (usize::try_from(cqe), u32::try_from(comp_vector)) else {
+        return errno::null(libc::EINVAL);
+    };
+    // SAFETY: the caller passes a live channel, and null was excluded.
+    let comp_channel = (!channel.is_null()).then(|| unsafe { CompChannel::from_raw_ref(channel) });
+    let options =
+        CqOptions { capacity, channel: comp_channel.map(|c| c.channel.clone()), comp_vector, ignore_overrun };
+    // SAFETY: the caller passes an open context.
+    let owner = unsafe { Context::from_raw_ref(context) };
+    let cq = match owner.nic.create_cq_with(&options) {
+        Ok(cq) => cq,
+        Err(e) => return errno::null(e.errno()),
+    };
+    if let Some(comp_channel) = comp_channel {
+        comp_channel.users.add();
+    }
+    if !parent.is_null() {
+        // SAFETY: the caller passes a live domain, and null was excluded.
+        unsafe { ProtectionDomain::from_raw_ref(parent) }.users.add();
+    }
+    // SAFETY: the struct consists of integers, raw pointers, optional function pointers, a mutex and a
+    // condition variable, for all of which zeros are valid.
+    let mut c: ibv_cq_ex = unsafe { std::mem::zeroed() };
+    (c.context, c.channel, c.cq_context) = (context, channel, cq_context);
+    (c.handle, c.cqe) = (cq.id().0, cq.capacity() as c_int);
+    (c.mutex, c.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);
+    cq_ex::set_functions(&mut c);
+    let id = cq.id();
+    let c = CompletionQueue { c: FfiCell::new(c), batch: PollBatch::default(), cq, parent }.into_raw();
+    owner.event_objects.cqs.add(id, c);
+    c
+}
+
+pub unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: the `entry_points` wrapper found a live queue at `c`.
+    let queue = unsafe { CompletionQueue::from_raw_ref(c) };
+    let Ok(capacity) = usize::try_from(cqe) else { return libc::EINVAL };
+    match queue.cq.resize(capacity) {
+        Ok(()) => {
+            // SAFETY: `c` is live and the field is an aligned integer; the program does not read it while the
+            // queue is resized.
+            unsafe { (*c).cqe = queue.cq.capacity() as c_int };
+            0
+        }
+        Err(e) => e.errno(),
+    }
+}
+
+pub unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `c` is live (checked by the `entry_points` wrapper, or made by librdmacm here), and its context
+    // is open, or a copy of the parent's after fork.
+    if unsafe { is_inherited((*c).context) } {
+        return 0;
+    }
+    // SAFETY: `c` and its context are live as above, and `channel` was set when the queue was made.
+    let (queue, owner, channel) =
+        unsafe { (CompletionQueue::from_raw_ref(c), Context::from_raw_ref((*c).context), (*c).channel) };
+    if let Err(e @ DestroyCqError::InUse(_)) = queue.cq.clone().destroy(Duration::ZERO) {
+        return e.errno();
+    }
+    owner.event_objects.cqs.remove(queue.cq.id());
+    // Like libibverbs, waits until all events that the program has taken are acknowledged.
+    while queue.cq.clone().destroy(MAX_WAIT).is_err() {}
+    owner.unacked.wait(address_of(c));
+    let parent = queue.parent;
+    // SAFETY: no queue pair uses the queue and no event refers to it; the program gives up its pointer, and
+    // the references above are not used any more.
+    drop(unsafe { CompletionQueue::from_raw(c) });
+    if !parent.is_null() {
+        // SAFETY: the queue counted as a user of the domain, which therefore was not freed.
+        unsafe { ProtectionDomain::release(parent) };
+    }
+    if !channel.is_null() {
+        // SAFETY: the queue counted as a user of the channel, which therefore was not freed.
+        unsafe { CompChannel::from_raw_ref(channel) }.users.remove();
+    }
+    0
+}
+
+/// Returns the header type that hardware stores in the SL field of a datagram's completion: 0 without a GRH,
+/// 1 for IPv6, 2 for IPv4. UCX decides by it which of the 40 bytes to read.
+pub fn header_kind(grh: bool, over_ipv4: bool) -> u8 {
+    match (grh, over_ipv4) {
+        (false, _) => 0,
+        (true, true) => 2,
+        (true, false) => 1,
+    }
+}
+
+/// Converts a completion to `ibv_wc`.
+fn work_completion(from: &Completion) -> ibv_wc {
+    let flags = WcFlags { grh: from.grh, with_imm: from.imm.is_some(), with_inv: from.invalidated.is_some() };
+    // The two share a field in C; no message has both.
+    let imm_data = from.imm.map_or(from.invalidated.map_or(0, |rkey| rkey.0), u32::to_be);
+    ibv_wc {
+        wr_id: from.wr_id,
+        status: from.status as u32,
+        opcode: from.opcode as u32,
+        vendor_err: from.vendor_err,
+        byte_len: from.byte_len,
+        imm_data,
+        qp_num: from.qpn.get(),
+        src_qp: from.src_qpn.get(),
+        wc_flags: flags.bits(),
+        pkey_index: from.pkey_index,
+        slid: 0,
+        sl: header_kind(from.grh, from.over_ipv4),
+        dlid_path_bits: 0,
+    }
+}
+
+pub unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_poll_cq` requires a live queue.
+    let queue = unsafe { CompletionQueue::from_raw_ref(c) };
+    let Ok(max) = usize::try_from(max) else { return -libc::EINVAL };
+    let poll = |completions: &mut Vec<Completion>| {
+        completions.clear();
+        let Ok(count) = queue.cq.poll(max, completions) else {
+            // The queue has overflowed: a negative number, as from hardware drivers.
+            return -1;
+        };
+        for (i, completion) in completions.iter().enumerate() {
+            // SAFETY: `ibv_poll_cq` requires an array of `max` elements, and `poll` returns at most as many
+            // completions.
+            unsafe { out.add(i).write(work_completion(completion)) };
+        }
+        count as c_int
+    };
+    // The thread-local value of an exiting thread may be destroyed already.
+    COMPLETIONS
+        .try_with(|completions| poll(&mut completions.borrow_mut()))
+        .unwrap_or_else(|_| poll(&mut Vec::new()))
+}
+
+pub unsafe extern "C" fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    let notify = if solicited_only != 0 { Notify::Solicited } else { Notify::Any };
+    // SAFETY: `ibv_req_notify_cq` requires a live queue; its context stays open as long as the queue exists.
+    let (cq, owner) = unsafe { (&CompletionQueue::from_raw_ref(c).cq, Context::from_raw_ref((*c).context)) };
+    match owner.device.reports_missed_completions() {
+        true => cq.req_notify_with_missed(notify),
+        false => cq.req_notify(notify),
+    }
+    0
+}

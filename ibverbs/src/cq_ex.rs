@@ -1,0 +1,193 @@
+//! Extended completion queues: completions are read one at a time, field by field, through the function
+//! pointers in the C struct of the queue.
+
+use std::ffi::{c_int, c_uint};
+
+use parking_lot::RawMutex;
+use parking_lot::lock_api::RawMutex as _;
+use urxe::verbs::{CqPoll, Wc};
+
+use crate::abi::{ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
+use crate::cq::{self, CompletionQueue, header_kind};
+use crate::errno;
+use crate::object::{FfiCell, FfiObject};
+
+const MASK_FLAGS: u32 = 1;
+const MASK_PD: u32 = 2;
+/// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: accepted and ignored, as the queue is locked in any case.
+const SINGLE_THREADED: u32 = 1;
+const IGNORE_OVERRUN: u32 = 2;
+/// The supported `wc_flags`: all fields of a plain completion, and its timestamp in both forms.
+const SUPPORTED_WC_FLAGS: u64 = 0x7f | 1 << 7 | 1 << 11;
+
+/// The polling batch in progress. From `ibv_start_poll` to `ibv_end_poll`, the thread that holds `lock` has
+/// sole access to the cell below and to the C struct of the queue.
+pub struct PollBatch {
+    lock: RawMutex,
+    /// The batch, which borrows from the [`Cq`](urxe::verbs::Cq) in the same [`CompletionQueue`].
+    poll: FfiCell<Option<CqPoll<'static>>>,
+}
+
+impl Default for PollBatch {
+    fn default() -> PollBatch {
+        PollBatch { lock: RawMutex::INIT, poll: FfiCell::new(None) }
+    }
+}
+
+pub unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    init: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_create_cq_ex` requires `init` to point to a readable struct.
+    let init = unsafe { &*init };
+    let flags = if init.comp_mask & MASK_FLAGS != 0 { init.flags } else { 0 };
+    let has_known_flags = flags & !(SINGLE_THREADED | IGNORE_OVERRUN) == 0;
+    if init.comp_mask & !(MASK_FLAGS | MASK_PD) != 0
+        || init.wc_flags & !SUPPORTED_WC_FLAGS != 0
+        || !has_known_flags
+    {
+        return errno::null(libc::EOPNOTSUPP);
+    }
+    let (Ok(cqe), Ok(vector)) = (c_int::try_from(init.cqe), c_int::try_from(init.comp_vector)) else {
+        return errno::null(libc::EINVAL);
+    };
+    let overruns = flags & IGNORE_OVERRUN != 0;
+    let parent = if init.comp_mask & MASK_PD != 0 { init.parent_domain } else { std::ptr::null_mut() };
+    // SAFETY: `ibv_create_cq_ex` requires an open context; the channel and the parent domain are live or
+    // null. A parent domain that `comp_mask` does not cover is not used.
+    unsafe { cq::make(context, cqe, init.cq_context, init.channel, vector, overruns, parent) }.cast()
+}
+
+/// Sets the function pointers in the C struct of a queue.
+pub fn set_functions(c: &mut ibv_cq_ex) {
+    c.start_poll = Some(start_poll);
+    c.next_poll = Some(next_poll);
+    c.end_poll = Some(end_poll);
+    c.read_opcode = Some(read_opcode);
+    c.read_vendor_err = Some(read_vendor_err);
+    c.read_byte_len = Some(read_byte_len);
+    c.read_imm_data = Some(read_imm_data);
+    c.read_qp_num = Some(read_qp_num);
+    c.read_src_qp = Some(read_src_qp);
+    c.read_wc_flags = Some(read_wc_flags);
+    c.read_slid = Some(read_none_32);
+    c.read_sl = Some(read_sl);
+    c.read_dlid_path_bits = Some(read_none_8);
+    c.read_completion_ts = Some(read_completion_ts);
+    c.read_cvlan = Some(read_none_16);
+    c.read_flow_tag = Some(read_none_32);
+    c.read_tm_info = Some(read_tm_info);
+    c.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
+}
+
+/// Moves on to the next completion. Returns 0, `ENOENT` if there is none, or the error of the queue.
+///
+/// # Safety
+/// `c` is the C struct of `queue`, in a batch of this thread.
+unsafe fn advance(c: *mut ibv_cq_ex, queue: &CompletionQueue) -> c_int {
+    // SAFETY: the batch is this thread's, so this is the only reference to the cell.
+    let Some(poll) = (unsafe { &mut *queue.batch.poll.get() }) else { return libc::EINVAL };
+    match poll.next_poll() {
+        Ok(Some(wc)) => {
+            // SAFETY: `c` is the live C struct of the queue, and the program's other threads do not access it
+            // during the batch.
+            unsafe { ((*c).wr_id, (*c).status) = (wc.wr_id(), wc.status() as c_uint) };
+            0
+        }
+        Ok(None) => libc::ENOENT,
+        Err(e) => e.errno(),
+    }
+}
+
+unsafe extern "C" fn start_poll(c: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_start_poll` requires a non-null `attr` to point to a readable struct.
+    if !attr.is_null() && unsafe { (*attr).comp_mask } != 0 {
+        return libc::EINVAL;
+    }
+    // SAFETY: `ibv_start_poll` requires a live queue. The program must not destroy it before the batch has
+    // ended, so the reference and what borrows from it stay valid although they are `'static`.
+    let queue: &'static CompletionQueue = unsafe { CompletionQueue::from_raw_ref(c.cast()) };
+    queue.batch.lock.lock();
+    // SAFETY: the batch lock is held, so no other thread accesses the cell; `c` is the C struct of `queue`.
+    let result = unsafe {
+        *queue.batch.poll.get() = Some(queue.cq.start_poll());
+        advance(c, queue)
+    };
+    if result != 0 {
+        // The program calls `ibv_end_poll` only after a successful start.
+        // SAFETY: the batch began above on this thread.
+        unsafe { end_batch(queue) };
+    }
+    result
+}
+
+unsafe extern "C" fn next_poll(c: *mut ibv_cq_ex) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_next_poll` may only follow a successful `ibv_start_poll` of the same thread, on a live
+    // queue.
+    unsafe { advance(c, CompletionQueue::from_raw_ref(c.cast())) }
+}
+
+unsafe extern "C" fn end_poll(c: *mut ibv_cq_ex) {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_end_poll` may only follow a successful `ibv_start_poll` of the same thread, on a live
+    // queue.
+    unsafe { end_batch(CompletionQueue::from_raw_ref(c.cast())) };
+}
+
+/// Ends the batch and releases its lock.
+///
+/// # Safety
+/// A batch of this thread is in progress.
+unsafe fn end_batch(queue: &CompletionQueue) {
+    // SAFETY: the batch is this thread's, which therefore holds the lock that guards the cell.
+    unsafe {
+        *queue.batch.poll.get() = None;
+        queue.batch.lock.unlock();
+    }
+}
+
+/// Returns a field of the completion that the batch is at, or the default value if there is none.
+///
+/// # Safety
+/// `c` is a live queue, in a batch of this thread.
+unsafe fn read_current<T: Default>(c: *mut ibv_cq_ex, read: impl FnOnce(&Wc<'_>) -> T) -> T {
+    // SAFETY: the queue is live and the batch is this thread's, so no other reference to the cell exists.
+    let poll = unsafe { &*CompletionQueue::from_raw_ref(c.cast()).batch.poll.get() };
+    poll.as_ref().and_then(CqPoll::current).map_or_else(T::default, |wc| read(&wc))
+}
+
+/// Defines the C functions that read a field of the current completion.
+macro_rules! read {
+    ($($name:ident: $kind:ty = $read:expr;)*) => {
+        $(unsafe extern "C" fn $name(c: *mut ibv_cq_ex) -> $kind {
+            // SAFETY: the `ibv_wc_read_*` functions may only be called in a polling batch of the calling
+            // thread, on a live queue.
+            unsafe { read_current(c, $read) }
+        })*
+    };
+}
+
+read! {
+    read_opcode: c_uint = |wc| wc.opcode() as c_uint;
+    read_vendor_err: u32 = |wc| wc.vendor_err();
+    read_byte_len: u32 = |wc| wc.byte_len();
+    read_imm_data: u32 =
+        |wc| wc.imm().map(u32::to_be).or(wc.invalidated_rkey().map(|key| key.0)).unwrap_or(0);
+    read_qp_num: u32 = |wc| wc.qpn().get();
+    read_src_qp: u32 = |wc| wc.src_qpn().get();
+    read_wc_flags: c_uint = |wc| wc.wc_flags().bits();
+    read_completion_ts: u64 = |wc| wc.completion_timestamp();
+    read_completion_wallclock_ns: u64 = |wc| wc.completion_wallclock_ns();
+    read_sl: u8 = |wc| header_kind(wc.wc_flags().grh, wc.over_ipv4());
+    read_none_32: u32 = |_| 0;
+    read_none_16: u16 = |_| 0;
+    read_none_8: u8 = |_| 0;
+}
+
+unsafe extern "C" fn read_tm_info(_c: *mut ibv_cq_ex, out: *mut ibv_wc_tm_info) {
+    // SAFETY: `ibv_wc_read_tm_info` requires `out` to point to a writable struct.
+    unsafe { *out = ibv_wc_tm_info { tag: 0, r#priv: 0 } };
+}

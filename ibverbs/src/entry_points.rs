@@ -1,0 +1,110 @@
+//! Entry points of the calls that return an error number: they also store it in `errno`, as system calls do.
+//! A call on an object fails with `ENOENT` if the program has no such object, or has overwritten its handle.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use crate::abi::*;
+use crate::address::{self, AddressHandle};
+use crate::channel::{self, CompChannel};
+use crate::cq::{self, CompletionQueue};
+use crate::dm::{self, DeviceMemory};
+use crate::errno::set;
+use crate::mr::{self, MemoryRegion, MemoryWindow};
+use crate::object::FfiObject;
+use crate::parent::{self, ThreadDomain};
+use crate::pd::{self, ProtectionDomain, XrcDomain};
+use crate::qp::{self, QueuePair};
+use crate::query;
+use crate::srq::{self, SharedReceiveQueue};
+
+export! {
+    "IBVERBS_1.0": ibv_destroy_comp_channel = destroy_comp_channel;
+    "IBVERBS_1.1":
+        ibv_attach_mcast = attach_mcast,
+        ibv_dealloc_pd = dealloc_pd,
+        ibv_dereg_mr = dereg_mr,
+        ibv_destroy_ah = destroy_ah,
+        ibv_destroy_cq = destroy_cq,
+        ibv_destroy_qp = destroy_qp,
+        ibv_destroy_srq = destroy_srq,
+        ibv_detach_mcast = detach_mcast,
+        ibv_modify_qp = modify_qp,
+        ibv_modify_srq = modify_srq,
+        ibv_query_port = query_port,
+        ibv_query_qp = query_qp,
+        ibv_query_srq = query_srq,
+        ibv_resize_cq = resize_cq,
+        ibv_resolve_eth_l2_from_gid = resolve_eth_l2_from_gid;
+    "IBVERBS_1.10": ibv_set_ece = set_ece;
+    "IBVERBS_1.11": _ibv_query_gid_ex = query_gid_ex;
+}
+
+/// Stores a non-zero error number in `errno`, and returns it.
+fn store_errno(number: c_int) -> c_int {
+    if number != 0 {
+        set(number);
+    }
+    number
+}
+
+macro_rules! entries {
+    ($(
+        $name:ident($first:ident: $pointer:ty $(, $argument:ident: $kind:ty)*) $(on $object:ty)? = $call:path;
+    )*) => {$(
+        /// # Safety
+        /// The requirements of the call in `verbs.h`, except that the object may be destroyed already.
+        pub unsafe extern "C" fn $name($first: $pointer $(, $argument: $kind)*) -> c_int {
+            let _uncancelled = crate::cancel::disable();
+            $(if !<$object>::is_live($first) {
+                return store_errno(libc::ENOENT);
+            })?
+            // SAFETY: the caller meets the requirements of the C call, and the object is live where
+            // `is_live` was called.
+            store_errno(unsafe { $call($first $(, $argument)*) })
+        }
+    )*};
+}
+
+entries! {
+    advise_mr(pd: *mut ibv_pd, advice: c_uint, flags: u32, list: *mut ibv_sge,
+        count: u32) on ProtectionDomain =
+        mr::advise_mr;
+    attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) on QueuePair = qp::attach_mcast;
+    close_xrcd(xrcd: *mut ibv_xrcd) on XrcDomain = pd::close_xrcd;
+    dealloc_mw(mw: *mut ibv_mw) on MemoryWindow = mr::dealloc_mw;
+    dealloc_pd(pd: *mut ibv_pd) on ProtectionDomain = pd::dealloc_pd;
+    dealloc_td(td: *mut ibv_td) on ThreadDomain = parent::dealloc_td;
+    dereg_mr(mr: *mut ibv_mr) on MemoryRegion = mr::dereg_mr;
+    destroy_ah(ah: *mut ibv_ah) on AddressHandle = address::destroy_ah;
+    destroy_comp_channel(channel: *mut ibv_comp_channel) on CompChannel = channel::destroy_comp_channel;
+    destroy_cq(cq: *mut ibv_cq) on CompletionQueue = cq::destroy_cq;
+    destroy_qp(qp: *mut ibv_qp) on QueuePair = qp::destroy_qp;
+    destroy_srq(srq: *mut ibv_srq) on SharedReceiveQueue = srq::destroy_srq;
+    detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) on QueuePair = qp::detach_mcast;
+    free_dm(dm: *mut ibv_dm) on DeviceMemory = dm::free_dm;
+    modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) on QueuePair = qp::modify_qp;
+    modify_qp_rate_limit(qp: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) on QueuePair =
+        qp::modify_qp_rate_limit;
+    modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) on SharedReceiveQueue =
+        srq::modify_srq;
+    query_qp(qp: *mut ibv_qp, out: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr) on QueuePair =
+        qp::query_qp;
+    query_srq(srq: *mut ibv_srq, out: *mut ibv_srq_attr) on SharedReceiveQueue = srq::query_srq;
+    resize_cq(cq: *mut ibv_cq, cqe: c_int) on CompletionQueue = cq::resize_cq;
+    set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) on QueuePair = qp::set_ece;
+
+    memcpy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) = dm::memcpy_from_dm;
+    memcpy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) on DeviceMemory =
+        dm::memcpy_to_dm;
+    query_device_ex(context: *mut ibv_context, input: *const ibv_query_device_ex_input,
+        out: *mut ibv_device_attr_ex, len: usize) =
+        query::query_device_ex;
+    query_gid_ex(context: *mut ibv_context, port: u32, index: u32, out: *mut ibv_gid_entry, flags: u32,
+        len: usize) =
+        query::query_gid_ex;
+    query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr) = query::query_port;
+    query_port_with_len(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr, len: usize) =
+        query::query_port_with_len;
+    resolve_eth_l2_from_gid(context: *mut ibv_context, attr: *mut ibv_ah_attr, mac: *mut u8, vid: *mut u16) =
+        address::resolve_eth_l2_from_gid;
+}

@@ -1,0 +1,144 @@
+//! Settings from environment variables, which `urxe run` sets.
+
+use std::env::{self, VarError};
+use std::ffi::{CStr, OsStr, c_void};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use urxe::link::LinkSpec;
+use urxe::link::faults::Rule;
+use urxe::link::udp::Sharing;
+use urxe::nic::ShardId;
+use urxe::verbs::Personality;
+
+/// Configuration of the devices.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `URXE_LINK`. Without it, or if it is `udp`, there is a device for each interface, over UDP.
+    pub link: Option<LinkSpec>,
+    /// `URXE_SHARDS`: number of shards of a NIC.
+    pub shards: usize,
+    /// `URXE_PERSONALITY`; `default` if unset.
+    pub personality: Personality,
+    /// `URXE_SEED`: seed of the random number generator.
+    pub seed: Option<u64>,
+    /// `URXE_CAPTURE`: name of the capture file, in which `%p` stands for the PID. If that file is not empty,
+    /// the process creates another.
+    pub capture: Option<String>,
+    /// `URXE_FAULTS`: fault rules, separated by semicolons.
+    pub faults: Vec<Rule>,
+    /// `URXE_OFFLOAD`: whether batches of packets are exchanged with the kernel (segmentation offload).
+    pub offload: bool,
+    /// `URXE_MIN_ACK_TIMEOUT`: lower bound of the local ACK timeout, given in seconds.
+    pub min_ack_timeout: Option<Duration>,
+    /// How addresses are shared with other processes: through the `urxe` program that `URXE_PROGRAM` names or
+    /// that is found next to the library; with processes of any user if `URXE_ANY_USER` is 1. `None` if there
+    /// is no such program; then addresses are not shared.
+    pub sharing: Option<Sharing>,
+}
+
+impl Settings {
+    /// Reads the settings from the environment.
+    ///
+    /// # Errors
+    /// A line that names the invalid variable and its allowed values.
+    pub fn read() -> Result<Settings, String> {
+        let faults = variable("URXE_FAULTS")?.unwrap_or_default();
+        let rules = faults.split(';').filter(|rule| !rule.is_empty());
+        let rule = |text: &str| text.parse().map_err(|e| format!("URXE_FAULTS: {e}"));
+        Ok(Settings {
+            link: parse_variable("URXE_LINK")?,
+            shards: parse_with("URXE_SHARDS", "1, 2, 4, 8, 16, 32 or 64", |text| {
+                text.parse().ok().filter(|count| ShardId::new(0, *count).is_some())
+            })?
+            .unwrap_or(1),
+            personality: parse_with(
+                "URXE_PERSONALITY",
+                &Personality::ALL.map(|p| p.name).join(", "),
+                Personality::named,
+            )?
+            .unwrap_or(Personality::DEFAULT),
+            seed: parse_with("URXE_SEED", "a number", |text| text.parse().ok())?,
+            capture: variable("URXE_CAPTURE")?,
+            faults: rules.map(rule).collect::<Result<_, _>>()?,
+            offload: parse_with("URXE_OFFLOAD", "0 or 1", boolean)?.unwrap_or(true),
+            min_ack_timeout: parse_with("URXE_MIN_ACK_TIMEOUT", "a number of seconds above 0", |text| {
+                let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0)?;
+                Duration::try_from_secs_f64(seconds).ok()
+            })?,
+            sharing: sharing()?,
+        })
+    }
+}
+
+/// Returns how addresses are shared, from `URXE_PROGRAM` and `URXE_ANY_USER`.
+fn sharing() -> Result<Option<Sharing>, String> {
+    // Made absolute, as the broker (`urxe steward`) is started in another directory.
+    let named = variable("URXE_PROGRAM")?.map(|name| std::path::absolute(&name).unwrap_or(name.into()));
+    let any_user = parse_with("URXE_ANY_USER", "0 or 1", boolean)?;
+    let any_user = any_user.unwrap_or(false);
+    Ok(named.or_else(adjacent_program).map(|program| Sharing { program, any_user }))
+}
+
+/// Parses `0` or `1`.
+fn boolean(text: &str) -> Option<bool> {
+    match text {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    }
+}
+
+/// Finds the `urxe` program that was built or installed with this library.
+fn adjacent_program() -> Option<PathBuf> {
+    // SAFETY: `Dl_info` consists of raw pointers, for which zeros are valid.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    let anchor: *const c_void = (&raw const ANCHOR).cast();
+    // SAFETY: `info` is a writable local. If the call succeeds, `dli_fname` is a zero-terminated string that
+    // stays valid while the library is loaded, which is as long as the process lives (`-z nodelete`).
+    let name = unsafe {
+        match libc::dladdr(anchor, &mut info) {
+            0 => return None,
+            _ => CStr::from_ptr(info.dli_fname),
+        }
+    };
+    let library = fs::canonicalize(OsStr::from_bytes(name.to_bytes())).ok()?;
+    let directory = library.parent()?;
+    let candidates = ["urxe", "../urxe", "../../bin/urxe"];
+    candidates.iter().map(|candidate| directory.join(candidate)).find(|program| program.is_file())
+}
+
+/// A static of this library, whose address identifies the library's file.
+static ANCHOR: u8 = 0;
+
+/// Returns the value of an environment variable, if it is set and not empty. A program that runs with more
+/// privileges than its caller (setuid) ignores all variables.
+pub fn variable(name: &str) -> Result<Option<String>, String> {
+    // SAFETY: `getauxval` takes an integer and has no preconditions.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        return Ok(None);
+    }
+    match env::var(name) {
+        Ok(text) => Ok(Some(text).filter(|text| !text.is_empty())),
+        Err(VarError::NotPresent) => Ok(None),
+        Err(VarError::NotUnicode(text)) => Err(format!("{name} is not valid UTF-8: {}", text.display())),
+    }
+}
+
+/// Parses a variable.
+fn parse_variable<T: FromStr<Err = String>>(name: &str) -> Result<Option<T>, String> {
+    variable(name)?.map(|text| text.parse().map_err(|error| format!("{name}: {error}"))).transpose()
+}
+
+/// Parses a variable with `parser`; the error is a line that names the allowed values.
+fn parse_with<T>(
+    name: &str,
+    allowed: &str,
+    parser: impl FnOnce(&str) -> Option<T>,
+) -> Result<Option<T>, String> {
+    let Some(text) = variable(name)? else { return Ok(None) };
+    parser(&text).map(Some).ok_or_else(|| format!("{name} is '{text}': it must be {allowed}"))
+}

@@ -1,0 +1,128 @@
+//! State that a context shares with those imported from it (`ibv_import_device` and the related calls): the
+//! NIC, the objects that events refer to, and objects by handle, for a program that has a copy of the
+//! context's descriptor. All within one process, like the NIC.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use urxe::verbs::{Context as Nic, Dm, Pd};
+
+use crate::context::{EventObjects, UnackedEvents};
+use crate::device::Device;
+use crate::pd::{FileId, OpenXrcd, file_id};
+
+/// State of one open device, shared by its contexts and dropped with the last of them.
+pub struct SharedContext {
+    pub device: &'static Device,
+    pub nic: Nic,
+    /// The queues to which asynchronous events and completion events refer.
+    pub event_objects: EventObjects,
+    /// Asynchronous events that were returned to the program and are not acknowledged.
+    pub unacked: UnackedEvents,
+    /// XRC domains by the file that they were opened with.
+    pub files: Mutex<HashMap<FileId, OpenXrcd>>,
+    pub pds: HandleTable<Pd>,
+    pub mrs: HandleTable<MrKeys>,
+    pub dms: HandleTable<Dm>,
+}
+
+/// Keys and length of a region, which an importer needs.
+#[derive(Clone, Copy)]
+pub struct MrKeys {
+    pub lkey: u32,
+    pub rkey: u32,
+    pub length: usize,
+}
+
+/// Objects by handle, which is never 0.
+pub struct HandleTable<T>(Mutex<(u32, HashMap<u32, T>)>);
+
+impl<T> Default for HandleTable<T> {
+    fn default() -> HandleTable<T> {
+        HandleTable(Mutex::new((0, HashMap::new())))
+    }
+}
+
+impl<T: Clone> HandleTable<T> {
+    /// Adds an object and returns its handle.
+    pub fn add(&self, object: T) -> u32 {
+        let mut all = self.0.lock();
+        let (last_handle, objects) = &mut *all;
+        // The counter wraps around after 2^32 objects and then skips handles in use.
+        while objects.contains_key(last_handle) || *last_handle == 0 {
+            *last_handle = last_handle.wrapping_add(1);
+        }
+        objects.insert(*last_handle, object);
+        *last_handle
+    }
+
+    /// Stores an object under a handle, in place of the one that had it.
+    pub fn set(&self, handle: u32, object: T) {
+        self.0.lock().1.insert(handle, object);
+    }
+
+    /// Returns a copy of the object with a handle.
+    pub fn get(&self, handle: u32) -> Option<T> {
+        self.0.lock().1.get(&handle).cloned()
+    }
+
+    /// Removes the object with a handle.
+    pub fn remove(&self, handle: u32) {
+        self.0.lock().1.remove(&handle);
+    }
+}
+
+/// Open devices by the file behind the descriptor (`cmd_fd`) of their contexts.
+static SHARED_CONTEXTS: Mutex<Vec<(FileId, Weak<SharedContext>)>> = Mutex::new(Vec::new());
+
+/// Creates the state of an open device, and a descriptor that only serves to identify it.
+pub fn create(device: &'static Device, nic: Nic) -> Result<(OwnedFd, Arc<SharedContext>), c_int> {
+    let last_errno = || std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+    // SAFETY: the name is a zero-terminated literal.
+    let fd = unsafe { libc::memfd_create(c"urxe".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(last_errno());
+    }
+    // SAFETY: `memfd_create` has just returned this descriptor, so nothing else owns it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let file = file_id(fd.as_raw_fd()).ok_or_else(last_errno)?;
+    let shared = Arc::new(SharedContext {
+        device,
+        nic,
+        event_objects: EventObjects::default(),
+        unacked: UnackedEvents::default(),
+        files: Mutex::default(),
+        pds: HandleTable::default(),
+        mrs: HandleTable::default(),
+        dms: HandleTable::default(),
+    });
+    let mut contexts = SHARED_CONTEXTS.lock();
+    contexts.retain(|(_, shared)| shared.strong_count() > 0);
+    contexts.push((file, Arc::downgrade(&shared)));
+    Ok((fd, shared))
+}
+
+/// Returns the open device that a descriptor identifies.
+pub fn find(fd: c_int) -> Option<Arc<SharedContext>> {
+    let file = file_id(fd)?;
+    let contexts = SHARED_CONTEXTS.lock();
+    contexts.iter().find(|(id, _)| *id == file).and_then(|(_, shared)| shared.upgrade())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_in_use_are_not_assigned_again() {
+        let all = HandleTable::default();
+        let handles = [all.add('a'), all.add('b')];
+        assert_ne!(handles[0], handles[1]);
+        all.remove(handles[0]);
+        assert_eq!((all.get(handles[0]), all.get(handles[1])), (None, Some('b')));
+        assert_eq!(all.get(0), None, "handle 0 is never assigned");
+    }
+}

@@ -1,0 +1,94 @@
+//! Registry of the objects that programs hold pointers to, by address: tells a pointer to a destroyed object
+//! from a valid one without dereferencing it.
+
+use std::any::TypeId;
+use std::cell::UnsafeCell;
+use std::collections::BTreeMap;
+
+/// Content of the registry.
+struct Registry {
+    /// Type and handle of each live object, by address.
+    live: BTreeMap<usize, (TypeId, u32)>,
+    /// Type and address of destroyed objects whose memory is kept, for reuse by the next object of the same
+    /// type.
+    free_memory: Vec<(TypeId, usize)>,
+}
+
+/// The registry behind a mutex of the C library, which a forking thread holds across `fork`: in the child it
+/// is unlocked and the registry consistent.
+struct LiveObjects {
+    lock: UnsafeCell<libc::pthread_mutex_t>,
+    registry: UnsafeCell<Registry>,
+}
+
+// SAFETY: `registry` is only accessed by `with`, with the mutex locked.
+unsafe impl Sync for LiveObjects {}
+
+static LIVE_OBJECTS: LiveObjects = LiveObjects {
+    lock: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
+    registry: UnsafeCell::new(Registry { live: BTreeMap::new(), free_memory: Vec::new() }),
+};
+
+extern "C" fn lock() {
+    // SAFETY: the mutex is static and statically initialised, and no thread locks it twice: `with` runs no
+    // code that locks it again.
+    unsafe { libc::pthread_mutex_lock(LIVE_OBJECTS.lock.get()) };
+}
+
+extern "C" fn unlock() {
+    // SAFETY: the mutex was locked by this thread, or, in the child of a fork, by the parent's thread of
+    // which this one is a copy.
+    unsafe { libc::pthread_mutex_unlock(LIVE_OBJECTS.lock.get()) };
+}
+
+/// Registers the fork handlers when the library is loaded: if that happened at the first use, another thread
+/// could fork in the middle of it.
+extern "C" fn register_fork_handlers() {
+    // SAFETY: the handlers remain valid until the process ends, because the library is never unloaded (`-z
+    // nodelete`).
+    unsafe { libc::pthread_atfork(Some(lock), Some(unlock), Some(unlock)) };
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static REGISTER_FORK_HANDLERS: extern "C" fn() = register_fork_handlers;
+
+/// Runs `f` with the registry locked.
+fn with<R>(f: impl FnOnce(&mut Registry) -> R) -> R {
+    lock();
+    // SAFETY: the mutex is locked, so this is the only reference. A panic in `f` cannot leave it locked: it
+    // ends the process at the C ABI.
+    let result = f(unsafe { &mut *LIVE_OBJECTS.registry.get() });
+    unlock();
+    result
+}
+
+/// Records a live object.
+pub fn add(address: usize, kind: TypeId, handle: u32) {
+    with(|registry| registry.live.insert(address, (kind, handle)));
+}
+
+/// Removes an object that is about to be destroyed.
+pub fn remove(address: usize) {
+    with(|registry| registry.live.remove(&address));
+}
+
+/// Returns the recorded handle of the object of type `kind` at `address`.
+pub fn find(address: usize, kind: TypeId) -> Option<u32> {
+    with(|registry| {
+        registry.live.get(&address).filter(|(entry_kind, _)| *entry_kind == kind).map(|(_, handle)| *handle)
+    })
+}
+
+/// Keeps the memory of a removed object for reuse.
+pub fn keep_memory(address: usize, kind: TypeId) {
+    with(|registry| registry.free_memory.push((kind, address)));
+}
+
+/// Returns the address of kept memory for an object of type `kind`, if there is any.
+pub fn take_kept_memory(kind: TypeId) -> Option<usize> {
+    with(|registry| {
+        let at = registry.free_memory.iter().position(|(entry_kind, _)| *entry_kind == kind)?;
+        Some(registry.free_memory.swap_remove(at).1)
+    })
+}

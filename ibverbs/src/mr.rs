@@ -1,0 +1,531 @@
+//! Memory regions (`ibv_mr`) and memory windows (`ibv_mw`).
+
+use std::any::TypeId;
+use std::ffi::{c_int, c_uint, c_void};
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use urxe::memory::{is_mapped, may_read, may_write, page_size, supports_populate};
+use urxe::verbs::{Access, DmMr, Mw, NullMr, RawMr, WindowKind};
+
+use crate::abi::{ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
+use crate::context::{Context, is_inherited};
+use crate::dm::DeviceMemory;
+use crate::import::MrKeys;
+use crate::live_objects;
+use crate::object::{FfiCell, FfiObject};
+use crate::pd::ProtectionDomain;
+use crate::{errno, post};
+
+export! {
+    "IBVERBS_1.1":
+        ibv_reg_mr = reg_mr,
+        ibv_rereg_mr = rereg_mr,
+        ibv_fork_init = fork_init,
+        ibv_dontfork_range = fork_range,
+        ibv_dofork_range = fork_range;
+    "IBVERBS_1.7": ibv_reg_mr_iova = reg_mr_iova;
+    "IBVERBS_1.8": ibv_reg_mr_iova2 = reg_mr_iova2;
+    "IBVERBS_1.10":
+        ibv_import_mr = import_mr,
+        ibv_unimport_mr = unimport_mr;
+    "IBVERBS_1.12": ibv_reg_dmabuf_mr = reg_dmabuf_mr;
+    "IBVERBS_1.13": ibv_is_fork_initialized = is_fork_initialized;
+}
+
+/// `IBV_ACCESS_OPTIONAL_RANGE`: access flags that a device may ignore.
+const OPTIONAL: u32 = 0x3ff0_0000;
+
+/// A memory region with its C struct.
+#[repr(C)]
+pub struct MemoryRegion {
+    c: FfiCell<ibv_mr>,
+    mr: Mutex<Option<Registered>>,
+    /// The `ibv_pd` that counts the region among its users, which `ibv_rereg_mr` can change.
+    pd: AtomicUsize,
+}
+
+/// The registration behind a region.
+enum Registered {
+    Memory(RawMr, Access),
+    /// A null region, deregistered on drop.
+    Null {
+        _region: NullMr,
+    },
+    Device {
+        region: DmMr,
+        memory: *mut ibv_dm,
+    },
+    /// An imported region, which the exporter has registered.
+    Imported,
+}
+
+// SAFETY: `#[repr(C)]` with `FfiCell<ibv_mr>` as the first field.
+unsafe impl FfiObject for MemoryRegion {
+    type C = ibv_mr;
+
+    fn handle(c: &ibv_mr) -> Option<u32> {
+        Some(c.handle)
+    }
+}
+
+impl MemoryRegion {
+    /// Returns the local key.
+    pub fn lkey(&self) -> u32 {
+        // SAFETY: `self.c` is initialised, and the field is an integer that only `ibv_rereg_mr` writes,
+        // during which the program does not use the region.
+        unsafe { (*self.c.get()).lkey }
+    }
+}
+
+/// Converts access flags, without the optional ones that the device does not support.
+pub fn access(bits: c_uint) -> Access {
+    let optional = bits & OPTIONAL & Access::RELAXED_ORDERING.0;
+    Access(bits & !OPTIONAL | optional)
+}
+
+/// Size up to which every page of a region is probed, which faults it in: 16,384 pages of 4 KiB, which takes
+/// some milliseconds.
+const MAX_PROBED: usize = 64 << 20;
+
+/// Reports whether a device could pin the range: all of it is mapped, it is readable, and both its ends are
+/// writable if the device is to write it. Of a large range, which may be sparse, only both ends are probed
+/// for reading.
+fn can_be_pinned(addr: usize, len: usize, access: Access) -> bool {
+    let page = page_size();
+    let first = addr - addr % page;
+    let Some(end) = addr.checked_add(len) else { return false };
+    let last = end.saturating_sub(1);
+    let ends = [first, last - last % page];
+    let can_be_read = || match supports_populate() {
+        true if end - first <= MAX_PROBED => may_read(first, end - first),
+        true => ends.iter().all(|at| may_read(*at, page)),
+        false => true,
+    };
+    is_mapped(first, end - first)
+        && can_be_read()
+        && (!access.allows(Access::LOCAL_WRITE) || ends.iter().all(|at| is_writable(*at, page)))
+}
+
+/// Reports whether a page is writable, or the kernel cannot tell.
+fn is_writable(at: usize, page: usize) -> bool {
+    may_write(at, page) || !supports_populate()
+}
+
+/// Registers memory for `ibv_reg_mr` and its variants. Returns null with `errno` set on failure.
+///
+/// # Safety
+/// The requirements of `ibv_reg_mr`: the program keeps the memory valid as long as the region, which peers
+/// and the NIC access as DMA would; it does not deallocate the domain during the call.
+unsafe fn register(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    bits: c_uint,
+) -> *mut ibv_mr {
+    if !ProtectionDomain::is_live(pd) {
+        return errno::null(libc::EINVAL);
+    }
+    // SAFETY: `is_live` found a live domain at `pd`, which the program must not deallocate during the call.
+    let domain = unsafe { ProtectionDomain::from_raw_ref(pd) };
+    let access = access(bits);
+    let whole_process = addr.is_null() && length == usize::MAX && access.allows(Access::ON_DEMAND);
+    let is_pinned = !access.allows(Access::ON_DEMAND) && length != 0;
+    if is_pinned && !can_be_pinned(addr.addr(), length, access) {
+        return errno::null(libc::EFAULT);
+    }
+    if access.allows(Access::ON_DEMAND) && !supports_populate() {
+        return errno::null(libc::EOPNOTSUPP);
+    }
+    // SAFETY: the contract of `ibv_reg_mr` is that of these functions: the program keeps the memory mapped
+    // until it deregisters the region, and expects the NIC and peers to access it meanwhile. A region on
+    // demand is checked at each access.
+    let registered = unsafe {
+        match whole_process {
+            true => domain.pd.reg_mr_implicit(access),
+            false => domain.pd.reg_mr_raw_iova(addr.cast(), length, iova, access),
+        }
+    };
+    match registered {
+        Ok(mr) => {
+            let keys = MrKeys { lkey: mr.lkey().0, rkey: mr.rkey().0, length };
+            new_mr(pd, addr, keys, Registered::Memory(mr, access))
+        }
+        Err(e) => errno::null(e.errno()),
+    }
+}
+
+/// Makes the `ibv_mr` of a region, under a new handle.
+fn new_mr(pd: *mut ibv_pd, addr: *mut c_void, keys: MrKeys, mr: Registered) -> *mut ibv_mr {
+    // SAFETY: every caller passes the live domain in which it has just registered the region; the domain's
+    // context is open.
+    let (domain, context) =
+        unsafe { (ProtectionDomain::from_raw_ref(pd), Context::from_raw_ref((*pd).context)) };
+    domain.users.add();
+    new_mr_with_handle(pd, addr, keys, context.mrs.add(keys), mr)
+}
+
+/// Makes the `ibv_mr` of a region, under a given handle.
+fn new_mr_with_handle(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    keys: MrKeys,
+    handle: u32,
+    mr: Registered,
+) -> *mut ibv_mr {
+    let MrKeys { lkey, rkey, length } = keys;
+    // SAFETY: every caller passes a live domain, whose `context` was set when it was made.
+    let context = unsafe { (*pd).context };
+    let c = ibv_mr { context, pd, addr, length, handle, lkey, rkey };
+    let pd = AtomicUsize::new(pd.expose_provenance());
+    MemoryRegion { c: FfiCell::new(c), mr: Mutex::new(Some(mr)), pd }.into_raw()
+}
+
+/// Makes the `ibv_mr` of a region of device memory.
+pub fn new_dm_mr(pd: *mut ibv_pd, region: DmMr, memory: *mut ibv_dm) -> *mut ibv_mr {
+    let keys = MrKeys { lkey: region.lkey().0, rkey: region.rkey().0, length: region.len() };
+    new_mr(pd, std::ptr::null_mut(), keys, Registered::Device { region, memory })
+}
+
+unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: the caller meets the requirements of `ibv_reg_mr`.
+    unsafe { register(pd, addr, length, addr.addr() as u64, access as c_uint) }
+}
+
+unsafe extern "C" fn reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: the caller meets the requirements of `ibv_reg_mr_iova`, which are those of `ibv_reg_mr`.
+    unsafe { register(pd, addr, length, iova, access as c_uint) }
+}
+
+unsafe extern "C" fn reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: the caller meets the requirements of `ibv_reg_mr_iova2`, which are those of `ibv_reg_mr`.
+    unsafe { register(pd, addr, length, iova, access) }
+}
+
+unsafe extern "C" fn reg_dmabuf_mr(
+    _pd: *mut ibv_pd,
+    _offset: u64,
+    _length: usize,
+    _iova: u64,
+    _fd: c_int,
+    _access: c_int,
+) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
+    errno::null(libc::EOPNOTSUPP)
+}
+
+pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
+    if !ProtectionDomain::is_live(pd) {
+        return errno::null(libc::EINVAL);
+    }
+    // SAFETY: `is_live` found a live domain at `pd`, which the program must not deallocate during the call.
+    let domain = unsafe { ProtectionDomain::from_raw_ref(pd) };
+    match domain.pd.alloc_null_mr() {
+        Ok(mr) => {
+            // Only the lkey is valid (ibv_alloc_null_mr(3)). As with mlx5, the rkey is 0, which names no
+            // region here either.
+            let keys = MrKeys { lkey: mr.lkey().0, rkey: 0, length: usize::MAX };
+            new_mr(pd, std::ptr::null_mut(), keys, Registered::Null { _region: mr })
+        }
+        Err(e) => errno::null(e.errno()),
+    }
+}
+
+unsafe extern "C" fn rereg_mr(
+    c: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    bits: c_int,
+) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    const TRANSLATION: c_int = 1;
+    const PD: c_int = 2;
+    const ACCESS: c_int = 4;
+    /// `IBV_REREG_MR_ERR_INPUT`: libibverbs itself rejects the arguments.
+    const ERR_INPUT: c_int = -1;
+    /// `IBV_REREG_MR_ERR_CMD`: the kernel would reject the command. Here, the region is unchanged
+    /// nevertheless.
+    const ERR_CMD: c_int = -4;
+    let fail = |e| {
+        errno::set(e);
+        ERR_CMD
+    };
+    let has_no_range = flags & TRANSLATION != 0 && (addr.is_null() || length == 0);
+    if flags & !(TRANSLATION | PD | ACCESS) != 0 || has_no_range || bits != 0 && flags & ACCESS == 0 {
+        errno::set(libc::EINVAL);
+        return ERR_INPUT;
+    }
+    if flags == 0 || !MemoryRegion::is_live(c) || flags & PD != 0 && !ProtectionDomain::is_live(pd) {
+        return fail(libc::EINVAL);
+    }
+    // SAFETY: `is_live` found a live region at `c`, which the program must not deregister during the call.
+    let region = unsafe { MemoryRegion::from_raw_ref(c) };
+    let mut mr = region.mr.lock();
+    let Some(Registered::Memory(mr, old_access)) = &mut *mr else { return fail(libc::EINVAL) };
+    let new_access = if flags & ACCESS != 0 { access(bits as c_uint) } else { *old_access };
+    let (to, len) =
+        if flags & TRANSLATION != 0 { (addr.addr(), length) } else { (mr.addr() as usize, mr.len()) };
+    if len == 0 {
+        return fail(libc::EINVAL);
+    }
+    let is_pinned = !new_access.allows(Access::ON_DEMAND);
+    let was_pinned = flags & TRANSLATION == 0 && !old_access.allows(Access::ON_DEMAND);
+    if is_pinned && !was_pinned && !can_be_pinned(to, len, new_access) {
+        return fail(libc::EFAULT);
+    }
+    // SAFETY: with this flag, `is_live` found a live domain at `pd`.
+    let domain = (flags & PD != 0).then(|| unsafe { ProtectionDomain::from_raw_ref(pd) });
+    let memory = (flags & TRANSLATION != 0).then_some((addr.cast(), length));
+    let access = (flags & ACCESS != 0).then_some(new_access);
+    // SAFETY: the contract of `ibv_rereg_mr`: the program keeps the new memory mapped until it deregisters
+    // the region, and expects the NIC and peers to access it meanwhile.
+    if let Err(e) = unsafe { mr.rereg_raw(domain.map(|d| &d.pd), memory, access) } {
+        return fail(e.errno());
+    }
+    *old_access = new_access;
+    // SAFETY: `c` is live; `ibv_rereg_mr` requires that the program does not use the region during the call,
+    // and the lock held above excludes other calls of this function.
+    let c_mr = unsafe { &mut *c };
+    (c_mr.lkey, c_mr.rkey) = (mr.lkey().0, mr.rkey().0);
+    if let Some(domain) = domain {
+        domain.users.add();
+        let old = region.pd.swap(pd.expose_provenance(), Ordering::AcqRel);
+        // SAFETY: the region counted as a user of its previous domain, which therefore was not freed. The
+        // swap returns that domain once.
+        unsafe { ProtectionDomain::release(std::ptr::with_exposed_provenance_mut(old)) };
+        c_mr.pd = pd;
+    }
+    if memory.is_some() {
+        (c_mr.addr, c_mr.length) = (addr, length);
+    }
+    let keys = MrKeys { lkey: c_mr.lkey, rkey: c_mr.rkey, length: c_mr.length };
+    // SAFETY: the context of a live region is open.
+    unsafe { Context::from_raw_ref(c_mr.context) }.mrs.set(c_mr.handle, keys);
+    0
+}
+
+pub unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `c` is live (checked by the `entry_points` wrapper), and its context is open, or a copy of the
+    // parent's after fork.
+    if unsafe { is_inherited((*c).context) } {
+        return 0;
+    }
+    // SAFETY: `c` is live as above.
+    let region = unsafe { MemoryRegion::from_raw_ref(c) };
+    let mut mr = region.mr.lock();
+    match mr.take() {
+        Some(Registered::Memory(memory, access)) => {
+            if let Err((memory, e)) = memory.dereg() {
+                *mr = Some(Registered::Memory(memory, access));
+                return e.errno();
+            }
+        }
+        Some(Registered::Device { region, memory }) => {
+            drop(region);
+            // SAFETY: the region counted as a user of the device memory, which therefore was not freed.
+            unsafe { DeviceMemory::release(memory) };
+        }
+        Some(Registered::Null { .. } | Registered::Imported) | None => {}
+    }
+    drop(mr);
+    // SAFETY: the region counted as a user of its domain, which therefore was not freed, and its context is
+    // open. The program gives up its pointer with this call; the lock guard is dropped, and `region` is not
+    // used after `from_raw`.
+    unsafe {
+        ProtectionDomain::release(std::ptr::with_exposed_provenance_mut(region.pd.load(Ordering::Acquire)));
+        Context::from_raw_ref((*c).context).mrs.remove((*c).handle);
+        drop(MemoryRegion::from_raw(c));
+    }
+    0
+}
+
+/// A memory window with its C struct.
+#[repr(C)]
+pub struct MemoryWindow {
+    c: FfiCell<ibv_mw>,
+    pub mw: ManuallyDrop<Mw>,
+}
+
+// SAFETY: `#[repr(C)]` with `FfiCell<ibv_mw>` as the first field.
+unsafe impl FfiObject for MemoryWindow {
+    type C = ibv_mw;
+
+    fn handle(c: &ibv_mw) -> Option<u32> {
+        Some(c.handle)
+    }
+}
+
+impl MemoryWindow {
+    /// Makes the `ibv_mw` of the window, in the kept memory of a destroyed window if there is any.
+    fn into_raw_in_kept_memory(self) -> *mut ibv_mw {
+        let Some(memory) = live_objects::take_kept_memory(TypeId::of::<MemoryWindow>()) else {
+            return self.into_raw();
+        };
+        let window: *mut MemoryWindow = std::ptr::with_exposed_provenance_mut(memory);
+        // SAFETY: `destroy` left the memory behind: a heap allocation of a `MemoryWindow` whose content was
+        // dropped. `take_kept_memory` removed it from the registry, so this is the only reference to it.
+        let c = unsafe {
+            window.write(self);
+            (*window).c.get()
+        };
+        // SAFETY: the struct was written above, and the program has no pointer to it yet.
+        live_objects::add(memory, TypeId::of::<MemoryWindow>(), unsafe { (*c).handle });
+        c
+    }
+
+    /// Destroys the Rust part. The C struct is kept for reuse, as `ibv_dealloc_mw` in the header reads the
+    /// context from it, even for a window that is destroyed already.
+    ///
+    /// # Safety
+    /// `live_objects` has an entry for the window, and no other thread uses it any more.
+    unsafe fn destroy(c: *mut ibv_mw) {
+        let window: *mut MemoryWindow = c.cast();
+        live_objects::remove(c.addr());
+        // SAFETY: the window is live, as `live_objects` has it, and `remove` ends that: `mw` is dropped
+        // exactly once.
+        unsafe { ManuallyDrop::drop(&mut (*window).mw) };
+        live_objects::keep_memory(window.expose_provenance(), TypeId::of::<MemoryWindow>());
+    }
+
+    /// Stores a new rkey in the C struct.
+    pub fn set_rkey(&self, rkey: u32) {
+        // SAFETY: `self.c` is initialised and the field is an aligned integer; the program leaves the struct
+        // alone while a call binds the window.
+        unsafe { (*self.c.get()).rkey = rkey };
+    }
+}
+
+pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
+    let _uncancelled = crate::cancel::disable();
+    let window = match kind {
+        1 => WindowKind::Type1,
+        2 => WindowKind::Type2B,
+        _ => return errno::null(libc::EINVAL),
+    };
+    if !ProtectionDomain::is_live(pd) {
+        return errno::null(libc::EINVAL);
+    }
+    // SAFETY: `is_live` found a live domain at `pd`, which the program must not deallocate during the call.
+    let domain = unsafe { ProtectionDomain::from_raw_ref(pd) };
+    match domain.pd.alloc_mw(window) {
+        Ok(mw) => {
+            domain.users.add();
+            let (context, rkey) = (domain.context(), mw.rkey().0);
+            let c = ibv_mw { context, pd, rkey, handle: rkey >> 8, r#type: kind };
+            MemoryWindow { c: FfiCell::new(c), mw: ManuallyDrop::new(mw) }.into_raw_in_kept_memory()
+        }
+        Err(e) => errno::null(e.errno()),
+    }
+}
+
+pub unsafe extern "C" fn dealloc_mw(c: *mut ibv_mw) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `c` points to a window that is live (checked by the `entry_points` wrapper), and its context is
+    // open, or a copy of the parent's after fork.
+    if unsafe { is_inherited((*c).context) } {
+        return 0;
+    }
+    // SAFETY: the window is live as above and the program gives up its pointer. It counted as a user of its
+    // domain, which therefore was not freed.
+    unsafe {
+        let pd = (*c).pd;
+        MemoryWindow::destroy(c);
+        ProtectionDomain::release(pd);
+    }
+    0
+}
+
+/// Returns success: no memory is pinned here, so a forked child has copies of registered memory as of any
+/// other.
+unsafe extern "C" fn fork_init() -> c_int {
+    0
+}
+
+unsafe extern "C" fn fork_range(_base: *mut c_void, _size: usize) -> c_int {
+    0
+}
+
+unsafe extern "C" fn is_fork_initialized() -> c_uint {
+    /// `IBV_FORK_UNNEEDED`.
+    const UNNEEDED: c_uint = 2;
+    UNNEEDED
+}
+
+unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
+    if !ProtectionDomain::is_live(pd) {
+        return errno::null(libc::EINVAL);
+    }
+    // SAFETY: `is_live` found a live domain at `pd`, whose context is open.
+    let (domain, context) =
+        unsafe { (ProtectionDomain::from_raw_ref(pd), Context::from_raw_ref((*pd).context)) };
+    let Some(keys) = context.mrs.get(handle) else { return errno::null(libc::ENOENT) };
+    domain.users.add();
+    // The address is unknown: only the exporter has it.
+    new_mr_with_handle(pd, std::ptr::null_mut(), keys, handle, Registered::Imported)
+}
+
+unsafe extern "C" fn unimport_mr(c: *mut ibv_mr) {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_unimport_mr` requires a live, imported region, which the program gives up. It counted as a
+    // user of its domain, which therefore was not freed.
+    unsafe {
+        let pd = (*c).pd;
+        drop(MemoryRegion::from_raw(c));
+        ProtectionDomain::release(pd);
+    }
+}
+
+/// Faults in pages of regions on demand. The work is always done when the call returns, with or without
+/// `IBV_ADVISE_MR_FLAG_FLUSH`.
+pub unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: c_uint,
+    flags: u32,
+    list: *mut ibv_sge,
+    count: u32,
+) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    const PREFETCH: c_uint = 0;
+    const PREFETCH_WRITE: c_uint = 1;
+    const PREFETCH_NO_FAULT: c_uint = 2;
+    const FLUSH: u32 = 1;
+    let for_writing = match advice {
+        PREFETCH => false,
+        PREFETCH_WRITE => true,
+        // Mapped pages need no preparation: the NIC has no page table of its own.
+        PREFETCH_NO_FAULT => return 0,
+        _ => return libc::EOPNOTSUPP,
+    };
+    if flags & !FLUSH != 0 || count == 0 {
+        return libc::EINVAL;
+    }
+    // SAFETY: the `entry_points` wrapper found a live domain at `pd`. `ibv_advise_mr` requires a list of
+    // `count` readable elements, which are used during the call only.
+    let (sges, domain) = unsafe {
+        let sges = c_int::try_from(count).map_err(|_| libc::EINVAL);
+        (sges.and_then(|count| post::elements(list, count)), ProtectionDomain::from_raw_ref(pd))
+    };
+    sges.and_then(|sges| domain.pd.prefetch(sges, for_writing).map_err(|e| e.errno())).err().unwrap_or(0)
+}

@@ -1,0 +1,254 @@
+//! Protection domains and XRC domains.
+
+use std::ffi::c_int;
+
+use urxe::verbs::{Pd, Xrcd};
+
+use crate::abi::{ibv_context, ibv_pd, ibv_td, ibv_xrcd, ibv_xrcd_init_attr};
+use crate::context::{Context, is_inherited};
+use crate::errno;
+use crate::object::{FfiCell, FfiObject, Users};
+
+export! {
+    "IBVERBS_1.1":
+        ibv_alloc_pd = alloc_pd;
+    "IBVERBS_1.10":
+        ibv_import_pd = import_pd,
+        ibv_unimport_pd = unimport_pd;
+}
+
+/// A protection domain or a parent domain, with its C struct.
+#[repr(C)]
+pub struct ProtectionDomain {
+    c: FfiCell<ibv_pd>,
+    pub pd: Pd,
+    pub users: Users,
+    /// The components of a parent domain; `None` for a plain one.
+    parts: Option<ParentParts>,
+}
+
+/// The domains that a parent domain consists of.
+pub struct ParentParts {
+    pub pd: *mut ibv_pd,
+    /// The thread domain, or null.
+    pub td: *mut ibv_td,
+}
+
+// SAFETY: `#[repr(C)]` with `FfiCell<ibv_pd>` as the first field.
+unsafe impl FfiObject for ProtectionDomain {
+    type C = ibv_pd;
+
+    fn handle(c: &ibv_pd) -> Option<u32> {
+        Some(c.handle)
+    }
+}
+
+impl ProtectionDomain {
+    /// Returns the context that the domain belongs to.
+    pub fn context(&self) -> *mut ibv_context {
+        // SAFETY: `self.c` is initialised; its `context` was set when the domain was made and is never
+        // written again.
+        unsafe { (*self.c.get()).context }
+    }
+
+    /// Makes the `ibv_pd` of a new domain, under a new handle.
+    pub fn new_raw(context: *mut ibv_context, pd: Pd, parts: Option<ParentParts>) -> *mut ibv_pd {
+        // SAFETY: both callers pass on the open context that the program named.
+        let handle = unsafe { Context::from_raw_ref(context) }.pds.add(pd.clone());
+        ProtectionDomain::with_handle(ibv_pd { context, handle }, pd, parts, Users::default())
+    }
+
+    fn with_handle(c: ibv_pd, pd: Pd, parts: Option<ParentParts>, users: Users) -> *mut ibv_pd {
+        ProtectionDomain { c: FfiCell::new(c), pd, users, parts }.into_raw()
+    }
+
+    /// Removes one user from a domain. Frees an imported domain that is unimported and has no more users.
+    ///
+    /// # Safety
+    /// `c` is live and had that user.
+    pub unsafe fn release(c: *mut ibv_pd) {
+        // SAFETY: the user that is removed kept the domain alive until here. If `remove` returns true,
+        // neither an import nor another user refers to the domain any more, so no other thread can reach it.
+        unsafe {
+            if ProtectionDomain::from_raw_ref(c).users.remove() {
+                drop(ProtectionDomain::from_raw(c));
+            }
+        }
+    }
+}
+
+pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_alloc_pd` requires an open context.
+    match unsafe { Context::from_raw_ref(context) }.nic.alloc_pd() {
+        Ok(pd) => ProtectionDomain::new_raw(context, pd, None),
+        Err(e) => errno::null(e.errno()),
+    }
+}
+
+pub unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `c` is live (checked by the `entry_points` wrapper, or made by this library), and its context
+    // is open, or a copy of the parent's after fork.
+    if unsafe { is_inherited((*c).context) } {
+        return 0;
+    }
+    // SAFETY: `c` and its context are live as above. Without users, no object refers to the domain, and the
+    // program gives up its pointer. A parent domain held a use of each of its parts until here.
+    unsafe {
+        if ProtectionDomain::from_raw_ref(c).users.any() {
+            return libc::EBUSY;
+        }
+        Context::from_raw_ref((*c).context).pds.remove((*c).handle);
+        let domain = ProtectionDomain::from_raw(c);
+        if let Some(parts) = &domain.parts {
+            parts.release();
+        }
+    }
+    0
+}
+
+unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_import_pd` requires an open context.
+    match unsafe { Context::from_raw_ref(context) }.pds.get(handle) {
+        Some(pd) => {
+            let users = Users::imported();
+            ProtectionDomain::with_handle(ibv_pd { context, handle }, pd, None, users)
+        }
+        None => errno::null(libc::ENOENT),
+    }
+}
+
+/// Ends an import. Programs call it before they destroy what they have made in the domain.
+unsafe extern "C" fn unimport_pd(c: *mut ibv_pd) {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_unimport_pd` requires a live, imported domain, whose import counts as the user that is
+    // removed. Its context is open, or a copy of the parent's after fork.
+    unsafe {
+        if !is_inherited((*c).context) {
+            ProtectionDomain::release(c);
+        }
+    }
+}
+
+/// Identity of a file: device and inode number.
+pub type FileId = (u64, u64);
+
+/// An XRC domain that was opened with a file, and the number of times it is open.
+pub struct OpenXrcd {
+    xrcd: Xrcd,
+    open_count: usize,
+}
+
+/// An XRC domain with its C struct.
+#[repr(C)]
+pub struct XrcDomain {
+    c: FfiCell<ibv_xrcd>,
+    pub xrcd: Xrcd,
+    /// The file with which other calls of this process open the same domain; `None` for a private domain.
+    file: Option<FileId>,
+    pub users: Users,
+}
+
+// SAFETY: `#[repr(C)]` with `FfiCell<ibv_xrcd>` as the first field.
+unsafe impl FfiObject for XrcDomain {
+    type C = ibv_xrcd;
+
+    fn handle(_: &ibv_xrcd) -> Option<u32> {
+        Some(0)
+    }
+}
+
+impl XrcDomain {
+    /// Returns the context that the domain belongs to.
+    pub fn context(&self) -> *mut ibv_context {
+        // SAFETY: `self.c` is initialised; its `context` was set when the domain was made and is never
+        // written again.
+        unsafe { (*self.c.get()).context }
+    }
+}
+
+/// Returns the identity of the file behind a descriptor, or `None` if the descriptor is not open.
+pub fn file_id(fd: c_int) -> Option<FileId> {
+    // SAFETY: `stat` consists of integers, for which zeros are valid.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` is a writable local of the type that `fstat` fills; a bad descriptor only makes the call
+    // fail.
+    let status = unsafe { libc::fstat(fd, &mut stat) };
+    (status == 0).then_some((stat.st_dev, stat.st_ino))
+}
+
+/// Opens the XRC domain of the file in `attr`, or a private one if the descriptor is -1.
+fn open(context: &Context, attr: &ibv_xrcd_init_attr) -> Result<(Xrcd, Option<FileId>), c_int> {
+    let open_new = || context.nic.open_xrcd().map_err(|e| e.errno());
+    if attr.fd == -1 {
+        return Ok((open_new()?, None));
+    }
+    let file = file_id(attr.fd).ok_or(libc::EBADF)?;
+    let mut files = context.files.lock();
+    match files.get_mut(&file) {
+        Some(_) if attr.oflags & libc::O_EXCL != 0 => Err(libc::EINVAL),
+        Some(opened) => {
+            opened.open_count += 1;
+            Ok((opened.xrcd.clone(), Some(file)))
+        }
+        None if attr.oflags & libc::O_CREAT == 0 => Err(libc::EAGAIN),
+        None => {
+            let xrcd = open_new()?;
+            files.insert(file, OpenXrcd { xrcd: xrcd.clone(), open_count: 1 });
+            Ok((xrcd, Some(file)))
+        }
+    }
+}
+
+pub unsafe extern "C" fn open_xrcd(
+    context: *mut ibv_context,
+    attr: *mut ibv_xrcd_init_attr,
+) -> *mut ibv_xrcd {
+    let _uncancelled = crate::cancel::disable();
+    /// Flags `FD` and `OFLAGS`, both of which are required.
+    const REQUIRED: u32 = 3;
+    // SAFETY: `ibv_open_xrcd` requires `attr` to point to a readable struct.
+    let attr = unsafe { &*attr };
+    if attr.comp_mask != REQUIRED {
+        return errno::null(libc::EINVAL);
+    }
+    // SAFETY: `ibv_open_xrcd` requires an open context.
+    match open(unsafe { Context::from_raw_ref(context) }, attr) {
+        Ok((xrcd, file)) => {
+            XrcDomain { c: FfiCell::new(ibv_xrcd { context }), xrcd, file, users: Users::default() }
+                .into_raw()
+        }
+        Err(e) => errno::null(e),
+    }
+}
+
+pub unsafe extern "C" fn close_xrcd(c: *mut ibv_xrcd) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `c` is live (checked by the `entry_points` wrapper), and its context is open, or a copy of the
+    // parent's after fork.
+    if unsafe { is_inherited((*c).context) } {
+        return 0;
+    }
+    // SAFETY: `c` and its context are live as above. Without users, no object refers to the domain, and the
+    // program gives up its pointer with this call.
+    unsafe {
+        let domain = XrcDomain::from_raw_ref(c);
+        if domain.users.any() {
+            return libc::EBUSY;
+        }
+        if let Some(file) = domain.file {
+            let mut files = Context::from_raw_ref(domain.context()).files.lock();
+            let open_count = files.get_mut(&file).map_or(0, |opened| {
+                opened.open_count -= 1;
+                opened.open_count
+            });
+            if open_count == 0 {
+                files.remove(&file);
+            }
+        }
+        drop(XrcDomain::from_raw(c));
+    }
+    0
+}

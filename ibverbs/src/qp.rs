@@ -1,0 +1,476 @@
+//! Queue pairs (`ibv_qp`, `ibv_qp_ex`).
+
+use std::ffi::{c_int, c_uint};
+
+use urxe::transport::{AlternatePath, MigrationState};
+use urxe::verbs::{
+    Access, AckTimeout, Gid, Mtu, Psn, QKey, Qp, QpAttr, QpOptions, QpState, QpType, Qpn, RecvCaps, RnrTimer,
+    SendCaps,
+};
+
+use crate::abi::{
+    ibv_context, ibv_ece, ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr,
+    ibv_qp_init_attr_ex, ibv_qp_rate_limit_attr, ibv_sge, ibv_xrcd,
+};
+use crate::address;
+use crate::context::{Context, address_of, is_inherited};
+use crate::cq::CompletionQueue;
+use crate::errno::null;
+use crate::object::{FfiCell, FfiObject};
+use crate::pd::{ProtectionDomain, XrcDomain};
+use crate::qp_ex::{self, WrSessionState};
+use crate::srq::SharedReceiveQueue;
+
+export! {
+    "IBVERBS_1.1":
+        ibv_create_qp = create_qp;
+    "IBVERBS_1.6": ibv_qp_to_qp_ex = qp_to_qp_ex;
+    "IBVERBS_1.10":
+        ibv_query_ece = query_ece;
+    "IBVERBS_1.14": ibv_query_qp_data_in_order = query_qp_data_in_order;
+}
+
+const XRC_SEND: c_uint = 9;
+const XRC_RECV: c_uint = 10;
+
+/// A queue pair (QP) with its C struct.
+#[repr(C)]
+pub struct QueuePair {
+    c: FfiCell<ibv_qp_ex>,
+    /// Declared before `qp`, from which it borrows, to be dropped first.
+    pub session: WrSessionState,
+    pub qp: Qp,
+    /// Attributes that the queue pair was made with, with the granted capacities.
+    init: ibv_qp_init_attr,
+    /// XRC domain of an XRC target; null for other types.
+    xrcd: *mut ibv_xrcd,
+}
+
+// SAFETY: `#[repr(C)]` with `FfiCell<ibv_qp_ex>` as the first field, and `ibv_qp_ex` begins with an `ibv_qp`.
+unsafe impl FfiObject for QueuePair {
+    type C = ibv_qp;
+
+    fn handle(c: &ibv_qp) -> Option<u32> {
+        Some(c.handle)
+    }
+}
+
+impl QueuePair {
+    /// Returns the capacity of the send queue in work requests.
+    pub fn send_depth(&self) -> usize {
+        self.init.cap.max_send_wr as usize
+    }
+
+    /// Returns the capacity of the receive queue in work requests.
+    pub fn receive_depth(&self) -> usize {
+        self.init.cap.max_recv_wr as usize
+    }
+}
+
+/// Converts an `enum ibv_qp_type` to a supported service type.
+fn qp_type_from_c(number: c_uint) -> Option<QpType> {
+    Some(match number {
+        2 => QpType::Rc,
+        3 => QpType::Uc,
+        4 => QpType::Ud,
+        XRC_SEND => QpType::XrcSend,
+        XRC_RECV => QpType::XrcRecv,
+        _ => return None,
+    })
+}
+
+/// Converts an `enum ibv_qp_state`.
+pub fn state(number: c_uint) -> Option<QpState> {
+    use QpState::*;
+    [Reset, Init, Rtr, Rts, Sqd, Sqe, Err].into_iter().find(|state| *state as u32 == number)
+}
+
+/// Creates a queue pair: an XRC target in `xrcd`, or any other type in `pd` with completion queues.
+/// `send_ops` are the operations that are posted through `ibv_wr_start` and its companions, if any. Returns
+/// null with `errno` set on failure.
+///
+/// # Safety
+/// The pointers are the program's arguments; live objects among them stay so during the call.
+unsafe fn make(
+    pd: *mut ibv_pd,
+    xrcd: *mut ibv_xrcd,
+    init: &mut ibv_qp_init_attr,
+    send_ops: Option<u64>,
+) -> *mut ibv_qp {
+    let Some(qp_type) = qp_type_from_c(init.qp_type) else { return null(libc::EOPNOTSUPP) };
+    // SAFETY: the struct consists of integers, raw pointers, optional function pointers, a mutex and a
+    // condition variable, for all of which zeros are valid.
+    let mut c: ibv_qp_ex = unsafe { std::mem::zeroed() };
+    if send_ops.is_some_and(|wanted| !qp_ex::set_functions(&mut c, qp_type, wanted)) {
+        return null(libc::EOPNOTSUPP);
+    }
+    let cap = &mut init.cap;
+    // A hardware queue stores inline data in the space of the scatter/gather elements, and some programs rely
+    // on at least that much.
+    const SGE_LEN: u32 = size_of::<ibv_sge>() as u32;
+    const MIN_INLINE: u32 = 16 * SGE_LEN;
+    cap.max_inline_data = cap.max_inline_data.max(cap.max_send_sge.saturating_mul(SGE_LEN).min(MIN_INLINE));
+    let options = QpOptions {
+        qp_type,
+        send: SendCaps {
+            max_wr: cap.max_send_wr,
+            max_sge: cap.max_send_sge,
+            max_inline: cap.max_inline_data,
+        },
+        recv: RecvCaps { max_wr: cap.max_recv_wr, max_sge: cap.max_recv_sge },
+        signal_all: init.sq_sig_all != 0,
+    };
+    // SAFETY: `is_live` finds a live object before each use, other than for `srq` if that is null; the
+    // program must not destroy the objects during the call.
+    let (made, context) = unsafe {
+        if qp_type == QpType::XrcRecv {
+            if !XrcDomain::is_live(xrcd) {
+                return null(libc::EINVAL);
+            }
+            let domain = XrcDomain::from_raw_ref(xrcd);
+            (domain.xrcd.create_target_qp(), domain.context())
+        } else {
+            // An XRC initiator receives nothing and needs no completion queue for receives.
+            let recv_cq = match init.recv_cq.is_null() && qp_type == QpType::XrcSend {
+                true => init.send_cq,
+                false => init.recv_cq,
+            };
+            let has_srq = init.srq.is_null() || SharedReceiveQueue::is_live(init.srq);
+            let has_queues =
+                CompletionQueue::is_live(init.send_cq) && CompletionQueue::is_live(recv_cq) && has_srq;
+            if !ProtectionDomain::is_live(pd) || !has_queues {
+                return null(libc::EINVAL);
+            }
+            let domain = ProtectionDomain::from_raw_ref(pd);
+            let (send_cq, recv_cq) =
+                (&CompletionQueue::from_raw_ref(init.send_cq).cq, &CompletionQueue::from_raw_ref(recv_cq).cq);
+            let made = match init.srq.is_null() {
+                true => domain.pd.create_qp(send_cq, recv_cq, &options),
+                false => domain.pd.create_qp_on_srq(
+                    send_cq,
+                    recv_cq,
+                    &SharedReceiveQueue::from_raw_ref(init.srq).srq,
+                    &options,
+                ),
+            };
+            (made, domain.context())
+        }
+    };
+    let qp = match made {
+        Ok(qp) => qp,
+        Err(e) => return null(e.errno()),
+    };
+    // SAFETY: the objects were found live above, and a null `srq` is excluded.
+    unsafe {
+        match qp_type {
+            QpType::XrcRecv => XrcDomain::from_raw_ref(xrcd).users.add(),
+            _ => ProtectionDomain::from_raw_ref(pd).users.add(),
+        }
+        if !init.srq.is_null() {
+            SharedReceiveQueue::from_raw_ref(init.srq).users.add();
+        }
+    }
+    let qpn = qp.qpn();
+    c.qp_base = ibv_qp {
+        context,
+        qp_context: init.qp_context,
+        pd,
+        send_cq: init.send_cq,
+        recv_cq: init.recv_cq,
+        srq: init.srq,
+        handle: qpn.get(),
+        qp_num: qpn.get(),
+        state: QpState::Reset as u32,
+        qp_type: init.qp_type,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    };
+    let c = QueuePair { c: FfiCell::new(c), session: WrSessionState::default(), qp, init: *init, xrcd }
+        .into_raw();
+    // SAFETY: the context of a domain stays open as long as the domain exists.
+    unsafe { Context::from_raw_ref(context) }.event_objects.qps.add(qpn, c);
+    c
+}
+
+unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_create_qp` requires `init` to point to a struct that is the caller's alone during the
+    // call; `make` checks the objects that it names.
+    unsafe { make(pd, std::ptr::null_mut(), &mut *init, None) }
+}
+
+pub unsafe extern "C" fn create_qp_ex(
+    _context: *mut ibv_context,
+    init: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    let _uncancelled = crate::cancel::disable();
+    const PD: u32 = 1;
+    const XRCD: u32 = 2;
+    const CREATE_FLAGS: u32 = 4;
+    const SEND_OPS: u32 = 64;
+    const BLOCK_SELF_MCAST_LB: u32 = 1 << 1;
+    // SAFETY: `ibv_create_qp_ex` requires `init` to point to a struct that is the caller's alone during the
+    // call.
+    let init = unsafe { &mut *init };
+    let (mask, flags) = (init.comp_mask, init.create_flags);
+    let flags = if mask & CREATE_FLAGS != 0 { flags } else { 0 };
+    if mask & !(PD | XRCD | CREATE_FLAGS | SEND_OPS) != 0 || flags & !BLOCK_SELF_MCAST_LB != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
+    let (xrcd, srq) = (if mask & XRCD != 0 { init.xrcd } else { std::ptr::null_mut() }, init.srq);
+    let pd = if mask & PD != 0 { init.pd } else { std::ptr::null_mut() };
+    let ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, cap, qp_type, sq_sig_all, .. } = *init;
+    let mut init_plain = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
+    // SAFETY: `make` checks the objects; those that `comp_mask` does not cover are passed as null.
+    let made =
+        unsafe { make(pd, xrcd, &mut init_plain, (mask & SEND_OPS != 0).then_some(init.send_ops_flags)) };
+    init.cap = init_plain.cap;
+    if !made.is_null() && flags != 0 {
+        // SAFETY: `made` was returned by `make` and is not known to the program yet.
+        unsafe { QueuePair::from_raw_ref(made) }.qp.block_multicast_loopback();
+    }
+    made
+}
+
+pub unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `c` is live (checked by the `entry_points` wrapper, or made by librdmacm here), and its context
+    // is open, or a copy of the parent's after fork.
+    if unsafe { is_inherited((*c).context) } {
+        return 0;
+    }
+    // SAFETY: `c` is live as above, and the program gives up its pointer. Its context, domain and shared
+    // receive queue are live too: the queue pair was counted among their users and prevented their
+    // destruction.
+    unsafe {
+        let context = Context::from_raw_ref((*c).context);
+        let (pd, srq) = ((*c).pd, (*c).srq);
+        let qp = QueuePair::from_raw_ref(c);
+        let (xrcd, qpn) = (qp.xrcd, qp.qp.qpn());
+        context.event_objects.qps.remove(qpn);
+        context.unacked.wait(address_of(c));
+        let is_target = (*c).qp_type == XRC_RECV;
+        drop(QueuePair::from_raw(c));
+        if is_target {
+            XrcDomain::from_raw_ref(xrcd).users.remove();
+        } else {
+            ProtectionDomain::release(pd);
+        }
+        if !srq.is_null() {
+            SharedReceiveQueue::from_raw_ref(srq).users.remove();
+        }
+    }
+    0
+}
+
+/// Converts the attributes that `mask` selects; `None` if one has an invalid value.
+fn attr_from_c(context: &Context, from: &ibv_qp_attr, mask: c_int) -> Option<QpAttr> {
+    let is_set = |bit: u32| mask & 1 << bit != 0;
+    macro_rules! attr {
+        ($bit:literal, $value:expr) => {
+            if is_set($bit) { Some($value) } else { None }
+        };
+    }
+    let code = |n: c_uint| u8::try_from(n).unwrap_or(u8::MAX);
+    Some(QpAttr {
+        state: attr!(0, state(from.qp_state)?),
+        cur_state: attr!(1, state(from.cur_qp_state)?),
+        sqd_notify: attr!(2, from.en_sqd_async_notify != 0),
+        access: attr!(3, Access(from.qp_access_flags)),
+        pkey_index: attr!(4, from.pkey_index),
+        port: attr!(5, from.port_num),
+        qkey: attr!(6, QKey(from.qkey)),
+        av: attr!(7, address::path(context, &from.ah_attr)?),
+        path_mtu: attr!(8, Mtu::from_code(code(from.path_mtu))?),
+        timeout: attr!(9, AckTimeout::new(from.timeout)),
+        retry_cnt: attr!(10, from.retry_cnt),
+        rnr_retry: attr!(11, from.rnr_retry),
+        rq_psn: attr!(12, Psn::new(from.rq_psn)),
+        max_rd_atomic: attr!(13, from.max_rd_atomic),
+        alt_path: attr!(
+            14,
+            AlternatePath {
+                av: address::path(context, &from.alt_ah_attr)?,
+                pkey_index: from.alt_pkey_index,
+                timeout: AckTimeout::new(from.alt_timeout),
+            }
+        ),
+        min_rnr_timer: attr!(15, RnrTimer::new(from.min_rnr_timer)),
+        sq_psn: attr!(16, Psn::new(from.sq_psn)),
+        max_dest_rd_atomic: attr!(17, from.max_dest_rd_atomic),
+        path_mig_state: attr!(
+            18,
+            match from.path_mig_state {
+                0 => MigrationState::Migrated,
+                1 => MigrationState::Rearm,
+                2 => MigrationState::Armed,
+                _ => return None,
+            }
+        ),
+        dest_qpn: attr!(20, Qpn::new(from.dest_qp_num)),
+        rate_limit: attr!(25, from.rate_limit),
+    })
+}
+
+/// Converts attributes to the C struct, and returns the mask of those that are set.
+pub fn attr_to_c(attr: &QpAttr) -> (ibv_qp_attr, c_int) {
+    // SAFETY: the struct consists of integers and GIDs, for which zeros are valid.
+    let mut to: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    let mut mask = 0;
+    macro_rules! set {
+        ($($bit:literal: $given:expr => |$value:pat_param| $write:expr;)*) => {
+            $(if let Some($value) = $given {
+                $write;
+                mask |= 1 << $bit;
+            })*
+        };
+    }
+    set! {
+        0: attr.state => |state| to.qp_state = state as u32;
+        1: attr.cur_state => |state| to.cur_qp_state = state as u32;
+        2: attr.sqd_notify => |on| to.en_sqd_async_notify = on.into();
+        3: attr.access => |access| to.qp_access_flags = access.0;
+        4: attr.pkey_index => |index| to.pkey_index = index;
+        5: attr.port => |port| to.port_num = port;
+        6: attr.qkey => |key| to.qkey = key.0;
+        7: attr.av => |av| to.ah_attr = address::attr(&av);
+        8: attr.path_mtu => |mtu| to.path_mtu = mtu.code().into();
+        9: attr.timeout => |timeout| to.timeout = timeout.code();
+        10: attr.retry_cnt => |count| to.retry_cnt = count;
+        11: attr.rnr_retry => |count| to.rnr_retry = count;
+        12: attr.rq_psn => |psn| to.rq_psn = psn.get();
+        13: attr.max_rd_atomic => |count| to.max_rd_atomic = count;
+        14: attr.alt_path => |alt| {
+            to.alt_ah_attr = address::attr(&alt.av);
+            to.alt_pkey_index = alt.pkey_index;
+            to.alt_port_num = 1;
+            to.alt_timeout = alt.timeout.code();
+        };
+        15: attr.min_rnr_timer => |timer| to.min_rnr_timer = timer.code();
+        16: attr.sq_psn => |psn| to.sq_psn = psn.get();
+        17: attr.max_dest_rd_atomic => |count| to.max_dest_rd_atomic = count;
+        18: attr.path_mig_state => |state| to.path_mig_state = state as u32;
+        20: attr.dest_qpn => |qpn| to.dest_qp_num = qpn.get();
+        25: attr.rate_limit => |limit| to.rate_limit = limit;
+    }
+    (to, mask)
+}
+
+/// Mask of all known attributes: bits 0 to 20, and the rate limit.
+const ALL_ATTRS: c_int = 0x1f_ffff | 1 << 25;
+/// `IBV_QP_CAP`: capacities, which cannot be changed here.
+const CAP: c_int = 1 << 19;
+
+/// Returns the mask of attributes to ignore. Programs pass them for both ends of XRC alike, and Linux ignores
+/// them for the end that has no use for them: limit of incoming READs and atomics and RNR timer for an
+/// initiator; limit of outgoing READs and atomics and retry counts for a target.
+fn ignored_attrs(qp_type: c_uint) -> c_int {
+    match qp_type {
+        XRC_SEND => 1 << 17 | 1 << 15,
+        XRC_RECV => 1 << 13 | 1 << 10 | 1 << 11,
+        _ => 0,
+    }
+}
+
+pub unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: the `entry_points` wrapper found a live queue pair at `c`; the C call requires `attr` to be
+    // readable.
+    let (qp, attr) = unsafe { (QueuePair::from_raw_ref(c), &*attr) };
+    let mask = mask & !ignored_attrs(qp.init.qp_type);
+    if mask & !ALL_ATTRS != 0 || mask & CAP != 0 {
+        return libc::EINVAL;
+    }
+    // SAFETY: the context of a live queue pair is open.
+    let context = unsafe { Context::from_raw_ref((*c).context) };
+    let Some(given) = attr_from_c(context, attr, mask) else { return libc::EINVAL };
+    match qp.qp.modify(&given) {
+        Ok(()) => {
+            if let Some(state) = given.state {
+                // SAFETY: `c` is live and the field is an aligned integer, which the program does not access
+                // during the call.
+                unsafe { (*c).state = state as u32 };
+            }
+            0
+        }
+        Err(e) => e.errno(),
+    }
+}
+
+pub unsafe extern "C" fn modify_qp_rate_limit(c: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: the `entry_points` wrapper found a live queue pair at `c`; the C call requires `attr` to be
+    // readable.
+    let (qp, attr) = unsafe { (QueuePair::from_raw_ref(c), &*attr) };
+    // The burst size cannot be chosen here.
+    if attr.comp_mask != 0 || attr.max_burst_sz != 0 || attr.typical_pkt_sz != 0 {
+        return libc::EINVAL;
+    }
+    let ready = Some(QpState::Rts);
+    let given =
+        QpAttr { state: ready, cur_state: ready, rate_limit: Some(attr.rate_limit), ..QpAttr::default() };
+    crate::errno::number(qp.qp.modify(&given), |e| e.errno())
+}
+
+pub unsafe extern "C" fn query_qp(
+    c: *mut ibv_qp,
+    out: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: the `entry_points` wrapper found a live queue pair at `c`.
+    let qp = unsafe { QueuePair::from_raw_ref(c) };
+    let queried = qp.qp.query();
+    let (attr, _) = attr_to_c(&queried);
+    let attr = ibv_qp_attr { cur_qp_state: attr.qp_state, cap: qp.init.cap, ..attr };
+    // SAFETY: `c` is live, and `ibv_query_qp` requires `out` and `init` to point to writable structs.
+    unsafe {
+        (*c).state = attr.qp_state;
+        *out = attr;
+        *init = qp.init;
+    }
+    0
+}
+
+pub unsafe extern "C" fn attach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: the `entry_points` wrapper found a live queue pair at `c`; the C call requires `gid` to be
+    // readable.
+    let (qp, gid) = unsafe { (QueuePair::from_raw_ref(c), Gid((*gid).raw)) };
+    crate::errno::number(qp.qp.attach_mcast(gid), |e| e.errno())
+}
+
+pub unsafe extern "C" fn detach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: the `entry_points` wrapper found a live queue pair at `c`; the C call requires `gid` to be
+    // readable.
+    let (qp, gid) = unsafe { (QueuePair::from_raw_ref(c), Gid((*gid).raw)) };
+    crate::errno::number(qp.qp.detach_mcast(gid), |e| e.errno())
+}
+
+/// Returns the extended struct, or null unless the queue pair was made with `send_ops_flags`.
+unsafe extern "C" fn qp_to_qp_ex(c: *mut ibv_qp) -> *mut ibv_qp_ex {
+    let qp_ex: *mut ibv_qp_ex = c.cast();
+    // SAFETY: `c` is live, and every `ibv_qp` of this library is the beginning of an `ibv_qp_ex`.
+    if unsafe { (*qp_ex).wr_start }.is_some() { qp_ex } else { std::ptr::null_mut() }
+}
+
+/// Accepts only empty options: enhanced connection establishment (ECE) has none here.
+pub unsafe extern "C" fn set_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    // SAFETY: `ibv_set_ece` requires `ece` to point to a readable struct. A vendor of 0 requests no options.
+    if unsafe { (*ece).vendor_id } == 0 { 0 } else { libc::EOPNOTSUPP }
+}
+
+unsafe extern "C" fn query_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    // SAFETY: `ibv_query_ece` requires `ece` to point to a writable struct.
+    unsafe { *ece = ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 } };
+    0
+}
+
+/// Returns 0, no order guaranteed: data is stored packet by packet, and retransmitted packets may be stored
+/// twice.
+unsafe extern "C" fn query_qp_data_in_order(_c: *mut ibv_qp, _op: c_uint, _flags: u32) -> c_int {
+    0
+}

@@ -1,0 +1,332 @@
+//! Attributes of a device and its port, GIDs and P_Keys.
+
+use std::ffi::c_int;
+
+use urxe::verbs::{DeviceAttr, Gid, PKey};
+
+use crate::abi::{
+    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps,
+    ibv_packet_pacing_caps, ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
+};
+use crate::context::Context;
+use crate::device::copy_text;
+use crate::errno::{minus_one, set};
+
+export! {
+    "IBVERBS_1.1":
+        ibv_query_device = query_device,
+        ibv_query_gid = query_gid,
+        ibv_query_pkey = query_pkey;
+    "IBVERBS_1.5": ibv_get_pkey_index = get_pkey_index;
+    "IBVERBS_1.11":
+        _ibv_query_gid_table = query_gid_table;
+    "IBVERBS_PRIVATE_34": ibv_query_gid_type = query_gid_type;
+}
+
+const LINK_LAYER_ETHERNET: u8 = 2;
+const QPF_GRH_REQUIRED: u8 = 1;
+/// `IBV_GID_TYPE_ROCE_V2`; [`SYSFS_ROCE_V2`] is the same in `enum ibv_gid_type_sysfs`.
+const ROCE_V2: u32 = 2;
+const SYSFS_ROCE_V2: u32 = 1;
+/// Type that libibverbs reports for an empty table entry.
+const SYSFS_IB_ROCE_V1: u32 = 0;
+/// Bytes that the exported `ibv_query_port` writes: the struct as it was before fields were added behind
+/// `link_layer`.
+const COMPAT_PORT_ATTR_LEN: usize = 48;
+
+/// Converts to `c_int`, with the largest value in place of those out of range.
+fn int(n: impl TryInto<c_int>) -> c_int {
+    n.try_into().unwrap_or(c_int::MAX)
+}
+
+/// Copies the first `len` bytes of `value`. A longer struct, which a later header has, is filled up with
+/// zeros.
+///
+/// # Safety
+/// `to` points to `len` writable bytes.
+unsafe fn copy_part<T>(value: &T, to: *mut T, len: usize) {
+    let (to, known) = (to.cast::<u8>(), len.min(size_of::<T>()));
+    // SAFETY: `known` is at most the size of `T` and at most `len`, so both ranges are inside `value` and the
+    // caller's buffer, as are the `len - known` bytes behind. A reference and a buffer being written do not
+    // overlap.
+    unsafe {
+        std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast::<u8>(), to, known);
+        to.add(known).write_bytes(0, len - known);
+    }
+}
+
+/// Returns the attributes of the device, also in the C struct.
+fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
+    let attr = context.nic.query_device().for_libibverbs();
+    let l = attr.limits;
+    // SAFETY: the struct consists of integers, for which zeros are valid.
+    let mut c: ibv_device_attr = unsafe { std::mem::zeroed() };
+    copy_text(&mut c.fw_ver, attr.version);
+    let guid = context.device.adapter.guid().to_be();
+    let c = ibv_device_attr {
+        node_guid: guid,
+        sys_image_guid: guid,
+        max_mr_size: l.max_mr_size,
+        page_size_cap: attr.page_size_cap,
+        vendor_id: attr.vendor_id,
+        vendor_part_id: attr.vendor_part_id,
+        hw_ver: attr.hw_ver,
+        max_qp: int(l.max_qp),
+        max_qp_wr: int(l.max_qp_wr),
+        device_cap_flags: attr.caps.0 as u32,
+        max_sge: int(l.max_sge),
+        max_sge_rd: int(attr.max_sge_rd),
+        max_cq: int(l.max_cq),
+        max_cqe: int(l.max_cqe),
+        max_mr: int(l.max_mr),
+        max_pd: int(l.max_pd),
+        max_qp_rd_atom: int(l.max_qp_rd_atom),
+        max_res_rd_atom: int(attr.max_res_rd_atom),
+        max_qp_init_rd_atom: int(l.max_qp_rd_atom),
+        atomic_cap: attr.atomic_cap as u32,
+        max_mw: int(attr.max_mw),
+        max_mcast_grp: int(l.max_mcast_grp),
+        max_mcast_qp_attach: int(l.max_mcast_qp_attach),
+        max_total_mcast_qp_attach: int(l.max_total_mcast_qp_attach),
+        max_ah: int(attr.max_ah),
+        max_srq: int(l.max_srq),
+        max_srq_wr: int(l.max_srq_wr),
+        max_srq_sge: int(l.max_srq_sge),
+        max_pkeys: l.max_pkeys,
+        local_ca_ack_delay: attr.local_ca_ack_delay,
+        phys_port_cnt: attr.phys_port_cnt,
+        ..c
+    };
+    (attr, c)
+}
+
+unsafe extern "C" fn query_device(context: *mut ibv_context, out: *mut ibv_device_attr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_query_device` requires an open context.
+    let (_, c) = device_attr(unsafe { Context::from_raw_ref(context) });
+    // SAFETY: `ibv_query_device` requires `out` to point to a writable struct.
+    unsafe { *out = c };
+    0
+}
+
+pub unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    input: *const ibv_query_device_ex_input,
+    out: *mut ibv_device_attr_ex,
+    len: usize,
+) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_query_device_ex` requires a non-null `input` to point to a readable struct.
+    if !input.is_null() && unsafe { (*input).comp_mask } != 0 || len < size_of::<ibv_device_attr>() {
+        return libc::EINVAL;
+    }
+    // SAFETY: `ibv_query_device_ex` requires an open context.
+    let (attr, orig_attr) = device_attr(unsafe { Context::from_raw_ref(context) });
+    // SAFETY: the struct consists of integers, for which zeros are valid.
+    let zeros: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
+    let c = ibv_device_attr_ex {
+        orig_attr,
+        odp_caps: ibv_odp_caps {
+            general_caps: attr.on_demand.general,
+            per_transport_caps: [attr.on_demand.rc, attr.on_demand.uc, attr.on_demand.ud],
+        },
+        xrc_odp_caps: attr.on_demand.xrc,
+        packet_pacing_caps: ibv_packet_pacing_caps {
+            qp_rate_limit_min: attr.pacing.min_kbps,
+            qp_rate_limit_max: attr.pacing.max_kbps,
+            supported_qpts: attr.pacing.services,
+        },
+        max_dm_size: attr.limits.max_dm_size,
+        completion_timestamp_mask: attr.completion_timestamp_mask,
+        hca_core_clock: attr.hca_core_clock_khz,
+        device_cap_flags_ex: attr.caps.0,
+        phys_port_cnt_ex: u32::from(attr.phys_port_cnt),
+        ..zeros
+    };
+    // SAFETY: `len` is the size of the caller's struct as its header defines it.
+    unsafe { copy_part(&c, out, len) };
+    0
+}
+
+pub unsafe extern "C" fn query_rt_values(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    const RAW_CLOCK: u32 = 1;
+    // SAFETY: `ibv_query_rt_values_ex` requires `values` to point to a struct that is the caller's alone
+    // during the call.
+    let values = unsafe { &mut *values };
+    if values.comp_mask & RAW_CLOCK != 0 {
+        // SAFETY: `ibv_query_rt_values_ex` requires an open context.
+        let ticks = unsafe { Context::from_raw_ref(context) }.nic.clock();
+        values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: ticks as i64 };
+    }
+    values.comp_mask &= RAW_CLOCK;
+    0
+}
+
+/// Returns the attributes of the port.
+fn port_attr(context: &Context) -> ibv_port_attr {
+    let port = context.nic.query_port();
+    // SAFETY: the struct consists of integers, for which zeros are valid.
+    let zeros: ibv_port_attr = unsafe { std::mem::zeroed() };
+    ibv_port_attr {
+        state: port.state() as u32,
+        max_mtu: port.max_mtu.code().into(),
+        active_mtu: port.active_mtu.code().into(),
+        gid_tbl_len: int(port.gid_table_len),
+        port_cap_flags: port.cap_flags,
+        max_msg_sz: port.max_msg_size as u32,
+        bad_pkey_cntr: port.bad_pkey_cntr as u32,
+        qkey_viol_cntr: port.qkey_viol_cntr as u32,
+        pkey_tbl_len: port.pkey_table_len as u16,
+        max_vl_num: 1,
+        active_width: port.active_width,
+        active_speed: port.active_speed,
+        phys_state: port.phys_state(),
+        lid: port.lid,
+        link_layer: LINK_LAYER_ETHERNET,
+        flags: QPF_GRH_REQUIRED,
+        ..zeros
+    }
+}
+
+pub unsafe extern "C" fn query_port_with_len(
+    context: *mut ibv_context,
+    port: u8,
+    out: *mut ibv_port_attr,
+    len: usize,
+) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    if port != 1 {
+        return libc::EINVAL;
+    }
+    // SAFETY: `ibv_query_port` requires an open context, and `len` is the size of the caller's struct as its
+    // header defines it.
+    unsafe { copy_part(&port_attr(Context::from_raw_ref(context)), out, len) };
+    0
+}
+
+pub unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: the exported `ibv_query_port` requires an open context, and a struct of at least
+    // `COMPAT_PORT_ATTR_LEN` bytes.
+    unsafe { query_port_with_len(context, port, out, COMPAT_PORT_ATTR_LEN) }
+}
+
+/// Returns an entry of the GID table: `Some(None)` for an empty one, `None` for an index behind the end.
+fn gid(context: &Context, index: usize) -> Option<Option<Gid>> {
+    let empty = || (index < context.nic.query_port().gid_table_len).then_some(None);
+    match context.nic.query_gid(index) {
+        Some(gid) => Some(Some(gid).filter(|gid| *gid != Gid::default())),
+        None => empty(),
+    }
+}
+
+unsafe extern "C" fn query_gid(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    out: *mut ibv_gid,
+) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_query_gid` requires an open context.
+    let found = usize::try_from(index).ok().and_then(|i| gid(unsafe { Context::from_raw_ref(context) }, i));
+    match found.filter(|_| port == 1) {
+        // SAFETY: `ibv_query_gid` requires `out` to point to a writable union.
+        Some(gid) => unsafe { *out = ibv_gid { raw: gid.unwrap_or_default().0 } },
+        None => return minus_one(libc::EINVAL),
+    }
+    0
+}
+
+/// Returns an entry of the GID table in the C struct, or `None` if it is empty.
+fn gid_entry(context: &Context, index: usize) -> Option<ibv_gid_entry> {
+    let gid = ibv_gid { raw: gid(context, index)??.0 };
+    let ndev_ifindex = context.device.ifindex;
+    Some(ibv_gid_entry { gid, gid_index: index as u32, port_num: 1, gid_type: ROCE_V2, ndev_ifindex })
+}
+
+pub unsafe extern "C" fn query_gid_ex(
+    context: *mut ibv_context,
+    port: u32,
+    index: u32,
+    out: *mut ibv_gid_entry,
+    flags: u32,
+    len: usize,
+) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    if flags != 0 {
+        return libc::EOPNOTSUPP;
+    }
+    // SAFETY: `ibv_query_gid_ex` requires an open context.
+    let Some(entry) =
+        gid_entry(unsafe { Context::from_raw_ref(context) }, index as usize).filter(|_| port == 1)
+    else {
+        // The error of the kernel for an empty table entry.
+        return if port == 1 { libc::ENODATA } else { libc::EINVAL };
+    };
+    // SAFETY: `len` is the size of the caller's struct as its header defines it.
+    unsafe { copy_part(&entry, out, len) };
+    0
+}
+
+unsafe extern "C" fn query_gid_table(
+    context: *mut ibv_context,
+    out: *mut ibv_gid_entry,
+    max: usize,
+    flags: u32,
+    entry_len: usize,
+) -> isize {
+    let _uncancelled = crate::cancel::disable();
+    if flags != 0 {
+        return -(libc::EOPNOTSUPP as isize);
+    }
+    // SAFETY: `ibv_query_gid_table` requires an open context.
+    let context = unsafe { Context::from_raw_ref(context) };
+    let entries: Vec<_> = (0..context.nic.gids().len()).filter_map(|i| gid_entry(context, i)).collect();
+    if entries.len() > max {
+        return -(libc::EINVAL as isize);
+    }
+    let mut count = 0;
+    for entry in entries {
+        // SAFETY: the caller provides `max` entries of `entry_len` bytes each, and `count` is below `max`.
+        unsafe { copy_part(&entry, out.byte_add(count as usize * entry_len), entry_len) };
+        count += 1;
+    }
+    count
+}
+
+unsafe extern "C" fn query_gid_type(context: *mut ibv_context, port: u8, index: u32, out: *mut u32) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_query_gid_type` requires an open context.
+    let found = gid(unsafe { Context::from_raw_ref(context) }, index as usize);
+    let Some(gid) = found.filter(|_| port == 1) else { return minus_one(libc::EINVAL) };
+    // SAFETY: `ibv_query_gid_type` requires `out` to point to a writable integer.
+    unsafe { *out = gid.map_or(SYSFS_IB_ROCE_V1, |_| SYSFS_ROCE_V2) };
+    0
+}
+
+unsafe extern "C" fn query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mut u16) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_query_pkey` requires an open context.
+    let key =
+        usize::try_from(index).ok().and_then(|i| unsafe { Context::from_raw_ref(context) }.nic.query_pkey(i));
+    let Some(PKey(key)) = key.filter(|_| port == 1) else { return minus_one(libc::EINVAL) };
+    // SAFETY: `ibv_query_pkey` requires `out` to point to a writable integer.
+    unsafe { *out = key.to_be() };
+    0
+}
+
+unsafe extern "C" fn get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_get_pkey_index` requires an open context.
+    let context = unsafe { Context::from_raw_ref(context) };
+    let keys = (0..).map_while(|i| context.nic.query_pkey(i));
+    let found = keys.into_iter().position(|other| other.0.to_be() == key).filter(|_| port == 1);
+    found.map_or_else(
+        || {
+            set(libc::EINVAL);
+            -1
+        },
+        int,
+    )
+}

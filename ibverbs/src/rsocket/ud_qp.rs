@@ -1,0 +1,270 @@
+//! UD queue pair of a datagram socket at one local address, with its buffers.
+
+use std::ffi::c_int;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+
+use urxe::transport::{AddressVector, QpType};
+use urxe::verbs::cm::UDP_QKEY;
+use urxe::verbs::{
+    Access, Ah, Completion, CompletionChannel, Context, Cq, Mr, Notify, Qp, QpOptions, Qpn, RecvCaps, RecvWr,
+    SendCaps, SendWr, WcStatus, grh,
+};
+
+use super::buffers::Source;
+use super::headers::{Header, MAX_HEADER_LEN, MAX_MESSAGE_LEN, parse_source};
+use super::options::Sizes;
+use super::peers::canonical;
+
+/// Number of completions that are polled at a time.
+const BATCH: usize = 32;
+/// Least number of datagrams that a socket can have in flight.
+const MIN_SLOTS: usize = 4;
+/// Bit of the `wr_id` that is set in receives and clear in sends.
+const RECEIVE: u64 = 1 << 63;
+
+/// A received datagram, whose data are in a receive buffer.
+pub struct RecvDatagram {
+    pub from: SocketAddr,
+    pub qpn: Qpn,
+    pub slot: RecvSlot,
+}
+
+/// Location of the data: index of the receive, and range in the registered memory.
+pub struct RecvSlot {
+    index: usize,
+    range: Range<usize>,
+}
+
+impl RecvSlot {
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+}
+
+/// A UD queue pair and its buffers.
+pub struct UdQp {
+    /// Local address under which peers reach the queue pair.
+    pub local: IpAddr,
+    qp: Qp,
+    cq: Cq,
+    /// Completion channel, which reports completions once [`arm`](Self::arm)ed.
+    pub completions: CompletionChannel,
+    is_armed: bool,
+    /// Payload of a packet, in bytes.
+    mtu: usize,
+    /// Memory of the receives; like `sends`, it consists of slots of equal length, one for each work request.
+    receives: Mr,
+    sends: Mr,
+    /// Indices of the slots of `sends` with no send in flight.
+    free: Vec<usize>,
+    /// Number of slots of `sends`.
+    slots: usize,
+    /// Whether the queue pair no longer works.
+    has_failed: bool,
+    /// Whether [`take_failure`](Self::take_failure) has reported that.
+    failure_reported: bool,
+    polled: Vec<Completion>,
+}
+
+impl UdQp {
+    /// Creates a queue pair at a local address and posts its receives.
+    ///
+    /// # Errors
+    /// An error number.
+    pub fn new(context: &Context, local: IpAddr, mtu: usize, sizes: &Sizes) -> Result<UdQp, c_int> {
+        let create = |e: urxe::verbs::CreateError| e.errno();
+        let pd = context.alloc_pd().map_err(create)?;
+        let (send_len, receive_len) = (MAX_HEADER_LEN + mtu, grh::LEN + mtu);
+        let slots = (sizes.send_buffer / send_len).clamp(MIN_SLOTS, sizes.send_queue as usize);
+        let limits = context.query_device().limits;
+        // A buffer with more receives than the device supports is cut to that number.
+        let max = (limits.max_qp_wr as usize).min((limits.max_cqe as usize).saturating_sub(slots));
+        let recv_slots = (2 * sizes.receive_half / receive_len).max(sizes.credits.into()).min(max);
+        let receives = pd.reg_mr(recv_slots * receive_len, Access::LOCAL_WRITE).map_err(create)?;
+        let sends = pd.reg_mr(slots * send_len, Access::LOCAL_READ).map_err(create)?;
+        let completions = context.create_channel().map_err(create)?;
+        let cq = context.create_cq_on(slots + recv_slots, &completions).map_err(create)?;
+        let options = QpOptions {
+            qp_type: QpType::Ud,
+            send: SendCaps { max_wr: slots as u32, max_sge: 1, max_inline: 0 },
+            recv: RecvCaps { max_wr: recv_slots as u32, max_sge: 1 },
+            ..QpOptions::default()
+        };
+        let qp = pd.create_qp(&cq, &cq, &options).map_err(create)?;
+        qp.activate(UDP_QKEY).map_err(|_| libc::EIO)?;
+        let (free, polled) = ((0..slots).collect(), Vec::with_capacity(BATCH));
+        let (is_armed, has_failed, failure_reported) = (false, false, false);
+        let mut pair = UdQp {
+            local,
+            qp,
+            cq,
+            completions,
+            is_armed,
+            mtu,
+            receives,
+            sends,
+            free,
+            slots,
+            has_failed,
+            failure_reported,
+            polled,
+        };
+        (0..recv_slots).for_each(|index| pair.post_recv(index));
+        if pair.has_failed { Err(libc::EIO) } else { Ok(pair) }
+    }
+
+    /// Posts the receive with this index.
+    fn post_recv(&mut self, index: usize) {
+        let len = grh::LEN + self.mtu;
+        let sge = self.receives.sge(index * len..(index + 1) * len);
+        let wr = RecvWr { wr_id: RECEIVE | index as u64, sges: &[sge] };
+        self.has_failed |= self.qp.post_recv(&wr).is_err();
+    }
+
+    pub fn qpn(&self) -> Qpn {
+        self.qp.qpn()
+    }
+
+    /// Creates an address handle for a peer.
+    ///
+    /// # Errors
+    /// An error number.
+    pub fn create_ah(&self, to: &AddressVector) -> Result<Ah, c_int> {
+        self.qp.pd().create_ah(to).map_err(|e| e.errno())
+    }
+
+    /// Returns the number of data bytes that fit behind a header.
+    pub fn max_data_len(&self, header: &Header) -> usize {
+        self.mtu.min(MAX_MESSAGE_LEN) - header.bytes().len()
+    }
+
+    /// See [`Connection::arm`](super::connection::Connection::arm).
+    pub fn arm(&mut self) {
+        while self.completions.next_event().is_some() {
+            self.is_armed = false;
+        }
+        if !std::mem::replace(&mut self.is_armed, true) {
+            self.cq.req_notify(Notify::Any);
+        }
+    }
+
+    /// Polls completions and calls `on_datagram` for each received datagram; reports whether there was any
+    /// completion. Packets that are not datagrams of the protocol are dropped.
+    pub fn process(&mut self, mut on_datagram: impl FnMut(&mut UdQp, RecvDatagram)) -> bool {
+        let mut changed = false;
+        let mut polled = std::mem::take(&mut self.polled);
+        // The number of polls is bounded by the capacity of the CQ, so that peers that send without pause do
+        // not keep the thread in this loop.
+        for _ in 0..=self.cq.capacity().div_ceil(BATCH) {
+            polled.clear();
+            self.has_failed |= self.cq.poll(BATCH, &mut polled).is_err();
+            changed |= !polled.is_empty();
+            for completion in &polled {
+                self.on_completion(completion, &mut on_datagram);
+            }
+            if polled.len() < BATCH {
+                break;
+            }
+        }
+        self.polled = polled;
+        changed
+    }
+
+    fn on_completion(
+        &mut self,
+        completion: &Completion,
+        on_datagram: &mut impl FnMut(&mut UdQp, RecvDatagram),
+    ) {
+        if completion.wr_id & RECEIVE == 0 {
+            self.free.push(completion.wr_id as usize);
+            self.has_failed |= completion.status != WcStatus::Success;
+            return;
+        }
+        let index = (completion.wr_id & !RECEIVE) as usize;
+        if completion.status != WcStatus::Success {
+            // A receive fails only if the queue pair has failed.
+            self.has_failed = true;
+            return;
+        }
+        match self.datagram(index, completion) {
+            Some(datagram) => on_datagram(self, datagram),
+            None => self.post_recv(index),
+        }
+    }
+
+    /// Parses the datagram in a completed receive.
+    fn datagram(&self, index: usize, completion: &Completion) -> Option<RecvDatagram> {
+        let start = index * (grh::LEN + self.mtu);
+        let len = (completion.byte_len as usize).checked_sub(grh::LEN)?;
+        let mut header = [0; MAX_HEADER_LEN];
+        let header = &mut header[..len.min(MAX_HEADER_LEN)];
+        self.receives.read(start + grh::LEN, header).ok()?;
+        // The bytes read are enough for any header; of longer datagrams only the length matters.
+        let (from, skip) = parse_source(header).ok()?;
+        // The sender may claim any address, but one of the other family cannot be a peer of this queue pair.
+        let from = canonical(from);
+        if from.is_ipv4() != self.local.is_ipv4() {
+            return None;
+        }
+        let range = start + grh::LEN + skip..start + grh::LEN + len;
+        Some(RecvDatagram { from, qpn: completion.src_qpn, slot: RecvSlot { index, range } })
+    }
+
+    /// Copies data of a datagram from the offset `at`.
+    pub fn read(&self, slot: &RecvSlot, at: usize, to: &mut [u8]) {
+        // The range is inside the memory, as the completion was.
+        let _ = self.receives.read(slot.range.start + at, to);
+    }
+
+    /// Posts the receive of a datagram again, once its data are no longer needed.
+    pub fn repost(&mut self, slot: &RecvSlot) {
+        self.post_recv(slot.index);
+    }
+
+    /// Sends all of the source, which has to fit into a datagram; false if all send slots are in flight.
+    ///
+    /// # Errors
+    /// An error number.
+    pub fn send(&mut self, to: (&Ah, Qpn), header: &Header, source: &mut Source<'_>) -> Result<bool, c_int> {
+        if self.has_failed {
+            return Err(libc::ENETDOWN);
+        }
+        let Some(slot) = self.free.pop() else { return Ok(false) };
+        let start = slot * (MAX_HEADER_LEN + self.mtu);
+        // Cannot fail: the slot is inside the memory and large enough, and no send uses it.
+        let _ = self.sends.write(start, header.bytes());
+        let mut at = start + header.bytes().len();
+        while source.remaining() > 0 {
+            let piece = source.next_piece(usize::MAX);
+            let _ = self.sends.write(at, piece);
+            at += piece.len();
+        }
+        let sges = [self.sends.sge(start..at)];
+        let wr = SendWr { to: Some(to.0.to(to.1, UDP_QKEY)), ..SendWr::send(slot as u64, &sges) };
+        self.qp.post_send(&wr).map(|()| true).map_err(|e| {
+            self.free.push(slot);
+            e.errno()
+        })
+    }
+
+    /// Reports whether the queue pair no longer works, as its device was removed.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
+    /// Reports once that the queue pair no longer works.
+    pub fn take_failure(&mut self) -> bool {
+        self.has_failed && !std::mem::replace(&mut self.failure_reported, true)
+    }
+
+    /// Reports whether a datagram can be sent, or would fail at once.
+    pub fn is_writable(&self) -> bool {
+        self.has_failed || !self.free.is_empty()
+    }
+
+    /// Reports whether all datagrams have been sent.
+    pub fn is_flushed(&self) -> bool {
+        self.has_failed || self.free.len() == self.slots
+    }
+}
