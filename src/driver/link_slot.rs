@@ -98,15 +98,15 @@ impl ShardState {
     /// Registers a service with the link, so that requests for it arrive here.
     pub fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
         match self.link.get() {
-            Some(link) => link.claim(service, address),
+            Some(link) => link.shared_address().map_or(Ok(()), |shared| shared.claim(service, address)),
             None => Err(ClaimError::System { service, source: Errno::ENODEV.into() }),
         }
     }
 
     /// Withdraws the registration of a service.
     pub fn release(&mut self, service: ServiceId, address: Option<IpAddr>) {
-        if let Some(link) = self.link.get() {
-            link.release(service, address);
+        if let Some(shared) = self.link.get().and_then(|link| link.shared_address()) {
+            shared.release(service, address);
         }
     }
 

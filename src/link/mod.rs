@@ -15,18 +15,8 @@ macro_rules! delegate_link_methods {
         fn leave(&mut $self, group: std::net::IpAddr) {
             $inner.leave(group);
         }
-        fn partition(&$self) -> $crate::nic::QpnPartition {
-            $inner.partition()
-        }
-        fn claim(
-            &mut $self,
-            service: $crate::wire::mad::ServiceId,
-            address: Option<std::net::IpAddr>,
-        ) -> Result<(), $crate::link::ClaimError> {
-            $inner.claim(service, address)
-        }
-        fn release(&mut $self, service: $crate::wire::mad::ServiceId, address: Option<std::net::IpAddr>) {
-            $inner.release(service, address);
+        fn shared_address(&mut $self) -> Option<&mut dyn $crate::link::SharedAddress> {
+            $inner.shared_address()
         }
         fn poll_fd(&$self) -> Option<std::os::fd::BorrowedFd<'_>> {
             $inner.poll_fd()
@@ -51,7 +41,6 @@ macro_rules! delegate_link_methods {
 
 pub(crate) mod background;
 pub mod capture;
-mod claim;
 pub mod fabric;
 pub mod faults;
 mod frame_queue;
@@ -69,6 +58,7 @@ mod packet;
 pub(crate) mod process;
 mod rng;
 pub mod route;
+mod shared_address;
 mod system_udp;
 pub mod trace;
 pub mod udp;
@@ -79,13 +69,10 @@ use std::net::IpAddr;
 use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
 
-use crate::nic::QpnPartition;
 pub use crate::transport::RxBurst;
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::frame::FrameError;
-use crate::wire::mad::ServiceId;
 
-pub use claim::ClaimError;
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
 use interfaces::gid_table_order;
 pub use interfaces::{Interface, interfaces, primary_address};
@@ -95,6 +82,7 @@ pub use middleware::Middleware;
 pub use multihomed::Multihomed;
 pub use options::{MAX_MTU, MIN_MTU, SpecError};
 pub use packet::{PacketConfig, PacketError, PacketLink};
+pub use shared_address::{ClaimError, SharedAddress};
 
 /// Properties of a link.
 #[derive(Clone, Debug)]
@@ -260,24 +248,11 @@ pub trait Link: Send {
     /// Leaves a multicast group; has no effect if it was not joined.
     fn leave(&mut self, group: IpAddr);
 
-    /// Returns the QPN partition whose packets this link receives: not the whole range if other processes
-    /// share the address.
-    fn partition(&self) -> QpnPartition {
-        QpnPartition::WHOLE
+    /// Returns the capability to share the link's addresses with other processes; `None` if the link has its
+    /// addresses to itself.
+    fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
+        None
     }
-
-    /// Directs connection management requests for a service to this link, for those sent to one of its
-    /// addresses or (`None`) to any of them. This matters only if other processes share the addresses;
-    /// otherwise the link receives all requests anyway.
-    ///
-    /// # Errors
-    /// [`ClaimError`]; nothing has then changed.
-    fn claim(&mut self, _service: ServiceId, _address: Option<IpAddr>) -> Result<(), ClaimError> {
-        Ok(())
-    }
-
-    /// Undoes [`claim`](Self::claim) for the same service and address.
-    fn release(&mut self, _service: ServiceId, _address: Option<IpAddr>) {}
 
     /// Returns the time at which `receive` has to be called even if no descriptor is readable: for a delayed
     /// delivery or an ARP retry.

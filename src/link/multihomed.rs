@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, RxBurst, SharedAddress};
 use crate::nic::QpnPartition;
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::mad::ServiceId;
@@ -24,6 +24,8 @@ pub struct Multihomed<L> {
     /// The members, in the order of their addresses.
     members: Vec<Member<L>>,
     info: LinkInfo,
+    /// QPN partition of all members.
+    partition: QpnPartition,
     /// Index of the member that was used last.
     last: usize,
     /// Round-robin position among the idle members.
@@ -45,7 +47,7 @@ struct Member<L> {
 impl<L: Link> Multihomed<L> {
     /// Combines links of one interface; the port state of the first one is that of all. Returns `None` for an
     /// empty list.
-    pub fn new(name: String, links: Vec<L>) -> Option<Multihomed<L>> {
+    pub fn new(name: String, mut links: Vec<L>) -> Option<Multihomed<L>> {
         let infos = || links.iter().map(Link::info);
         let first = infos().next()?;
         let burst = infos().map(|i| i.burst).fold(first.burst, |all, one| BurstLimits {
@@ -62,11 +64,14 @@ impl<L: Link> Multihomed<L> {
             burst,
             window: infos().map(|i| i.window).fold(first.window, usize::min),
         };
+        let first = links[0].shared_address();
+        let partition = first.map_or(QpnPartition::WHOLE, |shared| shared.partition());
         let members: Vec<_> = links.into_iter().map(|link| Member { link, used: Instant(0) }).collect();
         let scratch = TxQueue::new(burst);
         Some(Multihomed {
             members,
             info,
+            partition,
             last: 0,
             next: 0,
             last_idle_poll: Instant(0),
@@ -186,31 +191,8 @@ impl<L: Link> Link for Multihomed<L> {
         }
     }
 
-    fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
-        let applies = |m: &Member<L>| address.is_none_or(|ip| m.link.info().addresses.contains(&ip));
-        let selected: Vec<usize> = (0..self.members.len()).filter(|i| applies(&self.members[*i])).collect();
-        if let Some(address) = address.filter(|_| selected.is_empty()) {
-            return Err(ClaimError::NotLocal { address });
-        }
-        for (n, i) in selected.iter().enumerate() {
-            if let Err(e) = self.members[*i].link.claim(service, address) {
-                selected[..n].iter().for_each(|i| self.members[*i].link.release(service, address));
-                return Err(e);
-            }
-        }
-        Ok(())
-    }
-
-    fn release(&mut self, service: ServiceId, address: Option<IpAddr>) {
-        for Member { link, .. } in &mut self.members {
-            if address.is_none_or(|ip| link.info().addresses.contains(&ip)) {
-                link.release(service, address);
-            }
-        }
-    }
-
-    fn partition(&self) -> QpnPartition {
-        self.members[0].link.partition()
+    fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
+        Some(self)
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -241,6 +223,43 @@ impl<L: Link> Link for Multihomed<L> {
         let mut all = LinkCounters { tx_dropped: self.unmatched_source, ..LinkCounters::default() };
         self.members.iter().for_each(|m| all += m.link.counters());
         all
+    }
+}
+
+impl<L: Link> SharedAddress for Multihomed<L> {
+    fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
+        let applies = |m: &Member<L>| address.is_none_or(|ip| m.link.info().addresses.contains(&ip));
+        let selected: Vec<usize> = (0..self.members.len()).filter(|i| applies(&self.members[*i])).collect();
+        if let Some(address) = address.filter(|_| selected.is_empty()) {
+            return Err(ClaimError::NotLocal { address });
+        }
+        for (n, i) in selected.iter().enumerate() {
+            let Some(member) = self.members[*i].link.shared_address() else { continue };
+            if let Err(e) = member.claim(service, address) {
+                selected[..n].iter().for_each(|i| release_by(&mut self.members[*i].link, service, address));
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, service: ServiceId, address: Option<IpAddr>) {
+        for Member { link, .. } in &mut self.members {
+            if address.is_none_or(|ip| link.info().addresses.contains(&ip)) {
+                release_by(link, service, address);
+            }
+        }
+    }
+
+    fn partition(&self) -> QpnPartition {
+        self.partition
+    }
+}
+
+/// Withdraws the claim of a service by a link.
+fn release_by(link: &mut impl Link, service: ServiceId, address: Option<IpAddr>) {
+    if let Some(shared) = link.shared_address() {
+        shared.release(service, address);
     }
 }
 
@@ -301,6 +320,24 @@ mod tests {
         fn leave(&mut self, group: IpAddr) {
             self.script.lock().unwrap().groups.retain(|g| *g != group);
         }
+        fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
+            Some(self)
+        }
+        fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+        fn is_up(&mut self) -> bool {
+            self.up
+        }
+        fn counters(&self) -> LinkCounters {
+            LinkCounters { tx_dropped: 1, rx_overflow: 2, ..LinkCounters::default() }
+        }
+    }
+
+    impl SharedAddress for Scripted {
+        fn partition(&self) -> QpnPartition {
+            QpnPartition::WHOLE
+        }
         fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
             assert!(address.is_none_or(|ip| self.info.addresses.contains(&ip)));
             let mut script = self.script.lock().unwrap();
@@ -312,15 +349,6 @@ mod tests {
         }
         fn release(&mut self, service: ServiceId, _: Option<IpAddr>) {
             self.script.lock().unwrap().claimed.retain(|s| *s != service);
-        }
-        fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-            None
-        }
-        fn is_up(&mut self) -> bool {
-            self.up
-        }
-        fn counters(&self) -> LinkCounters {
-            LinkCounters { tx_dropped: 1, rx_overflow: 2, ..LinkCounters::default() }
         }
     }
 

@@ -153,12 +153,15 @@ impl Context {
     }
 
     fn build(
-        links: Vec<Box<dyn Link>>,
+        mut links: Vec<Box<dyn Link>>,
         fabric: Option<FabricHandle>,
         options: &ContextOptions,
     ) -> Result<Context, OpenError> {
         let count = links.len();
-        let partition = links.first().map(|link| link.partition()).unwrap_or_default();
+        let partition = links
+            .first_mut()
+            .and_then(|link| link.shared_address())
+            .map_or(QpnPartition::WHOLE, |shared| shared.partition());
         let mailbox = ShardMailbox::new(count, partition)?.ok_or(OpenError::Shards(count))?;
         let info = links[0].info().clone();
         if info.addresses.is_empty() {

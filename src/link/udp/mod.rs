@@ -29,7 +29,7 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::link_state::LinkStateMonitor;
-use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, RxBurst, SharedAddress};
 use crate::nic::{QpnPartition, ShardId};
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::mad::ServiceId;
@@ -325,18 +325,8 @@ impl Link for UdpLink {
         Ok(own + forwarded + self.groups.receive(sink)?)
     }
 
-    fn partition(&self) -> QpnPartition {
-        self.lease.as_ref().map_or(QpnPartition::WHOLE, |lease| lease.partition())
-    }
-
-    fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
-        self.registry.as_mut().map_or(Ok(()), |registry| registry.claim(service, address))
-    }
-
-    fn release(&mut self, service: ServiceId, _address: Option<IpAddr>) {
-        if let Some(registry) = &mut self.registry {
-            registry.release(service);
-        }
+    fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
+        Some(self)
     }
 
     fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
@@ -373,5 +363,21 @@ impl Link for UdpLink {
         all.rx_overflow += socket::dropped_datagrams(&self.socket);
         all.rx_foreign += self.registry.as_ref().map_or(0, ServiceRegistry::rejected);
         all
+    }
+}
+
+impl SharedAddress for UdpLink {
+    fn partition(&self) -> QpnPartition {
+        self.lease.as_ref().map_or(QpnPartition::WHOLE, |lease| lease.partition())
+    }
+
+    fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
+        self.registry.as_mut().map_or(Ok(()), |registry| registry.claim(service, address))
+    }
+
+    fn release(&mut self, service: ServiceId, _address: Option<IpAddr>) {
+        if let Some(registry) = &mut self.registry {
+            registry.release(service);
+        }
     }
 }

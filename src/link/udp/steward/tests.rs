@@ -7,7 +7,7 @@ use std::thread;
 
 use super::super::{UdpLink, UdpLinkError};
 use super::*;
-use crate::link::{Link, RxBurst};
+use crate::link::{Link, RxBurst, SharedAddress};
 use crate::nic::QpnPartition;
 use crate::transport::Instant;
 

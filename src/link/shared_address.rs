@@ -1,8 +1,28 @@
-//! Errors of directing connection management requests for a service to this process.
+//! Capability of links whose addresses other processes may share: QPN partitions and service claims.
 
 use std::io;
+use std::net::IpAddr;
 
+use crate::nic::QpnPartition;
 use crate::wire::mad::ServiceId;
+
+/// Link whose addresses other processes may share ([`Link::shared_address`](super::Link::shared_address)).
+pub trait SharedAddress {
+    /// Returns the QPN partition whose packets this link receives: not the whole range if other processes
+    /// share the address.
+    fn partition(&self) -> QpnPartition;
+
+    /// Directs connection management requests for a service to this link, for those sent to one of its
+    /// addresses or (`None`) to any of them. This matters only if other processes share the addresses;
+    /// otherwise the link receives all requests anyway.
+    ///
+    /// # Errors
+    /// [`ClaimError`]; nothing has then changed.
+    fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError>;
+
+    /// Undoes [`claim`](Self::claim) for the same service and address.
+    fn release(&mut self, service: ServiceId, address: Option<IpAddr>);
+}
 
 /// Reason why requests for a service cannot be directed to this process.
 #[derive(Debug, thiserror::Error)]
@@ -21,7 +41,7 @@ pub enum ClaimError {
     #[error("{address} is not an address of the device")]
     NotLocal {
         /// The requested address.
-        address: std::net::IpAddr,
+        address: IpAddr,
     },
     /// The process may no longer enter the directory of the sockets.
     #[error(
