@@ -48,6 +48,7 @@ mod driver;
 pub mod link;
 pub mod memory;
 pub mod nic;
+mod sys;
 pub mod transport;
 pub mod verbs;
 pub mod wire;

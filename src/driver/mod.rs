@@ -39,6 +39,7 @@
 //! | `timing.rs`         | the tuning constants, with their measurements                              |
 //!
 //! [`FabricHandle::kick`]: crate::link::fabric::FabricHandle::kick
+#![forbid(unsafe_code)]
 
 mod background;
 mod clock;

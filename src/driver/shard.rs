@@ -14,10 +14,10 @@ use super::mailbox::HandoffBatch;
 use super::timing::MAX_ACK_DELAY;
 use super::{Clock, DriveState, ShardMailbox};
 use crate::link::fabric::FabricHandle;
-use crate::link::process::ForkGeneration;
 use crate::link::{Link, LinkCounters};
 use crate::memory::Table;
 use crate::nic::Nic;
+use crate::sys::fork::ForkGeneration;
 use crate::transport::{Instant, TxQueue, earliest};
 
 /// A shard of a NIC: the NIC and its link behind one lock, and the state with which threads agree on who

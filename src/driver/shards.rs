@@ -12,11 +12,12 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::shard::ShardState;
 use super::{AttachError, Clock, Shard};
+use crate::link::LinkCounters;
 use crate::link::fabric::FabricHandle;
-use crate::link::process::ForkGeneration;
-use crate::link::{LinkCounters, background};
 use crate::memory::Table;
 use crate::nic::{Limits, MulticastError, MulticastTable, Nic};
+use crate::sys::fork::ForkGeneration;
+use crate::sys::thread::spawn_background;
 use crate::transport::Counters;
 use crate::wire::{Gid, Qpn};
 
@@ -50,7 +51,7 @@ impl Shards {
             for (i, shard) in shards.all.iter().enumerate() {
                 let name = if i == 0 { "urxe".into() } else { format!("urxe-{i}") };
                 let shard = shard.clone();
-                shards.threads.push(background::spawn(name, move || shard.run())?);
+                shards.threads.push(spawn_background(name, move || shard.run())?);
             }
         }
         Ok(shards)

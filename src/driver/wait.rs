@@ -8,7 +8,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use crate::link::fabric::Fabric;
-use crate::link::process::signals_restart_calls;
+use crate::sys::signals::signals_restart_calls;
 
 /// Reason why a wait ended without a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -20,9 +20,9 @@ use pcap_file::pcapng::blocks::interface_description::{
 };
 use pcap_file::{DataLink, PcapError};
 
-use super::background;
 use super::faults::{Action, Direction, FaultEvent};
 use super::{Link, LinkInfo, RxBurst};
+use crate::sys::thread::spawn_background;
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{BTH_LEN, Flow, IpIdent, frame};
 use output::Output;
@@ -203,7 +203,7 @@ impl CaptureFile {
                 thread::sleep(period);
             }
         };
-        background::spawn("urxe-capture".into(), run).map(drop).map_err(CaptureError::Write)
+        spawn_background("urxe-capture".into(), run).map(drop).map_err(CaptureError::Write)
     }
 
     /// Writes out buffered packets.

@@ -39,7 +39,6 @@ macro_rules! delegate_link_methods {
     };
 }
 
-pub(crate) mod background;
 pub mod capture;
 pub mod fabric;
 pub mod faults;
@@ -55,7 +54,6 @@ mod middleware;
 mod multihomed;
 mod options;
 mod packet;
-pub(crate) mod process;
 mod rng;
 pub mod route;
 mod shared_address;

@@ -20,9 +20,9 @@ use super::param::default_qp_type;
 use super::state::State;
 use super::{CmId, EventChannel, IdError, PortSpace};
 use crate::cm::CmCounters;
-use crate::link::background;
 use crate::link::fabric::{Driver, Fabric};
-use crate::link::process::ForkGeneration;
+use crate::sys::fork::ForkGeneration;
+use crate::sys::thread::spawn_background;
 use crate::transport::QpType;
 use crate::verbs::{Context, ManagementPort};
 
@@ -159,7 +159,7 @@ impl Owner {
         let mut thread = self.thread.lock();
         if thread.is_none() {
             let shared = self.shared.clone();
-            *thread = Some(background::spawn("urxe-cm".into(), move || shared.run())?);
+            *thread = Some(spawn_background("urxe-cm".into(), move || shared.run())?);
         }
         Ok(())
     }

@@ -17,10 +17,10 @@ use super::keepalive::FdKeepalive;
 use super::message::{self, Request, Response};
 use super::start::start;
 use super::{BindAddr, Names, Sharing, is_trusted};
-use crate::link::background;
-use crate::link::process::ForkGeneration;
 use crate::link::udp::{PortOwner, UdpLinkError};
 use crate::nic::QpnPartition;
+use crate::sys::fork::ForkGeneration;
+use crate::sys::thread::spawn_background;
 use crate::wire::ROCE_PORT;
 
 /// Maximum time for a broker to start and to respond.
@@ -111,7 +111,7 @@ impl Lease {
         let shared =
             Arc::new(Shared { request, keepalives, sharing, any_user, stop, mixed: AtomicBool::new(false) });
         let monitored = shared.clone();
-        let watcher = background::spawn("urxe lease".into(), move || monitored.watch(connection));
+        let watcher = spawn_background("urxe lease".into(), move || monitored.watch(connection));
         let watcher = watcher.map_err(system("starting a thread"))?;
         let process = ForkGeneration::current();
         let (watcher, connection) = (Some(watcher), None);

@@ -17,8 +17,8 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 
 use super::forwarded_mad::{self, ForwardedMad};
 use super::{BindAddr, Names, datagram_socket, is_trusted};
-use crate::link::process::CloseOnForkFd;
 use crate::link::{ClaimError, RxBurst};
+use crate::sys::fork::CloseOnForkFd;
 use crate::transport::Instant;
 use crate::wire::IpIdent;
 use crate::wire::mad::ServiceId;

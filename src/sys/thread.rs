@@ -8,7 +8,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 /// Spawns a thread with all signals blocked, so that the program's own threads handle them. SIGSEGV and
 /// SIGBUS stay unblocked: the thread's own instructions raise them, and the kernel kills a process whose
 /// thread blocks them, even if there is a handler.
-pub(crate) fn spawn<T: Send + 'static>(
+pub fn spawn_background<T: Send + 'static>(
     name: String,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
