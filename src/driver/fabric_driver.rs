@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::Shard;
 use super::shard::ShardState;
-use crate::link::fabric::{Driver, Handover};
+use crate::link::fabric::{BurstSource, Driver};
 use crate::transport::{AsyncEvent, Instant};
 use crate::wire::Gid;
 
@@ -35,7 +35,7 @@ impl Driver for Shard {
         self.drive(self.clock.now(), false)
     }
 
-    fn try_receive_direct(&self, now: Instant, give: &mut Handover<'_>) -> bool {
+    fn try_receive_direct(&self, now: Instant, bursts: &mut BurstSource<'_>) -> bool {
         if !self.is_bare_port {
             return false;
         }
@@ -44,7 +44,7 @@ impl Driver for Shard {
         let ShardState { nic, link, tx, memory, .. } = &mut *state;
         let attached = link.is_attached();
         if attached {
-            give(&mut |burst| nic.handle_burst(now, &burst, memory, tx));
+            bursts(&mut |burst| nic.handle_burst(now, &burst, memory, tx));
         }
         attached
     }

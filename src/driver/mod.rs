@@ -31,7 +31,9 @@
 //! | `inline.rs`         | turns on application threads                                               |
 //! | `background.rs`     | the background thread                                                      |
 //! | `poll_detector.rs`  | detection of a polling application, and the back-off for it                |
-//! | `fabric_driver.rs`  | turns on behalf of a fabric                                                |
+//! | `fabric_driver.rs`  | what a fabric calls: turns, and changes of the port                        |
+//! | `fabric_kick.rs`    | turns on a fabric in real time                                             |
+//! | `fabric_clock.rs`   | turns on a fabric in virtual time                                          |
 //! | `shards.rs`         | all shards of a device, and their threads                                  |
 //! | `mailbox.rs`        | packets that arrived at the wrong shard                                    |
 //! | `wait.rs`           | blocking waits of the application                                          |
@@ -44,7 +46,9 @@
 mod background;
 mod clock;
 mod drive_state;
+mod fabric_clock;
 mod fabric_driver;
+mod fabric_kick;
 mod inline;
 mod link_slot;
 mod mailbox;

@@ -9,7 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
-mod drive;
+mod handle;
 mod inbox;
 pub mod model;
 mod port;
@@ -23,13 +23,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 pub use config::{FabricConfig, FabricError};
-pub use drive::{Driver, FabricHandle, Handover, Outcome};
+pub use handle::{BurstSource, Driver, FabricHandle, Outcome};
 pub use model::FabricCounters;
 pub use port::FabricPort;
 
 use super::JoinError;
 use crate::transport::{AsyncEvent, Instant};
-use drive::ReadyQueue;
+use handle::ReadyQueue;
 use port::PortShared;
 
 /// Locks a mutex and ignores poisoning: no panic leaves the state inconsistent.
@@ -298,28 +298,28 @@ impl Fabric {
         self.0.generation.load(Ordering::SeqCst)
     }
 
-    fn identity(&self) -> usize {
+    pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
     }
 
-    fn ready_queue(&self) -> &ReadyQueue {
+    pub(crate) fn ready_queue(&self) -> &ReadyQueue {
         &self.0.ready_queue
     }
 
     /// Acquires the right to step; `None` in real time.
-    fn stepping(&self) -> Option<MutexGuard<'_, ()>> {
+    pub(crate) fn stepping(&self) -> Option<MutexGuard<'_, ()>> {
         self.is_virtual().then(|| lock(&self.0.stepping))
     }
 
     /// Moves virtual time forward to `at`, never back.
-    fn set_time(&self, at: Instant) {
+    pub(crate) fn set_time(&self, at: Instant) {
         if let Some(clock) = &self.0.clock {
             clock.fetch_max(at.0, Ordering::SeqCst);
         }
     }
 
     /// Returns all ports in the order of their creation.
-    fn ports(&self) -> Vec<Arc<PortShared>> {
+    pub(crate) fn ports(&self) -> Vec<Arc<PortShared>> {
         lock(&self.0.ports).by_id.values().cloned().collect()
     }
 

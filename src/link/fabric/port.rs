@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use super::drive::{Driver, FabricHandle};
+use super::handle::{Driver, FabricHandle};
 use super::inbox::{BufferPool, Delivery, Inbox};
 use super::model::{BurstShape, FabricCounters, Path, Run};
 use super::{Fabric, lock};
@@ -24,11 +24,11 @@ const LIMITS: BurstLimits = BurstLimits { bytes: 256 << 10, packets: 256 };
 const INBOX_LIMIT: usize = 64 << 20;
 
 /// Part of a port that senders and the fabric access.
-pub(super) struct PortShared {
+pub(crate) struct PortShared {
     pub id: u32,
     /// Whether the cable is plugged in.
     pub up: AtomicBool,
-    pub inbox: Mutex<Inbox>,
+    pub(super) inbox: Mutex<Inbox>,
     /// Time at which the first delivery is due: 0 for immediately, `u64::MAX` for none. Written under the
     /// inbox's lock.
     pub earliest: AtomicU64,

@@ -405,7 +405,7 @@ impl Driver for TestNic {
         true
     }
 
-    fn try_receive_direct(&self, now: Instant, bursts: &mut Handover<'_>) -> bool {
+    fn try_receive_direct(&self, now: Instant, bursts: &mut BurstSource<'_>) -> bool {
         let accepts_direct = self.accepts_direct.load(Ordering::SeqCst);
         if accepts_direct {
             bursts(&mut |burst| {

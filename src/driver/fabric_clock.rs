@@ -1,0 +1,103 @@
+//! Turns on a fabric in virtual time: its clock runs all NICs, one after the other.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::link::fabric::{Fabric, Outcome};
+use crate::transport::Instant;
+
+/// Number of steps at one instant of virtual time after which a simulation counts as stuck.
+const STEPS_PER_INSTANT: u32 = 1_000_000;
+
+impl Fabric {
+    /// Virtual time: advances to the earliest time at which a packet arrives or a driver's timer is due, and
+    /// runs the drivers concerned once, in the order of their ports. Returns the new time, or `None` if
+    /// nothing is pending (and always in real time).
+    pub fn step(&self) -> Option<Instant> {
+        self.step_until(Instant(u64::MAX))
+    }
+
+    /// Like [`step`](Self::step), unless the new time would be after `limit`.
+    fn step_until(&self, limit: Instant) -> Option<Instant> {
+        let _stepping = self.stepping()?;
+        let now = self.now();
+        let mut pending = Vec::new();
+        for port in self.ports() {
+            let arrival = match port.earliest.load(Ordering::SeqCst) {
+                u64::MAX => None,
+                at => Some(Instant(at)),
+            };
+            match port.driver() {
+                Some(driver) => {
+                    let at = arrival.into_iter().chain(driver.next_deadline()).min();
+                    pending.extend(at.map(|at| (at.max(now), Some(driver))));
+                }
+                // A port without a driver is read by its owner: an arrival is pending until its time has
+                // come.
+                None => pending.extend(arrival.filter(|at| *at > now).map(|at| (at, None))),
+            }
+        }
+        let auxiliaries = self.auxiliaries();
+        let deadlines = auxiliaries.iter().filter_map(|auxiliary| auxiliary.next_deadline());
+        pending.extend(deadlines.map(|at| (at.max(now), None)));
+        let at = pending.iter().map(|(at, _)| *at).min().filter(|at| *at <= limit)?;
+        self.set_time(at);
+        for (due, driver) in &pending {
+            if let (true, Some(driver)) = (*due == at, driver) {
+                driver.try_drive();
+            }
+        }
+        for auxiliary in &auxiliaries {
+            auxiliary.try_drive();
+        }
+        Some(at)
+    }
+
+    /// Virtual time: steps until nothing is pending, but not beyond `limit` from now.
+    pub fn run_until_idle(&self, limit: Duration) -> Outcome {
+        let end = self.now() + limit;
+        match self.run_to(end) {
+            Some(at) => Outcome::Stuck(at),
+            None if self.is_idle() => Outcome::Idle,
+            None => Outcome::Limit,
+        }
+    }
+
+    /// Virtual time: advances by `time` and runs everything that is due meanwhile.
+    ///
+    /// # Panics
+    /// If a driver requests turns forever without advancing time, which is a fault of that driver.
+    pub fn advance(&self, time: Duration) {
+        let end = self.now() + time;
+        if let Some(at) = self.run_to(end) {
+            panic!("simulation is stuck at {at:?}: a driver requests turns without advancing time");
+        }
+        self.set_time(end);
+    }
+
+    /// Steps up to `end`; returns the instant at which the simulation got stuck, if it did.
+    fn run_to(&self, end: Instant) -> Option<Instant> {
+        let (mut last, mut repeats) = (None, 0);
+        while let Some(at) = self.step_until(end) {
+            repeats = if last == Some(at) { repeats + 1 } else { 0 };
+            last = Some(at);
+            if repeats == STEPS_PER_INSTANT {
+                return last;
+            }
+        }
+        None
+    }
+
+    fn is_idle(&self) -> bool {
+        self.auxiliaries().iter().all(|auxiliary| auxiliary.next_deadline().is_none())
+            && self.ports().iter().all(|port| match port.driver() {
+                Some(driver) => {
+                    port.earliest.load(Ordering::SeqCst) == u64::MAX && driver.next_deadline().is_none()
+                }
+                None => {
+                    port.earliest.load(Ordering::SeqCst) <= self.now().0
+                        || port.earliest.load(Ordering::SeqCst) == u64::MAX
+                }
+            })
+    }
+}

@@ -1,0 +1,179 @@
+//! What the driver of a NIC and a fabric need of each other: the trait [`Driver`], the queue of the ports whose
+//! NICs have input, and the handle of a port. The driver decides when the NICs run (`driver/fabric_kick.rs`,
+//! `driver/fabric_clock.rs`).
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use super::port::PortShared;
+use super::{Fabric, lock};
+use crate::transport::{AsyncEvent, Instant, RxBurst};
+
+/// Function that passes bursts to the receiver, one after the other.
+pub type BurstSource<'a> = dyn FnMut(&mut dyn FnMut(RxBurst<'_>)) + 'a;
+
+/// Driver of a NIC: processes input from its port, serves timers, sends.
+pub trait Driver: Send + Sync {
+    /// Tries to run one turn. Returns false if another thread is running the NIC; that thread checks for new
+    /// input before it finishes.
+    fn try_drive(&self) -> bool;
+
+    /// Receives packets directly from the sender, bypassing the port, if no other thread is running the NIC
+    /// and no middleware is between it and the port; `bursts` passes the packets. Called from within another
+    /// NIC's turn, so it must not block. Responses are sent in a turn that the fabric requests. Returns false
+    /// if no packets were received.
+    fn try_receive_direct(&self, _now: Instant, _bursts: &mut BurstSource<'_>) -> bool {
+        false
+    }
+
+    /// Makes a thread of the driver's own run a turn soon. Called from within other NICs' turns, so it must
+    /// not wait for any lock that a turn holds.
+    fn wake(&self);
+
+    /// Returns the earliest time at which the driver wants to run without input.
+    fn next_deadline(&self) -> Option<Instant>;
+
+    /// Notifies the driver that the port was plugged in or unplugged. Called on the thread that did so.
+    fn port_up(&self, _up: bool) {}
+
+    /// Notifies the driver that the device is lost for this reason, as when an adapter is unplugged.
+    /// Called on the thread that removed it.
+    fn device_lost(&self, _reason: io::Error) {}
+
+    /// Raises an asynchronous event of the NIC, with the effect that the event reports. Returns false if the
+    /// NIC has no such object.
+    fn inject_event(&self, _event: AsyncEvent) -> bool {
+        false
+    }
+
+    /// Notifies the driver that the port has these addresses from now on. Called on the thread that changed
+    /// them.
+    fn addresses_changed(&self, _addresses: &[IpAddr]) {}
+}
+
+/// Queue of the ports that have received input and whose drivers have not checked for it since.
+#[derive(Default)]
+pub(crate) struct ReadyQueue {
+    ports: Mutex<VecDeque<Arc<PortShared>>>,
+    /// Length of the queue, readable without the lock.
+    len: AtomicUsize,
+}
+
+impl ReadyQueue {
+    pub fn push(&self, port: &Arc<PortShared>) {
+        if !port.queued.swap(true, Ordering::SeqCst) {
+            let mut ports = lock(&self.ports);
+            ports.push_back(port.clone());
+            self.len.store(ports.len(), Ordering::SeqCst);
+        }
+    }
+
+    pub fn pop(&self) -> Option<Arc<PortShared>> {
+        if self.len.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        let mut ports = lock(&self.ports);
+        let port = ports.pop_front()?;
+        self.len.store(ports.len(), Ordering::SeqCst);
+        drop(ports);
+        // Cleared before the driver checks for input, so that later input queues the port again.
+        port.queued.store(false, Ordering::SeqCst);
+        Some(port)
+    }
+
+    pub fn remove(&self, id: u32) {
+        let mut ports = lock(&self.ports);
+        ports.retain(|p| p.id != id);
+        self.len.store(ports.len(), Ordering::SeqCst);
+    }
+}
+
+impl Fabric {
+    /// Announces deliveries to `port` that changed the time of its first one from `before` to `earliest`:
+    /// queues the port if that is due, or wakes its driver if it is now earlier.
+    pub(super) fn notify_delivery(&self, port: &Arc<PortShared>, now: Instant, before: u64, earliest: u64) {
+        if self.is_virtual() || earliest == u64::MAX {
+            return;
+        }
+        if earliest <= now.0 {
+            self.ready_queue().push(port);
+        } else if earliest < before
+            && let Some(driver) = port.driver()
+        {
+            driver.wake();
+        }
+    }
+
+    /// Makes the driver of `port` run a turn in the next kick, with or without input.
+    pub(crate) fn schedule_turn(&self, port: &Arc<PortShared>) {
+        port.turn_requested.store(true, Ordering::SeqCst);
+        self.ready_queue().push(port);
+    }
+
+    /// Virtual time: adds an auxiliary driver, which reacts to what NICs have received but has no port of its
+    /// own. It runs in every step, after the NICs.
+    pub fn add_auxiliary_driver(&self, auxiliary: Weak<dyn Driver>) {
+        lock(&self.0.auxiliaries).push(auxiliary);
+    }
+
+    /// Returns the auxiliary drivers that still exist.
+    pub(crate) fn auxiliaries(&self) -> Vec<Arc<dyn Driver>> {
+        let mut auxiliaries = lock(&self.0.auxiliaries);
+        auxiliaries.retain(|auxiliary| auxiliary.strong_count() > 0);
+        auxiliaries.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// Result of running virtual time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Nothing is pending.
+    Idle,
+    /// The limit is reached and something is still pending.
+    Limit,
+    /// A driver requests turns forever at this instant, which is a fault of that driver.
+    Stuck(Instant),
+}
+
+/// Handle for driving a port, reachable while the port itself is inside a NIC's lock.
+#[derive(Clone)]
+pub struct FabricHandle {
+    pub(crate) fabric: Fabric,
+    pub(crate) port: Arc<PortShared>,
+}
+
+impl FabricHandle {
+    pub(super) fn new(fabric: Fabric, port: Arc<PortShared>) -> FabricHandle {
+        FabricHandle { fabric, port }
+    }
+
+    /// Attaches the driver of this port's NIC, in place of the previous one.
+    pub fn attach(&self, driver: Weak<dyn Driver>) {
+        *lock(&self.port.driver) = Some(driver);
+        if !self.fabric.is_virtual()
+            && self.port.earliest.load(Ordering::SeqCst) != u64::MAX
+            && let Some(driver) = self.port.driver()
+        {
+            driver.wake();
+        }
+    }
+
+    /// Reports whether a delivery can be received now.
+    pub fn has_input(&self) -> bool {
+        self.port.has_input(&self.fabric)
+    }
+
+    /// Reports whether a delivery is on its way that can only be received later, when possibly no thread
+    /// drives the NIC.
+    pub fn has_pending_input(&self) -> bool {
+        !matches!(self.port.earliest.load(Ordering::SeqCst), 0 | u64::MAX)
+    }
+
+    /// Returns the fabric of the port, whose time the NIC runs on.
+    pub fn fabric(&self) -> &Fabric {
+        &self.fabric
+    }
+}
