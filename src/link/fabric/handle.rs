@@ -1,4 +1,4 @@
-//! What the driver of a NIC and a fabric need of each other: the trait [`Driver`], the queue of the ports whose
+//! Interface between a fabric and the drivers of its NICs: the trait [`Driver`], the queue of the ports whose
 //! NICs have input, and the handle of a port. The driver decides when the NICs run (`driver/fabric_kick.rs`,
 //! `driver/fabric_clock.rs`).
 

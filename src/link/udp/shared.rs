@@ -12,7 +12,7 @@ use crate::wire::Qpn;
 
 impl UdpLink {
     /// Binds a part of UDP port 4791 of `ip`, beside other processes that do the same: the queue pair numbers
-    /// are those of the QPN partition that [`Link::partition`](crate::link::Link::partition) returns. Returns
+    /// are those of the QPN partition that [`SharedAddress::partition`](crate::link::SharedAddress::partition) returns. Returns
     /// a link for each of `count` shards (1, 2, 4 ... 32) of one NIC, like
     /// [`bind_shards`](Self::bind_shards).
     ///
