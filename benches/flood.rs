@@ -14,7 +14,6 @@ mod raw;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,9 +21,9 @@ use std::time::{Duration, Instant};
 use urxe::link::Link;
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::memory::{PdId, Table};
-use urxe::nic::{CompletionQueue, Nic, NicConfig, PortAddresses};
+use urxe::nic::{CqHandle, Nic, NicConfig, PortAddresses};
 use urxe::transport::state::accepted_attrs;
-use urxe::transport::{CqId, Instant as Time, QpInit, Quirks, RecvCaps, Tuning, TxQueue};
+use urxe::transport::{Instant as Time, QpInit, Quirks, RecvCaps, Tuning, TxQueue};
 use urxe::verbs::*;
 use urxe::wire::{
     Aeth, Bth, Flow, Headers, IpIdent, MAX_HEADERS_LEN, NakCode, Opcode, ROCE_PORT, Reth, Syndrome, icrc,
@@ -505,7 +504,6 @@ impl DrivenNic {
         let tuning = Tuning::default();
         let mut nic = Nic::new(NicConfig { personality: Personality::STRICT, tuning, port, seed: 1 });
         let (memory, mut tx) = (Table::new(), TxQueue::new(link.info().burst));
-        let cq = Arc::new(CompletionQueue::numbered(CqId(1), 64));
         let init = QpInit {
             qp_type: QpType::Rc,
             pd: PdId(1),
@@ -517,7 +515,7 @@ impl DrivenNic {
             quirks: Quirks::STRICT,
             port_mtu: Mtu::Mtu4096,
         };
-        let qpn = nic.create_qp(&init, cq.clone(), cq)?;
+        let qpn = nic.create_qp(&init, CqHandle(0), CqHandle(0))?;
         let all = QpAttr {
             access: Some(Access::ALL),
             pkey_index: Some(0),
@@ -553,7 +551,9 @@ impl DrivenNic {
             link.transmit(Time(0), tx)?;
             tx.clear();
         }
-        nic.emitted(Time(0));
+        nic.emitted();
+        // Nothing was posted, so these are events at most.
+        while nic.poll_output().is_some() {}
         Ok(())
     }
 }

@@ -7,13 +7,13 @@
 
 mod support;
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
-use support::{PD, Region, Rng};
+use support::{PD, Region, Rng, TestCq};
 use urxe::memory::{Access, AtomicOp, Bind, Buffer, FastReg, PdId, Table, WindowKind};
-use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
+use urxe::nic::{Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
     AddressVector, BurstLimits, Destination, Instant, Placement, QpAttr, QpInit, QpState, QpType, Quirks,
@@ -43,7 +43,7 @@ struct Target {
     tx: TxQueue,
     now: Instant,
     qpns: Vec<Qpn>,
-    cqs: [Arc<CompletionQueue>; 2],
+    cqs: [TestCq; 2],
     /// All access rights; remote read only; another protection domain; local write only.
     regions: Vec<Region>,
     bystander: Region,
@@ -75,7 +75,7 @@ impl Target {
         let tuning = Tuning { min_timeout: Duration::ZERO, ..Tuning::default() };
         let port = PortAddresses { gids: vec![IpAddr::from(LOCAL_IP).into()], src_port: None };
         let nic = Nic::new(NicConfig { personality: Personality::STRICT, tuning, port, seed });
-        let cqs = [0, 1].map(|_| Arc::new(CompletionQueue::new(1 << 16)));
+        let cqs = [0, 1].map(|handle| TestCq::new(handle, 1 << 16));
         let service = SERVICES[seed as usize % SERVICES.len()];
         let window = memory.alloc_window(PD, WindowKind::Type2B).unwrap();
         let fast_memory = Buffer::zeroed(256);
@@ -105,7 +105,7 @@ impl Target {
         let xrc = matches!(service, QpType::XrcSend | QpType::XrcRecv);
         let shared = seed as usize % (2 * SERVICES.len()) >= SERVICES.len();
         t.srq = if shared && !xrc { t.nic.create_srq(PD, recv) } else { None };
-        t.xrc_srq = if xrc { t.nic.create_xrc_srq(PD, DOMAIN, t.cqs[VICTIM].clone(), recv) } else { None };
+        t.xrc_srq = if xrc { t.nic.create_xrc_srq(PD, DOMAIN, t.cqs[VICTIM].handle, recv) } else { None };
         for i in [VICTIM, BYSTANDER] {
             let init = QpInit {
                 qp_type: if i == VICTIM { service } else { QpType::Rc },
@@ -118,7 +118,7 @@ impl Target {
                 quirks: Quirks::STRICT,
                 port_mtu: Mtu::Mtu4096,
             };
-            let qpn = t.nic.create_qp(&init, t.cqs[i].clone(), t.cqs[i].clone()).unwrap();
+            let qpn = t.nic.create_qp(&init, t.cqs[i].handle, t.cqs[i].handle).unwrap();
             t.qpns.push(qpn);
             t.connect(i);
         }
@@ -176,6 +176,13 @@ impl Target {
         let burst =
             RxBurst { flow: self.flow(), ident: IpIdent::SENT, segment: bytes.len().max(1), data: bytes };
         self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
+        self.take_outputs();
+    }
+
+    /// Moves the outputs of the NIC to the completion queues. Events are dropped.
+    fn take_outputs(&mut self) {
+        let [victim, neighbour] = &mut self.cqs;
+        support::take_outputs(&mut self.nic, &mut [victim, neighbour], &mut VecDeque::new());
     }
 
     /// Returns the headers of the transmitted packets, after a check that each is complete.
@@ -184,7 +191,8 @@ impl Target {
         while self.nic.wants_to_transmit() || self.nic.has_held_acknowledgements() {
             self.nic.transmit(self.now, &self.memory, &mut self.tx);
             support::drain(&mut self.tx, |_, bytes| sent.push(support::decode(&bytes).0));
-            self.nic.emitted(self.now);
+            self.nic.emitted();
+            self.take_outputs();
         }
         sent
     }
@@ -355,11 +363,11 @@ impl Target {
         let recv = RecvWr { wr_id: 2, sges: &local };
         // Errors are expected: full queues, and operations that the service lacks.
         if self.rng.percent(50) {
-            let _ = self.nic.post_send(self.now, qpn, &wr).unwrap();
+            let _ = self.nic.post_send(qpn, &wr).unwrap();
         } else if let Some(srq) = self.srq.or(self.xrc_srq) {
             let _ = self.nic.with_srq(srq, |queue, _| queue.post(&recv)).unwrap();
         } else {
-            let _ = self.nic.post_recv(self.now, qpn, &recv).unwrap();
+            let _ = self.nic.post_recv(qpn, &recv).unwrap();
         }
     }
 
@@ -429,6 +437,7 @@ fn run(seed: u64) {
     }
     t.check_bystander();
     t.check_memory();
+    t.take_outputs();
     assert_eq!(t.nic.qp_state(t.qpns[BYSTANDER]), Some(QpState::Rts));
     let mut out = Vec::new();
     t.cqs[BYSTANDER].poll(1, &mut out).unwrap();

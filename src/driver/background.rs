@@ -12,11 +12,10 @@ use std::sync::atomic::Ordering;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
-use parking_lot::MutexGuard;
 
 use super::Shard;
 use super::poll_detector::PollDetector;
-use super::shard::ShardState;
+use super::shard::{ShardGuard, ShardState};
 use super::timing::{CROWDED_CORE_BACKOFF, IDLE_TIMEOUT, RESPONSE_ACK_DELAY, TIMER_GRANULARITY};
 use super::turn::AckDelay;
 use crate::link::fabric::FabricHandle;
@@ -61,7 +60,7 @@ impl Shard {
 
     /// Updates the NIC with the link's port state. Returns false if the link is lost.
     fn update_port_state(&self) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let ShardState { nic, link, .. } = &mut *state;
         let attached = link.get().map(|link| nic.set_port_up(link.is_up())).is_some();
         self.release(state, self.clock.now());
@@ -106,7 +105,7 @@ impl Background<'_> {
         // A thread that polls, or the sending thread on a fabric, does now what there is to do if it holds
         // the lock.
         let may_skip = !must_poll_link || last_poll.is_some() && !self.detector.is_distrusted(now);
-        let state = if may_skip { shard.try_lock_or_ring() } else { Some(shard.state.lock()) };
+        let state = if may_skip { shard.try_lock_or_ring() } else { Some(shard.lock()) };
         let Some(state) = state else {
             let backoff = if must_poll_link { IDLE_TIMEOUT } else { TIMER_GRANULARITY };
             return self.sleep(now, Some(now + backoff), false);
@@ -127,7 +126,7 @@ impl Background<'_> {
     }
 
     /// Runs a turn, releases the lock and decides on the next action.
-    fn turn(&mut self, mut state: MutexGuard<'_, ShardState>, must_poll_link: bool, polls: bool) -> Next {
+    fn turn(&mut self, mut state: ShardGuard<'_>, must_poll_link: bool, polls: bool) -> Next {
         let shard = self.shard;
         shard.drive_state.clear_doorbell();
         let now = shard.clock.now();
@@ -158,7 +157,7 @@ impl Background<'_> {
         shard.drive_state.on_sleep(until);
         // The descriptor of a link that is lost may stay readable for ever.
         let watch_link = state.link.is_attached() && !is_stalled;
-        shard.unlock_fairly(state);
+        drop(state);
         if let Some(fabric) = &shard.fabric {
             fabric.kick();
         }
@@ -236,7 +235,7 @@ impl Drop for OnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let shard = self.0;
-            let mut state = shard.state.lock();
+            let mut state = shard.lock();
             let reason = io::Error::other("the NIC's thread has panicked");
             shard.lose_link(&mut state, reason, shard.clock.now());
         }

@@ -21,14 +21,17 @@ impl Driver for Shard {
 
     fn device_lost(&self, reason: io::Error) {
         let now = self.clock.now();
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         self.lose_link(&mut state, reason, now);
         self.send(&mut state, now, false);
         self.release(state, now);
     }
 
     fn inject_event(&self, event: AsyncEvent) -> bool {
-        self.with_nic_and_send(|nic, now, memory, tx| nic.inject_event(now, event, memory, tx))
+        self.with_state_and_send(|state, now| match event {
+            AsyncEvent::CqError(id) => state.inject_cq_error(id),
+            _ => state.nic.inject_event(now, event, &state.memory, &mut state.tx),
+        })
     }
 
     fn try_drive(&self) -> bool {
@@ -40,11 +43,14 @@ impl Driver for Shard {
             return false;
         }
         // Must not block: the caller holds the lock of its own NIC.
-        let Some(mut state) = self.state.try_lock() else { return false };
-        let ShardState { nic, link, tx, memory, .. } = &mut *state;
+        let Some(mut state) = self.try_lock() else { return false };
+        let ShardState { nic, link, tx, memory, outputs, .. } = &mut *state;
         let attached = link.is_attached();
         if attached {
-            bursts(&mut |burst| nic.handle_burst(now, &burst, memory, tx));
+            bursts(&mut |burst| {
+                nic.handle_burst(now, &burst, memory, tx);
+                outputs.deliver(nic, now);
+            });
         }
         attached
     }
@@ -54,7 +60,7 @@ impl Driver for Shard {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let state = self.state.lock();
+        let state = self.lock();
         if state.nic.wants_to_transmit_urgently() {
             Some(Instant(0))
         } else {

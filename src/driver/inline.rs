@@ -1,10 +1,8 @@
 //! Turns on application threads: a call with work runs them inline, unless another thread does already.
 
-use parking_lot::MutexGuard;
-
 use super::Shard;
 use super::background::is_background_thread;
-use super::shard::ShardState;
+use super::shard::ShardGuard;
 use super::timing::MAX_INLINE_TURNS;
 use super::turn::AckDelay;
 use crate::nic::Nic;
@@ -15,13 +13,14 @@ impl Shard {
     /// Like [`with_nic_and_send`](Self::with_nic_and_send), for posting send requests of a queue pair. A
     /// queue pair with a lot in flight batches further requests, because one system call for several packets
     /// costs less than one for each.
-    pub fn post<R>(&self, qpn: Qpn, f: impl FnOnce(&mut Nic, Instant) -> R) -> R {
+    pub fn post<R>(&self, qpn: Qpn, f: impl FnOnce(&mut Nic) -> R) -> R {
         let now = self.clock.now();
-        let mut state = self.state.lock();
-        let result = f(&mut state.nic, now);
+        let mut state = self.lock();
+        let result = f(&mut state.nic);
+        state.deliver(now);
         if self.fabric.is_none() && state.nic.may_batch(qpn) {
             self.wake_for_deadline(&state, now);
-            self.unlock_fairly(state);
+            drop(state);
             self.drive_remaining(false);
         } else {
             self.send(&mut state, now, false);
@@ -60,7 +59,7 @@ impl Shard {
         for _ in 0..MAX_INLINE_TURNS {
             // A polling thread looks again soon: if it rang the doorbell each time, the holder would run
             // turns for nothing.
-            let state = if polls { self.state.try_lock() } else { self.try_lock_or_ring() };
+            let state = if polls { self.try_lock() } else { self.try_lock_or_ring() };
             let Some(mut state) = state else { return false };
             self.drive_state.clear_doorbell();
             self.extend_polling(now);
@@ -96,10 +95,10 @@ impl Shard {
     }
 
     /// Tries to lock the engine; when it is taken, rings the doorbell, so that the holder runs another turn.
-    pub(super) fn try_lock_or_ring(&self) -> Option<MutexGuard<'_, ShardState>> {
-        self.state.try_lock().or_else(|| {
+    pub(super) fn try_lock_or_ring(&self) -> Option<ShardGuard<'_>> {
+        self.try_lock().or_else(|| {
             self.drive_state.ring_doorbell();
-            self.state.try_lock()
+            self.try_lock()
         })
     }
 

@@ -65,6 +65,7 @@ impl ShardState {
         self.link = LinkSlot::Lost { counters: link.counters(), reason };
         self.tx.clear();
         self.nic.fail(now, &self.memory, &mut self.tx);
+        self.deliver(now);
     }
 
     /// Attaches a queue pair to a multicast group; the link joins the group with the first queue pair
@@ -110,13 +111,12 @@ impl ShardState {
         }
     }
 
-    /// Destroys a queue pair and detaches it from its multicast groups.
-    pub fn destroy_qp(&mut self, qpn: Qpn) {
+    /// Detaches a queue pair from all its multicast groups.
+    pub(super) fn leave_groups(&mut self, qpn: Qpn) {
         for gid in self.nic.detach_all(qpn) {
             if let Some(link) = self.link.get() {
                 link.leave(gid.ip());
             }
         }
-        self.nic.destroy_qp(qpn);
     }
 }

@@ -23,35 +23,43 @@
 //! holder runs another turn after it has released the lock; a poll does not even do that. On a fabric in real
 //! time the sending thread also runs the receiving NIC's turn ([`FabricHandle::kick`]).
 //!
-//! | file                | content                                                                    |
-//! |---------------------|----------------------------------------------------------------------------|
-//! | `shard.rs`          | [`Shard`]: the lock and access to what it protects                         |
-//! | `drive_state.rs`    | [`DriveState`]: doorbell, polling, sleep                                   |
-//! | `turn.rs`           | one turn; delayed acknowledgements; loss of the link                       |
-//! | `inline.rs`         | turns on application threads                                               |
-//! | `background.rs`     | the background thread                                                      |
-//! | `poll_detector.rs`  | detection of a polling application, and the back-off for it                |
-//! | `fabric_driver.rs`  | what a fabric calls: turns, and changes of the port                        |
-//! | `fabric_kick.rs`    | turns on a fabric in real time                                             |
-//! | `fabric_clock.rs`   | turns on a fabric in virtual time                                          |
-//! | `shards.rs`         | all shards of a device, and their threads                                  |
-//! | `mailbox.rs`        | packets that arrived at the wrong shard                                    |
-//! | `wait.rs`           | blocking waits of the application                                          |
-//! | `clock.rs`          | real and virtual time                                                      |
-//! | `timing.rs`         | the tuning constants, with their measurements                              |
+//! | file                  | content                                                                    |
+//! |-----------------------|----------------------------------------------------------------------------|
+//! | `shard.rs`            | [`Shard`]: the lock and access to what it protects                         |
+//! | `outputs.rs`          | delivery of the NIC's completions and events                               |
+//! | `completion_queue.rs` | [`CompletionQueue`]: overflow and notification                             |
+//! | `cq_ring.rs`          | the lock-free ring of a completion queue                                   |
+//! | `events.rs`           | [`Events`]: the event hub                                                  |
+//! | `drive_state.rs`      | [`DriveState`]: doorbell, polling, sleep                                   |
+//! | `turn.rs`             | one turn; delayed acknowledgements; loss of the link                       |
+//! | `inline.rs`           | turns on application threads                                               |
+//! | `background.rs`       | the background thread                                                      |
+//! | `poll_detector.rs`    | detection of a polling application, and the back-off for it                |
+//! | `fabric_driver.rs`    | what a fabric calls: turns, and changes of the port                        |
+//! | `fabric_kick.rs`      | turns on a fabric in real time                                             |
+//! | `fabric_clock.rs`     | turns on a fabric in virtual time                                          |
+//! | `shards.rs`           | all shards of a device, and their threads                                  |
+//! | `mailbox.rs`          | packets that arrived at the wrong shard                                    |
+//! | `wait.rs`             | blocking waits of the application                                          |
+//! | `clock.rs`            | real and virtual time                                                      |
+//! | `timing.rs`           | the tuning constants, with their measurements                              |
 //!
 //! [`FabricHandle::kick`]: crate::link::fabric::FabricHandle::kick
 #![forbid(unsafe_code)]
 
 mod background;
 mod clock;
+mod completion_queue;
+mod cq_ring;
 mod drive_state;
+mod events;
 mod fabric_clock;
 mod fabric_driver;
 mod fabric_kick;
 mod inline;
 mod link_slot;
 mod mailbox;
+mod outputs;
 mod poll_detector;
 mod shard;
 mod shards;
@@ -62,11 +70,15 @@ mod turn;
 mod wait;
 
 pub(crate) use clock::Clock;
+pub(crate) use completion_queue::{CompletionQueue, CqListener, Pushed, TimestampedCompletion};
+pub use completion_queue::{CqOverflow, Notify};
 use drive_state::DriveState;
 #[cfg(doc)]
 use drive_state::Mode;
+pub(crate) use events::{EventListener, EventReader, EventSubject, Events};
 pub use link_slot::AttachError;
 pub(crate) use mailbox::ShardMailbox;
-pub(crate) use shard::Shard;
+use outputs::Outputs;
+pub(crate) use shard::{Shard, ShardState};
 pub(crate) use shards::{CqUsers, Shards};
 pub(crate) use wait::{WaitEnd, deadline_after, step_until, until_readable};

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -12,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::link_slot::LinkSlot;
 use super::mailbox::HandoffBatch;
 use super::timing::MAX_ACK_DELAY;
-use super::{Clock, DriveState, ShardMailbox};
+use super::{Clock, DriveState, Events, Outputs, ShardMailbox};
 use crate::link::fabric::FabricHandle;
 use crate::link::{Link, LinkCounters};
 use crate::memory::Table;
@@ -23,7 +24,7 @@ use crate::transport::{Instant, TxQueue, earliest};
 /// A shard of a NIC: the NIC and its link behind one lock, and the state with which threads agree on who
 /// drives it.
 pub(crate) struct Shard {
-    pub(super) state: Mutex<ShardState>,
+    state: Mutex<ShardState>,
     pub clock: Clock,
     pub(super) drive_state: DriveState,
     pub(super) fabric: Option<FabricHandle>,
@@ -52,6 +53,40 @@ pub(crate) struct ShardState {
     pub memory: Arc<Table>,
     /// Packets handed off by other shards, while they are processed.
     pub(super) handoffs: HandoffBatch,
+    /// Receivers of the NIC's completions and events.
+    pub(super) outputs: Outputs,
+}
+
+/// The lock of a shard. The NIC's outputs must be [delivered](ShardState::deliver) before it is released.
+pub(crate) struct ShardGuard<'a> {
+    drive_state: &'a DriveState,
+    /// `None` only while the guard is dropped.
+    state: Option<MutexGuard<'a, ShardState>>,
+}
+
+impl Deref for ShardGuard<'_> {
+    type Target = ShardState;
+    fn deref(&self) -> &ShardState {
+        self.state.as_ref().expect("the lock is held until the guard is dropped")
+    }
+}
+
+impl DerefMut for ShardGuard<'_> {
+    fn deref_mut(&mut self) -> &mut ShardState {
+        self.state.as_mut().expect("the lock is held until the guard is dropped")
+    }
+}
+
+impl Drop for ShardGuard<'_> {
+    /// Releases the lock, fairly if a thread waits in [`Shard::lock_fairly`].
+    fn drop(&mut self) {
+        let Some(state) = self.state.take() else { return };
+        debug_assert!(!state.nic.has_outputs() || std::thread::panicking(), "outputs were not delivered");
+        match self.drive_state.has_fair_waiters() {
+            true => MutexGuard::unlock_fair(state),
+            false => drop(state),
+        }
+    }
 }
 
 impl Shard {
@@ -60,6 +95,7 @@ impl Shard {
         link: Box<dyn Link>,
         mailbox: ShardMailbox,
         memory: Arc<Table>,
+        events: Events,
         clock: Clock,
         fabric: Option<FabricHandle>,
     ) -> io::Result<Shard> {
@@ -79,6 +115,7 @@ impl Shard {
                 tx,
                 memory,
                 handoffs: HandoffBatch::default(),
+                outputs: Outputs::new(events),
             }),
             clock,
             drive_state: DriveState::new(virtual_time),
@@ -104,10 +141,14 @@ impl Shard {
 
     /// Runs `f` with the NIC, sends what results from it and releases the lock.
     pub fn with_nic_and_send<R>(&self, f: impl FnOnce(&mut Nic, Instant, &Table, &mut TxQueue) -> R) -> R {
+        self.with_state_and_send(|ShardState { nic, tx, memory, .. }, now| f(nic, now, memory, tx))
+    }
+
+    /// Runs `f` with the NIC and its link, sends what results from it and releases the lock.
+    pub(super) fn with_state_and_send<R>(&self, f: impl FnOnce(&mut ShardState, Instant) -> R) -> R {
         let now = self.clock.now();
-        let mut state = self.state.lock();
-        let ShardState { nic, tx, memory, .. } = &mut *state;
-        let result = f(nic, now, memory, tx);
+        let mut state = self.lock();
+        let result = f(&mut state, now);
         self.send(&mut state, now, false);
         self.release(state, now);
         result
@@ -116,7 +157,7 @@ impl Shard {
     /// Runs `f` with the NIC and its link; sends nothing.
     pub fn with_state<R>(&self, f: impl FnOnce(&mut ShardState, Instant) -> R) -> R {
         let now = self.clock.now();
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let result = f(&mut state, now);
         self.release(state, now);
         result
@@ -129,7 +170,7 @@ impl Shard {
 
     /// Sends all delayed acknowledgements, unless another thread holds the lock for longer than `timeout`.
     pub fn acknowledge(&self, timeout: Duration) {
-        if let Some(mut state) = self.state.try_lock_for(timeout) {
+        if let Some(mut state) = self.try_lock_for(timeout) {
             let now = self.clock.now();
             self.send(&mut state, now, false);
             self.release(state, now);
@@ -138,7 +179,7 @@ impl Shard {
 
     /// Returns the NIC's counters, or `None` if another thread holds the lock for longer than `timeout`.
     pub fn counters_within(&self, timeout: Duration) -> Option<crate::transport::Counters> {
-        let state = self.state.try_lock_for(timeout)?;
+        let state = self.try_lock_for(timeout)?;
         let counters = *state.nic.counters();
         self.release(state, self.clock.now());
         Some(counters)
@@ -146,38 +187,47 @@ impl Shard {
 
     /// Returns the counters of the link and, once the link is lost, the reason.
     pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
-        let state = self.state.lock();
+        let state = self.lock();
         let link_status = state.link.link_status();
         self.release(state, self.clock.now());
         link_status
     }
 
-    /// Acquires the lock soon even while another thread polls without a pause: a holder that releases it by
-    /// [`unlock_fairly`](Self::unlock_fairly) hands it over. The caller releases it by
-    /// [`unlock`](Self::unlock).
-    pub fn lock_fairly(&self) -> MutexGuard<'_, ShardState> {
-        self.drive_state.wait_fairly(|| self.state.lock())
+    fn guard<'a>(&'a self, state: MutexGuard<'a, ShardState>) -> ShardGuard<'a> {
+        ShardGuard { drive_state: &self.drive_state, state: Some(state) }
     }
 
-    /// Releases the lock, fairly if a thread waits in [`lock_fairly`](Self::lock_fairly).
-    pub(super) fn unlock_fairly(&self, state: MutexGuard<'_, ShardState>) {
-        match self.drive_state.has_fair_waiters() {
-            true => MutexGuard::unlock_fair(state),
-            false => drop(state),
-        }
+    /// Acquires the lock. The caller releases it by [`unlock`](Self::unlock) or [`release`](Self::release),
+    /// or delivers the NIC's outputs itself.
+    pub(super) fn lock(&self) -> ShardGuard<'_> {
+        self.guard(self.state.lock())
     }
 
-    /// Releases the lock for a caller that calls [`drive_remaining`](Self::drive_remaining) later, and
-    /// returns whether there is more to send.
-    pub fn unlock(&self, state: MutexGuard<'_, ShardState>, now: Instant) -> bool {
+    /// Acquires the lock if no thread holds it.
+    pub(super) fn try_lock(&self) -> Option<ShardGuard<'_>> {
+        self.state.try_lock().map(|state| self.guard(state))
+    }
+
+    fn try_lock_for(&self, timeout: Duration) -> Option<ShardGuard<'_>> {
+        self.state.try_lock_for(timeout).map(|state| self.guard(state))
+    }
+
+    /// Acquires the lock soon even while another thread polls without a pause: the holder hands it over when
+    /// it releases it.
+    pub fn lock_fairly(&self) -> ShardGuard<'_> {
+        self.guard(self.drive_state.wait_fairly(|| self.state.lock()))
+    }
+
+    /// Delivers the NIC's outputs and releases the lock for a caller that calls
+    /// [`drive_remaining`](Self::drive_remaining) later. Returns whether there is more to send.
+    pub fn unlock(&self, mut state: ShardGuard<'_>, now: Instant) -> bool {
+        state.deliver(now);
         self.wake_for_deadline(&state, now);
-        let more = state.nic.wants_to_transmit_urgently();
-        self.unlock_fairly(state);
-        more
+        state.nic.wants_to_transmit_urgently()
     }
 
     /// Releases the lock and serves the threads that rang the doorbell meanwhile.
-    pub(super) fn release(&self, state: MutexGuard<'_, ShardState>, now: Instant) {
+    pub(super) fn release(&self, state: ShardGuard<'_>, now: Instant) {
         let more = self.unlock(state, now);
         self.drive_remaining(more);
     }

@@ -8,9 +8,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nix::sys::pthread::pthread_self;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
-use super::shard::ShardState;
+use super::shard::ShardGuard;
 use super::{AttachError, Clock, Shard};
 use crate::link::LinkCounters;
 use crate::link::fabric::FabricHandle;
@@ -115,7 +115,7 @@ impl Shards {
     }
 
     /// Runs `f` with the locks of all shards.
-    fn with_all_states<R>(&self, f: impl FnOnce(&mut [MutexGuard<'_, ShardState>]) -> R) -> R {
+    fn with_all_states<R>(&self, f: impl FnOnce(&mut [ShardGuard<'_>]) -> R) -> R {
         // Always in this order, and no other thread waits for one shard's lock while it holds another, so
         // this cannot deadlock.
         let mut states: Vec<_> = self.all.iter().map(|shard| shard.lock_fairly()).collect();

@@ -111,7 +111,7 @@ fn requests_behind_a_lot_in_flight_are_batched_and_leave_without_another_call() 
         let shard = a.context.shards().first();
         let state = shard.lock_fairly();
         let count = state.nic.counters().sent_pkts;
-        shard.unlock_fairly(state);
+        drop(state);
         count
     };
     // Returns how many packets have left after each of five messages, while the peer does not respond.

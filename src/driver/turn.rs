@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::Shard;
 use super::shard::ShardState;
 use super::timing::{LONG_TURN_BYTES, MAX_DELAYED_ACK_PACKETS};
-use crate::transport::Instant;
+use crate::nic::Nic;
+use crate::transport::{Instant, RxBurst};
 
 /// How long a turn delays acknowledgements so that they can travel with a response.
 #[derive(Clone, Copy)]
@@ -24,16 +25,19 @@ impl Shard {
         if let Some(reason) = self.mailbox.loss().filter(|_| state.link.is_attached()) {
             state.lose_link(reason.clone(), now);
         }
-        let ShardState { nic, link, tx, memory, handoffs, .. } = state;
+        let ShardState { nic, link, tx, memory, handoffs, outputs } = state;
         let had_delayed_acks = nic.has_held_acknowledgements();
-        let collected =
-            self.mailbox.collect(handoffs, |part, first| nic.handle_part(now, part, first, memory, tx));
+        // Completions are delivered burst by burst, so that another thread can poll them meanwhile.
+        let mut handle = |nic: &mut Nic, part: &RxBurst<'_>, first| {
+            nic.handle_part(now, part, first, memory, tx);
+            outputs.deliver(nic, now);
+        };
+        let collected = self.mailbox.collect(handoffs, |part, first| handle(nic, part, first));
         let received = match link.get() {
             Some(link) if !self.mailbox.are_others_full() && self.process.is_current() => {
                 link.receive(now, &mut |burst| {
-                    let handed_over = self.mailbox.deliver_or_hand_off(&burst, |part, first| {
-                        nic.handle_part(now, part, first, memory, tx)
-                    });
+                    let handed_over =
+                        self.mailbox.deliver_or_hand_off(&burst, |part, first| handle(nic, part, first));
                     nic.count_handed_over(handed_over);
                 })
             }
@@ -61,13 +65,18 @@ impl Shard {
         received > 0
     }
 
+    /// Sends what is due, and delivers the NIC's outputs.
     pub(super) fn send(&self, state: &mut ShardState, now: Instant, delay_acks: bool) {
-        let ShardState { nic, link, tx, memory, .. } = state;
+        let ShardState { nic, link, tx, memory, outputs, .. } = state;
+        // First the outputs of earlier calls: a queue pair whose completion is lost must fail before it
+        // acknowledges the message.
+        outputs.deliver(nic, now);
         if delay_acks {
             nic.transmit_urgent(now, memory, tx);
         } else {
             nic.transmit(now, memory, tx);
         }
+        outputs.deliver(nic, now);
         let mut lost = None;
         if !tx.is_empty() {
             if self.process.is_current()
@@ -80,10 +89,11 @@ impl Shard {
             }
             tx.clear();
         }
-        nic.emitted(now);
+        nic.emitted();
         if let Some(e) = lost {
             self.lose_link(state, e, now);
         }
+        state.deliver(now);
     }
 
     /// Fails the link and those of the sibling shards, which have the same socket address or interface.

@@ -2,22 +2,15 @@
 //! them those of the connection manager. It is a UD queue pair with a fixed number, a fixed queue key and two
 //! additional rules.
 
-use std::sync::Arc;
-
 use super::table::Entry;
-use super::{CompletionQueue, Nic};
+use super::{CqHandle, Nic};
 use crate::transport::{Counters, QpInit, QueuePair};
 use crate::wire::mad::MAD_LEN;
 use crate::wire::{PKey, Packet, Qpn};
 
 impl Nic {
     /// Creates QP1 in RESET, as a UD queue pair. `None` if it exists already.
-    pub fn create_gsi(
-        &mut self,
-        init: &QpInit,
-        send_cq: Arc<CompletionQueue>,
-        recv_cq: Arc<CompletionQueue>,
-    ) -> Option<Qpn> {
+    pub fn create_gsi(&mut self, init: &QpInit, send_cq: CqHandle, recv_cq: CqHandle) -> Option<Qpn> {
         let entry = Entry::new(QueuePair::new(Qpn::GSI, init), send_cq, recv_cq, init.srq);
         let made = self.table.insert_gsi(entry);
         self.schedule.reserve(self.table.slots());

@@ -1,17 +1,18 @@
 //! Asynchronous events that a test injects, with the effect on the NIC that the event reports.
 
-use super::Nic;
+use super::{CqHandle, Nic};
 use crate::memory::Table;
-use crate::transport::{AsyncEvent, CqId, Instant, QpState, TxQueue};
+use crate::transport::{AsyncEvent, Instant, QpState, TxQueue};
 use crate::wire::Qpn;
 
 impl Nic {
-    /// Raises an event as if its cause had occurred: an error of a queue pair moves it to ERR, an error of a
-    /// completion queue moves all queue pairs that complete to it to ERR. Queue pairs fail at the next
-    /// [`transmit`](Self::transmit). Returns false, and raises nothing, if the NIC has no such object.
+    /// Raises an event as if its cause had occurred: an error of a queue pair moves it to ERR. Queue pairs
+    /// fail at the next [`transmit`](Self::transmit). Returns false, and raises nothing, if the NIC has no
+    /// such object.
     ///
     /// `DeviceFatal` and the events of the port concern the link too, so they are not injected here: see
-    /// [`fail`](Self::fail) and [`set_port_up`](Self::set_port_up).
+    /// [`fail`](Self::fail) and [`set_port_up`](Self::set_port_up). `CqError` is the driver's event: see
+    /// [`inject_cq_error`](Self::inject_cq_error).
     pub fn inject_event(
         &mut self,
         now: Instant,
@@ -20,9 +21,11 @@ impl Nic {
         tx: &mut TxQueue,
     ) -> bool {
         match event {
-            AsyncEvent::DeviceFatal | AsyncEvent::PortActive | AsyncEvent::PortError => return false,
+            AsyncEvent::DeviceFatal
+            | AsyncEvent::PortActive
+            | AsyncEvent::PortError
+            | AsyncEvent::CqError(_) => return false,
             AsyncEvent::QpFatal(qpn) => return self.inject_qp_fatal(qpn),
-            AsyncEvent::CqError(id) => return self.inject_cq_error(id),
             AsyncEvent::SrqError(id) | AsyncEvent::SrqLimit(id) if self.srq(id).is_none() => return false,
             _ => {}
         }
@@ -33,14 +36,14 @@ impl Nic {
                 self.move_to_err(now, qpn, memory, tx);
             }
         }
-        self.reports.events.raise(event);
+        self.outputs.raise(event);
         true
     }
 
     fn inject_qp_fatal(&mut self, qpn: Qpn) -> bool {
         let Some(entry) = self.table.get_mut(qpn) else { return false };
         match entry.qp.state() {
-            QpState::Reset | QpState::Err => self.reports.events.raise(AsyncEvent::QpFatal(qpn)),
+            QpState::Reset | QpState::Err => self.outputs.raise(AsyncEvent::QpFatal(qpn)),
             // The queue pair raises the event as it fails.
             _ => {
                 entry.must_enter_error = true;
@@ -50,12 +53,11 @@ impl Nic {
         true
     }
 
-    fn inject_cq_error(&mut self, id: CqId) -> bool {
+    /// Moves all queue pairs that complete to a completion queue to ERR, as an error of the queue does, at
+    /// the next [`transmit`](Self::transmit). Returns false if there is none. The driver raises the event.
+    pub fn inject_cq_error(&mut self, cq: CqHandle) -> bool {
         let mut is_used = false;
-        for entry in self.table.iter_mut().filter(|e| e.send_cq.id() == id || e.recv_cq.id() == id) {
-            if !is_used {
-                self.reports.events.raise(AsyncEvent::CqError(id));
-            }
+        for entry in self.table.iter_mut().filter(|e| e.send_cq == cq || e.recv_cq == cq) {
             is_used = true;
             entry.must_enter_error = true;
             self.schedule.enqueue(entry);

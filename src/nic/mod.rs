@@ -1,15 +1,41 @@
-//! One NIC: its queue pairs, completion queues, counters and limits, and the dispatch of packets to them.
+//! One NIC: its queue pairs, shared receive queues, counters and limits, and the dispatch of packets to them.
 //!
-//! The NIC is sans-I/O: [`Nic::handle_burst`] processes received packets, [`Nic::transmit`] fills a
-//! [`TxQueue`], and [`Nic::next_deadline`] is the time for the next call of [`Nic::handle_timeouts`].
+//! The NIC is sans-I/O: it has no socket, thread, lock or clock, and it makes no callbacks. Its driver passes
+//! in packets, work requests and the time, and takes out packets, completions and events. All calls of one
+//! turn get the same memory table, which must not change between [`Nic::transmit`] and the moment when the
+//! [`TxQueue`] is cleared, because the queue may still refer to user memory.
+//!
+//! A turn of the driver consists of these calls, in this order; each may be omitted if there is nothing for
+//! it to do:
+//!
+//! 1. [`Nic::handle_burst`] for each received burst, or [`Nic::handle_part`] for each part of it.
+//! 2. [`Nic::handle_timeouts_unless_deferred`], which does nothing before [`Nic::next_deadline`]; or
+//!    [`Nic::handle_timeouts`], which serves expired timers even while packets keep arriving.
+//! 3. [`Nic::transmit`], which fills the [`TxQueue`]. If it returns true, another turn must follow soon.
+//!    [`Nic::transmit_urgent`] delays acknowledgements that have no request to travel with
+//!    ([`Nic::has_held_acknowledgements`]) until the next [`Nic::transmit`], which must follow soon too.
+//! 4. The link sends the packets, and the driver clears the [`TxQueue`].
+//! 5. [`Nic::emitted`], in every turn, even if the link has dropped the packets: only now do the sends of
+//!    unreliable services complete, since the application may reuse their memory from then on.
+//! 6. [`Nic::next_deadline`], the time at which the next turn is due without another reason. It may have
+//!    become earlier or later with any call.
+//!
+//! Calls of the application ([`Nic::create_qp`], [`Nic::modify_qp`], [`Nic::post_send_list`],
+//! [`Nic::post_recv`], ...) may be made between two turns. Afterwards, a turn must follow from step 3 on if
+//! [`Nic::wants_to_transmit`]; the driver may delay it while [`Nic::may_batch`].
+//!
+//! Every call may leave completions and events in the output queue. The driver takes them with
+//! [`Nic::poll_output`], in this order and until it returns `None`, best after each step of a turn and each
+//! call of the application. It must do so before it gives the [`CqHandle`] of a completion queue to another
+//! one. For a completion that finds its completion queue full, the driver calls [`Nic::on_cq_overflow`]; then
+//! there is something to transmit. An overflow that is found before step 3 fails the queue pair before it
+//! acknowledges the message.
 #![forbid(unsafe_code)]
 
-mod cq;
-mod cq_ring;
-mod events;
 mod gsi;
 mod inject;
 mod multicast;
+mod outputs;
 mod path;
 mod peers;
 mod personality;
@@ -20,12 +46,9 @@ mod shard_id;
 mod srq;
 mod table;
 
-use std::sync::Arc;
-
-pub use cq::{CompletionQueue, CqListener, CqOverflow, Notify, Pushed, TimestampedCompletion};
-pub use events::{EventListener, EventReader, EventSubject, Events};
 pub use multicast::MulticastError;
 pub(crate) use multicast::MulticastTable;
+pub use outputs::{CqHandle, NicOutput};
 pub use path::PortAddresses;
 pub use personality::{Limits, Personality};
 pub use qpn_partition::QpnPartition;
@@ -33,12 +56,13 @@ pub use shard_id::ShardId;
 
 use crate::memory::{HostSlice, PdId, Table};
 use crate::transport::{
-    AddressVector, AsyncEvent, Completion, Counters, CqId, Env, Instant, ModifyError, Output, Pending,
-    PostBatchError, PostError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives,
-    SrqId, TimerDeferral, Tuning, TxQueue, XrcdId,
+    AddressVector, AsyncEvent, Counters, Env, Instant, ModifyError, Output, Pending, PostBatchError,
+    PostError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId,
+    TimerDeferral, Tuning, TxQueue, XrcdId,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
+use outputs::OutputQueue;
 use peers::PeerWindows;
 use schedule::Schedule;
 use srq::SrqTable;
@@ -57,7 +81,8 @@ pub struct NicConfig {
     pub seed: u64,
 }
 
-/// A NIC without its link and its threads.
+/// A NIC without its link, its threads and its completion queues. The order of the calls is described in the
+/// [module](self).
 #[derive(Debug)]
 pub struct Nic {
     config: NicConfig,
@@ -69,7 +94,7 @@ pub struct Nic {
     deferral: TimerDeferral,
     peers: PeerWindows,
     state: Scratch,
-    reports: Reports,
+    outputs: OutputQueue,
     verifier: Verifier,
     pkeys: Vec<PKey>,
     port_up: bool,
@@ -152,7 +177,7 @@ impl Nic {
             deferral: TimerDeferral::default(),
             peers: PeerWindows::default(),
             state: Scratch::default(),
-            reports: Reports::default(),
+            outputs: OutputQueue::default(),
             pkeys: vec![PKey::DEFAULT],
             port_up: true,
             failed: false,
@@ -164,15 +189,10 @@ impl Nic {
         self.config.personality.quirks.flush_icrc_twice
     }
 
-    /// Shares the event queue of another shard. Must be called before the first event.
-    pub fn share_events(&mut self, with: &Nic) {
-        self.reports.events = with.reports.events.clone();
-    }
-
     /// Raises an event that concerns the whole NIC; only the first shard does.
     fn announce(&mut self, event: AsyncEvent) {
         if self.shard.is_first() {
-            self.reports.events.raise(event);
+            self.outputs.raise(event);
         }
     }
 
@@ -197,15 +217,15 @@ impl Nic {
         self.table.max()
     }
 
-    /// Creates a queue pair in RESET.
+    /// Creates a queue pair in RESET, which completes to `send_cq` and `recv_cq`.
     ///
     /// # Errors
     /// [`TooManyQps`] if the NIC has the maximum number of queue pairs.
     pub fn create_qp(
         &mut self,
         init: &QpInit,
-        send_cq: Arc<CompletionQueue>,
-        recv_cq: Arc<CompletionQueue>,
+        send_cq: CqHandle,
+        recv_cq: CqHandle,
     ) -> Result<Qpn, TooManyQps> {
         let limit = self.table.max();
         let make = |qpn| Entry::new(QueuePair::new(qpn, init), send_cq, recv_cq, init.srq);
@@ -214,11 +234,12 @@ impl Nic {
         Ok(qpn)
     }
 
-    /// Destroys a queue pair; its outstanding work requests end without completions, as in verbs, and its
-    /// pending events are dropped. Returns its completion queues, or `None` if there is no such queue pair.
-    pub fn destroy_qp(&mut self, qpn: Qpn) -> Option<(Arc<CompletionQueue>, Arc<CompletionQueue>)> {
+    /// Destroys a queue pair; its outstanding work requests end without completions, as in verbs. Outputs
+    /// that have not been taken remain. Returns its completion queues, for sends and for receives, or `None`
+    /// if there is no such queue pair.
+    pub fn destroy_qp(&mut self, qpn: Qpn) -> Option<(CqHandle, CqHandle)> {
         self.multicast.forget(qpn);
-        self.reports.events.forget(EventSubject::Qp(qpn));
+        self.outputs.forget(qpn);
         let mut entry = self.table.remove(qpn)?;
         self.peers.remove(&mut entry, self.config.tuning.window);
         Some((entry.send_cq, entry.recv_cq))
@@ -259,7 +280,7 @@ impl Nic {
         let port = &self.config.port;
         let result = entry.qp.modify(attr, |av, src, dst| port.flow(av, src, dst), &mut env);
         entry.qp.set_pkeys(|index| self.pkeys[usize::from(index)]);
-        self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
+        self.outputs.add(&mut self.state.out, entry, &self.srqs);
         self.peers.settle(entry, self.config.tuning.window);
         self.schedule.schedule_pending(entry);
         Ok(result)
@@ -282,13 +303,8 @@ impl Nic {
     ///
     /// # Errors
     /// Outer: [`UnknownQp`]. Inner: [`PostError`].
-    pub fn post_send(
-        &mut self,
-        now: Instant,
-        qpn: Qpn,
-        wr: &SendWr<'_>,
-    ) -> Result<Result<(), PostError>, UnknownQp> {
-        self.post_send_list(now, qpn, std::slice::from_ref(wr)).map(|posted| posted.map_err(|e| e.error))
+    pub fn post_send(&mut self, qpn: Qpn, wr: &SendWr<'_>) -> Result<Result<(), PostError>, UnknownQp> {
+        self.post_send_list(qpn, std::slice::from_ref(wr)).map(|posted| posted.map_err(|e| e.error))
     }
 
     /// Posts send work requests in order, up to the first that is rejected.
@@ -298,7 +314,6 @@ impl Nic {
     /// posted.
     pub fn post_send_list(
         &mut self,
-        now: Instant,
         qpn: Qpn,
         wrs: &[SendWr<'_>],
     ) -> Result<Result<(), PostBatchError>, UnknownQp> {
@@ -311,7 +326,7 @@ impl Nic {
         let mut posts = wrs.iter().map(|wr| entry.qp.post_send(wr, path, &mut self.state.out)).enumerate();
         let result =
             posts.try_for_each(|(index, posted)| posted.map_err(|error| PostBatchError { index, error }));
-        self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
+        self.outputs.add(&mut self.state.out, entry, &self.srqs);
         self.schedule.schedule_pending(entry);
         Ok(result)
     }
@@ -322,7 +337,6 @@ impl Nic {
     /// Outer: [`UnknownQp`]. Inner: [`PostBatchError`] of the first that is rejected.
     pub fn post_send_all<'w>(
         &mut self,
-        now: Instant,
         qpn: Qpn,
         wrs: impl Iterator<Item = SendWr<'w>>,
     ) -> Result<Result<(), PostBatchError>, UnknownQp> {
@@ -333,7 +347,7 @@ impl Nic {
         let port = &self.config.port;
         let path = |av: &AddressVector, src, dst| port.flow(av, src, dst);
         let result = entry.qp.post_send_all(wrs, path, &mut self.state.out);
-        self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
+        self.outputs.add(&mut self.state.out, entry, &self.srqs);
         self.schedule.schedule_pending(entry);
         Ok(result)
     }
@@ -347,18 +361,13 @@ impl Nic {
     ///
     /// # Errors
     /// Outer: [`UnknownQp`]. Inner: [`PostError`].
-    pub fn post_recv(
-        &mut self,
-        now: Instant,
-        qpn: Qpn,
-        wr: &RecvWr<'_>,
-    ) -> Result<Result<(), PostError>, UnknownQp> {
+    pub fn post_recv(&mut self, qpn: Qpn, wr: &RecvWr<'_>) -> Result<Result<(), PostError>, UnknownQp> {
         if self.failed {
             return Ok(Err(PostError::DeviceFatal));
         }
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let result = entry.qp.post_recv(wr, &mut self.state.out);
-        self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
+        self.outputs.add(&mut self.state.out, entry, &self.srqs);
         Ok(result)
     }
 
@@ -407,7 +416,7 @@ impl Nic {
             env.others_in_flight = self.peers.others(&entry.share);
             let more = entry.qp.transmit(self.config.tuning.turn, &mut env);
             self.peers.settle_turn(entry, self.config.tuning.window);
-            self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
+            self.outputs.add(&mut self.state.out, entry, &self.srqs);
             if more {
                 self.schedule.enqueue(entry);
             }
@@ -437,7 +446,7 @@ impl Nic {
                 let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
                 let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
                 entry.qp.handle_timeout(&mut env);
-                self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
+                self.outputs.add(&mut self.state.out, entry, &self.srqs);
                 self.peers.settle(entry, self.config.tuning.window);
             }
             self.schedule.schedule_pending(entry);
@@ -477,21 +486,30 @@ impl Nic {
 
     /// Completes the work requests of unreliable services once the link has accepted all transmitted packets:
     /// their memory belongs to the application again.
-    pub fn emitted(&mut self, now: Instant) {
-        if self.reports.emitted.is_empty() {
-            return;
+    pub fn emitted(&mut self) {
+        self.outputs.release_emitted();
+    }
+
+    /// Takes the oldest output: a completion or an event. The driver calls this until it returns `None`,
+    /// after every call that may have left outputs.
+    #[inline]
+    pub fn poll_output(&mut self) -> Option<NicOutput> {
+        self.outputs.poll()
+    }
+
+    /// Reports whether [`poll_output`](Self::poll_output) has something to return.
+    #[inline]
+    pub fn has_outputs(&self) -> bool {
+        !self.outputs.is_empty()
+    }
+
+    /// Records that a completion of a queue pair was lost because its completion queue is full: the queue
+    /// pair fails at the next [`transmit`](Self::transmit).
+    pub fn on_cq_overflow(&mut self, qpn: Qpn) {
+        if let Some(entry) = self.table.get_mut(qpn) {
+            entry.must_enter_error = true;
+            self.schedule.enqueue(entry);
         }
-        let mut emitted = std::mem::take(&mut self.reports.emitted);
-        for (cq, completion) in emitted.drain(..) {
-            if !self.reports.complete(now, &cq, completion)
-                && let Some(entry) = self.table.get_mut(completion.qpn)
-            {
-                entry.must_enter_error = true;
-                self.schedule.enqueue(entry);
-            }
-        }
-        // Keeps the allocation.
-        self.reports.emitted = emitted;
     }
 
     /// Partition key table of the port.
@@ -539,16 +557,16 @@ impl Nic {
         &mut self,
         pd: PdId,
         domain: XrcdId,
-        cq: Arc<CompletionQueue>,
+        cq: CqHandle,
         caps: RecvCaps,
     ) -> Option<SrqId> {
         self.srqs.insert(pd, Some((domain, cq)), caps, self.config.personality.limits.max_srq)
     }
 
-    /// Destroys a shared receive queue that no queue pair uses.
-    pub fn destroy_srq(&mut self, id: SrqId) {
-        self.reports.events.forget(EventSubject::Srq(id));
-        self.srqs.remove(id);
+    /// Destroys a shared receive queue that no queue pair uses. Returns its completion queue if it is an XRC
+    /// shared receive queue.
+    pub fn destroy_srq(&mut self, id: SrqId) -> Option<CqHandle> {
+        self.srqs.remove(id)
     }
 
     /// Returns a shared receive queue.
@@ -556,7 +574,7 @@ impl Nic {
         self.srqs.get(id)
     }
 
-    /// Runs `f` with a shared receive queue; events that it reports go to the event queue.
+    /// Runs `f` with a shared receive queue; events that it raises become outputs.
     pub fn with_srq<R>(
         &mut self,
         id: SrqId,
@@ -565,37 +583,16 @@ impl Nic {
         let result = f(self.srqs.get_mut(id)?, &mut self.state.out);
         for output in self.state.out.drain(..) {
             if let Output::Event(e) = output {
-                self.reports.events.raise(e);
+                self.outputs.raise(e);
             }
         }
         Some(result)
-    }
-
-    /// Takes the oldest asynchronous event of the first reader, which may be the only one.
-    pub fn next_event(&mut self) -> Option<AsyncEvent> {
-        self.reports.events.next(EventReader::FIRST)
-    }
-
-    /// Event hub of the NIC.
-    pub fn events(&self) -> &Events {
-        &self.reports.events
     }
 
     /// Mutable tuning parameters, for tests that no timer may disturb.
     #[cfg(test)]
     pub(crate) fn tuning_mut(&mut self) -> &mut Tuning {
         &mut self.config.tuning
-    }
-
-    /// Sets the listener that is notified when events of the first reader are queued. Called once, at
-    /// creation.
-    pub fn set_event_listener(&mut self, listener: Arc<dyn EventListener>) {
-        self.reports.events.set_listener(listener);
-    }
-
-    /// Drops the pending events of a destroyed completion queue.
-    pub fn forget_cq(&mut self, id: CqId) {
-        self.reports.events.forget(EventSubject::Cq(id));
     }
 
     /// Reports whether the port is active, that is, carries packets.
@@ -624,8 +621,8 @@ impl Nic {
         self.failed
     }
 
-    /// Fails the device because its link is permanently gone: all queue pairs go to ERR, and the event
-    /// readers are notified. Must be called only once.
+    /// Fails the device because its link is permanently gone: all queue pairs go to ERR, and an event
+    /// is raised. Must be called only once.
     pub fn fail(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) {
         self.failed = true;
         let used = self.table.iter().filter(|e| e.qp.state() != QpState::Reset);
@@ -643,57 +640,6 @@ impl Nic {
     /// Iterates over the numbers of all queue pairs.
     pub fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
         self.table.iter().map(|e| e.qp.qpn())
-    }
-}
-
-/// Delivery of effects to completion queues and the event hub.
-#[derive(Debug, Default)]
-struct Reports {
-    events: Events,
-    /// Completions that wait until the link has accepted the packets of this turn.
-    emitted: Vec<(Arc<CompletionQueue>, Completion)>,
-}
-
-impl Reports {
-    #[inline]
-    fn deliver(&mut self, now: Instant, out: &mut Vec<Output>, entry: &mut Entry, srqs: &SrqTable) {
-        if !out.is_empty() {
-            self.deliver_all(now, out, entry, srqs);
-        }
-    }
-
-    fn deliver_all(&mut self, now: Instant, out: &mut Vec<Output>, entry: &mut Entry, srqs: &SrqTable) {
-        for output in out.drain(..) {
-            let stored = match output {
-                // After those that wait for the link, because the completions of a send queue are ordered.
-                Output::Sent(c) if self.emitted.iter().any(|(_, e)| e.qpn == c.qpn) => {
-                    self.emitted.push((entry.send_cq.clone(), c));
-                    true
-                }
-                Output::Sent(c) => self.complete(now, &entry.send_cq, c),
-                Output::Received(c) => self.complete(now, &entry.recv_cq, c),
-                // The completion of a destroyed shared receive queue is dropped.
-                Output::ReceivedFrom(srq, c) => srqs.cq(srq).is_none_or(|cq| self.complete(now, cq, c)),
-                Output::Emitted(c) => {
-                    self.emitted.push((entry.send_cq.clone(), c));
-                    true
-                }
-                Output::Event(e) => {
-                    self.events.raise(e);
-                    true
-                }
-            };
-            entry.must_enter_error |= !stored;
-        }
-    }
-
-    /// Adds a completion to its queue. Returns false if the queue has overflowed.
-    fn complete(&mut self, now: Instant, cq: &CompletionQueue, completion: Completion) -> bool {
-        let pushed = cq.push(now, completion);
-        if pushed == (Pushed::Overflow { first: true }) {
-            self.events.raise(AsyncEvent::CqError(cq.id()));
-        }
-        pushed == Pushed::Stored
     }
 }
 

@@ -198,7 +198,7 @@ impl Nic {
         if dest == Qpn::GSI {
             gsi::settle(entry, &self.pkeys);
         }
-        self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
+        self.outputs.add(&mut self.state.out, entry, &self.srqs);
         self.schedule.mark_dirty(entry);
     }
 }

@@ -1,8 +1,6 @@
 //! Table of shared receive queues.
 
-use std::sync::Arc;
-
-use super::{CompletionQueue, ShardId};
+use super::{CqHandle, ShardId};
 use crate::memory::PdId;
 use crate::transport::{RecvCaps, SharedReceives, SrqId, XrcdId};
 
@@ -24,7 +22,7 @@ struct Slot {
     queue: Option<SharedReceives>,
     /// Completion queue of an XRC queue's receives; receives of other queues complete to the CQ of their
     /// queue pair.
-    cq: Option<Arc<CompletionQueue>>,
+    cq: Option<CqHandle>,
 }
 
 const SLOT_BITS: u32 = 16;
@@ -38,7 +36,7 @@ impl SrqTable {
     pub fn insert(
         &mut self,
         pd: PdId,
-        xrc: Option<(XrcdId, Arc<CompletionQueue>)>,
+        xrc: Option<(XrcdId, CqHandle)>,
         caps: RecvCaps,
         max: u32,
     ) -> Option<SrqId> {
@@ -72,16 +70,17 @@ impl SrqTable {
     }
 
     /// Completion queue for the receives of an XRC queue.
-    pub fn cq(&self, id: SrqId) -> Option<&Arc<CompletionQueue>> {
-        self.get(id).and_then(|_| self.slots[self.index(id)].cq.as_ref())
+    pub fn cq(&self, id: SrqId) -> Option<CqHandle> {
+        self.get(id).and_then(|_| self.slots[self.index(id)].cq)
     }
 
-    pub fn remove(&mut self, id: SrqId) {
-        if self.get(id).is_some() {
-            let index = self.index(id);
-            let slot = &mut self.slots[index];
-            (slot.queue, slot.cq) = (None, None);
-            self.free.push(index as u32);
-        }
+    /// Removes a queue and returns the completion queue of its receives, if it has one.
+    pub fn remove(&mut self, id: SrqId) -> Option<CqHandle> {
+        self.get(id)?;
+        let index = self.index(id);
+        let slot = &mut self.slots[index];
+        slot.queue = None;
+        self.free.push(index as u32);
+        slot.cq.take()
     }
 }

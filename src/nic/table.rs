@@ -1,10 +1,9 @@
 //! Table of queue pairs.
 
 use std::cell::Cell;
-use std::sync::Arc;
 
 use super::peers::PeerShare;
-use super::{CompletionQueue, QpnPartition, ShardId};
+use super::{CqHandle, QpnPartition, ShardId};
 use crate::transport::{Instant, QueuePair, SrqId};
 use crate::wire::{Permutation, Qpn};
 
@@ -12,8 +11,8 @@ use crate::wire::{Permutation, Qpn};
 #[derive(Debug)]
 pub(super) struct Entry {
     pub qp: QueuePair,
-    pub send_cq: Arc<CompletionQueue>,
-    pub recv_cq: Arc<CompletionQueue>,
+    pub send_cq: CqHandle,
+    pub recv_cq: CqHandle,
     pub srq: Option<SrqId>,
     /// The queue pair is in the ready list.
     pub queued: bool,
@@ -30,12 +29,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub fn new(
-        qp: QueuePair,
-        send_cq: Arc<CompletionQueue>,
-        recv_cq: Arc<CompletionQueue>,
-        srq: Option<SrqId>,
-    ) -> Entry {
+    pub fn new(qp: QueuePair, send_cq: CqHandle, recv_cq: CqHandle, srq: Option<SrqId>) -> Entry {
         Entry {
             qp,
             send_cq,
@@ -237,8 +231,7 @@ mod tests {
             port_mtu: Mtu::Mtu1024,
             quirks: Quirks::STRICT,
         };
-        let cq = Arc::new(CompletionQueue::new(1));
-        table.insert(|qpn| Entry::new(QueuePair::new(qpn, &init), cq.clone(), cq.clone(), None))
+        table.insert(|qpn| Entry::new(QueuePair::new(qpn, &init), CqHandle(0), CqHandle(0), None))
     }
 
     #[test]

@@ -11,13 +11,11 @@ use std::time::Duration;
 use super::event::EventSignal;
 use super::quota::Quota;
 use super::{CompletionChannel, Cq, CqOptions, CreateError, OpenError, Pd};
-use crate::driver::{Clock, Shard, ShardMailbox, Shards};
+use crate::driver::{Clock, EventReader, Events, Shard, ShardMailbox, Shards};
 use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::memory::Table;
-use crate::nic::{
-    EventReader, Events, Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses, QpnPartition,
-};
+use crate::nic::{Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses, QpnPartition};
 use crate::transport::{Counters, CqId, Quirks, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 
@@ -196,22 +194,16 @@ impl Context {
         };
         let clock = fabric.as_ref().map_or(Clock::Real, |f| Clock::Fabric(f.fabric().clone()));
         let events = Arc::new(EventSignal::new()?);
-        let mut nics: Vec<Nic> = Vec::with_capacity(links.len());
-        for mailbox in &mailbox {
-            let mut nic = Nic::shard(config.clone(), mailbox.id());
-            match nics.first() {
-                Some(first) => nic.share_events(first),
-                None => nic.set_event_listener(events.clone()),
-            }
-            nics.push(nic);
-        }
-        let asynchronous = nics[0].events().clone();
+        let nics: Vec<Nic> = mailbox.iter().map(|mailbox| Nic::shard(config.clone(), mailbox.id())).collect();
+        let asynchronous = Events::default();
+        asynchronous.set_listener(events.clone());
         let max_qp: u32 = nics.iter().map(Nic::max_qp).sum();
         let memory = Arc::new(Table::seeded(seed.rotate_left(32)));
         let mut shards = Vec::with_capacity(links.len());
         for ((nic, link), mailbox) in nics.into_iter().zip(links).zip(mailbox) {
-            let (memory, clock, fabric) = (memory.clone(), clock.clone(), fabric.clone());
-            shards.push(Arc::new(Shard::new(nic, link, mailbox, memory, clock, fabric)?));
+            let (memory, events) = (memory.clone(), asynchronous.clone());
+            let (clock, fabric) = (clock.clone(), fabric.clone());
+            shards.push(Arc::new(Shard::new(nic, link, mailbox, memory, events, clock, fabric)?));
         }
         if let Some(fabric) = &fabric {
             let driver: Arc<dyn Driver> = shards[0].clone();

@@ -9,8 +9,9 @@ use parking_lot::{Condvar, Mutex};
 
 use super::channel::EventAcks;
 use super::{CompletionChannel, Context, CreateError, DestroyCqError, WaitError};
-use crate::driver::{CqUsers, deadline_after, step_until};
-use crate::nic::{CompletionQueue, CqListener, CqOverflow, EventSubject, Notify};
+use crate::driver::{
+    CompletionQueue, CqListener, CqOverflow, CqUsers, EventSubject, Notify, deadline_after, step_until,
+};
 use crate::transport::{Completion, CqId, WcStatus};
 
 /// A completion queue. Cheap to clone; usable from any thread.
@@ -82,7 +83,7 @@ impl Cq {
             let (value, max) = (comp_vector.into(), u64::from(vectors) - 1);
             return Err(CreateError::Value { name: "comp_vector", value, min: 0, max });
         }
-        let queue = CompletionQueue::numbered(context.next_cq(), capacity);
+        let queue = CompletionQueue::new(context.next_cq(), capacity);
         context.0.cqs.acquire()?;
         context.0.asynchronous.own(EventSubject::Cq(queue.id()), context.0.reader);
         let queue = Arc::new(if ignore_overrun { queue.overwriting() } else { queue });
@@ -236,7 +237,7 @@ impl Cq {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        self.context.0.shards.with_nic(|nic| nic.forget_cq(self.queue.id()));
+        self.context.0.asynchronous.forget(EventSubject::Cq(self.queue.id()));
         self.context.0.cqs.release();
         if let Some(channel) = &self.signal.channel {
             channel.drop_stale_events();

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use super::{Cq, CqOverflow};
-use crate::nic::TimestampedCompletion;
+use crate::driver::TimestampedCompletion;
 use crate::transport::{WcOpcode, WcStatus};
 use crate::wire::{Qpn, RKey};
 

@@ -3,8 +3,9 @@
 use std::io;
 use std::time::Duration;
 
+use crate::driver::CqOverflow;
 use crate::memory::{Access, ManagementError, OutOfBuffer};
-use crate::nic::{CqOverflow, TooManyQps};
+use crate::nic::TooManyQps;
 use crate::transport::{AddressError, Completion, ModifyError, PostError, QpType};
 use crate::wire::Mtu;
 

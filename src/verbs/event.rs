@@ -7,7 +7,7 @@ use std::time::Duration;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::{Context, WaitError};
-use crate::nic::EventListener;
+use crate::driver::EventListener;
 use crate::transport::AsyncEvent;
 
 /// Receiver of a notification when asynchronous events are queued: a descriptor that is readable while there

@@ -29,11 +29,11 @@ mod wait;
 mod wr;
 mod xrc;
 
-pub use crate::driver::AttachError;
+pub use crate::driver::{AttachError, CqOverflow, Notify};
 pub use crate::link::fabric::{Fabric, FabricConfig};
 pub use crate::link::{ClaimError, JoinError};
 pub use crate::memory::{Access, AccessError, AtomicOp, Bind, Buffer, FastReg, ManagementError, WindowKind};
-pub use crate::nic::{CqOverflow, Limits, MulticastError, Notify, PKeyTableSize, Personality};
+pub use crate::nic::{Limits, MulticastError, PKeyTableSize, Personality};
 pub use crate::sys::signals::signals_restart_calls;
 pub use crate::transport::{
     AddressError, AddressVector, AsyncEvent, Completion, Counters, CqId, Destination, ModifyError, Placement,

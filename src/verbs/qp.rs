@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use super::context::Inner;
 use super::wr::Batch;
 use super::{AttachError, ConnectError, Cq, CreateError, Pd, PostListError, RemoteAddr, Srq, WeakContext};
-use crate::driver::Shard;
+use crate::driver::{CompletionQueue, EventSubject, Shard, ShardState};
 use crate::memory::{Access, AtomicOp};
-use crate::nic::{CompletionQueue, EventSubject, MulticastError, Nic};
+use crate::nic::MulticastError;
 use crate::transport::state::accepted_attrs;
 use crate::transport::{
     AddressVector, ModifyError, Placement, PostBatchError, PostError, QpAttr, QpInit, QpState, QpType,
@@ -101,7 +101,7 @@ impl Default for ConnectOptions {
     }
 }
 
-/// Completion queue as the NIC holds it.
+/// Completion queue as the driver holds it.
 type Queue = Arc<CompletionQueue>;
 
 /// A queue pair. Dropping it destroys it; outstanding work requests then end without completions.
@@ -195,16 +195,17 @@ impl Qp {
             (None, QpType::XrcSend | QpType::XrcRecv) => context.0.shards.first(),
             (None, _) => context.0.shards.next_for_qp(),
         };
-        Qp::make(pd, shard, (send_cq, recv_cq), srq, domain, options, |nic, init, send, recv| {
-            Ok(nic.create_qp(init, send, recv)?)
+        Qp::make(pd, shard, (send_cq, recv_cq), srq, domain, options, |state, init, send, recv| {
+            Ok(state.create_qp(init, send, recv)?)
         })
     }
 
     /// Creates QP1, the general services queue pair that carries management datagrams; a device has only one.
     pub(super) fn new_gsi(pd: &Pd, cq: &Cq, options: &QpOptions) -> Result<Qp, CreateError> {
         let shard = pd.context().0.shards.of(Qpn::GSI);
-        Qp::make(pd, shard, (cq, cq), None, None, options, |nic, init, send, recv| {
-            nic.create_gsi(init, send, recv)
+        Qp::make(pd, shard, (cq, cq), None, None, options, |state, init, send, recv| {
+            state
+                .create_gsi(init, send, recv)
                 .ok_or(CreateError::Exhausted { kind: "general services QPs (QP1)", max: 1 })
         })
     }
@@ -217,7 +218,7 @@ impl Qp {
         srq: Option<&Srq>,
         domain: Option<XrcdId>,
         options: &QpOptions,
-        create: impl FnOnce(&mut Nic, &QpInit, Queue, Queue) -> Result<Qpn, CreateError>,
+        create: impl FnOnce(&mut ShardState, &QpInit, &Queue, &Queue) -> Result<Qpn, CreateError>,
     ) -> Result<Qp, CreateError> {
         let context = pd.context();
         context.check_device()?;
@@ -249,10 +250,9 @@ impl Qp {
             port_mtu,
             quirks: context.0.quirks,
         };
-        let (s, r) = (send_cq.0.queue.clone(), recv_cq.0.queue.clone());
         context.0.qps.acquire()?;
-        let created = shard.with_nic(|nic| {
-            let created = create(nic, &init, s, r);
+        let created = shard.with_state(|state, _| {
+            let created = create(state, &init, &send_cq.0.queue, &recv_cq.0.queue);
             created.inspect(|qpn| context.0.asynchronous.own(EventSubject::Qp(*qpn), context.0.reader))
         });
         let qpn = created.inspect_err(|_| context.0.qps.release())?;
@@ -499,8 +499,8 @@ impl Qp {
     /// # Errors
     /// [`PostListError`] names the first work request that was not posted; those before it were posted.
     pub fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
-        self.shard.post(self.qpn, |nic, now| {
-            let posted = nic.post_send_list(now, self.qpn, wrs);
+        self.shard.post(self.qpn, |nic| {
+            let posted = nic.post_send_list(self.qpn, wrs);
             posted
                 .expect("the NIC has the queue pair as long as its handle")
                 .map_err(|PostBatchError { index, error }| PostListError { index, error })
@@ -509,8 +509,8 @@ impl Qp {
 
     /// Posts all of the work requests or none.
     pub(super) fn post_all<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostBatchError> {
-        self.shard.post(self.qpn, |nic, now| {
-            let posted = nic.post_send_all(now, self.qpn, wrs);
+        self.shard.post(self.qpn, |nic| {
+            let posted = nic.post_send_all(self.qpn, wrs);
             posted.expect("the NIC has the queue pair as long as its handle")
         })
     }
@@ -521,7 +521,7 @@ impl Qp {
     /// [`PostError`]; then the work request was not posted.
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         self.shard
-            .with_state(|state, now| state.nic.post_recv(now, self.qpn, wr))
+            .with_nic(|nic| nic.post_recv(self.qpn, wr))
             .expect("the NIC has the queue pair as long as its handle")
     }
 }

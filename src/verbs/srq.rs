@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{Cq, CreateError, Pd, Xrcd};
-use crate::driver::Shard;
-use crate::nic::EventSubject;
+use crate::driver::{EventSubject, Shard};
 use crate::transport::{PostError, RecvCaps, RecvWr, SrqId};
 
 /// A shared receive queue. Cheap to clone; it lives as long as any queue pair that takes receives from it.
@@ -57,10 +56,10 @@ impl Srq {
         // XRC packets name the shared receive queue and any target queue pair of the domain, so one shard
         // holds all of them.
         let shard = if xrc.is_some() { context.0.shards.first() } else { context.0.shards.next_for_srq() };
-        let made = shard.with_nic(|nic| {
+        let made = shard.with_state(|state, _| {
             let made = match xrc {
-                Some((xrcd, cq)) => nic.create_xrc_srq(pd.id(), xrcd.id(), cq.0.queue.clone(), caps),
-                None => nic.create_srq(pd.id(), caps),
+                Some((xrcd, cq)) => state.create_xrc_srq(pd.id(), xrcd.id(), &cq.0.queue, caps),
+                None => state.nic.create_srq(pd.id(), caps),
             };
             made.inspect(|id| context.0.asynchronous.own(EventSubject::Srq(*id), context.0.reader))
         });
@@ -151,7 +150,7 @@ impl Drop for SrqInner {
         if let Some((_, cq)) = &self.xrc {
             cq.0.users.remove(&self.shard);
         }
-        self.shard.with_nic(|nic| nic.destroy_srq(self.id));
+        self.shard.with_state(|state, _| state.destroy_srq(self.id));
         self.pd.context().0.srqs.release();
     }
 }

@@ -3,21 +3,21 @@
 //! A case must expect every output of the NIC: an unexpected packet, completion or event, or a modified guard
 //! byte, fails the case when the bench is dropped.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use urxe::memory::{Access, Accessor, PdId, Table};
-use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
+use urxe::nic::{Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
-    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, CqId, Destination, Instant, ModifyError,
+    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, Instant, ModifyError,
     PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags,
     SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrData, WrOp, XrcdId,
 };
 use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, QKey, Qpn, RnrTimer};
 
 use super::pkt::{Pkt, Remote, message, resp};
-use crate::support::{self, PD, Region};
+use crate::support::{self, PD, Region, TestCq};
 
 const LOCAL_IP: [u8; 4] = [10, 0, 0, 1];
 const PEER_IP: [u8; 4] = [10, 0, 0, 2];
@@ -80,8 +80,10 @@ pub struct Bench {
     pub mr: Region,
     pub regions: Vec<Region>,
     pub srq: Option<SrqId>,
-    pub send_cq: Arc<CompletionQueue>,
-    pub recv_cq: Arc<CompletionQueue>,
+    pub send_cq: TestCq,
+    pub recv_cq: TestCq,
+    /// Events that no case has taken.
+    events: VecDeque<AsyncEvent>,
     /// Path of all packets in both directions: the local address and that of the peer.
     pub path: ([u8; 4], [u8; 4]),
     setup: Setup,
@@ -175,8 +177,9 @@ impl Bench {
             mr,
             regions: Vec::new(),
             srq: None,
-            send_cq: Arc::new(CompletionQueue::numbered(CqId(1), setup.cqe)),
-            recv_cq: Arc::new(CompletionQueue::numbered(CqId(2), setup.cqe)),
+            send_cq: TestCq::new(1, setup.cqe),
+            recv_cq: TestCq::new(2, setup.cqe),
+            events: VecDeque::new(),
             path: (LOCAL_IP, PEER_IP),
             setup,
         };
@@ -197,8 +200,7 @@ impl Bench {
                 quirks: bench.setup.quirks,
                 port_mtu: Mtu::Mtu1024,
             };
-            let cqs = (bench.send_cq.clone(), bench.recv_cq.clone());
-            let qpn = bench.nic.create_qp(&init, cqs.0, cqs.1).unwrap();
+            let qpn = bench.nic.create_qp(&init, bench.send_cq.handle, bench.recv_cq.handle).unwrap();
             bench.qpns.push(qpn);
             bench.connect(i, bench.setup.state);
         }
@@ -265,7 +267,9 @@ impl Bench {
     }
 
     pub fn modify(&mut self, qp: usize, attr: QpAttr) -> Result<(), ModifyError> {
-        self.nic.modify_qp(self.now, self.qpns[qp], &attr, &self.memory, &mut self.tx).unwrap()
+        let modified = self.nic.modify_qp(self.now, self.qpns[qp], &attr, &self.memory, &mut self.tx);
+        self.take_outputs();
+        modified.unwrap()
     }
 
     pub fn set_state(&mut self, state: QpState) {
@@ -280,7 +284,7 @@ impl Bench {
     /// Creates an XRC shared receive queue that completes on the common receive CQ.
     pub fn xrc_srq(&mut self, pd: PdId, domain: XrcdId) -> SrqId {
         let caps = RecvCaps { max_wr: 64, max_sge: 4 };
-        self.nic.create_xrc_srq(pd, domain, self.recv_cq.clone(), caps).unwrap()
+        self.nic.create_xrc_srq(pd, domain, self.recv_cq.handle, caps).unwrap()
     }
 
     /// Returns the accessor of the first QP for the memory table.
@@ -312,10 +316,12 @@ impl Bench {
 
     pub fn recv_sges(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         let wr = RecvWr { wr_id, sges };
-        match self.srq {
+        let posted = match self.srq {
             Some(srq) => self.nic.with_srq(srq, |queue, _| queue.post(&wr)).unwrap(),
-            None => self.nic.post_recv(self.now, self.qpns[0], &wr).unwrap(),
-        }
+            None => self.nic.post_recv(self.qpns[0], &wr).unwrap(),
+        };
+        self.take_outputs();
+        posted
     }
 
     /// Posts a signaled work request on `len` bytes at `at` of the common region.
@@ -346,21 +352,32 @@ impl Bench {
     }
 
     pub fn post_on(&mut self, qp: usize, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.nic.post_send(self.now, self.qpns[qp], wr).unwrap()
+        let posted = self.nic.post_send(self.qpns[qp], wr).unwrap();
+        self.take_outputs();
+        posted
+    }
+
+    /// Moves the outputs of the NIC to the completion queues and events.
+    fn take_outputs(&mut self) {
+        let cqs = &mut [&mut self.send_cq, &mut self.recv_cq];
+        support::take_outputs(&mut self.nic, cqs, &mut self.events);
     }
 
     #[track_caller]
     pub fn sends(&mut self, expected: &[Wc]) {
-        assert_eq!(poll(&self.send_cq), expected, "send completions");
+        self.take_outputs();
+        assert_eq!(poll(&mut self.send_cq), expected, "send completions");
     }
 
     #[track_caller]
     pub fn recvs(&mut self, expected: &[Wc]) {
-        assert_eq!(poll(&self.recv_cq), expected, "receive completions");
+        self.take_outputs();
+        assert_eq!(poll(&mut self.recv_cq), expected, "receive completions");
     }
 
     /// Polls all send completions and returns their opcodes.
-    pub fn sent_opcodes(&self) -> Vec<WcOpcode> {
+    pub fn sent_opcodes(&mut self) -> Vec<WcOpcode> {
+        self.take_outputs();
         let mut out = Vec::new();
         self.send_cq.poll(usize::MAX, &mut out).expect("the CQ has overflowed");
         out.iter().map(|c| c.opcode).collect()
@@ -368,15 +385,22 @@ impl Bench {
 
     /// Polls the only receive completion and returns it with all its fields.
     pub fn raw_recv(&mut self) -> Completion {
+        self.take_outputs();
         let mut out = Vec::new();
         self.recv_cq.poll(2, &mut out).expect("the CQ has overflowed");
         assert_eq!(out.len(), 1);
         out[0]
     }
 
+    /// Takes the oldest event.
+    pub fn next_event(&mut self) -> Option<AsyncEvent> {
+        self.take_outputs();
+        self.events.pop_front()
+    }
+
     #[track_caller]
     pub fn events(&mut self, expected: &[fn(Qpn) -> AsyncEvent]) {
-        let got: Vec<_> = std::iter::from_fn(|| self.nic.next_event()).collect();
+        let got: Vec<_> = std::iter::from_fn(|| self.next_event()).collect();
         let expected: Vec<_> = expected.iter().map(|e| e(self.qpns[0])).collect();
         assert_eq!(got, expected, "events");
     }
@@ -422,16 +446,19 @@ impl Bench {
     fn burst(&mut self, flow: &Flow, segment: usize, data: &[u8]) {
         let burst = RxBurst { flow: *flow, ident: IpIdent::Unknown, segment, data };
         self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
+        self.take_outputs();
     }
 
     pub fn raw(&mut self, flow: &Flow, bytes: &[u8]) {
         let burst = RxBurst { flow: *flow, ident: IpIdent::SENT, segment: bytes.len(), data: bytes };
         self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
+        self.take_outputs();
     }
 
     /// Returns the packets that the NIC sends in one transmit turn.
     pub fn turn(&mut self) -> Vec<Pkt> {
         self.nic.transmit(self.now, &self.memory, &mut self.tx);
+        self.take_outputs();
         let mut got = Vec::new();
         let path = self.path;
         support::drain(&mut self.tx, |flow, bytes| {
@@ -441,7 +468,8 @@ impl Bench {
             h.bth.dest_qp = Qpn::default();
             got.push(Pkt { h, data, qp });
         });
-        self.nic.emitted(self.now);
+        self.nic.emitted();
+        self.take_outputs();
         got
     }
 
@@ -482,13 +510,15 @@ impl Bench {
         while let Some(at) = self.nic.next_deadline().filter(|at| *at <= end) {
             self.now = self.now.max(at);
             self.nic.handle_timeouts(self.now, &self.memory, &mut self.tx);
+            self.take_outputs();
         }
         self.now = end;
         self.nic.handle_timeouts(self.now, &self.memory, &mut self.tx);
+        self.take_outputs();
     }
 }
 
-fn poll(cq: &CompletionQueue) -> Vec<Wc> {
+fn poll(cq: &mut TestCq) -> Vec<Wc> {
     let mut out = Vec::new();
     // The error reports lost completions; cases on overflow check for it themselves.
     let _ = cq.poll(usize::MAX, &mut out);

@@ -252,7 +252,7 @@ cases! {
     alternate_path_applies_its_attributes_and_is_consumed => "apm.attributes" {
         let mut b = Bench::new();
         b.nic.set_pkeys(&[PKey::DEFAULT, PKey(0x8123)]).unwrap();
-        assert_eq!(b.nic.next_event(), Some(AsyncEvent::PKeyChange));
+        assert_eq!(b.next_event(), Some(AsyncEvent::PKeyChange));
         let alt = AlternatePath { pkey_index: 1, ..alternate() };
         set(&mut b, MigrationState::Rearm, Some(alt)).unwrap();
         // The P_Key table may not shrink below the entry that the alternate path refers to.

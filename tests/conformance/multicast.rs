@@ -34,7 +34,7 @@ fn attach(b: &mut Bench, qp: usize, group: IpAddr) {
 /// Posts a receive on the QP with index `qp`.
 fn recv(b: &mut Bench, qp: usize, wr_id: u64, at: usize, len: u32) {
     let sges = [b.mr.sge(at, len)];
-    b.nic.post_recv(b.now, b.qpns[qp], &RecvWr { wr_id, sges: &sges }).unwrap().unwrap();
+    b.nic.post_recv(b.qpns[qp], &RecvWr { wr_id, sges: &sges }).unwrap().unwrap();
 }
 
 fn path(b: &Bench, dst: IpAddr) -> Flow {
@@ -108,7 +108,7 @@ cases! {
             s.state = QpState::Reset;
         });
         b.nic.set_pkeys(&[PKey::DEFAULT, PKey(0x8123)]).unwrap();
-        b.nic.next_event().unwrap();
+        b.next_event().unwrap();
         let [group, _] = groups();
         for qp in 0..5 {
             let mut init = b.attr(qp, QpState::Init);
@@ -199,7 +199,7 @@ cases! {
                 packets += 1;
             });
             assert_eq!(packets, 1);
-            b.nic.emitted(b.now);
+            b.nic.emitted();
             b.sends(&[ok(1, WcOpcode::Send, 3)]);
         }
         // For a unicast destination it means 64.

@@ -349,7 +349,7 @@ fn discard(mut b: Bench) {
     let mut done = Vec::new();
     b.send_cq.poll(usize::MAX, &mut done).unwrap();
     b.recv_cq.poll(usize::MAX, &mut done).unwrap();
-    while b.nic.next_event().is_some() {}
+    while b.next_event().is_some() {}
 }
 
 /// Returns the response to a SEND that is longer than its receive of 4 bytes.

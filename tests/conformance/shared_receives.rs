@@ -67,7 +67,7 @@ cases! {
     receive_posted_to_qp_with_srq_is_refused => "srq.post" {
         let mut b = shared(1, |_| {});
         let wr = RecvWr { wr_id: 1, sges: &[] };
-        assert_eq!(b.nic.post_recv(b.now, b.qpns[0], &wr).unwrap(), Err(PostError::SharedQueue));
+        assert_eq!(b.nic.post_recv(b.qpns[0], &wr).unwrap(), Err(PostError::SharedQueue));
         // The queue has limits of its own.
         for i in 0..64 {
             b.recv(i, 0, 1);
@@ -85,16 +85,16 @@ cases! {
         }
         let limit = AsyncEvent::SrqLimit(b.srq.unwrap());
         arm(&mut b, 3);
-        assert_eq!((b.nic.next_event(), queue(&b).limit()), (None, 3));
+        assert_eq!((b.next_event(), queue(&b).limit()), (None, 3));
         b.exchange(&[send(Only, RQ, &[1])], &[ack(RQ, 1)]);
-        assert_eq!(b.nic.next_event(), None);
+        assert_eq!(b.next_event(), None);
         b.exchange(&[send(Only, RQ + 1, &[1])], &[ack(RQ + 1, 2)]);
-        assert_eq!((b.nic.next_event(), queue(&b).limit()), (Some(limit), 0));
+        assert_eq!((b.next_event(), queue(&b).limit()), (Some(limit), 0));
         b.exchange(&[send(Only, RQ + 2, &[1])], &[ack(RQ + 2, 3)]);
-        assert_eq!(b.nic.next_event(), None);
+        assert_eq!(b.next_event(), None);
         // Armed above the number of remaining receives, the event is raised at once.
         arm(&mut b, 2);
-        assert_eq!(b.nic.next_event(), Some(limit));
+        assert_eq!(b.next_event(), Some(limit));
         b.recvs(&(0..3).map(|i| ok(i, WcOpcode::Recv, 1)).collect::<Vec<_>>());
     }
 

@@ -52,7 +52,7 @@ cases! {
         assert_eq!(b.tx.packets(), 3);
         b.sends(&[]);
         b.tx.clear();
-        b.nic.emitted(b.now);
+        b.nic.emitted();
         b.sends(&[ok(1, WcOpcode::Send, 600)]);
     }
 

@@ -234,7 +234,7 @@ cases! {
                 &[write(Only, RQ, (0x1040, bind.rkey, 1), &[1]).qp(1)],
                 &[nak(RQ, 0, NakCode::RemoteAccessError).qp(1)],
             );
-            assert_eq!(b.nic.next_event(), Some(AsyncEvent::QpAccessError(b.qpns[1])));
+            assert_eq!(b.next_event(), Some(AsyncEvent::QpAccessError(b.qpns[1])));
         }
     }
 

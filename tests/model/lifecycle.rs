@@ -119,7 +119,7 @@ impl World {
             quirks: self.params.quirks,
             port_mtu: if plan.kind == Kind::Ud { plan.mtu } else { Mtu::Mtu4096 },
         };
-        let qpn = s.nic.create_qp(&init, s.send_cq.clone(), s.recv_cq.clone()).unwrap();
+        let qpn = s.nic.create_qp(&init, s.send_cq.handle, s.recv_cq.handle).unwrap();
         let q = &mut self.qps[qp];
         (q.qpn, q.number) = (Some(qpn), qpn);
         q.failure_at = plan.failure.map(|(after, failure)| (self.now + after, failure));
@@ -182,7 +182,7 @@ impl World {
             let wr = RecvWr { wr_id: Pool::wr_id(pool_index, pool.posted), sges: &sges };
             let posted = match (pool.srq, user.qpn) {
                 (Some(srq), _) => s.nic.with_srq(srq, |srq, _| srq.post(&wr)).unwrap(),
-                (None, Some(qpn)) => s.nic.post_recv(self.now, qpn, &wr).unwrap(),
+                (None, Some(qpn)) => s.nic.post_recv(qpn, &wr).unwrap(),
                 (None, None) => return,
             };
             match posted {
@@ -235,7 +235,7 @@ impl World {
         };
         let wr = SendWr { wr_id: q.posted as u64, op, data, flags: send.flags, to };
         let nic = &mut self.sides[plan.side].nic;
-        match nic.post_send(self.now, q.number, &wr).unwrap() {
+        match nic.post_send(q.number, &wr).unwrap() {
             Ok(()) => {
                 let q = &mut self.qps[qp];
                 if matches!(state, QpState::Rts | QpState::Sqd) {

@@ -1,11 +1,11 @@
 //! Two NICs in virtual time with a faulty wire between them.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use urxe::memory::{Access, Table};
-use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
+use urxe::nic::{Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::{
     AsyncEvent, BurstLimits, Completion, Instant, QpState, RecvCaps, RxBurst, Tuning, TxQueue, WcStatus,
     XrcdId,
@@ -17,7 +17,7 @@ use crate::memory;
 use crate::plan::{Failure, Kind, Params, Plan};
 use crate::program::{Key, Target};
 use crate::receives::Pool;
-use crate::support::{self, PD, Region, Rng};
+use crate::support::{self, PD, Region, Rng, TestCq};
 use crate::unreliable::{self, Arrival, Responder};
 use crate::wire::{Flight, Wire};
 
@@ -41,8 +41,9 @@ pub struct Side {
     /// First key of each window and fast region.
     grants: Vec<u32>,
     pub tx: TxQueue,
-    pub send_cq: Arc<CompletionQueue>,
-    pub recv_cq: Arc<CompletionQueue>,
+    pub send_cq: TestCq,
+    pub recv_cq: TestCq,
+    events: VecDeque<AsyncEvent>,
     /// Expected contents of its memory, except for transfers in progress.
     pub expected: Vec<u8>,
 }
@@ -153,10 +154,17 @@ impl Side {
             null,
             grants,
             tx: TxQueue::new(BurstLimits { bytes: 65_000, packets: 1 + rng.below(64) as usize }),
-            send_cq: Arc::new(CompletionQueue::new(4096)),
-            recv_cq: Arc::new(CompletionQueue::new(4096)),
+            send_cq: TestCq::new(0, 4096),
+            recv_cq: TestCq::new(1, 4096),
+            events: VecDeque::new(),
             expected: initial.clone(),
         }
+    }
+
+    /// Moves the outputs of the NIC to the completion queues and events.
+    fn take_outputs(&mut self) {
+        let Side { nic, send_cq, recv_cq, events, .. } = self;
+        support::take_outputs(nic, &mut [send_cq, recv_cq], events);
     }
 }
 
@@ -167,7 +175,7 @@ impl World {
             let caps = RecvCaps { max_wr: pool.depth, max_sge: 4 };
             let Side { nic, recv_cq, .. } = &mut sides[pool.side];
             pool.srq = match pool.xrc {
-                true => nic.create_xrc_srq(PD, DOMAIN, recv_cq.clone(), caps),
+                true => nic.create_xrc_srq(PD, DOMAIN, recv_cq.handle, caps),
                 false => nic.create_srq(PD, caps),
             };
         }
@@ -232,6 +240,7 @@ impl World {
         }
         for s in &mut self.sides {
             s.nic.handle_timeouts(self.now, &s.memory, &mut s.tx);
+            s.take_outputs();
         }
     }
 
@@ -244,6 +253,7 @@ impl World {
         let (flow, bytes) = (flight.flow, &flight.bytes);
         let burst = RxBurst { flow, ident: IpIdent::SENT, segment: bytes.len(), data: bytes };
         s.nic.handle_burst(self.now, &burst, &s.memory, &mut s.tx);
+        s.take_outputs();
     }
 
     /// Returns the queue pair of a side that has this number.
@@ -298,7 +308,8 @@ impl World {
             let more = s.nic.transmit(self.now, &s.memory, &mut s.tx);
             let (now, wire, rng) = (self.now, &mut self.wire, &mut self.rng);
             support::drain(&mut s.tx, |flow, bytes| wire.send(now, flow, bytes, rng));
-            s.nic.emitted(now);
+            s.nic.emitted();
+            s.take_outputs();
             if !more {
                 return;
             }
@@ -309,6 +320,7 @@ impl World {
     pub fn poll(&mut self) {
         for side in 0..2 {
             let mut got = Vec::new();
+            self.sides[side].take_outputs();
             self.sides[side].send_cq.poll(usize::MAX, &mut got).expect("the CQ has overflowed");
             for c in got.drain(..) {
                 let qp =
@@ -321,7 +333,7 @@ impl World {
                     self.find(side, c.qpn).unwrap_or_else(|| panic!("completion of an unknown QP: {c:?}"));
                 self.received(qp, c);
             }
-            while let Some(event) = self.sides[side].nic.next_event() {
+            while let Some(event) = self.sides[side].events.pop_front() {
                 if let AsyncEvent::LastWqeReached(qpn) = event {
                     let qp =
                         self.find(side, qpn).unwrap_or_else(|| panic!("event of an unknown QP: {event:?}"));

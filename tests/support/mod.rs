@@ -1,12 +1,14 @@
 //! Common parts of all NIC tests: registered memory with guards around it, and packets as bytes.
 #![allow(dead_code, unused_imports, reason = "each test target uses its part")]
 
+mod cq;
 mod rng;
 
 use urxe::memory::{Access, MrExtent, PdId, RegionInfo, Table};
 use urxe::transport::{Sge, TxQueue};
 use urxe::wire::{Flow, Headers, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Packet, icrc, pad_count};
 
+pub use cq::{TestCq, take_outputs};
 pub use rng::Rng;
 
 pub const PD: PdId = PdId(1);

@@ -74,8 +74,8 @@ struct ReaderQueue {
 }
 
 impl Events {
-    /// Sets the listener of the first reader.
-    pub(super) fn set_listener(&self, listener: Arc<dyn EventListener>) {
+    /// Sets the listener of the first reader. Called once, at creation.
+    pub fn set_listener(&self, listener: Arc<dyn EventListener>) {
         self.0.lock().readers[0].listener = Some(listener);
     }
 
@@ -101,7 +101,8 @@ impl Events {
         }
     }
 
-    pub(super) fn raise(&self, event: AsyncEvent) {
+    /// Queues an event for its readers.
+    pub fn raise(&self, event: AsyncEvent) {
         let EventHub { readers, owners, .. } = &mut *self.0.lock();
         let owner = |subject| owners.get(&subject).copied().unwrap_or_default();
         let only = EventSubject::of(event).map(owner);
@@ -121,7 +122,7 @@ impl Events {
     }
 
     /// Drops the queued events and the owner of a destroyed object.
-    pub(super) fn forget(&self, gone: EventSubject) {
+    pub fn forget(&self, gone: EventSubject) {
         let EventHub { readers, owners, .. } = &mut *self.0.lock();
         let owner = owners.remove(&gone).unwrap_or_default();
         if let Some(waiting) = readers.iter_mut().find(|w| w.reader == owner) {

@@ -40,7 +40,8 @@ pub enum Pushed {
     },
 }
 
-/// Completion queue: filled by the NIC, polled by the application, from any thread and without locks.
+/// Completion queue: filled with the completions of the NIC, polled by the application, from any thread and
+/// without locks.
 pub struct CompletionQueue {
     id: CqId,
     ring: Ring,
@@ -72,16 +73,11 @@ pub struct CqOverflow {
 }
 
 impl CompletionQueue {
-    /// Creates a queue for `capacity` completions, at least one.
+    /// Creates a queue for `capacity` completions, at least one, which events refer to by `id`.
     ///
     /// # Panics
     /// If `capacity` exceeds 2^31.
-    pub fn new(capacity: usize) -> CompletionQueue {
-        CompletionQueue::numbered(CqId::default(), capacity)
-    }
-
-    /// Creates a queue like [`new`](Self::new), with the handle that events refer to.
-    pub fn numbered(id: CqId, capacity: usize) -> CompletionQueue {
+    pub fn new(id: CqId, capacity: usize) -> CompletionQueue {
         CompletionQueue {
             id,
             ring: Ring::new(capacity.max(1)),
@@ -389,7 +385,7 @@ mod tests {
                 completions.push(completion);
             }
         }
-        let queue = CompletionQueue::new(completions.len());
+        let queue = CompletionQueue::new(CqId(1), completions.len());
         for (i, c) in completions.iter().enumerate() {
             assert_eq!(queue.push(Instant(i as u64), *c), Pushed::Stored);
         }
@@ -403,7 +399,7 @@ mod tests {
     /// completion.
     #[test]
     fn solicited_completion_behind_an_unfilled_place_still_raises_the_event() {
-        let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(8));
+        let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(CqId(1), 8));
         queue.set_listener(rung.clone());
         let solicited = Completion { solicited: true, ..EMPTY };
         let first = queue.ring.claim().unwrap();
@@ -417,7 +413,7 @@ mod tests {
 
     #[test]
     fn overflow_is_reported_after_the_earlier_completions_are_polled() {
-        let queue = CompletionQueue::new(2);
+        let queue = CompletionQueue::new(CqId(1), 2);
         for _ in 0..2 {
             assert_eq!(queue.push(Instant(1), EMPTY), Pushed::Stored);
         }
@@ -431,7 +427,7 @@ mod tests {
 
     #[test]
     fn overwriting_queue_keeps_the_newest_completions() {
-        let queue = CompletionQueue::new(2).overwriting();
+        let queue = CompletionQueue::new(CqId(1), 2).overwriting();
         for wr_id in 0..5 {
             assert_eq!(queue.push(Instant(1), Completion { wr_id, ..EMPTY }), Pushed::Stored);
         }
@@ -442,7 +438,7 @@ mod tests {
 
     #[test]
     fn error_raises_the_event_armed_for_solicited_completions() {
-        let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(8));
+        let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(CqId(1), 8));
         queue.set_listener(rung.clone());
         queue.arm(Notify::Solicited);
         let completion = |status, solicited| Completion { status, solicited, ..EMPTY };
@@ -457,7 +453,7 @@ mod tests {
 
     #[test]
     fn completion_before_arming_raises_one_event_when_armed_like_hardware() {
-        let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(8));
+        let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(CqId(1), 8));
         queue.set_listener(rung.clone());
         let rings = || rung.0.load(Ordering::Relaxed);
         queue.arm_and_report_missed(Notify::Any);

@@ -1,0 +1,131 @@
+//! Output queue of a NIC: completions and asynchronous events, until the driver takes them.
+
+use super::srq::SrqTable;
+use super::table::Entry;
+use crate::transport::{AsyncEvent, Completion, Output};
+use crate::wire::Qpn;
+
+/// Completion queue, by the number that the driver has given it. The NIC only returns the number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct CqHandle(pub u32);
+
+/// What a call of the NIC leaves for its driver.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NicOutput {
+    /// A completion for a completion queue. If the queue is full, the completion is lost, and the driver
+    /// calls [`Nic::on_cq_overflow`](super::Nic::on_cq_overflow).
+    Completion {
+        /// The completion queue.
+        cq: CqHandle,
+        /// The completion.
+        completion: Completion,
+    },
+    /// An asynchronous event.
+    Event(AsyncEvent),
+}
+
+/// Outputs in the order in which they arose.
+#[derive(Debug, Default)]
+pub(super) struct OutputQueue {
+    /// A list with a cursor: it is emptied as a whole, so that the next outputs use the same few cache lines.
+    outputs: Vec<NicOutput>,
+    /// Index of the oldest output that has not been taken.
+    next: usize,
+    /// Completions that wait until the link has accepted the packets of this turn.
+    emitted: Vec<(CqHandle, Completion)>,
+}
+
+impl OutputQueue {
+    /// Reports whether the queue is empty.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.outputs.is_empty()
+    }
+
+    /// Takes the oldest output.
+    #[inline]
+    pub fn poll(&mut self) -> Option<NicOutput> {
+        let output = *self.outputs.get(self.next)?;
+        self.next += 1;
+        if self.next == self.outputs.len() {
+            // Keeps the allocation.
+            self.outputs.clear();
+            self.next = 0;
+        }
+        Some(output)
+    }
+
+    /// Adds an event.
+    pub fn raise(&mut self, event: AsyncEvent) {
+        self.outputs.push(NicOutput::Event(event));
+    }
+
+    /// Adds the effects of a step of a queue pair.
+    #[inline]
+    pub fn add(&mut self, effects: &mut Vec<Output>, entry: &Entry, srqs: &SrqTable) {
+        if !effects.is_empty() {
+            self.add_all(effects, entry, srqs);
+        }
+    }
+
+    fn add_all(&mut self, effects: &mut Vec<Output>, entry: &Entry, srqs: &SrqTable) {
+        for effect in effects.drain(..) {
+            match effect {
+                // After those that wait for the link, because the completions of a send queue are ordered.
+                Output::Sent(c) if self.emitted.iter().any(|(_, e)| e.qpn == c.qpn) => {
+                    self.emitted.push((entry.send_cq, c));
+                }
+                Output::Sent(c) => self.complete(entry.send_cq, c),
+                Output::Received(c) => self.complete(entry.recv_cq, c),
+                Output::ReceivedFrom(srq, c) => {
+                    // The completion of a destroyed shared receive queue is dropped.
+                    if let Some(cq) = srqs.cq(srq) {
+                        self.complete(cq, c);
+                    }
+                }
+                Output::Emitted(c) => self.emitted.push((entry.send_cq, c)),
+                Output::Event(e) => self.raise(e),
+            }
+        }
+    }
+
+    #[inline]
+    fn complete(&mut self, cq: CqHandle, completion: Completion) {
+        self.outputs.push(NicOutput::Completion { cq, completion });
+    }
+
+    /// Adds the completions that waited for the link.
+    pub fn release_emitted(&mut self) {
+        let completion = |(cq, completion)| NicOutput::Completion { cq, completion };
+        self.outputs.extend(self.emitted.drain(..).map(completion));
+    }
+
+    /// Drops the completions of a destroyed queue pair that wait for the link.
+    pub fn forget(&mut self, qpn: Qpn) {
+        self.emitted.retain(|(_, completion)| completion.qpn != qpn);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_are_taken_in_the_order_in_which_they_arose_and_reuse_the_memory() {
+        let mut queue = OutputQueue::default();
+        let event = |n| AsyncEvent::QpFatal(Qpn::new(n));
+        queue.raise(event(0));
+        queue.raise(event(1));
+        assert_eq!(queue.poll(), Some(NicOutput::Event(event(0))));
+        queue.raise(event(2));
+        let rest: Vec<_> = std::iter::from_fn(|| queue.poll()).collect();
+        assert_eq!(rest, [event(1), event(2)].map(NicOutput::Event));
+        assert!(queue.is_empty());
+        let capacity = queue.outputs.capacity();
+        for n in 0..1000 {
+            queue.raise(event(n));
+            assert_eq!(queue.poll(), Some(NicOutput::Event(event(n))));
+        }
+        assert_eq!((queue.poll(), queue.outputs.capacity()), (None, capacity));
+    }
+}

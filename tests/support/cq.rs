@@ -1,0 +1,59 @@
+//! Completion queues and events of a NIC that a test drives itself.
+
+use std::collections::VecDeque;
+
+use urxe::nic::{CqHandle, Nic, NicOutput};
+use urxe::transport::{AsyncEvent, Completion, CqId};
+use urxe::verbs::CqOverflow;
+
+/// A completion queue of fixed capacity.
+pub struct TestCq {
+    pub handle: CqHandle,
+    capacity: usize,
+    entries: VecDeque<Completion>,
+    overflowed: bool,
+}
+
+impl TestCq {
+    /// Creates the queue that the NIC knows by the number `handle`.
+    pub fn new(handle: u32, capacity: usize) -> TestCq {
+        TestCq { handle: CqHandle(handle), capacity, entries: VecDeque::new(), overflowed: false }
+    }
+
+    /// Returns the handle by which events name the queue.
+    pub fn id(&self) -> CqId {
+        CqId(self.handle.0)
+    }
+
+    /// Moves up to `max` completions to the end of `out` and returns their number. After an overflow, returns
+    /// an error once the completions from before are taken.
+    pub fn poll(&mut self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
+        let count = max.min(self.entries.len());
+        out.extend(self.entries.drain(..count));
+        match count == 0 && self.overflowed && self.entries.is_empty() {
+            true => Err(CqOverflow { capacity: self.capacity }),
+            false => Ok(count),
+        }
+    }
+}
+
+/// Moves the outputs of the NIC to the queues that they are for, and events to the end of `events`. A full
+/// queue loses the completion: its queue pair fails, and the first time there is an event.
+pub fn take_outputs(nic: &mut Nic, cqs: &mut [&mut TestCq], events: &mut VecDeque<AsyncEvent>) {
+    while let Some(output) = nic.poll_output() {
+        match output {
+            NicOutput::Event(event) => events.push_back(event),
+            NicOutput::Completion { cq, completion } => {
+                let cq = cqs.iter_mut().find(|c| c.handle == cq).expect("a queue of the test");
+                if cq.entries.len() < cq.capacity {
+                    cq.entries.push_back(completion);
+                    continue;
+                }
+                if !std::mem::replace(&mut cq.overflowed, true) {
+                    events.push_back(AsyncEvent::CqError(cq.id()));
+                }
+                nic.on_cq_overflow(completion.qpn);
+            }
+        }
+    }
+}
