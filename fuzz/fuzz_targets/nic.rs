@@ -108,8 +108,8 @@ impl World {
         let op = p.u8();
         let side = (op >> 7) as usize;
         match op & 0x0f {
-            0..=2 => self.sides[side].post_send(self.now, p),
-            3 => self.sides[side].post_recv(self.now, p),
+            0..=2 => self.sides[side].post_send(p),
+            3 => self.sides[side].post_recv(p),
             4 => self.transmit(side),
             5 => {
                 for _ in 0..1 + p.below(8) {

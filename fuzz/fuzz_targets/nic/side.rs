@@ -1,11 +1,10 @@
 //! One NIC, its memory with guards, and the work posted to it.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
 use urxe::memory::{Access, AtomicOp, Bind, Buffer, FastReg, MrExtent, PdId, RegionInfo, Table, WindowKind};
-use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
+use urxe::nic::{CqHandle, Nic, NicConfig, NicOutput, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
     AddressVector, BurstLimits, Completion, Destination, Instant, Placement, QpAttr, QpInit, QpState, QpType,
@@ -47,6 +46,19 @@ pub const IOVA: [u64; 3] = [0x1_0000, 0x7fff_ffff_f000, u64::MAX - 511];
 const OWN_PD: PdId = PdId(1);
 const OTHER_PD: PdId = PdId(2);
 
+/// Completion queues of a side: for sends, for receives, and for the queue pair of another peer.
+const SEND_CQ: CqHandle = CqHandle(0);
+const RECV_CQ: CqHandle = CqHandle(1);
+const OTHER_CQ: CqHandle = CqHandle(2);
+/// Number of completions that each queue holds.
+const CQ_CAPACITY: usize = 512;
+
+/// A completion queue of fixed capacity.
+struct Cq {
+    completions: Vec<Completion>,
+    overflowed: bool,
+}
+
 #[derive(Default)]
 struct Queue {
     /// `wr_id`, and whether it was signaled (sends) or its length (receives).
@@ -74,9 +86,8 @@ pub struct Side {
     pub qpns: Vec<Qpn>,
     psn: Psn,
     queues: Vec<Queue>,
-    send_cq: Arc<CompletionQueue>,
-    recv_cq: Arc<CompletionQueue>,
-    other_cq: Arc<CompletionQueue>,
+    /// Completion queues by handle.
+    cqs: [Cq; 3],
     delivered: u64,
     burst_bytes: Vec<u8>,
     completions: Vec<Completion>,
@@ -124,13 +135,12 @@ impl Side {
             }
             .unwrap()
         });
-        let [send_cq, recv_cq, other_cq] = [(); 3].map(|()| Arc::new(CompletionQueue::new(512)));
         let window = memory.alloc_window(OWN_PD, WindowKind::Type2B).unwrap();
         let fast_memory = Buffer::zeroed(FAST_REGION_LEN);
         // SAFETY: the buffer is stored beside the table and lives as long.
         let fast = unsafe { memory.register_fast(OWN_PD, fast_memory.addr(), FAST_REGION_LEN) }.unwrap().lkey;
         let caps = RecvCaps { max_wr: 8, max_sge: 2 };
-        let srq = nic.create_xrc_srq(OWN_PD, DOMAIN, recv_cq.clone(), caps).unwrap();
+        let srq = nic.create_xrc_srq(OWN_PD, DOMAIN, RECV_CQ, caps).unwrap();
         let init = QpInit {
             qp_type: QpType::Rc,
             pd: OWN_PD,
@@ -146,11 +156,11 @@ impl Side {
             let qp_type = SERVICES[qp][usize::from(number)];
             let domain = (qp_type == QpType::XrcRecv).then_some(DOMAIN);
             let init = QpInit { qp_type, domain, ..init };
-            nic.create_qp(&init, send_cq.clone(), recv_cq.clone()).unwrap()
+            nic.create_qp(&init, SEND_CQ, RECV_CQ).unwrap()
         };
         let mut qpns: Vec<Qpn> = (0..PAIRS).map(&mut create).collect();
         let init = QpInit { pd: OTHER_PD, ..init };
-        qpns.push(nic.create_qp(&init, other_cq.clone(), other_cq.clone()).unwrap());
+        qpns.push(nic.create_qp(&init, OTHER_CQ, OTHER_CQ).unwrap());
         let mut side = Side {
             nic,
             number,
@@ -168,16 +178,14 @@ impl Side {
             // Close to the wraparound.
             psn: Psn::new(0xff_fff0 + number as u32),
             queues: (0..PAIRS).map(|_| Queue::default()).collect(),
-            send_cq,
-            recv_cq,
-            other_cq,
+            cqs: [(); 3].map(|()| Cq { completions: Vec::new(), overflowed: false }),
             delivered: 0,
             burst_bytes: Vec::new(),
             completions: Vec::new(),
         };
         side.connect_to(Instant(1), PAIRS, gid(8), Qpn::new(0x77), Psn::new(0x100));
         let sges = [Sge { addr: IOVA[2], length: 512, lkey: side.regions[2].lkey }];
-        side.nic.post_recv(Instant(1), side.qpns[PAIRS], &RecvWr { wr_id: 1, sges: &sges }).unwrap().unwrap();
+        side.nic.post_recv(side.qpns[PAIRS], &RecvWr { wr_id: 1, sges: &sges }).unwrap().unwrap();
         side
     }
 
@@ -239,6 +247,7 @@ impl Side {
     fn modify_qp(&mut self, now: Instant, qp: usize, attr: &QpAttr) {
         let Side { nic, memory, tx, .. } = self;
         nic.modify_qp(now, self.qpns[qp], attr, memory, tx).unwrap().unwrap();
+        self.take_outputs();
     }
 
     /// Moves a queue pair to ERR, through RESET and back, or to SQD and back.
@@ -275,7 +284,7 @@ impl Side {
         Sge { addr, length, lkey }
     }
 
-    pub fn post_send(&mut self, now: Instant, p: &mut Input<'_>) {
+    pub fn post_send(&mut self, p: &mut Input<'_>) {
         let qp = p.below(PAIRS);
         let (va, rkey) = crate::craft::remote(&self.regions, p);
         let mut sges: Vec<Sge> = (0..p.below(4)).map(|_| self.sge(p, 900)).collect();
@@ -347,12 +356,13 @@ impl Side {
         // The request is recorded before it is posted, since a queue pair in ERR completes it at once.
         queue.sends.push_back((wr.wr_id, flags.signaled));
         queue.next_id += 1;
-        if self.nic.post_send(now, self.qpns[qp], &wr).unwrap().is_err() {
+        if self.nic.post_send(self.qpns[qp], &wr).unwrap().is_err() {
             self.queues[qp].sends.pop_back();
         }
+        self.take_outputs();
     }
 
-    pub fn post_recv(&mut self, now: Instant, p: &mut Input<'_>) {
+    pub fn post_recv(&mut self, p: &mut Input<'_>) {
         let qp = p.below(PAIRS);
         let sges: Vec<Sge> = (0..p.below(3)).map(|_| self.sge(p, 1500)).collect();
         let queue = &mut self.queues[qp];
@@ -361,21 +371,24 @@ impl Side {
         queue.next_id += 1;
         let posted = match SERVICES[qp][usize::from(self.number)] {
             QpType::XrcRecv => self.nic.with_srq(self.srq, |queue, _| queue.post(&wr)).unwrap(),
-            _ => self.nic.post_recv(now, self.qpns[qp], &wr).unwrap(),
+            _ => self.nic.post_recv(self.qpns[qp], &wr).unwrap(),
         };
         if posted.is_err() {
             self.queues[qp].recvs.pop_back();
         }
+        self.take_outputs();
     }
 
     pub fn receive(&mut self, now: Instant, burst: &RxBurst<'_>) {
         self.delivered += burst.packets().count() as u64;
         self.nic.handle_burst(now, burst, &self.memory, &mut self.tx);
+        self.take_outputs();
         assert_eq!(self.nic.counters().rcvd_pkts, self.delivered);
     }
 
     pub fn timeouts(&mut self, now: Instant) {
         self.nic.handle_timeouts(now, &self.memory, &mut self.tx);
+        self.take_outputs();
     }
 
     /// Transmits everything that is due, and passes each packet's path, identification and bytes to `sink`.
@@ -392,17 +405,39 @@ impl Side {
                 }
             }
             self.tx.clear();
-            self.nic.emitted(now);
+            self.nic.emitted();
+            self.take_outputs();
             if !more {
                 break;
             }
         }
     }
 
-    /// Polls all completions and compares them with the posted work.
+    /// Moves the outputs of the NIC to the completion queues. Events are dropped.
+    fn take_outputs(&mut self) {
+        while let Some(output) = self.nic.poll_output() {
+            if let NicOutput::Completion { cq, completion } = output {
+                let Cq { completions, overflowed } = &mut self.cqs[cq.0 as usize];
+                if completions.len() < CQ_CAPACITY {
+                    completions.push(completion);
+                } else {
+                    *overflowed = true;
+                    self.nic.on_cq_overflow(completion.qpn);
+                }
+            }
+        }
+    }
+
+    /// Takes all completions of a queue. The caller returns the memory.
+    fn take_completions(&mut self, cq: CqHandle) -> Vec<Completion> {
+        let Cq { completions, overflowed } = &mut self.cqs[cq.0 as usize];
+        assert!(!*overflowed || !completions.is_empty(), "a completion queue has overflowed");
+        std::mem::replace(completions, std::mem::take(&mut self.completions))
+    }
+
+    /// Takes all completions and compares them with the posted work.
     pub fn collect(&mut self) {
-        let mut completions = std::mem::take(&mut self.completions);
-        self.send_cq.poll(usize::MAX, &mut completions).unwrap();
+        let mut completions = self.take_completions(SEND_CQ);
         for c in completions.drain(..) {
             let queue = &mut self.queues[self.qpns.iter().position(|q| *q == c.qpn).unwrap()];
             loop {
@@ -416,7 +451,8 @@ impl Side {
             }
             self.check_status(&c);
         }
-        self.recv_cq.poll(usize::MAX, &mut completions).unwrap();
+        self.completions = completions;
+        let mut completions = self.take_completions(RECV_CQ);
         for c in completions.drain(..) {
             let qp = self.qpns.iter().position(|q| *q == c.qpn).unwrap();
             let shared = self.service(qp) == QpType::XrcRecv;
@@ -458,7 +494,7 @@ impl Side {
             Some(QpState::Rts),
             "the queue pair of the other protection domain"
         );
-        assert!(self.other_cq.is_empty(), "a completion of the other protection domain");
+        assert!(self.cqs[OTHER_CQ.0 as usize].completions.is_empty(), "a completion of the other protection domain");
 
         let fills = [(0, FILL[3]), (1, FILL[1]), (2, FILL[2])];
         let bytes: Vec<u8> = self.arena.iter().flat_map(|w| w.to_ne_bytes()).collect();
