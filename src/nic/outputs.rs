@@ -9,7 +9,7 @@ use crate::wire::Qpn;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CqHandle(pub u32);
 
-/// What a call of the NIC leaves for its driver.
+/// Completion or event that a call of the NIC leaves for its driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NicOutput {
     /// A completion for a completion queue. If the queue is full, the completion is lost, and the driver
