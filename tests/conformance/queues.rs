@@ -83,7 +83,7 @@ cases! {
         b.state(QpState::Rts);
     }
 
-    // The completion queue is not the NIC's but its driver's, hence the verbs API.
+    // Completion queues belong to the driver, not to the NIC, so this case uses the verbs API.
     cq_is_resized_but_not_below_its_contents => "cq.resize" {
         let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
         let (a, b) = fabric.pair().unwrap();
@@ -99,7 +99,7 @@ cases! {
         };
         (0..2).for_each(send);
         let max = Personality::DEFAULT.limits.max_cqe.into();
-        let too_small = CreateError::Value { name: "a CQ's size", value: 1, min: 2, max };
+        let too_small = CreateError::Value { name: "CQ size", value: 1, min: 2, max };
         assert_eq!(cq.resize(1), Err(too_small));
         cq.resize(4).unwrap();
         (2..4).for_each(send);
