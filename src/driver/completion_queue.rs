@@ -405,7 +405,7 @@ mod tests {
         let first = queue.ring.claim().unwrap();
         assert_eq!(queue.push(Instant(1), solicited), Pushed::Stored);
         queue.arm(Notify::Solicited);
-        assert_eq!(queue.take(), Ok(None), "nobody waits for the first");
+        assert_eq!(queue.take(), Ok(None), "the first place is not filled yet");
         queue.ring.fill(first, &pack(&TimestampedCompletion { completion: EMPTY, at: Instant(1) }));
         assert!(queue.should_notify(&EMPTY, first.0));
         assert!(!queue.should_notify(&EMPTY, first.0), "it is asked for once");

@@ -184,7 +184,7 @@ impl Ring {
             // Release: the slot is refilled only after it was read here.
             let claim = self.head.compare_exchange(head.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
             if claim.is_ok() {
-                debug_assert_eq!(filled_for, position + 1, "nobody fills a slot whose entry was not claimed");
+                debug_assert_eq!(filled_for, position + 1, "only a claimed slot is filled");
                 return Some(entry);
             }
         }
@@ -344,12 +344,12 @@ mod tests {
         let ring = Ring::new(64);
         let (locks, filled) = ([(); 2].map(Mutex::new), AtomicUsize::new(0));
         let (done, taken_out) = (AtomicBool::new(false), AtomicU64::new(0));
-        let fill = |who: usize| {
+        let fill = |producer: usize| {
             for n in 0..EACH {
                 // Bit 0 is the index of the thread. Bit 1 marks every 16th entry, which may be removed.
-                let value = n << 2 | if n % 16 == 0 { DOOMED } else { 0 } | who as u64;
+                let value = n << 2 | if n % 16 == 0 { DOOMED } else { 0 } | producer as u64;
                 loop {
-                    let lock = locks[who].lock().unwrap();
+                    let lock = locks[producer].lock().unwrap();
                     if ring.push(&entry(value)).is_some() {
                         break;
                     }
@@ -368,9 +368,13 @@ mod tests {
                 match ring.pop() {
                     Some(e) => {
                         assert_eq!(e, entry(e[0]), "torn");
-                        let (who, n) = ((e[0] & 1) as usize, e[0] >> 2);
-                        assert!(last[who].is_none_or(|l| l < n), "{n} of {who} after {:?}", last[who]);
-                        last[who] = Some(n);
+                        let (producer, n) = ((e[0] & 1) as usize, e[0] >> 2);
+                        assert!(
+                            last[producer].is_none_or(|l| l < n),
+                            "{n} of {producer} after {:?}",
+                            last[producer]
+                        );
+                        last[producer] = Some(n);
                         seen += 1;
                     }
                     None if finished => return seen,

@@ -1,4 +1,4 @@
-//! The state with which threads agree on who runs the turns of a shard.
+//! State of a shard that the threads share which run its turns.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -56,7 +56,7 @@ impl DriveState {
         self.virtual_time
     }
 
-    /// Returns who is responsible at `now`.
+    /// Returns the party that is responsible at `now`.
     pub fn mode(&self, now: Instant) -> Mode {
         let polls = |at: Instant| now.since(at) < IDLE_TIMEOUT;
         match self.last_poll() {

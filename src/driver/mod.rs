@@ -1,16 +1,16 @@
 //! The driver: decides which thread runs a NIC, and when.
 //!
 //! A device has one or more [`Shard`]s: a [`Nic`](crate::nic::Nic), its link and its timers behind one lock.
-//! A *turn* of a shard receives packets, serves expired timers and sends. Turns are run by whichever thread
-//! has a reason to, and [`DriveState`] is the state with which the threads agree on it. Its [`Mode`] says who
-//! is responsible for what nobody else does: packets that arrive, timers, delayed acknowledgements.
+//! A *turn* of a shard receives packets, serves expired timers and sends. Several threads run turns, one at a
+//! time, and [`DriveState`] is the state that they share. Its [`Mode`] names the party that receives packets,
+//! serves timers and sends delayed acknowledgements while no call of the application runs a turn.
 //!
-//! | mode                   | responsible              | entered when                                          |
-//! |------------------------|--------------------------|-------------------------------------------------------|
-//! | [`Mode::Virtual`]      | the clock of the fabric  | the device is on a fabric with virtual time; for ever |
-//! | [`Mode::Polled`]       | the application's polls  | [`Shard::poll`] ran less than a poll gap ago          |
-//! | [`Mode::Background`]   | the background thread    | it woke up; it stays while packets keep arriving      |
-//! | [`Mode::Asleep`]       | the background thread, once woken | nothing arrived for [`timing::IDLE_TIMEOUT`] |
+//! | mode                 | responsible                        | entered when                             |
+//! |----------------------|------------------------------------|------------------------------------------|
+//! | [`Mode::Virtual`]    | the clock of the fabric            | the device is on a fabric with virtual time; never left |
+//! | [`Mode::Polled`]     | the application, which polls       | [`Shard::poll`] ran less than a poll gap ago |
+//! | [`Mode::Background`] | the background thread              | the thread woke up; it stays awake while packets keep arriving |
+//! | [`Mode::Asleep`]     | the background thread, once it is woken | nothing arrived for [`timing::IDLE_TIMEOUT`] |
 //!
 //! - From `Polled`: to `Background` when the application announces a wait ([`Shard::stop_polling`]), or has
 //!   not polled for a poll gap ([`PollDetector`](poll_detector::PollDetector)).
@@ -18,10 +18,11 @@
 //!   [`wake_thread`](Shard::wake_thread), which a thread calls that leaves work behind or sets an earlier
 //!   deadline.
 //!
-//! In every mode but `Virtual` a call of the application that posts, modifies or polls runs a turn inline, on
-//! its own thread: it needs no thread switch. A thread that finds the lock taken rings the doorbell, and the
-//! holder runs another turn after it has released the lock; a poll does not even do that. On a fabric in real
-//! time the sending thread also runs the receiving NIC's turn ([`FabricHandle::kick`]).
+//! In every mode but `Virtual`, a call of the application that posts, modifies or polls runs a turn inline, on
+//! the calling thread, which saves a thread switch. A thread that finds the lock held rings the doorbell, and
+//! the holder runs another turn after it has released the lock. A poll that finds the lock held returns
+//! without ringing, because the application polls again soon. On a fabric in real time the sending thread also
+//! runs the turn of the receiving NIC ([`FabricHandle::kick`]).
 //!
 //! | file                  | content                                                                    |
 //! |-----------------------|----------------------------------------------------------------------------|
