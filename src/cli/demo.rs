@@ -5,11 +5,12 @@ use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use clap::Args;
+use parking_lot::Mutex;
 
 use super::link::{STANDARD_OUTPUT, create_capture};
 use super::{CliError, packet_text};
@@ -137,21 +138,21 @@ impl Session {
             let handle: Arc<Mutex<Option<CaptureHandle>>> = Arc::default();
             let (commented, lost) = (handle.clone(), log.clone());
             let faults = Faults::new(port, vec![loss], seed).with_observer(move |event| {
-                if let Some(handle) = &*commented.lock().unwrap_or_else(PoisonError::into_inner) {
+                if let Some(handle) = &*commented.lock() {
                     handle.comment(event);
                 }
                 if let Ok(packet) = Packet::parse(event.packet) {
-                    lock(&lost).lost.insert(packet.bth().psn);
+                    lost.lock().lost.insert(packet.bth().psn);
                 }
             });
             let record = move |t: &TracedPacket<'_>| {
-                lock(&trace_log).packets.push((t.at, t.direction, t.bytes.to_vec()))
+                trace_log.lock().packets.push((t.at, t.direction, t.bytes.to_vec()))
             };
             match capture {
                 None => Box::new(Trace::new(faults, record)),
                 Some(file) => {
                     let link = file.capture(faults, "A");
-                    *handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(link.handle());
+                    *handle.lock() = Some(link.handle());
                     Box::new(Trace::new(link, record))
                 }
             }
@@ -360,7 +361,7 @@ impl Session {
     /// Prints the packets traced since the last call.
     fn print_packets(&mut self) -> Result<(), CliError> {
         let (packets, mut lost) = {
-            let mut log = lock(&self.log);
+            let mut log = self.log.lock();
             (std::mem::take(&mut log.packets), std::mem::take(&mut log.lost))
         };
         for (at, direction, bytes) in packets {
@@ -479,10 +480,6 @@ fn print_completion(out: &mut dyn Write, at: Instant, name: &str, wc: &Completio
         wc.opcode, wc.wr_id
     )?;
     Ok(())
-}
-
-fn lock(log: &Log) -> std::sync::MutexGuard<'_, TracedPackets> {
-    log.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn psn(psn: Psn) -> String {

@@ -6,10 +6,11 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 
 use super::CliError;
@@ -289,7 +290,7 @@ impl LinkArgs {
     }
 
     fn opened(&self) -> MutexGuard<'_, Opened> {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+        self.opened.lock()
     }
 
     fn create_capture(&self, timestamps: Timestamps) -> Result<(), CliError> {

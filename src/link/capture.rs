@@ -9,10 +9,11 @@ mod output;
 use std::borrow::Cow;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
 use pcap_file::pcapng::PcapNgWriter;
 use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
 use pcap_file::pcapng::blocks::interface_description::{
@@ -99,10 +100,6 @@ struct Inner {
 
 type Listener = Box<dyn FnOnce(&CaptureError) + Send>;
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn io_error(error: PcapError) -> io::Error {
     match error {
         PcapError::IoError(e) => e,
@@ -180,12 +177,12 @@ impl CaptureFile {
 
     /// Sets the function that is called at the first failed write.
     pub fn on_failure(&self, listener: impl FnOnce(&CaptureError) + Send + 'static) {
-        lock(&self.0).listener = Some(Box::new(listener));
+        self.0.lock().listener = Some(Box::new(listener));
     }
 
     /// Captures a link from now on, as an interface called `name`.
     pub fn capture<L: Link>(&self, link: L, name: &str) -> Capture<L> {
-        let interface = lock(&self.0).add_interface(name, &link.info().name);
+        let interface = self.0.lock().add_interface(name, &link.info().name);
         CaptureHandle { file: self.clone(), interface, pending_comments: Arc::default() }.capture(link)
     }
 
@@ -198,7 +195,7 @@ impl CaptureFile {
         let file = Arc::downgrade(&self.0);
         let run = move || {
             while let Some(file) = file.upgrade() {
-                lock(&file).write_out();
+                file.lock().write_out();
                 drop(file);
                 thread::sleep(period);
             }
@@ -211,7 +208,7 @@ impl CaptureFile {
     /// # Errors
     /// [`CaptureError::Incomplete`] if packets were lost since the last call.
     pub fn flush(&self) -> Result<(), CaptureError> {
-        let mut inner = lock(&self.0);
+        let mut inner = self.0.lock();
         inner.write_out();
         match inner.error.take() {
             None => Ok(()),
@@ -394,7 +391,7 @@ impl CaptureHandle {
     /// [`super::faults::Faults`] that wraps this capture or is wrapped by it. A dropped packet that does not
     /// reach the capture is written too.
     pub fn comment(&self, event: &FaultEvent<'_>) {
-        let mut pending_comments = lock(&self.pending_comments);
+        let mut pending_comments = self.pending_comments.lock();
         if pending_comments.len() == MAX_PENDING_COMMENTS {
             pending_comments.remove(0);
         }
@@ -411,7 +408,7 @@ impl CaptureHandle {
 
     /// Removes and returns the comments for a packet, joined.
     fn take_comments(&self, direction: Direction, data: &[u8]) -> Option<String> {
-        let mut pending_comments = lock(&self.pending_comments);
+        let mut pending_comments = self.pending_comments.lock();
         if pending_comments.is_empty() {
             return None;
         }
@@ -433,12 +430,12 @@ impl CaptureHandle {
 
     /// Writes the packets that were dropped before they reached the capture.
     fn write_dropped(&self, direction: Direction, now: Instant) {
-        if lock(&self.pending_comments).is_empty() {
+        if self.pending_comments.lock().is_empty() {
             return;
         }
-        let mut inner = lock(&self.file.0);
+        let mut inner = self.file.0.lock();
         let at = inner.time(now);
-        lock(&self.pending_comments).retain_mut(|pending| {
+        self.pending_comments.lock().retain_mut(|pending| {
             let Some((flow, ident, data)) = pending.dropped.take_if(|_| pending.direction == direction)
             else {
                 return true;
@@ -477,7 +474,7 @@ impl<L: Link> Link for Capture<L> {
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         self.inner.transmit(now, queue)?;
         {
-            let mut file = lock(&self.handle.file.0);
+            let mut file = self.handle.file.0.lock();
             let at = file.time(now);
             for burst in queue.bursts() {
                 self.scratch.clear();
@@ -499,7 +496,7 @@ impl<L: Link> Link for Capture<L> {
         let received = self.inner.receive(now, &mut |burst| {
             sink(burst);
             let (first, flags) = id_and_flags(burst.ident);
-            let mut file = lock(&handle.file.0);
+            let mut file = handle.file.0.lock();
             let at = file.time(now);
             for (i, data) in burst.packets() {
                 let id = first.wrapping_add(i);
@@ -537,7 +534,7 @@ mod tests {
 
     impl Write for SharedBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let mut buffer = lock(&self.0);
+            let mut buffer = self.0.lock();
             if buffer.len() + bytes.len() > self.1 {
                 return Err(io::Error::from(io::ErrorKind::StorageFull));
             }
@@ -637,7 +634,7 @@ mod tests {
         send(&mut a, &b, Instant(5_000_000_007), 8..10);
         b.receive(Instant(6_000_000_000), &mut |_| {}).unwrap();
         b.handle().flush().unwrap();
-        let (names, rows) = rows(&lock(&buffer.0));
+        let (names, rows) = rows(&buffer.0.lock());
         assert_eq!(names, ["left", "right"]);
         let row = |interface, at, id, psn| Row {
             interface,
@@ -666,9 +663,9 @@ mod tests {
             let cells: [Arc<Mutex<Option<CaptureHandle>>>; 2] = Default::default();
             let wrap = |link, rules, cell: &Arc<Mutex<Option<CaptureHandle>>>, name| {
                 let handle = cell.clone();
-                let observer = move |e: &FaultEvent<'_>| lock(&handle).as_ref().unwrap().comment(e);
+                let observer = move |e: &FaultEvent<'_>| handle.lock().as_ref().unwrap().comment(e);
                 let capture = file.capture(Faults::new(link, rules, 0).with_observer(observer), name);
-                *lock(cell) = Some(capture.handle());
+                *cell.lock() = Some(capture.handle());
                 capture
             };
             (Box::new(wrap(a, tx, &cells[0], "a")), Box::new(wrap(b, rx, &cells[1], "b")))
@@ -684,7 +681,7 @@ mod tests {
         b.receive(Instant(0), &mut |_| {}).unwrap();
         drop((a, b));
         file.flush().unwrap();
-        let bytes = lock(&buffer.0);
+        let bytes = buffer.0.lock();
         rows(&bytes).1.into_iter().map(|r| (r.interface, r.psn, r.intact, r.comment)).collect()
     }
 

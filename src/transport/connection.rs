@@ -1,7 +1,7 @@
 //! State that requester and responder of a queue pair share.
 
 use super::migration::Alternate;
-use super::{MigrationState, QpInit, QpState, QpType, Quirks, XrcdId};
+use super::{Completion, MigrationState, QpInit, QpState, QpType, Quirks, WcOpcode, WcStatus, XrcdId};
 use crate::memory::{Access, Accessor, PdId};
 use crate::wire::{
     AckTimeout, Bth, Flow, HeaderSet, Headers, Mtu, Opcode, Operation, PKey, Position, Psn, QKey, Qpn,
@@ -75,6 +75,25 @@ impl Connection {
     pub fn reset(&mut self) {
         let init = self.made_with;
         *self = Connection::new(&init, self.qpn);
+    }
+
+    /// Returns a completion with this status and no data, of a send.
+    pub fn completion(&self, wr_id: u64, status: WcStatus) -> Completion {
+        Completion {
+            wr_id,
+            status,
+            opcode: WcOpcode::Send,
+            byte_len: 0,
+            imm: None,
+            invalidated: None,
+            qpn: self.qpn,
+            src_qpn: self.dest_qpn,
+            vendor_err: 0,
+            solicited: true,
+            grh: false,
+            over_ipv4: false,
+            pkey_index: 0,
+        }
     }
 
     pub fn quirks(&self) -> &Quirks {

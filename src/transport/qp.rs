@@ -4,7 +4,7 @@ use super::connection::{Connection, Fatal};
 use super::migration::{Alternate, PathMatch};
 use super::pacer::{Pacer, Rate};
 use super::recv_queue::RecvCaps;
-use super::requester::{Requester, failure};
+use super::requester::Requester;
 use super::responder::{Responder, is_receiving};
 use super::send_queue::SendCaps;
 use super::{
@@ -250,7 +250,7 @@ impl QueuePair {
             QpState::Err | QpState::Sqe => {
                 out.push(Output::Sent(Completion {
                     opcode: wr.op.completion_opcode(),
-                    ..failure(&self.conn, wr.wr_id, WcStatus::WrFlushErr)
+                    ..self.conn.completion(wr.wr_id, WcStatus::WrFlushErr)
                 }));
                 Ok(())
             }
@@ -356,7 +356,7 @@ impl QueuePair {
             QpState::Err => {
                 out.push(Output::Received(Completion {
                     opcode: WcOpcode::Recv,
-                    ..failure(&self.conn, wr.wr_id, WcStatus::WrFlushErr)
+                    ..self.conn.completion(wr.wr_id, WcStatus::WrFlushErr)
                 }));
                 Ok(())
             }

@@ -6,10 +6,12 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
+
+use super::Fabric;
 use super::port::PortShared;
-use super::{Fabric, lock};
 use crate::transport::{AsyncEvent, Instant, RxBurst};
 
 /// Function that passes bursts to the receiver, one after the other.
@@ -65,7 +67,7 @@ pub(crate) struct ReadyQueue {
 impl ReadyQueue {
     pub fn push(&self, port: &Arc<PortShared>) {
         if !port.queued.swap(true, Ordering::SeqCst) {
-            let mut ports = lock(&self.ports);
+            let mut ports = self.ports.lock();
             ports.push_back(port.clone());
             self.len.store(ports.len(), Ordering::SeqCst);
         }
@@ -75,7 +77,7 @@ impl ReadyQueue {
         if self.len.load(Ordering::SeqCst) == 0 {
             return None;
         }
-        let mut ports = lock(&self.ports);
+        let mut ports = self.ports.lock();
         let port = ports.pop_front()?;
         self.len.store(ports.len(), Ordering::SeqCst);
         drop(ports);
@@ -85,7 +87,7 @@ impl ReadyQueue {
     }
 
     pub fn remove(&self, id: u32) {
-        let mut ports = lock(&self.ports);
+        let mut ports = self.ports.lock();
         ports.retain(|p| p.id != id);
         self.len.store(ports.len(), Ordering::SeqCst);
     }
@@ -116,12 +118,12 @@ impl Fabric {
     /// Virtual time: adds an auxiliary driver, which reacts to what NICs have received but has no port of its
     /// own. It runs in every step, after the NICs.
     pub fn add_auxiliary_driver(&self, auxiliary: Weak<dyn Driver>) {
-        lock(&self.0.auxiliaries).push(auxiliary);
+        self.0.auxiliaries.lock().push(auxiliary);
     }
 
     /// Returns the auxiliary drivers that still exist.
     pub(crate) fn auxiliaries(&self) -> Vec<Arc<dyn Driver>> {
-        let mut auxiliaries = lock(&self.0.auxiliaries);
+        let mut auxiliaries = self.0.auxiliaries.lock();
         auxiliaries.retain(|auxiliary| auxiliary.strong_count() > 0);
         auxiliaries.iter().filter_map(Weak::upgrade).collect()
     }
@@ -152,7 +154,7 @@ impl FabricHandle {
 
     /// Attaches the driver of this port's NIC, in place of the previous one.
     pub fn attach(&self, driver: Weak<dyn Driver>) {
-        *lock(&self.port.driver) = Some(driver);
+        *self.port.driver.lock() = Some(driver);
         if !self.fabric.is_virtual()
             && self.port.earliest.load(Ordering::SeqCst) != u64::MAX
             && let Some(driver) = self.port.driver()

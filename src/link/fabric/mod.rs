@@ -20,7 +20,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::{Mutex, MutexGuard};
 
 pub use config::{FabricConfig, FabricError};
 pub use handle::{BurstSource, Driver, FabricHandle, Outcome};
@@ -31,11 +33,6 @@ use super::JoinError;
 use crate::transport::{AsyncEvent, Instant};
 use handle::ReadyQueue;
 use port::PortShared;
-
-/// Locks a mutex and ignores poisoning: no panic leaves the state inconsistent.
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// In-memory switch. Clones refer to the same switch.
 #[derive(Clone)]
@@ -158,7 +155,7 @@ impl Fabric {
     /// # Errors
     /// If there is no address, or one is not a unicast address or is in use.
     pub fn port(&self, addresses: &[IpAddr]) -> Result<FabricPort, FabricError> {
-        let mut ports = lock(&self.0.ports);
+        let mut ports = self.0.ports.lock();
         ports.check(addresses, None)?;
         ports.last_id += 1;
         let id = ports.last_id;
@@ -173,7 +170,7 @@ impl Fabric {
     /// Returns an IPv6 (ULA) and an IPv4 address (of 198.18.0.0/15, for benchmarks and never on the Internet)
     /// that were not returned before.
     pub fn auto_address(&self) -> [IpAddr; 2] {
-        let mut ports = lock(&self.0.ports);
+        let mut ports = self.0.ports.lock();
         loop {
             ports.last_auto += 1;
             let n = ports.last_auto;
@@ -195,7 +192,7 @@ impl Fabric {
     /// If the configuration is invalid, or no port has one of the addresses.
     pub fn set_path(&self, from: IpAddr, to: IpAddr, config: FabricConfig) -> Result<(), FabricError> {
         config.check()?;
-        let mut ports = lock(&self.0.ports);
+        let mut ports = self.0.ports.lock();
         let id = |a: IpAddr| ports.by_address.get(&a).copied().ok_or(FabricError::UnknownAddress(a));
         let direction = (id(from)?, id(to)?);
         ports.overrides.insert(direction, config);
@@ -226,7 +223,7 @@ impl Fabric {
     /// See [`port`](Self::port); also [`FabricError::UnknownAddress`].
     pub fn set_addresses(&self, of: IpAddr, addresses: &[IpAddr]) -> Result<(), FabricError> {
         let port = self.port_of(of)?;
-        let mut ports = lock(&self.0.ports);
+        let mut ports = self.0.ports.lock();
         ports.check(addresses, Some(port.id))?;
         ports.by_address.retain(|_, id| *id != port.id);
         ports.by_address.extend(addresses.iter().map(|a| (*a, port.id)));
@@ -275,7 +272,7 @@ impl Fabric {
     }
 
     fn port_of(&self, address: IpAddr) -> Result<Arc<PortShared>, FabricError> {
-        let ports = lock(&self.0.ports);
+        let ports = self.0.ports.lock();
         let port = ports.by_address.get(&address).and_then(|id| ports.by_id.get(id));
         port.cloned().ok_or(FabricError::UnknownAddress(address))
     }
@@ -283,9 +280,9 @@ impl Fabric {
     /// Returns the packet counters so far.
     pub fn counters(&self) -> FabricCounters {
         let ports = self.ports();
-        let mut sum = *lock(&self.0.counters);
+        let mut sum = *self.0.counters.lock();
         for port in ports {
-            sum.add(&lock(&port.inbox).counters);
+            sum.add(&port.inbox.lock().counters);
         }
         sum
     }
@@ -308,7 +305,7 @@ impl Fabric {
 
     /// Acquires the right to step; `None` in real time.
     pub(crate) fn stepping(&self) -> Option<MutexGuard<'_, ()>> {
-        self.is_virtual().then(|| lock(&self.0.stepping))
+        self.is_virtual().then(|| self.0.stepping.lock())
     }
 
     /// Moves virtual time forward to `at`, never back.
@@ -320,17 +317,17 @@ impl Fabric {
 
     /// Returns all ports in the order of their creation.
     pub(crate) fn ports(&self) -> Vec<Arc<PortShared>> {
-        lock(&self.0.ports).by_id.values().cloned().collect()
+        self.0.ports.lock().by_id.values().cloned().collect()
     }
 
     fn count(&self, f: impl FnOnce(&mut FabricCounters)) {
-        f(&mut lock(&self.0.counters));
+        f(&mut self.0.counters.lock());
     }
 
     /// Returns the ports that packets from port `from` to `dst` reach, each with the configuration of the
     /// direction if it has one of its own.
     fn targets(&self, from: u32, dst: IpAddr) -> Vec<(Arc<PortShared>, Option<FabricConfig>)> {
-        let ports = lock(&self.0.ports);
+        let ports = self.0.ports.lock();
         let up = |id: &u32| ports.by_id.get(id).is_some_and(|port| port.up.load(Ordering::SeqCst));
         if !up(&from) {
             return Vec::new();
@@ -351,13 +348,13 @@ impl Fabric {
         if !is_group(&group) {
             return Err(JoinError::NotMulticast(group));
         }
-        lock(&self.0.ports).groups.entry(group).or_default().insert(id);
+        self.0.ports.lock().groups.entry(group).or_default().insert(id);
         self.changed();
         Ok(())
     }
 
     fn leave(&self, id: u32, group: IpAddr) {
-        if let Some(members) = lock(&self.0.ports).groups.get_mut(&group) {
+        if let Some(members) = self.0.ports.lock().groups.get_mut(&group) {
             members.remove(&id);
         }
         self.changed();
@@ -365,7 +362,7 @@ impl Fabric {
 
     /// Removes a port and keeps its counters.
     fn remove(&self, port: &PortShared, counters: &FabricCounters) {
-        let mut ports = lock(&self.0.ports);
+        let mut ports = self.0.ports.lock();
         ports.by_id.remove(&port.id);
         ports.by_address.retain(|_, id| *id != port.id);
         ports.groups.values_mut().for_each(|g| {

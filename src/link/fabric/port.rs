@@ -5,12 +5,14 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
+
+use super::Fabric;
 use super::handle::{Driver, FabricHandle};
 use super::inbox::{BufferPool, Delivery, Inbox};
 use super::model::{BurstShape, FabricCounters, Path, Run};
-use super::{Fabric, lock};
 use crate::link::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::{Flow, IpIdent};
@@ -68,7 +70,7 @@ impl PortShared {
 
     /// Returns the attached driver, if it still exists.
     pub fn driver(&self) -> Option<Arc<dyn Driver>> {
-        lock(&self.driver).as_ref().and_then(Weak::upgrade)
+        self.driver.lock().as_ref().and_then(Weak::upgrade)
     }
 }
 
@@ -196,13 +198,13 @@ impl FabricPort {
                 && !self.fabric.is_virtual()
                 && deliver_direct(now, burst, &target.port, &mut self.scratch)
             {
-                lock(&target.port.inbox).counters.carried += burst.packets as u64;
+                target.port.inbox.lock().counters.carried += burst.packets as u64;
                 self.fabric.schedule_turn(&target.port);
                 continue;
             }
             let mut whole = self.free_buffers.take(burst.bytes);
             burst.copy_to(&mut whole);
-            let mut inbox = lock(&target.port.inbox);
+            let mut inbox = target.port.inbox.lock();
             let inbox = &mut *inbox;
             if inbox.bytes + burst.bytes > INBOX_LIMIT.max(4 * self.info.window) {
                 self.counters.tx_dropped += burst.packets as u64;
@@ -327,7 +329,7 @@ impl Link for FabricPort {
         }
         self.batch.clear();
         {
-            let mut inbox = lock(&self.shared.inbox);
+            let mut inbox = self.shared.inbox.lock();
             inbox.take_due(now, &mut self.batch);
             self.shared.earliest.store(inbox.earliest(), Ordering::SeqCst);
         }
@@ -342,7 +344,7 @@ impl Link for FabricPort {
             packets += d.packets();
             sink(RxBurst { flow: d.flow, ident: d.ident, segment: d.segment, data: &d.data });
         }
-        let mut inbox = lock(&self.shared.inbox);
+        let mut inbox = self.shared.inbox.lock();
         for delivery in self.batch.drain(..) {
             inbox.pool.put(delivery.data);
         }
@@ -376,7 +378,7 @@ impl Link for FabricPort {
 
 impl Drop for FabricPort {
     fn drop(&mut self) {
-        let counters: FabricCounters = lock(&self.shared.inbox).counters;
+        let counters: FabricCounters = self.shared.inbox.lock().counters;
         self.fabric.remove(&self.shared, &counters);
     }
 }

@@ -193,7 +193,7 @@ impl Requester {
         while let Some(wqe) = self.queue.front() {
             env.out.push(Output::Sent(Completion {
                 opcode: wqe.op.completion_opcode(),
-                ..failure(conn, wqe.wr_id, WcStatus::WrFlushErr)
+                ..conn.completion(wqe.wr_id, WcStatus::WrFlushErr)
             }));
             self.queue.retire();
         }
@@ -219,28 +219,9 @@ impl Requester {
     fn fail_oldest(&mut self, status: WcStatus, conn: &Connection, env: &mut Env<'_>) -> Fatal {
         if let Some(wqe) = self.queue.front() {
             let opcode = wqe.op.completion_opcode();
-            env.out.push(Output::Sent(Completion { opcode, ..failure(conn, wqe.wr_id, status) }));
+            env.out.push(Output::Sent(Completion { opcode, ..conn.completion(wqe.wr_id, status) }));
             self.queue.retire();
         }
         Fatal
-    }
-}
-
-/// Returns a completion that contains only the failure of `wr_id`.
-pub(super) fn failure(conn: &Connection, wr_id: u64, status: WcStatus) -> Completion {
-    Completion {
-        wr_id,
-        status,
-        opcode: super::WcOpcode::Send,
-        byte_len: 0,
-        imm: None,
-        invalidated: None,
-        qpn: conn.qpn,
-        src_qpn: conn.dest_qpn,
-        vendor_err: 0,
-        solicited: true,
-        grh: false,
-        over_ipv4: false,
-        pkey_index: 0,
     }
 }

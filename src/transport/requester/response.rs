@@ -110,7 +110,7 @@ impl Requester {
                 opcode: wqe.op.completion_opcode(),
                 byte_len: wqe.len,
                 solicited: false,
-                ..super::failure(conn, wqe.wr_id, WcStatus::Success)
+                ..conn.completion(wqe.wr_id, WcStatus::Success)
             }));
         }
         self.queue.retire();

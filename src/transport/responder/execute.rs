@@ -5,7 +5,6 @@ use super::nak_reason::NakReason;
 use super::{Message, Reply, Resource, ResourceKind, Responder, accessor};
 use crate::memory::{Access, AtomicOp, HostSlice};
 use crate::transport::connection::Connection;
-use crate::transport::requester::failure;
 use crate::transport::{Completion, Env, QpType, WcOpcode, WcStatus};
 use crate::wire::{Operation, Packet, Position};
 
@@ -260,7 +259,7 @@ impl Responder {
             solicited: packet.bth().solicited,
             pkey_index: conn.pkey_index,
             grh: conn.quirks().grh_on_every_receive,
-            ..failure(conn, 0, WcStatus::Success)
+            ..conn.completion(0, WcStatus::Success)
         }
     }
 }

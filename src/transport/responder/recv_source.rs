@@ -4,7 +4,6 @@ use crate::memory::{AccessError, Accessor};
 use crate::transport::connection::Connection;
 use crate::transport::credits;
 use crate::transport::recv_queue::{Receive, RecvCaps, RecvQueue};
-use crate::transport::requester::failure;
 use crate::transport::{AsyncEvent, Completion, Env, Output, PostError, RecvWr, SrqId, WcOpcode, WcStatus};
 
 #[derive(Debug)]
@@ -102,7 +101,7 @@ impl RecvSource {
 
     /// Completes the receive in use, or the next one, with an error.
     pub fn fail(&mut self, status: WcStatus, conn: &Connection, env: &mut Env<'_>) {
-        self.complete(Completion { opcode: WcOpcode::Recv, ..failure(conn, 0, status) }, env);
+        self.complete(Completion { opcode: WcOpcode::Recv, ..conn.completion(0, status) }, env);
     }
 
     /// Completes all receives that the queue pair owns with WR_FLUSH_ERR, in order.
