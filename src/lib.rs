@@ -13,7 +13,6 @@
 //! | [`cm`] | the connection manager over QP1, sans I/O |
 //! | [`link`] | packet transmission: fabric, UDP, packet sockets, frames; capture and fault injection |
 //! | [`verbs`] | the public API, and the driver that runs a NIC |
-//! | `cli` | the `urxe` command (feature `cli`, on by default) |
 //!
 //! Two connected NICs and an RDMA WRITE between them, with no network, no root and no hardware:
 //!
@@ -41,8 +40,6 @@
 //! [`verbs::Fabric::virtual_time`] runs the same program in one thread on a simulated clock, with latency,
 //! loss, duplication, reordering and corruption determined by a seed; a replay produces the same bytes.
 
-#[cfg(feature = "cli")]
-pub mod cli;
 pub mod cm;
 mod driver;
 pub mod link;

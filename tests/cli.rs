@@ -10,10 +10,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
-use urxe::cli::exchange::pingpong::{self, Destination};
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::verbs::*;
 use urxe::wire::{Flow, IpIdent, Packet, icrc};
+use urxe_cli::exchange::pingpong::{self, Destination};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 

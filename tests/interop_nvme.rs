@@ -1,9 +1,9 @@
-//! The kernel's NVMe initiator in a guest with rxe, and the target of `examples/nvme_target` on the host.
+//! The kernel's NVMe initiator in a guest with rxe, and the target of `cli/examples/nvme_target` on the host.
 
 #[path = "support/guest.rs"]
 mod guest;
 #[allow(dead_code, reason = "the test uses a part of the example")]
-#[path = "../examples/nvme_target/nvme/mod.rs"]
+#[path = "../cli/examples/nvme_target/nvme/mod.rs"]
 mod nvme;
 #[path = "support/testbed.rs"]
 mod testbed;

@@ -18,7 +18,7 @@ mod testbed;
 use dumps::Run;
 use std::time::Duration;
 use testbed::{GUEST, LinkKind, Table, Testbed};
-use urxe::cli::exchange::perftest::Test;
+use urxe_cli::exchange::perftest::Test;
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// File in the guest to which the stock program writes its memory.

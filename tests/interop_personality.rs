@@ -18,7 +18,7 @@ fn calls_on_the_kernels_rxe_have_the_results_of_personality_rxe() {
     // The other end of the wire is not connected: the program's packets stay in the guest.
     let guest = Guest::start(GuestConfig::new(Net::Dgram { local, remote }, 1)).unwrap();
     let program = dir.path().join("personality");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/ibverbs/tests/c/personality.c");
+    let source = concat!(env!("URXE_REPOSITORY"), "/ibverbs/tests/c/personality.c");
     let mut cc = Command::new("cc");
     let compile = cc.args(["-O1", "-s", "-Wall", "-Werror", "-o"]).args([
         program.as_os_str(),

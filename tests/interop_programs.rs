@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use dumps::Run;
 use testbed::{GUEST, LinkKind, Table, Testbed, Urxe};
-use urxe::cli::exchange::perftest::Test;
+use urxe_cli::exchange::perftest::Test;
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// File in the guest to which a program writes its memory, and the library that makes it do so.
@@ -42,7 +42,7 @@ const PROGRAMS: [(&str, Test, u32, u64, u32); 6] = [
 /// Builds `mrdump.c` for programs on the host.
 fn mrdump(dir: &Path) -> PathBuf {
     let library = dir.join("mrdump.so");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest/mrdump.c");
+    let source = concat!(env!("URXE_REPOSITORY"), "/tests/guest/mrdump.c");
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o"]).arg(&library).arg(source);
     let out = cc.output().expect("this test needs a C compiler (apt-get install gcc libc6-dev)");

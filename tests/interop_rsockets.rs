@@ -361,7 +361,7 @@ impl Drop for Datagrams {
 
 /// Builds a program for the host and for the guest, which has the same libraries.
 fn build(program: &str, source: &str, options: &[&str]) {
-    let source = format!("{}/{source}", env!("CARGO_MANIFEST_DIR"));
+    let source = format!("{}/{source}", env!("URXE_REPOSITORY"));
     let mut cc = Command::new("cc");
     cc.args(options).args(["-O1", "-s", "-Wall", "-Werror", "-o", program, &source, "-lrdmacm", "-libverbs"]);
     let out = cc.output().expect("this test needs a C compiler (apt-get install gcc libc6-dev)");

@@ -265,7 +265,7 @@ fn compare(path: &str) -> BTreeMap<u8, usize> {
 /// Runs scapy in Debian's python, because another python that precedes it in the path does not have Debian's
 /// packages.
 fn scapy(paths: &[String]) -> String {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest/scapy_icrc.py");
+    let script = concat!(env!("URXE_REPOSITORY"), "/tests/guest/scapy_icrc.py");
     let has_scapy = |python: &&str| {
         let out = Command::new(python).args(["-c", "import scapy.contrib.roce"]).output();
         out.is_ok_and(|o| o.status.success())

@@ -25,7 +25,7 @@ use urxe::wire::{
 };
 
 fn capture_dir() -> PathBuf {
-    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("pcaps")
+    std::path::Path::new(env!("URXE_REPOSITORY")).join("pcaps")
 }
 
 /// Path MTU of every capture, by its section of the README: `mtu=` of the QP, otherwise the active MTU of an

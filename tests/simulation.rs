@@ -419,7 +419,7 @@ fn grid() -> String {
 
 #[test]
 fn recovery_cost_matches_the_golden_grid() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/simulation.golden");
+    let path = concat!(env!("URXE_REPOSITORY"), "/tests/simulation.golden");
     let now = grid();
     if std::env::var_os("URXE_BLESS").is_some() {
         std::fs::write(path, &now).unwrap();

@@ -1,8 +1,8 @@
-//! Tests of the NVMe over Fabrics target of `examples/nvme_target`: its responses to valid and invalid
+//! Tests of the NVMe over Fabrics target of `cli/examples/nvme_target`: its responses to valid and invalid
 //! commands, first without RDMA, then with a host that is written on the verbs API.
 
 #[allow(dead_code, reason = "the tests use a part of the example")]
-#[path = "../../examples/nvme_target/nvme/mod.rs"]
+#[path = "../../cli/examples/nvme_target/nvme/mod.rs"]
 mod nvme;
 
 mod commands;

@@ -3,7 +3,7 @@
 //! the target of the peer's WRITEs and READs.
 
 use std::collections::BTreeMap;
-use urxe::cli::exchange::perftest::{Agreed, Layout, Test};
+use urxe_cli::exchange::perftest::{Agreed, Layout, Test};
 
 /// Parameters of the run.
 #[derive(Clone, Copy, Debug)]

@@ -26,7 +26,7 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-const TESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest");
+const TESTS: &str = concat!(env!("URXE_REPOSITORY"), "/tests/guest");
 /// Limit for a command that should respond at once (the guest is emulated, the host may be busy).
 const SHORT: Duration = Duration::from_secs(30);
 /// Text in the result of [`Guest::state`] if rxe hangs because of a defect of rxe itself

@@ -304,7 +304,7 @@ pub fn with_files(files: &[(&str, &str)]) -> Vec<String> {
 /// An address selection table (gai.conf) that makes servers prefer IPv6 addresses, and the path at which
 /// programs read it.
 pub const PREFER_IPV6: (&str, &str) =
-    (concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/gai.conf"), "/etc/gai.conf");
+    (concat!(env!("URXE_REPOSITORY"), "/tests/support/gai.conf"), "/etc/gai.conf");
 
 /// A running urxe, or a program on it; killed on drop.
 pub struct Urxe {

@@ -62,7 +62,7 @@ pub struct FaultCounts {
 
 /// Counters of a rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[cfg_attr(feature = "cli", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct RuleCount {
     /// The rule as it was written.
     pub rule: String,

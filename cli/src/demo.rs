@@ -1,0 +1,492 @@
+//! `urxe demo`: two NICs in one process perform every operation once, and each packet is printed.
+#![forbid(unsafe_code)]
+
+use std::collections::{HashMap, HashSet};
+use std::io::Write;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anstyle::{AnsiColor, Style};
+use clap::Args;
+use parking_lot::Mutex;
+
+use super::link::{STANDARD_OUTPUT, create_capture};
+use super::{CliError, packet_text};
+use urxe::link::capture::{CaptureFile, CaptureHandle, Timestamps};
+use urxe::link::fabric::{Fabric, FabricConfig};
+use urxe::link::faults::{Direction, Faults, Rule};
+use urxe::link::trace::{Trace, TracedPacket};
+use urxe::transport::Instant;
+use urxe::verbs::{
+    Access, Bind, Completion, ConnectOptions, Context, ContextOptions, Endpoint, Mr, Mtu, Placement, Psn,
+    Qpn, RecvWr, RemoteAddr, SendWr, Sge, TestEndpoint, WcOpcode, WcStatus, WindowKind,
+};
+use urxe::wire::Packet;
+
+const LONG_ABOUT: &str = "\
+Runs two NICs on an in-memory fabric in virtual time: SEND, WRITE and READ with several packets, immediate \
+data, atomics, ATOMIC WRITE, FLUSH, a SEND that invalidates a memory window, a WRITE with a dropped middle \
+packet, and a SEND that receives an RNR NAK. Prints every packet, writes a capture for Wireshark and checks \
+all data. Wireshark before 4.4 does not decode ATOMIC WRITE and FLUSH, and no version decodes XRC: it shows \
+such packets without the name of the operation.";
+
+/// Run every operation once between two NICs in memory and print each packet
+#[derive(Args)]
+#[command(long_about = LONG_ABOUT)]
+pub struct Demo {
+    /// Write the packets to this pcapng file; `-` writes to standard output, and prints the report to
+    /// standard error
+    #[arg(long, value_name = "FILE", default_value = "demo.pcapng")]
+    capture: PathBuf,
+    /// Do not write a capture
+    #[arg(long, conflicts_with = "capture")]
+    no_capture: bool,
+    /// Seed of the queue pair numbers and first PSNs
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+}
+
+/// Fault rule: drops the second middle packet of a WRITE.
+const LOSS: &str = "drop=2,opcode=0x07";
+const MTU: Mtu = Mtu::Mtu1024;
+/// Length of each memory region in bytes.
+const REGION_LEN: usize = 16 << 10;
+/// Virtual time after which an operation that has not completed counts as stuck.
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
+
+const BOLD: Style = Style::new().bold();
+const DIM: Style = Style::new().dimmed();
+const RED: Style = AnsiColor::Red.on_default().bold();
+const GREEN: Style = AnsiColor::Green.on_default();
+const YELLOW: Style = AnsiColor::Yellow.on_default();
+const CYAN: Style = AnsiColor::Cyan.on_default();
+
+/// Packets and losses recorded at A's port and not printed yet.
+#[derive(Default)]
+struct TracedPackets {
+    packets: Vec<(Instant, Direction, Vec<u8>)>,
+    /// PSNs of packets that the fault rule dropped and that are not printed yet.
+    lost: HashSet<Psn>,
+}
+
+type Log = Arc<Mutex<TracedPackets>>;
+
+impl Demo {
+    /// Runs the demonstration.
+    pub fn run(self) -> Result<(), CliError> {
+        let capture = match self.no_capture {
+            true => None,
+            false => Some(create_capture(&self.capture, Timestamps::Virtual)?),
+        };
+        let out = anstream::AutoStream::auto(std::io::stdout());
+        let mut session = Session::new(self.seed, capture.as_ref(), Box::new(out))?;
+        session.run_operations()?;
+        if let Some(file) = capture {
+            file.flush()?;
+            if self.capture.as_os_str() == STANDARD_OUTPUT {
+                return Ok(());
+            }
+            let path = self.capture.display();
+            writeln!(session.out, "Capture written to {path}: open it with  {BOLD}wireshark {path}{BOLD:#}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The two NICs, the state of the demonstration and its output.
+struct Session {
+    out: Box<dyn Write>,
+    fabric: Fabric,
+    log: Log,
+    a: TestEndpoint,
+    b: TestEndpoint,
+    /// Memory region of A; `dst` is that of B.
+    src: Mr,
+    dst: Mr,
+    /// Packets seen so far by destination QPN, PSN and opcode, to recognise retransmitted requests.
+    seen: HashSet<(Qpn, Psn, u8)>,
+    packets: usize,
+    lost: usize,
+    retransmitted: usize,
+    steps: usize,
+}
+
+/// A completion that a step waits for.
+struct Expected {
+    opcode: WcOpcode,
+    bytes: usize,
+    imm: Option<u32>,
+}
+
+impl Session {
+    fn new(seed: u64, capture: Option<&CaptureFile>, out: Box<dyn Write>) -> Result<Session, CliError> {
+        let fabric = Fabric::virtual_time(FabricConfig {
+            latency: Duration::from_micros(2),
+            bandwidth: Some(10_000_000_000),
+            mtu: 1500,
+            ..FabricConfig::default()
+        })?;
+        let log = Log::default();
+        // Packets are traced and captured at A's port.
+        let port = fabric.port(&[IpAddr::from([10, 0, 0, 1])])?;
+        let trace_log = log.clone();
+        let loss: Rule = LOSS.parse().map_err(|e| CliError::Failed(format!("{e}")))?;
+        let options = |n| ContextOptions { seed: Some(seed.wrapping_mul(2) + n), ..Default::default() };
+        let a = Context::on_port(port, &options(0), |port| {
+            let handle: Arc<Mutex<Option<CaptureHandle>>> = Arc::default();
+            let (commented, lost) = (handle.clone(), log.clone());
+            let faults = Faults::new(port, vec![loss], seed).with_observer(move |event| {
+                if let Some(handle) = &*commented.lock() {
+                    handle.comment(event);
+                }
+                if let Ok(packet) = Packet::parse(event.packet) {
+                    lost.lock().lost.insert(packet.bth().psn);
+                }
+            });
+            let record = move |t: &TracedPacket<'_>| {
+                trace_log.lock().packets.push((t.at, t.direction, t.bytes.to_vec()))
+            };
+            match capture {
+                None => Box::new(Trace::new(faults, record)),
+                Some(file) => {
+                    let link = file.capture(faults, "A");
+                    *handle.lock() = Some(link.handle());
+                    Box::new(Trace::new(link, record))
+                }
+            }
+        })?;
+        let b = Context::on_port(fabric.port(&[IpAddr::from([10, 0, 0, 2])])?, &options(1), |port| {
+            Box::new(port)
+        })?;
+        let (a, b) = (TestEndpoint::new(a)?, TestEndpoint::new(b)?);
+        let connect = ConnectOptions {
+            access: Access::ALL | Access::FLUSH_GLOBAL,
+            mtu: Some(MTU),
+            ..ConnectOptions::default()
+        };
+        a.qp.connect(&b.qp.endpoint(), &connect)?;
+        b.qp.connect(&a.qp.endpoint(), &connect)?;
+        let target = Access::ALL | Access::FLUSH_GLOBAL | Access::MW_BIND;
+        let (src, dst) = (a.pd.reg_mr(REGION_LEN, Access::ALL)?, b.pd.reg_mr(REGION_LEN, target)?);
+        Ok(Session {
+            out,
+            fabric,
+            log,
+            a,
+            b,
+            src,
+            dst,
+            seen: HashSet::new(),
+            packets: 0,
+            lost: 0,
+            retransmitted: 0,
+            steps: 0,
+        })
+    }
+
+    fn run_operations(&mut self) -> Result<(), CliError> {
+        self.print_heading()?;
+        let pattern: Vec<u8> = (0..REGION_LEN).map(|i| (i * 7 + i / 256) as u8).collect();
+
+        self.title("SEND", "13 bytes into the receive that B has posted")?;
+        self.src.write(0, b"Hello, RoCE!\n")?;
+        self.post_recv(1, 0..64)?;
+        self.post(&SendWr::send(1, &[self.sge(13)]))?;
+        self.wait(Some(success(WcOpcode::Send, 13)), Some(success(WcOpcode::Recv, 13)))?;
+        self.check(0, b"Hello, RoCE!\n")?;
+
+        self.title("SEND with immediate", "2500 bytes in three packets, and four bytes in the completion")?;
+        self.src.write(0, &pattern)?;
+        self.post_recv(2, 0..4096)?;
+        self.post(&SendWr::send_with_imm(2, &[self.sge(2500)], 0xcafe))?;
+        self.wait(Some(success(WcOpcode::Send, 2500)), Some(success(WcOpcode::Recv, 2500).imm(0xcafe)))?;
+        self.check(0, &pattern[..2500])?;
+
+        self.title("RDMA WRITE", "5000 bytes in five packets, the third of which is dropped")?;
+        self.post(&SendWr::write(3, &[self.sge(5000)], self.dst.remote(4096)))?;
+        self.wait(Some(success(WcOpcode::RdmaWrite, 5000)), None)?;
+        self.check(4096, &pattern[..5000])?;
+
+        self.title("RDMA WRITE with immediate", "64 bytes, and a receive completion at B")?;
+        self.post_recv(4, 0..0)?;
+        self.post(&SendWr::write_with_imm(4, &[self.sge(64)], self.dst.remote(0), 0xbeef))?;
+        let received = success(WcOpcode::RecvRdmaWithImm, 64).imm(0xbeef);
+        self.wait(Some(success(WcOpcode::RdmaWrite, 64)), Some(received))?;
+        self.check(0, &pattern[..64])?;
+
+        self.title("RDMA READ", "3000 bytes from B, without a completion at B")?;
+        self.src.write(0, &[0; 3000])?;
+        self.post(&SendWr::read(5, &[self.sge(3000)], self.dst.remote(4096)))?;
+        self.wait(Some(success(WcOpcode::RdmaRead, 3000)), None)?;
+        let mut read = vec![0; 3000];
+        self.src.read(0, &mut read)?;
+        self.check_bytes("data read by A", &read, &pattern[..3000])?;
+
+        // Atomic operands are big-endian on the wire and in host byte order in memory.
+        self.title("Compare-and-swap", "42 becomes 1000, as it equals the compare operand")?;
+        self.dst.buffer().store_u64(8192, 42)?;
+        self.post(&SendWr::compare_swap(6, &[self.sge(8)], self.dst.remote(8192), 42, 1000))?;
+        self.wait(Some(success(WcOpcode::CompSwap, 8)), None)?;
+        self.check_value("original value returned to A", self.src.buffer().load_u64(0)?, 42)?;
+
+        self.title("Fetch-and-add", "23 is added to 1000")?;
+        self.post(&SendWr::fetch_add(7, &[self.sge(8)], self.dst.remote(8192), 23))?;
+        self.wait(Some(success(WcOpcode::FetchAdd, 8)), None)?;
+        self.check_value("original value returned to A", self.src.buffer().load_u64(0)?, 1000)?;
+        self.check_value("value at B", self.dst.buffer().load_u64(8192)?, 1023)?;
+
+        self.title("ATOMIC WRITE, FLUSH", "8 bytes written atomically, then flushed to global visibility")?;
+        self.post(&SendWr::atomic_write(8, self.dst.remote(8192), 7u64.to_ne_bytes()))?;
+        self.wait(Some(success(WcOpcode::AtomicWrite, 0)), None)?;
+        self.check_value("value at B", self.dst.buffer().load_u64(8192)?, 7)?;
+        let global = Placement { global: true, persistent: false };
+        self.post(&SendWr::flush(9, self.dst.remote(8192), 8, global))?;
+        self.wait(Some(success(WcOpcode::Flush, 0)), None)?;
+
+        self.title(
+            "SEND with invalidate",
+            "B binds a memory window, A writes through it and invalidates it",
+        )?;
+        let (mw, addr) = (self.b.pd.alloc_mw(WindowKind::Type2B)?, self.dst.addr());
+        let (rkey, region) = (mw.next_rkey(), self.dst.lkey());
+        let bind = Bind { rkey, region, addr, len: 16, access: Access::REMOTE_WRITE };
+        self.b.qp.post_send(&SendWr::bind_mw(10, bind))?;
+        self.wait(None, Some(success(WcOpcode::BindMw, 0)))?;
+        self.src.write(0, b"By the window.")?;
+        self.post(&SendWr::write(11, &[self.sge(14)], RemoteAddr { va: addr, rkey }))?;
+        self.wait(Some(success(WcOpcode::RdmaWrite, 14)), None)?;
+        self.check(0, b"By the window.")?;
+        self.post_recv(12, 64..128)?;
+        // Wireshark dissects a few bytes after an IETH as RPC-over-RDMA and reports them as malformed.
+        self.post(&SendWr::send_with_inv(12, &[self.sge(14)], rkey))?;
+        self.wait(Some(success(WcOpcode::Send, 14)), Some(success(WcOpcode::Recv, 14)))?;
+
+        self.title("SEND, receiver not ready", "B posts its receive after A has received an RNR NAK")?;
+        self.src.write(0, b"Are you there?")?;
+        self.post(&SendWr::send(13, &[self.sge(14)]))?;
+        self.run_until(|s| s.a.context.counters().rcvd_rnr_err > 0)?;
+        self.print_note(DIM, "B posts a receive")?;
+        self.post_recv(13, 0..64)?;
+        self.wait(Some(success(WcOpcode::Send, 14)), Some(success(WcOpcode::Recv, 14)))?;
+        self.check(0, b"Are you there?")?;
+
+        self.finish()
+    }
+
+    fn print_heading(&mut self) -> Result<(), CliError> {
+        let line = |name: &str, e: Endpoint| {
+            format!("{BOLD}{name}{BOLD:#}  {:<10} qp {:<10} first psn {}", e.gid.ip(), e.qpn, psn(e.psn))
+        };
+        writeln!(
+            self.out,
+            "Two NICs on an in-memory fabric: 10 Gb/s, one-way latency 2 µs, path MTU {}",
+            MTU.bytes()
+        )?;
+        writeln!(self.out, "{}", line("A", self.a.qp.endpoint()))?;
+        writeln!(self.out, "{}", line("B", self.b.qp.endpoint()))?;
+        writeln!(
+            self.out,
+            "\n{DIM}{:>11}  {:<5}  {:<29} {:<9} {:<8} {:>5}  flags and headers{DIM:#}",
+            "µs", "", "opcode", "to qp", "psn", "bytes"
+        )?;
+        Ok(())
+    }
+
+    fn title(&mut self, name: &str, description: &str) -> Result<(), CliError> {
+        self.steps += 1;
+        Ok(writeln!(self.out, "\n{BOLD}{}. {name}{BOLD:#}: {description}", self.steps)?)
+    }
+
+    fn sge(&self, len: usize) -> Sge {
+        self.src.sge(0..len)
+    }
+
+    fn post(&mut self, wr: &SendWr<'_>) -> Result<(), CliError> {
+        self.a.qp.post_send(wr)?;
+        self.print_packets()
+    }
+
+    fn post_recv(&mut self, wr_id: u64, range: std::ops::Range<usize>) -> Result<(), CliError> {
+        let sge = self.dst.sge(range);
+        let sges: &[Sge] = if sge.length == 0 { &[] } else { &[sge] };
+        Ok(self.b.qp.post_recv(&RecvWr { wr_id, sges })?)
+    }
+
+    /// Advances virtual time until `done` returns true.
+    fn run_until(&mut self, done: impl Fn(&Session) -> bool) -> Result<(), CliError> {
+        let limit = self.fabric.now() + STEP_TIMEOUT;
+        while !done(self) {
+            let at = self.fabric.step().ok_or(CliError::Wait(urxe::verbs::WaitError::Idle))?;
+            self.print_packets()?;
+            if at > limit {
+                return Err(CliError::Wait(urxe::verbs::WaitError::TimedOut(STEP_TIMEOUT)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Advances virtual time until both NICs have their expected completions, and fails on any other
+    /// completion.
+    fn wait(&mut self, a: Option<Expected>, b: Option<Expected>) -> Result<(), CliError> {
+        let mut pending = [("A", a), ("B", b)];
+        let limit = self.fabric.now() + STEP_TIMEOUT;
+        loop {
+            for (name, expected) in &mut pending {
+                let endpoint = if *name == "A" { &self.a } else { &self.b };
+                let mut out = Vec::new();
+                endpoint.cq.poll(16, &mut out).map_err(urxe::verbs::WaitError::from)?;
+                for wc in out {
+                    let at = self.fabric.now();
+                    print_completion(&mut self.out, at, name, &wc)?;
+                    let found = Expected { opcode: wc.opcode, bytes: wc.byte_len as usize, imm: wc.imm };
+                    let matches = expected.take().is_some_and(|e| e.matches(&found));
+                    if wc.status != WcStatus::Success || !matches {
+                        return Err(CliError::Failed(format!("unexpected completion at {name}: {wc:?}")));
+                    }
+                }
+            }
+            if pending.iter().all(|(_, expected)| expected.is_none()) {
+                return Ok(());
+            }
+            let at = self.fabric.step().ok_or(CliError::Wait(urxe::verbs::WaitError::Idle))?;
+            self.print_packets()?;
+            if at > limit {
+                return Err(CliError::Wait(urxe::verbs::WaitError::TimedOut(STEP_TIMEOUT)));
+            }
+        }
+    }
+
+    /// Prints the packets traced since the last call.
+    fn print_packets(&mut self) -> Result<(), CliError> {
+        let (packets, mut lost) = {
+            let mut log = self.log.lock();
+            (std::mem::take(&mut log.packets), std::mem::take(&mut log.lost))
+        };
+        for (at, direction, bytes) in packets {
+            let packet =
+                Packet::parse(&bytes).map_err(|e| CliError::Failed(format!("malformed packet: {e}")))?;
+            let bth = packet.bth();
+            self.packets += 1;
+            let request = packet.row().operation.is_request();
+            let retransmitted = !self.seen.insert((bth.dest_qp, bth.psn, bth.opcode.0)) && request;
+            let lost = direction == Direction::Tx && lost.remove(&bth.psn);
+            let arrow = if direction == Direction::Tx { "A → B" } else { "A ← B" };
+            let mut details = packet_text::details(&packet);
+            let mark = match (lost, retransmitted) {
+                (true, _) => format!("{RED}✗ DROPPED by the fault rule{RED:#}"),
+                (_, true) => format!("{YELLOW}↻ retransmission{YELLOW:#}"),
+                _ => String::new(),
+            };
+            if !mark.is_empty() && !details.is_empty() {
+                details.push_str("  ");
+            }
+            self.lost += lost as usize;
+            self.retransmitted += retransmitted as usize;
+            let is_nak = details.contains("NAK");
+            let style = match (lost || is_nak, request) {
+                (true, _) => RED,
+                (_, true) => CYAN,
+                _ => GREEN,
+            };
+            let line = format!(
+                "{DIM}{}{DIM:#}  {arrow}  {style}{:<29}{style:#} {:<9} {:<8} {:>5}  {details}{mark}",
+                micros(at),
+                bth.opcode.to_string(),
+                bth.dest_qp.to_string(),
+                psn(bth.psn),
+                packet.payload().len(),
+            );
+            writeln!(self.out, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+
+    fn print_note(&mut self, style: Style, text: &str) -> Result<(), CliError> {
+        let at = micros(self.fabric.now());
+        Ok(writeln!(self.out, "{DIM}{at}{DIM:#}         {style}{text}{style:#}")?)
+    }
+
+    /// Checks the contents of B's region at `offset`.
+    fn check(&mut self, offset: usize, expected: &[u8]) -> Result<(), CliError> {
+        let mut found = vec![0; expected.len()];
+        self.dst.read(offset, &mut found)?;
+        self.check_bytes("data at B", &found, expected)
+    }
+
+    fn check_bytes(&mut self, name: &str, found: &[u8], expected: &[u8]) -> Result<(), CliError> {
+        if let Some(i) = found.iter().zip(expected).position(|(f, e)| f != e) {
+            let (f, e) = (found[i], expected[i]);
+            return Err(CliError::Failed(format!("{name}: byte {i} is {f:#04x}, expected {e:#04x}")));
+        }
+        self.print_note(GREEN, &format!("✓ {name}: all {} bytes are correct", expected.len()))
+    }
+
+    fn check_value(&mut self, name: &str, found: u64, expected: u64) -> Result<(), CliError> {
+        if found != expected {
+            return Err(CliError::Failed(format!("{name} is {found}, expected {expected}")));
+        }
+        self.print_note(GREEN, &format!("✓ {name} is {found}"))
+    }
+
+    /// Checks that exactly the intended errors occurred, and prints the summary.
+    fn finish(&mut self) -> Result<(), CliError> {
+        let (a, b) = (self.a.context.counters(), self.b.context.counters());
+        let counts = HashMap::from([
+            ("packets dropped by the fault rule", (self.lost as u64, 1)),
+            ("sequence error NAKs at A", (a.rcvd_seq_err, 1)),
+            ("RNR NAKs at A", (a.rcvd_rnr_err, 1)),
+            ("local ACK timeouts at A", (a.local_ack_timeout_err, 0)),
+            ("ICRC errors", (a.rx_icrc_err + b.rx_icrc_err, 0)),
+            ("malformed packets", (a.rx_malformed() + b.rx_malformed(), 0)),
+        ]);
+        for (name, (found, expected)) in counts {
+            if found != expected {
+                return Err(CliError::Failed(format!("{name}: {found}, expected {expected}")));
+            }
+        }
+        writeln!(
+            self.out,
+            "\n{GREEN}✓ All {} operations completed with correct data{GREEN:#}: {} packets, {} dropped by \
+             the fault rule, {} retransmitted.",
+            self.steps, self.packets, self.lost, self.retransmitted
+        )?;
+        Ok(())
+    }
+}
+
+/// Returns the expectation of a successful completion without immediate data.
+fn success(opcode: WcOpcode, bytes: usize) -> Expected {
+    Expected { opcode, bytes, imm: None }
+}
+
+impl Expected {
+    fn imm(self, imm: u32) -> Expected {
+        Expected { imm: Some(imm), ..self }
+    }
+
+    fn matches(&self, other: &Expected) -> bool {
+        (self.opcode, self.bytes, self.imm) == (other.opcode, other.bytes, other.imm)
+    }
+}
+
+fn print_completion(out: &mut dyn Write, at: Instant, name: &str, wc: &Completion) -> Result<(), CliError> {
+    let imm = wc.imm.map_or(String::new(), |imm| format!(", imm {imm:#010x}"));
+    let (at, status, bytes) = (micros(at), wc.status, wc.byte_len);
+    writeln!(
+        out,
+        "{DIM}{at}{DIM:#}  {name}: {BOLD}{}{BOLD:#} completes: {status}, wr {}, {bytes} bytes{imm}",
+        wc.opcode, wc.wr_id
+    )?;
+    Ok(())
+}
+
+fn psn(psn: Psn) -> String {
+    format!("{:#08x}", psn.get())
+}
+
+/// Formats an instant in microseconds, right-aligned.
+fn micros(at: Instant) -> String {
+    format!("{:>11.3}", at.0 as f64 / 1000.0)
+}

@@ -1,0 +1,178 @@
+//! `urxe devinfo`: lists the links of this machine and the attributes of a NIC on each.
+#![forbid(unsafe_code)]
+
+mod fields;
+
+use std::env;
+use std::io::{Write, stdout};
+use std::net::IpAddr;
+
+use clap::Args;
+
+use super::CliError;
+use super::link::LinkSpec;
+use urxe::link::fabric::Fabric;
+use urxe::link::udp::Sharing;
+use urxe::verbs::{Adapter, Context, ContextOptions};
+
+const LONG_ABOUT: &str = "\
+Without --link: lists the links of this machine, with the reason for each that cannot be opened, and the \
+limits common to all links. The first links are those of the devices that programs see under `urxe run`. \
+With --link: prints all attributes of a NIC on that link, as ibv_devinfo -v does; with -v: the same for all \
+links.";
+
+const EXAMPLES: &str = "\
+Examples:
+  urxe devinfo
+  urxe devinfo --link udp:127.0.0.1
+  urxe devinfo --link packet:eth0";
+
+/// List the links of this machine and the attributes of a NIC on them
+#[derive(Args)]
+#[command(long_about = LONG_ABOUT, after_help = EXAMPLES)]
+pub struct Devinfo {
+    /// Print all attributes of this link only (see `urxe serve --help` for the syntax)
+    #[arg(long, value_name = "LINK")]
+    link: Option<LinkSpec>,
+    /// Print all attributes of every link
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+impl Devinfo {
+    /// Prints the list, or all attributes of one link or of every link.
+    pub fn run(self) -> Result<(), CliError> {
+        let mut out = anstream::AutoStream::auto(stdout());
+        if let Some(link) = self.link {
+            return describe(&mut out, &link.to_string(), "urxe0", &open(Ok(link))?);
+        }
+        let fabric = Context::on_fabric(&Fabric::new())?;
+        let adapters = Adapter::all(None).map_err(|e| CliError::Usage(e.to_string()))?;
+        let named: Vec<_> = (0..).zip(adapters).map(|(i, a)| (format!("urxe{i}"), a.link)).collect();
+        if self.verbose {
+            for (name, link) in named {
+                let text = link.to_string();
+                match open(Ok(link)) {
+                    Ok(context) => describe(&mut out, &text, &name, &context)?,
+                    Err(e) => {
+                        writeln!(out, "{text}\n  {:<20} {name}\n  {:<20} none: {e}\n", "hca_id", "state")?
+                    }
+                }
+            }
+            describe(&mut out, "fabric", "-", &fabric)?;
+            for (text, link) in candidates() {
+                match open(link) {
+                    Ok(context) => describe(&mut out, &text, "-", &context)?,
+                    Err(e) => writeln!(out, "{text}\n  {:<20} none: {e}\n", "state")?,
+                }
+            }
+            return Ok(());
+        }
+        writeln!(out, "{:<6} {:<36} {:<6} {:>4}  addresses (GIDs)", "device", "link", "state", "MTU")?;
+        for (name, link) in named {
+            print_line(&mut out, &name, &link.to_string(), open(Ok(link)))?;
+        }
+        print_line(&mut out, "-", "fabric", Ok(fabric.clone()))?;
+        for (text, link) in candidates() {
+            print_line(&mut out, "-", &text, open(link))?;
+        }
+        let frames = "frames:dgram:LOCAL,REMOTE,ip=A/LEN";
+        writeln!(out, "{:<6} {frames:<36} {:<6} {:>4}  those specified with ip=\n", "-", "-", "")?;
+        print_limits(&mut out, &fabric)
+    }
+}
+
+/// Returns the links of this machine, each with its specification or the reason why it is unavailable: UDP on
+/// every address, and a packet socket on every interface that is up. (An interface without an IP address
+/// could still carry a link with a host stack of its own.)
+fn candidates() -> Vec<(String, Result<LinkSpec, String>)> {
+    let interfaces = pnet_datalink::interfaces();
+    let up = || interfaces.iter().filter(|i| i.is_up());
+    let udp = up().flat_map(|i| {
+        i.ips.iter().map(|net| match net.ip() {
+            IpAddr::V6(ip) if ip.is_unicast_link_local() => format!("udp:{ip}%{}", i.name),
+            ip => format!("udp:{ip}"),
+        })
+    });
+    let packet = up().map(|i| format!("packet:{}", i.name));
+    udp.chain(packet).map(|text| (text.clone(), text.parse())).collect()
+}
+
+/// Opens a link as libibverbs programs do, sharing its addresses with programs that have it open.
+fn open(link: Result<LinkSpec, String>) -> Result<Context, CliError> {
+    let link = link.map_err(CliError::Usage)?;
+    if link == LinkSpec::Fabric {
+        return Ok(Context::on_fabric(&Fabric::new())?);
+    }
+    let program = env::current_exe();
+    let program = program.map_err(|source| CliError::Io {
+        what: "cannot determine the path of the urxe executable".into(),
+        source,
+    })?;
+    let links = link.bind_shared(1, &Sharing { program, any_user: false })?;
+    Ok(Context::open_shards(links, &ContextOptions::default())?)
+}
+
+fn print_line(
+    out: &mut impl Write,
+    device: &str,
+    link: &str,
+    opened: Result<Context, CliError>,
+) -> Result<(), CliError> {
+    match opened {
+        Ok(context) => {
+            let gids: Vec<String> = context.gids().iter().map(|g| g.ip().to_string()).collect();
+            let mtu = context.query_port().active_mtu.bytes();
+            writeln!(out, "{device:<6} {link:<36} {:<6} {mtu:>4}  {}", state(&context), gids.join(" "))?;
+        }
+        Err(e) => writeln!(out, "{device:<6} {link:<36} {:<6} {:>4}  {e}", "error", "")?,
+    }
+    Ok(())
+}
+
+fn state(context: &Context) -> &'static str {
+    match (context.query_port().active, context.link_state().1) {
+        (true, _) => "ready",
+        (false, None) => "down",
+        (false, Some(_)) => "lost",
+    }
+}
+
+/// Prints all attributes of one NIC, as the device of this name.
+fn describe(out: &mut impl Write, link: &str, name: &str, context: &Context) -> Result<(), CliError> {
+    writeln!(out, "{link}")?;
+    for (name, value) in fields::all(name, context) {
+        writeln!(out, "  {:<20} {value}", name)?;
+    }
+    Ok(writeln!(out)?)
+}
+
+fn print_limits(out: &mut impl Write, context: &Context) -> Result<(), CliError> {
+    let device = context.query_device();
+    let l = device.limits;
+    let rows = [
+        ("max_qp", l.max_qp as u64),
+        ("max_qp_wr", l.max_qp_wr as u64),
+        ("max_sge", l.max_sge as u64),
+        ("max_inline_data", l.max_inline as u64),
+        ("max_srq", l.max_srq as u64),
+        ("max_srq_wr", l.max_srq_wr as u64),
+        ("max_srq_sge", l.max_srq_sge as u64),
+        ("max_cq", l.max_cq as u64),
+        ("max_cqe", l.max_cqe as u64),
+        ("max_mr", l.max_mr as u64),
+        ("max_mr_size", l.max_mr_size),
+        ("max_pd", l.max_pd as u64),
+        ("max_mcast_grp", l.max_mcast_grp as u64),
+        ("max_mcast_qp_attach", l.max_mcast_qp_attach as u64),
+        ("max_total_mcast_qp_attach", l.max_total_mcast_qp_attach as u64),
+        ("max_qp_rd_atom", l.max_qp_rd_atom as u64),
+        ("max_res_rd_atom", device.max_res_rd_atom as u64),
+        ("num_comp_vectors", l.num_comp_vectors as u64),
+        ("hca_core_clock_khz", device.hca_core_clock_khz),
+    ];
+    for (name, value) in rows {
+        writeln!(out, "  {name:<20} {value}")?;
+    }
+    Ok(())
+}

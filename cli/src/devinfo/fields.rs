@@ -1,0 +1,214 @@
+//! Attributes of a NIC, with the names and the notation of `ibv_devinfo -v`.
+
+use urxe::verbs::{AtomicCap, Context, DeviceAttr, DeviceCaps, Mtu, OnDemand, PortAttr};
+
+/// Name and value of an attribute; the names of flags follow the value.
+pub type Field = (String, String);
+
+const CAPS: [(DeviceCaps, &str); 14] = [
+    (DeviceCaps::BAD_PKEY_CNTR, "BAD_PKEY_CNTR"),
+    (DeviceCaps::BAD_QKEY_CNTR, "BAD_QKEY_CNTR"),
+    (DeviceCaps::AUTO_PATH_MIG, "AUTO_PATH_MIG"),
+    (DeviceCaps::CURR_QP_STATE_MOD, "CURR_QP_STATE_MOD"),
+    (DeviceCaps::PORT_ACTIVE_EVENT, "PORT_ACTIVE_EVENT"),
+    (DeviceCaps::SYS_IMAGE_GUID, "SYS_IMAGE_GUID"),
+    (DeviceCaps::RC_RNR_NAK_GEN, "RC_RNR_NAK_GEN"),
+    (DeviceCaps::SRQ_RESIZE, "SRQ_RESIZE"),
+    (DeviceCaps::MEM_WINDOW, "MEM_WINDOW"),
+    (DeviceCaps::XRC, "XRC"),
+    (DeviceCaps::MEM_MGT_EXTENSIONS, "MEM_MGT_EXTENSIONS"),
+    (DeviceCaps::MEM_WINDOW_TYPE_2A, "MEM_WINDOW_TYPE_2A"),
+    (DeviceCaps::MEM_WINDOW_TYPE_2B, "MEM_WINDOW_TYPE_2B"),
+    // Unknown to ibv_devinfo, which prints its value.
+    (DeviceCaps::ATOMIC_WRITE, "Unknown flags: 0x10000000000"),
+];
+
+const GENERAL: [&str; 2] = ["ODP_SUPPORT", "ODP_SUPPORT_IMPLICIT"];
+const PER_SERVICE: [&str; 6] =
+    ["SUPPORT_SEND", "SUPPORT_RECV", "SUPPORT_WRITE", "SUPPORT_READ", "SUPPORT_ATOMIC", "SUPPORT_SRQ"];
+
+/// Fields of ibv_devinfo about features that RoCE devices, or urxe's, do not have.
+const UNSUPPORTED: [(&str, &str); 9] = [
+    ("tso_caps", ""),
+    ("max_tso", "0"),
+    ("rss_caps", ""),
+    ("max_rwq_indirection_tables", "0"),
+    ("max_rwq_indirection_table_size", "0"),
+    ("rx_hash_function", "0x0"),
+    ("rx_hash_fields_mask", "0x0"),
+    ("max_wq_type_rq", "0"),
+    ("packet_pacing_caps", ""),
+];
+
+fn field(name: &str, value: impl ToString) -> Field {
+    (name.to_owned(), value.to_string())
+}
+
+/// Returns the attributes that programs see of a NIC as the device of this name, followed by those that only
+/// urxe reports.
+pub fn all(name: &str, context: &Context) -> Vec<Field> {
+    let (device, port) = (context.query_device().for_libibverbs(), context.query_port());
+    let mut all = device_fields(name, &device);
+    all.extend(port_fields(context, &port));
+    all.extend(link_fields(context, &device));
+    all
+}
+
+fn device_fields(name: &str, device: &DeviceAttr) -> Vec<Field> {
+    let l = &device.limits;
+    let guid = |guid: u64| {
+        let bytes = guid.to_be_bytes();
+        bytes.chunks(2).map(|b| format!("{:02x}{:02x}", b[0], b[1])).collect::<Vec<_>>().join(":")
+    };
+    let caps = |caps: DeviceCaps| CAPS.iter().filter(move |(cap, _)| caps.has(*cap)).map(|(_, name)| *name);
+    let (standard, extended) =
+        (DeviceCaps(device.caps.0 & 0xffff_ffff), DeviceCaps(device.caps.0 & !0xffff_ffff));
+    let mut fields = vec![
+        field("hca_id", name),
+        field("transport", "InfiniBand (0)"),
+        field("fw_ver", device.version),
+        field("node_guid", guid(device.node_guid)),
+        field("sys_image_guid", guid(device.sys_image_guid)),
+        field("vendor_id", format!("{:#06x}", device.vendor_id)),
+        field("vendor_part_id", device.vendor_part_id),
+        field("hw_ver", format!("{:#X}", device.hw_ver).replace('X', "x")),
+        field("phys_port_cnt", device.phys_port_cnt),
+        field("max_mr_size", format!("{:#x}", l.max_mr_size)),
+        field("page_size_cap", format!("{:#x}", device.page_size_cap)),
+        field("max_qp", l.max_qp),
+        field("max_qp_wr", l.max_qp_wr),
+        field("device_cap_flags", with_flags(format!("0x{:08x}", standard.0), caps(standard))),
+        field("max_sge", l.max_sge),
+        field("max_sge_rd", device.max_sge_rd),
+        field("max_cq", l.max_cq),
+        field("max_cqe", l.max_cqe),
+        field("max_mr", l.max_mr),
+        field("max_pd", l.max_pd),
+        field("max_qp_rd_atom", l.max_qp_rd_atom),
+        field("max_ee_rd_atom", 0),
+        field("max_res_rd_atom", device.max_res_rd_atom),
+        field("max_qp_init_rd_atom", l.max_qp_rd_atom),
+        field("max_ee_init_rd_atom", 0),
+        field("atomic_cap", atomic_cap(device.atomic_cap)),
+        field("max_ee", 0),
+        field("max_rdd", 0),
+        field("max_mw", device.max_mw),
+        field("max_raw_ipv6_qp", 0),
+        field("max_raw_ethy_qp", 0),
+        field("max_mcast_grp", l.max_mcast_grp),
+        field("max_mcast_qp_attach", l.max_mcast_qp_attach),
+        field("max_total_mcast_qp_attach", l.max_total_mcast_qp_attach),
+        field("max_ah", device.max_ah),
+        field("max_fmr", 0),
+        field("max_srq", l.max_srq),
+        field("max_srq_wr", l.max_srq_wr),
+        field("max_srq_sge", l.max_srq_sge),
+        field("max_pkeys", l.max_pkeys),
+        field("local_ca_ack_delay", device.local_ca_ack_delay),
+    ];
+    let OnDemand { general, rc, uc, ud, xrc } = device.on_demand;
+    let names = |bits: u64, names: &'static [&str]| {
+        names.iter().enumerate().filter(move |(i, _)| bits >> i & 1 != 0).map(|(_, name)| *name)
+    };
+    fields.push(field("general_odp_caps", with_flags(String::new(), names(general, &GENERAL))));
+    for (service, bits) in [("rc", rc), ("uc", uc), ("ud", ud), ("xrc", xrc)] {
+        let prefix = if bits == 0 { "NO SUPPORT" } else { "" };
+        let value = with_flags(prefix.into(), names(bits.into(), &PER_SERVICE));
+        fields.push(field(&format!("{service}_odp_caps"), value));
+    }
+    fields.extend([
+        field("completion timestamp_mask", format!("{:#018x}", device.completion_timestamp_mask)),
+        field("hca_core_clock", format!("{}kHZ", device.hca_core_clock_khz)),
+        field("device_cap_flags_ex", with_flags(format!("0x{:X}", device.caps.0), caps(extended))),
+    ]);
+    fields.extend(UNSUPPORTED.map(|(name, value)| field(name, value)));
+    fields.extend([
+        field("qp_rate_limit_min", format!("{}kbps", device.pacing.min_kbps)),
+        field("qp_rate_limit_max", format!("{}kbps", device.pacing.max_kbps)),
+        field("supported_qp", pacing_services(device.pacing.services)),
+        field("tag matching", "not supported"),
+        field("maximum available device memory", format!("{}Bytes", l.max_dm_size)),
+        field("num_comp_vectors", l.num_comp_vectors),
+    ]);
+    fields
+}
+
+fn port_fields(context: &Context, port: &PortAttr) -> Vec<Field> {
+    let mtu = |mtu: Mtu| format!("{} ({})", mtu.bytes(), u32::from(mtu.code()));
+    let (state, phys_state) = match port.active {
+        true => ("PORT_ACTIVE", "LINK_UP"),
+        false => ("PORT_DOWN", "DISABLED"),
+    };
+    let mut fields = vec![
+        field("port", 1),
+        field("state", format!("{state} ({})", port.state() as u32)),
+        field("max_mtu", mtu(port.max_mtu)),
+        field("active_mtu", mtu(port.active_mtu)),
+        field("sm_lid", 0),
+        field("port_lid", port.lid),
+        field("port_lmc", "0x00"),
+        field("link_layer", "Ethernet"),
+        field("max_msg_sz", format!("{:#x}", port.max_msg_size)),
+        field("port_cap_flags", format!("0x{:08x}", port.cap_flags)),
+        field("port_cap_flags2", "0x0000"),
+        field("max_vl_num", "1 (1)"),
+        field("bad_pkey_cntr", format!("{:#x}", port.bad_pkey_cntr)),
+        field("qkey_viol_cntr", format!("{:#x}", port.qkey_viol_cntr)),
+        field("sm_sl", 0),
+        field("pkey_tbl_len", port.pkey_table_len),
+        field("gid_tbl_len", port.gid_table_len),
+        field("subnet_timeout", 0),
+        field("init_type_reply", 0),
+        field("active_width", format!("4X ({})", port.active_width)),
+        field("active_speed", format!("25.0 Gbps ({})", port.active_speed)),
+        field("phys_state", format!("{phys_state} ({})", port.phys_state())),
+    ];
+    let vlan = context.link_info().vlan.map_or(String::new(), |id| format!(", VLAN {id}"));
+    let gids = context.gids().into_iter().enumerate();
+    fields.extend(gids.map(|(i, gid)| field(&format!("GID[{i:>3}]"), format!("{gid}, RoCE v2{vlan}"))));
+    fields
+}
+
+fn link_fields(context: &Context, device: &DeviceAttr) -> Vec<Field> {
+    let info = context.link_info();
+    let burst = match info.burst.packets {
+        1 => "1 packet per call".to_owned(),
+        n => format!("{n} packets or {} bytes per call", info.burst.bytes),
+    };
+    let mut fields = vec![
+        field("link", &info.name),
+        field("personality", device.personality),
+        field("ip_mtu", info.mtu),
+        field("bursts", burst),
+        field("window", format!("{} bytes in flight", info.window)),
+        field("max_inline_data", device.limits.max_inline),
+    ];
+    fields.extend(info.src_port.map(|port| field("udp_source_port", format!("{port} (fixed)"))));
+    fields
+}
+
+fn atomic_cap(cap: AtomicCap) -> String {
+    let name = match cap {
+        AtomicCap::None => "NONE",
+        AtomicCap::Hca => "HCA",
+        AtomicCap::Global => "GLOB",
+    };
+    format!("ATOMIC_{name} ({})", cap as u32)
+}
+
+/// Formats the bits of services; ibv_devinfo has a name for UD only.
+fn pacing_services(services: u32) -> String {
+    const UD: u32 = 1 << 4;
+    let name = if services & UD != 0 { "SUPPORT_UD " } else { "" };
+    format!("{name}Unknown flags: 0x{:X}", services & !UD)
+}
+
+fn with_flags(mut value: String, flags: impl Iterator<Item = &'static str>) -> String {
+    for flag in flags {
+        if !value.is_empty() {
+            value.push(' ');
+        }
+        value.push_str(flag);
+    }
+    value
+}

@@ -1,0 +1,149 @@
+//! Errors of the `urxe` commands.
+
+use std::error::Error;
+use std::io;
+use std::net::IpAddr;
+
+use crate::exchange::ExchangeError;
+use urxe::link::capture::CaptureError;
+use urxe::link::fabric::FabricError;
+use urxe::link::udp::UdpLinkError;
+use urxe::link::{BindError, FramesError, PacketError};
+use urxe::verbs::{
+    ConnectError, CreateError, Gid, MemoryAccessError, Mtu, OpenError, PairError, PostError, PostListError,
+    WaitError,
+};
+
+/// Error of a command: one line, with a hint on how to fix it.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// The udp link could not be bound.
+    #[error("{}{}", .0, cause(.0))]
+    Udp(UdpLinkError),
+    /// The packet link could not be opened.
+    #[error(transparent)]
+    Packet(#[from] PacketError),
+    /// The frames link could not be opened.
+    #[error(transparent)]
+    Frames(#[from] FramesError),
+    /// The capture file could not be written.
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    /// The fabric could not be created as configured.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// No NIC could be opened on the link.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// A verbs object could not be created.
+    #[error(transparent)]
+    Create(#[from] CreateError),
+    /// A queue pair could not be connected.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// Two NICs could not be paired.
+    #[error(transparent)]
+    Pair(#[from] PairError),
+    /// A work request was rejected.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// A work request of a list was rejected.
+    #[error(transparent)]
+    PostList(#[from] PostListError),
+    /// A completion did not arrive in time or has an error status.
+    #[error(transparent)]
+    Wait(#[from] WaitError),
+    /// A memory access was outside its region.
+    #[error(transparent)]
+    Memory(#[from] MemoryAccessError),
+    /// The handshake with the peer failed.
+    #[error(transparent)]
+    Exchange(#[from] ExchangeError),
+    /// The GID index is not in the GID table of the link.
+    #[error("GID index {index} does not exist on {link}: the GID table contains {}", gid_list(.gids))]
+    NoSuchGid {
+        /// Requested GID index.
+        index: u8,
+        /// Name of the link.
+        link: String,
+        /// GIDs of the link.
+        gids: Vec<Gid>,
+    },
+    /// The link cannot carry the path MTU.
+    #[error("path MTU {requested} exceeds that of {link}, {active}: use --mtu {active} or less")]
+    MtuTooLarge {
+        /// Requested path MTU in bytes.
+        requested: usize,
+        /// Name of the link.
+        link: String,
+        /// Largest path MTU of the link in bytes.
+        active: usize,
+    },
+    /// The peer's address is of an IP version of which the link has no address.
+    #[error(
+        "the peer's address is {peer}, but {link} has {available} addresses only: choose a link of the same \
+         IP version"
+    )]
+    Family {
+        /// Address of the peer.
+        peer: IpAddr,
+        /// Name of the link.
+        link: String,
+        /// IP version of the link's addresses: "IPv4" or "IPv6".
+        available: &'static str,
+    },
+    /// An option is invalid or does not apply to the link.
+    #[error("{0}")]
+    Usage(String),
+    /// The program of `urxe run` does not exist or is not executable.
+    #[error("no executable program '{0}' found: specify its path or install it")]
+    NoProgram(String),
+    /// Standard output could not be written.
+    #[error("cannot write to standard output: {0}")]
+    Output(#[from] io::Error),
+    /// A system call failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// Description of the failed operation.
+        what: String,
+        /// Error of the system call.
+        source: io::Error,
+    },
+    /// The command ran, but failed or found a wrong result.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl CliError {
+    /// Returns the error for a path MTU above that of the link.
+    pub(super) fn mtu(requested: Mtu, link: &str, active: Mtu) -> CliError {
+        CliError::MtuTooLarge { requested: requested.bytes(), link: link.into(), active: active.bytes() }
+    }
+}
+
+impl From<BindError> for CliError {
+    fn from(e: BindError) -> CliError {
+        match e {
+            BindError::Udp(e) => CliError::Udp(e),
+            BindError::Packet(e) => CliError::Packet(e),
+            BindError::Frames(e) => CliError::Frames(e),
+            BindError::Fabric | BindError::Shards { .. } => CliError::Usage(e.to_string()),
+        }
+    }
+}
+
+impl From<UdpLinkError> for CliError {
+    fn from(e: UdpLinkError) -> CliError {
+        CliError::Udp(e)
+    }
+}
+
+/// Returns the source of an error as text, for an error whose message does not include it.
+fn cause(e: &dyn Error) -> String {
+    e.source().map_or(String::new(), |s| format!(": {s}"))
+}
+
+fn gid_list(gids: &[Gid]) -> String {
+    let list: Vec<String> = gids.iter().enumerate().map(|(i, g)| format!("{i} ({})", g.ip())).collect();
+    list.join(", ")
+}

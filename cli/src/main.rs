@@ -1,0 +1,5 @@
+//! The `urxe` command.
+
+fn main() -> std::process::ExitCode {
+    urxe_cli::main()
+}

@@ -1,0 +1,250 @@
+//! Control protocol between two `urxe perf` over TCP: one JSON value per line, the client first.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::plan::{Measure, Verb};
+use crate::CliError;
+use crate::exchange::ExchangeError;
+use crate::interrupt::Interrupt;
+use crate::oob::read_some;
+
+/// Version of the protocol, which changes whenever a message changes or the data that both sides expect.
+pub const VERSION: u32 = 4;
+/// Length of the longest accepted line in bytes.
+const MAX_LINE: usize = 4 << 20;
+/// Interval at which a wait checks for Ctrl-C.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Parameters of a queue pair that the peer needs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct QpInfo {
+    /// GID of the queue pair.
+    pub gid: std::net::Ipv6Addr,
+    /// Queue pair number (QPN).
+    pub qpn: u32,
+    /// First PSN that the queue pair sends.
+    pub psn: u32,
+    /// Address of the memory that the peer may access by WRITE, READ and atomics.
+    pub va: u64,
+    /// R_Key of that memory.
+    pub rkey: u32,
+}
+
+/// Message of the protocol, on one line.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Message {
+    /// Sent by the client: the parameters of the run and its queue pairs.
+    Hello {
+        /// Protocol [`VERSION`].
+        version: u32,
+        /// Operation to measure.
+        verb: Verb,
+        /// Bandwidth or latency.
+        measure: Measure,
+        /// Bytes of the longest message.
+        max_size: u32,
+        /// Work requests in flight per queue pair.
+        depth: u32,
+        /// Largest number of messages per completion.
+        cq_mod: u32,
+        /// Path MTU of the client in bytes.
+        mtu: u32,
+        /// Queue pairs of the client.
+        qps: Vec<QpInfo>,
+    },
+    /// Sent by the server: its queue pairs, which are connected already.
+    Accepted {
+        /// Path MTU of the run in bytes: the smaller of both sides'.
+        mtu: u32,
+        /// Queue pairs of the server.
+        qps: Vec<QpInfo>,
+    },
+    /// Sent by the server: it cannot perform the run.
+    Rejected {
+        /// Reason.
+        reason: String,
+    },
+    /// Sent by the client: a chunk of the run begins.
+    Run {
+        /// Bytes per message.
+        size: u32,
+        /// Messages per queue pair.
+        messages: u64,
+        /// Whether this is the first chunk with this size, which starts with cleared buffers.
+        fresh: bool,
+    },
+    /// Sent by the server: its receives are posted.
+    Ready,
+    /// Sent by the client: the chunk is complete.
+    End,
+    /// Sent by the client: all chunks with this size are complete, and the server must check its memory.
+    Check {
+        /// Bytes per message.
+        size: u32,
+        /// Messages per queue pair in all chunks.
+        messages: u64,
+    },
+    /// Sent by the server: the result of the check.
+    Checked {
+        /// Description of the first mismatch; `None` if all data is correct.
+        mismatch: Option<String>,
+    },
+    /// Sent by the client: the run is over.
+    Finished,
+}
+
+/// A stream with a read timeout.
+pub trait ControlStream: Read + Write + Send {
+    /// Sets the read timeout.
+    fn set_timeout(&self, timeout: Duration) -> io::Result<()>;
+}
+
+impl ControlStream for TcpStream {
+    fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(timeout))
+    }
+}
+
+impl ControlStream for UnixStream {
+    fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(timeout))
+    }
+}
+
+/// Control connection to the peer.
+pub struct Control {
+    stream: Box<dyn ControlStream>,
+    buffer: Vec<u8>,
+    interrupt: Interrupt,
+    timeout: Duration,
+    last_sent: String,
+}
+
+impl Control {
+    /// Wraps a connected stream; `timeout` is that of [`recv`](Self::recv).
+    pub fn new(
+        stream: impl ControlStream + 'static,
+        interrupt: &Interrupt,
+        timeout: Duration,
+    ) -> Result<Control, CliError> {
+        stream.set_timeout(POLL_INTERVAL).map_err(|e| failed("set up", e))?;
+        let stream = Box::new(stream);
+        Ok(Control {
+            stream,
+            buffer: Vec::new(),
+            interrupt: interrupt.clone(),
+            timeout,
+            last_sent: "nothing".into(),
+        })
+    }
+
+    /// Sends a message.
+    pub fn send(&mut self, message: &Message) -> Result<(), CliError> {
+        let mut line = serde_json::to_string(message).map_err(|e| failed("write to", e.into()))?;
+        line.push('\n');
+        self.stream.write_all(line.as_bytes()).map_err(|e| failed("write to", e))?;
+        line.truncate(60);
+        self.last_sent = line.trim_end().into();
+        Ok(())
+    }
+
+    /// Receives the next message; fails if none arrives within the timeout.
+    pub fn recv(&mut self) -> Result<Message, CliError> {
+        self.recv_within(Some(self.timeout))
+    }
+
+    /// Receives the next message, without a timeout.
+    pub fn recv_without_timeout(&mut self) -> Result<Message, CliError> {
+        self.recv_within(None)
+    }
+
+    fn recv_within(&mut self, limit: Option<Duration>) -> Result<Message, CliError> {
+        let begin = Instant::now();
+        loop {
+            if let Some(end) = self.buffer.iter().position(|&b| b == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
+                return parse(&line);
+            }
+            if self.buffer.len() > MAX_LINE {
+                return Err(CliError::Failed(format!(
+                    "the peer on TCP is not urxe perf: received a line of more than {MAX_LINE} bytes"
+                )));
+            }
+            match read_some(&mut *self.stream, &mut self.buffer, "urxe perf message") {
+                Ok(_) => {}
+                Err(ExchangeError::Closed { .. }) => {
+                    return Err(CliError::Failed(format!(
+                        "the peer closed the TCP connection; last sent: {}",
+                        self.last_sent
+                    )));
+                }
+                Err(e) => return Err(e.into()),
+            }
+            if self.interrupt.is_set() {
+                return Err(CliError::Failed("interrupted while waiting for the peer".into()));
+            }
+            if limit.is_some_and(|l| begin.elapsed() > l) {
+                return Err(CliError::Failed(format!(
+                    "no message from the peer on TCP for {:?}; last sent: {}; check that the peer is urxe \
+                     perf without --perftest",
+                    self.timeout, self.last_sent
+                )));
+            }
+        }
+    }
+}
+
+fn parse(line: &[u8]) -> Result<Message, CliError> {
+    match serde_json::from_slice(line) {
+        Ok(Message::Rejected { reason }) => {
+            Err(CliError::Failed(format!("the peer rejected the run: {reason}")))
+        }
+        Ok(message) => Ok(message),
+        Err(e) => {
+            let start = line[..line.len().min(40)].escape_ascii();
+            Err(CliError::Failed(format!(
+                "the peer on TCP is not urxe perf of this version: received \"{start}\" ({e}); use \
+                 --perftest for perftest programs"
+            )))
+        }
+    }
+}
+
+/// Returns the error for an unexpected message.
+pub fn unexpected(message: &Message) -> CliError {
+    CliError::Failed(format!("unexpected message from the peer: {message:?}"))
+}
+
+fn failed(what: &str, source: io::Error) -> CliError {
+    CliError::Io { what: format!("cannot {what} the TCP connection to the peer"), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_arrive_in_order_and_invalid_ones_are_errors() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let timeout = Duration::from_millis(200);
+        let mut a = Control::new(a, &Interrupt::default(), timeout).unwrap();
+        let mut b = Control::new(b, &Interrupt::default(), timeout).unwrap();
+        a.send(&Message::Run { size: 8, messages: 100, fresh: true }).unwrap();
+        a.send(&Message::Finished).unwrap();
+        assert!(matches!(b.recv().unwrap(), Message::Run { size: 8, messages: 100, fresh: true }));
+        assert!(matches!(b.recv().unwrap(), Message::Finished));
+        assert!(b.recv().unwrap_err().to_string().contains("no message"));
+        a.stream.write_all(b"6.06\0\0\n").unwrap();
+        assert!(b.recv().unwrap_err().to_string().contains("--perftest"));
+        a.send(&Message::Rejected { reason: "too large".into() }).unwrap();
+        assert!(b.recv().unwrap_err().to_string().contains("too large"));
+        drop(a);
+        assert!(b.recv().unwrap_err().to_string().contains("closed"));
+    }
+}

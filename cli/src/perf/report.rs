@@ -1,0 +1,203 @@
+//! Results as a table or as JSON.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::plan::{Measure, Verb};
+use crate::link::FaultReport;
+
+/// Result of a run with one message size.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    /// Bytes per message.
+    pub size: u32,
+    /// Messages of all queue pairs in total.
+    pub messages: u64,
+    /// Duration in seconds.
+    pub seconds: f64,
+    /// Throughput in 10^9 bits of payload per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gbit_s: Option<f64>,
+    /// Message rate in 10^6 messages per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mmsg_s: Option<f64>,
+    /// Latency in microseconds: half a round trip of SEND and WRITE, a full round trip of READ and atomics.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency_us: Option<Latency>,
+}
+
+/// Latency percentiles in microseconds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Latency {
+    /// Minimum.
+    pub min: f64,
+    /// Median.
+    pub p50: f64,
+    /// 90th percentile.
+    pub p90: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// 99.9th percentile.
+    pub p99_9: f64,
+    /// Maximum.
+    pub max: f64,
+    /// Arithmetic mean.
+    pub mean: f64,
+}
+
+impl Outcome {
+    /// Returns the result of a bandwidth run.
+    pub fn bandwidth(size: u32, messages: u64, elapsed: Duration) -> Outcome {
+        let seconds = elapsed.as_secs_f64().max(1e-9);
+        let (gbit_s, mmsg_s) =
+            (size as f64 * messages as f64 * 8e-9 / seconds, messages as f64 * 1e-6 / seconds);
+        Outcome { size, messages, seconds, gbit_s: Some(gbit_s), mmsg_s: Some(mmsg_s), latency_us: None }
+    }
+
+    /// Returns the result of a latency run. The measured times are divided by `divisor`: 2 for half
+    /// round trips.
+    pub fn latency(size: u32, times: &Histogram<u64>, elapsed: Duration, divisor: f64) -> Outcome {
+        let us = |ns: u64| ns as f64 / 1e3 / divisor;
+        let at = |q| us(times.value_at_quantile(q));
+        let latency = Latency {
+            min: us(times.min()),
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            p99_9: at(0.999),
+            max: us(times.max()),
+            mean: times.mean() / 1e3 / divisor,
+        };
+        let seconds = elapsed.as_secs_f64();
+        Outcome {
+            size,
+            messages: times.len(),
+            seconds,
+            gbit_s: None,
+            mmsg_s: None,
+            latency_us: Some(latency),
+        }
+    }
+
+    /// Returns the throughput in mebibytes per second, the unit of perftest.
+    pub fn mib_s(&self) -> f64 {
+        self.gbit_s.unwrap_or(0.0) * 1e9 / 8.0 / f64::from(1 << 20)
+    }
+}
+
+/// Returns an empty histogram for times from a nanosecond to a minute, with three significant digits.
+pub fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("valid bounds")
+}
+
+/// Prints each result when it is added, or all results in one JSON object at the end.
+pub struct Report {
+    json: bool,
+    verb: Verb,
+    measure: Measure,
+    link: String,
+    qps: usize,
+    mtu: usize,
+    outcomes: Vec<Outcome>,
+    bar: Option<ProgressBar>,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    verb: Verb,
+    measure: Measure,
+    link: &'a str,
+    qps: usize,
+    path_mtu: usize,
+    results: &'a [Outcome],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    faults: Option<FaultReport>,
+}
+
+impl Report {
+    /// Creates a report and prints its heading.
+    pub fn new(json: bool, verb: Verb, measure: Measure, link: &str, qps: usize, mtu: usize) -> Report {
+        if !json {
+            let description = match measure {
+                Measure::Bw => "bandwidth",
+                Measure::Lat if verb.is_pingpong() => "latency, half round trips in microseconds",
+                Measure::Lat => "latency, full round trips in microseconds",
+            };
+            println!("RC {verb} {description}; {link}, {qps} queue pair(s), path MTU {mtu}");
+            match measure {
+                Measure::Bw => {
+                    println!(
+                        "{:>10} {:>12} {:>9} {:>10} {:>10} {:>9}",
+                        "bytes", "messages", "seconds", "Gbit/s", "MiB/s", "Mmsg/s"
+                    );
+                }
+                Measure::Lat => println!(
+                    "{:>10} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+                    "bytes", "messages", "min", "p50", "p90", "p99", "p99.9", "max", "mean"
+                ),
+            }
+        }
+        Report { json, verb, measure, link: link.into(), qps, mtu, outcomes: Vec::new(), bar: None }
+    }
+
+    /// Updates the progress bar, which appears on a terminal if the run takes longer than a second.
+    pub fn progress(&mut self, size: u32, fraction: f64, spent: Duration) {
+        if self.bar.is_none() && (fraction >= 1.0 || spent < Duration::from_secs(1)) {
+            return;
+        }
+        let bar = self.bar.get_or_insert_with(|| {
+            let style = ProgressStyle::with_template("{msg:>14} {wide_bar} {percent:>3} % {eta}");
+            let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+            ProgressBar::new(1000).with_style(style)
+        });
+        bar.set_message(format!("{size} bytes"));
+        bar.set_position((fraction * 1000.0) as u64);
+    }
+
+    /// Adds the result of one message size.
+    pub fn add(&mut self, o: Outcome) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+        if !self.json {
+            match &o.latency_us {
+                None => println!(
+                    "{:>10} {:>12} {:>9.3} {:>10.3} {:>10.1} {:>9.4}",
+                    o.size,
+                    o.messages,
+                    o.seconds,
+                    o.gbit_s.unwrap_or(0.0),
+                    o.mib_s(),
+                    o.mmsg_s.unwrap_or(0.0)
+                ),
+                Some(l) => println!(
+                    "{:>10} {:>10} {:>9.2} {:>9.2} {:>9.2} {:>9.2} {:>9.2} {:>9.2} {:>9.2}",
+                    o.size, o.messages, l.min, l.p50, l.p90, l.p99, l.p99_9, l.max, l.mean
+                ),
+            }
+        }
+        self.outcomes.push(o);
+    }
+
+    /// Prints the JSON object, if JSON was requested.
+    pub fn finish(self, faults: Option<FaultReport>) {
+        if self.json {
+            let all = Json {
+                verb: self.verb,
+                measure: self.measure,
+                link: &self.link,
+                qps: self.qps,
+                path_mtu: self.mtu,
+                results: &self.outcomes,
+                faults,
+            };
+            match serde_json::to_string_pretty(&all) {
+                Ok(text) => println!("{text}"),
+                Err(e) => eprintln!("urxe: cannot serialize the results: {e}"),
+            }
+        }
+    }
+}

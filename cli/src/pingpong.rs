@@ -1,0 +1,463 @@
+//! `urxe pingpong`: exchanges SENDs in turns with one of rdma-core's ping-pong programs or another
+//! `urxe pingpong`.
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use super::CliError;
+use super::exchange::pingpong::srq;
+use super::interrupt::Interrupt;
+use super::link::LinkArgs;
+use super::oob::OobArgs;
+use urxe::verbs::{
+    Access, Completion, Context, Cq, Destination, Mr, Mtu, Notify, QKey, Qp, QpOptions, QpType, RecvCaps,
+    RecvWr, SendCaps, SendWr, Srq, WaitError, WcOpcode, WcStatus, grh,
+};
+
+mod handshake;
+
+/// Byte with which the stock program fills its buffer.
+const FILL: u8 = 0x7b;
+/// Page size: with `-c` the stock program zeroes the first byte of each page.
+const PAGE_SIZE: usize = 4096;
+/// Time for which the queue pairs stay alive after the last message, because the peer may not have received
+/// the last acknowledgement.
+const LINGER: Duration = Duration::from_millis(250);
+/// Time for which a message is polled for before the thread sleeps.
+const SPIN_TIME: Duration = Duration::from_micros(100);
+
+/// Limit of the receive buffers of a shared queue with --check, in bytes.
+const MAX_CHECKED_BYTES: u64 = 4 << 30;
+
+/// Q_Key of the stock `ibv_ud_pingpong`.
+const QKEY: QKey = QKey(0x1111_1111);
+
+/// The service of the queue pairs.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Service {
+    /// Reliable connection
+    Rc,
+    /// Unreliable connection
+    Uc,
+    /// Unreliable datagram
+    Ud,
+    /// Reliable connections that share a receive queue
+    Srq,
+}
+
+impl Service {
+    fn stock_program(self) -> &'static str {
+        match self {
+            Service::Rc => "ibv_rc_pingpong",
+            Service::Uc => "ibv_uc_pingpong",
+            Service::Ud => "ibv_ud_pingpong",
+            Service::Srq => "ibv_srq_pingpong",
+        }
+    }
+
+    fn qp_type(self) -> QpType {
+        match self {
+            Service::Rc | Service::Srq => QpType::Rc,
+            Service::Uc => QpType::Uc,
+            Service::Ud => QpType::Ud,
+        }
+    }
+
+    /// Returns the number of bytes before the data in a receive buffer: the GRH of datagrams.
+    fn header(self) -> usize {
+        if self == Service::Ud { grh::LEN } else { 0 }
+    }
+}
+
+/// Exchange SENDs with a peer, one at a time in each direction of each queue pair; the peer may be
+/// `ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong` or `ibv_srq_pingpong`.
+///
+/// Size, iterations, path MTU and the number of queue pairs are not exchanged: use the same values on both
+/// sides.
+#[derive(Args, Clone)]
+pub struct PingpongArgs {
+    #[command(flatten)]
+    oob: OobArgs,
+    /// Transport service of the queue pairs
+    #[arg(long, value_enum, default_value_t = Service::Rc)]
+    service: Service,
+    /// Message size in bytes
+    #[arg(short, long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
+    size: u32,
+    /// Number of queue pairs that share the receive queue [with --service srq; default: 16]
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=srq::MAX_QPS as i64))]
+    qps: Option<u32>,
+    /// Number of messages in each direction, over all queue pairs
+    #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    iters: u32,
+    /// Number of posted receives
+    #[arg(short, long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(2..=32_768))]
+    rx_depth: u32,
+    /// Local ACK timeout: 4.096 us x 2^N
+    #[arg(long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..=31))]
+    ack_timeout: u8,
+    /// Check every received byte
+    #[arg(short, long)]
+    check: bool,
+    #[command(flatten)]
+    link: LinkArgs,
+}
+
+/// Runs one side of a ping-pong.
+///
+/// # Errors
+/// [`CliError`].
+pub fn run(args: &PingpongArgs, interrupt: &Interrupt) -> Result<(), CliError> {
+    args.link.check_network()?;
+    let result = args.link.open().and_then(|context| Side::new(args, &context, interrupt)?.run());
+    if let Some(faults) = args.link.fault_report() {
+        faults.lines().for_each(|line| println!("{line}"));
+        faults.warn();
+    }
+    args.link.finish().and(result)
+}
+
+/// One side of a ping-pong.
+struct Side<'a> {
+    args: &'a PingpongArgs,
+    interrupt: &'a Interrupt,
+    context: Context,
+    cq: Cq,
+    qps: Vec<PingpongQp>,
+    srq: Option<Srq>,
+    /// Destination of datagrams; `None` for connected services.
+    destination: Option<Destination>,
+    /// Send buffer.
+    send_buffer: Mr,
+    /// Receive buffer, divided into `slots`: receive n uses slot n modulo their number.
+    recv_buffer: Mr,
+    slots: u64,
+    mtu: Mtu,
+    sent: u32,
+    send_done: u32,
+    received: u32,
+    /// Numbers of the receives, out of `depth`, that are not posted.
+    unposted: Vec<u64>,
+    depth: u32,
+    /// First byte of the first message; with a shared receive queue all bytes of all messages equal it.
+    first_byte: Option<u8>,
+    /// Scratch buffer to check received data in.
+    scratch: Vec<u8>,
+}
+
+/// One queue pair of the ping-pong.
+struct PingpongQp {
+    qp: Qp,
+    /// Whether the last send is complete. The queue pair may send when `received` is set too: when a message
+    /// has arrived since.
+    send_done: bool,
+    received: bool,
+}
+
+/// The `wr_id` of sends; that of a receive is its number.
+const SEND: u64 = u64::MAX;
+
+impl PingpongArgs {
+    /// Returns the number of queue pairs and the number of receives.
+    fn queue_sizes(&self) -> Result<(u32, u32), CliError> {
+        if self.service != Service::Srq {
+            return match self.qps {
+                None | Some(1) => Ok((1, self.rx_depth)),
+                Some(n) => Err(CliError::Usage(format!("{n} queue pairs require --service srq"))),
+            };
+        }
+        let qps = self.qps.unwrap_or(16);
+        if self.rx_depth <= qps {
+            return Err(CliError::Usage(format!(
+                "{} receives are too few for {qps} queue pairs: use a larger --rx-depth or a smaller --qps",
+                self.rx_depth
+            )));
+        }
+        if !self.check {
+            return Ok((qps, self.rx_depth));
+        }
+        // A message must not be overwritten until it is checked, so each receive has a slot of its own.
+        let depth = self.rx_depth.min(4 * qps);
+        if u64::from(depth) * u64::from(self.size) > MAX_CHECKED_BYTES {
+            return Err(CliError::Usage(format!(
+                "{depth} receives of {} bytes exceed the limit of --check, 4 GiB: use a smaller --size or \
+                 --qps, or omit --check",
+                self.size
+            )));
+        }
+        Ok((qps, depth))
+    }
+}
+
+impl<'a> Side<'a> {
+    fn new(
+        args: &'a PingpongArgs,
+        context: &Context,
+        interrupt: &'a Interrupt,
+    ) -> Result<Side<'a>, CliError> {
+        let pd = context.alloc_pd()?;
+        let (qps, depth) = args.queue_sizes()?;
+        let cq = context.create_cq((depth + qps) as usize + 16)?;
+        let size = args.size as usize;
+        let active = context.query_port().active_mtu;
+        if args.service == Service::Ud && size > active.bytes() {
+            return Err(CliError::Failed(format!(
+                "message size {size} exceeds the path MTU of this link, {} bytes: use a smaller --size",
+                active.bytes()
+            )));
+        }
+        let shared = args.service == Service::Srq;
+        let slots = if shared && args.check { depth as usize } else { 1 };
+        let (send_buffer, recv_buffer) = (
+            pd.reg_mr(size, Access::LOCAL_READ)?,
+            pd.reg_mr(slots * (args.service.header() + size), Access::LOCAL_WRITE | Access::LOCAL_READ)?,
+        );
+        let mut fill = vec![FILL; size];
+        if args.check && args.oob.host.is_some() && !shared {
+            fill.iter_mut().step_by(PAGE_SIZE).for_each(|b| *b = 0);
+        }
+        send_buffer.write(0, &fill)?;
+        let recv = RecvCaps { max_wr: depth, max_sge: 1 };
+        let srq = if shared { Some(pd.create_srq(recv)?) } else { None };
+        let options = QpOptions {
+            qp_type: args.service.qp_type(),
+            send: SendCaps { max_wr: 16, max_sge: 1, max_inline: 0 },
+            recv,
+            ..QpOptions::default()
+        };
+        let create = |_| {
+            let qp = match &srq {
+                Some(srq) => pd.create_qp_on_srq(&cq, &cq, srq, &options)?,
+                None => pd.create_qp(&cq, &cq, &options)?,
+            };
+            Ok(PingpongQp { qp, send_done: true, received: false })
+        };
+        let qps = (0..qps).map(create).collect::<Result<_, CliError>>()?;
+        Ok(Side {
+            args,
+            interrupt,
+            context: context.clone(),
+            cq,
+            qps,
+            srq,
+            destination: None,
+            send_buffer,
+            recv_buffer,
+            slots: slots as u64,
+            // Default path MTU of the stock program, if the link carries it.
+            mtu: args.link.mtu.unwrap_or(Mtu::Mtu1024.min(active)),
+            sent: 0,
+            send_done: 0,
+            received: 0,
+            unposted: (0..depth.into()).collect(),
+            depth,
+            first_byte: args.oob.host.is_some().then_some(FILL),
+            scratch: vec![0; if args.check { size } else { 0 }],
+        })
+    }
+
+    fn run(mut self) -> Result<(), CliError> {
+        for entry in &self.qps {
+            match self.args.service {
+                Service::Ud => entry.qp.activate(QKEY)?,
+                _ => entry.qp.to_init(Access::LOCAL_WRITE)?,
+            }
+        }
+        self.post_receives()?;
+        let peer_program = format!("{} or urxe pingpong", self.args.service.stock_program());
+        let stream = self.args.oob.open(&peer_program, self.interrupt)?;
+        match self.args.oob.host {
+            Some(_) => self.client_handshake(stream)?,
+            None => self.server_handshake(stream)?,
+        }
+        let begin = Instant::now();
+        if self.args.oob.host.is_some() {
+            (0..self.qps.len()).try_for_each(|index| self.send(index))?;
+        }
+        let result = self.exchange_messages();
+        if result.is_ok() || self.interrupt.is_set() {
+            self.report(begin.elapsed());
+        }
+        result?;
+        self.cq.req_notify(Notify::Any);
+        std::thread::sleep(LINGER);
+        Ok(())
+    }
+
+    fn post_receives(&mut self) -> Result<(), CliError> {
+        while let Some(wr_id) = self.unposted.pop() {
+            let start = self.slot_offset(wr_id);
+            let len = self.recv_buffer.len() / self.slots as usize;
+            let sges = [self.recv_buffer.sge(start..start + len)];
+            let wr = RecvWr { wr_id, sges: &sges };
+            match &self.srq {
+                Some(srq) => srq.post_recv(&wr)?,
+                None => self.qps[0].qp.post_recv(&wr)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the offset of a receive in the receive buffer.
+    fn slot_offset(&self, receive: u64) -> usize {
+        (receive % self.slots) as usize * (self.recv_buffer.len() / self.slots as usize)
+    }
+
+    fn send(&mut self, index: usize) -> Result<(), CliError> {
+        let sges = [self.send_buffer.sge(0..self.send_buffer.len())];
+        let entry = &mut self.qps[index];
+        entry.qp.post_send(&SendWr { to: self.destination, ..SendWr::send(SEND, &sges) })?;
+        (entry.send_done, entry.received) = (false, false);
+        self.sent += 1;
+        Ok(())
+    }
+
+    /// Runs until all messages have been sent and received. A queue pair sends when its last send has
+    /// completed and a message has arrived; as in the stock program, several queue pairs may together send a
+    /// few messages more than requested.
+    fn exchange_messages(&mut self) -> Result<(), CliError> {
+        let n = self.args.iters;
+        let mut new = Vec::with_capacity(16);
+        while self.send_done < n || self.received < n {
+            self.wait(&mut new)?;
+            for wc in &new {
+                let index = self.complete(wc)?;
+                let PingpongQp { send_done, received, .. } = self.qps[index];
+                if send_done && received && self.send_done < n {
+                    self.send(index)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Accounts for a completion and returns the index of its queue pair.
+    fn complete(&mut self, wc: &Completion) -> Result<usize, CliError> {
+        if wc.status != WcStatus::Success {
+            let what = if wc.wr_id == SEND { "send" } else { "receive" };
+            let number = 1 + if wc.wr_id == SEND { self.send_done } else { self.received };
+            let mut text = format!("{what} number {number} failed: {}", wc.status);
+            if matches!(wc.status, WcStatus::RemInvReqErr | WcStatus::LocLenErr | WcStatus::WrFlushErr) {
+                let mtu = self.mtu.bytes();
+                text.push_str(&format!(
+                    "; use the same --size and --mtu on both sides (path MTU here: {mtu})"
+                ));
+            }
+            return Err(CliError::Failed(text));
+        }
+        let index = self.qps.iter().position(|entry| entry.qp.qpn() == wc.qpn);
+        let index = index.ok_or_else(|| CliError::Failed(format!("completion for unknown QP {}", wc.qpn)))?;
+        if wc.opcode != WcOpcode::Recv {
+            self.qps[index].send_done = true;
+            self.send_done += 1;
+            return Ok(index);
+        }
+        self.qps[index].received = true;
+        self.received += 1;
+        self.unposted.push(wc.wr_id);
+        let len = wc.byte_len as usize - self.args.service.header().min(wc.byte_len as usize);
+        if len != self.args.size as usize {
+            return Err(CliError::Failed(format!(
+                "message {} has {} bytes, expected {}: use the same --size on both sides",
+                self.received, len, self.args.size
+            )));
+        }
+        if self.args.check {
+            self.check(wc.wr_id)?;
+        }
+        if self.depth as usize - self.unposted.len() <= self.qps.len() {
+            self.post_receives()?;
+        }
+        Ok(index)
+    }
+
+    /// Checks that a received message is what the stock program sends. The server sends the first message
+    /// back from then on.
+    fn check(&mut self, receive: u64) -> Result<(), CliError> {
+        let start = self.slot_offset(receive) + self.args.service.header();
+        self.recv_buffer.read(start, &mut self.scratch)?;
+        // The programs with one queue pair mark the pages; that with many sends from the buffer that it
+        // receives into, so all bytes are equal.
+        let (first, page) = match self.args.service {
+            Service::Srq => (*self.first_byte.get_or_insert(self.scratch[0]), 1),
+            _ => (self.scratch[0], PAGE_SIZE),
+        };
+        let expected = |i: usize| if i.is_multiple_of(page) { first } else { FILL };
+        let is_valid = first == FILL || first == 0;
+        if let Some((i, b)) = self.scratch.iter().enumerate().find(|(i, b)| **b != expected(*i) || !is_valid)
+        {
+            return Err(CliError::Failed(format!(
+                "message {} is corrupt: byte {i} is {b:#04x}, expected {:#04x}",
+                self.received,
+                if is_valid { expected(i) } else { FILL }
+            )));
+        }
+        if self.args.oob.host.is_none() && self.received == 1 {
+            self.send_buffer.write(0, &self.scratch)?;
+        }
+        // Overwrites the slot, so that a message that is not written into it is detected.
+        self.scratch.fill(0xa5);
+        Ok(self.recv_buffer.write(start, &self.scratch)?)
+    }
+
+    /// Polls briefly, and then sleeps until a completion arrives or the timeout of the peer expires.
+    fn wait(&self, new: &mut Vec<Completion>) -> Result<(), CliError> {
+        new.clear();
+        let progress = || {
+            format!(
+                "{} of {} messages sent ({} acknowledged), {} received",
+                self.sent, self.args.iters, self.send_done, self.received
+            )
+        };
+        let check_interrupt = || match self.interrupt.is_set() {
+            true => Err(CliError::Failed(format!("interrupted: {}", progress()))),
+            false => Ok(()),
+        };
+        // Check here too: a peer that always responds within the spin time never lets this function sleep.
+        check_interrupt()?;
+        let begin = Instant::now();
+        while begin.elapsed() < SPIN_TIME {
+            if self.cq.poll(16, new).map_err(WaitError::from)? > 0 {
+                return Ok(());
+            }
+        }
+        loop {
+            match self.cq.wait_any(Duration::from_millis(100)) {
+                Ok(wc) => {
+                    new.push(wc);
+                    return Ok(());
+                }
+                Err(WaitError::TimedOut(_)) => {}
+                Err(e) => return Err(e.into()),
+            }
+            check_interrupt()?;
+            if begin.elapsed() > self.args.oob.peer_timeout() {
+                return Err(CliError::Failed(format!(
+                    "no message from the peer for {:?}: {}; check that the size and the iterations of both \
+                     sides are the same",
+                    self.args.oob.peer_timeout(),
+                    progress()
+                )));
+            }
+        }
+    }
+
+    fn report(&self, elapsed: Duration) {
+        let seconds = elapsed.as_secs_f64();
+        let iters = self.args.iters.min(self.send_done).min(self.received);
+        let bytes = u64::from(self.args.size) * u64::from(iters) * 2;
+        println!(
+            "{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec",
+            bytes as f64 * 8.0 / 1e6 / seconds
+        );
+        println!(
+            "{iters} iters in {seconds:.2} seconds = {:.2} usec/iter",
+            seconds * 1e6 / f64::from(iters.max(1))
+        );
+        if self.args.check {
+            println!("all {} received messages are correct", self.received);
+        }
+    }
+}

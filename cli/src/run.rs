@@ -1,0 +1,536 @@
+//! `urxe run` and `urxe env`: run programs that are linked against libibverbs on urxe.
+#![forbid(unsafe_code)]
+
+mod sysfs;
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use clap::Args;
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::{Endianness, FileKind, elf};
+
+use self::sysfs::Tree;
+use super::CliError;
+use super::link::STANDARD_OUTPUT;
+use super::oob::parse_seconds;
+use urxe::link::LinkSpec;
+use urxe::link::capture::CaptureFile;
+use urxe::link::faults::Rule;
+use urxe::verbs::Adapter;
+
+/// Run a libibverbs program on urxe, without RDMA hardware, kernel module or root
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  urxe run -- ibv_devinfo -v
+  urxe run --ip 10.0.0.1 -- ib_write_bw
+  urxe run --link packet:eth1 --capture out.pcapng -- ibv_rc_pingpong -g 0 10.0.0.2
+  urxe run --fault drop=p:0.01 -- ib_send_lat 10.0.0.2
+
+The verbs library is searched for in the directory of urxe and in ../lib/urxe; URXE_LIBRARY overrides its \
+path. The library that redirects accesses to /sys/class/infiniband and /dev/infiniband is searched for in \
+the same places; URXE_PRELOAD overrides its path.")]
+pub struct Run {
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Program and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// Print the environment variables that `urxe run` sets, as shell commands
+#[derive(Args)]
+#[command(after_help = "Example:\n  eval \"$(urxe env --ip 10.0.0.1)\"; ib_write_bw")]
+pub struct Env {
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// Description of the device of a program.
+#[derive(Args)]
+struct DeviceArgs {
+    /// Link of the device: `udp[:ADDR]`, `udp:IF`, `packet:IF[,ip=A/LEN,mac=M]` or `frames:…`, see `urxe perf
+    /// --help` [default: a device over UDP for each interface]
+    #[arg(long, value_name = "LINK", value_parser = parse_link)]
+    link: Option<LinkArg>,
+    /// Shorthand for --link udp:ADDR
+    #[arg(long, value_name = "ADDR", conflicts_with = "link")]
+    ip: Option<IpAddr>,
+    /// Write the packets of both directions to this pcapng file. The first process that opens a device writes
+    /// to FILE, each later process to a separate file with its PID in the name (out-PID.pcapng); mergecap
+    /// joins such files. `%p` in FILE is replaced by the PID. `-` writes to standard output, for one process
+    /// only, and redirects the standard output of the program to standard error
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
+    /// Inject a fault, see `urxe perf --help`; may be repeated. A process that exits prints to standard error
+    /// the number of packets that each rule matched and the number of retransmitted packets
+    #[arg(long = "fault", value_name = "RULE", value_parser = parse_rule)]
+    faults: Vec<String>,
+    /// Seed of queue pair numbers, PSNs and random faults, for reproducible runs
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Class of device to emulate: `default`, `strict`, `mlx5`, `rxe`
+    #[arg(long, value_name = "CLASS", value_parser = parse_personality)]
+    personality: Option<String>,
+    /// Share the addresses with programs of all users, not only of the same user; the option of the first
+    /// program applies
+    #[arg(long)]
+    any_user: bool,
+    /// Disable segmentation offload: tcpdump and Wireshark on the interface then show packets as they are on
+    /// the wire, instead of super-packets of up to 64 KiB. Reduces throughput; not necessary for --capture
+    #[arg(long)]
+    no_offload: bool,
+    /// Minimum local ACK timeout in seconds; it overrides shorter timeouts of queue pairs. By default a
+    /// connection to a peer that does not respond fails after its timeout and retries, often in less than a
+    /// second. This includes a process that is stopped (SIGSTOP, breakpoint), whose acknowledgements a
+    /// hardware NIC would still send. With 60 at both ends a process may be stopped for a minute
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    min_ack_timeout: Option<Duration>,
+    /// Wait at least 10 minutes for a peer that does not respond, so that connections survive while a
+    /// debugger or SIGSTOP stops a process; required at both ends. Shorthand for --min-ack-timeout 600
+    #[arg(long, conflicts_with = "min_ack_timeout")]
+    patient: bool,
+    /// Number of shards of the NIC, a power of two, for programs that use several processors
+    #[arg(long, value_name = "N", value_parser = super::link::parse_shards)]
+    shards: Option<usize>,
+}
+
+/// Minimum local ACK timeout of `--patient`: a process may be stopped this long even if a queue pair has no
+/// retries.
+const PATIENT_ACK_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// A link specification with its original text.
+#[derive(Clone)]
+struct LinkArg {
+    link: LinkSpec,
+    text: String,
+}
+
+fn parse_link(text: &str) -> Result<LinkArg, String> {
+    match text.parse()? {
+        LinkSpec::Fabric => {
+            Err("a fabric connects NICs of one process only: use udp[:ADDR], udp:IF, packet:IF or frames:…"
+                .into())
+        }
+        link => Ok(LinkArg { link, text: text.into() }),
+    }
+}
+
+fn parse_rule(text: &str) -> Result<String, String> {
+    text.parse::<Rule>().map(|_| text.into()).map_err(|e| e.to_string())
+}
+
+fn parse_personality(text: &str) -> Result<String, String> {
+    super::link::parse_personality(text).map(|_| text.into())
+}
+
+impl Run {
+    /// Replaces this process by the program. Returns only if that is not possible.
+    ///
+    /// # Errors
+    /// [`CliError`].
+    pub fn run(&self) -> Result<(), CliError> {
+        let (program, arguments) = self.program.split_first().expect("clap requires PROGRAM");
+        let not_found = |_| CliError::NoProgram(program.display().to_string());
+        let path = which::which(program).map_err(not_found)?;
+        check_loads_libraries(&path)?;
+        let mut command = Command::new(&path);
+        command.arg0(program).args(arguments);
+        // The program inherits this descriptor, which has to stay open until exec.
+        let mut capture_to = None;
+        if self.device.captures_to_standard_output() {
+            let io = |source| CliError::Io { what: "--capture -".into(), source };
+            capture_to = Some(rustix::io::dup(io::stdout()).map_err(|e| io(e.into()))?);
+            command.stdout(io::stderr().as_fd().try_clone_to_owned().map_err(io)?);
+        }
+        for (name, value) in self.device.variables()? {
+            match (&capture_to, value) {
+                (Some(fd), Some(_)) if name == CAPTURE => {
+                    command.env(name, format!("/dev/fd/{}", fd.as_raw_fd()))
+                }
+                (_, Some(value)) => command.env(name, value),
+                (_, None) => command.env_remove(name),
+            };
+        }
+        let source = command.exec();
+        Err(CliError::Io { what: format!("cannot run {}", path.display()), source })
+    }
+}
+
+impl Env {
+    /// Prints one line of shell code for each variable.
+    ///
+    /// # Errors
+    /// [`CliError`].
+    pub fn run(&self) -> Result<(), CliError> {
+        if self.device.captures_to_standard_output() {
+            let text = "`--capture -` is supported by urxe run only: specify a file, or /dev/stderr";
+            return Err(CliError::Usage(text.into()));
+        }
+        let mut out = io::stdout().lock();
+        for (name, value) in self.device.variables()? {
+            let line = match value {
+                Some(value) => [b"export ", name.as_bytes(), b"=", &shell_quote(&value), b"\n"].concat(),
+                None => [b"unset ", name.as_bytes(), b"\n"].concat(),
+            };
+            io::Write::write_all(&mut out, &line)?;
+        }
+        Ok(())
+    }
+}
+
+/// Quotes a value for a shell.
+fn shell_quote(value: &OsStr) -> Vec<u8> {
+    let mut out = vec![b'\''];
+    for byte in value.as_bytes() {
+        match byte {
+            b'\'' => out.extend(b"'\\''"),
+            _ => out.push(*byte),
+        }
+    }
+    out.push(b'\'');
+    out
+}
+
+/// Environment variable that names the capture file.
+const CAPTURE: &str = "URXE_CAPTURE";
+
+impl DeviceArgs {
+    fn captures_to_standard_output(&self) -> bool {
+        self.capture.as_ref().is_some_and(|file| file.as_os_str() == STANDARD_OUTPUT)
+    }
+
+    /// Returns the environment variables that the library reads and those by which the program finds the
+    /// library; `None` for a variable that must be unset.
+    fn variables(&self) -> Result<Vec<(&'static str, Option<OsString>)>, CliError> {
+        let address = match &self.link {
+            Some(LinkArg { link: LinkSpec::Udp(ip), .. }) => *ip,
+            _ => self.ip,
+        };
+        if let Some(ip) = address {
+            // Any free port: whether 4791 is free is checked when the device is opened.
+            let is_local = !ip.is_unspecified() && !ip.is_multicast() && UdpSocket::bind((ip, 0)).is_ok();
+            if !is_local {
+                let text =
+                    format!("no interface has address {ip}: `urxe devinfo` lists the available addresses");
+                return Err(CliError::Usage(text));
+            }
+        }
+        let link = match (&self.link, self.ip) {
+            (Some(chosen), _) => Some(&chosen.link),
+            (None, Some(ip)) => Some(&LinkSpec::Udp(Some(ip))),
+            (None, None) => None,
+        };
+        let base = private_base()?;
+        let sysfs = sysfs_directory(&base, link)?;
+        let library = library_directory(&base)?;
+        let inherited = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let others =
+            env::split_paths(&inherited).filter(|dir| !dir.as_os_str().is_empty() && *dir != library);
+        let path = env::join_paths(std::iter::once(library.clone()).chain(others));
+        let path = path.map_err(|e| {
+            CliError::Usage(format!("cannot add {} to LD_LIBRARY_PATH: {e}", library.display()))
+        })?;
+        let capture = self.capture.as_deref().map(std::path::absolute).transpose();
+        let capture = capture.map_err(|source| CliError::Io { what: "--capture".into(), source })?;
+        if let Some(file) = &capture
+            && !self.captures_to_standard_output()
+            && !file.as_os_str().as_bytes().windows(2).any(|two| two == b"%p")
+        {
+            CaptureFile::clear(file)?;
+        }
+        let link = self.link.as_ref().map(|chosen| chosen.text.clone());
+        let min_timeout = self.min_ack_timeout.or(self.patient.then_some(PATIENT_ACK_TIMEOUT));
+        Ok(vec![
+            ("LD_PRELOAD", Some(ld_preload(&library)?)),
+            ("ASAN_OPTIONS", Some(asan_options())),
+            ("LD_LIBRARY_PATH", Some(path)),
+            ("URXE_SYSFS", Some(sysfs.into())),
+            ("URXE_LINK", link.or(self.ip.map(|ip| format!("udp:{ip}"))).map(Into::into)),
+            (CAPTURE, capture.map(Into::into)),
+            ("URXE_FAULTS", (!self.faults.is_empty()).then(|| self.faults.join(";").into())),
+            ("URXE_SEED", self.seed.map(|seed| seed.to_string().into())),
+            ("URXE_PERSONALITY", self.personality.clone().map(Into::into)),
+            ("URXE_PROGRAM", env::current_exe().ok().map(Into::into)),
+            ("URXE_ANY_USER", self.any_user.then(|| "1".into())),
+            ("URXE_OFFLOAD", self.no_offload.then(|| "0".into())),
+            ("URXE_MIN_ACK_TIMEOUT", min_timeout.map(|t| t.as_secs_f64().to_string().into())),
+            ("URXE_SHARDS", self.shards.map(|shards| shards.to_string().into())),
+        ])
+    }
+}
+
+/// Creates and returns the user's private directory of urxe. Nothing removes it at the end, because the
+/// program replaces this process.
+fn private_base() -> Result<PathBuf, CliError> {
+    let owner = nix::unistd::getuid().as_raw();
+    let base = runtime_directory(owner).join(format!("urxe-{}", host_uid(owner)));
+    create_private_dir(&base).map_err(create_error(&base))?;
+    // A directory that another user can write to may contain that user's libraries.
+    if !is_private(&base, owner) {
+        let text = format!(
+            "{} is not a private directory of this user: set XDG_RUNTIME_DIR or TMPDIR to a private \
+             directory",
+            base.display()
+        );
+        return Err(CliError::Usage(text));
+    }
+    Ok(base)
+}
+
+/// Returns the ID of a user outside the user namespace, because the root users of all namespaces share
+/// `/tmp`.
+fn host_uid(user: u32) -> u32 {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let number = |word: Option<&str>| word.and_then(|word| word.parse::<u32>().ok());
+    let find = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (inside, outside, count) = (number(words.next())?, number(words.next())?, number(words.next())?);
+        user.checked_sub(inside).filter(|nth| *nth < count).and_then(|nth| outside.checked_add(nth))
+    };
+    map.lines().find_map(find).unwrap_or(user)
+}
+
+fn create_error(what: &Path) -> impl FnOnce(io::Error) -> CliError {
+    let what = format!("cannot create {}", what.display());
+    move |source| CliError::Io { what, source }
+}
+
+/// Name of the preloaded library that shows programs the devices in `/sys` and `/dev`.
+const PRELOAD_LIBRARY: &str = "liburxe_preload.so";
+
+/// Name under which the verbs library is preloaded. Its symbols then precede those of any other
+/// libibverbs: of a copy under another name, as auditwheel includes it in Python wheels, or of one in a
+/// DT_RPATH.
+const VERBS_LIBRARY: &str = "liburxe_verbs.so";
+
+/// Creates and returns a directory in which the loader finds the verbs library under the names that programs
+/// are linked with, and the preloaded libraries.
+fn library_directory(base: &Path) -> Result<PathBuf, CliError> {
+    let library = find_library("URXE_LIBRARY", "libibverbs.so", "libibverbs.so.1")?;
+    let preload = find_library("URXE_PRELOAD", PRELOAD_LIBRARY, PRELOAD_LIBRARY)?;
+    // One directory per build of the libraries.
+    let both = [library.as_os_str().as_bytes(), b"\0", preload.as_os_str().as_bytes()].concat();
+    let directory = base.join(format!("{:08x}", crc32fast::hash(&both)));
+    create_private_dir(&directory).map_err(create_error(&directory))?;
+    // Both libraries are links to one file: the loader notices that and loads it once, with one NIC.
+    let names =
+        ["libibverbs.so.1", "libibverbs.so", "librdmacm.so.1", "librdmacm.so"].map(|name| (name, &library));
+    for (name, file) in names.into_iter().chain([(PRELOAD_LIBRARY, &preload), (VERBS_LIBRARY, &library)]) {
+        let link = directory.join(name);
+        if fs::read_link(&link).ok().as_ref() != Some(file) {
+            // Replaced atomically, because a program that another `urxe run` has just started may be reading
+            // the directory.
+            let new = directory.join(format!("{name}.{}", std::process::id()));
+            // Left over from a killed process with the same PID.
+            let _ = fs::remove_file(&new);
+            symlink(file, &new).and_then(|()| fs::rename(&new, &link)).map_err(create_error(&link))?;
+        }
+    }
+    Ok(directory)
+}
+
+/// Returns the value of LD_PRELOAD. The libraries that it already contains remain in front, because some must
+/// be the first.
+fn ld_preload(library: &Path) -> Result<OsString, CliError> {
+    // Separators between names, which cannot be quoted.
+    const SEPARATORS: [u8; 2] = [b' ', b':'];
+    if library.as_os_str().as_bytes().iter().any(|byte| SEPARATORS.contains(byte)) {
+        let text = format!(
+            "cannot preload libraries from {}, as the path contains a space or a colon: set XDG_RUNTIME_DIR \
+             or TMPDIR to a directory without these characters",
+            library.display()
+        );
+        return Err(CliError::Usage(text));
+    }
+    let inherited = env::var_os("LD_PRELOAD").unwrap_or_default();
+    let others = inherited.as_bytes().split(|byte| SEPARATORS.contains(byte));
+    // Drops the libraries of an enclosing `urxe run`.
+    let is_ours =
+        |name: &[u8]| [PRELOAD_LIBRARY, VERBS_LIBRARY].iter().any(|own| name.ends_with(own.as_bytes()));
+    let others = others.filter(|name| !name.is_empty() && !is_ours(name));
+    let own = [PRELOAD_LIBRARY, VERBS_LIBRARY].map(|name| library.join(name));
+    let all: Vec<&[u8]> = others.chain(own.iter().map(|file| file.as_os_str().as_bytes())).collect();
+    Ok(OsString::from_vec(all.join(&b':')))
+}
+
+/// Returns the value of ASAN_OPTIONS. By default programs built with AddressSanitizer exit at once if
+/// anything is preloaded. The preloaded libraries pass calls on to it, so the check is turned off.
+fn asan_options() -> OsString {
+    const NO_ORDER_CHECK: &str = "verify_asan_link_order=0";
+    let mut options = env::var_os("ASAN_OPTIONS").unwrap_or_default();
+    if !options.as_bytes().ends_with(NO_ORDER_CHECK.as_bytes()) {
+        if !options.is_empty() {
+            options.push(":");
+        }
+        options.push(NO_ORDER_CHECK);
+    }
+    options
+}
+
+/// Longest path of a tree: the bytes that libibverbs has for the path of a device's directory
+/// (`IBV_SYSFS_PATH_MAX`) minus those of the part below the tree.
+const MAX_TREE_PATH: usize = 256 - "/class/infiniband_verbs/uverbs9999\0".len();
+
+/// Time since its last use after which a tree without a local address may be removed.
+const TREE_MAX_AGE: Duration = Duration::from_secs(24 * 3600);
+
+/// Reports whether an interface has this address, or the machine accepts it as local (127.0.0.5).
+fn is_local_address(ip: IpAddr) -> bool {
+    let has = |interface: pnet_datalink::NetworkInterface| interface.ips.iter().any(|own| own.ip() == ip);
+    UdpSocket::bind((ip, 0)).is_ok() || pnet_datalink::interfaces().into_iter().any(has)
+}
+
+/// Creates and returns a directory with what `/sys` and `/dev` would contain if the kernel had the devices;
+/// there is one for each distinct set of devices.
+fn sysfs_directory(base: &Path, link: Option<&LinkSpec>) -> Result<PathBuf, CliError> {
+    let adapters = Adapter::all(link).map_err(|e| CliError::Usage(format!("--link: {e}")))?;
+    let tree = Tree::of(&adapters);
+    let directory = base.join(tree.name());
+    if directory.as_os_str().len() > MAX_TREE_PATH {
+        let text = format!(
+            "the path {} exceeds the limit of libibverbs, {MAX_TREE_PATH} bytes: set XDG_RUNTIME_DIR or \
+             TMPDIR to a shorter path",
+            directory.display()
+        );
+        return Err(CliError::Usage(text));
+    }
+    tree.write(&directory).map_err(|(path, source)| create_error(&path)(source))?;
+    sysfs::remove_unused(base, TREE_MAX_AGE, is_local_address);
+    Ok(directory)
+}
+
+/// Returns the directory for runtime files of a user: `XDG_RUNTIME_DIR` if it is an absolute path to a
+/// private directory of the user, otherwise the temporary directory.
+fn runtime_directory(owner: u32) -> PathBuf {
+    let given = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    given.filter(|dir| dir.is_absolute() && is_private(dir, owner)).unwrap_or_else(env::temp_dir)
+}
+
+/// Reports whether the path is a directory that belongs to `owner` and that no other user may write to.
+fn is_private(directory: &Path, owner: u32) -> bool {
+    fs::symlink_metadata(directory).is_ok_and(|m| m.is_dir() && m.uid() == owner && m.mode() & 0o022 == 0)
+}
+
+fn create_private_dir(directory: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+/// Finds a library of urxe: the file that the variable names, otherwise the one in the directory of this
+/// program, where cargo builds it, otherwise the installed one.
+fn find_library(variable: &str, built: &str, installed: &str) -> Result<PathBuf, CliError> {
+    if let Some(named) = env::var_os(variable) {
+        let what = format!("{variable} is {}", named.display());
+        return fs::canonicalize(named).map_err(|source| CliError::Io { what, source });
+    }
+    let program = env::current_exe().and_then(fs::canonicalize);
+    let program = program.map_err(|source| CliError::Io {
+        what: "cannot determine the path of the urxe executable".into(),
+        source,
+    })?;
+    let directory = program.parent().unwrap_or(Path::new("/"));
+    let paths = [directory.join(built), directory.join("../lib/urxe").join(installed)];
+    let found = paths.iter().find_map(|path| fs::canonicalize(path).ok());
+    found.ok_or_else(|| {
+        let paths = paths.each_ref().map(|p| p.display().to_string()).join(" or ");
+        CliError::Usage(format!(
+            "library not found at {paths}: build it (cargo build --release --workspace), or set {variable}"
+        ))
+    })
+}
+
+/// Rejects programs into which the loader does not load the libraries; without this check they would search
+/// for hardware.
+fn check_loads_libraries(program: &Path) -> Result<(), CliError> {
+    let name = program.display();
+    let Ok(bytes) = fs::read(program) else {
+        // The program may be executable but not readable: the loader decides.
+        return Ok(());
+    };
+    let is_static = match FileKind::parse(&*bytes) {
+        Ok(FileKind::Elf32) => has_no_loader::<elf::FileHeader32<Endianness>>(&bytes),
+        Ok(FileKind::Elf64) => has_no_loader::<elf::FileHeader64<Endianness>>(&bytes),
+        // A script, whose interpreter is not checked.
+        _ => return Ok(()),
+    };
+    let reason = if is_static {
+        "is statically linked, so it cannot load the library: link it dynamically"
+    } else if fs::metadata(program).is_ok_and(|m| m.mode() & 0o6000 != 0) {
+        "is setuid or setgid, for which the loader ignores LD_LIBRARY_PATH: run a copy without that bit"
+    } else if rustix::fs::getxattr(program, "security.capability", &mut [0; 64]).is_ok() {
+        "has file capabilities, for which the loader ignores LD_LIBRARY_PATH: run a copy without them, and \
+         set ambient capabilities instead (capsh, setpriv)"
+    } else {
+        return Ok(());
+    };
+    Err(CliError::Usage(format!("{name} {reason}")))
+}
+
+fn has_no_loader<Header: FileHeader<Endian = Endianness>>(bytes: &[u8]) -> bool {
+    let segments = || {
+        let header = Header::parse(bytes).ok()?;
+        let endian = header.endian().ok()?;
+        Some((header.program_headers(endian, bytes).ok()?, endian))
+    };
+    segments().is_some_and(|(segments, endian)| segments.iter().all(|s| s.p_type(endian) != elf::PT_INTERP))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn quoted_values_survive_a_shell() {
+        for text in ["", "plain", "two words", "it's", "$HOME `x` \\ \"", "a\nb"] {
+            let mut script = b"printf %s ".to_vec();
+            script.extend(shell_quote(OsStr::new(text)));
+            let out = Command::new("sh").arg("-c").arg(OsStr::from_bytes(&script)).output().unwrap();
+            assert_eq!(out.stdout, text.as_bytes());
+        }
+    }
+
+    #[test]
+    fn setuid_binaries_are_rejected_and_setuid_scripts_are_not() {
+        assert!(check_loads_libraries(&env::current_exe().unwrap()).is_ok());
+        let dir = tempfile::tempdir().unwrap();
+        // The kernel ignores the setuid bit of scripts.
+        let (script, copy) = (dir.path().join("script"), dir.path().join("copy"));
+        fs::write(&script, "#!/bin/sh\nexit 0\n").unwrap();
+        fs::copy("/bin/true", &copy).unwrap();
+        for file in [&script, &copy] {
+            assert!(check_loads_libraries(file).is_ok());
+            fs::set_permissions(file, fs::Permissions::from_mode(0o4755)).unwrap();
+        }
+        assert!(check_loads_libraries(&script).is_ok());
+        assert!(check_loads_libraries(&copy).unwrap_err().to_string().contains("setuid"));
+    }
+
+    #[test]
+    fn only_a_directory_that_others_cannot_write_to_is_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let owner = nix::unistd::getuid().as_raw();
+        assert!(is_private(dir.path(), owner) && !is_private(dir.path(), owner + 1));
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o770)).unwrap();
+        assert!(!is_private(dir.path(), owner));
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        let link = dir.path().join("link");
+        symlink(dir.path(), &link).unwrap();
+        assert!(!is_private(&link, owner) && !is_private(&dir.path().join("none"), owner));
+    }
+}

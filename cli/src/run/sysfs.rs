@@ -1,0 +1,368 @@
+//! Files that `/sys` and `/dev` would contain if the kernel had urxe's devices, for programs that search for
+//! devices there and not only through libibverbs. A tree describes the devices as they are when it is
+//! written.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::create_private_dir;
+use urxe::verbs::{Adapter, Gid, lid_of};
+
+/// Port capabilities `PORT_CM_SUP` and `PORT_IP_BASED_GIDS`, which libibverbs reports too.
+const CAP_MASK: &str = "0x04010000";
+/// Version of the uverbs interface of current kernels to drivers and programs.
+const UVERBS_ABI: &str = "6";
+/// P_Key table: the default partition only.
+const PKEYS: [&str; 1] = ["0xffff"];
+
+/// Prefix of the names of trees.
+const PREFIX: &str = "sysfs-";
+
+/// The entries of a tree, by their paths below its root.
+pub struct Tree(Vec<(PathBuf, Entry)>);
+
+#[derive(Hash)]
+enum Entry {
+    /// A file of one line.
+    Line(String),
+    /// A symbolic link.
+    Link(String),
+}
+
+impl Tree {
+    pub fn of(adapters: &[Adapter]) -> Tree {
+        let mut tree = Tree(Vec::new());
+        tree.line("class/infiniband_verbs/abi_version", UVERBS_ABI);
+        for (n, adapter) in adapters.iter().enumerate() {
+            tree.adapter(&format!("class/infiniband/urxe{n}"), &format!("urxe{n}"), adapter);
+            tree.uverbs(n);
+        }
+        tree
+    }
+
+    fn line(&mut self, path: impl Into<PathBuf>, text: impl Into<String>) {
+        self.0.push((path.into(), Entry::Line(text.into())));
+    }
+
+    fn link(&mut self, path: impl Into<PathBuf>, to: impl Into<String>) {
+        self.0.push((path.into(), Entry::Link(to.into())));
+    }
+
+    fn adapter(&mut self, directory: &str, name: &str, adapter: &Adapter) {
+        let guid = hex_groups(&adapter.guid().to_be_bytes());
+        for (file, text) in [
+            ("node_type", "1: CA"),
+            ("node_guid", &guid),
+            ("sys_image_guid", &guid),
+            ("node_desc", name),
+            ("fw_ver", env!("CARGO_PKG_VERSION")),
+            ("hw_rev", "0x0"),
+            ("hca_type", "urxe"),
+            ("board_id", "urxe"),
+        ] {
+            self.line(format!("{directory}/{file}"), text);
+        }
+        self.port(&format!("{directory}/ports/1"), adapter);
+        let locality = Locality::of(&adapter.interface);
+        for (file, text) in [
+            // Not the IDs of a real vendor: programs expect more than verbs of devices that they recognise.
+            ("vendor", "0xffff"),
+            ("device", "0x0000"),
+            ("numa_node", &locality.numa_node),
+            ("local_cpus", &locality.local_cpus),
+            ("local_cpulist", &locality.local_cpulist),
+        ] {
+            self.line(format!("{directory}/device/{file}"), text);
+        }
+    }
+
+    fn port(&mut self, directory: &str, adapter: &Adapter) {
+        let (state, phys_state) =
+            if adapter.active { ("4: ACTIVE", "5: LinkUp") } else { ("1: DOWN", "3: Disabled") };
+        for (file, text) in [
+            ("state", state),
+            ("phys_state", phys_state),
+            ("link_layer", "Ethernet"),
+            ("rate", "100 Gb/sec (4X EDR)"),
+            ("cap_mask", CAP_MASK),
+            ("lid", &format!("{:#x}", lid_of(adapter.address().into()))),
+            ("lid_mask_count", "0"),
+            ("sm_lid", "0x0"),
+            ("sm_sl", "0"),
+        ] {
+            self.line(format!("{directory}/{file}"), text);
+        }
+        for (n, key) in PKEYS.into_iter().enumerate() {
+            self.line(format!("{directory}/pkeys/{n}"), key);
+        }
+        for (n, gid) in adapter.gids.iter().enumerate() {
+            self.line(format!("{directory}/gids/{n}"), hex_groups(&gid.0));
+            self.line(format!("{directory}/gid_attrs/types/{n}"), "RoCE v2");
+            if !adapter.interface.is_empty() {
+                // Named like the kernel's interface for the VLAN.
+                let vlan = adapter.link.vlan().map_or(String::new(), |id| format!(".{id}"));
+                let ndev = format!("{}{vlan}", adapter.interface);
+                self.line(format!("{directory}/gid_attrs/ndevs/{n}"), ndev);
+            }
+        }
+    }
+
+    fn uverbs(&mut self, n: usize) {
+        let directory = format!("class/infiniband_verbs/uverbs{n}");
+        self.line(format!("{directory}/ibdev"), format!("urxe{n}"));
+        self.line(format!("{directory}/abi_version"), "1");
+        self.link(format!("{directory}/device"), format!("../../infiniband/urxe{n}/device"));
+        // Programs expect a character device that they may read and write, but do neither. /dev/null serves,
+        // also by number.
+        self.link(format!("dev/infiniband/uverbs{n}"), "/dev/null");
+        self.line(format!("{directory}/dev"), "1:3");
+    }
+
+    /// Returns a name that depends on the contents of the tree.
+    pub fn name(&self) -> String {
+        // The hasher has fixed keys, so that all processes compute the same name.
+        let mut hasher = DefaultHasher::new();
+        self.0.hash(&mut hasher);
+        format!("{PREFIX}{:016x}", hasher.finish())
+    }
+
+    /// Writes the entries that are missing. Other processes may write or read the same tree, so each file
+    /// appears atomically.
+    ///
+    /// # Errors
+    /// Path of the entry that could not be created, and the error.
+    pub fn write(&self, root: &Path) -> Result<(), (PathBuf, io::Error)> {
+        let mut created = None;
+        for (path, entry) in &self.0 {
+            let path = root.join(path);
+            let parent = path.parent().unwrap_or(root).to_owned();
+            let write = || {
+                if created.as_ref() != Some(&parent) {
+                    create_private_dirs(root, &parent)?;
+                }
+                entry.write(&path, root)
+            };
+            write().map_err(|e| (path.clone(), e))?;
+            created = Some(parent);
+        }
+        // Marks the tree as used now, for `remove_unused`.
+        let _ = fs::File::open(root).and_then(|root| root.set_modified(SystemTime::now()));
+        Ok(())
+    }
+}
+
+/// Removes the unused trees in `base`: those of which no address satisfies `is_local`, that no `urxe run` has
+/// chosen for as long as `age`, and that no process has in its environment. The last condition covers
+/// programs in another network namespace, whose addresses this one does not have.
+pub fn remove_unused(base: &Path, age: Duration, is_local: impl Fn(IpAddr) -> bool) {
+    let trees = fs::read_dir(base).into_iter().flatten().flatten();
+    let trees =
+        trees.filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX)).map(|e| e.path());
+    let is_old = |tree: &PathBuf| {
+        let modified = fs::symlink_metadata(tree).and_then(|m| m.modified());
+        modified.is_ok_and(|at| at.elapsed().is_ok_and(|since| since >= age))
+    };
+    for tree in trees.filter(is_old) {
+        if !addresses(&tree).into_iter().any(&is_local) && !is_in_use(&tree) {
+            // A tree that cannot be removed remains.
+            let _ = fs::remove_dir_all(&tree);
+        }
+    }
+}
+
+/// Returns the addresses that a tree lists as GIDs.
+fn addresses(tree: &Path) -> Vec<IpAddr> {
+    let list = |directory: PathBuf| fs::read_dir(directory).into_iter().flatten().flatten();
+    let gids =
+        list(tree.join("class/infiniband")).flat_map(|device| list(device.path().join("ports/1/gids")));
+    let address = |path: PathBuf| {
+        let digits = fs::read_to_string(path).ok()?.trim().replace(':', "");
+        Some(Gid(u128::from_str_radix(&digits, 16).ok()?.to_be_bytes()).ip())
+    };
+    gids.filter_map(|gid| address(gid.path())).collect()
+}
+
+/// Reports whether a process of this user was started with this tree.
+fn is_in_use(tree: &Path) -> bool {
+    let name = tree.as_os_str().as_encoded_bytes();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let environments = processes.filter_map(|process| fs::read(process.path().join("environ")).ok());
+    environments.into_iter().any(|all| all.split(|byte| *byte == 0).any(|one| one.ends_with(name)))
+}
+
+impl Entry {
+    fn write(&self, path: &Path, root: &Path) -> io::Result<()> {
+        if self.is_at(path) {
+            return Ok(());
+        }
+        // Created outside the tree, where no program mistakes it for a device.
+        let new = root.with_extension(format!("new.{}", std::process::id()));
+        let _ = fs::remove_file(&new);
+        match self {
+            Entry::Line(text) => fs::write(&new, format!("{text}\n"))?,
+            Entry::Link(to) => symlink(to, &new)?,
+        }
+        fs::rename(&new, path)
+    }
+
+    fn is_at(&self, path: &Path) -> bool {
+        match self {
+            Entry::Line(text) => fs::read_to_string(path).is_ok_and(|t| t.strip_suffix('\n') == Some(text)),
+            Entry::Link(to) => fs::read_link(path).is_ok_and(|t| t == Path::new(to)),
+        }
+    }
+}
+
+/// Creates the directories down to `directory`, which is `root` or below it.
+fn create_private_dirs(root: &Path, directory: &Path) -> io::Result<()> {
+    if directory != root
+        && let Some(parent) = directory.parent()
+    {
+        create_private_dirs(root, parent)?;
+    }
+    create_private_dir(directory)
+}
+
+/// Formats bytes as the kernel writes GUIDs and GIDs: in groups of four digits.
+fn hex_groups(bytes: &[u8]) -> String {
+    let groups: Vec<String> =
+        bytes.chunks(2).map(|b| b.iter().map(|b| format!("{b:02x}")).collect()).collect();
+    groups.join(":")
+}
+
+/// NUMA node and processors of a device: those of its interface, if the kernel reports them.
+struct Locality {
+    numa_node: String,
+    local_cpus: String,
+    local_cpulist: String,
+}
+
+impl Locality {
+    fn of(interface: &str) -> Locality {
+        let read = |path: PathBuf| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
+        let own = |file: &str| {
+            let directory = Path::new("/sys/class/net").join(interface).join("device");
+            read(directory.join(file)).filter(|_| !interface.is_empty())
+        };
+        let all = || read("/sys/devices/system/cpu/online".into()).unwrap_or_else(|| "0".into());
+        let local_cpulist = own("local_cpulist").unwrap_or_else(all);
+        Locality {
+            numa_node: own("numa_node").unwrap_or_else(|| "-1".into()),
+            local_cpus: own("local_cpus").unwrap_or_else(|| mask(&local_cpulist)),
+            local_cpulist,
+        }
+    }
+}
+
+/// Converts a list of processors, such as `0-3,8`, to the kernel's mask format: words of 32 bits, the highest
+/// first.
+fn mask(list: &str) -> String {
+    let mut words = vec![0u32];
+    for range in list.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (Ok(first), Ok(last)) = (first.parse::<u16>(), last.parse::<u16>()) else { continue };
+        for cpu in first..=last {
+            let (word, bit) = (usize::from(cpu / 32), cpu % 32);
+            words.resize(words.len().max(word + 1), 0);
+            words[word] |= 1 << bit;
+        }
+    }
+    let words: Vec<String> = words.iter().rev().map(|word| format!("{word:08x}")).collect();
+    words.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn adapters() -> Vec<Adapter> {
+        let link = "frames:dgram:/a,/b,ip=10.77.0.1/24,ip=fd00::1/64".parse().unwrap();
+        Adapter::all(Some(&link)).unwrap()
+    }
+
+    #[test]
+    fn tree_has_the_files_and_formats_of_the_kernel() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = Tree::of(&adapters());
+        let root = dir.path().join(tree.name());
+        tree.write(&root).unwrap();
+        let read = |path: &str| fs::read_to_string(root.join(path)).unwrap();
+        let port = "class/infiniband/urxe0/ports/1";
+        assert_eq!(read("class/infiniband/urxe0/node_guid"), "5058:0aff:fe4d:0001\n");
+        assert_eq!(read(&format!("{port}/gids/0")), "0000:0000:0000:0000:0000:ffff:0a4d:0001\n");
+        assert_eq!(read(&format!("{port}/gids/1")), "fd00:0000:0000:0000:0000:0000:0000:0001\n");
+        assert_eq!(read(&format!("{port}/gid_attrs/types/1")), "RoCE v2\n");
+        assert!(
+            !root.join(port).join("gids/2").exists() && !root.join(port).join("gid_attrs/ndevs").exists()
+        );
+        assert_eq!(read("class/infiniband_verbs/uverbs0/ibdev"), "urxe0\n");
+        assert_eq!(read("class/infiniband_verbs/uverbs0/device/numa_node"), "-1\n");
+        assert_eq!(fs::read_link(root.join("dev/infiniband/uverbs0")).unwrap(), Path::new("/dev/null"));
+        let entries = fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(entries, 1, "only the tree remains");
+    }
+
+    #[test]
+    fn write_restores_deleted_entries() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = Tree::of(&adapters());
+        let root = dir.path().join("tree");
+        tree.write(&root).unwrap();
+        // As programs that clean /tmp do.
+        let [file, link] =
+            ["class/infiniband/urxe0/node_guid", "dev/infiniband/uverbs0"].map(|p| root.join(p));
+        fs::remove_dir_all(root.join("class/infiniband/urxe0")).unwrap();
+        fs::remove_file(&link).unwrap();
+        tree.write(&root).unwrap();
+        assert!(file.is_file() && link.is_symlink());
+    }
+
+    #[test]
+    fn only_old_unused_trees_without_a_local_address_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = |ip: &str| {
+            let link = format!("frames:dgram:/a,/b,ip={ip}/24").parse().unwrap();
+            let tree = Tree::of(&Adapter::all(Some(&link)).unwrap());
+            let root = dir.path().join(tree.name());
+            tree.write(&root).unwrap();
+            root
+        };
+        let [local, unused, used] = ["10.77.0.1", "10.77.1.1", "10.77.2.1"].map(tree);
+        let other = dir.path().join("3de974ec");
+        fs::create_dir(&other).unwrap();
+        let is_local = |ip: IpAddr| ip == IpAddr::from([10, 77, 0, 1]);
+        let mut user = std::process::Command::new("cat");
+        user.env("URXE_SYSFS", &used).stdin(std::process::Stdio::piped());
+        let mut user = user.spawn().unwrap();
+        // Trees that were used within the last hour are kept.
+        remove_unused(dir.path(), Duration::from_secs(3600), is_local);
+        assert!(unused.exists());
+        remove_unused(dir.path(), Duration::ZERO, is_local);
+        assert_eq!([&local, &unused, &used, &other].map(|path| path.exists()), [true, false, true, true]);
+        user.kill().unwrap();
+        user.wait().unwrap();
+        remove_unused(dir.path(), Duration::ZERO, is_local);
+        assert_eq!([&local, &used, &other].map(|path| path.exists()), [true, false, true]);
+    }
+
+    #[test]
+    fn different_trees_have_different_names() {
+        let one = adapters();
+        let mut other = one.clone();
+        other[0].active = false;
+        assert_ne!(Tree::of(&one).name(), Tree::of(&other).name());
+        assert_eq!(Tree::of(&one).name(), Tree::of(&adapters()).name());
+    }
+
+    #[test]
+    fn processor_list_converts_to_a_mask() {
+        assert_eq!(mask("0-1"), "00000003");
+        assert_eq!(mask("0-3,8,33"), "00000002,0000010f");
+        assert_eq!(mask(""), "00000000");
+    }
+}

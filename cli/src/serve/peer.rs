@@ -1,0 +1,129 @@
+//! A peer of `urxe serve`: its queue pair, its echo buffers and its counters.
+
+use std::time::Instant;
+
+use crate::CliError;
+use urxe::verbs::{
+    Access, Completion, ConnectOptions, Cq, Endpoint, Mr, Pd, Qp, QpOptions, RecvCaps, RecvWr, SendCaps,
+    SendFlags, SendWr, WcOpcode, WcStatus, WrOp,
+};
+
+/// Number of receives per peer. Each has room for a whole message, which is sent back from the same buffer.
+pub const SLOTS: usize = 16;
+
+/// Bit of `wr_id` that marks a send; the bits below are the slot number.
+const SEND: u64 = 1 << 32;
+
+/// A connected peer.
+pub struct Peer {
+    pub number: usize,
+    qp: Qp,
+    /// Buffer of all slots, one after another.
+    slots: Mr,
+    /// Size of a slot in bytes: the longest accepted SEND.
+    slot_size: usize,
+    pub remote: Endpoint,
+    /// Time of the last completion.
+    pub last_active: Instant,
+    /// Number of SENDs sent back; `bytes` counts their bytes.
+    pub echoes: u64,
+    pub bytes: u64,
+    /// Number of SENDs to the peer that are not acknowledged yet.
+    pub unacked: u64,
+    /// Number of RDMA WRITEs with immediate data that were received.
+    pub writes: u64,
+}
+
+impl Peer {
+    /// Creates a queue pair that is connected to `remote` and has its receives posted.
+    pub fn connect(
+        (pd, cq): (&Pd, &Cq),
+        number: usize,
+        remote: Endpoint,
+        slot_size: usize,
+        options: &ConnectOptions,
+    ) -> Result<Peer, CliError> {
+        let caps = SLOTS as u32;
+        let qp = pd.create_qp(
+            cq,
+            cq,
+            &QpOptions {
+                send: SendCaps { max_wr: caps, max_sge: 1, max_inline: 0 },
+                recv: RecvCaps { max_wr: caps, max_sge: 1 },
+                ..QpOptions::default()
+            },
+        )?;
+        let slots = pd.reg_mr(SLOTS * slot_size, Access::LOCAL_WRITE)?;
+        qp.to_init(options.access)?;
+        let (echoes, bytes, writes) = (0, 0, 0);
+        let (last_active, unacked) = (Instant::now(), 0);
+        let peer = Peer { number, qp, slots, slot_size, remote, last_active, echoes, bytes, unacked, writes };
+        for i in 0..SLOTS {
+            peer.post_recv(i)?;
+        }
+        peer.qp.to_rtr(&remote, options)?;
+        peer.qp.to_rts(options)?;
+        Ok(peer)
+    }
+
+    /// Returns the local endpoint that the peer connects to.
+    pub fn local(&self, gid_index: u8) -> Endpoint {
+        self.qp.endpoint_at(gid_index as usize).unwrap_or_else(|| self.qp.endpoint())
+    }
+
+    fn post_recv(&self, i: usize) -> Result<(), CliError> {
+        let sge = self.slots.sge(i * self.slot_size..(i + 1) * self.slot_size);
+        Ok(self.qp.post_recv(&RecvWr { wr_id: i as u64, sges: &[sge] })?)
+    }
+
+    /// Handles a completion: echoes a SEND, or posts a receive again. On error the peer
+    /// must be disconnected.
+    pub fn complete(&mut self, wc: &Completion) -> Result<(), String> {
+        self.last_active = Instant::now();
+        if wc.status != WcStatus::Success {
+            return Err(self.failure_reason(wc));
+        }
+        let i = (wc.wr_id & (SEND - 1)) as usize;
+        match wc.opcode {
+            WcOpcode::Recv => {
+                self.echoes += 1;
+                self.unacked += 1;
+                self.bytes += wc.byte_len as u64;
+                let start = i * self.slot_size;
+                let sges = [self.slots.sge(start..start + wc.byte_len as usize)];
+                let op = wc.imm.map_or(WrOp::Send, WrOp::SendWithImm);
+                let flags = SendFlags { signaled: true, solicited: wc.solicited, fence: false };
+                let wr = SendWr { flags, ..SendWr::new(SEND | i as u64, op, &sges) };
+                self.qp.post_send(&wr).map_err(|e| e.to_string())
+            }
+            WcOpcode::RecvRdmaWithImm => {
+                self.writes += 1;
+                self.post_recv(i).map_err(|e| e.to_string())
+            }
+            _ => {
+                self.unacked -= 1;
+                self.post_recv(i).map_err(|e| e.to_string())
+            }
+        }
+    }
+
+    fn failure_reason(&self, wc: &Completion) -> String {
+        let is_send = wc.wr_id & SEND != 0;
+        match wc.status {
+            WcStatus::RetryExcErr => {
+                format!(
+                    "the peer did not respond: the SEND of echo {} to QP {} was sent 8 times",
+                    self.echoes, self.remote.qpn
+                )
+            }
+            WcStatus::LocLenErr => {
+                format!(
+                    "the peer sent a message longer than {} bytes: specify a larger --message",
+                    self.slot_size
+                )
+            }
+            status if is_send => format!("the SEND of an echo failed: {status}"),
+            status => status.to_string(),
+        }
+    }
+}

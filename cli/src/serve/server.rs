@@ -1,0 +1,378 @@
+//! The server of `urxe serve`: accepts handshakes, handles completions and prints the summary.
+
+use std::collections::HashMap;
+use std::io::{self, Write, stderr, stdout};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
+
+use super::Serve;
+use super::peer::{Peer, SLOTS};
+use crate::CliError;
+use crate::exchange::pingpong::{self, Destination};
+use crate::interrupt::Interrupt;
+use crate::link::LinkArgs;
+use urxe::link::faults::Direction;
+use urxe::link::primary_address;
+use urxe::verbs::{
+    Access, CompletionChannel, ConnectOptions, Context, Cq, Endpoint, Gid, Mr, Mtu, Notify, Pd, Psn, Qpn,
+    WaitError, WcStatus,
+};
+
+/// Longest sleep of the main loop, and so the longest delay until Ctrl-C is noticed.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Time without packets after which a peer counts as done, with --one-shot.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// State shared by the handshake threads and the main loop.
+struct Shared {
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    link: LinkArgs,
+    /// Connection options common to all peers.
+    connect: ConnectOptions,
+    max_message: usize,
+    max_peers: usize,
+    timeout: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    peers: HashMap<Qpn, Peer>,
+    connected: usize,
+    echoes: u64,
+    bytes: u64,
+    writes: u64,
+    /// Reason of the last failed handshake or lost peer.
+    failure: Option<String>,
+}
+
+/// A running endpoint of `urxe serve`.
+pub struct Server {
+    shared: Arc<Shared>,
+    channel: CompletionChannel,
+    /// The region that peers access. It is registered as long as this field exists.
+    _region: Mr,
+    listener: TcpListener,
+    one_shot: bool,
+}
+
+impl Server {
+    /// Opens the NIC, listens for handshakes, connects the peers given by --peer and prints the parameters
+    /// that a peer needs.
+    pub fn start(args: &Serve) -> Result<Server, CliError> {
+        let listener = listen(args.port)?;
+        let context = args.link.open()?;
+        let pd = context.alloc_pd()?;
+        let channel = context.create_channel()?;
+        let cq = context.create_cq_on(args.qps as usize * SLOTS * 2, &channel)?;
+        let region = pd.reg_mr(args.size, Access::ALL)?;
+        let mut connect = args.link.connect_options();
+        // The handshake does not carry the path MTU; 1024 is the default of ibv_rc_pingpong and similar
+        // programs.
+        let active = context.query_port().active_mtu;
+        let mtu = connect.mtu.unwrap_or(Mtu::Mtu1024.min(active));
+        connect.mtu = Some(mtu);
+        let info = context.link_info();
+        print_line(&format!("serving on {}, path MTU {}", info.name, mtu.bytes()))?;
+        for (i, gid) in context
+            .gids()
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| connect.sgid_index.is_none_or(|g| g as usize == *i))
+        {
+            print_line(&format!("GID {i}    {gid}"))?;
+        }
+        let (va, rkey, len) = (region.addr(), region.rkey(), region.len());
+        print_line(&format!("region   va {va:#x} rkey {rkey} length {len}, for READ, WRITE and atomics"))?;
+        let port = listener.local_addr().map_or(args.port, |a| a.port());
+        let at = if port == pingpong::PORT { String::new() } else { format!(" -p {port}") };
+        // A link with a host stack of its own has addresses without TCP; the handshake uses those of the
+        // machine.
+        let (host, owner) = match args.link.link.has_host_stack() {
+            true => (" HOST".into(), " of this machine (HOST), as TCP does not use the link's addresses"),
+            false => (primary_address(&info.addresses).map_or(String::new(), |ip| format!(" {ip}")), ""),
+        };
+        print_line(&format!(
+            "TCP      port {port}{owner}, for a client such as: ibv_rc_pingpong -g GID_INDEX{at}{host}"
+        ))?;
+        let shared = Arc::new(Shared {
+            context,
+            pd,
+            cq,
+            link: args.link.clone(),
+            connect,
+            max_message: args.message,
+            max_peers: args.qps as usize,
+            timeout: args.timeout(),
+            state: Mutex::default(),
+        });
+        for peer in &args.peers {
+            shared.connect(peer.0, "--peer")?;
+        }
+        print_line("waiting for peers; Ctrl-C stops the server")?;
+        Ok(Server { shared, channel, _region: region, listener, one_shot: args.one_shot })
+    }
+
+    /// Serves until Ctrl-C or, with --one-shot, until the first peer is done.
+    pub fn run(&self, interrupt: &Interrupt) -> Result<(), CliError> {
+        let mut idle_timer = IdleTimer::new(self.packets());
+        while !interrupt.is_set() {
+            self.shared.cq.req_notify(Notify::Any);
+            self.shared.handle_completions()?;
+            self.sleep()?;
+            while self.channel.next_event().is_some() {}
+            self.shared.handle_completions()?;
+            self.accept();
+            if let (_, Some(cause)) = self.shared.context.link_state() {
+                return Err(CliError::Failed(format!("the link was lost: {cause}")));
+            }
+            if self.one_shot && self.is_done(&mut idle_timer)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn sleep(&self) -> Result<(), CliError> {
+        let fds = [self.channel.as_fd(), self.listener.as_fd()];
+        let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        match poll(&mut fds, PollTimeout::try_from(POLL_INTERVAL).unwrap_or(PollTimeout::ZERO)) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(e) => Err(CliError::Io { what: "cannot poll for events".into(), source: e.into() }),
+        }
+    }
+
+    /// Accepts pending TCP connections. Each handshake runs on a thread of its own, so that a slow peer does
+    /// not delay the others.
+    fn accept(&self) {
+        while let Ok((stream, from)) = self.listener.accept() {
+            let shared = self.shared.clone();
+            let handshake = move || {
+                if let Err(e) = shared.handshake(stream, from) {
+                    shared.fail(format!("handshake with {from} failed: {e}"));
+                }
+            };
+            if let Err(e) = std::thread::Builder::new().name("handshake".into()).spawn(handshake) {
+                self.shared.fail(format!("cannot start a thread for the handshake with {from}: {e}"));
+            }
+        }
+    }
+
+    fn packets(&self) -> u64 {
+        self.shared.context.counters().rcvd_pkts
+    }
+
+    /// Reports whether the single peer of --one-shot is done.
+    fn is_done(&self, idle_timer: &mut IdleTimer) -> Result<bool, CliError> {
+        let state = self.shared.state.lock();
+        if let Some(failure) = &state.failure {
+            return Err(CliError::Failed(failure.clone()));
+        }
+        let Some(peer) = state.peers.values().next() else { return Ok(false) };
+        let (remote, unacked) = (peer.remote, peer.unacked);
+        drop(state);
+        let elapsed = idle_timer.update(self.packets());
+        if idle_timer.has_received {
+            // SENDs to the peer that are not acknowledged yet either complete or end in an error completion
+            // once the retries are exhausted.
+            return Ok(elapsed > IDLE_TIMEOUT && unacked == 0);
+        }
+        if elapsed > self.shared.timeout {
+            let (timeout, name) = (self.shared.timeout, &self.shared.context.link_info().name);
+            return Err(CliError::Failed(format!(
+                "no packet from {} QP {} within {timeout:?}: {name} has sent nothing, as the peer sends \
+                 first; check the address, QPN and PSN of the peer, and that no firewall blocks UDP port \
+                 4791",
+                remote.gid.ip(),
+                remote.qpn
+            )));
+        }
+        Ok(false)
+    }
+
+    /// Prints the totals and the counters of the NIC and of the fault rules.
+    pub fn summary(&self) -> Result<(), CliError> {
+        let context = &self.shared.context;
+        let mut state = self.shared.state.lock();
+        let remaining: Vec<Peer> = state.peers.drain().map(|(_, peer)| peer).collect();
+        remaining.iter().for_each(|peer| state.add_totals(peer));
+        let State { connected, echoes, bytes, writes, .. } = &*state;
+        print_line(&format!(
+            "{connected} peers; {echoes} SENDs echoed, {bytes} bytes; {writes} WRITEs with immediate"
+        ))?;
+        let (link, _) = context.link_state();
+        for (name, value) in context.counters().iter().chain(link.iter()).filter(|(_, value)| *value > 0) {
+            print_line(&format!("  {name:<24} {value}"))?;
+        }
+        if let Some(faults) = self.shared.link.fault_report() {
+            faults.lines().try_for_each(|line| print_line(&format!("  {line}")))?;
+            faults.warn();
+        }
+        for direction in [Direction::Tx, Direction::Rx] {
+            let f = self.shared.link.fault_counts(direction);
+            if f != Default::default() {
+                print_line(&format!(
+                    "  faults {direction}: {} dropped, {} duplicated, {} reordered, {} corrupted, {} delayed",
+                    f.dropped, f.duplicated, f.reordered, f.corrupted, f.delayed
+                ))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Measures the time since a packet was last received.
+struct IdleTimer {
+    packets: u64,
+    since: Instant,
+    has_received: bool,
+}
+
+impl IdleTimer {
+    fn new(packets: u64) -> IdleTimer {
+        IdleTimer { packets, since: Instant::now(), has_received: false }
+    }
+
+    fn update(&mut self, packets: u64) -> Duration {
+        if packets != self.packets {
+            *self = IdleTimer { packets, since: Instant::now(), has_received: true };
+        }
+        self.since.elapsed()
+    }
+}
+
+impl State {
+    /// Adds the counters of a disconnected peer to the totals.
+    fn add_totals(&mut self, peer: &Peer) {
+        self.echoes += peer.echoes;
+        self.bytes += peer.bytes;
+        self.writes += peer.writes;
+    }
+}
+
+impl Shared {
+    /// Performs the server's side of the handshake.
+    fn handshake(&self, mut stream: TcpStream, from: SocketAddr) -> Result<(), CliError> {
+        let result = stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(self.timeout)));
+        result.and_then(|()| stream.set_write_timeout(Some(self.timeout))).map_err(|source| {
+            CliError::Io { what: "cannot set the timeouts of the TCP connection".into(), source }
+        })?;
+        let server = pingpong::Server::accept(&mut stream)?;
+        let r = *server.remote();
+        let gid = Gid(r.gid);
+        if gid.is_unset() {
+            let reason = "the peer sent no GID: on RoCE, ibv_rc_pingpong requires -g INDEX";
+            return Err(CliError::Failed(reason.into()));
+        }
+        let remote = Endpoint { gid, qpn: Qpn::new(r.qpn), psn: Psn::new(r.psn) };
+        let local = self.connect(remote, &from.to_string())?;
+        let reply = Destination { lid: 0, qpn: local.qpn.get(), psn: local.psn.get(), gid: local.gid.0 };
+        if let Err(e) = server.reply(&reply) {
+            // The handshake did not complete, so the client cannot use the queue pair.
+            let _ = self.state.lock().peers.remove(&local.qpn);
+            return Err(e.into());
+        }
+        Ok(())
+    }
+
+    /// Connects a queue pair to a peer and returns the local endpoint. With --qps peers already, the peer
+    /// that has been idle longest is dropped.
+    fn connect(&self, remote: Endpoint, from: &str) -> Result<Endpoint, CliError> {
+        let (index, _) = self.link.gid_for(&self.context, Some(remote.gid.ip()))?;
+        let options = ConnectOptions { sgid_index: Some(index), ..self.connect };
+        let mut state = self.state.lock();
+        let number = state.connected + 1;
+        let peer = Peer::connect((&self.pd, &self.cq), number, remote, self.max_message, &options)?;
+        let local = peer.local(index);
+        state.connected = number;
+        if state.peers.len() >= self.max_peers
+            && let Some(qpn) = state.peers.iter().min_by_key(|(_, p)| p.last_active).map(|(qpn, _)| *qpn)
+            && let Some(oldest) = state.peers.remove(&qpn)
+        {
+            state.add_totals(&oldest);
+            print_line(&format!("peer {} evicted by a new peer", oldest.number))?;
+        }
+        state.peers.insert(local.qpn, peer);
+        drop(state);
+        print_line(&format!(
+            "peer {number}   {} qp {} psn {:#08x}, via {from}; local: {} qp {} psn {:#08x}",
+            remote.gid.ip(),
+            remote.qpn,
+            remote.psn.get(),
+            local.gid.ip(),
+            local.qpn,
+            local.psn.get()
+        ))?;
+        Ok(local)
+    }
+
+    fn handle_completions(&self) -> Result<(), CliError> {
+        let mut out = Vec::with_capacity(SLOTS);
+        while self.cq.poll(SLOTS, &mut out).map_err(WaitError::from)? > 0 {
+            let mut state = self.state.lock();
+            for wc in out.drain(..) {
+                // Completions of a peer that was removed already are ignored.
+                let Some(peer) = state.peers.get_mut(&wc.qpn) else { continue };
+                if let Err(reason) = peer.complete(&wc)
+                    && let Some(peer) = state.peers.remove(&wc.qpn)
+                {
+                    state.add_totals(&peer);
+                    let mut failure = format!("peer {} disconnected: {reason}", peer.number);
+                    if wc.status == WcStatus::WrFlushErr
+                        && let Some(mtu) = self.connect.mtu
+                    {
+                        failure.push_str(&format!(
+                            "; if a request was rejected (resp_invalid_request below), use the same path MTU \
+                             on both sides (here --mtu {})",
+                            mtu.bytes()
+                        ));
+                    }
+                    report_error(&failure);
+                    state.failure = Some(failure);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn fail(&self, failure: String) {
+        report_error(&failure);
+        self.state.lock().failure = Some(failure);
+    }
+}
+
+/// Prints a whole line to standard output, from any thread.
+fn print_line(line: &str) -> Result<(), CliError> {
+    let mut out = stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
+}
+
+/// Prints a line to standard error. Write errors are ignored, as nothing may be reading it.
+fn report_error(error: &str) {
+    let _ = writeln!(stderr(), "urxe: {error}");
+}
+
+/// Listens on IPv6 and IPv4, or on IPv4 only where IPv6 is not available.
+fn listen(port: u16) -> Result<TcpListener, CliError> {
+    let bound = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port));
+    let bound = bound.or_else(|e| match e.kind() {
+        io::ErrorKind::AddrInUse => Err(e),
+        _ => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)),
+    });
+    let listener = bound.and_then(|l| l.set_nonblocking(true).map(|()| l));
+    listener.map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => CliError::Usage(format!(
+            "TCP port {port} is already in use: choose another with --port, or 0 for any free port"
+        )),
+        _ => CliError::Io { what: format!("cannot listen on TCP port {port}"), source },
+    })
+}

@@ -1,0 +1,104 @@
+//! Busy waiting for completions and for memory contents on the calling thread.
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use super::CliError;
+use super::interrupt::Interrupt;
+use urxe::verbs::{Completion, Context, Cq, WaitError, WcStatus};
+
+/// Number of empty polls between two checks of the clock.
+const POLLS_PER_CHECK: u32 = 256;
+
+/// Busy wait that fails after a timeout without progress, or on Ctrl-C. The wait never sleeps, but yields the
+/// processor regularly, for machines with too few cores.
+#[derive(Debug)]
+pub struct Spin {
+    interrupt: Interrupt,
+    timeout: Duration,
+    empty: u32,
+    since: Option<Instant>,
+}
+
+impl Spin {
+    /// Creates a wait that gives up after `timeout` without progress.
+    pub fn new(interrupt: &Interrupt, timeout: Duration) -> Spin {
+        Spin { interrupt: interrupt.clone(), timeout, empty: 0, since: None }
+    }
+
+    /// Records progress, which restarts the timeout.
+    pub fn progress(&mut self) {
+        self.empty = 0;
+        self.since = None;
+    }
+
+    /// Records an empty poll. Every 256 empty polls it yields the processor and checks for Ctrl-C and the
+    /// timeout.
+    ///
+    /// # Errors
+    /// [`CliError::Failed`] on Ctrl-C, [`CliError::Wait`] when the timeout has expired.
+    pub fn idle(&mut self) -> Result<(), CliError> {
+        self.empty += 1;
+        if self.empty < POLLS_PER_CHECK {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        self.empty = 0;
+        // On a machine with fewer free cores than busy-waiting threads, the peer may be waiting for this
+        // core.
+        std::thread::yield_now();
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if self.interrupt.is_set() {
+            return Err(CliError::Failed("interrupted during the measurement".into()));
+        }
+        if since.elapsed() > self.timeout {
+            return Err(CliError::Wait(WaitError::TimedOut(self.timeout)));
+        }
+        Ok(())
+    }
+
+    /// Polls until at least one completion is available, and checks that all are successful.
+    ///
+    /// # Errors
+    /// The errors of [`idle`](Self::idle), or [`CliError::Wait`] if a work request failed.
+    pub fn poll(&mut self, cq: &Cq, max: usize, out: &mut Vec<Completion>) -> Result<(), CliError> {
+        out.clear();
+        while cq.poll(max, out).map_err(WaitError::from)? == 0 {
+            self.idle()?;
+        }
+        self.progress();
+        check_status(out)
+    }
+
+    /// Polls once, and checks that all completions are successful.
+    ///
+    /// # Errors
+    /// [`CliError::Wait`] if a work request failed.
+    pub fn try_poll(&mut self, cq: &Cq, max: usize, out: &mut Vec<Completion>) -> Result<(), CliError> {
+        out.clear();
+        if cq.poll(max, out).map_err(WaitError::from)? > 0 {
+            self.progress();
+        }
+        check_status(out)
+    }
+
+    /// Drives the NIC until `done` returns true, for a caller that polls memory.
+    ///
+    /// # Errors
+    /// The errors of [`idle`](Self::idle).
+    pub fn until(&mut self, context: &Context, mut done: impl FnMut() -> bool) -> Result<(), CliError> {
+        while !done() {
+            context.poll();
+            self.idle()?;
+        }
+        self.progress();
+        Ok(())
+    }
+}
+
+fn check_status(completions: &[Completion]) -> Result<(), CliError> {
+    match completions.iter().find(|c| c.status != WcStatus::Success) {
+        Some(bad) => Err(CliError::Wait(WaitError::Failed(*bad))),
+        None => Ok(()),
+    }
+}

@@ -1,5 +1,0 @@
-//! The `urxe` command.
-
-fn main() -> std::process::ExitCode {
-    urxe::cli::main()
-}
