@@ -1,18 +1,16 @@
 //! urxe: a software RoCEv2 NIC in userspace.
 //!
 //! Implements the InfiniBand transport over UDP, with the verbs API on top. Linked into a test it is a mock
-//! NIC; over a socket it interoperates with the kernel's rxe and with hardware. The modules, from the bottom
-//! up; each depends only on those above it in this table:
+//! NIC; over a socket it interoperates with the kernel's rxe and with hardware. The public modules, from the
+//! bottom up:
 //!
 //! | module | contents |
 //! | --- | --- |
 //! | [`wire`] | packet formats: parsing and building headers, the opcode table, the ICRC |
-//! | [`memory`] | regions, keys and access checks; the only module that accesses user memory |
-//! | [`transport`] | queue pairs, sans I/O: requester, responder, PSNs, timers, states |
-//! | [`nic`] | one NIC, sans I/O: tables, counters, dispatch |
-//! | [`cm`] | the connection manager over QP1, sans I/O |
 //! | [`link`] | packet transmission: fabric, UDP, packet sockets, frames; capture and fault injection |
-//! | [`verbs`] | the public API, and the driver that runs a NIC |
+//! | [`verbs`] | the verbs API: contexts, regions, completion queues, queue pairs, connection manager |
+//!
+//! The engine between [`wire`] and [`verbs`] is private. `ARCHITECTURE.md` in the repository describes it.
 //!
 //! Two connected NICs and an RDMA WRITE between them, with no network, no root and no hardware:
 //!
@@ -40,15 +38,30 @@
 //! [`verbs::Fabric::virtual_time`] runs the same program in one thread on a simulated clock, with latency,
 //! loss, duplication, reordering and corruption determined by a seed; a replay produces the same bytes.
 
-pub mod cm;
 mod driver;
 pub mod link;
-pub mod memory;
-pub mod nic;
 mod sys;
-pub mod transport;
 pub mod verbs;
 pub mod wire;
+
+// Internals of the engine, for the other packages of the workspace and the tests of this one. Not subject to
+// semantic versioning.
+#[cfg(not(feature = "unstable-internals"))]
+mod cm;
+#[cfg(feature = "unstable-internals")]
+pub mod cm;
+#[cfg(not(feature = "unstable-internals"))]
+mod memory;
+#[cfg(feature = "unstable-internals")]
+pub mod memory;
+#[cfg(not(feature = "unstable-internals"))]
+mod nic;
+#[cfg(feature = "unstable-internals")]
+pub mod nic;
+#[cfg(not(feature = "unstable-internals"))]
+mod transport;
+#[cfg(feature = "unstable-internals")]
+pub mod transport;
 
 /// Holder of the README's examples, which are compiled and run as documentation tests.
 #[cfg(doctest)]

@@ -189,6 +189,10 @@ impl Cm {
     ///
     /// # Errors
     /// [`CmError`], in a state in which the peer expects no response, or if the data do not fit a message.
+    #[cfg_attr(
+        not(feature = "unstable-internals"),
+        allow(dead_code, reason = "for tests and the other packages")
+    )]
     pub fn delay(
         &mut self,
         _now: Instant,

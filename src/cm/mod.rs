@@ -158,6 +158,10 @@ impl Cm {
     }
 
     /// Returns the configuration, with the current GIDs.
+    #[cfg_attr(
+        not(feature = "unstable-internals"),
+        allow(dead_code, reason = "for tests and the other packages")
+    )]
     pub fn config(&self) -> &CmConfig {
         &self.config
     }
@@ -178,6 +182,10 @@ impl Cm {
     }
 
     /// Returns the state of a connection, or `None` if it is unknown or released.
+    #[cfg_attr(
+        not(feature = "unstable-internals"),
+        allow(dead_code, reason = "for tests and the other packages")
+    )]
     pub fn state(&self, id: ConnId) -> Option<State> {
         self.connections.get(&id.0).filter(|c| !c.released).map(|c| c.state)
     }

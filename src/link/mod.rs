@@ -44,7 +44,7 @@ pub mod fabric;
 pub mod faults;
 mod frame_queue;
 mod frames;
-pub mod host_stack;
+pub(crate) mod host_stack;
 mod interfaces;
 mod link_spec;
 mod link_state;
@@ -55,7 +55,7 @@ mod multihomed;
 mod options;
 mod packet;
 mod rng;
-pub mod route;
+pub(crate) mod route;
 mod shared_address;
 mod system_udp;
 pub mod trace;
@@ -67,8 +67,7 @@ use std::net::IpAddr;
 use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
 
-pub use crate::transport::RxBurst;
-use crate::transport::{BurstLimits, Instant, TxQueue};
+pub use crate::transport::{BurstLimits, Instant, RxBurst, TxBurst, TxQueue};
 use crate::wire::frame::FrameError;
 
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
@@ -222,7 +221,7 @@ pub trait Link: Send {
     /// Only if the link itself no longer works (socket closed, interface removed).
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()>;
 
-    /// Reports whether the link reads the bytes of a queue only by [`crate::transport::TxBurst::copy_to`].
+    /// Reports whether the link reads the bytes of a queue only by [`TxBurst::copy_to`].
     /// The computation of the ICRCs can then be deferred until that call.
     fn supports_deferred_icrc(&self) -> bool {
         false

@@ -10,6 +10,10 @@ pub fn may_write(at: usize, page: usize) -> bool {
 }
 
 /// Reports whether all pages from `at` on, `len` bytes, are readable.
+#[cfg_attr(
+    not(feature = "unstable-internals"),
+    allow(dead_code, reason = "for tests and the other packages")
+)]
 pub fn may_read(at: usize, len: usize) -> bool {
     // SAFETY: the call faults the pages in, as reads would, and changes no byte; it fails for pages that are
     // not readable.
@@ -18,6 +22,10 @@ pub fn may_read(at: usize, len: usize) -> bool {
 
 /// Reports whether a range that starts at a page boundary is entirely mapped, whatever its protection. Does
 /// not look at pages, so the cost is proportional to the number of mappings in the range.
+#[cfg_attr(
+    not(feature = "unstable-internals"),
+    allow(dead_code, reason = "for tests and the other packages")
+)]
 pub fn is_mapped(at: usize, len: usize) -> bool {
     // SAFETY: the call changes no byte; with MS_ASYNC it starts no write-back either (since Linux 2.6.19).
     unsafe { libc::msync(std::ptr::without_provenance_mut(at), len, libc::MS_ASYNC) == 0 }

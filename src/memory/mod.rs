@@ -24,7 +24,9 @@ pub use access::{Access, AccessError, Accessor, ManagementError, PdId};
 pub use buffer::{Buffer, OutOfBuffer};
 pub use fault::install_fault_handler;
 pub use guarded::Faulted;
-pub use mapped::{is_mapped, may_read, may_write, page_size, supports_populate};
+#[cfg(feature = "unstable-internals")]
+pub use mapped::{is_mapped, may_read, may_write};
+pub use mapped::{page_size, supports_populate};
 pub use region::FastReg;
 pub use slice::{AtomicOp, HostSlice};
 pub use table::{MrExtent, RegionInfo, ReregMr, Table};

@@ -355,6 +355,10 @@ impl Table {
     }
 
     /// Reports whether there are no regions and windows.
+    #[cfg_attr(
+        not(feature = "unstable-internals"),
+        allow(dead_code, reason = "for tests and the other packages")
+    )]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -159,6 +159,10 @@ pub struct TooManyQps(pub u32);
 
 impl Nic {
     /// Creates a NIC without queue pairs.
+    #[cfg_attr(
+        not(feature = "unstable-internals"),
+        allow(dead_code, reason = "for tests and the other packages")
+    )]
     pub fn new(config: NicConfig) -> Nic {
         Nic::shard(config, ShardId::WHOLE)
     }
@@ -303,6 +307,10 @@ impl Nic {
     ///
     /// # Errors
     /// Outer: [`UnknownQp`]. Inner: [`PostError`].
+    #[cfg_attr(
+        not(feature = "unstable-internals"),
+        allow(dead_code, reason = "for tests and the other packages")
+    )]
     pub fn post_send(&mut self, qpn: Qpn, wr: &SendWr<'_>) -> Result<Result<(), PostError>, UnknownQp> {
         self.post_send_list(qpn, std::slice::from_ref(wr)).map(|posted| posted.map_err(|e| e.error))
     }
@@ -638,6 +646,10 @@ impl Nic {
     }
 
     /// Iterates over the numbers of all queue pairs.
+    #[cfg_attr(
+        not(feature = "unstable-internals"),
+        allow(dead_code, reason = "for tests and the other packages")
+    )]
     pub fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
         self.table.iter().map(|e| e.qp.qpn())
     }

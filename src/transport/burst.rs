@@ -91,8 +91,7 @@ pub struct TxQueue {
     prefixes: Prefixes,
     /// Number of bursts at the last use of `prefixes`: if unchanged, that use was for the same flow.
     prefixed: usize,
-    /// ICRC of a FLUSH covers the headers twice, see
-    /// [`Quirks::flush_icrc_twice`](super::Quirks::flush_icrc_twice).
+    /// ICRC of a FLUSH covers the headers twice (a quirk of personalities).
     flush_icrc_twice: bool,
 }
 
@@ -114,8 +113,7 @@ impl TxQueue {
         }
     }
 
-    /// Selects whether the ICRC of a FLUSH covers the headers twice, see
-    /// [`Quirks::flush_icrc_twice`](super::Quirks::flush_icrc_twice).
+    /// Selects whether the ICRC of a FLUSH covers the headers twice (a quirk of personalities).
     pub fn set_flush_icrc_twice(&mut self, twice: bool) {
         self.flush_icrc_twice = twice;
     }
@@ -178,7 +176,7 @@ impl TxQueue {
     /// Adds a packet like [`push`](Self::push), with payload in user memory.
     ///
     /// # Errors
-    /// [`Faulted`] if that memory cannot be read; then no packet is added.
+    /// If that memory cannot be read; then no packet is added.
     #[inline]
     pub fn push_host(&mut self, flow: &Flow, headers: Headers, slices: &[HostSlice]) -> Result<(), Faulted> {
         self.add(flow, &headers, Payload::Host(slices))

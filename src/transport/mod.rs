@@ -26,7 +26,9 @@ pub mod state;
 mod time;
 mod work;
 
-pub use burst::{BurstLimits, Copier, Payload, RxBurst, TxBurst, TxQueue};
+#[cfg(feature = "unstable-internals")]
+pub use burst::Copier;
+pub use burst::{BurstLimits, Payload, RxBurst, TxBurst, TxQueue};
 pub use env::{Counters, Env, Output, Tuning};
 pub use event::AsyncEvent;
 pub use migration::PathMatch;

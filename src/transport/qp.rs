@@ -194,6 +194,10 @@ impl QueuePair {
     }
 
     /// Reports whether the queue pair is in SQD and still has something in flight.
+    #[cfg_attr(
+        not(feature = "unstable-internals"),
+        allow(dead_code, reason = "for tests and the other packages")
+    )]
     pub fn is_draining(&self) -> bool {
         self.conn.state == QpState::Sqd && !self.requester.is_drained()
     }

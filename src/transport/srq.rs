@@ -61,6 +61,10 @@ impl SharedReceives {
     }
 
     /// Reports whether the queue has no receives.
+    #[cfg_attr(
+        not(feature = "unstable-internals"),
+        allow(dead_code, reason = "for tests and the other packages")
+    )]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -472,8 +472,8 @@ pub enum PostError {
     /// The message exceeds 2^31 bytes.
     #[error("{0} bytes exceed the longest message, 2^31")]
     TooLong(u64),
-    /// The elements of an atomic do not hold 8 bytes (see
-    /// [`Quirks::long_atomics`](super::Quirks::long_atomics)).
+    /// The elements of an atomic do not hold 8 bytes (every personality but
+    /// `strict` accepts more than 8).
     #[error("an atomic needs 8 bytes for its result, not {0}")]
     AtomicLength(u64),
     /// The operation has no data, but elements or inline bytes were given.

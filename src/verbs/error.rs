@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::driver::CqOverflow;
-use crate::memory::{Access, ManagementError, OutOfBuffer};
+use crate::memory::{Access, ManagementError};
 use crate::nic::TooManyQps;
 use crate::transport::{AddressError, Completion, ModifyError, PostError, QpType};
 use crate::wire::Mtu;
@@ -176,4 +176,4 @@ pub struct PostListError {
 }
 
 /// Error of an access outside a region's memory.
-pub type MemoryAccessError = OutOfBuffer;
+pub use crate::memory::OutOfBuffer as MemoryAccessError;

@@ -16,8 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub use address::{AddressError, IfAddr};
 use groups::Groups;
-pub use groups::UNSOLICITED_REPORT_INTERVAL;
-pub use neighbours::{MAX_NEIGHBOURS, MAX_REQUESTS, REACHABLE_TIME, RETRANS_TIME};
+use neighbours::REACHABLE_TIME;
 use neighbours::{NeighbourRequest, Neighbours};
 
 use super::JoinError;

@@ -2,7 +2,7 @@
 //!
 //! UDP port 4791 of an address can belong to one socket only, or to a reuseport group of sockets among which
 //! a BPF program in the kernel selects by the order in which they were bound. The broker, a small daemon,
-//! binds a whole group at once, one socket for each [`QpnPartition`](crate::nic::QpnPartition) (QPN
+//! binds a whole group at once, one socket for each `QpnPartition` (QPN
 //! partition), and passes the socket of a partition to each process that connects. The queue pair numbers of
 //! that process begin with the partition's number, so its packets find it. The first partition belongs to the
 //! broker.
