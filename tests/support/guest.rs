@@ -1,6 +1,6 @@
 //! A Linux guest with the kernel's `rxe` in it, to test against: QEMU without KVM and without root.
 //!
-//! `tests/guest/README.md` describes how the guest is built, what runs in it, and its limitations.
+//! `tests/rxe-guest/README.md` describes how the guest is built, what runs in it, and its limitations.
 #![allow(dead_code, unused_imports)] // each test uses only a part
 
 #[path = "guest/process.rs"]
@@ -26,7 +26,7 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-const TESTS: &str = concat!(env!("URXE_REPOSITORY"), "/tests/guest");
+const TESTS: &str = concat!(env!("URXE_REPOSITORY"), "/tests/rxe-guest");
 /// Limit for a command that should respond at once (the guest is emulated, the host may be busy).
 const SHORT: Duration = Duration::from_secs(30);
 /// Text in the result of [`Guest::state`] if rxe hangs because of a defect of rxe itself

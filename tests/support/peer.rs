@@ -95,8 +95,9 @@ struct Tap {
 
 fn ip(args: &str) {
     let out = Command::new("ip").args(args.split_whitespace()).output();
-    let out =
-        out.unwrap_or_else(|e| panic!("this test needs iproute2 (install it with tests/guest/install): {e}"));
+    let out = out.unwrap_or_else(|e| {
+        panic!("this test needs iproute2 (install it with tests/rxe-guest/install): {e}")
+    });
     let stderr = String::from_utf8_lossy(&out.stderr);
     assert!(
         out.status.success(),

@@ -1,4 +1,4 @@
-//! Commands in the guest, run through its agent (`tests/guest/agent.c` documents the protocol).
+//! Commands in the guest, run through its agent (`tests/rxe-guest/agent.c` documents the protocol).
 
 use super::{ErrorKind, GuestError, Result, SHORT, error, log_tail};
 use std::collections::HashMap;

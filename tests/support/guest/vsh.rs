@@ -1,4 +1,4 @@
-//! The verbs shell; `tests/guest/README.md` documents its commands.
+//! The verbs shell; `tests/rxe-guest/README.md` documents its commands.
 
 use super::{ErrorKind, GuestError, GuestProcess, Result, SHORT, error};
 use std::collections::BTreeMap;

@@ -1,0 +1,63 @@
+//! Return values of verbs calls, and the fields of the program's structs that they write (`c/calls.c`).
+
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::time::Duration;
+
+use support::{CProgram, Library, Running, addresses, text};
+
+fn case(name: &str) {
+    let [address, _] = addresses();
+    CProgram::build("calls").run(&address, &[name]);
+}
+
+#[test]
+fn bind_of_a_type_2_window_takes_its_index_from_the_window_and_writes_its_key_back() {
+    case("windows");
+}
+
+#[test]
+fn call_that_returns_an_error_number_sets_errno_to_it() {
+    case("numbers");
+}
+
+#[test]
+fn object_with_overwritten_handle_or_destroyed_before_is_refused() {
+    case("handles");
+}
+
+#[test]
+fn cyclic_list_of_work_requests_is_refused_with_enomem_when_the_queue_is_full() {
+    case("circles");
+}
+
+#[test]
+fn refused_rereg_mr_returns_err_input_or_err_cmd() {
+    case("registered anew");
+}
+
+#[test]
+fn parent_domain_accepts_allow_cc_unprotected_alloc() {
+    case("unprotected");
+}
+
+#[test]
+fn device_has_no_kernel_index() {
+    case("device index");
+}
+
+#[test]
+fn null_mr_has_rkey_0_and_peers_cannot_use_its_lkey() {
+    case("null region");
+}
+
+#[test]
+fn req_notify_raises_an_event_for_an_earlier_completion_except_in_personality_rxe() {
+    case("missed");
+    let (library, program, [address, _]) = (Library::new(), CProgram::build("calls"), addresses());
+    let mut command = library.program(program.program(), &address);
+    command.arg("missed as rxe").env("URXE_PERSONALITY", "rxe");
+    let out = Running::new(command).finish(Duration::from_secs(60));
+    assert!(out.status.success(), "{:?}\n{}", out.status, text(&out));
+}

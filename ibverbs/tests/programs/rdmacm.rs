@@ -1,0 +1,327 @@
+//! Debian's rdmacm-utils, unmodified, on the library: two processes that connect by address and port, on two
+//! loopback addresses and on a shared one; and cases that they do not cover (`c/connections.c`).
+
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use support::{
+    CProgram, Library, Running, TCP_PORTS, UDP_PORTS, addresses, both_ends, in_namespace, port, text,
+    wait_for_service,
+};
+
+/// Time limit of a program.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The server and the client of a test, each with its arguments.
+struct Endpoints<'a> {
+    port_space: u16,
+    server: (&'a str, Vec<&'a str>),
+    client: (&'a str, Vec<&'a str>),
+}
+
+impl Endpoints<'_> {
+    /// Runs both on devices with these addresses, after replacing `{server}`, `{client}` and `{port}` in the
+    /// arguments. Returns the output of the client.
+    fn run_on(&self, server: &str, client: &str) -> String {
+        let (library, port) = (Library::new(), port());
+        let substitute = |text: &str| {
+            let number = port.to_string();
+            text.replace("{server}", server).replace("{client}", client).replace("{port}", &number)
+        };
+        let command = |(program, args): &(&str, Vec<&str>), address: &str| {
+            let mut command = library.program(program, address);
+            command.args(args.iter().map(|arg| substitute(arg)));
+            command
+        };
+        let (server_command, client_command) = (command(&self.server, server), command(&self.client, client));
+        let [printed, _] =
+            both_ends(server_command, || wait_for_service(&[self.port_space], port), client_command, LIMIT);
+        printed
+    }
+
+    /// Runs both on two addresses and on one. Both must succeed, and the output of the client must contain
+    /// `expected` ("" for a client without output).
+    fn succeed(&self, expected: &str) {
+        let [a, b] = addresses();
+        for (server, client) in [(&a, &b), (&a, &a)] {
+            let output = self.run_on(server, client);
+            assert!(output.contains(expected), "{:?} on {server} and {client}: {output}", self.client);
+        }
+    }
+}
+
+/// Returns both ends of rping.
+fn rping<'a>(args: &[&'a str]) -> Endpoints<'a> {
+    let server = [&["-s", "-a", "{server}", "-p", "{port}"], args].concat();
+    let client = [&["-c", "-a", "{server}", "-p", "{port}"], args].concat();
+    Endpoints { port_space: TCP_PORTS, server: ("rping", server), client: ("rping", client) }
+}
+
+#[test]
+fn rping_pings() {
+    rping(&["-C", "100", "-v", "-V"]).succeed("ping data: rdma-ping-99");
+}
+
+#[test]
+fn rping_pings_with_large_messages() {
+    rping(&["-C", "20", "-V", "-S", "65000"]).succeed("");
+}
+
+#[test]
+fn rping_pings_with_queue_pairs_it_modifies_itself() {
+    rping(&["-C", "20", "-V", "-v", "-q"]).succeed("ping data: rdma-ping-19");
+}
+
+#[test]
+fn rping_without_a_listener_is_rejected() {
+    let library = Library::new();
+    let [a, b] = addresses();
+    // There is a device at the address, but no listener on the port.
+    let other = port().to_string();
+    let mut command = library.program("rping", &a);
+    command.args(["-s", "-a", &a, "-p", &other]);
+    let _serving = Running::new(command);
+    wait_for_service(&[TCP_PORTS], other.parse().unwrap());
+    let mut command = library.program("rping", &b);
+    command.args(["-c", "-a", &a, "-p", &port().to_string(), "-C", "1"]);
+    let out = Running::new(command).finish(LIMIT);
+    let printed = text(&out);
+    assert!(
+        !out.status.success() && printed.contains("RDMA_CM_EVENT_REJECTED, error 8"),
+        "{}\n{printed}",
+        out.status
+    );
+}
+
+/// Returns both ends of ucmatose or udaddy.
+fn endpoints<'a>(program: &'a str, port_space: u16, args: &[&'a str]) -> Endpoints<'a> {
+    let server = [&["-b", "{server}", "-p", "{port}"], args].concat();
+    let client = [&["-s", "{server}", "-b", "{client}", "-p", "{port}"], args].concat();
+    Endpoints { port_space, server: (program, server), client: (program, client) }
+}
+
+#[test]
+fn ucmatose() {
+    endpoints("ucmatose", TCP_PORTS, &[]).succeed("return status 0");
+    endpoints("ucmatose", TCP_PORTS, &["-c", "20", "-C", "10", "-S", "1000"]).succeed("return status 0");
+    endpoints("ucmatose", TCP_PORTS, &["-c", "3", "-m", "-t", "8"]).succeed("return status 0");
+}
+
+#[test]
+fn udaddy() {
+    // udaddy interprets -p as the number of its port space, and has a fixed port.
+    for args in [&[][..], &["-c", "8", "-C", "5"]] {
+        let [a, b] = addresses();
+        for (server, client) in [(&a, &b), (&a, &a)] {
+            let library = Library::new();
+            let mut server_command = library.program("udaddy", server);
+            server_command.args(["-b", server]).args(args);
+            let mut client_command = library.program("udaddy", client);
+            client_command.args(["-s", server, "-b", client]).args(args);
+            let printed =
+                both_ends(server_command, || wait_for_service(&[UDP_PORTS], 7174), client_command, LIMIT);
+            assert!(
+                printed.iter().all(|printed| printed.contains("return status 0")),
+                "{args:?}: {printed:#?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn rdma_server_and_rdma_client() {
+    let server = ("rdma_server", vec!["-s", "{server}", "-p", "{port}"]);
+    let client = ("rdma_client", vec!["-s", "{server}", "-p", "{port}"]);
+    Endpoints { port_space: TCP_PORTS, server, client }.succeed("rdma_client: end 0");
+}
+
+#[test]
+fn rdma_xclient_connects_to_rdma_xserver() {
+    for service in ["r", "x"] {
+        let server = ("rdma_xserver", vec!["-c", service, "-p", "{port}"]);
+        let client = ("rdma_xclient", vec!["-c", service, "-s", "{server}", "-p", "{port}"]);
+        Endpoints { port_space: TCP_PORTS, server, client }.succeed("rdma_xclient: end 0");
+    }
+}
+
+/// Makes a thousand connections at once. The server never ends by itself.
+#[test]
+fn cmtime() {
+    let [a, b] = addresses();
+    for (server, client) in [(&a, &b), (&a, &a)] {
+        let (library, port) = (Library::new(), port());
+        let number = port.to_string();
+        let start = |address: &str, args: &[&str]| {
+            let mut command = library.program("cmtime", address);
+            command.args(["-p", &number, "-c", "1000", "-b", address]).args(args);
+            Running::new(command)
+        };
+        let _serving = start(server, &[]);
+        wait_for_service(&[TCP_PORTS], port);
+        let out = start(client, &["-s", server]).finish(LIMIT);
+        let printed = text(&out);
+        assert!(out.status.success() && printed.contains("destroy      :"), "{:?}\n{printed}", out.status);
+        assert!(!printed.contains("RDMA_CM_EVENT"), "{printed}");
+    }
+}
+
+/// Waits until some process has joined the multicast group.
+fn wait_for_group(group: Ipv4Addr) {
+    let listed = format!("{:08X}", u32::from_ne_bytes(group.octets()));
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let is_joined = || std::fs::read_to_string("/proc/net/igmp").unwrap_or_default().contains(&listed);
+    while !is_joined() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn mckey() {
+    for (n, args) in
+        [&["-C", "10", "-S", "1000"][..], &["-C", "5", "-c", "4"], &["-C", "5", "-l"]].into_iter().enumerate()
+    {
+        let [a, b] = addresses();
+        for (m, (receiver, sender)) in [(&a, &b), (&a, &a)].into_iter().enumerate() {
+            // Each run has a group of its own, because receivers get the datagrams sent to any group that
+            // they share.
+            let process = std::process::id();
+            let group = Ipv4Addr::new(239, (process >> 8) as u8, process as u8, (n * 2 + m) as u8);
+            let (library, number) = (Library::new(), group.to_string());
+            let command = |address: &str, role: &[&str]| {
+                let mut command = library.program("mckey", address);
+                command.args(["-m", &number, "-b", address]).args(args).args(role);
+                command
+            };
+            let (receives, sends) = (command(receiver, &[]), command(sender, &["-s"]));
+            let printed = both_ends(receives, || wait_for_group(group), sends, LIMIT);
+            assert!(
+                printed.iter().all(|printed| printed.contains("return status 0")),
+                "{args:?}: {printed:#?}"
+            );
+        }
+    }
+}
+
+/// Runs in a network namespace of its own with two IPv6 addresses.
+#[test]
+fn over_ipv6() {
+    let script = r#"
+        two_ipv6_addresses
+        both() {
+            run fd77::1 $1 >"$DIR/server" 2>&1 &
+            until grep -q "urxe-service" /proc/net/unix; do sleep 0.02; done
+            run fd77::2 $2 || exit 1
+            wait $! || { cat "$DIR/server"; exit 1; }
+            until ! grep -q "urxe-service" /proc/net/unix; do sleep 0.02; done
+        }
+        both "rping -s -a fd77::1 -C 20 -V" "rping -c -a fd77::1 -C 20 -V -v"
+        both "rping -s -a ::0 -C 20 -V" "rping -c -a fd77::1 -I fd77::2 -C 20 -V -v"
+        both "ucmatose -f ip6 -b fd77::1 -c 4" "ucmatose -f ip6 -b fd77::2 -s fd77::1 -c 4"
+        both "udaddy -f ip6 -b fd77::1 -c 4" "udaddy -f ip6 -b fd77::2 -s fd77::1 -c 4"
+    "#;
+    let printed = in_namespace(script, &[]);
+    assert_eq!(printed.matches("ping data: rdma-ping-19").count(), 2, "{printed}");
+    assert_eq!(printed.matches("return status 0").count(), 2, "{printed}");
+}
+
+/// Runs one case of `c/connections.c`.
+fn run_case(name: &str) {
+    let [address, _] = addresses();
+    CProgram::build("connections").run(&address, &[name, &address]);
+}
+
+#[test]
+fn private_data_reaches_both_sides() {
+    run_case("private data");
+}
+
+#[test]
+fn rejected_peer_receives_the_reason() {
+    run_case("rejected");
+}
+
+#[test]
+fn nonblocking_channel_returns_at_once() {
+    run_case("nonblocking");
+}
+
+#[test]
+fn destroy_id_waits_until_its_events_are_acknowledged() {
+    run_case("unacknowledged");
+}
+
+#[test]
+fn channel_may_be_destroyed_while_a_thread_waits_for_events() {
+    run_case("abandoned");
+}
+
+#[test]
+fn calls_without_a_channel_block_until_done() {
+    run_case("endpoints");
+}
+
+#[test]
+fn migrated_id_takes_its_events_along() {
+    run_case("migrated");
+}
+
+#[test]
+fn invalid_calls_are_refused() {
+    run_case("refused");
+}
+
+#[test]
+fn address_may_be_given_as_a_gid() {
+    run_case("gids");
+}
+
+#[test]
+fn forked_child_has_none_of_its_parents_connections() {
+    run_case("forked");
+}
+
+#[test]
+fn forked_child_that_outlives_its_parent_keeps_no_port() {
+    run_case("lingering");
+}
+
+#[test]
+fn exit_ends_the_connections() {
+    run_case("exiting");
+}
+
+#[test]
+fn signal_handler_may_exit() {
+    run_case("interrupted");
+}
+
+#[test]
+fn queue_pair_may_be_destroyed_before_its_established_event_is_read() {
+    run_case("gone");
+}
+
+#[test]
+fn join_events_return_the_context_of_their_join() {
+    run_case("groups");
+}
+
+/// The path set by the program leads to another address than the one that was resolved.
+#[test]
+fn path_given_by_the_program_is_used() {
+    let (library, program, port) = (Library::new(), CProgram::build("connections"), port());
+    let ([a, b], number) = (addresses(), port.to_string());
+    let start = |address: &str, name: &str| {
+        let mut command = library.program(program.program(), address);
+        command.args([name, &a, &number]);
+        Running::new(command)
+    };
+    let serving = start(&a, "path taken");
+    wait_for_service(&[TCP_PORTS], port);
+    let client = start(&b, "path given").finish(LIMIT);
+    let server = serving.finish(Duration::from_secs(10));
+    let printed = format!("client:\n{}\nserver:\n{}", text(&client), text(&server));
+    assert!(client.status.success() && server.status.success(), "{printed}");
+}

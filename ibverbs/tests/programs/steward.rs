@@ -1,0 +1,104 @@
+//! A steward with few file descriptors.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::os::fd::AsRawFd;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use support::{Library, Running, addresses, built, port, text, wait_for_listener};
+
+/// Limit of descriptors that is enough for one address, which requires 64 sockets, and a few processes.
+const FD_LIMIT_FOR_FEW: u32 = 84;
+/// Limit of descriptors that is enough for one address and some processes, but not for all connections of the
+/// test.
+const FD_LIMIT_FOR_SOME: u32 = 128;
+
+/// Returns the path of the socket on which the steward of an address listens.
+fn steward_socket(address: &str) -> Option<String> {
+    let name = format!("/urxe-steward-{address}");
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    // The flag means that the socket listens; the name is set before that.
+    let listening = sockets.lines().filter(|line| line.contains(" 00010000 "));
+    let mut paths = listening.filter_map(|line| line.split_whitespace().last());
+    paths.find(|path| path.ends_with(&name)).map(str::to_owned)
+}
+
+/// Starts a steward with this limit of descriptors.
+fn steward(address: &str, descriptors: u32) -> Running {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("ulimit -n {descriptors}; exec \"$0\" steward {address}")]);
+    command.arg(built("urxe").unwrap()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let running = Running::new(command);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while steward_socket(address).is_none() {
+        assert!(Instant::now() < deadline, "the steward does not listen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    running
+}
+
+fn server(library: &Library, address: &str, port: &str) -> Running {
+    let mut command = library.program("ibv_rc_pingpong", address);
+    command.args(["-g", "0", "-p", port]);
+    Running::new(command)
+}
+
+#[test]
+fn process_that_the_steward_has_no_descriptor_for_is_refused_and_the_others_are_served() {
+    let (library, [address, _]) = (Library::new(), addresses());
+    let _steward = steward(&address, FD_LIMIT_FOR_FEW);
+    // The steward runs as long as one of the servers runs.
+    let first = port().to_string();
+    let mut servers = vec![(first.clone(), server(&library, &address, &first))];
+    wait_for_listener(&first);
+    let refused = loop {
+        assert!(servers.len() < 63, "no process was refused although the descriptors do not suffice");
+        let out = Running::new(library.program("ibv_devinfo", &address)).finish(Duration::from_secs(60));
+        if !out.status.success() {
+            break text(&out);
+        }
+        let port = port().to_string();
+        let running = server(&library, &address, &port);
+        wait_for_listener(&port);
+        servers.push((port, running));
+    };
+    let steward = format!("the steward of {address} cannot");
+    assert!(refused.contains(&steward) && refused.contains("Too many open files"), "{refused}");
+    assert!(servers.len() > 1, "refused after {} processes: {refused}", servers.len());
+    // The end of one process makes room for a client of another.
+    drop(servers.pop());
+    let (port, waiting) = servers.pop().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let printed = loop {
+        let mut client = library.program("ibv_rc_pingpong", &address);
+        client.args(["-g", "0", "-p", &port, "127.0.0.1"]);
+        let out = Running::new(client).finish(Duration::from_secs(30));
+        if out.status.success() || Instant::now() > deadline {
+            break text(&out);
+        }
+    };
+    assert!(printed.contains("iters in"), "{printed}");
+    let out = waiting.finish(Duration::from_secs(30));
+    assert!(out.status.success(), "{}", text(&out));
+}
+
+#[test]
+fn silent_connections_that_take_all_descriptors_keep_no_process_out() {
+    let (library, [address, _]) = (Library::new(), addresses());
+    let _steward = steward(&address, FD_LIMIT_FOR_SOME);
+    let path = UnixAddr::new(steward_socket(&address).unwrap().as_str()).unwrap();
+    let silent: Vec<_> = (0..200)
+        .map(|_| {
+            let connection =
+                socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+            connect(connection.as_raw_fd(), &path).unwrap();
+            connection
+        })
+        .collect();
+    let out = Running::new(library.program("ibv_devinfo", &address)).finish(Duration::from_secs(60));
+    assert!(out.status.success() && text(&out).contains("urxe0"), "{}", text(&out));
+    drop(silent);
+}

@@ -1,0 +1,137 @@
+//! Files under `/sys` and `/dev` as programs under `urxe run` see them: they show the devices of the library.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use support::{Running, addresses, text, urxe};
+
+fn output(mut command: Command, args: &[&str]) -> Output {
+    command.args(args);
+    Running::new(command).finish(Duration::from_secs(30))
+}
+
+/// Returns the output of a shell script under `urxe run` with these options.
+fn script(options: &[&str], script: &str) -> String {
+    let out = output(urxe(&["run"]), &[options, &["--", "sh", "-c", script]].concat());
+    assert!(out.status.success(), "{}", text(&out));
+    text(&out)
+}
+
+/// Returns the values of a field in the output of `ibv_devinfo -v`, in order.
+fn values<'a>(printed: &'a str, name: &str) -> Vec<&'a str> {
+    let lines = printed.lines().filter_map(|line| line.trim_start().strip_prefix(name));
+    lines.filter_map(|rest| rest.split_once(':')).map(|(_, value)| value.trim()).collect()
+}
+
+#[test]
+fn sysfs_files_agree_with_the_library() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = ["a", "b"].map(|name| dir.path().join(name).display().to_string());
+    let [address, _] = addresses();
+    let frames = format!("frames:dgram:{a},{b},ip=10.77.0.1/24,ip=fd00::77/64");
+    let udp = format!("udp:{address}");
+    for (link, gids) in [(&udp, 1), (&frames, 2)] {
+        let show = |file: &str| script(&["--link", link], &format!("cat /sys/class/infiniband/urxe0/{file}"));
+        let printed = script(&["--link", link], "ibv_devinfo -v");
+        for file in ["node_guid", "sys_image_guid", "fw_ver", "board_id"] {
+            assert_eq!(values(&printed, file), [show(file).trim()], "{file}");
+        }
+        let state = show("ports/1/state");
+        let [number, name] = state.trim().split(": ").collect::<Vec<_>>()[..] else { panic!("{state}") };
+        assert_eq!(values(&printed, "state"), [format!("PORT_{name} ({number})")]);
+        assert_eq!(values(&printed, "link_layer"), [show("ports/1/link_layer").trim()]);
+        assert_eq!(values(&printed, "port_cap_flags")[0], show("ports/1/cap_mask").trim());
+        let lanes = values(&printed, "active_width")[0].split('X').next().unwrap().to_owned();
+        let speed = values(&printed, "active_speed")[0].to_owned();
+        assert_eq!((show("ports/1/rate").trim(), speed.as_str()), ("100 Gb/sec (4X EDR)", "25.0 Gbps (32)"));
+        assert_eq!(lanes, "4");
+        let files = show("ports/1/gids/*");
+        let files: Vec<u128> =
+            files.lines().map(|gid| u128::from_str_radix(&gid.replace(':', ""), 16).unwrap()).collect();
+        let listed = values(&printed, "GID[");
+        let listed: Vec<u128> = listed
+            .iter()
+            .map(|gid| gid.split(',').next().unwrap().parse::<std::net::Ipv6Addr>().unwrap().to_bits())
+            .collect();
+        assert_eq!((files.len(), &files), (gids, &listed));
+        assert_eq!(show("ports/1/gid_attrs/types/*"), "RoCE v2\n".repeat(gids));
+        assert_eq!(values(&printed, "pkey_tbl_len"), [show("ports/1/pkeys/*").lines().count().to_string()]);
+    }
+}
+
+#[test]
+fn sysfs_and_dev_show_each_device_of_the_machine() {
+    let listed = script(&[], "ibv_devices | tail -n +3 | awk '{print $1}'; echo; ls /sys/class/infiniband");
+    let (library, files) = listed.split_once("\n\n").unwrap();
+    assert_eq!(library, files.trim_end(), "{listed}");
+    let nodes =
+        script(&[], "for f in /dev/infiniband/uverbs*; do test -c $f -a -r $f -a -w $f && echo yes; done");
+    assert_eq!(nodes, "yes\n".repeat(library.lines().count()));
+}
+
+#[test]
+fn library_reports_its_sysfs_path() {
+    let [address, _] = addresses();
+    let query = "python3 -c 'import ctypes as c; v = c.CDLL(\"libibverbs.so.1\"); v.ibv_get_sysfs_path.restype = c.c_char_p; \
+               print(v.ibv_get_sysfs_path().decode())'; echo $URXE_SYSFS";
+    let printed = script(&["--ip", &address], query);
+    let lines: Vec<_> = printed.lines().collect();
+    assert!(lines.len() == 2 && lines[0] == lines[1] && lines[0].contains("/sysfs-"), "{printed}");
+}
+
+#[test]
+fn existing_preloads_are_kept_and_none_is_added_twice() {
+    let [address, _] = addresses();
+    let mut command = urxe(&["run", "--ip", &address, "--", "sh", "-c"]);
+    // Every machine has libm, and the loader finds it without a path.
+    command.env("LD_PRELOAD", "libm.so.6 libdl.so.2");
+    let nested = "\"$0\" run -- sh -c 'echo $LD_PRELOAD; echo $ASAN_OPTIONS'";
+    let out = output(command, &[nested, support::built("urxe").unwrap().to_str().unwrap()]);
+    let printed = text(&out);
+    let lines: Vec<_> = printed.lines().collect();
+    let preloaded: Vec<_> = lines[0].split(':').collect();
+    assert_eq!(preloaded[..2], ["libm.so.6", "libdl.so.2"], "{printed}");
+    assert!(preloaded.len() == 4 && preloaded[2].ends_with("/liburxe_preload.so"), "{printed}");
+    assert!(preloaded[3].ends_with("/liburxe_verbs.so"), "{printed}");
+    assert_eq!(lines[1..], ["verify_asan_link_order=0"], "{printed}");
+}
+
+#[test]
+fn program_with_address_sanitizer_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, program) = (dir.path().join("checked.c"), dir.path().join("checked"));
+    let text_of =
+        "#include <unistd.h>\nint main(void) { return access(\"/dev/infiniband/uverbs0\", R_OK | W_OK); }\n";
+    fs::write(&source, text_of).unwrap();
+    let built =
+        Command::new("cc").args(["-fsanitize=address", "-o"]).arg(&program).arg(&source).output().unwrap();
+    assert!(built.status.success(), "{}", text(&built));
+    let [address, _] = addresses();
+    let out = output(urxe(&["run", "--ip", &address, "--"]), &[program.to_str().unwrap()]);
+    assert!(out.status.success() && text(&out).is_empty(), "{:?} {}", out.status, text(&out));
+}
+
+#[test]
+fn runtime_directory_that_ld_preload_cannot_name_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, reason) in
+        [("with space".to_owned(), "space or a colon"), ("d".repeat(220), "exceeds the limit")]
+    {
+        let inside = dir.path().join(name);
+        fs::create_dir(&inside).unwrap();
+        fs::set_permissions(&inside, fs::Permissions::from_mode(0o700)).unwrap();
+        let mut command = urxe(&["run"]);
+        command.env("XDG_RUNTIME_DIR", &inside);
+        let out = output(command, &["--", "true"]);
+        let printed = text(&out);
+        assert!(
+            out.status.code() == Some(126) && printed.contains(reason) && printed.lines().count() == 1,
+            "{printed}"
+        );
+    }
+}

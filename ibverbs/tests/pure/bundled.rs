@@ -1,0 +1,196 @@
+//! `urxe run` with programs that bring a libibverbs of their own: under another name, as auditwheel puts it
+//! into Python wheels, or in a directory that a DT_RPATH names. Each copy finds no device, so a device that
+//! is found is urxe's.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::fs;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use support::{Running, addresses, text, urxe};
+
+/// File name as auditwheel chooses it, with part of a hash and the version.
+const HASHED: &str = "libibverbs-1de1263b.so.1.14.48.0";
+const PLAIN: &str = "libibverbs.so.1";
+
+/// Source of the copy of libibverbs, which looks for devices where libibverbs does and finds none.
+const COPY: &str = r#"
+#include <fcntl.h>
+#include <unistd.h>
+void **ibv_get_device_list(int *count)
+{
+	close(open("/sys/class/infiniband_verbs/abi_version", O_RDONLY));
+	*count = 0;
+	return 0;
+}
+const char *ibv_get_device_name(void *device)
+{
+	return "none";
+}
+"#;
+
+const VERSIONS: &str = "IBVERBS_1.0 { };\nIBVERBS_1.1 { global: ibv_get_device_list; ibv_get_device_name; local: *; } IBVERBS_1.0;\n";
+
+/// Source of code that counts devices with functions of a library that it is linked against.
+const LINKED: &str = r#"
+#include <stdio.h>
+void **ibv_get_device_list(int *);
+const char *ibv_get_device_name(void *);
+int count(const char *directory)
+{
+	int count;
+	void **list = ibv_get_device_list(&count);
+	printf("%d %s\n", count, count ? ibv_get_device_name(list[0]) : "-");
+	return 0;
+}
+"#;
+
+/// Source of code that counts devices with functions that it looks up in a library that it opens by NAME, in
+/// its directory if NAME has a slash.
+const OPENED: &str = r#"
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+int count(const char *directory)
+{
+	char path[4096];
+	snprintf(path, sizeof path, "%s%s", strchr(NAME, '/') ? directory : "", NAME);
+	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (!library) {
+		printf("%s\n", dlerror());
+		return 1;
+	}
+	void **(*list)(int *) = (void **(*)(int *))dlsym(library, "ibv_get_device_list");
+	const char *(*name)(void *) = (const char *(*)(void *))dlsym(library, "ibv_get_device_name");
+	int count;
+	void **devices = list(&count);
+	printf("%d %s\n", count, count ? name(devices[0]) : "-");
+	return 0;
+}
+"#;
+
+/// Source of a program that `count` is linked into.
+const PROGRAM: &str =
+    "int count(const char *);\nint main(int argc, char **argv) { return count(argv[1]); }\n";
+
+/// Source of a program that opens `extension.so` in the given directory, as an interpreter does.
+const INTERPRETER: &str = r#"
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int argc, char **argv)
+{
+	char path[4096];
+	snprintf(path, sizeof path, "%s/extension.so", argv[1]);
+	void *extension = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (!extension) {
+		printf("%s\n", dlerror());
+		return 1;
+	}
+	int (*count)(const char *) = (int (*)(const char *))dlsym(extension, "count");
+	return count(argv[1]);
+}
+"#;
+
+/// A directory with a copy of libibverbs and programs built against it.
+struct Wheel(tempfile::TempDir);
+
+impl Wheel {
+    /// Builds a copy with this name, both as file and as DT_SONAME.
+    fn new(name: &str) -> Wheel {
+        let wheel = Wheel(tempfile::tempdir().unwrap());
+        fs::write(wheel.at("versions"), VERSIONS).unwrap();
+        let script = format!("-Wl,--version-script={}", wheel.at("versions"));
+        let soname = format!("-Wl,-soname,{name}");
+        wheel.cc(name, COPY, &["-shared", "-fPIC", &script, &soname]);
+        wheel
+    }
+
+    fn at(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn cc(&self, name: &str, source: &str, args: &[&str]) {
+        let file = self.at(&format!("{name}.c"));
+        fs::write(&file, source).unwrap();
+        let mut cc = Command::new("cc");
+        cc.args(["-o", &self.at(name), &file]).args(args).arg("-ldl");
+        let built = cc.output().expect("a C compiler (apt-get install gcc)");
+        assert!(built.status.success(), "{}", text(&built));
+    }
+
+    /// Runs a program of the directory under `urxe run`.
+    fn run(&self, program: &str) -> Output {
+        let [address, _] = addresses();
+        let directory = self.at("");
+        let args = ["run", "--ip", &address, "--", &self.at(program), directory.trim_end_matches('/')];
+        Running::new(urxe(&args)).finish(Duration::from_secs(30))
+    }
+
+    /// Checks that the program finds urxe's device, and that there is no other output.
+    fn check_finds_device(&self, program: &str) {
+        assert_eq!(text(&self.run(program)), "1 urxe0\n");
+    }
+}
+
+/// Linker options for both kinds of search path: auditwheel sets a DT_RPATH, newer tools set a DT_RUNPATH.
+const PATHS: [&str; 2] = ["--disable-new-dtags", "--enable-new-dtags"];
+
+fn rpath_origin(tags: &str) -> String {
+    format!("-Wl,{tags},-rpath,$ORIGIN")
+}
+
+#[test]
+fn program_linked_against_a_renamed_copy_finds_the_device() {
+    let wheel = Wheel::new(HASHED);
+    for tags in PATHS {
+        wheel.cc("program", &[LINKED, PROGRAM].concat(), &[&wheel.at(HASHED), &rpath_origin(tags)]);
+        wheel.check_finds_device("program");
+    }
+}
+
+#[test]
+fn extension_linked_against_a_renamed_copy_finds_the_device() {
+    let wheel = Wheel::new(HASHED);
+    wheel.cc("program", INTERPRETER, &[]);
+    for tags in PATHS {
+        let args = ["-shared", "-fPIC", &wheel.at(HASHED), &rpath_origin(tags)];
+        wheel.cc("extension.so", LINKED, &args);
+        wheel.check_finds_device("program");
+    }
+}
+
+#[test]
+fn extension_that_opens_a_copy_by_the_plain_name_finds_the_device() {
+    let wheel = Wheel::new(PLAIN);
+    wheel.cc("program", INTERPRETER, &[]);
+    for tags in PATHS {
+        let args = ["-shared", "-fPIC", "-DNAME=\"libibverbs.so.1\"", &rpath_origin(tags)];
+        wheel.cc("extension.so", OPENED, &args);
+        wheel.check_finds_device("program");
+    }
+}
+
+#[test]
+fn program_with_a_copy_of_the_plain_name_in_its_search_path_finds_the_device() {
+    let wheel = Wheel::new(PLAIN);
+    for tags in PATHS {
+        wheel.cc("program", &[LINKED, PROGRAM].concat(), &[&wheel.at(PLAIN), &rpath_origin(tags)]);
+        wheel.check_finds_device("program");
+    }
+}
+
+/// Symbols looked up in one library cannot be redirected to another, so urxe can only warn.
+#[test]
+fn program_that_looks_up_functions_in_a_renamed_copy_gets_a_warning() {
+    let wheel = Wheel::new(HASHED);
+    let name = format!("-DNAME=\"/{HASHED}\"");
+    wheel.cc("program", &[OPENED, PROGRAM].concat(), &[&name]);
+    let out = wheel.run("program");
+    let printed = text(&out);
+    assert!(out.status.success() && printed.contains("0 -\n"), "{printed}");
+    let warning =
+        format!("urxe: warning: the program uses {}, a bundled copy of libibverbs", wheel.at(HASHED));
+    assert!(printed.contains(&warning) && printed.lines().count() == 2, "{printed}");
+}

@@ -1,0 +1,77 @@
+//! Temporary access to memory, and other features beyond plain RC, between urxe and the kernel's rxe of the
+//! test guest: memory windows of both types, SEND with invalidate, READs into many SGEs, shared receive
+//! queues, and FLUSH and ATOMIC WRITE, which Linux 6.1 does not support. With either side as requester, over
+//! frames, packet and udp. The tap links need root.
+
+#[path = "interop_memory/flush.rs"]
+mod flush;
+#[path = "interop_memory/flush_unsupported.rs"]
+mod flush_unsupported;
+#[path = "../support/guest.rs"]
+mod guest;
+#[path = "interop_memory/invalidate.rs"]
+mod invalidate;
+#[path = "../support/pair.rs"]
+mod pair;
+#[path = "../support/peer.rs"]
+mod peer;
+#[path = "interop_memory/sges.rs"]
+mod sges;
+#[path = "interop_memory/srq.rs"]
+mod srq;
+#[path = "../support/table.rs"]
+mod table;
+#[path = "interop_memory/windows.rs"]
+mod windows;
+
+use guest::Suite;
+use pair::{Check, run};
+use peer::LinkKind;
+
+const CHECKS: &[Check] = &[
+    ("memory windows: access", "urxe", windows::access_by_urxe),
+    ("memory windows: access", "rxe", windows::access_by_rxe),
+    ("memory windows: access by another QP", "urxe", windows::other_qp_by_urxe),
+    ("memory windows: access by another QP", "rxe", windows::other_qp_by_rxe),
+    ("memory windows: revoked and bound again", "urxe", windows::revoked_for_urxe),
+    ("memory windows: revoked and bound again", "rxe", windows::revoked_for_rxe),
+    ("memory windows: invalid bind", "rxe", windows::invalid_bind_at_rxe),
+    ("memory windows: invalid bind", "urxe", windows::invalid_bind_at_urxe),
+    ("SEND with invalidate", "urxe", invalidate::by_urxe),
+    ("SEND with invalidate", "rxe", invalidate::by_rxe),
+    ("SEND with invalidate of an invalid key", "urxe", invalidate::invalid_key_by_urxe),
+    ("SEND with invalidate of an invalid key", "rxe", invalidate::invalid_key_by_rxe),
+    ("READ into several SGEs", "urxe", sges::by_urxe),
+    ("READ into several SGEs", "rxe", sges::by_rxe),
+    ("shared receive queue at rxe", "urxe", srq::at_rxe),
+    ("shared receive queue at urxe", "rxe", srq::at_urxe),
+    ("FLUSH and ATOMIC WRITE", "urxe", flush::by_urxe),
+];
+
+/// Checks that only an rxe from Linux 6.2 on can start.
+const NEWER: &[Check] = &[
+    ("FLUSH and ATOMIC WRITE", "rxe", flush::by_rxe),
+    ("FLUSH, responder without rxe's ICRC quirk", "rxe", flush::strict_by_rxe),
+];
+
+fn checks() -> Vec<Check> {
+    match Suite::from_env() {
+        Suite::Bookworm => CHECKS.to_vec(),
+        Suite::Trixie => [CHECKS, NEWER].concat(),
+    }
+}
+
+#[test]
+fn memory_checks_pass_over_frames() {
+    run("memory frames", LinkKind::Dgram, &checks());
+}
+
+#[test]
+fn memory_checks_pass_over_a_tap_packet() {
+    run("memory packet", LinkKind::Packet, &checks());
+}
+
+#[test]
+fn memory_checks_pass_over_a_tap_udp() {
+    run("memory udp", LinkKind::Udp, &checks());
+}

@@ -1,0 +1,171 @@
+//! Interoperation of the drop-in library: the same unmodified programs at both ends, on the host on urxe
+//! through `urxe run`, in the guest on the kernel's rxe, with either side as the server.
+//!
+//! perftest checks only completions. So both ends write their memory to a file (`tests/rxe-guest/mrdump.c`), and
+//! the data sent by one side must be in the memory of the other; `ibv_rc_pingpong` checks its data itself
+//! (`-c`).
+//!
+//! The ACK timeout is one second (18), as in `interop_perftest`: a busy host starves the emulated guest.
+
+#[path = "../support/dumps.rs"]
+mod dumps;
+#[path = "../support/guest.rs"]
+mod guest;
+#[path = "../../ibverbs/tests/support/mod.rs"]
+mod programs;
+#[path = "../support/testbed.rs"]
+mod testbed;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use dumps::Run;
+use testbed::{GUEST, LinkKind, Table, Testbed, Urxe};
+use urxe_cli::exchange::perftest::Test;
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// File in the guest to which a program writes its memory, and the library that makes it do so.
+const MEMORY: &str = "/tmp/memory";
+const MRDUMP: &str = "/lib/mrdump.so";
+
+/// A program, the pattern of its traffic, and (size, iterations, queue pairs).
+const PROGRAMS: [(&str, Test, u32, u64, u32); 6] = [
+    ("ib_write_bw", Test::WriteBw, 4096, 200, 2),
+    ("ib_read_bw", Test::ReadBw, 4096, 200, 1),
+    ("ib_send_bw", Test::SendBw, 4096, 200, 1),
+    ("ib_write_lat", Test::WriteLat, 64, 100, 1),
+    ("ib_send_lat", Test::SendLat, 4096, 50, 1),
+    ("ib_atomic_bw", Test::AtomicBw, 8, 200, 1),
+];
+
+/// Builds `mrdump.c` for programs on the host.
+fn mrdump(dir: &Path) -> PathBuf {
+    let library = dir.join("mrdump.so");
+    let source = concat!(env!("URXE_REPOSITORY"), "/tests/rxe-guest/mrdump.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o"]).arg(&library).arg(source);
+    let out = cc.output().expect("this test needs a C compiler (apt-get install gcc libc6-dev)");
+    assert!(out.status.success(), "{} (apt-get install libibverbs-dev)", programs::text(&out));
+    library
+}
+
+/// The local device: a link, the index of its GID, the guest's, and files for the programs' memory.
+struct Device<'a> {
+    testbed: &'a Testbed,
+    link: String,
+    gid: usize,
+    guest_gid: u32,
+    mrdump: PathBuf,
+    memory: PathBuf,
+}
+
+impl Device<'_> {
+    /// Starts a program on the drop-in library.
+    fn program(&self, words: &str, extra_args: &[&str]) -> Urxe {
+        let mut command = self.testbed.command(env!("CARGO_BIN_EXE_urxe"));
+        command.args(["run", "--link", &self.link, "--"]).args(words.split(' ')).args(extra_args);
+        command.env("URXE_LIBRARY", programs::library()).env("URXE_PRELOAD", programs::preload());
+        command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
+        command.env("LD_PRELOAD", &self.mrdump).env("MR_DUMP", &self.memory);
+        Urxe::spawn(command)
+    }
+
+    fn guest_serves(&self, guest_args: &str, host_args: &str) -> Result<String, String> {
+        self.testbed
+            .serve_in_guest(guest_args, LIMIT, |port| self.program(host_args, &["-p", port, "127.0.0.1"]))
+    }
+
+    fn guest_connects(&self, guest_args: &str, host_args: &str) -> Result<String, String> {
+        self.testbed.serve_on_host(guest_args, LIMIT, |port| self.program(host_args, &["-p", port]))
+    }
+
+    /// Returns the memory of both programs after their end: the local one's, and the guest's.
+    fn memory(&self) -> Result<(Vec<u8>, Vec<u8>), String> {
+        let host = std::fs::read(&self.memory).map_err(|e| format!("{}: {e}", self.memory.display()))?;
+        std::fs::remove_file(&self.memory).map_err(|e| e.to_string())?;
+        Ok((host, self.testbed.guest.fetch_file(MEMORY).map_err(|e| e.to_string())?))
+    }
+}
+
+fn perftest(table: &mut Table, device: &Device, words: [&str; 2]) {
+    for (program, test, size, iterations, qps) in PROGRAMS {
+        // The programs reject arguments that they do not use.
+        let mut common = format!("-F -u 18 -n {iterations}");
+        if test != Test::AtomicBw {
+            common += &format!(" -s {size}");
+        }
+        if qps > 1 {
+            common += &format!(" -q {qps}");
+        }
+        let guest_args = format!(
+            "rm -f {MEMORY}; LD_PRELOAD=$LD_PRELOAD:{MRDUMP} MR_DUMP={MEMORY} \
+             {program} -d rxe0 -x {} {common}",
+            device.guest_gid
+        );
+        let host_args = format!("{program} -d urxe0 -x {} {common}", device.gid);
+        let run = Run { test, size, iterations, qps, stock_client: true, stock_server: true };
+        let parameters = format!("{size} bytes, {iterations} iterations, {qps} queue pair(s)");
+        let equal = |n| format!("{n} bytes equal at both ends");
+        let [link, ip] = words;
+        table.case([program, "server", link, ip], parameters.clone(), || {
+            device.guest_serves(&guest_args, &host_args)?;
+            let (client, server) = device.memory()?;
+            run.compare(&client, &server).map(equal)
+        });
+        table.case([program, "client", link, ip], parameters, || {
+            device.guest_connects(&guest_args, &host_args)?;
+            let (server, client) = device.memory()?;
+            run.compare(&client, &server).map(equal)
+        });
+    }
+}
+
+fn pingpong(table: &mut Table, device: &Device, words: [&str; 2]) {
+    const PROGRAM: &str = "ibv_rc_pingpong";
+    let common = "-m 1024 -s 4096 -n 200 -c";
+    let guest_args = format!("{PROGRAM} -d rxe0 -g {} {common}", device.guest_gid);
+    let host_args = format!("{PROGRAM} -d urxe0 -g {} {common}", device.gid);
+    let check_output =
+        |output: String| match output.contains("invalid data") || !output.contains("200 iters in") {
+            true => Err(output),
+            false => Ok("no invalid data".to_owned()),
+        };
+    let [link, ip] = words;
+    let parameters = "4096 bytes, 200 iterations".to_owned();
+    table.case([PROGRAM, "server", link, ip], parameters.clone(), || {
+        device.guest_serves(&guest_args, &host_args).and_then(check_output)
+    });
+    table.case([PROGRAM, "client", link, ip], parameters, || {
+        device.guest_connects(&guest_args, &host_args).and_then(check_output)
+    });
+}
+
+fn run_all(testbed: &Testbed, via: LinkKind) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut table = Table::default();
+    for version in 0..2 {
+        let device = Device {
+            testbed,
+            link: testbed.link(via, version),
+            gid: testbed.gid(via, version),
+            guest_gid: testbed.guest.gid_index(GUEST[version]).unwrap(),
+            mrdump: mrdump(dir.path()),
+            memory: dir.path().join("memory"),
+        };
+        let words = [via.name(), ["IPv4", "IPv6"][version]];
+        perftest(&mut table, &device, words);
+        pingpong(&mut table, &device, words);
+    }
+    table.finish();
+}
+
+#[test]
+fn unmodified_programs_interoperate_over_frames() {
+    run_all(&Testbed::frames(), LinkKind::Frames);
+}
+
+#[test]
+fn unmodified_programs_interoperate_over_a_tap() {
+    run_all(&Testbed::tap("dp"), LinkKind::Udp);
+}

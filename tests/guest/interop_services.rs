@@ -1,0 +1,78 @@
+//! UC, UD and shared receive queues: `urxe pingpong` and the stock `ibv_uc_pingpong`, `ibv_ud_pingpong` and
+//! `ibv_srq_pingpong` of a guest with the kernel's rxe, with either side as the server. Both sides check
+//! every byte; with shared receive queues only urxe can.
+
+#[path = "../support/guest.rs"]
+mod guest;
+#[path = "../support/testbed.rs"]
+mod testbed;
+
+use std::time::Duration;
+use testbed::{GUEST, LinkKind, Table, Testbed};
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Service, size, path MTU (UD has none), iterations, queue pairs. UC and UD do not retransmit, so there are
+/// few messages of several packets: the guest drops packets that arrive faster than it can process them.
+const RUNS: [(&str, u32, u32, u32, u32); 11] = [
+    ("uc", 1, 256, 1000, 1),
+    ("uc", 1024, 1024, 1000, 1),
+    ("uc", 4096, 1024, 1000, 1),
+    ("uc", 65_536, 4096, 100, 1),
+    ("ud", 1, 4096, 1000, 1),
+    ("ud", 1024, 4096, 1000, 1),
+    ("ud", 4096, 4096, 1000, 1),
+    ("srq", 1, 1024, 1000, 16),
+    ("srq", 4096, 1024, 1000, 16),
+    ("srq", 65_536, 4096, 100, 4),
+    ("srq", 5000, 256, 200, 40),
+];
+
+fn matrix(testbed: &Testbed, via: LinkKind) {
+    let mut table = Table::default();
+    for version in 0..2 {
+        let ip = ["IPv4", "IPv6"][version];
+        let (link, gid) = (testbed.link(via, version), testbed.gid(via, version).to_string());
+        let index = testbed.guest.gid_index(GUEST[version]).unwrap();
+        for (service, size, mtu, n, qps) in RUNS {
+            let program = format!("ibv_{service}_pingpong");
+            let extra_args = match service {
+                "uc" => format!("-c -m {mtu}"),
+                "ud" => "-c".into(),
+                _ => format!("-m {mtu} -q {qps}"),
+            };
+            let stock = format!("{program} -d rxe0 -g {index} -s {size} -n {n} {extra_args}");
+            let (s, n, m, q) = (size.to_string(), n.to_string(), mtu.to_string(), qps.to_string());
+            let mut urxe = vec!["pingpong", "--service", service, "--link", &link, "--gid", &gid];
+            urxe.extend(["--mtu", &m, "-s", &s, "-n", &n, "--check", "--timeout", "20", "-q", &q]);
+            if service == "srq" {
+                // A busy host starves the guest for longer than the usual 67 ms.
+                urxe.extend(["--ack-timeout", "16"]);
+            }
+            let parameters = format!("{size} bytes, MTU {mtu}, {n} iterations, {qps} QPs");
+            table.case([&program, "server", via.name(), ip], parameters.clone(), || {
+                let output = testbed.stock_server(&stock, &urxe, LIMIT)?;
+                if output.contains("invalid data") { Err(output) } else { Ok("no invalid data".into()) }
+            });
+            table.case([&program, "client", via.name(), ip], parameters, || {
+                testbed.stock_client(&stock, &urxe, LIMIT).map(|_| "no invalid data".into())
+            });
+        }
+    }
+    table.finish();
+}
+
+#[test]
+fn uc_ud_and_srq_pingpong_interoperates_over_frames() {
+    matrix(&Testbed::frames(), LinkKind::Frames);
+}
+
+#[test]
+fn uc_ud_and_srq_pingpong_interoperates_over_a_tap_packet() {
+    matrix(&Testbed::tap("sp"), LinkKind::Packet);
+}
+
+#[test]
+fn uc_ud_and_srq_pingpong_interoperates_over_a_tap_udp() {
+    matrix(&Testbed::tap("su"), LinkKind::Udp);
+}

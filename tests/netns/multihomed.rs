@@ -1,0 +1,197 @@
+//! Tests of devices with several addresses: a device has all addresses of its interface, link-local IPv6,
+//! IPv4 and other IPv6. Needs root for network namespaces.
+
+#[path = "../support/veth.rs"]
+mod veth;
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use urxe::link::{BindError, LinkSpec, interfaces};
+use urxe::verbs::*;
+
+use veth::{Veth, ip};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+const QKEY: QKey = QKey(0x7777);
+
+/// Opens a device on a link of a namespace; its threads run outside of it.
+fn open(net: &Veth, side: usize, link: &str, shards: usize) -> Context {
+    let link: LinkSpec = link.parse().unwrap();
+    let links = net.run_in(side, || link.bind(shards).unwrap_or_else(|e| panic!("{link}: {e}")));
+    Context::open_shards(links, &ContextOptions::default()).unwrap()
+}
+
+/// Returns the addresses of an interface in a namespace, once it has a link-local one, which the kernel
+/// assigns when it detects a carrier.
+fn addresses(net: &Veth, side: usize, interface: &str) -> Vec<IpAddr> {
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        let all = net.run_in(side, interfaces);
+        let found = all.into_iter().find(|i| i.name == interface).unwrap();
+        if matches!(found.addresses[0], IpAddr::V6(_)) {
+            return found.addresses;
+        }
+        assert!(Instant::now() < deadline, "{found:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn node(context: &Context) -> TestEndpoint {
+    TestEndpoint::new(context.clone()).unwrap()
+}
+
+/// Connects two endpoints through the GIDs at these indices.
+fn connect((a, i): (&TestEndpoint, usize), (b, j): (&TestEndpoint, usize)) {
+    let (to_a, to_b) = (a.qp.endpoint_at(i).unwrap(), b.qp.endpoint_at(j).unwrap());
+    a.qp.connect(&to_b, &ConnectOptions::default()).unwrap();
+    b.qp.connect(&to_a, &ConnectOptions::default()).unwrap();
+}
+
+/// Sends WRITEs in both directions at once, so large that they take many transmit turns.
+fn write_both_ways(pairs: &[(TestEndpoint, TestEndpoint)]) {
+    const LEN: usize = 300_000;
+    const TIMES: u64 = 8;
+    let memory = |node: &TestEndpoint| [(); 2].map(|()| node.pd.reg_mr(LEN, Access::ALL).unwrap());
+    let regions: Vec<_> = pairs.iter().map(|(a, b)| (memory(a), memory(b))).collect();
+    let byte = |pair: usize, side: usize| (1 + 2 * pair + side) as u8;
+    for (i, ((a, b), (of_a, of_b))) in pairs.iter().zip(&regions).enumerate() {
+        for (side, node, from, to) in [(0, a, of_a, of_b), (1, b, of_b, of_a)] {
+            from[0].write(0, &vec![byte(i, side); LEN]).unwrap();
+            for n in 0..TIMES {
+                node.qp.post_send(&SendWr::write(n, &[from[0].sge(0..LEN)], to[1].remote(0))).unwrap();
+            }
+        }
+    }
+    for (i, ((a, b), (of_a, of_b))) in pairs.iter().zip(&regions).enumerate() {
+        (0..TIMES).for_each(|n| assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, n));
+        (0..TIMES).for_each(|n| assert_eq!(b.cq.wait(TIMEOUT).unwrap().wr_id, n));
+        for (side, to) in [(0, of_b), (1, of_a)] {
+            let mut got = vec![0; LEN];
+            to[1].read(0, &mut got).unwrap();
+            assert!(got.iter().all(|b| *b == byte(i, side)), "pair {i}, from side {side}");
+        }
+    }
+}
+
+/// Sends a datagram from each GID, and a response to its source.
+fn exchange_datagrams(a: &Context, b: &Context) {
+    let open_ud_qp = |context: &Context| {
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
+        let options = QpOptions { qp_type: QpType::Ud, ..QpOptions::default() };
+        let qp = pd.create_qp(&cq, &cq, &options).unwrap();
+        qp.activate(QKEY).unwrap();
+        let mr = pd.reg_mr(4096, Access::ALL).unwrap();
+        (pd, cq, qp, mr)
+    };
+    let (a_pd, a_cq, a_qp, a_mr) = open_ud_qp(a);
+    let (b_pd, b_cq, b_qp, b_mr) = open_ud_qp(b);
+    for (i, gid) in b.gids().into_iter().enumerate() {
+        b_qp.post_recv(&RecvWr { wr_id: 1, sges: &[b_mr.sge(0..100)] }).unwrap();
+        a_qp.post_recv(&RecvWr { wr_id: 3, sges: &[a_mr.sge(0..100)] }).unwrap();
+        let av = AddressVector { sgid_index: i as u8, ..AddressVector::to(gid) };
+        let to = Some(a_pd.create_ah(&av).unwrap().to(b_qp.qpn(), QKEY));
+        a_qp.post_send(&SendWr { to, ..SendWr::send(2, &[a_mr.sge(100..110)]) }).unwrap();
+        let wc = b_cq.wait(TIMEOUT).unwrap();
+        assert_eq!((wc.wr_id, wc.grh, wc.over_ipv4), (1, true, gid.ip().is_ipv4()));
+        assert_eq!(a_cq.wait(TIMEOUT).unwrap().wr_id, 2);
+
+        let mut header = [0; grh::LEN];
+        b_mr.read(0, &mut header).unwrap();
+        let back = b_pd.create_ah_from_wc(&wc, &header).unwrap();
+        assert_eq!((usize::from(back.address().sgid_index), back.address().dgid), (i, a.gids()[i]));
+        b_qp.post_send(&SendWr {
+            to: Some(back.to(a_qp.qpn(), QKEY)),
+            ..SendWr::send(4, &[b_mr.sge(100..110)])
+        })
+        .unwrap();
+        assert_eq!(b_cq.wait(TIMEOUT).unwrap().wr_id, 4);
+        assert_eq!(a_cq.wait(TIMEOUT).unwrap().wr_id, 3);
+    }
+}
+
+#[test]
+fn two_devices_communicate_over_each_gid_at_once() {
+    let net = Veth::new(1500);
+    let host_addresses = [addresses(&net, 0, "v0"), addresses(&net, 1, "v1")];
+    for shards in [1, 2] {
+        let (a, b) = (open(&net, 0, "udp:v0", shards), open(&net, 1, "udp:v1", shards));
+        for ((context, ips), n) in [&a, &b].into_iter().zip(&host_addresses).zip(1..) {
+            let gids: Vec<IpAddr> = context.gids().iter().map(|gid| gid.ip()).collect();
+            assert_eq!(&gids, ips);
+            assert!(matches!(gids[0], IpAddr::V6(ip) if ip.is_unicast_link_local()), "{gids:?}");
+            assert_eq!(
+                gids[1..],
+                [format!("10.77.0.{n}"), format!("fd77::{n}")].map(|t| t.parse::<IpAddr>().unwrap())
+            );
+            assert_eq!(context.main_gid(), Some(1));
+        }
+        let pairs: Vec<_> = (0..3).map(|_| (node(&a), node(&b))).collect();
+        pairs.iter().enumerate().for_each(|(i, (a, b))| connect((a, i), (b, i)));
+        write_both_ways(&pairs);
+        exchange_datagrams(&a, &b);
+        assert_eq!((a.link_state().0.tx_dropped, b.link_state().0.tx_dropped), (0, 0));
+    }
+}
+
+#[test]
+fn same_address_on_two_interfaces_makes_two_devices() {
+    let net = Veth::new(1500);
+    let [a, b] = &net.names;
+    ip(&format!("-n {a} link add w0 type veth peer name w1 netns {b}"));
+    for (name, n, devices) in [(a, 7, ["v0", "w0"]), (b, 8, ["v1", "w1"])] {
+        for device in devices {
+            ip(&format!("-n {name} link set {device} up"));
+            ip(&format!("-n {name} addr add fe80::{n}/64 dev {device} nodad"));
+        }
+    }
+    let pairs = ["v", "w"].map(|prefix| {
+        let a = open(&net, 0, &format!("udp:fe80::7%{prefix}0"), 1);
+        let b = open(&net, 1, &format!("udp:fe80::8%{prefix}1"), 1);
+        assert_eq!(a.gids(), [Gid::from("fe80::7".parse::<IpAddr>().unwrap())]);
+        let (a, b) = (node(&a), node(&b));
+        connect((&a, 0), (&b, 0));
+        (a, b)
+    });
+    write_both_ways(&pairs);
+}
+
+#[test]
+fn tentative_address_is_waited_for() {
+    let net = Veth::new(1500);
+    addresses(&net, 0, "v0");
+    ip(&format!("-n {} addr add fd77::7/64 dev v0", net.names[0]));
+    let a = open(&net, 0, "udp:v0", 1);
+    let late = Gid::from("fd77::7".parse::<IpAddr>().unwrap());
+    let index = a.gids().iter().position(|gid| *gid == late).expect("fd77::7 is not in the GID table");
+    let b = open(&net, 1, "udp:fd77::2", 1);
+    let (a, b) = (node(&a), node(&b));
+    let options = ConnectOptions { sgid_index: Some(index as u8), ..ConnectOptions::default() };
+    a.qp.connect(&b.qp.endpoint(), &options).unwrap();
+    b.qp.connect(&a.qp.endpoint_at(index).unwrap(), &ConnectOptions::default()).unwrap();
+    write_both_ways(&[(a, b)]);
+}
+
+#[test]
+fn address_is_not_waited_for_without_carrier() {
+    let net = Veth::new(1500);
+    addresses(&net, 0, "v0");
+    ip(&format!("-n {} link set v1 down", net.names[1]));
+    ip(&format!("-n {} addr add fd77::7/64 dev v0", net.names[0]));
+    let start = Instant::now();
+    let gids = open(&net, 0, "udp:v0", 1).gids();
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(gids.iter().any(|gid| gid.ip() == "fd77::7".parse::<IpAddr>().unwrap()), "{gids:?}");
+}
+
+#[test]
+fn missing_interface_or_address_is_reported() {
+    let bind_error = |link: &str| match link.parse::<LinkSpec>().unwrap().bind(1) {
+        Err(e @ BindError::Udp(_)) => (e.to_string(), e.errno()),
+        other => panic!("{link}: {:?}", other.map(|_| ())),
+    };
+    let (text, errno) = bind_error("udp:no-such-one");
+    assert!(text.starts_with("interface 'no-such-one' does not exist, is down or has"), "{text}");
+    assert_eq!(errno, 19);
+    assert!(bind_error("udp:fd77::99%lo").0.starts_with("fd77::99 is not an address of"));
+}

@@ -1,0 +1,161 @@
+//! Tests of packet bursts in the transmit queue: when payload is copied, and how many bytes a burst holds.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+use support::{PD, Region};
+use urxe::memory::{Access, Accessor, HostSlice, Table};
+use urxe::transport::{BurstLimits, Payload, TxBurst, TxQueue};
+use urxe::wire::{Bth, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Packet, Psn, Qpn, icrc};
+
+fn flow() -> Flow {
+    Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 9)
+}
+
+/// Returns the headers of a SEND ONLY.
+fn headers() -> Headers {
+    Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() }
+}
+
+/// Registers memory and returns a slice of it.
+fn memory(table: &mut Table, len: usize) -> (Region, HostSlice) {
+    let region = Region::new(table, PD, len, 0x1000, Access::ALL);
+    let accessor = Accessor { pd: PD, qpn: Qpn::new(2) };
+    let slice = table.local(accessor, region.info.lkey, 0x1000, len as u32, Access::LOCAL_READ).unwrap();
+    (region, slice)
+}
+
+#[test]
+fn payload_is_copied_when_pushed_or_deferred_with_its_icrc() {
+    let mut table = Table::new();
+    for len in [0, 1, 512, 513, 4096] {
+        let (region, slice) = memory(&mut table, len);
+        region.write(0, &vec![1; len]);
+        for (new, is_deferred) in
+            [(TxQueue::new as fn(_) -> _, false), (TxQueue::with_deferred_icrc, len > 512)]
+        {
+            let mut queue = new(BurstLimits::SEGMENTED);
+            assert!(queue.is_empty());
+            queue.push(&flow(), headers(), Payload::Host(&[slice]));
+            assert!(!queue.is_empty());
+            let burst = queue.bursts().next().unwrap();
+            assert_eq!(burst.as_bytes().is_none(), is_deferred, "{len} bytes");
+            // The application may write at any time, and the ICRC must match the sent bytes in each case.
+            region.write(0, &vec![2; len]);
+            let mut bytes = Vec::new();
+            burst.copy_to(&mut bytes);
+            assert!(icrc::verify(&flow(), IpIdent::SENT, 0, &bytes));
+            let expected = if is_deferred { 2 } else { 1 };
+            assert_eq!(Packet::parse(&bytes).unwrap().payload(), vec![expected; len]);
+            region.write(0, &vec![1; len]);
+        }
+    }
+}
+
+#[test]
+fn burst_is_limited_to_the_bytes_of_the_link() {
+    // Packets of 116 bytes.
+    for (bytes, expected) in
+        [(231, &[1, 1, 1, 1, 1][..]), (232, &[2, 2, 1]), (347, &[2, 2, 1]), (348, &[3, 2])]
+    {
+        let mut queue = TxQueue::new(BurstLimits { bytes, packets: 64 });
+        (0..5).for_each(|_| queue.push(&flow(), headers(), Payload::Bytes(&[7; 100])));
+        assert_eq!(queue.bursts().map(|b| b.packets).collect::<Vec<_>>(), expected, "{bytes} bytes");
+    }
+}
+
+#[test]
+fn corrupted_packet_differs_in_one_bit_of_one_byte() {
+    let mut queue = TxQueue::new(BurstLimits::SINGLE);
+    let payload: Vec<u8> = (0..64u8).map(|i| i.wrapping_mul(5)).collect();
+    queue.push(&flow(), headers(), Payload::Bytes(&payload));
+    let mut packet = Vec::new();
+    queue.bursts().next().unwrap().copy_to(&mut packet);
+    for at in 0..packet.len() {
+        let mut corrupted = TxQueue::new(BurstLimits::SINGLE);
+        corrupted.push_raw(&flow(), 0, &packet, Some(at));
+        let mut bytes = Vec::new();
+        corrupted.bursts().next().unwrap().copy_to(&mut bytes);
+        let mut expected = packet.clone();
+        expected[at] ^= 0x20;
+        assert_eq!(bytes, expected);
+    }
+    // An index beyond the end corrupts no byte.
+    let mut intact = TxQueue::new(BurstLimits::SINGLE);
+    intact.push_raw(&flow(), 0, &packet, Some(packet.len()));
+    let mut bytes = Vec::new();
+    intact.bursts().next().unwrap().copy_to(&mut bytes);
+    assert_eq!(bytes, packet);
+}
+
+#[test]
+fn bytes_too_short_for_a_packet_are_copied_unchanged() {
+    // Too short for an ICRC behind a BTH, and moved to another index of a burst.
+    for len in [0, 3, ICRC_LEN, 15] {
+        let bytes: Vec<u8> = (0..len as u8).collect();
+        let mut queue = TxQueue::new(BurstLimits::SEGMENTED);
+        queue.push_raw(&flow(), 5, &bytes, None);
+        let mut moved = Vec::new();
+        queue.bursts().next().unwrap().copy_to(&mut moved);
+        assert_eq!(moved, bytes);
+    }
+}
+
+/// Returns the bytes of each burst, after a check that copying packet by packet has the same result.
+fn copied(queue: &TxQueue) -> Vec<Vec<u8>> {
+    let copy = |burst: TxBurst<'_>| {
+        let (mut at_once, mut one_by_one, mut copier) = (Vec::new(), Vec::new(), burst.copier());
+        burst.copy_to(&mut at_once);
+        let mut packets = 0;
+        while copier.copy_next(&mut one_by_one) {
+            packets += 1;
+        }
+        assert_eq!((packets, &one_by_one), (burst.packets, &at_once));
+        at_once
+    };
+    queue.bursts().map(copy).collect()
+}
+
+#[test]
+fn deferred_icrcs_match_the_immediate_ones() {
+    let mut table = Table::new();
+    let (region, slice) = memory(&mut table, 8192);
+    region.write(0, &(0..8192u32).map(|i| ((i * i) >> 7) as u8).collect::<Vec<_>>());
+    for lens in [&[4096, 4096, 1001][..], &[513], &[600, 300, 600], &[512, 512], &[4097, 4097, 4094], &[0]] {
+        let [immediate, deferred] = [TxQueue::new, TxQueue::with_deferred_icrc].map(|new| {
+            let mut queue = new(BurstLimits::SEGMENTED);
+            for len in lens {
+                let (first, rest) = slice.split_at(*len).0.split_at(len / 3);
+                queue.push(&flow(), headers(), Payload::Host(&[first, HostSlice::EMPTY, rest]));
+            }
+            copied(&queue)
+        });
+        assert_eq!(immediate, deferred, "{lens:?}");
+    }
+}
+
+#[test]
+fn bulk_send_equals_its_single_packets() {
+    let mut table = Table::new();
+    let (region, slice) = memory(&mut table, 12 << 10);
+    region.write(0, &(0..12 << 10u32).map(|i| ((i * i) >> 7) as u8).collect::<Vec<_>>());
+    for (new, each) in
+        [(TxQueue::new as fn(_) -> _, 4096), (TxQueue::with_deferred_icrc, 1024), (TxQueue::new, 256)]
+    {
+        let mut headers = headers();
+        headers.bth.psn = Psn::new(0xff_fffe);
+        let (mut bulk, mut single) = (new(BurstLimits::SEGMENTED), new(BurstLimits::SEGMENTED));
+        bulk.push_bulk(&flow(), headers, slice, each);
+        let mut rest = slice;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(each);
+            single.push(&flow(), headers, Payload::Host(&[now]));
+            headers.bth.psn += 1;
+            rest = later;
+        }
+        assert_eq!(
+            (copied(&bulk), bulk.packets(), bulk.bytes()),
+            (copied(&single), single.packets(), single.bytes())
+        );
+    }
+}

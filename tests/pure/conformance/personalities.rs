@@ -1,0 +1,417 @@
+//! Conformance cases: personalities. Some reject a work request when it is posted, others accept it; each row
+//! of the table has a test.
+
+use std::time::Duration;
+
+use urxe::memory::{AtomicOp, PdId};
+use urxe::nic::Personality;
+use urxe::transport::QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
+use urxe::transport::{
+    Destination, PostError, QpAttr, QpState, QpType, Quirks, SendFlags, SendWr, WcOpcode, WcStatus, WrData,
+    WrOp,
+};
+use urxe::verbs::{
+    self, Access, ConnectOptions, Context, ContextOptions, Fabric, FabricConfig, TestEndpoint,
+};
+use urxe::wire::RKey;
+
+use crate::bench::{Bench, QKEY, RQ, SQ, Setup, bad, flushed, ok};
+use crate::pkt::*;
+use crate::support;
+
+fn bench(p: Personality, change: impl FnOnce(&mut Setup)) -> Bench {
+    Bench::with(|s| {
+        s.quirks = p.quirks;
+        change(s);
+    })
+}
+
+/// Returns a bench with the personality `mlx5`, but without credits in every acknowledgement.
+fn mlx5(state: QpState) -> Bench {
+    let quirks = Quirks { credits: false, ..Personality::MLX5.quirks };
+    Bench::with(|s| (s.state, s.quirks) = (state, quirks))
+}
+
+/// Moves the QP from `state` to RTS.
+fn to_rts(b: &mut Bench, state: QpState) {
+    for step in [Init, Rtr, Rts].into_iter().filter(|step| *step as u32 > state as u32) {
+        let attr = b.attr(0, step);
+        b.modify(0, attr).unwrap();
+    }
+}
+
+/// Posts a work request of 8 bytes with an address handle of protection domain `pd`.
+fn post_with_handle(b: &mut Bench, wr_id: u64, op: WrOp, pd: PdId) -> Result<(), PostError> {
+    let Destination::Qp { av, qpn, qkey, .. } = b.to(QKEY) else {
+        panic!("the destination of a datagram is a QP")
+    };
+    let (sges, to) = ([b.mr.sge(0, 8)], Some(Destination::Qp { pd, av, qpn, qkey }));
+    b.post_on(0, &SendWr { wr_id, op, data: WrData::Sges(&sges), flags: SendFlags::SIGNALED, to })
+}
+
+const FETCH_ADD: AtomicOp = AtomicOp::FetchAdd(1);
+
+cases! {
+    operation_that_ud_lacks_fails_in_order => "lenient.deferred_error" {
+        let (va, rkey, own_pd) = (0, RKey(1), support::PD);
+        for (op, pd) in [
+            (WrOp::Write { va, rkey }, own_pd),
+            (WrOp::Read { va, rkey }, own_pd),
+            (WrOp::Atomic { va, rkey, op: FETCH_ADD }, own_pd),
+            (WrOp::LocalInv(rkey), own_pd),
+            (WrOp::Send, PdId(99)),
+        ] {
+            let mut b = bench(Personality::DEFAULT, |s| s.qp_type = QpType::Ud);
+            if op.is_local() {
+                let to = Some(b.to(QKEY));
+                b.post(1, WrOp::Send, 0, 8);
+                b.post_on(
+                    0,
+                    &SendWr { wr_id: 2, op, data: WrData::Sges(&[]), flags: SendFlags::default(), to },
+                )
+                .unwrap();
+            } else {
+                // In SQD a work request that will fail waits like any other.
+                b.post(1, WrOp::Send, 0, 8);
+                b.set_state(Sqd);
+                post_with_handle(&mut b, 2, op, pd).unwrap();
+                b.expect_nothing();
+                b.sends(&[]);
+                b.state(Sqd);
+                b.set_state(Rts);
+            }
+            b.post(3, WrOp::Send, 0, 8);
+            assert_eq!(b.sent().len(), 1, "{op:?}");
+            b.sends(&[ok(1, WcOpcode::Send, 8), bad(2, WcStatus::LocQpOpErr), flushed(3)]);
+            b.state(Sqe);
+            b.modify(0, QpAttr { state: Some(Rts), cur_state: Some(Sqe), ..QpAttr::default() }).unwrap();
+            b.post(4, WrOp::Send, 0, 8);
+            assert_eq!(b.sent().len(), 1);
+            b.sends(&[ok(4, WcOpcode::Send, 8)]);
+        }
+    }
+
+    operation_that_uc_lacks_fails_in_order => "lenient.deferred_error" {
+        for (p, state) in [(Personality::DEFAULT, Sqe), (Personality::RXE, Error)] {
+            let mut b = bench(p, |s| s.qp_type = QpType::Uc);
+            b.post(1, WrOp::Send, 0, 8);
+            b.post(2, WrOp::Read { va: 0, rkey: RKey(1) }, 0, 8);
+            assert_eq!(b.sent().len(), 1);
+            b.sends(&[ok(1, WcOpcode::Send, 8), bad(2, WcStatus::LocQpOpErr)]);
+            b.state(state);
+        }
+    }
+
+    excess_elements_and_xrc_target_sends_are_refused_by_every_personality => "lenient.deferred_error" {
+        for p in Personality::ALL {
+            let mut b = bench(p, |s| s.qp_type = QpType::Ud);
+            let sges = [b.mr.sge(0, 8); 5];
+            let error = b.post_sges(1, WrOp::Read { va: 0, rkey: RKey(1) }, &sges, SendFlags::SIGNALED);
+            let lenient = PostError::TooManySges { got: 5, max: 4 };
+            let strict = PostError::Unsupported(QpType::Ud, WcOpcode::RdmaRead);
+            assert_eq!(error, Err(if p.quirks.late_refusals { lenient } else { strict }));
+            let mut b = bench(p, |s| s.qp_type = QpType::XrcRecv);
+            let sge = [b.mr.sge(0, 8)];
+            let error = b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED);
+            assert_eq!(error, Err(PostError::Unsupported(QpType::XrcRecv, WcOpcode::Send)));
+        }
+    }
+
+    old_value_of_an_atomic_fills_8_bytes_of_longer_elements => "lenient.atomics" {
+        let quirks = Quirks { credits: false, ..Personality::DEFAULT.quirks };
+        let mut b = Bench::with(|s| s.quirks = quirks);
+        let (va, rkey) = (64, RKey(5));
+        let before = b.mr.read(0, 64);
+        for (n, sges) in
+            [vec![b.mr.sge(0, 24)], vec![b.mr.sge(0, 3), b.mr.sge(3, 40)]].into_iter().enumerate()
+        {
+            let (n, old) = (n as u32, 0x0102_0304_0506_0708 + n as u64);
+            b.post_sges(n.into(), WrOp::Atomic { va, rkey, op: FETCH_ADD }, &sges, SendFlags::SIGNALED)
+                .unwrap();
+            b.expect(&[fetch_add(SQ + n, (va, rkey), 1)]);
+            b.exchange(&[atomic_ack(SQ + n, n + 1, old)], &[]);
+            b.sends(&[ok(n.into(), WcOpcode::FetchAdd, 8)]);
+            assert_eq!(b.mr.read(0, 8), old.to_ne_bytes());
+            assert_eq!(b.mr.read(8, 56), before[8..]);
+        }
+        let seven = [b.mr.sge(0, 7)];
+        let error = b.post_sges(9, WrOp::Atomic { va, rkey, op: FETCH_ADD }, &seven, SendFlags::SIGNALED);
+        assert_eq!(error, Err(PostError::AtomicLength(7)));
+    }
+
+    sends_posted_before_rts_are_sent_with_the_next_post => "early.sends" {
+        for state in [Reset, Init, Rtr] {
+            let mut b = mlx5(state);
+            let (to, d) = (b.remote(2000, 0), b.mr.read(0, 600));
+            b.post(1, WrOp::Send, 0, 600);
+            b.post(2, WrOp::Write { va: to.0, rkey: to.1 }, 0, 1);
+            b.expect_nothing();
+            to_rts(&mut b, state);
+            b.expect_nothing();
+            b.advance(Duration::from_secs(100));
+            b.expect_nothing();
+            b.post(3, WrOp::Send, 0, 1);
+            // The PSNs and the path MTU are those of the connection, as if the work requests had been posted
+            // in RTS.
+            let mut all = message(256, &d, send, SQ);
+            all.push(write(Only, SQ + 3, (to.0, to.1, 1), &d[..1]));
+            all.push(send(Only, SQ + 4, &d[..1]));
+            let plain = |p: &Pkt| p.clone().ackreq(false);
+            assert_eq!(
+                b.sent().iter().map(plain).collect::<Vec<_>>(),
+                all.iter().map(plain).collect::<Vec<_>>()
+            );
+            b.exchange(&[ack(SQ + 4, 3)], &[]);
+            b.sends(&[ok(1, WcOpcode::Send, 600), ok(2, WcOpcode::RdmaWrite, 1), ok(3, WcOpcode::Send, 1)]);
+        }
+    }
+
+    sends_before_rts_are_dropped_by_reset_and_flushed_by_err => "early.sends" {
+        let mut b = mlx5(Init);
+        b.post(1, WrOp::Send, 0, 600);
+        b.set_state(Reset);
+        b.sends(&[]);
+        to_rts(&mut b, Reset);
+        b.post(2, WrOp::Send, 0, 1);
+        let d = b.mr.read(0, 1);
+        b.expect(&[send(Only, SQ, &d)]);
+        b.exchange(&[ack(SQ, 1)], &[]);
+        b.sends(&[ok(2, WcOpcode::Send, 1)]);
+        let mut b = mlx5(Rtr);
+        b.post(1, WrOp::Send, 0, 600);
+        b.set_state(Error);
+        b.sends(&[flushed(1)]);
+    }
+
+    read_posted_before_rts_without_resources_fails_in_order => "early.sends" {
+        let quirks = Quirks { credits: false, ..Personality::MLX5.quirks };
+        let mut b = Bench::with(|s| (s.state, s.quirks, s.max_rd) = (Init, quirks, 0));
+        b.post(1, WrOp::Send, 0, 1);
+        b.post(2, WrOp::Read { va: 0, rkey: RKey(1) }, 0, 8);
+        b.post(3, WrOp::Send, 0, 1);
+        to_rts(&mut b, Init);
+        b.post(4, WrOp::Send, 0, 1);
+        assert_eq!(b.sent().len(), 1);
+        b.sends(&[]);
+        b.exchange(&[ack(SQ, 1)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 1), bad(2, WcStatus::LocQpOpErr), flushed(3), flushed(4)]);
+        b.state(Error);
+    }
+
+    rxe_transmits_refused_send_with_the_next_post => "early.sends" {
+        let mut b = bench(Personality::RXE, |s| s.state = Init);
+        let sge = [b.mr.sge(0, 1)];
+        assert_eq!(b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED), Err(PostError::State(Init)));
+        to_rts(&mut b, Init);
+        b.expect_nothing();
+        b.post(2, WrOp::Send, 0, 1);
+        assert_eq!(b.sent().len(), 2);
+        b.exchange(&[ack(SQ + 1, 2)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 1), ok(2, WcOpcode::Send, 1)]);
+    }
+
+    receives_posted_in_reset_are_used_from_rtr_on => "early.receives" {
+        let mut b = mlx5(Reset);
+        b.recv(1, 0, 10);
+        to_rts(&mut b, Reset);
+        b.exchange(&[send(Only, RQ, &[1])], &[ack(RQ, 1)]);
+        b.recvs(&[ok(1, WcOpcode::Recv, 1)]);
+    }
+
+    tables_in_documentation_match_personality_data => "personality.rows" {
+        let all = Personality::ALL.map(|p| p.properties());
+        let line = |cells: &[&str]| format!("| {} |\n", cells.join(" | "));
+        let names = Personality::ALL.map(|p| p.name);
+        let mut table = line(&[&["what"], &names[..]].concat()) + &line(&["---"; 5]);
+        for (row, (name, _)) in all[0].iter().enumerate() {
+            let cells = [0, 1, 2, 3].map(|p| all[p][row].1.as_str());
+            if cells.iter().any(|cell| *cell != cells[0]) {
+                table += &line(&[&[*name], &cells[..]].concat());
+            }
+        }
+        let documented = include_str!("../../../src/nic/personality.md");
+        assert!(
+            documented == table,
+            "src/nic/personality.md differs from the personality data; replace it with:\n{table}"
+        );
+        assert!(
+            include_str!("../../../README.md").contains(&table),
+            "README.md lacks the personality table; insert:\n{table}"
+        );
+    }
+
+    each_row_of_the_table_has_the_observed_result => "personality.rows" {
+        for (row, (name, _)) in Personality::STRICT.properties().iter().enumerate() {
+            let all = Personality::ALL.map(|p| (p.properties().swap_remove(row).1, observe(name, p)));
+            for (a, b) in all.iter().flat_map(|a| all.iter().map(move |b| (a, b))) {
+                assert_eq!(a.0 == b.0, a.1 == b.1, "{name}: {all:?}");
+            }
+        }
+    }
+}
+
+/// Returns the observed result for a row of the table in a personality.
+fn observe(row: &str, p: Personality) -> String {
+    match row {
+        "least ACK timeout" => format!("{}", time_to_failure(p) >= Duration::from_millis(500)),
+        "end-to-end credits" => format!("{:?}", response(p, &[1]).h.aeth.syndrome),
+        "MigReq in packets" => format!("{}", response(p, &[1]).h.bth.mig_req),
+        "NAK of a message longer than its receive" => format!("{:?}", response(p, &[1; 5]).h.aeth.syndrome),
+        "ACK for several requests" => {
+            responses_to(p, |b| (0..2).map(|i| write(Only, RQ + i, b.remote(0, 1), &[1])).collect())
+                .0
+                .to_string()
+        }
+        "SEND with a packet of the wrong length" => {
+            responses_to(p, |_| vec![send(First, RQ, &[1; 100]), send(Last, RQ + 1, &[1])]).1.to_string()
+        }
+        "READs beyond max_dest_rd_atomic" => {
+            responses_to(p, |b| (0..6).map(|i| read(RQ + i, b.remote(0, 4))).collect()).1.to_string()
+        }
+        "ICRC of a FLUSH covers its headers" => format!("{:?}", flush_status_with_strict_peer(p)),
+        "IBV_WC_GRH" => {
+            let mut b = bench(p, |_| {});
+            b.recv(1, 0, 4);
+            b.deliver(&[send(Only, RQ, &[1])]);
+            let grh = b.raw_recv().grh;
+            discard(b);
+            grh.to_string()
+        }
+        // Affects only the drop-in library: `ibverbs/tests/programs/personalities.rs`.
+        "ibv_req_notify_cq behind a completion" => p.quirks.reports_missed_completions.to_string(),
+        "region of length 0 at a page boundary" => {
+            let pd = context(&virtual_fabric(), p).alloc_pd().unwrap();
+            pd.reg_mr(0, Access::LOCAL_WRITE).is_ok().to_string()
+        }
+        "atomic with more than 8 bytes of SGEs" => {
+            let mut b = bench(p, |_| {});
+            let (sge, op) = ([b.mr.sge(0, 16)], WrOp::Atomic { va: 0, rkey: RKey(1), op: FETCH_ADD });
+            let accepted = b.post_sges(1, op, &sge, SendFlags::SIGNALED).is_ok();
+            discard(b);
+            accepted.to_string()
+        }
+        "operation that the service lacks (READ on UD, ...), AH of another PD" => {
+            let failures = [(WrOp::Read { va: 0, rkey: RKey(1) }, support::PD), (WrOp::Send, PdId(99))].map(
+                |(op, pd)| {
+                    let mut b = bench(p, |s| s.qp_type = QpType::Ud);
+                    let accepted = post_with_handle(&mut b, 1, op, pd).is_ok();
+                    discard(b);
+                    accepted
+                },
+            );
+            format!("{failures:?}")
+        }
+        "send posted in RESET, INIT, RTR" => {
+            let results = [Reset, Init, Rtr].map(|state| {
+                let mut b = bench(p, |s| s.state = state);
+                let sge = [b.mr.sge(0, 8)];
+                let accepted = b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED).is_ok();
+                to_rts(&mut b, state);
+                let before_post = b.sent().len();
+                b.post(2, WrOp::Send, 0, 8);
+                let after_post = b.sent().len();
+                discard(b);
+                (accepted, before_post, after_post)
+            });
+            format!("{results:?}")
+        }
+        "receive posted in RESET" => {
+            let mut b = bench(p, |s| s.state = Reset);
+            let accepted = b.recv_sges(1, &[]).is_ok();
+            discard(b);
+            accepted.to_string()
+        }
+        "failed send of UC or UD: state" => {
+            let states = [QpType::Uc, QpType::Ud].map(|qp_type| {
+                let mut b = bench(p, |s| s.qp_type = qp_type);
+                // A key without an object.
+                let sge = [verbs::Sge { length: 8, ..verbs::Sge::default() }];
+                b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();
+                b.expect_nothing();
+                let state = b.nic.qp_state(b.qpns[0]);
+                discard(b);
+                state
+            });
+            format!("{states:?}")
+        }
+        // The limits that the device reports.
+        _ => {
+            let limits = context(&virtual_fabric(), p).query_device().limits;
+            let reported = Personality { limits, ..p }.properties();
+            reported.into_iter().find(|(name, _)| *name == row).expect("each other row is a limit").1
+        }
+    }
+}
+
+/// Discards the packets, completions and events that a case would have to expect.
+fn discard(mut b: Bench) {
+    b.sent();
+    let mut done = Vec::new();
+    b.send_cq.poll(usize::MAX, &mut done).unwrap();
+    b.recv_cq.poll(usize::MAX, &mut done).unwrap();
+    while b.next_event().is_some() {}
+}
+
+/// Returns the response to a SEND that is longer than its receive of 4 bytes.
+fn response(p: Personality, data: &[u8]) -> Pkt {
+    let mut b = bench(p, |_| {});
+    b.recv(1, 0, 4);
+    b.deliver(&[send(Only, RQ, data)]);
+    let got = b.sent().remove(0);
+    discard(b);
+    got
+}
+
+/// Returns the number of response packets to these requests, and the state of the QP after them.
+fn responses_to(p: Personality, requests: impl FnOnce(&Bench) -> Vec<Pkt>) -> (usize, QpState) {
+    let mut b = bench(p, |_| {});
+    b.recv(1, 0, 600);
+    let requests = requests(&b);
+    b.deliver(&requests);
+    let (count, state) = (b.sent().len(), b.nic.qp_state(b.qpns[0]).unwrap());
+    discard(b);
+    (count, state)
+}
+
+fn virtual_fabric() -> Fabric {
+    Fabric::virtual_time(FabricConfig::default()).unwrap()
+}
+
+fn context(fabric: &Fabric, personality: Personality) -> Context {
+    let options = ContextOptions { personality, ..ContextOptions::default() };
+    Context::on_port(fabric.port(&fabric.auto_address()).unwrap(), &options, |port| Box::new(port)).unwrap()
+}
+
+/// Returns options with the shortest timeout and no retry.
+fn no_retries() -> ConnectOptions {
+    ConnectOptions { timeout: verbs::AckTimeout::new(1), retry_cnt: 0, ..ConnectOptions::default() }
+}
+
+/// Returns the time after which a SEND to an unreachable peer fails.
+fn time_to_failure(p: Personality) -> Duration {
+    let fabric = virtual_fabric();
+    let node = TestEndpoint::new(context(&fabric, p)).unwrap();
+    let gid = "10.9.9.9".parse::<std::net::IpAddr>().unwrap().into();
+    node.qp.connect(&verbs::Endpoint { gid, ..node.qp.endpoint() }, &no_retries()).unwrap();
+    let begin = fabric.now();
+    node.qp.post_send(&SendWr::send(1, &[])).unwrap();
+    assert_eq!(node.cq.wait_any(TIMEOUT).unwrap().status, WcStatus::RetryExcErr);
+    fabric.now().since(begin)
+}
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Returns the status of a FLUSH to a peer with the personality `strict`.
+fn flush_status_with_strict_peer(p: Personality) -> WcStatus {
+    let fabric = virtual_fabric();
+    let [a, b] = [p, Personality::STRICT].map(|p| TestEndpoint::new(context(&fabric, p)).unwrap());
+    let access = Access::ALL | Access::FLUSH_GLOBAL;
+    let options = ConnectOptions { access, ..no_retries() };
+    for (one, other) in [(&a, &b), (&b, &a)] {
+        one.qp.connect(&other.qp.endpoint(), &options).unwrap();
+    }
+    let mr = b.pd.reg_mr(64, access).unwrap();
+    let placement = verbs::Placement { global: true, persistent: false };
+    a.qp.post_send(&SendWr::flush(1, mr.remote(0), 64, placement)).unwrap();
+    a.cq.wait_any(TIMEOUT).unwrap().status
+}
