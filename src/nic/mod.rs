@@ -32,11 +32,13 @@
 //! acknowledges the message.
 #![forbid(unsafe_code)]
 
+mod cq_handle;
 mod gsi;
 mod inject;
 mod multicast;
 mod outputs;
 mod path;
+mod peer_share;
 mod peers;
 mod personality;
 mod qpn_partition;
@@ -46,9 +48,10 @@ mod shard_id;
 mod srq;
 mod table;
 
+pub use cq_handle::CqHandle;
 pub use multicast::MulticastError;
 pub(crate) use multicast::MulticastTable;
-pub use outputs::{CqHandle, NicOutput};
+pub use outputs::NicOutput;
 pub use path::PortAddresses;
 pub use personality::{Limits, Personality};
 pub use qpn_partition::QpnPartition;

@@ -1,13 +1,10 @@
 //! Output queue of a NIC: completions and asynchronous events, until the driver takes them.
 
+use super::cq_handle::CqHandle;
 use super::srq::SrqTable;
 use super::table::Entry;
 use crate::transport::{AsyncEvent, Completion, Output};
 use crate::wire::Qpn;
-
-/// Completion queue, by the number that the driver has given it. The NIC only returns the number.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct CqHandle(pub u32);
 
 /// Completion or event that a call of the NIC leaves for its driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
+use super::peer_share::PeerShare;
 use super::table::Entry;
 use crate::wire::Qpn;
 
@@ -27,15 +28,6 @@ struct Peer {
     in_flight: u64,
     /// Window waiters: queue pairs blocked by the per-peer window, in order of arrival.
     waiting: VecDeque<Qpn>,
-}
-
-/// Share of a queue pair in the per-peer window.
-#[derive(Debug, Default)]
-pub(super) struct PeerShare {
-    peer: Option<usize>,
-    in_flight: u64,
-    /// The queue pair is in `waiting` or `unblocked`.
-    waits: bool,
 }
 
 impl PeerWindows {

@@ -1,6 +1,7 @@
 //! Table of shared receive queues.
 
-use super::{CqHandle, ShardId};
+use super::ShardId;
+use super::cq_handle::CqHandle;
 use crate::memory::PdId;
 use crate::transport::{RecvCaps, SharedReceives, SrqId, XrcdId};
 

@@ -2,8 +2,9 @@
 
 use std::cell::Cell;
 
-use super::peers::PeerShare;
-use super::{CqHandle, QpnPartition, ShardId};
+use super::cq_handle::CqHandle;
+use super::peer_share::PeerShare;
+use super::{QpnPartition, ShardId};
 use crate::transport::{Instant, QueuePair, SrqId};
 use crate::wire::{Permutation, Qpn};
 

@@ -1,7 +1,8 @@
 //! State that requester and responder of a queue pair share.
 
-use super::migration::Alternate;
-use super::{Completion, MigrationState, QpInit, QpState, QpType, Quirks, WcOpcode, WcStatus, XrcdId};
+use super::{
+    AlternatePath, Completion, MigrationState, QpInit, QpState, QpType, Quirks, WcOpcode, WcStatus, XrcdId,
+};
 use crate::memory::{Access, Accessor, PdId};
 use crate::wire::{
     AckTimeout, Bth, Flow, HeaderSet, Headers, Mtu, Opcode, Operation, PKey, Position, Psn, QKey, Qpn,
@@ -137,6 +138,23 @@ impl Connection {
     pub fn headers(&self, operation: Operation, position: Position, extra: HeaderSet, psn: Psn) -> Headers {
         Headers { bth: self.bth(operation, position, extra, psn), ..Headers::default() }
     }
+}
+
+/// Alternate path of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Alternate {
+    pub path: AlternatePath,
+    pub flow: Flow,
+    pub pkey: PKey,
+}
+
+/// Path classification of a received packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PathMatch {
+    /// Path in use.
+    Primary,
+    /// Alternate path.
+    Alternate,
 }
 
 /// Fatal failure: the queue pair must enter the error state.

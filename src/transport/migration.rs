@@ -1,26 +1,10 @@
 //! Automatic path migration (IBA 17.2.8): an alternate path, armed by both ends, that takes over when the
 //! primary fails.
 
+use super::connection::{Alternate, PathMatch};
 use super::qp::QueuePair;
-use super::{AlternatePath, AsyncEvent, Env, MigrationState, ModifyError, Output, QpAttr};
+use super::{AsyncEvent, Env, MigrationState, ModifyError, Output, QpAttr};
 use crate::wire::{Flow, PKey};
-
-/// Alternate path of a connection.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Alternate {
-    pub path: AlternatePath,
-    pub flow: Flow,
-    pub pkey: PKey,
-}
-
-/// Path classification of a received packet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PathMatch {
-    /// Path in use.
-    Primary,
-    /// Alternate path.
-    Alternate,
-}
 
 impl QueuePair {
     /// Reports whether an alternate path is loaded.

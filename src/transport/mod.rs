@@ -8,11 +8,15 @@
 mod burst;
 mod congestion;
 mod connection;
+mod counters;
 mod credits;
 mod env;
 mod event;
 mod fifo;
+mod ids;
+mod init;
 mod migration;
+mod output;
 mod pacer;
 mod qp;
 mod quirks;
@@ -21,28 +25,33 @@ mod recv_queue;
 mod requester;
 mod responder;
 mod send_queue;
+mod sge_list;
 mod srq;
 pub mod state;
 mod time;
+mod tuning;
 mod work;
 
 #[cfg(feature = "unstable-internals")]
 pub use burst::Copier;
 pub use burst::{BurstLimits, Payload, RxBurst, TxBurst, TxQueue};
-pub use env::{Counters, Env, Output, Tuning};
+pub use connection::PathMatch;
+pub use counters::Counters;
+pub use env::Env;
 pub use event::AsyncEvent;
-pub use migration::PathMatch;
-pub use qp::{Pending, QpInit, QueuePair};
+pub use ids::{SrqId, XrcdId};
+pub use init::{QpInit, RecvCaps, SendCaps};
+pub use output::Output;
+pub use qp::{Pending, QueuePair};
 pub use quirks::{EarlySends, Quirks};
 pub use recovery::TimerDeferral;
-pub use recv_queue::RecvCaps;
-pub use send_queue::SendCaps;
-pub use srq::{SharedReceives, SrqId, XrcdId};
+pub use srq::SharedReceives;
 pub use state::{
     AddressError, AddressVector, AlternatePath, AttrMask, MigrationState, ModifyError, QpAttr, QpState,
     QpType,
 };
 pub use time::{Instant, earliest};
+pub use tuning::Tuning;
 pub use work::{
     Completion, CqId, Destination, MAX_MESSAGE, Placement, PostBatchError, PostError, RecvWr, SendFlags,
     SendWr, Sge, WcOpcode, WcStatus, WrData, WrOp,

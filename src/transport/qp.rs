@@ -1,42 +1,15 @@
 //! Queue pairs: state changes, posting, packets and timers.
 
-use super::connection::{Connection, Fatal};
-use super::migration::{Alternate, PathMatch};
+use super::connection::{Alternate, Connection, Fatal, PathMatch};
 use super::pacer::{Pacer, Rate};
-use super::recv_queue::RecvCaps;
 use super::requester::Requester;
 use super::responder::{Responder, is_receiving};
-use super::send_queue::SendCaps;
 use super::{
     AddressError, AddressVector, AsyncEvent, Completion, Destination, EarlySends, Env, Instant, ModifyError,
-    Output, PostBatchError, PostError, QpAttr, QpState, QpType, Quirks, RecvWr, SendWr, SrqId, WcOpcode,
-    WcStatus, XrcdId, earliest, state,
+    Output, PostBatchError, PostError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, WcOpcode, WcStatus,
+    earliest, state,
 };
-use crate::memory::PdId;
-use crate::wire::{Flow, Mtu, Packet, Qpn, Transport};
-
-/// Creation parameters of a queue pair.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct QpInit {
-    /// Service type.
-    pub qp_type: QpType,
-    /// Protection domain.
-    pub pd: PdId,
-    /// Limits of the send queue.
-    pub send: SendCaps,
-    /// Limits of the receive queue; unused with a shared receive queue.
-    pub recv: RecvCaps,
-    /// Generates a completion for every send (`sq_sig_all`).
-    pub signal_all: bool,
-    /// Shared receive queue to take receives from; [`Env::srq`] is this queue in every step.
-    pub srq: Option<SrqId>,
-    /// XRC domain of the queue pair, instead of a protection domain (XRC target).
-    pub domain: Option<XrcdId>,
-    /// MTU of the port, which limits datagrams.
-    pub port_mtu: Mtu,
-    /// Quirks of the device.
-    pub quirks: Quirks,
-}
+use crate::wire::{Flow, Packet, Qpn, Transport};
 
 /// Kind of packets that a queue pair has to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

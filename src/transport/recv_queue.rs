@@ -1,18 +1,9 @@
 //! Receive queue of a queue pair, or of a shared receive queue.
 
 use super::fifo::Fifo;
-use super::send_queue::gather;
-use super::{PostError, RecvWr, Sge};
+use super::sge_list::gather;
+use super::{PostError, RecvCaps, RecvWr, Sge};
 use crate::memory::{Access, AccessError, Accessor, Table};
-
-/// Limits of a receive queue, fixed at creation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct RecvCaps {
-    /// Maximum number of outstanding work requests.
-    pub max_wr: u32,
-    /// Maximum number of scatter/gather elements per work request.
-    pub max_sge: u32,
-}
 
 #[derive(Debug, Clone, Copy)]
 struct RecvWqe {

@@ -1,36 +1,13 @@
 //! Send queue: work requests from posting to completion.
 
+use super::congestion::packet_cost;
 use super::connection::Connection;
 use super::fifo::Fifo;
+use super::sge_list::gather;
 use super::work::MAX_MESSAGE;
-use super::{Destination, PostError, SendFlags, SendWr, Sge, SrqId, WrData, WrOp};
+use super::{Destination, PostError, SendCaps, SendFlags, SendWr, Sge, SrqId, WrData, WrOp};
 use crate::memory::{AccessError, Accessor, Faulted, HostSlice, Table};
 use crate::wire::{Flow, Mtu, Psn, QKey, Qpn};
-
-/// Flight cost of a packet beyond its payload.
-const HEADER_COST: u64 = 128;
-
-/// Minimum flight cost of a packet: a socket buffer charges hardly less for a short packet that arrives alone
-/// (measured with the udp link, [`crate::link::udp::MIN_CHARGE`]).
-const LEAST_COST: u64 = 1024;
-
-/// Returns the flight cost of a packet with `payload` bytes: its estimated share of the peer's receive
-/// buffer.
-pub(super) const fn packet_cost(payload: u64) -> u64 {
-    let cost = payload + HEADER_COST;
-    if cost < LEAST_COST { LEAST_COST } else { cost }
-}
-
-/// Limits of a send queue, fixed at creation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SendCaps {
-    /// Maximum number of outstanding work requests.
-    pub max_wr: u32,
-    /// Maximum number of scatter/gather elements per work request.
-    pub max_sge: u32,
-    /// Maximum number of inline bytes per work request.
-    pub max_inline: u32,
-}
 
 /// Position of a work request in the packet stream: message number, PSNs and flight cost.
 struct Place {
@@ -389,30 +366,6 @@ impl SendQueue {
         self.inline.clear();
         self.destinations.clear();
     }
-}
-
-/// Calls `each` with every part (element, address, length) of bytes `at..at + len` of a list of elements.
-pub(super) fn gather<'a, E>(
-    sges: impl Iterator<Item = &'a Sge>,
-    at: u32,
-    len: u32,
-    mut each: impl FnMut(&Sge, u64, u32) -> Result<(), E>,
-) -> Result<(), E> {
-    let (mut skip, mut left) = (at, len);
-    for sge in sges {
-        if left == 0 {
-            break;
-        }
-        if skip >= sge.length {
-            skip -= sge.length;
-            continue;
-        }
-        let n = left.min(sge.length - skip);
-        each(sge, sge.addr.wrapping_add(skip as u64), n)?;
-        left -= n;
-        skip = 0;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

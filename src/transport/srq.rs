@@ -1,16 +1,8 @@
 //! Shared receive queues.
 
-use super::recv_queue::{Receive, RecvCaps, RecvQueue};
-use super::{AsyncEvent, Output, PostError, RecvWr};
+use super::recv_queue::{Receive, RecvQueue};
+use super::{AsyncEvent, Output, PostError, RecvCaps, RecvWr, SrqId, XrcdId};
 use crate::memory::PdId;
-
-/// Handle of a shared receive queue, unique in its NIC: 24 bits, as in XRC packets.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct SrqId(pub u32);
-
-/// Handle of an XRC domain, unique in its NIC.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct XrcdId(pub u32);
 
 /// Shared receive queue: receives that several queue pairs share; each message consumes the oldest.
 #[derive(Debug)]

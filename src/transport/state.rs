@@ -3,7 +3,6 @@
 use std::fmt;
 use std::ops::BitOr;
 
-use super::WrOp;
 use crate::memory::Access;
 use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RnrTimer};
 
@@ -27,18 +26,6 @@ impl QpType {
     /// Reports whether the service has exactly one peer.
     pub const fn is_connected(self) -> bool {
         !matches!(self, QpType::Ud)
-    }
-
-    /// Reports whether the service supports an operation (IBA table 45).
-    pub const fn offers(self, op: &WrOp) -> bool {
-        match op {
-            _ if matches!(self, QpType::XrcRecv) => false,
-            WrOp::Send | WrOp::SendWithImm(_) => true,
-            WrOp::Write { .. } | WrOp::WriteWithImm { .. } => self.is_connected(),
-            WrOp::BindMw(_) | WrOp::RegMr(_) | WrOp::LocalInv(_) => self.is_connected(),
-            WrOp::SendWithInv(_) | WrOp::AtomicWrite { .. } | WrOp::Flush { .. } => self.is_reliable(),
-            WrOp::Read { .. } | WrOp::Atomic { .. } => self.is_reliable(),
-        }
     }
 
     /// Reports whether the service acknowledges packets.

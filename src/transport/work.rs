@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::QpType;
 use crate::memory::{Access, AtomicOp, Bind, FastReg, PdId, WindowKind};
 use crate::wire::opcode::HeaderSet;
 use crate::wire::{Feth, LKey, Operation, QKey, Qpn, RKey};
@@ -487,7 +488,7 @@ pub enum PostError {
     NoPlacement,
     /// The service does not support this operation.
     #[error("a {0:?} QP does not support {1:?}")]
-    Unsupported(super::QpType, WcOpcode),
+    Unsupported(QpType, WcOpcode),
     /// The destination does not fit the service: UD needs a QP, XRC a shared receive queue, other services none.
     #[error(
         "the destination does not fit the service: UD needs a QP, XRC a shared receive queue, other services none"
@@ -512,4 +513,18 @@ pub enum PostError {
     /// The QP was configured without READ and atomic resources.
     #[error("READs and atomics need max_rd_atomic above 0")]
     NoReadResources,
+}
+
+impl QpType {
+    /// Reports whether the service supports an operation (IBA table 45).
+    pub const fn offers(self, op: &WrOp) -> bool {
+        match op {
+            _ if matches!(self, QpType::XrcRecv) => false,
+            WrOp::Send | WrOp::SendWithImm(_) => true,
+            WrOp::Write { .. } | WrOp::WriteWithImm { .. } => self.is_connected(),
+            WrOp::BindMw(_) | WrOp::RegMr(_) | WrOp::LocalInv(_) => self.is_connected(),
+            WrOp::SendWithInv(_) | WrOp::AtomicWrite { .. } | WrOp::Flush { .. } => self.is_reliable(),
+            WrOp::Read { .. } | WrOp::Atomic { .. } => self.is_reliable(),
+        }
+    }
 }

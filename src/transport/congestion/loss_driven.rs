@@ -1,7 +1,7 @@
 //! A congestion window driven by losses: the window of the link, reduced where packets are lost.
 
+use super::cost::packet_cost;
 use super::{Controller, PathState};
-use crate::transport::send_queue::packet_cost;
 use crate::wire::Mtu;
 
 /// Upper bound of the window as a fraction (1/`LOSS_INTERVAL_PARTS`) of the data delivered between two

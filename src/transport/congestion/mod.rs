@@ -4,9 +4,11 @@
 //! sends nothing and has no timers. The requester compares what it has in flight with the window before each
 //! packet.
 
+mod cost;
 mod loss_driven;
 
 use crate::wire::Mtu;
+pub use cost::packet_cost;
 pub use loss_driven::LossDriven;
 
 /// Congestion control of one queue pair.

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use super::{Cursor, Requester, ack_request};
 use crate::memory::AtomicOp;
-use crate::transport::congestion::Controller;
+use crate::transport::congestion::{Controller, packet_cost};
 use crate::transport::connection::Connection;
 use crate::transport::recovery::Probe;
-use crate::transport::send_queue::{SendWqe, packet_cost};
+use crate::transport::send_queue::SendWqe;
 use crate::transport::{Env, Instant, Output, Payload, QpState, Tuning, WcStatus, WrOp};
 use crate::wire::{AtomicEth, Deth, Feth, HeaderSet, Headers, Operation, Position, Reth};
 

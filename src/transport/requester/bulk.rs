@@ -3,9 +3,8 @@
 use super::build::{MAX_PSNS, request_headers};
 use super::{Cursor, Requester, ack_request};
 use crate::transport::Env;
-use crate::transport::congestion::Controller;
+use crate::transport::congestion::{Controller, packet_cost};
 use crate::transport::connection::Connection;
-use crate::transport::send_queue::packet_cost;
 use crate::wire::Position;
 
 /// Minimum number of packets of a bulk send; fewer are sent one by one.

@@ -20,8 +20,8 @@ use super::congestion::{LossDriven, PathState};
 use super::connection::{Connection, Fatal};
 use super::credits::CreditLimit;
 use super::recovery::Recovery;
-use super::send_queue::{Datagram, Mark, SendCaps, SendQueue};
-use super::{Completion, Destination, Env, Instant, Output, PostError, QpState, SendWr, WcStatus};
+use super::send_queue::{Datagram, Mark, SendQueue};
+use super::{Completion, Destination, Env, Instant, Output, PostError, QpState, SendCaps, SendWr, WcStatus};
 use crate::wire::{Flow, Mtu, Psn};
 
 /// Flight cost that keeps a peer busy while as much again is batched.

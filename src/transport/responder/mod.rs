@@ -15,8 +15,7 @@ mod unreliable;
 use std::collections::VecDeque;
 
 use super::connection::{Connection, Fatal};
-use super::recv_queue::RecvCaps;
-use super::{AsyncEvent, Env, Output, PostError, QpState, QpType, RecvWr, SrqId};
+use super::{Env, Output, PostError, QpState, QpType, RecvCaps, RecvWr, SrqId};
 use crate::memory::{Accessor, PdId};
 use crate::wire::{Flow, Operation, Packet, Psn, Reth, Syndrome};
 use nak_reason::NakReason;
@@ -389,6 +388,3 @@ fn accessor(conn: &Connection, env: &Env<'_>) -> Accessor {
 pub(super) fn is_receiving(state: QpState) -> bool {
     matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
 }
-
-/// Constructor of an asynchronous event of a queue pair.
-type EventOf = fn(crate::wire::Qpn) -> AsyncEvent;

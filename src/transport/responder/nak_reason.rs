@@ -1,9 +1,11 @@
 //! NAK reasons of a responder and their consequences: the error classes of IBA 9.9.3 in one table.
 
-use super::EventOf;
 use crate::transport::connection::Connection;
 use crate::transport::{AsyncEvent, Counters, WcStatus};
-use crate::wire::{NakCode, Syndrome};
+use crate::wire::{NakCode, Qpn, Syndrome};
+
+/// Constructor of an asynchronous event of a queue pair.
+pub type EventOf = fn(Qpn) -> AsyncEvent;
 
 /// Reason why a request is not executed (NAK reason, error class).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

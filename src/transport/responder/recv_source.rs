@@ -3,8 +3,10 @@
 use crate::memory::{AccessError, Accessor};
 use crate::transport::connection::Connection;
 use crate::transport::credits;
-use crate::transport::recv_queue::{Receive, RecvCaps, RecvQueue};
-use crate::transport::{AsyncEvent, Completion, Env, Output, PostError, RecvWr, SrqId, WcOpcode, WcStatus};
+use crate::transport::recv_queue::{Receive, RecvQueue};
+use crate::transport::{
+    AsyncEvent, Completion, Env, Output, PostError, RecvCaps, RecvWr, SrqId, WcOpcode, WcStatus,
+};
 
 #[derive(Debug)]
 pub(super) struct RecvSource {

@@ -1,0 +1,48 @@
+//! Parameters with which a queue pair is created.
+
+use super::{QpType, Quirks, SrqId, XrcdId};
+use crate::memory::PdId;
+use crate::wire::Mtu;
+
+/// Limits of a send queue, fixed at creation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SendCaps {
+    /// Maximum number of outstanding work requests.
+    pub max_wr: u32,
+    /// Maximum number of scatter/gather elements per work request.
+    pub max_sge: u32,
+    /// Maximum number of inline bytes per work request.
+    pub max_inline: u32,
+}
+
+/// Limits of a receive queue, fixed at creation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RecvCaps {
+    /// Maximum number of outstanding work requests.
+    pub max_wr: u32,
+    /// Maximum number of scatter/gather elements per work request.
+    pub max_sge: u32,
+}
+
+/// Creation parameters of a queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QpInit {
+    /// Service type.
+    pub qp_type: QpType,
+    /// Protection domain.
+    pub pd: PdId,
+    /// Limits of the send queue.
+    pub send: SendCaps,
+    /// Limits of the receive queue; unused with a shared receive queue.
+    pub recv: RecvCaps,
+    /// Generates a completion for every send (`sq_sig_all`).
+    pub signal_all: bool,
+    /// Shared receive queue to take receives from; [`Env::srq`](super::Env::srq) is this queue in every step.
+    pub srq: Option<SrqId>,
+    /// XRC domain of the queue pair, instead of a protection domain (XRC target).
+    pub domain: Option<XrcdId>,
+    /// MTU of the port, which limits datagrams.
+    pub port_mtu: Mtu,
+    /// Quirks of the device.
+    pub quirks: Quirks,
+}

@@ -1,0 +1,27 @@
+//! Lists of scatter/gather elements.
+
+use super::Sge;
+
+/// Calls `each` with every part (element, address, length) of bytes `at..at + len` of a list of elements.
+pub(super) fn gather<'a, E>(
+    sges: impl Iterator<Item = &'a Sge>,
+    at: u32,
+    len: u32,
+    mut each: impl FnMut(&Sge, u64, u32) -> Result<(), E>,
+) -> Result<(), E> {
+    let (mut skip, mut left) = (at, len);
+    for sge in sges {
+        if left == 0 {
+            break;
+        }
+        if skip >= sge.length {
+            skip -= sge.length;
+            continue;
+        }
+        let n = left.min(sge.length - skip);
+        each(sge, sge.addr.wrapping_add(skip as u64), n)?;
+        left -= n;
+        skip = 0;
+    }
+    Ok(())
+}
