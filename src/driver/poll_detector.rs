@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn distrust_doubles_with_each_missed_packet_and_resets_after_good_behaviour() {
+    fn distrust_time_doubles_with_each_missed_packet_and_resets_after_longer_polling() {
         let (mut poll_detector, mut now) = (PollDetector::default(), Instant(1_000_000_000));
         let mut last = Duration::ZERO;
         for _ in 0..12 {

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_up() {
+    fn loopback_interface_is_reported_up() {
         let lo = pnet_datalink::interfaces().into_iter().find(|i| i.is_loopback()).unwrap();
         let mut link_state = LinkStateMonitor::open([lo.index]).unwrap();
         assert_eq!(link_state.is_up(), lo.is_up());

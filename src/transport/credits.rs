@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_wrap() {
+    fn credit_limit_wraps_at_24_bits() {
         let limit = CreditLimit::new(0xff_fffe, 3);
         assert_eq!(limit, CreditLimit::Upto(1));
         assert!(!limit.excludes(0xff_ffff) && !limit.excludes(0) && !limit.excludes(1));

@@ -98,7 +98,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn distance_undoes_addition(start in 0u32..Psn::SPACE, n in 0u32..(1 << 23)) {
+        fn distance_to_sum_is_the_addend(start in 0u32..Psn::SPACE, n in 0u32..(1 << 23)) {
             let a = Psn::new(start);
             prop_assert_eq!((a + n).since(a), n as i32);
             prop_assert_eq!((a + n) - n, a);

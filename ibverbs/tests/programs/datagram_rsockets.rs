@@ -146,7 +146,7 @@ fn invalid_calls_are_refused() {
 
 /// Runs in a network namespace of its own with two IPv6 addresses; see `rsockets.rs`.
 #[test]
-fn over_ipv6() {
+fn udpong_over_ipv6_receives_its_datagrams() {
     let script = r#"
         ip link set lo up && ip addr add fd77::1/128 dev lo nodad && ip addr add fd77::2/128 dev lo nodad || exit 3
         "$URXE" run --ip fd77::1 -- "$PROGRAM" serve fd77::1 7000 & server=$!
@@ -332,7 +332,7 @@ fn invalid_datagrams_of_a_queue_pair_are_dropped_without_loss_of_others() {
 
 /// Runs udpong and checks that the client prints its measurement. The server never ends by itself.
 #[test]
-fn udpong_with_each_kind_of_call() {
+fn udpong_receives_its_datagrams_with_each_kind_of_call() {
     let kinds: [&[&str]; 6] = [
         &["-S", "64", "-C", "1000", "-T", "e"],
         &["-S", "2000", "-C", "500", "-T", "e", "-T", "b"],

@@ -43,20 +43,20 @@ fn finding_in_the_library_is_recognised() {
 }
 
 #[test]
-fn ping_pong() {
+fn memcheck_of_pingpong_reports_no_errors() {
     check_no_findings("ibv_rc_pingpong", &["-g", "0", "-n", "50", "-c"]);
     check_no_findings("ibv_ud_pingpong", &["-g", "0", "-n", "50", "-e"]);
 }
 
 #[test]
-fn perftest() {
+fn memcheck_of_perftest_reports_no_errors() {
     // Valgrind runs one thread at a time, so acknowledgements may be late; the ACK timeout is four seconds.
     check_no_findings("ib_write_bw", &["-F", "-n", "20", "-s", "4096", "-u", "20"]);
     check_no_findings("ib_write_lat", &["-F", "-n", "20", "-u", "20"]);
 }
 
 #[test]
-fn connections() {
+fn memcheck_of_connections_reports_no_errors() {
     let (library, connections) = (Library::new(), CProgram::build("connections"));
     for run_case in ["private data", "rejected", "unacknowledged", "endpoints", "migrated", "refused"] {
         let [address, _] = addresses();

@@ -116,7 +116,7 @@ fn run_all(programs: &[&str], cases: &[&str]) {
 }
 
 #[test]
-fn send_bw() {
+fn send_bw_reports_a_bandwidth() {
     // UD and UC have no flow control, so these cases send no more messages than fit into a socket buffer.
     run_all(
         &["ib_send_bw"],
@@ -152,7 +152,7 @@ fn send_bw() {
 }
 
 #[test]
-fn write_bw() {
+fn write_bw_reports_a_bandwidth() {
     run_all(
         &["ib_write_bw"],
         &[
@@ -193,7 +193,7 @@ fn read_and_atomic_bw() {
 }
 
 #[test]
-fn latency() {
+fn latency_programs_report_latencies() {
     run_all(
         &["ib_send_lat"],
         &["-n 200 -c UC", "-n 200 -c UD -s 1024", "-n 200 -s 64 --inline_size 64", "-n 200 --use-srq"],
@@ -215,7 +215,7 @@ fn latency_of_all_sizes() {
 }
 
 #[test]
-fn for_three_seconds() {
+fn duration_option_ends_the_test_after_three_seconds() {
     run_all(&["ib_write_bw", "ib_send_bw", "ib_read_lat"], &["-D 3"]);
 }
 
@@ -228,7 +228,7 @@ fn connected_by_the_connection_manager() {
 
 /// Runs in a network namespace of its own with two IPv6 addresses.
 #[test]
-fn over_ipv6() {
+fn perftest_over_ipv6_succeeds() {
     let script = r#"
         two_ipv6_addresses
         for case in "ib_write_bw --ipv6 -n 50" "ib_send_bw --ipv6 -n 50 -c UC" "ib_send_lat -x 0 -n 50 -c UD -s 1024" \

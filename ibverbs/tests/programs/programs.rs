@@ -66,7 +66,7 @@ fn udp_port_in_use_is_reported() {
 }
 
 #[test]
-fn rc_pingpong() {
+fn rc_pingpong_completes_its_iterations() {
     for args in [
         &[][..],
         &["-e"],
@@ -88,28 +88,28 @@ fn rc_pingpong() {
 }
 
 #[test]
-fn uc_pingpong() {
+fn uc_pingpong_completes_its_iterations() {
     for args in [&[][..], &["-e"]] {
         assert_eq!(pingpong("ibv_uc_pingpong", args).matches("iters in").count(), 2);
     }
 }
 
 #[test]
-fn ud_pingpong() {
+fn ud_pingpong_completes_its_iterations() {
     for args in [&[][..], &["-e"]] {
         assert_eq!(pingpong("ibv_ud_pingpong", args).matches("iters in").count(), 2);
     }
 }
 
 #[test]
-fn srq_pingpong() {
+fn srq_pingpong_completes_its_iterations() {
     for args in [&[][..], &["-e"], &["-q", "8"]] {
         assert_eq!(pingpong("ibv_srq_pingpong", args).matches("iters in").count(), 2);
     }
 }
 
 #[test]
-fn xsrq_pingpong() {
+fn xsrq_pingpong_completes_its_iterations() {
     for args in [&[][..], &["-e"]] {
         let printed = pingpong("ibv_xsrq_pingpong", args);
         assert_eq!(printed.matches("success").count(), 2, "{printed}");

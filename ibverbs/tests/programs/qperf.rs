@@ -45,19 +45,19 @@ fn with_options(options: &[&str], kind: &str, names: &[&str]) {
 }
 
 #[test]
-fn bandwidth() {
+fn qperf_bandwidth_tests_report_bandwidths() {
     tests("bw", &["rc_bi_bw", "rc_bw", "rc_rdma_read_bw", "rc_rdma_write_bw"]);
     tests("recv_bw", &["uc_bi_bw", "uc_bw", "uc_rdma_write_bw", "ud_bi_bw", "ud_bw"]);
 }
 
 #[test]
-fn latency() {
+fn qperf_latency_tests_report_latencies() {
     tests("latency", &["rc_lat", "rc_rdma_read_lat", "rc_rdma_write_lat", "rc_rdma_write_poll_lat"]);
     tests("latency", &["uc_lat", "uc_rdma_write_lat", "uc_rdma_write_poll_lat", "ud_lat"]);
 }
 
 #[test]
-fn atomics() {
+fn qperf_atomic_tests_report_rates() {
     tests("msg_rate", &["rc_compare_swap_mr", "rc_fetch_add_mr", "ver_rc_compare_swap", "ver_rc_fetch_add"]);
 }
 

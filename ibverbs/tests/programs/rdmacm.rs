@@ -61,7 +61,7 @@ fn rping<'a>(args: &[&'a str]) -> Endpoints<'a> {
 }
 
 #[test]
-fn rping_pings() {
+fn rping_verifies_its_data() {
     rping(&["-C", "100", "-v", "-V"]).succeed("ping data: rdma-ping-99");
 }
 
@@ -104,14 +104,14 @@ fn endpoints<'a>(program: &'a str, port_space: u16, args: &[&'a str]) -> Endpoin
 }
 
 #[test]
-fn ucmatose() {
+fn ucmatose_transfers_its_messages() {
     endpoints("ucmatose", TCP_PORTS, &[]).succeed("return status 0");
     endpoints("ucmatose", TCP_PORTS, &["-c", "20", "-C", "10", "-S", "1000"]).succeed("return status 0");
     endpoints("ucmatose", TCP_PORTS, &["-c", "3", "-m", "-t", "8"]).succeed("return status 0");
 }
 
 #[test]
-fn udaddy() {
+fn udaddy_transfers_its_datagrams() {
     // udaddy interprets -p as the number of its port space, and has a fixed port.
     for args in [&[][..], &["-c", "8", "-C", "5"]] {
         let [a, b] = addresses();
@@ -149,7 +149,7 @@ fn rdma_xclient_connects_to_rdma_xserver() {
 
 /// Makes a thousand connections at once. The server never ends by itself.
 #[test]
-fn cmtime() {
+fn cmtime_reports_the_time_of_each_step() {
     let [a, b] = addresses();
     for (server, client) in [(&a, &b), (&a, &a)] {
         let (library, port) = (Library::new(), port());
@@ -179,7 +179,7 @@ fn wait_for_group(group: Ipv4Addr) {
 }
 
 #[test]
-fn mckey() {
+fn mckey_receives_its_multicast_messages() {
     for (n, args) in
         [&["-C", "10", "-S", "1000"][..], &["-C", "5", "-c", "4"], &["-C", "5", "-l"]].into_iter().enumerate()
     {
@@ -207,7 +207,7 @@ fn mckey() {
 
 /// Runs in a network namespace of its own with two IPv6 addresses.
 #[test]
-fn over_ipv6() {
+fn rdmacm_programs_succeed_over_ipv6() {
     let script = r#"
         two_ipv6_addresses
         both() {

@@ -53,7 +53,7 @@ fn succeed(program: &str, all: &[&[&str]]) {
 }
 
 #[test]
-fn rstream_with_each_kind_of_call() {
+fn rstream_succeeds_with_each_kind_of_call() {
     let kinds: [&[&str]; 4] = [&["-T", "b"], &["-T", "n"], &["-T", "a"], &["-T", "r"]];
     for kind in kinds {
         let sizes: [&[&str]; 3] = [
@@ -73,7 +73,7 @@ fn rstream_with_small_buffers() {
 }
 
 #[test]
-fn riostream() {
+fn riostream_transfers_its_data() {
     let sizes: [&[&str]; 3] = [
         &["-S", "64", "-C", "100", "-I", "3"],
         &["-S", "100000", "-C", "5", "-I", "2"],
@@ -85,7 +85,7 @@ fn riostream() {
 }
 
 #[test]
-fn rcopy() {
+fn rcopy_copies_a_file() {
     let (library, port, [a, b], dir) = (Library::new(), port(), addresses(), tempfile::tempdir().unwrap());
     let number = port.to_string();
     let [source, copy] = ["source", "copy"].map(|name| dir.path().join(name).to_str().unwrap().to_owned());
@@ -131,7 +131,7 @@ fn tcp_program_uses_rdma_with_the_preloaded_library() {
 
 /// Runs in a network namespace of its own with two IPv6 addresses.
 #[test]
-fn over_ipv6() {
+fn rsockets_programs_succeed_over_ipv6() {
     let script = r#"
         two_ipv6_addresses
         both() {

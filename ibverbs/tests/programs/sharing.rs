@@ -192,7 +192,7 @@ fn stopped_program_keeps_its_lease_under_a_new_steward() {
 }
 
 #[test]
-fn programs_of_other_users_are_refused_unless_told_otherwise() {
+fn programs_of_other_users_are_refused_without_any_user() {
     if !nix::unistd::geteuid().is_root() {
         assert!(std::env::var_os("CI").is_none(), "requires root to run as two users");
         println!("skipped, requires root: programs_of_other_users_are_refused_unless_told_otherwise");

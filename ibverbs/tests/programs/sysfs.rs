@@ -85,7 +85,7 @@ fn library_reports_its_sysfs_path() {
 }
 
 #[test]
-fn existing_preloads_are_kept_and_none_is_added_twice() {
+fn preload_is_added_once_beside_existing_ones() {
     let [address, _] = addresses();
     let mut command = urxe(&["run", "--ip", &address, "--", "sh", "-c"]);
     // Every machine has libm, and the loader finds it without a path.

@@ -105,7 +105,7 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn tagged_messages() {
+fn ucx_tagged_messages_arrive() {
     run_over_both("tag_lat", "64");
     run_over_both("tag_bw", "4096");
     run_over_both("tag_sync_lat", "4096");
@@ -113,7 +113,7 @@ fn tagged_messages() {
 
 /// Messages above the eager threshold are read or written by the side that is ready for them (rendezvous).
 #[test]
-fn long_messages() {
+fn ucx_long_messages_arrive() {
     for transports in ["rc", "ud_verbs"] {
         run(transports, &["-t", "tag_bw", "-s", "100000"]);
     }
@@ -129,14 +129,14 @@ fn streams_and_active_messages() {
 }
 
 #[test]
-fn remote_memory() {
+fn ucx_puts_and_gets_succeed() {
     run_over_both("ucp_put_bw", "4096");
     run_over_both("ucp_put_lat", "64");
     run_over_both("ucp_get", "4096");
 }
 
 #[test]
-fn atomics() {
+fn ucx_atomics_succeed() {
     for test in ["ucp_add", "ucp_fadd", "ucp_cswap"] {
         run_over_both(test, "8");
     }
@@ -147,7 +147,7 @@ fn atomics() {
 /// UCX does not poll again after it has requested an event, so the event has to be raised for completions
 /// that are already there.
 #[test]
-fn sleeping_for_events() {
+fn ucx_wakes_from_sleep_for_events() {
     for transports in ["rc", "ud_verbs"] {
         for test in ["tag_lat", "ucp_am_bw"] {
             run(transports, &["-t", test, "-s", "64", "-E", "sleep"]);
@@ -157,7 +157,7 @@ fn sleeping_for_events() {
 
 /// Runs each transport alone, without a protocol above it.
 #[test]
-fn transports_by_themselves() {
+fn each_ucx_transport_alone_transfers_messages() {
     let uct = |transport: &str, test: &str, layout: &str, size: &str| {
         run(transport, &["-d", "urxe0:1", "-x", transport, "-t", test, "-D", layout, "-s", size]);
     };
@@ -180,7 +180,7 @@ fn transports_by_themselves() {
 /// Connects by address and port, as clients of servers do: UCX leaves connecting to the connection manager,
 /// and modifies its queue pairs itself.
 #[test]
-fn connected_by_address() {
+fn ucx_connects_by_ip_address() {
     let program = CProgram::build_with("sockaddr", &["-lucp", "-lucs"]);
     let [server, client] = addresses();
     let port = port();

@@ -49,7 +49,7 @@ fn expect_migration_state(b: &Bench, state: MigrationState) {
 }
 
 cases! {
-    qp_goes_from_migrated_through_rearm_to_armed => "apm.states" {
+    rearmed_qp_is_armed_when_the_peer_is_too => "apm.states" {
         let mut b = Bench::new();
         expect_migration_state(&b, MigrationState::Migrated);
         let to = b.remote(0, 1);
