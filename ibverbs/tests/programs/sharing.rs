@@ -192,10 +192,10 @@ fn stopped_program_keeps_its_lease_under_a_new_steward() {
 }
 
 #[test]
-fn programs_of_other_users_are_refused_without_any_user() {
+fn programs_of_other_users_are_refused_by_default() {
     if !nix::unistd::geteuid().is_root() {
         assert!(std::env::var_os("CI").is_none(), "requires root to run as two users");
-        println!("skipped, requires root: programs_of_other_users_are_refused_unless_told_otherwise");
+        println!("skipped, requires root: programs_of_other_users_are_refused_by_default");
         return;
     }
     let [own_address, shared_address] = addresses();
