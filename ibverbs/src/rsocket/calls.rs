@@ -14,8 +14,8 @@ use super::stream::Phase;
 use super::table;
 use super::wait::step;
 use crate::cancel::{Call, blocking};
-use crate::cm::sockaddr::{read, write};
 use crate::errno::{minus_one, set};
+use crate::rdmacm::sockaddr::{read, write};
 
 export! {
     "RDMACM_1.0":

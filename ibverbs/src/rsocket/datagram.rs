@@ -26,7 +26,7 @@ use super::ud_qp::{RecvDatagram, RecvSlot, UdQp};
 use super::udp::{UdpDatagram, UdpSocket};
 use super::wait::{PENDING, PollOutcome, Watchers, raw, restarts, uncancellable, until};
 use crate::cancel::Call;
-use crate::cm::process::ProcessGlobals;
+use crate::rdmacm::process::ProcessGlobals;
 
 /// Maximum time for which a close waits until all datagrams are sent.
 const LINGER: Duration = Duration::from_secs(5);

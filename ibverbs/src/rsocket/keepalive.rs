@@ -13,7 +13,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 
 use super::stream::Stream;
-use crate::cm::process::spawn;
+use crate::rdmacm::process::spawn;
 
 /// State of the keepalive thread, and the ID of the process that the thread belongs to.
 static WORKER: Mutex<Option<(u32, Arc<Worker>)>> = Mutex::new(None);

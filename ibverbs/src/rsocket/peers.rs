@@ -10,7 +10,7 @@ use urxe::verbs::cm::{CmEventKind, EventChannel, PortSpace};
 use urxe::verbs::{Ah, Context, Qpn};
 
 use super::stream::errno;
-use crate::cm::process::ProcessGlobals;
+use crate::rdmacm::process::ProcessGlobals;
 
 /// Maximum number of peers in the table of a socket.
 const MAX_PEERS: usize = 4096;

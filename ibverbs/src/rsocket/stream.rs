@@ -15,7 +15,7 @@ use super::protocol::ConnData;
 use super::socket::Socket;
 use super::wait::{PollOutcome, Watchers, raw, restarts, uncancellable, until};
 use crate::cancel::Call;
-use crate::cm::process::ProcessGlobals;
+use crate::rdmacm::process::ProcessGlobals;
 
 /// Time for which a close waits for the acknowledgement of sent data, unless `SO_LINGER` sets another.
 const LINGER: Duration = Duration::from_secs(30);

@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use urxe::verbs::cm::EventChannel;
 
 use crate::abi::rdma_event_channel;
-use crate::cm::process::ProcessGlobals;
 use crate::errno::null;
+use crate::rdmacm::process::ProcessGlobals;
 
 export! {
     "RDMACM_1.0":

@@ -7,8 +7,8 @@ use urxe::verbs::cm::{ConnParam, RejReason};
 use urxe::verbs::{AsyncEvent, QpType, Qpn};
 
 use crate::abi::{rdma_cm_id, rdma_conn_param};
-use crate::cm::id::{Id, Offered, call_sync, errno, id_ref, result_code};
 use crate::context::Context;
+use crate::rdmacm::id::{Id, Offered, call_sync, errno, id_ref, result_code};
 
 export! {
     "RDMACM_1.0":

@@ -6,13 +6,13 @@ use urxe::verbs::cm::CmEventKind;
 
 use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id};
 use crate::cancel::{Call, Step, blocking};
-use crate::cm::address::{self, resolve_addr, resolve_route};
-use crate::cm::addrinfo::PASSIVE;
-use crate::cm::event::{ack_cm_event, next_cm_event};
-use crate::cm::id::{RequestQueues, create, destroy_id, id_ref, last_errno};
-use crate::cm::options::set_route;
-use crate::cm::queues;
 use crate::errno::minus_one;
+use crate::rdmacm::address::{self, resolve_addr, resolve_route};
+use crate::rdmacm::addrinfo::PASSIVE;
+use crate::rdmacm::event::{ack_cm_event, next_cm_event};
+use crate::rdmacm::id::{RequestQueues, create, destroy_id, id_ref, last_errno};
+use crate::rdmacm::options::set_route;
+use crate::rdmacm::queues;
 
 export! {
     "RDMACM_1.0":

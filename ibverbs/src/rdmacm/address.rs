@@ -6,8 +6,8 @@ use std::time::Duration;
 use libc::sockaddr;
 
 use crate::abi::rdma_cm_id;
-use crate::cm::id::{Id, call_sync, errno, id_ref, result_code};
-use crate::cm::sockaddr::read;
+use crate::rdmacm::id::{Id, call_sync, errno, id_ref, result_code};
+use crate::rdmacm::sockaddr::read;
 
 export! {
     "RDMACM_1.0":

@@ -15,16 +15,16 @@ use crate::abi::{
     rdma_ib_addr,
 };
 use crate::cancel::{Call, Step, blocking};
-use crate::cm::addrinfo;
-use crate::cm::channel::{self, Channel};
-use crate::cm::event::{ack_cm_event, next_cm_event, wait_for_acks};
-use crate::cm::process::ProcessGlobals;
-use crate::cm::sockaddr;
 use crate::context::{Context, object_at};
 use crate::device::warn;
 use crate::errno::minus_one;
 use crate::object::{FfiCell, FfiObject};
 use crate::qp::QueuePair;
+use crate::rdmacm::addrinfo;
+use crate::rdmacm::channel::{self, Channel};
+use crate::rdmacm::event::{ack_cm_event, next_cm_event, wait_for_acks};
+use crate::rdmacm::process::ProcessGlobals;
+use crate::rdmacm::sockaddr;
 
 export! {
     "RDMACM_1.0":

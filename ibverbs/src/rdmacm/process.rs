@@ -10,12 +10,12 @@ use parking_lot::Mutex;
 use urxe::verbs::cm::ConnectionManager;
 
 use crate::abi::{ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr};
-use crate::cm::id::Id;
 use crate::context::{Context, ObjectTable, UnackedEvents, close_device, object_at, open_device};
 use crate::device::{self, warn};
 use crate::errno::null;
 use crate::object::FfiObject;
 use crate::pd::{alloc_pd, open_xrcd};
+use crate::rdmacm::id::Id;
 
 export! {
     "RDMACM_1.0":

@@ -6,8 +6,8 @@ use libc::sockaddr;
 use urxe::verbs::cm::Membership;
 
 use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
-use crate::cm::id::{Id, call_sync, errno, id_ref, result_code};
-use crate::cm::sockaddr::read;
+use crate::rdmacm::id::{Id, call_sync, errno, id_ref, result_code};
+use crate::rdmacm::sockaddr::read;
 
 export! {
     "RDMACM_1.0":

@@ -11,10 +11,10 @@ use crate::abi::{
     ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id,
 };
 use crate::channel::{create_comp_channel, destroy_comp_channel};
-use crate::cm::id::{XRC_RECV, XRC_SEND, errno, id_ref, result_code};
 use crate::cq::{self, destroy_cq};
 use crate::object::FfiObject;
 use crate::qp::{self, QueuePair, create_qp_ex, destroy_qp};
+use crate::rdmacm::id::{XRC_RECV, XRC_SEND, errno, id_ref, result_code};
 use crate::srq::{create_srq_ex, destroy_srq};
 
 export! {
