@@ -1,6 +1,6 @@
 //! Completion channels (`ibv_comp_channel`).
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
@@ -8,17 +8,16 @@ use urxe::verbs::{CompletionChannel, signals_restart_calls};
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::cancel::{Call, Step, blocking};
-use crate::context::{Context, is_inherited, object_at};
-use crate::cq::CompletionQueue;
+use crate::context::{Context, is_inherited};
 use crate::errno::{minus_one, null};
+use crate::event_objects::object_at;
 use crate::object::{FfiCell, FfiObject, Users};
 
 export! {
     "IBVERBS_1.0":
         ibv_create_comp_channel = create_comp_channel;
     "IBVERBS_1.1":
-        ibv_get_cq_event = get_cq_event,
-        ibv_ack_cq_events = ack_cq_events;
+        ibv_get_cq_event = get_cq_event;
 }
 
 /// Upper bound of a single wait, after which the wait is repeated.
@@ -157,11 +156,4 @@ unsafe fn next_cq_event(
         *cq_context = (*raw_cq).cq_context;
     }
     Step::Done(0)
-}
-
-unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_ack_cq_events` requires a live queue: its destruction waits for these acknowledgements.
-    // Acknowledging more events than were taken is a program error that the call cannot report.
-    let _ = unsafe { CompletionQueue::from_raw_ref(cq) }.cq.ack_events(count.into());
 }

@@ -1,26 +1,41 @@
 //! Completion queues (`ibv_cq`, `ibv_cq_ex`).
 
 use std::cell::RefCell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint};
 use std::time::Duration;
 
-use urxe::verbs::{Completion, Cq, CqOptions, DestroyCqError, Notify, WcFlags};
+use parking_lot::RawMutex;
+use parking_lot::lock_api::RawMutex as _;
+use urxe::verbs::{Completion, Cq, CqPoll, DestroyCqError, Notify, WcFlags};
 
-use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_pd, ibv_wc};
+use crate::abi::{ibv_cq, ibv_cq_ex, ibv_pd, ibv_wc};
 use crate::channel::{CompChannel, MAX_WAIT};
-use crate::context::{Context, address_of, is_inherited};
-use crate::cq_ex::{self, PollBatch};
-use crate::errno;
+use crate::context::{Context, is_inherited};
+use crate::event_objects::address_of;
 use crate::object::{FfiCell, FfiObject};
 use crate::pd::ProtectionDomain;
 
 export! {
     "IBVERBS_1.1":
-        ibv_create_cq = create_cq;
+        ibv_ack_cq_events = ack_cq_events;
 }
 
 /// Flag of a completion whose receive buffer begins with a GRH (`IBV_WC_GRH`).
 pub const WC_GRH: u32 = WcFlags { grh: true, with_imm: false, with_inv: false }.bits();
+
+/// The polling batch in progress. From `ibv_start_poll` to `ibv_end_poll`, the thread that holds `lock` has
+/// sole access to the cell below and to the C struct of the queue.
+pub struct PollBatch {
+    pub lock: RawMutex,
+    /// The batch, which borrows from the [`Cq`](urxe::verbs::Cq) in the same [`CompletionQueue`].
+    pub poll: FfiCell<Option<CqPoll<'static>>>,
+}
+
+impl Default for PollBatch {
+    fn default() -> PollBatch {
+        PollBatch { lock: RawMutex::INIT, poll: FfiCell::new(None) }
+    }
+}
 
 /// A completion queue with its C struct.
 #[repr(C)]
@@ -44,67 +59,16 @@ unsafe impl FfiObject for CompletionQueue {
     }
 }
 
+impl CompletionQueue {
+    /// Makes the C struct of a queue from its content.
+    pub fn new_raw(c: ibv_cq_ex, cq: Cq, parent: *mut ibv_pd) -> *mut ibv_cq {
+        CompletionQueue { c: FfiCell::new(c), batch: PollBatch::default(), cq, parent }.into_raw()
+    }
+}
+
 thread_local! {
     /// Buffer for completions before their conversion to `ibv_wc`; reused.
     static COMPLETIONS: RefCell<Vec<Completion>> = const { RefCell::new(Vec::new()) };
-}
-
-unsafe extern "C" fn create_cq(
-    context: *mut ibv_context,
-    cqe: c_int,
-    cq_context: *mut c_void,
-    channel: *mut ibv_comp_channel,
-    comp_vector: c_int,
-) -> *mut ibv_cq {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_create_cq` requires an open context, and a channel that is live or null.
-    unsafe { make(context, cqe, cq_context, channel, comp_vector, false, std::ptr::null_mut()) }
-}
-
-/// Creates a completion queue. Returns null with `errno` set on failure.
-///
-/// # Safety
-/// `context` is open; `channel` and `parent` are live or null.
-pub unsafe fn make(
-    context: *mut ibv_context,
-    cqe: c_int,
-    cq_context: *mut c_void,
-    channel: *mut ibv_comp_channel,
-    comp_vector: c_int,
-    ignore_overrun: bool,
-    parent: *mut ibv_pd,
-) -> *mut ibv_cq {
-    let (Ok(capacity), Ok(comp_vector)) = (usize::try_from(cqe), u32::try_from(comp_vector)) else {
-        return errno::null(libc::EINVAL);
-    };
-    // SAFETY: the caller passes a live channel, and null was excluded.
-    let comp_channel = (!channel.is_null()).then(|| unsafe { CompChannel::from_raw_ref(channel) });
-    let options =
-        CqOptions { capacity, channel: comp_channel.map(|c| c.channel.clone()), comp_vector, ignore_overrun };
-    // SAFETY: the caller passes an open context.
-    let owner = unsafe { Context::from_raw_ref(context) };
-    let cq = match owner.nic.create_cq_with(&options) {
-        Ok(cq) => cq,
-        Err(e) => return errno::null(e.errno()),
-    };
-    if let Some(comp_channel) = comp_channel {
-        comp_channel.users.add();
-    }
-    if !parent.is_null() {
-        // SAFETY: the caller passes a live domain, and null was excluded.
-        unsafe { ProtectionDomain::from_raw_ref(parent) }.users.add();
-    }
-    // SAFETY: the struct consists of integers, raw pointers, optional function pointers, a mutex and a
-    // condition variable, for all of which zeros are valid.
-    let mut c: ibv_cq_ex = unsafe { std::mem::zeroed() };
-    (c.context, c.channel, c.cq_context) = (context, channel, cq_context);
-    (c.handle, c.cqe) = (cq.id().0, cq.capacity() as c_int);
-    (c.mutex, c.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);
-    cq_ex::set_functions(&mut c);
-    let id = cq.id();
-    let c = CompletionQueue { c: FfiCell::new(c), batch: PollBatch::default(), cq, parent }.into_raw();
-    owner.event_objects.cqs.add(id, c);
-    c
 }
 
 pub unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
@@ -221,4 +185,11 @@ pub unsafe extern "C" fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_int) ->
         false => cq.req_notify(notify),
     }
     0
+}
+
+unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_ack_cq_events` requires a live queue: its destruction waits for these acknowledgements.
+    // Acknowledging more events than were taken is a program error that the call cannot report.
+    let _ = unsafe { CompletionQueue::from_raw_ref(cq) }.cq.ack_events(count.into());
 }

@@ -3,61 +3,12 @@
 
 use std::ffi::{c_int, c_uint};
 
-use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use urxe::verbs::{CqPoll, Wc};
 
-use crate::abi::{ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
-use crate::cq::{self, CompletionQueue, header_kind};
-use crate::errno;
-use crate::object::{FfiCell, FfiObject};
-
-const MASK_FLAGS: u32 = 1;
-const MASK_PD: u32 = 2;
-/// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: accepted and ignored, as the queue is locked in any case.
-const SINGLE_THREADED: u32 = 1;
-const IGNORE_OVERRUN: u32 = 2;
-/// The supported `wc_flags`: all fields of a plain completion, and its timestamp in both forms.
-const SUPPORTED_WC_FLAGS: u64 = 0x7f | 1 << 7 | 1 << 11;
-
-/// The polling batch in progress. From `ibv_start_poll` to `ibv_end_poll`, the thread that holds `lock` has
-/// sole access to the cell below and to the C struct of the queue.
-pub struct PollBatch {
-    lock: RawMutex,
-    /// The batch, which borrows from the [`Cq`](urxe::verbs::Cq) in the same [`CompletionQueue`].
-    poll: FfiCell<Option<CqPoll<'static>>>,
-}
-
-impl Default for PollBatch {
-    fn default() -> PollBatch {
-        PollBatch { lock: RawMutex::INIT, poll: FfiCell::new(None) }
-    }
-}
-
-pub unsafe extern "C" fn create_cq_ex(
-    context: *mut ibv_context,
-    init: *mut ibv_cq_init_attr_ex,
-) -> *mut ibv_cq_ex {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_create_cq_ex` requires `init` to point to a readable struct.
-    let init = unsafe { &*init };
-    let flags = if init.comp_mask & MASK_FLAGS != 0 { init.flags } else { 0 };
-    let has_known_flags = flags & !(SINGLE_THREADED | IGNORE_OVERRUN) == 0;
-    if init.comp_mask & !(MASK_FLAGS | MASK_PD) != 0
-        || init.wc_flags & !SUPPORTED_WC_FLAGS != 0
-        || !has_known_flags
-    {
-        return errno::null(libc::EOPNOTSUPP);
-    }
-    let (Ok(cqe), Ok(vector)) = (c_int::try_from(init.cqe), c_int::try_from(init.comp_vector)) else {
-        return errno::null(libc::EINVAL);
-    };
-    let overruns = flags & IGNORE_OVERRUN != 0;
-    let parent = if init.comp_mask & MASK_PD != 0 { init.parent_domain } else { std::ptr::null_mut() };
-    // SAFETY: `ibv_create_cq_ex` requires an open context; the channel and the parent domain are live or
-    // null. A parent domain that `comp_mask` does not cover is not used.
-    unsafe { cq::make(context, cqe, init.cq_context, init.channel, vector, overruns, parent) }.cast()
-}
+use crate::abi::{ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
+use crate::cq::{CompletionQueue, header_kind};
+use crate::object::FfiObject;
 
 /// Sets the function pointers in the C struct of a queue.
 pub fn set_functions(c: &mut ibv_cq_ex) {

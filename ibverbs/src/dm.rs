@@ -1,16 +1,14 @@
 //! Device memory (`ibv_dm`).
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 
 use urxe::verbs::Dm;
 
-use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd};
+use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm};
+use crate::buffers::bytes;
 use crate::context::{Context, is_inherited};
-use crate::entry_points;
-use crate::errno::null;
-use crate::mr;
+use crate::errno::{self, null};
 use crate::object::{FfiCell, FfiObject, Users};
-use crate::pd::ProtectionDomain;
 
 export! {
     "IBVERBS_1.13":
@@ -25,7 +23,7 @@ const WORD: usize = 4;
 #[repr(C)]
 pub struct DeviceMemory {
     c: FfiCell<ibv_dm>,
-    dm: Dm,
+    pub dm: Dm,
     /// Number of regions of it.
     pub users: Users,
 }
@@ -43,8 +41,8 @@ unsafe impl FfiObject for DeviceMemory {
 fn new_dm(context: *mut ibv_context, dm: Dm, handle: u32, users: Users) -> *mut ibv_dm {
     let c = ibv_dm {
         context,
-        memcpy_to_dm: Some(entry_points::memcpy_to_dm),
-        memcpy_from_dm: Some(entry_points::memcpy_from_dm),
+        memcpy_to_dm: Some(memcpy_to_dm),
+        memcpy_from_dm: Some(memcpy_from_dm),
         comp_mask: 0,
         handle,
     };
@@ -112,25 +110,22 @@ fn first_byte(offset: u64, length: usize) -> Result<usize, c_int> {
     }
 }
 
-pub unsafe extern "C" fn memcpy_to_dm(
-    c: *mut ibv_dm,
-    offset: u64,
-    from: *const c_void,
-    length: usize,
-) -> c_int {
+/// Copies to device memory, through the function pointer in its C struct. The header passes errors on as they
+/// are, so this function stores them in `errno` too, as those in [`entry_points`](crate::entry_points).
+unsafe extern "C" fn memcpy_to_dm(c: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: the `entry_points` wrapper found live memory at `c`; the program provides `length` readable
-    // bytes at `from`.
-    let (dm, bytes) = unsafe { (&DeviceMemory::from_raw_ref(c).dm, crate::post::bytes(from, length)) };
-    first_byte(offset, length).and_then(|at| dm.write(at, bytes).map_err(|e| e.errno())).err().unwrap_or(0)
+    if !DeviceMemory::is_live(c) {
+        return errno::store(libc::ENOENT);
+    }
+    // SAFETY: `is_live` found live memory at `c`, which the program must not free during the call; it provides
+    // `length` readable bytes at `from`.
+    let (dm, bytes) = unsafe { (&DeviceMemory::from_raw_ref(c).dm, bytes(from, length)) };
+    let copied = first_byte(offset, length).and_then(|at| dm.write(at, bytes).map_err(|e| e.errno()));
+    errno::store(copied.err().unwrap_or(0))
 }
 
-pub unsafe extern "C" fn memcpy_from_dm(
-    to: *mut c_void,
-    c: *mut ibv_dm,
-    offset: u64,
-    length: usize,
-) -> c_int {
+/// Copies from device memory, as [`memcpy_to_dm`].
+unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, c: *mut ibv_dm, offset: u64, length: usize) -> c_int {
     let _uncancelled = crate::cancel::disable();
     if length == 0 {
         return 0;
@@ -140,32 +135,8 @@ pub unsafe extern "C" fn memcpy_from_dm(
     let (dm, out) = unsafe {
         (&DeviceMemory::from_raw_ref(c).dm, std::slice::from_raw_parts_mut(to.cast::<u8>(), length))
     };
-    first_byte(offset, length).and_then(|at| dm.read(at, out).map_err(|e| e.errno())).err().unwrap_or(0)
-}
-
-pub unsafe extern "C" fn reg_dm_mr(
-    pd: *mut ibv_pd,
-    c: *mut ibv_dm,
-    offset: u64,
-    length: usize,
-    access: c_uint,
-) -> *mut ibv_mr {
-    let _uncancelled = crate::cancel::disable();
-    if !ProtectionDomain::is_live(pd) || !DeviceMemory::is_live(c) {
-        return null(libc::EINVAL);
-    }
-    // SAFETY: `is_live` found a live domain and live device memory, which the program must not free during
-    // the call.
-    let (domain, memory) = unsafe { (ProtectionDomain::from_raw_ref(pd), DeviceMemory::from_raw_ref(c)) };
-    let range = usize::try_from(offset).ok().and_then(|first| Some(first..first.checked_add(length)?));
-    let Some(range) = range else { return null(libc::EINVAL) };
-    match domain.pd.reg_dm_mr(&memory.dm, range, mr::access(access)) {
-        Ok(mr) => {
-            memory.users.add();
-            mr::new_dm_mr(pd, mr, c)
-        }
-        Err(e) => null(e.errno()),
-    }
+    let copied = first_byte(offset, length).and_then(|at| dm.read(at, out).map_err(|e| e.errno()));
+    errno::store(copied.err().unwrap_or(0))
 }
 
 unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {

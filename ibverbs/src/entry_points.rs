@@ -1,21 +1,21 @@
 //! Entry points of the calls that return an error number: they also store it in `errno`, as system calls do.
 //! A call on an object fails with `ENOENT` if the program has no such object, or has overwritten its handle.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint};
 
 use crate::abi::*;
 use crate::address::{self, AddressHandle};
 use crate::channel::{self, CompChannel};
 use crate::cq::{self, CompletionQueue};
 use crate::dm::{self, DeviceMemory};
-use crate::errno::set;
+use crate::errno::store;
 use crate::mr::{self, MemoryRegion, MemoryWindow};
 use crate::object::FfiObject;
-use crate::parent::{self, ThreadDomain};
 use crate::pd::{self, ProtectionDomain, XrcDomain};
 use crate::qp::{self, QueuePair};
 use crate::query;
 use crate::srq::{self, SharedReceiveQueue};
+use crate::td::{self, ThreadDomain};
 
 export! {
     "IBVERBS_1.0": ibv_destroy_comp_channel = destroy_comp_channel;
@@ -39,14 +39,6 @@ export! {
     "IBVERBS_1.11": _ibv_query_gid_ex = query_gid_ex;
 }
 
-/// Stores a non-zero error number in `errno`, and returns it.
-fn store_errno(number: c_int) -> c_int {
-    if number != 0 {
-        set(number);
-    }
-    number
-}
-
 macro_rules! entries {
     ($(
         $name:ident($first:ident: $pointer:ty $(, $argument:ident: $kind:ty)*) $(on $object:ty)? = $call:path;
@@ -56,11 +48,11 @@ macro_rules! entries {
         pub unsafe extern "C" fn $name($first: $pointer $(, $argument: $kind)*) -> c_int {
             let _uncancelled = crate::cancel::disable();
             $(if !<$object>::is_live($first) {
-                return store_errno(libc::ENOENT);
+                return store(libc::ENOENT);
             })?
             // SAFETY: the caller meets the requirements of the C call, and the object is live where
             // `is_live` was called.
-            store_errno(unsafe { $call($first $(, $argument)*) })
+            store(unsafe { $call($first $(, $argument)*) })
         }
     )*};
 }
@@ -73,7 +65,7 @@ entries! {
     close_xrcd(xrcd: *mut ibv_xrcd) on XrcDomain = pd::close_xrcd;
     dealloc_mw(mw: *mut ibv_mw) on MemoryWindow = mr::dealloc_mw;
     dealloc_pd(pd: *mut ibv_pd) on ProtectionDomain = pd::dealloc_pd;
-    dealloc_td(td: *mut ibv_td) on ThreadDomain = parent::dealloc_td;
+    dealloc_td(td: *mut ibv_td) on ThreadDomain = td::dealloc_td;
     dereg_mr(mr: *mut ibv_mr) on MemoryRegion = mr::dereg_mr;
     destroy_ah(ah: *mut ibv_ah) on AddressHandle = address::destroy_ah;
     destroy_comp_channel(channel: *mut ibv_comp_channel) on CompChannel = channel::destroy_comp_channel;
@@ -93,9 +85,6 @@ entries! {
     resize_cq(cq: *mut ibv_cq, cqe: c_int) on CompletionQueue = cq::resize_cq;
     set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) on QueuePair = qp::set_ece;
 
-    memcpy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) = dm::memcpy_from_dm;
-    memcpy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) on DeviceMemory =
-        dm::memcpy_to_dm;
     query_device_ex(context: *mut ibv_context, input: *const ibv_query_device_ex_input,
         out: *mut ibv_device_attr_ex, len: usize) =
         query::query_device_ex;

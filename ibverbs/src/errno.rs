@@ -21,6 +21,14 @@ pub fn minus_one(errno: c_int) -> c_int {
     -1
 }
 
+/// Stores a non-zero error number in `errno`, and returns it.
+pub fn store(errno: c_int) -> c_int {
+    if errno != 0 {
+        set(errno);
+    }
+    errno
+}
+
 /// Returns the error number of `result`, or 0 for success, for calls that return the number itself.
 pub fn number<E>(result: Result<(), E>, errno: impl FnOnce(&E) -> c_int) -> c_int {
     result.map_or_else(|e| errno(&e), |()| 0)

@@ -8,8 +8,9 @@ use urxe::verbs::AsyncEvent;
 use crate::abi::{ibv_async_event, ibv_context, ibv_cq, ibv_qp, ibv_srq};
 use crate::cancel::{Call, Step, blocking};
 use crate::channel::{is_nonblocking, wait_for_event};
-use crate::context::{Context, address_of, object_at};
+use crate::context::Context;
 use crate::errno::minus_one;
+use crate::event_objects::{address_of, object_at};
 
 export! {
     "IBVERBS_1.1":

@@ -10,13 +10,14 @@ use urxe::memory::{is_mapped, may_read, may_write, page_size, supports_populate}
 use urxe::verbs::{Access, DmMr, Mw, NullMr, RawMr, WindowKind};
 
 use crate::abi::{ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
+use crate::buffers::elements;
 use crate::context::{Context, is_inherited};
 use crate::dm::DeviceMemory;
-use crate::import::MrKeys;
+use crate::errno;
 use crate::live_objects;
 use crate::object::{FfiCell, FfiObject};
 use crate::pd::ProtectionDomain;
-use crate::{errno, post};
+use crate::shared_context::MrKeys;
 
 export! {
     "IBVERBS_1.1":
@@ -80,7 +81,7 @@ impl MemoryRegion {
 }
 
 /// Converts access flags, without the optional ones that the device does not support.
-pub fn access(bits: c_uint) -> Access {
+fn access(bits: c_uint) -> Access {
     let optional = bits & OPTIONAL & Access::RELAXED_ORDERING.0;
     Access(bits & !OPTIONAL | optional)
 }
@@ -184,7 +185,7 @@ fn new_mr_with_handle(
 }
 
 /// Makes the `ibv_mr` of a region of device memory.
-pub fn new_dm_mr(pd: *mut ibv_pd, region: DmMr, memory: *mut ibv_dm) -> *mut ibv_mr {
+fn new_dm_mr(pd: *mut ibv_pd, region: DmMr, memory: *mut ibv_dm) -> *mut ibv_mr {
     let keys = MrKeys { lkey: region.lkey().0, rkey: region.rkey().0, length: region.len() };
     new_mr(pd, std::ptr::null_mut(), keys, Registered::Device { region, memory })
 }
@@ -244,6 +245,31 @@ pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
             // region here either.
             let keys = MrKeys { lkey: mr.lkey().0, rkey: 0, length: usize::MAX };
             new_mr(pd, std::ptr::null_mut(), keys, Registered::Null { _region: mr })
+        }
+        Err(e) => errno::null(e.errno()),
+    }
+}
+
+pub unsafe extern "C" fn reg_dm_mr(
+    pd: *mut ibv_pd,
+    c: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+    access: c_uint,
+) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
+    if !ProtectionDomain::is_live(pd) || !DeviceMemory::is_live(c) {
+        return errno::null(libc::EINVAL);
+    }
+    // SAFETY: `is_live` found a live domain and live device memory, which the program must not free during
+    // the call.
+    let (domain, memory) = unsafe { (ProtectionDomain::from_raw_ref(pd), DeviceMemory::from_raw_ref(c)) };
+    let range = usize::try_from(offset).ok().and_then(|first| Some(first..first.checked_add(length)?));
+    let Some(range) = range else { return errno::null(libc::EINVAL) };
+    match domain.pd.reg_dm_mr(&memory.dm, range, self::access(access)) {
+        Ok(mr) => {
+            memory.users.add();
+            new_dm_mr(pd, mr, c)
         }
         Err(e) => errno::null(e.errno()),
     }
@@ -525,7 +551,7 @@ pub unsafe extern "C" fn advise_mr(
     // `count` readable elements, which are used during the call only.
     let (sges, domain) = unsafe {
         let sges = c_int::try_from(count).map_err(|_| libc::EINVAL);
-        (sges.and_then(|count| post::elements(list, count)), ProtectionDomain::from_raw_ref(pd))
+        (sges.and_then(|count| elements(list, count)), ProtectionDomain::from_raw_ref(pd))
     };
     sges.and_then(|sges| domain.pd.prefetch(sges, for_writing).map_err(|e| e.errno())).err().unwrap_or(0)
 }

@@ -8,6 +8,8 @@ use crate::abi::{ibv_context, ibv_pd, ibv_td, ibv_xrcd, ibv_xrcd_init_attr};
 use crate::context::{Context, is_inherited};
 use crate::errno;
 use crate::object::{FfiCell, FfiObject, Users};
+use crate::shared_context::{FileId, OpenXrcd, file_id};
+use crate::td::ThreadDomain;
 
 export! {
     "IBVERBS_1.1":
@@ -32,6 +34,22 @@ pub struct ParentParts {
     pub pd: *mut ibv_pd,
     /// The thread domain, or null.
     pub td: *mut ibv_td,
+}
+
+impl ParentParts {
+    /// Removes the parent domain from the users of its components.
+    ///
+    /// # Safety
+    /// The parent domain is being destroyed, so this is called once.
+    pub unsafe fn release(&self) {
+        // SAFETY: the parent domain counted as a user of both components, which therefore were not freed.
+        unsafe {
+            ProtectionDomain::release(self.pd);
+            if !self.td.is_null() {
+                ThreadDomain::from_raw_ref(self.td).users.remove();
+            }
+        }
+    }
 }
 
 // SAFETY: `#[repr(C)]` with `FfiCell<ibv_pd>` as the first field.
@@ -132,15 +150,6 @@ unsafe extern "C" fn unimport_pd(c: *mut ibv_pd) {
     }
 }
 
-/// Identity of a file: device and inode number.
-pub type FileId = (u64, u64);
-
-/// An XRC domain that was opened with a file, and the number of times it is open.
-pub struct OpenXrcd {
-    xrcd: Xrcd,
-    open_count: usize,
-}
-
 /// An XRC domain with its C struct.
 #[repr(C)]
 pub struct XrcDomain {
@@ -167,16 +176,6 @@ impl XrcDomain {
         // written again.
         unsafe { (*self.c.get()).context }
     }
-}
-
-/// Returns the identity of the file behind a descriptor, or `None` if the descriptor is not open.
-pub fn file_id(fd: c_int) -> Option<FileId> {
-    // SAFETY: `stat` consists of integers, for which zeros are valid.
-    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `stat` is a writable local of the type that `fstat` fills; a bad descriptor only makes the call
-    // fail.
-    let status = unsafe { libc::fstat(fd, &mut stat) };
-    (status == 0).then_some((stat.st_dev, stat.st_ino))
 }
 
 /// Opens the XRC domain of the file in `attr`, or a private one if the descriptor is -1.

@@ -1,15 +1,16 @@
 //! Posting of work requests: converts the lists of the C interface into the NIC's.
 
 use std::cell::RefCell;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 use urxe::verbs::Bind;
 use urxe::verbs::{
     Access, AtomicOp, Destination, LKey, QKey, Qpn, RKey, RecvWr, SendFlags, SendWr, Sge, SrqId, WrData, WrOp,
 };
 
-use crate::abi::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq};
+use crate::abi::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_srq};
 use crate::address::AddressHandle;
+use crate::buffers::elements;
 use crate::mr::{MemoryRegion, MemoryWindow};
 use crate::object::FfiObject;
 use crate::qp::QueuePair;
@@ -41,35 +42,6 @@ pub fn flags(bits: u32) -> SendFlags {
         solicited: bits & SEND_SOLICITED != 0,
         fence: bits & SEND_FENCE != 0,
     }
-}
-
-/// Returns the scatter/gather elements of a program, which have the layout of the NIC's [`Sge`].
-///
-/// # Safety
-/// `list` has `count` readable elements, which stay valid and unchanged while the result is used: until the
-/// end of the C call, although the lifetime says `'static`.
-pub unsafe fn elements(list: *const ibv_sge, count: c_int) -> Result<&'static [Sge], c_int> {
-    const { assert!(size_of::<ibv_sge>() == size_of::<Sge>() && align_of::<ibv_sge>() == align_of::<Sge>()) };
-    match usize::try_from(count) {
-        Ok(0) => Ok(&[]),
-        // SAFETY: the caller vouches for the elements. Both types are `#[repr(C)]` with an address, a length
-        // and a key in this order.
-        Ok(count) if !list.is_null() => Ok(unsafe { std::slice::from_raw_parts(list.cast(), count) }),
-        _ => Err(libc::EINVAL),
-    }
-}
-
-/// Returns the program's bytes at `addr`.
-///
-/// # Safety
-/// Unless `length` is 0, `addr` points to as many readable bytes, which are not written while the result is
-/// used.
-pub unsafe fn bytes<'a>(addr: *const c_void, length: usize) -> &'a [u8] {
-    if length == 0 {
-        return &[];
-    }
-    // SAFETY: the caller vouches for `length` bytes, which is not 0.
-    unsafe { std::slice::from_raw_parts(addr.cast(), length) }
 }
 
 /// Returns the rkey under which a type 2 window is bound: the index of the window, with the low byte that the

@@ -3,35 +3,28 @@
 use std::ffi::{c_int, c_uint};
 
 use urxe::transport::{AlternatePath, MigrationState};
-use urxe::verbs::{
-    Access, AckTimeout, Gid, Mtu, Psn, QKey, Qp, QpAttr, QpOptions, QpState, QpType, Qpn, RecvCaps, RnrTimer,
-    SendCaps,
-};
+use urxe::verbs::{Access, AckTimeout, Gid, Mtu, Psn, QKey, Qp, QpAttr, QpState, Qpn, RnrTimer};
 
 use crate::abi::{
-    ibv_context, ibv_ece, ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr,
-    ibv_qp_init_attr_ex, ibv_qp_rate_limit_attr, ibv_sge, ibv_xrcd,
+    ibv_ece, ibv_gid, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_rate_limit_attr, ibv_xrcd,
 };
 use crate::address;
-use crate::context::{Context, address_of, is_inherited};
-use crate::cq::CompletionQueue;
-use crate::errno::null;
+use crate::context::{Context, is_inherited};
+use crate::event_objects::address_of;
 use crate::object::{FfiCell, FfiObject};
 use crate::pd::{ProtectionDomain, XrcDomain};
-use crate::qp_ex::{self, WrSessionState};
 use crate::srq::SharedReceiveQueue;
+use crate::wr_session::WrSessionState;
 
 export! {
-    "IBVERBS_1.1":
-        ibv_create_qp = create_qp;
     "IBVERBS_1.6": ibv_qp_to_qp_ex = qp_to_qp_ex;
     "IBVERBS_1.10":
         ibv_query_ece = query_ece;
     "IBVERBS_1.14": ibv_query_qp_data_in_order = query_qp_data_in_order;
 }
 
-const XRC_SEND: c_uint = 9;
-const XRC_RECV: c_uint = 10;
+pub const XRC_SEND: c_uint = 9;
+pub const XRC_RECV: c_uint = 10;
 
 /// A queue pair (QP) with its C struct.
 #[repr(C)]
@@ -56,6 +49,11 @@ unsafe impl FfiObject for QueuePair {
 }
 
 impl QueuePair {
+    /// Makes the C struct of a queue pair from its content.
+    pub fn new_raw(c: ibv_qp_ex, qp: Qp, init: ibv_qp_init_attr, xrcd: *mut ibv_xrcd) -> *mut ibv_qp {
+        QueuePair { c: FfiCell::new(c), session: WrSessionState::default(), qp, init, xrcd }.into_raw()
+    }
+
     /// Returns the capacity of the send queue in work requests.
     pub fn send_depth(&self) -> usize {
         self.init.cap.max_send_wr as usize
@@ -67,170 +65,10 @@ impl QueuePair {
     }
 }
 
-/// Converts an `enum ibv_qp_type` to a supported service type.
-fn qp_type_from_c(number: c_uint) -> Option<QpType> {
-    Some(match number {
-        2 => QpType::Rc,
-        3 => QpType::Uc,
-        4 => QpType::Ud,
-        XRC_SEND => QpType::XrcSend,
-        XRC_RECV => QpType::XrcRecv,
-        _ => return None,
-    })
-}
-
 /// Converts an `enum ibv_qp_state`.
 pub fn state(number: c_uint) -> Option<QpState> {
     use QpState::*;
     [Reset, Init, Rtr, Rts, Sqd, Sqe, Err].into_iter().find(|state| *state as u32 == number)
-}
-
-/// Creates a queue pair: an XRC target in `xrcd`, or any other type in `pd` with completion queues.
-/// `send_ops` are the operations that are posted through `ibv_wr_start` and its companions, if any. Returns
-/// null with `errno` set on failure.
-///
-/// # Safety
-/// The pointers are the program's arguments; live objects among them stay so during the call.
-unsafe fn make(
-    pd: *mut ibv_pd,
-    xrcd: *mut ibv_xrcd,
-    init: &mut ibv_qp_init_attr,
-    send_ops: Option<u64>,
-) -> *mut ibv_qp {
-    let Some(qp_type) = qp_type_from_c(init.qp_type) else { return null(libc::EOPNOTSUPP) };
-    // SAFETY: the struct consists of integers, raw pointers, optional function pointers, a mutex and a
-    // condition variable, for all of which zeros are valid.
-    let mut c: ibv_qp_ex = unsafe { std::mem::zeroed() };
-    if send_ops.is_some_and(|wanted| !qp_ex::set_functions(&mut c, qp_type, wanted)) {
-        return null(libc::EOPNOTSUPP);
-    }
-    let cap = &mut init.cap;
-    // A hardware queue stores inline data in the space of the scatter/gather elements, and some programs rely
-    // on at least that much.
-    const SGE_LEN: u32 = size_of::<ibv_sge>() as u32;
-    const MIN_INLINE: u32 = 16 * SGE_LEN;
-    cap.max_inline_data = cap.max_inline_data.max(cap.max_send_sge.saturating_mul(SGE_LEN).min(MIN_INLINE));
-    let options = QpOptions {
-        qp_type,
-        send: SendCaps {
-            max_wr: cap.max_send_wr,
-            max_sge: cap.max_send_sge,
-            max_inline: cap.max_inline_data,
-        },
-        recv: RecvCaps { max_wr: cap.max_recv_wr, max_sge: cap.max_recv_sge },
-        signal_all: init.sq_sig_all != 0,
-    };
-    // SAFETY: `is_live` finds a live object before each use, other than for `srq` if that is null; the
-    // program must not destroy the objects during the call.
-    let (made, context) = unsafe {
-        if qp_type == QpType::XrcRecv {
-            if !XrcDomain::is_live(xrcd) {
-                return null(libc::EINVAL);
-            }
-            let domain = XrcDomain::from_raw_ref(xrcd);
-            (domain.xrcd.create_target_qp(), domain.context())
-        } else {
-            // An XRC initiator receives nothing and needs no completion queue for receives.
-            let recv_cq = match init.recv_cq.is_null() && qp_type == QpType::XrcSend {
-                true => init.send_cq,
-                false => init.recv_cq,
-            };
-            let has_srq = init.srq.is_null() || SharedReceiveQueue::is_live(init.srq);
-            let has_queues =
-                CompletionQueue::is_live(init.send_cq) && CompletionQueue::is_live(recv_cq) && has_srq;
-            if !ProtectionDomain::is_live(pd) || !has_queues {
-                return null(libc::EINVAL);
-            }
-            let domain = ProtectionDomain::from_raw_ref(pd);
-            let (send_cq, recv_cq) =
-                (&CompletionQueue::from_raw_ref(init.send_cq).cq, &CompletionQueue::from_raw_ref(recv_cq).cq);
-            let made = match init.srq.is_null() {
-                true => domain.pd.create_qp(send_cq, recv_cq, &options),
-                false => domain.pd.create_qp_on_srq(
-                    send_cq,
-                    recv_cq,
-                    &SharedReceiveQueue::from_raw_ref(init.srq).srq,
-                    &options,
-                ),
-            };
-            (made, domain.context())
-        }
-    };
-    let qp = match made {
-        Ok(qp) => qp,
-        Err(e) => return null(e.errno()),
-    };
-    // SAFETY: the objects were found live above, and a null `srq` is excluded.
-    unsafe {
-        match qp_type {
-            QpType::XrcRecv => XrcDomain::from_raw_ref(xrcd).users.add(),
-            _ => ProtectionDomain::from_raw_ref(pd).users.add(),
-        }
-        if !init.srq.is_null() {
-            SharedReceiveQueue::from_raw_ref(init.srq).users.add();
-        }
-    }
-    let qpn = qp.qpn();
-    c.qp_base = ibv_qp {
-        context,
-        qp_context: init.qp_context,
-        pd,
-        send_cq: init.send_cq,
-        recv_cq: init.recv_cq,
-        srq: init.srq,
-        handle: qpn.get(),
-        qp_num: qpn.get(),
-        state: QpState::Reset as u32,
-        qp_type: init.qp_type,
-        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-        cond: libc::PTHREAD_COND_INITIALIZER,
-        events_completed: 0,
-    };
-    let c = QueuePair { c: FfiCell::new(c), session: WrSessionState::default(), qp, init: *init, xrcd }
-        .into_raw();
-    // SAFETY: the context of a domain stays open as long as the domain exists.
-    unsafe { Context::from_raw_ref(context) }.event_objects.qps.add(qpn, c);
-    c
-}
-
-unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_create_qp` requires `init` to point to a struct that is the caller's alone during the
-    // call; `make` checks the objects that it names.
-    unsafe { make(pd, std::ptr::null_mut(), &mut *init, None) }
-}
-
-pub unsafe extern "C" fn create_qp_ex(
-    _context: *mut ibv_context,
-    init: *mut ibv_qp_init_attr_ex,
-) -> *mut ibv_qp {
-    let _uncancelled = crate::cancel::disable();
-    const PD: u32 = 1;
-    const XRCD: u32 = 2;
-    const CREATE_FLAGS: u32 = 4;
-    const SEND_OPS: u32 = 64;
-    const BLOCK_SELF_MCAST_LB: u32 = 1 << 1;
-    // SAFETY: `ibv_create_qp_ex` requires `init` to point to a struct that is the caller's alone during the
-    // call.
-    let init = unsafe { &mut *init };
-    let (mask, flags) = (init.comp_mask, init.create_flags);
-    let flags = if mask & CREATE_FLAGS != 0 { flags } else { 0 };
-    if mask & !(PD | XRCD | CREATE_FLAGS | SEND_OPS) != 0 || flags & !BLOCK_SELF_MCAST_LB != 0 {
-        return null(libc::EOPNOTSUPP);
-    }
-    let (xrcd, srq) = (if mask & XRCD != 0 { init.xrcd } else { std::ptr::null_mut() }, init.srq);
-    let pd = if mask & PD != 0 { init.pd } else { std::ptr::null_mut() };
-    let ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, cap, qp_type, sq_sig_all, .. } = *init;
-    let mut init_plain = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
-    // SAFETY: `make` checks the objects; those that `comp_mask` does not cover are passed as null.
-    let made =
-        unsafe { make(pd, xrcd, &mut init_plain, (mask & SEND_OPS != 0).then_some(init.send_ops_flags)) };
-    init.cap = init_plain.cap;
-    if !made.is_null() && flags != 0 {
-        // SAFETY: `made` was returned by `make` and is not known to the program yet.
-        unsafe { QueuePair::from_raw_ref(made) }.qp.block_multicast_loopback();
-    }
-    made
 }
 
 pub unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {

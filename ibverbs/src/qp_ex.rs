@@ -3,38 +3,15 @@
 
 use std::ffi::{c_int, c_void};
 
-use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use urxe::verbs::{LKey, QKey, QpType, Qpn, RKey, RemoteAddr, Sge, SrqId, WrBuilder, WrSession};
 
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
 use crate::address::AddressHandle;
-use crate::object::{FfiCell, FfiObject};
-use crate::post::{self, bytes};
+use crate::buffers::{bytes, elements};
+use crate::object::FfiObject;
+use crate::post;
 use crate::qp::QueuePair;
-
-/// The session in progress. From `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`, the thread that holds
-/// `lock` has sole access to the cells below and to the C struct of the queue pair.
-pub struct WrSessionState {
-    lock: RawMutex,
-    /// The session, which borrows from the [`Qp`](urxe::verbs::Qp) in the same [`QueuePair`].
-    active: FfiCell<Option<WrSession<'static>>>,
-    /// The error of a call that returns nothing, reported by `ibv_wr_complete`.
-    error: FfiCell<Option<c_int>>,
-    /// Memory windows that the session binds, with their new rkeys.
-    bound_windows: FfiCell<Vec<(*mut ibv_mw, u32)>>,
-}
-
-impl Default for WrSessionState {
-    fn default() -> WrSessionState {
-        WrSessionState {
-            lock: RawMutex::INIT,
-            active: FfiCell::new(None),
-            error: FfiCell::new(None),
-            bound_windows: FfiCell::new(Vec::new()),
-        }
-    }
-}
 
 /// `enum ibv_qp_create_send_ops_flags`.
 const RDMA_WRITE: u64 = 1 << 0;
@@ -310,7 +287,7 @@ unsafe extern "C" fn wr_set_sge_list(c: *mut ibv_qp_ex, count: usize, list: *con
     // thread's, and with it the cell `error`.
     unsafe {
         let count = c_int::try_from(count).map_err(|_| libc::EINVAL);
-        match count.and_then(|count| post::elements(list, count)) {
+        match count.and_then(|count| elements(list, count)) {
             Ok(sges) => set(c, |wr| {
                 wr.set_sge_list(sges);
             }),

@@ -7,9 +7,10 @@ use urxe::verbs::{RecvCaps, Srq};
 use crate::abi::{
     ibv_context, ibv_cq, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_xrcd,
 };
-use crate::context::{Context, address_of, is_inherited};
+use crate::context::{Context, is_inherited};
 use crate::cq::CompletionQueue;
 use crate::errno::null;
+use crate::event_objects::address_of;
 use crate::object::{FfiCell, FfiObject, Users};
 use crate::pd::{ProtectionDomain, XrcDomain};
 

@@ -11,8 +11,8 @@ use crate::abi::{EventParam, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_ev
 use crate::address;
 use crate::cancel::{Call, Step, blocking};
 use crate::channel::{is_nonblocking, wait_for_event};
-use crate::context::{address_of, object_at};
 use crate::errno::minus_one;
+use crate::event_objects::{address_of, object_at};
 use crate::object::{FfiCell, FfiObject};
 use crate::rdmacm::channel::Channel;
 use crate::rdmacm::id::Id;

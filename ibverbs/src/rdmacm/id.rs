@@ -15,9 +15,10 @@ use crate::abi::{
     rdma_ib_addr,
 };
 use crate::cancel::{Call, Step, blocking};
-use crate::context::{Context, object_at};
+use crate::context::Context;
 use crate::device::warn;
 use crate::errno::minus_one;
+use crate::event_objects::object_at;
 use crate::object::{FfiCell, FfiObject};
 use crate::qp::QueuePair;
 use crate::rdmacm::addrinfo;

@@ -10,10 +10,12 @@ use parking_lot::Mutex;
 use urxe::verbs::cm::ConnectionManager;
 
 use crate::abi::{ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr};
-use crate::context::{Context, ObjectTable, UnackedEvents, close_device, object_at, open_device};
+use crate::context::Context;
 use crate::device::{self, warn};
 use crate::errno::null;
+use crate::event_objects::{ObjectTable, UnackedEvents, object_at};
 use crate::object::FfiObject;
+use crate::open::{close_device, open_device};
 use crate::pd::{alloc_pd, open_xrcd};
 use crate::rdmacm::id::Id;
 

@@ -11,9 +11,11 @@ use crate::abi::{
     ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id,
 };
 use crate::channel::{create_comp_channel, destroy_comp_channel};
-use crate::cq::{self, destroy_cq};
+use crate::cq::destroy_cq;
+use crate::create_cq;
+use crate::create_qp::create_qp_ex;
 use crate::object::FfiObject;
-use crate::qp::{self, QueuePair, create_qp_ex, destroy_qp};
+use crate::qp::{self, QueuePair, destroy_qp};
 use crate::rdmacm::id::{XRC_RECV, XRC_SEND, errno, id_ref, result_code};
 use crate::srq::{create_srq_ex, destroy_srq};
 
@@ -60,7 +62,7 @@ unsafe fn create_cq_with_channel(
             return Err(last_errno());
         }
         let size = c_int::try_from(size).map_err(|_| libc::EINVAL)?.max(1);
-        let cq = cq::make(context, size, id.cast(), channel, 0, false, null_mut());
+        let cq = create_cq::make(context, size, id.cast(), channel, 0, false, null_mut());
         if cq.is_null() {
             let error = last_errno();
             destroy_comp_channel(channel);

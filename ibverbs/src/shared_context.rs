@@ -8,11 +8,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use urxe::verbs::{Context as Nic, Dm, Pd};
+use urxe::verbs::{Context as Nic, Dm, Pd, Xrcd};
 
-use crate::context::{EventObjects, UnackedEvents};
 use crate::device::Device;
-use crate::pd::{FileId, OpenXrcd, file_id};
+use crate::event_objects::{EventObjects, UnackedEvents};
 
 /// State of one open device, shared by its contexts and dropped with the last of them.
 pub struct SharedContext {
@@ -27,6 +26,25 @@ pub struct SharedContext {
     pub pds: HandleTable<Pd>,
     pub mrs: HandleTable<MrKeys>,
     pub dms: HandleTable<Dm>,
+}
+
+/// Identity of a file: device and inode number.
+pub type FileId = (u64, u64);
+
+/// An XRC domain that was opened with a file, and the number of times it is open.
+pub struct OpenXrcd {
+    pub xrcd: Xrcd,
+    pub open_count: usize,
+}
+
+/// Returns the identity of the file behind a descriptor, or `None` if the descriptor is not open.
+pub fn file_id(fd: c_int) -> Option<FileId> {
+    // SAFETY: `stat` consists of integers, for which zeros are valid.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` is a writable local of the type that `fstat` fills; a bad descriptor only makes the call
+    // fail.
+    let status = unsafe { libc::fstat(fd, &mut stat) };
+    (status == 0).then_some((stat.st_dev, stat.st_ino))
 }
 
 /// Keys and length of a region, which an importer needs.

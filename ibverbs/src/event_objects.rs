@@ -1,0 +1,142 @@
+//! Objects that events refer to: their addresses by number, and the events that the program has not acknowledged.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use parking_lot::{Condvar, Mutex};
+use urxe::verbs::{CqId, Qpn, SrqId};
+
+/// Queue pairs, completion queues and shared receive queues by the number that events carry.
+#[derive(Default)]
+pub struct EventObjects {
+    pub qps: ObjectTable<Qpn>,
+    pub cqs: ObjectTable<CqId>,
+    pub srqs: ObjectTable<SrqId>,
+}
+
+/// Addresses of objects by number; [`object_at`] turns them back into pointers. A thread that destroys an
+/// object removes its number first and then waits for the acknowledgement of returned events. A thread that
+/// has taken an event counts it during the lookup, and thus before the number can be removed.
+pub struct ObjectTable<K>(Mutex<HashMap<K, usize>>);
+
+impl<K> Default for ObjectTable<K> {
+    fn default() -> ObjectTable<K> {
+        ObjectTable(Mutex::default())
+    }
+}
+
+impl<K: Eq + Hash> ObjectTable<K> {
+    /// Registers an object and exposes its address for [`object_at`].
+    pub fn add<C>(&self, number: K, c: *mut C) {
+        self.0.lock().insert(number, c.expose_provenance());
+    }
+
+    /// Removes an object, once no lookup is in progress.
+    pub fn remove(&self, number: K) {
+        self.0.lock().remove(&number);
+    }
+
+    /// Calls `f` with the address of each object. No number is removed, and so no object freed, meanwhile.
+    pub fn for_each_address(&self, f: impl FnMut(usize)) {
+        self.0.lock().values().copied().for_each(f);
+    }
+
+    /// Looks an object up and calls `f` with its address. The number is not removed, and so the object not
+    /// freed, before `f` returns.
+    pub fn look_up(&self, number: K, f: impl FnOnce(usize)) -> Option<usize> {
+        let names = self.0.lock();
+        let address = names.get(&number).copied();
+        address.inspect(|address| f(*address))
+    }
+}
+
+/// Number of events per queue that were returned to the program and are not acknowledged. A queue is not
+/// destroyed while it has some.
+#[derive(Default)]
+pub struct UnackedEvents {
+    counts: Mutex<HashMap<usize, u32>>,
+    changed: Condvar,
+}
+
+impl UnackedEvents {
+    /// Counts an event that is returned to the program.
+    pub fn count(&self, queue: usize) {
+        *self.counts.lock().entry(queue).or_default() += 1;
+    }
+
+    /// Counts an acknowledged event.
+    pub fn ack(&self, queue: usize) {
+        let mut counts = self.counts.lock();
+        if let Some(count) = counts.get_mut(&queue) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&queue);
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits until all events of `queue` are acknowledged.
+    pub fn wait(&self, queue: usize) {
+        let mut counts = self.counts.lock();
+        while counts.contains_key(&queue) {
+            self.changed.wait(&mut counts);
+        }
+    }
+}
+
+/// Returns the key that stands for an object in [`ObjectTable`] and [`UnackedEvents`].
+pub fn address_of<C>(c: *mut C) -> usize {
+    c.addr()
+}
+
+/// Returns the pointer to the object at an address from [`ObjectTable`].
+pub fn object_at<C>(address: usize) -> *mut C {
+    std::ptr::with_exposed_provenance_mut(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn remove_waits_for_a_running_lookup() {
+        let (names, mut queue) = (ObjectTable::default(), 5);
+        names.add(SrqId(3), &raw mut queue);
+        let (done, rx) = mpsc::channel();
+        std::thread::scope(|s| {
+            let found = names.look_up(SrqId(3), |_| {
+                s.spawn(|| {
+                    names.remove(SrqId(3));
+                    done.send(()).unwrap();
+                });
+                assert!(rx.recv_timeout(Duration::from_millis(100)).is_err());
+            });
+            assert_eq!(found, Some((&raw mut queue).addr()));
+            rx.recv_timeout(Duration::from_secs(10)).unwrap();
+        });
+        assert_eq!(names.look_up(SrqId(3), |_| unreachable!()), None);
+    }
+
+    #[test]
+    fn wait_returns_once_all_events_of_the_queue_are_acknowledged() {
+        let unacked = UnackedEvents::default();
+        (0..2).for_each(|_| unacked.count(1));
+        unacked.count(2);
+        let (done, rx) = mpsc::channel();
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                unacked.wait(1);
+                done.send(()).unwrap();
+            });
+            unacked.ack(1);
+            unacked.ack(2);
+            assert!(rx.recv_timeout(Duration::from_millis(100)).is_err());
+            unacked.ack(1);
+            rx.recv_timeout(Duration::from_secs(10)).unwrap();
+        });
+    }
+}

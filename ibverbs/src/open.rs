@@ -1,0 +1,78 @@
+//! Opening and closing of devices, and import of open ones.
+
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::abi::{ibv_context, ibv_device};
+use crate::channel::set_blocking;
+use crate::context::{Context, is_inherited};
+use crate::device::{Device, warn};
+use crate::errno;
+use crate::object::FfiObject;
+use crate::ops;
+use crate::shared_context::{self, SharedContext};
+
+export! {
+    "IBVERBS_1.1":
+        ibv_open_device = open_device,
+        ibv_close_device = close_device;
+    "IBVERBS_1.10":
+        ibv_import_device = import_device;
+}
+
+pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_open_device` requires a device of the list; devices are never freed.
+    let device = unsafe { Device::from_raw_ref(device) };
+    let nic = match device.open() {
+        Ok(nic) => nic,
+        Err(e) => {
+            warn(&e.to_string());
+            return errno::null(e.errno());
+        }
+    };
+    match shared_context::create(device, nic) {
+        Ok((file, shared)) => new_context(file, shared),
+        Err(e) => errno::null(e),
+    }
+}
+
+/// Makes the `ibv_context` of an opened device and returns the pointer that the program owns until it closes
+/// the device.
+fn new_context(file: OwnedFd, shared: Arc<SharedContext>) -> *mut ibv_context {
+    let mut c = ops::table();
+    c.context.device = shared.device.as_c();
+    // Nothing reads from this descriptor: programs only print it, or pass it to `ibv_import_device`.
+    c.context.cmd_fd = file.as_raw_fd();
+    c.context.async_fd = shared.nic.event_fd().as_raw_fd();
+    set_blocking(c.context.async_fd);
+    c.context.num_comp_vectors = shared.nic.query_device().limits.num_comp_vectors as c_int;
+    c.context.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
+    c.context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
+    Context::new_raw(c, shared, file)
+}
+
+pub unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `ibv_close_device` requires an open context, which may be the parent's after a fork.
+    if unsafe { is_inherited(c) } {
+        return 0;
+    }
+    // SAFETY: the context is open, and the program gives up its pointer with this call, which no other call
+    // may use at the same time. Objects that still exist hold the NIC themselves.
+    let context = unsafe { Context::from_raw(c) };
+    context.device.record_retransmissions(&context.nic);
+    drop(context);
+    0
+}
+
+/// Opens a context that shares objects with the one that the descriptor belongs to, and takes ownership of
+/// the descriptor.
+unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
+    let _uncancelled = crate::cancel::disable();
+    let Some(shared) = shared_context::find(cmd_fd) else { return errno::null(libc::EINVAL) };
+    // SAFETY: `shared_context::find` found the descriptor open, and `ibv_import_device` transfers its ownership from
+    // the program.
+    new_context(unsafe { OwnedFd::from_raw_fd(cmd_fd) }, shared)
+}
