@@ -1,19 +1,23 @@
-//! Binding of ids, and resolution of addresses and routes.
+//! Binding of ids, resolution of addresses and routes, and the ports of ids.
 
 use std::ffi::c_int;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use libc::sockaddr;
 
 use crate::abi::rdma_cm_id;
-use crate::rdmacm::id::{Id, call_sync, errno, id_ref, result_code};
+use crate::rdmacm::id::{Id, errno, id_ref, result_code};
 use crate::rdmacm::sockaddr::read;
+use crate::rdmacm::sync::call_sync;
 
 export! {
     "RDMACM_1.0":
         rdma_bind_addr = bind_addr,
         rdma_resolve_addr = resolve_addr,
-        rdma_resolve_route = resolve_route;
+        rdma_resolve_route = resolve_route,
+        rdma_get_src_port = get_src_port,
+        rdma_get_dst_port = get_dst_port;
 }
 
 /// Converts a timeout in milliseconds; a negative one counts as 0.
@@ -72,4 +76,21 @@ pub unsafe extern "C-unwind" fn resolve_route(c: *mut rdma_cm_id, timeout: c_int
     // SAFETY: the caller passes a live id or null. This frame holds a pointer and an integer only, with
     // nothing to drop.
     unsafe { call_sync(c, start) }
+}
+
+/// Returns the port of an address, in network byte order.
+fn port(address: Option<SocketAddr>) -> u16 {
+    address.map_or(0, |address| address.port().to_be())
+}
+
+unsafe extern "C" fn get_src_port(c: *mut rdma_cm_id) -> u16 {
+    // SAFETY: `rdma_get_src_port` requires a live id, whose address field is zeroed or was written by
+    // `refresh`.
+    unsafe { port(read((&raw const (*c).route.addr.src_storage).cast())) }
+}
+
+unsafe extern "C" fn get_dst_port(c: *mut rdma_cm_id) -> u16 {
+    // SAFETY: `rdma_get_dst_port` requires a live id, whose address field is zeroed or was written by
+    // `refresh`.
+    unsafe { port(read((&raw const (*c).route.addr.dst_storage).cast())) }
 }

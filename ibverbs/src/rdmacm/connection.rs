@@ -8,7 +8,8 @@ use urxe::verbs::{AsyncEvent, QpType, Qpn};
 
 use crate::abi::{rdma_cm_id, rdma_conn_param};
 use crate::context::Context;
-use crate::rdmacm::id::{Id, Offered, call_sync, errno, id_ref, result_code};
+use crate::rdmacm::id::{Id, Offered, errno, id_ref, result_code};
+use crate::rdmacm::sync::call_sync;
 
 export! {
     "RDMACM_1.0":

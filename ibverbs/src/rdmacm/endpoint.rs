@@ -9,10 +9,12 @@ use crate::cancel::{Call, Step, blocking};
 use crate::errno::minus_one;
 use crate::rdmacm::address::{self, resolve_addr, resolve_route};
 use crate::rdmacm::addrinfo::PASSIVE;
+use crate::rdmacm::create::{create, destroy_id};
 use crate::rdmacm::event::{ack_cm_event, next_cm_event};
-use crate::rdmacm::id::{RequestQueues, create, destroy_id, id_ref, last_errno};
+use crate::rdmacm::id::{RequestQueues, id_ref};
 use crate::rdmacm::options::set_route;
 use crate::rdmacm::queues;
+use crate::rdmacm::sync::last_errno;
 
 export! {
     "RDMACM_1.0":

@@ -12,7 +12,7 @@ use crate::address;
 use crate::cancel::{Call, Step, blocking};
 use crate::channel::{is_nonblocking, wait_for_event};
 use crate::errno::minus_one;
-use crate::event_objects::{address_of, object_at};
+use crate::event_objects::object_at;
 use crate::object::{FfiCell, FfiObject};
 use crate::rdmacm::channel::Channel;
 use crate::rdmacm::id::Id;
@@ -199,11 +199,6 @@ pub unsafe extern "C" fn ack_cm_event(c: *mut rdma_cm_event) -> c_int {
         }
     }
     0
-}
-
-/// Waits until all returned events of an id are acknowledged.
-pub fn wait_for_acks(process: &ProcessGlobals, c: *mut rdma_cm_id) {
-    process.unacked.wait(address_of(c));
 }
 
 extern "C" fn event_str(number: c_int) -> *const c_char {

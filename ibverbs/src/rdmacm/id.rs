@@ -1,20 +1,17 @@
-//! Ids (`rdma_cm_id`): creation, destruction, and the fields that programs read.
+//! Ids (`rdma_cm_id`): the state behind them, and the fields that programs read.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
-use std::net::{IpAddr, SocketAddr};
-use std::ptr::null_mut;
+use std::net::IpAddr;
 
 use parking_lot::Mutex;
 use urxe::transport::QpType;
 use urxe::verbs::ClaimError;
-use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, EventParam, IdError, PortSpace};
+use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, EventParam, IdError};
 
 use crate::abi::{
-    ibv_gid, ibv_qp, ibv_qp_init_attr, ibv_sa_path_rec, rdma_cm_event, rdma_cm_id, rdma_event_channel,
-    rdma_ib_addr,
+    ibv_gid, ibv_qp, ibv_qp_init_attr, ibv_sa_path_rec, rdma_cm_id, rdma_event_channel, rdma_ib_addr,
 };
-use crate::cancel::{Call, Step, blocking};
 use crate::context::Context;
 use crate::device::warn;
 use crate::errno::minus_one;
@@ -23,18 +20,8 @@ use crate::object::{FfiCell, FfiObject};
 use crate::qp::QueuePair;
 use crate::rdmacm::addrinfo;
 use crate::rdmacm::channel::{self, Channel};
-use crate::rdmacm::event::{ack_cm_event, next_cm_event, wait_for_acks};
-use crate::rdmacm::process::ProcessGlobals;
+use crate::rdmacm::process::{ExitStage, ProcessGlobals, set_exit_action};
 use crate::rdmacm::sockaddr;
-
-export! {
-    "RDMACM_1.0":
-        rdma_create_id = create_id,
-        rdma_destroy_id = destroy_id,
-        rdma_migrate_id = migrate_id,
-        rdma_get_src_port = get_src_port,
-        rdma_get_dst_port = get_dst_port;
-}
 
 /// `enum ibv_qp_type`.
 pub const XRC_SEND: c_uint = 9;
@@ -58,7 +45,7 @@ unsafe impl FfiObject for Id {
 
 /// Mutable state of an id.
 #[derive(Default)]
-struct IdState {
+pub struct IdState {
     /// Set for an id with a channel of its own, whose calls wait for the event that reports their completion.
     synchronous: bool,
     /// Attributes for the queue pairs of connections to this listener (`rdma_create_ep`).
@@ -69,6 +56,13 @@ struct IdState {
     offered: Option<Offered>,
     /// The program's context for each multicast group that was joined.
     joins: HashMap<IpAddr, *mut c_void>,
+}
+
+impl IdState {
+    /// Returns the state of a new id.
+    pub fn new(synchronous: bool) -> IdState {
+        IdState { synchronous, ..IdState::default() }
+    }
 }
 
 // SAFETY: the pointers are the program's; this library stores them and returns them or passes them to
@@ -119,7 +113,7 @@ pub unsafe fn id_ref<'a>(c: *mut rdma_cm_id) -> Result<&'a Id, c_int> {
 }
 
 /// Converts an `enum ibv_qp_type` to a service type.
-fn qp_type_from_c(number: c_uint) -> Option<QpType> {
+pub fn qp_type_from_c(number: c_uint) -> Option<QpType> {
     Some(match number {
         addrinfo::RC => QpType::Rc,
         3 => QpType::Uc,
@@ -141,55 +135,25 @@ fn qp_type_to_c(service: QpType) -> c_uint {
     }
 }
 
-/// Creates an id, on a channel of its own if `on` is null.
-///
-/// # Safety
-/// `on` is a channel of this library, or null.
-pub unsafe fn create(
-    on: *mut rdma_event_channel,
-    context: *mut c_void,
-    space: c_uint,
-    qp_type: Option<c_uint>,
-) -> Result<*mut rdma_cm_id, c_int> {
-    let process = ProcessGlobals::current()?;
-    let space = u16::try_from(space).ok().and_then(PortSpace::from_code).ok_or(libc::EPROTONOSUPPORT)?;
-    let service = match qp_type {
-        Some(number) => Some(qp_type_from_c(number).ok_or(libc::EOPNOTSUPP)?),
-        None => None,
-    };
-    let synchronous = on.is_null();
-    let raw_channel = if synchronous { new_private_channel()? } else { on };
-    let made = Channel::lookup(raw_channel).and_then(|on| {
-        let id = match service {
-            Some(service) => process.manager.create_id_with_qp_type(&on.channel, space, service),
-            None => process.manager.create_id(&on.channel, space),
-        };
-        id.map_err(errno)
+/// Ends the connections of all ids when the process exits.
+fn destroy_all(process: &'static ProcessGlobals, on_progress: &dyn Fn()) {
+    process.ids.for_each_address(|address| {
+        // SAFETY: `for_each_address` calls this with the address of a registered id, and `rdma_destroy_id`
+        // removes the registration before it frees the id.
+        unsafe { Id::from_raw_ref(object_at(address)) }.id.destroy();
+        on_progress();
     });
-    match made {
-        Ok(id) => {
-            let state = IdState { synchronous, ..IdState::default() };
-            Ok(Id::new_raw(process, id, raw_channel, context, state))
-        }
-        Err(e) => {
-            if synchronous {
-                // SAFETY: `new_private_channel` has just created it, and the program has no pointer to it.
-                unsafe { channel::destroy(raw_channel) };
-            }
-            Err(e)
-        }
-    }
 }
 
 /// Creates a channel for a single id, whose calls are synchronous.
-fn new_private_channel() -> Result<*mut rdma_event_channel, c_int> {
+pub fn new_private_channel() -> Result<*mut rdma_event_channel, c_int> {
     let channel = channel::create();
     if channel.is_null() { Err(libc::EMFILE) } else { Ok(channel) }
 }
 
 impl Id {
     /// Makes the C struct of a new id and registers the id for events.
-    fn new_raw(
+    pub fn new_raw(
         process: &'static ProcessGlobals,
         id: CmId,
         channel: *mut rdma_event_channel,
@@ -206,6 +170,7 @@ impl Id {
         let (c, path, state) = (FfiCell::new(c), FfiCell::new(path), Mutex::new(state));
         let c = Id { c, path, id, process, state }.into_raw();
         process.ids.add(number, c);
+        set_exit_action(ExitStage::Ids, destroy_all);
         c
     }
 
@@ -247,6 +212,11 @@ impl Id {
     /// Reports whether the id has a channel of its own, so that calls wait for their events.
     pub fn is_synchronous(&self) -> bool {
         self.state.lock().synchronous
+    }
+
+    /// Sets whether the id has a channel of its own, and returns whether it had one.
+    pub fn set_synchronous(&self, synchronous: bool) -> bool {
+        std::mem::replace(&mut self.state.lock().synchronous, synchronous)
     }
 
     /// Returns the limits in the peer's connection request, for an id that was made from one.
@@ -385,170 +355,4 @@ impl Id {
             }
         }
     }
-
-    /// Waits for the event that reports the completion of a call of a synchronous id. The id keeps the event
-    /// until the next call.
-    ///
-    /// # Errors
-    /// The error that the event reports.
-    fn next_call_event(&self, call: &mut Call) -> Step<Result<(), c_int>> {
-        let c = self.as_c();
-        let mut event: *mut rdma_cm_event = null_mut();
-        // SAFETY: a synchronous id has a channel of its own, which lives as long as the id; `event` is a
-        // writable local.
-        match unsafe { next_cm_event((*c).channel, &mut event, call) } {
-            Step::Wait => return Step::Wait,
-            Step::Done(0) => {}
-            Step::Done(_) => return Step::Done(Err(last_errno())),
-        }
-        // SAFETY: the event was just returned and not acknowledged, so it is live. The C struct lies in
-        // `self`, and only the library writes its field `event`.
-        let (kind, status) = unsafe {
-            (*c).event = event;
-            ((*event).event, (*event).status)
-        };
-        Step::Done(match status {
-            0 if kind == CmEventKind::DeviceRemoval as c_uint => Err(libc::ENODEV),
-            0 => Ok(()),
-            _ if kind == CmEventKind::Rejected as c_uint => Err(libc::ECONNREFUSED),
-            negative => Err(negative.saturating_abs()),
-        })
-    }
-
-    /// Acknowledges the event that the id has kept since the last synchronous call.
-    pub fn ack_kept_event(&self) {
-        let c = self.as_c();
-        // SAFETY: only the library writes the field `event`. A non-null event there was returned to it and is
-        // acknowledged once, as the field is cleared first.
-        unsafe {
-            let event = std::mem::replace(&mut (*c).event, null_mut());
-            if !event.is_null() {
-                ack_cm_event(event);
-            }
-        }
-    }
-}
-
-/// Returns the error number of the last failed call.
-pub fn last_errno() -> c_int {
-    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
-}
-
-/// Makes a call on an id. If `begin` returns true, an event reports its completion, for which a synchronous
-/// id waits.
-///
-/// # Safety
-/// `c` is a live id, or null. The caller's frame has nothing to drop ([`blocking`]).
-pub unsafe fn call_sync(c: *mut rdma_cm_id, mut begin: impl FnMut(&Id) -> Result<bool, c_int>) -> c_int {
-    blocking(|call| {
-        // SAFETY: the caller passes a live id or null, which the program does not destroy during the call.
-        let id = match unsafe { id_ref(c) } {
-            Ok(id) => id,
-            Err(e) => return Step::Done(minus_one(e)),
-        };
-        if !call.started {
-            match begin(id) {
-                Ok(true) if id.is_synchronous() => id.ack_kept_event(),
-                result => return Step::Done(result_code(result.map(|_| ()))),
-            }
-            call.started = true;
-        }
-        match id.next_call_event(call) {
-            Step::Wait => Step::Wait,
-            Step::Done(result) => Step::Done(result_code(result)),
-        }
-    })
-}
-
-unsafe extern "C" fn create_id(
-    channel: *mut rdma_event_channel,
-    out: *mut *mut rdma_cm_id,
-    context: *mut c_void,
-    space: c_uint,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    if out.is_null() {
-        return minus_one(libc::EINVAL);
-    }
-    // SAFETY: `rdma_create_id` requires a channel or null; `out` was checked for null and points to a
-    // writable pointer.
-    result_code(unsafe { create(channel, context, space, None).map(|id| *out = id) })
-}
-
-pub unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `rdma_destroy_id` requires a live id; null is checked.
-    let id = match unsafe { id_ref(c) } {
-        Ok(id) => id,
-        Err(libc::ENODEV) => return 0,
-        Err(e) => return minus_one(e),
-    };
-    let process = id.process;
-    process.ids.remove(id.id.number());
-    id.id.destroy();
-    id.ack_kept_event();
-    wait_for_acks(process, c);
-    // SAFETY: the id is no longer registered and all its events are acknowledged, so no other thread can
-    // reach it; the program gives up its pointer, and `id` is not used after `from_raw`. A channel of the
-    // id's own has no other user.
-    unsafe {
-        let channel = (*c).channel;
-        let synchronous = id.is_synchronous();
-        drop(Id::from_raw(c));
-        if synchronous {
-            channel::destroy(channel);
-        }
-    }
-    0
-}
-
-/// Moves an id to another channel, or to one of its own if `to` is null (`rdma_migrate_id`).
-///
-/// # Safety
-/// `c` is a live id, or null; `to` is a channel of this library, or null.
-unsafe fn migrate(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(), c_int> {
-    // SAFETY: the caller passes a live id or null.
-    let id = unsafe { id_ref(c) }?;
-    let raw_channel = if to.is_null() { new_private_channel()? } else { to };
-    if let Err(e) = Channel::lookup(raw_channel).and_then(|to| id.id.migrate(&to.channel).map_err(errno)) {
-        if to.is_null() {
-            // SAFETY: `new_private_channel` has just created it, and the program has no pointer to it.
-            unsafe { channel::destroy(raw_channel) };
-        }
-        return Err(e);
-    }
-    id.ack_kept_event();
-    let was_synchronous = std::mem::replace(&mut id.state.lock().synchronous, to.is_null());
-    // SAFETY: only the library writes the field `channel`. If the id was synchronous, its previous channel
-    // was its own and has no other user.
-    unsafe {
-        let previous = std::mem::replace(&mut (*c).channel, raw_channel);
-        if was_synchronous {
-            channel::destroy(previous);
-        }
-    }
-    Ok(())
-}
-
-unsafe extern "C" fn migrate_id(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `rdma_migrate_id` requires a live id, and a channel or null; a null id is checked.
-    result_code(unsafe { migrate(c, to) })
-}
-
-/// Returns the port of an address, in network byte order.
-fn port(address: Option<SocketAddr>) -> u16 {
-    address.map_or(0, |address| address.port().to_be())
-}
-
-unsafe extern "C" fn get_src_port(c: *mut rdma_cm_id) -> u16 {
-    // SAFETY: `rdma_get_src_port` requires a live id, whose address field is zeroed or was written by
-    // `refresh`.
-    unsafe { port(sockaddr::read((&raw const (*c).route.addr.src_storage).cast())) }
-}
-
-unsafe extern "C" fn get_dst_port(c: *mut rdma_cm_id) -> u16 {
-    // SAFETY: `rdma_get_dst_port` requires a live id, whose address field is zeroed or was written by
-    // `refresh`.
-    unsafe { port(sockaddr::read((&raw const (*c).route.addr.dst_storage).cast())) }
 }

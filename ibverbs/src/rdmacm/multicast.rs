@@ -6,8 +6,9 @@ use libc::sockaddr;
 use urxe::verbs::cm::Membership;
 
 use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
-use crate::rdmacm::id::{Id, call_sync, errno, id_ref, result_code};
+use crate::rdmacm::id::{Id, errno, id_ref, result_code};
 use crate::rdmacm::sockaddr::read;
+use crate::rdmacm::sync::call_sync;
 
 export! {
     "RDMACM_1.0":

@@ -6,7 +6,8 @@ use urxe::verbs::cm::{CmId, Ece, IdError, Path};
 use urxe::verbs::{Gid, Mtu, PKey};
 
 use crate::abi::{ibv_ece, ibv_path_data, rdma_cm_id};
-use crate::rdmacm::id::{Id, call_sync, errno, id_ref, result_code};
+use crate::rdmacm::id::{Id, errno, id_ref, result_code};
+use crate::rdmacm::sync::call_sync;
 
 export! {
     "RDMACM_1.0": rdma_set_option = set_option;

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
-use std::sync::mpsc;
+use std::sync::{OnceLock, mpsc};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -13,11 +13,9 @@ use crate::abi::{ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr};
 use crate::context::Context;
 use crate::device::{self, warn};
 use crate::errno::null;
-use crate::event_objects::{ObjectTable, UnackedEvents, object_at};
-use crate::object::FfiObject;
+use crate::event_objects::{ObjectTable, UnackedEvents};
 use crate::open::{close_device, open_device};
 use crate::pd::{alloc_pd, open_xrcd};
-use crate::rdmacm::id::Id;
 
 export! {
     "RDMACM_1.0":
@@ -149,7 +147,26 @@ impl ProcessGlobals {
     }
 }
 
-/// Maximum time for which an exit waits for the end of each id.
+/// Stages of the program's exit, in their order.
+#[derive(Clone, Copy)]
+pub enum ExitStage {
+    Rsockets,
+    Ids,
+}
+
+/// Ends the connections of one kind. Calls the function that it is passed as a sign of progress, for which the
+/// exiting thread waits.
+pub type ExitAction = fn(&'static ProcessGlobals, &dyn Fn());
+
+static EXIT_ACTIONS: [OnceLock<ExitAction>; 2] = [const { OnceLock::new() }; 2];
+
+/// Sets the action of a stage. The modules whose objects it concerns are above this one, and set it when they
+/// make the first.
+pub fn set_exit_action(stage: ExitStage, action: ExitAction) {
+    EXIT_ACTIONS[stage as usize].get_or_init(|| action);
+}
+
+/// Maximum time for which an exit waits for the end of each connection.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Ends the program's remaining connections at exit, as the kernel does when descriptors are closed, so that
@@ -163,16 +180,11 @@ extern "C" fn disconnect_all() {
     }
     let (progress_tx, progress_rx) = mpsc::channel();
     let disconnect = move || {
-        crate::rsocket::close_all(&|| {
-            let _ = progress_tx.send(());
-        });
-        process.ids.for_each_address(|address| {
-            // SAFETY: `each` calls this with the address of a registered id, and `rdma_destroy_id` removes
-            // the registration before it frees the id.
-            unsafe { Id::from_raw_ref(object_at(address)) }.id.destroy();
+        let on_progress = || {
             // The receiver may have stopped waiting.
             let _ = progress_tx.send(());
-        });
+        };
+        EXIT_ACTIONS.iter().filter_map(OnceLock::get).for_each(|action| action(process, &on_progress));
     };
     if spawn("urxe-exit", disconnect).is_ok() {
         while progress_rx.recv_timeout(EXIT_TIMEOUT).is_ok() {}

@@ -1,5 +1,7 @@
 //! Scatter and gather lists: the program's buffers, of which a call may have several, taken piece by piece.
 
+use std::net::SocketAddr;
+
 /// Gather list of the data to send.
 #[derive(Clone)]
 pub struct Source<'a> {
@@ -98,6 +100,17 @@ impl<'a> Sink<'a> {
         self.remaining -= len;
         piece
     }
+}
+
+/// Result of a receive call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Received {
+    /// Number of bytes received.
+    pub bytes: usize,
+    /// Sender of the datagram; `None` for a stream.
+    pub from: Option<SocketAddr>,
+    /// Whether the datagram was longer than the buffer (`MSG_TRUNC`).
+    pub is_truncated: bool,
 }
 
 #[cfg(test)]

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
 
-use super::buffers::{Sink, Source};
+use super::buffers::{Received, Sink, Source};
 use super::poll::{Sets, select, wait_for};
-use super::socket::{Received, Socket};
+use super::socket::Socket;
 use super::stream::Phase;
 use super::table;
 use super::wait::step;

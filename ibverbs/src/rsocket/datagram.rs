@@ -16,15 +16,14 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use urxe::verbs::cm::{EventChannel, PortSpace};
 
-use super::buffers::{Sink, Source};
+use super::buffers::{Received, Sink, Source};
+use super::errno::errno;
 use super::headers::{Header, MAX_HEADER_LEN, MAX_MESSAGE_LEN, Op, Resolution, source};
 use super::options::Options;
 use super::peers::{Peers, Route, canonical, is_same};
-use super::socket::{Received, Socket};
-use super::stream::errno;
 use super::ud_qp::{RecvDatagram, RecvSlot, UdQp};
 use super::udp::{UdpDatagram, UdpSocket};
-use super::wait::{PENDING, PollOutcome, Watchers, raw, restarts, uncancellable, until};
+use super::wait::{PENDING, PollOutcome, Waitable, Watchers, raw, restarts, uncancellable, until};
 use crate::cancel::Call;
 use crate::rdmacm::process::ProcessGlobals;
 
@@ -48,7 +47,7 @@ pub struct Datagram {
     udp: UdpSocket,
     /// Event channel of the connection manager IDs that resolve routes.
     channel: EventChannel,
-    pub watchers: Watchers,
+    watchers: Watchers,
     state: Mutex<State>,
 }
 
@@ -160,16 +159,6 @@ impl Datagram {
         result
     }
 
-    /// Requests a notification of the next change, and passes the file descriptors that become readable then.
-    pub fn arm(&self, mut by: impl FnMut(BorrowedFd<'_>)) {
-        let mut state = self.state.lock();
-        by(self.udp.as_fd());
-        for qp in state.qps.iter_mut().filter(|qp| !qp.has_failed()) {
-            qp.arm();
-            by(qp.completions.as_fd());
-        }
-    }
-
     /// Calls `f` until it has a result, for a call that may block; fails with `EBADF` once the socket is
     /// closed.
     fn until<T>(
@@ -186,7 +175,7 @@ impl Datagram {
             })
         };
         loop {
-            let result = until(call, || Socket::Datagram(self.clone()), may_block, timeout, &mut with_state);
+            let result = until(call, || self.clone(), may_block, timeout, &mut with_state);
             if !restarts(&result, timeout, 0) {
                 return result;
             }
@@ -365,6 +354,21 @@ impl Datagram {
                 );
                 Err(PENDING)
             }
+        }
+    }
+}
+
+impl Waitable for Datagram {
+    fn watchers(&self) -> &Watchers {
+        &self.watchers
+    }
+
+    fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>)) {
+        let mut state = self.state.lock();
+        by(self.udp.as_fd());
+        for qp in state.qps.iter_mut().filter(|qp| !qp.has_failed()) {
+            qp.arm();
+            by(qp.completions.as_fd());
         }
     }
 }

@@ -17,6 +17,7 @@ mod calls;
 mod connection;
 mod data;
 mod datagram;
+mod errno;
 mod headers;
 mod incoming;
 mod keepalive;
@@ -32,5 +33,3 @@ mod table;
 mod ud_qp;
 mod udp;
 mod wait;
-
-pub use table::close_all;

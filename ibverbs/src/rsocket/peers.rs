@@ -9,7 +9,7 @@ use urxe::transport::AddressVector;
 use urxe::verbs::cm::{CmEventKind, EventChannel, PortSpace};
 use urxe::verbs::{Ah, Context, Qpn};
 
-use super::stream::errno;
+use super::errno::errno;
 use crate::rdmacm::process::ProcessGlobals;
 
 /// Maximum number of peers in the table of a socket.

@@ -6,12 +6,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::buffers::{Sink, Source};
+use super::buffers::{Received, Sink, Source};
 use super::datagram::Datagram;
 use super::keepalive::register;
 use super::options::Options;
 use super::stream::{Phase, Stream};
-use super::wait::Watchers;
+use super::wait::{Waitable, Watchers};
 use crate::cancel::Call;
 
 /// Shared handle of a socket.
@@ -19,17 +19,6 @@ use crate::cancel::Call;
 pub enum Socket {
     Stream(Arc<Stream>),
     Datagram(Arc<Datagram>),
-}
-
-/// Result of a receive call.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Received {
-    /// Number of bytes received.
-    pub bytes: usize,
-    /// Sender of the datagram; `None` for a stream.
-    pub from: Option<SocketAddr>,
-    /// Whether the datagram was longer than the buffer (`MSG_TRUNC`).
-    pub is_truncated: bool,
 }
 
 /// Evaluates an expression on the stream or the datagram socket.
@@ -89,16 +78,6 @@ impl Socket {
     /// Reports whether a forked child has inherited the socket from its parent, and must not use it.
     pub fn is_inherited(&self) -> bool {
         either!(self, socket => socket.is_inherited())
-    }
-
-    /// Returns the threads to wake when the socket changes.
-    pub fn watchers(&self) -> &Watchers {
-        either!(self, socket => &socket.watchers)
-    }
-
-    /// Requests a notification of the next change, and passes the file descriptors that become readable then.
-    pub fn arm(&self, by: impl FnMut(BorrowedFd<'_>)) {
-        either!(self, socket => socket.arm(by));
     }
 
     /// Registers the socket for keepalive if `SO_KEEPALIVE` is set.
@@ -196,5 +175,15 @@ impl Socket {
     /// deadline. Calls `on_progress` periodically while it waits.
     pub fn close(&self, deadline: Instant, on_progress: impl FnMut()) {
         either!(self, socket => socket.close(deadline, on_progress));
+    }
+}
+
+impl Waitable for Socket {
+    fn watchers(&self) -> &Watchers {
+        either!(self, socket => socket.watchers())
+    }
+
+    fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>)) {
+        either!(self, socket => socket.arm(by));
     }
 }

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, IdError, PortSpace};
+use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
 
 use super::connection::Connection;
+use super::errno::errno;
 use super::options::Options;
 use super::protocol::ConnData;
-use super::socket::Socket;
-use super::wait::{PollOutcome, Watchers, raw, restarts, uncancellable, until};
+use super::wait::{PollOutcome, Waitable, Watchers, raw, restarts, uncancellable, until};
 use crate::cancel::Call;
 use crate::rdmacm::process::ProcessGlobals;
 
@@ -27,7 +27,7 @@ pub struct Stream {
     family: c_int,
     /// Event channel of the socket, whose file descriptor identifies the rsocket to the program.
     channel: EventChannel,
-    pub watchers: Watchers,
+    watchers: Watchers,
     state: Mutex<State>,
 }
 
@@ -52,18 +52,6 @@ pub enum Phase {
     /// Failed to connect, or no longer listening.
     Failed,
     Closed,
-}
-
-/// Returns the error number of a connection manager error, as sockets report it.
-pub fn errno(e: IdError) -> c_int {
-    match e {
-        IdError::PortInUse(_)
-        | IdError::PortInUseByWildcard(_)
-        | IdError::Claim { .. }
-        | IdError::NoPort(_) => libc::EADDRINUSE,
-        IdError::NoDevice(_) => libc::EADDRNOTAVAIL,
-        other => other.errno(),
-    }
 }
 
 impl Stream {
@@ -124,24 +112,6 @@ impl Stream {
         result
     }
 
-    /// Requests a notification of the next change, and passes the file descriptors that become readable then.
-    pub fn arm(&self, mut by: impl FnMut(BorrowedFd<'_>)) {
-        let mut state = self.state.lock();
-        by(self.channel.as_fd());
-        if let Phase::Connected(conn) = &mut state.phase {
-            conn.arm();
-            by(conn.completions.as_fd());
-        } else if !state.has_request() {
-            // The call makes the background threads of the devices take over the polling, even if it finds no
-            // event.
-            if let Ok(event) = self.channel.get_event(Some(Duration::ZERO)) {
-                state.on_event(event);
-                drop(state);
-                self.watchers.wake();
-            }
-        }
-    }
-
     /// Calls `f` until it has a result, unless the call may not block.
     ///
     /// # Errors
@@ -153,7 +123,7 @@ impl Stream {
         timeout: Option<Duration>,
         mut f: impl FnMut(&mut State) -> PollOutcome<T>,
     ) -> Result<T, c_int> {
-        until(call, || Socket::Stream(self.clone()), may_block, timeout, || self.with_state(&mut f))
+        until(call, || self.clone(), may_block, timeout, || self.with_state(&mut f))
     }
 
     pub fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
@@ -392,6 +362,29 @@ impl Stream {
     /// Returns the current `poll` events of the socket.
     pub fn events(&self) -> libc::c_short {
         self.with_state(|state| state.events())
+    }
+}
+
+impl Waitable for Stream {
+    fn watchers(&self) -> &Watchers {
+        &self.watchers
+    }
+
+    fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>)) {
+        let mut state = self.state.lock();
+        by(self.channel.as_fd());
+        if let Phase::Connected(conn) = &mut state.phase {
+            conn.arm();
+            by(conn.completions.as_fd());
+        } else if !state.has_request() {
+            // The call makes the background threads of the devices take over the polling, even if it finds no
+            // event.
+            if let Ok(event) = self.channel.get_event(Some(Duration::ZERO)) {
+                state.on_event(event);
+                drop(state);
+                self.watchers.wake();
+            }
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::RwLock;
 
 use super::socket::Socket;
+use crate::rdmacm::process::{ExitStage, set_exit_action};
 
 static SOCKETS: RwLock<BTreeMap<c_int, Socket>> = RwLock::new(BTreeMap::new());
 
@@ -18,6 +19,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// # Errors
 /// The errors of [`Socket::update_keepalive`].
 pub fn add(socket: Socket) -> Result<c_int, c_int> {
+    set_exit_action(ExitStage::Rsockets, |_, on_progress| close_all(on_progress));
     let fd = socket.fd();
     let replaced = SOCKETS.write().insert(fd, socket.clone());
     replaced.into_iter().for_each(leak);
@@ -62,7 +64,7 @@ fn leak(socket: Socket) {
 
 /// Closes all sockets, as the system does with the open files of an exiting process. Calls
 /// `on_progress` periodically as a sign of progress, for which the exiting thread waits.
-pub fn close_all(on_progress: &dyn Fn()) {
+fn close_all(on_progress: &dyn Fn()) {
     let all = std::mem::take(&mut *SOCKETS.write());
     let (inherited, own): (Vec<_>, Vec<_>) = all.into_values().partition(|socket| socket.is_inherited());
     inherited.into_iter().for_each(leak);

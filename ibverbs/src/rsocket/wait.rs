@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 use std::ffi::c_int;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,6 @@ use parking_lot::Mutex;
 use urxe::verbs::signals_restart_calls;
 
 use super::options::polling;
-use super::socket::Socket;
 use crate::cancel::{Call, Step};
 
 thread_local! {
@@ -88,20 +87,39 @@ impl Watchers {
     }
 }
 
+/// A socket that threads can wait for.
+pub trait Waitable {
+    /// Returns the threads to wake when the socket changes.
+    fn watchers(&self) -> &Watchers;
+
+    /// Requests a notification of the next change, and passes the file descriptors that become readable then.
+    fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>));
+}
+
+impl<T: Waitable> Waitable for Arc<T> {
+    fn watchers(&self) -> &Watchers {
+        (**self).watchers()
+    }
+
+    fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>)) {
+        (**self).arm(by);
+    }
+}
+
 /// Registration of a waker with sockets, which ends when it is dropped.
-struct Watching {
-    sockets: Vec<Socket>,
+struct Watching<S: Waitable> {
+    sockets: Vec<S>,
     waker: Arc<Waker>,
 }
 
-impl Watching {
-    fn new(sockets: &[Socket], waker: Arc<Waker>) -> Watching {
+impl<S: Waitable + Clone> Watching<S> {
+    fn new(sockets: &[S], waker: Arc<Waker>) -> Watching<S> {
         sockets.iter().for_each(|socket| socket.watchers().0.lock().push(waker.clone()));
         Watching { sockets: sockets.to_vec(), waker }
     }
 }
 
-impl Drop for Watching {
+impl<S: Waitable> Drop for Watching<S> {
     fn drop(&mut self) {
         for socket in &self.sockets {
             let mut watchers = socket.watchers().0.lock();
@@ -157,9 +175,9 @@ pub fn restarts<T>(result: &Result<T, c_int>, timeout: Option<Duration>, done: u
 
 /// Returns the result of `poll_once`. Without one, the call is set up to wait for a change of the sockets, or
 /// for the events that `others` request, until the deadline, and is attempted again afterwards.
-pub fn wait<R>(
+pub fn wait<S: Waitable + Clone + 'static, R>(
     call: &mut Call,
-    sockets: &[Socket],
+    sockets: &[S],
     others: &mut [pollfd],
     deadline: Option<Instant>,
     mut poll_once: impl FnMut(&mut [pollfd]) -> Option<R>,
@@ -180,7 +198,7 @@ pub fn wait<R>(
     let mut fds = Vec::with_capacity(others.len() + 1 + 2 * sockets.len());
     fds.extend_from_slice(others);
     fds.push(polled(watching.waker.0.as_raw_fd()));
-    sockets.iter().for_each(|socket| socket.arm(|fd| fds.push(polled(fd.as_raw_fd()))));
+    sockets.iter().for_each(|socket| socket.arm(&mut |fd| fds.push(polled(fd.as_raw_fd()))));
     if let Some(outcome) = poll_once(others) {
         return Ok(outcome);
     }
@@ -206,9 +224,9 @@ pub type PollOutcome<T> = Option<Result<T, c_int>>;
 ///
 /// # Errors
 /// `EAGAIN`, `EINTR`, [`PENDING`], and the errors of `poll_once`.
-pub fn until<T>(
+pub fn until<S: Waitable + Clone + 'static, T>(
     call: &mut Call,
-    socket: impl FnOnce() -> Socket,
+    socket: impl FnOnce() -> S,
     may_block: bool,
     timeout: Option<Duration>,
     mut poll_once: impl FnMut() -> PollOutcome<T>,

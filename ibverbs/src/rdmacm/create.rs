@@ -1,0 +1,133 @@
+//! Creation, destruction and migration of ids.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use urxe::verbs::cm::PortSpace;
+
+use crate::abi::{rdma_cm_id, rdma_event_channel};
+use crate::errno::minus_one;
+use crate::event_objects::address_of;
+use crate::object::FfiObject;
+use crate::rdmacm::channel::{self, Channel};
+use crate::rdmacm::id::{Id, IdState, errno, id_ref, new_private_channel, qp_type_from_c, result_code};
+use crate::rdmacm::process::ProcessGlobals;
+
+export! {
+    "RDMACM_1.0":
+        rdma_create_id = create_id,
+        rdma_destroy_id = destroy_id,
+        rdma_migrate_id = migrate_id;
+}
+
+/// Creates an id, on a channel of its own if `on` is null.
+///
+/// # Safety
+/// `on` is a channel of this library, or null.
+pub unsafe fn create(
+    on: *mut rdma_event_channel,
+    context: *mut c_void,
+    space: c_uint,
+    qp_type: Option<c_uint>,
+) -> Result<*mut rdma_cm_id, c_int> {
+    let process = ProcessGlobals::current()?;
+    let space = u16::try_from(space).ok().and_then(PortSpace::from_code).ok_or(libc::EPROTONOSUPPORT)?;
+    let service = match qp_type {
+        Some(number) => Some(qp_type_from_c(number).ok_or(libc::EOPNOTSUPP)?),
+        None => None,
+    };
+    let synchronous = on.is_null();
+    let raw_channel = if synchronous { new_private_channel()? } else { on };
+    let made = Channel::lookup(raw_channel).and_then(|on| {
+        let id = match service {
+            Some(service) => process.manager.create_id_with_qp_type(&on.channel, space, service),
+            None => process.manager.create_id(&on.channel, space),
+        };
+        id.map_err(errno)
+    });
+    match made {
+        Ok(id) => Ok(Id::new_raw(process, id, raw_channel, context, IdState::new(synchronous))),
+        Err(e) => {
+            if synchronous {
+                // SAFETY: `new_private_channel` has just created it, and the program has no pointer to it.
+                unsafe { channel::destroy(raw_channel) };
+            }
+            Err(e)
+        }
+    }
+}
+
+unsafe extern "C" fn create_id(
+    channel: *mut rdma_event_channel,
+    out: *mut *mut rdma_cm_id,
+    context: *mut c_void,
+    space: c_uint,
+) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    if out.is_null() {
+        return minus_one(libc::EINVAL);
+    }
+    // SAFETY: `rdma_create_id` requires a channel or null; `out` was checked for null and points to a
+    // writable pointer.
+    result_code(unsafe { create(channel, context, space, None).map(|id| *out = id) })
+}
+
+pub unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `rdma_destroy_id` requires a live id; null is checked.
+    let id = match unsafe { id_ref(c) } {
+        Ok(id) => id,
+        Err(libc::ENODEV) => return 0,
+        Err(e) => return minus_one(e),
+    };
+    let process = id.process;
+    process.ids.remove(id.id.number());
+    id.id.destroy();
+    id.ack_kept_event();
+    process.unacked.wait(address_of(c));
+    // SAFETY: the id is no longer registered and all its events are acknowledged, so no other thread can
+    // reach it; the program gives up its pointer, and `id` is not used after `from_raw`. A channel of the
+    // id's own has no other user.
+    unsafe {
+        let channel = (*c).channel;
+        let synchronous = id.is_synchronous();
+        drop(Id::from_raw(c));
+        if synchronous {
+            channel::destroy(channel);
+        }
+    }
+    0
+}
+
+/// Moves an id to another channel, or to one of its own if `to` is null (`rdma_migrate_id`).
+///
+/// # Safety
+/// `c` is a live id, or null; `to` is a channel of this library, or null.
+unsafe fn migrate(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(), c_int> {
+    // SAFETY: the caller passes a live id or null.
+    let id = unsafe { id_ref(c) }?;
+    let raw_channel = if to.is_null() { new_private_channel()? } else { to };
+    if let Err(e) = Channel::lookup(raw_channel).and_then(|to| id.id.migrate(&to.channel).map_err(errno)) {
+        if to.is_null() {
+            // SAFETY: `new_private_channel` has just created it, and the program has no pointer to it.
+            unsafe { channel::destroy(raw_channel) };
+        }
+        return Err(e);
+    }
+    id.ack_kept_event();
+    let was_synchronous = id.set_synchronous(to.is_null());
+    // SAFETY: only the library writes the field `channel`. If the id was synchronous, its previous channel
+    // was its own and has no other user.
+    unsafe {
+        let previous = std::mem::replace(&mut (*c).channel, raw_channel);
+        if was_synchronous {
+            channel::destroy(previous);
+        }
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn migrate_id(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `rdma_migrate_id` requires a live id, and a channel or null; a null id is checked.
+    result_code(unsafe { migrate(c, to) })
+}
