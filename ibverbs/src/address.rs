@@ -9,7 +9,7 @@ use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ib
 use crate::context::{Context, is_inherited};
 use crate::cq::WC_GRH;
 use crate::errno::{minus_one, null};
-use crate::object::{FfiCell, FfiObject};
+use crate::object::{FfiCell, FfiObject, ffi_object};
 use crate::pd::ProtectionDomain;
 
 export! {
@@ -26,14 +26,7 @@ pub struct AddressHandle {
     pub ah: Ah,
 }
 
-// SAFETY: `#[repr(C)]` with `FfiCell<ibv_ah>` as the first field.
-unsafe impl FfiObject for AddressHandle {
-    type C = ibv_ah;
-
-    fn handle(c: &ibv_ah) -> Option<u32> {
-        Some(c.handle)
-    }
-}
+ffi_object! { AddressHandle { c: ibv_ah } handle |c| c.handle }
 
 /// Returns the path to the neighbour that a LID stands for ([`urxe::verbs::lid_of`]).
 fn neighbor_path(context: &Context, lid: u16) -> Option<AddressVector> {

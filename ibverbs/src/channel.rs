@@ -11,7 +11,7 @@ use crate::cancel::{Call, Step, blocking};
 use crate::context::{Context, is_inherited};
 use crate::errno::{minus_one, null};
 use crate::event_objects::object_at;
-use crate::object::{FfiCell, FfiObject, Users};
+use crate::object::{FfiCell, FfiObject, Users, ffi_object};
 
 export! {
     "IBVERBS_1.0":
@@ -47,14 +47,7 @@ pub struct CompChannel {
     pub users: Users,
 }
 
-// SAFETY: `#[repr(C)]` with `FfiCell<ibv_comp_channel>` as the first field.
-unsafe impl FfiObject for CompChannel {
-    type C = ibv_comp_channel;
-
-    fn handle(_: &ibv_comp_channel) -> Option<u32> {
-        Some(0)
-    }
-}
+ffi_object! { CompChannel { c: ibv_comp_channel } handle |_| 0 }
 
 /// Makes a descriptor blocking, as the kernel's descriptors are until the program sets `O_NONBLOCK`.
 pub fn set_blocking(fd: c_int) {

@@ -12,7 +12,7 @@ use crate::abi::{ibv_cq, ibv_cq_ex, ibv_pd, ibv_wc};
 use crate::channel::{CompChannel, MAX_WAIT};
 use crate::context::{Context, is_inherited};
 use crate::event_objects::address_of;
-use crate::object::{FfiCell, FfiObject};
+use crate::object::{FfiCell, FfiObject, ffi_object};
 use crate::pd::ProtectionDomain;
 
 export! {
@@ -49,15 +49,7 @@ pub struct CompletionQueue {
     parent: *mut ibv_pd,
 }
 
-// SAFETY: `#[repr(C)]` with `FfiCell<ibv_cq_ex>` as the first field, and `ibv_cq_ex` begins with the fields
-// of `ibv_cq`.
-unsafe impl FfiObject for CompletionQueue {
-    type C = ibv_cq;
-
-    fn handle(c: &ibv_cq) -> Option<u32> {
-        Some(c.handle)
-    }
-}
+ffi_object! { CompletionQueue { c: ibv_cq_ex as ibv_cq } handle |c| c.handle }
 
 impl CompletionQueue {
     /// Makes the C struct of a queue from its content.

@@ -2,6 +2,7 @@
 
 use std::ffi::{CString, c_char, c_int};
 use std::io::ErrorKind;
+use std::mem::offset_of;
 use std::path::PathBuf;
 use std::sync::{Once, OnceLock};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use urxe::verbs::{Adapter, Context as Nic, ContextOptions, OpenError, WeakContex
 
 use crate::abi::ibv_device;
 use crate::env::{Settings, variable};
-use crate::object::{FfiCell, FfiObject};
+use crate::object::{FfiCell, FfiObject, ffi_object};
 
 export! {
     "IBVERBS_1.1":
@@ -42,6 +43,10 @@ pub struct Device {
     nic: Mutex<Option<OpenNic>>,
     fault_stats: Mutex<FaultStats>,
 }
+
+ffi_object! { Device { c: ibv_device } }
+
+const _: () = assert!(offset_of!(Device, zeros) == size_of::<ibv_device>());
 
 /// Statistics for the report of the fault rules in `URXE_FAULTS` at process exit.
 #[derive(Default)]
@@ -196,11 +201,6 @@ const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Maximum time for a NIC that another thread is closing to release its port, in steps of a millisecond.
 const CLOSE_RETRIES: u32 = 100;
-
-// SAFETY: `#[repr(C)]` with `FfiCell<ibv_device>` as the first field.
-unsafe impl FfiObject for Device {
-    type C = ibv_device;
-}
 
 impl Device {
     fn new(index: usize, adapter: Adapter, settings: Settings) -> Device {

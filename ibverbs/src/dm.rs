@@ -8,7 +8,7 @@ use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm};
 use crate::buffers::bytes;
 use crate::context::{Context, is_inherited};
 use crate::errno::{self, null};
-use crate::object::{FfiCell, FfiObject, Users};
+use crate::object::{FfiCell, FfiObject, Users, ffi_object};
 
 export! {
     "IBVERBS_1.13":
@@ -28,14 +28,7 @@ pub struct DeviceMemory {
     pub users: Users,
 }
 
-// SAFETY: `#[repr(C)]` with `FfiCell<ibv_dm>` as the first field.
-unsafe impl FfiObject for DeviceMemory {
-    type C = ibv_dm;
-
-    fn handle(c: &ibv_dm) -> Option<u32> {
-        Some(c.handle)
-    }
-}
+ffi_object! { DeviceMemory { c: ibv_dm } handle |c| c.handle }
 
 /// Makes the `ibv_dm` of device memory, with the handle by which it can be imported.
 fn new_dm(context: *mut ibv_context, dm: Dm, handle: u32, users: Users) -> *mut ibv_dm {

@@ -15,7 +15,7 @@ use crate::context::{Context, is_inherited};
 use crate::dm::DeviceMemory;
 use crate::errno;
 use crate::live_objects;
-use crate::object::{FfiCell, FfiObject};
+use crate::object::{FfiCell, FfiObject, ffi_object};
 use crate::pd::ProtectionDomain;
 use crate::shared_context::MrKeys;
 
@@ -62,14 +62,7 @@ enum Registered {
     Imported,
 }
 
-// SAFETY: `#[repr(C)]` with `FfiCell<ibv_mr>` as the first field.
-unsafe impl FfiObject for MemoryRegion {
-    type C = ibv_mr;
-
-    fn handle(c: &ibv_mr) -> Option<u32> {
-        Some(c.handle)
-    }
-}
+ffi_object! { MemoryRegion { c: ibv_mr } handle |c| c.handle }
 
 impl MemoryRegion {
     /// Returns the local key.
@@ -393,14 +386,7 @@ pub struct MemoryWindow {
     pub mw: ManuallyDrop<Mw>,
 }
 
-// SAFETY: `#[repr(C)]` with `FfiCell<ibv_mw>` as the first field.
-unsafe impl FfiObject for MemoryWindow {
-    type C = ibv_mw;
-
-    fn handle(c: &ibv_mw) -> Option<u32> {
-        Some(c.handle)
-    }
-}
+ffi_object! { MemoryWindow { c: ibv_mw } handle |c| c.handle }
 
 impl MemoryWindow {
     /// Makes the `ibv_mw` of the window, in the kept memory of a destroyed window if there is any.

@@ -15,14 +15,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::live_objects;
 
-/// A Rust type whose first part is a C struct that programs hold pointers to.
+/// A Rust type whose first part is a C struct that programs hold pointers to. [`ffi_object!`] implements it.
 ///
 /// # Safety
-/// The type is `#[repr(C)]` and its first field is a `FfiCell<C>`, where `C` is [`Self::C`] or a longer C
-/// struct that begins with it.
+/// The type has a `FfiCell<C>` at [`OFFSET`](Self::OFFSET), where `C` is [`Self::C`] or a longer C struct that
+/// begins with it.
 pub unsafe trait FfiObject: Sized + 'static {
     /// The C struct that programs see.
     type C;
+
+    /// Offset of the C struct in the object, which must be 0: each conversion asserts it at compile time.
+    const OFFSET: usize;
 
     /// Returns the `handle` field of the C struct, 0 for a struct without one. `None` means that objects of
     /// this type are not recorded in [`live_objects`].
@@ -45,16 +48,19 @@ pub unsafe trait FfiObject: Sized + 'static {
     /// `c` comes from [`into_raw`](Self::into_raw) of this type and is not passed to
     /// [`from_raw`](Self::from_raw) during `'a`.
     unsafe fn from_raw_ref<'a>(c: *mut Self::C) -> &'a Self {
-        // SAFETY: `into_raw` obtained `c` from a `Box<Self>`, whose address is that of its first field. Only
-        // shared references are made until `from_raw`, and the C struct lies in an `UnsafeCell`.
+        const { assert!(Self::OFFSET == 0) };
+        // SAFETY: `into_raw` obtained `c` from a `Box<Self>`, whose address is that of the C struct, as the
+        // assertion says. Only shared references are made until `from_raw`, and the C struct lies in an
+        // `UnsafeCell`.
         unsafe { &*c.cast() }
     }
 
     /// Moves the object to the heap and returns a pointer to its C struct, for the program to hold.
     fn into_raw(self) -> *mut Self::C {
+        const { assert!(Self::OFFSET == 0) };
         let c: *mut Self::C = Box::into_raw(Box::new(self)).cast();
-        // SAFETY: the object was allocated on the line above and begins with the C struct; no other thread
-        // has a pointer to it yet.
+        // SAFETY: the object was allocated on the line above and begins with the C struct, as the assertion
+        // says; no other thread has a pointer to it yet.
         if let Some(handle) = Self::handle(unsafe { &*c }) {
             live_objects::add(c.addr(), TypeId::of::<Self>(), handle);
         }
@@ -67,12 +73,42 @@ pub unsafe trait FfiObject: Sized + 'static {
     /// The requirements of [`from_raw_ref`](Self::from_raw_ref), and no other thread uses the object any
     /// more.
     unsafe fn from_raw(c: *mut Self::C) -> Box<Self> {
+        const { assert!(Self::OFFSET == 0) };
         live_objects::remove(c.addr());
         // SAFETY: `into_raw` made `c` with `Box::into_raw` of this type, and the caller passes the only
         // remaining pointer to it.
         unsafe { Box::from_raw(c.cast()) }
     }
 }
+
+/// Implements [`FfiObject`] for a struct, with the C struct in its field `c`: `Object { c: C }`, or
+/// `Object { c: Longer as C }` if programs see the beginning of a longer C struct; and then `handle`, with a
+/// function that returns the handle, for objects that are recorded in [`live_objects`]. Does not compile if
+/// the field is not at the beginning of the object, or has another type.
+macro_rules! ffi_object {
+    ($object:ident { c: $c:ident } $($handle:tt)*) => {
+        $crate::object::ffi_object! { $object { c: $c as $c } $($handle)* }
+    };
+    ($object:ident { c: $whole:ident as $c:ident } $(handle $handle:expr)?) => {
+        const _: fn(&$object) -> &$crate::object::FfiCell<$whole> = |object| &object.c;
+        const _: () = assert!($whole::LAYOUT.begins_with(&$c::LAYOUT));
+        const _: () = assert!(<$object as $crate::object::FfiObject>::OFFSET == 0);
+
+        // SAFETY: `OFFSET` is that of the field `c`, whose type the first constant checks. `$whole` begins with
+        // `$c`, as the second constant checks.
+        unsafe impl $crate::object::FfiObject for $object {
+            type C = $c;
+            const OFFSET: usize = std::mem::offset_of!($object, c);
+            $(
+                fn handle(c: &$c) -> Option<u32> {
+                    let handle: fn(&$c) -> u32 = $handle;
+                    Some(handle(c))
+                }
+            )?
+        }
+    };
+}
+pub(crate) use ffi_object;
 
 /// A cell for what lies in an [`FfiObject`] and changes through raw pointers: the C struct, which programs
 /// read and write at any time, and state that a lock next to the cell guards.

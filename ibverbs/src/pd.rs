@@ -7,7 +7,7 @@ use urxe::verbs::{Pd, Xrcd};
 use crate::abi::{ibv_context, ibv_pd, ibv_td, ibv_xrcd, ibv_xrcd_init_attr};
 use crate::context::{Context, is_inherited};
 use crate::errno;
-use crate::object::{FfiCell, FfiObject, Users};
+use crate::object::{FfiCell, FfiObject, Users, ffi_object};
 use crate::shared_context::{FileId, OpenXrcd, file_id};
 use crate::td::ThreadDomain;
 
@@ -52,14 +52,7 @@ impl ParentParts {
     }
 }
 
-// SAFETY: `#[repr(C)]` with `FfiCell<ibv_pd>` as the first field.
-unsafe impl FfiObject for ProtectionDomain {
-    type C = ibv_pd;
-
-    fn handle(c: &ibv_pd) -> Option<u32> {
-        Some(c.handle)
-    }
-}
+ffi_object! { ProtectionDomain { c: ibv_pd } handle |c| c.handle }
 
 impl ProtectionDomain {
     /// Returns the context that the domain belongs to.
@@ -160,14 +153,7 @@ pub struct XrcDomain {
     pub users: Users,
 }
 
-// SAFETY: `#[repr(C)]` with `FfiCell<ibv_xrcd>` as the first field.
-unsafe impl FfiObject for XrcDomain {
-    type C = ibv_xrcd;
-
-    fn handle(_: &ibv_xrcd) -> Option<u32> {
-        Some(0)
-    }
-}
+ffi_object! { XrcDomain { c: ibv_xrcd } handle |_| 0 }
 
 impl XrcDomain {
     /// Returns the context that the domain belongs to.

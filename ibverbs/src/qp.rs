@@ -1,6 +1,7 @@
 //! Queue pairs (`ibv_qp`, `ibv_qp_ex`).
 
 use std::ffi::{c_int, c_uint};
+use std::mem::offset_of;
 
 use urxe::transport::{AlternatePath, MigrationState};
 use urxe::verbs::{Access, AckTimeout, Gid, Mtu, Psn, QKey, Qp, QpAttr, QpState, Qpn, RnrTimer};
@@ -11,7 +12,7 @@ use crate::abi::{
 use crate::address;
 use crate::context::{Context, is_inherited};
 use crate::event_objects::address_of;
-use crate::object::{FfiCell, FfiObject};
+use crate::object::{FfiCell, FfiObject, ffi_object};
 use crate::pd::{ProtectionDomain, XrcDomain};
 use crate::srq::SharedReceiveQueue;
 use crate::wr_session::WrSessionState;
@@ -39,14 +40,11 @@ pub struct QueuePair {
     xrcd: *mut ibv_xrcd,
 }
 
-// SAFETY: `#[repr(C)]` with `FfiCell<ibv_qp_ex>` as the first field, and `ibv_qp_ex` begins with an `ibv_qp`.
-unsafe impl FfiObject for QueuePair {
-    type C = ibv_qp;
+ffi_object! { QueuePair { c: ibv_qp_ex as ibv_qp } handle |c| c.handle }
 
-    fn handle(c: &ibv_qp) -> Option<u32> {
-        Some(c.handle)
-    }
-}
+// `ibv_qp_ex` begins with an `ibv_qp`.
+const _: fn(&ibv_qp_ex) -> &ibv_qp = |c| &c.qp_base;
+const _: () = assert!(offset_of!(ibv_qp_ex, qp_base) == 0);
 
 impl QueuePair {
     /// Makes the C struct of a queue pair from its content.

@@ -11,7 +11,7 @@ use crate::context::{Context, is_inherited};
 use crate::cq::CompletionQueue;
 use crate::errno::null;
 use crate::event_objects::address_of;
-use crate::object::{FfiCell, FfiObject, Users};
+use crate::object::{FfiCell, FfiObject, Users, ffi_object};
 use crate::pd::{ProtectionDomain, XrcDomain};
 
 export! {
@@ -34,14 +34,7 @@ pub struct SharedReceiveQueue {
     pub users: Users,
 }
 
-// SAFETY: `#[repr(C)]` with `FfiCell<ibv_srq>` as the first field.
-unsafe impl FfiObject for SharedReceiveQueue {
-    type C = ibv_srq;
-
-    fn handle(c: &ibv_srq) -> Option<u32> {
-        Some(c.handle)
-    }
-}
+ffi_object! { SharedReceiveQueue { c: ibv_srq } handle |c| c.handle }
 
 /// Creates a shared receive queue: an XRC one if `xrc` gives its XRC domain and completion queue. Returns
 /// null with `errno` set on failure.

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use crate::abi::{ibv_context, ibv_td, ibv_td_init_attr};
 use crate::context::is_inherited;
 use crate::errno::null;
-use crate::object::{FfiCell, FfiObject, Users};
+use crate::object::{FfiCell, FfiObject, Users, ffi_object};
 
 /// A thread domain: the program's promise that only one thread at a time uses the objects made in it. This
 /// library does not rely on it and locks in any case.
@@ -15,14 +15,7 @@ pub struct ThreadDomain {
     pub users: Users,
 }
 
-// SAFETY: `#[repr(C)]` with `FfiCell<ibv_td>` as the first field.
-unsafe impl FfiObject for ThreadDomain {
-    type C = ibv_td;
-
-    fn handle(_: &ibv_td) -> Option<u32> {
-        Some(0)
-    }
-}
+ffi_object! { ThreadDomain { c: ibv_td } handle |_| 0 }
 
 pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
     let _uncancelled = crate::cancel::disable();

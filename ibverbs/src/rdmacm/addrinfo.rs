@@ -2,6 +2,7 @@
 //! space.
 
 use std::ffi::{c_char, c_int, c_uint};
+use std::mem::offset_of;
 use std::ptr::null_mut;
 
 use libc::{addrinfo, sockaddr, sockaddr_storage, socklen_t};
@@ -35,6 +36,9 @@ struct Entry {
     src: sockaddr_storage,
     dst: sockaddr_storage,
 }
+
+// Programs hold a pointer to the C struct, which `freeaddrinfo` converts back to one to the element.
+const _: () = assert!(offset_of!(Entry, c) == 0);
 
 /// Returns queue pair type and port space; either is derived from the other if only one is given.
 fn qp_type_and_ps(hints: Option<&rdma_addrinfo>) -> (c_int, c_int) {
@@ -134,7 +138,7 @@ unsafe extern "C" fn getaddrinfo(
     // once.
     system_hints.ai_socktype = if kind.0 == UD as c_int { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
     let mut list = null_mut();
-    // SAFETY: `node` and `service` are zero-terminated strings or null; `hints_c` and `list` are locals.
+    // SAFETY: `node` and `service` are zero-terminated strings or null; `system_hints` and `list` are locals.
     let code = unsafe { libc::getaddrinfo(node, service, &system_hints, &mut list) };
     if code != 0 {
         return code;

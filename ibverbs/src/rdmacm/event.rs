@@ -13,7 +13,7 @@ use crate::cancel::{Call, Step, blocking};
 use crate::channel::{is_nonblocking, wait_for_event};
 use crate::errno::minus_one;
 use crate::event_objects::object_at;
-use crate::object::{FfiCell, FfiObject};
+use crate::object::{FfiCell, FfiObject, ffi_object};
 use crate::rdmacm::channel::Channel;
 use crate::rdmacm::id::Id;
 use crate::rdmacm::process::ProcessGlobals;
@@ -40,10 +40,7 @@ struct Event {
     held_id: usize,
 }
 
-// SAFETY: `#[repr(C)]` with `FfiCell<rdma_cm_event>` as the first field.
-unsafe impl FfiObject for Event {
-    type C = rdma_cm_event;
-}
+ffi_object! { Event { c: rdma_cm_event } }
 
 /// Returns the length of private data, limited to what the C struct can express.
 fn length(data: &[u8]) -> u8 {

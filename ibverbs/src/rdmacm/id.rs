@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::device::warn;
 use crate::errno::minus_one;
 use crate::event_objects::object_at;
-use crate::object::{FfiCell, FfiObject};
+use crate::object::{FfiCell, FfiObject, ffi_object};
 use crate::qp::QueuePair;
 use crate::rdmacm::addrinfo;
 use crate::rdmacm::channel::{self, Channel};
@@ -38,10 +38,7 @@ pub struct Id {
     state: Mutex<IdState>,
 }
 
-// SAFETY: `#[repr(C)]` with `FfiCell<rdma_cm_id>` as the first field.
-unsafe impl FfiObject for Id {
-    type C = rdma_cm_id;
-}
+ffi_object! { Id { c: rdma_cm_id } }
 
 /// Mutable state of an id.
 #[derive(Default)]
