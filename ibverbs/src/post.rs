@@ -1,6 +1,6 @@
 //! Posting of work requests: converts the lists of the C interface into the NIC's.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::ffi::c_int;
 
 use urxe::verbs::Bind;
@@ -21,10 +21,14 @@ const SEND_SIGNALED: u32 = 2;
 const SEND_SOLICITED: u32 = 4;
 const SEND_INLINE: u32 = 8;
 
+/// `IBV_WR_ATOMIC_WRITE`.
+const ATOMIC_WRITE: u32 = 15;
+
 const QPT_UD: u32 = 4;
 const QPT_XRC_SEND: u32 = 9;
 
-/// Buffers in which a list is converted; reused per thread, so that posting allocates nothing.
+/// Buffers in which a list is converted. They belong to the thread and are empty between its posts, of which
+/// each converts in the allocations of the one before.
 #[derive(Default)]
 struct Scratch {
     requests: Vec<SendWr<'static>>,
@@ -32,7 +36,15 @@ struct Scratch {
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static SCRATCH: Cell<Scratch> = const { Cell::new(Scratch { requests: Vec::new(), pieces: Vec::new() }) };
+}
+
+/// Returns an empty vector in the allocation of another one, whose elements have the same layout.
+fn recycle<T, U>(mut used: Vec<T>) -> Vec<U> {
+    const { assert!(size_of::<T>() == size_of::<U>() && align_of::<T>() == align_of::<U>()) };
+    used.clear();
+    // `collect` keeps the allocation of a vector if the elements have the same layout.
+    used.into_iter().map(|_| unreachable!("the vector was cleared")).collect()
 }
 
 /// Converts the `send_flags` of a work request.
@@ -95,7 +107,7 @@ unsafe fn operation(wr: &ibv_send_wr) -> Result<WrOp, c_int> {
             7 => WrOp::LocalInv(RKey(wr.imm_data)),
             8 => WrOp::BindMw(bind(window_key(wr.bind_mw.mw, wr.bind_mw.rkey)?, &wr.bind_mw.bind_info)),
             9 => WrOp::SendWithInv(RKey(wr.imm_data)),
-            15 => WrOp::AtomicWrite { va, rkey, value: atomic_write_value(wr)? },
+            ATOMIC_WRITE => WrOp::AtomicWrite { va, rkey, value: atomic_write_value(wr)? },
             _ => return Err(libc::EINVAL),
         })
     }
@@ -106,7 +118,7 @@ unsafe fn operation(wr: &ibv_send_wr) -> Result<WrOp, c_int> {
 /// # Safety
 /// The elements of `wr` are readable, and so is the memory that they name.
 unsafe fn atomic_write_value(wr: &ibv_send_wr) -> Result<[u8; 8], c_int> {
-    // SAFETY: the caller vouches for the elements, which are read before the C call returns.
+    // SAFETY: the caller passes a request with readable elements, and the result is used in this function only.
     match unsafe { elements(wr.sg_list, wr.num_sge) }? {
         [sge] if sge.length == 8 => {
             let at: *const [u8; 8] = std::ptr::with_exposed_provenance(sge.addr as usize);
@@ -144,80 +156,114 @@ unsafe fn destination(service: u32, wr: &ibv_send_wr) -> Result<Option<Destinati
     }
 }
 
-impl Scratch {
-    /// Reserves room for the inline pieces of the first `max` requests of a list, so that `pieces` does not
-    /// move while the list is converted.
-    ///
-    /// # Safety
-    /// `wr` is null or the head of a list that is readable during the call.
-    unsafe fn reserve(&mut self, mut wr: *const ibv_send_wr, max: usize) {
-        let mut pieces = 0_usize;
-        for _ in 0..max {
-            // SAFETY: the pointer comes from a list whose elements the caller guarantees to be readable, or
-            // is null at its end.
-            let Some(request) = (unsafe { wr.as_ref() }) else { break };
-            let inline = if request.send_flags & SEND_INLINE != 0 { request.num_sge } else { 0 };
-            pieces = pieces.saturating_add(usize::try_from(inline).unwrap_or(0));
-            wr = request.next;
-        }
-        self.pieces.clear();
-        self.pieces.reserve(pieces);
+/// Returns the program's bytes that an element of inline data names.
+///
+/// # Safety
+/// The element names readable bytes, which are not written during `'a`.
+unsafe fn inline_piece<'a>(sge: &Sge) -> &'a [u8] {
+    if sge.length == 0 {
+        return &[];
     }
+    let start = std::ptr::with_exposed_provenance(sge.addr as usize);
+    // SAFETY: the caller passes an element of readable bytes. The program has passed their address as an
+    // integer, and thus exposed it.
+    unsafe { std::slice::from_raw_parts(start, sge.length as usize) }
+}
 
-    /// Converts the data of a request.
-    ///
-    /// # Safety
-    /// The program's list, the memory that it names and `self.pieces` must stay unchanged while the result is
-    /// used, which borrows from them; `reserve` has made room for the pieces of `wr`.
-    unsafe fn data(&mut self, wr: &ibv_send_wr) -> Result<WrData<'static>, c_int> {
-        // SAFETY: the caller keeps the elements unchanged while the result is used.
-        let sges = unsafe { elements(wr.sg_list, wr.num_sge) }?;
-        if wr.opcode == 15 {
-            return Ok(WrData::Sges(&[]));
+/// Reports whether the inline data of a request is passed to the NIC as a list of pieces. Data of one piece is
+/// passed by itself, and an ATOMIC WRITE has its data in the operation.
+fn has_piece_list(wr: &ibv_send_wr) -> bool {
+    wr.send_flags & SEND_INLINE != 0 && wr.opcode != ATOMIC_WRITE && wr.num_sge != 1
+}
+
+/// Appends the pieces of inline data of the first `max` requests of a list, in their order, for [`convert`].
+///
+/// # Safety
+/// `list` is null or the head of a list that is readable and unchanged during `'a`, with its elements and
+/// inline data.
+unsafe fn collect_pieces<'a>(list: *const ibv_send_wr, max: usize, pieces: &mut Vec<&'a [u8]>) {
+    let mut next = list;
+    for _ in 0..max {
+        // SAFETY: the pointer comes from a list whose elements the caller guarantees to be readable, or is
+        // null at its end.
+        let Some(wr) = (unsafe { next.as_ref() }) else { break };
+        if has_piece_list(wr) {
+            // SAFETY: the caller guarantees the elements of the list.
+            let Ok(sges) = (unsafe { elements(wr.sg_list, wr.num_sge) }) else {
+                // The conversion stops at this request too.
+                break;
+            };
+            // SAFETY: the caller guarantees that inline data is readable and unchanged during `'a`.
+            pieces.extend(sges.iter().map(|sge| unsafe { inline_piece(sge) }));
         }
-        if wr.send_flags & SEND_INLINE == 0 {
-            return Ok(WrData::Sges(sges));
+        next = wr.next;
+    }
+}
+
+/// Converts the data of a request. `pieces` begins with those of the request, which are removed from it.
+///
+/// # Safety
+/// The elements of `wr` and its inline data are readable and unchanged during `'a`.
+unsafe fn data<'a>(wr: &ibv_send_wr, pieces: &mut &'a [&'a [u8]]) -> Result<WrData<'a>, c_int> {
+    // SAFETY: the caller guarantees that the elements are readable and unchanged during `'a`.
+    let sges = unsafe { elements(wr.sg_list, wr.num_sge) }?;
+    if wr.opcode == ATOMIC_WRITE {
+        return Ok(WrData::Sges(&[]));
+    }
+    if has_piece_list(wr) {
+        let (own, rest) = pieces.split_at_checked(sges.len()).ok_or(libc::EINVAL)?;
+        *pieces = rest;
+        return Ok(WrData::InlineList(own));
+    }
+    match sges {
+        // SAFETY: the caller guarantees that inline data is readable and unchanged during `'a`.
+        [sge] if wr.send_flags & SEND_INLINE != 0 => Ok(WrData::Inline(unsafe { inline_piece(sge) })),
+        sges => Ok(WrData::Sges(sges)),
+    }
+}
+
+/// Converts the requests of a list to the end of `requests`, up to `max` of them; `pieces` are those that
+/// [`collect_pieces`] has collected. Returns the request that cannot be converted, with an error number, if
+/// there is one.
+///
+/// # Safety
+/// The requirements of `ibv_post_send`: `list` is null or the head of a list of work requests of a queue pair
+/// of this type, all of which are readable and unchanged during `'a`, with what their pointers point to.
+unsafe fn convert<'a>(
+    qp_type: u32,
+    list: *mut ibv_send_wr,
+    max: usize,
+    mut pieces: &'a [&'a [u8]],
+    requests: &mut Vec<SendWr<'a>>,
+) -> Option<(*mut ibv_send_wr, c_int)> {
+    let mut next = list;
+    // SAFETY: `next` is an element of the list, which the caller guarantees to be readable, or null at its
+    // end.
+    while let Some(wr) = unsafe { next.as_ref() } {
+        if requests.len() == max {
+            return Some((next, libc::ENOMEM));
         }
-        let piece = |sge: &Sge| -> &'static [u8] {
-            if sge.length == 0 {
-                return &[];
-            }
-            // SAFETY: `ibv_post_send` requires inline data to be readable during the call, and it is copied
-            // before the call ends.
+        let mut request = || {
+            // SAFETY: the caller guarantees what `ibv_post_send` requires of each request: that the pointers
+            // that its opcode and the service type use are valid, and elements and inline data unchanged
+            // during `'a`.
             unsafe {
-                std::slice::from_raw_parts(
-                    std::ptr::with_exposed_provenance(sge.addr as usize),
-                    sge.length as usize,
-                )
+                Ok(SendWr {
+                    wr_id: wr.wr_id,
+                    op: operation(wr)?,
+                    data: data(wr, &mut pieces)?,
+                    flags: flags(wr.send_flags),
+                    to: destination(qp_type, wr)?,
+                })
             }
         };
-        if let [sge] = sges {
-            return Ok(WrData::Inline(piece(sge)));
+        match request() {
+            Ok(request) => requests.push(request),
+            Err(errno) => return Some((next, errno)),
         }
-        let first = self.pieces.len();
-        self.pieces.extend(sges.iter().map(piece));
-        let pieces: *const [&'static [u8]] = &raw const self.pieces[first..];
-        // SAFETY: `reserve` made room for the pieces of all requests, so later ones do not move these;
-        // `pieces` is cleared only when no converted request is left.
-        Ok(WrData::InlineList(unsafe { &*pieces }))
+        next = wr.next;
     }
-
-    /// Converts a request.
-    ///
-    /// # Safety
-    /// The requirements of [`data`](Self::data), [`operation`] and [`destination`].
-    unsafe fn request(&mut self, service: u32, wr: &ibv_send_wr) -> Result<SendWr<'static>, c_int> {
-        // SAFETY: the caller meets the requirements of the three functions.
-        unsafe {
-            Ok(SendWr {
-                wr_id: wr.wr_id,
-                op: operation(wr)?,
-                data: self.data(wr)?,
-                flags: flags(wr.send_flags),
-                to: destination(service, wr)?,
-            })
-        }
-    }
+    None
 }
 
 pub unsafe extern "C" fn post_send(
@@ -227,58 +273,40 @@ pub unsafe extern "C" fn post_send(
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_post_send` requires a live queue pair, and `qp_type` was set when it was made.
-    let (pair, service) = unsafe { (QueuePair::from_raw_ref(c), (*c).qp_type) };
+    let (pair, qp_type) = unsafe { (QueuePair::from_raw_ref(c), (*c).qp_type) };
     // Upper bound of the requests read from a list, which may be circular: one more than the queue holds,
     // for the NIC to reject.
     let max = pair.send_depth() + 1;
-    let post = |scratch: &mut Scratch| {
-        scratch.requests.clear();
-        // SAFETY: `ibv_post_send` requires a list of readable work requests that ends with null (or is
-        // circular).
-        unsafe { scratch.reserve(list, max) };
-        let mut failed = None;
-        let mut next = list;
-        // SAFETY: as above: `next` is an element of the list, or null at its end.
-        while let Some(wr) = unsafe { next.as_ref() } {
-            if scratch.requests.len() == max {
-                failed = Some((next, libc::ENOMEM));
-                break;
-            }
-            // SAFETY: the program keeps the list and the memory that it names valid and unchanged until this
-            // call returns; the converted requests are cleared before that, and `reserve` has counted their
-            // pieces.
-            match unsafe { scratch.request(service, wr) } {
-                Ok(request) => scratch.requests.push(request),
-                Err(errno) => {
-                    failed = Some((next, errno));
-                    break;
-                }
-            }
-            next = wr.next;
-        }
-        let mut accepted = scratch.requests.len();
-        if let Err(e) = pair.qp.post_send_list(&scratch.requests) {
-            accepted = e.index;
-            let mut at = list;
-            for _ in 0..e.index {
-                // SAFETY: the request at `e.index` was converted from the list, so the list has as many
-                // elements before it.
-                at = unsafe { (*at).next };
-            }
-            failed = Some((at, e.errno()));
-        }
-        // SAFETY: the accepted requests were converted from the first elements of the list, in this order.
-        unsafe { store_window_rkeys(list, &scratch.requests[..accepted]) };
-        scratch.requests.clear();
-        let Some((at, errno)) = failed else { return 0 };
-        // SAFETY: `ibv_post_send` requires `bad` to point to a writable pointer.
-        unsafe { *bad = at };
-        errno
-    };
     // The thread-local value of an exiting thread may be destroyed already.
-    SCRATCH
-        .try_with(|scratch| post(&mut scratch.borrow_mut()))
-        .unwrap_or_else(|_| post(&mut Scratch::default()))
+    let Scratch { requests, pieces } = SCRATCH.try_with(Cell::take).unwrap_or_default();
+    let (mut requests, mut pieces): (Vec<SendWr<'_>>, Vec<&[u8]>) = (requests, pieces);
+    // SAFETY: `ibv_post_send` requires a list of readable work requests that ends with null (or is circular),
+    // which the program leaves unchanged during this call, with elements and inline data. Both vectors are
+    // cleared before the call ends.
+    let mut failed = unsafe {
+        collect_pieces(list, max, &mut pieces);
+        convert(qp_type, list, max, &pieces, &mut requests)
+    };
+    let mut accepted = requests.len();
+    if let Err(e) = pair.qp.post_send_list(&requests) {
+        accepted = e.index;
+        let mut at = list;
+        for _ in 0..e.index {
+            // SAFETY: the request at `e.index` was converted from the list, so the list has as many elements
+            // before it.
+            at = unsafe { (*at).next };
+        }
+        failed = Some((at, e.errno()));
+    }
+    // SAFETY: the accepted requests were converted from the first elements of the list, in this order.
+    unsafe { store_window_rkeys(list, &requests[..accepted]) };
+    let scratch = Scratch { requests: recycle(requests), pieces: recycle(pieces) };
+    // Fails, and drops the buffers, if the thread is exiting.
+    let _ = SCRATCH.try_with(|cell| cell.set(scratch));
+    let Some((at, errno)) = failed else { return 0 };
+    // SAFETY: `ibv_post_send` requires `bad` to point to a writable pointer.
+    unsafe { *bad = at };
+    errno
 }
 
 /// Stores the new rkeys of the windows that accepted requests bind in the C structs of these windows.
@@ -379,5 +407,20 @@ pub unsafe extern "C" fn bind_mw(c: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ibv
             }
             Err(e) => e.errno(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recycled_vector_is_empty_and_keeps_its_allocation() {
+        let mut used: Vec<&'static [u8]> = Vec::with_capacity(7);
+        used.extend([&[1][..]; 5]);
+        let (start, capacity) = (used.as_ptr().addr(), used.capacity());
+        let recycled: Vec<&[u8]> = recycle(used);
+        assert!(recycled.is_empty());
+        assert_eq!((recycled.as_ptr().addr(), recycled.capacity()), (start, capacity));
     }
 }
