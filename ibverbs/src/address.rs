@@ -103,7 +103,7 @@ unsafe fn reverse_path(
     wc: *const ibv_wc,
     header: *const ibv_grh,
 ) -> Option<AddressVector> {
-    // SAFETY: the caller passes a readable completion.
+    // SAFETY: the caller guarantees that `wc` points to a readable completion.
     if unsafe { (*wc).wc_flags } & WC_GRH == 0 {
         return None;
     }

@@ -68,7 +68,8 @@ pub fn is_nonblocking(fd: c_int) -> bool {
 
 pub unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_create_comp_channel` requires an open context.
+    // SAFETY: `ibv_create_comp_channel` requires an open context, which the program does not close during
+    // the call.
     match unsafe { Context::from_raw_ref(context) }.nic.create_channel() {
         Ok(channel) => {
             let fd = channel.as_fd().as_raw_fd();
@@ -118,9 +119,10 @@ unsafe fn next_cq_event(
     cq_context: *mut *mut c_void,
     call: &mut Call,
 ) -> Step<c_int> {
-    // SAFETY: the caller passes a live channel.
+    // SAFETY: the caller passes a live channel, which the program does not destroy before the call ends.
     let channel = unsafe { CompChannel::from_raw_ref(c) };
-    // SAFETY: as above; `fd` was set when the channel was made.
+    // SAFETY: the channel is live as the caller guarantees, and `fd` is not written after the channel is
+    // made.
     let fd = unsafe { (*c).fd };
     // SAFETY: the context of a live channel stays open as long as the channel exists.
     let objects = unsafe { &Context::from_raw_ref((*c).context).event_objects };

@@ -145,7 +145,7 @@ fn work_completion(from: &Completion) -> ibv_wc {
 
 pub unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_poll_cq` requires a live queue.
+    // SAFETY: `ibv_poll_cq` requires a live queue, which the program does not destroy during the call.
     let queue = unsafe { CompletionQueue::from_raw_ref(c) };
     let Ok(max) = usize::try_from(max) else { return -libc::EINVAL };
     let poll = |completions: &mut Vec<Completion>| {

@@ -37,7 +37,8 @@ pub fn set_functions(c: &mut ibv_cq_ex) {
 /// # Safety
 /// `c` is the C struct of `queue`, in a batch of this thread.
 unsafe fn advance(c: *mut ibv_cq_ex, queue: &CompletionQueue) -> c_int {
-    // SAFETY: the batch is this thread's, so this is the only reference to the cell.
+    // SAFETY: the batch is this thread's, which holds the lock next to the cell, so this is the only
+    // reference to its content.
     let Some(poll) = (unsafe { &mut *queue.batch.poll.get() }) else { return libc::EINVAL };
     match poll.next_poll() {
         Ok(Some(wc)) => {
@@ -68,7 +69,8 @@ unsafe extern "C" fn start_poll(c: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) 
     };
     if result != 0 {
         // The program calls `ibv_end_poll` only after a successful start.
-        // SAFETY: the batch began above on this thread.
+        // SAFETY: the batch began above on this thread, which therefore holds the lock that `end_batch`
+        // releases.
         unsafe { end_batch(queue) };
     }
     result
@@ -105,7 +107,8 @@ unsafe fn end_batch(queue: &CompletionQueue) {
 /// # Safety
 /// `c` is a live queue, in a batch of this thread.
 unsafe fn read_current<T: Default>(c: *mut ibv_cq_ex, read: impl FnOnce(&Wc<'_>) -> T) -> T {
-    // SAFETY: the queue is live and the batch is this thread's, so no other reference to the cell exists.
+    // SAFETY: the caller passes a live queue in a batch of this thread, which holds the lock next to the
+    // cell, so no other reference to its content exists.
     let poll = unsafe { &*CompletionQueue::from_raw_ref(c.cast()).batch.poll.get() };
     poll.as_ref().and_then(CqPoll::current).map_or_else(T::default, |wc| read(&wc))
 }

@@ -52,11 +52,12 @@ pub unsafe fn make(
     let (Ok(capacity), Ok(comp_vector)) = (usize::try_from(cqe), u32::try_from(comp_vector)) else {
         return errno::null(libc::EINVAL);
     };
-    // SAFETY: the caller passes a live channel, and null was excluded.
+    // SAFETY: null was excluded, so the caller passes a live channel, which the program does not destroy
+    // during the call.
     let comp_channel = (!channel.is_null()).then(|| unsafe { CompChannel::from_raw_ref(channel) });
     let options =
         CqOptions { capacity, channel: comp_channel.map(|c| c.channel.clone()), comp_vector, ignore_overrun };
-    // SAFETY: the caller passes an open context.
+    // SAFETY: the caller passes an open context, which the program does not close during the call.
     let owner = unsafe { Context::from_raw_ref(context) };
     let cq = match owner.nic.create_cq_with(&options) {
         Ok(cq) => cq,
@@ -66,7 +67,8 @@ pub unsafe fn make(
         comp_channel.users.add();
     }
     if !parent.is_null() {
-        // SAFETY: the caller passes a live domain, and null was excluded.
+        // SAFETY: null was excluded, so the caller passes a live domain, which the program does not
+        // deallocate during the call.
         unsafe { ProtectionDomain::from_raw_ref(parent) }.users.add();
     }
     // SAFETY: the struct consists of integers, raw pointers, optional function pointers, a mutex and a

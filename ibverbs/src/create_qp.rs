@@ -134,7 +134,8 @@ unsafe fn make(
         events_completed: 0,
     };
     let c = QueuePair::new_raw(c, qp, *init, xrcd);
-    // SAFETY: the context of a domain stays open as long as the domain exists.
+    // SAFETY: `context` is that of a domain that was found live, and the program closes a context only after
+    // it has destroyed the objects in it.
     unsafe { Context::from_raw_ref(context) }.event_objects.qps.add(qpn, c);
     c
 }

@@ -134,7 +134,7 @@ unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, c: *mut ibv_dm, offset: u64
 
 unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_import_dm` requires an open context.
+    // SAFETY: `ibv_import_dm` requires an open context, which the program does not close during the call.
     match unsafe { Context::from_raw_ref(context) }.dms.get(handle) {
         Some(dm) => new_dm(context, dm, handle, Users::imported()),
         None => null(libc::ENOENT),

@@ -42,9 +42,10 @@ unsafe extern "C-unwind" fn get_async_event(c: *mut ibv_context, out: *mut ibv_a
 /// # Safety
 /// `c` is an open context; `out` points to a writable struct.
 unsafe fn next_async_event(c: *mut ibv_context, out: *mut ibv_async_event, call: &mut Call) -> Step<c_int> {
-    // SAFETY: the caller passes an open context.
+    // SAFETY: the caller passes an open context, which the program does not close before the call ends.
     let context = unsafe { Context::from_raw_ref(c) };
-    // SAFETY: as above; `async_fd` was set when the context was opened.
+    // SAFETY: the context is open as the caller guarantees, and `async_fd` is not written after it was
+    // opened.
     let fd = unsafe { (*c).async_fd };
     loop {
         let event = match context.nic.next_event() {
@@ -57,7 +58,7 @@ unsafe fn next_async_event(c: *mut ibv_context, out: *mut ibv_async_event, call:
             },
         };
         let Some(address) = affiliated_object(context, event) else { continue };
-        // SAFETY: the caller passes a writable struct.
+        // SAFETY: the caller guarantees that `out` points to a writable struct.
         unsafe { *out = ibv_async_event { element: object_at::<c_void>(address), event_type: event.code() } };
         return Step::Done(0);
     }

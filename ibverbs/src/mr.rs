@@ -185,7 +185,8 @@ fn new_dm_mr(pd: *mut ibv_pd, region: DmMr, memory: *mut ibv_dm) -> *mut ibv_mr 
 
 unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: the caller meets the requirements of `ibv_reg_mr`.
+    // SAFETY: the requirements of `register` are those of `ibv_reg_mr`, which the program meets: it keeps
+    // the memory valid until it deregisters the region.
     unsafe { register(pd, addr, length, addr.addr() as u64, access as c_uint) }
 }
 
@@ -338,7 +339,7 @@ unsafe extern "C" fn rereg_mr(
         (c_mr.addr, c_mr.length) = (addr, length);
     }
     let keys = MrKeys { lkey: c_mr.lkey, rkey: c_mr.rkey, length: c_mr.length };
-    // SAFETY: the context of a live region is open.
+    // SAFETY: `c` is live, and the program closes a context only after it has destroyed the objects in it.
     unsafe { Context::from_raw_ref(c_mr.context) }.mrs.set(c_mr.handle, keys);
     0
 }
@@ -350,7 +351,8 @@ pub unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
     if unsafe { is_inherited((*c).context) } {
         return 0;
     }
-    // SAFETY: `c` is live as above.
+    // SAFETY: `c` is live (checked by the `entry_points` wrapper), and the program does not use it in
+    // another call meanwhile.
     let region = unsafe { MemoryRegion::from_raw_ref(c) };
     let mut mr = region.mr.lock();
     match mr.take() {

@@ -131,8 +131,8 @@ impl<C> FfiCell<C> {
 // whose threads follow the rules of libibverbs for C structs (this library writes them only where libibverbs
 // does), or by the lock next to the cell.
 unsafe impl<C> Sync for FfiCell<C> {}
-// SAFETY: as for `Sync`; the cell itself is bound to no thread, and the pointers in C structs are not used by
-// moving them.
+// SAFETY: a cell that is moved to another thread gives that thread raw pointers only, as a shared one does.
+// Moving it uses none of the pointers in the C struct, and nothing in that is bound to a thread.
 unsafe impl<C> Send for FfiCell<C> {}
 
 /// Number of users of an object: objects made from it, which prevent its destruction. An imported object has

@@ -64,7 +64,8 @@ impl ProtectionDomain {
 
     /// Makes the `ibv_pd` of a new domain, under a new handle.
     pub fn new_raw(context: *mut ibv_context, pd: Pd, parts: Option<ParentParts>) -> *mut ibv_pd {
-        // SAFETY: both callers pass on the open context that the program named.
+        // SAFETY: both callers pass on the context that the program named, which it does not close during
+        // the call.
         let handle = unsafe { Context::from_raw_ref(context) }.pds.add(pd.clone());
         ProtectionDomain::with_handle(ibv_pd { context, handle }, pd, parts, Users::default())
     }
@@ -90,7 +91,7 @@ impl ProtectionDomain {
 
 pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_alloc_pd` requires an open context.
+    // SAFETY: `ibv_alloc_pd` requires an open context, which the program does not close during the call.
     match unsafe { Context::from_raw_ref(context) }.nic.alloc_pd() {
         Ok(pd) => ProtectionDomain::new_raw(context, pd, None),
         Err(e) => errno::null(e.errno()),
@@ -121,7 +122,7 @@ pub unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
 
 unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_import_pd` requires an open context.
+    // SAFETY: `ibv_import_pd` requires an open context, which the program does not close during the call.
     match unsafe { Context::from_raw_ref(context) }.pds.get(handle) {
         Some(pd) => {
             let users = Users::imported();
@@ -199,7 +200,7 @@ pub unsafe extern "C" fn open_xrcd(
     if attr.comp_mask != REQUIRED {
         return errno::null(libc::EINVAL);
     }
-    // SAFETY: `ibv_open_xrcd` requires an open context.
+    // SAFETY: `ibv_open_xrcd` requires an open context, which the program does not close during the call.
     match open(unsafe { Context::from_raw_ref(context) }, attr) {
         Ok((xrcd, file)) => {
             XrcDomain { c: FfiCell::new(ibv_xrcd { context }), xrcd, file, users: Users::default() }

@@ -357,7 +357,7 @@ unsafe fn post_receives(
             .and_then(|()| unsafe { elements(wr.sg_list, wr.num_sge) })
             .and_then(|sges| post(&RecvWr { wr_id: wr.wr_id, sges }));
         if let Err(errno) = posted {
-            // SAFETY: the caller passes a writable pointer.
+            // SAFETY: the caller guarantees that `bad` points to a writable pointer.
             unsafe { *bad = next };
             return errno;
         }

@@ -218,7 +218,7 @@ pub unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask:
     if mask & !ALL_ATTRS != 0 || mask & CAP != 0 {
         return libc::EINVAL;
     }
-    // SAFETY: the context of a live queue pair is open.
+    // SAFETY: `c` is live, and the program closes a context only after it has destroyed the objects in it.
     let context = unsafe { Context::from_raw_ref((*c).context) };
     let Some(given) = attr_from_c(context, attr, mask) else { return libc::EINVAL };
     match qp.qp.modify(&given) {

@@ -108,7 +108,8 @@ unsafe extern "C" fn wr_complete(c: *mut ibv_qp_ex) -> c_int {
         let session = &QueuePair::from_raw_ref(c.cast()).session;
         (*session.error.get(), std::mem::take(&mut *session.bound_windows.get()))
     };
-    // SAFETY: as above.
+    // SAFETY: `c` is a live queue pair, in a session of this thread or in none, as `ibv_wr_complete`
+    // requires.
     match (unsafe { end(c) }, error) {
         (None, _) => libc::EINVAL,
         (Some(_), Some(errno)) => errno,

@@ -102,7 +102,7 @@ fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
 
 unsafe extern "C" fn query_device(context: *mut ibv_context, out: *mut ibv_device_attr) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_query_device` requires an open context.
+    // SAFETY: `ibv_query_device` requires an open context, which the program does not close during the call.
     let (_, c) = device_attr(unsafe { Context::from_raw_ref(context) });
     // SAFETY: `ibv_query_device` requires `out` to point to a writable struct.
     unsafe { *out = c };
@@ -120,7 +120,8 @@ pub unsafe extern "C" fn query_device_ex(
     if !input.is_null() && unsafe { (*input).comp_mask } != 0 || len < size_of::<ibv_device_attr>() {
         return libc::EINVAL;
     }
-    // SAFETY: `ibv_query_device_ex` requires an open context.
+    // SAFETY: `ibv_query_device_ex` requires an open context, which the program does not close during the
+    // call.
     let (attr, orig_attr) = device_attr(unsafe { Context::from_raw_ref(context) });
     // SAFETY: the struct consists of integers, for which zeros are valid.
     let zeros: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
@@ -155,7 +156,8 @@ pub unsafe extern "C" fn query_rt_values(context: *mut ibv_context, values: *mut
     // during the call.
     let values = unsafe { &mut *values };
     if values.comp_mask & RAW_CLOCK != 0 {
-        // SAFETY: `ibv_query_rt_values_ex` requires an open context.
+        // SAFETY: `ibv_query_rt_values_ex` requires an open context, which the program does not close during
+        // the call.
         let ticks = unsafe { Context::from_raw_ref(context) }.nic.clock();
         values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: ticks as i64 };
     }
@@ -228,7 +230,7 @@ unsafe extern "C" fn query_gid(
     out: *mut ibv_gid,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_query_gid` requires an open context.
+    // SAFETY: `ibv_query_gid` requires an open context, which the program does not close during the call.
     let found = usize::try_from(index).ok().and_then(|i| gid(unsafe { Context::from_raw_ref(context) }, i));
     match found.filter(|_| port == 1) {
         // SAFETY: `ibv_query_gid` requires `out` to point to a writable union.
@@ -257,7 +259,7 @@ pub unsafe extern "C" fn query_gid_ex(
     if flags != 0 {
         return libc::EOPNOTSUPP;
     }
-    // SAFETY: `ibv_query_gid_ex` requires an open context.
+    // SAFETY: `ibv_query_gid_ex` requires an open context, which the program does not close during the call.
     let Some(entry) =
         gid_entry(unsafe { Context::from_raw_ref(context) }, index as usize).filter(|_| port == 1)
     else {
@@ -280,7 +282,8 @@ unsafe extern "C" fn query_gid_table(
     if flags != 0 {
         return -(libc::EOPNOTSUPP as isize);
     }
-    // SAFETY: `ibv_query_gid_table` requires an open context.
+    // SAFETY: `ibv_query_gid_table` requires an open context, which the program does not close during the
+    // call.
     let context = unsafe { Context::from_raw_ref(context) };
     let entries: Vec<_> = (0..context.nic.gids().len()).filter_map(|i| gid_entry(context, i)).collect();
     if entries.len() > max {
@@ -297,7 +300,8 @@ unsafe extern "C" fn query_gid_table(
 
 unsafe extern "C" fn query_gid_type(context: *mut ibv_context, port: u8, index: u32, out: *mut u32) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_query_gid_type` requires an open context.
+    // SAFETY: `ibv_query_gid_type` requires an open context, which the program does not close during the
+    // call.
     let found = gid(unsafe { Context::from_raw_ref(context) }, index as usize);
     let Some(gid) = found.filter(|_| port == 1) else { return minus_one(libc::EINVAL) };
     // SAFETY: `ibv_query_gid_type` requires `out` to point to a writable integer.
@@ -307,7 +311,7 @@ unsafe extern "C" fn query_gid_type(context: *mut ibv_context, port: u8, index: 
 
 unsafe extern "C" fn query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mut u16) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_query_pkey` requires an open context.
+    // SAFETY: `ibv_query_pkey` requires an open context, which the program does not close during the call.
     let key =
         usize::try_from(index).ok().and_then(|i| unsafe { Context::from_raw_ref(context) }.nic.query_pkey(i));
     let Some(PKey(key)) = key.filter(|_| port == 1) else { return minus_one(libc::EINVAL) };
@@ -318,7 +322,8 @@ unsafe extern "C" fn query_pkey(context: *mut ibv_context, port: u8, index: c_in
 
 unsafe extern "C" fn get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_get_pkey_index` requires an open context.
+    // SAFETY: `ibv_get_pkey_index` requires an open context, which the program does not close during the
+    // call.
     let context = unsafe { Context::from_raw_ref(context) };
     let keys = (0..).map_while(|i| context.nic.query_pkey(i));
     let found = keys.into_iter().position(|other| other.0.to_be() == key).filter(|_| port == 1);

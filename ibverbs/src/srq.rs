@@ -76,7 +76,8 @@ unsafe fn make(
     domain.users.add();
     let xrcd = xrc.map_or(std::ptr::null_mut(), |(xrcd, _)| xrcd);
     if !xrcd.is_null() {
-        // SAFETY: as above: `is_live` found a live `XrcDomain` at `xrcd`.
+        // SAFETY: `is_live` found a live XRC domain at `xrcd`, which the program must not close during the
+        // call.
         unsafe { XrcDomain::from_raw_ref(xrcd) }.users.add();
     }
     let id = srq.id();

@@ -30,7 +30,8 @@ fn milliseconds(timeout: c_int) -> Duration {
 /// # Safety
 /// `c` is a live id, or null; `to` is a complete socket address, or null.
 pub unsafe fn bind(c: *mut rdma_cm_id, to: *const sockaddr) -> Result<(), c_int> {
-    // SAFETY: the caller meets the requirements of both functions.
+    // SAFETY: `id_ref` requires a live id or null, and `read` a complete address or null; the caller
+    // guarantees both.
     let (id, to) = unsafe { (id_ref(c)?, read(to)) };
     id.id.bind_addr(to.ok_or(libc::EINVAL)?).map_err(errno)?;
     id.refresh();

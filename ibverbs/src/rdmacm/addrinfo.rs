@@ -65,7 +65,8 @@ unsafe fn copy_address(from: *const sockaddr, len: socklen_t) -> Option<(sockadd
     }
     // SAFETY: the struct consists of integers, for which zeros are valid.
     let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
-    // SAFETY: the caller vouches for `count` bytes, and the local `storage` is at least as long.
+    // SAFETY: `from` is not null, so the caller guarantees `count` readable bytes, and the local `storage`
+    // is at least as long.
     unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), (&raw mut storage).cast(), count) };
     Some((storage, len))
 }

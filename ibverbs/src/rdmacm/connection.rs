@@ -36,7 +36,7 @@ unsafe fn bytes(data: *const c_void, len: u8) -> Vec<u8> {
     if data.is_null() || len == 0 {
         return Vec::new();
     }
-    // SAFETY: `data` is not null, so the caller vouches for `len` bytes, which are copied at once.
+    // SAFETY: `data` is not null, so the caller guarantees `len` readable bytes, which are copied at once.
     unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len.into()) }.to_vec()
 }
 
@@ -52,11 +52,12 @@ unsafe fn param(id: &Id, from: *const rdma_conn_param, offered: Option<Offered>)
     if verbs.is_null() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: `verbs` is not null, so it is a context of `Process`, which stays open as long as the process
-    // lives.
+    // SAFETY: `verbs` is not null, so it is a context of `ProcessGlobals`, which stays open as long as the
+    // process lives.
     let max = unsafe { Context::from_raw_ref(verbs) }.nic.query_device().limits.max_qp_rd_atom;
     let max = max.min(u32::from(MAX_RD_ATOMIC - 1)) as u8;
-    // SAFETY: the caller passes a readable struct or null.
+    // SAFETY: the caller guarantees that `from` is null or points to a struct that is readable during the
+    // call.
     let from = unsafe { from.as_ref() };
     let count = |requested: Option<u8>, offered: Option<u8>| match requested {
         Some(count) if count != MAX_RD_ATOMIC => (count <= max).then_some(count).ok_or(libc::EINVAL),
@@ -87,7 +88,8 @@ unsafe fn param(id: &Id, from: *const rdma_conn_param, offered: Option<Offered>)
 unsafe extern "C" fn listen(c: *mut rdma_cm_id, backlog: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let listen = || {
-        // SAFETY: `rdma_listen` requires a live id; null is checked.
+        // SAFETY: `rdma_listen` requires a live id, which the program does not destroy during the call; null
+        // is checked.
         let id = unsafe { id_ref(c) }?;
         if id.id.local_addr().is_none() {
             id.id.bind_addr(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))).map_err(errno)?;
@@ -145,7 +147,8 @@ unsafe extern "C" fn reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8
 unsafe extern "C" fn establish(c: *mut rdma_cm_id) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let establish = || {
-        // SAFETY: `rdma_establish` requires a live id; null is checked.
+        // SAFETY: `rdma_establish` requires a live id, which the program does not destroy during the call;
+        // null is checked.
         let id = unsafe { id_ref(c) }?;
         // With a queue pair of the id, no further step is needed.
         // SAFETY: `id_ref` has checked `c`, and only the library writes this field.
@@ -174,7 +177,8 @@ const ESTABLISHED: c_uint = 4;
 unsafe extern "C" fn notify(c: *mut rdma_cm_id, event: c_uint) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let notify = || {
-        // SAFETY: `rdma_notify` requires a live id; null is checked.
+        // SAFETY: `rdma_notify` requires a live id, which the program does not destroy during the call; null
+        // is checked.
         let id = unsafe { id_ref(c) }?;
         if event != ESTABLISHED {
             return Err(libc::EINVAL);

@@ -73,7 +73,8 @@ unsafe extern "C" fn create_id(
 
 pub unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `rdma_destroy_id` requires a live id; null is checked.
+    // SAFETY: `rdma_destroy_id` requires a live id, which the program does not destroy during the call; null
+    // is checked.
     let id = match unsafe { id_ref(c) } {
         Ok(id) => id,
         Err(libc::ENODEV) => return 0,
@@ -103,7 +104,8 @@ pub unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
 /// # Safety
 /// `c` is a live id, or null; `to` is a channel of this library, or null.
 unsafe fn migrate(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(), c_int> {
-    // SAFETY: the caller passes a live id or null.
+    // SAFETY: `id_ref` accepts null; otherwise the caller passes a live id, which the program does not
+    // destroy during the call.
     let id = unsafe { id_ref(c) }?;
     let raw_channel = if to.is_null() { new_private_channel()? } else { to };
     if let Err(e) = Channel::lookup(raw_channel).and_then(|to| id.id.migrate(&to.channel).map_err(errno)) {

@@ -36,7 +36,8 @@ unsafe fn create_unresolved(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> Result<*mut rdma_cm_id, c_int> {
-    // SAFETY: the caller passes readable structs or null.
+    // SAFETY: the caller guarantees that both are null or point to structs that are readable during the
+    // call.
     let (to, init) = unsafe { (to.as_ref().ok_or(libc::EINVAL)?, init.as_ref()) };
     if out.is_null() {
         return Err(libc::EINVAL);
@@ -152,7 +153,8 @@ unsafe fn next_request(
     out: *mut *mut rdma_cm_id,
     call: &mut Call,
 ) -> Result<bool, c_int> {
-    // SAFETY: the caller passes a live id or null.
+    // SAFETY: `id_ref` accepts null; otherwise the caller passes a live id, which the program does not
+    // destroy during the call.
     let listener_id = unsafe { id_ref(listener) }?;
     if !listener_id.is_synchronous() || out.is_null() {
         return Err(libc::EINVAL);

@@ -87,7 +87,8 @@ fn set_path(id: &CmId, all: &[ibv_path_data]) -> Result<(), c_int> {
 /// # Safety
 /// `from` is null or has `len` readable bytes.
 unsafe fn set(id: &Id, level: c_int, name: c_int, from: *const c_void, len: usize) -> Result<bool, c_int> {
-    // SAFETY: the caller vouches for the bytes; all types read here are integers or structs of integers.
+    // SAFETY: the caller guarantees `len` readable bytes or null; all types read here are integers or
+    // structs of integers.
     unsafe {
         match (level, name) {
             (LEVEL_ID, TOS) => id.id.set_tos(value(from, len)?).map_err(errno),
@@ -107,7 +108,7 @@ unsafe fn set(id: &Id, level: c_int, name: c_int, from: *const c_void, len: usiz
 /// The requirements of [`set_option`]: `c` is a live id or null, and `from` has `len` readable bytes or is
 /// null.
 pub unsafe fn set_route(c: *mut rdma_cm_id, from: *mut c_void, len: usize) -> c_int {
-    // SAFETY: the caller meets the requirements of `set_option`.
+    // SAFETY: `set_option` requires of `c` and of the bytes what this function requires.
     unsafe { set_option(c, LEVEL_IB, IB_PATH, from, len) }
 }
 

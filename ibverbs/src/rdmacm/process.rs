@@ -54,7 +54,8 @@ impl Drop for OpenDevice {
 // SAFETY: the context and the domains are objects of this library, all of whose state may be used from any
 // thread.
 unsafe impl Send for OpenDevice {}
-// SAFETY: as for `Send`; the domain pointers are behind mutexes.
+// SAFETY: all state of the context and of the domains may be used from several threads at once, and the
+// pointers to the domains are behind mutexes.
 unsafe impl Sync for OpenDevice {}
 
 static PROCESS: Mutex<Option<&'static ProcessGlobals>> = Mutex::new(None);
@@ -140,7 +141,7 @@ impl ProcessGlobals {
         if xrcd.is_null() {
             // A private domain of this process, without a file; the call requires both attributes.
             let mut attr = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
-            // SAFETY: as for `pd`: the context stays open as long as the process lives; `attr` is a local.
+            // SAFETY: the context stays open as long as the process lives, and `attr` is a local.
             *xrcd = unsafe { open_xrcd(context, &mut attr) };
         }
         *xrcd

@@ -219,7 +219,8 @@ pub unsafe fn make_plain(
         pd,
         ..zeros
     };
-    // SAFETY: the caller meets the requirements of `make`.
+    // SAFETY: `c` is a live id or null as the caller guarantees, and `init_ex` names the same objects as
+    // `init`, which are live or null.
     unsafe { make(c, &mut init_ex) }?;
     (init.send_cq, init.recv_cq, init.srq) = (init_ex.send_cq, init_ex.recv_cq, init_ex.srq);
     init.cap = init_ex.cap;

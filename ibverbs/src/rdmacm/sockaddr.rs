@@ -79,7 +79,8 @@ pub fn write(address: SocketAddr) -> (sockaddr_storage, socklen_t) {
             size_of::<sockaddr_in>()
         }
         SocketAddr::V6(v6) => {
-            // SAFETY: as for IPv4.
+            // SAFETY: `sockaddr_storage` is large enough and aligned for every address type, consists of
+            // integers, and is a local that only this reference accesses.
             let c = unsafe { &mut *to.cast::<sockaddr_in6>() };
             c.sin6_family = libc::AF_INET6 as sa_family_t;
             c.sin6_port = v6.port().to_be();

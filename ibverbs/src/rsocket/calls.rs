@@ -245,7 +245,8 @@ unsafe fn receive(call: &mut Call, fd: c_int, list: &[iovec], flags: c_int) -> R
         Err(_) if call.done > 0 => return Ok(Received { bytes: call.done, ..Received::default() }),
         found => found?,
     };
-    // SAFETY: the caller passes buffers of these lengths, for this attempt.
+    // SAFETY: the caller guarantees that each entry is null or a buffer of its length that nothing else
+    // accesses during this attempt.
     let parts: Result<Vec<_>, c_int> =
         list.iter().map(|part| unsafe { writable(part.iov_base, part.iov_len) }).collect();
     let mut sink = Sink::new(parts?);
@@ -272,12 +273,13 @@ unsafe fn send(
         Err(_) if call.done > 0 => return Ok(call.done),
         found => found?,
     };
-    // SAFETY: the caller passes buffers of these lengths, for this attempt.
+    // SAFETY: the caller guarantees that each entry is null or a readable buffer of its length that does not
+    // change during this attempt.
     let parts: Result<Vec<_>, c_int> =
         list.iter().map(|part| unsafe { bytes(part.iov_base, part.iov_len) }).collect();
     let to = || match to.is_null() || to_len == 0 {
         true => Ok(None),
-        // SAFETY: the caller passes an address of `to_len` bytes.
+        // SAFETY: `to` is not null, so the caller guarantees `to_len` readable bytes.
         false => unsafe { address(to, to_len) }.map(Some),
     };
     let parts = parts?;
@@ -372,12 +374,14 @@ unsafe extern "C-unwind" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c
 }
 
 unsafe extern "C-unwind" fn rread(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-    // SAFETY: this function has the same contract for the buffer.
+    // SAFETY: `rread` requires of the buffer what `rrecv` requires: null, or `len` bytes that the program does
+    // not use during the call.
     unsafe { rrecv(fd, to, len, 0) }
 }
 
 unsafe extern "C-unwind" fn rwrite(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
-    // SAFETY: this function has the same contract for the buffer.
+    // SAFETY: `rwrite` requires of the buffer what `rsend` requires: null, or `len` readable bytes that do not
+    // change during the call.
     unsafe { rsend(fd, from, len, 0) }
 }
 
