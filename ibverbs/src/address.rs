@@ -21,7 +21,7 @@ export! {
 
 /// An address handle with its C struct.
 #[repr(C)]
-pub struct AddressHandle {
+pub(crate) struct AddressHandle {
     c: FfiCell<ibv_ah>,
     pub ah: Ah,
 }
@@ -38,7 +38,7 @@ fn neighbor_path(context: &Context, lid: u16) -> Option<AddressVector> {
 
 /// Converts a path from its C struct; `None` if it has neither a GRH nor a LID that can stand for a
 /// neighbour.
-pub fn path(context: &Context, attr: &ibv_ah_attr) -> Option<AddressVector> {
+pub(crate) fn path(context: &Context, attr: &ibv_ah_attr) -> Option<AddressVector> {
     if attr.is_global == 0 {
         return neighbor_path(context, attr.dlid);
     }
@@ -53,7 +53,7 @@ pub fn path(context: &Context, attr: &ibv_ah_attr) -> Option<AddressVector> {
 }
 
 /// Converts a path to its C struct.
-pub fn attr(path: &AddressVector) -> ibv_ah_attr {
+pub(crate) fn attr(path: &AddressVector) -> ibv_ah_attr {
     ibv_ah_attr {
         grh: ibv_global_route {
             dgid: ibv_gid { raw: path.dgid.0 },
@@ -152,7 +152,7 @@ unsafe extern "C" fn create_ah_from_wc(
     }
 }
 
-pub unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
+pub(crate) unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `c` is live (checked by the `entry_points` wrapper), and its context is open, or a copy of the
     // parent's after fork.
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
 }
 
 /// Returns `EOPNOTSUPP`: MAC addresses are resolved by the owner of the link.
-pub unsafe extern "C" fn resolve_eth_l2_from_gid(
+pub(crate) unsafe extern "C" fn resolve_eth_l2_from_gid(
     _context: *mut ibv_context,
     _attr: *mut ibv_ah_attr,
     _mac: *mut u8,

@@ -24,7 +24,7 @@ const _: () = {
 /// # Safety
 /// `list` has `count` readable elements, or is null; they are not written during `'a`, which ends before the
 /// C call does.
-pub unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge], c_int> {
+pub(crate) unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge], c_int> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
         // SAFETY: the list is not null, so the caller passes `count` readable elements, which are not written
@@ -38,7 +38,7 @@ pub unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sg
 ///
 /// # Safety
 /// Unless `length` is 0, `addr` points to as many readable bytes, which are not written during `'a`.
-pub unsafe fn bytes<'a>(addr: *const c_void, length: usize) -> &'a [u8] {
+pub(crate) unsafe fn bytes<'a>(addr: *const c_void, length: usize) -> &'a [u8] {
     if length == 0 {
         return &[];
     }

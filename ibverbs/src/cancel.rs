@@ -33,7 +33,7 @@ const DEFERRED: c_int = 0;
 
 /// Disables cancellation of this thread until the guard is dropped: system calls made meanwhile are no
 /// cancellation points.
-pub fn disable() -> Disabled {
+pub(crate) fn disable() -> Disabled {
     let mut previous = 0;
     // SAFETY: `DISABLE` is a valid state, and `previous` is a writable local.
     unsafe { pthread_setcancelstate(DISABLE, &mut previous) };
@@ -42,7 +42,7 @@ pub fn disable() -> Disabled {
 
 /// Guard of [`disable`], with the previous state.
 #[must_use = "cancellation is enabled again when the guard is dropped"]
-pub struct Disabled(c_int);
+pub(crate) struct Disabled(c_int);
 
 impl Drop for Disabled {
     fn drop(&mut self) {
@@ -53,14 +53,14 @@ impl Drop for Disabled {
 }
 
 /// Result of an attempt at a blocking call.
-pub enum Step<T> {
+pub(crate) enum Step<T> {
     Done(T),
     /// The next attempt is made when a descriptor that was passed to [`Call`] is ready.
     Wait,
 }
 
 /// State that a blocking call keeps between its attempts.
-pub struct Call {
+pub(crate) struct Call {
     /// Set once an attempt has done the steps that must not be repeated.
     pub started: bool,
     /// Number of bytes transferred so far.
@@ -90,7 +90,7 @@ thread_local! {
 
 impl Call {
     /// Returns the state before the first attempt.
-    pub fn new() -> Call {
+    pub(crate) fn new() -> Call {
         let single = pollfd { fd: -1, events: 0, revents: 0 };
         Call {
             started: false,
@@ -105,35 +105,35 @@ impl Call {
     }
 
     /// Returns the time at which the call times out, counted from the first attempt.
-    pub fn deadline(&mut self, timeout: Option<Duration>) -> Option<Instant> {
+    pub(crate) fn deadline(&mut self, timeout: Option<Duration>) -> Option<Instant> {
         let from_now = || timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         *self.deadline.get_or_insert_with(from_now)
     }
 
     /// Reports whether `object` is the one that the first attempt used: its number may denote another object
     /// since.
-    pub fn is_same_object<T>(&mut self, object: *const T) -> bool {
+    pub(crate) fn is_same_object<T>(&mut self, object: *const T) -> bool {
         *self.object.get_or_insert(object.addr()) == object.addr()
     }
 
     /// Reports whether the call has waited, or is about to.
-    pub fn has_waited(&self) -> bool {
+    pub(crate) fn has_waited(&self) -> bool {
         self.list.is_some() || self.single.fd >= 0
     }
 
     /// Takes the error number of the last wait: `EINTR`, or that of a lack of resources.
-    pub fn take_failure(&mut self) -> Option<c_int> {
+    pub(crate) fn take_failure(&mut self) -> Option<c_int> {
         self.failure.take()
     }
 
     /// Makes the call wait for one descriptor after this attempt.
-    pub fn wait_for(&mut self, fd: c_int, events: libc::c_short, timeout: Option<Duration>) {
+    pub(crate) fn wait_for(&mut self, fd: c_int, events: libc::c_short, timeout: Option<Duration>) {
         (self.single, self.list, self.timeout) = (pollfd { fd, events, revents: 0 }, None, timeout);
     }
 
     /// Makes the call wait for several descriptors after this attempt. `other` is kept until the call waits
     /// again or is done. Returns false if the thread is exiting and can store neither.
-    pub fn wait_for_list(
+    pub(crate) fn wait_for_list(
         &mut self,
         fds: &[pollfd],
         timeout: Option<Duration>,
@@ -176,7 +176,7 @@ impl Call {
     }
 
     /// Waits with cancellation disabled.
-    pub fn wait_uncancelled(&mut self) {
+    pub(crate) fn wait_uncancelled(&mut self) {
         let _uncancelled = disable();
         self.wait();
         release();
@@ -210,7 +210,7 @@ extern "C" fn attempt_once<T, F: FnMut(&mut Call) -> Step<T>>(attempt: &mut F, c
 
 /// Makes a call that may block: repeats the attempt until it has a result, and waits at a cancellation point
 /// in between. All values in the caller's frames must be plain data, because unwinding does not drop them.
-pub fn blocking<T: Copy, F: FnMut(&mut Call) -> Step<T>>(attempt: F) -> T {
+pub(crate) fn blocking<T: Copy, F: FnMut(&mut Call) -> Step<T>>(attempt: F) -> T {
     const { assert!(!std::mem::needs_drop::<F>()) };
     let mut attempt = ManuallyDrop::new(attempt);
     let mut kind = DEFERRED;

@@ -21,10 +21,10 @@ export! {
 }
 
 /// Upper bound of a single wait, after which the wait is repeated.
-pub const MAX_WAIT: Duration = Duration::from_secs(3600);
+pub(crate) const MAX_WAIT: Duration = Duration::from_secs(3600);
 
 /// Makes a call wait for an event on a descriptor, or returns its result if a signal has interrupted it.
-pub fn wait_for_event(call: &mut Call, fd: c_int) -> Step<c_int> {
+pub(crate) fn wait_for_event(call: &mut Call, fd: c_int) -> Step<c_int> {
     match call.take_failure() {
         Some(libc::EINTR) if !signals_restart_calls() => Step::Done(minus_one(libc::EINTR)),
         // The system lacks memory: a short pause instead of a busy loop.
@@ -41,7 +41,7 @@ pub fn wait_for_event(call: &mut Call, fd: c_int) -> Step<c_int> {
 
 /// A completion channel with its C struct.
 #[repr(C)]
-pub struct CompChannel {
+pub(crate) struct CompChannel {
     c: FfiCell<ibv_comp_channel>,
     pub channel: CompletionChannel,
     pub users: Users,
@@ -50,7 +50,7 @@ pub struct CompChannel {
 ffi_object! { CompChannel { c: ibv_comp_channel } handle |_| 0 }
 
 /// Makes a descriptor blocking, as the kernel's descriptors are until the program sets `O_NONBLOCK`.
-pub fn set_blocking(fd: c_int) {
+pub(crate) fn set_blocking(fd: c_int) {
     // SAFETY: these `fcntl` commands only read and set status flags and take no pointer; a bad descriptor
     // makes them fail.
     unsafe {
@@ -61,12 +61,12 @@ pub fn set_blocking(fd: c_int) {
 
 /// Reports whether the program has set `O_NONBLOCK`, so that calls must not wait for events of the
 /// descriptor.
-pub fn is_nonblocking(fd: c_int) -> bool {
+pub(crate) fn is_nonblocking(fd: c_int) -> bool {
     // SAFETY: this `fcntl` command only reads status flags; a bad descriptor makes it fail.
     unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 }
 }
 
-pub unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+pub(crate) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_create_comp_channel` requires an open context, which the program does not close during
     // the call.
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut 
     }
 }
 
-pub unsafe extern "C" fn destroy_comp_channel(c: *mut ibv_comp_channel) -> c_int {
+pub(crate) unsafe extern "C" fn destroy_comp_channel(c: *mut ibv_comp_channel) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `c` is live (checked by the `entry_points` wrapper, or made by librdmacm here), and its context
     // is open, or a copy of the parent's after fork.

@@ -13,7 +13,7 @@ use crate::shared_context::SharedContext;
 /// An open device with its C struct. It is not an [`FfiObject`](crate::object::FfiObject), as programs hold a
 /// pointer to the last field of the struct and not to the first.
 #[repr(C)]
-pub struct Context {
+pub(crate) struct Context {
     /// The extended C struct; programs hold a pointer to its last field, `context`.
     c: FfiCell<verbs_context>,
     shared: Arc<SharedContext>,
@@ -37,7 +37,7 @@ impl Deref for Context {
 impl Context {
     /// Moves a context to the heap and returns a pointer to its C struct, for the program to hold. `c` is the
     /// content of the struct, and `file` the descriptor in its field `cmd_fd`.
-    pub fn new_raw(c: verbs_context, shared: Arc<SharedContext>, file: OwnedFd) -> *mut ibv_context {
+    pub(crate) fn new_raw(c: verbs_context, shared: Arc<SharedContext>, file: OwnedFd) -> *mut ibv_context {
         let context = Box::into_raw(Box::new(Context { c: FfiCell::new(c), shared, _file: file }));
         // SAFETY: `C_OFFSET` is the offset of a field, so the result is inside the allocation of the box.
         unsafe { context.byte_add(C_OFFSET).cast() }
@@ -48,7 +48,7 @@ impl Context {
     /// # Safety
     /// `c` comes from [`new_raw`](Self::new_raw), and is not passed to [`from_raw`](Self::from_raw) during
     /// `'a`.
-    pub unsafe fn from_raw_ref<'a>(c: *mut ibv_context) -> &'a Context {
+    pub(crate) unsafe fn from_raw_ref<'a>(c: *mut ibv_context) -> &'a Context {
         // SAFETY: `new_raw` has added the same offset to the address of a boxed `Context`, so the subtraction
         // stays inside that allocation and yields its start. Only shared references are made until
         // `from_raw`, and the C struct lies in an `UnsafeCell`.
@@ -60,7 +60,7 @@ impl Context {
     /// # Safety
     /// The requirements of [`from_raw_ref`](Self::from_raw_ref), and no other thread uses the context any
     /// more.
-    pub unsafe fn from_raw(c: *mut ibv_context) -> Box<Context> {
+    pub(crate) unsafe fn from_raw(c: *mut ibv_context) -> Box<Context> {
         // SAFETY: `new_raw` added the offset to the pointer of a box, and the caller passes the only
         // remaining pointer.
         unsafe { Box::from_raw(c.byte_sub(C_OFFSET).cast()) }
@@ -73,7 +73,7 @@ impl Context {
 ///
 /// # Safety
 /// `context` was opened by this process or by a parent of it, and is not closed.
-pub unsafe fn is_inherited(context: *mut ibv_context) -> bool {
+pub(crate) unsafe fn is_inherited(context: *mut ibv_context) -> bool {
     // SAFETY: the caller passes a context that is not closed; after a fork, the child has a copy of its
     // memory.
     unsafe { Context::from_raw_ref(context) }.nic.is_inherited()

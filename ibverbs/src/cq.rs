@@ -21,13 +21,13 @@ export! {
 }
 
 /// Flag of a completion whose receive buffer begins with a GRH (`IBV_WC_GRH`).
-pub const WC_GRH: u32 = WcFlags { grh: true, with_imm: false, with_inv: false }.bits();
+pub(crate) const WC_GRH: u32 = WcFlags { grh: true, with_imm: false, with_inv: false }.bits();
 
 /// The polling batch in progress. From `ibv_start_poll` to `ibv_end_poll`, the thread that holds `lock` has
 /// sole access to the cell below and to the C struct of the queue.
-pub struct PollBatch {
+pub(crate) struct PollBatch {
     pub lock: RawMutex,
-    /// The batch, which borrows from the [`Cq`](urxe::verbs::Cq) in the same [`CompletionQueue`].
+    /// The batch, which borrows from the [`Cq`] in the same [`CompletionQueue`].
     pub poll: FfiCell<Option<CqPoll<'static>>>,
 }
 
@@ -39,7 +39,7 @@ impl Default for PollBatch {
 
 /// A completion queue with its C struct.
 #[repr(C)]
-pub struct CompletionQueue {
+pub(crate) struct CompletionQueue {
     /// The extended struct, which begins with the fields of `ibv_cq`.
     c: FfiCell<ibv_cq_ex>,
     /// Declared before `cq`, from which it borrows, to be dropped first.
@@ -53,7 +53,7 @@ ffi_object! { CompletionQueue { c: ibv_cq_ex as ibv_cq } handle |c| c.handle }
 
 impl CompletionQueue {
     /// Makes the C struct of a queue from its content.
-    pub fn new_raw(c: ibv_cq_ex, cq: Cq, parent: *mut ibv_pd) -> *mut ibv_cq {
+    pub(crate) fn new_raw(c: ibv_cq_ex, cq: Cq, parent: *mut ibv_pd) -> *mut ibv_cq {
         CompletionQueue { c: FfiCell::new(c), batch: PollBatch::default(), cq, parent }.into_raw()
     }
 }
@@ -63,7 +63,7 @@ thread_local! {
     static COMPLETIONS: RefCell<Vec<Completion>> = const { RefCell::new(Vec::new()) };
 }
 
-pub unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: the `entry_points` wrapper found a live queue at `c`.
     let queue = unsafe { CompletionQueue::from_raw_ref(c) };
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
     }
 }
 
-pub unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
+pub(crate) unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `c` is live (checked by the `entry_points` wrapper, or made by librdmacm here), and its context
     // is open, or a copy of the parent's after fork.
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
 
 /// Returns the header type that hardware stores in the SL field of a datagram's completion: 0 without a GRH,
 /// 1 for IPv6, 2 for IPv4. UCX decides by it which of the 40 bytes to read.
-pub fn header_kind(grh: bool, over_ipv4: bool) -> u8 {
+pub(crate) fn header_kind(grh: bool, over_ipv4: bool) -> u8 {
     match (grh, over_ipv4) {
         (false, _) => 0,
         (true, true) => 2,
@@ -143,7 +143,7 @@ fn work_completion(from: &Completion) -> ibv_wc {
     }
 }
 
-pub unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -> c_int {
+pub(crate) unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_poll_cq` requires a live queue, which the program does not destroy during the call.
     let queue = unsafe { CompletionQueue::from_raw_ref(c) };
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -
         .unwrap_or_else(|_| poll(&mut Vec::new()))
 }
 
-pub unsafe extern "C" fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let notify = if solicited_only != 0 { Notify::Solicited } else { Notify::Any };
     // SAFETY: `ibv_req_notify_cq` requires a live queue; its context stays open as long as the queue exists.

@@ -11,7 +11,7 @@ use crate::cq::{CompletionQueue, header_kind};
 use crate::object::FfiObject;
 
 /// Sets the function pointers in the C struct of a queue.
-pub fn set_functions(c: &mut ibv_cq_ex) {
+pub(crate) fn set_functions(c: &mut ibv_cq_ex) {
     c.start_poll = Some(start_poll);
     c.next_poll = Some(next_poll);
     c.end_poll = Some(end_poll);

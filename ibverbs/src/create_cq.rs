@@ -40,7 +40,7 @@ unsafe extern "C" fn create_cq(
 ///
 /// # Safety
 /// `context` is open; `channel` and `parent` are live or null.
-pub unsafe fn make(
+pub(crate) unsafe fn make(
     context: *mut ibv_context,
     cqe: c_int,
     cq_context: *mut c_void,
@@ -84,7 +84,7 @@ pub unsafe fn make(
     c
 }
 
-pub unsafe extern "C" fn create_cq_ex(
+pub(crate) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     init: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {

@@ -33,7 +33,7 @@ const TRANSPORT_IB: c_int = 0;
 
 /// A device of the list, which lives as long as the process.
 #[repr(C)]
-pub struct Device {
+pub(crate) struct Device {
     c: FfiCell<ibv_device>,
     /// Zeros behind the C struct: libmlx5 and libefa read a pointer there to recognise their own devices.
     zeros: [u64; 128],
@@ -68,7 +68,7 @@ struct OpenNic {
 
 /// Reason for which a device could not be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenDeviceError {
+pub(crate) enum OpenDeviceError {
     #[error(transparent)]
     Bind(#[from] BindError),
     #[error(transparent)]
@@ -78,7 +78,7 @@ pub enum OpenDeviceError {
 }
 
 impl OpenDeviceError {
-    pub fn errno(&self) -> c_int {
+    pub(crate) fn errno(&self) -> c_int {
         match self {
             OpenDeviceError::Bind(e) => e.errno(),
             OpenDeviceError::Capture(
@@ -222,7 +222,7 @@ impl Device {
     }
 
     /// Opens a context on the device's NIC, which all contexts of the process share.
-    pub fn open(&self) -> Result<Nic, OpenDeviceError> {
+    pub(crate) fn open(&self) -> Result<Nic, OpenDeviceError> {
         let mut opened = self.nic.lock();
         let process = std::process::id();
         let previous = opened.as_ref().filter(|o| o.process == process);
@@ -248,7 +248,7 @@ impl Device {
     }
 
     /// See [`urxe::transport::Quirks::reports_missed_completions`].
-    pub fn reports_missed_completions(&self) -> bool {
+    pub(crate) fn reports_missed_completions(&self) -> bool {
         self.settings.personality.quirks.reports_missed_completions
     }
 
@@ -277,7 +277,7 @@ impl Device {
     }
 
     /// Records the retransmissions of a NIC, which may be closed after this.
-    pub fn record_retransmissions(&self, nic: &Nic) {
+    pub(crate) fn record_retransmissions(&self, nic: &Nic) {
         if !self.settings.faults.is_empty() {
             let counters = nic.counters();
             self.fault_stats.lock().current = counters.retransmitted_pkts + counters.ack_probe;
@@ -285,7 +285,7 @@ impl Device {
     }
 
     /// Returns the pointer that programs have for this device.
-    pub fn as_c(&'static self) -> *mut ibv_device {
+    pub(crate) fn as_c(&'static self) -> *mut ibv_device {
         debug_assert!(self.zeros.iter().all(|word| *word == 0));
         self.c.get()
     }
@@ -293,14 +293,14 @@ impl Device {
 
 /// Returns the root of the sysfs tree in which programs look devices up: the one that `urxe run` has made, if
 /// there is one.
-pub fn sysfs() -> String {
+pub(crate) fn sysfs() -> String {
     let configured_path =
         ["URXE_SYSFS", "SYSFS_PATH"].into_iter().find_map(|name| variable(name).ok().flatten());
     configured_path.map_or_else(|| "/sys".into(), |path| path.trim_end_matches('/').to_owned())
 }
 
 /// Copies text to a C array, truncated to leave room for the terminating zero that the array already holds.
-pub fn copy_text(field: &mut [c_char], text: &str) {
+pub(crate) fn copy_text(field: &mut [c_char], text: &str) {
     let max_len = field.len() - 1;
     for (to, from) in field.iter_mut().zip(text.bytes().take(max_len)) {
         *to = from as c_char;
@@ -308,12 +308,12 @@ pub fn copy_text(field: &mut [c_char], text: &str) {
 }
 
 /// Writes a line to standard error, because the C interface reports only an error number.
-pub fn warn(text: &str) {
+pub(crate) fn warn(text: &str) {
     eprintln!("urxe: {text}");
 }
 
 /// Returns the devices, which live as long as the process.
-pub fn all() -> &'static [Device] {
+pub(crate) fn all() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
         let devices = Settings::read().and_then(|settings| {

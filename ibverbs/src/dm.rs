@@ -21,7 +21,7 @@ const WORD: usize = 4;
 
 /// Device memory with its C struct.
 #[repr(C)]
-pub struct DeviceMemory {
+pub(crate) struct DeviceMemory {
     c: FfiCell<ibv_dm>,
     pub dm: Dm,
     /// Number of regions of it.
@@ -47,7 +47,7 @@ impl DeviceMemory {
     ///
     /// # Safety
     /// `c` is live and had that user.
-    pub unsafe fn release(c: *mut ibv_dm) {
+    pub(crate) unsafe fn release(c: *mut ibv_dm) {
         // SAFETY: the user that is removed kept the memory alive until here. If `remove` returns true,
         // neither an import nor another user refers to it any more, so no other thread can reach it.
         unsafe {
@@ -58,7 +58,10 @@ impl DeviceMemory {
     }
 }
 
-pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
+pub(crate) unsafe extern "C" fn alloc_dm(
+    context: *mut ibv_context,
+    attr: *mut ibv_alloc_dm_attr,
+) -> *mut ibv_dm {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_alloc_dm` requires `attr` to point to a readable struct, and an open context.
     let (attr, of) = unsafe { (&*attr, Context::from_raw_ref(context)) };
@@ -75,7 +78,7 @@ pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_allo
     }
 }
 
-pub unsafe extern "C" fn free_dm(c: *mut ibv_dm) -> c_int {
+pub(crate) unsafe extern "C" fn free_dm(c: *mut ibv_dm) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `c` is live (checked by the `entry_points` wrapper), and its context is open, or a copy of the
     // parent's after fork.

@@ -45,7 +45,7 @@ macro_rules! entries {
     )*) => {$(
         /// # Safety
         /// The requirements of the call in `verbs.h`, except that the object may be destroyed already.
-        pub unsafe extern "C" fn $name($first: $pointer $(, $argument: $kind)*) -> c_int {
+        pub(crate) unsafe extern "C" fn $name($first: $pointer $(, $argument: $kind)*) -> c_int {
             let _uncancelled = crate::cancel::disable();
             $(if !<$object>::is_live($first) {
                 return store(libc::ENOENT);

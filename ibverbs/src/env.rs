@@ -16,7 +16,7 @@ use urxe::verbs::Personality;
 
 /// Configuration of the devices.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// `URXE_LINK`. Without it, or if it is `udp`, there is a device for each interface, over UDP.
     pub link: Option<LinkSpec>,
     /// `URXE_SHARDS`: number of shards of a NIC.
@@ -45,7 +45,7 @@ impl Settings {
     ///
     /// # Errors
     /// A line that names the invalid variable and its allowed values.
-    pub fn read() -> Result<Settings, String> {
+    pub(crate) fn read() -> Result<Settings, String> {
         let faults = variable("URXE_FAULTS")?.unwrap_or_default();
         let rules = faults.split(';').filter(|rule| !rule.is_empty());
         let rule = |text: &str| text.parse().map_err(|e| format!("URXE_FAULTS: {e}"));
@@ -116,7 +116,7 @@ static ANCHOR: u8 = 0;
 
 /// Returns the value of an environment variable, if it is set and not empty. A program that runs with more
 /// privileges than its caller (setuid) ignores all variables.
-pub fn variable(name: &str) -> Result<Option<String>, String> {
+pub(crate) fn variable(name: &str) -> Result<Option<String>, String> {
     // SAFETY: `getauxval` takes an integer and has no preconditions.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return Ok(None);

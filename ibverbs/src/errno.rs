@@ -4,25 +4,25 @@
 use std::ffi::c_int;
 
 /// Sets the calling thread's `errno`.
-pub fn set(errno: c_int) {
+pub(crate) fn set(errno: c_int) {
     // SAFETY: `__errno_location` returns a valid pointer to the calling thread's own `errno`.
     unsafe { *libc::__errno_location() = errno };
 }
 
 /// Sets `errno` and returns null, for calls that return a pointer.
-pub fn null<T>(errno: c_int) -> *mut T {
+pub(crate) fn null<T>(errno: c_int) -> *mut T {
     set(errno);
     std::ptr::null_mut()
 }
 
 /// Sets `errno` and returns -1, for calls that report failure by -1.
-pub fn minus_one(errno: c_int) -> c_int {
+pub(crate) fn minus_one(errno: c_int) -> c_int {
     set(errno);
     -1
 }
 
 /// Stores a non-zero error number in `errno`, and returns it.
-pub fn store(errno: c_int) -> c_int {
+pub(crate) fn store(errno: c_int) -> c_int {
     if errno != 0 {
         set(errno);
     }
@@ -30,6 +30,6 @@ pub fn store(errno: c_int) -> c_int {
 }
 
 /// Returns the error number of `result`, or 0 for success, for calls that return the number itself.
-pub fn number<E>(result: Result<(), E>, errno: impl FnOnce(&E) -> c_int) -> c_int {
+pub(crate) fn number<E>(result: Result<(), E>, errno: impl FnOnce(&E) -> c_int) -> c_int {
     result.map_or_else(|e| errno(&e), |()| 0)
 }

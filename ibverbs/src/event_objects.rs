@@ -8,7 +8,7 @@ use urxe::verbs::{CqId, Qpn, SrqId};
 
 /// Queue pairs, completion queues and shared receive queues by the number that events carry.
 #[derive(Default)]
-pub struct EventObjects {
+pub(crate) struct EventObjects {
     pub qps: ObjectTable<Qpn>,
     pub cqs: ObjectTable<CqId>,
     pub srqs: ObjectTable<SrqId>,
@@ -17,7 +17,7 @@ pub struct EventObjects {
 /// Addresses of objects by number; [`object_at`] turns them back into pointers. A thread that destroys an
 /// object removes its number first and then waits for the acknowledgement of returned events. A thread that
 /// has taken an event counts it during the lookup, and thus before the number can be removed.
-pub struct ObjectTable<K>(Mutex<HashMap<K, usize>>);
+pub(crate) struct ObjectTable<K>(Mutex<HashMap<K, usize>>);
 
 impl<K> Default for ObjectTable<K> {
     fn default() -> ObjectTable<K> {
@@ -27,23 +27,23 @@ impl<K> Default for ObjectTable<K> {
 
 impl<K: Eq + Hash> ObjectTable<K> {
     /// Registers an object and exposes its address for [`object_at`].
-    pub fn add<C>(&self, number: K, c: *mut C) {
+    pub(crate) fn add<C>(&self, number: K, c: *mut C) {
         self.0.lock().insert(number, c.expose_provenance());
     }
 
     /// Removes an object, once no lookup is in progress.
-    pub fn remove(&self, number: K) {
+    pub(crate) fn remove(&self, number: K) {
         self.0.lock().remove(&number);
     }
 
     /// Calls `f` with the address of each object. No number is removed, and so no object freed, meanwhile.
-    pub fn for_each_address(&self, f: impl FnMut(usize)) {
+    pub(crate) fn for_each_address(&self, f: impl FnMut(usize)) {
         self.0.lock().values().copied().for_each(f);
     }
 
     /// Looks an object up and calls `f` with its address. The number is not removed, and so the object not
     /// freed, before `f` returns.
-    pub fn look_up(&self, number: K, f: impl FnOnce(usize)) -> Option<usize> {
+    pub(crate) fn look_up(&self, number: K, f: impl FnOnce(usize)) -> Option<usize> {
         let names = self.0.lock();
         let address = names.get(&number).copied();
         address.inspect(|address| f(*address))
@@ -53,19 +53,19 @@ impl<K: Eq + Hash> ObjectTable<K> {
 /// Number of events per queue that were returned to the program and are not acknowledged. A queue is not
 /// destroyed while it has some.
 #[derive(Default)]
-pub struct UnackedEvents {
+pub(crate) struct UnackedEvents {
     counts: Mutex<HashMap<usize, u32>>,
     changed: Condvar,
 }
 
 impl UnackedEvents {
     /// Counts an event that is returned to the program.
-    pub fn count(&self, queue: usize) {
+    pub(crate) fn count(&self, queue: usize) {
         *self.counts.lock().entry(queue).or_default() += 1;
     }
 
     /// Counts an acknowledged event.
-    pub fn ack(&self, queue: usize) {
+    pub(crate) fn ack(&self, queue: usize) {
         let mut counts = self.counts.lock();
         if let Some(count) = counts.get_mut(&queue) {
             *count -= 1;
@@ -77,7 +77,7 @@ impl UnackedEvents {
     }
 
     /// Waits until all events of `queue` are acknowledged.
-    pub fn wait(&self, queue: usize) {
+    pub(crate) fn wait(&self, queue: usize) {
         let mut counts = self.counts.lock();
         while counts.contains_key(&queue) {
             self.changed.wait(&mut counts);
@@ -86,12 +86,12 @@ impl UnackedEvents {
 }
 
 /// Returns the key that stands for an object in [`ObjectTable`] and [`UnackedEvents`].
-pub fn address_of<C>(c: *mut C) -> usize {
+pub(crate) fn address_of<C>(c: *mut C) -> usize {
     c.addr()
 }
 
 /// Returns the pointer to the object at an address from [`ObjectTable`].
-pub fn object_at<C>(address: usize) -> *mut C {
+pub(crate) fn object_at<C>(address: usize) -> *mut C {
     std::ptr::with_exposed_provenance_mut(address)
 }
 

@@ -1,14 +1,19 @@
 //! A drop-in `libibverbs.so.1` and `librdmacm.so.1`: the C interfaces of verbs and of the RDMA connection
 //! manager over [`urxe::verbs`], so that programs linked against these libraries run on urxe unmodified.
 //!
-//! Each exported function is a thin wrapper around its counterpart in [`urxe::verbs`]. [`abi`] defines the C
+//! Each exported function is a thin wrapper around its counterpart in [`urxe::verbs`]. `abi` defines the C
 //! structs, `object` ties each C struct to the Rust state behind it, and `export!` assigns the C symbol name
-//! and version.
+//! and version. Nothing is public in Rust.
+//!
+//! Imports go in one direction, which `.ci/layers` checks: `rsocket`, `rdmacm`, the files of verbs objects, `abi`.
+//! Of the files of verbs objects, `ops` and `open` are at the top, the entry points and the creation of queues
+//! below them, then the objects, and at the bottom `context`, `object` and what they need.
+#![warn(unreachable_pub)]
 
 #[macro_use]
 mod symver;
 
-pub mod abi;
+mod abi;
 mod address;
 mod buffers;
 mod cancel;

@@ -64,29 +64,29 @@ fn with<R>(f: impl FnOnce(&mut Registry) -> R) -> R {
 }
 
 /// Records a live object.
-pub fn add(address: usize, kind: TypeId, handle: u32) {
+pub(crate) fn add(address: usize, kind: TypeId, handle: u32) {
     with(|registry| registry.live.insert(address, (kind, handle)));
 }
 
 /// Removes an object that is about to be destroyed.
-pub fn remove(address: usize) {
+pub(crate) fn remove(address: usize) {
     with(|registry| registry.live.remove(&address));
 }
 
 /// Returns the recorded handle of the object of type `kind` at `address`.
-pub fn find(address: usize, kind: TypeId) -> Option<u32> {
+pub(crate) fn find(address: usize, kind: TypeId) -> Option<u32> {
     with(|registry| {
         registry.live.get(&address).filter(|(entry_kind, _)| *entry_kind == kind).map(|(_, handle)| *handle)
     })
 }
 
 /// Keeps the memory of a removed object for reuse.
-pub fn keep_memory(address: usize, kind: TypeId) {
+pub(crate) fn keep_memory(address: usize, kind: TypeId) {
     with(|registry| registry.free_memory.push((kind, address)));
 }
 
 /// Returns the address of kept memory for an object of type `kind`, if there is any.
-pub fn take_kept_memory(kind: TypeId) -> Option<usize> {
+pub(crate) fn take_kept_memory(kind: TypeId) -> Option<usize> {
     with(|registry| {
         let at = registry.free_memory.iter().position(|(entry_kind, _)| *entry_kind == kind)?;
         Some(registry.free_memory.swap_remove(at).1)

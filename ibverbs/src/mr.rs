@@ -40,7 +40,7 @@ const OPTIONAL: u32 = 0x3ff0_0000;
 
 /// A memory region with its C struct.
 #[repr(C)]
-pub struct MemoryRegion {
+pub(crate) struct MemoryRegion {
     c: FfiCell<ibv_mr>,
     mr: Mutex<Option<Registered>>,
     /// The `ibv_pd` that counts the region among its users, which `ibv_rereg_mr` can change.
@@ -66,7 +66,7 @@ ffi_object! { MemoryRegion { c: ibv_mr } handle |c| c.handle }
 
 impl MemoryRegion {
     /// Returns the local key.
-    pub fn lkey(&self) -> u32 {
+    pub(crate) fn lkey(&self) -> u32 {
         // SAFETY: `self.c` is initialised, and the field is an integer that only `ibv_rereg_mr` writes,
         // during which the program does not use the region.
         unsafe { (*self.c.get()).lkey }
@@ -226,7 +226,7 @@ unsafe extern "C" fn reg_dmabuf_mr(
     errno::null(libc::EOPNOTSUPP)
 }
 
-pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
     if !ProtectionDomain::is_live(pd) {
         return errno::null(libc::EINVAL);
@@ -244,7 +244,7 @@ pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     }
 }
 
-pub unsafe extern "C" fn reg_dm_mr(
+pub(crate) unsafe extern "C" fn reg_dm_mr(
     pd: *mut ibv_pd,
     c: *mut ibv_dm,
     offset: u64,
@@ -344,7 +344,7 @@ unsafe extern "C" fn rereg_mr(
     0
 }
 
-pub unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
+pub(crate) unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `c` is live (checked by the `entry_points` wrapper), and its context is open, or a copy of the
     // parent's after fork.
@@ -383,7 +383,7 @@ pub unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
 
 /// A memory window with its C struct.
 #[repr(C)]
-pub struct MemoryWindow {
+pub(crate) struct MemoryWindow {
     c: FfiCell<ibv_mw>,
     pub mw: ManuallyDrop<Mw>,
 }
@@ -423,14 +423,14 @@ impl MemoryWindow {
     }
 
     /// Stores a new rkey in the C struct.
-    pub fn set_rkey(&self, rkey: u32) {
+    pub(crate) fn set_rkey(&self, rkey: u32) {
         // SAFETY: `self.c` is initialised and the field is an aligned integer; the program leaves the struct
         // alone while a call binds the window.
         unsafe { (*self.c.get()).rkey = rkey };
     }
 }
 
-pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
+pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
     let _uncancelled = crate::cancel::disable();
     let window = match kind {
         1 => WindowKind::Type1,
@@ -453,7 +453,7 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw 
     }
 }
 
-pub unsafe extern "C" fn dealloc_mw(c: *mut ibv_mw) -> c_int {
+pub(crate) unsafe extern "C" fn dealloc_mw(c: *mut ibv_mw) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `c` points to a window that is live (checked by the `entry_points` wrapper), and its context is
     // open, or a copy of the parent's after fork.
@@ -513,7 +513,7 @@ unsafe extern "C" fn unimport_mr(c: *mut ibv_mr) {
 
 /// Faults in pages of regions on demand. The work is always done when the call returns, with or without
 /// `IBV_ADVISE_MR_FLAG_FLUSH`.
-pub unsafe extern "C" fn advise_mr(
+pub(crate) unsafe extern "C" fn advise_mr(
     pd: *mut ibv_pd,
     advice: c_uint,
     flags: u32,

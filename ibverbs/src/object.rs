@@ -20,7 +20,7 @@ use crate::live_objects;
 /// # Safety
 /// The type has a `FfiCell<C>` at [`OFFSET`](Self::OFFSET), where `C` is [`Self::C`] or a longer C struct that
 /// begins with it.
-pub unsafe trait FfiObject: Sized + 'static {
+pub(crate) unsafe trait FfiObject: Sized + 'static {
     /// The C struct that programs see.
     type C;
 
@@ -113,16 +113,16 @@ pub(crate) use ffi_object;
 /// A cell for what lies in an [`FfiObject`] and changes through raw pointers: the C struct, which programs
 /// read and write at any time, and state that a lock next to the cell guards.
 #[repr(transparent)]
-pub struct FfiCell<C>(UnsafeCell<C>);
+pub(crate) struct FfiCell<C>(UnsafeCell<C>);
 
 impl<C> FfiCell<C> {
     /// Makes a cell.
-    pub fn new(c: C) -> FfiCell<C> {
+    pub(crate) fn new(c: C) -> FfiCell<C> {
         FfiCell(UnsafeCell::new(c))
     }
 
     /// Returns a pointer to the content, which is valid until the cell is moved or dropped.
-    pub fn get(&self) -> *mut C {
+    pub(crate) fn get(&self) -> *mut C {
         self.0.get()
     }
 }
@@ -139,32 +139,32 @@ unsafe impl<C> Send for FfiCell<C> {}
 /// one more user until it is unimported, which programs may do before they destroy what they made from it:
 /// then the object is freed with its last user.
 #[derive(Default)]
-pub struct Users {
+pub(crate) struct Users {
     count: AtomicUsize,
     is_imported: bool,
 }
 
 impl Users {
     /// Returns the counter of an imported object, with the import itself as the first user.
-    pub fn imported() -> Users {
+    pub(crate) fn imported() -> Users {
         Users { count: AtomicUsize::new(1), is_imported: true }
     }
 
     /// Counts one more user.
-    pub fn add(&self) {
+    pub(crate) fn add(&self) {
         self.count.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Counts one user less. Returns whether the caller must free the object: an imported one without users,
     /// which no other thread can reach any more.
-    pub fn remove(&self) -> bool {
+    pub(crate) fn remove(&self) -> bool {
         // Read before the decrement: after it, the thread that removes the last user may free the object.
         let is_imported = self.is_imported;
         self.count.fetch_sub(1, Ordering::AcqRel) == 1 && is_imported
     }
 
     /// Reports whether the object has users, other than the import itself.
-    pub fn any(&self) -> bool {
+    pub(crate) fn any(&self) -> bool {
         self.count.load(Ordering::Acquire) > usize::from(self.is_imported)
     }
 }

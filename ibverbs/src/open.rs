@@ -21,7 +21,7 @@ export! {
         ibv_import_device = import_device;
 }
 
-pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_open_device` requires a device of the list; devices are never freed.
     let device = unsafe { Device::from_raw_ref(device) };
@@ -53,7 +53,7 @@ fn new_context(file: OwnedFd, shared: Arc<SharedContext>) -> *mut ibv_context {
     Context::new_raw(c, shared, file)
 }
 
-pub unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
+pub(crate) unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_close_device` requires an open context, which may be the parent's after a fork.
     if unsafe { is_inherited(c) } {

@@ -4,7 +4,7 @@ use crate::abi::{ibv_context, ibv_context_ops, verbs_context};
 use crate::{cq, create_cq, create_qp, dm, entry_points, mr, parent, pd, post, query, srq, td};
 
 /// Returns a function table with only the functions that this library implements.
-pub fn table() -> verbs_context {
+pub(crate) fn table() -> verbs_context {
     // SAFETY: the struct consists of integers, raw pointers, optional function pointers and a mutex, for all
     // of which zeros are valid.
     let empty: verbs_context = unsafe { std::mem::zeroed() };

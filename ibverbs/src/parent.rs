@@ -6,7 +6,7 @@ use crate::object::FfiObject;
 use crate::pd::{ParentParts, ProtectionDomain};
 use crate::td::ThreadDomain;
 
-pub unsafe extern "C" fn alloc_parent_domain(
+pub(crate) unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {

@@ -21,7 +21,7 @@ export! {
 
 /// A protection domain or a parent domain, with its C struct.
 #[repr(C)]
-pub struct ProtectionDomain {
+pub(crate) struct ProtectionDomain {
     c: FfiCell<ibv_pd>,
     pub pd: Pd,
     pub users: Users,
@@ -30,7 +30,7 @@ pub struct ProtectionDomain {
 }
 
 /// The domains that a parent domain consists of.
-pub struct ParentParts {
+pub(crate) struct ParentParts {
     pub pd: *mut ibv_pd,
     /// The thread domain, or null.
     pub td: *mut ibv_td,
@@ -41,7 +41,7 @@ impl ParentParts {
     ///
     /// # Safety
     /// The parent domain is being destroyed, so this is called once.
-    pub unsafe fn release(&self) {
+    pub(crate) unsafe fn release(&self) {
         // SAFETY: the parent domain counted as a user of both components, which therefore were not freed.
         unsafe {
             ProtectionDomain::release(self.pd);
@@ -56,14 +56,14 @@ ffi_object! { ProtectionDomain { c: ibv_pd } handle |c| c.handle }
 
 impl ProtectionDomain {
     /// Returns the context that the domain belongs to.
-    pub fn context(&self) -> *mut ibv_context {
+    pub(crate) fn context(&self) -> *mut ibv_context {
         // SAFETY: `self.c` is initialised; its `context` was set when the domain was made and is never
         // written again.
         unsafe { (*self.c.get()).context }
     }
 
     /// Makes the `ibv_pd` of a new domain, under a new handle.
-    pub fn new_raw(context: *mut ibv_context, pd: Pd, parts: Option<ParentParts>) -> *mut ibv_pd {
+    pub(crate) fn new_raw(context: *mut ibv_context, pd: Pd, parts: Option<ParentParts>) -> *mut ibv_pd {
         // SAFETY: both callers pass on the context that the program named, which it does not close during
         // the call.
         let handle = unsafe { Context::from_raw_ref(context) }.pds.add(pd.clone());
@@ -78,7 +78,7 @@ impl ProtectionDomain {
     ///
     /// # Safety
     /// `c` is live and had that user.
-    pub unsafe fn release(c: *mut ibv_pd) {
+    pub(crate) unsafe fn release(c: *mut ibv_pd) {
         // SAFETY: the user that is removed kept the domain alive until here. If `remove` returns true,
         // neither an import nor another user refers to the domain any more, so no other thread can reach it.
         unsafe {
@@ -89,7 +89,7 @@ impl ProtectionDomain {
     }
 }
 
-pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_alloc_pd` requires an open context, which the program does not close during the call.
     match unsafe { Context::from_raw_ref(context) }.nic.alloc_pd() {
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     }
 }
 
-pub unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
+pub(crate) unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `c` is live (checked by the `entry_points` wrapper, or made by this library), and its context
     // is open, or a copy of the parent's after fork.
@@ -146,7 +146,7 @@ unsafe extern "C" fn unimport_pd(c: *mut ibv_pd) {
 
 /// An XRC domain with its C struct.
 #[repr(C)]
-pub struct XrcDomain {
+pub(crate) struct XrcDomain {
     c: FfiCell<ibv_xrcd>,
     pub xrcd: Xrcd,
     /// The file with which other calls of this process open the same domain; `None` for a private domain.
@@ -158,7 +158,7 @@ ffi_object! { XrcDomain { c: ibv_xrcd } handle |_| 0 }
 
 impl XrcDomain {
     /// Returns the context that the domain belongs to.
-    pub fn context(&self) -> *mut ibv_context {
+    pub(crate) fn context(&self) -> *mut ibv_context {
         // SAFETY: `self.c` is initialised; its `context` was set when the domain was made and is never
         // written again.
         unsafe { (*self.c.get()).context }
@@ -188,7 +188,7 @@ fn open(context: &Context, attr: &ibv_xrcd_init_attr) -> Result<(Xrcd, Option<Fi
     }
 }
 
-pub unsafe extern "C" fn open_xrcd(
+pub(crate) unsafe extern "C" fn open_xrcd(
     context: *mut ibv_context,
     attr: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn open_xrcd(
     }
 }
 
-pub unsafe extern "C" fn close_xrcd(c: *mut ibv_xrcd) -> c_int {
+pub(crate) unsafe extern "C" fn close_xrcd(c: *mut ibv_xrcd) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `c` is live (checked by the `entry_points` wrapper), and its context is open, or a copy of the
     // parent's after fork.

@@ -48,7 +48,7 @@ fn recycle<T, U>(mut used: Vec<T>) -> Vec<U> {
 }
 
 /// Converts the `send_flags` of a work request.
-pub fn flags(bits: u32) -> SendFlags {
+pub(crate) fn flags(bits: u32) -> SendFlags {
     SendFlags {
         signaled: bits & SEND_SIGNALED != 0,
         solicited: bits & SEND_SOLICITED != 0,
@@ -61,7 +61,7 @@ pub fn flags(bits: u32) -> SendFlags {
 ///
 /// # Safety
 /// `mw` is a live window, or null.
-pub unsafe fn window_key(mw: *const ibv_mw, requested: u32) -> Result<u32, c_int> {
+pub(crate) unsafe fn window_key(mw: *const ibv_mw, requested: u32) -> Result<u32, c_int> {
     // SAFETY: `mw` is null or live; the program does not write the C struct during the call.
     let window = unsafe { mw.as_ref() }.ok_or(libc::EINVAL)?;
     Ok(window.rkey & !0xff | requested & 0xff)
@@ -71,7 +71,7 @@ pub unsafe fn window_key(mw: *const ibv_mw, requested: u32) -> Result<u32, c_int
 ///
 /// # Safety
 /// `info.mr` is a live region, or null, which binds nothing.
-pub unsafe fn bind(rkey: u32, info: &ibv_mw_bind_info) -> Bind {
+pub(crate) unsafe fn bind(rkey: u32, info: &ibv_mw_bind_info) -> Bind {
     // SAFETY: the caller passes a live region, which begins with the C struct at `info.mr`.
     let region = if info.mr.is_null() { 0 } else { unsafe { MemoryRegion::from_raw_ref(info.mr) }.lkey() };
     Bind {
@@ -179,9 +179,9 @@ fn has_piece_list(wr: &ibv_send_wr) -> bool {
 /// Appends the pieces of inline data of the first `max` requests of a list, in their order, for [`convert`].
 ///
 /// # Safety
-/// `list` is null or the head of a list that is readable and unchanged during `'a`, with its elements and
-/// inline data.
-unsafe fn collect_pieces<'a>(list: *const ibv_send_wr, max: usize, pieces: &mut Vec<&'a [u8]>) {
+/// `list` is null or the head of a list that is readable and unchanged while the pieces are used, with its
+/// elements and inline data.
+unsafe fn collect_pieces(list: *const ibv_send_wr, max: usize, pieces: &mut Vec<&[u8]>) {
     let mut next = list;
     for _ in 0..max {
         // SAFETY: the pointer comes from a list whose elements the caller guarantees to be readable, or is
@@ -193,7 +193,8 @@ unsafe fn collect_pieces<'a>(list: *const ibv_send_wr, max: usize, pieces: &mut 
                 // The conversion stops at this request too.
                 break;
             };
-            // SAFETY: the caller guarantees that inline data is readable and unchanged during `'a`.
+            // SAFETY: the caller guarantees that inline data is readable and unchanged while the
+            // pieces are used.
             pieces.extend(sges.iter().map(|sge| unsafe { inline_piece(sge) }));
         }
         next = wr.next;
@@ -266,7 +267,7 @@ unsafe fn convert<'a>(
     None
 }
 
-pub unsafe extern "C" fn post_send(
+pub(crate) unsafe extern "C" fn post_send(
     c: *mut ibv_qp,
     list: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
@@ -366,7 +367,7 @@ unsafe fn post_receives(
     0
 }
 
-pub unsafe extern "C" fn post_recv(
+pub(crate) unsafe extern "C" fn post_recv(
     c: *mut ibv_qp,
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
@@ -379,7 +380,7 @@ pub unsafe extern "C" fn post_recv(
     }
 }
 
-pub unsafe extern "C" fn post_srq_recv(
+pub(crate) unsafe extern "C" fn post_srq_recv(
     c: *mut ibv_srq,
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
@@ -393,7 +394,7 @@ pub unsafe extern "C" fn post_srq_recv(
     }
 }
 
-pub unsafe extern "C" fn bind_mw(c: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ibv_mw_bind) -> c_int {
+pub(crate) unsafe extern "C" fn bind_mw(c: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ibv_mw_bind) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_bind_mw` requires a live queue pair, a live window and a readable struct, whose region is
     // live or null.

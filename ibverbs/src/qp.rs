@@ -24,12 +24,12 @@ export! {
     "IBVERBS_1.14": ibv_query_qp_data_in_order = query_qp_data_in_order;
 }
 
-pub const XRC_SEND: c_uint = 9;
-pub const XRC_RECV: c_uint = 10;
+pub(crate) const XRC_SEND: c_uint = 9;
+pub(crate) const XRC_RECV: c_uint = 10;
 
 /// A queue pair (QP) with its C struct.
 #[repr(C)]
-pub struct QueuePair {
+pub(crate) struct QueuePair {
     c: FfiCell<ibv_qp_ex>,
     /// Declared before `qp`, from which it borrows, to be dropped first.
     pub session: WrSessionState,
@@ -48,28 +48,28 @@ const _: () = assert!(offset_of!(ibv_qp_ex, qp_base) == 0);
 
 impl QueuePair {
     /// Makes the C struct of a queue pair from its content.
-    pub fn new_raw(c: ibv_qp_ex, qp: Qp, init: ibv_qp_init_attr, xrcd: *mut ibv_xrcd) -> *mut ibv_qp {
+    pub(crate) fn new_raw(c: ibv_qp_ex, qp: Qp, init: ibv_qp_init_attr, xrcd: *mut ibv_xrcd) -> *mut ibv_qp {
         QueuePair { c: FfiCell::new(c), session: WrSessionState::default(), qp, init, xrcd }.into_raw()
     }
 
     /// Returns the capacity of the send queue in work requests.
-    pub fn send_depth(&self) -> usize {
+    pub(crate) fn send_depth(&self) -> usize {
         self.init.cap.max_send_wr as usize
     }
 
     /// Returns the capacity of the receive queue in work requests.
-    pub fn receive_depth(&self) -> usize {
+    pub(crate) fn receive_depth(&self) -> usize {
         self.init.cap.max_recv_wr as usize
     }
 }
 
 /// Converts an `enum ibv_qp_state`.
-pub fn state(number: c_uint) -> Option<QpState> {
+pub(crate) fn state(number: c_uint) -> Option<QpState> {
     use QpState::*;
     [Reset, Init, Rtr, Rts, Sqd, Sqe, Err].into_iter().find(|state| *state as u32 == number)
 }
 
-pub unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
+pub(crate) unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `c` is live (checked by the `entry_points` wrapper, or made by librdmacm here), and its context
     // is open, or a copy of the parent's after fork.
@@ -150,7 +150,7 @@ fn attr_from_c(context: &Context, from: &ibv_qp_attr, mask: c_int) -> Option<QpA
 }
 
 /// Converts attributes to the C struct, and returns the mask of those that are set.
-pub fn attr_to_c(attr: &QpAttr) -> (ibv_qp_attr, c_int) {
+pub(crate) fn attr_to_c(attr: &QpAttr) -> (ibv_qp_attr, c_int) {
     // SAFETY: the struct consists of integers and GIDs, for which zeros are valid.
     let mut to: ibv_qp_attr = unsafe { std::mem::zeroed() };
     let mut mask = 0;
@@ -209,7 +209,7 @@ fn ignored_attrs(qp_type: c_uint) -> c_int {
     }
 }
 
-pub unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: the `entry_points` wrapper found a live queue pair at `c`; the C call requires `attr` to be
     // readable.
@@ -234,7 +234,10 @@ pub unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask:
     }
 }
 
-pub unsafe extern "C" fn modify_qp_rate_limit(c: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> c_int {
+pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
+    c: *mut ibv_qp,
+    attr: *mut ibv_qp_rate_limit_attr,
+) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: the `entry_points` wrapper found a live queue pair at `c`; the C call requires `attr` to be
     // readable.
@@ -249,7 +252,7 @@ pub unsafe extern "C" fn modify_qp_rate_limit(c: *mut ibv_qp, attr: *mut ibv_qp_
     crate::errno::number(qp.qp.modify(&given), |e| e.errno())
 }
 
-pub unsafe extern "C" fn query_qp(
+pub(crate) unsafe extern "C" fn query_qp(
     c: *mut ibv_qp,
     out: *mut ibv_qp_attr,
     _mask: c_int,
@@ -270,7 +273,7 @@ pub unsafe extern "C" fn query_qp(
     0
 }
 
-pub unsafe extern "C" fn attach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+pub(crate) unsafe extern "C" fn attach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: the `entry_points` wrapper found a live queue pair at `c`; the C call requires `gid` to be
     // readable.
@@ -278,7 +281,7 @@ pub unsafe extern "C" fn attach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid:
     crate::errno::number(qp.qp.attach_mcast(gid), |e| e.errno())
 }
 
-pub unsafe extern "C" fn detach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+pub(crate) unsafe extern "C" fn detach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: the `entry_points` wrapper found a live queue pair at `c`; the C call requires `gid` to be
     // readable.
@@ -294,7 +297,7 @@ unsafe extern "C" fn qp_to_qp_ex(c: *mut ibv_qp) -> *mut ibv_qp_ex {
 }
 
 /// Accepts only empty options: enhanced connection establishment (ECE) has none here.
-pub unsafe extern "C" fn set_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+pub(crate) unsafe extern "C" fn set_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     // SAFETY: `ibv_set_ece` requires `ece` to point to a readable struct. A vendor of 0 requests no options.
     if unsafe { (*ece).vendor_id } == 0 { 0 } else { libc::EOPNOTSUPP }
 }

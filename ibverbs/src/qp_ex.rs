@@ -40,7 +40,7 @@ fn operations(service: QpType) -> u64 {
 
 /// Sets the function pointers of the operations in `wanted` (`send_ops_flags`). Returns false if the service
 /// type does not support all of them.
-pub fn set_functions(c: &mut ibv_qp_ex, service: QpType, wanted: u64) -> bool {
+pub(crate) fn set_functions(c: &mut ibv_qp_ex, service: QpType, wanted: u64) -> bool {
     if wanted & !operations(service) != 0 {
         return false;
     }

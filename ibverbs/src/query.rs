@@ -109,7 +109,7 @@ unsafe extern "C" fn query_device(context: *mut ibv_context, out: *mut ibv_devic
     0
 }
 
-pub unsafe extern "C" fn query_device_ex(
+pub(crate) unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
     input: *const ibv_query_device_ex_input,
     out: *mut ibv_device_attr_ex,
@@ -149,7 +149,10 @@ pub unsafe extern "C" fn query_device_ex(
     0
 }
 
-pub unsafe extern "C" fn query_rt_values(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
+pub(crate) unsafe extern "C" fn query_rt_values(
+    context: *mut ibv_context,
+    values: *mut ibv_values_ex,
+) -> c_int {
     let _uncancelled = crate::cancel::disable();
     const RAW_CLOCK: u32 = 1;
     // SAFETY: `ibv_query_rt_values_ex` requires `values` to point to a struct that is the caller's alone
@@ -191,7 +194,7 @@ fn port_attr(context: &Context) -> ibv_port_attr {
     }
 }
 
-pub unsafe extern "C" fn query_port_with_len(
+pub(crate) unsafe extern "C" fn query_port_with_len(
     context: *mut ibv_context,
     port: u8,
     out: *mut ibv_port_attr,
@@ -207,7 +210,11 @@ pub unsafe extern "C" fn query_port_with_len(
     0
 }
 
-pub unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr) -> c_int {
+pub(crate) unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    port: u8,
+    out: *mut ibv_port_attr,
+) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: the exported `ibv_query_port` requires an open context, and a struct of at least
     // `COMPAT_PORT_ATTR_LEN` bytes.
@@ -247,7 +254,7 @@ fn gid_entry(context: &Context, index: usize) -> Option<ibv_gid_entry> {
     Some(ibv_gid_entry { gid, gid_index: index as u32, port_num: 1, gid_type: ROCE_V2, ndev_ifindex })
 }
 
-pub unsafe extern "C" fn query_gid_ex(
+pub(crate) unsafe extern "C" fn query_gid_ex(
     context: *mut ibv_context,
     port: u32,
     index: u32,

@@ -14,7 +14,7 @@ use crate::device::Device;
 use crate::event_objects::{EventObjects, UnackedEvents};
 
 /// State of one open device, shared by its contexts and dropped with the last of them.
-pub struct SharedContext {
+pub(crate) struct SharedContext {
     pub device: &'static Device,
     pub nic: Nic,
     /// The queues to which asynchronous events and completion events refer.
@@ -29,16 +29,16 @@ pub struct SharedContext {
 }
 
 /// Identity of a file: device and inode number.
-pub type FileId = (u64, u64);
+pub(crate) type FileId = (u64, u64);
 
 /// An XRC domain that was opened with a file, and the number of times it is open.
-pub struct OpenXrcd {
+pub(crate) struct OpenXrcd {
     pub xrcd: Xrcd,
     pub open_count: usize,
 }
 
 /// Returns the identity of the file behind a descriptor, or `None` if the descriptor is not open.
-pub fn file_id(fd: c_int) -> Option<FileId> {
+pub(crate) fn file_id(fd: c_int) -> Option<FileId> {
     // SAFETY: `stat` consists of integers, for which zeros are valid.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: `stat` is a writable local of the type that `fstat` fills; a bad descriptor only makes the call
@@ -49,14 +49,14 @@ pub fn file_id(fd: c_int) -> Option<FileId> {
 
 /// Keys and length of a region, which an importer needs.
 #[derive(Clone, Copy)]
-pub struct MrKeys {
+pub(crate) struct MrKeys {
     pub lkey: u32,
     pub rkey: u32,
     pub length: usize,
 }
 
 /// Objects by handle, which is never 0.
-pub struct HandleTable<T>(Mutex<(u32, HashMap<u32, T>)>);
+pub(crate) struct HandleTable<T>(Mutex<(u32, HashMap<u32, T>)>);
 
 impl<T> Default for HandleTable<T> {
     fn default() -> HandleTable<T> {
@@ -66,7 +66,7 @@ impl<T> Default for HandleTable<T> {
 
 impl<T: Clone> HandleTable<T> {
     /// Adds an object and returns its handle.
-    pub fn add(&self, object: T) -> u32 {
+    pub(crate) fn add(&self, object: T) -> u32 {
         let mut all = self.0.lock();
         let (last_handle, objects) = &mut *all;
         // The counter wraps around after 2^32 objects and then skips handles in use.
@@ -78,17 +78,17 @@ impl<T: Clone> HandleTable<T> {
     }
 
     /// Stores an object under a handle, in place of the one that had it.
-    pub fn set(&self, handle: u32, object: T) {
+    pub(crate) fn set(&self, handle: u32, object: T) {
         self.0.lock().1.insert(handle, object);
     }
 
     /// Returns a copy of the object with a handle.
-    pub fn get(&self, handle: u32) -> Option<T> {
+    pub(crate) fn get(&self, handle: u32) -> Option<T> {
         self.0.lock().1.get(&handle).cloned()
     }
 
     /// Removes the object with a handle.
-    pub fn remove(&self, handle: u32) {
+    pub(crate) fn remove(&self, handle: u32) {
         self.0.lock().1.remove(&handle);
     }
 }
@@ -97,7 +97,7 @@ impl<T: Clone> HandleTable<T> {
 static SHARED_CONTEXTS: Mutex<Vec<(FileId, Weak<SharedContext>)>> = Mutex::new(Vec::new());
 
 /// Creates the state of an open device, and a descriptor that only serves to identify it.
-pub fn create(device: &'static Device, nic: Nic) -> Result<(OwnedFd, Arc<SharedContext>), c_int> {
+pub(crate) fn create(device: &'static Device, nic: Nic) -> Result<(OwnedFd, Arc<SharedContext>), c_int> {
     let last_errno = || std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
     // SAFETY: the name is a zero-terminated literal.
     let fd = unsafe { libc::memfd_create(c"urxe".as_ptr(), libc::MFD_CLOEXEC) };
@@ -124,7 +124,7 @@ pub fn create(device: &'static Device, nic: Nic) -> Result<(OwnedFd, Arc<SharedC
 }
 
 /// Returns the open device that a descriptor identifies.
-pub fn find(fd: c_int) -> Option<Arc<SharedContext>> {
+pub(crate) fn find(fd: c_int) -> Option<Arc<SharedContext>> {
     let file = file_id(fd)?;
     let contexts = SHARED_CONTEXTS.lock();
     contexts.iter().find(|(id, _)| *id == file).and_then(|(_, shared)| shared.upgrade())

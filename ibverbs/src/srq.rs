@@ -26,7 +26,7 @@ const SRQT_XRC: c_uint = 1;
 
 /// A shared receive queue with its C struct.
 #[repr(C)]
-pub struct SharedReceiveQueue {
+pub(crate) struct SharedReceiveQueue {
     c: FfiCell<ibv_srq>,
     pub srq: Srq,
     /// XRC domain of an XRC shared receive queue; null for a basic one.
@@ -106,7 +106,7 @@ unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -
     unsafe { make(pd, (*init).srq_context, &mut (*init).attr, None) }
 }
 
-pub unsafe extern "C" fn create_srq_ex(
+pub(crate) unsafe extern "C" fn create_srq_ex(
     _context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
@@ -133,13 +133,13 @@ pub unsafe extern "C" fn create_srq_ex(
     unsafe { make(init.pd, init.srq_context, &mut init.attr, xrc) }
 }
 
-pub unsafe extern "C" fn get_srq_num(c: *mut ibv_srq, out: *mut u32) -> c_int {
+pub(crate) unsafe extern "C" fn get_srq_num(c: *mut ibv_srq, out: *mut u32) -> c_int {
     // SAFETY: `ibv_get_srq_num` requires a live queue and a writable integer.
     unsafe { *out = SharedReceiveQueue::from_raw_ref(c).srq.id().0 };
     0
 }
 
-pub unsafe extern "C" fn modify_srq(c: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn modify_srq(c: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
     if mask & !(MAX_WR | LIMIT) != 0 {
         return libc::EINVAL;
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn modify_srq(c: *mut ibv_srq, attr: *mut ibv_srq_attr, ma
     0
 }
 
-pub unsafe extern "C" fn query_srq(c: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int {
+pub(crate) unsafe extern "C" fn query_srq(c: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: the `entry_points` wrapper found a live queue at `c`.
     let attr = unsafe { SharedReceiveQueue::from_raw_ref(c) }.srq.query();
@@ -173,7 +173,7 @@ pub unsafe extern "C" fn query_srq(c: *mut ibv_srq, out: *mut ibv_srq_attr) -> c
     0
 }
 
-pub unsafe extern "C" fn destroy_srq(c: *mut ibv_srq) -> c_int {
+pub(crate) unsafe extern "C" fn destroy_srq(c: *mut ibv_srq) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `c` is live (checked by the `entry_points` wrapper, or made by librdmacm here), and its context
     // is open, or a copy of the parent's after fork.

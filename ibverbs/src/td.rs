@@ -10,14 +10,17 @@ use crate::object::{FfiCell, FfiObject, Users, ffi_object};
 /// A thread domain: the program's promise that only one thread at a time uses the objects made in it. This
 /// library does not rely on it and locks in any case.
 #[repr(C)]
-pub struct ThreadDomain {
+pub(crate) struct ThreadDomain {
     c: FfiCell<ibv_td>,
     pub users: Users,
 }
 
 ffi_object! { ThreadDomain { c: ibv_td } handle |_| 0 }
 
-pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
+pub(crate) unsafe extern "C" fn alloc_td(
+    context: *mut ibv_context,
+    attr: *mut ibv_td_init_attr,
+) -> *mut ibv_td {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_alloc_td` requires `attr` to point to a readable struct.
     if unsafe { (*attr).comp_mask } != 0 {
@@ -26,7 +29,7 @@ pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_i
     ThreadDomain { c: FfiCell::new(ibv_td { context }), users: Users::default() }.into_raw()
 }
 
-pub unsafe extern "C" fn dealloc_td(c: *mut ibv_td) -> c_int {
+pub(crate) unsafe extern "C" fn dealloc_td(c: *mut ibv_td) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `c` is live (checked by the `entry_points` wrapper), and its context is open, or a copy of the
     // parent's after fork.

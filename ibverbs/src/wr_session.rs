@@ -11,9 +11,10 @@ use crate::object::FfiCell;
 
 /// The session in progress. From `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`, the thread that holds
 /// `lock` has sole access to the cells below and to the C struct of the queue pair.
-pub struct WrSessionState {
+pub(crate) struct WrSessionState {
     pub lock: RawMutex,
-    /// The session, which borrows from the [`Qp`](urxe::verbs::Qp) in the same [`QueuePair`].
+    /// The session, which borrows from the [`Qp`](urxe::verbs::Qp) in the same
+    /// [`QueuePair`](crate::qp::QueuePair).
     pub active: FfiCell<Option<WrSession<'static>>>,
     /// The error of a call that returns nothing, reported by `ibv_wr_complete`.
     pub error: FfiCell<Option<c_int>>,

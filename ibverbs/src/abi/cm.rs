@@ -128,13 +128,14 @@ c_structs! {
 /// The anonymous union `rdma_cm_event.param`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub union EventParam {
+pub(crate) union EventParam {
     pub conn: rdma_conn_param,
     pub ud: rdma_ud_param,
 }
 
 /// Fields inside unions: struct, C name of the field, and offset.
-pub const NESTED_CM: &[(&str, &str, usize)] = &[
+#[cfg(test)]
+pub(crate) const NESTED_CM: &[(&str, &str, usize)] = &[
     ("rdma_addr", "src_sin6", std::mem::offset_of!(rdma_addr, src_storage)),
     ("rdma_addr", "dst_sin", std::mem::offset_of!(rdma_addr, dst_storage)),
     ("rdma_cm_event", "param.conn.qp_num", PARAM + std::mem::offset_of!(rdma_conn_param, qp_num)),
@@ -142,4 +143,5 @@ pub const NESTED_CM: &[(&str, &str, usize)] = &[
     ("rdma_cm_event", "param.ud.qkey", PARAM + std::mem::offset_of!(rdma_ud_param, qkey)),
 ];
 
+#[cfg(test)]
 const PARAM: usize = std::mem::offset_of!(rdma_cm_event, param);

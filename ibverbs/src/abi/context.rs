@@ -13,7 +13,7 @@ use super::{
 };
 
 /// An entry of a function table that programs no longer use, or that this library does not implement.
-pub type Unused = Option<unsafe extern "C" fn()>;
+pub(crate) type Unused = Option<unsafe extern "C" fn()>;
 
 c_structs! {
     ibv_device {

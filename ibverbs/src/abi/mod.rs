@@ -3,12 +3,11 @@
 //!
 //! The headers are the reference: a test compares the offset and size of every field with the C compiler's. The
 //! sizes of the structs are asserted at compile time.
-#![allow(non_camel_case_types, non_snake_case, missing_docs)]
+#![allow(non_camel_case_types, non_snake_case)]
 
-/// Layout of a struct, for the comparison with the C compiler.
+/// Layout of a struct.
 #[derive(Clone, Copy, Debug)]
-pub struct Layout {
-    pub name: &'static str,
+pub(crate) struct Layout {
     pub size: usize,
     /// Name, offset and size in bytes of each field.
     pub fields: &'static [(&'static str, usize, usize)],
@@ -17,7 +16,7 @@ pub struct Layout {
 impl Layout {
     /// Reports whether this struct begins with another one: with the same fields at the same offsets, or with a
     /// field of the other's size.
-    pub const fn begins_with(&self, other: &Layout) -> bool {
+    pub(crate) const fn begins_with(&self, other: &Layout) -> bool {
         if self.fields[0].1 == 0 && self.fields[0].2 == other.size {
             return true;
         }
@@ -33,15 +32,15 @@ impl Layout {
     }
 }
 
-/// Defines `#[repr(C)]` structs, and `LAYOUTS` with the offset and size of each field.
+/// Defines `#[repr(C)]` structs, each with its `LAYOUT`, and `LAYOUTS` of all of them.
 macro_rules! c_structs {
     ($($(#[$meta:meta])* $name:ident { $($field:ident: $kind:ty),* $(,)? })*) => {
         $(
-            $(#[$meta])* #[repr(C)] #[derive(Clone, Copy)] pub struct $name { $(pub $field: $kind),* }
+            $(#[$meta])* #[repr(C)] #[derive(Clone, Copy)] pub(crate) struct $name { $(pub $field: $kind),* }
 
             impl $name {
-                pub const LAYOUT: $crate::abi::Layout = $crate::abi::Layout {
-                    name: stringify!($name),
+                #[allow(dead_code, reason = "product code reads those of objects only")]
+                pub(crate) const LAYOUT: $crate::abi::Layout = $crate::abi::Layout {
                     size: size_of::<$name>(),
                     fields: &[
                         $((stringify!($field), std::mem::offset_of!($name, $field), size_of::<$kind>())),*
@@ -50,8 +49,9 @@ macro_rules! c_structs {
             }
         )*
 
-        /// Layouts of the structs in this file.
-        pub const LAYOUTS: &[$crate::abi::Layout] = &[$($name::LAYOUT),*];
+        /// Names and layouts of the structs in this file.
+        #[cfg(test)]
+        pub(crate) const LAYOUTS: &[(&str, $crate::abi::Layout)] = &[$((stringify!($name), $name::LAYOUT)),*];
     };
 }
 
@@ -63,14 +63,15 @@ mod object;
 mod sizes;
 mod work;
 
-pub use attr::*;
-pub use cm::*;
-pub use context::*;
-pub use object::*;
-pub use work::*;
+pub(crate) use attr::*;
+pub(crate) use cm::*;
+pub(crate) use context::*;
+pub(crate) use object::*;
+pub(crate) use work::*;
 
-/// Layouts of all structs.
-pub const LAYOUTS: [&[Layout]; 5] =
+/// Names and layouts of all structs.
+#[cfg(test)]
+const LAYOUTS: [&[(&str, Layout)]; 5] =
     [attr::LAYOUTS, cm::LAYOUTS, context::LAYOUTS, object::LAYOUTS, work::LAYOUTS];
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! Comparison of the struct layouts with those of the C compiler.
-//!
+
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
@@ -29,7 +29,7 @@ fn run_c(program: &str) -> String {
     String::from_utf8(Command::new(&binary).output().unwrap().stdout).unwrap()
 }
 
-fn structs() -> impl Iterator<Item = &'static Layout> {
+fn structs() -> impl Iterator<Item = &'static (&'static str, Layout)> {
     LAYOUTS.into_iter().flatten()
 }
 
@@ -43,13 +43,13 @@ fn struct_layouts_match_the_c_compiler() {
          int main(void) {{\n"
     );
     let mut ours = String::new();
-    for s in structs() {
-        writeln!(program, "S({})", s.name).unwrap();
-        writeln!(ours, "{} {}", s.name, s.size).unwrap();
+    for (name, s) in structs() {
+        writeln!(program, "S({name})").unwrap();
+        writeln!(ours, "{name} {}", s.size).unwrap();
         for (field, offset, size) in s.fields {
             let field = field.trim_start_matches("r#");
-            writeln!(program, "F({}, {field})", s.name).unwrap();
-            writeln!(ours, "{} {field} {offset} {size}", s.name).unwrap();
+            writeln!(program, "F({name}, {field})").unwrap();
+            writeln!(ours, "{name} {field} {offset} {size}").unwrap();
         }
     }
     for (name, field, offset) in NESTED.iter().chain(NESTED_CM) {

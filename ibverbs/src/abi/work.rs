@@ -63,14 +63,14 @@ c_structs! {
 /// A union in C, whose other member is two words in network byte order.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub struct ibv_gid {
+pub(crate) struct ibv_gid {
     pub raw: [u8; 16],
 }
 
 /// The anonymous union `ibv_send_wr.wr`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub union SendWrTarget {
+pub(crate) union SendWrTarget {
     pub rdma: SendWrRdma,
     pub atomic: SendWrAtomic,
     pub ud: SendWrUd,
@@ -79,7 +79,7 @@ pub union SendWrTarget {
 /// The union member `wr.rdma`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct SendWrRdma {
+pub(crate) struct SendWrRdma {
     pub remote_addr: u64,
     pub rkey: u32,
 }
@@ -87,7 +87,7 @@ pub struct SendWrRdma {
 /// The union member `wr.atomic`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct SendWrAtomic {
+pub(crate) struct SendWrAtomic {
     pub remote_addr: u64,
     pub compare_add: u64,
     pub swap: u64,
@@ -97,7 +97,7 @@ pub struct SendWrAtomic {
 /// The union member `wr.ud`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct SendWrUd {
+pub(crate) struct SendWrUd {
     pub ah: *mut ibv_ah,
     pub remote_qpn: u32,
     pub remote_qkey: u32,
@@ -106,14 +106,15 @@ pub struct SendWrUd {
 /// The union member `bind_mw`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct SendWrBind {
+pub(crate) struct SendWrBind {
     pub mw: *mut ibv_mw,
     pub rkey: u32,
     pub bind_info: ibv_mw_bind_info,
 }
 
 /// Fields inside unions: struct, C name of the field, and offset.
-pub const NESTED: &[(&str, &str, usize)] = &[
+#[cfg(test)]
+pub(crate) const NESTED: &[(&str, &str, usize)] = &[
     ("ibv_send_wr", "wr.rdma.remote_addr", WR + std::mem::offset_of!(SendWrRdma, remote_addr)),
     ("ibv_send_wr", "wr.rdma.rkey", WR + std::mem::offset_of!(SendWrRdma, rkey)),
     ("ibv_send_wr", "wr.atomic.remote_addr", WR + std::mem::offset_of!(SendWrAtomic, remote_addr)),
@@ -132,5 +133,7 @@ pub const NESTED: &[(&str, &str, usize)] = &[
     ("ibv_wc", "invalidated_rkey", std::mem::offset_of!(ibv_wc, imm_data)),
 ];
 
+#[cfg(test)]
 const WR: usize = std::mem::offset_of!(ibv_send_wr, wr);
+#[cfg(test)]
 const BIND: usize = std::mem::offset_of!(ibv_send_wr, bind_mw);

@@ -29,7 +29,7 @@ fn milliseconds(timeout: c_int) -> Duration {
 ///
 /// # Safety
 /// `c` is a live id, or null; `to` is a complete socket address, or null.
-pub unsafe fn bind(c: *mut rdma_cm_id, to: *const sockaddr) -> Result<(), c_int> {
+pub(super) unsafe fn bind(c: *mut rdma_cm_id, to: *const sockaddr) -> Result<(), c_int> {
     // SAFETY: `id_ref` requires a live id or null, and `read` a complete address or null; the caller
     // guarantees both.
     let (id, to) = unsafe { (id_ref(c)?, read(to)) };
@@ -48,7 +48,7 @@ unsafe extern "C" fn bind_addr(c: *mut rdma_cm_id, to: *mut sockaddr) -> c_int {
 ///
 /// # Safety
 /// `c` is a live id, or null; `src` and `dst` are complete socket addresses, or null.
-pub unsafe extern "C-unwind" fn resolve_addr(
+pub(super) unsafe extern "C-unwind" fn resolve_addr(
     c: *mut rdma_cm_id,
     src: *mut sockaddr,
     dst: *mut sockaddr,
@@ -72,7 +72,7 @@ pub unsafe extern "C-unwind" fn resolve_addr(
 ///
 /// # Safety
 /// `c` is a live id, or null.
-pub unsafe extern "C-unwind" fn resolve_route(c: *mut rdma_cm_id, timeout: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn resolve_route(c: *mut rdma_cm_id, timeout: c_int) -> c_int {
     let start = |id: &Id| id.id.resolve_route(milliseconds(timeout)).map_err(errno).map(|()| true);
     // SAFETY: the caller passes a live id or null. This frame holds a pointer and an integer only, with
     // nothing to drop.

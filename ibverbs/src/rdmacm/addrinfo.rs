@@ -17,17 +17,17 @@ export! {
 }
 
 /// Flags of `ai_flags`.
-pub const PASSIVE: c_int = 1;
+pub(super) const PASSIVE: c_int = 1;
 const NUMERIC_HOST: c_int = 2;
 const FAMILY: c_int = 8;
 
-pub const PS_IPOIB: c_int = 0x0002;
-pub const PS_TCP: c_int = 0x0106;
-pub const PS_UDP: c_int = 0x0111;
+pub(super) const PS_IPOIB: c_int = 0x0002;
+pub(super) const PS_TCP: c_int = 0x0106;
+pub(super) const PS_UDP: c_int = 0x0111;
 
 /// `enum ibv_qp_type`.
-pub const RC: c_uint = 2;
-pub const UD: c_uint = 4;
+pub(super) const RC: c_uint = 2;
+pub(super) const UD: c_uint = 4;
 
 /// A list element: the C struct, followed by the addresses that it points to.
 #[repr(C)]

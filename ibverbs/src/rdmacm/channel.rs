@@ -24,7 +24,7 @@ export! {
 }
 
 /// The state behind a program's channel pointer.
-pub struct Channel {
+pub(super) struct Channel {
     pub channel: EventChannel,
     /// Held from taking an event until its id is looked up by number, as the next event may concern the same
     /// id.
@@ -40,14 +40,14 @@ impl Channel {
     ///
     /// # Errors
     /// `EBADF` if there is no such channel (any more), `ENODEV` if it belongs to the parent of this process.
-    pub fn lookup(c: *mut rdma_event_channel) -> Result<Arc<Channel>, libc::c_int> {
+    pub(super) fn lookup(c: *mut rdma_event_channel) -> Result<Arc<Channel>, libc::c_int> {
         let channel = CHANNELS.lock().get(&c.addr()).cloned().ok_or(libc::EBADF)?;
         if channel.process.is_inherited() { Err(libc::ENODEV) } else { Ok(channel) }
     }
 }
 
 /// Creates a channel (`rdma_create_event_channel`).
-pub extern "C" fn create() -> *mut rdma_event_channel {
+pub(super) extern "C" fn create() -> *mut rdma_event_channel {
     let _uncancelled = crate::cancel::disable();
     let process = match ProcessGlobals::current() {
         Ok(process) => process,
@@ -65,7 +65,7 @@ pub extern "C" fn create() -> *mut rdma_event_channel {
 }
 
 /// Destroys a channel (`rdma_destroy_event_channel`); threads that wait on it keep its Rust state alive.
-pub unsafe extern "C" fn destroy(c: *mut rdma_event_channel) {
+pub(super) unsafe extern "C" fn destroy(c: *mut rdma_event_channel) {
     let _uncancelled = crate::cancel::disable();
     let channel = match CHANNELS.lock().entry(c.addr()) {
         // A forked child does not destroy the channels of its parent.

@@ -23,7 +23,7 @@ export! {
 ///
 /// # Safety
 /// `on` is a channel of this library, or null.
-pub unsafe fn create(
+pub(super) unsafe fn create(
     on: *mut rdma_event_channel,
     context: *mut c_void,
     space: c_uint,
@@ -71,7 +71,7 @@ unsafe extern "C" fn create_id(
     result_code(unsafe { create(channel, context, space, None).map(|id| *out = id) })
 }
 
-pub unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
+pub(super) unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `rdma_destroy_id` requires a live id, which the program does not destroy during the call; null
     // is checked.

@@ -123,7 +123,7 @@ unsafe extern "C-unwind" fn get_cm_event(c: *mut rdma_event_channel, out: *mut *
 ///
 /// # Safety
 /// `out` points to a writable pointer, or is null. `c` may be any pointer: it is only looked up.
-pub unsafe fn next_cm_event(
+pub(super) unsafe fn next_cm_event(
     c: *mut rdma_event_channel,
     out: *mut *mut rdma_cm_event,
     call: &mut Call,
@@ -180,7 +180,7 @@ pub unsafe fn next_cm_event(
     }
 }
 
-pub unsafe extern "C" fn ack_cm_event(c: *mut rdma_cm_event) -> c_int {
+pub(super) unsafe extern "C" fn ack_cm_event(c: *mut rdma_cm_event) -> c_int {
     let _uncancelled = crate::cancel::disable();
     if c.is_null() {
         return minus_one(libc::EINVAL);

@@ -24,12 +24,12 @@ use crate::rdmacm::process::{ExitStage, ProcessGlobals, set_exit_action};
 use crate::rdmacm::sockaddr;
 
 /// `enum ibv_qp_type`.
-pub const XRC_SEND: c_uint = 9;
-pub const XRC_RECV: c_uint = 10;
+pub(super) const XRC_SEND: c_uint = 9;
+pub(super) const XRC_RECV: c_uint = 10;
 
 /// An id with its C struct.
 #[repr(C)]
-pub struct Id {
+pub(super) struct Id {
     c: FfiCell<rdma_cm_id>,
     /// The path record that `route.path_rec` points to.
     path: FfiCell<ibv_sa_path_rec>,
@@ -42,7 +42,7 @@ ffi_object! { Id { c: rdma_cm_id } }
 
 /// Mutable state of an id.
 #[derive(Default)]
-pub struct IdState {
+pub(super) struct IdState {
     /// Set for an id with a channel of its own, whose calls wait for the event that reports their completion.
     synchronous: bool,
     /// Attributes for the queue pairs of connections to this listener (`rdma_create_ep`).
@@ -57,7 +57,7 @@ pub struct IdState {
 
 impl IdState {
     /// Returns the state of a new id.
-    pub fn new(synchronous: bool) -> IdState {
+    pub(super) fn new(synchronous: bool) -> IdState {
         IdState { synchronous, ..IdState::default() }
     }
 }
@@ -68,25 +68,25 @@ unsafe impl Send for IdState {}
 
 /// Protection domain and attributes for the queue pairs of accepted connections.
 #[derive(Clone, Copy)]
-pub struct RequestQueues {
+pub(super) struct RequestQueues {
     pub pd: *mut crate::abi::ibv_pd,
     pub init: ibv_qp_init_attr,
 }
 
 /// READ and atomic limits in a connection request.
 #[derive(Clone, Copy)]
-pub struct Offered {
+pub(super) struct Offered {
     pub responder_resources: u8,
     pub initiator_depth: u8,
 }
 
 /// Converts a result to the convention of librdmacm: 0, or -1 with `errno` set.
-pub fn result_code(result: Result<(), c_int>) -> c_int {
+pub(super) fn result_code(result: Result<(), c_int>) -> c_int {
     result.map_or_else(minus_one, |()| 0)
 }
 
 /// Returns the error number of an id's error.
-pub fn errno(e: IdError) -> c_int {
+pub(super) fn errno(e: IdError) -> c_int {
     // Printed, as the number alone would not explain this error.
     if let IdError::Claim { source: ClaimError::NoAccess { .. }, .. } = e {
         warn(&e.to_string());
@@ -99,7 +99,7 @@ pub fn errno(e: IdError) -> c_int {
 ///
 /// # Safety
 /// `c` is a live id, or null.
-pub unsafe fn id_ref<'a>(c: *mut rdma_cm_id) -> Result<&'a Id, c_int> {
+pub(super) unsafe fn id_ref<'a>(c: *mut rdma_cm_id) -> Result<&'a Id, c_int> {
     // Stale pointers of programs that have failed already are often misaligned, so this check catches some.
     if c.is_null() || !c.is_aligned() {
         return Err(libc::EINVAL);
@@ -110,7 +110,7 @@ pub unsafe fn id_ref<'a>(c: *mut rdma_cm_id) -> Result<&'a Id, c_int> {
 }
 
 /// Converts an `enum ibv_qp_type` to a service type.
-pub fn qp_type_from_c(number: c_uint) -> Option<QpType> {
+pub(super) fn qp_type_from_c(number: c_uint) -> Option<QpType> {
     Some(match number {
         addrinfo::RC => QpType::Rc,
         3 => QpType::Uc,
@@ -143,14 +143,14 @@ fn destroy_all(process: &'static ProcessGlobals, on_progress: &dyn Fn()) {
 }
 
 /// Creates a channel for a single id, whose calls are synchronous.
-pub fn new_private_channel() -> Result<*mut rdma_event_channel, c_int> {
+pub(super) fn new_private_channel() -> Result<*mut rdma_event_channel, c_int> {
     let channel = channel::create();
     if channel.is_null() { Err(libc::EMFILE) } else { Ok(channel) }
 }
 
 impl Id {
     /// Makes the C struct of a new id and registers the id for events.
-    pub fn new_raw(
+    pub(super) fn new_raw(
         process: &'static ProcessGlobals,
         id: CmId,
         channel: *mut rdma_event_channel,
@@ -176,7 +176,10 @@ impl Id {
     ///
     /// # Safety
     /// `listener` is live.
-    pub unsafe fn of_request(listener: *mut rdma_cm_id, event: &CmEvent) -> Result<*mut rdma_cm_id, c_int> {
+    pub(super) unsafe fn of_request(
+        listener: *mut rdma_cm_id,
+        event: &CmEvent,
+    ) -> Result<*mut rdma_cm_id, c_int> {
         // SAFETY: the caller passes a live id, whose C struct is initialised.
         let (of, mut channel, context) =
             unsafe { (Id::from_raw_ref(listener), (*listener).channel, (*listener).context) };
@@ -202,48 +205,48 @@ impl Id {
     }
 
     /// Returns the pointer that the program holds.
-    pub fn as_c(&self) -> *mut rdma_cm_id {
+    pub(super) fn as_c(&self) -> *mut rdma_cm_id {
         self.c.get()
     }
 
     /// Reports whether the id has a channel of its own, so that calls wait for their events.
-    pub fn is_synchronous(&self) -> bool {
+    pub(super) fn is_synchronous(&self) -> bool {
         self.state.lock().synchronous
     }
 
     /// Sets whether the id has a channel of its own, and returns whether it had one.
-    pub fn set_synchronous(&self, synchronous: bool) -> bool {
+    pub(super) fn set_synchronous(&self, synchronous: bool) -> bool {
         std::mem::replace(&mut self.state.lock().synchronous, synchronous)
     }
 
     /// Returns the limits in the peer's connection request, for an id that was made from one.
-    pub fn offered(&self) -> Option<Offered> {
+    pub(super) fn offered(&self) -> Option<Offered> {
         self.state.lock().offered
     }
 
     /// Returns the data to send before the program's private data.
-    pub fn connect_data(&self) -> Vec<u8> {
+    pub(super) fn connect_data(&self) -> Vec<u8> {
         self.state.lock().connect_data.clone()
     }
 
     /// Sets the data to send before the program's private data.
-    pub fn set_connect_data(&self, data: &[u8]) {
+    pub(super) fn set_connect_data(&self, data: &[u8]) {
         self.state.lock().connect_data = data.to_vec();
     }
 
     /// Returns the attributes for the queue pairs of connections to this listener.
-    pub fn request_queues(&self) -> Option<RequestQueues> {
+    pub(super) fn request_queues(&self) -> Option<RequestQueues> {
         self.state.lock().requests
     }
 
     /// Sets the attributes for the queue pairs of connections to this listener.
-    pub fn set_request_queues(&self, queues: RequestQueues) {
+    pub(super) fn set_request_queues(&self, queues: RequestQueues) {
         self.state.lock().requests = Some(queues);
     }
 
     /// Joins a multicast group and stores the program's context for it on success. The lock makes the
     /// delivery of the event wait until the context is stored.
-    pub fn join(
+    pub(super) fn join(
         &self,
         group: IpAddr,
         context: *mut c_void,
@@ -256,17 +259,17 @@ impl Id {
     }
 
     /// Removes the context of a multicast group that the id has left.
-    pub fn remove_join(&self, group: IpAddr) {
+    pub(super) fn remove_join(&self, group: IpAddr) {
         self.state.lock().joins.remove(&group);
     }
 
     /// Returns the program's context for a multicast group.
-    pub fn join_context(&self, group: IpAddr) -> Option<*mut c_void> {
+    pub(super) fn join_context(&self, group: IpAddr) -> Option<*mut c_void> {
         self.state.lock().joins.get(&group).copied()
     }
 
     /// Updates the fields that programs read from the id after an event.
-    pub fn apply_event(&self, event: &CmEvent) {
+    pub(super) fn apply_event(&self, event: &CmEvent) {
         match event.kind {
             CmEventKind::AddrResolved | CmEventKind::RouteResolved | CmEventKind::ConnectRequest => {
                 self.refresh()
@@ -281,7 +284,7 @@ impl Id {
 
     /// Stores the state of the queue pair in its C struct, as the connection manager has changed it. The
     /// program may destroy the queue pair at any time.
-    pub fn sync_qp_state(&self) {
+    pub(super) fn sync_qp_state(&self) {
         self.with_qp(|qp| {
             // SAFETY: `with_qp` keeps the queue pair alive during this call; `state` is an aligned integer
             // that only this library writes.
@@ -304,7 +307,7 @@ impl Id {
     }
 
     /// Updates device, addresses and path in the C struct.
-    pub fn refresh(&self) {
+    pub(super) fn refresh(&self) {
         let c = self.as_c();
         let [src, dst] = [self.id.local_addr(), self.id.peer_addr()];
         // SAFETY: both cells lie in `self`. Only this library writes these fields, in calls on the id and in

@@ -107,7 +107,7 @@ unsafe fn set(id: &Id, level: c_int, name: c_int, from: *const c_void, len: usiz
 /// # Safety
 /// The requirements of [`set_option`]: `c` is a live id or null, and `from` has `len` readable bytes or is
 /// null.
-pub unsafe fn set_route(c: *mut rdma_cm_id, from: *mut c_void, len: usize) -> c_int {
+pub(super) unsafe fn set_route(c: *mut rdma_cm_id, from: *mut c_void, len: usize) -> c_int {
     // SAFETY: `set_option` requires of `c` and of the bytes what this function requires.
     unsafe { set_option(c, LEVEL_IB, IB_PATH, from, len) }
 }

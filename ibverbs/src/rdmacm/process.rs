@@ -24,7 +24,7 @@ export! {
 }
 
 /// State of one process. A forked child creates its own and does not use that of its parent.
-pub struct ProcessGlobals {
+pub(crate) struct ProcessGlobals {
     /// PID of the process.
     pid: u32,
     pub manager: ConnectionManager,
@@ -65,7 +65,7 @@ impl ProcessGlobals {
     ///
     /// # Errors
     /// An error number: there is no device, or the connection manager could not be created.
-    pub fn current() -> Result<&'static ProcessGlobals, c_int> {
+    pub(crate) fn current() -> Result<&'static ProcessGlobals, c_int> {
         let mut process = PROCESS.lock();
         match *process {
             Some(process) if !process.is_inherited() => return Ok(process),
@@ -110,17 +110,17 @@ impl ProcessGlobals {
     }
 
     /// Reports whether this is the state of the parent, which a forked child does not modify.
-    pub fn is_inherited(&self) -> bool {
+    pub(crate) fn is_inherited(&self) -> bool {
         self.pid != std::process::id()
     }
 
     /// Returns the context of a device by its index in the connection manager, or null.
-    pub fn context(&self, index: usize) -> *mut ibv_context {
+    pub(crate) fn context(&self, index: usize) -> *mut ibv_context {
         self.devices.get(index).map_or(null_mut(), |device| device.context)
     }
 
     /// Returns the default protection domain of a device, made on demand; null with `errno` set on failure.
-    pub fn pd(&self, context: *mut ibv_context) -> *mut ibv_pd {
+    pub(crate) fn pd(&self, context: *mut ibv_context) -> *mut ibv_pd {
         let Some(device) = self.devices.iter().find(|device| device.context == context) else {
             return null(libc::EINVAL);
         };
@@ -133,7 +133,7 @@ impl ProcessGlobals {
     }
 
     /// Returns the default XRC domain of a device, made on demand; null with `errno` set on failure.
-    pub fn xrcd(&self, context: *mut ibv_context) -> *mut ibv_xrcd {
+    pub(crate) fn xrcd(&self, context: *mut ibv_context) -> *mut ibv_xrcd {
         let Some(device) = self.devices.iter().find(|device| device.context == context) else {
             return null(libc::EINVAL);
         };
@@ -150,20 +150,20 @@ impl ProcessGlobals {
 
 /// Stages of the program's exit, in their order.
 #[derive(Clone, Copy)]
-pub enum ExitStage {
+pub(crate) enum ExitStage {
     Rsockets,
     Ids,
 }
 
 /// Ends the connections of one kind. Calls the function that it is passed as a sign of progress, for which the
 /// exiting thread waits.
-pub type ExitAction = fn(&'static ProcessGlobals, &dyn Fn());
+pub(crate) type ExitAction = fn(&'static ProcessGlobals, &dyn Fn());
 
 static EXIT_ACTIONS: [OnceLock<ExitAction>; 2] = [const { OnceLock::new() }; 2];
 
 /// Sets the action of a stage. The modules whose objects it concerns are above this one, and set it when they
 /// make the first.
-pub fn set_exit_action(stage: ExitStage, action: ExitAction) {
+pub(crate) fn set_exit_action(stage: ExitStage, action: ExitAction) {
     EXIT_ACTIONS[stage as usize].get_or_init(|| action);
 }
 
@@ -193,7 +193,7 @@ extern "C" fn disconnect_all() {
 }
 
 /// Spawns a thread that handles none of the program's signals.
-pub fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+pub(crate) fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
     // SAFETY: the signal sets are locals, for which zeros are valid, and each is filled before it is read.
     // The new thread inherits the mask set here; that of the caller is restored.
     unsafe {

@@ -141,7 +141,7 @@ unsafe fn pd_for_id(c: *mut rdma_cm_id, given: *mut ibv_pd) -> Result<*mut ibv_p
 ///
 /// # Safety
 /// `c` is a live id, or null; objects in `init` that `comp_mask` covers are live.
-pub unsafe fn make(c: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result<(), c_int> {
+pub(super) unsafe fn make(c: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result<(), c_int> {
     // SAFETY: `id_ref` checks for null. The device of a bound id stays open. Only the library writes the
     // fields of the id used here; queues in them are live. A new queue pair is live until `destroy_qp`.
     unsafe {
@@ -199,7 +199,7 @@ pub unsafe fn make(c: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result
 ///
 /// # Safety
 /// `c` is a live id, or null; `pd` is a live domain, or null; objects in `init` are live, or null.
-pub unsafe fn make_plain(
+pub(super) unsafe fn make_plain(
     c: *mut rdma_cm_id,
     pd: *mut ibv_pd,
     init: &mut ibv_qp_init_attr,
@@ -241,7 +241,7 @@ unsafe extern "C" fn create_ex(c: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_e
     result_code(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make(c, init)) })
 }
 
-pub unsafe extern "C" fn destroy(c: *mut rdma_cm_id) {
+pub(super) unsafe extern "C" fn destroy(c: *mut rdma_cm_id) {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `rdma_destroy_qp` requires a live id; null is checked. Its queue pair is live, and destroyed
     // once, as the field is cleared first.
@@ -332,7 +332,7 @@ unsafe extern "C" fn create_id_srq_ex(c: *mut rdma_cm_id, init: *mut ibv_srq_ini
     result_code(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make_srq(c, init)) })
 }
 
-pub unsafe extern "C" fn destroy_id_srq(c: *mut rdma_cm_id) {
+pub(super) unsafe extern "C" fn destroy_id_srq(c: *mut rdma_cm_id) {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `rdma_destroy_srq` requires a live id; null is checked. Its queue is live, and destroyed once,
     // as the field is cleared first.

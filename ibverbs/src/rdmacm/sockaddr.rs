@@ -6,7 +6,7 @@ use libc::{c_int, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_sto
 use urxe::verbs::{Gid, ServiceId};
 
 /// Address family of `sockaddr_ib`, which has a GID, and a service ID in place of a port.
-pub const AF_IB: c_int = 27;
+pub(crate) const AF_IB: c_int = 27;
 
 /// `sockaddr_ib` of `<infiniband/ib.h>`; all fields but the family are in network byte order.
 #[repr(C)]
@@ -34,7 +34,7 @@ fn of_ib(ib: &SockaddrIb) -> Option<SocketAddr> {
 ///
 /// # Safety
 /// `from` is null, or points to a complete address of the family that it names.
-pub unsafe fn read(from: *const sockaddr) -> Option<SocketAddr> {
+pub(crate) unsafe fn read(from: *const sockaddr) -> Option<SocketAddr> {
     if from.is_null() {
         return None;
     }
@@ -64,7 +64,7 @@ pub unsafe fn read(from: *const sockaddr) -> Option<SocketAddr> {
 }
 
 /// Converts an address to its C struct, and returns the length of that in bytes.
-pub fn write(address: SocketAddr) -> (sockaddr_storage, socklen_t) {
+pub(crate) fn write(address: SocketAddr) -> (sockaddr_storage, socklen_t) {
     // SAFETY: the struct consists of integers, for which zeros are valid.
     let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
     let to = &raw mut storage;

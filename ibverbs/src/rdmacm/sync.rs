@@ -42,7 +42,7 @@ impl Id {
     }
 
     /// Acknowledges the event that the id has kept since the last synchronous call.
-    pub fn ack_kept_event(&self) {
+    pub(super) fn ack_kept_event(&self) {
         let c = self.as_c();
         // SAFETY: only the library writes the field `event`. A non-null event there was returned to it and is
         // acknowledged once, as the field is cleared first.
@@ -56,7 +56,7 @@ impl Id {
 }
 
 /// Returns the error number of the last failed call.
-pub fn last_errno() -> c_int {
+pub(super) fn last_errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
@@ -65,7 +65,10 @@ pub fn last_errno() -> c_int {
 ///
 /// # Safety
 /// `c` is a live id, or null. The caller's frame has nothing to drop ([`blocking`]).
-pub unsafe fn call_sync(c: *mut rdma_cm_id, mut begin: impl FnMut(&Id) -> Result<bool, c_int>) -> c_int {
+pub(super) unsafe fn call_sync(
+    c: *mut rdma_cm_id,
+    mut begin: impl FnMut(&Id) -> Result<bool, c_int>,
+) -> c_int {
     blocking(|call| {
         // SAFETY: the caller passes a live id or null, which the program does not destroy during the call.
         let id = match unsafe { id_ref(c) } {

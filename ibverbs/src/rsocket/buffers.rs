@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 /// Gather list of the data to send.
 #[derive(Clone)]
-pub struct Source<'a> {
+pub(super) struct Source<'a> {
     parts: &'a [&'a [u8]],
     /// Number of bytes taken of the first part.
     first_offset: usize,
@@ -15,28 +15,28 @@ pub struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    pub fn new(parts: &'a [&'a [u8]]) -> Source<'a> {
+    pub(super) fn new(parts: &'a [&'a [u8]]) -> Source<'a> {
         Source { parts, first_offset: 0, position: 0, remaining: parts.iter().map(|part| part.len()).sum() }
     }
 
     /// Returns the number of bytes not yet taken.
-    pub fn remaining(&self) -> usize {
+    pub(super) fn remaining(&self) -> usize {
         self.remaining
     }
 
     /// Returns the number of bytes taken.
-    pub fn position(&self) -> usize {
+    pub(super) fn position(&self) -> usize {
         self.position
     }
 
     /// Skips `len` bytes, or all that are left.
-    pub fn skip(&mut self, len: usize) {
+    pub(super) fn skip(&mut self, len: usize) {
         let end = self.position + len;
         while self.position < end && !self.next_piece(end - self.position).is_empty() {}
     }
 
     /// Takes the next piece, of at most `len` bytes; it is empty only if nothing is left or `len` is 0.
-    pub fn next_piece(&mut self, len: usize) -> &'a [u8] {
+    pub(super) fn next_piece(&mut self, len: usize) -> &'a [u8] {
         while let [first, rest @ ..] = self.parts {
             if self.first_offset < first.len() {
                 let piece = &first[self.first_offset..];
@@ -53,7 +53,7 @@ impl<'a> Source<'a> {
 }
 
 /// Scatter list for received data.
-pub struct Sink<'a> {
+pub(super) struct Sink<'a> {
     parts: Vec<&'a mut [u8]>,
     /// Index of the part in use.
     part: usize,
@@ -66,29 +66,29 @@ pub struct Sink<'a> {
 }
 
 impl<'a> Sink<'a> {
-    pub fn new(parts: Vec<&'a mut [u8]>) -> Sink<'a> {
+    pub(super) fn new(parts: Vec<&'a mut [u8]>) -> Sink<'a> {
         let remaining = parts.iter().map(|part| part.len()).sum();
         Sink { parts, part: 0, part_offset: 0, position: 0, remaining }
     }
 
     /// Returns the number of bytes not yet filled.
-    pub fn remaining(&self) -> usize {
+    pub(super) fn remaining(&self) -> usize {
         self.remaining
     }
 
     /// Returns the number of bytes filled.
-    pub fn position(&self) -> usize {
+    pub(super) fn position(&self) -> usize {
         self.position
     }
 
     /// Skips `len` bytes, or all that are left.
-    pub fn skip(&mut self, len: usize) {
+    pub(super) fn skip(&mut self, len: usize) {
         let end = self.position + len;
         while self.position < end && !self.next_piece(end - self.position).is_empty() {}
     }
 
     /// Takes the next piece, of at most `len` bytes; it is empty only if nothing is left or `len` is 0.
-    pub fn next_piece(&mut self, len: usize) -> &mut [u8] {
+    pub(super) fn next_piece(&mut self, len: usize) -> &mut [u8] {
         while self.parts.get(self.part).is_some_and(|part| part.len() == self.part_offset) {
             (self.part, self.part_offset) = (self.part + 1, 0);
         }
@@ -104,7 +104,7 @@ impl<'a> Sink<'a> {
 
 /// Result of a receive call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Received {
+pub(super) struct Received {
     /// Number of bytes received.
     pub bytes: usize,
     /// Sender of the datagram; `None` for a stream.

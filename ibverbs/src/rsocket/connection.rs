@@ -40,7 +40,7 @@ fn post_errno(e: PostError) -> c_int {
 }
 
 /// A connection.
-pub struct Connection {
+pub(super) struct Connection {
     pub id: CmId,
     qp: Qp,
     cq: Cq,
@@ -84,7 +84,7 @@ impl Connection {
     ///
     /// # Errors
     /// An error number.
-    pub fn new(id: CmId, context: &Context, sizes: &Sizes) -> Result<Connection, c_int> {
+    pub(super) fn new(id: CmId, context: &Context, sizes: &Sizes) -> Result<Connection, c_int> {
         let pd = context.alloc_pd().map_err(create_errno)?;
         let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let mappings = encodable_size(sizes.mappings);
@@ -135,7 +135,7 @@ impl Connection {
     }
 
     /// Returns the private data of the handshake.
-    pub fn conn_data(&self) -> ConnData {
+    pub(super) fn conn_data(&self) -> ConnData {
         let target = |mr: &Mr, len: usize| TargetSge { addr: mr.addr(), key: mr.rkey().0, len: len as u32 };
         let half = self.receives.len() / 2;
         ConnData {
@@ -148,7 +148,7 @@ impl Connection {
     }
 
     /// Starts the protocol with the private data of the peer.
-    pub fn start(&mut self, peer: &ConnData) {
+    pub(super) fn start(&mut self, peer: &ConnData) {
         self.order = peer.order;
         self.out.set_limit(peer.credits);
         // Cannot fail: the list of targets is empty.
@@ -159,14 +159,14 @@ impl Connection {
     }
 
     /// Allows sending: the handshake is complete.
-    pub fn establish(&mut self) {
+    pub(super) fn establish(&mut self) {
         self.is_established = true;
     }
 
     /// Requests a notification of the next completion. The caller has to poll once more afterwards for
     /// completions that arrived before. Completion events are consumed only here, so a thread that polls
     /// between the `arm` of another and its sleep leaves the event in the channel, where it wakes that one.
-    pub fn arm(&mut self) {
+    pub(super) fn arm(&mut self) {
         while self.completions.next_event().is_some() {
             self.is_armed = false;
         }
@@ -176,7 +176,7 @@ impl Connection {
     }
 
     /// Processes completions and sends pending updates to the peer; reports whether there was any completion.
-    pub fn process(&mut self) -> bool {
+    pub(super) fn process(&mut self) -> bool {
         if !self.is_negotiated || self.has_ended {
             return false;
         }
@@ -336,7 +336,7 @@ impl Connection {
     }
 
     /// Sends as much of the stream as possible now.
-    pub fn send_from(&mut self, source: &mut Source<'_>) {
+    pub(super) fn send_from(&mut self, source: &mut Source<'_>) {
         // Mappings are announced to the peer before the data that are sent after them.
         while self.can_write && self.is_established && self.local_map.is_announced() && source.remaining() > 0
         {
@@ -351,7 +351,7 @@ impl Connection {
     ///
     /// # Errors
     /// `EINVAL` if nothing is mapped to the offset.
-    pub fn write_from(&mut self, source: &mut Source<'_>, offset: u64) -> Result<(), c_int> {
+    pub(super) fn write_from(&mut self, source: &mut Source<'_>, offset: u64) -> Result<(), c_int> {
         while self.can_write && self.is_established && source.remaining() > 0 {
             let at = offset.checked_add(source.position() as u64).ok_or(libc::EINVAL)?;
             let to = self.remote_map.find(at).ok_or(libc::EINVAL)?;
@@ -365,7 +365,7 @@ impl Connection {
     }
 
     /// Copies received data to the sink; with `peek` they stay in the buffer.
-    pub fn receive_to(&mut self, sink: &mut Sink<'_>, peek: bool) {
+    pub(super) fn receive_to(&mut self, sink: &mut Sink<'_>, peek: bool) {
         let mut copied = 0;
         for range in self.inc.ranges(sink.remaining()) {
             let mut at = range.start;
@@ -386,17 +386,17 @@ impl Connection {
     }
 
     /// Returns the number of bytes received and not yet read.
-    pub fn unread(&self) -> usize {
+    pub(super) fn unread(&self) -> usize {
         self.inc.unread()
     }
 
     /// Reports whether enough data can be sent to be worth a wakeup.
-    pub fn is_writable(&self) -> bool {
+    pub(super) fn is_writable(&self) -> bool {
         self.can_write && self.is_established && self.local_map.is_announced() && self.out.is_writable()
     }
 
     /// Reports whether everything sent has been acknowledged, or the connection has ended.
-    pub fn is_flushed(&self) -> bool {
+    pub(super) fn is_flushed(&self) -> bool {
         self.has_ended || self.out.is_idle()
     }
 
@@ -408,7 +408,13 @@ impl Connection {
     ///
     /// # Errors
     /// An error number.
-    pub unsafe fn map(&mut self, addr: *mut u8, len: usize, offset: u64, shared: bool) -> Result<(), c_int> {
+    pub(super) unsafe fn map(
+        &mut self,
+        addr: *mut u8,
+        len: usize,
+        offset: u64,
+        shared: bool,
+    ) -> Result<(), c_int> {
         let bytes = u32::try_from(len).ok().filter(|len| *len > 0).ok_or(libc::EINVAL)?;
         if !shared {
             self.inaccessible.push((addr.addr() as u64, len));
@@ -430,7 +436,7 @@ impl Connection {
     ///
     /// # Errors
     /// `EINVAL` if the memory is not mapped.
-    pub fn unmap(&mut self, addr: u64, len: usize) -> Result<(), c_int> {
+    pub(super) fn unmap(&mut self, addr: u64, len: usize) -> Result<(), c_int> {
         if let Some(index) =
             self.inaccessible.iter().position(|(at, n)| *at == addr && (len == 0 || *n == len))
         {
@@ -441,7 +447,7 @@ impl Connection {
     }
 
     /// Shuts down one or both directions, and informs the peer if that concerns it.
-    pub fn shutdown(&mut self, reads: bool, writes: bool) {
+    pub(super) fn shutdown(&mut self, reads: bool, writes: bool) {
         let (could_read, could_write) = (self.can_read, self.can_write);
         self.can_read &= !reads;
         self.can_write &= !writes;
@@ -460,7 +466,7 @@ impl Connection {
 
     /// Probes the peer if nothing has arrived for the time `idle`; returns the time of the next call, `None`
     /// once the connection has ended.
-    pub fn keep_alive(&mut self, idle: Duration, now: Instant) -> Option<Instant> {
+    pub(super) fn keep_alive(&mut self, idle: Duration, now: Instant) -> Option<Instant> {
         let due = self.last_recv + idle;
         if self.has_ended {
             return None;
@@ -480,19 +486,19 @@ impl Connection {
     }
 
     /// Reports whether the connection has ended.
-    pub fn has_ended(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         self.has_ended
     }
 
     /// Ends the connection. Received data can still be read.
-    pub fn disconnect(&mut self) {
+    pub(super) fn disconnect(&mut self) {
         (self.can_read, self.can_write, self.has_ended) = (false, false, true);
         // Fails if the connection was never established, which does not matter.
         let _ = self.id.disconnect();
     }
 
     /// Ends the connection because of an error.
-    pub fn fail(&mut self, errno: c_int) {
+    pub(super) fn fail(&mut self, errno: c_int) {
         // After both directions were shut down nothing is lost by an error.
         if !self.has_ended && (self.can_read || self.can_write) {
             self.error = Some(errno);

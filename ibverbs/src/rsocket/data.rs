@@ -29,7 +29,7 @@ impl Stream {
 
     /// Receives data and returns the number of bytes: at least one, except at the end of the stream or with
     /// an empty buffer.
-    pub fn receive(
+    pub(super) fn receive(
         self: &Arc<Self>,
         call: &mut Call,
         sink: &mut Sink<'_>,
@@ -67,7 +67,7 @@ impl Stream {
 
     /// Sends data and returns the number of bytes: all of them, unless the call may not block or fails
     /// meanwhile.
-    pub fn send(
+    pub(super) fn send(
         self: &Arc<Self>,
         call: &mut Call,
         source: &mut Source<'_>,
@@ -84,7 +84,7 @@ impl Stream {
 
     /// Writes to the memory that the peer has mapped to `offset`, and returns the number of bytes as for
     /// [`send`](Self::send).
-    pub fn write_at(
+    pub(super) fn write_at(
         self: &Arc<Self>,
         call: &mut Call,
         source: &mut Source<'_>,

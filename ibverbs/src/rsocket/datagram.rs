@@ -39,7 +39,7 @@ const UDP_FULL_WAIT: Duration = Duration::from_millis(10);
 const MAX_UDP_LEN: usize = MAX_MESSAGE_LEN + MAX_HEADER_LEN;
 
 /// A datagram socket.
-pub struct Datagram {
+pub(super) struct Datagram {
     process: &'static ProcessGlobals,
     /// `AF_INET` or `AF_INET6`.
     family: c_int,
@@ -52,7 +52,7 @@ pub struct Datagram {
 }
 
 /// Mutable state of the socket.
-pub struct State {
+pub(super) struct State {
     pub options: Options,
     /// Local address, as the UDP socket reports it; `None` before it is bound.
     local: Option<SocketAddr>,
@@ -106,7 +106,7 @@ impl Datagram {
     ///
     /// # Errors
     /// An error number.
-    pub fn new(family: c_int) -> Result<Datagram, c_int> {
+    pub(super) fn new(family: c_int) -> Result<Datagram, c_int> {
         let process = ProcessGlobals::current()?;
         let channel = EventChannel::new().map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
         let state = State {
@@ -127,21 +127,21 @@ impl Datagram {
     }
 
     /// Returns the file descriptor that identifies the socket.
-    pub fn fd(&self) -> c_int {
+    pub(super) fn fd(&self) -> c_int {
         raw(&self.udp)
     }
 
-    pub fn family(&self) -> c_int {
+    pub(super) fn family(&self) -> c_int {
         self.family
     }
 
     /// See [`Stream::is_inherited`](super::stream::Stream::is_inherited).
-    pub fn is_inherited(&self) -> bool {
+    pub(super) fn is_inherited(&self) -> bool {
         self.process.is_inherited()
     }
 
     /// Processes completions and UDP datagrams, then calls `f` with the state.
-    pub fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+    pub(super) fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
         let changed = state.process(self);
         let result = f(&mut state);
@@ -187,7 +187,7 @@ impl Datagram {
         if address.is_ipv6() == is_v6 { Ok(()) } else { Err(libc::EAFNOSUPPORT) }
     }
 
-    pub fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
+    pub(super) fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
         self.check_family(to)?;
         self.update(|state| {
             if state.local.is_some() {
@@ -205,7 +205,7 @@ impl Datagram {
     }
 
     /// Connects to a peer, so that datagrams are exchanged with it only, or disconnects.
-    pub fn connect(&self, to: Option<SocketAddr>) -> Result<(), c_int> {
+    pub(super) fn connect(&self, to: Option<SocketAddr>) -> Result<(), c_int> {
         let Some(to) = to else {
             self.update(|state| state.peer = None);
             return Ok(());
@@ -225,7 +225,7 @@ impl Datagram {
         })
     }
 
-    pub fn shutdown(&self, how: c_int) -> Result<(), c_int> {
+    pub(super) fn shutdown(&self, how: c_int) -> Result<(), c_int> {
         let (reads, writes) = match how {
             libc::SHUT_RD => (true, false),
             libc::SHUT_WR => (false, true),
@@ -240,12 +240,12 @@ impl Datagram {
     }
 
     /// Returns the time for which a close may wait until all datagrams are sent.
-    pub fn begin_close(&self) -> Duration {
+    pub(super) fn begin_close(&self) -> Duration {
         self.with_state(|state| state.options.linger.unwrap_or(LINGER).min(LINGER))
     }
 
     /// See [`Stream::close`](super::stream::Stream::close).
-    pub fn close(self: &Arc<Self>, deadline: Instant, mut on_progress: impl FnMut()) {
+    pub(super) fn close(self: &Arc<Self>, deadline: Instant, mut on_progress: impl FnMut()) {
         while Instant::now() < deadline {
             on_progress();
             let flushed = |state: &mut State| state.qps.iter().all(UdQp::is_flushed).then_some(Ok(()));
@@ -273,7 +273,7 @@ impl Datagram {
         }
     }
 
-    pub fn local_addr(&self) -> Result<SocketAddr, c_int> {
+    pub(super) fn local_addr(&self) -> Result<SocketAddr, c_int> {
         let local = self.udp.local_addr()?;
         let from = self.with_state(|state| state.peers.qp_index(state.peer?).map(|at| state.qps[at].local));
         match (specified(local.ip()), from) {
@@ -283,17 +283,17 @@ impl Datagram {
         }
     }
 
-    pub fn peer_addr(&self) -> Result<SocketAddr, c_int> {
+    pub(super) fn peer_addr(&self) -> Result<SocketAddr, c_int> {
         self.with_state(|state| state.peer).map(|peer| self.to_family(peer)).ok_or(libc::ENOTCONN)
     }
 
     /// Returns the current `poll` events of the socket.
-    pub fn events(&self) -> libc::c_short {
+    pub(super) fn events(&self) -> libc::c_short {
         self.with_state(|state| state.events())
     }
 
     /// Receives the next datagram, cut to the size of the sink.
-    pub fn receive(
+    pub(super) fn receive(
         self: &Arc<Self>,
         call: &mut Call,
         sink: &mut Sink<'_>,
@@ -318,7 +318,7 @@ impl Datagram {
     }
 
     /// Sends a datagram to an address, or to the connected peer if none is given.
-    pub fn send(
+    pub(super) fn send(
         self: &Arc<Self>,
         call: &mut Call,
         source: &mut Source<'_>,
@@ -441,7 +441,7 @@ impl State {
     }
 
     /// Takes the pending error (`SO_ERROR`).
-    pub fn take_error(&mut self) -> Option<c_int> {
+    pub(super) fn take_error(&mut self) -> Option<c_int> {
         self.error.take()
     }
 

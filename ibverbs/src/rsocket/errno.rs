@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use urxe::verbs::cm::IdError;
 
 /// Returns the error number of a connection manager error, as sockets report it.
-pub fn errno(e: IdError) -> c_int {
+pub(super) fn errno(e: IdError) -> c_int {
     match e {
         IdError::PortInUse(_)
         | IdError::PortInUseByWildcard(_)

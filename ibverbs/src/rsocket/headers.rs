@@ -15,15 +15,15 @@ use urxe::verbs::Qpn;
 const TAG: [u8; 4] = [0x55; 4];
 
 /// Length of the longest header, in bytes.
-pub const MAX_HEADER_LEN: usize = 28;
+pub(super) const MAX_HEADER_LEN: usize = 28;
 
 /// Length of the longest message, with its header, for which librdmacm has a buffer: a longer one puts its
 /// queue pair into the error state.
-pub const MAX_MESSAGE_LEN: usize = 2048;
+pub(super) const MAX_MESSAGE_LEN: usize = 2048;
 
 /// Operation of a message sent by UDP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Op {
+pub(super) enum Op {
     /// Data follow the header.
     Data = 0,
     /// Response that carries a queue pair number only.
@@ -32,7 +32,7 @@ pub enum Op {
 
 /// Reason why a datagram is not one of the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-pub enum HeaderError {
+pub(super) enum HeaderError {
     #[error("message of {0} bytes is too short for a header")]
     TooShort(usize),
     #[error("tag {0:02x?} instead of {TAG:02x?}: not a message of rsockets")]
@@ -51,7 +51,7 @@ pub enum HeaderError {
 
 /// Encoded header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Header {
+pub(super) struct Header {
     bytes: [u8; MAX_HEADER_LEN],
     len: usize,
 }
@@ -67,7 +67,7 @@ impl Header {
         self
     }
 
-    pub fn bytes(&self) -> &[u8] {
+    pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 }
@@ -84,14 +84,14 @@ fn payload_after(bytes: &[u8], stated: u8, min: usize) -> Result<&[u8], HeaderEr
 
 /// Header of a message sent by UDP, which names the sender's queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Resolution {
+pub(super) struct Resolution {
     pub op: Op,
     pub qpn: Qpn,
 }
 
 impl Resolution {
     /// Encodes the header for a sender at this address.
-    pub fn header(&self, from: IpAddr) -> Header {
+    pub(super) fn header(&self, from: IpAddr) -> Header {
         let (version, len): (u8, u8) = if from.is_ipv4() { (4, 16) } else { (6, 28) };
         let start = Header::new().with(&TAG).with(&[version, self.op as u8, len, 0]);
         let start = start.with(&self.qpn.get().to_be_bytes());
@@ -105,7 +105,7 @@ impl Resolution {
     ///
     /// # Errors
     /// [`HeaderError`].
-    pub fn parse(bytes: &[u8]) -> Result<(Resolution, &[u8]), HeaderError> {
+    pub(super) fn parse(bytes: &[u8]) -> Result<(Resolution, &[u8]), HeaderError> {
         let Some((tag, rest)) = bytes.split_first_chunk::<4>() else {
             return Err(HeaderError::TooShort(bytes.len()));
         };
@@ -139,7 +139,7 @@ impl Resolution {
 }
 
 /// Returns the header of a datagram between queue pairs: the sender's address and port.
-pub fn source(from: SocketAddr) -> Header {
+pub(super) fn source(from: SocketAddr) -> Header {
     let port = from.port().to_be_bytes();
     match from.ip() {
         IpAddr::V4(ip) => Header::new().with(&[4, 8]).with(&port).with(&ip.octets()),
@@ -151,7 +151,7 @@ pub fn source(from: SocketAddr) -> Header {
 ///
 /// # Errors
 /// [`HeaderError`].
-pub fn parse_source(bytes: &[u8]) -> Result<(SocketAddr, usize), HeaderError> {
+pub(super) fn parse_source(bytes: &[u8]) -> Result<(SocketAddr, usize), HeaderError> {
     let Some(([version, stated, high, low], rest)) = bytes.split_first_chunk::<4>() else {
         return Err(HeaderError::TooShort(bytes.len()));
     };

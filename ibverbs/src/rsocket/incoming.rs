@@ -7,7 +7,7 @@ use super::protocol::{ProtocolError, TARGET_SGE_LEN, TargetSge};
 
 /// Update of credits and buffer space for the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Grant {
+pub(super) struct Grant {
     /// Greatest total number of data messages that the peer may send, modulo 65536.
     pub limit: u16,
     /// Half of the buffer that the peer may fill, by its offset, and the entry of the peer's target SGL to
@@ -17,7 +17,7 @@ pub struct Grant {
 
 /// State of the receiving half.
 #[derive(Debug)]
-pub struct Incoming {
+pub(super) struct Incoming {
     /// Size of half the buffer, in bytes.
     half: usize,
     /// Number of bytes that the peer may still write.
@@ -43,7 +43,7 @@ pub struct Incoming {
 impl Incoming {
     /// Creates a buffer of two halves, the first of which is granted to the peer, and credits for `credits`
     /// messages.
-    pub fn new(half: usize, credits: u16) -> Incoming {
+    pub(super) fn new(half: usize, credits: u16) -> Incoming {
         Incoming {
             half,
             granted: half,
@@ -60,13 +60,13 @@ impl Incoming {
 
     /// Sets the peer's target SGL. Its first entry stands for the target in the handshake, so the second is
     /// written first.
-    pub fn connect(&mut self, table: TargetSge) {
+    pub(super) fn connect(&mut self, table: TargetSge) {
         self.table = table;
         self.entry = 1 % table.len.max(1);
     }
 
     /// Returns the number of credits that the peer has initially.
-    pub fn credits(&self) -> u16 {
+    pub(super) fn credits(&self) -> u16 {
         self.credits
     }
 
@@ -79,7 +79,7 @@ impl Incoming {
     ///
     /// # Errors
     /// [`ProtocolError::Overrun`] if it exceeds the granted buffer space.
-    pub fn on_data(&mut self, len: usize) -> Result<(), ProtocolError> {
+    pub(super) fn on_data(&mut self, len: usize) -> Result<(), ProtocolError> {
         if len > self.granted {
             return Err(ProtocolError::Overrun { got: len, room: self.granted });
         }
@@ -90,32 +90,32 @@ impl Incoming {
     }
 
     /// Counts a received message that takes a credit.
-    pub fn count_message(&mut self) {
+    pub(super) fn count_message(&mut self) {
         self.messages = self.messages.wrapping_add(1);
     }
 
     /// Returns the number of unread bytes.
-    pub fn unread(&self) -> usize {
+    pub(super) fn unread(&self) -> usize {
         self.unread
     }
 
     /// Returns the ranges of the first unread bytes in the buffer, at most `len`; the second range may be
     /// empty.
-    pub fn ranges(&self, len: usize) -> [Range<usize>; 2] {
+    pub(super) fn ranges(&self, len: usize) -> [Range<usize>; 2] {
         let len = len.min(self.unread);
         let first = len.min(self.size() - self.read_at);
         [self.read_at..self.read_at + first, 0..len - first]
     }
 
     /// Removes read bytes from the buffer.
-    pub fn consume(&mut self, len: usize) {
+    pub(super) fn consume(&mut self, len: usize) {
         let len = len.min(self.unread);
         self.unread -= len;
         self.read_at = (self.read_at + len) % self.size();
     }
 
     /// Returns the update that is due: half a buffer is free, or half of the credits are used.
-    pub fn grant(&mut self) -> Option<Grant> {
+    pub(super) fn grant(&mut self) -> Option<Grant> {
         let limit = self.messages.wrapping_add(self.credits);
         let has_half = self.size() - self.granted - self.unread >= self.half;
         if !has_half && limit.wrapping_sub(self.limit) < self.credits.div_ceil(2) {

@@ -72,7 +72,7 @@ impl Worker {
 ///
 /// # Errors
 /// `EAGAIN` if the thread cannot be started.
-pub fn register(stream: &Arc<Stream>) -> Result<(), c_int> {
+pub(super) fn register(stream: &Arc<Stream>) -> Result<(), c_int> {
     let current_pid = std::process::id();
     let mut worker = WORKER.lock();
     // A forked child has none of its parent's threads.

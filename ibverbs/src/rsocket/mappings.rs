@@ -5,15 +5,15 @@ use super::protocol::{MAPPING_LEN, Mapping, ProtocolError, TARGET_SGE_LEN, Targe
 
 /// Memory that the peer has mapped for the local end.
 #[derive(Debug, Default)]
-pub struct RemoteMap(Vec<Mapping>);
+pub(super) struct RemoteMap(Vec<Mapping>);
 
 impl RemoteMap {
-    pub fn new(len: usize) -> RemoteMap {
+    pub(super) fn new(len: usize) -> RemoteMap {
         RemoteMap(vec![Mapping::default(); len])
     }
 
     /// Returns the number of entries of the table.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.0.len()
     }
 
@@ -21,20 +21,20 @@ impl RemoteMap {
     ///
     /// # Errors
     /// [`ProtocolError::Entry`] if the table has no such entry.
-    pub fn check(&self, index: usize) -> Result<(), ProtocolError> {
+    pub(super) fn check(&self, index: usize) -> Result<(), ProtocolError> {
         let len = self.0.len();
         if index < len { Ok(()) } else { Err(ProtocolError::Entry { got: index, len }) }
     }
 
     /// Sets an entry; an index outside the table is ignored.
-    pub fn set(&mut self, index: usize, mapping: Mapping) {
+    pub(super) fn set(&mut self, index: usize, mapping: Mapping) {
         if let Some(entry) = self.0.get_mut(index) {
             *entry = mapping;
         }
     }
 
     /// Returns the memory that an offset is mapped to: from there to the end of the mapping.
-    pub fn find(&self, offset: u64) -> Option<TargetSge> {
+    pub(super) fn find(&self, offset: u64) -> Option<TargetSge> {
         self.0.iter().find_map(|Mapping { offset: start, target }| {
             let inside = offset.checked_sub(*start)?;
             let remaining = u64::from(target.len).checked_sub(inside).filter(|remaining| *remaining > 0)?;
@@ -45,7 +45,7 @@ impl RemoteMap {
 
 /// Memory that this end has mapped for the peer, and the changes not yet announced to it.
 #[derive(Debug)]
-pub struct LocalMap<R> {
+pub(super) struct LocalMap<R> {
     /// The peer's table of mapped memory.
     table: TargetSge,
     entries: Vec<Option<Entry<R>>>,
@@ -63,19 +63,19 @@ struct Entry<R> {
 
 impl<R> LocalMap<R> {
     /// Creates an empty list. The peer has a table of `len` entries right behind its target SGL.
-    pub fn new(target_sgl: TargetSge, len: usize) -> LocalMap<R> {
+    pub(super) fn new(target_sgl: TargetSge, len: usize) -> LocalMap<R> {
         let addr = target_sgl.addr.wrapping_add(u64::from(target_sgl.len) * TARGET_SGE_LEN as u64);
         let table = TargetSge { addr, key: target_sgl.key, len: len as u32 };
         LocalMap { table, entries: Vec::new(), unannounced: Vec::new() }
     }
 
     /// Reports whether the peer's table has room for another mapping.
-    pub fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         self.entries.len() < self.table.len as usize || self.entries.iter().any(Option::is_none)
     }
 
     /// Adds a mapping, in the first free entry; `None` if the table is full.
-    pub fn add(&mut self, addr: u64, mapping: Mapping, region: R) -> Option<()> {
+    pub(super) fn add(&mut self, addr: u64, mapping: Mapping, region: R) -> Option<()> {
         let free = self.entries.iter().position(Option::is_none);
         let index = free.unwrap_or(self.entries.len());
         if index >= self.table.len as usize {
@@ -92,7 +92,7 @@ impl<R> LocalMap<R> {
 
     /// Removes the mapping of the memory at `addr`, of this length unless `len` is 0. Reports whether there
     /// was one.
-    pub fn remove(&mut self, addr: u64, len: usize) -> bool {
+    pub(super) fn remove(&mut self, addr: u64, len: usize) -> bool {
         let is_it = |e: &Option<Entry<R>>| {
             e.as_ref().is_some_and(|e| e.addr == addr && (len == 0 || e.mapping.target.len as usize == len))
         };
@@ -104,7 +104,7 @@ impl<R> LocalMap<R> {
 
     /// Takes the next entry to announce: its index, its content (zeros if it was removed), and its position
     /// in the peer's table.
-    pub fn next(&mut self) -> Option<(usize, Mapping, TargetSge)> {
+    pub(super) fn next(&mut self) -> Option<(usize, Mapping, TargetSge)> {
         if self.unannounced.is_empty() {
             return None;
         }
@@ -115,7 +115,7 @@ impl<R> LocalMap<R> {
     }
 
     /// Reports whether all changes have been announced.
-    pub fn is_announced(&self) -> bool {
+    pub(super) fn is_announced(&self) -> bool {
         self.unannounced.is_empty()
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::protocol::encodable_size;
 
 /// Level of the options specific to rsockets.
-pub const SOL_RDMA: c_int = 0x10000;
+pub(super) const SOL_RDMA: c_int = 0x10000;
 /// Options of that level, numbered as in `rdma/rsocket.h`.
 const SEND_QUEUE: c_int = 0;
 const RECEIVE_QUEUE: c_int = 1;
@@ -24,7 +24,7 @@ const QUEUE: (usize, usize) = (4, 16_384);
 
 /// Sizes that are fixed when a connection is created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Sizes {
+pub(super) struct Sizes {
     /// Bytes of the send buffer.
     pub send_buffer: usize,
     /// Bytes of each half of the receive buffer.
@@ -66,13 +66,13 @@ fn defaults() -> &'static Defaults {
 }
 
 /// Returns the time for which a call polls before it sleeps.
-pub fn polling() -> Duration {
+pub(super) fn polling() -> Duration {
     defaults().polling
 }
 
 /// Options of one socket. An accepted socket inherits those of its listener.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub(super) struct Options {
     pub sizes: Sizes,
     inline: usize,
     pub is_nonblocking: bool,
@@ -150,12 +150,12 @@ fn timeval(time: Option<Duration>) -> Vec<u8> {
 
 impl Options {
     /// Reports whether a call with these flags may block.
-    pub fn may_block(&self, flags: c_int) -> bool {
+    pub(super) fn may_block(&self, flags: c_int) -> bool {
         flags & libc::MSG_DONTWAIT == 0 && !self.is_nonblocking
     }
 
     /// Returns the idle time after which the connection is probed; `None` if keepalive is off.
-    pub fn keep_alive(&self) -> Option<Duration> {
+    pub(super) fn keep_alive(&self) -> Option<Duration> {
         let number = |level, name| self.get(level, name).ok().and_then(|value| int(&value).ok());
         let is_on = number(libc::SOL_SOCKET, libc::SO_KEEPALIVE)? != 0;
         let seconds = u64::try_from(number(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE)?).ok()?;
@@ -166,7 +166,7 @@ impl Options {
     ///
     /// # Errors
     /// `ENOPROTOOPT` for an unknown option; `EINVAL` or `EDOM` for an invalid value.
-    pub fn set(&mut self, level: c_int, name: c_int, value: &[u8]) -> Result<(), c_int> {
+    pub(super) fn set(&mut self, level: c_int, name: c_int, value: &[u8]) -> Result<(), c_int> {
         match (level, name) {
             // Linux doubles both sizes, to allow for its bookkeeping overhead.
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => self.sizes.send_buffer = size(value, BUFFER)? * 2,
@@ -211,7 +211,7 @@ impl Options {
     ///
     /// # Errors
     /// `ENOPROTOOPT` for an unknown option.
-    pub fn get(&self, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
+    pub(super) fn get(&self, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
         let number = match (level, name) {
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => self.sizes.send_buffer as c_int,
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => 2 * self.sizes.receive_half as c_int,

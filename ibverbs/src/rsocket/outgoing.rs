@@ -12,11 +12,11 @@ const MAX_WRITE_LEN: usize = 1 << 16;
 const CREDIT_MESSAGES: usize = 4;
 /// Greatest number of outstanding internal messages: the credits, two for the end of the connection, and one
 /// keepalive.
-pub const INTERNAL: usize = CREDIT_MESSAGES + 3;
+pub(super) const INTERNAL: usize = CREDIT_MESSAGES + 3;
 
 /// A write to be posted.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Transfer {
+pub(super) struct Transfer {
     /// Ranges of the data in the send buffer, which is a ring; the second may be empty.
     pub from: [Range<usize>; 2],
     /// Destination at the peer; `len` is the length of the write.
@@ -38,7 +38,7 @@ enum InFlight {
 
 /// State of the sending half.
 #[derive(Debug)]
-pub struct Outgoing {
+pub(super) struct Outgoing {
     /// Size of the send buffer, in bytes.
     size: usize,
     /// Offset in the send buffer for the next data.
@@ -61,7 +61,7 @@ pub struct Outgoing {
 
 impl Outgoing {
     /// Creates the state for a send buffer of `size` bytes and a send queue of `slots` work requests.
-    pub fn new(size: usize, slots: usize) -> Outgoing {
+    pub(super) fn new(size: usize, slots: usize) -> Outgoing {
         Outgoing {
             size,
             at: 0,
@@ -79,7 +79,7 @@ impl Outgoing {
     ///
     /// # Errors
     /// [`ProtocolError::TooManyTargets`] if the peer announces more targets than it can have.
-    pub fn add_target(&mut self, target: TargetSge) -> Result<(), ProtocolError> {
+    pub(super) fn add_target(&mut self, target: TargetSge) -> Result<(), ProtocolError> {
         if self.targets.len() >= TARGET_SGL_LEN {
             return Err(ProtocolError::TooManyTargets);
         }
@@ -90,7 +90,7 @@ impl Outgoing {
     }
 
     /// Sets the total number of data messages that the peer accepts.
-    pub fn set_limit(&mut self, limit: u16) {
+    pub(super) fn set_limit(&mut self, limit: u16) {
         self.limit = limit;
     }
 
@@ -106,7 +106,7 @@ impl Outgoing {
     }
 
     /// Returns the number of bytes that one write can carry now.
-    pub fn room(&self) -> usize {
+    pub(super) fn room(&self) -> usize {
         let target = self.targets.front().map_or(0, |target| target.len as usize);
         if self.has_credit() { target.min(self.ring_room()) } else { 0 }
     }
@@ -117,14 +117,14 @@ impl Outgoing {
     }
 
     /// Reports whether enough can be sent to be worth waking the program.
-    pub fn is_writable(&self) -> bool {
+    pub(super) fn is_writable(&self) -> bool {
         let min_len =
             self.targets.front().map_or(0, |target| target.len as usize).min(self.size / 4).min(2048);
         self.has_credit() && min_len > 0 && self.ring_room() >= min_len
     }
 
     /// Allocates the next data message, of at most `len` bytes, if it can be sent now.
-    pub fn transfer(&mut self, len: usize) -> Option<Transfer> {
+    pub(super) fn transfer(&mut self, len: usize) -> Option<Transfer> {
         let len = len.min(self.room());
         let target = self.targets.front_mut().filter(|_| len > 0)?;
         let to = TargetSge { len: len as u32, ..*target };
@@ -138,7 +138,7 @@ impl Outgoing {
     }
 
     /// Allocates a write of at most `to.len` bytes to memory that the peer has mapped.
-    pub fn direct(&mut self, to: TargetSge) -> Option<Transfer> {
+    pub(super) fn direct(&mut self, to: TargetSge) -> Option<Transfer> {
         let len = (to.len as usize).min(self.ring_room());
         let to = TargetSge { len: len as u32, ..to };
         (len > 0).then(|| Transfer { from: self.reserve(len), to, message: None })
@@ -156,42 +156,42 @@ impl Outgoing {
 
     /// Reports whether a credit message may be sent. A few such messages at a time have reserved room in the
     /// queues of both ends.
-    pub fn can_send_credits(&self) -> bool {
+    pub(super) fn can_send_credits(&self) -> bool {
         self.credits < CREDIT_MESSAGES
     }
 
     /// Records a credit message.
-    pub fn on_credits_sent(&mut self) {
+    pub(super) fn on_credits_sent(&mut self) {
         self.credits += 1;
         self.in_flight.push_back(InFlight::Credits);
     }
 
     /// Reports whether a mapping may be announced, which takes a credit like data.
-    pub fn can_announce_mapping(&self) -> bool {
+    pub(super) fn can_announce_mapping(&self) -> bool {
         self.has_credit() && self.outstanding() < self.slots
     }
 
     /// Records the announcement of a mapping.
-    pub fn on_mapping_announced(&mut self) {
+    pub(super) fn on_mapping_announced(&mut self) {
         self.sent = self.sent.wrapping_add(1);
         self.in_flight.push_back(InFlight::Other);
     }
 
     /// Records a shutdown message: there are at most two per connection, for which both ends have reserved
     /// room.
-    pub fn on_shutdown_sent(&mut self) {
+    pub(super) fn on_shutdown_sent(&mut self) {
         self.in_flight.push_back(InFlight::Other);
     }
 
     /// Records a keepalive write, which only the transport sees. It is sent only while nothing else is
     /// outstanding.
-    pub fn on_keepalive_sent(&mut self) {
+    pub(super) fn on_keepalive_sent(&mut self) {
         debug_assert!(self.is_idle());
         self.in_flight.push_back(InFlight::Other);
     }
 
     /// Records the completion of the oldest work request.
-    pub fn on_completion(&mut self) {
+    pub(super) fn on_completion(&mut self) {
         match self.in_flight.pop_front() {
             Some(InFlight::Bytes(len)) => self.used -= len,
             Some(InFlight::Credits) => self.credits -= 1,
@@ -200,7 +200,7 @@ impl Outgoing {
     }
 
     /// Reports whether no work request is outstanding.
-    pub fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.in_flight.is_empty()
     }
 }

@@ -21,7 +21,7 @@ const CONFIRM_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Returns the form of an address that identifies a peer: IPv4 instead of IPv4-mapped IPv6, with a scope ID
 /// for link-local addresses only, and without a flow label.
-pub fn canonical(address: SocketAddr) -> SocketAddr {
+pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     match (address.ip().to_canonical(), address) {
         (IpAddr::V6(ip), SocketAddr::V6(v6)) if ip.is_unicast_link_local() => {
             SocketAddrV6::new(ip, v6.port(), 0, v6.scope_id()).into()
@@ -32,7 +32,7 @@ pub fn canonical(address: SocketAddr) -> SocketAddr {
 
 /// Reports whether both have the same address and port. The scope ID is ignored, because the headers of
 /// datagrams between queue pairs have none.
-pub fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
+pub(super) fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
     (a.ip(), a.port()) == (b.ip(), b.port())
 }
 
@@ -45,7 +45,7 @@ fn with_any_scope(address: SocketAddr) -> SocketAddr {
 }
 
 /// Route to a peer: the local device and address, and the address vector.
-pub struct Route {
+pub(super) struct Route {
     pub context: Context,
     pub local: IpAddr,
     /// Address of the peer; for the wildcard, the local address that it stands for.
@@ -60,7 +60,7 @@ impl Route {
     ///
     /// # Errors
     /// An error number.
-    pub fn resolve(
+    pub(super) fn resolve(
         process: &ProcessGlobals,
         channel: &EventChannel,
         from: Option<IpAddr>,
@@ -109,16 +109,16 @@ struct Peer {
 
 /// Table of the known peers.
 #[derive(Default)]
-pub struct Peers(BTreeMap<SocketAddr, Peer>);
+pub(super) struct Peers(BTreeMap<SocketAddr, Peer>);
 
 impl Peers {
     /// Returns the index of the queue pair that sends to a peer, if the peer is known.
-    pub fn qp_index(&self, to: SocketAddr) -> Option<usize> {
+    pub(super) fn qp_index(&self, to: SocketAddr) -> Option<usize> {
         self.0.get(&to).map(|peer| peer.qp_index)
     }
 
     /// Adds a peer; a full table drops the peer that has been silent for longest.
-    pub fn add(&mut self, to: SocketAddr, qp_index: usize, ah: Ah) {
+    pub(super) fn add(&mut self, to: SocketAddr, qp_index: usize, ah: Ah) {
         if self.0.len() >= MAX_PEERS
             && let Some(oldest) =
                 self.0.iter().min_by_key(|(_, peer)| peer.last_recv).map(|(address, _)| *address)
@@ -129,12 +129,12 @@ impl Peers {
     }
 
     /// Removes all peers that this queue pair sends to, because it no longer works.
-    pub fn remove_of_qp(&mut self, qp_index: usize) {
+    pub(super) fn remove_of_qp(&mut self, qp_index: usize) {
         self.0.retain(|_, peer| peer.qp_index != qp_index);
     }
 
     /// Records the queue pair that a peer has announced by UDP.
-    pub fn set_qpn(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) {
+    pub(super) fn set_qpn(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) {
         if let Some(peer) = self.0.get_mut(&from) {
             (peer.qpn, peer.last_recv) = (Some(qpn), now);
         }
@@ -143,7 +143,7 @@ impl Peers {
     /// Records a datagram from a queue pair whose header claims the sender `from`, and returns the peer that
     /// it means. A queue pair other than the known one is not trusted: the known number is discarded, and has
     /// to be confirmed by UDP.
-    pub fn on_recv(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) -> SocketAddr {
+    pub(super) fn on_recv(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) -> SocketAddr {
         let from = self.find_peer(from, qpn);
         if let Some(peer) = self.0.get_mut(&from) {
             match peer.qpn == Some(qpn) {
@@ -169,7 +169,7 @@ impl Peers {
 
     /// Returns the address handle and the queue pair to send to directly. `None` if the peer is unknown, or
     /// if the next datagram must be sent by UDP; it is then recorded as sent.
-    pub fn direct(&mut self, to: SocketAddr, now: Instant) -> Option<(&Ah, Qpn)> {
+    pub(super) fn direct(&mut self, to: SocketAddr, now: Instant) -> Option<(&Ah, Qpn)> {
         let peer = self.0.get_mut(&to)?;
         let is_recent = |time: Instant| now.saturating_duration_since(time) < CONFIRM_INTERVAL;
         match peer.qpn {

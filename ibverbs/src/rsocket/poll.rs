@@ -17,7 +17,11 @@ const ALWAYS: c_short = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 ///
 /// # Errors
 /// An error number, or [`PENDING`].
-pub fn wait_for(call: &mut Call, fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_int> {
+pub(super) fn wait_for(
+    call: &mut Call,
+    fds: &mut [pollfd],
+    timeout: Option<Duration>,
+) -> Result<c_int, c_int> {
     let sockets: Vec<Option<Socket>> = fds.iter().map(|fd| find(fd.fd)).collect();
     // The system ignores entries with a negative descriptor.
     let other =
@@ -56,7 +60,7 @@ pub fn wait_for(call: &mut Call, fds: &mut [pollfd], timeout: Option<Duration>) 
 }
 
 /// The three sets of `select`, as passed by the program.
-pub struct Sets {
+pub(super) struct Sets {
     pub read: *mut fd_set,
     pub write: *mut fd_set,
     pub except: *mut fd_set,
@@ -125,7 +129,7 @@ impl Sets {
 ///
 /// # Errors
 /// An error number, or [`PENDING`]; the sets are unchanged in both cases.
-pub unsafe fn select(
+pub(super) unsafe fn select(
     call: &mut Call,
     count: c_int,
     sets: &Sets,

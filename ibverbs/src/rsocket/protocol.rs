@@ -3,7 +3,7 @@
 
 /// Violation of the protocol by the peer, which ends the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum ProtocolError {
+pub(super) enum ProtocolError {
     /// The private data are of another protocol, or of another version of this one.
     #[error("the private data of the peer is not that of rsockets version 1")]
     ConnData,
@@ -33,7 +33,7 @@ pub enum ProtocolError {
 
 /// Place: memory of one end that the other may write to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct TargetSge {
+pub(super) struct TargetSge {
     /// Virtual address.
     pub addr: u64,
     /// R_Key.
@@ -43,16 +43,16 @@ pub struct TargetSge {
 }
 
 /// Length of an entry of a target SGL, in bytes.
-pub const TARGET_SGE_LEN: usize = 16;
+pub(super) const TARGET_SGE_LEN: usize = 16;
 /// Length of an entry of the table of mapped memory, in bytes: the offset that the memory is mapped to, and
 /// its address, key and length.
-pub const MAPPING_LEN: usize = 24;
+pub(super) const MAPPING_LEN: usize = 24;
 /// Number of entries of a target SGL.
-pub const TARGET_SGL_LEN: usize = 2;
+pub(super) const TARGET_SGL_LEN: usize = 2;
 /// Length of the private data, in bytes.
-pub const CONN_DATA_LEN: usize = 40;
+pub(super) const CONN_DATA_LEN: usize = 40;
 /// Greatest number of bytes that one message can announce.
-pub const MAX_TRANSFER: usize = (1 << 29) - 1;
+pub(super) const MAX_TRANSFER: usize = (1 << 29) - 1;
 
 const VERSION: u8 = 1;
 /// Flag: the tables of the sender are big-endian.
@@ -62,14 +62,14 @@ const SUPPORTS_IOMAP: u8 = 2;
 
 /// Byte order of the tables of one end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Order {
+pub(super) enum Order {
     Little,
     Big,
 }
 
 impl Order {
     /// Byte order of this machine.
-    pub const OWN: Order = if cfg!(target_endian = "big") { Order::Big } else { Order::Little };
+    pub(super) const OWN: Order = if cfg!(target_endian = "big") { Order::Big } else { Order::Little };
 
     fn u64(self, value: u64) -> [u8; 8] {
         match self {
@@ -88,7 +88,7 @@ impl Order {
 
 impl TargetSge {
     /// Encodes an entry of a table in this byte order.
-    pub fn bytes(self, order: Order) -> [u8; TARGET_SGE_LEN] {
+    pub(super) fn bytes(self, order: Order) -> [u8; TARGET_SGE_LEN] {
         let mut out = [0; TARGET_SGE_LEN];
         out[..8].copy_from_slice(&order.u64(self.addr));
         out[8..12].copy_from_slice(&order.u32(self.key));
@@ -97,7 +97,7 @@ impl TargetSge {
     }
 
     /// Decodes an entry of a table in this byte order.
-    pub fn decode(bytes: [u8; TARGET_SGE_LEN], order: Order) -> TargetSge {
+    pub(super) fn decode(bytes: [u8; TARGET_SGE_LEN], order: Order) -> TargetSge {
         let word = |at: usize| {
             let word = [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
             if order == Order::Big { u32::from_be_bytes(word) } else { u32::from_le_bytes(word) }
@@ -109,14 +109,14 @@ impl TargetSge {
 
 /// Memory that is mapped to an offset, for the other end to write to directly (`riowrite`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Mapping {
+pub(super) struct Mapping {
     pub offset: u64,
     pub target: TargetSge,
 }
 
 impl Mapping {
     /// Encodes an entry of a table in this byte order.
-    pub fn bytes(self, order: Order) -> [u8; MAPPING_LEN] {
+    pub(super) fn bytes(self, order: Order) -> [u8; MAPPING_LEN] {
         let mut out = [0; MAPPING_LEN];
         out[..8].copy_from_slice(&order.u64(self.offset));
         out[8..].copy_from_slice(&self.target.bytes(order));
@@ -124,7 +124,7 @@ impl Mapping {
     }
 
     /// Decodes an entry of a table in this byte order.
-    pub fn decode(bytes: [u8; MAPPING_LEN], order: Order) -> Mapping {
+    pub(super) fn decode(bytes: [u8; MAPPING_LEN], order: Order) -> Mapping {
         let (mut offset, mut target) = ([0; TARGET_SGE_LEN], [0; TARGET_SGE_LEN]);
         offset[..8].copy_from_slice(&bytes[..8]);
         target.copy_from_slice(&bytes[8..]);
@@ -135,7 +135,7 @@ impl Mapping {
 
 /// Message in the immediate data of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Message {
+pub(super) enum Message {
     /// This number of bytes of the stream was written.
     Data(usize),
     /// The total number of data messages since the start of the connection may reach this limit, modulo
@@ -159,7 +159,7 @@ const CONTROL: u32 = 7;
 
 impl Message {
     /// Encodes the message.
-    pub fn immediate(self) -> u32 {
+    pub(super) fn immediate(self) -> u32 {
         let (kind, value) = match self {
             Message::Data(len) => (DATA, len as u32),
             Message::Credits(limit) => (CREDITS, limit.into()),
@@ -175,7 +175,7 @@ impl Message {
     ///
     /// # Errors
     /// [`ProtocolError::Message`] if the type is unknown.
-    pub fn decode(immediate: u32) -> Result<Message, ProtocolError> {
+    pub(super) fn decode(immediate: u32) -> Result<Message, ProtocolError> {
         let value = immediate & MAX_TRANSFER as u32;
         Ok(match (immediate >> 29, value) {
             (DATA, len) => Message::Data(len as usize),
@@ -192,7 +192,7 @@ impl Message {
 
 /// Private data of the request and of the reply, by which each end describes its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ConnData {
+pub(super) struct ConnData {
     /// Byte order of the sender's tables.
     pub order: Order,
     /// Number of data messages that the sender accepts before it sends more credits.
@@ -216,13 +216,13 @@ fn decode_size(byte: u8) -> usize {
 }
 
 /// Returns the greatest size of a table that can be encoded and is at most `size`.
-pub fn encodable_size(size: usize) -> usize {
+pub(super) fn encodable_size(size: usize) -> usize {
     decode_size(encode_size(size))
 }
 
 impl ConnData {
     /// Encodes the private data.
-    pub fn bytes(&self) -> [u8; CONN_DATA_LEN] {
+    pub(super) fn bytes(&self) -> [u8; CONN_DATA_LEN] {
         let mut out = [0; CONN_DATA_LEN];
         let order = if self.order == Order::Big { BIG_ENDIAN } else { 0 };
         out[..2].copy_from_slice(&[VERSION, order | SUPPORTS_IOMAP]);
@@ -237,7 +237,7 @@ impl ConnData {
     ///
     /// # Errors
     /// [`ProtocolError::ConnData`].
-    pub fn parse(data: &[u8]) -> Result<ConnData, ProtocolError> {
+    pub(super) fn parse(data: &[u8]) -> Result<ConnData, ProtocolError> {
         let data: &[u8; CONN_DATA_LEN] = data.first_chunk().ok_or(ProtocolError::ConnData)?;
         let target = |at: usize| {
             let mut bytes = [0; TARGET_SGE_LEN];

@@ -16,7 +16,7 @@ use crate::cancel::Call;
 
 /// Shared handle of a socket.
 #[derive(Clone)]
-pub enum Socket {
+pub(super) enum Socket {
     Stream(Arc<Stream>),
     Datagram(Arc<Datagram>),
 }
@@ -36,7 +36,7 @@ impl Socket {
     ///
     /// # Errors
     /// An error number.
-    pub fn new(family: c_int, kind: c_int) -> Result<Socket, c_int> {
+    pub(super) fn new(family: c_int, kind: c_int) -> Result<Socket, c_int> {
         match kind {
             libc::SOCK_DGRAM => Datagram::new(family).map(|socket| Socket::Datagram(Arc::new(socket))),
             _ => Stream::new(family).map(|socket| Socket::Stream(Arc::new(socket))),
@@ -47,7 +47,7 @@ impl Socket {
     ///
     /// # Errors
     /// `EOPNOTSUPP` on a datagram socket.
-    pub fn stream(&self) -> Result<&Arc<Stream>, c_int> {
+    pub(super) fn stream(&self) -> Result<&Arc<Stream>, c_int> {
         match self {
             Socket::Stream(stream) => Ok(stream),
             Socket::Datagram(_) => Err(libc::EOPNOTSUPP),
@@ -55,20 +55,20 @@ impl Socket {
     }
 
     /// Returns the address of the socket in memory, which identifies it as long as a handle exists.
-    pub fn address(&self) -> *const () {
+    pub(super) fn address(&self) -> *const () {
         either!(self, socket => Arc::as_ptr(socket).cast())
     }
 
-    pub fn fd(&self) -> c_int {
+    pub(super) fn fd(&self) -> c_int {
         either!(self, socket => socket.fd())
     }
 
-    pub fn family(&self) -> c_int {
+    pub(super) fn family(&self) -> c_int {
         either!(self, socket => socket.family())
     }
 
     /// Returns the values of `SO_TYPE` and `SO_PROTOCOL`.
-    pub fn kind(&self) -> (c_int, c_int) {
+    pub(super) fn kind(&self) -> (c_int, c_int) {
         match self {
             Socket::Stream(_) => (libc::SOCK_STREAM, libc::IPPROTO_TCP),
             Socket::Datagram(_) => (libc::SOCK_DGRAM, libc::IPPROTO_UDP),
@@ -76,7 +76,7 @@ impl Socket {
     }
 
     /// Reports whether a forked child has inherited the socket from its parent, and must not use it.
-    pub fn is_inherited(&self) -> bool {
+    pub(super) fn is_inherited(&self) -> bool {
         either!(self, socket => socket.is_inherited())
     }
 
@@ -84,7 +84,7 @@ impl Socket {
     ///
     /// # Errors
     /// The errors of [`register`].
-    pub fn update_keepalive(&self) -> Result<(), c_int> {
+    pub(super) fn update_keepalive(&self) -> Result<(), c_int> {
         match self {
             Socket::Stream(stream) if self.options(|options| options.keep_alive().is_some()) => {
                 register(stream)
@@ -94,54 +94,59 @@ impl Socket {
     }
 
     /// Returns the current `poll` events of the socket.
-    pub fn events(&self) -> libc::c_short {
+    pub(super) fn events(&self) -> libc::c_short {
         either!(self, socket => socket.events())
     }
 
     /// Calls `f` with the options of the socket.
-    pub fn options<R>(&self, f: impl FnOnce(&mut Options) -> R) -> R {
+    pub(super) fn options<R>(&self, f: impl FnOnce(&mut Options) -> R) -> R {
         either!(self, socket => socket.with_state(|state| f(&mut state.options)))
     }
 
     /// Takes the pending error (`SO_ERROR`).
-    pub fn take_error(&self) -> Option<c_int> {
+    pub(super) fn take_error(&self) -> Option<c_int> {
         match self {
             Socket::Stream(stream) => stream.with_state(|state| state.take_error()),
             Socket::Datagram(datagram) => datagram.with_state(|state| state.take_error()),
         }
     }
 
-    pub fn is_listening(&self) -> bool {
+    pub(super) fn is_listening(&self) -> bool {
         let listens =
             |stream: &Arc<Stream>| stream.with_state(|state| matches!(state.phase, Phase::Listening(..)));
         self.stream().is_ok_and(listens)
     }
 
-    pub fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
+    pub(super) fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
         either!(self, socket => socket.bind(to))
     }
 
     /// Connects to a peer; a datagram socket is disconnected by `None`.
-    pub fn connect(&self, call: &mut Call, to: Option<SocketAddr>) -> Result<(), c_int> {
+    pub(super) fn connect(&self, call: &mut Call, to: Option<SocketAddr>) -> Result<(), c_int> {
         match self {
             Socket::Stream(stream) => stream.connect(call, to.ok_or(libc::EAFNOSUPPORT)?),
             Socket::Datagram(datagram) => datagram.connect(to),
         }
     }
 
-    pub fn shutdown(&self, how: c_int) -> Result<(), c_int> {
+    pub(super) fn shutdown(&self, how: c_int) -> Result<(), c_int> {
         either!(self, socket => socket.shutdown(how))
     }
 
-    pub fn local_addr(&self) -> Result<SocketAddr, c_int> {
+    pub(super) fn local_addr(&self) -> Result<SocketAddr, c_int> {
         either!(self, socket => socket.local_addr())
     }
 
-    pub fn peer_addr(&self) -> Result<SocketAddr, c_int> {
+    pub(super) fn peer_addr(&self) -> Result<SocketAddr, c_int> {
         either!(self, socket => socket.peer_addr())
     }
 
-    pub fn receive(&self, call: &mut Call, sink: &mut Sink<'_>, flags: c_int) -> Result<Received, c_int> {
+    pub(super) fn receive(
+        &self,
+        call: &mut Call,
+        sink: &mut Sink<'_>,
+        flags: c_int,
+    ) -> Result<Received, c_int> {
         match self {
             Socket::Stream(stream) => {
                 stream.receive(call, sink, flags).map(|bytes| Received { bytes, ..Received::default() })
@@ -152,7 +157,7 @@ impl Socket {
 
     /// Sends data. `to` is evaluated for datagrams only: streams ignore the address, like connected sockets
     /// of the system.
-    pub fn send(
+    pub(super) fn send(
         &self,
         call: &mut Call,
         source: &mut Source<'_>,
@@ -167,13 +172,13 @@ impl Socket {
 
     /// Announces the end of the data to the peer unless the linger time is zero (streams only), and returns
     /// the time that closing may wait for delivery.
-    pub fn begin_close(&self) -> Duration {
+    pub(super) fn begin_close(&self) -> Duration {
         either!(self, socket => socket.begin_close())
     }
 
     /// Closes the socket once all sent data has been acknowledged (for datagrams: has been sent), or at the
     /// deadline. Calls `on_progress` periodically while it waits.
-    pub fn close(&self, deadline: Instant, on_progress: impl FnMut()) {
+    pub(super) fn close(&self, deadline: Instant, on_progress: impl FnMut()) {
         either!(self, socket => socket.close(deadline, on_progress));
     }
 }

@@ -21,7 +21,7 @@ use crate::rdmacm::process::ProcessGlobals;
 const LINGER: Duration = Duration::from_secs(30);
 
 /// A stream socket.
-pub struct Stream {
+pub(super) struct Stream {
     process: &'static ProcessGlobals,
     /// `AF_INET` or `AF_INET6`.
     family: c_int,
@@ -32,7 +32,7 @@ pub struct Stream {
 }
 
 /// Mutable state of the socket.
-pub struct State {
+pub(super) struct State {
     pub phase: Phase,
     pub options: Options,
     /// Pending error of a failed connect or listener, until it is reported.
@@ -40,7 +40,7 @@ pub struct State {
 }
 
 /// State of the connection.
-pub enum Phase {
+pub(super) enum Phase {
     /// Neither listening nor connected; bound or not.
     Idle(CmId),
     /// Listening, with the connection request to accept next.
@@ -59,7 +59,7 @@ impl Stream {
     ///
     /// # Errors
     /// An error number.
-    pub fn new(family: c_int) -> Result<Stream, c_int> {
+    pub(super) fn new(family: c_int) -> Result<Stream, c_int> {
         let process = ProcessGlobals::current()?;
         let channel = EventChannel::new().map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
         let id = process.manager.create_id(&channel, PortSpace::Tcp).map_err(errno)?;
@@ -78,21 +78,21 @@ impl Stream {
     }
 
     /// Returns the file descriptor that identifies the socket.
-    pub fn fd(&self) -> c_int {
+    pub(super) fn fd(&self) -> c_int {
         raw(&self.channel)
     }
 
-    pub fn family(&self) -> c_int {
+    pub(super) fn family(&self) -> c_int {
         self.family
     }
 
     /// Reports whether a forked child has inherited the socket from its parent, and must not use it.
-    pub fn is_inherited(&self) -> bool {
+    pub(super) fn is_inherited(&self) -> bool {
         self.process.is_inherited()
     }
 
     /// Processes completions and events, then calls `f` with the state.
-    pub fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+    pub(super) fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
         let changed = state.process(&self.channel);
         let was_over = state.has_ended();
@@ -116,7 +116,7 @@ impl Stream {
     ///
     /// # Errors
     /// The errors of [`until`].
-    pub fn until<T>(
+    pub(super) fn until<T>(
         self: &Arc<Self>,
         call: &mut Call,
         may_block: bool,
@@ -126,7 +126,7 @@ impl Stream {
         until(call, || self.clone(), may_block, timeout, || self.with_state(&mut f))
     }
 
-    pub fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
+    pub(super) fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
         self.check_family(to)?;
         self.with_state(|state| {
             let Phase::Idle(id) = &state.phase else { return Err(libc::EINVAL) };
@@ -140,7 +140,7 @@ impl Stream {
         if address.is_ipv6() == is_v6 { Ok(()) } else { Err(libc::EAFNOSUPPORT) }
     }
 
-    pub fn listen(&self, backlog: c_int) -> Result<(), c_int> {
+    pub(super) fn listen(&self, backlog: c_int) -> Result<(), c_int> {
         let any = match self.family {
             libc::AF_INET6 => IpAddr::from(Ipv6Addr::UNSPECIFIED),
             _ => Ipv4Addr::UNSPECIFIED.into(),
@@ -162,7 +162,7 @@ impl Stream {
     }
 
     /// Accepts the next connection of a listener.
-    pub fn accept(self: &Arc<Self>, call: &mut Call) -> Result<Stream, c_int> {
+    pub(super) fn accept(self: &Arc<Self>, call: &mut Call) -> Result<Stream, c_int> {
         let (may_block, timeout) =
             self.with_state(|state| (!state.options.is_nonblocking, state.options.receive_timeout));
         loop {
@@ -202,7 +202,7 @@ impl Stream {
     }
 
     /// Connects to a peer.
-    pub fn connect(self: &Arc<Self>, call: &mut Call, to: SocketAddr) -> Result<(), c_int> {
+    pub(super) fn connect(self: &Arc<Self>, call: &mut Call, to: SocketAddr) -> Result<(), c_int> {
         if !call.started {
             if !self.begin_to_connect(to)? {
                 return Err(libc::EINPROGRESS);
@@ -264,7 +264,7 @@ impl Stream {
         Ok(conn)
     }
 
-    pub fn shutdown(&self, how: c_int) -> Result<(), c_int> {
+    pub(super) fn shutdown(&self, how: c_int) -> Result<(), c_int> {
         let (reads, writes) = match how {
             libc::SHUT_RD => (true, false),
             libc::SHUT_WR => (false, true),
@@ -288,7 +288,7 @@ impl Stream {
 
     /// Shuts down both directions unless the linger time is zero, and returns the time that closing may wait
     /// for the acknowledgement of sent data.
-    pub fn begin_close(&self) -> Duration {
+    pub(super) fn begin_close(&self) -> Duration {
         self.update(|state| {
             let linger = state.options.linger.unwrap_or(LINGER);
             if let Phase::Connected(conn) = &mut state.phase
@@ -302,7 +302,7 @@ impl Stream {
 
     /// Closes the socket once all sent data has been acknowledged, or at the deadline. The socket is no
     /// longer in the process's table by then. Calls `on_progress` at least every 50 ms while it waits.
-    pub fn close(self: &Arc<Self>, deadline: Instant, mut on_progress: impl FnMut()) {
+    pub(super) fn close(self: &Arc<Self>, deadline: Instant, mut on_progress: impl FnMut()) {
         while Instant::now() < deadline {
             on_progress();
             let flushed = |state: &mut State| match &state.phase {
@@ -336,7 +336,7 @@ impl Stream {
         }
     }
 
-    pub fn local_addr(&self) -> Result<SocketAddr, c_int> {
+    pub(super) fn local_addr(&self) -> Result<SocketAddr, c_int> {
         self.with_state(|state| match &state.phase {
             Phase::Idle(id) | Phase::Listening(id, _) => Ok(self.to_family(id.local_addr())),
             Phase::Connecting(conn) | Phase::Connected(conn) => Ok(self.to_family(conn.id.local_addr())),
@@ -345,7 +345,7 @@ impl Stream {
         })
     }
 
-    pub fn peer_addr(&self) -> Result<SocketAddr, c_int> {
+    pub(super) fn peer_addr(&self) -> Result<SocketAddr, c_int> {
         self.with_state(|state| match &state.phase {
             Phase::Connected(conn) => {
                 conn.id.peer_addr().map(|peer| self.to_family(Some(peer))).ok_or(libc::ENOTCONN)
@@ -355,12 +355,12 @@ impl Stream {
     }
 
     /// Probes an idle connection; returns the time of the next call, `None` if there is none.
-    pub fn keep_alive(&self, now: Instant) -> Option<Instant> {
+    pub(super) fn keep_alive(&self, now: Instant) -> Option<Instant> {
         self.with_state(|state| state.keep_alive(now))
     }
 
     /// Returns the current `poll` events of the socket.
-    pub fn events(&self) -> libc::c_short {
+    pub(super) fn events(&self) -> libc::c_short {
         self.with_state(|state| state.events())
     }
 }
@@ -505,7 +505,7 @@ impl State {
     }
 
     /// Takes the pending error (`SO_ERROR`).
-    pub fn take_error(&mut self) -> Option<c_int> {
+    pub(super) fn take_error(&mut self) -> Option<c_int> {
         let of_link = match &mut self.phase {
             Phase::Connected(conn) => conn.error.take(),
             _ => None,

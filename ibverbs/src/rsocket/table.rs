@@ -18,7 +18,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// The errors of [`Socket::update_keepalive`].
-pub fn add(socket: Socket) -> Result<c_int, c_int> {
+pub(super) fn add(socket: Socket) -> Result<c_int, c_int> {
     set_exit_action(ExitStage::Rsockets, |_, on_progress| close_all(on_progress));
     let fd = socket.fd();
     let replaced = SOCKETS.write().insert(fd, socket.clone());
@@ -29,7 +29,7 @@ pub fn add(socket: Socket) -> Result<c_int, c_int> {
 
 /// Returns the socket of a file descriptor; `None` for other descriptors and for sockets of the parent of a
 /// forked child.
-pub fn find(fd: c_int) -> Option<Socket> {
+pub(super) fn find(fd: c_int) -> Option<Socket> {
     SOCKETS.read().get(&fd).filter(|socket| !socket.is_inherited()).cloned()
 }
 
@@ -37,7 +37,7 @@ pub fn find(fd: c_int) -> Option<Socket> {
 ///
 /// # Errors
 /// `EBADF` if there is none.
-pub fn get(fd: c_int) -> Result<Socket, c_int> {
+pub(super) fn get(fd: c_int) -> Result<Socket, c_int> {
     find(fd).ok_or(libc::EBADF)
 }
 
@@ -45,7 +45,7 @@ pub fn get(fd: c_int) -> Result<Socket, c_int> {
 ///
 /// # Errors
 /// `EBADF` if there is none.
-pub fn close(fd: c_int) -> Result<(), c_int> {
+pub(super) fn close(fd: c_int) -> Result<(), c_int> {
     let socket = SOCKETS.write().remove(&fd).ok_or(libc::EBADF)?;
     if socket.is_inherited() {
         leak(socket);

@@ -24,26 +24,26 @@ const MIN_SLOTS: usize = 4;
 const RECEIVE: u64 = 1 << 63;
 
 /// A received datagram, whose data are in a receive buffer.
-pub struct RecvDatagram {
+pub(super) struct RecvDatagram {
     pub from: SocketAddr,
     pub qpn: Qpn,
     pub slot: RecvSlot,
 }
 
 /// Location of the data: index of the receive, and range in the registered memory.
-pub struct RecvSlot {
+pub(super) struct RecvSlot {
     index: usize,
     range: Range<usize>,
 }
 
 impl RecvSlot {
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.range.len()
     }
 }
 
 /// A UD queue pair and its buffers.
-pub struct UdQp {
+pub(super) struct UdQp {
     /// Local address under which peers reach the queue pair.
     pub local: IpAddr,
     qp: Qp,
@@ -72,7 +72,7 @@ impl UdQp {
     ///
     /// # Errors
     /// An error number.
-    pub fn new(context: &Context, local: IpAddr, mtu: usize, sizes: &Sizes) -> Result<UdQp, c_int> {
+    pub(super) fn new(context: &Context, local: IpAddr, mtu: usize, sizes: &Sizes) -> Result<UdQp, c_int> {
         let create = |e: urxe::verbs::CreateError| e.errno();
         let pd = context.alloc_pd().map_err(create)?;
         let (send_len, receive_len) = (MAX_HEADER_LEN + mtu, grh::LEN + mtu);
@@ -122,7 +122,7 @@ impl UdQp {
         self.has_failed |= self.qp.post_recv(&wr).is_err();
     }
 
-    pub fn qpn(&self) -> Qpn {
+    pub(super) fn qpn(&self) -> Qpn {
         self.qp.qpn()
     }
 
@@ -130,17 +130,17 @@ impl UdQp {
     ///
     /// # Errors
     /// An error number.
-    pub fn create_ah(&self, to: &AddressVector) -> Result<Ah, c_int> {
+    pub(super) fn create_ah(&self, to: &AddressVector) -> Result<Ah, c_int> {
         self.qp.pd().create_ah(to).map_err(|e| e.errno())
     }
 
     /// Returns the number of data bytes that fit behind a header.
-    pub fn max_data_len(&self, header: &Header) -> usize {
+    pub(super) fn max_data_len(&self, header: &Header) -> usize {
         self.mtu.min(MAX_MESSAGE_LEN) - header.bytes().len()
     }
 
     /// See [`Connection::arm`](super::connection::Connection::arm).
-    pub fn arm(&mut self) {
+    pub(super) fn arm(&mut self) {
         while self.completions.next_event().is_some() {
             self.is_armed = false;
         }
@@ -151,7 +151,7 @@ impl UdQp {
 
     /// Polls completions and calls `on_datagram` for each received datagram; reports whether there was any
     /// completion. Packets that are not datagrams of the protocol are dropped.
-    pub fn process(&mut self, mut on_datagram: impl FnMut(&mut UdQp, RecvDatagram)) -> bool {
+    pub(super) fn process(&mut self, mut on_datagram: impl FnMut(&mut UdQp, RecvDatagram)) -> bool {
         let mut changed = false;
         let mut polled = std::mem::take(&mut self.polled);
         // The number of polls is bounded by the capacity of the CQ, so that peers that send without pause do
@@ -212,13 +212,13 @@ impl UdQp {
     }
 
     /// Copies data of a datagram from the offset `at`.
-    pub fn read(&self, slot: &RecvSlot, at: usize, to: &mut [u8]) {
+    pub(super) fn read(&self, slot: &RecvSlot, at: usize, to: &mut [u8]) {
         // The range is inside the memory, as the completion was.
         let _ = self.receives.read(slot.range.start + at, to);
     }
 
     /// Posts the receive of a datagram again, once its data are no longer needed.
-    pub fn repost(&mut self, slot: &RecvSlot) {
+    pub(super) fn repost(&mut self, slot: &RecvSlot) {
         self.post_recv(slot.index);
     }
 
@@ -226,7 +226,12 @@ impl UdQp {
     ///
     /// # Errors
     /// An error number.
-    pub fn send(&mut self, to: (&Ah, Qpn), header: &Header, source: &mut Source<'_>) -> Result<bool, c_int> {
+    pub(super) fn send(
+        &mut self,
+        to: (&Ah, Qpn),
+        header: &Header,
+        source: &mut Source<'_>,
+    ) -> Result<bool, c_int> {
         if self.has_failed {
             return Err(libc::ENETDOWN);
         }
@@ -249,22 +254,22 @@ impl UdQp {
     }
 
     /// Reports whether the queue pair no longer works, as its device was removed.
-    pub fn has_failed(&self) -> bool {
+    pub(super) fn has_failed(&self) -> bool {
         self.has_failed
     }
 
     /// Reports once that the queue pair no longer works.
-    pub fn take_failure(&mut self) -> bool {
+    pub(super) fn take_failure(&mut self) -> bool {
         self.has_failed && !std::mem::replace(&mut self.failure_reported, true)
     }
 
     /// Reports whether a datagram can be sent, or would fail at once.
-    pub fn is_writable(&self) -> bool {
+    pub(super) fn is_writable(&self) -> bool {
         self.has_failed || !self.free.is_empty()
     }
 
     /// Reports whether all datagrams have been sent.
-    pub fn is_flushed(&self) -> bool {
+    pub(super) fn is_flushed(&self) -> bool {
         self.has_failed || self.free.len() == self.slots
     }
 }

@@ -9,13 +9,13 @@ use nix::errno::Errno;
 use nix::sys::socket::{self, ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, sockopt};
 
 /// A UDP socket. Addresses are passed in the form of its address family.
-pub struct UdpSocket {
+pub(super) struct UdpSocket {
     fd: OwnedFd,
     is_v6: bool,
 }
 
 /// A received datagram: its length, its source, and the local address that it was sent to.
-pub struct UdpDatagram {
+pub(super) struct UdpDatagram {
     pub len: usize,
     pub from: SocketAddr,
     pub to: Option<IpAddr>,
@@ -35,7 +35,7 @@ impl UdpSocket {
     ///
     /// # Errors
     /// An error number.
-    pub fn new(is_v6: bool) -> Result<UdpSocket, c_int> {
+    pub(super) fn new(is_v6: bool) -> Result<UdpSocket, c_int> {
         let family = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
         // The system call is made directly, because a preloaded library may map `socket` to `rsocket`.
         // SAFETY: `socket` takes integers only and accesses no memory of the process.
@@ -58,7 +58,7 @@ impl UdpSocket {
     ///
     /// # Errors
     /// An error number.
-    pub fn bind(&self, to: SocketAddr, reuses_address: bool, only_v6: bool) -> Result<(), c_int> {
+    pub(super) fn bind(&self, to: SocketAddr, reuses_address: bool, only_v6: bool) -> Result<(), c_int> {
         socket::setsockopt(&self.fd, sockopt::ReuseAddr, &reuses_address).map_err(errno)?;
         if self.is_v6 {
             socket::setsockopt(&self.fd, sockopt::Ipv6V6Only, &only_v6).map_err(errno)?;
@@ -70,7 +70,7 @@ impl UdpSocket {
     ///
     /// # Errors
     /// An error number.
-    pub fn local_addr(&self) -> Result<SocketAddr, c_int> {
+    pub(super) fn local_addr(&self) -> Result<SocketAddr, c_int> {
         let storage: SockaddrStorage = socket::getsockname(self.fd.as_raw_fd()).map_err(errno)?;
         address(&storage).ok_or(libc::EAFNOSUPPORT)
     }
@@ -80,7 +80,12 @@ impl UdpSocket {
     ///
     /// # Errors
     /// An error number; `EAGAIN` if the send buffer is full.
-    pub fn send(&self, parts: &[IoSlice<'_>], to: SocketAddr, from: Option<IpAddr>) -> Result<(), c_int> {
+    pub(super) fn send(
+        &self,
+        parts: &[IoSlice<'_>],
+        to: SocketAddr,
+        from: Option<IpAddr>,
+    ) -> Result<(), c_int> {
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         let (fd, to) = (self.fd.as_raw_fd(), SockaddrStorage::from(to));
         let v4 = |ip: Ipv4Addr| libc::in_addr { s_addr: u32::from_ne_bytes(ip.octets()) };
@@ -107,7 +112,7 @@ impl UdpSocket {
 
     /// Receives the next datagram. The outer `None`: there is none. The inner: it was longer than `buffer`,
     /// and has been dropped.
-    pub fn receive(&self, buffer: &mut [u8]) -> Option<Option<UdpDatagram>> {
+    pub(super) fn receive(&self, buffer: &mut [u8]) -> Option<Option<UdpDatagram>> {
         let mut control = nix::cmsg_space!(libc::in6_pktinfo, libc::in_pktinfo);
         let mut parts = [IoSliceMut::new(buffer)];
         let fd = self.fd.as_raw_fd();

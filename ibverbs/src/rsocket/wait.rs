@@ -41,7 +41,7 @@ fn thread_waker(make: bool) -> Option<Arc<Waker>> {
 }
 
 /// Eventfd that wakes one waiting thread.
-pub struct Waker(OwnedFd);
+pub(super) struct Waker(OwnedFd);
 
 impl Waker {
     fn new() -> Option<Waker> {
@@ -73,11 +73,11 @@ impl Waker {
 
 /// Wakers of the threads that wait for a socket.
 #[derive(Default)]
-pub struct Watchers(Mutex<Vec<Arc<Waker>>>);
+pub(super) struct Watchers(Mutex<Vec<Arc<Waker>>>);
 
 impl Watchers {
     /// Wakes all waiting threads but this one after a change.
-    pub fn wake(&self) {
+    pub(super) fn wake(&self) {
         let watchers = self.0.lock();
         if !watchers.is_empty() {
             let own_ = thread_waker(false);
@@ -88,7 +88,7 @@ impl Watchers {
 }
 
 /// A socket that threads can wait for.
-pub trait Waitable {
+pub(super) trait Waitable {
     /// Returns the threads to wake when the socket changes.
     fn watchers(&self) -> &Watchers;
 
@@ -132,7 +132,7 @@ impl<S: Waitable> Drop for Watching<S> {
 
 /// Outcome of a wait without a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum WaitEnd {
+pub(super) enum WaitEnd {
     TimedOut,
     Interrupted,
     /// A lack of memory or file descriptors, with the error number.
@@ -143,10 +143,10 @@ pub enum WaitEnd {
 
 /// Error of an attempt at a call that has to wait. Only [`step`] and [`uncancellable`] receive it: real error
 /// numbers are positive.
-pub const PENDING: c_int = c_int::MIN;
+pub(super) const PENDING: c_int = c_int::MIN;
 
 /// Converts the result of an attempt to a step of the call.
-pub fn step<T>(result: Result<T, c_int>) -> Step<Result<T, c_int>> {
+pub(super) fn step<T>(result: Result<T, c_int>) -> Step<Result<T, c_int>> {
     match result {
         Err(PENDING) => Step::Wait,
         result => Step::Done(result),
@@ -157,7 +157,7 @@ pub fn step<T>(result: Result<T, c_int>) -> Step<Result<T, c_int>> {
 ///
 /// # Errors
 /// The errors of the call.
-pub fn uncancellable<T>(mut attempt: impl FnMut(&mut Call) -> Result<T, c_int>) -> Result<T, c_int> {
+pub(super) fn uncancellable<T>(mut attempt: impl FnMut(&mut Call) -> Result<T, c_int>) -> Result<T, c_int> {
     let mut call = Call::new();
     loop {
         match attempt(&mut call) {
@@ -169,13 +169,13 @@ pub fn uncancellable<T>(mut attempt: impl FnMut(&mut Call) -> Result<T, c_int>) 
 
 /// Reports whether a call on a socket that a signal has interrupted is restarted: like calls of the system,
 /// if it has transferred nothing and has no timeout.
-pub fn restarts<T>(result: &Result<T, c_int>, timeout: Option<Duration>, done: usize) -> bool {
+pub(super) fn restarts<T>(result: &Result<T, c_int>, timeout: Option<Duration>, done: usize) -> bool {
     matches!(result, Err(libc::EINTR)) && timeout.is_none() && done == 0 && signals_restart_calls()
 }
 
 /// Returns the result of `poll_once`. Without one, the call is set up to wait for a change of the sockets, or
 /// for the events that `others` request, until the deadline, and is attempted again afterwards.
-pub fn wait<S: Waitable + Clone + 'static, R>(
+pub(super) fn wait<S: Waitable + Clone + 'static, R>(
     call: &mut Call,
     sockets: &[S],
     others: &mut [pollfd],
@@ -218,13 +218,13 @@ pub fn wait<S: Waitable + Clone + 'static, R>(
 }
 
 /// Result of an attempt; `None` if the call has to wait.
-pub type PollOutcome<T> = Option<Result<T, c_int>>;
+pub(super) type PollOutcome<T> = Option<Result<T, c_int>>;
 
 /// Calls `poll_once` for a socket, and sets up a wait if it has no result and the call may block.
 ///
 /// # Errors
 /// `EAGAIN`, `EINTR`, [`PENDING`], and the errors of `poll_once`.
-pub fn until<S: Waitable + Clone + 'static, T>(
+pub(super) fn until<S: Waitable + Clone + 'static, T>(
     call: &mut Call,
     socket: impl FnOnce() -> S,
     may_block: bool,
@@ -249,7 +249,7 @@ pub fn until<S: Waitable + Clone + 'static, T>(
 }
 
 /// Calls `ppoll` for descriptors that are not rsockets; returns how many have events.
-pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_int> {
+pub(super) fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_int> {
     let time = timeout.map(|timeout| libc::timespec {
         tv_sec: timeout.as_secs().min(i64::MAX as u64) as libc::time_t,
         tv_nsec: timeout.subsec_nanos().into(),
@@ -265,6 +265,6 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_in
 }
 
 /// Returns the number of a file descriptor.
-pub fn raw(fd: impl AsFd) -> c_int {
+pub(super) fn raw(fd: impl AsFd) -> c_int {
     fd.as_fd().as_raw_fd()
 }
