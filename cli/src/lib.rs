@@ -3,10 +3,10 @@
 mod demo;
 mod devinfo;
 mod error;
-pub mod exchange;
 pub mod interrupt;
 pub mod link;
 pub mod oob;
+pub mod oob_handshake;
 mod packet_text;
 pub mod perf;
 pub mod pingpong;
