@@ -47,9 +47,6 @@ impl OobArgs {
 
     /// Connects to the server or, without a host, waits for a client. `peer_program` is the
     /// program to start at the other end, for error messages.
-    ///
-    /// # Errors
-    /// [`CliError`].
     pub fn open(&self, peer_program: &str, interrupt: &Interrupt) -> Result<TcpStream, CliError> {
         let stream = match &self.host {
             Some(host) => self.connect(host, peer_program)?,

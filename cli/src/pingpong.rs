@@ -106,9 +106,6 @@ pub struct PingpongArgs {
 }
 
 /// Runs one side of a ping-pong.
-///
-/// # Errors
-/// [`CliError`].
 pub fn run(args: &PingpongArgs, interrupt: &Interrupt) -> Result<(), CliError> {
     args.link.check_network()?;
     let result = args.link.open().and_then(|context| Pingpong::new(args, &context, interrupt)?.run());

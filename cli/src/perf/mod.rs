@@ -74,9 +74,6 @@ pub struct PerfArgs {
 }
 
 /// Runs a measurement.
-///
-/// # Errors
-/// [`CliError`].
 pub fn run(args: &PerfArgs, interrupt: &Interrupt) -> Result<(), CliError> {
     let result = args.run(interrupt);
     if let Some(faults) = args.link.fault_report() {
