@@ -255,8 +255,8 @@ impl PerfEndpoint {
         Ok(())
     }
 
-    /// Exchanges SENDs or WRITEs in turns with the peer on the first queue pair; `first` says whether this
-    /// side sends first. The last byte of a WRITE is its number modulo 256, which the peer polls for.
+    /// Exchanges the SENDs or WRITEs of a chunk in turns with the peer; `first` says whether this side sends
+    /// first.
     fn take_turns(
         &self,
         chunk: &Chunk,
@@ -265,65 +265,27 @@ impl PerfEndpoint {
         spin: &mut Spin,
         mut times: Option<&mut Histogram<u64>>,
     ) -> Result<(), CliError> {
-        let (is_write, entry) = (self.params.verb == Verb::Write, &self.qps[0]);
-        let (source, size, n) = (self.source_at(0), chunk.size, chunk.messages);
-        let (counter, polled) = (source + size - 1, self.target_at(0) + size - 1);
-        let (sges, buffer) = (self.sges(source, size), self.mr.buffer());
-        let interval = (u64::from(self.params.depth) / 4).clamp(1, self.params.cq_mod.into());
-        // Numbers of the last message that was signaled, and of the last one that has completed.
-        let (mut signaled, mut done) = (0, 0);
-        let mut completions = Vec::with_capacity(BATCH);
-        for k in 1..=n {
+        let mut turns = Turns::new(self, chunk);
+        for k in 1..=chunk.messages {
             let begin = Instant::now();
-            let value = (chunk.done + k) as u8;
-            let mut send = || {
-                if is_write {
-                    self.mr.write(counter, &[value])?;
-                }
-                let is_signaled = k - signaled == interval || k == n;
-                if is_signaled {
-                    signaled = k;
-                }
-                Ok::<_, CliError>(entry.qp.post_send(&self.request(entry, &sges, k, is_signaled))?)
-            };
             if first {
-                send()?;
+                turns.send(k)?;
             }
-            if is_write {
-                spin.until(&self.context, || buffer.load_u8(polled) == Ok(value))?;
-            } else {
-                let mut has_received = false;
-                while !has_received {
-                    spin.poll(&self.cq, 1, &mut completions)?;
-                    for wc in &completions {
-                        if wc.opcode == WcOpcode::Recv {
-                            check_length(wc, size)?;
-                            has_received = true;
-                        } else {
-                            done = wc.wr_id;
-                        }
-                    }
-                }
-            }
+            turns.receive(k, spin)?;
             if let Some(times) = &mut times {
                 times.saturating_record(begin.elapsed().as_nanos() as u64);
             }
             if !first {
-                send()?;
+                turns.send(k)?;
             }
-            if is_write && signaled == k {
-                spin.try_poll(&self.cq, BATCH, &mut completions)?;
-                done = completions.last().map_or(done, |wc| wc.wr_id);
-            } else if !is_write && posted < n {
-                self.post_receive(size, 0)?;
+            if self.params.verb == Verb::Write {
+                turns.poll_if_signaled(k, spin)?;
+            } else if posted < chunk.messages {
+                self.post_receive(chunk.size, 0)?;
                 posted += 1;
             }
         }
-        while done < n {
-            spin.poll(&self.cq, BATCH, &mut completions)?;
-            done = completions.iter().filter(|wc| wc.opcode != WcOpcode::Recv).fold(done, |_, wc| wc.wr_id);
-        }
-        Ok(())
+        turns.wait_for_completions(spin)
     }
 
     /// Performs the READs or atomics of a chunk one at a time and records the time of each.
@@ -341,6 +303,92 @@ impl PerfEndpoint {
             entry.qp.post_send(&self.request(entry, &sges, k, true))?;
             spin.poll(&self.cq, 1, &mut completions)?;
             times.saturating_record(begin.elapsed().as_nanos() as u64);
+        }
+        Ok(())
+    }
+}
+
+/// Messages in turns on the first queue pair. The last byte of a WRITE is its number modulo 256, which the
+/// receiver polls for.
+struct Turns<'a> {
+    endpoint: &'a PerfEndpoint,
+    chunk: &'a Chunk,
+    sges: [Sge; 1],
+    /// Number of messages from one signaled message to the next.
+    interval: u64,
+    /// Number of the last signaled message, and of the last one that has completed.
+    signaled: u64,
+    done: u64,
+    completions: Vec<Completion>,
+}
+
+impl Turns<'_> {
+    fn new<'a>(endpoint: &'a PerfEndpoint, chunk: &'a Chunk) -> Turns<'a> {
+        let sges = endpoint.sges(endpoint.source_at(0), chunk.size);
+        let Params { depth, cq_mod, .. } = endpoint.params;
+        let interval = u64::from(depth / 4).clamp(1, cq_mod.into());
+        let completions = Vec::with_capacity(BATCH);
+        Turns { endpoint, chunk, sges, interval, signaled: 0, done: 0, completions }
+    }
+
+    /// Returns the last byte of message `k` of the chunk, a WRITE.
+    fn marker(&self, k: u64) -> u8 {
+        (self.chunk.done + k) as u8
+    }
+
+    fn is_write(&self) -> bool {
+        self.endpoint.params.verb == Verb::Write
+    }
+
+    /// Posts message `k`.
+    fn send(&mut self, k: u64) -> Result<(), CliError> {
+        let endpoint = self.endpoint;
+        if self.is_write() {
+            let last = endpoint.source_at(0) + self.chunk.size - 1;
+            endpoint.mr.write(last, &[self.marker(k)])?;
+        }
+        let is_signaled = k - self.signaled == self.interval || k == self.chunk.messages;
+        if is_signaled {
+            self.signaled = k;
+        }
+        let entry = &endpoint.qps[0];
+        Ok(entry.qp.post_send(&endpoint.request(entry, &self.sges, k, is_signaled))?)
+    }
+
+    /// Waits for message `k` of the peer.
+    fn receive(&mut self, k: u64, spin: &mut Spin) -> Result<(), CliError> {
+        let (endpoint, size) = (self.endpoint, self.chunk.size);
+        if self.is_write() {
+            let (last, marker) = (endpoint.target_at(0) + size - 1, self.marker(k));
+            let buffer = endpoint.mr.buffer();
+            return spin.until(&endpoint.context, || buffer.load_u8(last) == Ok(marker));
+        }
+        loop {
+            spin.poll(&endpoint.cq, 1, &mut self.completions)?;
+            for wc in &self.completions {
+                if wc.opcode == WcOpcode::Recv {
+                    return check_length(wc, size);
+                }
+                self.done = wc.wr_id;
+            }
+        }
+    }
+
+    /// Removes completions of WRITEs from the queue.
+    fn poll_if_signaled(&mut self, k: u64, spin: &mut Spin) -> Result<(), CliError> {
+        if self.signaled == k {
+            spin.try_poll(&self.endpoint.cq, BATCH, &mut self.completions)?;
+            self.done = self.completions.last().map_or(self.done, |wc| wc.wr_id);
+        }
+        Ok(())
+    }
+
+    /// Waits until the last message has completed.
+    fn wait_for_completions(&mut self, spin: &mut Spin) -> Result<(), CliError> {
+        while self.done < self.chunk.messages {
+            spin.poll(&self.endpoint.cq, BATCH, &mut self.completions)?;
+            let sends = self.completions.iter().filter(|wc| wc.opcode != WcOpcode::Recv);
+            self.done = sends.fold(self.done, |_, wc| wc.wr_id);
         }
         Ok(())
     }
