@@ -1,15 +1,17 @@
 //! Comparison of the memory of both ends after a run of a perftest program.
 //!
-//! Each end has one region per queue pair group: the first half holds the data of SENDs and WRITEs and the
+//! Each end has one region: the first half holds the data of SENDs and WRITEs and the
 //! results of READs and atomics, the second half the received messages and the memory that the peer accesses.
 //! A queue pair has a slot of max(size, 4096) bytes in each half. In a bandwidth test, messages of up to 2048
 //! bytes follow one another in the slot, each at the next multiple of a cache line, and begin again at its
 //! end; all others lie at the beginning of the slot.
+//!
+//! Both ends fill their memory with the same pseudo-random bytes, so each half differs from the other one until
+//! the data has arrived. Only `ib_write_lat` begins with zeros, and marks the last byte of a message.
 
 use std::collections::BTreeMap;
 
-/// Bytes before the received data of UD in the second half: the GRH ends at a multiple of a cache line. Half
-/// of them are added to each half.
+/// Bytes before the received data of UD in the second half: the GRH ends at a multiple of a cache line.
 const UD_ADDITION: usize = CACHE_LINE as usize;
 /// Bytes in which short messages follow one another: a page.
 const CYCLE_BUFFER: u64 = 4096;
@@ -89,9 +91,9 @@ impl Run {
         let (stride, positions) = self.positions();
         let is_ud = self.traffic == Traffic::UdPingPong;
         let received_at = if is_ud { UD_ADDITION } else { 0 };
-        let half = (self.slot() * u64::from(self.qps)) as usize + received_at / 2;
+        let half = (self.slot() * u64::from(self.qps)) as usize;
         for (name, bytes) in [("client", client), ("server", server)] {
-            let (got, expected) = (bytes.len(), 2 * half);
+            let (got, expected) = (bytes.len(), 2 * half + received_at);
             if got != expected {
                 return Err(format!("the {name} dumped {got} bytes of memory, expected {expected}"));
             }
