@@ -37,8 +37,9 @@ const PROGRAMS: [Program; 14] = [
     ("ib_read_bw", Traffic::ReadBw, &[(2, 1000, 1), (4096, 250, 2), (65_536, 50, 1)]),
     ("ib_send_bw", Traffic::SendBw, &[(2, 1000, 1), (4096, 250, 2), (65_536, 50, 1)]),
     ("ib_atomic_bw", Traffic::AtomicBw, &[(8, 1000, 1), (8, 333, 2)]),
-    ("ib_write_lat", Traffic::PingPong, &[(1, 1000, 1), (4096, 100, 1)]),
-    ("ib_send_lat", Traffic::PingPong, &[(1, 1000, 1), (4096, 100, 1)]),
+    // More than 256 messages, after which the marks of `ib_write_lat` repeat.
+    ("ib_write_lat", Traffic::PingPong, &[(1, 300, 1), (4096, 100, 1)]),
+    ("ib_send_lat", Traffic::PingPong, &[(1, 300, 1), (4096, 100, 1)]),
     ("ib_read_lat", Traffic::ReadLat, &[(4096, 100, 1)]),
     // Of the unreliable services, those with one message in flight: the guest drops packets that arrive
     // faster than it can process them.
