@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::link::{STANDARD_OUTPUT, create_capture};
 use super::{CliError, packet_text};
 use urxe::link::capture::{CaptureFile, CaptureHandle, Timestamps};
-use urxe::link::fabric::{Fabric, FabricConfig};
+use urxe::link::fabric::{Fabric, FabricConfig, FabricPort};
 use urxe::link::faults::{Direction, Faults, Rule};
 use urxe::link::trace::{Trace, TracedPacket};
 use urxe::transport::Instant;
@@ -95,6 +95,45 @@ impl Demo {
     }
 }
 
+/// Returns the options of NIC `n`: 0 is A, 1 is B.
+fn context_options(seed: u64, n: u64) -> ContextOptions {
+    ContextOptions { seed: Some(seed.wrapping_mul(2) + n), ..ContextOptions::default() }
+}
+
+/// Opens NIC A, at whose port packets are dropped, traced and captured.
+fn open_traced(
+    port: FabricPort,
+    log: &Log,
+    capture: Option<&CaptureFile>,
+    seed: u64,
+) -> Result<Context, CliError> {
+    let loss: Rule = LOSS.parse().map_err(|e| CliError::Failed(format!("{e}")))?;
+    Ok(Context::on_port(port, &context_options(seed, 0), |port| {
+        let handle: Arc<Mutex<Option<CaptureHandle>>> = Arc::default();
+        let (commented, lost) = (handle.clone(), log.clone());
+        let faults = Faults::new(port, vec![loss], seed).with_observer(move |event| {
+            if let Some(handle) = &*commented.lock() {
+                handle.comment(event);
+            }
+            if let Ok(packet) = Packet::parse(event.packet) {
+                lost.lock().lost.insert(packet.bth().psn);
+            }
+        });
+        let traced = log.clone();
+        let record = move |t: &TracedPacket<'_>| {
+            traced.lock().packets.push((t.at, t.direction, t.bytes.to_vec()));
+        };
+        match capture {
+            None => Box::new(Trace::new(faults, record)),
+            Some(file) => {
+                let link = file.capture(faults, "A");
+                *handle.lock() = Some(link.handle());
+                Box::new(Trace::new(link, record))
+            }
+        }
+    })?)
+}
+
 /// The two NICs, the state of the demonstration and its output.
 struct Session {
     out: Box<dyn Write>,
@@ -129,37 +168,10 @@ impl Session {
             ..FabricConfig::default()
         })?;
         let log = Log::default();
-        // Packets are traced and captured at A's port.
         let port = fabric.port(&[IpAddr::from([10, 0, 0, 1])])?;
-        let trace_log = log.clone();
-        let loss: Rule = LOSS.parse().map_err(|e| CliError::Failed(format!("{e}")))?;
-        let options = |n| ContextOptions { seed: Some(seed.wrapping_mul(2) + n), ..Default::default() };
-        let a = Context::on_port(port, &options(0), |port| {
-            let handle: Arc<Mutex<Option<CaptureHandle>>> = Arc::default();
-            let (commented, lost) = (handle.clone(), log.clone());
-            let faults = Faults::new(port, vec![loss], seed).with_observer(move |event| {
-                if let Some(handle) = &*commented.lock() {
-                    handle.comment(event);
-                }
-                if let Ok(packet) = Packet::parse(event.packet) {
-                    lost.lock().lost.insert(packet.bth().psn);
-                }
-            });
-            let record = move |t: &TracedPacket<'_>| {
-                trace_log.lock().packets.push((t.at, t.direction, t.bytes.to_vec()))
-            };
-            match capture {
-                None => Box::new(Trace::new(faults, record)),
-                Some(file) => {
-                    let link = file.capture(faults, "A");
-                    *handle.lock() = Some(link.handle());
-                    Box::new(Trace::new(link, record))
-                }
-            }
-        })?;
-        let b = Context::on_port(fabric.port(&[IpAddr::from([10, 0, 0, 2])])?, &options(1), |port| {
-            Box::new(port)
-        })?;
+        let a = open_traced(port, &log, capture, seed)?;
+        let port = fabric.port(&[IpAddr::from([10, 0, 0, 2])])?;
+        let b = Context::on_port(port, &context_options(seed, 1), |port| Box::new(port))?;
         let (a, b) = (TestEndpoint::new(a)?, TestEndpoint::new(b)?);
         let connect = ConnectOptions {
             access: Access::ALL | Access::FLUSH_GLOBAL,
@@ -189,7 +201,16 @@ impl Session {
     fn run_operations(&mut self) -> Result<(), CliError> {
         self.print_heading()?;
         let pattern: Vec<u8> = (0..REGION_LEN).map(|i| (i * 7 + i / 256) as u8).collect();
+        self.run_sends(&pattern)?;
+        self.run_writes_and_read(&pattern)?;
+        self.run_atomics()?;
+        self.run_placement()?;
+        self.run_memory_window()?;
+        self.run_rnr()?;
+        self.finish()
+    }
 
+    fn run_sends(&mut self, pattern: &[u8]) -> Result<(), CliError> {
         self.title("SEND", "13 bytes into the receive that B has posted")?;
         self.src.write(0, b"Hello, RoCE!\n")?;
         self.post_recv(1, 0..64)?;
@@ -198,12 +219,14 @@ impl Session {
         self.check(0, b"Hello, RoCE!\n")?;
 
         self.title("SEND with immediate", "2500 bytes in three packets, and four bytes in the completion")?;
-        self.src.write(0, &pattern)?;
+        self.src.write(0, pattern)?;
         self.post_recv(2, 0..4096)?;
         self.post(&SendWr::send_with_imm(2, &[self.sge(2500)], 0xcafe))?;
         self.wait(Some(success(WcOpcode::Send, 2500)), Some(success(WcOpcode::Recv, 2500).imm(0xcafe)))?;
-        self.check(0, &pattern[..2500])?;
+        self.check(0, &pattern[..2500])
+    }
 
+    fn run_writes_and_read(&mut self, pattern: &[u8]) -> Result<(), CliError> {
         self.title("RDMA WRITE", "5000 bytes in five packets, the third of which is dropped")?;
         self.post(&SendWr::write(3, &[self.sge(5000)], self.dst.remote(4096)))?;
         self.wait(Some(success(WcOpcode::RdmaWrite, 5000)), None)?;
@@ -222,8 +245,10 @@ impl Session {
         self.wait(Some(success(WcOpcode::RdmaRead, 3000)), None)?;
         let mut read = vec![0; 3000];
         self.src.read(0, &mut read)?;
-        self.check_bytes("data read by A", &read, &pattern[..3000])?;
+        self.check_bytes("data read by A", &read, &pattern[..3000])
+    }
 
+    fn run_atomics(&mut self) -> Result<(), CliError> {
         // Atomic operands are big-endian on the wire and in host byte order in memory.
         self.title("Compare-and-swap", "42 becomes 1000, as it equals the compare operand")?;
         self.dst.buffer().store_u64(8192, 42)?;
@@ -235,16 +260,20 @@ impl Session {
         self.post(&SendWr::fetch_add(7, &[self.sge(8)], self.dst.remote(8192), 23))?;
         self.wait(Some(success(WcOpcode::FetchAdd, 8)), None)?;
         self.check_value("original value returned to A", self.src.buffer().load_u64(0)?, 1000)?;
-        self.check_value("value at B", self.dst.buffer().load_u64(8192)?, 1023)?;
+        self.check_value("value at B", self.dst.buffer().load_u64(8192)?, 1023)
+    }
 
+    fn run_placement(&mut self) -> Result<(), CliError> {
         self.title("ATOMIC WRITE, FLUSH", "8 bytes written atomically, then flushed to global visibility")?;
         self.post(&SendWr::atomic_write(8, self.dst.remote(8192), 7u64.to_ne_bytes()))?;
         self.wait(Some(success(WcOpcode::AtomicWrite, 0)), None)?;
         self.check_value("value at B", self.dst.buffer().load_u64(8192)?, 7)?;
         let global = Placement { global: true, persistent: false };
         self.post(&SendWr::flush(9, self.dst.remote(8192), 8, global))?;
-        self.wait(Some(success(WcOpcode::Flush, 0)), None)?;
+        self.wait(Some(success(WcOpcode::Flush, 0)), None)
+    }
 
+    fn run_memory_window(&mut self) -> Result<(), CliError> {
         self.title(
             "SEND with invalidate",
             "B binds a memory window, A writes through it and invalidates it",
@@ -261,8 +290,10 @@ impl Session {
         self.post_recv(12, 64..128)?;
         // Wireshark dissects a few bytes after an IETH as RPC-over-RDMA and reports them as malformed.
         self.post(&SendWr::send_with_inv(12, &[self.sge(14)], rkey))?;
-        self.wait(Some(success(WcOpcode::Send, 14)), Some(success(WcOpcode::Recv, 14)))?;
+        self.wait(Some(success(WcOpcode::Send, 14)), Some(success(WcOpcode::Recv, 14)))
+    }
 
+    fn run_rnr(&mut self) -> Result<(), CliError> {
         self.title("SEND, receiver not ready", "B posts its receive after A has received an RNR NAK")?;
         self.src.write(0, b"Are you there?")?;
         self.post(&SendWr::send(13, &[self.sge(14)]))?;
@@ -270,9 +301,7 @@ impl Session {
         self.print_note(DIM, "B posts a receive")?;
         self.post_recv(13, 0..64)?;
         self.wait(Some(success(WcOpcode::Send, 14)), Some(success(WcOpcode::Recv, 14)))?;
-        self.check(0, b"Are you there?")?;
-
-        self.finish()
+        self.check(0, b"Are you there?")
     }
 
     fn print_heading(&mut self) -> Result<(), CliError> {

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io;
 use std::net::IpAddr;
 
-use crate::exchange::ExchangeError;
+use crate::oob_handshake::HandshakeError;
 use urxe::link::capture::CaptureError;
 use urxe::link::fabric::FabricError;
 use urxe::link::udp::UdpLinkError;
@@ -58,7 +58,7 @@ pub enum CliError {
     Memory(#[from] MemoryAccessError),
     /// The handshake with the peer failed.
     #[error(transparent)]
-    Exchange(#[from] ExchangeError),
+    Handshake(#[from] HandshakeError),
     /// The GID index is not in the GID table of the link.
     #[error("GID index {index} does not exist on {link}: the GID table contains {}", gid_list(.gids))]
     NoSuchGid {

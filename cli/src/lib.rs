@@ -3,16 +3,16 @@
 mod demo;
 mod devinfo;
 mod error;
-pub mod exchange;
 pub mod interrupt;
 pub mod link;
-pub mod oob;
+mod oob;
+pub mod oob_handshake;
 mod packet_text;
-pub mod perf;
-pub mod pingpong;
+mod perf;
+mod pingpong;
 mod run;
 mod serve;
-pub mod size;
+mod size;
 mod spin;
 mod steward;
 

@@ -15,11 +15,11 @@ use serde::Serialize;
 
 use super::CliError;
 use super::oob::parse_seconds;
+pub use urxe::link::LinkSpec;
 use urxe::link::capture::{CaptureFile, Timestamps};
 use urxe::link::fabric::Fabric;
 use urxe::link::faults::{Direction, FaultCounters, FaultCounts, Rule, RuleCount};
 use urxe::link::{Link, Middleware};
-pub use urxe::link::{LinkSpec, default_address};
 use urxe::nic::ShardId;
 use urxe::transport::Counters;
 use urxe::verbs::{ConnectOptions, Context, ContextOptions, Gid, Mtu, Personality};
@@ -147,23 +147,6 @@ pub fn parse_personality(text: &str) -> Result<Personality, String> {
 }
 
 impl LinkArgs {
-    /// Returns the options of a plain link: no capture, no faults, defaults otherwise.
-    pub fn on(link: LinkSpec) -> LinkArgs {
-        LinkArgs {
-            link,
-            capture: None,
-            faults: Vec::new(),
-            seed: None,
-            gid: None,
-            mtu: None,
-            personality: None,
-            shards: 1,
-            no_offload: false,
-            min_ack_timeout: None,
-            opened: Arc::default(),
-        }
-    }
-
     /// Rejects a fabric, for a command whose peer is another process.
     ///
     /// # Errors

@@ -1,19 +1,18 @@
 //! Out-of-band TCP connection on which both ends of a run exchange their parameters.
 #![forbid(unsafe_code)]
 
-use std::cell::Cell;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 
 use super::CliError;
-use super::exchange::ExchangeError;
 use super::interrupt::Interrupt;
+use super::oob_handshake::{self, HandshakeError};
 
-/// Interval at which a wait checks for Ctrl-C.
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval at which a server checks for a client and for Ctrl-C.
+const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Address of the other end, and the timeout for its responses.
 #[derive(Args, Clone, Debug)]
@@ -21,7 +20,7 @@ pub struct OobArgs {
     /// Host name or address of the server; if omitted, this side is the server
     pub host: Option<String>,
     /// TCP port for the exchange of parameters
-    #[arg(short, long, default_value_t = 18515)]
+    #[arg(short, long, default_value_t = oob_handshake::PORT)]
     pub port: u16,
     /// TCP address on which the server listens [default: all]
     #[arg(long, value_name = "ADDR", conflicts_with = "host")]
@@ -48,9 +47,6 @@ impl OobArgs {
 
     /// Connects to the server or, without a host, waits for a client. `peer_program` is the
     /// program to start at the other end, for error messages.
-    ///
-    /// # Errors
-    /// [`CliError`].
     pub fn open(&self, peer_program: &str, interrupt: &Interrupt) -> Result<TcpStream, CliError> {
         let stream = match &self.host {
             Some(host) => self.connect(host, peer_program)?,
@@ -116,7 +112,7 @@ impl OobArgs {
                      as its argument"
                 )));
             }
-            std::thread::sleep(POLL_INTERVAL.min(Duration::from_millis(5)));
+            std::thread::sleep(ACCEPT_INTERVAL);
         }
     }
 
@@ -149,94 +145,14 @@ fn io_error(what: impl Into<String>, source: io::Error) -> CliError {
     CliError::Io { what: what.into(), source }
 }
 
-/// TCP stream whose reads fail on Ctrl-C or after a timeout.
-#[derive(Debug)]
-pub struct TimeoutStream {
-    stream: TcpStream,
-    interrupt: Interrupt,
-    timeout: Cell<Option<Duration>>,
-}
-
-impl TimeoutStream {
-    /// Wraps a stream, each read of which waits up to `timeout`.
-    ///
-    /// # Errors
-    /// [`CliError::Io`].
-    pub fn new(
-        stream: TcpStream,
-        interrupt: &Interrupt,
-        timeout: Duration,
-    ) -> Result<TimeoutStream, CliError> {
-        let set = stream.set_read_timeout(Some(POLL_INTERVAL));
-        set.map_err(|e| io_error("cannot set up the TCP connection", e))?;
-        Ok(TimeoutStream { stream, interrupt: interrupt.clone(), timeout: Cell::new(Some(timeout)) })
-    }
-
-    /// Removes the timeout of reads, to wait for the end of a run.
-    pub fn disable_timeout(&self) {
-        self.timeout.set(None);
-    }
-}
-
-impl Read for TimeoutStream {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let begin = Instant::now();
-        loop {
-            match self.stream.read(buffer) {
-                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                    if self.interrupt.is_set() {
-                        return Err(io::Error::other("interrupted while waiting for the peer"));
-                    }
-                    if self.timeout.get().is_some_and(|p| begin.elapsed() > p) {
-                        return Err(e);
-                    }
-                }
-                other => return other,
-            }
-        }
-    }
-}
-
-impl Write for TimeoutStream {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.stream.flush()
-    }
-}
-
 /// Converts a handshake's error; a timeout also names what was sent before it.
-pub fn handshake_error(sent: &str, e: ExchangeError) -> CliError {
+pub fn handshake_error(sent: &str, e: HandshakeError) -> CliError {
     match e {
-        ExchangeError::TimedOut { .. } => CliError::Failed(format!(
+        HandshakeError::TimedOut { .. } => CliError::Failed(format!(
             "the peer does not respond on TCP ({e}); sent so far: {sent}; check that both sides run the same \
              program with the same options"
         )),
-        other => CliError::Exchange(other),
-    }
-}
-
-/// Appends received bytes to `buffer`; returns false if none arrived within the stream's read timeout.
-pub(super) fn read_some(
-    stream: &mut dyn Read,
-    buffer: &mut Vec<u8>,
-    what: &'static str,
-) -> Result<bool, ExchangeError> {
-    let mut chunk = [0; 4096];
-    match stream.read(&mut chunk) {
-        Ok(0) => Err(ExchangeError::Closed { what, got: buffer.len(), want: buffer.len() + 1 }),
-        Ok(n) => {
-            buffer.extend_from_slice(&chunk[..n]);
-            Ok(true)
-        }
-        Err(e)
-            if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) =>
-        {
-            Ok(false)
-        }
-        Err(source) => Err(ExchangeError::Io { what, source }),
+        other => CliError::Handshake(other),
     }
 }
 

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use super::CliError;
-use super::exchange::pingpong::srq;
 use super::interrupt::Interrupt;
 use super::link::LinkArgs;
 use super::oob::OobArgs;
+use super::oob_handshake::SRQ_ADDRESSES;
 use urxe::verbs::{
     Access, Completion, Context, Cq, Destination, Mr, Mtu, Notify, QKey, Qp, QpOptions, QpType, RecvCaps,
     RecvWr, SendCaps, SendWr, Srq, WaitError, WcOpcode, WcStatus, grh,
@@ -87,7 +87,7 @@ pub struct PingpongArgs {
     #[arg(short, long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     size: u32,
     /// Number of queue pairs that share the receive queue [with --service srq; default: 16]
-    #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=srq::MAX_QPS as i64))]
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=SRQ_ADDRESSES as i64))]
     qps: Option<u32>,
     /// Number of messages in each direction, over all queue pairs
     #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
@@ -106,12 +106,9 @@ pub struct PingpongArgs {
 }
 
 /// Runs one side of a ping-pong.
-///
-/// # Errors
-/// [`CliError`].
 pub fn run(args: &PingpongArgs, interrupt: &Interrupt) -> Result<(), CliError> {
     args.link.check_network()?;
-    let result = args.link.open().and_then(|context| Side::new(args, &context, interrupt)?.run());
+    let result = args.link.open().and_then(|context| Pingpong::new(args, &context, interrupt)?.run());
     if let Some(faults) = args.link.fault_report() {
         faults.lines().for_each(|line| println!("{line}"));
         faults.warn();
@@ -120,7 +117,7 @@ pub fn run(args: &PingpongArgs, interrupt: &Interrupt) -> Result<(), CliError> {
 }
 
 /// One side of a ping-pong.
-struct Side<'a> {
+struct Pingpong<'a> {
     args: &'a PingpongArgs,
     interrupt: &'a Interrupt,
     context: Context,
@@ -160,6 +157,19 @@ struct PingpongQp {
 const SEND: u64 = u64::MAX;
 
 impl PingpongArgs {
+    fn is_client(&self) -> bool {
+        self.oob.host.is_some()
+    }
+
+    /// Returns the data of the first message, which is that of the stock program.
+    fn first_message(&self) -> Vec<u8> {
+        let mut data = vec![FILL; self.size as usize];
+        if self.check && self.is_client() && self.service != Service::Srq {
+            data.iter_mut().step_by(PAGE_SIZE).for_each(|b| *b = 0);
+        }
+        data
+    }
+
     /// Returns the number of queue pairs and the number of receives.
     fn queue_sizes(&self) -> Result<(u32, u32), CliError> {
         if self.service != Service::Srq {
@@ -191,12 +201,12 @@ impl PingpongArgs {
     }
 }
 
-impl<'a> Side<'a> {
+impl<'a> Pingpong<'a> {
     fn new(
         args: &'a PingpongArgs,
         context: &Context,
         interrupt: &'a Interrupt,
-    ) -> Result<Side<'a>, CliError> {
+    ) -> Result<Pingpong<'a>, CliError> {
         let pd = context.alloc_pd()?;
         let (qps, depth) = args.queue_sizes()?;
         let cq = context.create_cq((depth + qps) as usize + 16)?;
@@ -208,19 +218,14 @@ impl<'a> Side<'a> {
                 active.bytes()
             )));
         }
-        let shared = args.service == Service::Srq;
-        let slots = if shared && args.check { depth as usize } else { 1 };
-        let (send_buffer, recv_buffer) = (
-            pd.reg_mr(size, Access::LOCAL_READ)?,
-            pd.reg_mr(slots * (args.service.header() + size), Access::LOCAL_WRITE | Access::LOCAL_READ)?,
-        );
-        let mut fill = vec![FILL; size];
-        if args.check && args.oob.host.is_some() && !shared {
-            fill.iter_mut().step_by(PAGE_SIZE).for_each(|b| *b = 0);
-        }
-        send_buffer.write(0, &fill)?;
+        let has_srq = args.service == Service::Srq;
+        let slots = if has_srq && args.check { depth as usize } else { 1 };
+        let send_buffer = pd.reg_mr(size, Access::LOCAL_READ)?;
+        send_buffer.write(0, &args.first_message())?;
+        let recv_access = Access::LOCAL_WRITE | Access::LOCAL_READ;
+        let recv_buffer = pd.reg_mr(slots * (args.service.header() + size), recv_access)?;
         let recv = RecvCaps { max_wr: depth, max_sge: 1 };
-        let srq = if shared { Some(pd.create_srq(recv)?) } else { None };
+        let srq = if has_srq { Some(pd.create_srq(recv)?) } else { None };
         let options = QpOptions {
             qp_type: args.service.qp_type(),
             send: SendCaps { max_wr: 16, max_sge: 1, max_inline: 0 },
@@ -235,7 +240,7 @@ impl<'a> Side<'a> {
             Ok(PingpongQp { qp, send_done: true, received: false })
         };
         let qps = (0..qps).map(create).collect::<Result<_, CliError>>()?;
-        Ok(Side {
+        Ok(Pingpong {
             args,
             interrupt,
             context: context.clone(),
@@ -253,7 +258,7 @@ impl<'a> Side<'a> {
             received: 0,
             unposted: (0..depth.into()).collect(),
             depth,
-            first_byte: args.oob.host.is_some().then_some(FILL),
+            first_byte: args.is_client().then_some(FILL),
             scratch: vec![0; if args.check { size } else { 0 }],
         })
     }
@@ -268,12 +273,12 @@ impl<'a> Side<'a> {
         self.post_receives()?;
         let peer_program = format!("{} or urxe pingpong", self.args.service.stock_program());
         let stream = self.args.oob.open(&peer_program, self.interrupt)?;
-        match self.args.oob.host {
-            Some(_) => self.client_handshake(stream)?,
-            None => self.server_handshake(stream)?,
+        match self.args.is_client() {
+            true => self.connect_to_server(stream)?,
+            false => self.connect_to_client(stream)?,
         }
         let begin = Instant::now();
-        if self.args.oob.host.is_some() {
+        if self.args.is_client() {
             (0..self.qps.len()).try_for_each(|index| self.send(index))?;
         }
         let result = self.exchange_messages();
@@ -394,7 +399,7 @@ impl<'a> Side<'a> {
                 if is_valid { expected(i) } else { FILL }
             )));
         }
-        if self.args.oob.host.is_none() && self.received == 1 {
+        if !self.args.is_client() && self.received == 1 {
             self.send_buffer.write(0, &self.scratch)?;
         }
         // Overwrites the slot, so that a message that is not written into it is detected.

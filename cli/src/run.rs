@@ -137,9 +137,6 @@ fn parse_personality(text: &str) -> Result<String, String> {
 
 impl Run {
     /// Replaces this process by the program. Returns only if that is not possible.
-    ///
-    /// # Errors
-    /// [`CliError`].
     pub fn run(&self) -> Result<(), CliError> {
         let (program, arguments) = self.program.split_first().expect("clap requires PROGRAM");
         let not_found = |_| CliError::NoProgram(program.display().to_string());
@@ -170,9 +167,6 @@ impl Run {
 
 impl Env {
     /// Prints one line of shell code for each variable.
-    ///
-    /// # Errors
-    /// [`CliError`].
     pub fn run(&self) -> Result<(), CliError> {
         if self.device.captures_to_standard_output() {
             let text = "`--capture -` is supported by urxe run only: specify a file, or /dev/stderr";

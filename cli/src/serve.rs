@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::exchange::pingpong;
 use super::link::LinkArgs;
+use super::oob_handshake;
 use super::size::parse_size;
 use super::{CliError, interrupt::Interrupt};
 use server::Server;
@@ -36,7 +36,7 @@ Examples:
 #[command(long_about = LONG_ABOUT, after_help = EXAMPLES)]
 pub struct Serve {
     /// TCP port of the handshake (default of ibv_rc_pingpong); 0 selects a free port
-    #[arg(long, value_name = "PORT", default_value_t = pingpong::PORT)]
+    #[arg(long, value_name = "PORT", default_value_t = oob_handshake::PORT)]
     port: u16,
     /// Size of the memory region that peers may access
     #[arg(long, value_name = "BYTES", default_value = "1M", value_parser = parse_size)]

@@ -18,9 +18,6 @@ pub struct Steward {
 
 impl Steward {
     /// Serves until no process uses the address any more.
-    ///
-    /// # Errors
-    /// [`CliError`].
     pub fn run(&self) -> Result<(), CliError> {
         steward::serve(&self.address, self.any_user).map_err(|e| CliError::Usage(e.to_string()))
     }

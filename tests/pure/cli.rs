@@ -13,7 +13,7 @@ use pcap_file::pcapng::{Block, PcapNgReader};
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::verbs::*;
 use urxe::wire::{Flow, IpIdent, Packet, icrc};
-use urxe_cli::exchange::pingpong::{self, Destination};
+use urxe_cli::oob_handshake;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -349,13 +349,9 @@ impl Client {
         let mr = endpoint.pd.reg_mr(1 << 16, Access::ALL).unwrap();
         let mut tcp = TcpStream::connect(("127.0.0.1", serve.port)).unwrap();
         tcp.set_read_timeout(Some(TIMEOUT)).unwrap();
-        let address = endpoint.qp.endpoint();
-        let local =
-            Destination { lid: 0, qpn: address.qpn.get(), psn: address.psn.get(), gid: address.gid.0 };
-        let remote = pingpong::client(&mut tcp, &local).unwrap();
-        let peer = Endpoint { gid: Gid(remote.gid), qpn: Qpn::new(remote.qpn), psn: Psn::new(remote.psn) };
+        let remote = oob_handshake::client(&mut tcp, &[endpoint.qp.endpoint()], 1).unwrap();
         let options = ConnectOptions { mtu: Some(Mtu::Mtu1024), ..ConnectOptions::default() };
-        endpoint.qp.connect(&peer, &options).unwrap();
+        endpoint.qp.connect(&remote[0], &options).unwrap();
         Client { mr, endpoint }
     }
 

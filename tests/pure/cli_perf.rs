@@ -196,35 +196,6 @@ fn path_mtu_mismatch_is_reported_by_both_ends() {
 }
 
 #[test]
-fn perftest_protocol_connects_both_sides() {
-    for test in ["write --bw", "read --bw", "send --bw", "atomic --bw", "write --lat", "send --lat"] {
-        let both = format!("perf {test} --perftest -n 100");
-        pair(72, &both, &both);
-    }
-    let both = "perf write --bw --perftest -n 100 -q 3 -s 16";
-    pair(72, both, both);
-}
-
-#[test]
-fn perftest_memory_dumps_match_on_both_sides() {
-    let dir = tempfile::tempdir().unwrap();
-    // 64 messages of 64 bytes fill the 4096 bytes of a queue pair.
-    let both =
-        format!("perf write --bw --perftest -n 100 -q 3 -s 64 --dump-memory {}/", dir.path().display());
-    pair(77, &format!("{both}server"), &format!("{both}client"));
-    let memory = |side| std::fs::read(dir.path().join(side)).unwrap();
-    let (server, client) = (memory("server"), memory("client"));
-    let half = 3 * 4096;
-    assert_eq!((server.len(), client.len()), (2 * half, 2 * half));
-    assert!(
-        server[half..] == client[..half],
-        "the memory written at the server differs from that of the client"
-    );
-    assert!(client[half..].iter().all(|b| *b == client[half]), "the memory of the client was modified");
-    assert!(client[..4096] != client[4096..8192], "two queue pairs have the same data");
-}
-
-#[test]
 fn pingpong_runs_between_two_processes() {
     let out = pair(73, "pingpong -c -n 100", "pingpong -c -n 100");
     assert!(out.contains("819200 bytes in") && out.contains("100 iters in"), "{out}");
@@ -255,12 +226,9 @@ fn invalid_options_are_reported_in_one_line() {
         ("perf atomic -s 16 --link fabric".into(), "atomic operations require 8 bytes"),
         ("perf write --lat -q 2 --link fabric".into(), "one queue pair"),
         ("perf write --link fabric localhost".into(), "both ends in this process"),
-        ("perf read --lat --perftest --link udp:127.0.74.1 x".into(), "does not support the latency of READ"),
-        ("perf write --perftest -n 2 --link udp:127.0.74.1 x".into(), "at least 5"),
         ("pingpong --link fabric".into(), "connects NICs of this process only"),
         ("serve --link fabric".into(), "connects NICs of this process only"),
         ("perf write -s 0 --link fabric".into(), "invalid message size"),
-        ("perf write --dump-memory x --link fabric".into(), "--perftest"),
         (format!("perf --link udp:127.0.74.1 --timeout 0.1 -p {port}"), "no client connected"),
     ] {
         let (ok, text) = run(&args);
@@ -272,11 +240,9 @@ fn invalid_options_are_reported_in_one_line() {
 fn silent_peer_times_out_and_sent_data_is_reported() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    for (args, expected) in [
-        ("pingpong", "sent so far: local address"),
-        ("perf write", "last sent: {\"hello\""),
-        ("perf write --perftest", "sent so far: version"),
-    ] {
+    for (args, expected) in
+        [("pingpong", "sent so far: local address"), ("perf write", "last sent: {\"hello\"")]
+    {
         let (ok, text) = run(&format!("{args} --link udp:127.0.75.1 --timeout 0.3 -p {port} 127.0.0.1"));
         assert!(!ok && text.contains(expected), "{args}: {text}");
     }

@@ -1,25 +1,52 @@
-//! Comparison of the memory of both sides after a run of perftest. The first half of a side's region is the
-//! source of its SENDs and WRITEs and the sink of its READs; the second half holds received messages and is
-//! the target of the peer's WRITEs and READs.
+//! Comparison of the memory of both ends after a run of a perftest program.
+//!
+//! Each end has one region: the first half holds the data of SENDs and WRITEs and the
+//! results of READs and atomics, the second half the received messages and the memory that the peer accesses.
+//! A queue pair has a slot of max(size, 4096) bytes in each half. In a bandwidth test, messages of up to 2048
+//! bytes follow one another in the slot, each at the next multiple of a cache line, and begin again at its
+//! end; all others lie at the beginning of the slot.
+//!
+//! Both ends fill their memory with the same pseudo-random bytes, so each half differs from the other one until
+//! the data has arrived. Only `ib_write_lat` begins with zeros, and marks the last byte of a message.
 
 use std::collections::BTreeMap;
-use urxe_cli::exchange::perftest::{Agreed, Layout, Test};
+
+/// Bytes before the received data of UD in the second half: the GRH ends at a multiple of a cache line.
+const UD_ADDITION: usize = CACHE_LINE as usize;
+/// Bytes in which short messages follow one another: a page.
+const CYCLE_BUFFER: u64 = 4096;
+const CACHE_LINE: u64 = 64;
+
+/// Pattern of the traffic of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Traffic {
+    /// `ib_write_bw`.
+    WriteBw,
+    /// `ib_read_bw`.
+    ReadBw,
+    /// `ib_read_lat`.
+    ReadLat,
+    /// `ib_send_bw`.
+    SendBw,
+    /// `ib_atomic_bw` with FETCH_AND_ADD of 1.
+    AtomicBw,
+    /// `ib_write_lat`, `ib_send_lat`: both ends send.
+    PingPong,
+    /// `ib_send_lat -c UD`.
+    UdPingPong,
+}
 
 /// Parameters of the run.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
-    pub test: Test,
+    pub traffic: Traffic,
     pub size: u32,
     /// Number of messages of each queue pair.
     pub iterations: u64,
     pub qps: u32,
-    /// Whether the client is the stock program.
-    pub stock_client: bool,
-    /// Whether the server is the stock program.
-    pub stock_server: bool,
 }
 
-/// A half of one side's region.
+/// A half of one end's region.
 #[derive(Clone, Copy, Debug)]
 enum Half {
     ClientsFirst,
@@ -33,25 +60,42 @@ use Half::{ClientsFirst, ClientsSecond, ServersFirst, ServersSecond};
 impl Run {
     /// Returns source and destination of the data.
     fn flows(&self) -> &'static [(Half, Half)] {
-        match self.test {
-            Test::WriteBw | Test::SendBw => &[(ClientsFirst, ServersSecond)],
-            Test::ReadBw | Test::AtomicBw => &[(ServersSecond, ClientsFirst)],
-            Test::WriteLat | Test::SendLat => &[(ClientsFirst, ServersSecond), (ServersFirst, ClientsSecond)],
+        match self.traffic {
+            Traffic::WriteBw | Traffic::SendBw => &[(ClientsFirst, ServersSecond)],
+            Traffic::ReadBw | Traffic::ReadLat | Traffic::AtomicBw => &[(ServersSecond, ClientsFirst)],
+            Traffic::PingPong | Traffic::UdPingPong => {
+                &[(ClientsFirst, ServersSecond), (ServersFirst, ClientsSecond)]
+            }
         }
+    }
+
+    /// Returns the number of bytes of a queue pair in each half.
+    fn slot(&self) -> u64 {
+        u64::from(self.size).max(CYCLE_BUFFER)
+    }
+
+    /// Returns the distance between the positions of two messages and the number of positions.
+    fn positions(&self) -> (u64, u64) {
+        let size = u64::from(self.size);
+        let is_latency =
+            !matches!(self.traffic, Traffic::WriteBw | Traffic::ReadBw | Traffic::SendBw | Traffic::AtomicBw);
+        if is_latency || size > CYCLE_BUFFER / 2 {
+            return (0, 1);
+        }
+        let stride = size.next_multiple_of(CACHE_LINE);
+        (stride, CYCLE_BUFFER / stride)
     }
 
     /// Compares every message that is still in memory, and returns the number of compared bytes.
     pub fn compare(&self, client: &[u8], server: &[u8]) -> Result<usize, String> {
-        let agreed = Agreed { mtu: 4096, cycle_buffer: 4096, cache_line: 64 };
-        let layout = Layout::new(self.test, self.size, &agreed);
-        let half = layout.region(self.qps) as usize;
+        let (stride, positions) = self.positions();
+        let is_ud = self.traffic == Traffic::UdPingPong;
+        let received_at = if is_ud { UD_ADDITION } else { 0 };
+        let half = (self.slot() * u64::from(self.qps)) as usize;
         for (name, bytes) in [("client", client), ("server", server)] {
-            if bytes.len() != 2 * half {
-                return Err(format!(
-                    "the {name} dumped {} bytes of memory, expected {}",
-                    bytes.len(),
-                    2 * half
-                ));
+            let (got, expected) = (bytes.len(), 2 * half + received_at);
+            if got != expected {
+                return Err(format!("the {name} dumped {got} bytes of memory, expected {expected}"));
             }
         }
         let of = |h: Half| match h {
@@ -64,12 +108,12 @@ impl Run {
         for &(from, to) in self.flows() {
             for qp in 0..self.qps {
                 let bytes = |n| {
-                    let at = (u64::from(qp) * layout.slot + layout.offset(n)) as usize;
+                    let at = (u64::from(qp) * self.slot() + n % positions * stride) as usize;
                     at..at + self.size as usize
                 };
-                for (position, n) in self.last_messages(layout.positions) {
+                for (position, n) in self.last_messages(positions) {
                     let sent = self.expected(&of(from)[bytes(n)]);
-                    let got = &of(to)[bytes(position)];
+                    let got = &of(to)[received_at..][bytes(position)];
                     if let Some(i) = (0..got.len()).find(|i| got[*i] != sent[*i]) {
                         return Err(format!(
                             "wrong data: QP {qp}, message {n}, byte {i} of {}: {:#04x} in {from:?}, \
@@ -86,10 +130,9 @@ impl Run {
 
     /// Returns the last message at each position of the receiver.
     fn last_messages(&self, positions: u64) -> BTreeMap<u64, u64> {
-        // The receiver selects the position of a SEND. The stock server posts 512 receives to consecutive
-        // positions, and then one for each completion; after its first round of these it wraps one position
-        // too early.
-        let wraps_early = self.test == Test::SendBw && self.stock_server;
+        // The receiver selects the position of a SEND: it posts 512 receives to consecutive positions, and
+        // then one for each completion; after its first round of these it wraps one position too early.
+        let wraps_early = self.traffic == Traffic::SendBw;
         let index = |n| n + u64::from(wraps_early && n >= 512 + positions - 1);
         (0..self.iterations).map(|n| (index(n) % positions, n)).collect()
     }
@@ -97,13 +140,9 @@ impl Run {
     /// Returns the bytes expected at the destination of `sent`: the same bytes, or the old value of a word
     /// that was added to.
     fn expected(&self, sent: &[u8]) -> Vec<u8> {
-        match (self.test, <[u8; 8]>::try_from(sent)) {
-            (Test::AtomicBw, Ok(word)) => {
-                // The stock client keeps the result of its last FETCH ADD; urxe reads the word once more at
-                // the end.
-                let later = u64::from(self.stock_client);
-                u64::from_le_bytes(word).wrapping_sub(later).to_le_bytes().to_vec()
-            }
+        match (self.traffic, <[u8; 8]>::try_from(sent)) {
+            // The client keeps the result of its last FETCH_AND_ADD.
+            (Traffic::AtomicBw, Ok(word)) => u64::from_le_bytes(word).wrapping_sub(1).to_le_bytes().to_vec(),
             _ => sent.to_vec(),
         }
     }

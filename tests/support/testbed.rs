@@ -268,7 +268,7 @@ impl Testbed {
 
 /// Repeats a case, twice at most, if the guest's kernel shows that rxe stopped by its own defect
 /// (`guest/requester.rs`).
-fn retry_on_lost_wakeup(run: impl Fn() -> Result<String, String>) -> Result<String, String> {
+pub fn retry_on_lost_wakeup(run: impl Fn() -> Result<String, String>) -> Result<String, String> {
     for _ in 0..2 {
         match run() {
             Err(e) if e.contains(LOST_WAKEUP) => eprintln!("repeating the case: {e}"),

@@ -13,7 +13,7 @@ pub type Metrics = BTreeMap<String, f64>;
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Job {
     pub task: Task,
-    pub end: End,
+    pub role: Role,
     /// Duration of the measurement in seconds; a fifth of that precedes as warm-up.
     pub seconds: f64,
     /// File through which the passive end shares with the active one how much has arrived.
@@ -22,7 +22,7 @@ pub struct Job {
 
 /// Role of a process; a process without a counterpart is the active end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum End {
+pub enum Role {
     Active,
     Passive,
 }

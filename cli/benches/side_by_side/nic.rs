@@ -9,7 +9,7 @@ use urxe::link::{Link, PacketConfig, PacketLink};
 use urxe::verbs::*;
 
 use crate::Result;
-use crate::job::{End, LinkAddrs, Metrics};
+use crate::job::{LinkAddrs, Metrics, Role};
 
 /// Q_Key of datagrams.
 pub const QKEY: QKey = QKey(0x6666_6666);
@@ -44,11 +44,11 @@ impl ConnInfo {
 }
 
 /// Opens the NIC of one end; `loss` is the probability with which it drops a received packet.
-pub fn open(link: &LinkAddrs, end: End, loss: Option<f64>) -> Result<Context> {
+pub fn open(link: &LinkAddrs, role: Role, loss: Option<f64>) -> Result<Context> {
     let link: Box<dyn Link> = match link {
-        LinkAddrs::Udp(ips) => Box::new(UdpLink::bind(ips[end as usize], &UdpOptions::default())?),
+        LinkAddrs::Udp(ips) => Box::new(UdpLink::bind(ips[role as usize], &UdpOptions::default())?),
         LinkAddrs::Packet(interfaces) => {
-            let config: PacketConfig = format!("packet:{}", interfaces[end as usize]).parse()?;
+            let config: PacketConfig = format!("packet:{}", interfaces[role as usize]).parse()?;
             Box::new(PacketLink::open(config)?)
         }
     };
@@ -56,15 +56,15 @@ pub fn open(link: &LinkAddrs, end: End, loss: Option<f64>) -> Result<Context> {
         None => link,
         Some(p) => {
             let rule = Rule::new(Direction::Rx, Action::Drop, When::Probability(p));
-            Box::new(Faults::new(link, vec![rule], 0x5eed + end as u64))
+            Box::new(Faults::new(link, vec![rule], 0x5eed + role as u64))
         }
     };
     Ok(Context::open(link, &ContextOptions::default())?)
 }
 
 /// Opens the NIC of one end over UDP with this number of shards.
-pub fn open_shards(ips: [IpAddr; 2], end: End, shards: usize) -> Result<Context> {
-    let links = UdpLink::bind_shards(ips[end as usize], &UdpOptions::default(), shards)?;
+pub fn open_shards(ips: [IpAddr; 2], role: Role, shards: usize) -> Result<Context> {
+    let links = UdpLink::bind_shards(ips[role as usize], &UdpOptions::default(), shards)?;
     let links = links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect();
     Ok(Context::open_shards(links, &ContextOptions::default())?)
 }
@@ -154,7 +154,7 @@ impl Nic {
     }
 
     /// Returns the counters of retries, timeouts, RNR NAKs and socket overflows that are not zero.
-    pub fn error_counters(&self, end: End) -> Metrics {
+    pub fn error_counters(&self, role: Role) -> Metrics {
         let (c, link) = (self.context.counters(), self.context.link_state().0);
         let all = [
             ("retries", c.requester_retry),
@@ -164,7 +164,7 @@ impl Nic {
         ];
         all.into_iter()
             .filter(|(_, n)| *n > 0)
-            .map(|(name, n)| (format!("{end:?} {name}"), n as f64))
+            .map(|(name, n)| (format!("{role:?} {name}"), n as f64))
             .collect()
     }
 }

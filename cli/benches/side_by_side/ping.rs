@@ -6,7 +6,7 @@ use urxe::verbs::*;
 
 use crate::Result;
 use crate::control::Control;
-use crate::job::{End, Job, LinkAddrs, Metrics, Op};
+use crate::job::{Job, LinkAddrs, Metrics, Op, Role};
 use crate::nic::{self, ConnInfo, Nic};
 
 /// Number of warm-up rounds.
@@ -111,13 +111,13 @@ impl<'a> PingPongEnd<'a> {
 
 /// Runs one end of a ping-pong between two processes.
 pub fn run(job: &Job, control: &Control, link: &LinkAddrs, op: Op, rounds: usize) -> Result<Metrics> {
-    let nic = Nic::new(nic::open(link, job.end, None)?, QpType::Rc, 1, 4096)?;
+    let nic = Nic::new(nic::open(link, job.role, None)?, QpType::Rc, 1, 4096)?;
     let peer: ConnInfo = control.exchange(&nic.conn_info())?;
     nic.connect(&peer, 1024)?;
     let mut end = PingPongEnd::new(&nic, &peer, op)?;
     control.start()?;
-    match job.end {
-        End::Active => time_round_trips(rounds, |round| {
+    match job.role {
+        Role::Active => time_round_trips(rounds, |round| {
             end.send(round)?;
             end.poll_completions()?;
             for _ in 0..MAX_POLLS {
@@ -127,7 +127,7 @@ pub fn run(job: &Job, control: &Control, link: &LinkAddrs, op: Op, rounds: usize
             }
             end.timeout_error(round)
         }),
-        End::Passive => {
+        Role::Passive => {
             let mut round = 1;
             while !control.is_stopped() {
                 if end.poll_received(round)? {

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::Result;
 use crate::control::{Message, TIMEOUT};
-use crate::job::{End, Job, Metrics, Task};
+use crate::job::{Job, Metrics, Role, Task};
 use crate::namespace::Namespace;
 
 /// Environment variable that makes a process an end of a measurement.
@@ -22,7 +22,7 @@ struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
     messages: Receiver<Message>,
-    end: End,
+    role: Role,
 }
 
 impl Process {
@@ -41,7 +41,7 @@ impl Process {
                 }
             }
         });
-        let mut process = Process { child, stdin, messages, end: job.end };
+        let mut process = Process { child, stdin, messages, role: job.role };
         process.send(job)?;
         Ok(process)
     }
@@ -52,28 +52,28 @@ impl Process {
     }
 
     fn recv(&self, limit: Duration) -> Result<Message> {
-        let end = self.end;
+        let role = self.role;
         match self.messages.recv_timeout(limit) {
-            Ok(Message::Failed(reason)) => Err(format!("the {end:?} end: {reason}").into()),
+            Ok(Message::Failed(reason)) => Err(format!("the {role:?} end: {reason}").into()),
             Ok(message) => Ok(message),
             Err(RecvTimeoutError::Timeout) => {
-                Err(format!("the {end:?} end sent no message within {limit:?}").into())
+                Err(format!("the {role:?} end sent no message within {limit:?}").into())
             }
-            Err(RecvTimeoutError::Disconnected) => Err(format!("the {end:?} end exited").into()),
+            Err(RecvTimeoutError::Disconnected) => Err(format!("the {role:?} end exited").into()),
         }
     }
 
     fn recv_ready(&self) -> Result<()> {
         match self.recv(TIMEOUT)? {
             Message::Ready => Ok(()),
-            _ => Err(format!("the {:?} end sent another message instead of Ready", self.end).into()),
+            _ => Err(format!("the {:?} end sent another message instead of Ready", self.role).into()),
         }
     }
 
     fn recv_done(&self, limit: Duration) -> Result<Metrics> {
         match self.recv(limit)? {
             Message::Done(metrics) => Ok(metrics),
-            _ => Err(format!("the {:?} end sent another message instead of Done", self.end).into()),
+            _ => Err(format!("the {:?} end sent another message instead of Done", self.role).into()),
         }
     }
 }
@@ -96,13 +96,13 @@ impl Drop for Process {
 pub fn measure(task: &Task, seconds: f64, namespaces: [&Namespace; 2]) -> Result<Metrics> {
     let progress = tempfile::NamedTempFile::new()?;
     progress.as_file().set_len(4096)?;
-    let job = |end| Job { task: task.clone(), end, seconds, progress: progress.path().to_path_buf() };
+    let job = |role| Job { task: task.clone(), role, seconds, progress: progress.path().to_path_buf() };
     let limit = TIMEOUT + Duration::from_secs_f64(4.0 * seconds);
     if !task.uses_two_processes() {
-        return Process::start(&job(End::Active), namespaces[0])?.recv_done(limit);
+        return Process::start(&job(Role::Active), namespaces[0])?.recv_done(limit);
     }
-    let mut passive = Process::start(&job(End::Passive), namespaces[1])?;
-    let mut active = Process::start(&job(End::Active), namespaces[0])?;
+    let mut passive = Process::start(&job(Role::Passive), namespaces[1])?;
+    let mut active = Process::start(&job(Role::Active), namespaces[0])?;
     match (active.recv(TIMEOUT)?, passive.recv(TIMEOUT)?) {
         (Message::ConnInfo(a), Message::ConnInfo(p)) => {
             passive.send(&a)?;

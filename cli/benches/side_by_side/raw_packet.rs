@@ -9,7 +9,7 @@ use libc::{c_int, c_void};
 
 use crate::Result;
 use crate::control::Control;
-use crate::job::{End, Job, Metrics, Train};
+use crate::job::{Job, Metrics, Role, Train};
 use crate::progress::Progress;
 use crate::raw_udp::{enlarge_receive_buffer, send_stream, set};
 
@@ -95,11 +95,11 @@ fn ones_complement_sum(bytes: &[u8]) -> u16 {
 
 pub fn stream(job: &Job, control: &Control, interfaces: &[String; 2], train: Train) -> Result<Metrics> {
     let progress = Progress::map(&job.progress)?;
-    let socket = open(&interfaces[job.end as usize])?;
+    let socket = open(&interfaces[job.role as usize])?;
     let window: usize = control.exchange(&enlarge_receive_buffer(&socket)?)?;
     control.start()?;
-    match job.end {
-        End::Active => {
+    match job.role {
+        Role::Active => {
             let mut frame = train_headers(train);
             let headers_len = frame.len();
             frame.resize(headers_len + train.datagram * train.count, 0x5a);
@@ -113,7 +113,7 @@ pub fn stream(job: &Job, control: &Control, interfaces: &[String; 2], train: Tra
                 }
             })
         }
-        End::Passive => {
+        Role::Passive => {
             set_timeout(&socket)?;
             let mut buffer = vec![0u8; 1 << 17];
             while !control.is_stopped() {

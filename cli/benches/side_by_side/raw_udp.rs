@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::control::Control;
-use crate::job::{End, Job, Metrics, Train};
+use crate::job::{Job, Metrics, Role, Train};
 use crate::ping;
 use crate::progress::{Meter, Progress, SendWindow};
 
@@ -57,7 +57,7 @@ pub fn enlarge_receive_buffer(socket: &impl AsRawFd) -> Result<usize> {
 }
 
 fn open(job: &Job, control: &Control, ips: [IpAddr; 2]) -> Result<(UdpSocket, usize)> {
-    let socket = UdpSocket::bind((ips[job.end as usize], 0))?;
+    let socket = UdpSocket::bind((ips[job.role as usize], 0))?;
     let peer = control
         .exchange(&ConnInfo { addr: socket.local_addr()?, window: enlarge_receive_buffer(&socket)? })?;
     socket.connect(peer.addr)?;
@@ -68,14 +68,14 @@ fn open(job: &Job, control: &Control, ips: [IpAddr; 2]) -> Result<(UdpSocket, us
 pub fn stream(job: &Job, control: &Control, ips: [IpAddr; 2], train: Train) -> Result<Metrics> {
     let progress = Progress::map(&job.progress)?;
     let (socket, window) = open(job, control, ips)?;
-    match job.end {
-        End::Active => {
+    match job.role {
+        Role::Active => {
             set(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, train.datagram as i32)?;
             let data = vec![0x5a; train.datagram * train.count];
             control.start()?;
             send_stream(job, train, window, &progress, || Ok(socket.send(&data)?))
         }
-        End::Passive => {
+        Role::Passive => {
             set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
             socket.set_read_timeout(Some(Duration::from_millis(20)))?;
             control.start()?;
@@ -124,8 +124,8 @@ pub fn ping(job: &Job, control: &Control, ips: [IpAddr; 2], rounds: usize) -> Re
     socket.set_nonblocking(true)?;
     control.start()?;
     let mut buffer = [0; 64];
-    match job.end {
-        End::Active => ping::time_round_trips(rounds, |_| {
+    match job.role {
+        Role::Active => ping::time_round_trips(rounds, |_| {
             socket.send(&buffer[..8])?;
             for _ in 0..ping::MAX_POLLS {
                 match socket.recv(&mut buffer) {
@@ -136,7 +136,7 @@ pub fn ping(job: &Job, control: &Control, ips: [IpAddr; 2], rounds: usize) -> Re
             }
             Err(format!("no response after {} polls", ping::MAX_POLLS).into())
         }),
-        End::Passive => {
+        Role::Passive => {
             while !control.is_stopped() {
                 if let Ok(n) = socket.recv(&mut buffer) {
                     socket.send(&buffer[..n])?;

@@ -10,28 +10,28 @@ use urxe::verbs::*;
 
 use crate::Result;
 use crate::heap;
-use crate::job::{End, LinkAddrs, Metrics};
+use crate::job::{LinkAddrs, Metrics, Role};
 use crate::nic;
 
 /// The two NICs of this process, over UDP, and the objects that outlive the queue pairs.
-struct Ends {
+struct NicPair {
     contexts: [Context; 2],
     pds: [Pd; 2],
     cqs: [Cq; 2],
     regions: [Mr; 2],
 }
 
-impl Ends {
-    fn new(ips: [IpAddr; 2], count: usize) -> Result<Ends> {
+impl NicPair {
+    fn new(ips: [IpAddr; 2], count: usize) -> Result<NicPair> {
         let link = LinkAddrs::Udp(ips);
-        let contexts = [nic::open(&link, End::Active, None)?, nic::open(&link, End::Passive, None)?];
+        let contexts = [nic::open(&link, Role::Active, None)?, nic::open(&link, Role::Passive, None)?];
         let [a, b] = &contexts;
         let pds = [a.alloc_pd()?, b.alloc_pd()?];
         let cqs = [a.create_cq(count + 64)?, b.create_cq(64)?];
         let regions = [pds[0].reg_mr(4096, Access::ALL)?, pds[1].reg_mr(8 * count, Access::ALL)?];
         // Touches all pages before memory is measured.
         regions[1].write(0, &vec![0; 8 * count])?;
-        Ok(Ends { contexts, pds, cqs, regions })
+        Ok(NicPair { contexts, pds, cqs, regions })
     }
 
     /// Creates queue pairs with the capabilities that verbs programs usually request: 128 work requests each
@@ -105,7 +105,7 @@ fn descriptor_count() -> Result<f64> {
 /// microseconds and bytes are per queue pair.
 pub fn connections(ips: [IpAddr; 2], count: usize) -> Result<Metrics> {
     const PASSES: u64 = 8;
-    let ends = Ends::new(ips, count)?;
+    let nics = NicPair::new(ips, count)?;
     let (both, mut metrics) = (2.0 * count as f64, Metrics::new());
     let mut after = Vec::new();
     for pass in 1..=PASSES {
@@ -116,13 +116,13 @@ pub fn connections(ips: [IpAddr; 2], count: usize) -> Result<Metrics> {
             lap_start = Instant::now();
             lap
         };
-        let qps = ends.create(count)?;
+        let qps = nics.create(count)?;
         let create_time = lap();
-        ends.connect(&qps)?;
+        nics.connect(&qps)?;
         let connect_time = lap();
         let (heap_idle, memory_idle) = (heap::live() - heap, resident_bytes()? - memory);
         lap();
-        ends.write(&qps, pass)?;
+        nics.write(&qps, pass)?;
         let write_time = lap();
         // Lets the timers of the acknowledged requests expire.
         thread::sleep(Duration::from_millis(200));
@@ -158,10 +158,10 @@ pub fn connections(ips: [IpAddr; 2], count: usize) -> Result<Metrics> {
 /// Measures the processor time of all threads for `count` idle connected pairs of queue pairs, in
 /// microseconds per second.
 pub fn idle(ips: [IpAddr; 2], count: usize, seconds: f64) -> Result<Metrics> {
-    let ends = Ends::new(ips, count)?;
-    let qps = ends.create(count)?;
-    ends.connect(&qps)?;
-    ends.write(&qps, 1)?;
+    let nics = NicPair::new(ips, count)?;
+    let qps = nics.create(count)?;
+    nics.connect(&qps)?;
+    nics.write(&qps, 1)?;
     thread::sleep(Duration::from_millis(500));
     let cpu = || -> Result<Duration> { Ok(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID)?.into()) };
     let (start, before) = (Instant::now(), cpu()?);
@@ -174,8 +174,8 @@ pub fn idle(ips: [IpAddr; 2], count: usize, seconds: f64) -> Result<Metrics> {
 /// `size` bytes from one NIC to another of this process, both with this number of shards.
 pub fn threads(ips: [IpAddr; 2], shards: usize, size: usize, seconds: f64) -> Result<Metrics> {
     const IN_FLIGHT: u64 = 16;
-    let a = nic::open_shards(ips, End::Active, shards)?;
-    let b = nic::open_shards(ips, End::Passive, shards)?;
+    let a = nic::open_shards(ips, Role::Active, shards)?;
+    let b = nic::open_shards(ips, Role::Passive, shards)?;
     let (pds, passive_cq) = ([a.alloc_pd()?, b.alloc_pd()?], b.create_cq(16)?);
     let regions = [pds[0].reg_mr(size, Access::ALL)?, pds[1].reg_mr(2 * size, Access::ALL)?];
     regions[0].write(0, &vec![0x5a; size])?;

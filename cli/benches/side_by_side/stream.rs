@@ -8,7 +8,7 @@ use urxe::verbs::*;
 
 use crate::Result;
 use crate::control::Control;
-use crate::job::{End, Job, LinkAddrs, Metrics, Op, Stream};
+use crate::job::{Job, LinkAddrs, Metrics, Op, Role, Stream};
 use crate::nic::{self, ConnInfo, Nic, QKEY};
 use crate::progress::{Meter, Progress, SendWindow};
 
@@ -41,16 +41,16 @@ pub fn connect(nic: &Nic, peer: &ConnInfo, s: &Stream) -> Result<()> {
 /// Runs one end of a stream between two processes.
 pub fn run(job: &Job, control: &Control, link: &LinkAddrs, s: &Stream) -> Result<Metrics> {
     let progress = Progress::map(&job.progress)?;
-    let nic = nic(nic::open(link, job.end, s.loss)?, s)?;
+    let nic = nic(nic::open(link, job.role, s.loss)?, s)?;
     let peer = control.exchange(&nic.conn_info())?;
     connect(&nic, &peer, s)?;
     let mut metrics = Metrics::new();
-    match job.end {
-        End::Active => {
+    match job.role {
+        Role::Active => {
             control.start()?;
             metrics = send(&nic, &peer, s, job.seconds, || Ok(progress.get()))?;
         }
-        End::Passive if matches!(s.op, Op::Send | Op::Datagram) => {
+        Role::Passive if matches!(s.op, Op::Send | Op::Datagram) => {
             let mut receiver = Receiver::new(&nic)?;
             control.start()?;
             while !control.is_stopped() {
@@ -60,7 +60,7 @@ pub fn run(job: &Job, control: &Control, link: &LinkAddrs, s: &Stream) -> Result
                 }
             }
         }
-        End::Passive => {
+        Role::Passive => {
             control.start()?;
             while s.polled && !control.is_stopped() {
                 nic.context.poll();
@@ -68,7 +68,7 @@ pub fn run(job: &Job, control: &Control, link: &LinkAddrs, s: &Stream) -> Result
             control.wait_until_stopped();
         }
     }
-    metrics.extend(nic.error_counters(job.end));
+    metrics.extend(nic.error_counters(job.role));
     Ok(metrics)
 }
 

@@ -55,14 +55,10 @@ pub fn all(name: &str, context: &Context) -> Vec<Field> {
 }
 
 fn device_fields(name: &str, device: &DeviceAttr) -> Vec<Field> {
-    let l = &device.limits;
     let guid = |guid: u64| {
         let bytes = guid.to_be_bytes();
         bytes.chunks(2).map(|b| format!("{:02x}{:02x}", b[0], b[1])).collect::<Vec<_>>().join(":")
     };
-    let caps = |caps: DeviceCaps| CAPS.iter().filter(move |(cap, _)| caps.has(*cap)).map(|(_, name)| *name);
-    let (standard, extended) =
-        (DeviceCaps(device.caps.0 & 0xffff_ffff), DeviceCaps(device.caps.0 & !0xffff_ffff));
     let mut fields = vec![
         field("hca_id", name),
         field("transport", "InfiniBand (0)"),
@@ -73,11 +69,37 @@ fn device_fields(name: &str, device: &DeviceAttr) -> Vec<Field> {
         field("vendor_part_id", device.vendor_part_id),
         field("hw_ver", format!("{:#X}", device.hw_ver).replace('X', "x")),
         field("phys_port_cnt", device.phys_port_cnt),
+    ];
+    fields.extend(limit_fields(device));
+    fields.extend(on_demand_fields(device.on_demand));
+    let extended = DeviceCaps(device.caps.0 & !0xffff_ffff);
+    fields.extend([
+        field("completion timestamp_mask", format!("{:#018x}", device.completion_timestamp_mask)),
+        field("hca_core_clock", format!("{}kHZ", device.hca_core_clock_khz)),
+        field("device_cap_flags_ex", cap_flags(format!("0x{:X}", device.caps.0), extended)),
+    ]);
+    fields.extend(UNSUPPORTED.map(|(name, value)| field(name, value)));
+    fields.extend([
+        field("qp_rate_limit_min", format!("{}kbps", device.pacing.min_kbps)),
+        field("qp_rate_limit_max", format!("{}kbps", device.pacing.max_kbps)),
+        field("supported_qp", pacing_services(device.pacing.services)),
+        field("tag matching", "not supported"),
+        field("maximum available device memory", format!("{}Bytes", device.limits.max_dm_size)),
+        field("num_comp_vectors", device.limits.num_comp_vectors),
+    ]);
+    fields
+}
+
+/// Returns the fields from `max_mr_size` to `local_ca_ack_delay`.
+fn limit_fields(device: &DeviceAttr) -> Vec<Field> {
+    let l = &device.limits;
+    let standard = DeviceCaps(device.caps.0 & 0xffff_ffff);
+    vec![
         field("max_mr_size", format!("{:#x}", l.max_mr_size)),
         field("page_size_cap", format!("{:#x}", device.page_size_cap)),
         field("max_qp", l.max_qp),
         field("max_qp_wr", l.max_qp_wr),
-        field("device_cap_flags", with_flags(format!("0x{:08x}", standard.0), caps(standard))),
+        field("device_cap_flags", cap_flags(format!("0x{:08x}", standard.0), standard)),
         field("max_sge", l.max_sge),
         field("max_sge_rd", device.max_sge_rd),
         field("max_cq", l.max_cq),
@@ -105,31 +127,20 @@ fn device_fields(name: &str, device: &DeviceAttr) -> Vec<Field> {
         field("max_srq_sge", l.max_srq_sge),
         field("max_pkeys", l.max_pkeys),
         field("local_ca_ack_delay", device.local_ca_ack_delay),
-    ];
-    let OnDemand { general, rc, uc, ud, xrc } = device.on_demand;
+    ]
+}
+
+/// Returns the fields about on-demand paging.
+fn on_demand_fields(OnDemand { general, rc, uc, ud, xrc }: OnDemand) -> Vec<Field> {
     let names = |bits: u64, names: &'static [&str]| {
         names.iter().enumerate().filter(move |(i, _)| bits >> i & 1 != 0).map(|(_, name)| *name)
     };
-    fields.push(field("general_odp_caps", with_flags(String::new(), names(general, &GENERAL))));
+    let mut fields = vec![field("general_odp_caps", with_flags(String::new(), names(general, &GENERAL)))];
     for (service, bits) in [("rc", rc), ("uc", uc), ("ud", ud), ("xrc", xrc)] {
         let prefix = if bits == 0 { "NO SUPPORT" } else { "" };
         let value = with_flags(prefix.into(), names(bits.into(), &PER_SERVICE));
         fields.push(field(&format!("{service}_odp_caps"), value));
     }
-    fields.extend([
-        field("completion timestamp_mask", format!("{:#018x}", device.completion_timestamp_mask)),
-        field("hca_core_clock", format!("{}kHZ", device.hca_core_clock_khz)),
-        field("device_cap_flags_ex", with_flags(format!("0x{:X}", device.caps.0), caps(extended))),
-    ]);
-    fields.extend(UNSUPPORTED.map(|(name, value)| field(name, value)));
-    fields.extend([
-        field("qp_rate_limit_min", format!("{}kbps", device.pacing.min_kbps)),
-        field("qp_rate_limit_max", format!("{}kbps", device.pacing.max_kbps)),
-        field("supported_qp", pacing_services(device.pacing.services)),
-        field("tag matching", "not supported"),
-        field("maximum available device memory", format!("{}Bytes", l.max_dm_size)),
-        field("num_comp_vectors", l.num_comp_vectors),
-    ]);
     fields
 }
 
@@ -201,6 +212,11 @@ fn pacing_services(services: u32) -> String {
     const UD: u32 = 1 << 4;
     let name = if services & UD != 0 { "SUPPORT_UD " } else { "" };
     format!("{name}Unknown flags: 0x{:X}", services & !UD)
+}
+
+/// Appends the names of capabilities to their value.
+fn cap_flags(value: String, caps: DeviceCaps) -> String {
+    with_flags(value, CAPS.iter().filter(|(cap, _)| caps.has(*cap)).map(|(_, name)| *name))
 }
 
 fn with_flags(mut value: String, flags: impl Iterator<Item = &'static str>) -> String {

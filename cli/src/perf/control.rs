@@ -1,20 +1,19 @@
 //! Control protocol between two `urxe perf` over TCP: one JSON value per line, the client first.
 
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::plan::{Measure, Verb};
+use super::plan::Params;
 use crate::CliError;
-use crate::exchange::ExchangeError;
 use crate::interrupt::Interrupt;
-use crate::oob::read_some;
 
 /// Version of the protocol, which changes whenever a message changes or the data that both sides expect.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Length of the longest accepted line in bytes.
 const MAX_LINE: usize = 4 << 20;
 /// Interval at which a wait checks for Ctrl-C.
@@ -43,16 +42,8 @@ pub enum Message {
     Hello {
         /// Protocol [`VERSION`].
         version: u32,
-        /// Operation to measure.
-        verb: Verb,
-        /// Bandwidth or latency.
-        measure: Measure,
-        /// Bytes of the longest message.
-        max_size: u32,
-        /// Work requests in flight per queue pair.
-        depth: u32,
-        /// Largest number of messages per completion.
-        cq_mod: u32,
+        /// Parameters of the run.
+        params: Params,
         /// Path MTU of the client in bytes.
         mtu: u32,
         /// Queue pairs of the client.
@@ -81,8 +72,6 @@ pub enum Message {
     },
     /// Sent by the server: its receives are posted.
     Ready,
-    /// Sent by the client: the chunk is complete.
-    End,
     /// Sent by the client: all chunks with this size are complete, and the server must check its memory.
     Check {
         /// Bytes per message.
@@ -99,27 +88,9 @@ pub enum Message {
     Finished,
 }
 
-/// A stream with a read timeout.
-pub trait ControlStream: Read + Write + Send {
-    /// Sets the read timeout.
-    fn set_timeout(&self, timeout: Duration) -> io::Result<()>;
-}
-
-impl ControlStream for TcpStream {
-    fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(timeout))
-    }
-}
-
-impl ControlStream for UnixStream {
-    fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(timeout))
-    }
-}
-
 /// Control connection to the peer.
 pub struct Control {
-    stream: Box<dyn ControlStream>,
+    stream: TcpStream,
     buffer: Vec<u8>,
     interrupt: Interrupt,
     timeout: Duration,
@@ -128,20 +99,18 @@ pub struct Control {
 
 impl Control {
     /// Wraps a connected stream; `timeout` is that of [`recv`](Self::recv).
-    pub fn new(
-        stream: impl ControlStream + 'static,
-        interrupt: &Interrupt,
-        timeout: Duration,
-    ) -> Result<Control, CliError> {
-        stream.set_timeout(POLL_INTERVAL).map_err(|e| failed("set up", e))?;
-        let stream = Box::new(stream);
-        Ok(Control {
-            stream,
-            buffer: Vec::new(),
-            interrupt: interrupt.clone(),
-            timeout,
-            last_sent: "nothing".into(),
-        })
+    pub fn new(stream: TcpStream, interrupt: &Interrupt, timeout: Duration) -> Result<Control, CliError> {
+        stream.set_read_timeout(Some(POLL_INTERVAL)).map_err(|e| failed("set up", e))?;
+        let (buffer, last_sent) = (Vec::new(), "nothing".into());
+        Ok(Control { stream, buffer, interrupt: interrupt.clone(), timeout, last_sent })
+    }
+
+    /// Returns both ends of a connection within this process.
+    pub fn pair(interrupt: &Interrupt, timeout: Duration) -> Result<[Control; 2], CliError> {
+        let (a, b) = UnixStream::pair().map_err(|e| failed("create", e))?;
+        // Only calls that any stream socket supports are made on the stream.
+        let control = |unix| Control::new(OwnedFd::from(unix).into(), interrupt, timeout);
+        Ok([control(a)?, control(b)?])
     }
 
     /// Sends a message.
@@ -176,15 +145,17 @@ impl Control {
                     "the peer on TCP is not urxe perf: received a line of more than {MAX_LINE} bytes"
                 )));
             }
-            match read_some(&mut *self.stream, &mut self.buffer, "urxe perf message") {
-                Ok(_) => {}
-                Err(ExchangeError::Closed { .. }) => {
+            let mut chunk = [0; 4096];
+            match self.stream.read(&mut chunk) {
+                Ok(0) => {
                     return Err(CliError::Failed(format!(
                         "the peer closed the TCP connection; last sent: {}",
                         self.last_sent
                     )));
                 }
-                Err(e) => return Err(e.into()),
+                Ok(n) => self.buffer.extend_from_slice(&chunk[..n]),
+                Err(e) if is_retryable(e.kind()) => {}
+                Err(e) => return Err(failed("read from", e)),
             }
             if self.interrupt.is_set() {
                 return Err(CliError::Failed("interrupted while waiting for the peer".into()));
@@ -192,12 +163,16 @@ impl Control {
             if limit.is_some_and(|l| begin.elapsed() > l) {
                 return Err(CliError::Failed(format!(
                     "no message from the peer on TCP for {:?}; last sent: {}; check that the peer is urxe \
-                     perf without --perftest",
+                     perf",
                     self.timeout, self.last_sent
                 )));
             }
         }
     }
+}
+
+fn is_retryable(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }
 
 fn parse(line: &[u8]) -> Result<Message, CliError> {
@@ -209,8 +184,8 @@ fn parse(line: &[u8]) -> Result<Message, CliError> {
         Err(e) => {
             let start = line[..line.len().min(40)].escape_ascii();
             Err(CliError::Failed(format!(
-                "the peer on TCP is not urxe perf of this version: received \"{start}\" ({e}); use \
-                 --perftest for perftest programs"
+                "the peer on TCP is not urxe perf of this version: received \"{start}\" ({e}); \
+                 a peer of perftest programs is: urxe run -- ib_write_bw"
             )))
         }
     }
@@ -231,17 +206,14 @@ mod tests {
 
     #[test]
     fn messages_arrive_in_order_and_invalid_ones_are_errors() {
-        let (a, b) = UnixStream::pair().unwrap();
-        let timeout = Duration::from_millis(200);
-        let mut a = Control::new(a, &Interrupt::default(), timeout).unwrap();
-        let mut b = Control::new(b, &Interrupt::default(), timeout).unwrap();
+        let [mut a, mut b] = Control::pair(&Interrupt::default(), Duration::from_millis(200)).unwrap();
         a.send(&Message::Run { size: 8, messages: 100, fresh: true }).unwrap();
         a.send(&Message::Finished).unwrap();
         assert!(matches!(b.recv().unwrap(), Message::Run { size: 8, messages: 100, fresh: true }));
         assert!(matches!(b.recv().unwrap(), Message::Finished));
         assert!(b.recv().unwrap_err().to_string().contains("no message"));
         a.stream.write_all(b"6.06\0\0\n").unwrap();
-        assert!(b.recv().unwrap_err().to_string().contains("--perftest"));
+        assert!(b.recv().unwrap_err().to_string().contains("urxe run -- ib_write_bw"));
         a.send(&Message::Rejected { reason: "too large".into() }).unwrap();
         assert!(b.recv().unwrap_err().to_string().contains("too large"));
         drop(a);

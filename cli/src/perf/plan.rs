@@ -52,6 +52,23 @@ pub enum Measure {
     Lat,
 }
 
+/// Parameters of a run that both ends need.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Params {
+    /// Operation to measure.
+    pub verb: Verb,
+    /// Bandwidth or latency.
+    pub measure: Measure,
+    /// Bytes of the longest message.
+    pub max_size: u32,
+    /// Number of queue pairs.
+    pub qps: u32,
+    /// Work requests in flight per queue pair.
+    pub depth: u32,
+    /// Largest number of messages per completion.
+    pub cq_mod: u32,
+}
+
 /// Message sizes: `8`, `64K`, `1M`, several separated by commas, or `all`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sizes(pub Vec<u32>);

@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use super::plan::{Measure, Verb};
+use super::plan::{Measure, Params, Verb};
 use crate::link::FaultReport;
 
 /// Result of a run with one message size.
@@ -96,10 +96,8 @@ pub fn histogram() -> Histogram<u64> {
 /// Prints each result when it is added, or all results in one JSON object at the end.
 pub struct Report {
     json: bool,
-    verb: Verb,
-    measure: Measure,
+    params: Params,
     link: String,
-    qps: usize,
     mtu: usize,
     outcomes: Vec<Outcome>,
     bar: Option<ProgressBar>,
@@ -110,7 +108,7 @@ struct Json<'a> {
     verb: Verb,
     measure: Measure,
     link: &'a str,
-    qps: usize,
+    qps: u32,
     path_mtu: usize,
     results: &'a [Outcome],
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -119,7 +117,8 @@ struct Json<'a> {
 
 impl Report {
     /// Creates a report and prints its heading.
-    pub fn new(json: bool, verb: Verb, measure: Measure, link: &str, qps: usize, mtu: usize) -> Report {
+    pub fn new(json: bool, params: Params, link: &str, mtu: usize) -> Report {
+        let Params { verb, measure, qps, .. } = params;
         if !json {
             let description = match measure {
                 Measure::Bw => "bandwidth",
@@ -140,7 +139,7 @@ impl Report {
                 ),
             }
         }
-        Report { json, verb, measure, link: link.into(), qps, mtu, outcomes: Vec::new(), bar: None }
+        Report { json, params, link: link.into(), mtu, outcomes: Vec::new(), bar: None }
     }
 
     /// Updates the progress bar, which appears on a terminal if the run takes longer than a second.
@@ -186,10 +185,10 @@ impl Report {
     pub fn finish(self, faults: Option<FaultReport>) {
         if self.json {
             let all = Json {
-                verb: self.verb,
-                measure: self.measure,
+                verb: self.params.verb,
+                measure: self.params.measure,
                 link: &self.link,
-                qps: self.qps,
+                qps: self.params.qps,
                 path_mtu: self.mtu,
                 results: &self.outcomes,
                 faults,

@@ -14,14 +14,14 @@ use parking_lot::Mutex;
 use super::Serve;
 use super::peer::{Peer, SLOTS};
 use crate::CliError;
-use crate::exchange::pingpong::{self, Destination};
 use crate::interrupt::Interrupt;
 use crate::link::LinkArgs;
+use crate::oob_handshake;
 use urxe::link::faults::Direction;
 use urxe::link::primary_address;
 use urxe::verbs::{
-    Access, CompletionChannel, ConnectOptions, Context, Cq, Endpoint, Gid, Mr, Mtu, Notify, Pd, Psn, Qpn,
-    WaitError, WcStatus,
+    Access, CompletionChannel, ConnectOptions, Context, Cq, Endpoint, Mr, Mtu, Notify, Pd, Qpn, WaitError,
+    WcStatus,
 };
 
 /// Longest sleep of the main loop, and so the longest delay until Ctrl-C is noticed.
@@ -93,7 +93,7 @@ impl Server {
         let (va, rkey, len) = (region.addr(), region.rkey(), region.len());
         print_line(&format!("region   va {va:#x} rkey {rkey} length {len}, for READ, WRITE and atomics"))?;
         let port = listener.local_addr().map_or(args.port, |a| a.port());
-        let at = if port == pingpong::PORT { String::new() } else { format!(" -p {port}") };
+        let at = if port == oob_handshake::PORT { String::new() } else { format!(" -p {port}") };
         // A link with a host stack of its own has addresses without TCP; the handshake uses those of the
         // machine.
         let (host, owner) = match args.link.link.has_host_stack() {
@@ -265,17 +265,14 @@ impl Shared {
         result.and_then(|()| stream.set_write_timeout(Some(self.timeout))).map_err(|source| {
             CliError::Io { what: "cannot set the timeouts of the TCP connection".into(), source }
         })?;
-        let server = pingpong::Server::accept(&mut stream)?;
-        let r = *server.remote();
-        let gid = Gid(r.gid);
-        if gid.is_unset() {
+        let server = oob_handshake::Server::accept(&mut stream, 1)?;
+        let remote = server.remote()[0];
+        if remote.gid.is_unset() {
             let reason = "the peer sent no GID: on RoCE, ibv_rc_pingpong requires -g INDEX";
             return Err(CliError::Failed(reason.into()));
         }
-        let remote = Endpoint { gid, qpn: Qpn::new(r.qpn), psn: Psn::new(r.psn) };
         let local = self.connect(remote, &from.to_string())?;
-        let reply = Destination { lid: 0, qpn: local.qpn.get(), psn: local.psn.get(), gid: local.gid.0 };
-        if let Err(e) = server.reply(&reply) {
+        if let Err(e) = server.reply(&[local]) {
             // The handshake did not complete, so the client cannot use the queue pair.
             let _ = self.state.lock().peers.remove(&local.qpn);
             return Err(e.into());
