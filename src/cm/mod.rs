@@ -32,11 +32,15 @@ mod connection;
 mod counters;
 mod disconnect;
 mod engine;
+mod envelope;
 mod error;
 mod event;
+mod handles;
 mod ids;
+mod listener;
 mod peer_to_peer;
 mod pending_listener;
+mod queued_requests;
 mod recv;
 mod request;
 mod server;
@@ -46,57 +50,26 @@ mod timeouts;
 pub(crate) mod unmatched;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fmt;
 
 use rand_pcg::Pcg32;
 
 pub use config::{CmConfig, CommIds};
 pub use counters::CmCounters;
+pub use envelope::{MadSource, OutgoingMad};
 pub use error::CmError;
 pub use event::{Accepted, Event, Rejection, Requested, SidrRequested, SidrResponse};
+pub use handles::{ConnId, ListenerId};
 pub use request::{LocalQp, Path, Reply, Request, SidrReply, SidrRequest};
 pub use state::State;
 
 use connection::{Connection, Peer};
 use ids::IdPool;
+use listener::Listener;
 use pending_listener::PendingListeners;
-use server::Listener;
 
-use crate::transport::{AddressVector, Instant};
-use crate::wire::mad::{CommId, MAD_LEN, ServiceId};
+use crate::transport::Instant;
+use crate::wire::mad::{CommId, ServiceId};
 use crate::wire::{Gid, Qpn};
-
-/// Identifier of a connection, a connection request or a service ID resolution: the local communication ID.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct ConnId(pub CommId);
-
-impl fmt::Display for ConnId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "connection {}", self.0)
-    }
-}
-
-/// Identifier of a listener.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct ListenerId(u64);
-
-/// Origin of a received MAD.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MadSource {
-    /// Address vector back to the sender, with the GID that the MAD was sent to as source.
-    pub from: AddressVector,
-    /// Queue pair of the sender: messages come from QP1, and responses go to QP1.
-    pub src_qpn: Qpn,
-}
-
-/// A MAD to send from QP1 to QP1, with the Q_Key of both.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OutgoingMad {
-    /// Destination.
-    pub to: AddressVector,
-    /// Bytes of the MAD.
-    pub mad: [u8; MAD_LEN],
-}
 
 /// The connection manager of a NIC.
 #[derive(Debug)]

@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::{Cm, MadSource, unmatched};
+use super::MadSource;
 use crate::transport::Instant;
 use crate::wire::Gid;
-use crate::wire::mad::{CommId, Mad, Message, Req, ServiceId};
+use crate::wire::mad::{CommId, Mad, Message, ServiceId};
 
 /// Grace period in which a service's listener is expected; requests are rejected after it.
 const GRACE_PERIOD: Duration = Duration::from_secs(1);
@@ -27,11 +27,11 @@ pub(super) struct PendingListeners {
 }
 
 #[derive(Debug)]
-struct QueuedRequest {
-    until: Instant,
-    service: ServiceId,
-    source: MadSource,
-    mad: Mad,
+pub(super) struct QueuedRequest {
+    pub until: Instant,
+    pub service: ServiceId,
+    pub source: MadSource,
+    pub mad: Mad,
 }
 
 impl PendingListeners {
@@ -53,7 +53,7 @@ impl PendingListeners {
 
     /// Queues a request, once for all its retransmissions. Returns `false` if the service has no grace period
     /// or the queue is full.
-    fn enqueue(&mut self, now: Instant, service: ServiceId, source: &MadSource, mad: &Mad) -> bool {
+    pub fn enqueue(&mut self, now: Instant, service: ServiceId, source: &MadSource, mad: &Mad) -> bool {
         let Some(until) = self.until.get(&service).copied().filter(|until| *until > now) else {
             return false;
         };
@@ -79,58 +79,9 @@ impl PendingListeners {
     }
 
     /// Removes and returns the requests whose wait is over, in the order of arrival.
-    fn take_due(&mut self, now: Instant) -> Vec<QueuedRequest> {
+    pub fn take_due(&mut self, now: Instant) -> Vec<QueuedRequest> {
         let (due, rest) = std::mem::take(&mut self.queued).into_iter().partition(|w| w.until <= now);
         self.queued = rest;
         Vec::from(due)
-    }
-}
-
-impl Cm {
-    /// Starts the grace period of a service: a program has bound its port, and is likely to listen soon.
-    pub fn expect_listener(&mut self, now: Instant, service: ServiceId) {
-        if self.find_listener(service).is_none() {
-            self.pending_listeners.start_grace_period(now, service);
-        }
-    }
-
-    /// Queues a request that finds no listener, or rejects it.
-    pub(super) fn queue_or_reject(
-        &mut self,
-        now: Instant,
-        service: ServiceId,
-        source: &MadSource,
-        mad: &Mad,
-    ) {
-        if !self.pending_listeners.enqueue(now, service, source, mad) {
-            self.reject_no_service(source, mad);
-        }
-    }
-
-    /// Handles the queued requests whose service is available now or whose grace period has ended.
-    pub(super) fn process_queued_requests(&mut self, now: Instant) {
-        if self.pending_listeners.deadline().is_none_or(|at| at > now) {
-            return;
-        }
-        for QueuedRequest { service, source, mad, .. } in self.pending_listeners.take_due(now) {
-            let matches_peer_to_peer = |req: &Req| self.find_peer_to_peer(req, &source).is_some();
-            let is_peer_to_peer = matches!(&mad.message, Message::Req(req) if matches_peer_to_peer(req));
-            match &mad.message {
-                _ if self.find_listener(service).is_none() && !is_peer_to_peer => {
-                    self.reject_no_service(&source, &mad)
-                }
-                Message::Req(req) => self.on_req(now, &source, &mad, req),
-                Message::SidrReq(req) => self.on_sidr_req(now, &source, &mad, req),
-                _ => {}
-            }
-        }
-    }
-
-    /// Rejects a request for a service without a listener.
-    fn reject_no_service(&mut self, source: &MadSource, mad: &Mad) {
-        self.counters.no_service += 1;
-        if let Some(response) = unmatched::response(&mad.message) {
-            self.send_uncached_response(source.from, mad.transaction, response);
-        }
     }
 }

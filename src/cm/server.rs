@@ -2,6 +2,7 @@
 
 use super::connection::{CachedResponse, Connection, Peer, QpParams, RetryPolicy, timeout_duration};
 use super::engine::{information, padded};
+use super::listener::Listener;
 use super::{Cm, CmError, ConnId, Event, ListenerId, MadSource, Path, Reply, Requested, State};
 use crate::transport::{AddressVector, Instant, QpType};
 use crate::wire::mad::{
@@ -9,23 +10,6 @@ use crate::wire::mad::{
     TransportService,
 };
 use crate::wire::{AckTimeout, Mtu, Qpn};
-
-/// A listener for a service ID or a range of them.
-#[derive(Debug)]
-pub(super) struct Listener {
-    pub service: ServiceId,
-    /// Mask of the service ID bits that must match.
-    pub mask: u64,
-    pub backlog: usize,
-    /// Number of requests to which no program has responded and that none has dequeued.
-    pub waiting: usize,
-}
-
-impl Listener {
-    fn serves(&self, service: ServiceId) -> bool {
-        (self.service.0 ^ service.0) & self.mask == 0
-    }
-}
 
 /// Reason to reject a request, and additional information: a value that would be acceptable.
 type RejCause = (RejReason, Vec<u8>);
