@@ -12,7 +12,7 @@ use super::link::LinkArgs;
 use super::oob::OobArgs;
 use super::oob_handshake::SRQ_ADDRESSES;
 use urxe::verbs::{
-    Access, Completion, Context, Cq, Destination, Mr, Mtu, Notify, QKey, Qp, QpOptions, QpType, RecvCaps,
+    Access, Completion, Context, Cq, Destination, Mr, Mtu, Notify, Pd, QKey, Qp, QpOptions, QpType, RecvCaps,
     RecvWr, SendCaps, SendWr, Srq, WaitError, WcOpcode, WcStatus, grh,
 };
 
@@ -170,6 +170,20 @@ impl PingpongArgs {
         data
     }
 
+    fn create_qp(&self, pd: &Pd, cq: &Cq, srq: Option<&Srq>, recv: RecvCaps) -> Result<PingpongQp, CliError> {
+        let options = QpOptions {
+            qp_type: self.service.qp_type(),
+            send: SendCaps { max_wr: 16, max_sge: 1, max_inline: 0 },
+            recv,
+            ..QpOptions::default()
+        };
+        let qp = match srq {
+            Some(srq) => pd.create_qp_on_srq(cq, cq, srq, &options)?,
+            None => pd.create_qp(cq, cq, &options)?,
+        };
+        Ok(PingpongQp { qp, send_done: true, received: false })
+    }
+
     /// Returns the number of queue pairs and the number of receives.
     fn queue_sizes(&self) -> Result<(u32, u32), CliError> {
         if self.service != Service::Srq {
@@ -226,20 +240,7 @@ impl<'a> Pingpong<'a> {
         let recv_buffer = pd.reg_mr(slots * (args.service.header() + size), recv_access)?;
         let recv = RecvCaps { max_wr: depth, max_sge: 1 };
         let srq = if has_srq { Some(pd.create_srq(recv)?) } else { None };
-        let options = QpOptions {
-            qp_type: args.service.qp_type(),
-            send: SendCaps { max_wr: 16, max_sge: 1, max_inline: 0 },
-            recv,
-            ..QpOptions::default()
-        };
-        let create = |_| {
-            let qp = match &srq {
-                Some(srq) => pd.create_qp_on_srq(&cq, &cq, srq, &options)?,
-                None => pd.create_qp(&cq, &cq, &options)?,
-            };
-            Ok(PingpongQp { qp, send_done: true, received: false })
-        };
-        let qps = (0..qps).map(create).collect::<Result<_, CliError>>()?;
+        let qps = (0..qps).map(|_| args.create_qp(&pd, &cq, srq.as_ref(), recv)).collect::<Result<_, _>>()?;
         Ok(Pingpong {
             args,
             interrupt,
