@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | [`wire`] | packet formats: parsing and building headers, the opcode table, the ICRC |
 //! | [`link`] | packet transmission: fabric, UDP, packet sockets, frames; capture and fault injection |
+//! | [`broker`] | sharing of an address between processes, each with a part of the queue pair numbers |
 //! | [`verbs`] | the verbs API: contexts, regions, completion queues, queue pairs, connection manager |
 //!
 //! The engine between [`wire`] and [`verbs`] is private. `ARCHITECTURE.md` in the repository describes it.
@@ -38,6 +39,7 @@
 //! [`verbs::Fabric::virtual_time`] runs the same program in one thread on a simulated clock, with latency,
 //! loss, duplication, reordering and corruption determined by a seed; a replay produces the same bytes.
 
+pub mod broker;
 mod driver;
 pub mod link;
 mod sys;

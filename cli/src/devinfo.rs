@@ -11,8 +11,8 @@ use clap::Args;
 
 use super::CliError;
 use super::link::LinkSpec;
+use urxe::broker::Sharing;
 use urxe::link::fabric::Fabric;
-use urxe::link::udp::Sharing;
 use urxe::verbs::{Adapter, Context, ContextOptions};
 
 const LONG_ABOUT: &str = "\
@@ -109,7 +109,7 @@ fn open(link: Result<LinkSpec, String>) -> Result<Context, CliError> {
         what: "cannot determine the path of the urxe executable".into(),
         source,
     })?;
-    let links = link.bind_shared(1, &Sharing { program, any_user: false })?;
+    let links = Sharing { program, any_user: false }.bind(&link, 1, true)?;
     Ok(Context::open_shards(links, &ContextOptions::default())?)
 }
 

@@ -5,6 +5,7 @@ use std::io;
 use std::net::IpAddr;
 
 use crate::oob_handshake::HandshakeError;
+use urxe::broker::SharingError;
 use urxe::link::capture::CaptureError;
 use urxe::link::fabric::FabricError;
 use urxe::link::udp::UdpLinkError;
@@ -20,6 +21,9 @@ pub enum CliError {
     /// The udp link could not be bound.
     #[error("{}{}", .0, cause(.0))]
     Udp(UdpLinkError),
+    /// The address could not be shared with other processes.
+    #[error(transparent)]
+    Sharing(SharingError),
     /// The packet link could not be opened.
     #[error(transparent)]
     Packet(#[from] PacketError),
@@ -128,6 +132,15 @@ impl From<BindError> for CliError {
             BindError::Packet(e) => CliError::Packet(e),
             BindError::Frames(e) => CliError::Frames(e),
             BindError::Fabric | BindError::Shards { .. } => CliError::Usage(e.to_string()),
+        }
+    }
+}
+
+impl From<SharingError> for CliError {
+    fn from(e: SharingError) -> CliError {
+        match e {
+            SharingError::Link(e) => e.into(),
+            e => CliError::Sharing(e),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The `urxe` command: one file per subcommand, and the modules that they share.
 
+mod broker;
 mod demo;
 mod devinfo;
 mod error;
@@ -14,7 +15,6 @@ mod run;
 mod serve;
 mod size;
 mod spin;
-mod steward;
 
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
@@ -52,7 +52,7 @@ enum Command {
     Run(run::Run),
     Serve(serve::Serve),
     #[command(hide = true)]
-    Steward(steward::Steward),
+    Broker(broker::Broker),
 }
 
 /// Parses the command line, runs the command and prints its error, if any. The exit status is 0 for success,
@@ -72,7 +72,7 @@ pub fn main() -> ExitCode {
         Command::Perf(args) => install_interrupt().and_then(|interrupt| perf::run(&args, &interrupt)),
         Command::Pingpong(args) => install_interrupt().and_then(|interrupt| pingpong::run(&args, &interrupt)),
         Command::Serve(serve) => serve.run(),
-        Command::Steward(steward) => steward.run(),
+        Command::Broker(broker) => broker.run(),
     };
     let status =
         |status| if interrupted.is_set() { ExitCode::from(interrupt::INTERRUPTED_STATUS) } else { status };

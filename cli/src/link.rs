@@ -171,7 +171,7 @@ impl LinkArgs {
             return self.open_on(&Fabric::new(), "a");
         }
         self.create_capture(Timestamps::Wall)?;
-        let links = self.link.bind_with(self.shards, None, !self.no_offload)?;
+        let links = self.link.bind_with(self.shards, !self.no_offload)?;
         let links = self.wrap_all(links, &self.link.to_string());
         self.checked(Context::open_shards(links, &self.context_options())?)
     }

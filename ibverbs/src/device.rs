@@ -8,6 +8,7 @@ use std::sync::{Once, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use urxe::broker::SharingError;
 use urxe::link::capture::{CaptureError, CaptureFile};
 use urxe::link::faults::{FaultCounters, RuleCount};
 use urxe::link::{BindError, Middleware};
@@ -72,6 +73,8 @@ pub(crate) enum OpenDeviceError {
     #[error(transparent)]
     Bind(#[from] BindError),
     #[error(transparent)]
+    Share(#[from] SharingError),
+    #[error(transparent)]
     Capture(#[from] CaptureError),
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -81,6 +84,7 @@ impl OpenDeviceError {
     pub(crate) fn errno(&self) -> c_int {
         match self {
             OpenDeviceError::Bind(e) => e.errno(),
+            OpenDeviceError::Share(e) => e.errno(),
             OpenDeviceError::Capture(
                 CaptureError::Create { source, .. }
                 | CaptureError::Write(source)
@@ -255,7 +259,10 @@ impl Device {
     fn open_first(&self) -> Result<Nic, OpenDeviceError> {
         let Settings { shards, personality, seed, faults, sharing, offload, min_ack_timeout, .. } =
             &self.settings;
-        let links = self.adapter.link.bind_with(*shards, sharing.as_ref(), *offload)?;
+        let links = match sharing {
+            None => self.adapter.link.bind_with(*shards, *offload)?,
+            Some(sharing) => sharing.bind(&self.adapter.link, *shards, *offload)?,
+        };
         prepare_for_exit();
         let capture = capture(&self.settings)?;
         let middleware = Middleware { capture, faults: faults.clone(), seed: seed.unwrap_or(0) };

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use urxe::broker::Sharing;
 use urxe::link::LinkSpec;
 use urxe::link::faults::Rule;
-use urxe::link::udp::Sharing;
 use urxe::nic::ShardId;
 use urxe::verbs::Personality;
 
@@ -76,7 +76,7 @@ impl Settings {
 
 /// Returns how addresses are shared, from `URXE_PROGRAM` and `URXE_ANY_USER`.
 fn sharing() -> Result<Option<Sharing>, String> {
-    // Made absolute, as the broker (`urxe steward`) is started in another directory.
+    // Made absolute, as the broker (`urxe broker`) is started in another directory.
     let named = variable("URXE_PROGRAM")?.map(|name| std::path::absolute(&name).unwrap_or(name.into()));
     let any_user = parse_with("URXE_ANY_USER", "0 or 1", boolean)?;
     let any_user = any_user.unwrap_or(false);

@@ -1,5 +1,5 @@
 //! Responses of a port to unmatched messages: for a service without a listener, or for a connection that no
-//! longer exists. Also used by the broker (steward), for addresses that several processes share.
+//! longer exists. Also used by the broker, for addresses that several processes share.
 
 use crate::wire::mad::{Drep, Message, Rej, RejReason, Rejected, SidrRep, SidrStatus};
 

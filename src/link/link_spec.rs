@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
-use super::udp::{Sharing, UdpLink, UdpLinkError, UdpOptions};
+use super::udp::{UdpLink, UdpLinkError, UdpOptions};
 use super::{FramesConfig, FramesError, FramesLink, Link, PacketConfig, PacketError, PacketLink, SpecError};
 
 /// Error on opening the link that a specification names.
@@ -144,46 +144,30 @@ impl LinkSpec {
     /// # Errors
     /// [`BindError`]; always for the fabric, whose ports are created otherwise (`Fabric::port`).
     pub fn bind(&self, shards: usize) -> Result<Vec<Box<dyn Link>>, BindError> {
-        self.bind_with(shards, None, true)
+        self.bind_with(shards, true)
     }
 
-    /// Opens the link like [`bind`](Self::bind), but shares the address with other processes if it is a UDP
-    /// link.
+    /// Opens the link like [`bind`](Self::bind). Without `offload` every packet is passed to and from the
+    /// kernel separately, so that another program's capture of the interface shows the packets as they are on
+    /// the wire.
     ///
     /// # Errors
     /// See [`bind`](Self::bind).
-    pub fn bind_shared(&self, shards: usize, sharing: &Sharing) -> Result<Vec<Box<dyn Link>>, BindError> {
-        self.bind_with(shards, Some(sharing), true)
-    }
-
-    /// Opens the link like [`bind`](Self::bind) or, with `sharing`, like [`bind_shared`](Self::bind_shared).
-    /// Without `offload` every packet is passed to and from the kernel separately, so that another program's
-    /// capture of the interface shows the packets as they are on the wire.
-    ///
-    /// # Errors
-    /// See [`bind`](Self::bind).
-    pub fn bind_with(
-        &self,
-        shards: usize,
-        sharing: Option<&Sharing>,
-        offload: bool,
-    ) -> Result<Vec<Box<dyn Link>>, BindError> {
+    pub fn bind_with(&self, shards: usize, offload: bool) -> Result<Vec<Box<dyn Link>>, BindError> {
         let options = UdpOptions { segmentation: offload, ..UdpOptions::default() };
         if shards > 1 && !self.has_shards() {
             return Err(BindError::Shards { link: self.clone() });
         }
         match self {
             LinkSpec::Fabric => Err(BindError::Fabric),
-            LinkSpec::Udp(ip) => on_address(ip.unwrap_or_else(default_address), &options, shards, sharing),
-            LinkSpec::UdpOn { interface, address } => {
-                let options = options.on_interface(interface)?;
-                match (address, sharing) {
-                    (Some(ip), _) => on_address(*ip, &options, shards, sharing),
-                    (None, None) => Ok(boxed(UdpLink::bind_interface(interface, &options, shards)?)),
-                    (None, Some(sharing)) => {
-                        Ok(boxed(UdpLink::bind_interface_shared(interface, &options, shards, sharing)?))
-                    }
-                }
+            LinkSpec::Udp(ip) => {
+                Ok(boxed(UdpLink::bind_shards(ip.unwrap_or_else(default_address), &options, shards)?))
+            }
+            LinkSpec::UdpOn { interface, address: Some(ip) } => {
+                Ok(boxed(UdpLink::bind_shards(*ip, &options.on_interface(interface)?, shards)?))
+            }
+            LinkSpec::UdpOn { interface, address: None } => {
+                Ok(boxed(UdpLink::bind_interface(interface, &options, shards)?))
             }
             LinkSpec::Packet(config) => {
                 let config = PacketConfig { offload: offload && config.offload, ..config.clone() };
@@ -194,19 +178,8 @@ impl LinkSpec {
     }
 }
 
-fn on_address(
-    ip: IpAddr,
-    options: &UdpOptions,
-    shards: usize,
-    sharing: Option<&Sharing>,
-) -> Result<Vec<Box<dyn Link>>, BindError> {
-    Ok(boxed(match sharing {
-        None => UdpLink::bind_shards(ip, options, shards)?,
-        Some(sharing) => UdpLink::bind_shared(ip, options, shards, sharing)?,
-    }))
-}
-
-fn boxed<L: Link + 'static>(links: Vec<L>) -> Vec<Box<dyn Link>> {
+/// Returns the links as trait objects.
+pub(crate) fn boxed<L: Link + 'static>(links: Vec<L>) -> Vec<Box<dyn Link>> {
     links.into_iter().map(|link| Box::new(link) as _).collect()
 }
 

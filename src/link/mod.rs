@@ -73,6 +73,7 @@ use crate::wire::frame::FrameError;
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
 use interfaces::gid_table_order;
 pub use interfaces::{Interface, interfaces, primary_address};
+pub(crate) use link_spec::boxed;
 pub use link_spec::{BindError, LinkSpec, default_address};
 pub use membership::JoinError;
 pub use middleware::Middleware;

@@ -18,6 +18,7 @@ use super::{
     DestroyCqError, DeviceError, JoinError, ManagementError, MemoryAccessError, ModifyError, MulticastError,
     OpenError, PKeyTableSize, PairError, PostBatchError, PostError, PostListError, WaitError,
 };
+use crate::broker::SharingError;
 use crate::cm::CmError;
 use crate::link::BindError;
 use crate::link::fabric::FabricError;
@@ -145,8 +146,12 @@ table! {
     }
     UdpLinkError {
         Self::InUse { .. } => EADDRINUSE,
-        Self::Refused { errno, .. } => *errno,
         Self::NotLocal { .. } | Self::NoInterface { .. } => ENODEV,
+        Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
+    }
+    SharingError {
+        Self::Refused { errno, .. } => *errno,
+        Self::Link(e) => e.errno(),
         Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }
     BindError {

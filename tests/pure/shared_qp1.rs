@@ -1,4 +1,4 @@
-//! Tests of QP1 of an address that several processes share, with the broker (the code calls it steward) as a
+//! Tests of QP1 of an address that several processes share, with the broker as a
 //! process of its own: it may die, and captures contain the MADs that it forwards.
 
 use std::net::IpAddr;
@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use urxe::broker::{SharedUdpLink, Sharing};
 use urxe::link::Link;
 use urxe::link::capture::{CaptureFile, Timestamps};
-use urxe::link::udp::{Sharing, UdpLink, UdpOptions};
+use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::verbs::{
     AddressVector, ClaimError, Context, ContextOptions, Gid, MAD_LEN, ManagementPort, ServiceId,
 };
@@ -24,12 +25,12 @@ fn sharing() -> Sharing {
     Sharing { program: env!("CARGO_BIN_EXE_urxe").into(), any_user: false }
 }
 
-fn open_shared(ip: IpAddr, wrap: impl Fn(UdpLink) -> Box<dyn Link>) -> Context {
-    let links = UdpLink::bind_shared(ip, &UdpOptions::default(), 1, &sharing()).unwrap();
+fn open_shared(ip: IpAddr, wrap: impl Fn(SharedUdpLink) -> Box<dyn Link>) -> Context {
+    let links = SharedUdpLink::bind(ip, &UdpOptions::default(), 1, &sharing()).unwrap();
     Context::open_shards(links.into_iter().map(wrap).collect(), &ContextOptions::default()).unwrap()
 }
 
-fn boxed(link: UdpLink) -> Box<dyn Link> {
+fn boxed(link: SharedUdpLink) -> Box<dyn Link> {
     Box::new(link)
 }
 
@@ -38,15 +39,15 @@ fn foreign_host(ip: &str) -> ManagementPort {
     Context::open(Box::new(link), &ContextOptions::default()).unwrap().management_port().unwrap()
 }
 
-fn steward_pid(ip: IpAddr) -> Option<Pid> {
-    let line = format!("urxe\0steward\0{ip}\0");
+fn broker_pid(ip: IpAddr) -> Option<Pid> {
+    let line = format!("urxe\0broker\0{ip}\0");
     let pids = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = pids.filter_map(|process| process.file_name().to_str()?.parse().ok());
-    let is_steward = |pid: &i32| {
+    let is_broker = |pid: &i32| {
         std::fs::read(format!("/proc/{pid}/cmdline"))
             .is_ok_and(|cmdline| cmdline.starts_with(line.as_bytes()))
     };
-    pids.into_iter().find(is_steward).map(Pid::from_raw)
+    pids.into_iter().find(is_broker).map(Pid::from_raw)
 }
 
 fn bytes(transaction: u64, message: impl Into<Message>) -> [u8; MAD_LEN] {
@@ -83,7 +84,7 @@ fn services_and_connections_survive_broker_death() {
         }
         // No rejection is sent while a member claims the service.
         assert_eq!(peer.try_recv().map(|mad| Mad::parse(&mad.bytes)), None);
-        kill(steward_pid(ip).expect("no steward process is running"), Signal::SIGKILL).unwrap();
+        kill(broker_pid(ip).expect("no broker process is running"), Signal::SIGKILL).unwrap();
         // The kernel delivers messages of existing connections without a broker.
         for port in &ports {
             let (value, bits) = port.comm_id_prefix();

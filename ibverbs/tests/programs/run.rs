@@ -463,7 +463,7 @@ fn run_program_uses_a_frame_link() {
 
 #[test]
 fn same_seed_gives_the_same_qp_numbers() {
-    // The highest 6 bits are the QPN partition, which the steward assigns at random.
+    // The highest 6 bits are the QPN partition, which the broker assigns at random.
     let qpn = |printed: &str| {
         let qpn = &printed.split("QPN 0x").nth(1).unwrap()[..6];
         u32::from_str_radix(qpn, 16).unwrap() & 0x3_ffff

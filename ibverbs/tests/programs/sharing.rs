@@ -1,4 +1,4 @@
-//! Several programs on one address: a steward gives each a QPN partition, and the end of one program does not
+//! Several programs on one address: a broker gives each a QPN partition, and the end of one program does not
 //! affect the others.
 
 #[path = "../support/mod.rs"]
@@ -24,9 +24,9 @@ fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Returns the process IDs of the stewards of an address.
-fn stewards(address: &str) -> Vec<Pid> {
-    let line = format!("urxe\0steward\0{address}\0");
+/// Returns the process IDs of the brokers of an address.
+fn brokers(address: &str) -> Vec<Pid> {
+    let line = format!("urxe\0broker\0{address}\0");
     let numbers = std::fs::read_dir("/proc").unwrap().flatten();
     let numbers = numbers.filter_map(|process| process.file_name().to_str()?.parse().ok());
     let is_one = |pid: &i32| {
@@ -69,14 +69,14 @@ fn run_pingpong(library: &Library, address: &str, args: &[&str]) {
 }
 
 #[test]
-fn programs_on_one_address_communicate_and_the_steward_ends_with_the_last() {
+fn programs_on_one_address_communicate_and_the_broker_ends_with_the_last() {
     let (library, [address, _]) = (Library::new(), addresses());
     let (one, other) = (port().to_string(), port().to_string());
     let servers = [server(&library, &address, &one, &[]), server(&library, &address, &other, &["-e"])];
-    assert_eq!(stewards(&address).len(), 1);
+    assert_eq!(brokers(&address).len(), 1);
     let clients = [client(&library, &address, &one, &[]), client(&library, &address, &other, &["-e"])];
     clients.into_iter().chain(servers).for_each(check_succeeds);
-    eventually("the steward ends", || stewards(&address).is_empty());
+    eventually("the broker ends", || brokers(&address).is_empty());
     eventually("the port is free", || std::net::UdpSocket::bind((address.as_str(), 4791)).is_ok());
 }
 
@@ -101,7 +101,7 @@ fn programs_with_several_shards_share_an_address() {
 fn lease_of_a_killed_program_is_reused() {
     let (library, [address, _]) = (Library::new(), addresses());
     let running = server(&library, &address, &port().to_string(), &[]);
-    let steward = stewards(&address);
+    let broker = brokers(&address);
     for _ in 0..3 {
         let (port, endless) = (port().to_string(), ["-n", "100000000"]);
         let ends = [server(&library, &address, &port, &endless), client(&library, &address, &port, &endless)];
@@ -112,9 +112,9 @@ fn lease_of_a_killed_program_is_reused() {
         }
         run_pingpong(&library, &address, &["-n", "200"]);
     }
-    assert_eq!(stewards(&address), steward, "the steward was replaced");
+    assert_eq!(brokers(&address), broker, "the broker was replaced");
     drop(running);
-    eventually("the steward ends", || stewards(&address).is_empty());
+    eventually("the broker ends", || brokers(&address).is_empty());
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn dreq_to_a_killed_program_is_answered_with_a_drep() {
         }
         peer.recv(Duration::from_millis(300)).map(|mad| Mad::parse(&mad.bytes).unwrap().message)
     };
-    assert!(send_dreqs().is_err(), "a live process does not send a DREP through the steward");
+    assert!(send_dreqs().is_err(), "a live process does not send a DREP through the broker");
     kill(Pid::from_raw(killed.id() as i32), Signal::SIGKILL).unwrap();
     killed.finish(Duration::from_secs(10));
     let mut response = send_dreqs();
@@ -147,16 +147,16 @@ fn dreq_to_a_killed_program_is_answered_with_a_drep() {
 }
 
 #[test]
-fn programs_survive_the_death_of_the_steward_and_another_takes_over() {
+fn programs_survive_the_death_of_the_broker_and_another_takes_over() {
     let (library, [address, _]) = (Library::new(), addresses());
     let port = port().to_string();
     let long = ["-n", "100000000"];
     let ends = [server(&library, &address, &port, &long), client(&library, &address, &port, &long)];
     for _ in 0..3 {
-        let before = stewards(&address);
+        let before = brokers(&address);
         assert_eq!(before.len(), 1);
         kill(before[0], Signal::SIGKILL).unwrap();
-        eventually("another steward", || stewards(&address).iter().any(|new| *new != before[0]));
+        eventually("another broker", || brokers(&address).iter().any(|new| *new != before[0]));
         run_pingpong(&library, &address, &["-n", "200"]);
     }
     for end in ends {
@@ -166,20 +166,20 @@ fn programs_survive_the_death_of_the_steward_and_another_takes_over() {
         let out = end.finish(Duration::from_secs(10));
         assert_eq!(out.status.signal(), Some(libc::SIGTERM), "{}", text(&out));
     }
-    eventually("the steward ends", || stewards(&address).is_empty());
+    eventually("the broker ends", || brokers(&address).is_empty());
 }
 
 #[test]
-fn stopped_program_keeps_its_lease_under_a_new_steward() {
+fn stopped_program_keeps_its_lease_under_a_new_broker() {
     let (library, [address, _]) = (Library::new(), addresses());
     let port = port().to_string();
     let stopped = server(&library, &address, &port, &["-n", "200"]);
     let idle = server(&library, &address, &support::port().to_string(), &[]);
     let pid = Pid::from_raw(stopped.id() as i32);
     kill(pid, Signal::SIGSTOP).unwrap();
-    let before = stewards(&address);
+    let before = brokers(&address);
     kill(before[0], Signal::SIGKILL).unwrap();
-    // A new steward starts with the first QPN partition, which the stopped process holds.
+    // A new broker starts with the first QPN partition, which the stopped process holds.
     for _ in 0..4 {
         run_pingpong(&library, &address, &["-n", "10"]);
     }
@@ -256,7 +256,7 @@ fn listen_after_change_of_user_is_refused_with_a_reason_but_works_with_any_user(
 }
 
 #[test]
-fn steward_is_no_child_of_the_program() {
+fn broker_is_no_child_of_the_program() {
     let (library, [address, _]) = (Library::new(), addresses());
     let corners = support::CProgram::build("corners");
     let mut command = library.program(corners.program(), &address);
@@ -278,9 +278,9 @@ fn is_installed(program: &str) -> bool {
 }
 
 #[test]
-fn breakpoint_after_start_of_steward_is_reached_under_gdb() {
+fn breakpoint_after_start_of_broker_is_reached_under_gdb() {
     if !is_installed("gdb") {
-        println!("skipped, requires gdb: breakpoint_after_start_of_steward_is_reached_under_gdb");
+        println!("skipped, requires gdb: breakpoint_after_start_of_broker_is_reached_under_gdb");
         return;
     }
     let (library, [address, _]) = (Library::new(), addresses());
@@ -290,5 +290,5 @@ fn breakpoint_after_start_of_steward_is_reached_under_gdb() {
     let printed = text(&Running::new(command).finish(Duration::from_secs(120)));
     assert!(printed.contains("\nBreakpoint 1, ") || printed.contains("hit Breakpoint 1, "), "{printed}");
     assert!(printed.contains("exited normally") && !printed.contains("Couldn't get"), "{printed}");
-    eventually("the steward ends", || stewards(&address).is_empty());
+    eventually("the broker ends", || brokers(&address).is_empty());
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use super::{UdpLink, UdpLinkError, UdpOptions};
-use crate::link::{Interface, Multihomed, interfaces};
+use crate::link::{Interface, Link, Multihomed, interfaces};
 
 /// Maximum time to wait for duplicate address detection (DAD, RFC 4862): the kernel waits for up to a second
 /// before its probe, and another second for a response.
@@ -44,34 +44,31 @@ impl UdpLink {
     ) -> Result<Vec<Multihomed<UdpLink>>, UdpLinkError> {
         let (addresses, options) = find(name, options)?;
         let bind = |ip| UdpLink::bind_shards(ip, &options, count);
-        join(name, addresses.into_iter().map(bind).collect::<Result<_, _>>()?)
+        let mut by_address: Vec<Vec<UdpLink>> = addresses.into_iter().map(bind).collect::<Result<_, _>>()?;
+        // The first link monitors the state of the port for all addresses.
+        by_address.iter_mut().skip(1).flatten().for_each(UdpLink::ignore_link_state);
+        combine(name, by_address)
     }
 }
 
 /// Returns the addresses of an interface and the options to bind them with.
-pub(super) fn find(name: &str, options: &UdpOptions) -> Result<(Vec<IpAddr>, UdpOptions), UdpLinkError> {
+pub(crate) fn find(name: &str, options: &UdpOptions) -> Result<(Vec<IpAddr>, UdpOptions), UdpLinkError> {
     let options = UdpOptions { interface: Some(name.to_owned()), ..options.clone() };
     Ok((wait_for_dad(name)?.addresses, options))
 }
 
 /// Combines the links of each address (one per shard) into one link of all addresses for each shard.
-pub(super) fn join(
+pub(crate) fn combine<L: Link>(
     name: &str,
-    by_address: Vec<Vec<UdpLink>>,
-) -> Result<Vec<Multihomed<UdpLink>>, UdpLinkError> {
-    let mut by_shard: Vec<Vec<UdpLink>> = Vec::new();
+    by_address: Vec<Vec<L>>,
+) -> Result<Vec<Multihomed<L>>, UdpLinkError> {
+    let mut by_shard: Vec<Vec<L>> = Vec::new();
     for links in by_address {
         by_shard.resize_with(links.len(), Vec::new);
-        for (shard, mut link) in by_shard.iter_mut().zip(links) {
-            if !shard.is_empty() {
-                // The first link monitors the state of the port for all addresses.
-                link.link_state = None;
-            }
-            shard.push(link);
-        }
+        by_shard.iter_mut().zip(links).for_each(|(shard, link)| shard.push(link));
     }
-    let joined = by_shard.into_iter().map(|links| Multihomed::new(format!("udp {name}"), links));
-    joined.collect::<Option<_>>().ok_or_else(|| missing(name))
+    let combined = by_shard.into_iter().map(|links| Multihomed::new(format!("udp {name}"), links));
+    combined.collect::<Option<_>>().ok_or_else(|| missing(name))
 }
 
 fn missing(name: &str) -> UdpLinkError {

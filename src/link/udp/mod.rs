@@ -8,38 +8,34 @@
 mod cmsg;
 mod groups;
 mod interface;
-mod owner;
+mod port_conflict;
 mod recv;
 mod send;
-mod shared;
 mod socket;
-mod steer;
-pub mod steward;
+pub(crate) mod steer;
 #[cfg(test)]
 mod tests;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 
-pub use owner::PortOwner;
+pub use port_conflict::PortOwner;
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::link_state::LinkStateMonitor;
-use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, RxBurst, SharedAddress};
-use crate::nic::{QpnPartition, ShardId};
+use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use crate::nic::ShardId;
 use crate::transport::{BurstLimits, Instant, TxQueue};
-use crate::wire::mad::ServiceId;
 use crate::wire::{Flow, ROCE_PORT};
 use groups::Groups;
+pub(crate) use interface::{combine, find as find_interface};
 use recv::Receiver;
 use send::Sender;
 use socket::BoundSocket;
-pub use steward::Sharing;
-use steward::{Lease, ServiceRegistry};
+pub(crate) use socket::{drain, needs_scope, stop_coalescing};
 
 /// Options of a [`UdpLink`].
 #[derive(Clone, Debug)]
@@ -78,16 +74,6 @@ pub enum UdpLinkError {
     NotLocal {
         /// The requested address.
         ip: IpAddr,
-    },
-    /// The broker (`steward`) that shares the address refused this process a QPN partition.
-    #[error("{reason}")]
-    Refused {
-        /// The requested address.
-        ip: IpAddr,
-        /// Reason as an errno value.
-        errno: i32,
-        /// Reason as text.
-        reason: String,
     },
     /// The interface does not exist, is down or has no IP address.
     #[error(
@@ -151,10 +137,6 @@ pub struct UdpLink {
     /// sleeps.
     epoll: Epoll,
     options: UdpOptions,
-    /// Lease on a QPN partition where the address is shared.
-    lease: Option<Arc<Lease>>,
-    /// Registry of the services for QP1 where the address is shared.
-    registry: Option<ServiceRegistry>,
     /// Link state monitor (rtnetlink). `None` if it is unavailable, no interface has the address, or the link
     /// of another shard or address monitors the state for this one.
     link_state: Option<LinkStateMonitor>,
@@ -182,7 +164,7 @@ impl UdpLink {
         let mut links: Vec<UdpLink> =
             opened.into_iter().map(|opened| UdpLink::new(ip, options, opened)).collect::<Result<_, _>>()?;
         // The first link monitors the state of the port for all shards.
-        links.iter_mut().skip(1).for_each(|link| link.link_state = None);
+        links.iter_mut().skip(1).for_each(UdpLink::ignore_link_state);
         Ok(links)
     }
 
@@ -222,18 +204,37 @@ impl UdpLink {
             groups: Groups::default(),
             epoll,
             options: options.clone(),
-            lease: None,
-            registry: None,
             link_state,
             socket: opened.socket,
         })
     }
 
-    /// Attaches the registry of services for QP1 and polls its sockets through the group epoll.
-    fn add_registry(&mut self, registry: ServiceRegistry) -> io::Result<()> {
-        self.epoll.add(&registry, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
-        self.registry = Some(registry);
-        Ok(())
+    /// Creates the link of a socket that another process has bound to this address and passed to this one.
+    pub(crate) fn from_socket(
+        ip: IpAddr,
+        socket: OwnedFd,
+        options: &UdpOptions,
+    ) -> Result<UdpLink, UdpLinkError> {
+        UdpLink::new(ip, options, socket::adopt(ip, socket, options)?)
+    }
+
+    /// Stops monitoring the state of the port, which then counts as up.
+    pub(crate) fn ignore_link_state(&mut self) {
+        self.link_state = None;
+    }
+
+    /// Makes [`group_fd`](Link::group_fd) readable also when this descriptor is.
+    pub(crate) fn add_to_group_fd(&self, fd: impl AsFd) -> io::Result<()> {
+        Ok(self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0))?)
+    }
+
+    /// Receives like [`receive`](Link::receive) from another socket of the address.
+    pub(crate) fn receive_from(
+        &mut self,
+        socket: &OwnedFd,
+        sink: &mut dyn FnMut(RxBurst<'_>),
+    ) -> io::Result<usize> {
+        self.receiver.receive(socket, &self.local, sink)
     }
 
     /// Binds UDP port 4791 of every IPv4 address of this machine.
@@ -278,13 +279,6 @@ fn window(rcvbuf: usize) -> usize {
     rcvbuf / 3
 }
 
-/// Reports whether a coalesced datagram contains packets for another QPN partition: the kernel selects the
-/// socket by the first packet.
-fn has_mixed_partitions(burst: &RxBurst<'_>, partition: QpnPartition) -> bool {
-    burst.data.len() > burst.segment
-        && burst.packets().any(|(_, packet)| !partition.has(steer::partition_byte(packet)))
-}
-
 /// Reports whether an error means that there is no route to the peer, or that no process receives there.
 fn is_unreachable(code: i32) -> bool {
     matches!(
@@ -308,25 +302,12 @@ impl Link for UdpLink {
         self.sender.transmit(&self.socket, &self.local, queue)
     }
 
-    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+    fn receive(&mut self, _now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         if self.link_state.as_ref().is_some_and(LinkStateMonitor::is_removed) {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));
         }
-        let own = match &self.lease {
-            None => self.receiver.receive(&self.socket, &self.local, sink)?,
-            Some(lease) => self.receiver.receive(&self.socket, &self.local, &mut |burst| {
-                if has_mixed_partitions(&burst, lease.partition()) {
-                    lease.stop_coalescing();
-                }
-                sink(burst);
-            })?,
-        };
-        let forwarded = self.registry.as_mut().map_or(0, |registry| registry.receive(now, sink));
-        Ok(own + forwarded + self.groups.receive(sink)?)
-    }
-
-    fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
-        Some(self)
+        let own = self.receiver.receive(&self.socket, &self.local, sink)?;
+        Ok(own + self.groups.receive(sink)?)
     }
 
     fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
@@ -361,23 +342,6 @@ impl Link for UdpLink {
             all.rx_overflow += received.rx_overflow;
         }
         all.rx_overflow += socket::dropped_datagrams(&self.socket);
-        all.rx_foreign += self.registry.as_ref().map_or(0, ServiceRegistry::rejected);
         all
-    }
-}
-
-impl SharedAddress for UdpLink {
-    fn partition(&self) -> QpnPartition {
-        self.lease.as_ref().map_or(QpnPartition::WHOLE, |lease| lease.partition())
-    }
-
-    fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
-        self.registry.as_mut().map_or(Ok(()), |registry| registry.claim(service, address))
-    }
-
-    fn release(&mut self, service: ServiceId, _address: Option<IpAddr>) {
-        if let Some(registry) = &mut self.registry {
-            registry.release(service);
-        }
     }
 }

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::net::SocketFlags;
 
 use super::cmsg::SockAddr;
-use super::owner::PortOwner;
+use super::port_conflict::PortOwner;
 use super::{UdpLinkError, UdpOptions};
 use crate::link::{membership, system_udp};
 use crate::wire::{Flow, ROCE_PORT};
@@ -146,7 +146,7 @@ fn smallest_mtu(socket: &OwnedFd, locals: &[LocalAddress]) -> usize {
 
 /// Discards the queued datagrams, which were for another process. Bounded, so that a continuous sender cannot
 /// keep this from ending.
-pub(super) fn drain(socket: &OwnedFd) {
+pub(crate) fn drain(socket: &OwnedFd) {
     /// More datagrams than fit into a receive buffer.
     const MAX_DATAGRAMS: usize = 1 << 20;
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
@@ -159,7 +159,7 @@ pub(super) fn drain(socket: &OwnedFd) {
 }
 
 /// Makes the kernel deliver datagrams as received, not coalesced (GRO).
-pub(super) fn stop_coalescing(socket: &OwnedFd) -> io::Result<()> {
+pub(crate) fn stop_coalescing(socket: &OwnedFd) -> io::Result<()> {
     set(socket, libc::SOL_UDP, libc::UDP_GRO, 0)
 }
 
@@ -214,7 +214,7 @@ pub(super) fn open_group(group: IpAddr, ifindex: u32, options: &UdpOptions) -> i
 
 /// Reports whether an address is ambiguous without an interface: IPv6 link-local, or multicast of
 /// interface-local or link-local scope.
-pub(super) fn needs_scope(ip: IpAddr) -> bool {
+pub(crate) fn needs_scope(ip: IpAddr) -> bool {
     let IpAddr::V6(ip) = ip else { return false };
     ip.is_unicast_link_local() || ip.is_multicast() && ip.octets()[1] & 0xf <= 2
 }
@@ -286,15 +286,6 @@ pub(super) fn dropped_datagrams(socket: &OwnedFd) -> u64 {
     /// Index of SK_MEMINFO_DROPS, the last of the nine values of SO_MEMINFO.
     const DROPS: usize = 8;
     get::<[u32; 9]>(socket, libc::SOL_SOCKET, libc::SO_MEMINFO).map_or(0, |info| info[DROPS].into())
-}
-
-/// Returns the memory, in bytes, of datagrams that a Unix socket has sent and that are still unread; 0 if the
-/// kernel does not report it.
-pub(super) fn unread(socket: &OwnedFd) -> usize {
-    let mut bytes: libc::c_int = 0;
-    // SAFETY: TIOCOUTQ writes one int, and `bytes` is an int that outlives the call.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
-    if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
 fn set(socket: &OwnedFd, level: i32, name: i32, value: libc::c_int) -> io::Result<()> {

@@ -3,7 +3,8 @@
 
 use std::net::IpAddr;
 
-use urxe::link::udp::{Sharing, UdpLink, UdpOptions};
+use urxe::broker::{SharedUdpLink, Sharing};
+use urxe::link::udp::UdpOptions;
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
@@ -12,7 +13,7 @@ use super::fixture::*;
 fn open_shared(ip: &str) -> Side {
     let sharing = Sharing { program: env!("CARGO_BIN_EXE_urxe").into(), any_user: false };
     let ip: IpAddr = ip.parse().unwrap();
-    let links = UdpLink::bind_shared(ip, &UdpOptions::default(), 1, &sharing).unwrap();
+    let links = SharedUdpLink::bind(ip, &UdpOptions::default(), 1, &sharing).unwrap();
     let links = links.into_iter().map(|link| Box::new(link) as _).collect();
     Side::new(Context::open_shards(links, &ContextOptions::default()).unwrap())
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::*;
+use crate::broker::steering;
 use crate::link::ClaimError;
-use crate::link::udp::steer;
 use crate::verbs::{AddressVector, Context, ContextOptions, Gid, ManagementPort, WaitError};
 use crate::wire::mad::{
     CommId, Dreq, Mad, Message, Rej, RejReason, Rejected, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq,
@@ -54,7 +54,7 @@ fn request(service: u64) -> Req {
 
 #[test]
 fn responses_reach_the_process_of_their_communication_id() {
-    let (ip, sharing, server) = steward("127.18.220.1");
+    let (ip, sharing, server) = start_broker("127.18.220.1");
     let [one, four, other] = [1, 4, 1].map(|shards| member(ip, shards, &sharing));
     let ports = [&one, &four, &other].map(|context| context.management_port().unwrap());
     let peer = foreign_host("127.18.220.2");
@@ -89,7 +89,7 @@ fn responses_reach_the_process_of_their_communication_id() {
 
 #[test]
 fn requests_reach_the_process_that_claimed_the_service() {
-    let (ip, sharing, server) = steward("127.18.221.1");
+    let (ip, sharing, server) = start_broker("127.18.221.1");
     let [one, two] = [1, 2].map(|shards| member(ip, shards, &sharing));
     let ports = [&one, &two].map(|context| context.management_port().unwrap());
     let peer = foreign_host("127.18.221.2");
@@ -133,7 +133,7 @@ fn requests_reach_the_process_that_claimed_the_service() {
 
 #[test]
 fn request_for_an_unclaimed_service_is_rejected() {
-    let (ip, sharing, server) = steward("127.18.222.1");
+    let (ip, sharing, server) = start_broker("127.18.222.1");
     let one = member(ip, 1, &sharing);
     let peer = foreign_host("127.18.222.2");
     send(&peer, ip, 1, request(0x106_0001));
@@ -161,7 +161,7 @@ fn request_for_an_unclaimed_service_is_rejected() {
 /// A client that gives up before it gets a response does not know the server's ID.
 #[test]
 fn cancellation_reaches_the_process_that_got_the_request() {
-    let (ip, sharing, server) = steward("127.18.226.1");
+    let (ip, sharing, server) = start_broker("127.18.226.1");
     let [one, two] = [1, 2].map(|shards| member(ip, shards, &sharing));
     let ports = [&one, &two].map(|context| context.management_port().unwrap());
     let claims = [(&one, 100), (&two, 200)].map(|(c, id)| c.claim_service(ServiceId(id), None).unwrap());
@@ -184,8 +184,8 @@ fn cancellation_reaches_the_process_that_got_the_request() {
 }
 
 #[test]
-fn steward_responds_to_messages_for_a_process_that_has_ended() {
-    let (ip, sharing, server) = steward("127.18.225.1");
+fn broker_responds_to_messages_for_a_process_that_has_ended() {
+    let (ip, sharing, server) = start_broker("127.18.225.1");
     let [remaining, ended] = [1, 2].map(|shards| member(ip, shards, &sharing));
     let port = ended.management_port().unwrap();
     let (closed, local) = (id_of(&port, 9), CommId(7));
@@ -228,7 +228,7 @@ fn steward_responds_to_messages_for_a_process_that_has_ended() {
 
 #[test]
 fn many_requests_at_once_all_arrive() {
-    let (ip, sharing, server) = steward("127.18.223.1");
+    let (ip, sharing, server) = start_broker("127.18.223.1");
     let one = member(ip, 1, &sharing);
     let port = one.management_port().unwrap();
     let _claim = one.claim_service(ServiceId(7), None).unwrap();
@@ -266,10 +266,10 @@ fn bpf_program_and_partition_byte_select_the_same_partition() {
         (mad(1, 7, 0x13, 48, 0xa5)[..48].to_vec(), 0),
         (vec![0; 3], 0),
     ] {
-        assert_eq!(steer::partition_byte(&packet), byte, "{:x?}", &packet[..packet.len().min(8)]);
+        assert_eq!(steering::partition_byte(&packet), byte, "{:x?}", &packet[..packet.len().min(8)]);
     }
-    let (ip, sharing, server) = steward("127.18.224.1");
-    let mut all: Vec<UdpLink> = (0..3).map(|_| join(ip, 1, &sharing).unwrap().swap_remove(0)).collect();
+    let (ip, sharing, server) = start_broker("127.18.224.1");
+    let mut all: Vec<SharedUdpLink> = (0..3).map(|_| join(ip, 1, &sharing).unwrap().swap_remove(0)).collect();
     let from = UdpSocket::bind("127.18.224.2:0").unwrap();
     for i in 0..3 {
         let first = (all[i].partition().index() << 2) as u8 | 1;
@@ -278,7 +278,7 @@ fn bpf_program_and_partition_byte_select_the_same_partition() {
             mad(1, 7, 0x18, 44, first),
             mad(u32::from(first) << 16 | 9, 7, 0, 30, 0),
         ] {
-            assert!(all[i].partition().has(steer::partition_byte(&packet)));
+            assert!(all[i].partition().has(steering::partition_byte(&packet)));
             from.send_to(&packet, (ip, 4791)).unwrap();
             for (j, link) in all.iter_mut().enumerate() {
                 assert_eq!(received(link).len(), usize::from(i == j), "{i} {j}");

@@ -1,14 +1,14 @@
-//! `urxe steward`: the broker that shares an address between several processes, which start it themselves.
+//! `urxe broker`: shares an address between several processes, which start this command themselves.
 #![forbid(unsafe_code)]
 
 use clap::Args;
 
 use super::CliError;
-use urxe::link::udp::steward;
+use urxe::broker;
 
 /// Share an address among several programs; the first program starts this command, which exits with the last
 #[derive(Args)]
-pub struct Steward {
+pub struct Broker {
     /// Address to share: 10.0.0.1, fd00::1, or fe80::1%eth0
     address: String,
     /// Allow programs of any user
@@ -16,9 +16,9 @@ pub struct Steward {
     any_user: bool,
 }
 
-impl Steward {
+impl Broker {
     /// Serves until no process uses the address any more.
     pub fn run(&self) -> Result<(), CliError> {
-        steward::serve(&self.address, self.any_user).map_err(|e| CliError::Usage(e.to_string()))
+        broker::serve(&self.address, self.any_user).map_err(|e| CliError::Usage(e.to_string()))
     }
 }

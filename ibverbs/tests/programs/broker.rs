@@ -1,4 +1,4 @@
-//! A steward with few file descriptors.
+//! A broker with few file descriptors.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -16,9 +16,9 @@ const FD_LIMIT_FOR_FEW: u32 = 84;
 /// test.
 const FD_LIMIT_FOR_SOME: u32 = 128;
 
-/// Returns the path of the socket on which the steward of an address listens.
-fn steward_socket(address: &str) -> Option<String> {
-    let name = format!("/urxe-steward-{address}");
+/// Returns the path of the socket on which the broker of an address listens.
+fn broker_socket(address: &str) -> Option<String> {
+    let name = format!("/urxe-broker-{address}");
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
     // The flag means that the socket listens; the name is set before that.
     let listening = sockets.lines().filter(|line| line.contains(" 00010000 "));
@@ -26,15 +26,15 @@ fn steward_socket(address: &str) -> Option<String> {
     paths.find(|path| path.ends_with(&name)).map(str::to_owned)
 }
 
-/// Starts a steward with this limit of descriptors.
-fn steward(address: &str, descriptors: u32) -> Running {
+/// Starts a broker with this limit of descriptors.
+fn broker(address: &str, descriptors: u32) -> Running {
     let mut command = Command::new("sh");
-    command.args(["-c", &format!("ulimit -n {descriptors}; exec \"$0\" steward {address}")]);
+    command.args(["-c", &format!("ulimit -n {descriptors}; exec \"$0\" broker {address}")]);
     command.arg(built("urxe").unwrap()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let running = Running::new(command);
     let deadline = Instant::now() + Duration::from_secs(20);
-    while steward_socket(address).is_none() {
-        assert!(Instant::now() < deadline, "the steward does not listen");
+    while broker_socket(address).is_none() {
+        assert!(Instant::now() < deadline, "the broker does not listen");
         std::thread::sleep(Duration::from_millis(5));
     }
     running
@@ -47,10 +47,10 @@ fn server(library: &Library, address: &str, port: &str) -> Running {
 }
 
 #[test]
-fn process_that_the_steward_has_no_descriptor_for_is_refused_and_the_others_are_served() {
+fn process_that_the_broker_has_no_descriptor_for_is_refused_and_the_others_are_served() {
     let (library, [address, _]) = (Library::new(), addresses());
-    let _steward = steward(&address, FD_LIMIT_FOR_FEW);
-    // The steward runs as long as one of the servers runs.
+    let _broker = broker(&address, FD_LIMIT_FOR_FEW);
+    // The broker runs as long as one of the servers runs.
     let first = port().to_string();
     let mut servers = vec![(first.clone(), server(&library, &address, &first))];
     wait_for_listener(&first);
@@ -65,8 +65,8 @@ fn process_that_the_steward_has_no_descriptor_for_is_refused_and_the_others_are_
         wait_for_listener(&port);
         servers.push((port, running));
     };
-    let steward = format!("the steward of {address} cannot");
-    assert!(refused.contains(&steward) && refused.contains("Too many open files"), "{refused}");
+    let broker = format!("the broker of {address} cannot");
+    assert!(refused.contains(&broker) && refused.contains("Too many open files"), "{refused}");
     assert!(servers.len() > 1, "refused after {} processes: {refused}", servers.len());
     // The end of one process makes room for a client of another.
     drop(servers.pop());
@@ -88,8 +88,8 @@ fn process_that_the_steward_has_no_descriptor_for_is_refused_and_the_others_are_
 #[test]
 fn silent_connections_that_take_all_descriptors_keep_no_process_out() {
     let (library, [address, _]) = (Library::new(), addresses());
-    let _steward = steward(&address, FD_LIMIT_FOR_SOME);
-    let path = UnixAddr::new(steward_socket(&address).unwrap().as_str()).unwrap();
+    let _broker = broker(&address, FD_LIMIT_FOR_SOME);
+    let path = UnixAddr::new(broker_socket(&address).unwrap().as_str()).unwrap();
     let silent: Vec<_> = (0..200)
         .map(|_| {
             let connection =

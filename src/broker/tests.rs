@@ -1,26 +1,25 @@
 //! Tests of the broker: partitions, steering, and sharing of an address.
 
 use std::collections::HashSet;
-use std::net::UdpSocket;
+use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::thread;
 
-use super::super::{UdpLink, UdpLinkError};
 use super::*;
+use crate::link::udp::{UdpLink, UdpLinkError, UdpOptions};
 use crate::link::{Link, RxBurst, SharedAddress};
 use crate::nic::QpnPartition;
 use crate::transport::Instant;
 
+mod hostile;
 mod services;
-mod squatters;
 
 /// Runs a broker in a thread. The program that would start another one does not exist.
-fn steward(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), ServeError>>) {
+fn start_broker(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), ServeError>>) {
     let address = ip.to_owned();
     let server = thread::spawn(move || serve(&address, false));
-    let name = BindAddr::new(ip.parse().unwrap(), &UdpOptions::default()).name();
-    let Names::Private(directory) = Names::private().unwrap() else { panic!("not a private name") };
-    let path = directory.join(name.replace('/', "-"));
+    let name = BindAddr::new(ip.parse().unwrap(), &UdpOptions::default()).broker_name();
+    let path = socket_dir::own().unwrap().join(name.replace('/', "-"));
     let path = path.display().to_string();
     // The flag means that the socket listens, which it does slightly after it is bound.
     let listens = |line: &str| {
@@ -34,12 +33,12 @@ fn steward(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), ServeErr
     (ip.parse().unwrap(), Sharing { program: "/nonexistent".into(), any_user: false }, server)
 }
 
-fn join(ip: IpAddr, shards: usize, sharing: &Sharing) -> Result<Vec<UdpLink>, UdpLinkError> {
-    UdpLink::bind_shared(ip, &UdpOptions::default(), shards, sharing)
+fn join(ip: IpAddr, shards: usize, sharing: &Sharing) -> Result<Vec<SharedUdpLink>, SharingError> {
+    SharedUdpLink::bind(ip, &UdpOptions::default(), shards, sharing)
 }
 
 /// Returns the last byte of the destination QPN of each packet that a link has received.
-fn received(link: &mut UdpLink) -> Vec<u8> {
+fn received(link: &mut SharedUdpLink) -> Vec<u8> {
     let mut all = Vec::new();
     let mut record = |burst: RxBurst<'_>| all.extend(burst.packets().map(|(_, packet)| packet[7]));
     while link.receive(Instant(1), &mut record).unwrap() > 0 {}
@@ -55,7 +54,7 @@ fn packet(qpn: u32) -> [u8; 20] {
 
 #[test]
 fn packets_are_steered_to_process_and_shard_by_qpn() {
-    let (ip, sharing, server) = steward("127.18.200.1");
+    let (ip, sharing, server) = start_broker("127.18.200.1");
     let mut one = join(ip, 1, &sharing).unwrap();
     let mut four = join(ip, 4, &sharing).unwrap();
     let mut other = join(ip, 1, &sharing).unwrap();
@@ -91,11 +90,11 @@ fn packets_are_steered_to_process_and_shard_by_qpn() {
 
 #[test]
 fn all_partitions_can_be_granted_and_a_released_one_is_drained() {
-    let (ip, sharing, server) = steward("127.18.201.1");
-    let mut all: Vec<UdpLink> =
+    let (ip, sharing, server) = start_broker("127.18.201.1");
+    let mut all: Vec<SharedUdpLink> =
         (1..QpnPartition::COUNT).map(|_| join(ip, 1, &sharing).unwrap().swap_remove(0)).collect();
     let error = join(ip, 1, &sharing).err().unwrap();
-    assert!(matches!(error, UdpLinkError::Refused { errno: libc::EUSERS, .. }), "{error}");
+    assert!(matches!(error, SharingError::Refused { errno: libc::EUSERS, .. }), "{error}");
     assert!(error.to_string().contains("all 63 QPN partitions of 127.18.201.1 are in use"), "{error}");
     let released = all.remove(20).partition();
     let from = UdpSocket::bind("127.18.201.2:0").unwrap();
@@ -104,7 +103,7 @@ fn all_partitions_can_be_granted_and_a_released_one_is_drained() {
     let mut again = loop {
         match join(ip, 1, &sharing) {
             Ok(links) => break links,
-            Err(UdpLinkError::Refused { errno: libc::EUSERS, .. }) => thread::yield_now(),
+            Err(SharingError::Refused { errno: libc::EUSERS, .. }) => thread::yield_now(),
             Err(e) => panic!("{e}"),
         }
     };
@@ -118,21 +117,21 @@ fn all_partitions_can_be_granted_and_a_released_one_is_drained() {
 
 #[test]
 fn exclusively_bound_port_is_not_shared() {
-    let (ip, sharing, server) = steward("127.18.202.1");
+    let (ip, sharing, server) = start_broker("127.18.202.1");
     let owner = UdpLink::bind(ip, &UdpOptions::default()).unwrap();
     let error = join(ip, 1, &sharing).err().unwrap();
-    assert!(matches!(error, UdpLinkError::Refused { errno: libc::EADDRINUSE, .. }), "{error}");
+    assert!(matches!(error, SharingError::Refused { errno: libc::EADDRINUSE, .. }), "{error}");
     assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
     server.join().unwrap().unwrap();
     drop(owner);
     let error = join(ip, 1, &sharing).err().unwrap();
-    assert!(matches!(error, UdpLinkError::System { .. }), "{error}");
+    assert!(matches!(error, SharingError::System { .. }), "{error}");
     assert!(std::error::Error::source(&error).unwrap().to_string().contains("/nonexistent is not a program"));
 }
 
 #[test]
-fn shared_port_is_in_use_and_a_second_steward_is_refused() {
-    let (ip, sharing, server) = steward("127.18.203.1");
+fn shared_port_is_in_use_and_a_second_broker_is_refused() {
+    let (ip, sharing, server) = start_broker("127.18.203.1");
     let links = join(ip, 1, &sharing).unwrap();
     let error = UdpLink::bind(ip, &UdpOptions::default()).err().unwrap();
     assert!(matches!(error, UdpLinkError::InUse { .. }), "{error}");
@@ -144,7 +143,7 @@ fn shared_port_is_in_use_and_a_second_steward_is_refused() {
 
 #[test]
 fn coalesced_burst_for_several_partitions_disables_coalescing() {
-    let (ip, sharing, server) = steward("127.18.204.1");
+    let (ip, sharing, server) = start_broker("127.18.204.1");
     let mut all = [join(ip, 1, &sharing).unwrap(), join(ip, 1, &sharing).unwrap()];
     let [a, b] = [0, 1].map(|i| all[i][0].partition().index() << 18);
     // Coalesced as an adapter's driver does: by sizes and ports, which are the same for all.
@@ -158,7 +157,7 @@ fn coalesced_burst_for_several_partitions_disables_coalescing() {
         let bytes: Vec<u8> = qpns.iter().flat_map(|qpn| packet(*qpn)).collect();
         sender.send_to(&bytes, (ip, 4791)).unwrap();
     };
-    let sizes = |link: &mut UdpLink| {
+    let sizes = |link: &mut SharedUdpLink| {
         let mut sizes = Vec::new();
         while link.receive(Instant(1), &mut |burst| sizes.push(burst.data.len())).unwrap() > 0 {}
         sizes

@@ -45,13 +45,13 @@ struct Entry {
 
 impl PortOwner {
     /// Returns the number of sockets that conflict with binding `ip` and `port`.
-    pub(super) fn count(ip: IpAddr, port: u16) -> usize {
+    pub(crate) fn count(ip: IpAddr, port: u16) -> usize {
         Self::users(ip, port).len()
     }
 
     /// Returns the user ID, as seen in this user namespace, of each socket that conflicts with binding `ip`
     /// and `port`.
-    pub(super) fn users(ip: IpAddr, port: u16) -> Vec<u32> {
+    pub(crate) fn users(ip: IpAddr, port: u16) -> Vec<u32> {
         let lists = PROC_TABLES.iter().filter_map(|list| fs::read_to_string(list).ok());
         let users = |list: String| -> Vec<u32> {
             list.lines()

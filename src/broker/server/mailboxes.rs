@@ -3,14 +3,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{SendFlags, sendto};
 
-use super::super::socket::unread;
-use super::{Names, datagram_socket};
+use crate::broker::{SocketNames, datagram_socket};
 
 /// Maximum number of datagrams queued for one socket, beyond the ten or so that the kernel queues
 /// (`net.unix.max_dgram_qlen`).
@@ -40,7 +39,7 @@ const MAX_REMEMBERED: usize = 256;
 
 /// Result of sending a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Outcome {
+pub enum Outcome {
     /// Delivered or queued.
     Sent,
     /// No socket has the name.
@@ -50,9 +49,9 @@ pub(super) enum Outcome {
 }
 
 /// Sends datagrams to named sockets.
-pub(super) struct Mailboxes {
+pub struct Mailboxes {
     socket: OwnedFd,
-    names: Names,
+    names: SocketNames,
     queues: HashMap<String, Mailbox>,
     /// Time at which each name last had an owner.
     last_owned: HashMap<String, Instant>,
@@ -71,7 +70,7 @@ struct Mailbox {
 }
 
 impl Mailboxes {
-    pub fn new(names: Names) -> io::Result<Mailboxes> {
+    pub fn new(names: SocketNames) -> io::Result<Mailboxes> {
         let (queues, last_owned) = (HashMap::new(), HashMap::new());
         Ok(Mailboxes {
             socket: datagram_socket()?,
@@ -193,6 +192,15 @@ impl Mailboxes {
     }
 }
 
+/// Returns the memory, in bytes, of datagrams that a Unix socket has sent and that are still unread; 0 if the
+/// kernel does not report it.
+fn unread(socket: &OwnedFd) -> usize {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: TIOCOUTQ writes one int, and `bytes` is an int that outlives the call.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
+}
+
 #[cfg(test)]
 mod tests {
     use rustix::net::{RecvFlags, recv};
@@ -206,7 +214,7 @@ mod tests {
 
     fn receiver(name: &str) -> OwnedFd {
         let socket = datagram_socket().unwrap();
-        Names::Shared.bind(&socket, name).unwrap();
+        SocketNames::Abstract.bind(&socket, name).unwrap();
         socket
     }
 
@@ -228,7 +236,7 @@ mod tests {
 
     #[test]
     fn datagrams_for_a_full_socket_are_delivered_later_in_order() {
-        let mut mailboxes = Mailboxes::new(Names::Shared).unwrap();
+        let mut mailboxes = Mailboxes::new(SocketNames::Abstract).unwrap();
         assert_eq!(mailboxes.send(&name("delivery/0"), datagram(0)), Outcome::NoOwner);
         let name = name("delivery/1");
         let socket = receiver(&name);
@@ -248,7 +256,7 @@ mod tests {
     #[test]
     fn datagrams_for_a_name_that_lost_its_owner_wait_for_the_next() {
         let (name, long, short) = (name("vacant/1"), Duration::from_secs(3600), Duration::from_millis(50));
-        let mut mailboxes = Mailboxes { owner_grace: long, ..Mailboxes::new(Names::Shared).unwrap() };
+        let mut mailboxes = Mailboxes { owner_grace: long, ..Mailboxes::new(SocketNames::Abstract).unwrap() };
         let first = receiver(&name);
         assert_eq!(mailboxes.send(&name, datagram(0)), Outcome::Sent);
         drop(first);
@@ -287,7 +295,7 @@ mod tests {
     #[test]
     fn slow_owner_that_disconnects_gets_the_full_grace_period() {
         let (name, owner_grace) = (name("slow"), Duration::from_secs(5));
-        let mut mailboxes = Mailboxes { owner_grace, ..Mailboxes::new(Names::Shared).unwrap() };
+        let mut mailboxes = Mailboxes { owner_grace, ..Mailboxes::new(SocketNames::Abstract).unwrap() };
         let slow = receiver(&name);
         let mut sent = 0;
         while !mailboxes.has_queued() {
@@ -304,7 +312,7 @@ mod tests {
 
     #[test]
     fn receivers_that_do_not_read_do_not_block_others() {
-        let mut mailboxes = Mailboxes::new(Names::Shared).unwrap();
+        let mut mailboxes = Mailboxes::new(SocketNames::Abstract).unwrap();
         let names: Vec<String> = (0..200).map(|i| name(&format!("stopped/{i}"))).collect();
         let _stopped: Vec<OwnedFd> = names.iter().map(|name| receiver(name)).collect();
         for number in 0..20 {

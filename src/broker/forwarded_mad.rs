@@ -14,11 +14,11 @@ const VERSION: u8 = 1;
 const HEADER_LEN: usize = 4 + 16 + 16;
 
 /// Size of a receive buffer: larger than any packet with a MAD and the header.
-pub(super) const MAX_LEN: usize = 1024;
+pub const MAX_LEN: usize = 1024;
 
 /// The packet, from BTH to ICRC, and the flow on which it arrived.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct ForwardedMad<'a> {
+pub struct ForwardedMad<'a> {
     pub flow: Flow,
     pub packet: &'a [u8],
 }
@@ -46,12 +46,12 @@ impl<'a> ForwardedMad<'a> {
 }
 
 /// Returns the name of the socket that receives the requests for a service.
-pub(super) fn name(bind_addr: &BindAddr, service: ServiceId) -> String {
+pub fn name(bind_addr: &BindAddr, service: ServiceId) -> String {
     format!("{}{:016x}", name_prefix(bind_addr), service.0)
 }
 
 /// Reports whether a name is of a service at this address.
-pub(super) fn is_at(bind_addr: &BindAddr, name: &str) -> bool {
+pub fn is_at(bind_addr: &BindAddr, name: &str) -> bool {
     name.starts_with(&name_prefix(bind_addr))
 }
 

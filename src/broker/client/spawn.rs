@@ -5,18 +5,18 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::ptr;
 
-use super::Sharing;
+use crate::broker::Sharing;
 
 /// Starts a broker that outlives this process and is not its child: a program that waits for its children, or
 /// handles SIGCHLD, does not notice it. Success means that the broker was started, not that it works.
-pub(super) fn start(sharing: &Sharing, any_user: bool, address: &str) -> io::Result<()> {
+pub fn spawn_broker(sharing: &Sharing, any_user: bool, address: &str) -> io::Result<()> {
     if !sharing.program.is_file() {
         let reason = format!("{} is not a program", sharing.program.display());
         return Err(io::Error::new(io::ErrorKind::NotFound, reason));
     }
     let program = CString::new(sharing.program.as_os_str().as_bytes())?;
     let option = any_user.then_some("--any-user");
-    let arguments = ["urxe", "steward", address].into_iter().chain(option);
+    let arguments = ["urxe", "broker", address].into_iter().chain(option);
     let arguments: Vec<CString> = arguments.map(CString::new).collect::<Result<_, _>>()?;
     let mut arguments: Vec<*const c_char> = arguments.iter().map(|a| a.as_ptr()).collect::<Vec<_>>();
     arguments.push(ptr::null());
@@ -90,7 +90,7 @@ fn wait_for(child: c_int) -> io::Result<()> {
                 e => return Err(e),
             },
             _ if status == 0 => return Ok(()),
-            _ => return Err(io::Error::other("the child process could not start the steward")),
+            _ => return Err(io::Error::other("the child process could not start the broker")),
         }
     }
 }
@@ -98,14 +98,14 @@ fn wait_for(child: c_int) -> io::Result<()> {
 /// Child: starts the grandchild, for which no process waits, and ends.
 extern "C" fn start_grandchild(launch: *mut c_void) -> c_int {
     let launch: *const Launch = launch.cast();
-    // SAFETY: `launch` points to the `Launch` of `start`, whose thread is suspended until this child has
+    // SAFETY: `launch` points to the `Launch` of `spawn_broker`, whose thread is suspended until this child has
     // ended, and the grandchild has the stack at `stack` to itself.
-    let grandchild = unsafe { clone_without_sigchld(exec_steward, (*launch).stack, launch) };
+    let grandchild = unsafe { clone_without_sigchld(exec_broker, (*launch).stack, launch) };
     c_int::from(grandchild == -1)
 }
 
 /// Grandchild: executes the broker.
-extern "C" fn exec_steward(launch: *mut c_void) -> c_int {
+extern "C" fn exec_broker(launch: *mut c_void) -> c_int {
     // SAFETY: `launch` is valid as in `start_grandchild`. Everything else is system calls with numbers, and
     // with pointers to local data, to NUL-terminated strings and to null-terminated arrays of these.
     unsafe {

@@ -1,7 +1,7 @@
 //! Service registry of a process on a shared address: the services it has registered, and the requests for
 //! them.
 //!
-//! A process that listens for a service binds a Unix socket whose [name](Names) contains the service ID and
+//! A process that listens for a service binds a Unix socket whose [name](SocketNames) contains the service ID and
 //! the address. The name is unique, so one process has the service. The broker forwards requests for the
 //! service to that socket.
 
@@ -15,8 +15,8 @@ use std::time::Duration;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg, sockopt};
 
-use super::forwarded_mad::{self, ForwardedMad};
-use super::{BindAddr, Names, datagram_socket, is_trusted};
+use crate::broker::forwarded_mad::{self, ForwardedMad};
+use crate::broker::{BindAddr, SocketNames, datagram_socket, is_trusted};
 use crate::link::{ClaimError, RxBurst};
 use crate::sys::fork::CloseOnForkFd;
 use crate::transport::Instant;
@@ -37,9 +37,9 @@ struct Service {
 }
 
 /// The services that a process has registered at one address.
-pub(in super::super) struct ServiceRegistry {
+pub struct ServiceRegistry {
     bind_addr: BindAddr,
-    names: Names,
+    names: SocketNames,
     any_user: bool,
     services: HashMap<ServiceId, Service>,
     /// Epoll set of the sockets.
@@ -51,7 +51,7 @@ pub(in super::super) struct ServiceRegistry {
 }
 
 impl ServiceRegistry {
-    pub fn new(bind_addr: BindAddr, names: Names, any_user: bool) -> io::Result<ServiceRegistry> {
+    pub fn new(bind_addr: BindAddr, names: SocketNames, any_user: bool) -> io::Result<ServiceRegistry> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let (services, last_poll) = (HashMap::new(), Instant(0));
         Ok(ServiceRegistry { bind_addr, names, any_user, services, epoll, last_poll, rejected: 0 })
@@ -60,7 +60,7 @@ impl ServiceRegistry {
     /// Registers a service, unless another process has registered it. The process itself decides which of its
     /// listeners serves it.
     pub fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
-        if let Some(address) = address.filter(|address| *address != self.bind_addr.ip) {
+        if let Some(address) = address.filter(|address| *address != self.bind_addr.ip()) {
             return Err(ClaimError::NotLocal { address });
         }
         if let Some(service) = self.services.get_mut(&service) {
@@ -76,7 +76,7 @@ impl ServiceRegistry {
                 Err(ClaimError::InUse { service, address: self.bind_addr.to_string() })
             }
             Err(source) => Err(match &self.names {
-                Names::Private(directory)
+                SocketNames::Private(directory)
                     if matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::NotFound) =>
                 {
                     let user = nix::unistd::geteuid().as_raw();
@@ -170,7 +170,7 @@ fn recv_with_uid(socket: &CloseOnForkFd, bytes: &mut [u8]) -> Option<Option<(usi
 mod tests {
     use std::io::IoSlice;
 
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, UCred, sendmsg_addr};
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, UCred, sendmsg_addr, sendto};
 
     use super::*;
     use crate::link::udp::UdpOptions;
@@ -178,7 +178,7 @@ mod tests {
 
     fn claims(ip: &str, any_user: bool) -> ServiceRegistry {
         let bind_addr = BindAddr::new(ip.parse().unwrap(), &UdpOptions::default());
-        ServiceRegistry::new(bind_addr, Names::of(any_user).unwrap(), any_user).unwrap()
+        ServiceRegistry::new(bind_addr, SocketNames::of(any_user).unwrap(), any_user).unwrap()
     }
 
     fn received(claims: &mut ServiceRegistry, at: u64) -> Vec<usize> {
@@ -232,7 +232,7 @@ mod tests {
         let (service, in_use) = (ServiceId(1), |e| matches!(e, Err(ClaimError::InUse { .. })));
         let [one, other] = &mut all;
         one.claim(service, None).unwrap();
-        one.claim(service, Some(one.bind_addr.ip)).unwrap();
+        one.claim(service, Some(one.bind_addr.ip())).unwrap();
         one.release(service);
         assert!(in_use(other.claim(service, None)));
         one.release(service);
@@ -272,20 +272,21 @@ mod tests {
         }
         claimed.unwrap();
     }
-
     #[test]
     fn requests_for_many_services_arrive_and_none_after_release() {
         let mut claims = claims("127.18.231.1", false);
-        let mut mailboxes = super::super::mailboxes::Mailboxes::new(claims.names.clone()).unwrap();
+        let socket = datagram_socket().unwrap();
+        let send = |claims: &ServiceRegistry, id: u64, datagram: &[u8]| {
+            let name = forwarded_mad::name(&claims.bind_addr, ServiceId(id));
+            sendto(&socket, datagram, SendFlags::empty(), &claims.names.address(&name).unwrap()).unwrap();
+        };
         let flow = Flow::new([127, 0, 0, 1].into(), [127, 18, 231, 1].into(), 4791);
         for id in 0..40 {
             claims.claim(ServiceId(id), None).unwrap();
             let packet = vec![0; 100 + id as usize];
-            let name = forwarded_mad::name(&claims.bind_addr, ServiceId(id));
-            mailboxes.send(&name, ForwardedMad { flow, packet: &packet }.bytes());
+            send(&claims, id, &ForwardedMad { flow, packet: &packet }.bytes());
         }
-        mailboxes
-            .send(&forwarded_mad::name(&claims.bind_addr, ServiceId(3)), b"not a forwarded MAD".to_vec());
+        send(&claims, 3, b"not a forwarded MAD");
         let mut all: Vec<usize> = (1..=3).flat_map(|at| received(&mut claims, at)).collect();
         all.sort_unstable();
         assert_eq!((all, claims.rejected()), ((100..140).collect(), 1));

@@ -2,9 +2,9 @@
 
 use rustix::net::{SendFlags, SocketAddrUnix, bind, connect, listen, send};
 
-use super::super::message;
 use super::*;
 use crate::link::ClaimError;
+use crate::link::udp::steer;
 use crate::verbs::{AddressVector, Context, ContextOptions, Gid, ManagementPort};
 use crate::wire::mad::{CommId, Mad, Req, ServiceId};
 
@@ -25,7 +25,7 @@ fn port_of(link: Box<dyn Link>) -> ManagementPort {
 fn squatter_on_abstract_names_neither_blocks_an_address_nor_receives_requests() {
     let (address, service) = ("127.18.240.1", ServiceId(0x0106_1234));
     let listener = stream();
-    bind(&listener, &abstract_name(&format!("urxe-steward/{address}"))).unwrap();
+    bind(&listener, &abstract_name(&format!("urxe-broker/{address}"))).unwrap();
     listen(&listener, 16).unwrap();
     let tokens: Vec<OwnedFd> = (0..QpnPartition::COUNT)
         .map(|partition| {
@@ -36,7 +36,7 @@ fn squatter_on_abstract_names_neither_blocks_an_address_nor_receives_requests() 
         .collect();
     let forwarded_mads = datagram_socket().unwrap();
     bind(&forwarded_mads, &abstract_name(&format!("urxe-service/{address}/{:016x}", service.0))).unwrap();
-    let (ip, sharing, server) = steward(address);
+    let (ip, sharing, server) = start_broker(address);
     let mut links = join(ip, 1, &sharing).unwrap();
     links[0].claim(service, None).unwrap();
     let port = port_of(Box::new(links.pop().unwrap()));
@@ -55,18 +55,18 @@ fn squatter_on_abstract_names_neither_blocks_an_address_nor_receives_requests() 
 }
 
 #[test]
-fn malformed_messages_are_refused_and_the_steward_continues() {
-    let (ip, sharing, server) = steward("127.18.241.1");
+fn malformed_messages_are_refused_and_the_broker_continues() {
+    let (ip, sharing, server) = start_broker("127.18.241.1");
     let first = join(ip, 1, &sharing).unwrap();
     let bind_addr = BindAddr::new(ip, &UdpOptions::default());
-    let address = Names::private().unwrap().address(&bind_addr.name()).unwrap();
+    let address = SocketNames::private().unwrap().address(&bind_addr.broker_name()).unwrap();
     let long = [b'x'; 9000];
-    let with_nul = b"urxe-steward-3 join 1 127.18.241.1\0";
+    let with_nul = b"urxe-broker-4 acquire 1 127.18.241.1\0";
     let lines: [&[u8]; 7] = [
         b"GET / HTTP/1.0",
-        b"urxe-steward-3 join 0 127.18.241.1",
-        b"urxe-steward-3 return 1 1 127.18.241.1",
-        b"urxe-steward-2 join 1 127.18.241.1",
+        b"urxe-broker-4 acquire 0 127.18.241.1",
+        b"urxe-broker-4 reattach 1 1 127.18.241.1",
+        b"urxe-broker-3 acquire 1 127.18.241.1",
         &[0xff, 0xfe, 0],
         &long,
         with_nul,
@@ -76,7 +76,7 @@ fn malformed_messages_are_refused_and_the_steward_continues() {
         connect(&connection, &address).unwrap();
         send(&connection, line, SendFlags::NOSIGNAL).unwrap();
         // A message of a wrong length ends the connection; any other gets a reason.
-        let response = message::receive(&connection, false);
+        let response = fd_message::receive(&connection, false);
         if line.len() < 9000 {
             let (response, fds) = response.unwrap().unwrap();
             assert!(response.contains("refused") && fds.is_empty(), "{response}");
@@ -84,13 +84,13 @@ fn malformed_messages_are_refused_and_the_steward_continues() {
             assert!(!matches!(response, Ok(Some(_))));
         }
     }
-    // Descriptors that were not requested, and a descriptor that is not a keeper.
+    // Descriptors that were not requested, and one that is not a keepalive descriptor.
     let connection = stream();
     connect(&connection, &address).unwrap();
     let sockets: Vec<OwnedFd> = (0..100).map(|_| datagram_socket().unwrap()).collect();
     let fds: Vec<_> = sockets.iter().map(std::os::fd::AsFd::as_fd).collect();
-    message::send(&connection, &"urxe-steward-3 return 1 1 127.18.241.1", &fds).unwrap();
-    let (response, _) = message::receive(&connection, false).unwrap().unwrap();
+    fd_message::send(&connection, &"urxe-broker-4 reattach 1 1 127.18.241.1", &fds).unwrap();
+    let (response, _) = fd_message::receive(&connection, false).unwrap().unwrap();
     assert!(response.contains("refused"), "{response}");
     // An idle connection delays no other.
     let idle = stream();
@@ -100,19 +100,30 @@ fn malformed_messages_are_refused_and_the_steward_continues() {
     server.join().unwrap().unwrap();
 }
 
+#[test]
+fn port_shared_by_a_broker_of_another_version_is_refused_with_a_hint() {
+    let (ip, sharing, server) = start_broker("127.18.245.1");
+    let group = steer::bind_group(ip, &UdpOptions::default(), QpnPartition::COUNT).unwrap();
+    let error = join(ip, 1, &sharing).err().unwrap();
+    assert!(matches!(error, SharingError::Refused { errno: libc::EADDRINUSE, .. }), "{error}");
+    assert!(error.to_string().contains("another version of urxe"), "{error}");
+    drop(group);
+    server.join().unwrap().unwrap();
+}
+
 /// A process ID does not prove ownership of a partition: only the socket that marks the partition does.
 #[test]
 fn partition_belongs_to_the_owner_of_its_token_and_not_to_a_process_id() {
-    let (ip, sharing, server) = steward("127.18.242.1");
+    let (ip, sharing, server) = start_broker("127.18.242.1");
     let one = join(ip, 1, &sharing).unwrap();
     let partition = one[0].partition().index();
     let bind_addr = BindAddr::new(ip, &UdpOptions::default());
-    let address = Names::private().unwrap().address(&bind_addr.name()).unwrap();
+    let address = SocketNames::private().unwrap().address(&bind_addr.broker_name()).unwrap();
     // A client with the same process ID claims a partition that this process owns.
     let connection = stream();
     connect(&connection, &address).unwrap();
-    message::send(&connection, &format!("urxe-steward-3 return {partition} 1 {ip}"), &[]).unwrap();
-    let (response, _) = message::receive(&connection, false).unwrap().unwrap();
+    fd_message::send(&connection, &format!("urxe-broker-4 reattach {partition} 1 {ip}"), &[]).unwrap();
+    let (response, _) = fd_message::receive(&connection, false).unwrap().unwrap();
     assert!(response.contains("refused"), "{response}");
     drop((one, connection));
     server.join().unwrap().unwrap();
@@ -120,7 +131,7 @@ fn partition_belongs_to_the_owner_of_its_token_and_not_to_a_process_id() {
 
 #[test]
 fn claimed_service_is_in_use_for_other_processes_of_the_user() {
-    let (ip, sharing, server) = steward("127.18.243.1");
+    let (ip, sharing, server) = start_broker("127.18.243.1");
     let mut all = [join(ip, 1, &sharing).unwrap(), join(ip, 1, &sharing).unwrap()];
     let service = ServiceId(77);
     all[0][0].claim(service, None).unwrap();
@@ -132,11 +143,11 @@ fn claimed_service_is_in_use_for_other_processes_of_the_user() {
 }
 
 #[test]
-fn socket_file_of_a_killed_process_is_removed_when_the_steward_ends() {
-    let (ip, sharing, server) = steward("127.18.244.1");
+fn socket_file_of_a_killed_process_is_removed_when_the_broker_ends() {
+    let (ip, sharing, server) = start_broker("127.18.244.1");
     let links = join(ip, 1, &sharing).unwrap();
-    let names = Names::private().unwrap();
-    let Names::Private(directory) = &names else { panic!("not a private name") };
+    let names = SocketNames::private().unwrap();
+    let SocketNames::Private(directory) = &names else { panic!("not a private name") };
     let file = directory.join(format!("urxe-service-{ip}-0000000001061234"));
     // The file of a killed process remains.
     let socket = datagram_socket().unwrap();

@@ -5,12 +5,12 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::super::{UdpLink, UdpLinkError, socket};
-use super::BindAddr;
-use super::forwarded_mad::{self, ForwardedMad};
 use super::mailboxes::{Mailboxes, Outcome};
 use super::recent_reqs::RecentReqs;
+use crate::broker::BindAddr;
+use crate::broker::forwarded_mad::{self, ForwardedMad};
 use crate::cm::unmatched;
+use crate::link::udp::{self, UdpLink, UdpLinkError};
 use crate::link::{Link, RxBurst};
 use crate::transport::{Instant, Payload, TxQueue};
 use crate::wire::icrc::Verifier;
@@ -24,7 +24,7 @@ use crate::wire::{
 const NOW: Instant = Instant(0);
 
 /// Receiver on the socket of partition 0, which belongs to no process.
-pub(super) struct GsiListener {
+pub struct GsiListener {
     link: UdpLink,
     verifier: Verifier,
     responses: TxQueue,
@@ -33,14 +33,14 @@ pub(super) struct GsiListener {
 
 impl GsiListener {
     pub fn open(bind_addr: &BindAddr, socket: &OwnedFd) -> Result<GsiListener, UdpLinkError> {
-        let (ip, options) = (bind_addr.ip, bind_addr.options());
+        let (ip, options) = (bind_addr.ip(), bind_addr.options());
         let failed = |what| move |source: io::Error| UdpLinkError::System { ip, what, source };
         let socket = socket.try_clone().map_err(failed("duplicating a socket"))?;
         // Each packet may be for a different process.
-        socket::stop_coalescing(&socket).map_err(failed("disabling GRO"))?;
-        let mut link = UdpLink::new(ip, &options, socket::adopt(ip, socket, &options)?)?;
+        udp::stop_coalescing(&socket).map_err(failed("disabling GRO"))?;
+        let mut link = UdpLink::from_socket(ip, socket, &options)?;
         // The broker does not use the link state.
-        link.link_state = None;
+        link.ignore_link_state();
         let responses = TxQueue::new(link.info().burst);
         Ok(GsiListener { link, verifier: Verifier::default(), responses, recent_reqs: RecentReqs::default() })
     }
@@ -88,7 +88,7 @@ impl GsiListener {
         // Ignored errors: those of earlier sends, and failures to send, which count as lost datagrams.
         let _ = link.receive(NOW, &mut dispatch);
         for socket in orphaned {
-            let _ = link.receiver.receive(socket, &link.local, &mut dispatch);
+            let _ = link.receive_from(socket, &mut dispatch);
         }
         if !responses.is_empty() {
             let _ = link.transmit(NOW, responses);
@@ -100,7 +100,7 @@ impl GsiListener {
 /// Readable when a packet has arrived.
 impl AsFd for GsiListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.link.socket.as_fd()
+        self.link.poll_fd().expect("a UDP link has a socket")
     }
 }
 

@@ -15,7 +15,7 @@ type ClientId = (IpAddr, CommId);
 
 /// Services of the most recent REQs, by client.
 #[derive(Default)]
-pub(super) struct RecentReqs {
+pub struct RecentReqs {
     services: HashMap<ClientId, ServiceId>,
     /// Clients in order of arrival.
     order: VecDeque<ClientId>,

@@ -1,0 +1,77 @@
+//! Bind address: an IP address and the interface that has it, where that is known.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use crate::link::udp::{UdpOptions, needs_scope};
+
+/// Bind address. Two are equal if they identify the same address of this machine.
+#[derive(Clone, Debug)]
+pub struct BindAddr {
+    ip: IpAddr,
+    interface: Option<String>,
+}
+
+impl BindAddr {
+    pub fn new(ip: IpAddr, options: &UdpOptions) -> BindAddr {
+        // IPv4 addresses are bound without the interface.
+        BindAddr { ip, interface: options.interface.clone().filter(|_| ip.is_ipv6()) }
+    }
+
+    pub fn ip(&self) -> IpAddr {
+        self.ip
+    }
+
+    /// Returns the options to bind the address with.
+    pub fn options(&self) -> UdpOptions {
+        UdpOptions { interface: self.interface.clone(), ..UdpOptions::default() }
+    }
+
+    /// Returns the part of socket names that identifies the address; includes the interface only where the
+    /// address is ambiguous without it.
+    pub fn key(&self) -> String {
+        match &self.interface {
+            Some(interface) if needs_scope(self.ip) => format!("{}%{interface}", self.ip),
+            _ => self.ip.to_string(),
+        }
+    }
+
+    /// Returns the name of the socket on which the broker of this address listens.
+    pub fn broker_name(&self) -> String {
+        format!("urxe-broker/{}", self.key())
+    }
+
+    /// Returns the primary address, by which the broker of several addresses is found: processes that share
+    /// any of them should find the same broker.
+    pub fn primary(bind_addrs: &[BindAddr]) -> Option<&BindAddr> {
+        bind_addrs.iter().min_by_key(|bind_addr| (bind_addr.ip.is_ipv6(), needs_scope(bind_addr.ip)))
+    }
+}
+
+impl PartialEq for BindAddr {
+    fn eq(&self, other: &BindAddr) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for BindAddr {}
+
+impl fmt::Display for BindAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.interface {
+            None => write!(f, "{}", self.ip),
+            Some(interface) => write!(f, "{}%{interface}", self.ip),
+        }
+    }
+}
+
+impl FromStr for BindAddr {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<BindAddr, ()> {
+        let (ip, interface) =
+            text.split_once('%').map_or((text, None), |(ip, name)| (ip, Some(name.to_owned())));
+        Ok(BindAddr { ip: ip.parse().map_err(drop)?, interface })
+    }
+}

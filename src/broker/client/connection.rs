@@ -1,0 +1,210 @@
+//! Connection to the broker: finds it, or starts one, and sends the requests of a lease.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
+
+use super::SharingError;
+use super::spawn::spawn_broker;
+use crate::broker::keepalive::FdKeepalive;
+use crate::broker::protocol::{Request, Response};
+use crate::broker::{BindAddr, Sharing, SocketNames, fd_message, is_trusted};
+use crate::link::udp::PortOwner;
+use crate::nic::QpnPartition;
+use crate::wire::ROCE_PORT;
+
+/// Maximum time for a broker to start and to respond.
+const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time to wait for a started broker before another one is started.
+const START_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Time for which the port may belong to another user's broker that is not found by name, where processes of
+/// any user share it: the next broker of that user is being started.
+const RESTART_GRACE: Duration = Duration::from_millis(500);
+
+/// Interval between attempts to connect.
+const RETRY_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Longest interval between checks of the owners of the port. Each check reads the list of all UDP sockets.
+const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Resources that the broker has granted.
+pub struct LeaseGrant {
+    pub connection: OwnedFd,
+    pub partition: usize,
+    pub fds: Vec<OwnedFd>,
+    /// Whether the broker serves processes of any user.
+    pub any_user: bool,
+}
+
+/// Sends a request to the broker. Starts a broker if there is none, for processes of any user or only of this
+/// one.
+pub fn request_lease(
+    request: &Request,
+    keepalives: &[FdKeepalive],
+    sharing: &Sharing,
+    any_user: bool,
+    ip: IpAddr,
+    stopping: &dyn Fn() -> bool,
+) -> Result<LeaseGrant, SharingError> {
+    let primary = BindAddr::primary(&request.bind_addrs).expect("a link has an address");
+    let system = |what| move |source| SharingError::System { ip, what, source };
+    let fds: Vec<BorrowedFd<'_>> = keepalives.iter().map(AsFd::as_fd).collect();
+    let private = SocketNames::private().map_err(system("creating the directory of the broker's socket"))?;
+    let start_time = Instant::now();
+    let mut started: Option<Instant> = None;
+    let (mut next_check, mut check_interval) = (start_time, RETRY_INTERVAL);
+    while start_time.elapsed() < BROKER_TIMEOUT && !stopping() {
+        match connect_to(primary, &private, sharing).map_err(system("connecting to the broker"))? {
+            Some(connection) => {
+                // A broker that ended just now does not respond; then another one is needed.
+                let response = exchange(&connection, request, &fds);
+                if let Some((line, fds)) =
+                    response.map_err(system("requesting a QPN partition from the broker"))?
+                {
+                    let refused = |reason| Response::Refused { errno: libc::EPROTO, reason };
+                    return match line.parse().unwrap_or_else(refused) {
+                        Response::Granted { partition, any_user } => {
+                            Ok(LeaseGrant { connection, partition, fds, any_user })
+                        }
+                        Response::Refused { errno, reason } => {
+                            Err(SharingError::Refused { ip, errno, reason })
+                        }
+                    };
+                }
+            }
+            None if Instant::now() < next_check => {}
+            None => {
+                next_check = Instant::now() + check_interval;
+                check_interval = (2 * check_interval).min(MAX_CHECK_INTERVAL);
+                // A process that already has a partition brings the sockets of the port along for a new
+                // broker.
+                let other_user = if request.partition.is_none() { other_user(primary) } else { None };
+                match other_user {
+                    Some(user) if !sharing.any_user || start_time.elapsed() > RESTART_GRACE => {
+                        let reason = refusal(primary, user);
+                        return Err(SharingError::Refused { ip, errno: libc::EACCES, reason });
+                    }
+                    None if started.is_none_or(|at| at.elapsed() > START_TIMEOUT) => {
+                        spawn_broker(sharing, any_user, &primary.to_string())
+                            .map_err(system("starting `urxe broker`"))?;
+                        started = Some(Instant::now());
+                    }
+                    _ => {}
+                }
+            }
+        }
+        thread::sleep(RETRY_INTERVAL);
+    }
+    let source = io::Error::from_raw_os_error(libc::ETIMEDOUT);
+    Err(system("waiting for the broker of the address (`urxe broker`)")(source))
+}
+
+/// Sends a request and returns the response; `None` if the broker has ended without one.
+fn exchange(
+    connection: &OwnedFd,
+    request: &Request,
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<Option<(String, Vec<OwnedFd>)>> {
+    match fd_message::send(connection, request, fds) {
+        Err(e) if !is_disconnected(&e) => return Err(e),
+        // The broker may refuse a process, and close, before it reads anything: its response is queued
+        // nevertheless.
+        _ => {}
+    }
+    for _ in 0..2 {
+        match fd_message::receive(connection, false) {
+            // The request was not read. The kernel reports this once, before it returns the response.
+            Err(e) if is_disconnected(&e) => {}
+            other => return other,
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the user ID of the processes that share this address, if it is another user.
+fn other_user(bind_addr: &BindAddr) -> Option<u32> {
+    let users = PortOwner::users(bind_addr.ip(), ROCE_PORT);
+    let own = nix::unistd::geteuid().as_raw();
+    // The broker detects a program that has bound the port exclusively.
+    users.first().copied().filter(|user| users.len() >= QpnPartition::COUNT && *user != own)
+}
+
+fn refusal(bind_addr: &BindAddr, user: u32) -> String {
+    format!(
+        "{bind_addr} is shared only by processes of user {user}, and this process belongs to user {}: use \
+         another address, or start all of them with `urxe run --any-user`",
+        nix::unistd::geteuid()
+    )
+}
+
+/// Reports whether an error means that the peer has closed the connection.
+fn is_disconnected(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
+/// Connects to the broker of an address: first by the name that only this user can have, then by the name
+/// that any user can have, where an untrusted owner is skipped. Returns `None` if there is no broker.
+fn connect_to(bind_addr: &BindAddr, private: &SocketNames, sharing: &Sharing) -> io::Result<Option<OwnedFd>> {
+    for names in [private, &SocketNames::Abstract] {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
+            sockopt::set_socket_timeout(&socket, direction, Some(BROKER_TIMEOUT))?;
+        }
+        // Does not block on a process that owns an abstract name and accepts no connection.
+        if names.are_abstract() && !sharing.any_user {
+            rustix::io::ioctl_fionbio(&socket, true)?;
+        }
+        match connect(&socket, &names.address(&bind_addr.broker_name())?) {
+            Ok(()) => {}
+            Err(Errno::NOENT | Errno::CONNREFUSED) => continue,
+            Err(_) if names.are_abstract() && !sharing.any_user => continue,
+            Err(e) => return Err(e.into()),
+        }
+        rustix::io::ioctl_fionbio(&socket, false)?;
+        let user = sockopt::socket_peercred(&socket)?.uid.as_raw();
+        if is_trusted(user, sharing.any_user) {
+            return Ok(Some(socket));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::socketpair;
+
+    use super::*;
+
+    #[test]
+    fn refusal_by_broker_that_closes_without_reading_is_received() {
+        let request = Request { partition: None, shards: 1, bind_addrs: vec!["127.0.0.1".parse().unwrap()] };
+        let refused = Response::Refused { errno: libc::EACCES, reason: "no".into() };
+        let pair =
+            || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        // Closed before the request is sent.
+        let (client, broker) = pair();
+        fd_message::send(&broker, &refused, &[]).unwrap();
+        drop(broker);
+        let response = exchange(&client, &request, &[]).unwrap().map(|(line, _)| line.parse());
+        assert_eq!(response, Some(Ok(refused.clone())));
+        // Closed with the request unread.
+        let (client, broker) = pair();
+        fd_message::send(&client, &request, &[]).unwrap();
+        fd_message::send(&broker, &refused, &[]).unwrap();
+        drop(broker);
+        let response = exchange(&client, &request, &[]).unwrap().map(|(line, _)| line.parse());
+        assert_eq!(response, Some(Ok(refused)));
+        // Closed without a response.
+        let (client, broker) = pair();
+        drop(broker);
+        assert!(exchange(&client, &request, &[]).unwrap().is_none());
+    }
+}

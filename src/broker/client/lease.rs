@@ -1,0 +1,182 @@
+//! Lease of a process on QPN partitions, kept across the death of the broker.
+#![forbid(unsafe_code)]
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::SharingError;
+use super::connection::{LeaseGrant, request_lease};
+use crate::broker::keepalive::FdKeepalive;
+use crate::broker::protocol::Request;
+use crate::broker::{BindAddr, Sharing, fd_message};
+use crate::nic::QpnPartition;
+use crate::sys::fork::ForkGeneration;
+use crate::sys::thread::spawn_background;
+
+/// Lease on QPN partitions, one for each shard, with the resources that belong to it.
+pub struct Lease {
+    shared: Arc<Shared>,
+    /// First partition, to which the queue pair numbers of all shards belong.
+    partition: QpnPartition,
+    watcher: Option<JoinHandle<OwnedFd>>,
+    /// The process that owns the lease: a forked child has a copy of this struct, but not of the thread.
+    process: ForkGeneration,
+    /// Sockets whose names mark the partitions as in use.
+    _tokens: Vec<OwnedFd>,
+    /// Connection to the broker, set at the end. Closed after everything else, because otherwise the broker
+    /// could end while the port is still in use.
+    connection: Option<OwnedFd>,
+}
+
+/// State shared with the thread that monitors the broker.
+struct Shared {
+    /// Request for a new broker.
+    request: Request,
+    keepalives: Vec<FdKeepalive>,
+    sharing: Sharing,
+    /// Whether the broker serves processes of any user.
+    any_user: bool,
+    stop: EventFd,
+    /// Whether coalesced packets for several partitions have been seen and coalescing has been disabled.
+    mixed: AtomicBool,
+}
+
+/// The sockets of an address, one for each shard.
+pub type Sockets = Vec<OwnedFd>;
+
+impl Lease {
+    /// Obtains partitions of these addresses from the broker; the sockets are in the order of the addresses.
+    pub fn acquire(
+        bind_addrs: Vec<BindAddr>,
+        shards: usize,
+        sharing: &Sharing,
+    ) -> Result<(Arc<Lease>, Vec<Sockets>), SharingError> {
+        let primary = BindAddr::primary(&bind_addrs).expect("a link has an address");
+        let ip = primary.ip();
+        let request = Request { partition: None, shards, bind_addrs };
+        if !request.fits_a_message() {
+            let reason = format!(
+                "cannot share {} addresses with {shards} shards: use fewer shards, or one address (--ip)",
+                request.bind_addrs.len()
+            );
+            return Err(SharingError::Refused { ip, errno: libc::EINVAL, reason });
+        }
+        let LeaseGrant { connection, partition: first, mut fds, any_user } =
+            request_lease(&request, &[], sharing, sharing.any_user, ip, &|| false)?;
+        let invalid = |reason| SharingError::Refused {
+            ip,
+            errno: libc::EPROTO,
+            reason: format!("cannot share {ip}: invalid response of the broker: {reason}"),
+        };
+        let partition = QpnPartition::new(first).ok_or_else(|| invalid("invalid QPN partition"))?;
+        if fds.len() != shards + request.bind_addrs.len() * (shards + 1) {
+            return Err(invalid("wrong number of descriptors"));
+        }
+        let mut per_address = fds.split_off(shards).into_iter();
+        let (mut sockets, mut keepalives) = (Vec::new(), Vec::new());
+        for _ in &request.bind_addrs {
+            sockets.push(per_address.by_ref().take(shards).collect());
+            keepalives.extend(per_address.next().map(FdKeepalive::from_fd));
+        }
+        let system = |what| move |source| SharingError::System { ip, what, source };
+        let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let stop = stop.map_err(|e| system("creating an eventfd")(e.into()))?;
+        let request = Request { partition: Some(first), ..request };
+        let sharing = sharing.clone();
+        let shared =
+            Arc::new(Shared { request, keepalives, sharing, any_user, stop, mixed: AtomicBool::new(false) });
+        let monitored = shared.clone();
+        let watcher = spawn_background("urxe lease".into(), move || monitored.watch(connection));
+        let watcher = watcher.map_err(system("starting a thread"))?;
+        let process = ForkGeneration::current();
+        let (watcher, connection) = (Some(watcher), None);
+        Ok((Arc::new(Lease { shared, partition, watcher, process, _tokens: fds, connection }), sockets))
+    }
+
+    pub fn partition(&self) -> QpnPartition {
+        self.partition
+    }
+
+    /// Reports whether the broker serves processes of any user, and therefore uses abstract names.
+    pub fn has_abstract_names(&self) -> bool {
+        self.shared.any_user
+    }
+
+    /// Reports whether processes of any user are trusted.
+    pub fn any_user(&self) -> bool {
+        self.shared.sharing.any_user
+    }
+
+    /// Disables coalescing, after packets for several partitions arrived coalesced and those for other
+    /// processes were lost.
+    pub fn stop_coalescing(&self) {
+        if !self.shared.mixed.load(Ordering::Relaxed) {
+            // On failure, peers retransmit what is lost, and the next such datagram triggers another attempt.
+            let stopped = self.shared.keepalives.iter().try_for_each(FdKeepalive::stop_coalescing).is_ok();
+            self.shared.mixed.store(stopped, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if !self.process.is_current() {
+            // Dropping the handle would detach the thread, in whose place the child may have another one.
+            std::mem::forget(self.watcher.take());
+        } else {
+            let _ = self.shared.stop.write(1);
+            self.connection = self.watcher.take().and_then(|watcher| watcher.join().ok());
+        }
+    }
+}
+
+impl Shared {
+    /// Monitors the broker, and obtains a new one when it ends, until stopped; returns the last connection.
+    fn watch(&self, mut connection: OwnedFd) -> OwnedFd {
+        while self.wait_for_end(&connection) {
+            let ip = self.request.bind_addrs[0].ip();
+            // A new broker must serve the same users as the last one.
+            match request_lease(&self.request, &self.keepalives, &self.sharing, self.any_user, ip, &|| {
+                self.is_stopping()
+            }) {
+                Ok(granted) => connection = granted.connection,
+                // Without a broker, this process continues as before; processes that start later get no
+                // partition.
+                Err(_) => break,
+            }
+        }
+        connection
+    }
+
+    /// Waits until the broker ends; returns false if no other is needed.
+    fn wait_for_end(&self, connection: &OwnedFd) -> bool {
+        loop {
+            let mut fds = [
+                PollFd::new(connection.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.stop.as_fd(), PollFlags::POLLIN),
+            ];
+            match poll(&mut fds, PollTimeout::NONE) {
+                Ok(_) => {}
+                Err(nix::errno::Errno::EINTR) => continue,
+                Err(_) => return false,
+            }
+            if self.is_stopping() {
+                return false;
+            }
+            // The broker sends nothing without a request, so this is normally the end of the connection.
+            if !matches!(fd_message::receive(connection, false), Ok(Some(_))) {
+                return true;
+            }
+        }
+    }
+
+    fn is_stopping(&self) -> bool {
+        let mut fds = [PollFd::new(self.stop.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    }
+}

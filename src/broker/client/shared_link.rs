@@ -1,0 +1,214 @@
+//! Links on an address that several processes share through the broker.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use super::SharingError;
+use super::lease::Lease;
+use super::service_registry::ServiceRegistry;
+use crate::broker::steering::has_mixed_partitions;
+use crate::broker::{BindAddr, Sharing, SocketNames};
+use crate::link::udp::{self, UdpLink, UdpOptions};
+use crate::link::{
+    ClaimError, JoinError, Link, LinkCounters, LinkInfo, LinkSpec, Multihomed, RxBurst, SharedAddress, boxed,
+    default_address,
+};
+use crate::nic::QpnPartition;
+use crate::transport::{Instant, TxQueue};
+use crate::wire::Qpn;
+use crate::wire::mad::ServiceId;
+
+impl Sharing {
+    /// Opens the link of a specification like [`LinkSpec::bind_with`], but shares the addresses with other
+    /// processes if it is a UDP link.
+    ///
+    /// # Errors
+    /// [`SharingError`].
+    pub fn bind(
+        &self,
+        spec: &LinkSpec,
+        shards: usize,
+        offload: bool,
+    ) -> Result<Vec<Box<dyn Link>>, SharingError> {
+        let options = UdpOptions { segmentation: offload, ..UdpOptions::default() };
+        match spec {
+            LinkSpec::Udp(ip) => {
+                let ip = ip.unwrap_or_else(default_address);
+                Ok(boxed(SharedUdpLink::bind(ip, &options, shards, self)?))
+            }
+            LinkSpec::UdpOn { interface, address: Some(ip) } => {
+                let options = options.on_interface(interface)?;
+                Ok(boxed(SharedUdpLink::bind(*ip, &options, shards, self)?))
+            }
+            LinkSpec::UdpOn { interface, address: None } => {
+                Ok(boxed(SharedUdpLink::bind_interface(interface, &options, shards, self)?))
+            }
+            LinkSpec::Fabric | LinkSpec::Packet(_) | LinkSpec::Frames(_) => {
+                Ok(spec.bind_with(shards, offload)?)
+            }
+        }
+    }
+}
+
+/// A [`UdpLink`] on an address that other processes share: receives the packets of one QPN partition, and the
+/// requests for the services that this process has registered.
+pub struct SharedUdpLink {
+    inner: UdpLink,
+    lease: Arc<Lease>,
+    /// Services of QP1; `None` except in the link of the shard that has QP1.
+    registry: Option<ServiceRegistry>,
+}
+
+impl SharedUdpLink {
+    /// Binds a part of UDP port 4791 of `ip`, beside other processes that do the same: the queue pair numbers
+    /// are those of the QPN partition that [`SharedAddress::partition`] returns. Returns a link for each of
+    /// `count` shards (1, 2, 4 ... 32) of one NIC, like [`UdpLink::bind_shards`].
+    ///
+    /// # Errors
+    /// See [`UdpLink::bind`]. Also fails if all partitions are in use, or if the processes that share the
+    /// address do not share it with this user.
+    pub fn bind(
+        ip: IpAddr,
+        options: &UdpOptions,
+        count: usize,
+        sharing: &Sharing,
+    ) -> Result<Vec<SharedUdpLink>, SharingError> {
+        Ok(share(&[ip], options, count, sharing)?.swap_remove(0))
+    }
+
+    /// Binds every address of an interface like [`bind`](Self::bind); see [`UdpLink::bind_interface`].
+    ///
+    /// # Errors
+    /// See [`bind`](Self::bind).
+    pub fn bind_interface(
+        name: &str,
+        options: &UdpOptions,
+        count: usize,
+        sharing: &Sharing,
+    ) -> Result<Vec<Multihomed<SharedUdpLink>>, SharingError> {
+        let (addresses, options) = udp::find_interface(name, options)?;
+        Ok(udp::combine(name, share(&addresses, &options, count, sharing)?)?)
+    }
+}
+
+/// Returns the links of each address, one for each shard.
+fn share(
+    ips: &[IpAddr],
+    options: &UdpOptions,
+    count: usize,
+    sharing: &Sharing,
+) -> Result<Vec<Vec<SharedUdpLink>>, SharingError> {
+    let count = count.next_power_of_two().min(QpnPartition::COUNT / 2);
+    let bind_addrs: Vec<BindAddr> = ips.iter().map(|ip| BindAddr::new(*ip, options)).collect();
+    let (lease, sockets) = Lease::acquire(bind_addrs.clone(), count, sharing)?;
+    let mut by_address = Vec::new();
+    for (n, (bind_addr, sockets)) in bind_addrs.iter().zip(sockets).enumerate() {
+        let mut links = Vec::new();
+        for (shard, socket) in sockets.into_iter().enumerate() {
+            let has_qp1 = shard == Qpn::GSI.get() as usize & (count - 1);
+            let mut link = new_link(bind_addr, options, socket, &lease, has_qp1)?;
+            // The first link monitors the state of the port for all shards and addresses.
+            if n > 0 || shard > 0 {
+                link.inner.ignore_link_state();
+            }
+            links.push(link);
+        }
+        by_address.push(links);
+    }
+    Ok(by_address)
+}
+
+fn new_link(
+    bind_addr: &BindAddr,
+    options: &UdpOptions,
+    socket: OwnedFd,
+    lease: &Arc<Lease>,
+    has_qp1: bool,
+) -> Result<SharedUdpLink, SharingError> {
+    let ip = bind_addr.ip();
+    let failed = |source| SharingError::System { ip, what: "creating the service registry", source };
+    let inner = UdpLink::from_socket(ip, socket, options)?;
+    let registry = if has_qp1 {
+        let names = SocketNames::of(lease.has_abstract_names()).map_err(failed)?;
+        let registry = ServiceRegistry::new(bind_addr.clone(), names, lease.any_user()).map_err(failed)?;
+        inner.add_to_group_fd(&registry).map_err(failed)?;
+        Some(registry)
+    } else {
+        None
+    };
+    Ok(SharedUdpLink { inner, lease: lease.clone(), registry })
+}
+
+impl Link for SharedUdpLink {
+    fn info(&self) -> &LinkInfo {
+        self.inner.info()
+    }
+
+    fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
+        self.inner.transmit(now, queue)
+    }
+
+    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        let SharedUdpLink { inner, lease, registry } = self;
+        let received = inner.receive(now, &mut |burst| {
+            if has_mixed_partitions(&burst, lease.partition()) {
+                lease.stop_coalescing();
+            }
+            sink(burst);
+        })?;
+        Ok(received + registry.as_mut().map_or(0, |registry| registry.receive(now, sink)))
+    }
+
+    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
+        self.inner.join(now, group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
+    }
+
+    fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
+        Some(self)
+    }
+
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.poll_fd()
+    }
+
+    fn group_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.group_fd()
+    }
+
+    fn is_up(&mut self) -> bool {
+        self.inner.is_up()
+    }
+
+    fn state_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.state_fd()
+    }
+
+    fn counters(&self) -> LinkCounters {
+        let mut all = self.inner.counters();
+        all.rx_foreign += self.registry.as_ref().map_or(0, ServiceRegistry::rejected);
+        all
+    }
+}
+
+impl SharedAddress for SharedUdpLink {
+    fn partition(&self) -> QpnPartition {
+        self.lease.partition()
+    }
+
+    fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
+        self.registry.as_mut().map_or(Ok(()), |registry| registry.claim(service, address))
+    }
+
+    fn release(&mut self, service: ServiceId, _address: Option<IpAddr>) {
+        if let Some(registry) = &mut self.registry {
+            registry.release(service);
+        }
+    }
+}

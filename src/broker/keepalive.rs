@@ -1,0 +1,49 @@
+//! Keepalive descriptor: keeps all sockets of an address open, in every process that has a partition.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use super::fd_message;
+use crate::link::udp;
+use crate::nic::QpnPartition;
+
+/// Unix socket with a queued message that carries all sockets of an address and is never received.
+pub struct FdKeepalive(OwnedFd);
+
+impl FdKeepalive {
+    pub fn new(sockets: &[OwnedFd]) -> io::Result<FdKeepalive> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (to, from) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let sockets: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
+        fd_message::send(&to, &"sockets", &sockets)?;
+        Ok(FdKeepalive(from))
+    }
+
+    pub fn from_fd(fd: OwnedFd) -> FdKeepalive {
+        FdKeepalive(fd)
+    }
+
+    /// Returns descriptors of all the sockets, in the order in which they were bound.
+    pub fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
+        let all = fd_message::receive(&self.0, true)?.map(|(_, sockets)| sockets).unwrap_or_default();
+        if all.len() == QpnPartition::COUNT {
+            Ok(all)
+        } else {
+            Err(io::Error::other("not a keepalive descriptor"))
+        }
+    }
+
+    /// Makes the kernel deliver packets as received, not coalesced: the kernel steers a coalesced datagram by
+    /// its first packet.
+    pub fn stop_coalescing(&self) -> io::Result<()> {
+        self.sockets()?.iter().try_for_each(udp::stop_coalescing)
+    }
+}
+
+impl AsFd for FdKeepalive {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

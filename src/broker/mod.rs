@@ -1,0 +1,108 @@
+//! Broker of shared addresses: several processes use the same IP address, each with a part of its queue pair
+//! numbers.
+//!
+//! UDP port 4791 of an address can belong to one socket only, or to a reuseport group of sockets among which
+//! a BPF program in the kernel selects by the order in which they were bound (`steering`). The broker, a
+//! small daemon (`urxe broker`), binds a whole group at once, one socket for each `QpnPartition` (QPN
+//! partition), and leases partitions to processes: it passes them the sockets. The queue pair numbers of a
+//! process begin with its partition's number, so its packets find it. Partition 0 belongs to the broker.
+//!
+//! ```text
+//!   client process (client/)                                     broker process (server/)
+//!  ┌────────────────────────────────────┐                       ┌──────────────────────────────────┐
+//!  │ SharedUdpLink ─── Lease ─── thread │ <── SOCK_SEQPACKET ─> │ Server: partitions of clients    │
+//!  │    │                 "urxe lease"  │    Request, Response  │    │                             │
+//!  │    │                               │                       │ ServedAddress: socket group,     │
+//!  │    │                               │                       │    │   keepalive descriptor      │
+//!  │ ServiceRegistry: socket of each    │ <──── SOCK_DGRAM ──── │ GsiListener ─── Mailboxes        │
+//!  │    registered service              │      ForwardedMad     │                                  │
+//!  └────────────────────────────────────┘                       └──────────────────────────────────┘
+//!       ▲ packets and MADs for the partition                         ▲ requests for services (QP1)
+//!       └───────────── kernel: reuseport group, BPF program ─────────┘
+//! ```
+//!
+//! # Protocol
+//!
+//! Every message on a connection is one datagram: a line of text (`protocol`) with descriptors (SCM_RIGHTS,
+//! `fd_message`). The first word of each line is the version of the protocol; messages of another version are
+//! refused.
+//!
+//! | message | direction | fields | descriptors |
+//! | --- | --- | --- | --- |
+//! | `acquire` | client to broker | number of shards, addresses | none |
+//! | `reattach` | client to a new broker | first partition, number of shards, addresses | the keepalive descriptor of each address |
+//! | `granted` | broker to client | first partition; `any` or `own`: users that the broker serves | for `acquire`: a token for each shard; then for each address the sockets of all shards and the keepalive descriptor. For `reattach`: none |
+//! | `refused` | broker to client | errno value, reason | none |
+//! | `ForwardedMad` | broker to the socket of a service | version (1 byte), traffic class (1), source port (2), source and destination address (16 each), packet from BTH to ICRC | none |
+//!
+//! A client holds its connection as long as it has the lease; the end of the connection releases it. A token
+//! is a socket with a unique name that marks a partition as in use, also for a broker that does not know the
+//! client.
+//!
+//! # Connection management
+//!
+//! All processes share QP1, through which connections are established. A response finds its process by the
+//! communication ID that the process has assigned, which begins with its partition's number as queue pair
+//! numbers do: the BPF program looks at that ID instead. Only requests for a service go to the broker, which
+//! forwards them to the Unix socket of the process that has registered the service. The broker keeps no list
+//! of the services, but it remembers which client recently requested which service: a client that gives up
+//! before it gets a response knows no ID of the server to name.
+//!
+//! # Death of the broker
+//!
+//! The index of a socket in its group must not change while any process uses one: when a socket is closed,
+//! the kernel moves the last one to its index. Therefore every process keeps all of them open, through one
+//! descriptor, the keepalive descriptor (`FdKeepalive`): a Unix socket with an unread message that carries
+//! them all. It gives access to the whole group, so a new broker can take over from any process that has a
+//! partition.
+//!
+//! The broker listens on a Unix socket that has the address in its name (`socket_names`), which belongs to a
+//! network namespace as addresses do. A process that finds no broker starts one; the broker ends when no
+//! process has a partition any more.
+//!
+//! Depends on `link` (sockets of UDP links), `cm` (responses to unmatched MADs), `nic` (QPN partitions),
+//! `sys`, `transport` and `wire`. `client` and `server` do not depend on each other.
+
+mod bind_addr;
+mod client;
+mod fd_message;
+mod forwarded_mad;
+mod keepalive;
+mod protocol;
+mod server;
+mod socket_dir;
+mod socket_names;
+mod steering;
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+use bind_addr::BindAddr;
+pub use client::{SharedUdpLink, SharingError};
+pub use server::{ServeError, serve};
+use socket_names::SocketNames;
+
+/// Options for sharing an address with other processes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Sharing {
+    /// The `urxe` program, which runs the broker when called as `urxe broker`.
+    pub program: PathBuf,
+    /// Whether processes of any user may share the address, and a broker of any user is trusted.
+    pub any_user: bool,
+}
+
+/// Reports whether messages of a process of this user are trusted: root and the same user can do whatever
+/// this process can.
+fn is_trusted(user: u32, any_user: bool) -> bool {
+    any_user || user == 0 || user == nix::unistd::geteuid().as_raw()
+}
+
+/// Opens a non-blocking Unix datagram socket for forwarded MADs.
+fn datagram_socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
+}

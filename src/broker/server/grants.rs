@@ -1,0 +1,256 @@
+//! Grants of QPN partitions: new leases, processes that reattach to a new broker, and released partitions.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+use super::served_address::ServedAddress;
+use super::{IDLE_TIMEOUT, Server};
+use crate::broker::keepalive::FdKeepalive;
+use crate::broker::protocol::{Request, Response};
+use crate::broker::{BindAddr, SocketNames, fd_message, steering};
+use crate::link::udp::{self, PortOwner, UdpLinkError, steer};
+use crate::nic::QpnPartition;
+use crate::wire::ROCE_PORT;
+
+/// Maximum time for a process that ends to release its port and its partitions.
+const RELEASE_TIMEOUT: Duration = Duration::from_millis(200);
+impl Server {
+    /// Handles a request; returns `None` if it has to wait.
+    pub(super) fn grant(
+        &mut self,
+        i: usize,
+        request: Request,
+        fds: Vec<OwnedFd>,
+    ) -> Option<Result<(), Response>> {
+        if let Some(partition) = request.partition {
+            return Some(self.reattach(i, partition, &request, fds));
+        }
+        let before = self.served.len();
+        let bound = request.bind_addrs.iter().try_for_each(|bind_addr| self.bind(bind_addr));
+        let refusal = match bound {
+            Ok(()) => match self.grant_partitions(i, &request) {
+                Ok(()) => return Some(Ok(())),
+                Err(refusal) => refusal,
+            },
+            Err(UdpLinkError::InUse { ip, .. }) if self.clients[i].since.elapsed() < port_timeout(ip) => {
+                self.clients[i].pending = Some(request);
+                self.served.truncate(before);
+                return None;
+            }
+            Err(e) => refusal_of(&e),
+        };
+        // Releases the addresses that only this request needed.
+        self.served.truncate(before);
+        Some(Err(refusal))
+    }
+
+    /// Binds an address, unless it is bound already.
+    fn bind(&mut self, bind_addr: &BindAddr) -> Result<(), UdpLinkError> {
+        if self.served.iter().any(|served| served.bind_addr == *bind_addr) {
+            return Ok(());
+        }
+        let served = ServedAddress::bind(bind_addr.clone())?;
+        let program = steering::by_partition(&self.sharded_clients());
+        steer::attach(bind_addr.ip(), &served.sockets[0], &program)?;
+        self.served.push(served);
+        Ok(())
+    }
+
+    /// Releases the partitions of a client that has disconnected.
+    pub(super) fn release(&mut self, i: usize) {
+        let released = self.clients[i].partitions.take();
+        self.releasing.extend(released.map(|(first, count)| (first..first + count, Instant::now())));
+        self.update_steering_if(released.is_some_and(|(_, count)| count > 1));
+    }
+
+    /// Checks which partitions of disconnected processes are free by now.
+    pub(super) fn collect_released(&mut self) {
+        let Server { bind_addr, names, orphaned, releasing, .. } = self;
+        releasing.retain(|(partitions, since)| {
+            let closed = partitions.clone().all(|partition| token(names, bind_addr, partition).is_ok());
+            if closed {
+                orphaned.extend(partitions.clone());
+            }
+            !closed && since.elapsed() < RELEASE_TIMEOUT
+        });
+    }
+
+    /// Grants a client free partitions.
+    fn grant_partitions(&mut self, i: usize, request: &Request) -> Result<(), Response> {
+        let count = request.shards;
+        let (partition, tokens) = self.free_partitions(count)?;
+        self.clients[i].partitions = Some((partition, count));
+        self.orphaned.retain(|orphaned| !(partition..partition + count).contains(orphaned));
+        self.update_steering_if(count > 1);
+        let mut fds: Vec<BorrowedFd<'_>> = tokens.iter().map(AsFd::as_fd).collect();
+        for bind_addr in &request.bind_addrs {
+            let served = self
+                .served
+                .iter()
+                .find(|served| served.bind_addr == *bind_addr)
+                .expect("all of them were bound");
+            let own = &served.sockets[partition..partition + count];
+            own.iter().for_each(udp::drain);
+            fds.extend(own.iter().map(AsFd::as_fd));
+            fds.push(served.keepalive.as_fd());
+        }
+        let granted = Response::Granted { partition, any_user: self.any_user };
+        if let Err(e) = fd_message::send(&self.clients[i].connection, &granted, &fds) {
+            self.clients[i].partitions = None;
+            self.update_steering_if(count > 1);
+            let errno = e.raw_os_error().unwrap_or(libc::EIO);
+            let reason = format!("the broker of {} could not send the sockets: {e}", self.bind_addr);
+            return Err(Response::Refused { errno, reason });
+        }
+        self.last = partition;
+        Ok(())
+    }
+
+    /// Finds free partitions; returns the first and the tokens that mark them as in use. The process keeps
+    /// the tokens, so its partitions are not free even for a broker that does not know it.
+    fn free_partitions(&self, count: usize) -> Result<(usize, Vec<OwnedFd>), Response> {
+        // The order is unpredictable, because the numbers of queue pairs and connections begin with the
+        // partition's.
+        let rank = |partition: usize| {
+            (partition * (self.random | 1)).wrapping_add(self.random >> 8) % QpnPartition::COUNT
+        };
+        // The first partition belongs to the broker.
+        let mut all: Vec<usize> =
+            (0..QpnPartition::COUNT).step_by(count).filter(|first| *first > 0).collect();
+        all.sort_by_key(|first| rank(*first));
+        let (before, after): (Vec<usize>, Vec<usize>) =
+            all.into_iter().partition(|first| rank(*first) <= rank(self.last));
+        for first in after.into_iter().chain(before) {
+            let tokens =
+                (first..first + count).map(|partition| token(&self.names, &self.bind_addr, partition));
+            match tokens.collect::<io::Result<_>>() {
+                Ok(tokens) => return Ok((first, tokens)),
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
+                Err(e) => {
+                    let reason = format!(
+                        "the broker of {} cannot create the token of a partition: {e}",
+                        self.bind_addr
+                    );
+                    return Err(Response::Refused { errno: e.raw_os_error().unwrap_or(libc::EIO), reason });
+                }
+            }
+        }
+        let address = &self.bind_addr;
+        let reason = match count {
+            1 => format!("all {} QPN partitions of {address} are in use", QpnPartition::COUNT - 1),
+            _ => format!("no {count} consecutive QPN partitions of {address} are free"),
+        };
+        let reason = format!("{reason}: use another address");
+        Err(Response::Refused { errno: libc::EUSERS, reason })
+    }
+
+    /// Registers a process that already has partitions, and takes over its sockets if this broker does not
+    /// have them yet.
+    fn reattach(
+        &mut self,
+        i: usize,
+        partition: usize,
+        request: &Request,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), Response> {
+        if fds.len() != request.bind_addrs.len() {
+            return Err(refused(format!(
+                "{} keepalive descriptors for {} addresses",
+                fds.len(),
+                request.bind_addrs.len()
+            )));
+        }
+        let (claimed, before) = (partition..partition + request.shards, self.served.len());
+        let overlaps = |(first, count): (usize, usize)| first < claimed.end && claimed.start < first + count;
+        // A process that has a partition also holds its token, so that the token's name cannot be bound.
+        let has_tokens = || {
+            claimed.clone().all(|partition| {
+                token(&self.names, &self.bind_addr, partition)
+                    .is_err_and(|e| e.kind() == io::ErrorKind::AddrInUse)
+            })
+        };
+        if partition == 0 || self.clients.iter().filter_map(|c| c.partitions).any(overlaps) || !has_tokens() {
+            return Err(refused(format!("the process has no lease on partition {partition}")));
+        }
+        for (bind_addr, keepalive) in request.bind_addrs.iter().zip(fds) {
+            if self.served.iter().all(|served| served.bind_addr != *bind_addr) {
+                match ServedAddress::take_over(bind_addr.clone(), FdKeepalive::from_fd(keepalive)) {
+                    Ok(served) => self.served.push(served),
+                    Err(e) => {
+                        self.served.truncate(before);
+                        return Err(refused(format!("invalid sockets of {bind_addr}: {e}")));
+                    }
+                }
+            }
+        }
+        self.clients[i].partitions = Some((partition, request.shards));
+        self.orphaned.retain(|orphaned| !claimed.contains(orphaned));
+        self.update_steering_if(true);
+        // The next poll detects a process that has disconnected.
+        let granted = Response::Granted { partition, any_user: self.any_user };
+        let _ = fd_message::send(&self.clients[i].connection, &granted, &[]);
+        Ok(())
+    }
+
+    /// Returns the clients that have more than one partition, as first partition and count.
+    fn sharded_clients(&self) -> Vec<(usize, usize)> {
+        self.clients.iter().filter_map(|c| c.partitions).filter(|(_, count)| *count > 1).collect()
+    }
+
+    /// Attaches the steering program for the current partitions, if `changed`.
+    fn update_steering_if(&self, changed: bool) {
+        if changed {
+            let program = steering::by_partition(&self.sharded_clients());
+            for served in &self.served {
+                // Best effort: it worked when the first socket was bound, and there is no caller to report a
+                // failure to.
+                let _ = steer::attach(served.bind_addr.ip(), &served.sockets[0], &program);
+            }
+        }
+    }
+}
+
+/// Opens the token of a partition: a socket with a unique name, which a process keeps as long as it has the
+/// partition.
+fn token(names: &SocketNames, bind_addr: &BindAddr, partition: usize) -> io::Result<OwnedFd> {
+    let token = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    names.bind(&token, &token_name(bind_addr, partition))?;
+    Ok(token)
+}
+
+fn token_name(bind_addr: &BindAddr, partition: usize) -> String {
+    format!("urxe-lease/{}/{partition}", bind_addr.key())
+}
+
+/// Returns how long a request waits for a port that is in use: if the sockets are those of processes that
+/// have partitions, these are expected to register.
+fn port_timeout(ip: IpAddr) -> Duration {
+    if PortOwner::count(ip, ROCE_PORT) < QpnPartition::COUNT { RELEASE_TIMEOUT } else { IDLE_TIMEOUT }
+}
+
+pub(super) fn refused(reason: impl Into<String>) -> Response {
+    Response::Refused { errno: libc::EPROTO, reason: reason.into() }
+}
+
+/// Converts an error to a response: its text, and the errno value that verbs report for it.
+fn refusal_of(e: &UdpLinkError) -> Response {
+    let errno = match e {
+        UdpLinkError::InUse { .. } => libc::EADDRINUSE,
+        UdpLinkError::NotLocal { .. } | UdpLinkError::NoInterface { .. } => libc::ENODEV,
+        UdpLinkError::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+    };
+    let cause = std::error::Error::source(e).map_or(String::new(), |cause| format!(": {cause}"));
+    // A group that no process has brought along for this broker.
+    let hint = match e {
+        UdpLinkError::InUse { ip, .. } if PortOwner::count(*ip, ROCE_PORT) >= QpnPartition::COUNT => {
+            "; processes of another version of urxe may share it"
+        }
+        _ => "",
+    };
+    Response::Refused { errno, reason: format!("{e}{cause}{hint}") }
+}

@@ -1,0 +1,345 @@
+//! Server of the broker: accepts processes and leases QPN partitions to them.
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | this one | the loop: connections, messages, idle timeout |
+//! | [`grants`] | grants of partitions, reattaching clients, release |
+//! | [`served_address`] | sockets of an address |
+//! | [`gsi_listener`] | MADs for no process's partition: forwarded or answered |
+//! | [`mailboxes`] | delivery of forwarded MADs |
+//! | [`recent_reqs`] | services that clients requested recently |
+
+mod grants;
+mod gsi_listener;
+mod mailboxes;
+mod recent_reqs;
+mod served_address;
+
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, listen, socket_with, sockopt};
+
+use super::protocol::{Request, Response};
+use super::{BindAddr, SocketNames, fd_message, socket_dir};
+use grants::refused;
+use mailboxes::Mailboxes;
+use served_address::ServedAddress;
+
+/// Time after which the broker ends without clients, time for processes that have partitions to register with
+/// a new broker, and time after which a connection without a request is closed.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Interval between retries.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Milliseconds after which sending to a full socket is retried.
+const SEND_RETRY_MS: u8 = 1;
+
+/// Maximum number of attempts to use a socket directory that ending brokers remove.
+const MAX_DIRECTORY_ATTEMPTS: usize = 100;
+
+/// Maximum number of processes that wait to be accepted.
+const BACKLOG: i32 = 256;
+
+/// Divisor of the descriptor limit that yields the maximum number of connections without a request.
+const IDLE_DIVISOR: u64 = 4;
+/// Number of connections without a request that are kept in any case.
+const MIN_IDLE: u64 = 8;
+
+/// Reason why the broker could not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The address is not valid.
+    #[error("'{0}' is not an address: write 10.0.0.1, fd00::1, or fe80::1%eth0")]
+    Address(String),
+    /// Another broker serves the address.
+    #[error("another broker already serves {0}")]
+    Another(String),
+    /// An unexpected system call failure.
+    #[error("{what} failed: {source}")]
+    System {
+        /// The operation that failed.
+        what: &'static str,
+        /// The operating system's error.
+        source: io::Error,
+    },
+}
+
+fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServeError {
+    move |source| ServeError::System { what, source: source.into() }
+}
+
+/// Runs the broker of an address (`10.0.0.1`, `fe80::1%eth0`) until no process needs it. With `any_user`,
+/// processes of other users are served too.
+///
+/// # Errors
+/// [`ServeError`].
+pub fn serve(address: &str, any_user: bool) -> Result<(), ServeError> {
+    let max_idle = (raise_fd_limit() / IDLE_DIVISOR).clamp(MIN_IDLE, BACKLOG as u64) as usize;
+    let bind_addr: BindAddr = address.parse().map_err(|()| ServeError::Address(address.into()))?;
+    // Processes of this user look for the broker by the private name, those of other users by the abstract
+    // one.
+    let (directory, private_listener) = private_listener(&bind_addr)?;
+    let names =
+        if any_user { SocketNames::Abstract } else { SocketNames::Private(directory.as_path().into()) };
+    let mut listeners = vec![private_listener];
+    if any_user {
+        listeners.push(listener(&SocketNames::Abstract, &bind_addr)?);
+    }
+    let mailboxes = Mailboxes::new(names.clone()).map_err(system("opening the socket for forwarded MADs"))?;
+    let (served, clients, orphaned, releasing) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let random = RandomState::new().hash_one(address) as u16 as usize;
+    let mut server = Server {
+        bind_addr,
+        any_user,
+        names,
+        served,
+        clients,
+        mailboxes,
+        orphaned,
+        releasing,
+        last: 0,
+        random,
+        max_idle,
+        since: Instant::now(),
+    };
+    server.run(&listeners)?;
+    // Frees the port before the name: the next owner of the name binds the port.
+    drop((server, listeners));
+    socket_dir::remove_unused(&directory);
+    Ok(())
+}
+
+/// Opens the listening socket with the private name; returns the directory too.
+fn private_listener(bind_addr: &BindAddr) -> Result<(PathBuf, OwnedFd), ServeError> {
+    let mut attempts = 0..MAX_DIRECTORY_ATTEMPTS;
+    loop {
+        let directory = socket_dir::own().map_err(system("creating the socket directory"))?;
+        match listener(&SocketNames::Private(directory.as_path().into()), bind_addr) {
+            // Another broker, which has just ended, has removed the directory.
+            Err(ServeError::System { source, .. })
+                if source.kind() == io::ErrorKind::NotFound && attempts.next().is_some() => {}
+            opened => return Ok((directory, opened?)),
+        }
+    }
+}
+
+/// Opens a socket on which processes find the broker of an address.
+fn listener(names: &SocketNames, bind_addr: &BindAddr) -> Result<OwnedFd, ServeError> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let listener = listener.map_err(system("opening the listening socket"))?;
+    match names.bind(&listener, &bind_addr.broker_name()) {
+        Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
+            return Err(ServeError::Another(bind_addr.to_string()));
+        }
+        bound => bound.map_err(system("binding the listening socket"))?,
+    }
+    listen(&listener, BACKLOG).map_err(system("listening"))?;
+    Ok(listener)
+}
+
+/// Raises the descriptor limit as far as the system allows, and returns it: each address needs 64
+/// descriptors, and its keepalive descriptor has as many in flight.
+fn raise_fd_limit() -> u64 {
+    match getrlimit(Resource::RLIMIT_NOFILE) {
+        Ok((soft, hard)) => setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_or(soft, |()| hard),
+        Err(_) => 0,
+    }
+}
+
+struct Server {
+    bind_addr: BindAddr,
+    any_user: bool,
+    /// Names of the sockets for partitions and services.
+    names: SocketNames,
+    served: Vec<ServedAddress>,
+    clients: Vec<Client>,
+    /// Forwards packets that are for no process's partition.
+    mailboxes: Mailboxes,
+    /// Partitions that processes have released and that were not granted since.
+    orphaned: Vec<usize>,
+    /// Partitions of disconnected processes that may still be in use: a killed process does not end
+    /// immediately, and a process may close only its connection.
+    releasing: Vec<(Range<usize>, Instant)>,
+    /// Partition granted last: one that becomes free is reused as late as possible.
+    last: usize,
+    /// Random number for the order in which partitions are granted.
+    random: usize,
+    /// Maximum number of connections without a request.
+    max_idle: usize,
+    /// Start time of the broker.
+    since: Instant,
+}
+
+/// A connected process.
+struct Client {
+    connection: OwnedFd,
+    since: Instant,
+    /// First partition, and number of partitions.
+    partitions: Option<(usize, usize)>,
+    /// Request that was made while the port was in use.
+    pending: Option<Request>,
+}
+
+impl Client {
+    /// Reports whether the process has made no request that was granted or is pending.
+    fn is_idle(&self) -> bool {
+        self.partitions.is_none() && self.pending.is_none()
+    }
+}
+
+impl Server {
+    fn run(&mut self, listeners: &[OwnedFd]) -> Result<(), ServeError> {
+        let mut had_clients = false;
+        loop {
+            let ready = self.wait(listeners).map_err(system("polling"))?;
+            while let Some(connection) = listeners.iter().find_map(accept) {
+                had_clients = true;
+                // Receives nothing from processes of users that are not served.
+                match self.check_user(&connection) {
+                    Ok(()) => self.clients.push(Client {
+                        connection,
+                        since: Instant::now(),
+                        partitions: None,
+                        pending: None,
+                    }),
+                    // Best effort: the process may have closed the connection.
+                    Err(refusal) => drop(fd_message::send(&connection, &refusal, &[])),
+                }
+            }
+            // Connections accepted just now are read in the next turn.
+            for i in (0..ready.len()).rev().filter(|i| ready[*i]) {
+                if !self.handle_message(i) {
+                    self.clients.remove(i);
+                }
+            }
+            self.retry_pending();
+            self.collect_released();
+            self.mailboxes.retry();
+            for ServedAddress { bind_addr, sockets, gsi_listener, .. } in &mut self.served {
+                let orphaned = self.orphaned.iter().map(|partition| &sockets[*partition]);
+                gsi_listener.serve(bind_addr, orphaned, &mut self.mailboxes);
+            }
+            self.close_idle();
+            if self.clients.is_empty() && (had_clients || self.since.elapsed() > IDLE_TIMEOUT) {
+                // A process that has connected meanwhile gets no response and retries.
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits for a connection, a message, a packet for no process's partition, or the time of a retry;
+    /// returns which clients are readable.
+    fn wait(&self, listeners: &[OwnedFd]) -> Result<Vec<bool>, Errno> {
+        let mut fds: Vec<PollFd<'_>> =
+            listeners.iter().map(|listener| PollFd::new(listener.as_fd(), PollFlags::POLLIN)).collect();
+        fds.extend(self.clients.iter().map(|c| PollFd::new(c.connection.as_fd(), PollFlags::POLLIN)));
+        for ServedAddress { sockets, gsi_listener, .. } in &self.served {
+            let orphaned = self.orphaned.iter().map(|partition| sockets[*partition].as_fd());
+            fds.extend(orphaned.chain([gsi_listener.as_fd()]).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        }
+        let limit = match self.clients.iter().any(|c| c.pending.is_some()) {
+            _ if self.mailboxes.has_queued() => PollTimeout::from(SEND_RETRY_MS),
+            pending if pending || !self.releasing.is_empty() => {
+                PollTimeout::try_from(RETRY_INTERVAL).expect("the interval fits in a poll timeout")
+            }
+            _ if self.clients.iter().all(|c| c.partitions.is_none()) => {
+                PollTimeout::try_from(IDLE_TIMEOUT).expect("the timeout fits in a poll timeout")
+            }
+            _ => PollTimeout::NONE,
+        };
+        match poll(&mut fds, limit) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(e) => return Err(e),
+        }
+        Ok(fds[listeners.len()..][..self.clients.len()].iter().map(|fd| fd.any().unwrap_or(false)).collect())
+    }
+
+    /// Handles a message of a client; returns false if the client has disconnected.
+    fn handle_message(&mut self, i: usize) -> bool {
+        let Ok(Some((line, fds))) = fd_message::receive(&self.clients[i].connection, false) else {
+            self.release(i);
+            return false;
+        };
+        let response = match line.parse().map_err(refused) {
+            // The process already has its partitions.
+            Ok(_) if self.clients[i].partitions.is_some() => {
+                Some(Err(refused("the connection already has a lease")))
+            }
+            Ok(request) => self.grant(i, request, fds),
+            Err(refusal) => Some(Err(refusal)),
+        };
+        match response {
+            None | Some(Ok(())) => true,
+            Some(Err(refusal)) => self.refuse(i, &refusal),
+        }
+    }
+
+    fn check_user(&self, connection: &OwnedFd) -> Result<(), Response> {
+        let user = sockopt::socket_peercred(connection).map(|peer| peer.uid.as_raw());
+        let own = nix::unistd::geteuid().as_raw();
+        if self.any_user || user == Ok(own) {
+            return Ok(());
+        }
+        let reason = format!(
+            "{} is shared only by processes of user {own}: start the first of them with \
+             `urxe run --any-user` to share it with all users",
+            self.bind_addr
+        );
+        Err(Response::Refused { errno: libc::EACCES, reason })
+    }
+
+    /// Closes connections that have been without a request for too long, and the oldest of them if there are
+    /// too many. A process whose request was not read yet connects again.
+    fn close_idle(&mut self) {
+        let idle = self.clients.iter().filter(|client| client.is_idle()).count();
+        let mut excess = idle.saturating_sub(self.max_idle);
+        self.clients.retain(|client| {
+            let is_closed = client.is_idle() && (excess > 0 || client.since.elapsed() > IDLE_TIMEOUT);
+            excess = excess.saturating_sub(usize::from(is_closed));
+            !is_closed
+        });
+    }
+
+    /// Retries the pending requests.
+    fn retry_pending(&mut self) {
+        for i in (0..self.clients.len()).rev() {
+            if let Some(request) = self.clients[i].pending.take()
+                && let Some(Err(refusal)) = self.grant(i, request, Vec::new())
+                && !self.refuse(i, &refusal)
+            {
+                self.clients.remove(i);
+            }
+        }
+    }
+
+    /// Sends a refusal; returns false if the client has disconnected. The client closes the connection.
+    fn refuse(&mut self, i: usize, refusal: &Response) -> bool {
+        fd_message::send(&self.clients[i].connection, refusal, &[]).is_ok()
+    }
+}
+
+/// Accepts a pending connection. If the system is out of resources, the connection stays pending.
+fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
+    loop {
+        match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(connection) => return Some(connection),
+            Err(rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => return None,
+            Err(_) => {
+                thread::sleep(RETRY_INTERVAL);
+                return None;
+            }
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Addresses that the broker serves, each with its sockets.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use rustix::net::{SocketType, getsockname, sockopt};
+
+use super::gsi_listener::GsiListener;
+use crate::broker::BindAddr;
+use crate::broker::keepalive::FdKeepalive;
+use crate::link::udp::{UdpLinkError, steer};
+use crate::nic::QpnPartition;
+use crate::wire::ROCE_PORT;
+
+/// An address that the broker serves.
+pub struct ServedAddress {
+    pub bind_addr: BindAddr,
+    pub sockets: Vec<OwnedFd>,
+    pub keepalive: FdKeepalive,
+    pub gsi_listener: GsiListener,
+}
+
+impl ServedAddress {
+    /// Binds the sockets of an address.
+    pub fn bind(bind_addr: BindAddr) -> Result<ServedAddress, UdpLinkError> {
+        let ip = bind_addr.ip();
+        let sockets = steer::bind_group(ip, &bind_addr.options(), QpnPartition::COUNT)?;
+        let keepalive = FdKeepalive::new(&sockets);
+        let keepalive = keepalive.map_err(|source| UdpLinkError::System {
+            ip,
+            what: "creating the keepalive descriptor",
+            source,
+        })?;
+        let gsi_listener = GsiListener::open(&bind_addr, &sockets[0])?;
+        Ok(ServedAddress { bind_addr, sockets, keepalive, gsi_listener })
+    }
+
+    /// Takes over an address from a process that has a partition.
+    pub fn take_over(bind_addr: BindAddr, keepalive: FdKeepalive) -> io::Result<ServedAddress> {
+        let sockets = keepalive.sockets()?;
+        let is_valid = |socket: &OwnedFd| {
+            let bound = getsockname(socket).ok().and_then(|at| SocketAddr::try_from(at).ok());
+            let is_address = bound.is_some_and(|at| (at.ip(), at.port()) == (bind_addr.ip(), ROCE_PORT));
+            is_address && sockopt::socket_type(socket) == Ok(SocketType::DGRAM)
+        };
+        if !sockets.iter().all(is_valid) {
+            return Err(io::Error::other(
+                "the keepalive descriptor carries other sockets than those of the address",
+            ));
+        }
+        let gsi_listener = GsiListener::open(&bind_addr, &sockets[0]).map_err(io::Error::other)?;
+        Ok(ServedAddress { bind_addr, sockets, keepalive, gsi_listener })
+    }
+}

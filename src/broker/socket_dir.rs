@@ -1,0 +1,327 @@
+//! Directories of socket files: one for each user and network namespace, which only the user can enter.
+
+use std::fs::{self, DirBuilder, File};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+/// Name of the lock file in a directory.
+const LOCK: &str = "lock";
+
+/// Lock of a directory, held until dropped.
+pub struct DirLock(File);
+
+impl DirLock {
+    /// Waits for the lock; `NotFound` if the directory was removed meanwhile.
+    pub fn of(directory: &Path) -> io::Result<DirLock> {
+        let path = directory.join(LOCK);
+        loop {
+            let file = File::create(&path)?;
+            loop {
+                match file.lock() {
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                    locked => break locked?,
+                }
+            }
+            if is_same_file(&file, &path) {
+                return Ok(DirLock(file));
+            }
+        }
+    }
+
+    /// Returns the lock if no process has it.
+    fn try_of(directory: &Path) -> Option<DirLock> {
+        let path = directory.join(LOCK);
+        let file = File::create(&path).ok()?;
+        file.try_lock().ok()?;
+        is_same_file(&file, &path).then_some(DirLock(file))
+    }
+}
+
+impl Drop for DirLock {
+    fn drop(&mut self) {
+        // Unlocks explicitly: after a mere close, a child that was forked meanwhile would still hold the
+        // lock.
+        let _ = self.0.unlock();
+    }
+}
+
+/// Reports whether the path still names this file: [`remove_unused`] removes lock files with their
+/// directories.
+fn is_same_file(file: &File, path: &Path) -> bool {
+    let id = |of: io::Result<fs::Metadata>| of.map(|m| (m.dev(), m.ino())).ok();
+    id(file.metadata()).is_some_and(|open| id(fs::symlink_metadata(path)) == Some(open))
+}
+
+/// Returns the directory of this user's sockets in this thread's network namespace; creates it if necessary.
+pub fn own() -> io::Result<PathBuf> {
+    create(&candidates())
+}
+
+/// Removes the socket files of a directory that no process has open, which killed processes leave, and the
+/// directory itself if it has no others. Does the same with the user's directories of other network
+/// namespaces, which may no longer exist.
+pub fn remove_unused(own: &Path) {
+    if let Ok(lock) = DirLock::of(own) {
+        remove_if_unused(own, &lock);
+    }
+    let Some(parent) = own.parent() else { return };
+    let user = nix::unistd::geteuid().as_raw();
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path != own
+            && entry.file_name().to_str().is_some_and(is_directory_name)
+            && is_private(&path, user, 0o077)
+            && let Some(lock) = DirLock::try_of(&path)
+        {
+            remove_if_unused(&path, &lock);
+        }
+    }
+}
+
+/// Removes dead sockets, then the directory if only its lock is left. A process that waits for the lock finds
+/// the directory missing.
+fn remove_if_unused(directory: &Path, _lock: &DirLock) {
+    let entries = || fs::read_dir(directory).into_iter().flatten().flatten();
+    for entry in entries() {
+        if entry.file_type().is_ok_and(|kind| kind.is_socket())
+            && let Ok(address) = SocketAddrUnix::new(entry.path())
+            && is_dead(&address).unwrap_or(false)
+        {
+            // If that fails, the next owner of the name removes the file.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+    if entries().all(|entry| entry.file_name() == LOCK) {
+        // If that fails, the directory stays for the next broker.
+        let _ = fs::remove_file(directory.join(LOCK)).and_then(|()| fs::remove_dir(directory));
+    }
+}
+
+/// Reports whether a name has the form of [`candidates`]: `urxe-`, then two or three hexadecimal numbers and
+/// possibly a suffix.
+fn is_directory_name(name: &str) -> bool {
+    let is_number = |field: &str| !field.is_empty() && field.bytes().all(|b| b.is_ascii_hexdigit());
+    let fields = name.strip_prefix("urxe-").unwrap_or_default().split(['-', '.']);
+    (2..=4).contains(&fields.clone().count()) && fields.into_iter().all(is_number)
+}
+
+/// Reports whether no process has the socket of this address open, in any network namespace.
+pub fn is_dead(address: &SocketAddrUnix) -> io::Result<bool> {
+    // A listening socket refuses a datagram socket for its type, so its owner is not disturbed.
+    let probe = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    Ok(connect(&probe, address) == Err(Errno::CONNREFUSED))
+}
+
+/// Returns the candidates for the directory of this user's sockets, the preferred one first. All processes of
+/// a user must choose the same one at any time, so none depends on the environment, and `/run/user/UID`,
+/// which exists only during login sessions, is not among them.
+fn candidates() -> Vec<PathBuf> {
+    let user = nix::unistd::geteuid().as_raw();
+    let inode = |of: &str| fs::metadata(format!("/proc/thread-self/ns/{of}")).map_or(0, |at| at.ino());
+    // Two network namespaces may have the same address. In another user namespace, the same number is another
+    // user.
+    let namespaces = format!("{:x}-{:x}", inode("user"), inode("net"));
+    let mut candidates = Vec::new();
+    let run = Path::new("/run");
+    if is_private(run, user, 0o022) {
+        candidates.push(run.join(format!("urxe-{namespaces}")));
+    }
+    candidates.push(PathBuf::from(format!("/tmp/urxe-{user}-{namespaces}")));
+    candidates
+}
+
+/// Returns the first of these directories that exists or can be created as this user's own. Creates it.
+pub fn create(candidates: &[PathBuf]) -> io::Result<PathBuf> {
+    let user = nix::unistd::geteuid().as_raw();
+    for candidate in candidates {
+        if create_private(candidate, user).is_ok() {
+            return Ok(candidate.clone());
+        }
+    }
+    // Another user has created the last candidate. Falls back to a directory with a random suffix,
+    // which its owner finds by searching.
+    let Some((parent, name)) =
+        candidates.last().and_then(|last| Some((last.parent()?, last.file_name()?.to_str()?)))
+    else {
+        return Err(io::Error::from_raw_os_error(libc::ENOENT));
+    };
+    let prefix = format!("{name}.");
+    let own = || -> io::Result<Option<PathBuf>> {
+        let entries = fs::read_dir(parent)?.flatten();
+        let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
+        Ok(named.map(|entry| entry.path()).filter(|path| is_private(path, user, 0o077)).min())
+    };
+    if let Some(own) = own()? {
+        return Ok(own);
+    }
+    let random = RandomState::new().hash_one(std::process::id());
+    create_private(&parent.join(format!("{prefix}{random:016x}")), user)?;
+    own()?.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
+}
+
+/// Creates a directory that only this user can access.
+fn create_private(directory: &Path, user: u32) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
+        _ if is_private(directory, user, 0o077) => Ok(()),
+        _ => Err(io::Error::from_raw_os_error(libc::EPERM)),
+    }
+}
+
+/// Reports whether the path is a directory of this user, without the permissions `others` for other users.
+fn is_private(directory: &Path, user: u32, others: u32) -> bool {
+    fs::symlink_metadata(directory).is_ok_and(|m| m.is_dir() && m.uid() == user && m.mode() & others == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::thread;
+
+    use nix::sched::{CloneFlags, unshare};
+    use rustix::net::bind;
+
+    use super::super::datagram_socket;
+    use super::*;
+
+    /// Binds a socket to a file.
+    fn bound(path: &Path) -> OwnedFd {
+        let socket = datagram_socket().unwrap();
+        bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        socket
+    }
+
+    #[test]
+    fn socket_files_that_no_process_has_open_are_removed_and_their_directory_with_the_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = create(&[dir.path().join("urxe-1-2")]).unwrap();
+        let [one, other] = ["one", "other"].map(|name| own.join(name));
+        let sockets = [&one, &other].map(|path| bound(path));
+        drop(DirLock::of(&own).unwrap());
+        let [first, second] = sockets;
+        drop(first);
+        remove_unused(&own);
+        assert!(!one.exists() && other.exists() && own.join(LOCK).exists());
+        drop(second);
+        remove_unused(&own);
+        assert!(!own.exists());
+    }
+
+    #[test]
+    fn unused_directories_of_other_namespaces_are_removed_and_no_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        for name in [
+            "urxe-1-2",
+            "urxe-a-b",
+            "urxe-c-d",
+            "urxe-e-f",
+            "urxe-0-a-b.9",
+            "urxe-notes",
+            "urxe-a",
+            "other-1-2",
+        ] {
+            create(&[path(name)]).unwrap();
+        }
+        drop(bound(&path("urxe-a-b").join("dead")));
+        let open = bound(&path("urxe-c-d").join("open"));
+        fs::set_permissions(path("urxe-e-f"), fs::Permissions::from_mode(0o755)).unwrap();
+        symlink("/", path("urxe-2-3")).unwrap();
+        remove_unused(&path("urxe-1-2"));
+        let mut left: Vec<String> = fs::read_dir(dir.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort_unstable();
+        assert_eq!(left, ["other-1-2", "urxe-2-3", "urxe-a", "urxe-c-d", "urxe-e-f", "urxe-notes"]);
+        drop(open);
+        remove_unused(&path("urxe-1-2"));
+        assert!(!path("urxe-c-d").exists());
+    }
+
+    #[test]
+    fn locked_directory_is_kept_and_a_waiter_finds_a_removed_one_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = create(&[dir.path().join("urxe-1-2")]).unwrap();
+        let locked = DirLock::of(&own).unwrap();
+        remove_unused(&dir.path().join("urxe-3-4"));
+        assert!(own.exists());
+        let waiter = thread::spawn({
+            let own = own.clone();
+            move || DirLock::of(&own).map(drop)
+        });
+        // With or without the waiter in place, it finds no directory afterwards.
+        remove_if_unused(&own, &locked);
+        assert!(!own.exists());
+        drop(locked);
+        assert_eq!(waiter.join().unwrap().unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn socket_of_a_process_in_another_network_namespace_is_not_dead() {
+        if !nix::unistd::geteuid().is_root() {
+            assert!(std::env::var_os("CI").is_none(), "needs root to create a network namespace");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let socket = thread::spawn({
+            let path = path.clone();
+            move || {
+                unshare(CloneFlags::CLONE_NEWNET).unwrap();
+                bound(&path)
+            }
+        });
+        let socket = socket.join().unwrap();
+        let address = SocketAddrUnix::new(&path).unwrap();
+        assert!(!is_dead(&address).unwrap());
+        drop(socket);
+        assert!(is_dead(&address).unwrap());
+    }
+
+    /// Objects that another user may have created in place of the directory: a directory that others may
+    /// enter, a link, a file.
+    #[test]
+    fn squatted_directory_is_avoided_and_all_processes_use_the_same_one() {
+        let squats: [fn(&Path); 3] = [
+            |candidate| {
+                fs::create_dir(candidate).unwrap();
+                fs::set_permissions(candidate, fs::Permissions::from_mode(0o777)).unwrap();
+            },
+            |candidate| symlink("/", candidate).unwrap(),
+            |candidate| fs::write(candidate, "").unwrap(),
+        ];
+        for squat in squats {
+            let dir = tempfile::tempdir().unwrap();
+            let candidate = dir.path().join("urxe-0");
+            squat(&candidate);
+            let candidates = [candidate.clone()];
+            let own = create(&candidates).unwrap();
+            assert!(own != candidate && own.parent() == candidate.parent(), "{own:?}");
+            assert!(is_private(&own, nix::unistd::geteuid().as_raw(), 0o077));
+            assert_eq!(create(&candidates).unwrap(), own);
+        }
+    }
+
+    #[test]
+    fn two_network_namespaces_have_different_directories() {
+        let own = candidates();
+        let other = std::thread::spawn(|| {
+            if !nix::unistd::geteuid().is_root() {
+                return None;
+            }
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            Some(candidates())
+        });
+        match other.join().unwrap() {
+            Some(other) => assert!(other.iter().all(|candidate| !own.contains(candidate)), "{other:?}"),
+            None => assert!(std::env::var_os("CI").is_none(), "needs root to create a network namespace"),
+        }
+    }
+}

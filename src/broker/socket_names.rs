@@ -1,0 +1,153 @@
+//! Names of the Unix sockets of the broker and its clients.
+//!
+//! The sockets of one user's processes are files in a directory that only this user can enter
+//! ([`socket_dir`]), so no other user can bind a name or receive the datagrams sent to it. Where processes of
+//! any user share an address, all of them are trusted, and the names are abstract: every user can bind one.
+//!
+//! | name | socket |
+//! | --- | --- |
+//! | `urxe-broker/ADDRESS` | listening socket of the broker |
+//! | `urxe-lease/ADDRESS/PARTITION` | token of a partition, held by its process |
+//! | `urxe-service/ADDRESS/SERVICE` | forwarded MADs for a service, held by the process that registered it |
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::{SocketAddrUnix, bind};
+
+use super::socket_dir::{self, DirLock, is_dead};
+
+/// A namespace of sockets.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SocketNames {
+    /// Socket files for the processes of one user, in this directory.
+    Private(Arc<Path>),
+    /// Abstract sockets for any process of the network namespace.
+    Abstract,
+}
+
+impl SocketNames {
+    /// Returns the names of this user in this thread's network namespace.
+    pub fn private() -> io::Result<SocketNames> {
+        Ok(SocketNames::Private(socket_dir::own()?.into()))
+    }
+
+    /// Returns the names used by a broker that serves any user, or only its own user.
+    pub fn of(any_user: bool) -> io::Result<SocketNames> {
+        if any_user { Ok(SocketNames::Abstract) } else { SocketNames::private() }
+    }
+
+    /// Reports whether processes of any user can bind the names.
+    pub fn are_abstract(&self) -> bool {
+        *self == SocketNames::Abstract
+    }
+
+    /// Returns the address of the socket with this name.
+    pub fn address(&self, name: &str) -> Result<SocketAddrUnix, Errno> {
+        match self {
+            SocketNames::Private(directory) => SocketAddrUnix::new(path(directory, name)),
+            SocketNames::Abstract => SocketAddrUnix::new_abstract_name(name.as_bytes()),
+        }
+    }
+
+    /// Binds a socket to a name; `AddrInUse` if an open socket has it. The name is free again once no process
+    /// has the socket open any more.
+    pub fn bind(&self, socket: &OwnedFd, name: &str) -> io::Result<()> {
+        let address = self.address(name)?;
+        let SocketNames::Private(directory) = self else { return Ok(bind(socket, &address)?) };
+        // A file outlives its socket. The lock keeps two processes from replacing the same file.
+        let _lock = DirLock::of(directory)?;
+        match bind(socket, &address) {
+            Err(Errno::ADDRINUSE) if is_dead(&address)? => {
+                fs::remove_file(path(directory, name))?;
+                Ok(bind(socket, &address)?)
+            }
+            bound => Ok(bound?),
+        }
+    }
+
+    /// Removes the file of a name if no process has its socket open.
+    pub fn remove_if_stale(&self, name: &str) {
+        if let SocketNames::Private(directory) = self
+            && let Ok(address) = self.address(name)
+            && let Ok(_lock) = DirLock::of(directory)
+            && is_dead(&address).unwrap_or(false)
+        {
+            // If that fails, the next owner of the name removes the file.
+            let _ = fs::remove_file(path(directory, name));
+        }
+    }
+}
+
+/// Size of `sun_path` in bytes, including the terminating zero.
+const SUN_PATH: usize = 108;
+
+/// Returns the file of a name; its hash (FNV-1a) where the name is too long for a socket address.
+fn path(directory: &Path, name: &str) -> PathBuf {
+    let path = directory.join(name.replace('/', "-"));
+    if path.as_os_str().len() < SUN_PATH {
+        return path;
+    }
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    directory.join(format!("{:016x}", name.bytes().fold(0xcbf2_9ce4_8422_2325, step)))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+    use super::super::datagram_socket;
+    use super::*;
+
+    fn own(dir: &tempfile::TempDir) -> SocketNames {
+        SocketNames::Private(socket_dir::create(&[dir.path().join("urxe")]).unwrap().into())
+    }
+
+    #[test]
+    fn private_name_is_in_use_while_its_socket_is_open_and_free_afterwards() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = own(&dir);
+        let [one, other, third] = [(); 3].map(|()| datagram_socket().unwrap());
+        names.bind(&one, "urxe-a/1").unwrap();
+        assert_eq!(names.bind(&other, "urxe-a/1").unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        names.bind(&other, "urxe-a/2").unwrap();
+        let copy = one.try_clone().unwrap();
+        drop(one);
+        assert!(names.bind(&third, "urxe-a/1").is_err(), "a copy of the socket is open");
+        names.remove_if_stale("urxe-a/1");
+        assert!(dir.path().join("urxe/urxe-a-1").exists());
+        drop(copy);
+        names.bind(&third, "urxe-a/1").unwrap();
+        drop((other, third));
+        names.remove_if_stale("urxe-a/1");
+        assert!(!dir.path().join("urxe/urxe-a-1").exists());
+    }
+
+    #[test]
+    fn probe_of_listening_socket_leaves_no_connection() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = own(&dir);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let [listener, second] =
+            [(); 2].map(|()| socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap());
+        names.bind(&listener, "s").unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        assert_eq!(names.bind(&second, "s").unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(rustix::net::accept(&listener).unwrap_err(), Errno::AGAIN);
+    }
+
+    #[test]
+    fn name_that_is_too_long_for_a_socket_is_bound_by_its_hash() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = own(&dir);
+        let [one, other] = [(); 2].map(|()| datagram_socket().unwrap());
+        let long = |end: char| format!("urxe-service-{}{end}", "x".repeat(SUN_PATH));
+        names.bind(&one, &long('a')).unwrap();
+        assert_eq!(names.bind(&other, &long('a')).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        names.bind(&other, &long('b')).unwrap();
+    }
+}

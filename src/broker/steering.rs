@@ -1,0 +1,111 @@
+//! Packet steering of a shared address: the BPF program that selects the socket of a QPN partition.
+
+use libc::{
+    BPF_A, BPF_ABS, BPF_ADD, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_JA, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD,
+    BPF_LSH, BPF_RET, BPF_RSH, BPF_W, sock_filter,
+};
+
+use crate::link::RxBurst;
+use crate::link::udp::steer::{DEST_QP_LOW, op};
+use crate::nic::QpnPartition;
+use crate::wire::Qpn;
+use crate::wire::mad::MessageKind;
+
+/// Offset of the highest byte of the destination QPN in a UDP payload.
+const DEST_QP_HIGH: u32 = 5;
+
+/// Offset of the 32-bit word in a UDP payload whose lowest three bytes are the destination QPN.
+const DEST_QP_WORD: u32 = 4;
+
+/// Offset of a MAD in a UDP payload, behind BTH and DETH.
+const MAD: u32 = 20;
+/// Offset of the management class.
+const MAD_CLASS: u32 = MAD + 1;
+/// Offset of the attribute ID.
+const MAD_ATTRIBUTE: u32 = MAD + 16;
+/// Offset of the request ID in a SIDR_REP, which is the recipient's ID.
+const SIDR_REQUEST_ID: u32 = MAD + 24;
+/// Offset of the remote communication ID, the recipient's, in the other CM messages.
+const REMOTE_COMM_ID: u32 = MAD + 28;
+
+/// Management class of the communication manager (CM).
+const CM_CLASS: u32 = 7;
+
+/// Continues if the accumulator equals `k`; otherwise skips the next `skip` instructions.
+fn if_eq(k: u32, skip: u8) -> sock_filter {
+    sock_filter { jf: skip, ..op(BPF_JMP | BPF_JEQ | BPF_K, k) }
+}
+
+/// Returns the program that selects the socket by QPN partition and, for a process with several partitions
+/// (first partition and count in `several`), by shard among those.
+///
+/// The partition of a MAD is in the communication ID of its recipient. MADs that name a service instead of an
+/// ID go to the broker in partition 0, and so do those of other management classes. A load beyond the end of
+/// a packet ends the program with 0, which also selects the broker.
+pub fn by_partition(several: &[(usize, usize)]) -> Vec<sock_filter> {
+    let load = |size: u32, at: u32| op(BPF_LD | size | BPF_ABS, at);
+    let to_broker = op(BPF_RET | BPF_K, 0);
+    let mad = [
+        load(BPF_B, MAD_CLASS),
+        sock_filter { jt: 1, jf: 0, ..if_eq(CM_CLASS, 0) },
+        to_broker,
+        load(BPF_H, MAD_ATTRIBUTE),
+        if_eq(MessageKind::Req.attribute().into(), 1),
+        to_broker,
+        if_eq(MessageKind::SidrReq.attribute().into(), 1),
+        to_broker,
+        if_eq(MessageKind::SidrRep.attribute().into(), 2),
+        load(BPF_B, SIDR_REQUEST_ID),
+        op(BPF_JMP | BPF_JA, 1),
+        load(BPF_B, REMOTE_COMM_ID),
+        // Moves the byte to the position of the highest byte of a QPN.
+        op(BPF_ALU | BPF_LSH | BPF_K, 16),
+    ];
+    let mut program = vec![
+        load(BPF_W, DEST_QP_WORD),
+        op(BPF_ALU | BPF_AND | BPF_K, 0xff_ffff),
+        if_eq(Qpn::GSI.get(), mad.len() as u8),
+    ];
+    program.extend(mad);
+    // Data packets have needed a single load so far: a load outside a packet's linear part costs the kernel a
+    // call.
+    program.push(op(BPF_ALU | BPF_RSH | BPF_K, 24 - QpnPartition::BITS));
+    for &(partition, count) in several {
+        let select_shard = [
+            op(BPF_LD | BPF_B | BPF_ABS, DEST_QP_LOW),
+            op(BPF_ALU | BPF_AND | BPF_K, count as u32 - 1),
+            op(BPF_ALU | BPF_ADD | BPF_K, partition as u32),
+            op(BPF_RET | BPF_A, 0),
+        ];
+        program.push(sock_filter {
+            jf: select_shard.len() as u8,
+            ..op(BPF_JMP | BPF_JEQ | BPF_K, partition as u32)
+        });
+        program.extend(select_shard);
+    }
+    program.push(op(BPF_RET | BPF_A, 0));
+    program
+}
+
+/// Returns the byte of a packet that has its QPN partition in the highest bits, by the rules of the program
+/// of [`by_partition`]; 0 for packets to the broker.
+pub fn partition_byte(packet: &[u8]) -> u8 {
+    let at = |at: u32| packet.get(at as usize).copied().unwrap_or(0);
+    let attribute = u16::from_be_bytes([at(MAD_ATTRIBUTE), at(MAD_ATTRIBUTE + 1)]);
+    let is_mad = [at(DEST_QP_HIGH), at(DEST_QP_HIGH + 1), at(DEST_QP_LOW)] == [0, 0, Qpn::GSI.get() as u8];
+    let is = |kind: MessageKind| attribute == kind.attribute();
+    match () {
+        () if !is_mad => at(DEST_QP_HIGH),
+        () if u32::from(at(MAD_CLASS)) != CM_CLASS || is(MessageKind::Req) || is(MessageKind::SidrReq) => 0,
+        () if is(MessageKind::SidrRep) => at(SIDR_REQUEST_ID),
+        () => at(REMOTE_COMM_ID),
+    }
+}
+
+/// Reports whether a coalesced datagram contains packets for another QPN partition: the kernel selects the
+/// socket by the first packet. Multicast packets belong to no partition.
+pub fn has_mixed_partitions(burst: &RxBurst<'_>, partition: QpnPartition) -> bool {
+    burst.data.len() > burst.segment
+        && !burst.flow.dst.is_multicast()
+        && burst.packets().any(|(_, packet)| !partition.has(partition_byte(packet)))
+}
