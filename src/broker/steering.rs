@@ -109,3 +109,30 @@ pub fn has_mixed_partitions(burst: &RxBurst<'_>, partition: QpnPartition) -> boo
         && !burst.flow.dst.is_multicast()
         && burst.packets().any(|(_, packet)| !partition.has(partition_byte(packet)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Flow, IpIdent};
+
+    #[test]
+    fn coalesced_burst_with_a_packet_of_another_partition_is_mixed_unless_it_is_multicast() {
+        let packet = |qpn: u32| {
+            let mut packet = [0; 20];
+            packet[4..8].copy_from_slice(&qpn.to_be_bytes());
+            packet
+        };
+        let (own, other) = (5 << 18 | 1, 6 << 18 | 1);
+        let is_mixed = |dst: [u8; 4], qpns: &[u32]| {
+            let data: Vec<u8> = qpns.iter().flat_map(|qpn| packet(*qpn)).collect();
+            let flow = Flow::new([10, 0, 0, 1].into(), dst.into(), 4791);
+            let burst = RxBurst { flow, ident: IpIdent::Unknown, segment: 20, data: &data };
+            has_mixed_partitions(&burst, QpnPartition::new(5).unwrap())
+        };
+        let (unicast, multicast) = ([10, 0, 0, 2], [239, 0, 0, 1]);
+        assert!(is_mixed(unicast, &[own, other, own]));
+        assert!(!is_mixed(unicast, &[own, own]));
+        assert!(!is_mixed(unicast, &[other]), "a single packet is not coalesced");
+        assert!(!is_mixed(multicast, &[0xff_ffff, 0xff_ffff]));
+    }
+}

@@ -1,4 +1,4 @@
-//! Finds the owner of a UDP port, for the error message about a port in use.
+//! Owner of a UDP port that conflicts with a bind, for the error message about a port in use.
 
 use std::fmt;
 use std::fs;
@@ -46,37 +46,33 @@ struct Entry {
 impl PortOwner {
     /// Returns the number of sockets that conflict with binding `ip` and `port`.
     pub(crate) fn count(ip: IpAddr, port: u16) -> usize {
-        Self::users(ip, port).len()
+        conflicts(ip, port).len()
     }
 
     /// Returns the user ID, as seen in this user namespace, of each socket that conflicts with binding `ip`
     /// and `port`.
     pub(crate) fn users(ip: IpAddr, port: u16) -> Vec<u32> {
-        let lists = PROC_TABLES.iter().filter_map(|list| fs::read_to_string(list).ok());
-        let users = |list: String| -> Vec<u32> {
-            list.lines()
-                .skip(1)
-                .filter_map(|line| conflicting_entry(line, ip, port))
-                .map(|entry| entry.uid)
-                .collect()
-        };
-        lists.flat_map(users).collect()
+        conflicts(ip, port).into_iter().map(|entry| entry.uid).collect()
     }
 
     /// Finds the owner of the first socket that conflicts with binding `ip` and `port`.
     pub fn find(ip: IpAddr, port: u16) -> PortOwner {
-        let entry = PROC_TABLES
-            .iter()
-            .filter_map(|list| fs::read_to_string(list).ok())
-            .find_map(|list| list.lines().skip(1).find_map(|line| conflicting_entry(line, ip, port)));
-        match entry {
+        match conflicts(ip, port).first() {
             None => PortOwner::Unknown,
             Some(Entry { inode: 0, .. }) => PortOwner::Kernel,
-            Some(Entry { uid, inode }) => {
-                process_of(inode).map_or(PortOwner::User(uid), |(pid, name)| PortOwner::Process { pid, name })
-            }
+            Some(Entry { uid, inode }) => process_of(*inode)
+                .map_or(PortOwner::User(*uid), |(pid, name)| PortOwner::Process { pid, name }),
         }
     }
+}
+
+/// Returns the sockets that conflict with binding `ip` and `port`.
+fn conflicts(ip: IpAddr, port: u16) -> Vec<Entry> {
+    let tables = PROC_TABLES.iter().filter_map(|table| fs::read_to_string(table).ok());
+    let entries = |table: String| -> Vec<Entry> {
+        table.lines().skip(1).filter_map(|line| conflicting_entry(line, ip, port)).collect()
+    };
+    tables.flat_map(entries).collect()
 }
 
 /// Parses a line and returns its socket if that conflicts with binding `ip` and `port`.
