@@ -268,7 +268,7 @@ impl Session {
         self.post(&SendWr::atomic_write(8, self.dst.remote(8192), 7u64.to_ne_bytes()))?;
         self.wait(Some(success(WcOpcode::AtomicWrite, 0)), None)?;
         self.check_value("value at B", self.dst.buffer().load_u64(8192)?, 7)?;
-        let global = Placement { global: true, persistent: false };
+        let global = Placement::GLOBAL;
         self.post(&SendWr::flush(9, self.dst.remote(8192), 8, global))?;
         self.wait(Some(success(WcOpcode::Flush, 0)), None)
     }

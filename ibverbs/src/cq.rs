@@ -21,7 +21,7 @@ export! {
 }
 
 /// Flag of a completion whose receive buffer begins with a GRH (`IBV_WC_GRH`).
-pub(crate) const WC_GRH: u32 = WcFlags { grh: true, with_imm: false, with_inv: false }.bits();
+pub(crate) const WC_GRH: u32 = WcFlags::GRH.bits();
 
 /// The polling batch in progress. From `ibv_start_poll` to `ibv_end_poll`, the thread that holds `lock` has
 /// sole access to the cell below and to the C struct of the queue.
@@ -123,7 +123,7 @@ pub(crate) fn header_kind(grh: bool, over_ipv4: bool) -> u8 {
 
 /// Converts a completion to `ibv_wc`.
 fn work_completion(from: &Completion) -> ibv_wc {
-    let flags = WcFlags { grh: from.grh, with_imm: from.imm.is_some(), with_inv: from.invalidated.is_some() };
+    let flags = WcFlags::from(from);
     // The two share a field in C; no message has both.
     let imm_data = from.imm.map_or(from.invalidated.map_or(0, |rkey| rkey.0), u32::to_be);
     ibv_wc {

@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_uint};
 
 use parking_lot::lock_api::RawMutex as _;
-use urxe::verbs::{CqPoll, Wc};
+use urxe::verbs::{CqPoll, Wc, WcFlags};
 
 use crate::abi::{ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
 use crate::cq::{CompletionQueue, header_kind};
@@ -135,7 +135,7 @@ read! {
     read_wc_flags: c_uint = |wc| wc.wc_flags().bits();
     read_completion_ts: u64 = |wc| wc.completion_timestamp();
     read_completion_wallclock_ns: u64 = |wc| wc.completion_wallclock_ns();
-    read_sl: u8 = |wc| header_kind(wc.wc_flags().grh, wc.over_ipv4());
+    read_sl: u8 = |wc| header_kind(wc.wc_flags().contains(WcFlags::GRH), wc.over_ipv4());
     read_none_32: u32 = |_| 0;
     read_none_16: u16 = |_| 0;
     read_none_8: u8 = |_| 0;

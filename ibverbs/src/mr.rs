@@ -75,8 +75,8 @@ impl MemoryRegion {
 
 /// Converts access flags, without the optional ones that the device does not support.
 fn access(bits: c_uint) -> Access {
-    let optional = bits & OPTIONAL & Access::RELAXED_ORDERING.0;
-    Access(bits & !OPTIONAL | optional)
+    let optional = bits & OPTIONAL & Access::RELAXED_ORDERING.bits();
+    Access::from_bits_retain(bits & !OPTIONAL | optional)
 }
 
 /// Size up to which every page of a region is probed, which faults it in: 16,384 pages of 4 KiB, which takes

@@ -79,7 +79,7 @@ pub(crate) unsafe fn bind(rkey: u32, info: &ibv_mw_bind_info) -> Bind {
         region: LKey(region),
         addr: info.addr,
         len: info.length,
-        access: Access(info.mw_access_flags),
+        access: Access::from_bits_retain(info.mw_access_flags),
     }
 }
 

@@ -113,7 +113,7 @@ fn attr_from_c(context: &Context, from: &ibv_qp_attr, mask: c_int) -> Option<QpA
         state: attr!(0, state(from.qp_state)?),
         cur_state: attr!(1, state(from.cur_qp_state)?),
         sqd_notify: attr!(2, from.en_sqd_async_notify != 0),
-        access: attr!(3, Access(from.qp_access_flags)),
+        access: attr!(3, Access::from_bits_retain(from.qp_access_flags)),
         pkey_index: attr!(4, from.pkey_index),
         port: attr!(5, from.port_num),
         qkey: attr!(6, QKey(from.qkey)),
@@ -166,7 +166,7 @@ pub(crate) fn attr_to_c(attr: &QpAttr) -> (ibv_qp_attr, c_int) {
         0: attr.state => |state| to.qp_state = state as u32;
         1: attr.cur_state => |state| to.cur_qp_state = state as u32;
         2: attr.sqd_notify => |on| to.en_sqd_async_notify = on.into();
-        3: attr.access => |access| to.qp_access_flags = access.0;
+        3: attr.access => |access| to.qp_access_flags = access.bits();
         4: attr.pkey_index => |index| to.pkey_index = index;
         5: attr.port => |port| to.port_num = port;
         6: attr.qkey => |key| to.qkey = key.0;

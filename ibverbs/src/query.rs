@@ -73,7 +73,7 @@ fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
         hw_ver: attr.hw_ver,
         max_qp: int(l.max_qp),
         max_qp_wr: int(l.max_qp_wr),
-        device_cap_flags: attr.caps.0 as u32,
+        device_cap_flags: attr.caps.bits() as u32,
         max_sge: int(l.max_sge),
         max_sge_rd: int(attr.max_sge_rd),
         max_cq: int(l.max_cq),
@@ -140,7 +140,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         max_dm_size: attr.limits.max_dm_size,
         completion_timestamp_mask: attr.completion_timestamp_mask,
         hca_core_clock: attr.hca_core_clock_khz,
-        device_cap_flags_ex: attr.caps.0,
+        device_cap_flags_ex: attr.caps.bits(),
         phys_port_cnt_ex: u32::from(attr.phys_port_cnt),
         ..zeros
     };

@@ -1,54 +1,55 @@
 //! Access flags, protection domain handles and the errors of key and memory management checks.
 
-use std::ops::{BitAnd, BitOr, BitOrAssign};
+use bitflags::bitflags;
 
 use crate::wire::Qpn;
 
-/// Access flags of a region or window, with the bit values of `ibv_access_flags`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Access(pub u32);
+bitflags! {
+    /// Access flags of a region or window, with the bit values of `ibv_access_flags`.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    pub struct Access: u32 {
+        /// The NIC may write the region on behalf of its own side: receives, READ and atomic results.
+        const LOCAL_WRITE = 0x1;
+        /// Peers may WRITE.
+        const REMOTE_WRITE = 0x2;
+        /// Peers may READ.
+        const REMOTE_READ = 0x4;
+        /// Peers may execute atomics.
+        const REMOTE_ATOMIC = 0x8;
+        /// Memory windows may be bound to the region.
+        const MW_BIND = 0x10;
+        /// Addresses count from 0 instead of from a virtual address.
+        const ZERO_BASED = 0x20;
+        /// On-demand paging: pages may be unmapped and mapped at any time, and each access checks for them.
+        const ON_DEMAND = 0x40;
+        /// Huge page hint: accepted without effect.
+        const HUGETLB = 0x80;
+        /// Peers may FLUSH to global visibility.
+        const FLUSH_GLOBAL = 0x100;
+        /// Peers may FLUSH to persistence.
+        const FLUSH_PERSISTENT = 0x200;
+        /// Permission for the device to reorder its accesses: accepted without effect.
+        const RELAXED_ORDERING = 0x10_0000;
+    }
+}
 
 impl Access {
     /// Local reads only.
-    pub const LOCAL_READ: Access = Access(0);
-    /// The NIC may write the region on behalf of its own side: receives, READ and atomic results.
-    pub const LOCAL_WRITE: Access = Access(0x1);
-    /// Peers may WRITE.
-    pub const REMOTE_WRITE: Access = Access(0x2);
-    /// Peers may READ.
-    pub const REMOTE_READ: Access = Access(0x4);
-    /// Peers may execute atomics.
-    pub const REMOTE_ATOMIC: Access = Access(0x8);
-    /// Memory windows may be bound to the region.
-    pub const MW_BIND: Access = Access(0x10);
-    /// Addresses count from 0 instead of from a virtual address.
-    pub const ZERO_BASED: Access = Access(0x20);
-    /// On-demand paging: pages may be unmapped and mapped at any time, and each access checks for them.
-    pub const ON_DEMAND: Access = Access(0x40);
-    /// Huge page hint: accepted without effect.
-    pub const HUGETLB: Access = Access(0x80);
-    /// Peers may FLUSH to global visibility.
-    pub const FLUSH_GLOBAL: Access = Access(0x100);
-    /// Peers may FLUSH to persistence.
-    pub const FLUSH_PERSISTENT: Access = Access(0x200);
-    /// Permission for the device to reorder its accesses: accepted without effect.
-    pub const RELAXED_ORDERING: Access = Access(0x10_0000);
+    pub const LOCAL_READ: Access = Access::empty();
     /// Local write, and remote WRITE, READ and atomics: the usual access of a region in a test.
-    pub const ALL: Access = Access(0xf);
+    pub const ALL: Access = Access::from_bits_retain(0xf);
 
-    /// Flags that a device with memory windows, atomics and flushes accepts.
-    const KNOWN: u32 = 0x10_03ff;
     /// Flags that a device may ignore silently (`IBV_ACCESS_OPTIONAL_RANGE`).
-    const OPTIONAL: u32 = 0x3ff0_0000;
+    const OPTIONAL: Access = Access::from_bits_retain(0x3ff0_0000);
 
     /// Returns the flags that are neither known nor optional, and hence have to be rejected.
     pub const fn unknown(self) -> Access {
-        Access(self.0 & !(Self::KNOWN | Self::OPTIONAL))
+        self.difference(Access::all().union(Access::OPTIONAL))
     }
 
     /// Reports whether peers may modify memory.
     pub const fn allows_remote_modification(self) -> bool {
-        self.0 & (Access::REMOTE_WRITE.0 | Access::REMOTE_ATOMIC.0) != 0
+        self.intersects(Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC))
     }
 
     /// Reports whether peers may access the memory at all.
@@ -58,27 +59,7 @@ impl Access {
 
     /// Reports whether all of `needed` is allowed.
     pub const fn allows(self, needed: Access) -> bool {
-        self.0 & needed.0 == needed.0
-    }
-}
-
-impl BitOr for Access {
-    type Output = Access;
-    fn bitor(self, other: Access) -> Access {
-        Access(self.0 | other.0)
-    }
-}
-
-impl BitOrAssign for Access {
-    fn bitor_assign(&mut self, other: Access) {
-        self.0 |= other.0;
-    }
-}
-
-impl BitAnd for Access {
-    type Output = Access;
-    fn bitand(self, other: Access) -> Access {
-        Access(self.0 & other.0)
+        self.contains(needed)
     }
 }
 
@@ -253,14 +234,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn access_flags_combine_as_a_set() {
+    fn access_flags_have_the_values_of_verbs_and_combine_as_a_set() {
         let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
-        assert_eq!((read | write, read | read), (Access(6), Access(4)));
+        assert_eq!(((read | write).bits(), (read | read).bits()), (6, 4));
         assert_eq!(((read | write) & write, read & write), (write, Access::LOCAL_READ));
-        let mut both = read;
-        both |= write;
-        both |= write;
-        assert_eq!(both, Access(6));
+        assert_eq!((Access::ALL.bits(), Access::all().bits()), (0xf, 0x10_03ff));
+        assert_eq!(format!("{:?}", read | write), "Access(REMOTE_WRITE | REMOTE_READ)");
     }
 
     #[test]
@@ -282,7 +261,7 @@ mod tests {
 
     #[test]
     fn unknown_flags_are_those_outside_the_defined_and_optional_ranges() {
-        let known = (0..32).filter(|bit| Access(1 << bit).unknown() == Access::LOCAL_READ);
+        let known = (0..32).filter(|bit| Access::from_bits_retain(1 << bit).unknown().is_empty());
         assert_eq!(known.collect::<Vec<_>>(), (0..10).chain(20..30).collect::<Vec<_>>());
     }
 }

@@ -271,8 +271,8 @@ fn access_errors_convert_to_management_errors() {
             ManagementError::Range { key, addr: 1, len: 2 },
         ),
         (
-            AccessError::Permission { key, allowed: Access(0), needed: Access(2) },
-            ManagementError::Access { key, access: Access(2) },
+            AccessError::Permission { key, allowed: Access::LOCAL_READ, needed: Access::REMOTE_WRITE },
+            ManagementError::Access { key, access: Access::REMOTE_WRITE },
         ),
     ] {
         assert_eq!(ManagementError::from(from), to);

@@ -165,7 +165,7 @@ impl SendQueue {
         if !wr.op.has_data() && !wr.data.is_empty() {
             return Err(PostError::NoData(wr.op.completion_opcode()));
         }
-        if matches!(wr.op, WrOp::Flush { placement, .. } if placement.bits() == 0) {
+        if matches!(wr.op, WrOp::Flush { placement, .. } if placement.is_empty()) {
             return Err(PostError::NoPlacement);
         }
         if len > MAX_MESSAGE {

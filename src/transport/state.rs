@@ -1,7 +1,8 @@
 //! States of a queue pair, and the table of permitted `modify` transitions.
 
 use std::fmt;
-use std::ops::BitOr;
+
+use bitflags::bitflags;
 
 use crate::memory::Access;
 use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RnrTimer};
@@ -133,28 +134,31 @@ macro_rules! attributes {
         impl QpAttr {
             /// Returns the set of attributes that are given.
             pub fn mask(&self) -> AttrMask {
-                let mut mask = AttrMask(0);
-                $(if self.$field.is_some() { mask.0 |= AttrMask::$flag.0; })*
+                let mut mask = AttrMask::empty();
+                $(if self.$field.is_some() { mask |= AttrMask::$flag; })*
                 mask
             }
 
             /// Keeps the attributes of a set, and the state; clears the others.
             pub fn only(self, of: AttrMask) -> QpAttr {
                 let of = of | AttrMask::STATE;
-                QpAttr { $($field: self.$field.filter(|_| of.0 & AttrMask::$flag.0 != 0),)* }
+                QpAttr { $($field: self.$field.filter(|_| of.contains(AttrMask::$flag)),)* }
+            }
+        }
+
+        bitflags! {
+            /// Set of attributes, with the bit values of verbs.
+            #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+            pub struct AttrMask: u32 {
+                $(#[doc = concat!("`", $name, "`")] const $flag = 1 << $bit;)*
             }
         }
 
         impl AttrMask {
-            $(#[doc = concat!("`", $name, "`")] pub const $flag: AttrMask = AttrMask(1 << $bit);)*
             const NAMES: &'static [(AttrMask, &'static str)] = &[$((AttrMask::$flag, $name)),*];
         }
     };
 }
-
-/// Set of attributes, with the bit values of verbs.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct AttrMask(pub u32);
 
 attributes! {
     /// State to change to.
@@ -201,33 +205,9 @@ attributes! {
     rate_limit: u32, RATE_LIMIT = 25, "rate_limit";
 }
 
-impl AttrMask {
-    const NONE: AttrMask = AttrMask(0);
-
-    const fn with(self, other: AttrMask) -> AttrMask {
-        AttrMask(self.0 | other.0)
-    }
-
-    const fn without(self, other: AttrMask) -> AttrMask {
-        AttrMask(self.0 & !other.0)
-    }
-
-    /// Reports whether the set is empty.
-    pub const fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-}
-
-impl BitOr for AttrMask {
-    type Output = AttrMask;
-    fn bitor(self, other: AttrMask) -> AttrMask {
-        self.with(other)
-    }
-}
-
 impl fmt::Display for AttrMask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut names = Self::NAMES.iter().filter(|(m, _)| self.0 & m.0 != 0).map(|(_, n)| *n);
+        let mut names = Self::NAMES.iter().filter(|(m, _)| self.contains(*m)).map(|(_, n)| *n);
         f.write_str(names.next().unwrap_or("none"))?;
         names.try_for_each(|n| write!(f, ", {n}"))
     }
@@ -277,103 +257,103 @@ pub const TRANSITIONS: &[Transition] = {
     const fn xr(from: QpState, to: QpState, required: A, optional: A) -> Transition {
         edge(QpType::XrcRecv, from, to, required, optional)
     }
-    const FIRST: A = A::PKEY_INDEX.with(A::PORT);
-    const PATH: A = A::AV.with(A::PATH_MTU).with(A::DEST_QPN).with(A::RQ_PSN);
-    const MIGRATION: A = A::ALT_PATH.with(A::PATH_MIG_STATE);
-    const UC_RUNNING: A = A::CUR_STATE.with(A::ACCESS_FLAGS).with(MIGRATION).with(A::RATE_LIMIT);
-    const RC_RUNNING: A = UC_RUNNING.with(A::MIN_RNR_TIMER);
-    const UD_RUNNING: A = A::CUR_STATE.with(A::QKEY).with(A::RATE_LIMIT);
+    const FIRST: A = A::PKEY_INDEX.union(A::PORT);
+    const PATH: A = A::AV.union(A::PATH_MTU).union(A::DEST_QPN).union(A::RQ_PSN);
+    const MIGRATION: A = A::ALT_PATH.union(A::PATH_MIG_STATE);
+    const UC_RUNNING: A = A::CUR_STATE.union(A::ACCESS_FLAGS).union(MIGRATION).union(A::RATE_LIMIT);
+    const RC_RUNNING: A = UC_RUNNING.union(A::MIN_RNR_TIMER);
+    const UD_RUNNING: A = A::CUR_STATE.union(A::QKEY).union(A::RATE_LIMIT);
     &[
-        rc(Reset, Init, FIRST.with(A::ACCESS_FLAGS), A::NONE),
-        rc(Init, Init, A::NONE, FIRST.with(A::ACCESS_FLAGS)),
+        rc(Reset, Init, FIRST.union(A::ACCESS_FLAGS), A::empty()),
+        rc(Init, Init, A::empty(), FIRST.union(A::ACCESS_FLAGS)),
         rc(
             Init,
             Rtr,
-            PATH.with(A::MAX_DEST_RD_ATOMIC).with(A::MIN_RNR_TIMER),
-            A::PKEY_INDEX.with(A::ACCESS_FLAGS).with(A::ALT_PATH),
+            PATH.union(A::MAX_DEST_RD_ATOMIC).union(A::MIN_RNR_TIMER),
+            A::PKEY_INDEX.union(A::ACCESS_FLAGS).union(A::ALT_PATH),
         ),
         rc(
             Rtr,
             Rts,
-            A::SQ_PSN.with(A::TIMEOUT).with(A::RETRY_CNT).with(A::RNR_RETRY).with(A::MAX_RD_ATOMIC),
+            A::SQ_PSN.union(A::TIMEOUT).union(A::RETRY_CNT).union(A::RNR_RETRY).union(A::MAX_RD_ATOMIC),
             RC_RUNNING,
         ),
-        rc(Rts, Rts, A::NONE, RC_RUNNING),
-        rc(Rts, Sqd, A::NONE, A::CUR_STATE.with(A::EN_SQD_ASYNC_NOTIFY)),
-        rc(Sqd, Rts, A::NONE, RC_RUNNING),
+        rc(Rts, Rts, A::empty(), RC_RUNNING),
+        rc(Rts, Sqd, A::empty(), A::CUR_STATE.union(A::EN_SQD_ASYNC_NOTIFY)),
+        rc(Sqd, Rts, A::empty(), RC_RUNNING),
         rc(
             Sqd,
             Sqd,
-            A::NONE,
+            A::empty(),
             RC_RUNNING
-                .with(A::PKEY_INDEX)
-                .with(A::AV)
-                .with(A::TIMEOUT)
-                .with(A::RETRY_CNT)
-                .with(A::RNR_RETRY)
-                .with(A::MAX_RD_ATOMIC)
-                .with(A::MAX_DEST_RD_ATOMIC),
+                .union(A::PKEY_INDEX)
+                .union(A::AV)
+                .union(A::TIMEOUT)
+                .union(A::RETRY_CNT)
+                .union(A::RNR_RETRY)
+                .union(A::MAX_RD_ATOMIC)
+                .union(A::MAX_DEST_RD_ATOMIC),
         ),
-        uc(Reset, Init, FIRST.with(A::ACCESS_FLAGS), A::NONE),
-        uc(Init, Init, A::NONE, FIRST.with(A::ACCESS_FLAGS)),
-        uc(Init, Rtr, PATH, A::PKEY_INDEX.with(A::ACCESS_FLAGS).with(A::ALT_PATH)),
+        uc(Reset, Init, FIRST.union(A::ACCESS_FLAGS), A::empty()),
+        uc(Init, Init, A::empty(), FIRST.union(A::ACCESS_FLAGS)),
+        uc(Init, Rtr, PATH, A::PKEY_INDEX.union(A::ACCESS_FLAGS).union(A::ALT_PATH)),
         uc(Rtr, Rts, A::SQ_PSN, UC_RUNNING),
-        uc(Rts, Rts, A::NONE, UC_RUNNING),
-        uc(Rts, Sqd, A::NONE, A::CUR_STATE.with(A::EN_SQD_ASYNC_NOTIFY)),
-        uc(Sqd, Rts, A::NONE, UC_RUNNING),
-        uc(Sqd, Sqd, A::NONE, UC_RUNNING.with(A::PKEY_INDEX).with(A::AV)),
-        uc(Sqe, Rts, A::NONE, UC_RUNNING),
-        xs(Reset, Init, FIRST.with(A::ACCESS_FLAGS), A::NONE),
-        xs(Init, Init, A::NONE, FIRST.with(A::ACCESS_FLAGS)),
-        xs(Init, Rtr, PATH, A::PKEY_INDEX.with(A::ACCESS_FLAGS).with(A::ALT_PATH)),
+        uc(Rts, Rts, A::empty(), UC_RUNNING),
+        uc(Rts, Sqd, A::empty(), A::CUR_STATE.union(A::EN_SQD_ASYNC_NOTIFY)),
+        uc(Sqd, Rts, A::empty(), UC_RUNNING),
+        uc(Sqd, Sqd, A::empty(), UC_RUNNING.union(A::PKEY_INDEX).union(A::AV)),
+        uc(Sqe, Rts, A::empty(), UC_RUNNING),
+        xs(Reset, Init, FIRST.union(A::ACCESS_FLAGS), A::empty()),
+        xs(Init, Init, A::empty(), FIRST.union(A::ACCESS_FLAGS)),
+        xs(Init, Rtr, PATH, A::PKEY_INDEX.union(A::ACCESS_FLAGS).union(A::ALT_PATH)),
         xs(
             Rtr,
             Rts,
-            A::SQ_PSN.with(A::TIMEOUT).with(A::RETRY_CNT).with(A::RNR_RETRY).with(A::MAX_RD_ATOMIC),
+            A::SQ_PSN.union(A::TIMEOUT).union(A::RETRY_CNT).union(A::RNR_RETRY).union(A::MAX_RD_ATOMIC),
             UC_RUNNING,
         ),
-        xs(Rts, Rts, A::NONE, UC_RUNNING),
-        xs(Rts, Sqd, A::NONE, A::CUR_STATE.with(A::EN_SQD_ASYNC_NOTIFY)),
-        xs(Sqd, Rts, A::NONE, UC_RUNNING),
+        xs(Rts, Rts, A::empty(), UC_RUNNING),
+        xs(Rts, Sqd, A::empty(), A::CUR_STATE.union(A::EN_SQD_ASYNC_NOTIFY)),
+        xs(Sqd, Rts, A::empty(), UC_RUNNING),
         xs(
             Sqd,
             Sqd,
-            A::NONE,
+            A::empty(),
             UC_RUNNING
-                .with(A::PKEY_INDEX)
-                .with(A::AV)
-                .with(A::TIMEOUT)
-                .with(A::RETRY_CNT)
-                .with(A::RNR_RETRY)
-                .with(A::MAX_RD_ATOMIC),
+                .union(A::PKEY_INDEX)
+                .union(A::AV)
+                .union(A::TIMEOUT)
+                .union(A::RETRY_CNT)
+                .union(A::RNR_RETRY)
+                .union(A::MAX_RD_ATOMIC),
         ),
-        xr(Reset, Init, FIRST.with(A::ACCESS_FLAGS), A::NONE),
-        xr(Init, Init, A::NONE, FIRST.with(A::ACCESS_FLAGS)),
+        xr(Reset, Init, FIRST.union(A::ACCESS_FLAGS), A::empty()),
+        xr(Init, Init, A::empty(), FIRST.union(A::ACCESS_FLAGS)),
         xr(
             Init,
             Rtr,
-            PATH.with(A::MAX_DEST_RD_ATOMIC).with(A::MIN_RNR_TIMER),
-            A::PKEY_INDEX.with(A::ACCESS_FLAGS).with(A::ALT_PATH),
+            PATH.union(A::MAX_DEST_RD_ATOMIC).union(A::MIN_RNR_TIMER),
+            A::PKEY_INDEX.union(A::ACCESS_FLAGS).union(A::ALT_PATH),
         ),
-        xr(Rtr, Rts, A::SQ_PSN.with(A::TIMEOUT), RC_RUNNING),
-        xr(Rts, Rts, A::NONE, RC_RUNNING),
-        xr(Rts, Sqd, A::NONE, A::CUR_STATE.with(A::EN_SQD_ASYNC_NOTIFY)),
-        xr(Sqd, Rts, A::NONE, RC_RUNNING),
+        xr(Rtr, Rts, A::SQ_PSN.union(A::TIMEOUT), RC_RUNNING),
+        xr(Rts, Rts, A::empty(), RC_RUNNING),
+        xr(Rts, Sqd, A::empty(), A::CUR_STATE.union(A::EN_SQD_ASYNC_NOTIFY)),
+        xr(Sqd, Rts, A::empty(), RC_RUNNING),
         xr(
             Sqd,
             Sqd,
-            A::NONE,
-            RC_RUNNING.with(A::PKEY_INDEX).with(A::AV).with(A::TIMEOUT).with(A::MAX_DEST_RD_ATOMIC),
+            A::empty(),
+            RC_RUNNING.union(A::PKEY_INDEX).union(A::AV).union(A::TIMEOUT).union(A::MAX_DEST_RD_ATOMIC),
         ),
-        ud(Reset, Init, FIRST.with(A::QKEY), A::NONE),
-        ud(Init, Init, A::NONE, FIRST.with(A::QKEY)),
-        ud(Init, Rtr, A::NONE, A::PKEY_INDEX.with(A::QKEY)),
+        ud(Reset, Init, FIRST.union(A::QKEY), A::empty()),
+        ud(Init, Init, A::empty(), FIRST.union(A::QKEY)),
+        ud(Init, Rtr, A::empty(), A::PKEY_INDEX.union(A::QKEY)),
         ud(Rtr, Rts, A::SQ_PSN, UD_RUNNING),
-        ud(Rts, Rts, A::NONE, UD_RUNNING),
-        ud(Rts, Sqd, A::NONE, A::CUR_STATE.with(A::EN_SQD_ASYNC_NOTIFY)),
-        ud(Sqd, Rts, A::NONE, UD_RUNNING),
-        ud(Sqd, Sqd, A::NONE, A::PKEY_INDEX.with(A::QKEY)),
-        ud(Sqe, Rts, A::NONE, UD_RUNNING),
+        ud(Rts, Rts, A::empty(), UD_RUNNING),
+        ud(Rts, Sqd, A::empty(), A::CUR_STATE.union(A::EN_SQD_ASYNC_NOTIFY)),
+        ud(Sqd, Rts, A::empty(), UD_RUNNING),
+        ud(Sqd, Sqd, A::empty(), A::PKEY_INDEX.union(A::QKEY)),
+        ud(Sqe, Rts, A::empty(), UD_RUNNING),
     ]
 };
 
@@ -473,7 +453,7 @@ pub enum AddressError {
 /// Returns the attributes that a transition accepts, required and optional.
 pub fn accepted_attrs(qp_type: QpType, from: QpState, to: QpState) -> AttrMask {
     let edge = TRANSITIONS.iter().find(|t| (t.qp_type, t.from, t.to) == (qp_type, from, to));
-    edge.map_or(AttrMask::NONE, |t| t.required | t.optional)
+    edge.map_or(AttrMask::empty(), |t| t.required | t.optional)
 }
 
 /// Checks a `modify` against the table of transitions; returns the new state.
@@ -487,20 +467,20 @@ pub fn check(qp_type: QpType, from: QpState, attr: &QpAttr) -> Result<QpState, M
     {
         return Err(ModifyError::CurState { claimed, actual: from });
     }
-    let given = attr.mask().without(AttrMask::STATE);
+    let given = attr.mask().difference(AttrMask::STATE);
     let (required, optional) = match to {
-        QpState::Reset | QpState::Err => (AttrMask::NONE, AttrMask::NONE),
+        QpState::Reset | QpState::Err => (AttrMask::empty(), AttrMask::empty()),
         _ => TRANSITIONS
             .iter()
             .find(|t| t.qp_type == qp_type && t.from == from && t.to == to)
             .map(|t| (t.required, t.optional))
             .ok_or(ModifyError::Transition { qp_type, from, to })?,
     };
-    let missing = required.without(given);
+    let missing = required.difference(given);
     if !missing.is_empty() {
         return Err(ModifyError::Missing { from, to, missing });
     }
-    let excess = given.without(required).without(optional);
+    let excess = given.difference(required).difference(optional);
     if !excess.is_empty() {
         return Err(ModifyError::NotAllowed { from, to, excess });
     }

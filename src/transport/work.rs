@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use bitflags::bitflags;
+
 use super::QpType;
 use crate::memory::{Access, AtomicOp, Bind, FastReg, PdId, WindowKind};
 use crate::wire::opcode::HeaderSet;
@@ -94,35 +96,22 @@ pub enum WrOp {
     LocalInv(RKey),
 }
 
-/// Placement type of a FLUSH.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Placement {
-    /// Global visibility: everything at the peer sees the data.
-    pub global: bool,
-    /// Persistence: the data survives a loss of power, as far as the memory does.
-    pub persistent: bool,
+bitflags! {
+    /// Placement types of a FLUSH, with the bits of a FETH.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct Placement: u32 {
+        /// Global visibility: everything at the peer sees the data.
+        const GLOBAL = Feth::GLOBAL;
+        /// Persistence: the data survives a loss of power, as far as the memory does.
+        const PERSISTENT = Feth::PERSISTENT;
+    }
 }
 
 impl Placement {
-    /// Encodes the placement as in a FETH.
-    pub const fn bits(self) -> u32 {
-        (if self.global { Feth::GLOBAL } else { 0 }) | (if self.persistent { Feth::PERSISTENT } else { 0 })
-    }
-
     /// Access flags that the peer's region must grant.
-    pub const fn access(self) -> Access {
-        let global = if self.global { Access::FLUSH_GLOBAL.0 } else { 0 };
-        Access(global | if self.persistent { Access::FLUSH_PERSISTENT.0 } else { 0 })
-    }
-
-    /// Decodes the placement of a FETH; `None` if it is empty or reserved.
-    pub const fn from_bits(bits: u32) -> Option<Placement> {
-        match bits {
-            1..=3 => {
-                Some(Placement { global: bits & Feth::GLOBAL != 0, persistent: bits & Feth::PERSISTENT != 0 })
-            }
-            _ => None,
-        }
+    pub fn access(self) -> Access {
+        let global = if self.contains(Placement::GLOBAL) { Access::FLUSH_GLOBAL } else { Access::empty() };
+        global | if self.contains(Placement::PERSISTENT) { Access::FLUSH_PERSISTENT } else { Access::empty() }
     }
 }
 

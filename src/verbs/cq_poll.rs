@@ -3,9 +3,11 @@
 
 use std::sync::OnceLock;
 
+use bitflags::bitflags;
+
 use super::{Cq, CqOverflow};
 use crate::driver::TimestampedCompletion;
-use crate::transport::{WcOpcode, WcStatus};
+use crate::transport::{Completion, WcOpcode, WcStatus};
 use crate::wire::{Qpn, RKey};
 
 /// A poll batch of a completion queue, from `ibv_start_poll` to `ibv_end_poll`.
@@ -118,8 +120,7 @@ impl Wc<'_> {
 
     /// Returns which optional fields the completion has.
     pub fn wc_flags(&self) -> WcFlags {
-        let c = &self.entry.completion;
-        WcFlags { grh: c.grh, with_imm: c.imm.is_some(), with_inv: c.invalidated.is_some() }
+        WcFlags::from(&self.entry.completion)
     }
 
     /// Reports whether the routing header, if there is one, is an IPv4 header.
@@ -147,21 +148,25 @@ impl Wc<'_> {
     }
 }
 
-/// Optional fields of a completion (`enum ibv_wc_flags`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct WcFlags {
-    /// Whether the first 40 bytes of the receive buffer hold the routing header.
-    pub grh: bool,
-    /// Whether there is immediate data.
-    pub with_imm: bool,
-    /// Whether a key was invalidated.
-    pub with_inv: bool,
+bitflags! {
+    /// Optional fields of a completion, with the bit values of `enum ibv_wc_flags`.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct WcFlags: u32 {
+        /// The first 40 bytes of the receive buffer hold the routing header.
+        const GRH = 1 << 0;
+        /// There is immediate data.
+        const WITH_IMM = 1 << 1;
+        /// A key was invalidated.
+        const WITH_INV = 1 << 3;
+    }
 }
 
-impl WcFlags {
-    /// Returns the flags with the bit values of verbs: 1 for `IBV_WC_GRH`, 2 for `IBV_WC_WITH_IMM`, 8 for
-    /// `IBV_WC_WITH_INV`.
-    pub const fn bits(self) -> u32 {
-        self.grh as u32 | (self.with_imm as u32) << 1 | (self.with_inv as u32) << 3
+impl From<&Completion> for WcFlags {
+    fn from(c: &Completion) -> WcFlags {
+        let mut flags = WcFlags::empty();
+        flags.set(WcFlags::GRH, c.grh);
+        flags.set(WcFlags::WITH_IMM, c.imm.is_some());
+        flags.set(WcFlags::WITH_INV, c.invalidated.is_some());
+        flags
     }
 }

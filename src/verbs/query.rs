@@ -1,7 +1,8 @@
 //! Attributes of a device and its port (`ibv_query_device_ex`, `ibv_query_port`).
 
 use std::net::IpAddr;
-use std::ops::BitOr;
+
+use bitflags::bitflags;
 
 use super::Context;
 use crate::link::primary_address;
@@ -67,8 +68,8 @@ impl DeviceAttr {
     /// device's own only: they are atomic with those of the processor too, but no hardware reports that, and
     /// UCX uses them only if the lesser capability is reported.
     pub fn for_libibverbs(self) -> DeviceAttr {
-        let flush = DeviceCaps::FLUSH_GLOBAL.0 | DeviceCaps::FLUSH_PERSISTENT.0;
-        DeviceAttr { caps: DeviceCaps(self.caps.0 & !flush), atomic_cap: AtomicCap::Hca, ..self }
+        let flush = DeviceCaps::FLUSH_GLOBAL | DeviceCaps::FLUSH_PERSISTENT;
+        DeviceAttr { caps: self.caps - flush, atomic_cap: AtomicCap::Hca, ..self }
     }
 }
 
@@ -123,55 +124,43 @@ pub enum AtomicCap {
     Global = 2,
 }
 
-/// Capabilities of a device, with the bits of `device_cap_flags_ex` (whose lower half is `device_cap_flags`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct DeviceCaps(pub u64);
-
-impl DeviceCaps {
-    /// Counts packets with a wrong partition key.
-    pub const BAD_PKEY_CNTR: DeviceCaps = DeviceCaps(1 << 1);
-    /// Counts packets with a wrong queue key.
-    pub const BAD_QKEY_CNTR: DeviceCaps = DeviceCaps(1 << 2);
-    /// Queue pairs support automatic path migration to an alternate path.
-    pub const AUTO_PATH_MIG: DeviceCaps = DeviceCaps(1 << 4);
-    /// `modify` checks the current state if it is given.
-    pub const CURR_QP_STATE_MOD: DeviceCaps = DeviceCaps(1 << 7);
-    /// Raises an event when the port becomes active.
-    pub const PORT_ACTIVE_EVENT: DeviceCaps = DeviceCaps(1 << 10);
-    /// Has a system image GUID.
-    pub const SYS_IMAGE_GUID: DeviceCaps = DeviceCaps(1 << 11);
-    /// Generates RNR NAKs on RC.
-    pub const RC_RNR_NAK_GEN: DeviceCaps = DeviceCaps(1 << 12);
-    /// Shared receive queues can be resized.
-    pub const SRQ_RESIZE: DeviceCaps = DeviceCaps(1 << 13);
-
-    /// Supports memory windows.
-    pub const MEM_WINDOW: DeviceCaps = DeviceCaps(1 << 17);
-    /// Supports extended reliable connections (XRC).
-    pub const XRC: DeviceCaps = DeviceCaps(1 << 20);
-    /// Supports fast registration, SEND with invalidate and local invalidate.
-    pub const MEM_MGT_EXTENSIONS: DeviceCaps = DeviceCaps(1 << 21);
-    /// Supports memory windows of type 2A.
-    pub const MEM_WINDOW_TYPE_2A: DeviceCaps = DeviceCaps(1 << 23);
-    /// Supports memory windows of type 2B.
-    pub const MEM_WINDOW_TYPE_2B: DeviceCaps = DeviceCaps(1 << 24);
-    /// Supports FLUSH with global visibility.
-    pub const FLUSH_GLOBAL: DeviceCaps = DeviceCaps(1 << 38);
-    /// Supports FLUSH with persistence.
-    pub const FLUSH_PERSISTENT: DeviceCaps = DeviceCaps(1 << 39);
-    /// Supports ATOMIC WRITE.
-    pub const ATOMIC_WRITE: DeviceCaps = DeviceCaps(1 << 40);
-
-    /// Reports whether all of `others` are included.
-    pub fn has(self, others: DeviceCaps) -> bool {
-        self.0 & others.0 == others.0
-    }
-}
-
-impl BitOr for DeviceCaps {
-    type Output = DeviceCaps;
-    fn bitor(self, other: DeviceCaps) -> DeviceCaps {
-        DeviceCaps(self.0 | other.0)
+bitflags! {
+    /// Capabilities of a device, with the bits of `device_cap_flags_ex` (whose lower half is
+    /// `device_cap_flags`).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct DeviceCaps: u64 {
+        /// Counts packets with a wrong partition key.
+        const BAD_PKEY_CNTR = 1 << 1;
+        /// Counts packets with a wrong queue key.
+        const BAD_QKEY_CNTR = 1 << 2;
+        /// Queue pairs support automatic path migration to an alternate path.
+        const AUTO_PATH_MIG = 1 << 4;
+        /// `modify` checks the current state if it is given.
+        const CURR_QP_STATE_MOD = 1 << 7;
+        /// Raises an event when the port becomes active.
+        const PORT_ACTIVE_EVENT = 1 << 10;
+        /// Has a system image GUID.
+        const SYS_IMAGE_GUID = 1 << 11;
+        /// Generates RNR NAKs on RC.
+        const RC_RNR_NAK_GEN = 1 << 12;
+        /// Shared receive queues can be resized.
+        const SRQ_RESIZE = 1 << 13;
+        /// Supports memory windows.
+        const MEM_WINDOW = 1 << 17;
+        /// Supports extended reliable connections (XRC).
+        const XRC = 1 << 20;
+        /// Supports fast registration, SEND with invalidate and local invalidate.
+        const MEM_MGT_EXTENSIONS = 1 << 21;
+        /// Supports memory windows of type 2A.
+        const MEM_WINDOW_TYPE_2A = 1 << 23;
+        /// Supports memory windows of type 2B.
+        const MEM_WINDOW_TYPE_2B = 1 << 24;
+        /// Supports FLUSH with global visibility.
+        const FLUSH_GLOBAL = 1 << 38;
+        /// Supports FLUSH with persistence.
+        const FLUSH_PERSISTENT = 1 << 39;
+        /// Supports ATOMIC WRITE.
+        const ATOMIC_WRITE = 1 << 40;
     }
 }
 

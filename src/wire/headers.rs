@@ -314,7 +314,7 @@ impl Headers {
     fn emit_all(&self, set: HeaderSet, buf: &mut [u8]) {
         let mut at = 0;
         let mut put = |header: HeaderSet, bytes: &[u8]| {
-            if set.has(header) {
+            if set.contains(header) {
                 buf[at..at + bytes.len()].copy_from_slice(bytes);
                 at += bytes.len();
             }

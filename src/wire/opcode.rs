@@ -4,7 +4,8 @@
 //! the constants of [`Opcode`].
 
 use std::fmt;
-use std::ops::BitOr;
+
+use bitflags::bitflags;
 
 /// Transport service of an opcode, given by its upper three bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -117,66 +118,48 @@ impl Position {
     }
 }
 
-/// Set of extension headers; on the wire they follow the BTH in the order of their bits.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct HeaderSet(u16);
+bitflags! {
+    /// Set of extension headers; on the wire they follow the BTH in the order of their bits.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct HeaderSet: u16 {
+        /// Reliable datagram extended transport header, 4 bytes.
+        const RDETH = 1 << 0;
+        /// Datagram extended transport header, 8 bytes.
+        const DETH = 1 << 1;
+        /// XRC extended transport header, 4 bytes.
+        const XRCETH = 1 << 2;
+        /// FLUSH extended transport header, 4 bytes.
+        const FETH = 1 << 3;
+        /// RDMA extended transport header, 16 bytes.
+        const RETH = 1 << 4;
+        /// Atomic extended transport header, 28 bytes.
+        const ATOMIC = 1 << 5;
+        /// ACK extended transport header, 4 bytes.
+        const AETH = 1 << 6;
+        /// Atomic ACK extended transport header, 8 bytes.
+        const ATOMIC_ACK = 1 << 7;
+        /// Immediate data, 4 bytes.
+        const IMMDT = 1 << 8;
+        /// Invalidate extended transport header, 4 bytes.
+        const IETH = 1 << 9;
+    }
+}
 
 impl HeaderSet {
     /// No extension header.
-    pub const NONE: HeaderSet = HeaderSet(0);
-    /// Reliable datagram extended transport header, 4 bytes.
-    pub const RDETH: HeaderSet = HeaderSet(1 << 0);
-    /// Datagram extended transport header, 8 bytes.
-    pub const DETH: HeaderSet = HeaderSet(1 << 1);
-    /// XRC extended transport header, 4 bytes.
-    pub const XRCETH: HeaderSet = HeaderSet(1 << 2);
-    /// FLUSH extended transport header, 4 bytes.
-    pub const FETH: HeaderSet = HeaderSet(1 << 3);
-    /// RDMA extended transport header, 16 bytes.
-    pub const RETH: HeaderSet = HeaderSet(1 << 4);
-    /// Atomic extended transport header, 28 bytes.
-    pub const ATOMIC: HeaderSet = HeaderSet(1 << 5);
-    /// ACK extended transport header, 4 bytes.
-    pub const AETH: HeaderSet = HeaderSet(1 << 6);
-    /// Atomic ACK extended transport header, 8 bytes.
-    pub const ATOMIC_ACK: HeaderSet = HeaderSet(1 << 7);
-    /// Immediate data, 4 bytes.
-    pub const IMMDT: HeaderSet = HeaderSet(1 << 8);
-    /// Invalidate extended transport header, 4 bytes.
-    pub const IETH: HeaderSet = HeaderSet(1 << 9);
+    pub const NONE: HeaderSet = HeaderSet::empty();
 
     const LENGTHS: [u8; 10] = [4, 8, 4, 4, 16, 28, 4, 8, 4, 4];
 
-    /// Returns the union of both sets.
-    pub const fn with(self, other: HeaderSet) -> HeaderSet {
-        HeaderSet(self.0 | other.0)
-    }
-
-    /// Reports whether all headers of `other` are in the set.
-    pub const fn has(self, other: HeaderSet) -> bool {
-        self.0 & other.0 == other.0
-    }
-
     /// Returns the length of all headers of the set in bytes.
     pub const fn len(self) -> usize {
-        self.len_below(HeaderSet(1 << Self::LENGTHS.len()))
-    }
-
-    /// Reports whether the set is empty.
-    pub const fn is_empty(self) -> bool {
-        self.0 == 0
+        SET_LENGTHS[(self.bits() & HeaderSet::all().bits()) as usize] as usize
     }
 
     /// Returns the length of the headers that precede `header` on the wire in bytes: its offset behind the
     /// BTH.
     pub const fn offset_of(self, header: HeaderSet) -> usize {
-        self.len_below(header)
-    }
-
-    /// Returns the length of those headers of the set whose bits are below that of `header`, in bytes.
-    #[inline]
-    const fn len_below(self, header: HeaderSet) -> usize {
-        SET_LENGTHS[(self.0 & (header.0 - 1)) as usize] as usize
+        SET_LENGTHS[(self.bits() & (header.bits() - 1)) as usize] as usize
     }
 }
 
@@ -192,22 +175,6 @@ static SET_LENGTHS: [u8; 1 << HeaderSet::LENGTHS.len()] = {
     }
     lengths
 };
-
-impl BitOr for HeaderSet {
-    type Output = HeaderSet;
-    fn bitor(self, other: HeaderSet) -> HeaderSet {
-        self.with(other)
-    }
-}
-
-impl fmt::Debug for HeaderSet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [&str; 10] =
-            ["RDETH", "DETH", "XRCETH", "FETH", "RETH", "AtomicETH", "AETH", "AtomicAckETH", "ImmDt", "IETH"];
-        let set = NAMES.iter().enumerate().filter(|(i, _)| self.0 & (1 << i) != 0);
-        f.debug_list().entries(set.map(|(_, name)| name)).finish()
-    }
-}
 
 /// Payload lengths that an opcode allows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -307,7 +274,7 @@ const INVERSE: [u8; 8 * 16 * 4 * 4] = {
 
 const fn inverse_index(t: Transport, o: Operation, p: Position, extra: HeaderSet) -> usize {
     // ImmDt and IETH are bits 8 and 9.
-    let tail = (extra.0 >> 8 & 3) as usize;
+    let tail = (extra.bits() >> 8 & 3) as usize;
     ((t as usize * 16 + o as usize) * 4 + p as usize) * 4 + tail
 }
 
@@ -347,20 +314,20 @@ const CONNECTED: [(u8, &str, Operation, Position, HeaderSet, PayloadRule); 26] =
         (0x08, "RDMA WRITE Last", Write, Last, H::NONE, OneToMtu),
         (0x09, "RDMA WRITE Last Immediate", Write, Last, H::IMMDT, OneToMtu),
         (0x0a, "RDMA WRITE Only", Write, Only, H::RETH, ZeroToMtu),
-        (0x0b, "RDMA WRITE Only Immediate", Write, Only, H::RETH.with(H::IMMDT), ZeroToMtu),
+        (0x0b, "RDMA WRITE Only Immediate", Write, Only, H::RETH.union(H::IMMDT), ZeroToMtu),
         (0x0c, "RDMA READ Request", ReadRequest, Only, H::RETH, Exactly(0)),
         (0x0d, "RDMA READ response First", ReadResponse, First, H::AETH, FullMtu),
         (0x0e, "RDMA READ response Middle", ReadResponse, Middle, H::NONE, FullMtu),
         (0x0f, "RDMA READ response Last", ReadResponse, Last, H::AETH, OneToMtu),
         (0x10, "RDMA READ response Only", ReadResponse, Only, H::AETH, ZeroToMtu),
         (0x11, "Acknowledge", Acknowledge, Only, H::AETH, Exactly(0)),
-        (0x12, "ATOMIC Acknowledge", AtomicAcknowledge, Only, H::AETH.with(H::ATOMIC_ACK), Exactly(0)),
+        (0x12, "ATOMIC Acknowledge", AtomicAcknowledge, Only, H::AETH.union(H::ATOMIC_ACK), Exactly(0)),
         (0x13, "CmpSwap", CompareSwap, Only, H::ATOMIC, Exactly(0)),
         (0x14, "FetchAdd", FetchAdd, Only, H::ATOMIC, Exactly(0)),
         (0x15, "RESYNC", Resync, Only, H::NONE, Exactly(0)),
         (0x16, "SEND Last Invalidate", Send, Last, H::IETH, OneToMtu),
         (0x17, "SEND Only Invalidate", Send, Only, H::IETH, ZeroToMtu),
-        (0x1c, "FLUSH", Flush, Only, H::FETH.with(H::RETH), Exactly(0)),
+        (0x1c, "FLUSH", Flush, Only, H::FETH.union(H::RETH), Exactly(0)),
         (0x1d, "ATOMIC WRITE", AtomicWrite, Only, H::RETH, Exactly(8)),
     ]
 };
@@ -386,7 +353,7 @@ const fn build() -> [OpcodeRow; 256] {
         let resync = matches!(operation, Operation::Resync);
         if !resync {
             table[low as usize] = base;
-            let xrc = if operation.is_request() { headers.with(HeaderSet::XRCETH) } else { headers };
+            let xrc = if operation.is_request() { headers.union(HeaderSet::XRCETH) } else { headers };
             table[0xa0 | low as usize] = OpcodeRow { transport: Transport::Xrc, headers: xrc, ..base };
         }
         if low <= 0x0b {
@@ -394,14 +361,14 @@ const fn build() -> [OpcodeRow; 256] {
         }
         if low <= 0x15 {
             let rd = if operation.is_request() {
-                headers.with(HeaderSet::RDETH).with(HeaderSet::DETH)
+                headers.union(HeaderSet::RDETH).union(HeaderSet::DETH)
             } else {
-                headers.with(HeaderSet::RDETH)
+                headers.union(HeaderSet::RDETH)
             };
             table[0x40 | low as usize] = OpcodeRow { transport: Transport::Rd, headers: rd, ..base };
         }
         if low == 0x04 || low == 0x05 {
-            let headers = headers.with(HeaderSet::DETH);
+            let headers = headers.union(HeaderSet::DETH);
             table[0x60 | low as usize] = OpcodeRow { transport: Transport::Ud, headers, ..base };
         }
         i += 1;
@@ -454,7 +421,7 @@ mod tests {
     fn find_is_the_inverse_of_the_table() {
         for o in (0..=255).map(Opcode).filter(|o| o.row().is_valid()) {
             let r = o.row();
-            let extra = HeaderSet(r.headers.0 & (HeaderSet::IMMDT.0 | HeaderSet::IETH.0));
+            let extra = r.headers & (HeaderSet::IMMDT | HeaderSet::IETH);
             assert_eq!(Opcode::find(r.transport, r.operation, r.position, extra), Some(o));
         }
         assert_eq!(

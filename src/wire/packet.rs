@@ -117,7 +117,7 @@ impl<'a> Packet<'a> {
     #[inline]
     fn ext<const N: usize>(&self, header: HeaderSet) -> Option<&'a [u8; N]> {
         let set = self.row().headers;
-        if !set.has(header) {
+        if !set.contains(header) {
             return None;
         }
         self.body.get(BTH_LEN + set.offset_of(header)..)?.first_chunk()

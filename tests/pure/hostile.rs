@@ -34,7 +34,7 @@ const SERVICES: [QpType; 6] =
     [QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcRecv, QpType::XrcSend];
 const DOMAIN: XrcdId = XrcdId(3);
 /// All access rights.
-const ALL_ACCESS: Access = Access(Access::ALL.0 | Access::FLUSH_GLOBAL.0 | Access::FLUSH_PERSISTENT.0);
+const ALL_ACCESS: Access = Access::ALL.union(Access::FLUSH_GLOBAL).union(Access::FLUSH_PERSISTENT);
 const VICTIM: usize = 0;
 const BYSTANDER: usize = 1;
 
@@ -347,7 +347,7 @@ impl Target {
                 va,
                 rkey,
                 len,
-                placement: Placement { global: true, persistent: false },
+                placement: Placement::GLOBAL,
                 whole_region: self.rng.percent(20),
             },
             7 | 8 => self.local_op(),

@@ -129,7 +129,7 @@ fn flush_and_atomic_write_complete_at_the_peer() {
     let src = a.pd.reg_mr(64, Access::ALL).unwrap();
     let flushes = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
     let dst = b.pd.reg_mr(4096, Access::ALL | flushes).unwrap();
-    let placement = Placement { global: true, persistent: true };
+    let placement = Placement::all();
     a.qp.post_send(&SendWr::write(1, &[src.sge(0..64)], dst.remote(0))).unwrap();
     a.qp.post_send(&SendWr::flush(2, dst.remote(0), 64, placement)).unwrap();
     a.qp.post_send(&SendWr::atomic_write(3, dst.remote(64), *b"all of 8")).unwrap();
@@ -156,7 +156,7 @@ fn flush_writes_mapped_bytes_to_the_file() {
     let access = Access::ALL | Access::FLUSH_PERSISTENT;
     // SAFETY: the mapping covers the 8192 bytes and outlives the region.
     let mr = unsafe { b.pd.reg_mr_raw(map.as_ptr().cast(), 8192, access) }.unwrap();
-    let placement = Placement { global: false, persistent: true };
+    let placement = Placement::PERSISTENT;
     execute(&a, &SendWr::write(1, &[src.sge(0..8000)], mr.remote(100)));
     execute(&a, &SendWr::flush(2, mr.remote(100), 8000, placement));
     drop(mr);
@@ -285,8 +285,8 @@ fn optional_access_flags_are_ignored_and_unknown_ones_refused() {
     let accepted = Access::ALL | Access::ON_DEMAND | Access::HUGETLB | Access::RELAXED_ORDERING;
     assert!(b.pd.reg_mr(64, accepted).is_ok());
     // Flags of the optional range may be ignored, whatever they are.
-    assert!(b.pd.reg_mr(64, Access::ALL | Access(1 << 29)).is_ok());
-    let refused = b.pd.reg_mr(64, Access::ALL | Access(1 << 10)).unwrap_err();
+    assert!(b.pd.reg_mr(64, Access::ALL | Access::from_bits_retain(1 << 29)).is_ok());
+    let refused = b.pd.reg_mr(64, Access::ALL | Access::from_bits_retain(1 << 10)).unwrap_err();
     assert!(refused.to_string().ends_with("it has unknown flags"), "{refused}");
     assert!(b.pd.reg_mr(64, Access::REMOTE_ATOMIC).is_err());
 }

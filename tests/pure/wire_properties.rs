@@ -62,7 +62,7 @@ prop_compose! {
 fn clear_absent_headers(h: &Headers) -> Headers {
     let set = h.bth.opcode.row().headers;
     fn keep<T: Default>(set: HeaderSet, header: HeaderSet, value: T) -> T {
-        if set.has(header) { value } else { T::default() }
+        if set.contains(header) { value } else { T::default() }
     }
     Headers {
         bth: h.bth,

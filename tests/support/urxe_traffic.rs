@@ -17,11 +17,7 @@ const MTU: Mtu = Mtu::Mtu256;
 const LENGTHS: [usize; 3] = [0, 101, 600];
 const REGION_LEN: usize = 4096;
 const QKEY: QKey = QKey(0x0bad_cafe);
-const PLACEMENTS: [Placement; 3] = [
-    Placement { global: true, persistent: false },
-    Placement { global: false, persistent: true },
-    Placement { global: true, persistent: true },
-];
+const PLACEMENTS: [Placement; 3] = [Placement::GLOBAL, Placement::PERSISTENT, Placement::all()];
 
 /// A capture: name, description in the README, and the function that generates the traffic.
 pub struct Traffic {

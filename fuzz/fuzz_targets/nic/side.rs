@@ -30,7 +30,7 @@ pub const PAIRS: usize = 7;
 const QKEY: QKey = QKey(0x1111_1111);
 const DOMAIN: XrcdId = XrcdId(1);
 /// All access rights.
-const ALL_ACCESS: Access = Access(Access::ALL.0 | Access::FLUSH_GLOBAL.0 | Access::FLUSH_PERSISTENT.0);
+const ALL_ACCESS: Access = Access::ALL.union(Access::FLUSH_GLOBAL).union(Access::FLUSH_PERSISTENT);
 /// Length of the fast region.
 const FAST_REGION_LEN: usize = 256;
 pub const MTU: usize = 256;
@@ -298,7 +298,7 @@ impl Side {
                     va,
                     rkey,
                     len: p.u16().into(),
-                    placement: Placement { global: true, persistent: false },
+                    placement: Placement::GLOBAL,
                     whole_region: p.chance(4),
                 },
                 4 => WrOp::BindMw(Bind {

@@ -168,7 +168,8 @@ fn check_access(packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Result
 /// FLUSH or uses reserved values.
 pub(super) fn flush_of(packet: &Packet<'_>) -> Option<(Placement, bool)> {
     let feth = packet.feth()?;
-    Some((Placement::from_bits(feth.placement())?, feth.whole_region()?))
+    let placement = Placement::from_bits(feth.placement()).filter(|placement| !placement.is_empty())?;
+    Some((placement, feth.whole_region()?))
 }
 
 /// Returns the memory that a FLUSH names.

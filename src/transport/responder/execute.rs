@@ -5,7 +5,7 @@ use super::nak_reason::NakReason;
 use super::{Message, Reply, Resource, ResourceKind, Responder, accessor};
 use crate::memory::{Access, AtomicOp, HostSlice};
 use crate::transport::connection::Connection;
-use crate::transport::{Completion, Env, QpType, WcOpcode, WcStatus};
+use crate::transport::{Completion, Env, Placement, QpType, WcOpcode, WcStatus};
 use crate::wire::{Operation, Packet, Position};
 
 impl Responder {
@@ -208,7 +208,7 @@ impl Responder {
         let (placement, whole_region) = flush_of(packet).ok_or(NakReason::InvalidRequest)?;
         let range =
             flush_range(env, accessor(conn, env), &reth, placement, whole_region).ok_or(NakReason::Access)?;
-        if placement.persistent && !range.persist() {
+        if placement.contains(Placement::PERSISTENT) && !range.persist() {
             return Err(NakReason::RemoteOperational);
         }
         self.done(packet, conn, env);

@@ -7,10 +7,10 @@ use super::pair::{MTU, Pair, status_name};
 use super::peer::{ConnectParams, Ip, REGION, Setup, Side, remote_args};
 use urxe::verbs::*;
 
-const ALL: Access = Access(Access::ALL.0 | Access::FLUSH_GLOBAL.0 | Access::FLUSH_PERSISTENT.0);
-const GLOBAL: Placement = Placement { global: true, persistent: false };
-const PERSISTENT: Placement = Placement { global: false, persistent: true };
-const BOTH: Placement = Placement { global: true, persistent: true };
+const ALL: Access = Access::ALL.union(Access::FLUSH_GLOBAL).union(Access::FLUSH_PERSISTENT);
+const GLOBAL: Placement = Placement::GLOBAL;
+const PERSISTENT: Placement = Placement::PERSISTENT;
+const BOTH: Placement = Placement::all();
 
 /// Opens a NIC of this personality beside the guest.
 fn pair(setup: &Setup, ip: Ip, personality: Personality) -> Pair<'_> {

@@ -16,7 +16,7 @@ pub fn by_urxe(setup: &Setup, ip: Ip) {
     let mut p = Pair::open(setup, ip);
     let params = ConnectParams::new(ip, super::pair::MTU);
     let options = ConnectOptions { timeout: AckTimeout::new(12), retry_cnt: 2, ..params.ours };
-    let placement = Placement { global: true, persistent: false };
+    let placement = Placement::GLOBAL;
     for wr in
         [SendWr::flush(1, p.shell.at(0), 100, placement), SendWr::atomic_write(1, p.shell.at(8), [7; 8])]
     {

@@ -411,7 +411,7 @@ fn flush_status_with_strict_peer(p: Personality) -> WcStatus {
         one.qp.connect(&other.qp.endpoint(), &options).unwrap();
     }
     let mr = b.pd.reg_mr(64, access).unwrap();
-    let placement = verbs::Placement { global: true, persistent: false };
+    let placement = verbs::Placement::GLOBAL;
     a.qp.post_send(&SendWr::flush(1, mr.remote(0), 64, placement)).unwrap();
     a.cq.wait_any(TIMEOUT).unwrap().status
 }

@@ -127,7 +127,7 @@ impl Pkt {
     }
 
     fn reth(self, (va, rkey, dma_len): Remote) -> Pkt {
-        let has = self.h.bth.opcode.row().headers.has(HeaderSet::RETH);
+        let has = self.h.bth.opcode.row().headers.contains(HeaderSet::RETH);
         self.with(|h| h.reth = if has { Reth { va, rkey, dma_len } } else { Reth::default() })
     }
 
@@ -187,31 +187,31 @@ impl fmt::Debug for Pkt {
         if b.solicited {
             write!(f, " S")?;
         }
-        if set.has(HeaderSet::DETH) {
+        if set.contains(HeaderSet::DETH) {
             write!(f, " {:?}", self.h.deth)?;
         }
-        if set.has(HeaderSet::RETH) {
+        if set.contains(HeaderSet::RETH) {
             write!(f, " va {:#x} {:?} len {}", self.h.reth.va, self.h.reth.rkey, self.h.reth.dma_len)?;
         }
-        if set.has(HeaderSet::ATOMIC) {
+        if set.contains(HeaderSet::ATOMIC) {
             write!(f, " {:?}", self.h.atomic)?;
         }
-        if set.has(HeaderSet::AETH) {
+        if set.contains(HeaderSet::AETH) {
             write!(f, " {:?} msn {}", self.h.aeth.syndrome, self.h.aeth.msn)?;
         }
-        if set.has(HeaderSet::ATOMIC_ACK) {
+        if set.contains(HeaderSet::ATOMIC_ACK) {
             write!(f, " original {:#x}", self.h.atomic_ack.original)?;
         }
-        if set.has(HeaderSet::XRCETH) {
+        if set.contains(HeaderSet::XRCETH) {
             write!(f, " srq {:#x}", self.h.xrceth)?;
         }
-        if set.has(HeaderSet::IETH) {
+        if set.contains(HeaderSet::IETH) {
             write!(f, " inv {:?}", self.h.ieth)?;
         }
-        if set.has(HeaderSet::FETH) {
+        if set.contains(HeaderSet::FETH) {
             write!(f, " {:?}", self.h.feth)?;
         }
-        if set.has(HeaderSet::IMMDT) {
+        if set.contains(HeaderSet::IMMDT) {
             write!(f, " imm {:#x}", self.h.imm)?;
         }
         write!(f, " data {}: {:02x?}", self.data.len(), &self.data[..self.data.len().min(8)])

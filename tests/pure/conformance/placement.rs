@@ -15,7 +15,7 @@ use crate::support::PD;
 const GLOBAL: u32 = 1;
 const PERSISTENT: u32 = 2;
 const WHOLE_REGION: u32 = 0x10;
-const FLUSHES: Access = Access(Access::FLUSH_GLOBAL.0 | Access::FLUSH_PERSISTENT.0);
+const FLUSHES: Access = Access::FLUSH_GLOBAL.union(Access::FLUSH_PERSISTENT);
 
 /// Returns a bench whose QP allows all kinds of access, and the R_Key of a region of 64 bytes at 0x1000 that
 /// does too.
@@ -43,7 +43,7 @@ fn expect_invalid_nak(b: &mut Bench, p: Pkt) {
     expect_nak(b, p, NakCode::InvalidRequest, AsyncEvent::QpRequestError);
 }
 
-const PLACEMENT: Placement = Placement { global: true, persistent: false };
+const PLACEMENT: Placement = Placement::GLOBAL;
 
 fn flush_op(len: u32) -> WrOp {
     WrOp::Flush { va: 0x1000, rkey: RKey(7), len, placement: PLACEMENT, whole_region: false }
@@ -62,7 +62,7 @@ cases! {
     }
 
     atomic_write_without_write_access_is_nakked => "atomic_write.invalid" {
-        let mut b = Bench::with(|s| s.access = Access(Access::ALL.0 & !Access::REMOTE_WRITE.0));
+        let mut b = Bench::with(|s| s.access = Access::ALL - Access::REMOTE_WRITE);
         let key = b.mr.info.rkey;
         expect_invalid_nak(&mut b, atomic_write(RQ, (Bench::IOVA, key), [1; 8]));
         let (mut b, _) = with_region();
@@ -117,7 +117,7 @@ cases! {
     flush_without_access_for_its_placement_is_nakked => "flush.access" {
         for (feth, needed) in [(GLOBAL, Access::FLUSH_GLOBAL), (PERSISTENT, Access::FLUSH_PERSISTENT)] {
             for whole in [0, WHOLE_REGION] {
-                let access = Access((Access::ALL | FLUSHES).0 & !needed.0);
+                let access = (Access::ALL | FLUSHES) - needed;
                 let mut b = Bench::with(|s| s.access = access);
                 let r = b.region(PD, 64, 0, Access::ALL | FLUSHES);
                 let key = b.regions[r].info.rkey;
@@ -209,7 +209,7 @@ cases! {
             va: 5,
             rkey: RKey(8),
             len: 0,
-            placement: Placement { global: true, persistent: true },
+            placement: Placement::all(),
             whole_region: true,
         };
         b.post_no_data(3, op);
@@ -261,7 +261,7 @@ cases! {
 
     invalid_flush_or_atomic_write_is_refused_when_posted => "placement.requester" {
         let mut b = Bench::new();
-        let no_placement = Placement { global: false, persistent: false };
+        let no_placement = Placement::empty();
         let op = WrOp::Flush { va: 0, rkey: RKey(7), len: 0, placement: no_placement, whole_region: true };
         assert_eq!(b.post_sges(1, op, &[], SendFlags::SIGNALED), Err(PostError::NoPlacement));
         let sge = [b.mr.sge(0, 4)];

@@ -37,7 +37,7 @@ cases! {
     request_that_qp_does_not_allow_is_nakked => "resp.access.qp" {
         let (va, key, _) = Bench::new().remote(0, 8);
         for (p, needed) in every_kind(va, key) {
-            let mut b = Bench::with(|s| s.access = Access(Access::ALL.0 & !needed.0));
+            let mut b = Bench::with(|s| s.access = Access::ALL - needed);
             b.recv(1, 100, 100);
             b.exchange(std::slice::from_ref(&p), &[nak(RQ, 0, NakCode::InvalidRequest)]);
             b.events(&[AsyncEvent::QpRequestError]);
@@ -73,7 +73,7 @@ cases! {
             let mut b = Bench::new();
             let r = b.region(PD, 64, 0, Access::ALL);
             let (_, needed) = every_kind(0, b.regions[r].info.rkey)[i];
-            let r = b.region(PD, 64, 0, Access(Access::ALL.0 & !needed.0));
+            let r = b.region(PD, 64, 0, Access::ALL - needed);
             let p = every_kind(0, b.regions[r].info.rkey)[i].0.clone();
             expect_access_nak(&mut b, p);
         }

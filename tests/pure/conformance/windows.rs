@@ -9,7 +9,7 @@ use crate::bench::{Bench, RQ, SQ, bad, flushed, ok};
 use crate::pkt::*;
 use crate::support::PD;
 
-const REMOTE_ALL: Access = Access(Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0);
+const REMOTE_ALL: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
 /// Returns the next key of the same slot.
 fn next_key(key: RKey) -> RKey {
@@ -95,7 +95,7 @@ cases! {
         for needed in [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC] {
             let mut b = Bench::new();
             let (_, mut bind) = bindable(&mut b, WindowKind::Type1);
-            bind.access = Access(REMOTE_ALL.0 & !needed.0);
+            bind.access = REMOTE_ALL - needed;
             b.post_no_data(1, WrOp::BindMw(bind));
             b.expect_nothing();
             b.sends(&[ok(1, WcOpcode::BindMw, 0)]);

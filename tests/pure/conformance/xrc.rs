@@ -315,7 +315,7 @@ cases! {
             let missing = QpAttr { retry_cnt: None, timeout: None, ..rts };
             let error = b.modify(0, missing);
             assert!(
-                matches!(error, Err(ModifyError::Missing { missing, .. }) if missing.0 & has.0 == has.0),
+                matches!(error, Err(ModifyError::Missing { missing, .. }) if missing.contains(has)),
                 "{error:?}"
             );
             let excess = match lacks {

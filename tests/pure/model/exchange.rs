@@ -238,7 +238,9 @@ impl<'a> Exchange<'a> {
     fn flush(&mut self, side: usize) -> Send {
         let (at, len) = self.parts[side].written.unwrap_or((0, 1));
         let persistent = self.rng.percent(15);
-        let placement = Placement { global: !persistent || self.rng.percent(50), persistent };
+        let mut placement = Placement::empty();
+        placement.set(Placement::GLOBAL, !persistent || self.rng.percent(50));
+        placement.set(Placement::PERSISTENT, persistent);
         let whole_region = self.rng.percent(30);
         let op = WrOp::Flush { va: at as u64, rkey: RKey(0), len, placement, whole_region };
         Send { key: Key::Region(1 - side), flags: flags(self.rng), ..Send::new(op) }

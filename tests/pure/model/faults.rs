@@ -58,7 +58,7 @@ impl Exchange<'_> {
         let (id, grant) = (self.grants[owner].len(), self.rng.pick(&KINDS[1..]));
         self.grants[owner].push(grant);
         let kind = self.rng.below(4);
-        let allowed = if kind == 3 { Access(0) } else { REMOTE_ALL };
+        let allowed = if kind == 3 { Access::LOCAL_READ } else { REMOTE_ALL };
         let range = self.grant_access(owner, id, 1, allowed);
         // The bytes behind the range are allocated but belong to no work request.
         self.arenas[owner].alloc(8, 1, self.rng);

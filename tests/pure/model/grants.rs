@@ -40,8 +40,7 @@ pub const KINDS: [GrantKind; 4] = [
     GrantKind::Fast,
 ];
 
-pub const REMOTE_ALL: Access =
-    Access(Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0);
+pub const REMOTE_ALL: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
 impl Exchange<'_> {
     /// Adds a window or fast region that is granted, used and revoked one to three times.

@@ -23,7 +23,7 @@ use crate::wire::{Flight, Wire};
 
 /// Rights that regions and queue pairs grant to peers.
 pub const ACCESS: Access =
-    Access(Access::ALL.0 | Access::MW_BIND.0 | Access::FLUSH_GLOBAL.0 | Access::FLUSH_PERSISTENT.0);
+    Access::ALL.union(Access::MW_BIND).union(Access::FLUSH_GLOBAL).union(Access::FLUSH_PERSISTENT);
 
 /// XRC domain of each side.
 pub const DOMAIN: XrcdId = XrcdId(4);

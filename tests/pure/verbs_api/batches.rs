@@ -80,7 +80,7 @@ fn keys_are_registered_used_and_invalidated_in_one_batch() {
     wr.wr_reg_mr(fast.reg(0, 4096, 0, Access::LOCAL_WRITE));
     wr.wr_rdma_write(at(8)).set_inline_data(b"through a window");
     wr.wr_atomic_write(at(0), *b"at once!");
-    wr.wr_flush(dst.remote(0), 24, Placement { global: true, persistent: false });
+    wr.wr_flush(dst.remote(0), 24, Placement::GLOBAL);
     wr.wr_local_inv(fast.rkey());
     wr.wr_send_inv(rkey);
     wr.complete().unwrap();
@@ -90,7 +90,7 @@ fn keys_are_registered_used_and_invalidated_in_one_batch() {
     assert_eq!(&dst.to_vec()[..24], b"at once!through a window");
     let mut poll = b.cq.start_poll();
     let wc = poll.next_poll().unwrap().unwrap();
-    assert_eq!((wc.invalidated_rkey(), wc.wc_flags().with_inv, wc.imm()), (Some(rkey), true, None));
+    assert_eq!((wc.invalidated_rkey(), wc.wc_flags(), wc.imm()), (Some(rkey), WcFlags::WITH_INV, None));
 }
 
 #[test]
