@@ -141,6 +141,7 @@ impl LinkCounters {
         *match error {
             FrameError::Truncated { .. }
             | FrameError::LengthTooShort { .. }
+            | FrameError::NeighborOption
             | FrameError::UdpLength { .. } => &mut self.rx_truncated,
             FrameError::Ipv4Options { .. } => &mut self.rx_ip_options,
             FrameError::Fragment => &mut self.rx_fragments,

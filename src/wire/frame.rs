@@ -12,6 +12,7 @@ mod tests;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
+use etherparse::checksum::Sum16BitWords;
 use etherparse::{
     EtherType, Ethernet2Header, IpDscp, IpEcn, IpFragOffset, IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header,
     UdpHeader,
@@ -219,6 +220,9 @@ pub enum FrameError {
         /// Checksum in the header.
         found: u16,
     },
+    /// An option of a neighbour discovery message is truncated or has an invalid length.
+    #[error("neighbour discovery option is truncated or has an invalid length")]
+    NeighborOption,
     /// The ICMP or ICMPv6 checksum is wrong.
     #[error("ICMP checksum {found:#06x} is wrong")]
     IcmpChecksum {
@@ -265,13 +269,16 @@ pub fn append_frame(out: &mut Vec<u8>, dst: Mac, src: Mac, flow: &Flow, id: u16,
 
 /// Returns the sum over a UDP pseudo-header, as the checksum field holds it for hardware to complete.
 pub fn udp_pseudo_sum(flow: &Flow, udp_len: u16) -> u16 {
-    let mut sum = etherparse::checksum::Sum16BitWords::new();
+    !udp_pseudo_header(flow, udp_len).ones_complement().to_be()
+}
+
+fn udp_pseudo_header(flow: &Flow, udp_len: u16) -> Sum16BitWords {
+    let mut sum = Sum16BitWords::new();
     sum = match (flow.src, flow.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => sum.add_4bytes(src.octets()).add_4bytes(dst.octets()),
         (src, dst) => sum.add_16bytes(v6(src).octets()).add_16bytes(v6(dst).octets()),
     };
-    let sum = sum.add_2bytes([0, IpNumber::UDP.0]).add_2bytes(udp_len.to_be_bytes());
-    !sum.ones_complement().to_be()
+    sum.add_2bytes([0, IpNumber::UDP.0]).add_2bytes(udp_len.to_be_bytes())
 }
 
 fn v6(ip: IpAddr) -> Ipv6Addr {

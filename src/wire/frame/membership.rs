@@ -2,13 +2,27 @@
 //!
 //! Covers the current versions (IGMPv3, RFC 3376; MLDv2, RFC 3810) and the previous ones (IGMPv2, RFC 2236;
 //! MLDv1, RFC 2710), as far as a host needs them that joins groups without source filters.
+//!
+//! etherparse has the formats of IGMP and of the ICMPv6 header. The bodies of MLD messages are encoded here:
+//! etherparse 0.21 has none, and smoltcp 0.13 has only those of MLDv2, has no report of IGMPv3, and depends on
+//! seven other crates.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use etherparse::checksum::Sum16BitWords;
-use etherparse::{EtherType, IpDscp, IpNumber, Ipv4Header, Ipv6Header};
+use etherparse::icmpv6::{
+    TYPE_MULTICAST_LISTENER_QUERY, TYPE_MULTICAST_LISTENER_REDUCTION, TYPE_MULTICAST_LISTENER_REPORT,
+};
+use etherparse::igmp::{
+    LeaveGroupType, MembershipReportV2Type, MembershipReportV3Header, ReportGroupRecordType,
+    ReportGroupRecordV3Header,
+};
+use etherparse::{
+    Icmpv6Slice, Icmpv6Type, IgmpSlice, IgmpType, IpDscp, IpHeaders, IpNumber, Ipv4Header, Ipv6Extensions,
+    Ipv6Header, Ipv6HeaderSlice, Ipv6RawExtHeader, PacketBuilder,
+};
 
-use super::{Mac, append_ethernet};
+use super::Mac;
+use super::control::FITS;
 
 /// Membership query of a router or switch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,48 +59,53 @@ pub struct GroupReport {
 
 /// Router alert option of IPv4, which makes routers examine the packet (RFC 2113).
 const ROUTER_ALERT_V4: [u8; 4] = [0x94, 4, 0, 0];
-/// Complete IPv6 hop-by-hop header: next header ICMPv6, length 8 bytes, the router alert option (RFC 2711),
-/// padding.
-const HOP_BY_HOP: [u8; 8] = [IpNumber::IPV6_ICMP.0, 0, 5, 2, 0, 0, 1, 0];
+/// Router alert option of IPv6 (RFC 2711) and padding: the contents of a hop-by-hop header of 8 bytes.
+const ROUTER_ALERT_V6: [u8; 6] = [5, 2, 0, 0, 1, 0];
 
-const IGMP_QUERY: u8 = 0x11;
-const MLD_QUERY: u8 = 130;
+/// Type of an MLDv2 report.
+const MLD2_REPORT: u8 = 143;
 
 impl MembershipState {
     /// Returns the type of the group record. Its empty list of sources is excluded (all sources are received)
     /// or included (none is).
-    fn record(self) -> u8 {
+    fn record(self) -> ReportGroupRecordType {
         match self {
-            MembershipState::Member => 2,
-            MembershipState::Left => 3,
-            MembershipState::Joined => 4,
+            MembershipState::Member => ReportGroupRecordType::MODE_IS_EXCLUDE,
+            MembershipState::Left => ReportGroupRecordType::CHANGE_TO_INCLUDE_MODE,
+            MembershipState::Joined => ReportGroupRecordType::CHANGE_TO_EXCLUDE_MODE,
         }
     }
 }
 
 /// Decodes the message in an IPv4 packet of protocol 2. Returns `None` if it is not a valid query.
 pub(super) fn igmp_query(message: &[u8]) -> Option<GroupQuery> {
-    let group: &[u8; 4] = message.get(4..)?.first_chunk()?;
-    let is_valid = message[0] == IGMP_QUERY && Sum16BitWords::new().add_slice(message).ones_complement() == 0;
-    is_valid.then(|| GroupQuery { group: Ipv4Addr::from(*group).into(), old: message.len() < 12 })
+    let message = IgmpSlice::from_slice(message).ok().filter(IgmpSlice::is_checksum_valid)?;
+    let (group, old) = match message {
+        IgmpSlice::MembershipQuery(query) => (query.group_address(), true),
+        IgmpSlice::MembershipQueryWithSources(query) => (query.group_address(), false),
+        _ => return None,
+    };
+    Some(GroupQuery { group: Ipv4Addr::from(group).into(), old })
 }
 
 /// Decodes the part behind the header of an IPv6 packet that starts with hop-by-hop options. Returns `None`
 /// if it is not a valid query of a router on this link.
-pub(super) fn mld_query(ip: &Ipv6Header, bytes: &[u8]) -> Option<GroupQuery> {
-    let (options, message) = bytes.split_first_chunk::<8>()?;
-    let group: &[u8; 16] = message.get(8..)?.first_chunk()?;
-    let local = ip.hop_limit == 1 && Ipv6Addr::from(ip.source).is_unicast_link_local();
-    let query = options[..2] == HOP_BY_HOP[..2] && message[0] == MLD_QUERY;
-    let sum = icmpv6_sum(ip.source.into(), ip.destination.into(), message);
-    (local && query && sum.ones_complement() == 0)
-        .then(|| GroupQuery { group: Ipv6Addr::from(*group).into(), old: message.len() < 28 })
-}
-
-fn icmpv6_sum(src: Ipv6Addr, dst: Ipv6Addr, message: &[u8]) -> Sum16BitWords {
-    let mut pseudo = Sum16BitWords::new().add_16bytes(src.octets()).add_16bytes(dst.octets());
-    let len = (message.len() as u32).to_be_bytes();
-    pseudo.add_4bytes(len).add_2bytes([0, IpNumber::IPV6_ICMP.0]).add_slice(message)
+pub(super) fn mld_query(ip: &Ipv6HeaderSlice<'_>, bytes: &[u8]) -> Option<GroupQuery> {
+    let ([next_header, 0, ..], message) = bytes.split_first_chunk::<8>()? else { return None };
+    let message = Icmpv6Slice::from_slice(message).ok()?;
+    let group: &[u8; 16] = message.payload().first_chunk()?;
+    // Queries of other lengths are to be ignored (RFC 3810, 8.1).
+    let old = match message.slice().len() {
+        24 => true,
+        28.. => false,
+        _ => return None,
+    };
+    let is_valid = ip.hop_limit() == 1
+        && ip.source_addr().is_unicast_link_local()
+        && *next_header == IpNumber::IPV6_ICMP.0
+        && message.type_u8() == TYPE_MULTICAST_LISTENER_QUERY
+        && message.is_checksum_valid(ip.source(), ip.destination());
+    is_valid.then(|| GroupQuery { group: Ipv6Addr::from(*group).into(), old })
 }
 
 /// Appends the frame of a report from the MAC address `own`.
@@ -102,64 +121,57 @@ pub fn append_group_report(out: &mut Vec<u8>, own: Mac, report: &GroupReport) {
 }
 
 fn append_igmp(out: &mut Vec<u8>, own: Mac, src: Ipv4Addr, group: Ipv4Addr, report: &GroupReport) {
-    let (mut message, dst) = match (report.old, report.membership) {
-        // IGMPv3: one record without sources, to all routers that support the version.
-        (false, membership) => {
-            let mut m = vec![0x22, 0, 0, 0, 0, 0, 0, 1, membership.record(), 0, 0, 0];
-            m.extend_from_slice(&group.octets());
-            (m, Ipv4Addr::new(224, 0, 0, 22))
-        }
-        (true, membership) => {
-            let left = membership == MembershipState::Left;
-            let mut m = vec![if left { 0x17 } else { 0x16 }, 0, 0, 0];
-            m.extend_from_slice(&group.octets());
-            (m, if left { Ipv4Addr::new(224, 0, 0, 2) } else { group })
-        }
+    let group_address = group.into();
+    let record = ReportGroupRecordV3Header {
+        record_type: report.membership.record(),
+        aux_data_len: 0,
+        num_of_sources: 0,
+        multicast_address: group.octets(),
     };
-    let sum = Sum16BitWords::new().add_slice(&message).ones_complement();
-    message[2..4].copy_from_slice(&sum.to_ne_bytes());
-    let mut ip = Ipv4Header {
-        // Internetwork control (DSCP CS6).
-        dscp: IpDscp::try_new(0x30).unwrap_or_default(),
-        total_len: (Ipv4Header::MIN_LEN + ROUTER_ALERT_V4.len() + message.len()) as u16,
+    let (message, records, dst) = match (report.old, report.membership) {
+        // IGMPv3: one record without sources, to all routers that support the version.
+        (false, _) => {
+            let header = MembershipReportV3Header { flags: [0; 2], num_of_records: 1 };
+            (IgmpType::MembershipReportV3(header), &record.to_bytes()[..], Ipv4Addr::new(224, 0, 0, 22))
+        }
+        (true, MembershipState::Left) => {
+            (IgmpType::LeaveGroup(LeaveGroupType { group_address }), &[][..], Ipv4Addr::new(224, 0, 0, 2))
+        }
+        (true, _) => (IgmpType::MembershipReportV2(MembershipReportV2Type { group_address }), &[][..], group),
+    };
+    let ip = Ipv4Header {
+        dscp: IpDscp::CS6,
         dont_fragment: true,
         time_to_live: 1,
-        protocol: IpNumber::IGMP,
         source: src.octets(),
         destination: dst.octets(),
         options: ROUTER_ALERT_V4.into(),
         ..Ipv4Header::default()
     };
-    ip.header_checksum = ip.calc_header_checksum();
-    append_ethernet(out, Mac::of_group(dst.into()).unwrap_or(Mac::BROADCAST), own, EtherType::IPV4);
-    out.extend_from_slice(&ip.to_bytes());
-    out.extend_from_slice(&message);
+    PacketBuilder::ethernet2(own.0, Mac::of_group(dst.into()).unwrap_or(Mac::BROADCAST).0)
+        .ip(IpHeaders::Ipv4(ip, Default::default()))
+        .igmp(message)
+        .write(out, records)
+        .expect(FITS);
 }
 
 fn append_mld(out: &mut Vec<u8>, own: Mac, src: Ipv6Addr, group: Ipv6Addr, report: &GroupReport) {
-    let (mut message, dst) = match (report.old, report.membership) {
-        (false, membership) => {
-            let m = vec![143, 0, 0, 0, 0, 0, 0, 1, membership.record(), 0, 0, 0];
-            (m, Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16))
-        }
+    let record = [report.membership.record().0, 0, 0, 0];
+    let (type_u8, bytes5to8, record, dst) = match (report.old, report.membership) {
+        // MLDv2: one record without sources, to all routers that support the version.
+        (false, _) => (MLD2_REPORT, [0, 0, 0, 1], &record[..], Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16)),
         (true, MembershipState::Left) => {
-            (vec![132, 0, 0, 0, 0, 0, 0, 0], Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2))
+            (TYPE_MULTICAST_LISTENER_REDUCTION, [0; 4], &[][..], Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2))
         }
-        (true, _) => (vec![131, 0, 0, 0, 0, 0, 0, 0], group),
+        (true, _) => (TYPE_MULTICAST_LISTENER_REPORT, [0; 4], &[][..], group),
     };
-    message.extend_from_slice(&group.octets());
-    let sum = icmpv6_sum(src, dst, &message).ones_complement();
-    message[2..4].copy_from_slice(&sum.to_ne_bytes());
-    let ip = Ipv6Header {
-        payload_length: (HOP_BY_HOP.len() + message.len()) as u16,
-        next_header: IpNumber::IPV6_HEADER_HOP_BY_HOP,
-        hop_limit: 1,
-        source: src.octets(),
-        destination: dst.octets(),
-        ..Ipv6Header::default()
-    };
-    append_ethernet(out, Mac::of_group(dst.into()).unwrap_or(Mac::BROADCAST), own, EtherType::IPV6);
-    out.extend_from_slice(&ip.to_bytes());
-    out.extend_from_slice(&HOP_BY_HOP);
-    out.extend_from_slice(&message);
+    let ip =
+        Ipv6Header { hop_limit: 1, source: src.octets(), destination: dst.octets(), ..Ipv6Header::default() };
+    let options = Ipv6RawExtHeader::new_raw(IpNumber::IPV6_ICMP, &ROUTER_ALERT_V6);
+    let extensions = Ipv6Extensions { hop_by_hop_options: options.ok(), ..Ipv6Extensions::default() };
+    PacketBuilder::ethernet2(own.0, Mac::of_group(dst.into()).unwrap_or(Mac::BROADCAST).0)
+        .ip(IpHeaders::Ipv6(ip, extensions))
+        .icmpv6(Icmpv6Type::Unknown { type_u8, code_u8: 0, bytes5to8 })
+        .write(out, &[record, &group.octets()].concat())
+        .expect(FITS);
 }

@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use etherparse::checksum::Sum16BitWords;
 use etherparse::icmpv6::{
-    NeighborAdvertisementHeader, TYPE_NEIGHBOR_ADVERTISEMENT, TYPE_NEIGHBOR_SOLICITATION,
+    NdpOptionSlice, NdpOptionsIterator, NeighborAdvertisementPayloadSlice, NeighborSolicitationPayloadSlice,
 };
 use etherparse::{
-    ArpHardwareId, ArpOperation, ArpPacketSlice, EtherType, Ethernet2HeaderSlice, IpNumber, Ipv4Header,
-    Ipv4HeaderSlice, Ipv6Header, Ipv6HeaderSlice, SingleVlanHeaderSlice, UdpHeader, UdpHeaderSlice, icmpv4,
-    icmpv6,
+    ArpHardwareId, ArpOperation, ArpPacketSlice, EtherType, Ethernet2HeaderSlice, IcmpEchoHeader,
+    Icmpv4Header, Icmpv4Slice, Icmpv4Type, Icmpv6Header, Icmpv6Slice, Icmpv6Type, IpNumber, Ipv4Header,
+    Ipv4HeaderSlice, Ipv6Header, Ipv6HeaderSlice, SingleVlanHeaderSlice, UdpHeader, UdpHeaderSlice,
 };
 
 use super::membership::{igmp_query, mld_query};
@@ -20,16 +20,10 @@ use super::{
 };
 use crate::wire::{Flow, grh, icrc};
 
-const SOURCE_MAC_OPTION: u8 = 1;
-const TARGET_MAC_OPTION: u8 = 2;
-
 /// EtherType of RoCEv1 (annex A16).
 const ROCE_V1: EtherType = EtherType(0x8915);
 /// Next header value of a GRH that is followed by a BTH (IBA 8.3).
 const IBA_TRANSPORT: u8 = 0x1b;
-
-/// Length of a neighbour solicitation or advertisement before its options, in bytes.
-const NEIGHBOR_LEN: usize = 24;
 
 /// Decodes an Ethernet frame (without its check sequence). Bytes behind the IP packet are padding and
 /// ignored.
@@ -181,9 +175,9 @@ fn ipv6(frame: &[u8], at: usize, checksums: Checksums) -> Result<Content, FrameE
     let inner = at + Ipv6Header::LEN..at + Ipv6Header::LEN + len;
     match ip.next_header() {
         IpNumber::UDP => udp(frame, inner, flow, IpIdent::Unknown, checksums),
-        IpNumber::IPV6_ICMP => icmpv6(frame, inner, &flow, checksums),
+        IpNumber::IPV6_ICMP => icmpv6(frame, inner, &ip, checksums),
         IpNumber::IPV6_HEADER_HOP_BY_HOP => {
-            Ok(mld_query(&ip.to_header(), &frame[inner]).map_or(Content::Foreign, Content::GroupQuery))
+            Ok(mld_query(&ip, &frame[inner]).map_or(Content::Foreign, Content::GroupQuery))
         }
         IpNumber::IPV6_FRAGMENTATION_HEADER => Err(FrameError::Fragment),
         _ => Ok(Content::Foreign),
@@ -212,25 +206,13 @@ fn udp(
         Checksums::Trust => true,
     };
     if !is_unchecked
-        && pseudo_header(&flow, IpNumber::UDP, bytes.len()).add_slice(bytes).ones_complement() != 0
+        && super::udp_pseudo_header(&flow, header.length()).add_slice(bytes).ones_complement() != 0
     {
         return Err(FrameError::UdpChecksum { found: header.checksum() });
     }
     flow.src_port = header.source_port();
     Ok(Content::Roce(RoceFrame { flow, ident, payload: inner.start + UdpHeader::LEN..inner.end }))
 }
-
-fn pseudo_header(flow: &Flow, protocol: IpNumber, len: usize) -> Sum16BitWords {
-    let mut sum = Sum16BitWords::new();
-    sum = match (flow.src, flow.dst) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => sum.add_4bytes(src.octets()).add_4bytes(dst.octets()),
-        (src, dst) => sum.add_16bytes(super::v6(src).octets()).add_16bytes(super::v6(dst).octets()),
-    };
-    sum.add_4bytes((len as u32).to_be_bytes()).add_2bytes([0, protocol.0])
-}
-
-/// Length of an ICMP header: type, code, checksum and four more bytes.
-const ICMP_LEN: usize = 8;
 
 fn icmpv4(
     frame: &[u8],
@@ -239,97 +221,92 @@ fn icmpv4(
     checksums: Checksums,
 ) -> Result<Content, FrameError> {
     let bytes = &frame[inner.clone()];
-    if bytes.len() < ICMP_LEN {
-        return Err(truncated("ICMP", ICMP_LEN, bytes.len()));
+    if bytes.len() < Icmpv4Header::MIN_LEN {
+        return Err(truncated("ICMP", Icmpv4Header::MIN_LEN, bytes.len()));
     }
-    let request = match (bytes[0], bytes[1]) {
-        (icmpv4::TYPE_ECHO_REQUEST, 0) => true,
-        (icmpv4::TYPE_ECHO_REPLY, 0) => false,
+    let Ok(message) = Icmpv4Slice::from_slice(bytes) else { return Ok(Content::Foreign) };
+    let (request, header) = match message.icmp_type() {
+        Icmpv4Type::EchoRequest(header) => (true, header),
+        Icmpv4Type::EchoReply(header) => (false, header),
         _ => return Ok(Content::Foreign),
     };
-    check_icmp(Sum16BitWords::new(), bytes, checksums)?;
-    Ok(echo(request, flow, bytes, inner))
-}
-
-fn check_icmp(pseudo: Sum16BitWords, bytes: &[u8], checksums: Checksums) -> Result<(), FrameError> {
-    if checksums != Checksums::Trust && pseudo.add_slice(bytes).ones_complement() != 0 {
-        return Err(FrameError::IcmpChecksum { found: u16::from_be_bytes([bytes[2], bytes[3]]) });
+    if checksums != Checksums::Trust && Sum16BitWords::new().add_slice(bytes).ones_complement() != 0 {
+        return Err(FrameError::IcmpChecksum { found: message.checksum() });
     }
-    Ok(())
+    Ok(echo(request, header, (flow.src, flow.dst), inner))
 }
 
-fn echo(request: bool, flow: &Flow, bytes: &[u8], inner: Range<usize>) -> Content {
-    let word = |i: usize| u16::from_be_bytes([bytes[i], bytes[i + 1]]);
-    let echo = Echo { request, src: flow.src, dst: flow.dst, id: word(4), seq: word(6) };
-    Content::Echo { echo, data: inner.start + ICMP_LEN..inner.end }
+fn echo(request: bool, header: IcmpEchoHeader, (src, dst): (IpAddr, IpAddr), inner: Range<usize>) -> Content {
+    let echo = Echo { request, src, dst, id: header.id, seq: header.seq };
+    Content::Echo { echo, data: inner.start + Icmpv4Header::MIN_LEN..inner.end }
 }
 
 fn icmpv6(
     frame: &[u8],
     inner: Range<usize>,
-    flow: &Flow,
+    ip: &Ipv6HeaderSlice<'_>,
     checksums: Checksums,
 ) -> Result<Content, FrameError> {
     let bytes = &frame[inner.clone()];
-    if bytes.len() < ICMP_LEN {
-        return Err(truncated("ICMPv6", ICMP_LEN, bytes.len()));
-    }
-    let pseudo = pseudo_header(flow, IpNumber::IPV6_ICMP, bytes.len());
-    match (bytes[0], bytes[1]) {
-        (kind @ (icmpv6::TYPE_ECHO_REQUEST | icmpv6::TYPE_ECHO_REPLY), 0) => {
-            check_icmp(pseudo, bytes, checksums)?;
-            Ok(echo(kind == icmpv6::TYPE_ECHO_REQUEST, flow, bytes, inner))
-        }
+    let message = Icmpv6Slice::from_slice(bytes)
+        .map_err(|_| truncated("ICMPv6", Icmpv6Header::MIN_LEN, bytes.len()))?;
+    let kind = message.icmp_type();
+    match kind {
+        Icmpv6Type::EchoRequest(_) | Icmpv6Type::EchoReply(_) => {}
         // Neighbour discovery with a hop limit below 255 has passed a router, and is treated as an attack
         // (RFC 4861, 7.1).
-        (TYPE_NEIGHBOR_SOLICITATION | TYPE_NEIGHBOR_ADVERTISEMENT, 0) if flow.hop_limit == 255 => {
-            check_icmp(pseudo, bytes, checksums)?;
-            neighbor(flow, bytes)
-        }
-        _ => Ok(Content::Foreign),
+        Icmpv6Type::NeighborSolicitation | Icmpv6Type::NeighborAdvertisement(_) if ip.hop_limit() == 255 => {}
+        _ => return Ok(Content::Foreign),
     }
-}
-
-fn neighbor(flow: &Flow, bytes: &[u8]) -> Result<Content, FrameError> {
-    let Some((head, options)) = bytes.split_first_chunk::<NEIGHBOR_LEN>() else {
-        return Err(truncated("neighbour discovery", NEIGHBOR_LEN, bytes.len()));
+    if checksums != Checksums::Trust && !message.is_checksum_valid(ip.source(), ip.destination()) {
+        return Err(FrameError::IcmpChecksum { found: message.checksum() });
+    }
+    let (src, dst) = (ip.source_addr(), ip.destination_addr());
+    let short = |_| {
+        let needed = Icmpv6Header::MIN_LEN + NeighborSolicitationPayloadSlice::FIXED_PART_LEN;
+        truncated("neighbour discovery", needed, bytes.len())
     };
-    let (IpAddr::V6(src), IpAddr::V6(dst)) = (flow.src, flow.dst) else { return Ok(Content::Foreign) };
-    let mut octets = [0; 16];
-    octets.copy_from_slice(&head[8..]);
-    let target = octets.into();
-    Ok(if head[0] == TYPE_NEIGHBOR_SOLICITATION {
-        let source_mac = mac_option(options, SOURCE_MAC_OPTION)?;
-        Content::NeighborSolicit(NeighborSolicit { src, dst, target, source_mac })
-    } else {
-        let flags = NeighborAdvertisementHeader::from_bytes([head[4], head[5], head[6], head[7]]);
-        Content::NeighborAdvert(NeighborAdvert {
-            src,
-            dst,
-            target,
-            target_mac: mac_option(options, TARGET_MAC_OPTION)?,
-            solicited: flags.solicited,
-            replace: flags.r#override,
-        })
+    Ok(match kind {
+        Icmpv6Type::EchoRequest(header) => echo(true, header, (src.into(), dst.into()), inner),
+        Icmpv6Type::EchoReply(header) => echo(false, header, (src.into(), dst.into()), inner),
+        Icmpv6Type::NeighborAdvertisement(flags) => {
+            let payload = NeighborAdvertisementPayloadSlice::from_slice(message.payload()).map_err(short)?;
+            Content::NeighborAdvert(NeighborAdvert {
+                src,
+                dst,
+                target: payload.target_address(),
+                target_mac: mac_option(payload.options_iterator(), |option| match option {
+                    NdpOptionSlice::TargetLinkLayerAddress(option) => Some(option.link_layer_address()),
+                    _ => None,
+                })?,
+                solicited: flags.solicited,
+                replace: flags.r#override,
+            })
+        }
+        _ => {
+            let payload = NeighborSolicitationPayloadSlice::from_slice(message.payload()).map_err(short)?;
+            Content::NeighborSolicit(NeighborSolicit {
+                src,
+                dst,
+                target: payload.target_address(),
+                source_mac: mac_option(payload.options_iterator(), |option| match option {
+                    NdpOptionSlice::SourceLinkLayerAddress(option) => Some(option.link_layer_address()),
+                    _ => None,
+                })?,
+            })
+        }
     })
 }
 
-/// Returns the MAC address in the option of this kind. An option is kind, length in units of 8 bytes, and
-/// value.
-fn mac_option(mut options: &[u8], kind: u8) -> Result<Option<Mac>, FrameError> {
-    while !options.is_empty() {
-        let len = options.get(1).map_or(0, |&n| usize::from(n) * 8);
-        if len == 0 {
-            return Err(FrameError::LengthTooShort { layer: "neighbour discovery option", len });
+/// Returns the MAC address of the first option that `address` selects.
+fn mac_option<'a>(
+    options: NdpOptionsIterator<'a>,
+    address: impl Fn(&NdpOptionSlice<'a>) -> Option<&'a [u8]>,
+) -> Result<Option<Mac>, FrameError> {
+    for option in options {
+        if let Some(mac) = address(&option.map_err(|_| FrameError::NeighborOption)?) {
+            return Ok(mac.first_chunk().map(|mac| Mac(*mac)));
         }
-        if options.len() < len {
-            return Err(truncated("neighbour discovery option", len, options.len()));
-        }
-        let (option, rest) = options.split_at(len);
-        if option[0] == kind {
-            return Ok(option[2..].first_chunk().map(|mac| Mac(*mac)));
-        }
-        options = rest;
     }
     Ok(None)
 }

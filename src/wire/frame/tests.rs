@@ -96,6 +96,31 @@ fn neighbour_discovery_is_decoded_and_ignored_behind_a_router() {
 }
 
 #[test]
+fn neighbour_discovery_with_an_invalid_option_is_refused() {
+    let address = [1, 1, 0x52, 0x54, 0, 0x77, 0, 1];
+    let nonce = [14, 1, 1, 2, 3, 4, 5, 6];
+    let solicit = |options: &[&[u8]]| {
+        let mut frame = unhex(SOLICIT);
+        frame.truncate(14 + 40 + 24);
+        frame.extend(options.concat());
+        let payload_len = (frame.len() - 14 - 40) as u16;
+        frame[18..20].copy_from_slice(&payload_len.to_be_bytes());
+        match parse(&frame, Checksums::Trust)?.content {
+            Content::NeighborSolicit(ns) => Ok(ns.source_mac),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(solicit(&[]), Ok(None));
+    assert_eq!(solicit(&[&nonce]), Ok(None));
+    assert_eq!(solicit(&[&nonce, &address]), Ok(Some(A)));
+    let too_long = [14, 2, 1, 2, 3, 4, 5, 6];
+    for invalid in [&[1, 0, 1, 2, 3, 4, 5, 6][..], &too_long, &address[..7], &address[..1]] {
+        assert_eq!(solicit(&[invalid]), Err(FrameError::NeighborOption), "{invalid:?}");
+        assert_eq!(solicit(&[&nonce, invalid]), Err(FrameError::NeighborOption), "{invalid:?}");
+    }
+}
+
+#[test]
 fn echo_round_trips_in_both_families() {
     for (src, dst) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
         let echo =
@@ -377,6 +402,21 @@ fn only_valid_membership_queries_are_decoded() {
     }
     for report in [IGMP, IGMP_LEFT, IGMP2, IGMP2_LEFT, MLD, MLD_LEFT, MLD1, MLD1_LEFT] {
         assert_eq!(read(&unhex(report)).unwrap().content, Content::Foreign);
+    }
+    // Queries with a length of no version.
+    for added in 1..=4 {
+        let mut igmp = unhex(IGMP2_QUERY);
+        igmp[17] += added;
+        fix_ipv4(&mut igmp);
+        let mut mld = unhex(MLD1_QUERY);
+        mld[19] += added;
+        // The pseudo-header contains the length of the message.
+        mld[65] -= added;
+        for mut frame in [igmp, mld] {
+            frame.extend(vec![0; added.into()]);
+            let is_query = matches!(read(&frame).unwrap().content, Content::GroupQuery(q) if !q.old);
+            assert_eq!(is_query, added == 4, "{added} bytes longer: {frame:02x?}");
+        }
     }
     // A query for one group.
     let mut one = unhex(IGMP2_QUERY);
