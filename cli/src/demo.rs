@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use clap::Args;
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 
 use super::link::{STANDARD_OUTPUT, create_capture};
@@ -63,16 +64,6 @@ const GREEN: Style = AnsiColor::Green.on_default();
 const YELLOW: Style = AnsiColor::Yellow.on_default();
 const CYAN: Style = AnsiColor::Cyan.on_default();
 
-/// Packets and losses recorded at A's port and not printed yet.
-#[derive(Default)]
-struct TracedPackets {
-    packets: Vec<(Instant, Direction, Vec<u8>)>,
-    /// PSNs of packets that the fault rule dropped and that are not printed yet.
-    lost: HashSet<Psn>,
-}
-
-type Log = Arc<Mutex<TracedPackets>>;
-
 impl Demo {
     /// Runs the demonstration.
     pub fn run(self) -> Result<(), CliError> {
@@ -100,29 +91,27 @@ fn context_options(seed: u64, n: u64) -> ContextOptions {
     ContextOptions { seed: Some(seed.wrapping_mul(2) + n), ..ContextOptions::default() }
 }
 
-/// Opens NIC A, at whose port packets are dropped, traced and captured.
+/// Opens NIC A, at whose port packets are dropped, traced and captured. The traced packets and the PSNs of
+/// dropped ones go to the two channels, which are closed once the demonstration has ended.
 fn open_traced(
     port: FabricPort,
-    log: &Log,
+    (trace, drops): (Sender<TracedPacket>, Sender<Psn>),
     capture: Option<&CaptureFile>,
     seed: u64,
 ) -> Result<Context, CliError> {
     let loss: Rule = LOSS.parse().map_err(|e| CliError::Failed(format!("{e}")))?;
     Ok(Context::on_port(port, &context_options(seed, 0), |port| {
         let handle: Arc<Mutex<Option<CaptureHandle>>> = Arc::default();
-        let (commented, lost) = (handle.clone(), log.clone());
+        let commented = handle.clone();
         let faults = Faults::new(port, vec![loss], seed).with_observer(move |event| {
             if let Some(handle) = &*commented.lock() {
                 handle.comment(event);
             }
-            if let Ok(packet) = Packet::parse(event.packet) {
-                lost.lock().lost.insert(packet.bth().psn);
+            if let Ok(packet) = Packet::parse(&event.packet) {
+                let _ = drops.send(packet.bth().psn);
             }
         });
-        let traced = log.clone();
-        let record = move |t: &TracedPacket<'_>| {
-            traced.lock().packets.push((t.at, t.direction, t.bytes.to_vec()));
-        };
+        let record = move |packet| drop(trace.send(packet));
         match capture {
             None => Box::new(Trace::new(faults, record)),
             Some(file) => {
@@ -138,7 +127,10 @@ fn open_traced(
 struct Session {
     out: Box<dyn Write>,
     fabric: Fabric,
-    log: Log,
+    /// Packets at A's port that are not printed yet.
+    traced: Receiver<TracedPacket>,
+    /// PSNs of packets that the fault rule dropped and that are not printed yet.
+    dropped: Receiver<Psn>,
     a: TestEndpoint,
     b: TestEndpoint,
     /// Memory region of A; `dst` is that of B.
@@ -167,9 +159,10 @@ impl Session {
             mtu: 1500,
             ..FabricConfig::default()
         })?;
-        let log = Log::default();
+        let (trace, traced) = unbounded();
+        let (drops, dropped) = unbounded();
         let port = fabric.port(&[IpAddr::from([10, 0, 0, 1])])?;
-        let a = open_traced(port, &log, capture, seed)?;
+        let a = open_traced(port, (trace, drops), capture, seed)?;
         let port = fabric.port(&[IpAddr::from([10, 0, 0, 2])])?;
         let b = Context::on_port(port, &context_options(seed, 1), |port| Box::new(port))?;
         let (a, b) = (TestEndpoint::new(a)?, TestEndpoint::new(b)?);
@@ -185,7 +178,8 @@ impl Session {
         Ok(Session {
             out,
             fabric,
-            log,
+            traced,
+            dropped,
             a,
             b,
             src,
@@ -389,11 +383,8 @@ impl Session {
 
     /// Prints the packets traced since the last call.
     fn print_packets(&mut self) -> Result<(), CliError> {
-        let (packets, mut lost) = {
-            let mut log = self.log.lock();
-            (std::mem::take(&mut log.packets), std::mem::take(&mut log.lost))
-        };
-        for (at, direction, bytes) in packets {
+        let mut lost: HashSet<Psn> = self.dropped.try_iter().collect();
+        for TracedPacket { at, direction, bytes, .. } in self.traced.try_iter() {
             let packet =
                 Packet::parse(&bytes).map_err(|e| CliError::Failed(format!("malformed packet: {e}")))?;
             let bth = packet.bth();

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use pcap_file::pcapng::PcapNgWriter;
 use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
@@ -359,9 +360,9 @@ struct PendingComment {
     direction: Direction,
     /// The packet, if a fault dropped it: it may never reach the capture, and is then written with its
     /// comment.
-    dropped: Option<(Flow, IpIdent, Vec<u8>)>,
+    dropped: Option<(Flow, IpIdent, Bytes)>,
     /// The BTH, which identifies the packet.
-    bth: Vec<u8>,
+    bth: Bytes,
     text: String,
 }
 
@@ -397,11 +398,11 @@ impl CaptureHandle {
         }
         let direction = event.rule.direction;
         let dropped =
-            (event.rule.action == Action::Drop).then(|| (event.flow, event.ident, event.packet.to_vec()));
+            (event.rule.action == Action::Drop).then(|| (event.flow, event.ident, event.packet.clone()));
         pending_comments.push(PendingComment {
             direction,
             dropped,
-            bth: event.packet[..BTH_LEN.min(event.packet.len())].to_vec(),
+            bth: event.packet.slice(..BTH_LEN.min(event.packet.len())),
             text: format!("fault {}, packet {}", event.rule, event.count),
         });
     }

@@ -3,14 +3,16 @@
 
 use std::io;
 
+use bytes::Bytes;
+
 use super::faults::Direction;
 use super::{Link, LinkInfo, RxBurst};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{Flow, IpIdent};
 
-/// A packet in transit.
-#[derive(Clone, Copy, Debug)]
-pub struct TracedPacket<'a> {
+/// A packet in transit. A tracer may keep it or send it to another thread: the bytes are shared, not copied.
+#[derive(Clone, Debug)]
+pub struct TracedPacket {
     /// The time.
     pub at: Instant,
     /// The direction.
@@ -23,11 +25,11 @@ pub struct TracedPacket<'a> {
     /// Index of the packet in its burst.
     pub index: u16,
     /// The bytes from BTH to ICRC.
-    pub bytes: &'a [u8],
+    pub bytes: Bytes,
 }
 
 /// Callback for every packet.
-pub type Tracer = Box<dyn FnMut(&TracedPacket<'_>) + Send>;
+pub type Tracer = Box<dyn FnMut(TracedPacket) + Send>;
 
 /// A link whose packets are passed to a callback. Sent packets are traced after the inner link has accepted
 /// them, so that faults injected there are known by then; received packets are traced before they reach the
@@ -35,13 +37,47 @@ pub type Tracer = Box<dyn FnMut(&TracedPacket<'_>) + Send>;
 pub struct Trace<L> {
     inner: L,
     tracer: Tracer,
-    scratch: Vec<u8>,
+    buffer: BurstBuffer,
+}
+
+/// Copy of a burst whose packets are handed out. The memory is reused once no tracer has one of them.
+#[derive(Default)]
+struct BurstBuffer(Bytes);
+
+impl BurstBuffer {
+    /// Replaces the contents by what `write` appends.
+    fn fill(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> &Bytes {
+        let mut buffer = std::mem::take(&mut self.0).try_into_mut().map_or_else(|_| Vec::new(), Vec::from);
+        buffer.clear();
+        write(&mut buffer);
+        self.0 = buffer.into();
+        &self.0
+    }
+}
+
+/// The properties that the packets of a burst have in common.
+struct OfBurst {
+    at: Instant,
+    direction: Direction,
+    flow: Flow,
+    ident: IpIdent,
+}
+
+impl OfBurst {
+    /// Passes the packets of the burst to the tracer.
+    fn trace(self, burst: &Bytes, segment: usize, tracer: &mut Tracer) {
+        let OfBurst { at, direction, flow, ident } = self;
+        for (index, packet) in burst.chunks(segment.max(1)).enumerate() {
+            let (index, bytes) = (index as u16, burst.slice_ref(packet));
+            tracer(TracedPacket { at, direction, flow, ident, index, bytes });
+        }
+    }
 }
 
 impl<L: Link> Trace<L> {
     /// Wraps a link; `tracer` is called for every packet.
-    pub fn new(inner: L, tracer: impl FnMut(&TracedPacket<'_>) + Send + 'static) -> Trace<L> {
-        Trace { inner, tracer: Box::new(tracer), scratch: Vec::new() }
+    pub fn new(inner: L, tracer: impl FnMut(TracedPacket) + Send + 'static) -> Trace<L> {
+        Trace { inner, tracer: Box::new(tracer), buffer: BurstBuffer::default() }
     }
 }
 
@@ -53,23 +89,21 @@ impl<L: Link> Link for Trace<L> {
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         self.inner.transmit(now, queue)?;
         for burst in queue.bursts() {
-            self.scratch.clear();
-            burst.copy_to(&mut self.scratch);
-            for (i, bytes) in self.scratch.chunks(burst.segment.max(1)).enumerate() {
-                let (flow, ident, index) = (burst.flow, IpIdent::SENT, i as u16);
-                (self.tracer)(&TracedPacket { at: now, direction: Direction::Tx, flow, ident, index, bytes });
-            }
+            let bytes = self.buffer.fill(|buffer| burst.copy_to(buffer));
+            let of_burst =
+                OfBurst { at: now, direction: Direction::Tx, flow: burst.flow, ident: IpIdent::SENT };
+            of_burst.trace(bytes, burst.segment, &mut self.tracer);
         }
         Ok(())
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        let Trace { inner, tracer, .. } = self;
+        let Trace { inner, tracer, buffer } = self;
         inner.receive(now, &mut |burst| {
-            for (index, bytes) in burst.packets() {
-                let (flow, ident) = (burst.flow, burst.ident);
-                tracer(&TracedPacket { at: now, direction: Direction::Rx, flow, ident, index, bytes });
-            }
+            let bytes = buffer.fill(|buffer| buffer.extend_from_slice(burst.data));
+            let of_burst =
+                OfBurst { at: now, direction: Direction::Rx, flow: burst.flow, ident: burst.ident };
+            of_burst.trace(bytes, burst.segment, tracer);
             sink(burst);
         })
     }
@@ -92,6 +126,16 @@ mod tests {
     use crate::wire::{Packet, icrc};
 
     #[test]
+    fn buffer_of_a_burst_is_reused_only_if_no_packet_of_it_is_kept() {
+        let mut buffer = BurstBuffer::default();
+        let kept = buffer.fill(|out| out.extend([1; 64])).slice(60..);
+        let second = buffer.fill(|out| out.extend([2; 64])).as_ptr();
+        assert_eq!(kept, [1; 4][..]);
+        let third = buffer.fill(|out| out.extend([3; 64]));
+        assert_eq!((third.as_ptr(), &third[..]), (second, &[3; 64][..]));
+    }
+
+    #[test]
     fn packets_of_both_directions_are_traced_with_valid_icrcs() {
         let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
         let traced = Arc::new(Mutex::new(Vec::new()));
@@ -99,8 +143,8 @@ mod tests {
         let port = fabric.port(&fabric.auto_address()).unwrap();
         let context = Context::on_port(port, &ContextOptions::default(), |port| {
             Box::new(Trace::new(port, move |t| {
-                assert!(icrc::verify(&t.flow, t.ident, t.index, t.bytes));
-                let name = Packet::parse(t.bytes).unwrap().bth().opcode.to_string();
+                assert!(icrc::verify(&t.flow, t.ident, t.index, &t.bytes));
+                let name = Packet::parse(&t.bytes).unwrap().bth().opcode.to_string();
                 log.lock().unwrap().push((t.direction, name));
             }))
         })

@@ -4,10 +4,10 @@
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
+use crossbeam_channel::{Receiver, unbounded};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -40,7 +40,7 @@ impl Control {
     /// Starts reading standard input; must be called once. The process exits 2 s after standard input has
     /// ended.
     pub fn start_reading() -> Control {
-        let (to, lines) = mpsc::channel();
+        let (to, lines) = unbounded();
         let stopped = Arc::new(AtomicBool::new(false));
         let stopped_flag = stopped.clone();
         thread::spawn(move || {

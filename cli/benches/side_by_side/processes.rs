@@ -2,10 +2,10 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use serde::Serialize;
 
 use crate::Result;
@@ -31,7 +31,7 @@ impl Process {
         let mut child = command.env(END, "1").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let stdin = child.stdin.take();
         let out = child.stdout.take().ok_or("the process has no pipe")?;
-        let (sender, messages) = mpsc::channel();
+        let (sender, messages) = unbounded();
         thread::spawn(move || {
             for line in BufReader::new(out).lines().map_while(std::io::Result::ok) {
                 let message =

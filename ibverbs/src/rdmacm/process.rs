@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
-use std::sync::{OnceLock, mpsc};
+use std::sync::OnceLock;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -179,7 +179,7 @@ extern "C" fn disconnect_all() {
     if process.is_inherited() {
         return;
     }
-    let (progress_tx, progress_rx) = mpsc::channel();
+    let (progress_tx, progress_rx) = crossbeam_channel::unbounded();
     let disconnect = move || {
         let on_progress = || {
             // The receiver may have stopped waiting.

@@ -10,7 +10,8 @@ use std::ffi::c_int;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use parking_lot::Mutex;
 
 use super::stream::Stream;
 use crate::rdmacm::process::spawn;
@@ -20,14 +21,16 @@ static WORKER: Mutex<Option<(u32, Arc<Worker>)>> = Mutex::new(None);
 
 /// Connections that the thread keeps alive, and a signal that makes it run again early. None of its locks
 /// matters to a forked child, which does not use its parent's worker or sockets.
-#[derive(Default)]
 struct Worker {
     streams: Mutex<Vec<Weak<Stream>>>,
-    is_woken: Mutex<bool>,
-    condvar: Condvar,
+    wake: (Sender<()>, Receiver<()>),
 }
 
 impl Worker {
+    fn new() -> Worker {
+        Worker { streams: Mutex::default(), wake: bounded(1) }
+    }
+
     fn add(&self, stream: &Arc<Stream>) {
         let mut streams = self.streams.lock();
         if !streams.iter().any(|other| std::ptr::eq(other.as_ptr(), Arc::as_ptr(stream))) {
@@ -50,21 +53,17 @@ impl Worker {
 
     /// Wakes the thread.
     fn wake(&self) {
-        *self.is_woken.lock() = true;
-        self.condvar.notify_one();
+        // If the channel is full, the thread runs again anyway.
+        let _ = self.wake.0.try_send(());
     }
 
     /// Waits for [`wake`](Self::wake) or the given time.
     fn wait(&self, until: Option<Instant>) {
-        let mut is_woken = self.is_woken.lock();
-        let mut is_time = false;
-        while !*is_woken && !is_time {
-            match until {
-                Some(until) => is_time = self.condvar.wait_until(&mut is_woken, until).timed_out(),
-                None => self.condvar.wait(&mut is_woken),
-            }
-        }
-        *is_woken = false;
+        // The channel is never disconnected: the worker has both its ends.
+        let _ = match until {
+            Some(until) => self.wake.1.recv_deadline(until).ok(),
+            None => self.wake.1.recv().ok(),
+        };
     }
 }
 
@@ -81,7 +80,7 @@ pub(super) fn register(stream: &Arc<Stream>) -> Result<(), c_int> {
         worker.wake();
         return Ok(());
     }
-    let new = Arc::new(Worker::default());
+    let new = Arc::new(Worker::new());
     new.add(stream);
     let thread_worker = new.clone();
     spawn("urxe-keepalive", move || {

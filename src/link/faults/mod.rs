@@ -14,6 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
+
 pub use rule::{Action, Direction, Rule, RuleError, When};
 
 use super::rng::SimRng;
@@ -26,7 +28,7 @@ use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent};
 const REORDER_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// An injected fault.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct FaultEvent<'a> {
     /// Time of the fault.
     pub at: Instant,
@@ -39,7 +41,7 @@ pub struct FaultEvent<'a> {
     /// The known part of the IPv4 identification.
     pub ident: IpIdent,
     /// The packet from BTH to ICRC, before the fault.
-    pub packet: &'a [u8],
+    pub packet: Bytes,
 }
 
 /// Callback for every injected fault.
@@ -254,7 +256,8 @@ impl Pipeline {
                 Action::Delay(by) => verdict.delay = Some(by),
             }
             if let Some(observer) = observer {
-                observer(&FaultEvent { at: now, rule, count: active_rule.count, flow, ident, packet });
+                let (count, packet) = (active_rule.count, Bytes::copy_from_slice(packet));
+                observer(&FaultEvent { at: now, rule, count, flow, ident, packet });
             }
         }
         verdict

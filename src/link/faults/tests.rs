@@ -121,7 +121,7 @@ fn faults_are_counted_and_observed() {
     let log = observed.clone();
     let rules = ["drop=every:2", "dup=3"].map(|r| r.parse().unwrap()).to_vec();
     let mut a = Faults::new(a, rules, 0).with_observer(move |e| {
-        let psn = Packet::parse(e.packet).unwrap().bth().psn.get();
+        let psn = Packet::parse(&e.packet).unwrap().bth().psn.get();
         log.lock().unwrap().push(format!("{} #{} psn {psn}", e.rule, e.count));
     });
     let counters = a.fault_counters();

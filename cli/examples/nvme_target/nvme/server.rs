@@ -1,7 +1,7 @@
 //! Server that accepts connections, each on a thread of its own.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -43,7 +43,7 @@ pub fn serve(
                 Ok(request) => {
                     let connections = &connections;
                     // The request is passed to the thread once the thread exists.
-                    let (sender, receiver) = mpsc::channel();
+                    let (sender, receiver) = crossbeam_channel::unbounded();
                     let thread = Builder::new().name(format!("queue {}", request.queue));
                     let spawned = thread.spawn_scoped(scope, move || {
                         if let Ok(incoming) = receiver.recv() {
