@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use urxe::link::faults::Rule;
-use urxe::link::{FramesConfig, host_stack::IfAddr};
+use urxe::link::FramesConfig;
 use urxe::wire::Mac;
 
 fuzz_target!(|text: &str| {
@@ -21,5 +21,6 @@ fuzz_target!(|text: &str| {
     if let Ok(mac) = text.parse::<Mac>() {
         assert_eq!(mac.to_string().parse(), Ok(mac));
     }
-    let _ = text.parse::<IfAddr>();
+    // The text as an address with its prefix length.
+    let _ = format!("frames:listen:socket,ip={text}").parse::<FramesConfig>();
 });
