@@ -167,8 +167,9 @@ fn append_mld(out: &mut Vec<u8>, own: Mac, src: Ipv6Addr, group: Ipv6Addr, repor
     };
     let ip =
         Ipv6Header { hop_limit: 1, source: src.octets(), destination: dst.octets(), ..Ipv6Header::default() };
-    let options = Ipv6RawExtHeader::new_raw(IpNumber::IPV6_ICMP, &ROUTER_ALERT_V6);
-    let extensions = Ipv6Extensions { hop_by_hop_options: options.ok(), ..Ipv6Extensions::default() };
+    let options =
+        Ipv6RawExtHeader::new_raw(IpNumber::IPV6_ICMP, &ROUTER_ALERT_V6).expect("6 bytes fill a header");
+    let extensions = Ipv6Extensions { hop_by_hop_options: Some(options), ..Ipv6Extensions::default() };
     PacketBuilder::ethernet2(own.0, Mac::of_group(dst.into()).unwrap_or(Mac::BROADCAST).0)
         .ip(IpHeaders::Ipv6(ip, extensions))
         .icmpv6(Icmpv6Type::Unknown { type_u8, code_u8: 0, bytes5to8 })
