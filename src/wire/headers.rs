@@ -285,7 +285,7 @@ pub struct Headers {
 impl Headers {
     /// Returns the number of bytes that [`emit`](Self::emit) writes.
     pub const fn len(&self) -> usize {
-        BTH_LEN + self.bth.opcode.row().headers.len()
+        BTH_LEN + self.bth.opcode.row().headers.wire_len()
     }
 
     /// Always returns false: every packet has a BTH.
@@ -308,7 +308,7 @@ impl Headers {
             (HeaderSet::RETH, Some(room)) => *room = reth_bytes(&self.reth),
             _ => self.emit_all(set, behind),
         }
-        BTH_LEN + set.len()
+        BTH_LEN + set.wire_len()
     }
 
     fn emit_all(&self, set: HeaderSet, buf: &mut [u8]) {

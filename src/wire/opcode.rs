@@ -152,7 +152,7 @@ impl HeaderSet {
     const LENGTHS: [u8; 10] = [4, 8, 4, 4, 16, 28, 4, 8, 4, 4];
 
     /// Returns the length of all headers of the set in bytes.
-    pub const fn len(self) -> usize {
+    pub const fn wire_len(self) -> usize {
         SET_LENGTHS[(self.bits() & HeaderSet::all().bits()) as usize] as usize
     }
 
@@ -390,7 +390,7 @@ mod tests {
 
     #[test]
     fn header_lengths_of_known_packets() {
-        let len = |o: u8| Opcode(o).row().headers.len();
+        let len = |o: u8| Opcode(o).row().headers.wire_len();
         assert_eq!(len(0x04), 0);
         assert_eq!(len(0x0b), 20);
         assert_eq!(len(0x13), 28);
@@ -413,7 +413,7 @@ mod tests {
 
     #[test]
     fn longest_headers_match_max_headers_len() {
-        let longest = TABLE.iter().map(|r| crate::wire::BTH_LEN + r.headers.len()).max();
+        let longest = TABLE.iter().map(|r| crate::wire::BTH_LEN + r.headers.wire_len()).max();
         assert_eq!(longest, Some(crate::wire::MAX_HEADERS_LEN));
     }
 

@@ -71,7 +71,7 @@ impl<'a> Packet<'a> {
         if !row.is_valid() {
             return Err(WireError::ReservedOpcode(bth.opcode.0));
         }
-        let need = BTH_LEN + row.headers.len() + bth.pad as usize + ICRC_LEN;
+        let need = BTH_LEN + row.headers.wire_len() + bth.pad as usize + ICRC_LEN;
         if len < need {
             return Err(WireError::Truncated { len, need, opcode: bth.opcode });
         }
@@ -104,7 +104,7 @@ impl<'a> Packet<'a> {
 
     /// Returns the payload without its padding.
     pub fn payload(&self) -> &'a [u8] {
-        let start = BTH_LEN + self.row().headers.len();
+        let start = BTH_LEN + self.row().headers.wire_len();
         &self.body[start..self.body.len() - self.bth.pad as usize]
     }
 

@@ -114,7 +114,7 @@ proptest! {
         prop_assert_eq!(packet.payload(), &payload[..]);
         prop_assert_eq!(packet.padding(), &vec![padding; h.bth.pad as usize][..]);
         prop_assert_eq!(packet.icrc(), icrc);
-        prop_assert_eq!(h.len(), BTH_LEN + h.bth.opcode.row().headers.len());
+        prop_assert_eq!(h.len(), BTH_LEN + h.bth.opcode.row().headers.wire_len());
     }
 
     #[test]
@@ -195,7 +195,7 @@ fn truncated_packet_of_every_opcode_is_an_error() {
             let payload = vec![7; if pad == 0 { 0 } else { 4 - pad as usize }];
             let bytes = emit(&h, &payload, 0, 0);
             assert!(Packet::parse(&bytes).is_ok(), "{opcode}");
-            let headers = BTH_LEN + opcode.row().headers.len();
+            let headers = BTH_LEN + opcode.row().headers.wire_len();
             for len in 0..bytes.len() {
                 let error = Packet::parse(&bytes[..len]).expect_err("a truncated packet is invalid");
                 let text = error.to_string();
@@ -212,7 +212,7 @@ fn truncated_packet_of_every_opcode_is_an_error() {
 
 #[test]
 fn longest_headers_match_max_headers_len() {
-    let longest = valid_opcodes().iter().map(|o| BTH_LEN + o.row().headers.len()).max();
+    let longest = valid_opcodes().iter().map(|o| BTH_LEN + o.row().headers.wire_len()).max();
     assert_eq!(longest, Some(MAX_HEADERS_LEN));
 }
 
