@@ -93,6 +93,13 @@ impl fmt::Display for Response {
     }
 }
 
+impl Response {
+    /// Returns the refusal of a request that violates the protocol.
+    pub fn protocol_error(reason: impl Into<String>) -> Response {
+        Response::Refused { errno: libc::EPROTO, reason: reason.into() }
+    }
+}
+
 impl FromStr for Response {
     type Err = String;
 

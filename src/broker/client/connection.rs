@@ -69,8 +69,7 @@ pub fn request_lease(
                 if let Some((line, fds)) =
                     response.map_err(system("requesting a QPN partition from the broker"))?
                 {
-                    let refused = |reason| Response::Refused { errno: libc::EPROTO, reason };
-                    return match line.parse().unwrap_or_else(refused) {
+                    return match line.parse().unwrap_or_else(Response::protocol_error) {
                         Response::Granted { partition, any_user } => {
                             Ok(LeaseGrant { connection, partition, fds, any_user })
                         }

@@ -159,7 +159,7 @@ impl Server {
         fds: Vec<OwnedFd>,
     ) -> Result<(), Response> {
         if fds.len() != request.bind_addrs.len() {
-            return Err(refused(format!(
+            return Err(Response::protocol_error(format!(
                 "{} keepalive descriptors for {} addresses",
                 fds.len(),
                 request.bind_addrs.len()
@@ -175,7 +175,9 @@ impl Server {
             })
         };
         if partition == 0 || self.clients.iter().filter_map(|c| c.partitions).any(overlaps) || !has_tokens() {
-            return Err(refused(format!("the process has no lease on partition {partition}")));
+            return Err(Response::protocol_error(format!(
+                "the process has no lease on partition {partition}"
+            )));
         }
         for (bind_addr, keepalive) in request.bind_addrs.iter().zip(fds) {
             if self.served.iter().all(|served| served.bind_addr != *bind_addr) {
@@ -183,7 +185,7 @@ impl Server {
                     Ok(served) => self.served.push(served),
                     Err(e) => {
                         self.served.truncate(before);
-                        return Err(refused(format!("invalid sockets of {bind_addr}: {e}")));
+                        return Err(Response::protocol_error(format!("invalid sockets of {bind_addr}: {e}")));
                     }
                 }
             }
@@ -231,10 +233,6 @@ fn token_name(bind_addr: &BindAddr, partition: usize) -> String {
 /// have partitions, these are expected to register.
 fn port_timeout(ip: IpAddr) -> Duration {
     if PortOwner::count(ip, ROCE_PORT) < QpnPartition::COUNT { RELEASE_TIMEOUT } else { IDLE_TIMEOUT }
-}
-
-pub(super) fn refused(reason: impl Into<String>) -> Response {
-    Response::Refused { errno: libc::EPROTO, reason: reason.into() }
 }
 
 /// Converts an error to a response: its text, and the errno value that verbs report for it.

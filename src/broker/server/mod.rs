@@ -30,7 +30,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, listen, s
 
 use super::protocol::{Request, Response};
 use super::{BindAddr, SocketNames, fd_message, socket_dir};
-use grants::refused;
 use mailboxes::Mailboxes;
 use served_address::ServedAddress;
 
@@ -271,10 +270,10 @@ impl Server {
             self.release(i);
             return false;
         };
-        let response = match line.parse().map_err(refused) {
+        let response = match line.parse().map_err(Response::protocol_error) {
             // The process already has its partitions.
             Ok(_) if self.clients[i].partitions.is_some() => {
-                Some(Err(refused("the connection already has a lease")))
+                Some(Err(Response::protocol_error("the connection already has a lease")))
             }
             Ok(request) => self.grant(i, request, fds),
             Err(refusal) => Some(Err(refusal)),
