@@ -3,13 +3,14 @@
 #![allow(dead_code, reason = "each test target uses its part")]
 
 use super::guest::Net;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -113,17 +114,17 @@ impl Wire {
         let mut f = File::create(file)?;
         let head: [u32; 6] = [0xa1b2_3c4d, 2 | 4 << 16, 0, 0, 262_144, 1];
         f.write_all(&head.map(u32::to_le_bytes).concat())?;
-        self.state.lock().unwrap().pcap = Some(f);
+        self.state.lock().pcap = Some(f);
         Ok(())
     }
 
     /// Ends the recording.
     pub fn stop_recording(&self) {
-        self.state.lock().unwrap().pcap = None;
+        self.state.lock().pcap = None;
     }
 
     fn set(&self, from: End, f: impl FnOnce(&mut Direction)) {
-        let mut s = self.state.lock().unwrap();
+        let mut s = self.state.lock();
         let d = &mut s.directions[from as usize];
         (d.seen, d.drop_every, d.drop_randomly) = (0, 0, (0, 0));
         d.faults.clear();
@@ -155,7 +156,7 @@ impl Wire {
     /// Returns the total number of RoCEv2 frames that `from` has sent, and how many of all its frames were
     /// dropped.
     pub fn count(&self, from: End) -> (usize, usize) {
-        let s = self.state.lock().unwrap();
+        let s = self.state.lock();
         (s.directions[from as usize].total, s.directions[from as usize].dropped)
     }
 }
@@ -175,7 +176,7 @@ fn forward(direction: usize, socket: &UnixDatagram, to: &Path, state: &Mutex<Sta
         let Ok(n) = socket.recv(&mut buf) else { continue }; // the receive timeout has expired
         let mut out = vec![buf[..n].to_vec()];
         {
-            let mut s = state.lock().unwrap();
+            let mut s = state.lock();
             let State { directions, pcap } = &mut *s;
             let d = &mut directions[direction];
             if is_roce(&out[0]) {
@@ -199,7 +200,7 @@ fn forward(direction: usize, socket: &UnixDatagram, to: &Path, state: &Mutex<Sta
         }
         for f in &out {
             if socket.send_to(f, to).is_err() {
-                state.lock().unwrap().directions[direction].dropped += 1; // no receiver
+                state.lock().directions[direction].dropped += 1; // no receiver
             }
         }
     }
