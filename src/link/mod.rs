@@ -54,7 +54,7 @@ mod middleware;
 mod multihomed;
 mod options;
 mod packet;
-mod rng;
+pub(crate) mod rng;
 pub(crate) mod route;
 mod shared_address;
 mod system_udp;

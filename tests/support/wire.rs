@@ -4,6 +4,8 @@
 
 use super::guest::Net;
 use parking_lot::Mutex;
+use rand_pcg::Pcg32;
+use rand_pcg::rand_core::{Rng, SeedableRng};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
@@ -41,8 +43,8 @@ struct Direction {
     seen: usize,
     faults: BTreeMap<usize, Fault>,
     drop_every: usize,
-    /// Drop rate per mille, and the state of the random number generator.
-    drop_randomly: (u64, u64),
+    /// Drop rate per mille, and the random number generator.
+    drop_randomly: Option<(u64, Pcg32)>,
     held_back: Option<Vec<u8>>,
     total: usize,
     dropped: usize,
@@ -52,12 +54,10 @@ impl Direction {
     fn fault(&mut self) -> Option<Fault> {
         self.seen += 1;
         self.total += 1;
-        // SplitMix64.
-        self.drop_randomly.1 = self.drop_randomly.1.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.drop_randomly.1;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let random = (z ^ (z >> 31)) % 1000 < self.drop_randomly.0;
+        let random = self
+            .drop_randomly
+            .as_mut()
+            .is_some_and(|(per_mille, random)| random.next_u64() % 1000 < *per_mille);
         let every = self.drop_every != 0 && self.seen.is_multiple_of(self.drop_every);
         if random || every { Some(Fault::Drop) } else { self.faults.get(&self.seen).copied() }
     }
@@ -126,7 +126,7 @@ impl Wire {
     fn set(&self, from: End, f: impl FnOnce(&mut Direction)) {
         let mut s = self.state.lock();
         let d = &mut s.directions[from as usize];
-        (d.seen, d.drop_every, d.drop_randomly) = (0, 0, (0, 0));
+        (d.seen, d.drop_every, d.drop_randomly) = (0, 0, None);
         d.faults.clear();
         f(d);
     }
@@ -144,7 +144,7 @@ impl Wire {
 
     /// Drops RoCEv2 frames at random: the same frames for the same seed.
     pub fn drop_randomly(&self, from: End, per_mille: u64, seed: u64) {
-        self.set(from, |d| d.drop_randomly = (per_mille, seed));
+        self.set(from, |d| d.drop_randomly = Some((per_mille, Pcg32::seed_from_u64(seed))));
     }
 
     /// Removes all faults.
