@@ -5,19 +5,21 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind};
+
+use crate::sys::socket::socket;
 
 /// Creates an unbound UDP socket of the IP version of `like`.
-pub(crate) fn unbound(like: IpAddr, flags: SocketFlags) -> io::Result<OwnedFd> {
-    let family = if like.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    Ok(socket_with(family, SocketType::DGRAM, flags | SocketFlags::CLOEXEC, None)?)
+pub(crate) fn unbound(like: IpAddr, flags: SockFlag) -> io::Result<OwnedFd> {
+    let family = if like.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    socket(family, SockType::Datagram, flags)
 }
 
 /// Creates a UDP socket bound to `to`.
 pub(crate) fn bound(to: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = unbound(to.ip(), SocketFlags::empty())?;
-    bind(&socket, &to)?;
+    let socket = unbound(to.ip(), SockFlag::empty())?;
+    bind(socket.as_raw_fd(), &SockaddrStorage::from(to))?;
     Ok(socket.into())
 }

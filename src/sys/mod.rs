@@ -1,7 +1,9 @@
-//! The process: detection of fork, signal handlers of the program, and threads that leave signals to it.
+//! The process: detection of fork, signal handlers of the program, and threads that leave signals to it;
+//! sockets that a preloaded library cannot replace.
 //!
 //! Links and the driver use it; it depends on no other component.
 
 pub mod fork;
 pub mod signals;
+pub mod socket;
 pub mod thread;
