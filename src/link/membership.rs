@@ -1,4 +1,5 @@
 //! Multicast membership of a link: the error type, and the socket options that make the kernel join a group.
+#![forbid(unsafe_code)]
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};

@@ -5,21 +5,19 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind};
-
-use crate::sys::socket::socket;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
 /// Creates an unbound UDP socket of the IP version of `like`.
-pub(crate) fn unbound(like: IpAddr, flags: SockFlag) -> io::Result<OwnedFd> {
-    let family = if like.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    socket(family, SockType::Datagram, flags)
+pub(crate) fn unbound(like: IpAddr, flags: SocketFlags) -> io::Result<OwnedFd> {
+    let family = if like.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    Ok(socket_with(family, SocketType::DGRAM, flags | SocketFlags::CLOEXEC, None)?)
 }
 
 /// Creates a UDP socket bound to `to`.
 pub(crate) fn bound(to: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = unbound(to.ip(), SockFlag::empty())?;
-    bind(socket.as_raw_fd(), &SockaddrStorage::from(to))?;
+    let socket = unbound(to.ip(), SocketFlags::empty())?;
+    bind(&socket, &to)?;
     Ok(socket.into())
 }

@@ -1,4 +1,5 @@
 //! Next-hop resolution by the routes and the neighbour table of the kernel, queried by netlink.
+#![forbid(unsafe_code)]
 
 use std::collections::HashMap;
 use std::io;

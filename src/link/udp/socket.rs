@@ -1,10 +1,12 @@
 //! Setup of the UDP socket: options, buffers, and properties of its local address.
+#![forbid(unsafe_code)]
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use nix::sys::socket::{MsgFlags, SockFlag, SockaddrStorage, recv};
+use nix::sys::socket::{MsgFlags, recv};
+use rustix::net::SocketFlags;
 
 use super::port_conflict::PortOwner;
 use super::{UdpLinkError, UdpOptions};
@@ -226,7 +228,7 @@ fn set_multicast_interface(socket: &OwnedFd, ip: IpAddr, ifindex: u32) -> io::Re
 }
 
 fn new_socket(ip: IpAddr) -> io::Result<OwnedFd> {
-    system_udp::unbound(ip, SockFlag::SOCK_NONBLOCK)
+    system_udp::unbound(ip, SocketFlags::NONBLOCK)
 }
 
 /// Sets don't-fragment permanently, which also makes the kernel send identifications 0, 1, 2... in each
@@ -295,5 +297,5 @@ fn bind(socket: &OwnedFd, ip: IpAddr, scope: u32) -> io::Result<()> {
         IpAddr::V4(_) => SocketAddr::new(ip, ROCE_PORT),
         IpAddr::V6(ip) => SocketAddrV6::new(ip, ROCE_PORT, 0, scope).into(),
     };
-    Ok(nix::sys::socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(address))?)
+    Ok(rustix::net::bind(socket, &address)?)
 }

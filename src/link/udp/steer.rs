@@ -1,6 +1,7 @@
 //! Packet steering over several sockets of one address and port: a BPF program in the kernel selects the
 //! socket by the destination QPN (SO_ATTACH_REUSEPORT_CBPF). The program of shared addresses, which selects a
 //! process, is in `broker/steering.rs`.
+#![forbid(unsafe_code)]
 
 use std::io;
 use std::net::IpAddr;
