@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
 use urxe::link::Link;
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::memory::{PdId, Table};
@@ -224,10 +225,9 @@ impl FloodState {
 
 /// Returns the CPU time of this process in nanoseconds.
 fn process_cpu() -> u64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a timespec that outlives the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut t) };
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+    let time =
+        clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).expect("the clock exists on all Linux systems");
+    Duration::from(time).as_nanos() as u64
 }
 
 struct Side {

@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
+
 /// Result of a stream of bursts.
 #[derive(Clone, Copy, Debug)]
 pub struct Throughput {
@@ -137,10 +139,9 @@ pub fn cost(
 
 /// Returns the CPU time of this thread in nanoseconds.
 pub fn cpu_time() -> u64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a timespec that outlives the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut t) };
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+    let time =
+        clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("the clock exists on all Linux systems");
+    Duration::from(time).as_nanos() as u64
 }
 
 /// Measures the CPU time of a contiguous burst of `segments` datagrams of `segment` bytes with UDP_SEGMENT

@@ -354,7 +354,7 @@ fn redirect_standard_output() -> io::Result<File> {
     let mut stdout = io::stdout();
     stdout.flush()?;
     let out = stdout.as_fd().try_clone_to_owned()?;
-    rustix::stdio::dup2_stdout(io::stderr())?;
+    nix::unistd::dup2_stdout(io::stderr())?;
     Ok(File::from(out))
 }
 

@@ -148,7 +148,7 @@ impl Run {
         let mut capture_to = None;
         if self.device.captures_to_standard_output() {
             let io = |source| CliError::Io { what: "--capture -".into(), source };
-            capture_to = Some(rustix::io::dup(io::stdout()).map_err(|e| io(e.into()))?);
+            capture_to = Some(nix::unistd::dup(io::stdout()).map_err(|e| io(e.into()))?);
             command.stdout(io::stderr().as_fd().try_clone_to_owned().map_err(io)?);
         }
         for (name, value) in self.device.variables()? {

@@ -1,12 +1,13 @@
 //! Devices: one for each interface that is up, or the one that `URXE_LINK` names.
 
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{c_char, c_int};
 use std::io::ErrorKind;
 use std::mem::offset_of;
 use std::path::PathBuf;
 use std::sync::{Once, OnceLock};
 use std::time::Duration;
 
+use nix::net::if_::if_nametoindex;
 use parking_lot::Mutex;
 use urxe::broker::SharingError;
 use urxe::link::capture::{CaptureError, CaptureFile};
@@ -218,9 +219,7 @@ impl Device {
         let root = sysfs();
         copy_text(&mut c.dev_path, &format!("{root}/class/infiniband_verbs/uverbs{index}"));
         copy_text(&mut c.ibdev_path, &format!("{root}/class/infiniband/{name}"));
-        let interface = CString::new(adapter.interface.as_str()).unwrap_or_default();
-        // SAFETY: `CString` is zero-terminated and outlives the call.
-        let ifindex = unsafe { libc::if_nametoindex(interface.as_ptr()) };
+        let ifindex = if_nametoindex(adapter.interface.as_str()).unwrap_or(0);
         let (c, nic) = (FfiCell::new(c), Mutex::default());
         Device { c, zeros: [0; 128], adapter, settings, ifindex, nic, fault_stats: Mutex::default() }
     }

@@ -4,9 +4,11 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
+use nix::errno::Errno;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use parking_lot::Mutex;
 use urxe::verbs::{Context as Nic, Dm, Pd, Xrcd};
 
@@ -98,15 +100,8 @@ static SHARED_CONTEXTS: Mutex<Vec<(FileId, Weak<SharedContext>)>> = Mutex::new(V
 
 /// Creates the state of an open device, and a descriptor that only serves to identify it.
 pub(crate) fn create(device: &'static Device, nic: Nic) -> Result<(OwnedFd, Arc<SharedContext>), c_int> {
-    let last_errno = || std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-    // SAFETY: the name is a zero-terminated literal.
-    let fd = unsafe { libc::memfd_create(c"urxe".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(last_errno());
-    }
-    // SAFETY: `memfd_create` has just returned this descriptor, so nothing else owns it.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let file = file_id(fd.as_raw_fd()).ok_or_else(last_errno)?;
+    let fd = memfd_create(c"urxe", MFdFlags::MFD_CLOEXEC).map_err(|error| error as c_int)?;
+    let file = file_id(fd.as_raw_fd()).ok_or_else(Errno::last_raw)?;
     let shared = Arc::new(SharedContext {
         device,
         nic,

@@ -271,9 +271,9 @@ pub(super) const MOST: usize = 1 << (Head::CLASSES - 1);
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
-    use std::sync::Mutex;
     use std::sync::atomic::AtomicBool;
 
+    use parking_lot::Mutex;
     use proptest::prelude::*;
 
     use super::*;
@@ -349,7 +349,7 @@ mod tests {
                 // Bit 0 is the index of the thread. Bit 1 marks every 16th entry, which may be removed.
                 let value = n << 2 | if n % 16 == 0 { DOOMED } else { 0 } | producer as u64;
                 loop {
-                    let lock = locks[producer].lock().unwrap();
+                    let lock = locks[producer].lock();
                     if ring.push(&entry(value)).is_some() {
                         break;
                     }
@@ -385,7 +385,7 @@ mod tests {
         let change = || {
             let mut sizes = [64, 100, 17, 300, 64, 33].into_iter().cycle();
             while !done.load(Ordering::SeqCst) {
-                let all = locks.each_ref().map(|l| l.lock().unwrap());
+                let all = locks.each_ref().map(|l| l.lock());
                 ring.retain(|e| {
                     let keep = e[0] & DOOMED == 0;
                     taken_out.fetch_add(u64::from(!keep), Ordering::Relaxed);

@@ -158,8 +158,6 @@ impl ReaderQueue {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use super::*;
 
     const FIRST: EventReader = EventReader::FIRST;
@@ -169,7 +167,7 @@ mod tests {
 
     impl EventListener for Told {
         fn waiting(&self, any: bool) {
-            self.0.lock().unwrap().push(any);
+            self.0.lock().push(any);
         }
     }
 
@@ -181,11 +179,11 @@ mod tests {
         events.raise(AsyncEvent::PortError);
         events.raise(AsyncEvent::CqError(CqId(1)));
         assert_eq!(events.next(FIRST), Some(AsyncEvent::PortError));
-        assert_eq!(*told.0.lock().unwrap(), [true]);
+        assert_eq!(*told.0.lock(), [true]);
         events.forget(EventSubject::Cq(CqId(1)));
-        assert_eq!(*told.0.lock().unwrap(), [true, false]);
+        assert_eq!(*told.0.lock(), [true, false]);
         assert_eq!(events.next(FIRST), None);
-        assert_eq!(*told.0.lock().unwrap(), [true, false]);
+        assert_eq!(*told.0.lock(), [true, false]);
     }
 
     #[test]
@@ -215,9 +213,9 @@ mod tests {
         assert_eq!(events.next(FIRST), None);
         assert_eq!([FIRST, second].map(|reader| events.has_some(reader)), [false, true]);
         assert_eq!(events.next(second), Some(AsyncEvent::PortError));
-        assert_eq!(*told.0.lock().unwrap(), [true]);
+        assert_eq!(*told.0.lock(), [true]);
         events.forget(EventSubject::Qp(ours));
-        assert_eq!(*told.0.lock().unwrap(), [true, false]);
+        assert_eq!(*told.0.lock(), [true, false]);
         assert_eq!(events.next(second), None);
         // After the number is reused, its events do not belong to the second reader any more.
         events.raise(AsyncEvent::QpFatal(ours));

@@ -2,15 +2,13 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, socket,
-};
+use nix::sys::socket::SockFlag;
 
-/// Length of nlmsghdr: length, type, flags, sequence number, port.
-const NLMSGHDR_LEN: usize = 16;
+use super::netlink::{self, Request, RouteSocket};
+
 /// Length of ifinfomsg: family, type, index, flags, change mask.
 const IFINFOMSG_LEN: usize = 16;
 const UP_AND_RUNNING: u32 = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
@@ -18,7 +16,7 @@ const UP_AND_RUNNING: u32 = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
 /// Link state monitor of some interfaces of the network namespace that it was opened in.
 #[derive(Debug)]
 pub(crate) struct LinkStateMonitor {
-    netlink: OwnedFd,
+    netlink: RouteSocket,
     /// Interfaces by index, with their last known state.
     interfaces: Vec<(u32, State)>,
 }
@@ -33,9 +31,7 @@ enum State {
 impl LinkStateMonitor {
     /// Starts to monitor these interfaces.
     pub fn open(interfaces: impl IntoIterator<Item = u32>) -> io::Result<LinkStateMonitor> {
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let netlink = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
-        bind(netlink.as_raw_fd(), &NetlinkAddr::new(0, libc::RTMGRP_LINK as u32))?;
+        let netlink = RouteSocket::open(libc::RTMGRP_LINK, SockFlag::SOCK_NONBLOCK)?;
         let interfaces = interfaces.into_iter().map(|index| (index, State::Up)).collect();
         let link_state = LinkStateMonitor { netlink, interfaces };
         link_state.request_states()?;
@@ -46,8 +42,8 @@ impl LinkStateMonitor {
     pub fn is_up(&mut self) -> bool {
         let mut buffer = [0; 16 << 10];
         loop {
-            match recv(self.netlink.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-                Ok(n) => self.process_messages(&buffer[..n]),
+            match self.netlink.receive(&mut buffer) {
+                Ok(messages) => self.process_messages(messages),
                 Err(Errno::EINTR) => {}
                 // The receive buffer has overflowed: the state of all interfaces is requested again. That
                 // fails only for lack of memory; the next change is then reported as usual.
@@ -66,22 +62,15 @@ impl LinkStateMonitor {
     /// Requests the current state of each interface from the kernel.
     fn request_states(&self) -> io::Result<()> {
         for (index, _) in &self.interfaces {
-            let mut request = [0; NLMSGHDR_LEN + IFINFOMSG_LEN];
-            request[..4].copy_from_slice(&((NLMSGHDR_LEN + IFINFOMSG_LEN) as u32).to_ne_bytes());
-            request[4..6].copy_from_slice(&libc::RTM_GETLINK.to_ne_bytes());
-            request[6..8].copy_from_slice(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
-            request[NLMSGHDR_LEN + 4..NLMSGHDR_LEN + 8].copy_from_slice(&index.to_ne_bytes());
-            send(self.netlink.as_raw_fd(), &request, MsgFlags::empty())?;
+            let mut body = [0; IFINFOMSG_LEN];
+            body[4..8].copy_from_slice(&index.to_ne_bytes());
+            self.netlink.send(&Request::new(libc::RTM_GETLINK, &body))?;
         }
         Ok(())
     }
 
-    fn process_messages(&mut self, mut messages: &[u8]) {
-        while let Some(head) = messages.first_chunk::<NLMSGHDR_LEN>() {
-            let [a, b, c, d, e, f, ..] = *head;
-            let (len, kind) = (u32::from_ne_bytes([a, b, c, d]) as usize, u16::from_ne_bytes([e, f]));
-            let Some(body) = messages.get(NLMSGHDR_LEN..len) else { return };
-            messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
+    fn process_messages(&mut self, messages: &[u8]) {
+        for (kind, body) in netlink::messages(messages) {
             let (libc::RTM_NEWLINK | libc::RTM_DELLINK, Some(body)) =
                 (kind, body.first_chunk::<IFINFOMSG_LEN>())
             else {
@@ -122,7 +111,7 @@ mod tests {
         flags: libc::c_int,
         tail: usize,
     ) -> bool {
-        let len = NLMSGHDR_LEN + IFINFOMSG_LEN + tail;
+        let len = netlink::HEADER_LEN + IFINFOMSG_LEN + tail;
         let mut message = vec![0; len];
         message[..4].copy_from_slice(&(len as u32).to_ne_bytes());
         message[4..6].copy_from_slice(&kind.to_ne_bytes());
@@ -151,10 +140,10 @@ mod tests {
         );
         assert!(!monitor.is_removed());
         // An interface that leaves a bridge.
-        let mut bridge_message = vec![0; NLMSGHDR_LEN + IFINFOMSG_LEN];
-        bridge_message[..4].copy_from_slice(&((NLMSGHDR_LEN + IFINFOMSG_LEN) as u32).to_ne_bytes());
+        let mut bridge_message = vec![0; netlink::HEADER_LEN + IFINFOMSG_LEN];
+        bridge_message[..4].copy_from_slice(&((netlink::HEADER_LEN + IFINFOMSG_LEN) as u32).to_ne_bytes());
         bridge_message[4..6].copy_from_slice(&libc::RTM_DELLINK.to_ne_bytes());
-        bridge_message[NLMSGHDR_LEN] = libc::AF_BRIDGE as u8;
+        bridge_message[netlink::HEADER_LEN] = libc::AF_BRIDGE as u8;
         bridge_message[20..24].copy_from_slice(&(1u32 << 30).to_ne_bytes());
         monitor.process_messages(&bridge_message);
         assert!(!monitor.is_removed());

@@ -1,9 +1,11 @@
 //! Multicast membership of a link: the error type, and the socket options that make the kernel join a group.
+#![forbid(unsafe_code)]
 
 use std::io;
-use std::mem::size_of;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
+
+use super::socket_calls::set_option;
 
 /// Reason why a link did not join a multicast group.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +50,7 @@ pub(super) fn leave(socket: &impl AsFd, group: IpAddr, ifindex: u32) -> io::Resu
 
 /// Sets the interface by which an IPv4 socket sends multicast packets.
 pub(super) fn set_interface_v4(socket: &impl AsFd, ifindex: u32) -> io::Result<()> {
-    set(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &request_v4(Ipv4Addr::UNSPECIFIED, ifindex))
+    set_option(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &request_v4(Ipv4Addr::UNSPECIFIED, ifindex))
 }
 
 fn request_v4(group: Ipv4Addr, ifindex: u32) -> libc::ip_mreqn {
@@ -61,24 +63,13 @@ fn request_v4(group: Ipv4Addr, ifindex: u32) -> libc::ip_mreqn {
 
 fn change(socket: &impl AsFd, group: IpAddr, ifindex: u32, v4: i32, v6: i32) -> io::Result<()> {
     match group {
-        IpAddr::V4(group) => set(socket, libc::IPPROTO_IP, v4, &request_v4(group, ifindex)),
+        IpAddr::V4(group) => set_option(socket, libc::IPPROTO_IP, v4, &request_v4(group, ifindex)),
         IpAddr::V6(group) => {
             let request = libc::ipv6_mreq {
                 ipv6mr_multiaddr: libc::in6_addr { s6_addr: group.octets() },
                 ipv6mr_interface: ifindex,
             };
-            set(socket, libc::IPPROTO_IPV6, v6, &request)
+            set_option(socket, libc::IPPROTO_IPV6, v6, &request)
         }
-    }
-}
-
-/// Sets a socket option whose value is the plain struct `T`.
-fn set<T: Copy>(socket: &impl AsFd, level: i32, name: i32, value: &T) -> io::Result<()> {
-    let (fd, len) = (socket.as_fd().as_raw_fd(), size_of::<T>() as libc::socklen_t);
-    // SAFETY: the pointer and the length describe `value`, which is borrowed for the call; the kernel only
-    // reads it.
-    match unsafe { libc::setsockopt(fd, level, name, std::ptr::from_ref(value).cast(), len) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
     }
 }

@@ -266,7 +266,9 @@ fn release_by(link: &mut impl Link, service: ServiceId, address: Option<IpAddr>)
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
 
     use super::*;
     use crate::wire::{Flow, IpIdent};
@@ -298,7 +300,7 @@ mod tests {
             &self.info
         }
         fn transmit(&mut self, _: Instant, queue: &TxQueue) -> io::Result<()> {
-            let mut script = self.script.lock().unwrap();
+            let mut script = self.script.lock();
             for burst in queue.bursts() {
                 assert!(self.info.addresses.contains(&burst.flow.src));
                 script.sent.push((burst.segment, burst.packets, burst.bytes().to_vec()));
@@ -306,7 +308,7 @@ mod tests {
             Ok(())
         }
         fn receive(&mut self, _: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-            let mut script = self.script.lock().unwrap();
+            let mut script = self.script.lock();
             script.polls += 1;
             let Some(data) = script.incoming.pop_front() else { return Ok(0) };
             let flow = Flow::new(PEER.parse().unwrap(), self.info.addresses[0], 4791);
@@ -314,11 +316,11 @@ mod tests {
             Ok(1)
         }
         fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
-            self.script.lock().unwrap().groups.push(group);
+            self.script.lock().groups.push(group);
             Ok(())
         }
         fn leave(&mut self, group: IpAddr) {
-            self.script.lock().unwrap().groups.retain(|g| *g != group);
+            self.script.lock().groups.retain(|g| *g != group);
         }
         fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
             Some(self)
@@ -340,7 +342,7 @@ mod tests {
         }
         fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
             assert!(address.is_none_or(|ip| self.info.addresses.contains(&ip)));
-            let mut script = self.script.lock().unwrap();
+            let mut script = self.script.lock();
             if script.in_use.contains(&service) {
                 return Err(ClaimError::InUse { service, address: self.info.name.clone() });
             }
@@ -348,7 +350,7 @@ mod tests {
             Ok(())
         }
         fn release(&mut self, service: ServiceId, _: Option<IpAddr>) {
-            self.script.lock().unwrap().claimed.retain(|s| *s != service);
+            self.script.lock().claimed.retain(|s| *s != service);
         }
     }
 
@@ -385,7 +387,7 @@ mod tests {
     }
 
     fn polls(scripts: &[Arc<Mutex<Script>>]) -> Vec<usize> {
-        scripts.iter().map(|s| std::mem::take(&mut s.lock().unwrap().polls)).collect()
+        scripts.iter().map(|s| std::mem::take(&mut s.lock().polls)).collect()
     }
 
     #[test]
@@ -414,16 +416,16 @@ mod tests {
         let whole: Vec<_> = queue.bursts().map(|b| (b.segment, b.packets, b.bytes().to_vec())).collect();
         assert_eq!(whole.iter().map(|b| b.1).collect::<Vec<_>>(), [2, 1, 1, 1]);
         link.transmit(Instant(0), &queue).unwrap();
-        assert_eq!(scripts[0].lock().unwrap().sent, [whole[1].clone()]);
+        assert_eq!(scripts[0].lock().sent, [whole[1].clone()]);
         let first = (100, 1, packet(1, 100));
-        assert_eq!(scripts[1].lock().unwrap().sent, [first, whole[0].clone(), whole[3].clone()]);
+        assert_eq!(scripts[1].lock().sent, [first, whole[0].clone(), whole[3].clone()]);
         assert_eq!(link.counters().tx_dropped, 2 + 1);
     }
 
     #[test]
     fn idle_members_are_polled_only_once_per_interval() {
         let (mut link, scripts) = multihomed(&["fe80::1", "10.0.0.1", "fd00::1"]);
-        scripts[1].lock().unwrap().incoming.push_back(vec![0; 64]);
+        scripts[1].lock().incoming.push_back(vec![0; 64]);
         let start = 1_000_000 * US;
         assert_eq!(receive(&mut link, start), 1, "all members are idle, and all are due for polling");
         polls(&scripts);
@@ -437,9 +439,9 @@ mod tests {
     fn idle_member_receives_within_an_interval_and_is_then_active() {
         let (mut link, scripts) = multihomed(&["fe80::1", "10.0.0.1"]);
         let mut now = 1_000_000 * US;
-        scripts[1].lock().unwrap().incoming.push_back(vec![0; 64]);
+        scripts[1].lock().incoming.push_back(vec![0; 64]);
         assert_eq!(receive(&mut link, now), 1);
-        scripts[0].lock().unwrap().incoming.push_back(vec![0; 64]);
+        scripts[0].lock().incoming.push_back(vec![0; 64]);
         let since = now;
         while receive(&mut link, now) == 0 {
             now += US;
@@ -449,7 +451,7 @@ mod tests {
         polls(&scripts);
         for packets in [0, 1, 0] {
             if packets > 0 {
-                scripts[0].lock().unwrap().incoming.push_back(vec![0; 64]);
+                scripts[0].lock().incoming.push_back(vec![0; 64]);
             }
             assert_eq!(receive(&mut link, now + US), packets);
         }
@@ -472,12 +474,12 @@ mod tests {
     #[test]
     fn service_is_claimed_at_one_or_all_addresses_and_rolled_back_on_error() {
         let (mut link, scripts) = multihomed(&["fe80::1", "10.0.0.1", "fd00::1"]);
-        let claimed = || scripts.iter().map(|s| s.lock().unwrap().claimed.clone()).collect::<Vec<_>>();
+        let claimed = || scripts.iter().map(|s| s.lock().claimed.clone()).collect::<Vec<_>>();
         let [one, all, other] = [1, 2, 3].map(ServiceId);
         link.claim(one, Some(ip("10.0.0.1"))).unwrap();
         link.claim(all, None).unwrap();
         assert_eq!(claimed(), [vec![all], vec![one, all], vec![all]]);
-        scripts[2].lock().unwrap().in_use.push(other);
+        scripts[2].lock().in_use.push(other);
         assert!(matches!(link.claim(other, None), Err(ClaimError::InUse { .. })));
         assert!(matches!(link.claim(other, Some(ip("10.0.0.2"))), Err(ClaimError::NotLocal { .. })));
         assert_eq!(claimed(), [vec![all], vec![one, all], vec![all]]);
@@ -489,7 +491,7 @@ mod tests {
     #[test]
     fn group_is_joined_by_one_member_of_its_ip_version() {
         let (mut link, scripts) = multihomed(&["fe80::1", "10.0.0.1", "fd00::1"]);
-        let groups = || scripts.iter().map(|s| s.lock().unwrap().groups.clone()).collect::<Vec<_>>();
+        let groups = || scripts.iter().map(|s| s.lock().groups.clone()).collect::<Vec<_>>();
         let (v4, v6) = (ip("224.0.77.1"), ip("ff0e::77"));
         link.join(Instant(0), v4).unwrap();
         link.join(Instant(0), v6).unwrap();

@@ -1,4 +1,5 @@
-//! Reproducible random number generator for fault injection and simulated links.
+//! Reproducible random numbers: the generator of fault injection and simulated links, and SplitMix64 where golden
+//! files depend on it.
 
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::Rng;
@@ -7,7 +8,14 @@ use rand_pcg::rand_core::Rng;
 #[derive(Clone, Debug)]
 pub(super) struct SimRng(Pcg64Mcg);
 
-/// Finaliser of SplitMix64: adjacent seeds and streams give unrelated generators.
+/// Returns number `n`, from 1, of the SplitMix64 sequence of a seed. First PSNs are from this sequence, and stored
+/// captures (`pcaps/own`) contain them; everything else uses a generator of `rand_pcg`.
+pub(crate) fn splitmix64(seed: u64, n: u64) -> u64 {
+    mix(seed.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+}
+
+/// Finaliser of SplitMix64: adjacent seeds and streams give unrelated generators. The values of
+/// `tests/simulation.golden` depend on it.
 fn mix(x: u64) -> u64 {
     let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);

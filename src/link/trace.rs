@@ -117,8 +117,10 @@ impl<L: Link> Link for Trace<L> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
     use std::time::Duration;
+
+    use parking_lot::Mutex;
 
     use super::*;
     use crate::link::fabric::{Fabric, FabricConfig};
@@ -145,7 +147,7 @@ mod tests {
             Box::new(Trace::new(port, move |t| {
                 assert!(icrc::verify(&t.flow, t.ident, t.index, &t.bytes));
                 let name = Packet::parse(&t.bytes).unwrap().bth().opcode.to_string();
-                log.lock().unwrap().push((t.direction, name));
+                log.lock().push((t.direction, name));
             }))
         })
         .unwrap();
@@ -158,7 +160,7 @@ mod tests {
         let (src, dst) = (a.pd.reg_mr(64, Access::ALL).unwrap(), b.pd.reg_mr(64, Access::ALL).unwrap());
         a.qp.post_send(&SendWr::write(1, &[src.sge(0..64)], dst.remote(0))).unwrap();
         a.cq.wait(Duration::from_secs(1)).unwrap();
-        let traced = traced.lock().unwrap();
+        let traced = traced.lock();
         let expected = [(Direction::Tx, "RC RDMA WRITE Only"), (Direction::Rx, "RC Acknowledge")];
         assert!(traced.iter().map(|(d, n)| (*d, n.as_str())).eq(expected), "{traced:?}");
     }

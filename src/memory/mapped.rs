@@ -2,6 +2,8 @@
 
 use std::sync::OnceLock;
 
+use nix::unistd::{SysconfVar, sysconf};
+
 /// Reports whether the page at `at` is writable.
 pub fn may_write(at: usize, page: usize) -> bool {
     // SAFETY: the call faults the page in, as a write would, and changes no byte; it fails for a page that is
@@ -44,6 +46,6 @@ pub fn supports_populate() -> bool {
 
 /// Returns the size of a page in bytes.
 pub fn page_size() -> usize {
-    // SAFETY: `sysconf` takes a constant and has no requirement.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+    let size = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
+    size.and_then(|size| usize::try_from(size).ok()).filter(|size| *size > 0).unwrap_or(4096)
 }

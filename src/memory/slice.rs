@@ -2,6 +2,7 @@
 
 use super::copy::copy_and_crc;
 use super::guarded::{self, Faulted};
+use super::page_size;
 use crate::wire::icrc::Icrc;
 
 /// Range of user memory to which a key has given access.
@@ -92,9 +93,7 @@ impl HostSlice {
     /// Returns the pages that the slice touches: address of the first page, and length up to the end of the
     /// slice.
     fn pages(self) -> (*mut libc::c_void, usize) {
-        // SAFETY: `sysconf` takes a constant and has no requirement.
-        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        let into = self.addr % usize::try_from(page).unwrap_or(4096).max(1);
+        let into = self.addr % page_size();
         (std::ptr::with_exposed_provenance_mut(self.addr - into), into + self.len)
     }
 

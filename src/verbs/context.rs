@@ -13,6 +13,7 @@ use super::quota::Quota;
 use super::{CompletionChannel, Cq, CqOptions, CreateError, OpenError, Pd};
 use crate::driver::{Clock, EventReader, Events, Shard, ShardMailbox, Shards};
 use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
+use crate::link::rng::splitmix64;
 use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::memory::Table;
 use crate::nic::{Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses, QpnPartition};
@@ -422,13 +423,9 @@ impl Context {
         self.0.next_iova.fetch_add((len as u64 | 0xfff) + 1 + 0x1000, Ordering::Relaxed)
     }
 
-    /// Returns the next number of the context's pseudorandom sequence (splitmix64).
+    /// Returns the next number of the context's pseudorandom sequence.
     pub(super) fn next_random(&self) -> u64 {
-        let step = self.0.random_draws.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut z = self.0.seed.wrapping_add(step.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
+        splitmix64(self.0.seed, self.0.random_draws.fetch_add(1, Ordering::Relaxed) + 1)
     }
 }
 

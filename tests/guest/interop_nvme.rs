@@ -5,6 +5,9 @@ mod guest;
 #[allow(dead_code, reason = "the test uses a part of the example")]
 #[path = "../../cli/examples/nvme_target/nvme/mod.rs"]
 mod nvme;
+#[allow(dead_code, reason = "the test uses a part of the generator")]
+#[path = "../support/rng.rs"]
+mod rng;
 #[path = "../support/testbed.rs"]
 mod testbed;
 
@@ -19,6 +22,7 @@ use std::time::{Duration, Instant};
 use nvme::namespace::Namespace;
 use nvme::server;
 use nvme::subsystem::Subsystem;
+use rng::Rng;
 use testbed::{HOST, LinkKind, Testbed};
 use urxe::link::LinkSpec;
 use urxe::verbs::cm::{ConnectionManager, Listener};
@@ -31,26 +35,6 @@ const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-
 const BLOCK: usize = 512;
 /// Size of the disk in bytes.
 const DISK: usize = 8 << 20;
-
-/// Pseudo-random number generator with a fixed seed (xorshift).
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len / 8).flat_map(|_| self.next().to_le_bytes()).collect()
-    }
-}
 
 /// Expected contents of the disk, and the file that the target serves.
 struct Disk {
@@ -110,7 +94,7 @@ fn copy_runs(testbed: &Testbed, device: &str, disk: &mut Disk, rng: &mut Rng) {
     let runs: Vec<[usize; 3]> = (0..2 * sizes.len())
         .map(|i| {
             let blocks = sizes[i % sizes.len()];
-            let offset = |n: &mut Rng| n.below(DISK / BLOCK - blocks + 1);
+            let offset = |n: &mut Rng| n.below((DISK / BLOCK - blocks + 1) as u64) as usize;
             [blocks, offset(rng), offset(rng)]
         })
         .collect();
@@ -216,7 +200,7 @@ impl Target {
 fn kernel_initiator_uses_file_backed_target() {
     let testbed = Testbed::frames();
     let dir = tempfile::tempdir().unwrap();
-    let mut rng = Rng(0x2545_f491_4f6c_dd1d);
+    let mut rng = Rng::new(1);
     let mut disk = Disk { model: rng.bytes(DISK), path: dir.path().join("disk") };
     std::fs::write(&disk.path, &disk.model).unwrap();
 

@@ -9,8 +9,8 @@ mod peer;
 mod table;
 
 use guest::{hash, pattern};
+use parking_lot::Mutex;
 use peer::{ConnectParams, Ip, LinkKind, Setup, Shell, Side, remote_args};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use table::Table;
@@ -358,7 +358,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if RUNNING.fetch_sub(1, Ordering::SeqCst) == 1 {
-            let rows = RESULTS.lock().unwrap();
+            let rows = RESULTS.lock();
             let heading = [
                 "operation",
                 "requester",
@@ -427,7 +427,7 @@ fn every_operation(link: LinkKind) {
                         }
                     }
                 }
-                RESULTS.lock().unwrap().push(((i, role), (link, ip), cells.join(", ")));
+                RESULTS.lock().push(((i, role), (link, ip), cells.join(", ")));
             }
         }
         let c = side.counters();

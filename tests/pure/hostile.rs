@@ -100,7 +100,7 @@ impl Target {
             bystander,
             bystander_psn: 0,
             dst: LOCAL_IP.into(),
-            rng: Rng(seed),
+            rng: Rng::new(seed),
         };
         let recv = RecvCaps { max_wr: 8, max_sge: 2 };
         let xrc = matches!(service, QpType::XrcSend | QpType::XrcRecv);

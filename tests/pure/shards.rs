@@ -2,11 +2,11 @@
 //! its packets, independent of its shard and of the socket on which they arrive.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
-use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::{setsockopt, sockopt};
 use pcap_file::pcapng::{Block, PcapNgReader};
 use urxe::link::Link;
 use urxe::link::capture::{CaptureFile, CaptureHandle, Timestamps};
@@ -353,13 +353,7 @@ fn qps_are_created_and_destroyed_under_traffic() {
 /// Sends packets in consecutive datagrams from a plain socket, which the kernel coalesces again, as it may
 /// coalesce those from a wire.
 fn send_segmented(from: &UdpSocket, to: IpAddr, segment: usize, packets: &[u8]) {
-    let segment = segment as libc::c_int;
-    // SAFETY: the pointer is to an int that outlives the call, and the length is its size.
-    let set = unsafe {
-        let value = (&raw const segment).cast();
-        libc::setsockopt(from.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, value, 4)
-    };
-    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+    setsockopt(from, sockopt::UdpGsoSegment, &(segment as i32)).unwrap();
     assert_eq!(from.send_to(packets, (to, ROCE_PORT)).unwrap(), packets.len());
 }
 

@@ -4,11 +4,16 @@
 //! `URXE_SEEDS=N` runs N seeds (2000), `URXE_SEED=S` just one, with a log. `URXE_BLESS=1` rewrites the golden
 //! grid: check its diff before committing it.
 
+#[allow(dead_code, reason = "the test uses a part of the generator")]
+#[path = "../support/rng.rs"]
+mod rng;
+
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use rng::Rng;
 use urxe::link::fabric::Outcome;
 use urxe::verbs::*;
 
@@ -18,33 +23,12 @@ const MAX_LEN: usize = 6 << 10;
 const SLOT: usize = 3 * MAX_LEN;
 const REGION: usize = MAX_WORK * SLOT;
 
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len() as u64) as usize]
-    }
-
-    /// Returns a probability up to `max`, often 0.
-    fn probability(&mut self, max: f64) -> f64 {
-        if self.below(3) == 0 { 0.0 } else { max * self.below(1000) as f64 / 1000.0 }
-    }
+/// Returns a probability up to `max`, often 0.
+fn probability(r: &mut Rng, max: f64) -> f64 {
+    if r.below(3) == 0 { 0.0 } else { max * r.below(1000) as f64 / 1000.0 }
 }
 
-fn random_config(r: &mut Random) -> FabricConfig {
+fn random_config(r: &mut Rng) -> FabricConfig {
     let bandwidth = r.pick(&[None, None, Some(1_000_000_000), Some(25_000_000_000), Some(400_000_000_000)]);
     FabricConfig {
         seed: r.next(),
@@ -53,11 +37,11 @@ fn random_config(r: &mut Random) -> FabricConfig {
         bandwidth,
         queue_bytes: bandwidth.and(r.pick(&[None, Some(30_000), Some(200_000)])),
         ecn_threshold: bandwidth.and(r.pick(&[None, Some(10_000)])),
-        loss: r.probability(0.04),
-        duplicate: r.probability(0.05),
-        reorder: r.probability(0.05),
+        loss: probability(r, 0.04),
+        duplicate: probability(r, 0.05),
+        reorder: probability(r, 0.05),
         reorder_by: Duration::from_nanos(r.pick(&[500, 5_000, 2_000_000])),
-        corrupt: r.probability(0.02),
+        corrupt: probability(r, 0.02),
         ..FabricConfig::default()
     }
 }
@@ -152,8 +136,8 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64, verbose: bool) -> (World, Random) {
-        let mut r = Random(seed);
+    fn new(seed: u64, verbose: bool) -> (World, Rng) {
+        let mut r = Rng::new(seed);
         let config = random_config(&mut r);
         if verbose {
             println!("{config:#?}");
@@ -178,7 +162,7 @@ impl World {
     }
 
     /// Posts a work request of side `n`, and records its expected result.
-    fn post(&mut self, n: usize, r: &mut Random) {
+    fn post(&mut self, n: usize, r: &mut Rng) {
         let [a, b] = &mut self.sides;
         let (me, peer) = if n == 0 { (a, b) } else { (b, a) };
         let id = me.sends.len();

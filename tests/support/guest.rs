@@ -14,6 +14,7 @@ pub use process::{GuestProcess, Output};
 pub use requester::Requester;
 pub use vsh::{Reply, Vsh, Wc, hash, pattern};
 
+use parking_lot::Mutex;
 use process::Link;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,7 +24,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const TESTS: &str = concat!(env!("URXE_REPOSITORY"), "/tests/rxe-guest");
@@ -588,7 +589,7 @@ fn spawn_with_parent_death_signal(cmd: Command) -> io::Result<Child> {
         Mutex::new(tx)
     });
     let (tx, rx) = mpsc::channel();
-    to_spawner.lock().unwrap().send((cmd, tx)).map_err(io::Error::other)?;
+    to_spawner.lock().send((cmd, tx)).map_err(io::Error::other)?;
     rx.recv().map_err(io::Error::other)?
 }
 

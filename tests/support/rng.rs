@@ -1,15 +1,18 @@
-//! A seeded pseudorandom generator (splitmix64) with the same sequence on every machine.
+//! A seeded pseudorandom generator with the same sequence on every machine.
+
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::{Rng as _, SeedableRng};
 
 #[derive(Clone)]
-pub struct Rng(pub u64);
+pub struct Rng(Pcg64Mcg);
 
 impl Rng {
+    pub fn new(seed: u64) -> Rng {
+        Rng(Pcg64Mcg::seed_from_u64(seed))
+    }
+
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
+        self.0.next_u64()
     }
 
     /// Returns a number below `n`.
@@ -20,6 +23,12 @@ impl Rng {
     /// Returns true with a probability of `percent`.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
+    }
+
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.0.fill_bytes(&mut bytes);
+        bytes
     }
 
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {

@@ -3,9 +3,10 @@
 
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use urxe::link::capture::{CaptureFile, Timestamps};
 use urxe::verbs::*;
 use urxe::wire::Transport;
@@ -68,7 +69,7 @@ impl Traffic {
         drop(hosts);
         file.flush().unwrap();
         drop(file);
-        let bytes = bytes.0.lock().unwrap();
+        let bytes = bytes.0.lock();
         bytes.clone()
     }
 
@@ -83,7 +84,7 @@ struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
 impl Write for SharedBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
+        self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 

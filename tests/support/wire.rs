@@ -3,13 +3,16 @@
 #![allow(dead_code, reason = "each test target uses its part")]
 
 use super::guest::Net;
+use parking_lot::Mutex;
+use rand_pcg::Pcg32;
+use rand_pcg::rand_core::{Rng, SeedableRng};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -40,8 +43,8 @@ struct Direction {
     seen: usize,
     faults: BTreeMap<usize, Fault>,
     drop_every: usize,
-    /// Drop rate per mille, and the state of the random number generator.
-    drop_randomly: (u64, u64),
+    /// Drop rate per mille, and the random number generator.
+    drop_randomly: Option<(u64, Pcg32)>,
     held_back: Option<Vec<u8>>,
     total: usize,
     dropped: usize,
@@ -51,12 +54,10 @@ impl Direction {
     fn fault(&mut self) -> Option<Fault> {
         self.seen += 1;
         self.total += 1;
-        // SplitMix64.
-        self.drop_randomly.1 = self.drop_randomly.1.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.drop_randomly.1;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let random = (z ^ (z >> 31)) % 1000 < self.drop_randomly.0;
+        let random = self
+            .drop_randomly
+            .as_mut()
+            .is_some_and(|(per_mille, random)| random.next_u64() % 1000 < *per_mille);
         let every = self.drop_every != 0 && self.seen.is_multiple_of(self.drop_every);
         if random || every { Some(Fault::Drop) } else { self.faults.get(&self.seen).copied() }
     }
@@ -113,19 +114,19 @@ impl Wire {
         let mut f = File::create(file)?;
         let head: [u32; 6] = [0xa1b2_3c4d, 2 | 4 << 16, 0, 0, 262_144, 1];
         f.write_all(&head.map(u32::to_le_bytes).concat())?;
-        self.state.lock().unwrap().pcap = Some(f);
+        self.state.lock().pcap = Some(f);
         Ok(())
     }
 
     /// Ends the recording.
     pub fn stop_recording(&self) {
-        self.state.lock().unwrap().pcap = None;
+        self.state.lock().pcap = None;
     }
 
     fn set(&self, from: End, f: impl FnOnce(&mut Direction)) {
-        let mut s = self.state.lock().unwrap();
+        let mut s = self.state.lock();
         let d = &mut s.directions[from as usize];
-        (d.seen, d.drop_every, d.drop_randomly) = (0, 0, (0, 0));
+        (d.seen, d.drop_every, d.drop_randomly) = (0, 0, None);
         d.faults.clear();
         f(d);
     }
@@ -143,7 +144,7 @@ impl Wire {
 
     /// Drops RoCEv2 frames at random: the same frames for the same seed.
     pub fn drop_randomly(&self, from: End, per_mille: u64, seed: u64) {
-        self.set(from, |d| d.drop_randomly = (per_mille, seed));
+        self.set(from, |d| d.drop_randomly = Some((per_mille, Pcg32::seed_from_u64(seed))));
     }
 
     /// Removes all faults.
@@ -155,7 +156,7 @@ impl Wire {
     /// Returns the total number of RoCEv2 frames that `from` has sent, and how many of all its frames were
     /// dropped.
     pub fn count(&self, from: End) -> (usize, usize) {
-        let s = self.state.lock().unwrap();
+        let s = self.state.lock();
         (s.directions[from as usize].total, s.directions[from as usize].dropped)
     }
 }
@@ -175,7 +176,7 @@ fn forward(direction: usize, socket: &UnixDatagram, to: &Path, state: &Mutex<Sta
         let Ok(n) = socket.recv(&mut buf) else { continue }; // the receive timeout has expired
         let mut out = vec![buf[..n].to_vec()];
         {
-            let mut s = state.lock().unwrap();
+            let mut s = state.lock();
             let State { directions, pcap } = &mut *s;
             let d = &mut directions[direction];
             if is_roce(&out[0]) {
@@ -199,7 +200,7 @@ fn forward(direction: usize, socket: &UnixDatagram, to: &Path, state: &Mutex<Sta
         }
         for f in &out {
             if socket.send_to(f, to).is_err() {
-                state.lock().unwrap().directions[direction].dropped += 1; // no receiver
+                state.lock().directions[direction].dropped += 1; // no receiver
             }
         }
     }

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use parking_lot::Mutex;
 use urxe::verbs::cm::ConnectionManager;
 
@@ -194,19 +195,14 @@ extern "C" fn disconnect_all() {
 
 /// Spawns a thread that handles none of the program's signals.
 pub(crate) fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
-    // SAFETY: the signal sets are locals, for which zeros are valid, and each is filled before it is read.
-    // The new thread inherits the mask set here; that of the caller is restored.
-    unsafe {
-        let (mut all, mut previous): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        // A blocked fault signal would end the process although it has a handler.
-        libc::sigdelset(&mut all, libc::SIGSEGV);
-        libc::sigdelset(&mut all, libc::SIGBUS);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut previous);
-        let spawned = Builder::new().name(name.into()).spawn(f);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &previous, std::ptr::null_mut());
-        spawned
-    }
+    // The new thread inherits the mask. A blocked fault signal would end the process although it has a handler.
+    let mut blocked = SigSet::all();
+    blocked.remove(Signal::SIGSEGV);
+    blocked.remove(Signal::SIGBUS);
+    let previous = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+    let spawned = Builder::new().name(name.into()).spawn(f);
+    previous.thread_set_mask()?;
+    spawned
 }
 
 unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {

@@ -6,11 +6,12 @@
 
 use std::cell::RefCell;
 use std::ffi::c_int;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libc::pollfd;
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 use urxe::verbs::signals_restart_calls;
 
@@ -41,33 +42,23 @@ fn thread_waker(make: bool) -> Option<Arc<Waker>> {
 }
 
 /// Eventfd that wakes one waiting thread.
-pub(super) struct Waker(OwnedFd);
+pub(super) struct Waker(EventFd);
 
 impl Waker {
     fn new() -> Option<Waker> {
-        use std::os::fd::FromRawFd;
-        // SAFETY: `eventfd` takes integers only; a descriptor that it returns is new, and nothing else owns
-        // it.
-        unsafe {
-            let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
-            (fd >= 0).then(|| Waker(OwnedFd::from_raw_fd(fd)))
-        }
+        EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).ok().map(Waker)
     }
 
     /// Wakes the thread.
     fn wake(&self) {
-        let one = 1u64.to_ne_bytes();
-        // SAFETY: `one` is a local of eight bytes, which are only read. The write fails only if the counter
-        // is full, and then the thread is awake.
-        unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        // Fails only if the counter is full, and then the thread is awake.
+        let _ = self.0.write(1);
     }
 
     /// Resets the counter.
     fn reset(&self) {
-        let mut count = [0u8; 8];
-        // SAFETY: `count` is a writable local of eight bytes. The read fails if the counter is zero, which
-        // needs no reset.
-        unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+        // Fails if the counter is zero, which needs no reset.
+        let _ = self.0.read();
     }
 }
 

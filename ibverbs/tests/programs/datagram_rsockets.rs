@@ -9,6 +9,8 @@ use std::net::UdpSocket;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use rand_pcg::Pcg32;
+use rand_pcg::rand_core::{Rng, SeedableRng};
 use urxe::link::LinkSpec;
 use urxe::transport::{AddressVector, QpType};
 use urxe::verbs::cm::UDP_QKEY;
@@ -179,15 +181,11 @@ fn in_namespace(script: &str) {
     assert!(out.status.success(), "{:?} (are user namespaces allowed?)\n{}", out.status, text(&out));
 }
 
-/// Returns pseudo-random bytes (SplitMix64).
+/// Returns pseudorandom bytes.
 fn random(len: usize, seed: u64) -> Vec<u8> {
-    let words = (1..=len.div_ceil(8) as u64).map(|i| {
-        let z = (seed << 32).wrapping_add(i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    });
-    words.flat_map(u64::to_le_bytes).take(len).collect()
+    let mut bytes = vec![0; len];
+    Pcg32::seed_from_u64(seed).fill_bytes(&mut bytes);
+    bytes
 }
 
 /// Returns a UDP message with data that names this queue pair.

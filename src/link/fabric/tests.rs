@@ -3,8 +3,10 @@
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::*;
 use crate::link::{JoinError, Link};
@@ -376,7 +378,7 @@ impl TestNic {
             .receive(now, &mut |burst| {
                 for (_, p) in burst.packets() {
                     let psn = Packet::parse(p).unwrap().bth().psn.get();
-                    self.log.lock().unwrap().push((name.clone(), now.0, psn));
+                    self.log.lock().push((name.clone(), now.0, psn));
                     responses.extend((psn > 0).then(|| (burst.flow.src, psn - 1)));
                 }
             })
@@ -393,7 +395,7 @@ impl Driver for TestNic {
     fn try_drive(&self) -> bool {
         self.turn_requested.store(true, Ordering::SeqCst);
         while self.turn_requested.load(Ordering::SeqCst) {
-            let Ok(inner) = self.inner.try_lock() else { return false };
+            let Some(inner) = self.inner.try_lock() else { return false };
             self.turn_requested.store(false, Ordering::SeqCst);
             self.turn(inner);
         }
@@ -412,7 +414,7 @@ impl Driver for TestNic {
                 for (i, p) in burst.packets() {
                     assert!(icrc::verify(&burst.flow, burst.ident, i, p));
                     let psn = Packet::parse(p).unwrap().bth().psn.get();
-                    self.log.lock().unwrap().push(("direct".into(), now.0, psn));
+                    self.log.lock().push(("direct".into(), now.0, psn));
                 }
             });
         }
@@ -427,7 +429,7 @@ impl Driver for TestNic {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let inner = self.inner.lock().unwrap();
+        let inner = self.inner.lock();
         inner.start.iter().map(|s| s.0).chain(inner.port.next_deadline()).min()
     }
 }
@@ -453,7 +455,7 @@ fn test_nic(fabric: &Fabric, log: &Log, wakes: Option<Sender<()>>) -> Arc<TestNi
 }
 
 fn address(test_nic: &TestNic) -> IpAddr {
-    test_nic.inner.lock().unwrap().port.info().addresses[0]
+    test_nic.inner.lock().port.info().addresses[0]
 }
 
 #[test]
@@ -461,7 +463,7 @@ fn virtual_time_runs_drivers_by_their_timers_and_input() {
     let fabric = Fabric::virtual_time(FabricConfig { latency: 10 * US, ..Default::default() }).unwrap();
     let log = Log::default();
     let (a, b) = (test_nic(&fabric, &log, None), test_nic(&fabric, &log, None));
-    a.inner.lock().unwrap().start.push((Instant(3_000), address(&b), 2));
+    a.inner.lock().start.push((Instant(3_000), address(&b), 2));
     assert_eq!(fabric.step(), Some(Instant(3_000)));
     assert_eq!(fabric.run_until_idle(US), Outcome::Limit);
     fabric.advance(15 * US);
@@ -469,7 +471,7 @@ fn virtual_time_runs_drivers_by_their_timers_and_input() {
     assert_eq!(fabric.run_until_idle(Duration::from_secs(1)), Outcome::Idle);
     let name = |n: u32| format!("fabric port {n}");
     let expected = [(name(2), 13_000, 2), (name(1), 23_000, 1), (name(2), 33_000, 0)];
-    assert_eq!(*log.lock().unwrap(), expected);
+    assert_eq!(*log.lock(), expected);
     assert_eq!(a.woken.load(Ordering::SeqCst), 0);
     assert_eq!(fabric.step(), None);
 }
@@ -479,9 +481,9 @@ fn kick_runs_the_receiving_driver_inline() {
     let fabric = Fabric::new();
     let log = Log::default();
     let (a, b) = (test_nic(&fabric, &log, None), test_nic(&fabric, &log, None));
-    a.inner.lock().unwrap().start.push((Instant(0), address(&b), 9));
+    a.inner.lock().start.push((Instant(0), address(&b), 9));
     assert!(a.try_drive());
-    let order: Vec<u32> = log.lock().unwrap().iter().map(|(_, _, psn)| *psn).collect();
+    let order: Vec<u32> = log.lock().iter().map(|(_, _, psn)| *psn).collect();
     assert_eq!(order, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]);
     assert_eq!(a.woken.load(Ordering::SeqCst) + b.woken.load(Ordering::SeqCst), 0);
 }
@@ -492,13 +494,12 @@ fn packets_bypass_the_port_only_if_none_is_queued_there() {
     let log = Log::default();
     let (a, b) = (test_nic(&fabric, &log, None), test_nic(&fabric, &log, None));
     let send = |psn: u32| {
-        let mut inner = a.inner.lock().unwrap();
+        let mut inner = a.inner.lock();
         let q = queue(&inner.port, address(&b), psn..psn + 1, 8);
         inner.port.transmit(fabric.now(), &q).unwrap();
     };
-    let received = || -> Vec<(bool, u32)> {
-        log.lock().unwrap().iter().map(|(path, _, psn)| (path == "direct", *psn)).collect()
-    };
+    let received =
+        || -> Vec<(bool, u32)> { log.lock().iter().map(|(path, _, psn)| (path == "direct", *psn)).collect() };
     b.accepts_direct.store(true, Ordering::SeqCst);
     send(0);
     assert_eq!(received(), [(true, 0)]);
@@ -530,7 +531,7 @@ fn extra_turns_are_run_within_a_kick() {
     for test_nic in [&a, &b] {
         test_nic.extra_turns.store(2, Ordering::SeqCst);
     }
-    a.inner.lock().unwrap().start.push((Instant(0), address(&b), 0));
+    a.inner.lock().start.push((Instant(0), address(&b), 0));
     assert!(a.try_drive());
     // A is outside of the kick and continues by itself.
     let counts = [&a, &b]
@@ -543,9 +544,9 @@ fn endless_responses_do_not_block_the_caller() {
     let fabric = Fabric::new();
     let log = Log::default();
     let (a, b) = (test_nic(&fabric, &log, None), test_nic(&fabric, &log, None));
-    a.inner.lock().unwrap().start.push((Instant(0), address(&b), 1_000_000));
+    a.inner.lock().start.push((Instant(0), address(&b), 1_000_000));
     assert!(a.try_drive());
-    assert_eq!(log.lock().unwrap().len(), 64);
+    assert_eq!(log.lock().len(), 64);
     assert_eq!(a.woken.load(Ordering::SeqCst) + b.woken.load(Ordering::SeqCst), 1);
 }
 
@@ -580,7 +581,7 @@ fn two_threads_with_latency_wake_each_other() {
         let test_nic = test_nic(&fabric, &log, Some(tx));
         nics.push(test_nic.clone());
         threads.push(std::thread::spawn(move || {
-            while test_nic.log.lock().unwrap().last().is_none_or(|l| l.2 > 0) {
+            while test_nic.log.lock().last().is_none_or(|l| l.2 > 0) {
                 let wait = match test_nic.next_deadline() {
                     Some(at) => at.since(test_nic.handle.fabric().now()),
                     None => Duration::from_millis(20),
@@ -592,12 +593,12 @@ fn two_threads_with_latency_wake_each_other() {
         }));
     }
     let (to, started) = (address(&nics[1]), fabric.now());
-    nics[0].inner.lock().unwrap().start.push((Instant(0), to, 19));
+    nics[0].inner.lock().start.push((Instant(0), to, 19));
     nics[0].wake();
     for thread in threads {
         thread.join().unwrap();
     }
-    assert_eq!(log.lock().unwrap().len(), 20);
+    assert_eq!(log.lock().len(), 20);
     let elapsed = fabric.now().since(started);
     assert!(elapsed >= 20 * 200 * US, "{elapsed:?}");
     assert!(elapsed < Duration::from_secs(5), "{elapsed:?}");
@@ -629,19 +630,19 @@ fn many_threads_process_all_input() {
                 for i in 0..300 {
                     let (from, to) = ((i + thread) % 4, (i * 3 + thread + 1) % 4);
                     let start = (Instant(0), addresses[to], 100);
-                    nics[from].inner.lock().unwrap().start.push(start);
+                    nics[from].inner.lock().start.push(start);
                     nics[from].try_drive();
                 }
             });
         }
     });
     let end = std::time::Instant::now() + Duration::from_secs(20);
-    let done = || log.lock().unwrap().iter().filter(|l| l.2 == 0).count();
+    let done = || log.lock().iter().filter(|l| l.2 == 0).count();
     while done() < 900 && std::time::Instant::now() < end {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(done(), 900);
-    assert_eq!(log.lock().unwrap().len(), 900 * 101);
+    assert_eq!(log.lock().len(), 900 * 101);
 }
 
 #[test]

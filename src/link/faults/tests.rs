@@ -1,6 +1,8 @@
 //! Tests of fault injection over the fabric.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::*;
 use crate::link::fabric::{Fabric, FabricConfig, FabricPort};
@@ -122,15 +124,12 @@ fn faults_are_counted_and_observed() {
     let rules = ["drop=every:2", "dup=3"].map(|r| r.parse().unwrap()).to_vec();
     let mut a = Faults::new(a, rules, 0).with_observer(move |e| {
         let psn = Packet::parse(&e.packet).unwrap().bth().psn.get();
-        log.lock().unwrap().push(format!("{} #{} psn {psn}", e.rule, e.count));
+        log.lock().push(format!("{} #{} psn {psn}", e.rule, e.count));
     });
     let counters = a.fault_counters();
     send(&mut a, &b, Instant(0), 1..5);
     assert_eq!(read(&mut b, Instant(0)), [1, 3, 3]);
-    assert_eq!(
-        *observed.lock().unwrap(),
-        ["drop=every:2 #2 psn 2", "dup=3 #3 psn 3", "drop=every:2 #4 psn 4"]
-    );
+    assert_eq!(*observed.lock(), ["drop=every:2 #2 psn 2", "dup=3 #3 psn 3", "drop=every:2 #4 psn 4"]);
     let expected = FaultCounts { dropped: 2, duplicated: 1, ..Default::default() };
     assert_eq!(counters.get(Direction::Tx), expected);
     assert_eq!(counters.get(Direction::Rx), FaultCounts::default());

@@ -1,16 +1,19 @@
 //! Next-hop resolution by the routes and the neighbour table of the kernel, queried by netlink.
+#![forbid(unsafe_code)]
 
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use super::sys;
+use nix::sys::socket::{SockFlag, setsockopt, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
+
 use crate::link::frame_queue::FrameQueue;
 use crate::link::membership::{self, JoinError};
-use crate::link::system_udp;
+use crate::link::netlink::{self, Request, RouteSocket};
 use crate::link::unresolved_queue::UnresolvedQueue;
+use crate::link::{socket_calls, system_udp};
 use crate::transport::Instant;
 use crate::wire::{Mac, ROCE_PORT};
 
@@ -28,8 +31,7 @@ const MAX_CACHED: usize = 4096;
 const RTM_GETROUTE: u16 = 26;
 const RTA_DST: u16 = 1;
 const NDA_DST: u16 = 1;
-/// Length of nlmsghdr. It is followed by rtmsg or ndmsg, which are equally long.
-const NLMSG_LEN: usize = 16;
+/// Length of rtmsg and of ndmsg.
 const BODY_LEN: usize = 12;
 /// Neighbour states whose MAC is usable (NUD_*).
 const USABLE: u16 = libc::NUD_REACHABLE
@@ -41,7 +43,7 @@ const USABLE: u16 = libc::NUD_REACHABLE
 
 #[derive(Debug)]
 pub(super) struct KernelNeighbours {
-    netlink: OwnedFd,
+    netlink: RouteSocket,
     ifindex: u32,
     /// Whether this is a loopback interface, where all MACs are zeros.
     pub loopback: bool,
@@ -71,33 +73,23 @@ struct Cached {
 
 impl KernelNeighbours {
     pub fn new(name: &str, ifindex: u32, loopback: bool, addresses: &[IpAddr]) -> io::Result<Self> {
-        // SAFETY: the call takes no pointers.
-        let fd = unsafe {
-            libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE)
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: `socket` has just returned this valid descriptor, and nothing else owns it.
-        let netlink = unsafe { OwnedFd::from_raw_fd(fd) };
+        let netlink = RouteSocket::open(0, SockFlag::empty())?;
         // The kernel replies within the call; the timeout only prevents blocking forever in an unexpected
         // case.
-        let wait = libc::timeval { tv_sec: 0, tv_usec: 100_000 };
-        sys::set_option(netlink.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVTIMEO, &wait)?;
+        setsockopt(&netlink, sockopt::ReceiveTimeout, &TimeVal::milliseconds(100))?;
         let any = [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()];
         let trigger = any.map(|ip| {
             let socket = system_udp::bound((ip, 0).into()).ok()?;
             socket.set_nonblocking(true).ok()?;
-            sys::bind_to_device(socket.as_raw_fd(), name).ok()?;
+            setsockopt(&socket, sockopt::BindToDevice, &name.into()).ok()?;
             Some(socket)
         });
         // If another socket has the port already, that one prevents the ICMP errors.
         let guard = |ip: &IpAddr| {
             let socket = system_udp::bound(socket_addr(*ip, ROCE_PORT, ifindex)).ok()?;
-            sys::drop_all(socket.as_raw_fd()).ok()?;
+            socket_calls::drop_all(&socket).ok()?;
             // With GRO enabled, a super-packet is dropped whole instead of being segmented first.
-            let on: libc::c_int = 1;
-            let _ = sys::set_option(socket.as_raw_fd(), libc::SOL_UDP, libc::UDP_GRO, &on);
+            let _ = socket_calls::set_option(&socket, libc::SOL_UDP, libc::UDP_GRO, &1);
             Some(socket)
         };
         let guards = addresses.iter().filter_map(guard).collect();
@@ -163,7 +155,7 @@ impl KernelNeighbours {
         // One socket per group, because the number of memberships per socket is limited.
         let socket = || {
             let socket = system_udp::bound((any, 0).into())?;
-            sys::drop_all(socket.as_raw_fd())?;
+            socket_calls::drop_all(&socket)?;
             membership::join(&socket, group, self.ifindex)?;
             Ok(socket)
         };
@@ -225,15 +217,15 @@ impl KernelNeighbours {
     /// Returns the next hop to `dst` through this interface.
     fn next_hop(&self, dst: IpAddr) -> Option<IpAddr> {
         let mut body = [0; BODY_LEN];
-        body[0] = family(dst);
+        body[0] = netlink::family(dst);
         body[1] = if dst.is_ipv4() { 32 } else { 128 };
         let mut request = Request::new(RTM_GETROUTE, &body);
-        request.attribute(RTA_DST, octets(&dst).as_ref());
+        request.address(RTA_DST, dst);
         request.attribute(libc::RTA_OIF, &self.ifindex.to_ne_bytes());
         let mut buffer = [0; 4096];
         let reply = self.query(&request, &mut buffer)?;
-        match attributes(reply).find(|(kind, _)| *kind == libc::RTA_GATEWAY) {
-            Some((_, gateway)) => ip_of(gateway),
+        match netlink::attributes(&reply[BODY_LEN..]).find(|(kind, _)| *kind == libc::RTA_GATEWAY) {
+            Some((_, gateway)) => netlink::address(gateway),
             None => Some(dst),
         }
     }
@@ -241,14 +233,14 @@ impl KernelNeighbours {
     /// Returns the MAC of a neighbour if it is usable, and whether the entry is usable and not stale.
     fn neighbour(&self, hop: IpAddr) -> (Option<Mac>, bool) {
         let mut body = [0; BODY_LEN];
-        body[0] = family(hop);
+        body[0] = netlink::family(hop);
         body[4..8].copy_from_slice(&self.ifindex.to_ne_bytes());
         let mut request = Request::new(libc::RTM_GETNEIGH, &body);
-        request.attribute(NDA_DST, octets(&hop).as_ref());
+        request.address(NDA_DST, hop);
         let mut buffer = [0; 4096];
         let Some(reply) = self.query(&request, &mut buffer) else { return (None, false) };
         let state = u16::from_ne_bytes([reply[8], reply[9]]);
-        let mac = attributes(reply).find(|(kind, _)| *kind == libc::NDA_LLADDR);
+        let mac = netlink::attributes(&reply[BODY_LEN..]).find(|(kind, _)| *kind == libc::NDA_LLADDR);
         let mac = mac.and_then(|(_, mac)| mac.first_chunk()).map(|m| Mac(*m));
         (mac.filter(|_| state & USABLE != 0), state & USABLE & !libc::NUD_STALE != 0)
     }
@@ -256,13 +248,8 @@ impl KernelNeighbours {
     /// Sends a request and returns the body of the response, at least [`BODY_LEN`] bytes; `None` for an
     /// error.
     fn query<'b>(&self, request: &Request, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
-        let fd = self.netlink.as_raw_fd();
-        sys::send(fd, &request.bytes).ok()?;
-        let n = sys::recv(fd, buffer).ok()?;
-        let reply = buffer.get(..n)?;
-        let len = u32::from_ne_bytes(*reply.first_chunk()?) as usize;
-        let kind = u16::from_ne_bytes([*reply.get(4)?, *reply.get(5)?]);
-        let body = reply.get(NLMSG_LEN..len)?;
+        self.netlink.send(request).ok()?;
+        let (kind, body) = netlink::messages(self.netlink.receive(buffer).ok()?).next()?;
         (kind != libc::NLMSG_ERROR as u16 && body.len() >= BODY_LEN).then_some(body)
     }
 }
@@ -272,79 +259,4 @@ fn socket_addr(ip: IpAddr, port: u16, ifindex: u32) -> SocketAddr {
         IpAddr::V6(ip) if ip.is_unicast_link_local() => SocketAddrV6::new(ip, port, 0, ifindex).into(),
         _ => (ip, port).into(),
     }
-}
-
-fn family(ip: IpAddr) -> u8 {
-    (if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 }) as u8
-}
-
-enum Octets {
-    V4([u8; 4]),
-    V6([u8; 16]),
-}
-
-impl AsRef<[u8]> for Octets {
-    fn as_ref(&self) -> &[u8] {
-        match self {
-            Octets::V4(o) => o,
-            Octets::V6(o) => o,
-        }
-    }
-}
-
-fn octets(ip: &IpAddr) -> Octets {
-    match ip {
-        IpAddr::V4(ip) => Octets::V4(ip.octets()),
-        IpAddr::V6(ip) => Octets::V6(ip.octets()),
-    }
-}
-
-fn ip_of(bytes: &[u8]) -> Option<IpAddr> {
-    match bytes.len() {
-        4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
-        16 => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
-        _ => None,
-    }
-}
-
-/// A netlink request under construction.
-struct Request {
-    bytes: Vec<u8>,
-}
-
-impl Request {
-    fn new(kind: u16, body: &[u8; BODY_LEN]) -> Request {
-        let mut bytes = vec![0; NLMSG_LEN];
-        bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
-        bytes[6..8].copy_from_slice(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
-        bytes.extend_from_slice(body);
-        let mut request = Request { bytes };
-        request.set_len();
-        request
-    }
-
-    fn attribute(&mut self, kind: u16, value: &[u8]) {
-        self.bytes.extend_from_slice(&(4 + value.len() as u16).to_ne_bytes());
-        self.bytes.extend_from_slice(&kind.to_ne_bytes());
-        self.bytes.extend_from_slice(value);
-        self.set_len();
-    }
-
-    fn set_len(&mut self) {
-        let len = self.bytes.len() as u32;
-        self.bytes[..4].copy_from_slice(&len.to_ne_bytes());
-    }
-}
-
-/// Iterates over the attributes that follow the body of a response.
-fn attributes(reply: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    let mut rest = reply.get(BODY_LEN..).unwrap_or_default();
-    std::iter::from_fn(move || {
-        let head = rest.first_chunk::<4>()?;
-        let len = usize::from(u16::from_ne_bytes([head[0], head[1]]));
-        let kind = u16::from_ne_bytes([head[2], head[3]]) & 0x3fff;
-        let value = rest.get(4..len)?;
-        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
-        Some((kind, value))
-    })
 }

@@ -10,7 +10,6 @@ mod kernel;
 mod segmentation;
 mod shard_group;
 mod socket;
-mod sys;
 #[cfg(test)]
 mod tests;
 
@@ -25,7 +24,7 @@ use super::host_stack::{FrameOutcome, HostStack, HostStackConfig, IfAddr};
 use super::link_state::LinkStateMonitor;
 use super::loopback::Loopback;
 use super::options::{MIN_MTU, Options, SpecError};
-use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst, gid_table_order, system_udp};
+use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst, gid_table_order, socket_calls, system_udp};
 use crate::nic::ShardId;
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::Mac;
@@ -363,9 +362,8 @@ impl PacketLink {
         let failed = |what| failed(&name, what);
         // Reading the MTU needs a socket of any kind.
         let probe = system_udp::bound(([0, 0, 0, 0], 0).into()).map_err(failed("open a socket"))?;
-        let interface_mtu = sys::interface_mtu(std::os::fd::AsRawFd::as_raw_fd(&probe), &name)
-            .map_err(failed("read the MTU"))?
-            .min(super::MAX_MTU);
+        let interface_mtu =
+            socket_calls::interface_mtu(&probe, &name).map_err(failed("read the MTU"))?.min(super::MAX_MTU);
         if interface_mtu < MIN_MTU {
             return Err(PacketError::Mtu { name, mtu: interface_mtu });
         }

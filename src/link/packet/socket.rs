@@ -1,12 +1,16 @@
 //! The packet socket: sends and receives many frames per call, with virtio-net headers as metadata.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use libc::{c_int, iovec, mmsghdr, msghdr, sock_filter};
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-use super::sys;
+use crate::link::socket_calls::{
+    attach_filter, drop_all, get_option, interface_exists, set_option, set_program,
+};
 use crate::wire::Mac;
 use crate::wire::frame::Checksums;
 
@@ -106,33 +110,26 @@ fn message(iov: *mut iovec, count: usize) -> mmsghdr {
 }
 
 /// Sets the length of the virtio-net header at the start of each message; 0 for none.
-fn set_vnet_len(fd: RawFd, len: usize) -> io::Result<()> {
-    sys::set_option(fd, libc::SOL_PACKET, PACKET_VNET_HDR_SZ, &(len as c_int))
+fn set_vnet_len(socket: &OwnedFd, len: usize) -> io::Result<()> {
+    set_option(socket, libc::SOL_PACKET, PACKET_VNET_HDR_SZ, &(len as c_int))
 }
 
 impl RawSocket {
     /// Opens a socket that receives nothing until it is [bound](Self::bind) and
     /// [accepts](Self::attach_filter) frames.
     pub fn open(ifindex: u32, vnet: bool) -> io::Result<RawSocket> {
-        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: the call takes no pointers.
-        let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: `socket` has just returned this valid descriptor, and nothing else owns it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let raw = fd.as_raw_fd();
-        sys::drop_all(raw)?;
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let fd = socket(AddressFamily::Packet, SockType::Raw, flags, None)?;
+        drop_all(&fd)?;
         let on: c_int = 1;
-        sys::set_option(raw, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &on)?;
-        let vnet = vnet && set_vnet_len(raw, VNET_LEN).is_ok();
+        set_option(&fd, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &on)?;
+        let vnet = vnet && set_vnet_len(&fd, VNET_LEN).is_ok();
         for (forced, plain, bytes) in
             [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SNDBUF)]
         {
             // Exceeding the system's limit needs CAP_NET_ADMIN.
-            sys::set_option(raw, libc::SOL_SOCKET, forced, &bytes)
-                .or_else(|_| sys::set_option(raw, libc::SOL_SOCKET, plain, &bytes))?;
+            set_option(&fd, libc::SOL_SOCKET, forced, &bytes)
+                .or_else(|_| set_option(&fd, libc::SOL_SOCKET, plain, &bytes))?;
         }
         Ok(RawSocket { fd, ifindex, vnet, rx: RxBuffers::new() })
     }
@@ -141,32 +138,31 @@ impl RawSocket {
     /// not lost.
     pub fn disable_gso(&mut self) -> io::Result<()> {
         self.vnet = false;
-        set_vnet_len(self.fd.as_raw_fd(), 0)
+        set_vnet_len(&self.fd, 0)
     }
 
     /// Sets a packet socket option.
     pub fn set_packet_option(&self, name: c_int, value: &c_int) -> io::Result<()> {
-        sys::set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, name, value)
+        set_option(&self.fd, libc::SOL_PACKET, name, value)
     }
 
     /// Returns the value of a packet socket option.
     pub fn packet_option(&self, name: c_int) -> io::Result<c_int> {
-        sys::get_option(self.fd.as_raw_fd(), libc::SOL_PACKET, name)
+        get_option(&self.fd, libc::SOL_PACKET, name)
     }
 
     /// Sets the program by which the fanout group of this socket distributes frames.
     pub fn fan_out(&self, program: &[sock_filter]) -> io::Result<()> {
-        sys::set_program(self.fd.as_raw_fd(), libc::SOL_PACKET, PACKET_FANOUT_DATA, program)
+        set_program(&self.fd, libc::SOL_PACKET, PACKET_FANOUT_DATA, program)
     }
 
     /// Attaches the filter, which starts the reception of the frames that it accepts.
     pub fn attach_filter(&self, filter: &[sock_filter]) -> io::Result<()> {
-        sys::attach_filter(self.fd.as_raw_fd(), filter)
+        attach_filter(&self.fd, filter)
     }
 
     /// Binds the socket to the interface; with `promiscuous`, frames to other hosts are received too.
     pub fn bind(&self, promiscuous: bool) -> io::Result<()> {
-        let raw = self.fd.as_raw_fd();
         // SAFETY: a sockaddr_ll consists of integers only, for which zero is valid.
         let mut addr: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         addr.sll_family = libc::AF_PACKET as u16;
@@ -175,9 +171,7 @@ impl RawSocket {
         let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
         // SAFETY: the pointer and the length describe `addr`, which lives through the call; the kernel only
         // reads it.
-        if unsafe { libc::bind(raw, (&raw const addr).cast(), len) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        Errno::result(unsafe { libc::bind(self.fd.as_raw_fd(), (&raw const addr).cast(), len) })?;
         if !promiscuous {
             // The kernel's own memberships make the interface accept multicast frames.
             return Ok(());
@@ -188,7 +182,7 @@ impl RawSocket {
             mr_alen: 0,
             mr_address: [0; 8],
         };
-        sys::set_option(raw, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &membership)
+        set_option(&self.fd, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &membership)
     }
 
     pub fn as_fd(&self) -> BorrowedFd<'_> {
@@ -198,7 +192,7 @@ impl RawSocket {
     /// Returns the number of packet bytes that may wait unread: a quarter of the buffer size that the kernel
     /// reports, half of which the kernel counts for its own overhead.
     pub fn window(&self) -> usize {
-        let bytes = sys::get_option(self.fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0);
+        let bytes = get_option(&self.fd, libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0);
         (bytes.max(0) as usize / 4).max(64 * 1024)
     }
 
@@ -228,7 +222,7 @@ impl RawSocket {
                 // EINVAL: a frame that no virtio-net header can describe; the kernel has dropped it.
                 Some(libc::EAGAIN | libc::EINVAL) => return Ok(0),
                 // An interface that is down may come up again; a removed one is an error.
-                Some(libc::ENETDOWN) if sys::interface_exists(self.fd.as_raw_fd(), self.ifindex) => {
+                Some(libc::ENETDOWN) if interface_exists(&self.fd, self.ifindex) => {
                     return Ok(0);
                 }
                 _ => return Err(error),

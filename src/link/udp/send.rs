@@ -3,7 +3,9 @@
 use std::io;
 use std::mem::zeroed;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use nix::poll::{PollFd, PollFlags, poll};
 
 use super::Local;
 use super::cmsg::{Control, SockAddr};
@@ -19,7 +21,7 @@ const MAX_NO_GSO: usize = 64;
 /// Maximum number of waits for a full socket in one turn.
 const MAX_WAITS: u32 = 3;
 /// Duration of one wait, in milliseconds.
-const WAIT_MS: i32 = 1;
+const WAIT_MS: u8 = 1;
 /// Number of consecutive turns that request the same header fields, different from the socket's, after which
 /// they become the socket's own.
 const ADAPT_AFTER_TURNS: u32 = 16;
@@ -187,9 +189,7 @@ impl Sender {
             libc::EINTR => return Ok(SendErrorAction::Retry),
             libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM if self.waits > 0 => {
                 self.waits -= 1;
-                let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-                // SAFETY: `poll` is a single pollfd, as the count of 1 says, and outlives the call.
-                unsafe { libc::poll(&mut poll, 1, WAIT_MS) };
+                let _ = poll(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)], WAIT_MS);
                 return Ok(SendErrorAction::Retry);
             }
             libc::EINVAL | libc::EIO | libc::EOPNOTSUPP if packets > 1 => {

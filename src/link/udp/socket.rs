@@ -1,15 +1,16 @@
 //! Setup of the UDP socket: options, buffers, and properties of its local address.
+#![forbid(unsafe_code)]
 
 use std::io;
-use std::mem::size_of;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use nix::sys::socket::{MsgFlags, recv};
 use rustix::net::SocketFlags;
 
-use super::cmsg::SockAddr;
 use super::port_conflict::PortOwner;
 use super::{UdpLinkError, UdpOptions};
+use crate::link::socket_calls::{get_option, interface_mtu, set_option};
 use crate::link::{membership, system_udp};
 use crate::wire::{Flow, ROCE_PORT};
 
@@ -95,7 +96,7 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Bou
     configure(&socket, ip).map_err(fail("setting socket options"))?;
     let segments = options.segmentation
         && set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1).is_ok()
-        && get::<libc::c_int>(&socket, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
+        && get_option::<libc::c_int>(&socket, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
     let rcvbuf = set_receive_buffer(&socket, options.buffer.saturating_mul(RCVBUF_FACTOR))
         .map_err(fail("setting the receive buffer size"))?;
     set_buffer_size(&socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, options.buffer)
@@ -129,7 +130,7 @@ pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result
         what: "setting socket options",
         source,
     })?;
-    let read = |level, name| get::<libc::c_int>(&socket, level, name);
+    let read = |level, name| get_option::<libc::c_int>(&socket, level, name);
     // Coalescing is not changed: the processes that share the address decide about it.
     let segments = options.segmentation && read(libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
     let rcvbuf = read(libc::SOL_SOCKET, libc::SO_RCVBUF);
@@ -141,7 +142,7 @@ pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result
 }
 
 fn smallest_mtu(socket: &OwnedFd, locals: &[LocalAddress]) -> usize {
-    locals.iter().filter_map(|l| mtu(socket, &l.interface).ok()).min().unwrap_or(1500)
+    locals.iter().filter_map(|l| interface_mtu(socket, &l.interface).ok()).min().unwrap_or(1500)
 }
 
 /// Discards the queued datagrams, which were for another process. Bounded, so that a continuous sender cannot
@@ -149,10 +150,9 @@ fn smallest_mtu(socket: &OwnedFd, locals: &[LocalAddress]) -> usize {
 pub(crate) fn drain(socket: &OwnedFd) {
     /// More datagrams than fit into a receive buffer.
     const MAX_DATAGRAMS: usize = 1 << 20;
-    let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
     for _ in 0..MAX_DATAGRAMS {
-        // SAFETY: the buffer has length 0, so the kernel writes nothing through the null pointer.
-        if unsafe { libc::recv(socket.as_raw_fd(), std::ptr::null_mut(), 0, flags) } < 0 {
+        if recv(socket.as_raw_fd(), &mut [], flags).is_err() {
             return;
         }
     }
@@ -278,66 +278,24 @@ fn set_buffer_size(socket: &OwnedFd, force: i32, plain: i32, requested: usize) -
         // Never fails: the kernel clamps the value to rmem_max or wmem_max.
         set(socket, libc::SOL_SOCKET, plain, value)?;
     }
-    get::<libc::c_int>(socket, libc::SOL_SOCKET, plain).map(|n| n as usize)
+    get_option::<libc::c_int>(socket, libc::SOL_SOCKET, plain).map(|n| n as usize)
 }
 
 /// Returns the number of datagrams that the kernel dropped because the receive buffer was full.
 pub(super) fn dropped_datagrams(socket: &OwnedFd) -> u64 {
     /// Index of SK_MEMINFO_DROPS, the last of the nine values of SO_MEMINFO.
     const DROPS: usize = 8;
-    get::<[u32; 9]>(socket, libc::SOL_SOCKET, libc::SO_MEMINFO).map_or(0, |info| info[DROPS].into())
+    get_option::<[u32; 9]>(socket, libc::SOL_SOCKET, libc::SO_MEMINFO).map_or(0, |info| info[DROPS].into())
 }
 
 fn set(socket: &OwnedFd, level: i32, name: i32, value: libc::c_int) -> io::Result<()> {
-    let len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the kernel reads `len` bytes from `value`, an int of that size that outlives the call.
-    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), len) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Types for which every bit pattern is a valid value.
-trait Plain: Default {}
-impl Plain for libc::c_int {}
-impl Plain for [u32; 9] {}
-
-fn get<T: Plain>(socket: &OwnedFd, level: i32, name: i32) -> io::Result<T> {
-    let mut value = T::default();
-    let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes, the size of `T`, to `value`, and every bit pattern is a
-    // valid `T` (see `Plain`).
-    match unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &mut len) } {
-        0 => Ok(value),
-        _ => Err(io::Error::last_os_error()),
-    }
+    set_option(socket, level, name, &value)
 }
 
 fn bind(socket: &OwnedFd, ip: IpAddr, scope: u32) -> io::Result<()> {
-    let (name, len) = SockAddr::new(ip, ROCE_PORT, scope);
-    // SAFETY: the kernel reads `len` bytes of socket address from `name`, which holds as many and outlives
-    // the call.
-    match unsafe { libc::bind(socket.as_raw_fd(), name.as_ptr().cast(), len as libc::socklen_t) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Returns the MTU of an interface in bytes. Queried through the socket, as /sys may show another network
-/// namespace.
-fn mtu(socket: &OwnedFd, interface: &str) -> io::Result<usize> {
-    // SAFETY: all zeros is a valid ifreq: an empty name and a union of plain numbers.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // Copies one byte less than there is room for, so that the name stays NUL-terminated.
-    let room = request.ifr_name.len() - 1;
-    for (to, from) in request.ifr_name[..room].iter_mut().zip(interface.bytes()) {
-        *to = from as libc::c_char;
-    }
-    // SAFETY: SIOCGIFMTU reads the NUL-terminated name of the ifreq and writes its `ifru_mtu`; `request`
-    // outlives the call.
-    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) } {
-        // SAFETY: the call has succeeded, so `ifru_mtu` is the field of the union that the kernel wrote.
-        0 => Ok(unsafe { request.ifr_ifru.ifru_mtu } as usize),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let address = match ip {
+        IpAddr::V4(_) => SocketAddr::new(ip, ROCE_PORT),
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, ROCE_PORT, 0, scope).into(),
+    };
+    Ok(rustix::net::bind(socket, &address)?)
 }

@@ -1,16 +1,17 @@
 //! Packet steering over several sockets of one address and port: a BPF program in the kernel selects the
 //! socket by the destination QPN (SO_ATTACH_REUSEPORT_CBPF). The program of shared addresses, which selects a
 //! process, is in `broker/steering.rs`.
+#![forbid(unsafe_code)]
 
 use std::io;
-use std::mem::size_of_val;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use libc::{BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_K, BPF_LD, BPF_RET, sock_filter};
 
 use super::socket::{self, BoundSocket};
 use super::{UdpLinkError, UdpOptions};
+use crate::link::socket_calls::set_program;
 
 /// Offset of the lowest byte of the destination QPN in a UDP payload.
 pub(crate) const DEST_QP_LOW: u32 = 7;
@@ -73,13 +74,6 @@ fn by_shard(count: u32) -> [sock_filter; 3] {
 
 /// Attaches a program to the reuseport group of a socket; it steers the packets of all sockets of the group.
 pub(crate) fn attach(ip: IpAddr, socket: &OwnedFd, program: &[sock_filter]) -> Result<(), UdpLinkError> {
-    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
-    let (fd, len) = (socket.as_raw_fd(), size_of_val(&filter) as libc::socklen_t);
-    let name = libc::SO_ATTACH_REUSEPORT_CBPF;
-    // SAFETY: the kernel reads `len` bytes of `filter` and the `filter.len` instructions it points to; both
-    // outlive the call, and the kernel only reads them.
-    match unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, name, (&raw const filter).cast(), len) } {
-        0 => Ok(()),
-        _ => Err(failed(ip, io::Error::last_os_error())),
-    }
+    set_program(socket, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, program)
+        .map_err(|source| failed(ip, source))
 }

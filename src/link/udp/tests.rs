@@ -6,9 +6,12 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant as Clock};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
 use super::cmsg::Control;
 use super::socket::IpFields;
 use super::*;
+use crate::link::socket_calls::set_option;
 use crate::memory::{Access, Accessor, HostSlice, MrExtent, PdId, Table};
 use crate::transport::Payload;
 use crate::wire::{Bth, Headers, IpIdent, Opcode, Packet, icrc};
@@ -197,18 +200,7 @@ fn each_flow_gets_its_header_fields_whatever_the_socket_defaults() {
     let b = UdpSocket::bind("127.12.1.2:4791").unwrap();
     b.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     for name in [libc::IP_RECVTOS, libc::IP_RECVTTL] {
-        let on: libc::c_int = 1;
-        // SAFETY: the kernel reads an int from `on`, whose size is passed and which outlives the call.
-        let set = unsafe {
-            libc::setsockopt(
-                b.as_raw_fd(),
-                libc::IPPROTO_IP,
-                name,
-                (&raw const on).cast(),
-                size_of_val(&on) as _,
-            )
-        };
-        assert_eq!(set, 0);
+        set_option(&b, libc::IPPROTO_IP, name, &1).unwrap();
     }
     let to = |traffic_class, hop_limit| Flow {
         traffic_class,
@@ -416,10 +408,8 @@ fn eight_unread_windows_fit_if_the_system_grants_the_receive_buffer() {
 fn in_namespace(addresses: &[&str], test: impl FnOnce() + Send) {
     thread::scope(|s| {
         s.spawn(|| {
-            // SAFETY: `unshare` takes no pointers, and only this thread, which ends here, changes its
-            // namespace.
-            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
-                return eprintln!("skipped: no network namespace: {}", io::Error::last_os_error());
+            if let Err(error) = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET) {
+                return eprintln!("skipped: no network namespace: {error}");
             }
             let run = |args: &[&str]| assert!(Command::new("ip").args(args).status().unwrap().success());
             run(&["link", "set", "lo", "up"]);
@@ -459,13 +449,7 @@ fn ipv6_link_sends_and_receives_like_ipv4() {
 
         // rxe sends no UDP checksum over IPv6 either.
         let rxe = UdpSocket::bind("[fd00::2]:0").unwrap();
-        let one: libc::c_int = 1;
-        // SAFETY: the kernel reads an int of 4 bytes from `one`, which outlives the call.
-        let rc = unsafe {
-            let value = (&raw const one).cast();
-            libc::setsockopt(rxe.as_raw_fd(), libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, value, 4)
-        };
-        assert_eq!(rc, 0);
+        set_option(&rxe, libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, &1).unwrap();
         rxe.send_to(&[1; 16], "[fd00::1]:4791").unwrap();
         let mut sizes = Vec::new();
         let start = Clock::now();
@@ -543,10 +527,8 @@ fn group_packets_reach_members_and_the_sender_only_if_it_joined() {
         member.join(Instant(0), ip(group)).unwrap();
     }
     let is_readable = |link: &UdpLink| {
-        let mut poll =
-            libc::pollfd { fd: link.group_fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: `poll` is a single pollfd, as the count of 1 says, and outlives the call.
-        unsafe { libc::poll(&mut poll, 1, 0) == 1 }
+        let fd = PollFd::new(link.group_fd().unwrap(), PollFlags::POLLIN);
+        poll(&mut [fd], PollTimeout::ZERO).unwrap() == 1
     };
     assert!(!is_readable(&b));
     to_group(&mut a, "127.40.0.1", group, &mut []);

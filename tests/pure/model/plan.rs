@@ -40,7 +40,7 @@ pub struct Params {
 
 impl Params {
     pub fn of(seed: u64) -> Params {
-        let mut rng = Rng(seed ^ 0x5eed);
+        let mut rng = Rng::new(seed ^ 0x5eed);
         let clean = rng.percent(20);
         let mut percent = |max: u64| if clean { 0 } else { rng.below(max + 1) };
         let faults = Faults { loss: percent(12), dup: percent(8), reorder: percent(15), corrupt: percent(4) };

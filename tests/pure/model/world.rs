@@ -105,7 +105,7 @@ pub struct World {
 
 /// Runs a seed to its end, checks everything, and returns a hash of all packets and their times.
 pub fn run(seed: u64, params: &Params) -> u32 {
-    let mut rng = Rng(seed);
+    let mut rng = Rng::new(seed);
     let plan = Plan::new(params, &mut rng);
     let mut world = World::new(plan, params, rng);
     world.run();

@@ -1,13 +1,14 @@
 //! Commands in the guest, run through its agent (`tests/rxe-guest/agent.c` documents the protocol).
 
 use super::{ErrorKind, GuestError, Result, SHORT, error, log_tail};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 enum Event {
@@ -45,7 +46,7 @@ impl Link {
         let for_reader = Arc::clone(&link);
         std::thread::Builder::new().name("guest".into()).spawn(move || {
             for_reader.read_all(stream);
-            let mut s = for_reader.sessions.lock().unwrap();
+            let mut s = for_reader.sessions.lock();
             s.closed = true;
             s.open.clear(); // disconnects the channels of the receivers
         })?;
@@ -54,7 +55,7 @@ impl Link {
 
     fn read_all(&self, mut stream: UnixStream) {
         while let Ok((kind, sid, data)) = read_frame(&mut stream) {
-            let mut s = self.sessions.lock().unwrap();
+            let mut s = self.sessions.lock();
             let event = match kind {
                 b'O' => Event::Stdout(data),
                 b'E' => Event::Stderr(data),
@@ -78,7 +79,6 @@ impl Link {
         frame.extend(data);
         self.writer
             .lock()
-            .unwrap()
             .write_all(&frame)
             .map_err(|e| self.terminated(format!("cannot write to the guest's agent: {e}")))
     }
@@ -86,7 +86,7 @@ impl Link {
     pub fn spawn(self: &Arc<Self>, cmd: &str) -> Result<GuestProcess> {
         let (tx, rx) = mpsc::channel();
         let sid = {
-            let mut s = self.sessions.lock().unwrap();
+            let mut s = self.sessions.lock();
             if s.closed {
                 drop(s);
                 return Err(self.terminated("the guest has terminated".into()));
@@ -271,6 +271,6 @@ impl Drop for GuestProcess {
         if self.status.is_none() {
             let _ = self.signal(9); // the guest may have terminated
         }
-        self.link.sessions.lock().unwrap().open.remove(&self.sid);
+        self.link.sessions.lock().open.remove(&self.sid);
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{FallocateFlags, fallocate};
+use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::capsule::Status;
 use super::request::Blocks;
@@ -93,8 +93,8 @@ impl Namespace {
     pub fn zero(&self, blocks: Blocks, fua: bool) -> Result<(), Status> {
         let at = self.writable_offset(blocks)?;
         let (mut at, end) = (at, at + blocks.count * self.block_len as u64);
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if at < end && fallocate(&self.file, hole, at, end - at).is_err() {
+        let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        if at < end && fallocate(&self.file, hole, at as i64, (end - at) as i64).is_err() {
             let zeros = [0; 1 << 16];
             while at < end {
                 let len = zeros.len().min((end - at) as usize);
