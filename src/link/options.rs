@@ -14,6 +14,7 @@ pub const MAX_MTU: usize = 65_535;
 
 /// Error in the textual specification of a link.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SpecError {
     /// The text is not of the expected form.
     #[error("{text:?} is not of the form {form}")]

@@ -70,17 +70,13 @@ impl ManagementPort {
     fn new(pd: &Pd) -> Result<ManagementPort, CreateError> {
         let context = pd.context();
         let channel = context.create_channel()?;
-        let cq = context.create_cq_with(&CqOptions {
-            capacity: (RECV_DEPTH + SEND_DEPTH) as usize,
-            channel: Some(channel.clone()),
-            ..CqOptions::default()
-        })?;
+        let cq = context.create_cq(CqOptions::new((RECV_DEPTH + SEND_DEPTH) as usize).channel(&channel))?;
         let slots = pd.reg_mr(RECV_DEPTH as usize * SLOT_LEN, Access::LOCAL_WRITE)?;
         let options = QpOptions {
             qp_type: QpType::Ud,
             send: SendCaps { max_wr: SEND_DEPTH, max_sge: 0, max_inline: MAD_LEN as u32 },
             recv: RecvCaps { max_wr: RECV_DEPTH, max_sge: 1 },
-            signal_all: false,
+            ..QpOptions::default()
         };
         let qp = Qp::new_gsi(pd, &cq, &options)?;
         let port = ManagementPort { qp, cq, channel, slots };

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{CreateError, Pd, PostError, Qp, SendFlags, SendWr};
 use crate::memory::{Access, Bind, Buffer, FastReg, RegionInfo, WindowKind};
-use crate::transport::WrOp;
 use crate::wire::{LKey, RKey};
 
 /// Returns the key with its low byte incremented, as `ibv_inc_rkey` does.
@@ -96,26 +95,9 @@ impl Qp {
             return Err(PostError::WindowKind(mw.kind));
         }
         let rkey = RKey(next(mw.rkey().0));
-        self.post_send(&SendWr { flags, ..SendWr::bind_mw(wr_id, Bind { rkey, ..*bind }) })?;
+        self.post_send(&SendWr::bind_mw(wr_id, Bind { rkey, ..*bind }).flags(flags))?;
         mw.key.store(rkey.0, Ordering::Relaxed);
         Ok(rkey)
-    }
-}
-
-impl<'a> SendWr<'a> {
-    /// Creates a bind of a memory window of type 2; for one of type 1, see [`Qp::bind_mw`].
-    pub fn bind_mw(wr_id: u64, bind: Bind) -> SendWr<'a> {
-        Self::new(wr_id, WrOp::BindMw(bind), &[])
-    }
-
-    /// Creates a fast registration of a part of a fast region.
-    pub fn reg_mr(wr_id: u64, reg: FastReg) -> SendWr<'a> {
-        Self::new(wr_id, WrOp::RegMr(reg), &[])
-    }
-
-    /// Creates a local invalidate of a memory window of type 2 or of a fast region.
-    pub fn local_inv(wr_id: u64, rkey: RKey) -> SendWr<'a> {
-        Self::new(wr_id, WrOp::LocalInv(rkey), &[])
     }
 }
 

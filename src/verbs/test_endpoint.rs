@@ -5,6 +5,7 @@ use super::{ConnectError, ConnectOptions, Context, Cq, CreateError, Fabric, Open
 /// A NIC with the objects that nearly every test needs: one protection domain, one completion queue for both
 /// directions, one queue pair.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct TestEndpoint {
     /// The device.
     pub context: Context,
@@ -18,6 +19,7 @@ pub struct TestEndpoint {
 
 /// Reason why the nodes could not be created.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PairError {
     /// A context could not be opened.
     #[error(transparent)]
@@ -46,6 +48,7 @@ impl TestEndpoint {
 /// A NIC of a mesh: one protection domain, one completion queue for all queue pairs, and a queue pair to each
 /// other NIC.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct MeshNode {
     /// The device.
     pub context: Context,

@@ -29,6 +29,7 @@ const REORDER_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// An injected fault.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct FaultEvent<'a> {
     /// Time of the fault.
     pub at: Instant,
@@ -49,6 +50,7 @@ pub type Observer = Box<dyn FnMut(&FaultEvent<'_>) + Send>;
 
 /// Number of faults injected in one direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct FaultCounts {
     /// Packets dropped.
     pub dropped: u64,
@@ -65,6 +67,7 @@ pub struct FaultCounts {
 /// Counters of a rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct RuleCount {
     /// The rule as it was written.
     pub rule: String,

@@ -15,6 +15,7 @@ pub struct IfAddr {
 
 /// Error in the text of an interface address.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum AddressError {
     /// Invalid IP address.
     #[error("{0:?} is not an IP address: write 10.77.0.1/24 or fd00::1/64")]

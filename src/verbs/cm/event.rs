@@ -9,6 +9,7 @@ use crate::wire::{QKey, Qpn};
 /// Kind of an event, with the numbers of `enum rdma_cm_event_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
+#[non_exhaustive]
 pub enum CmEventKind {
     /// A device leads to the address.
     AddrResolved = 0,
@@ -76,6 +77,7 @@ impl CmEventKind {
 
 /// An event of an id.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct CmEvent {
     /// The id that the event concerns; for a connection request, the new id.
     pub id: CmId,
@@ -122,6 +124,7 @@ impl EventParam {
 /// Connection parameters that the peer requests or grants, from this side, so that an acceptance can repeat
 /// them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct Connection {
     /// Private data from the peer's program, padded with zeros to the size of the message field.
     pub private_data: Vec<u8>,
@@ -143,6 +146,7 @@ pub struct Connection {
 
 /// Destination of datagrams to a peer or a multicast group.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Datagram {
     /// Private data from the peer's program, padded with zeros to the size of the message field.
     pub private_data: Vec<u8>,
