@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::host_stack::{AddressError, HostStackConfig, IfAddr};
+use super::host_stack::{HostStackConfig, IfAddr, IfAddrError};
 use crate::wire::frame::VlanTag;
 use crate::wire::{Mac, MacError};
 
@@ -46,7 +46,7 @@ pub enum SpecError {
     HostStackWithoutAddress,
     /// An invalid address.
     #[error("ip=: {0}")]
-    Address(#[from] AddressError),
+    Address(#[from] IfAddrError),
     /// An invalid gateway address.
     #[error("gw={0}: not an IP address")]
     Gateway(String),

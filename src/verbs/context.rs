@@ -51,6 +51,22 @@ impl Default for ContextOptions {
 }
 
 /// An open device: one NIC on one link. Cheap to clone; the NIC lives as long as anything created from it.
+///
+/// ```
+/// # use urxe::verbs::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let fabric = Fabric::new();
+/// let context = Context::on_fabric(&fabric)?;
+/// assert!(context.query_device().limits.max_qp >= 1024);
+///
+/// // The full form: a port with an address of choice, options, and a link around the port.
+/// let port = fabric.port(&["10.0.0.1".parse()?])?;
+/// let options = ContextOptions::default().personality(Personality::RXE).seed(1);
+/// let rxe = Context::on_port(port, &options, |port| Box::new(port))?;
+/// assert_eq!(rxe.gids().len(), 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Context(pub(super) Arc<Handle>);
 

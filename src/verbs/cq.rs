@@ -16,6 +16,20 @@ use crate::sys::setters::setters;
 use crate::transport::{Completion, CqId, WcStatus};
 
 /// A completion queue. Cheap to clone; usable from any thread.
+///
+/// [`poll`](Self::poll) never blocks, [`wait`](Self::wait) blocks until there is a completion, and
+/// [`start_poll`](Self::start_poll) gives timestamps and flags.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use urxe::verbs::*;
+/// # let (a, b) = Fabric::new().pair()?;
+/// b.qp.post_recv(&RecvWr::empty(7))?;
+/// a.qp.post_send(&SendWr::send_imm(1, &[], 99))?;
+/// let received = b.cq.wait(Duration::from_secs(5))?;
+/// assert_eq!((received.wr_id, received.imm), (7, Some(99)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Cq(pub(super) Arc<CqInner>);
 

@@ -28,8 +28,10 @@ use crate::link::udp::UdpLinkError;
 macro_rules! table {
     ($($(#[$doc:meta])* $error:ident { $($cause:pat => $number:expr,)+ })+) => {
         $(impl $error {
-            /// Returns the `errno` value that libibverbs programs get for this error.
+            /// Returns the `errno` value that libibverbs programs get for this error. Events of the connection
+            /// manager carry it too, as in librdmacm.
             $(#[$doc])*
+            #[doc(hidden)]
             pub fn errno(&self) -> i32 {
                 match self { $($cause => $number,)+ }
             }

@@ -30,9 +30,11 @@ mod xrc;
 
 pub use crate::driver::{AttachError, CqOverflow, Notify};
 pub use crate::link::fabric::{Fabric, FabricConfig};
+#[doc(hidden)]
 pub use crate::link::{ClaimError, JoinError};
 pub use crate::memory::{Access, AccessError, AtomicOp, Bind, Buffer, FastReg, ManagementError, WindowKind};
 pub use crate::nic::{Limits, MulticastError, PKeyTableSize, Personality};
+#[doc(hidden)]
 pub use crate::sys::signals::signals_restart_calls;
 pub use crate::transport::{
     AddressError, AddressVector, AsyncEvent, Completion, Counters, CqId, Destination, ModifyError, Placement,
@@ -41,6 +43,7 @@ pub use crate::transport::{
 };
 pub use crate::wire::mad::{MAD_LEN, ServiceId};
 pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, PKey, Psn, QKey, Qpn, RKey, RnrTimer, grh};
+#[doc(hidden)]
 pub use adapter::{Adapter, AdapterError};
 pub use ah::Ah;
 pub use channel::{CompletionChannel, CqEvent};
@@ -52,13 +55,13 @@ pub use dm::{Dm, DmMr};
 pub use error::{
     AckError, ConnectError, CreateError, DestroyCqError, MemoryAccessError, OpenError, WaitError,
 };
-pub use gsi::{Mad, ManagementPort, ServiceClaim};
+pub use gsi::{ManagementPort, ReceivedMad, ServiceClaim};
 pub use mr::{Mr, MrOptions, NullMr, Pd, RawMr};
 pub use mw::{FastMr, Mw};
 pub use qp::{ConnectOptions, Endpoint, Qp, QpOptions};
-pub use query::{
-    AtomicCap, DeviceAttr, DeviceCaps, OnDemand, Pacing, PortAttr, PortState, lid_of, node_guid,
-};
+pub use query::{AtomicCap, DeviceAttr, DeviceCaps, OnDemand, Pacing, PortAttr, PortState};
+#[doc(hidden)]
+pub use query::{lid_of, node_guid};
 pub use srq::{Srq, SrqAttr, SrqOptions};
-pub use test_endpoint::{MeshNode, PairError, TestEndpoint};
+pub use test_endpoint::{MeshNode, PairBuilder, PairError, TestEndpoint};
 pub use xrc::Xrcd;

@@ -26,6 +26,16 @@ impl Drop for PdInner {
 
 /// A protection domain: objects of different domains cannot be used together. Cheap to clone; it lives as
 /// long as anything created in it.
+///
+/// ```
+/// # use urxe::verbs::*;
+/// # let context = Context::on_fabric(&Fabric::new())?;
+/// let pd = context.alloc_pd()?;
+/// let mr = pd.reg_mr(4096, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+/// mr.write(0, b"hello")?;
+/// assert_eq!(mr.sge(0..5).length, 5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Pd(Arc<PdInner>);
 

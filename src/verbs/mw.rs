@@ -13,6 +13,22 @@ fn next(key: u32) -> u32 {
 }
 
 /// A memory window: opens a part of a region to peers while it is bound. Dropping it unbinds and frees it.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use urxe::verbs::*;
+/// # let (a, b) = Fabric::new().pair()?;
+/// let mr = b.pd.reg_mr(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
+/// let window = b.pd.alloc_mw(WindowKind::Type1)?;
+/// let access = Access::REMOTE_WRITE;
+/// let bind = Bind { rkey: RKey(0), region: mr.lkey(), addr: mr.addr(), len: 64, access };
+/// let rkey = b.qp.bind_mw(&window, 1, &bind, SendFlags::SIGNALED)?;
+/// b.cq.wait(Duration::from_secs(5))?;
+/// let to = RemoteAddr { va: mr.addr(), rkey };
+/// a.qp.post_send(&SendWr::write(2, &[], to).inline(b"through the window"))?;
+/// a.cq.wait(Duration::from_secs(5))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Mw {
     pd: Pd,
     kind: WindowKind,

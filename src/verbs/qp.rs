@@ -141,6 +141,23 @@ impl Default for ConnectOptions {
 type Queue = Arc<CompletionQueue>;
 
 /// A queue pair. Dropping it destroys it; outstanding work requests then end without completions.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use urxe::verbs::*;
+/// # let fabric = Fabric::new();
+/// # let (local, remote) = (Context::on_fabric(&fabric)?, Context::on_fabric(&fabric)?);
+/// let new_qp = |context: &Context| {
+///     let cq = context.create_cq(16)?;
+///     context.alloc_pd()?.create_qp(&cq, &cq, &QpOptions::default())
+/// };
+/// let (a, b) = (new_qp(&local)?, new_qp(&remote)?);
+/// a.connect(&b.endpoint(), &ConnectOptions::default())?;
+/// b.connect(&a.endpoint(), &ConnectOptions::default())?;
+/// a.post_send(&SendWr::write(1, &[], RemoteAddr::default()))?;
+/// a.send_cq().wait(Duration::from_secs(5))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Qp {
     qpn: Qpn,
     psn: Psn,

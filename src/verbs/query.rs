@@ -68,6 +68,7 @@ impl DeviceAttr {
     /// this release of the interface has no work request for it. Atomics are reported as atomic among the
     /// device's own only: they are atomic with those of the processor too, but no hardware reports that, and
     /// UCX uses them only if the lesser capability is reported.
+    #[doc(hidden)]
     pub fn for_libibverbs(self) -> DeviceAttr {
         let flush = DeviceCaps::FLUSH_GLOBAL | DeviceCaps::FLUSH_PERSISTENT;
         DeviceAttr { caps: self.caps - flush, atomic_cap: AtomicCap::Hca, ..self }

@@ -9,6 +9,17 @@ use crate::sys::setters::setters;
 use crate::transport::{PostError, RecvCaps, RecvWr, SrqId};
 
 /// A shared receive queue. Cheap to clone; it lives as long as any queue pair that takes receives from it.
+///
+/// ```
+/// # use urxe::verbs::*;
+/// # let context = Context::on_fabric(&Fabric::new())?;
+/// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+/// let srq = pd.create_srq(RecvCaps { max_wr: 16, max_sge: 1 })?;
+/// let qps = [(); 3].map(|()| pd.create_qp(&cq, &cq, &QpOptions::default().srq(&srq)));
+/// srq.post_recv(&RecvWr::empty(1))?;
+/// assert_eq!(srq.query().len, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Srq(Arc<SrqInner>);
 

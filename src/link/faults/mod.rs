@@ -327,6 +327,24 @@ fn corrupt_offset(len: usize) -> usize {
 }
 
 /// A link that injects faults by rule.
+///
+/// [`Fabric::pair_builder`](crate::verbs::Fabric::pair_builder) is the short form for two NICs.
+///
+/// ```
+/// use urxe::link::faults::{Direction, Faults, Rule};
+/// use urxe::verbs::*;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let fabric = Fabric::new();
+/// let port = fabric.port(&fabric.auto_address())?;
+/// let rules: Vec<Rule> = vec!["drop=3".parse()?, "rx:delay=every:10,by=2ms".parse()?];
+/// let faults = Faults::new(port, rules, 1);
+/// let counters = faults.fault_counters();
+/// # drop(faults);
+/// assert_eq!(counters.get(Direction::Tx).dropped, 0);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Faults<L> {
     inner: L,
     tx: Pipeline,

@@ -105,7 +105,7 @@ pub enum EventParam {
     #[default]
     None,
     /// Parameters of a connection.
-    Connection(Connection),
+    Connection(ConnectionInfo),
     /// Parameters of a datagram service or multicast group.
     Datagram(Datagram),
 }
@@ -125,7 +125,7 @@ impl EventParam {
 /// them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
-pub struct Connection {
+pub struct ConnectionInfo {
     /// Private data from the peer's program, padded with zeros to the size of the message field.
     pub private_data: Vec<u8>,
     /// Maximum number of READs and atomics that the peer will have in flight.

@@ -92,7 +92,7 @@ pub enum Membership {
 
 /// The path of a connection, with the fields of a path record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Path {
+pub struct PathRecord {
     /// Source GID.
     pub sgid: Gid,
     /// Destination GID.
