@@ -168,8 +168,8 @@ fn invalid_completion_vector_or_capacity_is_refused() {
     let context = Context::on_fabric(&slow_fabric()).unwrap();
     let vectors = context.query_device().limits.num_comp_vectors;
     let with = |comp_vector| CqOptions::new(1).comp_vector(comp_vector);
-    context.create_cq(&with(vectors - 1)).unwrap();
-    let refused = context.create_cq(&with(vectors)).unwrap_err();
+    context.create_cq(with(vectors - 1)).unwrap();
+    let refused = context.create_cq(with(vectors)).unwrap_err();
     assert_eq!(refused.to_string(), format!("comp_vector is {vectors}, it must be 0 to {}", vectors - 1));
     let none = CqOptions::new(0);
     assert!(matches!(context.create_cq(&none), Err(CreateError::Value { value: 0, .. })));

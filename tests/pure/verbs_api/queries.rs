@@ -44,8 +44,8 @@ fn reported_limits_are_enforced() {
 
     let mut cqs = vec![context.create_cq(1).unwrap(), context.create_cq(1).unwrap()];
     let on_vector = |comp_vector| CqOptions::new(1).comp_vector(comp_vector);
-    context.create_cq(&on_vector(2)).unwrap_err();
-    cqs.push(context.create_cq(&on_vector(1)).unwrap());
+    context.create_cq(on_vector(2)).unwrap_err();
+    cqs.push(context.create_cq(on_vector(1)).unwrap());
     assert_eq!(context.create_cq(1).unwrap_err(), CreateError::Exhausted { kind: "CQs", max: 3 });
     cqs.pop();
     context.create_cq(1).unwrap();
