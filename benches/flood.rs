@@ -237,7 +237,7 @@ struct Side {
 
 impl Side {
     fn new(ip: Ipv4Addr, buffer: usize) -> Result<Side> {
-        let link = UdpLink::bind(ip.into(), &UdpOptions { buffer, ..UdpOptions::default() })?;
+        let link = UdpLink::bind(ip.into(), &UdpOptions::default().buffer(buffer))?;
         let node = TestEndpoint::new(Context::open(Box::new(link), &ContextOptions::default())?)?;
         let mr = node.pd.reg_mr(4 << 20, Access::ALL)?;
         Ok(Side { node, mr })
@@ -301,9 +301,8 @@ impl Stream<'_> {
     /// Runs for this time and returns the number of WRITEs per second.
     fn run(&mut self, flood_state: &FloodState, time: Duration) -> Result<f64> {
         let sge = [self.side.mr.sge(0..self.size)];
-        let wr = |signaled| SendWr {
-            flags: SendFlags { signaled, ..SendFlags::default() },
-            ..SendWr::write(0, &sge, self.remote)
+        let wr = |signaled| {
+            SendWr::write(0, &sge, self.remote).flags(SendFlags { signaled, ..SendFlags::default() })
         };
         let batch: Vec<_> = (1..=BATCH).map(|i| wr(i == BATCH)).collect();
         let packets = (self.size as u32).div_ceil(MTU);
@@ -499,7 +498,7 @@ struct DrivenNic {
 
 impl DrivenNic {
     fn new(ip: Ipv4Addr, peer: Ipv4Addr, buffer: usize) -> Result<DrivenNic> {
-        let link = UdpLink::bind(ip.into(), &UdpOptions { buffer, ..UdpOptions::default() })?;
+        let link = UdpLink::bind(ip.into(), &UdpOptions::default().buffer(buffer))?;
         let port = PortAddresses { gids: [IpAddr::from(ip).into()].into(), src_port: link.info().src_port };
         let tuning = Tuning::default();
         let mut nic = Nic::new(NicConfig { personality: Personality::STRICT, tuning, port, seed: 1 });
@@ -516,27 +515,25 @@ impl DrivenNic {
             port_mtu: Mtu::Mtu4096,
         };
         let qpn = nic.create_qp(&init, CqHandle(0), CqHandle(0))?;
-        let all = QpAttr {
-            access: Some(Access::ALL),
-            pkey_index: Some(0),
-            port: Some(1),
-            av: Some(AddressVector::to(IpAddr::from(peer).into())),
-            path_mtu: Some(Mtu::Mtu4096),
-            dest_qpn: Some(Qpn::new(2)),
-            rq_psn: Some(Psn::new(5000)),
-            sq_psn: Some(Psn::new(5000)),
-            max_dest_rd_atomic: Some(1),
-            max_rd_atomic: Some(1),
-            min_rnr_timer: Some(RnrTimer::new(1)),
-            timeout: Some(AckTimeout::new(14)),
-            retry_cnt: Some(7),
-            rnr_retry: Some(7),
-            ..QpAttr::default()
-        };
+        let all = QpAttr::default()
+            .access(Access::ALL)
+            .pkey_index(0)
+            .port(1)
+            .av(AddressVector::to(IpAddr::from(peer).into()))
+            .path_mtu(Mtu::Mtu4096)
+            .dest_qpn(Qpn::new(2))
+            .rq_psn(Psn::new(5000))
+            .sq_psn(Psn::new(5000))
+            .max_dest_rd_atomic(1)
+            .max_rd_atomic(1)
+            .min_rnr_timer(RnrTimer::new(1))
+            .timeout(AckTimeout::new(14))
+            .retry_cnt(7)
+            .rnr_retry(7);
         for (from, to) in
             [(QpState::Reset, QpState::Init), (QpState::Init, QpState::Rtr), (QpState::Rtr, QpState::Rts)]
         {
-            let attr = QpAttr { state: Some(to), ..all }.only(accepted_attrs(QpType::Rc, from, to));
+            let attr = all.state(to).only(accepted_attrs(QpType::Rc, from, to));
             nic.modify_qp(Time(0), qpn, &attr, &memory, &mut tx)??;
         }
         Ok(DrivenNic { nic, link, memory, tx, end: End { qpn, psn: 5000, ip } })

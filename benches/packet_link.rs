@@ -45,7 +45,7 @@ impl Side {
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(4096)?;
         let send = SendCaps { max_wr: 1024, max_sge: 1, max_inline: 64 };
-        let qp = pd.create_qp(&cq, &cq, &QpOptions { send, ..QpOptions::default() })?;
+        let qp = pd.create_qp(&cq, &cq, &QpOptions::default().send(send))?;
         let mr = pd.reg_mr(4 << 20, Access::ALL)?;
         Ok(Side { _context: context, cq, qp, mr })
     }
@@ -70,10 +70,8 @@ impl Side {
     /// Keeps WRITEs in flight for this time and returns their throughput in Gb/s.
     fn stream(&self, remote: RemoteAddr, time: Duration) -> Result<f64> {
         let sge = [self.mr.sge(0..MESSAGE)];
-        let wr = |signaled| SendWr {
-            flags: SendFlags { signaled, ..SendFlags::default() },
-            ..SendWr::write(0, &sge, remote)
-        };
+        let wr =
+            |signaled| SendWr::write(0, &sge, remote).flags(SendFlags { signaled, ..SendFlags::default() });
         let batch: Vec<_> = (1..=BATCH).map(|i| wr(i == BATCH)).collect();
         let (mut posted, mut done, mut out) = (0, 0, Vec::new());
         let start = Instant::now();

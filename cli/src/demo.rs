@@ -88,7 +88,7 @@ impl Demo {
 
 /// Returns the options of NIC `n`: 0 is A, 1 is B.
 fn context_options(seed: u64, n: u64) -> ContextOptions {
-    ContextOptions { seed: Some(seed.wrapping_mul(2) + n), ..ContextOptions::default() }
+    ContextOptions::default().seed(seed.wrapping_mul(2) + n)
 }
 
 /// Opens NIC A, at whose port packets are dropped, traced and captured. The traced packets and the PSNs of
@@ -153,12 +153,9 @@ struct Expected {
 
 impl Session {
     fn new(seed: u64, capture: Option<&CaptureFile>, out: Box<dyn Write>) -> Result<Session, CliError> {
-        let fabric = Fabric::virtual_time(FabricConfig {
-            latency: Duration::from_micros(2),
-            bandwidth: Some(10_000_000_000),
-            mtu: 1500,
-            ..FabricConfig::default()
-        })?;
+        let fabric = Fabric::virtual_time(
+            FabricConfig::default().latency(Duration::from_micros(2)).bandwidth(10_000_000_000).mtu(1500),
+        )?;
         let (trace, traced) = unbounded();
         let (drops, dropped) = unbounded();
         let port = fabric.port(&[IpAddr::from([10, 0, 0, 1])])?;
@@ -166,11 +163,7 @@ impl Session {
         let port = fabric.port(&[IpAddr::from([10, 0, 0, 2])])?;
         let b = Context::on_port(port, &context_options(seed, 1), |port| Box::new(port))?;
         let (a, b) = (TestEndpoint::new(a)?, TestEndpoint::new(b)?);
-        let connect = ConnectOptions {
-            access: Access::ALL | Access::FLUSH_GLOBAL,
-            mtu: Some(MTU),
-            ..ConnectOptions::default()
-        };
+        let connect = ConnectOptions::default().access(Access::ALL | Access::FLUSH_GLOBAL).mtu(MTU);
         a.qp.connect(&b.qp.endpoint(), &connect)?;
         b.qp.connect(&a.qp.endpoint(), &connect)?;
         let target = Access::ALL | Access::FLUSH_GLOBAL | Access::MW_BIND;
@@ -215,7 +208,7 @@ impl Session {
         self.title("SEND with immediate", "2500 bytes in three packets, and four bytes in the completion")?;
         self.src.write(0, pattern)?;
         self.post_recv(2, 0..4096)?;
-        self.post(&SendWr::send_with_imm(2, &[self.sge(2500)], 0xcafe))?;
+        self.post(&SendWr::send_imm(2, &[self.sge(2500)], 0xcafe))?;
         self.wait(Some(success(WcOpcode::Send, 2500)), Some(success(WcOpcode::Recv, 2500).imm(0xcafe)))?;
         self.check(0, &pattern[..2500])
     }
@@ -228,7 +221,7 @@ impl Session {
 
         self.title("RDMA WRITE with immediate", "64 bytes, and a receive completion at B")?;
         self.post_recv(4, 0..0)?;
-        self.post(&SendWr::write_with_imm(4, &[self.sge(64)], self.dst.remote(0), 0xbeef))?;
+        self.post(&SendWr::write_imm(4, &[self.sge(64)], self.dst.remote(0), 0xbeef))?;
         let received = success(WcOpcode::RecvRdmaWithImm, 64).imm(0xbeef);
         self.wait(Some(success(WcOpcode::RdmaWrite, 64)), Some(received))?;
         self.check(0, &pattern[..64])?;
@@ -283,7 +276,7 @@ impl Session {
         self.check(0, b"By the window.")?;
         self.post_recv(12, 64..128)?;
         // Wireshark dissects a few bytes after an IETH as RPC-over-RDMA and reports them as malformed.
-        self.post(&SendWr::send_with_inv(12, &[self.sge(14)], rkey))?;
+        self.post(&SendWr::send_inval(12, &[self.sge(14)], rkey))?;
         self.wait(Some(success(WcOpcode::Send, 14)), Some(success(WcOpcode::Recv, 14)))
     }
 
@@ -334,7 +327,7 @@ impl Session {
     fn post_recv(&mut self, wr_id: u64, range: std::ops::Range<usize>) -> Result<(), CliError> {
         let sge = self.dst.sge(range);
         let sges: &[Sge] = if sge.length == 0 { &[] } else { &[sge] };
-        Ok(self.b.qp.post_recv(&RecvWr { wr_id, sges })?)
+        Ok(self.b.qp.post_recv(&RecvWr::new(wr_id, sges))?)
     }
 
     /// Advances virtual time until `done` returns true.

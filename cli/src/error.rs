@@ -131,7 +131,7 @@ impl From<BindError> for CliError {
             BindError::Udp(e) => CliError::Udp(e),
             BindError::Packet(e) => CliError::Packet(e),
             BindError::Frames(e) => CliError::Frames(e),
-            BindError::Fabric | BindError::Shards { .. } => CliError::Usage(e.to_string()),
+            _ => CliError::Usage(e.to_string()),
         }
     }
 }

@@ -199,17 +199,12 @@ impl LinkArgs {
         opened.nics += 1;
         let seed = self.seed.map(|s| s.wrapping_add(opened.nics - 1));
         let personality = self.personality.unwrap_or(Personality::DEFAULT);
-        ContextOptions {
-            seed,
-            personality,
-            min_ack_timeout: self.min_ack_timeout,
-            ..ContextOptions::default()
-        }
+        ContextOptions::default().seed(seed).personality(personality).min_ack_timeout(self.min_ack_timeout)
     }
 
     /// Returns the options to connect queue pairs with.
     pub fn connect_options(&self) -> ConnectOptions {
-        ConnectOptions { mtu: self.mtu, sgid_index: self.gid, ..ConnectOptions::default() }
+        ConnectOptions::default().mtu(self.mtu).sgid_index(self.gid)
     }
 
     /// Returns the local GID to announce to a peer, with its index: that of --gid if specified, otherwise the

@@ -171,14 +171,12 @@ impl PingpongArgs {
     }
 
     fn create_qp(&self, pd: &Pd, cq: &Cq, srq: Option<&Srq>, recv: RecvCaps) -> Result<PingpongQp, CliError> {
-        let options = QpOptions {
-            qp_type: self.service.qp_type(),
-            send: SendCaps { max_wr: 16, max_sge: 1, max_inline: 0 },
-            recv,
-            ..QpOptions::default()
-        };
+        let options = QpOptions::default()
+            .qp_type(self.service.qp_type())
+            .send(SendCaps { max_wr: 16, max_sge: 1, max_inline: 0 })
+            .recv(recv);
         let qp = match srq {
-            Some(srq) => pd.create_qp_on_srq(cq, cq, srq, &options)?,
+            Some(srq) => pd.create_qp(cq, cq, &options.srq(srq))?,
             None => pd.create_qp(cq, cq, &options)?,
         };
         Ok(PingpongQp { qp, send_done: true, received: false })
@@ -297,7 +295,7 @@ impl<'a> Pingpong<'a> {
             let start = self.slot_offset(wr_id);
             let len = self.recv_buffer.len() / self.slots as usize;
             let sges = [self.recv_buffer.sge(start..start + len)];
-            let wr = RecvWr { wr_id, sges: &sges };
+            let wr = RecvWr::new(wr_id, &sges);
             match &self.srq {
                 Some(srq) => srq.post_recv(&wr)?,
                 None => self.qps[0].qp.post_recv(&wr)?,
@@ -314,7 +312,7 @@ impl<'a> Pingpong<'a> {
     fn send(&mut self, index: usize) -> Result<(), CliError> {
         let sges = [self.send_buffer.sge(0..self.send_buffer.len())];
         let entry = &mut self.qps[index];
-        entry.qp.post_send(&SendWr { to: self.destination, ..SendWr::send(SEND, &sges) })?;
+        entry.qp.post_send(&SendWr::send(SEND, &sges).to(self.destination))?;
         (entry.send_done, entry.received) = (false, false);
         self.sent += 1;
         Ok(())

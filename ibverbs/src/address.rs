@@ -33,7 +33,7 @@ fn neighbor_path(context: &Context, lid: u16) -> Option<AddressVector> {
     let sgid_index = context.nic.main_gid().filter(|_| lid != 0)?;
     let Gid(mut bytes) = context.nic.query_gid(sgid_index.into())?;
     bytes[14..].copy_from_slice(&lid.to_be_bytes());
-    Some(AddressVector { dgid: Gid(bytes), sgid_index, hop_limit: 64, traffic_class: 0, flow_label: 0 })
+    Some(AddressVector::to(Gid(bytes)).sgid_index(sgid_index).hop_limit(64).traffic_class(0).flow_label(0))
 }
 
 /// Converts a path from its C struct; `None` if it has neither a GRH nor a LID that can stand for a
@@ -43,13 +43,13 @@ pub(crate) fn path(context: &Context, attr: &ibv_ah_attr) -> Option<AddressVecto
         return neighbor_path(context, attr.dlid);
     }
     let route = &attr.grh;
-    Some(AddressVector {
-        dgid: Gid(route.dgid.raw),
-        sgid_index: route.sgid_index,
-        hop_limit: route.hop_limit,
-        traffic_class: route.traffic_class,
-        flow_label: route.flow_label & 0xf_ffff,
-    })
+    Some(
+        AddressVector::to(Gid(route.dgid.raw))
+            .sgid_index(route.sgid_index)
+            .hop_limit(route.hop_limit)
+            .traffic_class(route.traffic_class)
+            .flow_label(route.flow_label & 0xf_ffff),
+    )
 }
 
 /// Converts a path to its C struct.

@@ -55,11 +55,14 @@ pub(crate) unsafe fn make(
     // SAFETY: null was excluded, so the caller passes a live channel, which the program does not destroy
     // during the call.
     let comp_channel = (!channel.is_null()).then(|| unsafe { CompChannel::from_raw_ref(channel) });
-    let options =
-        CqOptions { capacity, channel: comp_channel.map(|c| c.channel.clone()), comp_vector, ignore_overrun };
+    let options = CqOptions::new(capacity).comp_vector(comp_vector).ignore_overrun(ignore_overrun);
+    let options = match comp_channel {
+        Some(comp_channel) => options.channel(&comp_channel.channel),
+        None => options,
+    };
     // SAFETY: the caller passes an open context, which the program does not close during the call.
     let owner = unsafe { Context::from_raw_ref(context) };
-    let cq = match owner.nic.create_cq_with(&options) {
+    let cq = match owner.nic.create_cq(&options) {
         Ok(cq) => cq,
         Err(e) => return errno::null(e.errno()),
     };

@@ -57,16 +57,15 @@ unsafe fn make(
     const SGE_LEN: u32 = size_of::<ibv_sge>() as u32;
     const MIN_INLINE: u32 = 16 * SGE_LEN;
     cap.max_inline_data = cap.max_inline_data.max(cap.max_send_sge.saturating_mul(SGE_LEN).min(MIN_INLINE));
-    let options = QpOptions {
-        qp_type,
-        send: SendCaps {
+    let options = QpOptions::default()
+        .qp_type(qp_type)
+        .send(SendCaps {
             max_wr: cap.max_send_wr,
             max_sge: cap.max_send_sge,
             max_inline: cap.max_inline_data,
-        },
-        recv: RecvCaps { max_wr: cap.max_recv_wr, max_sge: cap.max_recv_sge },
-        signal_all: init.sq_sig_all != 0,
-    };
+        })
+        .recv(RecvCaps { max_wr: cap.max_recv_wr, max_sge: cap.max_recv_sge })
+        .signal_all(init.sq_sig_all != 0);
     // SAFETY: `is_live` finds a live object before each use, other than for `srq` if that is null; the
     // program must not destroy the objects during the call.
     let (made, context) = unsafe {
@@ -93,11 +92,10 @@ unsafe fn make(
                 (&CompletionQueue::from_raw_ref(init.send_cq).cq, &CompletionQueue::from_raw_ref(recv_cq).cq);
             let made = match init.srq.is_null() {
                 true => domain.pd.create_qp(send_cq, recv_cq, &options),
-                false => domain.pd.create_qp_on_srq(
+                false => domain.pd.create_qp(
                     send_cq,
                     recv_cq,
-                    &SharedReceiveQueue::from_raw_ref(init.srq).srq,
-                    &options,
+                    &options.srq(&SharedReceiveQueue::from_raw_ref(init.srq).srq),
                 ),
             };
             (made, domain.context())

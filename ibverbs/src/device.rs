@@ -91,6 +91,7 @@ impl OpenDeviceError {
                 | CaptureError::Write(source)
                 | CaptureError::Incomplete { source, .. },
             ) => source.raw_os_error().unwrap_or(libc::EIO),
+            OpenDeviceError::Capture(_) => libc::EIO,
             OpenDeviceError::Open(e) => e.errno(),
         }
     }
@@ -273,12 +274,8 @@ impl Device {
         fault_stats.counters.extend(counters);
         fault_stats.closed += std::mem::take(&mut fault_stats.current);
         drop(fault_stats);
-        let options = ContextOptions {
-            personality: *personality,
-            seed: *seed,
-            min_ack_timeout: *min_ack_timeout,
-            ..ContextOptions::default()
-        };
+        let options =
+            ContextOptions::default().personality(*personality).seed(*seed).min_ack_timeout(*min_ack_timeout);
         Ok(Nic::open_shards(links, &options)?)
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use urxe::memory::{is_mapped, may_read, may_write, page_size, supports_populate};
-use urxe::verbs::{Access, DmMr, Mw, NullMr, RawMr, WindowKind};
+use urxe::verbs::{Access, DmMr, MrOptions, Mw, NullMr, RawMr, WindowKind};
 
 use crate::abi::{ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
 use crate::buffers::elements;
@@ -139,7 +139,7 @@ unsafe fn register(
     let registered = unsafe {
         match whole_process {
             true => domain.pd.reg_mr_implicit(access),
-            false => domain.pd.reg_mr_raw_iova(addr.cast(), length, iova, access),
+            false => domain.pd.reg_mr_raw(addr.cast(), length, MrOptions::new(access).iova(iova)),
         }
     };
     match registered {

@@ -249,13 +249,10 @@ unsafe fn convert<'a>(
             // that its opcode and the service type use are valid, and elements and inline data unchanged
             // during `'a`.
             unsafe {
-                Ok(SendWr {
-                    wr_id: wr.wr_id,
-                    op: operation(wr)?,
-                    data: data(wr, &mut pieces)?,
-                    flags: flags(wr.send_flags),
-                    to: destination(qp_type, wr)?,
-                })
+                Ok(SendWr::new(wr.wr_id, operation(wr)?, &[])
+                    .data(data(wr, &mut pieces)?)
+                    .flags(flags(wr.send_flags))
+                    .to(destination(qp_type, wr)?))
             }
         };
         match request() {
@@ -356,7 +353,7 @@ unsafe fn post_receives(
         // copies what it needs.
         let posted = has_room
             .and_then(|()| unsafe { elements(wr.sg_list, wr.num_sge) })
-            .and_then(|sges| post(&RecvWr { wr_id: wr.wr_id, sges }));
+            .and_then(|sges| post(&RecvWr::new(wr.wr_id, sges)));
         if let Err(errno) = posted {
             // SAFETY: the caller guarantees that `bad` points to a writable pointer.
             unsafe { *bad = next };

@@ -109,44 +109,45 @@ fn attr_from_c(context: &Context, from: &ibv_qp_attr, mask: c_int) -> Option<QpA
         };
     }
     let code = |n: c_uint| u8::try_from(n).unwrap_or(u8::MAX);
-    Some(QpAttr {
-        state: attr!(0, state(from.qp_state)?),
-        cur_state: attr!(1, state(from.cur_qp_state)?),
-        sqd_notify: attr!(2, from.en_sqd_async_notify != 0),
-        access: attr!(3, Access::from_bits_retain(from.qp_access_flags)),
-        pkey_index: attr!(4, from.pkey_index),
-        port: attr!(5, from.port_num),
-        qkey: attr!(6, QKey(from.qkey)),
-        av: attr!(7, address::path(context, &from.ah_attr)?),
-        path_mtu: attr!(8, Mtu::from_code(code(from.path_mtu))?),
-        timeout: attr!(9, AckTimeout::new(from.timeout)),
-        retry_cnt: attr!(10, from.retry_cnt),
-        rnr_retry: attr!(11, from.rnr_retry),
-        rq_psn: attr!(12, Psn::new(from.rq_psn)),
-        max_rd_atomic: attr!(13, from.max_rd_atomic),
-        alt_path: attr!(
-            14,
-            AlternatePath {
-                av: address::path(context, &from.alt_ah_attr)?,
-                pkey_index: from.alt_pkey_index,
-                timeout: AckTimeout::new(from.alt_timeout),
-            }
-        ),
-        min_rnr_timer: attr!(15, RnrTimer::new(from.min_rnr_timer)),
-        sq_psn: attr!(16, Psn::new(from.sq_psn)),
-        max_dest_rd_atomic: attr!(17, from.max_dest_rd_atomic),
-        path_mig_state: attr!(
-            18,
-            match from.path_mig_state {
-                0 => MigrationState::Migrated,
-                1 => MigrationState::Rearm,
-                2 => MigrationState::Armed,
-                _ => return None,
-            }
-        ),
-        dest_qpn: attr!(20, Qpn::new(from.dest_qp_num)),
-        rate_limit: attr!(25, from.rate_limit),
-    })
+    Some(
+        QpAttr::default()
+            .state(attr!(0, state(from.qp_state)?))
+            .cur_state(attr!(1, state(from.cur_qp_state)?))
+            .sqd_notify(attr!(2, from.en_sqd_async_notify != 0))
+            .access(attr!(3, Access::from_bits_retain(from.qp_access_flags)))
+            .pkey_index(attr!(4, from.pkey_index))
+            .port(attr!(5, from.port_num))
+            .qkey(attr!(6, QKey(from.qkey)))
+            .av(attr!(7, address::path(context, &from.ah_attr)?))
+            .path_mtu(attr!(8, Mtu::from_code(code(from.path_mtu))?))
+            .timeout(attr!(9, AckTimeout::new(from.timeout)))
+            .retry_cnt(attr!(10, from.retry_cnt))
+            .rnr_retry(attr!(11, from.rnr_retry))
+            .rq_psn(attr!(12, Psn::new(from.rq_psn)))
+            .max_rd_atomic(attr!(13, from.max_rd_atomic))
+            .alt_path(attr!(
+                14,
+                AlternatePath {
+                    av: address::path(context, &from.alt_ah_attr)?,
+                    pkey_index: from.alt_pkey_index,
+                    timeout: AckTimeout::new(from.alt_timeout),
+                }
+            ))
+            .min_rnr_timer(attr!(15, RnrTimer::new(from.min_rnr_timer)))
+            .sq_psn(attr!(16, Psn::new(from.sq_psn)))
+            .max_dest_rd_atomic(attr!(17, from.max_dest_rd_atomic))
+            .path_mig_state(attr!(
+                18,
+                match from.path_mig_state {
+                    0 => MigrationState::Migrated,
+                    1 => MigrationState::Rearm,
+                    2 => MigrationState::Armed,
+                    _ => return None,
+                }
+            ))
+            .dest_qpn(attr!(20, Qpn::new(from.dest_qp_num)))
+            .rate_limit(attr!(25, from.rate_limit)),
+    )
 }
 
 /// Converts attributes to the C struct, and returns the mask of those that are set.
@@ -247,8 +248,7 @@ pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
         return libc::EINVAL;
     }
     let ready = Some(QpState::Rts);
-    let given =
-        QpAttr { state: ready, cur_state: ready, rate_limit: Some(attr.rate_limit), ..QpAttr::default() };
+    let given = QpAttr::default().state(ready).cur_state(ready).rate_limit(attr.rate_limit);
     crate::errno::number(qp.qp.modify(&given), |e| e.errno())
 }
 

@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 
 use parking_lot::lock_api::RawMutex as _;
-use urxe::verbs::{LKey, QKey, QpType, Qpn, RKey, RemoteAddr, Sge, SrqId, WrBuilder, WrSession};
+use urxe::verbs::{AtomicOp, Destination, LKey, QKey, QpType, Qpn, RKey, Sge, SrqId, WrOp};
 
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
 use crate::address::AddressHandle;
@@ -12,6 +12,7 @@ use crate::buffers::{bytes, elements};
 use crate::object::FfiObject;
 use crate::post;
 use crate::qp::QueuePair;
+use crate::wr_session::Requests;
 
 /// `enum ibv_qp_create_send_ops_flags`.
 const RDMA_WRITE: u64 = 1 << 0;
@@ -75,129 +76,107 @@ pub(crate) fn set_functions(c: &mut ibv_qp_ex, service: QpType, wanted: u64) -> 
 }
 
 unsafe extern "C" fn wr_start(c: *mut ibv_qp_ex) {
-    // SAFETY: `ibv_wr_start` requires a live queue pair. The program must not destroy it before the session
-    // has ended, so the reference and what borrows from it stay valid although they are `'static`.
-    let qp: &'static QueuePair = unsafe { QueuePair::from_raw_ref(c.cast()) };
-    qp.session.lock.lock();
-    // SAFETY: the session lock is held, so no other thread accesses the cells.
-    unsafe {
-        *qp.session.active.get() = Some(qp.qp.wr_start());
-        *qp.session.error.get() = None;
-        (*qp.session.bound_windows.get()).clear();
-    }
+    // SAFETY: `ibv_wr_start` requires a live queue pair, which the program must not destroy before the
+    // session has ended.
+    let session = unsafe { &QueuePair::from_raw_ref(c.cast()).session };
+    session.lock.lock();
+    // SAFETY: the session lock is held, so no other thread accesses the cell.
+    unsafe { &mut *session.requests.get() }.open();
 }
 
-/// Ends the session, if one is in progress, and releases its lock.
+/// Ends the session, if one is in progress: passes its work requests to `f` and then releases its lock.
 ///
 /// # Safety
 /// `c` is a live queue pair, with a session of this thread or with none.
-unsafe fn end(c: *mut ibv_qp_ex) -> Option<WrSession<'static>> {
-    // SAFETY: `c` is live as the caller guarantees. If the cell holds a session, this thread holds the lock
-    // and may access the cell and unlock.
+unsafe fn end<R>(c: *mut ibv_qp_ex, f: impl FnOnce(&QueuePair, &Requests) -> R) -> Option<R> {
+    // SAFETY: `c` is live as the caller guarantees. If a session is open, this thread holds the lock, which
+    // gives it the cell until it unlocks; `f` does not reach the cell otherwise.
     unsafe {
-        let session = &QueuePair::from_raw_ref(c.cast()).session;
-        (*session.active.get()).take().inspect(|_| session.lock.unlock())
+        let pair = QueuePair::from_raw_ref(c.cast());
+        let requests = &mut *pair.session.requests.get();
+        std::mem::take(&mut requests.is_open).then(|| {
+            let result = f(pair, requests);
+            pair.session.lock.unlock();
+            result
+        })
     }
 }
 
 unsafe extern "C" fn wr_complete(c: *mut ibv_qp_ex) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `c` is a live queue pair in a session that this thread started: `ibv_wr_complete` may only
-    // follow `ibv_wr_start`. The cells are this thread's until `end`.
-    let (error, bound_windows) = unsafe {
-        let session = &QueuePair::from_raw_ref(c.cast()).session;
-        (*session.error.get(), std::mem::take(&mut *session.bound_windows.get()))
+    let complete = |pair: &QueuePair, requests: &Requests| {
+        if let Some(errno) = requests.error {
+            return errno;
+        }
+        if let Err(e) = pair.qp.post_send_all_from(requests.send_wrs()) {
+            return e.errno();
+        }
+        for (mw, rkey) in &requests.bound_windows {
+            // SAFETY: the program passed the window to `wr_bind_mw` in this session; the program must not
+            // deallocate it before the request that binds it is posted.
+            unsafe { (**mw).rkey = *rkey };
+        }
+        0
     };
-    // SAFETY: `c` is a live queue pair, in a session of this thread or in none, as `ibv_wr_complete`
-    // requires.
-    match (unsafe { end(c) }, error) {
-        (None, _) => libc::EINVAL,
-        (Some(_), Some(errno)) => errno,
-        (Some(session), None) => match session.complete() {
-            Ok(()) => {
-                for (mw, rkey) in bound_windows {
-                    // SAFETY: the program passed the window to `wr_bind_mw` in this session; the program must
-                    // not deallocate it before the request that binds it is posted.
-                    unsafe { (*mw).rkey = rkey };
-                }
-                0
-            }
-            Err(e) => e.errno(),
-        },
-    }
+    // SAFETY: `c` is a live queue pair in a session that this thread started: `ibv_wr_complete` may only
+    // follow `ibv_wr_start`.
+    unsafe { end(c, complete) }.unwrap_or(libc::EINVAL)
 }
 
 unsafe extern "C" fn wr_abort(c: *mut ibv_qp_ex) {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_wr_abort` may only follow `ibv_wr_start` on the same thread, for a live queue pair.
-    if let Some(session) = unsafe { end(c) } {
-        session.abort();
+    unsafe { end(c, |_, _| ()) };
+}
+
+/// Changes the session in progress, if there is one.
+///
+/// # Safety
+/// `c` is a live queue pair, with a session of this thread or with none.
+unsafe fn change(c: *mut ibv_qp_ex, f: impl FnOnce(&mut Requests)) {
+    // SAFETY: `c` is live and the session is this thread's, so this is the only reference to the cell.
+    let requests = unsafe { &mut *QueuePair::from_raw_ref(c.cast()).session.requests.get() };
+    if requests.is_open {
+        f(requests);
     }
 }
 
 /// Begins a work request with the `wr_id` and flags that the program has stored in the C struct.
 ///
 /// # Safety
-/// `c` is a live queue pair, in a session of this thread.
-unsafe fn begin(c: *mut ibv_qp_ex, add: impl FnOnce(&mut WrSession<'static>)) {
-    // SAFETY: `c` is live and the session is this thread's, so this is the only reference to the cell; the
-    // program does not write the C struct during the call.
+/// As for [`change`].
+unsafe fn begin(c: *mut ibv_qp_ex, op: WrOp) {
+    // SAFETY: `c` is live, and the program does not write the C struct during the call.
     unsafe {
-        if let Some(session) = &mut *QueuePair::from_raw_ref(c.cast()).session.active.get() {
-            (session.wr_id, session.flags) = ((*c).wr_id, post::flags((*c).wr_flags));
-            add(session);
-        }
+        let (wr_id, flags) = ((*c).wr_id, post::flags((*c).wr_flags));
+        change(c, |requests| requests.begin(wr_id, op, flags));
     }
-}
-
-/// Sets data or the destination of the work request that was begun last.
-///
-/// # Safety
-/// `c` is a live queue pair, in a session of this thread.
-unsafe fn set(c: *mut ibv_qp_ex, set: impl FnOnce(WrBuilder<'_>)) {
-    // SAFETY: `c` is live and the session is this thread's, so this is the only reference to the cell.
-    let session = unsafe { &mut *QueuePair::from_raw_ref(c.cast()).session.active.get() };
-    if let Some(wr) = session.as_mut().and_then(WrSession::current) {
-        set(wr);
-    }
-}
-
-fn remote_addr(rkey: u32, va: u64) -> RemoteAddr {
-    RemoteAddr { va, rkey: RKey(rkey) }
 }
 
 /// Defines the C functions that begin a work request.
 macro_rules! operations {
-    ($($name:ident($($argument:ident: $kind:ty),*) = $add:expr;)*) => {
+    ($($name:ident($($argument:ident: $kind:ty),*) = $op:expr;)*) => {
         $(unsafe extern "C" fn $name(c: *mut ibv_qp_ex, $($argument: $kind),*) {
             // SAFETY: the header's inline functions may only be called between `ibv_wr_start` and
             // `ibv_wr_complete`, by the thread that started the session.
-            unsafe {
-                begin(c, |session| {
-                    let add: fn(&mut WrSession<'static>, $($kind),*) = $add;
-                    add(session, $($argument),*);
-                })
-            };
+            unsafe { begin(c, $op) };
         })*
     };
 }
 
 operations! {
-    wr_send() = |s| { s.wr_send(); };
-    wr_send_imm(imm: u32) = |s, imm| { s.wr_send_imm(u32::from_be(imm)); };
-    wr_send_inv(rkey: u32) = |s, rkey| { s.wr_send_inv(RKey(rkey)); };
-    wr_local_inv(rkey: u32) = |s, rkey| { s.wr_local_inv(RKey(rkey)); };
-    wr_rdma_write(rkey: u32, va: u64) = |s, rkey, va| { s.wr_rdma_write(remote_addr(rkey, va)); };
-    wr_rdma_write_imm(rkey: u32, va: u64, imm: u32) = |s, rkey, va, imm| {
-        s.wr_rdma_write_imm(remote_addr(rkey, va), u32::from_be(imm));
-    };
-    wr_rdma_read(rkey: u32, va: u64) = |s, rkey, va| { s.wr_rdma_read(remote_addr(rkey, va)); };
-    wr_atomic_cmp_swp(rkey: u32, va: u64, compare: u64, swap: u64) = |s, rkey, va, compare, swap| {
-        s.wr_atomic_cmp_swp(remote_addr(rkey, va), compare, swap);
-    };
-    wr_atomic_fetch_add(rkey: u32, va: u64, add: u64) = |s, rkey, va, add| {
-        s.wr_atomic_fetch_add(remote_addr(rkey, va), add);
-    };
+    wr_send() = WrOp::Send;
+    wr_send_imm(imm: u32) = WrOp::SendWithImm(u32::from_be(imm));
+    wr_send_inv(rkey: u32) = WrOp::SendWithInv(RKey(rkey));
+    wr_local_inv(rkey: u32) = WrOp::LocalInv(RKey(rkey));
+    wr_rdma_write(rkey: u32, va: u64) = WrOp::Write { va, rkey: RKey(rkey) };
+    wr_rdma_write_imm(rkey: u32, va: u64, imm: u32) =
+        WrOp::WriteWithImm { va, rkey: RKey(rkey), imm: u32::from_be(imm) };
+    wr_rdma_read(rkey: u32, va: u64) = WrOp::Read { va, rkey: RKey(rkey) };
+    wr_atomic_cmp_swp(rkey: u32, va: u64, compare: u64, swap: u64) =
+        WrOp::Atomic { va, rkey: RKey(rkey), op: AtomicOp::CompareSwap { compare, swap } };
+    wr_atomic_fetch_add(rkey: u32, va: u64, add: u64) =
+        WrOp::Atomic { va, rkey: RKey(rkey), op: AtomicOp::FetchAdd(add) };
 }
 
 unsafe extern "C" fn wr_atomic_write(c: *mut ibv_qp_ex, rkey: u32, va: u64, value: *const c_void) {
@@ -205,9 +184,7 @@ unsafe extern "C" fn wr_atomic_write(c: *mut ibv_qp_ex, rkey: u32, va: u64, valu
     // is this thread's, as for every call in it.
     unsafe {
         let value: [u8; 8] = value.cast::<[u8; 8]>().read_unaligned();
-        begin(c, |session| {
-            session.wr_atomic_write(remote_addr(rkey, va), value);
-        });
+        begin(c, WrOp::AtomicWrite { va, rkey: RKey(rkey), value });
     }
 }
 
@@ -218,18 +195,15 @@ unsafe extern "C" fn wr_bind_mw(
     info: *const ibv_mw_bind_info,
 ) {
     // SAFETY: `mw` and the region of `info` are live or null, and `info` is readable during the call
-    // (`ibv_wr_bind_mw`). The session is this thread's, so the cells are too.
+    // (`ibv_wr_bind_mw`). The session is this thread's.
     unsafe {
-        let session = &QueuePair::from_raw_ref(c.cast()).session;
-        let rkey = match post::window_key(mw, rkey) {
-            Ok(rkey) => rkey,
-            Err(errno) => return *session.error.get() = Some(errno),
-        };
-        (*session.bound_windows.get()).push((mw, rkey));
-        let bind = post::bind(rkey, &*info);
-        begin(c, |session| {
-            session.wr_bind_mw(bind);
-        });
+        match post::window_key(mw, rkey) {
+            Ok(rkey) => {
+                begin(c, WrOp::BindMw(post::bind(rkey, &*info)));
+                change(c, |requests| requests.bound_windows.push((mw, rkey)));
+            }
+            Err(errno) => change(c, |requests| requests.error = Some(errno)),
+        }
     }
 }
 
@@ -237,30 +211,20 @@ unsafe extern "C" fn wr_set_ud_addr(c: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32
     // SAFETY: `ah` is live until the request is posted (`ibv_wr_set_ud_addr`), and the session is this
     // thread's.
     unsafe {
-        let ah = &AddressHandle::from_raw_ref(ah).ah;
-        set(c, |wr| {
-            wr.set_ud_addr(ah, Qpn::new(qpn & 0xff_ffff), QKey(qkey));
-        });
+        let to = AddressHandle::from_raw_ref(ah).ah.to(Qpn::new(qpn & 0xff_ffff), QKey(qkey));
+        change(c, |requests| requests.set_destination(to));
     }
 }
 
 unsafe extern "C" fn wr_set_xrc_srqn(c: *mut ibv_qp_ex, srqn: u32) {
     // SAFETY: `c` is a live queue pair in a session of this thread, as for every call of a session.
-    unsafe {
-        set(c, |wr| {
-            wr.set_xrc_srqn(SrqId(srqn));
-        })
-    };
+    unsafe { change(c, |requests| requests.set_destination(Destination::Srq(SrqId(srqn)))) };
 }
 
 unsafe extern "C" fn wr_set_inline_data(c: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
     // SAFETY: the program provides `length` readable bytes at `addr`, which are copied during the call. The
     // session is this thread's.
-    unsafe {
-        set(c, |wr| {
-            wr.set_inline_data(bytes(addr, length));
-        })
-    };
+    unsafe { change(c, |requests| requests.set_inline(std::iter::once(bytes(addr, length)))) };
 }
 
 unsafe extern "C" fn wr_set_inline_data_list(c: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
@@ -268,31 +232,24 @@ unsafe extern "C" fn wr_set_inline_data_list(c: *mut ibv_qp_ex, count: usize, li
     // the call. The session is this thread's.
     unsafe {
         let buffers = (0..count).map(|i| &*list.add(i)).map(|buffer| bytes(buffer.addr, buffer.length));
-        set(c, |wr| {
-            buffers.fold(wr.set_inline_data(&[]), WrBuilder::add_inline_data);
-        });
+        change(c, |requests| requests.set_inline(buffers));
     }
 }
 
 unsafe extern "C" fn wr_set_sge(c: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     // SAFETY: `c` is a live queue pair in a session of this thread, as for every call of a session.
-    unsafe {
-        set(c, |wr| {
-            wr.set_sge(Sge { addr, length, lkey: LKey(lkey) });
-        })
-    };
+    unsafe { change(c, |requests| requests.set_sges(&[Sge { addr, length, lkey: LKey(lkey) }])) };
 }
 
 unsafe extern "C" fn wr_set_sge_list(c: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
     // SAFETY: `list` has `count` readable elements, which are copied during the call. The session is this
-    // thread's, and with it the cell `error`.
+    // thread's.
     unsafe {
         let count = c_int::try_from(count).map_err(|_| libc::EINVAL);
-        match count.and_then(|count| elements(list, count)) {
-            Ok(sges) => set(c, |wr| {
-                wr.set_sge_list(sges);
-            }),
-            Err(errno) => *QueuePair::from_raw_ref(c.cast()).session.error.get() = Some(errno),
-        }
+        let sges = count.and_then(|count| elements(list, count));
+        change(c, |requests| match sges {
+            Ok(sges) => requests.set_sges(sges),
+            Err(errno) => requests.error = Some(errno),
+        });
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use urxe::verbs::{RecvCaps, Srq};
+use urxe::verbs::{RecvCaps, Srq, SrqOptions};
 
 use crate::abi::{
     ibv_context, ibv_cq, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_xrcd,
@@ -60,10 +60,9 @@ unsafe fn make(
         // SAFETY: `is_live` found live objects of both types, which the program must not destroy during the
         // call.
         Some((xrcd, cq)) => unsafe {
-            domain.pd.create_xrc_srq(
-                &XrcDomain::from_raw_ref(xrcd).xrcd,
-                &CompletionQueue::from_raw_ref(cq).cq,
-                caps,
+            domain.pd.create_srq(
+                SrqOptions::new(caps)
+                    .xrc(&XrcDomain::from_raw_ref(xrcd).xrcd, &CompletionQueue::from_raw_ref(cq).cq),
             )
         },
     };

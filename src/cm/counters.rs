@@ -4,6 +4,7 @@ use crate::wire::mad::MessageKind;
 
 /// Counters of a connection manager.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct CmCounters {
     /// Messages received, indexed by [`MessageKind`].
     pub received: [u64; MessageKind::ALL.len()],

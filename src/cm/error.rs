@@ -5,6 +5,7 @@ use crate::wire::mad::ServiceId;
 
 /// Error of a call to the connection manager. A call that fails changes nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum CmError {
     /// The connection never existed, or has ended and was removed.
     #[error("{0} does not exist: it was released, or its time-wait has ended")]

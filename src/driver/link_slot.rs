@@ -15,6 +15,7 @@ use crate::wire::{Gid, Qpn};
 
 /// Reason why a queue pair could not be attached to a multicast group.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum AttachError {
     /// The queue pair or the group is of the wrong kind, or a limit is reached.
     #[error(transparent)]

@@ -40,6 +40,7 @@ pub enum Timestamps {
 
 /// Error of a capture.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum CaptureError {
     /// The file cannot be created.
     #[error("cannot write the capture file {path}: {source}; use a path in a writable directory")]

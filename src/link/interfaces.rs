@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 /// A network interface that is up and has an address.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Interface {
     /// Name of the interface.
     pub name: String,

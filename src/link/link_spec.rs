@@ -10,6 +10,7 @@ use super::{FramesConfig, FramesError, FramesLink, Link, PacketConfig, PacketErr
 
 /// Error on opening the link that a specification names.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum BindError {
     /// The UDP link could not be bound.
     #[error("{}{}", .0, .0.source().map_or(String::new(), |cause| format!(": {cause}")))]
@@ -36,6 +37,7 @@ const MAX_NAME: usize = 15;
 
 /// Specification of a link: `fabric`, `udp[:ADDR]`, `udp:IF`, `packet:IF` or `frames:...`.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum LinkSpec {
     /// In memory, within this process.
     Fabric,

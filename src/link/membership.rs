@@ -9,6 +9,7 @@ use super::socket_calls::set_option;
 
 /// Reason why a link did not join a multicast group.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum JoinError {
     /// The address is not a multicast address.
     #[error("{0} is not a multicast address: use one in 224.0.0.0/4 or ff00::/8")]

@@ -108,6 +108,7 @@ pub struct LinkInfo {
 
 /// Packets that a link received but did not deliver, or could not send, by cause.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct LinkCounters {
     /// Frames that are neither RoCEv2 packets for this link nor neighbour discovery.
     pub rx_foreign: u64,

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::host_stack::{AddressError, HostStackConfig, IfAddr};
+use super::host_stack::{HostStackConfig, IfAddr, IfAddrError};
 use crate::wire::frame::VlanTag;
 use crate::wire::{Mac, MacError};
 
@@ -14,6 +14,7 @@ pub const MAX_MTU: usize = 65_535;
 
 /// Error in the textual specification of a link.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SpecError {
     /// The text is not of the expected form.
     #[error("{text:?} is not of the form {form}")]
@@ -45,7 +46,7 @@ pub enum SpecError {
     HostStackWithoutAddress,
     /// An invalid address.
     #[error("ip=: {0}")]
-    Address(#[from] AddressError),
+    Address(#[from] IfAddrError),
     /// An invalid gateway address.
     #[error("gw={0}: not an IP address")]
     Gateway(String),

@@ -26,6 +26,7 @@ pub trait SharedAddress {
 
 /// Reason why requests for a service cannot be directed to this process.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ClaimError {
     /// Another process on the address, or another socket of this process, has registered the service.
     #[error(

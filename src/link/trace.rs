@@ -12,6 +12,7 @@ use crate::wire::{Flow, IpIdent};
 
 /// A packet in transit. A tracer may keep it or send it to another thread: the bytes are shared, not copied.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct TracedPacket {
     /// The time.
     pub at: Instant,

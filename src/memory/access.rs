@@ -78,6 +78,7 @@ pub struct Accessor {
 
 /// Reason for which an access by key is denied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum AccessError {
     /// The key is not valid: never allocated, or its region deregistered, or its window not bound.
     #[error("key {key:#x} does not refer to a region or a bound window")]
@@ -146,6 +147,7 @@ pub enum AccessError {
 
 /// Reason for which a memory management work request, or an invalidation by a peer, is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ManagementError {
     /// The key names no object of the required kind, or none that is bound or registered.
     #[error("key {key:#x} does not refer to a suitable window or region")]

@@ -59,8 +59,8 @@ pub use shard_id::ShardId;
 
 use crate::memory::{HostSlice, PdId, Table};
 use crate::transport::{
-    AddressVector, AsyncEvent, Counters, Env, Instant, ModifyError, Output, Pending, PostBatchError,
-    PostError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId,
+    AddressVector, AsyncEvent, Counters, Env, Instant, ModifyError, Output, Pending, PostError,
+    PostListError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId,
     TimerDeferral, Tuning, TxQueue, XrcdId,
 };
 use crate::wire::icrc::Verifier;
@@ -321,22 +321,22 @@ impl Nic {
     /// Posts send work requests in order, up to the first that is rejected.
     ///
     /// # Errors
-    /// Outer: [`UnknownQp`]. Inner: [`PostBatchError`] of the first that is rejected; those before it are
+    /// Outer: [`UnknownQp`]. Inner: [`PostListError`] of the first that is rejected; those before it are
     /// posted.
     pub fn post_send_list(
         &mut self,
         qpn: Qpn,
         wrs: &[SendWr<'_>],
-    ) -> Result<Result<(), PostBatchError>, UnknownQp> {
+    ) -> Result<Result<(), PostListError>, UnknownQp> {
         if self.failed {
-            return Ok(Err(PostBatchError { index: 0, error: PostError::DeviceFatal }));
+            return Ok(Err(PostListError { index: 0, error: PostError::DeviceFatal }));
         }
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let port = &self.config.port;
         let path = |av: &AddressVector, src, dst| port.flow(av, src, dst);
         let mut posts = wrs.iter().map(|wr| entry.qp.post_send(wr, path, &mut self.state.out)).enumerate();
         let result =
-            posts.try_for_each(|(index, posted)| posted.map_err(|error| PostBatchError { index, error }));
+            posts.try_for_each(|(index, posted)| posted.map_err(|error| PostListError { index, error }));
         self.outputs.add(&mut self.state.out, entry, &self.srqs);
         self.schedule.schedule_pending(entry);
         Ok(result)
@@ -345,14 +345,14 @@ impl Nic {
     /// Posts send work requests, all or none.
     ///
     /// # Errors
-    /// Outer: [`UnknownQp`]. Inner: [`PostBatchError`] of the first that is rejected.
+    /// Outer: [`UnknownQp`]. Inner: [`PostListError`] of the first that is rejected.
     pub fn post_send_all<'w>(
         &mut self,
         qpn: Qpn,
         wrs: impl Iterator<Item = SendWr<'w>>,
-    ) -> Result<Result<(), PostBatchError>, UnknownQp> {
+    ) -> Result<Result<(), PostListError>, UnknownQp> {
         if self.failed {
-            return Ok(Err(PostBatchError { index: 0, error: PostError::DeviceFatal }));
+            return Ok(Err(PostListError { index: 0, error: PostError::DeviceFatal }));
         }
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let port = &self.config.port;

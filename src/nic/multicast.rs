@@ -10,6 +10,7 @@ use crate::wire::{Gid, Packet, Qpn};
 
 /// Reason why a queue pair was not attached to a group, or not detached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum MulticastError {
     /// The GID is not a multicast GID.
     #[error(

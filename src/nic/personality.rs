@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use crate::sys::setters::setters;
 use crate::transport::{EarlySends, Quirks};
 use crate::wire::NakCode;
 
 /// Limits of a NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Limits {
     /// Maximum number of queue pairs.
     pub max_qp: u32,
@@ -56,6 +58,7 @@ pub struct Limits {
 ///
 #[doc = include_str!("personality.md")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Personality {
     /// Name of the personality.
     pub name: &'static str,
@@ -66,6 +69,30 @@ pub struct Personality {
     /// Quirks of the device.
     pub quirks: Quirks,
 }
+
+setters!(Limits {
+    max_qp: u32,
+    max_qp_wr: u32,
+    max_sge: u32,
+    max_inline: u32,
+    max_srq: u32,
+    max_srq_wr: u32,
+    max_srq_sge: u32,
+    max_cq: u32,
+    max_cqe: u32,
+    num_comp_vectors: u32,
+    max_mr: u32,
+    max_mr_size: u64,
+    max_dm_size: u64,
+    max_pd: u32,
+    max_pkeys: u16,
+    max_mcast_grp: u32,
+    max_mcast_qp_attach: u32,
+    max_total_mcast_qp_attach: u32,
+    max_qp_rd_atom: u32
+});
+
+setters!(Personality { name: &'static str, limits: Limits, min_timeout: Duration, quirks: Quirks });
 
 impl Personality {
     /// Conformance to the specification with generous limits, but as lenient as devices are with posted work

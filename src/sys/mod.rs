@@ -1,7 +1,9 @@
 //! The process: detection of fork, signal handlers of the program, and threads that leave signals to it.
 //!
-//! Links and the driver use it; it depends on no other component.
+//! Links and the driver use it; it depends on no other component. Also the macro that defines setters, which
+//! every component uses.
 
 pub mod fork;
+pub(crate) mod setters;
 pub mod signals;
 pub mod thread;

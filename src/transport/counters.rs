@@ -4,6 +4,7 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Counters of a NIC, named as in the kernel's `hw_counters` where those have an equivalent.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+        #[non_exhaustive]
         pub struct Counters {
             $($(#[$doc])* pub $name: u64,)*
         }

@@ -9,6 +9,7 @@ use crate::wire::Qpn;
 /// `IBV_EVENT_LID_CHANGE` (11), `IBV_EVENT_SM_CHANGE` (13) and `IBV_EVENT_CLIENT_REREGISTER` (17).
 /// `IBV_EVENT_WQ_FATAL` (19) belongs to the work queues of raw Ethernet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum AsyncEvent {
     /// A completion queue overflowed: the completion is lost, and its QP is in the error state.
     CqError(CqId),

@@ -53,6 +53,6 @@ pub use state::{
 pub use time::{Instant, earliest};
 pub use tuning::Tuning;
 pub use work::{
-    Completion, CqId, Destination, MAX_MESSAGE, Placement, PostBatchError, PostError, RecvWr, SendFlags,
-    SendWr, Sge, WcOpcode, WcStatus, WrData, WrOp,
+    Completion, CqId, Destination, MAX_MESSAGE, Placement, PostError, PostListError, RecvWr, RemoteAddr,
+    SendFlags, SendWr, Sge, WcOpcode, WcStatus, WrData, WrOp,
 };

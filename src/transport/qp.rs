@@ -6,7 +6,7 @@ use super::requester::Requester;
 use super::responder::{Responder, is_receiving};
 use super::{
     AddressError, AddressVector, AsyncEvent, Completion, Destination, EarlySends, Env, Instant, ModifyError,
-    Output, PostBatchError, PostError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, WcOpcode, WcStatus,
+    Output, PostError, PostListError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, WcOpcode, WcStatus,
     earliest, state,
 };
 use crate::wire::{Flow, Packet, Qpn, Transport};
@@ -277,19 +277,19 @@ impl QueuePair {
     /// Posts send work requests: all of them or, if one is rejected, none.
     ///
     /// # Errors
-    /// [`PostBatchError`] of the first that is rejected.
+    /// [`PostListError`] of the first that is rejected.
     pub fn post_send_all<'w>(
         &mut self,
         wrs: impl Iterator<Item = SendWr<'w>>,
         path: impl Fn(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
         out: &mut Vec<Output>,
-    ) -> Result<(), PostBatchError> {
+    ) -> Result<(), PostListError> {
         let mark = self.requester.mark();
         for (index, wr) in wrs.enumerate() {
             // A state that flushes at once rejects nothing, so `out` never contains part of a batch.
             if let Err(error) = self.post_send(&wr, &path, out) {
                 self.requester.roll_back(&mark);
-                return Err(PostBatchError { index, error });
+                return Err(PostListError { index, error });
             }
         }
         Ok(())

@@ -5,6 +5,7 @@ use std::fmt;
 use bitflags::bitflags;
 
 use crate::memory::Access;
+use crate::sys::setters::setters;
 use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RnrTimer};
 
 /// Service type of a queue pair.
@@ -80,6 +81,7 @@ impl fmt::Display for QpState {
 
 /// Address of a peer: the path that packets take.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub struct AddressVector {
     /// GID of the peer.
     pub dgid: Gid,
@@ -92,6 +94,8 @@ pub struct AddressVector {
     /// Flow label, 20 bits; also determines the UDP source port unless it is 0.
     pub flow_label: u32,
 }
+
+setters!(AddressVector { dgid: Gid, sgid_index: u8, hop_limit: u8, traffic_class: u8, flow_label: u32 });
 
 impl AddressVector {
     /// Returns the address of `dgid` from GID 0, with defaults for all other fields.
@@ -125,13 +129,32 @@ pub enum MigrationState {
 
 macro_rules! attributes {
     ($($(#[$doc:meta])* $field:ident: $ty:ty, $flag:ident = $bit:expr, $name:literal;)*) => {
-        /// Attributes that one `modify` sets; those that are `None` keep their values.
+        /// Attributes of a queue pair: those that one [`modify`](crate::verbs::Qp::modify) sets, where `None`
+        /// keeps the value, and all of them as [`query`](crate::verbs::Qp::query) returns them.
+        ///
+        /// ```
+        /// # use urxe::verbs::*;
+        /// # let context = Context::on_fabric(&Fabric::new())?;
+        /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+        /// # let qp = pd.create_qp(&cq, &cq, &QpOptions::default())?;
+        /// qp.modify(&QpAttr::new(QpState::Init).port(1).pkey_index(0).access(Access::REMOTE_WRITE))?;
+        /// assert_eq!(qp.query().port, Some(1));
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
         #[derive(Clone, Copy, PartialEq, Debug, Default)]
+        #[non_exhaustive]
         pub struct QpAttr {
             $($(#[$doc])* pub $field: Option<$ty>,)*
         }
 
+        setters!(QpAttr {} optional { $($field: $ty),* });
+
         impl QpAttr {
+            /// Returns the attributes of a transition to `state`, without any others.
+            pub fn new(state: QpState) -> QpAttr {
+                QpAttr { state: Some(state), ..QpAttr::default() }
+            }
+
             /// Returns the set of attributes that are given.
             pub fn mask(&self) -> AttrMask {
                 let mut mask = AttrMask::empty();
@@ -359,6 +382,7 @@ pub const TRANSITIONS: &[Transition] = {
 
 /// Reason why `modify` failed; nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ModifyError {
     /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
     #[error("the device has failed, so queue pairs cannot be modified: close the context and open another")]
@@ -429,6 +453,7 @@ pub enum ModifyError {
 
 /// Reason why an address vector cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum AddressError {
     /// The port has no GID at this index.
     #[error("GID index {index} is out of range: the port has {count} GIDs")]

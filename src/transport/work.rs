@@ -233,8 +233,37 @@ impl<'a> WrData<'a> {
     }
 }
 
-/// A send work request.
+/// Address of memory at a peer, for WRITEs, READs, atomics and FLUSHes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RemoteAddr {
+    /// Address of the first byte.
+    pub va: u64,
+    /// Key of the region.
+    pub rkey: RKey,
+}
+
+/// A send work request: an operation, made by a constructor, and what the methods add to it.
+///
+/// A new work request is signaled and has no destination, no fence and no solicited event.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use urxe::verbs::*;
+/// # let (a, b) = Fabric::new().pair()?;
+/// # let (src, dst) = (a.pd.reg_mr(4096, Access::ALL)?, b.pd.reg_mr(4096, Access::ALL)?);
+/// a.qp.post_send_list(&[
+///     SendWr::write(1, &[src.sge(0..4096)], dst.remote(0)).signaled(false),
+///     SendWr::write(2, &[], dst.remote(0)).inline(b"head"),
+///     SendWr::fetch_add(3, &[src.sge(8..16)], dst.remote(8), 1).fence(),
+/// ])?;
+/// assert_eq!(a.cq.wait(Duration::from_secs(5))?.wr_id, 2);
+/// assert_eq!(a.cq.wait(Duration::from_secs(5))?.wr_id, 3);
+/// assert_eq!(&dst.to_vec()[..4], b"head");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "a work request has no effect before it is posted"]
+#[non_exhaustive]
 pub struct SendWr<'a> {
     /// Identifier that the completion returns.
     pub wr_id: u64,
@@ -246,6 +275,155 @@ pub struct SendWr<'a> {
     pub flags: SendFlags,
     /// Destination, for UD and XRC queue pairs; others send to their peer.
     pub to: Option<Destination>,
+}
+
+/// Constructors, one for each operation. `sges` is the data to send or, for READs and atomics, the memory
+/// that the response is stored in.
+impl<'a> SendWr<'a> {
+    /// Creates a work request for any operation.
+    pub const fn new(wr_id: u64, op: WrOp, sges: &'a [Sge]) -> SendWr<'a> {
+        SendWr { wr_id, op, data: WrData::Sges(sges), flags: SendFlags::SIGNALED, to: None }
+    }
+
+    /// Creates a SEND.
+    pub const fn send(wr_id: u64, sges: &'a [Sge]) -> SendWr<'a> {
+        Self::new(wr_id, WrOp::Send, sges)
+    }
+
+    /// Creates a SEND with immediate data.
+    pub const fn send_imm(wr_id: u64, sges: &'a [Sge], imm: u32) -> SendWr<'a> {
+        Self::new(wr_id, WrOp::SendWithImm(imm), sges)
+    }
+
+    /// Creates a SEND with invalidate: it closes the memory window or fast region that `rkey` opens at the
+    /// peer.
+    pub const fn send_inval(wr_id: u64, sges: &'a [Sge], rkey: RKey) -> SendWr<'a> {
+        Self::new(wr_id, WrOp::SendWithInv(rkey), sges)
+    }
+
+    /// Creates an RDMA WRITE.
+    pub const fn write(wr_id: u64, sges: &'a [Sge], to: RemoteAddr) -> SendWr<'a> {
+        Self::new(wr_id, WrOp::Write { va: to.va, rkey: to.rkey }, sges)
+    }
+
+    /// Creates an RDMA WRITE with immediate data.
+    pub const fn write_imm(wr_id: u64, sges: &'a [Sge], to: RemoteAddr, imm: u32) -> SendWr<'a> {
+        Self::new(wr_id, WrOp::WriteWithImm { va: to.va, rkey: to.rkey, imm }, sges)
+    }
+
+    /// Creates an RDMA READ into `sges`.
+    pub const fn read(wr_id: u64, sges: &'a [Sge], from: RemoteAddr) -> SendWr<'a> {
+        Self::new(wr_id, WrOp::Read { va: from.va, rkey: from.rkey }, sges)
+    }
+
+    /// Creates an atomic compare-and-swap on 8 bytes; the original value is stored in the 8 bytes of `sges`.
+    pub const fn compare_swap(
+        wr_id: u64,
+        sges: &'a [Sge],
+        at: RemoteAddr,
+        compare: u64,
+        swap: u64,
+    ) -> SendWr<'a> {
+        let op = AtomicOp::CompareSwap { compare, swap };
+        Self::new(wr_id, WrOp::Atomic { va: at.va, rkey: at.rkey, op }, sges)
+    }
+
+    /// Creates an atomic fetch-and-add on 8 bytes; the original value is stored in the 8 bytes of `sges`.
+    pub const fn fetch_add(wr_id: u64, sges: &'a [Sge], at: RemoteAddr, add: u64) -> SendWr<'a> {
+        let op = AtomicOp::FetchAdd(add);
+        Self::new(wr_id, WrOp::Atomic { va: at.va, rkey: at.rkey, op }, sges)
+    }
+
+    /// Creates an ATOMIC WRITE of 8 bytes at an address that is a multiple of 8.
+    pub const fn atomic_write(wr_id: u64, at: RemoteAddr, value: [u8; 8]) -> SendWr<'a> {
+        Self::new(wr_id, WrOp::AtomicWrite { va: at.va, rkey: at.rkey, value }, &[])
+    }
+
+    /// Creates a FLUSH, which completes when all earlier WRITEs to the `len` bytes at `at` have the given
+    /// placement.
+    pub const fn flush(wr_id: u64, at: RemoteAddr, len: u32, placement: Placement) -> SendWr<'a> {
+        let op = WrOp::Flush { va: at.va, rkey: at.rkey, len, placement, whole_region: false };
+        Self::new(wr_id, op, &[])
+    }
+
+    /// Creates a bind of a memory window of type 2; for one of type 1, see
+    /// [`Qp::bind_mw`](crate::verbs::Qp::bind_mw).
+    pub const fn bind_mw(wr_id: u64, bind: Bind) -> SendWr<'a> {
+        Self::new(wr_id, WrOp::BindMw(bind), &[])
+    }
+
+    /// Creates a fast registration of a part of a fast region.
+    pub const fn reg_mr(wr_id: u64, reg: FastReg) -> SendWr<'a> {
+        Self::new(wr_id, WrOp::RegMr(reg), &[])
+    }
+
+    /// Creates a local invalidate of a memory window of type 2 or of a fast region.
+    pub const fn local_inv(wr_id: u64, rkey: RKey) -> SendWr<'a> {
+        Self::new(wr_id, WrOp::LocalInv(rkey), &[])
+    }
+}
+
+impl<'a> SendWr<'a> {
+    /// Sets all flags.
+    pub const fn flags(mut self, flags: SendFlags) -> SendWr<'a> {
+        self.flags = flags;
+        self
+    }
+
+    /// Sets whether the work request generates a completion on success; errors always generate one.
+    pub const fn signaled(mut self, signaled: bool) -> SendWr<'a> {
+        self.flags.signaled = signaled;
+        self
+    }
+
+    /// Requests a solicited event at the peer's completion queue.
+    pub const fn solicited(mut self) -> SendWr<'a> {
+        self.flags.solicited = true;
+        self
+    }
+
+    /// Makes the work request wait for all earlier READs and atomics of its queue.
+    pub const fn fence(mut self) -> SendWr<'a> {
+        self.flags.fence = true;
+        self
+    }
+
+    /// Replaces the data.
+    pub const fn data(mut self, data: WrData<'a>) -> SendWr<'a> {
+        self.data = data;
+        self
+    }
+
+    /// Replaces the data by elements in registered memory.
+    pub const fn sges(mut self, sges: &'a [Sge]) -> SendWr<'a> {
+        self.data = WrData::Sges(sges);
+        self
+    }
+
+    /// Replaces the data by `bytes`, which posting copies: the buffer need not be registered and can be
+    /// reused at once. For SENDs and WRITEs, up to the queue's
+    /// [`max_inline`](crate::transport::SendCaps::max_inline) bytes.
+    pub const fn inline(mut self, bytes: &'a [u8]) -> SendWr<'a> {
+        self.data = WrData::Inline(bytes);
+        self
+    }
+
+    /// Replaces the data by all `pieces`, one after the other, as [`inline`](Self::inline) does.
+    pub const fn inline_list(mut self, pieces: &'a [&'a [u8]]) -> SendWr<'a> {
+        self.data = WrData::InlineList(pieces);
+        self
+    }
+
+    /// Sets the destination of a datagram ([`Ah::to`](crate::verbs::Ah::to)).
+    pub fn to(mut self, destination: impl Into<Option<Destination>>) -> SendWr<'a> {
+        self.to = destination.into();
+        self
+    }
+
+    /// Sets the shared receive queue at the peer, which an XRC queue pair sends to.
+    pub fn to_srq(self, srq: super::SrqId) -> SendWr<'a> {
+        self.to(Destination::Srq(srq))
+    }
 }
 
 /// Destination of a work request that is not implied by the connection.
@@ -269,6 +447,8 @@ pub enum Destination {
 
 /// A receive work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "a work request has no effect before it is posted"]
+#[non_exhaustive]
 pub struct RecvWr<'a> {
     /// Identifier that the completion returns.
     pub wr_id: u64,
@@ -288,19 +468,21 @@ impl<'a> RecvWr<'a> {
     }
 }
 
-/// Reason why a batch of work requests was not posted; a batch is posted as a whole or not at all.
+/// Reason why a work request of a list was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("nothing was posted: work request {index} of the batch was refused: {error}")]
-pub struct PostBatchError {
-    /// Index of the first work request that was rejected.
+#[error("work request {index} of the list was not posted: {error}")]
+pub struct PostListError {
+    /// Index of the first work request that was refused. Those before it were posted, unless the list is
+    /// posted as a whole or not at all.
     pub index: usize,
-    /// Reason why it was rejected.
+    /// Reason why it was refused.
     pub error: PostError,
 }
 
 /// Status of a completed work request, with the numbers of verbs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error, strum::FromRepr)]
 #[repr(u32)]
+#[non_exhaustive]
 pub enum WcStatus {
     /// Success.
     #[error("success")]
@@ -346,6 +528,7 @@ pub enum WcStatus {
 /// Kind of a completed work request, with the numbers of verbs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, strum::FromRepr)]
 #[repr(u32)]
+#[non_exhaustive]
 pub enum WcOpcode {
     /// A SEND.
     Send = 0,
@@ -394,6 +577,7 @@ impl fmt::Display for WcOpcode {
 
 /// A work completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Completion {
     /// Identifier of the work request.
     pub wr_id: u64,
@@ -424,12 +608,34 @@ pub struct Completion {
     pub pkey_index: u16,
 }
 
+impl Completion {
+    /// Returns a completion without data, for tests of code that handles completions.
+    pub fn new(wr_id: u64, qpn: Qpn, opcode: WcOpcode, status: WcStatus) -> Completion {
+        Completion {
+            wr_id,
+            status,
+            opcode,
+            byte_len: 0,
+            imm: None,
+            invalidated: None,
+            qpn,
+            src_qpn: Qpn::default(),
+            vendor_err: 0,
+            solicited: false,
+            grh: false,
+            over_ipv4: false,
+            pkey_index: 0,
+        }
+    }
+}
+
 /// Handle of a completion queue, unique in its context.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct CqId(pub u32);
 
 /// Reason why a work request was not posted; the queue is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PostError {
     /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
     #[error("the device has failed and accepts no work requests: close the context and open another")]

@@ -24,6 +24,7 @@ pub struct Adapter {
 
 /// Reason why the adapters cannot be listed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum AdapterError {
     /// The machine has no such address or interface name.
     #[error("no such link 'udp:{name}': available links are udp, {}", available.join(", "))]

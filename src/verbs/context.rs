@@ -17,6 +17,7 @@ use crate::link::rng::splitmix64;
 use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::memory::Table;
 use crate::nic::{Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses, QpnPartition};
+use crate::sys::setters::setters;
 use crate::transport::{Counters, CqId, Quirks, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 
@@ -26,6 +27,7 @@ const FIRST_IOVA: u64 = 0x1000_0000;
 
 /// Options for opening a context.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ContextOptions {
     /// Limits and quirks of the NIC; [`Personality::DEFAULT`] unless chosen.
     pub personality: Personality,
@@ -40,13 +42,32 @@ pub struct ContextOptions {
     pub min_ack_timeout: Option<Duration>,
 }
 
+setters!(ContextOptions { personality: Personality } optional { seed: u64, window: usize, min_ack_timeout: Duration });
+
 impl Default for ContextOptions {
+    /// Returns options for the default personality and a random seed.
     fn default() -> Self {
         ContextOptions { personality: Personality::DEFAULT, seed: None, window: None, min_ack_timeout: None }
     }
 }
 
 /// An open device: one NIC on one link. Cheap to clone; the NIC lives as long as anything created from it.
+///
+/// ```
+/// # use urxe::verbs::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let fabric = Fabric::new();
+/// let context = Context::on_fabric(&fabric)?;
+/// assert!(context.query_device().limits.max_qp >= 1024);
+///
+/// // The full form: a port with an address of choice, options, and a link around the port.
+/// let port = fabric.port(&["10.0.0.1".parse()?])?;
+/// let options = ContextOptions::default().personality(Personality::RXE).seed(1);
+/// let rxe = Context::on_port(port, &options, |port| Box::new(port))?;
+/// assert_eq!(rxe.gids().len(), 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Context(pub(super) Arc<Handle>);
 
@@ -281,30 +302,13 @@ impl Context {
         Ok(Pd::new(self.clone(), self.0.next_pd.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// Creates a completion queue of `capacity` entries.
+    /// Creates a completion queue from its capacity in completions, or from [`CqOptions`].
     ///
     /// # Errors
-    /// [`CreateError::Value`] for 0 or above the device's limit; [`CreateError::Exhausted`];
-    /// [`CreateError::DeviceFatal`].
-    pub fn create_cq(&self, capacity: usize) -> Result<Cq, CreateError> {
-        self.create_cq_with(&CqOptions { capacity, ..CqOptions::default() })
-    }
-
-    /// Creates a completion queue of `capacity` entries whose events go to a channel.
-    ///
-    /// # Errors
-    /// [`CreateError`]; [`CreateError::OtherContext`] if the channel belongs to another context.
-    pub fn create_cq_on(&self, capacity: usize, channel: &CompletionChannel) -> Result<Cq, CreateError> {
-        let channel = Some(channel.clone());
-        self.create_cq_with(&CqOptions { capacity, channel, ..CqOptions::default() })
-    }
-
-    /// Creates a completion queue with all options.
-    ///
-    /// # Errors
-    /// [`CreateError`].
-    pub fn create_cq_with(&self, options: &CqOptions) -> Result<Cq, CreateError> {
-        Cq::new(self.clone(), options)
+    /// [`CreateError::Value`] for a capacity of 0 or above the device's limit; [`CreateError::OtherContext`] if
+    /// the channel belongs to another context; [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
+    pub fn create_cq(&self, options: impl Into<CqOptions>) -> Result<Cq, CreateError> {
+        Cq::new(self.clone(), options.into())
     }
 
     /// Creates a completion channel: a file descriptor that is readable while completion queues have events.

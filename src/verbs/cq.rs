@@ -12,9 +12,24 @@ use super::{CompletionChannel, Context, CreateError, DestroyCqError, WaitError};
 use crate::driver::{
     CompletionQueue, CqListener, CqOverflow, CqUsers, EventSubject, Notify, deadline_after, step_until,
 };
+use crate::sys::setters::setters;
 use crate::transport::{Completion, CqId, WcStatus};
 
 /// A completion queue. Cheap to clone; usable from any thread.
+///
+/// [`poll`](Self::poll) never blocks, [`wait`](Self::wait) blocks until there is a completion, and
+/// [`start_poll`](Self::start_poll) gives timestamps and flags.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use urxe::verbs::*;
+/// # let (a, b) = Fabric::new().pair()?;
+/// b.qp.post_recv(&RecvWr::empty(7))?;
+/// a.qp.post_send(&SendWr::send_imm(1, &[], 99))?;
+/// let received = b.cq.wait(Duration::from_secs(5))?;
+/// assert_eq!((received.wr_id, received.imm), (7, Some(99)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Cq(pub(super) Arc<CqInner>);
 
@@ -30,11 +45,20 @@ pub(super) struct CqInner {
     pub wall_offset: AtomicU64,
 }
 
-/// Attributes with which a completion queue is created (`ibv_cq_init_attr_ex`).
+/// Attributes with which a completion queue is created (`ibv_cq_init_attr_ex`): [`Context::create_cq`].
+///
+/// ```
+/// # use urxe::verbs::*;
+/// # let context = Context::on_fabric(&Fabric::new())?;
+/// let channel = context.create_channel()?;
+/// let cq = context.create_cq(CqOptions::new(64).channel(&channel))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// Verbs also has `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, which omits locking. There is no counterpart here,
 /// because the NIC itself may run on another thread.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct CqOptions {
     /// Number of completions that the queue holds, from 1 to [`super::Limits::max_cqe`].
     pub capacity: usize,
@@ -46,6 +70,41 @@ pub struct CqOptions {
     /// read all of them. Otherwise the completion is lost, with an asynchronous event, and its queue pair
     /// goes to the error state.
     pub ignore_overrun: bool,
+}
+
+setters!(CqOptions { capacity: usize, comp_vector: u32, ignore_overrun: bool });
+
+impl CqOptions {
+    /// Returns options for a queue of `capacity` completions, without a channel.
+    pub fn new(capacity: usize) -> CqOptions {
+        CqOptions { capacity, channel: None, comp_vector: 0, ignore_overrun: false }
+    }
+
+    /// Sets the channel that receives the queue's events.
+    #[must_use]
+    pub fn channel(mut self, channel: &CompletionChannel) -> CqOptions {
+        self.channel = Some(channel.clone());
+        self
+    }
+}
+
+impl Default for CqOptions {
+    /// Returns options for a queue of 256 completions, without a channel.
+    fn default() -> CqOptions {
+        CqOptions::new(256)
+    }
+}
+
+impl From<usize> for CqOptions {
+    fn from(capacity: usize) -> CqOptions {
+        CqOptions::new(capacity)
+    }
+}
+
+impl From<&CqOptions> for CqOptions {
+    fn from(options: &CqOptions) -> CqOptions {
+        options.clone()
+    }
 }
 
 /// Receiver of the notification that a completion raised the requested event.
@@ -68,8 +127,8 @@ impl CqListener for Signal {
 }
 
 impl Cq {
-    pub(super) fn new(context: Context, options: &CqOptions) -> Result<Cq, CreateError> {
-        let CqOptions { capacity, channel, comp_vector, ignore_overrun } = options.clone();
+    pub(super) fn new(context: Context, options: CqOptions) -> Result<Cq, CreateError> {
+        let CqOptions { capacity, channel, comp_vector, ignore_overrun } = options;
         context.check_device()?;
         let max = context.0.limits.max_cqe as u64;
         if capacity == 0 || capacity as u64 > max {

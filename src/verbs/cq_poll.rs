@@ -15,7 +15,7 @@ use crate::wire::{Qpn, RKey};
 /// ```
 /// # use urxe::verbs::*;
 /// # let (a, b) = Fabric::new().pair()?;
-/// # b.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] })?;
+/// # b.qp.post_recv(&RecvWr::empty(1))?;
 /// # a.qp.post_send(&SendWr::send(2, &[]))?;
 /// let mut poll = a.cq.start_poll();
 /// while let Some(wc) = poll.next_poll()? {

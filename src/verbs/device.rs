@@ -18,6 +18,7 @@ pub struct Device {
 
 /// Reason why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum DeviceError {
     /// The socket could not be bound.
     #[error(transparent)]

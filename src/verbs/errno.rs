@@ -16,7 +16,7 @@ use super::cm::IdError;
 use super::{
     AccessError, AckError, AddressError, AttachError, ClaimError, ConnectError, CqOverflow, CreateError,
     DestroyCqError, DeviceError, JoinError, ManagementError, MemoryAccessError, ModifyError, MulticastError,
-    OpenError, PKeyTableSize, PairError, PostBatchError, PostError, PostListError, WaitError,
+    OpenError, PKeyTableSize, PairError, PostError, PostListError, WaitError,
 };
 use crate::broker::SharingError;
 use crate::cm::CmError;
@@ -28,8 +28,10 @@ use crate::link::udp::UdpLinkError;
 macro_rules! table {
     ($($(#[$doc:meta])* $error:ident { $($cause:pat => $number:expr,)+ })+) => {
         $(impl $error {
-            /// Returns the `errno` value that libibverbs programs get for this error.
+            /// Returns the `errno` value that libibverbs programs get for this error. Events of the connection
+            /// manager carry it too, as in librdmacm.
             $(#[$doc])*
+            #[doc(hidden)]
             pub fn errno(&self) -> i32 {
                 match self { $($cause => $number,)+ }
             }
@@ -58,9 +60,6 @@ table! {
         Self::Address(e) => e.errno(),
     }
     PostListError {
-        Self { error, .. } => error.errno(),
-    }
-    PostBatchError {
         Self { error, .. } => error.errno(),
     }
     ModifyError {
@@ -264,8 +263,7 @@ mod tests {
             (PostError::Unsupported(QpType::Ud, WcOpcode::RdmaRead).errno(), 22),
             (PostError::Address(path).errno(), 22),
             (PostListError { index: 0, error: full }.errno(), 12),
-            (PostBatchError { index: 3, error: full }.errno(), 12),
-            (PostBatchError { index: 3, error: PostError::Destination }.errno(), 22),
+            (PostListError { index: 3, error: PostError::Destination }.errno(), 22),
             (modify.errno(), 22),
             (ModifyError::Address(path).errno(), 22),
             (CreateError::Value { name: "x", value: 1, min: 2, max: 3 }.errno(), 22),

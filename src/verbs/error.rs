@@ -6,11 +6,12 @@ use std::time::Duration;
 use crate::driver::CqOverflow;
 use crate::memory::{Access, ManagementError};
 use crate::nic::TooManyQps;
-use crate::transport::{AddressError, Completion, ModifyError, PostError, QpType};
+use crate::transport::{AddressError, Completion, ModifyError, QpType};
 use crate::wire::Mtu;
 
 /// Reason why a context could not be opened.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum OpenError {
     /// The link has no IP address, so there is no GID.
     #[error("{0} has no IP address, so the NIC would have no GID")]
@@ -36,6 +37,7 @@ pub enum OpenError {
 
 /// Reason why an object could not be created.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum CreateError {
     /// A size is above the device's limit or below the minimum.
     #[error("{name} is {value}, it must be {min} to {max}")]
@@ -104,6 +106,7 @@ impl From<TooManyQps> for CreateError {
 
 /// Reason why a queue pair could not be connected.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConnectError {
     /// The port cannot carry this path MTU.
     #[error("path MTU {requested:?} is above the port's, {active:?}")]
@@ -126,6 +129,7 @@ pub enum ConnectError {
 
 /// Reason why a completion queue could not be destroyed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum DestroyCqError {
     /// Work queues complete to it; holds their number.
     #[error("{0} work queues use this CQ: destroy their queue pairs and shared receive queues first")]
@@ -147,6 +151,7 @@ pub struct AckError {
 
 /// Reason why a wait ended without a result.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum WaitError {
     /// The timeout expired; holds its length.
     #[error("timed out after {0:?}")]
@@ -163,16 +168,6 @@ pub enum WaitError {
     /// The completion has an error status.
     #[error("work request {} failed: {}", .0.wr_id, .0.status)]
     Failed(Completion),
-}
-
-/// Reason why a work request of a list was not posted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("work request {index} of the list was not posted: {error}")]
-pub struct PostListError {
-    /// Index of the first work request that was not posted; those before it were posted.
-    pub index: usize,
-    /// Reason why it was not posted.
-    pub error: PostError,
 }
 
 /// Error of an access outside a region's memory.

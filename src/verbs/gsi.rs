@@ -30,7 +30,7 @@ const SLOT_LEN: usize = grh::LEN + MAD_LEN;
 
 /// A received management datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Mad {
+pub struct ReceivedMad {
     /// Contents of the datagram.
     pub bytes: [u8; MAD_LEN],
     /// Path to the sender.
@@ -70,17 +70,13 @@ impl ManagementPort {
     fn new(pd: &Pd) -> Result<ManagementPort, CreateError> {
         let context = pd.context();
         let channel = context.create_channel()?;
-        let cq = context.create_cq_with(&CqOptions {
-            capacity: (RECV_DEPTH + SEND_DEPTH) as usize,
-            channel: Some(channel.clone()),
-            ..CqOptions::default()
-        })?;
+        let cq = context.create_cq(CqOptions::new((RECV_DEPTH + SEND_DEPTH) as usize).channel(&channel))?;
         let slots = pd.reg_mr(RECV_DEPTH as usize * SLOT_LEN, Access::LOCAL_WRITE)?;
         let options = QpOptions {
             qp_type: QpType::Ud,
             send: SendCaps { max_wr: SEND_DEPTH, max_sge: 0, max_inline: MAD_LEN as u32 },
             recv: RecvCaps { max_wr: RECV_DEPTH, max_sge: 1 },
-            signal_all: false,
+            ..QpOptions::default()
         };
         let qp = Qp::new_gsi(pd, &cq, &options)?;
         let port = ManagementPort { qp, cq, channel, slots };
@@ -123,7 +119,7 @@ impl ManagementPort {
 
     /// Returns the datagram that has waited longest; never blocks. If there is none, the port's descriptor
     /// becomes readable when one may have arrived.
-    pub fn try_recv(&self) -> Option<Mad> {
+    pub fn try_recv(&self) -> Option<ReceivedMad> {
         loop {
             if let Some(mad) = self.next_mad() {
                 return Some(mad);
@@ -140,7 +136,7 @@ impl ManagementPort {
     ///
     /// # Errors
     /// [`WaitError::TimedOut`]; [`WaitError::Interrupted`] by a signal; [`WaitError::Idle`] in virtual time.
-    pub fn recv(&self, timeout: Duration) -> Result<Mad, WaitError> {
+    pub fn recv(&self, timeout: Duration) -> Result<ReceivedMad, WaitError> {
         self.context().wait_for(self.as_fd(), timeout, || self.try_recv())
     }
 
@@ -149,7 +145,7 @@ impl ManagementPort {
     }
 
     /// Takes the oldest datagram that has a path to its sender.
-    fn next_mad(&self) -> Option<Mad> {
+    fn next_mad(&self) -> Option<ReceivedMad> {
         self.cq.poll_link_if_empty();
         loop {
             // The queue has room for everything that can complete, so it never overflows.
@@ -167,11 +163,11 @@ impl ManagementPort {
     }
 
     /// Reads a received datagram; `None` if the port no longer has the address that it was sent to.
-    fn read(&self, completion: &Completion) -> Option<Mad> {
+    fn read(&self, completion: &Completion) -> Option<ReceivedMad> {
         let mut slot = [0; SLOT_LEN];
         self.slots.read(completion.wr_id as usize * SLOT_LEN, &mut slot).ok()?;
         let (header, bytes) = slot.split_first_chunk()?;
-        Some(Mad {
+        Some(ReceivedMad {
             bytes: *bytes.first_chunk()?,
             from: self.context().reverse_path(header)?,
             src_qpn: completion.src_qpn,

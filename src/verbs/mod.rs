@@ -26,22 +26,24 @@ mod quota;
 mod srq;
 mod test_endpoint;
 mod wait;
-mod wr;
 mod xrc;
 
 pub use crate::driver::{AttachError, CqOverflow, Notify};
 pub use crate::link::fabric::{Fabric, FabricConfig};
+#[doc(hidden)]
 pub use crate::link::{ClaimError, JoinError};
 pub use crate::memory::{Access, AccessError, AtomicOp, Bind, Buffer, FastReg, ManagementError, WindowKind};
 pub use crate::nic::{Limits, MulticastError, PKeyTableSize, Personality};
+#[doc(hidden)]
 pub use crate::sys::signals::signals_restart_calls;
 pub use crate::transport::{
     AddressError, AddressVector, AsyncEvent, Completion, Counters, CqId, Destination, ModifyError, Placement,
-    PostBatchError, PostError, QpAttr, QpState, QpType, RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, Sge,
-    SrqId, WcOpcode, WcStatus, WrData, WrOp,
+    PostError, PostListError, QpAttr, QpState, QpType, RecvCaps, RecvWr, RemoteAddr, SendCaps, SendFlags,
+    SendWr, Sge, SrqId, WcOpcode, WcStatus, WrData, WrOp,
 };
 pub use crate::wire::mad::{MAD_LEN, ServiceId};
 pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, PKey, Psn, QKey, Qpn, RKey, RnrTimer, grh};
+#[doc(hidden)]
 pub use adapter::{Adapter, AdapterError};
 pub use ah::Ah;
 pub use channel::{CompletionChannel, CqEvent};
@@ -51,17 +53,15 @@ pub use cq_poll::{CqPoll, Wc, WcFlags};
 pub use device::{Device, DeviceError, devices};
 pub use dm::{Dm, DmMr};
 pub use error::{
-    AckError, ConnectError, CreateError, DestroyCqError, MemoryAccessError, OpenError, PostListError,
-    WaitError,
+    AckError, ConnectError, CreateError, DestroyCqError, MemoryAccessError, OpenError, WaitError,
 };
-pub use gsi::{Mad, ManagementPort, ServiceClaim};
-pub use mr::{Mr, NullMr, Pd, RawMr, RemoteAddr};
+pub use gsi::{ManagementPort, ReceivedMad, ServiceClaim};
+pub use mr::{Mr, MrOptions, NullMr, Pd, RawMr};
 pub use mw::{FastMr, Mw};
 pub use qp::{ConnectOptions, Endpoint, Qp, QpOptions};
-pub use query::{
-    AtomicCap, DeviceAttr, DeviceCaps, OnDemand, Pacing, PortAttr, PortState, lid_of, node_guid,
-};
-pub use srq::{Srq, SrqAttr};
-pub use test_endpoint::{MeshNode, PairError, TestEndpoint};
-pub use wr::{WrBuilder, WrSession};
+pub use query::{AtomicCap, DeviceAttr, DeviceCaps, OnDemand, Pacing, PortAttr, PortState};
+#[doc(hidden)]
+pub use query::{lid_of, node_guid};
+pub use srq::{Srq, SrqAttr, SrqOptions};
+pub use test_endpoint::{MeshNode, PairBuilder, PairError, TestEndpoint};
 pub use xrc::Xrcd;

@@ -7,15 +7,15 @@ use std::sync::Arc;
 use super::context::Context;
 use super::cq::Cq;
 use super::qp::{Qp, QpOptions};
-use super::srq::Srq;
-use super::xrc::Xrcd;
+use super::srq::{Srq, SrqOptions};
 use super::{CreateError, MemoryAccessError};
 use crate::memory::{
     Access, AccessError, Accessor, Buffer, ManagementError, MrExtent, PdId, RegionInfo, ReregMr, Table,
     install_fault_handler, page_size,
 };
 use crate::nic::Limits;
-use crate::transport::{RecvCaps, Sge};
+use crate::sys::setters::setters;
+use crate::transport::{RemoteAddr, Sge};
 use crate::wire::{LKey, Qpn, RKey};
 
 impl Drop for PdInner {
@@ -26,6 +26,16 @@ impl Drop for PdInner {
 
 /// A protection domain: objects of different domains cannot be used together. Cheap to clone; it lives as
 /// long as anything created in it.
+///
+/// ```
+/// # use urxe::verbs::*;
+/// # let context = Context::on_fabric(&Fabric::new())?;
+/// let pd = context.alloc_pd()?;
+/// let mr = pd.reg_mr(4096, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+/// mr.write(0, b"hello")?;
+/// assert_eq!(mr.sge(0..5).length, 5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Pd(Arc<PdInner>);
 
@@ -49,25 +59,17 @@ impl Pd {
         self.0.id
     }
 
-    /// Registers a region of `len` newly allocated zero bytes. With `len` 0, only accesses of length 0
-    /// succeed with its keys. The region's addresses are chosen by the context and are not those in host
-    /// memory; with [`Access::ZERO_BASED`] they count from 0.
+    /// Registers a region of `len` newly allocated zero bytes, with [`Access`] flags or with [`MrOptions`]. With
+    /// `len` 0, only accesses of length 0 succeed with its keys. The addresses are not those in host memory:
+    /// the context chooses them, or [`MrOptions::iova`].
     ///
     /// # Errors
-    /// [`CreateError`].
-    pub fn reg_mr(&self, len: usize, access: Access) -> Result<Mr, CreateError> {
+    /// [`CreateError::Value`] for a length above the device's limit; [`CreateError::AccessNeedsLocalWrite`];
+    /// [`CreateError::Access`]; [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
+    pub fn reg_mr(&self, len: usize, options: impl Into<MrOptions>) -> Result<Mr, CreateError> {
+        let MrOptions { access, iova } = options.into();
         self.check(len.max(1), access)?;
-        self.reg_mr_at(len, self.0.context.alloc_iova(len), access)
-    }
-
-    /// Like [`reg_mr`](Self::reg_mr), with `iova` as the address of the first byte, unless `access` has
-    /// [`Access::ZERO_BASED`].
-    ///
-    /// # Errors
-    /// [`CreateError`].
-    pub fn reg_mr_iova(&self, len: usize, iova: u64, access: Access) -> Result<Mr, CreateError> {
-        self.check(len.max(1), access)?;
-        self.reg_mr_at(len, iova, access)
+        self.reg_mr_at(len, iova.unwrap_or_else(|| self.0.context.alloc_iova(len)), access)
     }
 
     fn reg_mr_at(&self, len: usize, iova: u64, access: Access) -> Result<Mr, CreateError> {
@@ -80,7 +82,8 @@ impl Pd {
         Ok(Mr { raw, buffer })
     }
 
-    /// Registers a region of memory that the caller owns, with `addr` as the address that peers use.
+    /// Registers a region of memory that the caller owns. Peers use its addresses in host memory, or those of
+    /// [`MrOptions::iova`].
     ///
     /// # Safety
     /// The `len` bytes at `addr` must stay readable, and writable if `access` allows any writing, until the
@@ -94,26 +97,14 @@ impl Pd {
     ///
     /// # Errors
     /// [`CreateError`].
-    pub unsafe fn reg_mr_raw(&self, addr: *mut u8, len: usize, access: Access) -> Result<RawMr, CreateError> {
-        // SAFETY: this function has the same contract, which the caller upholds.
-        unsafe { self.reg_mr_raw_iova(addr, len, addr.addr() as u64, access) }
-    }
-
-    /// Like [`reg_mr_raw`](Self::reg_mr_raw), with `iova` as the address that peers use, unless `access` has
-    /// [`Access::ZERO_BASED`].
-    ///
-    /// # Safety
-    /// As for [`reg_mr_raw`](Self::reg_mr_raw).
-    ///
-    /// # Errors
-    /// [`CreateError`].
-    pub unsafe fn reg_mr_raw_iova(
+    pub unsafe fn reg_mr_raw(
         &self,
         addr: *mut u8,
         len: usize,
-        iova: u64,
-        access: Access,
+        options: impl Into<MrOptions>,
     ) -> Result<RawMr, CreateError> {
+        let MrOptions { access, iova } = options.into();
+        let iova = iova.unwrap_or(addr.addr() as u64);
         self.check(len.max(1), access)?;
         self.check_empty(addr.addr(), len)?;
         install_fault_handler();
@@ -207,53 +198,66 @@ impl Pd {
         self.0.context.0.shards.change_memory(f)
     }
 
-    /// Creates a queue pair.
+    /// Creates a queue pair whose completions go to `send_cq` and `recv_cq`, in the state RESET.
     ///
     /// # Errors
-    /// [`CreateError`].
+    /// [`CreateError::Value`] for a limit above the device's; [`CreateError::OtherContext`];
+    /// [`CreateError::NoReceives`]; [`CreateError::XrcTarget`]; [`CreateError::Exhausted`];
+    /// [`CreateError::DeviceFatal`].
     pub fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, options: &QpOptions) -> Result<Qp, CreateError> {
-        Qp::new(self, send_cq, recv_cq, None, None, options)
+        Qp::new(self, send_cq, recv_cq, None, options)
     }
 
-    /// Creates a queue pair that takes its receives from a shared receive queue; `options.recv` is ignored.
+    /// Creates a shared receive queue from its limits, or from [`SrqOptions`].
     ///
     /// # Errors
-    /// [`CreateError`].
-    pub fn create_qp_on_srq(
-        &self,
-        send_cq: &Cq,
-        recv_cq: &Cq,
-        srq: &Srq,
-        options: &QpOptions,
-    ) -> Result<Qp, CreateError> {
-        Qp::new(self, send_cq, recv_cq, Some(srq), None, options)
-    }
-
-    /// Creates a shared receive queue.
-    ///
-    /// # Errors
-    /// [`CreateError`].
-    pub fn create_srq(&self, caps: RecvCaps) -> Result<Srq, CreateError> {
-        Srq::new(self, None, caps)
-    }
-
-    /// Creates a shared receive queue for the targets of an XRC domain, whose peers name it by its number;
-    /// its receives complete on `cq`.
-    ///
-    /// # Errors
-    /// [`CreateError`].
-    pub fn create_xrc_srq(&self, xrcd: &Xrcd, cq: &Cq, caps: RecvCaps) -> Result<Srq, CreateError> {
-        Srq::new(self, Some((xrcd, cq)), caps)
+    /// [`CreateError::Value`] for a limit above the device's; [`CreateError::OtherContext`];
+    /// [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
+    pub fn create_srq(&self, options: impl Into<SrqOptions>) -> Result<Srq, CreateError> {
+        let SrqOptions { caps, xrc } = options.into();
+        Srq::new(self, xrc.as_ref().map(|(xrcd, cq)| (xrcd, cq)), caps)
     }
 }
 
-/// Address of memory at a peer, for WRITEs, READs and atomics.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct RemoteAddr {
-    /// Address of the first byte.
-    pub va: u64,
-    /// Key of the region.
-    pub rkey: RKey,
+/// Attributes with which a memory region is registered: [`Pd::reg_mr`], [`Pd::reg_mr_raw`].
+///
+/// ```
+/// # use urxe::verbs::*;
+/// # let pd = Context::on_fabric(&Fabric::new())?.alloc_pd()?;
+/// let mr = pd.reg_mr(4096, MrOptions::new(Access::ALL).iova(0x7000_0000))?;
+/// assert_eq!(mr.remote(16).va, 0x7000_0010);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct MrOptions {
+    /// Operations that the region permits.
+    pub access: Access,
+    /// Address of the first byte, as work requests and peers use it; `None` for the default of the
+    /// registering function. Ignored with [`Access::ZERO_BASED`], where addresses count from 0.
+    pub iova: Option<u64>,
+}
+
+setters!(MrOptions { access: Access } optional { iova: u64 });
+
+impl MrOptions {
+    /// Returns options with these permissions and the default address.
+    pub fn new(access: Access) -> MrOptions {
+        MrOptions { access, iova: None }
+    }
+}
+
+impl Default for MrOptions {
+    /// Returns options with local and remote access of every kind ([`Access::ALL`]).
+    fn default() -> MrOptions {
+        MrOptions::new(Access::ALL)
+    }
+}
+
+impl From<Access> for MrOptions {
+    fn from(access: Access) -> MrOptions {
+        MrOptions::new(access)
+    }
 }
 
 /// A registered region of memory that is owned elsewhere. Dropping it deregisters it.

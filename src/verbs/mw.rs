@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{CreateError, Pd, PostError, Qp, SendFlags, SendWr};
 use crate::memory::{Access, Bind, Buffer, FastReg, RegionInfo, WindowKind};
-use crate::transport::WrOp;
 use crate::wire::{LKey, RKey};
 
 /// Returns the key with its low byte incremented, as `ibv_inc_rkey` does.
@@ -14,6 +13,22 @@ fn next(key: u32) -> u32 {
 }
 
 /// A memory window: opens a part of a region to peers while it is bound. Dropping it unbinds and frees it.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use urxe::verbs::*;
+/// # let (a, b) = Fabric::new().pair()?;
+/// let mr = b.pd.reg_mr(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
+/// let window = b.pd.alloc_mw(WindowKind::Type1)?;
+/// let access = Access::REMOTE_WRITE;
+/// let bind = Bind { rkey: RKey(0), region: mr.lkey(), addr: mr.addr(), len: 64, access };
+/// let rkey = b.qp.bind_mw(&window, 1, &bind, SendFlags::SIGNALED)?;
+/// b.cq.wait(Duration::from_secs(5))?;
+/// let to = RemoteAddr { va: mr.addr(), rkey };
+/// a.qp.post_send(&SendWr::write(2, &[], to).inline(b"through the window"))?;
+/// a.cq.wait(Duration::from_secs(5))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Mw {
     pd: Pd,
     kind: WindowKind,
@@ -96,26 +111,9 @@ impl Qp {
             return Err(PostError::WindowKind(mw.kind));
         }
         let rkey = RKey(next(mw.rkey().0));
-        self.post_send(&SendWr { flags, ..SendWr::bind_mw(wr_id, Bind { rkey, ..*bind }) })?;
+        self.post_send(&SendWr::bind_mw(wr_id, Bind { rkey, ..*bind }).flags(flags))?;
         mw.key.store(rkey.0, Ordering::Relaxed);
         Ok(rkey)
-    }
-}
-
-impl<'a> SendWr<'a> {
-    /// Creates a bind of a memory window of type 2; for one of type 1, see [`Qp::bind_mw`].
-    pub fn bind_mw(wr_id: u64, bind: Bind) -> SendWr<'a> {
-        Self::new(wr_id, WrOp::BindMw(bind), &[])
-    }
-
-    /// Creates a fast registration of a part of a fast region.
-    pub fn reg_mr(wr_id: u64, reg: FastReg) -> SendWr<'a> {
-        Self::new(wr_id, WrOp::RegMr(reg), &[])
-    }
-
-    /// Creates a local invalidate of a memory window of type 2 or of a fast region.
-    pub fn local_inv(wr_id: u64, rkey: RKey) -> SendWr<'a> {
-        Self::new(wr_id, WrOp::LocalInv(rkey), &[])
     }
 }
 

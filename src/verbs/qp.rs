@@ -3,24 +3,29 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crossbeam_utils::atomic::AtomicCell;
 use parking_lot::Mutex;
 
 use super::context::Inner;
-use super::wr::Batch;
-use super::{AttachError, ConnectError, Cq, CreateError, Pd, PostListError, RemoteAddr, Srq, WeakContext};
+use super::{AttachError, ConnectError, Cq, CreateError, Pd, Srq, WeakContext};
 use crate::driver::{CompletionQueue, EventSubject, Shard, ShardState};
-use crate::memory::{Access, AtomicOp};
+use crate::memory::Access;
 use crate::nic::MulticastError;
+use crate::sys::setters::setters;
 use crate::transport::state::accepted_attrs;
 use crate::transport::{
-    AddressVector, ModifyError, Placement, PostBatchError, PostError, QpAttr, QpInit, QpState, QpType,
-    RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, Sge, WrData, WrOp, XrcdId,
+    AddressVector, ModifyError, PostError, PostListError, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr,
+    SendCaps, SendWr, XrcdId,
 };
-use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RKey, RnrTimer};
+use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RnrTimer};
 
-/// Attributes with which a queue pair is created (`ibv_qp_init_attr`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Attributes with which a queue pair is created (`ibv_qp_init_attr`): [`Pd::create_qp`].
+///
+/// ```
+/// # use urxe::verbs::*;
+/// let options = QpOptions::default().qp_type(QpType::Ud).signal_all(true);
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct QpOptions {
     /// Transport service.
     pub qp_type: QpType,
@@ -30,6 +35,19 @@ pub struct QpOptions {
     pub recv: RecvCaps,
     /// Whether every send work request generates a completion, whatever its flags (`sq_sig_all`).
     pub signal_all: bool,
+    /// Shared receive queue that receives are taken from; `None` for a receive queue of its own.
+    pub srq: Option<Srq>,
+}
+
+setters!(QpOptions { qp_type: QpType, send: SendCaps, recv: RecvCaps, signal_all: bool });
+
+impl QpOptions {
+    /// Takes receives from a shared receive queue, so that [`recv`](#structfield.recv) is ignored.
+    #[must_use]
+    pub fn srq(mut self, srq: &Srq) -> QpOptions {
+        self.srq = Some(srq.clone());
+        self
+    }
 }
 
 impl Default for QpOptions {
@@ -41,6 +59,7 @@ impl Default for QpOptions {
             send: SendCaps { max_wr: 128, max_sge: 4, max_inline: 256 },
             recv: RecvCaps { max_wr: 128, max_sge: 4 },
             signal_all: false,
+            srq: None,
         }
     }
 }
@@ -56,9 +75,15 @@ pub struct Endpoint {
     pub psn: Psn,
 }
 
-/// Attributes of a connection between two queue pairs. Both sides should agree on `mtu`, and one side's
-/// `max_rd_atomic` must not exceed the other's `max_dest_rd_atomic`.
+/// Attributes of a connection between two queue pairs ([`Qp::connect`]). Both sides should agree on `mtu`, and
+/// one side's `max_rd_atomic` must not exceed the other's `max_dest_rd_atomic`.
+///
+/// ```
+/// # use urxe::verbs::*;
+/// let options = ConnectOptions::default().mtu(Mtu::Mtu1024).access(Access::REMOTE_READ);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct ConnectOptions {
     /// Accesses that the peer may make to local memory, where a region allows them too.
     pub access: Access,
@@ -81,6 +106,17 @@ pub struct ConnectOptions {
     /// Maximum number of RDMA READs and atomics in flight from the peer.
     pub max_dest_rd_atomic: u8,
 }
+
+setters!(ConnectOptions {
+    access: Access,
+    traffic_class: u8,
+    timeout: AckTimeout,
+    retry_cnt: u8,
+    rnr_retry: u8,
+    min_rnr_timer: RnrTimer,
+    max_rd_atomic: u8,
+    max_dest_rd_atomic: u8,
+} optional { mtu: Mtu, sgid_index: u8 });
 
 impl Default for ConnectOptions {
     /// Returns options with all access, 67 ms ACK timeout, 7 retries, unlimited RNR retries, 0.64 ms RNR
@@ -105,6 +141,23 @@ impl Default for ConnectOptions {
 type Queue = Arc<CompletionQueue>;
 
 /// A queue pair. Dropping it destroys it; outstanding work requests then end without completions.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use urxe::verbs::*;
+/// # let fabric = Fabric::new();
+/// # let (local, remote) = (Context::on_fabric(&fabric)?, Context::on_fabric(&fabric)?);
+/// let new_qp = |context: &Context| {
+///     let cq = context.create_cq(16)?;
+///     context.alloc_pd()?.create_qp(&cq, &cq, &QpOptions::default())
+/// };
+/// let (a, b) = (new_qp(&local)?, new_qp(&remote)?);
+/// a.connect(&b.endpoint(), &ConnectOptions::default())?;
+/// b.connect(&a.endpoint(), &ConnectOptions::default())?;
+/// a.post_send(&SendWr::write(1, &[], RemoteAddr::default()))?;
+/// a.send_cq().wait(Duration::from_secs(5))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Qp {
     qpn: Qpn,
     psn: Psn,
@@ -114,8 +167,6 @@ pub struct Qp {
     send_cq: Cq,
     recv_cq: Cq,
     srq: Option<Srq>,
-    /// Buffers of the last session's work requests, kept for the next session.
-    pub(super) spare_batch: AtomicCell<Option<Box<Batch>>>,
     /// False once the queue pair is destroyed, after which another one may get its number.
     is_alive: Arc<Mutex<bool>>,
 }
@@ -172,11 +223,10 @@ impl Qp {
         pd: &Pd,
         send_cq: &Cq,
         recv_cq: &Cq,
-        srq: Option<&Srq>,
         domain: Option<XrcdId>,
         options: &QpOptions,
     ) -> Result<Qp, CreateError> {
-        let context = pd.context();
+        let (context, srq) = (pd.context(), options.srq.as_ref());
         if (options.qp_type == QpType::XrcRecv) != domain.is_some() {
             return Err(CreateError::XrcTarget);
         }
@@ -195,7 +245,7 @@ impl Qp {
             (None, QpType::XrcSend | QpType::XrcRecv) => context.0.shards.first(),
             (None, _) => context.0.shards.next_for_qp(),
         };
-        Qp::make(pd, shard, (send_cq, recv_cq), srq, domain, options, |state, init, send, recv| {
+        Qp::make(pd, shard, (send_cq, recv_cq), domain, options, |state, init, send, recv| {
             Ok(state.create_qp(init, send, recv)?)
         })
     }
@@ -203,7 +253,7 @@ impl Qp {
     /// Creates QP1, the general services queue pair that carries management datagrams; a device has only one.
     pub(super) fn new_gsi(pd: &Pd, cq: &Cq, options: &QpOptions) -> Result<Qp, CreateError> {
         let shard = pd.context().0.shards.of(Qpn::GSI);
-        Qp::make(pd, shard, (cq, cq), None, None, options, |state, init, send, recv| {
+        Qp::make(pd, shard, (cq, cq), None, options, |state, init, send, recv| {
             state
                 .create_gsi(init, send, recv)
                 .ok_or(CreateError::Exhausted { kind: "general services QPs (QP1)", max: 1 })
@@ -215,7 +265,6 @@ impl Qp {
         pd: &Pd,
         shard: &Arc<Shard>,
         (send_cq, recv_cq): (&Cq, &Cq),
-        srq: Option<&Srq>,
         domain: Option<XrcdId>,
         options: &QpOptions,
         create: impl FnOnce(&mut ShardState, &QpInit, &Queue, &Queue) -> Result<Qpn, CreateError>,
@@ -235,7 +284,8 @@ impl Qp {
                 return Err(CreateError::Value { name, value: value as u64, min: 0, max: max as u64 });
             }
         }
-        let QpOptions { qp_type, send, recv, signal_all } = *options;
+        let QpOptions { qp_type, send, recv, signal_all, ref srq } = *options;
+        let srq = srq.as_ref();
         let has_no_receive_queue = srq.is_some() || matches!(qp_type, QpType::XrcSend | QpType::XrcRecv);
         let recv = if has_no_receive_queue { RecvCaps::default() } else { recv };
         let (pd_id, srq_id, port_mtu) = (pd.id(), srq.map(Srq::id), context.0.mtu);
@@ -262,18 +312,7 @@ impl Qp {
         }
         let (pd, shard, srq) = (pd.clone(), shard.clone(), srq.cloned());
         let (send_cq, recv_cq) = (send_cq.clone(), recv_cq.clone());
-        Ok(Qp {
-            qpn,
-            psn,
-            qp_type,
-            pd,
-            shard,
-            send_cq,
-            recv_cq,
-            srq,
-            spare_batch: AtomicCell::default(),
-            is_alive: Arc::new(Mutex::new(true)),
-        })
+        Ok(Qp { qpn, psn, qp_type, pd, shard, send_cq, recv_cq, srq, is_alive: Arc::new(Mutex::new(true)) })
     }
 
     /// Returns a handle for code that changes the queue pair's state but does not keep it alive.
@@ -494,24 +533,30 @@ impl Qp {
         self.post_send_list(std::slice::from_ref(wr)).map_err(|e| e.error)
     }
 
-    /// Posts several send work requests with one call.
+    /// Posts several send work requests with one call, in order, up to the first that is refused.
     ///
     /// # Errors
     /// [`PostListError`] names the first work request that was not posted; those before it were posted.
     pub fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
         self.shard.post(self.qpn, |nic| {
-            let posted = nic.post_send_list(self.qpn, wrs);
-            posted
-                .expect("the NIC has the queue pair as long as its handle")
-                .map_err(|PostBatchError { index, error }| PostListError { index, error })
+            nic.post_send_list(self.qpn, wrs).expect("the NIC has the queue pair as long as its handle")
         })
     }
 
-    /// Posts all of the work requests or none.
-    pub(super) fn post_all<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostBatchError> {
+    /// Posts all of the work requests or, if one of them is refused, none (`ibv_wr_complete`).
+    ///
+    /// # Errors
+    /// [`PostListError`] names the first work request that was refused.
+    pub fn post_send_all(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
+        self.post_send_all_from(wrs.iter().copied())
+    }
+
+    /// Like [`post_send_all`](Self::post_send_all), for the C library, which converts its work requests one by
+    /// one. The iterator runs with the NIC locked, so it must not call the NIC.
+    #[doc(hidden)]
+    pub fn post_send_all_from<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostListError> {
         self.shard.post(self.qpn, |nic| {
-            let posted = nic.post_send_all(self.qpn, wrs);
-            posted.expect("the NIC has the queue pair as long as its handle")
+            nic.post_send_all(self.qpn, wrs).expect("the NIC has the queue pair as long as its handle")
         })
     }
 
@@ -546,68 +591,5 @@ impl Drop for Qp {
 impl fmt::Debug for Qp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Qp({})", self.qpn)
-    }
-}
-
-/// Constructors for signaled work requests; change `flags` or `data` for anything else.
-impl<'a> SendWr<'a> {
-    /// Creates a work request for any operation, with data in `sges` and no destination.
-    pub fn new(wr_id: u64, op: WrOp, sges: &'a [Sge]) -> SendWr<'a> {
-        SendWr { wr_id, op, data: WrData::Sges(sges), flags: SendFlags::SIGNALED, to: None }
-    }
-
-    /// Creates a SEND.
-    pub fn send(wr_id: u64, sges: &'a [Sge]) -> SendWr<'a> {
-        Self::new(wr_id, WrOp::Send, sges)
-    }
-
-    /// Creates a SEND with immediate data.
-    pub fn send_with_imm(wr_id: u64, sges: &'a [Sge], imm: u32) -> SendWr<'a> {
-        Self::new(wr_id, WrOp::SendWithImm(imm), sges)
-    }
-
-    /// Creates a SEND with invalidate: it closes the memory window or fast region that `rkey` opens at the
-    /// peer.
-    pub fn send_with_inv(wr_id: u64, sges: &'a [Sge], rkey: RKey) -> SendWr<'a> {
-        Self::new(wr_id, WrOp::SendWithInv(rkey), sges)
-    }
-
-    /// Creates an RDMA WRITE.
-    pub fn write(wr_id: u64, sges: &'a [Sge], to: RemoteAddr) -> SendWr<'a> {
-        Self::new(wr_id, WrOp::Write { va: to.va, rkey: to.rkey }, sges)
-    }
-
-    /// Creates an RDMA WRITE with immediate data.
-    pub fn write_with_imm(wr_id: u64, sges: &'a [Sge], to: RemoteAddr, imm: u32) -> SendWr<'a> {
-        Self::new(wr_id, WrOp::WriteWithImm { va: to.va, rkey: to.rkey, imm }, sges)
-    }
-
-    /// Creates an RDMA READ into `sges`.
-    pub fn read(wr_id: u64, sges: &'a [Sge], from: RemoteAddr) -> SendWr<'a> {
-        Self::new(wr_id, WrOp::Read { va: from.va, rkey: from.rkey }, sges)
-    }
-
-    /// Creates an atomic compare-and-swap on 8 bytes; the original value is stored in the 8 bytes of `sges`.
-    pub fn compare_swap(wr_id: u64, sges: &'a [Sge], at: RemoteAddr, compare: u64, swap: u64) -> SendWr<'a> {
-        let op = AtomicOp::CompareSwap { compare, swap };
-        Self::new(wr_id, WrOp::Atomic { va: at.va, rkey: at.rkey, op }, sges)
-    }
-
-    /// Creates an ATOMIC WRITE of 8 bytes at an address that is a multiple of 8.
-    pub fn atomic_write(wr_id: u64, at: RemoteAddr, value: [u8; 8]) -> SendWr<'a> {
-        Self::new(wr_id, WrOp::AtomicWrite { va: at.va, rkey: at.rkey, value }, &[])
-    }
-
-    /// Creates a FLUSH, which completes when all earlier WRITEs to the `len` bytes at `at` have the given
-    /// placement.
-    pub fn flush(wr_id: u64, at: RemoteAddr, len: u32, placement: Placement) -> SendWr<'a> {
-        let op = WrOp::Flush { va: at.va, rkey: at.rkey, len, placement, whole_region: false };
-        Self::new(wr_id, op, &[])
-    }
-
-    /// Creates an atomic fetch-and-add on 8 bytes; the original value is stored in the 8 bytes of `sges`.
-    pub fn fetch_add(wr_id: u64, sges: &'a [Sge], at: RemoteAddr, add: u64) -> SendWr<'a> {
-        let op = AtomicOp::FetchAdd(add);
-        Self::new(wr_id, WrOp::Atomic { va: at.va, rkey: at.rkey, op }, sges)
     }
 }

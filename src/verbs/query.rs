@@ -14,6 +14,7 @@ use crate::wire::{Gid, Mtu};
 /// Attributes and limits of a device (`ibv_device_attr_ex`). Reliable datagrams, raw packets and fast memory
 /// regions (FMR), for which that structure has fields too, are not supported: their values are 0.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct DeviceAttr {
     /// Human-readable name.
     pub name: String,
@@ -67,6 +68,7 @@ impl DeviceAttr {
     /// this release of the interface has no work request for it. Atomics are reported as atomic among the
     /// device's own only: they are atomic with those of the processor too, but no hardware reports that, and
     /// UCX uses them only if the lesser capability is reported.
+    #[doc(hidden)]
     pub fn for_libibverbs(self) -> DeviceAttr {
         let flush = DeviceCaps::FLUSH_GLOBAL | DeviceCaps::FLUSH_PERSISTENT;
         DeviceAttr { caps: self.caps - flush, atomic_cap: AtomicCap::Hca, ..self }
@@ -77,6 +79,7 @@ impl DeviceAttr {
 /// `IBV_ODP_SUPPORT_IMPLICIT` in `general`, `IBV_ODP_SUPPORT_SEND` and the following ones for each service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[allow(missing_docs, reason = "services by their names")]
+#[non_exhaustive]
 pub struct OnDemand {
     pub general: u64,
     pub rc: u32,
@@ -97,6 +100,7 @@ impl OnDemand {
 
 /// Range of rates to which queue pairs can be paced (`ibv_packet_pacing_caps`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Pacing {
     /// Lowest rate, in kilobits per second.
     pub min_kbps: u32,
@@ -173,6 +177,7 @@ const PAGE_SIZES: u64 = !0xfff;
 
 /// Attributes of a port (`ibv_port_attr`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct PortAttr {
     /// Whether the port carries packets.
     pub active: bool,

@@ -5,9 +5,21 @@ use std::sync::Arc;
 
 use super::{Cq, CreateError, Pd, Xrcd};
 use crate::driver::{EventSubject, Shard};
+use crate::sys::setters::setters;
 use crate::transport::{PostError, RecvCaps, RecvWr, SrqId};
 
 /// A shared receive queue. Cheap to clone; it lives as long as any queue pair that takes receives from it.
+///
+/// ```
+/// # use urxe::verbs::*;
+/// # let context = Context::on_fabric(&Fabric::new())?;
+/// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+/// let srq = pd.create_srq(RecvCaps { max_wr: 16, max_sge: 1 })?;
+/// let qps = [(); 3].map(|()| pd.create_qp(&cq, &cq, &QpOptions::default().srq(&srq)));
+/// srq.post_recv(&RecvWr::empty(1))?;
+/// assert_eq!(srq.query().len, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Srq(Arc<SrqInner>);
 
@@ -20,8 +32,59 @@ struct SrqInner {
     xrc: Option<(Xrcd, Cq)>,
 }
 
+/// Attributes with which a shared receive queue is created (`ibv_srq_init_attr_ex`): [`Pd::create_srq`].
+///
+/// ```
+/// # use urxe::verbs::*;
+/// # let context = Context::on_fabric(&Fabric::new())?;
+/// # let (pd, cq, xrcd) = (context.alloc_pd()?, context.create_cq(16)?, context.open_xrcd()?);
+/// let caps = RecvCaps { max_wr: 16, max_sge: 1 };
+/// let plain = pd.create_srq(caps)?;
+/// let xrc = pd.create_srq(SrqOptions::new(caps).xrc(&xrcd, &cq))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SrqOptions {
+    /// Limits of the queue.
+    pub caps: RecvCaps,
+    /// XRC domain whose target queue pairs use the queue, and the completion queue of its receives.
+    pub xrc: Option<(Xrcd, Cq)>,
+}
+
+setters!(SrqOptions { caps: RecvCaps });
+
+impl SrqOptions {
+    /// Returns options for a queue with these limits, outside XRC.
+    pub fn new(caps: RecvCaps) -> SrqOptions {
+        SrqOptions { caps, xrc: None }
+    }
+
+    /// Makes the queue one for the targets of an XRC domain, whose peers name it by its number; its receives
+    /// complete on `cq`.
+    #[must_use]
+    pub fn xrc(mut self, xrcd: &Xrcd, cq: &Cq) -> SrqOptions {
+        self.xrc = Some((xrcd.clone(), cq.clone()));
+        self
+    }
+}
+
+impl Default for SrqOptions {
+    /// Returns options for a queue of 128 receives of up to 4 elements.
+    fn default() -> SrqOptions {
+        SrqOptions::new(RecvCaps { max_wr: 128, max_sge: 4 })
+    }
+}
+
+impl From<RecvCaps> for SrqOptions {
+    fn from(caps: RecvCaps) -> SrqOptions {
+        SrqOptions::new(caps)
+    }
+}
+
 /// Attributes of a shared receive queue (`ibv_srq_attr`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct SrqAttr {
     /// Limits of the queue.
     pub caps: RecvCaps,

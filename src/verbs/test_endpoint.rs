@@ -1,10 +1,21 @@
 //! Ready-made test topologies: two connected NICs, or a mesh, on a fabric.
 
-use super::{ConnectError, ConnectOptions, Context, Cq, CreateError, Fabric, OpenError, Pd, Qp, QpOptions};
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use super::{
+    ConnectError, ConnectOptions, Context, ContextOptions, Cq, CreateError, Fabric, OpenError, Pd,
+    Personality, Qp, QpOptions,
+};
+use crate::link::Link;
+use crate::link::capture::{CaptureFile, CaptureHandle};
+use crate::link::fabric::FabricPort;
+use crate::link::faults::{Faults, Rule};
 
 /// A NIC with the objects that nearly every test needs: one protection domain, one completion queue for both
 /// directions, one queue pair.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct TestEndpoint {
     /// The device.
     pub context: Context,
@@ -18,6 +29,7 @@ pub struct TestEndpoint {
 
 /// Reason why the nodes could not be created.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PairError {
     /// A context could not be opened.
     #[error(transparent)]
@@ -36,9 +48,17 @@ impl TestEndpoint {
     /// # Errors
     /// [`CreateError`].
     pub fn new(context: Context) -> Result<TestEndpoint, CreateError> {
+        TestEndpoint::with_options(context, &QpOptions::default())
+    }
+
+    /// Creates a node on an open context, with a queue pair of these options in RESET.
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn with_options(context: Context, options: &QpOptions) -> Result<TestEndpoint, CreateError> {
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(1024)?;
-        let qp = pd.create_qp(&cq, &cq, &QpOptions::default())?;
+        let qp = pd.create_qp(&cq, &cq, options)?;
         Ok(TestEndpoint { context, pd, cq, qp })
     }
 }
@@ -46,6 +66,7 @@ impl TestEndpoint {
 /// A NIC of a mesh: one protection domain, one completion queue for all queue pairs, and a queue pair to each
 /// other NIC.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct MeshNode {
     /// The device.
     pub context: Context,
@@ -93,15 +114,159 @@ impl Fabric {
         Ok(nodes)
     }
 
-    /// Creates two NICs on this fabric with connected queue pairs.
+    /// Creates two NICs on this fabric with connected queue pairs, all with default options;
+    /// [`pair_builder`](Self::pair_builder) has the others.
     ///
     /// # Errors
     /// [`PairError`].
     pub fn pair(&self) -> Result<(TestEndpoint, TestEndpoint), PairError> {
-        let a = TestEndpoint::new(Context::on_fabric(self)?)?;
-        let b = TestEndpoint::new(Context::on_fabric(self)?)?;
-        a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default())?;
-        b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default())?;
+        self.pair_builder().build()
+    }
+
+    /// Returns a builder of two connected NICs with a personality, fault rules, a capture or other options.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use urxe::link::faults::{Action, Direction, Rule, When};
+    /// use urxe::verbs::*;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let lose_the_first = Rule::new(Direction::Tx, Action::Drop, When::Nth(1));
+    /// let (a, b) = Fabric::new().pair_builder().faults([lose_the_first]).build()?;
+    /// b.qp.post_recv(&RecvWr::empty(1))?;
+    /// a.qp.post_send(&SendWr::send(2, &[]))?;
+    /// b.cq.wait(Duration::from_secs(5))?;
+    /// assert!(a.context.counters().sent_pkts > 1, "the lost packet was sent again");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn pair_builder(&self) -> PairBuilder {
+        PairBuilder {
+            fabric: self.clone(),
+            context: ContextOptions::default(),
+            qp: QpOptions::default(),
+            connect: ConnectOptions::default(),
+            faults: Vec::new(),
+            capture: None,
+        }
+    }
+}
+
+/// Builder of two connected NICs on a fabric: [`Fabric::pair_builder`].
+#[must_use = "no NIC is created before `build`"]
+pub struct PairBuilder {
+    fabric: Fabric,
+    context: ContextOptions,
+    qp: QpOptions,
+    connect: ConnectOptions,
+    faults: Vec<Rule>,
+    capture: Option<CaptureFile>,
+}
+
+impl PairBuilder {
+    /// Sets the options of both NICs, such as a personality. If they have a seed, the second NIC adds 1 to it.
+    pub fn context(mut self, options: ContextOptions) -> PairBuilder {
+        self.context = options;
+        self
+    }
+
+    /// Sets the personality of both NICs: the limits and quirks of a class of devices.
+    pub fn personality(mut self, personality: Personality) -> PairBuilder {
+        self.context.personality = personality;
+        self
+    }
+
+    /// Sets the options of both queue pairs, which must be of a connected service.
+    pub fn qp(mut self, options: QpOptions) -> PairBuilder {
+        self.qp = options;
+        self
+    }
+
+    /// Sets the options of the connection, the same at both ends.
+    pub fn connect(mut self, options: ConnectOptions) -> PairBuilder {
+        self.connect = options;
+        self
+    }
+
+    /// Adds fault rules, which apply at the port of the first NIC: [`Direction::Tx`] to what it sends, and
+    /// [`Direction::Rx`] to what it receives. What is random in them depends on the seed of the fabric.
+    ///
+    /// [`Direction::Tx`]: crate::link::faults::Direction::Tx
+    /// [`Direction::Rx`]: crate::link::faults::Direction::Rx
+    pub fn faults(mut self, rules: impl IntoIterator<Item = Rule>) -> PairBuilder {
+        self.faults.extend(rules);
+        self
+    }
+
+    /// Captures all packets between the NICs, as the first one sends and receives them. A packet to which a
+    /// fault was applied has a comment.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use urxe::link::capture::{CaptureFile, Timestamps};
+    /// use urxe::verbs::*;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let path = std::env::temp_dir().join(format!("urxe-doc-{}.pcapng", std::process::id()));
+    /// let file = CaptureFile::create(&path, Timestamps::Wall)?;
+    /// let (a, b) = Fabric::new().pair_builder().capture(&file).build()?;
+    /// b.qp.post_recv(&RecvWr::empty(1))?;
+    /// a.qp.post_send(&SendWr::send(2, &[]))?;
+    /// a.cq.wait(Duration::from_secs(5))?;
+    /// file.flush()?;
+    /// # assert!(std::fs::metadata(&path)?.len() > 200);
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn capture(mut self, file: &CaptureFile) -> PairBuilder {
+        self.capture = Some(file.clone());
+        self
+    }
+
+    /// Creates the NICs, the first of them with the faults and the capture, and connects their queue pairs.
+    ///
+    /// # Errors
+    /// [`PairError`].
+    pub fn build(self) -> Result<(TestEndpoint, TestEndpoint), PairError> {
+        let PairBuilder { fabric, context: options, qp, connect, faults, capture } = self;
+        let port = || fabric.port(&fabric.auto_address()).map_err(OpenError::from);
+        let seed = fabric.config().seed;
+        let first = Context::on_port(port()?, &options, |port| wrap(port, faults, seed, capture.as_ref()))?;
+        let seed = options.seed.map(|seed| seed.wrapping_add(1));
+        let second = Context::on_port(port()?, &options.seed(seed), |port| Box::new(port))?;
+        let a = TestEndpoint::with_options(first, &qp)?;
+        let b = TestEndpoint::with_options(second, &qp)?;
+        a.qp.connect(&b.qp.endpoint(), &connect)?;
+        b.qp.connect(&a.qp.endpoint(), &connect)?;
         Ok((a, b))
+    }
+}
+
+impl fmt::Debug for PairBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PairBuilder({} fault rules, captured: {})", self.faults.len(), self.capture.is_some())
+    }
+}
+
+/// Puts faults and a capture around a port. The capture is outside, so that it shows what the NIC sends, with
+/// a comment on each packet to which a fault is applied.
+fn wrap(port: FabricPort, faults: Vec<Rule>, seed: u64, capture: Option<&CaptureFile>) -> Box<dyn Link> {
+    match (faults.is_empty(), capture) {
+        (true, None) => Box::new(port),
+        (true, Some(file)) => Box::new(file.capture(port, "a")),
+        (false, None) => Box::new(Faults::new(port, faults, seed)),
+        (false, Some(file)) => {
+            let handle: Arc<OnceLock<CaptureHandle>> = Arc::default();
+            let commented = handle.clone();
+            let faults = Faults::new(port, faults, seed).with_observer(move |event| {
+                if let Some(handle) = commented.get() {
+                    handle.comment(event);
+                }
+            });
+            let link = file.capture(faults, "a");
+            handle.get_or_init(|| link.handle());
+            Box::new(link)
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{Context, Cq, CreateError, Pd, Qp, QpOptions};
-use crate::transport::{Destination, QpType, SendWr, SrqId, XrcdId};
+use crate::transport::{QpType, XrcdId};
 
 /// An XRC domain: target queue pairs and the shared receive queues that they serve. Cheap to clone; it lives
 /// as long as anything created in it.
@@ -50,19 +50,12 @@ impl Xrcd {
     pub fn create_target_qp(&self) -> Result<Qp, CreateError> {
         let XrcdInner { id, pd, cq } = &*self.0;
         let options = QpOptions { qp_type: QpType::XrcRecv, ..QpOptions::default() };
-        Qp::new(pd, cq, cq, None, Some(*id), &options)
+        Qp::new(pd, cq, cq, Some(*id), &options)
     }
 }
 
 impl fmt::Debug for Xrcd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Xrcd({})", self.0.id.0)
-    }
-}
-
-impl<'a> SendWr<'a> {
-    /// Directs this request to a shared receive queue at the peer (XRC).
-    pub fn to_srq(self, srq: SrqId) -> SendWr<'a> {
-        SendWr { to: Some(Destination::Srq(srq)), ..self }
     }
 }

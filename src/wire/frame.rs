@@ -164,6 +164,7 @@ pub struct NeighborAdvert {
 
 /// Reason for which a frame cannot be decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum FrameError {
     /// The frame ends too early.
     #[error("frame ends in its {layer} header or payload: {needed} bytes needed, {have} present")]

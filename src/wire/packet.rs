@@ -16,6 +16,7 @@ pub const ICRC_LEN: usize = 4;
 
 /// Reason for which bytes are not a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum WireError {
     /// The packet is shorter than a BTH and an ICRC, or than the headers of its opcode.
     #[error("packet of {len} bytes is too short: {opcode} needs at least {need}")]

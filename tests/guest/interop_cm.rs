@@ -44,7 +44,7 @@ impl LocalDevice {
     }
 
     fn qp(&self, qp_type: QpType) -> Qp {
-        let options = QpOptions { qp_type, ..QpOptions::default() };
+        let options = QpOptions::default().qp_type(qp_type);
         self.pd.create_qp(&self.cq, &self.cq, &options).unwrap()
     }
 
@@ -58,7 +58,7 @@ impl LocalDevice {
     }
 
     fn post_recv(&self, qp: &Qp, wr_id: u64, len: usize) {
-        qp.post_recv(&RecvWr { wr_id, sges: &[self.mr.sge(0..len)] }).unwrap();
+        qp.post_recv(&RecvWr::new(wr_id, &[self.mr.sge(0..len)])).unwrap();
     }
 
     fn completion(&self) -> Result<Completion, String> {
@@ -191,9 +191,8 @@ fn client_of_udaddy(testbed: &Testbed, local: &LocalDevice, at: SocketAddr) -> R
     let ah = local.pd.create_ah(&destination.address).map_err(|e| text(&e))?;
     let sge = [local.mr.sge(1000..1000 + len)];
     for i in 0..count {
-        let wr = SendWr::send_with_imm(100 + i, &sge, qp.qpn().get());
-        qp.post_send(&SendWr { to: Some(ah.to(destination.qp_num, destination.qkey)), ..wr })
-            .map_err(|e| text(&e))?;
+        let wr = SendWr::send_imm(100 + i, &sge, qp.qpn().get());
+        qp.post_send(&wr.to(ah.to(destination.qp_num, destination.qkey))).map_err(|e| text(&e))?;
     }
     let mut received = 0;
     for _ in 0..2 * count {

@@ -79,7 +79,7 @@ fn late_receive_at_urxe(setup: &Setup, ip: Ip) {
         p.cmd(&format!("pattern m 0 {len} {}", len as u8));
         p.cmd(&format!("send q m 0 {len} id=1"));
         assert_eq!(p.shell.vsh.poll(1, SHORT).unwrap(), [], "the SEND completed without a posted receive");
-        qp.post_recv(&RecvWr { wr_id: 2, sges: &[p.side.mr.sge(0..8192)] }).unwrap();
+        qp.post_recv(&RecvWr::new(2, &[p.side.mr.sge(0..8192)])).unwrap();
         assert_completions(&p.guest_completions(1), &[(1, "SUCCESS")]);
         assert_eq!(p.completions(1), [(2, WcStatus::Success)]);
         assert_eq!(p.memory(len), pattern(len, len as u8));
@@ -92,7 +92,7 @@ fn late_receive_at_urxe(setup: &Setup, ip: Ip) {
 fn late_immediate_at_rxe(setup: &Setup, ip: Ip) {
     let mut p = Pair::open(setup, ip);
     let qp = p.connect();
-    qp.post_send(&SendWr::write_with_imm(1, &[p.side.mr.sge(0..3000)], p.shell.at(0), 9)).unwrap();
+    qp.post_send(&SendWr::write_imm(1, &[p.side.mr.sge(0..3000)], p.shell.at(0), 9)).unwrap();
     assert_eq!(p.side.poll(1, SHORT), []);
     p.cmd("recv q id=2");
     assert_eq!(p.completions(1), [(1, WcStatus::Success)]);
@@ -104,7 +104,7 @@ fn late_immediate_at_urxe(setup: &Setup, ip: Ip) {
     let qp = p.connect();
     p.cmd(&format!("write q m 0 3000 {} imm=9 id=3", remote_args(p.side.mr.remote(0))));
     assert_eq!(p.shell.vsh.poll(1, SHORT).unwrap(), []);
-    qp.post_recv(&RecvWr { wr_id: 4, sges: &[] }).unwrap();
+    qp.post_recv(&RecvWr::new(4, &[])).unwrap();
     assert_completions(&p.guest_completions(1), &[(3, "SUCCESS")]);
     assert_eq!(p.completions(1), [(4, WcStatus::Success)]);
 }
@@ -112,7 +112,7 @@ fn late_immediate_at_urxe(setup: &Setup, ip: Ip) {
 /// The sender's QP fails, the other continues.
 fn no_receive_at_rxe(setup: &Setup, ip: Ip) {
     let mut p = Pair::open(setup, ip);
-    let qp = p.connect_with(ConnectOptions { rnr_retry: 2, ..ConnectOptions::default() }, "");
+    let qp = p.connect_with(ConnectOptions::default().rnr_retry(2), "");
     for id in [1, 2] {
         qp.post_send(&SendWr::send(id, &[p.side.mr.sge(0..10)])).unwrap();
     }
@@ -145,7 +145,7 @@ fn unresponsive_peer_exhausts_retries_at_both_sides() {
 
 fn rxe_qp_destroyed(setup: &Setup, ip: Ip) {
     let mut p = Pair::open(setup, ip);
-    let options = ConnectOptions { timeout: AckTimeout::new(12), retry_cnt: 3, ..ConnectOptions::default() };
+    let options = ConnectOptions::default().timeout(AckTimeout::new(12)).retry_cnt(3);
     let qp = p.connect_with(options, "");
     p.cmd("destroy q");
     let before = p.side.counters();
@@ -214,7 +214,7 @@ fn wrong_icrc_to_urxe(setup: &Setup, ip: Ip) {
     let (_, theirs) = p.counters();
     let data = pattern(500, 99);
     p.shell.vsh.set("m", 0, &data).unwrap();
-    qp.post_recv(&RecvWr { wr_id: 2, sges: &[p.side.mr.sge(0..500)] }).unwrap();
+    qp.post_recv(&RecvWr::new(2, &[p.side.mr.sge(0..500)])).unwrap();
     p.cmd("send q m 0 500 id=1");
     assert_completions(&p.guest_completions(1), &[(1, "SUCCESS")]);
     assert_eq!(p.completions(1), [(2, WcStatus::Success)]);
@@ -362,7 +362,7 @@ fn request_to_rxe(p: &mut Pair<'_>, case: &Case) -> Outcome {
     p.side.mr.write(0, &[0xaa; LEN]).unwrap();
     let wr = match case.op {
         Operation::Write => SendWr::write(1, &sges, to),
-        Operation::WriteImm => SendWr::write_with_imm(1, &sges, to, 5),
+        Operation::WriteImm => SendWr::write_imm(1, &sges, to, 5),
         Operation::Read => SendWr::read(1, &sges, to),
         Operation::Send => SendWr::send(1, &sges),
         Operation::Add => SendWr::fetch_add(1, &sges, to, 1),
@@ -408,7 +408,7 @@ fn request_to_urxe(p: &mut Pair<'_>, case: &Case) -> (Outcome, Vec<AsyncEvent>) 
         Defect::ReceiveAccess => x.sge(0..4000),
         _ => p.side.mr.sge(0..4000),
     };
-    qp.post_recv(&RecvWr { wr_id: 10, sges: &[receive] }).unwrap();
+    qp.post_recv(&RecvWr::new(10, &[receive])).unwrap();
     p.cmd(&format!("fill m 0 {LEN} 0xaa"));
     let len = if case.defect == Defect::ZeroLength { 0 } else { LEN };
     let line = match case.op {

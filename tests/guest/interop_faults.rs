@@ -78,7 +78,7 @@ impl Bench {
     fn send_filler(&mut self) {
         self.filler_count = self.filler_count % 5 + 1;
         for _ in 0..self.filler_count {
-            let wr = SendWr { flags: SendFlags::default(), ..SendWr::write(0, &[], self.shell.at(0)) };
+            let wr = SendWr::write(0, &[], self.shell.at(0)).signaled(false);
             // The post fails if the queue is full because this QP waits for an acknowledgement too.
             let _ = self.other.post_send(&wr);
         }
@@ -160,7 +160,7 @@ impl Bench {
                 Role::Rxe => {
                     let to = ours(dst);
                     if kind == Kind::Send {
-                        self.qp.post_recv(&RecvWr { wr_id: id, sges: &to }).unwrap();
+                        self.qp.post_recv(&RecvWr::new(id, &to)).unwrap();
                     }
                     let line = match kind {
                         Kind::Write => {

@@ -75,7 +75,7 @@ fn psns_wrap_during_transfers_in_both_directions() {
                     "write" => qp.post_send(&SendWr::write(id, &sge(0, LEN), shell.at(dst))),
                     "read" => qp.post_send(&SendWr::read(id, &sge(dst, LEN), shell.at(0))),
                     "send" => {
-                        qp.post_recv(&RecvWr { wr_id: 10 + id, sges: &sge(dst, LEN) }).unwrap();
+                        qp.post_recv(&RecvWr::new(10 + id, &sge(dst, LEN))).unwrap();
                         shell.vsh.cmd(&format!("recv q m {dst} {LEN} id={}", 10 + id)).unwrap();
                         qp.post_send(&SendWr::send(id, &sge(0, LEN)))
                     }
@@ -187,7 +187,7 @@ fn longest_message_of_rxe_is_transferred() {
                     "write" => format!("write q m 0 {LEN} {}", remote_args(side.mr.remote(LEN))),
                     "read" => format!("read q m {LEN} {LEN} {}", remote_args(side.mr.remote(0))),
                     _ => {
-                        qp.post_recv(&RecvWr { wr_id: 1, sges: &target }).unwrap();
+                        qp.post_recv(&RecvWr::new(1, &target)).unwrap();
                         urxe_count = 1;
                         format!("send q m 0 {LEN}")
                     }
@@ -215,8 +215,7 @@ fn reads_and_atomics_beyond_depth_complete() {
     let side = setup.open(Ip::V4);
     let mut shell = setup.shell(REGION);
     for depth in [1, 2, 16] {
-        let urxe_options =
-            ConnectOptions { max_rd_atomic: depth, max_dest_rd_atomic: depth, ..ConnectOptions::default() };
+        let urxe_options = ConnectOptions::default().max_rd_atomic(depth).max_dest_rd_atomic(depth);
         let rxe_args = format!("rd={depth} dest_rd={depth}");
         let params =
             ConnectParams { ours: urxe_options, theirs: rxe_args, ..ConnectParams::new(Ip::V4, 1024) };
@@ -272,14 +271,14 @@ fn concurrent_requests_of_both_sides_complete() {
     shell.vsh.cmd(&format!("pattern m 0 {LEN} 2")).unwrap();
     let sge = |at: usize| [side.mr.sge(at..at + LEN)];
     for i in 0..ROUNDS {
-        qp.post_recv(&RecvWr { wr_id: 100 + i as u64, sges: &sge(area(2, i)) }).unwrap();
+        qp.post_recv(&RecvWr::new(100 + i as u64, &sge(area(2, i)))).unwrap();
         shell.vsh.cmd(&format!("recv q m {} {LEN} id={}", area(2, i), 100 + i)).unwrap();
     }
     for i in 0..ROUNDS {
         let id = i as u64;
         qp.post_send(&SendWr::write(id, &sge(0), shell.at(area(0, i)))).unwrap();
         qp.post_send(&SendWr::read(id, &sge(area(1, i)), shell.at(0))).unwrap();
-        qp.post_send(&SendWr::send_with_imm(id, &sge(0), i as u32)).unwrap();
+        qp.post_send(&SendWr::send_imm(id, &sge(0), i as u32)).unwrap();
         let (to, from) = (remote_args(side.mr.remote(area(0, i))), remote_args(side.mr.remote(0)));
         shell.vsh.cmd(&format!("write q m 0 {LEN} {to} id={i}")).unwrap();
         shell.vsh.cmd(&format!("read q m {} {LEN} {from} id={i}", area(1, i))).unwrap();

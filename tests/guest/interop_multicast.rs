@@ -45,19 +45,16 @@ impl Case<'_> {
     }
 
     fn recv_at_urxe(&self, qp: &Qp, wr_id: u64, at: usize) {
-        qp.post_recv(&RecvWr { wr_id, sges: &[self.side.mr.sge(at..at + 5000)] }).unwrap();
+        qp.post_recv(&RecvWr::new(wr_id, &[self.side.mr.sge(at..at + 5000)])).unwrap();
     }
 
     fn send_from_urxe(&self, len: usize, seed: u8) {
-        let av = AddressVector {
-            sgid_index: self.side.gid_index(self.ip.of(self.setup.host)),
-            ..AddressVector::to(self.gid())
-        };
+        let av = AddressVector::to(self.gid()).sgid_index(self.side.gid_index(self.ip.of(self.setup.host)));
         let ah = self.side.pd.create_ah(&av).unwrap();
         self.side.mr.write(SRC, &pattern(len, seed)).unwrap();
         let sge = [self.side.mr.sge(SRC..SRC + len)];
         let to = Some(ah.to(Qpn::MULTICAST, QKey(QKEY)));
-        self.qp.post_send(&SendWr { to, ..SendWr::send(99, &sge) }).unwrap();
+        self.qp.post_send(&SendWr::send(99, &sge).to(to)).unwrap();
     }
 
     fn send_from_rxe(&mut self, len: usize, seed: u8) -> Outcome {
@@ -167,7 +164,7 @@ impl Case<'_> {
 }
 
 fn ud_qp(side: &Side) -> Qp {
-    let options = QpOptions { qp_type: QpType::Ud, ..QpOptions::default() };
+    let options = QpOptions::default().qp_type(QpType::Ud);
     let qp = side.pd.create_qp(&side.cq, &side.cq, &options).unwrap();
     qp.activate(QKey(QKEY)).unwrap();
     qp

@@ -37,20 +37,21 @@ fn capture_urxe_urxe(file: &CaptureFile, v6: bool) {
         TestEndpoint::new(context.unwrap()).unwrap()
     };
     let (a, b) = (open(1, "a"), open(2, "b"));
-    let options = ConnectOptions { mtu: Some(Mtu::Mtu1024), ..ConnectOptions::default() };
+    let options = ConnectOptions::default().mtu(Mtu::Mtu1024);
     a.qp.connect(&b.qp.endpoint(), &options).unwrap();
     b.qp.connect(&a.qp.endpoint(), &options).unwrap();
     let (x, y) = (a.pd.reg_mr(4096, Access::ALL).unwrap(), b.pd.reg_mr(4096, Access::ALL).unwrap());
     x.write(0, &guest::pattern(4096, 9)).unwrap();
     for (id, len) in LENGTHS.into_iter().enumerate() {
         let (id, sges) = (id as u64, [x.sge(0..len)]);
-        let recv = RecvWr { wr_id: id, sges: &[y.sge(0..4096)] };
+        let recv_sges = [y.sge(0..4096)];
+        let recv = RecvWr::new(id, &recv_sges);
         for wr in [
             SendWr::write(id, &sges, y.remote(0)),
-            SendWr::write_with_imm(id, &sges, y.remote(0), 0x8000_0001),
+            SendWr::write_imm(id, &sges, y.remote(0), 0x8000_0001),
             SendWr::read(id, &sges, y.remote(0)),
             SendWr::send(id, &sges),
-            SendWr::send_with_imm(id, &sges, 0x1234_5678),
+            SendWr::send_imm(id, &sges, 0x1234_5678),
             SendWr::fetch_add(id, &[x.sge(0..8)], y.remote(8), u64::MAX),
             SendWr::compare_swap(id, &[x.sge(0..8)], y.remote(8), 1 << 63, 0x0102_0304_0506_0708),
         ] {
@@ -78,10 +79,10 @@ fn capture_urxe_rxe(setup: &Setup, file: &CaptureFile, ip: Ip) {
         let (id, sges) = (id as u64, [side.mr.sge(0..len)]);
         for wr in [
             SendWr::write(id, &sges, shell.at(0)),
-            SendWr::write_with_imm(id, &sges, shell.at(0), 0x8000_0001),
+            SendWr::write_imm(id, &sges, shell.at(0), 0x8000_0001),
             SendWr::read(id, &sges, shell.at(0)),
             SendWr::send(id, &sges),
-            SendWr::send_with_imm(id, &sges, 0x1234_5678),
+            SendWr::send_imm(id, &sges, 0x1234_5678),
             SendWr::fetch_add(id, &[side.mr.sge(0..8)], shell.at(8), u64::MAX),
             SendWr::compare_swap(id, &[side.mr.sge(0..8)], shell.at(8), 1 << 63, 0x0102_0304_0506_0708),
         ] {
@@ -104,7 +105,7 @@ fn capture_urxe_rxe(setup: &Setup, file: &CaptureFile, ip: Ip) {
         ] {
             shell.vsh.cmd(&line).unwrap();
             if line.starts_with("send") || line.contains("imm=") {
-                qp.post_recv(&RecvWr { wr_id: id, sges: &[side.mr.sge(0..4096)] }).unwrap();
+                qp.post_recv(&RecvWr::new(id, &[side.mr.sge(0..4096)])).unwrap();
                 assert_eq!(side.one().unwrap().status, WcStatus::Success);
             }
             check_success(&shell.one().unwrap().status);

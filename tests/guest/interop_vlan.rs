@@ -56,12 +56,10 @@ fn check_vlan(via: LinkKind) {
         );
         shell.vsh.cmd(&line).unwrap();
         let peer = Endpoint { gid: Gid::from(theirs), qpn: Qpn::new(qpn), psn: Psn::new(7) };
-        let options = ConnectOptions {
-            mtu: Mtu::from_bytes(1024),
-            sgid_index: Some(side.gid_index(ours)),
-            timeout: AckTimeout::new(17),
-            ..ConnectOptions::default()
-        };
+        let options = ConnectOptions::default()
+            .mtu(Mtu::from_bytes(1024))
+            .sgid_index(side.gid_index(ours))
+            .timeout(AckTimeout::new(17));
         qp.connect(&peer, &options).unwrap();
 
         let data = pattern(LEN, 3);

@@ -216,13 +216,13 @@ impl Bench<'_> {
                 let (src, dst) = (self.sges(&src), self.sges(&dst));
                 let wr = match (op.kind, imm) {
                     (Kind::Write, None) => SendWr::write(id, &src, self.shell.at(DST)),
-                    (Kind::Write, Some(imm)) => SendWr::write_with_imm(id, &src, self.shell.at(DST), imm),
+                    (Kind::Write, Some(imm)) => SendWr::write_imm(id, &src, self.shell.at(DST), imm),
                     (Kind::Read, _) => SendWr::read(id, &dst, self.shell.at(SRC)),
                     (_, None) => SendWr::send(id, &src),
-                    (_, Some(imm)) => SendWr::send_with_imm(id, &src, imm),
+                    (_, Some(imm)) => SendWr::send_imm(id, &src, imm),
                 };
                 let data = if op.inline { WrData::Inline(&data) } else { wr.data };
-                self.qp.post_send(&SendWr { data, ..wr }).map_err(|e| e.to_string())?;
+                self.qp.post_send(&wr.data(data)).map_err(|e| e.to_string())?;
                 let opcode = match op.kind {
                     Kind::Write => WcOpcode::RdmaWrite,
                     Kind::Read => WcOpcode::RdmaRead,
@@ -237,7 +237,7 @@ impl Bench<'_> {
             Role::Rxe => {
                 if needs_receive {
                     let sges = self.sges(receive);
-                    self.qp.post_recv(&RecvWr { wr_id: recv_id, sges: &sges }).map_err(|e| e.to_string())?;
+                    self.qp.post_recv(&RecvWr::new(recv_id, &sges)).map_err(|e| e.to_string())?;
                 }
                 let (verb, local, remote, name) = match op.kind {
                     Kind::Write => ("write", &src, remote_args(self.side.mr.remote(DST)), "RDMA_WRITE"),

@@ -112,8 +112,9 @@ fn exchange(a: &mut PacketLink, b: &mut PacketLink, hosts: [u32; 2]) -> usize {
         }
     }
     // The kernel sends router solicitations now and then, which a host stack receives.
-    for counters in [a.counters(), b.counters()] {
-        assert_eq!(LinkCounters { rx_foreign: 0, ..counters }, LinkCounters::default());
+    for mut counters in [a.counters(), b.counters()] {
+        counters.rx_foreign = 0;
+        assert_eq!(counters, LinkCounters::default());
     }
     min_bursts
 }
@@ -179,7 +180,9 @@ fn own_host_stack_answers_ping_of_the_kernel() {
         assert!(is_answered, "{target}; {:?}", a.counters());
     }
     // The kernel sends router solicitations now and then.
-    assert_eq!(LinkCounters { rx_foreign: 0, ..a.counters() }, LinkCounters::default());
+    let mut counters = a.counters();
+    counters.rx_foreign = 0;
+    assert_eq!(counters, LinkCounters::default());
 }
 
 #[test]

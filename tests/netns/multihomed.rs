@@ -78,7 +78,7 @@ fn write_both_ways(pairs: &[(TestEndpoint, TestEndpoint)]) {
 fn exchange_datagrams(a: &Context, b: &Context) {
     let open_ud_qp = |context: &Context| {
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
-        let options = QpOptions { qp_type: QpType::Ud, ..QpOptions::default() };
+        let options = QpOptions::default().qp_type(QpType::Ud);
         let qp = pd.create_qp(&cq, &cq, &options).unwrap();
         qp.activate(QKEY).unwrap();
         let mr = pd.reg_mr(4096, Access::ALL).unwrap();
@@ -87,11 +87,11 @@ fn exchange_datagrams(a: &Context, b: &Context) {
     let (a_pd, a_cq, a_qp, a_mr) = open_ud_qp(a);
     let (b_pd, b_cq, b_qp, b_mr) = open_ud_qp(b);
     for (i, gid) in b.gids().into_iter().enumerate() {
-        b_qp.post_recv(&RecvWr { wr_id: 1, sges: &[b_mr.sge(0..100)] }).unwrap();
-        a_qp.post_recv(&RecvWr { wr_id: 3, sges: &[a_mr.sge(0..100)] }).unwrap();
-        let av = AddressVector { sgid_index: i as u8, ..AddressVector::to(gid) };
+        b_qp.post_recv(&RecvWr::new(1, &[b_mr.sge(0..100)])).unwrap();
+        a_qp.post_recv(&RecvWr::new(3, &[a_mr.sge(0..100)])).unwrap();
+        let av = AddressVector::to(gid).sgid_index(i as u8);
         let to = Some(a_pd.create_ah(&av).unwrap().to(b_qp.qpn(), QKEY));
-        a_qp.post_send(&SendWr { to, ..SendWr::send(2, &[a_mr.sge(100..110)]) }).unwrap();
+        a_qp.post_send(&SendWr::send(2, &[a_mr.sge(100..110)]).to(to)).unwrap();
         let wc = b_cq.wait(TIMEOUT).unwrap();
         assert_eq!((wc.wr_id, wc.grh, wc.over_ipv4), (1, true, gid.ip().is_ipv4()));
         assert_eq!(a_cq.wait(TIMEOUT).unwrap().wr_id, 2);
@@ -100,11 +100,7 @@ fn exchange_datagrams(a: &Context, b: &Context) {
         b_mr.read(0, &mut header).unwrap();
         let back = b_pd.create_ah_from_wc(&wc, &header).unwrap();
         assert_eq!((usize::from(back.address().sgid_index), back.address().dgid), (i, a.gids()[i]));
-        b_qp.post_send(&SendWr {
-            to: Some(back.to(a_qp.qpn(), QKEY)),
-            ..SendWr::send(4, &[b_mr.sge(100..110)])
-        })
-        .unwrap();
+        b_qp.post_send(&SendWr::send(4, &[b_mr.sge(100..110)]).to(back.to(a_qp.qpn(), QKEY))).unwrap();
         assert_eq!(b_cq.wait(TIMEOUT).unwrap().wr_id, 4);
         assert_eq!(a_cq.wait(TIMEOUT).unwrap().wr_id, 3);
     }
@@ -166,7 +162,7 @@ fn tentative_address_is_waited_for() {
     let index = a.gids().iter().position(|gid| *gid == late).expect("fd77::7 is not in the GID table");
     let b = open(&net, 1, "udp:fd77::2", 1);
     let (a, b) = (node(&a), node(&b));
-    let options = ConnectOptions { sgid_index: Some(index as u8), ..ConnectOptions::default() };
+    let options = ConnectOptions::default().sgid_index(index as u8);
     a.qp.connect(&b.qp.endpoint(), &options).unwrap();
     b.qp.connect(&a.qp.endpoint_at(index).unwrap(), &ConnectOptions::default()).unwrap();
     write_both_ways(&[(a, b)]);

@@ -56,8 +56,8 @@ enum Kind {
     Send,
     Write,
     Read,
-    /// Half WRITEs and half inline SENDs, posted in one batch (wr_start, wr_complete) and polled one by one.
-    Session,
+    /// Half WRITEs and half inline SENDs, posted in one batch (`post_send_all`) and polled one by one.
+    Batch,
 }
 
 struct Endpoints {
@@ -82,13 +82,13 @@ impl Endpoints {
         let (local_sges, recv_sges) = ([self.requester_mr.sge(0..len)], [self.responder_mr.sge(0..len)]);
         let remote = self.responder_mr.remote(0);
         for batch in 0..batches {
-            if matches!(kind, Kind::Session) {
-                self.session(len, depth, remote);
+            if matches!(kind, Kind::Batch) {
+                self.batch(len, depth, remote);
                 continue;
             }
             if matches!(kind, Kind::Send) {
                 for id in 0..depth as u64 {
-                    self.b.qp.post_recv(&RecvWr { wr_id: id, sges: &recv_sges }).unwrap();
+                    self.b.qp.post_recv(&RecvWr::new(id, &recv_sges)).unwrap();
                 }
             }
             // The last `depth` entries form the lot; an array needs no allocation.
@@ -98,10 +98,10 @@ impl Endpoints {
                     Kind::Send => SendWr::send(id, &local_sges),
                     Kind::Write => SendWr::write(id, &local_sges, remote),
                     Kind::Read => SendWr::read(id, &local_sges, remote),
-                    Kind::Session => unreachable!("handled above"),
+                    Kind::Batch => unreachable!("handled above"),
                 };
                 let signaled = !in_list || i + 1 == MAX_LIST;
-                SendWr { flags: SendFlags { signaled, ..SendFlags::default() }, ..wr }
+                wr.flags(SendFlags { signaled, ..SendFlags::default() })
             });
             let wrs = &wrs[MAX_LIST - depth..];
             let mut pending = if in_list { 1 } else { depth };
@@ -128,26 +128,17 @@ impl Endpoints {
         }
     }
 
-    fn session(&mut self, len: usize, depth: usize, remote: RemoteAddr) {
-        let (sge, recv_sges) = (self.requester_mr.sge(0..len), [self.responder_mr.sge(0..64)]);
+    fn batch(&mut self, len: usize, depth: usize, remote: RemoteAddr) {
+        let (sges, recv_sges) = ([self.requester_mr.sge(0..len)], [self.responder_mr.sge(0..64)]);
         let sends = depth / 2;
         for id in 0..sends as u64 {
-            self.b.qp.post_recv(&RecvWr { wr_id: id, sges: &recv_sges }).unwrap();
+            self.b.qp.post_recv(&RecvWr::new(id, &recv_sges)).unwrap();
         }
-        // An aborted batch reuses its memory as a completed one does.
-        let mut aborted = self.a.qp.wr_start();
-        aborted.wr_rdma_write(remote).set_sge(sge);
-        aborted.abort();
-        let mut wr = self.a.qp.wr_start();
-        for i in 0..depth {
-            wr.wr_id = i as u64;
-            if i < sends {
-                wr.wr_send().set_inline_data_list(&[b"in", b"line"]);
-            } else {
-                wr.wr_rdma_write(remote).set_sge(sge);
-            }
-        }
-        wr.complete().unwrap();
+        let wr = |i| match i < sends {
+            true => SendWr::send(i as u64, &[]).inline_list(&[b"in", b"line"]),
+            false => SendWr::write(i as u64, &sges, remote),
+        };
+        self.a.qp.post_send_all(&std::array::from_fn::<_, MAX_LIST, _>(wr)[..depth]).unwrap();
         let mut pending = depth + sends;
         let begin = Instant::now();
         while pending > 0 {
@@ -158,7 +149,7 @@ impl Endpoints {
                     pending -= 1;
                 }
             }
-            assert!(begin.elapsed() < Duration::from_secs(30), "a session did not complete within 30 s");
+            assert!(begin.elapsed() < Duration::from_secs(30), "a batch did not complete within 30 s");
         }
     }
 
@@ -183,7 +174,7 @@ fn measure(name: &str, mut endpoints: Endpoints) -> Vec<String> {
     let mut found = Vec::new();
     let kinds =
         [Kind::Send, Kind::Write, Kind::Read].into_iter().flat_map(|kind| [(kind, false), (kind, true)]);
-    let kinds: Vec<_> = kinds.chain([(Kind::Session, false)]).collect();
+    let kinds: Vec<_> = kinds.chain([(Kind::Batch, false)]).collect();
     for (len, depth, batches) in
         [(8, 1, 2000), (8, 16, 500), (8, MAX_LIST, 200), (64 << 10, 4, 100), (LARGEST, 2, 20)]
     {

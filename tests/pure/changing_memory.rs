@@ -39,7 +39,7 @@ fn memory_changing_during_transfer_causes_no_icrc_errors() {
         for id in 0..MESSAGES {
             let to = remote.remote(0);
             let wr = if id % 2 == 0 { SendWr::read(id, &sges, to) } else { SendWr::write(id, &sges, to) };
-            let wr = SendWr { flags: SendFlags::SIGNALED, ..wr };
+            let wr = wr.flags(SendFlags::SIGNALED);
             let posted = a.qp.post_send(&wr).map_err(|e| e.to_string());
             let result = posted.and_then(|()| a.cq.wait(Duration::from_secs(20)).map_err(|e| e.to_string()));
             if let Err(e) = result {

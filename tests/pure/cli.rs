@@ -350,7 +350,7 @@ impl Client {
         let mut tcp = TcpStream::connect(("127.0.0.1", serve.port)).unwrap();
         tcp.set_read_timeout(Some(TIMEOUT)).unwrap();
         let remote = oob_handshake::client(&mut tcp, &[endpoint.qp.endpoint()], 1).unwrap();
-        let options = ConnectOptions { mtu: Some(Mtu::Mtu1024), ..ConnectOptions::default() };
+        let options = ConnectOptions::default().mtu(Mtu::Mtu1024);
         endpoint.qp.connect(&remote[0], &options).unwrap();
         Client { mr, endpoint }
     }
@@ -365,10 +365,10 @@ impl Client {
         let data: Vec<u8> = (0..len).map(|i| (i as u8).wrapping_mul(31) ^ seed).collect();
         self.mr.write(0, &data).unwrap();
         let into = [self.mr.sge(32 << 10..64 << 10)];
-        self.endpoint.qp.post_recv(&RecvWr { wr_id: 1, sges: &into }).unwrap();
+        self.endpoint.qp.post_recv(&RecvWr::new(1, &into)).unwrap();
         let from = [self.mr.sge(0..len)];
         let wr = match imm {
-            Some(imm) => SendWr::send_with_imm(2, &from, imm),
+            Some(imm) => SendWr::send_imm(2, &from, imm),
             None => SendWr::send(2, &from),
         };
         self.endpoint.qp.post_send(&wr).unwrap();
@@ -414,7 +414,7 @@ fn serve_handles_every_operation_and_prints_summary_on_sigint() {
     let data: Vec<u8> = (0..20_000).map(|i| (i % 251) as u8).collect();
     client.mr.write(0, &data).unwrap();
     client.run(&SendWr::write(3, &[client.mr.sge(0..20_000)], at(100)));
-    client.run(&SendWr::write_with_imm(4, &[client.mr.sge(0..8)], at(0), 7));
+    client.run(&SendWr::write_imm(4, &[client.mr.sge(0..8)], at(0), 7));
     client.run(&SendWr::read(5, &[client.mr.sge(30_000..50_000)], at(100)));
     assert_eq!(client.mr.to_vec()[30_000..50_000], data);
     client.mr.write(0, &[0; 8]).unwrap();
@@ -452,7 +452,7 @@ fn stopped_peer_ends_connection_unless_min_ack_timeout_is_longer() {
         // The peer's response must arrive after the stop too.
         args.extend(min_ack_timeout.iter().flat_map(|_| ["--min-ack-timeout", "60"]));
         let serve = Serve::start(&args);
-        let options = ContextOptions { min_ack_timeout, ..ContextOptions::default() };
+        let options = ContextOptions::default().min_ack_timeout(min_ack_timeout);
         let client = Client::connect_with(&serve, Ipv4Addr::new(127, 92, 1, address), &options);
         client.echo(100, None, 1);
         let signal = |signal| kill(Pid::from_raw(serve.child.id() as i32), signal).unwrap();

@@ -47,8 +47,7 @@ fn lossless_fabric_does_not_allocate_after_warm_up() {
 
 #[test]
 fn lossy_fabric_does_not_allocate_after_warm_up() {
-    let config =
-        FabricConfig { loss: 0.02, duplicate: 0.02, corrupt: 0.02, seed: 5, ..FabricConfig::default() };
+    let config = FabricConfig::default().loss(0.02).duplicate(0.02).corrupt(0.02).seed(5);
     let (allocations, received) = carry(&Fabric::with_config(config).unwrap(), 1200);
     assert_eq!(allocations, 0);
     assert!(received > 90_000);

@@ -28,7 +28,7 @@ fn background_cpu_ratio() -> f64 {
     a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
     b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
     let sges = [a.mr.sge(0..SIZE)];
-    let write = SendWr { flags: SendFlags::SIGNALED, ..SendWr::write(0, &sges, b.mr.remote(0)) };
+    let write = SendWr::write(0, &sges, b.mr.remote(0)).flags(SendFlags::SIGNALED);
     let (before, mut posted, mut done) = (times(), 0, 0);
     let mut completions = Vec::new();
     while done < MESSAGES {

@@ -18,8 +18,7 @@ use urxe::nic::{Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
     AddressVector, BurstLimits, Destination, Instant, Placement, QpAttr, QpInit, QpState, QpType, Quirks,
-    RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, SrqId, Tuning, TxQueue, WcStatus, WrData, WrOp,
-    XrcdId,
+    RecvCaps, RecvWr, RxBurst, SendCaps, SendWr, SrqId, Tuning, TxQueue, WcStatus, WrOp, XrcdId,
 };
 use urxe::wire::{
     AckTimeout, Aeth, AtomicEth, Bth, Deth, Feth, Flow, Headers, IpIdent, LKey, Mtu, Opcode, PKey, Psn, QKey,
@@ -130,31 +129,23 @@ impl Target {
     }
 
     fn connect(&mut self, qp: usize) {
-        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+        let to = |state| QpAttr::new(state);
         let psn = |rng: &mut Rng| Some(Psn::new(rng.next() as u32));
         let (rq, sq) = if qp == VICTIM {
             (psn(&mut self.rng), psn(&mut self.rng))
         } else {
             (Some(Psn::new(0)), Some(Psn::new(0)))
         };
-        let first = QpAttr { pkey_index: Some(0), port: Some(1), ..to(QpState::Init) };
-        let path = QpAttr {
-            av: Some(AddressVector::to(IpAddr::from(PEER_IP).into())),
-            path_mtu: Some(Mtu::Mtu256),
-            dest_qpn: Some(Qpn::new(0x77)),
-            rq_psn: rq,
-            ..to(QpState::Rtr)
-        };
-        let start = QpAttr { sq_psn: sq, ..to(QpState::Rts) };
-        let init = QpAttr { access: Some(ALL_ACCESS), qkey: Some(QKEY), ..first };
-        let rtr = QpAttr { max_dest_rd_atomic: Some(4), min_rnr_timer: Some(RnrTimer::new(1)), ..path };
-        let rts = QpAttr {
-            timeout: Some(AckTimeout::new(1)),
-            retry_cnt: Some(7),
-            rnr_retry: Some(7),
-            max_rd_atomic: Some(4),
-            ..start
-        };
+        let first = to(QpState::Init).pkey_index(0).port(1);
+        let path = to(QpState::Rtr)
+            .av(AddressVector::to(IpAddr::from(PEER_IP).into()))
+            .path_mtu(Mtu::Mtu256)
+            .dest_qpn(Qpn::new(0x77))
+            .rq_psn(rq);
+        let start = to(QpState::Rts).sq_psn(sq);
+        let init = first.access(ALL_ACCESS).qkey(QKEY);
+        let rtr = path.max_dest_rd_atomic(4).min_rnr_timer(RnrTimer::new(1));
+        let rts = start.timeout(AckTimeout::new(1)).retry_cnt(7).rnr_retry(7).max_rd_atomic(4);
         let service = if qp == VICTIM { self.service } else { QpType::Rc };
         let only =
             |from, attr: QpAttr| attr.only(accepted_attrs(service, from, attr.state.unwrap_or_default()));
@@ -360,8 +351,8 @@ impl Target {
         let to = (self.service == QpType::Ud).then_some(to);
         let to = to.or(self.xrc_srq.map(Destination::Srq));
         let sges = if op.has_data() { &local[..] } else { &[] };
-        let wr = SendWr { wr_id: 1, op, data: WrData::Sges(sges), flags: SendFlags::SIGNALED, to };
-        let recv = RecvWr { wr_id: 2, sges: &local };
+        let wr = SendWr::new(1, op, sges).to(to);
+        let recv = RecvWr::new(2, &local);
         // Errors are expected: full queues, and operations that the service lacks.
         if self.rng.percent(50) {
             let _ = self.nic.post_send(qpn, &wr).unwrap();

@@ -81,7 +81,7 @@ impl Link for DelayedLink {
 #[test]
 fn expired_timer_waits_for_packets_queued_in_the_link() {
     // Number of the first queue pair of a context with this seed; the link must know it.
-    let options = ContextOptions { seed: Some(1), ..ContextOptions::default() };
+    let options = ContextOptions::default().seed(1);
     let link = |to| DelayedLink {
         info: LinkInfo {
             name: "delayed".into(),

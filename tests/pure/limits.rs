@@ -11,18 +11,16 @@ const PARTS: usize = 32;
 
 /// Returns two connected queue pairs on one fabric with 32 elements per request.
 fn pair(fabric: &Fabric) -> [(TestEndpoint, Qp); 2] {
-    let options = QpOptions {
-        send: SendCaps { max_wr: 256, max_sge: PARTS as u32, max_inline: 8 },
-        recv: RecvCaps { max_wr: 256, max_sge: PARTS as u32 },
-        ..QpOptions::default()
-    };
+    let options = QpOptions::default()
+        .send(SendCaps { max_wr: 256, max_sge: PARTS as u32, max_inline: 8 })
+        .recv(RecvCaps { max_wr: 256, max_sge: PARTS as u32 });
     let sides = [0, 1].map(|_| {
         let node = TestEndpoint::new(Context::on_fabric(fabric).unwrap()).unwrap();
         let qp = node.pd.create_qp(&node.cq, &node.cq, &options).unwrap();
         (node, qp)
     });
     // The fabric loses no packet, and a busy machine must not cause timeouts.
-    let no_timeout = ConnectOptions { timeout: AckTimeout::new(0), ..ConnectOptions::default() };
+    let no_timeout = ConnectOptions::default().timeout(AckTimeout::new(0));
     for i in 0..2 {
         sides[i].1.connect(&sides[1 - i].1.endpoint(), &no_timeout).unwrap();
     }
@@ -39,7 +37,7 @@ fn message_of_two_gigabytes_is_transferred() {
     let data: Vec<u8> = (0..part).map(|i| (i ^ i >> 8 ^ i >> 16) as u8).collect();
     src.write(0, &data).unwrap();
     let (from, to) = (vec![src.sge(0..part); PARTS], vec![dst.sge(0..part); PARTS]);
-    b_qp.post_recv(&RecvWr { wr_id: 1, sges: &to }).unwrap();
+    b_qp.post_recv(&RecvWr::new(1, &to)).unwrap();
     a_qp.post_send(&SendWr::send(2, &from)).unwrap();
     let wc = b.cq.wait(TIMEOUT).unwrap();
     assert_eq!((wc.wr_id, wc.status, wc.byte_len as usize), (1, WcStatus::Success, MAX_MESSAGE));
@@ -64,10 +62,7 @@ fn psns_and_msns_wrap_without_loss() {
     let (sges, mut out) = ([src.sge(0..8)], Vec::new());
     for n in 1..=messages {
         let signaled = n % 64 == 0 || n == messages;
-        let wr = SendWr {
-            flags: SendFlags { signaled, ..SendFlags::default() },
-            ..SendWr::write(n, &sges, dst.remote(0))
-        };
+        let wr = SendWr::write(n, &sges, dst.remote(0)).flags(SendFlags { signaled, ..SendFlags::default() });
         if signaled {
             src.buffer().store_u64(0, n).unwrap();
         }

@@ -190,7 +190,7 @@ fn own_cm_sends_the_same_messages_as_the_kernel() {
 
         // The client.
         let mut cm = Cm::new(CmConfig::new(req.ca_guid, vec![client.into()]), 1);
-        let av = AddressVector { flow_label: req.primary.flow_label, ..AddressVector::to(server.into()) };
+        let av = AddressVector::to(server.into()).flow_label(req.primary.flow_label);
         let qp = LocalQp { qpn: req.qpn, psn: req.psn, srq: req.srq };
         let request = Request {
             responder_resources: req.responder_resources,

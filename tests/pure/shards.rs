@@ -59,7 +59,7 @@ impl Nic {
     }
 
     fn ud_qp(&self) -> Qp {
-        let options = QpOptions { qp_type: QpType::Ud, ..QpOptions::default() };
+        let options = QpOptions::default().qp_type(QpType::Ud);
         let qp = self.pd.create_qp(&self.cq, &self.cq, &options).unwrap();
         qp.activate(KEY).unwrap();
         qp
@@ -108,7 +108,7 @@ fn exchange(a: &Nic, b: &Nic, pairs: &[(Qp, Qp)]) {
     for (i, (x, y)) in pairs.iter().enumerate() {
         a.mr.write(i * LEN, &pattern(i, len)).unwrap();
         b.mr.write((16 + i) * LEN, &pattern(16 + i, len)).unwrap();
-        y.post_recv(&RecvWr { wr_id: i as u64, sges: &[b.piece(32 + i, len)] }).unwrap();
+        y.post_recv(&RecvWr::new(i as u64, &[b.piece(32 + i, len)])).unwrap();
         x.post_send(&SendWr::send(i as u64, &[a.piece(i, len)])).unwrap();
         x.post_send(&SendWr::write(i as u64, &[a.piece(i, len)], b.mr.remote(i * LEN))).unwrap();
         x.post_send(&SendWr::read(i as u64, &[a.piece(16 + i, len)], b.mr.remote((16 + i) * LEN))).unwrap();
@@ -186,7 +186,7 @@ fn qps_on_an_srq_are_in_its_shard() {
     let mut pairs = Vec::new();
     for i in 0..8 {
         let (x, srq) = (a.qp(), &srqs[i % 2]);
-        let y = b.pd.create_qp_on_srq(&b.cq, &b.cq, srq, &QpOptions::default()).unwrap();
+        let y = b.pd.create_qp(&b.cq, &b.cq, &QpOptions::default().srq(srq)).unwrap();
         assert_eq!(shard_of(y.qpn()), srq.id().0 as usize % SHARDS);
         connect(&x, &y);
         pairs.push((x, y));
@@ -194,7 +194,7 @@ fn qps_on_an_srq_are_in_its_shard() {
     assert_ne!(srqs[0].id().0 as usize % SHARDS, srqs[1].id().0 as usize % SHARDS);
     for (i, srq) in srqs.iter().enumerate() {
         (0..4).for_each(|n| {
-            srq.post_recv(&RecvWr { wr_id: n, sges: &[b.piece(4 * i + n as usize, 3000)] }).unwrap();
+            srq.post_recv(&RecvWr::new(n, &[b.piece(4 * i + n as usize, 3000)])).unwrap();
         });
     }
     pairs.iter().for_each(|(x, _)| x.post_send(&SendWr::send(1, &[a.piece(0, 3000)])).unwrap());
@@ -211,15 +211,15 @@ fn all_xrc_objects_are_in_one_shard() {
     let (a, b) = (Nic::new(SHARDS), Nic::new(SHARDS));
     let domain = b.context.open_xrcd().unwrap();
     let caps = RecvCaps { max_wr: 8, max_sge: 1 };
-    let srqs = [(); 3].map(|()| b.pd.create_xrc_srq(&domain, &b.cq, caps).unwrap());
-    let options = QpOptions { qp_type: QpType::XrcSend, ..QpOptions::default() };
+    let srqs = [(); 3].map(|()| b.pd.create_srq(SrqOptions::new(caps).xrc(&domain, &b.cq)).unwrap());
+    let options = QpOptions::default().qp_type(QpType::XrcSend);
     for round in 0..3 {
         let x = a.pd.create_qp(&a.cq, &a.cq, &options).unwrap();
         let y = domain.create_target_qp().unwrap();
         assert_eq!([x.qpn(), y.qpn()].map(shard_of), [0, 0]);
         connect(&x, &y);
         for (i, srq) in srqs.iter().enumerate() {
-            srq.post_recv(&RecvWr { wr_id: i as u64, sges: &[b.piece(i, 100)] }).unwrap();
+            srq.post_recv(&RecvWr::new(i as u64, &[b.piece(i, 100)])).unwrap();
             x.post_send(&SendWr::send(round, &[a.piece(0, 100)]).to_srq(srq.id())).unwrap();
         }
         a.completions(3);
@@ -238,14 +238,14 @@ fn datagrams_and_groups_reach_every_shard() {
     for (i, qp) in members.iter().enumerate() {
         qp.attach_mcast(group).unwrap();
         for wr_id in [0, 1] {
-            qp.post_recv(&RecvWr { wr_id, sges: &[b.piece(2 * i + wr_id as usize, 1000)] }).unwrap();
+            qp.post_recv(&RecvWr::new(wr_id, &[b.piece(2 * i + wr_id as usize, 1000)])).unwrap();
         }
     }
     let path = AddressVector::to(b.context.query_gid(0).unwrap());
     let ah = a.pd.create_ah(&path).unwrap();
     for qp in &members {
         let to = Some(ah.to(qp.qpn(), KEY));
-        sender.post_send(&SendWr { to, ..SendWr::send(1, &[a.piece(0, 900)]) }).unwrap();
+        sender.post_send(&SendWr::send(1, &[a.piece(0, 900)]).to(to)).unwrap();
     }
     a.completions(members.len());
     let assert_all_received = |got: Vec<Completion>| {
@@ -258,7 +258,7 @@ fn datagrams_and_groups_reach_every_shard() {
     assert_all_received(b.completions(members.len()));
     let ah = a.pd.create_ah(&AddressVector::to(group)).unwrap();
     let to = Some(ah.to(Qpn::MULTICAST, KEY));
-    sender.post_send(&SendWr { to, ..SendWr::send(2, &[a.piece(0, 900)]) }).unwrap();
+    sender.post_send(&SendWr::send(2, &[a.piece(0, 900)]).to(to)).unwrap();
     assert_all_received(b.completions(members.len()));
     a.completions(1);
     // Members of one shard detach; the others remain.
@@ -268,29 +268,22 @@ fn datagrams_and_groups_reach_every_shard() {
     }
     let rest: Vec<&Qp> = members.iter().filter(|qp| shard_of(qp.qpn()) != 1).collect();
     for qp in &rest {
-        qp.post_recv(&RecvWr { wr_id: 3, sges: &[b.piece(20, 1000)] }).unwrap();
+        qp.post_recv(&RecvWr::new(3, &[b.piece(20, 1000)])).unwrap();
     }
-    sender.post_send(&SendWr { to, ..SendWr::send(2, &[a.piece(0, 900)]) }).unwrap();
+    sender.post_send(&SendWr::send(2, &[a.piece(0, 900)]).to(to)).unwrap();
     let got = b.completions(rest.len());
     assert!(got.iter().all(|wc| shard_of(wc.qpn) != 1), "{got:?}");
 }
 
 #[test]
 fn limits_apply_to_the_whole_nic() {
-    let limits = Limits {
-        max_qp: 5,
-        max_srq: 3,
-        max_mcast_grp: 2,
-        max_mcast_qp_attach: 3,
-        ..Personality::STRICT.limits
-    };
+    let limits = Personality::STRICT.limits.max_qp(5).max_srq(3).max_mcast_grp(2).max_mcast_qp_attach(3);
     let links = UdpLink::bind_shards(address(), &UdpOptions::default(), SHARDS).unwrap();
     let links = links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect();
-    let personality = Personality { limits, ..Personality::STRICT };
-    let context =
-        Context::open_shards(links, &ContextOptions { personality, ..ContextOptions::default() }).unwrap();
+    let personality = Personality::STRICT.limits(limits);
+    let context = Context::open_shards(links, &ContextOptions::default().personality(personality)).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
-    let options = QpOptions { qp_type: QpType::Ud, ..QpOptions::default() };
+    let options = QpOptions::default().qp_type(QpType::Ud);
     let mut qps: Vec<Qp> = (0..5).map(|_| pd.create_qp(&cq, &cq, &options).unwrap()).collect();
     let full = CreateError::Exhausted { kind: "QPs", max: 5 };
     assert_eq!(pd.create_qp(&cq, &cq, &options).unwrap_err(), full);
@@ -378,7 +371,7 @@ fn coalesced_datagram_with_packets_of_all_shards_reaches_each() {
             let deth = Deth { qkey: KEY, src_qp: Qpn::new(7) };
             let headers = Headers { bth, deth, ..Headers::default() };
             queue.push(&Flow::new(own, b.ip(), ROCE_PORT), headers, Payload::Bytes(&[i as u8; 64]));
-            qps[*to].post_recv(&RecvWr { wr_id: i as u64, sges: &[b.piece(i, 200)] }).unwrap();
+            qps[*to].post_recv(&RecvWr::new(i as u64, &[b.piece(i, 200)])).unwrap();
         }
         assert_eq!(queue.bursts().len(), 1, "the packets form one burst");
         for burst in queue.bursts() {
@@ -449,8 +442,8 @@ fn nic_events_are_raised_once_for_all_shards() {
         // Every shard has the new entries.
         let peer = Endpoint { gid: other, ..qp.endpoint() };
         qp.to_init(Access::ALL).unwrap();
-        let options = ConnectOptions { sgid_index: Some(1), ..ConnectOptions::default() };
-        qp.modify(&QpAttr { state: Some(QpState::Init), pkey_index: Some(1), ..QpAttr::default() }).unwrap();
+        let options = ConnectOptions::default().sgid_index(1);
+        qp.modify(&QpAttr::new(QpState::Init).pkey_index(1)).unwrap();
         qp.to_rtr(&peer, &options).unwrap();
     }
     // While a QP of the last shard refers to the P_Key, it remains in the table of every shard.

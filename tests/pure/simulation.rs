@@ -30,20 +30,18 @@ fn probability(r: &mut Rng, max: f64) -> f64 {
 
 fn random_config(r: &mut Rng) -> FabricConfig {
     let bandwidth = r.pick(&[None, None, Some(1_000_000_000), Some(25_000_000_000), Some(400_000_000_000)]);
-    FabricConfig {
-        seed: r.next(),
-        latency: Duration::from_nanos(r.pick(&[0, 200, 1_000, 10_000, 300_000])),
-        jitter: Duration::from_nanos(r.pick(&[0, 0, 100, 20_000])),
-        bandwidth,
-        queue_bytes: bandwidth.and(r.pick(&[None, Some(30_000), Some(200_000)])),
-        ecn_threshold: bandwidth.and(r.pick(&[None, Some(10_000)])),
-        loss: probability(r, 0.04),
-        duplicate: probability(r, 0.05),
-        reorder: probability(r, 0.05),
-        reorder_by: Duration::from_nanos(r.pick(&[500, 5_000, 2_000_000])),
-        corrupt: probability(r, 0.02),
-        ..FabricConfig::default()
-    }
+    FabricConfig::default()
+        .seed(r.next())
+        .latency(Duration::from_nanos(r.pick(&[0, 200, 1_000, 10_000, 300_000])))
+        .jitter(Duration::from_nanos(r.pick(&[0, 0, 100, 20_000])))
+        .bandwidth(bandwidth)
+        .queue_bytes(bandwidth.and(r.pick(&[None, Some(30_000), Some(200_000)])))
+        .ecn_threshold(bandwidth.and(r.pick(&[None, Some(10_000)])))
+        .loss(probability(r, 0.04))
+        .duplicate(probability(r, 0.05))
+        .reorder(probability(r, 0.05))
+        .reorder_by(Duration::from_nanos(r.pick(&[500, 5_000, 2_000_000])))
+        .corrupt(probability(r, 0.02))
 }
 
 /// Expected result of a work request.
@@ -82,7 +80,7 @@ fn source(side: usize) -> &'static [u8] {
 impl Side {
     fn new(fabric: &Fabric, seed: u64, window: Option<usize>, side: usize) -> Side {
         let port = fabric.port(&fabric.auto_address()).unwrap();
-        let options = ContextOptions { seed: Some(seed), window, ..ContextOptions::default() };
+        let options = ContextOptions::default().seed(seed).window(window);
         let context = Context::on_port(port, &options, |port| Box::new(port)).unwrap();
         let node = TestEndpoint::new(context).unwrap();
         let recv_cq = node.context.create_cq(256).unwrap();
@@ -113,7 +111,7 @@ impl Side {
         if n < MAX_WORK {
             let at = recv_offset(n);
             let sges = [self.target.sge(at..at + 100), self.target.sge(at + 100..at + MAX_LEN)];
-            self.qp.post_recv(&RecvWr { wr_id: n as u64, sges: &sges }).unwrap();
+            self.qp.post_recv(&RecvWr::new(n as u64, &sges)).unwrap();
             self.posted_recvs += 1;
         }
     }
@@ -147,13 +145,11 @@ impl World {
             let window = r.pick(&[None, None, Some(5_000), Some(60_000)]);
             Side::new(&fabric, r.next(), window, n)
         });
-        let options = ConnectOptions {
-            mtu: Some(r.pick(&[Mtu::Mtu256, Mtu::Mtu1024, Mtu::Mtu4096])),
-            timeout: AckTimeout::new(r.pick(&[9, 10, 12])),
-            min_rnr_timer: RnrTimer::new(r.pick(&[1, 4, 8])),
-            max_rd_atomic: r.pick(&[1, 2, 16]),
-            ..ConnectOptions::default()
-        };
+        let options = ConnectOptions::default()
+            .mtu(r.pick(&[Mtu::Mtu256, Mtu::Mtu1024, Mtu::Mtu4096]))
+            .timeout(AckTimeout::new(r.pick(&[9, 10, 12])))
+            .min_rnr_timer(RnrTimer::new(r.pick(&[1, 4, 8])))
+            .max_rd_atomic(r.pick(&[1, 2, 16]));
         let ends = [sides[0].qp.endpoint(), sides[1].qp.endpoint()];
         for (n, side) in sides.iter().enumerate() {
             side.qp.connect(&ends[1 - n], &options).unwrap();
@@ -178,7 +174,7 @@ impl World {
         let (opcode, result) = match r.below(5) {
             0 => {
                 let wr = match imm {
-                    Some(imm) => SendWr::send_with_imm(wr_id, &sges, imm),
+                    Some(imm) => SendWr::send_imm(wr_id, &sges, imm),
                     None => SendWr::send(wr_id, &sges),
                 };
                 let slot = recv_offset(peer.incoming.len());
@@ -189,7 +185,7 @@ impl World {
             1 => {
                 let to = peer.target.remote(at);
                 let wr = match imm {
-                    Some(imm) => SendWr::write_with_imm(wr_id, &sges, to, imm),
+                    Some(imm) => SendWr::write_imm(wr_id, &sges, to, imm),
                     None => SendWr::write(wr_id, &sges, to),
                 };
                 if imm.is_some() {
@@ -199,10 +195,7 @@ impl World {
                 (WcOpcode::RdmaWrite, me.qp.post_send(&wr))
             }
             2 if len <= 256 => {
-                let inline = SendWr {
-                    data: WrData::Inline(data),
-                    ..SendWr::write(wr_id, &[], peer.target.remote(at))
-                };
+                let inline = SendWr::write(wr_id, &[], peer.target.remote(at)).inline(data);
                 peer.expected[at..at + len].copy_from_slice(data);
                 (WcOpcode::RdmaWrite, me.qp.post_send(&inline))
             }
@@ -360,16 +353,14 @@ fn grid() -> String {
     let mut out = String::from("  loss    latency        time   Gb/s   packets  again  NAKs  timeouts\n");
     for loss in [0.0, 0.0001, 0.001, 0.01, 0.05] {
         for latency in [1, 10, 100, 1000] {
-            let config = FabricConfig {
-                loss,
-                latency: Duration::from_micros(latency),
-                bandwidth: Some(100_000_000_000),
-                seed: 1,
-                ..FabricConfig::default()
-            };
+            let config = FabricConfig::default()
+                .loss(loss)
+                .latency(Duration::from_micros(latency))
+                .bandwidth(100_000_000_000)
+                .seed(1);
             let fabric = Fabric::virtual_time(config).unwrap();
             let [a, b] = [0, 1].map(|n| Side::new(&fabric, n as u64, None, n));
-            let options = ConnectOptions { timeout: AckTimeout::new(12), ..ConnectOptions::default() };
+            let options = ConnectOptions::default().timeout(AckTimeout::new(12));
             a.qp.connect(&b.qp.endpoint(), &options).unwrap();
             b.qp.connect(&a.qp.endpoint(), &options).unwrap();
             let sges = [a.source.sge(0..len)];

@@ -26,7 +26,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Returns a fabric in virtual time with a latency of 10 µs from port to port.
 fn slow_fabric() -> Fabric {
     let latency = Duration::from_micros(10);
-    Fabric::virtual_time(FabricConfig { latency, ..FabricConfig::default() }).unwrap()
+    Fabric::virtual_time(FabricConfig::default().latency(latency)).unwrap()
 }
 
 fn is_readable(fd: BorrowedFd<'_>) -> bool {

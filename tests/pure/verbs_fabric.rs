@@ -25,8 +25,8 @@ fn check_every_operation(fabric: &Fabric, lossy: bool) {
     assert_eq!(src.to_vec(), data);
 
     dst.write(0, &vec![0; len]).unwrap();
-    b.qp.post_recv(&RecvWr { wr_id: 3, sges: &[dst.sge(0..1000), dst.sge(1000..len)] }).unwrap();
-    a.qp.post_send(&SendWr::send_with_imm(4, &[src.sge(0..len)], 77)).unwrap();
+    b.qp.post_recv(&RecvWr::new(3, &[dst.sge(0..1000), dst.sge(1000..len)])).unwrap();
+    a.qp.post_send(&SendWr::send_imm(4, &[src.sge(0..len)], 77)).unwrap();
     let wc = b.cq.wait(TIMEOUT).unwrap();
     assert_eq!((wc.wr_id, wc.opcode, wc.byte_len as usize, wc.imm), (3, WcOpcode::Recv, len, Some(77)));
     assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, 4);
@@ -41,13 +41,13 @@ fn check_every_operation(fabric: &Fabric, lossy: bool) {
     assert_eq!(src.buffer().load_u64(8), Ok(7));
     assert_eq!(dst.buffer().load_u64(8), Ok(9));
 
-    b.qp.post_recv(&RecvWr { wr_id: 7, sges: &[] }).unwrap();
-    a.qp.post_send(&SendWr::write_with_imm(8, &[src.sge(0..16)], dst.remote(64), 1)).unwrap();
+    b.qp.post_recv(&RecvWr::new(7, &[])).unwrap();
+    a.qp.post_send(&SendWr::write_imm(8, &[src.sge(0..16)], dst.remote(64), 1)).unwrap();
     let wc = b.cq.wait(TIMEOUT).unwrap();
     assert_eq!((wc.opcode, wc.byte_len, wc.imm), (WcOpcode::RecvRdmaWithImm, 16, Some(1)));
     assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, 8);
 
-    let inline = SendWr { data: WrData::Inline(b"inline!!"), ..SendWr::write(9, &[], dst.remote(0)) };
+    let inline = SendWr::write(9, &[], dst.remote(0)).inline(b"inline!!");
     a.qp.post_send(&inline).unwrap();
     assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, 9);
     assert_eq!(dst.buffer().load_u64(0), Ok(u64::from_ne_bytes(*b"inline!!")));
@@ -76,15 +76,13 @@ fn every_operation_completes_in_virtual_time() {
 #[test]
 fn every_operation_completes_over_faulty_wire_in_virtual_time() {
     for seed in 0..20 {
-        let config = FabricConfig {
-            seed,
-            latency: Duration::from_micros(5),
-            loss: 0.03,
-            duplicate: 0.03,
-            reorder: 0.03,
-            corrupt: 0.01,
-            ..FabricConfig::default()
-        };
+        let config = FabricConfig::default()
+            .seed(seed)
+            .latency(Duration::from_micros(5))
+            .loss(0.03)
+            .duplicate(0.03)
+            .reorder(0.03)
+            .corrupt(0.01);
         check_every_operation(&Fabric::virtual_time(config).unwrap(), true);
     }
 }
@@ -95,14 +93,14 @@ fn completion_channel_becomes_readable_on_completion() {
     use std::os::fd::AsFd;
     let (a, b) = Fabric::new().pair().unwrap();
     let channel = b.context.create_channel().unwrap();
-    let cq = b.context.create_cq_on(16, &channel).unwrap();
+    let cq = b.context.create_cq(CqOptions::new(16).channel(&channel)).unwrap();
     let qp = b.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
     let peer = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap();
     qp.connect(&peer.endpoint(), &ConnectOptions::default()).unwrap();
     peer.connect(&qp.endpoint(), &ConnectOptions::default()).unwrap();
     cq.req_notify(Notify::Any);
     assert!(channel.next_event().is_none());
-    qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+    qp.post_recv(&RecvWr::new(1, &[])).unwrap();
     peer.post_send(&SendWr::send(2, &[])).unwrap();
     let mut fds = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut fds, PollTimeout::from(5000u16)), Ok(1));
@@ -123,19 +121,15 @@ fn failed_wait_reports_timeout_or_idle_fabric() {
 
 #[test]
 fn retries_do_not_congest_a_slow_wire_with_a_short_queue() {
-    let config = FabricConfig {
-        bandwidth: Some(20_000_000),
-        queue_bytes: Some(100_000),
-        latency: Duration::from_micros(50),
-        ..FabricConfig::default()
-    };
+    let config =
+        FabricConfig::default().bandwidth(20_000_000).queue_bytes(100_000).latency(Duration::from_micros(50));
     let fabric = Fabric::virtual_time(config).unwrap();
     let (a, b) = (
         TestEndpoint::new(Context::on_fabric(&fabric).unwrap()),
         TestEndpoint::new(Context::on_fabric(&fabric).unwrap()),
     );
     let (a, b) = (a.unwrap(), b.unwrap());
-    let options = ConnectOptions { mtu: Some(Mtu::Mtu256), ..ConnectOptions::default() };
+    let options = ConnectOptions::default().mtu(Mtu::Mtu256);
     a.qp.connect(&b.qp.endpoint(), &options).unwrap();
     b.qp.connect(&a.qp.endpoint(), &options).unwrap();
     let len = 1 << 20;

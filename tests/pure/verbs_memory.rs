@@ -12,10 +12,8 @@ fn pair() -> (TestEndpoint, TestEndpoint) {
     let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
     let a = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
     let b = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
-    let options = ConnectOptions {
-        access: Access::ALL | Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT,
-        ..ConnectOptions::default()
-    };
+    let options =
+        ConnectOptions::default().access(Access::ALL | Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT);
     a.qp.connect(&b.qp.endpoint(), &options).unwrap();
     b.qp.connect(&a.qp.endpoint(), &options).unwrap();
     (a, b)
@@ -80,8 +78,8 @@ fn type_2_window_grants_access_until_remote_invalidate() {
     let from = RemoteAddr { va: 0, rkey: mw.rkey() };
     execute(&a, &SendWr::read(2, &[src.sge(0..4)], from));
     assert_eq!(bytes(&src, 0, 4), b"once");
-    b.qp.post_recv(&RecvWr { wr_id: 3, sges: &[mr.sge(200..210)] }).unwrap();
-    execute(&a, &SendWr::send_with_inv(4, &[src.sge(0..4)], mw.rkey()));
+    b.qp.post_recv(&RecvWr::new(3, &[mr.sge(200..210)])).unwrap();
+    execute(&a, &SendWr::send_inval(4, &[src.sge(0..4)], mw.rkey()));
     let wc = b.cq.wait(TIMEOUT).unwrap();
     assert_eq!((wc.wr_id, wc.invalidated), (3, Some(mw.rkey())));
     assert_eq!(failed_status(&a, &SendWr::read(5, &[src.sge(0..4)], from)), WcStatus::RemAccessErr);
@@ -239,7 +237,7 @@ fn null_region_discards_part_of_a_message() {
     let (src, dst) = (a.pd.reg_mr(64, Access::ALL).unwrap(), b.pd.reg_mr(64, Access::ALL).unwrap());
     src.write(0, b"header and body").unwrap();
     let null = b.pd.alloc_null_mr().unwrap();
-    b.qp.post_recv(&RecvWr { wr_id: 1, sges: &[null.sge(11), dst.sge(0..10)] }).unwrap();
+    b.qp.post_recv(&RecvWr::new(1, &[null.sge(11), dst.sge(0..10)])).unwrap();
     execute(&a, &SendWr::send(2, &[src.sge(0..15)]));
     assert_eq!(b.cq.wait(TIMEOUT).unwrap().byte_len, 15);
     assert_eq!(bytes(&dst, 0, 4), b"body");
@@ -270,7 +268,7 @@ fn region_is_addressed_from_zero_or_chosen_iova() {
     let (a, b) = pair();
     let src = a.pd.reg_mr(64, Access::ALL).unwrap();
     let zero = b.pd.reg_mr(64, Access::ALL | Access::ZERO_BASED).unwrap();
-    let far = b.pd.reg_mr_iova(64, 0xffff_0000_0000_0000, Access::ALL).unwrap();
+    let far = b.pd.reg_mr(64, MrOptions::new(Access::ALL).iova(0xffff_0000_0000_0000)).unwrap();
     assert_eq!((zero.addr(), far.addr()), (0, 0xffff_0000_0000_0000));
     src.write(0, b"here").unwrap();
     for (i, mr) in [zero, far].iter().enumerate() {

@@ -29,29 +29,24 @@ fn member(context: Context) -> Member {
 }
 
 fn ud_qp(pd: &Pd, cq: &Cq) -> Qp {
-    let qp = pd.create_qp(cq, cq, &QpOptions { qp_type: QpType::Ud, ..QpOptions::default() }).unwrap();
+    let qp = pd.create_qp(cq, cq, &QpOptions::default().qp_type(QpType::Ud)).unwrap();
     qp.activate(QKEY).unwrap();
     qp
 }
 
 impl Member {
     fn recv(&self, wr_id: u64) {
-        self.qp.post_recv(&RecvWr { wr_id, sges: &[self.mr.sge(0..1000)] }).unwrap();
+        self.qp.post_recv(&RecvWr::new(wr_id, &[self.mr.sge(0..1000)])).unwrap();
     }
 
     /// Sends to a group, and waits for the send completion.
     fn send(&self, group: Gid, text: &[u8]) {
         let v4 = group.ip().is_ipv4();
         let index = self.context.gids().iter().position(|g| g.ip().is_ipv4() == v4).unwrap() as u8;
-        let ah = self
-            .pd
-            .create_ah(&AddressVector { sgid_index: index, hop_limit: 5, ..AddressVector::to(group) })
-            .unwrap();
+        let ah = self.pd.create_ah(&AddressVector::to(group).sgid_index(index).hop_limit(5)).unwrap();
         self.mr.write(2000, text).unwrap();
         let sge = [self.mr.sge(2000..2000 + text.len())];
-        self.qp
-            .post_send(&SendWr { to: Some(ah.to(Qpn::MULTICAST, QKEY)), ..SendWr::send(7, &sge) })
-            .unwrap();
+        self.qp.post_send(&SendWr::send(7, &sge).to(ah.to(Qpn::MULTICAST, QKEY))).unwrap();
         assert_eq!(self.next(7).opcode, WcOpcode::Send);
     }
 
@@ -114,7 +109,7 @@ fn check_on_fabric(fabric: &Fabric) {
         let back = b.pd.create_ah_from_wc(&wc, &header).unwrap();
         b.mr.write(3000, b"me").unwrap();
         let sge = [b.mr.sge(3000..3002)];
-        b.qp.post_send(&SendWr { to: Some(back.to(wc.src_qpn, QKEY)), ..SendWr::send(8, &sge) }).unwrap();
+        b.qp.post_send(&SendWr::send(8, &sge).to(back.to(wc.src_qpn, QKEY))).unwrap();
         b.next(8);
         let (_, flow, text) = a.receive();
         assert_eq!((text, flow.dst.is_multicast()), (b"me".to_vec(), false));
@@ -145,7 +140,7 @@ fn each_member_of_one_nic_receives_a_copy() {
     let [a, b, _] = members(&Fabric::new());
     let group = gid(GROUPS[1]);
     let other = ud_qp(&b.pd, &b.cq);
-    other.post_recv(&RecvWr { wr_id: 2, sges: &[b.mr.sge(1000..2000)] }).unwrap();
+    other.post_recv(&RecvWr::new(2, &[b.mr.sge(1000..2000)])).unwrap();
     b.qp.attach_mcast(group).unwrap();
     b.qp.attach_mcast(group).unwrap();
     other.attach_mcast(group).unwrap();
@@ -171,7 +166,7 @@ fn a_queue_pair_with_blocked_loopback_receives_only_the_messages_of_others() {
     let [a, b, _] = members(&Fabric::new());
     let group = gid(GROUPS[1]);
     let other = ud_qp(&a.pd, &a.cq);
-    other.post_recv(&RecvWr { wr_id: 2, sges: &[a.mr.sge(1000..2000)] }).unwrap();
+    other.post_recv(&RecvWr::new(2, &[a.mr.sge(1000..2000)])).unwrap();
     for qp in [&a.qp, &b.qp, &other] {
         qp.attach_mcast(group).unwrap();
     }
@@ -189,7 +184,7 @@ fn a_queue_pair_with_blocked_loopback_receives_only_the_messages_of_others() {
 #[test]
 fn multicast_copies_are_lost_independently() {
     let run = |seed| {
-        let config = FabricConfig { loss: 0.3, seed, ..FabricConfig::default() };
+        let config = FabricConfig::default().loss(0.3).seed(seed);
         let fabric = Fabric::virtual_time(config).unwrap();
         let [a, b, c] = members(&fabric);
         let group = gid(GROUPS[0]);
@@ -258,13 +253,11 @@ fn multicast_reaches_members_over_udp() {
     }
     for (i, from) in [&a, &b].into_iter().enumerate() {
         let text = [i as u8; 500];
-        let v4 = AddressVector { hop_limit: 1, ..AddressVector::to(group) };
+        let v4 = AddressVector::to(group).hop_limit(1);
         let ah = from.pd.create_ah(&v4).unwrap();
         from.mr.write(2000, &text).unwrap();
         let sge = [from.mr.sge(2000..2500)];
-        from.qp
-            .post_send(&SendWr { to: Some(ah.to(Qpn::MULTICAST, QKEY)), ..SendWr::send(7, &sge) })
-            .unwrap();
+        from.qp.post_send(&SendWr::send(7, &sge).to(ah.to(Qpn::MULTICAST, QKEY))).unwrap();
         for m in [&a, &b, &c] {
             // The sender receives a copy too, before or after its send completion.
             let mut ids: Vec<u64> = (0..1 + usize::from(std::ptr::eq(m, from)))
@@ -284,7 +277,7 @@ fn multicast_reaches_members_over_udp() {
     a.mr.write(2000, b"bye").unwrap();
     let ah = a.pd.create_ah(&AddressVector::to(group)).unwrap();
     let sge = [a.mr.sge(2000..2003)];
-    a.qp.post_send(&SendWr { to: Some(ah.to(Qpn::MULTICAST, QKEY)), ..SendWr::send(7, &sge) }).unwrap();
+    a.qp.post_send(&SendWr::send(7, &sge).to(ah.to(Qpn::MULTICAST, QKEY))).unwrap();
     assert_eq!(b.next(1).byte_len, 43);
     std::thread::sleep(Duration::from_millis(50));
     c.assert_no_completion();

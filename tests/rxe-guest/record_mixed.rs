@@ -57,7 +57,7 @@ impl Run<'_> {
 
     fn post_urxe_recv(&mut self) {
         self.log.push("urxe: recv".into());
-        self.qp.post_recv(&RecvWr { wr_id: 9, sges: &[self.side.mr.sge(16384..32768)] }).unwrap();
+        self.qp.post_recv(&RecvWr::new(9, &[self.side.mr.sge(16384..32768)])).unwrap();
     }
 }
 
@@ -111,7 +111,7 @@ fn windows_at_rxe(r: &mut Run<'_>) {
             r.execute_urxe("cswap", &SendWr::compare_swap(4, &word, at, 0, 7));
             if kind == 2 {
                 r.rxe("recv q m 0 8192");
-                r.execute_urxe(&format!("sendinv {len}"), &SendWr::send_with_inv(5, &sges, at.rkey));
+                r.execute_urxe(&format!("sendinv {len}"), &SendWr::send_inval(5, &sges, at.rkey));
                 r.expect_rxe(&["SUCCESS"]);
             }
             if (kind, len) == (2, 3000) {
@@ -194,10 +194,10 @@ fn shared_at_urxe(r: &mut Run<'_>) {
     let qps = [0, 1, 2].map(|i| {
         r.log.push(format!("rxe: qp q{i} rc"));
         let cq = &r.side.cq;
-        let qp = r.side.pd.create_qp_on_srq(cq, cq, &srq, &QpOptions::default()).unwrap();
+        let qp = r.side.pd.create_qp(cq, cq, &QpOptions::default().srq(&srq)).unwrap();
         r.setup.connect_qp(&r.side, &mut r.shell, &format!("q{i}"), &params, qp)
     });
-    let receive = || srq.post_recv(&RecvWr { wr_id: 1, sges: &[r.side.mr.sge(0..8192)] }).unwrap();
+    let receive = || srq.post_recv(&RecvWr::new(1, &[r.side.mr.sge(0..8192)])).unwrap();
     (0..3).for_each(|_| receive());
     let mut log = vec!["urxe: recv, 3 times".into()];
     for i in [2, 0, 1, 2] {

@@ -254,19 +254,15 @@ impl Setup {
             qpn: Qpn::new(theirs),
             psn: Psn::new(params.their_psn),
         };
-        let options =
-            ConnectOptions { mtu: Mtu::from_bytes(params.mtu), sgid_index: Some(sgid_index), ..params.ours };
+        let options = params.ours.mtu(Mtu::from_bytes(params.mtu)).sgid_index(sgid_index);
         qp.to_init(options.access).unwrap();
         qp.to_rtr(&peer, &options).unwrap();
-        let attr = QpAttr {
-            state: Some(QpState::Rts),
-            sq_psn: Some(Psn::new(our_psn)),
-            timeout: Some(options.timeout),
-            retry_cnt: Some(options.retry_cnt),
-            rnr_retry: Some(options.rnr_retry),
-            max_rd_atomic: Some(options.max_rd_atomic),
-            ..QpAttr::default()
-        };
+        let attr = QpAttr::new(QpState::Rts)
+            .sq_psn(Psn::new(our_psn))
+            .timeout(options.timeout)
+            .retry_cnt(options.retry_cnt)
+            .rnr_retry(options.rnr_retry)
+            .max_rd_atomic(options.max_rd_atomic);
         qp.modify(&attr).unwrap();
         qp
     }
@@ -292,7 +288,7 @@ pub struct ConnectParams {
 impl ConnectParams {
     pub fn new(ip: Ip, mtu: usize) -> ConnectParams {
         // Half a second: an emulated guest on a busy machine may not respond within the usual 67 ms.
-        let ours = ConnectOptions { timeout: AckTimeout::new(17), ..ConnectOptions::default() };
+        let ours = ConnectOptions::default().timeout(AckTimeout::new(17));
         let (options, their_qp) = (QpOptions::default(), "inline=256".into());
         ConnectParams {
             ip,

@@ -102,7 +102,7 @@ struct Host {
 
 impl Host {
     fn qp(&self, qp_type: QpType) -> Qp {
-        self.pd.create_qp(&self.cq, &self.cq, &QpOptions { qp_type, ..QpOptions::default() }).unwrap()
+        self.pd.create_qp(&self.cq, &self.cq, &QpOptions::default().qp_type(qp_type)).unwrap()
     }
 
     /// Posts a work request, and waits for its completion.
@@ -120,7 +120,7 @@ struct Hosts {
 
 impl Hosts {
     fn new(file: &CaptureFile, v6: bool) -> Hosts {
-        let config = FabricConfig { latency: Duration::from_micros(5), seed: 7, ..FabricConfig::default() };
+        let config = FabricConfig::default().latency(Duration::from_micros(5)).seed(7);
         let fabric = Fabric::virtual_time(config).unwrap();
         let host = |n: u8| {
             let ip: IpAddr = match v6 {
@@ -128,7 +128,7 @@ impl Hosts {
                 false => [10, 77, 0, n].into(),
             };
             let port = fabric.port(&[ip]).unwrap();
-            let options = ContextOptions { seed: Some(n.into()), ..ContextOptions::default() };
+            let options = ContextOptions::default().seed(u64::from(n));
             let context = Context::on_port(port, &options, |port| match n {
                 1 => Box::new(file.capture(port, "a")),
                 _ => Box::new(port),
@@ -145,7 +145,7 @@ impl Hosts {
 
     fn options() -> ConnectOptions {
         let access = Access::ALL | Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
-        ConnectOptions { access, mtu: Some(MTU), ..ConnectOptions::default() }
+        ConnectOptions::default().access(access).mtu(MTU)
     }
 
     fn connect(&self, qp_type: QpType) -> (Qp, Qp) {
@@ -157,7 +157,7 @@ impl Hosts {
 
     /// Posts a receive at `b` with the function `post`.
     fn post_recv(&self, post: impl Fn(&RecvWr<'_>) -> Result<(), PostError>) {
-        post(&RecvWr { wr_id: 100, sges: &[self.b.mr.sge(2048..REGION_LEN)] }).unwrap();
+        post(&RecvWr::new(100, &[self.b.mr.sge(2048..REGION_LEN)])).unwrap();
     }
 
     /// Waits for a receive completion at `b`.
@@ -182,7 +182,7 @@ fn rc_memory(hosts: &Hosts) {
         let at = RemoteAddr { va: addr + 5, rkey };
         a.post_and_wait(&x, &SendWr::write(id as u64, &sges, at));
         hosts.post_recv(|wr| y.post_recv(wr));
-        a.post_and_wait(&x, &SendWr::send_with_inv(10 + id as u64, &sges, rkey));
+        a.post_and_wait(&x, &SendWr::send_inval(10 + id as u64, &sges, rkey));
         assert_eq!(hosts.wait_received().invalidated, Some(rkey));
     }
     for placement in PLACEMENTS {
@@ -203,8 +203,8 @@ fn uc(hosts: &Hosts) {
         a.post_and_wait(&x, &SendWr::write(1, &sges, at));
         for wr in [
             SendWr::send(2, &sges),
-            SendWr::send_with_imm(3, &sges, 0x0102_0304),
-            SendWr::write_with_imm(4, &sges, at, 0x8000_0001),
+            SendWr::send_imm(3, &sges, 0x0102_0304),
+            SendWr::write_imm(4, &sges, at, 0x8000_0001),
         ] {
             hosts.post_recv(|wr| y.post_recv(wr));
             a.post_and_wait(&x, &wr);
@@ -219,9 +219,9 @@ fn ud(hosts: &Hosts) {
     let ah = hosts.a.pd.create_ah(&AddressVector::to(hosts.b.context.query_gid(0).unwrap())).unwrap();
     for len in LENGTHS {
         let sges = [hosts.a.mr.sge(0..len)];
-        for wr in [SendWr::send(1, &sges), SendWr::send_with_imm(2, &sges, 0x0102_0304)] {
+        for wr in [SendWr::send(1, &sges), SendWr::send_imm(2, &sges, 0x0102_0304)] {
             hosts.post_recv(|wr| y.post_recv(wr));
-            hosts.a.post_and_wait(&x, &SendWr { to: Some(ah.to(y.qpn(), QKEY)), ..wr });
+            hosts.a.post_and_wait(&x, &wr.to(ah.to(y.qpn(), QKEY)));
             assert_eq!(hosts.wait_received().byte_len as usize, 40 + len);
         }
     }
@@ -230,7 +230,7 @@ fn ud(hosts: &Hosts) {
 fn xrc(hosts: &Hosts) {
     let Hosts { a, b } = hosts;
     let xrcd = b.context.open_xrcd().unwrap();
-    let srq = b.pd.create_xrc_srq(&xrcd, &b.cq, RecvCaps { max_wr: 8, max_sge: 1 }).unwrap();
+    let srq = b.pd.create_srq(SrqOptions::new(RecvCaps { max_wr: 8, max_sge: 1 }).xrc(&xrcd, &b.cq)).unwrap();
     let (x, y) = (a.qp(QpType::XrcSend), xrcd.create_target_qp().unwrap());
     x.connect(&y.endpoint(), &Hosts::options()).unwrap();
     y.connect(&x.endpoint(), &Hosts::options()).unwrap();
@@ -246,9 +246,9 @@ fn xrc(hosts: &Hosts) {
         b.post_and_wait(&fast_qp, &SendWr::reg_mr(3, fast.reg(0, REGION_LEN as u64, 0x10_0000, Access::ALL)));
         for wr in [
             SendWr::send(4, &sges),
-            SendWr::send_with_imm(5, &sges, 0x0102_0304),
-            SendWr::send_with_inv(6, &sges, fast.rkey()),
-            SendWr::write_with_imm(7, &sges, at, 0x8000_0001),
+            SendWr::send_imm(5, &sges, 0x0102_0304),
+            SendWr::send_inval(6, &sges, fast.rkey()),
+            SendWr::write_imm(7, &sges, at, 0x8000_0001),
         ] {
             hosts.post_recv(|wr| srq.post_recv(wr));
             post(wr);

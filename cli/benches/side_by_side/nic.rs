@@ -85,12 +85,10 @@ impl Nic {
     pub fn new(context: Context, qp_type: QpType, qps: usize, len: usize) -> Result<Nic> {
         let (pd, cq) = (context.alloc_pd()?, context.create_cq((4 * qps).max(4096))?);
         let max_wr = if qps == 1 { QUEUE_DEPTH } else { 128 };
-        let options = QpOptions {
-            qp_type,
-            send: SendCaps { max_wr, max_sge: 1, max_inline: 64 },
-            recv: RecvCaps { max_wr, max_sge: 1 },
-            ..QpOptions::default()
-        };
+        let options = QpOptions::default()
+            .qp_type(qp_type)
+            .send(SendCaps { max_wr, max_sge: 1, max_inline: 64 })
+            .recv(RecvCaps { max_wr, max_sge: 1 });
         let qps =
             (0..qps).map(|_| pd.create_qp(&cq, &cq, &options)).collect::<std::result::Result<_, _>>()?;
         let mr = pd.reg_mr(len, Access::ALL)?;
@@ -113,7 +111,7 @@ impl Nic {
 
     /// Connects each queue pair to that of the same index at the peer.
     pub fn connect(&self, peer: &ConnInfo, mtu: usize) -> Result<()> {
-        let options = ConnectOptions { mtu: Mtu::from_bytes(mtu), ..ConnectOptions::default() };
+        let options = ConnectOptions::default().mtu(Mtu::from_bytes(mtu));
         for (qp, (qpn, psn)) in self.qps.iter().zip(&peer.qps) {
             let peer = Endpoint { gid: peer.gid(), qpn: Qpn::new(*qpn), psn: Psn::new(*psn) };
             qp.connect(&peer, &options)?;
@@ -130,7 +128,7 @@ impl Nic {
             .iter()
             .position(|gid| gid.ip().is_ipv4() == v4)
             .ok_or("no GID of the peer's IP version")?;
-        let av = AddressVector { sgid_index: index as u8, ..AddressVector::to(peer.gid()) };
+        let av = AddressVector::to(peer.gid()).sgid_index(index as u8);
         Ok(self.pd.create_ah(&av)?.to(peer.qpn(), QKEY))
     }
 

@@ -65,7 +65,7 @@ impl<'a> PingPongEnd<'a> {
 
     fn post_recv(&self) -> Result<()> {
         let sges = [self.nic.mr.sge(0..8)];
-        Ok(self.nic.qps[0].post_recv(&RecvWr { wr_id: 0, sges: &sges })?)
+        Ok(self.nic.qps[0].post_recv(&RecvWr::new(0, &sges))?)
     }
 
     pub fn send(&mut self, round: u64) -> Result<()> {
@@ -75,7 +75,7 @@ impl<'a> PingPongEnd<'a> {
             _ => SendWr::write(wr_id, &[], self.remote),
         };
         let flags = SendFlags { signaled: round.is_multiple_of(64), ..SendFlags::default() };
-        Ok(self.nic.qps[0].post_send(&SendWr { data: WrData::Inline(&bytes), flags, ..wr })?)
+        Ok(self.nic.qps[0].post_send(&wr.inline(&bytes).flags(flags))?)
     }
 
     /// Polls once and reports whether the other end's message of this round has arrived.

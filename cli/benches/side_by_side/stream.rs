@@ -87,7 +87,7 @@ impl<'a> Receiver<'a> {
 
     fn post(&self) -> Result<()> {
         let sges = [self.nic.mr.sge(0..self.nic.mr.len())];
-        Ok(self.nic.qps[0].post_recv(&RecvWr { wr_id: 0, sges: &sges })?)
+        Ok(self.nic.qps[0].post_recv(&RecvWr::new(0, &sges))?)
     }
 
     /// Polls for received messages and returns their number.
@@ -118,7 +118,7 @@ pub fn send(
                 Op::Send | Op::Datagram => SendWr::send(qp as u64, &sges),
             };
             let signaled = i + 1 == s.list;
-            SendWr { flags: SendFlags { signaled, ..SendFlags::default() }, to, ..wr }
+            wr.flags(SendFlags { signaled, ..SendFlags::default() }).to(to)
         };
         (0..s.list).map(wr).collect()
     };

@@ -116,7 +116,7 @@ fn limit_fields(device: &DeviceAttr) -> Vec<Field> {
 }
 
 /// Returns the fields about on-demand paging.
-fn on_demand_fields(OnDemand { general, rc, uc, ud, xrc }: OnDemand) -> Vec<Field> {
+fn on_demand_fields(OnDemand { general, rc, uc, ud, xrc, .. }: OnDemand) -> Vec<Field> {
     let names = |bits: u64, names: &'static [&str]| {
         names.iter().enumerate().filter(move |(i, _)| bits >> i & 1 != 0).map(|(_, name)| *name)
     };

@@ -61,11 +61,9 @@ impl PerfEndpoint {
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(count * (depth + receives) + 16)?;
         let mr = pd.reg_mr(2 * count * slot, Access::ALL)?;
-        let options = QpOptions {
-            send: SendCaps { max_wr: params.depth, max_sge: 1, max_inline: 0 },
-            recv: RecvCaps { max_wr: receives as u32, max_sge: 1 },
-            ..QpOptions::default()
-        };
+        let options = QpOptions::default()
+            .send(SendCaps { max_wr: params.depth, max_sge: 1, max_inline: 0 })
+            .recv(RecvCaps { max_wr: receives as u32, max_sge: 1 });
         let create = |_| Ok(PerfQp { qp: pd.create_qp(&cq, &cq, &options)?, remote: RemoteAddr::default() });
         let qps = (0..count).map(create).collect::<Result<_, CliError>>()?;
         Ok(PerfEndpoint { context: context.clone(), cq, mr, slot, qps, params })
@@ -157,7 +155,7 @@ impl PerfEndpoint {
 
     fn post_receive(&self, size: usize, index: usize) -> Result<(), CliError> {
         let to = self.sges(self.target_at(index), size);
-        Ok(self.qps[index].qp.post_recv(&RecvWr { wr_id: RECV | index as u64, sges: &to })?)
+        Ok(self.qps[index].qp.post_recv(&RecvWr::new(RECV | index as u64, &to))?)
     }
 
     /// Performs the client's part of a chunk, after the receives of both ends have been posted, and returns
@@ -198,7 +196,7 @@ impl PerfEndpoint {
             Verb::Read => WrOp::Read { va, rkey },
             Verb::Atomic => WrOp::Atomic { va, rkey, op: AtomicOp::FetchAdd(1) },
         };
-        SendWr { flags: SendFlags { signaled, ..SendFlags::default() }, ..SendWr::new(wr_id, op, sges) }
+        SendWr::new(wr_id, op, sges).flags(SendFlags { signaled, ..SendFlags::default() })
     }
 
     /// Sends a chunk on each queue pair and waits until all messages have completed.

@@ -18,7 +18,7 @@ use super::oob::{OobArgs, parse_seconds};
 use control::Control;
 use plan::{Amount, Measure, Params, Sizes, Verb};
 use runner::{Plan, Runner};
-use urxe::verbs::{AckTimeout, ConnectOptions};
+use urxe::verbs::AckTimeout;
 
 /// Default number of work requests in flight per queue pair, as in perftest.
 const DEPTH: u32 = 128;
@@ -117,7 +117,7 @@ impl PerfArgs {
 
     fn runner<'a>(&'a self, context: &'a urxe::verbs::Context, interrupt: &'a Interrupt) -> Runner<'a> {
         let timeout = AckTimeout::new(self.ack_timeout);
-        let connect = ConnectOptions { timeout, ..self.link.connect_options() };
+        let connect = self.link.connect_options().timeout(timeout);
         Runner { context, link: &self.link, connect, interrupt, timeout: self.oob.peer_timeout() }
     }
 

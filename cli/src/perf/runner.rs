@@ -53,7 +53,7 @@ impl Runner<'_> {
     }
 
     fn connect_options(&self, sgid_index: u8, mtu: Mtu) -> ConnectOptions {
-        ConnectOptions { sgid_index: Some(sgid_index), mtu: Some(mtu), ..self.connect }
+        self.connect.sgid_index(sgid_index).mtu(mtu)
     }
 
     /// Runs the client.

@@ -6,7 +6,7 @@ use super::{Pingpong, QKEY, Service};
 use crate::CliError;
 use crate::oob::handshake_error;
 use crate::oob_handshake::{self, SRQ_ADDRESSES, Server};
-use urxe::verbs::{AckTimeout, AddressVector, ConnectOptions, Endpoint, Gid};
+use urxe::verbs::{AckTimeout, AddressVector, Endpoint, Gid};
 
 impl Pingpong<'_> {
     /// Exchanges addresses with the server, and connects the queue pairs.
@@ -56,14 +56,15 @@ impl Pingpong<'_> {
                 self.qps.len(),
             )));
         }
-        let options = ConnectOptions {
-            sgid_index: Some(sgid_index),
-            mtu: Some(self.mtu),
-            max_rd_atomic: 1,
-            max_dest_rd_atomic: 1,
-            timeout: AckTimeout::new(self.args.ack_timeout),
-            ..self.args.link.connect_options()
-        };
+        let options = self
+            .args
+            .link
+            .connect_options()
+            .sgid_index(sgid_index)
+            .mtu(self.mtu)
+            .max_rd_atomic(1)
+            .max_dest_rd_atomic(1)
+            .timeout(AckTimeout::new(self.args.ack_timeout));
         for (entry, remote) in self.qps.iter().zip(remotes) {
             println!("  remote address: {}", format_address(remote));
             if remote.gid.is_unset() {
@@ -72,7 +73,7 @@ impl Pingpong<'_> {
                 )));
             }
             if self.args.service == Service::Ud {
-                let av = AddressVector { sgid_index, ..AddressVector::to(remote.gid) };
+                let av = AddressVector::to(remote.gid).sgid_index(sgid_index);
                 self.destination = Some(entry.qp.pd().create_ah(&av)?.to(remote.qpn, QKEY));
             } else {
                 entry.qp.to_rtr(remote, &options)?;

@@ -47,11 +47,9 @@ impl Peer {
         let qp = pd.create_qp(
             cq,
             cq,
-            &QpOptions {
-                send: SendCaps { max_wr: caps, max_sge: 1, max_inline: 0 },
-                recv: RecvCaps { max_wr: caps, max_sge: 1 },
-                ..QpOptions::default()
-            },
+            &QpOptions::default()
+                .send(SendCaps { max_wr: caps, max_sge: 1, max_inline: 0 })
+                .recv(RecvCaps { max_wr: caps, max_sge: 1 }),
         )?;
         let slots = pd.reg_mr(SLOTS * slot_size, Access::LOCAL_WRITE)?;
         qp.to_init(options.access)?;
@@ -73,7 +71,7 @@ impl Peer {
 
     fn post_recv(&self, i: usize) -> Result<(), CliError> {
         let sge = self.slots.sge(i * self.slot_size..(i + 1) * self.slot_size);
-        Ok(self.qp.post_recv(&RecvWr { wr_id: i as u64, sges: &[sge] })?)
+        Ok(self.qp.post_recv(&RecvWr::new(i as u64, &[sge]))?)
     }
 
     /// Handles a completion: echoes a SEND, or posts a receive again. On error the peer
@@ -93,7 +91,7 @@ impl Peer {
                 let sges = [self.slots.sge(start..start + wc.byte_len as usize)];
                 let op = wc.imm.map_or(WrOp::Send, WrOp::SendWithImm);
                 let flags = SendFlags { signaled: true, solicited: wc.solicited, fence: false };
-                let wr = SendWr { flags, ..SendWr::new(SEND | i as u64, op, &sges) };
+                let wr = SendWr::new(SEND | i as u64, op, &sges).flags(flags);
                 self.qp.post_send(&wr).map_err(|e| e.to_string())
             }
             WcOpcode::RecvRdmaWithImm => {

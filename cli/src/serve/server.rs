@@ -20,8 +20,8 @@ use crate::oob_handshake;
 use urxe::link::faults::Direction;
 use urxe::link::primary_address;
 use urxe::verbs::{
-    Access, CompletionChannel, ConnectOptions, Context, Cq, Endpoint, Mr, Mtu, Notify, Pd, Qpn, WaitError,
-    WcStatus,
+    Access, CompletionChannel, ConnectOptions, Context, Cq, CqOptions, Endpoint, Mr, Mtu, Notify, Pd, Qpn,
+    WaitError, WcStatus,
 };
 
 /// Longest sleep of the main loop, and so the longest delay until Ctrl-C is noticed.
@@ -72,7 +72,7 @@ impl Server {
         let context = args.link.open()?;
         let pd = context.alloc_pd()?;
         let channel = context.create_channel()?;
-        let cq = context.create_cq_on(args.qps as usize * SLOTS * 2, &channel)?;
+        let cq = context.create_cq(CqOptions::new(args.qps as usize * SLOTS * 2).channel(&channel))?;
         let region = pd.reg_mr(args.size, Access::ALL)?;
         let mut connect = args.link.connect_options();
         // The handshake does not carry the path MTU; 1024 is the default of ibv_rc_pingpong and similar
@@ -284,7 +284,7 @@ impl Shared {
     /// that has been idle longest is dropped.
     fn connect(&self, remote: Endpoint, from: &str) -> Result<Endpoint, CliError> {
         let (index, _) = self.link.gid_for(&self.context, Some(remote.gid.ip()))?;
-        let options = ConnectOptions { sgid_index: Some(index), ..self.connect };
+        let options = self.connect.sgid_index(index);
         let mut state = self.state.lock();
         let number = state.connected + 1;
         let peer = Peer::connect((&self.pd, &self.cq), number, remote, self.max_message, &options)?;

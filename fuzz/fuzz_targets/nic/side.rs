@@ -185,7 +185,7 @@ impl Side {
         };
         side.connect_to(Instant(1), PAIRS, gid(8), Qpn::new(0x77), Psn::new(0x100));
         let sges = [Sge { addr: IOVA[2], length: 512, lkey: side.regions[2].lkey }];
-        side.nic.post_recv(side.qpns[PAIRS], &RecvWr { wr_id: 1, sges: &sges }).unwrap().unwrap();
+        side.nic.post_recv(side.qpns[PAIRS], &RecvWr::new(1, &sges)).unwrap().unwrap();
         side
     }
 
@@ -207,33 +207,9 @@ impl Side {
     fn connect_to(&mut self, now: Instant, qp: usize, dgid: Gid, peer: Qpn, peer_psn: Psn) {
         // The second QP allows no WRITEs.
         let access = if qp == 1 { Access::REMOTE_READ } else { ALL_ACCESS };
-        let init = QpAttr {
-            state: Some(QpState::Init),
-            access: Some(access),
-            qkey: Some(QKEY),
-            pkey_index: Some(0),
-            port: Some(1),
-            ..QpAttr::default()
-        };
-        let rtr = QpAttr {
-            state: Some(QpState::Rtr),
-            av: Some(AddressVector::to(dgid)),
-            path_mtu: Some(Mtu::Mtu256),
-            dest_qpn: Some(peer),
-            rq_psn: Some(peer_psn),
-            max_dest_rd_atomic: Some(3),
-            min_rnr_timer: Some(RnrTimer::new(1)),
-            ..QpAttr::default()
-        };
-        let rts = QpAttr {
-            state: Some(QpState::Rts),
-            sq_psn: Some(self.psn),
-            timeout: Some(AckTimeout::new(if self.quirks & 2 != 0 { 0 } else { 3 })),
-            retry_cnt: Some(self.quirks >> 2 & 7),
-            rnr_retry: Some(self.quirks >> 5),
-            max_rd_atomic: Some(2),
-            ..QpAttr::default()
-        };
+        let init = QpAttr::new(QpState::Init).access(access).qkey(QKEY).pkey_index(0).port(1);
+        let rtr = QpAttr::new(QpState::Rtr).av(AddressVector::to(dgid)).path_mtu(Mtu::Mtu256).dest_qpn(peer).rq_psn(peer_psn).max_dest_rd_atomic(3).min_rnr_timer(RnrTimer::new(1));
+        let rts = QpAttr::new(QpState::Rts).sq_psn(self.psn).timeout(AckTimeout::new(if self.quirks & 2 != 0 { 0 } else { 3 })).retry_cnt(self.quirks >> 2 & 7).rnr_retry(self.quirks >> 5).max_rd_atomic(2);
         let service = self.service(qp);
         for (from, attr) in [(QpState::Reset, init), (QpState::Init, rtr), (QpState::Rtr, rts)] {
             self.modify_qp(now, qp, &attr.only(accepted_attrs(service, from, attr.state.unwrap())));
@@ -253,7 +229,7 @@ impl Side {
     /// Moves a queue pair to ERR, through RESET and back, or to SQD and back.
     pub fn modify(&mut self, now: Instant, qp: usize, action: u8, peer: Qpn, peer_psn: Psn) {
         self.collect();
-        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+        let to = |state| QpAttr::new(state);
         let state = self.nic.qp_state(self.qpns[qp]).unwrap();
         match (action % 8, state) {
             (0, _) => self.modify_qp(now, qp, &to(QpState::Err)),
@@ -352,7 +328,7 @@ impl Side {
             _ => None,
         };
         let queue = &mut self.queues[qp];
-        let wr = SendWr { wr_id: queue.next_id, op, data, flags, to };
+        let wr = SendWr::new(queue.next_id, op, &[]).data(data).flags(flags).to(to);
         // The request is recorded before it is posted, since a queue pair in ERR completes it at once.
         queue.sends.push_back((wr.wr_id, flags.signaled));
         queue.next_id += 1;
@@ -367,7 +343,7 @@ impl Side {
         let sges: Vec<Sge> = (0..p.below(3)).map(|_| self.sge(p, 1500)).collect();
         let queue = &mut self.queues[qp];
         queue.recvs.push_back((queue.next_id, sges.iter().map(|s| s.length).sum()));
-        let wr = RecvWr { wr_id: queue.next_id, sges: &sges };
+        let wr = RecvWr::new(queue.next_id, &sges);
         queue.next_id += 1;
         let posted = match SERVICES[qp][usize::from(self.number)] {
             QpType::XrcRecv => self.nic.with_srq(self.srq, |queue, _| queue.post(&wr)).unwrap(),
@@ -480,7 +456,7 @@ impl Side {
     pub fn finish(&mut self, now: Instant) {
         self.collect();
         for qp in 0..PAIRS {
-            self.modify_qp(now, qp, &QpAttr { state: Some(QpState::Err), ..QpAttr::default() });
+            self.modify_qp(now, qp, &QpAttr::new(QpState::Err));
         }
         self.collect();
         for (qp, queue) in self.queues.iter().enumerate() {

@@ -69,20 +69,19 @@ unsafe fn param(id: &Id, from: *const rdma_conn_param, offered: Option<Offered>)
     let external = from.filter(|_| qp.is_null());
     // SAFETY: a queue pair in the id is live until `rdma_destroy_qp`, which clears the field.
     let has_srq = unsafe { !qp.is_null() && !(*qp).srq.is_null() };
-    Ok(ConnParam {
-        private_data: data,
-        responder_resources: count(
+    Ok(ConnParam::default()
+        .private_data(data)
+        .responder_resources(count(
             from.map(|p| p.responder_resources),
             offered.map(|o| o.responder_resources),
-        )?,
-        initiator_depth: count(from.map(|p| p.initiator_depth), offered.map(|o| o.initiator_depth))?,
-        flow_control: from.is_some_and(|p| p.flow_control != 0),
-        retry_count: retries(from.map(|p| p.retry_count)),
-        rnr_retry_count: retries(from.map(|p| p.rnr_retry_count)),
-        srq: external.map_or(has_srq, |p| p.srq != 0),
-        qp_num: external.map(|p| Qpn::new(p.qp_num)),
-        qkey: None,
-    })
+        )?)
+        .initiator_depth(count(from.map(|p| p.initiator_depth), offered.map(|o| o.initiator_depth))?)
+        .flow_control(from.is_some_and(|p| p.flow_control != 0))
+        .retry_count(retries(from.map(|p| p.retry_count)))
+        .rnr_retry_count(retries(from.map(|p| p.rnr_retry_count)))
+        .srq(external.map_or(has_srq, |p| p.srq != 0))
+        .qp_num(external.map(|p| Qpn::new(p.qp_num)))
+        .qkey(None))
 }
 
 unsafe extern "C" fn listen(c: *mut rdma_cm_id, backlog: c_int) -> c_int {

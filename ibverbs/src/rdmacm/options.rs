@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use urxe::verbs::cm::{CmId, Ece, IdError, Path};
+use urxe::verbs::cm::{CmId, Ece, IdError, PathRecord};
 use urxe::verbs::{Gid, Mtu, PKey};
 
 use crate::abi::{ibv_ece, ibv_path_data, rdma_cm_id};
@@ -62,7 +62,7 @@ fn set_path(id: &CmId, all: &[ibv_path_data]) -> Result<(), c_int> {
     let record = &found.path;
     let word = u32::from_be(record.flowlabel_hoplimit);
     let [sgid, dgid] = [record.sgid.raw, record.dgid.raw].map(Gid);
-    let path = Path {
+    let path = PathRecord {
         sgid,
         dgid,
         // Derived from the source GID.

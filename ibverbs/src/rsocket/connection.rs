@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use urxe::verbs::cm::{CmId, IdError};
 use urxe::verbs::{
-    Access, AsyncEvent, Completion, CompletionChannel, Context, Cq, CreateError, Mr, Notify, PostError, Qp,
-    QpOptions, RKey, RawMr, RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, WcStatus, WrData, WrOp,
+    Access, AsyncEvent, Completion, CompletionChannel, Context, Cq, CqOptions, CreateError, Mr, Notify,
+    PostError, Qp, QpOptions, RKey, RawMr, RecvCaps, RecvWr, SendCaps, SendWr, WcStatus, WrData, WrOp,
 };
 
 use super::buffers::{Sink, Source};
@@ -96,16 +96,16 @@ impl Connection {
         let completions = context.create_channel().map_err(create_errno)?;
         let (send_wr, recv_wr) =
             (sizes.send_queue + INTERNAL as u32, u32::from(sizes.credits) + SPARE_RECEIVES);
-        let cq = context.create_cq_on((send_wr + recv_wr) as usize, &completions).map_err(create_errno)?;
-        let options = QpOptions {
-            send: SendCaps { max_wr: send_wr, max_sge: 2, max_inline: MAPPING_LEN as u32 },
-            recv: RecvCaps { max_wr: recv_wr, max_sge: 0 },
-            ..QpOptions::default()
-        };
+        let cq = context
+            .create_cq(CqOptions::new((send_wr + recv_wr) as usize).channel(&completions))
+            .map_err(create_errno)?;
+        let options = QpOptions::default()
+            .send(SendCaps { max_wr: send_wr, max_sge: 2, max_inline: MAPPING_LEN as u32 })
+            .recv(RecvCaps { max_wr: recv_wr, max_sge: 0 });
         let qp = pd.create_qp(&cq, &cq, &options).map_err(create_errno)?;
         id.attach_qp(&qp).map_err(|e: IdError| e.errno())?;
         for _ in 0..recv_wr {
-            qp.post_recv(&RecvWr { wr_id: RECEIVE, sges: &[] }).map_err(post_errno)?;
+            qp.post_recv(&RecvWr::new(RECEIVE, &[])).map_err(post_errno)?;
         }
         Ok(Connection {
             id,
@@ -214,7 +214,7 @@ impl Connection {
         }
         match (completion.status, completion.wr_id) {
             (WcStatus::Success, RECEIVE) => {
-                let posted = self.qp.post_recv(&RecvWr { wr_id: RECEIVE, sges: &[] });
+                let posted = self.qp.post_recv(&RecvWr::new(RECEIVE, &[]));
                 if !std::mem::replace(&mut self.is_established, true) {
                     // A peer that sends is ready to receive, even if its RTU was lost.
                     let _ = self.id.notify(AsyncEvent::CommunicationEstablished(self.qp.qpn()));
@@ -310,7 +310,7 @@ impl Connection {
 
     /// Posts a signaled work request.
     fn write(&self, op: WrOp, data: WrData<'_>) -> Result<(), c_int> {
-        let wr = SendWr { wr_id: SEND, op, data, flags: SendFlags::SIGNALED, to: None };
+        let wr = SendWr::new(SEND, op, &[]).data(data);
         self.qp.post_send(&wr).map_err(post_errno)
     }
 

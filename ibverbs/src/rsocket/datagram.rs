@@ -417,7 +417,7 @@ impl State {
             }
         };
         let traffic_class = self.options.traffic_class.unwrap_or(0);
-        let path = self.qps[at].create_ah(&urxe::transport::AddressVector { traffic_class, ..route.to })?;
+        let path = self.qps[at].create_ah(&route.to.traffic_class(traffic_class))?;
         self.peers.add(to, at, path);
         Ok(at)
     }

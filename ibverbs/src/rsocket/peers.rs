@@ -76,13 +76,11 @@ impl Route {
             }
             let unreachable = libc::ENETUNREACH;
             let path = id.path().ok_or(unreachable)?;
-            let to = AddressVector {
-                dgid: path.dgid,
-                sgid_index: path.sgid_index,
-                hop_limit: path.hop_limit,
-                traffic_class: 0,
-                flow_label: 0,
-            };
+            let to = AddressVector::to(path.dgid)
+                .sgid_index(path.sgid_index)
+                .hop_limit(path.hop_limit)
+                .traffic_class(0)
+                .flow_label(0);
             let local = id.local_addr().ok_or(unreachable)?.ip().to_canonical();
             let (context, peer) =
                 (id.context().ok_or(unreachable)?, canonical(id.peer_addr().ok_or(unreachable)?));

@@ -7,8 +7,8 @@ use std::ops::Range;
 use urxe::transport::{AddressVector, QpType};
 use urxe::verbs::cm::UDP_QKEY;
 use urxe::verbs::{
-    Access, Ah, Completion, CompletionChannel, Context, Cq, Mr, Notify, Qp, QpOptions, Qpn, RecvCaps, RecvWr,
-    SendCaps, SendWr, WcStatus, grh,
+    Access, Ah, Completion, CompletionChannel, Context, Cq, CqOptions, Mr, Notify, Qp, QpOptions, Qpn,
+    RecvCaps, RecvWr, SendCaps, SendWr, WcStatus, grh,
 };
 
 use super::buffers::Source;
@@ -84,13 +84,12 @@ impl UdQp {
         let receives = pd.reg_mr(recv_slots * receive_len, Access::LOCAL_WRITE).map_err(create)?;
         let sends = pd.reg_mr(slots * send_len, Access::LOCAL_READ).map_err(create)?;
         let completions = context.create_channel().map_err(create)?;
-        let cq = context.create_cq_on(slots + recv_slots, &completions).map_err(create)?;
-        let options = QpOptions {
-            qp_type: QpType::Ud,
-            send: SendCaps { max_wr: slots as u32, max_sge: 1, max_inline: 0 },
-            recv: RecvCaps { max_wr: recv_slots as u32, max_sge: 1 },
-            ..QpOptions::default()
-        };
+        let cq =
+            context.create_cq(CqOptions::new(slots + recv_slots).channel(&completions)).map_err(create)?;
+        let options = QpOptions::default()
+            .qp_type(QpType::Ud)
+            .send(SendCaps { max_wr: slots as u32, max_sge: 1, max_inline: 0 })
+            .recv(RecvCaps { max_wr: recv_slots as u32, max_sge: 1 });
         let qp = pd.create_qp(&cq, &cq, &options).map_err(create)?;
         qp.activate(UDP_QKEY).map_err(|_| libc::EIO)?;
         let (free, polled) = ((0..slots).collect(), Vec::with_capacity(BATCH));
@@ -118,7 +117,8 @@ impl UdQp {
     fn post_recv(&mut self, index: usize) {
         let len = grh::LEN + self.mtu;
         let sge = self.receives.sge(index * len..(index + 1) * len);
-        let wr = RecvWr { wr_id: RECEIVE | index as u64, sges: &[sge] };
+        let sges = [sge];
+        let wr = RecvWr::new(RECEIVE | index as u64, &sges);
         self.has_failed |= self.qp.post_recv(&wr).is_err();
     }
 
@@ -246,7 +246,7 @@ impl UdQp {
             at += piece.len();
         }
         let sges = [self.sends.sge(start..at)];
-        let wr = SendWr { to: Some(to.0.to(to.1, UDP_QKEY)), ..SendWr::send(slot as u64, &sges) };
+        let wr = SendWr::send(slot as u64, &sges).to(to.0.to(to.1, UDP_QKEY));
         self.qp.post_send(&wr).map(|()| true).map_err(|e| {
             self.free.push(slot);
             e.errno()

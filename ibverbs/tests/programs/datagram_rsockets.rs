@@ -251,9 +251,9 @@ fn invalid_datagrams_of_a_queue_pair_are_dropped_without_loss_of_others() {
     let context = Context::open_shards(link, &ContextOptions::default()).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
     let memory = pd.reg_mr(8192, Access::LOCAL_WRITE).unwrap();
-    let qp = pd.create_qp(&cq, &cq, &QpOptions { qp_type: QpType::Ud, ..QpOptions::default() }).unwrap();
+    let qp = pd.create_qp(&cq, &cq, &QpOptions::default().qp_type(QpType::Ud)).unwrap();
     qp.activate(UDP_QKEY).unwrap();
-    qp.post_recv(&RecvWr { wr_id: 1, sges: &[memory.sge(4096..8192)] }).unwrap();
+    qp.post_recv(&RecvWr::new(1, &[memory.sge(4096..8192)])).unwrap();
     // The peer announces its queue pair by UDP and receives the number of the server's; its message is
     // echoed.
     let socket = UdpSocket::bind((own_address.as_str(), 0)).unwrap();
@@ -285,15 +285,15 @@ fn invalid_datagrams_of_a_queue_pair_are_dropped_without_loss_of_others() {
         assert_eq!(bytes, expected);
     };
     expect_echo(b"hello");
-    qp.post_recv(&RecvWr { wr_id: 1, sges: &[memory.sge(4096..8192)] }).unwrap();
+    qp.post_recv(&RecvWr::new(1, &[memory.sge(4096..8192)])).unwrap();
     let dgid = Gid::from(server.parse::<std::net::IpAddr>().unwrap());
-    let to = AddressVector { dgid, sgid_index: 0, hop_limit: 64, traffic_class: 0, flow_label: 0 };
+    let to = AddressVector::to(dgid).sgid_index(0).hop_limit(64).traffic_class(0).flow_label(0);
     let path = pd.create_ah(&to).unwrap();
     let send = |bytes: &[u8]| {
         memory.write(0, bytes).unwrap();
         let sges = [memory.sge(0..bytes.len())];
         let to = Some(path.to(server_qpn, UDP_QKEY));
-        qp.post_send(&SendWr { to, ..SendWr::send(2, &sges) }).unwrap();
+        qp.post_send(&SendWr::send(2, &sges).to(to)).unwrap();
         assert_eq!(wait().wr_id, 2, "unexpected completion of a receive");
     };
     let good = header(own_address, socket.local_addr().unwrap().port());
@@ -318,7 +318,7 @@ fn invalid_datagrams_of_a_queue_pair_are_dropped_without_loss_of_others() {
     send(&[&good[..], b"well"].concat());
     expect_echo(b"well");
     // An IPv4-mapped IPv6 address denotes the same peer.
-    qp.post_recv(&RecvWr { wr_id: 1, sges: &[memory.sge(4096..8192)] }).unwrap();
+    qp.post_recv(&RecvWr::new(1, &[memory.sge(4096..8192)])).unwrap();
     let mapped = own_address.parse::<std::net::Ipv4Addr>().unwrap().to_ipv6_mapped();
     send(&[&header6(mapped)[..], b"mapped"].concat());
     expect_echo(b"mapped");

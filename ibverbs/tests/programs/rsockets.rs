@@ -265,12 +265,12 @@ fn send_immediate(manager: &ConnectionManager, to: SocketAddr, immediate: u32) {
         // In INIT the queue pair accepts receives, for the messages of the other end. It stays in INIT when
         // it is attached.
         qp.to_init(Access::ALL).unwrap();
-        (0..4).for_each(|_| qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap());
+        (0..4).for_each(|_| qp.post_recv(&RecvWr::new(1, &[])).unwrap());
         Ok(qp)
     };
     let session = manager.connect(to, qp, &ConnParam::with_data(&conn_data), soon).unwrap();
     let op = WrOp::WriteWithImm { va: 0, rkey: RKey(0), imm: immediate };
-    let wr = SendWr { op, ..SendWr::send(2, &[]) };
+    let wr = SendWr::new(2, op, &[]);
     session.qp().post_send(&wr).unwrap();
     session.wait_for_disconnect(soon).unwrap();
     session.disconnect(soon).unwrap();

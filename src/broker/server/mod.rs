@@ -56,6 +56,7 @@ const MIN_IDLE: u64 = 8;
 
 /// Reason why the broker could not run.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ServeError {
     /// The address is not valid.
     #[error("'{0}' is not an address: write 10.0.0.1, fd00::1, or fe80::1%eth0")]

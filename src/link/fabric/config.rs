@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::sys::setters::setters;
 use crate::transport::AsyncEvent;
 
 /// Impairments that a fabric, or one direction through it, applies to packets. The default applies none:
@@ -10,7 +11,16 @@ use crate::transport::AsyncEvent;
 ///
 /// Each direction has its own random number generator, so what happens to the packets from one port to
 /// another depends on the seed and on those packets alone.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use urxe::verbs::*;
+/// let config = FabricConfig::default().loss(0.01).latency(Duration::from_micros(5)).seed(7);
+/// let (a, b) = Fabric::virtual_time(config)?.pair()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
 pub struct FabricConfig {
     /// Largest IP packet in bytes, 256..=65535; larger ones are lost.
     pub mtu: usize,
@@ -42,6 +52,19 @@ pub struct FabricConfig {
     /// Probability that one bit of a packet is flipped, where the ICRC detects it.
     pub corrupt: f64,
 }
+
+setters!(FabricConfig {
+    mtu: usize,
+    window: usize,
+    seed: u64,
+    latency: Duration,
+    jitter: Duration,
+    loss: f64,
+    duplicate: f64,
+    reorder: f64,
+    reorder_by: Duration,
+    corrupt: f64,
+} optional { bandwidth: u64, queue_bytes: usize, ecn_threshold: usize });
 
 impl Default for FabricConfig {
     fn default() -> FabricConfig {
@@ -114,6 +137,7 @@ impl FabricConfig {
 
 /// Reason why a fabric cannot be created or changed as requested.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum FabricError {
     /// A probability outside 0..=1.
     #[error("{field} is {value}; a probability must be from 0 to 1: write 1 % as 0.01")]

@@ -131,6 +131,7 @@ impl Fabric {
 
 /// Result of running virtual time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Outcome {
     /// Nothing is pending.
     Idle,

@@ -35,6 +35,21 @@ use handle::ReadyQueue;
 use port::PortShared;
 
 /// In-memory switch. Clones refer to the same switch.
+///
+/// ```
+/// # use std::time::Duration;
+/// use urxe::verbs::*;
+///
+/// // In virtual time no time passes while the program computes, and a run with the same seed is the same.
+/// let config = FabricConfig::default().latency(Duration::from_micros(10)).loss(0.1).seed(3);
+/// let fabric = Fabric::virtual_time(config)?;
+/// let (a, b) = fabric.pair()?;
+/// b.qp.post_recv(&RecvWr::empty(1))?;
+/// a.qp.post_send(&SendWr::send(2, &[]))?;
+/// b.cq.wait(Duration::from_secs(1))?;
+/// assert!(b.context.clock() >= 10_000);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Fabric(Arc<Shared>);
 

@@ -11,6 +11,7 @@ use crate::wire::Ecn;
 
 /// Packet counters, summed over everything that a fabric has carried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct FabricCounters {
     /// Packets put on their way to a port, duplicates included.
     pub carried: u64,

@@ -29,6 +29,7 @@ const REORDER_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// An injected fault.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct FaultEvent<'a> {
     /// Time of the fault.
     pub at: Instant,
@@ -49,6 +50,7 @@ pub type Observer = Box<dyn FnMut(&FaultEvent<'_>) + Send>;
 
 /// Number of faults injected in one direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct FaultCounts {
     /// Packets dropped.
     pub dropped: u64,
@@ -65,6 +67,7 @@ pub struct FaultCounts {
 /// Counters of a rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct RuleCount {
     /// The rule as it was written.
     pub rule: String,
@@ -324,6 +327,24 @@ fn corrupt_offset(len: usize) -> usize {
 }
 
 /// A link that injects faults by rule.
+///
+/// [`Fabric::pair_builder`](crate::verbs::Fabric::pair_builder) is the short form for two NICs.
+///
+/// ```
+/// use urxe::link::faults::{Direction, Faults, Rule};
+/// use urxe::verbs::*;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let fabric = Fabric::new();
+/// let port = fabric.port(&fabric.auto_address())?;
+/// let rules: Vec<Rule> = vec!["drop=3".parse()?, "rx:delay=every:10,by=2ms".parse()?];
+/// let faults = Faults::new(port, rules, 1);
+/// let counters = faults.fault_counters();
+/// # drop(faults);
+/// assert_eq!(counters.get(Direction::Tx).dropped, 0);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Faults<L> {
     inner: L,
     tx: Pipeline,

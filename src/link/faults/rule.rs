@@ -27,6 +27,7 @@ impl fmt::Display for Direction {
 
 /// Fault that is applied to a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Action {
     /// The packet is lost.
     Drop,
@@ -54,6 +55,7 @@ impl fmt::Display for Action {
 
 /// Which of the packets that match the filter of a rule it applies to.
 #[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
 pub enum When {
     /// Only the n-th, counted from 1.
     Nth(u64),

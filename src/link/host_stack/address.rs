@@ -15,7 +15,8 @@ pub struct IfAddr {
 
 /// Error in the text of an interface address.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum AddressError {
+#[non_exhaustive]
+pub enum IfAddrError {
     /// Invalid IP address.
     #[error("{0:?} is not an IP address: write 10.77.0.1/24 or fd00::1/64")]
     Ip(String),
@@ -63,23 +64,23 @@ impl fmt::Display for IfAddr {
 }
 
 impl FromStr for IfAddr {
-    type Err = AddressError;
+    type Err = IfAddrError;
 
     /// Parses `10.77.0.1/24` or `fd00::1/64`; the default prefix length is 24 for IPv4 and 64 for IPv6.
-    fn from_str(s: &str) -> Result<IfAddr, AddressError> {
+    fn from_str(s: &str) -> Result<IfAddr, IfAddrError> {
         let (ip, prefix) = match s.split_once('/') {
             Some((ip, prefix)) => (ip, Some(prefix)),
             None => (s, None),
         };
-        let ip: IpAddr = ip.parse().map_err(|_| AddressError::Ip(s.to_owned()))?;
+        let ip: IpAddr = ip.parse().map_err(|_| IfAddrError::Ip(s.to_owned()))?;
         let (max, default) = if ip.is_ipv4() { (32, 24) } else { (128, 64) };
-        let invalid = || AddressError::Prefix { text: s.to_owned(), max };
+        let invalid = || IfAddrError::Prefix { text: s.to_owned(), max };
         let prefix = match prefix {
             Some(text) => text.parse().ok().filter(|p| *p <= max).ok_or_else(invalid)?,
             None => default,
         };
         if ip.is_multicast() || ip.is_unspecified() || matches!(ip, IpAddr::V4(v4) if v4.is_broadcast()) {
-            return Err(AddressError::NotUnicast(ip));
+            return Err(IfAddrError::NotUnicast(ip));
         }
         Ok(IfAddr { ip, prefix })
     }

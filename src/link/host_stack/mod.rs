@@ -14,7 +14,7 @@ mod tests;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-pub use address::{AddressError, IfAddr};
+pub use address::{IfAddr, IfAddrError};
 use groups::Groups;
 use neighbours::REACHABLE_TIME;
 use neighbours::{NeighbourRequest, Neighbours};

@@ -55,6 +55,7 @@ pub struct PacketConfig {
 
 /// Error on opening a packet link.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PacketError {
     /// The interface does not exist.
     #[error("interface {name:?} does not exist: the interfaces are {existing}")]

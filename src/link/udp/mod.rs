@@ -28,6 +28,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use super::link_state::LinkStateMonitor;
 use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::nic::ShardId;
+use crate::sys::setters::setters;
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::{Flow, ROCE_PORT};
 use groups::Groups;
@@ -39,6 +40,7 @@ pub(crate) use socket::{drain, needs_scope, stop_coalescing};
 
 /// Options of a [`UdpLink`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct UdpOptions {
     /// Size in bytes requested for the receive and send buffers. An unprivileged process gets at most
     /// `net.core.rmem_max` and `wmem_max`.
@@ -52,6 +54,8 @@ pub struct UdpOptions {
     pub interface: Option<String>,
 }
 
+setters!(UdpOptions { buffer: usize, segmentation: bool } optional { interface: String });
+
 impl Default for UdpOptions {
     fn default() -> UdpOptions {
         UdpOptions { buffer: 8 << 20, segmentation: true, interface: None }
@@ -60,6 +64,7 @@ impl Default for UdpOptions {
 
 /// Reason why a [`UdpLink`] could not be created.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum UdpLinkError {
     /// Another process or the kernel has the port.
     #[error("UDP port 4791 of {ip} is in use by {owner}: stop it, or use another address of this machine")]

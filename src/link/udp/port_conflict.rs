@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 /// Owner of a UDP port.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum PortOwner {
     /// A process.
     Process {

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use super::ports::Claim;
 use super::state::{Device, Id, IdState, State};
-use super::{CmEventKind, EventParam, IdError, Path};
+use super::{CmEventKind, EventParam, IdError, PathRecord};
 use crate::cm;
 use crate::link::ClaimError;
 use crate::link::route::source_towards;
@@ -199,7 +199,7 @@ impl State {
     }
 
     /// Sets the path to the given one, if the device has it.
-    pub fn set_path(&mut self, number: u64, path: &Path) -> Result<(), IdError> {
+    pub fn set_path(&mut self, number: u64, path: &PathRecord) -> Result<(), IdError> {
         let id = self.id(number)?;
         id.require("set_path", &[IdState::AddrResolved])?;
         let device = &self.devices[id.device.ok_or(IdError::Ended)?];
@@ -220,9 +220,9 @@ impl State {
     }
 
     /// Returns the path as a path record.
-    pub fn path_record(&self, id: &Id) -> Option<Path> {
+    pub fn path_record(&self, id: &Id) -> Option<PathRecord> {
         let path = self.path(id)?;
-        Some(Path {
+        Some(PathRecord {
             sgid: self.devices[id.device?].gid(path.av.sgid_index),
             dgid: path.av.dgid,
             sgid_index: path.av.sgid_index,
@@ -242,7 +242,7 @@ impl Device {
     }
 
     /// Validates a path, and converts it to an address vector of this device.
-    fn address_vector(&self, path: &Path) -> Result<AddressVector, IdError> {
+    fn address_vector(&self, path: &PathRecord) -> Result<AddressVector, IdError> {
         let [src, dst] = [path.sgid, path.dgid].map(Gid::ip);
         let sgid_index = self.gid_index(src).ok_or(IdError::NoDevice(src))?;
         if dst.is_unspecified() || dst.is_multicast() {
@@ -263,7 +263,7 @@ impl Device {
         if path.pkey != self.pkey() {
             return Err(IdError::Value { name: "partition key", value: path.pkey.0.into() });
         }
-        let &Path { dgid, hop_limit, traffic_class, flow_label, .. } = path;
+        let &PathRecord { dgid, hop_limit, traffic_class, flow_label, .. } = path;
         Ok(AddressVector { dgid, sgid_index, hop_limit, traffic_class, flow_label })
     }
 }

@@ -1,6 +1,6 @@
 //! Connections: the handshake from both sides, and the disconnect.
 
-use super::event::Connection;
+use super::event::ConnectionInfo;
 use super::param::{ConnParam, MAX_RD_ATOMIC};
 use super::state::{Id, IdState, State};
 use super::{CmEventKind, EventParam, IdError};
@@ -190,7 +190,7 @@ impl State {
     pub fn on_accepted(&mut self, number: u64, accepted: &Accepted) {
         let Ok(id) = self.id_mut(number) else { return };
         id.remote_ece = accepted.ece;
-        let param = EventParam::Connection(Connection {
+        let param = EventParam::Connection(ConnectionInfo {
             private_data: accepted.private_data.to_vec(),
             responder_resources: accepted.responder_resources,
             initiator_depth: accepted.initiator_depth,
@@ -241,9 +241,9 @@ impl State {
         // accepting side reports the private data of the peer's request, the only message that it has from
         // the peer.
         let param = id.peer_to_peer.take().map_or(EventParam::None, |peer_to_peer| {
-            EventParam::Connection(Connection {
+            EventParam::Connection(ConnectionInfo {
                 private_data: peer_to_peer.private_data,
-                ..Connection::default()
+                ..ConnectionInfo::default()
             })
         });
         id.report(CmEventKind::Established, 0, param);
@@ -252,7 +252,7 @@ impl State {
     /// Handles a rejection or a timeout on the peer's side.
     pub fn on_rejected(&mut self, number: u64, rejection: &Rejection) {
         let connection =
-            Connection { private_data: rejection.private_data.to_vec(), ..Connection::default() };
+            ConnectionInfo { private_data: rejection.private_data.to_vec(), ..ConnectionInfo::default() };
         let status = rejection.reason.code().into();
         self.on_failed(number, CmEventKind::Rejected, status, EventParam::Connection(connection));
     }

@@ -9,6 +9,7 @@ use crate::verbs::{ClaimError, CreateError, OpenError};
 
 /// Error of a connection manager call. Later failures are reported as events.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum IdError {
     /// The phase of the id does not permit the call.
     #[error("cannot call {call}: the id {state}")]

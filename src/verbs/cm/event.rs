@@ -9,6 +9,7 @@ use crate::wire::{QKey, Qpn};
 /// Kind of an event, with the numbers of `enum rdma_cm_event_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
+#[non_exhaustive]
 pub enum CmEventKind {
     /// A device leads to the address.
     AddrResolved = 0,
@@ -76,6 +77,7 @@ impl CmEventKind {
 
 /// An event of an id.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct CmEvent {
     /// The id that the event concerns; for a connection request, the new id.
     pub id: CmId,
@@ -103,7 +105,7 @@ pub enum EventParam {
     #[default]
     None,
     /// Parameters of a connection.
-    Connection(Connection),
+    Connection(ConnectionInfo),
     /// Parameters of a datagram service or multicast group.
     Datagram(Datagram),
 }
@@ -122,7 +124,8 @@ impl EventParam {
 /// Connection parameters that the peer requests or grants, from this side, so that an acceptance can repeat
 /// them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Connection {
+#[non_exhaustive]
+pub struct ConnectionInfo {
     /// Private data from the peer's program, padded with zeros to the size of the message field.
     pub private_data: Vec<u8>,
     /// Maximum number of READs and atomics that the peer will have in flight.
@@ -143,6 +146,7 @@ pub struct Connection {
 
 /// Destination of datagrams to a peer or a multicast group.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Datagram {
     /// Private data from the peer's program, padded with zeros to the size of the message field.
     pub private_data: Vec<u8>,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::manager::Owner;
 use super::state::{Id, IdState, State};
-use super::{CmEvent, ConnParam, Ece, EventChannel, IdError, Membership, Path, PortSpace, RejReason};
+use super::{CmEvent, ConnParam, Ece, EventChannel, IdError, Membership, PathRecord, PortSpace, RejReason};
 use crate::transport::{AsyncEvent, QpAttr, QpState, QpType};
 use crate::verbs::{Context, Qp, WaitError};
 use crate::wire::{AckTimeout, Qpn};
@@ -16,6 +16,25 @@ use crate::wire::{AckTimeout, Qpn};
 /// A communication identifier: a listener, a connection or a datagram endpoint (`rdma_cm_id`). The handle is
 /// cheap to clone. Dropping the last one, or [`destroy`](Self::destroy), ends the id and discards its pending
 /// events.
+///
+/// ```
+/// # use std::time::Duration;
+/// use urxe::verbs::cm::*;
+/// use urxe::verbs::*;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let fabric = Fabric::new();
+/// # let (local, remote) = (Context::on_fabric(&fabric)?, Context::on_fabric(&fabric)?);
+/// # let peer = (remote.query_gid(0).ok_or("no address")?.ip(), 7471).into();
+/// let manager = ConnectionManager::new(vec![local, remote])?;
+/// let channel = EventChannel::new()?;
+/// let id = manager.create_id(&channel, PortSpace::Tcp)?;
+/// id.resolve_addr(None, peer, Duration::from_secs(2))?;
+/// let event = channel.get_event(Some(Duration::from_secs(5)))?;
+/// assert_eq!(event.kind, CmEventKind::AddrResolved);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct CmId(Arc<Handle>);
 
@@ -126,7 +145,7 @@ impl CmId {
     /// [`IdError::State`] unless the address is resolved and the route is not; [`IdError::NoDevice`],
     /// [`IdError::NoHost`], [`IdError::Family`] or [`IdError::Value`] for a path that this device does not
     /// have.
-    pub fn set_path(&self, path: &Path) -> Result<(), IdError> {
+    pub fn set_path(&self, path: &PathRecord) -> Result<(), IdError> {
         self.with_state(|state, number| state.set_path(number, path))
     }
 
@@ -370,7 +389,7 @@ impl CmId {
     }
 
     /// Returns the path to the peer.
-    pub fn path(&self) -> Option<Path> {
+    pub fn path(&self) -> Option<PathRecord> {
         self.query(|state, id| state.path_record(id))
     }
 

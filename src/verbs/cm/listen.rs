@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicUsize;
 use super::channel::{BacklogEntry, QueuedEvent, Subject};
 use super::ports::Claim;
 use super::state::{Id, IdState, State};
-use super::{CmEventKind, CmId, Connection, EventParam, IdError};
+use super::{CmEventKind, CmId, ConnectionInfo, EventParam, IdError};
 use crate::cm::{ConnId, ListenerId, Requested};
 use crate::transport::{AddressVector, QpType};
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
@@ -183,7 +183,7 @@ impl State {
             header,
             qp_type: request.qp_type,
         };
-        let param = EventParam::Connection(Connection {
+        let param = EventParam::Connection(ConnectionInfo {
             private_data: data.to_vec(),
             responder_resources: request.responder_resources,
             initiator_depth: request.initiator_depth,

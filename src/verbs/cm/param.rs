@@ -1,5 +1,6 @@
 //! Parameters of calls on an id: connection parameters, group membership and paths.
 
+use crate::sys::setters::setters;
 use crate::transport::QpType;
 use crate::wire::mad::ip::PortSpace;
 use crate::wire::{Gid, Mtu, PKey, QKey, Qpn};
@@ -21,6 +22,7 @@ pub const MAX_RD_ATOMIC: u8 = 0xff;
 
 /// Parameters that one side of a connection requests or grants (`struct rdma_conn_param`).
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct ConnParam {
     /// Private data for the peer's program.
     pub private_data: Vec<u8>,
@@ -42,6 +44,16 @@ pub struct ConnParam {
     /// [`UDP_QKEY`].
     pub qkey: Option<QKey>,
 }
+
+setters!(ConnParam {
+    private_data: Vec<u8>,
+    responder_resources: u8,
+    initiator_depth: u8,
+    flow_control: bool,
+    retry_count: u8,
+    rnr_retry_count: u8,
+    srq: bool,
+} optional { qp_num: Qpn, qkey: QKey });
 
 impl Default for ConnParam {
     /// Returns parameters without private data, with the device's maximum of READs and atomics and 7 retries
@@ -80,7 +92,7 @@ pub enum Membership {
 
 /// The path of a connection, with the fields of a path record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Path {
+pub struct PathRecord {
     /// Source GID.
     pub sgid: Gid,
     /// Destination GID.

@@ -11,6 +11,7 @@ use crate::verbs::{Context, CreateError, Qp, WaitError};
 
 /// Error of establishing or ending a session.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SessionError {
     /// A call failed.
     #[error(transparent)]

@@ -68,6 +68,7 @@ pub struct IpHeader {
 
 /// Reason for which private data does not begin with a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum IpHeaderError {
     /// The private data is too short.
     #[error("{0} bytes of private data are too short for an IP header of {HEADER_LEN} bytes")]

@@ -38,6 +38,7 @@ pub struct Mad {
 
 /// Reason for which bytes are not a MAD of the communication manager.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum MadError {
     /// The length is not [`MAD_LEN`].
     #[error("MAD length is {0} bytes, must be {MAD_LEN}")]

@@ -14,13 +14,13 @@ const BOTH: Placement = Placement::all();
 
 /// Opens a NIC of this personality beside the guest.
 fn pair(setup: &Setup, ip: Ip, personality: Personality) -> Pair<'_> {
-    let options = ContextOptions { personality, ..ContextOptions::default() };
+    let options = ContextOptions::default().personality(personality);
     Pair::with_side(setup, ip, Side::with_options(setup.link(ip), REGION, &options))
 }
 
 fn params(ip: Ip) -> ConnectParams {
     let params = ConnectParams::new(ip, MTU);
-    let ours = ConnectOptions { access: ALL, ..params.ours };
+    let ours = params.ours.access(ALL);
     ConnectParams { ours, their_qp: "ex=1".into(), theirs: "access=wrafp".into(), ..params }
 }
 

@@ -15,7 +15,7 @@ pub fn by_urxe(setup: &Setup, ip: Ip) {
     );
     let mut p = Pair::open(setup, ip);
     let params = ConnectParams::new(ip, super::pair::MTU);
-    let options = ConnectOptions { timeout: AckTimeout::new(12), retry_cnt: 2, ..params.ours };
+    let options = params.ours.timeout(AckTimeout::new(12)).retry_cnt(2);
     let placement = Placement::GLOBAL;
     for wr in
         [SendWr::flush(1, p.shell.at(0), 100, placement), SendWr::atomic_write(1, p.shell.at(8), [7; 8])]

@@ -22,14 +22,14 @@ fn send(o: &mut WindowPair<'_>, len: usize, rkey: RKey) -> (String, Received) {
         Requester::Urxe => {
             side.mr.write(0, &pattern(len, 9)).unwrap();
             shell.vsh.cmd("recv q m 8192 8192 id=2").unwrap();
-            o.qp.post_send(&SendWr::send_with_inv(1, &[side.mr.sge(0..len)], rkey)).unwrap();
+            o.qp.post_send(&SendWr::send_inval(1, &[side.mr.sge(0..len)], rkey)).unwrap();
             let sent = status_name(side.one().unwrap().status).to_string();
             let wc = shell.one().unwrap();
             let details = (wc.status == "SUCCESS").then_some((wc.len as usize, wc.inv));
             (sent, Received { id: wc.wr_id, status: wc.status, details })
         }
         Requester::Rxe => {
-            o.qp.post_recv(&RecvWr { wr_id: 2, sges: &[side.mr.sge(8192..16384)] }).unwrap();
+            o.qp.post_recv(&RecvWr::new(2, &[side.mr.sge(8192..16384)])).unwrap();
             shell.vsh.cmd(&format!("pattern m 0 {} 9", len.max(1))).unwrap();
             shell.vsh.cmd(&format!("sendinv q m 0 {len} rkey={:#x} id=1", rkey.0)).unwrap();
             let sent = shell.one().unwrap().status;

@@ -83,13 +83,13 @@ pub fn at_urxe(setup: &Setup, ip: Ip) {
     let mut qps = Vec::new();
     for i in 0..QPS {
         let cq = &p.side.cq;
-        let qp = p.side.pd.create_qp_on_srq(cq, cq, &srq, &QpOptions::default()).unwrap();
+        let qp = p.side.pd.create_qp(cq, cq, &QpOptions::default().srq(&srq)).unwrap();
         qps.push(p.setup.connect_qp(&p.side, &mut p.shell, &format!("q{i}"), &params(ip, "inline=0"), qp));
     }
     for n in 0..RECEIVES {
         let s = slot(n);
         let sges = [p.side.mr.sge(s.start..s.start + 64), p.side.mr.sge(s.start + 64..s.end)];
-        srq.post_recv(&RecvWr { wr_id: 100 + n as u64, sges: &sges }).unwrap();
+        srq.post_recv(&RecvWr::new(100 + n as u64, &sges)).unwrap();
     }
     srq.arm_limit(LIMIT as u32);
     let send = |p: &mut Pair<'_>, n: usize| {
@@ -122,7 +122,7 @@ pub fn at_urxe(setup: &Setup, ip: Ip) {
         [],
         "the SEND completed without a posted receive"
     );
-    srq.post_recv(&RecvWr { wr_id: 200, sges: &[p.side.mr.sge(0..SLOT)] }).unwrap();
+    srq.post_recv(&RecvWr::new(200, &[p.side.mr.sge(0..SLOT)])).unwrap();
     assert_eq!(p.guest_completions(1), [(0, "SUCCESS".into())]);
     assert_eq!(p.completions(1), [(200, WcStatus::Success)]);
     assert!(p.side.counters().send_rnr_err > before.send_rnr_err);
@@ -130,7 +130,7 @@ pub fn at_urxe(setup: &Setup, ip: Ip) {
     // All at once: each QP's messages keep their order, and every receive is consumed once.
     for n in 0..RECEIVES {
         let s = slot(n);
-        srq.post_recv(&RecvWr { wr_id: n as u64, sges: &[p.side.mr.sge(s)] }).unwrap();
+        srq.post_recv(&RecvWr::new(n as u64, &[p.side.mr.sge(s)])).unwrap();
     }
     for n in 0..RECEIVES {
         p.cmd(&format!("send q{} m 0 {} signal=0 imm={n}", n % QPS, 200));

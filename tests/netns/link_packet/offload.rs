@@ -120,7 +120,7 @@ const SHAPES: [&[usize]; 9] = [
 ];
 
 fn udp(net: &Veth, side: usize, ip: IpAddr, segmentation: bool) -> Box<dyn Link> {
-    let options = UdpOptions { segmentation, ..UdpOptions::default() };
+    let options = UdpOptions::default().segmentation(segmentation);
     let start = Clock::now();
     loop {
         match net.run_in(side, || UdpLink::bind(ip, &options)) {
@@ -239,7 +239,9 @@ fn packets_longer_than_interface_mtu_are_dropped_and_counted() {
         let flow = Flow::new(x, y, 4000);
         let long = queue(&a, &flow, &[1457; 5]);
         a.transmit(now(Clock::now()), &long).unwrap();
-        assert_eq!(a.counters(), LinkCounters { tx_oversized: n, ..LinkCounters::default() });
+        let mut expected = LinkCounters::default();
+        expected.tx_oversized = n;
+        assert_eq!(a.counters(), expected);
     }
 }
 

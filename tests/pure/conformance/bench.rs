@@ -12,7 +12,7 @@ use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
     AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, Instant, ModifyError,
     PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags,
-    SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrData, WrOp, XrcdId,
+    SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp, XrcdId,
 };
 use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, QKey, Qpn, RnrTimer};
 
@@ -220,33 +220,26 @@ impl Bench {
 
     /// Returns the attributes for the transition to `state` from the state before it.
     pub fn attr(&self, qp: usize, state: QpState) -> QpAttr {
-        let (s, base) = (&self.setup, QpAttr { state: Some(state), ..QpAttr::default() });
-        let first = QpAttr { pkey_index: Some(0), port: Some(1), ..base };
-        let path = QpAttr {
-            av: Some(AddressVector::to(std::net::IpAddr::from(PEER_IP).into())),
-            path_mtu: Some(s.mtu),
-            dest_qpn: Some(Qpn::new(PEER_QPN + qp as u32)),
-            rq_psn: Some(Psn::new(s.rq_psn)),
-            ..base
-        };
+        let (s, base) = (&self.setup, QpAttr::new(state));
+        let first = base.pkey_index(0).port(1);
+        let path = base
+            .av(AddressVector::to(std::net::IpAddr::from(PEER_IP).into()))
+            .path_mtu(s.mtu)
+            .dest_qpn(Qpn::new(PEER_QPN + qp as u32))
+            .rq_psn(Psn::new(s.rq_psn));
         let (before, attr) = match state {
-            QpState::Init => {
-                (QpState::Reset, QpAttr { access: Some(s.access), qkey: Some(QKey(s.qkey)), ..first })
-            }
+            QpState::Init => (QpState::Reset, first.access(s.access).qkey(QKey(s.qkey))),
             QpState::Rtr => {
                 let min_rnr_timer = Some(RnrTimer::new(s.rnr_timer));
-                (QpState::Init, QpAttr { max_dest_rd_atomic: Some(s.max_dest_rd), min_rnr_timer, ..path })
+                (QpState::Init, path.max_dest_rd_atomic(s.max_dest_rd).min_rnr_timer(min_rnr_timer))
             }
             QpState::Rts => (
                 QpState::Rtr,
-                QpAttr {
-                    sq_psn: Some(Psn::new(s.sq_psn)),
-                    timeout: Some(AckTimeout::new(s.timeout)),
-                    retry_cnt: Some(s.retry_cnt),
-                    rnr_retry: Some(s.rnr_retry),
-                    max_rd_atomic: Some(s.max_rd),
-                    ..base
-                },
+                base.sq_psn(Psn::new(s.sq_psn))
+                    .timeout(AckTimeout::new(s.timeout))
+                    .retry_cnt(s.retry_cnt)
+                    .rnr_retry(s.rnr_retry)
+                    .max_rd_atomic(s.max_rd),
             ),
             _ => return base,
         };
@@ -273,7 +266,7 @@ impl Bench {
     }
 
     pub fn set_state(&mut self, state: QpState) {
-        self.modify(0, QpAttr { state: Some(state), ..QpAttr::default() }).unwrap();
+        self.modify(0, QpAttr::new(state)).unwrap();
     }
 
     pub fn region(&mut self, pd: PdId, len: usize, iova: u64, access: Access) -> usize {
@@ -315,7 +308,7 @@ impl Bench {
     }
 
     pub fn recv_sges(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
-        let wr = RecvWr { wr_id, sges };
+        let wr = RecvWr::new(wr_id, sges);
         let posted = match self.srq {
             Some(srq) => self.nic.with_srq(srq, |queue, _| queue.post(&wr)).unwrap(),
             None => self.nic.post_recv(self.qpns[0], &wr).unwrap(),
@@ -342,7 +335,7 @@ impl Bench {
             QpType::XrcSend => Some(Destination::Srq(PEER_SRQ)),
             _ => None,
         };
-        self.post_on(0, &SendWr { wr_id, op, data: WrData::Sges(sges), flags, to })
+        self.post_on(0, &SendWr::new(wr_id, op, sges).flags(flags).to(to))
     }
 
     /// Returns the peer's first QP as the destination of a datagram.

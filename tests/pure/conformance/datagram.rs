@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use urxe::memory::PdId;
 use urxe::transport::{
-    AddressError, AddressVector, Destination, PostError, QpAttr, QpState, QpType, SendFlags, SendWr, Sge,
-    WcOpcode, WcStatus, WrData, WrOp,
+    AddressError, Destination, PostError, QpAttr, QpState, QpType, SendFlags, SendWr, Sge, WcOpcode,
+    WcStatus, WrOp,
 };
 use urxe::wire::{Flow, Qpn, RKey, grh};
 
@@ -47,7 +47,7 @@ cases! {
         let mut b = ud(|_| {});
         let to = Some(b.to(QKEY));
         let wr =
-            SendWr { wr_id: 1, op: WrOp::Send, data: WrData::Inline(b"abc"), flags: SendFlags::SIGNALED, to };
+            SendWr::new(1, WrOp::Send, &[]).inline(b"abc").to(to);
         b.post_on(0, &wr).unwrap();
         let sges = [b.mr.sge(5, 3), b.mr.sge(100, 4)];
         b.post_sges(2, WrOp::Send, &sges, SendFlags::SIGNALED).unwrap();
@@ -63,13 +63,7 @@ cases! {
             [(0x8000_0000, 0x8000_1234), (0xffff_ffff, 0x8000_1234), (0x7fff_ffff, 0x7fff_ffff)]
         {
             let (sge, to) = ([b.mr.sge(0, 1)], Some(b.to(given)));
-            let wr = SendWr {
-                wr_id: 1,
-                op: WrOp::Send,
-                data: WrData::Sges(&sge),
-                flags: SendFlags::default(),
-                to,
-            };
+            let wr = SendWr::new(1, WrOp::Send, &sge).signaled(false).to(to);
             b.post_on(0, &wr).unwrap();
             assert_eq!(b.sent()[0].h.deth.qkey.0, sent);
         }
@@ -98,29 +92,23 @@ cases! {
     destination_is_checked_when_posted => "ud.destination" {
         let mut b = ud(|_| {});
         let sge = [b.mr.sge(0, 1)];
-        let wr = SendWr {
-            wr_id: 1,
-            op: WrOp::Send,
-            data: WrData::Sges(&sge),
-            flags: SendFlags::SIGNALED,
-            to: None,
-        };
+        let wr = SendWr::new(1, WrOp::Send, &sge);
         assert_eq!(b.post_on(0, &wr), Err(PostError::Destination));
         let Destination::Qp { av, qpn, qkey, .. } = b.to(QKEY) else {
             panic!("the destination of a datagram is a QP")
         };
         let to = Destination::Qp { pd: PdId(99), av, qpn, qkey };
-        let error = b.post_on(0, &SendWr { to: Some(to), ..wr });
+        let error = b.post_on(0, &wr.to(to));
         assert_eq!(error, Err(PostError::HandlePd { handle: PdId(99), qp: support::PD }));
-        let av = AddressVector { sgid_index: 5, ..av };
+        let av = av.sgid_index(5);
         let to = Destination::Qp { pd: support::PD, av, qpn, qkey };
-        let error = b.post_on(0, &SendWr { to: Some(to), ..wr });
+        let error = b.post_on(0, &wr.to(to));
         assert_eq!(error, Err(PostError::Address(AddressError::GidIndex { index: 5, count: 2 })));
         b.expect_nothing();
         // A connected QP rejects a destination in its work requests.
         let to = Some(b.to(QKEY));
         let mut rc = Bench::new();
-        assert_eq!(rc.post_on(0, &SendWr { to, ..wr }), Err(PostError::Destination));
+        assert_eq!(rc.post_on(0, &wr.to(to)), Err(PostError::Destination));
     }
 
     grh_and_data_are_placed_in_the_receive => "ud.responder" {
@@ -182,7 +170,7 @@ cases! {
     changed_qkey_takes_effect => "ud.qkey" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 100);
-        b.modify(0, QpAttr { qkey: Some(urxe::wire::QKey(7)), ..QpAttr::default() }).unwrap();
+        b.modify(0, QpAttr::default().qkey(urxe::wire::QKey(7))).unwrap();
         b.exchange(&[datagram(&[1]), send(Only, 0, &[1]).ud(7, PEER)], &[]);
         assert_eq!(b.count().rx_qkey_violation, 1);
         b.recvs(&[received(1, 1)]);

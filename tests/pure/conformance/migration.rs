@@ -14,12 +14,12 @@ use crate::pkt::*;
 
 fn alternate() -> AlternatePath {
     let dgid = IpAddr::from(ALTERNATE.1).into();
-    let av = AddressVector { sgid_index: 1, ..AddressVector::to(dgid) };
+    let av = AddressVector::to(dgid).sgid_index(1);
     AlternatePath { av, pkey_index: 0, timeout: AckTimeout::new(10) }
 }
 
 fn set(b: &mut Bench, state: MigrationState, alt_path: Option<AlternatePath>) -> Result<(), ModifyError> {
-    b.modify(0, QpAttr { path_mig_state: Some(state), alt_path, ..QpAttr::default() })
+    b.modify(0, QpAttr::default().path_mig_state(state).alt_path(alt_path))
 }
 
 /// Clears MigReq, as in packets of an end that has not migrated.
@@ -82,7 +82,7 @@ cases! {
         // The rejected modify has loaded no alternate path.
         assert_eq!(b.nic.query_qp(b.qpns[0]).unwrap().0.alt_path, None);
         let invalid_gid =
-            AlternatePath { av: AddressVector { sgid_index: 7, ..alternate().av }, ..alternate() };
+            AlternatePath { av: alternate().av.sgid_index(7), ..alternate() };
         assert!(matches!(set(&mut b, to, Some(invalid_gid)), Err(ModifyError::Address(_))));
         let invalid_pkey = AlternatePath { pkey_index: 9, ..alternate() };
         assert!(matches!(set(&mut b, to, Some(invalid_pkey)), Err(ModifyError::Value { .. })));
@@ -92,9 +92,9 @@ cases! {
     alternate_path_is_loaded_on_transition_to_rtr => "apm.states" {
         for qp_type in [QpType::Rc, QpType::Uc] {
             let mut b = Bench::with(|s| (s.qp_type, s.state) = (qp_type, QpState::Init));
-            let rtr = QpAttr { alt_path: Some(alternate()), ..b.attr(0, QpState::Rtr) };
+            let rtr = b.attr(0, QpState::Rtr).alt_path(alternate());
             b.modify(0, rtr).unwrap();
-            let rts = QpAttr { path_mig_state: Some(MigrationState::Rearm), ..b.attr(0, QpState::Rts) };
+            let rts = b.attr(0, QpState::Rts).path_mig_state(MigrationState::Rearm);
             b.modify(0, rts).unwrap();
             expect_migration_state(&b, MigrationState::Rearm);
             assert_eq!(b.nic.query_qp(b.qpns[0]).unwrap().0.alt_path, Some(alternate()));

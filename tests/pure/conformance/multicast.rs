@@ -3,9 +3,7 @@
 use std::net::IpAddr;
 
 use urxe::nic::{MulticastError, Personality};
-use urxe::transport::{
-    AddressVector, Destination, QpState, QpType, RecvWr, SendFlags, SendWr, WcOpcode, WrData, WrOp,
-};
+use urxe::transport::{AddressVector, Destination, QpState, QpType, RecvWr, SendWr, WcOpcode, WrData, WrOp};
 use urxe::wire::{Flow, Gid, PKey, QKey, Qpn, grh};
 
 use crate::bench::{Bench, QKEY, SQ, Setup, ok};
@@ -34,7 +32,7 @@ fn attach(b: &mut Bench, qp: usize, group: IpAddr) {
 /// Posts a receive on the QP with index `qp`.
 fn recv(b: &mut Bench, qp: usize, wr_id: u64, at: usize, len: u32) {
     let sges = [b.mr.sge(at, len)];
-    b.nic.post_recv(b.qpns[qp], &RecvWr { wr_id, sges: &sges }).unwrap().unwrap();
+    b.nic.post_recv(b.qpns[qp], &RecvWr::new(wr_id, &sges)).unwrap().unwrap();
 }
 
 fn path(b: &Bench, dst: IpAddr) -> Flow {
@@ -185,10 +183,10 @@ cases! {
         let [group, _] = groups();
         // A hop limit of 0 in the address handle means 1 for a group: the local link only.
         for (given, sent) in [(0, 1), (1, 1), (64, 64), (255, 255)] {
-            let av = AddressVector { hop_limit: given, ..AddressVector::to(group.into()) };
+            let av = AddressVector::to(group.into()).hop_limit(given);
             let to = Some(Destination::Qp { pd: support::PD, av, qpn: Qpn::MULTICAST, qkey: QKey(QKEY) });
             let data = WrData::Inline(b"abc");
-            let wr = SendWr { wr_id: 1, op: WrOp::Send, data, flags: SendFlags::SIGNALED, to };
+            let wr = SendWr::new(1, WrOp::Send, &[]).data(data).to(to);
             b.post_on(0, &wr).unwrap();
             b.nic.transmit(b.now, &b.memory, &mut b.tx);
             let mut packets = 0;
@@ -203,7 +201,7 @@ cases! {
             b.sends(&[ok(1, WcOpcode::Send, 3)]);
         }
         // For a unicast destination it means 64.
-        let av = AddressVector { hop_limit: 0, ..AddressVector::to(b.flow().src.into()) };
+        let av = AddressVector::to(b.flow().src.into()).hop_limit(0);
         assert_eq!(b.nic.config().port.flow(&av, PEER, PEER).unwrap().hop_limit, 64);
         assert_eq!(b.first_psn(), SQ);
     }

@@ -9,7 +9,7 @@ use crate::bench::{Bench, RQ, SQ, bad, flushed, ok};
 use crate::pkt::*;
 
 fn set_rate_limit(b: &mut Bench, kbps: u32) {
-    b.modify(0, QpAttr { rate_limit: Some(kbps), ..QpAttr::default() }).unwrap();
+    b.modify(0, QpAttr::default().rate_limit(kbps)).unwrap();
 }
 
 /// Returns the number of packets sent in `micros` steps of one microsecond; the NIC may send only when a

@@ -19,7 +19,7 @@ fn with_pkey_index(index: u16, change: impl FnOnce(&mut Setup)) -> Bench {
     b.events(&[|_| AsyncEvent::PKeyChange]);
     for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
         let attr = b.attr(0, state);
-        let attr = if state == QpState::Init { QpAttr { pkey_index: Some(index), ..attr } } else { attr };
+        let attr = if state == QpState::Init { attr.pkey_index(index) } else { attr };
         b.modify(0, attr).unwrap();
     }
     b
@@ -95,7 +95,7 @@ cases! {
         assert_eq!(error, PKeyTableSize { given: 2, needed: 3, max: 128 });
         b.nic.set_pkeys(&[PKey(1); 129]).unwrap_err();
         assert_eq!(b.nic.pkeys(), KEYS);
-        let attr = QpAttr { pkey_index: Some(3), ..QpAttr::default() };
+        let attr = QpAttr::default().pkey_index(3);
         b.set_state(QpState::Sqd);
         assert_eq!(b.modify(0, attr), Err(ModifyError::Value { name: "pkey_index", value: 3, max: 2 }));
     }

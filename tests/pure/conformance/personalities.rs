@@ -7,8 +7,7 @@ use urxe::memory::{AtomicOp, PdId};
 use urxe::nic::Personality;
 use urxe::transport::QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 use urxe::transport::{
-    Destination, PostError, QpAttr, QpState, QpType, Quirks, SendFlags, SendWr, WcOpcode, WcStatus, WrData,
-    WrOp,
+    Destination, PostError, QpAttr, QpState, QpType, Quirks, SendFlags, SendWr, WcOpcode, WcStatus, WrOp,
 };
 use urxe::verbs::{
     self, Access, ConnectOptions, Context, ContextOptions, Fabric, FabricConfig, TestEndpoint,
@@ -46,7 +45,7 @@ fn post_with_handle(b: &mut Bench, wr_id: u64, op: WrOp, pd: PdId) -> Result<(),
         panic!("the destination of a datagram is a QP")
     };
     let (sges, to) = ([b.mr.sge(0, 8)], Some(Destination::Qp { pd, av, qpn, qkey }));
-    b.post_on(0, &SendWr { wr_id, op, data: WrData::Sges(&sges), flags: SendFlags::SIGNALED, to })
+    b.post_on(0, &SendWr::new(wr_id, op, &sges).to(to))
 }
 
 const FETCH_ADD: AtomicOp = AtomicOp::FetchAdd(1);
@@ -67,7 +66,7 @@ cases! {
                 b.post(1, WrOp::Send, 0, 8);
                 b.post_on(
                     0,
-                    &SendWr { wr_id: 2, op, data: WrData::Sges(&[]), flags: SendFlags::default(), to },
+                    &SendWr::new(2, op, &[]).signaled(false).to(to),
                 )
                 .unwrap();
             } else {
@@ -84,7 +83,7 @@ cases! {
             assert_eq!(b.sent().len(), 1, "{op:?}");
             b.sends(&[ok(1, WcOpcode::Send, 8), bad(2, WcStatus::LocQpOpErr), flushed(3)]);
             b.state(Sqe);
-            b.modify(0, QpAttr { state: Some(Rts), cur_state: Some(Sqe), ..QpAttr::default() }).unwrap();
+            b.modify(0, QpAttr::new(Rts).cur_state(Sqe)).unwrap();
             b.post(4, WrOp::Send, 0, 8);
             assert_eq!(b.sent().len(), 1);
             b.sends(&[ok(4, WcOpcode::Send, 8)]);
@@ -337,7 +336,7 @@ fn observe(row: &str, p: Personality) -> String {
         // The limits that the device reports.
         _ => {
             let limits = context(&virtual_fabric(), p).query_device().limits;
-            let reported = Personality { limits, ..p }.properties();
+            let reported = p.limits(limits).properties();
             reported.into_iter().find(|(name, _)| *name == row).expect("each other row is a limit").1
         }
     }
@@ -378,13 +377,13 @@ fn virtual_fabric() -> Fabric {
 }
 
 fn context(fabric: &Fabric, personality: Personality) -> Context {
-    let options = ContextOptions { personality, ..ContextOptions::default() };
+    let options = ContextOptions::default().personality(personality);
     Context::on_port(fabric.port(&fabric.auto_address()).unwrap(), &options, |port| Box::new(port)).unwrap()
 }
 
 /// Returns options with the shortest timeout and no retry.
 fn no_retries() -> ConnectOptions {
-    ConnectOptions { timeout: verbs::AckTimeout::new(1), retry_cnt: 0, ..ConnectOptions::default() }
+    ConnectOptions::default().timeout(verbs::AckTimeout::new(1)).retry_cnt(0)
 }
 
 /// Returns the time after which a SEND to an unreachable peer fails.
@@ -406,7 +405,7 @@ fn flush_status_with_strict_peer(p: Personality) -> WcStatus {
     let fabric = virtual_fabric();
     let [a, b] = [p, Personality::STRICT].map(|p| TestEndpoint::new(context(&fabric, p)).unwrap());
     let access = Access::ALL | Access::FLUSH_GLOBAL;
-    let options = ConnectOptions { access, ..no_retries() };
+    let options = no_retries().access(access);
     for (one, other) in [(&a, &b), (&b, &a)] {
         one.qp.connect(&other.qp.endpoint(), &options).unwrap();
     }

@@ -16,7 +16,7 @@ fn events(b: &mut Bench) -> Vec<AsyncEvent> {
 }
 
 fn drain(b: &mut Bench) {
-    let attr = QpAttr { state: Some(QpState::Sqd), sqd_notify: Some(true), ..QpAttr::default() };
+    let attr = QpAttr::new(QpState::Sqd).sqd_notify(true);
     b.modify(0, attr).unwrap();
 }
 
@@ -93,7 +93,7 @@ cases! {
         qp.connect(&peer.endpoint(), &ConnectOptions::default()).unwrap();
         peer.connect(&qp.endpoint(), &ConnectOptions::default()).unwrap();
         let send = |wr_id| {
-            peer.post_recv(&RecvWr { wr_id, sges: &[] }).unwrap();
+            peer.post_recv(&RecvWr::new(wr_id, &[])).unwrap();
             qp.post_send(&SendWr::send(wr_id, &[])).unwrap();
             fabric.run_until_idle(Duration::from_secs(1));
         };

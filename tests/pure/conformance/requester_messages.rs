@@ -1,7 +1,7 @@
 //! Conformance cases: the packets that the requester sends for each work request.
 
 use urxe::memory::AtomicOp;
-use urxe::transport::{PostError, SendFlags, SendWr, WcOpcode, WrData, WrOp};
+use urxe::transport::{PostError, SendFlags, SendWr, WcOpcode, WrOp};
 use urxe::wire::{Mtu, RKey};
 
 use crate::bench::{Bench, RQ, SQ, ok};
@@ -105,7 +105,7 @@ cases! {
         let mut b = Bench::new();
         let mut d = vec![5u8; 600];
         fn wr(d: &[u8]) -> SendWr<'_> {
-            SendWr { wr_id: 1, op: WrOp::Send, data: WrData::Inline(d), flags: SendFlags::SIGNALED, to: None }
+            SendWr::new(1, WrOp::Send, &[]).inline(d)
         }
         b.post_on(0, &wr(&d)).unwrap();
         d.fill(6);
@@ -119,8 +119,9 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 600), ok(1, WcOpcode::Send, 3)]);
         let long = vec![0; 601];
         assert_eq!(b.post_on(0, &wr(&long)), Err(PostError::InlineTooLong { got: 601, max: 600 }));
-        let op = WrOp::Read { va: 0, rkey: RKey(0) };
-        let err = b.post_on(0, &SendWr { op, ..wr(&[]) }).unwrap_err();
+        let mut read = wr(&[]);
+        read.op = WrOp::Read { va: 0, rkey: RKey(0) };
+        let err = b.post_on(0, &read).unwrap_err();
         assert_eq!(err, PostError::InlineNotAllowed(WcOpcode::RdmaRead));
     }
 

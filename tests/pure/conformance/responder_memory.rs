@@ -62,7 +62,7 @@ cases! {
             let mut b = Bench::new();
             let to = b.remote(0, 1000);
             b.exchange(&[write(First, RQ, to, &[1; 256]).ackreq(true)], &[ack(RQ, 0)]);
-            b.modify(0, QpAttr { access: Some(Access::REMOTE_READ), ..QpAttr::default() }).unwrap();
+            b.modify(0, QpAttr::default().access(Access::REMOTE_READ)).unwrap();
             b.exchange(&[rest], &[nak(RQ + 1, 0, NakCode::InvalidRequest)]);
             b.events(&[AsyncEvent::QpRequestError]);
         }

@@ -66,7 +66,7 @@ cases! {
 
     receive_posted_to_qp_with_srq_is_refused => "srq.post" {
         let mut b = shared(1, |_| {});
-        let wr = RecvWr { wr_id: 1, sges: &[] };
+        let wr = RecvWr::new(1, &[]);
         assert_eq!(b.nic.post_recv(b.qpns[0], &wr).unwrap(), Err(PostError::SharedQueue));
         // The queue has limits of its own.
         for i in 0..64 {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use urxe::transport::{QpAttr, QpState, SendFlags, SendWr, WcOpcode, WrData, WrOp};
+use urxe::transport::{QpAttr, QpState, SendFlags, SendWr, WcOpcode, WrOp};
 
 use crate::bench::{Bench, SQ};
 use crate::pkt::*;
@@ -20,7 +20,7 @@ fn contending_qps(qps: usize) -> Bench {
 }
 
 fn post(b: &mut Bench, qp: usize, wr_id: u64, flags: SendFlags) {
-    let wr = SendWr { wr_id, op: WrOp::Send, data: WrData::Inline(b"short"), flags, to: None };
+    let wr = SendWr::new(wr_id, WrOp::Send, &[]).inline(b"short").flags(flags);
     b.post_on(qp, &wr).unwrap();
 }
 
@@ -79,8 +79,8 @@ cases! {
     destroyed_or_failed_qp_frees_its_share_of_the_window => "req.window.shared" {
         // By an error, by a reset and by destruction.
         let releases: [fn(&mut Bench); 3] = [
-            |b| b.modify(0, QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap(),
-            |b| b.modify(0, QpAttr { state: Some(QpState::Reset), ..QpAttr::default() }).unwrap(),
+            |b| b.modify(0, QpAttr::new(QpState::Err)).unwrap(),
+            |b| b.modify(0, QpAttr::new(QpState::Reset)).unwrap(),
             |b| assert!(b.nic.destroy_qp(b.qpns[0]).is_some()),
         ];
         for release in releases {

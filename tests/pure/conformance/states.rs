@@ -24,26 +24,7 @@ cases! {
             for state in [Init, Rtr, Rts] {
                 let attr = b.attr(0, state);
                 b.modify(0, attr).unwrap();
-                set = QpAttr {
-                    state: attr.state,
-                    cur_state: attr.state,
-                    access: attr.access.or(set.access),
-                    pkey_index: attr.pkey_index.or(set.pkey_index),
-                    port: attr.port.or(set.port),
-                    qkey: attr.qkey.or(set.qkey),
-                    av: attr.av.or(set.av),
-                    path_mtu: attr.path_mtu.or(set.path_mtu),
-                    timeout: attr.timeout.or(set.timeout),
-                    retry_cnt: attr.retry_cnt.or(set.retry_cnt),
-                    rnr_retry: attr.rnr_retry.or(set.rnr_retry),
-                    rq_psn: attr.rq_psn.or(set.rq_psn),
-                    max_rd_atomic: attr.max_rd_atomic.or(set.max_rd_atomic),
-                    min_rnr_timer: attr.min_rnr_timer.or(set.min_rnr_timer),
-                    sq_psn: attr.sq_psn.or(set.sq_psn),
-                    max_dest_rd_atomic: attr.max_dest_rd_atomic.or(set.max_dest_rd_atomic),
-                    dest_qpn: attr.dest_qpn.or(set.dest_qpn),
-                    ..QpAttr::default()
-                };
+                set = QpAttr::default().state(attr.state).cur_state(attr.state).access(attr.access.or(set.access)).pkey_index(attr.pkey_index.or(set.pkey_index)).port(attr.port.or(set.port)).qkey(attr.qkey.or(set.qkey)).av(attr.av.or(set.av)).path_mtu(attr.path_mtu.or(set.path_mtu)).timeout(attr.timeout.or(set.timeout)).retry_cnt(attr.retry_cnt.or(set.retry_cnt)).rnr_retry(attr.rnr_retry.or(set.rnr_retry)).rq_psn(attr.rq_psn.or(set.rq_psn)).max_rd_atomic(attr.max_rd_atomic.or(set.max_rd_atomic)).min_rnr_timer(attr.min_rnr_timer.or(set.min_rnr_timer)).sq_psn(attr.sq_psn.or(set.sq_psn)).max_dest_rd_atomic(attr.max_dest_rd_atomic.or(set.max_dest_rd_atomic)).dest_qpn(attr.dest_qpn.or(set.dest_qpn));
                 let got = b.nic.query_qp(b.qpns[0]).unwrap().0;
                 assert_eq!(got.only(set.mask()), set, "{qp_type:?} in {state}");
             }
@@ -224,9 +205,9 @@ cases! {
         assert!(matches!(b.modify(0, rtr), Result::Err(ModifyError::Missing { .. })));
         b.state(Init);
         let mut b = at(Rtr);
-        let rts = QpAttr { retry_cnt: Some(8), ..b.attr(0, Rts) };
+        let rts = b.attr(0, Rts).retry_cnt(8);
         assert!(matches!(b.modify(0, rts), Result::Err(ModifyError::Value { name: "retry_cnt", .. })));
-        let rts = QpAttr { sq_psn: Some(Psn::new(7)), ..b.attr(0, Rts) };
+        let rts = b.attr(0, Rts).sq_psn(Psn::new(7));
         b.modify(0, rts).unwrap();
         let (attr, _) = b.nic.query_qp(b.qpns[0]).unwrap();
         assert_eq!((attr.sq_psn, attr.rq_psn), (Some(Psn::new(7)), Some(Psn::new(RQ))));

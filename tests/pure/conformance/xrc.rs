@@ -5,8 +5,8 @@ use std::time::Duration;
 use urxe::memory::{Access, AtomicOp, PdId};
 use urxe::transport::AsyncEvent;
 use urxe::transport::{
-    AttrMask, Destination, ModifyError, PostError, QpAttr, QpState, QpType, RecvCaps, RecvWr, SendFlags,
-    SendWr, SrqId, WcOpcode, WcStatus, WrData, WrOp, XrcdId,
+    AttrMask, Destination, ModifyError, PostError, QpAttr, QpState, QpType, RecvCaps, RecvWr, SendWr, SrqId,
+    WcOpcode, WcStatus, WrOp, XrcdId,
 };
 use urxe::wire::{AckTimeout, NakCode, RKey};
 
@@ -38,7 +38,7 @@ fn to_xrc_resp(packets: &[Pkt]) -> Vec<Pkt> {
 
 fn post(b: &mut Bench, srq: SrqId, wr_id: u64, at: usize) {
     let sges = [b.mr.sge(at, 100)];
-    b.nic.with_srq(srq, |q, _| q.post(&RecvWr { wr_id, sges: &sges })).unwrap().unwrap();
+    b.nic.with_srq(srq, |q, _| q.post(&RecvWr::new(wr_id, &sges))).unwrap().unwrap();
 }
 
 cases! {
@@ -147,7 +147,7 @@ cases! {
         let second = b.xrc_srq(PD, DOMAIN);
         let sges = [b.mr.sge(0, 1000)];
         for srq in [first, second] {
-            b.nic.with_srq(srq, |q, _| q.post(&RecvWr { wr_id: 1, sges: &sges })).unwrap().unwrap();
+            b.nic.with_srq(srq, |q, _| q.post(&RecvWr::new(1, &sges))).unwrap().unwrap();
         }
         b.exchange(&to_xrc(first, &[send(First, RQ, &[1; 256])]), &[]);
         b.exchange(
@@ -190,7 +190,7 @@ cases! {
         // Receives of a queue in another protection domain: their elements are checked against that domain
         // too.
         let sges = [b.regions[r].sge(10, 8)];
-        b.nic.with_srq(other_pd_srq, |q, _| q.post(&RecvWr { wr_id: 1, sges: &sges })).unwrap().unwrap();
+        b.nic.with_srq(other_pd_srq, |q, _| q.post(&RecvWr::new(1, &sges))).unwrap().unwrap();
         b.exchange(&to_xrc(other_pd_srq, &[send(Only, RQ + 3, &[9])]), &to_xrc_resp(&[ack(RQ + 3, 3)]));
         b.recvs(&[ok(1, WcOpcode::Recv, 1)]);
         b.exchange(
@@ -256,25 +256,19 @@ cases! {
     work_request_of_initiator_must_name_an_srq => "xrc.post" {
         let mut b = initiator();
         let sge = [b.mr.sge(0, 1)];
-        let wr = SendWr {
-            wr_id: 1,
-            op: WrOp::Send,
-            data: WrData::Sges(&sge),
-            flags: SendFlags::SIGNALED,
-            to: None,
-        };
+        let wr = SendWr::new(1, WrOp::Send, &sge);
         assert_eq!(b.post_on(0, &wr), Err(PostError::Destination));
         let to = Some(b.to(1));
-        assert_eq!(b.post_on(0, &SendWr { to, ..wr }), Err(PostError::Destination));
+        assert_eq!(b.post_on(0, &wr.to(to)), Err(PostError::Destination));
         let mut rc = Bench::new();
         let to = Some(Destination::Srq(PEER_SRQ));
-        assert_eq!(rc.post_on(0, &SendWr { to, ..wr }), Err(PostError::Destination));
+        assert_eq!(rc.post_on(0, &wr.to(to)), Err(PostError::Destination));
         assert_eq!(b.recv_sges(2, &sge), Err(PostError::Unsupported(QpType::XrcSend, WcOpcode::Recv)));
         let (mut b, _) = target(|_| {});
         let error = Err(PostError::Unsupported(QpType::XrcRecv, WcOpcode::Send));
-        assert_eq!(b.post_on(0, &SendWr { to, ..wr }), error);
+        assert_eq!(b.post_on(0, &wr.to(to)), error);
         assert_eq!(b.post_on(0, &wr), error);
-        let recv = RecvWr { wr_id: 2, sges: &sge };
+        let recv = RecvWr::new(2, &sge);
         assert_eq!(b.nic.post_recv(b.qpns[0], &recv).unwrap(), Err(PostError::SharedQueue));
     }
 
@@ -296,7 +290,7 @@ cases! {
     target_in_error_flushes_the_taken_receive => "xrc.flush" {
         let (mut b, srq) = target(|_| {});
         let sges = [b.mr.sge(0, 1000)];
-        b.nic.with_srq(srq, |q, _| q.post(&RecvWr { wr_id: 1, sges: &sges })).unwrap().unwrap();
+        b.nic.with_srq(srq, |q, _| q.post(&RecvWr::new(1, &sges))).unwrap().unwrap();
         post(&mut b, srq, 2, 0);
         b.exchange(&to_xrc(srq, &[send(First, RQ, &[1; 256])]), &[]);
         b.set_state(QpState::Err);
@@ -312,20 +306,20 @@ cases! {
         ] {
             let mut b = Bench::with(|s| (s.qp_type, s.state) = (qp_type, QpState::Rtr));
             let rts = b.attr(0, QpState::Rts);
-            let missing = QpAttr { retry_cnt: None, timeout: None, ..rts };
+            let missing = rts.retry_cnt(None).timeout(None);
             let error = b.modify(0, missing);
             assert!(
                 matches!(error, Err(ModifyError::Missing { missing, .. }) if missing.contains(has)),
                 "{error:?}"
             );
             let excess = match lacks {
-                AttrMask::MIN_RNR_TIMER => QpAttr { max_dest_rd_atomic: Some(1), ..rts },
-                _ => QpAttr { retry_cnt: Some(1), ..rts },
+                AttrMask::MIN_RNR_TIMER => rts.max_dest_rd_atomic(1),
+                _ => rts.retry_cnt(1),
             };
             assert!(matches!(b.modify(0, excess), Err(ModifyError::NotAllowed { .. })));
             b.modify(0, rts).unwrap();
             b.set_state(QpState::Sqd);
-            b.modify(0, QpAttr { timeout: Some(AckTimeout::new(9)), ..QpAttr::default() }).unwrap();
+            b.modify(0, QpAttr::default().timeout(AckTimeout::new(9))).unwrap();
             b.set_state(QpState::Rts);
             b.set_state(QpState::Err);
             b.set_state(QpState::Reset);

@@ -157,7 +157,7 @@ fn connection_with_qps_managed_by_programs_succeeds() {
     assert!(matches!(id.connect(&ConnParam::default()), Err(IdError::NoQp)));
     assert!(matches!(id.init_qp_attr(QpState::Rtr), Err(IdError::NoAttributes(_))));
     qp.modify(&id.init_qp_attr(QpState::Init).unwrap()).unwrap();
-    let param = ConnParam { qp_num: Some(qp.qpn()), ..ConnParam::default() };
+    let param = ConnParam::default().qp_num(qp.qpn());
     id.connect(&param).unwrap();
 
     let request = server.event(CmEventKind::ConnectRequest);
@@ -165,7 +165,7 @@ fn connection_with_qps_managed_by_programs_succeeds() {
     for state in [QpState::Init, QpState::Rtr] {
         server_end.qp.modify(&server_end.id.init_qp_attr(state).unwrap()).unwrap();
     }
-    server_end.id.accept(&ConnParam { qp_num: Some(server_end.qp.qpn()), ..ConnParam::default() }).unwrap();
+    server_end.id.accept(&ConnParam::default().qp_num(server_end.qp.qpn())).unwrap();
 
     let response = client.event(CmEventKind::ConnectResponse);
     assert_eq!(response.id, id);
@@ -193,12 +193,12 @@ fn connection_parameters_are_applied_to_both_qps() {
     id.set_tos(0x28).unwrap();
     id.set_ack_timeout(17).unwrap();
     id.set_ece(Ece { vendor_id: 0x15b3, options: 7 }).unwrap();
-    let param = |responder_resources, initiator_depth| ConnParam {
-        responder_resources,
-        initiator_depth,
-        retry_count: 3,
-        rnr_retry_count: 5,
-        ..ConnParam::default()
+    let param = |responder_resources, initiator_depth| {
+        ConnParam::default()
+            .responder_resources(responder_resources)
+            .initiator_depth(initiator_depth)
+            .retry_count(3)
+            .rnr_retry_count(5)
     };
     assert!(matches!(id.connect(&param(200, 1)), Err(IdError::Value { value: 200, .. })));
     id.connect(&param(4, 9)).unwrap();
@@ -213,7 +213,7 @@ fn connection_parameters_are_applied_to_both_qps() {
     assert_eq!((requested.retry_count, requested.rnr_retry_count), (3, 5));
     let server_qp = server.qp(QpType::Rc);
     request.id.attach_qp(&server_qp).unwrap();
-    request.id.accept(&ConnParam { rnr_retry_count: 2, ..param(6, 3) }).unwrap();
+    request.id.accept(&param(6, 3).rnr_retry_count(2)).unwrap();
     client.event(CmEventKind::Established);
     let (client_attr, server_attr) = (qp.query(), server_qp.query());
     assert_eq!((client_attr.max_rd_atomic, client_attr.max_dest_rd_atomic), (Some(6), Some(3)));
@@ -239,14 +239,14 @@ fn data_before_rtu_establishes_the_connection() {
     let id = client.resolved(PortSpace::Tcp, at);
     let qp = client.qp(QpType::Rc);
     qp.modify(&id.init_qp_attr(QpState::Init).unwrap()).unwrap();
-    id.connect(&ConnParam { qp_num: Some(qp.qpn()), ..ConnParam::default() }).unwrap();
+    id.connect(&ConnParam::default().qp_num(qp.qpn())).unwrap();
     let request = server.event(CmEventKind::ConnectRequest);
     let server_end = End { qp: server.qp(QpType::Rc), id: request.id };
     for state in [QpState::Init, QpState::Rtr] {
         server_end.qp.modify(&server_end.id.init_qp_attr(state).unwrap()).unwrap();
     }
-    server_end.id.accept(&ConnParam { qp_num: Some(server_end.qp.qpn()), ..ConnParam::default() }).unwrap();
-    server_end.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+    server_end.id.accept(&ConnParam::default().qp_num(server_end.qp.qpn())).unwrap();
+    server_end.qp.post_recv(&RecvWr::new(1, &[])).unwrap();
     client.event(CmEventKind::ConnectResponse);
     for state in [QpState::Rtr, QpState::Rts] {
         qp.modify(&id.init_qp_attr(state).unwrap()).unwrap();

@@ -10,10 +10,10 @@ fn send(from: (&Side, &Qp), to: (&Side, &Qp), at: &Datagram) {
     let (source, target) =
         (from.0.pd.reg_mr(4096, Access::ALL).unwrap(), to.0.pd.reg_mr(4096, Access::ALL).unwrap());
     source.write(0, b"a datagram").unwrap();
-    to.1.post_recv(&RecvWr { wr_id: 1, sges: &[target.sge(0..1000)] }).unwrap();
+    to.1.post_recv(&RecvWr::new(1, &[target.sge(0..1000)])).unwrap();
     let ah = from.0.pd.create_ah(&at.address).unwrap();
     let sge = [source.sge(0..10)];
-    from.1.post_send(&SendWr { to: Some(ah.to(at.qp_num, at.qkey)), ..SendWr::send(2, &sge) }).unwrap();
+    from.1.post_send(&SendWr::send(2, &sge).to(ah.to(at.qp_num, at.qkey))).unwrap();
     assert_eq!(from.0.cq.wait(TIMEOUT).unwrap().wr_id, 2);
     assert_eq!(to.0.cq.wait(TIMEOUT).unwrap().wr_id, 1);
     assert_eq!(&target.to_vec()[40..50], b"a datagram");

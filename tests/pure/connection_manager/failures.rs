@@ -45,7 +45,7 @@ fn client_rejects_after_connect_response() {
     let _listener = server.listen(PortSpace::Tcp, at);
     let id = client.resolved(PortSpace::Tcp, at);
     let qp = client.qp(QpType::Rc);
-    id.connect(&ConnParam { qp_num: Some(qp.qpn()), ..ConnParam::default() }).unwrap();
+    id.connect(&ConnParam::default().qp_num(qp.qpn())).unwrap();
     let server_end = server.accept(b"");
     client.event(CmEventKind::ConnectResponse);
     id.reject(b"no").unwrap();
@@ -111,7 +111,7 @@ fn vanished_peer_is_detected_in_every_state() {
 /// Runs a connection over a wire that loses, duplicates and reorders messages, from the request to the end of
 /// time-wait, and returns the time of the end.
 fn run_over_faulty_wire(seed: u64) -> Instant {
-    let config = FabricConfig { seed, loss: 0.2, duplicate: 0.2, reorder: 0.2, ..slow() };
+    let config = slow().seed(seed).loss(0.2).duplicate(0.2).reorder(0.2);
     let fabric = virtual_fabric(config);
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let at = server.addr(7471);

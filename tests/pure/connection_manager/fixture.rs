@@ -79,7 +79,7 @@ impl Side {
     }
 
     pub fn qp(&self, qp_type: QpType) -> Qp {
-        let options = QpOptions { qp_type, ..QpOptions::default() };
+        let options = QpOptions::default().qp_type(qp_type);
         self.pd.create_qp(&self.cq, &self.cq, &options).unwrap()
     }
 
@@ -188,7 +188,7 @@ pub fn check_transfer(from: (&Side, &End), to: (&Side, &End)) {
     let (source, target) =
         (from.0.pd.reg_mr(4096, Access::ALL).unwrap(), to.0.pd.reg_mr(4096, Access::ALL).unwrap());
     source.write(0, b"over a connection by name").unwrap();
-    to.1.qp.post_recv(&RecvWr { wr_id: 1, sges: &[target.sge(0..100)] }).unwrap();
+    to.1.qp.post_recv(&RecvWr::new(1, &[target.sge(0..100)])).unwrap();
     from.1.qp.post_send(&SendWr::send(2, &[source.sge(0..25)])).unwrap();
     assert_eq!(to.0.cq.wait(TIMEOUT).unwrap().wr_id, 1);
     assert_eq!(from.0.cq.wait(TIMEOUT).unwrap().wr_id, 2);
@@ -207,7 +207,7 @@ pub fn virtual_fabric(config: FabricConfig) -> Fabric {
 
 /// Returns a configuration with a latency of 10 µs from port to port.
 pub fn slow() -> FabricConfig {
-    FabricConfig { latency: Duration::from_micros(10), ..FabricConfig::default() }
+    FabricConfig::default().latency(Duration::from_micros(10))
 }
 
 /// Accepts requests and destroys disconnected connections until `ends` connections have ended.

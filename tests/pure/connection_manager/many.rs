@@ -71,7 +71,7 @@ fn flood_of_requests_uses_bounded_memory() {
         let flood: Vec<CmId> = (0..100)
             .map(|_| {
                 let id = client.resolved(PortSpace::Tcp, at);
-                id.connect(&ConnParam { qp_num: Some(Qpn::new(77)), ..ConnParam::default() }).unwrap();
+                id.connect(&ConnParam::default().qp_num(Qpn::new(77))).unwrap();
                 id
             })
             .collect();

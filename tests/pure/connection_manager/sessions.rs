@@ -16,7 +16,7 @@ fn rejected_session_over_udp_succeeds_at_second_attempt() {
         first.reject(b"later").unwrap();
         let second = listener.next(TIMEOUT).unwrap();
         let session = second.accept(server.qp(QpType::Rc), &ConnParam::default(), TIMEOUT).unwrap();
-        session.qp().post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+        session.qp().post_recv(&RecvWr::new(1, &[])).unwrap();
         assert_eq!(server.cq.wait(TIMEOUT).unwrap().wr_id, 1);
         session.wait_for_disconnect(TIMEOUT).unwrap();
         session.disconnect(TIMEOUT).unwrap();

@@ -73,7 +73,7 @@ fn vanished_clients_are_cleaned_up() {
     let _listener = server.listen(PortSpace::Tcp, at);
     for round in 0..200 {
         let id = client.resolved(PortSpace::Tcp, at);
-        id.connect(&ConnParam { qp_num: Some(Qpn::new(77)), ..ConnParam::default() }).unwrap();
+        id.connect(&ConnParam::default().qp_num(Qpn::new(77))).unwrap();
         let request = server.event(CmEventKind::ConnectRequest);
         id.destroy();
         let event = server.event(CmEventKind::Rejected);
@@ -83,7 +83,7 @@ fn vanished_clients_are_cleaned_up() {
     // The same applies to requests whose events the server does not read in between.
     for _ in 0..200 {
         let id = client.resolved(PortSpace::Tcp, at);
-        id.connect(&ConnParam { qp_num: Some(Qpn::new(78)), ..ConnParam::default() }).unwrap();
+        id.connect(&ConnParam::default().qp_num(Qpn::new(78))).unwrap();
         id.destroy();
     }
     let events: Vec<CmEvent> = (0..400).map(|_| server.channel.get_event(Some(TIMEOUT)).unwrap()).collect();

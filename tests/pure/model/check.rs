@@ -104,15 +104,10 @@ impl World {
         let pool = &self.plan.pools[plan.pool];
         for (c, m) in q.received.iter().zip(&plan.incoming[..q.arrived]) {
             let peer = self.qps[plan.peer.expect("a connected QP has a peer")].number;
-            let expected = urxe::transport::Completion {
-                wr_id: c.wr_id,
-                opcode: m.opcode,
-                byte_len: m.byte_len,
-                imm: m.imm,
-                solicited: m.solicited,
-                invalidated: (m.invalidated != Key::None).then(|| self.rkey(m.invalidated)),
-                ..completion(q.number, peer)
-            };
+            let mut expected = completion(q.number, peer);
+            (expected.wr_id, expected.opcode, expected.byte_len) = (c.wr_id, m.opcode, m.byte_len);
+            (expected.imm, expected.solicited) = (m.imm, m.solicited);
+            expected.invalidated = (m.invalidated != Key::None).then(|| self.rkey(m.invalidated));
             assert_eq!(*c, expected, "wrong receive completion of QP {qp}");
             assert_eq!(m.fault, None, "message expected to fail was received: {c:?}");
         }

@@ -26,7 +26,7 @@ const TIMEOUT: u8 = 8;
 const DRAIN_TIME: Duration = Duration::from_micros(400);
 
 fn to(state: QpState) -> QpAttr {
-    QpAttr { state: Some(state), ..QpAttr::default() }
+    QpAttr::new(state)
 }
 
 impl Side {
@@ -127,31 +127,23 @@ impl World {
 
     fn connect(&mut self, qp: usize) {
         let p = &self.plan.qps[qp];
-        let first = QpAttr { pkey_index: Some(0), port: Some(1), ..to(QpState::Init) };
-        let last = QpAttr { sq_psn: Some(Psn::new(p.psn)), ..to(QpState::Rts) };
+        let first = to(QpState::Init).pkey_index(0).port(1);
+        let last = to(QpState::Rts).sq_psn(Psn::new(p.psn));
         if p.kind == Kind::Ud {
-            let init = QpAttr { qkey: Some(p.qkey), ..first };
+            let init = first.qkey(p.qkey);
             return [init, to(QpState::Rtr), last].iter().for_each(|attr| self.modify(qp, attr));
         }
         let peer = p.peer.expect("a connected queue pair has a peer");
         let service = p.qp_type(&self.plan.pools[p.pool]);
-        let init = QpAttr { access: Some(ACCESS), ..first };
-        let rtr = QpAttr {
-            av: Some(AddressVector::to(self.sides[1 - p.side].ip.into())),
-            path_mtu: Some(p.mtu),
-            dest_qpn: self.qps[peer].qpn,
-            rq_psn: Some(Psn::new(self.plan.qps[peer].psn)),
-            max_dest_rd_atomic: Some(p.depth),
-            min_rnr_timer: Some(RnrTimer::new(p.rnr_timer)),
-            ..to(QpState::Rtr)
-        };
-        let rts = QpAttr {
-            timeout: Some(AckTimeout::new(TIMEOUT)),
-            retry_cnt: Some(7),
-            rnr_retry: Some(7),
-            max_rd_atomic: Some(p.depth),
-            ..last
-        };
+        let init = first.access(ACCESS);
+        let rtr = to(QpState::Rtr)
+            .av(AddressVector::to(self.sides[1 - p.side].ip.into()))
+            .path_mtu(p.mtu)
+            .dest_qpn(self.qps[peer].qpn)
+            .rq_psn(Psn::new(self.plan.qps[peer].psn))
+            .max_dest_rd_atomic(p.depth)
+            .min_rnr_timer(RnrTimer::new(p.rnr_timer));
+        let rts = last.timeout(AckTimeout::new(TIMEOUT)).retry_cnt(7).rnr_retry(7).max_rd_atomic(p.depth);
         let steps = [(QpState::Reset, init), (QpState::Init, rtr), (QpState::Rtr, rts)];
         for (from, attr) in steps {
             let next = attr.state.expect("each step sets a state");
@@ -179,7 +171,7 @@ impl World {
             && (all || self.rng.percent(70))
         {
             let sges = s.sges(&recv.pieces, recv.bad_lkey, None);
-            let wr = RecvWr { wr_id: Pool::wr_id(pool_index, pool.posted), sges: &sges };
+            let wr = RecvWr::new(Pool::wr_id(pool_index, pool.posted), &sges);
             let posted = match (pool.srq, user.qpn) {
                 (Some(srq), _) => s.nic.with_srq(srq, |srq, _| srq.post(&wr)).unwrap(),
                 (None, Some(qpn)) => s.nic.post_recv(qpn, &wr).unwrap(),
@@ -233,7 +225,7 @@ impl World {
             }
             _ => to,
         };
-        let wr = SendWr { wr_id: q.posted as u64, op, data, flags: send.flags, to };
+        let wr = SendWr::new(q.posted as u64, op, &[]).data(data).flags(send.flags).to(to);
         let nic = &mut self.sides[plan.side].nic;
         match nic.post_send(q.number, &wr).unwrap() {
             Ok(()) => {

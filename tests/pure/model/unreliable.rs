@@ -46,21 +46,9 @@ pub struct Arrival<'a> {
 
 /// Returns a successful completion of `qpn` with default values.
 pub fn completion(qpn: Qpn, src_qpn: Qpn) -> Completion {
-    Completion {
-        wr_id: 0,
-        status: WcStatus::Success,
-        opcode: WcOpcode::Recv,
-        byte_len: 0,
-        imm: None,
-        invalidated: None,
-        qpn,
-        src_qpn,
-        vendor_err: 0,
-        solicited: false,
-        grh: false,
-        over_ipv4: false,
-        pkey_index: 0,
-    }
+    let mut completion = Completion::new(0, qpn, WcOpcode::Recv, WcStatus::Success);
+    completion.src_qpn = src_qpn;
+    completion
 }
 
 impl Responder {
@@ -78,7 +66,9 @@ impl Responder {
     fn complete(&mut self, pool_index: usize, pool: &mut Pool, completion: Completion) {
         self.consume(pool);
         let index = self.consumed.take().expect("the receive was found before");
-        self.expected.push(Completion { wr_id: Pool::wr_id(pool_index, index), ..completion });
+        let mut expected = completion;
+        expected.wr_id = Pool::wr_id(pool_index, index);
+        self.expected.push(expected);
     }
 
     /// Processes a packet of a UC message; `bytes` is the memory of its side.
@@ -115,8 +105,9 @@ impl Responder {
         if !last {
             self.in_progress = Some((a.message, a.packet + 1));
         } else if let Some(opcode) = s.receive_opcode() {
-            let (byte_len, imm, solicited) = (s.data.len() as u32, s.imm(), s.flags.solicited);
-            let done = Completion { opcode, byte_len, imm, solicited, ..completion(us, a.from) };
+            let mut done = completion(us, a.from);
+            (done.opcode, done.byte_len, done.imm) = (opcode, s.data.len() as u32, s.imm());
+            done.solicited = s.flags.solicited;
             self.complete(index, pool, done);
         }
     }
@@ -134,14 +125,9 @@ impl Responder {
         let Some(receive) = self.receive(pool).filter(|_| !self.failed) else { return };
         let recv = &pool.recvs[receive];
         let len = GRH_LEN + s.data.len();
-        let done = Completion {
-            byte_len: len as u32,
-            imm: s.imm(),
-            solicited: s.flags.solicited,
-            grh: true,
-            over_ipv4: grh[0] == 0,
-            ..completion(us, a.from)
-        };
+        let mut done = completion(us, a.from);
+        (done.byte_len, done.imm, done.solicited) = (len as u32, s.imm(), s.flags.solicited);
+        (done.grh, done.over_ipv4) = (true, grh[0] == 0);
         if len > recv.capacity() {
             return;
         }
@@ -154,7 +140,7 @@ impl Responder {
     pub fn posted(&mut self, receive: usize, us: Qpn, (index, pool): (usize, &mut Pool)) {
         pool.waiting.push_back(receive);
         if self.failed && !pool.shared {
-            self.complete(index, pool, Completion { status: WcStatus::WrFlushErr, ..completion(us, us) });
+            self.complete(index, pool, flushed(us));
         }
     }
 
@@ -164,11 +150,18 @@ impl Responder {
             return;
         }
         self.in_progress = None;
-        let flushed = Completion { status: WcStatus::WrFlushErr, ..completion(us, us) };
+        let flushed = flushed(us);
         while self.consumed.is_some() || !pool.shared && !pool.waiting.is_empty() {
             self.complete(index, pool, flushed);
         }
     }
+}
+
+/// Returns the completion of a receive of `qpn` that is flushed.
+fn flushed(qpn: Qpn) -> Completion {
+    let mut flushed = completion(qpn, qpn);
+    flushed.status = WcStatus::WrFlushErr;
+    flushed
 }
 
 /// Returns the IP header of a packet as the last bytes of 40 (annex A17.4.5.1).

@@ -148,7 +148,7 @@ impl HostQueue {
 
 fn post(qp: &Qp, responses: &Mr, slot: usize) {
     let sges = [responses.sge(16 * slot..16 * (slot + 1))];
-    qp.post_recv(&RecvWr { wr_id: slot as u64, sges: &sges }).unwrap();
+    qp.post_recv(&RecvWr::new(slot as u64, &sges)).unwrap();
 }
 
 /// Returns an SGL descriptor of data in the capsule, after the command.

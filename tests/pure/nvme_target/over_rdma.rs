@@ -116,7 +116,7 @@ fn full_queue_of_commands_is_executed() {
                 let opcode = if (id + round) % 3 == 0 { READ } else { WRITE };
                 let command = on_blocks(opcode, u32::from(id) * 16, 16, sgl);
                 let data = WrData::Inline(&with(command, 2, &id.to_le_bytes()).0);
-                io.session.qp().post_send(&SendWr { data, ..SendWr::send(u64::MAX, &[]) }).unwrap();
+                io.session.qp().post_send(&SendWr::send(u64::MAX, &[]).data(data)).unwrap();
             }
             let mut ids: Vec<u16> = (0..31)
                 .map(|_| io.response())

@@ -28,10 +28,8 @@ fn port_down_raises_event_and_messages_are_resent_after_port_up() {
     fabric.set_port_up(address(&b), false).unwrap();
     assert!(a.context.query_port().active && !b.context.query_port().active);
     assert_eq!((events(&a.context), events(&b.context)), (vec![], vec![AsyncEvent::PortError]));
-    a.qp.post_send(&SendWr { data: WrData::Inline(b"late"), ..SendWr::write(1, &[], b_mr.remote(0)) })
-        .unwrap();
-    b.qp.post_send(&SendWr { data: WrData::Inline(b"late"), ..SendWr::write(2, &[], a_mr.remote(0)) })
-        .unwrap();
+    a.qp.post_send(&SendWr::write(1, &[], b_mr.remote(0)).inline(b"late")).unwrap();
+    b.qp.post_send(&SendWr::write(2, &[], a_mr.remote(0)).inline(b"late")).unwrap();
     fabric.advance(Duration::from_millis(20));
     assert_eq!((a_mr.to_vec()[0], b_mr.to_vec()[0]), (0, 0));
     assert_eq!((a.qp.state(), b.qp.state()), (QpState::Rts, QpState::Rts));
@@ -50,7 +48,7 @@ fn packets_in_transit_are_lost_when_port_goes_down() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let dst = region(&b, 64);
-    a.qp.post_send(&SendWr { data: WrData::Inline(b"x"), ..SendWr::write(1, &[], dst.remote(0)) }).unwrap();
+    a.qp.post_send(&SendWr::write(1, &[], dst.remote(0)).inline(b"x")).unwrap();
     fabric.advance(Duration::from_micros(5));
     fabric.set_port_up(address(&b), false).unwrap();
     fabric.advance(Duration::from_micros(10));
@@ -88,9 +86,9 @@ fn address_change_raises_gid_change_and_keeps_indices() {
     // Packets reach the new address.
     let qps = [&a, &b].map(|n| n.pd.create_qp(&n.cq, &n.cq, &QpOptions::default()).unwrap());
     qps[0].connect(&qps[1].endpoint_at(2).unwrap(), &ConnectOptions::default()).unwrap();
-    let options = ConnectOptions { sgid_index: Some(2), ..ConnectOptions::default() };
+    let options = ConnectOptions::default().sgid_index(2);
     qps[1].connect(&qps[0].endpoint_at(1).unwrap(), &options).unwrap();
-    qps[1].post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+    qps[1].post_recv(&RecvWr::new(1, &[])).unwrap();
     qps[0].post_send(&SendWr::send(2, &[])).unwrap();
     assert_eq!((a.cq.wait(TIMEOUT).unwrap().wr_id, b.cq.wait(TIMEOUT).unwrap().wr_id), (2, 1));
 
@@ -165,13 +163,13 @@ fn check_device_removal(on_receive: bool) {
     let a = TestEndpoint::new(Context::on_port(port, &ContextOptions::default(), wrap).unwrap()).unwrap();
     let b = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
     let unused = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap();
-    let ud = QpOptions { qp_type: QpType::Ud, ..QpOptions::default() };
+    let ud = QpOptions::default().qp_type(QpType::Ud);
     let [attached, detached] = [(); 2].map(|()| a.pd.create_qp(&a.cq, &a.cq, &ud).unwrap());
     let group = |n| Gid::from(IpAddr::from([239, 0, 0, n]));
     attached.attach_mcast(group(1)).unwrap();
     a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
     b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
-    a.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+    a.qp.post_recv(&RecvWr::new(1, &[])).unwrap();
     a.qp.post_send(&SendWr::write(2, &[], RemoteAddr::default())).unwrap();
     fabric.advance(Duration::from_micros(5));
     assert!(a.context.query_port().active);
@@ -310,15 +308,15 @@ fn wait_event_advances_virtual_time() {
 fn events_of_destroyed_objects_are_discarded() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
-    let TestEndpoint { context, pd, qp: target, cq: _cq } = b;
+    let TestEndpoint { context, pd, qp: target, cq: _cq, .. } = b;
     let small = context.create_cq(1).unwrap();
     let qp = pd.create_qp(&small, &small, &QpOptions::default()).unwrap();
     let srq = pd.create_srq(RecvCaps { max_wr: 4, max_sge: 1 }).unwrap();
     srq.arm_limit(1);
-    qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
-    (0..2).for_each(|id| qp.post_recv(&RecvWr { wr_id: id, sges: &[] }).unwrap());
+    qp.modify(&QpAttr::new(QpState::Err)).unwrap();
+    (0..2).for_each(|id| qp.post_recv(&RecvWr::new(id, &[])).unwrap());
     let invalid = RemoteAddr { va: 1, rkey: RKey(1) };
-    a.qp.post_send(&SendWr { data: WrData::Inline(b"x"), ..SendWr::write(1, &[], invalid) }).unwrap();
+    a.qp.post_send(&SendWr::write(1, &[], invalid).inline(b"x")).unwrap();
     fabric.advance(Duration::from_micros(20));
     assert_eq!(target.state(), QpState::Err, "the QP has raised an event");
     drop((srq, qp, small, target));

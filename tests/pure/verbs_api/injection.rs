@@ -59,7 +59,7 @@ fn removed_device_refuses_every_call_but_destruction() {
     assert_eq!(a.cq.resize(8).unwrap_err(), removed);
     assert_eq!(srq.resize(8).unwrap_err(), removed);
 
-    let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+    let reset = QpAttr::new(QpState::Reset);
     assert_eq!(a.qp.modify(&reset), Err(ModifyError::DeviceFatal));
     let fatal = PostError::DeviceFatal;
     assert_eq!(a.qp.post_send(&SendWr::send(1, &[mr.sge(0..8)])), Err(fatal));
@@ -70,7 +70,7 @@ fn removed_device_refuses_every_call_but_destruction() {
 
     // Destruction still works, and the address is free for another device.
     drop((srq, mr));
-    let TestEndpoint { context, pd, cq, qp } = a;
+    let TestEndpoint { context, pd, cq, qp, .. } = a;
     drop((qp, pd));
     cq.destroy(Duration::ZERO).unwrap();
     drop(context);
@@ -170,7 +170,7 @@ fn completion_channel_wakes_a_task_through_async_fd() {
     let fabric = Fabric::new();
     let (a, b) = fabric.pair().unwrap();
     let channel = b.context.create_channel().unwrap();
-    let cq = b.context.create_cq_on(8, &channel).unwrap();
+    let cq = b.context.create_cq(CqOptions::new(8).channel(&channel)).unwrap();
     let qp = b.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
     let peer = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap();
     qp.connect(&peer.endpoint(), &ConnectOptions::default()).unwrap();

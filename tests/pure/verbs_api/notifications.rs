@@ -19,7 +19,7 @@ fn fixture() -> Fixture {
     let fabric = slow_fabric();
     let [a, b] = [(); 2].map(|()| TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap());
     let channel = b.context.create_channel().unwrap();
-    let cq = b.context.create_cq_on(16, &channel).unwrap();
+    let cq = b.context.create_cq(CqOptions::new(16).channel(&channel)).unwrap();
     let qp = b.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
     let peer = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap();
     qp.connect(&peer.endpoint(), &ConnectOptions::default()).unwrap();
@@ -30,9 +30,9 @@ fn fixture() -> Fixture {
 impl Fixture {
     /// Sends a message from the peer and waits until it arrives.
     fn send_message(&self, op: WrOp, solicited: bool) {
-        self.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+        self.qp.post_recv(&RecvWr::new(1, &[])).unwrap();
         let flags = SendFlags { solicited, ..SendFlags::default() };
-        self.peer.post_send(&SendWr { flags, ..SendWr::new(1, op, &[]) }).unwrap();
+        self.peer.post_send(&SendWr::new(1, op, &[]).flags(flags)).unwrap();
         self.fabric.advance(Duration::from_micros(100));
     }
 
@@ -57,8 +57,8 @@ fn solicited_notification_is_raised_by_solicited_or_failed_completions() {
     // A local send completion is not solicited, whatever its flags.
     let flags = SendFlags { signaled: true, solicited: true, fence: false };
     fixture.a.cq.poll(16, &mut Vec::new()).unwrap();
-    fixture.peer.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
-    fixture.qp.post_send(&SendWr { flags, ..SendWr::send(1, &[]) }).unwrap();
+    fixture.peer.post_recv(&RecvWr::new(1, &[])).unwrap();
+    fixture.qp.post_send(&SendWr::send(1, &[]).flags(flags)).unwrap();
     fixture.fabric.advance(Duration::from_micros(100));
     assert!(!fixture.consume_event());
     assert_eq!(fixture.cq.poll(16, &mut Vec::new()), Ok(4));
@@ -71,8 +71,8 @@ fn solicited_notification_is_raised_by_solicited_or_failed_completions() {
         assert!(!fixture.consume_event(), "{op:?}");
         fixture.cq.req_notify(Notify::Solicited);
     }
-    fixture.qp.post_recv(&RecvWr { wr_id: 9, sges: &[] }).unwrap();
-    fixture.qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
+    fixture.qp.post_recv(&RecvWr::new(9, &[])).unwrap();
+    fixture.qp.modify(&QpAttr::new(QpState::Err)).unwrap();
     assert!(fixture.consume_event(), "a flushed receive");
     fixture.cq.req_notify(Notify::Solicited);
     fixture.qp.post_send(&SendWr::send(10, &[])).unwrap();
@@ -144,18 +144,18 @@ fn events_of_destroyed_cq_are_removed_from_the_channel() {
     let fixture = fixture();
     fixture.cq.req_notify(Notify::Any);
     fixture.send_message(WrOp::Send, false);
-    let other = fixture.b.context.create_cq_on(4, &fixture.channel).unwrap();
+    let other = fixture.b.context.create_cq(CqOptions::new(4).channel(&fixture.channel)).unwrap();
     let qp = fixture.b.pd.create_qp(&other, &other, &QpOptions::default()).unwrap();
     other.req_notify(Notify::Any);
-    qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
-    qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+    qp.modify(&QpAttr::new(QpState::Err)).unwrap();
+    qp.post_recv(&RecvWr::new(1, &[])).unwrap();
     let Fixture { qp: first, cq, channel, .. } = fixture;
     drop((first, cq));
     assert!(is_readable(channel.as_fd()));
     assert!(channel.next_event().is_some_and(|event| *event == other));
     assert!(!is_readable(channel.as_fd()));
     other.req_notify(Notify::Any);
-    qp.post_recv(&RecvWr { wr_id: 2, sges: &[] }).unwrap();
+    qp.post_recv(&RecvWr::new(2, &[])).unwrap();
     assert!(is_readable(channel.as_fd()));
     drop((qp, other));
     assert!(!is_readable(channel.as_fd()) && channel.next_event().is_none());
@@ -166,7 +166,7 @@ fn completion_event_is_waited_for_in_virtual_time() {
     let fixture = fixture();
     assert_eq!(fixture.channel.get_event(TIMEOUT).unwrap_err(), WaitError::Idle);
     fixture.cq.req_notify(Notify::Any);
-    fixture.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+    fixture.qp.post_recv(&RecvWr::new(1, &[])).unwrap();
     fixture.peer.post_send(&SendWr::send(2, &[])).unwrap();
     assert!(*fixture.channel.get_event(TIMEOUT).unwrap() == fixture.cq);
     assert_eq!(fixture.b.context.clock(), 10_000);
@@ -178,14 +178,14 @@ fn completion_event_is_waited_for_in_real_time() {
     let channel = b.context.create_channel().unwrap();
     let short = Duration::from_millis(20);
     assert_eq!(channel.get_event(short).unwrap_err(), WaitError::TimedOut(short));
-    let cq = b.context.create_cq_on(4, &channel).unwrap();
+    let cq = b.context.create_cq(CqOptions::new(4).channel(&channel)).unwrap();
     let qp = b.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
-    qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
+    qp.modify(&QpAttr::new(QpState::Err)).unwrap();
     cq.req_notify(Notify::Solicited);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| channel.get_event(TIMEOUT).is_ok_and(|event| *event == cq));
         std::thread::sleep(short);
-        qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+        qp.post_recv(&RecvWr::new(1, &[])).unwrap();
         assert!(waiting.join().unwrap());
     });
     drop(a);

@@ -19,10 +19,10 @@ fn completion_in_virtual_time_has_timestamp_of_its_packet() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     assert_eq!(a.context.clock(), 0);
-    b.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+    b.qp.post_recv(&RecvWr::new(1, &[])).unwrap();
     a.qp.post_send(&SendWr::send(2, &[])).unwrap();
     fabric.advance(Duration::from_micros(100));
-    b.qp.post_recv(&RecvWr { wr_id: 3, sges: &[] }).unwrap();
+    b.qp.post_recv(&RecvWr::new(3, &[])).unwrap();
     a.qp.post_send(&SendWr::send(4, &[])).unwrap();
     fabric.advance(Duration::from_micros(100));
     assert_eq!(a.context.clock(), 200_000);
@@ -34,11 +34,11 @@ fn completion_in_virtual_time_has_timestamp_of_its_packet() {
     assert_eq!(round(&a.cq), []);
 
     // A flushed request has the time of the flush, whether at the transition or when it is posted.
-    b.qp.post_recv(&RecvWr { wr_id: 5, sges: &[] }).unwrap();
+    b.qp.post_recv(&RecvWr::new(5, &[])).unwrap();
     fabric.advance(Duration::from_micros(7));
-    b.qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
+    b.qp.modify(&QpAttr::new(QpState::Err)).unwrap();
     fabric.advance(Duration::from_micros(7));
-    b.qp.post_recv(&RecvWr { wr_id: 6, sges: &[] }).unwrap();
+    b.qp.post_recv(&RecvWr::new(6, &[])).unwrap();
     fabric.advance(Duration::from_micros(7));
     b.qp.post_send(&SendWr::send(7, &[])).unwrap();
     let flushed = [(5, WrFlushErr, 207_000), (6, WrFlushErr, 214_000), (7, WrFlushErr, 221_000)];
@@ -51,9 +51,9 @@ fn reset_discards_completions_of_its_qp() {
     let (a, b) = fabric.pair().unwrap();
     let other = b.pd.create_qp(&b.cq, &b.cq, &QpOptions::default()).unwrap();
     other.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
-    let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+    let to = |state| QpAttr::new(state);
     for (qp, wr_id) in [(&b.qp, 1), (&other, 2), (&b.qp, 3)] {
-        qp.post_recv(&RecvWr { wr_id, sges: &[] }).unwrap();
+        qp.post_recv(&RecvWr::new(wr_id, &[])).unwrap();
         qp.modify(&to(QpState::Err)).unwrap();
     }
     b.qp.modify(&to(QpState::Reset)).unwrap();
@@ -64,13 +64,12 @@ fn reset_discards_completions_of_its_qp() {
 fn datagram_completes_when_the_link_has_accepted_it() {
     let fabric = slow_fabric();
     let a = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
-    let qp =
-        a.pd.create_qp(&a.cq, &a.cq, &QpOptions { qp_type: QpType::Ud, ..QpOptions::default() }).unwrap();
+    let qp = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default().qp_type(QpType::Ud)).unwrap();
     qp.activate(QKey(1)).unwrap();
     let path = a.pd.create_ah(&AddressVector::to(a.context.query_gid(0).unwrap())).unwrap();
     fabric.advance(Duration::from_micros(3));
     let to = Some(path.to(qp.qpn(), QKey(1)));
-    qp.post_send(&SendWr { to, ..SendWr::send(1, &[]) }).unwrap();
+    qp.post_send(&SendWr::send(1, &[]).to(to)).unwrap();
     assert_eq!(round(&a.cq), [(1, WcStatus::Success, 3_000)]);
 }
 
@@ -78,9 +77,9 @@ fn datagram_completes_when_the_link_has_accepted_it() {
 fn extended_poll_returns_every_completion_field() {
     let (a, b) = slow_fabric().pair().unwrap();
     let dst = region(&b, 64);
-    b.qp.post_recv(&RecvWr { wr_id: 1, sges: &[dst.sge(0..64)] }).unwrap();
+    b.qp.post_recv(&RecvWr::new(1, &[dst.sge(0..64)])).unwrap();
     let data = WrData::Inline(b"hello");
-    a.qp.post_send(&SendWr { data, ..SendWr::send_with_imm(2, &[], 99) }).unwrap();
+    a.qp.post_send(&SendWr::send_imm(2, &[], 99).data(data)).unwrap();
     a.cq.wait(TIMEOUT).unwrap();
     let mut poll = b.cq.start_poll();
     assert!(poll.current().is_none());
@@ -102,7 +101,7 @@ fn posting_during_a_poll_round_succeeds() {
     let fabric = Fabric::new();
     let (a, b) = fabric.pair().unwrap();
     for id in 0..4 {
-        b.qp.post_recv(&RecvWr { wr_id: id, sges: &[] }).unwrap();
+        b.qp.post_recv(&RecvWr::new(id, &[])).unwrap();
     }
     a.qp.post_send(&SendWr::send(0, &[])).unwrap();
     a.cq.wait(TIMEOUT).unwrap();
@@ -119,7 +118,7 @@ fn posting_during_a_poll_round_succeeds() {
 fn completion_in_real_time_has_system_wallclock() {
     let wall = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
     let (a, b) = Fabric::new().pair().unwrap();
-    b.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+    b.qp.post_recv(&RecvWr::new(1, &[])).unwrap();
     let before = (a.context.clock(), wall());
     a.qp.post_send(&SendWr::send(2, &[])).unwrap();
     while a.cq.start_poll().next_poll().unwrap().is_none() {}
@@ -144,8 +143,8 @@ fn overflow_ends_the_poll_round() {
     let (_, b) = slow_fabric().pair().unwrap();
     let cq = b.context.create_cq(1).unwrap();
     let qp = b.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
-    qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
-    (0..2).for_each(|id| qp.post_recv(&RecvWr { wr_id: id, sges: &[] }).unwrap());
+    qp.modify(&QpAttr::new(QpState::Err)).unwrap();
+    (0..2).for_each(|id| qp.post_recv(&RecvWr::new(id, &[])).unwrap());
     let mut poll = cq.start_poll();
     assert_eq!(poll.next_poll().unwrap().map(|wc| wc.wr_id()), Some(0));
     assert_eq!(poll.next_poll().map(|_| ()), Err(CqOverflow { capacity: 1 }));
@@ -155,11 +154,11 @@ fn overflow_ends_the_poll_round() {
 #[test]
 fn cq_ignoring_overruns_keeps_the_newest() {
     let (_, b) = slow_fabric().pair().unwrap();
-    let options = CqOptions { capacity: 2, ignore_overrun: true, ..CqOptions::default() };
-    let cq = b.context.create_cq_with(&options).unwrap();
+    let options = CqOptions::new(2).ignore_overrun(true);
+    let cq = b.context.create_cq(&options).unwrap();
     let qp = b.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
-    qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
-    (0..5).for_each(|id| qp.post_recv(&RecvWr { wr_id: id, sges: &[] }).unwrap());
+    qp.modify(&QpAttr::new(QpState::Err)).unwrap();
+    (0..5).for_each(|id| qp.post_recv(&RecvWr::new(id, &[])).unwrap());
     assert_eq!(round(&cq).iter().map(|c| c.0).collect::<Vec<_>>(), [3, 4]);
     assert_eq!((round(&cq), events(&b.context)), (vec![], vec![]));
 }
@@ -168,12 +167,12 @@ fn cq_ignoring_overruns_keeps_the_newest() {
 fn invalid_completion_vector_or_capacity_is_refused() {
     let context = Context::on_fabric(&slow_fabric()).unwrap();
     let vectors = context.query_device().limits.num_comp_vectors;
-    let with = |comp_vector| CqOptions { capacity: 1, comp_vector, ..CqOptions::default() };
-    context.create_cq_with(&with(vectors - 1)).unwrap();
-    let refused = context.create_cq_with(&with(vectors)).unwrap_err();
+    let with = |comp_vector| CqOptions::new(1).comp_vector(comp_vector);
+    context.create_cq(with(vectors - 1)).unwrap();
+    let refused = context.create_cq(with(vectors)).unwrap_err();
     assert_eq!(refused.to_string(), format!("comp_vector is {vectors}, it must be 0 to {}", vectors - 1));
-    let none = CqOptions { capacity: 0, ..CqOptions::default() };
-    assert!(matches!(context.create_cq_with(&none), Err(CreateError::Value { value: 0, .. })));
+    let none = CqOptions::new(0);
+    assert!(matches!(context.create_cq(&none), Err(CreateError::Value { value: 0, .. })));
 }
 
 #[test]
@@ -182,7 +181,7 @@ fn wallclock_times_are_monotonic_with_one_offset_per_round() {
     let mut last = 0;
     for turn in 0..50u64 {
         for wr_id in 0..8 {
-            b.qp.post_recv(&RecvWr { wr_id, sges: &[] }).unwrap();
+            b.qp.post_recv(&RecvWr::new(wr_id, &[])).unwrap();
             a.qp.post_send(&SendWr::send(wr_id, &[])).unwrap();
         }
         let (mut poll, mut remaining, mut offset) = (b.cq.start_poll(), 8, None);

@@ -43,9 +43,9 @@ fn reported_limits_are_enforced() {
     context.alloc_pd().unwrap();
 
     let mut cqs = vec![context.create_cq(1).unwrap(), context.create_cq(1).unwrap()];
-    let on_vector = |comp_vector| CqOptions { capacity: 1, comp_vector, ..CqOptions::default() };
-    context.create_cq_with(&on_vector(2)).unwrap_err();
-    cqs.push(context.create_cq_with(&on_vector(1)).unwrap());
+    let on_vector = |comp_vector| CqOptions::new(1).comp_vector(comp_vector);
+    context.create_cq(on_vector(2)).unwrap_err();
+    cqs.push(context.create_cq(on_vector(1)).unwrap());
     assert_eq!(context.create_cq(1).unwrap_err(), CreateError::Exhausted { kind: "CQs", max: 3 });
     cqs.pop();
     context.create_cq(1).unwrap();

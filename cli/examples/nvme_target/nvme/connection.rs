@@ -95,11 +95,10 @@ impl Connection {
         let pd = context.alloc_pd()?;
         let cq = context.create_cq((depth + sends) as usize)?;
         let defaults = QpOptions::default();
-        let options = QpOptions {
-            send: SendCaps { max_wr: sends, ..defaults.send },
-            recv: RecvCaps { max_wr: depth, max_sge: 1 },
-            ..defaults
-        };
+        let options = defaults
+            .clone()
+            .send(SendCaps { max_wr: sends, ..defaults.send })
+            .recv(RecvCaps { max_wr: depth, max_sge: 1 });
         let qp = pd.create_qp(&cq, &cq, &options)?;
         let receives = pd.reg_mr(depth as usize * SLOT, Access::LOCAL_WRITE)?;
         // A queue pair accepts receives from INIT on, and the first command may arrive before the connection
@@ -254,7 +253,7 @@ impl Connection {
         buffer.write(0, data)?;
         let sge = [buffer.sge(0..data.len())];
         let wr = SendWr::write(NO_JOB, &sge, to.remote());
-        self.session.qp().post_send(&SendWr { flags: SendFlags::default(), ..wr })?;
+        self.session.qp().post_send(&wr.signaled(false))?;
         self.respond(id, Ok(0), Some((job, to)))
     }
 
@@ -273,7 +272,7 @@ impl Connection {
         };
         let wr_id = job.map_or(NO_JOB, |(job, _)| job as u64);
         let data = WrData::Inline(&bytes);
-        let wr = SendWr { wr_id, op, data, flags: SendFlags::SIGNALED, to: None };
+        let wr = SendWr::new(wr_id, op, &[]).data(data);
         Ok(self.session.qp().post_send(&wr)?)
     }
 
@@ -311,5 +310,5 @@ impl Keyed {
 
 fn post_receive(qp: &Qp, receives: &Mr, slot: usize) -> Result<(), PostError> {
     let sges = [receives.sge(slot * SLOT..(slot + 1) * SLOT)];
-    qp.post_recv(&RecvWr { wr_id: slot as u64, sges: &sges })
+    qp.post_recv(&RecvWr::new(slot as u64, &sges))
 }
