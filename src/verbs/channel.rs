@@ -26,6 +26,17 @@ struct ChannelInner {
     events: Mutex<VecDeque<Weak<CqInner>>>,
 }
 
+impl Context {
+    /// Creates a completion channel: a file descriptor that is readable while completion queues have events.
+    ///
+    /// # Errors
+    /// [`CreateError::Channel`]; [`CreateError::DeviceFatal`].
+    pub fn create_channel(&self) -> Result<CompletionChannel, CreateError> {
+        self.check_device()?;
+        CompletionChannel::new(self.clone())
+    }
+}
+
 impl CompletionChannel {
     pub(super) fn new(context: Context) -> Result<CompletionChannel, CreateError> {
         // A semaphore: each read takes one event, so the descriptor stays readable for the rest.

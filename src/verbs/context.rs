@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::event::EventSignal;
+use super::event_signal::EventSignal;
 use super::quota::Quota;
-use super::{CompletionChannel, Cq, CqOptions, CreateError, OpenError, Pd};
+use super::{CreateError, OpenError};
 use crate::driver::{Clock, EventReader, Events, Shard, ShardMailbox, Shards};
 use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::rng::splitmix64;
@@ -112,7 +112,7 @@ pub(super) struct Inner {
     pub srqs: Quota,
     pub pds: Quota,
     pub cqs: Quota,
-    next_pd: AtomicU32,
+    pub next_pd: AtomicU32,
     next_cq: AtomicU32,
     /// Address of the next region of the crate's own memory, as work requests use it.
     next_iova: AtomicU64,
@@ -290,34 +290,6 @@ impl Context {
             true => Err(CreateError::DeviceFatal),
             false => Ok(()),
         }
-    }
-
-    /// Allocates a protection domain.
-    ///
-    /// # Errors
-    /// [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
-    pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
-        self.check_device()?;
-        self.0.pds.acquire()?;
-        Ok(Pd::new(self.clone(), self.0.next_pd.fetch_add(1, Ordering::Relaxed)))
-    }
-
-    /// Creates a completion queue from its capacity in completions, or from [`CqOptions`].
-    ///
-    /// # Errors
-    /// [`CreateError::Value`] for a capacity of 0 or above the device's limit; [`CreateError::OtherContext`] if
-    /// the channel belongs to another context; [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
-    pub fn create_cq(&self, options: impl Into<CqOptions>) -> Result<Cq, CreateError> {
-        Cq::new(self.clone(), options.into())
-    }
-
-    /// Creates a completion channel: a file descriptor that is readable while completion queues have events.
-    ///
-    /// # Errors
-    /// [`CreateError::Channel`]; [`CreateError::DeviceFatal`].
-    pub fn create_channel(&self) -> Result<CompletionChannel, CreateError> {
-        self.check_device()?;
-        CompletionChannel::new(self.clone())
     }
 
     /// Returns an entry of the GID table, or `None` beyond its end.

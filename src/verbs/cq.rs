@@ -126,6 +126,17 @@ impl CqListener for Signal {
     }
 }
 
+impl Context {
+    /// Creates a completion queue from its capacity in completions, or from [`CqOptions`].
+    ///
+    /// # Errors
+    /// [`CreateError::Value`] for a capacity of 0 or above the device's limit; [`CreateError::OtherContext`] if
+    /// the channel belongs to another context; [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
+    pub fn create_cq(&self, options: impl Into<CqOptions>) -> Result<Cq, CreateError> {
+        Cq::new(self.clone(), options.into())
+    }
+}
+
 impl Cq {
     pub(super) fn new(context: Context, options: CqOptions) -> Result<Cq, CreateError> {
         let CqOptions { capacity, channel, comp_vector, ignore_overrun } = options;

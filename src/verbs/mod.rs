@@ -17,9 +17,11 @@ mod dm;
 mod errno;
 mod error;
 mod event;
+mod event_signal;
 mod gsi;
 mod mr;
 mod mw;
+mod pd;
 mod qp;
 mod query;
 mod quota;
@@ -56,8 +58,9 @@ pub use error::{
     AckError, ConnectError, CreateError, DestroyCqError, MemoryAccessError, OpenError, WaitError,
 };
 pub use gsi::{ManagementPort, ReceivedMad, ServiceClaim};
-pub use mr::{Mr, MrOptions, NullMr, Pd, RawMr};
+pub use mr::{Mr, MrOptions, NullMr, RawMr};
 pub use mw::{FastMr, Mw};
+pub use pd::Pd;
 pub use qp::{ConnectOptions, Endpoint, Qp, QpOptions};
 pub use query::{AtomicCap, DeviceAttr, DeviceCaps, OnDemand, Pacing, PortAttr, PortState};
 #[doc(hidden)]

@@ -1,16 +1,11 @@
-//! Protection domains and memory regions.
+//! Memory regions.
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 
-use super::context::Context;
-use super::cq::Cq;
-use super::qp::{Qp, QpOptions};
-use super::srq::{Srq, SrqOptions};
-use super::{CreateError, MemoryAccessError};
+use super::{CreateError, MemoryAccessError, Pd};
 use crate::memory::{
-    Access, AccessError, Accessor, Buffer, ManagementError, MrExtent, PdId, RegionInfo, ReregMr, Table,
+    Access, AccessError, Accessor, Buffer, ManagementError, MrExtent, RegionInfo, ReregMr, Table,
     install_fault_handler, page_size,
 };
 use crate::nic::Limits;
@@ -18,47 +13,7 @@ use crate::sys::setters::setters;
 use crate::transport::{RemoteAddr, Sge};
 use crate::wire::{LKey, Qpn, RKey};
 
-impl Drop for PdInner {
-    fn drop(&mut self) {
-        self.context.0.pds.release();
-    }
-}
-
-/// A protection domain: objects of different domains cannot be used together. Cheap to clone; it lives as
-/// long as anything created in it.
-///
-/// ```
-/// # use urxe::verbs::*;
-/// # let context = Context::on_fabric(&Fabric::new())?;
-/// let pd = context.alloc_pd()?;
-/// let mr = pd.reg_mr(4096, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
-/// mr.write(0, b"hello")?;
-/// assert_eq!(mr.sge(0..5).length, 5);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct Pd(Arc<PdInner>);
-
-#[derive(Debug)]
-struct PdInner {
-    context: Context,
-    id: PdId,
-}
-
 impl Pd {
-    pub(super) fn new(context: Context, id: u32) -> Pd {
-        Pd(Arc::new(PdInner { context, id: PdId(id) }))
-    }
-
-    /// Returns the context that the domain belongs to.
-    pub fn context(&self) -> &Context {
-        &self.0.context
-    }
-
-    pub(super) fn id(&self) -> PdId {
-        self.0.id
-    }
-
     /// Registers a region of `len` newly allocated zero bytes, with [`Access`] flags or with [`MrOptions`]. With
     /// `len` 0, only accesses of length 0 succeed with its keys. The addresses are not those in host memory:
     /// the context chooses them, or [`MrOptions::iova`].
@@ -69,7 +24,7 @@ impl Pd {
     pub fn reg_mr(&self, len: usize, options: impl Into<MrOptions>) -> Result<Mr, CreateError> {
         let MrOptions { access, iova } = options.into();
         self.check(len.max(1), access)?;
-        self.reg_mr_at(len, iova.unwrap_or_else(|| self.0.context.alloc_iova(len)), access)
+        self.reg_mr_at(len, iova.unwrap_or_else(|| self.context().alloc_iova(len)), access)
     }
 
     fn reg_mr_at(&self, len: usize, iova: u64, access: Access) -> Result<Mr, CreateError> {
@@ -129,7 +84,7 @@ impl Pd {
         }
         install_fault_handler();
         // SAFETY: the caller accepts that the key gives access to all memory of the process.
-        let info = self.insert(|table| unsafe { table.register_implicit(self.0.id, access) })?;
+        let info = self.insert(|table| unsafe { table.register_implicit(self.id(), access) })?;
         Ok(RawMr { pd: self.clone(), addr: 0, len: usize::MAX, info, is_deregistered: false })
     }
 
@@ -148,7 +103,7 @@ impl Pd {
     }
 
     pub(super) fn check(&self, len: usize, access: Access) -> Result<(), CreateError> {
-        let max = self.0.context.0.limits.max_mr_size;
+        let max = self.context().0.limits.max_mr_size;
         if len == 0 || len as u64 > max {
             return Err(CreateError::Value { name: "region length", value: len as u64, min: 1, max });
         }
@@ -164,8 +119,8 @@ impl Pd {
 
     /// Checks whether a region of length 0 may begin at `addr` in host memory.
     fn check_empty(&self, addr: usize, len: usize) -> Result<(), CreateError> {
-        let Limits { max_mr_size: max, .. } = self.0.context.0.limits;
-        let everywhere = self.0.context.0.quirks.empty_regions_at_page_boundaries;
+        let Limits { max_mr_size: max, .. } = self.context().0.limits;
+        let everywhere = self.context().0.quirks.empty_regions_at_page_boundaries;
         match len == 0 && addr.is_multiple_of(page_size()) && !everywhere {
             true => {
                 Err(CreateError::Value { name: "length of a page-aligned region", value: 0, min: 1, max })
@@ -180,14 +135,14 @@ impl Pd {
         let iova = if extent.access.allows(Access::ZERO_BASED) { 0 } else { extent.iova };
         let extent = MrExtent { iova, ..extent };
         // SAFETY: the caller keeps the memory valid until the `RawMr` is dropped, which deregisters it.
-        let info = self.insert(|table| unsafe { table.register(self.0.id, extent) })?;
+        let info = self.insert(|table| unsafe { table.register(self.id(), extent) })?;
         Ok(RawMr { pd: self.clone(), addr: iova, len: extent.len, info, is_deregistered: false })
     }
 
     /// Adds an entry to the table of keys, within the device's limit.
     pub(super) fn insert<T>(&self, make: impl FnOnce(&mut Table) -> Option<T>) -> Result<T, CreateError> {
         self.context().check_device()?;
-        let max = self.0.context.0.limits.max_mr;
+        let max = self.context().0.limits.max_mr;
         let full = CreateError::Exhausted { kind: "regions and windows", max };
         self.with_table(|table| if table.len() < max as usize { make(table) } else { None }).ok_or(full)
     }
@@ -195,27 +150,7 @@ impl Pd {
     /// Runs `f` with the table of keys, after the turn in progress of every shard, so that nothing uses a
     /// removed entry afterwards.
     pub(super) fn with_table<T>(&self, f: impl FnOnce(&mut Table) -> T) -> T {
-        self.0.context.0.shards.change_memory(f)
-    }
-
-    /// Creates a queue pair whose completions go to `send_cq` and `recv_cq`, in the state RESET.
-    ///
-    /// # Errors
-    /// [`CreateError::Value`] for a limit above the device's; [`CreateError::OtherContext`];
-    /// [`CreateError::NoReceives`]; [`CreateError::XrcTarget`]; [`CreateError::Exhausted`];
-    /// [`CreateError::DeviceFatal`].
-    pub fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, options: &QpOptions) -> Result<Qp, CreateError> {
-        Qp::new(self, send_cq, recv_cq, None, options)
-    }
-
-    /// Creates a shared receive queue from its limits, or from [`SrqOptions`].
-    ///
-    /// # Errors
-    /// [`CreateError::Value`] for a limit above the device's; [`CreateError::OtherContext`];
-    /// [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
-    pub fn create_srq(&self, options: impl Into<SrqOptions>) -> Result<Srq, CreateError> {
-        let SrqOptions { caps, xrc } = options.into();
-        Srq::new(self, xrc.as_ref().map(|(xrcd, cq)| (xrcd, cq)), caps)
+        self.context().0.shards.change_memory(f)
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::context::Inner;
-use super::{AttachError, ConnectError, Cq, CreateError, Pd, Srq, WeakContext};
+use super::{AttachError, ConnectError, Cq, CreateError, Pd, Srq, WeakContext, Xrcd};
 use crate::driver::{CompletionQueue, EventSubject, Shard, ShardState};
 use crate::memory::Access;
 use crate::nic::MulticastError;
@@ -215,6 +215,32 @@ impl QpRemote {
         let is_alive = self.is_alive.lock();
         let device = self.context.get().filter(|_| *is_alive)?;
         Some(device.shards.detach_mcast(&self.shard, self.qpn, gid))
+    }
+}
+
+impl Pd {
+    /// Creates a queue pair whose completions go to `send_cq` and `recv_cq`, in the state RESET.
+    ///
+    /// # Errors
+    /// [`CreateError::Value`] for a limit above the device's; [`CreateError::OtherContext`];
+    /// [`CreateError::NoReceives`]; [`CreateError::XrcTarget`]; [`CreateError::Exhausted`];
+    /// [`CreateError::DeviceFatal`].
+    pub fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, options: &QpOptions) -> Result<Qp, CreateError> {
+        Qp::new(self, send_cq, recv_cq, None, options)
+    }
+}
+
+impl Xrcd {
+    /// Creates the receiving end of an XRC connection. It has no work requests: arriving messages complete
+    /// receives of the shared receive queues that their packets name, in the protection domains of those
+    /// queues.
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_target_qp(&self) -> Result<Qp, CreateError> {
+        let (pd, cq) = self.target_parents();
+        let options = QpOptions { qp_type: QpType::XrcRecv, ..QpOptions::default() };
+        Qp::new(pd, cq, cq, Some(self.id()), &options)
     }
 }
 

@@ -95,6 +95,18 @@ pub struct SrqAttr {
     pub len: usize,
 }
 
+impl Pd {
+    /// Creates a shared receive queue from its limits, or from [`SrqOptions`].
+    ///
+    /// # Errors
+    /// [`CreateError::Value`] for a limit above the device's; [`CreateError::OtherContext`];
+    /// [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
+    pub fn create_srq(&self, options: impl Into<SrqOptions>) -> Result<Srq, CreateError> {
+        let SrqOptions { caps, xrc } = options.into();
+        Srq::new(self, xrc.as_ref().map(|(xrcd, cq)| (xrcd, cq)), caps)
+    }
+}
+
 impl Srq {
     pub(super) fn new(pd: &Pd, xrc: Option<(&Xrcd, &Cq)>, caps: RecvCaps) -> Result<Srq, CreateError> {
         let context = pd.context();

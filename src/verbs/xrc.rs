@@ -1,10 +1,10 @@
-//! Extended reliable connections (XRC): domains and target queue pairs.
+//! Domains of extended reliable connections (XRC).
 
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Context, Cq, CreateError, Pd, Qp, QpOptions};
-use crate::transport::{QpType, XrcdId};
+use super::{Context, Cq, CreateError, Pd};
+use crate::transport::XrcdId;
 
 /// An XRC domain: target queue pairs and the shared receive queues that they serve. Cheap to clone; it lives
 /// as long as anything created in it.
@@ -37,20 +37,13 @@ impl Xrcd {
         self.0.pd.context()
     }
 
-    pub(super) fn id(&self) -> XrcdId {
-        self.0.id
+    /// Returns the protection domain and the completion queue of the target queue pairs, which use neither.
+    pub(super) fn target_parents(&self) -> (&Pd, &Cq) {
+        (&self.0.pd, &self.0.cq)
     }
 
-    /// Creates the receiving end of an XRC connection. It has no work requests: arriving messages complete
-    /// receives of the shared receive queues that their packets name, in the protection domains of those
-    /// queues.
-    ///
-    /// # Errors
-    /// [`CreateError`].
-    pub fn create_target_qp(&self) -> Result<Qp, CreateError> {
-        let XrcdInner { id, pd, cq } = &*self.0;
-        let options = QpOptions { qp_type: QpType::XrcRecv, ..QpOptions::default() };
-        Qp::new(pd, cq, cq, Some(*id), &options)
+    pub(super) fn id(&self) -> XrcdId {
+        self.0.id
     }
 }
 
