@@ -4,19 +4,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::shard::ShardState;
-use super::{CompletionQueue, EventSubject, Events, Pushed};
-use crate::memory::PdId;
-use crate::nic::{CqHandle, Nic, NicOutput, TooManyQps};
-use crate::transport::{AsyncEvent, CqId, Instant, QpInit, RecvCaps, SrqId, XrcdId};
-use crate::wire::Qpn;
+use super::{CompletionQueue, Events, Pushed};
+use crate::nic::{CqHandle, Nic, NicOutput};
+use crate::transport::{AsyncEvent, CqId, Instant};
 
 /// Receivers of the outputs of one shard's NIC.
 #[derive(Debug)]
 pub(crate) struct Outputs {
-    queues: CqTable,
+    pub(super) queues: CqTable,
     /// Event hub of the device, which all shards share.
-    events: Events,
+    pub(super) events: Events,
 }
 
 impl Outputs {
@@ -57,7 +54,7 @@ impl Outputs {
 /// Completion queues of a shard by handle. Each is in the table while a queue pair or an XRC shared receive
 /// queue of the shard completes to it.
 #[derive(Debug, Default)]
-struct CqTable {
+pub(super) struct CqTable {
     slots: Vec<Option<Slot>>,
     free: Vec<CqHandle>,
     /// Handles by address of the completion queue.
@@ -78,7 +75,7 @@ impl CqTable {
     }
 
     /// Counts one more user of a completion queue and returns its handle.
-    fn acquire(&mut self, queue: &Arc<CompletionQueue>) -> CqHandle {
+    pub fn acquire(&mut self, queue: &Arc<CompletionQueue>) -> CqHandle {
         let address = address(queue);
         if let Some(cq) = self.by_address.get(&address)
             && let Some(slot) = &mut self.slots[cq.0 as usize]
@@ -101,7 +98,7 @@ impl CqTable {
         cq
     }
 
-    fn acquire_both(
+    pub fn acquire_both(
         &mut self,
         send: &Arc<CompletionQueue>,
         recv: &Arc<CompletionQueue>,
@@ -110,7 +107,7 @@ impl CqTable {
     }
 
     /// Counts one user less. Without users, the handle may be given to another completion queue.
-    fn release(&mut self, cq: CqHandle) {
+    pub fn release(&mut self, cq: CqHandle) {
         let slot = &mut self.slots[cq.0 as usize];
         let Some(Slot { queue, users }) = slot else {
             debug_assert!(false, "{cq:?} is not in use");
@@ -124,13 +121,13 @@ impl CqTable {
         }
     }
 
-    fn release_both(&mut self, (send, recv): (CqHandle, CqHandle)) {
+    pub fn release_both(&mut self, (send, recv): (CqHandle, CqHandle)) {
         self.release(send);
         self.release(recv);
     }
 
     /// Returns the handle of the completion queue that events refer to by `id`.
-    fn find(&self, id: CqId) -> Option<CqHandle> {
+    pub fn find(&self, id: CqId) -> Option<CqHandle> {
         let is_it = |slot: &Option<Slot>| slot.as_ref().is_some_and(|slot| slot.queue.id() == id);
         self.slots.iter().position(is_it).map(|index| CqHandle(index as u32))
     }
@@ -139,87 +136,6 @@ impl CqTable {
 /// Returns the address that identifies a completion queue while the table holds it.
 fn address(queue: &Arc<CompletionQueue>) -> usize {
     Arc::as_ptr(queue).addr()
-}
-
-impl ShardState {
-    /// Delivers the outputs of the NIC.
-    #[inline]
-    pub fn deliver(&mut self, now: Instant) {
-        self.outputs.deliver(&mut self.nic, now);
-    }
-
-    /// Creates a queue pair that completes to these completion queues.
-    ///
-    /// # Errors
-    /// [`TooManyQps`].
-    pub fn create_qp(
-        &mut self,
-        init: &QpInit,
-        send_cq: &Arc<CompletionQueue>,
-        recv_cq: &Arc<CompletionQueue>,
-    ) -> Result<Qpn, TooManyQps> {
-        let cqs = self.outputs.queues.acquire_both(send_cq, recv_cq);
-        self.nic.create_qp(init, cqs.0, cqs.1).inspect_err(|_| self.outputs.queues.release_both(cqs))
-    }
-
-    /// Creates QP1. `None` if it exists already.
-    pub fn create_gsi(
-        &mut self,
-        init: &QpInit,
-        send_cq: &Arc<CompletionQueue>,
-        recv_cq: &Arc<CompletionQueue>,
-    ) -> Option<Qpn> {
-        let cqs = self.outputs.queues.acquire_both(send_cq, recv_cq);
-        let made = self.nic.create_gsi(init, cqs.0, cqs.1);
-        if made.is_none() {
-            self.outputs.queues.release_both(cqs);
-        }
-        made
-    }
-
-    /// Destroys a queue pair: detaches it from its multicast groups and drops its events.
-    pub fn destroy_qp(&mut self, qpn: Qpn) {
-        self.leave_groups(qpn);
-        if let Some(cqs) = self.nic.destroy_qp(qpn) {
-            self.outputs.queues.release_both(cqs);
-        }
-        self.outputs.events.forget(EventSubject::Qp(qpn));
-    }
-
-    /// Creates an XRC shared receive queue whose receives complete to `cq`. `None` if the device has no more
-    /// shared receive queues.
-    pub fn create_xrc_srq(
-        &mut self,
-        pd: PdId,
-        domain: XrcdId,
-        cq: &Arc<CompletionQueue>,
-        caps: RecvCaps,
-    ) -> Option<SrqId> {
-        let cq = self.outputs.queues.acquire(cq);
-        let made = self.nic.create_xrc_srq(pd, domain, cq, caps);
-        if made.is_none() {
-            self.outputs.queues.release(cq);
-        }
-        made
-    }
-
-    /// Destroys a shared receive queue that no queue pair uses, and drops its events.
-    pub fn destroy_srq(&mut self, id: SrqId) {
-        if let Some(cq) = self.nic.destroy_srq(id) {
-            self.outputs.queues.release(cq);
-        }
-        self.outputs.events.forget(EventSubject::Srq(id));
-    }
-
-    /// Raises the error of a completion queue as if it had occurred: the queue pairs that complete to it
-    /// fail. Returns false, and raises nothing, if there is none.
-    pub fn inject_cq_error(&mut self, id: CqId) -> bool {
-        let is_used = self.outputs.queues.find(id).is_some_and(|cq| self.nic.inject_cq_error(cq));
-        if is_used {
-            self.outputs.events.raise(AsyncEvent::CqError(id));
-        }
-        is_used
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,92 @@
+//! Calls of the application that reach the link of a shard: multicast groups and service claims; and the loss of
+//! the link.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+
+use super::link_slot::LinkSlot;
+use super::shard::ShardState;
+use crate::link::{ClaimError, JoinError};
+use crate::nic::MulticastError;
+use crate::transport::Instant;
+use crate::wire::mad::ServiceId;
+use crate::wire::{Gid, Qpn};
+
+/// Reason why a queue pair could not be attached to a multicast group.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// The queue pair or the group is of the wrong kind, or a limit is reached.
+    #[error(transparent)]
+    Multicast(#[from] MulticastError),
+    /// The link could not join the group.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+}
+
+impl ShardState {
+    /// Replaces the link by the reason for its loss and fails the device. Does nothing when the link is
+    /// already lost.
+    pub fn lose_link(&mut self, reason: Arc<io::Error>, now: Instant) {
+        let LinkSlot::Attached(link) = &self.link else { return };
+        self.link = LinkSlot::Lost { counters: link.counters(), reason };
+        self.tx.clear();
+        self.nic.fail(now, &self.memory, &mut self.tx);
+        self.deliver(now);
+    }
+
+    /// Attaches a queue pair to a multicast group; the link joins the group with the first queue pair
+    /// attached to it.
+    pub fn attach_mcast(&mut self, now: Instant, qpn: Qpn, gid: Gid) -> Result<(), AttachError> {
+        let first =
+            self.nic.attach_mcast(qpn, gid).expect("the NIC has the queue pair as long as its handle")?;
+        let group = gid.ip();
+        let join = |link: &mut LinkSlot| match link.get() {
+            Some(link) => link.join(now, group),
+            None => Err(JoinError::System { group, source: Errno::ENODEV.into() }),
+        };
+        if first && let Err(e) = join(&mut self.link) {
+            self.nic.detach_mcast(qpn, gid)?;
+            return Err(e.into());
+        }
+        Ok(())
+    }
+
+    /// Detaches a queue pair from a multicast group; the link leaves the group with the last queue pair
+    /// attached to it.
+    pub fn detach_mcast(&mut self, qpn: Qpn, gid: Gid) -> Result<(), MulticastError> {
+        if self.nic.detach_mcast(qpn, gid)?
+            && let Some(link) = self.link.get()
+        {
+            link.leave(gid.ip());
+        }
+        Ok(())
+    }
+
+    /// Registers a service with the link, so that requests for it arrive here.
+    pub fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
+        match self.link.get() {
+            Some(link) => link.shared_address().map_or(Ok(()), |shared| shared.claim(service, address)),
+            None => Err(ClaimError::System { service, source: Errno::ENODEV.into() }),
+        }
+    }
+
+    /// Withdraws the registration of a service.
+    pub fn release(&mut self, service: ServiceId, address: Option<IpAddr>) {
+        if let Some(shared) = self.link.get().and_then(|link| link.shared_address()) {
+            shared.release(service, address);
+        }
+    }
+
+    /// Detaches a queue pair from all its multicast groups.
+    pub(super) fn leave_groups(&mut self, qpn: Qpn) {
+        for gid in self.nic.detach_all(qpn) {
+            if let Some(link) = self.link.get() {
+                link.leave(gid.ip());
+            }
+        }
+    }
+}

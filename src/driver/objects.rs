@@ -1,0 +1,91 @@
+//! Creation and destruction of the objects of a shard that complete to completion queues or raise events.
+
+use std::sync::Arc;
+
+use super::shard::ShardState;
+use super::{CompletionQueue, EventSubject};
+use crate::memory::PdId;
+use crate::nic::TooManyQps;
+use crate::transport::{AsyncEvent, CqId, Instant, QpInit, RecvCaps, SrqId, XrcdId};
+use crate::wire::Qpn;
+
+impl ShardState {
+    /// Delivers the outputs of the NIC.
+    #[inline]
+    pub fn deliver(&mut self, now: Instant) {
+        self.outputs.deliver(&mut self.nic, now);
+    }
+
+    /// Creates a queue pair that completes to these completion queues.
+    ///
+    /// # Errors
+    /// [`TooManyQps`].
+    pub fn create_qp(
+        &mut self,
+        init: &QpInit,
+        send_cq: &Arc<CompletionQueue>,
+        recv_cq: &Arc<CompletionQueue>,
+    ) -> Result<Qpn, TooManyQps> {
+        let cqs = self.outputs.queues.acquire_both(send_cq, recv_cq);
+        self.nic.create_qp(init, cqs.0, cqs.1).inspect_err(|_| self.outputs.queues.release_both(cqs))
+    }
+
+    /// Creates QP1. `None` if it exists already.
+    pub fn create_gsi(
+        &mut self,
+        init: &QpInit,
+        send_cq: &Arc<CompletionQueue>,
+        recv_cq: &Arc<CompletionQueue>,
+    ) -> Option<Qpn> {
+        let cqs = self.outputs.queues.acquire_both(send_cq, recv_cq);
+        let made = self.nic.create_gsi(init, cqs.0, cqs.1);
+        if made.is_none() {
+            self.outputs.queues.release_both(cqs);
+        }
+        made
+    }
+
+    /// Destroys a queue pair: detaches it from its multicast groups and drops its events.
+    pub fn destroy_qp(&mut self, qpn: Qpn) {
+        self.leave_groups(qpn);
+        if let Some(cqs) = self.nic.destroy_qp(qpn) {
+            self.outputs.queues.release_both(cqs);
+        }
+        self.outputs.events.forget(EventSubject::Qp(qpn));
+    }
+
+    /// Creates an XRC shared receive queue whose receives complete to `cq`. `None` if the device has no more
+    /// shared receive queues.
+    pub fn create_xrc_srq(
+        &mut self,
+        pd: PdId,
+        domain: XrcdId,
+        cq: &Arc<CompletionQueue>,
+        caps: RecvCaps,
+    ) -> Option<SrqId> {
+        let cq = self.outputs.queues.acquire(cq);
+        let made = self.nic.create_xrc_srq(pd, domain, cq, caps);
+        if made.is_none() {
+            self.outputs.queues.release(cq);
+        }
+        made
+    }
+
+    /// Destroys a shared receive queue that no queue pair uses, and drops its events.
+    pub fn destroy_srq(&mut self, id: SrqId) {
+        if let Some(cq) = self.nic.destroy_srq(id) {
+            self.outputs.queues.release(cq);
+        }
+        self.outputs.events.forget(EventSubject::Srq(id));
+    }
+
+    /// Raises the error of a completion queue as if it had occurred: the queue pairs that complete to it
+    /// fail. Returns false, and raises nothing, if there is none.
+    pub fn inject_cq_error(&mut self, id: CqId) -> bool {
+        let is_used = self.outputs.queues.find(id).is_some_and(|cq| self.nic.inject_cq_error(cq));
+        if is_used {
+            self.outputs.events.raise(AsyncEvent::CqError(id));
+        }
+        is_used
+    }
+}
