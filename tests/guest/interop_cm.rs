@@ -1,5 +1,7 @@
 //! Interoperation of the connection manager with the kernel's: programs of rdmacm-utils in a guest with rxe,
 //! and sessions of the Rust API on the host, with either side as the server.
+//!
+//! Repeated with Linux 6.12.
 
 #[path = "../support/guest.rs"]
 mod guest;

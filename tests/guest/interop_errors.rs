@@ -1,5 +1,7 @@
 //! Errors between urxe and the kernel's rxe have the same result on both sides: receivers that are not ready,
 //! refused accesses, unresponsive peers, wrong ICRCs. Needs the test guest.
+//!
+//! Repeated with Linux 6.12.
 
 #[path = "../support/guest.rs"]
 mod guest;

@@ -1,5 +1,7 @@
 //! urxe and the kernel's rxe at the limits: PSNs that wrap, many QPs, the longest message, READ depth, and
 //! requests of both sides at once. Needs the test guest.
+//!
+//! Repeated with Linux 6.12.
 
 #[path = "../support/guest.rs"]
 mod guest;

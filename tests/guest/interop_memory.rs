@@ -2,6 +2,8 @@
 //! test guest: memory windows of both types, SEND with invalidate, READs into many SGEs, shared receive
 //! queues, and FLUSH and ATOMIC WRITE, which Linux 6.1 does not support. With either side as requester, over
 //! frames, packet and udp. The tap links need root.
+//!
+//! Repeated with Linux 6.12.
 
 #[path = "interop_memory/flush.rs"]
 mod flush;

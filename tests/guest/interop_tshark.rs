@@ -194,8 +194,7 @@ fn tshark(path: &str) -> Vec<(Vec<Option<u64>>, String)> {
     for field in FIELDS.iter().filter(|f| has_field(f)) {
         c.args(["-e", &format!("infiniband.{field}")]);
     }
-    let out =
-        c.output().unwrap_or_else(|e| panic!("this test needs tshark (run tests/rxe-guest/install): {e}"));
+    let out = c.output().unwrap_or_else(|e| panic!("this test needs tshark (run tests/install): {e}"));
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let number = |field: &str, text: &str| -> Option<u64> {
         if text.is_empty() {
@@ -273,8 +272,7 @@ fn scapy(paths: &[String]) -> String {
         out.is_ok_and(|o| o.status.success())
     };
     let python = ["/usr/bin/python3", "python3"].into_iter().find(has_scapy);
-    let python =
-        python.expect("this test needs scapy: run tests/rxe-guest/install, or apt-get install python3-scapy");
+    let python = python.expect("this test needs scapy: run tests/install, or apt-get install python3-scapy");
     let out = Command::new(python).arg(script).args(paths).output().unwrap();
     let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     assert!(out.status.success(), "{text}");

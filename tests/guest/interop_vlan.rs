@@ -1,5 +1,7 @@
 //! urxe with a host stack of its own in a VLAN, and the kernel's rxe on a VLAN interface of the test guest.
 //! The tap link needs root.
+//!
+//! Repeated with Linux 6.12.
 
 #[path = "../support/guest.rs"]
 mod guest;

@@ -95,9 +95,7 @@ struct Tap {
 
 fn ip(args: &str) {
     let out = Command::new("ip").args(args.split_whitespace()).output();
-    let out = out.unwrap_or_else(|e| {
-        panic!("this test needs iproute2 (install it with tests/rxe-guest/install): {e}")
-    });
+    let out = out.unwrap_or_else(|e| panic!("this test needs iproute2 (install it with tests/install): {e}"));
     let stderr = String::from_utf8_lossy(&out.stderr);
     assert!(
         out.status.success(),

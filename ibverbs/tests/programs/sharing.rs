@@ -270,10 +270,7 @@ fn broker_is_no_child_of_the_program() {
 fn is_installed(program: &str) -> bool {
     let found =
         Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
-    assert!(
-        found || std::env::var_os("CI").is_none(),
-        "{program} is missing: tests/rxe-guest/install installs it"
-    );
+    assert!(found || std::env::var_os("CI").is_none(), "{program} is missing: tests/install installs it");
     found
 }
 
