@@ -23,12 +23,14 @@ mod sges;
 mod srq;
 #[path = "../support/table.rs"]
 mod table;
+#[path = "../support/testbed.rs"]
+mod testbed;
 #[path = "interop_memory/windows.rs"]
 mod windows;
 
 use guest::Suite;
 use pair::{Check, run};
-use peer::LinkKind;
+use testbed::LinkKind;
 
 const CHECKS: &[Check] = &[
     ("memory windows: access", "urxe", windows::access_by_urxe),

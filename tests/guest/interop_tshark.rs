@@ -7,14 +7,17 @@ mod guest;
 mod peer;
 #[path = "../support/table.rs"]
 mod table;
+#[path = "../support/testbed.rs"]
+mod testbed;
 #[path = "../support/urxe_traffic.rs"]
 mod urxe_traffic;
 
 use pcap_file::pcapng::{Block, PcapNgReader};
-use peer::{ConnectParams, Ip, LinkKind, Setup, TIMEOUT, remote_args};
+use peer::{ConnectParams, TIMEOUT, remote_args};
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use table::Table;
+use testbed::{Ip, LinkKind, Testbed};
 use urxe::link::capture::{CaptureFile, Timestamps};
 use urxe::verbs::*;
 use urxe::wire::frame::{self, Checksums, Content};
@@ -70,7 +73,7 @@ fn capture_urxe_urxe(file: &CaptureFile, v6: bool) {
 }
 
 /// As `capture_urxe_urxe`, with the guest, in both directions.
-fn capture_urxe_rxe(setup: &Setup, file: &CaptureFile, ip: Ip) {
+fn capture_urxe_rxe(setup: &Testbed, file: &CaptureFile, ip: Ip) {
     let side = setup.open_wrapped(ip, |link| Box::new(file.capture(link, "urxe")));
     let mut shell = setup.shell(65536);
     let check_success = |status: &str| assert_eq!(status, "SUCCESS");
@@ -283,7 +286,7 @@ fn scapy(paths: &[String]) -> String {
 fn tshark_and_scapy_agree_on_rc_packets() {
     let name = |peers: &str| format!("{}/interop-{peers}.pcapng", env!("CARGO_TARGET_TMPDIR"));
     let mut paths = Vec::new();
-    let setup = Setup::start(LinkKind::Dgram);
+    let setup = Testbed::start(LinkKind::Dgram);
     for (peers, v6) in
         [("urxe-urxe-v4", false), ("urxe-urxe-v6", true), ("urxe-rxe-v4", false), ("urxe-rxe-v6", true)]
     {

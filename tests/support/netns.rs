@@ -1,9 +1,11 @@
 //! Network namespaces for tests and measurements. Needs root and iproute2.
 #![allow(dead_code, reason = "each target uses its part")]
 
+#[allow(clippy::duplicate_mod, reason = "several fixtures of a target may use it")]
 #[path = "requirement.rs"]
 pub mod requirement;
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -66,9 +68,9 @@ impl Netns {
     }
 
     /// Returns the command that runs a program in the namespace.
-    pub fn command(&self, program: &str) -> Command {
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.name, program]);
+        command.args(["netns", "exec", &self.name]).arg(program);
         command
     }
 
