@@ -2,24 +2,24 @@
 //! measurements alternate, because the performance of the machine changes from one second to the next. Needs
 //! root.
 
+#[path = "../tests/support/netns.rs"]
+mod netns;
 #[path = "support/raw.rs"]
 #[allow(dead_code, reason = "each bench uses some of it")]
 mod raw;
 #[path = "support/raw_packet.rs"]
 mod raw_packet;
-#[path = "../tests/support/veth.rs"]
-mod veth;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use netns::Veth;
 use urxe::link::{Link, PacketLink};
 use urxe::memory::{Accessor, HostSlice, MrExtent, PdId, Table};
 use urxe::transport::{Instant as Time, Payload, TxQueue};
 use urxe::verbs::*;
 use urxe::wire::{Bth, Flow, Headers, Opcode, icrc};
-use veth::Veth;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -95,7 +95,7 @@ impl Side {
 fn run_peer(namespace_and_link: &str) -> Result<()> {
     let (namespace, link) = namespace_and_link.split_once(' ').ok_or("the peer argument has no namespace")?;
     if !link.contains("127.") {
-        veth::enter(namespace);
+        netns::enter(namespace);
     }
     let side = Side::new(link)?;
     println!("{}", side.describe());
@@ -118,7 +118,7 @@ impl Drop for Peer {
 /// Measures the throughput in Gb/s of RC WRITEs from one process to another.
 fn writes(net: &Veth, options: &str, time: Duration) -> Result<f64> {
     let mut child = Command::new(std::env::current_exe()?)
-        .env(PEER, format!("{} packet:v1{options}", net.names[1]))
+        .env(PEER, format!("{} packet:v1{options}", net.sides[1].name()))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
@@ -128,7 +128,7 @@ fn writes(net: &Veth, options: &str, time: Duration) -> Result<f64> {
         peer_output.next().ok_or("the peer process exited")?.map_err(Box::<dyn std::error::Error>::from)
     };
     let peer_params = line()?;
-    let side = net.run_in(0, || Side::new(&format!("packet:v0{options}")).map_err(|e| e.to_string()))?;
+    let side = net.sides[0].run(|| Side::new(&format!("packet:v0{options}")).map_err(|e| e.to_string()))?;
     let remote = side.connect(&peer_params)?;
     writeln!(stdin, "{}", side.describe())?;
     let _peer = Peer(child, Some(stdin));
@@ -141,7 +141,7 @@ fn writes(net: &Veth, options: &str, time: Duration) -> Result<f64> {
 fn burst_cost(net: &Veth, options: &str) -> Result<raw::BurstCost> {
     let open = |side: usize| -> Result<PacketLink> {
         let config = format!("packet:v{side}{options}").parse()?;
-        Ok(net.run_in(side, || PacketLink::open(config))?)
+        Ok(net.sides[side].run(|| PacketLink::open(config))?)
     };
     let (mut a, mut b) = (open(0)?, open(1)?);
     let flow = Flow::new(a.info().addresses[0], b.info().addresses[0], 4791);

@@ -42,6 +42,9 @@
 pub mod broker;
 mod driver;
 pub mod link;
+#[cfg(test)]
+#[path = "../tests/support/netns.rs"]
+mod netns;
 mod sys;
 pub mod verbs;
 pub mod wire;

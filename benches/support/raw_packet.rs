@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use urxe::wire::frame::{append_headers, udp_pseudo_sum};
 use urxe::wire::{Flow, Mac};
 
+use crate::netns::Veth;
 use crate::raw;
-use crate::veth::Veth;
 
 /// Constants of linux/if_packet.h and linux/virtio_net.h.
 const PACKET_VNET_HDR: i32 = 15;
@@ -107,7 +107,7 @@ fn frame(segment: usize, segments: usize) -> Vec<u8> {
 /// `segments` datagrams of `segment` bytes, one train per system call; the sender stays at most 1 MiB ahead.
 pub fn throughput(net: &Veth, segment: usize, segments: usize, time: Duration) -> io::Result<f64> {
     const MAX_AHEAD: u64 = 1 << 20;
-    let (tx, rx) = (net.run_in(0, || open("v0", true))?, net.run_in(1, || open("v1", true))?);
+    let (tx, rx) = (net.sides[0].run(|| open("v0", true))?, net.sides[1].run(|| open("v1", true))?);
     let frame = frame(segment, segments);
     let overhead = VNET_LEN + HEADERS;
     let (received, done) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -152,7 +152,7 @@ pub fn throughput(net: &Veth, segment: usize, segments: usize, time: Duration) -
 
 /// Measures the CPU time of such a train.
 pub fn run_cost(net: &Veth, segment: usize, segments: usize) -> io::Result<raw::BurstCost> {
-    let (tx, rx) = (net.run_in(0, || open("v0", true))?, net.run_in(1, || open("v1", true))?);
+    let (tx, rx) = (net.sides[0].run(|| open("v0", true))?, net.sides[1].run(|| open("v1", true))?);
     let frame = frame(segment, segments);
     let mut buffer = vec![0; 70_000];
     raw::cost(|| send(&tx, &frame).map(drop), || recv(&rx, &mut buffer).map(drop))

@@ -9,19 +9,21 @@ use crate::verbs::{
     Access, AckTimeout, ConnectOptions, Context, ContextOptions, Fabric, Notify, RecvWr, SendWr, TestEndpoint,
 };
 
-/// Returns two connected nodes on UDP links.
-fn pair(a: &str, b: &str) -> (TestEndpoint, TestEndpoint) {
-    pair_with(a, b, &ConnectOptions::default())
-}
-
-fn pair_with(a: &str, b: &str, options: &ConnectOptions) -> (TestEndpoint, TestEndpoint) {
+/// Returns two connected nodes on UDP links. No timer of the first expires while a thread waits for the
+/// processor: an expired one requests another acknowledgement.
+fn pair_without_timers(a: &str, b: &str) -> (TestEndpoint, TestEndpoint) {
+    let options = ConnectOptions { timeout: AckTimeout::new(31), ..ConnectOptions::default() };
     let on = |ip: &str| {
         let link = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
         TestEndpoint::new(Context::open(Box::new(link), &ContextOptions::default()).unwrap()).unwrap()
     };
     let (a, b) = (on(a), on(b));
-    a.qp.connect(&b.qp.endpoint(), options).unwrap();
-    b.qp.connect(&a.qp.endpoint(), options).unwrap();
+    a.qp.connect(&b.qp.endpoint(), &options).unwrap();
+    b.qp.connect(&a.qp.endpoint(), &options).unwrap();
+    a.context
+        .shards()
+        .first()
+        .with_nic_and_send(|nic, _, _, _| nic.tuning_mut().min_probe_timeout = Duration::from_secs(3600));
     (a, b)
 }
 
@@ -58,7 +60,7 @@ fn polling_once_more_after_req_notify_does_not_count_as_polling() {
 
 #[test]
 fn acks_are_delayed_for_a_responding_application_whatever_the_message_length() {
-    let (a, b) = pair("127.88.7.1", "127.88.7.2");
+    let (a, b) = pair_without_timers("127.88.7.1", "127.88.7.2");
     let len = 2 * MAX_DELAYED_ACK_PACKETS * 4096;
     let (from, to) = (a.pd.reg_mr(len, Access::ALL).unwrap(), b.pd.reg_mr(len, Access::ALL).unwrap());
     let shard = b.context.shards().first();
@@ -83,28 +85,24 @@ fn acks_are_delayed_for_a_responding_application_whatever_the_message_length() {
         a.cq.wait(Duration::from_secs(10)).unwrap();
         waits
     };
-    // A sender that was descheduled requests an acknowledgement twice, and then it is sent at once; hence
-    // several attempts.
-    let mostly_waits =
-        |len, hold, responds_without_polling| (0..10).any(|_| waits(len, hold, responds_without_polling));
-    assert!(!waits(8, AckDelay::Off, false));
-    assert!(mostly_waits(8, AckDelay::OneTurn, false) && mostly_waits(8, AckDelay::UntilResponse, false));
+    let outcomes =
+        |len, hold, responds_without_polling| [(); 20].map(|()| waits(len, hold, responds_without_polling));
+    assert_eq!(outcomes(8, AckDelay::Off, false), [false; 20]);
+    assert_eq!(outcomes(8, AckDelay::OneTurn, false), [true; 20]);
+    assert_eq!(outcomes(8, AckDelay::UntilResponse, false), [true; 20]);
     // Acknowledgements of a stream, whose sender waits for them, are sent at once, except when the
     // application is known to respond without polling.
-    assert!(!waits(len, AckDelay::OneTurn, false));
-    assert!(mostly_waits(len, AckDelay::OneTurn, true) && mostly_waits(len, AckDelay::UntilResponse, true));
+    assert_eq!(outcomes(len, AckDelay::OneTurn, false), [false; 20]);
+    // The packets of a long message may arrive in several turns, of which an earlier one requests an
+    // acknowledgement.
+    let is_delayed = |hold| outcomes(len, hold, true).contains(&true);
+    assert!(is_delayed(AckDelay::OneTurn) && is_delayed(AckDelay::UntilResponse));
 }
 
 #[test]
 fn requests_behind_a_lot_in_flight_are_batched_and_leave_without_another_call() {
     const LEN: usize = 64 << 10;
-    // No timer of the sender may expire while a thread waits for the processor.
-    let options = ConnectOptions { timeout: AckTimeout::new(31), ..ConnectOptions::default() };
-    let (a, b) = pair_with("127.88.8.1", "127.88.8.2", &options);
-    a.context
-        .shards()
-        .first()
-        .with_nic_and_send(|nic, _, _, _| nic.tuning_mut().min_probe_timeout = Duration::from_secs(3600));
+    let (a, b) = pair_without_timers("127.88.8.1", "127.88.8.2");
     let (from, to) = (a.pd.reg_mr(LEN, Access::ALL).unwrap(), b.pd.reg_mr(5 * LEN, Access::ALL).unwrap());
     // Reads the counter without running a turn, as a call would.
     let count = || {

@@ -10,7 +10,7 @@ use crate::nic::Nic;
 use crate::transport::{Instant, RxBurst};
 
 /// How long a turn delays acknowledgements so that they can travel with a response.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum AckDelay {
     Off,
     /// For one turn: those that are already delayed are sent.

@@ -104,6 +104,16 @@ impl AsFd for LinkStateMonitor {
 mod tests {
     use super::*;
 
+    fn message(kind: u16, index: u32, flags: libc::c_int, tail: usize) -> Vec<u8> {
+        let len = netlink::HEADER_LEN + IFINFOMSG_LEN + tail;
+        let mut message = vec![0; len];
+        message[..4].copy_from_slice(&(len as u32).to_ne_bytes());
+        message[4..6].copy_from_slice(&kind.to_ne_bytes());
+        message[20..24].copy_from_slice(&index.to_ne_bytes());
+        message[24..28].copy_from_slice(&(flags as u32).to_ne_bytes());
+        message
+    }
+
     fn is_up_after(
         link_state: &mut LinkStateMonitor,
         kind: u16,
@@ -111,15 +121,9 @@ mod tests {
         flags: libc::c_int,
         tail: usize,
     ) -> bool {
-        let len = netlink::HEADER_LEN + IFINFOMSG_LEN + tail;
-        let mut message = vec![0; len];
-        message[..4].copy_from_slice(&(len as u32).to_ne_bytes());
-        message[4..6].copy_from_slice(&kind.to_ne_bytes());
-        message[20..24].copy_from_slice(&index.to_ne_bytes());
-        message[24..28].copy_from_slice(&(flags as u32).to_ne_bytes());
         // The message follows another, padded one about something else.
         let other = [&21u32.to_ne_bytes()[..], &[0; 20]].concat();
-        link_state.process_messages(&[other, message].concat());
+        link_state.process_messages(&[other, message(kind, index, flags, tail)].concat());
         link_state.is_up()
     }
 
@@ -148,10 +152,25 @@ mod tests {
         monitor.process_messages(&bridge_message);
         assert!(!monitor.is_removed());
         assert!(!is_up_after(&mut monitor, libc::RTM_DELLINK, 1 << 30, 0, 8) && monitor.is_removed());
-        // Truncated and invalid messages.
-        for bytes in [&[][..], &[1; 3], &[0; 16], &[0xff; 64]] {
-            monitor.process_messages(bytes);
+    }
+
+    #[test]
+    fn truncated_and_invalid_messages_change_nothing() {
+        let mut monitor = LinkStateMonitor::open([1 << 30]).unwrap();
+        let removal = message(libc::RTM_DELLINK, 1 << 30, 0, 0);
+        let is_unchanged = |monitor: &mut LinkStateMonitor| monitor.is_up() && !monitor.is_removed();
+        assert!(is_up_after(&mut monitor, libc::RTM_NEWLINK, 1 << 30, libc::IFF_UP | libc::IFF_RUNNING, 0));
+        for len in 0..removal.len() {
+            monitor.process_messages(&removal[..len]);
+            assert!(is_unchanged(&mut monitor), "after the first {len} bytes of a removal");
         }
+        for bytes in [&[1; 3][..], &[0; 16], &[0xff; 64]] {
+            // The length in an invalid message does not lead to the next one.
+            monitor.process_messages(&[bytes, &removal].concat());
+            assert!(is_unchanged(&mut monitor), "after {bytes:?}");
+        }
+        monitor.process_messages(&removal);
+        assert!(!monitor.is_up() && monitor.is_removed());
     }
 
     #[test]

@@ -1,8 +1,12 @@
 //! Interoperation of the connection manager with the kernel's: programs of rdmacm-utils in a guest with rxe,
 //! and sessions of the Rust API on the host, with either side as the server.
+//!
+//! Repeated with Linux 6.12.
 
 #[path = "../support/guest.rs"]
 mod guest;
+#[path = "../support/stock.rs"]
+mod stock;
 #[path = "../support/testbed.rs"]
 mod testbed;
 
@@ -10,7 +14,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use guest::GuestProcess;
-use testbed::{GUEST, HOST, LinkKind, Table, Testbed};
+use stock::Table;
+use testbed::{GUEST, HOST, LinkKind, Testbed};
 use urxe::link::LinkSpec;
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
@@ -35,7 +40,7 @@ struct LocalDevice {
 
 impl LocalDevice {
     fn new(testbed: &Testbed) -> LocalDevice {
-        let link: LinkSpec = testbed.link(LinkKind::Frames, 0).parse().unwrap();
+        let link: LinkSpec = testbed.link_arg(LinkKind::Dgram, 0).parse().unwrap();
         let context = Context::open_shards(link.bind(1).unwrap(), &ContextOptions::default()).unwrap();
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
         let mr = pd.reg_mr(4096, Access::ALL).unwrap();
@@ -205,7 +210,7 @@ fn client_of_udaddy(testbed: &Testbed, local: &LocalDevice, at: SocketAddr) -> R
 
 #[test]
 fn rdmacm_programs_interoperate_over_frames() {
-    let testbed = Testbed::frames();
+    let testbed = Testbed::start(LinkKind::Dgram);
     let local = LocalDevice::new(&testbed);
     let mut table = Table::default();
     for version in 0..2 {

@@ -11,13 +11,16 @@ mod ends;
 mod guest;
 #[path = "../../ibverbs/tests/support/mod.rs"]
 mod programs;
+#[path = "../support/stock.rs"]
+mod stock;
 #[path = "../support/testbed.rs"]
 mod testbed;
 
 use std::process::Command;
 
 use ends::{Ends, LIMIT, Program, Ready, SHORT_LIMIT};
-use testbed::{Table, Testbed, Urxe};
+use stock::{Table, Urxe};
+use testbed::{LinkKind, Testbed};
 
 /// Port of `udaddy`, which cannot be configured.
 const UDADDY: u16 = 7174;
@@ -164,7 +167,7 @@ fn build_private_data(testbed: &Testbed) -> String {
 
 #[test]
 fn unmodified_cm_programs_interoperate_over_a_tap() {
-    let testbed = Testbed::tap("cmp");
+    let testbed = Testbed::start(LinkKind::Udp);
     testbed.prefer_ipv6();
     let program = build_private_data(&testbed);
     let mut table = Table::default();

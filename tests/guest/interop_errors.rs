@@ -1,5 +1,7 @@
 //! Errors between urxe and the kernel's rxe have the same result on both sides: receivers that are not ready,
 //! refused accesses, unresponsive peers, wrong ICRCs. Needs the test guest.
+//!
+//! Repeated with Linux 6.12.
 
 #[path = "../support/guest.rs"]
 mod guest;
@@ -9,12 +11,15 @@ mod pair;
 mod peer;
 #[path = "../support/table.rs"]
 mod table;
+#[path = "../support/testbed.rs"]
+mod testbed;
 
 use guest::pattern;
 use pair::{MTU, Pair, assert_completions, run, status_name};
-use peer::{ConnectParams, Ip, LinkKind, Setup, TIMEOUT, remote_args};
+use peer::{ConnectParams, TIMEOUT, remote_args};
 use std::time::Duration;
 use table::Table;
+use testbed::{Ip, LinkKind, Testbed};
 use urxe::link::faults::{Action, Direction, Faults, Rule, When};
 use urxe::verbs::*;
 
@@ -27,7 +32,7 @@ fn long_timeout() -> ConnectOptions {
 }
 
 /// Opens a pair over a wire that corrupts the first packet of this direction.
-fn with_wrong_icrc(setup: &Setup, ip: Ip, direction: Direction) -> Pair<'_> {
+fn with_wrong_icrc(setup: &Testbed, ip: Ip, direction: Direction) -> Pair<'_> {
     let rule = Rule::new(direction, Action::Corrupt, When::Nth(1));
     let side = setup.open_wrapped(ip, |link| Box::new(Faults::new(link, vec![rule], 1)));
     Pair::with_side(setup, ip, side)
@@ -52,7 +57,7 @@ fn rnr_has_the_same_result_at_both_sides() {
 /// Lengths of a message of one packet and of one of several.
 const LENGTHS: [usize; 2] = [100, 5000];
 
-fn late_receive_at_rxe(setup: &Setup, ip: Ip) {
+fn late_receive_at_rxe(setup: &Testbed, ip: Ip) {
     let mut p = Pair::open(setup, ip);
     for len in LENGTHS {
         let (before, theirs) = p.counters();
@@ -71,7 +76,7 @@ fn late_receive_at_rxe(setup: &Setup, ip: Ip) {
     }
 }
 
-fn late_receive_at_urxe(setup: &Setup, ip: Ip) {
+fn late_receive_at_urxe(setup: &Testbed, ip: Ip) {
     let mut p = Pair::open(setup, ip);
     for len in LENGTHS {
         let (before, theirs) = p.counters();
@@ -89,7 +94,7 @@ fn late_receive_at_urxe(setup: &Setup, ip: Ip) {
     }
 }
 
-fn late_immediate_at_rxe(setup: &Setup, ip: Ip) {
+fn late_immediate_at_rxe(setup: &Testbed, ip: Ip) {
     let mut p = Pair::open(setup, ip);
     let qp = p.connect();
     qp.post_send(&SendWr::write_imm(1, &[p.side.mr.sge(0..3000)], p.shell.at(0), 9)).unwrap();
@@ -99,7 +104,7 @@ fn late_immediate_at_rxe(setup: &Setup, ip: Ip) {
     assert_completions(&p.guest_completions(1), &[(2, "SUCCESS")]);
 }
 
-fn late_immediate_at_urxe(setup: &Setup, ip: Ip) {
+fn late_immediate_at_urxe(setup: &Testbed, ip: Ip) {
     let mut p = Pair::open(setup, ip);
     let qp = p.connect();
     p.cmd(&format!("write q m 0 3000 {} imm=9 id=3", remote_args(p.side.mr.remote(0))));
@@ -110,7 +115,7 @@ fn late_immediate_at_urxe(setup: &Setup, ip: Ip) {
 }
 
 /// The sender's QP fails, the other continues.
-fn no_receive_at_rxe(setup: &Setup, ip: Ip) {
+fn no_receive_at_rxe(setup: &Testbed, ip: Ip) {
     let mut p = Pair::open(setup, ip);
     let qp = p.connect_with(ConnectOptions::default().rnr_retry(2), "");
     for id in [1, 2] {
@@ -121,7 +126,7 @@ fn no_receive_at_rxe(setup: &Setup, ip: Ip) {
     assert_eq!(p.side.counters().retry_rnr_exceeded_err, 1);
 }
 
-fn no_receive_at_urxe(setup: &Setup, ip: Ip) {
+fn no_receive_at_urxe(setup: &Testbed, ip: Ip) {
     let mut p = Pair::open(setup, ip);
     let qp = p.connect_with(ConnectOptions::default(), "rnr_retry=2");
     for id in [1, 2] {
@@ -143,7 +148,7 @@ fn unresponsive_peer_exhausts_retries_at_both_sides() {
     );
 }
 
-fn rxe_qp_destroyed(setup: &Setup, ip: Ip) {
+fn rxe_qp_destroyed(setup: &Testbed, ip: Ip) {
     let mut p = Pair::open(setup, ip);
     let options = ConnectOptions::default().timeout(AckTimeout::new(12)).retry_cnt(3);
     let qp = p.connect_with(options, "");
@@ -163,7 +168,7 @@ fn rxe_qp_destroyed(setup: &Setup, ip: Ip) {
     assert_eq!(after.retry_exceeded_err - before.retry_exceeded_err, 1);
 }
 
-fn urxe_qp_destroyed(setup: &Setup, ip: Ip) {
+fn urxe_qp_destroyed(setup: &Testbed, ip: Ip) {
     let mut p = Pair::open(setup, ip);
     drop(p.connect_with(ConnectOptions::default(), "timeout=12 retry=3"));
     let (_, before) = p.counters();
@@ -189,7 +194,7 @@ fn packet_with_wrong_icrc_is_dropped_and_retransmitted() {
     );
 }
 
-fn wrong_icrc_to_rxe(setup: &Setup, ip: Ip) {
+fn wrong_icrc_to_rxe(setup: &Testbed, ip: Ip) {
     let mut p = with_wrong_icrc(setup, ip, Direction::Tx);
     let qp = p.connect();
     let (_, theirs) = p.counters();
@@ -208,7 +213,7 @@ fn wrong_icrc_to_rxe(setup: &Setup, ip: Ip) {
     assert_eq!(ours.rx_icrc_err, 0);
 }
 
-fn wrong_icrc_to_urxe(setup: &Setup, ip: Ip) {
+fn wrong_icrc_to_urxe(setup: &Testbed, ip: Ip) {
     let mut p = with_wrong_icrc(setup, ip, Direction::Rx);
     let qp = p.connect();
     let (_, theirs) = p.counters();
@@ -439,7 +444,7 @@ fn request_to_urxe(p: &mut Pair<'_>, case: &Case) -> (Outcome, Vec<AsyncEvent>) 
 
 #[test]
 fn refused_requests_have_the_expected_status_at_both_sides() {
-    let setup = Setup::start(LinkKind::Dgram);
+    let setup = Testbed::start(LinkKind::Dgram);
     let mut table = Table::new(
         "errors",
         &["defect", "operation", "IP", "requester", "requester's status", "receive", "result"],

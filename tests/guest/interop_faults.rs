@@ -8,12 +8,15 @@ mod guest;
 mod peer;
 #[path = "../support/table.rs"]
 mod table;
+#[path = "../support/testbed.rs"]
+mod testbed;
 
 use guest::{hash, pattern};
-use peer::{ConnectParams, Ip, LinkKind, Setup, Shell, Side, remote_args};
+use peer::{ConnectParams, Shell, Side, remote_args};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use table::Table;
+use testbed::{Ip, LinkKind, Testbed};
 use urxe::link::faults::{Action, Direction, FaultCounters, Faults, Rule, When};
 use urxe::verbs::*;
 
@@ -311,7 +314,7 @@ const CASES: &[Case] = &[
 ];
 
 /// Opens a NIC on the setup's link with these faults.
-fn open(setup: &Setup, ip: Ip, rules: &[(Direction, Action, When)]) -> (Side, FaultCounters) {
+fn open(setup: &Testbed, ip: Ip, rules: &[(Direction, Action, When)]) -> (Side, FaultCounters) {
     let rules = rules.iter().map(|(d, a, w)| Rule::new(*d, *a, *w)).collect();
     let mut counters = None;
     let side = setup.open_wrapped(ip, |link| {
@@ -325,7 +328,7 @@ fn open(setup: &Setup, ip: Ip, rules: &[(Direction, Action, When)]) -> (Side, Fa
 type Named = BTreeMap<String, u64>;
 
 /// Returns the counters of both sides under `urxe.` and `rxe.`.
-fn counters(setup: &Setup, side: &Side) -> Named {
+fn counters(setup: &Testbed, side: &Side) -> Named {
     let theirs = setup.guest.counters().unwrap();
     let ours = side.counters();
     let ours = ours.iter().map(|(k, v)| (format!("urxe.{k}"), v));
@@ -333,7 +336,7 @@ fn counters(setup: &Setup, side: &Side) -> Named {
 }
 
 /// Runs one case; returns the relevant counters, or the error.
-fn run(setup: &Setup, ip: Ip, case: &Case) -> Result<(String, String), String> {
+fn run(setup: &Testbed, ip: Ip, case: &Case) -> Result<(String, String), String> {
     let (side, faults) = open(setup, ip, case.rules);
     let before = counters(setup, &side);
     let mut shell = setup.shell(2 * STEP * BATCH + 4096);
@@ -399,7 +402,7 @@ fn run(setup: &Setup, ip: Ip, case: &Case) -> Result<(String, String), String> {
 
 #[test]
 fn data_survives_faults_in_every_direction() {
-    let setup = Setup::start(LinkKind::Dgram);
+    let setup = Testbed::start(LinkKind::Dgram);
     let mut table =
         Table::new("faults", &["fault", "IP", "requester", "operations", "faults", "s", "counted"]);
     let mut failed = Vec::new();

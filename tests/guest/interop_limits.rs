@@ -1,15 +1,20 @@
 //! urxe and the kernel's rxe at the limits: PSNs that wrap, many QPs, the longest message, READ depth, and
 //! requests of both sides at once. Needs the test guest.
+//!
+//! Repeated with Linux 6.12.
 
 #[path = "../support/guest.rs"]
 mod guest;
 #[path = "../support/peer.rs"]
 mod peer;
+#[path = "../support/testbed.rs"]
+mod testbed;
 
 use guest::{hash, pattern};
-use peer::{ConnectParams, Ip, LinkKind, REGION, Setup, Shell, Side, remote_args};
+use peer::{ConnectParams, REGION, Shell, Side, remote_args};
 use std::collections::BTreeMap;
 use std::time::Duration;
+use testbed::{Ip, LinkKind, Testbed};
 use urxe::verbs::*;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -49,7 +54,7 @@ fn rxe_hash(shell: &mut Shell, off: usize, len: usize) -> u64 {
 
 #[test]
 fn psns_wrap_during_transfers_in_both_directions() {
-    let setup = Setup::start(LinkKind::Dgram);
+    let setup = Testbed::start(LinkKind::Dgram);
     let side = setup.open(Ip::V4);
     let mut shell = setup.shell(REGION);
     // The PSN wraps in the middle of a message of 64 packets, at its last packet, or after it.
@@ -113,7 +118,7 @@ fn sixteen_concurrent_qps_transfer_correct_data() {
     const QPS: usize = 16;
     const LEN: usize = 30_000;
     const STEP: usize = 32_768;
-    let setup = Setup::start(LinkKind::Stream);
+    let setup = Testbed::start(LinkKind::Stream);
     let side = setup.open(Ip::Ula);
     let mut shell = setup.shell(4 * QPS * STEP);
     let mr = side.pd.reg_mr(4 * QPS * STEP, Access::ALL).unwrap();
@@ -157,7 +162,7 @@ fn sixteen_concurrent_qps_transfer_correct_data() {
 #[test]
 fn longest_message_of_rxe_is_transferred() {
     const LEN: usize = 8 << 20;
-    let setup = Setup::start(LinkKind::Dgram);
+    let setup = Testbed::start(LinkKind::Dgram);
     let side = Side::new(setup.link(Ip::V4), 2 * LEN);
     let mut shell = setup.shell(2 * LEN);
     let (urxe_data, rxe_data) = (hash(&pattern(LEN, 3)), hash(&pattern(LEN, 5)));
@@ -211,7 +216,7 @@ fn longest_message_of_rxe_is_transferred() {
 fn reads_and_atomics_beyond_depth_complete() {
     const LEN: usize = 10_000;
     const STEP: usize = 16_384;
-    let setup = Setup::start(LinkKind::Dgram);
+    let setup = Testbed::start(LinkKind::Dgram);
     let side = setup.open(Ip::V4);
     let mut shell = setup.shell(REGION);
     for depth in [1, 2, 16] {
@@ -261,7 +266,7 @@ fn concurrent_requests_of_both_sides_complete() {
     const LEN: usize = 20_000;
     const STEP: usize = 32_768;
     const ROUNDS: usize = 6;
-    let setup = Setup::start(LinkKind::Dgram);
+    let setup = Testbed::start(LinkKind::Dgram);
     let side = setup.open(Ip::LinkLocal);
     let mut shell = setup.shell(REGION);
     let qp = setup.connect(&side, &mut shell, &ConnectParams::new(Ip::LinkLocal, 1024));

@@ -2,6 +2,8 @@
 //! test guest: memory windows of both types, SEND with invalidate, READs into many SGEs, shared receive
 //! queues, and FLUSH and ATOMIC WRITE, which Linux 6.1 does not support. With either side as requester, over
 //! frames, packet and udp. The tap links need root.
+//!
+//! Repeated with Linux 6.12.
 
 #[path = "interop_memory/flush.rs"]
 mod flush;
@@ -21,12 +23,14 @@ mod sges;
 mod srq;
 #[path = "../support/table.rs"]
 mod table;
+#[path = "../support/testbed.rs"]
+mod testbed;
 #[path = "interop_memory/windows.rs"]
 mod windows;
 
 use guest::Suite;
 use pair::{Check, run};
-use peer::LinkKind;
+use testbed::LinkKind;
 
 const CHECKS: &[Check] = &[
     ("memory windows: access", "urxe", windows::access_by_urxe),

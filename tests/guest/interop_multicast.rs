@@ -5,11 +5,14 @@
 mod guest;
 #[path = "../support/peer.rs"]
 mod peer;
+#[path = "../support/testbed.rs"]
+mod testbed;
 
 use guest::pattern;
-use peer::{Ip, LinkKind, Setup, Shell, Side};
+use peer::{Shell, Side};
 use std::net::IpAddr;
 use std::time::Duration;
+use testbed::{Ip, LinkKind, Testbed};
 use urxe::verbs::*;
 
 const QKEY: u32 = 0x1111_1111;
@@ -21,7 +24,7 @@ const SECOND: usize = 32 << 10;
 const NO_PACKET_TIME: Duration = Duration::from_millis(300);
 
 struct Case<'a> {
-    setup: &'a Setup,
+    setup: &'a Testbed,
     side: &'a Side,
     shell: &'a mut Shell,
     ip: Ip,
@@ -171,7 +174,7 @@ fn ud_qp(side: &Side) -> Qp {
 }
 
 fn check_ip_versions(via: LinkKind) {
-    let setup = Setup::start(via);
+    let setup = Testbed::start(via);
     compare_limits(&setup);
     let mut shell = setup.shell(1 << 17);
     let mut failed = Vec::new();
@@ -200,7 +203,7 @@ fn check_ip_versions(via: LinkKind) {
 }
 
 /// Compares the limits of rxe with those of the personality `rxe`.
-fn compare_limits(setup: &Setup) {
+fn compare_limits(setup: &Testbed) {
     let output = setup.guest.exec("ibv_devinfo -v -d rxe0", peer::TIMEOUT).unwrap().stdout;
     let limit = |name: &str| -> u32 {
         let line = output.lines().find_map(|l| l.trim().strip_prefix(name)?.strip_prefix(':'));

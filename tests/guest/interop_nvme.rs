@@ -8,6 +8,8 @@ mod nvme;
 #[allow(dead_code, reason = "the test uses a part of the generator")]
 #[path = "../support/rng.rs"]
 mod rng;
+#[path = "../support/stock.rs"]
+mod stock;
 #[path = "../support/testbed.rs"]
 mod testbed;
 
@@ -198,13 +200,13 @@ impl Target {
 
 #[test]
 fn kernel_initiator_uses_file_backed_target() {
-    let testbed = Testbed::frames();
+    let testbed = Testbed::start(LinkKind::Dgram);
     let dir = tempfile::tempdir().unwrap();
     let mut rng = Rng::new(1);
     let mut disk = Disk { model: rng.bytes(DISK), path: dir.path().join("disk") };
     std::fs::write(&disk.path, &disk.model).unwrap();
 
-    let link: LinkSpec = testbed.link(LinkKind::Frames, 0).parse().unwrap();
+    let link: LinkSpec = testbed.link_arg(LinkKind::Dgram, 0).parse().unwrap();
     let context = Context::open_shards(link.bind(1).unwrap(), &ContextOptions::default()).unwrap();
     let manager = ConnectionManager::new(vec![context]).unwrap();
     let at = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), PORT);

@@ -1,5 +1,7 @@
 //! Equal calls have the same results on the kernel's rxe and on urxe in personality `rxe`
 //! (`ibverbs/tests/programs/personalities.rs`). Needs the test guest.
+//!
+//! Repeated with Linux 6.12.
 
 #[path = "../support/guest.rs"]
 mod guest;

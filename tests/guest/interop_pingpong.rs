@@ -7,11 +7,14 @@
 
 #[path = "../support/guest.rs"]
 mod guest;
+#[path = "../support/stock.rs"]
+mod stock;
 #[path = "../support/testbed.rs"]
 mod testbed;
 
 use std::time::Duration;
-use testbed::{GUEST, LinkKind, Table, Testbed};
+use stock::Table;
+use testbed::{GUEST, LinkKind, Testbed};
 
 const SIZES: [u32; 5] = [1, 1024, 4096, 65_536, 1 << 20];
 /// Timeout of urxe in seconds.
@@ -31,7 +34,7 @@ fn iterations(size: u32) -> (u32, Duration) {
 
 fn run_both_roles(table: &mut Table, testbed: &Testbed, via: LinkKind, version: usize, size: u32, mtu: u32) {
     let ((n, limit), ip) = (iterations(size), ["IPv4", "IPv6"][version]);
-    let link = testbed.link(via, version);
+    let link = testbed.link_arg(via, version);
     let gid = testbed.gid(via, version).to_string();
     let index = testbed.guest.gid_index(GUEST[version]).unwrap();
     let stock = format!("ibv_rc_pingpong -d rxe0 -g {index} -m {mtu} -s {size} -n {n} -c");
@@ -58,11 +61,11 @@ fn run_both_roles(table: &mut Table, testbed: &Testbed, via: LinkKind, version: 
         URXE_TIMEOUT,
     ];
     let parameters = format!("{size} bytes, MTU {mtu}, {n} iterations");
-    table.case(["ibv_rc_pingpong", "server", via.name(), ip], parameters.clone(), || {
+    table.case(["ibv_rc_pingpong", "server", &via.to_string(), ip], parameters.clone(), || {
         let output = testbed.stock_server(&stock, &urxe, limit)?;
         if output.contains("invalid data") { Err(output) } else { Ok("no invalid data".into()) }
     });
-    table.case(["ibv_rc_pingpong", "client", via.name(), ip], parameters, || {
+    table.case(["ibv_rc_pingpong", "client", &via.to_string(), ip], parameters, || {
         testbed.stock_client(&stock, &urxe, limit).map(|_| "no invalid data".into())
     });
 }
@@ -83,15 +86,15 @@ fn matrix(testbed: &Testbed, links: &[LinkKind]) {
 
 #[test]
 fn rc_pingpong_interoperates_over_frames() {
-    matrix(&Testbed::frames(), &[LinkKind::Frames]);
+    matrix(&Testbed::start(LinkKind::Dgram), &[LinkKind::Dgram]);
 }
 
 #[test]
 fn rc_pingpong_interoperates_over_a_tap_packet() {
-    matrix(&Testbed::tap("pp"), &[LinkKind::Packet]);
+    matrix(&Testbed::start(LinkKind::Packet), &[LinkKind::Packet]);
 }
 
 #[test]
 fn rc_pingpong_interoperates_over_a_tap_udp() {
-    matrix(&Testbed::tap("pu"), &[LinkKind::Udp]);
+    matrix(&Testbed::start(LinkKind::Udp), &[LinkKind::Udp]);
 }

@@ -14,6 +14,8 @@ mod dumps;
 mod guest;
 #[path = "../../ibverbs/tests/support/mod.rs"]
 mod programs;
+#[path = "../support/stock.rs"]
+mod stock;
 #[path = "../support/testbed.rs"]
 mod testbed;
 
@@ -22,7 +24,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use dumps::{Run, Traffic};
-use testbed::{GUEST, LinkKind, Table, Testbed, Urxe, retry_on_lost_wakeup};
+use stock::{Table, Urxe, retry_on_lost_wakeup};
+use testbed::{GUEST, LinkKind, Testbed};
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// File in the guest to which a program writes its memory, and the library that makes it do so.
@@ -169,13 +172,13 @@ fn run_all(testbed: &Testbed, links: &[LinkKind]) {
         for version in 0..2 {
             let device = Device {
                 testbed,
-                link: testbed.link(via, version),
+                link: testbed.link_arg(via, version),
                 gid: testbed.gid(via, version),
                 guest_gid: testbed.guest.gid_index(GUEST[version]).unwrap(),
                 mrdump: mrdump(dir.path()),
                 memory: dir.path().join("memory"),
             };
-            let words = [via.name(), ["IPv4", "IPv6"][version]];
+            let words = [&via.to_string(), ["IPv4", "IPv6"][version]];
             perftest(&mut table, &device, words);
             pingpong(&mut table, &device, words);
         }
@@ -185,10 +188,10 @@ fn run_all(testbed: &Testbed, links: &[LinkKind]) {
 
 #[test]
 fn unmodified_programs_interoperate_over_frames() {
-    run_all(&Testbed::frames(), &[LinkKind::Frames]);
+    run_all(&Testbed::start(LinkKind::Dgram), &[LinkKind::Dgram]);
 }
 
 #[test]
 fn unmodified_programs_interoperate_over_a_tap() {
-    run_all(&Testbed::tap("dp"), &[LinkKind::Packet, LinkKind::Udp]);
+    run_all(&Testbed::start(LinkKind::Udp), &[LinkKind::Packet, LinkKind::Udp]);
 }

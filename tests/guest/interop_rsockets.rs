@@ -9,6 +9,8 @@
 mod guest;
 #[path = "../../ibverbs/tests/support/mod.rs"]
 mod programs;
+#[path = "../support/stock.rs"]
+mod stock;
 #[path = "../support/testbed.rs"]
 mod testbed;
 
@@ -17,7 +19,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use guest::GuestProcess;
-use testbed::{GUEST, HOST, LinkKind, Table, Testbed, Urxe};
+use stock::{Table, Urxe};
+use testbed::{GUEST, HOST, LinkKind, Testbed};
 
 /// Time limit of a client. A busy host starves the guest to a few round trips per second.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -73,8 +76,8 @@ impl Ends {
     }
 
     fn with_names() -> Ends {
-        let testbed = Testbed::frames();
-        let link = testbed.link(LinkKind::Frames, 0);
+        let testbed = Testbed::start(LinkKind::Dgram);
+        let link = testbed.link_arg(LinkKind::Dgram, 0);
         let ends = Ends::new(testbed, link);
         ends.testbed.prefer_ipv6();
         ends.testbed.guest.check(&format!("printf '{NAMES}' >/etc/hosts"), SHORT_LIMIT).unwrap();
@@ -83,11 +86,11 @@ impl Ends {
 
     /// Returns the files that replace the system's for programs on the host.
     fn files(&self) -> [(&str, &str); 2] {
-        [(self.names.path().to_str().unwrap(), "/etc/hosts"), testbed::PREFER_IPV6]
+        [(self.names.path().to_str().unwrap(), "/etc/hosts"), stock::PREFER_IPV6]
     }
 
     fn spawn_on_host(&self, words: &str) -> Urxe {
-        self.spawn_on_host_with(testbed::with_files(&self.files()), &self.link, words)
+        self.spawn_on_host_with(stock::with_files(&self.files()), &self.link, words)
     }
 
     /// As `ours`, with a prefix of the command.
@@ -251,7 +254,7 @@ struct Datagrams {
 impl Datagrams {
     fn start() -> Datagrams {
         // Each case uses its own link.
-        let ends = Ends::new(Testbed::tap("dgram"), String::new());
+        let ends = Ends::new(Testbed::start(LinkKind::Udp), String::new());
         let [program, own_path, rpoll_timeout] = ["datagrams", "own-path.so", "rpoll-timeout.so"]
             .map(|name| format!("/tmp/urxe-{name}-{}", std::process::id()));
         build(&program, "ibverbs/tests/c/datagrams.c", &["-pthread"]);
@@ -312,7 +315,7 @@ impl Datagrams {
 
     fn all(&self, table: &mut Table, via: LinkKind, version: usize) {
         let family = ["ip", "ipv6"][version];
-        let link = self.ends.testbed.link(via, version);
+        let link = self.ends.testbed.link_arg(via, version);
         let [theirs, ours] = [GUEST[version], HOST[version]];
         for words in DATAGRAMS {
             let port = self.ends.testbed.free_port();
@@ -321,11 +324,11 @@ impl Datagrams {
                 Some(line) if line.starts_with("custom") => Ok(line.to_owned()),
                 _ => Err(outputs),
             };
-            table.case(["udpong", "server", via.name(), family], words.into(), || {
+            table.case(["udpong", "server", &via.to_string(), family], words.into(), || {
                 let (server, client) = (format!("{same} -b {theirs}"), format!("{same} -s {theirs}"));
                 self.guest_serves(port, &link, &server, &client).and_then(check_output)
             });
-            table.case(["udpong", "client", via.name(), family], words.into(), || {
+            table.case(["udpong", "client", &via.to_string(), family], words.into(), || {
                 let (server, client) = (format!("{same} -b {ours}"), format!("{same} -s {ours}"));
                 self.guest_connects(port, &link, &server, &client).and_then(check_output)
             });
@@ -333,7 +336,7 @@ impl Datagrams {
         let program = &self.program;
         for case in ["sizes", "connected", "pieces", "waiting", "many", "again"] {
             let port = self.ends.testbed.free_port();
-            table.case(["datagrams", "server", via.name(), family], case.into(), || {
+            table.case(["datagrams", "server", &via.to_string(), family], case.into(), || {
                 let server = format!("{program} serve {theirs} {port}");
                 self.guest_serves(port, &link, &server, &format!("{program} {case} {theirs} {port} {ours}"))
             });
@@ -343,7 +346,7 @@ impl Datagrams {
         // peer is not reachable any more.
         for case in ["sizes", "many"] {
             let port = self.ends.testbed.free_port();
-            table.case(["datagrams", "client", via.name(), family], case.into(), || {
+            table.case(["datagrams", "client", &via.to_string(), family], case.into(), || {
                 let server = format!("{program} serve {ours} {port}");
                 self.guest_connects(port, &link, &server, &format!("{program} {case} {ours} {port} {theirs}"))
             });

@@ -4,11 +4,14 @@
 
 #[path = "../support/guest.rs"]
 mod guest;
+#[path = "../support/stock.rs"]
+mod stock;
 #[path = "../support/testbed.rs"]
 mod testbed;
 
 use std::time::Duration;
-use testbed::{GUEST, LinkKind, Table, Testbed};
+use stock::Table;
+use testbed::{GUEST, LinkKind, Testbed};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -32,7 +35,7 @@ fn matrix(testbed: &Testbed, via: LinkKind) {
     let mut table = Table::default();
     for version in 0..2 {
         let ip = ["IPv4", "IPv6"][version];
-        let (link, gid) = (testbed.link(via, version), testbed.gid(via, version).to_string());
+        let (link, gid) = (testbed.link_arg(via, version), testbed.gid(via, version).to_string());
         let index = testbed.guest.gid_index(GUEST[version]).unwrap();
         for (service, size, mtu, n, qps) in RUNS {
             let program = format!("ibv_{service}_pingpong");
@@ -50,11 +53,11 @@ fn matrix(testbed: &Testbed, via: LinkKind) {
                 urxe.extend(["--ack-timeout", "16"]);
             }
             let parameters = format!("{size} bytes, MTU {mtu}, {n} iterations, {qps} QPs");
-            table.case([&program, "server", via.name(), ip], parameters.clone(), || {
+            table.case([&program, "server", &via.to_string(), ip], parameters.clone(), || {
                 let output = testbed.stock_server(&stock, &urxe, LIMIT)?;
                 if output.contains("invalid data") { Err(output) } else { Ok("no invalid data".into()) }
             });
-            table.case([&program, "client", via.name(), ip], parameters, || {
+            table.case([&program, "client", &via.to_string(), ip], parameters, || {
                 testbed.stock_client(&stock, &urxe, LIMIT).map(|_| "no invalid data".into())
             });
         }
@@ -64,15 +67,15 @@ fn matrix(testbed: &Testbed, via: LinkKind) {
 
 #[test]
 fn uc_ud_and_srq_pingpong_interoperates_over_frames() {
-    matrix(&Testbed::frames(), LinkKind::Frames);
+    matrix(&Testbed::start(LinkKind::Dgram), LinkKind::Dgram);
 }
 
 #[test]
 fn uc_ud_and_srq_pingpong_interoperates_over_a_tap_packet() {
-    matrix(&Testbed::tap("sp"), LinkKind::Packet);
+    matrix(&Testbed::start(LinkKind::Packet), LinkKind::Packet);
 }
 
 #[test]
 fn uc_ud_and_srq_pingpong_interoperates_over_a_tap_udp() {
-    matrix(&Testbed::tap("su"), LinkKind::Udp);
+    matrix(&Testbed::start(LinkKind::Udp), LinkKind::Udp);
 }

@@ -7,14 +7,17 @@ mod guest;
 mod peer;
 #[path = "../support/table.rs"]
 mod table;
+#[path = "../support/testbed.rs"]
+mod testbed;
 #[path = "../support/urxe_traffic.rs"]
 mod urxe_traffic;
 
 use pcap_file::pcapng::{Block, PcapNgReader};
-use peer::{ConnectParams, Ip, LinkKind, Setup, TIMEOUT, remote_args};
+use peer::{ConnectParams, TIMEOUT, remote_args};
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use table::Table;
+use testbed::{Ip, LinkKind, Testbed};
 use urxe::link::capture::{CaptureFile, Timestamps};
 use urxe::verbs::*;
 use urxe::wire::frame::{self, Checksums, Content};
@@ -70,7 +73,7 @@ fn capture_urxe_urxe(file: &CaptureFile, v6: bool) {
 }
 
 /// As `capture_urxe_urxe`, with the guest, in both directions.
-fn capture_urxe_rxe(setup: &Setup, file: &CaptureFile, ip: Ip) {
+fn capture_urxe_rxe(setup: &Testbed, file: &CaptureFile, ip: Ip) {
     let side = setup.open_wrapped(ip, |link| Box::new(file.capture(link, "urxe")));
     let mut shell = setup.shell(65536);
     let check_success = |status: &str| assert_eq!(status, "SUCCESS");
@@ -194,8 +197,7 @@ fn tshark(path: &str) -> Vec<(Vec<Option<u64>>, String)> {
     for field in FIELDS.iter().filter(|f| has_field(f)) {
         c.args(["-e", &format!("infiniband.{field}")]);
     }
-    let out =
-        c.output().unwrap_or_else(|e| panic!("this test needs tshark (run tests/rxe-guest/install): {e}"));
+    let out = c.output().unwrap_or_else(|e| panic!("this test needs tshark (run tests/install): {e}"));
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let number = |field: &str, text: &str| -> Option<u64> {
         if text.is_empty() {
@@ -273,8 +275,7 @@ fn scapy(paths: &[String]) -> String {
         out.is_ok_and(|o| o.status.success())
     };
     let python = ["/usr/bin/python3", "python3"].into_iter().find(has_scapy);
-    let python =
-        python.expect("this test needs scapy: run tests/rxe-guest/install, or apt-get install python3-scapy");
+    let python = python.expect("this test needs scapy: run tests/install, or apt-get install python3-scapy");
     let out = Command::new(python).arg(script).args(paths).output().unwrap();
     let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     assert!(out.status.success(), "{text}");
@@ -285,7 +286,7 @@ fn scapy(paths: &[String]) -> String {
 fn tshark_and_scapy_agree_on_rc_packets() {
     let name = |peers: &str| format!("{}/interop-{peers}.pcapng", env!("CARGO_TARGET_TMPDIR"));
     let mut paths = Vec::new();
-    let setup = Setup::start(LinkKind::Dgram);
+    let setup = Testbed::start(LinkKind::Dgram);
     for (peers, v6) in
         [("urxe-urxe-v4", false), ("urxe-urxe-v6", true), ("urxe-rxe-v4", false), ("urxe-rxe-v6", true)]
     {

@@ -1,15 +1,20 @@
 //! urxe with a host stack of its own in a VLAN, and the kernel's rxe on a VLAN interface of the test guest.
 //! The tap link needs root.
+//!
+//! Repeated with Linux 6.12.
 
 #[path = "../support/guest.rs"]
 mod guest;
 #[path = "../support/peer.rs"]
 mod peer;
+#[path = "../support/testbed.rs"]
+mod testbed;
 
 use guest::pattern;
-use peer::{Ip, LinkKind, REGION, Setup, Side, TIMEOUT};
+use peer::{REGION, Side, TIMEOUT};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
+use testbed::{Ip, LinkKind, Testbed};
 use urxe::verbs::*;
 
 const LEN: usize = 100_000;
@@ -23,7 +28,7 @@ fn gid(ip: IpAddr) -> Ipv6Addr {
 }
 
 fn check_vlan(via: LinkKind) {
-    let setup = Setup::start(via);
+    let setup = Testbed::start(via);
     let up = "modprobe 8021q && ip link add link eth0 name eth0.5 type vlan id 5 && ip link set eth0.5 up &&
               ip addr add 10.78.0.1/24 dev eth0.5 && ip addr add fd78::1/64 dev eth0.5";
     setup.guest.check(up, Duration::from_secs(30)).unwrap();

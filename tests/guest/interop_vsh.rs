@@ -7,13 +7,16 @@ mod guest;
 mod peer;
 #[path = "../support/table.rs"]
 mod table;
+#[path = "../support/testbed.rs"]
+mod testbed;
 
 use guest::{hash, pattern};
 use parking_lot::Mutex;
-use peer::{ConnectParams, Ip, LinkKind, Setup, Shell, Side, remote_args};
+use peer::{ConnectParams, Shell, Side, remote_args};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use table::Table;
+use testbed::{Ip, LinkKind, Testbed};
 use urxe::verbs::*;
 
 /// Offset of the source; the target is behind it. Both are unaligned.
@@ -317,7 +320,7 @@ impl Bench<'_> {
 
 /// Runs all sizes of one operation in one direction, and returns their number.
 fn run(
-    setup: &Setup,
+    setup: &Testbed,
     side: &Side,
     shell: &mut Shell,
     ip: Ip,
@@ -396,7 +399,7 @@ impl Drop for Running {
 fn every_operation(link: LinkKind) {
     let _running = Running::new();
     let begin = Instant::now();
-    let setup = Setup::start(link);
+    let setup = Testbed::start(link);
     let mut shell = setup.shell(peer::REGION);
     let mut failed = Vec::new();
     let mut all = None;

@@ -1,8 +1,8 @@
 //! Tests of devices with several addresses: a device has all addresses of its interface, link-local IPv6,
 //! IPv4 and other IPv6. Needs root for network namespaces.
 
-#[path = "../support/veth.rs"]
-mod veth;
+#[path = "../support/netns.rs"]
+mod netns;
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use urxe::link::{BindError, LinkSpec, interfaces};
 use urxe::verbs::*;
 
-use veth::{Veth, ip};
+use netns::Veth;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const QKEY: QKey = QKey(0x7777);
@@ -18,7 +18,7 @@ const QKEY: QKey = QKey(0x7777);
 /// Opens a device on a link of a namespace; its threads run outside of it.
 fn open(net: &Veth, side: usize, link: &str, shards: usize) -> Context {
     let link: LinkSpec = link.parse().unwrap();
-    let links = net.run_in(side, || link.bind(shards).unwrap_or_else(|e| panic!("{link}: {e}")));
+    let links = net.sides[side].run(|| link.bind(shards).unwrap_or_else(|e| panic!("{link}: {e}")));
     Context::open_shards(links, &ContextOptions::default()).unwrap()
 }
 
@@ -27,7 +27,7 @@ fn open(net: &Veth, side: usize, link: &str, shards: usize) -> Context {
 fn addresses(net: &Veth, side: usize, interface: &str) -> Vec<IpAddr> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
-        let all = net.run_in(side, interfaces);
+        let all = net.sides[side].run(interfaces);
         let found = all.into_iter().find(|i| i.name == interface).unwrap();
         if matches!(found.addresses[0], IpAddr::V6(_)) {
             return found.addresses;
@@ -133,12 +133,11 @@ fn two_devices_communicate_over_each_gid_at_once() {
 #[test]
 fn same_address_on_two_interfaces_makes_two_devices() {
     let net = Veth::new(1500);
-    let [a, b] = &net.names;
-    ip(&format!("-n {a} link add w0 type veth peer name w1 netns {b}"));
-    for (name, n, devices) in [(a, 7, ["v0", "w0"]), (b, 8, ["v1", "w1"])] {
+    net.join(["w0", "w1"], 1500).unwrap();
+    let [a, b] = &net.sides;
+    for (side, n, devices) in [(a, 7, ["v0", "w0"]), (b, 8, ["v1", "w1"])] {
         for device in devices {
-            ip(&format!("-n {name} link set {device} up"));
-            ip(&format!("-n {name} addr add fe80::{n}/64 dev {device} nodad"));
+            side.ip(&format!("addr add fe80::{n}/64 dev {device} nodad"));
         }
     }
     let pairs = ["v", "w"].map(|prefix| {
@@ -156,7 +155,7 @@ fn same_address_on_two_interfaces_makes_two_devices() {
 fn tentative_address_is_waited_for() {
     let net = Veth::new(1500);
     addresses(&net, 0, "v0");
-    ip(&format!("-n {} addr add fd77::7/64 dev v0", net.names[0]));
+    net.sides[0].ip("addr add fd77::7/64 dev v0");
     let a = open(&net, 0, "udp:v0", 1);
     let late = Gid::from("fd77::7".parse::<IpAddr>().unwrap());
     let index = a.gids().iter().position(|gid| *gid == late).expect("fd77::7 is not in the GID table");
@@ -172,8 +171,8 @@ fn tentative_address_is_waited_for() {
 fn address_is_not_waited_for_without_carrier() {
     let net = Veth::new(1500);
     addresses(&net, 0, "v0");
-    ip(&format!("-n {} link set v1 down", net.names[1]));
-    ip(&format!("-n {} addr add fd77::7/64 dev v0", net.names[0]));
+    net.sides[1].ip("link set v1 down");
+    net.sides[0].ip("addr add fd77::7/64 dev v0");
     let start = Instant::now();
     let gids = open(&net, 0, "udp:v0", 1).gids();
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());

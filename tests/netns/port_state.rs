@@ -1,10 +1,12 @@
 //! Tests that the port of a NIC follows its real interface: down, up, and removed. Needs root.
 
+#[path = "../support/netns.rs"]
+mod netns;
+
 use std::net::IpAddr;
-use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use netns::Netns;
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::link::{Link, PacketConfig, PacketLink};
 use urxe::verbs::cm::{CmEventKind, ConnectionManager, EventChannel, PortSpace};
@@ -12,24 +14,12 @@ use urxe::verbs::*;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-fn ip(args: &str) {
-    let out = Command::new("ip").args(args.split_whitespace()).output();
-    let out = out.unwrap_or_else(|e| panic!("this test needs iproute2 (apt-get install iproute2): {e}"));
-    assert!(
-        out.status.success(),
-        "this test creates a network namespace and needs root (CAP_SYS_ADMIN, CAP_NET_ADMIN): ip {args}: {}",
-        String::from_utf8_lossy(&out.stderr)
-    );
-}
-
 /// A namespace with `v0`, whose peer `v1` is in the same namespace.
-struct Net(String);
+struct Net(Netns);
 
 impl Net {
     fn new() -> Net {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let net = Net(format!("urxe-port-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
-        ip(&format!("netns add {}", net.0));
+        let net = Net(Netns::new());
         net.set("link add v0 type veth peer name v1");
         net.set("addr add 10.77.0.1/24 dev v0");
         net.set("link set v1 up");
@@ -38,28 +28,13 @@ impl Net {
     }
 
     fn set(&self, args: &str) {
-        ip(&format!("-n {} {args}", self.0));
+        self.0.ip(args);
     }
 
     /// Opens a context on links of the namespace, one for each shard. Its background threads run outside of
     /// it.
     fn open(&self, links: impl FnOnce() -> Vec<Box<dyn Link>> + Send) -> Context {
-        let path = format!("/run/netns/{}", self.0);
-        let links = std::thread::scope(|s| {
-            let open_links = move || {
-                let ns = std::fs::File::open(&path).unwrap();
-                nix::sched::setns(ns, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
-                links()
-            };
-            s.spawn(open_links).join().unwrap()
-        });
-        Context::open_shards(links, &ContextOptions::default()).unwrap()
-    }
-}
-
-impl Drop for Net {
-    fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "del", &self.0]).output();
+        Context::open_shards(self.0.run(links), &ContextOptions::default()).unwrap()
     }
 }
 

@@ -87,8 +87,7 @@ fn demo_output_is_reproducible_from_its_seed() {
     }
 }
 
-/// Checks that the capture has as many packets as were shown, all complete and the lost one marked, and none
-/// that Wireshark reports as malformed.
+/// Checks that the capture has as many packets as were shown, all complete and the lost one marked.
 fn check_capture(path: &Path, packets: usize) {
     let file = std::fs::read(path).unwrap();
     let mut reader = PcapNgReader::new(&file[..]).unwrap();
@@ -110,11 +109,6 @@ fn check_capture(path: &Path, packets: usize) {
     }
     assert_eq!(count, packets);
     assert_eq!(comments, ["fault drop=2,opcode=0x07, packet 2"]);
-    let tshark = Command::new("tshark").args(["-Y", "_ws.malformed", "-r"]).arg(path).output();
-    match tshark {
-        Ok(output) => assert!(output.status.success() && output.stdout.is_empty(), "{output:?}"),
-        Err(_) => eprintln!("tshark is not installed: check for malformed packets skipped"),
-    }
 }
 
 #[test]

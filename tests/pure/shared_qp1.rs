@@ -1,42 +1,23 @@
-//! Tests of QP1 of an address that several processes share, with the broker as a
-//! process of its own: it may die, and captures contain the MADs that it forwards.
+//! Tests of QP1 of an address that several processes share, with the broker as a process of its own, which may die.
+
+#[path = "../support/shared_address.rs"]
+mod shared_address;
 
 use std::net::IpAddr;
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use urxe::broker::{SharedUdpLink, Sharing};
-use urxe::link::Link;
-use urxe::link::capture::{CaptureFile, Timestamps};
-use urxe::link::udp::{UdpLink, UdpOptions};
-use urxe::verbs::{
-    AddressVector, ClaimError, Context, ContextOptions, Gid, MAD_LEN, ManagementPort, ServiceId,
+use shared_address::{
+    RETRY_INTERVAL, TIMEOUT, bytes, foreign_host, open_shared, request, send_until_received,
 };
-use urxe::wire::mad::{CommId, Dreq, Mad, Message, RejReason, Req, Rtu};
-
-const TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Interval at which a peer retransmits.
-const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-
-fn sharing() -> Sharing {
-    Sharing { program: env!("CARGO_BIN_EXE_urxe").into(), any_user: false }
-}
-
-fn open_shared(ip: IpAddr, wrap: impl Fn(SharedUdpLink) -> Box<dyn Link>) -> Context {
-    let links = SharedUdpLink::bind(ip, &UdpOptions::default(), 1, &sharing()).unwrap();
-    Context::open_shards(links.into_iter().map(wrap).collect(), &ContextOptions::default()).unwrap()
-}
+use urxe::broker::SharedUdpLink;
+use urxe::link::Link;
+use urxe::verbs::{AddressVector, ClaimError, Gid, ServiceId};
+use urxe::wire::mad::{CommId, Mad, Message, RejReason, Rtu};
 
 fn boxed(link: SharedUdpLink) -> Box<dyn Link> {
     Box::new(link)
-}
-
-fn foreign_host(ip: &str) -> ManagementPort {
-    let link = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
-    Context::open(Box::new(link), &ContextOptions::default()).unwrap().management_port().unwrap()
 }
 
 fn broker_pid(ip: IpAddr) -> Option<Pid> {
@@ -48,26 +29,6 @@ fn broker_pid(ip: IpAddr) -> Option<Pid> {
             .is_ok_and(|cmdline| cmdline.starts_with(line.as_bytes()))
     };
     pids.into_iter().find(is_broker).map(Pid::from_raw)
-}
-
-fn bytes(transaction: u64, message: impl Into<Message>) -> [u8; MAD_LEN] {
-    Mad { transaction, modifier: 0, message: message.into() }.bytes()
-}
-
-fn request(transaction: u64, service: u64) -> [u8; MAD_LEN] {
-    bytes(transaction, Req { local: CommId(1), service: ServiceId(service), ..Req::default() })
-}
-
-/// Sends a MAD at the interval of a peer until it arrives.
-fn send_until_received(from: &ManagementPort, to: IpAddr, mad: &[u8; MAD_LEN], at: &ManagementPort) {
-    let start = Instant::now();
-    while start.elapsed() < TIMEOUT {
-        from.send(&AddressVector::to(Gid::from(to)), mad).unwrap();
-        if at.recv(RETRY_INTERVAL).is_ok_and(|got| got.bytes == *mad) {
-            return;
-        }
-    }
-    panic!("the MAD did not arrive within {TIMEOUT:?}");
 }
 
 #[test]
@@ -108,53 +69,4 @@ fn services_and_connections_survive_broker_death() {
         panic!("the response is not a REJ")
     };
     assert_eq!(rej.reason, RejReason::InvalidServiceId);
-}
-
-#[test]
-fn capture_contains_forwarded_mads_that_tshark_decodes() {
-    let ip: IpAddr = "127.18.241.1".parse().unwrap();
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("qp1.pcapng");
-    let file = CaptureFile::create(&path, Timestamps::Wall).unwrap();
-    let context = open_shared(ip, |link| Box::new(file.capture(link, "a")));
-    let port = context.management_port().unwrap();
-    let _claim = context.claim_service(ServiceId(0x106_04d2), None).unwrap();
-    let peer = foreign_host("127.18.241.2");
-    send_until_received(&peer, ip, &request(0x1111, 0x106_04d2), &port);
-    port.send(
-        &AddressVector::to(Gid::from(peer.context().query_gid(0).unwrap().ip())),
-        &bytes(0x2222, Dreq::default()),
-    )
-    .unwrap();
-    peer.recv(TIMEOUT).unwrap();
-    file.flush().unwrap();
-    let mut tshark = Command::new("tshark");
-    tshark.arg("-r").arg(&path).args([
-        "-T",
-        "fields",
-        "-e",
-        "infiniband.mad.attributeid",
-        "-e",
-        "infiniband.cm.req.serviceid",
-    ]);
-    tshark.args([
-        "-e",
-        "infiniband.bth.destqp",
-        "-e",
-        "infiniband.deth.q_key",
-        "-e",
-        "infiniband.deth.srcqp",
-    ]);
-    let out = tshark.output().unwrap();
-    let text = String::from_utf8_lossy(&out.stdout).into_owned();
-    println!("{text}");
-    assert!(out.status.success(), "{text}{}", String::from_utf8_lossy(&out.stderr));
-    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split('\t').collect()).collect();
-    assert!(lines.len() >= 2, "{text}");
-    let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16);
-    for (line, attribute) in [(&lines[0], 0x10), (&lines[lines.len() - 1], 0x15)] {
-        assert_eq!(number(line[0]), Ok(attribute), "{text}");
-        assert_eq!([line[2], line[3], line[4]].map(number), [Ok(1), Ok(0x8001_0000), Ok(1)], "{text}");
-    }
-    assert_eq!(number(lines[0][1]), Ok(0x106_04d2), "{text}");
 }

@@ -5,17 +5,20 @@
 mod guest;
 #[path = "../support/peer.rs"]
 mod peer;
+#[path = "../support/testbed.rs"]
+mod testbed;
 
-use peer::{ConnectParams, Ip, LinkKind, Setup, Shell, Side, TIMEOUT, remote_args};
+use peer::{ConnectParams, Shell, Side, TIMEOUT, remote_args};
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
+use testbed::{Ip, LinkKind, Testbed};
 use urxe::link::capture::{CaptureFile, Timestamps};
 use urxe::verbs::*;
 
 /// State of a scenario: rxe has a shell with QP `q`, urxe a QP connected to it. Path MTU 1024.
 struct Run<'a> {
-    setup: &'a Setup,
+    setup: &'a Testbed,
     ip: Ip,
     side: Side,
     shell: Shell,
@@ -222,7 +225,7 @@ RAW, path MTU 1024. rxe is 10.77.0.1, fd77::1; urxe is 10.77.0.2, fd77::2. `test
 fn main() {
     let dir = std::env::args().nth(1).expect("usage: record-mixed DIRECTORY");
     let dir = Path::new(&dir);
-    let setup = Setup::start(LinkKind::Dgram);
+    let setup = Testbed::start(LinkKind::Dgram);
     let release = setup.guest.check("uname -r", TIMEOUT).unwrap().stdout;
     let mut readme = format!("{HEAD}\nrxe of Linux {}.\n", release.trim());
     for s in SCENARIOS {

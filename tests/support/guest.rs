@@ -470,7 +470,7 @@ impl Guest {
 
 /// Returns the directory of the image; the error explains how to build one, or that QEMU is missing.
 fn image(suite: Suite) -> Result<PathBuf> {
-    let hint = format!("run {TESTS}/install (as root or a user with sudo)");
+    let hint = "run tests/install guest (as root or a user with sudo)";
     let found = |tool: &str| {
         let path = std::env::var_os("PATH").unwrap_or_default();
         std::env::split_paths(&path).any(|d| d.join(tool).is_file())

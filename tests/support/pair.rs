@@ -2,8 +2,9 @@
 //! of such checks.
 #![allow(dead_code, reason = "each test target uses its part")]
 
-use super::peer::{ConnectParams, Ip, LinkKind, Setup, Shell, Side, TIMEOUT};
+use super::peer::{ConnectParams, Shell, Side, TIMEOUT};
 use super::table::Table;
+use super::testbed::{Ip, LinkKind, Testbed};
 use std::collections::BTreeMap;
 use std::time::Instant;
 use urxe::verbs::*;
@@ -13,7 +14,7 @@ pub const MTU: usize = 1024;
 
 /// A NIC and the guest, not connected yet.
 pub struct Pair<'a> {
-    pub setup: &'a Setup,
+    pub setup: &'a Testbed,
     pub ip: Ip,
     pub side: Side,
     pub shell: Shell,
@@ -21,12 +22,12 @@ pub struct Pair<'a> {
 
 impl<'a> Pair<'a> {
     /// Opens a NIC on the link of the setup.
-    pub fn open(setup: &'a Setup, ip: Ip) -> Pair<'a> {
+    pub fn open(setup: &'a Testbed, ip: Ip) -> Pair<'a> {
         Pair::with_side(setup, ip, setup.open(ip))
     }
 
     /// Uses an existing NIC.
-    pub fn with_side(setup: &'a Setup, ip: Ip, side: Side) -> Pair<'a> {
+    pub fn with_side(setup: &'a Testbed, ip: Ip, side: Side) -> Pair<'a> {
         Pair { setup, ip, side, shell: setup.shell(65536) }
     }
 
@@ -99,11 +100,11 @@ pub fn status_name(status: WcStatus) -> &'static str {
 }
 
 /// The error, the side that sends the request, and the check.
-pub type Check = (&'static str, &'static str, fn(&Setup, Ip));
+pub type Check = (&'static str, &'static str, fn(&Testbed, Ip));
 
 /// Runs all checks over both IP versions, and prints a table.
 pub fn run(name: &str, via: LinkKind, checks: &[Check]) {
-    let setup = Setup::start(via);
+    let setup = Testbed::start(via);
     let mut table = Table::new(name, &["check", "requester", "IP", "s", "result"]);
     let mut failed = Vec::new();
     for ((name, requester, check), ip) in checks.iter().flat_map(|c| Ip::VERSIONS.map(|ip| (c, ip))) {

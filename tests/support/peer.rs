@@ -1,15 +1,12 @@
-//! urxe at one end of a wire and a guest with the kernel's rxe at the other, with functions that connect
-//! their QPs.
+//! Verbs objects of urxe and of the kernel's rxe on a testbed, with functions that connect their QPs.
 #![allow(dead_code, reason = "each test target uses its part")]
 
-use super::guest::{Guest, GuestConfig, Net, Vsh, Wc};
-use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
-use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
+use super::guest::{Vsh, Wc};
+use super::testbed::{Ip, Testbed};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 use urxe::link::udp::{UdpLink, UdpOptions};
-use urxe::link::{FramesLink, Link, PacketLink};
+use urxe::link::{FramesLink, Link, LinkSpec, PacketLink};
 use urxe::verbs::*;
 
 /// Limit for any single step. It is long because the guest is emulated and other tests run at the same time.
@@ -18,183 +15,17 @@ pub const TIMEOUT: Duration = Duration::from_secs(30);
 /// Default length of the region on either side: a source and a target of one MiB each, and 64 KiB more.
 pub const REGION: usize = (2 << 20) + 65536;
 
-/// Link through which urxe reaches the guest.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LinkKind {
-    /// Frames as unix datagrams.
-    Dgram,
-    /// Frames in a unix stream.
-    Stream,
-    /// A packet socket on a tap in a namespace, with the addresses of the interface.
-    Packet,
-    /// A packet socket on a tap in a namespace, with a host stack that has other addresses.
-    PacketHostStack,
-    /// A UDP socket with the tap's address.
-    Udp,
-}
-
-impl fmt::Display for LinkKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            LinkKind::Dgram => "frames dgram",
-            LinkKind::Stream => "frames stream",
-            LinkKind::Packet => "packet",
-            LinkKind::PacketHostStack => "packet, host stack",
-            LinkKind::Udp => "udp",
-        })
-    }
-}
-
-/// Kind of addresses in use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ip {
-    V4,
-    /// fd77::/64
-    Ula,
-    LinkLocal,
-}
-
-impl Ip {
-    pub const ALL: [Ip; 3] = [Ip::V4, Ip::Ula, Ip::LinkLocal];
-    /// One kind of each IP version.
-    pub const VERSIONS: [Ip; 2] = [Ip::V4, Ip::Ula];
-
-    /// Returns the address of host `n`.
-    pub fn of(self, n: u8) -> IpAddr {
-        match self {
-            Ip::V4 => IpAddr::from([10, 77, 0, n]),
-            Ip::Ula => Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, n.into()).into(),
-            Ip::LinkLocal => Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5054, 0xff, 0xfe77, n.into()).into(),
-        }
-    }
-
-    /// Returns the address of host `n` in the form of a GID.
-    pub fn gid(self, n: u8) -> Ipv6Addr {
-        match self.of(n) {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-            IpAddr::V6(ip) => ip,
-        }
-    }
-}
-
-impl fmt::Display for Ip {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Ip::V4 => "IPv4",
-            Ip::Ula => "IPv6 ULA",
-            Ip::LinkLocal => "IPv6 LL",
-        })
-    }
-}
-
-/// A namespace with a tap in it. The thread that creates the namespace enters it and does not return, because
-/// sockets belong to the namespace of the thread that opens them.
-struct Tap {
-    netns: String,
-}
-
-fn ip(args: &str) {
-    let out = Command::new("ip").args(args.split_whitespace()).output();
-    let out = out.unwrap_or_else(|e| {
-        panic!("this test needs iproute2 (install it with tests/rxe-guest/install): {e}")
-    });
-    let stderr = String::from_utf8_lossy(&out.stderr);
-    assert!(
-        out.status.success(),
-        "this test creates a network namespace and needs root (CAP_SYS_ADMIN, CAP_NET_ADMIN): \
-         ip {args}: {stderr}"
-    );
-}
-
-impl Tap {
-    fn enter() -> Tap {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        let tap = Tap { netns: format!("urxe-interop-{}-{n}", std::process::id()) };
-        let ns = &tap.netns;
-        ip(&format!("netns add {ns}"));
-        let file = std::fs::File::open(format!("/run/netns/{ns}")).expect("the namespace exists");
-        nix::sched::setns(file, nix::sched::CloneFlags::CLONE_NEWNET)
-            .expect("entering a network namespace needs root (CAP_SYS_ADMIN)");
-        ip("link set lo up");
-        ip("tuntap add tap0 mode tap");
-        ip("link set tap0 address 52:54:00:77:00:02 mtu 4500 addrgenmode none");
-        // No other host has these addresses, so duplicate address detection is skipped.
-        ip("addr add 10.77.0.2/24 dev tap0");
-        ip("addr add fd77::2/64 dev tap0 nodad");
-        ip("addr add fe80::5054:ff:fe77:2/64 dev tap0 nodad");
-        ip("link set tap0 up");
-        tap
-    }
-}
-
-impl Drop for Tap {
-    fn drop(&mut self) {
-        // The namespace remains until the next reboot if this fails.
-        let _ = Command::new("ip").args(["netns", "del", &self.netns]).output();
-    }
-}
-
-/// A guest and the link to it. It must be created on the thread that uses it.
-pub struct Setup {
-    pub via: LinkKind,
-    pub guest: Guest,
-    /// Last byte of the local addresses: 3 for a host stack on the tap (the interface itself has 2),
-    /// otherwise 2.
-    pub host: u8,
-    dir: tempfile::TempDir,
-    _tap: Option<Tap>,
-}
-
-impl Setup {
-    pub fn start(via: LinkKind) -> Setup {
-        let dir = tempfile::Builder::new().prefix("urxe-peer-").tempdir().unwrap();
-        let path = |name: &str| dir.path().join(name);
-        let (net, tap) = match via {
-            LinkKind::Dgram => (Net::Dgram { local: path("guest"), remote: path("urxe") }, None),
-            LinkKind::Stream => (Net::StreamListen { path: path("guest") }, None),
-            LinkKind::Packet | LinkKind::PacketHostStack | LinkKind::Udp => {
-                let tap = Tap::enter();
-                (Net::Tap { ifname: "tap0".into(), netns: Some(tap.netns.clone()) }, Some(tap))
-            }
-        };
-        let guest = Guest::start(GuestConfig { mtu: 4500, ..GuestConfig::new(net, 1) }).unwrap();
-        let host = if via == LinkKind::PacketHostStack { 3 } else { 2 };
-        Setup { via, guest, host, dir, _tap: tap }
-    }
-
+/// The verbs peer of rxe on a testbed.
+impl Testbed {
     /// Opens the local end of the wire; a UDP socket has only the address `ip`, other links have all
     /// addresses.
     pub fn link(&self, ip: Ip) -> Box<dyn Link> {
-        let n = self.host;
-        let addresses =
-            format!("ip={}/24,ip={}/64,ip={}/64", Ip::V4.of(n), Ip::Ula.of(n), Ip::LinkLocal.of(n));
-        self.link_with(ip, &addresses)
+        open_link(&self.link_spec(self.via, ip))
     }
 
     /// As [`link`](Self::link), with these options if the link has a host stack.
     pub fn link_with(&self, ip: Ip, options: &str) -> Box<dyn Link> {
-        let n = self.host;
-        let stack = format!("{options},mac=52:54:00:77:00:{n:02},mtu=4500");
-        let path = |name: &str| self.dir.path().join(name).display().to_string();
-        let frames = |wire: String| {
-            let config = format!("frames:{wire},{stack}").parse().unwrap();
-            Box::new(FramesLink::open(config).unwrap_or_else(|e| panic!("{e}")))
-        };
-        let packet = |config: &str| {
-            let config = config.parse().unwrap();
-            Box::new(PacketLink::open(config).unwrap_or_else(|e| panic!("{e}")))
-        };
-        match self.via {
-            LinkKind::Dgram => frames(format!("dgram:{},{}", path("urxe"), path("guest"))),
-            LinkKind::Stream => frames(format!("connect:{}", path("guest"))),
-            LinkKind::Packet => packet("packet:tap0"),
-            LinkKind::PacketHostStack => packet(&format!("packet:tap0,{stack}")),
-            LinkKind::Udp => {
-                let link = UdpLink::bind(ip.of(n), &UdpOptions::default());
-                Box::new(link.unwrap_or_else(|e| panic!("{e}")))
-            }
-        }
+        open_link(&self.link_spec_with(self.via, ip, options))
     }
 
     /// Opens a NIC on the link.
@@ -265,6 +96,18 @@ impl Setup {
             .max_rd_atomic(options.max_rd_atomic);
         qp.modify(&attr).unwrap();
         qp
+    }
+}
+
+fn open_link(spec: &str) -> Box<dyn Link> {
+    match spec.parse().unwrap_or_else(|e| panic!("{spec}: {e}")) {
+        LinkSpec::Frames(config) => Box::new(FramesLink::open(config).unwrap_or_else(|e| panic!("{e}"))),
+        LinkSpec::Packet(config) => Box::new(PacketLink::open(config).unwrap_or_else(|e| panic!("{e}"))),
+        LinkSpec::Udp(Some(ip)) => {
+            let link = UdpLink::bind(ip, &UdpOptions::default());
+            Box::new(link.unwrap_or_else(|e| panic!("{e}")))
+        }
+        other => panic!("no link of a testbed: {other}"),
     }
 }
 

@@ -1,15 +1,16 @@
-//! Test environment with a guest that runs the stock programs, and `urxe` as its peer on one of the links;
-//! and a table of results.
+//! A guest with the kernel's rxe, and the wire between it and urxe on the host: the fixture of all tests against
+//! rxe. `peer.rs` adds verbs objects of both sides, `stock.rs` programs.
 #![allow(dead_code, reason = "each test target uses its part")]
 
-use super::guest::{Guest, GuestConfig, LOST_WAKEUP, Net};
-use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
+#[allow(clippy::duplicate_mod, reason = "several fixtures of a target may use it")]
+#[path = "netns.rs"]
+pub mod netns;
+
+use super::guest::{Guest, GuestConfig, Net};
+use netns::Netns;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::process::Command;
 
 /// Addresses of the guest.
 pub const GUEST: [&str; 2] = ["10.77.0.1", "fd77::1"];
@@ -21,435 +22,158 @@ pub const PORT: u16 = 18515;
 const MTU: u16 = 4500;
 
 /// Link through which urxe reaches the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LinkKind {
-    Frames,
+    /// Frames as unix datagrams.
+    Dgram,
+    /// Frames in a unix stream.
+    Stream,
+    /// A packet socket on a tap in a namespace, with the addresses of the interface.
     Packet,
+    /// A packet socket on a tap in a namespace, with a host stack that has other addresses.
+    PacketHostStack,
+    /// A UDP socket with the tap's address.
     Udp,
 }
 
 impl LinkKind {
-    pub fn name(self) -> &'static str {
-        match self {
-            LinkKind::Frames => "frames",
+    fn is_on_tap(self) -> bool {
+        matches!(self, LinkKind::Packet | LinkKind::PacketHostStack | LinkKind::Udp)
+    }
+}
+
+impl fmt::Display for LinkKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LinkKind::Dgram => "frames dgram",
+            LinkKind::Stream => "frames stream",
             LinkKind::Packet => "packet",
+            LinkKind::PacketHostStack => "packet, host stack",
             LinkKind::Udp => "udp",
+        })
+    }
+}
+
+/// Kind of addresses in use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ip {
+    V4,
+    /// fd77::/64
+    Ula,
+    LinkLocal,
+}
+
+impl Ip {
+    pub const ALL: [Ip; 3] = [Ip::V4, Ip::Ula, Ip::LinkLocal];
+    /// One kind of each IP version.
+    pub const VERSIONS: [Ip; 2] = [Ip::V4, Ip::Ula];
+
+    /// Returns the address of host `n`.
+    pub fn of(self, n: u8) -> IpAddr {
+        match self {
+            Ip::V4 => IpAddr::from([10, 77, 0, n]),
+            Ip::Ula => Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, n.into()).into(),
+            Ip::LinkLocal => Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5054, 0xff, 0xfe77, n.into()).into(),
+        }
+    }
+
+    /// Returns the address of host `n` in the form of a GID.
+    pub fn gid(self, n: u8) -> Ipv6Addr {
+        match self.of(n) {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
         }
     }
 }
 
-/// A network namespace with a tap device `tap0` in it that has the host's addresses. Deleted on drop.
-pub struct Namespace(String);
-
-impl Namespace {
-    /// Creates the namespace. Needs root; the error names the missing privilege.
-    pub fn create(tag: &str) -> Result<Namespace, String> {
-        let name = format!("urxe-{tag}-{}", std::process::id());
-        let hint = "tests of the packet and udp links against the guest create a network namespace with \
-                    a tap device and need root (CAP_NET_ADMIN, CAP_SYS_ADMIN, /dev/net/tun)";
-        let ns = {
-            ip(&["netns", "add", &name]).map_err(|e| format!("{e}; {hint}"))?;
-            Namespace(name)
-        };
-        let ip_in_ns = |args: &str| {
-            let mut all = vec!["-n", ns.0.as_str()];
-            all.extend(args.split(' '));
-            ip(&all).map_err(|e| format!("{e}; {hint}"))
-        };
-        ip_in_ns("link set lo up")?;
-        ip_in_ns("tuntap add tap0 mode tap")?;
-        ip_in_ns(&format!("link set tap0 mtu {MTU} up"))?;
-        ip_in_ns(&format!("addr add {}/24 dev tap0", HOST[0]))?;
-        ip_in_ns(&format!("addr add {}/64 dev tap0 nodad", HOST[1]))?;
-        Ok(ns)
-    }
-
-    pub fn name(&self) -> &str {
-        &self.0
+impl fmt::Display for Ip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Ip::V4 => "IPv4",
+            Ip::Ula => "IPv6 ULA",
+            Ip::LinkLocal => "IPv6 LL",
+        })
     }
 }
 
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        if let Err(e) = ip(&["netns", "del", &self.0]) {
-            eprintln!("{e}");
-        }
-    }
-}
-
-fn ip(args: &[&str]) -> Result<(), String> {
-    let command = format!("ip {}", args.join(" "));
-    let out = Command::new("ip").args(args).output().map_err(|e| format!("`{command}`: {e}"))?;
-    if out.status.success() {
-        return Ok(());
-    }
-    Err(format!("`{command}` failed: {}", String::from_utf8_lossy(&out.stderr).trim()))
-}
-
-/// A guest, and the resources that urxe needs to reach it.
+/// A guest, and the wire to it. A wire with a tap needs root: the tap is in a network namespace, which the thread
+/// that starts the testbed enters and does not leave, because sockets belong to the namespace of the thread that
+/// opens them.
 pub struct Testbed {
     pub guest: Guest,
-    namespace: Option<Namespace>,
-    dir: Option<tempfile::TempDir>,
+    pub via: LinkKind,
+    /// Last byte of the local addresses: 3 for a host stack on the tap (the interface itself has 2),
+    /// otherwise 2.
+    pub host: u8,
+    dir: tempfile::TempDir,
+    netns: Option<Netns>,
 }
 
 impl Testbed {
-    /// Starts a guest on unix sockets; needs no privilege.
-    pub fn frames() -> Testbed {
+    /// Starts a guest on the wire of this kind of link.
+    pub fn start(via: LinkKind) -> Testbed {
         let dir = tempfile::Builder::new().prefix("urxe-testbed-").tempdir().unwrap();
-        let (local, remote) = (dir.path().join("guest"), dir.path().join("urxe"));
-        let guest = start(Net::Dgram { local, remote });
-        Testbed { guest, namespace: None, dir: Some(dir) }
+        let path = |name: &str| dir.path().join(name);
+        let (net, netns) = match via {
+            LinkKind::Dgram => (Net::Dgram { local: path("guest"), remote: path("urxe") }, None),
+            LinkKind::Stream => (Net::StreamListen { path: path("guest") }, None),
+            LinkKind::Packet | LinkKind::PacketHostStack | LinkKind::Udp => {
+                let netns = enter_namespace_with_tap();
+                (Net::Tap { ifname: "tap0".into(), netns: Some(netns.name().into()) }, Some(netns))
+            }
+        };
+        let config = GuestConfig { mtu: MTU, oob: vec![(0, PORT)], ..GuestConfig::new(net, 1) };
+        let guest = Guest::start(config).unwrap();
+        let host = if via == LinkKind::PacketHostStack { 3 } else { 2 };
+        Testbed { guest, via, host, dir, netns }
     }
 
-    /// Starts a guest on a tap device in a network namespace; needs root.
-    pub fn tap(tag: &str) -> Testbed {
-        let ns = Namespace::create(tag).unwrap_or_else(|e| panic!("{e}"));
-        let guest = start(Net::Tap { ifname: "tap0".into(), netns: Some(ns.name().into()) });
-        Testbed { guest, namespace: Some(ns), dir: None }
+    /// Returns the text of a link of this kind on the testbed's wire; a UDP link has only the address `ip`, other
+    /// links have all addresses.
+    pub fn link_spec(&self, via: LinkKind, ip: Ip) -> String {
+        let n = self.host;
+        let all = format!("ip={}/24,ip={}/64,ip={}/64", Ip::V4.of(n), Ip::Ula.of(n), Ip::LinkLocal.of(n));
+        self.link_spec_with(via, ip, &all)
     }
 
-    /// Returns the `--link` argument of a urxe with the host's address of this IP version (0: IPv4, 1: IPv6).
-    pub fn link(&self, via: LinkKind, version: usize) -> String {
+    /// As [`link_spec`](Self::link_spec), with these options if the link has a host stack.
+    pub fn link_spec_with(&self, via: LinkKind, ip: Ip, options: &str) -> String {
+        assert!(
+            via == self.via || via.is_on_tap() && self.via.is_on_tap(),
+            "{via} on the wire of {}",
+            self.via
+        );
+        let n = self.host;
+        let stack = format!("{options},mac=52:54:00:77:00:{n:02},mtu={MTU}");
+        let path = |name: &str| self.dir.path().join(name).display().to_string();
         match via {
-            LinkKind::Udp => format!("udp:{}", HOST[version]),
+            LinkKind::Dgram => format!("frames:dgram:{},{},{stack}", path("urxe"), path("guest")),
+            LinkKind::Stream => format!("frames:connect:{},{stack}", path("guest")),
             LinkKind::Packet => "packet:tap0".into(),
-            LinkKind::Frames => {
-                let dir = self.dir.as_ref().expect("a testbed with a frames link").path().display();
-                format!("frames:dgram:{dir}/urxe,{dir}/guest,ip={}/24,ip={}/64,mtu={MTU}", HOST[0], HOST[1])
-            }
+            LinkKind::PacketHostStack => format!("packet:tap0,{stack}"),
+            LinkKind::Udp => format!("udp:{}", ip.of(n)),
         }
     }
 
-    /// Returns the index of the local GID of this IP version on that link.
-    pub fn gid(&self, via: LinkKind, version: usize) -> usize {
-        match via {
-            LinkKind::Udp => 0,
-            // The first GID is the link-local address of the interface.
-            LinkKind::Packet => 1 + version,
-            LinkKind::Frames => version,
-        }
-    }
-
-    /// Starts urxe in the network namespace from which the guest is reachable.
-    pub fn urxe(&self, args: &[&str]) -> Urxe {
-        let mut command = self.command(env!("CARGO_BIN_EXE_urxe"));
-        command.args(args);
-        Urxe::spawn(command)
-    }
-
-    /// Returns the command that runs a program in that network namespace.
+    /// Returns the command that runs a program in the namespace from which the guest is reachable.
     pub fn command(&self, program: &str) -> Command {
-        match &self.namespace {
+        match &self.netns {
             None => Command::new(program),
-            Some(ns) => {
-                let mut c = Command::new("ip");
-                c.args(["netns", "exec", ns.name(), program]);
-                c
-            }
-        }
-    }
-
-    /// Waits until a process on the host listens on this port; fails when the server ends.
-    fn wait_listening(&self, port: &str, server: &mut Urxe) -> Result<(), String> {
-        let listening = format!(":{:04X} ", port.parse::<u16>().expect("a port"));
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while server.is_running() && Instant::now() < deadline {
-            let mut list = self.command("cat");
-            let list = list.args(["/proc/net/tcp", "/proc/net/tcp6"]).output().map_err(|e| e.to_string())?;
-            let list = String::from_utf8_lossy(&list.stdout);
-            if list.lines().any(|line| line.contains(&listening) && line.contains(" 0A ")) {
-                return Ok(());
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Err(format!("no process on the host listens on TCP port {port}"))
-    }
-
-    /// Makes programs in the guest that listen on the unspecified address listen on that of IPv6, as
-    /// [`PREFER_IPV6`] does on the host.
-    pub fn prefer_ipv6(&self) {
-        let mut copy = self.guest.spawn("cat >/etc/gai.conf").unwrap();
-        copy.write(include_bytes!("gai.conf")).unwrap();
-        copy.close_stdin().unwrap();
-        assert_eq!(copy.wait(Duration::from_secs(15)).unwrap().status, 0);
-    }
-
-    /// Returns a free TCP port on the host, below those that the kernel assigns to outgoing connections,
-    /// since such a connection might otherwise use it first.
-    pub fn free_port(&self) -> u16 {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        loop {
-            let n = std::process::id().wrapping_mul(37).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
-            let port = 20_000 + (n % 12_000) as u16;
-            if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-                return port;
-            }
-        }
-    }
-
-    /// Runs `stock` (without its server's name) in the guest as the server and urxe as its client. Returns
-    /// the output of both.
-    pub fn stock_server(&self, stock: &str, urxe: &[&str], limit: Duration) -> Result<String, String> {
-        retry_on_lost_wakeup(|| {
-            self.serve_in_guest(stock, limit, |port| self.urxe(&[urxe, &["-p", port, "127.0.0.1"]].concat()))
-        })
-    }
-
-    /// As [`stock_server`](Self::stock_server) with any client, which gets the server's port on 127.0.0.1.
-    pub fn serve_in_guest(
-        &self,
-        stock: &str,
-        limit: Duration,
-        client: impl FnOnce(&str) -> Urxe,
-    ) -> Result<String, String> {
-        let text = |e: super::guest::GuestError| e.to_string();
-        let mut server = self.guest.spawn(stock).map_err(text)?;
-        let begin = Instant::now();
-        self.guest.wait_listening(PORT, Duration::from_secs(20)).map_err(text)?;
-        let port = self.guest.host_port(PORT).map_err(text)?.to_string();
-        let client = client(&port).finish(limit).map_err(|e| e + &self.guest.state());
-        let remaining = match &client {
-            Ok(_) => limit.saturating_sub(begin.elapsed()).max(Duration::from_secs(5)),
-            Err(_) => Duration::from_millis(500),
-        };
-        let guest_result = match server.wait(remaining) {
-            Ok(out) if out.status == 0 => Ok(out.stdout),
-            Ok(out) => Err(format!("stock server: status {}\n{}{}", out.status, out.stdout, out.stderr)),
-            Err(e) => Err(format!("stock server: {}", e.message)),
-        };
-        merge(client, guest_result)
-    }
-
-    /// Runs urxe as the server and `stock` in the guest as its client.
-    pub fn stock_client(&self, stock: &str, urxe: &[&str], limit: Duration) -> Result<String, String> {
-        retry_on_lost_wakeup(|| {
-            let port = self.free_port().to_string();
-            let mut server = self.urxe(&[urxe, &["-p", &port, "--server-bind", "127.0.0.1"]].concat());
-            server.wait_for("waiting for a client", Duration::from_secs(10))?;
-            self.connect(server, stock, &port, limit)
-        })
-    }
-
-    /// As [`stock_client`](Self::stock_client) with any server, which gets the TCP port to listen on.
-    pub fn serve_on_host(
-        &self,
-        stock: &str,
-        limit: Duration,
-        server: impl FnOnce(&str) -> Urxe,
-    ) -> Result<String, String> {
-        let port = self.free_port().to_string();
-        let mut server = server(&port);
-        if let Err(e) = self.wait_listening(&port, &mut server) {
-            return Err(format!("{e}: {}", server.finish(Duration::ZERO).unwrap_or_else(|e| e)));
-        }
-        self.connect(server, stock, &port, limit)
-    }
-
-    fn connect(&self, mut server: Urxe, stock: &str, port: &str, limit: Duration) -> Result<String, String> {
-        let text = |e: super::guest::GuestError| e.to_string();
-        let mut client = self.guest.spawn(&format!("{stock} -p {port} 10.0.2.2")).map_err(text)?;
-        client.close_stdin().map_err(text)?;
-        let deadline = Instant::now() + limit;
-        // If urxe exited, the client would wait forever.
-        while !client.has_ended() && server.is_running() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let guest_result = match client.wait(Duration::from_secs(10)) {
-            Ok(out) if out.status == 0 => Ok(out.stdout),
-            Ok(out) => Err(format!("stock client: status {}\n{}{}", out.status, out.stdout, out.stderr)),
-            Err(e) => Err(format!("stock client: {}", e.message)),
-        };
-        let guest_result = guest_result.map_err(|e| e + &self.guest.state());
-        let remaining = Duration::from_secs(if guest_result.is_ok() { 10 } else { 1 });
-        merge(server.finish(remaining), guest_result)
-    }
-}
-
-/// Repeats a case, twice at most, if the guest's kernel shows that rxe stopped by its own defect
-/// (`guest/requester.rs`).
-pub fn retry_on_lost_wakeup(run: impl Fn() -> Result<String, String>) -> Result<String, String> {
-    for _ in 0..2 {
-        match run() {
-            Err(e) if e.contains(LOST_WAKEUP) => eprintln!("repeating the case: {e}"),
-            result => return result,
-        }
-    }
-    run()
-}
-
-fn merge(urxe: Result<String, String>, stock: Result<String, String>) -> Result<String, String> {
-    match (urxe, stock) {
-        (Ok(a), Ok(b)) => Ok(format!("{a}{b}")),
-        (a, b) => {
-            let text = |r: Result<String, String>| r.unwrap_or_else(|e| e);
-            Err(format!("urxe: {}\nstock: {}", text(a).trim(), text(b).trim()))
+            Some(netns) => netns.command(program),
         }
     }
 }
 
-fn start(net: Net) -> Guest {
-    let config = GuestConfig { mtu: MTU, oob: vec![(0, PORT)], ..GuestConfig::new(net, 1) };
-    Guest::start(config).unwrap()
-}
-
-/// Returns the prefix of a command that runs with files mounted over system files: pairs of a file and the
-/// path that it replaces. Needs no privilege where user namespaces are allowed.
-pub fn with_files(files: &[(&str, &str)]) -> Vec<String> {
-    let mounts: String = files.iter().map(|(file, at)| format!("mount --bind '{file}' {at} && ")).collect();
-    let words = ["unshare", "-rm", "sh", "-c", &format!("{mounts}exec \"$@\""), "sh"];
-    words.map(str::to_owned).to_vec()
-}
-
-/// An address selection table (gai.conf) that makes servers prefer IPv6 addresses, and the path at which
-/// programs read it.
-pub const PREFER_IPV6: (&str, &str) =
-    (concat!(env!("URXE_REPOSITORY"), "/tests/support/gai.conf"), "/etc/gai.conf");
-
-/// A running urxe, or a program on it; killed on drop.
-pub struct Urxe {
-    child: Child,
-    stderr: Receiver<String>,
-    output: String,
-    stdout: Option<std::thread::JoinHandle<String>>,
-}
-
-impl Urxe {
-    pub fn spawn(mut command: Command) -> Urxe {
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
-        let (tx, stderr) = mpsc::channel();
-        let from = child.stderr.take().unwrap();
-        std::thread::spawn(move || {
-            for line in BufReader::new(from).lines().map_while(Result::ok) {
-                let _ = tx.send(line); // the receiver is dropped when the test ends
-            }
-        });
-        let mut from = child.stdout.take().unwrap();
-        let stdout = std::thread::spawn(move || {
-            let mut all = Vec::new();
-            let _ = from.read_to_end(&mut all); // a read error keeps the output read before it
-            String::from_utf8_lossy(&all).into_owned()
-        });
-        Urxe { child, stderr, output: String::new(), stdout: Some(stdout) }
-    }
-
-    fn is_running(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
-    }
-
-    /// Waits for a line on its standard error.
-    pub fn wait_for(&mut self, text: &str, limit: Duration) -> Result<(), String> {
-        let deadline = Instant::now() + limit;
-        loop {
-            match self.stderr.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(line) => {
-                    let _ = writeln!(self.output, "{line}");
-                    if line.contains(text) {
-                        return Ok(());
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) => {
-                    return Err(format!(
-                        "urxe printed no line with {text:?} within {limit:?}: {}",
-                        self.output
-                    ));
-                }
-                Err(RecvTimeoutError::Disconnected) => return Err(format!("urxe exited: {}", self.output)),
-            }
-        }
-    }
-
-    /// Waits until the process exits and returns its standard output; if it failed, both outputs are the
-    /// error.
-    pub fn finish(mut self, limit: Duration) -> Result<String, String> {
-        let deadline = Instant::now() + limit;
-        let status: Option<ExitStatus> = loop {
-            match self.child.try_wait() {
-                Ok(Some(status)) => break Some(status),
-                Ok(None) if Instant::now() > deadline => break None,
-                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
-                Err(e) => return Err(e.to_string()),
-            }
-        };
-        if status.is_none() {
-            let _ = self.child.kill(); // fails if the process has just exited
-        }
-        let out = self.stdout.take().map(|t| t.join().unwrap_or_default()).unwrap_or_default();
-        while let Ok(line) = self.stderr.recv_timeout(Duration::from_millis(200)) {
-            let _ = writeln!(self.output, "{line}");
-        }
-        match status {
-            Some(s) if s.success() => Ok(out),
-            Some(s) => Err(format!("{s}\n{out}{}", self.output)),
-            None => Err(format!("still running after {limit:?}\n{out}{}", self.output)),
-        }
-    }
-}
-
-impl Drop for Urxe {
-    fn drop(&mut self) {
-        let _ = self.child.kill(); // fails if the process has exited
-        let _ = self.child.wait();
-    }
-}
-
-/// Cases and their results.
-#[derive(Default)]
-pub struct Table {
-    rows: Vec<Row>,
-    failures: Vec<String>,
-}
-
-struct Row {
-    key: [String; 4],
-    cases: Vec<String>,
-    passed: usize,
-    took: Duration,
-}
-
-impl Table {
-    /// Runs a case and adds it to the row of program, direction, link and IP version. The text that it
-    /// returns is printed.
-    pub fn case(&mut self, key: [&str; 4], case: String, run: impl FnOnce() -> Result<String, String>) {
-        let begin = Instant::now();
-        let result = run();
-        let took = begin.elapsed();
-        let name = format!("{}, {case}", key.join(", "));
-        let key = key.map(String::from);
-        let at = self.rows.iter().position(|r| r.key == key).unwrap_or_else(|| {
-            self.rows.push(Row { key, cases: Vec::new(), passed: 0, took: Duration::ZERO });
-            self.rows.len() - 1
-        });
-        let row = &mut self.rows[at];
-        row.took += took;
-        match result {
-            Ok(output) => {
-                eprintln!("ok      {name} ({:.2} s): {output}", took.as_secs_f64());
-                row.passed += 1;
-            }
-            Err(e) => {
-                eprintln!("FAILED  {name} ({:.2} s): {e}", took.as_secs_f64());
-                self.failures.push(format!("{name}: {e}"));
-            }
-        }
-        row.cases.push(case);
-    }
-
-    /// Prints the table; panics if a case failed.
-    pub fn finish(self) {
-        let mut out =
-            String::from("| program | stock side | link | IP | result | s |\n|---|---|---|---|---|---|\n");
-        for r in &self.rows {
-            let all = r.cases.len();
-            let result = if r.passed == all {
-                format!("{all} of {all} pass")
-            } else {
-                format!("{} of {all} FAIL", all - r.passed)
-            };
-            let _ = writeln!(out, "| {} | {result} | {:.1} |", r.key.join(" | "), r.took.as_secs_f64());
-        }
-        eprintln!("{out}");
-        assert!(self.failures.is_empty(), "{} failed:\n{}", self.failures.len(), self.failures.join("\n\n"));
-    }
+/// Creates a namespace with a tap that has the host's addresses, and moves this thread into it.
+fn enter_namespace_with_tap() -> Netns {
+    let netns = Netns::new();
+    netns.ip("tuntap add tap0 mode tap");
+    netns.ip(&format!("link set tap0 address 52:54:00:77:00:02 mtu {MTU} addrgenmode none"));
+    // No other host has these addresses, so duplicate address detection is skipped.
+    netns.ip("addr add 10.77.0.2/24 dev tap0");
+    netns.ip("addr add fd77::2/64 dev tap0 nodad");
+    netns.ip("addr add fe80::5054:ff:fe77:2/64 dev tap0 nodad");
+    netns.ip("link set tap0 up");
+    netns.enter();
+    netns
 }

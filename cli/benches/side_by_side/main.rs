@@ -10,6 +10,8 @@ mod heap;
 mod job;
 mod machine;
 mod namespace;
+#[path = "../../../tests/support/netns.rs"]
+mod netns;
 mod nic;
 mod ping;
 mod plan;

@@ -6,7 +6,7 @@
 mod support;
 
 use std::net::UdpSocket;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::{Duration, Instant};
 
 use rand_pcg::Pcg32;
@@ -16,7 +16,7 @@ use urxe::transport::{AddressVector, QpType};
 use urxe::verbs::cm::UDP_QKEY;
 use urxe::verbs::{Access, Context, ContextOptions, Gid, QpOptions, Qpn, RecvWr, SendWr, grh};
 
-use support::{CProgram, Running, addresses, built, library, preload, text, urxe};
+use support::{CProgram, Running, addresses, text, urxe};
 
 /// Time limit of a program.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -174,11 +174,7 @@ fn waiting_thread_fails_once_when_the_device_is_removed() {
 
 fn in_namespace(script: &str) {
     let program = CProgram::build("datagrams");
-    let mut command = Command::new("unshare");
-    command.args(["-Urn", "timeout", "60", "sh", "-c", script]).env("PROGRAM", program.program());
-    command.env("URXE", built("urxe").unwrap()).env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
-    let out = command.output().expect("unshare (apt-get install util-linux)");
-    assert!(out.status.success(), "{:?} (are user namespaces allowed?)\n{}", out.status, text(&out));
+    support::in_namespace(script, &[("PROGRAM", program.program())]);
 }
 
 /// Returns pseudorandom bytes.

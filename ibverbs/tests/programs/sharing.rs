@@ -14,6 +14,7 @@ use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::verbs::{AddressVector, Context, ContextOptions, Gid};
 use urxe::wire::mad::{CommId, Dreq, Mad, Message};
 
+use support::netns::requirement::is_met;
 use support::{CProgram, Library, Running, addresses, built, port, text, wait_for_listener};
 
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
@@ -193,9 +194,7 @@ fn stopped_program_keeps_its_lease_under_a_new_broker() {
 
 #[test]
 fn programs_of_other_users_are_refused_by_default() {
-    if !nix::unistd::geteuid().is_root() {
-        assert!(std::env::var_os("CI").is_none(), "requires root to run as two users");
-        println!("skipped, requires root: programs_of_other_users_are_refused_by_default");
+    if !is_met(nix::unistd::geteuid().is_root(), "two users require root") {
         return;
     }
     let [own_address, shared_address] = addresses();
@@ -233,11 +232,7 @@ fn programs_of_other_users_are_refused_by_default() {
 /// The sockets of listeners are in a directory of the user that opened the device.
 #[test]
 fn listen_after_change_of_user_is_refused_with_a_reason_but_works_with_any_user() {
-    if !nix::unistd::geteuid().is_root() {
-        assert!(std::env::var_os("CI").is_none(), "requires root to change the user");
-        println!(
-            "skipped, requires root: listen_after_change_of_user_is_refused_with_a_reason_but_works_with_any_user"
-        );
+    if !is_met(nix::unistd::geteuid().is_root(), "a change of the user requires root") {
         return;
     }
     let (library, dropped) = (Library::new(), CProgram::build("dropped"));
@@ -268,19 +263,13 @@ fn broker_is_no_child_of_the_program() {
 /// Reports whether a program is installed. A missing one is an error in CI, where all of them must be
 /// installed.
 fn is_installed(program: &str) -> bool {
-    let found =
-        Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
-    assert!(
-        found || std::env::var_os("CI").is_none(),
-        "{program} is missing: tests/rxe-guest/install installs it"
-    );
-    found
+    let status = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    is_met(status.is_ok(), &format!("{program} is missing: tests/install installs it"))
 }
 
 #[test]
 fn breakpoint_after_start_of_broker_is_reached_under_gdb() {
     if !is_installed("gdb") {
-        println!("skipped, requires gdb: breakpoint_after_start_of_broker_is_reached_under_gdb");
         return;
     }
     let (library, [address, _]) = (Library::new(), addresses());

@@ -2,6 +2,10 @@
 //! that are ended with the test.
 #![allow(dead_code, reason = "each test target uses its part")]
 
+#[allow(clippy::duplicate_mod, reason = "several fixtures of a target may use it")]
+#[path = "../../../tests/support/netns.rs"]
+pub mod netns;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
@@ -103,8 +107,7 @@ pub fn in_namespace(script: &str, variables: &[(&str, &str)]) -> String {
     "#;
     let urxe = built("urxe").expect("urxe is not built: run cargo build, or cargo test --workspace");
     let dir = tempfile::tempdir().unwrap();
-    let mut command = Command::new("unshare");
-    command.args(["-Urn", "timeout", "60", "sh", "-c", &[COMMANDS, script].concat()]);
+    let mut command = netns::unprivileged(&[COMMANDS, script].concat());
     command.envs(variables.iter().copied()).env("DIR", dir.path());
     command.env("URXE", urxe).env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
     let out = command.output().expect("unshare (apt-get install util-linux)");

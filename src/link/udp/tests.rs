@@ -13,6 +13,7 @@ use super::socket::IpFields;
 use super::*;
 use crate::link::socket_calls::set_option;
 use crate::memory::{Access, Accessor, HostSlice, MrExtent, PdId, Table};
+use crate::netns::{self, Netns};
 use crate::transport::Payload;
 use crate::wire::{Bth, Headers, IpIdent, Opcode, Packet, icrc};
 
@@ -403,35 +404,29 @@ fn eight_unread_windows_fit_if_the_system_grants_the_receive_buffer() {
     assert!(arrived < sent && b.counters().rx_overflow > 0);
 }
 
-/// Runs `test` in a network namespace of its own, with these addresses on its loopback; skips it where the
-/// privilege to create one is missing.
+/// Runs `test` in a network namespace of its own, with these addresses on its loopback; skips it without the
+/// privilege to create one.
 fn in_namespace(addresses: &[&str], test: impl FnOnce() + Send) {
-    thread::scope(|s| {
-        s.spawn(|| {
-            if let Err(error) = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET) {
-                return eprintln!("skipped: no network namespace: {error}");
-            }
-            let run = |args: &[&str]| assert!(Command::new("ip").args(args).status().unwrap().success());
-            run(&["link", "set", "lo", "up"]);
-            for address in addresses {
-                run(&["addr", "add", address, "dev", "lo"]);
-            }
-            // The kernel creates the local route of an IPv6 address slightly later than the address.
-            let local = |ip: &str| {
-                let args = ["route", "get", ip, "from", ip];
-                let output = Command::new("ip").args(args).output().unwrap().stdout;
-                output.starts_with(b"local ")
-            };
-            let start = Clock::now();
-            for (ip, _) in addresses.iter().filter_map(|a| a.split_once('/')) {
-                while !local(ip) {
-                    assert!(start.elapsed() < Duration::from_secs(5), "no local route of {ip}");
-                    thread::sleep(Duration::from_millis(1));
-                }
-            }
-            test();
-        });
-    });
+    if !netns::is_available() {
+        return;
+    }
+    let netns = Netns::new();
+    for address in addresses {
+        netns.ip(&format!("addr add {address} dev lo"));
+    }
+    // The kernel creates the local route of an IPv6 address slightly later than the address.
+    let is_local = |ip: &str| {
+        let output = netns.command("ip").args(["route", "get", ip, "from", ip]).output().unwrap().stdout;
+        output.starts_with(b"local ")
+    };
+    let start = Clock::now();
+    for (ip, _) in addresses.iter().filter_map(|a| a.split_once('/')) {
+        while !is_local(ip) {
+            assert!(start.elapsed() < Duration::from_secs(5), "no local route of {ip}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    netns.run(test);
 }
 
 #[test]

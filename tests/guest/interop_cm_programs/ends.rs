@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::guest::{GuestProcess, Output};
 use crate::programs;
-use crate::testbed::{GUEST, HOST, LinkKind, PREFER_IPV6, Testbed, Urxe, with_files};
+use crate::stock::{PREFER_IPV6, Urxe, with_files};
+use crate::testbed::{GUEST, HOST, LinkKind, Testbed};
 
 /// Time limit of a client; `SHORT_LIMIT` is that of the other end when one has exited.
 pub const LIMIT: Duration = Duration::from_secs(40);
@@ -136,7 +137,7 @@ impl Ends<'_> {
         before.push(env!("CARGO_BIN_EXE_urxe").to_owned());
         let mut command = self.testbed.command(&before[0]);
         command.args(&before[1..]);
-        let link = self.testbed.link(LinkKind::Udp, self.version);
+        let link = self.testbed.link_arg(LinkKind::Udp, self.version);
         command.args(["run", "--link", &link]).args(options).arg("--").args(args.split_whitespace());
         command.env("URXE_LIBRARY", programs::library()).env("URXE_PRELOAD", programs::preload());
         command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));

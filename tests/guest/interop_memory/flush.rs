@@ -4,7 +4,8 @@
 use super::flush_unsupported;
 use super::guest::{Suite, Wc};
 use super::pair::{MTU, Pair, status_name};
-use super::peer::{ConnectParams, Ip, REGION, Setup, Side, remote_args};
+use super::peer::{ConnectParams, REGION, Side, remote_args};
+use super::testbed::{Ip, Testbed};
 use urxe::verbs::*;
 
 const ALL: Access = Access::ALL.union(Access::FLUSH_GLOBAL).union(Access::FLUSH_PERSISTENT);
@@ -13,7 +14,7 @@ const PERSISTENT: Placement = Placement::PERSISTENT;
 const BOTH: Placement = Placement::all();
 
 /// Opens a NIC of this personality beside the guest.
-fn pair(setup: &Setup, ip: Ip, personality: Personality) -> Pair<'_> {
+fn pair(setup: &Testbed, ip: Ip, personality: Personality) -> Pair<'_> {
     let options = ContextOptions::default().personality(personality);
     Pair::with_side(setup, ip, Side::with_options(setup.link(ip), REGION, &options))
 }
@@ -34,7 +35,7 @@ fn execute(p: &Pair<'_>, qp: &Qp, wr: &SendWr<'_>) -> &'static str {
     status_name(p.side.one().unwrap().status)
 }
 
-pub fn by_urxe(setup: &Setup, ip: Ip) {
+pub fn by_urxe(setup: &Testbed, ip: Ip) {
     if Suite::from_env() == Suite::Bookworm {
         return flush_unsupported::by_urxe(setup, ip);
     }
@@ -72,7 +73,7 @@ pub fn by_urxe(setup: &Setup, ip: Ip) {
     assert_eq!(p.side.counters().local_ack_timeout_err, 0);
 }
 
-pub fn by_rxe(setup: &Setup, ip: Ip) {
+pub fn by_rxe(setup: &Testbed, ip: Ip) {
     let mut p = pair(setup, ip, Personality::RXE);
     let params = params(ip);
     let mr = p.side.pd.reg_mr(4096, ALL).unwrap();
@@ -102,7 +103,7 @@ pub fn by_rxe(setup: &Setup, ip: Ip) {
 
 /// Checks the defect in rxe itself: if this fails, that kernel has been fixed, and the quirk should record
 /// the version.
-pub fn strict_by_rxe(setup: &Setup, ip: Ip) {
+pub fn strict_by_rxe(setup: &Testbed, ip: Ip) {
     let mut p = pair(setup, ip, Personality::STRICT);
     let params = ConnectParams { theirs: "access=wrafp timeout=12 retry=2".into(), ..params(ip) };
     let mr = p.side.pd.reg_mr(4096, ALL).unwrap();

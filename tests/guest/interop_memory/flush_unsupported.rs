@@ -1,12 +1,13 @@
 //! FLUSH and ATOMIC WRITE with an rxe that does not support them, before Linux 6.2.
 
 use super::pair::{Pair, status_name};
-use super::peer::{ConnectParams, Ip, Setup};
+use super::peer::ConnectParams;
+use super::testbed::{Ip, Testbed};
 use std::time::Duration;
 use urxe::verbs::*;
 
 /// Checks that rxe of Linux 6.1 ignores an unknown opcode, so that the requester exhausts its retries.
-pub fn by_urxe(setup: &Setup, ip: Ip) {
+pub fn by_urxe(setup: &Testbed, ip: Ip) {
     let release = setup.guest.check("uname -r", Duration::from_secs(10)).unwrap().stdout;
     let release = release.trim();
     assert!(

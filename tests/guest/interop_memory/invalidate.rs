@@ -2,7 +2,7 @@
 
 use super::guest::pattern;
 use super::pair::status_name;
-use super::peer::{Ip, Setup};
+use super::testbed::{Ip, Testbed};
 use super::windows::{Operation, Requester, WINDOW, WindowPair, assert_no_errors, check_eq};
 use urxe::verbs::*;
 
@@ -41,7 +41,7 @@ fn send(o: &mut WindowPair<'_>, len: usize, rkey: RKey) -> (String, Received) {
     }
 }
 
-fn check_valid(setup: &Setup, ip: Ip, requester: Requester) {
+fn check_valid(setup: &Testbed, ip: Ip, requester: Requester) {
     let mut o = WindowPair::new(setup, ip, requester);
     // ONLY, and FIRST, MIDDLE and LAST.
     for len in [0, 101, 3001] {
@@ -76,16 +76,16 @@ fn check_valid(setup: &Setup, ip: Ip, requester: Requester) {
     }
 }
 
-pub fn by_urxe(setup: &Setup, ip: Ip) {
+pub fn by_urxe(setup: &Testbed, ip: Ip) {
     check_valid(setup, ip, Requester::Urxe);
 }
 
-pub fn by_rxe(setup: &Setup, ip: Ip) {
+pub fn by_rxe(setup: &Testbed, ip: Ip) {
     check_valid(setup, ip, Requester::Rxe);
 }
 
 /// The SEND is acknowledged, and its receive fails; the receiver's QP goes to ERR (IBA 9.9.6.3, class J).
-fn check_invalid(setup: &Setup, ip: Ip, requester: Requester) {
+fn check_invalid(setup: &Testbed, ip: Ip, requester: Requester) {
     let mut o = WindowPair::new(setup, ip, requester);
     let mut errors = Vec::new();
     // Linux 6.1 dereferences a null pointer for an unbound window, and panics.
@@ -112,10 +112,10 @@ fn check_invalid(setup: &Setup, ip: Ip, requester: Requester) {
     assert_no_errors(errors);
 }
 
-pub fn invalid_key_by_urxe(setup: &Setup, ip: Ip) {
+pub fn invalid_key_by_urxe(setup: &Testbed, ip: Ip) {
     check_invalid(setup, ip, Requester::Urxe);
 }
 
-pub fn invalid_key_by_rxe(setup: &Setup, ip: Ip) {
+pub fn invalid_key_by_rxe(setup: &Testbed, ip: Ip) {
     check_invalid(setup, ip, Requester::Rxe);
 }

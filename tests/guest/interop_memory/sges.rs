@@ -2,7 +2,8 @@
 
 use super::guest::{hash, pattern};
 use super::pair::{MTU, Pair};
-use super::peer::{ConnectParams, Ip, Setup, remote_args};
+use super::peer::{ConnectParams, remote_args};
+use super::testbed::{Ip, Testbed};
 use urxe::verbs::*;
 
 /// Offset of the source; `TARGET` is that of the first piece.
@@ -32,7 +33,7 @@ fn image(data: &[u8], pieces: &[(usize, usize)]) -> Vec<u8> {
     image
 }
 
-fn read(setup: &Setup, ip: Ip, is_urxe_requester: bool) {
+fn read(setup: &Testbed, ip: Ip, is_urxe_requester: bool) {
     let mut p = Pair::with_side(setup, ip, setup.open(ip));
     p.shell = setup.shell(1 << 18);
     let mut params = ConnectParams::new(ip, MTU);
@@ -72,10 +73,10 @@ fn read(setup: &Setup, ip: Ip, is_urxe_requester: bool) {
     }
 }
 
-pub fn by_urxe(setup: &Setup, ip: Ip) {
+pub fn by_urxe(setup: &Testbed, ip: Ip) {
     read(setup, ip, true);
 }
 
-pub fn by_rxe(setup: &Setup, ip: Ip) {
+pub fn by_rxe(setup: &Testbed, ip: Ip) {
     read(setup, ip, false);
 }

@@ -2,7 +2,8 @@
 
 use super::guest::pattern;
 use super::pair::{MTU, Pair};
-use super::peer::{ConnectParams, Ip, Setup, TIMEOUT};
+use super::peer::{ConnectParams, TIMEOUT};
+use super::testbed::{Ip, Testbed};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use urxe::verbs::*;
@@ -27,7 +28,7 @@ fn params(ip: Ip, their_qp: &str) -> ConnectParams {
     ConnectParams { their_qp: their_qp.into(), ..ConnectParams::new(ip, MTU) }
 }
 
-pub fn at_rxe(setup: &Setup, ip: Ip) {
+pub fn at_rxe(setup: &Testbed, ip: Ip) {
     let mut p = Pair::open(setup, ip);
     p.cmd(&format!("srq s wr={RECEIVES} sge=2"));
     let mut qps = Vec::new();
@@ -77,7 +78,7 @@ pub fn at_rxe(setup: &Setup, ip: Ip) {
     assert!(p.side.counters().rcvd_rnr_err > before.rcvd_rnr_err);
 }
 
-pub fn at_urxe(setup: &Setup, ip: Ip) {
+pub fn at_urxe(setup: &Testbed, ip: Ip) {
     let mut p = Pair::open(setup, ip);
     let srq = p.side.pd.create_srq(RecvCaps { max_wr: RECEIVES as u32, max_sge: 2 }).unwrap();
     let mut qps = Vec::new();

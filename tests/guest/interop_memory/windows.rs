@@ -2,7 +2,8 @@
 
 use super::guest::{Suite, pattern};
 use super::pair::{MTU, Pair, status_name};
-use super::peer::{ConnectParams, Ip, Setup, remote_args};
+use super::peer::{ConnectParams, remote_args};
+use super::testbed::{Ip, Testbed};
 use std::fmt::Debug;
 use urxe::verbs::*;
 
@@ -58,7 +59,7 @@ pub fn check_eq<T: PartialEq + Debug>(what: &str, got: T, want: T) -> Result<(),
 }
 
 impl<'a> WindowPair<'a> {
-    pub fn new(setup: &'a Setup, ip: Ip, requester: Requester) -> WindowPair<'a> {
+    pub fn new(setup: &'a Testbed, ip: Ip, requester: Requester) -> WindowPair<'a> {
         let mut pair = Pair::open(setup, ip);
         let x = pair.side.pd.reg_mr(REGION_LEN, Access::ALL | Access::MW_BIND).unwrap();
         let theirs = pair.shell.vsh.cmd(&format!("mr x {REGION_LEN} access=lwrab")).unwrap();
@@ -274,7 +275,7 @@ const CASES: &[Case] = &[
     case("wra", Operation::Write(4096), 4096, ACCESS_ERROR),
 ];
 
-fn check_access(setup: &Setup, ip: Ip, requester: Requester) {
+fn check_access(setup: &Testbed, ip: Ip, requester: Requester) {
     let mut w = WindowPair::new(setup, ip, requester);
     let mut errors = Vec::new();
     for kind in [1, 2] {
@@ -296,16 +297,16 @@ fn check_access(setup: &Setup, ip: Ip, requester: Requester) {
     assert_no_errors(errors);
 }
 
-pub fn access_by_urxe(setup: &Setup, ip: Ip) {
+pub fn access_by_urxe(setup: &Testbed, ip: Ip) {
     check_access(setup, ip, Requester::Urxe);
 }
 
-pub fn access_by_rxe(setup: &Setup, ip: Ip) {
+pub fn access_by_rxe(setup: &Testbed, ip: Ip) {
     check_access(setup, ip, Requester::Rxe);
 }
 
 /// A window of type 2 belongs to its QP, one of type 1 to its protection domain.
-fn check_other_qp(setup: &Setup, ip: Ip, requester: Requester) {
+fn check_other_qp(setup: &Testbed, ip: Ip, requester: Requester) {
     let mut w = WindowPair::new(setup, ip, requester);
     let mut errors = Vec::new();
     for (kind, status) in [(1, SUCCESS), (2, ACCESS_ERROR)] {
@@ -334,15 +335,15 @@ fn check_other_qp(setup: &Setup, ip: Ip, requester: Requester) {
     assert_no_errors(errors);
 }
 
-pub fn other_qp_by_urxe(setup: &Setup, ip: Ip) {
+pub fn other_qp_by_urxe(setup: &Testbed, ip: Ip) {
     check_other_qp(setup, ip, Requester::Urxe);
 }
 
-pub fn other_qp_by_rxe(setup: &Setup, ip: Ip) {
+pub fn other_qp_by_rxe(setup: &Testbed, ip: Ip) {
     check_other_qp(setup, ip, Requester::Rxe);
 }
 
-fn check_revoked(setup: &Setup, ip: Ip, requester: Requester) {
+fn check_revoked(setup: &Testbed, ip: Ip, requester: Requester) {
     let mut o = WindowPair::new(setup, ip, requester);
     let mut errors = Vec::new();
     let start = WINDOW.start as i64;
@@ -397,16 +398,16 @@ fn check_revoked(setup: &Setup, ip: Ip, requester: Requester) {
     assert_no_errors(errors);
 }
 
-pub fn revoked_for_urxe(setup: &Setup, ip: Ip) {
+pub fn revoked_for_urxe(setup: &Testbed, ip: Ip) {
     check_revoked(setup, ip, Requester::Urxe);
 }
 
-pub fn revoked_for_rxe(setup: &Setup, ip: Ip) {
+pub fn revoked_for_rxe(setup: &Testbed, ip: Ip) {
     check_revoked(setup, ip, Requester::Rxe);
 }
 
 /// Checks the owner's status where a window cannot be bound or invalidated; its QP goes to ERR.
-fn check_invalid_bind(setup: &Setup, ip: Ip, requester: Requester, not_invalidated: &str) {
+fn check_invalid_bind(setup: &Testbed, ip: Ip, requester: Requester, not_invalidated: &str) {
     let mut o = WindowPair::new(setup, ip, requester);
     let mut errors = Vec::new();
     // rxe of Linux 6.12 flushes the failed request of its own QP together with the following ones; 6.1
@@ -462,10 +463,10 @@ fn check_invalid_bind(setup: &Setup, ip: Ip, requester: Requester, not_invalidat
     assert_no_errors(errors);
 }
 
-pub fn invalid_bind_at_rxe(setup: &Setup, ip: Ip) {
+pub fn invalid_bind_at_rxe(setup: &Testbed, ip: Ip) {
     check_invalid_bind(setup, ip, Requester::Urxe, "LOC_QP_OP_ERR");
 }
 
-pub fn invalid_bind_at_urxe(setup: &Setup, ip: Ip) {
+pub fn invalid_bind_at_urxe(setup: &Testbed, ip: Ip) {
     check_invalid_bind(setup, ip, Requester::Rxe, "MW_BIND_ERR");
 }

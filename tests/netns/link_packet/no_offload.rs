@@ -9,8 +9,8 @@ use urxe::link::{Link, LinkCounters};
 use urxe::transport::TxQueue;
 use urxe::wire::Flow;
 
+use super::netns::Veth;
 use super::offload::{FAMILIES, addresses, expect, kernel_supports_udp_gso, queue, resolve_neighbours};
-use super::veth::Veth;
 use super::{now, open};
 
 const PACKET_VNET_HDR_SZ: u32 = 24;
@@ -43,7 +43,7 @@ fn fail_syscall(call: libc::c_long, values: Range<u32>) {
 #[test]
 fn socket_without_virtio_net_headers_transfers_packets() {
     let net = Veth::new(1500);
-    let mut a = net.run_in(0, || {
+    let mut a = net.sides[0].run(|| {
         fail_syscall(libc::SYS_setsockopt, PACKET_VNET_HDR_SZ..PACKET_VNET_HDR_SZ + 1);
         urxe::link::PacketLink::open("packet:v0".parse().unwrap()).unwrap()
     });
@@ -84,7 +84,7 @@ fn refused_gso_packet_is_resent_as_packets_and_disables_offload() {
         let sent: TxQueue = queue(&a, &flow, &lens);
         let bursts = sent.bursts().len();
         assert!((5..10).contains(&bursts));
-        net.run_in(0, || {
+        net.sides[0].run(|| {
             // A sendmmsg of few messages contains super-packets.
             fail_syscall(libc::SYS_sendmmsg, 1..10);
             a.transmit(now(Clock::now()), &sent).unwrap();

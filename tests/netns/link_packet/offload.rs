@@ -2,7 +2,6 @@
 //! coalesced.
 
 use std::net::IpAddr;
-use std::process::Command;
 use std::time::{Duration, Instant as Clock};
 
 use urxe::link::udp::{UdpLink, UdpLinkError, UdpOptions};
@@ -11,7 +10,7 @@ use urxe::transport::{Payload, TxQueue};
 use urxe::verbs::*;
 use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, icrc};
 
-use super::veth::Veth;
+use super::netns::Veth;
 use super::{now, open};
 
 pub const FAMILIES: [&str; 2] = ["10.77.0.", "fd77::"];
@@ -123,7 +122,7 @@ fn udp(net: &Veth, side: usize, ip: IpAddr, segmentation: bool) -> Box<dyn Link>
     let options = UdpOptions::default().segmentation(segmentation);
     let start = Clock::now();
     loop {
-        match net.run_in(side, || UdpLink::bind(ip, &options)) {
+        match net.sides[side].run(|| UdpLink::bind(ip, &options)) {
             Ok(link) => return Box::new(link),
             // Processes that other tests start may hold the previous socket's port for a short time.
             Err(UdpLinkError::InUse { .. }) if start.elapsed() < Duration::from_secs(5) => {}
@@ -132,10 +131,9 @@ fn udp(net: &Veth, side: usize, ip: IpAddr, segmentation: bool) -> Box<dyn Link>
     }
 }
 
-fn ethtool(net: &Veth, side: usize, options: &str) {
-    let namespace = ["netns", "exec", &net.names[side], "ethtool", "-K"];
-    let device = ["v0", "v1"][side];
-    let out = Command::new("ip").args(namespace).arg(device).args(options.split(' ')).output().unwrap();
+pub fn ethtool(net: &Veth, side: usize, options: &str) {
+    let (mut ethtool, device) = (net.sides[side].command("ethtool"), Veth::DEVICES[side]);
+    let out = ethtool.args(["-K", device]).args(options.split(' ')).output().unwrap();
     let stderr = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success(), "ethtool (apt-get install ethtool) -K {device} {options}: {stderr}");
 }
@@ -207,8 +205,7 @@ fn packets_coalesced_by_the_kernel_are_split() {
     // The kernel delays packets in order to coalesce more of them.
     let delay_gro =
         "echo 2000000 >/sys/class/net/v1/gro_flush_timeout; echo 1 >/sys/class/net/v1/napi_defer_hard_irqs";
-    let out =
-        Command::new("ip").args(["netns", "exec", &net.names[1], "sh", "-c", delay_gro]).output().unwrap();
+    let out = net.sides[1].command("sh").args(["-c", delay_gro]).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     for [x, y] in FAMILIES.map(addresses) {
         for (segmentation, options) in

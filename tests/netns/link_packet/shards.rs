@@ -1,6 +1,5 @@
 //! Tests of the links of a NIC with several shards.
 
-use std::process::Command;
 use std::time::{Duration, Instant as Clock};
 
 use etherparse::{IpNumber, Ipv4Header};
@@ -9,13 +8,13 @@ use urxe::link::{Link, PacketConfig, PacketLink};
 use urxe::transport::{Payload, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, Qpn, icrc};
 
-use super::veth::{Veth, ip};
+use super::netns::Veth;
 use super::{join, now, open};
 
 /// Opens the two links of a NIC with two shards.
 fn open_two_shards(net: &Veth, side: usize, spec: &str) -> [PacketLink; 2] {
     let config: PacketConfig = spec.parse().unwrap();
-    let links = net.run_in(side, || PacketLink::open_shards(config, 2)).unwrap();
+    let links = net.sides[side].run(|| PacketLink::open_shards(config, 2)).unwrap();
     links.try_into().unwrap_or_else(|links: Vec<_>| panic!("{} links", links.len()))
 }
 
@@ -59,8 +58,7 @@ fn with_and_without_fanout<const N: usize>(specs: [String; N]) -> [[String; N]; 
 /// Returns the fanout groups of packet sockets on one side, as listed by the kernel: one entry for each
 /// socket in a group.
 fn fanouts(net: &Veth, side: usize) -> Vec<String> {
-    let args = ["netns", "exec", &net.names[side], "ss", "-0", "-e"];
-    let out = Command::new("ip").args(args).output().unwrap();
+    let out = net.sides[side].command("ss").args(["-0", "-e"]).output().unwrap();
     assert!(out.status.success(), "ss: {}", String::from_utf8_lossy(&out.stderr));
     let text = String::from_utf8_lossy(&out.stdout);
     let found = text.match_indices("fanout(").map(|(at, _)| text[at..].split_inclusive(')').next());
@@ -71,12 +69,12 @@ fn fanouts(net: &Veth, side: usize) -> Vec<String> {
 fn shards_of_one_nic_share_a_fanout_group() {
     let net = Veth::new(1500);
     let config: PacketConfig = "packet:v1".parse().unwrap();
-    let links = net.run_in(1, || PacketLink::open_shards(config.clone(), 4)).unwrap();
+    let links = net.sides[1].run(|| PacketLink::open_shards(config.clone(), 4)).unwrap();
     assert!(links.iter().all(PacketLink::fans_out));
     let groups = fanouts(&net, 1);
     assert!(groups.len() == 4 && groups.iter().all(|group| *group == groups[0]), "{groups:?}");
     // Another NIC uses another group.
-    let more = net.run_in(1, || PacketLink::open_shards(config.clone(), 2)).unwrap();
+    let more = net.sides[1].run(|| PacketLink::open_shards(config.clone(), 2)).unwrap();
     let mut groups = fanouts(&net, 1);
     groups.sort();
     groups.dedup();
@@ -84,7 +82,7 @@ fn shards_of_one_nic_share_a_fanout_group() {
     drop((links, more));
     assert_eq!(fanouts(&net, 1), [""; 0]);
     for (spec, count) in [("packet:v1,fanout=off", 2), ("packet:v1", 1)] {
-        let links = net.run_in(1, || PacketLink::open_shards(spec.parse().unwrap(), count)).unwrap();
+        let links = net.sides[1].run(|| PacketLink::open_shards(spec.parse().unwrap(), count)).unwrap();
         assert!(!links.iter().any(PacketLink::fans_out), "{spec}");
         assert_eq!(fanouts(&net, 1), [""; 0], "{spec}");
     }
@@ -96,7 +94,7 @@ fn shards_receive_their_packets_after_interface_returns() {
     let start = Clock::now();
     let mut a = open(&net, 0, "packet:v0,ip=10.77.0.11/24");
     let config: PacketConfig = "packet:v1,ip=10.77.0.12/24".parse().unwrap();
-    let mut links = net.run_in(1, || PacketLink::open_shards(config, 4)).unwrap();
+    let mut links = net.sides[1].run(|| PacketLink::open_shards(config, 4)).unwrap();
     for turn in 0..3 {
         send_to_qps(&mut a, "10.77.0.11", "10.77.0.12", &[0x10, 0x11, 0x12, 0x13, 0x27, 0xfe], start);
         let all = &mut links.iter_mut().chain([&mut a]).collect::<Vec<_>>();
@@ -105,9 +103,9 @@ fn shards_receive_their_packets_after_interface_returns() {
             [vec![0x10], vec![0x11], vec![0x12, 0xfe], vec![0x13, 0x27], vec![]],
             "turn {turn}"
         );
-        ip(&format!("-n {} link set v1 down", net.names[1]));
+        net.sides[1].ip("link set v1 down");
         assert!(received(all, start).concat().is_empty());
-        ip(&format!("-n {} link set v1 up", net.names[1]));
+        net.sides[1].ip("link set v1 up");
         net.wait_until_up();
     }
 }
@@ -175,7 +173,7 @@ fn every_shard_reports_its_groups_to_a_router() {
         }
         let config = Config { read_timeout: Some(Duration::from_millis(10)), ..Config::default() };
         let v0 = || pnet_datalink::interfaces().into_iter().find(|i| i.name == "v0").unwrap();
-        let channel = net.run_in(0, || pnet_datalink::channel(&v0(), config)).unwrap();
+        let channel = net.sides[0].run(|| pnet_datalink::channel(&v0(), config)).unwrap();
         let Channel::Ethernet(mut tx, mut rx) = channel else { panic!("a veth is Ethernet") };
         tx.send_to(&group_query(), None).unwrap().unwrap();
         let mut reported = [[239, 1, 2, 3], [239, 4, 5, 6]].map(|group| (group, false));

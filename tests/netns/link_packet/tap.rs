@@ -11,9 +11,9 @@ use urxe::link::{Link, LinkCounters, PacketLink};
 use urxe::wire::frame::{self, Checksums, Content};
 use urxe::wire::{Flow, IpIdent, Mac, Packet, icrc};
 
+use super::netns::Veth;
 use super::now;
 use super::offload::{FAMILIES, addresses, byte, expect_from_peer, kernel_supports_udp_gso, queue};
-use super::veth::{Veth, ip};
 
 /// From linux/if_tun.h.
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
@@ -39,7 +39,7 @@ struct Tap {
 impl Tap {
     fn new(net: &Veth, offloads: Option<libc::c_ulong>) -> Tap {
         let vnet = offloads.is_some();
-        let file = net.run_in(0, || {
+        let file = net.sides[0].run(|| {
             let file = OpenOptions::new()
                 .read(true)
                 .write(true)
@@ -61,14 +61,14 @@ impl Tap {
             }
             file
         });
-        let host = &net.names[0];
-        ip(&format!("-n {host} addr flush dev v0"));
-        ip(&format!("-n {host} link set tap0 up mtu 1500"));
+        let host = &net.sides[0];
+        host.ip("addr flush dev v0");
+        host.ip("link set tap0 up mtu 1500");
         for (family, bits) in FAMILIES.into_iter().zip([24, 64]) {
             let [own, peer] = addresses(family);
             let flags = if own.is_ipv6() { "nodad" } else { "" };
-            ip(&format!("-n {host} addr add {own}/{bits} dev tap0 {flags}"));
-            ip(&format!("-n {host} neigh replace {peer} lladdr {PEER} dev tap0 nud permanent"));
+            host.ip(&format!("addr add {own}/{bits} dev tap0 {flags}"));
+            host.ip(&format!("neigh replace {peer} lladdr {PEER} dev tap0 nud permanent"));
         }
         Tap { file, vnet }
     }
@@ -96,7 +96,7 @@ impl Tap {
 }
 
 fn open(net: &Veth) -> PacketLink {
-    net.run_in(0, || PacketLink::open("packet:tap0".parse().unwrap()).unwrap())
+    net.sides[0].run(|| PacketLink::open("packet:tap0".parse().unwrap()).unwrap())
 }
 
 fn roce(bytes: &[u8], checksums: Checksums) -> (Flow, IpIdent, Vec<u8>) {
