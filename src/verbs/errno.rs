@@ -135,6 +135,7 @@ table! {
         Self::Idle => EAGAIN,
         Self::Overflow(e) => e.errno(),
         Self::Failed(_) => EIO,
+        Self::Runtime(errno) => *errno,
     }
     OpenError {
         Self::NoAddress(_) => EADDRNOTAVAIL,
@@ -287,6 +288,7 @@ mod tests {
             (WaitError::TimedOut(Duration::ZERO).errno(), 110),
             (WaitError::Idle.errno(), 11),
             (WaitError::Interrupted.errno(), 4),
+            (WaitError::Runtime(125).errno(), 125),
             (WaitError::Overflow(CqOverflow { capacity: 1 }).errno(), 75),
             (OpenError::NoAddress("x".into()).errno(), 99),
             (OpenError::MtuTooSmall { name: "x".into(), mtu: 1 }.errno(), 90),
