@@ -25,7 +25,6 @@ async fn connects_and_disconnects([local, remote]: [Context; 2]) {
         let incoming = listener.next().await.unwrap();
         assert_eq!(&incoming.private_data()[..5], b"hello");
         let qp = new_qp(&incoming.context().unwrap()).unwrap();
-        qp.post_recv(&RecvWr::empty(1)).unwrap();
         let mut session = incoming.accept_async(qp, &ConnParam::with_data(b"welcome")).await.unwrap();
         session.wait_for_disconnect().await.unwrap();
         session.disconnect().await.unwrap();
@@ -101,11 +100,12 @@ fn dropped_wait_loses_no_connection_request() {
                 let incoming = listener.next().await.unwrap();
                 assert_eq!(incoming.private_data()[0], round);
                 let qp = new_qp(&incoming.context().unwrap()).unwrap();
-                let session = incoming.accept_async(qp, &ConnParam::default()).await.unwrap();
+                let mut session = incoming.accept_async(qp, &ConnParam::default()).await.unwrap();
+                session.wait_for_disconnect().await.unwrap();
                 session.disconnect().await.unwrap();
             };
-            let (session, ()) = tokio::join!(connect, accept);
-            session.unwrap().disconnect().await.unwrap();
+            let connect = async { connect.await.unwrap().disconnect().await.unwrap() };
+            tokio::join!(connect, accept);
             assert!(is_pending_and_dropped(listener.next()), "delivered twice in round {round}");
         }
     });
