@@ -8,7 +8,7 @@ mod virtual_time;
 
 use std::future::Future;
 use std::pin::pin;
-use std::task::{Context as TaskContext, Poll, Waker};
+use std::task::{Context as TaskContext, Waker};
 use std::time::Duration;
 
 use urxe::link::udp::{UdpLink, UdpOptions};
@@ -101,7 +101,7 @@ async fn messages_arrive_once_although_waits_are_dropped([a, mut b]: [Node; 2]) 
     (0..RECEIVES).for_each(|wr_id| b.qp.post_recv(&RecvWr::empty(wr_id)).unwrap());
     let sender = std::thread::spawn(move || {
         for wr_id in 0..MESSAGES {
-            a.qp.post_send(&SendWr::send_with_imm(wr_id, &[], wr_id as u32)).unwrap();
+            a.qp.post_send(&SendWr::send_imm(wr_id, &[], wr_id as u32)).unwrap();
             assert_eq!(a.cq.cq().wait(LIMIT).unwrap().wr_id, wr_id);
         }
     });
@@ -137,11 +137,7 @@ fn failed_work_request_ends_the_wait_with_its_completion() {
         let [mut a, _b] = Node::pair(on_fabric());
         a.qp.post_send(&SendWr::write(7, &[], RemoteAddr::default())).unwrap();
         assert!(a.cq.wait().await.is_ok(), "a WRITE without data accesses no memory");
-        a.qp.post_send(&SendWr {
-            data: WrData::Inline(b"x"),
-            ..SendWr::write(8, &[], RemoteAddr::default())
-        })
-        .unwrap();
+        a.qp.post_send(&SendWr::write(8, &[], RemoteAddr::default()).inline(b"x")).unwrap();
         let Err(WaitError::Failed(completion)) = a.cq.wait().await else { panic!("no error") };
         assert_eq!((completion.wr_id, completion.status), (8, WcStatus::RemAccessErr));
     });
@@ -168,7 +164,8 @@ fn channel_names_the_queue_of_each_event() {
     run(async {
         let (a, b) = Fabric::new().pair().unwrap();
         let mut channel = AsyncCompletionChannel::new(b.context.create_channel().unwrap());
-        let cqs = [(); 2].map(|()| b.context.create_cq_on(8, channel.channel()).unwrap());
+        let cqs =
+            [(); 2].map(|()| b.context.create_cq(CqOptions::new(8).channel(channel.channel())).unwrap());
         let connect = |cq: &Cq| {
             let qps = [
                 b.pd.create_qp(cq, cq, &QpOptions::default()),
@@ -226,13 +223,13 @@ fn waits_of_two_tasks_are_woken_by_each_other() {
         let echo = tokio::spawn(async move {
             for wr_id in 0..100 {
                 assert_eq!(receive(&mut b).await, wr_id);
-                b.qp.post_send(&SendWr::send_with_imm(wr_id, &[], wr_id as u32)).unwrap();
+                b.qp.post_send(&SendWr::send_imm(wr_id, &[], wr_id as u32)).unwrap();
             }
             // The last acknowledgement leaves this NIC before it is dropped.
             b.context
         });
         for wr_id in 0..100 {
-            a.qp.post_send(&SendWr::send_with_imm(wr_id, &[], wr_id as u32)).unwrap();
+            a.qp.post_send(&SendWr::send_imm(wr_id, &[], wr_id as u32)).unwrap();
             assert_eq!(receive(&mut a).await, wr_id);
         }
         echo.await.unwrap();

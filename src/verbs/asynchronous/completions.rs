@@ -19,21 +19,14 @@ pub struct AsyncCq {
 }
 
 impl AsyncCq {
-    /// Creates a completion queue for `capacity` completions.
+    /// Creates a completion queue from its capacity or from options; a channel in them is replaced by one of the
+    /// queue's own.
     ///
     /// # Errors
     /// Those of [`Context::create_cq`], and [`CreateError::Channel`].
-    pub fn new(context: &Context, capacity: usize) -> Result<AsyncCq, CreateError> {
-        Self::with_options(context, CqOptions { capacity, ..CqOptions::default() })
-    }
-
-    /// Creates a completion queue with these options; a channel in them is replaced by one of the queue's own.
-    ///
-    /// # Errors
-    /// Those of [`Context::create_cq_with`], and [`CreateError::Channel`].
-    pub fn with_options(context: &Context, options: CqOptions) -> Result<AsyncCq, CreateError> {
+    pub fn new(context: &Context, options: impl Into<CqOptions>) -> Result<AsyncCq, CreateError> {
         let channel = context.create_channel()?;
-        let cq = context.create_cq_with(&CqOptions { channel: Some(channel.clone()), ..options })?;
+        let cq = context.create_cq(options.into().channel(&channel))?;
         Ok(AsyncCq { cq, channel, waiter: Waiter::default() })
     }
 

@@ -54,7 +54,7 @@ fn session_is_established_and_ended_over_udp() {
 #[test]
 fn session_is_established_and_ended_in_virtual_time() {
     let latency = Duration::from_micros(10);
-    let config = FabricConfig { seed: 3, latency, loss: 0.1, ..FabricConfig::default() };
+    let config = FabricConfig::default().seed(3).latency(latency).loss(0.1);
     let fabric = Fabric::virtual_time(config).unwrap();
     run(connects_and_disconnects([(); 2].map(|()| Context::on_fabric(&fabric).unwrap())));
 }

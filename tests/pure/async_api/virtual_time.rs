@@ -4,7 +4,7 @@ use super::*;
 
 fn lossy_fabric(seed: u64) -> Fabric {
     let latency = Duration::from_micros(10);
-    Fabric::virtual_time(FabricConfig { seed, latency, loss: 0.2, ..FabricConfig::default() }).unwrap()
+    Fabric::virtual_time(FabricConfig::default().seed(seed).latency(latency).loss(0.2)).unwrap()
 }
 
 /// Exchanges messages between two tasks; returns the time at the end and the number of lost packets.
@@ -19,12 +19,12 @@ fn ping_pong(seed: u64) -> (Duration, u64) {
         let echo = tokio::spawn(async move {
             for _ in 0..20 {
                 let imm = receive(&mut b).await;
-                b.qp.post_send(&SendWr::send_with_imm(0, &[], imm as u32)).unwrap();
+                b.qp.post_send(&SendWr::send_imm(0, &[], imm as u32)).unwrap();
             }
             b
         });
         for wr_id in 0..20 {
-            a.qp.post_send(&SendWr::send_with_imm(wr_id, &[], wr_id as u32)).unwrap();
+            a.qp.post_send(&SendWr::send_imm(wr_id, &[], wr_id as u32)).unwrap();
             assert_eq!(receive(&mut a).await, wr_id);
         }
         drop(echo.await.unwrap());
