@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use urxe::verbs::*;
 
-/// Sends 200 messages over a lossy wire; returns the numbers of lost and of retransmitted packet trains.
+/// Sends 200 messages over a lossy wire; returns the numbers of lost packets and of go-backs.
 fn run(seed: u64) -> Result<(u64, u64), Box<dyn std::error::Error>> {
     let latency = Duration::from_micros(10);
     let config = FabricConfig::default().seed(seed).latency(latency).loss(0.1).duplicate(0.02).reorder(0.02);
@@ -26,9 +26,12 @@ fn run(seed: u64) -> Result<(u64, u64), Box<dyn std::error::Error>> {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let seed = std::env::args().nth(1).map_or(Ok(42), |seed| seed.parse())?;
     let first = run(seed)?;
-    println!("seed {seed}: 200 messages arrived; {} packets were lost, {} retransmissions", first.0, first.1);
+    println!(
+        "seed {seed}: 200 messages arrived; {} packets were lost, and the requester went back {} times",
+        first.0, first.1
+    );
     let again = run(seed)?;
-    println!("seed {seed} again: {} lost, {} retransmissions", again.0, again.1);
+    println!("seed {seed} again: {} lost, {} times back", again.0, again.1);
     assert_eq!(first, again, "a seed replays the run");
     assert!(first.0 > 0, "nothing was lost");
     Ok(())

@@ -36,8 +36,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dropped = counters.ok_or("the link was not created")?.get(Direction::Tx).dropped;
     let (sent, received) = (a.context.counters(), b.context.counters());
     println!("{dropped} packet was dropped");
-    println!("the peer sent {} NAK: a packet was missing", received.out_of_seq_request);
-    println!("the requester retransmitted {} time, and {LEN} bytes arrived", sent.requester_retry);
+    println!("the peer got {} packets behind the missing one, and sent a NAK", received.out_of_seq_request);
+    println!("the requester went back {} time, and {LEN} bytes arrived", sent.requester_retry);
     assert_eq!((dropped, sent.requester_retry), (1, 1));
     assert_eq!(target.to_vec(), data);
     Ok(())

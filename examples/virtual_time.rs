@@ -16,7 +16,7 @@ fn transfer(seed: u64) -> Result<Duration, Box<dyn std::error::Error>> {
             .seed(seed)
             .latency(Duration::from_micros(50))
             .jitter(Duration::from_micros(20))
-            .bandwidth(1_250_000_000),
+            .bandwidth(10_000_000_000),
     )?;
     let (a, b) = fabric.pair()?;
     let (source, target) = (a.pd.reg_mr(LEN, Access::LOCAL_WRITE)?, b.pd.reg_mr(LEN, Access::ALL)?);
