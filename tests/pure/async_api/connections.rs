@@ -105,7 +105,7 @@ fn dropped_wait_loses_no_connection_request() {
                 session.disconnect().await.unwrap();
             };
             let connect = async { connect.await.unwrap().disconnect().await.unwrap() };
-            tokio::join!(connect, accept);
+            tokio::join!(biased; accept, connect);
             assert!(is_pending_and_dropped(listener.next()), "delivered twice in round {round}");
         }
     });
