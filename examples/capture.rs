@@ -1,6 +1,6 @@
 //! Capture: all packets of a NIC as a pcapng file for Wireshark and tshark.
 //!
-//! Shows `CaptureFile` around the link of a NIC, with virtual timestamps. Run it with
+//! Shows `CaptureFile` at the first NIC of a pair, with virtual timestamps. Run it with
 //! `cargo run --example capture [FILE]`; without FILE, a temporary one is written and removed.
 
 use std::path::PathBuf;
@@ -16,12 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let fabric = Fabric::virtual_time(FabricConfig::default().latency(Duration::from_micros(10)))?;
     let file = CaptureFile::create(path, Timestamps::Virtual)?;
-    let port = fabric.port(&fabric.auto_address())?;
-    let captured =
-        Context::on_port(port, &ContextOptions::default(), |port| Box::new(file.capture(port, "A")))?;
-    let (a, b) = (TestEndpoint::new(captured)?, TestEndpoint::new(Context::on_fabric(&fabric)?)?);
-    a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default())?;
-    b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default())?;
+    let (a, b) = fabric.pair_builder().capture(&file).build()?;
 
     let target = b.pd.reg_mr(64, Access::ALL)?;
     a.qp.post_send(&SendWr::write(1, &[], target.remote(0)).inline(b"captured"))?;
