@@ -24,22 +24,22 @@ macro_rules! trace_event {
 /// Uses the values of an event without evaluating them, so that they are checked and need no attributes.
 #[cfg(not(feature = "tracing"))]
 macro_rules! trace_event {
-    (@use) => {};
-    (@use $name:ident = % $value:expr $(, $($rest:tt)*)?) => {
+    (@check) => {};
+    (@check $name:ident = % $value:expr $(, $($rest:tt)*)?) => {
         let _ = &$value;
-        trace_event!(@use $($($rest)*)?);
+        trace_event!(@check $($($rest)*)?);
     };
-    (@use $name:ident = ? $value:expr $(, $($rest:tt)*)?) => {
+    (@check $name:ident = ? $value:expr $(, $($rest:tt)*)?) => {
         let _ = &$value;
-        trace_event!(@use $($($rest)*)?);
+        trace_event!(@check $($($rest)*)?);
     };
-    (@use $name:ident = $value:expr $(, $($rest:tt)*)?) => {
+    (@check $name:ident = $value:expr $(, $($rest:tt)*)?) => {
         let _ = &$value;
-        trace_event!(@use $($($rest)*)?);
+        trace_event!(@check $($($rest)*)?);
     };
     ($level:ident, $target:literal, $message:literal, $($fields:tt)*) => {
         if false {
-            trace_event!(@use $($fields)*);
+            trace_event!(@check $($fields)*);
         }
     };
 }
