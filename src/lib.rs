@@ -39,6 +39,9 @@
 //! [`verbs::Fabric::virtual_time`] runs the same program in one thread on a simulated clock, with latency,
 //! loss, duplication, reordering and corruption determined by a seed; a replay produces the same bytes.
 
+#[macro_use]
+mod trace_event;
+
 pub mod broker;
 mod driver;
 pub mod link;

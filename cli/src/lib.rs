@@ -6,6 +6,7 @@ mod devinfo;
 mod error;
 pub mod interrupt;
 pub mod link;
+mod log;
 mod oob;
 pub mod oob_handshake;
 mod packet_text;
@@ -40,7 +41,9 @@ Examples:
   urxe pingpong --link udp:10.0.0.1  run a server for ibv_rc_pingpong
   urxe serve --link udp:10.0.0.1     run an endpoint for READ, WRITE, SEND and atomics
   urxe run -- ib_write_bw            run a libibverbs program on urxe
-  urxe help serve                    describe a command and its options";
+  urxe help serve                    describe a command and its options
+
+URXE_LOG=debug prints state changes, NAKs, retransmissions and handshakes to standard error.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -64,7 +67,7 @@ pub fn main() -> ExitCode {
     let failure = if matches!(command, Command::Run(_)) { ExitCode::from(126) } else { ExitCode::FAILURE };
     let mut interrupted = Interrupt::default();
     let mut install_interrupt = || Interrupt::install().inspect(|interrupt| interrupted = interrupt.clone());
-    let result = match command {
+    let result = log::install().and_then(|()| match command {
         Command::Demo(demo) => demo.run(),
         Command::Devinfo(devinfo) => devinfo.run(),
         Command::Env(env) => env.run(),
@@ -73,7 +76,7 @@ pub fn main() -> ExitCode {
         Command::Pingpong(args) => install_interrupt().and_then(|interrupt| pingpong::run(&args, &interrupt)),
         Command::Serve(serve) => serve.run(),
         Command::Broker(broker) => broker.run(),
-    };
+    });
     let status =
         |status| if interrupted.is_set() { ExitCode::from(interrupt::INTERRUPTED_STATUS) } else { status };
     match result {

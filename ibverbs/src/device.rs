@@ -319,7 +319,7 @@ pub(crate) fn warn(text: &str) {
 pub(crate) fn all() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
-        let devices = Settings::read().and_then(|settings| {
+        let devices = crate::log::install().and_then(|()| Settings::read()).and_then(|settings| {
             let adapters = Adapter::all(settings.link.as_ref()).map_err(|e| format!("URXE_LINK: {e}"))?;
             if adapters.is_empty() {
                 warn("no device: no network interface is up with an IP address; see `ip address`");

@@ -134,7 +134,7 @@ fn parse_variable<T: FromStr<Err = String>>(name: &str) -> Result<Option<T>, Str
 }
 
 /// Parses a variable with `parser`; the error is a line that names the allowed values.
-fn parse_with<T>(
+pub(crate) fn parse_with<T>(
     name: &str,
     allowed: &str,
     parser: impl FnOnce(&str) -> Option<T>,

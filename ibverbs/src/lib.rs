@@ -31,6 +31,7 @@ mod errno;
 mod event;
 mod event_objects;
 mod live_objects;
+mod log;
 mod mr;
 mod object;
 mod open;

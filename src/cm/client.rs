@@ -131,7 +131,7 @@ impl Cm {
         }
         self.stop_retransmission(id);
         let Some(conn) = self.connections.get_mut(&id) else { return };
-        conn.state = State::RepRcvd;
+        conn.enter(id, State::RepRcvd);
         (conn.remote, conn.remote_guid) = (rep.local, rep.ca_guid);
         let qp_params = &mut conn.qp_params;
         (qp_params.remote_qpn, qp_params.remote_psn) = (rep.qpn, rep.psn);
@@ -190,7 +190,7 @@ impl Cm {
     pub fn ready(&mut self, _now: Instant, id: ConnId, private_data: &[u8]) -> Result<(), CmError> {
         let private_data = padded(private_data)?;
         let conn = self.conn(id, &[State::RepRcvd, State::DelayingRep], "send RTU")?;
-        conn.state = State::Established;
+        conn.enter(id.0, State::Established);
         let (transaction, remote) = (conn.transaction, conn.remote);
         let rtu = Rtu { local: id.0, remote, private_data };
         self.send_cached_response(

@@ -36,6 +36,16 @@ pub(super) struct Connection {
     pub qp_params: QpParams,
 }
 
+impl Connection {
+    /// Changes the state.
+    pub fn enter(&mut self, id: CommId, state: State) {
+        if self.state != state {
+            trace_event!(DEBUG, "urxe::cm", "state change", id = ?id, from = %self.state, to = %state);
+            self.state = state;
+        }
+    }
+}
+
 /// The two queue pairs and the parameters negotiated for them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QpParams {

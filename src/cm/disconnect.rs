@@ -51,7 +51,7 @@ impl Cm {
     pub(super) fn send_dreq(&mut self, now: Instant, id: CommId, private_data: [u8; 220]) {
         let transaction = self.new_transaction(id);
         let Some(conn) = self.connections.get_mut(&id) else { return };
-        conn.state = State::DreqSent;
+        conn.enter(id, State::DreqSent);
         conn.offer = Offer::None;
         let dreq =
             Dreq { local: id, remote: conn.remote, remote_qpn: conn.qp_params.remote_qpn, private_data };
@@ -104,7 +104,7 @@ impl Cm {
             self.counters.wrong_peer += 1;
             return;
         }
-        conn.state = State::DreqRcvd;
+        conn.enter(id, State::DreqRcvd);
         conn.transaction = transaction;
         conn.offer = Offer::None;
         self.stop_retransmission(id);
@@ -208,11 +208,11 @@ impl Cm {
         let mut transaction = conn.transaction;
         let (message, request_kind) = match (conn.state, conn.offer) {
             (S::ReqRcvd | S::DelayingReq, _) => {
-                conn.state = S::DelayingReq;
+                conn.enter(id.0, S::DelayingReq);
                 (Acknowledged::Req, MessageKind::Req)
             }
             (S::RepRcvd | S::DelayingRep, _) => {
-                conn.state = S::DelayingRep;
+                conn.enter(id.0, S::DelayingRep);
                 (Acknowledged::Rep, MessageKind::Rep)
             }
             (_, Offer::Received { transaction: of }) => {

@@ -122,6 +122,7 @@ impl Cm {
         self.remove_from_backlog(id);
         self.unlink_qp(id);
         let Some(conn) = self.connections.remove(&id) else { return };
+        trace_event!(DEBUG, "urxe::cm", "connection closed", id = ?id, state = %conn.state);
         self.by_remote.remove_if_mapped_to((conn.peer(), conn.remote), id);
         self.by_sidr_request.remove_if_mapped_to((conn.to.dgid, conn.remote), id);
         self.peer_to_peer.remove(&(conn.service, conn.to.dgid, id));
@@ -150,7 +151,7 @@ impl Cm {
         self.remove_from_backlog(id);
         self.unlink_qp(id);
         let Some(conn) = self.connections.get_mut(&id) else { return };
-        conn.state = State::TimeWait;
+        conn.enter(id, State::TimeWait);
         let max_wait = timeout_duration(self.config.max_timeout);
         let wait = conn.time_wait().min(max_wait).max(at_least).max(self.config.min_time_wait);
         let peer_to_peer = (conn.service, conn.to.dgid, id);

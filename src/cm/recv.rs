@@ -141,7 +141,7 @@ impl Cm {
             _ => None,
         };
         if let Some((message, state)) = delayable {
-            conn.state = state;
+            conn.enter(id, state);
             let mra = Mra { local: id, remote, message, service_timeout, ..Mra::default() };
             let mad = Mad { transaction, modifier: 0, message: mra.into() };
             conn.cached_response =
@@ -170,7 +170,7 @@ impl Cm {
     fn on_mra(&mut self, now: Instant, id: CommId, mra: &Mra) {
         let service_timeout = self.clamp_timeout(mra.service_timeout);
         let Some(conn) = self.connections.get_mut(&id) else { return };
-        conn.state = match (conn.state, mra.message) {
+        let state = match (conn.state, mra.message) {
             (State::ReqSent, Acknowledged::Req) => State::ReqDelayed,
             (State::RepSent, Acknowledged::Rep) => State::RepDelayed,
             _ => {
@@ -178,6 +178,7 @@ impl Cm {
                 return;
             }
         };
+        conn.enter(id, state);
         conn.remote = mra.local;
         let wait = super::connection::timeout_duration(service_timeout) + conn.retry_policy.response_timeout;
         self.arm(id, Some(now + wait));

@@ -277,7 +277,7 @@ impl Cm {
         let private_data = padded(reply.private_data)?;
         let (ca_guid, target_ack_delay) = (self.config.ca_guid, self.config.ack_delay);
         let conn = self.conn(id, &[State::ReqRcvd, State::DelayingReq], "accept")?;
-        conn.state = State::RepSent;
+        conn.enter(id.0, State::RepSent);
         let qp_params = &mut conn.qp_params;
         qp_params.qp = Some(reply.qp);
         (qp_params.responder_resources, qp_params.initiator_depth) =
@@ -322,7 +322,7 @@ impl Cm {
     pub(super) fn on_rtu(&mut self, id: CommId, rtu: &Rtu) {
         self.stop_retransmission(id);
         if let Some(conn) = self.connections.get_mut(&id) {
-            conn.state = State::Established;
+            conn.enter(id, State::Established);
         }
         self.push_event(id, Event::Established(Box::new(rtu.private_data)));
     }
@@ -337,7 +337,7 @@ impl Cm {
         let states = [State::RepSent, State::RepDelayed, State::Established];
         let conn = self.conn(id, &states, "establish the connection on received data")?;
         let new = conn.state != State::Established;
-        conn.state = State::Established;
+        conn.enter(id.0, State::Established);
         if new {
             self.stop_retransmission(id.0);
         }

@@ -33,6 +33,8 @@ impl Cm {
         match &mut conn.pending_request {
             Some(pending_request) if pending_request.retries_left > 0 => {
                 pending_request.retries_left -= 1;
+                let (state, retries_left) = (conn.state, pending_request.retries_left);
+                trace_event!(DEBUG, "urxe::cm", "retransmission", id = ?id, state = %state, retries_left = retries_left);
                 let (to, kind, mad, wait) =
                     (conn.to, pending_request.kind, *pending_request.mad, conn.retry_policy.response_timeout);
                 self.arm(id, Some(now + wait));
@@ -46,6 +48,7 @@ impl Cm {
     fn on_retries_exhausted(&mut self, now: Instant, id: CommId) {
         self.counters.timed_out += 1;
         let Some(conn) = self.connections.get_mut(&id) else { return };
+        trace_event!(DEBUG, "urxe::cm", "retries exhausted", id = ?id, state = %conn.state);
         conn.pending_request = None;
         match conn.state {
             State::ReqSent | State::ReqDelayed | State::RepSent | State::RepDelayed => {

@@ -98,6 +98,7 @@ impl Shard {
 
     /// Fails the link and those of the sibling shards, which have the same socket address or interface.
     pub(super) fn lose_link(&self, state: &mut ShardState, reason: io::Error, now: Instant) {
+        trace_event!(WARN, "urxe::link", "link lost", reason = %reason);
         let reason = Arc::new(reason);
         state.lose_link(reason.clone(), now);
         self.mailbox.lose_link(reason);

@@ -42,6 +42,15 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// Changes the state for the reason `cause`.
+    pub fn enter(&mut self, state: QpState, cause: &'static str) {
+        if self.state != state {
+            let (qpn, from) = (self.qpn, self.state);
+            trace_event!(DEBUG, "urxe::qp", "state change", qpn = %qpn, from = %from, to = %state, cause = cause);
+            self.state = state;
+        }
+    }
+
     pub fn new(init: &QpInit, qpn: Qpn) -> Connection {
         Connection {
             qp_type: init.qp_type,

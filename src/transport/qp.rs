@@ -134,7 +134,7 @@ impl QueuePair {
         if matches!(to, QpState::Reset | QpState::Err) {
             self.responder.flush_pending_acks(conn, env);
         }
-        conn.state = to;
+        conn.enter(to, "modify");
         if let Some(rate) = attr.rate_limit {
             self.pacer.set(rate);
         }
@@ -179,7 +179,7 @@ impl QueuePair {
     pub fn fail(&mut self, env: &mut Env<'_>) {
         if !matches!(self.conn.state, QpState::Reset | QpState::Err) {
             env.out.push(Output::Event(AsyncEvent::QpFatal(self.conn.qpn)));
-            self.settle(Err(Fatal), env);
+            self.settle(Err(Fatal), "CQ overflow", env);
         }
     }
 
@@ -369,7 +369,7 @@ impl QueuePair {
             self.requester.handle(packet, &self.conn, env)
         };
         self.migrate_if_due(env);
-        self.settle(result, env);
+        self.settle(result, if request { "invalid request" } else { "failed request" }, env);
         self.note_drained(env);
     }
 
@@ -387,7 +387,7 @@ impl QueuePair {
             match self.responder.transmit(&self.conn, budget, env) {
                 Ok(left) => more |= left,
                 Err(fatal) => {
-                    self.settle(Err(fatal), env);
+                    self.settle(Err(fatal), "unreadable memory of a response", env);
                     return true;
                 }
             }
@@ -421,12 +421,12 @@ impl QueuePair {
             }
             // An unreliable service moves only the send queue to the error state (IBA 10.3.1.7).
             Err(Fatal) if !self.conn.qp_type.is_reliable() && self.conn.quirks().send_queue_errors => {
-                self.conn.state = QpState::Sqe;
+                self.conn.enter(QpState::Sqe, "failed send");
                 self.requester.flush(&self.conn, env);
                 false
             }
             Err(fatal) => {
-                self.settle(Err(fatal), env);
+                self.settle(Err(fatal), "failed send", env);
                 false
             }
         }
@@ -438,7 +438,7 @@ impl QueuePair {
             self.pacer.expire(env.now);
             let result = self.requester.handle_timeout(&self.conn, env);
             self.migrate_if_due(env);
-            self.settle(result, env);
+            self.settle(result, "exhausted retries", env);
         }
     }
 
@@ -472,9 +472,9 @@ impl QueuePair {
         }
     }
 
-    fn settle(&mut self, result: Result<(), Fatal>, env: &mut Env<'_>) {
+    fn settle(&mut self, result: Result<(), Fatal>, cause: &'static str, env: &mut Env<'_>) {
         if result.is_err() && self.conn.state != QpState::Err {
-            self.conn.state = QpState::Err;
+            self.conn.enter(QpState::Err, cause);
             self.flush(env);
         }
     }

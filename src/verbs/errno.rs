@@ -33,6 +33,12 @@ macro_rules! table {
             $(#[$doc])*
             #[doc(hidden)]
             pub fn errno(&self) -> i32 {
+                let number = self.number();
+                trace_event!(DEBUG, "urxe::errno", "error of a call", errno = number, error = %self);
+                number
+            }
+
+            fn number(&self) -> i32 {
                 match self { $($cause => $number,)+ }
             }
         })+
@@ -57,15 +63,15 @@ table! {
         | Self::NoData(_)
         | Self::WindowKind(_)
         | Self::NoPlacement => EINVAL,
-        Self::Address(e) => e.errno(),
+        Self::Address(e) => e.number(),
     }
     PostListError {
-        Self { error, .. } => error.errno(),
+        Self { error, .. } => error.number(),
     }
     ModifyError {
         Self::DeviceFatal => EIO,
         Self::Transition { .. } | Self::CurState { .. } | Self::Missing { .. } | Self::NotAllowed { .. } | Self::Migration { .. } | Self::Value { .. } => EINVAL,
-        Self::Address(e) => e.errno(),
+        Self::Address(e) => e.number(),
     }
     AddressError {
         Self::GidIndex { .. } | Self::Family { .. } => EINVAL,
@@ -78,9 +84,9 @@ table! {
         | Self::XrcTarget
         | Self::NoReceives(_)
         | Self::NoGrh => EINVAL,
-        Self::Management(e) => e.errno(),
+        Self::Management(e) => e.number(),
         Self::Exhausted { .. } => ENOMEM,
-        Self::Address(e) => e.errno(),
+        Self::Address(e) => e.number(),
         Self::Channel(errno) => *errno,
         Self::DeviceFatal => EIO,
     }
@@ -112,8 +118,8 @@ table! {
         Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }
     AttachError {
-        Self::Multicast(e) => e.errno(),
-        Self::Join(e) => e.errno(),
+        Self::Multicast(e) => e.number(),
+        Self::Join(e) => e.number(),
     }
     AckError {
         Self { .. } => EINVAL,
@@ -133,8 +139,9 @@ table! {
         Self::TimedOut(_) => ETIMEDOUT,
         Self::Interrupted => EINTR,
         Self::Idle => EAGAIN,
-        Self::Overflow(e) => e.errno(),
+        Self::Overflow(e) => e.number(),
         Self::Failed(_) => EIO,
+        Self::Runtime(errno) => *errno,
     }
     OpenError {
         Self::NoAddress(_) => EADDRNOTAVAIL,
@@ -154,14 +161,14 @@ table! {
         Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }
     BindError {
-        Self::Udp(e) => e.errno(),
+        Self::Udp(e) => e.number(),
         Self::Packet(e) => of_cause(e),
         Self::Frames(e) => of_cause(e),
         Self::Fabric | Self::Shards { .. } => EINVAL,
     }
     DeviceError {
-        Self::Link(e) => e.errno(),
-        Self::Open(e) => e.errno(),
+        Self::Link(e) => e.number(),
+        Self::Open(e) => e.number(),
     }
     ClaimError {
         Self::InUse { .. } => EADDRINUSE,
@@ -171,7 +178,7 @@ table! {
     ConnectError {
         Self::Mtu { .. } => EINVAL,
         Self::NoGid { .. } => ENETUNREACH,
-        Self::Modify(e) => e.errno(),
+        Self::Modify(e) => e.number(),
     }
     /// For failures after the call has returned, an event carries the number.
     IdError {
@@ -190,19 +197,19 @@ table! {
         Self::PortInUseByWildcard(_) => EADDRNOTAVAIL,
         Self::Claim { addr, source } => match source {
             ClaimError::InUse { .. } if addr.ip().is_unspecified() => EADDRNOTAVAIL,
-            other => other.errno(),
+            other => other.number(),
         },
         Self::NoDevice(_) | Self::NoGroup(_) => EADDRNOTAVAIL,
-        Self::Modify(e) => e.errno(),
+        Self::Modify(e) => e.number(),
         Self::Protocol(e) => of_protocol(e),
-        Self::Device(e) => e.errno(),
-        Self::Open(e) => e.errno(),
+        Self::Device(e) => e.number(),
+        Self::Open(e) => e.number(),
         Self::System(e) => e.raw_os_error().unwrap_or(EIO),
     }
     PairError {
-        Self::Open(e) => e.errno(),
-        Self::Create(e) => e.errno(),
-        Self::Connect(e) => e.errno(),
+        Self::Open(e) => e.number(),
+        Self::Create(e) => e.number(),
+        Self::Connect(e) => e.number(),
     }
 }
 
@@ -287,6 +294,7 @@ mod tests {
             (WaitError::TimedOut(Duration::ZERO).errno(), 110),
             (WaitError::Idle.errno(), 11),
             (WaitError::Interrupted.errno(), 4),
+            (WaitError::Runtime(125).errno(), 125),
             (WaitError::Overflow(CqOverflow { capacity: 1 }).errno(), 75),
             (OpenError::NoAddress("x".into()).errno(), 99),
             (OpenError::MtuTooSmall { name: "x".into(), mtu: 1 }.errno(), 90),

@@ -168,6 +168,10 @@ pub enum WaitError {
     /// The completion has an error status.
     #[error("work request {} failed: {}", .0.wr_id, .0.status)]
     Failed(Completion),
+    /// The tokio runtime cannot watch the descriptor of the source (feature `async`), because the system is
+    /// out of descriptors or the runtime is shutting down (`ECANCELED`); holds the system's error number.
+    #[error("tokio cannot watch the descriptor: {}", io::Error::from_raw_os_error(*.0))]
+    Runtime(i32),
 }
 
 /// Error of an access outside a region's memory.

@@ -7,6 +7,8 @@
 
 mod adapter;
 mod ah;
+#[cfg(feature = "async")]
+pub mod asynchronous;
 mod channel;
 pub mod cm;
 mod context;

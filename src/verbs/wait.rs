@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::{Context, WaitError};
 use crate::driver::{WaitEnd, step_until, until_readable};
+use crate::link::fabric::Fabric;
 
 impl Context {
     /// Waits until `take` returns a value. In real time `fd` must become readable when it may.
@@ -14,11 +15,24 @@ impl Context {
         timeout: Duration,
         take: impl FnMut() -> Option<R>,
     ) -> Result<R, WaitError> {
-        if let Some(fabric) = self.0.shards.virtual_fabric() {
-            return Ok(step_until(fabric.fabric(), timeout, take)?);
+        Ok(match self.prepare_wait() {
+            Some(fabric) => step_until(&fabric, timeout, take)?,
+            None => until_readable(fd, Some(timeout), take)?,
+        })
+    }
+
+    /// Announces a wait to the device; returns the fabric to step instead, in virtual time.
+    pub(super) fn prepare_wait(&self) -> Option<Fabric> {
+        let fabric = self.virtual_fabric();
+        if fabric.is_none() {
+            self.0.shards.stop_polling_all();
         }
-        self.0.shards.stop_polling_all();
-        Ok(until_readable(fd, Some(timeout), take)?)
+        fabric
+    }
+
+    /// Returns the fabric that the device is on, if time is virtual.
+    pub(super) fn virtual_fabric(&self) -> Option<Fabric> {
+        self.0.shards.virtual_fabric().map(|handle| handle.fabric().clone())
     }
 }
 

@@ -168,6 +168,11 @@ impl Syndrome {
     /// Positive acknowledgement without end-to-end credits.
     pub const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
+    /// Reports whether this is a NAK or an RNR NAK.
+    pub const fn is_nak(self) -> bool {
+        matches!(self, Syndrome::RnrNak(_) | Syndrome::Nak(_))
+    }
+
     /// Encodes the syndrome into its byte; bit 7 is reserved and zero.
     pub const fn to_byte(self) -> u8 {
         match self {

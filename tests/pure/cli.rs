@@ -72,6 +72,23 @@ fn demo_shows_every_operation_and_the_loss() {
 }
 
 #[test]
+fn urxe_log_prints_events_to_standard_error() {
+    let run = |level: &str| {
+        let output = urxe(&["demo", "--no-capture"]).env("URXE_LOG", level).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (status, events) = run("debug");
+    assert_eq!(status, Some(0), "{events}");
+    for needle in ["urxe::qp: state change", "urxe::nak: NAK received", "urxe::recovery: retransmission"] {
+        assert!(events.contains(needle), "'{needle}' is missing: {events}");
+    }
+    assert_eq!(run("error"), (Some(0), String::new()));
+    let (status, error) = run("loud");
+    assert_eq!(status, Some(1));
+    assert_eq!(error, "urxe: URXE_LOG is 'loud': it must be off, error, warn, info, debug or trace\n");
+}
+
+#[test]
 fn demo_output_is_reproducible_from_its_seed() {
     let run = |seed: &str| {
         let output = urxe(&["demo", "--no-capture", "--seed", seed]).output().unwrap();

@@ -143,6 +143,18 @@ fn min_ack_timeout_reaches_the_library() {
 }
 
 #[test]
+fn urxe_log_prints_the_errors_behind_errno() {
+    let [address, _] = addresses();
+    let pingpong = "URXE_LOG=debug ibv_rc_pingpong -g 0 -r 100000000";
+    let mut command = urxe(&["run", "--ip", &address, "--", "sh", "-c", pingpong]);
+    let printed = text(&command.output().unwrap());
+    assert!(
+        printed.contains("urxe::errno: error of a call errno=22 error=CQ size is 100000001"),
+        "{printed}"
+    );
+}
+
+#[test]
 fn send_to_a_stopped_process_fails_but_with_patient_waits_until_it_continues() {
     let [address, _] = addresses();
     let stopped = CProgram::build("stopped");

@@ -396,6 +396,11 @@ impl Recovery {
         }
     }
 
+    /// Number of transport retries left.
+    pub fn retries_left(&self) -> u8 {
+        self.retries.left()
+    }
+
     /// Round-trip time; `None` before the first sample.
     pub fn round_trip(&self) -> Option<RoundTrip> {
         self.rtt.round_trip()

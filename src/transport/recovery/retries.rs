@@ -30,6 +30,11 @@ impl Retries {
         self.ack_timeouts += 1;
     }
 
+    /// Number of transport retries left.
+    pub fn left(&self) -> u8 {
+        self.transport
+    }
+
     /// Uses up a transport retry. Returns false if none is left.
     pub fn take(&mut self) -> bool {
         take(&mut self.transport)

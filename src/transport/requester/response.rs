@@ -4,6 +4,7 @@ use super::{Cursor, Fatal, Requester};
 use crate::transport::congestion::Controller;
 use crate::transport::connection::Connection;
 use crate::transport::credits::CreditLimit;
+use crate::transport::recovery::Action;
 use crate::transport::{Completion, Env, Output, WcStatus, WrOp};
 use crate::wire::{Aeth, NakCode, Operation, Packet, Psn, RnrTimer, Syndrome};
 
@@ -39,6 +40,10 @@ impl Requester {
         match packet.row().operation {
             Operation::Acknowledge => {
                 let syndrome = packet.aeth().map_or(Syndrome::Reserved(0), |a| a.syndrome);
+                if syndrome.is_nak() {
+                    let qpn = conn.qpn;
+                    trace_event!(DEBUG, "urxe::nak", "NAK received", qpn = %qpn, psn = %psn, syndrome = ?syndrome);
+                }
                 match syndrome {
                     Syndrome::Ack { .. } => {
                         if self.acknowledge(psn, conn, env)? == Acked::UntilRead {
@@ -226,8 +231,12 @@ impl Requester {
         if !self.acknowledge_before(psn, conn, env)? {
             return Ok(());
         }
-        let action = self.recovery.on_rnr_nak(psn, self.queue.start(), timer.duration(), conn, env.now);
-        self.carry_out(action, conn, env)
+        let wait = timer.duration();
+        let action = self.recovery.on_rnr_nak(psn, self.queue.start(), wait, conn, env.now);
+        if action == Action::GoBackN {
+            trace_event!(DEBUG, "urxe::recovery", "RNR wait", qpn = %conn.qpn, psn = %psn, wait = ?wait);
+        }
+        self.carry_out(action, "RNR NAK", conn, env)
     }
 
     /// Handles a NAK: retransmits after a sequence error, and fails the oldest work request for any other
@@ -250,7 +259,7 @@ impl Requester {
         }
         let Some(status) = status else {
             return match self.recovery.on_sequence_nak(psn, &self.flight()) {
-                Some(loss) => self.recover(loss, conn, env),
+                Some(loss) => self.recover(loss, "sequence error NAK", conn, env),
                 None => Ok(()),
             };
         };
@@ -263,7 +272,7 @@ impl Requester {
         match self.recovery.on_implied_nak(&self.flight()) {
             Some(loss) => {
                 env.counters.implied_nak_seq_err += 1;
-                self.recover(loss, conn, env)
+                self.recover(loss, "missing response", conn, env)
             }
             None => Ok(()),
         }

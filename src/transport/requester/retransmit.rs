@@ -8,26 +8,35 @@ use crate::transport::{Env, WcStatus};
 
 impl Requester {
     /// Recovers from a packet loss, after which the congestion window is smaller if it was lost on the path.
-    pub(super) fn recover(&mut self, loss: Loss, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+    pub(super) fn recover(
+        &mut self,
+        loss: Loss,
+        cause: &'static str,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Fatal> {
         if loss == Loss::OnPath {
             self.congestion.on_loss(&self.path_state(conn, env));
         }
         let action = self.recovery.on_loss(conn);
-        self.carry_out(action, conn, env)
+        self.carry_out(action, cause, conn, env)
     }
 
-    /// Carries out a decision of loss recovery.
+    /// Carries out a decision of loss recovery, which has this cause.
     pub(super) fn carry_out(
         &mut self,
         action: Action,
+        cause: &'static str,
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
         match action {
             Action::Continue => {}
-            Action::GoBackN => self.go_back_n(env),
+            Action::GoBackN => self.go_back_n(cause, conn, env),
             Action::FailPath => self.take_path_failed = true,
             Action::Fail(status) => {
+                let (qpn, psn) = (conn.qpn, self.snd_una);
+                trace_event!(DEBUG, "urxe::recovery", "retries exhausted", qpn = %qpn, cause = cause, psn = %psn, status = %status);
                 env.counters.retry_exceeded_err += u64::from(status == WcStatus::RetryExcErr);
                 env.counters.retry_rnr_exceeded_err += u64::from(status == WcStatus::RnrRetryExcErr);
                 return Err(self.fail_oldest(status, conn, env));
@@ -38,7 +47,9 @@ impl Requester {
 
     /// Go-back-N: moves the cursor (snd_nxt) back to the oldest unacknowledged PSN (snd_una), so that
     /// everything in flight is retransmitted.
-    fn go_back_n(&mut self, env: &mut Env<'_>) {
+    fn go_back_n(&mut self, cause: &'static str, conn: &Connection, env: &mut Env<'_>) {
+        let (qpn, psn, retries_left) = (conn.qpn, self.snd_una, self.recovery.retries_left());
+        trace_event!(DEBUG, "urxe::recovery", "retransmission", qpn = %qpn, cause = cause, psn = %psn, retries_left = retries_left);
         env.counters.requester_retry += 1;
         self.recovery.on_go_back_n(&self.flight());
         self.snd_nxt = self.position_of_snd_una();
@@ -56,7 +67,7 @@ impl Requester {
     pub fn restart_on_alternate_path(&mut self, conn: &Connection, env: &mut Env<'_>) {
         self.recovery.on_new_path(conn);
         if self.snd_una.is_before(self.snd_max) {
-            self.go_back_n(env);
+            self.go_back_n("new path", conn, env);
         }
     }
 
@@ -71,12 +82,12 @@ impl Requester {
                 Timer::ProbeTimeout | Timer::AckSilence => {
                     let has_newest = self.position_of_probe(Probe::Newest).is_some();
                     let action = self.recovery.on_probe_timer(timer, has_newest);
-                    self.carry_out(action, conn, env)?;
+                    self.carry_out(action, "probe timeout", conn, env)?;
                 }
                 Timer::LocalAck => {
                     env.counters.local_ack_timeout_err += 1;
                     let loss = self.recovery.on_ack_timeout();
-                    self.recover(loss, conn, env)?;
+                    self.recover(loss, "local ACK timeout", conn, env)?;
                 }
             }
         }

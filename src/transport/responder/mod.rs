@@ -265,6 +265,10 @@ impl Responder {
             return Ok(());
         }
         self.nak_outstanding = true;
+        if row.syndrome.is_nak() {
+            let (qpn, psn, syndrome) = (conn.qpn, self.expected, row.syndrome);
+            trace_event!(DEBUG, "urxe::nak", "NAK sent", qpn = %qpn, psn = %psn, syndrome = ?syndrome);
+        }
         self.replies.push_back(Reply::Acknowledge {
             psn: self.expected,
             syndrome: row.syndrome,

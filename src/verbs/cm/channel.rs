@@ -15,6 +15,7 @@ use super::id::WeakId;
 use super::manager::Owner;
 use super::{CmEvent, CmEventKind, CmId, EventParam};
 use crate::driver::{step_until, until_readable};
+use crate::link::fabric::Fabric;
 use crate::verbs::WaitError;
 
 /// A queue to which the events of ids are delivered. Its descriptor is readable while an event is pending.
@@ -120,6 +121,12 @@ impl EventChannel {
         self.take_first(|e| e.kind == CmEventKind::ConnectRequest && e.listener() == Some(listener))
     }
 
+    /// Removes and returns the oldest event of a listener: a connection request, or the loss of its device.
+    #[cfg(feature = "async")]
+    pub(super) fn try_listener_event(&self, listener: u64) -> Option<CmEvent> {
+        self.take_first(|e| e.is_of(listener) || e.listener() == Some(listener))
+    }
+
     fn take_first(&self, predicate: impl Fn(&QueuedEvent) -> bool) -> Option<CmEvent> {
         loop {
             let mut queue = self.0.queue.lock();
@@ -153,16 +160,18 @@ impl EventChannel {
         timeout: Option<Duration>,
         take: impl FnMut() -> Option<CmEvent>,
     ) -> Result<CmEvent, WaitError> {
-        // The wait must not keep the manager alive, as another thread may drop its last id in the meantime.
-        let manager = self.0.queue.lock().manager.upgrade();
-        let fabric = manager.as_ref().and_then(|manager| manager.virtual_fabric());
-        if let Some(manager) = manager {
-            manager.stop_polling();
-        }
-        Ok(match fabric {
+        Ok(match self.prepare_wait() {
             Some(fabric) => step_until(&fabric, timeout.unwrap_or(Duration::MAX), take)?,
             None => until_readable(self.as_fd(), timeout, take)?,
         })
+    }
+
+    /// Announces a wait to the devices; returns the fabric to step instead, in virtual time.
+    pub(super) fn prepare_wait(&self) -> Option<Fabric> {
+        // The wait must not keep the manager alive, as another thread may drop its last id in the meantime.
+        let manager = self.0.queue.lock().manager.upgrade()?;
+        manager.stop_polling();
+        manager.virtual_fabric()
     }
 
     /// Records the manager of an id that uses this channel.

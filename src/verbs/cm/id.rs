@@ -163,8 +163,13 @@ impl CmId {
     /// # Errors
     /// [`WaitError`].
     pub fn get_request(&self, timeout: Option<Duration>) -> Result<CmEvent, WaitError> {
-        let channel = self.query(|_, id| Some(id.channel.clone())).ok_or(WaitError::Idle)?;
+        let channel = self.channel().ok_or(WaitError::Idle)?;
         channel.get_event_by(timeout, || channel.try_request(self.number()))
+    }
+
+    /// Returns the channel to which the id's events are delivered; `None` if the id has ended.
+    pub(super) fn channel(&self) -> Option<EventChannel> {
+        self.query(|_, id| Some(id.channel.clone()))
     }
 
     /// Requests a connection, or the peer's queue pair for datagrams. The outcome is reported as

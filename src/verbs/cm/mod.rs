@@ -48,6 +48,8 @@
 
 mod address;
 mod alternate;
+#[cfg(feature = "async")]
+pub(super) mod asynchronous;
 mod channel;
 mod connect;
 mod datagram;

@@ -55,7 +55,7 @@ impl SessionError {
 /// A listener that accepts connections at a port, with an event channel of its own.
 #[derive(Debug)]
 pub struct Listener {
-    id: CmId,
+    pub(super) id: CmId,
 }
 
 impl Listener {
@@ -88,8 +88,8 @@ impl Listener {
 /// An incoming connection request. Dropping it rejects the request.
 #[derive(Debug)]
 pub struct Incoming {
-    id: CmId,
-    param: EventParam,
+    pub(super) id: CmId,
+    pub(super) param: EventParam,
 }
 
 impl Incoming {
@@ -113,11 +113,17 @@ impl Incoming {
     /// # Errors
     /// [`SessionError`].
     pub fn accept(self, qp: Qp, param: &ConnParam, timeout: Duration) -> Result<Session, SessionError> {
+        let session = self.begin_accept(qp, param)?;
+        expect(&session.channel, CmEventKind::Established, timeout)?;
+        Ok(session)
+    }
+
+    /// Accepts the connection; `Established` is reported when the peer is ready.
+    pub(super) fn begin_accept(self, qp: Qp, param: &ConnParam) -> Result<Session, SessionError> {
         let channel = EventChannel::new().map_err(IdError::from)?;
         self.id.migrate(&channel)?;
         self.id.attach_qp(&qp)?;
         self.id.accept(param)?;
-        established(&channel, timeout)?;
         Ok(Session { id: self.id, channel, qp, private_data: self.param.private_data().to_vec() })
     }
 
@@ -133,10 +139,10 @@ impl Incoming {
 /// An established connection. Dropping it disconnects.
 #[derive(Debug)]
 pub struct Session {
-    id: CmId,
-    channel: EventChannel,
-    qp: Qp,
-    private_data: Vec<u8>,
+    pub(super) id: CmId,
+    pub(super) channel: EventChannel,
+    pub(super) qp: Qp,
+    pub(super) private_data: Vec<u8>,
 }
 
 impl ConnectionManager {
@@ -152,17 +158,31 @@ impl ConnectionManager {
         param: &ConnParam,
         timeout: Duration,
     ) -> Result<Session, SessionError> {
+        let mut session = self.begin_connect(to, qp, param)?;
+        let event = expect(&session.channel, CmEventKind::Established, timeout)?;
+        session.private_data = event.private_data().to_vec();
+        Ok(session)
+    }
+
+    /// Requests a connection; `Established` is reported when both sides are ready.
+    pub(super) fn begin_connect(
+        &self,
+        to: SocketAddr,
+        qp: impl FnOnce(&Context) -> Result<Qp, CreateError>,
+        param: &ConnParam,
+    ) -> Result<Session, SessionError> {
+        // Resolution is local: its events are reported before the calls return.
+        const AT_ONCE: Duration = Duration::ZERO;
         let channel = EventChannel::new().map_err(IdError::from)?;
         let id = self.create_id(&channel, PortSpace::Tcp)?;
-        id.resolve_addr(None, to, timeout)?;
-        expect(&channel, CmEventKind::AddrResolved, timeout)?;
-        id.resolve_route(timeout)?;
-        expect(&channel, CmEventKind::RouteResolved, timeout)?;
+        id.resolve_addr(None, to, AT_ONCE)?;
+        expect(&channel, CmEventKind::AddrResolved, AT_ONCE)?;
+        id.resolve_route(AT_ONCE)?;
+        expect(&channel, CmEventKind::RouteResolved, AT_ONCE)?;
         let qp = qp(&id.context().ok_or(IdError::Ended)?)?;
         id.attach_qp(&qp)?;
         id.connect(param)?;
-        let private_data = established(&channel, timeout)?.private_data().to_vec();
-        Ok(Session { id, channel, qp, private_data })
+        Ok(Session { id, channel, qp, private_data: Vec::new() })
     }
 }
 
@@ -204,12 +224,12 @@ impl Session {
     }
 }
 
-fn established(channel: &EventChannel, timeout: Duration) -> Result<CmEvent, SessionError> {
-    expect(channel, CmEventKind::Established, timeout)
-}
-
 /// Waits for the next event, and fails if it is of another kind.
 fn expect(channel: &EventChannel, kind: CmEventKind, timeout: Duration) -> Result<CmEvent, SessionError> {
-    let event = channel.get_event(Some(timeout))?;
+    require(channel.get_event(Some(timeout))?, kind)
+}
+
+/// Returns the event if it is of this kind.
+pub(super) fn require(event: CmEvent, kind: CmEventKind) -> Result<CmEvent, SessionError> {
     if event.kind == kind { Ok(event) } else { Err(SessionError::of(&event)) }
 }

@@ -1,0 +1,19 @@
+//! Events of the library on standard error, up to the level that `URXE_LOG` names.
+
+use std::env;
+use std::io;
+
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::CliError;
+
+/// Prints events from now on if `URXE_LOG` is set.
+pub fn install() -> Result<(), CliError> {
+    let Some(text) = env::var_os("URXE_LOG").filter(|text| !text.is_empty()) else { return Ok(()) };
+    let text = text.to_string_lossy();
+    let level: LevelFilter = text.parse().map_err(|_| {
+        CliError::Usage(format!("URXE_LOG is '{text}': it must be off, error, warn, info, debug or trace"))
+    })?;
+    tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr).init();
+    Ok(())
+}

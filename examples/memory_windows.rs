@@ -1,0 +1,48 @@
+//! Memory windows: a server opens a part of its memory to a client, and closes it again.
+//!
+//! Shows a bind of a type 2 window, a WRITE through it, SEND with invalidate, and the refusal afterwards. Run it with
+//! `cargo run --example memory_windows`.
+
+use std::time::Duration;
+
+use urxe::verbs::*;
+
+const LIMIT: Duration = Duration::from_secs(5);
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let fabric = Fabric::virtual_time(FabricConfig::default())?;
+    let (client, server) = fabric.pair()?;
+    // Peers get no right to the region itself.
+    let region = server.pd.reg_mr(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
+    let window = server.pd.alloc_mw(WindowKind::Type2B)?;
+    let bind = Bind {
+        rkey: window.next_rkey(),
+        region: region.lkey(),
+        addr: region.addr() + 1024,
+        len: 512,
+        access: Access::REMOTE_WRITE,
+    };
+    server.qp.post_send(&SendWr::bind_mw(1, bind))?;
+    server.cq.wait(LIMIT)?;
+    println!("the server has opened 512 of its 4096 bytes under key {:?}", bind.rkey);
+
+    let through = RemoteAddr { va: bind.addr, rkey: bind.rkey };
+    client.qp.post_send(&SendWr::write(2, &[], through).inline(b"through the window"))?;
+    client.cq.wait(LIMIT)?;
+    assert_eq!(&region.to_vec()[1024..1042], b"through the window");
+    println!("the client has written {:?}", String::from_utf8_lossy(&region.to_vec()[1024..1042]));
+
+    server.qp.post_recv(&RecvWr::empty(3))?;
+    client.qp.post_send(&SendWr::send_inval(4, &[], bind.rkey))?;
+    client.cq.wait(LIMIT)?;
+    let done = server.cq.wait(LIMIT)?;
+    println!("the client is done, and has closed {:?}", done.invalidated);
+    assert_eq!(done.invalidated, Some(bind.rkey));
+
+    client.qp.post_send(&SendWr::write(5, &[], through).inline(b"again"))?;
+    let refused = client.cq.wait_any(LIMIT)?;
+    println!("another WRITE ends with {}", refused.status);
+    assert_eq!(refused.status, WcStatus::RemAccessErr);
+    assert_eq!(&region.to_vec()[1024..1029], b"throu");
+    Ok(())
+}

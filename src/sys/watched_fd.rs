@@ -1,0 +1,39 @@
+//! Descriptors that tokio's reactor watches (feature `async`).
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// A duplicate of a descriptor, registered with the reactor of the current tokio runtime.
+#[derive(Debug)]
+pub struct WatchedFd(AsyncFd<OwnedFd>);
+
+impl WatchedFd {
+    /// Registers a duplicate of `fd`.
+    ///
+    /// # Errors
+    /// If the system is out of descriptors, or the runtime is shutting down.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime, or in one without I/O.
+    pub fn new(fd: BorrowedFd<'_>) -> io::Result<WatchedFd> {
+        let duplicate = fd.try_clone_to_owned()?;
+        // SAFETY: `OwnedFd` keeps its descriptor open, and returns the same one from every call, until it is
+        // dropped; the `AsyncFd` owns it, and this type gives nobody access to it.
+        let registered = unsafe { AsyncFd::register_with_interest(duplicate, Interest::READABLE) };
+        Ok(WatchedFd(registered.map_err(|e| e.into_parts().1)?))
+    }
+
+    /// Waits until the descriptor was readable at some time since the previous call. The caller inspects the
+    /// source of the descriptor between two calls: the readiness is cleared before, so that what arrives
+    /// during the inspection ends the next call.
+    ///
+    /// # Errors
+    /// If the runtime is shutting down.
+    pub async fn readable(&self) -> io::Result<()> {
+        self.0.readable().await?.clear_ready();
+        Ok(())
+    }
+}

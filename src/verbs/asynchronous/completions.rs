@@ -1,0 +1,113 @@
+//! Completions and completion queue events as futures.
+
+use std::os::fd::AsFd;
+
+use super::Waiter;
+use crate::driver::Notify;
+use crate::transport::{Completion, WcStatus};
+use crate::verbs::{CompletionChannel, Context, Cq, CqEvent, CqOptions, CreateError, WaitError};
+
+/// A completion queue whose completions are awaited. It has a completion channel of its own.
+///
+/// One task waits at a time. Programs with several tasks on a queue let one of them wait, which passes the
+/// completions on by their `wr_id`.
+#[derive(Debug)]
+pub struct AsyncCq {
+    cq: Cq,
+    channel: CompletionChannel,
+    waiter: Waiter,
+}
+
+impl AsyncCq {
+    /// Creates a completion queue from its capacity or from options; a channel in them is replaced by one of the
+    /// queue's own.
+    ///
+    /// # Errors
+    /// Those of [`Context::create_cq`], and [`CreateError::Channel`].
+    pub fn new(context: &Context, options: impl Into<CqOptions>) -> Result<AsyncCq, CreateError> {
+        let channel = context.create_channel()?;
+        let cq = context.create_cq(options.into().channel(&channel))?;
+        Ok(AsyncCq { cq, channel, waiter: Waiter::default() })
+    }
+
+    /// Returns the completion queue, for the creation of queue pairs and for polling without waiting.
+    pub fn cq(&self) -> &Cq {
+        &self.cq
+    }
+
+    /// Waits for a completion, whatever its status, and returns it.
+    ///
+    /// Cancel-safe: a dropped future takes no completion.
+    ///
+    /// # Errors
+    /// [`WaitError::Overflow`] once completions were lost; [`WaitError::Idle`] in virtual time;
+    /// [`WaitError::Runtime`].
+    pub async fn wait_any(&mut self) -> Result<Completion, WaitError> {
+        let (cq, channel) = (&self.cq, &self.channel);
+        let mut out = Vec::with_capacity(1);
+        let mut poll = || match cq.poll(1, &mut out) {
+            Ok(0) => None,
+            Ok(_) => out.pop().map(Ok),
+            Err(overflow) => Some(Err(WaitError::from(overflow))),
+        };
+        let take = || {
+            if let Some(result) = poll() {
+                return Some(result);
+            }
+            // Events from before are of no use; the request below is for the completions from now on.
+            while channel.next_event().is_some() {}
+            cq.req_notify(Notify::Any);
+            // A completion between the first poll and the request raises no event.
+            poll()
+        };
+        self.waiter.wait(channel.as_fd(), cq.context().virtual_fabric(), take).await?
+    }
+
+    /// Waits for a completion and returns it if it is successful.
+    ///
+    /// Cancel-safe: a dropped future takes no completion.
+    ///
+    /// # Errors
+    /// [`WaitError::Failed`] with the completion if its status is an error; otherwise as
+    /// [`wait_any`](Self::wait_any).
+    pub async fn wait(&mut self) -> Result<Completion, WaitError> {
+        let completion = self.wait_any().await?;
+        if completion.status == WcStatus::Success {
+            Ok(completion)
+        } else {
+            Err(WaitError::Failed(completion))
+        }
+    }
+}
+
+/// A completion channel whose events are awaited, for programs that request the events of several queues
+/// themselves ([`Cq::req_notify`]).
+#[derive(Debug)]
+pub struct AsyncCompletionChannel {
+    channel: CompletionChannel,
+    waiter: Waiter,
+}
+
+impl AsyncCompletionChannel {
+    /// Wraps a channel.
+    pub fn new(channel: CompletionChannel) -> AsyncCompletionChannel {
+        AsyncCompletionChannel { channel, waiter: Waiter::default() }
+    }
+
+    /// Returns the channel, for the creation of completion queues.
+    pub fn channel(&self) -> &CompletionChannel {
+        &self.channel
+    }
+
+    /// Waits for an event and returns it.
+    ///
+    /// Cancel-safe: a dropped future takes no event.
+    ///
+    /// # Errors
+    /// [`WaitError::Idle`] in virtual time; [`WaitError::Runtime`].
+    pub async fn get_event(&mut self) -> Result<CqEvent, WaitError> {
+        let (channel, context) = (&self.channel, self.channel.context());
+        let fabric = context.prepare_wait();
+        self.waiter.wait(channel.as_fd(), fabric, || channel.next_event()).await
+    }
+}

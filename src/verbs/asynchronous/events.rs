@@ -1,0 +1,31 @@
+//! Asynchronous events of a device as futures.
+
+use super::Waiter;
+use crate::transport::AsyncEvent;
+use crate::verbs::{Context, WaitError};
+
+/// Asynchronous events of a context, which are awaited.
+#[derive(Debug)]
+pub struct EventStream {
+    context: Context,
+    waiter: Waiter,
+}
+
+impl EventStream {
+    /// Creates a stream of the context's events. Streams and handles of one context take its events from each
+    /// other.
+    pub fn new(context: &Context) -> EventStream {
+        EventStream { context: context.clone(), waiter: Waiter::default() }
+    }
+
+    /// Waits for an asynchronous event and returns it.
+    ///
+    /// Cancel-safe: a dropped future takes no event.
+    ///
+    /// # Errors
+    /// [`WaitError::Idle`] in virtual time; [`WaitError::Runtime`].
+    pub async fn next(&mut self) -> Result<AsyncEvent, WaitError> {
+        let context = &self.context;
+        self.waiter.wait(context.event_fd(), context.prepare_wait(), || context.next_event()).await
+    }
+}

@@ -1,0 +1,69 @@
+//! Waits of tasks: on a descriptor in real time, by stepping the clock in virtual time.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use crate::link::fabric::Fabric;
+use crate::sys::watched_fd::WatchedFd;
+use crate::verbs::WaitError;
+
+/// Number of turns of the other tasks without anything to do on the fabric after which it counts as idle. A
+/// task that is woken by another one needs a turn for each step of that chain.
+const IDLE_TURNS: u32 = 64;
+
+/// A waiting place of one task at one source.
+#[derive(Debug, Default)]
+pub(in crate::verbs) struct Waiter {
+    /// Registration of the source's descriptor, made at the first wait in real time.
+    watched: Option<WatchedFd>,
+}
+
+impl Waiter {
+    /// Waits until `take` returns a value, which is the only point where something is taken: a dropped future
+    /// has taken nothing. `fd` must become readable when `take` may return a value.
+    pub async fn wait<R>(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        fabric: Option<Fabric>,
+        mut take: impl FnMut() -> Option<R>,
+    ) -> Result<R, WaitError> {
+        // A task whose source always has a value must not starve the others.
+        tokio::task::coop::consume_budget().await;
+        if let Some(fabric) = fabric {
+            return step_until(&fabric, take).await;
+        }
+        loop {
+            // An event from before is taken here, one from after this point makes `fd` readable again.
+            if let Some(taken) = take() {
+                return Ok(taken);
+            }
+            let watched = match &mut self.watched {
+                Some(watched) => watched,
+                unregistered => unregistered.insert(WatchedFd::new(fd).map_err(error)?),
+            };
+            watched.readable().await.map_err(error)?;
+        }
+    }
+}
+
+/// Advances virtual time until `take` returns a value; runs the other tasks before each step.
+async fn step_until<R>(fabric: &Fabric, mut take: impl FnMut() -> Option<R>) -> Result<R, WaitError> {
+    let mut idle_turns = 0;
+    while idle_turns < IDLE_TURNS {
+        if let Some(taken) = take() {
+            return Ok(taken);
+        }
+        tokio::task::yield_now().await;
+        // Another task may have done what this one waits for, without a step.
+        if let Some(taken) = take() {
+            return Ok(taken);
+        }
+        idle_turns = if fabric.step().is_some() { 0 } else { idle_turns + 1 };
+    }
+    Err(WaitError::Idle)
+}
+
+fn error(e: io::Error) -> WaitError {
+    // Errors of the runtime itself have no number: it is shutting down.
+    WaitError::Runtime(e.raw_os_error().unwrap_or(libc::ECANCELED))
+}

@@ -1,0 +1,237 @@
+//! Tests of the feature `tracing`: what a subscriber gets, and in which order. They need nothing.
+
+use std::fmt::{Debug, Write};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+use urxe::link::faults::{Action, Direction, Faults, Rule, When};
+use urxe::verbs::*;
+use urxe::wire::{Operation, Syndrome};
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A subscriber that collects events as text: target, message and fields.
+#[derive(Clone, Default)]
+struct Collector(Arc<Mutex<Vec<String>>>);
+
+impl Subscriber for Collector {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("urxe::")
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line(event.metadata().target().to_owned());
+        event.record(&mut line);
+        self.0.lock().unwrap().push(line.0);
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        match field.name() {
+            "message" => write!(self.0, " {value:?}:"),
+            name => write!(self.0, " {name}={value:?}"),
+        }
+        .unwrap();
+    }
+    fn record_str(&mut self, field: &Field, value: &str) {
+        write!(self.0, " {}={value}", field.name()).unwrap();
+    }
+}
+
+impl Collector {
+    /// Returns the events of these targets since the last call.
+    fn take(&self, targets: &[&str]) -> Vec<String> {
+        let events = std::mem::take(&mut *self.0.lock().unwrap());
+        events.into_iter().filter(|e| targets.iter().any(|t| e.split(' ').next() == Some(t))).collect()
+    }
+}
+
+/// Returns two connected NICs in virtual time; the rules apply to the first.
+fn pair(rules: Vec<Rule>) -> [TestEndpoint; 2] {
+    let fabric = Fabric::virtual_time(FabricConfig::default().latency(Duration::from_micros(10))).unwrap();
+    let port = fabric.port(&fabric.auto_address()).unwrap();
+    let faulty =
+        Context::on_port(port, &ContextOptions::default(), |port| Box::new(Faults::new(port, rules, 0)));
+    let nodes =
+        [faulty, Context::on_fabric(&fabric)].map(|context| TestEndpoint::new(context.unwrap()).unwrap());
+    // Few retries, so that their exhaustion is near.
+    let options = ConnectOptions::default().mtu(Mtu::Mtu1024).retry_cnt(1).rnr_retry(1);
+    nodes[0].qp.connect(&nodes[1].qp.endpoint(), &options).unwrap();
+    nodes[1].qp.connect(&nodes[0].qp.endpoint(), &options).unwrap();
+    nodes
+}
+
+fn write_rule(when: When) -> Rule {
+    Rule::new(Direction::Tx, Action::Drop, when).only(|packet| packet.row().operation == Operation::Write)
+}
+
+#[test]
+fn state_changes_of_a_connection_are_in_order() {
+    let events = Collector::default();
+    tracing::subscriber::with_default(events.clone(), || {
+        let [a, b] = pair(vec![]);
+        let [a, b] = [a.qp.qpn(), b.qp.qpn()];
+        let steps = [("RESET", "INIT"), ("INIT", "RTR"), ("RTR", "RTS")];
+        let expected = [a, b].map(|qpn| {
+            steps.map(|(from, to)| {
+                format!("urxe::qp state change: qpn={qpn} from={from} to={to} cause=modify")
+            })
+        });
+        assert_eq!(events.take(&["urxe::qp"]), expected.as_flattened());
+    });
+}
+
+#[test]
+fn lost_packet_yields_a_nak_and_one_retransmission() {
+    let events = Collector::default();
+    tracing::subscriber::with_default(events.clone(), || {
+        let [a, b] = pair(vec![write_rule(When::Nth(3))]);
+        let (source, target) =
+            (a.pd.reg_mr(8192, Access::ALL).unwrap(), b.pd.reg_mr(8192, Access::ALL).unwrap());
+        let first = a.qp.query().sq_psn.unwrap();
+        let (lost, a_qpn, b_qpn) = (first + 2, a.qp.qpn(), b.qp.qpn());
+        a.qp.post_send(&SendWr::write(1, &[source.sge(0..8192)], target.remote(0))).unwrap();
+        a.cq.wait(TIMEOUT).unwrap();
+        let nak = Syndrome::Nak(urxe::wire::NakCode::PsnSequenceError);
+        assert_eq!(
+            events.take(&["urxe::nak", "urxe::recovery"]),
+            [
+                format!("urxe::nak NAK sent: qpn={b_qpn} psn={lost} syndrome={nak:?}"),
+                format!("urxe::nak NAK received: qpn={a_qpn} psn={lost} syndrome={nak:?}"),
+                format!(
+                    "urxe::recovery retransmission: qpn={a_qpn} cause=sequence error NAK psn={lost} retries_left=0"
+                ),
+            ]
+        );
+    });
+}
+
+#[test]
+fn exhausted_retries_follow_their_timeouts_and_precede_the_error_state() {
+    let events = Collector::default();
+    tracing::subscriber::with_default(events.clone(), || {
+        let [a, b] = pair(vec![write_rule(When::Every(1))]);
+        let target = b.pd.reg_mr(64, Access::ALL).unwrap();
+        let (first, qpn) = (a.qp.query().sq_psn.unwrap(), a.qp.qpn());
+        events.take(&[]);
+        a.qp.post_send(&SendWr::write(1, &[], target.remote(0)).inline(b"lost")).unwrap();
+        assert_eq!(a.cq.wait_any(TIMEOUT).unwrap().status, WcStatus::RetryExcErr);
+        let status = WcStatus::RetryExcErr;
+        assert_eq!(
+            events.take(&["urxe::recovery", "urxe::qp"]),
+            [
+                format!(
+                    "urxe::recovery retransmission: qpn={qpn} cause=local ACK timeout psn={first} retries_left=0"
+                ),
+                format!(
+                    "urxe::recovery retries exhausted: qpn={qpn} cause=local ACK timeout psn={first} status={status}"
+                ),
+                format!("urxe::qp state change: qpn={qpn} from=RTS to=ERR cause=exhausted retries"),
+            ]
+        );
+    });
+}
+
+#[test]
+fn rnr_nak_yields_a_wait_and_a_retransmission() {
+    let events = Collector::default();
+    tracing::subscriber::with_default(events.clone(), || {
+        let [a, b] = pair(vec![]);
+        let (first, a_qpn, b_qpn) = (a.qp.query().sq_psn.unwrap(), a.qp.qpn(), b.qp.qpn());
+        events.take(&[]);
+        a.qp.post_send(&SendWr::send(1, &[])).unwrap();
+        assert_eq!(
+            a.cq.wait_any(Duration::from_micros(100)),
+            Err(WaitError::TimedOut(Duration::from_micros(100)))
+        );
+        b.qp.post_recv(&RecvWr::empty(2)).unwrap();
+        a.cq.wait(TIMEOUT).unwrap();
+        let timer = ConnectOptions::default().min_rnr_timer;
+        let nak = Syndrome::RnrNak(timer);
+        assert_eq!(
+            events.take(&["urxe::nak", "urxe::recovery"]),
+            [
+                format!("urxe::nak NAK sent: qpn={b_qpn} psn={first} syndrome={nak:?}"),
+                format!("urxe::nak NAK received: qpn={a_qpn} psn={first} syndrome={nak:?}"),
+                format!("urxe::recovery RNR wait: qpn={a_qpn} psn={first} wait={:?}", timer.duration()),
+                format!(
+                    "urxe::recovery retransmission: qpn={a_qpn} cause=RNR NAK psn={first} retries_left=1"
+                ),
+            ]
+        );
+    });
+}
+
+#[test]
+fn errno_of_an_error_is_reported_once_with_its_text() {
+    let events = Collector::default();
+    tracing::subscriber::with_default(events.clone(), || {
+        let [a, _b] = pair(vec![]);
+        let error = a.context.create_cq(0).unwrap_err();
+        assert_eq!(error.errno(), 22);
+        assert_eq!(
+            events.take(&["urxe::errno"]),
+            [format!("urxe::errno error of a call: errno=22 error={error}")]
+        );
+        let nested = ConnectError::Modify(ModifyError::DeviceFatal);
+        assert_eq!(nested.errno(), 5);
+        assert_eq!(events.take(&["urxe::errno"]).len(), 1);
+    });
+}
+
+#[test]
+fn removed_device_yields_a_lost_link() {
+    let events = Collector::default();
+    tracing::subscriber::with_default(events.clone(), || {
+        let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
+        let context = Context::on_fabric(&fabric).unwrap();
+        fabric.remove_device(context.query_gid(0).unwrap().ip()).unwrap();
+        assert_eq!(
+            events.take(&["urxe::link"]),
+            ["urxe::link link lost: reason=the device was removed from the fabric"]
+        );
+    });
+}
+
+#[test]
+fn handshake_yields_the_states_of_both_sides() {
+    use urxe::verbs::cm::*;
+    let events = Collector::default();
+    tracing::subscriber::with_default(events.clone(), || {
+        let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
+        let [local, remote] = [(); 2].map(|()| Context::on_fabric(&fabric).unwrap());
+        let address = (remote.query_gid(0).unwrap().ip(), 7471).into();
+        let [client, server] = [local, remote].map(|context| ConnectionManager::new(vec![context]).unwrap());
+        let listener = Listener::bind(&server, address).unwrap();
+        let new_qp = |context: &Context| {
+            let cq = context.create_cq(16)?;
+            context.alloc_pd()?.create_qp(&cq, &cq, &QpOptions::default())
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let param = ConnParam::default();
+        runtime.block_on(async {
+            let serve = async {
+                let incoming = listener.next(TIMEOUT).unwrap();
+                let qp = new_qp(&incoming.context().unwrap()).unwrap();
+                incoming.accept_async(qp, &param).await.unwrap()
+            };
+            let (session, served) = tokio::join!(client.connect_async(address, new_qp, &param), serve);
+            drop((session.unwrap(), served));
+        });
+        let changes: Vec<String> = events.take(&["urxe::cm"]);
+        let to = |state: &str| changes.iter().filter(|line| line.contains(&format!("to={state}"))).count();
+        assert_eq!((to("REP sent"), to("REP received"), to("established")), (1, 1, 2), "{changes:#?}");
+    });
+}
