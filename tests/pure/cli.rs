@@ -240,19 +240,20 @@ fn missing_or_busy_resource_is_reported_in_one_line() {
 #[test]
 fn missing_permission_names_the_capability() {
     use std::os::unix::process::CommandExt;
-    if !nix::unistd::geteuid().is_root() {
-        // Without root most likely this process lacks the capability too.
-        return;
-    }
-    // The copy is at a path that every user may read.
+    // The copy is at a path that every user may read. `cp` makes it: if this process had it open for writing, a
+    // child that another thread forks would inherit the descriptor, and the copy could not be executed (ETXTBSY).
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("urxe");
-    std::fs::copy(env!("CARGO_BIN_EXE_urxe"), &copy).unwrap();
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_urxe")).arg(&copy).status().unwrap();
+    assert!(copied.success(), "{copied}");
     for path in [dir.path(), &copy] {
         std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     }
     let mut command = Command::new(&copy);
-    command.args(["serve", "--port", "0", "--link", "packet:lo"]).uid(65_534).gid(65_534).current_dir("/");
+    command.args(["serve", "--port", "0", "--link", "packet:lo"]).current_dir("/");
+    if nix::unistd::geteuid().is_root() {
+        command.uid(65_534).gid(65_534);
+    }
     let output = command.output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{stderr}");

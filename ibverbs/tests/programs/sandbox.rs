@@ -6,7 +6,7 @@ mod support;
 
 use std::process::Command;
 
-use support::{addresses, built, port, text};
+use support::{addresses, copy_built, port, text};
 
 /// Script that runs a server and a client of perftest, each under `urxe run`.
 const BOTH_ENDS: &str = r#"
@@ -24,8 +24,7 @@ fn as_nobody(before: &[&str], script: &str) -> String {
     // The programs and libraries are copied to a directory that every user can read, because the checkout may
     // be in one of root's.
     for name in ["urxe", "libibverbs.so", "liburxe_preload.so"] {
-        let file = built(name).expect("cargo build --workspace, or cargo test --workspace");
-        std::fs::copy(file, dir.path().join(name)).unwrap();
+        copy_built(name, &dir.path().join(name));
     }
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     std::fs::set_permissions(dir.path(), open).unwrap();

@@ -15,7 +15,7 @@ use urxe::verbs::{AddressVector, Context, ContextOptions, Gid};
 use urxe::wire::mad::{CommId, Dreq, Mad, Message};
 
 use support::netns::requirement::is_met;
-use support::{CProgram, Library, Running, addresses, built, port, text, wait_for_listener};
+use support::{CProgram, Library, Running, addresses, copy_built, port, text, wait_for_listener};
 
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -203,7 +203,7 @@ fn programs_of_other_users_are_refused_by_default() {
         // The build products may be in a directory that other users cannot read.
         let dir = tempfile::tempdir().unwrap();
         for (name, copy) in [("libibverbs.so", "libibverbs.so.1"), ("urxe", "urxe")] {
-            std::fs::copy(built(name).unwrap(), dir.path().join(copy)).unwrap();
+            copy_built(name, &dir.path().join(copy));
         }
         std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let mut command = Command::new("setpriv");

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use support::{
-    CProgram, Running, TCP_PORTS, addresses, built, library, port, preload, text, urxe, wait_for_listener,
+    CProgram, Running, TCP_PORTS, addresses, copy_built, port, text, urxe, wait_for_listener,
     wait_for_service,
 };
 
@@ -70,8 +70,8 @@ fn ucx_runs_without_privilege() {
     // can read.
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    for file in [built("urxe").unwrap(), library(), preload()] {
-        fs::copy(&file, dir.path().join(file.file_name().unwrap())).unwrap();
+    for name in ["urxe", "libibverbs.so", "liburxe_preload.so"] {
+        copy_built(name, &dir.path().join(name));
     }
     let temporary = dir.path().join("tmp");
     fs::create_dir(&temporary).unwrap();

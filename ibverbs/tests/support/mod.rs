@@ -45,6 +45,14 @@ pub fn preload() -> PathBuf {
     built("liburxe_preload.so").expect("urxe-preload is not built: run cargo build --workspace")
 }
 
+/// Copies a build product to a path. `cp` makes the copy: if this process had it open for writing, a child that
+/// another thread forks would inherit the descriptor, and the copy could not be executed (ETXTBSY).
+pub fn copy_built(name: &str, to: &Path) {
+    let file = built(name).unwrap_or_else(|| panic!("{name} is not built: run cargo build --workspace"));
+    let status = Command::new("cp").arg(file).arg(to).status().unwrap();
+    assert!(status.success(), "cp {name}: {status}");
+}
+
 /// A directory with the library under the names that programs look for.
 pub struct Library(tempfile::TempDir);
 
