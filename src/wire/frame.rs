@@ -18,8 +18,9 @@ use etherparse::{
     UdpHeader,
 };
 
-pub use control::{append_arp, append_echo, append_neighbor_advert, append_neighbor_solicit};
-pub use membership::{GroupQuery, GroupReport, MembershipState, append_group_report};
+pub(crate) use control::{append_arp, append_echo, append_neighbor_advert, append_neighbor_solicit};
+pub use membership::GroupQuery;
+pub(crate) use membership::{GroupReport, MembershipState, append_group_report};
 pub use parse::parse;
 
 use super::{Flow, IpIdent, Mac, ROCE_PORT};

@@ -11,7 +11,7 @@
 mod config;
 mod handle;
 mod inbox;
-pub mod model;
+mod model;
 mod port;
 #[cfg(test)]
 mod tests;
