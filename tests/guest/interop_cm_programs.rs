@@ -151,7 +151,7 @@ fn private_data(ends: &Ends<'_>, program: &str) -> Result<String, String> {
 
 /// Builds the program at the same path on the host and in the guest, which has the same libraries.
 fn build_private_data(testbed: &Testbed) -> String {
-    let source = concat!(env!("URXE_REPOSITORY"), "/tests/interop_cm_programs/private_data.c");
+    let source = concat!(env!("URXE_REPOSITORY"), "/tests/guest/interop_cm_programs/private_data.c");
     let program = format!("/tmp/urxe-private-data-{}", std::process::id());
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-s", "-Wall", "-Werror", "-o", &program, source, "-lrdmacm", "-libverbs"]);

@@ -417,6 +417,8 @@ impl Guest {
 
     /// Returns the hardware counters of `rxe0` (those that `rdma statistic` shows).
     pub fn counters(&self) -> Result<BTreeMap<String, u64>> {
+        // The kernel reads them from the device only if its copy is older than `lifespan`, 12 ms.
+        std::thread::sleep(Duration::from_millis(20));
         let o = self.check("cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep -H . *", SHORT)?;
         let pair =
             |l: &str| l.split_once(':').and_then(|(k, v)| Some((k.to_string(), v.trim().parse().ok()?)));

@@ -118,12 +118,17 @@ impl Testbed {
             LinkKind::Dgram => (Net::Dgram { local: path("guest"), remote: path("urxe") }, None),
             LinkKind::Stream => (Net::StreamListen { path: path("guest") }, None),
             LinkKind::Packet | LinkKind::PacketHostStack | LinkKind::Udp => {
-                let netns = enter_namespace_with_tap();
+                let netns = namespace_with_tap();
                 (Net::Tap { ifname: "tap0".into(), netns: Some(netns.name().into()) }, Some(netns))
             }
         };
         let config = GuestConfig { mtu: MTU, oob: vec![(0, PORT)], ..GuestConfig::new(net, 1) };
         let guest = Guest::start(config).unwrap();
+        // After the guest is started: the thread that starts all guests of this process inherits the namespace of
+        // the thread that starts the first one.
+        if let Some(netns) = &netns {
+            netns.enter();
+        }
         let host = if via == LinkKind::PacketHostStack { 3 } else { 2 };
         Testbed { guest, via, host, dir, netns }
     }
@@ -164,8 +169,8 @@ impl Testbed {
     }
 }
 
-/// Creates a namespace with a tap that has the host's addresses, and moves this thread into it.
-fn enter_namespace_with_tap() -> Netns {
+/// Creates a namespace with a tap that has the host's addresses.
+fn namespace_with_tap() -> Netns {
     let netns = Netns::new();
     netns.ip("tuntap add tap0 mode tap");
     netns.ip(&format!("link set tap0 address 52:54:00:77:00:02 mtu {MTU} addrgenmode none"));
@@ -174,6 +179,5 @@ fn enter_namespace_with_tap() -> Netns {
     netns.ip("addr add fd77::2/64 dev tap0 nodad");
     netns.ip("addr add fe80::5054:ff:fe77:2/64 dev tap0 nodad");
     netns.ip("link set tap0 up");
-    netns.enter();
     netns
 }
