@@ -1,5 +1,5 @@
-//! `urxe pingpong`: exchanges SENDs in turns with one of rdma-core's ping-pong programs or another
-//! `urxe pingpong`.
+//! `urxe pingpong`: exchanges SENDs alternately with one of rdma-core's ping-pong programs or another `urxe
+//! pingpong`.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -135,7 +135,7 @@ struct Pingpong<'a> {
     sent: u32,
     send_done: u32,
     received: u32,
-    /// Numbers of the receives, out of `depth`, that are not posted.
+    /// `wr_id`s (0 to `depth` - 1) of the receives that are not posted.
     unposted: Vec<u64>,
     depth: u32,
     /// First byte of the first message; with a shared receive queue all bytes of all messages equal it.

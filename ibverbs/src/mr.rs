@@ -84,7 +84,7 @@ fn access(bits: c_uint) -> Access {
 const MAX_PROBED: usize = 64 << 20;
 
 /// Reports whether a device could pin the range: all of it is mapped, it is readable, and both its ends are
-/// writable if the device is to write it. Of a large range, which may be sparse, only both ends are probed
+/// writable if the device has to write it. Of a large range, which may be sparse, only both ends are probed
 /// for reading.
 fn can_be_pinned(addr: usize, len: usize, access: Access) -> bool {
     let page = page_size();

@@ -221,7 +221,7 @@ pub(crate) unsafe extern "C" fn query_port(
     unsafe { query_port_with_len(context, port, out, COMPAT_PORT_ATTR_LEN) }
 }
 
-/// Returns an entry of the GID table: `Some(None)` for an empty one, `None` for an index behind the end.
+/// Returns an entry of the GID table: `Some(None)` for an empty one, `None` for an index past the end.
 fn gid(context: &Context, index: usize) -> Option<Option<Gid>> {
     let empty = || (index < context.nic.query_port().gid_table_len).then_some(None);
     match context.nic.query_gid(index) {

@@ -70,7 +70,7 @@ impl Requests {
         self.list.push(Request { wr_id, op, flags, to: None, data: Data::Sges(at..at) });
     }
 
-    /// Sets the data of the work request that was begun last to a copy of `sges`.
+    /// Sets the data of the work request that was started last to a copy of `sges`.
     pub(crate) fn set_sges(&mut self, sges: &[Sge]) {
         let start = self.sges.len();
         self.sges.extend_from_slice(sges);
@@ -79,7 +79,7 @@ impl Requests {
         }
     }
 
-    /// Sets the data of the work request that was begun last to a copy of all `pieces`.
+    /// Sets the data of the work request that was started last to a copy of all `pieces`.
     pub(crate) fn set_inline<'p>(&mut self, pieces: impl Iterator<Item = &'p [u8]>) {
         let start = self.inline.len();
         pieces.for_each(|piece| self.inline.extend_from_slice(piece));
@@ -88,7 +88,7 @@ impl Requests {
         }
     }
 
-    /// Sets the destination of the work request that was begun last.
+    /// Sets the destination of the work request that was started last.
     pub(crate) fn set_destination(&mut self, to: Destination) {
         if let Some(request) = self.list.last_mut() {
             request.to = Some(to);

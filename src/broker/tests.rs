@@ -89,7 +89,7 @@ fn packets_are_steered_to_process_and_shard_by_qpn() {
 }
 
 #[test]
-fn all_partitions_can_be_granted_and_a_released_one_is_drained() {
+fn all_partitions_can_be_granted_and_a_reused_one_holds_no_old_packets() {
     let (ip, sharing, server) = start_broker("127.18.201.1");
     let mut all: Vec<SharedUdpLink> =
         (1..QpnPartition::COUNT).map(|_| join(ip, 1, &sharing).unwrap().swap_remove(0)).collect();

@@ -10,7 +10,7 @@ use crate::wire::{AckTimeout, PKey, Psn, QKey, Qpn};
 pub enum Event {
     /// A client requests a connection; the response is `accept`, `reject` or `delay`.
     Requested(Box<Requested>),
-    /// The server accepts. The queue pair is to be brought to RTS (`rtr`, `rts`), followed by `ready` or
+    /// The server accepts. The queue pair has to be brought to RTS (`rtr`, `rts`), followed by `ready` or
     /// `reject`.
     Accepted(Box<Accepted>),
     /// The client is ready and the connection is established. Carries the private data of the RTU.
@@ -26,7 +26,7 @@ pub enum Event {
         /// Private data of the MRA.
         private_data: Box<[u8; 222]>,
     },
-    /// The peer disconnects: the queue pair is to be moved to ERR, and `disconnect` confirms. Carries the
+    /// The peer disconnects: the queue pair has to be moved to ERR, and `disconnect` confirms. Carries the
     /// private data of the DREQ.
     DisconnectRequested(Box<[u8; 220]>),
     /// The peer has confirmed our disconnect, or does not respond to it, or has ended the connection. The

@@ -398,7 +398,7 @@ mod tests {
     /// One shard has claimed a place and is delayed while another fills the next place with a solicited
     /// completion.
     #[test]
-    fn solicited_completion_behind_an_unfilled_place_still_raises_the_event() {
+    fn solicited_completion_after_an_unfilled_slot_still_raises_the_event() {
         let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(CqId(1), 8));
         queue.set_listener(rung.clone());
         let solicited = Completion { solicited: true, ..EMPTY };

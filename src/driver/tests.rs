@@ -9,8 +9,8 @@ use crate::verbs::{
     Access, AckTimeout, ConnectOptions, Context, ContextOptions, Fabric, Notify, RecvWr, SendWr, TestEndpoint,
 };
 
-/// Returns two connected nodes on UDP links. No timer of the first expires while a thread waits for the
-/// processor: an expired one requests another acknowledgement.
+/// Returns two connected nodes on UDP links. The timeouts of the first are so long that none expires while a
+/// thread is not scheduled: an expiry would request another acknowledgement.
 fn pair_without_timers(a: &str, b: &str) -> (TestEndpoint, TestEndpoint) {
     let options = ConnectOptions { timeout: AckTimeout::new(31), ..ConnectOptions::default() };
     let on = |ip: &str| {
@@ -100,7 +100,7 @@ fn acks_are_delayed_for_a_responding_application_whatever_the_message_length() {
 }
 
 #[test]
-fn requests_behind_a_lot_in_flight_are_batched_and_leave_without_another_call() {
+fn requests_posted_while_many_are_in_flight_are_batched_and_sent_without_another_call() {
     const LEN: usize = 64 << 10;
     let (a, b) = pair_without_timers("127.88.8.1", "127.88.8.2");
     let (from, to) = (a.pd.reg_mr(LEN, Access::ALL).unwrap(), b.pd.reg_mr(5 * LEN, Access::ALL).unwrap());

@@ -688,7 +688,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_become_comments_at_the_wire_and_at_the_nic() {
+    fn captures_at_wire_and_at_nic_mark_faults_in_packet_comments() {
         let dropped = || "fault drop=2, packet 2".to_owned();
         let corrupted = || "fault corrupt=3, packet 3".to_owned();
         let rx_dropped = || "fault rx:drop=1, packet 1".to_owned();

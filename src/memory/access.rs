@@ -175,7 +175,8 @@ pub enum ManagementError {
         /// Queue pair of the request.
         used: Qpn,
     },
-    /// A bound type 2 window, or a fast region with a valid registration: it has to be invalidated first.
+    /// A bound type 2 window, or a fast-registered region with a valid registration: it has to be invalidated
+    /// first.
     #[error("the window or region of key {key:#x} is in use: invalidate it first")]
     InUse {
         /// The key.
@@ -186,7 +187,7 @@ pub enum ManagementError {
     Range {
         /// The key.
         key: u32,
-        /// First byte of the range: an address, or an offset into a fast region.
+        /// First byte of the range: an address, or an offset into a fast-registered region.
         addr: u64,
         /// Length of the range in bytes.
         len: u64,
@@ -199,7 +200,7 @@ pub enum ManagementError {
         /// Requested access; if the region's own access forbids the operation, the access of the region.
         access: Access,
     },
-    /// The key names a plain region or a type 1 window, which cannot be invalidated.
+    /// The key names an ordinary region or a type 1 window, which cannot be invalidated.
     #[error("the window or region of key {key:#x} cannot be invalidated")]
     NotInvalidatable {
         /// The key.

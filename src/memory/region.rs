@@ -1,4 +1,4 @@
-//! Memory regions: plain ones, and fast regions whose registration work requests change.
+//! Memory regions: ordinary ones, and fast-registered regions whose registration work requests change.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -8,7 +8,7 @@ use super::extent::Extent;
 use super::{Access, AccessError, ManagementError, PdId};
 use crate::wire::LKey;
 
-/// A plain region. Only deregistration and re-registration change it.
+/// An ordinary region. Only deregistration and re-registration change it.
 #[derive(Debug)]
 pub(super) struct Region {
     pub pd: PdId,

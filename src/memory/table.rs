@@ -15,14 +15,16 @@ use crate::wire::{LKey, Permutation, RKey};
 ///
 /// A key consists of a slot in 24 bits, permuted so that no key can be guessed from another, and a generation
 /// in 8 bits. Every registration in a slot advances the generation, so a key of a removed entry is invalid.
-/// The application chooses the low byte of the keys of a window or a fast region while that exists.
+/// The application chooses the low byte of the keys of a window or a fast-registered region while that
+/// exists.
 #[derive(Debug)]
 pub struct Table {
     seed: u64,
     permutation: Permutation,
     slots: Vec<Slot>,
-    /// Slot of the last key with each value of the lowest bits. Inverting the permutation in each lookup
-    /// costs 2 % of the instructions of an 8-byte WRITE.
+    /// Cache for lookups: for each value of the lowest bits of a key's index, the slot of the key created
+    /// last with these bits. Inverting the permutation in each lookup would cost 2 % of the instructions of
+    /// an 8-byte WRITE.
     hints: [u32; HINTS],
     /// Free slots, the oldest first, so that a generation recurs as late as possible.
     free: VecDeque<u32>,
@@ -263,7 +265,7 @@ impl Table {
         Ok(LKey::from_parts(lkey.index(), *generation).into())
     }
 
-    /// Deregisters a plain, fast or null region.
+    /// Deregisters an ordinary, fast-registered or null region.
     ///
     /// # Errors
     /// [`ManagementError::WindowsBound`] while windows are bound to it (C10-70), or `UnknownKey`.
@@ -294,8 +296,8 @@ impl Table {
         Ok(())
     }
 
-    /// Returns the number of windows bound to the region whose handle is `lkey`. The handle of a fast region
-    /// is its first key, whatever its low byte is now.
+    /// Returns the number of windows bound to the region whose handle is `lkey`. The handle of a
+    /// fast-registered region is its first key, whatever its low byte is now.
     fn bound_windows(&self, lkey: LKey) -> Result<u32, ManagementError> {
         match self.entry(lkey) {
             Some((slot, entry)) if slot.generation == lkey.generation() => match entry {
@@ -409,7 +411,7 @@ impl Table {
         Ok(Extent { addr: start, len, iova, access })
     }
 
-    /// Registers a part of a fast region for a work request of `by`.
+    /// Registers a part of a fast-registered region for a work request of `by`.
     ///
     /// # Errors
     /// [`ManagementError`], with no change made.
@@ -424,8 +426,8 @@ impl Table {
         }
     }
 
-    /// Invalidates a type 2 window or a fast region: for a work request of `by`, or for its peer if `remote`
-    /// is set.
+    /// Invalidates a type 2 window or a fast-registered region: for a work request of `by`, or for its peer
+    /// if `remote` is set.
     ///
     /// # Errors
     /// [`ManagementError`], with no change made.
@@ -446,8 +448,8 @@ impl Table {
         }
     }
 
-    /// Returns the region of a key if it is a plain one in the protection domain. This is the common case, so
-    /// it is checked first.
+    /// Returns the region of a key if it is an ordinary one (neither fast-registered nor null) in the
+    /// accessor's protection domain. This is the common case, so it is checked first.
     #[inline]
     fn plain_region(&self, lkey: LKey, by: Accessor) -> Option<&Region> {
         match self.slots.get(self.slot_of(lkey)? as usize) {
@@ -460,7 +462,7 @@ impl Table {
         }
     }
 
-    /// Returns the extent that is registered under the key of a plain or fast region.
+    /// Returns the extent that is registered under the key of a plain or fast-registered region.
     fn region(&self, lkey: LKey, by: Accessor) -> Result<Extent, AccessError> {
         let key = lkey.0;
         let (pd, extent) = match self.entry(lkey) {
@@ -495,7 +497,7 @@ impl Table {
         self.local_slow_path(by, lkey, addr, len, needed)
     }
 
-    /// Returns the memory of an element that is not in a plain region of the protection domain.
+    /// Returns the memory of an element that is not in an ordinary region of the protection domain.
     #[cold]
     fn local_slow_path(
         &self,
@@ -628,7 +630,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_key_domain_range_and_permission() {
+    fn access_check_covers_key_pd_range_and_permission() {
         let mut buf = vec![0u64; 4];
         let (mut t, info) = table(&mut buf, Access::LOCAL_WRITE | Access::REMOTE_READ);
         let remote = |t: &Table, pd, va, len, need| t.remote(by(pd), info.rkey, va, len, need);

@@ -5,7 +5,7 @@
 pub(super) struct PeerShare {
     /// Index of the peer among those of the NIC.
     pub peer: Option<usize>,
-    /// Flight cost that is accounted for the queue pair.
+    /// Flight cost of the packets in flight that is charged to the queue pair.
     pub in_flight: u64,
     /// The queue pair is a window waiter.
     pub waits: bool,

@@ -1,5 +1,5 @@
-//! Dispatch of received bursts: checks each packet and passes it to its queue pair, together with the packets
-//! behind it that are for the same queue pair.
+//! Dispatch of received bursts: checks each packet and passes it to its queue pair, together with the
+//! following packets that are for the same queue pair.
 
 use super::table::{Entry, QpTable};
 use super::{Nic, gsi};
@@ -171,7 +171,7 @@ impl Nic {
         }
     }
 
-    /// Passes a packet to queue pair `dest`, with the packets behind it that are for the same queue pair.
+    /// Passes a packet to queue pair `dest`, with the following packets that are for the same queue pair.
     pub(super) fn deliver_to_qp(
         &mut self,
         dest: Qpn,

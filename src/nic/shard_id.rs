@@ -2,8 +2,8 @@
 
 use super::QpnPartition;
 
-/// Identity of a NIC among the shards of one device. A shard has the queue pair numbers that end in its
-/// index, of those that the device may use.
+/// Identity of a NIC among the shards of one device. Of the queue pair numbers that the device may use, a
+/// shard has those whose lowest bits are its index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ShardId {
     index: u8,

@@ -235,7 +235,7 @@ impl TxQueue {
         Ok(())
     }
 
-    /// Removes the packet begun last, whose bytes were to be in the arena from `start` on.
+    /// Removes the packet started last, whose bytes were to be in the arena from `start` on.
     #[cold]
     fn take_back(&mut self, start: usize, packet_len: usize) {
         self.used = start;
@@ -684,7 +684,7 @@ mod tests {
     }
 
     #[test]
-    fn flush_with_headers_covered_twice_gets_its_own_burst_and_keeps_its_icrc() {
+    fn flush_whose_icrc_covers_its_headers_twice_gets_its_own_burst_and_keeps_its_icrc() {
         let mut q = TxQueue::new(BurstLimits::SEGMENTED);
         q.set_flush_icrc_twice(true);
         for opcode in [Opcode(4), Opcode::FLUSH, Opcode::FLUSH, Opcode(4)] {
@@ -705,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn every_packet_of_a_burst_verifies_at_its_index() {
+    fn every_packet_of_a_burst_passes_the_icrc_check_at_its_index() {
         let mut q = TxQueue::new(BurstLimits { bytes: 60_000, packets: 3 });
         for len in [33, 33, 33, 33, 1] {
             let (h, p) = send(len);
@@ -725,7 +725,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_packet_verifies_at_new_index_if_it_did_at_old_index() {
+    fn raw_packet_with_valid_icrc_is_valid_at_its_new_index() {
         let mut q = TxQueue::new(BurstLimits::SEGMENTED);
         for _ in 0..4 {
             let (h, p) = send(20);

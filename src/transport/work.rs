@@ -295,8 +295,8 @@ impl<'a> SendWr<'a> {
         Self::new(wr_id, WrOp::SendWithImm(imm), sges)
     }
 
-    /// Creates a SEND with invalidate: it closes the memory window or fast region that `rkey` opens at the
-    /// peer.
+    /// Creates a SEND with invalidate: it closes the memory window or fast-registered region that `rkey`
+    /// opens at the peer.
     pub const fn send_inval(wr_id: u64, sges: &'a [Sge], rkey: RKey) -> SendWr<'a> {
         Self::new(wr_id, WrOp::SendWithInv(rkey), sges)
     }
@@ -352,12 +352,12 @@ impl<'a> SendWr<'a> {
         Self::new(wr_id, WrOp::BindMw(bind), &[])
     }
 
-    /// Creates a fast registration of a part of a fast region.
+    /// Creates a REG_MR work request, which registers a part of a fast-registered region.
     pub const fn reg_mr(wr_id: u64, reg: FastReg) -> SendWr<'a> {
         Self::new(wr_id, WrOp::RegMr(reg), &[])
     }
 
-    /// Creates a local invalidate of a memory window of type 2 or of a fast region.
+    /// Creates a local invalidate of a memory window of type 2 or of a fast-registered region.
     pub const fn local_inv(wr_id: u64, rkey: RKey) -> SendWr<'a> {
         Self::new(wr_id, WrOp::LocalInv(rkey), &[])
     }

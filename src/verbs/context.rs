@@ -394,7 +394,7 @@ impl Context {
         Arc::ptr_eq(&self.0.device, &other.0.device)
     }
 
-    /// Returns the page-aligned start of an address range for a region of `len` bytes, with a gap behind it.
+    /// Returns the page-aligned start of an address range for a region of `len` bytes, followed by a gap.
     pub(super) fn alloc_iova(&self, len: usize) -> u64 {
         self.0.next_iova.fetch_add((len as u64 | 0xfff) + 1 + 0x1000, Ordering::Relaxed)
     }
@@ -419,7 +419,7 @@ impl WeakContext {
         self.0.upgrade().map(Context::of)
     }
 
-    /// Sends the delayed acknowledgements if the device is open, for a process that ends without closing it.
+    /// Sends the delayed acknowledgements if the device is open, for a process that exits without closing it.
     /// Waits up to `timeout` for the lock of each shard, and skips a shard whose lock is held for longer.
     pub fn acknowledge(&self, timeout: Duration) {
         if let Some(inner) = self.0.upgrade() {
@@ -427,7 +427,7 @@ impl WeakContext {
         }
     }
 
-    /// Returns the device's counters, for a process that ends. `None` if the device is no longer open, or a
+    /// Returns the device's counters, for a process that exits. `None` if the device is no longer open, or a
     /// thread holds the lock of a shard for longer than `timeout`.
     pub fn counters_within(&self, timeout: Duration) -> Option<Counters> {
         self.0.upgrade()?.shards.counters_within(timeout)

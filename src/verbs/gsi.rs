@@ -25,7 +25,7 @@ const RECV_DEPTH: u32 = 2048;
 /// Number of MADs that can be queued for sending.
 const SEND_DEPTH: u32 = 1024;
 
-/// Number of bytes of a receive buffer: a MAD behind the routing header of a datagram.
+/// Number of bytes of a receive buffer: a MAD after the routing header of a datagram.
 const SLOT_LEN: usize = grh::LEN + MAD_LEN;
 
 /// A received management datagram.

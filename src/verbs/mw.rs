@@ -47,8 +47,8 @@ impl Pd {
         Ok(Mw { pd: self.clone(), kind, first, key: AtomicU32::new(first.0) })
     }
 
-    /// Allocates a fast region of `len` zero bytes, of which work requests register a part at a time
-    /// ([`SendWr::reg_mr`]).
+    /// Allocates a fast-registered region of `len` zero bytes, of which work requests register a part at a
+    /// time ([`SendWr::reg_mr`]).
     ///
     /// # Errors
     /// [`CreateError`].
@@ -117,8 +117,8 @@ impl Qp {
     }
 }
 
-/// A fast region: memory of which work requests register a part at a time. Dropping it invalidates and frees
-/// it.
+/// A fast-registered region: memory of which work requests register a part at a time. Dropping it invalidates
+/// and frees it.
 pub struct FastMr {
     pd: Pd,
     /// Keys at allocation, which identify the region in the table.

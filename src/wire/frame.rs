@@ -83,7 +83,7 @@ impl VlanTag {
     /// Length of a tag in bytes.
     pub const LEN: usize = 4;
 
-    /// Inserts the tag behind the addresses of the frame that begins at `start` of `out`.
+    /// Inserts the tag after the addresses of the frame that begins at `start` of `out`.
     pub fn insert(self, out: &mut Vec<u8>, start: usize) {
         let [high, low] = (u16::from(self.priority) << 13 | self.id).to_be_bytes();
         let [kind, of] = EtherType::VLAN_TAGGED_FRAME.0.to_be_bytes();

@@ -38,7 +38,7 @@ const RXE_ACK_V6: [u8; 20] = [
 ];
 
 #[test]
-fn packets_of_rxe_verify() {
+fn packets_of_rxe_pass_the_icrc_check() {
     let seen = IpIdent::Exact { id: 0x9bcd, flags: IpIdent::DONT_FRAGMENT };
     assert!(verify(&v4(), seen, 0, &RXE_ACK));
     assert!(verify(&v4(), IpIdent::Unknown, 0, &RXE_ACK));
@@ -59,7 +59,7 @@ fn fields_that_routers_change_do_not_affect_the_icrc() {
 }
 
 #[test]
-fn every_identification_is_recovered_at_every_length() {
+fn every_ipv4_id_is_recovered_at_every_length() {
     for len in [16, 17, 20, 100, 231, 232, 233, 276, 1044, 1500, 4116, 8192, 9000, 65_507] {
         for id in [0, 1, 2, 15, 63, 64, 255, 256, 0x1234, 0x8000, 0xff00, 0xfffe, 0xffff] {
             for flags in [IpIdent::DONT_FRAGMENT, 0] {
@@ -97,7 +97,7 @@ fn corrupt_packets_are_rejected() {
 }
 
 #[test]
-fn flush_with_headers_covered_twice_is_accepted_only_if_enabled() {
+fn flush_whose_icrc_covers_its_headers_twice_is_accepted_only_if_enabled() {
     for (flow, opcode) in [(v4(), 0x1c), (v6(), 0x1c), (v4(), 4), (v6(), 4)] {
         let mut p: Vec<u8> = (0..12 + 4 + 16 + ICRC_LEN).map(|i| (i * 7) as u8).collect();
         p[0] = opcode;
@@ -186,7 +186,7 @@ fn verifier_of(count: usize, id: impl Fn(usize) -> u16) -> Verifier {
 }
 
 #[test]
-fn only_identifications_of_a_burst_are_accepted_from_a_known_sender() {
+fn only_ipv4_ids_of_a_burst_are_accepted_from_a_known_sender() {
     let mut verifier = verifier_of(100, |_| 0);
     let (df, unknown) = (IpIdent::DONT_FRAGMENT, IpIdent::Unknown);
     for (id, flags) in [(64, df), (0x1234, df)] {
@@ -216,7 +216,7 @@ fn new_sender_at_a_known_address_is_accepted_after_two_lost_packets() {
 }
 
 #[test]
-fn sender_that_counts_through_all_identifications_loses_no_packet() {
+fn packets_are_accepted_while_the_ipv4_id_wraps_around() {
     verifier_of(3 * 65_536, |i| i as u16);
 }
 

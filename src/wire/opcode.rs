@@ -156,7 +156,7 @@ impl HeaderSet {
         SET_LENGTHS[(self.bits() & HeaderSet::all().bits()) as usize] as usize
     }
 
-    /// Returns the length of the headers that precede `header` on the wire in bytes: its offset behind the
+    /// Returns the length of the headers that precede `header` on the wire in bytes: its offset after the
     /// BTH.
     pub const fn offset_of(self, header: HeaderSet) -> usize {
         SET_LENGTHS[(self.bits() & (header.bits() - 1)) as usize] as usize
@@ -389,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn header_lengths_of_known_packets() {
+    fn header_lengths_match_known_packets() {
         let len = |o: u8| Opcode(o).row().headers.wire_len();
         assert_eq!(len(0x04), 0);
         assert_eq!(len(0x0b), 20);

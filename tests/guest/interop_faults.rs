@@ -327,7 +327,7 @@ fn open(setup: &Testbed, ip: Ip, rules: &[(Direction, Action, When)]) -> (Side, 
 
 type Named = BTreeMap<String, u64>;
 
-/// Returns the counters of both sides under `urxe.` and `rxe.`.
+/// Returns the counters of both sides, with names prefixed `urxe.` and `rxe.`.
 fn counters(setup: &Testbed, side: &Side) -> Named {
     let theirs = setup.guest.counters().unwrap();
     let ours = side.counters();

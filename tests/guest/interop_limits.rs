@@ -213,7 +213,7 @@ fn longest_message_of_rxe_is_transferred() {
 
 /// More READs and atomics than may be in flight, each of several packets.
 #[test]
-fn reads_and_atomics_beyond_depth_complete() {
+fn reads_and_atomics_beyond_max_rd_atomic_complete() {
     const LEN: usize = 10_000;
     const STEP: usize = 16_384;
     let setup = Testbed::start(LinkKind::Dgram);

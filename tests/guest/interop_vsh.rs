@@ -19,7 +19,7 @@ use table::Table;
 use testbed::{Ip, LinkKind, Testbed};
 use urxe::verbs::*;
 
-/// Offset of the source; the target is behind it. Both are unaligned.
+/// Offset of the source; the target follows it. Both are unaligned.
 const SRC: usize = 4096 + 13;
 const DST: usize = (1 << 20) + 32768 + 7;
 /// Number of bytes around the target that must not change.
@@ -27,7 +27,7 @@ const GUARD: usize = 16;
 const UNTOUCHED: u8 = 0xee;
 
 const SIZES: &[usize] = &[0, 1, 3, 1024, 4096, 65536, 1 << 20];
-/// Sizes for the path MTUs with which not every size is tested.
+/// Subset of the sizes, tested with path MTUs other than 4096.
 const FEW_SIZES: &[usize] = &[0, 3, 4096, 65536];
 const PIECES: &[usize] = &[5, 4097, 65536];
 

@@ -152,7 +152,7 @@ fn same_address_on_two_interfaces_makes_two_devices() {
 }
 
 #[test]
-fn tentative_address_is_waited_for() {
+fn open_waits_for_a_tentative_address() {
     let net = Veth::new(1500);
     addresses(&net, 0, "v0");
     net.sides[0].ip("addr add fd77::7/64 dev v0");

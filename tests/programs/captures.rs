@@ -1,4 +1,5 @@
-//! Captures of urxe as tshark decodes them: MADs that the broker of a shared address forwards, and `urxe demo`.
+//! Tests that tshark decodes urxe's captures: those of `urxe demo`, and of MADs that the broker of a shared
+//! address forwards.
 
 #[path = "../support/shared_address.rs"]
 mod shared_address;

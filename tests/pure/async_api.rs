@@ -121,12 +121,12 @@ async fn messages_arrive_once_although_waits_are_dropped([a, mut b]: [Node; 2]) 
 }
 
 #[test]
-fn messages_of_another_thread_arrive_once_on_a_fabric() {
+fn messages_sent_by_another_thread_arrive_exactly_once_on_a_fabric() {
     run(messages_arrive_once_although_waits_are_dropped(Node::pair(on_fabric())));
 }
 
 #[test]
-fn messages_of_another_thread_arrive_once_over_udp() {
+fn messages_sent_by_another_thread_arrive_exactly_once_over_udp() {
     let contexts = over_udp(["127.61.0.3", "127.61.0.4"]);
     run(messages_arrive_once_although_waits_are_dropped(Node::pair(contexts)));
 }

@@ -26,7 +26,7 @@ fn memory(table: &mut Table, len: usize) -> (Region, HostSlice) {
 }
 
 #[test]
-fn payload_is_copied_when_pushed_or_deferred_with_its_icrc() {
+fn payload_is_copied_at_push_or_at_transmission_if_its_icrc_is_deferred() {
     let mut table = Table::new();
     for len in [0, 1, 512, 513, 4096] {
         let (region, slice) = memory(&mut table, len);

@@ -51,7 +51,7 @@ struct Target {
     service: QpType,
     srq: Option<SrqId>,
     xrc_srq: Option<SrqId>,
-    /// First keys of a window and of a fast region of 256 bytes.
+    /// First keys of a window and of a fast-registered region of 256 bytes.
     window: RKey,
     fast: LKey,
     _fast_memory: Buffer,
@@ -293,8 +293,8 @@ impl Target {
         bytes
     }
 
-    /// Returns a local operation on the window or the fast region: bind, registration or invalidation, mostly
-    /// with a valid key.
+    /// Returns a local operation on the window or the fast-registered region: bind, registration or
+    /// invalidation, mostly with a valid key.
     fn local_op(&mut self) -> WrOp {
         let (window, fast) = (self.window, self.fast);
         let key = |first: u32, low: u64| first & !0xff | low as u32 & 3;

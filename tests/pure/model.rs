@@ -1,6 +1,6 @@
-//! Random programs of all services over a faulty wire, checked against a reference model: every completion is
-//! correct, in order and generated once; memory is as in the model; no queue pair hangs; after an error all
-//! work requests are flushed.
+//! Random sequences of verbs calls for all services over a faulty wire, checked against a reference model:
+//! every completion is correct, in order and generated exactly once; memory is as in the model; no queue pair
+//! hangs; after an error all work requests are flushed.
 //!
 //! `URXE_SEEDS` sets the number of seeds (default 20,000), `URXE_SEED` runs a single one.
 
@@ -84,7 +84,7 @@ fn random_programs_match_the_model() {
 }
 
 #[test]
-fn a_seed_replays_to_the_same_packets() {
+fn same_seed_gives_the_same_packets() {
     for seed in 0..40 {
         assert_eq!(run_seed(seed), run_seed(seed), "seed {seed}");
     }

@@ -88,7 +88,7 @@ fn replay(frame: &[u8], roce: &RoceFrame) -> Opcode {
 }
 
 #[test]
-fn every_capture_replays_to_the_same_bytes() {
+fn every_capture_is_reencoded_to_the_same_bytes() {
     let mtus = path_mtus();
     let mut files: Vec<PathBuf> = fs::read_dir(capture_dir()).unwrap().map(|e| e.unwrap().path()).collect();
     files.retain(|p| p.extension().is_some_and(|e| e == "pcap"));
@@ -125,7 +125,7 @@ fn every_capture_replays_to_the_same_bytes() {
 
 /// The messages of the kernel's connection manager are decoded, and encoded again to the same bytes.
 #[test]
-fn kernel_cm_messages_replay_to_the_same_bytes() {
+fn kernel_cm_messages_are_reencoded_to_the_same_bytes() {
     let mut seen: BTreeMap<MessageKind, usize> = BTreeMap::new();
     for path in fs::read_dir(capture_dir()).unwrap().map(|e| e.unwrap().path()) {
         if path.extension().is_none_or(|e| e != "pcap") {
@@ -289,7 +289,7 @@ fn replay_cm(
 
 /// Captures of traffic between rxe (host 1) and urxe.
 #[test]
-fn captures_of_rxe_and_urxe_replay_to_the_same_bytes() {
+fn captures_of_rxe_and_urxe_are_reencoded_to_the_same_bytes() {
     let mixed = capture_dir().join("mixed");
     let readme = fs::read_to_string(mixed.join("README.md")).unwrap();
     let mut seen: BTreeMap<(bool, u8), usize> = BTreeMap::new();
@@ -417,7 +417,7 @@ fn golden(text: &str) -> (Vec<u8>, RoceFrame) {
 
 /// Captured on a ConnectX-4 Lx; published with the tests of Scapy's RoCE layer.
 #[test]
-fn cnp_of_a_connectx_4_lx_replays_to_the_same_bytes() {
+fn cnp_from_connectx_4_lx_is_reencoded_to_the_same_bytes() {
     let (bytes, roce) = golden(
         "e41d 2dab 2bc2 7cfe 9064 3b32 0800 45c2 003c 718c 4000 4011 9161 0a00 1101 0a00
          1201 0000 12b7 0028 0000 8100 ffff 4000 0118 0000 0000 0000 0000 0000 0000 0000
@@ -435,7 +435,7 @@ fn cnp_of_a_connectx_4_lx_replays_to_the_same_bytes() {
 /// A UC SEND with two bytes of padding and ECN-capable, from the same source (which does not preserve the UDP
 /// checksum; the ICRC does not cover it).
 #[test]
-fn uc_send_of_a_connectx_replays_to_the_same_bytes() {
+fn uc_send_of_a_connectx_is_reencoded_to_the_same_bytes() {
     let (bytes, roce) = golden(
         "248a 07a8 fa22 248a 07a8 fa22 0800 4501 0040 0478 4000 4011 b4d5 c0a8 0007 c0a8
          0007 c000 12b7 002c 0000 2460 ffff 0000 00d3 00cf 1710 4630 818b e289 35d9 0e9a

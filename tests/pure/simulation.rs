@@ -1,5 +1,5 @@
-//! Random programs of verbs over faulty wires, in virtual time: each is generated from a seed, and each run
-//! of a seed ends identically.
+//! Random sequences of verbs calls over faulty wires, in virtual time: each is generated from a seed, and
+//! every run with the same seed gives the same result.
 //!
 //! `URXE_SEEDS=N` runs N seeds (2000), `URXE_SEED=S` just one, with a log. `URXE_BLESS=1` rewrites the golden
 //! grid: check its diff before committing it.
@@ -393,7 +393,7 @@ fn grid() -> String {
 }
 
 #[test]
-fn recovery_cost_matches_the_golden_grid() {
+fn recovery_cost_matches_the_golden_file() {
     let path = concat!(env!("URXE_REPOSITORY"), "/tests/pure/simulation.golden");
     let now = grid();
     if std::env::var_os("URXE_BLESS").is_some() {

@@ -1,5 +1,5 @@
-//! Tests of memory windows, fast regions, null regions, device memory and similar features through the verbs
-//! API.
+//! Tests of memory windows, fast-registered regions, null regions, device memory and similar features through
+//! the verbs API.
 
 use std::time::Duration;
 
@@ -244,7 +244,7 @@ fn null_region_discards_part_of_a_message() {
 }
 
 #[test]
-fn reregistration_changes_length_access_and_domain() {
+fn reregistration_changes_length_access_and_pd() {
     let (a, mut b) = pair();
     let src = a.pd.reg_mr(64, Access::ALL).unwrap();
     let mut mr = b.pd.reg_mr(64, Access::LOCAL_WRITE).unwrap();

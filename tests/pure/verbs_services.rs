@@ -89,8 +89,7 @@ fn completion_without_grh_yields_no_address_handle() {
     assert_eq!(b.pd.create_ah_from_wc(&wc, &[0; grh::LEN]).unwrap_err(), CreateError::NoGrh);
 }
 
-/// UC over a wire that loses a tenth of the packets: messages arrive completely, in order and once, or not at
-/// all.
+/// UC over a wire that loses a tenth of the packets: messages arrive completely, in order and at most once.
 #[test]
 fn uc_messages_over_lossy_wire_arrive_whole_or_not_at_all() {
     let config = FabricConfig::default().loss(0.1).seed(3);

@@ -368,7 +368,7 @@ impl Guest {
         p.wait(timeout)
     }
 
-    /// As [`exec`](Self::exec), but a status other than 0 is an error that shows the output.
+    /// Like [`exec`](Self::exec), but a status other than 0 is an error that shows the output.
     pub fn check(&self, cmd: &str, timeout: Duration) -> Result<Output> {
         let o = self.exec(cmd, timeout)?;
         if o.status == 0 {

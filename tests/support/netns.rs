@@ -38,7 +38,7 @@ impl Netns {
         Netns::try_new().unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// As [`new`](Self::new), with the reason as an error.
+    /// Like [`new`](Self::new), with the reason as an error.
     pub fn try_new() -> Result<Netns, String> {
         if !nix::unistd::geteuid().is_root() {
             return Err(REQUIREMENT.into());
@@ -62,7 +62,7 @@ impl Netns {
         self.try_ip(args).unwrap_or_else(|e| panic!("{e}"));
     }
 
-    /// As [`ip`](Self::ip), with the reason as an error.
+    /// Like [`ip`](Self::ip), with the reason as an error.
     pub fn try_ip(&self, args: &str) -> Result<(), String> {
         ip(&format!("-n {} {args}", self.name))
     }
@@ -122,7 +122,7 @@ impl Veth {
     /// Creates the namespaces, with interfaces of this MTU.
     ///
     /// # Panics
-    /// As [`Netns::new`].
+    /// Like [`Netns::new`].
     pub fn new(mtu: usize) -> Veth {
         let net = Veth { sides: [Netns::new(), Netns::new()] };
         net.join(Veth::DEVICES, mtu).unwrap_or_else(|e| panic!("{e}"));
@@ -156,8 +156,8 @@ pub fn enter(name: &str) {
     nix::sched::setns(file, nix::sched::CloneFlags::CLONE_NEWNET).expect(REQUIREMENT);
 }
 
-/// Returns the command of a shell script that runs in a network namespace of its own for at most a minute.
-/// Its user is root inside and unprivileged outside, which requires that user namespaces are allowed, but no
+/// Returns the command that runs a shell script in a network namespace of its own for at most a minute. Its
+/// user is root inside and unprivileged outside, which requires that user namespaces are allowed, but no
 /// privilege.
 pub fn unprivileged(script: &str) -> Command {
     let mut command = Command::new("unshare");

@@ -36,13 +36,13 @@ impl<'a> Pair<'a> {
         self.connect_as(&ConnectParams::new(self.ip, MTU))
     }
 
-    /// As [`connect`](Self::connect), with local options, and further options for the shell's `connect`
+    /// Like [`connect`](Self::connect), with local options, and further options for the shell's `connect`
     /// command.
     pub fn connect_with(&mut self, ours: ConnectOptions, theirs: &str) -> Qp {
         self.connect_as(&ConnectParams { ours, theirs: theirs.into(), ..ConnectParams::new(self.ip, MTU) })
     }
 
-    /// As [`connect`](Self::connect), with any parameters.
+    /// Like [`connect`](Self::connect), with any parameters.
     pub fn connect_as(&mut self, params: &ConnectParams) -> Qp {
         self.setup.connect(&self.side, &mut self.shell, params)
     }

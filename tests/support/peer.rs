@@ -23,7 +23,7 @@ impl Testbed {
         open_link(&self.link_spec(self.via, ip))
     }
 
-    /// As [`link`](Self::link), with these options if the link has a host stack.
+    /// Like [`link`](Self::link), with these options if the link has a host stack.
     pub fn link_with(&self, ip: Ip, options: &str) -> Box<dyn Link> {
         open_link(&self.link_spec_with(self.via, ip, options))
     }
@@ -53,13 +53,13 @@ impl Testbed {
         self.connect_named(side, shell, "q", params)
     }
 
-    /// As [`connect`](Self::connect), with a name for the shell's QP, which must be new.
+    /// Like [`connect`](Self::connect), with a name for the shell's QP, which must be new.
     pub fn connect_named(&self, side: &Side, shell: &mut Shell, name: &str, params: &ConnectParams) -> Qp {
         let qp = side.pd.create_qp(&side.cq, &side.cq, &params.options).unwrap();
         self.connect_qp(side, shell, name, params, qp)
     }
 
-    /// As [`connect_named`](Self::connect_named), with an existing local QP.
+    /// Like [`connect_named`](Self::connect_named), with an existing local QP.
     pub fn connect_qp(
         &self,
         side: &Side,

@@ -81,7 +81,7 @@ impl Testbed {
         })
     }
 
-    /// As [`stock_server`](Self::stock_server) with any client, which gets the server's port on 127.0.0.1.
+    /// Like [`stock_server`](Self::stock_server) with any client, which gets the server's port on 127.0.0.1.
     pub fn serve_in_guest(
         &self,
         stock: &str,
@@ -116,7 +116,7 @@ impl Testbed {
         })
     }
 
-    /// As [`stock_client`](Self::stock_client) with any server, which gets the TCP port to listen on.
+    /// Like [`stock_client`](Self::stock_client) with any server, which gets the TCP port to listen on.
     pub fn serve_on_host(
         &self,
         stock: &str,
@@ -289,8 +289,8 @@ struct Row {
 }
 
 impl Table {
-    /// Runs a case and adds it to the row of program, direction, link and IP version. The text that it
-    /// returns is printed.
+    /// Runs a case and counts it in the table row `key` (program, direction, link, IP version). Prints the
+    /// text that `run` returns.
     pub fn case(&mut self, key: [&str; 4], case: String, run: impl FnOnce() -> Result<String, String>) {
         let begin = Instant::now();
         let result = run();

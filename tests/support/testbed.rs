@@ -141,7 +141,7 @@ impl Testbed {
         self.link_spec_with(via, ip, &all)
     }
 
-    /// As [`link_spec`](Self::link_spec), with these options if the link has a host stack.
+    /// Like [`link_spec`](Self::link_spec), with these options if the link has a host stack.
     pub fn link_spec_with(&self, via: LinkKind, ip: Ip, options: &str) -> String {
         assert!(
             via == self.via || via.is_on_tap() && self.via.is_on_tap(),

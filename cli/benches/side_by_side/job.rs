@@ -167,8 +167,8 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Returns a stream set up for throughput: 8 MiB or 512 messages in flight, at least two, posted in lists
-    /// of an eighth of that with one completion each.
+    /// Returns a stream set up for throughput: 8 MiB in flight, but at least 2 and at most 512 messages,
+    /// posted in lists of an eighth of these messages with one completion per list.
     pub fn new(op: Op, size: usize, mtu: usize) -> Stream {
         let in_flight = ((8 << 20) / size).clamp(2, 512);
         Stream { op, size, mtu, qps: 1, list: (in_flight / 8).max(1), in_flight, polled: false, loss: None }

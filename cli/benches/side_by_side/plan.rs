@@ -85,23 +85,23 @@ pub fn stream_series(kind: LinkKind, op: Op, mtu: usize) -> String {
     }
 }
 
-/// Returns the key of the row of a urxe stream over udp with many queue pairs.
+/// Returns the row key for a urxe stream over udp with many queue pairs.
 pub fn many_qps(in_flight: usize) -> Key {
     Key::new(format!("urxe udp/IPv4, RC WRITE, {MANY} QPs, {in_flight} in flight"), MESSAGE)
 }
 
-/// Returns the key of the row of two threads that write over udp, each on a queue pair of its own.
+/// Returns the row key for two threads that write over udp, each on a queue pair of its own.
 pub fn threads(shards: usize) -> Key {
     let number = if shards == 1 { "1 shard".into() } else { format!("{shards} shards") };
     Key::new(format!("urxe udp/IPv4, RC WRITE, 2 threads, {number}"), MESSAGE)
 }
 
-/// Returns the key of the row of a urxe stream over a udp link that loses packets.
+/// Returns the row key for a urxe stream over a udp link that loses packets.
 pub fn lossy(op: Op, loss: f64) -> Key {
     Key::new(format!("urxe udp/IPv4, {}, {} % loss", op.name(), loss * 100.0), MESSAGE)
 }
 
-/// Returns the key of the row of urxe's half round trips.
+/// Returns the row key for urxe's half round trips.
 pub fn ping(kind: LinkKind, op: Op) -> Key {
     Key::new(format!("urxe {}, {}, half round trip", kind.name(), op.name()), 8)
 }

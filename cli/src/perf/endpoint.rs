@@ -253,8 +253,8 @@ impl PerfEndpoint {
         Ok(())
     }
 
-    /// Exchanges the SENDs or WRITEs of a chunk in turns with the peer; `first` says whether this side sends
-    /// first.
+    /// Exchanges the SENDs or WRITEs of a chunk with the peer alternately; `first` says whether this side
+    /// sends first.
     fn take_turns(
         &self,
         chunk: &Chunk,
@@ -306,8 +306,8 @@ impl PerfEndpoint {
     }
 }
 
-/// Messages in turns on the first queue pair. The last byte of a WRITE is its number modulo 256, which the
-/// receiver polls for.
+/// Messages that both sides send alternately on the first queue pair. The last byte of a WRITE is its number
+/// modulo 256, which the receiver polls for.
 struct Turns<'a> {
     endpoint: &'a PerfEndpoint,
     chunk: &'a Chunk,

@@ -24,7 +24,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// Reports whether both sides send in turns when latency is measured, so that half a round trip is
+    /// Reports whether both sides send alternately when latency is measured, so that half a round trip is
     /// reported.
     pub fn is_pingpong(self) -> bool {
         matches!(self, Verb::Send | Verb::Write)
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_add_up_to_the_amount() {
+    fn chunks_add_up_to_the_requested_iterations_or_duration() {
         let mut p = Chunks::new(Amount::Iterations(10_000), 100);
         let mut total = 0;
         while let Some(n) = p.next() {

@@ -31,7 +31,7 @@ const QKEY: QKey = QKey(0x1111_1111);
 const DOMAIN: XrcdId = XrcdId(1);
 /// All access rights.
 const ALL_ACCESS: Access = Access::ALL.union(Access::FLUSH_GLOBAL).union(Access::FLUSH_PERSISTENT);
-/// Length of the fast region.
+/// Length of the fast-registered region.
 const FAST_REGION_LEN: usize = 256;
 pub const MTU: usize = 256;
 
@@ -75,7 +75,7 @@ pub struct Side {
     tx: TxQueue,
     arena: Box<[u64]>,
     pub regions: [RegionInfo; 3],
-    /// First keys of a window and of a fast region.
+    /// First keys of a window and of a fast-registered region.
     pub window: RKey,
     pub fast: LKey,
     _fast_memory: Buffer,

@@ -47,8 +47,8 @@ pub(super) struct Connection {
     /// Completion channel, which reports completions once [`arm`](Self::arm)ed.
     pub completions: CompletionChannel,
     is_armed: bool,
-    /// Memory that the peer writes to in addition to data: its target SGL for this end, and behind
-    /// it the table of memory that it has mapped.
+    /// Memory that the peer writes to in addition to data: its target SGL for this end, and after it the
+    /// table of memory that it has mapped.
     tables: Mr,
     sends: Mr,
     receives: Mr,

@@ -31,7 +31,7 @@ use crate::rdmacm::process::ProcessGlobals;
 const LINGER: Duration = Duration::from_secs(5);
 /// Number of datagrams that are received by UDP at a time.
 const BATCH: usize = 64;
-/// Memory accounted for a datagram received by UDP in addition to its data, in bytes.
+/// Memory charged for a datagram received by UDP in addition to its data, in bytes.
 const OVERHEAD: usize = 64;
 /// Time that a call waits for room in the UDP socket before it checks for other changes.
 const UDP_FULL_WAIT: Duration = Duration::from_millis(10);
@@ -56,8 +56,8 @@ pub(super) struct State {
     pub options: Options,
     /// Local address, as the UDP socket reports it; `None` before it is bound.
     local: Option<SocketAddr>,
-    /// Address of the connected peer. Like all addresses in this struct except `local`, it is IPv4 if it can
-    /// be.
+    /// Address of the connected peer. As everywhere in this struct except `local`, an IPv4-mapped IPv6
+    /// address is stored as IPv4.
     peer: Option<SocketAddr>,
     can_read: bool,
     can_write: bool,

@@ -72,7 +72,7 @@ impl Header {
     }
 }
 
-/// Checks the header length that the header itself states, and returns the bytes behind the header.
+/// Checks the header length that the header itself states, and returns the bytes after the header.
 fn payload_after(bytes: &[u8], stated: u8, min: usize) -> Result<&[u8], HeaderError> {
     let fits = usize::from(stated) >= min && usize::from(stated) <= bytes.len();
     if fits {
@@ -101,7 +101,7 @@ impl Resolution {
         }
     }
 
-    /// Parses a message; returns the header and the data behind it.
+    /// Parses a message; returns the header and the data after it.
     ///
     /// # Errors
     /// [`HeaderError`].

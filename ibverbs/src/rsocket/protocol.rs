@@ -199,7 +199,7 @@ pub(super) struct ConnData {
     pub credits: u16,
     /// Number of memory areas that the receiver of this may map for the sender.
     pub mappings: usize,
-    /// The sender's target SGL; the table of mapped memory follows behind it.
+    /// The sender's target SGL; the table of mapped memory follows it.
     pub table: TargetSge,
     /// First target that the receiver of this may write to.
     pub first: TargetSge,

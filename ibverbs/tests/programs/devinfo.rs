@@ -67,7 +67,7 @@ fn urxe_devinfo_and_ibv_devinfo_agree_about_a_link() {
     }
 }
 
-/// Returns the command of a program in a network namespace.
+/// Returns the command that runs a program in a network namespace.
 fn command_in(net: &Veth, side: usize, program: &str) -> Command {
     net.sides[side].command(program)
 }

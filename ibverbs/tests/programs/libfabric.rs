@@ -44,18 +44,18 @@ fn pingpong(endpoint: &str, transport: &str, client: &str, sizes: usize) {
 }
 
 #[test]
-fn pingpong_over_datagram_endpoints() {
+fn libfabric_pingpong_over_datagram_endpoints_completes() {
     pingpong("dgram", "verbs", "10.7.0.2", 3);
 }
 
 /// A connected server announces itself at 127.0.0.1, so both ends are at one address.
 #[test]
-fn pingpong_over_connected_endpoints() {
+fn libfabric_pingpong_over_connected_endpoints_completes() {
     pingpong("msg", "verbs", "10.7.0.1", 6);
 }
 
 /// These endpoints are a layer of libfabric over connected endpoints.
 #[test]
-fn pingpong_over_reliable_datagram_endpoints() {
+fn libfabric_pingpong_over_reliable_datagram_endpoints_completes() {
     pingpong("rdm", "verbs;ofi_rxm", "10.7.0.1", 6);
 }

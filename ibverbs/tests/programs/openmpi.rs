@@ -171,21 +171,21 @@ const C_RING_BYTES: u64 = 2 * 3 * ((1 << 20) - 1) / 3;
 const PYTHON_RING_BYTES: u64 = 2 * 8 * 110_101;
 
 #[test]
-fn two_ranks_on_two_addresses() {
+fn two_ranks_on_two_addresses_exchange_data() {
     let program = Program::c();
     let printed = program.on_addresses(2, TRANSPORTS[0]);
     program.has_passed(&printed, 2, C_RING_BYTES);
 }
 
 #[test]
-fn three_ranks_on_three_addresses_over_datagrams() {
+fn three_ranks_on_three_addresses_exchange_data_over_datagrams() {
     let program = Program::c();
     let printed = program.on_addresses(3, TRANSPORTS[2]);
     program.has_passed(&printed, 3, C_RING_BYTES);
 }
 
 #[test]
-fn ranks_in_c_on_one_address() {
+fn c_ranks_on_one_address_exchange_data() {
     for (count, transports) in [(2, TRANSPORTS[0]), (4, TRANSPORTS[1]), (4, TRANSPORTS[2])] {
         let program = Program::c();
         let printed = program.on_one_address(count, transports);
@@ -194,7 +194,7 @@ fn ranks_in_c_on_one_address() {
 }
 
 #[test]
-fn ranks_in_python_on_one_address() {
+fn python_ranks_on_one_address_exchange_data() {
     for (count, transports) in [(2, TRANSPORTS[2]), (4, TRANSPORTS[0])] {
         let program = Program::python("ranks.py");
         let printed = program.on_one_address(count, transports);
@@ -203,7 +203,7 @@ fn ranks_in_python_on_one_address() {
 }
 
 #[test]
-fn ranks_on_two_hosts() {
+fn ranks_on_two_hosts_exchange_data() {
     if !netns::is_available() {
         return;
     }

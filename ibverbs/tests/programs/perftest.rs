@@ -174,7 +174,7 @@ fn write_bw_reports_a_bandwidth() {
 }
 
 #[test]
-fn read_and_atomic_bw() {
+fn read_and_atomic_bw_report_bandwidths() {
     run_all(
         &["ib_read_bw", "ib_atomic_bw"],
         &[
@@ -204,13 +204,13 @@ fn latency_programs_report_latencies() {
 }
 
 #[test]
-fn bandwidth_of_all_sizes() {
+fn bandwidth_programs_report_all_sizes() {
     run_all(&["ib_write_bw", "ib_read_bw", "ib_send_bw"], &["-a -n 5"]);
     run_all(&["ib_send_bw"], &["-a -n 20 -c UD"]);
 }
 
 #[test]
-fn latency_of_all_sizes() {
+fn latency_programs_report_all_sizes() {
     run_all(&["ib_write_lat", "ib_read_lat", "ib_send_lat"], &["-a -n 5"]);
 }
 
@@ -220,7 +220,7 @@ fn duration_option_ends_the_test_after_three_seconds() {
 }
 
 #[test]
-fn connected_by_the_connection_manager() {
+fn perftest_connects_by_the_connection_manager() {
     run_all(&["ib_write_bw"], &["-R -n 200", "-R -n 50 -q 4", "-R -n 200 -b", "-R -T 32 -n 50"]);
     run_all(&["ib_send_bw", "ib_read_bw", "ib_write_lat", "ib_atomic_bw"], &["-R -n 100"]);
     run_all(&["ib_send_bw"], &["-R -n 100 -c UD -s 1024"]);

@@ -132,7 +132,7 @@ fn udaddy_transfers_its_datagrams() {
 }
 
 #[test]
-fn rdma_server_and_rdma_client() {
+fn rdma_server_and_rdma_client_exchange_messages() {
     let server = ("rdma_server", vec!["-s", "{server}", "-p", "{port}"]);
     let client = ("rdma_client", vec!["-s", "{server}", "-p", "{port}"]);
     Endpoints { port_space: TCP_PORTS, server, client }.succeed("rdma_client: end 0");

@@ -68,7 +68,7 @@ fn rstream_succeeds_with_each_kind_of_call() {
 }
 
 #[test]
-fn rstream_with_small_buffers() {
+fn rstream_succeeds_with_small_buffers() {
     succeed("rstream", &[&["-B", "4096", "-S", "20000", "-I", "3", "-C", "3", "-T", "v"]]);
 }
 

@@ -121,7 +121,7 @@ fn ucx_long_messages_arrive() {
 }
 
 #[test]
-fn streams_and_active_messages() {
+fn ucx_streams_and_active_messages_arrive() {
     run_over_both("stream_bw", "4096");
     run_over_both("stream_lat", "64");
     run_over_both("ucp_am_bw", "4096");

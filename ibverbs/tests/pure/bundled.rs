@@ -173,7 +173,7 @@ fn extension_that_opens_a_copy_by_the_plain_name_finds_the_device() {
 }
 
 #[test]
-fn program_with_a_copy_of_the_plain_name_in_its_search_path_finds_the_device() {
+fn program_with_a_bundled_libibverbs_so_1_in_its_rpath_finds_the_device() {
     let wheel = Wheel::new(PLAIN);
     for tags in PATHS {
         wheel.cc("program", &[LINKED, PROGRAM].concat(), &[&wheel.at(PLAIN), &rpath_origin(tags)]);

@@ -70,7 +70,7 @@ impl Library {
         self.0.path()
     }
 
-    /// Returns the command of a program with a device at this address.
+    /// Returns the command that runs a program with a device at this address.
     pub fn program(&self, name: &str, address: &str) -> Command {
         let mut command = Command::new(name);
         command.env("LD_LIBRARY_PATH", self.path()).env("URXE_LINK", format!("udp:{address}"));

@@ -23,7 +23,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Compiles the program and creates a tree for it.
+    /// Compiles the test program, and creates a directory tree that stands in for `/sys/class` and `/dev`.
     fn new(flags: &[&str]) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let out = Command::new("cc")

@@ -106,7 +106,7 @@ pub fn request_lease(
     Err(system("waiting for the broker of the address (`urxe broker`)")(source))
 }
 
-/// Sends a request and returns the response; `None` if the broker has ended without one.
+/// Sends a request and returns the response; `None` if the broker has exited without one.
 fn exchange(
     connection: &OwnedFd,
     request: &Request,

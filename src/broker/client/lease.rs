@@ -153,7 +153,8 @@ impl Shared {
         connection
     }
 
-    /// Waits until the broker ends; returns false if no other is needed.
+    /// Waits until the broker exits. Returns false if no new broker is needed, because the lease is being
+    /// released.
     fn wait_for_end(&self, connection: &OwnedFd) -> bool {
         loop {
             let mut fds = [

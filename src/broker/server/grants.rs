@@ -17,7 +17,7 @@ use crate::link::udp::{self, PortOwner, UdpLinkError, steer};
 use crate::nic::QpnPartition;
 use crate::wire::ROCE_PORT;
 
-/// Maximum time for a process that ends to release its port and its partitions.
+/// Maximum time for a process that exits to release its port and its partitions.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(200);
 impl Server {
     /// Handles a request; returns `None` if it has to wait.

@@ -33,8 +33,8 @@ use super::{BindAddr, SocketNames, fd_message, socket_dir};
 use mailboxes::Mailboxes;
 use served_address::ServedAddress;
 
-/// Time after which the broker ends without clients, time for processes that have partitions to register with
-/// a new broker, and time after which a connection without a request is closed.
+/// Time after which the broker exits without clients, time for processes that have partitions to register
+/// with a new broker, and time after which a connection without a request is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Interval between retries.

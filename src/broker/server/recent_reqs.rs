@@ -1,5 +1,5 @@
-//! Recent REQs: a client that gives up before it has received its server's communication ID names only its
-//! own.
+//! Services of recent REQs, by client. A client that gives up before it has received the server's
+//! communication ID sends only its own, which does not tell the broker which service it had requested.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;

@@ -14,7 +14,8 @@ use crate::wire::mad::{
 const RECV_TIMEOUT: Duration = Duration::from_secs(10);
 const NO_RECV_TIME: Duration = Duration::from_millis(100);
 
-/// Opens the device of a process, with a partition of the address.
+/// Opens a device on the shared address, as one of the processes that share it: the broker grants it a QPN
+/// partition.
 fn member(ip: IpAddr, shards: usize, sharing: &Sharing) -> Context {
     let links = join(ip, shards, sharing).unwrap();
     let links = links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect();

@@ -94,7 +94,7 @@ fn reused_request_id_for_another_service_is_a_new_request() {
 }
 
 #[test]
-fn sidr_request_without_listener_or_program_is_rejected() {
+fn sidr_request_without_listener_or_released_by_the_program_is_rejected() {
     let mut bench = Bench::new();
     bench.inject(sidr_req());
     let Message::SidrRep(rep) = bench.sent_one() else { panic!() };

@@ -36,7 +36,7 @@ pub(crate) struct PortShared {
     pub earliest: AtomicU64,
     /// Whether the port is in the fabric's queue of ports whose drivers have work.
     pub queued: AtomicBool,
-    /// Whether the driver is to run a turn even without input.
+    /// Whether the driver has to run a turn even without input.
     pub turn_requested: AtomicBool,
     pub driver: Mutex<Option<Weak<dyn Driver>>>,
 }
@@ -63,7 +63,8 @@ impl PortShared {
         }
     }
 
-    /// Reports whether the driver is to run the turn that the port is queued for.
+    /// Reports whether the driver has to run: a turn was requested, or a delivery can be received. Clears the
+    /// request.
     pub fn has_work(&self, fabric: &Fabric) -> bool {
         self.turn_requested.swap(false, Ordering::SeqCst) || self.has_input(fabric)
     }
@@ -366,7 +367,7 @@ impl Link for FabricPort {
         }
     }
 
-    /// `None`, because the sender's kick drives or wakes the receiver.
+    /// `None`: there is no descriptor to poll, because the sender runs the receiver's driver or wakes it.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

@@ -195,7 +195,7 @@ fn reordered_packets_arrive_later_and_the_rest_keeps_its_order() {
 }
 
 #[test]
-fn jitter_spreads_and_never_reorders() {
+fn jitter_varies_delays_and_never_reorders_packets() {
     let (fabric, mut a, mut b, to) =
         pair(FabricConfig { jitter: 50 * US, latency: US, ..Default::default() });
     let mut received = Vec::new();
@@ -222,7 +222,7 @@ fn every_corrupt_packet_fails_its_icrc() {
 }
 
 #[test]
-fn same_seed_replays_to_the_same_log() {
+fn same_seed_gives_the_same_log() {
     let config = |seed| FabricConfig {
         seed,
         latency: 10 * US,

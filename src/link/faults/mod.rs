@@ -321,7 +321,7 @@ impl Pipeline {
     }
 }
 
-/// Returns the offset of the byte to corrupt: behind the BTH, because the ICRC does not cover the whole BTH.
+/// Returns the offset of the byte to corrupt: after the BTH, because the ICRC does not cover the whole BTH.
 fn corrupt_offset(len: usize) -> usize {
     (BTH_LEN + len.saturating_sub(BTH_LEN + ICRC_LEN) / 2).min(len.saturating_sub(1))
 }

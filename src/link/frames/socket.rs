@@ -169,7 +169,7 @@ impl Drop for Socket {
     }
 }
 
-/// Removes the socket file of a process that has ended, unless another process listens on it.
+/// Removes the socket file of a process that has exited, unless another process listens on it.
 fn remove_stale(path: &Path, connect: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => match connect(path) {

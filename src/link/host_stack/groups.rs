@@ -15,7 +15,7 @@ pub const UNSOLICITED_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     joined: BTreeSet<IpAddr>,
-    /// Memberships whose report is to be repeated, with the time.
+    /// Memberships whose report has to be repeated, with the time.
     repeats: VecDeque<(Instant, IpAddr)>,
     /// Whether the last query was of the previous protocol version (IGMPv2, MLDv1), for IPv4 and IPv6.
     old: [bool; 2],
@@ -51,7 +51,7 @@ impl Groups {
         self.joined.iter().filter(is_queried).copied().collect()
     }
 
-    /// Returns a group whose report is to be repeated now.
+    /// Returns a group whose report is due to be repeated.
     pub fn due(&mut self, now: Instant) -> Option<IpAddr> {
         let (at, group) = *self.repeats.front()?;
         (at <= now).then(|| {

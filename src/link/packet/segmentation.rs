@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn merged_packets_have_unknown_identifications() {
+    fn merged_packets_have_unknown_ipv4_ids() {
         let flow = Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 4000);
         let counting = run(&flow, &[100, 100, 50]);
         assert_eq!(ident(&flow, IpIdent::SENT, &counting, 116), IpIdent::SENT);

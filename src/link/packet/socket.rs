@@ -373,7 +373,7 @@ impl TxBatch {
         self.info.push(info);
     }
 
-    /// Appends payload to the message that was begun last.
+    /// Appends payload to the message that was started last.
     pub fn data(&mut self, bytes: &[u8]) {
         self.iov.push(iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() });
     }

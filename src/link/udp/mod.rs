@@ -259,7 +259,7 @@ impl UdpLink {
     }
 }
 
-/// Smallest share of [`LinkInfo::window`] to account for a packet, in bytes: the kernel charges a shorter
+/// Smallest share of [`LinkInfo::window`] to charge for a packet, in bytes: the kernel charges a shorter
 /// packet hardly less.
 pub const MIN_CHARGE: usize = 1024;
 

@@ -243,7 +243,7 @@ fn identifications(a: &mut UdpLink, b: &mut UdpLink) -> Vec<(u16, u16)> {
 }
 
 #[test]
-fn identifications_count_up_in_a_burst_with_dont_fragment_set() {
+fn ipv4_ids_count_up_in_a_burst_with_dont_fragment_set() {
     let df = IpIdent::DONT_FRAGMENT;
     let (mut a, mut b) = (link("127.13.0.1"), without_segmentation("127.13.0.2"));
     // The identifications that the ICRCs were computed for. The kernel segments before a socket that does not

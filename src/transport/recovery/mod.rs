@@ -78,7 +78,7 @@ impl Flight {
 pub(super) enum Loss {
     /// A packet was lost on the way: the congestion window is reduced.
     OnPath,
-    /// The peer dropped packets behind one that it RNR-NAKed: no sign of congestion.
+    /// The peer dropped packets after one that it RNR-NAKed: no sign of congestion.
     BehindRnrNak,
 }
 
@@ -221,8 +221,8 @@ impl Recovery {
     }
 
     /// Decides whether a missing response (implied NAK: a later response has overtaken it, IBA 9.7.5.2.8)
-    /// reports a loss: its request is retransmitted at once, but only once for all responses that are behind
-    /// it on the wire.
+    /// reports a loss: its request is retransmitted at once, but only once for all responses that follow it
+    /// on the wire.
     pub fn on_implied_nak(&mut self, flight: &Flight) -> Option<Loss> {
         if flight.is_at_snd_una() || self.missing_response == Some(flight.snd_una) {
             return None;
@@ -325,7 +325,7 @@ impl Recovery {
     }
 
     /// Stops a timer if it has expired, and returns whether it had. The timers for probes wait while a probe
-    /// is to be sent.
+    /// is pending.
     pub fn take_expired(&mut self, timer: Timer, now: Instant) -> bool {
         let waits = matches!(timer, Timer::ProbeTimeout | Timer::AckSilence) && self.prober.due.is_some();
         !waits && self.timers.take_expired(timer, now)
@@ -342,13 +342,13 @@ impl Recovery {
         self.prober.due = Some(probe);
     }
 
-    /// Returns the probe that is to be sent.
+    /// Returns the pending probe.
     #[inline]
     pub fn probe_due(&self) -> Option<Probe> {
         self.prober.due
     }
 
-    /// Returns the probe that is to be sent, which the requester then sends.
+    /// Takes the pending probe, which the requester then sends.
     pub fn take_probe(&mut self, now: Instant, tuning: &Tuning) -> Option<Probe> {
         let due = self.prober.due?;
         self.on_ack_requested(now, tuning);

@@ -26,10 +26,10 @@ pub(in crate::transport) enum Probe {
     Newest,
 }
 
-/// Probe that is to be sent, and backoff of the probe timeout.
+/// Pending probe, and backoff of the probe timeout.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Prober {
-    /// Probe that is to be sent.
+    /// Pending probe.
     pub due: Option<Probe>,
     /// Consecutive probe timeouts; the exponent of the backoff.
     pub timeouts: u32,

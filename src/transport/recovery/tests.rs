@@ -29,8 +29,8 @@ fn flight(snd_una: u32, snd_nxt: u32, snd_max: u32) -> Flight {
     Flight { snd_una: Psn::new(snd_una), snd_nxt: Psn::new(snd_nxt), snd_max: Psn::new(snd_max) }
 }
 
-/// A requester with one round-trip time sample and packets 1 to 9 in flight, each of a work request of its
-/// own, the last one with AckReq.
+/// A requester with one round-trip time sample and packets 1 to 9 in flight: one packet per work request,
+/// AckReq set on the last.
 fn in_flight(now: Instant, conn: &Connection) -> Recovery {
     let (mut recovery, tuning) = (Recovery::new(conn), Tuning::default());
     recovery.on_sent_with_ack_req(Psn::new(0), conn, now - MS, &tuning);
@@ -165,7 +165,7 @@ fn probe_timeout_goes_back_if_only_reads_are_in_flight() {
 }
 
 #[test]
-fn packet_without_ackreq_is_probed_after_the_ack_silence() {
+fn packet_without_ackreq_is_resent_as_a_probe_after_the_ack_silence() {
     let (conn, now, tuning) = (conn(), Instant(1 << 40), Tuning::default());
     let mut recovery = Recovery::new(&conn);
     recovery.on_sent_without_ack_req(&conn, now, &tuning);

@@ -135,7 +135,7 @@ impl Requester {
         self.queue.roll_back(mark);
     }
 
-    /// Reports whether something is to be sent: posted packets, retransmissions or a probe.
+    /// Reports whether something is pending: posted packets, retransmissions or a probe.
     pub fn has_unsent(&self) -> bool {
         self.snd_nxt.wqe < self.queue.end() && !self.is_held || self.recovery.probe_due().is_some()
     }

@@ -93,7 +93,7 @@ impl Requester {
         self.retire(conn, Output::Sent, env);
     }
 
-    /// Retires the oldest work request and the local operations behind it that are already executed. `report`
+    /// Retires the oldest work request and the local operations after it that are already executed. `report`
     /// wraps the completion in an effect.
     pub(super) fn retire(&mut self, conn: &Connection, report: fn(Completion) -> Output, env: &mut Env<'_>) {
         self.retire_one(conn, report, env);

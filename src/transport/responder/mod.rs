@@ -127,7 +127,7 @@ pub(super) struct Responder {
     message: Option<Message>,
     /// Shared receive queue that the current message names (XRC).
     message_srq: Option<SrqId>,
-    /// A NAK or RNR NAK was sent for the expected PSN; requests behind it are dropped silently (C9-113).
+    /// A NAK or RNR NAK was sent for the expected PSN; later requests are dropped silently (C9-113).
     nak_outstanding: bool,
     /// PSN of the last request that was ahead of the expected PSN.
     last_ahead: Psn,

@@ -67,8 +67,7 @@ impl Responder {
     }
 
     /// Ends the responder when the application moves the QP to RESET or ERR: executed requests are still
-    /// acknowledged, or the peer would take them for lost. READs, and all requests behind them, get no
-    /// response.
+    /// acknowledged, or the peer would take them for lost. READs, and all later requests, get no response.
     pub fn flush_pending_acks(&mut self, conn: &Connection, env: &mut Env<'_>) {
         let read = self.replies.iter().position(|reply| matches!(reply, Reply::Read { .. }));
         self.replies.truncate(read.unwrap_or(self.replies.len()));

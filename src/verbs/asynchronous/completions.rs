@@ -30,7 +30,7 @@ impl AsyncCq {
         Ok(AsyncCq { cq, channel, waiter: Waiter::default() })
     }
 
-    /// Returns the completion queue, for the creation of queue pairs and for polling without waiting.
+    /// Returns the completion queue, to create queue pairs and for polling without waiting.
     pub fn cq(&self) -> &Cq {
         &self.cq
     }
@@ -94,7 +94,7 @@ impl AsyncCompletionChannel {
         AsyncCompletionChannel { channel, waiter: Waiter::default() }
     }
 
-    /// Returns the channel, for the creation of completion queues.
+    /// Returns the channel, to create completion queues.
     pub fn channel(&self) -> &CompletionChannel {
         &self.channel
     }

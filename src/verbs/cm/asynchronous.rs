@@ -24,7 +24,7 @@ impl AsyncEventChannel {
         AsyncEventChannel { channel, waiter: Waiter::default() }
     }
 
-    /// Returns the channel, for the creation of ids.
+    /// Returns the channel, to create ids on it.
     pub fn channel(&self) -> &EventChannel {
         &self.channel
     }

@@ -88,8 +88,8 @@ pub(super) fn igmp_query(message: &[u8]) -> Option<GroupQuery> {
     Some(GroupQuery { group: Ipv4Addr::from(group).into(), old })
 }
 
-/// Decodes the part behind the header of an IPv6 packet that starts with hop-by-hop options. Returns `None`
-/// if it is not a valid query of a router on this link.
+/// Decodes the part after the header of an IPv6 packet that starts with hop-by-hop options. Returns `None` if
+/// it is not a valid query of a router on this link.
 pub(super) fn mld_query(ip: &Ipv6HeaderSlice<'_>, bytes: &[u8]) -> Option<GroupQuery> {
     let ([next_header, 0, ..], message) = bytes.split_first_chunk::<8>()? else { return None };
     let message = Icmpv6Slice::from_slice(message).ok()?;

@@ -25,8 +25,7 @@ const ROCE_V1: EtherType = EtherType(0x8915);
 /// Next header value of a GRH that is followed by a BTH (IBA 8.3).
 const IBA_TRANSPORT: u8 = 0x1b;
 
-/// Decodes an Ethernet frame (without its check sequence). Bytes behind the IP packet are padding and
-/// ignored.
+/// Decodes an Ethernet frame (without its check sequence). Bytes after the IP packet are padding and ignored.
 ///
 /// A frame that is neither RoCE nor one of the control frames is [`Content::Foreign`], whatever it contains.
 ///
@@ -132,7 +131,7 @@ fn ipv4_checksum(header: &[u8]) -> u16 {
     sum.ones_complement().to_be()
 }
 
-/// Decodes a GRH and the packet behind it, up to the ICRC.
+/// Decodes a GRH and the packet after it, up to the ICRC.
 fn roce_v1(bytes: &[u8]) -> Result<Content, FrameError> {
     // A GRH has the layout of an IPv6 header.
     let grh = Ipv6HeaderSlice::from_slice(bytes).map_err(|_| match bytes.first() {

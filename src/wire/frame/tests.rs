@@ -47,7 +47,7 @@ fn fix_ipv4(frame: &mut [u8]) {
 }
 
 #[test]
-fn packets_of_rxe_are_decoded_and_their_icrcs_verify() {
+fn packets_of_rxe_are_decoded_and_their_icrcs_are_valid() {
     let v4 = unhex(RXE_V4);
     let r = roce(&v4);
     assert_eq!(r.ident, IpIdent::Exact { id: 0x1007, flags: 0x4000 });
@@ -83,7 +83,7 @@ fn encoded_frames_equal_those_of_linux() {
 }
 
 #[test]
-fn neighbour_discovery_is_decoded_and_ignored_behind_a_router() {
+fn neighbour_discovery_is_decoded_and_ignored_if_a_router_forwarded_it() {
     let Content::NeighborSolicit(ns) = read(&unhex(SOLICIT)).unwrap().content else { panic!() };
     assert_eq!(ns.target.to_string(), "fe80::5054:ff:fe77:2");
     assert_eq!(ns.source_mac, Some(A));
@@ -179,7 +179,7 @@ fn invalid_frame_is_refused_with_its_error() {
 }
 
 #[test]
-fn ipv4_header_with_the_reserved_flag_is_decoded_and_its_icrc_verifies() {
+fn ipv4_header_with_the_reserved_flag_is_decoded_and_its_icrc_is_valid() {
     let mut frame = unhex(RXE_V4);
     frame[20] |= 0x80;
     // The flag adds 0x8000 to the sum of the words, with a carry, so the checksum 0x161e becomes 0x961d.
@@ -241,7 +241,7 @@ fn roce_v1_frame_is_recognised_and_its_icrc_verified() {
 }
 
 #[test]
-fn frame_cut_at_any_length_is_truncated() {
+fn frame_cut_short_at_any_length_is_reported_as_truncated() {
     for hex in [ARP_REQUEST, RXE_V4, RXE_V6, SOLICIT, ADVERT] {
         let whole = unhex(hex);
         for len in 0..whole.len() {

@@ -6,7 +6,7 @@ use super::code::{
 };
 use crate::wire::{AckTimeout, Gid, Mtu, PKey, Psn, QKey, Qpn};
 
-/// Length of a message behind the header of the MAD, in bytes.
+/// Length of a message after the header of the MAD, in bytes.
 pub(super) const DATA_LEN: usize = 232;
 pub(super) const DATA_BITS: usize = DATA_LEN * 8;
 
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_count_from_the_left() {
+    fn bits_are_numbered_from_the_most_significant() {
         let mut data = [0; DATA_LEN];
         data[..4].copy_from_slice(&[0b1010_0101, 0xff, 0x00, 0x81]);
         assert_eq!(bits(&data, 0, 4), 0b1010);

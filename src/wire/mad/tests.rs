@@ -122,7 +122,7 @@ fn recipient_is_the_service_of_a_request_and_otherwise_the_remote_id() {
 }
 
 #[test]
-fn information_length_beyond_the_field_is_truncated() {
+fn rej_and_apr_info_length_is_clamped_to_the_field() {
     let rej = Rej { info_len: 127, ..Rej::default() };
     assert_eq!(rej.info().len(), 72);
     assert_eq!(Apr { info_len: 255, ..Apr::default() }.info().len(), 72);

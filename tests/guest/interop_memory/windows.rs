@@ -152,7 +152,7 @@ impl<'a> WindowPair<'a> {
         self.execute_at(op, at, to)
     }
 
-    /// As [`execute`](Self::execute), with an address that is not the region's.
+    /// Like [`execute`](Self::execute), with an address that is not the region's.
     pub fn execute_at(&mut self, op: Operation, at: i64, to: RemoteAddr) -> Result<String, String> {
         let shell = &mut self.pair.shell.vsh;
         let mut owner_data = pattern(REGION_LEN, OWNER_SEED);

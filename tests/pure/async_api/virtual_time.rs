@@ -33,7 +33,7 @@ fn ping_pong(seed: u64) -> (Duration, u64) {
 }
 
 #[test]
-fn tasks_replay_from_the_seed() {
+fn tasks_with_the_same_seed_give_the_same_result() {
     let first = ping_pong(1);
     assert!(first.1 > 0, "nothing was lost: {first:?}");
     assert_eq!(ping_pong(1), first);

@@ -43,7 +43,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1000), ok(2, WcOpcode::Send, 0)]);
     }
 
-    inline_data_and_several_elements_are_sent => "ud.requester" {
+    inline_data_and_several_sges_are_sent => "ud.requester" {
         let mut b = ud(|_| {});
         let to = Some(b.to(QKEY));
         let wr =
@@ -200,7 +200,7 @@ cases! {
         b.recvs(&[received(2, 99)]);
     }
 
-    datagram_longer_than_the_shared_receive_is_dropped_and_the_receive_stays_posted => "ud.length" {
+    datagram_longer_than_the_receive_of_an_srq_is_dropped_and_the_receive_stays_posted => "ud.length" {
         let mut b = ud(|s| s.shared = true);
         b.recv(1, 0, 139);
         b.exchange(&[datagram(&[1; 100])], &[]);

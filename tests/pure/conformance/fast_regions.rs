@@ -231,7 +231,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::Send, 5)]);
     }
 
-    null_region_is_local_and_bound_to_its_domain => "mr.null" {
+    null_region_is_usable_only_locally_and_in_its_pd => "mr.null" {
         let mut b = Bench::new();
         let null = b.memory.register_null(PD).unwrap();
         let other = b.memory.register_null(PdId(2)).unwrap();
@@ -249,7 +249,7 @@ cases! {
         std::mem::swap(&mut b.mr, &mut c.mr);
     }
 
-    reregistration_changes_access_memory_or_domain => "mr.rereg" {
+    reregistration_changes_access_memory_or_pd => "mr.rereg" {
         let mut b = Bench::new();
         let r = b.region(PD, 64, 0x1000, Access::ALL);
         let old = b.regions[r].info;

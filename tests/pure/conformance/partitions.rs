@@ -55,7 +55,7 @@ cases! {
         assert_eq!(b.count().rx_pkey_violation, 1);
     }
 
-    foreign_pkey_behind_admitted_packet_of_a_burst_is_dropped => "packet.pkey" {
+    foreign_pkey_after_an_admitted_packet_of_a_burst_is_dropped => "packet.pkey" {
         let mut b = with_pkey_index(1, |_| {});
         let to = b.remote(0, 1);
         let packets = [(0, 0x0123), (1, 0xffff), (1, 0x0123)];

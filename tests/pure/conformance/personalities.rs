@@ -101,7 +101,7 @@ cases! {
         }
     }
 
-    excess_elements_and_xrc_target_sends_are_refused_by_every_personality => "lenient.deferred_error" {
+    excess_sges_and_xrc_target_sends_are_refused_by_every_personality => "lenient.deferred_error" {
         for p in Personality::ALL {
             let mut b = bench(p, |s| s.qp_type = QpType::Ud);
             let sges = [b.mr.sge(0, 8); 5];
@@ -116,7 +116,7 @@ cases! {
         }
     }
 
-    old_value_of_an_atomic_fills_8_bytes_of_longer_elements => "lenient.atomics" {
+    atomic_result_fills_only_the_first_8_bytes_of_longer_sges => "lenient.atomics" {
         let quirks = Quirks { credits: false, ..Personality::DEFAULT.quirks };
         let mut b = Bench::with(|s| s.quirks = quirks);
         let (va, rkey) = (64, RKey(5));

@@ -153,7 +153,7 @@ cases! {
         b.exchange(&[flush(RQ, (0x1000, key, 8), GLOBAL | 0xffff_ffc0)], &[empty_resp(RQ, 1)]);
     }
 
-    flushes_and_atomic_writes_beyond_depth_are_nakked => "placement.depth" {
+    flushes_and_atomic_writes_beyond_responder_resources_are_nakked => "placement.depth" {
         for kind in 0..2 {
             let (mut b, key) = with_region();
             let one = |i: u32| match kind {
@@ -167,7 +167,7 @@ cases! {
         }
     }
 
-    flushes_and_atomic_writes_in_flight_are_limited_to_depth => "placement.depth" {
+    flushes_and_atomic_writes_in_flight_are_limited_to_max_rd_atomic => "placement.depth" {
         for (op, opcode) in [(flush_op(8), WcOpcode::Flush), (atomic_write_op(), WcOpcode::AtomicWrite)] {
             let mut b = Bench::with(|s| s.max_rd = 2);
             (1..=3).for_each(|i| b.post_no_data(i, op));

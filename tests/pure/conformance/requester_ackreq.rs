@@ -169,7 +169,7 @@ cases! {
         b.advance(20 * ACK_TIMEOUT);
     }
 
-    late_ack_is_probed_for_with_backoff => "req.ackreq.rtt" {
+    probes_for_a_late_ack_are_sent_with_backoff => "req.ackreq.rtt" {
         let mut b = with_rtt_sample(|_| {});
         b.post(2, WrOp::Send, 0, 1);
         let last = b.byte(SQ + 1);
@@ -291,7 +291,7 @@ cases! {
         b.sends(&completed(1..3));
     }
 
-    late_ack_inside_a_message_is_probed_for => "req.ackreq.rtt" {
+    late_ack_inside_a_message_causes_a_probe => "req.ackreq.rtt" {
         let mut b = with_rtt_sample(|s| s.tuning.window = 4 * 1024);
         b.post(1, WrOp::Send, 0, 8 * 256);
         let sent = b.sent();

@@ -44,7 +44,7 @@ cases! {
         b.sends(&[bad(1, WcStatus::RemAccessErr)]);
     }
 
-    nak_behind_unanswered_read_resends_the_read => "req.nak.behind_read" {
+    nak_after_an_unanswered_read_resends_the_read => "req.nak.behind_read" {
         let mut b = Bench::new();
         b.post(1, READ, 0, 8);
         b.post(2, WrOp::Send, 0, 1);
@@ -122,7 +122,7 @@ cases! {
         }
     }
 
-    invalid_lkey_behind_a_loss_fails_after_recovery => "req.local" {
+    invalid_lkey_posted_after_a_loss_fails_after_recovery => "req.local" {
         let mut b = Bench::new();
         let sge = [Sge { addr: 0, length: 1, lkey: LKey(0x5555) }];
         b.post(1, WrOp::Send, 0, 1);

@@ -78,7 +78,7 @@ cases! {
         assert_eq!(b.mr.read(72, 8), 11u64.to_ne_bytes());
     }
 
-    atomic_result_is_scattered_over_elements => "req.atomic" {
+    atomic_result_is_scattered_over_sges => "req.atomic" {
         let mut b = Bench::new();
         let sges = [b.mr.sge(1, 3), b.mr.sge(100, 0), b.mr.sge(11, 5)];
         let op = WrOp::Atomic { va: TO.0, rkey: TO.1, op: AtomicOp::FetchAdd(1) };
@@ -192,7 +192,7 @@ cases! {
         ]);
     }
 
-    reads_and_atomics_in_flight_are_limited_to_depth => "req.depth" {
+    reads_and_atomics_in_flight_are_limited_to_max_rd_atomic => "req.depth" {
         let mut b = Bench::with(|s| s.max_rd = 2);
         let (va, rkey) = TO;
         b.post(1, WrOp::Read { va, rkey }, 0, 300);

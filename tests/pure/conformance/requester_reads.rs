@@ -49,7 +49,7 @@ cases! {
         b.advance(10 * ACK_TIMEOUT);
     }
 
-    read_responses_fill_several_elements => "req.read" {
+    read_responses_fill_several_sges => "req.read" {
         let mut b = Bench::new();
         let sges = [b.mr.sge(2000, 100), b.mr.sge(0, 0), b.mr.sge(4000, 500), b.mr.sge(1, 300)];
         b.post_sges(1, WrOp::Read { va: VA, rkey: KEY }, &sges, SendFlags::SIGNALED).unwrap();
@@ -104,7 +104,7 @@ cases! {
         b.sends(&[completed()]);
     }
 
-    retransmitted_read_uses_one_slot_of_the_depth => "req.depth" {
+    retransmitted_read_uses_one_slot_of_max_rd_atomic => "req.depth" {
         let (mut b, a) = read_in_flight(|s| s.max_rd = 1);
         b.advance(ACK_TIMEOUT);
         b.expect(&[remainder(0)]);

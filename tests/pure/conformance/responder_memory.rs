@@ -218,7 +218,7 @@ cases! {
         assert_ne!(b.mr.read(300, 1), [3]);
     }
 
-    receive_with_invalid_element_fails_with_protection_error => "resp.receive.protection" {
+    receive_with_invalid_sge_fails_with_protection_error => "resp.receive.protection" {
         let mut b = Bench::new();
         let read_only = b.region(PD, 64, 0, Access::LOCAL_READ);
         let foreign = b.region(PdId(2), 64, 0, Access::ALL);

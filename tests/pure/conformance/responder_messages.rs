@@ -38,7 +38,7 @@ cases! {
         }
     }
 
-    send_fills_receive_elements_in_order => "resp.send" {
+    send_fills_receive_sges_in_order => "resp.send" {
         let mut b = Bench::new();
         let sges = [b.mr.sge(1000, 1), b.mr.sge(0, 0), b.mr.sge(2000, 300), b.mr.sge(3000, 500)];
         b.recv_sges(1, &sges).unwrap();

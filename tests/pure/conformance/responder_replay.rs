@@ -178,7 +178,7 @@ cases! {
         b.exchange(&requests, &expected);
     }
 
-    reads_beyond_depth_are_nakked => "resp.depth" {
+    reads_beyond_responder_resources_are_nakked => "resp.depth" {
         let mut b = Bench::with(|s| s.max_dest_rd = 2);
         let (from, word) = (b.remote(0, 8), (b.mr.va(0), b.mr.info.rkey));
         let d = b.mr.read(0, 8);

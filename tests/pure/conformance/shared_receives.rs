@@ -29,7 +29,7 @@ fn remaining(b: &Bench) -> usize {
 }
 
 cases! {
-    each_message_takes_the_oldest_shared_receive => "srq.order" {
+    each_message_takes_the_oldest_receive_of_the_srq => "srq.order" {
         let mut b = shared(2, |_| {});
         b.recv(1, 0, 100);
         b.recv(2, 100, 100);
@@ -128,7 +128,7 @@ cases! {
         assert_eq!(remaining(&b), 1);
     }
 
-    shared_receive_uses_protection_domain_of_the_queue => "srq.pd" {
+    receive_from_srq_is_checked_in_the_pd_of_the_srq => "srq.pd" {
         let mut b = shared(1, |_| {});
         let other = b.region(urxe::memory::PdId(77), 100, 0, urxe::memory::Access::ALL);
         let sge = [b.regions[other].sge(0, 100)];
@@ -138,7 +138,7 @@ cases! {
         b.events(&[AsyncEvent::LastWqeReached]);
     }
 
-    ud_and_uc_messages_take_shared_receives => "srq.services" {
+    ud_and_uc_messages_take_receives_of_the_srq => "srq.services" {
         let mut b = shared(1, |s| s.qp_type = QpType::Ud);
         b.recv(1, 0, 100);
         b.exchange(&[send(Only, 0, &[4; 10]).ud(crate::bench::QKEY, urxe::wire::Qpn::new(5))], &[]);

@@ -160,7 +160,7 @@ cases! {
         b.sends(&[ok(3, WcOpcode::Send, 1)]);
     }
 
-    sqd_finishes_begun_messages_and_begins_none => "state.sqd" {
+    sqd_finishes_partly_sent_messages_and_starts_none => "state.sqd" {
         let mut b = Bench::with(|s| s.tuning.window = 1024);
         b.post(1, WrOp::Send, 0, 600);
         b.post(2, WrOp::Send, 0, 1);
@@ -185,7 +185,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::Send, 1), ok(3, WcOpcode::Send, 1)]);
     }
 
-    sqd_retransmits_begun_message_from_first_packet => "state.sqd" {
+    unacknowledged_message_is_retransmitted_from_its_first_packet_in_sqd => "state.sqd" {
         let mut b = at(Rts);
         b.post(1, WrOp::Send, 0, 1);
         let one = b.sent();

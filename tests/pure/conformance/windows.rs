@@ -219,7 +219,7 @@ cases! {
         expect_bind_error(&mut b, Bind { access: REMOTE_ALL | Access::ZERO_BASED, ..bind });
     }
 
-    type_1_window_is_usable_by_every_qp_of_its_domain => "mw.type1" {
+    type_1_window_is_usable_by_every_qp_of_its_pd => "mw.type1" {
         let mut b = Bench::with(|s| s.qps = 2);
         let (_, bind) = bound(&mut b, WindowKind::Type1);
         b.exchange(&[write(Only, RQ, (0x1040, bind.rkey, 1), &[1]).qp(1)], &[ack(RQ, 1).qp(1)]);
@@ -238,7 +238,7 @@ cases! {
         }
     }
 
-    type_2b_window_is_usable_in_its_domain_only => "mw.type2" {
+    type_2b_window_is_usable_in_its_pd_only => "mw.type2" {
         for (kind, usable) in [(WindowKind::Type2A, true), (WindowKind::Type2B, false)] {
             let mut b = Bench::new();
             let (_, bind) = bound(&mut b, kind);
@@ -282,7 +282,7 @@ cases! {
         expect_access_nak(&mut b, 0x1040, bind.rkey);
     }
 
-    region_is_deregistered_after_its_window_is_freed => "mw.bound" {
+    region_can_be_deregistered_after_its_window_is_freed => "mw.bound" {
         let mut b = Bench::new();
         let (r, mut bind) = bindable(&mut b, WindowKind::Type2B);
         let handle = RKey(bind.rkey.0 - 1);
@@ -362,7 +362,7 @@ cases! {
         b.sends(&[ok(3, WcOpcode::Send, 4)]);
     }
 
-    bind_behind_a_read_completes_after_it => "local.order" {
+    bind_posted_after_a_read_completes_after_it => "local.order" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type2B);
         b.post(1, WrOp::Read { va: 0, rkey: RKey(5) }, 0, 4);
@@ -398,7 +398,7 @@ cases! {
         assert!(b.memory.remote(b.accessor(), bind.rkey, 0x1040, 1, Access::REMOTE_READ).is_ok());
     }
 
-    queue_full_of_binds_completes_behind_one_message => "local.order" {
+    queue_full_of_binds_completes_after_the_send_before_it => "local.order" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type1);
         b.post(0, WrOp::Send, 0, 4);
@@ -490,7 +490,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::LocalInv, 0)]);
     }
 
-    last_packet_before_a_bind_is_probed => "req.ackreq.probe" {
+    last_packet_before_a_bind_is_resent_as_a_probe => "req.ackreq.probe" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type2B);
         let sge = [b.mr.sge(0, 300)];

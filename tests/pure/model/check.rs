@@ -58,8 +58,8 @@ impl World {
         s.flags.signaled || self.plan.qps[qp].signal_all
     }
 
-    /// Checks the send completions: in order and once, first successes, then possibly one error, then the
-    /// flushed rest.
+    /// Checks the send completions: exactly one per request, in order; first successes, then possibly one
+    /// error; all remaining requests are flushed.
     fn check_sends(&self, qp: usize, failing: bool) {
         let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
         let mut got = q.sent.iter().peekable();
@@ -97,8 +97,8 @@ impl World {
         assert_eq!(got.next(), None, "unexpected completion of QP {qp}");
     }
 
-    /// Checks the receive completions: the messages in order and once, each in a receive; then possibly one
-    /// error, then the flushed rest.
+    /// Checks the receive completions: exactly one per message, in order; after them possibly one error; all
+    /// remaining receives are flushed.
     fn check_receives(&self, qp: usize, failing: bool) {
         let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
         let pool = &self.plan.pools[plan.pool];

@@ -25,7 +25,7 @@ pub struct Message {
     pub fault: Option<WcStatus>,
 }
 
-/// Program of one side.
+/// Sequence of verbs calls of one side.
 #[derive(Default)]
 pub struct Part {
     pub sends: Vec<Send>,
@@ -39,8 +39,8 @@ pub struct Part {
     after: usize,
 }
 
-/// The programs of both sides of a connection, generated in an order in which they could run, so that each
-/// message that a side waits for is sent.
+/// The call sequences of both sides of a connection, generated in an order in which they could run, so that
+/// each message that a side waits for is sent.
 pub struct Exchange<'a> {
     pub arenas: &'a mut [Arena; 2],
     pub grants: &'a mut [Vec<GrantKind>; 2],

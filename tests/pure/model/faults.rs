@@ -96,7 +96,7 @@ impl Exchange<'_> {
         self.grants[side].len().checked_sub(1)
     }
 
-    /// Binds a bound window of type 2, or registers a valid fast region, a second time.
+    /// Binds a bound window of type 2, or registers a valid fast-registered region, a second time.
     fn bind_twice(&mut self, side: usize) -> bool {
         let kind = self.rng.pick(&KINDS[1..]);
         let id = self.grants[side].len();

@@ -1,5 +1,5 @@
-//! Windows and fast regions: a side grants access to a part of its memory and sends a message, the other side
-//! accesses the memory, and one of them revokes the access.
+//! Windows and fast-registered regions: a side grants access to a part of its memory and sends a message, the
+//! other side accesses the memory, and one of them revokes the access.
 
 use urxe::memory::{Access, Bind, FastReg, WindowKind};
 use urxe::transport::WrOp;
@@ -43,7 +43,7 @@ pub const KINDS: [GrantKind; 4] = [
 pub const REMOTE_ALL: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
 impl Exchange<'_> {
-    /// Adds a window or fast region that is granted, used and revoked one to three times.
+    /// Adds a window or fast-registered region that is granted, used and revoked one to three times.
     pub fn grant(&mut self, owner: usize) {
         let (id, kind) = (self.grants[owner].len(), self.rng.pick(&KINDS));
         self.grants[owner].push(kind);
@@ -97,8 +97,8 @@ impl Exchange<'_> {
         GrantedRange { side: owner, key, at, len, base }
     }
 
-    /// Adds a fast region for local access. It is invalidated directly behind the requests that use it,
-    /// which may still have to be retransmitted.
+    /// Adds a fast-registered region for local access. It is invalidated directly after the requests that use
+    /// it, which may still have to be retransmitted.
     pub fn own_fast_region(&mut self, side: usize) {
         let id = self.grants[side].len();
         self.grants[side].push(GrantKind::Fast);

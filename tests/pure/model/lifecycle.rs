@@ -245,7 +245,7 @@ impl World {
     }
 
     /// Applies the planned failures of queue pairs. When one end of a reliable connection has failed, both
-    /// ends are closed some time later, as by an application.
+    /// ends are closed some time later, as an application would do.
     pub fn apply_failures(&mut self) {
         for qp in 0..self.qps.len() {
             if let Some((_, failure)) = self.qps[qp].failure_at.filter(|d| d.0 <= self.now) {

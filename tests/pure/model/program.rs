@@ -18,7 +18,7 @@ pub enum Key {
     None,
     /// Key of the region that covers all memory of a side.
     Region(usize),
-    /// Key of a window or fast region of a side, in its `age`-th registration or bind.
+    /// Key of a window or fast-registered region of a side, in its `age`-th registration or bind.
     Grant { side: usize, id: usize, age: u8 },
     /// A key of no object.
     Wrong,
@@ -56,7 +56,7 @@ pub struct Send {
     pub place: Option<usize>,
     /// Word at the other side that it modifies, and its value afterwards.
     pub word: Option<(usize, u64)>,
-    /// Fast region of its own side that its elements refer to, if not the region of all memory.
+    /// Fast-registered region of its own side that its elements refer to, if not the region of all memory.
     pub under: Option<GrantedRange>,
     /// Whether its elements have an invalid key.
     pub bad_lkey: bool,

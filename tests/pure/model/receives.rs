@@ -56,9 +56,9 @@ impl Pool {
         (pool as u64) << 32 | index as u64
     }
 
-    /// Marks the receive of a completion in pool number `pool` as done and returns its index. It must not be
-    /// done yet, and older receives must be done, except those that other queue pairs have consumed for
-    /// messages still in progress.
+    /// Marks the receive that completed with `wr_id` as done and returns its index. It must belong to pool
+    /// `pool` and must not be done yet, and older receives must be done, except those that other queue pairs
+    /// have consumed for messages still in progress.
     pub fn finish(&mut self, pool: usize, wr_id: u64) -> usize {
         assert_eq!(
             (wr_id >> 32) as usize,

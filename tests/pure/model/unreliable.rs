@@ -226,7 +226,7 @@ pub fn stream(
     sends
 }
 
-/// Returns the registration of a fast region that no request uses, and possibly its invalidation.
+/// Returns the registration of a fast-registered region that no request uses, and possibly its invalidation.
 fn register_and_invalidate(
     invalidate: bool,
     side: usize,

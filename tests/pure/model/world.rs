@@ -38,7 +38,7 @@ pub struct Side {
     /// Region that covers all its memory.
     pub region: Region,
     pub null: LKey,
-    /// First key of each window and fast region.
+    /// First key of each window and fast-registered region.
     grants: Vec<u32>,
     pub tx: TxQueue,
     pub send_cq: TestCq,

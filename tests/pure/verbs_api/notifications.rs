@@ -162,7 +162,7 @@ fn events_of_destroyed_cq_are_removed_from_the_channel() {
 }
 
 #[test]
-fn completion_event_is_waited_for_in_virtual_time() {
+fn get_event_blocks_until_the_completion_in_virtual_time() {
     let fixture = fixture();
     assert_eq!(fixture.channel.get_event(TIMEOUT).unwrap_err(), WaitError::Idle);
     fixture.cq.req_notify(Notify::Any);
@@ -173,7 +173,7 @@ fn completion_event_is_waited_for_in_virtual_time() {
 }
 
 #[test]
-fn completion_event_is_waited_for_in_real_time() {
+fn get_event_blocks_until_the_completion_in_real_time() {
     let (a, b) = Fabric::new().pair().unwrap();
     let channel = b.context.create_channel().unwrap();
     let short = Duration::from_millis(20);

@@ -97,7 +97,7 @@ fn extended_poll_returns_every_completion_field() {
 }
 
 #[test]
-fn posting_during_a_poll_round_succeeds() {
+fn posting_between_start_poll_and_end_poll_succeeds() {
     let fabric = Fabric::new();
     let (a, b) = fabric.pair().unwrap();
     for id in 0..4 {

@@ -230,7 +230,7 @@ impl GuestProcess {
         Ok(Output { status, stdout: text(stdout), stderr: text(std::mem::take(&mut self.stderr)) })
     }
 
-    /// As [`wait`](Self::wait), but returns the status and the standard output as bytes.
+    /// Like [`wait`](Self::wait), but returns the status and the standard output as bytes.
     pub fn wait_raw(&mut self, timeout: Duration) -> Result<(i32, Vec<u8>)> {
         let deadline = Instant::now() + timeout;
         loop {

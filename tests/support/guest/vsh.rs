@@ -130,7 +130,7 @@ impl Vsh {
         self.poll_cq("cq", n, timeout)
     }
 
-    /// As [`poll`](Self::poll), for another CQ.
+    /// Like [`poll`](Self::poll), for another CQ.
     pub fn poll_cq(&mut self, cq: &str, n: usize, timeout: Duration) -> Result<Vec<Wc>> {
         let line = format!("poll {n} {} cq={cq}", timeout.as_millis());
         Ok(self.ok(&line, timeout + SHORT)?.split_whitespace().map(Wc::parse).collect())

@@ -31,7 +31,8 @@ pub const ADMIN_COMMANDS: [u8; 7] = [
     opcode::ASYNC_EVENT,
     opcode::KEEP_ALIVE,
 ];
-/// Supported I/O commands, for the same log page, and whether they change the contents of blocks.
+/// Supported I/O commands, for the Commands Supported and Effects log page, and whether they change the
+/// contents of blocks.
 pub const IO_COMMANDS: [(u8, bool); 5] = [
     (opcode::FLUSH, false),
     (opcode::WRITE, true),
