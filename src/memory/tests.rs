@@ -44,7 +44,7 @@ fn table_length_counts_regions_and_windows() {
 }
 
 #[test]
-fn regions_of_keys_that_share_a_hint_are_all_found() {
+fn windows_whose_keys_share_a_hint_are_all_found() {
     let mut t = Table::new();
     // Several keys for each hint: only one of them can be in it.
     let keys: Vec<_> = (0..300).map(|_| t.alloc_window(PD, WindowKind::Type1).unwrap()).collect();

@@ -95,8 +95,8 @@ pub(super) fn effect(id: u16, flags: u16) -> u32 {
     EFFECT[0][high as usize] ^ EFFECT[1][low as usize] ^ of_flags
 }
 
-/// Returns the change of four message bytes (the first in the lowest bits) that changes the CRC of a message
-/// by `difference`. `bytes` is the length from these bytes, inclusive, to the end of the message.
+/// Returns the XOR mask for four message bytes (the first in the lowest bits) that changes the CRC of the
+/// message by `difference`. `bytes` is the distance from the first of the four to the end of the message.
 ///
 /// Takes two multiplications in constant time, so that packets meant to fail cost no more than a checksum.
 fn explain(difference: u32, bytes: usize) -> u32 {

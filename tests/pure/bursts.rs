@@ -89,7 +89,7 @@ fn corrupted_packet_differs_in_one_bit_of_one_byte() {
 }
 
 #[test]
-fn bytes_too_short_for_a_packet_are_copied_unchanged() {
+fn data_too_short_for_a_packet_is_copied_unchanged() {
     // Too short for an ICRC behind a BTH, and moved to another index of a burst.
     for len in [0, 3, ICRC_LEN, 15] {
         let bytes: Vec<u8> = (0..len as u8).collect();

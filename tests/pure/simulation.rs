@@ -17,9 +17,11 @@ use rng::Rng;
 use urxe::link::fabric::Outcome;
 use urxe::verbs::*;
 
-/// Number of work requests of a side, and the bytes reserved for each at either end.
+/// Maximum number of work requests of each side.
 const MAX_WORK: usize = 24;
+/// Maximum length of a message in bytes.
 const MAX_LEN: usize = 6 << 10;
+/// Bytes reserved for each work request, at each end.
 const SLOT: usize = 3 * MAX_LEN;
 const REGION: usize = MAX_WORK * SLOT;
 

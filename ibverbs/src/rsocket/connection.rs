@@ -164,8 +164,8 @@ impl Connection {
     }
 
     /// Requests a notification of the next completion. The caller has to poll once more afterwards for
-    /// completions that arrived before. Completion events are consumed only here, so a thread that polls
-    /// between the `arm` of another and its sleep leaves the event in the channel, where it wakes that one.
+    /// completions that arrived before. Only this function consumes completion events: if thread A has armed
+    /// but does not sleep yet, and thread B polls, the event stays in the channel and wakes A.
     pub(super) fn arm(&mut self) {
         while self.completions.next_event().is_some() {
             self.is_armed = false;

@@ -65,7 +65,7 @@ struct Shared {
     auxiliaries: Mutex<Vec<Weak<dyn Driver>>>,
     /// Held during a step of virtual time.
     stepping: Mutex<()>,
-    /// Counters of packets that the counters of no current port include.
+    /// Counts of packets that are not included in the counters of any current port.
     counters: Mutex<FabricCounters>,
 }
 

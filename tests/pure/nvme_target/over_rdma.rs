@@ -176,7 +176,7 @@ fn invalid_connection_requests_are_rejected() {
 
 /// When the admin queue ends, the other queues end too.
 #[test]
-fn queues_end_with_their_controller() {
+fn io_queues_are_disconnected_when_the_admin_queue_disconnects() {
     let disk = Disk::new();
     with_target(&disk, |host, at| {
         let (admin, io) = HostQueue::pair(host, at);
@@ -191,7 +191,7 @@ fn queues_end_with_their_controller() {
 
 /// A queue with continuous traffic ends too.
 #[test]
-fn busy_queues_end_with_their_controller() {
+fn busy_io_queues_are_disconnected_when_the_admin_queue_disconnects() {
     let disk = Disk::new();
     with_target(&disk, |host, at| {
         let (admin, io) = HostQueue::pair(host, at);
