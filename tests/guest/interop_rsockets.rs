@@ -259,7 +259,7 @@ impl Datagrams {
             .map(|name| format!("/tmp/urxe-{name}-{}", std::process::id()));
         build(&program, "ibverbs/tests/c/datagrams.c", &["-pthread"]);
         build(&own_path, "tests/guest/interop_rsockets/own_path.c", &["-shared", "-fPIC"]);
-        build(&rpoll_timeout, "tests/guest/interop_rsockets/rpoll_timeout.c", &["-shared", "-fPIC"]);
+        build(&rpoll_timeout, "ibverbs/tests/c/rpoll_timeout.c", &["-shared", "-fPIC"]);
         for file in [&program, &own_path, &rpoll_timeout] {
             ends.copy(file);
         }

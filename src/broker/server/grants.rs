@@ -232,7 +232,7 @@ fn token_name(bind_addr: &BindAddr, partition: usize) -> String {
 /// Returns how long a request waits for a port that is in use: if the sockets are those of processes that
 /// have partitions, these are expected to register.
 fn port_timeout(ip: IpAddr) -> Duration {
-    if PortOwner::count(ip, ROCE_PORT) < QpnPartition::COUNT { RELEASE_TIMEOUT } else { IDLE_TIMEOUT }
+    if PortOwner::is_group(ip, ROCE_PORT, QpnPartition::COUNT) { IDLE_TIMEOUT } else { RELEASE_TIMEOUT }
 }
 
 /// Converts an error to a response: its text, and the errno value that verbs report for it.
@@ -245,7 +245,7 @@ fn refusal_of(e: &UdpLinkError) -> Response {
     let cause = std::error::Error::source(e).map_or(String::new(), |cause| format!(": {cause}"));
     // A group that no process has brought along for this broker.
     let hint = match e {
-        UdpLinkError::InUse { ip, .. } if PortOwner::count(*ip, ROCE_PORT) >= QpnPartition::COUNT => {
+        UdpLinkError::InUse { ip, .. } if PortOwner::is_group(*ip, ROCE_PORT, QpnPartition::COUNT) => {
             "; processes of another version of urxe may share it"
         }
         _ => "",

@@ -45,9 +45,12 @@ struct Entry {
 }
 
 impl PortOwner {
-    /// Returns the number of sockets that conflict with binding `ip` and `port`.
-    pub(crate) fn count(ip: IpAddr, port: u16) -> usize {
-        conflicts(ip, port).len()
+    /// Reports whether a reuseport group of at least `size` sockets conflicts with binding `ip` and `port`.
+    ///
+    /// Half of the sockets are enough: the kernel's table is not a snapshot, and a socket that closes while
+    /// the table is read can hide another one.
+    pub(crate) fn is_group(ip: IpAddr, port: u16, size: usize) -> bool {
+        conflicts(ip, port).len() >= size.div_ceil(2).max(2)
     }
 
     /// Returns the user ID, as seen in this user namespace, of each socket that conflicts with binding `ip`
@@ -128,6 +131,19 @@ fn process_of(inode: u64) -> Option<(u32, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::udp::{UdpOptions, steer};
+    use crate::wire::ROCE_PORT;
+
+    #[test]
+    fn group_is_recognized_if_some_of_its_sockets_are_not_listed_and_a_single_socket_is_none() {
+        let ip: IpAddr = "127.18.246.1".parse().unwrap();
+        assert!(!PortOwner::is_group(ip, ROCE_PORT, 64));
+        let one = steer::bind_group(ip, &UdpOptions::default(), 1).unwrap();
+        assert!(!PortOwner::is_group(ip, ROCE_PORT, 64));
+        drop(one);
+        let _most = steer::bind_group(ip, &UdpOptions::default(), 48).unwrap();
+        assert!(PortOwner::is_group(ip, ROCE_PORT, 64));
+    }
 
     #[test]
     #[cfg(target_endian = "little")]
