@@ -1,8 +1,8 @@
 //! Measures how much a flood of forged packets from a third socket impairs an RC connection over UDP on
-//! loopback, and the CPU time of each such packet. Rounds without a flood, with a flood to a socket that is
-//! no NIC (the control) and with each kind of flood alternate, because the performance of the machine changes
-//! from one second to the next. Options: `--quick`, `--rate N` packets per second, `--buffer BYTES` of the
-//! links' sockets (212992 is the size for an unprivileged process).
+//! loopback, and the CPU time of each such packet. Rounds without a flood, rounds with a flood to a plain
+//! socket (the control) and rounds with each kind of flood alternate, because the performance of the machine
+//! changes from one second to the next. Options: `--quick`, `--rate N` packets per second, `--buffer BYTES`
+//! of the links' sockets (212992 is the size for an unprivileged process).
 //!
 //! The flood is what any local user could send: packets from UDP sockets with another port than 4791, bound
 //! to the address of one of the peers. The flooder knows both queue pair numbers and follows the PSN.
@@ -42,22 +42,22 @@ const MTU: u32 = 4096;
 const DEPTH: u32 = 128;
 const BATCH: u32 = 16;
 const FAILED: &str = "a WRITE failed";
-/// Number of packets of the flood that are sent at once.
+/// Number of flood packets that are sent back to back.
 const FLOOD_BATCH: usize = 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Quiet,
-    /// Duplicates to a socket that the flooding thread reads itself.
+    /// Duplicate requests, sent not to the NIC but to a socket that the flooding thread reads itself.
     Control,
     Duplicate,
-    /// Requests with any PSN: half of them are behind the expected one, half ahead of it.
+    /// Requests with arbitrary PSNs: half of them before the expected PSN, half after it.
     AnyPsn,
     BadIcrc,
     Foreign,
-    /// ACKs, NAKs and RNR NAKs of PSNs that are not in flight.
+    /// ACKs, NAKs and RNR NAKs for PSNs that are not in flight.
     StaleSyndrome,
-    /// Reserved syndromes and NAK codes of PSNs that are in flight.
+    /// Reserved syndromes and reserved NAK codes for PSNs that are in flight.
     ReservedSyndrome,
     /// Packets that cannot be distinguished from the peer's own; each makes the requester retransmit or wait.
     SequenceNak,
@@ -108,7 +108,7 @@ struct End {
     ip: Ipv4Addr,
 }
 
-/// Sender of the flood, with both ends of the attacked connection, requester first.
+/// Sender of the flood. `ends` are the requester and the responder of the attacked connection.
 struct Flooder {
     ends: [End; 2],
     sockets: [UdpSocket; 3],
@@ -127,7 +127,7 @@ impl Flooder {
         Ok(Flooder { ends, sockets, sink, acked: 0, count: 0 })
     }
 
-    /// Returns the headers of packet `n` of this kind.
+    /// Returns the headers of the `n`-th flood packet of a kind.
     fn headers(&self, kind: Kind, n: u32) -> Headers {
         let [requester, responder] = &self.ends;
         let to = if kind.is_response() { requester } else { responder };
@@ -191,7 +191,8 @@ impl Flooder {
     }
 }
 
-/// State shared with the flooding thread: its commands and its counters.
+/// State shared with the flooding thread, which reads `acked` and `done` and counts the packets and the CPU
+/// time.
 #[derive(Default)]
 struct FloodState {
     acked: AtomicU32,
@@ -260,8 +261,8 @@ impl Side {
         Ok((peer, RemoteAddr { va: va.parse()?, rkey: RKey(rkey.parse()?) }))
     }
 
-    /// Returns the CPU time, the number of datagrams dropped because the socket buffer was full, and the
-    /// number of packets sent, which are acknowledgements at the responder.
+    /// Returns the CPU time of the process, the number of datagrams dropped because the socket buffer was
+    /// full, and the number of packets sent.
     fn status(&self) -> [u64; 3] {
         let c = self.node.context.counters();
         [process_cpu(), self.node.context.link_state().0.rx_overflow, c.sent_pkts]
@@ -288,7 +289,7 @@ fn run_peer(buffer: usize) -> Result<()> {
     Ok(())
 }
 
-/// Keeps WRITEs of one size in flight.
+/// Stream of WRITEs of one size.
 struct Stream<'a> {
     side: &'a Side,
     remote: RemoteAddr,
@@ -298,7 +299,7 @@ struct Stream<'a> {
 }
 
 impl Stream<'_> {
-    /// Runs for this time and returns the number of WRITEs per second.
+    /// Keeps WRITEs in flight for `time` and returns the number of completed WRITEs per second.
     fn run(&mut self, flood_state: &FloodState, time: Duration) -> Result<f64> {
         let sge = [self.side.mr.sge(0..self.size)];
         let wr = |signaled| {
@@ -334,7 +335,7 @@ struct Round {
     rate: f64,
     /// Flood packets per second.
     flood: f64,
-    /// CPU seconds per second of requester, responder and flooder.
+    /// CPU time that requester, responder and flooder use, in seconds per second.
     cpu: [f64; 3],
     /// Datagrams dropped per second at the responder and the requester; `retries` is the number of go-back-N
     /// retransmissions per second.
@@ -357,7 +358,7 @@ struct Options {
     buffer: usize,
 }
 
-/// Measures a new connection under a flood of one kind for this time. A failed WRITE ends the round.
+/// Measures a new connection under a flood of one kind for `time`. A failed WRITE ends the round.
 fn round(kind: Kind, size: usize, options: &Options, time: Duration) -> Result<Round> {
     let mut child = Command::new(std::env::current_exe()?)
         .env(PEER, options.buffer.to_string())
@@ -425,7 +426,8 @@ fn round(kind: Kind, size: usize, options: &Options, time: Duration) -> Result<R
     outcome
 }
 
-/// Measures alternating rounds of every kind with WRITEs of this size.
+/// Measures WRITEs of `size` bytes in rounds that alternate between the kinds of flood, and prints the
+/// results.
 fn measure(size: usize, options: &Options) -> Result<()> {
     let (rounds, time) = if options.quick { (1, 100) } else { (11, 400) };
     let mut all = [const { Vec::new() }; KINDS.len()];
@@ -555,8 +557,8 @@ impl DrivenNic {
     }
 }
 
-/// Measures the CPU time of a packet of each kind, on a thread that drives a NIC whose socket holds 60 of
-/// them.
+/// Measures the CPU time that a NIC, driven by this thread, takes per flood packet of each kind, with 60 of
+/// them queued in its socket.
 fn packet_costs(options: &Options) -> Result<()> {
     const BATCHES: usize = 6;
     const COUNT: usize = BATCHES * FLOOD_BATCH;

@@ -1,6 +1,7 @@
-//! Compares copying the payload behind its headers, in one pass with its ICRC, as urxe does, with gathering
-//! by the kernel from user memory: the cost of both, and the share of packets with a wrong ICRC if the memory
-//! changes while it is sent, as memory that a peer READs may.
+//! Compares two ways to send payload from user memory. urxe copies it into the packet in the same pass that
+//! computes the ICRC; alternatively the kernel gathers it. Prints the CPU time of both, and the share of
+//! packets with a wrong ICRC if the memory changes while it is sent, which is permitted for memory that a
+//! peer READs.
 
 #[path = "support/raw.rs"]
 #[allow(dead_code, reason = "each bench uses some of it")]
@@ -32,7 +33,7 @@ fn flow() -> Flow {
     Flow::new(ip, ip, ROCE_PORT)
 }
 
-/// Registers all of the buffer, and returns it as the memory to send.
+/// Registers the whole buffer and returns it as a slice to send from.
 fn registered(buffer: &Buffer, table: &mut Table) -> HostSlice {
     let (len, access) = (buffer.len(), Access::ALL);
     // SAFETY: `main` owns both, and keeps the buffer until the last use of the table.
@@ -42,8 +43,7 @@ fn registered(buffer: &Buffer, table: &mut Table) -> HostSlice {
     table.local(accessor, info.lkey, 0, len as u32, Access::LOCAL_READ).unwrap()
 }
 
-/// The method of urxe: the payload is copied while its ICRC is computed, and the kernel sends contiguous
-/// bytes.
+/// urxe's method: the payload is copied while its ICRC is computed, and the kernel sends contiguous bytes.
 struct Copied {
     queue: TxQueue,
     memory: HostSlice,

@@ -1,4 +1,4 @@
-//! Compares packet links over a veth pair between two network namespaces with raw packet sockets. The
+//! Compares packet links with raw packet sockets, over a veth pair between two network namespaces. The
 //! measurements alternate, because the performance of the machine changes from one second to the next. Needs
 //! root.
 

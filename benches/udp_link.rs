@@ -41,7 +41,7 @@ fn wait(link: &mut UdpLink, done: &AtomicBool) -> bool {
     are_valid
 }
 
-/// Measures half the round trip of a packet with this much payload, with ICRCs computed and verified.
+/// Measures half the round-trip time of a packet with `payload` bytes, with ICRCs computed and verified.
 fn ping_pong(payload: usize, rounds: usize) -> raw::HalfRoundTrip {
     let (mut a, mut b) = (bind("127.77.0.1"), bind("127.77.0.2"));
     let (to_b, to_a) = (flow(&a, &b), flow(&b, &a));
@@ -93,7 +93,8 @@ fn slices(memory: &mut [u8], table: &mut Table) -> Vec<HostSlice> {
     (0..15).map(slice).collect()
 }
 
-/// Measures the CPU time of such a burst, with ICRCs computed and verified.
+/// Measures the CPU times to send and to receive a burst of 15 packets of 4096 bytes, with ICRCs computed and
+/// verified.
 fn burst_cost() -> raw::BurstCost {
     let (mut a, mut b) = (bind("127.77.0.5"), bind("127.77.0.6"));
     let to_b = flow(&a, &b);

@@ -1,4 +1,4 @@
-//! Raw UDP on loopback without a NIC on top: the reference for the figures of this NIC.
+//! Raw UDP on loopback without a NIC on top: the reference that urxe's figures are compared with.
 //!
 //! Each function creates its own two sockets, on ports that the kernel chooses, and returns one or two
 //! figures.
@@ -110,7 +110,7 @@ pub fn throughput(segment: usize, segments: usize, time: Duration) -> io::Result
     })
 }
 
-/// Minimum CPU time of [`burst_cost`] and similar measurements, in nanoseconds per burst.
+/// Minimum CPU times to send and to receive a burst, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct BurstCost {
     /// CPU time of sending.
@@ -119,8 +119,8 @@ pub struct BurstCost {
     pub receive: u64,
 }
 
-/// Runs `send` and `receive` alternately on this thread, and returns the minimum CPU time of a call of
-/// either. The minimum remains comparable on a machine with other load.
+/// Runs `send` and `receive` alternately on this thread, and returns the minimum CPU time of a call of each.
+/// The minimum remains comparable if other processes load the machine.
 pub fn cost(
     mut send: impl FnMut() -> io::Result<()>,
     mut receive: impl FnMut() -> io::Result<()>,
@@ -144,16 +144,16 @@ pub fn cpu_time() -> u64 {
     Duration::from(time).as_nanos() as u64
 }
 
-/// Measures the CPU time of a contiguous burst of `segments` datagrams of `segment` bytes with UDP_SEGMENT
-/// and UDP_GRO.
+/// Measures the CPU times to send a contiguous burst of `segments` datagrams of `segment` bytes with
+/// UDP_SEGMENT and to receive it with UDP_GRO.
 pub fn burst_cost(segment: usize, segments: usize) -> io::Result<BurstCost> {
     let (tx, rx) = segmented_pair(segment)?;
     let (data, mut buffer) = (vec![0x5a; segment * segments], vec![0; 65_536]);
     cost(|| tx.send(&data).map(drop), || rx.recv(&mut buffer).map(drop))
 }
 
-/// Measures half round trips of a datagram of `bytes` between two threads that both poll with non-blocking
-/// receives.
+/// Measures half the round-trip time of a datagram of `bytes` bytes between two threads that both poll with
+/// non-blocking receives.
 pub fn ping_pong(bytes: usize, rounds: usize) -> io::Result<HalfRoundTrip> {
     const WARM_UP: usize = 2000;
     let (a, b) = pair()?;

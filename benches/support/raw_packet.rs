@@ -1,4 +1,5 @@
-//! Raw packet sockets on the two ends of a veth pair without a NIC on top: the reference for packet links.
+//! Raw packet sockets on the two ends of a veth pair without a NIC on top: the reference that packet links
+//! are compared with.
 
 use std::ffi::CString;
 use std::io;
@@ -81,7 +82,7 @@ fn recv(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
-/// Returns a frame with `segments` datagrams of `segment` bytes, behind a virtio-net header.
+/// Returns a frame with `segments` datagrams of `segment` bytes, preceded by a virtio-net header.
 fn frame(segment: usize, segments: usize) -> Vec<u8> {
     let ip = |n: u8| IpAddr::from([10, 77, 0, n]);
     let flow = Flow::new(ip(1), ip(2), 4791);
@@ -150,7 +151,7 @@ pub fn throughput(net: &Veth, segment: usize, segments: usize, time: Duration) -
     })
 }
 
-/// Measures the CPU time of such a train.
+/// Measures the CPU times to send and to receive a train of `segments` datagrams of `segment` bytes.
 pub fn run_cost(net: &Veth, segment: usize, segments: usize) -> io::Result<raw::BurstCost> {
     let (tx, rx) = (net.sides[0].run(|| open("v0", true))?, net.sides[1].run(|| open("v1", true))?);
     let frame = frame(segment, segments);

@@ -1,5 +1,6 @@
-//! Fuzz target: arbitrary bytes as a frame and as a packet. They are decoded without a panic, encoded again
-//! to the same bytes, and the ICRC is matched only by an IP identification that really yields it.
+//! Fuzz target: decodes arbitrary bytes as a frame and as a packet. Decoding must not panic, encoding a
+//! decoded packet must yield an equivalent one, and an IPv4 identification recovered from an ICRC must yield
+//! that ICRC.
 #![no_main]
 
 use std::net::IpAddr;

@@ -1,6 +1,7 @@
-//! Fuzz target: arbitrary bytes as a management datagram, and a connection manager under attack: a peer that
-//! sends valid and invalid messages of all kinds, and a program that calls arbitrary operations on its
-//! connections. It must not panic, spin or grow without bound, and must have no state at the end.
+//! Fuzz target: decodes arbitrary bytes as a management datagram, and attacks a connection manager. A peer
+//! sends it valid and invalid messages of all kinds, and a program calls arbitrary operations on its
+//! connections. The connection manager must not panic, spin or grow without bound, and must have no state at
+//! the end.
 #![no_main]
 
 use std::net::Ipv4Addr;
@@ -15,7 +16,7 @@ use urxe::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn};
 const SERVICE: ServiceId = ServiceId(7);
 const MAX_CONNECTIONS: usize = 24;
 
-/// The fuzz input, read byte by byte, with zeros behind its end.
+/// Fuzz input, read byte by byte; zeros follow its end.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -44,7 +45,7 @@ struct World {
     now: Instant,
     ids: Vec<ConnId>,
     listener: Option<ListenerId>,
-    /// Most recent messages sent, which an attacker may return or respond to.
+    /// Messages that the connection manager sent last, oldest first; the peer may send the newest one back.
     recent: Vec<[u8; MAD_LEN]>,
 }
 
@@ -97,7 +98,8 @@ impl World {
         }
     }
 
-    /// Delivers a message of the peer: a new one or one of those sent before, possibly altered.
+    /// Delivers a message from the peer: a new one, or the one that the connection manager sent last; either
+    /// may be altered.
     fn receive_mad(&mut self, input: &mut Input<'_>) {
         let flags = input.u8();
         let mut bytes = match self.recent.last() {
@@ -116,7 +118,7 @@ impl World {
         self.cm.handle_mad(self.now, &MadSource { from, src_qpn }, &bytes);
     }
 
-    /// Performs an action of the program; actions that are not permitted must fail.
+    /// Performs an arbitrary action of the program; one that is not permitted must fail without a panic.
     fn call(&mut self, input: &mut Input<'_>) {
         let (now, cm) = (self.now, &mut self.cm);
         let data = [input.u8(); 300];

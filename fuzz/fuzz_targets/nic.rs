@@ -1,7 +1,7 @@
-//! Fuzz target: two NICs with connected queue pairs and a wire between them that an attacker controls. The
-//! attacker may delay, lose, duplicate and alter packets, and send forged ones, all with a valid ICRC.
-//! Neither NIC may panic, access memory without a key for it, spin, send an invalid packet, or complete work
-//! out of order or twice.
+//! Fuzz target: two NICs with connected queue pairs, and an attacker that controls the wire between them. The
+//! attacker may delay, drop, duplicate, alter and forge packets, all with a valid ICRC. Neither NIC may
+//! panic, access memory without a key for it, spin, send an invalid packet, or complete work out of order or
+//! twice.
 #![no_main]
 
 #[path = "nic/craft.rs"]
@@ -17,7 +17,7 @@ use side::{PAIRS, Side};
 use urxe::transport::{Instant, RxBurst};
 use urxe::wire::{Flow, IpIdent};
 
-/// The fuzz input, read byte by byte, with zeros behind its end.
+/// Fuzz input, read byte by byte; zeros follow its end.
 pub struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {

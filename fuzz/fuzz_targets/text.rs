@@ -1,5 +1,5 @@
-//! Fuzz target: arbitrary text as a command line argument is parsed or rejected with an error message,
-//! without a panic.
+//! Fuzz target: parses arbitrary text as a command line argument, which must be accepted or rejected with an
+//! error message, without a panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

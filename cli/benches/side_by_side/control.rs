@@ -1,5 +1,5 @@
-//! Communication of an end: with the process that started it, by lines of JSON on standard input and output,
-//! and through that process with the other end.
+//! Communication of one end of a measurement: with the process that started it, as lines of JSON on standard
+//! input and output, and through that process with the other end.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ impl Control {
         Ok(serde_json::from_str(&self.lines.recv_timeout(TIMEOUT)?)?)
     }
 
-    /// Sends a value to the other end and returns the value of the other end.
+    /// Sends a value to the other end and returns the value that the other end sent.
     pub fn exchange<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<T> {
         self.send(&Message::ConnInfo(serde_json::to_value(value)?))?;
         self.recv()
@@ -86,7 +86,7 @@ impl Control {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// Waits for the request to stop, for a passive end without other work.
+    /// Waits until a passive end, which has nothing else to do, receives the request to stop.
     pub fn wait_until_stopped(&self) {
         // No further line arrives: the loop ends when the pipe is closed.
         while self.lines.recv().is_ok() {}

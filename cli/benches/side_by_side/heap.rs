@@ -1,4 +1,4 @@
-//! Count of allocated heap bytes, to measure the memory of a queue pair and to detect leaks.
+//! Allocator that counts the allocated bytes, to measure the memory of a queue pair and to detect leaks.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -7,7 +7,7 @@ struct Counting;
 
 static LIVE: AtomicI64 = AtomicI64::new(0);
 
-/// Returns the number of allocated bytes, in the sizes requested from the allocator.
+/// Returns the number of bytes allocated now, as requested from the allocator (without its overhead).
 pub fn live() -> i64 {
     LIVE.load(Ordering::SeqCst)
 }

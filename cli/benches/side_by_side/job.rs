@@ -1,4 +1,4 @@
-//! Tasks of the processes of a measurement, as they are sent to them.
+//! Descriptions of the tasks of a measurement, as they are sent to its processes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,9 +14,9 @@ pub type Metrics = BTreeMap<String, f64>;
 pub struct Job {
     pub task: Task,
     pub role: Role,
-    /// Duration of the measurement in seconds; a fifth of that precedes as warm-up.
+    /// Duration of the measurement in seconds; a warm-up of a fifth of it precedes.
     pub seconds: f64,
-    /// File through which the passive end shares with the active one how much has arrived.
+    /// File that both ends map, in which the passive end counts the data that has arrived.
     pub progress: PathBuf,
 }
 
@@ -158,7 +158,7 @@ pub struct Stream {
     pub list: usize,
     /// Messages posted and not completed yet, on all queue pairs together.
     pub in_flight: usize,
-    /// Whether the passive end of WRITEs and READs polls too, instead of the NIC's
+    /// Whether, for WRITEs and READs, the passive end polls too instead of leaving the work to the NIC's
     /// background thread.
     pub polled: bool,
     /// Probability with which a received packet is dropped, at either end; `None` for a link without fault

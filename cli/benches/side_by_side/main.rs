@@ -86,8 +86,8 @@ fn run(job: &Job, control: &Control) -> Result<Metrics> {
     }
 }
 
-/// Measures, prints the tables and writes the files. Returns false if a measurement failed that was possible
-/// on this machine; a missed target is no failure.
+/// Performs the measurements, prints the tables and writes the files. Returns false if a measurement that is
+/// possible on this machine failed; a missed target does not count as a failure.
 fn compare(args: &Args) -> Result<bool> {
     let (machine, runner, items, targets) =
         (Machine::detect(), Runner::new(), plan::plan(args), targets::targets());

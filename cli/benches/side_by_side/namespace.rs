@@ -25,7 +25,7 @@ impl Namespace {
 }
 
 /// Two namespaces joined by a veth pair, `v0` in the first and `v1` in the second. The loopback interface of
-/// the first has two additional IPv6 addresses, because it has only one by itself.
+/// the first has two additional IPv6 addresses, because by default it has only `::1`.
 pub struct Net {
     pub namespaces: [Namespace; 2],
 }

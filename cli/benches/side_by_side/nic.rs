@@ -1,4 +1,4 @@
-//! The NIC under measurement, with its queue pairs and their connections.
+//! NIC under measurement, with its queue pairs and their connections.
 
 use std::net::IpAddr;
 
@@ -14,14 +14,14 @@ use crate::job::{LinkAddrs, Metrics, Role};
 /// Q_Key of datagrams.
 pub const QKEY: QKey = QKey(0x6666_6666);
 
-/// Depth of the queues of a single queue pair; several queue pairs have 128 work requests each.
+/// Depth of the queues if there is a single queue pair; if there are several, the depth is 128.
 const QUEUE_DEPTH: u32 = 1024;
 
 /// Connection parameters that the other end needs.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct ConnInfo {
     ip: IpAddr,
-    /// Number and first PSN of each queue pair.
+    /// Queue pair number and first PSN of each queue pair.
     qps: Vec<(u32, u32)>,
     va: u64,
     rkey: u32,
@@ -80,8 +80,8 @@ pub struct Nic {
 }
 
 impl Nic {
-    /// Creates the objects, with a region of `len` bytes. All pages are written once, because untouched pages
-    /// all map to the same page of zeros.
+    /// Creates the queue pairs, their completion queue and a memory region of `len` bytes. All pages are
+    /// written once, because untouched pages all map to the same page of zeros.
     pub fn new(context: Context, qp_type: QpType, qps: usize, len: usize) -> Result<Nic> {
         let (pd, cq) = (context.alloc_pd()?, context.create_cq((4 * qps).max(4096))?);
         let max_wr = if qps == 1 { QUEUE_DEPTH } else { 128 };
@@ -109,7 +109,7 @@ impl Nic {
         ConnInfo { ip: self.ip, qps, va: to.va, rkey: to.rkey.0 }
     }
 
-    /// Connects each queue pair to that of the same index at the peer.
+    /// Connects each queue pair to the peer's queue pair with the same index.
     pub fn connect(&self, peer: &ConnInfo, mtu: usize) -> Result<()> {
         let options = ConnectOptions::default().mtu(Mtu::from_bytes(mtu));
         for (qp, (qpn, psn)) in self.qps.iter().zip(&peer.qps) {

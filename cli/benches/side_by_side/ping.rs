@@ -1,4 +1,4 @@
-//! Round trips of eight bytes, polled for at both ends.
+//! Round trips of eight-byte messages, with busy polling at both ends.
 
 use std::time::Instant;
 
@@ -28,8 +28,8 @@ pub const PERCENTILES: [(&str, f64); 11] = [
     ("p99.99", 99.99),
 ];
 
-/// Measures round trips and returns percentiles of half their time, in nanoseconds. `round_trip` receives the
-/// number of the round, from 1.
+/// Measures round trips and returns percentiles of the half round-trip time, in nanoseconds. `round_trip`
+/// receives the number of the round, from 1.
 pub fn time_round_trips(rounds: usize, mut round_trip: impl FnMut(u64) -> Result<()>) -> Result<Metrics> {
     let mut times = Vec::with_capacity(rounds);
     for round in 1..=(WARM_UP + rounds) as u64 {

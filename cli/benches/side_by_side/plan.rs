@@ -19,13 +19,13 @@ pub const CONNECTIONS: &str = "10,000 connected RC QPs over udp";
 pub const IDLE: &str = "1,000 idle connected RC QPs over udp";
 pub const ICRC: &str = "ICRC";
 
-/// Size in bytes of the messages that most bars refer to.
+/// Size in bytes of the messages that most targets refer to.
 pub const MESSAGE: usize = 64 << 10;
 /// Size in bytes of raw datagrams that are as long as urxe's packets at path MTU 4096.
 pub const DATAGRAM: usize = 4172;
-/// Number of queue pairs in measurements with many.
+/// Number of queue pairs in the measurements with many queue pairs.
 pub const MANY: usize = 1000;
-/// Loss probabilities that bars refer to; `MORE_LOSSES` are others for the plot.
+/// Loss probabilities that targets refer to; those in `MORE_LOSSES` are only plotted.
 pub const LOSSES: [f64; 3] = [0.0, 0.001, 0.01];
 pub const MORE_LOSSES: [f64; 3] = [0.0001, 0.003, 0.03];
 
@@ -176,7 +176,7 @@ impl Plan {
         self.add(ping(kind, op), Measurement::Urxe(task, placement));
     }
 
-    /// Adds the items that bars refer to.
+    /// Adds the items that targets refer to.
     fn targets(&mut self, round_trips: usize) {
         let write = Stream::new(Op::Write, MESSAGE, 4096);
         self.raw_udp(RAW_UDP, Train::usual(DATAGRAM));
@@ -212,7 +212,7 @@ impl Plan {
         }
     }
 
-    /// Adds the items that take long and vary little.
+    /// Adds the measurements of the cost of queue pairs, which take long and vary little.
     fn many_qps(&mut self) {
         self.task(CONNECTIONS, 0, Task::Connections { ips: ips(LOOPBACK), count: 10 * MANY });
         self.task(IDLE, 0, Task::Idle { ips: ips(LOOPBACK), count: MANY });

@@ -116,7 +116,7 @@ struct Axes<'a, X> {
     x_labels: usize,
     x_label: &'a dyn Fn(&f64) -> String,
     y_name: &'a str,
-    /// Position of the legend, where it hides no data.
+    /// Position of the legend, chosen so that it hides no data.
     legend: SeriesLabelPosition,
 }
 

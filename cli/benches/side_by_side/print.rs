@@ -7,7 +7,8 @@ use crate::plan::{self, Item, LinkKind, MESSAGE, stream_series};
 use crate::table::{Key, Spread, Table, bytes};
 use crate::targets::{Figure, Limit, Target, Verdict};
 
-/// Metrics that rows are listed by, with the unit and the divisor that converts a value to it.
+/// Metrics that [`target_rows`] prints, each with its unit and the divisor that converts a value to that
+/// unit.
 const UNITS: [(&str, &str, f64); 5] = [
     ("Gb/s", "Gb/s", 1.0),
     ("M/s", "M/s", 1.0),
@@ -159,7 +160,7 @@ pub fn icrc(table: &Table) {
     println!();
 }
 
-/// Prints the rows that have other metrics.
+/// Prints the rows with metrics of their own: the cost of many queue pairs.
 pub fn other_metrics(table: &Table) {
     for (key, row) in table.rows().filter(|(key, _)| [plan::CONNECTIONS, plan::IDLE].contains(&&*key.series))
     {

@@ -13,11 +13,11 @@ use crate::control::{Message, TIMEOUT};
 use crate::job::{Job, Metrics, Role, Task};
 use crate::namespace::Namespace;
 
-/// Environment variable that makes a process an end of a measurement.
+/// Environment variable that makes a process run one end of a measurement.
 pub const END: &str = "URXE_BENCH_END";
 
-/// Process that is an end of a measurement. Dropping this closes its standard input, and kills it if it does
-/// not exit by itself within 5 s.
+/// Process that runs one end of a measurement. Dropping this closes its standard input, and kills it if it
+/// does not exit by itself within 5 s.
 struct Process {
     child: Child,
     stdin: Option<ChildStdin>,

@@ -53,7 +53,7 @@ impl Drop for Progress {
     }
 }
 
-/// Bounds how far a sender is ahead of the receiver's count.
+/// Limit on how far a sender may be ahead of the receiver's count.
 pub struct SendWindow {
     limit: u64,
     sent: u64,
@@ -90,7 +90,7 @@ impl SendWindow {
     }
 }
 
-/// Measures the rate of a count after a warm-up. The interval begins and ends with a change of the count, so
+/// Meter of the rate of a count after a warm-up. The interval begins and ends with a change of the count, so
 /// that large steps do not distort the rate.
 pub struct Meter {
     start: Instant,
@@ -120,7 +120,8 @@ impl Meter {
         now < self.end
     }
 
-    /// Returns the rate per second; over the whole time if the count did not change twice after the warm-up.
+    /// Returns the rate per second after the warm-up, or over the whole time if the count changed less than
+    /// twice after the warm-up.
     pub fn rate(&self) -> Result<f64> {
         let (count, time) = match self.first {
             Some((begin, count)) if self.last.0 > begin => (self.last.1 - count, self.last.0 - begin),

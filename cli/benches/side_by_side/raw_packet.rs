@@ -13,7 +13,7 @@ use crate::job::{Job, Metrics, Role, Train};
 use crate::progress::Progress;
 use crate::raw_udp::{enlarge_receive_buffer, send_stream, set};
 
-/// Constants of linux/if_packet.h, of which libc has only a part.
+/// Constants of linux/if_packet.h that libc lacks.
 const PACKET_VNET_HDR: c_int = 15;
 const PACKET_IGNORE_OUTGOING: c_int = 23;
 /// Constants of linux/virtio_net.h: a GSO packet of UDP datagrams of equal size, whose checksums the device

@@ -33,7 +33,7 @@ pub fn set(socket: &impl AsRawFd, level: i32, name: i32, value: i32) -> Result<(
 }
 
 /// Enlarges the receive buffer to the size that urxe requests, or as far as the kernel allows, and returns
-/// the number of bytes that a sender may be ahead.
+/// the number of bytes that may be in flight to the socket.
 pub fn enlarge_receive_buffer(socket: &impl AsRawFd) -> Result<usize> {
     const WANTED: i32 = 8 << 20;
     if set(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, WANTED).is_err() {

@@ -11,7 +11,7 @@ use crate::table::Table;
 use crate::tools;
 
 pub struct Runner {
-    /// The namespaces, or the error that prevents them.
+    /// Network namespaces, or the error that prevented their creation.
     net: Result<Net>,
     iperf3: bool,
     ucx: bool,
@@ -57,7 +57,8 @@ impl Runner {
         }
     }
 
-    /// Measures all items that are possible, each in its number of rounds; the items of a round alternate.
+    /// Measures all items that can be measured on this machine, each in its number of rounds. The rounds of
+    /// different items alternate.
     pub fn run(&self, items: &[Item]) -> Table {
         let mut table = Table::default();
         let (start, rounds) = (Instant::now(), items.iter().map(|item| item.rounds).max().unwrap_or(0));

@@ -1,5 +1,5 @@
-//! Cost of many connected queue pairs (to create, to keep and when idle), and the throughput of several
-//! threads.
+//! Cost of many connected queue pairs (to create them, to hold them in memory, and while they are idle), and
+//! the throughput of two threads.
 
 use std::net::IpAddr;
 use std::thread;
@@ -34,8 +34,8 @@ impl NicPair {
         Ok(NicPair { contexts, pds, cqs, regions })
     }
 
-    /// Creates queue pairs with the capabilities that verbs programs usually request: 128 work requests each
-    /// way.
+    /// Creates `count` queue pairs in each NIC, with the capabilities that verbs programs usually request:
+    /// 128 work requests in either queue.
     fn create(&self, count: usize) -> Result<[Vec<Qp>; 2]> {
         let mut qps = [Vec::with_capacity(count), Vec::with_capacity(count)];
         for _ in 0..count {
@@ -101,8 +101,8 @@ fn descriptor_count() -> Result<f64> {
     Ok(std::fs::read_dir("/proc/self/fd")?.count() as f64)
 }
 
-/// Creates, connects and uses `count` queue pairs at either end and destroys them, several times. Times in
-/// microseconds and bytes are per queue pair.
+/// Creates, connects, uses and destroys `count` queue pairs at each end, several times. Returns times in
+/// microseconds and sizes in bytes, both per queue pair.
 pub fn connections(ips: [IpAddr; 2], count: usize) -> Result<Metrics> {
     const PASSES: u64 = 8;
     let nics = NicPair::new(ips, count)?;

@@ -1,4 +1,4 @@
-//! Measurements in a single thread: memory copies, the ICRC, and the fabric with both ends on it.
+//! Measurements in a single thread: memory copies, the ICRC, and NICs on a fabric.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::ping::{self, PingPongEnd};
 use crate::progress::Meter;
 use crate::stream::{self, Receiver};
 
-/// Measures copying the same bytes to the same address.
+/// Measures how fast `memcpy` copies `size` bytes, always between the same two buffers.
 pub fn memcpy(size: usize, seconds: f64) -> Result<Metrics> {
     let (from, mut to) = (vec![0x5au8; size], vec![0xa5u8; size]);
     // Small copies are timed in batches, so that the cost of the clock does not matter.
@@ -67,8 +67,9 @@ pub fn fabric_ping(op: Op, rounds: usize) -> Result<Metrics> {
     })
 }
 
-/// Measures the nanoseconds to compute and to verify the ICRC of a packet with `payload` bytes as the data
-/// path does: the CRC state of the headers before the BTH is computed once for all packets of a flow.
+/// Measures how many nanoseconds it takes to compute and to verify the ICRC of a packet with `payload` bytes
+/// as the data path does: the CRC state of the headers before the BTH is computed once for all packets of a
+/// flow.
 pub fn icrc(payload: usize, seconds: f64) -> Result<Metrics> {
     let flow = Flow::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), ROCE_PORT);
     let mut packet = vec![0x5a; 12 + payload + 4];

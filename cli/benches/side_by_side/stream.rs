@@ -12,11 +12,11 @@ use crate::job::{Job, LinkAddrs, Metrics, Op, Role, Stream};
 use crate::nic::{self, ConnInfo, Nic, QKEY};
 use crate::progress::{Meter, Progress, SendWindow};
 
-/// Number of receives kept posted.
+/// Number of receives that the receiver keeps posted.
 const RECV_DEPTH: usize = 1000;
 /// Bytes of the GRH before the data of a received datagram.
 const GRH: usize = 40;
-/// Largest number of bytes that a sender of datagrams is ahead of the receiver's count.
+/// Maximum number of bytes that a sender of datagrams may be ahead of the receiver's count.
 const MAX_AHEAD: usize = 1 << 20;
 
 fn qp_type(op: Op) -> QpType {
@@ -72,7 +72,7 @@ pub fn run(job: &Job, control: &Control, link: &LinkAddrs, s: &Stream) -> Result
     Ok(metrics)
 }
 
-/// Receives messages and keeps receives posted.
+/// Receiver of messages, which keeps receives posted.
 pub struct Receiver<'a> {
     nic: &'a Nic,
     completions: Vec<Completion>,
@@ -90,7 +90,7 @@ impl<'a> Receiver<'a> {
         Ok(self.nic.qps[0].post_recv(&RecvWr::new(0, &sges))?)
     }
 
-    /// Polls for received messages and returns their number.
+    /// Polls for received messages, reposts their receives and returns their number.
     pub fn poll(&mut self) -> Result<u64> {
         self.nic.poll_successful(&mut self.completions)?;
         (0..self.completions.len()).try_for_each(|_| self.post())?;

@@ -1,5 +1,5 @@
-//! Performance targets of urxe, each a ratio of measurements of the same run wherever there is
-//! something to compare with.
+//! Performance targets of urxe. Each is a ratio of two measurements of the same run, or an absolute value if
+//! there is nothing to compare with.
 
 use serde::Serialize;
 

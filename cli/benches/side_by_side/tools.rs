@@ -1,4 +1,4 @@
-//! Alternatives to RDMA, measured by programs of their own: TCP by iperf3, and UCX over TCP by ucx_perftest.
+//! Alternatives to RDMA, measured by other programs: TCP by iperf3, and UCX over TCP by ucx_perftest.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
@@ -54,8 +54,8 @@ fn client<T>(command: &mut Command, parse: impl Fn(&str) -> Option<T>) -> Result
     }
 }
 
-/// Measures one stream on loopback for a second, the shortest time of iperf3, with `len` bytes per call (128
-/// KiB if `None`).
+/// Measures one TCP stream on loopback for a second, the shortest duration that iperf3 supports, with `len`
+/// bytes per call (128 KiB if `None`).
 pub fn iperf3(len: Option<usize>) -> Result<Metrics> {
     let port = free_port()?;
     let _server = Server::start(Command::new("iperf3").args(["-s", "-1", "-B", "127.0.0.1", "-p", &port]))?;
@@ -107,7 +107,7 @@ pub fn ucx_put(size: usize, seconds: f64) -> Result<Metrics> {
     Ok(Metrics::from([("Gb/s".into(), messages * size as f64 * 8.0 / 1e9), ("M/s".into(), messages / 1e6)]))
 }
 
-/// Measures half round trips of eight bytes in nanoseconds, with one run for each percentile.
+/// Measures the half round-trip time of eight-byte messages in nanoseconds, in one run per percentile.
 pub fn ucx_ping(rounds: usize) -> Result<Metrics> {
     let mut metrics = Metrics::new();
     for (name, percentile) in [("p50", "50"), ("p99", "99")] {

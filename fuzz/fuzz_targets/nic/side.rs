@@ -1,4 +1,4 @@
-//! One NIC, its memory with guards, and the work posted to it.
+//! One of the two NICs, its memory regions with guard areas around them, and the work requests posted to it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use urxe::wire::{AckTimeout, Flow, Gid, IpIdent, LKey, Mtu, Packet, Psn, QKey, Q
 
 use crate::Input;
 
-/// Types of the connected queue pairs: that of the first side, that of the second.
+/// Types of the connected queue pairs, at the first and at the second side.
 const SERVICES: [[QpType; 2]; PAIRS] = [
     [QpType::Rc, QpType::Rc],
     [QpType::Rc, QpType::Rc],
@@ -25,7 +25,8 @@ const SERVICES: [[QpType; 2]; PAIRS] = [
     [QpType::XrcSend, QpType::XrcRecv],
     [QpType::XrcRecv, QpType::XrcSend],
 ];
-/// Number of queue pairs of each side; one more is connected to another peer.
+/// Number of queue pairs of each side that are connected to the other side. Each side has one more, for a
+/// third peer.
 pub const PAIRS: usize = 7;
 const QKEY: QKey = QKey(0x1111_1111);
 const DOMAIN: XrcdId = XrcdId(1);
@@ -36,17 +37,18 @@ const FAST_REGION_LEN: usize = 256;
 pub const MTU: usize = 256;
 
 const GUARD: usize = 512;
-/// Lengths of the region with all rights for peers, of the read-only one, and of the one in another
+/// Lengths of the three regions: one that grants peers all access rights, a read-only one, and one in another
 /// protection domain.
 const SIZES: [usize; 3] = [2560, 1024, 512];
 const FILL: [u8; 4] = [0x11, 0x5a, 0x3c, 0xa5];
-/// Addresses of the regions for peers.
+/// Virtual addresses of the regions, as used by peers and by scatter/gather elements.
 pub const IOVA: [u64; 3] = [0x1_0000, 0x7fff_ffff_f000, u64::MAX - 511];
 
 const OWN_PD: PdId = PdId(1);
 const OTHER_PD: PdId = PdId(2);
 
-/// Completion queues of a side: for sends, for receives, and for the queue pair of another peer.
+/// Handles of the completion queues of a side: for sends, for receives, and for the queue pair of the third
+/// peer.
 const SEND_CQ: CqHandle = CqHandle(0);
 const RECV_CQ: CqHandle = CqHandle(1);
 const OTHER_CQ: CqHandle = CqHandle(2);
@@ -61,7 +63,8 @@ struct Cq {
 
 #[derive(Default)]
 struct Queue {
-    /// `wr_id`, and whether it was signaled (sends) or its length (receives).
+    /// `wr_id` of each outstanding send and whether it is signaled. `recvs` has the `wr_id` and the length of
+    /// each outstanding receive.
     sends: VecDeque<(u64, bool)>,
     recvs: VecDeque<(u64, u32)>,
     next_id: u64,
@@ -75,7 +78,7 @@ pub struct Side {
     tx: TxQueue,
     arena: Box<[u64]>,
     pub regions: [RegionInfo; 3],
-    /// First keys of a window and of a fast-registered region.
+    /// Initial key of a memory window; `fast` is that of a fast-registered region.
     pub window: RKey,
     pub fast: LKey,
     _fast_memory: Buffer,
@@ -97,7 +100,7 @@ fn gid(number: u8) -> Gid {
     Gid::from(std::net::IpAddr::from([10, 0, 0, number + 1]))
 }
 
-/// Offset of region `n` of 3 in the arena; 3 yields the end of the last one.
+/// Returns the offset of region `n` in the arena; for 3, the length of the arena.
 fn start(n: usize) -> usize {
     SIZES[..n].iter().map(|s| s + GUARD).sum::<usize>() + GUARD
 }
@@ -189,12 +192,12 @@ impl Side {
         side
     }
 
-    /// Returns the number and first PSN of a queue pair for its peer.
+    /// Returns the number and the first PSN of a queue pair, which its peer needs to connect.
     pub fn endpoint(&self, qp: usize) -> (Qpn, Psn) {
         (self.qpns[qp], self.psn)
     }
 
-    /// Returns the path of a packet from the peer to this side.
+    /// Returns the flow of packets from the peer to this side.
     pub fn flow_from_peer(&self) -> Flow {
         Flow::new(gid(1 - self.number).ip(), gid(self.number).ip(), 50_000)
     }
@@ -226,7 +229,7 @@ impl Side {
         self.take_outputs();
     }
 
-    /// Moves a queue pair to ERR, through RESET and back, or to SQD and back.
+    /// Moves a queue pair to ERR or SQD, back to RTS, or through RESET to RTS.
     pub fn modify(&mut self, now: Instant, qp: usize, action: u8, peer: Qpn, peer_psn: Psn) {
         self.collect();
         let to = |state| QpAttr::new(state);
@@ -367,7 +370,8 @@ impl Side {
         self.take_outputs();
     }
 
-    /// Transmits everything that is due, and passes each packet's path, identification and bytes to `sink`.
+    /// Transmits all pending packets, and passes the flow, the IPv4 identification and the bytes of each to
+    /// `sink`.
     pub fn transmit(&mut self, now: Instant, mut sink: impl FnMut(Flow, u16, &[u8])) {
         for turn in 0.. {
             assert!(turn < 2000, "the NIC still has packets to send after 2000 turns");
@@ -404,7 +408,8 @@ impl Side {
         }
     }
 
-    /// Takes all completions of a queue. The caller returns the memory.
+    /// Takes all completions of a queue. The caller empties the vector and returns it to `self.completions`,
+    /// for reuse.
     fn take_completions(&mut self, cq: CqHandle) -> Vec<Completion> {
         let Cq { completions, overflowed } = &mut self.cqs[cq.0 as usize];
         assert!(!*overflowed || !completions.is_empty(), "a completion queue has overflowed");
@@ -452,7 +457,8 @@ impl Side {
         assert!(c.status == WcStatus::Success || stopped, "{c:?} in state {state}");
     }
 
-    /// Checks that all posted work has completed, and that no other memory was accessed.
+    /// Checks that all posted work has completed, and that only the memory that the peer may write was
+    /// modified.
     pub fn finish(&mut self, now: Instant) {
         self.collect();
         for qp in 0..PAIRS {
