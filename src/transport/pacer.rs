@@ -52,7 +52,7 @@ impl Pacer {
         *self = Pacer { limit, ..Pacer::default() };
     }
 
-    /// Rate limit in kbit/s; 0 for none.
+    /// Returns the rate limit in kbit/s; 0 for none.
     pub fn limit(&self) -> u32 {
         self.limit
     }

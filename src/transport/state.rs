@@ -35,7 +35,7 @@ impl QpType {
         matches!(self, QpType::Rc | QpType::XrcSend | QpType::XrcRecv)
     }
 
-    /// Reports whether the service accepts requests (`requests`) or responses.
+    /// Reports whether the service accepts requests (if `requests` is true) or responses.
     pub const fn takes(self, requests: bool) -> bool {
         match self {
             QpType::Rc | QpType::Uc | QpType::Ud => true,
@@ -48,18 +48,18 @@ impl QpType {
 /// State of a queue pair, with the numbers of verbs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum QpState {
-    /// Initial state; nothing is kept.
+    /// Initial state, in which the QP has no connection and no work requests.
     #[default]
     Reset = 0,
-    /// Initialized: receives can be posted, packets are dropped.
+    /// Initialized: receives can be posted, but packets are dropped.
     Init = 1,
     /// Ready to receive: the responder is active.
     Rtr = 2,
     /// Ready to send: requester and responder are active.
     Rts = 3,
-    /// Send queue drained: no new work request is started.
+    /// Send queue drain: no new work request is started.
     Sqd = 4,
-    /// Send queue error (not for RC): sends are flushed, receives continue.
+    /// Send queue error (not for RC): sends are flushed, but receiving continues.
     Sqe = 5,
     /// Error: all work is flushed.
     Err = 6,
@@ -79,13 +79,13 @@ impl fmt::Display for QpState {
     }
 }
 
-/// Address of a peer: the path that packets take.
+/// Address of a peer, and the path that packets to it take.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct AddressVector {
     /// GID of the peer.
     pub dgid: Gid,
-    /// Index of the local GID that is the source.
+    /// Index of the local GID that is the source address.
     pub sgid_index: u8,
     /// Hop limit (TTL); 0 means 64.
     pub hop_limit: u8,
@@ -98,7 +98,8 @@ pub struct AddressVector {
 setters!(AddressVector { dgid: Gid, sgid_index: u8, hop_limit: u8, traffic_class: u8, flow_label: u32 });
 
 impl AddressVector {
-    /// Returns the address of `dgid` from GID 0, with defaults for all other fields.
+    /// Returns the address vector for packets to `dgid` from the local GID with index 0, with defaults for
+    /// all other fields.
     pub fn to(dgid: Gid) -> AddressVector {
         AddressVector { dgid, sgid_index: 0, hop_limit: 64, traffic_class: 0, flow_label: 0 }
     }
@@ -121,16 +122,16 @@ pub enum MigrationState {
     /// No alternate path is loaded, or the QP has migrated to it.
     #[default]
     Migrated = 0,
-    /// An alternate path is loaded; the peer has not been seen to have loaded its own.
+    /// An alternate path is loaded, but the peer has not yet signaled that it has loaded one too.
     Rearm = 1,
-    /// Both ends may migrate.
+    /// Both ends have loaded an alternate path and may migrate to it.
     Armed = 2,
 }
 
 macro_rules! attributes {
     ($($(#[$doc:meta])* $field:ident: $ty:ty, $flag:ident = $bit:expr, $name:literal;)*) => {
-        /// Attributes of a queue pair: those that one [`modify`](crate::verbs::Qp::modify) sets, where `None`
-        /// keeps the value, and all of them as [`query`](crate::verbs::Qp::query) returns them.
+        /// Attributes of a queue pair. [`modify`](crate::verbs::Qp::modify) sets those that are not `None`;
+        /// [`query`](crate::verbs::Qp::query) returns all of them.
         ///
         /// ```
         /// # use urxe::verbs::*;
@@ -150,19 +151,19 @@ macro_rules! attributes {
         setters!(QpAttr {} optional { $($field: $ty),* });
 
         impl QpAttr {
-            /// Returns the attributes of a transition to `state`, without any others.
+            /// Returns attributes that contain only the new state.
             pub fn new(state: QpState) -> QpAttr {
                 QpAttr { state: Some(state), ..QpAttr::default() }
             }
 
-            /// Returns the set of attributes that are given.
+            /// Returns the set of attributes that are not `None`.
             pub fn mask(&self) -> AttrMask {
                 let mut mask = AttrMask::empty();
                 $(if self.$field.is_some() { mask |= AttrMask::$flag; })*
                 mask
             }
 
-            /// Keeps the attributes of a set, and the state; clears the others.
+            /// Returns only the attributes in `of` and the state; the others become `None`.
             pub fn only(self, of: AttrMask) -> QpAttr {
                 let of = of | AttrMask::STATE;
                 QpAttr { $($field: self.$field.filter(|_| of.contains(AttrMask::$flag)),)* }
@@ -188,7 +189,7 @@ attributes! {
     state: QpState, STATE = 0, "state";
     /// State that the caller assumes the QP to be in.
     cur_state: QpState, CUR_STATE = 1, "cur_state";
-    /// Raises [`crate::transport::AsyncEvent::SqDrained`] once the send queue has drained.
+    /// Whether [`crate::transport::AsyncEvent::SqDrained`] is raised once the send queue has drained.
     sqd_notify: bool, EN_SQD_ASYNC_NOTIFY = 2, "en_sqd_async_notify";
     /// Operations permitted to peers: REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC.
     access: Access, ACCESS_FLAGS = 3, "access";
@@ -220,7 +221,7 @@ attributes! {
     sq_psn: Psn, SQ_PSN = 16, "sq_psn";
     /// Maximum number of READs and atomics in flight from the peer.
     max_dest_rd_atomic: u8, MAX_DEST_RD_ATOMIC = 17, "max_dest_rd_atomic";
-    /// REARM once the alternate path is loaded; MIGRATED to migrate to it now.
+    /// Path migration state: REARM arms the alternate path, MIGRATED migrates to it now.
     path_mig_state: MigrationState, PATH_MIG_STATE = 18, "path_mig_state";
     /// QP number of the peer.
     dest_qpn: Qpn, DEST_QPN = 20, "dest_qpn";
@@ -251,9 +252,9 @@ pub struct Transition {
     pub from: QpState,
     /// State after the transition.
     pub to: QpState,
-    /// Attributes that must be given.
+    /// Attributes that a `modify` must give.
     pub required: AttrMask,
-    /// Attributes that may be given.
+    /// Attributes that a `modify` may give.
     pub optional: AttrMask,
 }
 
@@ -380,14 +381,14 @@ pub const TRANSITIONS: &[Transition] = {
     ]
 };
 
-/// Reason why `modify` failed; nothing has changed.
+/// Reason why `modify` failed, in which case nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModifyError {
     /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
     #[error("the device has failed, so queue pairs cannot be modified: close the context and open another")]
     DeviceFatal,
-    /// The table has no such transition.
+    /// The table of transitions does not permit this one.
     #[error("a {qp_type:?} QP has no transition from {from} to {to}")]
     Transition {
         /// Service type of the QP.
@@ -405,7 +406,7 @@ pub enum ModifyError {
         /// Current state.
         actual: QpState,
     },
-    /// Required attributes are not given.
+    /// Attributes that the transition requires were not given.
     #[error("the transition from {from} to {to} requires {missing}")]
     Missing {
         /// Current state.
@@ -415,7 +416,7 @@ pub enum ModifyError {
         /// Missing attributes.
         missing: AttrMask,
     },
-    /// Attributes are given that this transition does not accept.
+    /// Attributes were given that this transition does not accept.
     #[error("the transition from {from} to {to} does not accept {excess}")]
     NotAllowed {
         /// Current state.
@@ -446,7 +447,7 @@ pub enum ModifyError {
         from: MigrationState,
         /// Requested migration state.
         to: MigrationState,
-        /// Reason, as the end of the message.
+        /// Reason, which ends the error message.
         reason: &'static str,
     },
 }
@@ -463,7 +464,7 @@ pub enum AddressError {
         /// Number of GIDs of the port.
         count: usize,
     },
-    /// One GID is IPv4 and the other IPv6.
+    /// The local and the remote GID are of different IP versions.
     #[error("GID {index} of the port is {ours}, the GID of the peer is {peer}: the IP versions differ")]
     Family {
         /// Index of the local GID.

@@ -31,7 +31,8 @@ pub enum WrOp {
     Send,
     /// SEND with four bytes of immediate data for the receive's completion.
     SendWithImm(u32),
-    /// SEND that invalidates an rkey at the peer: of a type 2 memory window, or of a fast-registered region.
+    /// SEND that invalidates an rkey at the peer: that of a type 2 memory window or of a fast-registered
+    /// region.
     SendWithInv(RKey),
     /// RDMA WRITE: writes to the peer's memory.
     Write {
@@ -84,15 +85,15 @@ pub enum WrOp {
         len: u32,
         /// Requested placement.
         placement: Placement,
-        /// Flushes the whole region, whatever the range.
+        /// Whether the whole region is flushed, whatever the range is.
         whole_region: bool,
     },
     /// Binds a memory window.
     BindMw(Bind),
-    /// Fast registration of a range of a memory region (REG_MR).
+    /// Registration of a range of a fast-registered region (REG_MR).
     RegMr(FastReg),
-    /// Invalidates a local type 2 memory window or fast-registered region, once all earlier work requests are
-    /// complete.
+    /// Invalidates the key of a local type 2 memory window or fast-registered region, once all earlier work
+    /// requests are complete.
     LocalInv(RKey),
 }
 
@@ -100,15 +101,15 @@ bitflags! {
     /// Placement types of a FLUSH, with the bits of a FETH.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     pub struct Placement: u32 {
-        /// Global visibility: everything at the peer sees the data.
+        /// Global visibility: every reader at the peer sees the data.
         const GLOBAL = Feth::GLOBAL;
-        /// Persistence: the data survives a loss of power, as far as the memory does.
+        /// Persistence: the data survives a power loss, if the memory does.
         const PERSISTENT = Feth::PERSISTENT;
     }
 }
 
 impl Placement {
-    /// Access flags that the peer's region must grant.
+    /// Returns the access flags that the peer's region must grant.
     pub fn access(self) -> Access {
         let global = if self.contains(Placement::GLOBAL) { Access::FLUSH_GLOBAL } else { Access::empty() };
         global | if self.contains(Placement::PERSISTENT) { Access::FLUSH_PERSISTENT } else { Access::empty() }
@@ -165,7 +166,7 @@ impl WrOp {
         !self.is_local() && !matches!(self, WrOp::AtomicWrite { .. } | WrOp::Flush { .. })
     }
 
-    /// Access flags that the regions of the scatter/gather elements must grant.
+    /// Returns the access flags that the regions of the scatter/gather elements must grant.
     pub const fn local_access(self) -> Access {
         if self.brings_data() { Access::LOCAL_WRITE } else { Access::LOCAL_READ }
     }
@@ -190,16 +191,16 @@ impl WrOp {
 /// Flags of a send work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SendFlags {
-    /// Generates a completion on success too (errors always generate one).
+    /// Whether the work request generates a completion on success; errors always generate one.
     pub signaled: bool,
-    /// Requests a solicited event at the peer's completion queue.
+    /// Whether the peer is asked to raise a solicited event on its completion queue.
     pub solicited: bool,
-    /// Waits for all earlier READs and atomics of this queue.
+    /// Whether the work request waits for all earlier READs and atomics of its queue.
     pub fence: bool,
 }
 
 impl SendFlags {
-    /// Signalled, without solicited event and fence.
+    /// Flags of a signaled work request without a solicited event or a fence.
     pub const SIGNALED: SendFlags = SendFlags { signaled: true, solicited: false, fence: false };
 }
 
@@ -224,7 +225,7 @@ impl<'a> WrData<'a> {
         }
     }
 
-    /// Reports whether there are no elements and no inline bytes.
+    /// Reports whether there are neither scatter/gather elements nor inline bytes.
     pub fn is_empty(&self) -> bool {
         match self {
             WrData::Sges(sges) => sges.is_empty(),
@@ -233,7 +234,7 @@ impl<'a> WrData<'a> {
     }
 }
 
-/// Address of memory at a peer, for WRITEs, READs, atomics and FLUSHes.
+/// Address and key of memory at a peer, for WRITEs, READs, atomics and FLUSHes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RemoteAddr {
     /// Address of the first byte.
@@ -242,7 +243,7 @@ pub struct RemoteAddr {
     pub rkey: RKey,
 }
 
-/// A send work request: an operation, made by a constructor, and what the methods add to it.
+/// Send work request. A constructor creates it for an operation; methods add options to it.
 ///
 /// A new work request is signaled and has no destination, no fence and no solicited event.
 ///
@@ -269,7 +270,7 @@ pub struct SendWr<'a> {
     pub wr_id: u64,
     /// Operation to perform.
     pub op: WrOp,
-    /// Data to send, or the destination of response data.
+    /// Data to send, or memory in which response data is stored.
     pub data: WrData<'a>,
     /// Flags of the work request.
     pub flags: SendFlags,
@@ -295,8 +296,8 @@ impl<'a> SendWr<'a> {
         Self::new(wr_id, WrOp::SendWithImm(imm), sges)
     }
 
-    /// Creates a SEND with invalidate: it closes the memory window or fast-registered region that `rkey`
-    /// opens at the peer.
+    /// Creates a SEND with invalidate, which invalidates `rkey` at the peer, the key of a memory window or
+    /// fast-registered region.
     pub const fn send_inval(wr_id: u64, sges: &'a [Sge], rkey: RKey) -> SendWr<'a> {
         Self::new(wr_id, WrOp::SendWithInv(rkey), sges)
     }
@@ -346,18 +347,19 @@ impl<'a> SendWr<'a> {
         Self::new(wr_id, op, &[])
     }
 
-    /// Creates a bind of a memory window of type 2; for one of type 1, see
+    /// Creates a BIND_MW work request, which binds a type 2 memory window; for type 1, see
     /// [`Qp::bind_mw`](crate::verbs::Qp::bind_mw).
     pub const fn bind_mw(wr_id: u64, bind: Bind) -> SendWr<'a> {
         Self::new(wr_id, WrOp::BindMw(bind), &[])
     }
 
-    /// Creates a REG_MR work request, which registers a part of a fast-registered region.
+    /// Creates a REG_MR work request, which registers a range of a fast-registered region.
     pub const fn reg_mr(wr_id: u64, reg: FastReg) -> SendWr<'a> {
         Self::new(wr_id, WrOp::RegMr(reg), &[])
     }
 
-    /// Creates a local invalidate of a memory window of type 2 or of a fast-registered region.
+    /// Creates a LOCAL_INV work request, which invalidates the key of a local type 2 memory window or
+    /// fast-registered region.
     pub const fn local_inv(wr_id: u64, rkey: RKey) -> SendWr<'a> {
         Self::new(wr_id, WrOp::LocalInv(rkey), &[])
     }
@@ -394,7 +396,7 @@ impl<'a> SendWr<'a> {
         self
     }
 
-    /// Replaces the data by elements in registered memory.
+    /// Replaces the data by scatter/gather elements in registered memory.
     pub const fn sges(mut self, sges: &'a [Sge]) -> SendWr<'a> {
         self.data = WrData::Sges(sges);
         self
@@ -457,7 +459,8 @@ pub struct RecvWr<'a> {
 }
 
 impl<'a> RecvWr<'a> {
-    /// Creates a receive into `sges`, filled in order. Without elements it accepts messages without data.
+    /// Creates a receive into `sges`, which are filled in order. If the list is empty, the receive accepts
+    /// only messages without data.
     pub const fn new(wr_id: u64, sges: &'a [Sge]) -> RecvWr<'a> {
         RecvWr { wr_id, sges }
     }
@@ -472,10 +475,10 @@ impl<'a> RecvWr<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("work request {index} of the list was not posted: {error}")]
 pub struct PostListError {
-    /// Index of the first work request that was refused. Those before it were posted, unless the list is
-    /// posted as a whole or not at all.
+    /// Index of the first work request that was refused. The ones before it were posted, unless the function
+    /// posts either the whole list or nothing.
     pub index: usize,
-    /// Reason why it was refused.
+    /// Reason why the work request was refused.
     pub error: PostError,
 }
 
@@ -548,7 +551,7 @@ pub enum WcOpcode {
     Flush = 8,
     /// An ATOMIC WRITE.
     AtomicWrite = 9,
-    /// A fast registration. Verbs assigns no number, so this is the first of those reserved for drivers.
+    /// Fast registration. Verbs assigns no number to it, so this is the first number reserved for drivers.
     RegMr = 135,
     /// A receive that a SEND consumed.
     Recv = 128,
@@ -598,11 +601,12 @@ pub struct Completion {
     pub src_qpn: Qpn,
     /// Vendor error code, which details the status; 0 for none.
     pub vendor_err: u32,
-    /// The peer requested a solicited event.
+    /// Whether the peer requested a solicited event.
     pub solicited: bool,
-    /// The first 40 bytes of the receive hold the routing header (UD).
+    /// Whether the first 40 bytes of the receive hold the routing header (UD).
     pub grh: bool,
-    /// The routing header is an IPv4 header, in the last 20 of the 40 bytes, not an IPv6 header (UD).
+    /// Whether the routing header is an IPv4 header, in the last 20 of the 40 bytes, rather than an IPv6
+    /// header (UD).
     pub over_ipv4: bool,
     /// Index of the partition key of the message.
     pub pkey_index: u16,
@@ -649,7 +653,7 @@ pub enum PostError {
     /// More scatter/gather elements than the queue was created for.
     #[error("{got} scatter/gather elements exceed the queue's limit of {max}")]
     TooManySges {
-        /// Number of elements given.
+        /// Number of scatter/gather elements given.
         got: usize,
         /// Limit of the queue.
         max: u32,
@@ -662,23 +666,23 @@ pub enum PostError {
         /// Limit of the queue.
         max: u32,
     },
-    /// READs and atomics return data, so they have nothing to send inline.
+    /// The operation cannot have inline data: READs and atomics send none, but return data.
     #[error("{0:?} cannot have inline data")]
     InlineNotAllowed(WcOpcode),
     /// The message exceeds 2^31 bytes.
     #[error("{0} bytes exceed the longest message, 2^31")]
     TooLong(u64),
-    /// The elements of an atomic do not hold 8 bytes (every personality but
-    /// `strict` accepts more than 8).
+    /// The scatter/gather elements of an atomic do not have 8 bytes in total (every personality but `strict`
+    /// accepts more than 8).
     #[error("an atomic needs 8 bytes for its result, not {0}")]
     AtomicLength(u64),
-    /// The operation has no data, but elements or inline bytes were given.
+    /// The operation has no data, but scatter/gather elements or inline data were given.
     #[error("{0:?} does not accept scatter/gather elements or inline data")]
     NoData(WcOpcode),
     /// `bind_mw` binds type 1 memory windows only.
     #[error("bind_mw does not bind a window of {0:?}: post a BIND_MW work request")]
     WindowKind(WindowKind),
-    /// A FLUSH without a placement type.
+    /// The FLUSH has no placement type.
     #[error("a FLUSH needs a placement type: global visibility, persistence or both")]
     NoPlacement,
     /// The service does not support this operation.
@@ -689,7 +693,7 @@ pub enum PostError {
         "the destination does not fit the service: UD needs a QP, XRC a shared receive queue, other services none"
     )]
     Destination,
-    /// The address handle is of another protection domain than the QP.
+    /// The address handle belongs to another protection domain than the QP.
     #[error(
         "the address handle belongs to {handle:?}, the QP to {qp:?}: create the handle in the QP's protection domain"
     )]
@@ -702,7 +706,7 @@ pub enum PostError {
     /// The address vector is not usable on the port.
     #[error("no path to the destination: {0}")]
     Address(super::AddressError),
-    /// The QP has a shared receive queue, where its receives are to be posted.
+    /// The QP has a shared receive queue, to which receives have to be posted instead.
     #[error("the QP has a shared receive queue: post the receive there")]
     SharedQueue,
     /// The QP was configured without READ and atomic resources.
