@@ -7,7 +7,8 @@ use crate::memory::{Faulted, HostSlice};
 use crate::wire::icrc::{self, Icrc, Prefixes};
 use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Qpn, pad_count};
 
-/// Maximum payload length for which headers and payload get their ICRC in a single pass.
+/// Maximum length of a payload that is copied before the ICRC of the whole packet is computed. A longer one
+/// is copied and its CRC computed in a single pass.
 const SHORT: usize = 512;
 
 /// Maximum size of a burst that a link accepts.
@@ -23,20 +24,20 @@ pub struct BurstLimits {
 }
 
 impl BurstLimits {
-    /// Limits of one call with UDP_SEGMENT or USO.
+    /// Limits of a link that sends a burst with one system call, by UDP_SEGMENT or USO.
     pub const SEGMENTED: BurstLimits = BurstLimits { bytes: 65_000, packets: 64 };
     /// Number of the highest bits of the destination QPN that all packets of a burst share. Several processes
     /// at the destination may share its address; the kernel then distributes bursts by these bits, and looks
     /// only at the first packet.
     pub const DEST_GROUP_BITS: u32 = 6;
-    /// One packet at a time.
+    /// Limits of a link that sends one packet at a time.
     pub const SINGLE: BurstLimits = BurstLimits { bytes: usize::MAX, packets: 1 };
 }
 
 /// Location of a packet's payload.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Bytes of the NIC: inline data, responses to atomics.
+    /// Memory of the NIC, for inline data and results of atomics.
     Bytes(&'a [u8]),
     /// User memory. The ICRC covers the copy, so the application may write there at any time.
     Host(&'a [HostSlice]),
@@ -52,22 +53,24 @@ enum Stored {
 #[derive(Clone, Copy, Debug)]
 struct Burst {
     flow: Flow,
-    /// Group of the destinations ([`dest_group`]).
+    /// Group ([`dest_group`]) of the packets' destinations.
     dest_group: u8,
     /// UDP payload bytes of every packet except the last, which may be shorter.
     segment: usize,
     packets: usize,
     bytes: usize,
-    /// Index of the first piece.
+    /// Index of the burst's first entry in `pieces`.
     first_piece: usize,
-    /// A packet shorter than `segment` has ended the burst.
+    /// Whether no packet can join the burst any more, for example because the last one is shorter than
+    /// `segment`.
     closed: bool,
 }
 
-/// Bytes of a turn: few enough to be still in the core's cache when the kernel reads them.
+/// Number of bytes at which a turn is full: few enough that they are still in the core's cache when the
+/// kernel reads them.
 const TURN: usize = 256 << 10;
-/// Bytes of a turn with deferred ICRC: the copy made at transmission must fit the cache too until the
-/// receiver reads it.
+/// Number of bytes at which a turn with deferred ICRC is full: the copy that is made at transmission must fit
+/// into the cache too, until the receiver reads it.
 const DEFERRED_TURN: usize = 128 << 10;
 
 /// Packets of one turn. The buffers are reused, so that a NIC does not allocate once it is warmed up.
@@ -78,10 +81,10 @@ const DEFERRED_TURN: usize = 128 << 10;
 #[derive(Debug)]
 pub struct TxQueue {
     limits: BurstLimits,
-    /// Deferred ICRC: long payload is copied, and its ICRC computed, at transmission.
+    /// Whether the ICRC is deferred: a long payload is copied, and the ICRC computed, only at transmission.
     with_deferred_icrc: bool,
-    /// Packet bytes, `used` of them in use. The remainder is not cleared, which would cost more than filling
-    /// it.
+    /// Buffer for packets, of which the first `used` bytes are in use. The remainder is not cleared, as
+    /// clearing would cost more than filling it.
     arena: Vec<u8>,
     used: usize,
     pieces: Vec<Stored>,
@@ -89,9 +92,10 @@ pub struct TxQueue {
     packets: usize,
     bytes: usize,
     prefixes: Prefixes,
-    /// Number of bursts at the last use of `prefixes`: if unchanged, that use was for the same flow.
+    /// Number of bursts when `prefixes` was last used: if it has not changed, the next use is for the same
+    /// flow.
     prefixed: usize,
-    /// ICRC of a FLUSH covers the headers twice (a quirk of personalities).
+    /// Whether the ICRC of a FLUSH covers the headers twice (a quirk of personalities).
     flush_icrc_twice: bool,
 }
 
@@ -134,7 +138,7 @@ impl TxQueue {
         if self.with_deferred_icrc { DEFERRED_TURN } else { TURN }
     }
 
-    /// Returns the number of packets with `payload` bytes that fit until the turn is full.
+    /// Returns the number of packets with `payload` bytes that can be added before the turn is full.
     pub fn room_for(&self, payload: usize) -> usize {
         self.turn().saturating_sub(self.bytes) / payload + 1
     }
@@ -154,12 +158,12 @@ impl TxQueue {
         self.packets == 0
     }
 
-    /// Number of packets queued.
+    /// Returns the number of packets queued.
     pub fn packets(&self) -> usize {
         self.packets
     }
 
-    /// Number of UDP payload bytes queued.
+    /// Returns the number of UDP payload bytes queued.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -235,7 +239,8 @@ impl TxQueue {
         Ok(())
     }
 
-    /// Removes the packet started last, whose bytes were to be in the arena from `start` on.
+    /// Removes the packet that joined a burst last, because its payload cannot be read. `start` is the end of
+    /// the arena without it.
     #[cold]
     fn take_back(&mut self, start: usize, packet_len: usize) {
         self.used = start;
@@ -251,9 +256,9 @@ impl TxQueue {
         self.prefixed = 0;
     }
 
-    /// Adds packets with consecutive PSNs from that in `headers` on, each with the next `each` bytes of
-    /// `data`. `each` must be a multiple of 4. Returns the number of packets, which is lower if user memory
-    /// cannot be read.
+    /// Adds packets with consecutive PSNs, the first of which is in `headers`. Each carries the next `each`
+    /// bytes of `data`; `each` must be a multiple of 4. Returns the number of packets added, which is lower
+    /// if user memory cannot be read.
     pub fn push_bulk(&mut self, flow: &Flow, mut headers: Headers, data: HostSlice, each: usize) -> usize {
         let mut count = 0;
         let packet_len = headers.len() + each + ICRC_LEN;
@@ -276,7 +281,8 @@ impl TxQueue {
         count
     }
 
-    /// Adds a packet that has already joined a burst, with a long payload in user memory.
+    /// Stores a packet with a long payload in user memory, after [`join_burst`](Self::join_burst) has counted
+    /// it.
     #[inline]
     fn push_long(
         &mut self,
@@ -327,7 +333,7 @@ impl TxQueue {
         Ok(())
     }
 
-    /// Computes the ICRC over the headers before the BTH and these bytes of the packet, which begin with the
+    /// Computes the ICRC over the headers before the BTH and over `bytes` of the arena, which begin with the
     /// BTH.
     #[inline]
     fn icrc_after(&mut self, flow: &Flow, index: u16, packet_len: usize, bytes: Range<usize>) -> Icrc {
@@ -423,7 +429,8 @@ impl TxQueue {
         0
     }
 
-    /// Adds the arena from `start` on to the current burst, merged with its last piece if they are adjacent.
+    /// Adds the bytes of the arena from `start` on to the current burst, merging them with its last piece if
+    /// they are adjacent.
     fn add_arena_piece(&mut self, start: usize) {
         let len = (self.used - start) as u32;
         let first = self.bursts.last().map_or(0, |b| b.first_piece);
@@ -535,7 +542,7 @@ impl<'a> TxBurst<'a> {
     }
 }
 
-/// Copies the packets of a burst one by one.
+/// Copier of the packets of a burst, one by one.
 #[derive(Debug)]
 pub struct Copier<'a> {
     flow: Flow,
@@ -615,7 +622,7 @@ impl Copier<'_> {
 pub struct RxBurst<'a> {
     /// Addresses, source port and traffic class, as on the wire.
     pub flow: Flow,
-    /// Known part of the IPv4 identification.
+    /// IPv4 identification and flags, as far as they are known.
     pub ident: IpIdent,
     /// UDP payload bytes of every packet except the last.
     pub segment: usize,

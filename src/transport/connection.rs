@@ -16,7 +16,7 @@ pub(super) struct Connection {
     pub qpn: Qpn,
     pub pd: PdId,
     pub state: QpState,
-    /// Every send generates a completion, whatever its flags say.
+    /// Whether every send generates a completion, whatever its flags are.
     pub signal_all: bool,
     made_with: QpInit,
     pub access: Access,
@@ -42,7 +42,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Changes the state for the reason `cause`.
+    /// Changes the state, and traces the change with the reason `cause`.
     pub fn enter(&mut self, state: QpState, cause: &'static str) {
         if self.state != state {
             let (qpn, from) = (self.qpn, self.state);
@@ -87,7 +87,7 @@ impl Connection {
         *self = Connection::new(&init, self.qpn);
     }
 
-    /// Returns a completion with this status and no data, of a send.
+    /// Returns a completion of a SEND with this status and without data, as a base for other completions.
     pub fn completion(&self, wr_id: u64, status: WcStatus) -> Completion {
         Completion {
             wr_id,
@@ -157,7 +157,7 @@ pub(super) struct Alternate {
     pub pkey: PKey,
 }
 
-/// Path classification of a received packet.
+/// Path of the connection on which a packet was received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathMatch {
     /// Path in use.
@@ -166,6 +166,6 @@ pub enum PathMatch {
     Alternate,
 }
 
-/// Fatal failure: the queue pair must enter the error state.
+/// Error that requires the queue pair to enter the error state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fatal;

@@ -10,7 +10,8 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Number of packets dropped as malformed: not a complete packet of an assigned opcode.
+            /// Returns the number of packets dropped as malformed: not a complete packet of an assigned
+            /// opcode.
             pub fn rx_malformed(&self) -> u64 {
                 self.rx_truncated + self.rx_bad_pad + self.rx_bad_version + self.rx_reserved_opcode
             }
@@ -38,9 +39,9 @@ counters! {
     sent_bytes,
     /// Bytes received, BTH to ICRC.
     rcvd_bytes,
-    /// Messages completed as a requester.
+    /// Messages that the NIC completed as the requester.
     rdma_sends,
-    /// Messages completed as a responder.
+    /// Messages that the NIC completed as the responder.
     rdma_recvs,
     /// Duplicate requests.
     duplicate_request,
@@ -58,7 +59,7 @@ counters! {
     retransmitted_pkts,
     /// Tail loss probes: packets retransmitted only to request an acknowledgement.
     ack_probe,
-    /// Go-backs of the requester to an earlier PSN (go-back-N).
+    /// Number of times that the requester went back to an earlier PSN (go-back-N).
     requester_retry,
     /// Missing responses, detected because a later response arrived (implied NAK).
     implied_nak_seq_err,
@@ -70,42 +71,44 @@ counters! {
     resp_invalid_request,
     /// NAKs sent for denied memory accesses.
     resp_remote_access_err,
-    /// NAKs sent for local failures.
+    /// NAKs sent because a valid request failed on local resources.
     resp_local_err,
     /// NAKs received that are fatal to the QP.
     req_remote_err,
     /// Responses that match no outstanding request.
     unexpected_response,
-    /// Dropped: wrong ICRC.
+    /// Packets dropped because of a wrong ICRC.
     rx_icrc_err,
-    /// Dropped: too short for a packet, or for the headers and padding of its opcode.
+    /// Packets dropped because they are too short for a BTH and an ICRC, or for the headers and padding of
+    /// their opcode.
     rx_truncated,
-    /// Dropped: length not a multiple of 4 bytes, so the pad count is wrong.
+    /// Packets dropped because their length is not a multiple of 4 bytes, so that the pad count is wrong.
     rx_bad_pad,
-    /// Dropped: transport header version other than 0.
+    /// Packets dropped because the transport header version is not 0.
     rx_bad_version,
-    /// Dropped: unassigned opcode.
+    /// Packets dropped because of an unassigned opcode.
     rx_reserved_opcode,
-    /// Dropped: no such QP, or not of this service.
+    /// Packets dropped because the destination QP does not exist or has another transport service.
     rx_unknown_qp,
-    /// Dropped: multicast address without the multicast QPN or the reverse, or not a datagram.
+    /// Packets dropped because only one of destination address and QPN is multicast, or because a multicast
+    /// packet is not a datagram.
     rx_not_multicast,
-    /// Dropped: multicast group without attached QP.
+    /// Packets dropped because no QP is attached to the multicast group.
     rx_unknown_group,
-    /// Dropped: source address other than that of the connected peer.
+    /// Packets dropped because the source address is not that of the connected peer.
     rx_wrong_source,
-    /// Dropped: partition key mismatch.
+    /// Packets dropped because of a partition key mismatch.
     rx_pkey_violation,
-    /// Dropped: queue key mismatch.
+    /// Packets dropped because of a queue key mismatch.
     rx_qkey_violation,
-    /// Dropped: unreliable message without a receive, or without one that is long enough.
+    /// Packets of unreliable services dropped because no receive is posted or the next one is too short.
     rx_no_receive,
-    /// Dropped: unreliable message that is incomplete or not allowed.
+    /// Packets of unreliable services dropped because their message is incomplete or not permitted.
     rx_dropped_message,
-    /// Dropped: QP not ready to receive.
+    /// Packets dropped because the QP is not ready to receive.
     rx_wrong_state,
     /// Congestion notification packets received.
     cnp_handled,
-    /// Packets handed over from the receiving shard of the NIC to another.
+    /// Packets that the shard of the NIC which received them handed over to another shard.
     rx_handed_over,
 }

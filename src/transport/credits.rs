@@ -6,7 +6,7 @@ pub(super) enum CreditLimit {
     /// The peer has not advertised credits, or does not use them.
     #[default]
     Unknown,
-    /// Messages up to this number find a receive if they need one.
+    /// Messages up to and including this number will find a receive if they need one.
     Upto(u32),
 }
 
@@ -19,13 +19,13 @@ const VALUES: [u32; 31] = [
 /// Credit code for "credits not used".
 pub(super) const NONE: u8 = 31;
 
-/// Returns the largest credit code that does not exceed `receives`.
+/// Returns the largest credit code that advertises at most `receives` receives.
 pub(super) fn code(receives: usize) -> u8 {
     (VALUES.partition_point(|v| *v as usize <= receives) - 1) as u8
 }
 
 impl CreditLimit {
-    /// Computes the limit from an acknowledgement of `msn` messages with a credit code.
+    /// Computes the limit from the MSN and the credit code of an acknowledgement.
     pub fn new(msn: u32, code: u8) -> CreditLimit {
         match VALUES.get(usize::from(code)) {
             Some(receives) => CreditLimit::Upto(msn.wrapping_add(*receives) & 0xff_ffff),

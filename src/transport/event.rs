@@ -14,9 +14,9 @@ pub enum AsyncEvent {
     /// A completion queue overflowed: the completion is lost, and its QP is in the error state.
     CqError(CqId),
     /// The QP went to the error state for a reason other than a request of its peer: its completion queue
-    /// overflowed (after [`CqError`](Self::CqError)), or its responder could not execute a valid request on
-    /// local resources (IBA 11.6.3.4). An error that a completion reports, such as a failed send, raises no
-    /// event.
+    /// overflowed (after [`CqError`](Self::CqError)), or its responder could not execute a valid request
+    /// because of its local resources (IBA 11.6.3.4). An error that a completion reports, such as a failed
+    /// send, raises no event.
     QpFatal(Qpn),
     /// The responder rejected an invalid request.
     QpRequestError(Qpn),
@@ -41,7 +41,8 @@ pub enum AsyncEvent {
     PKeyChange,
     /// A shared receive queue can no longer supply receives (IBA 11.6.3). Hardware fetches receives from the
     /// application's memory, which may fail; this NIC owns its receives, so nothing raises the event. A
-    /// receive whose elements name inaccessible memory is an error of the QP whose message consumed it.
+    /// receive whose scatter/gather elements name inaccessible memory is an error of the QP whose message
+    /// consumed it.
     SrqError(SrqId),
     /// A shared receive queue has fewer receives left than its limit.
     SrqLimit(SrqId),
@@ -74,17 +75,17 @@ impl AsyncEvent {
         }
     }
 
-    /// Number in `enum ibv_event_type`.
+    /// Returns the number in `enum ibv_event_type`.
     pub const fn code(self) -> u32 {
         self.row().0
     }
 
-    /// Name in `enum ibv_event_type`.
+    /// Returns the name in `enum ibv_event_type`.
     pub const fn name(self) -> &'static str {
         self.row().1
     }
 
-    /// QP that the event concerns, if any.
+    /// Returns the QP that the event concerns, if any.
     pub const fn qpn(self) -> Option<Qpn> {
         match self {
             AsyncEvent::QpFatal(qpn)
@@ -99,12 +100,12 @@ impl AsyncEvent {
         }
     }
 
-    /// CQ that the event concerns, if any.
+    /// Returns the CQ that the event concerns, if any.
     pub const fn cq(self) -> Option<CqId> {
         if let AsyncEvent::CqError(id) = self { Some(id) } else { None }
     }
 
-    /// Shared receive queue that the event concerns, if any.
+    /// Returns the shared receive queue that the event concerns, if any.
     pub const fn srq(self) -> Option<SrqId> {
         if let AsyncEvent::SrqError(id) | AsyncEvent::SrqLimit(id) = self { Some(id) } else { None }
     }

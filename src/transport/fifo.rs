@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// A queue whose entries keep their index while entries before them are removed.
+/// Queue whose entries keep their index when entries before them are removed.
 ///
 /// The queue grows on demand, up to the limit that its user enforces, and never shrinks: an idle queue pair
 /// is small and a busy one does not allocate.
@@ -24,12 +24,12 @@ impl<T> Fifo<T> {
         self.items.len()
     }
 
-    /// Index of the front entry, or of the next entry if the queue is empty.
+    /// Returns the index of the front entry, or of the next entry to be pushed if the queue is empty.
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// Index of the next entry to be pushed.
+    /// Returns the index of the next entry to be pushed.
     pub fn end(&self) -> u64 {
         self.start + self.items.len() as u64
     }
@@ -54,7 +54,7 @@ impl<T> Fifo<T> {
         self.start += n as u64;
     }
 
-    /// Drops the entries from index `end` on; the next entry gets that index.
+    /// Drops the entries from index `end` on. The next entry pushed gets index `end`.
     pub fn truncate(&mut self, end: u64) {
         self.items.truncate(end.saturating_sub(self.start) as usize);
     }
@@ -78,7 +78,7 @@ impl<T> Fifo<T> {
         self.items.iter_mut()
     }
 
-    /// Drops all entries; the next entry gets the same index as without the call.
+    /// Drops all entries. The index of the next entry to be pushed does not change.
     pub fn clear(&mut self) {
         self.start = self.end();
         self.items.clear();

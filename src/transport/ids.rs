@@ -1,4 +1,4 @@
-//! Handles of objects that belong to no queue pair.
+//! Handles of shared receive queues and XRC domains.
 
 /// Handle of a shared receive queue, unique in its NIC: 24 bits, as in XRC packets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -1,4 +1,4 @@
-//! Parameters with which a queue pair is created.
+//! Parameters for the creation of a queue pair.
 
 use super::{QpType, Quirks, SrqId, XrcdId};
 use crate::memory::PdId;
@@ -35,9 +35,10 @@ pub struct QpInit {
     pub send: SendCaps,
     /// Limits of the receive queue; unused with a shared receive queue.
     pub recv: RecvCaps,
-    /// Generates a completion for every send (`sq_sig_all`).
+    /// Whether every send generates a completion (`sq_sig_all`).
     pub signal_all: bool,
-    /// Shared receive queue to take receives from; [`Env::srq`](super::Env::srq) is this queue in every step.
+    /// Shared receive queue from which the queue pair takes receives. [`Env::srq`](super::Env::srq) has to be
+    /// this queue in every step.
     pub srq: Option<SrqId>,
     /// XRC domain of the queue pair, instead of a protection domain (XRC target).
     pub domain: Option<XrcdId>,

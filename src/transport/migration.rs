@@ -13,8 +13,8 @@ impl QueuePair {
         self.conn.alternate.is_some()
     }
 
-    /// Classifies the path of a packet from the peer; `None` if it is not a path of the connection. The
-    /// alternate path counts only while it is armed.
+    /// Returns the path of the connection that a packet from the peer took, or `None` if it took neither. The
+    /// alternate path is considered only while it is armed.
     pub fn classify_path(&self, flow: &Flow) -> Option<PathMatch> {
         let fits = |ours: &Flow| ours.dst == flow.src && ours.src == flow.dst;
         if self.conn.flow.as_ref().is_some_and(fits) {
@@ -32,8 +32,7 @@ impl QueuePair {
         }
     }
 
-    /// Returns the indices into the port's partition key table: of the primary path and of the alternate
-    /// path.
+    /// Returns the indices of the primary and of the alternate path's partition key in the table of the port.
     pub fn pkey_indices(&self) -> (u16, Option<u16>) {
         (self.conn.pkey_index, self.conn.alternate.map(|a| a.path.pkey_index))
     }
@@ -44,7 +43,7 @@ impl QueuePair {
         (self.conn.pkey_index, self.conn.pkey) = (index, key);
     }
 
-    /// Refreshes the partition keys of both paths from the table.
+    /// Updates the partition keys of both paths after the port's table has changed.
     pub fn set_pkeys(&mut self, key: impl Fn(u16) -> PKey) {
         self.conn.pkey = key(self.conn.pkey_index);
         if let Some(a) = &mut self.conn.alternate {
@@ -52,7 +51,7 @@ impl QueuePair {
         }
     }
 
-    /// Checks the migration attributes of a `modify` before any of it is applied.
+    /// Checks the migration attributes of a `modify` before any of its attributes is applied.
     pub(super) fn check_migration(&self, attr: &QpAttr) -> Result<(), ModifyError> {
         let Some(to) = attr.path_mig_state else { return Ok(()) };
         let from = self.conn.migration;
@@ -65,7 +64,8 @@ impl QueuePair {
         }
     }
 
-    /// Applies the migration attributes of a checked `modify`.
+    /// Applies the path migration state of a `modify` that [`check_migration`](Self::check_migration) has
+    /// accepted.
     pub(super) fn set_migration(&mut self, to: MigrationState, env: &mut Env<'_>) {
         if to == MigrationState::Migrated && self.conn.migration == MigrationState::Armed {
             self.migrate(env);
@@ -73,7 +73,7 @@ impl QueuePair {
         self.conn.migration = to;
     }
 
-    /// Migrates to the alternate path and retransmits everything unacknowledged on it.
+    /// Migrates to the alternate path, and retransmits everything unacknowledged on that path.
     pub(super) fn migrate(&mut self, env: &mut Env<'_>) {
         let Some(Alternate { path, flow, pkey }) = self.conn.alternate.take() else { return };
         let conn = &mut self.conn;

@@ -1,18 +1,20 @@
-//! Pacing of a queue pair: requests do not exceed its rate limit and, without acknowledgements, not the rate
-//! at which the peer is likely to empty its receive buffer.
+//! Pacing of a queue pair: limits requests to its configured rate limit or, for services without
+//! acknowledgements, to the rate at which the peer can probably empty its receive buffer.
 
 use std::time::Duration;
 
 use super::{Instant, Tuning};
 use crate::wire::Mtu;
 
-/// Time whose traffic may be sent at once; a single packet is always allowed.
+/// Length of a burst: the traffic that the rate permits within this time may be sent at once. A single packet
+/// is permitted even if it is longer.
 const BURST: Duration = Duration::from_micros(100);
 
-/// Maximum idle time, lost to a late timer or lack of data, that may be made up for.
+/// Maximum time without traffic, because of a late timer or a lack of data, for which the unused rate may be
+/// used later.
 const CATCH_UP: Duration = Duration::from_millis(1);
 
-/// Bytes per millisecond that every peer is assumed to receive.
+/// Rate in bytes per millisecond at which every peer is assumed to be able to receive.
 const LEAST: usize = 64 << 10;
 
 /// Pacer of a queue pair.
@@ -20,9 +22,9 @@ const LEAST: usize = 64 << 10;
 pub(super) struct Pacer {
     /// Rate limit in kbit/s; 0 for none.
     limit: u32,
-    /// Time at which the rate permits everything sent so far.
+    /// Time until which the traffic sent so far uses up the rate.
     until: Option<Instant>,
-    /// Packets wait for the pacer.
+    /// Whether packets are waiting for the pacer.
     waiting: bool,
 }
 
@@ -31,8 +33,8 @@ pub(super) struct Pacer {
 pub(super) struct Rate(u64);
 
 impl Rate {
-    /// Default rate of services without acknowledgements: the window that one peer may have in flight, per
-    /// millisecond. The peer's buffer holds several times that.
+    /// Returns the default rate of services without acknowledgements: one per-peer window per millisecond.
+    /// The peer's receive buffer holds several times as much.
     pub fn unacknowledged(tuning: &Tuning) -> Rate {
         Rate(tuning.window.max(LEAST) as u64 * 8)
     }
@@ -81,7 +83,7 @@ impl Pacer {
         self.until = Some(from + rate.time_of(bytes));
     }
 
-    /// Time at which the waiting packets may be sent.
+    /// Returns the time at which the waiting packets may be sent.
     pub fn deadline(&self) -> Option<Instant> {
         self.until.filter(|_| self.waiting)
     }

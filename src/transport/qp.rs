@@ -29,9 +29,9 @@ pub struct QueuePair {
     pub(super) requester: Requester,
     responder: Responder,
     pacer: Pacer,
-    /// A packet has arrived since RTR.
+    /// Whether a packet has arrived since RTR.
     established: bool,
-    /// The application has requested an event when the send queue has drained.
+    /// Whether the application has requested an event for when the send queue has drained.
     drain_notify: bool,
 }
 
@@ -48,32 +48,33 @@ impl QueuePair {
         }
     }
 
-    /// Number of the queue pair.
+    /// Returns the number of the queue pair.
     pub fn qpn(&self) -> Qpn {
         self.conn.qpn
     }
 
-    /// State of the queue pair.
+    /// Returns the state of the queue pair.
     pub fn state(&self) -> QpState {
         self.conn.state
     }
 
-    /// Service type of the queue pair.
+    /// Returns the service type of the queue pair.
     pub fn qp_type(&self) -> QpType {
         self.conn.qp_type
     }
 
-    /// Reports whether the queue pair accepts packets of a transport service: requests or responses.
+    /// Reports whether the queue pair accepts requests (if `requests` is true) or responses of a transport
+    /// service.
     pub fn takes(&self, transport: Transport, requests: bool) -> bool {
         self.conn.transport() == transport && self.conn.qp_type.takes(requests)
     }
 
-    /// Path to the peer, set from RTR on; `None` if the service is not connected.
+    /// Returns the path to the peer, which is set from RTR on; `None` if the service is not connected.
     pub fn flow(&self) -> Option<&Flow> {
         self.conn.flow.as_ref()
     }
 
-    /// Flight cost of everything sent and not acknowledged; 0 for an unreliable service.
+    /// Returns the flight cost of everything sent and not acknowledged; 0 for an unreliable service.
     pub fn in_flight(&self) -> u64 {
         if self.conn.qp_type.is_reliable() { self.requester.in_flight(self.conn.mtu) } else { 0 }
     }
@@ -373,8 +374,8 @@ impl QueuePair {
         self.note_drained(env);
     }
 
-    /// Sends what is due and returns whether more could be sent at once. Requester and responder send at most
-    /// `budget` packets each, so that the response to a long READ does not delay requests.
+    /// Sends pending packets, and returns whether more could be sent at once. Requester and responder send at
+    /// most `budget` packets each, so that the response to a long READ does not delay requests.
     pub fn transmit(&mut self, budget: usize, env: &mut Env<'_>) -> bool {
         let mut more = false;
         // A lone acknowledgement follows the requests: being shorter, it ends their burst instead of
@@ -442,7 +443,7 @@ impl QueuePair {
         }
     }
 
-    /// Time at which `handle_timeout` has something to do.
+    /// Returns the time at which `handle_timeout` has to be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let sends = matches!(self.conn.state, QpState::Rts | QpState::Sqd);
         let own = self.requester.next_deadline();
@@ -454,7 +455,7 @@ impl QueuePair {
         }
     }
 
-    /// Kind of packets that `transmit` may have to send.
+    /// Returns the kind of packets that `transmit` may have to send.
     pub fn pending(&self) -> Pending {
         if self.requester.has_unsent() || self.responder.has_urgent_replies() {
             Pending::Urgent

@@ -5,43 +5,46 @@ use crate::wire::NakCode;
 /// Quirks of a device class, where the specification leaves behaviour open or devices deviate from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Quirks {
-    /// End-to-end credits: acknowledgements advertise them, and the requester respects them (IBA 9.7.7.2).
+    /// Whether end-to-end credits are used: acknowledgements advertise them, and the requester respects them
+    /// (IBA 9.7.7.2).
     pub credits: bool,
-    /// Sets MigReq in packets while there is no path migration to request (state MIGRATED).
+    /// Whether packets carry MigReq while the path migration state is MIGRATED.
     pub mig_req: bool,
-    /// Acknowledgement coalescing: one acknowledgement may cover several requests with AckReq.
+    /// Whether acknowledgements are coalesced, so that one may cover several requests with AckReq.
     pub coalesces_acks: bool,
     /// NAK code for a message longer than its receive.
     pub too_long: NakCode,
-    /// Checks that the first and only packets of SENDs have the required length.
+    /// Whether the responder checks that the First and Only packets of SENDs have the required length.
     pub checks_send_length: bool,
-    /// Checks the number of outstanding READs and atomics against the negotiated depth.
+    /// Whether the responder rejects READs and atomics in excess of max_dest_rd_atomic.
     pub checks_depth: bool,
-    /// ICRC of a FLUSH covers the transport headers twice, as in rxe from Linux 6.2 to at least 6.12. Such a
-    /// FLUSH is sent; both that form and the specified one are accepted.
+    /// Whether the ICRC of a FLUSH covers the transport headers twice, as in rxe from Linux 6.2 to at least
+    /// 6.12. If so, FLUSHes are sent in this form, and accepted both in this form and in the specified one.
     pub flush_icrc_twice: bool,
-    /// Every receive completion reports a routing header (`IBV_WC_GRH`), not only those of datagrams.
+    /// Whether every receive completion reports a routing header (`IBV_WC_GRH`), not only those of datagrams.
     pub grh_on_every_receive: bool,
-    /// Arming a completion queue raises an event at once for a completion that arrived before without an
-    /// event.
+    /// Whether arming a completion queue raises an event at once for a completion that arrived earlier
+    /// without raising one.
     pub reports_missed_completions: bool,
-    /// A zero-length region may begin at a page boundary. The kernel pins no page of such a region and
-    /// refuses to register it (`ib_umem_get`, so rxe and mlx5), but it registers one that begins within a
+    /// Whether a zero-length region may begin at a page boundary. The kernel pins no page of such a region
+    /// and refuses to register it (`ib_umem_get`, so rxe and mlx5), but it registers one that begins within a
     /// page.
     pub empty_regions_at_page_boundaries: bool,
-    /// Atomics may have more than 8 bytes of scatter elements; the old value fills the first 8. rxe refuses
-    /// only `length < 8`; the mlx5 provider writes 8 into the element whatever its length.
+    /// Whether the scatter/gather elements of an atomic may have more than 8 bytes; the old value fills the
+    /// first 8. rxe refuses only `length < 8`; the mlx5 provider passes 8 to the device whatever the length
+    /// of the element.
     pub long_atomics: bool,
-    /// A work request that the service does not support, or whose address handle is of another protection
-    /// domain, is queued and completes with LOC_QP_OP_ERR in its turn, instead of being rejected when posted.
-    /// (mlx5 has no domain of the handle to check: not imitated.)
+    /// Whether a work request that the service does not support, or whose address handle is of another
+    /// protection domain, is queued and completes with LOC_QP_OP_ERR when its turn comes, instead of being
+    /// rejected when posted. (mlx5 cannot check the protection domain of an address handle, which is not
+    /// imitated.)
     pub late_refusals: bool,
     /// Treatment of send work requests posted in RESET, INIT or RTR.
     pub early_sends: EarlySends,
-    /// Receives may be posted in RESET; they are used from RTR on.
+    /// Whether receives may be posted in RESET; they are used from RTR on.
     pub early_receives: bool,
-    /// A failed send of UC or UD moves only the send queue to SQE (IBA 10.3.1.7), not the whole QP to the
-    /// error state.
+    /// Whether a failed send of UC or UD moves only the send queue to SQE (IBA 10.3.1.7), not the whole QP to
+    /// the error state.
     pub send_queue_errors: bool,
 }
 
@@ -78,6 +81,7 @@ impl Quirks {
         send_queue_errors: true,
     };
 
-    /// Conformance to the specification, but as lenient as devices are with posted work requests.
+    /// Conformance to the specification, except that work requests are checked as leniently when posted as by
+    /// devices.
     pub const LENIENT: Quirks = Quirks { long_atomics: true, late_refusals: true, ..Quirks::STRICT };
 }

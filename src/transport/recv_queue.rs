@@ -8,7 +8,7 @@ use crate::memory::{Access, AccessError, Accessor, Table};
 #[derive(Debug, Clone, Copy)]
 struct RecvWqe {
     wr_id: u64,
-    /// Capacity of the elements in bytes.
+    /// Total length of the scatter/gather elements in bytes.
     len: u64,
     sges: usize,
 }
@@ -21,12 +21,12 @@ pub(super) struct RecvQueue {
     sges: Fifo<Sge>,
 }
 
-/// A receive that a message has removed from its queue. Reused for every message, so that its buffer is not
-/// allocated again.
+/// Receive that a message has taken from its queue. The struct is reused for every message, to avoid
+/// allocations.
 #[derive(Debug, Default)]
 pub(super) struct Receive {
     pub wr_id: u64,
-    /// Capacity of the elements in bytes.
+    /// Total length of the scatter/gather elements in bytes.
     pub len: u64,
     sges: Vec<Sge>,
 }
@@ -36,7 +36,8 @@ impl RecvQueue {
         RecvQueue { caps, wqes: Fifo::default(), sges: Fifo::default() }
     }
 
-    /// Queues a work request; `in_use` earlier ones have left the queue and are not complete.
+    /// Queues a receive. `in_use` is the number of earlier receives that have left the queue but are not
+    /// complete.
     pub fn post(&mut self, wr: &RecvWr<'_>, in_use: usize) -> Result<(), PostError> {
         if self.wqes.len() + in_use >= self.caps.max_wr as usize {
             return Err(PostError::QueueFull(self.caps.max_wr));
@@ -54,7 +55,7 @@ impl RecvQueue {
         self.wqes.len()
     }
 
-    /// Capacity of the oldest receive in bytes.
+    /// Returns the capacity of the oldest receive in bytes.
     pub fn front_len(&self) -> Option<u64> {
         self.wqes.front().map(|w| w.len)
     }
@@ -76,7 +77,8 @@ impl RecvQueue {
 }
 
 impl Receive {
-    /// Stores `data` at byte `at` of the buffers. On an error, a part may have been stored.
+    /// Stores `data` at byte offset `at` of the receive's buffers. On an error, part of the data may have
+    /// been stored.
     pub fn scatter(&self, at: u32, data: &[u8], by: Accessor, memory: &Table) -> Result<(), AccessError> {
         let mut rest = data;
         gather(self.sges.iter(), at, data.len() as u32, |sge, addr, n| {

@@ -25,9 +25,10 @@ pub(super) struct SendWqe {
     pub number: u32,
     pub op: WrOp,
     pub flags: SendFlags,
-    /// Completes with LOC_QP_OP_ERR in its turn, because the queue pair does not support the operation.
+    /// Whether the work request completes with LOC_QP_OP_ERR when its turn comes, because the queue pair
+    /// cannot execute it.
     pub fails: bool,
-    /// Index of the destination in the queue of destinations; `None` if not a datagram.
+    /// Index of the destination in the queue of destinations; `None` if the work request is not a datagram.
     to: Option<u64>,
     /// Shared receive queue of the peer (XRC).
     pub srq: Option<SrqId>,
@@ -40,7 +41,7 @@ pub(super) struct SendWqe {
     pub first_psn: Psn,
     /// Number of PSNs; 0 for a local operation.
     pub packets: u32,
-    /// Flight cost of everything posted before, since the queue was created.
+    /// Flight cost of everything posted before this work request, since the queue was created.
     cost_before: u64,
 }
 
@@ -52,7 +53,7 @@ pub(super) struct Datagram {
     pub qkey: QKey,
 }
 
-/// Index at which the data of a work request begins.
+/// Index in `sges` or `inline` at which the data of a work request begins.
 #[derive(Debug, Clone, Copy)]
 enum Source {
     Sges(u64),
@@ -65,7 +66,7 @@ impl SendWqe {
         self.to.is_some()
     }
 
-    /// PSN after the last packet.
+    /// Returns the PSN after the last packet.
     pub fn end_psn(&self) -> Psn {
         self.first_psn + self.packets
     }
@@ -75,7 +76,7 @@ impl SendWqe {
         matches!(self.op, WrOp::LocalInv(_))
     }
 
-    /// Flight cost of everything posted before packet `packet` of this work request.
+    /// Returns the flight cost of everything posted before packet `packet` of this work request.
     pub fn cost_at(&self, packet: u32, mtu: Mtu) -> u64 {
         self.cost_before + message_cost(self.len, self.packets, packet, mtu)
     }
@@ -132,7 +133,7 @@ impl SendQueue {
         }
     }
 
-    /// Queues a work request and assigns its PSNs; one that `fails` gets none.
+    /// Queues a work request and assigns PSNs to it, unless it `fails`.
     #[inline(always)]
     pub fn post(
         &mut self,
@@ -214,7 +215,8 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Assigns a work request its message number, PSNs and flight cost, after all assigned so far.
+    /// Assigns a work request its message number, PSNs and flight cost, which continue those of the previous
+    /// one.
     #[inline]
     fn place(&mut self, op: &WrOp, len: u32, is_datagram: bool, fails: bool, mtu: Mtu) -> Place {
         // A datagram has one packet; a longer one fails.
@@ -234,8 +236,8 @@ impl SendQueue {
         place
     }
 
-    /// Begins the connection (RTS): assigns positions to the work requests posted before. Returns the flight
-    /// cost of everything before them.
+    /// Begins the connection (RTS): assigns message numbers, PSNs and flight costs to the work requests
+    /// posted before RTS. Returns the flight cost of everything before them.
     pub fn begin(&mut self, conn: &Connection) -> u64 {
         (self.next_psn, self.messages) = (conn.sq_psn, 0);
         self.cost = self.wqes.front().map_or(self.cost, |wqe| wqe.cost_before);
@@ -251,14 +253,14 @@ impl SendQueue {
         before
     }
 
-    /// Returns the position after everything posted.
+    /// Returns the end of the queue, as a position to [roll back](Self::roll_back) to.
     pub fn mark(&self) -> Mark {
         let (wqes, sges, inline) = (self.wqes.end(), self.sges.end(), self.inline.end());
         let SendQueue { next_psn, messages, cost, .. } = *self;
         Mark { wqes, sges, inline, destinations: self.destinations.end(), next_psn, messages, cost }
     }
 
-    /// Removes what was posted since `mark`, of which nothing may have been sent yet.
+    /// Removes all work requests posted since `mark`, of which nothing may have been sent.
     pub fn roll_back(&mut self, mark: &Mark) {
         self.wqes.truncate(mark.wqes);
         self.sges.truncate(mark.sges);
@@ -275,7 +277,7 @@ impl SendQueue {
         self.wqes.get(index)
     }
 
-    /// Index of the oldest work request that is not complete.
+    /// Returns the index of the oldest work request that is not complete.
     pub fn start(&self) -> u64 {
         self.wqes.start()
     }
@@ -327,7 +329,7 @@ impl SendQueue {
             && len > 0
             && let Some(sge) = self.sges.get(first)
         {
-            // A single element: the message is contiguous in it.
+            // A single scatter/gather element: the message is contiguous in it.
             out.push(memory.local(by, sge.lkey, sge.addr.wrapping_add(at.into()), len, access)?);
             return Ok(());
         }
@@ -338,8 +340,8 @@ impl SendQueue {
         })
     }
 
-    /// Stores `data` at byte `at` of a work request's memory: all of it, or nothing if a part is not
-    /// accessible with its key.
+    /// Stores `data` at byte offset `at` of a work request's scatter/gather list. If the key of an element
+    /// does not permit the access, nothing is stored.
     pub fn scatter(
         &self,
         wqe: &SendWqe,

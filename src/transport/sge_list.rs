@@ -2,7 +2,8 @@
 
 use super::Sge;
 
-/// Calls `each` with every part (element, address, length) of bytes `at..at + len` of a list of elements.
+/// Calls `each` for every contiguous piece of bytes `at..at + len` of a scatter/gather list, with its
+/// element, address and length.
 pub(super) fn gather<'a, E>(
     sges: impl Iterator<Item = &'a Sge>,
     at: u32,

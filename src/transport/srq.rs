@@ -12,7 +12,7 @@ pub struct SharedReceives {
     /// XRC domain whose queue pairs use the queue.
     domain: Option<XrcdId>,
     queue: RecvQueue,
-    /// Limit below which one event is raised; 0 for none (IBA 10.2.9.3).
+    /// Number of receives below which one event is raised; 0 if no event is armed (IBA 10.2.9.3).
     limit: u32,
 }
 
@@ -22,32 +22,32 @@ impl SharedReceives {
         SharedReceives { id, pd, domain, queue: RecvQueue::new(caps), limit: 0 }
     }
 
-    /// Handle of the queue.
+    /// Returns the handle of the queue.
     pub fn id(&self) -> SrqId {
         self.id
     }
 
-    /// XRC domain of the queue; `None` if the queue is not for XRC.
+    /// Returns the XRC domain of the queue; `None` if the queue is not for XRC.
     pub fn domain(&self) -> Option<XrcdId> {
         self.domain
     }
 
-    /// Protection domain of the queue, which the keys in its receives belong to.
+    /// Returns the protection domain of the queue, to which the keys in its receives belong.
     pub fn pd(&self) -> PdId {
         self.pd
     }
 
-    /// Limits of the queue.
+    /// Returns the limits of the queue.
     pub fn caps(&self) -> RecvCaps {
         self.queue.caps
     }
 
-    /// Armed limit; 0 for none.
+    /// Returns the armed limit; 0 if none is armed.
     pub fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// Number of receives that no message has consumed.
+    /// Returns the number of receives that no message has consumed.
     pub fn len(&self) -> usize {
         self.queue.len()
     }
@@ -69,7 +69,7 @@ impl SharedReceives {
         self.queue.post(wr, 0)
     }
 
-    /// Arms one event for when fewer than `limit` receives are left; raises it at once if that is already so.
+    /// Arms one event, which is raised as soon as fewer than `limit` receives are left, possibly at once.
     pub fn arm(&mut self, limit: u32, out: &mut Vec<Output>) {
         self.limit = limit;
         self.check_limit(out);

@@ -3,18 +3,19 @@
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// Nanoseconds since an epoch of the driver's choice: that of the monotonic clock, or of a simulation.
+/// Nanoseconds since an epoch that the driver chooses: that of the monotonic clock or of a simulation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Instant(pub u64);
 
 impl Instant {
-    /// Time since `earlier`; zero if `earlier` is later.
+    /// Returns the time since `earlier`; zero if `earlier` is later.
     pub fn since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// Returns the earliest of some instants, typically timers of which nearly all are unset.
+/// Returns the earliest of the instants that are set. They are typically expiry times, of which nearly all
+/// are unset.
 #[inline]
 pub fn earliest<const N: usize>(instants: [Option<Instant>; N]) -> Option<Instant> {
     // Unset counts as latest. Comparing numbers needs no branches, and this runs for every packet.

@@ -1,10 +1,11 @@
-//! CRC-32 of a few bytes, by tables that process eight bytes at a time: for headers and small payloads, which
-//! are too short for the setup of the carry-less multiplication in `crc32fast` to pay off.
+//! CRC-32 of short data, with tables that process eight bytes at a time: for headers and small payloads,
+//! which are too short for the setup of the carry-less multiplication in `crc32fast` to pay off.
 
 /// CRC-32 polynomial, bit-reflected.
 pub(super) const POLY: u32 = 0xedb8_8320;
 
-/// `TABLES[i][b]`: register after byte `b` and `i` zero bytes, from an empty register.
+/// Lookup tables: `TABLES[i][b]` is the CRC register after byte `b` and `i` zero bytes, if it was zero
+/// before.
 static TABLES: [[u32; 256]; 8] = {
     let mut tables = [[0; 256]; 8];
     let mut byte = 0;
@@ -30,7 +31,7 @@ static TABLES: [[u32; 256]; 8] = {
     tables
 };
 
-/// Advances the register over eight bytes, the first in the lowest bits.
+/// Advances the CRC register by eight message bytes, of which the first is in the lowest bits.
 #[inline]
 fn step(register: u32, eight: u64) -> u32 {
     let t = &TABLES;
@@ -39,7 +40,7 @@ fn step(register: u32, eight: u64) -> u32 {
     first ^ t[3][e as usize] ^ t[2][f as usize] ^ t[1][g as usize] ^ t[0][h as usize]
 }
 
-/// Extends the CRC `crc` by eight bytes, the first in the lowest bits.
+/// Extends the CRC `crc` by eight bytes, of which the first is in the lowest bits.
 #[inline]
 pub(super) fn update_eight(crc: u32, eight: u64) -> u32 {
     !step(!crc, eight)

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-/// The UDP destination port of RoCEv2.
+/// UDP destination port of RoCEv2.
 pub const ROCE_PORT: u16 = 4791;
 
 /// ECN field of an IP header (RFC 3168).
@@ -23,7 +23,7 @@ pub enum Ecn {
 pub struct Flow {
     /// Source address.
     pub src: IpAddr,
-    /// Destination address, of the same family.
+    /// Destination address, of the same family as `src`.
     pub dst: IpAddr,
     /// UDP source port. The destination port is always [`ROCE_PORT`].
     pub src_port: u16,
@@ -57,13 +57,13 @@ impl Flow {
     }
 }
 
-/// Knowledge of the IPv4 identification and flags of a datagram, which the ICRC covers.
+/// IPv4 identification and flags of a datagram, as far as they are known. The ICRC covers them.
 ///
 /// A packet socket shows them. A UDP socket does not, but they can be derived from the ICRC itself
 /// ([`super::icrc::verify`]). IPv6 has neither.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum IpIdent {
-    /// Values read from the header of the first packet of a burst; the identification counts up from there.
+    /// Values from the header of the first packet of a burst; the identification increases by one per packet.
     Exact {
         /// Identification.
         id: u16,
@@ -78,6 +78,6 @@ impl IpIdent {
     /// Values that every urxe link sends: the identification counts from 0 in each burst, with don't-fragment
     /// set.
     pub const SENT: IpIdent = IpIdent::Exact { id: 0, flags: IpIdent::DONT_FRAGMENT };
-    /// The don't-fragment bit of the flags field.
+    /// Don't-fragment bit of the flags field.
     pub const DONT_FRAGMENT: u16 = 0x4000;
 }

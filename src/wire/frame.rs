@@ -25,7 +25,7 @@ pub use parse::parse;
 
 use super::{Flow, IpIdent, Mac, ROCE_PORT};
 
-/// Bytes of an Ethernet header without tags.
+/// Length of an Ethernet header without VLAN tags in bytes.
 pub const ETHERNET_LEN: usize = Ethernet2Header::LEN;
 
 /// Decoded Ethernet frame.
@@ -41,7 +41,7 @@ pub struct Frame {
     pub content: Content,
 }
 
-/// Payload of a frame. Ranges are positions in the frame.
+/// Decoded payload of a frame. Ranges are byte positions in the frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Content {
     /// A RoCEv2 packet, or several that the kernel left unsegmented (GSO super-packet).
@@ -97,9 +97,9 @@ impl VlanTag {
 pub struct RoceFrame {
     /// Addresses, source port and traffic class.
     pub flow: Flow,
-    /// Identification and flags from an IPv4 header; [`IpIdent::Unknown`] for IPv6.
+    /// IPv4 identification and flags from the header; [`IpIdent::Unknown`] for IPv6.
     pub ident: IpIdent,
-    /// Position of the packet, BTH to ICRC.
+    /// Byte range of the packet in the frame, from BTH to ICRC.
     pub payload: Range<usize>,
 }
 
@@ -125,7 +125,7 @@ pub struct Echo {
     pub request: bool,
     /// Source address.
     pub src: IpAddr,
-    /// Destination address, of the same family.
+    /// Destination address, of the same family as `src`.
     pub dst: IpAddr,
     /// Identifier.
     pub id: u16,
@@ -140,7 +140,7 @@ pub struct NeighborSolicit {
     pub src: Ipv6Addr,
     /// Destination address: the target itself or its solicited-node group.
     pub dst: Ipv6Addr,
-    /// IP address that is resolved.
+    /// IP address that is being resolved.
     pub target: Ipv6Addr,
     /// MAC address of the sender, if the option is present.
     pub source_mac: Option<Mac>,
@@ -153,7 +153,7 @@ pub struct NeighborAdvert {
     pub src: Ipv6Addr,
     /// Destination address.
     pub dst: Ipv6Addr,
-    /// IP address that is resolved.
+    /// IP address that is being resolved.
     pub target: Ipv6Addr,
     /// MAC address of the target, if the option is present.
     pub target_mac: Option<Mac>,
@@ -163,7 +163,7 @@ pub struct NeighborAdvert {
     pub replace: bool,
 }
 
-/// Reason for which a frame cannot be decoded.
+/// Reason why a frame cannot be decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
@@ -183,7 +183,7 @@ pub enum FrameError {
         /// Version field of the header.
         version: u8,
     },
-    /// The IPv4 header has options, which RoCEv2 does not allow: the ICRC has no definition for them.
+    /// The IPv4 header has options, which RoCEv2 does not allow: the ICRC is not defined for them.
     #[error("IPv4 header of {words} words: RoCEv2 allows no options (5 words)")]
     Ipv4Options {
         /// Header length field, in words of 4 bytes.
@@ -208,7 +208,7 @@ pub enum FrameError {
     /// The packet is an IP fragment.
     #[error("IP fragment: RoCEv2 packets must fit the MTU")]
     Fragment,
-    /// The UDP length contradicts the IP length.
+    /// The UDP length does not match the IP length.
     #[error("UDP length {udp} does not match the IP payload length {ip}")]
     UdpLength {
         /// Length according to the UDP header.
@@ -216,7 +216,7 @@ pub enum FrameError {
         /// Length according to the IP header.
         ip: usize,
     },
-    /// The UDP checksum is present and wrong.
+    /// The UDP checksum is present but wrong.
     #[error("UDP checksum {found:#06x} is wrong")]
     UdpChecksum {
         /// Checksum in the header.
@@ -233,13 +233,13 @@ pub enum FrameError {
     },
 }
 
-/// Treatment of the checksums above IP.
+/// Treatment of UDP and ICMP checksums.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Checksums {
     /// Checksums have to be correct, as in frames from a wire.
     Verify,
-    /// Checksums have to be correct, but the UDP checksum may be the pseudo-header sum that hardware is to
-    /// complete.
+    /// Checksums have to be correct, but the UDP checksum field may contain the pseudo-header sum, which
+    /// hardware would have completed.
     Partial,
     /// Checksums are not verified: the kernel has verified them, or left them for hardware to fill in.
     Trust,
@@ -260,7 +260,7 @@ pub fn append_headers(out: &mut Vec<u8>, dst: Mac, src: Mac, flow: &Flow, id: u1
     append_ip_udp(out, flow, id, udp_payload);
 }
 
-/// Appends a complete frame around `udp_payload` (BTH to ICRC).
+/// Appends a complete frame that carries `udp_payload` (BTH to ICRC).
 ///
 /// # Panics
 /// As for [`append_ip_udp`].
@@ -269,7 +269,8 @@ pub fn append_frame(out: &mut Vec<u8>, dst: Mac, src: Mac, flow: &Flow, id: u16,
     out.extend_from_slice(udp_payload);
 }
 
-/// Returns the sum over a UDP pseudo-header, as the checksum field holds it for hardware to complete.
+/// Returns the sum over a UDP pseudo-header, with which the checksum field is filled if hardware completes
+/// it.
 pub fn udp_pseudo_sum(flow: &Flow, udp_len: u16) -> u16 {
     !udp_pseudo_header(flow, udp_len).ones_complement().to_be()
 }

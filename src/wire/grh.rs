@@ -7,13 +7,13 @@ use etherparse::{IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header};
 
 use super::Flow;
 
-/// Length of the area in bytes.
+/// Length of the GRH area in bytes.
 pub const LEN: usize = 40;
 
 /// Length of a UDP header in bytes.
 const UDP_LEN: usize = 8;
 
-/// Builds the header of a packet of `len` bytes, BTH to ICRC, that was received on `flow`. Fields that a
+/// Builds the GRH area for a packet of `len` bytes, BTH to ICRC, that was received on `flow`. Fields that a
 /// socket does not expose get the values that most senders use: identification 0, don't-fragment set.
 pub fn of(flow: &Flow, len: usize) -> [u8; LEN] {
     let mut out = [0; LEN];
@@ -54,7 +54,7 @@ pub fn of(flow: &Flow, len: usize) -> [u8; LEN] {
     out
 }
 
-/// Decodes the flow of the packet to which the header belongs, without its source port. Returns `None` if the
+/// Decodes the flow of a received packet, without its source port, from its GRH area. Returns `None` if the
 /// header is neither IPv4 nor IPv6.
 pub fn flow(header: &[u8; LEN]) -> Option<Flow> {
     if header[0] >> 4 == 6 {

@@ -19,7 +19,7 @@ pub struct Bth {
     pub solicited: bool,
     /// Migration request: set while the connection is in the path migration state MIGRATED.
     pub mig_req: bool,
-    /// Number of padding bytes behind the payload, 0..=3.
+    /// Number of padding bytes after the payload, 0..=3.
     pub pad: u8,
     /// Transport header version; only 0 is defined.
     pub version: u8,
@@ -29,13 +29,13 @@ pub struct Bth {
     pub fecn: bool,
     /// Backward congestion notification.
     pub becn: bool,
-    /// Reserved six bits beside FECN and BECN, kept so that a captured packet is encoded to the same bytes.
+    /// Six reserved bits next to FECN and BECN, kept so that a decoded packet is encoded to the same bytes.
     pub resv6: u8,
     /// Destination queue pair.
     pub dest_qp: Qpn,
     /// AckReq: whether the requester requests an acknowledgement.
     pub ack_req: bool,
-    /// Reserved seven bits beside AckReq, kept as `resv6` is.
+    /// Seven reserved bits next to AckReq, kept for the same reason as `resv6`.
     pub resv7: u8,
     /// Packet sequence number.
     pub psn: Psn,
@@ -68,8 +68,8 @@ impl Bth {
         }
     }
 
-    /// Writes whole words, because the ICRC reads whole words next: each of its loads is then served by one
-    /// earlier store.
+    /// Encodes the header with stores of whole words. The ICRC computation reads whole words next, so that
+    /// each of its loads is served by a single store.
     #[inline]
     fn write(&self, b: &mut [u8; BTH_LEN]) {
         let flags = u32::from(self.solicited) << 23 | u32::from(self.mig_req) << 22;
@@ -114,7 +114,7 @@ pub enum NakCode {
     PsnSequenceError,
     /// The request is invalid: wrong sequence, length or opcode, or a lack of resources.
     InvalidRequest,
-    /// The remote key, its range or its permission does not allow the access.
+    /// The remote key, its range or its permissions do not allow the access.
     RemoteAccessError,
     /// The responder failed to complete the request.
     RemoteOperationalError,
@@ -260,7 +260,7 @@ impl Feth {
     }
 }
 
-/// All headers of one packet, owned. Only the headers in the opcode's table row are significant.
+/// All headers of one packet as owned values. Only the headers in the opcode's table row are significant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Headers {
     /// Base transport header, present in every packet.

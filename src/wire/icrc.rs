@@ -1,5 +1,5 @@
-//! Invariant CRC (ICRC): CRC-32 over the fields that no router changes, little-endian at the end of the
-//! packet.
+//! Invariant CRC (ICRC): a CRC-32 over the fields that no router changes, stored in little-endian order at
+//! the end of the packet.
 //!
 //! The ICRC covers eight bytes of ones (in place of InfiniBand's local route header), then the packet from
 //! the IP header to the padding. Fields that a router may change are replaced by ones: ToS, TTL and header
@@ -12,12 +12,12 @@ use super::{
     BTH_LEN, Flow, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Opcode, ROCE_PORT, crc_short as short, grh, icrc_ident,
 };
 
-/// Maximum UDP payload in bytes, by the range of the UDP length field.
+/// Maximum length of a UDP payload in bytes, given by the range of the UDP length field.
 const MAX_UDP_PAYLOAD: usize = 0xffff - 8;
 
 /// Length of InfiniBand's local route header in bytes.
 const LRH: usize = 8;
-/// Length in bytes below which the CRC is computed by tables, as the setup of the wide instructions would
+/// Length in bytes below which the CRC is computed with tables, because the setup for wide instructions would
 /// take longer.
 const SHORT: usize = 64;
 /// Offset in the BTH of the byte that the ICRC does not cover.
@@ -26,13 +26,13 @@ const BTH_MASKED: usize = 4;
 /// Length of the headers from the identification on: 16 bytes of IPv4 and 8 of UDP.
 const BEHIND_ID: usize = 16 + 8;
 
-/// CRC state behind the headers that precede the BTH. It is the same for all packets of a flow with the same
-/// length, except for the effect of their identification, which is added afterwards.
+/// CRC state after the headers that precede the BTH. It is the same for all packets of a flow that have the
+/// same length, except for the effect of the IPv4 identification, which is added afterwards.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Prefix {
     flow: Flow,
     udp_payload: usize,
-    /// State for identification 0 and flags don't-fragment.
+    /// CRC state for identification 0 with don't-fragment set.
     state: u32,
 }
 
@@ -69,14 +69,14 @@ impl Prefix {
         Prefix { flow: *flow, udp_payload, state: short::update(0, &b[..udp_at + 8]) }
     }
 
-    /// Reports whether the prefix is that of packets of this flow and length.
+    /// Reports whether the prefix applies to packets of this flow and length.
     #[inline]
     pub fn is_of(&self, flow: &Flow, udp_payload: usize) -> bool {
         self.udp_payload == udp_payload && self.flow == *flow
     }
 
-    /// Returns the state behind the transport headers of a packet, which start with the BTH. The
-    /// identification and the flags are significant for IPv4 only.
+    /// Returns the CRC state after the transport headers of a packet, which start with the BTH. The
+    /// identification and the flags are significant only for IPv4.
     ///
     /// # Panics
     /// If `headers` is shorter than a BTH.
@@ -91,8 +91,8 @@ impl Prefix {
     }
 }
 
-/// Cache of the two prefixes used last: requests and acknowledgements, or the packets of a WRITE and its
-/// longer first one, alternate.
+/// Cache of the two prefixes used last, because packets of two lengths often alternate: requests and
+/// acknowledgements, or the longer first packets of WRITEs and the others.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Prefixes {
     last: Option<Prefix>,
@@ -112,8 +112,8 @@ impl Prefixes {
         self.last.get_or_insert_with(|| Prefix::new(flow, udp_payload))
     }
 
-    /// Returns the same as [`of`](Self::of), but compares only the length: the previous call must have been
-    /// for this flow.
+    /// Returns the prefix like [`of`](Self::of), but compares only the length. The previous call must have
+    /// been for this flow.
     #[inline]
     pub fn of_next(&mut self, flow: &Flow, udp_payload: usize) -> &Prefix {
         if self.last.is_some_and(|last| last.udp_payload == udp_payload) {
@@ -123,7 +123,7 @@ impl Prefixes {
     }
 }
 
-/// ICRC in progress. The state is resumable, so that header and payload slices need not be joined.
+/// ICRC computation in progress. It can be continued, so that header and payload slices need not be joined.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Icrc(u32);
 
@@ -140,14 +140,14 @@ impl Icrc {
         self.0 = hasher.finalize();
     }
 
-    /// Returns the register of the division so far, for code that continues it by other means.
+    /// Returns the current CRC register, for code that continues the computation by other means.
     #[inline]
     pub(crate) fn register(self) -> u32 {
         !self.0
     }
 
-    /// Returns the ICRC of a message that is congruent to these bytes: the inverse of continuing from
-    /// [`register`](Self::register).
+    /// Returns the state after a message that is congruent to `bytes` modulo the polynomial, so that the
+    /// result of code which continued from [`register`](Self::register) can be taken over.
     #[inline]
     pub(crate) fn of_remainder(bytes: &[u8; 16]) -> Icrc {
         Icrc(short::update(!0, bytes))
@@ -164,7 +164,7 @@ impl Icrc {
         (remainder as u64) << 1
     }
 
-    /// Returns the value so far; on the wire it is little-endian.
+    /// Returns the ICRC of the bytes so far; on the wire it is little-endian.
     pub const fn value(self) -> u32 {
         self.0
     }
@@ -188,7 +188,7 @@ fn compute_behind(prefix: &Prefix, id: u16, flags: u16, udp_payload: &[u8]) -> u
     prefix.after_headers(id, flags, covered).value()
 }
 
-/// Verifier of received packets. The packets of a burst share their [`Prefix`].
+/// Verifier of the ICRCs of received packets. The packets of a burst share a [`Prefix`].
 ///
 /// For links that do not show the identification, the verifier learns for each flow whether its sender counts
 /// identifications from 0 in each burst, and then accepts no others: see `Senders`.
@@ -206,7 +206,8 @@ impl Verifier {
         Verifier { flush_twice, ..Verifier::default() }
     }
 
-    /// Verifies a packet as the function [`verify`] does, but more strictly for flows whose sender is known.
+    /// Reports whether the ICRC of a packet is correct, like the function [`verify`], but checks flows of
+    /// known senders more strictly.
     #[inline]
     pub fn verify(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
         let prefix = self.prefixes.of(flow, udp_payload.len());
@@ -214,7 +215,7 @@ impl Verifier {
             || self.flush_twice && flush_twice_matches(prefix, &mut self.senders, ident, index, udp_payload)
     }
 
-    /// Does the same as [`verify`](Self::verify), but faster: the previous packet must have been of this
+    /// Reports the same as [`verify`](Self::verify), but faster. The previous packet must have been of this
     /// flow.
     #[inline]
     pub fn verify_next(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
@@ -287,7 +288,7 @@ fn flush_twice_matches(
     }
 }
 
-/// Reports whether the ICRC of packet `index` of a burst is correct, given the knowledge of its
+/// Reports whether the ICRC of packet `index` of a burst is correct, given what is known of its
 /// identification.
 ///
 /// If the identification is unknown, `index` is tried first, which checks all 32 bits. Any other
@@ -299,9 +300,9 @@ pub fn verify(flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bo
     icrc_matches(&Prefix::new(flow, udp_payload.len()), None, ident, index, udp_payload)
 }
 
-/// Reports whether the ICRC of a RoCEv1 packet, given from the GRH to the ICRC, is correct. It covers eight
-/// bytes of ones in place of the local route header, then the packet with traffic class, flow label and hop
-/// limit of the GRH and byte 4 of the BTH replaced by ones (IBA 7.8.1, annex A16).
+/// Reports whether the ICRC of a RoCEv1 packet (GRH to ICRC) is correct. It covers eight bytes of ones in
+/// place of the local route header, then the packet with traffic class, flow label and hop limit of the GRH
+/// and byte 4 of the BTH replaced by ones (IBA 7.8.1, annex A16).
 pub fn verify_v1(packet: &[u8]) -> bool {
     let Some((headers, rest)) = packet.split_first_chunk::<{ grh::LEN + BTH_LEN }>() else { return false };
     let Some((covered, received)) = rest.split_last_chunk::<ICRC_LEN>() else { return false };
@@ -317,8 +318,8 @@ pub fn verify_v1(packet: &[u8]) -> bool {
     icrc.value() == u32::from_le_bytes(*received)
 }
 
-/// Returns the IPv4 identification and flags (as the 16 bits on the wire) that explain the ICRC of a packet,
-/// or `None` if there are none, in which case the packet is corrupt. `likely` is an identification to try
+/// Returns the IPv4 identification and flags (as the 16 bits on the wire) with which the ICRC of a packet is
+/// correct, or `None` if there are none, because the packet is corrupt. `likely` is the identification to try
 /// first.
 ///
 /// IPv6 has neither field: the result is `likely` and [`IpIdent::DONT_FRAGMENT`], or `None`.
@@ -341,7 +342,7 @@ fn explain(flow: &Flow, difference: u32, likely: u16, udp_payload: &[u8]) -> Opt
     icrc_ident::recover(difference, covered, likely)
 }
 
-/// Returns the ICRC that a packet carries, or `None` if its length is not that of a packet.
+/// Returns the ICRC that a packet carries, or `None` if the length is invalid for a packet.
 fn received(udp_payload: &[u8]) -> Option<u32> {
     if !(BTH_LEN + ICRC_LEN..=MAX_UDP_PAYLOAD).contains(&udp_payload.len()) {
         return None;

@@ -70,8 +70,8 @@ const REACH: u32 = {
     p
 };
 
-/// Change of the CRC of all bytes before the BTH by a byte of the identification: high byte first, then low
-/// byte.
+/// Changes of the CRC of all bytes before the BTH for each value of the identification's high byte and of its
+/// low byte.
 static EFFECT: [[u32; 256]; 2] = {
     let mut table = [[0; 256]; 2];
     let mut i = 0;
@@ -83,8 +83,8 @@ static EFFECT: [[u32; 256]; 2] = {
     table
 };
 
-/// Returns the change of the CRC of all bytes before the BTH by an identification and flags, relative to 0
-/// and don't-fragment.
+/// Returns the change of the CRC of all bytes before the BTH for an identification and flags, relative to
+/// identification 0 with don't-fragment.
 #[inline]
 pub(super) fn effect(id: u16, flags: u16) -> u32 {
     let [high, low] = id.to_be_bytes();

@@ -1,4 +1,4 @@
-//! Learning of how senders assign the IPv4 identification, on links that do not show it.
+//! Detection of how senders assign the IPv4 identification, on links that do not show it.
 //!
 //! | Link | Identification | Bits of the ICRC that are checked |
 //! |---|---|---|
@@ -24,15 +24,16 @@ use std::net::IpAddr;
 
 use super::{Flow, IpIdent};
 
-/// Number of identifications that occur in a burst.
+/// Maximum number of packets in a burst, whose identifications are all below it.
 const MAX_BURST_PACKETS: u16 = 64;
-/// Number of consecutive packets with such an identification after which a sender is known.
+/// Number of consecutive packets with identifications below `MAX_BURST_PACKETS` after which a sender is
+/// known.
 const KNOWN_AFTER: u8 = 100;
-/// Number of consecutive packets with another identification after which a sender is unknown again.
+/// Number of consecutive packets with other identifications after which a known sender is unknown again.
 const FORGET_AFTER: u8 = 3;
 const SLOTS: usize = 256;
 
-/// Knowledge about the flows seen last. A flow is unknown again once another flow uses its slot.
+/// Table of the senders of the flows seen last. A sender is unknown again once another flow takes its slot.
 #[derive(Clone, Debug)]
 pub(super) struct Senders([Sender; SLOTS]);
 
@@ -46,9 +47,10 @@ struct Key {
 #[derive(Clone, Copy, Debug, Default)]
 struct Sender {
     key: Key,
-    /// Number of consecutive packets with an identification of a burst, up to `KNOWN_AFTER`.
+    /// Number of consecutive packets with identifications below `MAX_BURST_PACKETS`, counted up to
+    /// `KNOWN_AFTER`.
     run: u8,
-    /// Number of consecutive packets with another identification since then.
+    /// Number of consecutive packets with other identifications since the sender was known.
     others: u8,
 }
 
@@ -81,7 +83,7 @@ impl Senders {
         }
     }
 
-    /// Reports whether a packet is accepted whose ICRC is explained by an identification that was not
+    /// Decides whether to accept a packet whose ICRC is correct only with an identification that was not
     /// expected.
     pub fn accepts_id(&mut self, flow: &Flow, id: u16, flags: u16) -> bool {
         if id < MAX_BURST_PACKETS && flags == IpIdent::DONT_FRAGMENT {
@@ -101,7 +103,7 @@ impl Senders {
         is_another
     }
 
-    /// Records a packet whose ICRC no identification explains, and returns false.
+    /// Records a packet whose ICRC is not correct with any identification, and returns false.
     #[cold]
     pub fn on_corrupt(&mut self, flow: &Flow) -> bool {
         if let Some(sender) = self.of(flow) {

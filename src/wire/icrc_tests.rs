@@ -175,7 +175,7 @@ proptest! {
     }
 }
 
-/// Returns a verifier that has seen `count` packets with these identifications.
+/// Returns a verifier that has seen `count` packets with the identifications that `id` returns.
 fn verifier_of(count: usize, id: impl Fn(usize) -> u16) -> Verifier {
     let mut verifier = Verifier::default();
     for i in 0..count {

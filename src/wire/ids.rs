@@ -45,11 +45,11 @@ macro_rules! memory_key {
         pub struct $name(pub u32);
 
         impl $name {
-            /// Creates the key of table slot `index` (24 bits) in its `generation` (8 bits).
+            /// Creates the key for table slot `index` (24 bits) with this `generation` (8 bits).
             pub const fn from_parts(index: u32, generation: u8) -> Self {
                 $name(index << 8 | generation as u32)
             }
-            /// Returns the table slot: the upper 24 bits.
+            /// Returns the index of the table slot: the upper 24 bits.
             pub const fn index(self) -> u32 {
                 self.0 >> 8
             }
@@ -83,7 +83,7 @@ memory_key!(
     RKey
 );
 
-/// Partition key: bit 15 is set for a full member, the other bits are the partition.
+/// Partition key: bit 15 is set for a full member, the other bits identify the partition.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PKey(pub u16);
 
@@ -113,7 +113,7 @@ impl QKey {
     pub const GSI: QKey = QKey(0x8001_0000);
 }
 
-/// Global identifier (GID): 128 bits; in RoCEv2 an IPv6 address or an IPv4-mapped one.
+/// Global identifier (GID), 128 bits; in RoCEv2 an IPv6 address or an IPv4-mapped IPv6 address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Gid(pub [u8; 16]);
 
@@ -124,8 +124,8 @@ impl Gid {
         v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
     }
 
-    /// Reports whether the GID is that of a multicast group: `ff00::/8`, or an IPv4 one behind `::ffff:`
-    /// (annex A17).
+    /// Reports whether the GID is that of a multicast group: in `ff00::/8`, or an IPv4-mapped multicast
+    /// address (annex A17).
     pub fn is_multicast(self) -> bool {
         self.ip().is_multicast()
     }
@@ -169,7 +169,7 @@ impl fmt::Display for Gid {
     }
 }
 
-/// Path MTU: the payload bytes of every packet of a message but its last.
+/// Path MTU: number of payload bytes in every packet of a message except the last.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Mtu {
     /// 256 bytes.
@@ -193,17 +193,17 @@ impl Mtu {
         128 << self as usize
     }
 
-    /// Returns the code used by verbs and on the wire: 1 for 256 bytes to 5 for 4096.
+    /// Returns the code used by verbs and on the wire: from 1 for 256 bytes to 5 for 4096 bytes.
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// Returns the MTU of a code 1..=5.
+    /// Returns the MTU with this code, 1..=5, or `None` for any other number.
     pub fn from_code(code: u8) -> Option<Mtu> {
         Mtu::ALL.into_iter().find(|m| m.code() == code)
     }
 
-    /// Returns the MTU of exactly `bytes` bytes.
+    /// Returns the MTU of exactly `bytes` bytes, or `None` if there is none.
     pub fn from_bytes(bytes: usize) -> Option<Mtu> {
         Mtu::ALL.into_iter().find(|m| m.bytes() == bytes)
     }
@@ -225,13 +225,13 @@ impl Mtu {
 pub struct RnrTimer(u8);
 
 impl RnrTimer {
-    /// Time by code, in hundredths of a millisecond; code 0 is the longest.
+    /// Times in hundredths of a millisecond, indexed by code; code 0 has the longest.
     const CENTI_MS: [u32; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
         3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
 
-    /// Creates the timer of a code, of which only the low 5 bits are significant.
+    /// Creates the timer with a code, of which only the low 5 bits are significant.
     pub const fn new(code: u8) -> Self {
         RnrTimer(code & 0x1f)
     }
@@ -252,7 +252,7 @@ impl RnrTimer {
 pub struct AckTimeout(u8);
 
 impl AckTimeout {
-    /// Creates the timeout of a code, of which only the low 5 bits are significant.
+    /// Creates the timeout with a code, of which only the low 5 bits are significant.
     pub const fn new(code: u8) -> Self {
         AckTimeout(code & 0x1f)
     }

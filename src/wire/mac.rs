@@ -1,4 +1,4 @@
-//! Ethernet addresses, and the multicast mappings of IP addresses to them.
+//! Ethernet addresses, and the mapping of multicast IP addresses to them.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -8,7 +8,7 @@ use std::str::FromStr;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Mac(pub [u8; 6]);
 
-/// Parse error for a text that is not an Ethernet address.
+/// Error returned when text that is not an Ethernet address is parsed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0:?} is not a MAC address: write six two-digit hexadecimal bytes, such as 52:54:00:77:00:01")]
 pub struct MacError(String);

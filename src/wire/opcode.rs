@@ -1,4 +1,4 @@
-//! Opcode table: the only definition of the meaning and the contents of the 256 opcodes.
+//! Opcode table: the only definition of the meaning of the 256 opcodes and of the contents of their packets.
 //!
 //! Parser, builder, sequence check and names are all driven by it; other code compares raw opcodes only with
 //! the constants of [`Opcode`].
@@ -58,7 +58,8 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Reports whether the packet is a request, to a responder, and not a response, to a requester.
+    /// Reports whether the packet is a request, which goes to a responder, rather than a response, which goes
+    /// to a requester.
     pub const fn is_request(self) -> bool {
         !matches!(
             self,
@@ -156,14 +157,14 @@ impl HeaderSet {
         SET_LENGTHS[(self.bits() & HeaderSet::all().bits()) as usize] as usize
     }
 
-    /// Returns the length of the headers that precede `header` on the wire in bytes: its offset after the
-    /// BTH.
+    /// Returns the total length in bytes of the headers that precede `header` on the wire, which is its
+    /// offset after the BTH.
     pub const fn offset_of(self, header: HeaderSet) -> usize {
         SET_LENGTHS[(self.bits() & (header.bits() - 1)) as usize] as usize
     }
 }
 
-/// Length in bytes of the headers of every set, indexed by its bits.
+/// Total length in bytes of the headers of each set, indexed by the bits of the set.
 static SET_LENGTHS: [u8; 1 << HeaderSet::LENGTHS.len()] = {
     let mut lengths = [0; 1 << HeaderSet::LENGTHS.len()];
     let mut set = 1;
@@ -179,7 +180,7 @@ static SET_LENGTHS: [u8; 1 << HeaderSet::LENGTHS.len()] = {
 /// Payload lengths that an opcode allows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PayloadRule {
-    /// Exactly this number of bytes.
+    /// Exactly the given number of bytes.
     Exactly(u8),
     /// Exactly the path MTU.
     FullMtu,
@@ -243,8 +244,8 @@ impl Opcode {
         &TABLE[self.0 as usize]
     }
 
-    /// Returns the opcode of a service for an operation at a position, with exactly those of ImmDt and IETH
-    /// that are in `extra`. Returns `None` if the service has no such packet.
+    /// Returns the opcode of a packet with this service, operation and position, which has an ImmDt or IETH
+    /// only if `extra` contains it. Returns `None` if the service has no such packet.
     pub const fn find(
         transport: Transport,
         operation: Operation,
@@ -258,7 +259,7 @@ impl Opcode {
     }
 }
 
-/// Opcodes by the contents of their rows; 0xff, a reserved opcode, for combinations without a row.
+/// Opcodes by the contents of their table rows; 0xff, a reserved opcode, if no row has these contents.
 const INVERSE: [u8; 8 * 16 * 4 * 4] = {
     let mut inverse = [0xff; 8 * 16 * 4 * 4];
     let mut opcode = 0;
@@ -296,7 +297,8 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// Rows shared by RC, RD and XRC (and the first twelve by UC), by the low five bits of the opcode.
+/// Table rows that RC, RD and XRC share (UC shares the first twelve), with the low five bits of their
+/// opcodes.
 const CONNECTED: [(u8, &str, Operation, Position, HeaderSet, PayloadRule); 26] = {
     use HeaderSet as H;
     use Operation::*;

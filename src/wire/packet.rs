@@ -14,7 +14,7 @@ fn be64(b: &[u8]) -> u64 {
 /// Length of the invariant CRC at the end of every packet in bytes.
 pub const ICRC_LEN: usize = 4;
 
-/// Reason for which bytes are not a packet.
+/// Reason why bytes are not a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
@@ -23,7 +23,7 @@ pub enum WireError {
     Truncated {
         /// Number of bytes present.
         len: usize,
-        /// Number of bytes that the headers of the opcode, the padding and the ICRC take.
+        /// Minimum number of bytes for the headers of the opcode, the padding and the ICRC.
         need: usize,
         /// Opcode, taken from the first byte; `SEND First` if the packet is empty.
         opcode: Opcode,
@@ -39,12 +39,12 @@ pub enum WireError {
     Version(u8),
 }
 
-/// Returns the number of pad bytes that bring `payload` bytes to a multiple of four.
+/// Returns the number of pad bytes that extend a payload of `payload` bytes to a multiple of four.
 pub const fn pad_count(payload: usize) -> usize {
     payload.wrapping_neg() & 3
 }
 
-/// Packet whose length fits the headers that its opcode requires.
+/// Packet that is long enough for the headers that its opcode requires.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     /// Bytes from the BTH to the end of the padding.

@@ -19,7 +19,7 @@ impl Permutation {
     /// Lowest number that is permuted.
     pub const FIRST: u32 = 2;
 
-    /// Creates the permutation of numbers of `bits` bits, 2..=32, for a key.
+    /// Creates the permutation that `key` selects, of numbers of `bits` bits (2..=32).
     pub fn new(bits: u32, key: u64) -> Permutation {
         // Finalizer of MurmurHash3: keys that differ in one bit give unrelated factors.
         let mut z = key;
@@ -51,8 +51,8 @@ impl Permutation {
         (Self::FIRST..self.mask).contains(&x)
     }
 
-    /// Cycle walking: repeats the rounds until the result is one of the permuted numbers. `x` is one of them,
-    /// so its cycle contains at least that one.
+    /// Repeats the rounds until the result is one of the permuted numbers (cycle walking). This terminates,
+    /// because `x` is one of them and lies on its own cycle.
     #[inline]
     fn walk(&self, mut x: u32, factors: [u32; 2]) -> u32 {
         debug_assert!(self.permutes(x), "{x} of up to {}", self.mask);

@@ -1,6 +1,6 @@
-//! Flight cost of packets: the unit of congestion windows and of the window of a peer.
+//! Flight cost of packets: the unit of congestion windows and of per-peer windows.
 
-/// Flight cost of a packet beyond its payload.
+/// Flight cost that a packet has in addition to its payload.
 const HEADER_COST: u64 = 128;
 
 /// Minimum flight cost of a packet: a socket buffer charges hardly less for a short packet that arrives alone

@@ -1,18 +1,18 @@
-//! A congestion window driven by losses: the window of the link, reduced where packets are lost.
+//! Congestion window driven by losses: the window of the link, reduced when packets are lost.
 
 use super::cost::packet_cost;
 use super::{Controller, PathState};
 use crate::wire::Mtu;
 
-/// Upper bound of the window as a fraction (1/`LOSS_INTERVAL_PARTS`) of the data delivered between two
+/// Divisor of the window's upper bound: the window is at most this fraction of the data delivered between two
 /// losses, because go-back-N retransmits a whole window per loss.
 const LOSS_INTERVAL_PARTS: u64 = 10;
 
-/// Packets that keep both ends busy. The bound by [`LOSS_INTERVAL_PARTS`] does not go below them, unless
-/// losses are less than two such windows apart.
+/// Number of packets in flight that keeps both ends busy. The bound by [`LOSS_INTERVAL_PARTS`] is not lower,
+/// unless less than two such windows are delivered between two losses.
 const BUSY_PACKETS: u64 = 48;
 
-/// Smallest congestion window, in packets, however many were lost.
+/// Minimum congestion window in packets, however many losses there are.
 const MIN_PACKETS: u64 = 2;
 
 /// Congestion control driven by losses. A loss reduces the window by a quarter, or by half if nothing has
@@ -23,7 +23,7 @@ const MIN_PACKETS: u64 = 2;
 pub struct LossDriven {
     /// Window in flight cost.
     size: u64,
-    /// Data delivered between two losses, smoothed; `None` before the first loss.
+    /// Smoothed amount of data delivered between two losses; `None` before the first loss.
     interval: Option<u64>,
     /// Data acknowledged since the last loss.
     arrived: u64,
@@ -32,7 +32,8 @@ pub struct LossDriven {
 }
 
 impl Default for LossDriven {
-    /// A window that only the link's window limits.
+    /// Returns a controller that has seen no loss, so that only the window of the link limits the congestion
+    /// window.
     fn default() -> LossDriven {
         LossDriven { size: u64::MAX, interval: None, arrived: 0, pipe: 0 }
     }
@@ -83,11 +84,12 @@ mod tests {
     const PACKET: u64 = packet_cost(4096);
     const LINK: u64 = 400 * PACKET;
     const PATH: PathState = PathState { link_window: LINK, mtu: Mtu::Mtu4096, rtt: None };
-    /// A path without a queue.
+    /// Path without queueing: the smoothed RTT equals the minimum RTT.
     const LONG_PATH: PathState =
         PathState { rtt: Some(RoundTrip { smoothed: 1_000_000, min: 1_000_000 }), ..PATH };
 
-    /// Returns the window, in packets, that results from one loss after each `packets` delivered packets.
+    /// Returns the window, in packets, that results if a packet is lost after every `packets` delivered
+    /// packets.
     fn settled(packets: u64) -> u64 {
         let mut w = LossDriven::default();
         for _ in 0..200 {

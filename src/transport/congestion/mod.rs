@@ -13,7 +13,7 @@ pub use loss_driven::LossDriven;
 
 /// Congestion control of one queue pair.
 pub trait Controller: std::fmt::Debug {
-    /// Congestion window in flight cost, at most `limit`, the window of the link.
+    /// Returns the congestion window in flight cost, at most `limit`, the window of the link.
     fn window(&self, limit: u64) -> u64;
 
     /// Handles the acknowledgement of packets of flight cost `acked`.
@@ -26,7 +26,7 @@ pub trait Controller: std::fmt::Debug {
 /// State of the path that a [`Controller`] may use.
 #[derive(Clone, Copy, Debug)]
 pub struct PathState {
-    /// Window of the link in flight cost: no congestion window is larger.
+    /// Window of the link in flight cost, which is the maximum congestion window.
     pub link_window: u64,
     /// Largest payload of a packet.
     pub mtu: Mtu,
@@ -39,14 +39,14 @@ pub struct PathState {
 pub struct RoundTrip {
     /// Smoothed round-trip time (SRTT).
     pub smoothed: u64,
-    /// The least of all samples.
+    /// Minimum of all samples.
     pub min: u64,
 }
 
 impl PathState {
-    /// Bandwidth-delay product estimate: the share of `in_flight` that is on the wire, scaled by minimum RTT
-    /// over smoothed RTT; the remainder waits in queues, which lengthen the RTT. 0 before the first RTT
-    /// sample.
+    /// Estimates the bandwidth-delay product: the share of `in_flight` that is on the wire, which is the
+    /// ratio of minimum to smoothed RTT. The remainder waits in queues, which lengthen the RTT. Returns 0
+    /// before the first RTT sample.
     pub fn bandwidth_delay_product(&self, in_flight: u64) -> u64 {
         let share = |rtt: RoundTrip| in_flight as u128 * rtt.min as u128 / rtt.smoothed.max(1) as u128;
         self.rtt.map_or(0, |rtt| share(rtt) as u64)

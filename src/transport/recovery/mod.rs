@@ -59,15 +59,15 @@ pub(super) enum State {
 pub(super) struct Flight {
     /// Oldest unacknowledged PSN.
     pub snd_una: Psn,
-    /// Next PSN to send, between the two others.
+    /// Next PSN to send, in the range from `snd_una` to `snd_max`.
     pub snd_nxt: Psn,
     /// Highest PSN sent plus one.
     pub snd_max: Psn,
 }
 
 impl Flight {
-    /// Reports whether the oldest packet in flight is also the next to send: then another reason to go back
-    /// carries no new information and costs no retry.
+    /// Reports whether the oldest unacknowledged packet is also the next to send. If so, another sign of its
+    /// loss carries no new information and costs no retry.
     fn is_at_snd_una(&self) -> bool {
         self.snd_nxt == self.snd_una
     }
@@ -105,7 +105,7 @@ pub(super) struct Recovery {
     rtt: RttEstimator,
     /// PSN of the packet that the peer RNR-NAKed last.
     rnr_nakked: Option<Psn>,
-    /// Missing response for which requests have already been retransmitted.
+    /// PSN of a missing response because of which requests have already been retransmitted.
     missing_response: Option<Psn>,
 }
 
@@ -180,7 +180,7 @@ impl Recovery {
         }
     }
 
-    /// Handles progress of `snd_una`. `oldest_wqe` is the oldest work request that is not complete.
+    /// Handles an advance of `snd_una`. `oldest_wqe` is the oldest work request that is not complete.
     pub fn on_progress(
         &mut self,
         flight: &Flight,
@@ -210,7 +210,8 @@ impl Recovery {
         }
     }
 
-    /// Decides whether a sequence error NAK for `psn`, now the oldest unacknowledged PSN, reports a loss.
+    /// Decides whether a sequence error NAK for `psn`, which is the oldest unacknowledged PSN, is treated as
+    /// a loss.
     pub fn on_sequence_nak(&self, psn: Psn, flight: &Flight) -> Option<Loss> {
         // Already going back to this PSN: rxe, for example, sends this NAK after an RNR NAK for the packets
         // behind it.
@@ -220,9 +221,9 @@ impl Recovery {
         Some(if self.rnr_nakked == Some(psn) { Loss::BehindRnrNak } else { Loss::OnPath })
     }
 
-    /// Decides whether a missing response (implied NAK: a later response has overtaken it, IBA 9.7.5.2.8)
-    /// reports a loss: its request is retransmitted at once, but only once for all responses that follow it
-    /// on the wire.
+    /// Decides whether a missing response, revealed by a later response (implied NAK, IBA 9.7.5.2.8), is
+    /// treated as a loss. The first such response makes the requester retransmit at once; those that follow
+    /// it on the wire do not.
     pub fn on_implied_nak(&mut self, flight: &Flight) -> Option<Loss> {
         if flight.is_at_snd_una() || self.missing_response == Some(flight.snd_una) {
             return None;
@@ -250,8 +251,8 @@ impl Recovery {
         }
     }
 
-    /// Handles an RNR NAK for `psn`, now the oldest unacknowledged PSN, of the work request `wqe`: starts the
-    /// RNR wait, if RNR retries are left.
+    /// Handles an RNR NAK for `psn`, which is the oldest unacknowledged PSN and belongs to the work request
+    /// `wqe`. Starts the RNR wait if RNR retries are left.
     pub fn on_rnr_nak(
         &mut self,
         psn: Psn,
@@ -285,9 +286,9 @@ impl Recovery {
         }
     }
 
-    /// Handles the expiry of a timer for probes: schedules the probe of the oldest packet after a probe
-    /// timeout, which counts for the backoff, otherwise of the newest. `has_newest` tells whether a packet
-    /// for [`Probe::Newest`] is in flight. If not, only READs and atomics are, and all of them are
+    /// Handles the expiry of the probe timeout, which increases the backoff and schedules the oldest packet
+    /// as a probe, or of the ACK silence, which schedules the newest packet. If `has_newest` is false, only
+    /// READs and atomics are in flight, none of which suits [`Probe::Newest`]: then everything is
     /// retransmitted, because rxe forgets the parts of a READ before the one requested last. This go-back
     /// neither costs a retry nor postpones the local ACK timeout.
     pub fn on_probe_timer(&mut self, timer: Timer, has_newest: bool) -> Action {
@@ -303,7 +304,7 @@ impl Recovery {
         Action::Continue
     }
 
-    /// Restores the retries for another path, on which everything in flight is retransmitted.
+    /// Restores the retries before everything in flight is retransmitted on another path.
     pub fn on_new_path(&mut self, conn: &Connection) {
         self.retries = Retries::new(conn);
         self.timers.stop(Timer::LocalAck);
@@ -324,14 +325,14 @@ impl Recovery {
         self.rtt.discard_sample();
     }
 
-    /// Stops a timer if it has expired, and returns whether it had. The timers for probes wait while a probe
-    /// is pending.
+    /// Reports whether a timer has expired, and stops it if so. The timers for probes wait while a probe is
+    /// pending.
     pub fn take_expired(&mut self, timer: Timer, now: Instant) -> bool {
         let waits = matches!(timer, Timer::ProbeTimeout | Timer::AckSilence) && self.prober.due.is_some();
         !waits && self.timers.take_expired(timer, now)
     }
 
-    /// Expiry of the first timer.
+    /// Returns the expiry time of the earliest timer.
     pub fn next_deadline(&self) -> Option<Instant> {
         let waits = self.prober.due.is_some();
         self.timers.earliest(if waits { &[Timer::RnrWait, Timer::LocalAck] } else { &Timer::ALL })
@@ -360,7 +361,8 @@ impl Recovery {
         self.timers.is_armed(Timer::AckSilence)
     }
 
-    /// Reports whether the next suitable packet should carry AckReq, to save a probe.
+    /// Reports whether the next packet that completes a work request should carry AckReq, so that no probe is
+    /// needed.
     #[inline]
     pub fn is_ack_request_overdue(&self, now: Instant) -> bool {
         self.prober.overdue.is_some_and(|at| at <= now)
@@ -385,7 +387,7 @@ impl Recovery {
             || matches!(self.state, State::RnrProbing { wqe: nakked, .. } if wqe > nakked)
     }
 
-    /// Reports whether a packet has been sent before.
+    /// Reports whether sending the packet with this PSN is a retransmission.
     #[inline]
     pub fn is_retransmission(&self, psn: Psn) -> bool {
         match self.state {
@@ -396,19 +398,19 @@ impl Recovery {
         }
     }
 
-    /// Number of transport retries left.
+    /// Returns the number of transport retries left.
     pub fn retries_left(&self) -> u8 {
         self.retries.left()
     }
 
-    /// Round-trip time; `None` before the first sample.
+    /// Returns the round-trip time; `None` before the first sample.
     pub fn round_trip(&self) -> Option<RoundTrip> {
         self.rtt.round_trip()
     }
 }
 
 impl State {
-    /// State after the peer has acknowledged everything before `snd_una`.
+    /// Returns the state after the peer has acknowledged everything before `snd_una`.
     fn on_progress(self, snd_una: Psn, oldest_wqe: u64) -> State {
         // Keeps `end` within half of the PSN space of `snd_una`, beyond which it would compare as ahead
         // again.

@@ -31,16 +31,16 @@ pub(in crate::transport) enum Probe {
 pub(super) struct Prober {
     /// Pending probe.
     pub due: Option<Probe>,
-    /// Consecutive probe timeouts; the exponent of the backoff.
+    /// Number of consecutive probe timeouts, which is the exponent of the backoff.
     pub timeouts: u32,
-    /// Time from which the next packet that completes a work request carries AckReq, to save a probe: half
-    /// of the ACK silence.
+    /// Time from which on the next packet that completes a work request carries AckReq, so that no probe is
+    /// needed: half of the ACK silence after the first packet without AckReq.
     pub overdue: Option<Instant>,
 }
 
 impl Prober {
-    /// Exponential backoff of the probe timeout, so that a peer that is merely slow is not flooded with
-    /// probes.
+    /// Returns the probe timeout with exponential backoff, so that a peer that is merely slow is not flooded
+    /// with probes.
     pub fn back_off(&self, probe_timeout: Duration) -> Duration {
         probe_timeout * (1 << self.timeouts.min(MAX_DOUBLINGS))
     }

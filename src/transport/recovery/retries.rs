@@ -7,7 +7,7 @@ use crate::transport::connection::Connection;
 /// RNR retry count that means infinite (IBA 9.7.5.2.8).
 const INFINITE_RNR_RETRIES: u8 = 7;
 
-/// Retries left until a work request fails. Every progress of the peer restores them.
+/// Retries left before a work request fails. Each acknowledgement of a new packet restores them.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Retries {
     transport: u8,
@@ -21,7 +21,7 @@ impl Retries {
         Retries { transport: conn.retry_cnt, rnr: conn.rnr_retry, ack_timeouts: 0 }
     }
 
-    /// Restores the transport retries, but not the RNR retries: the packet has arrived.
+    /// Restores the transport retries, because the packet has arrived, but not the RNR retries.
     pub fn on_arrival(&mut self, conn: &Connection) {
         *self = Retries { rnr: self.rnr, ..Retries::new(conn) };
     }
@@ -30,24 +30,24 @@ impl Retries {
         self.ack_timeouts += 1;
     }
 
-    /// Number of transport retries left.
+    /// Returns the number of transport retries left.
     pub fn left(&self) -> u8 {
         self.transport
     }
 
-    /// Uses up a transport retry. Returns false if none is left.
+    /// Uses up a transport retry. Returns false if none was left.
     pub fn take(&mut self) -> bool {
         take(&mut self.transport)
     }
 
-    /// Uses up an RNR retry. Returns false if none is left.
+    /// Uses up an RNR retry. Returns false if none was left.
     pub fn take_rnr(&mut self, conn: &Connection) -> bool {
         conn.rnr_retry == INFINITE_RNR_RETRIES || take(&mut self.rnr)
     }
 
-    /// Backoff of the local ACK timeout: 1.5 times as long after an expiry (IBA 9.7.6.1.3 allows up to four
-    /// times). A peer that is merely slow gets time to process what it was sent, and retry exhaustion stays
-    /// within 1.5 times the nominal time, timeout * (retries + 1).
+    /// Returns the local ACK timeout with backoff: 1.5 times `timeout` after an expiry (IBA 9.7.6.1.3 allows
+    /// up to four times). A peer that is merely slow gets time to process what it was sent, and retry
+    /// exhaustion stays within 1.5 times the nominal time, timeout * (retries + 1).
     pub fn back_off(&self, timeout: Duration) -> Duration {
         if self.ack_timeouts == 0 { timeout } else { timeout * 3 / 2 }
     }

@@ -1,4 +1,4 @@
-//! Round-trip time estimator (RFC 6298). The retransmission/probe timeout (RTO/PTO) it yields detects tail
+//! Round-trip time estimator (RFC 6298). The resulting retransmission/probe timeout (RTO/PTO) detects tail
 //! losses before the local ACK timeout expires.
 
 use std::time::Duration;
@@ -45,19 +45,19 @@ impl RttEstimator {
     }
 
     /// Discards the running measurement after a retransmission (Karn's algorithm): an acknowledgement no
-    /// longer tells which transmission it is for.
+    /// longer reveals which transmission it is for.
     pub fn discard_sample(&mut self) {
         self.timing = None;
     }
 
-    /// Retransmission/probe timeout (RTO/PTO): SRTT + 4 * RTTVAR, at least [`Tuning::min_probe_timeout`].
-    /// `None` before the first RTT sample.
+    /// Returns the retransmission/probe timeout (RTO/PTO): SRTT + 4 * RTTVAR, at least
+    /// [`Tuning::min_probe_timeout`]. `None` before the first RTT sample.
     pub fn probe_timeout(&self, tuning: &Tuning) -> Option<Duration> {
         let Smoothed { srtt, rttvar, .. } = self.measured?;
         Some(Duration::from_nanos(srtt + 4 * rttvar).max(tuning.min_probe_timeout))
     }
 
-    /// Smoothed and minimum round-trip time; `None` before the first sample.
+    /// Returns the smoothed and the minimum round-trip time; `None` before the first sample.
     pub fn round_trip(&self) -> Option<RoundTrip> {
         self.measured.map(|m| RoundTrip { smoothed: m.srtt, min: m.min_rtt })
     }

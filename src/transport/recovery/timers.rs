@@ -1,14 +1,14 @@
-//! The timer table of a requester: one expiry time per [`Timer`].
+//! Timer table of a requester: one expiry time per [`Timer`].
 
 use std::time::Duration;
 
 use crate::transport::{Instant, Tuning};
 use crate::wire::AckTimeout;
 
-/// Timer of a requester. A requester serves timers that expire together in this order.
+/// Timer of a requester. Timers that have expired together are handled in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::transport) enum Timer {
-    /// End of the wait that an RNR NAK asked for (IBA 9.7.5.2.8).
+    /// End of the wait that an RNR NAK has requested (IBA 9.7.5.2.8).
     RnrWait,
     /// Probe timeout (PTO): a requested acknowledgement has not arrived.
     ProbeTimeout,
@@ -50,7 +50,7 @@ impl TimerTable {
         self.expiry[timer as usize] != NEVER
     }
 
-    /// Stops a timer if it has expired, and returns whether it had.
+    /// Reports whether a timer has expired, and stops it if so.
     pub fn take_expired(&mut self, timer: Timer, now: Instant) -> bool {
         let expired = self.is_armed(timer) && self.expiry[timer as usize] <= now;
         if expired {
@@ -59,15 +59,15 @@ impl TimerTable {
         expired
     }
 
-    /// Expiry of the first of some timers; `None` if none of them is armed.
+    /// Returns the earliest expiry time of `timers`; `None` if none of them is armed.
     pub fn earliest(&self, timers: &[Timer]) -> Option<Instant> {
         let first = timers.iter().fold(NEVER, |first, timer| first.min(self.expiry[*timer as usize]));
         (first != NEVER).then_some(first)
     }
 }
 
-/// Time after which a probe requests an acknowledgement that no packet has requested: well before the local
-/// ACK timeout, if there is one.
+/// Returns the time after which a probe requests an acknowledgement if no packet has requested one: well
+/// before the local ACK timeout, if there is one.
 pub(super) fn ack_silence(timeout: AckTimeout, tuning: &Tuning) -> Duration {
     match timeout.duration() {
         Some(t) => tuning.max_ack_silence.min(t.max(tuning.min_timeout) / 4),

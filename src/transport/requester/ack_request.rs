@@ -11,30 +11,30 @@ use crate::wire::Mtu;
 /// that it never fills with completed work requests.
 const PARTS: u32 = 4;
 
-/// Maximum distance between two acknowledgement requests in full packets, however wide the window: a slow
-/// peer that lags far behind shows that it is alive before the local ACK timer expires. rxe requests as
-/// often.
+/// Maximum distance between two acknowledgement requests, in full packets, however large the window is: a
+/// slow peer that lags far behind acknowledges something before the local ACK timer expires. rxe requests
+/// acknowledgements as often.
 const ASK_PACKETS: u64 = 64;
 
-/// Reports whether a packet from `start_cost` to `end_cost` crosses the end of a part of the link's window.
-/// Depends on the packet's position alone.
+/// Reports whether a packet that extends from flight cost `start_cost` to `end_cost` crosses the end of a
+/// part of the link's window. The result depends only on the packet's position.
 pub(super) fn is_marked(start_cost: u64, end_cost: u64, window: usize, mtu: Mtu) -> bool {
     let part = part_bits(window, mtu);
     start_cost >> part != end_cost >> part
 }
 
-/// Returns the largest flight cost from `start_cost` on that does not cross the end of a part.
+/// Returns the largest flight cost that can follow `start_cost` without crossing the end of a part.
 pub(super) fn until_mark(start_cost: u64, window: usize, mtu: Mtu) -> u64 {
     !start_cost & ((1 << part_bits(window, mtu)) - 1)
 }
 
-/// Returns the binary logarithm of the size of a part. Parts are powers of two because every packet is
-/// checked against them.
+/// Returns the binary logarithm of the size of a part. It is a power of two so that the check, made for every
+/// packet, is fast.
 fn part_bits(window: usize, mtu: Mtu) -> u32 {
     (window as u64 / u64::from(PARTS)).clamp(1, ASK_PACKETS * mtu.bytes() as u64).ilog2()
 }
 
-/// Reports whether the `index`-th work request ends a part of a send queue of `max_wr`.
+/// Reports whether the work request at `index` is the last one of a part of a send queue with `max_wr` slots.
 pub(super) fn fills_a_part(index: u64, max_wr: u32) -> bool {
     let part = 1u64 << (max_wr / PARTS).max(1).ilog2();
     index & (part - 1) == part - 1

@@ -19,15 +19,17 @@ pub(super) const MAX_PSNS: u32 = 1 << 22;
 pub(super) enum Blocked {
     /// Nothing to do until a packet arrives or a timer expires.
     Idle,
-    /// The newest packet in flight has to be acknowledged first, and a probe is due that requests it.
+    /// The newest packet in flight has to be acknowledged first, and a probe has to request the
+    /// acknowledgement.
     Probe,
     /// The work request failed locally.
     Failed(WcStatus),
 }
 
 impl Requester {
-    /// Sends what congestion window, depth limits and fences allow, at most `budget` packets. Returns
-    /// `Ok(true)` if only the budget or a full transmit queue ended it.
+    /// Sends at most `budget` packets, as far as the congestion window, max_rd_atomic, fences and other
+    /// limits allow. Returns `Ok(true)` if packets are pending that only the budget or a full transmit queue
+    /// held back.
     pub fn transmit(
         &mut self,
         conn: &Connection,
@@ -160,8 +162,8 @@ impl Requester {
         Ok(())
     }
 
-    /// Sends a packet of an unreliable service, which is never acknowledged; the last packet of a message
-    /// completes it.
+    /// Sends a packet of an unreliable service, which is never acknowledged. The work request completes with
+    /// the last packet of its message.
     fn emit(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Blocked> {
         let Cursor { wqe: index, packet } = self.snd_nxt;
         let Some(wqe) = self.queue.get(index) else { return Err(Blocked::Idle) };
@@ -183,7 +185,8 @@ impl Requester {
         Ok(())
     }
 
-    /// Reports whether the packet that extends to PSN `end` (exclusive) of a work request carries AckReq.
+    /// Reports whether a packet of a work request has to carry AckReq. `end` is the number of the work
+    /// request's PSNs up to and including those of the packet.
     fn requests_ack(&self, wqe: &SendWqe, end: u32, index: u64, conn: &Connection, now: Instant) -> bool {
         end == wqe.packets
             && (wqe.flags.signaled
@@ -208,9 +211,9 @@ impl Requester {
         }
     }
 
-    /// Returns the packet to retransmit for the probe that is due, or `None` if none is due or the packet is
-    /// no longer in flight. The probe detects a loss that no later packet reveals, and empties the send queue
-    /// if no thread waits for a completion.
+    /// Takes the pending probe and returns the packet to retransmit, or `None` if no probe is pending or the
+    /// packet is no longer in flight. The probe detects a loss that no later packet reveals, and lets work
+    /// requests leave the send queue if no thread waits for a completion.
     #[inline]
     fn next_probe(&mut self, env: &mut Env<'_>) -> Option<Cursor> {
         let probe = self.recovery.take_probe(env.now, env.tuning)?;
@@ -229,7 +232,8 @@ impl Requester {
         self.push(wqe, at.packet..at.packet + psns, true, conn, env)
     }
 
-    /// Builds the packet for the PSNs `part` of a work request; `ack_request` sets AckReq.
+    /// Builds the packet for the PSNs `part`, counted from the first PSN of a work request. `ack_request`
+    /// sets AckReq.
     fn push(
         &self,
         wqe: &SendWqe,
@@ -282,8 +286,8 @@ impl Requester {
     }
 }
 
-/// Returns the number of PSNs of the request that begins at the `packet`-th PSN of a work request: one, or
-/// for a READ those of all its responses.
+/// Returns the number of PSNs that the request packet at the `packet`-th PSN of a work request takes: one, or
+/// for a READ the number of its response packets.
 ///
 /// The parts of a READ end at fixed positions: a repeated request must lie within one request that the
 /// responder remembers, so a remainder never reaches into the next part.

@@ -7,7 +7,7 @@ use crate::transport::congestion::{Controller, packet_cost};
 use crate::transport::connection::Connection;
 use crate::wire::Position;
 
-/// Minimum number of packets of a bulk send; fewer are sent one by one.
+/// Minimum number of packets in a bulk send; fewer are sent one by one.
 const MIN_PACKETS: u64 = 2;
 
 impl Requester {

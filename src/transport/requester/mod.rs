@@ -24,10 +24,10 @@ use super::send_queue::{Datagram, Mark, SendQueue};
 use super::{Completion, Destination, Env, Instant, Output, PostError, QpState, SendCaps, SendWr, WcStatus};
 use crate::wire::{Flow, Mtu, Psn};
 
-/// Flight cost that keeps a peer busy while as much again is batched.
+/// Flight cost that keeps a peer busy while up to the same amount is batched.
 const BATCH_COST: u64 = 128 << 10;
 
-/// Position of a packet: work request and packet within it.
+/// Position of a packet: index of its work request, and index of the packet within the work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cursor {
     wqe: u64,
@@ -39,7 +39,7 @@ pub(super) struct Requester {
     queue: SendQueue,
     /// Next packet to send.
     snd_nxt: Cursor,
-    /// Oldest unacknowledged PSN; for a READ, the next response.
+    /// Oldest unacknowledged PSN; for a READ, the PSN of the next response.
     snd_una: Psn,
     /// Highest PSN sent plus one.
     snd_max: Psn,
@@ -49,15 +49,15 @@ pub(super) struct Requester {
     congestion: LossDriven,
     /// Flight cost of everything that the peer has acknowledged.
     acked_cost: u64,
-    /// The last turn was blocked by the per-peer window, which other queue pairs use up.
+    /// Whether the last turn was blocked by the per-peer window because other queue pairs use it up.
     is_blocked_by_peer_window: bool,
     /// Work request that failed locally, to be completed once it is the oldest.
     failed: Option<(u64, WcStatus)>,
-    /// Index after the newest executed local operation; a go-back does not repeat it.
+    /// Index after the newest executed local operation. A go-back does not execute local operations again.
     local_ops_done: u64,
-    /// Work requests were posted before RTS, and none since: nothing is sent.
+    /// Whether nothing is sent until the next post, because the queued work requests were posted before RTS.
     is_held: bool,
-    /// The path has failed (migration): the retries are used up, but an alternate path is armed.
+    /// Whether the path has failed (migration): the retries are used up, but an alternate path is armed.
     take_path_failed: bool,
     /// End-to-end credit limit that the peer has advertised.
     credit: CreditLimit,
@@ -113,24 +113,24 @@ impl Requester {
         Ok(())
     }
 
-    /// Queues a work request that completes with LOC_QP_OP_ERR in its turn.
+    /// Queues a work request that completes with LOC_QP_OP_ERR when its turn comes.
     pub fn post_to_fail(&mut self, wr: &SendWr<'_>, conn: &Connection) -> Result<(), PostError> {
         self.queue.post(wr, None, true, conn)?;
         self.is_held = false;
         Ok(())
     }
 
-    /// Holds back everything until the next post.
+    /// Holds back all queued work requests until the next post.
     pub fn hold(&mut self) {
         self.is_held = true;
     }
 
-    /// Returns the position after everything posted.
+    /// Returns the end of the send queue, as a position to [roll back](Self::roll_back) to.
     pub fn mark(&self) -> Mark {
         self.queue.mark()
     }
 
-    /// Removes what was posted since `mark`, of which nothing may have been sent.
+    /// Removes all work requests posted since `mark`, of which nothing may have been sent.
     pub fn roll_back(&mut self, mark: &Mark) {
         self.queue.roll_back(mark);
     }
@@ -145,7 +145,8 @@ impl Requester {
         self.snd_nxt.packet == 0 && !self.snd_una.is_before(self.snd_max) && self.failed.is_none()
     }
 
-    /// Flight cost of what is sent, since the last go-back if any, and not acknowledged.
+    /// Returns the flight cost of everything sent (since the last go-back, if there was one) and not
+    /// acknowledged.
     pub fn in_flight(&self, mtu: Mtu) -> u64 {
         let sent = match self.queue.get(self.snd_nxt.wqe) {
             Some(wqe) => wqe.cost_at(self.snd_nxt.packet, mtu),
@@ -154,7 +155,7 @@ impl Requester {
         sent - self.acked_cost
     }
 
-    /// Reports whether posted work may wait for batching: an acknowledgement is outstanding that triggers the
+    /// Reports whether posted work may wait for batching: an outstanding acknowledgement will trigger the
     /// next turn, and enough is in flight to keep the peer busy until then.
     pub fn may_batch(&self, mtu: Mtu) -> bool {
         let unsent = (self.queue.cost - self.acked_cost).saturating_sub(self.in_flight(mtu));
@@ -175,7 +176,7 @@ impl Requester {
         PathState { link_window, mtu: conn.mtu, rtt: self.recovery.round_trip() }
     }
 
-    /// PSN of the next packet to send.
+    /// Returns the PSN of the next packet to send.
     pub fn next_psn(&self) -> Psn {
         match self.queue.get(self.snd_nxt.wqe) {
             Some(wqe) => wqe.first_psn + self.snd_nxt.packet,
@@ -183,7 +184,7 @@ impl Requester {
         }
     }
 
-    /// Time of the earliest timer: RNR wait, local ACK timeout or probe.
+    /// Returns the expiry time of the earliest timer: RNR wait, local ACK timeout or a timer for probes.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.recovery.next_deadline()
     }
@@ -206,7 +207,7 @@ impl Requester {
         self.quiesce();
     }
 
-    /// Stops all timers and clears what is in flight.
+    /// Stops all timers and forgets everything in flight.
     fn quiesce(&mut self) {
         self.snd_nxt = Cursor { wqe: self.queue.end(), packet: 0 };
         self.acked_cost = self.queue.cost;

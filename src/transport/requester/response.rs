@@ -1,4 +1,4 @@
-//! Processes acknowledgements, READ responses and atomic responses.
+//! Processing of acknowledgements, READ responses and atomic responses.
 
 use super::{Cursor, Fatal, Requester};
 use crate::transport::congestion::Controller;
@@ -8,13 +8,13 @@ use crate::transport::recovery::Action;
 use crate::transport::{Completion, Env, Output, WcStatus, WrOp};
 use crate::wire::{Aeth, NakCode, Operation, Packet, Psn, RnrTimer, Syndrome};
 
-/// Reports whether an operation is answered with READ responses: FLUSH and ATOMIC WRITE are answered like a
-/// READ of zero bytes (annex A19.4.3).
+/// Reports whether the peer answers an operation with READ responses: it answers FLUSH and ATOMIC WRITE like
+/// a READ of zero bytes (annex A19.4.3).
 const fn is_answered_like_a_read(op: WrOp) -> bool {
     matches!(op, WrOp::Read { .. } | WrOp::AtomicWrite { .. } | WrOp::Flush { .. })
 }
 
-/// Reach of an acknowledgement.
+/// Extent to which an acknowledgement takes effect.
 #[derive(PartialEq, Eq)]
 enum Acked {
     /// Everything up to the acknowledged PSN.
@@ -93,8 +93,8 @@ impl Requester {
         self.retire(conn, Output::Sent, env);
     }
 
-    /// Retires the oldest work request and the local operations after it that are already executed. `report`
-    /// wraps the completion in an effect.
+    /// Retires the oldest work request and the local operations after it that have already been executed.
+    /// `report` wraps a completion in an effect.
     pub(super) fn retire(&mut self, conn: &Connection, report: fn(Completion) -> Output, env: &mut Env<'_>) {
         self.retire_one(conn, report, env);
         self.retire_local_ops(conn, report, env);
@@ -121,7 +121,7 @@ impl Requester {
         self.queue.retire();
     }
 
-    /// Handles progress of `snd_una`: reports it to loss recovery and congestion control.
+    /// Handles an advance of `snd_una`: reports it to loss recovery and congestion control.
     fn on_progress(&mut self, conn: &Connection, env: &mut Env<'_>) {
         while self.reads.front().is_some_and(|last| last.is_before(self.snd_una)) {
             self.reads.pop_front();
@@ -152,8 +152,8 @@ impl Requester {
         }
     }
 
-    /// Acknowledges everything before `psn`, which a response to a READ or atomic and a NAK do implicitly.
-    /// Returns whether `psn` is then the oldest unacknowledged PSN; if not, a response in between is missing.
+    /// Acknowledges everything before `psn`, as NAKs and responses to READs and atomics do implicitly.
+    /// Returns whether `psn` is then the oldest unacknowledged PSN; if not, an earlier response is missing.
     fn acknowledge_before(&mut self, psn: Psn, conn: &Connection, env: &mut Env<'_>) -> Result<bool, Fatal> {
         if psn != self.snd_una && self.acknowledge(psn.prev(), conn, env)? == Acked::UntilRead {
             self.on_implied_nak(conn, env)?;
@@ -267,7 +267,7 @@ impl Requester {
         Err(self.fail_oldest(status, conn, env))
     }
 
-    /// Handles a missing response (implied NAK): a later response has overtaken it.
+    /// Handles a missing response, revealed by a later response (implied NAK).
     fn on_implied_nak(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         match self.recovery.on_implied_nak(&self.flight()) {
             Some(loss) => {

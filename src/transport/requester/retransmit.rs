@@ -7,7 +7,7 @@ use crate::transport::recovery::{Action, Flight, Loss, Probe, Timer};
 use crate::transport::{Env, WcStatus};
 
 impl Requester {
-    /// Recovers from a packet loss, after which the congestion window is smaller if it was lost on the path.
+    /// Recovers from a packet loss, and reduces the congestion window if the packet was lost on the path.
     pub(super) fn recover(
         &mut self,
         loss: Loss,
@@ -22,7 +22,7 @@ impl Requester {
         self.carry_out(action, cause, conn, env)
     }
 
-    /// Carries out a decision of loss recovery, which has this cause.
+    /// Carries out a decision of loss recovery. `cause` is traced as the reason.
     pub(super) fn carry_out(
         &mut self,
         action: Action,
@@ -45,8 +45,8 @@ impl Requester {
         Ok(())
     }
 
-    /// Go-back-N: moves the cursor (snd_nxt) back to the oldest unacknowledged PSN (snd_una), so that
-    /// everything in flight is retransmitted.
+    /// Moves the cursor (snd_nxt) back to the oldest unacknowledged PSN (snd_una), so that everything in
+    /// flight is retransmitted (go-back-N).
     fn go_back_n(&mut self, cause: &'static str, conn: &Connection, env: &mut Env<'_>) {
         let (qpn, psn, retries_left) = (conn.qpn, self.snd_una, self.recovery.retries_left());
         trace_event!(DEBUG, "urxe::recovery", "retransmission", qpn = %qpn, cause = cause, psn = %psn, retries_left = retries_left);
@@ -58,7 +58,7 @@ impl Requester {
         self.failed = None;
     }
 
-    /// Returns and clears the flag that the path has failed (migration).
+    /// Reports whether the path has failed (migration), and clears the flag.
     pub fn take_path_failed(&mut self) -> bool {
         std::mem::take(&mut self.take_path_failed)
     }
@@ -94,7 +94,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Returns the position in the PSN space.
+    /// Returns the requester's position in the PSN space.
     pub(super) fn flight(&self) -> Flight {
         Flight { snd_una: self.snd_una, snd_nxt: self.next_psn(), snd_max: self.snd_max }
     }

@@ -1,5 +1,5 @@
 //! Checks of a request in the order of the specification (IBA 9.7.4.1, figure 87): PSN, opcode sequence,
-//! opcode valid for the QP, resources, length, key and range. The checks change nothing.
+//! opcode valid for the QP, resources, length, key and range. The checks have no side effects.
 
 use super::nak_reason::NakReason;
 use super::{Message, Responder, accessor};
@@ -28,8 +28,8 @@ impl Responder {
         check_access(packet, conn, env)
     }
 
-    /// Checks the opcode sequence: First and Only if no message is open; Middle and Last only in a message of
-    /// the same kind.
+    /// Checks the opcode sequence: First and Only are valid only if no message is open, Middle and Last only
+    /// in a message of the same kind.
     fn check_sequence(&self, packet: &Packet<'_>) -> Verdict {
         let row = packet.row();
         let fits = match self.message {
@@ -40,8 +40,8 @@ impl Responder {
         fits.then_some(()).ok_or(NakReason::InvalidRequest)
     }
 
-    /// Checks the shared receive queue of an XRC packet: it must be of the target's domain, and the same for
-    /// all packets of a message.
+    /// Checks the shared receive queue of an XRC packet: it must belong to the XRC domain of the target, and
+    /// all packets of a message must name the same queue.
     fn check_srq(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
         let Some(number) = packet.xrceth() else { return Ok(()) };
         let named = env.srq.as_ref().filter(|s| s.id().0 == number && s.domain() == conn.domain());
@@ -50,7 +50,8 @@ impl Responder {
         fits.then_some(()).ok_or(NakReason::InvalidRequest)
     }
 
-    /// Checks resources: READ and atomic depth, and a receive for SENDs and immediates.
+    /// Checks resources: READs and atomics may not exceed max_dest_rd_atomic, and SENDs and immediate data
+    /// need a receive.
     fn check_resources(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
         let operation = packet.row().operation;
         if operation.takes_read_resource() {
@@ -164,15 +165,15 @@ fn check_access(packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Result
     }
 }
 
-/// Returns the placement type of a FLUSH and whether it covers the whole region. `None` if the packet is no
-/// FLUSH or uses reserved values.
+/// Returns the placement type of a FLUSH and whether it covers the whole region, or `None` if the packet is
+/// not a FLUSH or uses reserved values.
 pub(super) fn flush_of(packet: &Packet<'_>) -> Option<(Placement, bool)> {
     let feth = packet.feth()?;
     let placement = Placement::from_bits(feth.placement()).filter(|placement| !placement.is_empty())?;
     Some((placement, feth.whole_region()?))
 }
 
-/// Returns the memory that a FLUSH names.
+/// Returns the memory that a FLUSH covers, or `None` if the peer may not flush it.
 pub(super) fn flush_range(
     env: &Env<'_>,
     by: Accessor,

@@ -9,9 +9,9 @@ use crate::transport::{Completion, Env, Placement, QpType, WcOpcode, WcStatus};
 use crate::wire::{Operation, Packet, Position};
 
 impl Responder {
-    /// Fast path for the middle packets of a WRITE, the bulk of long messages: executes the packet if it
-    /// passes all checks. Otherwise returns false and changes nothing; [`check`](Self::check) then finds the
-    /// reason.
+    /// Executes a middle packet of a WRITE on a fast path, if it passes all checks. Otherwise returns false
+    /// and changes nothing; [`check`](Self::check) then finds the reason. Most packets of long messages take
+    /// this path.
     #[inline]
     pub(super) fn continue_write(
         &mut self,
@@ -47,8 +47,8 @@ impl Responder {
         true
     }
 
-    /// Executes a checked request in the memory `named` that its check found. Fails only if that memory, or
-    /// that of the receive, is no longer accessible; then nothing is acknowledged.
+    /// Executes a request that has passed [`check`](Self::check), which returned the memory `named`. Returns
+    /// the reason for a NAK if the execution fails, for example because memory is no longer accessible.
     pub(super) fn execute(
         &mut self,
         packet: &Packet<'_>,
@@ -196,8 +196,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Executes a FLUSH. A WRITE is globally visible as soon as it is executed, so only persistence remains
-    /// to be done.
+    /// Executes a FLUSH. A WRITE is globally visible as soon as it is executed, so only persistence requires
+    /// work.
     fn execute_flush(
         &mut self,
         packet: &Packet<'_>,
@@ -215,7 +215,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Records and acknowledges a request without result data (FLUSH, ATOMIC WRITE).
+    /// Records an executed request without result data (FLUSH, ATOMIC WRITE) and queues its response.
     fn done(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) {
         let psn = packet.bth().psn;
         self.finish_message(env);
@@ -229,8 +229,8 @@ impl Responder {
         env.counters.rdma_recvs += 1;
     }
 
-    /// Remembers a READ or atomic for replays: as many as the requester may have in flight, because it cannot
-    /// repeat older ones.
+    /// Saves a READ or atomic for replays. Only as many are kept as the requester may have in flight, because
+    /// it cannot repeat older ones.
     fn remember(&mut self, resource: Resource, conn: &Connection) {
         while self.resources.len() >= conn.max_dest_rd_atomic as usize && self.resources.pop_front().is_some()
         {
@@ -250,7 +250,7 @@ impl Responder {
         self.receives.complete(completion, env);
     }
 
-    /// Returns the completion of a receive, with what the last packet of its message contributes.
+    /// Returns the completion of a receive, with the fields that the last packet of its message determines.
     pub(super) fn received(&self, packet: &Packet<'_>, opcode: WcOpcode, conn: &Connection) -> Completion {
         Completion {
             opcode,

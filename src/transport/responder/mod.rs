@@ -21,19 +21,19 @@ use crate::wire::{Flow, Operation, Packet, Psn, Reth, Syndrome};
 use nak_reason::NakReason;
 use recv_source::RecvSource;
 
-/// Maximum distance ahead of the expected PSN at which a single request proves a loss. Further ahead, two
-/// requests no further apart than that are required, and beyond `FURTHEST` no request does: the requester's
-/// timeout detects such a loss.
+/// Maximum distance ahead of the expected PSN at which a single request proves a loss. Further ahead, it
+/// takes two requests that are at most this far apart, and beyond `FURTHEST` no request proves a loss: the
+/// requester's timeout detects such a loss.
 ///
 /// A NAK makes the requester retransmit everything in flight. Without these limits, 50,000 requests a second
 /// with arbitrary PSNs from a third party cost three quarters of the throughput.
 const NEAR: i32 = 1 << 8;
 const FURTHEST: i32 = 1 << 14;
 
-/// A message that has begun but not ended.
+/// Message that has begun but not ended.
 #[derive(Debug, Clone, Copy)]
 enum Message {
-    /// Received into the receive that it consumed.
+    /// SEND, whose data is stored in the receive that it has consumed.
     Send {
         received: u32,
     },
@@ -43,7 +43,7 @@ enum Message {
     },
 }
 
-/// An executed READ or atomic, kept for the replay of a duplicate.
+/// Executed READ or atomic, kept so that the response to a duplicate can be replayed.
 #[derive(Debug, Clone, Copy)]
 struct Resource {
     first: Psn,
@@ -62,7 +62,7 @@ enum ResourceKind {
     EmptyRead,
 }
 
-/// A pending response. Responses are in the order of the requests.
+/// Pending response. Responses are sent in the order of their requests.
 #[derive(Debug, Clone, Copy)]
 enum Reply {
     /// An ACK, NAK or RNR NAK.
@@ -83,12 +83,12 @@ enum Reply {
         msn: u32,
         is_replay: bool,
     },
-    /// READ responses: the next one is packet `next` of the message `reth`, whose first packet has PSN
-    /// `first`.
+    /// Response to a READ of the range `reth`. The first response packet has PSN `first`; packet `next` is
+    /// sent next.
     Read {
         first: Psn,
         reth: Reth,
-        /// Protection domain of the memory.
+        /// Protection domain through which the memory is accessed.
         pd: PdId,
         next: u32,
         msn: u32,
@@ -108,7 +108,7 @@ impl Reply {
         )
     }
 
-    /// Last PSN of the response.
+    /// Returns the last PSN of the response.
     fn psn(&self, conn: &Connection) -> Psn {
         match *self {
             Reply::Acknowledge { psn, .. } | Reply::Atomic { psn, .. } | Reply::EmptyRead { psn, .. } => psn,
@@ -122,12 +122,13 @@ pub(super) struct Responder {
     receives: RecvSource,
     /// Expected PSN: the next one in order.
     expected: Psn,
-    /// Message sequence number (MSN): messages executed, 24 bits.
+    /// Message sequence number (MSN): number of messages executed, 24 bits.
     msn: u32,
     message: Option<Message>,
     /// Shared receive queue that the current message names (XRC).
     message_srq: Option<SrqId>,
-    /// A NAK or RNR NAK was sent for the expected PSN; later requests are dropped silently (C9-113).
+    /// Whether a NAK or RNR NAK was sent for the expected PSN. If so, later requests are dropped silently
+    /// (C9-113).
     nak_outstanding: bool,
     /// PSN of the last request that was ahead of the expected PSN.
     last_ahead: Psn,
@@ -172,7 +173,7 @@ impl Responder {
         }
     }
 
-    /// Expected PSN: the next one in order.
+    /// Returns the expected PSN: the next one in order.
     pub fn expected(&self) -> Psn {
         self.expected
     }
@@ -193,7 +194,7 @@ impl Responder {
         self.replies.clear();
     }
 
-    /// Processes a request received by `flow`.
+    /// Processes a request received on `flow`.
     pub fn handle(
         &mut self,
         packet: &Packet<'_>,
@@ -249,9 +250,9 @@ impl Responder {
         ahead <= NEAR || ahead <= FURTHEST && (1..=NEAR).contains(&behind)
     }
 
-    /// Handles a request that is not executed, as the table of consequences says: replies with its NAK and,
-    /// if it is fatal, fails the queue pair. With `of_receive` the oldest receive fails too, although no
-    /// message of several packets has consumed it.
+    /// Applies the consequences of a NAK reason: queues the NAK and, if the reason is fatal, fails the queue
+    /// pair. If `of_receive` is set, the oldest receive fails too, even though no multi-packet message has
+    /// consumed it.
     fn refuse(
         &mut self,
         nak_reason: NakReason,
@@ -284,8 +285,8 @@ impl Responder {
         Err(Fatal)
     }
 
-    /// Handles a duplicate request (IBA 9.7.4.1): acknowledges it again, or replays its response from memory
-    /// or, for an atomic, from the saved result. Nothing is executed twice.
+    /// Handles a duplicate request (IBA 9.7.4.1) without executing it again: acknowledges a SEND or WRITE,
+    /// reads the data of a READ again, and returns the saved result of an atomic.
     fn duplicate(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) {
         env.counters.duplicate_request += 1;
         let psn = packet.bth().psn;
@@ -363,7 +364,7 @@ impl Responder {
         self.replies.retain(|r| r.psn(conn).is_before(psn));
     }
 
-    /// Acknowledges everything up to `psn`, coalesced with an acknowledgement that has not been sent yet.
+    /// Queues an acknowledgement of everything up to `psn`, or merges it with one that has not been sent yet.
     fn acknowledge(&mut self, psn: Psn, msn: u32, conn: &Connection) {
         let ack = Reply::Acknowledge { psn, syndrome: Syndrome::ACK, msn };
         match self.replies.back_mut().filter(|_| conn.quirks().coalesces_acks) {

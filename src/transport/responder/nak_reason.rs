@@ -20,19 +20,19 @@ pub(super) enum NakReason {
     LengthError,
     /// Key, range or permission violation of the memory that the request names.
     Access,
-    /// The elements of the receive name memory that the QP may not access.
+    /// The scatter/gather elements of the receive name memory that the QP may not access.
     LocalProtection,
-    /// The memory cannot be accessed, cannot execute an atomic or cannot be made persistent.
+    /// The memory cannot be accessed, does not support atomics, or cannot be made persistent.
     RemoteOperational,
-    /// The message has arrived, but the key that it invalidates cannot be invalidated (class J).
+    /// The message has arrived, but the key that it names cannot be invalidated (class J).
     Invalidation,
 }
 
-/// Consequence of a NAK reason.
+/// Consequences of a NAK reason.
 pub(super) struct NakAction {
     pub syndrome: Syndrome,
     pub counter: fn(&mut Counters) -> &mut u64,
-    /// Failure of the QP, which enters the error state.
+    /// Consequences for the QP if it enters the error state; `None` if it does not.
     pub fatal: Option<FatalConsequence>,
 }
 
@@ -90,12 +90,12 @@ impl NakReason {
         }
     }
 
-    /// Reports whether only the first request of a series is NAKed.
+    /// Reports whether only the first request after a gap is NAKed.
     pub fn is_once_per_gap(self) -> bool {
         self == NakReason::OutOfSequence
     }
 
-    /// Reports whether the oldest receive is affected although no message of several packets has begun.
+    /// Reports whether the oldest receive fails too, even if no multi-packet message has consumed it.
     pub fn is_of_receive(self) -> bool {
         matches!(self, NakReason::LengthError | NakReason::LocalProtection | NakReason::Invalidation)
     }

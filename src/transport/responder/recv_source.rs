@@ -11,14 +11,14 @@ use crate::transport::{
 #[derive(Debug)]
 pub(super) struct RecvSource {
     own: RecvQueue,
-    /// Receives are taken from the queue in [`Env::srq`].
+    /// Whether receives are taken from a shared receive queue, [`Env::srq`].
     shared: bool,
-    /// Receive removed from the queue by the current message.
+    /// Receive that the current message has taken from the queue.
     current: Receive,
-    /// XRC shared receive queue that `current` is from; completions go to the CQ of that queue.
+    /// XRC shared receive queue from which `current` was taken, and to whose CQ its completion goes.
     from: Option<SrqId>,
-    /// `current` is in use: its message is incomplete, or was dropped and left the receive to the next
-    /// message.
+    /// Whether `current` is in use: its message is incomplete, or was dropped and left the receive to the
+    /// next message.
     has_current: bool,
 }
 
@@ -49,7 +49,8 @@ impl RecvSource {
         credits::code(self.own.len() + self.has_current as usize)
     }
 
-    /// Capacity in bytes of the receive of the current message, or of the next receive.
+    /// Returns the capacity in bytes of the current message's receive, or of the next receive if no message
+    /// has taken one.
     pub fn len_of_next(&self, env: &Env<'_>) -> Option<u64> {
         if self.has_current {
             return Some(self.current.len);
@@ -89,7 +90,7 @@ impl RecvSource {
         self.current.scatter(at, data, Accessor { pd, ..conn.accessor() }, env.memory)
     }
 
-    /// Completes the receive in use, or the next one, with `completion` except for its `wr_id`.
+    /// Completes the receive in use, or the next one, with all fields of `completion` except `wr_id`.
     pub fn complete(&mut self, completion: Completion, env: &mut Env<'_>) {
         if self.take(env) {
             self.has_current = false;

@@ -1,4 +1,5 @@
-//! Responder of UC and UD: without responses, faulty packets are dropped and counted (IBA 9.8.2, 9.8.3).
+//! Responder of UC and UD, which send no responses: faulty packets are dropped and counted (IBA 9.8.2,
+//! 9.8.3).
 
 use super::nak_reason::NakReason;
 use super::{Fatal, Responder};
@@ -8,7 +9,7 @@ use crate::wire::{Flow, Operation, Packet, grh};
 
 impl Responder {
     /// Processes a UC packet. A message is received completely or not at all: after a gap, the next message
-    /// that begins is accepted, and uses the receive of the broken one.
+    /// that begins is accepted, and takes over the receive of the incomplete one.
     pub(super) fn handle_unreliable(
         &mut self,
         packet: &Packet<'_>,

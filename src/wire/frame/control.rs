@@ -16,7 +16,7 @@ const NEIGHBOR_HOP_LIMIT: u8 = 255;
 /// Hop limit of echo messages.
 const ECHO_HOP_LIMIT: u8 = 64;
 
-/// Reason for which building a packet does not fail.
+/// Panic message that states why building a packet cannot fail.
 pub(super) const FITS: &str = "the packet fits into 64 KiB, and writing to memory does not fail";
 
 /// Appends an ARP frame from `arp.sender_mac` to `dst`.
@@ -32,7 +32,7 @@ pub fn append_arp(out: &mut Vec<u8>, dst: Mac, arp: &Arp) {
     out.extend_from_slice(&packet.to_bytes());
 }
 
-/// Appends an echo request or reply. `data` is truncated to the maximum of an IP packet.
+/// Appends an echo request or reply. `data` is truncated to what fits into an IP packet.
 ///
 /// # Panics
 /// If the addresses are of different families.
@@ -85,8 +85,8 @@ pub fn append_neighbor_advert(out: &mut Vec<u8>, dst: Mac, src: Mac, na: &Neighb
     append_neighbor(out, (dst, src), (na.dst, na.src), kind, na.target, option);
 }
 
-/// Appends a neighbour discovery message. `macs` and `ips` are destination and source; the option is left out
-/// if there is no MAC address.
+/// Appends a neighbour discovery message. `macs` and `ips` are the destination and the source; without a MAC
+/// address, the option is left out.
 fn append_neighbor(
     out: &mut Vec<u8>,
     macs: (Mac, Mac),

@@ -27,7 +27,7 @@ use super::control::FITS;
 /// Membership query of a router or switch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupQuery {
-    /// Group to report; unspecified in a query for all groups.
+    /// Queried group; the unspecified address in a query for all groups.
     pub group: IpAddr,
     /// Whether the querier uses the previous version, IGMPv2 or MLDv1.
     pub old: bool,
@@ -38,7 +38,7 @@ pub struct GroupQuery {
 pub enum MembershipState {
     /// The host has just joined.
     Joined,
-    /// The host is a member: the response to a query.
+    /// The host is a member, and responds to a query.
     Member,
     /// The host has left.
     Left,
@@ -49,7 +49,7 @@ pub enum MembershipState {
 pub struct GroupReport {
     /// Address of the member; for IPv6 a link-local address.
     pub src: IpAddr,
-    /// The group, of the same family.
+    /// Group, of the same address family as `src`.
     pub group: IpAddr,
     /// State of the membership.
     pub membership: MembershipState,
@@ -66,8 +66,8 @@ const ROUTER_ALERT_V6: [u8; 6] = [5, 2, 0, 0, 1, 0];
 const MLD2_REPORT: u8 = 143;
 
 impl MembershipState {
-    /// Returns the type of the group record. Its empty list of sources is excluded (all sources are received)
-    /// or included (none is).
+    /// Returns the type of the group record, whose source list is empty: EXCLUDE mode means that all sources
+    /// are received, INCLUDE mode that none are.
     fn record(self) -> ReportGroupRecordType {
         match self {
             MembershipState::Member => ReportGroupRecordType::MODE_IS_EXCLUDE,
@@ -77,7 +77,7 @@ impl MembershipState {
     }
 }
 
-/// Decodes the message in an IPv4 packet of protocol 2. Returns `None` if it is not a valid query.
+/// Decodes an IGMP message, the payload of an IPv4 packet. Returns `None` if it is not a valid query.
 pub(super) fn igmp_query(message: &[u8]) -> Option<GroupQuery> {
     let message = IgmpSlice::from_slice(message).ok().filter(IgmpSlice::is_checksum_valid)?;
     let (group, old) = match message {
@@ -88,8 +88,8 @@ pub(super) fn igmp_query(message: &[u8]) -> Option<GroupQuery> {
     Some(GroupQuery { group: Ipv4Addr::from(group).into(), old })
 }
 
-/// Decodes the part after the header of an IPv6 packet that starts with hop-by-hop options. Returns `None` if
-/// it is not a valid query of a router on this link.
+/// Decodes the MLD message in an IPv6 packet. `bytes` follows the IPv6 header and starts with the hop-by-hop
+/// options. Returns `None` if the message is not a valid query from a router on this link.
 pub(super) fn mld_query(ip: &Ipv6HeaderSlice<'_>, bytes: &[u8]) -> Option<GroupQuery> {
     let ([next_header, 0, ..], message) = bytes.split_first_chunk::<8>()? else { return None };
     let message = Icmpv6Slice::from_slice(message).ok()?;
@@ -108,7 +108,7 @@ pub(super) fn mld_query(ip: &Ipv6HeaderSlice<'_>, bytes: &[u8]) -> Option<GroupQ
     is_valid.then(|| GroupQuery { group: Ipv6Addr::from(*group).into(), old })
 }
 
-/// Appends the frame of a report from the MAC address `own`.
+/// Appends a frame with a membership report, sent from the MAC address `own`.
 ///
 /// # Panics
 /// If the addresses are of different families.

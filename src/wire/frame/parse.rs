@@ -25,7 +25,8 @@ const ROCE_V1: EtherType = EtherType(0x8915);
 /// Next header value of a GRH that is followed by a BTH (IBA 8.3).
 const IBA_TRANSPORT: u8 = 0x1b;
 
-/// Decodes an Ethernet frame (without its check sequence). Bytes after the IP packet are padding and ignored.
+/// Decodes an Ethernet frame (without its frame check sequence). Bytes after the IP packet are ignored as
+/// padding.
 ///
 /// A frame that is neither RoCE nor one of the control frames is [`Content::Foreign`], whatever it contains.
 ///
@@ -119,13 +120,13 @@ fn ipv4(frame: &[u8], at: usize, checksums: Checksums) -> Result<Content, FrameE
     udp(frame, inner, flow, IpIdent::Exact { id: ip.identification(), flags }, checksums)
 }
 
-/// Reports whether the checksum of a header is valid, over its bytes as received: a decoded header has lost
-/// the reserved flag.
+/// Reports whether the checksum of an IPv4 header is valid. It is computed over the bytes as received,
+/// because a decoded header has lost the reserved flag.
 fn is_ipv4_checksum_valid(header: &[u8]) -> bool {
     Sum16BitWords::new().add_slice(header).ones_complement() == 0
 }
 
-/// Computes the checksum that a header should have.
+/// Computes the checksum that an IPv4 header should have.
 fn ipv4_checksum(header: &[u8]) -> u16 {
     let sum = Sum16BitWords::new().add_slice(&header[..10]).add_slice(&header[12..]);
     sum.ones_complement().to_be()
@@ -297,7 +298,7 @@ fn icmpv6(
     })
 }
 
-/// Returns the MAC address of the first option that `address` selects.
+/// Returns the MAC address in the first option for which `address` returns one.
 fn mac_option<'a>(
     options: NdpOptionsIterator<'a>,
     address: impl Fn(&NdpOptionSlice<'a>) -> Option<&'a [u8]>,

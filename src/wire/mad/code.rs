@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// Communication ID of a connection. Each end chooses its own, and every message carries the recipient's.
+/// Communication ID of a connection. Each end chooses one, by which the other end's messages refer to the
+/// connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct CommId(pub u32);
 
@@ -18,7 +19,7 @@ impl fmt::Display for CommId {
     }
 }
 
-/// Service ID, to which a client connects: the generalisation of a port (IBA A3).
+/// Service ID, to which a client connects: a generalisation of a port (IBA A3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct ServiceId(pub u64);
 
@@ -49,7 +50,7 @@ macro_rules! codes {
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum $name {
             $($(#[$vdoc])* $variant,)*
-            /// Code that is not assigned.
+            /// Unassigned code.
             Other($repr),
         }
 
@@ -65,7 +66,7 @@ macro_rules! codes {
                 }
             }
 
-            /// Returns the meaning of a number.
+            /// Returns the variant for a number on the wire.
             pub const fn from_code(code: $repr) -> $name {
                 match code {
                     $($code => $name::$variant,)*
@@ -86,7 +87,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Reason of a REJ (IBA 12.6.7.2; 35 with enhanced connection establishment).
+    /// Reason of a REJ (IBA 12.6.7.2; code 35 is of enhanced connection establishment).
     RejReason: u16 {
         /// No queue pair is available.
         NoQp = 1, "no queue pair available";
@@ -191,9 +192,9 @@ codes! {
         Rejected = 3, "alternate path rejected";
         /// The request should be redirected.
         Redirected = 4, "alternate path redirection";
-        /// The path is the one in use.
+        /// The path is already in use.
         IsCurrent = 5, "alternate path is the one in use";
-        /// The queue pair is not that of the connection.
+        /// The queue pair does not belong to the connection.
         InvalidQpn = 6, "invalid QPN or EECN";
         /// The remote LID is rejected.
         InvalidLid = 7, "alternate remote port LID rejected";

@@ -1,16 +1,16 @@
-//! Encoding of the fields in the 232 bytes of a message: by byte, bit from the left and width, as in the
-//! tables of the specification.
+//! Encoding of the fields in the 232 bytes of a message. Byte, bit (from the left) and width specify a field,
+//! as in the tables of the specification.
 
 use super::code::{
     Acknowledged, AprStatus, CommId, RejReason, Rejected, ServiceId, SidrStatus, TransportService,
 };
 use crate::wire::{AckTimeout, Gid, Mtu, PKey, Psn, QKey, Qpn};
 
-/// Length of a message after the header of the MAD, in bytes.
+/// Length of the data after the header of a MAD, in bytes.
 pub(super) const DATA_LEN: usize = 232;
 pub(super) const DATA_BITS: usize = DATA_LEN * 8;
 
-/// Data of a MAD behind its header.
+/// Data after the header of a MAD.
 pub(super) type Data = [u8; DATA_LEN];
 
 /// Returns `width` bits from bit `at` on, counted from the highest bit of the first byte. `width` is at most
@@ -35,7 +35,7 @@ const fn mask(width: usize) -> u64 {
     u64::MAX >> (64 - width)
 }
 
-/// Value that a message carries in a field.
+/// Type of a value that a message carries in a field.
 pub(super) trait Field: Sized {
     fn read(data: &Data, at: usize, width: usize) -> Self;
     fn write(&self, data: &mut Data, at: usize, width: usize);

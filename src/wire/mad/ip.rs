@@ -1,5 +1,5 @@
-//! RDMA IP CM service (IBA annex A11): IP port as a service ID, and IP addresses as a header in the private
-//! data.
+//! RDMA IP CM service (IBA annex A11): the IP port is part of the service ID, and the IP addresses are in a
+//! header in the private data.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -31,7 +31,7 @@ impl PortSpace {
         self as u16
     }
 
-    /// Returns the port space of a number.
+    /// Returns the port space with this number in `rdma_cm`.
     pub fn from_code(code: u16) -> Option<PortSpace> {
         PortSpace::ALL.into_iter().find(|s| s.code() == code)
     }
@@ -43,13 +43,15 @@ impl PortSpace {
 }
 
 impl ServiceId {
-    /// Returns the port space and the port that the service ID represents, if it is one of an IP port.
+    /// Returns the port space and the port that the service ID represents, or `None` if it does not represent
+    /// a port.
     pub fn ip_port(self) -> Option<(PortSpace, u16)> {
         let space = u16::try_from(self.0 >> 16).ok().and_then(PortSpace::from_code)?;
         Some((space, self.0 as u16))
     }
 
-    /// Returns the service IDs of the same port in every port space, or only this one if it has no IP port.
+    /// Returns the service IDs of the same port in every port space, or only this one if it does not
+    /// represent a port.
     pub fn of_same_port(self) -> impl Iterator<Item = ServiceId> {
         let port = self.ip_port().map(|(_, port)| port);
         let all = port.into_iter().flat_map(|port| PortSpace::ALL.map(|space| space.service(port)));
@@ -57,7 +59,7 @@ impl ServiceId {
     }
 }
 
-/// Addresses of both ends of a connection. An address of zeros is a wildcard.
+/// Addresses of both ends of a connection. An all-zero address is a wildcard.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct IpHeader {
     /// Address and port of the client.
@@ -66,7 +68,7 @@ pub struct IpHeader {
     pub destination: IpAddr,
 }
 
-/// Reason for which private data does not begin with a header.
+/// Reason why private data does not begin with a valid header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IpHeaderError {

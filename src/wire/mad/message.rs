@@ -6,7 +6,8 @@ use super::code::{
 use super::field::{DATA_BITS, DATA_LEN, Data, Field};
 use crate::wire::{AckTimeout, Gid, Mtu, PKey, Psn, QKey, Qpn};
 
-/// Defines structs from tables: each field with its byte, bit within it from the left, and width in bits.
+/// Defines structs from tables that give the position of each field: its byte, its bit within the byte (from
+/// the left) and its width in bits.
 macro_rules! layouts {
     ($($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty = $byte:literal, $bit:literal, $width:expr;)* })*) => {
         $(

@@ -36,7 +36,7 @@ pub struct Mad {
     pub message: Message,
 }
 
-/// Reason for which bytes are not a MAD of the communication manager.
+/// Reason why bytes are not a MAD of the communication manager.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MadError {
@@ -52,8 +52,8 @@ pub enum MadError {
     /// The version of the management class is not known.
     #[error("version of the communication management class is {0}, must be {CLASS_VERSION}")]
     ClassVersion(u8),
-    /// The method is not Send, which is the only one of the communication manager: its messages do not get or
-    /// set attributes.
+    /// The method is not Send, the only method that the communication manager uses: its messages do not get
+    /// or set attributes.
     #[error("method is {0:#04x}, must be {METHOD_SEND:#04x} (Send)")]
     Method(u8),
     /// The attribute is not a message of the communication manager.
@@ -66,7 +66,7 @@ pub enum MadError {
 pub enum Recipient {
     /// Listener of a service ID.
     Service(ServiceId),
-    /// End of a connection, or of a service ID resolution, with this ID; 0 in a REJ whose sender never
+    /// End that has this ID for a connection or a service ID resolution; 0 in a REJ whose sender never
     /// received the ID.
     Connection(CommId),
 }

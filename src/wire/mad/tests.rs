@@ -18,7 +18,8 @@ fn zeros(bytes: &[u8]) -> u32 {
     bytes.iter().map(|b| b.count_zeros()).sum()
 }
 
-/// Decodes messages of all ones and encodes them again: only the bits that the tables reserve are lost.
+/// Decodes messages of all ones and encodes them again: only the bits that are reserved in the tables are
+/// lost.
 #[test]
 fn fields_cover_all_but_the_reserved_bits() {
     let reserved = |kind| match kind {
