@@ -652,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_packets_share_a_burst_and_a_shorter_one_ends_it() {
+    fn packets_of_equal_length_share_a_burst_and_a_shorter_one_ends_it() {
         let mut q = TxQueue::new(BurstLimits::SEGMENTED);
         for len in [100, 100, 40, 100, 100] {
             let (h, p) = send(len);

@@ -378,7 +378,7 @@ mod tests {
     use crate::wire::RKey;
 
     #[test]
-    fn roll_back_restores_the_queue() {
+    fn roll_back_restores_the_send_queue() {
         let init = QpInit {
             qp_type: QpType::Rc,
             pd: PdId(1),

@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn state_transitions_match_the_table_exactly() {
+    fn modify_permits_exactly_the_transitions_of_the_table() {
         use QpState::*;
         let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err];
         for (qp_type, from) in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv]

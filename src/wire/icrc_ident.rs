@@ -125,14 +125,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inverse_of_x_times_x_is_one() {
+    fn x_times_its_inverse_is_one() {
         assert_eq!(mul(INV_X, ONE >> 1), ONE);
         assert_eq!(mul(mul(STRIDE[3], STEP[7]), ONE), mul(STEP[7], STRIDE[3]));
         assert_eq!(STEP[256], STRIDE[1]);
     }
 
     #[test]
-    fn changed_bytes_are_recovered_at_any_distance() {
+    fn changed_bytes_are_recovered_at_any_distance_from_the_end() {
         for bytes in [4usize, 5, 40, 255, 256, 257, 1044, 4200, 65_535] {
             let mut message = vec![0x5a; bytes + 9];
             let before = crc32fast::hash(&message);

@@ -59,7 +59,7 @@ fn fields_that_routers_change_do_not_affect_the_icrc() {
 }
 
 #[test]
-fn every_ipv4_id_is_recovered_at_every_length() {
+fn ipv4_ids_are_recovered_at_any_packet_length() {
     for len in [16, 17, 20, 100, 231, 232, 233, 276, 1044, 1500, 4116, 8192, 9000, 65_507] {
         for id in [0, 1, 2, 15, 63, 64, 255, 256, 0x1234, 0x8000, 0xff00, 0xfffe, 0xffff] {
             for flags in [IpIdent::DONT_FRAGMENT, 0] {
@@ -129,7 +129,7 @@ fn flush_whose_icrc_covers_its_headers_twice_is_accepted_only_if_enabled() {
 }
 
 #[test]
-fn too_short_packets_fail_verification() {
+fn packets_shorter_than_bth_and_icrc_fail_verification() {
     for len in 0..16 {
         assert!(!verify(&v4(), IpIdent::Unknown, 0, &vec![0xff; len]));
         assert!(!verify(&v6(), IpIdent::SENT, 0, &vec![0xff; len]));
@@ -138,7 +138,7 @@ fn too_short_packets_fail_verification() {
 
 proptest! {
     #[test]
-    fn icrc_of_slices_equals_the_oracle_for_any_cut(
+    fn icrc_computed_in_slices_equals_that_of_another_implementation(
         payload in proptest::collection::vec(any::<u8>(), 16..2000),
         cuts in proptest::collection::vec(any::<proptest::sample::Index>(), 0..6),
         id: u16,
@@ -186,7 +186,7 @@ fn verifier_of(count: usize, id: impl Fn(usize) -> u16) -> Verifier {
 }
 
 #[test]
-fn only_ipv4_ids_of_a_burst_are_accepted_from_a_known_sender() {
+fn only_ipv4_ids_below_64_are_accepted_from_a_known_sender() {
     let mut verifier = verifier_of(100, |_| 0);
     let (df, unknown) = (IpIdent::DONT_FRAGMENT, IpIdent::Unknown);
     for (id, flags) in [(64, df), (0x1234, df)] {

@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mtu_codes_and_packet_counts() {
+    fn mtu_converts_from_code_and_bytes_and_counts_packets() {
         for (code, bytes) in [(1, 256), (2, 512), (3, 1024), (4, 2048), (5, 4096)] {
             let mtu = Mtu::from_code(code).unwrap();
             assert_eq!(mtu.bytes(), bytes);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn rnr_timer_table_ends_match_the_specification() {
+    fn rnr_timer_durations_match_the_specification() {
         assert_eq!(RnrTimer::new(0).duration(), Duration::from_micros(655_360));
         assert_eq!(RnrTimer::new(1).duration(), Duration::from_micros(10));
         assert_eq!(RnrTimer::new(12).duration(), Duration::from_micros(640));
@@ -298,14 +298,14 @@ mod tests {
     }
 
     #[test]
-    fn ack_timeout_is_a_power_of_two() {
+    fn ack_timeout_is_4096_ns_times_a_power_of_two() {
         assert_eq!(AckTimeout::new(0).duration(), None);
         assert_eq!(AckTimeout::new(14).duration(), Some(Duration::from_nanos(67_108_864)));
         assert_eq!(AckTimeout::new(31).duration(), Some(Duration::from_nanos(4096 << 31)));
     }
 
     #[test]
-    fn partition_keys_need_one_full_member() {
+    fn partition_keys_match_only_if_one_is_of_a_full_member() {
         assert!(PKey(0x7fff).admits(PKey::DEFAULT));
         assert!(PKey(0xffff).admits(PKey(0x7fff)));
         assert!(!PKey(0x7fff).admits(PKey(0x7fff)));
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn gids_map_both_ip_versions() {
+    fn gids_convert_from_and_to_both_ip_versions() {
         let v4: IpAddr = "10.0.0.1".parse().unwrap();
         let v6: IpAddr = "fe80::1".parse().unwrap();
         assert_eq!(Gid::from(v4).ip(), v4);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_split_into_index_and_generation() {
+    fn memory_keys_split_into_index_and_generation() {
         let key = RKey::from_parts(0x12_3456, 0x9a);
         assert_eq!(key.0, 0x1234_569a);
         assert_eq!((key.index(), key.generation()), (0x12_3456, 0x9a));

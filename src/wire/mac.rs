@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_round_trips_and_invalid_text_is_refused() {
+    fn mac_text_is_parsed_and_invalid_text_is_refused() {
         let mac: Mac = "52:54:00:AB:0c:01".parse().unwrap();
         assert_eq!(mac, Mac([0x52, 0x54, 0, 0xab, 0x0c, 1]));
         assert_eq!(mac.to_string(), "52:54:00:ab:0c:01");
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn multicast_addresses_map_to_group_macs() {
+    fn multicast_ip_addresses_map_to_group_macs() {
         let of = |ip: &str| Mac::of_group(ip.parse().unwrap()).map(|m| m.to_string());
         assert_eq!(of("239.129.2.3").as_deref(), Some("01:00:5e:01:02:03"));
         assert_eq!(of("255.255.255.255").as_deref(), Some("ff:ff:ff:ff:ff:ff"));

@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_opcodes_are_exactly_the_unassigned_ones() {
+    fn assigned_opcodes_are_valid_and_all_others_reserved() {
         let valid = (0..=255u8).filter(|o| Opcode(*o).row().is_valid()).count();
         // 25 of RC, 12 of UC, 22 of RD, 2 of UD, the CNP, 25 of XRC.
         assert_eq!(valid, 25 + 12 + 22 + 2 + 1 + 25);
@@ -414,13 +414,13 @@ mod tests {
     }
 
     #[test]
-    fn longest_headers_match_max_headers_len() {
+    fn longest_headers_have_length_max_headers_len() {
         let longest = TABLE.iter().map(|r| crate::wire::BTH_LEN + r.headers.wire_len()).max();
         assert_eq!(longest, Some(crate::wire::MAX_HEADERS_LEN));
     }
 
     #[test]
-    fn find_is_the_inverse_of_the_table() {
+    fn opcode_find_inverts_the_opcode_table() {
         for o in (0..=255).map(Opcode).filter(|o| o.row().is_valid()) {
             let r = o.row();
             let extra = r.headers & (HeaderSet::IMMDT | HeaderSet::IETH);
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn names_match_the_specification() {
+    fn opcode_names_match_the_specification() {
         assert_eq!(Opcode(0x0b).to_string(), "RC RDMA WRITE Only Immediate");
         assert_eq!(Opcode(0x64).to_string(), "UD SEND Only");
         assert_eq!(Opcode(0x81).to_string(), "CNP");

@@ -88,7 +88,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn wraps_at_24_bits() {
+    fn psn_wraps_at_24_bits() {
         assert_eq!(Psn::new(0xff_ffff).next(), Psn::new(0));
         assert_eq!(Psn::new(0).prev(), Psn::new(0xff_ffff));
         assert!(Psn::new(0xff_fff0).is_before(Psn::new(5)));
@@ -98,7 +98,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn distance_to_sum_is_the_addend(start in 0u32..Psn::SPACE, n in 0u32..(1 << 23)) {
+        fn psn_distance_to_a_sum_is_the_addend(start in 0u32..Psn::SPACE, n in 0u32..(1 << 23)) {
             let a = Psn::new(start);
             prop_assert_eq!((a + n).since(a), n as i32);
             prop_assert_eq!((a + n) - n, a);

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bandwidth_delay_product_leaves_out_what_waits_in_queues() {
+    fn bandwidth_delay_product_excludes_data_waiting_in_queues() {
         let path = |rtt| PathState { link_window: 1 << 20, mtu: Mtu::Mtu1024, rtt };
         assert_eq!(path(None).bandwidth_delay_product(1000), 0);
         assert_eq!(path(Some(RoundTrip { smoothed: 150, min: 100 })).bandwidth_delay_product(1500), 1000);

@@ -60,7 +60,7 @@ fn exhausted_retries_fail_the_path_if_an_alternate_path_is_armed() {
 }
 
 #[test]
-fn sequence_nak_is_a_loss_unless_its_packet_is_the_next_to_send() {
+fn sequence_nak_counts_as_a_loss_unless_its_packet_is_next_to_send() {
     let (conn, now) = (conn(), Instant(1 << 40));
     let recovery = in_flight(now, &conn);
     assert_eq!(recovery.on_sequence_nak(Psn::new(3), &flight(3, 10, 10)), Some(Loss::OnPath));
@@ -68,7 +68,7 @@ fn sequence_nak_is_a_loss_unless_its_packet_is_the_next_to_send() {
 }
 
 #[test]
-fn missing_response_is_a_loss_once() {
+fn missing_response_counts_as_a_loss_only_once() {
     let (conn, now, tuning) = (conn(), Instant(1 << 40), Tuning::default());
     let mut recovery = in_flight(now, &conn);
     assert_eq!(recovery.on_implied_nak(&flight(3, 10, 10)), Some(Loss::OnPath));
@@ -137,7 +137,7 @@ fn rnr_nak_restores_the_transport_retries() {
 }
 
 #[test]
-fn probe_timeout_schedules_the_oldest_packet_and_doubles() {
+fn each_probe_timeout_schedules_the_oldest_packet_and_doubles_the_next_timeout() {
     let (conn, mut now, tuning) = (conn(), Instant(1 << 40), Tuning::default());
     let mut recovery = in_flight(now, &conn);
     let base = recovery.rtt.probe_timeout(&tuning).unwrap();
@@ -155,7 +155,7 @@ fn probe_timeout_schedules_the_oldest_packet_and_doubles() {
 }
 
 #[test]
-fn probe_timeout_goes_back_if_only_reads_are_in_flight() {
+fn probe_timeout_causes_go_back_n_if_only_reads_are_in_flight() {
     let (conn, now) = (conn(), Instant(1 << 40));
     let mut recovery = in_flight(now, &conn);
     let local_ack = recovery.timers.earliest(&[Timer::LocalAck]);
@@ -180,7 +180,7 @@ fn packet_without_ackreq_is_resent_as_a_probe_after_the_ack_silence() {
 }
 
 #[test]
-fn local_ack_timeout_is_half_as_long_again_after_an_expiry() {
+fn local_ack_timeout_is_1_5_times_as_long_after_an_expiry() {
     let (conn, now, tuning) = (conn(), Instant(1 << 40), Tuning::default());
     let (timeout, mut recovery) = (conn.timeout.duration().unwrap(), in_flight(now, &conn));
     let local_ack = |recovery: &Recovery| recovery.timers.earliest(&[Timer::LocalAck]);
@@ -196,7 +196,7 @@ fn local_ack_timeout_is_half_as_long_again_after_an_expiry() {
 }
 
 #[test]
-fn nothing_in_flight_leaves_no_timer() {
+fn no_timer_is_armed_when_nothing_is_in_flight() {
     let (conn, now, tuning) = (conn(), Instant(1 << 40), Tuning::default());
     let mut recovery = in_flight(now, &conn);
     recovery.on_progress(&flight(10, 10, 10), 10, &conn, now, &tuning);
@@ -207,7 +207,7 @@ fn nothing_in_flight_leaves_no_timer() {
 }
 
 #[test]
-fn expired_timers_are_deferred_64_times_while_packets_arrive() {
+fn expired_timers_are_deferred_at_most_64_times_while_packets_arrive() {
     let mut deferral = TimerDeferral::default();
     assert!((0..64).all(|_| deferral.defers(true)));
     assert!(!deferral.defers(true) && deferral.defers(true) && !deferral.defers(false));

@@ -83,7 +83,7 @@ fn encoded_frames_equal_those_of_linux() {
 }
 
 #[test]
-fn neighbour_discovery_is_decoded_and_ignored_if_a_router_forwarded_it() {
+fn neighbour_discovery_is_decoded_unless_a_router_forwarded_it() {
     let Content::NeighborSolicit(ns) = read(&unhex(SOLICIT)).unwrap().content else { panic!() };
     assert_eq!(ns.target.to_string(), "fe80::5054:ff:fe77:2");
     assert_eq!(ns.source_mac, Some(A));
@@ -121,7 +121,7 @@ fn neighbour_discovery_with_an_invalid_option_is_refused() {
 }
 
 #[test]
-fn echo_round_trips_in_both_families() {
+fn echo_messages_round_trip_over_ipv4_and_ipv6() {
     for (src, dst) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
         let echo =
             Echo { request: true, src: src.parse().unwrap(), dst: dst.parse().unwrap(), id: 7, seq: 9 };
@@ -252,7 +252,7 @@ fn frame_cut_short_at_any_length_is_reported_as_truncated() {
 }
 
 #[test]
-fn present_udp_checksum_is_verified_and_pseudo_sum_completes_to_a_valid_one() {
+fn nonzero_udp_checksum_is_verified_and_pseudo_header_sum_completes_to_a_valid_one() {
     for hex in [RXE_V4, RXE_V6] {
         let mut frame = unhex(hex);
         let r = roce(&frame);

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_are_numbered_from_the_most_significant() {
+    fn field_bits_are_numbered_from_the_most_significant() {
         let mut data = [0; DATA_LEN];
         data[..4].copy_from_slice(&[0b1010_0101, 0xff, 0x00, 0x81]);
         assert_eq!(bits(&data, 0, 4), 0b1010);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn setting_bits_leaves_their_neighbours() {
+    fn setting_a_field_leaves_adjacent_bits_unchanged() {
         let mut data = [0xff; DATA_LEN];
         set_bits(&mut data, 4, 20, 0);
         assert_eq!(data[..4], [0xf0, 0, 0, 0xff]);

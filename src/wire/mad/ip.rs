@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_round_trip_and_mixed_families_become_ipv6() {
+    fn ip_headers_round_trip_and_mixed_address_families_become_ipv6() {
         for (source, destination) in [("10.0.0.1:7", "10.0.0.2"), ("[fd00::1]:65535", "fd00::2")] {
             let header =
                 IpHeader { source: source.parse().unwrap(), destination: destination.parse().unwrap() };

@@ -21,7 +21,7 @@ fn zeros(bytes: &[u8]) -> u32 {
 /// Decodes messages of all ones and encodes them again: only the bits that are reserved in the tables are
 /// lost.
 #[test]
-fn fields_cover_all_but_the_reserved_bits() {
+fn message_fields_cover_all_but_the_reserved_bits() {
     let reserved = |kind| match kind {
         // Reserved words, and bytes beside fields of 24 bits; six bits beside each flow label, three beside
         // each SL and each timeout.
@@ -86,7 +86,7 @@ fn invalid_mad_is_refused_with_its_error() {
 }
 
 #[test]
-fn codes_round_trip_including_unassigned_ones() {
+fn cm_codes_round_trip_even_if_unassigned() {
     for code in 0..=u16::MAX {
         assert_eq!(RejReason::from_code(code).code(), code);
     }
@@ -100,7 +100,7 @@ fn codes_round_trip_including_unassigned_ones() {
 }
 
 #[test]
-fn vendor_id_is_split_between_other_fields() {
+fn vendor_id_round_trips_and_leaves_the_qpn_unchanged() {
     let mut rep = Rep { qpn: Qpn::new(0x12_3456), ..Rep::default() };
     rep.set_vendor_id(0xab_cdef);
     assert_eq!(rep.vendor_id(), 0xab_cdef);
@@ -112,7 +112,7 @@ fn vendor_id_is_split_between_other_fields() {
 }
 
 #[test]
-fn recipient_is_the_service_of_a_request_and_otherwise_the_remote_id() {
+fn recipient_is_the_service_of_a_request_and_the_remote_id_of_other_messages() {
     let service = ServiceId(7);
     let req = Req { service, mtu: Some(Mtu::Mtu1024), ..Req::default() };
     assert_eq!(Message::from(req).recipient(), Recipient::Service(service));
@@ -123,7 +123,7 @@ fn recipient_is_the_service_of_a_request_and_otherwise_the_remote_id() {
 }
 
 #[test]
-fn rej_and_apr_info_length_is_clamped_to_the_field() {
+fn rej_and_apr_info_length_is_clamped_to_the_field_size() {
     let rej = Rej { info_len: 127, ..Rej::default() };
     assert_eq!(rej.info().len(), 72);
     assert_eq!(Apr { info_len: 255, ..Apr::default() }.info().len(), 72);
