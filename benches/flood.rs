@@ -1,8 +1,8 @@
-//! Measures how much a flood of forged packets from a third socket impairs an RC connection over UDP on
-//! loopback, and the CPU time of each such packet. Rounds without a flood, rounds with a flood to a plain
-//! socket (the control) and rounds with each kind of flood alternate, because the performance of the machine
-//! changes from one second to the next. Options: `--quick`, `--rate N` packets per second, `--buffer BYTES`
-//! of the links' sockets (212992 is the size for an unprivileged process).
+//! Measures how much a flood of forged packets from a third socket slows down an RC connection over UDP on
+//! loopback, and the CPU time that each forged packet costs. Rounds without a flood, rounds with a flood to a
+//! plain socket (the control) and rounds with each kind of flood alternate, because the performance of the
+//! machine changes from one second to the next. Options: `--quick`, `--rate N` packets per second, `--buffer
+//! BYTES` of the links' sockets (212992 is the size for an unprivileged process).
 //!
 //! The flood is what any local user could send: packets from UDP sockets with another port than 4791, bound
 //! to the address of one of the peers. The flooder knows both queue pair numbers and follows the PSN.

@@ -67,7 +67,7 @@ impl Side {
         Ok(RemoteAddr { va: va.parse()?, rkey: RKey(rkey.parse()?) })
     }
 
-    /// Keeps WRITEs in flight for this time and returns their throughput in Gb/s.
+    /// Keeps WRITEs in flight for `time` and returns their throughput in Gb/s.
     fn stream(&self, remote: RemoteAddr, time: Duration) -> Result<f64> {
         let sge = [self.mr.sge(0..MESSAGE)];
         let wr =

@@ -22,7 +22,7 @@ pub struct Throughput {
     pub lost: f64,
 }
 
-/// Half round trips, in nanoseconds.
+/// Half round-trip times in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct HalfRoundTrip {
     /// Median.

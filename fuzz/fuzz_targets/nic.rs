@@ -59,7 +59,7 @@ pub struct PacketOnWire {
     bytes: Vec<u8>,
 }
 
-/// Capacity of the wire; older packets are lost.
+/// Maximum number of packets on the wire. If it is exceeded, the oldest packet is lost.
 const WIRE_CAPACITY: usize = 128;
 
 struct World {

@@ -37,7 +37,7 @@ impl BurstLimits {
 /// Location of a packet's payload.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Memory of the NIC, for inline data and results of atomics.
+    /// Bytes in memory of the NIC: inline data or the result of an atomic.
     Bytes(&'a [u8]),
     /// User memory. The ICRC covers the copy, so the application may write there at any time.
     Host(&'a [HostSlice]),
@@ -380,7 +380,7 @@ impl TxQueue {
         self.add_arena_piece(start);
     }
 
-    /// Adds a whole burst of another queue unchanged, for middleware that takes a queue apart.
+    /// Adds a whole burst of another queue unchanged, for middleware that distributes the bursts of a queue.
     ///
     /// # Panics
     /// If the ICRC of the burst is [deferred](TxBurst::bytes).

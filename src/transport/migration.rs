@@ -32,7 +32,8 @@ impl QueuePair {
         }
     }
 
-    /// Returns the indices of the primary and of the alternate path's partition key in the table of the port.
+    /// Returns the indices into the port's partition key table for the primary path and, if one is loaded,
+    /// for the alternate path.
     pub fn pkey_indices(&self) -> (u16, Option<u16>) {
         (self.conn.pkey_index, self.conn.alternate.map(|a| a.path.pkey_index))
     }

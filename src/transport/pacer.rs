@@ -7,7 +7,7 @@ use super::{Instant, Tuning};
 use crate::wire::Mtu;
 
 /// Length of a burst: the traffic that the rate permits within this time may be sent at once. A single packet
-/// is permitted even if it is longer.
+/// is permitted even if it takes longer.
 const BURST: Duration = Duration::from_micros(100);
 
 /// Maximum time without traffic, because of a late timer or a lack of data, for which the unused rate may be

@@ -27,8 +27,8 @@ pub struct Quirks {
     /// without raising one.
     pub reports_missed_completions: bool,
     /// Whether a zero-length region may begin at a page boundary. The kernel pins no page of such a region
-    /// and refuses to register it (`ib_umem_get`, so rxe and mlx5), but it registers one that begins within a
-    /// page.
+    /// and refuses to register it (in `ib_umem_get`, hence also for rxe and mlx5), but it registers one that
+    /// begins within a page.
     pub empty_regions_at_page_boundaries: bool,
     /// Whether the scatter/gather elements of an atomic may have more than 8 bytes; the old value fills the
     /// first 8. rxe refuses only `length < 8`; the mlx5 provider passes 8 to the device whatever the length
@@ -81,7 +81,6 @@ impl Quirks {
         send_queue_errors: true,
     };
 
-    /// Conformance to the specification, except that work requests are checked as leniently when posted as by
-    /// devices.
+    /// Conformance to the specification, except that posting checks work requests as leniently as devices do.
     pub const LENIENT: Quirks = Quirks { long_atomics: true, late_refusals: true, ..Quirks::STRICT };
 }

@@ -193,7 +193,7 @@ impl WrOp {
 pub struct SendFlags {
     /// Whether the work request generates a completion on success; errors always generate one.
     pub signaled: bool,
-    /// Whether the peer is asked to raise a solicited event on its completion queue.
+    /// Whether the work request requests a solicited event at the peer's completion queue.
     pub solicited: bool,
     /// Whether the work request waits for all earlier READs and atomics of its queue.
     pub fence: bool,
@@ -296,7 +296,7 @@ impl<'a> SendWr<'a> {
         Self::new(wr_id, WrOp::SendWithImm(imm), sges)
     }
 
-    /// Creates a SEND with invalidate, which invalidates `rkey` at the peer, the key of a memory window or
+    /// Creates a SEND with invalidate. At the peer, it invalidates `rkey`, the key of a memory window or
     /// fast-registered region.
     pub const fn send_inval(wr_id: u64, sges: &'a [Sge], rkey: RKey) -> SendWr<'a> {
         Self::new(wr_id, WrOp::SendWithInv(rkey), sges)

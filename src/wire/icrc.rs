@@ -146,8 +146,8 @@ impl Icrc {
         !self.0
     }
 
-    /// Returns the state after a message that is congruent to `bytes` modulo the polynomial, so that the
-    /// result of code which continued from [`register`](Self::register) can be taken over.
+    /// Returns the state after a message that is congruent to `bytes` modulo the polynomial. Code that has
+    /// continued the computation from [`register`](Self::register) returns to an [`Icrc`] with it.
     #[inline]
     pub(crate) fn of_remainder(bytes: &[u8; 16]) -> Icrc {
         Icrc(short::update(!0, bytes))

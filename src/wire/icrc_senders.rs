@@ -24,7 +24,7 @@ use std::net::IpAddr;
 
 use super::{Flow, IpIdent};
 
-/// Maximum number of packets in a burst, whose identifications are all below it.
+/// Maximum number of packets in a burst. All identifications in a burst are below it.
 const MAX_BURST_PACKETS: u16 = 64;
 /// Number of consecutive packets with identifications below `MAX_BURST_PACKETS` after which a sender is
 /// known.

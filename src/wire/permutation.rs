@@ -19,7 +19,7 @@ impl Permutation {
     /// Lowest number that is permuted.
     pub const FIRST: u32 = 2;
 
-    /// Creates the permutation that `key` selects, of numbers of `bits` bits (2..=32).
+    /// Creates the permutation of `bits`-bit numbers (2..=32 bits) that `key` selects.
     pub fn new(bits: u32, key: u64) -> Permutation {
         // Finalizer of MurmurHash3: keys that differ in one bit give unrelated factors.
         let mut z = key;

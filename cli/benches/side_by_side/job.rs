@@ -14,7 +14,7 @@ pub type Metrics = BTreeMap<String, f64>;
 pub struct Job {
     pub task: Task,
     pub role: Role,
-    /// Duration of the measurement in seconds; a warm-up of a fifth of it precedes.
+    /// Duration of the measurement in seconds, not counting a warm-up of a fifth of that time.
     pub seconds: f64,
     /// File that both ends map, in which the passive end counts the data that has arrived.
     pub progress: PathBuf,
@@ -27,7 +27,7 @@ pub enum Role {
     Passive,
 }
 
-/// A measurement. Of two addresses or interfaces the first is that of the active end.
+/// Measurement to perform. Of two addresses or interfaces, the first is that of the active end.
 #[derive(Clone, Serialize, Deserialize)]
 pub enum Task {
     RawUdpStream {

@@ -17,7 +17,8 @@ pub struct Machine {
     pub wmem_max: String,
     pub tcp_congestion_control: String,
     pub root: bool,
-    /// Load averages of the last one, five and fifteen minutes at the start: other activity on the machine.
+    /// Load averages of the last one, five and fifteen minutes before the start, which show other activity on
+    /// the machine.
     pub load: String,
 }
 

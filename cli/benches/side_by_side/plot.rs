@@ -32,8 +32,8 @@ const COLOURS: [RGBColor; 6] = [
 ];
 const GREYS: [RGBColor; 3] = [BLACK, RGBColor(110, 110, 110), RGBColor(170, 170, 170)];
 
-/// Returns a series by message size. A series of raw datagrams is extended to the largest size with its last
-/// value.
+/// Returns the line of a series over the message size. A series of raw datagrams is extended to the largest
+/// size with its last value.
 fn by_size(table: &Table, name: &str, colour: RGBColor) -> Line {
     let rows = table.rows().filter(|(key, _)| key.series == name && key.size > 0);
     let mut points: Vec<(f64, f64)> =

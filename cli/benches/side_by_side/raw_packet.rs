@@ -1,5 +1,5 @@
-//! Raw packet sockets over a veth pair, with a virtio-net header before each train of datagrams: the limit of
-//! the packet link.
+//! Raw packet sockets over a veth pair, with a virtio-net header before each train of datagrams: the upper
+//! limit for the packet link.
 
 use std::io;
 use std::mem::size_of;

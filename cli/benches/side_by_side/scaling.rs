@@ -155,7 +155,7 @@ pub fn connections(ips: [IpAddr; 2], count: usize) -> Result<Metrics> {
     Ok(metrics)
 }
 
-/// Measures the processor time of all threads for `count` idle connected pairs of queue pairs, in
+/// Measures the CPU time that `count` idle pairs of connected queue pairs cost all threads together, in
 /// microseconds per second.
 pub fn idle(ips: [IpAddr; 2], count: usize, seconds: f64) -> Result<Metrics> {
     let nics = NicPair::new(ips, count)?;
@@ -170,8 +170,8 @@ pub fn idle(ips: [IpAddr; 2], count: usize, seconds: f64) -> Result<Metrics> {
     Ok(Metrics::from([("µs/s".into(), used)]))
 }
 
-/// Measures two threads, each with a queue pair and a completion queue of its own, that WRITE messages of
-/// `size` bytes from one NIC to another of this process, both with this number of shards.
+/// Measures the throughput of two threads that WRITE messages of `size` bytes from one NIC of this process to
+/// another. Each thread has its own queue pair and completion queue; both NICs have `shards` shards.
 pub fn threads(ips: [IpAddr; 2], shards: usize, size: usize, seconds: f64) -> Result<Metrics> {
     const IN_FLIGHT: u64 = 16;
     let a = nic::open_shards(ips, Role::Active, shards)?;

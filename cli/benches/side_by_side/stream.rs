@@ -14,7 +14,7 @@ use crate::progress::{Meter, Progress, SendWindow};
 
 /// Number of receives that the receiver keeps posted.
 const RECV_DEPTH: usize = 1000;
-/// Bytes of the GRH before the data of a received datagram.
+/// Length in bytes of the GRH before the data of a received datagram.
 const GRH: usize = 40;
 /// Maximum number of bytes that a sender of datagrams may be ahead of the receiver's count.
 const MAX_AHEAD: usize = 1 << 20;
