@@ -22,7 +22,7 @@ fn client(node: &TestEndpoint, request: &[u8]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Code under test: posts the receive of one request.
+/// Code under test: posts a receive for one request.
 fn listen(node: &TestEndpoint) -> Result<Mr> {
     let buffer = node.pd.reg_mr(64, Access::LOCAL_WRITE)?;
     node.qp.post_recv(&RecvWr::new(1, &[buffer.sge(0..64)]))?;
@@ -40,7 +40,7 @@ fn serve(node: &TestEndpoint, buffer: &Mr) -> Result<()> {
     Ok(())
 }
 
-/// The test; in a test module it would have the attribute `#[test]`.
+/// Checks the reply of the server. In a test module, this function would have the attribute `#[test]`.
 fn reply_is_the_request_in_upper_case() -> Result<()> {
     let (a, b) = Fabric::new().pair()?;
     let buffer = listen(&b)?;

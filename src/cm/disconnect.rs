@@ -226,8 +226,8 @@ impl Cm {
         Ok(())
     }
 
-    /// Releases a connection that no program needs any more: ends it towards the peer as its state requires.
-    /// No further events are reported, and the queued ones are discarded.
+    /// Releases a connection that no program needs any more, and notifies the peer with the message that its
+    /// state requires. No further events are reported, and the queued ones are discarded.
     pub fn release(&mut self, now: Instant, id: ConnId) {
         use State as S;
         let Some(state) = self.connections.get(&id.0).filter(|c| !c.released).map(|c| c.state) else {

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn detach_all_returns_the_groups_that_are_empty() {
+    fn detach_all_returns_the_groups_that_become_empty() {
         let mut t = MulticastTable::default();
         let limits = Personality::STRICT.limits;
         let [a, b] = [1, 2].map(Qpn::new);

@@ -321,7 +321,7 @@ mod tests {
         }
     }
 
-    /// Checks the errors of failing calls, not only the table.
+    /// Checks the errors that failing calls return, in addition to the rows of the table.
     #[test]
     fn full_queue_gives_enomem_and_wrong_state_einval() {
         let (a, _b) = Fabric::virtual_time(FabricConfig::default()).unwrap().pair().unwrap();

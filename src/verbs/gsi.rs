@@ -25,7 +25,7 @@ const RECV_DEPTH: u32 = 2048;
 /// Number of MADs that can be queued for sending.
 const SEND_DEPTH: u32 = 1024;
 
-/// Number of bytes of a receive buffer: a MAD after the routing header of a datagram.
+/// Number of bytes of a receive buffer: the routing header of a datagram, followed by a MAD.
 const SLOT_LEN: usize = grh::LEN + MAD_LEN;
 
 /// A received management datagram.
@@ -35,7 +35,7 @@ pub struct ReceivedMad {
     pub bytes: [u8; MAD_LEN],
     /// Path to the sender.
     pub from: AddressVector,
-    /// Number of the queue pair that sent it: QP1, except for non-compliant peers.
+    /// Number of the queue pair that sent the MAD: QP1, unless the peer is non-compliant.
     pub src_qpn: Qpn,
     /// Index of the partition key that the datagram was sent with.
     pub pkey_index: u16,
@@ -144,7 +144,7 @@ impl ManagementPort {
         self.cq.0.queue.is_armed()
     }
 
-    /// Takes the oldest datagram that has a path to its sender.
+    /// Takes the oldest received datagram to whose sender there is a path.
     fn next_mad(&self) -> Option<ReceivedMad> {
         self.cq.poll_link_if_empty();
         loop {
@@ -206,8 +206,8 @@ pub struct ServiceClaim {
 
 impl Context {
     /// Registers a service, so that requests for it (REQ, SIDR_REQ), sent to one address of the device or to
-    /// any of them, arrive at this process's QP1. Without another process that shares the device's addresses
-    /// they do so anyway, and no claim is refused.
+    /// any of them, arrive at this process's QP1. If no other process shares the device's addresses, they
+    /// arrive there anyway, and no claim is refused.
     ///
     /// # Errors
     /// [`ClaimError::InUse`] if another process has claimed the service; [`ClaimError::System`] if the device

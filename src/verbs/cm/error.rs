@@ -41,7 +41,7 @@ pub enum IdError {
         /// Cause.
         source: ClaimError,
     },
-    /// The address cannot be that of a host.
+    /// The address is not unicast, so it is not that of a host.
     #[error("{0} is not a unicast address")]
     NoHost(IpAddr),
     /// Source and destination are of different IP versions.

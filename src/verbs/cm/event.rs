@@ -75,7 +75,7 @@ impl CmEventKind {
     }
 }
 
-/// An event of an id.
+/// An event that concerns an id.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CmEvent {
@@ -87,7 +87,7 @@ pub struct CmEvent {
     pub kind: CmEventKind,
     /// Cause of a failure: a negative error number, or the reason of a rejection.
     pub status: i32,
-    /// Data that came with the event.
+    /// Parameters that belong to the event.
     pub param: EventParam,
 }
 
@@ -121,8 +121,8 @@ impl EventParam {
     }
 }
 
-/// Connection parameters that the peer requests or grants, from this side, so that an acceptance can repeat
-/// them.
+/// Connection parameters that the peer requests or grants, as seen from this side, so that an acceptance can
+/// return them unchanged.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ConnectionInfo {

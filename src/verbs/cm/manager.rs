@@ -229,7 +229,7 @@ impl Shared {
         }
     }
 
-    /// Destroys the ids whose last handle was dropped.
+    /// Destroys the ids whose last handle has been dropped.
     fn end_retired(&self, state: &mut State) {
         let retired = std::mem::take(&mut *self.retired.lock());
         retired.into_iter().for_each(|number| state.destroy(number));
@@ -287,7 +287,7 @@ impl Driver for Shared {
     }
 }
 
-/// State that the background thread sleeps on.
+/// State by which the background thread sleeps and other threads wake it.
 struct Sleep {
     wake: EventFd,
     ports: Mutex<Vec<Arc<ManagementPort>>>,
