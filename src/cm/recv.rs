@@ -88,7 +88,7 @@ impl Cm {
         }
     }
 
-    /// Executes the step of the state table.
+    /// Executes the step that the state table assigns to a message in the state of its connection.
     pub(super) fn execute_step(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad) {
         let Some(state) = self.connections.get(&id).map(|c| c.state) else { return };
         let Some(step) = step(state, mad.message.kind()) else {

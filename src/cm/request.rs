@@ -23,7 +23,8 @@ pub struct Path {
 }
 
 impl Path {
-    /// Creates a path to the destination of `av`, with the other values that `rdma_cm` uses on RoCE.
+    /// Creates a path to the destination of `av`, with the defaults of `rdma_cm` on RoCE for all other
+    /// fields.
     pub const fn to(av: AddressVector, mtu: Mtu) -> Path {
         Path { av, mtu, packet_life: AckTimeout::new(18), pkey: PKey::DEFAULT }
     }
@@ -77,7 +78,8 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Creates a request for a reliable connection to `service`, with the other values that `rdma_cm` uses.
+    /// Creates a request for a reliable connection to `service`, with the defaults of `rdma_cm` for all other
+    /// fields.
     pub fn new(service: ServiceId, qp: LocalQp, path: Path, private_data: &'a [u8]) -> Request<'a> {
         Request {
             service,
@@ -136,7 +138,7 @@ pub struct SidrRequest<'a> {
 }
 
 impl<'a> SidrRequest<'a> {
-    /// Creates a request for `service`, with the other values that `rdma_cm` uses.
+    /// Creates a request for `service`, with the defaults of `rdma_cm` for all other fields.
     pub fn new(service: ServiceId, path: Path, private_data: &'a [u8]) -> SidrRequest<'a> {
         let (response_timeout, max_cm_retries) = (RESPONSE_TIMEOUT, MAX_CM_RETRIES);
         SidrRequest { service, path, response_timeout, max_cm_retries, private_data }

@@ -84,8 +84,8 @@ impl Cm {
         self.services.get(&service).copied().or_else(masked)
     }
 
-    /// Reports whether a listener's backlog and the connection table have room for another request, and
-    /// counts the request as refused if not.
+    /// Reports whether a listener's backlog and the connection table have room for another request; if not,
+    /// counts the reason.
     pub(super) fn has_room(&mut self, listener: ListenerId) -> bool {
         let full = self.listeners.get(&listener).is_none_or(|l| l.waiting >= l.backlog);
         let too_many = self.live_count() >= self.config.max_connections;

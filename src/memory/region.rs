@@ -58,8 +58,8 @@ struct FastState {
 /// Parameters of a fast registration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FastReg {
-    /// Key after the registration: its index names the region, its low byte becomes that of the region's
-    /// keys.
+    /// Key after the registration: its index identifies the region, and its low byte becomes the low byte of
+    /// the region's keys.
     pub key: LKey,
     /// Offset of the first byte in the memory of the region.
     pub offset: u64,

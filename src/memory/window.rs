@@ -14,7 +14,8 @@ pub enum WindowKind {
     Type1,
     /// Usable by the queue pair that bound it.
     Type2A,
-    /// Usable by the queue pair that bound it, as long as that is in the protection domain of the window.
+    /// Usable by the queue pair that bound it, as long as that queue pair is in the protection domain of the
+    /// window.
     Type2B,
 }
 
@@ -54,7 +55,8 @@ struct Binding {
 /// Parameters of a bind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bind {
-    /// Key after the bind: its index names the window, its low byte becomes that of the window's key.
+    /// Key after the bind: its index identifies the window, and its low byte becomes the low byte of the
+    /// window's key.
     pub rkey: RKey,
     /// Key of the region.
     pub region: LKey,

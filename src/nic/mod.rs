@@ -497,8 +497,8 @@ impl Nic {
         self.schedule.has_ready() || self.peers.has_unblocked()
     }
 
-    /// Completes the work requests of unreliable services once the link has accepted all transmitted packets:
-    /// the application may reuse their memory.
+    /// Completes the work requests of unreliable services once the link has accepted all transmitted packets;
+    /// from then on the application may reuse their memory.
     pub fn emitted(&mut self) {
         self.outputs.release_emitted();
     }
@@ -530,8 +530,8 @@ impl Nic {
         &self.pkeys
     }
 
-    /// Returns the minimum length of the partition key table: it must contain all indices that queue pairs
-    /// use.
+    /// Returns the minimum length of the partition key table: the table must contain all indices that queue
+    /// pairs use.
     pub fn pkeys_needed(&self) -> usize {
         let highest = |e: &Entry| {
             let (path, alternate) = e.qp.pkey_indices();

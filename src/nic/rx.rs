@@ -24,7 +24,7 @@ impl<'a> BurstPackets<'a> {
         BurstPackets { burst: *burst, rest: burst.data, index: first, begun: false }
     }
 
-    /// Returns an empty remainder of `burst`.
+    /// Returns the state of `burst` after all packets have been taken.
     pub fn none(burst: &RxBurst<'a>) -> BurstPackets<'a> {
         BurstPackets { rest: &[], ..BurstPackets::new(burst, 0) }
     }

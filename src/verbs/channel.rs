@@ -159,7 +159,7 @@ impl fmt::Debug for CqEvent {
     }
 }
 
-/// Numbers of a queue's events that were retrieved from its channel, and that were acknowledged.
+/// Counts of a queue's events: those retrieved from its channel, and those acknowledged.
 #[derive(Default)]
 pub(super) struct EventAcks(Mutex<Counts>, Condvar);
 

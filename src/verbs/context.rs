@@ -33,7 +33,7 @@ pub struct ContextOptions {
     pub personality: Personality,
     /// Seed of queue pair numbers, keys, the connection manager's IDs and first PSNs. `None` stands for a
     /// random seed, or on a fabric for one derived from the fabric's seed and the port's address, so that
-    /// every run of a program is the same.
+    /// every run of a program uses the same values.
     pub seed: Option<u64>,
     /// Maximum number of bytes in flight to a peer. `None`: what the link's peers can buffer.
     pub window: Option<usize>,
@@ -135,8 +135,8 @@ impl Context {
 
     /// Opens a NIC of several shards, each with a link, a lock, timers and a background thread of its own, so
     /// that threads whose queue pairs are in different shards never wait for each other. Queue pairs are
-    /// assigned to the shards in turn, except that those on a shared receive queue go to its shard, and all
-    /// of XRC to the first.
+    /// assigned to the shards round-robin, except that those with a shared receive queue go to its shard, and
+    /// all XRC objects to the first shard.
     ///
     /// There must be 1, 2, 4 ... 64 links that belong together, as from
     /// [`UdpLink::bind_shards`](crate::link::udp::UdpLink::bind_shards). Each shard gets an equal part of

@@ -256,7 +256,7 @@ mod tests {
     use crate::transport::{QpState, QpType, WcOpcode};
     use crate::verbs::*;
 
-    /// The numbers are those of Linux, which programs were compiled with.
+    /// Checks that the numbers are those of Linux, with which programs were compiled.
     #[test]
     fn errno_numbers_are_those_of_linux() {
         let full = PostError::QueueFull(4);

@@ -41,8 +41,8 @@ pub struct ReceivedMad {
     pub pkey_index: u16,
 }
 
-/// The QP1 of a device, which carries its management datagrams. A device has only one, so one component
-/// serves all of its programs.
+/// The QP1 of a device, which carries its management datagrams. A device has only one, so only one component
+/// can use it at a time.
 ///
 /// If several processes share the address, each receives only its own datagrams: responses to what it has
 /// sent, recognised by their [identifiers](Self::comm_id_prefix), and requests for services that it has
@@ -94,8 +94,8 @@ impl ManagementPort {
     }
 
     /// Returns the prefix that this process's communication IDs (and SIDR request IDs) must have, so that the
-    /// responses of peers reach this process and not another one: its value, and its length in bits from the
-    /// highest. The length is 0 if no other process shares the address.
+    /// responses of peers reach this process and not another one: its value, and the number of highest bits
+    /// that it occupies, which is 0 if no other process shares the address.
     pub fn comm_id_prefix(&self) -> (u32, u32) {
         let partition: QpnPartition = self.context().0.partition;
         (partition.index(), partition.bits())

@@ -14,9 +14,9 @@ use crate::transport::{RemoteAddr, Sge};
 use crate::wire::{LKey, Qpn, RKey};
 
 impl Pd {
-    /// Registers a region of `len` newly allocated zero bytes, with [`Access`] flags or with [`MrOptions`]. With
-    /// `len` 0, only accesses of length 0 succeed with its keys. The addresses are not those in host memory:
-    /// the context chooses them, or [`MrOptions::iova`].
+    /// Registers a region of `len` newly allocated zero bytes, with [`Access`] flags or with [`MrOptions`].
+    /// With `len` 0, only accesses of length 0 succeed with its keys. The region's addresses are not host
+    /// addresses: the context chooses them, unless [`MrOptions::iova`] is set.
     ///
     /// # Errors
     /// [`CreateError::Value`] for a length above the device's limit; [`CreateError::AccessNeedsLocalWrite`];

@@ -172,7 +172,7 @@ bitflags! {
 /// thread sends it: 4.096 µs * 2^12.
 const ACK_DELAY: u8 = 12;
 
-/// All powers of two from the smallest page size, 4096 bytes, on.
+/// Supported page sizes: all powers of two from 4096 bytes on.
 const PAGE_SIZES: u64 = !0xfff;
 
 /// Attributes of a port (`ibv_port_attr`).

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::{Context, Cq, CreateError, Pd};
 use crate::transport::XrcdId;
 
-/// An XRC domain: target queue pairs and the shared receive queues that they serve. Cheap to clone; it lives
-/// as long as anything created in it.
+/// An XRC domain: target queue pairs, and the shared receive queues from which they take receives. Cheap to
+/// clone; it lives as long as anything created in it.
 #[derive(Clone)]
 pub struct Xrcd(Arc<XrcdInner>);
 

@@ -151,8 +151,8 @@ fn reply_with_invalid_queue_pair_is_rejected_and_ends_the_attempt() {
     }
 }
 
-/// A queue pair has one connection: a peer that requests a new one with it has lost the old one (IBA
-/// 12.9.8.3.1).
+/// A queue pair has one connection: a peer that requests a new connection for the queue pair has lost the old
+/// one (IBA 12.9.8.3.1).
 #[test]
 fn request_with_the_queue_pair_of_an_existing_connection_is_stale() {
     let mut bench = Bench::listening();

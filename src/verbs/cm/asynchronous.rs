@@ -165,7 +165,7 @@ impl AsyncSession {
         self.channel.expect(CmEventKind::Disconnected).await.map(drop)
     }
 
-    /// Disconnects, or confirms the peer's disconnect, and waits until the peer has responded or its response
+    /// Disconnects, or confirms the peer's disconnect, and waits until the peer has responded or the response
     /// has timed out.
     ///
     /// Dropping the future does not undo the disconnect, only the wait for the peer's response.

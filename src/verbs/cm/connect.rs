@@ -233,7 +233,7 @@ impl State {
         id.report(CmEventKind::ConnectError, -error.errno(), EventParam::None);
     }
 
-    /// Handles the end of the handshake: the peer's RTU, or data instead of it.
+    /// Handles the end of the handshake: the peer's RTU, or data that arrives before the RTU.
     pub fn on_established(&mut self, number: u64) {
         let Ok(id) = self.id_mut(number) else { return };
         if id.state != IdState::Accepted {

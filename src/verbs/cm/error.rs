@@ -57,7 +57,7 @@ pub enum IdError {
     PrivateData {
         /// Number of bytes given.
         given: usize,
-        /// Number of bytes that the message holds.
+        /// Maximum number of bytes of private data in the message.
         max: usize,
     },
     /// The id has no queue pair to connect.

@@ -46,7 +46,7 @@ pub enum CmEventKind {
     /// Time-wait is over, and the number of the queue pair may be reused.
     TimewaitExit = 15,
     /// Outcome of [`CmId::load_alternate`]: status 0 if both sides have loaded the path, otherwise the peer's
-    /// reason (IBA 12.8.2.1) or a negative error number. librdmacm has neither such an event nor the call.
+    /// reason (IBA 12.8.2.1) or a negative error number. librdmacm has neither this event nor the call.
     AlternatePath = 256,
 }
 

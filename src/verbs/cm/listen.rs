@@ -142,8 +142,8 @@ impl State {
         }
     }
 
-    /// Extends the ids on the wildcard address to a new device, except those whose port another process
-    /// uses on it.
+    /// Extends the ids on the wildcard address to a new device, except those whose port another process uses
+    /// on that device.
     pub fn extend_listeners(&mut self, device: usize) {
         let on_all = |id: &Id| id.device.is_none() && id.local.is_some() && id.owns_port;
         let found: Vec<_> = self.ids().filter(|(_, id)| on_all(id)).map(|(number, _)| number).collect();

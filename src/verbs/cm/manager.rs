@@ -208,8 +208,9 @@ impl Shared {
         result
     }
 
-    /// Sends and reports what is pending, then unlocks. The objects of ended ids are dropped without the
-    /// lock, because they may hold the last handles of other ids. Returns the time until the next deadline.
+    /// Sends the pending messages and reports the pending events, then unlocks. The objects of ended ids are
+    /// dropped without the lock, because they may hold the last handles of other ids. Returns the time until
+    /// the next deadline.
     fn finish<'s>(&'s self, mut state: MutexGuard<'s, State>) -> Option<Duration> {
         loop {
             self.end_retired(&mut state);

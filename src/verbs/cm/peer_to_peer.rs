@@ -9,7 +9,7 @@ use crate::wire::mad::RejReason;
 /// State of a peer-to-peer request, needed if this side becomes the server.
 pub(super) struct PeerToPeer {
     param: ConnParam,
-    /// Private data of the peer's request, once that has arrived.
+    /// Private data of the peer's request, once the request has arrived.
     pub private_data: Vec<u8>,
 }
 

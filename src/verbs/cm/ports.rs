@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use super::{IdError, PortSpace};
 
-/// Range of the ports allocated for port 0 (RFC 6335, dynamic ports), as on most systems.
+/// Range from which a bind to port 0 gets a free port (RFC 6335, dynamic ports), as on most systems.
 const EPHEMERAL: RangeInclusive<u16> = 49152..=65535;
 
 /// A request to bind a port.

@@ -211,7 +211,7 @@ impl Session {
         expect(&self.channel, CmEventKind::Disconnected, timeout).map(drop)
     }
 
-    /// Disconnects, or confirms the peer's disconnect, and waits until the peer has responded or its response
+    /// Disconnects, or confirms the peer's disconnect, and waits until the peer has responded or the response
     /// has timed out.
     ///
     /// # Errors

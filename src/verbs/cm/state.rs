@@ -41,7 +41,7 @@ pub(super) struct Device {
     pub gids: Vec<Gid>,
     /// Whether the device has failed permanently.
     pub is_lost: bool,
-    /// Number of the id that owns a connection, by connection.
+    /// Map from each connection to the number of the id that owns it.
     pub ids: HashMap<ConnId, u64>,
     pub services: HashMap<ServiceId, Service>,
     /// Services that this process has claimed; ids that share a port share the claim.
