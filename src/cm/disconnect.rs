@@ -113,7 +113,8 @@ impl Cm {
         self.push_event(id, Event::DisconnectRequested(Box::new(dreq.private_data)));
     }
 
-    /// Ends a connection: the peer has confirmed the disconnect, has rejected, or does not respond.
+    /// Ends a connection: the peer has confirmed the disconnect, has rejected the connection, or does not
+    /// respond.
     pub(super) fn finish_disconnect(
         &mut self,
         now: Instant,

@@ -53,7 +53,8 @@ impl Cm {
         }
     }
 
-    /// Reports whether a message comes from the address and communication ID of the connection's peer.
+    /// Reports whether a message comes from the address of the connection's peer and has the peer's
+    /// communication ID.
     fn is_from_peer(&self, id: CommId, source: &MadSource, message: &Message) -> bool {
         let Some(conn) = self.connections.get(&id) else { return false };
         let sender_id = match message {

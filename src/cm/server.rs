@@ -14,7 +14,7 @@ use crate::wire::{AckTimeout, Mtu, Qpn};
 /// Reason to reject a request, and additional information: a value that would be acceptable.
 type RejCause = (RejReason, Vec<u8>);
 
-/// Builds a REJ; `info` beyond 72 bytes is cut.
+/// Builds a REJ; `info` is truncated to 72 bytes.
 pub(super) fn build_rej(
     local: CommId,
     remote: CommId,

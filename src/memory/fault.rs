@@ -21,7 +21,8 @@ mod x86_64 {
 
     use crate::memory::guarded;
 
-    /// The program's action for a signal. Each field is an atomic, as a handler may read it at any time.
+    /// The program's action for a signal. The fields that change are atomics, because a handler may read them
+    /// at any time.
     struct Action {
         signal: c_int,
         handler: AtomicUsize,

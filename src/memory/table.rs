@@ -197,8 +197,8 @@ impl Table {
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
 
-    /// Registers all memory of the process, as mapped at each use (implicit on-demand paging). Returns `None`
-    /// if the table is full.
+    /// Registers all memory of the process, as it is mapped at the time of each access (implicit on-demand
+    /// paging). Returns `None` if the table is full.
     ///
     /// # Safety
     /// A holder of the key can read all of the process's memory, and write it if `access` allows any writing.

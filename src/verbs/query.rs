@@ -196,7 +196,7 @@ pub struct PortAttr {
     pub bad_pkey_cntr: u64,
     /// Number of packets with a wrong queue key so far.
     pub qkey_viol_cntr: u64,
-    /// Substitute for a LID, for programs that know no GIDs ([`lid_of`]).
+    /// Substitute for a LID, for programs that do not use GIDs ([`lid_of`]).
     pub lid: u16,
     /// Capability flags (`port_cap_flags`): `IBV_PORT_CM_SUP` and `IBV_PORT_IP_BASED_GIDS`.
     pub cap_flags: u32,
@@ -207,8 +207,8 @@ pub struct PortAttr {
     pub active_speed: u8,
 }
 
-/// Returns a substitute for a LID, for programs that know no GIDs: the last 16 bits of the address. RoCE has
-/// no LIDs, so this works among neighbours whose addresses differ only in these bits.
+/// Returns a substitute for a LID, for programs that do not use GIDs: the last 16 bits of the address. RoCE
+/// has no LIDs, so this works among neighbours whose addresses differ only in these bits.
 pub fn lid_of(gid: Gid) -> u16 {
     let [.., high, low] = gid.0;
     u16::from_be_bytes([high, low])
