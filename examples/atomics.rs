@@ -12,7 +12,8 @@ const CLIENTS: usize = 4;
 const INCREMENTS: u64 = 100;
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Increments the counter, and then takes the lock once; returns the number of attempts for the lock.
+/// Increments the counter, then acquires the lock and releases it; returns the number of attempts to acquire
+/// it.
 fn work(node: &MeshNode, own: usize, counter: RemoteAddr, lock: RemoteAddr) -> Result<u64> {
     let qp = node.qp(0).ok_or("node 0 is the server")?;
     let old = node.pd.reg_mr(8, Access::LOCAL_WRITE)?;

@@ -1,4 +1,5 @@
-//! Key-value store over RDMA READs: four NICs hold the values, and each reads those of the others without their CPU.
+//! Key-value store over RDMA READs: four NICs hold the values, and each NIC reads the values of the others
+//! without involving their CPUs.
 //!
 //! Shows `Fabric::mesh`, one-sided READs to several peers, and waiting for the completions of all. Run it with
 //! `cargo run --example kv_store`.

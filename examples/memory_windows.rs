@@ -1,4 +1,5 @@
-//! Memory windows: a server opens a part of its memory to a client, and closes it again.
+//! Memory windows: a server gives a client access to a part of its memory, and the client's SEND with
+//! invalidate revokes it.
 //!
 //! Shows a bind of a type 2 window, a WRITE through it, SEND with invalidate, and the refusal afterwards. Run it with
 //! `cargo run --example memory_windows`.

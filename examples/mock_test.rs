@@ -11,7 +11,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Code under test: sends a request and returns the reply.
+/// Sends a request and returns the reply. This function is part of the code under test.
 fn client(node: &TestEndpoint, request: &[u8]) -> Result<Vec<u8>> {
     let buffer = node.pd.reg_mr(64, Access::LOCAL_WRITE)?;
     node.qp.post_recv(&RecvWr::new(1, &[buffer.sge(0..64)]))?;
@@ -22,14 +22,14 @@ fn client(node: &TestEndpoint, request: &[u8]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Code under test: posts the receive of one request.
+/// Posts a receive for one request. This function is part of the code under test.
 fn listen(node: &TestEndpoint) -> Result<Mr> {
     let buffer = node.pd.reg_mr(64, Access::LOCAL_WRITE)?;
     node.qp.post_recv(&RecvWr::new(1, &[buffer.sge(0..64)]))?;
     Ok(buffer)
 }
 
-/// Code under test: answers the request in upper case.
+/// Answers the request in upper case. This function is part of the code under test.
 fn serve(node: &TestEndpoint, buffer: &Mr) -> Result<()> {
     let request = node.cq.wait(LIMIT)?;
     let mut bytes = vec![0; request.byte_len as usize];
@@ -40,7 +40,7 @@ fn serve(node: &TestEndpoint, buffer: &Mr) -> Result<()> {
     Ok(())
 }
 
-/// The test; in a test module it would have the attribute `#[test]`.
+/// Checks the reply of the server. In a test module, this function would have the attribute `#[test]`.
 fn reply_is_the_request_in_upper_case() -> Result<()> {
     let (a, b) = Fabric::new().pair()?;
     let buffer = listen(&b)?;

@@ -24,7 +24,7 @@ fn open(ip: IpAddr) -> Result<TestEndpoint> {
     Ok(TestEndpoint::new(Context::open(Box::new(link), &ContextOptions::default())?)?)
 }
 
-/// Talks to a peer whose queue pair is entered as `QPN PSN`.
+/// Sends a message to a peer, after reading the peer's QPN and PSN from standard input.
 fn with_peer(local: IpAddr, peer: IpAddr) -> Result<()> {
     let node = open(local)?;
     let own = node.qp.endpoint();

@@ -1,4 +1,5 @@
-//! Virtual time: one thread, a simulated clock, a wire with latency, bandwidth and jitter, all from a seed.
+//! Virtual time: one thread, a simulated clock, and a wire with latency, limited bandwidth and jitter, which
+//! a seed reproduces.
 //!
 //! Shows that a transfer takes the time that the model says and no real time, and that a seed replays it. Run it with
 //! `cargo run --example virtual_time [SEED]`.

@@ -12,8 +12,8 @@
 //! | `urxe::cm` | DEBUG | a connection changed its state (`id`, `from`, `to`), retransmitted a message or gave up (`id`, `state`) |
 //! | `urxe::errno` | DEBUG | an error is reported to a C program: `errno`, `error` |
 
-/// Emits an event: level, target, message, and fields as in `tracing::event!` (`name = value`, `name = %value`,
-/// `name = ?value`).
+/// Emits an event with a level, a target, a message, and fields as in `tracing::event!` (`name = value`,
+/// `name = %value`, `name = ?value`).
 #[cfg(feature = "tracing")]
 macro_rules! trace_event {
     ($level:ident, $target:literal, $message:literal, $($fields:tt)*) => {
@@ -21,7 +21,8 @@ macro_rules! trace_event {
     };
 }
 
-/// Uses the values of an event without evaluating them, so that they are checked and need no attributes.
+/// Type-checks the values of an event without evaluating them. They count as used, so they need no `allow`
+/// attributes.
 #[cfg(not(feature = "tracing"))]
 macro_rules! trace_event {
     (@check) => {};

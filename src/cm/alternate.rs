@@ -9,7 +9,7 @@ use crate::wire::AckTimeout;
 use crate::wire::mad::{Acknowledged, Apr, AprStatus, CommId, Lap, Mad, MessageKind, Mra};
 
 impl Cm {
-    /// Offers an alternate path to the peer (LAP); one offer at a time.
+    /// Offers an alternate path to the peer (LAP). Only one offer may be outstanding.
     ///
     /// # Errors
     /// [`CmError`], if the connection is not established, an offer is outstanding, or the data do not

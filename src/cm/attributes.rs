@@ -78,7 +78,7 @@ impl Cm {
     }
 }
 
-/// Returns the attributes that a transition requires, plus an optional one.
+/// Returns the attributes that a transition requires, together with those in `optional`.
 fn attributes(qp_type: QpType, from: QpState, to: QpState, optional: AttrMask) -> AttrMask {
     let row = TRANSITIONS.iter().find(|t| (t.qp_type, t.from, t.to) == (qp_type, from, to));
     row.map_or(optional, |row| row.required | optional)

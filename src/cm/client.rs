@@ -162,7 +162,8 @@ impl Cm {
         self.push_event(id, Event::Accepted(Box::new(accepted)));
     }
 
-    /// Validates a REP: its queue pair must be one that can have a connection, and must not have another one.
+    /// Validates a REP: its queue pair number must not be reserved, and neither the queue pair nor the
+    /// communication ID may belong to another connection.
     fn check_rep(
         &mut self,
         now: Instant,

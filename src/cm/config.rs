@@ -24,12 +24,12 @@ pub struct CmConfig {
     pub max_backlog: usize,
     /// Maximum number of connections in time-wait; beyond it the oldest one ends early.
     pub max_time_wait: usize,
-    /// Number of MADs queued for [`poll_transmit`](super::Cm::poll_transmit) from which on responses to
+    /// Number of MADs queued for [`poll_transmit`](super::Cm::poll_transmit) at which further responses to
     /// received messages are dropped.
     pub max_queued_responses: usize,
     /// Response time announced to a peer that retransmits while the program has not decided (MRA).
     pub service_timeout: AckTimeout,
-    /// Upper bound of each timeout that a peer may request of us.
+    /// Upper bound of each timeout that a peer requests.
     pub max_timeout: AckTimeout,
     /// Minimum duration of time-wait, whatever the path requires.
     pub min_time_wait: Duration,
@@ -55,11 +55,11 @@ impl CmConfig {
     }
 }
 
-/// The communication IDs whose highest `bits` bits are `prefix`: processes that share QP1 use disjoint
-/// ranges.
+/// Range of communication IDs: those whose highest `bits` bits are `prefix`. Processes that share QP1 use
+/// disjoint ranges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CommIds {
-    /// Value of the highest bits.
+    /// Common value of the `bits` highest bits.
     pub prefix: u32,
     /// Number of prefix bits, 0..=16.
     pub bits: u32,
@@ -69,7 +69,8 @@ impl CommIds {
     /// Range of all IDs.
     pub const ALL: CommIds = CommIds { prefix: 0, bits: 0 };
 
-    /// Returns the ID of this range with the remaining bits of `low`.
+    /// Returns the ID that consists of the prefix of this range and, in its remaining bits, the lowest bits
+    /// of `low`.
     pub(super) const fn id(self, low: u32) -> CommId {
         let free = u32::MAX.unbounded_shr(self.bits);
         CommId(low & free | (self.prefix as u64).unbounded_shl(32 - self.bits) as u32)

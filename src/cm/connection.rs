@@ -87,7 +87,7 @@ pub(super) struct CachedResponse {
     pub mad: Box<[u8; MAD_LEN]>,
 }
 
-/// The last probe whether the peer still has an established connection.
+/// The last probe that was sent to find out whether the peer still has an established connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Probe {
     pub transaction: u64,
@@ -124,7 +124,8 @@ pub(super) fn ack_timeout(packet_life: AckTimeout, ack_delay: AckTimeout) -> Ack
 }
 
 impl QpParams {
-    /// Creates the ends of a connection of which only the path is known.
+    /// Creates the parameters of a connection for which only the path is known; the others have default
+    /// values.
     pub fn of(path: Path) -> QpParams {
         QpParams {
             qp_type: QpType::Ud,
@@ -143,7 +144,7 @@ impl QpParams {
 }
 
 impl Connection {
-    /// Creates a connection with the given fields, for struct update syntax.
+    /// Creates a connection with the given fields, as the base of a struct update expression.
     pub fn new(state: State, to: AddressVector, qp_params: QpParams) -> Connection {
         Connection {
             state,

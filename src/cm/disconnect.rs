@@ -113,7 +113,8 @@ impl Cm {
         self.push_event(id, Event::DisconnectRequested(Box::new(dreq.private_data)));
     }
 
-    /// Ends a connection: the peer has confirmed the disconnect, has rejected, or does not respond.
+    /// Ends a connection: the peer has confirmed the disconnect, has rejected the connection, or does not
+    /// respond.
     pub(super) fn finish_disconnect(
         &mut self,
         now: Instant,
@@ -226,8 +227,8 @@ impl Cm {
         Ok(())
     }
 
-    /// Releases a connection that no program needs any more: ends it towards the peer as its state requires.
-    /// No further events are reported, and the queued ones are discarded.
+    /// Releases a connection that no program needs any more, and notifies the peer with the message that its
+    /// state requires. No further events are reported, and the queued ones are discarded.
     pub fn release(&mut self, now: Instant, id: ConnId) {
         use State as S;
         let Some(state) = self.connections.get(&id.0).filter(|c| !c.released).map(|c| c.state) else {

@@ -20,7 +20,8 @@ pub(super) fn padded<const N: usize>(bytes: &[u8]) -> Result<[u8; N], CmError> {
     Ok(field)
 }
 
-/// Pads additional rejection information to its field, and returns the number of valid bytes with it.
+/// Pads additional information with zeros to the length of its field, and also returns the number of valid
+/// bytes.
 pub(super) fn information(bytes: &[u8]) -> Result<([u8; 72], u8), CmError> {
     let info = padded(bytes).map_err(|_| CmError::Info(bytes.len()))?;
     Ok((info, bytes.len() as u8))
@@ -32,7 +33,8 @@ impl Cm {
         u64::from(self.random.next_u32()) << 32 | u64::from(id.0)
     }
 
-    /// Sends a message that a program or a deadline has caused.
+    /// Queues a message for transmission. Only responses to received messages have a limit: see
+    /// [`send_response`](Self::send_response).
     pub(super) fn send(&mut self, to: AddressVector, mad: [u8; MAD_LEN], kind: MessageKind) {
         self.counters.sent[kind as usize] += 1;
         self.outbox.push_back(OutgoingMad { to, mad });
@@ -135,8 +137,8 @@ impl Cm {
         }
     }
 
-    /// Removes a request from its listener's backlog, as a program has responded to it or dequeued it, or it
-    /// has ended.
+    /// Removes a request from its listener's backlog, after a program has responded to it or dequeued it, or
+    /// after it has ended.
     pub(super) fn remove_from_backlog(&mut self, id: CommId) {
         let Some(listener) = self.connections.get_mut(&id).and_then(|c| c.backlog_of.take()) else { return };
         if let Some(listener) = self.listeners.get_mut(&listener) {
@@ -144,8 +146,8 @@ impl Cm {
         }
     }
 
-    /// Puts a connection in time-wait: its ID remains in use as long as its packets may be in flight, and for
-    /// `at_least`.
+    /// Puts a connection in time-wait: its ID remains in use as long as its packets may be in flight, but at
+    /// least for the duration `at_least`.
     pub(super) fn enter_time_wait(&mut self, now: Instant, id: CommId, at_least: Duration) {
         self.stop_retransmission(id);
         self.remove_from_backlog(id);
@@ -182,12 +184,12 @@ impl Cm {
         self.pool.allocate(|id| self.connections.contains_key(&id))
     }
 
-    /// Returns one of our GIDs, if it is set.
+    /// Returns the GID at `index` of our GID table, if that entry is set.
     pub(super) fn gid(&self, index: u8) -> Option<Gid> {
         self.config.gids.get(usize::from(index)).copied().filter(|g| !g.is_unset())
     }
 
-    /// Returns the index of one of our GIDs; prefers `hint` if the table has duplicates.
+    /// Returns the index of `gid` in our GID table; prefers the index `hint` if the table has duplicates.
     pub(super) fn gid_index(&self, gid: Gid, hint: u8) -> Option<u8> {
         if gid.is_unset() {
             return None;
@@ -213,7 +215,7 @@ impl Cm {
     }
 }
 
-/// Maps in which a key may by now belong to another connection.
+/// Map from keys to connections, in which a newer connection may have taken over the key of an older one.
 pub(super) trait RemoveIfMappedTo<K> {
     /// Removes a key if it still maps to `id`.
     fn remove_if_mapped_to(&mut self, key: K, id: CommId);

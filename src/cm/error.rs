@@ -31,7 +31,7 @@ pub enum CmError {
     PrivateData {
         /// Number of bytes given.
         len: usize,
-        /// Number of bytes that the message holds.
+        /// Maximum number of bytes of private data in the message.
         max: usize,
     },
     /// The additional information exceeds 72 bytes.

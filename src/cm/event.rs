@@ -74,7 +74,7 @@ pub struct Requested {
     pub qp_type: QpType,
     /// Number of the peer's queue pair.
     pub remote_qpn: Qpn,
-    /// First PSN that we send.
+    /// First PSN that we send, which the peer has chosen.
     pub remote_psn: Psn,
     /// Whether the peer's queue pair has a shared receive queue.
     pub srq: bool,
@@ -106,7 +106,7 @@ pub struct Requested {
 pub struct Accepted {
     /// Number of the peer's queue pair.
     pub remote_qpn: Qpn,
-    /// First PSN that we send.
+    /// First PSN that we send, which the peer has chosen.
     pub remote_psn: Psn,
     /// Whether the peer's queue pair has a shared receive queue.
     pub srq: bool,

@@ -9,7 +9,7 @@ pub(super) struct Listener {
     /// Mask of the service ID bits that must match.
     pub mask: u64,
     pub backlog: usize,
-    /// Number of requests to which no program has responded and that none has dequeued.
+    /// Number of requests that no program has responded to or dequeued yet.
     pub waiting: usize,
 }
 

@@ -78,7 +78,7 @@ pub struct Cm {
     pool: IdPool,
     random: Pcg32,
     connections: BTreeMap<CommId, Connection>,
-    /// Connections by peer and the peer's communication ID, once that is known.
+    /// Connections by peer and the peer's communication ID, once the ID is known.
     by_remote: BTreeMap<(Peer, CommId), CommId>,
     /// Connections by peer and the peer's queue pair. A connection that the peer has ended, or that is in
     /// time-wait, has no entry.

@@ -6,7 +6,7 @@ use super::{Cm, MadSource};
 use crate::wire::mad::{CommId, Mad, Rejected, Req};
 
 impl Cm {
-    /// Finds our request that a peer's request crosses.
+    /// Finds our own request for the same service to the same peer, which the peer's request crosses.
     pub(super) fn find_peer_to_peer(&self, req: &Req, source: &MadSource) -> Option<CommId> {
         let (service, gid) = (req.service, source.from.dgid);
         let range = (service, gid, CommId(0))..=(service, gid, CommId(u32::MAX));

@@ -12,7 +12,7 @@ use crate::transport::Instant;
 use crate::wire::Gid;
 use crate::wire::mad::{CommId, Mad, Message, ServiceId};
 
-/// Grace period in which a service's listener is expected; requests are rejected after it.
+/// Grace period in which a service is expected to get a listener; afterwards, its requests are rejected.
 const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 /// Maximum number of services in their grace period, and of queued requests. A request beyond it is rejected
@@ -51,8 +51,8 @@ impl PendingListeners {
         self.queued.iter_mut().filter(|w| is_served(w.service)).for_each(|w| w.until = Instant(0));
     }
 
-    /// Queues a request, once for all its retransmissions. Returns `false` if the service has no grace period
-    /// or the queue is full.
+    /// Queues a request; its retransmissions are not queued again. Returns `false` if the service has no
+    /// grace period or the queue is full.
     pub fn enqueue(&mut self, now: Instant, service: ServiceId, source: &MadSource, mad: &Mad) -> bool {
         let Some(until) = self.until.get(&service).copied().filter(|until| *until > now) else {
             return false;

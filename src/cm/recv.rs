@@ -53,7 +53,8 @@ impl Cm {
         }
     }
 
-    /// Reports whether a message comes from the address and communication ID of the connection's peer.
+    /// Reports whether a message comes from the address of the connection's peer and has the peer's
+    /// communication ID.
     fn is_from_peer(&self, id: CommId, source: &MadSource, message: &Message) -> bool {
         let Some(conn) = self.connections.get(&id) else { return false };
         let sender_id = match message {
@@ -88,7 +89,7 @@ impl Cm {
         }
     }
 
-    /// Executes the step of the state table.
+    /// Executes the step that the state table assigns to a message in the state of its connection.
     pub(super) fn execute_step(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad) {
         let Some(state) = self.connections.get(&id).map(|c| c.state) else { return };
         let Some(step) = step(state, mad.message.kind()) else {

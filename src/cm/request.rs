@@ -4,8 +4,9 @@ use crate::transport::{AddressVector, QpType};
 use crate::wire::mad::{Ece, ServiceId, SidrStatus};
 use crate::wire::{AckTimeout, Mtu, PKey, Psn, QKey, Qpn};
 
-/// Response timeout of CM messages, 4.3 s, and number of retransmissions, both as in `rdma_cm`.
+/// Default response timeout of CM messages, 4.3 s, as in `rdma_cm`.
 pub(super) const RESPONSE_TIMEOUT: AckTimeout = AckTimeout::new(20);
+/// Default number of retransmissions of CM messages, as in `rdma_cm`.
 const MAX_CM_RETRIES: u8 = 15;
 
 /// A path to a peer.
@@ -22,7 +23,8 @@ pub struct Path {
 }
 
 impl Path {
-    /// Creates a path to the destination of `av`, with the other values that `rdma_cm` uses on RoCE.
+    /// Creates a path to the destination of `av`, with the defaults of `rdma_cm` on RoCE for all other
+    /// fields.
     pub const fn to(av: AddressVector, mtu: Mtu) -> Path {
         Path { av, mtu, packet_life: AckTimeout::new(18), pkey: PKey::DEFAULT }
     }
@@ -44,7 +46,7 @@ pub struct LocalQp {
 pub struct Request<'a> {
     /// Requested service.
     pub service: ServiceId,
-    /// Transport service of the queue pairs: any but UD, which [`SidrRequest`] is for.
+    /// Transport service of the queue pairs: any except UD, for which [`SidrRequest`] exists.
     pub qp_type: QpType,
     /// Our queue pair.
     pub qp: LocalQp,
@@ -62,21 +64,22 @@ pub struct Request<'a> {
     pub retry_count: u8,
     /// RNR retry count of the peer: its retries after an RNR NAK of ours, 0..=7.
     pub rnr_retry_count: u8,
-    /// Maximum time that the peer, or we, may take to respond to a CM message.
+    /// Maximum time that either side may take to respond to a CM message.
     pub response_timeout: AckTimeout,
     /// Maximum number of retransmissions of a CM message, 0..=15.
     pub max_cm_retries: u8,
     /// Vendor options of enhanced connection establishment (ECE).
     pub ece: Ece,
-    /// Whether the peer may request the same service from us at the same time, for one connection (IBA
-    /// 12.10.4).
+    /// Whether the peer may request the same service from us at the same time, so that one connection results
+    /// from both requests (IBA 12.10.4).
     pub peer_to_peer: bool,
     /// Private data for the peer's program, up to 92 bytes.
     pub private_data: &'a [u8],
 }
 
 impl<'a> Request<'a> {
-    /// Creates a request for a reliable connection to `service`, with the other values that `rdma_cm` uses.
+    /// Creates a request for a reliable connection to `service`, with the defaults of `rdma_cm` for all other
+    /// fields.
     pub fn new(service: ServiceId, qp: LocalQp, path: Path, private_data: &'a [u8]) -> Request<'a> {
         Request {
             service,
@@ -135,7 +138,7 @@ pub struct SidrRequest<'a> {
 }
 
 impl<'a> SidrRequest<'a> {
-    /// Creates a request for `service`, with the other values that `rdma_cm` uses.
+    /// Creates a request for `service`, with the defaults of `rdma_cm` for all other fields.
     pub fn new(service: ServiceId, path: Path, private_data: &'a [u8]) -> SidrRequest<'a> {
         let (response_timeout, max_cm_retries) = (RESPONSE_TIMEOUT, MAX_CM_RETRIES);
         SidrRequest { service, path, response_timeout, max_cm_retries, private_data }

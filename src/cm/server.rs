@@ -14,7 +14,7 @@ use crate::wire::{AckTimeout, Mtu, Qpn};
 /// Reason to reject a request, and additional information: a value that would be acceptable.
 type RejCause = (RejReason, Vec<u8>);
 
-/// Builds a REJ; `info` beyond 72 bytes is cut.
+/// Builds a REJ; `info` is truncated to 72 bytes.
 pub(super) fn build_rej(
     local: CommId,
     remote: CommId,
@@ -56,9 +56,9 @@ impl Cm {
         Ok(id)
     }
 
-    /// Ends a listener. Requests whose event is not polled yet are rejected; those already polled remain as
-    /// connections. After a listener for a single service there is a grace period of one second: requests
-    /// that arrive within it wait until its end for another listener.
+    /// Ends a listener. Requests whose event has not been polled yet are rejected; those already polled
+    /// remain as connections. After a listener for a single service there is a grace period of one second:
+    /// requests that arrive within it wait until its end for another listener.
     pub fn unlisten(&mut self, now: Instant, listener: ListenerId) {
         let Some(ended) = self.listeners.remove(&listener) else { return };
         self.masked.retain(|l| *l != listener);
@@ -84,8 +84,8 @@ impl Cm {
         self.services.get(&service).copied().or_else(masked)
     }
 
-    /// Reports whether a listener's backlog and the connection table have room for another request, and
-    /// counts if not.
+    /// Reports whether a listener's backlog and the connection table have room for another request; if not,
+    /// counts the reason.
     pub(super) fn has_room(&mut self, listener: ListenerId) -> bool {
         let full = self.listeners.get(&listener).is_none_or(|l| l.waiting >= l.backlog);
         let too_many = self.live_count() >= self.config.max_connections;
@@ -147,10 +147,10 @@ impl Cm {
         }
     }
 
-    /// Reports whether the peer's queue pair already has a connection here. Such a connection no longer
-    /// exists at the peer, and ends here too (IBA 12.9.8.3.1). An established connection ends only after the
-    /// peer has confirmed the loss (see `probe`), because any host that can send from the peer's address
-    /// could have forged the message.
+    /// Reports whether the peer's queue pair already has a connection at this end. Such a connection no
+    /// longer exists at the peer, and ends here too (IBA 12.9.8.3.1). An established connection ends only
+    /// after the peer has confirmed the loss (see `probe`), because any host that can send from the peer's
+    /// address could have forged the message.
     pub(super) fn is_stale(&mut self, now: Instant, peer: Peer, qpn: Qpn) -> bool {
         let Some(old) = self.by_qpn.get(&(peer, qpn)).copied() else { return false };
         match self.connections.get(&old).map(|c| c.state) {
@@ -165,15 +165,15 @@ impl Cm {
         true
     }
 
-    /// Records that the peer's queue pair has this connection. Numbers up to that of QP1 stand for no queue
-    /// pair.
+    /// Records that the peer's queue pair belongs to this connection. Numbers up to 1 (QP0 and QP1) mean that
+    /// no queue pair is known.
     pub(super) fn link_qp(&mut self, id: CommId) {
         if let Some(conn) = self.connections.get(&id).filter(|c| c.qp_params.remote_qpn > Qpn::GSI) {
             self.by_qpn.insert((conn.peer(), conn.qp_params.remote_qpn), id);
         }
     }
 
-    /// Validates a request, and returns the requested connection.
+    /// Validates a request, and returns the connection that it describes.
     pub(super) fn check_req(&self, source: &MadSource, mad: &Mad, req: &Req) -> Result<Connection, RejCause> {
         let qp_type = match (req.transport, req.extended_transport) {
             (TransportService::Rc, _) => QpType::Rc,

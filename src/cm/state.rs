@@ -86,7 +86,7 @@ impl fmt::Display for State {
 /// Action that a message from the peer causes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// The message is a duplicate: replays the response or requests more time (MRA).
+    /// The message is a duplicate: the response is replayed, or more time is requested (MRA).
     Duplicate,
     /// The server accepts (REP).
     RecvRep,
@@ -100,7 +100,8 @@ pub(super) enum Step {
     EnterTimeWait,
     /// The peer disconnects (DREQ): reported to the program.
     RecvDreq,
-    /// The peer does not know the connection, if the DREP responds to a [probe](super::Cm::probe).
+    /// The peer does not know the connection (DREP): time-wait begins if the DREP responds to a
+    /// [probe](super::Cm::probe).
     EnterTimeWaitIfProbed,
     /// Both ends disconnect at the same time.
     SimultaneousDreq,

@@ -3,8 +3,8 @@
 
 use crate::wire::mad::{Drep, Message, Rej, RejReason, Rejected, SidrRep, SidrStatus};
 
-/// Returns the response to an unmatched message, or `None` if there is none and its sender runs into a
-/// timeout.
+/// Returns the response to an unmatched message, or `None` if the message gets none, so that its sender times
+/// out.
 pub(crate) fn response(message: &Message) -> Option<Message> {
     Some(match message {
         Message::Req(req) => {

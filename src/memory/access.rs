@@ -8,7 +8,8 @@ bitflags! {
     /// Access flags of a region or window, with the bit values of `ibv_access_flags`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct Access: u32 {
-        /// The NIC may write the region on behalf of its own side: receives, READ and atomic results.
+        /// The NIC may write to the region for local work requests: received data, and the results of READs
+        /// and atomics.
         const LOCAL_WRITE = 0x1;
         /// Peers may WRITE.
         const REMOTE_WRITE = 0x2;
@@ -20,7 +21,8 @@ bitflags! {
         const MW_BIND = 0x10;
         /// Addresses count from 0 instead of from a virtual address.
         const ZERO_BASED = 0x20;
-        /// On-demand paging: pages may be unmapped and mapped at any time, and each access checks for them.
+        /// On-demand paging: pages may be unmapped and mapped at any time, and each access checks whether
+        /// they are mapped.
         const ON_DEMAND = 0x40;
         /// Huge page hint: accepted without effect.
         const HUGETLB = 0x80;

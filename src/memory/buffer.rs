@@ -66,7 +66,7 @@ impl Buffer {
         Ok(unsafe { self.start.as_ptr().add(offset) })
     }
 
-    /// Copies the bytes at `offset` to all of `out`.
+    /// Copies bytes from `offset` on until `out` is full.
     ///
     /// # Errors
     /// [`OutOfBuffer`] if the range exceeds the buffer.
@@ -78,7 +78,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Copies all of `bytes` to `offset`.
+    /// Copies all of `bytes` into the buffer, from `offset` on.
     ///
     /// # Errors
     /// [`OutOfBuffer`] if the range exceeds the buffer.

@@ -1,4 +1,4 @@
-//! Copies that compute an ICRC on the way, so that the bytes pass through the core once.
+//! Copies that compute an ICRC in the same pass, so that each byte is loaded only once.
 
 use super::guarded::{self, Faulted};
 use crate::wire::icrc::Icrc;
@@ -43,7 +43,7 @@ mod wide {
     use crate::memory::guarded::{Faulted, guarded};
     use crate::wire::icrc::Icrc;
 
-    /// Bytes per step: four registers.
+    /// Number of bytes per step: four registers.
     pub const BLOCK: usize = 256;
 
     pub fn is_available() -> bool {

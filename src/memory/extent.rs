@@ -1,4 +1,4 @@
-//! The extent of host memory behind a key, with its range and permission checks.
+//! The extent of host memory to which a key refers, with its range and permission checks.
 
 use super::{Access, AccessError};
 
@@ -16,7 +16,7 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// All memory of the process, under its own addresses.
+    /// All memory of the process, accessed by host addresses.
     pub const WHOLE_PROCESS: Extent = Extent { addr: 0, len: u64::MAX, iova: 0, access: Access::ON_DEMAND };
 
     /// Reports whether this is the extent of an implicit on-demand region, which covers all memory of the

@@ -1,5 +1,5 @@
-//! Signal handler behind [`super::guarded`]: turns a fault of one of its accesses into an error of that
-//! access, and passes every other SIGSEGV or SIGBUS to the program.
+//! Signal handler for [`super::guarded`]: turns a fault of one of its accesses into an error of that access,
+//! and passes every other SIGSEGV or SIGBUS to the program.
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub use x86_64::install_fault_handler;
@@ -21,7 +21,8 @@ mod x86_64 {
 
     use crate::memory::guarded;
 
-    /// The program's action for a signal. Each field is an atomic, as a handler may read it at any time.
+    /// The program's action for a signal. The fields that change are atomics, because a handler may read them
+    /// at any time.
     struct Action {
         signal: c_int,
         handler: AtomicUsize,
@@ -175,8 +176,8 @@ mod x86_64 {
         }
     }
 
-    /// Reports whether an instruction of this thread caused the signal. The code of a signal that a process
-    /// sent is not positive, and a memory error that was found elsewhere (`BUS_MCEERR_AO`) belongs to no
+    /// Reports whether an instruction of this thread caused the signal. `si_code` is not positive for a
+    /// signal that a process sent, and a memory error that was found elsewhere (`BUS_MCEERR_AO`) has no such
     /// instruction.
     fn is_of_instruction(signal: c_int, info: &siginfo_t) -> bool {
         info.si_code > 0 && (signal, info.si_code) != (SIGBUS, libc::BUS_MCEERR_AO)

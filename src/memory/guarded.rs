@@ -162,7 +162,7 @@ mod x86_64 {
         check_fault(fault).map(|()| word)
     }
 
-    /// Copies `len` bytes. A fault may leave a part of them copied.
+    /// Copies `len` bytes. A fault may leave the copy incomplete.
     ///
     /// # Safety
     /// `from` is readable and `to` writable for `len` bytes, or they are user memory; they do not overlap.

@@ -11,7 +11,7 @@ pub fn may_write(at: usize, page: usize) -> bool {
     unsafe { libc::madvise(std::ptr::without_provenance_mut(at), page, libc::MADV_POPULATE_WRITE) == 0 }
 }
 
-/// Reports whether all pages from `at` on, `len` bytes, are readable.
+/// Reports whether all pages of the `len` bytes at `at` are readable.
 #[cfg_attr(
     not(feature = "unstable-internals"),
     allow(dead_code, reason = "for tests and the other packages")
@@ -23,7 +23,7 @@ pub fn may_read(at: usize, len: usize) -> bool {
 }
 
 /// Reports whether a range that starts at a page boundary is entirely mapped, whatever its protection. Does
-/// not look at pages, so the cost is proportional to the number of mappings in the range.
+/// not look at individual pages, so the cost is proportional to the number of mappings in the range.
 #[cfg_attr(
     not(feature = "unstable-internals"),
     allow(dead_code, reason = "for tests and the other packages")

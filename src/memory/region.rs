@@ -34,15 +34,16 @@ impl BoundWindows {
     }
 }
 
-/// Memory of which work requests register a part and invalidate it again (fast registration).
+/// Fast-registered region: memory of which work requests register a part and later invalidate the
+/// registration.
 #[derive(Debug)]
 pub(super) struct FastRegion {
     pub pd: PdId,
     /// Host address of the memory that may be registered.
     addr: usize,
     len: u64,
-    /// Current registration. Every packet under a key of the region reads it: without a lock, unless it
-    /// changes at that moment.
+    /// Current registration. It is read for every packet that uses a key of the region; the read takes no
+    /// lock, except while the registration changes.
     state: AtomicCell<FastState>,
     pub windows: BoundWindows,
 }
@@ -57,8 +58,8 @@ struct FastState {
 /// Parameters of a fast registration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FastReg {
-    /// Key after the registration: its index names the region, its low byte becomes that of the region's
-    /// keys.
+    /// Key after the registration: its index identifies the region, and its low byte becomes the low byte of
+    /// the region's keys.
     pub key: LKey,
     /// Offset of the first byte in the memory of the region.
     pub offset: u64,

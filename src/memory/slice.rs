@@ -5,7 +5,7 @@ use super::guarded::{self, Faulted};
 use super::page_size;
 use crate::wire::icrc::Icrc;
 
-/// Range of user memory to which a key has given access.
+/// Range of user memory that has passed the access check of a key.
 ///
 /// The slice is an address, not a reference: the memory belongs to the application, which may read and write
 /// it at any time, as with DMA. A slice is valid while the [`super::Table`] that returned it is borrowed:
@@ -58,7 +58,7 @@ impl HostSlice {
         self.len == 0
     }
 
-    /// Reports whether the slice is an aligned word of 8 bytes, as atomics need it.
+    /// Reports whether the slice is an aligned word of 8 bytes, as atomics require.
     pub(super) fn is_word(self) -> bool {
         self.len == 8 && self.addr.is_multiple_of(8)
     }

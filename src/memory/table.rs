@@ -28,13 +28,13 @@ pub struct Table {
     hints: [u32; HINTS],
     /// Free slots, the oldest first, so that a generation recurs as late as possible.
     free: VecDeque<u32>,
-    /// Buffers behind the null regions, allocated with the first of them.
+    /// Buffers that back all null regions, allocated with the first null region.
     null: Option<Null>,
 }
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// The bits of its keys that stand for the slot.
+    /// Index part of the slot's keys: the permuted slot number.
     index: u32,
     generation: u8,
     entry: Option<Entry>,
@@ -55,7 +55,7 @@ struct Null {
     sink: Buffer,
 }
 
-/// Maximum length of one access to a null region in bytes: more than a packet.
+/// Maximum length of one access to a null region, in bytes; longer than any packet.
 const NULL_RUN: usize = 1 << 16;
 
 /// Keys of a registered region.
@@ -103,10 +103,10 @@ pub struct ReregMr {
     pub access: Option<Access>,
 }
 
-/// Number of bits of a key that hold the slot.
+/// Number of bits of a key that identify the slot.
 const SLOT_BITS: u32 = 24;
 
-/// Entries of the cache of slots by key.
+/// Number of entries of the cache that maps keys to slots.
 const HINTS: usize = 64;
 
 /// Maximum number of slots. Slot 0 is never used, and an index outside the permutation is invalid, so neither
@@ -145,8 +145,8 @@ impl Table {
         self.permutation.apply(slot as u32 + (Permutation::FIRST - 1))
     }
 
-    /// Returns the initial generation of a slot: below 128, for programs that add to a key and ignore
-    /// overflow.
+    /// Returns the initial generation of a slot. It is below 128, because some programs increment keys
+    /// without handling overflow.
     fn first_generation(&self, slot: usize) -> u8 {
         (self.seed.wrapping_add(slot as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as u8
     }
@@ -197,8 +197,8 @@ impl Table {
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
 
-    /// Registers all memory of the process, as mapped at each use (implicit on-demand paging). Returns `None`
-    /// if the table is full.
+    /// Registers all memory of the process, as it is mapped at the time of each access (implicit on-demand
+    /// paging). Returns `None` if the table is full.
     ///
     /// # Safety
     /// A holder of the key can read all of the process's memory, and write it if `access` allows any writing.
@@ -218,8 +218,8 @@ impl Table {
         self.insert(|_| Entry::Null(pd))
     }
 
-    /// Registers memory of which work requests register one part at a time ([`fast_reg`](Self::fast_reg)).
-    /// Returns `None` if the table is full.
+    /// Creates a fast-registered region: memory of which work requests register one part at a time
+    /// ([`fast_reg`](Self::fast_reg)). Returns `None` if the table is full.
     ///
     /// # Safety
     /// As for [`register`](Self::register); moreover the memory must be writable.
@@ -233,8 +233,8 @@ impl Table {
         self.insert(|key| Entry::Window(Window::new(pd, kind, key))).map(|k| RKey(k.0))
     }
 
-    /// Re-registers a region with other memory, permissions or domain. New memory gets a new key, so that
-    /// requests posted with the old key cannot access it.
+    /// Re-registers a region with other memory, permissions or protection domain. New memory gets a new key,
+    /// so that requests posted with the old key cannot access it.
     ///
     /// # Safety
     /// As for [`register`](Self::register), for the new memory.
@@ -462,7 +462,7 @@ impl Table {
         }
     }
 
-    /// Returns the extent that is registered under the key of a plain or fast-registered region.
+    /// Returns the extent that is registered under the key of an ordinary or fast-registered region.
     fn region(&self, lkey: LKey, by: Accessor) -> Result<Extent, AccessError> {
         let key = lkey.0;
         let (pd, extent) = match self.entry(lkey) {
@@ -497,7 +497,8 @@ impl Table {
         self.local_slow_path(by, lkey, addr, len, needed)
     }
 
-    /// Returns the memory of an element that is not in an ordinary region of the protection domain.
+    /// Returns the memory of a scatter/gather element that is not in an ordinary region of the accessor's
+    /// protection domain.
     #[cold]
     fn local_slow_path(
         &self,
@@ -547,8 +548,8 @@ impl Table {
         slice(&extent, rkey.0, va, len.into(), needed)
     }
 
-    /// Returns all memory that a peer may access under a key, whatever its length; the empty slice for an
-    /// implicit on-demand region.
+    /// Returns all memory that a peer may access under a key, whatever its length. For an implicit on-demand
+    /// region, the slice is empty.
     ///
     /// # Errors
     /// [`AccessError`] of the first check that fails.

@@ -1,4 +1,4 @@
-//! Tests of the errors of the table: the kind for each wrong use, and the values in it.
+//! Tests of the key table, in particular the errors that each kind of invalid use returns.
 
 use super::*;
 use crate::wire::{LKey, Qpn, RKey};
@@ -9,7 +9,8 @@ const US: Accessor = Accessor { pd: PD, qpn: Qpn::new(7) };
 const OTHER_QP: Accessor = Accessor { pd: PD, qpn: Qpn::new(8) };
 const OTHER_PD: Accessor = Accessor { pd: PD_2, qpn: Qpn::new(7) };
 
-/// Returns a table with a region of 64 bytes at 0x1000 with this access, and the memory of the region.
+/// Returns a table with a region of 64 bytes at 0x1000 that has access flags `access`, and the region's
+/// memory.
 fn table(access: Access) -> (Table, Buffer, RegionInfo) {
     let (mut table, memory) = (Table::new(), Buffer::zeroed(64));
     let extent = MrExtent { addr: memory.addr(), len: 64, iova: 0x1000, access };
@@ -174,7 +175,7 @@ fn invalid_fast_registration_is_refused_with_its_error() {
 }
 
 #[test]
-fn bound_window_checks_its_users_and_keeps_its_region() {
+fn bound_window_rejects_wrong_users_and_prevents_deregistration_of_its_region() {
     let (mut t, _memory, info) = bindable();
     let key = t.alloc_window(PD, WindowKind::Type2B).unwrap();
     assert_eq!(read(&t, US, key), Err(AccessError::UnknownKey { key: key.0 }));
@@ -203,7 +204,7 @@ fn bound_window_checks_its_users_and_keeps_its_region() {
 }
 
 #[test]
-fn null_region_checks_domain_and_length_and_reads_zeros() {
+fn null_region_checks_pd_and_length_and_reads_zeros() {
     let mut t = Table::new();
     let null = t.register_null(PD).unwrap();
     let run = |t: &Table, by, len, needed| t.local(by, null, 5, len, needed).map(|s| s.len());
@@ -221,7 +222,7 @@ fn null_region_checks_domain_and_length_and_reads_zeros() {
 }
 
 #[test]
-fn remote_all_returns_the_whole_region_and_nothing_for_an_implicit_one() {
+fn remote_all_returns_the_whole_region_or_an_empty_slice_if_it_is_implicit() {
     let (mut t, memory, info) = bindable();
     let all = t.remote_all(US, info.rkey, Access::REMOTE_READ).unwrap();
     assert_eq!(

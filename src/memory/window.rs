@@ -14,7 +14,8 @@ pub enum WindowKind {
     Type1,
     /// Usable by the queue pair that bound it.
     Type2A,
-    /// Usable by the queue pair that bound it, as long as that is in the protection domain of the window.
+    /// Usable by the queue pair that bound it, as long as that queue pair is in the protection domain of the
+    /// window.
     Type2B,
 }
 
@@ -30,8 +31,8 @@ impl WindowKind {
 pub(super) struct Window {
     pub pd: PdId,
     pub kind: WindowKind,
-    /// Current binding. Every packet under the key of the window reads it: without a lock, unless it changes
-    /// at that moment.
+    /// Current binding. It is read for every packet that uses the key of the window; the read takes no lock,
+    /// except while the binding changes.
     state: AtomicCell<State>,
 }
 
@@ -54,7 +55,8 @@ struct Binding {
 /// Parameters of a bind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bind {
-    /// Key after the bind: its index names the window, its low byte becomes that of the window's key.
+    /// Key after the bind: its index identifies the window, and its low byte becomes the low byte of the
+    /// window's key.
     pub rkey: RKey,
     /// Key of the region.
     pub region: LKey,
@@ -112,16 +114,16 @@ impl Window {
         }
     }
 
-    /// Binds the window to an extent of the region in a slot, or unbinds it if `part` is `None`. Returns the
-    /// slot of the region to which it was bound before.
+    /// Binds the window to `part`, an extent of the region in a slot, or unbinds it if `part` is `None`.
+    /// Returns the slot of the region to which the window was bound before.
     pub fn bind(&self, rkey: RKey, by: Accessor, part: Option<(u32, Extent)>) -> Option<u32> {
         let bound = part.map(|(region, extent)| Binding { extent, region, qpn: by.qpn });
         let before = self.state.swap(State { key: rkey.generation(), bound });
         before.bound.map(|b| b.region)
     }
 
-    /// Invalidates the window for a work request or a peer. Returns the slot of the region to which it was
-    /// bound.
+    /// Invalidates the window for a work request or a peer. Returns the slot of the region to which the
+    /// window was bound.
     pub fn invalidate(&self, rkey: RKey, by: Accessor) -> Result<u32, ManagementError> {
         let key = rkey.0;
         // o10-37.2.26.
@@ -142,7 +144,8 @@ impl Window {
         unbound.map(|_| bound.region).map_err(|_| unknown)
     }
 
-    /// Unbinds the window if it is bound to a region. Returns whether it was.
+    /// Unbinds the window if it is bound to the region in slot `region`. Returns whether it was bound to that
+    /// region.
     pub fn release(&self, region: u32) -> bool {
         let unbind =
             |state: State| state.bound.filter(|b| b.region == region).map(|_| State { bound: None, ..state });

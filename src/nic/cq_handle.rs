@@ -1,5 +1,5 @@
 //! Handle of a completion queue. The queue itself belongs to the driver.
 
-/// Completion queue, by the number that the driver has given it. The NIC only returns the number.
+/// Number that the driver has given to a completion queue. The NIC only returns it to the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CqHandle(pub u32);

@@ -9,7 +9,7 @@ use crate::wire::mad::MAD_LEN;
 use crate::wire::{PKey, Packet, Qpn};
 
 impl Nic {
-    /// Creates QP1 in RESET, as a UD queue pair. `None` if it exists already.
+    /// Creates QP1 in RESET, as a UD queue pair. Returns `None` if it exists already.
     pub fn create_gsi(&mut self, init: &QpInit, send_cq: CqHandle, recv_cq: CqHandle) -> Option<Qpn> {
         let entry = Entry::new(QueuePair::new(Qpn::GSI, init), send_cq, recv_cq, init.srq);
         let made = self.table.insert_gsi(entry);
@@ -18,8 +18,8 @@ impl Nic {
     }
 }
 
-/// Checks a packet to QP1: it must have the length of a MAD and may be of any partition of the port, not only
-/// of one (IBA 10.9.4). QP1 joins that partition until it has processed the packet.
+/// Checks a packet to QP1: it must have the length of a MAD, and its P_Key may match any entry of the port's
+/// table, not only one (IBA 10.9.4). QP1 uses that entry until it has processed the packet.
 pub(super) fn admit(entry: &mut Entry, packet: &Packet<'_>, pkeys: &[PKey], c: &mut Counters) -> Option<()> {
     if packet.payload().len() != MAD_LEN {
         c.rx_dropped_message += 1;
@@ -33,8 +33,8 @@ pub(super) fn admit(entry: &mut Entry, packet: &Packet<'_>, pkeys: &[PKey], c: &
     Some(())
 }
 
-/// Returns QP1 to the first (default) partition, which its own packets are of, after it has processed a
-/// packet.
+/// Resets the partition of QP1 to the first (default) one, which it uses for the packets that it sends, after
+/// it has processed a packet.
 pub(super) fn settle(entry: &mut Entry, pkeys: &[PKey]) {
     entry.qp.enter_partition(0, pkeys[0]);
 }

@@ -1,4 +1,4 @@
-//! Asynchronous events that a test injects, with the effect on the NIC that the event reports.
+//! Asynchronous events that a test injects, each with the effect on the NIC that it reports.
 
 use super::{CqHandle, Nic};
 use crate::memory::Table;

@@ -101,7 +101,7 @@ pub struct Nic {
     verifier: Verifier,
     pkeys: Vec<PKey>,
     port_up: bool,
-    /// The device has failed: its link is permanently gone.
+    /// Whether the device has failed, because its link is permanently gone.
     failed: bool,
 }
 
@@ -149,7 +149,7 @@ pub struct UnknownQp(pub Qpn);
 pub struct PKeyTableSize {
     /// Number of entries given.
     pub given: usize,
-    /// Minimum number of entries, by the indices that queue pairs use.
+    /// Minimum number of entries: all indices that queue pairs use must exist.
     pub needed: usize,
     /// Limit of the personality.
     pub max: usize,
@@ -170,8 +170,8 @@ impl Nic {
         Nic::shard(config, ShardId::WHOLE)
     }
 
-    /// Creates one shard of a NIC. The limits apply to each shard; the owner of all shards enforces them for
-    /// their sum.
+    /// Creates one shard of a NIC. Each shard applies the limits to itself only; the owner of the shards
+    /// enforces them for the whole NIC.
     pub fn shard(config: NicConfig, shard: ShardId) -> Nic {
         Nic {
             table: QpTable::new(shard, config.personality.limits.max_qp, config.seed),
@@ -196,7 +196,8 @@ impl Nic {
         self.config.personality.quirks.flush_icrc_twice
     }
 
-    /// Raises an event that concerns the whole NIC; only the first shard does.
+    /// Raises an event that concerns the whole NIC. Only the first shard raises it, so that it is reported
+    /// once.
     fn announce(&mut self, event: AsyncEvent) {
         if self.shard.is_first() {
             self.outputs.raise(event);
@@ -208,7 +209,7 @@ impl Nic {
         self.state.counters.rx_handed_over += packets;
     }
 
-    /// Configuration that the NIC was created with.
+    /// Returns the configuration that the NIC was created with.
     pub fn config(&self) -> &NicConfig {
         &self.config
     }
@@ -218,8 +219,8 @@ impl Nic {
         &self.state.counters
     }
 
-    /// Maximum number of queue pairs: the limit of the personality, or of the available numbers if that is
-    /// lower.
+    /// Returns the maximum number of queue pairs: the limit of the personality or, if that is lower, the
+    /// number of available queue pair numbers.
     pub fn max_qp(&self) -> u32 {
         self.table.max()
     }
@@ -394,13 +395,14 @@ impl Nic {
         }
     }
 
-    /// Reports whether acknowledgements are delayed since [`transmit_urgent`](Self::transmit_urgent).
+    /// Reports whether there are acknowledgements that [`transmit_urgent`](Self::transmit_urgent) has
+    /// delayed.
     pub fn has_held_acknowledgements(&self) -> bool {
         self.schedule.has_delayed_acks()
     }
 
-    /// Fills `tx` with the packets that are due, QP after QP, until the turn is full. Returns true if there
-    /// are more.
+    /// Fills `tx` with the packets that are due, one queue pair after another, until `tx` is full. Returns
+    /// true if there are more.
     pub fn transmit(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
         self.release_acknowledgements();
         self.transmit_urgent(now, memory, tx)
@@ -465,8 +467,8 @@ impl Nic {
         }
     }
 
-    /// Like [`handle_timeouts`](Self::handle_timeouts), for a turn that has `received` packets or not: expired
-    /// timers are [deferred](TimerDeferral) while packets keep arriving.
+    /// Handles expired timers like [`handle_timeouts`](Self::handle_timeouts), but [defers](TimerDeferral)
+    /// them while packets keep arriving: `received` states whether this turn has received any.
     pub fn handle_timeouts_unless_deferred(
         &mut self,
         now: Instant,
@@ -479,8 +481,8 @@ impl Nic {
         }
     }
 
-    /// Time at which [`handle_timeouts`](Self::handle_timeouts) must be called. The call may find that
-    /// nothing has expired yet.
+    /// Returns the time at which [`handle_timeouts`](Self::handle_timeouts) must be called. The call may find
+    /// that nothing has expired yet.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.schedule.next_deadline()
     }
@@ -495,8 +497,8 @@ impl Nic {
         self.schedule.has_ready() || self.peers.has_unblocked()
     }
 
-    /// Completes the work requests of unreliable services once the link has accepted all transmitted packets:
-    /// their memory belongs to the application again.
+    /// Completes the work requests of unreliable services once the link has accepted all transmitted packets;
+    /// from then on the application may reuse their memory.
     pub fn emitted(&mut self) {
         self.outputs.release_emitted();
     }
@@ -523,12 +525,13 @@ impl Nic {
         }
     }
 
-    /// Partition key table of the port.
+    /// Returns the partition key table of the port.
     pub fn pkeys(&self) -> &[PKey] {
         &self.pkeys
     }
 
-    /// Minimum length of the partition key table, by the indices that queue pairs use.
+    /// Returns the minimum length of the partition key table: the table must contain all indices that queue
+    /// pairs use.
     pub fn pkeys_needed(&self) -> usize {
         let highest = |e: &Entry| {
             let (path, alternate) = e.qp.pkey_indices();
@@ -557,13 +560,13 @@ impl Nic {
         Ok(())
     }
 
-    /// Creates a shared receive queue. `None` if the device has no more of them.
+    /// Creates a shared receive queue. Returns `None` if all of the device's are in use.
     pub fn create_srq(&mut self, pd: PdId, caps: RecvCaps) -> Option<SrqId> {
         self.srqs.insert(pd, None, caps, self.config.personality.limits.max_srq)
     }
 
     /// Creates a shared receive queue for the targets of an XRC domain, whose receives complete to `cq`.
-    /// `None` if the device has no more of them.
+    /// Returns `None` if all of the device's shared receive queues are in use.
     pub fn create_xrc_srq(
         &mut self,
         pd: PdId,
@@ -600,7 +603,7 @@ impl Nic {
         Some(result)
     }
 
-    /// Mutable tuning parameters, for tests that no timer may disturb.
+    /// Returns the tuning parameters for modification, for tests that no timer may disturb.
     #[cfg(test)]
     pub(crate) fn tuning_mut(&mut self) -> &mut Tuning {
         &mut self.config.tuning

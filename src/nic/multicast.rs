@@ -102,7 +102,7 @@ impl MulticastTable {
 
 impl Nic {
     /// Attaches a UD queue pair to a multicast group; attaching it again has no effect. Returns whether it is
-    /// the first of the group: then the link must join the group.
+    /// the first of the group; if so, the link must join the group.
     ///
     /// # Errors
     /// Outer: [`UnknownQp`]. Inner: [`MulticastError`].
@@ -117,7 +117,7 @@ impl Nic {
         })
     }
 
-    /// Detaches a queue pair from a multicast group. Returns whether it was the last of the group: then the
+    /// Detaches a queue pair from a multicast group. Returns whether it was the last of the group; if so, the
     /// link may leave the group.
     ///
     /// # Errors
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn detach_all_returns_the_groups_that_are_empty() {
+    fn detach_all_returns_the_groups_that_become_empty() {
         let mut t = MulticastTable::default();
         let limits = Personality::STRICT.limits;
         let [a, b] = [1, 2].map(Qpn::new);

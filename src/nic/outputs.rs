@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outputs_are_taken_in_the_order_in_which_they_arose_and_reuse_the_memory() {
+    fn outputs_are_taken_oldest_first_and_memory_is_reused() {
         let mut queue = OutputQueue::default();
         let event = |n| AsyncEvent::QpFatal(Qpn::new(n));
         queue.raise(event(0));

@@ -14,8 +14,8 @@ pub struct PortAddresses {
     pub src_port: Option<u16>,
 }
 
-/// Start of the dynamic port range. RoCEv2 takes its source ports from this range, so that routers spread
-/// flows by them (annex A17.9.2).
+/// Start of the dynamic port range, from which RoCEv2 takes its source ports, so that routers can spread
+/// flows by source port (annex A17.9.2).
 const DYNAMIC_PORTS: u32 = 0xc000;
 
 impl PortAddresses {
@@ -47,15 +47,16 @@ impl PortAddresses {
         self.gids.iter().copied().enumerate().filter(|(_, gid)| *gid != Gid::default())
     }
 
-    /// Index of the GID to use if nothing is known of the peer: the first that is not link-local, or else the
-    /// first.
+    /// Returns the index of the GID to use if nothing is known about the peer: the first one that is not
+    /// link-local or, if all are, the first.
     pub fn main_gid(&self) -> Option<usize> {
         let routable = self.set_gids().find(|(_, gid)| !is_link_local(*gid));
         routable.or_else(|| self.set_gids().next()).map(|(i, _)| i)
     }
 
-    /// Index of the source GID for a peer: of the same IP version, preferably of the same scope, then with
-    /// the longest common prefix (RFC 6724, section 5, rules 2 and 8); the first of equals.
+    /// Returns the index of the source GID for a peer: of the same IP version, preferably of the same scope,
+    /// then with the longest common prefix (RFC 6724, section 5, rules 2 and 8). Among equals, the first is
+    /// returned.
     pub fn gid_towards(&self, peer: Gid) -> Option<usize> {
         let v4 = peer.ip().is_ipv4();
         let fits = |gid: Gid| {

@@ -7,6 +7,6 @@ pub(super) struct PeerShare {
     pub peer: Option<usize>,
     /// Flight cost of the packets in flight that is charged to the queue pair.
     pub in_flight: u64,
-    /// The queue pair is a window waiter.
+    /// Whether the queue pair is a window waiter.
     pub waits: bool,
 }

@@ -31,13 +31,13 @@ struct Peer {
 }
 
 impl PeerWindows {
-    /// Flight cost that other queue pairs have in flight to the same peer.
+    /// Returns the flight cost of the other queue pairs with the same peer.
     pub fn others(&self, share: &PeerShare) -> u64 {
         share.peer.map_or(0, |at| self.peers[at].in_flight - share.in_flight)
     }
 
-    /// Updates the account of a queue pair after any step except its turn to send, for the peer that it is
-    /// connected to now; wakes one window waiter if less than `window` is in flight.
+    /// Updates the account of a queue pair at the peer that it is connected to now, after any step other than
+    /// a turn to send; wakes one window waiter if less than `window` is in flight.
     pub fn settle(&mut self, entry: &mut Entry, window: usize) {
         if let Some(at) = self.account(entry, window) {
             self.wake_one(at, window);

@@ -95,8 +95,8 @@ setters!(Limits {
 setters!(Personality { name: &'static str, limits: Limits, min_timeout: Duration, quirks: Quirks });
 
 impl Personality {
-    /// Conformance to the specification with generous limits, but as lenient as devices are with posted work
-    /// requests.
+    /// Conformance to the specification with generous limits, but with checks of posted work requests as
+    /// lenient as those of real devices.
     pub const DEFAULT: Personality =
         Personality { name: "default", quirks: Quirks::LENIENT, ..Personality::STRICT };
 
@@ -214,7 +214,8 @@ impl Personality {
         Personality::ALL.into_iter().find(|p| p.name == name)
     }
 
-    /// Returns limits and quirks with their names: the rows of the table above.
+    /// Returns the names and values of all limits and quirks: the rows of the table in the documentation of
+    /// this type.
     pub fn properties(&self) -> Vec<(&'static str, String)> {
         fn of<T: ToString>(name: &'static str, value: T) -> (&'static str, String) {
             (name, value.to_string())

@@ -28,17 +28,17 @@ impl QpnPartition {
             .then_some(QpnPartition { index: index as u8, bits: QpnPartition::BITS as u8 })
     }
 
-    /// Highest bits of the queue pair numbers.
+    /// Returns the highest bits of the partition's queue pair numbers.
     pub fn index(self) -> u32 {
         self.index.into()
     }
 
-    /// Number of those bits: 0 if the NIC has all queue pair numbers.
+    /// Returns the number of bits of the index: 0 if the partition contains all queue pair numbers.
     pub fn bits(self) -> u32 {
         self.bits.into()
     }
 
-    /// Reports whether a queue pair number is of this partition, by the first byte of the number.
+    /// Reports whether a queue pair number belongs to this partition. `qpn` is the first byte of the number.
     pub fn has(self, qpn: u8) -> bool {
         u32::from(qpn) >> (8 - self.bits()) == self.index()
     }

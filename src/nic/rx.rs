@@ -14,23 +14,23 @@ pub(super) struct BurstPackets<'a> {
     rest: &'a [u8],
     /// Index of the next packet.
     index: u16,
-    /// The verifier has checked a packet of the burst.
+    /// Whether the verifier has already checked a packet of the burst.
     begun: bool,
 }
 
 impl<'a> BurstPackets<'a> {
-    /// Returns all packets of `burst`, the first of which was packet `first` of the burst as sent.
+    /// Returns all packets of `burst`, which starts at packet `first` of the burst as it was sent.
     fn new(burst: &RxBurst<'a>, first: u16) -> BurstPackets<'a> {
         BurstPackets { burst: *burst, rest: burst.data, index: first, begun: false }
     }
 
-    /// Returns an empty remainder of `burst`.
+    /// Returns the state of `burst` after all packets have been taken.
     pub fn none(burst: &RxBurst<'a>) -> BurstPackets<'a> {
         BurstPackets { rest: &[], ..BurstPackets::new(burst, 0) }
     }
 
-    /// Reports whether the next packet is for the queue pair that has accepted `packet`. Both have come by
-    /// the same path.
+    /// Reports whether the next packet is for the queue pair that has accepted `packet`. Both have the same
+    /// addresses, because they are in one burst.
     #[inline]
     fn continues(&self, packet: &Packet<'_>) -> bool {
         let (Some(bytes), before) = (self.rest.first_chunk::<BTH_LEN>(), packet.bth()) else { return false };
@@ -76,7 +76,7 @@ impl<'a> BurstPackets<'a> {
     }
 }
 
-/// Returns the queue pair that a packet is for, and the path it came by, if the queue pair accepts it;
+/// Returns the queue pair that a packet is for, and the path that it took, if the queue pair accepts it;
 /// otherwise counts the packet as dropped.
 #[inline]
 fn find_qp<'t>(
@@ -146,7 +146,7 @@ impl Nic {
         }
     }
 
-    /// Processes a packet, and those that follow it to the same queue pair.
+    /// Processes a packet, together with the following packets that are for the same queue pair.
     fn handle_packet(
         &mut self,
         now: Instant,

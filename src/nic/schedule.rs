@@ -30,7 +30,7 @@ impl Schedule {
         self.timers.reserve(queue_pairs.saturating_sub(self.timers.len()));
     }
 
-    /// Schedules a queue pair for what it may have to send. Called after every step.
+    /// Schedules a queue pair if it may have something to send. Called after every step.
     pub fn schedule_pending(&mut self, entry: &mut Entry) {
         if entry.must_enter_error {
             self.enqueue(entry);

@@ -1,4 +1,4 @@
-//! Shard identity: the queue pair numbers of each of the NICs that make up one device.
+//! Shard identity: the index of a NIC among the shards of a device, which determines its queue pair numbers.
 
 use super::QpnPartition;
 
@@ -12,7 +12,7 @@ pub struct ShardId {
 }
 
 impl ShardId {
-    /// The only shard of a device with all queue pair numbers.
+    /// Identity of the only shard of a device that uses all queue pair numbers.
     pub const WHOLE: ShardId = ShardId { index: 0, count: 1, partition: QpnPartition::WHOLE };
 
     /// Maximum number of shards.
@@ -30,17 +30,17 @@ impl ShardId {
         ShardId { partition, ..self }
     }
 
-    /// QPN partition of the device.
+    /// Returns the QPN partition of the device.
     pub fn partition(self) -> QpnPartition {
         self.partition
     }
 
-    /// Lowest bits of the queue pair numbers.
+    /// Returns the index of the shard: the lowest bits of its queue pair numbers.
     pub fn index(self) -> u32 {
         self.index.into()
     }
 
-    /// Number of those bits.
+    /// Returns the number of bits of the index.
     pub fn bits(self) -> u32 {
         self.count.trailing_zeros()
     }
@@ -55,7 +55,8 @@ impl ShardId {
         self.count == 1
     }
 
-    /// Returns the index of the shard of a queue pair, by the last byte of the queue pair number.
+    /// Returns the index of the shard that a queue pair belongs to. `qpn` is the last byte of the queue pair
+    /// number.
     pub fn of(self, qpn: u8) -> usize {
         usize::from(qpn & (self.count - 1))
     }

@@ -21,8 +21,8 @@ pub(super) struct SrqTable {
 struct Slot {
     round: u8,
     queue: Option<SharedReceives>,
-    /// Completion queue of an XRC queue's receives; receives of other queues complete to the CQ of their
-    /// queue pair.
+    /// Completion queue for the receives of an XRC shared receive queue; receives of other queues complete to
+    /// the CQ of their queue pair.
     cq: Option<CqHandle>,
 }
 
@@ -33,7 +33,7 @@ impl SrqTable {
         SrqTable { shard, slots: Vec::new(), free: Vec::new() }
     }
 
-    /// Creates a queue. `None` if there are `max` already.
+    /// Creates a queue. Returns `None` if there are `max` already.
     pub fn insert(
         &mut self,
         pd: PdId,
@@ -70,7 +70,7 @@ impl SrqTable {
         self.slots.get_mut(index)?.queue.as_mut().filter(|q| q.id() == id)
     }
 
-    /// Completion queue for the receives of an XRC queue.
+    /// Returns the completion queue for the receives of an XRC shared receive queue.
     pub fn cq(&self, id: SrqId) -> Option<CqHandle> {
         self.get(id).and_then(|_| self.slots[self.index(id)].cq)
     }

@@ -15,17 +15,18 @@ pub(super) struct Entry {
     pub send_cq: CqHandle,
     pub recv_cq: CqHandle,
     pub srq: Option<SrqId>,
-    /// The queue pair is in the ready list.
+    /// Whether the queue pair is in the ready list.
     pub queued: bool,
-    /// The queue pair is in the list of delayed acknowledgements.
+    /// Whether the queue pair is in the list of delayed acknowledgements.
     pub ack_delayed: bool,
-    /// The queue pair is dirty: it has accepted packets of the current burst.
+    /// Whether the queue pair is dirty, that is, has accepted packets of the current burst.
     pub dirty: bool,
-    /// A completion of the queue pair was lost to an overflow: the queue pair fails at its next turn.
+    /// Whether the queue pair must enter ERR at its next turn, because one of its completions was lost to an
+    /// overflow.
     pub must_enter_error: bool,
     /// Share in the per-peer window.
     pub share: PeerShare,
-    /// Earliest entry for the queue pair in the timer heap.
+    /// Time of the queue pair's earliest entry in the timer heap.
     pub timer_at: Option<Instant>,
 }
 
@@ -62,8 +63,8 @@ pub(super) struct QpTable {
     max: u32,
     slot_bits: u32,
     permutation: Permutation,
-    /// Slot of the last lookup. Lookups of one queue pair come in series, and inverting the permutation for
-    /// each would take 5 to 8 % of the instructions of an 8-byte WRITE.
+    /// Slot of the last lookup. Consecutive lookups are often for the same queue pair, and inverting the
+    /// permutation for each would take 5 to 8 % of the instructions of an 8-byte WRITE.
     recent: Cell<usize>,
 }
 
@@ -71,7 +72,7 @@ pub(super) struct QpTable {
 struct Slot {
     /// Generation count of the slot.
     round: u32,
-    /// Number of the current queue pair of the slot, or of the last one.
+    /// Queue pair number of the slot's current queue pair or, if the slot is free, of its last one.
     qpn: Qpn,
     entry: Option<Box<Entry>>,
 }
@@ -98,7 +99,7 @@ fn slots(shard: ShardId, max: u32) -> (u32, u32) {
     (bits, max.min((1 << bits) - RESERVED - 1))
 }
 
-/// Returns the number of bits of slot and generation count.
+/// Returns the number of queue pair number bits that hold the slot and the generation count.
 fn index_bits(shard: ShardId) -> u32 {
     QPN_BITS - shard.partition().bits() - shard.bits()
 }
@@ -128,12 +129,12 @@ impl QpTable {
         Qpn::new(self.shard.partition().index() << (QPN_BITS - self.shard.partition().bits()) | low)
     }
 
-    /// Maximum number of queue pairs.
+    /// Returns the maximum number of queue pairs.
     pub fn max(&self) -> u32 {
         self.max
     }
 
-    /// Adds a queue pair with a new number. `None` if the table is full.
+    /// Adds a queue pair with a new number. Returns the number, or `None` if the table is full.
     pub fn insert(&mut self, make: impl FnOnce(Qpn) -> Entry) -> Option<Qpn> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -158,7 +159,7 @@ impl QpTable {
         free
     }
 
-    /// Maximum number of queue pairs that have existed at the same time.
+    /// Returns the highest number of queue pairs that have existed at the same time.
     pub fn slots(&self) -> usize {
         self.slots.len() + usize::from(self.gsi.is_some())
     }
@@ -173,7 +174,7 @@ impl QpTable {
         Some(slot)
     }
 
-    /// Returns the slot that a number maps to, whether or not it is in use.
+    /// Returns the slot to which a queue pair number maps, whether or not the number is in use.
     fn place(&self, qpn: Qpn) -> Option<usize> {
         let index = qpn.get() >> self.shard.bits() & ((1 << index_bits(self.shard)) - 1);
         let slot = self.permutation.invert(index)? & ((1 << self.slot_bits) - 1);
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn lowest_bits_of_a_qpn_are_the_shard() {
+    fn lowest_bits_of_a_qpn_are_the_shard_index() {
         for (count, max) in [(1, 100), (2, 100), (64, 65_536), (64, (1 << 20) - 16)] {
             for index in [0, count - 1] {
                 let shard = ShardId::new(index, count).unwrap();
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn highest_bits_of_a_qpn_are_the_partition() {
+    fn highest_bits_of_a_qpn_are_the_partition_index() {
         for (partition, count, max) in [(1, 1, 65_536), (63, 1, (1 << 20) - 16), (5, 4, 65_536), (0, 32, 10)]
         {
             let partition = QpnPartition::new(partition).unwrap();

@@ -6,8 +6,9 @@ use super::{devices, node_guid};
 use crate::link::{Interface, LinkSpec, PacketConfig, interfaces, primary_address};
 use crate::wire::Gid;
 
-/// A device as libibverbs programs see it: a numbered name, one link, one port. The library that they load,
-/// the tree that `urxe run` writes for them and `urxe devinfo` all use this type, so that they agree.
+/// A device as libibverbs programs see it: a numbered name, one link, one port. The library that these
+/// programs load, the directory tree that `urxe run` writes for them, and `urxe devinfo` all use this type,
+/// so that they agree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Adapter {
     /// Link that carries the packets.
@@ -43,7 +44,7 @@ pub enum AdapterError {
     /// The specification of a frames link has no address.
     #[error("a frames link requires ip=ADDRESS/PREFIX")]
     NoFramesAddress,
-    /// A fabric exists within one program only, so it is no adapter of the machine.
+    /// A fabric exists within one program only, so it is not an adapter of the machine.
     #[error("a fabric exists within one program only: use udp[:ADDR], udp:IF, packet:IF or frames:…")]
     Fabric,
 }
@@ -116,7 +117,7 @@ impl Adapter {
         primary_address(&addresses).unwrap_or(self.gids[0].ip())
     }
 
-    /// Returns the node GUID, unique in the network; the NIC has the same one when it is open.
+    /// Returns the node GUID, unique in the network; an open NIC of this adapter has the same one.
     pub fn guid(&self) -> u64 {
         node_guid(self.mac, &[self.address()])
     }

@@ -15,8 +15,8 @@ use super::cq::CqInner;
 use super::{AckError, Context, Cq, CreateError, WaitError};
 use crate::driver::deadline_after;
 
-/// A completion channel: the receiver of completion queue events. Its descriptor is readable while there is
-/// one. Cheap to clone.
+/// A completion channel: the receiver of completion queue events. Its descriptor is readable while an event
+/// is queued. Cheap to clone.
 #[derive(Clone)]
 pub struct CompletionChannel(Arc<ChannelInner>);
 
@@ -159,7 +159,7 @@ impl fmt::Debug for CqEvent {
     }
 }
 
-/// Counts of a queue's events that were retrieved from a channel, and of those that are acknowledged.
+/// Counts of a queue's events: those retrieved from its channel, and those acknowledged.
 #[derive(Default)]
 pub(super) struct EventAcks(Mutex<Counts>, Condvar);
 
@@ -175,7 +175,7 @@ impl EventAcks {
         counts.retrieved - counts.acknowledged
     }
 
-    /// Acknowledges `n` events, or returns false if there are fewer.
+    /// Acknowledges `n` events. Returns false, and acknowledges none, if fewer are unacknowledged.
     fn acknowledge(&self, n: u64) -> bool {
         let mut counts = self.0.lock();
         let is_valid = n <= counts.retrieved - counts.acknowledged;
@@ -186,8 +186,8 @@ impl EventAcks {
         is_valid
     }
 
-    /// Blocks until all events are acknowledged or the time is over; returns the number of unacknowledged
-    /// ones.
+    /// Blocks until all events are acknowledged or `timeout` has passed; returns the number of unacknowledged
+    /// events.
     pub fn wait(&self, timeout: Duration) -> u64 {
         let deadline = deadline_after(timeout);
         let mut counts = self.0.lock();

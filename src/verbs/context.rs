@@ -21,8 +21,8 @@ use crate::sys::setters::setters;
 use crate::transport::{Counters, CqId, Quirks, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 
-/// First address of the crate's own regions. Host addresses are not used, because they differ from run to run
-/// and a program should replay to the same packets.
+/// First address of the crate's own regions. Host addresses are not used, because they differ from run to
+/// run, and every run of a program should send the same packets.
 const FIRST_IOVA: u64 = 0x1000_0000;
 
 /// Options for opening a context.
@@ -32,8 +32,8 @@ pub struct ContextOptions {
     /// Limits and quirks of the NIC; [`Personality::DEFAULT`] unless chosen.
     pub personality: Personality,
     /// Seed of queue pair numbers, keys, the connection manager's IDs and first PSNs. `None` stands for a
-    /// random seed, or on a fabric for one derived from the fabric's seed and the port's address, so that a
-    /// program replays.
+    /// random seed, or on a fabric for one derived from the fabric's seed and the port's address, so that
+    /// every run of a program uses the same values.
     pub seed: Option<u64>,
     /// Maximum number of bytes in flight to a peer. `None`: what the link's peers can buffer.
     pub window: Option<usize>,
@@ -71,7 +71,7 @@ impl Default for ContextOptions {
 #[derive(Clone)]
 pub struct Context(pub(super) Arc<Handle>);
 
-/// One opening of a device, which owns the objects created from it.
+/// State of one opening of a device, which owns the objects created from it.
 pub(super) struct Handle {
     device: Arc<Inner>,
     /// Reader of the asynchronous events of this opening's objects.
@@ -105,7 +105,7 @@ pub(super) struct Inner {
     pub personality: &'static str,
     pub info: LinkInfo,
     pub mtu: Mtu,
-    /// QPN partition that the device's queue pairs are numbered from.
+    /// QPN partition that contains the numbers of the device's queue pairs.
     pub partition: QpnPartition,
     pub seed: u64,
     pub qps: Quota,
@@ -114,7 +114,7 @@ pub(super) struct Inner {
     pub cqs: Quota,
     pub next_pd: AtomicU32,
     next_cq: AtomicU32,
-    /// Address of the next region of the crate's own memory, as work requests use it.
+    /// Address that the next region of memory allocated by the crate gets, as work requests use it.
     next_iova: AtomicU64,
     /// Number of allocated bytes of device memory.
     pub dm_used: AtomicU64,
@@ -135,8 +135,8 @@ impl Context {
 
     /// Opens a NIC of several shards, each with a link, a lock, timers and a background thread of its own, so
     /// that threads whose queue pairs are in different shards never wait for each other. Queue pairs are
-    /// assigned to the shards in turn, except that those on a shared receive queue go to its shard, and all
-    /// of XRC to the first.
+    /// assigned to the shards round-robin, except that those with a shared receive queue go to its shard, and
+    /// all XRC objects to the first shard.
     ///
     /// There must be 1, 2, 4 ... 64 links that belong together, as from
     /// [`UdpLink::bind_shards`](crate::link::udp::UdpLink::bind_shards). Each shard gets an equal part of
@@ -257,8 +257,8 @@ impl Context {
         Ok(Context(Arc::new(Handle { device: Arc::new(device), reader: EventReader::FIRST, events })))
     }
 
-    /// Opens the device once more, like a second `ibv_open_device`: the same NIC, with limits shared by all
-    /// openings. Objects of one opening cannot be used with those of another, and each opening receives the
+    /// Opens the device once more, like a second `ibv_open_device`. Both contexts use the same NIC and share
+    /// its limits. Objects of one opening cannot be used with those of another, and each opening receives the
     /// asynchronous events of its own queues and those of the port.
     ///
     /// # Errors
@@ -389,12 +389,13 @@ impl Context {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Reports whether both contexts are of the same device, possibly opened twice.
+    /// Reports whether both contexts belong to the same device, which may have been opened twice.
     pub(super) fn is_same_device(&self, other: &Context) -> bool {
         Arc::ptr_eq(&self.0.device, &other.0.device)
     }
 
-    /// Returns the page-aligned start of an address range for a region of `len` bytes, followed by a gap.
+    /// Allocates a page-aligned address range for a region of `len` bytes, followed by a gap, and returns its
+    /// start.
     pub(super) fn alloc_iova(&self, len: usize) -> u64 {
         self.0.next_iova.fetch_add((len as u64 | 0xfff) + 1 + 0x1000, Ordering::Relaxed)
     }
@@ -411,7 +412,7 @@ impl WeakContext {
         self.0.upgrade()
     }
 
-    /// Like [`Context::reopen`]; returns `None` if the device is no longer open.
+    /// Opens the device once more, like [`Context::reopen`]. Returns `None` if the device is no longer open.
     ///
     /// # Errors
     /// As for [`Context::reopen`].
@@ -446,7 +447,7 @@ impl fmt::Debug for Context {
     }
 }
 
-/// FNV-1a hash, the same in every run and on every machine.
+/// Returns the FNV-1a hash of an address, which is the same in every run and on every machine.
 fn hash_of_address(ip: IpAddr) -> u64 {
     let step = |h: u64, b: u8| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3);
     Gid::from(ip).0.into_iter().fold(0xcbf2_9ce4_8422_2325, step)

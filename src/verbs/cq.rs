@@ -227,9 +227,10 @@ impl Cq {
         self.0.context.0.shards.stop_polling(self.0.users.shards());
     }
 
-    /// Like [`req_notify`](Self::req_notify), but as hardware does it: a completion that was added without a
-    /// request since the last event, and is still queued, raises the event at once. Some programs (UCX) rely
-    /// on this and do not poll once more. Applies to [`Notify::Any`] only.
+    /// Requests an event like [`req_notify`](Self::req_notify), but with the behaviour of hardware: a
+    /// completion that was added without a request since the last event, and is still queued, raises the
+    /// event at once. Some programs (UCX) rely on this and do not poll once more. Applies to [`Notify::Any`]
+    /// only.
     pub fn req_notify_with_missed(&self, notify: Notify) {
         *self.0.signal.raised.lock() = false;
         self.0.queue.arm_and_report_missed(notify);

@@ -30,7 +30,7 @@ use crate::wire::{Qpn, RKey};
 pub struct CqPoll<'q> {
     cq: &'q Cq,
     current: Option<TimestampedCompletion>,
-    /// Offset to the wall clock, the same for all completions of the batch.
+    /// Offset from the NIC's clock to the wall clock, measured once for all completions of the batch.
     wall_offset: OnceLock<u64>,
 }
 
@@ -64,7 +64,7 @@ impl CqPoll<'_> {
 }
 
 /// A completion being polled. If its status is an error, only [`wr_id`](Self::wr_id), [`qpn`](Self::qpn),
-/// [`vendor_err`](Self::vendor_err) and the timestamps are valid beside it.
+/// [`vendor_err`](Self::vendor_err) and the timestamps are valid too.
 #[derive(Clone, Copy)]
 pub struct Wc<'p> {
     entry: &'p TimestampedCompletion,
@@ -103,7 +103,7 @@ impl Wc<'_> {
         self.entry.completion.imm
     }
 
-    /// Returns the local key that a SEND with invalidate has invalidated, if any.
+    /// Returns the local memory's R_Key that the peer's SEND with invalidate has invalidated, if any.
     pub fn invalidated_rkey(&self) -> Option<RKey> {
         self.entry.completion.invalidated
     }

@@ -77,7 +77,7 @@ impl Device {
         self.open_shards(1, options)
     }
 
-    /// Like [`open`](Self::open), with several shards; see [`Context::open_shards`].
+    /// Opens the device like [`open`](Self::open), but with several shards: see [`Context::open_shards`].
     ///
     /// # Errors
     /// [`DeviceError`].
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_are_numbered_and_loopback_is_the_fallback() {
+    fn devices_are_numbered_and_loopback_is_the_fallback() {
         let lo = interface("lo", true, &["127.0.0.1", "::1"]);
         let veth = interface("veth0", false, &["fe80::1"]);
         let eth = ["eth0", "eth1"].map(|name| interface(name, false, &["fe80::1", "10.0.0.1"]));

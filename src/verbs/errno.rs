@@ -256,7 +256,7 @@ mod tests {
     use crate::transport::{QpState, QpType, WcOpcode};
     use crate::verbs::*;
 
-    /// The numbers are those of Linux, which programs were compiled with.
+    /// Checks that the numbers are those of Linux, with which programs were compiled.
     #[test]
     fn errno_numbers_are_those_of_linux() {
         let full = PostError::QueueFull(4);
@@ -321,7 +321,7 @@ mod tests {
         }
     }
 
-    /// Checks the errors of failing calls, not only the table.
+    /// Checks the errors that failing calls return, in addition to the rows of the table.
     #[test]
     fn full_queue_gives_enomem_and_wrong_state_einval() {
         let (a, _b) = Fabric::virtual_time(FabricConfig::default()).unwrap().pair().unwrap();

@@ -63,7 +63,8 @@ pub enum CreateError {
     /// 11.2.8.2).
     #[error("{0:?} permits peers to write and requires LOCAL_WRITE")]
     AccessNeedsLocalWrite(Access),
-    /// An XRC target queue pair is requested outside its domain, or another type inside one.
+    /// An XRC target queue pair is requested outside an XRC domain, or a queue pair of another type inside
+    /// one.
     #[error("Xrcd::create_target_qp creates XRC target QPs, and no others")]
     XrcTarget,
     /// A queue pair of a type that never receives cannot have a shared receive queue.
@@ -131,7 +132,7 @@ pub enum ConnectError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DestroyCqError {
-    /// Work queues complete to it; holds their number.
+    /// Work queues still complete to the queue; holds their number.
     #[error("{0} work queues use this CQ: destroy their queue pairs and shared receive queues first")]
     InUse(u32),
     /// Events were retrieved from its channel and not acknowledged in time; holds their number.

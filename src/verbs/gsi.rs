@@ -25,7 +25,7 @@ const RECV_DEPTH: u32 = 2048;
 /// Number of MADs that can be queued for sending.
 const SEND_DEPTH: u32 = 1024;
 
-/// Number of bytes of a receive buffer: a MAD after the routing header of a datagram.
+/// Number of bytes of a receive buffer: the routing header of a datagram, followed by a MAD.
 const SLOT_LEN: usize = grh::LEN + MAD_LEN;
 
 /// A received management datagram.
@@ -35,14 +35,14 @@ pub struct ReceivedMad {
     pub bytes: [u8; MAD_LEN],
     /// Path to the sender.
     pub from: AddressVector,
-    /// Number of the queue pair that sent it: QP1, except for non-compliant peers.
+    /// Number of the queue pair that sent the MAD: QP1, unless the peer is non-compliant.
     pub src_qpn: Qpn,
     /// Index of the partition key that the datagram was sent with.
     pub pkey_index: u16,
 }
 
-/// The QP1 of a device, which carries its management datagrams. A device has only one, so one component
-/// serves all of its programs.
+/// The QP1 of a device, which carries its management datagrams. A device has only one, so only one component
+/// can use it at a time.
 ///
 /// If several processes share the address, each receives only its own datagrams: responses to what it has
 /// sent, recognised by their [identifiers](Self::comm_id_prefix), and requests for services that it has
@@ -94,8 +94,8 @@ impl ManagementPort {
     }
 
     /// Returns the prefix that this process's communication IDs (and SIDR request IDs) must have, so that the
-    /// responses of peers reach this process and not another one: its value, and its length in bits from the
-    /// highest. The length is 0 if no other process shares the address.
+    /// responses of peers reach this process and not another one: its value, and the number of highest bits
+    /// that it occupies, which is 0 if no other process shares the address.
     pub fn comm_id_prefix(&self) -> (u32, u32) {
         let partition: QpnPartition = self.context().0.partition;
         (partition.index(), partition.bits())
@@ -144,7 +144,7 @@ impl ManagementPort {
         self.cq.0.queue.is_armed()
     }
 
-    /// Takes the oldest datagram that has a path to its sender.
+    /// Takes the oldest received datagram to whose sender there is a path.
     fn next_mad(&self) -> Option<ReceivedMad> {
         self.cq.poll_link_if_empty();
         loop {
@@ -206,8 +206,8 @@ pub struct ServiceClaim {
 
 impl Context {
     /// Registers a service, so that requests for it (REQ, SIDR_REQ), sent to one address of the device or to
-    /// any of them, arrive at this process's QP1. Without another process that shares the device's addresses
-    /// they do so anyway, and no claim is refused.
+    /// any of them, arrive at this process's QP1. If no other process shares the device's addresses, they
+    /// arrive there anyway, and no claim is refused.
     ///
     /// # Errors
     /// [`ClaimError::InUse`] if another process has claimed the service; [`ClaimError::System`] if the device

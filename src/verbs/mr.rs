@@ -14,9 +14,9 @@ use crate::transport::{RemoteAddr, Sge};
 use crate::wire::{LKey, Qpn, RKey};
 
 impl Pd {
-    /// Registers a region of `len` newly allocated zero bytes, with [`Access`] flags or with [`MrOptions`]. With
-    /// `len` 0, only accesses of length 0 succeed with its keys. The addresses are not those in host memory:
-    /// the context chooses them, or [`MrOptions::iova`].
+    /// Registers a region of `len` newly allocated zero bytes, with [`Access`] flags or with [`MrOptions`].
+    /// With `len` 0, only accesses of length 0 succeed with its keys. The region's addresses are not host
+    /// addresses: the context chooses them, unless [`MrOptions::iova`] is set.
     ///
     /// # Errors
     /// [`CreateError::Value`] for a length above the device's limit; [`CreateError::AccessNeedsLocalWrite`];
@@ -37,8 +37,8 @@ impl Pd {
         Ok(Mr { raw, buffer })
     }
 
-    /// Registers a region of memory that the caller owns. Peers use its addresses in host memory, or those of
-    /// [`MrOptions::iova`].
+    /// Registers a region of memory that the caller owns. Peers address it by its host addresses, or from
+    /// [`MrOptions::iova`] on.
     ///
     /// # Safety
     /// The `len` bytes at `addr` must stay readable, and writable if `access` allows any writing, until the
@@ -88,8 +88,8 @@ impl Pd {
         Ok(RawMr { pd: self.clone(), addr: 0, len: usize::MAX, info, is_deregistered: false })
     }
 
-    /// Faults in the pages of elements in on-demand regions, as their use would (`ibv_advise_mr`); for
-    /// writing by the NIC if `for_writing` is true.
+    /// Faults in the pages of scatter/gather elements in on-demand regions, as a work request would
+    /// (`ibv_advise_mr`): for writing by the NIC if `for_writing` is true, otherwise for reading.
     ///
     /// # Errors
     /// [`AccessError`] of the first element that could not be accessed.
@@ -147,8 +147,8 @@ impl Pd {
         self.with_table(|table| if table.len() < max as usize { make(table) } else { None }).ok_or(full)
     }
 
-    /// Runs `f` with the table of keys, after the turn in progress of every shard, so that nothing uses a
-    /// removed entry afterwards.
+    /// Runs `f` with the table of keys, after every shard has finished its current turn, so that no shard
+    /// uses a removed entry afterwards.
     pub(super) fn with_table<T>(&self, f: impl FnOnce(&mut Table) -> T) -> T {
         self.context().0.shards.change_memory(f)
     }
@@ -264,8 +264,8 @@ impl RawMr {
         done.map_err(|e| (this, e))
     }
 
-    /// Re-registers the region (`ibv_rereg_mr`) in another domain, with other memory, with other permissions,
-    /// or any combination. Other memory gets new keys.
+    /// Re-registers the region (`ibv_rereg_mr`) in another protection domain, with other memory, with other
+    /// permissions, or any combination. Other memory gets new keys.
     ///
     /// # Safety
     /// As for [`Pd::reg_mr_raw`], for the memory that the region has afterwards.
@@ -321,8 +321,8 @@ impl Drop for RawMr {
     }
 }
 
-/// A null region: reads as zeros and discards what is written to it, at every address; for parts of a message
-/// that are not needed. Local use only. Dropping it deregisters it.
+/// A null region: reads as zeros and discards what is written to it, at every address. Used for parts of a
+/// message that are not needed, and only by the local side. Dropping it deregisters it.
 #[derive(Debug)]
 pub struct NullMr {
     pd: Pd,
@@ -368,7 +368,8 @@ impl fmt::Debug for RawMr {
 /// copying; synchronise with completions.
 #[derive(Debug)]
 pub struct Mr {
-    /// Dropped, and thereby deregistered, before the buffer.
+    /// Registration. It is declared before the buffer, so that the region is deregistered before its memory
+    /// is freed.
     raw: RawMr,
     buffer: Buffer,
 }
@@ -381,8 +382,8 @@ impl std::ops::Deref for Mr {
 }
 
 impl Mr {
-    /// Re-registers the region in another domain, with `len` newly allocated zero bytes, with other
-    /// permissions, or any combination. Other memory gets new keys.
+    /// Re-registers the region in another protection domain, with `len` newly allocated zero bytes, with
+    /// other permissions, or any combination. Other memory gets new keys.
     ///
     /// # Errors
     /// [`CreateError`], for example while windows are bound to the region; then nothing has changed.

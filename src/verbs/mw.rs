@@ -12,7 +12,8 @@ fn next(key: u32) -> u32 {
     key & !0xff | key.wrapping_add(1) & 0xff
 }
 
-/// A memory window: opens a part of a region to peers while it is bound. Dropping it unbinds and frees it.
+/// A memory window: gives peers access to a part of a region while it is bound. Dropping it unbinds and frees
+/// it.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -32,7 +33,7 @@ fn next(key: u32) -> u32 {
 pub struct Mw {
     pd: Pd,
     kind: WindowKind,
-    /// Key at allocation, which identifies the window in the table.
+    /// Key that the window got when it was allocated, which identifies it in the table.
     first: RKey,
     key: AtomicU32,
 }
@@ -47,7 +48,7 @@ impl Pd {
         Ok(Mw { pd: self.clone(), kind, first, key: AtomicU32::new(first.0) })
     }
 
-    /// Allocates a fast-registered region of `len` zero bytes, of which work requests register a part at a
+    /// Allocates a fast-registered region of `len` zero bytes, of which work requests register one part at a
     /// time ([`SendWr::reg_mr`]).
     ///
     /// # Errors
@@ -101,7 +102,7 @@ impl fmt::Debug for Mw {
 
 impl Qp {
     /// Posts a bind of a window of type 1 to a part of a region or, with length 0, an unbind (`ibv_bind_mw`).
-    /// `bind.rkey` is ignored: returns the key that the window has from now on.
+    /// Returns the key that the window has from now on; `bind.rkey` is ignored.
     ///
     /// # Errors
     /// [`PostError`]; [`PostError::WindowKind`] for a window of type 2, which is bound by
@@ -117,11 +118,11 @@ impl Qp {
     }
 }
 
-/// A fast-registered region: memory of which work requests register a part at a time. Dropping it invalidates
-/// and frees it.
+/// A fast-registered region: memory of which work requests register one part at a time. Dropping it
+/// invalidates and frees it.
 pub struct FastMr {
     pd: Pd,
-    /// Keys at allocation, which identify the region in the table.
+    /// Keys that the region got when it was allocated, which identify it in the table.
     first: RegionInfo,
     key: AtomicU32,
     buffer: Buffer,

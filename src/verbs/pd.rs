@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use super::{Context, CreateError};
 use crate::memory::PdId;
 
-/// A protection domain: objects of different domains cannot be used together. Cheap to clone; it lives as
-/// long as anything created in it.
+/// A protection domain: objects of different protection domains cannot be used together. Cheap to clone; it
+/// lives as long as anything created in it.
 ///
 /// ```
 /// # use urxe::verbs::*;
@@ -50,7 +50,7 @@ impl Pd {
         Pd(Arc::new(PdInner { context, id: PdId(id) }))
     }
 
-    /// Returns the context that the domain belongs to.
+    /// Returns the context that the protection domain belongs to.
     pub fn context(&self) -> &Context {
         &self.0.context
     }

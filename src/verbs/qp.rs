@@ -119,8 +119,8 @@ setters!(ConnectOptions {
 } optional { mtu: Mtu, sgid_index: u8 });
 
 impl Default for ConnectOptions {
-    /// Returns options with all access, 67 ms ACK timeout, 7 retries, unlimited RNR retries, 0.64 ms RNR
-    /// timer and 16 READs in either direction.
+    /// Returns options with local and remote access of every kind, 67 ms ACK timeout, 7 retries, unlimited
+    /// RNR retries, 0.64 ms RNR timer and 16 READs in either direction.
     fn default() -> Self {
         ConnectOptions {
             access: Access::ALL,
@@ -137,7 +137,7 @@ impl Default for ConnectOptions {
     }
 }
 
-/// Completion queue as the driver holds it.
+/// Shared reference to a completion queue, as the driver stores it.
 type Queue = Arc<CompletionQueue>;
 
 /// A queue pair. Dropping it destroys it; outstanding work requests then end without completions.
@@ -186,8 +186,8 @@ pub(super) struct QpRemote {
 }
 
 impl QpRemote {
-    /// Like [`Qp::modify`], but earlier completions stay in their queues. Returns `None` if the queue pair is
-    /// destroyed.
+    /// Changes attributes and state like [`Qp::modify`], but never removes earlier completions from their
+    /// queues. Returns `None` if the queue pair is destroyed.
     pub fn modify(&self, attr: &QpAttr) -> Option<Result<(), ModifyError>> {
         let is_alive = self.is_alive.lock();
         let modify = || {
@@ -197,20 +197,20 @@ impl QpRemote {
         is_alive.then(modify)?.ok()
     }
 
-    /// Like [`Qp::query`]; returns `None` if the queue pair is destroyed.
+    /// Returns the current attributes, or `None` if the queue pair is destroyed.
     pub fn query(&self) -> Option<QpAttr> {
         let is_alive = self.is_alive.lock();
         is_alive.then(|| self.shard.with_nic(|nic| nic.query_qp(self.qpn).map(|(attr, _)| attr)))?.ok()
     }
 
-    /// Like [`Qp::attach_mcast`]; returns `None` if the queue pair is destroyed.
+    /// Attaches the queue pair to a multicast group. Returns `None` if the queue pair is destroyed.
     pub fn attach_mcast(&self, gid: Gid) -> Option<Result<(), AttachError>> {
         let is_alive = self.is_alive.lock();
         let device = self.context.get().filter(|_| *is_alive)?;
         Some(device.shards.attach_mcast(&self.shard, self.qpn, gid, &device.limits))
     }
 
-    /// Like [`Qp::detach_mcast`]; returns `None` if the queue pair is destroyed.
+    /// Detaches the queue pair from a multicast group. Returns `None` if the queue pair is destroyed.
     pub fn detach_mcast(&self, gid: Gid) -> Option<Result<(), MulticastError>> {
         let is_alive = self.is_alive.lock();
         let device = self.context.get().filter(|_| *is_alive)?;
@@ -507,7 +507,7 @@ impl Qp {
         Ok(self.modify(&attr.only(accepted_attrs(self.qp_type, QpState::Rtr, QpState::Rts)))?)
     }
 
-    /// Moves a datagram queue pair from RESET to RTS; it receives datagrams that have this queue key.
+    /// Moves a datagram queue pair from RESET to RTS; it then receives datagrams with this Q_Key.
     ///
     /// # Errors
     /// [`ConnectError`], also if the queue pair is of a connected service.
@@ -519,11 +519,11 @@ impl Qp {
         Ok(self.modify(&QpAttr { sq_psn: Some(self.psn), ..to(QpState::Rts) })?)
     }
 
-    /// Attaches a UD queue pair to a multicast group (`ibv_attach_mcast`), either an IPv6 one of `ff00::/8`
-    /// or an IPv4 one mapped behind `::ffff:`. From now on, in a state that receives, the queue pair gets
-    /// datagrams sent to [`Qpn::MULTICAST`] at the group's GID with its queue key. The link joins the group
-    /// (by IGMP or MLD on a real interface) with the first attached queue pair of the NIC, and leaves it with
-    /// the last.
+    /// Attaches a UD queue pair to a multicast group (`ibv_attach_mcast`), either an IPv6 group in `ff00::/8`
+    /// or an IPv4 group as an IPv4-mapped GID (`::ffff:a.b.c.d`). From now on, in the states that receive,
+    /// the queue pair gets the datagrams sent to [`Qpn::MULTICAST`] at the group's GID with the queue pair's
+    /// Q_Key. The link joins the group (by IGMP or MLD on a real interface) with the first attached queue
+    /// pair of the NIC, and leaves it with the last.
     ///
     /// Attaching twice has no further effect: there is still one copy of each message. A queue pair receives
     /// its own messages to the group too, as on hardware by default; [`Qp::block_multicast_loopback`]
@@ -551,7 +551,7 @@ impl Qp {
     }
 
     /// Posts a send work request and sends what the congestion window allows, or leaves it to be sent
-    /// together with later ones if a lot is in flight; never blocks for the peer.
+    /// together with later ones if many packets are in flight. Never waits for the peer.
     ///
     /// # Errors
     /// [`PostError`]; then the work request was not posted.
@@ -577,8 +577,9 @@ impl Qp {
         self.post_send_all_from(wrs.iter().copied())
     }
 
-    /// Like [`post_send_all`](Self::post_send_all), for the C library, which converts its work requests one by
-    /// one. The iterator runs with the NIC locked, so it must not call the NIC.
+    /// Posts all work requests or none, like [`post_send_all`](Self::post_send_all), for the C library, which
+    /// converts its work requests one by one. The iterator runs with the NIC locked, so it must not call the
+    /// NIC.
     #[doc(hidden)]
     pub fn post_send_all_from<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostListError> {
         self.shard.post(self.qpn, |nic| {

@@ -64,10 +64,10 @@ pub struct DeviceAttr {
 }
 
 impl DeviceAttr {
-    /// Returns the attributes as they are reported to libibverbs programs. FLUSH is not reported, because
-    /// this release of the interface has no work request for it. Atomics are reported as atomic among the
-    /// device's own only: they are atomic with those of the processor too, but no hardware reports that, and
-    /// UCX uses them only if the lesser capability is reported.
+    /// Returns the attributes as they are reported to libibverbs programs. FLUSH is not reported, because the
+    /// supported release of libibverbs has no work request for it. Atomics are reported as atomic only with
+    /// respect to other atomics of this device: they are atomic with those of the processor too, but no
+    /// hardware reports that, and UCX uses them only if the lesser capability is reported.
     #[doc(hidden)]
     pub fn for_libibverbs(self) -> DeviceAttr {
         let flush = DeviceCaps::FLUSH_GLOBAL | DeviceCaps::FLUSH_PERSISTENT;
@@ -89,7 +89,7 @@ pub struct OnDemand {
 }
 
 impl OnDemand {
-    /// All operations that each service supports.
+    /// On-demand paging for all operations that each service supports.
     const ALL: OnDemand = {
         let (send, recv, write, read, atomic, srq_recv) = (1, 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5);
         let datagram = send | recv;
@@ -116,20 +116,20 @@ impl Pacing {
         Pacing { min_kbps: 1, max_kbps: u32::MAX, services: 1 << 2 | 1 << 3 | 1 << 4 | 1 << 9 };
 }
 
-/// Scope within which atomic operations are atomic, with the numbers of verbs.
+/// Scope within which atomic operations are atomic, with the values of `enum ibv_atomic_cap`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum AtomicCap {
     /// No atomic operations.
     None = 0,
-    /// Atomic among the atomic operations of this device.
+    /// Atomic with respect to the other atomic operations of this device.
     Hca = 1,
-    /// Atomic also with those of the processor and of other devices.
+    /// Atomic also with respect to the atomic operations of the processor and of other devices.
     Global = 2,
 }
 
 bitflags! {
-    /// Capabilities of a device, with the bits of `device_cap_flags_ex` (whose lower half is
+    /// Capabilities of a device, with the bit values of `device_cap_flags_ex` (whose lower half is
     /// `device_cap_flags`).
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct DeviceCaps: u64 {
@@ -172,7 +172,7 @@ bitflags! {
 /// thread sends it: 4.096 µs * 2^12.
 const ACK_DELAY: u8 = 12;
 
-/// All sizes from the smallest page, 4096 bytes, on.
+/// Supported page sizes: all powers of two from 4096 bytes on.
 const PAGE_SIZES: u64 = !0xfff;
 
 /// Attributes of a port (`ibv_port_attr`).
@@ -196,19 +196,19 @@ pub struct PortAttr {
     pub bad_pkey_cntr: u64,
     /// Number of packets with a wrong queue key so far.
     pub qkey_viol_cntr: u64,
-    /// Substitute for a LID, for programs that know no GIDs ([`lid_of`]).
+    /// Substitute for a LID, for programs that do not use GIDs ([`lid_of`]).
     pub lid: u16,
     /// Capability flags (`port_cap_flags`): `IBV_PORT_CM_SUP` and `IBV_PORT_IP_BASED_GIDS`.
     pub cap_flags: u32,
     /// Link width: `IBV_WIDTH_4X`, with lanes of 25 Gb/s. Software has no speed of its own, and programs size
     /// their windows by this.
     pub active_width: u8,
-    /// Speed of a lane, with the number of verbs.
+    /// Speed of a lane, encoded as in `ibv_port_attr`.
     pub active_speed: u8,
 }
 
-/// Returns a substitute for a LID, for programs that know no GIDs: the last 16 bits of the address. RoCE has
-/// no LIDs, so this works among neighbours whose addresses differ only in these bits.
+/// Returns a substitute for a LID, for programs that do not use GIDs: the last 16 bits of the address. RoCE
+/// has no LIDs, so this works among neighbours whose addresses differ only in these bits.
 pub fn lid_of(gid: Gid) -> u16 {
     let [.., high, low] = gid.0;
     u16::from_be_bytes([high, low])
@@ -237,7 +237,8 @@ impl PortAttr {
     }
 }
 
-/// Returns the node GUID of a device on a link with this MAC address, zeros for none, and these IP addresses.
+/// Returns the node GUID of a device: derived from the MAC address of its link or, if that is all zeros, from
+/// its main IP address.
 pub fn node_guid(mac: [u8; 6], addresses: &[IpAddr]) -> u64 {
     let [a, b, c, d, e, f] = mac;
     if mac != [0; 6] {

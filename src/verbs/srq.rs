@@ -25,10 +25,10 @@ pub struct Srq(Arc<SrqInner>);
 
 struct SrqInner {
     pd: Pd,
-    /// Shard of this queue and of all queue pairs on it.
+    /// Shard of this queue and of all queue pairs that use it.
     shard: Arc<Shard>,
     id: SrqId,
-    /// Domain and completion queue of an XRC shared receive queue, which keeps both alive.
+    /// XRC domain and completion queue, if this is an XRC shared receive queue, which keeps both alive.
     xrc: Option<(Xrcd, Cq)>,
 }
 
@@ -60,8 +60,8 @@ impl SrqOptions {
         SrqOptions { caps, xrc: None }
     }
 
-    /// Makes the queue one for the targets of an XRC domain, whose peers name it by its number; its receives
-    /// complete on `cq`.
+    /// Makes the queue an XRC shared receive queue, used by the target queue pairs of `xrcd`. Peers address
+    /// it by its number, and its receives complete to `cq`.
     #[must_use]
     pub fn xrc(mut self, xrcd: &Xrcd, cq: &Cq) -> SrqOptions {
         self.xrc = Some((xrcd.clone(), cq.clone()));
@@ -70,7 +70,7 @@ impl SrqOptions {
 }
 
 impl Default for SrqOptions {
-    /// Returns options for a queue of 128 receives of up to 4 elements.
+    /// Returns options for a queue of 128 receives with up to 4 scatter/gather elements each.
     fn default() -> SrqOptions {
         SrqOptions::new(RecvCaps { max_wr: 128, max_sge: 4 })
     }
@@ -168,7 +168,7 @@ impl Srq {
         &self.0.pd
     }
 
-    /// Posts a receive work request for the queue pair that needs one first.
+    /// Posts a receive work request, which is consumed by the first queue pair that needs one.
     ///
     /// # Errors
     /// [`PostError`]; then the work request was not posted.

@@ -51,7 +51,7 @@ impl TestEndpoint {
         TestEndpoint::with_options(context, &QpOptions::default())
     }
 
-    /// Creates a node on an open context, with a queue pair of these options in RESET.
+    /// Creates a node on an open context, with a queue pair that has these options, in RESET.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -114,8 +114,8 @@ impl Fabric {
         Ok(nodes)
     }
 
-    /// Creates two NICs on this fabric with connected queue pairs, all with default options;
-    /// [`pair_builder`](Self::pair_builder) has the others.
+    /// Creates two NICs on this fabric with connected queue pairs, all with default options.
+    /// [`pair_builder`](Self::pair_builder) accepts other options.
     ///
     /// # Errors
     /// [`PairError`].
@@ -189,7 +189,7 @@ impl PairBuilder {
     }
 
     /// Adds fault rules, which apply at the port of the first NIC: [`Direction::Tx`] to what it sends, and
-    /// [`Direction::Rx`] to what it receives. What is random in them depends on the seed of the fabric.
+    /// [`Direction::Rx`] to what it receives. Their random decisions depend on the seed of the fabric.
     ///
     /// [`Direction::Tx`]: crate::link::faults::Direction::Tx
     /// [`Direction::Rx`]: crate::link::faults::Direction::Rx
@@ -249,8 +249,8 @@ impl fmt::Debug for PairBuilder {
     }
 }
 
-/// Puts faults and a capture around a port. The capture is outside, so that it shows what the NIC sends, with
-/// a comment on each packet to which a fault is applied.
+/// Puts faults and a capture around a port. The capture is next to the NIC, so that it shows the packets as
+/// the NIC sends them, with a comment on each packet to which a fault is applied.
 fn wrap(port: FabricPort, faults: Vec<Rule>, seed: u64, capture: Option<&CaptureFile>) -> Box<dyn Link> {
     match (faults.is_empty(), capture) {
         (true, None) => Box::new(port),

@@ -8,7 +8,8 @@ use crate::driver::{WaitEnd, step_until, until_readable};
 use crate::link::fabric::Fabric;
 
 impl Context {
-    /// Waits until `take` returns a value. In real time `fd` must become readable when it may.
+    /// Waits until `take` returns a value. In real time, `fd` must become readable when `take` may return
+    /// one.
     pub(super) fn wait_for<R>(
         &self,
         fd: BorrowedFd<'_>,
@@ -21,7 +22,8 @@ impl Context {
         })
     }
 
-    /// Announces a wait to the device; returns the fabric to step instead, in virtual time.
+    /// Prepares the device for a wait: hands it back to its background threads or, in virtual time, returns
+    /// the fabric whose steps replace the wait.
     pub(super) fn prepare_wait(&self) -> Option<Fabric> {
         let fabric = self.virtual_fabric();
         if fabric.is_none() {

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use super::{Context, Cq, CreateError, Pd};
 use crate::transport::XrcdId;
 
-/// An XRC domain: target queue pairs and the shared receive queues that they serve. Cheap to clone; it lives
-/// as long as anything created in it.
+/// An XRC domain: target queue pairs, and the shared receive queues from which they take receives. Cheap to
+/// clone; it lives as long as anything created in it.
 #[derive(Clone)]
 pub struct Xrcd(Arc<XrcdInner>);
 
 struct XrcdInner {
     id: XrcdId,
-    /// Protection domain and, below, completion queue of the target queue pairs, which use neither
-    /// themselves.
+    /// Protection domain of the target queue pairs, which is required to create them but not used.
     pd: Pd,
+    /// Completion queue of the target queue pairs, which is required to create them but not used.
     cq: Cq,
 }
 
@@ -32,12 +32,13 @@ impl Context {
 }
 
 impl Xrcd {
-    /// Returns the context that the domain belongs to.
+    /// Returns the context that the XRC domain belongs to.
     pub fn context(&self) -> &Context {
         self.0.pd.context()
     }
 
-    /// Returns the protection domain and the completion queue of the target queue pairs, which use neither.
+    /// Returns the protection domain and the completion queue of the target queue pairs, which are required
+    /// to create them but not used.
     pub(super) fn target_parents(&self) -> (&Pd, &Cq) {
         (&self.0.pd, &self.0.cq)
     }

@@ -26,7 +26,7 @@ fn apr(bench: &mut Bench) -> Apr {
 }
 
 #[test]
-fn lap_ends_with_the_apr_of_its_transaction() {
+fn only_an_apr_with_the_transaction_id_of_the_lap_completes_it() {
     let mut bench = Bench::new();
     let id = bench.client();
     bench.cm.load_alternate(bench.now, id, &path(), b"path?").unwrap();

@@ -106,7 +106,7 @@ pub fn rep(to: ConnId) -> Rep {
     }
 }
 
-/// Response timeout of the peer and of ours: the interval between retransmissions.
+/// Returns the response timeout of both sides, which is the interval between retransmissions.
 pub fn response_time() -> Duration {
     Duration::from_nanos(4096 << 20) + 2 * Duration::from_nanos(4096 << 18)
 }
@@ -125,7 +125,7 @@ impl Bench {
         Bench { cm: Cm::new(config, 7), now: Instant(1_000_000) }
     }
 
-    /// Creates a fixture that listens to [`SERVICE`].
+    /// Creates a fixture that listens for requests for [`SERVICE`].
     pub fn listening() -> Bench {
         let mut bench = Bench::new();
         bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
@@ -141,7 +141,7 @@ impl Bench {
         self.cm.handle_mad(self.now, source, &mad.bytes());
     }
 
-    /// Returns all messages sent, and asserts that each is addressed to the peer.
+    /// Takes all messages sent, and asserts that each is addressed to the peer.
     pub fn sent(&mut self) -> Vec<Message> {
         self.sent_mads().into_iter().map(|m| m.message).collect()
     }

@@ -84,7 +84,7 @@ fn simultaneous_disconnect_ends_the_connection() {
 }
 
 #[test]
-fn duplicate_handshake_messages_after_the_end_make_no_connection() {
+fn duplicate_handshake_messages_after_disconnect_create_no_connection() {
     let mut bench = Bench::listening();
     let id = bench.server();
     bench.cm.disconnect(bench.now, id, b"").unwrap();
@@ -150,7 +150,7 @@ fn disconnect_before_established_sends_rej() {
     assert!(bench.cm.disconnect(bench.now, id, b"").is_err());
 }
 
-/// For each state: the messages sent to the peer when a program releases its connection. No events follow,
+/// Releasing a connection sends the peer the messages that the connection's state requires. No events follow,
 /// and no state remains in the end.
 #[test]
 fn release_notifies_the_peer_in_each_state() {
@@ -233,7 +233,7 @@ fn release_notifies_the_peer_in_each_state() {
 }
 
 #[test]
-fn timeout_rej_before_reply_identifies_client_by_ca_guid() {
+fn rej_for_timeout_before_reply_identifies_the_client_by_ca_guid() {
     let mut client = Bench::new();
     let id = client.req_sent();
     client.cm.release(client.now, id);

@@ -88,7 +88,7 @@ fn server_handshake_sends_rep_and_is_established_by_rtu() {
 }
 
 #[test]
-fn duplicate_messages_get_the_same_response() {
+fn duplicate_handshake_messages_get_the_same_response() {
     let mut bench = Bench::listening();
     let id = bench.requested();
     // The program has not responded: each duplicate gets an MRA.
@@ -143,7 +143,7 @@ fn rejection_is_reported_with_reason_info_and_data() {
 }
 
 #[test]
-fn rejection_is_replayed_for_duplicates() {
+fn duplicate_of_a_rejected_message_gets_the_same_rej() {
     let mut bench = Bench::listening();
     let id = bench.requested();
     bench.cm.reject(bench.now, id, RejReason::Consumer, b"info", b"decline").unwrap();
@@ -218,7 +218,7 @@ fn second_mra_does_not_extend_the_wait() {
 }
 
 #[test]
-fn program_requests_more_time_with_mra() {
+fn delay_sends_an_mra_and_repeats_it_for_a_duplicate_req() {
     let mut bench = Bench::listening();
     let id = bench.requested();
     bench.cm.delay(bench.now, id, AckTimeout::new(18), b"wait").unwrap();
@@ -309,7 +309,7 @@ fn every_qp_type_has_its_transport_code_and_attributes() {
 }
 
 #[test]
-fn alternate_path_in_req_is_loaded_or_declined() {
+fn alternate_path_in_req_is_loaded_by_the_client_and_declined_by_the_server() {
     let mut bench = Bench::new();
     let mut other = path();
     other.av =

@@ -73,7 +73,7 @@ fn request_flood_is_bounded_by_the_backlog() {
 }
 
 #[test]
-fn dequeued_request_frees_its_place_in_the_backlog() {
+fn dequeued_request_frees_its_slot_in_the_backlog() {
     let mut bench = Bench::with(CmConfig { max_connections: 3, ..config() });
     bench.cm.listen(SERVICE, u64::MAX, 1).unwrap();
     let request_from = |bench: &mut Bench, i: u32| {
@@ -151,10 +151,10 @@ fn reply_with_invalid_queue_pair_is_rejected_and_ends_the_attempt() {
     }
 }
 
-/// A queue pair has one connection: a peer that requests a new one with it has lost the old one (IBA
-/// 12.9.8.3.1).
+/// A queue pair has one connection: a peer that requests a new connection for the queue pair has lost the old
+/// one (IBA 12.9.8.3.1).
 #[test]
-fn requests_with_queue_pair_of_a_connection_are_stale() {
+fn request_with_the_queue_pair_of_an_existing_connection_is_stale() {
     let mut bench = Bench::listening();
     let old = bench.server();
     bench.inject(Req { local: CommId(0x8888), ..req() });
@@ -289,7 +289,8 @@ fn request_that_reuses_a_communication_id_is_stale() {
     assert_eq!(bench.sent_rej().reason, RejReason::StaleConnection);
 }
 
-/// For every pair of messages in each of six states: the tables stay consistent, and everything ends in time.
+/// After any pair of messages in each of six states, the tables are consistent, and every exchange ends in
+/// time.
 #[test]
 fn any_message_in_any_state_keeps_tables_consistent() {
     type Begin = (bool, fn(&mut Bench) -> ConnId);
@@ -320,7 +321,7 @@ fn any_message_in_any_state_keeps_tables_consistent() {
     }
 }
 
-/// Returns a message of a kind that claims to belong to the connection.
+/// Returns a message of the given kind with the communication IDs of the connection.
 fn addressed(kind: MessageKind, id: ConnId) -> Message {
     let (local, remote) = (PEER_ID, id.0);
     match kind {
@@ -347,7 +348,7 @@ fn addressed(kind: MessageKind, id: ConnId) -> Message {
 }
 
 #[test]
-fn time_at_its_maximum_or_running_backwards_is_harmless() {
+fn time_at_its_maximum_or_running_backwards_causes_no_panic() {
     let mut bench = Bench::new();
     bench.now = Instant(u64::MAX);
     let id = bench.req_sent();

@@ -13,14 +13,15 @@ use crate::transport::{AddressVector, Instant};
 use crate::wire::mad::{CommId, RejReason};
 use crate::wire::{Mtu, Psn, Qpn};
 
-/// Fault rates of the network and the programs in 1/256; `delay` is the maximum delay.
+/// Fault rates of the network and the programs, in units of 1/256; `delay` is the maximum delay.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
     pub loss: u8,
     pub duplicate: u8,
     pub delay: Duration,
-    /// Rates at which a program rejects a request, and releases a connection on any event.
+    /// Probability that a program rejects a request.
     pub reject_rate: u8,
+    /// Probability that a program releases a connection on any event.
     pub release_rate: u8,
 }
 
@@ -232,9 +233,9 @@ fn play(seed: u64, faults: Faults, connections: usize) -> World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Every connection ends once on each side, and no state remains.
+    /// Every connection ends exactly once on each side, and no state remains.
     #[test]
-    fn every_connection_ends_once_under_any_faults(
+    fn every_connection_ends_exactly_once_under_any_faults(
         seed: u64,
         loss: u8,
         duplicate in 0..100_u8,
@@ -248,7 +249,7 @@ proptest! {
 
     /// Occasional losses are recovered by retransmission.
     #[test]
-    fn losses_are_retransmitted(
+    fn lost_messages_are_retransmitted_and_every_connection_completes(
         seed: u64,
         loss in 0..70_u8,
         duplicate in 0..100_u8,

@@ -42,7 +42,7 @@ fn larger_ca_guid_remains_the_client() {
 }
 
 #[test]
-fn equal_ca_guids_are_decided_by_queue_pair_then_address() {
+fn tie_between_equal_ca_guids_is_broken_by_queue_pair_then_address() {
     let config = || CmConfig { ca_guid: PEER_GUID, ..config() };
     let (mut bench, _) = req_sent(config());
     bench.inject(Req { qpn: Qpn::new(OUR_QPN.get() + 1), ..req() });

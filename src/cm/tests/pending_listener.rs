@@ -17,7 +17,7 @@ fn rej_reason(message: &Message) -> Option<RejReason> {
 }
 
 #[test]
-fn request_between_two_listeners_is_served_by_the_second() {
+fn request_that_arrives_between_two_listeners_is_served_by_the_second() {
     let mut bench = Bench::new();
     let first = bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
     bench.cm.unlisten(bench.now, first);
@@ -44,7 +44,7 @@ fn request_between_two_listeners_is_served_by_the_second() {
 }
 
 #[test]
-fn request_before_expected_listener_is_served_by_it() {
+fn request_that_arrives_before_an_expected_listener_is_served_by_it() {
     let mut bench = Bench::new();
     bench.cm.expect_listener(bench.now, SERVICE);
     bench.inject(req());

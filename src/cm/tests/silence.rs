@@ -22,7 +22,7 @@ fn assert_retransmitted(bench: &mut Bench, kind: MessageKind, times: u32, last: 
 }
 
 #[test]
-fn unanswered_req_is_retransmitted_then_unreachable() {
+fn unanswered_req_is_retransmitted_then_reported_as_unreachable() {
     let mut bench = Bench::new();
     let id = bench.req_sent();
     assert_retransmitted(&mut bench, MessageKind::Req, 15, &[MessageKind::Rej]);
@@ -35,7 +35,7 @@ fn unanswered_req_is_retransmitted_then_unreachable() {
 }
 
 #[test]
-fn unanswered_rep_is_retransmitted_then_unreachable() {
+fn unanswered_rep_is_retransmitted_then_reported_as_unreachable() {
     let mut bench = Bench::listening();
     let id = bench.accepted();
     assert_retransmitted(&mut bench, MessageKind::Rep, 3, &[MessageKind::Rej]);
@@ -44,7 +44,7 @@ fn unanswered_rep_is_retransmitted_then_unreachable() {
 }
 
 #[test]
-fn unanswered_request_waits_for_the_program_without_deadline() {
+fn request_waits_for_the_response_of_the_program_without_deadline() {
     let mut bench = Bench::listening();
     let id = bench.requested();
     bench.advance(Duration::from_secs(100_000));
@@ -98,7 +98,7 @@ fn unanswered_dreq_ends_in_time_wait() {
 }
 
 #[test]
-fn unanswered_sidr_req_is_retransmitted_then_unreachable() {
+fn unanswered_sidr_req_is_retransmitted_then_reported_as_unreachable() {
     let mut bench = Bench::new();
     let id = bench.cm.sidr_request(bench.now, &super::sidr::sidr_request(b"")).unwrap();
     bench.sent_one();
@@ -128,7 +128,7 @@ fn established_connection_has_no_deadline() {
     assert_eq!(bench.cm.state(id), Some(State::Established));
 }
 
-/// Creates a connection or a resolution in `state`, by the messages that lead to it.
+/// Creates a connection or a resolution and moves it to `state` by the messages that lead there.
 fn in_state(state: State) -> (Bench, ConnId) {
     use State as S;
     let server = matches!(
@@ -207,11 +207,10 @@ fn name(event: &Event) -> &'static str {
     }
 }
 
-/// After a peer stops responding, in any state: an exchange that waits for the peer ends with an
-/// event within the agreed time, and one that waits for the program ends so after the program has acted. No
-/// state remains.
+/// After a peer stops responding, in any state: an exchange that waits for the peer ends with an event within
+/// the agreed time, and one that waits for the program does so after the program has acted. No state remains.
 #[test]
-fn silent_peer_in_any_state_ends_the_exchange_in_time() {
+fn silence_of_the_peer_in_any_state_ends_the_exchange_in_time() {
     use State as S;
     /// Action of the program, if the state waits for it.
     type Act = Option<fn(&mut Bench, ConnId)>;

@@ -7,7 +7,7 @@ use crate::driver::Notify;
 use crate::transport::{Completion, WcStatus};
 use crate::verbs::{CompletionChannel, Context, Cq, CqEvent, CqOptions, CreateError, WaitError};
 
-/// A completion queue whose completions are awaited. It has a completion channel of its own.
+/// A completion queue whose completions can be awaited. It has a completion channel of its own.
 ///
 /// One task waits at a time. Programs with several tasks on a queue let one of them wait, which passes the
 /// completions on by their `wr_id`.
@@ -19,8 +19,8 @@ pub struct AsyncCq {
 }
 
 impl AsyncCq {
-    /// Creates a completion queue from its capacity or from options; a channel in them is replaced by one of the
-    /// queue's own.
+    /// Creates a completion queue from its capacity or from options; a channel in the options is replaced by
+    /// a channel of the queue's own.
     ///
     /// # Errors
     /// Those of [`Context::create_cq`], and [`CreateError::Channel`].
@@ -80,7 +80,7 @@ impl AsyncCq {
     }
 }
 
-/// A completion channel whose events are awaited, for programs that request the events of several queues
+/// A completion channel whose events can be awaited, for programs that request the events of several queues
 /// themselves ([`Cq::req_notify`]).
 #[derive(Debug)]
 pub struct AsyncCompletionChannel {

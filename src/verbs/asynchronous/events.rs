@@ -4,7 +4,7 @@ use super::Waiter;
 use crate::transport::AsyncEvent;
 use crate::verbs::{Context, WaitError};
 
-/// Asynchronous events of a context, which are awaited.
+/// Asynchronous events of a context, which can be awaited.
 #[derive(Debug)]
 pub struct EventStream {
     context: Context,
@@ -12,8 +12,8 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// Creates a stream of the context's events. Streams and handles of one context take its events from each
-    /// other.
+    /// Creates a stream of the context's events. If several streams or handles read the events of one
+    /// context, each event is delivered to only one of them.
     pub fn new(context: &Context) -> EventStream {
         EventStream { context: context.clone(), waiter: Waiter::default() }
     }

@@ -1,4 +1,4 @@
-//! Waits of tasks: on a descriptor in real time, by stepping the clock in virtual time.
+//! Waits of asynchronous tasks: for a descriptor in real time, or by advancing the clock in virtual time.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -7,11 +7,11 @@ use crate::link::fabric::Fabric;
 use crate::sys::watched_fd::WatchedFd;
 use crate::verbs::WaitError;
 
-/// Number of turns of the other tasks without anything to do on the fabric after which it counts as idle. A
-/// task that is woken by another one needs a turn for each step of that chain.
+/// Number of times that the other tasks run, while the fabric has nothing to do, before a wait fails with
+/// [`WaitError::Idle`]. If tasks wake each other in a chain, each link of the chain needs one run.
 const IDLE_TURNS: u32 = 64;
 
-/// A waiting place of one task at one source.
+/// State of one task's waits for one source of events.
 #[derive(Debug, Default)]
 pub(in crate::verbs) struct Waiter {
     /// Registration of the source's descriptor, made at the first wait in real time.
@@ -19,8 +19,8 @@ pub(in crate::verbs) struct Waiter {
 }
 
 impl Waiter {
-    /// Waits until `take` returns a value, which is the only point where something is taken: a dropped future
-    /// has taken nothing. `fd` must become readable when `take` may return a value.
+    /// Waits until `take` returns a value. Only a completed wait takes anything: a future that is dropped
+    /// earlier has taken nothing. `fd` must become readable when `take` may return a value.
     pub async fn wait<R>(
         &mut self,
         fd: BorrowedFd<'_>,

@@ -1,4 +1,4 @@
-//! Address resolution: finds the device that has an address, and the device that leads to one.
+//! Address resolution: finds the device that has a local address, and the device that leads to a remote one.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -15,7 +15,8 @@ use crate::wire::{AckTimeout, Gid, PKey};
 /// acknowledgement for a bit more than twice this time, and time-wait allows as long for late packets.
 const PACKET_LIFE: AckTimeout = AckTimeout::new(13);
 
-/// Maximum number of locally free ports that are tried until one is free in all processes on the address.
+/// Maximum number of ports, free in this process, that are tried until one is free in all processes on the
+/// address.
 const MAX_PORT_ATTEMPTS: usize = 1000;
 
 /// A route to a destination: device, source GID index and destination GID.
@@ -101,7 +102,7 @@ impl State {
         self.present_devices().find_map(|(i, device)| Some((i, index(device)?)))
     }
 
-    /// Returns the devices that are not lost.
+    /// Returns the devices that have not failed.
     fn present_devices(&self) -> impl Iterator<Item = (usize, &Device)> {
         self.devices.iter().enumerate().filter(|(_, device)| !device.is_lost)
     }
@@ -198,7 +199,7 @@ impl State {
         Ok(())
     }
 
-    /// Sets the path to the given one, if the device has it.
+    /// Sets the path of an id, if the id's device has the path's source address.
     pub fn set_path(&mut self, number: u64, path: &PathRecord) -> Result<(), IdError> {
         let id = self.id(number)?;
         id.require("set_path", &[IdState::AddrResolved])?;
@@ -219,7 +220,7 @@ impl State {
         Some(cm::Path { av, mtu, packet_life, pkey: device.pkey() })
     }
 
-    /// Returns the path as a path record.
+    /// Returns the path of an id whose peer is known, as a path record.
     pub fn path_record(&self, id: &Id) -> Option<PathRecord> {
         let path = self.path(id)?;
         Some(PathRecord {

@@ -29,8 +29,7 @@ impl State {
         Ok(())
     }
 
-    /// Handles the peer's offer of an alternate path: accepts it if a queue pair is attached that can load
-    /// it.
+    /// Handles the peer's offer of an alternate path: accepts it if the attached queue pair can load it.
     pub fn on_alternate_offered(&mut self, number: u64, index: usize, connection: ConnId, path: &cm::Path) {
         let status = match self.arm(number, path.av) {
             Ok(()) => AprStatus::Loaded,

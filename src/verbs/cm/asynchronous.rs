@@ -11,7 +11,7 @@ use super::{
 use crate::verbs::asynchronous::Waiter;
 use crate::verbs::{Context, CreateError, Qp, WaitError};
 
-/// An event channel whose events are awaited.
+/// An event channel whose events can be awaited.
 #[derive(Debug)]
 pub struct AsyncEventChannel {
     channel: EventChannel,
@@ -39,7 +39,7 @@ impl AsyncEventChannel {
         self.get_event_by(EventChannel::try_event).await
     }
 
-    /// Waits for an event that `take` returns.
+    /// Waits until `take` returns an event.
     async fn get_event_by(
         &mut self,
         take: impl Fn(&EventChannel) -> Option<CmEvent>,
@@ -54,7 +54,7 @@ impl AsyncEventChannel {
     }
 }
 
-/// A listener whose connection requests are awaited, with an event channel of its own.
+/// A listener whose connection requests can be awaited, with an event channel of its own.
 #[derive(Debug)]
 pub struct AsyncListener {
     listener: Listener,
@@ -62,7 +62,7 @@ pub struct AsyncListener {
 }
 
 impl AsyncListener {
-    /// Listens at an address, as [`Listener::bind`].
+    /// Listens at an address, as [`Listener::bind`] does.
     ///
     /// # Errors
     /// [`IdError`].
@@ -126,7 +126,7 @@ impl ConnectionManager {
     }
 }
 
-/// An established connection whose end is awaited. Dropping it disconnects.
+/// An established connection whose end can be awaited. Dropping it disconnects.
 #[derive(Debug)]
 pub struct AsyncSession {
     session: Session,
@@ -165,7 +165,8 @@ impl AsyncSession {
         self.channel.expect(CmEventKind::Disconnected).await.map(drop)
     }
 
-    /// Disconnects, or confirms the peer's disconnect, and waits until the peer has responded or is given up.
+    /// Disconnects, or confirms the peer's disconnect, and waits until the peer has responded or the response
+    /// has timed out.
     ///
     /// Dropping the future does not undo the disconnect, only the wait for the peer's response.
     ///

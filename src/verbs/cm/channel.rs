@@ -35,7 +35,7 @@ struct Queue {
     manager: Weak<Owner>,
 }
 
-/// A pending event. It keeps no id alive, except a new one that the program has not seen yet.
+/// A pending event. It keeps an id alive only if that is a new one, which the program has not seen yet.
 pub(super) struct QueuedEvent {
     pub id: Subject,
     pub listen_id: Option<WeakId>,
@@ -68,7 +68,7 @@ impl Drop for BacklogEntry {
 pub(super) enum Subject {
     /// A new id, which the event owns.
     New(CmId),
-    /// An id that the program has.
+    /// An id that the program already has.
     Known(WeakId),
 }
 
@@ -150,8 +150,8 @@ impl EventChannel {
         self.get_event_by(timeout, || self.try_event())
     }
 
-    /// Waits like [`get_event`](Self::get_event) for an event that `take` returns. `take` is called whenever
-    /// an event may be pending, so that several readers can take turns.
+    /// Waits like [`get_event`](Self::get_event), but until `take` returns an event. `take` is called
+    /// whenever an event may be pending, and may leave events for other readers of the channel.
     ///
     /// # Errors
     /// The errors of [`get_event`](Self::get_event).
@@ -166,7 +166,8 @@ impl EventChannel {
         })
     }
 
-    /// Announces a wait to the devices; returns the fabric to step instead, in virtual time.
+    /// Prepares the devices for a wait: hands them back to their background threads. In virtual time, returns
+    /// the fabric whose steps replace the wait.
     pub(super) fn prepare_wait(&self) -> Option<Fabric> {
         // The wait must not keep the manager alive, as another thread may drop its last id in the meantime.
         let manager = self.0.queue.lock().manager.upgrade()?;
@@ -188,7 +189,7 @@ impl EventChannel {
     }
 
     /// Removes the events of an id, and the requests to it. The caller must drop them without holding a lock,
-    /// because that ends the new ids that they own.
+    /// because dropping them destroys the new ids that they own.
     #[must_use]
     pub(super) fn remove_events(&self, number: u64) -> Vec<QueuedEvent> {
         self.split_off(|e| e.is_of(number) || e.listener() == Some(number))
@@ -210,7 +211,8 @@ impl EventChannel {
         removed
     }
 
-    /// Decrements the count of the descriptor. Does not block, because each event has one count.
+    /// Decrements the counter of the descriptor. Does not block, because each queued event has incremented it
+    /// by one.
     fn decrement_count(&self) {
         let _ = self.0.readable.read();
     }

@@ -9,9 +9,11 @@ use crate::transport::AsyncEvent;
 use crate::wire::mad::RejReason;
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
 
-/// Size of the private data field of each message, in bytes.
+/// Size of the private data field of a REQ, in bytes.
 const REQ_DATA: usize = 92;
+/// Size of the private data field of a SIDR_REQ, in bytes.
 const SIDR_REQ_DATA: usize = 216;
+/// Size of the private data field of a REP, in bytes.
 const REP_DATA: usize = 196;
 
 fn check_len(private_data: &[u8], max: usize) -> Result<(), IdError> {
@@ -22,7 +24,8 @@ fn check_len(private_data: &[u8], max: usize) -> Result<(), IdError> {
 }
 
 impl Id {
-    /// Returns the queue pair of the id: the attached one, or that which the program has described.
+    /// Returns the queue pair of the id: the attached one, or else the one that the program describes in
+    /// `param`.
     pub fn local_qp(&self, param: &ConnParam) -> Result<LocalQp, IdError> {
         match (&self.qp, param.qp_num) {
             (Some(qp), _) => Ok(LocalQp { qpn: qp.qpn, psn: self.psn, srq: qp.has_srq }),
@@ -139,7 +142,7 @@ impl State {
         Ok(())
     }
 
-    /// Completes the handshake of a queue pair that the program drives.
+    /// Completes the handshake for a queue pair whose transitions the program makes itself.
     pub fn establish(&mut self, number: u64) -> Result<(), IdError> {
         let id = self.id(number)?;
         id.require("establish", &[IdState::Responded])?;
@@ -230,7 +233,7 @@ impl State {
         id.report(CmEventKind::ConnectError, -error.errno(), EventParam::None);
     }
 
-    /// Handles the end of the handshake: the peer's RTU, or data instead of it.
+    /// Handles the end of the handshake: the peer's RTU, or data that arrives before the RTU.
     pub fn on_established(&mut self, number: u64) {
         let Ok(id) = self.id_mut(number) else { return };
         if id.state != IdState::Accepted {

@@ -27,7 +27,7 @@ impl State {
         Ok(())
     }
 
-    /// Handles a peer's request for the queue pair behind a port.
+    /// Handles a peer's request for the queue pair that serves a port.
     pub fn on_sidr_request(&mut self, device: usize, connection: ConnId, request: &SidrRequested) {
         let (header, data) = split_private_data(&request.private_data);
         let (service, av) = (request.service, request.from);

@@ -1,4 +1,4 @@
-//! Effect on ids when their device loses an address or is lost itself.
+//! Effects on ids when their device loses an address or fails.
 
 use super::state::{Id, IdState, State};
 use super::{CmEventKind, EventParam};

@@ -41,7 +41,7 @@ pub enum IdError {
         /// Cause.
         source: ClaimError,
     },
-    /// The address cannot be that of a host.
+    /// The address is not unicast, so it is not that of a host.
     #[error("{0} is not a unicast address")]
     NoHost(IpAddr),
     /// Source and destination are of different IP versions.
@@ -57,7 +57,7 @@ pub enum IdError {
     PrivateData {
         /// Number of bytes given.
         given: usize,
-        /// Number of bytes that the message holds.
+        /// Maximum number of bytes of private data in the message.
         max: usize,
     },
     /// The id has no queue pair to connect.

@@ -46,7 +46,7 @@ pub enum CmEventKind {
     /// Time-wait is over, and the number of the queue pair may be reused.
     TimewaitExit = 15,
     /// Outcome of [`CmId::load_alternate`]: status 0 if both sides have loaded the path, otherwise the peer's
-    /// reason (IBA 12.8.2.1) or a negative error number. librdmacm has neither such an event nor the call.
+    /// reason (IBA 12.8.2.1) or a negative error number. librdmacm has neither this event nor the call.
     AlternatePath = 256,
 }
 
@@ -75,7 +75,7 @@ impl CmEventKind {
     }
 }
 
-/// An event of an id.
+/// An event that concerns an id.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CmEvent {
@@ -87,7 +87,7 @@ pub struct CmEvent {
     pub kind: CmEventKind,
     /// Cause of a failure: a negative error number, or the reason of a rejection.
     pub status: i32,
-    /// Data that came with the event.
+    /// Parameters that belong to the event.
     pub param: EventParam,
 }
 
@@ -121,8 +121,8 @@ impl EventParam {
     }
 }
 
-/// Connection parameters that the peer requests or grants, from this side, so that an acceptance can repeat
-/// them.
+/// Connection parameters that the peer requests or grants, as seen from this side, so that an acceptance can
+/// return them unchanged.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ConnectionInfo {

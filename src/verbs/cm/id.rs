@@ -49,7 +49,7 @@ impl Drop for Handle {
     }
 }
 
-/// Weak reference to an id, which may have ended.
+/// Weak reference to an id, which may have been destroyed.
 #[derive(Clone)]
 pub(super) struct WeakId {
     number: u64,
@@ -185,8 +185,9 @@ impl CmId {
     /// Connects like [`connect`](Self::connect), to a peer that connects to this id at the same time: both
     /// ids are bound to the same port number and request it from each other. One connection results,
     /// whichever request is first, and `Established` is reported on both sides with the private data of the
-    /// other. A queue pair must be attached. A request that arrives before the peer's own call is held until
-    /// one second after the peer has bound its port, and is rejected then, because the port has no listener.
+    /// other. A queue pair must be attached. A request that arrives before the peer has called `connect_peer`
+    /// is held until one second after the peer has bound its port; then it is rejected, because the port has
+    /// no listener.
     ///
     /// # Errors
     /// [`IdError`].
@@ -221,7 +222,7 @@ impl CmId {
         self.reject_with(RejReason::Consumer, private_data)
     }
 
-    /// Rejects with a reason other than the consumer reject.
+    /// Rejects like [`reject`](Self::reject), but with a reason other than "consumer reject".
     ///
     /// # Errors
     /// [`IdError`].
@@ -264,9 +265,9 @@ impl CmId {
         self.with_state(|state, number| state.migrate(number, channel))
     }
 
-    /// Attaches a queue pair, which the manager then drives: to INIT now (to RTS for datagrams), further in
-    /// the course of the handshake, and to the error state on disconnect. The manager does not keep the queue
-    /// pair alive; dropping the queue pair detaches it.
+    /// Attaches a queue pair. The manager then makes its transitions: to INIT now (to RTS for datagrams), to
+    /// RTR and RTS during the handshake, and to the error state on disconnect. The manager does not keep the
+    /// queue pair alive; dropping the queue pair detaches it.
     ///
     /// # Errors
     /// [`IdError`].
@@ -274,7 +275,7 @@ impl CmId {
         self.with_state(|state, number| state.attach(number, qp))
     }
 
-    /// Detaches the queue pair; the manager no longer drives it.
+    /// Detaches the queue pair; the manager no longer makes its transitions.
     pub fn detach_qp(&self) {
         // An id that has ended has no queue pair.
         let _ = self.set(|id| {
@@ -288,8 +289,8 @@ impl CmId {
         self.query(|_, id| id.qp.as_ref().map(|qp| qp.qpn))
     }
 
-    /// Returns the attributes for the transition of a queue pair that the caller drives to a state
-    /// (`rdma_init_qp_attr`).
+    /// Returns the attributes for the transition to the state `target`, for a queue pair whose transitions
+    /// the caller makes itself (`rdma_init_qp_attr`).
     ///
     /// # Errors
     /// [`IdError::NoAttributes`] if they are not known yet.

@@ -13,11 +13,11 @@ use crate::transport::{AddressVector, QpType};
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
 use crate::wire::mad::{RejReason, ServiceId};
 
-/// Maximum number of requests that wait for `get_request` or `get_event`, and the default if the program
-/// gives no backlog.
+/// Maximum number of requests that wait for `get_request` or `get_event`, also used if the program gives no
+/// backlog.
 const MAX_BACKLOG: usize = 1024;
 
-/// A service, and the ids of this process that listen to it, each at an address of its own.
+/// A service, and the ids of this process that listen for requests for it, each at a different address.
 pub(super) struct Service {
     listener: ListenerId,
     members: Vec<u64>,
@@ -41,8 +41,8 @@ impl Id {
         self.device.map_or(0..devices, |device| device..device + 1)
     }
 
-    /// Reports whether the id listens for requests to `requested` that arrived at `received_at`, which
-    /// may stand in for it.
+    /// Reports whether the id listens for requests to the address `requested`. `received_at` is the device
+    /// address at which the request arrived; it differs if it stands in for a loopback address.
     fn listens_at(&self, requested: IpAddr, received_at: IpAddr) -> bool {
         let Some(own) = self.local.map(|local| local.ip()) else { return false };
         match own.is_unspecified() {
@@ -135,15 +135,15 @@ impl State {
         }
     }
 
-    /// Ends a listener that is no longer among the ids.
+    /// Ends the listener of an id that has been destroyed.
     pub fn unlisten(&mut self, number: u64, id: &Id) {
         if let Some(service) = id.service() {
             self.unregister(service, number);
         }
     }
 
-    /// Extends the ids on the wildcard address to a new device, except those whose port another process
-    /// uses on it.
+    /// Extends the ids on the wildcard address to a new device, except those whose port another process uses
+    /// on that device.
     pub fn extend_listeners(&mut self, device: usize) {
         let on_all = |id: &Id| id.device.is_none() && id.local.is_some() && id.owns_port;
         let found: Vec<_> = self.ids().filter(|(_, id)| on_all(id)).map(|(number, _)| number).collect();
@@ -252,7 +252,7 @@ impl State {
     }
 }
 
-/// Maps both sides of a transport service (XRC initiator and target) to the initiator.
+/// Maps the type of an XRC target to that of an XRC initiator, so that both sides of XRC compare as equal.
 fn initiator_type(qp_type: QpType) -> QpType {
     if qp_type == QpType::XrcRecv { QpType::XrcSend } else { qp_type }
 }

@@ -208,8 +208,9 @@ impl Shared {
         result
     }
 
-    /// Sends and reports what is pending, then unlocks. The objects of ended ids are dropped without the
-    /// lock, because they may hold the last handles of other ids. Returns the time until the next deadline.
+    /// Sends the pending messages and reports the pending events, then unlocks. The objects of ended ids are
+    /// dropped without the lock, because they may hold the last handles of other ids. Returns the time until
+    /// the next deadline.
     fn finish<'s>(&'s self, mut state: MutexGuard<'s, State>) -> Option<Duration> {
         loop {
             self.end_retired(&mut state);
@@ -229,7 +230,7 @@ impl Shared {
         }
     }
 
-    /// Destroys the ids whose last handle was dropped.
+    /// Destroys the ids whose last handle has been dropped.
     fn end_retired(&self, state: &mut State) {
         let retired = std::mem::take(&mut *self.retired.lock());
         retired.into_iter().for_each(|number| state.destroy(number));
@@ -287,7 +288,7 @@ impl Driver for Shared {
     }
 }
 
-/// State that the background thread sleeps on.
+/// State by which the background thread sleeps and other threads wake it.
 struct Sleep {
     wake: EventFd,
     ports: Mutex<Vec<Arc<ManagementPort>>>,

@@ -16,8 +16,8 @@ pub(super) fn default_qp_type(space: PortSpace) -> QpType {
 /// Q_Key of datagrams between ids (`RDMA_UDP_QKEY`).
 pub const UDP_QKEY: QKey = QKey(0x0123_4567);
 
-/// Stands for the device's maximum of READs and atomics, bounded by the request when accepting
-/// (`RDMA_MAX_RESP_RES`, `RDMA_MAX_INIT_DEPTH`).
+/// Placeholder for the device's maximum number of READs and atomics, which an acceptance limits to the number
+/// that the peer requests (`RDMA_MAX_RESP_RES`, `RDMA_MAX_INIT_DEPTH`).
 pub const MAX_RD_ATOMIC: u8 = 0xff;
 
 /// Parameters that one side of a connection requests or grants (`struct rdma_conn_param`).
@@ -36,9 +36,9 @@ pub struct ConnParam {
     pub retry_count: u8,
     /// Number of retries that the peer makes after an RNR NAK, 0..=7.
     pub rnr_retry_count: u8,
-    /// Whether receives come from a shared receive queue. Ignored if the manager drives the queue pair.
+    /// Whether receives come from a shared receive queue. Ignored if a queue pair is attached to the id.
     pub srq: bool,
-    /// Number of the queue pair, if the manager does not drive it.
+    /// Number of the queue pair, if none is attached to the id.
     pub qp_num: Option<Qpn>,
     /// Q_Key that datagrams to the queue pair must carry; defaults to that of the attached queue pair, else
     /// [`UDP_QKEY`].

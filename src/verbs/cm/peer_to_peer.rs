@@ -6,10 +6,10 @@ use super::{ConnParam, IdError};
 use crate::cm::{ConnId, Requested};
 use crate::wire::mad::RejReason;
 
-/// State of a peer-to-peer request, for the case that this side becomes the server.
+/// State of a peer-to-peer request, needed if this side becomes the server.
 pub(super) struct PeerToPeer {
     param: ConnParam,
-    /// Private data of the peer's request, once that has arrived.
+    /// Private data of the peer's request, once the request has arrived.
     pub private_data: Vec<u8>,
 }
 
@@ -28,8 +28,8 @@ impl State {
         Ok(())
     }
 
-    /// Accepts the peer's request, which replaces our own. Without an event for the program, because it has
-    /// requested the same connection.
+    /// Accepts the peer's request, which replaces our own. Reports no event to the program, because the
+    /// program has requested the same connection.
     pub fn on_peer_to_peer_request(&mut self, index: usize, connection: ConnId, request: &Requested) {
         let accepted = match self.devices[index].ids.get(&connection).copied() {
             Some(number) => self.accept_peer_request(number, request),

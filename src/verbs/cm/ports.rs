@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use super::{IdError, PortSpace};
 
-/// Range of the ports allocated for port 0 (RFC 6335, dynamic ports), as on most systems.
+/// Range from which a bind to port 0 gets a free port (RFC 6335, dynamic ports), as on most systems.
 const EPHEMERAL: RangeInclusive<u16> = 49152..=65535;
 
 /// A request to bind a port.
@@ -27,7 +27,7 @@ struct Binding {
 }
 
 impl Binding {
-    /// Reports whether the addresses of both overlap, so that they conflict on one port.
+    /// Reports whether the address of the binding and `ip` overlap, so that both on one port would conflict.
     fn overlaps(&self, claim: &Claim, ip: IpAddr) -> bool {
         if self.claim.af_only && claim.af_only && self.ip.is_ipv4() != ip.is_ipv4() {
             return false;
@@ -35,8 +35,8 @@ impl Binding {
         self.ip.is_unspecified() || ip.is_unspecified() || self.ip == ip
     }
 
-    /// Returns the error of a conflict: like the kernel's `rdma_cm`, a separate one if either side is the
-    /// wildcard address.
+    /// Returns the error of a conflict with this binding. As in the kernel's `rdma_cm`, the error differs if
+    /// one of the addresses is the wildcard.
     fn conflict(&self, addr: SocketAddr) -> IdError {
         match self.ip.is_unspecified() || addr.ip().to_canonical().is_unspecified() {
             true => IdError::PortInUseByWildcard(addr),
@@ -55,8 +55,8 @@ pub(super) struct Ports {
 }
 
 impl Ports {
-    /// Sets the first port to allocate. Processes should differ in it, because they may have the same
-    /// address.
+    /// Sets the first port to allocate. Processes should start at different ports, because they may have the
+    /// same address.
     pub fn set_first_port(&mut self, next: u16) {
         self.next = next;
     }
@@ -90,8 +90,8 @@ impl Ports {
         Err(IdError::NoPort(ip))
     }
 
-    /// Fails if a bound id cannot listen: a listener must be the only id at its address, even if the port is
-    /// shared.
+    /// Fails if a bound id must not listen: a listener must be the only id at its address, even if the port
+    /// is shared.
     pub fn check_listen(&self, space: PortSpace, addr: SocketAddr, claim: &Claim) -> Result<(), IdError> {
         let bindings = self.bindings.get(&(space, addr.port())).map_or(&[][..], Vec::as_slice);
         let mut others = bindings.iter().filter(|binding| binding.claim.id != claim.id);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn port_has_one_id_per_address() {
+    fn port_accepts_only_one_id_per_address() {
         let mut ports = Ports::default();
         let bind = |ports: &mut Ports, addr, c| ports.bind(PortSpace::Tcp, at(addr), c).map_err(drop);
         assert_eq!(bind(&mut ports, "10.0.0.1:7", claim(1)), Ok(7));
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn id_on_shared_port_cannot_listen_beside_other_ids() {
+    fn id_on_shared_port_cannot_listen_if_another_id_has_its_address() {
         let mut ports = Ports::default();
         let shares = |id| Claim { reuse: true, ..claim(id) };
         ports.bind(PortSpace::Tcp, at("10.0.0.1:7"), shares(1)).unwrap();

@@ -30,7 +30,7 @@ pub enum SessionError {
         /// Private data from the peer's program.
         private_data: Vec<u8>,
     },
-    /// Another event arrived than the expected one.
+    /// An event other than the expected one arrived.
     #[error("unexpected event {} with status {status}", .kind.name())]
     Failed {
         /// Kind of the event.
@@ -103,7 +103,7 @@ impl Incoming {
         self.id.peer_addr()
     }
 
-    /// Returns the device on which the queue pair is to be created.
+    /// Returns the device on which the queue pair must be created.
     pub fn context(&self) -> Option<Context> {
         self.id.context()
     }
@@ -211,7 +211,8 @@ impl Session {
         expect(&self.channel, CmEventKind::Disconnected, timeout).map(drop)
     }
 
-    /// Disconnects, or confirms the peer's disconnect, and waits until the peer has responded or is given up.
+    /// Disconnects, or confirms the peer's disconnect, and waits until the peer has responded or the response
+    /// has timed out.
     ///
     /// # Errors
     /// [`SessionError`].

@@ -41,7 +41,7 @@ pub(super) struct Device {
     pub gids: Vec<Gid>,
     /// Whether the device has failed permanently.
     pub is_lost: bool,
-    /// Number of the id that owns each connection.
+    /// Map from each connection to the number of the id that owns it.
     pub ids: HashMap<ConnId, u64>,
     pub services: HashMap<ServiceId, Service>,
     /// Services that this process has claimed; ids that share a port share the claim.
@@ -60,7 +60,7 @@ pub(super) enum IdState {
     RouteResolved,
     /// The connection request is sent.
     Connecting,
-    /// The peer accepts, and the program is to report that its queue pair is ready.
+    /// The peer accepts, and the program has to report that its queue pair is ready.
     Responded,
     /// The peer has requested a connection, and the program has not responded yet.
     Requested,
@@ -115,8 +115,8 @@ pub(super) struct Id {
     pub qp: Option<QpRemote>,
     /// First PSN that the peer sends.
     pub psn: Psn,
-    /// Inbound and outbound depth that the peer has requested: upper bounds of what an acceptance grants by
-    /// default.
+    /// Responder resources and initiator depth that the peer has requested: upper bounds of the values that
+    /// an acceptance grants by default.
     pub requested_depths: (u8, u8),
     pub tos: u8,
     pub reuse_addr: bool,
@@ -124,9 +124,9 @@ pub(super) struct Id {
     pub ack_timeout: Option<AckTimeout>,
     pub ece: Ece,
     pub remote_ece: Ece,
-    /// Whether `Disconnected` has been reported, or is not to be reported any more.
+    /// Whether `Disconnected` has been reported or must not be reported any more.
     pub disconnect_reported: bool,
-    /// GID of the id, while its device does not have it.
+    /// GID of the id, while its device has lost that GID.
     pub lost_gid: Option<Gid>,
     /// Alternate path that is offered to the peer, which has not responded yet.
     pub alternate: Option<AddressVector>,
@@ -225,7 +225,7 @@ impl Device {
         self.cm.release(self.now(), connection);
     }
 
-    /// Returns the maximum number of READs and atomics of a queue pair in flight, in either direction.
+    /// Returns the maximum number of READs and atomics in flight per queue pair, in either direction.
     pub fn max_rd_atomic(&self) -> u8 {
         self.context.0.limits.max_qp_rd_atom.min(u8::MAX.into()) as u8
     }

@@ -57,7 +57,7 @@ fn mad_makes_a_round_trip_on_a_fabric() {
 }
 
 #[test]
-fn mad_makes_a_round_trip_over_udp_whatever_the_shard_count() {
+fn mad_makes_a_round_trip_over_udp_with_any_shard_count() {
     exchange(&on_udp("127.18.210.1", 1), &on_udp("127.18.210.2", 1));
     exchange(&on_udp("127.18.211.1", 2), &on_udp("127.18.211.2", 4));
     if std::net::UdpSocket::bind("[::1]:0").is_ok() {
@@ -156,7 +156,7 @@ fn qp1_accepts_every_partition_key_of_the_port() {
 }
 
 #[test]
-fn descriptor_is_readable_while_there_may_be_mads() {
+fn descriptor_is_readable_while_mads_may_be_queued() {
     let (a, b) = (on_udp("127.18.212.1", 1), on_udp("127.18.212.2", 1));
     let (from, to) = (a.management_port().unwrap(), b.management_port().unwrap());
     let is_readable = |limit: u16| {
@@ -178,7 +178,7 @@ fn descriptor_is_readable_while_there_may_be_mads() {
 }
 
 #[test]
-fn queued_mads_are_lost_with_the_port_and_the_device_stays() {
+fn dropping_the_management_port_discards_queued_mads_and_keeps_the_device() {
     let (fabric, a, b) = on_fabric();
     let from = a.management_port().unwrap();
     let to = b.management_port().unwrap();
