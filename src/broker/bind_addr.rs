@@ -1,4 +1,4 @@
-//! Bind address: an IP address and the interface that has it, where that is known.
+//! Bind address: an IP address and, if known, the interface that has it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use crate::link::udp::{UdpOptions, needs_scope};
 
-/// Bind address. Two are equal if they identify the same address of this machine.
+/// Bind address. Two bind addresses are equal if they identify the same address of this machine.
 #[derive(Clone, Debug)]
 pub struct BindAddr {
     ip: IpAddr,
@@ -28,7 +28,7 @@ impl BindAddr {
         UdpOptions { interface: self.interface.clone(), ..UdpOptions::default() }
     }
 
-    /// Returns the part of socket names that identifies the address; includes the interface only where the
+    /// Returns the part of socket names that identifies the address. It includes the interface only if the
     /// address is ambiguous without it.
     pub fn key(&self) -> String {
         match &self.interface {
@@ -42,8 +42,8 @@ impl BindAddr {
         format!("urxe-broker/{}", self.key())
     }
 
-    /// Returns the primary address, by which the broker of several addresses is found: processes that share
-    /// any of them should find the same broker.
+    /// Returns the primary one of several addresses, under which their broker is found: processes that share
+    /// any of these addresses should find the same broker.
     pub fn primary(bind_addrs: &[BindAddr]) -> Option<&BindAddr> {
         bind_addrs.iter().min_by_key(|bind_addr| (bind_addr.ip.is_ipv6(), needs_scope(bind_addr.ip)))
     }

@@ -1,4 +1,4 @@
-//! Lines of text with descriptors (SCM_RIGHTS), each a message of a Unix SOCK_SEQPACKET connection.
+//! Messages of a line of text and file descriptors (SCM_RIGHTS) over a Unix SOCK_SEQPACKET connection.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};

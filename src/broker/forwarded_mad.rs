@@ -7,7 +7,7 @@ use super::BindAddr;
 use crate::wire::mad::ServiceId;
 use crate::wire::{Flow, Gid};
 
-/// First byte of every message: a receiver that expects another format drops it.
+/// Version of the format, in the first byte of every message. A receiver drops messages of other versions.
 const VERSION: u8 = 1;
 
 /// Size of the header: version, traffic class, source port, source and destination address.
@@ -50,7 +50,7 @@ pub fn name(bind_addr: &BindAddr, service: ServiceId) -> String {
     format!("{}{:016x}", name_prefix(bind_addr), service.0)
 }
 
-/// Reports whether a name is of a service at this address.
+/// Reports whether a socket name is that of a service at this address.
 pub fn is_at(bind_addr: &BindAddr, name: &str) -> bool {
     name.starts_with(&name_prefix(bind_addr))
 }

@@ -91,7 +91,7 @@ use socket_names::SocketNames;
 pub struct Sharing {
     /// The `urxe` program, which runs the broker when called as `urxe broker`.
     pub program: PathBuf,
-    /// Whether processes of any user may share the address, and a broker of any user is trusted.
+    /// Whether processes of any user may share the address, and a broker that runs as any user is trusted.
     pub any_user: bool,
 }
 

@@ -17,11 +17,11 @@ const OWN_USER: &str = "own";
 /// Request of a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// First partition that the client already has, for a new broker (`reattach`); the keepalive descriptors
-    /// of its addresses come with the request, in the order of `bind_addrs`. `None` requests any free
-    /// partitions (`acquire`).
+    /// First partition that the client already has, in a request to a new broker (`reattach`), which carries
+    /// the keepalive descriptors of the client's addresses in the order of `bind_addrs`. `None` requests any
+    /// free partitions (`acquire`).
     pub partition: Option<usize>,
-    /// Number of shards, a power of two. Each has a partition of its own, in consecutive order.
+    /// Number of shards, a power of two. The client has one partition for each, with consecutive numbers.
     pub shards: usize,
     /// The addresses to share.
     pub bind_addrs: Vec<BindAddr>,
@@ -30,8 +30,8 @@ pub struct Request {
 /// Response of the broker.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Response {
-    /// Granted: the first partition of the client, and whether the broker serves processes of any user, whose
-    /// socket names it then uses to forward requests.
+    /// Granted: the first partition of the client, and whether the broker serves processes of any user and
+    /// therefore uses abstract socket names.
     Granted { partition: usize, any_user: bool },
     /// Refused, with the reason as an errno value and as text.
     Refused { errno: i32, reason: String },

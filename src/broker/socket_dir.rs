@@ -33,7 +33,7 @@ impl DirLock {
         }
     }
 
-    /// Returns the lock if no process has it.
+    /// Acquires the lock without waiting; returns `None` if a process holds it.
     fn try_of(directory: &Path) -> Option<DirLock> {
         let path = directory.join(LOCK);
         let file = File::create(&path).ok()?;
@@ -50,8 +50,8 @@ impl Drop for DirLock {
     }
 }
 
-/// Reports whether the path still names this file: [`remove_unused`] removes lock files with their
-/// directories.
+/// Reports whether the path still refers to this file: [`remove_unused`] removes lock files together with
+/// their directories.
 fn is_same_file(file: &File, path: &Path) -> bool {
     let id = |of: io::Result<fs::Metadata>| of.map(|m| (m.dev(), m.ino())).ok();
     id(file.metadata()).is_some_and(|open| id(fs::symlink_metadata(path)) == Some(open))
@@ -62,8 +62,8 @@ pub fn own() -> io::Result<PathBuf> {
     create(&candidates())
 }
 
-/// Removes the socket files of a directory that no process has open, which killed processes leave, and the
-/// directory itself if it has no others. Does the same with the user's directories of other network
+/// Removes the socket files of a directory that no process has open, which killed processes leave behind, and
+/// the directory itself if no other files remain. Does the same with the user's directories of other network
 /// namespaces, which may no longer exist.
 pub fn remove_unused(own: &Path) {
     if let Ok(lock) = DirLock::of(own) {
@@ -118,8 +118,8 @@ pub fn is_dead(address: &SocketAddrUnix) -> io::Result<bool> {
 }
 
 /// Returns the candidates for the directory of this user's sockets, the preferred one first. All processes of
-/// a user must choose the same one at any time, so none depends on the environment, and `/run/user/UID`,
-/// which exists only during login sessions, is not among them.
+/// a user must always choose the same directory, so no candidate depends on the environment, and
+/// `/run/user/UID`, which exists only during login sessions, is not among them.
 fn candidates() -> Vec<PathBuf> {
     let user = nix::unistd::geteuid().as_raw();
     let inode = |of: &str| fs::metadata(format!("/proc/thread-self/ns/{of}")).map_or(0, |at| at.ino());
@@ -135,7 +135,8 @@ fn candidates() -> Vec<PathBuf> {
     candidates
 }
 
-/// Returns the first of these directories that exists or can be created as this user's own. Creates it.
+/// Returns the first of these directories that already belongs to this user or can be created, and creates
+/// it. If another user has taken the last one, uses a directory with a random suffix instead.
 pub fn create(candidates: &[PathBuf]) -> io::Result<PathBuf> {
     let user = nix::unistd::geteuid().as_raw();
     for candidate in candidates {
@@ -173,7 +174,8 @@ fn create_private(directory: &Path, user: u32) -> io::Result<()> {
     }
 }
 
-/// Reports whether the path is a directory of this user, without the permissions `others` for other users.
+/// Reports whether the path is a directory of this user that grants other users none of the permissions
+/// `others`.
 fn is_private(directory: &Path, user: u32, others: u32) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|m| m.is_dir() && m.uid() == user && m.mode() & others == 0)
 }

@@ -31,7 +31,7 @@ pub enum SocketNames {
 }
 
 impl SocketNames {
-    /// Returns the names of this user in this thread's network namespace.
+    /// Returns the names of this user's sockets in this thread's network namespace.
     pub fn private() -> io::Result<SocketNames> {
         Ok(SocketNames::Private(socket_dir::own()?.into()))
     }
@@ -86,7 +86,8 @@ impl SocketNames {
 /// Size of `sun_path` in bytes, including the terminating zero.
 const SUN_PATH: usize = 108;
 
-/// Returns the file of a name; its hash (FNV-1a) where the name is too long for a socket address.
+/// Returns the path of the socket file for a name. A name too long for a socket address is replaced by its
+/// FNV-1a hash.
 fn path(directory: &Path, name: &str) -> PathBuf {
     let path = directory.join(name.replace('/', "-"));
     if path.as_os_str().len() < SUN_PATH {

@@ -17,27 +17,28 @@ const DEST_QP_HIGH: u32 = 5;
 /// Offset of the 32-bit word in a UDP payload whose lowest three bytes are the destination QPN.
 const DEST_QP_WORD: u32 = 4;
 
-/// Offset of a MAD in a UDP payload, behind BTH and DETH.
+/// Offset of a MAD in a UDP payload, after BTH and DETH.
 const MAD: u32 = 20;
 /// Offset of the management class.
 const MAD_CLASS: u32 = MAD + 1;
 /// Offset of the attribute ID.
 const MAD_ATTRIBUTE: u32 = MAD + 16;
-/// Offset of the request ID in a SIDR_REP, which is the recipient's ID.
+/// Offset of the request ID in a SIDR_REP, which is the ID of the recipient.
 const SIDR_REQUEST_ID: u32 = MAD + 24;
-/// Offset of the remote communication ID, the recipient's, in the other CM messages.
+/// Offset of the remote communication ID in the other CM messages, which is the ID of the recipient.
 const REMOTE_COMM_ID: u32 = MAD + 28;
 
 /// Management class of the communication manager (CM).
 const CM_CLASS: u32 = 7;
 
-/// Continues if the accumulator equals `k`; otherwise skips the next `skip` instructions.
+/// Returns an instruction that continues if the accumulator equals `k`, and otherwise skips the next `skip`
+/// instructions.
 fn if_eq(k: u32, skip: u8) -> sock_filter {
     sock_filter { jf: skip, ..op(BPF_JMP | BPF_JEQ | BPF_K, k) }
 }
 
-/// Returns the program that selects the socket by QPN partition and, for a process with several partitions
-/// (first partition and count in `several`), by shard among those.
+/// Returns the BPF program that selects the socket by QPN partition and, for a process with several
+/// partitions (first partition and count in `several`), by shard among their sockets.
 ///
 /// The partition of a MAD is in the communication ID of its recipient. MADs that name a service instead of an
 /// ID go to the broker in partition 0, and so do those of other management classes. A load beyond the end of
@@ -87,8 +88,8 @@ pub fn by_partition(several: &[(usize, usize)]) -> Vec<sock_filter> {
     program
 }
 
-/// Returns the byte of a packet that has its QPN partition in the highest bits, by the rules of the program
-/// of [`by_partition`]; 0 for packets to the broker.
+/// Returns the byte of a packet whose highest bits are its QPN partition, by the rules of the program of
+/// [`by_partition`]; 0 for packets to the broker.
 pub fn partition_byte(packet: &[u8]) -> u8 {
     let at = |at: u32| packet.get(at as usize).copied().unwrap_or(0);
     let attribute = u16::from_be_bytes([at(MAD_ATTRIBUTE), at(MAD_ATTRIBUTE + 1)]);
@@ -102,8 +103,8 @@ pub fn partition_byte(packet: &[u8]) -> u8 {
     }
 }
 
-/// Reports whether a coalesced datagram contains packets for another QPN partition: the kernel selects the
-/// socket by the first packet. Multicast packets belong to no partition.
+/// Reports whether a coalesced datagram contains packets for another QPN partition, which happens because the
+/// kernel selects the socket by the first packet. Multicast packets belong to no partition.
 pub fn has_mixed_partitions(burst: &RxBurst<'_>, partition: QpnPartition) -> bool {
     burst.data.len() > burst.segment
         && !burst.flow.dst.is_multicast()

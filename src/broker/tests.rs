@@ -14,7 +14,7 @@ use crate::transport::Instant;
 mod hostile;
 mod services;
 
-/// Runs a broker in a thread. The program that would start another one does not exist.
+/// Runs a broker in a thread. The program that clients would start as a new broker does not exist.
 fn start_broker(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), ServeError>>) {
     let address = ip.to_owned();
     let server = thread::spawn(move || serve(&address, false));
@@ -45,7 +45,7 @@ fn received(link: &mut SharedUdpLink) -> Vec<u8> {
     all
 }
 
-/// Returns a packet with the part that the kernel's program examines.
+/// Returns the start of a packet to `qpn`: the part that the steering program examines.
 fn packet(qpn: u32) -> [u8; 20] {
     let mut packet = [0; 20];
     packet[4..8].copy_from_slice(&qpn.to_be_bytes());

@@ -73,13 +73,13 @@ struct Background<'a> {
     shard: &'a Shard,
     poll_set: PollSet<'a>,
     detector: PollDetector,
-    /// Time at which delayed acknowledgements are sent without a response to carry them.
+    /// Time at which delayed acknowledgements are sent if no response has carried them until then.
     acks_due: Option<Instant>,
     last_packet: Instant,
-    /// Whether the last sleep was shorter than [`IDLE_TIMEOUT`]: then the next packet may follow as soon, and
+    /// Whether the last sleep was shorter than [`IDLE_TIMEOUT`]: the next packet may follow equally soon, so
     /// the thread busy-polls for it.
     woke_soon: bool,
-    /// Time until which the thread does not busy-poll.
+    /// Time until which the thread does not busy-poll, because another thread occupies its core.
     crowded_until: Instant,
 }
 
@@ -87,7 +87,7 @@ struct Background<'a> {
 enum Next {
     /// Another turn.
     Turn,
-    /// A sleep until `until`, a wake-up or, with `watch_link`, a packet.
+    /// A sleep until `until`, until a wake-up or, with `watch_link`, until a packet arrives.
     Sleep { until: Option<Instant>, watch_link: bool },
 }
 
@@ -164,7 +164,7 @@ impl Background<'_> {
         if more { Next::Turn } else { Next::Sleep { until, watch_link } }
     }
 
-    /// Lets other threads run for a moment, and detects one that spins on this core.
+    /// Yields the core to other threads for a moment, and detects a thread that spins on this core.
     fn yield_core(&mut self, now: Instant) {
         std::thread::yield_now();
         let after = self.shard.clock.now();

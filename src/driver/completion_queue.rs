@@ -8,7 +8,8 @@ use super::cq_ring::{Entry, Place, Ring};
 use crate::transport::{Completion, CqId, Instant, WcOpcode, WcStatus};
 use crate::wire::{Qpn, RKey};
 
-/// Arming state: no completion raises an event. Ordered: the larger value covers more completions.
+/// Arming state in which no completion raises an event. The states are ordered: a larger value covers more
+/// completions.
 const NOT_ARMED: u8 = 0;
 const SOLICITED: u8 = 1;
 const ANY: u8 = 2;
@@ -18,7 +19,7 @@ const ANY: u8 = 2;
 pub enum Notify {
     /// The next completion.
     Any,
-    /// The next completion that is solicited or an error.
+    /// The next completion that is solicited or reports an error.
     Solicited,
 }
 
@@ -35,7 +36,7 @@ pub enum Pushed {
     Stored,
     /// The queue has overflowed: it was full, and the completion is lost.
     Overflow {
-        /// This is the first overflow of the queue.
+        /// Whether this is the first overflow of the queue.
         first: bool,
     },
 }
@@ -45,12 +46,12 @@ pub enum Pushed {
 pub struct CompletionQueue {
     id: CqId,
     ring: Ring,
-    /// A completion that finds the queue full replaces the oldest.
+    /// Whether a completion that finds the queue full replaces the oldest one.
     overwrites: bool,
     overflow: AtomicBool,
     /// Arming state: the completions that raise an event.
     armed: AtomicU8,
-    /// Number of completions up to the last event.
+    /// Number of completions that had been added when the last event was raised.
     notified: AtomicU64,
     listener: OnceLock<Arc<dyn CqListener>>,
 }
@@ -73,7 +74,7 @@ pub struct CqOverflow {
 }
 
 impl CompletionQueue {
-    /// Creates a queue for `capacity` completions, at least one, which events refer to by `id`.
+    /// Creates a queue for `capacity` completions, but at least one. Events identify the queue by `id`.
     ///
     /// # Panics
     /// If `capacity` exceeds 2^31.
@@ -89,8 +90,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Makes the queue overwrite: a completion that finds it full replaces the oldest, and no overflow is
-    /// reported.
+    /// Makes the queue overwrite old completions: one that finds the queue full replaces the oldest, and no
+    /// overflow is reported.
     pub fn overwriting(mut self) -> CompletionQueue {
         self.overwrites = true;
         self
@@ -131,7 +132,7 @@ impl CompletionQueue {
         self.len() == 0
     }
 
-    /// Adds a completion with the time `now`.
+    /// Adds a completion with the timestamp `now`.
     pub fn push(&self, now: Instant, completion: Completion) -> Pushed {
         let entry = pack(&TimestampedCompletion { completion, at: now });
         let place = loop {
@@ -236,7 +237,7 @@ impl CompletionQueue {
         fence(Ordering::SeqCst);
     }
 
-    /// Arms the queue like hardware: in addition to [`arm`](Self::arm), a queued completion that was added
+    /// Arms the queue as hardware does: in addition to [`arm`](Self::arm), a queued completion that was added
     /// while the queue was not armed raises the event at once, unless an event has covered it before.
     pub fn arm_and_report_missed(&self, notify: Notify) {
         self.arm(notify);
@@ -395,8 +396,8 @@ mod tests {
         assert_eq!(queue.take(), Ok(None));
     }
 
-    /// One shard has claimed a place and is delayed while another fills the next place with a solicited
-    /// completion.
+    /// One shard has claimed a slot but not filled it yet, while another shard fills the next slot with a
+    /// solicited completion.
     #[test]
     fn solicited_completion_after_an_unfilled_slot_still_raises_the_event() {
         let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(CqId(1), 8));

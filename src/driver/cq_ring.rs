@@ -13,21 +13,21 @@ use crossbeam_utils::CachePadded;
 /// Content of one entry.
 pub(super) type Entry = [u64; 7];
 
-/// Words of a slot: first the position it was filled for, plus 1 because memory starts as zeros; then the
-/// entry.
+/// Number of words in a slot: first the position for which the slot was filled, plus 1 because memory starts
+/// as zeros; then the entry.
 const SLOT: usize = 8;
 type Slot = [AtomicU64; SLOT];
 
 /// Size and alignment of a slot, so that no slot spans two cache lines.
 const SLOT_BYTES: usize = size_of::<Slot>();
 
-/// Position of the oldest entry, and the storage class. One word, so that a claim fails if any of it has
-/// changed.
+/// Position of the oldest entry, and the storage class. Both are in one word, so that a claim fails if either
+/// has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Head(u64);
 
 impl Head {
-    /// The entries are being moved; readers must wait.
+    /// Flag: the entries are being moved, and readers must wait.
     const FROZEN: u64 = 1;
     const CLASSES: usize = 32;
 
@@ -35,12 +35,12 @@ impl Head {
         Head(position << 6 | (class as u64) << 1)
     }
 
-    /// Number of entries ever added before the oldest.
+    /// Returns the number of entries ever added before the oldest one.
     fn position(self) -> u64 {
         self.0 >> 6
     }
 
-    /// Storage class: the storage in use has 2 to the power of this slots.
+    /// Returns the storage class `n`: the storage in use has 2^n slots.
     fn class(self) -> usize {
         (self.0 >> 1) as usize % Head::CLASSES
     }
@@ -54,7 +54,7 @@ impl Head {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place(u64);
 
-/// Lock-free multi-producer, multi-consumer ring of bounded, changeable capacity.
+/// Lock-free multi-producer, multi-consumer ring with a bounded capacity that can be changed.
 #[derive(Debug)]
 pub(super) struct Ring {
     head: CachePadded<AtomicU64>,
@@ -65,7 +65,7 @@ pub(super) struct Ring {
     storage: [OnceLock<Storage>; Head::CLASSES],
 }
 
-/// Slots of one class, from the first aligned word on.
+/// Storage for the slots of one class, which begin at the first aligned word.
 #[derive(Debug)]
 struct Storage {
     words: Box<[AtomicU64]>,
@@ -118,12 +118,12 @@ impl Ring {
         tail.saturating_sub(self.head().position()) as usize
     }
 
-    /// Number of entries ever added.
+    /// Returns the number of entries ever added.
     pub fn count(&self) -> u64 {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// Reports whether an entry is queued that is not among the first `count` ever added.
+    /// Reports whether an entry is queued other than the first `count` ever added.
     pub fn waits_behind(&self, count: u64) -> bool {
         self.head().position().max(count) < self.count()
     }
@@ -135,8 +135,8 @@ impl Ring {
         Some(place)
     }
 
-    /// Claims the position for an entry, which readers do not pass until it is filled. Returns it with the
-    /// class of its storage.
+    /// Claims the position for an entry, beyond which readers do not go until it is filled. Returns the
+    /// position and the class of its storage.
     pub fn claim(&self) -> Option<(Place, usize)> {
         // Acquire: the head must be loaded after the tail, or the ring might seem fuller than it ever was.
         let mut tail = self.tail.load(Ordering::Acquire);
@@ -335,8 +335,8 @@ mod tests {
         }
     }
 
-    /// Two threads fill the ring and two empty it while a fifth removes entries and resizes it. The fifth
-    /// excludes the first two with locks, as the locks of shards do.
+    /// Two threads fill the ring and two empty it while a fifth removes entries and resizes it. Locks keep
+    /// the first two from adding entries meanwhile, as the locks of shards do.
     #[test]
     fn concurrent_threads_lose_and_duplicate_no_entry_and_see_them_in_order() {
         const EACH: u64 = 200_000;

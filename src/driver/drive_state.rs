@@ -1,4 +1,4 @@
-//! State of a shard that the threads share which run its turns.
+//! State of a shard that the threads which run its turns share.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -19,23 +19,24 @@ pub(super) enum Mode {
     Asleep,
 }
 
-/// Shared state of the threads that run a shard. Instants are in nanoseconds of the shard's clock; 0 is none.
+/// Shared state of the threads that run a shard. Instants are in nanoseconds of the shard's clock; 0 means
+/// none.
 pub(super) struct DriveState {
     /// Whether only the fabric drives the shard.
     virtual_time: bool,
     /// Set by a thread that wanted to run a turn and found the lock taken; the holder checks it after
     /// releasing the lock.
     doorbell: AtomicBool,
-    /// Number of threads that wait for the lock and need a fair release, because another thread may take it
-    /// again at once.
+    /// Number of threads that wait for the lock and need a fair release, because otherwise the releasing
+    /// thread may take it again at once.
     fair_waiters: AtomicU32,
     /// Time at which an application thread last polled; 0 once the application announced that it waits.
     last_poll: AtomicU64,
     /// Whether the application responds to received packets without polling for them, as determined by the
     /// background thread ([`PollDetector::is_distrusted`](super::poll_detector::PollDetector::is_distrusted)).
     responds_without_polling: AtomicBool,
-    /// Time until which the background thread sleeps; 0 while it is awake, or while it backs off for a thread
-    /// that uses the NIC, which then serves the timers.
+    /// Time until which the background thread sleeps. 0 while it is awake, and while it backs off for a
+    /// thread that uses the NIC, which then serves the timers.
     sleeping_until: AtomicU64,
 }
 
@@ -82,9 +83,9 @@ impl DriveState {
         Some(Instant(self.last_poll.load(Ordering::Relaxed))).filter(|at| at.0 != 0)
     }
 
-    /// Counts a turn of an application thread as a poll, if the application polls at all. Otherwise a long
-    /// turn would look like absence, and the background thread would take over and move the data to the cache
-    /// of another core.
+    /// Counts a turn of an application thread as a poll, if the application polls at all. Otherwise the
+    /// application would seem absent during a long turn, and the background thread would take over and move
+    /// the data to the cache of another core.
     pub fn extend_polling(&self, now: Instant) {
         let last_poll = self.last_poll.load(Ordering::Relaxed);
         if last_poll != 0 {
@@ -115,7 +116,8 @@ impl DriveState {
         }
     }
 
-    /// Reports whether a thread found the lock taken; the former holder calls this after releasing it.
+    /// Reports whether a thread found the lock taken and rang the doorbell. The former holder calls this
+    /// after releasing the lock.
     pub fn is_doorbell_rung(&self) -> bool {
         // Pairs with the fence in `ring_doorbell`.
         fence(Ordering::SeqCst);

@@ -12,18 +12,19 @@ use crate::wire::Qpn;
 /// Maximum number of events kept per reader. A program need not read them, so only the newest are kept.
 const MAX_EVENTS: usize = 4096;
 
-/// A listener for the event queue: notified when it becomes non-empty or empty.
+/// Listener for the event queue, notified when the queue becomes non-empty or empty.
 pub trait EventListener: Send + Sync + fmt::Debug {
-    /// Called with `true` when the first event arrives and with `false` when the last one is taken.
+    /// Notifies the listener: with `true` when the first event arrives, with `false` when the last one is
+    /// taken.
     fn waiting(&self, any: bool);
 }
 
-/// Reader of asynchronous events: those of its own queues, and those of the port.
+/// Reader of asynchronous events: those of the objects that it owns, and those of the port.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct EventReader(u32);
 
 impl EventReader {
-    /// The reader that always exists. Receives the events of every queue that no other reader owns.
+    /// The reader that always exists. Receives the events of every object that no other reader owns.
     pub const FIRST: EventReader = EventReader(0);
 }
 
@@ -121,7 +122,7 @@ impl Events {
         self.0.lock().readers.iter().any(|w| w.reader == reader && !w.queue.is_empty())
     }
 
-    /// Drops the queued events and the owner of a destroyed object.
+    /// Drops the queued events of a destroyed object, and the record of its owner.
     pub fn forget(&self, gone: EventSubject) {
         let EventHub { readers, owners, .. } = &mut *self.0.lock();
         let owner = owners.remove(&gone).unwrap_or_default();

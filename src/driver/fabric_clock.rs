@@ -10,9 +10,9 @@ use crate::transport::Instant;
 const STEPS_PER_INSTANT: u32 = 1_000_000;
 
 impl Fabric {
-    /// Virtual time: advances to the earliest time at which a packet arrives or a driver's timer is due, and
-    /// runs the drivers concerned once, in the order of their ports. Returns the new time, or `None` if
-    /// nothing is pending (and always in real time).
+    /// Advances virtual time to the earliest instant at which a packet arrives or a driver's timer is due,
+    /// and runs the drivers concerned once, in the order of their ports. Returns the new time, or `None` if
+    /// nothing is pending, and always in real time.
     pub fn step(&self) -> Option<Instant> {
         self.step_until(Instant(u64::MAX))
     }
@@ -53,7 +53,7 @@ impl Fabric {
         Some(at)
     }
 
-    /// Virtual time: steps until nothing is pending, but not beyond `limit` from now.
+    /// Runs steps in virtual time until nothing is pending, but for at most `limit`.
     pub fn run_until_idle(&self, limit: Duration) -> Outcome {
         let end = self.now() + limit;
         match self.run_to(end) {
@@ -63,7 +63,7 @@ impl Fabric {
         }
     }
 
-    /// Virtual time: advances by `time` and runs everything that is due meanwhile.
+    /// Advances virtual time by `time`, and runs everything that becomes due meanwhile.
     ///
     /// # Panics
     /// If a driver requests turns forever without advancing time, which is a fault of that driver.
@@ -75,7 +75,7 @@ impl Fabric {
         self.set_time(end);
     }
 
-    /// Steps up to `end`; returns the instant at which the simulation got stuck, if it did.
+    /// Runs steps up to `end`. Returns the instant at which the simulation got stuck, if it did.
     fn run_to(&self, end: Instant) -> Option<Instant> {
         let (mut last, mut repeats) = (None, 0);
         while let Some(at) = self.step_until(end) {

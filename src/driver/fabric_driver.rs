@@ -1,4 +1,5 @@
-//! Turns on behalf of a fabric: on the thread that sent, in virtual time, and for changes of the port.
+//! Calls from a fabric to the shard behind a port: turns on the sending thread and in virtual time, and
+//! changes of the port.
 
 use std::io;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Turns on a fabric in real time: the thread that sent runs the receiving NICs.
+//! Turns on a fabric in real time: the sending thread runs the receiving NICs.
 
 use std::cell::Cell;
 
@@ -67,10 +67,10 @@ impl Fabric {
 }
 
 impl FabricHandle {
-    /// Real time: runs, on this thread, the drivers of all ports that have input, and of those that get input
-    /// as a result. A driver calls it after each turn, once it has released its lock; within another kick on
-    /// this thread it returns immediately, because that kick handles the new input. After 64 turns, the
-    /// remaining work is left to the drivers' own threads. In virtual time it has no effect.
+    /// Runs, on this thread, the drivers of all ports that have input, and of those that get input as a
+    /// result. A driver calls it after each turn, once it has released its lock; within another kick on this
+    /// thread it returns immediately, because that kick handles the new input. After 64 turns, the remaining
+    /// work is left to the drivers' own threads. In virtual time it has no effect.
     pub fn kick(&self) {
         if self.port.has_input(&self.fabric) && !self.fabric.is_virtual() {
             self.fabric.ready_queue().push(&self.port);

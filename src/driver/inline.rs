@@ -1,4 +1,5 @@
-//! Turns on application threads: a call with work runs them inline, unless another thread does already.
+//! Turns on application threads: a call that has work runs them inline, unless another thread is running them
+//! already.
 
 use super::Shard;
 use super::background::is_background_thread;
@@ -81,8 +82,8 @@ impl Shard {
         true
     }
 
-    /// Does the work that is left after the lock was released: sends `more`, and serves the threads that rang
-    /// the doorbell. In virtual time the fabric does this.
+    /// Completes the work that is left after the lock was released: sends if `more` is set, and serves the
+    /// threads that rang the doorbell. In virtual time the fabric does this.
     pub fn drive_remaining(&self, more: bool) {
         if self.drive_state.is_virtual() {
             return;
@@ -94,7 +95,8 @@ impl Shard {
         }
     }
 
-    /// Tries to lock the engine; when it is taken, rings the doorbell, so that the holder runs another turn.
+    /// Tries to acquire the lock. If another thread holds it, rings the doorbell, so that the holder runs
+    /// another turn.
     pub(super) fn try_lock_or_ring(&self) -> Option<ShardGuard<'_>> {
         self.try_lock().or_else(|| {
             self.drive_state.ring_doorbell();

@@ -90,7 +90,7 @@ impl ShardMailbox {
         &self.inbox().wake
     }
 
-    /// Passes this shard's packets of a burst to `own`, in runs with the index of the first packet, and
+    /// Passes this shard's packets of a burst to `own`, in runs, each with the index of its first packet, and
     /// copies the others to the inboxes of their shards. Returns the number of packets handed over.
     #[inline]
     pub fn deliver_or_hand_off(&self, burst: &RxBurst<'_>, mut own: impl FnMut(&RxBurst<'_>, u16)) -> u64 {
@@ -140,7 +140,8 @@ impl ShardMailbox {
         spare.deliver_all(own)
     }
 
-    /// Reports whether the inbox of another shard is so full that this shard must not read on.
+    /// Reports whether the inbox of another shard is so full that this shard must not receive any more
+    /// packets.
     pub fn are_others_full(&self) -> bool {
         self.shared.full.load(Ordering::Relaxed) & !(1 << self.id.index()) != 0
     }
@@ -220,7 +221,8 @@ mod tests {
         ShardMailbox::new(count, QpnPartition::WHOLE).unwrap().unwrap()
     }
 
-    /// Returns one packet per destination QPN byte, of 20 bytes each, the last one of `last` bytes.
+    /// Returns a packet of 20 bytes for each destination QPN byte in `to`; only the first `last` bytes of the
+    /// last packet are included.
     fn packets(to: &[u8], last: usize) -> Vec<u8> {
         let mut data: Vec<u8> = to.iter().flat_map(|qpn| [&[0; 7][..], &[*qpn], &[0; 12]].concat()).collect();
         data.truncate(data.len() - 20 + last);
@@ -232,7 +234,7 @@ mod tests {
         RxBurst { flow, ident: IpIdent::Unknown, segment: 20, data }
     }
 
-    /// For each run, the index of the first packet and the destinations.
+    /// Index of the first packet, and destinations, of each run.
     type Runs = Vec<(u16, Vec<u8>)>;
 
     fn note(runs: &mut Runs) -> impl FnMut(&RxBurst<'_>, u16) {

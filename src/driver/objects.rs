@@ -80,7 +80,7 @@ impl ShardState {
     }
 
     /// Raises the error of a completion queue as if it had occurred: the queue pairs that complete to it
-    /// fail. Returns false, and raises nothing, if there is none.
+    /// fail. Returns false, and does nothing, if this shard does not use the completion queue.
     pub fn inject_cq_error(&mut self, id: CqId) -> bool {
         let is_used = self.outputs.queues.find(id).is_some_and(|cq| self.nic.inject_cq_error(cq));
         if is_used {

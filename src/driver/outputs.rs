@@ -21,8 +21,8 @@ impl Outputs {
         Outputs { queues: CqTable::default(), events }
     }
 
-    /// Takes all outputs of the NIC, which arose at `now`, and passes them on. A queue pair whose completion
-    /// was lost fails at its next turn: afterwards the NIC wants to transmit.
+    /// Takes all outputs of the NIC, which arose at `now`, and passes them on. If a completion is lost, its
+    /// queue pair fails at its next turn, so the NIC has something to transmit afterwards.
     #[inline]
     pub fn deliver(&self, nic: &mut Nic, now: Instant) {
         if nic.has_outputs() {
@@ -57,7 +57,7 @@ impl Outputs {
 pub(super) struct CqTable {
     slots: Vec<Option<Slot>>,
     free: Vec<CqHandle>,
-    /// Handles by address of the completion queue.
+    /// Handles by the address of the completion queue.
     by_address: HashMap<usize, CqHandle>,
 }
 
@@ -74,7 +74,7 @@ impl CqTable {
         Some(&self.slots.get(cq.0 as usize)?.as_ref()?.queue)
     }
 
-    /// Counts one more user of a completion queue and returns its handle.
+    /// Adds a user to a completion queue and returns the queue's handle.
     pub fn acquire(&mut self, queue: &Arc<CompletionQueue>) -> CqHandle {
         let address = address(queue);
         if let Some(cq) = self.by_address.get(&address)
@@ -106,7 +106,7 @@ impl CqTable {
         (self.acquire(send), self.acquire(recv))
     }
 
-    /// Counts one user less. Without users, the handle may be given to another completion queue.
+    /// Removes a user of a completion queue. A handle without users may be given to another completion queue.
     pub fn release(&mut self, cq: CqHandle) {
         let slot = &mut self.slots[cq.0 as usize];
         let Some(Slot { queue, users }) = slot else {
@@ -126,7 +126,7 @@ impl CqTable {
         self.release(recv);
     }
 
-    /// Returns the handle of the completion queue that events refer to by `id`.
+    /// Returns the handle of the completion queue that events identify by `id`.
     pub fn find(&self, id: CqId) -> Option<CqHandle> {
         let is_it = |slot: &Option<Slot>| slot.as_ref().is_some_and(|slot| slot.queue.id() == id);
         self.slots.iter().position(is_it).map(|index| CqHandle(index as u32))

@@ -1,22 +1,22 @@
 //! Polling detector: what the background thread knows about an application that polls, and the adaptive
-//! back-off that follows from it.
+//! back-off derived from it.
 
 use std::time::Duration;
 
 use super::timing::{DISTRUST_TIME, DISTRUSTED_POLL_GAP, IDLE_TIMEOUT, MAX_BACKOFF, TIMER_GRANULARITY};
 use crate::transport::Instant;
 
-/// Bounds of the back-off: the time for which the background thread leaves the NIC to a polling application
-/// before it checks again, an eighth of the time for which the application has polled.
+/// Bounds of the back-off, for which the background thread leaves the NIC to a polling application before it
+/// checks again. Within these bounds it is an eighth of the time for which the application has polled.
 const BACKOFF: (Duration, Duration) = (IDLE_TIMEOUT, MAX_BACKOFF);
 
 /// Bounds of the back-off for a distrusted application.
 const DISTRUSTED_BACKOFF: (Duration, Duration) = (DISTRUSTED_POLL_GAP, TIMER_GRANULARITY);
 
-/// Tracks whether an application polls, for how long it has, and whether it polls for what the NIC receives.
+/// Tracks whether and for how long an application has polled, and whether it polls for received packets.
 #[derive(Default)]
 pub(super) struct PollDetector {
-    /// Time since which every check found the application polling.
+    /// Time of the first of the consecutive checks that found the application polling.
     since: Option<Instant>,
     /// Whether the last decision was to back off for a trusted application.
     backed_off: bool,
@@ -25,7 +25,8 @@ pub(super) struct PollDetector {
 }
 
 impl PollDetector {
-    /// Reports whether the application polls for something other than received packets.
+    /// Reports whether the application is distrusted, because it polls for something other than received
+    /// packets.
     pub fn is_distrusted(&self, now: Instant) -> bool {
         now < self.distrusted_until
     }
@@ -47,8 +48,8 @@ impl PollDetector {
         Some((polls_for / 8).clamp(bounds.0, bounds.1))
     }
 
-    /// Records a check that found the application not polling; `received` tells whether packets had
-    /// accumulated.
+    /// Records a check that found the application not polling. Distrusts it for some time if packets had
+    /// accumulated (`received`) during the back-off.
     pub fn on_not_polling(&mut self, now: Instant, received: bool) {
         self.since = None;
         if std::mem::take(&mut self.backed_off) && received {

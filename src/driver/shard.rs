@@ -21,7 +21,7 @@ use crate::nic::Nic;
 use crate::sys::fork::ForkGeneration;
 use crate::transport::{Instant, TxQueue, earliest};
 
-/// A shard of a NIC: the NIC and its link behind one lock, and the state with which threads agree on who
+/// A shard of a NIC: the NIC and its link behind one lock, and the state through which threads agree on who
 /// drives it.
 pub(crate) struct Shard {
     state: Mutex<ShardState>,
@@ -32,8 +32,8 @@ pub(crate) struct Shard {
     pub(super) is_bare_port: bool,
     pub(super) mailbox: ShardMailbox,
     pub(super) stopping: AtomicBool,
-    /// The process that the link belongs to. A child of fork has the descriptors too, and would take packets
-    /// from its parent.
+    /// The process that the link belongs to. A child of fork also has the descriptors, and would take packets
+    /// away from its parent.
     pub(super) process: ForkGeneration,
     /// Duplicates of the link's descriptors, so that the background thread can sleep on them without the
     /// lock.
@@ -57,7 +57,7 @@ pub(crate) struct ShardState {
     pub(super) outputs: Outputs,
 }
 
-/// The lock of a shard. The NIC's outputs must be [delivered](ShardState::deliver) before it is released.
+/// Guard of a shard's lock. The NIC's outputs must be [delivered](ShardState::deliver) before it is released.
 pub(crate) struct ShardGuard<'a> {
     drive_state: &'a DriveState,
     /// `None` only while the guard is dropped.
@@ -212,13 +212,13 @@ impl Shard {
         self.state.try_lock_for(timeout).map(|state| self.guard(state))
     }
 
-    /// Acquires the lock soon even while another thread polls without a pause: the holder hands it over when
-    /// it releases it.
+    /// Acquires the lock soon even while another thread polls without a pause: the polling thread hands it
+    /// over when it releases it.
     pub fn lock_fairly(&self) -> ShardGuard<'_> {
         self.guard(self.drive_state.wait_fairly(|| self.state.lock()))
     }
 
-    /// Delivers the NIC's outputs and releases the lock for a caller that calls
+    /// Delivers the NIC's outputs and releases the lock. The caller must call
     /// [`drive_remaining`](Self::drive_remaining) later. Returns whether there is more to send.
     pub fn unlock(&self, mut state: ShardGuard<'_>, now: Instant) -> bool {
         state.deliver(now);

@@ -37,7 +37,7 @@ pub(crate) struct Shards {
 pub(crate) type ShardSet = u64;
 
 impl Shards {
-    /// Starts one background thread per shard, except in virtual time, where the fabric drives.
+    /// Starts one background thread per shard, except in virtual time, where the fabric drives the NIC.
     pub fn start(all: Vec<Arc<Shard>>) -> io::Result<Shards> {
         let mut shards = Shards {
             all: all.into(),
@@ -57,13 +57,12 @@ impl Shards {
         Ok(shards)
     }
 
-    /// Reports whether this is the copy that a child of fork has of its parent's NIC, which the parent
-    /// drives.
+    /// Reports whether this is a forked child's copy of its parent's NIC, which only the parent drives.
     pub fn are_inherited(&self) -> bool {
         !self.process.is_current()
     }
 
-    /// Returns the shard that holds what cannot be spread over several, and that represents all where they
+    /// Returns the first shard, which holds what cannot be distributed, and represents all shards where they
     /// agree.
     pub fn first(&self) -> &Arc<Shard> {
         &self.all[0]
@@ -96,7 +95,7 @@ impl Shards {
         self.first().virtual_fabric()
     }
 
-    /// Runs `f` with state that is the same in all shards.
+    /// Runs `f` with the NIC of the first shard, for state that is the same in all shards.
     pub fn with_nic<R>(&self, f: impl FnOnce(&mut Nic) -> R) -> R {
         self.first().with_nic(f)
     }
@@ -154,7 +153,7 @@ impl Shards {
         self.for_each_in(some, Shard::poll_once);
     }
 
-    /// Polls all shards, for an application that waits for what any of them may bring.
+    /// Polls all shards, for an application that waits for an event that any of them may raise.
     pub fn poll_all(&self) {
         self.poll(self.full_set());
     }
@@ -278,7 +277,7 @@ impl CqUsers {
         CqUsers { by_shard: Mutex::default(), shards: AtomicU64::new(CqUsers::UNUSED) }
     }
 
-    /// Shard set of a completion queue without users: the first shard, which stands for the whole NIC.
+    /// Shard set of a completion queue without users: the first shard, which represents the whole NIC.
     const UNUSED: ShardSet = 1;
 
     /// Returns the shards that fill the completion queue.

@@ -3,23 +3,24 @@
 use std::time::Duration;
 
 /// Idle timeout: time without a packet, or without a poll of the application, after which a thread counts as
-/// idle. Four things follow from it:
+/// idle. It determines the following:
 /// - the background thread polls the link for this long after each packet before it sleeps, provided that its
 ///   last sleep was shorter than this: a wake-up costs both ends several microseconds, as much as a burst;
 /// - an application that polled less than this long ago is expected to poll again, and the background thread
 ///   keeps away from the socket, or both threads would wake for every packet;
-/// - the background thread tries again after this time when another thread had the lock while the link has to
-///   be polled, and when it could not read the link because the inbox of another shard was full.
+/// - the background thread tries again after this time if another thread held the lock when the link had to
+///   be polled, or if it could not read the link because the inbox of another shard was full.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_micros(200);
 
-/// Granularity of the timers on a fabric with no delayed packets under way, where the sending thread drives
-/// the receiving NIC: the background thread, which serves them, tries again after this time when another
-/// thread had the lock. Also the longest back-off for a distrusted application.
+/// Granularity of the timers on a fabric without delayed packets in flight, where the sending thread drives
+/// the receiving NIC: the background thread serves them, and tries again after this time if another thread
+/// held the lock. Also the longest back-off for a distrusted application.
 pub(super) const TIMER_GRANULARITY: Duration = Duration::from_millis(1);
 
 /// Longest back-off of the background thread for a polling application. An application that stops polling
 /// without an announcement may delay its peers by this much, once. Each check takes 20 µs from a thread that
-/// polls on the same core, and twice 250 checks a second would show in the 99th percentile of a ping-pong.
+/// polls on the same core, and two threads with 250 checks per second each would be visible in the 99th
+/// percentile of a ping-pong.
 pub(super) const MAX_BACKOFF: Duration = Duration::from_millis(16);
 
 /// Poll gap and shortest back-off for a distrusted application, that is, one that polls for something other
@@ -52,13 +53,13 @@ pub(super) const RESPONSE_ACK_DELAY: Duration = Duration::from_micros(30);
 /// burst is a stream, whose sender waits for the acknowledgements.
 pub(super) const MAX_DELAYED_ACK_PACKETS: usize = 4;
 
-/// Number of bytes sent in one turn from which on the turn takes long enough that the application thread in
-/// it would be mistaken for absent.
+/// Number of bytes sent in one turn at which the turn takes so long that the application thread running it
+/// would be mistaken for absent.
 pub(super) const LONG_TURN_BYTES: usize = 128 << 10;
 
-/// Number of turns that one call drives inline while other threads keep ringing the doorbell; after that the
-/// background thread continues.
+/// Maximum number of turns that one call drives inline while other threads keep ringing the doorbell; the
+/// background thread then takes over.
 pub(super) const MAX_INLINE_TURNS: usize = 64;
 
-/// Number of bytes in the inbox of a shard from which on the other shards stop reading their sockets.
+/// Number of bytes in the inbox of a shard above which the other shards stop reading their sockets.
 pub(super) const INBOX_FULL_BYTES: usize = 4 << 20;

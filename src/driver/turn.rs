@@ -9,13 +9,13 @@ use super::timing::{LONG_TURN_BYTES, MAX_DELAYED_ACK_PACKETS};
 use crate::nic::Nic;
 use crate::transport::{Instant, RxBurst};
 
-/// How long a turn delays acknowledgements so that they can travel with a response.
+/// Delay of acknowledgements in a turn, so that they can travel with a response.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AckDelay {
     Off,
-    /// For one turn: those that are already delayed are sent.
+    /// Delays new acknowledgements for one turn, and sends those that were already delayed.
     OneTurn,
-    /// Until a response carries them.
+    /// Delays acknowledgements until a response carries them.
     UntilResponse,
 }
 
@@ -65,7 +65,7 @@ impl Shard {
         received > 0
     }
 
-    /// Sends what is due, and delivers the NIC's outputs.
+    /// Transmits the NIC's pending packets, and delivers its outputs.
     pub(super) fn send(&self, state: &mut ShardState, now: Instant, delay_acks: bool) {
         let ShardState { nic, link, tx, memory, outputs, .. } = state;
         // First the outputs of earlier calls: a queue pair whose completion is lost must fail before it

@@ -13,11 +13,11 @@ use crate::sys::signals::signals_restart_calls;
 /// Reason why a wait ended without a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WaitEnd {
-    /// The timeout expired; holds its length.
+    /// The timeout of this length expired.
     TimedOut(Duration),
     /// A signal interrupted the wait.
     Interrupted,
-    /// In virtual time, the fabric has nothing pending that could end the wait.
+    /// In virtual time, nothing is pending on the fabric that could end the wait.
     Idle,
 }
 

@@ -34,7 +34,7 @@ use output::Output;
 pub enum Timestamps {
     /// The wall clock.
     Wall,
-    /// The instants passed to the link, as in a simulation, taken as time since the epoch.
+    /// Instants passed to the link, interpreted as time since the epoch, as in a simulation.
     Virtual,
 }
 
@@ -84,7 +84,7 @@ struct Inner {
     writer: PcapNgWriter<Vec<u8>>,
     /// Number of buffered packets.
     buffered: u64,
-    /// Interface blocks that packets refer to, until they are written.
+    /// Interface blocks that packets refer to and that are not written yet.
     interface_blocks: Vec<u8>,
     timestamps: Timestamps,
     interfaces: u32,
@@ -92,9 +92,9 @@ struct Inner {
     lost: u64,
     /// The first write error since the last call that reported one.
     error: Option<io::Error>,
-    /// Called at the first write error.
+    /// Function that is called at the first write error.
     listener: Option<Listener>,
-    /// Set after a stream has failed: nothing more is written.
+    /// Whether a stream has failed, so that nothing more is written.
     stopped: bool,
     /// Scratch buffer for the packet to be written.
     frame: Vec<u8>,
@@ -339,7 +339,7 @@ fn set_flags(frame: &mut [u8], flags: u16) {
     header[10..12].copy_from_slice(&(!(folded as u16)).to_be_bytes());
 }
 
-/// Returns identification and flags, by default those that urxe itself sends.
+/// Returns the IPv4 identification and flags; by default, those that urxe itself sends.
 fn id_and_flags(ident: IpIdent) -> (u16, u16) {
     match ident {
         IpIdent::Exact { id, flags } => (id, flags),
@@ -384,7 +384,7 @@ impl CaptureHandle {
         self.file.flush()
     }
 
-    /// Captures another link as the same interface, for the link of another shard.
+    /// Captures the link of another shard as the same interface.
     pub fn capture<L: Link>(&self, link: L) -> Capture<L> {
         Capture { inner: link, handle: self.clone(), scratch: Vec::new() }
     }
@@ -408,7 +408,7 @@ impl CaptureHandle {
         });
     }
 
-    /// Removes and returns the comments for a packet, joined.
+    /// Removes the pending comments for a packet and returns them joined.
     fn take_comments(&self, direction: Direction, data: &[u8]) -> Option<String> {
         let mut pending_comments = self.pending_comments.lock();
         if pending_comments.is_empty() {
@@ -654,7 +654,8 @@ mod tests {
         );
     }
 
-    /// Sends 1..=4 with faults on both sides; returns (interface, PSN, whether the ICRC is valid, comment).
+    /// Sends packets with PSNs 1 to 4 through faults on both sides. Returns (interface, PSN, whether the ICRC
+    /// is valid, comment) of each captured packet.
     fn with_faults(at_nic: bool) -> Vec<(u32, u32, bool, String)> {
         let (buffer, file) = buffer(usize::MAX);
         let (a, b) = pair();

@@ -25,8 +25,8 @@ const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time to wait for a started broker before another one is started.
 const START_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Time for which the port may belong to another user's broker that is not found by name, where processes of
-/// any user share it: the next broker of that user is being started.
+/// Grace period for another user's broker to restart, if processes of any user share the address: the port
+/// belongs to that user, but no broker can be found by name yet.
 const RESTART_GRACE: Duration = Duration::from_millis(500);
 
 /// Interval between attempts to connect.
@@ -44,8 +44,8 @@ pub struct LeaseGrant {
     pub any_user: bool,
 }
 
-/// Sends a request to the broker. Starts a broker if there is none, for processes of any user or only of this
-/// one.
+/// Sends a request to the broker. If there is none, starts one that serves processes of any user, or only
+/// those of this user.
 pub fn request_lease(
     request: &Request,
     keepalives: &[FdKeepalive],
@@ -149,8 +149,9 @@ fn is_disconnected(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// Connects to the broker of an address: first by the name that only this user can have, then by the name
-/// that any user can have, where an untrusted owner is skipped. Returns `None` if there is no broker.
+/// Connects to the broker of an address: first by the name that only this user can bind, then by the name
+/// that any user can bind, which is ignored if its owner is not trusted. Returns `None` if there is no
+/// broker.
 fn connect_to(bind_addr: &BindAddr, private: &SocketNames, sharing: &Sharing) -> io::Result<Option<OwnedFd>> {
     for names in [private, &SocketNames::Abstract] {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;

@@ -21,21 +21,21 @@ use crate::sys::thread::spawn_background;
 /// Lease on QPN partitions, one for each shard, with the resources that belong to it.
 pub struct Lease {
     shared: Arc<Shared>,
-    /// First partition, to which the queue pair numbers of all shards belong.
+    /// First of the leased partitions. It contains the queue pair numbers of all shards.
     partition: QpnPartition,
     watcher: Option<JoinHandle<OwnedFd>>,
     /// The process that owns the lease: a forked child has a copy of this struct, but not of the thread.
     process: ForkGeneration,
     /// Sockets whose names mark the partitions as in use.
     _tokens: Vec<OwnedFd>,
-    /// Connection to the broker, set at the end. Closed after everything else, because otherwise the broker
-    /// could end while the port is still in use.
+    /// Connection to the broker, stored when the watcher thread exits. Closed after everything else, because
+    /// otherwise the broker could exit while the port is still in use.
     connection: Option<OwnedFd>,
 }
 
 /// State shared with the thread that monitors the broker.
 struct Shared {
-    /// Request for a new broker.
+    /// Request that is sent to a new broker after the previous one has exited.
     request: Request,
     keepalives: Vec<FdKeepalive>,
     sharing: Sharing,
@@ -112,8 +112,8 @@ impl Lease {
         self.shared.sharing.any_user
     }
 
-    /// Disables coalescing, after packets for several partitions arrived coalesced and those for other
-    /// processes were lost.
+    /// Disables receive coalescing. Called after a coalesced datagram has contained packets for several
+    /// partitions, of which those for other processes were lost.
     pub fn stop_coalescing(&self) {
         if !self.shared.mixed.load(Ordering::Relaxed) {
             // On failure, peers retransmit what is lost, and the next such datagram triggers another attempt.
@@ -136,7 +136,8 @@ impl Drop for Lease {
 }
 
 impl Shared {
-    /// Monitors the broker, and obtains a new one when it ends, until stopped; returns the last connection.
+    /// Monitors the broker until stopped, and connects to a new one whenever it exits. Returns the last
+    /// connection.
     fn watch(&self, mut connection: OwnedFd) -> OwnedFd {
         while self.wait_for_end(&connection) {
             let ip = self.request.bind_addrs[0].ip();

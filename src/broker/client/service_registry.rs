@@ -23,14 +23,14 @@ use crate::transport::Instant;
 use crate::wire::IpIdent;
 use crate::wire::mad::ServiceId;
 
-/// Minimum interval between polls of the sockets. Without it, a thread that polls continuously would pay for
-/// a system call each time.
+/// Minimum interval between polls of the sockets. Without it, a thread that polls continuously would make a
+/// system call each time.
 const MIN_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Maximum number of sockets polled, and of datagrams received from each of them, in a turn.
 const BATCH: usize = 16;
 
-/// A registered service, and how many claims on it there are.
+/// A registered service and the number of claims on it.
 struct Service {
     socket: CloseOnForkFd,
     claims: usize,
@@ -46,7 +46,8 @@ pub struct ServiceRegistry {
     epoll: Epoll,
     /// Time of the last poll.
     last_poll: Instant,
-    /// Number of datagrams dropped because their sender is not trusted or they are no forwarded MAD.
+    /// Number of datagrams dropped because their sender is not trusted or because they are not forwarded
+    /// MADs.
     rejected: u64,
 }
 
@@ -97,7 +98,7 @@ impl ServiceRegistry {
         Ok(socket)
     }
 
-    /// Releases one claim on a service, and the service with the last.
+    /// Releases one claim on a service. Releasing the last claim also removes the registration.
     pub fn release(&mut self, service: ServiceId) {
         let Some(claimed) = self.services.get_mut(&service) else { return };
         claimed.claims -= 1;
@@ -144,15 +145,15 @@ impl ServiceRegistry {
     }
 }
 
-/// Readable when a request has arrived.
+/// Descriptor that is readable when a request has arrived.
 impl AsFd for ServiceRegistry {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.0.as_fd()
     }
 }
 
-/// Receives a datagram: its length and the user ID of its sender, or `Some(None)` if it is truncated or has
-/// no credentials. `None` if there is no datagram.
+/// Receives a datagram. Returns its length and the user ID of its sender, `Some(None)` if it is truncated or
+/// has no credentials, and `None` if there is no datagram.
 fn recv_with_uid(socket: &CloseOnForkFd, bytes: &mut [u8]) -> Option<Option<(usize, u32)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -240,7 +241,7 @@ mod tests {
         assert!(in_use(one.claim(service, None)));
     }
 
-    /// A copy of the socket in the child would keep the name in use.
+    /// A forked child must not keep a copy of the socket, which would keep the name in use.
     #[test]
     fn forked_child_does_not_keep_services_of_its_parent() {
         let mut all = [(); 2].map(|()| claims("127.18.233.1", false));

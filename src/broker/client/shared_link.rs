@@ -22,8 +22,8 @@ use crate::wire::Qpn;
 use crate::wire::mad::ServiceId;
 
 impl Sharing {
-    /// Opens the link of a specification like [`LinkSpec::bind_with`], but shares the addresses with other
-    /// processes if it is a UDP link.
+    /// Opens the link that a specification describes, like [`LinkSpec::bind_with`], but shares the addresses
+    /// of a UDP link with other processes.
     ///
     /// # Errors
     /// [`SharingError`].
@@ -58,14 +58,15 @@ impl Sharing {
 pub struct SharedUdpLink {
     inner: UdpLink,
     lease: Arc<Lease>,
-    /// Services of QP1; `None` except in the link of the shard that has QP1.
+    /// Registry of the services that this process has claimed. Only the link of the shard that has QP1 has
+    /// one.
     registry: Option<ServiceRegistry>,
 }
 
 impl SharedUdpLink {
-    /// Binds a part of UDP port 4791 of `ip`, beside other processes that do the same: the queue pair numbers
-    /// are those of the QPN partition that [`SharedAddress::partition`] returns. Returns a link for each of
-    /// `count` shards (1, 2, 4 ... 32) of one NIC, like [`UdpLink::bind_shards`].
+    /// Binds this process's part of UDP port 4791 of `ip`, which it shares with other processes: its queue
+    /// pair numbers are those of the QPN partition that [`SharedAddress::partition`] returns. Returns a link
+    /// for each of `count` shards (1, 2, 4 ... 32) of one NIC, like [`UdpLink::bind_shards`].
     ///
     /// # Errors
     /// See [`UdpLink::bind`]. Also fails if all partitions are in use, or if the processes that share the
@@ -94,7 +95,7 @@ impl SharedUdpLink {
     }
 }
 
-/// Returns the links of each address, one for each shard.
+/// Leases partitions of the addresses from the broker. Returns the links of each address, one for each shard.
 fn share(
     ips: &[IpAddr],
     options: &UdpOptions,

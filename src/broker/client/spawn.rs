@@ -47,7 +47,7 @@ const STACK: usize = 64 << 10;
 struct Launch {
     program: *const c_char,
     arguments: *const *const c_char,
-    /// End of the grandchild's stack.
+    /// Top of the grandchild's stack, that is, its highest address.
     stack: *mut c_void,
 }
 
@@ -55,12 +55,11 @@ type Child = extern "C" fn(*mut c_void) -> c_int;
 
 /// Starts a child as vfork does, on a stack of its own. The exit signal is 0: the parent gets no SIGCHLD, and
 /// only a wait with `__WALL` or `__WCLONE` returns the child. No fork handler of the C library runs.
-/// Debuggers know these flags from posix_spawn; a child that shares no memory and has no exit signal is a
-/// thread to them.
+/// Debuggers know these flags from posix_spawn; they mistake a child without shared memory and without an
+/// exit signal for a thread.
 ///
-/// # Safety
-/// The child shares all memory and may only make system calls. `stack` must be the end of a block of memory
-/// that nothing else uses.
+/// # Safety The child shares all memory and may only make system calls. `stack` must be the highest address
+/// of a block of memory that nothing else uses.
 unsafe fn clone_without_sigchld(child: Child, stack: *mut c_void, launch: *const Launch) -> c_int {
     // SAFETY: the caller guarantees what the child does and that the stack is its own. CLONE_VFORK suspends
     // the parent until the child has ended or executed a program, so `launch` stays valid.
@@ -95,7 +94,7 @@ fn wait_for(child: c_int) -> io::Result<()> {
     }
 }
 
-/// Child: starts the grandchild, for which no process waits, and ends.
+/// Runs in the child: starts the grandchild, which no process waits for, and exits.
 extern "C" fn start_grandchild(launch: *mut c_void) -> c_int {
     let launch: *const Launch = launch.cast();
     // SAFETY: `launch` points to the `Launch` of `spawn_broker`, whose thread is suspended until this child has

@@ -17,7 +17,7 @@ use crate::link::udp::{self, PortOwner, UdpLinkError, steer};
 use crate::nic::QpnPartition;
 use crate::wire::ROCE_PORT;
 
-/// Maximum time for a process that exits to release its port and its partitions.
+/// Maximum time to wait for an exiting process to release its port and its partitions.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(200);
 impl Server {
     /// Handles a request; returns `None` if it has to wait.
@@ -68,7 +68,7 @@ impl Server {
         self.update_steering_if(released.is_some_and(|(_, count)| count > 1));
     }
 
-    /// Checks which partitions of disconnected processes are free by now.
+    /// Checks which partitions of disconnected processes have become free.
     pub(super) fn collect_released(&mut self) {
         let Server { bind_addr, names, orphaned, releasing, .. } = self;
         releasing.retain(|(partitions, since)| {
@@ -229,8 +229,8 @@ fn token_name(bind_addr: &BindAddr, partition: usize) -> String {
     format!("urxe-lease/{}/{partition}", bind_addr.key())
 }
 
-/// Returns how long a request waits for a port that is in use: if the sockets are those of processes that
-/// have partitions, these are expected to register.
+/// Returns how long a request waits for a port that is in use: longer if the port has a full group of
+/// sockets, because then processes have partitions and are expected to register with this broker.
 fn port_timeout(ip: IpAddr) -> Duration {
     if PortOwner::is_group(ip, ROCE_PORT, QpnPartition::COUNT) { IDLE_TIMEOUT } else { RELEASE_TIMEOUT }
 }

@@ -1,6 +1,6 @@
-//! Packets to a shared address that are for no process's partition: requests for services, and REJs that
-//! cancel a request, which are forwarded to the process that has registered the service. If none has, the
-//! broker itself responds, on behalf of an address without a single connection manager.
+//! Listener for packets to a shared address that belong to no process's partition: requests for services, and
+//! REJs that cancel a request. It forwards them to the process that has registered the service. If there is
+//! none, the broker itself responds, because no single connection manager is responsible for the address.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,7 +20,7 @@ use crate::wire::{
     Transport,
 };
 
-/// Dummy time: a socket sends immediately and receives what is queued, without a clock.
+/// Dummy time, because a socket needs no clock: it sends immediately and receives what is queued.
 const NOW: Instant = Instant(0);
 
 /// Receiver on the socket of partition 0, which belongs to no process.
@@ -45,8 +45,8 @@ impl GsiListener {
         Ok(GsiListener { link, verifier: Verifier::default(), responses, recent_reqs: RecentReqs::default() })
     }
 
-    /// Handles a batch of the packets received, including those at sockets of partitions that processes have
-    /// released: their peers may still have connections to them.
+    /// Handles a batch of received packets, including those received on the sockets of `orphaned` partitions,
+    /// which processes have released: peers may still have connections to them.
     pub fn serve<'s>(
         &mut self,
         bind_addr: &BindAddr,
@@ -113,8 +113,9 @@ fn mad_of(packet: &[u8]) -> Option<Mad> {
     Mad::parse(packet.payload()).ok().filter(|_| is_for_qp1)
 }
 
-/// Returns the service whose process gets a message: the one that it requests or, in a REJ that names no ID
-/// of its recipient because the client gave up before it received one, the one that its sender requested.
+/// Returns the service whose process has to receive a message: the service that the message requests or, for
+/// a REJ without its recipient's communication ID (the client gave up before it received the ID), the service
+/// that its sender had requested.
 fn service_of(recent_reqs: &mut RecentReqs, flow: &Flow, message: &Message) -> Option<ServiceId> {
     match (message.recipient(), message) {
         (Recipient::Service(service), Message::Req(req)) => {

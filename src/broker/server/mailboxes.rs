@@ -1,5 +1,5 @@
-//! Mailboxes: delivers forwarded MADs to processes, immediately or a little later, without ever blocking the
-//! broker.
+//! Mailboxes, which deliver forwarded MADs to processes, immediately or a little later, without ever blocking
+//! the broker.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -15,24 +15,25 @@ use crate::broker::{SocketNames, datagram_socket};
 /// (`net.unix.max_dgram_qlen`).
 const MAX_QUEUED_PER_NAME: usize = 4096;
 
-/// Maximum number of datagrams queued in total: some megabytes.
+/// Maximum number of datagrams queued in total: several megabytes.
 const MAX_QUEUED: usize = 16_384;
 
 /// Maximum number of sockets with queued datagrams.
 const MAX_SOCKETS: usize = 64;
 
-/// Time for which datagrams are queued: a process that accepts none for longer is stopped, and peers
-/// retransmit anyway.
+/// Time for which datagrams are queued: a process that accepts none for longer is probably suspended, and
+/// peers retransmit anyway.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Unread bytes of the sending socket above which its send buffer counts as full and it is replaced: a
-/// process that does not read must not hold up datagrams for others.
+/// Number of unread bytes sent from a socket above which its send buffer counts as full and the socket is
+/// replaced: a process that does not read must not delay datagrams for others.
 const SEND_BUFFER_FULL: usize = 64 << 10;
 
-/// Grace period for a name that lost its owner a moment ago: programs close a listener and listen again.
+/// Grace period for a name that lost its owner recently: a program may close a listener and then listen
+/// again.
 const OWNER_GRACE: Duration = Duration::from_secs(1);
 
-/// Time for which a name is remembered to have had an owner.
+/// Time for which the mailboxes remember that a name had an owner.
 const OWNER_MEMORY: Duration = Duration::from_secs(5);
 /// Maximum number of names remembered.
 const MAX_REMEMBERED: usize = 256;
@@ -48,14 +49,14 @@ pub enum Outcome {
     Lost,
 }
 
-/// Sends datagrams to named sockets.
+/// Sender of datagrams to named sockets, with a queue for each name whose socket is full or missing.
 pub struct Mailboxes {
     socket: OwnedFd,
     names: SocketNames,
     queues: HashMap<String, Mailbox>,
     /// Time at which each name last had an owner.
     last_owned: HashMap<String, Instant>,
-    /// Datagrams that were not delivered within the grace period, with the names they were for.
+    /// Datagrams that were not delivered within the grace period, with the names of their destinations.
     undelivered: Vec<(String, Vec<u8>)>,
     owner_grace: Duration,
 }
@@ -101,14 +102,15 @@ impl Mailboxes {
         self.enqueue(name, datagram)
     }
 
-    /// Removes and returns the datagrams that were reported as [sent](Outcome::Sent) to names that
-    /// `is_selected` accepts, but that no socket accepted, as the last [`retry`](Self::retry) found.
+    /// Removes and returns the undeliverable datagrams for names that `is_selected` accepts:
+    /// [`send`](Self::send) reported them as [sent](Outcome::Sent), but [`retry`](Self::retry) found no
+    /// socket that accepted them.
     pub fn undelivered(&mut self, is_selected: impl Fn(&str) -> bool) -> Vec<Vec<u8>> {
         self.undelivered.extract_if(.., |(name, _)| is_selected(name)).map(|(_, datagram)| datagram).collect()
     }
 
-    /// Records that the name has, or will have, an owner: datagrams for it are queued for a grace period if
-    /// it has none.
+    /// Records that the name has, or will soon have, an owner: while it has none, datagrams for it are queued
+    /// for a grace period.
     pub fn record(&mut self, name: &str) {
         if let Some(at) = self.last_owned.get_mut(name) {
             *at = Instant::now();
@@ -142,7 +144,7 @@ impl Mailboxes {
         Outcome::Sent
     }
 
-    /// Sends queued datagrams as far as there is room.
+    /// Sends queued datagrams until the sockets are full.
     pub fn retry(&mut self) {
         // Uncollected datagrams belong to addresses that are no longer served.
         self.undelivered.clear();
@@ -192,8 +194,8 @@ impl Mailboxes {
     }
 }
 
-/// Returns the memory, in bytes, of datagrams that a Unix socket has sent and that are still unread; 0 if the
-/// kernel does not report it.
+/// Returns the number of bytes of memory that the sent, but still unread datagrams of a Unix socket occupy; 0
+/// if the kernel does not report it.
 fn unread(socket: &OwnedFd) -> usize {
     let mut bytes: libc::c_int = 0;
     // SAFETY: TIOCOUTQ writes one int, and `bytes` is an int that outlives the call.
@@ -282,7 +284,8 @@ mod tests {
         assert!(mailboxes.undelivered.is_empty());
     }
 
-    /// Sends to a name that recently had an owner, until the grace period is over.
+    /// Sends a datagram to a name that recently had an owner, and retries until no datagram is queued, that
+    /// is, until the grace period is over.
     fn send_until_grace_ends(mailboxes: &mut Mailboxes, name: &str, datagram: Vec<u8>) {
         mailboxes.record(name);
         assert_eq!(mailboxes.send(name, datagram), Outcome::Sent);

@@ -33,8 +33,8 @@ use super::{BindAddr, SocketNames, fd_message, socket_dir};
 use mailboxes::Mailboxes;
 use served_address::ServedAddress;
 
-/// Time after which the broker exits without clients, time for processes that have partitions to register
-/// with a new broker, and time after which a connection without a request is closed.
+/// Time after which a broker without clients exits. Also the time for processes that have partitions to
+/// register with a new broker, and the time after which a connection without a request is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Interval between retries.
@@ -43,15 +43,15 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// Milliseconds after which sending to a full socket is retried.
 const SEND_RETRY_MS: u8 = 1;
 
-/// Maximum number of attempts to use a socket directory that ending brokers remove.
+/// Maximum number of attempts to use a socket directory, which an exiting broker may remove in the meantime.
 const MAX_DIRECTORY_ATTEMPTS: usize = 100;
 
 /// Maximum number of processes that wait to be accepted.
 const BACKLOG: i32 = 256;
 
-/// Divisor of the descriptor limit that yields the maximum number of connections without a request.
+/// Ratio of the descriptor limit to the maximum number of connections without a request.
 const IDLE_DIVISOR: u64 = 4;
-/// Number of connections without a request that are kept in any case.
+/// Smallest maximum number of connections without a request.
 const MIN_IDLE: u64 = 8;
 
 /// Reason why the broker could not run.
@@ -148,8 +148,8 @@ fn listener(names: &SocketNames, bind_addr: &BindAddr) -> Result<OwnedFd, ServeE
     Ok(listener)
 }
 
-/// Raises the descriptor limit as far as the system allows, and returns it: each address needs 64
-/// descriptors, and its keepalive descriptor has as many in flight.
+/// Raises the descriptor limit as far as the system allows, and returns it. Each address needs 64
+/// descriptors, and its keepalive descriptor holds as many in flight.
 fn raise_fd_limit() -> u64 {
     match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((soft, hard)) => setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_or(soft, |()| hard),
@@ -164,14 +164,15 @@ struct Server {
     names: SocketNames,
     served: Vec<ServedAddress>,
     clients: Vec<Client>,
-    /// Forwards packets that are for no process's partition.
+    /// Mailboxes for the MADs that are forwarded to processes.
     mailboxes: Mailboxes,
-    /// Partitions that processes have released and that were not granted since.
+    /// Partitions that processes have released and that have not been granted since.
     orphaned: Vec<usize>,
-    /// Partitions of disconnected processes that may still be in use: a killed process does not end
-    /// immediately, and a process may close only its connection.
+    /// Partitions of disconnected processes that may still be in use: a killed process does not exit
+    /// immediately, and a process may close its connection alone.
     releasing: Vec<(Range<usize>, Instant)>,
-    /// Partition granted last: one that becomes free is reused as late as possible.
+    /// Partition granted last. The search for free partitions starts after it, so that a released one is
+    /// reused as late as possible.
     last: usize,
     /// Random number for the order in which partitions are granted.
     random: usize,
@@ -192,7 +193,7 @@ struct Client {
 }
 
 impl Client {
-    /// Reports whether the process has made no request that was granted or is pending.
+    /// Reports whether the process has neither a granted nor a pending request.
     fn is_idle(&self) -> bool {
         self.partitions.is_none() && self.pending.is_none()
     }
@@ -238,8 +239,8 @@ impl Server {
         }
     }
 
-    /// Waits for a connection, a message, a packet for no process's partition, or the time of a retry;
-    /// returns which clients are readable.
+    /// Waits for a connection, a message, a packet for no process's partition, or the time of the next retry.
+    /// Returns which clients are readable.
     fn wait(&self, listeners: &[OwnedFd]) -> Result<Vec<bool>, Errno> {
         let mut fds: Vec<PollFd<'_>> =
             listeners.iter().map(|listener| PollFd::new(listener.as_fd(), PollFlags::POLLIN)).collect();
@@ -300,7 +301,7 @@ impl Server {
     }
 
     /// Closes connections that have been without a request for too long, and the oldest of them if there are
-    /// too many. A process whose request was not read yet connects again.
+    /// too many. A process whose connection was closed before its request was read connects again.
     fn close_idle(&mut self) {
         let idle = self.clients.iter().filter(|client| client.is_idle()).count();
         let mut excess = idle.saturating_sub(self.max_idle);
@@ -323,7 +324,8 @@ impl Server {
         }
     }
 
-    /// Sends a refusal; returns false if the client has disconnected. The client closes the connection.
+    /// Sends a refusal; the client then closes the connection. Returns false if the client has already
+    /// disconnected.
     fn refuse(&mut self, i: usize, refusal: &Response) -> bool {
         fd_message::send(&self.clients[i].connection, refusal, &[]).is_ok()
     }

@@ -6,8 +6,9 @@ use std::net::IpAddr;
 
 use crate::wire::mad::{CommId, ServiceId};
 
-/// Maximum number of REQs remembered, more than are pending at a time. For a client that is no longer
-/// recorded, the server itself detects that the client has disconnected.
+/// Maximum number of REQs remembered, more than are ever pending at the same time. If the client of a REJ is
+/// no longer recorded, the REJ is not forwarded, and the server itself has to detect that the client has
+/// disconnected.
 const MAX_REQS: usize = 16_384;
 
 /// Address of a client, and the communication ID that its connection manager has assigned.

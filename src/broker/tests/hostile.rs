@@ -1,4 +1,5 @@
-//! Programs that bind names of others, send malformed messages, pass unwanted descriptors, or send nothing.
+//! Tests with hostile programs, which bind other processes' names, send malformed messages, pass unwanted
+//! descriptors, or send nothing.
 
 use rustix::net::{SendFlags, SocketAddrUnix, bind, connect, listen, send};
 
@@ -20,7 +21,8 @@ fn port_of(link: Box<dyn Link>) -> ManagementPort {
     Context::open(link, &ContextOptions::default()).unwrap().management_port().unwrap()
 }
 
-/// Every user can bind an abstract name; a program of another version would bind these.
+/// Any user can bind an abstract name, and so could a program of another version. Here they take the names of
+/// the broker, its partitions and a service.
 #[test]
 fn squatter_on_abstract_names_neither_blocks_an_address_nor_receives_requests() {
     let (address, service) = ("127.18.240.1", ServiceId(0x0106_1234));

@@ -1,4 +1,4 @@
-//! QP1 of a shared address: which process receives which message.
+//! Tests of QP1 on a shared address: which process receives which message.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn member(ip: IpAddr, shards: usize, sharing: &Sharing) -> Context {
     Context::open_shards(links, &ContextOptions::default()).unwrap()
 }
 
-/// Opens a device at another address, with its QP1.
+/// Opens a device at another address and returns the management port of its QP1.
 fn foreign_host(ip: &str) -> ManagementPort {
     let link = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
     Context::open(Box::new(link), &ContextOptions::default()).unwrap().management_port().unwrap()
@@ -32,7 +32,7 @@ fn to(ip: IpAddr) -> AddressVector {
     AddressVector::to(Gid::from(ip))
 }
 
-/// Sends a message with a transaction ID to identify it by.
+/// Sends a message with a transaction ID by which the receiver can identify it.
 fn send(from: &ManagementPort, ip: IpAddr, transaction: u64, message: impl Into<Message>) {
     let mad = Mad { transaction, modifier: 0, message: message.into() };
     from.send(&to(ip), &mad.bytes()).unwrap();
@@ -42,7 +42,7 @@ fn recv(port: &ManagementPort) -> Mad {
     Mad::parse(&port.recv(RECV_TIMEOUT).unwrap().bytes).unwrap()
 }
 
-/// Returns a communication ID as the process assigns it.
+/// Returns a communication ID of the process that owns `port`, with the lowest bits `low`.
 fn id_of(port: &ManagementPort, low: u32) -> CommId {
     let (value, bits) = port.comm_id_prefix();
     assert_eq!(bits, QpnPartition::BITS);

@@ -6,7 +6,8 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// Output to which whole blocks are written or nothing, so that a file is readable after a failed write.
+/// Output to which either whole blocks or nothing is written, so that a file is readable after a failed
+/// write.
 pub(super) enum Output {
     /// A regular file and the total length of the blocks in it.
     File(File, u64),
@@ -125,7 +126,8 @@ pub(super) fn claim(path: &Path, pid: u32) -> io::Result<(File, PathBuf)> {
     }
 }
 
-/// `dir/out.pcapng` becomes `dir/out-PID.pcapng`, and from the second number on `dir/out-PID-2.pcapng`.
+/// Inserts the PID into a file name: `dir/out.pcapng` becomes `dir/out-PID.pcapng`, and from the second
+/// `number` on `dir/out-PID-2.pcapng`.
 fn path_with_pid(path: &Path, pid: u32, number: u32) -> PathBuf {
     let mut name = path.file_stem().map(OsString::from).unwrap_or_default();
     name.push(format!("-{pid}"));

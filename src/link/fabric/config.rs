@@ -37,7 +37,8 @@ pub struct FabricConfig {
     /// Bandwidth of the wire to each port in bits per second, counted over IP packets. `None`: unlimited,
     /// without a queue.
     pub bandwidth: Option<u64>,
-    /// Maximum length in bytes of the queue for that wire; packets beyond it are dropped. `None`: unlimited.
+    /// Maximum length in bytes of the queue in front of that wire; packets beyond it are dropped. `None`:
+    /// unlimited.
     pub queue_bytes: Option<usize>,
     /// Queue length in bytes above which ECN-capable packets are marked "congestion experienced".
     pub ecn_threshold: Option<usize>,
@@ -122,7 +123,7 @@ impl FabricConfig {
         Ok(())
     }
 
-    /// Reports whether all packets are treated alike, so that bursts travel whole.
+    /// Reports whether all packets are treated alike, so that bursts are delivered whole.
     pub(super) fn is_uniform(&self) -> bool {
         self.jitter.is_zero()
             && self.bandwidth.is_none()
@@ -150,19 +151,19 @@ pub enum FabricError {
     /// An MTU outside 256..=65535.
     #[error("MTU of {0} bytes is invalid: use a value from 256 to 65535")]
     Mtu(usize),
-    /// A zero that would stop all traffic.
+    /// The field is 0, which would stop all traffic.
     #[error("{field} is 0, which would stop all traffic: use a positive value")]
     Zero {
         /// The field of [`FabricConfig`].
         field: &'static str,
     },
-    /// A queue limit without a queue.
+    /// A queue limit is set without a bandwidth limit, so there is no queue.
     #[error("{field} has no effect without a bandwidth limit: set bandwidth too")]
     NoQueue {
         /// The field of [`FabricConfig`].
         field: &'static str,
     },
-    /// A port without an address.
+    /// The port has no address.
     #[error("a port needs at least one address: use Fabric::auto_address")]
     NoAddress,
     /// Another port has the address, or the address was given twice.

@@ -94,8 +94,9 @@ impl ReadyQueue {
 }
 
 impl Fabric {
-    /// Announces deliveries to `port` that changed the time of its first one from `before` to `earliest`:
-    /// queues the port if that is due, or wakes its driver if it is now earlier.
+    /// Announces new deliveries to `port`, which changed the time of its earliest delivery from `before` to
+    /// `earliest`: queues the port if that delivery is due, and otherwise wakes its driver if the time is now
+    /// earlier.
     pub(super) fn notify_delivery(&self, port: &Arc<PortShared>, now: Instant, before: u64, earliest: u64) {
         if self.is_virtual() || earliest == u64::MAX {
             return;
@@ -115,7 +116,7 @@ impl Fabric {
         self.ready_queue().push(port);
     }
 
-    /// Virtual time: adds an auxiliary driver, which reacts to what NICs have received but has no port of its
+    /// Adds an auxiliary driver in virtual time: it reacts to what NICs have received, but has no port of its
     /// own. It runs in every step, after the NICs.
     pub fn add_auxiliary_driver(&self, auxiliary: Weak<dyn Driver>) {
         self.0.auxiliaries.lock().push(auxiliary);
@@ -129,7 +130,7 @@ impl Fabric {
     }
 }
 
-/// Result of running virtual time.
+/// Result of a simulation in virtual time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -141,7 +142,7 @@ pub enum Outcome {
     Stuck(Instant),
 }
 
-/// Handle for driving a port, reachable while the port itself is inside a NIC's lock.
+/// Handle for driving a port, usable while the port itself is behind a NIC's lock.
 #[derive(Clone)]
 pub struct FabricHandle {
     pub(crate) fabric: Fabric,
@@ -164,18 +165,18 @@ impl FabricHandle {
         }
     }
 
-    /// Reports whether a delivery can be received now.
+    /// Reports whether the port has a delivery that can be received now.
     pub fn has_input(&self) -> bool {
         self.port.has_input(&self.fabric)
     }
 
-    /// Reports whether a delivery is on its way that can only be received later, when possibly no thread
+    /// Reports whether the port has a delivery that can only be received later, when possibly no thread
     /// drives the NIC.
     pub fn has_pending_input(&self) -> bool {
         !matches!(self.port.earliest.load(Ordering::SeqCst), 0 | u64::MAX)
     }
 
-    /// Returns the fabric of the port, whose time the NIC runs on.
+    /// Returns the fabric of the port, whose clock the NIC uses.
     pub fn fabric(&self) -> &Fabric {
         &self.fabric
     }

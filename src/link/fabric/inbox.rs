@@ -1,10 +1,10 @@
-//! Inbox of a port: the packets on their way to it, and the buffers that hold them.
+//! Inbox of a port: the packets in flight to it, and the buffers that hold them.
 
 use super::model::{Egress, FabricCounters, Schedule};
 use crate::transport::Instant;
 use crate::wire::{Flow, IpIdent};
 
-/// A run of packets on its way to a port.
+/// Run of packets in flight to a port.
 #[derive(Debug)]
 pub(super) struct Delivery {
     pub flow: Flow,
@@ -27,7 +27,7 @@ pub(super) struct Inbox {
     pub bytes: usize,
     /// Wire to this port.
     pub egress: Egress,
-    /// Buffers that the port has read and that senders may reuse.
+    /// Buffers whose packets the port has read, for reuse by senders.
     pub pool: BufferPool,
     pub counters: FabricCounters,
 }
@@ -92,7 +92,8 @@ impl BufferPool {
         }
     }
 
-    /// Takes the most recently used buffer of `source` for each class that is empty here.
+    /// Takes the most recently used buffer of each size class from `source` if this pool has none of the
+    /// class.
     pub fn refill(&mut self, source: &mut BufferPool) {
         for (own, other) in self.classes.iter_mut().zip(&mut source.classes) {
             if own.is_empty() {

@@ -80,7 +80,8 @@ struct Ports {
 }
 
 impl Ports {
-    /// Checks that a port can have these addresses. `own` is the port that may have some of them already.
+    /// Checks that a port can have these addresses. `own` is the number of a port that may already have some
+    /// of them.
     fn check(&self, addresses: &[IpAddr], own: Option<u32>) -> Result<(), FabricError> {
         if addresses.is_empty() {
             return Err(FabricError::NoAddress);
@@ -142,7 +143,8 @@ impl Fabric {
         }))
     }
 
-    /// Returns the current time: virtual, or since the first call in this process.
+    /// Returns the current time: in virtual time, that of the fabric's clock; in real time, the time since
+    /// the first call in this process.
     pub fn now(&self) -> Instant {
         match &self.0.clock {
             Some(clock) => Instant(clock.load(Ordering::SeqCst)),
@@ -182,8 +184,8 @@ impl Fabric {
         Ok(FabricPort::new(self.clone(), shared, addresses))
     }
 
-    /// Returns an IPv6 (ULA) and an IPv4 address (of 198.18.0.0/15, for benchmarks and never on the Internet)
-    /// that were not returned before.
+    /// Returns an IPv6 (ULA) and an IPv4 address that it has not returned before. The IPv4 address is from
+    /// 198.18.0.0/15, which is reserved for benchmarks and never used on the Internet.
     pub fn auto_address(&self) -> [IpAddr; 2] {
         let mut ports = self.0.ports.lock();
         loop {
@@ -200,8 +202,8 @@ impl Fabric {
     }
 
     /// Gives the direction from the port with address `from` to the port with address `to` a configuration of
-    /// its own, and with it a separate wire if it has a bandwidth. The random number generator of the
-    /// direction restarts; packets on their way are not affected. `window` is ignored.
+    /// its own and, if that limits the bandwidth, a separate wire. The random number generator of the
+    /// direction restarts; packets in flight are not affected. `window` is ignored.
     ///
     /// # Errors
     /// If the configuration is invalid, or no port has one of the addresses.
@@ -250,9 +252,9 @@ impl Fabric {
         Ok(())
     }
 
-    /// Removes the device behind the port with this address, like unplugging an adapter: its queue pairs go
-    /// to ERR, its contexts get [`AsyncEvent::DeviceFatal`], and from then on only destroying its objects,
-    /// polling and reading what they hold succeed. The address is free again.
+    /// Removes the device behind the port with this address, as if an adapter were unplugged: its queue pairs
+    /// go to ERR, its contexts get [`AsyncEvent::DeviceFatal`], and from then on the only operations that
+    /// succeed are destroying its objects, polling, and reading what they hold. The address is free again.
     ///
     /// # Errors
     /// [`FabricError::UnknownAddress`], [`FabricError::NoDevice`].
@@ -318,7 +320,7 @@ impl Fabric {
         &self.0.ready_queue
     }
 
-    /// Acquires the right to step; `None` in real time.
+    /// Acquires the right to advance virtual time; `None` in real time.
     pub(crate) fn stepping(&self) -> Option<MutexGuard<'_, ()>> {
         self.is_virtual().then(|| self.0.stepping.lock())
     }

@@ -13,26 +13,26 @@ use crate::wire::Ecn;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct FabricCounters {
-    /// Packets put on their way to a port, duplicates included.
+    /// Packets forwarded to a port, including duplicates.
     pub carried: u64,
     /// Packets lost at random.
     pub lost: u64,
     /// Duplicates created.
     pub duplicated: u64,
-    /// Packets delayed so that others pass them.
+    /// Packets delayed so that later packets overtake them.
     pub reordered: u64,
     /// Packets with one bit flipped.
     pub corrupted: u64,
     /// Packets marked "congestion experienced".
     pub marked: u64,
-    /// Packets dropped at the end of a full queue: that of the model, or the inbox of a port that is not
+    /// Packets dropped because a queue was full: the queue of the model, or the inbox of a port that is not
     /// read.
     pub queue_full: u64,
     /// Packets dropped because they exceed the MTU.
     pub too_big: u64,
     /// Packets dropped because no port has the destination address.
     pub unknown: u64,
-    /// Packets that were on their way to a port when its cable was unplugged.
+    /// Packets lost because they were in flight to a port when its cable was unplugged.
     pub unplugged: u64,
 }
 
@@ -51,7 +51,7 @@ impl FabricCounters {
     }
 }
 
-/// Dimensions of a burst, on which alone the model's decisions depend.
+/// Dimensions of a burst, which are all that the model's decisions depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct BurstShape {
     /// UDP payload bytes of every packet but the last.
@@ -82,7 +82,7 @@ pub struct Run {
     pub first: u16,
     /// Number of packets.
     pub count: u16,
-    /// Whether the switch marks them "congestion experienced".
+    /// Whether the switch marks the packets "congestion experienced".
     pub mark: bool,
     /// Bit of the UDP payload to flip. The run is then a single packet.
     pub flip: Option<u32>,
@@ -91,8 +91,8 @@ pub struct Run {
 /// Wire to a port, with the queue in front of it.
 #[derive(Clone, Debug, Default)]
 pub struct Egress {
-    /// Time at which the last bit of the queue will have been sent, in picoseconds: at 400 Gb/s a byte takes
-    /// 20 of them.
+    /// Time at which the last bit of the queue will have been sent, in picoseconds, because a byte takes only
+    /// 20 ps at 400 Gb/s.
     busy_until: u128,
 }
 
@@ -119,15 +119,15 @@ impl Egress {
 pub struct Path {
     config: FabricConfig,
     rng: SimRng,
-    /// Arrival time of the last packet that keeps the order.
+    /// Arrival time of the last packet that was not reordered.
     last: Instant,
     /// Separate queue, if the direction has a configuration of its own.
     own_egress: Option<Egress>,
 }
 
 impl Path {
-    /// Creates the direction between two ports, by their numbers. With `own_queue`, it does not share the
-    /// destination's wire with other directions.
+    /// Creates the direction from port number `from` to port number `to`. With `own_queue`, it does not share
+    /// the destination's wire with other directions.
     pub fn new(config: FabricConfig, from: u32, to: u32, own_queue: bool) -> Path {
         let rng = SimRng::new(config.seed, (from as u64) << 32 | to as u64);
         Path { rng, config, last: Instant(0), own_egress: own_queue.then(Egress::default) }
@@ -242,12 +242,12 @@ fn add_run(runs: &mut Vec<Run>, run: Run) {
     runs.push(run);
 }
 
-/// Items on their way to one port, returned in order of time, then of arrival at the switch.
+/// Queue of items in flight to one port, ordered by due time and then by arrival at the switch.
 #[derive(Debug)]
 pub struct Schedule<T> {
-    /// Items pushed in order of time, as nearly all are.
+    /// Items that were pushed in order of due time, as nearly all are.
     in_order: VecDeque<Entry<T>>,
-    /// Items pushed after one that is due later.
+    /// Items that were pushed after an item with a later due time.
     out_of_order: BinaryHeap<Entry<T>>,
     next: u64,
 }
@@ -277,7 +277,7 @@ impl<T> PartialOrd for Entry<T> {
     }
 }
 impl<T> Ord for Entry<T> {
-    /// Reversed, because the heap returns its greatest entry first.
+    /// Compares in reverse, because the heap returns its greatest entry first.
     fn cmp(&self, other: &Self) -> Ordering {
         other.key().cmp(&self.key())
     }
@@ -300,7 +300,7 @@ impl<T> Schedule<T> {
         }
     }
 
-    /// Adds an item that is due immediately, but behind all items that were pushed in order.
+    /// Adds an item that is due immediately, but after all items that were pushed in order.
     pub fn push_now(&mut self, item: T) {
         let at = self.in_order.back().map_or(Instant(0), |back| back.at);
         self.push(at, item);

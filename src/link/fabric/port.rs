@@ -17,12 +17,12 @@ use crate::link::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::{Flow, IpIdent};
 
-/// Maximum size of a burst that travels in one piece: two of them and their source fit in a core's private
-/// cache.
+/// Maximum size of a burst that is delivered in one piece: two such bursts and their source fit in a core's
+/// private cache.
 const LIMITS: BurstLimits = BurstLimits { bytes: 256 << 10, packets: 256 };
 
-/// Limit of the bytes on the way to one port, beyond which packets are dropped: a peer that is never driven
-/// must not exhaust the memory.
+/// Maximum number of bytes in flight to one port, beyond which packets are dropped: a peer that is never
+/// driven must not exhaust the memory.
 const INBOX_LIMIT: usize = 64 << 20;
 
 /// Part of a port that senders and the fabric access.
@@ -54,7 +54,7 @@ impl PortShared {
         }
     }
 
-    /// Reports whether a delivery can be received; reads the clock only if one is on its way.
+    /// Reports whether a delivery can be received. Reads the clock only if one is in flight.
     pub fn has_input(&self, fabric: &Fabric) -> bool {
         match self.earliest.load(Ordering::SeqCst) {
             0 => true,
@@ -96,7 +96,7 @@ pub struct FabricPort {
     paths: Vec<(u32, Path)>,
     /// Free buffers for sending.
     free_buffers: BufferPool,
-    /// Buffer for packets that are handed over directly.
+    /// Scratch buffer for packets that are delivered directly.
     scratch: Vec<u8>,
     /// Deliveries received in a turn.
     batch: Vec<Delivery>,
@@ -247,13 +247,13 @@ impl FabricPort {
     }
 }
 
-/// Number of packets per step of a direct hand-over: with so few, sender, scratch buffer and receiver find
-/// them in the core's first-level cache.
+/// Number of packets per step of a direct delivery, so few that they stay in the core's first-level cache on
+/// their way from the sender through the scratch buffer to the receiver.
 const PACKETS_PER_STEP: usize = 4;
 
-/// Hands a burst directly to the NIC behind a port; returns false if that is not possible. The burst is
-/// copied once, from the sender's memory through `scratch`, where its ICRCs are computed and checked, to the
-/// receiver's.
+/// Delivers a burst directly to the NIC behind a port; returns false if that is not possible. Copies the
+/// burst from the sender's memory to `scratch`, where its ICRCs are computed and checked, and from there to
+/// the receiver's memory.
 fn deliver_direct(now: Instant, burst: &TxBurst<'_>, port: &PortShared, scratch: &mut Vec<u8>) -> bool {
     // Keeps the order: earlier packets are in the inbox, or in a running turn, in which case the driver
     // returns false.
@@ -285,7 +285,7 @@ fn flow_of(burst: &TxBurst<'_>, run: &Run) -> Flow {
     Flow { traffic_class: burst.flow.traffic_class | mark, ..burst.flow }
 }
 
-/// Copies the packets of a run to a buffer of their own.
+/// Copies the packets of a run to a separate buffer.
 fn extract_run(burst: &TxBurst<'_>, run: &Run, whole: &[u8], free_buffers: &mut BufferPool) -> Delivery {
     let start = run.first as usize * burst.segment;
     let end = (start + run.count as usize * burst.segment).min(whole.len());
@@ -313,7 +313,7 @@ impl Link for FabricPort {
         Ok(())
     }
 
-    /// False in virtual time, where deferred ICRCs would change how packets are divided into turns.
+    /// Returns false in virtual time, where deferred ICRCs would change how packets are divided into turns.
     fn supports_deferred_icrc(&self) -> bool {
         !self.fabric.is_virtual()
     }
@@ -367,7 +367,8 @@ impl Link for FabricPort {
         }
     }
 
-    /// `None`: there is no descriptor to poll, because the sender runs the receiver's driver or wakes it.
+    /// Returns `None`: there is no descriptor to poll, because the sender runs the receiver's driver or wakes
+    /// it.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

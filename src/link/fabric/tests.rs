@@ -57,7 +57,7 @@ fn read(port: &mut FabricPort, now: Instant) -> Vec<Got> {
     }
 }
 
-/// Creates two ports on a fabric in virtual time; returns the IPv4 address of the second too.
+/// Creates two ports on a fabric in virtual time. Also returns the IPv4 address of the second port.
 fn pair(config: FabricConfig) -> (Fabric, FabricPort, FabricPort, IpAddr) {
     let fabric = Fabric::virtual_time(config).unwrap();
     let a = fabric.port(&fabric.auto_address()).unwrap();
@@ -66,7 +66,7 @@ fn pair(config: FabricConfig) -> (Fabric, FabricPort, FabricPort, IpAddr) {
     (fabric, a, b, to)
 }
 
-/// Sends `n` packets of 100 bytes in bursts; returns those that arrive, with the counters.
+/// Sends `n` packets of 100 bytes in bursts. Returns the packets that arrive, and the counters.
 fn run(config: FabricConfig, n: u32) -> (Vec<Got>, FabricCounters) {
     let (fabric, mut a, mut b, to) = pair(config);
     a.transmit(fabric.now(), &queue(&a, to, 0..n, 100)).unwrap();
@@ -345,16 +345,16 @@ fn invalid_configuration_error_names_the_cause() {
     assert!(error(FabricConfig { queue_bytes: Some(9), ..Default::default() }).contains("queue_bytes"));
 }
 
-/// NIC that responds to every packet of PSN `n > 0` with a packet of PSN `n - 1`, and sends initial packets
-/// at given times.
+/// NIC that responds to every packet with a PSN `n > 0` with a packet with PSN `n - 1`, and sends initial
+/// packets at given times.
 struct TestNic {
     inner: Mutex<TestNicInner>,
     handle: FabricHandle,
-    /// Whether it accepts packets directly from the sender.
+    /// Whether the NIC accepts packets directly from the sender.
     accepts_direct: AtomicBool,
-    /// Number of turns that it requests in addition to those for input.
+    /// Number of turns that the NIC requests in addition to those for input.
     extra_turns: AtomicUsize,
-    /// Number of turns that it has run.
+    /// Number of turns that the NIC has run.
     turns: AtomicUsize,
     /// Whether a turn was requested since the last one began.
     turn_requested: AtomicBool,

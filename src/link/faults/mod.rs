@@ -23,8 +23,8 @@ use super::{Link, LinkInfo, RxBurst};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent};
 
-/// Time for which a reordered packet is held back for a following one. Without this limit, the last packet
-/// before a pause would be lost instead of reordered.
+/// Time for which a reordered packet is held back until another packet follows it. Without this limit, the
+/// last packet before a pause would be lost instead of reordered.
 const REORDER_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// An injected fault.
@@ -69,7 +69,7 @@ pub struct FaultCounts {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct RuleCount {
-    /// The rule as it was written.
+    /// Text of the rule, as it was written.
     pub rule: String,
     /// Packets that match the filter of the rule.
     pub matched: u64,
@@ -219,7 +219,7 @@ impl DelayedPacket {
 struct Pipeline {
     rules: Vec<ActiveRule>,
     verdicts: Vec<Verdict>,
-    /// Packet to be reordered, held back until the next packet or until the instant.
+    /// Packet to reorder, held back until the next packet arrives or this instant is reached.
     reorder_slot: Option<(Instant, DelayedPacket)>,
     /// Delayed packets by due time, then by order of arrival.
     delayed: BTreeMap<(Instant, u64), DelayedPacket>,
@@ -266,7 +266,7 @@ impl Pipeline {
         verdict
     }
 
-    /// Applies a verdict: passes the packets that continue now to `emit`.
+    /// Applies a verdict to a packet, and passes the packets that result immediately to `emit`.
     fn apply(
         &mut self,
         now: Instant,
@@ -321,7 +321,8 @@ impl Pipeline {
     }
 }
 
-/// Returns the offset of the byte to corrupt: after the BTH, because the ICRC does not cover the whole BTH.
+/// Returns the offset of the byte to corrupt, which is after the BTH, because the ICRC does not cover the
+/// whole BTH.
 fn corrupt_offset(len: usize) -> usize {
     (BTH_LEN + len.saturating_sub(BTH_LEN + ICRC_LEN) / 2).min(len.saturating_sub(1))
 }
@@ -358,7 +359,7 @@ pub struct Faults<L> {
 }
 
 impl<L: Link> Faults<L> {
-    /// Wraps a link. `seed` initialises the random number generators of the rules with a probability.
+    /// Wraps a link. `seed` initialises the random number generators of rules that have a probability.
     ///
     /// If several rules apply to a packet, all their faults are applied; a dropped packet is only dropped.
     pub fn new(inner: L, rules: Vec<Rule>, seed: u64) -> Faults<L> {
@@ -480,7 +481,7 @@ impl<L: Link> Link for Faults<L> {
     }
 }
 
-/// Returns the identification of packet `i` of a burst.
+/// Returns the IPv4 identification of packet `i` of a burst.
 fn ident_of(burst: IpIdent, i: u16) -> IpIdent {
     match burst {
         IpIdent::Exact { id, flags } => IpIdent::Exact { id: id.wrapping_add(i), flags },
@@ -489,7 +490,8 @@ fn ident_of(burst: IpIdent, i: u16) -> IpIdent {
     }
 }
 
-/// Delivers a received burst: packets without a fault in runs as long as possible.
+/// Applies faults to a received burst and delivers it. Packets without faults are delivered in runs that are
+/// as long as possible.
 fn receive_with_faults(
     now: Instant,
     burst: &RxBurst<'_>,
