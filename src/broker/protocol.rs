@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_parse_to_the_messages_they_were_written_from() {
+    fn messages_round_trip_through_lines_of_text() {
         let bind_addrs = vec![bind_addr("10.0.0.1"), bind_addr("fe80::1%eth0")];
         for (partition, shards) in [(None, 1), (Some(5), 1), (Some(8), 8), (None, 32)] {
             let request = Request { partition, shards, bind_addrs: bind_addrs.clone() };

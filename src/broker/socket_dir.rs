@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_files_that_no_process_has_open_are_removed_and_their_directory_with_the_last() {
+    fn unused_socket_files_are_removed_and_with_the_last_one_their_directory() {
         let dir = tempfile::tempdir().unwrap();
         let own = create(&[dir.path().join("urxe-1-2")]).unwrap();
         let [one, other] = ["one", "other"].map(|name| own.join(name));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn unused_directories_of_other_namespaces_are_removed_and_no_others() {
+    fn only_unused_directories_of_other_namespaces_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         for name in [
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn locked_directory_is_kept_and_a_waiter_finds_a_removed_one_missing() {
+    fn locked_directory_is_kept_and_waiting_for_the_lock_of_a_removed_directory_fails() {
         let dir = tempfile::tempdir().unwrap();
         let own = create(&[dir.path().join("urxe-1-2")]).unwrap();
         let locked = DirLock::of(&own).unwrap();
@@ -290,7 +290,7 @@ mod tests {
     /// Objects that another user may have created in place of the directory: a directory that others may
     /// enter, a link, a file.
     #[test]
-    fn squatted_directory_is_avoided_and_all_processes_use_the_same_one() {
+    fn processes_agree_on_another_directory_if_the_first_is_squatted() {
         let squats: [fn(&Path); 3] = [
             |candidate| {
                 fs::create_dir(candidate).unwrap();

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn probe_of_listening_socket_leaves_no_connection() {
+    fn probing_a_listening_socket_leaves_no_pending_connection() {
         let dir = tempfile::tempdir().unwrap();
         let names = own(&dir);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn name_that_is_too_long_for_a_socket_is_bound_by_its_hash() {
+    fn name_too_long_for_a_socket_address_is_bound_as_its_hash() {
         let dir = tempfile::tempdir().unwrap();
         let names = own(&dir);
         let [one, other] = [(); 2].map(|()| datagram_socket().unwrap());

@@ -89,7 +89,7 @@ fn packets_are_steered_to_process_and_shard_by_qpn() {
 }
 
 #[test]
-fn all_partitions_can_be_granted_and_a_reused_one_holds_no_old_packets() {
+fn all_partitions_can_be_granted_and_a_reused_partition_has_no_old_packets() {
     let (ip, sharing, server) = start_broker("127.18.201.1");
     let mut all: Vec<SharedUdpLink> =
         (1..QpnPartition::COUNT).map(|_| join(ip, 1, &sharing).unwrap().swap_remove(0)).collect();
@@ -116,7 +116,7 @@ fn all_partitions_can_be_granted_and_a_reused_one_holds_no_old_packets() {
 }
 
 #[test]
-fn exclusively_bound_port_is_not_shared() {
+fn exclusively_bound_port_cannot_be_shared() {
     let (ip, sharing, server) = start_broker("127.18.202.1");
     let owner = UdpLink::bind(ip, &UdpOptions::default()).unwrap();
     let error = join(ip, 1, &sharing).err().unwrap();
@@ -130,7 +130,7 @@ fn exclusively_bound_port_is_not_shared() {
 }
 
 #[test]
-fn shared_port_is_in_use_and_a_second_broker_is_refused() {
+fn shared_port_cannot_be_bound_by_another_link_or_a_second_broker() {
     let (ip, sharing, server) = start_broker("127.18.203.1");
     let links = join(ip, 1, &sharing).unwrap();
     let error = UdpLink::bind(ip, &UdpOptions::default()).err().unwrap();

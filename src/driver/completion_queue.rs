@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn completion_before_arming_raises_one_event_when_armed_like_hardware() {
+    fn completion_added_before_hardware_style_arming_raises_exactly_one_event() {
         let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(CqId(1), 8));
         queue.set_listener(rung.clone());
         let rings = || rung.0.load(Ordering::Relaxed);

@@ -338,7 +338,7 @@ mod tests {
     /// Two threads fill the ring and two empty it while a fifth removes entries and resizes it. Locks keep
     /// the first two from adding entries meanwhile, as the locks of shards do.
     #[test]
-    fn concurrent_threads_lose_and_duplicate_no_entry_and_see_them_in_order() {
+    fn concurrent_threads_neither_lose_nor_duplicate_entries_and_see_them_in_order() {
         const EACH: u64 = 200_000;
         const DOOMED: u64 = 2;
         let ring = Ring::new(64);

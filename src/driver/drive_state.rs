@@ -162,7 +162,7 @@ mod tests {
     const START: Instant = Instant(1_000_000_000);
 
     #[test]
-    fn mode_follows_polls_waits_and_sleeps() {
+    fn drive_mode_changes_with_polls_waits_and_sleeps() {
         let state = DriveState::new(false);
         assert_eq!(state.mode(START), Mode::Background);
         state.on_sleep(None);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn turn_of_an_application_that_does_not_poll_is_no_poll() {
+    fn turn_of_an_application_that_does_not_poll_does_not_count_as_a_poll() {
         let state = DriveState::new(false);
         state.extend_polling(START);
         assert_eq!(state.last_poll(), None);

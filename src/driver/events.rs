@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn clones_share_one_queue() {
+    fn clones_of_an_event_hub_share_their_queues() {
         let events = Events::default();
         let clone = events.clone();
         clone.raise(AsyncEvent::PortError);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn reader_gets_events_of_its_own_queues_and_of_the_port() {
+    fn reader_gets_events_of_the_objects_it_owns_and_of_the_port() {
         let told = Arc::new(Told::default());
         let events = Events::default();
         let second = events.add_reader(told.clone());

@@ -629,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_of_a_link_share_a_file() {
+    fn both_ends_of_a_link_are_captured_to_the_same_file() {
         let (buffer, file) = buffer(usize::MAX);
         let (a, b) = pair();
         let (mut a, mut b) = (file.capture(a, "left"), file.capture(b, "right"));

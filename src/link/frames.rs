@@ -25,11 +25,11 @@ use crate::wire::Mac;
 use crate::wire::frame::{self, Checksums};
 use socket::Socket;
 
-/// Bytes queued for a slow peer above which a sender is blocked.
+/// Number of bytes queued for a slow peer above which a sender is blocked.
 const BACKLOG_BYTES: usize = 4 << 20;
 /// Time for which a sender is blocked before its packets are dropped.
 const SEND_TIMEOUT: Duration = Duration::from_millis(200);
-/// Frames delivered in one call of `receive`.
+/// Maximum number of frames delivered in one call of `receive`.
 const BATCH: usize = 64;
 /// Maximum number of frames that are read while a sender is blocked.
 const RX_BACKLOG: usize = 4096;
@@ -65,7 +65,7 @@ pub struct FramesConfig {
     pub mtu: usize,
 }
 
-/// Error on opening a link.
+/// Error when opening a link.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open {wire}: {source}{}", hint(.wire, .source))]
 pub struct FramesError {
@@ -147,7 +147,7 @@ pub struct FramesLink {
 }
 
 impl FramesLink {
-    /// Opens the socket. The peer need not exist yet, except that [`FramesWire::Connect`] needs its listener.
+    /// Opens the link. The peer need not exist yet, but [`FramesWire::Connect`] needs its listener.
     ///
     /// # Errors
     /// [`FramesError`] if the path cannot be bound or connected to.
@@ -183,7 +183,7 @@ impl FramesLink {
         open().map_err(|source| FramesError { wire: wire.clone(), source })
     }
 
-    /// Returns the host stack behind the link, for instance to send a ping.
+    /// Returns the host stack of the link, for instance to send a ping.
     pub fn host_stack(&mut self) -> &mut HostStack {
         &mut self.host_stack
     }

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use super::udp::{UdpLink, UdpLinkError, UdpOptions};
 use super::{FramesConfig, FramesError, FramesLink, Link, PacketConfig, PacketError, PacketLink, SpecError};
 
-/// Error on opening the link that a specification names.
+/// Error when opening the link that a specification describes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
@@ -21,10 +21,10 @@ pub enum BindError {
     /// The frames link could not be opened.
     #[error(transparent)]
     Frames(#[from] FramesError),
-    /// The specification names a fabric, which is not a port.
+    /// The specification names a fabric, whose ports only the program itself can create.
     #[error("a fabric exists only within one process: create its ports with Fabric::port")]
     Fabric,
-    /// More than one shard for a link that supports only one.
+    /// More than one shard was requested for a link that supports only one.
     #[error("link {link} supports only one shard: use a udp or packet link")]
     Shards {
         /// The link.
@@ -32,14 +32,14 @@ pub enum BindError {
     },
 }
 
-/// Longest name of an interface, in bytes: IFNAMSIZ less the terminating zero.
+/// Longest name of an interface, in bytes: IFNAMSIZ minus the terminating zero.
 const MAX_NAME: usize = 15;
 
 /// Specification of a link: `fabric`, `udp[:ADDR]`, `udp:IF`, `packet:IF` or `frames:...`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum LinkSpec {
-    /// In memory, within this process.
+    /// Fabric in memory, within this process.
     Fabric,
     /// A plain UDP socket on this address, or on the [default address](default_address) of the machine.
     Udp(Option<IpAddr>),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn host_stack_links_have_a_vlan_and_its_priority() {
+    fn vlan_and_priority_of_a_host_stack_are_parsed_and_invalid_ones_rejected() {
         let vlan = |text: &str| match text.parse::<LinkSpec>()? {
             LinkSpec::Packet(config) => Ok(config.host_stack.and_then(|s| s.vlan)),
             LinkSpec::Frames(config) => Ok(config.host_stack.vlan),
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_link_specs_explain_the_error() {
+    fn error_for_an_invalid_link_spec_explains_the_cause() {
         let error = |text: &str| text.parse::<LinkSpec>().unwrap_err();
         assert!(error("ib0").contains("unknown link 'ib0'"));
         for text in ["", "10.0.0.300", "a-name-of-16-byte", "eth0/24", "fe80::1%", "10.0.0%eth0"] {

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn monitor_is_up_while_any_interface_has_a_carrier() {
+    fn monitor_reports_up_while_any_interface_has_a_carrier() {
         let mut monitor = LinkStateMonitor::open([1 << 30, 1 << 29]).unwrap();
         let (up, running) = (libc::IFF_UP, libc::IFF_UP | libc::IFF_RUNNING);
         assert!(is_up_after(&mut monitor, libc::RTM_NEWLINK, 1 << 30, up, 0));

@@ -11,7 +11,7 @@ pub struct Middleware {
     pub capture: Option<CaptureFile>,
     /// Rules of the faults to inject.
     pub faults: Vec<Rule>,
-    /// Seed of the random number generators that the rules with a probability use.
+    /// Seed of the random number generators of the rules that have a probability.
     pub seed: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Links: the layer that carries packets in bursts between a NIC and a socket or a memory queue.
+//! Links: the layer that carries packets in bursts between a NIC and a socket or an in-memory queue.
 //!
 //! A [`Link`] takes the whole [`TxQueue`] of one NIC turn and delivers received packets as [`RxBurst`]s.
 //! Every link guarantees two properties of the IPv4 headers that it sends: the don't-fragment flag is set,
@@ -101,8 +101,8 @@ pub struct LinkInfo {
     pub src_port: Option<u16>,
     /// Largest burst that the link accepts.
     pub burst: BurstLimits,
-    /// Bytes that a peer of the same kind can hold unread in its receive buffer: the limit of the data in
-    /// flight to it. Short packets are charged with more than their length ([`udp::MIN_CHARGE`]).
+    /// Number of bytes that the receive buffer of a peer with the same kind of link can hold: the limit of
+    /// the data in flight to it. Short packets are charged with more than their length ([`udp::MIN_CHARGE`]).
     pub window: usize,
 }
 
@@ -124,7 +124,7 @@ pub struct LinkCounters {
     pub rx_fragments: u64,
     /// Frames with an invalid IP, UDP or ICMP checksum.
     pub rx_bad_checksum: u64,
-    /// Frames that are malformed in another way.
+    /// Frames that are malformed in any other way.
     pub rx_malformed: u64,
     /// Packets, or coalesced runs of packets, that arrived while the receive buffer was full.
     pub rx_overflow: u64,
@@ -155,7 +155,7 @@ impl LinkCounters {
         } += 1;
     }
 
-    /// Counts a RoCEv1 packet that was dropped; `intact`: whether its ICRC is valid.
+    /// Counts a RoCEv1 packet that was dropped. `intact` is whether its ICRC is valid.
     pub(crate) fn count_roce_v1(&mut self, intact: bool) {
         *(if intact { &mut self.rx_roce_v1 } else { &mut self.rx_roce_v1_corrupt }) += 1;
     }
@@ -272,8 +272,8 @@ pub trait Link: Send {
         None
     }
 
-    /// Returns all descriptors that a sleeping thread has to wait on. Links with more sockets than these two
-    /// override it.
+    /// Returns all descriptors that a sleeping thread has to wait on. Links that have other sockets than
+    /// these two override it.
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
         self.poll_fd().into_iter().chain(self.group_fd()).collect()
     }

@@ -45,8 +45,8 @@ struct Member<L> {
 }
 
 impl<L: Link> Multihomed<L> {
-    /// Combines links of one interface; the port state of the first one is that of all. Returns `None` for an
-    /// empty list.
+    /// Combines links of one interface. The port state of the first link applies to all. Returns `None` for
+    /// an empty list.
     pub fn new(name: String, mut links: Vec<L>) -> Option<Multihomed<L>> {
         let infos = || links.iter().map(Link::info);
         let first = infos().next()?;
@@ -256,7 +256,7 @@ impl<L: Link> SharedAddress for Multihomed<L> {
     }
 }
 
-/// Withdraws the claim of a service by a link.
+/// Withdraws a link's claim on a service.
 fn release_by(link: &mut impl Link, service: ServiceId, address: Option<IpAddr>) {
     if let Some(shared) = link.shared_address() {
         shared.release(service, address);
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn group_is_joined_by_one_member_of_its_ip_version() {
+    fn group_is_joined_by_only_one_member_of_its_ip_version() {
         let (mut link, scripts) = multihomed(&["fe80::1", "10.0.0.1", "fd00::1"]);
         let groups = || scripts.iter().map(|s| s.lock().groups.clone()).collect::<Vec<_>>();
         let (v4, v6) = (ip("224.0.77.1"), ip("ff0e::77"));

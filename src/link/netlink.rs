@@ -51,7 +51,7 @@ impl AsFd for RouteSocket {
 pub(super) struct Request(Vec<u8>);
 
 impl Request {
-    /// Begins a request of a type (`RTM_*`) with this body, such as an ifinfomsg.
+    /// Creates a request with a message type (`RTM_*`) and a body, such as an ifinfomsg.
     pub fn new(kind: u16, body: &[u8]) -> Request {
         let mut bytes = vec![0; HEADER_LEN];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
@@ -70,7 +70,7 @@ impl Request {
         self.set_len();
     }
 
-    /// Appends an attribute that is an IP address.
+    /// Appends an attribute whose value is an IP address.
     pub fn address(&mut self, kind: u16, ip: IpAddr) {
         match ip {
             IpAddr::V4(ip) => self.attribute(kind, &ip.octets()),
@@ -84,12 +84,12 @@ impl Request {
     }
 }
 
-/// Returns the address family of an IP address, as in the bodies of messages.
+/// Returns the address family of an IP address, as the bodies of messages contain it.
 pub(super) fn family(ip: IpAddr) -> u8 {
     (if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 }) as u8
 }
 
-/// Returns the IP address in an attribute of the type [`Request::address`] writes.
+/// Returns the IP address that is the value of an attribute, in the format that [`Request::address`] writes.
 pub(super) fn address(value: &[u8]) -> Option<IpAddr> {
     match value.len() {
         4 => <[u8; 4]>::try_from(value).ok().map(IpAddr::from),
@@ -98,7 +98,8 @@ pub(super) fn address(value: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Iterates over received messages, as type and body. A message with an invalid length ends the iteration.
+/// Iterates over received messages, as pairs of type and body. A message with an invalid length ends the
+/// iteration.
 pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let [a, b, c, d, e, f, ..] = *bytes.first_chunk::<HEADER_LEN>()?;
@@ -109,7 +110,7 @@ pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// Iterates over attributes, as type and value.
+/// Iterates over attributes, as pairs of type and value.
 pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let [a, b, c, d] = *bytes.first_chunk::<4>()?;

@@ -30,16 +30,16 @@ pub enum SpecError {
         /// The option as given.
         option: String,
     },
-    /// An option that is given more than once.
+    /// An option is given more than once.
     #[error("option {option}= is given twice")]
     Twice {
         /// Name of the option.
         option: &'static str,
     },
-    /// No address, although the link needs one.
+    /// No address is given, although the link needs one.
     #[error("no address: add at least one ip=ADDRESS/PREFIX, such as ip=10.77.0.1/24 or ip=fd00::1/64")]
     NoAddress,
-    /// An option of the host stack, but no address for a host stack.
+    /// An option of the host stack is given, but no address for a host stack.
     #[error(
         "mac=, gw= and vlan= configure a host stack, which needs an address: add for example ip=10.77.0.1/24"
     )]
@@ -53,7 +53,7 @@ pub enum SpecError {
     /// An invalid MAC address.
     #[error("mac=: {0}")]
     Mac(#[from] MacError),
-    /// A MAC address that is multicast or all zeros.
+    /// The MAC address is a multicast address or all zeros.
     #[error("mac={0} is a group address or all zeros: use a unicast MAC address (even first byte)")]
     MacNotUnicast(Mac),
     /// An invalid VLAN ID.
@@ -62,7 +62,7 @@ pub enum SpecError {
     /// An invalid priority (PCP).
     #[error("pcp={0}: not a priority from 0 to 7")]
     Priority(String),
-    /// A priority without the VLAN tag that carries it.
+    /// A priority is given without a VLAN ID, so there is no VLAN tag to carry it.
     #[error("pcp= is part of the VLAN tag: add the VLAN ID, such as vlan=5")]
     PriorityWithoutVlan,
     /// An invalid MTU.

@@ -8,14 +8,14 @@ use rand_pcg::rand_core::Rng;
 #[derive(Clone, Debug)]
 pub(super) struct SimRng(Pcg64Mcg);
 
-/// Returns number `n`, from 1, of the SplitMix64 sequence of a seed. First PSNs are from this sequence, and stored
-/// captures (`pcaps/own`) contain them; everything else uses a generator of `rand_pcg`.
+/// Returns the `n`-th number, counted from 1, of the SplitMix64 sequence of a seed. First PSNs are from this
+/// sequence, and stored captures (`pcaps/own`) contain them; everything else uses a generator of `rand_pcg`.
 pub(crate) fn splitmix64(seed: u64, n: u64) -> u64 {
     mix(seed.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
 }
 
-/// Finaliser of SplitMix64: adjacent seeds and streams give unrelated generators. The values of
-/// `tests/simulation.golden` depend on it.
+/// Applies the finaliser of SplitMix64, so that adjacent seeds and streams give unrelated generators. The
+/// values of `tests/simulation.golden` depend on it.
 fn mix(x: u64) -> u64 {
     let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);

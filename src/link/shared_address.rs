@@ -12,8 +12,8 @@ pub trait SharedAddress {
     /// share the address.
     fn partition(&self) -> QpnPartition;
 
-    /// Directs connection management requests for a service to this link, for those sent to one of its
-    /// addresses or (`None`) to any of them. This matters only if other processes share the addresses;
+    /// Directs connection management requests for a service to this link: those sent to `address`, or to any
+    /// of the link's addresses if that is `None`. This matters only if other processes share the addresses;
     /// otherwise the link receives all requests anyway.
     ///
     /// # Errors

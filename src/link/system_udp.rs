@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
-/// Creates an unbound UDP socket of the IP version of `like`.
+/// Creates an unbound UDP socket for the IP version of `like`.
 pub(crate) fn unbound(like: IpAddr, flags: SocketFlags) -> io::Result<OwnedFd> {
     let family = if like.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     Ok(socket_with(family, SocketType::DGRAM, flags | SocketFlags::CLOEXEC, None)?)

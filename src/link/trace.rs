@@ -20,8 +20,8 @@ pub struct TracedPacket {
     pub direction: Direction,
     /// Addresses, source port and traffic class.
     pub flow: Flow,
-    /// The known part of the IPv4 identification; with `index` added, it is what the ICRC of the packet
-    /// covers.
+    /// The known part of the IPv4 identification of the burst. The ICRC of the packet covers the sum of this
+    /// and `index`.
     pub ident: IpIdent,
     /// Index of the packet in its burst.
     pub index: u16,
@@ -41,12 +41,13 @@ pub struct Trace<L> {
     buffer: BurstBuffer,
 }
 
-/// Copy of a burst whose packets are handed out. The memory is reused once no tracer has one of them.
+/// Copy of a burst whose packets are passed to the tracer. The memory is reused once the tracer has dropped
+/// all of them.
 #[derive(Default)]
 struct BurstBuffer(Bytes);
 
 impl BurstBuffer {
-    /// Replaces the contents by what `write` appends.
+    /// Replaces the contents with what `write` appends.
     fn fill(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> &Bytes {
         let mut buffer = std::mem::take(&mut self.0).try_into_mut().map_or_else(|_| Vec::new(), Vec::from);
         buffer.clear();
@@ -129,7 +130,7 @@ mod tests {
     use crate::wire::{Packet, icrc};
 
     #[test]
-    fn buffer_of_a_burst_is_reused_only_if_no_packet_of_it_is_kept() {
+    fn buffer_of_a_burst_is_reused_only_if_none_of_its_packets_is_kept() {
         let mut buffer = BurstBuffer::default();
         let kept = buffer.fill(|out| out.extend([1; 64])).slice(60..);
         let second = buffer.fill(|out| out.extend([2; 64])).as_ptr();

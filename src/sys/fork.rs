@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 /// Number of forks between the original process of the program and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// A process among those that have copies of the same memory.
+/// Identity of a process among those that have copies of the same memory because of `fork`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ForkGeneration(u32);
 
@@ -54,8 +54,9 @@ static CLOSE_ON_FORK: [AtomicI32; 4096] = [const { AtomicI32::new(NONE) }; 4096]
 
 const NONE: i32 = -1;
 
-/// A descriptor that is closed in children of fork, so that whatever ends with the last copy of the
-/// descriptor ends with this one. If the table is full, children keep a copy as of any other descriptor.
+/// A descriptor that is closed in children of fork, so that whatever lasts until all copies of the descriptor
+/// are closed ends when this one is closed. If the table is full, children keep a copy, as of any other
+/// descriptor.
 #[derive(Debug)]
 pub(crate) struct CloseOnForkFd {
     fd: ManuallyDrop<OwnedFd>,
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forked_child_is_another_process() {
+    fn forked_child_is_recognised_as_another_process() {
         let parent = ForkGeneration::current();
         // SAFETY: the child only compares and exits; it touches no lock or allocator.
         let child = unsafe { libc::fork() };

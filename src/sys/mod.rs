@@ -1,5 +1,5 @@
-//! The process: detection of fork, signal handlers of the program, threads that leave signals to it, and descriptors
-//! that tokio watches.
+//! Process-wide facilities: detection of fork, the program's signal handlers, threads that leave signals to
+//! the program, and descriptors that tokio watches.
 //!
 //! Links and the driver use it; it depends on no other component. Also the macro that defines setters, which
 //! every component uses.

@@ -26,9 +26,9 @@ impl WatchedFd {
         Ok(WatchedFd(registered.map_err(|e| e.into_parts().1)?))
     }
 
-    /// Waits until the descriptor was readable at some time since the previous call. The caller inspects the
-    /// source of the descriptor between two calls: the readiness is cleared before, so that what arrives
-    /// during the inspection ends the next call.
+    /// Waits until the descriptor has been readable at some time since the previous call. The caller inspects
+    /// the source of the descriptor after each call. Readiness is cleared before that, so anything that
+    /// arrives during the inspection completes the next call.
     ///
     /// # Errors
     /// If the runtime is shutting down.

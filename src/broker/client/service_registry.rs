@@ -274,7 +274,7 @@ mod tests {
         claimed.unwrap();
     }
     #[test]
-    fn requests_for_many_services_arrive_and_none_after_release() {
+    fn requests_for_each_of_many_services_arrive_until_the_services_are_released() {
         let mut claims = claims("127.18.231.1", false);
         let socket = datagram_socket().unwrap();
         let send = |claims: &ServiceRegistry, id: u64, datagram: &[u8]| {

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_for_a_name_that_lost_its_owner_wait_for_the_next() {
+    fn datagrams_for_a_name_that_lost_its_owner_are_delivered_to_its_next_owner() {
         let (name, long, short) = (name("vacant/1"), Duration::from_secs(3600), Duration::from_millis(50));
         let mut mailboxes = Mailboxes { owner_grace: long, ..Mailboxes::new(SocketNames::Abstract).unwrap() };
         let first = receiver(&name);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_owner_that_disconnects_gets_the_full_grace_period() {
+    fn grace_period_starts_when_the_owner_disconnects_even_if_it_was_slow_before() {
         let (name, owner_grace) = (name("slow"), Duration::from_secs(5));
         let mut mailboxes = Mailboxes { owner_grace, ..Mailboxes::new(SocketNames::Abstract).unwrap() };
         let slow = receiver(&name);

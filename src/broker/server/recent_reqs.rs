@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn most_recent_clients_are_found_with_their_latest_service() {
+    fn most_recent_clients_are_remembered_with_their_latest_service() {
         let (mut recent_reqs, ip) = (RecentReqs::default(), IpAddr::from([10, 0, 0, 1]));
         let more = 100;
         for round in 0..2 {

@@ -115,7 +115,7 @@ fn port_shared_by_a_broker_of_another_version_is_refused_with_a_hint() {
 
 /// A process ID does not prove ownership of a partition: only the socket that marks the partition does.
 #[test]
-fn partition_belongs_to_the_owner_of_its_token_and_not_to_a_process_id() {
+fn reattaching_to_a_partition_without_its_token_is_refused_despite_the_same_process_id() {
     let (ip, sharing, server) = start_broker("127.18.242.1");
     let one = join(ip, 1, &sharing).unwrap();
     let partition = one[0].partition().index();
@@ -132,7 +132,7 @@ fn partition_belongs_to_the_owner_of_its_token_and_not_to_a_process_id() {
 }
 
 #[test]
-fn claimed_service_is_in_use_for_other_processes_of_the_user() {
+fn service_claimed_by_one_process_cannot_be_claimed_by_another_until_released() {
     let (ip, sharing, server) = start_broker("127.18.243.1");
     let mut all = [join(ip, 1, &sharing).unwrap(), join(ip, 1, &sharing).unwrap()];
     let service = ServiceId(77);
@@ -145,7 +145,7 @@ fn claimed_service_is_in_use_for_other_processes_of_the_user() {
 }
 
 #[test]
-fn socket_file_of_a_killed_process_is_removed_when_the_broker_ends() {
+fn socket_file_of_a_killed_process_is_removed_when_the_broker_exits() {
     let (ip, sharing, server) = start_broker("127.18.244.1");
     let links = join(ip, 1, &sharing).unwrap();
     let names = SocketNames::private().unwrap();

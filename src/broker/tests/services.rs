@@ -54,7 +54,7 @@ fn request(service: u64) -> Req {
 }
 
 #[test]
-fn responses_reach_the_process_of_their_communication_id() {
+fn responses_reach_the_process_that_owns_their_communication_id() {
     let (ip, sharing, server) = start_broker("127.18.220.1");
     let [one, four, other] = [1, 4, 1].map(|shards| member(ip, shards, &sharing));
     let ports = [&one, &four, &other].map(|context| context.management_port().unwrap());
@@ -185,7 +185,7 @@ fn cancellation_reaches_the_process_that_got_the_request() {
 }
 
 #[test]
-fn broker_responds_to_messages_for_a_process_that_has_ended() {
+fn broker_responds_to_messages_for_a_process_that_has_exited() {
     let (ip, sharing, server) = start_broker("127.18.225.1");
     let [remaining, ended] = [1, 2].map(|shards| member(ip, shards, &sharing));
     let port = ended.management_port().unwrap();
@@ -228,7 +228,7 @@ fn broker_responds_to_messages_for_a_process_that_has_ended() {
 }
 
 #[test]
-fn many_requests_at_once_all_arrive() {
+fn all_of_many_simultaneous_requests_arrive() {
     let (ip, sharing, server) = start_broker("127.18.223.1");
     let one = member(ip, 1, &sharing);
     let port = one.management_port().unwrap();

@@ -377,7 +377,7 @@ impl Fabric {
         self.changed();
     }
 
-    /// Removes a port and keeps its counters.
+    /// Removes a port and adds its counters to those of the fabric.
     fn remove(&self, port: &PortShared, counters: &FabricCounters) {
         let mut ports = self.0.ports.lock();
         ports.by_id.remove(&port.id);

@@ -82,7 +82,7 @@ fn psns(received: &[Got]) -> Vec<u32> {
 }
 
 #[test]
-fn plain_fabric_delivers_bursts_whole_and_immediately() {
+fn fabric_without_impairments_delivers_bursts_whole_and_immediately() {
     let fabric = Fabric::new();
     let mut a = fabric.port(&fabric.auto_address()).unwrap();
     let mut b = fabric.port(&fabric.auto_address()).unwrap();
@@ -134,7 +134,7 @@ fn full_queue_drops_the_tail() {
 }
 
 #[test]
-fn queue_above_the_threshold_marks_congestion() {
+fn queue_above_the_ecn_threshold_marks_packets() {
     let config =
         FabricConfig { bandwidth: Some(1_000_000_000), ecn_threshold: Some(3 * 160), ..Default::default() };
     let (received, counters) = run(config, 10);
@@ -255,7 +255,7 @@ fn same_seed_gives_the_same_log() {
 }
 
 #[test]
-fn direction_can_have_its_own_configuration() {
+fn configuration_of_one_direction_does_not_affect_the_other() {
     let (fabric, mut a, mut b, to) = pair(FabricConfig::default());
     let reverse = a.info().addresses[1];
     fabric.set_path(reverse, to, FabricConfig { loss: 1.0, ..Default::default() }).unwrap();
@@ -269,7 +269,7 @@ fn direction_can_have_its_own_configuration() {
 }
 
 #[test]
-fn groups_reach_their_members() {
+fn packets_to_a_multicast_group_reach_its_members() {
     let (fabric, mut a, mut b, _) = pair(FabricConfig::default());
     for group in ["224.1.2.3", "ff12::77"] {
         let group: IpAddr = group.parse().unwrap();
@@ -293,7 +293,7 @@ fn groups_reach_their_members() {
 }
 
 #[test]
-fn address_belongs_to_one_port_until_that_is_dropped() {
+fn address_is_in_use_until_its_port_is_dropped() {
     let fabric = Fabric::new();
     let ip: IpAddr = "10.0.0.1".parse().unwrap();
     let port = fabric.port(&[ip]).unwrap();
@@ -459,7 +459,7 @@ fn address(test_nic: &TestNic) -> IpAddr {
 }
 
 #[test]
-fn virtual_time_runs_drivers_by_their_timers_and_input() {
+fn drivers_run_on_timers_and_on_input_in_virtual_time() {
     let fabric = Fabric::virtual_time(FabricConfig { latency: 10 * US, ..Default::default() }).unwrap();
     let log = Log::default();
     let (a, b) = (test_nic(&fabric, &log, None), test_nic(&fabric, &log, None));
@@ -524,7 +524,7 @@ fn packets_bypass_the_port_only_if_none_is_queued_there() {
 }
 
 #[test]
-fn extra_turns_are_run_within_a_kick() {
+fn requested_extra_turns_are_run_within_the_same_kick() {
     let fabric = Fabric::new();
     let log = Log::default();
     let (a, b) = (test_nic(&fabric, &log, None), test_nic(&fabric, &log, None));
@@ -540,7 +540,7 @@ fn extra_turns_are_run_within_a_kick() {
 }
 
 #[test]
-fn endless_responses_do_not_block_the_caller() {
+fn endless_responses_do_not_block_the_thread_that_kicks() {
     let fabric = Fabric::new();
     let log = Log::default();
     let (a, b) = (test_nic(&fabric, &log, None), test_nic(&fabric, &log, None));
@@ -571,7 +571,7 @@ fn driver_that_never_becomes_idle_is_reported_as_stuck() {
 }
 
 #[test]
-fn two_threads_with_latency_wake_each_other() {
+fn threads_wake_each_other_for_packets_that_latency_has_delayed() {
     let fabric = Fabric::with_config(FabricConfig { latency: 200 * US, ..Default::default() }).unwrap();
     let log = Log::default();
     let mut threads = Vec::new();
@@ -605,7 +605,7 @@ fn two_threads_with_latency_wake_each_other() {
 }
 
 #[test]
-fn many_threads_process_all_input() {
+fn all_input_is_processed_when_many_threads_drive_the_nics() {
     let fabric = Fabric::new();
     let log = Log::default();
     let mut nics = Vec::new();
@@ -646,7 +646,7 @@ fn many_threads_process_all_input() {
 }
 
 #[test]
-fn two_threads_lose_no_packets() {
+fn no_packets_are_lost_between_a_sending_and_a_receiving_thread() {
     let fabric = Fabric::new();
     let mut a = fabric.port(&fabric.auto_address()).unwrap();
     let mut b = fabric.port(&fabric.auto_address()).unwrap();

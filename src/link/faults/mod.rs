@@ -266,7 +266,8 @@ impl Pipeline {
         verdict
     }
 
-    /// Applies a verdict to a packet, and passes the packets that result immediately to `emit`.
+    /// Applies a verdict to a packet: drops it, holds it back, or passes it to `emit`, followed by a packet
+    /// that was held back for reordering.
     fn apply(
         &mut self,
         now: Instant,

@@ -53,13 +53,13 @@ impl fmt::Display for Action {
     }
 }
 
-/// Which of the packets that match the filter of a rule it applies to.
+/// Selection among the packets that match the filter of a rule.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum When {
-    /// Only the n-th, counted from 1.
+    /// The n-th packet only, counted from 1.
     Nth(u64),
-    /// The n-th, the 2n-th and so on.
+    /// Every n-th packet: the n-th, the 2n-th and so on.
     Every(u64),
     /// Each with this probability.
     Probability(f64),
@@ -78,10 +78,10 @@ pub struct Rule {
     pub direction: Direction,
     /// The fault.
     pub action: Action,
-    /// Which of the packets that match the filter.
+    /// Selection among the packets that match the filter.
     pub when: When,
     filter: Option<Filter>,
-    /// The rule in its textual form, as written if it was parsed.
+    /// Textual form of the rule, as it was written if the rule was parsed.
     text: String,
 }
 
@@ -212,8 +212,9 @@ fn positive(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Parses an opcode: a number, or a name as Wireshark and `urxe demo` print it (`rc-send-only`), without the
-/// service for all services (`send-only`), or a prefix of a name (`send`).
+/// Parses an opcode and returns all opcodes that match: a number, a name as Wireshark and `urxe demo` print
+/// it (`rc-send-only`), a name without the service, for all services (`send-only`), or a prefix of a name
+/// (`send`).
 fn opcodes(text: &str) -> Result<Vec<Opcode>, String> {
     if text.starts_with(|c: char| c.is_ascii_digit()) {
         return Ok(vec![Opcode(number("opcode", text, 0xff)? as u8)]);
@@ -240,7 +241,7 @@ fn words(name: &str) -> Vec<String> {
     words.filter(|word| !word.is_empty() && word != "rdma").map(short).collect()
 }
 
-/// Parses a decimal number, or a hexadecimal one after 0x.
+/// Parses a decimal number, or a hexadecimal number with the prefix 0x.
 fn number(key: &str, text: &str, max: u64) -> Result<u64, String> {
     let parsed = match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16),
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn opcodes_are_numbers_names_or_prefixes_of_names() {
+    fn opcode_is_parsed_from_a_number_a_name_or_a_prefix_of_names() {
         let codes = |text: &str| opcodes(text).unwrap().iter().map(|o| o.0).collect::<Vec<_>>();
         assert_eq!(codes("0x0a"), [0x0a]);
         assert_eq!(codes("RC SEND Only"), [0x04]);
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_rules_explain_the_error() {
+    fn error_for_an_invalid_rule_explains_the_cause() {
         let error = |text: &str| text.parse::<Rule>().unwrap_err().to_string();
         assert_eq!(
             error("drop=0"),

@@ -9,7 +9,7 @@ use crate::link::fabric::{Fabric, FabricConfig, FabricPort};
 use crate::transport::Payload;
 use crate::wire::{Bth, Headers, Opcode, Packet, Psn, icrc};
 
-/// Returns the PSNs of all packets that arrive; a negative one stands for an invalid ICRC.
+/// Returns the PSNs of all packets that arrive; a negative PSN marks a packet with an invalid ICRC.
 fn read(link: &mut dyn Link, now: Instant) -> Vec<i64> {
     let mut received = Vec::new();
     link.receive(now, &mut |burst| {
@@ -39,8 +39,8 @@ fn pair() -> (Fabric, FabricPort, FabricPort) {
     (fabric, a, b)
 }
 
-/// Returns the received packets of 1..=n sent in one queue, with `rules` at the sender or, equally, at the
-/// receiver.
+/// Sends packets with PSNs 1 to `n` in one queue and returns the PSNs received. The result must not depend on
+/// whether `rules` apply at the sender or at the receiver.
 fn received_with(rules: &[&str], n: u32) -> Vec<i64> {
     let both = [Direction::Tx, Direction::Rx].map(|direction| {
         let rules = rules.iter().map(|r| format!("{direction}:{r}").parse().unwrap()).collect();
@@ -103,7 +103,7 @@ fn delayed_packet_is_delivered_at_its_deadline() {
 }
 
 #[test]
-fn reordered_packet_waits_for_the_next_one_up_to_the_hold_limit() {
+fn reordered_packet_is_held_back_until_the_next_packet_or_the_timeout() {
     let (_fabric, a, mut b) = pair();
     let mut a = Faults::new(a, vec!["reorder=every:2".parse().unwrap()], 0);
     send(&mut a, &b, Instant(0), 1..3);
@@ -117,7 +117,7 @@ fn reordered_packet_waits_for_the_next_one_up_to_the_hold_limit() {
 }
 
 #[test]
-fn faults_are_counted_and_observed() {
+fn faults_are_counted_and_reported_to_the_observer() {
     let (_fabric, a, mut b) = pair();
     let observed = Arc::new(Mutex::new(Vec::new()));
     let log = observed.clone();
@@ -142,7 +142,7 @@ fn faults_are_counted_and_observed() {
 }
 
 #[test]
-fn bursts_without_faults_pass_whole() {
+fn bursts_without_faults_are_passed_on_whole() {
     let (_fabric, a, b) = pair();
     let mut a = Faults::new(a, vec!["drop=1000".parse().unwrap()], 0);
     let mut b = Faults::new(b, vec!["rx:drop=1000".parse().unwrap()], 0);

@@ -21,7 +21,7 @@ pub(super) struct Socket {
     kind: Kind,
     /// The path that this side has bound and removes on drop.
     bound: Option<PathBuf>,
-    /// Bytes read that are not yet whole frames (stream), or room for one frame (datagram).
+    /// Received bytes that do not form a whole frame yet (stream), or room for one frame (datagram).
     buffer: Vec<u8>,
     filled: usize,
 }
@@ -58,7 +58,8 @@ impl Socket {
         Ok(Socket { kind, bound, buffer: vec![0; room], filled: 0 })
     }
 
-    /// Reports whether a peer may be connected.
+    /// Reports whether frames can be sent to a peer: a stream has to be connected, datagrams need no
+    /// connection.
     pub fn is_connected(&self) -> bool {
         match &self.kind {
             Kind::Dgram { .. } => true,
@@ -95,7 +96,7 @@ impl Socket {
         });
     }
 
-    /// Accepts or makes a connection, if possible. Returns whether there is a new one.
+    /// Accepts or establishes a connection, if possible. Returns whether there is a new one.
     pub fn connect(&mut self) -> bool {
         let new = match &mut self.kind {
             Kind::Listen { listener, stream: stream @ None } => {

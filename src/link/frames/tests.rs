@@ -7,7 +7,7 @@ fn parse(s: &str) -> Result<FramesConfig, SpecError> {
 }
 
 #[test]
-fn config_text_is_parsed_to_socket_and_host_stack() {
+fn config_text_is_parsed_into_socket_and_host_stack() {
     let c = parse("frames:dgram:/tmp/a,/tmp/b,ip=10.77.0.1/24,ip=fd77::1/64,mac=52:54:00:77:00:01,mtu=4500")
         .unwrap();
     assert_eq!(c.wire, FramesWire::Dgram { local: "/tmp/a".into(), remote: "/tmp/b".into() });
@@ -22,7 +22,7 @@ fn config_text_is_parsed_to_socket_and_host_stack() {
 }
 
 #[test]
-fn bad_config_text_explains_the_error() {
+fn error_for_invalid_config_text_explains_the_cause() {
     for (text, expected) in [
         ("udp:1", "is not of the form"),
         ("frames:tap:x,ip=10.0.0.1", "is not of the form"),

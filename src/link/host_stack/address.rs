@@ -28,7 +28,7 @@ pub enum IfAddrError {
         /// Largest prefix length of the IP version.
         max: u8,
     },
-    /// A multicast, broadcast or unspecified address.
+    /// The address is a multicast, broadcast or unspecified address.
     #[error("{0} is not a unicast address")]
     NotUnicast(IpAddr),
 }
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_contain_their_hosts() {
+    fn network_contains_exactly_the_addresses_with_its_prefix() {
         let a: IfAddr = "10.77.1.1/23".parse().unwrap();
         assert!(a.contains("10.77.0.9".parse().unwrap()) && !a.contains("10.77.2.1".parse().unwrap()));
         assert!(a.is_broadcast("10.77.1.255".parse().unwrap()));
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_correct_form() {
+    fn error_for_an_invalid_address_names_the_correct_form() {
         let err = |s: &str| s.parse::<IfAddr>().unwrap_err().to_string();
         assert!(err("10.0.0/8").contains("write 10.77.0.1/24"));
         assert!(err("10.0.0.1/33").contains("from 0 to 32"));

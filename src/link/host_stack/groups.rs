@@ -15,7 +15,7 @@ pub const UNSOLICITED_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     joined: BTreeSet<IpAddr>,
-    /// Memberships whose report has to be repeated, with the time.
+    /// Memberships whose report has to be repeated, with the time of the repetition.
     repeats: VecDeque<(Instant, IpAddr)>,
     /// Whether the last query was of the previous protocol version (IGMPv2, MLDv1), for IPv4 and IPv6.
     old: [bool; 2],
@@ -76,8 +76,8 @@ impl Groups {
     }
 }
 
-/// Returns the link-local address derived from a MAC (RFC 4291, appendix A): routers ignore MLD from any
-/// other source.
+/// Returns the link-local address derived from a MAC (RFC 4291, appendix A). Routers ignore MLD messages from
+/// any other source address.
 pub(super) fn link_local(mac: Mac) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac.0;
     let word = |high, low| u16::from_be_bytes([high, low]);

@@ -29,7 +29,7 @@ use crate::wire::frame::{
 };
 use crate::wire::{Mac, solicited_node};
 
-/// Maximum number of its own frames that wait to be sent.
+/// Maximum number of queued frames that the host stack itself has generated.
 const MAX_OUTBOX: usize = 1024;
 
 /// Configuration of a host stack.
@@ -66,7 +66,7 @@ pub enum FrameOutcome {
     },
     /// The host stack has processed the frame itself.
     Handled,
-    /// The frame is not for the host stack, or of an unknown kind.
+    /// The frame is not for the host stack, or is of an unknown kind.
     Foreign,
     /// The frame is truncated, malformed or unsupported.
     Malformed(FrameError),
@@ -137,8 +137,8 @@ impl HostStack {
         }
     }
 
-    /// Leaves a multicast group without a report: another host stack with the same addresses is still a
-    /// member.
+    /// Leaves a multicast group without a report, because another host stack with the same addresses is still
+    /// a member.
     pub(crate) fn leave_without_report(&mut self, group: IpAddr) {
         self.groups.leave(group);
     }
@@ -374,7 +374,7 @@ impl HostStack {
         }
     }
 
-    /// Learns the MAC of the sender of a packet if it is on-link, as from a reply.
+    /// Learns the MAC of a packet's sender if the sender is on-link, as if it had replied to a request.
     fn learn_sender(&mut self, now: Instant, ip: IpAddr, mac: Mac) {
         if let Some((last_ip, last_mac, when)) = self.last_sender
             && (last_ip, last_mac) == (ip, mac)

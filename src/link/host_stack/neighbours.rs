@@ -62,7 +62,8 @@ impl Neighbours {
         (entry.mac, Some(NeighbourRequest { ip, mac: entry.mac }))
     }
 
-    /// Learns a MAC; with `only_known`, only for an address that has an entry. Returns whether it was stored.
+    /// Learns a MAC; with `only_known`, only for an address that already has an entry. Returns whether it was
+    /// stored.
     pub fn learn(&mut self, now: Instant, ip: IpAddr, mac: Mac, only_known: bool) -> bool {
         if let Some(entry) = self.entries.get_mut(&ip) {
             self.resolving -= usize::from(entry.resolution.is_some());
@@ -111,8 +112,8 @@ impl Neighbours {
         self.entries.values().filter_map(|e| e.resolution.map(|q| q.retry_at)).min()
     }
 
-    /// If the cache is full, evicts the entry that was not refreshed for the longest time. Entries that are
-    /// being resolved are evicted last.
+    /// Evicts the entry that has not been refreshed for the longest time, if the cache is full. Entries that
+    /// are being resolved are evicted last.
     fn evict_if_full(&mut self) {
         if self.entries.len() < MAX_NEIGHBOURS {
             return;

@@ -127,7 +127,7 @@ fn queued_frame_is_sent_when_its_neighbour_replies() {
 }
 
 #[test]
-fn resolution_fails_after_all_tries() {
+fn resolution_fails_after_the_maximum_number_of_requests() {
     let mut s = host_stack();
     for dst in ["10.77.0.3", "fd77::3"] {
         assert_eq!(s.resolve(at(0), ip(dst)), None);
@@ -175,7 +175,7 @@ fn stale_mac_is_used_while_probed_and_replaced_by_a_new_one() {
 }
 
 #[test]
-fn groups_resolve_to_macs_and_off_link_hosts_to_the_router() {
+fn group_resolves_to_its_multicast_mac_and_off_link_host_to_the_router() {
     let mut s = host_stack();
     assert_eq!(s.resolve(at(0), ip("239.1.2.3")), Some(Mac([1, 0, 0x5e, 1, 2, 3])));
     assert_eq!(s.resolve(at(0), ip("ff0e::9")), Some(Mac([0x33, 0x33, 0, 0, 0, 9])));
@@ -192,7 +192,7 @@ fn groups_resolve_to_macs_and_off_link_hosts_to_the_router() {
 }
 
 #[test]
-fn queued_frames_are_bounded() {
+fn frames_beyond_the_queue_limit_are_dropped_and_counted() {
     let mut s = host_stack();
     s.resolve(at(0), ip("10.77.0.1"));
     let n = MAX_UNRESOLVED_BYTES / 4096 + 10;
@@ -298,7 +298,7 @@ fn reports(reports: &[(&str, MembershipState, bool)]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn memberships_are_reported_twice_on_query_and_on_leave() {
+fn membership_is_reported_twice_after_joining_and_again_on_query_and_on_leave() {
     use MembershipState::{Joined, Left, Member};
     let mut s = host_stack();
     let [v4, v6] = ["239.1.2.3", "ff15::7"];
@@ -345,7 +345,7 @@ fn all_nodes_and_host_local_groups_are_not_reported() {
 }
 
 #[test]
-fn group_needs_an_address_of_its_ip_version() {
+fn joining_a_group_fails_without_an_address_of_its_ip_version() {
     let only_v6 =
         HostStackConfig { addresses: vec!["fd77::2/64".parse().unwrap()], ..host_stack().config().clone() };
     let mut s = HostStack::new(only_v6);
@@ -356,7 +356,7 @@ fn group_needs_an_address_of_its_ip_version() {
     assert_eq!(drain(&mut s), reports(&[("ff15::7", MembershipState::Joined, false)]));
 }
 
-/// Returns the frame with an 802.1Q tag that has this control information.
+/// Returns the frame with an 802.1Q tag whose tag control information is `tci`.
 fn tagged(frame: &[u8], tci: u16) -> Vec<u8> {
     [&frame[..12], &[0x81, 0x00], &tci.to_be_bytes(), &frame[12..]].concat()
 }
@@ -400,7 +400,7 @@ fn untagged_host_stack_drops_vlans_and_accepts_priority_tags() {
 
 proptest::proptest! {
     #[test]
-    fn damaged_frames_do_not_panic(
+    fn corrupt_frames_cause_no_panic(
         which in 0usize..8,
         hits in proptest::collection::vec((0usize..90, proptest::prelude::any::<u8>()), 0..4),
     ) {

@@ -22,7 +22,8 @@ const PACKET_FANOUT_FLAG_UNIQUEID: c_int = 0x2000;
 /// these frames.
 const PACKET_FANOUT_FLAG_IGNORE_OUTGOING: c_int = 0x4000;
 
-/// Makes a fanout group of sockets that are bound and receive nothing yet, in the order of their shards.
+/// Creates a fanout group of sockets, which are given in the order of their shards. They must be bound, and
+/// must not receive anything yet.
 ///
 /// # Errors
 /// The error of the kernel, or of a substitute for it. Some sockets may then be in the group, which they

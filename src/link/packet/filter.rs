@@ -12,10 +12,11 @@ use libc::{
 use crate::nic::ShardId;
 use crate::wire::{Mac, ROCE_PORT};
 
-/// Above this number the addresses are checked in user space, because jumps span 255 instructions at most.
+/// Maximum number of addresses that the filter checks. More of them are checked in user space, because a jump
+/// can skip at most 255 instructions.
 const MAX_ADDRESSES: usize = 16;
 
-/// Recipient whose frames are accepted.
+/// Recipient of the frames that the filter accepts.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Recipient<'a> {
     /// The interface itself; the kernel replies to its neighbours.
@@ -34,7 +35,7 @@ fn load(size: u32, at: u32) -> sock_filter {
     op(BPF_LD | size | BPF_ABS, at)
 }
 
-/// Loads an ancillary value of the kernel, which is not part of the frame.
+/// Returns an instruction that loads an ancillary value of the kernel, which is not part of the frame.
 fn load_ancillary(what: i32) -> sock_filter {
     load(BPF_W, (SKF_AD_OFF + what) as u32)
 }
@@ -51,20 +52,21 @@ fn reject() -> sock_filter {
     op(BPF_RET | BPF_K, 0)
 }
 
-/// Executes `then` if the accumulator equals `k`; otherwise continues after it.
+/// Appends instructions that execute `then` if the accumulator equals `k`, and otherwise continue after it.
 fn if_eq(out: &mut Block, k: u32, then: Block) {
     let skip = u8::try_from(then.len()).expect("a block has at most 255 instructions");
     out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: 0, jf: skip, k });
     out.extend(then);
 }
 
-/// Continues only if the accumulator equals `k`; otherwise drops the frame.
+/// Appends instructions that continue if the accumulator equals `k`, and otherwise drop the frame.
 fn require(out: &mut Block, k: u32) {
     out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: 1, jf: 0, k });
     out.push(reject());
 }
 
-/// Executes `then` unless the accumulator equals `k`. Continues after it if `then` does not end the program.
+/// Appends instructions that execute `then` unless the accumulator equals `k`. They continue after it if
+/// `then` does not end the program.
 fn unless_eq(out: &mut Block, k: u32, then: Block) {
     let skip = u8::try_from(then.len()).expect("a block has at most 255 instructions");
     out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: skip, jf: 0, k });
@@ -74,7 +76,8 @@ fn unless_eq(out: &mut Block, k: u32, then: Block) {
 /// Offset of the last byte of the destination QPN, from the start of the UDP header.
 const DEST_QP_LOW: u32 = 8 + 7;
 
-/// Continues only if the queue pair, whose last byte the instruction `byte` loads, belongs to the shard.
+/// Returns instructions that continue only if the queue pair belongs to the shard. The instruction `byte`
+/// loads the last byte of the queue pair number.
 fn require_shard(byte: sock_filter, shard: ShardId) -> Block {
     let mut p = vec![byte, mask((1 << shard.bits()) - 1)];
     require(&mut p, shard.index());
@@ -253,7 +256,7 @@ mod tests {
         result(program, frame, vlan, kind) != 0
     }
 
-    /// Runs a program like the kernel does: a read beyond the packet ends the program with 0.
+    /// Runs a program as the kernel does: a read beyond the packet ends the program with 0.
     fn result(program: &[sock_filter], frame: &[u8], vlan: u32, kind: u32) -> u32 {
         let (mut a, mut x, mut pc) = (0u32, 0u32, 0);
         loop {
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn interface_accepts_rocev2_for_its_addresses_and_groups() {
+    fn interface_filter_accepts_rocev2_for_its_addresses_and_for_groups() {
         let addresses: Vec<IpAddr> =
             ["10.0.0.1", "10.0.0.2", "fd00::1", "fe80::2"].iter().map(|a| a.parse().unwrap()).collect();
         let p = program(Recipient::Interface(&addresses), ShardId::WHOLE);
@@ -345,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn host_stack_in_a_vlan_accepts_only_that_vlan() {
+    fn filter_of_a_host_stack_in_a_vlan_accepts_only_that_vlan() {
         let p = program(Recipient::HostStack(OWN, Some(5)), ShardId::WHOLE);
         let frame = packet("10.0.0.1", OWN);
         for (vlan, accepted) in [(5, true), (7 << 13 | 5, true), (0, false), (7 << 13, false), (6, false)] {
@@ -354,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn host_stack_accepts_rocev2_and_requests_to_it() {
+    fn host_stack_filter_accepts_rocev2_and_requests_to_the_host_stack() {
         let p = program(Recipient::HostStack(OWN, None), ShardId::WHOLE);
         assert!(run(&p, &packet("10.0.0.1", OWN), 0, libc::PACKET_OTHERHOST.into()));
         assert!(!run(&p, &packet("10.0.0.1", OWN), 0, libc::PACKET_OUTGOING.into()));
@@ -379,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn host_stack_accepts_group_queries_but_not_reports() {
+    fn host_stack_filter_accepts_membership_queries_but_not_reports() {
         let mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
         let igmp = |kind: u8, options: usize| {
             let mut frame = packet("224.0.0.1", mac);
@@ -410,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn shard_accepts_its_queue_pairs_and_all_groups() {
+    fn shard_filter_accepts_packets_for_its_queue_pairs_and_for_all_groups() {
         let own: Vec<IpAddr> = ["10.0.0.1", "fd00::1"].iter().map(|a| a.parse().unwrap()).collect();
         for recipient in [Recipient::Interface(&own), Recipient::HostStack(OWN, None)] {
             for qpn in [0x10_u8, 0x11, 0x12, 0xff] {
@@ -478,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn first_shard_accepts_requests_and_all_accept_replies() {
+    fn only_the_first_shard_accepts_requests_but_all_accept_replies() {
         let [first, second] =
             [0, 1].map(|i| program(Recipient::HostStack(OWN, None), ShardId::new(i, 2).unwrap()));
         for request in [true, false] {

@@ -1,4 +1,4 @@
-//! Next-hop resolution by the routes and the neighbour table of the kernel, queried by netlink.
+//! Next-hop resolution with the routes and the neighbour table of the kernel, which are queried by netlink.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
@@ -47,10 +47,10 @@ pub(super) struct KernelNeighbours {
     ifindex: u32,
     /// Whether this is a loopback interface, where all MACs are zeros.
     pub loopback: bool,
-    /// Whether the interface has IPv4 addresses, and IPv6 ones.
+    /// Whether the interface has IPv4 addresses, and whether it has IPv6 addresses.
     families: [bool; 2],
-    /// Sockets whose only purpose is the membership of the kernel in multicast groups, while they are open:
-    /// the kernel reports it and configures the hardware to accept the packets. Nothing is read from them.
+    /// Sockets that only keep the kernel a member of multicast groups while they are open: the kernel reports
+    /// the memberships and configures the hardware to accept the packets. Nothing is read from these sockets.
     groups: HashMap<IpAddr, UdpSocket>,
     trigger: [Option<UdpSocket>; 2],
     /// Sockets bound to the RoCE port so that the kernel sends no ICMP port unreachable. A filter drops their
@@ -181,7 +181,8 @@ impl KernelNeighbours {
         queued
     }
 
-    /// Queries again the next hops of queued frames, which are moved to the outbox or dropped.
+    /// Repeats the queries for the next hops of queued frames. Moves frames whose next hop is resolved to the
+    /// outbox, and drops those whose resolution has failed.
     pub fn handle_timeout(&mut self, now: Instant) {
         while self.has_unresolved {
             let due = |ip: &IpAddr| self.cache.get(ip).is_none_or(|c| c.until <= now || c.mac.is_some());

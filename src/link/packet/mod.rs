@@ -1,4 +1,4 @@
-//! RoCEv2 on a network interface by a packet socket, either beside the kernel on the interface's own
+//! RoCEv2 over a packet socket on a network interface, either alongside the kernel on the interface's own
 //! addresses or as a separate host stack.
 //!
 //! Bursts are passed to the kernel as GSO super-packets, which the kernel or the hardware segments. If the
@@ -53,7 +53,7 @@ pub struct PacketConfig {
     pub fanout: bool,
 }
 
-/// Error on opening a packet link.
+/// Error when opening a packet link.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PacketError {
@@ -148,7 +148,7 @@ impl FromStr for PacketConfig {
     }
 }
 
-/// A link by a packet socket on an interface.
+/// A link over a packet socket on an interface.
 #[derive(Debug)]
 pub struct PacketLink {
     info: LinkInfo,
@@ -157,14 +157,15 @@ pub struct PacketLink {
     vlan: Option<VlanTag>,
     neighbours: Neighbours,
     socket: RawSocket,
-    /// UDP payload bytes per packet of the last super-packet whose segment size the kernel did not report.
+    /// Number of UDP payload bytes per packet in the last super-packet whose segment size the kernel did not
+    /// report: the most likely size in the next one.
     likely_segment: usize,
     batch: TxBatch,
     local: Loopback,
     /// Membership in the group of the NIC's packet links, if there are several shards.
     shard_group: Option<ShardGroup>,
     counters: LinkCounters,
-    /// Link state monitor; `None` if the system does not report the state of interfaces, or another shard
+    /// Link state monitor; `None` if the system does not report the state of interfaces, or if another shard
     /// monitors it.
     link_state: Option<LinkStateMonitor>,
 }
@@ -214,7 +215,8 @@ impl Neighbours {
         }
     }
 
-    /// Reports whether the interface is a loopback one, which itself returns packets that are sent to groups.
+    /// Reports whether the interface is a loopback interface, which itself returns packets that are sent to
+    /// groups.
     fn is_loopback(&self) -> bool {
         matches!(self, Neighbours::Kernel(k) if k.loopback)
     }
@@ -306,7 +308,8 @@ impl PacketLink {
 
     /// Opens `count` packet sockets, for the shards of one NIC
     /// ([`Context::open_shards`](crate::verbs::Context::open_shards)). Each shard receives the packets of the
-    /// queue pairs whose numbers end in its index. `count` is rounded up to a power of two and limited to 64.
+    /// queue pairs whose numbers have its index in their lowest bits. `count` is rounded up to a power of two
+    /// and limited to 64.
     ///
     /// # Errors
     /// See [`open`](Self::open).
@@ -421,7 +424,7 @@ impl PacketLink {
         self.shard_group.as_ref().and_then(ShardGroup::shard).unwrap_or(ShardId::WHOLE)
     }
 
-    /// Starts to receive the frames of the given shard from those that the socket gets.
+    /// Starts reception: from now on the socket accepts the frames for the given shard.
     fn start(&self, shard: ShardId) -> Result<(), PacketError> {
         let recipient = match self.neighbours {
             Neighbours::HostStack(_) => Recipient::HostStack(self.mac, self.info.vlan),
@@ -554,8 +557,8 @@ impl PacketLink {
         Ok(None)
     }
 
-    /// Sends the bursts of the batch from message `first` on, which must be the first of its burst, packet by
-    /// packet.
+    /// Sends the bursts of the batch packet by packet, starting with the burst whose first message has the
+    /// index `first`.
     fn send_in_packets(&mut self, first: usize, queue: &TxQueue) -> io::Result<()> {
         let mut bursts: Vec<_> = self.batch.info[first..].iter().map(|m| (m.burst, m.to)).collect();
         bursts.dedup();
@@ -634,7 +637,7 @@ impl PacketLink {
     }
 }
 
-/// Classifies a frame if the kernel handles the protocols between neighbours.
+/// Classifies a frame on an interface for which the kernel handles everything except RoCE packets.
 fn classify_frame(frame: Frame, is_local: impl Fn(IpAddr) -> bool) -> FrameOutcome {
     match frame.content {
         Content::Roce(roce) if is_local(roce.flow.dst) => FrameOutcome::Packet(roce),

@@ -1,4 +1,5 @@
-//! Segment size and identifications of a GSO super-packet, found by the ICRCs of its packets.
+//! Detection of the segment size and the IPv4 identifications of a GSO super-packet, by the ICRCs of its
+//! packets.
 #![forbid(unsafe_code)]
 
 use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Mtu, icrc};
@@ -6,8 +7,8 @@ use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Mtu, icrc};
 /// Longest UDP payload of a packet, in bytes.
 const MAX_LEN: usize = MAX_HEADERS_LEN + Mtu::Mtu4096.bytes() + ICRC_LEN;
 
-/// Returns the UDP payload bytes of the first packet in `data`: the length at which its ICRC is valid, or all
-/// of `data` if there is none.
+/// Returns the UDP payload length of the first packet in `data`: the length at which its ICRC is valid, or
+/// that of all of `data` if there is no such length.
 ///
 /// Without virtio-net headers a packet socket does not report the segment size. The likely length is tried
 /// first, because successive super-packets are mostly alike; trying all lengths takes about 100 us.
@@ -19,7 +20,7 @@ pub(super) fn segment(flow: &Flow, ident: IpIdent, data: &[u8], likely: usize) -
     [data.len(), likely].into_iter().chain(lengths).find(icrc_matches).unwrap_or(data.len())
 }
 
-/// Returns the identifications of a super-packet whose first packet has `first`.
+/// Returns the IPv4 identifications of a super-packet whose first packet has the identification `first`.
 ///
 /// The numbers count up from `first` if the sender's kernel left the segmentation to others. If the
 /// receiver's kernel has merged packets (GRO), the identifications can be any, and are unknown.
@@ -49,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn segment_size_is_found_by_icrc() {
+    fn segment_size_of_a_super_packet_is_found_by_icrc() {
         for (src, dst) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
             let flow = Flow::new(src.parse().unwrap(), dst.parse().unwrap(), 4000);
             let ident = if flow.dst.is_ipv4() { IpIdent::SENT } else { IpIdent::Unknown };
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn corrupt_frame_is_not_split() {
+    fn data_without_a_valid_icrc_is_not_split() {
         let flow = Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 4000);
         let mut data = run(&flow, &[1000; 9]);
         data[12] ^= 1;

@@ -1,6 +1,6 @@
 //! The group of packet links that serve the shards of one NIC. Packets that one link sends to a multicast
 //! group are passed to the other members, only the last member that leaves a group reports that to the
-//! network, and frames that the kernel delivers to one link but several need are passed on.
+//! network, and a frame that the kernel delivers to only one link is passed on to all others that need it.
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};
@@ -41,7 +41,7 @@ struct Shared {
 struct Inbox {
     non_empty: AtomicBool,
     contents: Mutex<InboxContents>,
-    /// Readable while the inbox is not empty.
+    /// Descriptor that is readable while the inbox is not empty.
     readable: EventFd,
 }
 
@@ -50,11 +50,11 @@ struct Inbox {
 pub(super) struct InboxContents {
     /// Bursts that other links have sent to multicast groups.
     pub bursts: Loopback,
-    /// Frames that other links have received.
+    /// Frames that other links have received and that this link needs.
     pub frames: Frames,
 }
 
-/// Queue of frames with the metadata of the kernel.
+/// Queue of frames with the metadata that the kernel supplied.
 #[derive(Debug, Default)]
 pub(super) struct Frames {
     bytes: FrameQueue,
@@ -86,7 +86,7 @@ impl Frames {
     }
 }
 
-/// Set of links that need a frame, apart from the one that has received it.
+/// Set of links that need a frame, other than the link that has received it.
 enum FrameAudience {
     NoOther,
     AllOthers,
@@ -183,7 +183,7 @@ impl ShardGroup {
         full.count()
     }
 
-    /// Returns the contents of this link's inbox, if there are any.
+    /// Takes the contents of this link's inbox, if there are any.
     pub fn take(&self) -> Option<InboxContents> {
         let inbox = &self.shared.inboxes[self.own];
         if !inbox.non_empty.load(Ordering::Acquire) {

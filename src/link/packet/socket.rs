@@ -16,23 +16,23 @@ use crate::wire::frame::Checksums;
 
 /// Length of a virtio-net header, in bytes.
 pub(super) const VNET_LEN: usize = 10;
-/// The checksum field contains the pseudo-header sum, which the sender has to complete.
+/// Flag: the checksum field contains the pseudo-header sum, which the sender has to complete.
 const VNET_NEEDS_CSUM: u8 = 1;
 const VNET_DATA_VALID: u8 = 2;
 const VNET_GSO_NONE: u8 = 0;
-/// A super-packet of UDP datagrams of equal size.
+/// GSO type of a super-packet that consists of UDP datagrams of equal size.
 const VNET_GSO_UDP_L4: u8 = 5;
 
 /// Constants of linux/if_packet.h that libc lacks.
 const PACKET_IGNORE_OUTGOING: c_int = 23;
 const PACKET_FANOUT_DATA: c_int = 22;
-/// The older PACKET_VNET_HDR is not used: kernels that have only that option (before Linux 6.4) may not
-/// support UDP super-packets in these headers, and drop those that they cannot describe.
+/// Option that is used instead of the older PACKET_VNET_HDR: kernels that have only the older one (before
+/// Linux 6.4) may not support UDP super-packets in these headers, and drop packets that they cannot describe.
 const PACKET_VNET_HDR_SZ: c_int = 24;
 
 /// Messages per sending call.
 const TX_MESSAGES: usize = 64;
-/// Messages per receiving call. More super-packets would evict each other from the cache.
+/// Number of messages per receive call. More super-packets would evict each other from the cache.
 const RX_MESSAGES: usize = 16;
 /// Largest frame, in bytes: the largest IP packet and an Ethernet header with two tags.
 const MAX_FRAME: usize = 65_535 + 22;
@@ -134,7 +134,7 @@ impl RawSocket {
         Ok(RawSocket { fd, ifindex, vnet, rx: RxBuffers::new() })
     }
 
-    /// Disables super-packets for good, since the kernel has rejected one. Frames in the receive queue are
+    /// Disables super-packets permanently, after the kernel has rejected one. Frames in the receive queue are
     /// not lost.
     pub fn disable_gso(&mut self) -> io::Result<()> {
         self.vnet = false;
@@ -151,12 +151,12 @@ impl RawSocket {
         get_option(&self.fd, libc::SOL_PACKET, name)
     }
 
-    /// Sets the program by which the fanout group of this socket distributes frames.
+    /// Sets the BPF program that distributes frames in the fanout group of this socket.
     pub fn fan_out(&self, program: &[sock_filter]) -> io::Result<()> {
         set_program(&self.fd, libc::SOL_PACKET, PACKET_FANOUT_DATA, program)
     }
 
-    /// Attaches the filter, which starts the reception of the frames that it accepts.
+    /// Attaches the filter, and thereby starts the reception of the frames that it accepts.
     pub fn attach_filter(&self, filter: &[sock_filter]) -> io::Result<()> {
         attach_filter(&self.fd, filter)
     }
@@ -189,8 +189,8 @@ impl RawSocket {
         self.fd.as_fd()
     }
 
-    /// Returns the number of packet bytes that may wait unread: a quarter of the buffer size that the kernel
-    /// reports, half of which the kernel counts for its own overhead.
+    /// Returns the number of packet bytes that the receive buffer can hold: a quarter of the buffer size that
+    /// the kernel reports, half of which the kernel counts for its own overhead.
     pub fn window(&self) -> usize {
         let bytes = get_option(&self.fd, libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0);
         (bytes.max(0) as usize / 4).max(64 * 1024)
@@ -296,8 +296,8 @@ impl RawSocket {
 pub(super) struct TxBatch {
     heads: Vec<u8>,
     iov: Vec<iovec>,
-    /// Slices of `heads` as index in `iov` and offset: their addresses are known only when `heads` has
-    /// stopped growing.
+    /// Slices of `heads`, as pairs of index in `iov` and offset: their addresses are known only when `heads`
+    /// has stopped growing.
     head_iov: Vec<(usize, usize)>,
     starts: Vec<usize>,
     pub info: Vec<TxMessage>,
@@ -312,7 +312,7 @@ unsafe impl Send for TxBatch {}
 /// Description of a message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TxMessage {
-    /// Index in the queue of the burst that the message carries, or a packet of.
+    /// Index in the queue of the burst that the message carries, or of which it carries one packet.
     pub burst: usize,
     /// Number of packets.
     pub packets: usize,
@@ -344,7 +344,7 @@ impl TxBatch {
         self.info.len() >= TX_MESSAGES
     }
 
-    /// Begins a message; `write` appends its headers.
+    /// Starts a message; `write` appends its headers.
     pub fn begin(
         &mut self,
         info: TxMessage,

@@ -7,7 +7,7 @@ fn parse(s: &str) -> Result<PacketConfig, SpecError> {
 }
 
 #[test]
-fn config_text_is_parsed_to_interface_or_host_stack() {
+fn config_text_is_parsed_into_interface_and_host_stack() {
     let c = parse("packet:eth0").unwrap();
     assert_eq!(
         (c.interface.as_str(), c.host_stack, c.mtu, c.offload, c.fanout),
@@ -24,7 +24,7 @@ fn config_text_is_parsed_to_interface_or_host_stack() {
 }
 
 #[test]
-fn bad_config_text_explains_the_error() {
+fn error_for_invalid_config_text_explains_the_cause() {
     for (text, expected) in [
         ("packet:", "is not of the form"),
         ("eth0", "is not of the form"),

@@ -9,11 +9,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub(super) struct SockAddr([u8; SockAddr::ROOM]);
 
 impl SockAddr {
-    /// Size of the larger of the two, in bytes.
+    /// Size of `sockaddr_in6`, the larger of the two types, in bytes.
     pub const ROOM: usize = size_of::<libc::sockaddr_in6>();
 
-    /// Encodes an address and a port; returns the length in bytes too. `scope` is the interface index for an
-    /// address that needs one, 0 otherwise.
+    /// Encodes an address and a port. Returns the socket address and its length in bytes. `scope` is the
+    /// interface index for an address that needs one, 0 otherwise.
     pub fn new(ip: IpAddr, port: u16, scope: u32) -> (SockAddr, usize) {
         let mut b = [0; SockAddr::ROOM];
         b[2..4].copy_from_slice(&port.to_be_bytes());
@@ -112,7 +112,8 @@ impl Control {
         }
     }
 
-    /// Iterates over the messages that the kernel wrote to the first `len` bytes, as level, type and data.
+    /// Iterates over the messages that the kernel wrote to the first `len` bytes, as tuples of level, type
+    /// and data.
     pub fn messages(&self, len: usize) -> impl Iterator<Item = (i32, i32, &[u8])> {
         let mut rest = &self.bytes[..len.min(Control::ROOM)];
         std::iter::from_fn(move || {
@@ -149,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn name_decodes_to_its_address_and_port() {
+    fn socket_address_decodes_to_its_ip_address_and_port() {
         for ip in ["127.1.2.3", "fd00::17"] {
             let ip = ip.parse().unwrap();
             assert_eq!(SockAddr::new(ip, 4791, 0).0.get(), Some((ip, 4791)));

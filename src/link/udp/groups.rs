@@ -26,7 +26,7 @@ pub(super) struct Groups {
     joined: Vec<Group>,
     /// Receiver for the group sockets, created with the first group.
     receiver: Option<Receiver>,
-    /// Datagrams dropped by group sockets that are closed by now.
+    /// Datagrams dropped by group sockets that have been closed since.
     overflow: u64,
 }
 
@@ -100,7 +100,7 @@ impl Groups {
     }
 }
 
-/// Joins on every interface where this is possible; fails if there is none.
+/// Joins a group on every interface that permits it; fails if no interface does.
 fn join_everywhere(socket: &OwnedFd, group: IpAddr, local: &Local) -> io::Result<()> {
     let mut outcome = Err(io::Error::from_raw_os_error(libc::ENODEV));
     for index in local.interface_indices() {

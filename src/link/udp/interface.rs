@@ -20,8 +20,8 @@ const DAD_FAILED: u32 = 0x08;
 const TENTATIVE: u32 = 0x40;
 
 impl UdpOptions {
-    /// Returns these options for addresses of the named interface, which other interfaces may have too. Waits
-    /// up to three seconds for duplicate address detection.
+    /// Returns these options restricted to the named interface, whose addresses other interfaces may have
+    /// too. Waits up to three seconds for duplicate address detection.
     ///
     /// # Errors
     /// If there is no such interface.
@@ -92,9 +92,9 @@ fn wait_for_dad(name: &str) -> Result<Interface, UdpLinkError> {
     }
 }
 
-/// Reports whether the kernel's list of IPv6 addresses has a tentative address of an interface. Each line has
-/// address, interface index, prefix length, scope and flags, all as hexadecimal numbers, and the interface's
-/// name.
+/// Reports whether the kernel's list of IPv6 addresses contains a tentative address of an interface. Each
+/// line has address, interface index, prefix length, scope and flags, all as hexadecimal numbers, and the
+/// interface's name.
 fn has_tentative(list: &str, index: u32) -> bool {
     list.lines().any(|line| {
         let mut numbers = line.split_whitespace().skip(1).map(|field| u32::from_str_radix(field, 16));

@@ -1,4 +1,5 @@
-//! RoCEv2 through a plain UDP socket: no root, no capability, no interface of its own.
+//! RoCEv2 through a plain UDP socket, which needs no root privileges, no capability and no interface of its
+//! own.
 //!
 //! The kernel builds the IP and UDP headers, which the ICRC covers, so the sender has to predict them: an
 //! unconnected socket that never fragments sends identification 0 with don't-fragment set, and 0, 1, 2... in
@@ -66,7 +67,7 @@ impl Default for UdpOptions {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UdpLinkError {
-    /// Another process or the kernel has the port.
+    /// Another process or the kernel holds the port.
     #[error("UDP port 4791 of {ip} is in use by {owner}: stop it, or use another address of this machine")]
     InUse {
         /// The requested address.
@@ -160,7 +161,7 @@ impl UdpLink {
     /// Binds UDP port 4791 of `ip` with `count` sockets, one for each shard of a NIC
     /// ([`Context::open_shards`](crate::verbs::Context::open_shards)). Each socket receives the packets for
     /// the queue pairs whose numbers have the shard's index in their lowest bits. `count` is rounded up to a
-    /// power of two, of 64 at most.
+    /// power of two and limited to 64.
     ///
     /// # Errors
     /// See [`bind`](Self::bind).
@@ -228,12 +229,12 @@ impl UdpLink {
         self.link_state = None;
     }
 
-    /// Makes [`group_fd`](Link::group_fd) readable also when this descriptor is.
+    /// Makes [`group_fd`](Link::group_fd) also readable whenever `fd` is readable.
     pub(crate) fn add_to_group_fd(&self, fd: impl AsFd) -> io::Result<()> {
         Ok(self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0))?)
     }
 
-    /// Receives like [`receive`](Link::receive) from another socket of the address.
+    /// Receives from another socket of the address, as [`receive`](Link::receive) does from the link's own.
     pub(crate) fn receive_from(
         &mut self,
         socket: &OwnedFd,
@@ -259,8 +260,8 @@ impl UdpLink {
     }
 }
 
-/// Smallest share of [`LinkInfo::window`] to charge for a packet, in bytes: the kernel charges a shorter
-/// packet hardly less.
+/// Smallest share of [`LinkInfo::window`] to charge for a packet, in bytes: the kernel charges hardly less
+/// for a shorter packet.
 pub const MIN_CHARGE: usize = 1024;
 
 /// Returns the window, in bytes, for a receive buffer whose size the kernel reports as `rcvbuf`.

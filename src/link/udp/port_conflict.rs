@@ -19,7 +19,7 @@ pub enum PortOwner {
     User(u32),
     /// The kernel itself (rdma_rxe).
     Kernel,
-    /// A socket that is closed by now or not listed in /proc.
+    /// A socket that has been closed since, or is not listed in /proc.
     Unknown,
 }
 
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     #[cfg(target_endian = "little")]
-    fn proc_net_udp_lines_are_parsed() {
+    fn proc_net_udp_line_yields_its_socket_only_if_it_conflicts_with_the_bind() {
         let v4 = "  77: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 21 2 0 0";
         let ip = |s: &str| s.parse().unwrap();
         let entry = conflicting_entry(v4, ip("127.0.0.1"), 4791).unwrap();

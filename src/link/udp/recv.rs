@@ -23,9 +23,9 @@ pub(super) struct Receiver {
     data: Vec<u8>,
     names: [SockAddr; MAX_DATAGRAMS],
     controls: [Control; MAX_DATAGRAMS],
-    /// Number of datagrams to request per call: one as long as they arrive singly, since the call for a
-    /// single datagram is faster and a thread may wait for that one; doubled after two calls in a row that
-    /// returned as many as requested.
+    /// Number of datagrams to request per call. It is one while datagrams arrive singly, because the call for
+    /// a single datagram is faster and a thread may be waiting for that datagram. It is doubled after two
+    /// consecutive calls that returned as many as requested.
     batch_size: usize,
     /// Whether the last call returned as many datagrams as requested.
     full: bool,

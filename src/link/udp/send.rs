@@ -18,12 +18,12 @@ use crate::wire::{Flow, ICRC_LEN, IpIdent, ROCE_PORT, icrc};
 const BATCH: usize = 64;
 /// Maximum number of destinations remembered as not supporting segmentation.
 const MAX_NO_GSO: usize = 64;
-/// Maximum number of waits for a full socket in one turn.
+/// Maximum number of waits for room in a full socket in one turn.
 const MAX_WAITS: u32 = 3;
 /// Duration of one wait, in milliseconds.
 const WAIT_MS: u8 = 1;
-/// Number of consecutive turns that request the same header fields, different from the socket's, after which
-/// they become the socket's own.
+/// Number of consecutive turns that request the same header fields, different from the socket's defaults,
+/// after which they become the defaults.
 const ADAPT_AFTER_TURNS: u32 = 16;
 
 pub(super) struct Sender {
@@ -31,14 +31,15 @@ pub(super) struct Sender {
     singles: Batch,
     /// Buffer for packets whose ICRCs are recomputed.
     scratch: Vec<u8>,
-    /// Destinations for which the kernel refuses to segment: the interface cannot, or IPsec is on the path.
+    /// Destinations for which the kernel refuses to segment, because the interface cannot, or because IPsec
+    /// is on the path.
     pub no_gso_to: Vec<IpAddr>,
     segments: bool,
     /// Number of waits remaining in this turn.
     waits: u32,
     /// Header fields that the socket sets by default.
     pub defaults: IpFields,
-    /// Header fields that the last turns requested instead, and the number of those turns.
+    /// Header fields that the latest turns requested instead of the defaults, and the number of these turns.
     requested: (IpFields, u32),
     pub counters: LinkCounters,
 }
@@ -242,7 +243,7 @@ struct Message {
     name_len: usize,
     control: Control,
     packets: usize,
-    /// Index of its burst in the queue.
+    /// Index of the message's burst in the queue.
     burst: usize,
 }
 
@@ -308,7 +309,7 @@ impl Batch {
     }
 
     /// Sends the messages from index `at` on. Returns the number of messages sent, and an error only if the
-    /// first one failed: after a partial success, the kernel reports none.
+    /// first one failed, because after a partial success the kernel reports no error.
     fn send(&mut self, socket: &OwnedFd, at: usize) -> (usize, io::Result<()>) {
         let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         let sent = match &mut self.headers[at..] {

@@ -76,16 +76,16 @@ pub(super) struct BoundSocket {
     pub socket: OwnedFd,
     /// Local addresses for which the socket receives packets.
     pub locals: Vec<LocalAddress>,
-    /// Smallest MTU of their interfaces, in bytes.
+    /// Smallest MTU of the interfaces that have these addresses, in bytes.
     pub mtu: usize,
     /// Whether the kernel segments bursts on sending (UDP GSO).
     pub segments: bool,
-    /// Size of the receive buffer in bytes, as the kernel accounts received packets against it.
+    /// Size of the receive buffer in bytes, against which the kernel charges received packets.
     pub rcvbuf: usize,
 }
 
-/// Opens and binds a socket, with `shared` in the reuseport group of sockets that this process has bound
-/// already.
+/// Opens and binds a socket. With `shared`, it joins the reuseport group of the sockets that this process has
+/// bound already.
 pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<BoundSocket, UdpLinkError> {
     let fail = |what| move |source| UdpLinkError::System { ip, what, source };
     let locals = locals(ip, options.interface.as_deref());
@@ -122,7 +122,7 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Bou
     Ok(BoundSocket { socket, locals, mtu, segments, rcvbuf })
 }
 
-/// Adopts a socket of this address that another process opened: resets its header fields and reads its
+/// Adopts a socket that another process has bound to this address: resets its header fields and reads its
 /// properties.
 pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result<BoundSocket, UdpLinkError> {
     set_ip_fields(&socket, ip.is_ipv4(), IpFields::DEFAULT).map_err(|source| UdpLinkError::System {
@@ -145,10 +145,10 @@ fn smallest_mtu(socket: &OwnedFd, locals: &[LocalAddress]) -> usize {
     locals.iter().filter_map(|l| interface_mtu(socket, &l.interface).ok()).min().unwrap_or(1500)
 }
 
-/// Discards the queued datagrams, which were for another process. Bounded, so that a continuous sender cannot
-/// keep this from ending.
+/// Discards the queued datagrams, which were for another process. Their number is limited, so that the
+/// function returns even if a peer sends continuously.
 pub(crate) fn drain(socket: &OwnedFd) {
-    /// More datagrams than fit into a receive buffer.
+    /// Limit, which is larger than the number of datagrams that fit into a receive buffer.
     const MAX_DATAGRAMS: usize = 1 << 20;
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
     for _ in 0..MAX_DATAGRAMS {
@@ -193,8 +193,8 @@ pub(super) fn share(socket: &OwnedFd) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
 }
 
-/// Opens the socket of a multicast group, joined and bound to it on one interface. Other sockets of this
-/// machine may join the same group; each receives all of its packets.
+/// Opens a socket that is bound to a multicast group and joins it on one interface. Other sockets of this
+/// machine may join the same group; each of them receives all packets to it.
 pub(super) fn open_group(group: IpAddr, ifindex: u32, options: &UdpOptions) -> io::Result<OwnedFd> {
     let socket = new_socket(group)?;
     configure(&socket, group)?;
@@ -231,7 +231,7 @@ fn new_socket(ip: IpAddr) -> io::Result<OwnedFd> {
     system_udp::unbound(ip, SocketFlags::NONBLOCK)
 }
 
-/// Sets don't-fragment permanently, which also makes the kernel send identifications 0, 1, 2... in each
+/// Sets don't-fragment permanently, which also makes the kernel send IPv4 identifications 0, 1, 2... in each
 /// burst, and requests the header fields of received packets that a NIC needs.
 fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
     let wildcard = ip.is_unspecified();

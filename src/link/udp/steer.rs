@@ -17,7 +17,7 @@ use crate::link::socket_calls::set_program;
 pub(crate) const DEST_QP_LOW: u32 = 7;
 
 /// Opens `count` sockets, a power of two. A packet is delivered to the socket whose index is in the lowest
-/// bits of the destination QPN; of coalesced packets, the first decides.
+/// bits of the destination QPN; if packets are coalesced, the first one decides.
 pub(super) fn open(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<BoundSocket>, UdpLinkError> {
     let all = open_group(ip, options, count)?;
     if count > 1 {
@@ -40,7 +40,7 @@ pub(crate) fn bind_group(
 }
 
 /// Opens `count` sockets, in a reuseport group if there are several. Until a program is attached, the kernel
-/// distributes the packets by itself.
+/// itself chooses a socket for each packet.
 fn open_group(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<BoundSocket>, UdpLinkError> {
     // Opens the first socket like an only one, so that any other owner of the port, sharing or not, is
     // detected and reported. Later binds by other programs fail too, except those of the same user that set
@@ -57,13 +57,13 @@ fn open_group(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<Boun
     Ok(all)
 }
 
-/// Returns an instruction that does not jump.
+/// Returns a BPF instruction that does not jump.
 pub(crate) fn op(code: u32, k: u32) -> sock_filter {
     sock_filter { code: code as u16, jt: 0, jf: 0, k }
 }
 
-/// Returns the program that selects for each packet the socket by its index in bind order, which is the
-/// shard's.
+/// Returns the BPF program that selects the socket of each packet by its index in bind order, which is the
+/// index of the shard.
 fn by_shard(count: u32) -> [sock_filter; 3] {
     [
         op(BPF_LD | BPF_B | BPF_ABS, DEST_QP_LOW),
@@ -72,7 +72,8 @@ fn by_shard(count: u32) -> [sock_filter; 3] {
     ]
 }
 
-/// Attaches a program to the reuseport group of a socket; it steers the packets of all sockets of the group.
+/// Attaches a BPF program to the reuseport group of a socket. It steers the packets to all sockets of the
+/// group.
 pub(crate) fn attach(ip: IpAddr, socket: &OwnedFd, program: &[sock_filter]) -> Result<(), UdpLinkError> {
     set_program(socket, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, program)
         .map_err(|source| failed(ip, source))

@@ -54,7 +54,7 @@ fn payload(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + seed * 7 + i / 256) as u8).collect()
 }
 
-/// Registers memory filled with a pattern; returns it with its table and a slice of all of it.
+/// Registers memory filled with a pattern. Returns the memory, its table, and a slice of all of it.
 fn region(len: usize) -> (Box<[u8]>, Table, HostSlice) {
     let mut memory = payload(len, 5).into_boxed_slice();
     let mut table = Table::new();
@@ -83,7 +83,7 @@ struct RxRecord {
     packets: Vec<Vec<u8>>,
 }
 
-/// Receives until `packets` have arrived, or none within 300 ms. Every ICRC must be correct.
+/// Receives until `packets` packets have arrived, or none has arrived for 300 ms. Every ICRC must be correct.
 fn receive(link: &mut UdpLink, packets: usize) -> Vec<RxRecord> {
     let (mut received, mut count, mut last) = (Vec::new(), 0, Clock::now());
     while count < packets && last.elapsed() < Duration::from_millis(300) {
@@ -163,7 +163,7 @@ fn many_bursts_are_sent_in_one_turn_and_in_order() {
 }
 
 #[test]
-fn ecn_and_dscp_arrive() {
+fn ecn_and_dscp_arrive_unchanged() {
     let (mut a, mut b) = (link("127.12.0.1"), link("127.12.0.2"));
     let flow = Flow { traffic_class: 0x6a, hop_limit: 17, ..flow(&a, &b) };
     for packets in [1, 3] {
@@ -196,7 +196,7 @@ fn ip_fields(socket: &UdpSocket) -> (u8, u8) {
 }
 
 #[test]
-fn each_flow_gets_its_header_fields_whatever_the_socket_defaults() {
+fn each_flow_has_its_own_header_fields_whatever_the_socket_defaults() {
     let mut a = link("127.12.1.1");
     let b = UdpSocket::bind("127.12.1.2:4791").unwrap();
     b.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -233,7 +233,7 @@ fn each_flow_gets_its_header_fields_whatever_the_socket_defaults() {
     }
 }
 
-/// Sends a burst of five packets; returns the IPv4 identification and flags that each was sent with.
+/// Sends a burst of five packets. Returns the IPv4 identification and the flags of each.
 fn identifications(a: &mut UdpLink, b: &mut UdpLink) -> Vec<(u16, u16)> {
     let mut q = TxQueue::new(BurstLimits::SEGMENTED);
     (0..5).for_each(|i| q.push(&flow(a, b), headers(i), Payload::Bytes(&payload(1024, i as usize))));
@@ -281,7 +281,7 @@ fn packets_above_the_mtu_do_not_disable_segmentation() {
 }
 
 #[test]
-fn packets_of_many_slices_arrive_whole() {
+fn packets_with_payload_from_many_slices_arrive_whole() {
     let (mut a, mut b) = (link("127.14.0.1"), link("127.14.0.2"));
     let (memory, _table, mut rest) = region(64 * 17 * 48);
     let mut q = TxQueue::new(a.info.burst);
@@ -347,8 +347,8 @@ fn empty_datagram_is_counted_as_malformed() {
     assert_eq!(a.receive(Instant(0), &mut |_| panic!("no datagram is expected")).unwrap(), 0);
 }
 
-/// Sends a window's worth of packets with this payload, which are not read meanwhile; returns how many
-/// arrived, and how many were sent.
+/// Sends as many packets with `payload` bytes as the window permits, without reading them meanwhile. Returns
+/// how many arrived, and how many were sent.
 fn unread_window(a: &mut UdpLink, b: &mut UdpLink, payload: usize) -> (usize, usize) {
     let (flow, bytes) = (flow(a, b), vec![9; payload]);
     let count = b.info.window / (payload + 16).max(MIN_CHARGE);
@@ -404,8 +404,8 @@ fn eight_unread_windows_fit_if_the_system_grants_the_receive_buffer() {
     assert!(arrived < sent && b.counters().rx_overflow > 0);
 }
 
-/// Runs `test` in a network namespace of its own, with these addresses on its loopback; skips it without the
-/// privilege to create one.
+/// Runs `test` in a new network namespace that has these addresses on its loopback interface. Skips the test
+/// without the privilege to create one.
 fn in_namespace(addresses: &[&str], test: impl FnOnce() + Send) {
     if !netns::is_available() {
         return;
@@ -463,7 +463,7 @@ fn ipv6_link_sends_and_receives_like_ipv4() {
 }
 
 #[test]
-fn link_local_addresses_find_their_interface() {
+fn link_local_address_sends_and_receives_on_its_interface() {
     in_namespace(&["fe80::7/64"], || {
         for name in ["fe80::7", "::"] {
             let mut a = link(name);
@@ -555,7 +555,8 @@ fn group_packets_reach_members_and_the_sender_only_if_it_joined() {
     assert!(matches!(error, JoinError::NoAddress(_)), "{error}");
 }
 
-/// Creates two interfaces with two addresses of each family each: 10.N.0.1, 10.N.0.2, fdN::1, fdN::2.
+/// Runs `test` in a network namespace with the interfaces d1 and d2. Interface dN has the addresses 10.N.0.1,
+/// 10.N.0.2, fd0N::1 and fd0N::2.
 fn with_two_interfaces(test: impl FnOnce() + Send) {
     in_namespace(&[], || {
         let run = |args: &str| {
