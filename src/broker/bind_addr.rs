@@ -23,7 +23,7 @@ impl BindAddr {
         self.ip
     }
 
-    /// Returns the options to bind the address with.
+    /// Returns the options for a UDP link on this address.
     pub fn options(&self) -> UdpOptions {
         UdpOptions { interface: self.interface.clone(), ..UdpOptions::default() }
     }

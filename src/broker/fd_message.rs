@@ -1,4 +1,5 @@
-//! Messages of a line of text and file descriptors (SCM_RIGHTS) over a Unix SOCK_SEQPACKET connection.
+//! Messages over a Unix SOCK_SEQPACKET connection. Each consists of a line of text and file descriptors
+//! (SCM_RIGHTS).
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};

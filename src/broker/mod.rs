@@ -91,7 +91,8 @@ use socket_names::SocketNames;
 pub struct Sharing {
     /// The `urxe` program, which runs the broker when called as `urxe broker`.
     pub program: PathBuf,
-    /// Whether processes of any user may share the address, and a broker that runs as any user is trusted.
+    /// Whether processes of any user may share the address. If so, a broker that another user runs is
+    /// trusted.
     pub any_user: bool,
 }
 

@@ -16,7 +16,7 @@ const LOCK: &str = "lock";
 pub struct DirLock(File);
 
 impl DirLock {
-    /// Waits for the lock; `NotFound` if the directory was removed meanwhile.
+    /// Waits for the lock of a directory. Fails with `NotFound` if the directory was removed meanwhile.
     pub fn of(directory: &Path) -> io::Result<DirLock> {
         let path = directory.join(LOCK);
         loop {
@@ -33,7 +33,7 @@ impl DirLock {
         }
     }
 
-    /// Acquires the lock without waiting; returns `None` if a process holds it.
+    /// Acquires the lock of a directory without waiting; returns `None` if a process holds it.
     fn try_of(directory: &Path) -> Option<DirLock> {
         let path = directory.join(LOCK);
         let file = File::create(&path).ok()?;
@@ -102,8 +102,8 @@ fn remove_if_unused(directory: &Path, _lock: &DirLock) {
     }
 }
 
-/// Reports whether a name has the form of [`candidates`]: `urxe-`, then two or three hexadecimal numbers and
-/// possibly a suffix.
+/// Reports whether a name has the form of those that [`candidates`] returns: `urxe-`, then two or three
+/// hexadecimal numbers and possibly a suffix.
 fn is_directory_name(name: &str) -> bool {
     let is_number = |field: &str| !field.is_empty() && field.bytes().all(|b| b.is_ascii_hexdigit());
     let fields = name.strip_prefix("urxe-").unwrap_or_default().split(['-', '.']);
@@ -192,7 +192,7 @@ mod tests {
     use super::super::datagram_socket;
     use super::*;
 
-    /// Binds a socket to a file.
+    /// Returns a socket that is bound to a file.
     fn bound(path: &Path) -> OwnedFd {
         let socket = datagram_socket().unwrap();
         bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();

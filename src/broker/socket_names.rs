@@ -54,8 +54,8 @@ impl SocketNames {
         }
     }
 
-    /// Binds a socket to a name; `AddrInUse` if an open socket has it. The name is free again once no process
-    /// has the socket open any more.
+    /// Binds a socket to a name. Fails with `AddrInUse` if an open socket has the name. The name is free
+    /// again once no process has the socket open any more.
     pub fn bind(&self, socket: &OwnedFd, name: &str) -> io::Result<()> {
         let address = self.address(name)?;
         let SocketNames::Private(directory) = self else { return Ok(bind(socket, &address)?) };

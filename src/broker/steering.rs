@@ -19,9 +19,9 @@ const DEST_QP_WORD: u32 = 4;
 
 /// Offset of a MAD in a UDP payload, after BTH and DETH.
 const MAD: u32 = 20;
-/// Offset of the management class.
+/// Offset of a MAD's management class.
 const MAD_CLASS: u32 = MAD + 1;
-/// Offset of the attribute ID.
+/// Offset of a MAD's attribute ID.
 const MAD_ATTRIBUTE: u32 = MAD + 16;
 /// Offset of the request ID in a SIDR_REP, which is the ID of the recipient.
 const SIDR_REQUEST_ID: u32 = MAD + 24;
@@ -103,8 +103,8 @@ pub fn partition_byte(packet: &[u8]) -> u8 {
     }
 }
 
-/// Reports whether a coalesced datagram contains packets for another QPN partition, which happens because the
-/// kernel selects the socket by the first packet. Multicast packets belong to no partition.
+/// Reports whether a coalesced datagram contains packets for another QPN partition, which is possible because
+/// the kernel selects the socket by the first packet. Multicast packets belong to no partition.
 pub fn has_mixed_partitions(burst: &RxBurst<'_>, partition: QpnPartition) -> bool {
     burst.data.len() > burst.segment
         && !burst.flow.dst.is_multicast()

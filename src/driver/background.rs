@@ -87,7 +87,7 @@ struct Background<'a> {
 enum Next {
     /// Another turn.
     Turn,
-    /// A sleep until `until`, until a wake-up or, with `watch_link`, until a packet arrives.
+    /// A sleep that ends at `until`, at a wake-up or, with `watch_link`, when a packet arrives.
     Sleep { until: Option<Instant>, watch_link: bool },
 }
 

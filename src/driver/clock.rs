@@ -18,8 +18,9 @@ pub(crate) enum Clock {
 }
 
 impl Clock {
-    /// Returns the nanoseconds from 1970 to this clock's origin, or 0 in virtual time, which has no other
-    /// origin. `last` holds the offset measured before, or 0, and is updated.
+    /// Returns the time from the Unix epoch to this clock's origin, in nanoseconds; 0 in virtual time, which
+    /// is reported as if it began at the epoch. `last` holds the offset measured before, or 0, and is
+    /// updated.
     ///
     /// The wall clock and the monotonic clock run at the same rate, so the offset changes only when the wall
     /// clock is set. A measurement yields bounds between which the offset lies. The lower bound is kept and

@@ -25,7 +25,7 @@ pub enum Notify {
 
 /// Listener for the events of a completion queue.
 pub trait CqListener: Send + Sync {
-    /// Called once for each event that was armed with [`CompletionQueue::arm`].
+    /// Notifies the listener. Called once for each event that was armed with [`CompletionQueue::arm`].
     fn completion(&self);
 }
 

@@ -13,8 +13,8 @@ use crossbeam_utils::CachePadded;
 /// Content of one entry.
 pub(super) type Entry = [u64; 7];
 
-/// Number of words in a slot: first the position for which the slot was filled, plus 1 because memory starts
-/// as zeros; then the entry.
+/// Number of words in a slot. The first word is the position for which the slot was filled, plus 1 because
+/// memory starts as zeros; the others are the entry.
 const SLOT: usize = 8;
 type Slot = [AtomicU64; SLOT];
 
@@ -61,7 +61,8 @@ pub(super) struct Ring {
     /// Position of the next entry.
     tail: CachePadded<AtomicU64>,
     capacity: AtomicUsize,
-    /// Storage by class. Former storage lives as long as the ring, because readers may still access it.
+    /// Storage by class. Storage that is no longer used lives as long as the ring, because readers may still
+    /// access it.
     storage: [OnceLock<Storage>; Head::CLASSES],
 }
 
@@ -123,7 +124,7 @@ impl Ring {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// Reports whether an entry is queued other than the first `count` ever added.
+    /// Reports whether an entry is queued that is not among the first `count` entries ever added.
     pub fn waits_behind(&self, count: u64) -> bool {
         self.head().position().max(count) < self.count()
     }
@@ -135,7 +136,7 @@ impl Ring {
         Some(place)
     }
 
-    /// Claims the position for an entry, beyond which readers do not go until it is filled. Returns the
+    /// Claims the position for a new entry. Readers stop there until the entry is filled in. Returns the
     /// position and the class of its storage.
     pub fn claim(&self) -> Option<(Place, usize)> {
         // Acquire: the head must be loaded after the tail, or the ring might seem fuller than it ever was.

@@ -1,4 +1,4 @@
-//! State of a shard that the threads which run its turns share.
+//! State of a shard that is shared by the threads that run its turns.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -24,13 +24,14 @@ pub(super) enum Mode {
 pub(super) struct DriveState {
     /// Whether only the fabric drives the shard.
     virtual_time: bool,
-    /// Set by a thread that wanted to run a turn and found the lock taken; the holder checks it after
+    /// Flag set by a thread that wanted to run a turn but found the lock taken. The holder checks it after
     /// releasing the lock.
     doorbell: AtomicBool,
     /// Number of threads that wait for the lock and need a fair release, because otherwise the releasing
     /// thread may take it again at once.
     fair_waiters: AtomicU32,
-    /// Time at which an application thread last polled; 0 once the application announced that it waits.
+    /// Time at which an application thread last polled; 0 if the application has since announced that it
+    /// waits.
     last_poll: AtomicU64,
     /// Whether the application responds to received packets without polling for them, as determined by the
     /// background thread ([`PollDetector::is_distrusted`](super::poll_detector::PollDetector::is_distrusted)).
@@ -137,8 +138,8 @@ impl DriveState {
         self.fair_waiters.load(Ordering::Relaxed) != 0
     }
 
-    /// Records, under the lock, that the background thread is about to sleep: a thread that sets an earlier
-    /// deadline from now on sees it and wakes the thread.
+    /// Records, under the lock, that the background thread is about to sleep: from now on, a thread that sets
+    /// an earlier deadline sees this record and wakes the background thread.
     pub fn on_sleep(&self, until: Option<Instant>) {
         self.sleeping_until.store(until.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
     }

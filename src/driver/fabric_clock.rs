@@ -17,7 +17,7 @@ impl Fabric {
         self.step_until(Instant(u64::MAX))
     }
 
-    /// Like [`step`](Self::step), unless the new time would be after `limit`.
+    /// Like [`step`](Self::step), but does nothing if the new time would be after `limit`.
     fn step_until(&self, limit: Instant) -> Option<Instant> {
         let _stepping = self.stepping()?;
         let now = self.now();

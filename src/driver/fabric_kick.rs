@@ -10,7 +10,7 @@ thread_local! {
     static KICKING: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Guard that clears `KICKING`, after a panic too.
+/// Guard that clears `KICKING`, even after a panic.
 struct KickGuard;
 
 impl Drop for KickGuard {

@@ -28,7 +28,7 @@ pub enum AttachError {
 }
 
 impl ShardState {
-    /// Replaces the link by the reason for its loss and fails the device. Does nothing when the link is
+    /// Replaces the link with the reason for its loss and fails the device. Does nothing when the link is
     /// already lost.
     pub fn lose_link(&mut self, reason: Arc<io::Error>, now: Instant) {
         let LinkSlot::Attached(link) = &self.link else { return };

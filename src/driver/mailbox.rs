@@ -17,10 +17,10 @@ use crate::nic::{QpnPartition, ShardId};
 use crate::transport::RxBurst;
 use crate::wire::{Flow, IpIdent};
 
-/// Offset in a packet of the last byte of the destination QPN.
+/// Offset of the last byte of the destination QPN in a packet.
 const DEST_QP_LOW: usize = 7;
 
-/// A shard's view of all shards of its NIC.
+/// Mailbox of a shard, with access to the mailboxes of all shards of its NIC.
 pub(crate) struct ShardMailbox {
     id: ShardId,
     shared: Arc<Shared>,
@@ -28,9 +28,9 @@ pub(crate) struct ShardMailbox {
 
 struct Shared {
     inboxes: Box<[Inbox]>,
-    /// Shards whose inbox is full, one bit for each index.
+    /// Set of the shards whose inbox is full: one bit for each shard index.
     full: AtomicU64,
-    /// Reason for the loss of the link.
+    /// Reason for the loss of the link, once it is lost.
     lost: OnceLock<Arc<io::Error>>,
 }
 
@@ -38,7 +38,7 @@ struct Inbox {
     /// Number of queued bytes, so that checking an empty inbox takes no lock.
     bytes: AtomicUsize,
     handoffs: Mutex<HandoffBatch>,
-    /// Wakes the background thread of the shard.
+    /// Eventfd that wakes the background thread of the shard.
     wake: EventFd,
 }
 

@@ -10,7 +10,7 @@ use crate::transport::{AsyncEvent, CqId, Instant, QpInit, RecvCaps, SrqId, XrcdI
 use crate::wire::Qpn;
 
 impl ShardState {
-    /// Delivers the outputs of the NIC.
+    /// Delivers the outputs of the NIC to the completion queues and the event hub.
     #[inline]
     pub fn deliver(&mut self, now: Instant) {
         self.outputs.deliver(&mut self.nic, now);
@@ -30,7 +30,7 @@ impl ShardState {
         self.nic.create_qp(init, cqs.0, cqs.1).inspect_err(|_| self.outputs.queues.release_both(cqs))
     }
 
-    /// Creates QP1. `None` if it exists already.
+    /// Creates QP1. Returns `None` if it exists already.
     pub fn create_gsi(
         &mut self,
         init: &QpInit,
@@ -54,8 +54,8 @@ impl ShardState {
         self.outputs.events.forget(EventSubject::Qp(qpn));
     }
 
-    /// Creates an XRC shared receive queue whose receives complete to `cq`. `None` if the device has no more
-    /// shared receive queues.
+    /// Creates an XRC shared receive queue whose receives complete to `cq`. Returns `None` if the device has
+    /// no more shared receive queues.
     pub fn create_xrc_srq(
         &mut self,
         pd: PdId,

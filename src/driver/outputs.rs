@@ -64,7 +64,7 @@ pub(super) struct CqTable {
 #[derive(Debug)]
 struct Slot {
     queue: Arc<CompletionQueue>,
-    /// Number of work queues that complete to the queue.
+    /// Number of work queues that complete to this completion queue.
     users: u32,
 }
 

@@ -6,14 +6,14 @@ use std::time::Duration;
 use super::timing::{DISTRUST_TIME, DISTRUSTED_POLL_GAP, IDLE_TIMEOUT, MAX_BACKOFF, TIMER_GRANULARITY};
 use crate::transport::Instant;
 
-/// Bounds of the back-off, for which the background thread leaves the NIC to a polling application before it
-/// checks again. Within these bounds it is an eighth of the time for which the application has polled.
+/// Bounds of the back-off time, during which the background thread leaves the NIC to a polling application
+/// before it checks again. Within them, it is an eighth of the time for which the application has polled.
 const BACKOFF: (Duration, Duration) = (IDLE_TIMEOUT, MAX_BACKOFF);
 
 /// Bounds of the back-off for a distrusted application.
 const DISTRUSTED_BACKOFF: (Duration, Duration) = (DISTRUSTED_POLL_GAP, TIMER_GRANULARITY);
 
-/// Tracks whether and for how long an application has polled, and whether it polls for received packets.
+/// Detector of whether and for how long an application has polled, and whether it polls for received packets.
 #[derive(Default)]
 pub(super) struct PollDetector {
     /// Time of the first of the consecutive checks that found the application polling.

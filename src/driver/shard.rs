@@ -51,7 +51,7 @@ pub(crate) struct ShardState {
     /// and is changed with the locks of all
     /// ([`Shards::change_memory`](super::Shards::change_memory)).
     pub memory: Arc<Table>,
-    /// Packets handed off by other shards, while they are processed.
+    /// Packets handed over by other shards that are being processed.
     pub(super) handoffs: HandoffBatch,
     /// Receivers of the NIC's completions and events.
     pub(super) outputs: Outputs,
@@ -60,7 +60,7 @@ pub(crate) struct ShardState {
 /// Guard of a shard's lock. The NIC's outputs must be [delivered](ShardState::deliver) before it is released.
 pub(crate) struct ShardGuard<'a> {
     drive_state: &'a DriveState,
-    /// `None` only while the guard is dropped.
+    /// The locked state; `None` only while the guard is being dropped.
     state: Option<MutexGuard<'a, ShardState>>,
 }
 
@@ -185,7 +185,7 @@ impl Shard {
         Some(counters)
     }
 
-    /// Returns the counters of the link and, once the link is lost, the reason.
+    /// Returns the counters of the link and, if it is lost, the reason for the loss.
     pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
         let state = self.lock();
         let link_status = state.link.link_status();
@@ -212,8 +212,8 @@ impl Shard {
         self.state.try_lock_for(timeout).map(|state| self.guard(state))
     }
 
-    /// Acquires the lock soon even while another thread polls without a pause: the polling thread hands it
-    /// over when it releases it.
+    /// Acquires the lock soon even while another thread polls without a pause: when that thread releases the
+    /// lock, it hands the lock over.
     pub fn lock_fairly(&self) -> ShardGuard<'_> {
         self.guard(self.drive_state.wait_fairly(|| self.state.lock()))
     }

@@ -1,4 +1,4 @@
-//! The shards of a NIC: operations on one shard, on all shards, and on the objects spread over them.
+//! The shards of a NIC: operations on one shard, on all shards, and on the objects distributed among them.
 
 use std::io;
 use std::os::unix::thread::JoinHandleExt;
@@ -203,7 +203,7 @@ impl Shards {
         })
     }
 
-    /// Returns the sum of the links' counters and, once a link is lost, the reason.
+    /// Returns the sum of the links' counters and, if a link is lost, the reason for the loss.
     pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
         let mut sum = LinkCounters::default();
         let mut lost = None;

@@ -9,8 +9,8 @@ use crate::verbs::{
     Access, AckTimeout, ConnectOptions, Context, ContextOptions, Fabric, Notify, RecvWr, SendWr, TestEndpoint,
 };
 
-/// Returns two connected nodes on UDP links. The timeouts of the first are so long that none expires while a
-/// thread is not scheduled: an expiry would request another acknowledgement.
+/// Returns two connected nodes on UDP links. The timeouts of the first node are so long that none expires
+/// while a thread is not scheduled: an expiry would request another acknowledgement.
 fn pair_without_timers(a: &str, b: &str) -> (TestEndpoint, TestEndpoint) {
     let options = ConnectOptions { timeout: AckTimeout::new(31), ..ConnectOptions::default() };
     let on = |ip: &str| {

@@ -27,9 +27,9 @@ pub(super) const MAX_BACKOFF: Duration = Duration::from_millis(16);
 /// than received packets.
 pub(super) const DISTRUSTED_POLL_GAP: Duration = Duration::from_micros(10);
 
-/// Bounds of the time for which an application is distrusted, twice as long each time. Packets that
-/// accumulated during a back-off show that the application polls for something other than them, for example
-/// one that waits for a byte of its memory to change and polls for its own sends in between; the background
+/// Bounds of the time for which an application is distrusted, which doubles each time. Packets that
+/// accumulated during a back-off show that the application polls for something else, for example because it
+/// waits for a byte of its memory to change and polls only for its own sends in between; the background
 /// thread then checks more often.
 pub(super) const DISTRUST_TIME: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 

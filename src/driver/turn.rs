@@ -96,7 +96,7 @@ impl Shard {
         state.deliver(now);
     }
 
-    /// Fails the link and those of the sibling shards, which have the same socket address or interface.
+    /// Fails this link and the links of the sibling shards, which use the same socket address or interface.
     pub(super) fn lose_link(&self, state: &mut ShardState, reason: io::Error, now: Instant) {
         trace_event!(WARN, "urxe::link", "link lost", reason = %reason);
         let reason = Arc::new(reason);

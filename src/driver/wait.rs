@@ -13,7 +13,7 @@ use crate::sys::signals::signals_restart_calls;
 /// Reason why a wait ended without a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WaitEnd {
-    /// The timeout of this length expired.
+    /// The timeout expired; the value is its length.
     TimedOut(Duration),
     /// A signal interrupted the wait.
     Interrupted,
@@ -29,9 +29,9 @@ pub(crate) fn deadline_after(timeout: Duration) -> Instant {
     now.checked_add(timeout).unwrap_or_else(|| now + FAR)
 }
 
-/// Waits in real time until `take` returns a value, for ever without a timeout. `fd` must become readable
-/// when it may. Returns [`WaitEnd::Interrupted`] after a signal, unless all handlers of the program have
-/// `SA_RESTART`.
+/// Waits in real time until `take` returns a value, or forever if there is no timeout. `fd` must become
+/// readable whenever `take` may return one. Returns [`WaitEnd::Interrupted`] after a signal, unless all
+/// handlers of the program have `SA_RESTART`.
 pub(crate) fn until_readable<R>(
     fd: BorrowedFd<'_>,
     timeout: Option<Duration>,
@@ -60,8 +60,8 @@ pub(crate) fn until_readable<R>(
     }
 }
 
-/// Advances virtual time until `take` returns a value; [`WaitEnd::Idle`] when the fabric has nothing left
-/// to do.
+/// Advances virtual time until `take` returns a value. Returns [`WaitEnd::Idle`] if the fabric has nothing
+/// left to do.
 pub(crate) fn step_until<R>(
     fabric: &Fabric,
     timeout: Duration,

@@ -80,7 +80,7 @@ const FLUSH_THRESHOLD: usize = 256 << 10;
 struct Inner {
     name: String,
     output: Output,
-    /// Encodes the blocks, and buffers those of packets until they are written out.
+    /// Encoder of the blocks, which also buffers packet blocks until they are written out.
     writer: PcapNgWriter<Vec<u8>>,
     /// Number of buffered packets.
     buffered: u64,
@@ -96,7 +96,7 @@ struct Inner {
     listener: Option<Listener>,
     /// Whether a stream has failed, so that nothing more is written.
     stopped: bool,
-    /// Scratch buffer for the packet to be written.
+    /// Scratch buffer for the packet that is being written.
     frame: Vec<u8>,
 }
 
@@ -188,7 +188,7 @@ impl CaptureFile {
         CaptureHandle { file: self.clone(), interface, pending_comments: Arc::default() }.capture(link)
     }
 
-    /// Writes out buffered packets periodically for as long as the file exists, for programs that may end
+    /// Writes out buffered packets periodically for as long as the file exists, for programs that may exit
     /// without a flush.
     ///
     /// # Errors
@@ -347,7 +347,7 @@ fn id_and_flags(ident: IpIdent) -> (u16, u16) {
     }
 }
 
-/// A packet to be written.
+/// A packet to write to the capture.
 struct CapturedPacket<'a> {
     direction: Direction,
     flow: Flow,
@@ -530,7 +530,7 @@ mod tests {
     use crate::transport::Payload;
     use crate::wire::{Bth, Headers, Opcode, Packet, Psn, icrc};
 
-    /// A writer whose contents stay readable; it fails when more than `room` bytes are written.
+    /// A writer whose contents stay readable. Writing more than `room` bytes to it fails.
     #[derive(Clone)]
     struct SharedBuffer(Arc<Mutex<Vec<u8>>>, usize);
 

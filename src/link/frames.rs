@@ -133,15 +133,15 @@ pub struct FramesLink {
     info: LinkInfo,
     host_stack: HostStack,
     socket: Socket,
-    /// Contains the current socket, so that the descriptor that callers poll never changes.
+    /// Epoll set that contains the current socket, so that the descriptor that callers poll never changes.
     epoll: Epoll,
     interest: EpollFlags,
     tx: FrameQueue,
     rx: FrameQueue,
     local: Loopback,
     counters: LinkCounters,
-    /// Set when the peer accepted nothing for [`SEND_TIMEOUT`]; no sender is blocked again until the peer
-    /// accepts data.
+    /// Whether the peer has accepted nothing for [`SEND_TIMEOUT`]. If so, no sender is blocked again until
+    /// the peer accepts data.
     stalled: bool,
     reconnect_at: Instant,
 }
@@ -284,8 +284,8 @@ impl FramesLink {
         self.tx.byte_len() >= BACKLOG_BYTES
     }
 
-    /// Waits until the peer accepts more data, and keeps reading meanwhile: two peers that each only wait for
-    /// the other to read would deadlock.
+    /// Waits until the peer accepts more data, and keeps reading meanwhile: two peers that only wait for each
+    /// other to read would deadlock.
     fn wait_writable(&mut self, at_most: Duration) {
         let Some(fd) = self.socket.fd() else { return };
         let mut flags = PollFlags::POLLOUT;

@@ -25,7 +25,7 @@ pub struct Interface {
     pub addresses: Vec<IpAddr>,
 }
 
-/// Returns all interfaces in the order of the system, except that loopback ones are last.
+/// Returns all interfaces in the order of the system, except that loopback interfaces are last.
 pub fn interfaces() -> Vec<Interface> {
     let with_addresses = pnet_datalink::interfaces().into_iter().filter(|i| i.is_up() && !i.ips.is_empty());
     let mut all: Vec<Interface> = with_addresses
@@ -57,7 +57,7 @@ impl Interface {
     }
 
     /// Reports whether packets to `ip` are for this interface. All of 127.0.0.0/8 belongs to the loopback
-    /// interface, although it lists one address only.
+    /// interface, although it lists only one of these addresses.
     pub fn owns(&self, ip: IpAddr) -> bool {
         self.addresses.contains(&ip) || self.is_loopback && ip.is_ipv4() && ip.is_loopback()
     }

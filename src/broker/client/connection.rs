@@ -1,4 +1,4 @@
-//! Connection to the broker: finds it, or starts one, and sends the requests of a lease.
+//! Connection to the broker: finds or starts a broker, and sends it the requests of a lease.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -106,7 +106,7 @@ pub fn request_lease(
     Err(system("waiting for the broker of the address (`urxe broker`)")(source))
 }
 
-/// Sends a request and returns the response; `None` if the broker has exited without one.
+/// Sends a request and returns the response; `None` if the broker has exited without responding.
 fn exchange(
     connection: &OwnedFd,
     request: &Request,

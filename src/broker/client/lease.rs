@@ -1,4 +1,4 @@
-//! Lease of a process on QPN partitions, kept across the death of the broker.
+//! Lease of QPN partitions by a process, which survives the death of the broker.
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -42,7 +42,8 @@ struct Shared {
     /// Whether the broker serves processes of any user.
     any_user: bool,
     stop: EventFd,
-    /// Whether coalesced packets for several partitions have been seen and coalescing has been disabled.
+    /// Whether coalescing has been disabled, because a coalesced datagram contained packets for several
+    /// partitions.
     mixed: AtomicBool,
 }
 
@@ -50,7 +51,8 @@ struct Shared {
 pub type Sockets = Vec<OwnedFd>;
 
 impl Lease {
-    /// Obtains partitions of these addresses from the broker; the sockets are in the order of the addresses.
+    /// Obtains partitions of these addresses from the broker. The returned sockets are in the order of the
+    /// addresses.
     pub fn acquire(
         bind_addrs: Vec<BindAddr>,
         shards: usize,

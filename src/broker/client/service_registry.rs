@@ -27,7 +27,7 @@ use crate::wire::mad::ServiceId;
 /// system call each time.
 const MIN_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Maximum number of sockets polled, and of datagrams received from each of them, in a turn.
+/// Maximum number of sockets polled, and of datagrams received from each of them, in one call of `receive`.
 const BATCH: usize = 16;
 
 /// A registered service and the number of claims on it.
@@ -139,7 +139,7 @@ impl ServiceRegistry {
         packets
     }
 
-    /// Returns the number of datagrams dropped.
+    /// Returns the number of datagrams dropped because they are not forwarded MADs from a trusted sender.
     pub fn rejected(&self) -> u64 {
         self.rejected
     }

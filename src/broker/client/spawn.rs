@@ -1,4 +1,4 @@
-//! Starts the broker from within any program.
+//! Start of the broker as a detached process, from within any program.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::io;

@@ -199,12 +199,12 @@ impl Server {
         Ok(())
     }
 
-    /// Returns the clients that have more than one partition, as first partition and count.
+    /// Returns the clients that have more than one partition, as pairs of first partition and count.
     fn sharded_clients(&self) -> Vec<(usize, usize)> {
         self.clients.iter().filter_map(|c| c.partitions).filter(|(_, count)| *count > 1).collect()
     }
 
-    /// Attaches the steering program for the current partitions, if `changed`.
+    /// Attaches the steering program for the current partitions if `changed` is set.
     fn update_steering_if(&self, changed: bool) {
         if changed {
             let program = steering::by_partition(&self.sharded_clients());

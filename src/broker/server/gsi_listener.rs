@@ -97,7 +97,7 @@ impl GsiListener {
     }
 }
 
-/// Readable when a packet has arrived.
+/// Descriptor that is readable when a packet has arrived.
 impl AsFd for GsiListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.link.poll_fd().expect("a UDP link has a socket")

@@ -194,7 +194,7 @@ impl Mailboxes {
     }
 }
 
-/// Returns the number of bytes of memory that the sent, but still unread datagrams of a Unix socket occupy; 0
+/// Returns the number of bytes of memory that the sent but still unread datagrams of a Unix socket occupy; 0
 /// if the kernel does not report it.
 fn unread(socket: &OwnedFd) -> usize {
     let mut bytes: libc::c_int = 0;

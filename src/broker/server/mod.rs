@@ -46,12 +46,12 @@ const SEND_RETRY_MS: u8 = 1;
 /// Maximum number of attempts to use a socket directory, which an exiting broker may remove in the meantime.
 const MAX_DIRECTORY_ATTEMPTS: usize = 100;
 
-/// Maximum number of processes that wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 256;
 
 /// Ratio of the descriptor limit to the maximum number of connections without a request.
 const IDLE_DIVISOR: u64 = 4;
-/// Smallest maximum number of connections without a request.
+/// Lower bound of the maximum number of connections without a request.
 const MIN_IDLE: u64 = 8;
 
 /// Reason why the broker could not run.
@@ -119,7 +119,7 @@ pub fn serve(address: &str, any_user: bool) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// Opens the listening socket with the private name; returns the directory too.
+/// Opens the listening socket with the private name. Returns its directory and the socket.
 fn private_listener(bind_addr: &BindAddr) -> Result<(PathBuf, OwnedFd), ServeError> {
     let mut attempts = 0..MAX_DIRECTORY_ATTEMPTS;
     loop {
@@ -169,7 +169,7 @@ struct Server {
     /// Partitions that processes have released and that have not been granted since.
     orphaned: Vec<usize>,
     /// Partitions of disconnected processes that may still be in use: a killed process does not exit
-    /// immediately, and a process may close its connection alone.
+    /// immediately, and a process may close its connection without exiting.
     releasing: Vec<(Range<usize>, Instant)>,
     /// Partition granted last. The search for free partitions starts after it, so that a released one is
     /// reused as late as possible.

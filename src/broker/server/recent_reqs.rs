@@ -18,7 +18,7 @@ type ClientId = (IpAddr, CommId);
 #[derive(Default)]
 pub struct RecentReqs {
     services: HashMap<ClientId, ServiceId>,
-    /// Clients in order of arrival.
+    /// Clients in the order in which they were first recorded.
     order: VecDeque<ClientId>,
 }
 

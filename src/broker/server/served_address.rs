@@ -13,7 +13,7 @@ use crate::link::udp::{UdpLinkError, steer};
 use crate::nic::QpnPartition;
 use crate::wire::ROCE_PORT;
 
-/// An address that the broker serves.
+/// An address that the broker serves, with its sockets.
 pub struct ServedAddress {
     pub bind_addr: BindAddr,
     pub sockets: Vec<OwnedFd>,

@@ -21,8 +21,8 @@ fn port_of(link: Box<dyn Link>) -> ManagementPort {
     Context::open(link, &ContextOptions::default()).unwrap().management_port().unwrap()
 }
 
-/// Any user can bind an abstract name, and so could a program of another version. Here they take the names of
-/// the broker, its partitions and a service.
+/// Any user, or a program of another version, can bind abstract names. This test binds those of the broker,
+/// its partitions and a service.
 #[test]
 fn squatter_on_abstract_names_neither_blocks_an_address_nor_receives_requests() {
     let (address, service) = ("127.18.240.1", ServiceId(0x0106_1234));

@@ -159,7 +159,7 @@ fn request_for_an_unclaimed_service_is_rejected() {
     server.join().unwrap().unwrap();
 }
 
-/// A client that gives up before it gets a response does not know the server's ID.
+/// A client that gives up before it gets a response does not know the server's communication ID.
 #[test]
 fn cancellation_reaches_the_process_that_got_the_request() {
     let (ip, sharing, server) = start_broker("127.18.226.1");

@@ -53,7 +53,7 @@ fn open(path: &Path) -> io::Result<(File, FileType)> {
     Ok((file, kind))
 }
 
-/// Locks a file until its process closes it; returns false if another process has the lock. Devices such as
+/// Locks a file until this process closes it; returns false if another process has the lock. Devices such as
 /// `/dev/null` need no lock.
 fn lock(file: &File, kind: FileType) -> io::Result<bool> {
     if kind.is_char_device() {
@@ -126,8 +126,8 @@ pub(super) fn claim(path: &Path, pid: u32) -> io::Result<(File, PathBuf)> {
     }
 }
 
-/// Inserts the PID into a file name: `dir/out.pcapng` becomes `dir/out-PID.pcapng`, and from the second
-/// `number` on `dir/out-PID-2.pcapng`.
+/// Inserts the PID into a file name: `dir/out.pcapng` becomes `dir/out-PID.pcapng`, or `dir/out-PID-2.pcapng`
+/// if `number` is 2.
 fn path_with_pid(path: &Path, pid: u32, number: u32) -> PathBuf {
     let mut name = path.file_stem().map(OsString::from).unwrap_or_default();
     name.push(format!("-{pid}"));

@@ -37,8 +37,8 @@ pub struct FabricConfig {
     /// Bandwidth of the wire to each port in bits per second, counted over IP packets. `None`: unlimited,
     /// without a queue.
     pub bandwidth: Option<u64>,
-    /// Maximum length in bytes of the queue in front of that wire; packets beyond it are dropped. `None`:
-    /// unlimited.
+    /// Maximum length in bytes of the queue in front of the wire to each port; packets beyond it are dropped.
+    /// `None`: unlimited.
     pub queue_bytes: Option<usize>,
     /// Queue length in bytes above which ECN-capable packets are marked "congestion experienced".
     pub ecn_threshold: Option<usize>,

@@ -31,8 +31,8 @@ pub trait Driver: Send + Sync {
         false
     }
 
-    /// Makes a thread of the driver's own run a turn soon. Called from within other NICs' turns, so it must
-    /// not wait for any lock that a turn holds.
+    /// Makes one of the driver's own threads run a turn soon. Called from within other NICs' turns, so it
+    /// must not wait for any lock that a turn holds.
     fn wake(&self);
 
     /// Returns the earliest time at which the driver wants to run without input.
@@ -45,8 +45,8 @@ pub trait Driver: Send + Sync {
     /// Called on the thread that removed it.
     fn device_lost(&self, _reason: io::Error) {}
 
-    /// Raises an asynchronous event of the NIC, with the effect that the event reports. Returns false if the
-    /// NIC has no such object.
+    /// Raises an asynchronous event of the NIC, together with the effect that the event reports. Returns
+    /// false if the NIC has no such object.
     fn inject_event(&self, _event: AsyncEvent) -> bool {
         false
     }
@@ -138,7 +138,7 @@ pub enum Outcome {
     Idle,
     /// The limit is reached and something is still pending.
     Limit,
-    /// A driver requests turns forever at this instant, which is a fault of that driver.
+    /// A driver requests turns forever at this instant, which is a bug in that driver.
     Stuck(Instant),
 }
 

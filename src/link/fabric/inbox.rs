@@ -19,11 +19,11 @@ impl Delivery {
     }
 }
 
-/// State of a port that senders change, protected by the port's lock.
+/// State of a port that senders modify, protected by the port's lock.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     pub schedule: Schedule<Delivery>,
-    /// Number of bytes in the schedule.
+    /// Number of bytes of the scheduled packets.
     pub bytes: usize,
     /// Wire to this port.
     pub egress: Egress,
@@ -62,7 +62,7 @@ pub(super) struct BufferPool {
     classes: [Vec<Vec<u8>>; CLASSES.len()],
 }
 
-/// Size of a buffer in bytes, and the maximum number of free ones, for each class.
+/// Size of the buffers in bytes, and maximum number of free buffers, for each size class.
 const CLASSES: [(usize, usize); 3] = [(1 << 10, 1024), (16 << 10, 256), (256 << 10, 32)];
 
 impl BufferPool {

@@ -58,12 +58,12 @@ struct Shared {
     clock: Option<AtomicU64>,
     config: FabricConfig,
     ports: Mutex<Ports>,
-    /// Incremented with every change of `ports`, to invalidate the routes that senders cache.
+    /// Number that every change of `ports` increments, to invalidate the routes that senders cache.
     generation: AtomicU64,
     ready_queue: ReadyQueue,
     /// Auxiliary drivers, which have no port.
     auxiliaries: Mutex<Vec<Weak<dyn Driver>>>,
-    /// Held during a step of virtual time.
+    /// Mutex that is held during a step of virtual time.
     stepping: Mutex<()>,
     /// Counts of packets that are not included in the counters of any current port.
     counters: Mutex<FabricCounters>,
@@ -294,7 +294,7 @@ impl Fabric {
         port.cloned().ok_or(FabricError::UnknownAddress(address))
     }
 
-    /// Returns the packet counters so far.
+    /// Returns the packet counters, counted since the fabric was created.
     pub fn counters(&self) -> FabricCounters {
         let ports = self.ports();
         let mut sum = *self.0.counters.lock();

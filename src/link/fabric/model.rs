@@ -1,4 +1,5 @@
-//! Model of the switch, a pure function of its seed: no clock, no threads, no packet contents.
+//! Model of the switch, a pure function of its seed and its inputs: it has no clock and no threads, and does
+//! not see packet contents.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
@@ -138,8 +139,8 @@ impl Path {
         &self.config
     }
 
-    /// Decides about every packet of a burst that reaches the switch at `now`, and appends the arrivals to
-    /// `runs`, in the order of the packets. `shared` is the destination's wire.
+    /// Decides the fate of every packet of a burst that reaches the switch at `now`, and appends the arrivals
+    /// to `runs`, in the order of the packets. `shared` is the destination's wire.
     pub fn offer(
         &mut self,
         now: Instant,
@@ -227,7 +228,7 @@ fn nanos(d: Duration) -> u64 {
     u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Appends a run, merged with the last one if both arrive together.
+/// Appends a run, or merges it with the last one if both arrive together.
 fn add_run(runs: &mut Vec<Run>, run: Run) {
     if let Some(last) = runs.last_mut()
         && last.at == run.at

@@ -133,7 +133,7 @@ impl FabricPort {
         }
     }
 
-    /// Returns the handle for driving this port, reachable while the port itself is inside a NIC's lock.
+    /// Returns the handle for driving this port, usable while the port itself is behind a NIC's lock.
     pub fn handle(&self) -> FabricHandle {
         FabricHandle::new(self.fabric.clone(), self.shared.clone())
     }

@@ -345,8 +345,8 @@ fn invalid_configuration_error_names_the_cause() {
     assert!(error(FabricConfig { queue_bytes: Some(9), ..Default::default() }).contains("queue_bytes"));
 }
 
-/// NIC that responds to every packet with a PSN `n > 0` with a packet with PSN `n - 1`, and sends initial
-/// packets at given times.
+/// NIC that responds to every packet whose PSN `n` is greater than 0 by sending a packet with PSN `n - 1`,
+/// and sends initial packets at given times.
 struct TestNic {
     inner: Mutex<TestNicInner>,
     handle: FabricHandle,

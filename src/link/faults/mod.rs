@@ -353,7 +353,7 @@ pub struct Faults<L> {
     rx: Pipeline,
     counters: FaultCounters,
     observer: Option<Observer>,
-    /// The bursts to send after faults were applied.
+    /// Bursts to send, with the faults applied.
     queue: TxQueue,
     /// Copy of a burst to send, or of a received packet to corrupt.
     scratch: Vec<u8>,

@@ -82,8 +82,8 @@ pub struct HostStack {
     /// Frames whose next hop is not resolved yet.
     unresolved_queue: UnresolvedQueue,
     unresolved: u64,
-    /// Address, MAC and time of the last packet's sender. The next packet mostly has the same sender, which
-    /// then needs no look-up.
+    /// Address, MAC and time of the last packet's sender. The next packet usually has the same sender, for
+    /// which no lookup is then needed.
     last_sender: Option<(IpAddr, Mac, Instant)>,
 }
 
@@ -112,7 +112,7 @@ impl HostStack {
         &self.config
     }
 
-    /// Joins a multicast group and reports that to routers and switches.
+    /// Joins a multicast group and reports this to routers and switches.
     ///
     /// # Errors
     /// [`JoinError`] if `group` is not a multicast address, or the host stack has no address of its IP
@@ -130,7 +130,7 @@ impl HostStack {
         Ok(())
     }
 
-    /// Leaves a multicast group and reports that.
+    /// Leaves a multicast group and reports this to routers and switches.
     pub fn leave(&mut self, group: IpAddr) {
         if self.groups.leave(group) {
             self.report(group, MembershipState::Left);
@@ -163,7 +163,7 @@ impl HostStack {
         self.unresolved
     }
 
-    /// Parses a frame, replies to it if it is a request, and returns what it was.
+    /// Parses a frame, replies to it if it is a request, and returns the outcome.
     pub fn handle_frame(&mut self, now: Instant, bytes: &[u8], checksums: Checksums) -> FrameOutcome {
         match frame::parse(bytes, checksums) {
             Ok(frame) => self.handle(now, bytes, frame),
@@ -223,9 +223,9 @@ impl HostStack {
     }
 
     /// Queues a frame to `dst` for which [`resolve`](Self::resolve) knows no MAC; `write` appends it, with
-    /// any destination MAC. The frame is sent by [`poll_transmit`](Self::poll_transmit) or counted as
-    /// unresolved. Without a route or room it is counted at once: the result is false and `write` is not
-    /// called.
+    /// any destination MAC. [`poll_transmit`](Self::poll_transmit) later returns the frame, unless it is
+    /// counted as unresolved. Without a route or room it is counted at once: the result is false and `write`
+    /// is not called.
     pub fn queue_unresolved(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         match self.next_hop(dst) {
             Hop::Host(hop) if self.unresolved_queue.push(hop, write) => true,
@@ -274,8 +274,8 @@ impl HostStack {
         self.neighbours.next_deadline().into_iter().chain(self.groups.next_deadline()).min()
     }
 
-    /// Repeats requests without a reply and gives up resolutions that have used all attempts; repeats group
-    /// reports.
+    /// Repeats requests that have had no reply, gives up resolutions after the last attempt, and repeats
+    /// group reports.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(due) = self.neighbours.expire(now) {
             match due {
