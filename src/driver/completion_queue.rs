@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn completion_survives_the_ring_unchanged() {
+    fn completion_is_unchanged_after_passing_through_the_ring() {
         let all_ones = Completion {
             wr_id: u64::MAX,
             status: WcStatus::RnrRetryExcErr,

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handle_stays_until_the_last_user_releases_it_and_is_then_reused() {
+    fn handle_stays_valid_until_its_last_user_releases_it_and_is_then_reused() {
         let [a, b, c] = [1, 2, 3].map(|id| Arc::new(CompletionQueue::new(CqId(id), 1)));
         let mut table = CqTable::default();
         let first = table.acquire_both(&a, &a);

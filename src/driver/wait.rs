@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timeout_beyond_the_clock_expires_in_the_far_future() {
+    fn timeout_beyond_the_range_of_the_clock_expires_in_the_far_future() {
         let year = Duration::from_secs(365 * 24 * 3600);
         assert!(deadline_after(Duration::MAX) > Instant::now() + year);
         let soon = deadline_after(Duration::from_secs(5));

@@ -733,7 +733,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_the_last_link_completes_the_file() {
+    fn dropping_the_last_link_completes_the_capture_file() {
         let path = std::env::temp_dir().join(format!("urxe-capture-{}.pcapng", std::process::id()));
         let (a, b) = pair();
         let mut a = CaptureFile::create(&path, Timestamps::Wall).unwrap().capture(a, "a");

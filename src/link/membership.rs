@@ -49,7 +49,7 @@ pub(super) fn leave(socket: &impl AsFd, group: IpAddr, ifindex: u32) -> io::Resu
     change(socket, group, ifindex, libc::IP_DROP_MEMBERSHIP, libc::IPV6_DROP_MEMBERSHIP)
 }
 
-/// Sets the interface by which an IPv4 socket sends multicast packets.
+/// Sets the interface through which an IPv4 socket sends multicast packets.
 pub(super) fn set_interface_v4(socket: &impl AsFd, ifindex: u32) -> io::Result<()> {
     set_option(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &request_v4(Ipv4Addr::UNSPECIFIED, ifindex))
 }

@@ -214,7 +214,7 @@ impl AddAssign for LinkCounters {
     }
 }
 
-/// A path for packets out of a NIC and into it.
+/// Path on which a NIC sends and receives packets.
 pub trait Link: Send {
     /// Returns the properties of the link.
     fn info(&self) -> &LinkInfo;
@@ -226,8 +226,8 @@ pub trait Link: Send {
     /// Only if the link itself no longer works (socket closed, interface removed).
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()>;
 
-    /// Reports whether the link reads the bytes of a queue only by [`TxBurst::copy_to`].
-    /// The computation of the ICRCs can then be deferred until that call.
+    /// Reports whether the link reads the bytes of a queue only through [`TxBurst::copy_to`]. The computation
+    /// of the ICRCs can then be deferred until that call.
     fn supports_deferred_icrc(&self) -> bool {
         false
     }
@@ -250,8 +250,8 @@ pub trait Link: Send {
     /// Leaves a multicast group; has no effect if it was not joined.
     fn leave(&mut self, group: IpAddr);
 
-    /// Returns the capability to share the link's addresses with other processes; `None` if the link has its
-    /// addresses to itself.
+    /// Returns the link's capability to share its addresses with other processes; `None` if no other process
+    /// can use them.
     fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
         None
     }
@@ -272,8 +272,8 @@ pub trait Link: Send {
         None
     }
 
-    /// Returns all descriptors that a sleeping thread has to wait on. Links that have other sockets than
-    /// these two override it.
+    /// Returns all descriptors that a sleeping thread has to wait on: those of [`poll_fd`](Self::poll_fd) and
+    /// [`group_fd`](Self::group_fd), unless a link with more sockets overrides this method.
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
         self.poll_fd().into_iter().chain(self.group_fd()).collect()
     }

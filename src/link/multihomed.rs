@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn info_has_all_addresses_and_the_smallest_limits() {
+    fn info_contains_all_addresses_and_the_smallest_limits_of_the_members() {
         let (mut link, _) = multihomed(&["fe80::1", "10.0.0.1", "fd00::1"]);
         let info = link.info().clone();
         assert_eq!(info.addresses, ["fe80::1", "10.0.0.1", "fd00::1"].map(ip));
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn service_is_claimed_at_one_or_all_addresses_and_rolled_back_on_error() {
+    fn service_is_claimed_at_one_or_all_addresses_and_released_again_on_error() {
         let (mut link, scripts) = multihomed(&["fe80::1", "10.0.0.1", "fd00::1"]);
         let claimed = || scripts.iter().map(|s| s.lock().claimed.clone()).collect::<Vec<_>>();
         let [one, all, other] = [1, 2, 3].map(ServiceId);

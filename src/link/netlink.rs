@@ -84,7 +84,7 @@ impl Request {
     }
 }
 
-/// Returns the address family of an IP address, as the bodies of messages contain it.
+/// Returns the address family of an IP address, in the form used in message bodies.
 pub(super) fn family(ip: IpAddr) -> u8 {
     (if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 }) as u8
 }

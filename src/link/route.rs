@@ -1,4 +1,4 @@
-//! Source address selection: the local address that the routing table uses towards a destination.
+//! Source address selection: the local address that the routing table selects for a destination.
 #![forbid(unsafe_code)]
 
 use std::io;

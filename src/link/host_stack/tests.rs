@@ -145,7 +145,7 @@ fn resolution_fails_after_the_maximum_number_of_requests() {
 }
 
 #[test]
-fn stale_mac_is_used_while_probed_and_replaced_by_a_new_one() {
+fn stale_mac_is_used_while_it_is_probed_until_a_new_one_replaces_it() {
     let mut s = host_stack();
     handle(&mut s, 0, &unhex(ARP_REQUEST));
     drain(&mut s);
@@ -261,7 +261,7 @@ fn echo_requests_are_sent_and_replied_to() {
 }
 
 #[test]
-fn neighbour_cache_is_bounded() {
+fn neighbour_cache_does_not_grow_beyond_its_limit() {
     let mut s = HostStack::new(HostStackConfig {
         mac: OWN,
         addresses: vec!["10.0.0.1/8".parse().unwrap()],
@@ -390,7 +390,7 @@ fn vlan_host_stack_tags_its_frames_and_accepts_only_its_vlan() {
 }
 
 #[test]
-fn untagged_host_stack_drops_vlans_and_accepts_priority_tags() {
+fn host_stack_without_a_vlan_drops_vlan_tags_but_accepts_priority_tags() {
     let mut s = host_stack();
     let request = unhex(ARP_REQUEST);
     assert_eq!(handle(&mut s, 0, &tagged(&request, 5)), FrameOutcome::Foreign);

@@ -18,8 +18,8 @@ use crate::nic::ShardId;
 const PACKET_FANOUT_CBPF: c_int = 6;
 /// Flag that makes the kernel choose an unused number for the group.
 const PACKET_FANOUT_FLAG_UNIQUEID: c_int = 0x2000;
-/// Flag that excludes outgoing frames. Kernels before 6.10 ignore it; there the filters of the sockets drop
-/// these frames.
+/// Flag that excludes outgoing frames. Kernels before 6.10 ignore it; on these, the filters of the sockets
+/// drop such frames.
 const PACKET_FANOUT_FLAG_IGNORE_OUTGOING: c_int = 0x4000;
 
 /// Creates a fanout group of sockets, which are given in the order of their shards. They must be bound, and

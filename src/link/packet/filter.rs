@@ -12,8 +12,8 @@ use libc::{
 use crate::nic::ShardId;
 use crate::wire::{Mac, ROCE_PORT};
 
-/// Maximum number of addresses that the filter checks. More of them are checked in user space, because a jump
-/// can skip at most 255 instructions.
+/// Maximum number of addresses that the filter checks. If there are more, the addresses are checked in user
+/// space, because a jump can skip at most 255 instructions.
 const MAX_ADDRESSES: usize = 16;
 
 /// Recipient of the frames that the filter accepts.

@@ -67,7 +67,7 @@ pub(super) struct KernelNeighbours {
 struct Cached {
     mac: Option<Mac>,
     until: Instant,
-    /// Start of the resolution, if it had no result so far.
+    /// Time at which the resolution started, if it has no result yet.
     since: Instant,
 }
 

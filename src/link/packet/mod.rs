@@ -103,7 +103,7 @@ pub enum PacketError {
         /// MTU of the interface, in bytes.
         mtu: usize,
     },
-    /// Any other error of the system.
+    /// Any other system call failure.
     #[error("cannot {what} on interface {name}: {source}")]
     Io {
         /// Name of the interface.

@@ -1,6 +1,6 @@
 //! The group of packet links that serve the shards of one NIC. Packets that one link sends to a multicast
-//! group are passed to the other members, only the last member that leaves a group reports that to the
-//! network, and a frame that the kernel delivers to only one link is passed on to all others that need it.
+//! group are passed to the other members, only the last member to leave a group reports that to the network,
+//! and a frame that the kernel delivers to only one link is passed on to all others that need it.
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};

@@ -72,7 +72,7 @@ pub(super) enum Shape {
     Unknown,
 }
 
-/// Size of a receive buffer.
+/// Size of a receive buffer, in bytes.
 const RX_ROOM: usize = VNET_LEN + MAX_FRAME;
 
 #[derive(Debug)]

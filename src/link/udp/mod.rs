@@ -49,9 +49,9 @@ pub struct UdpOptions {
     /// Whether to let the kernel segment and coalesce (UDP GSO and GRO) if it can, which is ten times as
     /// fast.
     pub segmentation: bool,
-    /// The interface that has the address, needed where several may have the same one, as with IPv6
-    /// link-local addresses. With it, the address may also be tentative (duplicate address detection, DAD,
-    /// still runs); packets sent from it before DAD completes are lost.
+    /// The interface that has the address, needed if several interfaces may have the same address, as with
+    /// IPv6 link-local addresses. With it, the address may also be tentative (duplicate address detection,
+    /// DAD, still runs); packets sent from it before DAD completes are lost.
     pub interface: Option<String>,
 }
 

@@ -362,7 +362,7 @@ fn unread_window(a: &mut UdpLink, b: &mut UdpLink, payload: usize) -> (usize, us
 }
 
 #[test]
-fn unread_window_fits_the_receive_buffer_and_overflow_is_counted() {
+fn one_unread_window_fits_into_the_receive_buffer_and_overflow_is_counted() {
     for (i, segmentation) in [true, false].into_iter().enumerate() {
         // The limit for an unprivileged process on a stock system.
         let options = UdpOptions { buffer: 212_992, segmentation, interface: None };
