@@ -57,7 +57,7 @@
 //! partition.
 //!
 //! The broker listens on a Unix socket that has the address in its name (`socket_names`), which belongs to a
-//! network namespace as addresses do. A process that finds no broker starts one; the broker ends when no
+//! network namespace as addresses do. A process that finds no broker starts one; the broker exits when no
 //! process has a partition any more.
 //!
 //! Depends on `link` (sockets of UDP links), `cm` (responses to unmatched MADs), `nic` (QPN partitions),

@@ -168,7 +168,7 @@ impl CompletionQueue {
             let wish = self.armed.load(Ordering::Relaxed);
             let wanted = match wish {
                 NOT_ARMED => false,
-                // Another shard's solicited completion may be behind this one. It could not be polled before
+                // Another shard's solicited completion may follow this one. It could not be polled before
                 // this one was filled, so a thread that armed then has seen an empty queue.
                 SOLICITED => {
                     completion.solicited

@@ -66,7 +66,7 @@ impl Fabric {
     /// Advances virtual time by `time`, and runs everything that becomes due meanwhile.
     ///
     /// # Panics
-    /// If a driver requests turns forever without advancing time, which is a fault of that driver.
+    /// If a driver requests turns forever without advancing time, which is a bug in that driver.
     pub fn advance(&self, time: Duration) {
         let end = self.now() + time;
         if let Some(at) = self.run_to(end) {

@@ -2,8 +2,8 @@
 //! concerns all shards.
 //!
 //! The kernel selects a socket by the first packet of a datagram that it has coalesced from several (GRO), so
-//! the packets behind it may belong to another shard. They are copied into the inbox of that shard, so that
-//! no shard ever waits for another's lock.
+//! the packets after it may belong to another shard. They are copied into the inbox of that shard, so that no
+//! shard ever waits for another's lock.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -15,7 +15,7 @@
 //! - From `Polled`: to `Background` when the application announces a wait ([`Shard::stop_polling`]), or has
 //!   not polled for a poll gap ([`PollDetector`](poll_detector::PollDetector)).
 //! - From `Asleep`: to `Background` by a packet, by the NIC's next deadline, and by
-//!   [`wake_thread`](Shard::wake_thread), which a thread calls that leaves work behind or sets an earlier
+//!   [`wake_thread`](Shard::wake_thread), called by a thread that leaves work unfinished or sets an earlier
 //!   deadline.
 //!
 //! In every mode but `Virtual`, a call of the application that posts, modifies or polls runs a turn inline, on

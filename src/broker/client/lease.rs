@@ -18,7 +18,7 @@ use crate::nic::QpnPartition;
 use crate::sys::fork::ForkGeneration;
 use crate::sys::thread::spawn_background;
 
-/// Lease on QPN partitions, one for each shard, with the resources that belong to it.
+/// Lease of QPN partitions, one for each shard, with the resources that belong to it.
 pub struct Lease {
     shared: Arc<Shared>,
     /// First of the leased partitions. It contains the queue pair numbers of all shards.

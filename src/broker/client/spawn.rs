@@ -47,7 +47,7 @@ const STACK: usize = 64 << 10;
 struct Launch {
     program: *const c_char,
     arguments: *const *const c_char,
-    /// Top of the grandchild's stack, that is, its highest address.
+    /// End of the grandchild's stack, from which it grows downwards.
     stack: *mut c_void,
 }
 
@@ -58,8 +58,9 @@ type Child = extern "C" fn(*mut c_void) -> c_int;
 /// Debuggers know these flags from posix_spawn; they mistake a child without shared memory and without an
 /// exit signal for a thread.
 ///
-/// # Safety The child shares all memory and may only make system calls. `stack` must be the highest address
-/// of a block of memory that nothing else uses.
+/// # Safety
+/// The child shares all memory and may only make system calls. `stack` must be the end of a block of memory
+/// that nothing else uses.
 unsafe fn clone_without_sigchld(child: Child, stack: *mut c_void, launch: *const Launch) -> c_int {
     // SAFETY: the caller guarantees what the child does and that the stack is its own. CLONE_VFORK suspends
     // the parent until the child has ended or executed a program, so `launch` stays valid.

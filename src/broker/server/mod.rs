@@ -125,7 +125,7 @@ fn private_listener(bind_addr: &BindAddr) -> Result<(PathBuf, OwnedFd), ServeErr
     loop {
         let directory = socket_dir::own().map_err(system("creating the socket directory"))?;
         match listener(&SocketNames::Private(directory.as_path().into()), bind_addr) {
-            // Another broker, which has just ended, has removed the directory.
+            // Another broker, which has just exited, has removed the directory.
             Err(ServeError::System { source, .. })
                 if source.kind() == io::ErrorKind::NotFound && attempts.next().is_some() => {}
             opened => return Ok((directory, opened?)),

@@ -77,7 +77,8 @@ fn malformed_messages_are_refused_and_the_broker_continues() {
         let connection = stream();
         connect(&connection, &address).unwrap();
         send(&connection, line, SendFlags::NOSIGNAL).unwrap();
-        // A message of a wrong length ends the connection; any other gets a reason.
+        // A message with an invalid length ends the connection; every other message gets a response with the
+        // reason.
         let response = fd_message::receive(&connection, false);
         if line.len() < 9000 {
             let (response, fds) = response.unwrap().unwrap();

@@ -40,7 +40,7 @@ use port::PortShared;
 /// # use std::time::Duration;
 /// use urxe::verbs::*;
 ///
-/// // In virtual time no time passes while the program computes, and a run with the same seed is the same.
+/// // In virtual time no time passes while the program computes, and runs with the same seed are identical.
 /// let config = FabricConfig::default().latency(Duration::from_micros(10)).loss(0.1).seed(3);
 /// let fabric = Fabric::virtual_time(config)?;
 /// let (a, b) = fabric.pair()?;

@@ -1,8 +1,8 @@
 //! Fanout group of the sockets of one NIC's shards: the kernel examines each frame once, however many sockets
 //! there are, and passes it to one of them (`PACKET_FANOUT`, see packet(7)).
 //!
-//! That is the socket of the shard that has the frame's queue pair; all other frames go to the first. The
-//! links pass on frames that several of them need: see
+//! That is the socket of the shard that has the frame's queue pair; all other frames go to the first shard.
+//! The links pass on frames that several of them need: see
 //! [`ShardGroup::forward_frame`](super::shard_group::ShardGroup::forward_frame).
 #![forbid(unsafe_code)]
 

@@ -42,9 +42,9 @@ pub(crate) fn bind_group(
 /// Opens `count` sockets, in a reuseport group if there are several. Until a program is attached, the kernel
 /// itself chooses a socket for each packet.
 fn open_group(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<BoundSocket>, UdpLinkError> {
-    // Opens the first socket like an only one, so that any other owner of the port, sharing or not, is
-    // detected and reported. Later binds by other programs fail too, except those of the same user that set
-    // SO_REUSEPORT; their sockets then receive nothing.
+    // Opens the first socket as if it were the only one, so that any other owner of the port, sharing or not,
+    // is detected and reported. Later binds by other programs fail too, except those of the same user that
+    // set SO_REUSEPORT; their sockets then receive nothing.
     let first = socket::open(ip, options, false)?;
     if count == 1 {
         return Ok(vec![first]);

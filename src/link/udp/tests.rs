@@ -118,7 +118,7 @@ fn burst_from_user_memory_arrives_whole() {
     let mut q = TxQueue::new(a.info.burst);
     let (mut rest, mut psn) = (all, 0);
     while !rest.is_empty() {
-        // Two pieces of memory per packet, as from two scatter-gather elements.
+        // Two pieces of memory per packet, as from two SGEs.
         let (one, remaining) = rest.split_at(rest.len().min(4096));
         let (head, tail) = one.split_at(1000);
         q.push(&flow(&a, &b), headers(psn), Payload::Host(&[head, tail]));
