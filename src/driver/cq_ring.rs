@@ -61,8 +61,8 @@ pub(super) struct Ring {
     /// Position of the next entry.
     tail: CachePadded<AtomicU64>,
     capacity: AtomicUsize,
-    /// Storage by class. Storage that is no longer used lives as long as the ring, because readers may still
-    /// access it.
+    /// Storage by class. Storage that is no longer in use stays allocated for the lifetime of the ring,
+    /// because readers may still access it.
     storage: [OnceLock<Storage>; Head::CLASSES],
 }
 

@@ -186,7 +186,7 @@ struct Server {
 struct Client {
     connection: OwnedFd,
     since: Instant,
-    /// First partition, and number of partitions.
+    /// First of the granted partitions, and their number.
     partitions: Option<(usize, usize)>,
     /// Request that was made while the port was in use.
     pending: Option<Request>,

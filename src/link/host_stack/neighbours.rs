@@ -11,7 +11,7 @@ use crate::wire::Mac;
 pub const REACHABLE_TIME: Duration = Duration::from_secs(30);
 /// Time to wait for a reply before a request is repeated.
 pub const RETRANS_TIME: Duration = Duration::from_millis(250);
-/// Maximum number of requests: three seconds in all, as on Linux.
+/// Maximum number of requests for one resolution, which take three seconds in total, as on Linux.
 pub const MAX_REQUESTS: u8 = 12;
 /// Maximum number of cached neighbours.
 pub const MAX_NEIGHBOURS: usize = 4096;

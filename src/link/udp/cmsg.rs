@@ -137,7 +137,7 @@ impl Control {
     }
 }
 
-/// Decodes the number in a message's data, which the kernel writes as one byte or as an `int`.
+/// Decodes the number in a control message's data, which the kernel writes as one byte or as an `int`.
 pub(super) fn number(data: &[u8]) -> Option<i32> {
     match data {
         [b] => Some(i32::from(*b)),

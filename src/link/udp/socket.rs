@@ -231,8 +231,8 @@ fn new_socket(ip: IpAddr) -> io::Result<OwnedFd> {
     system_udp::unbound(ip, SocketFlags::NONBLOCK)
 }
 
-/// Sets don't-fragment permanently, which also makes the kernel send IPv4 identifications 0, 1, 2... in each
-/// burst, and requests the header fields of received packets that a NIC needs.
+/// Sets the don't-fragment flag permanently, which also makes the kernel send IPv4 identifications 0, 1, 2...
+/// in each burst, and requests the header fields of received packets that a NIC needs.
 fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
     let wildcard = ip.is_unspecified();
     if ip.is_ipv4() {
