@@ -1,15 +1,17 @@
-//! Passes the version nodes that programs require to the linker; `export!` assigns the functions to them.
+//! Passes the symbol version nodes that programs require to the linker; `export!` assigns the functions to
+//! them.
 
 use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
 
-/// Minor version of the newest public node of libibverbs.
+/// Minor version of the newest public symbol version node of libibverbs (`IBVERBS_1.n`).
 const NEWEST: u32 = 18;
-/// Minor version of the newest public node of librdmacm.
+/// Minor version of the newest public symbol version node of librdmacm (`RDMACM_1.n`).
 const NEWEST_CM: u32 = 5;
-/// Nodes of the private interface of libibverbs to drivers, one for each change of it: 34 is that of releases
-/// 34 to 56. Vendor libraries (libmlx5, libefa) do not load without theirs.
+/// Numbers of the symbol version nodes of the private interface between libibverbs and its drivers
+/// (`IBVERBS_PRIVATE_n`), one for each incompatible change: releases 34 to 56 use node 34. A vendor library
+/// (libmlx5, libefa) does not load unless the node that it was linked against exists.
 const PRIVATE: [u32; 5] = [34, 57, 59, 64, 65];
 
 fn main() {

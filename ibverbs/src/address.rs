@@ -28,7 +28,7 @@ pub(crate) struct AddressHandle {
 
 ffi_object! { AddressHandle { c: ibv_ah } handle |c| c.handle }
 
-/// Returns the path to the neighbour that a LID stands for ([`urxe::verbs::lid_of`]).
+/// Returns the path to the neighbour that a LID identifies ([`urxe::verbs::lid_of`]).
 fn neighbor_path(context: &Context, lid: u16) -> Option<AddressVector> {
     let sgid_index = context.nic.main_gid().filter(|_| lid != 0)?;
     let Gid(mut bytes) = context.nic.query_gid(sgid_index.into())?;
@@ -36,8 +36,7 @@ fn neighbor_path(context: &Context, lid: u16) -> Option<AddressVector> {
     Some(AddressVector::to(Gid(bytes)).sgid_index(sgid_index).hop_limit(64).traffic_class(0).flow_label(0))
 }
 
-/// Converts a path from its C struct; `None` if it has neither a GRH nor a LID that can stand for a
-/// neighbour.
+/// Converts a path from its C struct; `None` if it has neither a GRH nor a LID that can identify a neighbour.
 pub(crate) fn path(context: &Context, attr: &ibv_ah_attr) -> Option<AddressVector> {
     if attr.is_global == 0 {
         return neighbor_path(context, attr.dlid);
@@ -93,7 +92,7 @@ unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut 
     }
 }
 
-/// Returns the reverse path, to the sender of a datagram.
+/// Returns the path back to the sender of a received datagram.
 ///
 /// # Safety
 /// `wc` points to a readable completion. If that has the flag `WC_GRH`, `header` points to the first 40 bytes

@@ -40,7 +40,7 @@ pub(crate) fn disable() -> Disabled {
     Disabled(previous)
 }
 
-/// Guard of [`disable`], with the previous state.
+/// Guard returned by [`disable`], which restores the previous cancellation state on drop.
 #[must_use = "cancellation is enabled again when the guard is dropped"]
 pub(crate) struct Disabled(c_int);
 
@@ -110,8 +110,8 @@ impl Call {
         *self.deadline.get_or_insert_with(from_now)
     }
 
-    /// Reports whether `object` is the one that the first attempt used: its number may denote another object
-    /// since.
+    /// Reports whether `object` is the one that the first attempt used: its descriptor may refer to a
+    /// different object by now.
     pub(crate) fn is_same_object<T>(&mut self, object: *const T) -> bool {
         *self.object.get_or_insert(object.addr()) == object.addr()
     }
@@ -121,7 +121,7 @@ impl Call {
         self.list.is_some() || self.single.fd >= 0
     }
 
-    /// Takes the error number of the last wait: `EINTR`, or that of a lack of resources.
+    /// Takes the error number of the last wait: `EINTR`, or one that reports a lack of resources.
     pub(crate) fn take_failure(&mut self) -> Option<c_int> {
         self.failure.take()
     }
@@ -132,7 +132,8 @@ impl Call {
     }
 
     /// Makes the call wait for several descriptors after this attempt. `other` is kept until the call waits
-    /// again or is done. Returns false if the thread is exiting and can store neither.
+    /// again or is done. Returns false if the thread is exiting, so that neither the list nor `other` can be
+    /// stored.
     pub(crate) fn wait_for_list(
         &mut self,
         fds: &[pollfd],
@@ -152,7 +153,8 @@ impl Call {
         stored.is_some()
     }
 
-    /// Waits; if cancellation is enabled, the thread may be cancelled here. This frame has nothing to drop.
+    /// Waits; if cancellation is enabled, the thread may be cancelled here. This stack frame contains nothing
+    /// that needs to be dropped.
     fn wait(&mut self) {
         let (fds, len) = self.list.unwrap_or((&raw mut self.single, 1));
         let (time, has_time) = match self.timeout {
@@ -194,7 +196,7 @@ fn release() {
     drop(other);
 }
 
-/// Makes one attempt, with cancellation disabled. A panic ends the process here.
+/// Makes one attempt, with cancellation disabled. A panic in it aborts the process.
 #[allow(
     improper_ctypes_definitions,
     reason = "only Rust calls this; the ABI is the one that nothing unwinds through"
@@ -227,9 +229,9 @@ pub(crate) fn blocking<T: Copy, F: FnMut(&mut Call) -> Step<T>>(attempt: F) -> T
     result
 }
 
-/// The loop of [`blocking`]. A thread of the asynchronous type may be unwound from any instruction of
-/// `blocking`, which must therefore have nothing to drop, even as the compiler sees it before it knows the
-/// types: a function with cleanup code can be unwound from its calls only.
+/// Runs the loop of [`blocking`]. A thread with the cancellation type asynchronous may be unwound from any
+/// instruction of `blocking`, which must therefore have nothing to drop, even as the compiler sees it before
+/// it knows the types: a function with cleanup code can be unwound from its calls only.
 #[inline(never)]
 fn attempt_until_done<T: Copy, F: FnMut(&mut Call) -> Step<T>>(attempt: &mut F) -> T {
     // SAFETY: if the thread is unwound from here, the frames up to the program's own have nothing to drop.

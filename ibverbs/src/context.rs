@@ -1,5 +1,5 @@
-//! Contexts (`ibv_context`): open devices. This file knows none of the verbs, which all import it; `ops` has
-//! the table of functions in the C struct, and `open` makes contexts.
+//! Contexts (`ibv_context`): open devices. This file depends on none of the verbs, all of which import it;
+//! `ops` contains the function table of the C struct, and `open` creates contexts.
 
 use std::mem::offset_of;
 use std::ops::Deref;
@@ -55,7 +55,7 @@ impl Context {
         unsafe { &*c.byte_sub(C_OFFSET).cast() }
     }
 
-    /// Converts the pointer that the program returns back to the context, to be dropped.
+    /// Converts a pointer that the program gives back into the owned context.
     ///
     /// # Safety
     /// The requirements of [`from_raw_ref`](Self::from_raw_ref), and no other thread uses the context any
@@ -67,9 +67,9 @@ impl Context {
     }
 }
 
-/// Reports whether a context belongs to the parent of this process. Objects of such a context are left as
-/// they are, and destroying one in the child does nothing and succeeds: a thread that does not exist in the
-/// child may hold their locks for ever.
+/// Reports whether a context was opened by the parent of this process, before the fork. Objects of such a
+/// context are left as they are, and destroying one in the child does nothing and succeeds: a thread that
+/// does not exist in the child may hold their locks for ever.
 ///
 /// # Safety
 /// `context` was opened by this process or by a parent of it, and is not closed.

@@ -42,7 +42,7 @@ impl Default for PollBatch {
 pub(crate) struct CompletionQueue {
     /// The extended struct, which begins with the fields of `ibv_cq`.
     c: FfiCell<ibv_cq_ex>,
-    /// Declared before `cq`, from which it borrows, to be dropped first.
+    /// Polling batch, declared before `cq` because it borrows from `cq` and must be dropped first.
     pub batch: PollBatch,
     pub cq: Cq,
     /// The parent domain in which the queue was made, or null.
@@ -52,14 +52,14 @@ pub(crate) struct CompletionQueue {
 ffi_object! { CompletionQueue { c: ibv_cq_ex as ibv_cq } handle |c| c.handle }
 
 impl CompletionQueue {
-    /// Makes the C struct of a queue from its content.
+    /// Allocates a queue whose C struct has this content, and returns the pointer for the program.
     pub(crate) fn new_raw(c: ibv_cq_ex, cq: Cq, parent: *mut ibv_pd) -> *mut ibv_cq {
         CompletionQueue { c: FfiCell::new(c), batch: PollBatch::default(), cq, parent }.into_raw()
     }
 }
 
 thread_local! {
-    /// Buffer for completions before their conversion to `ibv_wc`; reused.
+    /// Buffer of the thread for completions before their conversion to `ibv_wc`, reused by all polls.
     static COMPLETIONS: RefCell<Vec<Completion>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -102,7 +102,7 @@ unsafe fn end_batch(queue: &CompletionQueue) {
     }
 }
 
-/// Returns a field of the completion that the batch is at, or the default value if there is none.
+/// Returns a field of the current completion of the batch, or the default value if there is none.
 ///
 /// # Safety
 /// `c` is a live queue, in a batch of this thread.

@@ -21,7 +21,7 @@ const MASK_PD: u32 = 2;
 /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: accepted and ignored, as the queue is locked in any case.
 const SINGLE_THREADED: u32 = 1;
 const IGNORE_OVERRUN: u32 = 2;
-/// The supported `wc_flags`: all fields of a plain completion, and its timestamp in both forms.
+/// The supported `wc_flags`: all fields of a basic completion, and its timestamp in both forms.
 const SUPPORTED_WC_FLAGS: u64 = 0x7f | 1 << 7 | 1 << 11;
 
 unsafe extern "C" fn create_cq(

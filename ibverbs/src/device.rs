@@ -37,7 +37,7 @@ const TRANSPORT_IB: c_int = 0;
 #[repr(C)]
 pub(crate) struct Device {
     c: FfiCell<ibv_device>,
-    /// Zeros behind the C struct: libmlx5 and libefa read a pointer there to recognise their own devices.
+    /// Zeros after the C struct: libmlx5 and libefa read a pointer there to recognise their own devices.
     zeros: [u64; 128],
     pub adapter: Adapter,
     settings: Settings,
@@ -50,13 +50,13 @@ ffi_object! { Device { c: ibv_device } }
 
 const _: () = assert!(offset_of!(Device, zeros) == size_of::<ibv_device>());
 
-/// Statistics for the report of the fault rules in `URXE_FAULTS` at process exit.
+/// Statistics that the process reports at exit if `URXE_FAULTS` contains fault rules.
 #[derive(Default)]
 struct FaultStats {
     process: u32,
     counters: Vec<FaultCounters>,
-    /// Packets that closed NICs retransmitted, and those of the current NIC as of the last time that one of
-    /// its contexts was closed.
+    /// Number of retransmissions of all closed NICs; `current` is that of the current NIC when one of its
+    /// contexts was last closed.
     closed: u64,
     current: u64,
 }
@@ -97,12 +97,12 @@ impl OpenDeviceError {
     }
 }
 
-/// The capture file that all devices share, and the PID of the process that began it.
+/// The capture file that all devices share, and the PID of the process that created it.
 static CAPTURE: Mutex<Option<(u32, CaptureFile)>> = Mutex::new(None);
 
-/// Returns the capture file of this process, which is begun when the first device is opened. It is flushed
+/// Returns the capture file of this process, which is created when the first device is opened. It is flushed
 /// several times a second, so that few packets are missing if the program is killed, and at exit, so that
-/// none is.
+/// none are.
 fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
     let Some(name) = &settings.capture else { return Ok(None) };
     let (mut capture, process) = (CAPTURE.lock(), std::process::id());
@@ -133,8 +133,9 @@ fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
     Ok(Some(file))
 }
 
-/// Registers the work to do at process exit, possibly with devices open: finished programs seldom close them,
-/// and hardware has acknowledged what it has received by that time. A forked child inherits the registration.
+/// Registers the function that runs at process exit, because programs seldom close their devices. Among other
+/// things, that function acknowledges received packets, as hardware would already have done. A forked child
+/// inherits the registration.
 fn prepare_for_exit() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| {
@@ -190,7 +191,7 @@ fn report_faults() {
 /// Time for which an exit waits for a thread inside a NIC.
 const EXIT_LOCK_TIMEOUT: Duration = Duration::from_millis(10);
 
-/// Flushes the capture, if this process began it: in a forked child, the locks may be held by a thread that
+/// Flushes the capture, if this process created it: in a forked child, the locks may be held by a thread that
 /// does not exist.
 fn end_capture() {
     if let Some(capture) = CAPTURE.try_lock()
@@ -205,7 +206,8 @@ fn end_capture() {
 /// Interval between flushes of the capture.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Maximum time for a NIC that another thread is closing to release its port, in steps of a millisecond.
+/// Maximum number of retries, one per millisecond, while the NIC that another thread is closing still
+/// occupies the UDP port.
 const CLOSE_RETRIES: u32 = 100;
 
 impl Device {

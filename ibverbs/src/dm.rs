@@ -24,7 +24,7 @@ const WORD: usize = 4;
 pub(crate) struct DeviceMemory {
     c: FfiCell<ibv_dm>,
     pub dm: Dm,
-    /// Number of regions of it.
+    /// Number of memory regions registered in the device memory.
     pub users: Users,
 }
 
@@ -97,7 +97,7 @@ pub(crate) unsafe extern "C" fn free_dm(c: *mut ibv_dm) -> c_int {
     0
 }
 
-/// Returns the first byte of a copy as an index, if offset and length are allowed.
+/// Converts the offset of a copy to an index; fails unless offset and length are multiples of a word.
 fn first_byte(offset: u64, length: usize) -> Result<usize, c_int> {
     match usize::try_from(offset) {
         Ok(first) if first.is_multiple_of(WORD) && length.is_multiple_of(WORD) => Ok(first),
@@ -106,8 +106,9 @@ fn first_byte(offset: u64, length: usize) -> Result<usize, c_int> {
     }
 }
 
-/// Copies to device memory, through the function pointer in its C struct. The header passes errors on as they
-/// are, so this function stores them in `errno` too, as those in [`entry_points`](crate::entry_points).
+/// Copies to device memory, through the function pointer in its C struct. The inline function of the header
+/// returns errors unchanged, so this function also stores them in `errno`, like the functions in
+/// [`entry_points`](crate::entry_points).
 unsafe extern "C" fn memcpy_to_dm(c: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
     let _uncancelled = crate::cancel::disable();
     if !DeviceMemory::is_live(c) {
@@ -120,7 +121,7 @@ unsafe extern "C" fn memcpy_to_dm(c: *mut ibv_dm, offset: u64, from: *const c_vo
     errno::store(copied.err().unwrap_or(0))
 }
 
-/// Copies from device memory, as [`memcpy_to_dm`].
+/// Copies from device memory, in the same way as [`memcpy_to_dm`] copies to it.
 unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, c: *mut ibv_dm, offset: u64, length: usize) -> c_int {
     let _uncancelled = crate::cancel::disable();
     if length == 0 {

@@ -51,7 +51,7 @@ impl<K: Eq + Hash> ObjectTable<K> {
 }
 
 /// Number of events per queue that were returned to the program and are not acknowledged. A queue is not
-/// destroyed while it has some.
+/// destroyed while it has such events.
 #[derive(Default)]
 pub(crate) struct UnackedEvents {
     counts: Mutex<HashMap<usize, u32>>,
@@ -85,7 +85,7 @@ impl UnackedEvents {
     }
 }
 
-/// Returns the key that stands for an object in [`ObjectTable`] and [`UnackedEvents`].
+/// Returns the address that identifies an object in [`ObjectTable`] and [`UnackedEvents`].
 pub(crate) fn address_of<C>(c: *mut C) -> usize {
     c.addr()
 }

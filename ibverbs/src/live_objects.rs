@@ -1,5 +1,5 @@
-//! Registry of the objects that programs hold pointers to, by address: tells a pointer to a destroyed object
-//! from a valid one without dereferencing it.
+//! Registry of the objects that programs hold pointers to, by address: distinguishes a pointer to a destroyed
+//! object from a valid one without dereferencing it.
 
 use std::any::TypeId;
 use std::cell::UnsafeCell;
@@ -14,8 +14,8 @@ struct Registry {
     free_memory: Vec<(TypeId, usize)>,
 }
 
-/// The registry behind a mutex of the C library, which a forking thread holds across `fork`: in the child it
-/// is unlocked and the registry consistent.
+/// The registry, protected by a mutex of the C library, which a forking thread holds across `fork`: in the
+/// child it is unlocked and the registry consistent.
 struct LiveObjects {
     lock: UnsafeCell<libc::pthread_mutex_t>,
     registry: UnsafeCell<Registry>,

@@ -47,7 +47,7 @@ pub(crate) struct MemoryRegion {
     pd: AtomicUsize,
 }
 
-/// The registration behind a region.
+/// Registration that a region refers to.
 enum Registered {
     Memory(RawMr, Access),
     /// A null region, deregistered on drop.
@@ -102,7 +102,7 @@ fn can_be_pinned(addr: usize, len: usize, access: Access) -> bool {
         && (!access.allows(Access::LOCAL_WRITE) || ends.iter().all(|at| is_writable(*at, page)))
 }
 
-/// Reports whether a page is writable, or the kernel cannot tell.
+/// Reports whether a page is writable; also true if the kernel has no means to check it.
 fn is_writable(at: usize, page: usize) -> bool {
     may_write(at, page) || !supports_populate()
 }
@@ -408,8 +408,8 @@ impl MemoryWindow {
         c
     }
 
-    /// Destroys the Rust part. The C struct is kept for reuse, as `ibv_dealloc_mw` in the header reads the
-    /// context from it, even for a window that is destroyed already.
+    /// Drops the Rust state of a window. The C struct is kept for reuse, as `ibv_dealloc_mw` in the header
+    /// reads the context from it, even for a window that is destroyed already.
     ///
     /// # Safety
     /// `live_objects` has an entry for the window, and no other thread uses it any more.
@@ -471,7 +471,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(c: *mut ibv_mw) -> c_int {
 }
 
 /// Returns success: no memory is pinned here, so a forked child has copies of registered memory as of any
-/// other.
+/// other memory.
 unsafe extern "C" fn fork_init() -> c_int {
     0
 }

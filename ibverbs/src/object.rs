@@ -67,7 +67,7 @@ pub(crate) unsafe trait FfiObject: Sized + 'static {
         c
     }
 
-    /// Converts the pointer that the program returns back to the object, to be dropped.
+    /// Converts a pointer that the program gives back into the owned object.
     ///
     /// # Safety
     /// The requirements of [`from_raw_ref`](Self::from_raw_ref), and no other thread uses the object any
@@ -81,10 +81,10 @@ pub(crate) unsafe trait FfiObject: Sized + 'static {
     }
 }
 
-/// Implements [`FfiObject`] for a struct, with the C struct in its field `c`: `Object { c: C }`, or
-/// `Object { c: Longer as C }` if programs see the beginning of a longer C struct; and then `handle`, with a
-/// function that returns the handle, for objects that are recorded in [`live_objects`]. Does not compile if
-/// the field is not at the beginning of the object, or has another type.
+/// Implements [`FfiObject`] for a struct, with the C struct in its field `c`: `Object { c: C }`, or `Object {
+/// c: Longer as C }` if programs see the beginning of a longer C struct. `handle FUNCTION` may follow for
+/// objects that are recorded in [`live_objects`]; the function returns the handle. The macro does not compile
+/// if the field is not at the beginning of the object, or has another type.
 macro_rules! ffi_object {
     ($object:ident { c: $c:ident } $($handle:tt)*) => {
         $crate::object::ffi_object! { $object { c: $c as $c } $($handle)* }
@@ -110,7 +110,7 @@ macro_rules! ffi_object {
 }
 pub(crate) use ffi_object;
 
-/// A cell for what lies in an [`FfiObject`] and changes through raw pointers: the C struct, which programs
+/// A cell for data in an [`FfiObject`] that is modified through raw pointers: the C struct, which programs
 /// read and write at any time, and state that a lock next to the cell guards.
 #[repr(transparent)]
 pub(crate) struct FfiCell<C>(UnsafeCell<C>);
@@ -136,8 +136,8 @@ unsafe impl<C> Sync for FfiCell<C> {}
 unsafe impl<C> Send for FfiCell<C> {}
 
 /// Number of users of an object: objects made from it, which prevent its destruction. An imported object has
-/// one more user until it is unimported, which programs may do before they destroy what they made from it:
-/// then the object is freed with its last user.
+/// one more user until it is unimported, which programs may do before they destroy the objects made from it:
+/// then it is freed together with its last user.
 #[derive(Default)]
 pub(crate) struct Users {
     count: AtomicUsize,
@@ -155,8 +155,8 @@ impl Users {
         self.count.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Counts one user less. Returns whether the caller must free the object: an imported one without users,
-    /// which no other thread can reach any more.
+    /// Removes one user. Returns true if the caller must free the object, because it is imported and has no
+    /// users left; no other thread can reach it any more.
     pub(crate) fn remove(&self) -> bool {
         // Read before the decrement: after it, the thread that removes the last user may free the object.
         let is_imported = self.is_imported;

@@ -25,7 +25,7 @@ pub(crate) struct ProtectionDomain {
     c: FfiCell<ibv_pd>,
     pub pd: Pd,
     pub users: Users,
-    /// The components of a parent domain; `None` for a plain one.
+    /// The components of a parent domain; `None` for an ordinary protection domain.
     parts: Option<ParentParts>,
 }
 

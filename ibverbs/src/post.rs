@@ -27,8 +27,8 @@ const ATOMIC_WRITE: u32 = 15;
 const QPT_UD: u32 = 4;
 const QPT_XRC_SEND: u32 = 9;
 
-/// Buffers in which a list is converted. They belong to the thread and are empty between its posts, of which
-/// each converts in the allocations of the one before.
+/// Buffers in which a list is converted. They are thread-local and empty between posts, so that each post
+/// reuses the allocations of the previous one.
 #[derive(Default)]
 struct Scratch {
     requests: Vec<SendWr<'static>>,
@@ -39,7 +39,7 @@ thread_local! {
     static SCRATCH: Cell<Scratch> = const { Cell::new(Scratch { requests: Vec::new(), pieces: Vec::new() }) };
 }
 
-/// Returns an empty vector in the allocation of another one, whose elements have the same layout.
+/// Returns an empty vector that reuses the allocation of another vector, whose elements have the same layout.
 fn recycle<T, U>(mut used: Vec<T>) -> Vec<U> {
     const { assert!(size_of::<T>() == size_of::<U>() && align_of::<T>() == align_of::<U>()) };
     used.clear();
@@ -67,7 +67,7 @@ pub(crate) unsafe fn window_key(mw: *const ibv_mw, requested: u32) -> Result<u32
     Ok(window.rkey & !0xff | requested & 0xff)
 }
 
-/// Converts the description of a binding.
+/// Converts the parameters of a memory window binding.
 ///
 /// # Safety
 /// `info.mr` is a live region, or null, which binds nothing.
@@ -113,7 +113,7 @@ unsafe fn operation(wr: &ibv_send_wr) -> Result<WrOp, c_int> {
     }
 }
 
-/// Returns the eight bytes of an ATOMIC WRITE, which the C interface passes as one element or as inline data.
+/// Returns the eight bytes of an ATOMIC WRITE, which the C interface passes as one SGE or as inline data.
 ///
 /// # Safety
 /// The elements of `wr` are readable, and so is the memory that they name.
@@ -156,7 +156,7 @@ unsafe fn destination(service: u32, wr: &ibv_send_wr) -> Result<Option<Destinati
     }
 }
 
-/// Returns the program's bytes that an element of inline data names.
+/// Returns the program's bytes that an SGE of inline data refers to.
 ///
 /// # Safety
 /// The element names readable bytes, which are not written during `'a`.
@@ -170,13 +170,13 @@ unsafe fn inline_piece<'a>(sge: &Sge) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(start, sge.length as usize) }
 }
 
-/// Reports whether the inline data of a request is passed to the NIC as a list of pieces. Data of one piece is
-/// passed by itself, and an ATOMIC WRITE has its data in the operation.
+/// Reports whether the inline data of a request is passed to the NIC as a list of pieces. A single piece is
+/// passed without a list, and the data of an ATOMIC WRITE is part of the operation.
 fn has_piece_list(wr: &ibv_send_wr) -> bool {
     wr.send_flags & SEND_INLINE != 0 && wr.opcode != ATOMIC_WRITE && wr.num_sge != 1
 }
 
-/// Appends the pieces of inline data of the first `max` requests of a list, in their order, for [`convert`].
+/// Appends the pieces of inline data of the first `max` requests of a list, in list order, for [`convert`].
 ///
 /// # Safety
 /// `list` is null or the head of a list that is readable and unchanged while the pieces are used, with its
@@ -201,7 +201,8 @@ unsafe fn collect_pieces(list: *const ibv_send_wr, max: usize, pieces: &mut Vec<
     }
 }
 
-/// Converts the data of a request. `pieces` begins with those of the request, which are removed from it.
+/// Converts the data of a request. `pieces` begins with the inline pieces of this request, which this
+/// function removes.
 ///
 /// # Safety
 /// The elements of `wr` and its inline data are readable and unchanged during `'a`.
@@ -223,9 +224,9 @@ unsafe fn data<'a>(wr: &ibv_send_wr, pieces: &mut &'a [&'a [u8]]) -> Result<WrDa
     }
 }
 
-/// Converts the requests of a list to the end of `requests`, up to `max` of them; `pieces` are those that
-/// [`collect_pieces`] has collected. Returns the request that cannot be converted, with an error number, if
-/// there is one.
+/// Converts up to `max` requests of a list and appends them to `requests`; `pieces` are the result of
+/// [`collect_pieces`]. Returns the first request that was not converted, with an error number, if there is
+/// one.
 ///
 /// # Safety
 /// The requirements of `ibv_post_send`: `list` is null or the head of a list of work requests of a queue pair
@@ -307,7 +308,7 @@ pub(crate) unsafe extern "C" fn post_send(
     errno
 }
 
-/// Stores the new rkeys of the windows that accepted requests bind in the C structs of these windows.
+/// Updates the rkey in the C struct of each window that an accepted request binds.
 ///
 /// # Safety
 /// `list` begins with the requests that `accepted` was converted from, and their windows are live.
@@ -325,7 +326,8 @@ unsafe fn store_window_rkeys(list: *mut ibv_send_wr, accepted: &[SendWr<'_>]) {
     }
 }
 
-/// Posts a list of receives, which may be circular: no more than the queue holds.
+/// Posts a list of receives. The list may be circular, so no more receives are posted than the queue can
+/// hold.
 ///
 /// # Safety
 /// `list` is a readable list, as `ibv_post_recv` requires, and `bad` a writable pointer.

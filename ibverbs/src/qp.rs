@@ -31,10 +31,10 @@ pub(crate) const XRC_RECV: c_uint = 10;
 #[repr(C)]
 pub(crate) struct QueuePair {
     c: FfiCell<ibv_qp_ex>,
-    /// Declared before `qp`, from which it borrows, to be dropped first.
+    /// Work request session, declared before `qp` because it borrows from `qp` and must be dropped first.
     pub session: WrSessionState,
     pub qp: Qp,
-    /// Attributes that the queue pair was made with, with the granted capacities.
+    /// Attributes with which the queue pair was created; the capacities are the granted ones.
     init: ibv_qp_init_attr,
     /// XRC domain of an XRC target; null for other types.
     xrcd: *mut ibv_xrcd,
@@ -47,7 +47,7 @@ const _: fn(&ibv_qp_ex) -> &ibv_qp = |c| &c.qp_base;
 const _: () = assert!(offset_of!(ibv_qp_ex, qp_base) == 0);
 
 impl QueuePair {
-    /// Makes the C struct of a queue pair from its content.
+    /// Allocates a queue pair whose C struct has this content, and returns the pointer for the program.
     pub(crate) fn new_raw(c: ibv_qp_ex, qp: Qp, init: ibv_qp_init_attr, xrcd: *mut ibv_xrcd) -> *mut ibv_qp {
         QueuePair { c: FfiCell::new(c), session: WrSessionState::default(), qp, init, xrcd }.into_raw()
     }
@@ -308,8 +308,8 @@ unsafe extern "C" fn query_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     0
 }
 
-/// Returns 0, no order guaranteed: data is stored packet by packet, and retransmitted packets may be stored
-/// twice.
+/// Returns 0, which means that no order is guaranteed: data is stored packet by packet, and retransmitted
+/// packets may be stored twice.
 unsafe extern "C" fn query_qp_data_in_order(_c: *mut ibv_qp, _op: c_uint, _flags: u32) -> c_int {
     0
 }

@@ -30,17 +30,17 @@ const ROCE_V2: u32 = 2;
 const SYSFS_ROCE_V2: u32 = 1;
 /// Type that libibverbs reports for an empty table entry.
 const SYSFS_IB_ROCE_V1: u32 = 0;
-/// Bytes that the exported `ibv_query_port` writes: the struct as it was before fields were added behind
+/// Bytes that the exported `ibv_query_port` writes: the struct as it was before fields were added after
 /// `link_layer`.
 const COMPAT_PORT_ATTR_LEN: usize = 48;
 
-/// Converts to `c_int`, with the largest value in place of those out of range.
+/// Converts a number to `c_int`; a number out of range becomes `c_int::MAX`.
 fn int(n: impl TryInto<c_int>) -> c_int {
     n.try_into().unwrap_or(c_int::MAX)
 }
 
-/// Copies the first `len` bytes of `value`. A longer struct, which a later header has, is filled up with
-/// zeros.
+/// Copies the first `len` bytes of `value`. If `len` exceeds the size of `T`, as with a later header, the
+/// rest is filled with zeros.
 ///
 /// # Safety
 /// `to` points to `len` writable bytes.
@@ -55,7 +55,7 @@ unsafe fn copy_part<T>(value: &T, to: *mut T, len: usize) {
     }
 }
 
-/// Returns the attributes of the device, also in the C struct.
+/// Returns the attributes of the device in two forms: as the Rust struct and as the C struct.
 fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
     let attr = context.nic.query_device().for_libibverbs();
     let l = attr.limits;

@@ -1,6 +1,6 @@
 //! State that a context shares with those imported from it (`ibv_import_device` and the related calls): the
 //! NIC, the objects that events refer to, and objects by handle, for a program that has a copy of the
-//! context's descriptor. All within one process, like the NIC.
+//! context's descriptor. The state is never shared between processes, like the NIC.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -79,7 +79,7 @@ impl<T: Clone> HandleTable<T> {
         *last_handle
     }
 
-    /// Stores an object under a handle, in place of the one that had it.
+    /// Stores an object under a handle, in place of the previous object with that handle.
     pub(crate) fn set(&self, handle: u32, object: T) {
         self.0.lock().1.insert(handle, object);
     }
@@ -95,7 +95,7 @@ impl<T: Clone> HandleTable<T> {
     }
 }
 
-/// Open devices by the file behind the descriptor (`cmd_fd`) of their contexts.
+/// Open devices, identified by the file that the descriptor (`cmd_fd`) of their contexts refers to.
 static SHARED_CONTEXTS: Mutex<Vec<(FileId, Weak<SharedContext>)>> = Mutex::new(Vec::new());
 
 /// Creates the state of an open device, and a descriptor that only serves to identify it.

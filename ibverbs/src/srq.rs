@@ -29,7 +29,7 @@ const SRQT_XRC: c_uint = 1;
 pub(crate) struct SharedReceiveQueue {
     c: FfiCell<ibv_srq>,
     pub srq: Srq,
-    /// XRC domain of an XRC shared receive queue; null for a basic one.
+    /// XRC domain of an XRC shared receive queue; null for a basic shared receive queue.
     xrcd: FfiCell<*mut ibv_xrcd>,
     pub users: Users,
 }

@@ -14,8 +14,8 @@ macro_rules! jump {
     };
 }
 
-/// `"NODE": name = path, ...;`: exports each function under its C name, in a version node of the library
-/// (`build.rs`).
+/// Exports functions under their C names, in a version node of the library (`build.rs`): `"NODE": name =
+/// path, ...;`.
 ///
 /// A symbol version can only be given to an assembler symbol, so each export is a jump to the Rust function.
 macro_rules! export {

@@ -117,8 +117,8 @@ c_structs! {
         port_cap_flags2: u16,
     }
 
-    /// `element` points to the queue that the event concerns, or holds the port number in its first four
-    /// bytes.
+    /// Asynchronous event: `element` points to the queue that the event concerns, or holds the port number in
+    /// its first four bytes.
     ibv_async_event { element: *mut c_void, event_type: c_uint }
 
     ibv_td_init_attr { comp_mask: u32 }
@@ -151,8 +151,8 @@ c_structs! {
 
     ibv_tm_cap { max_num_tags: u32, max_ops: u32 }
 
-    /// Does not begin with a whole `ibv_srq_init_attr`: `comp_mask` lies in what would be the padding of that
-    /// struct.
+    /// Extended attributes of a shared receive queue. The struct does not begin with a whole
+    /// `ibv_srq_init_attr`: `comp_mask` lies where that struct would have padding.
     ibv_srq_init_attr_ex {
         srq_context: *mut c_void,
         attr: ibv_srq_attr,
@@ -189,8 +189,8 @@ c_structs! {
         rx_hash_fields_mask: u64,
     }
 
-    /// Does not begin with a whole `ibv_qp_init_attr`: `comp_mask` lies in what would be the padding of that
-    /// struct.
+    /// Extended attributes of a queue pair. The struct does not begin with a whole `ibv_qp_init_attr`:
+    /// `comp_mask` lies where that struct would have padding.
     ibv_qp_init_attr_ex {
         qp_context: *mut c_void,
         send_cq: *mut ibv_cq,

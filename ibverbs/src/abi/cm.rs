@@ -51,7 +51,7 @@ c_structs! {
 
     rdma_ib_addr { sgid: ibv_gid, dgid: ibv_gid, pkey: u16 }
 
-    /// In C, each address is a union of the socket address types.
+    /// Source and destination address of a connection; in C, each is a union of the socket address types.
     rdma_addr { src_storage: sockaddr_storage, dst_storage: sockaddr_storage, addr: rdma_ib_addr }
 
     rdma_route { addr: rdma_addr, path_rec: *mut ibv_sa_path_rec, num_paths: c_int }

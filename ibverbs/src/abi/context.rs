@@ -71,8 +71,8 @@ c_structs! {
         abi_compat: *mut c_void,
     }
 
-    /// Grows at the front in later releases: programs find it by its last field, the context that they hold,
-    /// and read from `sz` how much of it exists.
+    /// Extended context, which later releases extend at the front: programs reach it through its last field,
+    /// the `ibv_context` that they hold, and `sz` states its size.
     verbs_context {
         query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
         advise_mr: Option<unsafe extern "C" fn(*mut ibv_pd, c_uint, u32, *mut ibv_sge, u32) -> c_int>,

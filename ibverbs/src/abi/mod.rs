@@ -14,8 +14,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Reports whether this struct begins with another one: with the same fields at the same offsets, or with a
-    /// field of the other's size.
+    /// Reports whether this struct begins with the struct `other`: its first fields have the offsets and
+    /// sizes of the fields of `other`, or its first field has the size of all of `other`.
     pub(crate) const fn begins_with(&self, other: &Layout) -> bool {
         if self.fields[0].1 == 0 && self.fields[0].2 == other.size {
             return true;
@@ -32,7 +32,7 @@ impl Layout {
     }
 }
 
-/// Defines `#[repr(C)]` structs, each with its `LAYOUT`, and `LAYOUTS` of all of them.
+/// Defines `#[repr(C)]` structs, a constant `LAYOUT` for each of them, and `LAYOUTS` for all of them.
 macro_rules! c_structs {
     ($($(#[$meta:meta])* $name:ident { $($field:ident: $kind:ty),* $(,)? })*) => {
         $(

@@ -49,7 +49,7 @@ c_structs! {
         async_events_completed: u32,
     }
 
-    /// Begins with the fields of `ibv_cq`.
+    /// Extended completion queue, which begins with the fields of `ibv_cq`.
     ibv_cq_ex {
         context: *mut ibv_context,
         channel: *mut ibv_comp_channel,

@@ -13,7 +13,7 @@ c_structs! {
 
     ibv_mw_bind { wr_id: u64, send_flags: c_uint, bind_info: ibv_mw_bind_info }
 
-    /// `imm_data` shares a union with `invalidate_rkey`, and `bind_mw` with `tso`.
+    /// Send work request; `imm_data` shares a union with `invalidate_rkey`, and `bind_mw` with `tso`.
     ibv_send_wr {
         wr_id: u64,
         next: *mut ibv_send_wr,
@@ -29,7 +29,7 @@ c_structs! {
 
     ibv_recv_wr { wr_id: u64, next: *mut ibv_recv_wr, sg_list: *mut ibv_sge, num_sge: c_int }
 
-    /// `imm_data` shares a union with `invalidated_rkey`.
+    /// Work completion; `imm_data` shares a union with `invalidated_rkey`.
     ibv_wc {
         wr_id: u64,
         status: c_uint,
@@ -60,7 +60,7 @@ c_structs! {
     }
 }
 
-/// A union in C, whose other member is two words in network byte order.
+/// GID; in C a union, whose other member consists of two 64-bit integers in network byte order.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ibv_gid {

@@ -40,7 +40,7 @@ struct Entry {
 // Programs hold a pointer to the C struct, which `freeaddrinfo` converts back to one to the element.
 const _: () = assert!(offset_of!(Entry, c) == 0);
 
-/// Returns queue pair type and port space; either is derived from the other if only one is given.
+/// Returns the queue pair type and the port space; either is derived from the other if only one is given.
 fn qp_type_and_ps(hints: Option<&rdma_addrinfo>) -> (c_int, c_int) {
     let (qp_type, space) = hints.map_or((0, 0), |h| (h.ai_qp_type, h.ai_port_space));
     let datagrams = match qp_type {
@@ -54,7 +54,7 @@ fn qp_type_and_ps(hints: Option<&rdma_addrinfo>) -> (c_int, c_int) {
     }
 }
 
-/// Copies an address; `None` if there is none, or it is too long.
+/// Copies an address; `None` if the pointer is null or the address is too long.
 ///
 /// # Safety
 /// `from` has `len` readable bytes, or is null.

@@ -23,11 +23,11 @@ export! {
         rdma_destroy_event_channel = destroy;
 }
 
-/// The state behind a program's channel pointer.
+/// State of the channel that a program's pointer refers to.
 pub(super) struct Channel {
     pub channel: EventChannel,
-    /// Held from taking an event until its id is looked up by number, as the next event may concern the same
-    /// id.
+    /// Lock that is held from the removal of an event from the channel until its id has been looked up,
+    /// because the next event may concern the same id.
     pub read_lock: Mutex<()>,
     pub process: &'static ProcessGlobals,
 }
@@ -36,7 +36,7 @@ pub(super) struct Channel {
 static CHANNELS: Mutex<BTreeMap<usize, Arc<Channel>>> = Mutex::new(BTreeMap::new());
 
 impl Channel {
-    /// Returns the channel of a pointer, which may be dangling.
+    /// Returns the channel that a pointer refers to; the pointer may be dangling.
     ///
     /// # Errors
     /// `EBADF` if there is no such channel (any more), `ENODEV` if it belongs to the parent of this process.

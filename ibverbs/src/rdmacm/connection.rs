@@ -23,7 +23,8 @@ export! {
     "RDMACM_1.3": rdma_reject_ece = reject_ece;
 }
 
-/// Requests the maximum number of READs and atomics (`RDMA_MAX_RESP_RES`, `RDMA_MAX_INIT_DEPTH`).
+/// Value that requests the maximum number of outstanding READs and atomics (`RDMA_MAX_RESP_RES`,
+/// `RDMA_MAX_INIT_DEPTH`).
 const MAX_RD_ATOMIC: u8 = 0xff;
 /// Largest retry count of a queue pair.
 const MAX_RETRIES: u8 = 7;

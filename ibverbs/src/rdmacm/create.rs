@@ -1,4 +1,4 @@
-//! Creation, destruction and migration of ids.
+//! Creation, destruction and migration of ids (`rdma_cm_id`).
 
 use std::ffi::{c_int, c_uint, c_void};
 

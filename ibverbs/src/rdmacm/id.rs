@@ -43,7 +43,8 @@ ffi_object! { Id { c: rdma_cm_id } }
 /// Mutable state of an id.
 #[derive(Default)]
 pub(super) struct IdState {
-    /// Set for an id with a channel of its own, whose calls wait for the event that reports their completion.
+    /// Whether the id has a channel of its own, so that calls on it wait for the event that reports their
+    /// completion.
     synchronous: bool,
     /// Attributes for the queue pairs of connections to this listener (`rdma_create_ep`).
     requests: Option<RequestQueues>,
@@ -85,7 +86,7 @@ pub(super) fn result_code(result: Result<(), c_int>) -> c_int {
     result.map_or_else(minus_one, |()| 0)
 }
 
-/// Returns the error number of an id's error.
+/// Returns the error number for a failed operation on an id.
 pub(super) fn errno(e: IdError) -> c_int {
     // Printed, as the number alone would not explain this error.
     if let IdError::Claim { source: ClaimError::NoAccess { .. }, .. } = e {
@@ -282,8 +283,8 @@ impl Id {
         }
     }
 
-    /// Stores the state of the queue pair in its C struct, as the connection manager has changed it. The
-    /// program may destroy the queue pair at any time.
+    /// Copies the state of the queue pair, which the connection manager may have changed, to its C struct.
+    /// The program may destroy the queue pair at any time.
     pub(super) fn sync_qp_state(&self) {
         self.with_qp(|qp| {
             // SAFETY: `with_qp` keeps the queue pair alive during this call; `state` is an aligned integer
@@ -292,7 +293,7 @@ impl Id {
         });
     }
 
-    /// Calls `f` with the queue pair, if there is one, which is not destroyed meanwhile.
+    /// Calls `f` with the queue pair, if there is one, and prevents its destruction during the call.
     fn with_qp(&self, f: impl FnOnce(*mut ibv_qp)) {
         // SAFETY: `as_c` points to the C struct in `self`; only `refresh` writes this field, once.
         let verbs = unsafe { (*self.as_c()).verbs };

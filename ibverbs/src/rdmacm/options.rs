@@ -23,8 +23,8 @@ const REUSE_ADDR: c_int = 1;
 const AF_ONLY: c_int = 2;
 const ACK_TIMEOUT: c_int = 3;
 const IB_PATH: c_int = 1;
-/// Flags of a path record that is for connection management messages, is the primary path, and holds in both
-/// directions (`IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL`).
+/// Flags of a path record that applies to connection management messages, is the primary path, and is
+/// bidirectional (`IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL`).
 const PRIMARY_PATH_FLAGS: u32 = 1 | 1 << 1 | (1 << 3 | 1 << 5);
 const SIX_BITS: u8 = 0x3f;
 

@@ -37,7 +37,8 @@ pub(crate) struct ProcessGlobals {
     pub unacked: UnackedEvents,
 }
 
-/// A device, open as long as the process lives, with default domains for programs that supply none.
+/// A device that stays open as long as the process lives, with default PD and XRC domain for programs that
+/// supply none.
 struct OpenDevice {
     context: *mut ibv_context,
     pd: Mutex<*mut ibv_pd>,
@@ -45,7 +46,8 @@ struct OpenDevice {
 }
 
 impl Drop for OpenDevice {
-    /// Runs only if the creation of the connection manager failed, before anything was made on the device.
+    /// Closes the device. This happens only if the connection manager could not be created, when no object
+    /// exists on the device yet.
     fn drop(&mut self) {
         // SAFETY: `open` opened this context and no other code has the pointer.
         unsafe { close_device(self.context) };
@@ -110,7 +112,7 @@ impl ProcessGlobals {
         })
     }
 
-    /// Reports whether this is the state of the parent, which a forked child does not modify.
+    /// Reports whether a forked child has inherited this state from its parent; the child does not modify it.
     pub(crate) fn is_inherited(&self) -> bool {
         self.pid != std::process::id()
     }
@@ -149,21 +151,21 @@ impl ProcessGlobals {
     }
 }
 
-/// Stages of the program's exit, in their order.
+/// Stages of the program's exit, in the order in which they run.
 #[derive(Clone, Copy)]
 pub(crate) enum ExitStage {
     Rsockets,
     Ids,
 }
 
-/// Ends the connections of one kind. Calls the function that it is passed as a sign of progress, for which the
-/// exiting thread waits.
+/// Function that ends all connections of one kind at exit. It calls its second argument to report progress,
+/// so that the exiting thread keeps waiting.
 pub(crate) type ExitAction = fn(&'static ProcessGlobals, &dyn Fn());
 
 static EXIT_ACTIONS: [OnceLock<ExitAction>; 2] = [const { OnceLock::new() }; 2];
 
-/// Sets the action of a stage. The modules whose objects it concerns are above this one, and set it when they
-/// make the first.
+/// Sets the action of a stage. The module that creates the affected objects calls this when it creates the
+/// first one.
 pub(crate) fn set_exit_action(stage: ExitStage, action: ExitAction) {
     EXIT_ACTIONS[stage as usize].get_or_init(|| action);
 }

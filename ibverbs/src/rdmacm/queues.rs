@@ -72,8 +72,8 @@ unsafe fn create_cq_with_channel(
     }
 }
 
-/// Creates the completion queues that an id lacks: one for sends and one for receives, each if a size is
-/// given.
+/// Creates the completion queues that an id lacks: one for sends and one for receives, each only if its size
+/// is given.
 ///
 /// # Safety
 /// `c` is a live id that is bound to a device.
@@ -195,7 +195,7 @@ pub(super) unsafe fn make(c: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) ->
     Ok(())
 }
 
-/// Creates the queue pair of an id from plain attributes (`rdma_create_qp`).
+/// Creates the queue pair of an id from basic attributes (`rdma_create_qp`).
 ///
 /// # Safety
 /// `c` is a live id, or null; `pd` is a live domain, or null; objects in `init` are live, or null.

@@ -20,8 +20,8 @@ struct SockaddrIb {
     scope_id: u64,
 }
 
-/// Returns the IP address that the GID stands for in RoCE, with the port of the service ID if that is one of
-/// an IP port space or a bare port number.
+/// Returns the IP address that the GID encodes in RoCE, with the port from the service ID if the service ID
+/// belongs to an IP port space or is a bare port number.
 fn of_ib(ib: &SockaddrIb) -> Option<SocketAddr> {
     let service = u64::from_be(ib.service) & u64::from_be(ib.service_mask);
     let port = ServiceId(service).ip_port().map(|(_, port)| port);
@@ -30,7 +30,7 @@ fn of_ib(ib: &SockaddrIb) -> Option<SocketAddr> {
 }
 
 /// Returns the address that a program points to; `None` for null or a family other than IPv4, IPv6 and
-/// InfiniBand. A GID is converted to the IP address that it stands for, and never back.
+/// InfiniBand. A GID is converted to the IP address that it encodes, and never back.
 ///
 /// # Safety
 /// `from` is null, or points to a complete address of the family that it names.
@@ -63,7 +63,7 @@ pub(crate) unsafe fn read(from: *const sockaddr) -> Option<SocketAddr> {
     }
 }
 
-/// Converts an address to its C struct, and returns the length of that in bytes.
+/// Converts an address to its C struct, and returns the struct with its length in bytes.
 pub(crate) fn write(address: SocketAddr) -> (sockaddr_storage, socklen_t) {
     // SAFETY: the struct consists of integers, for which zeros are valid.
     let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };

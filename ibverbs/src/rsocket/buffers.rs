@@ -1,4 +1,4 @@
-//! Scatter and gather lists: the program's buffers, of which a call may have several, taken piece by piece.
+//! Scatter and gather lists over the program's buffers of one call, consumed piece by piece.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 #[derive(Clone)]
 pub(super) struct Source<'a> {
     parts: &'a [&'a [u8]],
-    /// Number of bytes taken of the first part.
+    /// Number of bytes taken from the first buffer.
     first_offset: usize,
     /// Number of bytes taken in total.
     position: usize,
@@ -55,9 +55,9 @@ impl<'a> Source<'a> {
 /// Scatter list for received data.
 pub(super) struct Sink<'a> {
     parts: Vec<&'a mut [u8]>,
-    /// Index of the part in use.
+    /// Index of the buffer in use.
     part: usize,
-    /// Number of bytes filled of that part.
+    /// Number of bytes filled in the buffer in use.
     part_offset: usize,
     /// Number of bytes filled in total.
     position: usize,

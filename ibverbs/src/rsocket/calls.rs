@@ -48,7 +48,7 @@ export! {
         riowrite = riowrite;
 }
 
-/// Greatest number of buffers of a message (`IOV_MAX`).
+/// Maximum number of buffers of a message (`IOV_MAX`).
 const IOV_MAX: usize = 1024;
 
 /// Returns 0, or -1 with `errno` set.
@@ -178,7 +178,7 @@ extern "C" fn rclose(fd: c_int) -> c_int {
     result_code(table::close(fd))
 }
 
-/// Returns a buffer of the program to read from.
+/// Returns a buffer of the program as a slice to read from.
 ///
 /// # Safety
 /// `from` is null or points to `len` readable bytes that do not change while the slice is used.
@@ -193,7 +193,7 @@ unsafe fn bytes<'a>(from: *const c_void, len: usize) -> Result<&'a [u8], c_int> 
     }
 }
 
-/// Returns a buffer of the program to write to.
+/// Returns a buffer of the program as a slice to write to.
 ///
 /// # Safety
 /// `to` is null or points to `len` writable bytes that nothing else accesses while the slice is used.
@@ -227,7 +227,7 @@ unsafe fn parts<'a>(list: *const iovec, len: usize) -> Result<&'a [iovec], c_int
     }
 }
 
-/// Returns the socket of a call, which must be the same at each attempt.
+/// Returns the socket of a call; all attempts of a call must use the same socket.
 ///
 /// # Errors
 /// `EBADF` if it is closed, or its descriptor denotes another socket by now.
@@ -497,8 +497,9 @@ unsafe extern "C" fn rgetsockopt(
     }))
 }
 
-/// C declares the argument as a variadic one. On all supported platforms a variadic argument is passed like a
-/// named one, and the argument is not read for commands without one.
+/// Reads or sets flags of a socket or of its descriptor (`rfcntl`). C declares the argument as a variadic
+/// one. On all supported platforms a variadic argument is passed like a named one, and the argument is not
+/// read for commands without one.
 unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     let _uncancelled = crate::cancel::disable();
     number(table::get(fd).and_then(|socket| match command {
@@ -521,8 +522,8 @@ unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_in
     }))
 }
 
-/// Maps memory for writes of the peer (`PROT_WRITE`) or without access for it (`PROT_NONE`), at its own
-/// address if the offset is -1.
+/// Maps memory to an offset, or to its own address if the offset is -1. The peer may write to it
+/// (`PROT_WRITE`) or has no access (`PROT_NONE`).
 unsafe extern "C" fn riomap(
     fd: c_int,
     buffer: *mut c_void,

@@ -19,9 +19,9 @@ use super::protocol::{
     encodable_size,
 };
 
-/// Number of receives posted in addition to the credits, for messages of the peer that take no credit.
+/// Number of receives posted in addition to the credits, for messages of the peer that consume no credit.
 const SPARE_RECEIVES: u32 = 16;
-/// Number of completions that are polled at a time.
+/// Number of completions that are polled at once.
 const BATCH: usize = 32;
 
 /// `wr_id` of receives.
@@ -47,8 +47,8 @@ pub(super) struct Connection {
     /// Completion channel, which reports completions once [`arm`](Self::arm)ed.
     pub completions: CompletionChannel,
     is_armed: bool,
-    /// Memory that the peer writes to in addition to data: its target SGL for this end, and after it the
-    /// table of memory that it has mapped.
+    /// Tables that the peer writes: the target SGL, which lists memory of the peer for this end to write to,
+    /// and then the table of memory that the peer has mapped.
     tables: Mr,
     sends: Mr,
     receives: Mr,
@@ -158,7 +158,7 @@ impl Connection {
         self.is_negotiated = true;
     }
 
-    /// Allows sending: the handshake is complete.
+    /// Allows data to be sent, because the handshake is complete.
     pub(super) fn establish(&mut self) {
         self.is_established = true;
     }
@@ -255,8 +255,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes the targets that the peer has written to this end's target SGL. The peer writes an entry again
-    /// when the target that it announced before is full.
+    /// Takes the targets that the peer has written to this end's target SGL. The peer overwrites an entry
+    /// once the target that the entry announced is full.
     fn read_targets(&mut self) -> Result<(), ProtocolError> {
         for _ in 0..TARGET_SGL_LEN {
             let (at, mut bytes) = (self.next_target * TARGET_SGE_LEN, [0; TARGET_SGE_LEN]);
@@ -364,7 +364,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Copies received data to the sink; with `peek` they stay in the buffer.
+    /// Copies received data to the sink; with `peek`, they stay in the buffer.
     pub(super) fn receive_to(&mut self, sink: &mut Sink<'_>, peek: bool) {
         let mut copied = 0;
         for range in self.inc.ranges(sink.remaining()) {
@@ -400,7 +400,7 @@ impl Connection {
         self.has_ended || self.out.is_idle()
     }
 
-    /// Maps memory to an offset: for the peer to write to, or with `shared` false without access for it.
+    /// Maps memory to an offset. The peer may write to it if `shared` is set, and has no access otherwise.
     ///
     /// # Safety
     /// The contract of [`urxe::verbs::Pd::reg_mr_raw`], until the memory is unmapped or the link is dropped.
@@ -446,7 +446,8 @@ impl Connection {
         if self.local_map.remove(addr, len) { self.send_updates() } else { Err(libc::EINVAL) }
     }
 
-    /// Shuts down one or both directions, and informs the peer if that concerns it.
+    /// Shuts down one or both directions, and informs the peer unless only the reading direction is shut
+    /// down.
     pub(super) fn shutdown(&mut self, reads: bool, writes: bool) {
         let (could_read, could_write) = (self.can_read, self.can_write);
         self.can_read &= !reads;

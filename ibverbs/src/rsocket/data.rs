@@ -126,7 +126,8 @@ impl Stream {
     }
 }
 
-/// Returns the number of bytes of a partly completed call: its error is reported by the next call.
+/// Returns the number of bytes transferred if a call failed after some bytes; the next call reports the
+/// error.
 fn partial(done: usize, result: Result<(), c_int>) -> Result<usize, c_int> {
     match result {
         Err(e) if done == 0 || e == PENDING => Err(e),

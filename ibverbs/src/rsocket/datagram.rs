@@ -29,13 +29,14 @@ use crate::rdmacm::process::ProcessGlobals;
 
 /// Maximum time for which a close waits until all datagrams are sent.
 const LINGER: Duration = Duration::from_secs(5);
-/// Number of datagrams that are received by UDP at a time.
+/// Number of datagrams that are received by UDP at once.
 const BATCH: usize = 64;
 /// Memory charged for a datagram received by UDP in addition to its data, in bytes.
 const OVERHEAD: usize = 64;
-/// Time that a call waits for room in the UDP socket before it checks for other changes.
+/// Time for which a call waits for room in the send buffer of the UDP socket before it checks for other
+/// changes.
 const UDP_FULL_WAIT: Duration = Duration::from_millis(10);
-/// Length of the longest message that peers send by UDP, with its header.
+/// Maximum length of a message that peers send by UDP, including its header.
 const MAX_UDP_LEN: usize = MAX_MESSAGE_LEN + MAX_HEADER_LEN;
 
 /// A datagram socket.
@@ -152,7 +153,8 @@ impl Datagram {
         result
     }
 
-    /// Like [`with_state`](Self::with_state), for a change that other threads may wait for.
+    /// Like [`with_state`](Self::with_state), and then wakes the other threads that wait for a change of the
+    /// socket.
     fn update<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let result = self.with_state(f);
         self.watchers.wake();
@@ -422,8 +424,8 @@ impl State {
         Ok(at)
     }
 
-    /// Stores a queue pair and returns its index. It replaces one whose device was removed, if the buffers
-    /// of that one contain no unread data.
+    /// Stores a queue pair and returns its index. It takes the index of a queue pair whose device was
+    /// removed, if there is one without unread data in its buffers.
     fn insert_qp(&mut self, qp: UdQp) -> usize {
         let has_unread =
             |at| self.unread.iter().any(|(_, data)| matches!(data, Data::InBuffer(of, _) if *of == at));
@@ -484,12 +486,13 @@ impl State {
         }
     }
 
-    /// Returns the header of a message by UDP that announces the queue pair with this index.
+    /// Returns the header of a UDP message that announces the queue pair with this index.
     fn header(&self, at: usize, op: Op) -> Header {
         Resolution { op, qpn: self.qps[at].qpn() }.header(self.qps[at].local)
     }
 
-    /// Sends by UDP, from the address of the queue pair unless the socket is bound to a specific address.
+    /// Sends a message by UDP, from the address of the queue pair unless the socket is bound to a specific
+    /// address.
     fn send_udp(
         &self,
         socket: &Datagram,
@@ -536,7 +539,7 @@ impl State {
         changed
     }
 
-    /// Processes a datagram received by UDP. Messages that are not of the protocol are dropped.
+    /// Processes a datagram received by UDP. Messages of other protocols are dropped.
     fn on_udp_datagram(&mut self, socket: &Datagram, bytes: &[u8], arrived: &UdpDatagram) {
         let from = canonical(arrived.from);
         let Ok((Resolution { op, qpn }, data)) = Resolution::parse(bytes) else { return };

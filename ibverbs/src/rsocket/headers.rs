@@ -30,7 +30,7 @@ pub(super) enum Op {
     Control = 7,
 }
 
-/// Reason why a datagram is not one of the protocol.
+/// Reason why a datagram does not conform to the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub(super) enum HeaderError {
     #[error("message of {0} bytes is too short for a header")]
@@ -147,7 +147,7 @@ pub(super) fn source(from: SocketAddr) -> Header {
     }
 }
 
-/// Parses that header; returns the sender and the length of the header.
+/// Parses the header of a datagram between queue pairs; returns the sender and the length of the header.
 ///
 /// # Errors
 /// [`HeaderError`].

@@ -8,10 +8,10 @@ use super::protocol::{ProtocolError, TARGET_SGE_LEN, TargetSge};
 /// Update of credits and buffer space for the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Grant {
-    /// Greatest total number of data messages that the peer may send, modulo 65536.
+    /// Maximum total number of data messages that the peer may send, modulo 65536.
     pub limit: u16,
-    /// Half of the buffer that the peer may fill, by its offset, and the entry of the peer's target SGL to
-    /// write it to.
+    /// Offset of the half of the buffer that the peer may fill, and the location of the entry of the peer's
+    /// target SGL that announces it.
     pub half: Option<(usize, TargetSge)>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Incoming {
     read_at: usize,
     /// Offset of the half that is granted to the peer next.
     next_half: usize,
-    /// Number of messages received that take a credit, modulo 65536.
+    /// Number of received messages that consume a credit, modulo 65536.
     messages: u16,
     /// Number of messages that the peer was last allowed to send, modulo 65536.
     limit: u16,
@@ -36,7 +36,7 @@ pub(super) struct Incoming {
     credits: u16,
     /// The peer's target SGL.
     table: TargetSge,
-    /// Index of its entry to write next.
+    /// Index of the entry of the peer's target SGL to write next.
     entry: u32,
 }
 
@@ -58,8 +58,8 @@ impl Incoming {
         }
     }
 
-    /// Sets the peer's target SGL. Its first entry stands for the target in the handshake, so the second is
-    /// written first.
+    /// Sets the peer's target SGL. The handshake has announced the target of its first entry, so the second
+    /// entry is written first.
     pub(super) fn connect(&mut self, table: TargetSge) {
         self.table = table;
         self.entry = 1 % table.len.max(1);
@@ -89,7 +89,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Counts a received message that takes a credit.
+    /// Counts a received message that consumes a credit.
     pub(super) fn count_message(&mut self) {
         self.messages = self.messages.wrapping_add(1);
     }
@@ -107,14 +107,14 @@ impl Incoming {
         [self.read_at..self.read_at + first, 0..len - first]
     }
 
-    /// Removes read bytes from the buffer.
+    /// Removes bytes that have been read from the buffer.
     pub(super) fn consume(&mut self, len: usize) {
         let len = len.min(self.unread);
         self.unread -= len;
         self.read_at = (self.read_at + len) % self.size();
     }
 
-    /// Returns the update that is due: half a buffer is free, or half of the credits are used.
+    /// Returns an update for the peer once half of the buffer is free or half of the credits are used.
     pub(super) fn grant(&mut self) -> Option<Grant> {
         let limit = self.messages.wrapping_add(self.credits);
         let has_half = self.size() - self.granted - self.unread >= self.half;

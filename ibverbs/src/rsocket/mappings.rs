@@ -62,7 +62,7 @@ struct Entry<R> {
 }
 
 impl<R> LocalMap<R> {
-    /// Creates an empty list. The peer has a table of `len` entries right behind its target SGL.
+    /// Creates an empty list. The peer has a table of `len` entries directly after its target SGL.
     pub(super) fn new(target_sgl: TargetSge, len: usize) -> LocalMap<R> {
         let addr = target_sgl.addr.wrapping_add(u64::from(target_sgl.len) * TARGET_SGE_LEN as u64);
         let table = TargetSge { addr, key: target_sgl.key, len: len as u32 };
@@ -90,8 +90,8 @@ impl<R> LocalMap<R> {
         Some(())
     }
 
-    /// Removes the mapping of the memory at `addr`, of this length unless `len` is 0. Reports whether there
-    /// was one.
+    /// Removes the mapping of the memory at `addr`, whose length must be `len` unless `len` is 0. Reports
+    /// whether such a mapping existed.
     pub(super) fn remove(&mut self, addr: u64, len: usize) -> bool {
         let is_it = |e: &Option<Entry<R>>| {
             e.as_ref().is_some_and(|e| e.addr == addr && (len == 0 || e.mapping.target.len as usize == len))

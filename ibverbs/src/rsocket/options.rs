@@ -10,16 +10,16 @@ use super::protocol::encodable_size;
 
 /// Level of the options specific to rsockets.
 pub(super) const SOL_RDMA: c_int = 0x10000;
-/// Options of that level, numbered as in `rdma/rsocket.h`.
+/// Options of the level [`SOL_RDMA`], numbered as in `rdma/rsocket.h`.
 const SEND_QUEUE: c_int = 0;
 const RECEIVE_QUEUE: c_int = 1;
 const INLINE: c_int = 2;
 const MAPPINGS: c_int = 3;
 const ROUTE: c_int = 4;
 
-/// Least and greatest size of a buffer in bytes.
+/// Minimum and maximum size of a buffer in bytes.
 const BUFFER: (usize, usize) = (4096, 1 << 28);
-/// Least and greatest number of entries of a queue.
+/// Minimum and maximum number of entries of a queue.
 const QUEUE: (usize, usize) = (4, 16_384);
 
 /// Sizes that are fixed when a connection is created.
@@ -105,8 +105,8 @@ impl Default for Options {
     }
 }
 
-/// Options of type `int` that TCP and UDP programs set, with their default values. Apart from those of
-/// keepalive they have no effect over RDMA.
+/// Options of type `int` that TCP and UDP programs set, with their default values. Apart from the keepalive
+/// options, they have no effect over RDMA.
 const COMMON: [(c_int, c_int, c_int); 14] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
     (libc::SOL_SOCKET, libc::SO_OOBINLINE, 0),

@@ -6,11 +6,11 @@ use std::ops::Range;
 
 use super::protocol::{Message, ProtocolError, TARGET_SGL_LEN, TargetSge};
 
-/// Greatest length of one write, so that the first bytes are in flight while the next are copied.
+/// Maximum length of one write, so that the first bytes are in flight while the next ones are copied.
 const MAX_WRITE_LEN: usize = 1 << 16;
-/// Greatest number of outstanding credit messages.
+/// Maximum number of outstanding credit messages.
 const CREDIT_MESSAGES: usize = 4;
-/// Greatest number of outstanding internal messages: the credits, two for the end of the connection, and one
+/// Maximum number of outstanding internal messages: the credits, two for the end of the connection, and one
 /// keepalive.
 pub(super) const INTERNAL: usize = CREDIT_MESSAGES + 3;
 
@@ -28,11 +28,11 @@ pub(super) struct Transfer {
 /// An outstanding work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum InFlight {
-    /// Data, with this number of bytes of the send buffer.
+    /// Data that occupies this number of bytes of the send buffer.
     Bytes(usize),
-    /// A credit message, which takes no bytes of the send buffer.
+    /// A credit message, which occupies no bytes of the send buffer.
     Credits,
-    /// Another message that takes none.
+    /// Another internal message, which occupies no bytes of the send buffer.
     Other,
 }
 
@@ -41,7 +41,7 @@ enum InFlight {
 pub(super) struct Outgoing {
     /// Size of the send buffer, in bytes.
     size: usize,
-    /// Offset in the send buffer for the next data.
+    /// Offset in the send buffer at which the next data is stored.
     at: usize,
     /// Number of bytes of the send buffer in use.
     used: usize,
@@ -49,11 +49,12 @@ pub(super) struct Outgoing {
     sent: u16,
     /// Total number of data messages that the peer accepts, modulo 65536.
     limit: u16,
-    /// Places at the peer that are not full; the first is the one in use.
+    /// Memory of the peer that is not full; the first target is the one in use.
     targets: VecDeque<TargetSge>,
-    /// Greatest number of outstanding work requests for data. Internal messages have room beyond it.
+    /// Maximum number of outstanding work requests for data. The queue has additional room for internal
+    /// messages.
     slots: usize,
-    /// Outstanding work requests, in the order in which they were posted, in which they also complete.
+    /// Outstanding work requests, in the order in which they were posted and in which they complete.
     in_flight: VecDeque<InFlight>,
     /// Number of outstanding credit messages.
     credits: usize,
@@ -95,7 +96,7 @@ impl Outgoing {
     }
 
     /// Reports whether there is a credit for a data message. The counters are compared for equality only,
-    /// because a peer may give nearly all credits that the number can express.
+    /// because a peer may grant almost 65536 credits.
     fn has_credit(&self) -> bool {
         self.limit != self.sent
     }
@@ -154,8 +155,8 @@ impl Outgoing {
         from
     }
 
-    /// Reports whether a credit message may be sent. A few such messages at a time have reserved room in the
-    /// queues of both ends.
+    /// Reports whether a credit message may be sent. Both ends reserve room for a few such messages in their
+    /// queues.
     pub(super) fn can_send_credits(&self) -> bool {
         self.credits < CREDIT_MESSAGES
     }
@@ -166,7 +167,7 @@ impl Outgoing {
         self.in_flight.push_back(InFlight::Credits);
     }
 
-    /// Reports whether a mapping may be announced, which takes a credit like data.
+    /// Reports whether a mapping may be announced, which consumes a credit, like data.
     pub(super) fn can_announce_mapping(&self) -> bool {
         self.has_credit() && self.outstanding() < self.slots
     }

@@ -30,13 +30,14 @@ pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// Reports whether both have the same address and port. The scope ID is ignored, because the headers of
-/// datagrams between queue pairs have none.
+/// Reports whether two socket addresses have the same IP address and port. The scope ID is ignored, because
+/// the headers of datagrams between queue pairs have none.
 pub(super) fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
     (a.ip(), a.port()) == (b.ip(), b.port())
 }
 
-/// Returns the greatest socket address with this address and port, whatever the scope ID.
+/// Returns the upper bound, in sort order, of the socket addresses with this IP address and port and any
+/// scope ID.
 fn with_any_scope(address: SocketAddr) -> SocketAddr {
     match address {
         SocketAddr::V4(_) => address,
@@ -48,10 +49,10 @@ fn with_any_scope(address: SocketAddr) -> SocketAddr {
 pub(super) struct Route {
     pub context: Context,
     pub local: IpAddr,
-    /// Address of the peer; for the wildcard, the local address that it stands for.
+    /// Address of the peer; if the wildcard address was given, the local address that replaces it.
     pub peer: SocketAddr,
     pub to: AddressVector,
-    /// Payload of a packet, in bytes.
+    /// Maximum payload of a packet, in bytes.
     pub mtu: usize,
 }
 
@@ -99,7 +100,7 @@ struct Peer {
     ah: Ah,
     /// Queue pair of the peer, if known.
     qpn: Option<Qpn>,
-    /// Time at which the peer last confirmed it.
+    /// Time at which the peer last confirmed its queue pair.
     last_recv: Instant,
     /// Time of the last datagram sent to the peer by UDP.
     last_udp_send: Option<Instant>,
@@ -115,7 +116,7 @@ impl Peers {
         self.0.get(&to).map(|peer| peer.qp_index)
     }
 
-    /// Adds a peer; a full table drops the peer that has been silent for longest.
+    /// Adds a peer; a full table drops the peer that has been silent for the longest time.
     pub(super) fn add(&mut self, to: SocketAddr, qp_index: usize, ah: Ah) {
         if self.0.len() >= MAX_PEERS
             && let Some(oldest) =
@@ -138,9 +139,9 @@ impl Peers {
         }
     }
 
-    /// Records a datagram from a queue pair whose header claims the sender `from`, and returns the peer that
-    /// it means. A queue pair other than the known one is not trusted: the known number is discarded, and has
-    /// to be confirmed by UDP.
+    /// Records a datagram from a queue pair whose header claims the sender `from`, and returns the table key
+    /// of that peer. A queue pair number other than the known one is not trusted: the known number is
+    /// discarded, and the peer has to announce its queue pair by UDP again.
     pub(super) fn on_recv(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) -> SocketAddr {
         let from = self.find_peer(from, qpn);
         if let Some(peer) = self.0.get_mut(&from) {
@@ -152,9 +153,9 @@ impl Peers {
         from
     }
 
-    /// Returns the peer that a header means, which has no scope ID. Headers of librdmacm have no port either
-    /// if the socket was not bound when its queue pair was created; then it is the peer at this address that
-    /// has announced the queue pair by UDP.
+    /// Returns the table key of the peer that a header names. Headers contain no scope ID. A header of
+    /// librdmacm also lacks the port if the socket was not bound when its queue pair was created; the sender
+    /// is then the peer at this address that has announced the queue pair by UDP.
     fn find_peer(&self, from: SocketAddr, qpn: Qpn) -> SocketAddr {
         let port = if from.port() == 0 { u16::MAX } else { from.port() };
         let last = with_any_scope(SocketAddr::new(from.ip(), port));

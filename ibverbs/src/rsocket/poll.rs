@@ -13,7 +13,8 @@ use crate::cancel::Call;
 /// Events that are reported even if they were not requested.
 const ALWAYS: c_short = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 
-/// Waits until some of the descriptors have events or the timeout expires, and returns how many have.
+/// Waits until some of the descriptors have events or the timeout expires, and returns the number of
+/// descriptors that have events.
 ///
 /// # Errors
 /// An error number, or [`PENDING`].

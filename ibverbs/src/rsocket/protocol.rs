@@ -4,7 +4,7 @@
 /// Violation of the protocol by the peer, which ends the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum ProtocolError {
-    /// The private data are of another protocol, or of another version of this one.
+    /// The private data belongs to a different protocol, or to a different version of this one.
     #[error("the private data of the peer is not that of rsockets version 1")]
     ConnData,
     /// The type of the message is unknown.
@@ -31,7 +31,7 @@ pub(super) enum ProtocolError {
     },
 }
 
-/// Place: memory of one end that the other may write to.
+/// Target: memory of one end that the other end may write to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct TargetSge {
     /// Virtual address.
@@ -51,7 +51,7 @@ pub(super) const MAPPING_LEN: usize = 24;
 pub(super) const TARGET_SGL_LEN: usize = 2;
 /// Length of the private data, in bytes.
 pub(super) const CONN_DATA_LEN: usize = 40;
-/// Greatest number of bytes that one message can announce.
+/// Maximum number of bytes that one message can announce.
 pub(super) const MAX_TRANSFER: usize = (1 << 29) - 1;
 
 const VERSION: u8 = 1;
@@ -147,11 +147,11 @@ pub(super) enum Message {
     Disconnect,
     /// Keepalive, without effect.
     KeepAlive,
-    /// The sender sends no more data.
+    /// The sender will send no more data.
     Shutdown,
 }
 
-/// Message types, in the highest three bits of the immediate data.
+/// Message types, encoded in the highest three bits of the immediate data.
 const DATA: u32 = 0;
 const CREDITS: u32 = 4;
 const MAPPED: u32 = 6;
@@ -197,11 +197,11 @@ pub(super) struct ConnData {
     pub order: Order,
     /// Number of data messages that the sender accepts before it sends more credits.
     pub credits: u16,
-    /// Number of memory areas that the receiver of this may map for the sender.
+    /// Number of memory areas that the receiver of this private data may map for the sender.
     pub mappings: usize,
     /// The sender's target SGL; the table of mapped memory follows it.
     pub table: TargetSge,
-    /// First target that the receiver of this may write to.
+    /// First target that the receiver of this private data may write to.
     pub first: TargetSge,
 }
 
@@ -260,8 +260,8 @@ impl ConnData {
 mod tests {
     use super::*;
 
-    /// Private data of librdmacm's rstream, from `pcaps/cm_rstream.pcap`. The test also has its first update
-    /// of a target.
+    /// Private data of librdmacm's rstream, from `pcaps/cm_rstream.pcap`. The test also contains the first
+    /// target update of that connection.
     const CAPTURED: [u8; CONN_DATA_LEN] = [
         1, 2, 1, 0x80, 0, 0, 0, 0, 0, 0, 0x55, 0xe4, 0x9a, 0x62, 0x70, 0, 0, 0, 0x47, 0xf8, 0, 0, 0, 2, 0, 0,
         0x7f, 0x78, 0xe1, 0x12, 0, 0, 0, 0, 0x48, 0xef, 0, 8, 0, 0,

@@ -41,7 +41,7 @@ pub(super) struct State {
 
 /// State of the connection.
 pub(super) enum Phase {
-    /// Neither listening nor connected; bound or not.
+    /// Neither listening nor connected, and possibly bound.
     Idle(CmId),
     /// Listening, with the connection request to accept next.
     Listening(CmId, Option<CmEvent>),
@@ -105,7 +105,8 @@ impl Stream {
         result
     }
 
-    /// Like [`with_state`](Self::with_state), for a change that other threads may wait for.
+    /// Like [`with_state`](Self::with_state), and then wakes the other threads that wait for a change of the
+    /// socket.
     fn update<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let result = self.with_state(f);
         self.watchers.wake();
@@ -447,7 +448,7 @@ impl State {
         }
     }
 
-    /// Completes a connect that the peer has accepted.
+    /// Completes the connection that the peer has accepted.
     fn on_established(&mut self, event: &CmEvent) {
         let Phase::Connecting(mut conn) = std::mem::replace(&mut self.phase, Phase::Failed) else { return };
         match ConnData::parse(event.private_data()) {
@@ -461,7 +462,8 @@ impl State {
         }
     }
 
-    /// Sets the options of an ID that have to be set before it is bound.
+    /// Sets the options of an ID that take effect only if they are set before it is bound, and its traffic
+    /// class.
     fn prepare(&self, id: &CmId) -> Result<(), c_int> {
         if id.local_addr().is_none() {
             id.set_reuse_addr(self.options.reuses_address).map_err(errno)?;

@@ -62,8 +62,8 @@ fn leak(socket: Socket) {
     std::mem::forget(socket);
 }
 
-/// Closes all sockets, as the system does with the open files of an exiting process. Calls
-/// `on_progress` periodically as a sign of progress, for which the exiting thread waits.
+/// Closes all sockets, as the system does with the open files of an exiting process. Calls `on_progress`
+/// periodically, so that the exiting thread keeps waiting.
 fn close_all(on_progress: &dyn Fn()) {
     let all = std::mem::take(&mut *SOCKETS.write());
     let (inherited, own): (Vec<_>, Vec<_>) = all.into_values().partition(|socket| socket.is_inherited());

@@ -16,9 +16,9 @@ use super::headers::{Header, MAX_HEADER_LEN, MAX_MESSAGE_LEN, parse_source};
 use super::options::Sizes;
 use super::peers::canonical;
 
-/// Number of completions that are polled at a time.
+/// Number of completions that are polled at once.
 const BATCH: usize = 32;
-/// Least number of datagrams that a socket can have in flight.
+/// Minimum number of datagrams that a socket can have in flight.
 const MIN_SLOTS: usize = 4;
 /// Bit of the `wr_id` that is set in receives and clear in sends.
 const RECEIVE: u64 = 1 << 63;
@@ -51,7 +51,7 @@ pub(super) struct UdQp {
     /// Completion channel, which reports completions once [`arm`](Self::arm)ed.
     pub completions: CompletionChannel,
     is_armed: bool,
-    /// Payload of a packet, in bytes.
+    /// Maximum payload of a packet, in bytes.
     mtu: usize,
     /// Memory of the receives; like `sends`, it consists of slots of equal length, one for each work request.
     receives: Mr,
@@ -62,7 +62,7 @@ pub(super) struct UdQp {
     slots: usize,
     /// Whether the queue pair no longer works.
     has_failed: bool,
-    /// Whether [`take_failure`](Self::take_failure) has reported that.
+    /// Whether [`take_failure`](Self::take_failure) has reported the failure.
     failure_reported: bool,
     polled: Vec<Completion>,
 }
@@ -134,7 +134,7 @@ impl UdQp {
         self.qp.pd().create_ah(to).map_err(|e| e.errno())
     }
 
-    /// Returns the number of data bytes that fit behind a header.
+    /// Returns the maximum number of data bytes that fit into a datagram after a header.
     pub(super) fn max_data_len(&self, header: &Header) -> usize {
         self.mtu.min(MAX_MESSAGE_LEN) - header.bytes().len()
     }
@@ -150,7 +150,7 @@ impl UdQp {
     }
 
     /// Polls completions and calls `on_datagram` for each received datagram; reports whether there was any
-    /// completion. Packets that are not datagrams of the protocol are dropped.
+    /// completion. Packets without a valid header of the protocol are dropped.
     pub(super) fn process(&mut self, mut on_datagram: impl FnMut(&mut UdQp, RecvDatagram)) -> bool {
         let mut changed = false;
         let mut polled = std::mem::take(&mut self.polled);
@@ -253,12 +253,12 @@ impl UdQp {
         })
     }
 
-    /// Reports whether the queue pair no longer works, as its device was removed.
+    /// Reports whether the queue pair no longer works because its device was removed.
     pub(super) fn has_failed(&self) -> bool {
         self.has_failed
     }
 
-    /// Reports once that the queue pair no longer works.
+    /// Returns true at the first call after the queue pair has failed.
     pub(super) fn take_failure(&mut self) -> bool {
         self.has_failed && !std::mem::replace(&mut self.failure_reported, true)
     }

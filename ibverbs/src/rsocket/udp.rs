@@ -110,8 +110,8 @@ impl UdpSocket {
         sent.map(|_| ()).map_err(errno)
     }
 
-    /// Receives the next datagram. The outer `None`: there is none. The inner: it was longer than `buffer`,
-    /// and has been dropped.
+    /// Receives the next datagram. The outer `Option` is `None` if there is none; the inner one is `None` if
+    /// the datagram was longer than `buffer` and has been dropped.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> Option<Option<UdpDatagram>> {
         let mut control = nix::cmsg_space!(libc::in6_pktinfo, libc::in_pktinfo);
         let mut parts = [IoSliceMut::new(buffer)];

@@ -23,7 +23,7 @@ thread_local! {
     static THREAD_WAKER: RefCell<Option<(u32, Arc<Waker>)>> = const { RefCell::new(None) };
 }
 
-/// Returns the waker of this thread; without one, creates it if `make` is set.
+/// Returns the waker of this thread; if it has none, creates one provided that `make` is set.
 fn thread_waker(make: bool) -> Option<Arc<Waker>> {
     let pid = std::process::id();
     let get = |cell: &RefCell<Option<(u32, Arc<Waker>)>>| {
@@ -67,7 +67,7 @@ impl Waker {
 pub(super) struct Watchers(Mutex<Vec<Arc<Waker>>>);
 
 impl Watchers {
-    /// Wakes all waiting threads but this one after a change.
+    /// Wakes all waiting threads except the calling one, after a change of the socket.
     pub(super) fn wake(&self) {
         let watchers = self.0.lock();
         if !watchers.is_empty() {
@@ -83,7 +83,8 @@ pub(super) trait Waitable {
     /// Returns the threads to wake when the socket changes.
     fn watchers(&self) -> &Watchers;
 
-    /// Requests a notification of the next change, and passes the file descriptors that become readable then.
+    /// Requests a notification of the next change, and passes to `by` the file descriptors that become
+    /// readable at the change.
     fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>));
 }
 
@@ -97,7 +98,7 @@ impl<T: Waitable> Waitable for Arc<T> {
     }
 }
 
-/// Registration of a waker with sockets, which ends when it is dropped.
+/// Registration of a waker with sockets, cancelled on drop.
 struct Watching<S: Waitable> {
     sockets: Vec<S>,
     waker: Arc<Waker>,
@@ -132,8 +133,8 @@ pub(super) enum WaitEnd {
     Pending,
 }
 
-/// Error of an attempt at a call that has to wait. Only [`step`] and [`uncancellable`] receive it: real error
-/// numbers are positive.
+/// Pseudo error number of an attempt at a call that has to wait. Only [`step`] and [`uncancellable`] receive
+/// it: real error numbers are positive.
 pub(super) const PENDING: c_int = c_int::MIN;
 
 /// Converts the result of an attempt to a step of the call.
@@ -158,14 +159,14 @@ pub(super) fn uncancellable<T>(mut attempt: impl FnMut(&mut Call) -> Result<T, c
     }
 }
 
-/// Reports whether a call on a socket that a signal has interrupted is restarted: like calls of the system,
+/// Reports whether a call on a socket that was interrupted by a signal must be restarted: like a system call,
 /// if it has transferred nothing and has no timeout.
 pub(super) fn restarts<T>(result: &Result<T, c_int>, timeout: Option<Duration>, done: usize) -> bool {
     matches!(result, Err(libc::EINTR)) && timeout.is_none() && done == 0 && signals_restart_calls()
 }
 
-/// Returns the result of `poll_once`. Without one, the call is set up to wait for a change of the sockets, or
-/// for the events that `others` request, until the deadline, and is attempted again afterwards.
+/// Returns the result of `poll_once`. If there is none yet, the call is set up to wait for a change of the
+/// sockets, or for the events that `others` request, until the deadline, and is attempted again afterwards.
 pub(super) fn wait<S: Waitable + Clone + 'static, R>(
     call: &mut Call,
     sockets: &[S],
