@@ -11,7 +11,8 @@ use crate::next::{errno, set_errno};
 /// File that libibverbs reads when it looks for devices.
 const ABI_VERSION_FILE: &[u8] = b"/class/infiniband_verbs/abi_version";
 
-/// Warns once, if the program opens the file that libibverbs reads and has such a copy loaded.
+/// Warns, at most once, if the program opens the file that libibverbs reads and has loaded a renamed copy of
+/// libibverbs.
 pub fn warn_of_copy(name: &[u8]) {
     static DONE: AtomicBool = AtomicBool::new(false);
     if !name.ends_with(ABI_VERSION_FILE) || DONE.swap(true, Ordering::Relaxed) {

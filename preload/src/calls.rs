@@ -7,8 +7,8 @@ use libc::{AT_FDCWD, DIR, FILE, mode_t, size_t, ssize_t};
 use crate::next::{Next, fail};
 use crate::redirect::redirect;
 
-/// Defines an interposed function per line: arguments before the name, arguments after it, return type, and
-/// the directory against which a relative name is resolved.
+/// Defines one interposed function per line, with its arguments before the file name, its arguments after the
+/// file name, its return type, and the directory against which a relative name is resolved.
 macro_rules! interpose {
     ($($name:ident($($before:ident: $b:ty),* ; $($after:ident: $a:ty),*) -> $ret:ty, $from:expr;)*) => {
         $(
@@ -33,7 +33,7 @@ macro_rules! interpose {
             }
         )*
 
-        /// Resolves the interposed functions of the next library.
+        /// Looks up the interposed functions in the next library.
         pub fn resolve_all() {
             $($name::NEXT.get();)*
         }

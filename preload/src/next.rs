@@ -4,7 +4,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The next library's function of a name: the C library's, or that of another preloaded library.
+/// Function that this library overrides, in the next library in symbol lookup order: the C library or another
+/// preloaded library.
 pub struct Next {
     name: &'static CStr,
     address: AtomicPtr<c_void>,

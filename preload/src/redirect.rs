@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::bundled::warn_of_copy;
 use crate::next::{Failed, copy_of_variable, errno, fail, set_errno};
 
-/// Directories of RDMA devices, and the length of the prefix that is replaced by the tree's name: the tree
-/// has `class` and `dev`.
+/// Directories of RDMA devices, each with the length of the prefix that the name of the tree replaces: the
+/// tree contains `class` and `dev`.
 const DIRECTORIES: [(&[u8], usize); 3] =
     [(b"/sys/class/infiniband", 4), (b"/sys/class/infiniband_verbs", 4), (b"/dev/infiniband", 0)];
 
@@ -35,12 +35,12 @@ pub fn tree() -> &'static CStr {
     unsafe { CStr::from_ptr(tree) }
 }
 
-/// A file name in one of the directories.
+/// File name in one of the [`DIRECTORIES`].
 struct DeviceName {
-    /// Whether the name begins with a slash. A name without one is in such a directory only if it is relative
-    /// to the root.
+    /// Whether the name begins with a slash. A name without one refers to such a directory only if it is
+    /// relative to the root.
     absolute: bool,
-    /// The part after the prefix, from its slash on, which is appended to the name of the tree.
+    /// Rest of the name after the replaced prefix; it is appended to the name of the tree.
     rest: *const c_char,
 }
 
@@ -88,7 +88,8 @@ unsafe fn device_name(path: *const c_char) -> Option<DeviceName> {
     }
 }
 
-/// Separate from the path of all other names, because this function needs much stack space.
+/// Calls `call` with the name in the tree. This is a separate function because it needs much stack space,
+/// which calls with other names should not use.
 ///
 /// # Safety
 /// `device_name` was derived from `path`, which is zero-terminated.
@@ -123,8 +124,7 @@ unsafe fn call_in_tree<R: Failed>(
     call(name.as_ptr().cast())
 }
 
-/// Reports whether relative names are resolved against the root directory: some programs (hwloc) open it and
-/// continue from there.
+/// Reports whether `from` is the root directory: some programs (hwloc) open it and use names relative to it.
 fn is_root(from: c_int) -> bool {
     let saved_errno = errno();
     let inode_of = |from: c_int, path: &CStr, flags: c_int| {

@@ -18,7 +18,7 @@ static NEXT: Next = Next::new("sigaction\0");
 /// handles these signals.
 static ROUTE: AtomicPtr<()> = AtomicPtr::new(null_mut());
 
-/// Registers the library's `sigaction` for the two signals.
+/// Registers the library's replacement of `sigaction` for SIGSEGV and SIGBUS.
 #[unsafe(no_mangle)]
 extern "C" fn urxe_route_fault_signals(to: Sigaction) {
     ROUTE.store(to as *mut (), Ordering::Release);

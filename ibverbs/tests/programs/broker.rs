@@ -1,4 +1,4 @@
-//! A broker with few file descriptors.
+//! Tests of a broker with a low limit of file descriptors.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use support::{Library, Running, addresses, built, port, text, wait_for_listener};
 
-/// Limit of descriptors that is enough for one address, which requires 64 sockets, and a few processes.
+/// Descriptor limit that suffices for one address, which requires 64 sockets, and a few processes.
 const FD_LIMIT_FOR_FEW: u32 = 84;
-/// Limit of descriptors that is enough for one address and some processes, but not for all connections of the
+/// Descriptor limit that suffices for one address and some processes, but not for all connections of the
 /// test.
 const FD_LIMIT_FOR_SOME: u32 = 128;
 
@@ -26,7 +26,7 @@ fn broker_socket(address: &str) -> Option<String> {
     paths.find(|path| path.ends_with(&name)).map(str::to_owned)
 }
 
-/// Starts a broker with this limit of descriptors.
+/// Starts a broker with this descriptor limit, and waits until it listens.
 fn broker(address: &str, descriptors: u32) -> Running {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("ulimit -n {descriptors}; exec \"$0\" broker {address}")]);

@@ -1,4 +1,4 @@
-//! Return values of verbs calls, and the fields of the program's structs that they write (`c/calls.c`).
+//! Tests of the return values of verbs calls, and of the struct fields that the calls write (`c/calls.c`).
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,12 +1,12 @@
-//! Threads that are cancelled in calls of the library (`c/cancel.c`).
+//! Tests of threads that are cancelled in calls of the library (`c/cancel.c`).
 
 #[path = "../support/mod.rs"]
 mod support;
 
 use support::{CProgram, addresses};
 
-/// Cancels threads in the calls of a case: they must end as cancelled, and what they waited for must work in
-/// other threads.
+/// Cancels threads that are blocked in the calls of a case: they must end as cancelled, and the objects that
+/// they waited for must remain usable by other threads.
 fn cancelled_in(case: &str) {
     let [address, _] = addresses();
     let program = CProgram::build("cancel");

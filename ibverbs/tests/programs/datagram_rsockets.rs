@@ -20,7 +20,7 @@ use support::{CProgram, Running, addresses, text, urxe};
 
 /// Time limit of a program.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Debian's library that maps the calls of sockets to rsockets.
+/// Debian's library that redirects socket calls to rsockets.
 const PRELOADED: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 
 /// Returns a UDP port that is free at this address.
@@ -63,7 +63,7 @@ impl Serving {
         Running::new(command)
     }
 
-    /// Runs one case of `c/datagrams.c` on the other address, as a client of the server.
+    /// Runs one case of `c/datagrams.c` as a client of the server, on a different address.
     fn run_case(&self, name: &str) -> Output {
         let ([server, own_address], port) = (&self.addresses, self.port.to_string());
         let out = Serving::run(&self.program, own_address, &[name, server, &port, own_address]).finish(LIMIT);
@@ -184,7 +184,7 @@ fn random(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Returns a UDP message with data that names this queue pair.
+/// Returns a UDP message that announces this queue pair and carries `data`.
 fn message(qpn: u32, ip: &str, data: &[u8]) -> Vec<u8> {
     let ip = ip.parse::<std::net::Ipv4Addr>().unwrap().octets();
     [&[0x55, 0x55, 0x55, 0x55, 4, 0, 16, 0][..], &qpn.to_be_bytes(), &ip, data].concat()
@@ -238,7 +238,7 @@ fn invalid_udp_messages_are_dropped_without_loss_of_others() {
     serving.end();
 }
 
-/// The test acts as a peer that sends datagrams from its own queue pair, of which all but a few are invalid.
+/// Acts as a peer that sends datagrams, all but a few of them invalid, from its own queue pair.
 #[test]
 fn invalid_datagrams_of_a_queue_pair_are_dropped_without_loss_of_others() {
     let serving = Serving::start();
@@ -324,8 +324,8 @@ fn invalid_datagrams_of_a_queue_pair_are_dropped_without_loss_of_others() {
     serving.end();
 }
 
-/// Runs udpong and checks that the client prints its measurement. The server never ends by itself. The timeout of
-/// udpong's client is lengthened, because udpong can hang after a late echo (see `rpoll_timeout.c`).
+/// Runs udpong and checks that the client prints its measurement. The server never exits by itself. The client
+/// gets a longer timeout, because udpong can hang after a late echo (see `rpoll_timeout.c`).
 #[test]
 fn udpong_receives_its_datagrams_with_each_kind_of_call() {
     let kinds: [&[&str]; 6] = [
@@ -356,7 +356,7 @@ fn udpong_receives_its_datagrams_with_each_kind_of_call() {
     }
 }
 
-/// Python has no support for RDMA. Its data must be in a capture of the NIC.
+/// Runs a Python program, which has no support for RDMA: its data must appear in a capture of the NIC.
 #[test]
 fn udp_program_uses_rdma_with_the_preloaded_library() {
     const SERVER: &str = "

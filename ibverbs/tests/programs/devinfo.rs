@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use support::netns::{self, Veth};
 use support::{Library, Running, addresses, built, port, text};
 
-/// Returns the fields of the output of `ibv_devinfo -v`, each once. Flags, which have lines of their own, are
-/// appended to the value of their field.
+/// Parses the output of `ibv_devinfo -v` into fields, each listed once. Flags, which have lines of their own,
+/// are appended to the value of their field.
 fn ibv_devinfo_fields(printed: &str) -> Vec<(String, String)> {
     let mut fields: Vec<(String, String)> = Vec::new();
     for line in printed.lines().map(str::trim).filter(|line| !line.is_empty()) {

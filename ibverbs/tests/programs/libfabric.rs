@@ -20,9 +20,9 @@ fn fi_info_lists_the_device() {
     }
 }
 
-/// Runs both ends of `fi_pingpong` with messages of all sizes that the endpoints support, with their data
-/// checked; the client is at the address `client`. libfabric looks for addresses on every interface but `lo`,
-/// so this runs in a network namespace with another one.
+/// Runs both ends of `fi_pingpong` with messages of all sizes that the endpoints support, and checks their
+/// data; the client is at the address `client`. libfabric ignores the addresses of `lo`, so this runs in a
+/// network namespace with another interface.
 fn pingpong(endpoint: &str, transport: &str, client: &str, sizes: usize) {
     let script = r#"
         ip link set lo up && ip link add port type veth peer name far && ip link set port up && ip link set far up || exit 3
@@ -48,13 +48,13 @@ fn libfabric_pingpong_over_datagram_endpoints_completes() {
     pingpong("dgram", "verbs", "10.7.0.2", 3);
 }
 
-/// A connected server announces itself at 127.0.0.1, so both ends are at one address.
+/// Runs both ends at one address, because a server with connected endpoints announces itself at 127.0.0.1.
 #[test]
 fn libfabric_pingpong_over_connected_endpoints_completes() {
     pingpong("msg", "verbs", "10.7.0.1", 6);
 }
 
-/// These endpoints are a layer of libfabric over connected endpoints.
+/// Tests reliable datagram endpoints, which libfabric implements as a layer over connected endpoints.
 #[test]
 fn libfabric_pingpong_over_reliable_datagram_endpoints_completes() {
     pingpong("rdm", "verbs;ofi_rxm", "10.7.0.1", 6);

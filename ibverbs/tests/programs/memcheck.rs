@@ -9,7 +9,7 @@ use std::time::Duration;
 use support::{CProgram, Library, Running, addresses, both_ends, port, text, wait_for_listener};
 
 /// Returns the findings of memcheck that involve the library; each finding ends with a line that has only the
-/// process ID. perftest has some of its own, as it sends uninitialised parts of its stack.
+/// process ID. Other findings are defects of perftest, which sends uninitialised parts of its stack.
 fn findings_in_library(printed: &str) -> Vec<&str> {
     let findings = printed.split("== \n");
     let is_ours =

@@ -1,5 +1,5 @@
-//! Open MPI over UCX on the library: ranks on addresses of their own, all on one address, and in two
-//! namespaces as on two hosts.
+//! Open MPI over UCX on the library: ranks on separate addresses, all ranks on one address, and ranks in two
+//! namespaces that act as two hosts.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -15,7 +15,7 @@ use support::{Running, addresses, built, text, urxe};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Debian's Python, which has mpi4py and numpy: another may come first in `PATH`.
+/// Debian's Python, which has mpi4py and numpy. `PATH` may list another Python before it.
 const PYTHON: &str = "/usr/bin/python3";
 
 /// A program from `mpi/`, compiled if necessary, and the directory for the files of its ranks.
@@ -159,7 +159,7 @@ fn mpirun(count: usize) -> Vec<String> {
     line.map(str::to_owned).to_vec()
 }
 
-/// Transports of UCX: RC, which UCX itself completes by UD for the wireup; both by name; and UD for
+/// UCX transport lists: RC, to which UCX itself adds UD for the wireup; RC and UD by name; and UD for
 /// everything.
 const TRANSPORTS: [&str; 3] = ["rc,self", "rc_verbs,ud_verbs,self", "ud_verbs,self"];
 
@@ -167,7 +167,7 @@ const TRANSPORTS: [&str; 3] = ["rc,self", "rc_verbs,ud_verbs,self", "ud_verbs,se
 /// direction.
 const C_RING_BYTES: u64 = 2 * 3 * ((1 << 20) - 1) / 3;
 
-/// Bytes that the ring of `ranks.py` sends and receives: numbers of eight bytes.
+/// Bytes that the ring of `ranks.py` sends and receives: 8-byte numbers.
 const PYTHON_RING_BYTES: u64 = 2 * 8 * 110_101;
 
 #[test]
@@ -218,7 +218,7 @@ fn ranks_on_two_hosts_exchange_data() {
     }
 }
 
-/// The weights must be bit-identical for any number of ranks in any place.
+/// Checks that the weights are bit-identical for any number of ranks, wherever the ranks run.
 #[test]
 fn training_gives_the_same_weights_in_ranks_and_alone() {
     if !netns::is_available() {

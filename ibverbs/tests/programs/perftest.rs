@@ -12,7 +12,7 @@ use support::{
     wait_for_service,
 };
 
-/// A line of results, as printed below `#bytes`.
+/// A line of results, as perftest prints it below the heading `#bytes`.
 #[derive(Debug)]
 struct Row(Vec<f64>);
 
@@ -44,7 +44,7 @@ fn rows(printed: &str) -> Vec<Row> {
     lines.map_while(|line| numbers(line).filter(|row| row.len() > 2).map(Row)).collect()
 }
 
-/// Commands of both ends of a program.
+/// Commands that run a program as server and as client.
 struct Endpoints {
     server: Command,
     client: Command,

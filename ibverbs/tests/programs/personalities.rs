@@ -1,4 +1,5 @@
-//! A C program (`c/personality.c`) makes equal calls in each personality; its output shows the differences.
+//! A C program (`c/personality.c`) makes the same calls in each personality; its output shows the
+//! differences.
 
 #[path = "../support/mod.rs"]
 mod support;

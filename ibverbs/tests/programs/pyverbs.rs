@@ -19,7 +19,7 @@ fn is_generic(name: &str) -> bool {
     !["mlx5", "efa", "cuda"].iter().any(|vendor| module.contains(vendor))
 }
 
-/// Returns the names of the tests that are to be skipped on this machine.
+/// Returns the names of the tests that must be skipped on this machine.
 fn listed() -> BTreeSet<&'static str> {
     let huge_pages = huge_pages() >= HugePages::ENOUGH;
     let mut skipped = BTreeSet::new();
@@ -50,7 +50,7 @@ fn huge_pages() -> usize {
     number.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Reservation of enough huge pages for the duration of a test, if permitted.
+/// Reservation of enough huge pages for the duration of a test, if the process may reserve them.
 struct HugePages {
     previous: usize,
 }

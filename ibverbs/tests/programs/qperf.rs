@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use support::{Library, Running, addresses, port, text, wait_for_listener};
 
-/// Runs tests against one server; each must report a figure of this kind.
+/// Runs tests of qperf against one server; each must report a figure of this kind.
 fn tests(kind: &str, names: &[&str]) {
     with_options(&[], kind, names);
 }

@@ -23,8 +23,8 @@ struct Endpoints<'a> {
 }
 
 impl Endpoints<'_> {
-    /// Runs both on devices with these addresses, after replacing `{server}`, `{client}` and `{port}` in the
-    /// arguments. Returns the output of the client.
+    /// Runs the server and the client on devices with these addresses, after replacing `{server}`, `{client}`
+    /// and `{port}` in the arguments. Returns the output of the client.
     fn run_on(&self, server: &str, client: &str) -> String {
         let (library, port) = (Library::new(), port());
         let substitute = |text: &str| {
@@ -42,8 +42,8 @@ impl Endpoints<'_> {
         printed
     }
 
-    /// Runs both on two addresses and on one. Both must succeed, and the output of the client must contain
-    /// `expected` ("" for a client without output).
+    /// Runs the server and the client first on two addresses and then on one. Both must succeed, and the
+    /// output of the client must contain `expected` ("" for a client without output).
     fn succeed(&self, expected: &str) {
         let [a, b] = addresses();
         for (server, client) in [(&a, &b), (&a, &a)] {
@@ -53,7 +53,7 @@ impl Endpoints<'_> {
     }
 }
 
-/// Returns both ends of rping.
+/// Returns the server and the client of rping with these arguments.
 fn rping<'a>(args: &[&'a str]) -> Endpoints<'a> {
     let server = [&["-s", "-a", "{server}", "-p", "{port}"], args].concat();
     let client = [&["-c", "-a", "{server}", "-p", "{port}"], args].concat();
@@ -96,7 +96,7 @@ fn rping_without_a_listener_is_rejected() {
     );
 }
 
-/// Returns both ends of ucmatose or udaddy.
+/// Returns the server and the client of ucmatose or udaddy.
 fn endpoints<'a>(program: &'a str, port_space: u16, args: &[&'a str]) -> Endpoints<'a> {
     let server = [&["-b", "{server}", "-p", "{port}"], args].concat();
     let client = [&["-s", "{server}", "-b", "{client}", "-p", "{port}"], args].concat();
@@ -147,7 +147,7 @@ fn rdma_xclient_connects_to_rdma_xserver() {
     }
 }
 
-/// Makes a thousand connections at once. The server never ends by itself.
+/// Makes a thousand connections at once. The server never exits by itself.
 #[test]
 fn cmtime_reports_the_time_of_each_step() {
     let [a, b] = addresses();
@@ -308,7 +308,7 @@ fn join_events_return_the_context_of_their_join() {
     run_case("groups");
 }
 
-/// The path set by the program leads to another address than the one that was resolved.
+/// Sets a path that leads to a different address than the one that was resolved.
 #[test]
 fn path_given_by_the_program_is_used() {
     let (library, program, port) = (Library::new(), CProgram::build("connections"), port());

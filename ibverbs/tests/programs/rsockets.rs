@@ -19,7 +19,7 @@ use urxe::verbs::{Access, Context, ContextOptions, QpOptions, RKey, RecvWr, Send
 
 /// Time limit of a program.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Debian's library that maps the calls of sockets to rsockets.
+/// Debian's library that redirects socket calls to rsockets.
 const PRELOADED: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 
 /// Runs a program as server and as client on two addresses, and returns the output of both.
@@ -103,8 +103,8 @@ fn rcopy_copies_a_file() {
     assert!(std::fs::read(&copy).is_ok_and(|copied| copied == bytes), "{}", text(&out));
 }
 
-/// iperf has no support for RDMA. Its port must be one of the connection manager and not of TCP, and its data
-/// must be in a capture of the NIC.
+/// Runs iperf, which has no support for RDMA: it must listen on a port of the connection manager and not of
+/// TCP, and its data must appear in a capture of the NIC.
 #[test]
 fn tcp_program_uses_rdma_with_the_preloaded_library() {
     const BYTES: u64 = 4 << 20;
@@ -219,7 +219,8 @@ fn socket_with_keepalive_can_be_closed() {
     run_case("kept and closed");
 }
 
-/// Runs one case at each end, in two processes. The server may be one that does not end.
+/// Runs one case as server and one as client, in two processes. `server_ends` is false for a server that does
+/// not exit by itself.
 fn run_two_cases(server: &str, client: &str, server_ends: bool) {
     let (library, program, port) = (Library::new(), CProgram::build("rsockets"), port());
     let ([a, b], number) = (addresses(), port.to_string());

@@ -90,8 +90,8 @@ fn run_clears_inherited_variables_that_no_option_sets() {
     );
 }
 
-/// Runs both ends on a veth pair with a capture by tshark at one of them: no packet is longer than the MTU of
-/// the interface.
+/// Runs a ping-pong over a veth pair while tshark captures at one end: with `--no-offload`, no packet is
+/// longer than the MTU of the interface.
 #[test]
 fn no_offload_keeps_packets_of_other_captures_within_the_mtu() {
     let script = r#"
@@ -233,7 +233,7 @@ fn udp_port_in_use_is_reported() {
     assert!(printed.contains(&format!("urxe: UDP port 4791 of {address} is in use by")), "{printed}");
 }
 
-/// Runs both ends of a ping-pong, the client with more options of `urxe run`.
+/// Runs both ends of a ping-pong, the client with these additional options of `urxe run`.
 fn pingpong(options: &[&str]) -> String {
     let [server, client] = addresses();
     pingpong_between(&["--ip", &server], &[&["--ip", &client], options].concat())
@@ -322,7 +322,7 @@ fn exit_in_the_middle_of_a_call_reports_fault_rules_and_ends() {
     }
 }
 
-/// Returns both ends of a ping-pong with a port of its own as one shell command.
+/// Returns one shell command that runs both ends of a ping-pong, on an unused port.
 fn both_ends(iterations: u32) -> String {
     let program = format!("ibv_rc_pingpong -g 0 -n {iterations} -p {}", port());
     // The client is repeated until the server listens. Any other failure of it fails the command.
@@ -360,7 +360,7 @@ fn each_process_of_a_run_captures_to_a_file_of_its_own() {
     assert!(printed.contains(&format!("writes its capture to {}", other.display())), "{printed}");
 }
 
-/// Returns the number of packets of a capture, which must be complete.
+/// Returns the number of packets in a capture; panics if the capture is truncated.
 fn whole_capture(file: &Path) -> usize {
     packets_of(&fs::read(file).unwrap())
 }

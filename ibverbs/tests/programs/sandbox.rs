@@ -1,5 +1,5 @@
-//! Programs in minimal environments: as an unprivileged user in a user and a network namespace of its own,
-//! with nothing under /dev/infiniband, and as the same user outside of it.
+//! Programs in minimal environments: as an unprivileged user in a separate user and network namespace, with
+//! nothing under /dev/infiniband, and as the same user outside of these namespaces.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -57,7 +57,8 @@ fn perftest_runs_without_privilege() {
     assert!(as_nobody(&[], BOTH_ENDS).contains("#bytes"));
 }
 
-/// Events are printed as they arrive, here of a port whose interface goes down and comes up again.
+/// Runs `ibv_asyncwatch`, which prints events as they arrive, while the interface of the port goes down and
+/// comes up again.
 #[test]
 fn asyncwatch_reports_port_error_and_port_active() {
     let script = r#"

@@ -229,7 +229,8 @@ fn programs_of_other_users_are_refused_by_default() {
     drop(running);
 }
 
-/// The sockets of listeners are in a directory of the user that opened the device.
+/// Listens after the process has changed its user: the sockets of listeners are in a directory of the user
+/// that opened the device.
 #[test]
 fn listen_after_change_of_user_is_refused_with_a_reason_but_works_with_any_user() {
     if !is_met(nix::unistd::geteuid().is_root(), "a change of the user requires root") {

@@ -15,7 +15,7 @@ fn output(mut command: Command, args: &[&str]) -> Output {
     Running::new(command).finish(Duration::from_secs(30))
 }
 
-/// Returns the output of a shell script under `urxe run` with these options.
+/// Runs a shell script under `urxe run` with these options, and returns its output.
 fn script(options: &[&str], script: &str) -> String {
     let out = output(urxe(&["run"]), &[options, &["--", "sh", "-c", script]].concat());
     assert!(out.status.success(), "{}", text(&out));

@@ -33,7 +33,7 @@ const char *ibv_get_device_name(void *device)
 
 const VERSIONS: &str = "IBVERBS_1.0 { };\nIBVERBS_1.1 { global: ibv_get_device_list; ibv_get_device_name; local: *; } IBVERBS_1.0;\n";
 
-/// Source of code that counts devices with functions of a library that it is linked against.
+/// Source of code that counts devices with functions of the library that it is linked against.
 const LINKED: &str = r#"
 #include <stdio.h>
 void **ibv_get_device_list(int *);
@@ -47,8 +47,8 @@ int count(const char *directory)
 }
 "#;
 
-/// Source of code that counts devices with functions that it looks up in a library that it opens by NAME, in
-/// its directory if NAME has a slash.
+/// Source of code that opens the library NAME, in its own directory if NAME contains a slash, and counts
+/// devices with functions that it looks up there.
 const OPENED: &str = r#"
 #include <dlfcn.h>
 #include <stdio.h>
@@ -71,7 +71,7 @@ int count(const char *directory)
 }
 "#;
 
-/// Source of a program that `count` is linked into.
+/// Source of a program that calls `count`, which is linked into it.
 const PROGRAM: &str =
     "int count(const char *);\nint main(int argc, char **argv) { return count(argv[1]); }\n";
 
@@ -97,7 +97,7 @@ int main(int argc, char **argv)
 struct Wheel(tempfile::TempDir);
 
 impl Wheel {
-    /// Builds a copy with this name, both as file and as DT_SONAME.
+    /// Builds a copy with this name, which is both the file name and the DT_SONAME.
     fn new(name: &str) -> Wheel {
         let wheel = Wheel(tempfile::tempdir().unwrap());
         fs::write(wheel.at("versions"), VERSIONS).unwrap();

@@ -1,5 +1,5 @@
 //! Support for tests of programs: the library as programs find it, unused addresses and ports, and processes
-//! that are ended with the test.
+//! that end together with the test.
 #![allow(dead_code, reason = "each test target uses its part")]
 
 #[allow(clippy::duplicate_mod, reason = "several fixtures of a target may use it")]
@@ -11,7 +11,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// Returns the path of a build product in the directory of the test or above.
+/// Returns the path of a build product in the directory of the test executable or in one above it.
 pub fn built(name: &str) -> Option<PathBuf> {
     let test = std::env::current_exe().unwrap();
     test.ancestors().map(|dir| dir.join(name)).find(|path| path.is_file())
@@ -101,11 +101,11 @@ pub fn text(out: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
 }
 
-/// Runs a shell script in a network namespace of its own, for at most a minute, and returns its output; the
-/// script must succeed. Its user is root inside and unprivileged outside, which requires that user namespaces
-/// are allowed. The script has these variables and an empty directory, `$DIR`. `run ADDRESS PROGRAM
-/// ARGUMENT...` runs a program on a device with that address, and `two_ipv6_addresses` creates fd77::1 and
-/// fd77::2.
+/// Runs a shell script in a new network namespace, for at most a minute, and returns its output; the script
+/// must succeed. Its user is root inside and unprivileged outside the namespace, which requires that user
+/// namespaces are allowed. The script has these variables and an empty directory, `$DIR`. `run ADDRESS
+/// PROGRAM ARGUMENT...` runs a program on a device with that address, and `two_ipv6_addresses` creates
+/// fd77::1 and fd77::2.
 pub fn in_namespace(script: &str, variables: &[(&str, &str)]) -> String {
     const COMMANDS: &str = r#"
         run() { address=$1; shift; "$URXE" run --ip "$address" -- "$@"; }

@@ -1,4 +1,5 @@
-//! Runs programs with the library preloaded, to test each interposed function and what must stay unchanged.
+//! Runs programs with the library preloaded, to test that each interposed function redirects device names and
+//! leaves other names unchanged.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -23,7 +24,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Compiles the test program, and creates a directory tree that stands in for `/sys/class` and `/dev`.
+    /// Compiles the test program, and creates a directory tree that replaces `/sys/class` and `/dev`.
     fn new(flags: &[&str]) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let out = Command::new("cc")
