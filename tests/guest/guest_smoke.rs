@@ -17,7 +17,7 @@ use wire::{End, Fault, Wire};
 const S10: Duration = Duration::from_secs(10);
 const S60: Duration = Duration::from_secs(60);
 
-/// Boots guests 1 and 2 in parallel at the ends of a wire.
+/// Boots guests 1 and 2 in parallel, one at each end of a wire.
 fn pair(oob: &[u16]) -> (Guest, Guest, Wire) {
     let wire = Wire::start().unwrap();
     let start = |end, n| {
@@ -37,7 +37,7 @@ fn pair(oob: &[u16]) -> (Guest, Guest, Wire) {
     (a, b, wire)
 }
 
-/// Runs a stock program between guests 1 and 2.
+/// Runs the stock `ibv_rc_pingpong` between guests 1 and 2.
 fn pingpong(a: &Guest, b: &Guest) {
     let mut server = b.spawn("ibv_rc_pingpong -d rxe0 -g 1 -n 10").unwrap();
     b.wait_listening(18515, S10).unwrap();
@@ -46,7 +46,7 @@ fn pingpong(a: &Guest, b: &Guest) {
     assert_eq!(out.status, 0, "{out:?}");
 }
 
-/// Connects an RC QP `q` on each side over the GIDs of these addresses.
+/// Connects an RC QP named `q` on each side, over the GIDs of these addresses.
 fn connect(a: &Guest, va: &mut Vsh, b: &Guest, vb: &mut Vsh, ips: [&str; 2], gids: [&str; 2], mtu: u32) {
     let qa = va.cmd("qp q rc").unwrap().num("qpn");
     let qb = vb.cmd("qp q rc").unwrap().num("qpn");
@@ -129,7 +129,7 @@ fn two_guests_transfer_data_and_recover_losses() {
     host.join().unwrap();
 }
 
-/// The commands of vsh that tests/rxe-guest/README.md documents, between QPs of one guest.
+/// Executes the commands of vsh that tests/rxe-guest/README.md documents, between QPs of one guest.
 #[test]
 fn verbs_shell_executes_documented_commands() {
     let dir = tempfile::tempdir().unwrap();

@@ -70,7 +70,7 @@ impl LocalDevice {
         self.cq.wait(LIMIT).map_err(|e| e.to_string())
     }
 
-    /// Connects to a program, and retries while it does not listen yet.
+    /// Connects to a program in the guest, and retries until it listens.
     fn connect(&self, to: SocketAddr, messages: u64, len: usize) -> Result<Session, String> {
         let start = Instant::now();
         loop {
@@ -99,7 +99,7 @@ fn spawn(testbed: &Testbed, command: &str) -> Result<GuestProcess, String> {
     testbed.guest.spawn(command).map_err(|e| e.to_string())
 }
 
-/// Exchanges a message in each direction; then the server in the guest disconnects.
+/// Exchanges a message in each direction with `rdma_server` in the guest, which then disconnects.
 fn client_of_rdma_server(testbed: &Testbed, local: &LocalDevice, at: SocketAddr) -> Result<String, String> {
     let server = spawn(testbed, &format!("rdma_server -s {}", at.ip()))?;
     let session = local.connect(at, 1, LEN)?;
@@ -112,7 +112,7 @@ fn client_of_rdma_server(testbed: &Testbed, local: &LocalDevice, at: SocketAddr)
     wait_success(server)
 }
 
-/// As `client_of_rdma_server`, with the client in the guest.
+/// Accepts a connection of `rdma_client` in the guest, and exchanges a message in each direction.
 fn server_of_rdma_client(testbed: &Testbed, local: &LocalDevice, at: SocketAddr) -> Result<String, String> {
     let listener = Listener::bind(&local.manager, at).map_err(|e| e.to_string())?;
     let client = spawn(testbed, &format!("rdma_client -s {}", at.ip()))?;
@@ -128,7 +128,7 @@ fn server_of_rdma_client(testbed: &Testbed, local: &LocalDevice, at: SocketAddr)
 }
 
 /// Checks a rejection by the local program, and rejections by the local and the kernel's connection manager
-/// without a listener.
+/// if there is no listener.
 fn check_rejections(
     testbed: &Testbed,
     local: &LocalDevice,

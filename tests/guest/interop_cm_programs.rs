@@ -60,7 +60,8 @@ fn all(version: usize) -> Vec<(&'static str, Program)> {
     all
 }
 
-/// Programs that do not work over IPv6, between two programs in the guest on Debian 12:
+/// Returns the programs that run over IPv4 only, because they do not work over IPv6 even between two
+/// processes in the guest on Debian 12:
 ///
 /// | program | with an IPv6 address | because |
 /// |---|---|---|
@@ -114,8 +115,8 @@ fn check_rejected(ends: &Ends<'_>) -> Result<String, String> {
     Ok(EXPECTED.into())
 }
 
-/// Kills a client in the guest in the middle of its run: its kernel disconnects, and the local program gets
-/// the event.
+/// Kills a client in the guest in the middle of its run: the guest's kernel disconnects, and the local
+/// program receives the event.
 fn check_killed_client(ends: &Ends<'_>) -> Result<String, String> {
     const EXPECTED: &str = "server DISCONNECT EVENT";
     let port = ends.free_port();
@@ -127,7 +128,7 @@ fn check_killed_client(ends: &Ends<'_>) -> Result<String, String> {
     server.wait_for(EXPECTED, SHORT_LIMIT).map(|()| EXPECTED.into())
 }
 
-/// Checks that a program receives the same private data, limits and rejection of its peer on either side.
+/// Checks that a program receives the same private data, limits and rejection from its peer on either side.
 fn private_data(ends: &Ends<'_>, program: &str) -> Result<String, String> {
     let run = |role: &str, at: &str, port| format!("{program} {role} {at} {port}");
     let text = |e: &dyn std::fmt::Display| e.to_string();
@@ -149,7 +150,8 @@ fn private_data(ends: &Ends<'_>, program: &str) -> Result<String, String> {
     Ok(format!("{} and {} events are the same", host_client.lines().count(), host_server.lines().count()))
 }
 
-/// Builds the program at the same path on the host and in the guest, which has the same libraries.
+/// Builds the private data program, at the same path on the host and in the guest, which has the same
+/// libraries.
 fn build_private_data(testbed: &Testbed) -> String {
     let source = concat!(env!("URXE_REPOSITORY"), "/tests/guest/interop_cm_programs/private_data.c");
     let program = format!("/tmp/urxe-private-data-{}", std::process::id());

@@ -1,5 +1,5 @@
-//! Errors between urxe and the kernel's rxe have the same result on both sides: receivers that are not ready,
-//! refused accesses, unresponsive peers, wrong ICRCs. Needs the test guest.
+//! Tests that errors between urxe and the kernel's rxe have the same result on both sides: receivers that are
+//! not ready, refused accesses, unresponsive peers, wrong ICRCs. Needs the test guest.
 //!
 //! Repeated with Linux 6.12.
 
@@ -31,7 +31,7 @@ fn long_timeout() -> ConnectOptions {
     ConnectParams::new(Ip::V4, MTU).ours
 }
 
-/// Opens a pair over a wire that corrupts the first packet of this direction.
+/// Opens a pair over a wire that corrupts the ICRC of the first packet in this direction.
 fn with_wrong_icrc(setup: &Testbed, ip: Ip, direction: Direction) -> Pair<'_> {
     let rule = Rule::new(direction, Action::Corrupt, When::Nth(1));
     let side = setup.open_wrapped(ip, |link| Box::new(Faults::new(link, vec![rule], 1)));
@@ -54,7 +54,7 @@ fn rnr_has_the_same_result_at_both_sides() {
     );
 }
 
-/// Lengths of a message of one packet and of one of several.
+/// Lengths of a message that fits in one packet and of a message of several packets.
 const LENGTHS: [usize; 2] = [100, 5000];
 
 fn late_receive_at_rxe(setup: &Testbed, ip: Ip) {
@@ -114,7 +114,7 @@ fn late_immediate_at_urxe(setup: &Testbed, ip: Ip) {
     assert_eq!(p.completions(1), [(4, WcStatus::Success)]);
 }
 
-/// The sender's QP fails, the other continues.
+/// Checks that a SEND to an rxe without a posted receive fails urxe's QP and leaves rxe's QP in RTS.
 fn no_receive_at_rxe(setup: &Testbed, ip: Ip) {
     let mut p = Pair::open(setup, ip);
     let qp = p.connect_with(ConnectOptions::default().rnr_retry(2), "");
@@ -240,35 +240,35 @@ enum Operation {
     Add,
 }
 
-/// Defect of the request or of its region.
+/// Defect of the request, or of the region or QP that it accesses.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Defect {
-    /// A region with this access, `lwra` in the shell's notation.
+    /// The region permits only this access, in the shell's notation (letters of `lwra`).
     Access(&'static str),
     /// The last byte of the key is wrong.
     Key,
     /// The range begins inside the region and ends beyond it.
     Range,
-    /// The region is of another protection domain.
+    /// The region belongs to a different protection domain.
     Domain,
     /// The QP allows only this access.
     QpAccess(&'static str),
-    /// An atomic on an odd address.
+    /// The request is an atomic on an unaligned address.
     Misaligned,
-    /// A SEND longer than its receive.
+    /// The request is a SEND that is longer than its receive.
     TooLong,
     /// The receive names a region without write access.
     ReceiveAccess,
-    /// A request of length 0 for a region that does not exist: no error.
+    /// The request has length 0 and names a region that does not exist, which is no error.
     ZeroLength,
 }
 
 struct Case {
     defect: Defect,
     op: Operation,
-    /// Status of the requester: urxe's with rxe as responder; rxe's with urxe as responder.
+    /// Expected status at the requester: at urxe with rxe as responder, and at rxe with urxe as responder.
     status: [&'static str; 2],
-    /// Status of the responder's oldest receive: rxe's, urxe's.
+    /// Expected status of the responder's oldest receive: of rxe, and of urxe.
     receive: [&'static str; 2],
 }
 
@@ -311,7 +311,7 @@ const CASES: &[Case] = &[
     case(Defect::ZeroLength, Operation::Read, "SUCCESS"),
 ];
 
-/// Length of requests: several packets where possible.
+/// Length of the requests, which need several packets unless the operation fits in one.
 const LEN: usize = 3000;
 const REGION_LEN: usize = 8192;
 /// Returns the offset of the request's target in a region of `REGION_LEN` bytes.
@@ -388,8 +388,8 @@ fn request_to_rxe(p: &mut Pair<'_>, case: &Case) -> Outcome {
     Outcome { requester, responder, states, unmodified: memory.iter().all(|b| *b == 0) }
 }
 
-/// Runs the case with rxe as requester and a region of urxe. Also returns urxe's events, which are lost with
-/// the QP.
+/// Runs the case with rxe as requester and a region of urxe. Also returns urxe's events, which are discarded
+/// with the QP.
 fn request_to_urxe(p: &mut Pair<'_>, case: &Case) -> (Outcome, Vec<AsyncEvent>) {
     let other = p.side.context.alloc_pd().unwrap();
     let mut options = long_timeout();
@@ -479,7 +479,8 @@ fn refused_requests_have_the_expected_status_at_both_sides() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// Runs a case with urxe (0) or rxe (1) as requester; returns the observations and their deviations.
+/// Runs a case with urxe (0) or rxe (1) as requester; returns the observations and their deviations from the
+/// expected ones.
 fn run_case(p: &mut Pair<'_>, case: &Case, requester: usize) -> (Outcome, Vec<String>) {
     let before = p.side.counters();
     let (outcome, events) =

@@ -1,5 +1,5 @@
-//! urxe and the kernel's rxe over a wire that loses, duplicates, reorders and corrupts packets, in each
-//! direction and in both, over IPv4 and IPv6: all data arrives, and the counters of both sides are
+//! Tests of urxe and the kernel's rxe over a wire that loses, duplicates, reorders and corrupts packets, in
+//! each direction and in both, over IPv4 and IPv6: all data arrives, and the counters of both sides are
 //! consistent. Needs the test guest.
 
 #[path = "../support/guest.rs"]
@@ -21,14 +21,14 @@ use urxe::link::faults::{Action, Direction, FaultCounters, Faults, Rule, When};
 use urxe::verbs::*;
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// Below the timeouts of both sides (268 and 67 ms).
+/// Timeout of a poll, which is shorter than the ACK timeouts of both sides (268 and 67 ms).
 const POLL_TIMEOUT: Duration = Duration::from_millis(40);
-/// Path MTU; messages have several packets.
+/// Path MTU, so small that messages have several packets.
 const MTU: usize = 1024;
 const LEN: usize = 10_000;
 /// Number of messages of a round, all posted before the first completes.
 const BATCH: usize = 12;
-/// Distance in bytes between two messages in memory.
+/// Distance in bytes between consecutive messages in memory.
 const STEP: usize = 16_384;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,7 +45,7 @@ enum Role {
     Rxe,
 }
 
-/// Offset of a round's target, after all sources.
+/// Offset of the destination buffers of a round, which follow all source buffers.
 const DST: usize = STEP * BATCH;
 
 struct Bench {
@@ -59,7 +59,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Checks the bytes of message `i` on a side, from `base` on.
+    /// Checks the bytes of the messages on one side: message `i` lies at `base + i * STEP`.
     fn check(&mut self, on: Role, base: usize, len: usize, seeds: &[u8], kind: Kind) {
         for (i, seed) in seeds.iter().enumerate() {
             let (off, want) = (base + i * STEP, pattern(len, *seed));
@@ -187,7 +187,8 @@ impl Bench {
         self.check(target, DST, LEN, &seeds, kind);
     }
 
-    /// Every addition must be executed once, whatever was retransmitted: the old values are 0, 1, 2 …
+    /// Checks that every FETCH_AND_ADD is executed exactly once, whatever is retransmitted: the old values
+    /// are 0, 1, 2 …
     fn check_adds(&mut self, requester: Role) {
         for i in 0..BATCH {
             let off = i * 8;
@@ -225,14 +226,14 @@ impl Bench {
     }
 }
 
-/// A case with the counters that must be above 0 if the affected packets are requests or READ responses of
-/// the direction; `rxe.` for the guest's counters, `urxe.` for the local ones, `a|b` for one of both.
+/// A case, with the counters that it must and must not increase. The prefix `rxe.` marks counters of the
+/// guest, `urxe.` local ones; `a|b` means that at least one of two counters must increase.
 struct Case {
     name: &'static str,
     rules: &'static [(Direction, Action, When)],
     requester: Role,
     kinds: &'static [Kind],
-    /// Counters that must be above 0, besides those of the faults themselves.
+    /// Counters that must be above 0, in addition to those of the faults themselves.
     counted: &'static [&'static str],
     /// Counters that must be 0.
     zero: &'static [&'static str],
@@ -246,7 +247,7 @@ const fn every(n: u64) -> When {
     When::Every(n)
 }
 
-/// Losses by direction and kind of message, and the counters that show their detection.
+/// Faults by direction and kind of message, and the counters that show that they were detected.
 #[rustfmt::skip]
 const CASES: &[Case] = &[
     // Towards the guest.

@@ -1,5 +1,5 @@
-//! urxe and the kernel's rxe at the limits: PSNs that wrap, many QPs, the longest message, READ depth, and
-//! requests of both sides at once. Needs the test guest.
+//! Tests of urxe and the kernel's rxe at their limits: PSNs that wrap, many QPs, the longest message,
+//! `max_rd_atomic`, and requests of both sides at once. Needs the test guest.
 //!
 //! Repeated with Linux 6.12.
 
@@ -19,7 +19,7 @@ use urxe::verbs::*;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Returns `n` successful completions by QP, which are in posting order for each QP.
+/// Returns the `wr_id`s of `n` successful completions by QP, in posting order for each QP.
 fn urxe_completions(side: &Side, n: usize) -> BTreeMap<u32, Vec<u64>> {
     let got = side.poll(n, MINUTE);
     assert_eq!(got.len(), n, "{:?}", side.counters());
@@ -158,7 +158,7 @@ fn sixteen_concurrent_qps_transfer_correct_data() {
     }
 }
 
-/// 8 MiB, the longest message that rxe accepts.
+/// Transfers messages of 8 MiB, the maximum that rxe accepts.
 #[test]
 fn longest_message_of_rxe_is_transferred() {
     const LEN: usize = 8 << 20;
@@ -211,7 +211,7 @@ fn longest_message_of_rxe_is_transferred() {
     }
 }
 
-/// More READs and atomics than may be in flight, each of several packets.
+/// Posts more READs and atomics than may be in flight.
 #[test]
 fn reads_and_atomics_beyond_max_rd_atomic_complete() {
     const LEN: usize = 10_000;
@@ -260,7 +260,7 @@ fn reads_and_atomics_beyond_max_rd_atomic_complete() {
     }
 }
 
-/// Every kind of request in flight in both directions on one connection.
+/// Keeps every kind of request in flight in both directions on one connection.
 #[test]
 fn concurrent_requests_of_both_sides_complete() {
     const LEN: usize = 20_000;

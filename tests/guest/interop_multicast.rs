@@ -17,10 +17,10 @@ use urxe::verbs::*;
 
 const QKEY: u32 = 0x1111_1111;
 const SIZES: [usize; 5] = [0, 1, 255, 1024, 4096];
-/// Offset of the data to send; receives begin at 0 and at [`SECOND`].
+/// Offset of the data to send; the receive buffers begin at 0 and at [`SECOND`].
 const SRC: usize = 64 << 10;
 const SECOND: usize = 32 << 10;
-/// Time during which nothing may arrive.
+/// Time for which the test checks that no packet arrives.
 const NO_PACKET_TIME: Duration = Duration::from_millis(300);
 
 struct Case<'a> {

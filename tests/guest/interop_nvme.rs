@@ -1,4 +1,5 @@
-//! The kernel's NVMe initiator in a guest with rxe, and the target of `cli/examples/nvme_target` on the host.
+//! Tests of the kernel's NVMe initiator in a guest with rxe, against the target of `cli/examples/nvme_target`
+//! on the host.
 
 #[path = "../support/guest.rs"]
 mod guest;
@@ -89,8 +90,8 @@ fn connect_disk(testbed: &Testbed, version: usize) -> (String, String) {
     (controller, device)
 }
 
-/// Copies runs of blocks on the disk, which reads and writes them without the guest's cache: one command
-/// each, with the data in its capsule or transferred by RDMA.
+/// Copies runs of blocks within the disk, with direct I/O. Each read or write is one NVMe command, with its
+/// data in the capsule or transferred by RDMA.
 fn copy_runs(testbed: &Testbed, device: &str, disk: &mut Disk, rng: &mut Rng) {
     let sizes = [1, 2, 3, 7, 8, 9, 16, 31, 64, 100, 255, 256, 257, 1000, 2048];
     let runs: Vec<[usize; 3]> = (0..2 * sizes.len())
@@ -115,7 +116,7 @@ fn copy_runs(testbed: &Testbed, device: &str, disk: &mut Disk, rng: &mut Rng) {
     testbed.guest.check(&script, LIMIT).unwrap();
 }
 
-/// Uses the disk with all operations.
+/// Connects to the disk and runs all operations on it.
 fn check_disk(testbed: &Testbed, version: usize, disk: &mut Disk, rng: &mut Rng) {
     let start = Instant::now();
     let step = |what: &str| eprintln!("{:6.2} s  {what}", start.elapsed().as_secs_f64());

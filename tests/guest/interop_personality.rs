@@ -1,4 +1,4 @@
-//! Equal calls have the same results on the kernel's rxe and on urxe in personality `rxe`
+//! Tests that the same calls have the same results on the kernel's rxe and on urxe with personality `rxe`
 //! (`ibverbs/tests/programs/personalities.rs`). Needs the test guest.
 //!
 //! Repeated with Linux 6.12.

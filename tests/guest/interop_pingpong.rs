@@ -21,8 +21,8 @@ const SIZES: [u32; 5] = [1, 1024, 4096, 65_536, 1 << 20];
 const URXE_TIMEOUT: &str = "60";
 const MTUS: [u32; 3] = [256, 1024, 4096];
 
-/// Number of round trips, and the time limit. Beside six to twenty busy processes on two cores, 20 runs of
-/// 65,536 bytes at an MTU of 256 took 32 to 164 s each. A stall does not last until this limit: urxe fails
+/// Number of round trips, and the time limit. With six to twenty other busy processes on two cores, 20 runs
+/// of 65,536 bytes at an MTU of 256 took 32 to 164 s each. A stall does not last until this limit: urxe fails
 /// after [`URXE_TIMEOUT`] without a message.
 fn iterations(size: u32) -> (u32, Duration) {
     match (size, std::env::var_os("URXE_LONG")) {

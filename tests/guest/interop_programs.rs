@@ -67,7 +67,8 @@ fn mrdump(dir: &Path) -> PathBuf {
     library
 }
 
-/// The local device: a link, the index of its GID, the guest's, and files for the programs' memory.
+/// The local device: its link, the index of its GID and of the guest's GID, and the library and file by which
+/// a program dumps its memory.
 struct Device<'a> {
     testbed: &'a Testbed,
     link: String,
@@ -78,7 +79,7 @@ struct Device<'a> {
 }
 
 impl Device<'_> {
-    /// Starts a program on the drop-in library.
+    /// Starts a program on the host, with the drop-in library.
     fn program(&self, words: &str, extra_args: &[&str]) -> Urxe {
         let mut command = self.testbed.command(env!("CARGO_BIN_EXE_urxe"));
         command.args(["run", "--link", &self.link, "--"]).args(words.split(' ')).args(extra_args);
@@ -101,7 +102,7 @@ impl Device<'_> {
         })
     }
 
-    /// Returns the memory of both programs after their end: the local one's, and the guest's.
+    /// Returns the memory that the local program and the program in the guest have dumped at their end.
     fn memory(&self) -> Result<(Vec<u8>, Vec<u8>), String> {
         let host = std::fs::read(&self.memory).map_err(|e| format!("{}: {e}", self.memory.display()))?;
         std::fs::remove_file(&self.memory).map_err(|e| e.to_string())?;

@@ -29,9 +29,10 @@ const SHORT_LIMIT: Duration = Duration::from_secs(15);
 /// Size in bytes of the file that is copied.
 const FILE: usize = 1 << 20;
 
-/// Runs with the server in the guest only. Debian's client does not complete them reliably, even with its own
-/// library between two guests: `rpoll` reports the end of the stream together with the last bytes, and the
-/// client treats it as an error before it has read them, and exits with status 16 (`POLLHUP`).
+/// Arguments of runs with the server in the guest only. Debian's client does not complete these runs
+/// reliably, even with its own library between two guests: `rpoll` reports the end of the stream together
+/// with the last bytes, and the client treats it as an error before it has read them, and exits with status
+/// 16 (`POLLHUP`).
 const STREAMS_TO_GUEST: [(&str, &str); 3] = [
     ("rstream", "-S 64 -C 10 -I 2 -T a -T v"),
     ("rstream", "-S 64 -C 1000 -I 1 -T a -T v"),
@@ -42,7 +43,7 @@ const STREAMS_TO_GUEST: [(&str, &str); 3] = [
 /// name.
 const NAMES: &str = "127.0.0.1 localhost\nfd77::1 guest\nfd77::2 host\n";
 
-/// Arguments of both ends. The programs check their data themselves (`-T v`).
+/// Programs and the arguments of both ends. The programs check their data themselves (`-T v`).
 const STREAMS: [(&str, &str); 6] = [
     ("rstream", "-S 64 -C 1 -I 20 -T v"),
     ("rstream", "-S 1000 -C 500 -I 1 -T v"),
@@ -93,7 +94,7 @@ impl Ends {
         self.spawn_on_host_with(stock::with_files(&self.files()), &self.link, words)
     }
 
-    /// As `ours`, with a prefix of the command.
+    /// Starts a program on the host, with a command prefix and over this link.
     fn spawn_on_host_with(&self, mut prefix: Vec<String>, link: &str, words: &str) -> Urxe {
         prefix.push(env!("CARGO_BIN_EXE_urxe").to_owned());
         let mut command = self.testbed.command(&prefix[0]);
@@ -210,7 +211,7 @@ impl Ends {
         });
     }
 
-    /// Copies a program into the guest.
+    /// Copies a program from the host to the same path in the guest.
     fn copy(&self, program: &str) {
         let bytes = std::fs::read(program).unwrap();
         let copied = |mut copy: GuestProcess| {
@@ -220,8 +221,8 @@ impl Ends {
         self.spawn_in_guest(&format!("cat >{program} && chmod +x {program}")).and_then(copied).unwrap();
     }
 
-    /// Each end shuts down its sending direction while it still receives. Both ends run a program of this
-    /// test.
+    /// Checks that each end can shut down its sending direction while it still receives. Both ends run a
+    /// program of this test.
     fn half_close(&self, table: &mut Table) {
         let program = format!("/tmp/urxe-half-close-{}", std::process::id());
         build(&program, "tests/guest/interop_rsockets/half_close.c", &[]);
@@ -243,7 +244,8 @@ impl Ends {
     }
 }
 
-/// Datagram sockets, which resolve their peers by UDP; on the host by the kernel's UDP, on a tap device.
+/// Fixture for datagram sockets, which resolve their peers by UDP; on the host this is the kernel's UDP on a
+/// tap device.
 struct Datagrams {
     ends: Ends,
     program: String,
@@ -286,7 +288,7 @@ impl Datagrams {
         Err(format!("no socket is bound to UDP port {port}"))
     }
 
-    /// Runs a local client of a server in the guest, which does not exit by itself.
+    /// Runs a server in the guest, which does not exit by itself, and its client on the host.
     fn guest_serves(&self, port: u16, link: &str, server: &str, client: &str) -> Result<String, String> {
         const LIST_SOCKETS: &str = "cat /proc/net/udp /proc/net/udp6";
         let mut serving = self.spawn_in_guest(server)?;
@@ -300,7 +302,7 @@ impl Datagrams {
         client
     }
 
-    /// Runs a client in the guest of a local server.
+    /// Runs a local server and its client in the guest.
     fn guest_connects(&self, port: u16, link: &str, server: &str, client: &str) -> Result<String, String> {
         let serving = self.ends.spawn_on_host_with(Vec::new(), link, server);
         let list_sockets = || {

@@ -1,5 +1,5 @@
 //! Comparison of how tshark, scapy and urxe decode packets of urxe and of the kernel's rxe. Needs tshark,
-//! python3-scapy and, where rxe is one of the two, the test guest.
+//! python3-scapy and, for packets of rxe, the test guest.
 
 #[path = "../support/guest.rs"]
 mod guest;
@@ -25,7 +25,7 @@ use urxe::wire::{Opcode, Operation, Packet, Transport, icrc};
 
 const LENGTHS: [usize; 3] = [0, 101, 3000];
 
-/// Runs every operation from `a` to `b`, with one packet and with several, and a refused request.
+/// Captures every operation from `a` to `b`, with one packet and with several packets, and a refused request.
 fn capture_urxe_urxe(file: &CaptureFile, v6: bool) {
     let fabric = Fabric::new();
     let open = |n: u8, name: &str| {
@@ -72,7 +72,7 @@ fn capture_urxe_urxe(file: &CaptureFile, v6: bool) {
     assert_eq!(a.cq.wait_any(TIMEOUT).unwrap().status, WcStatus::RemAccessErr);
 }
 
-/// As `capture_urxe_urxe`, with the guest, in both directions.
+/// Captures the same operations between urxe and rxe in the guest, in both directions.
 fn capture_urxe_rxe(setup: &Testbed, file: &CaptureFile, ip: Ip) {
     let side = setup.open_wrapped(ip, |link| Box::new(file.capture(link, "urxe")));
     let mut shell = setup.shell(65536);
@@ -122,7 +122,7 @@ fn capture_urxe_rxe(setup: &Testbed, file: &CaptureFile, ip: Ip) {
     assert_eq!(shell.one().unwrap().status, "REM_ACCESS_ERR");
 }
 
-/// The fields of the BTH come first.
+/// Fields that are compared, by their names in tshark; the fields of the BTH come first.
 const FIELDS: &[&str] = &[
     "bth.opcode",
     "bth.se",
@@ -149,13 +149,14 @@ const FIELDS: &[&str] = &[
     "deth.srcqp",
 ];
 
-/// Reports whether tshark 4.0 decodes the headers after the BTH: of some opcodes it knows the name at most.
+/// Reports whether tshark 4.0 decodes the headers after the BTH: of some opcodes, it knows at most the name.
 fn decodes_all_headers(opcode: Opcode) -> bool {
     let row = opcode.row();
     row.transport != Transport::Xrc && !matches!(row.operation, Operation::Flush | Operation::AtomicWrite)
 }
 
-/// Returns the same fields as decoded by urxe; `None` where the packet has no such header.
+/// Returns the values of [`FIELDS`] as decoded by urxe; `None` for fields of headers that the packet does not
+/// have.
 fn urxe_fields(p: &Packet<'_>) -> Vec<Option<u64>> {
     let bth = p.bth();
     let (reth, aeth, atomic, deth) = (p.reth(), p.aeth(), p.atomic(), p.deth());
@@ -223,7 +224,7 @@ fn tshark(path: &str) -> Vec<(Vec<Option<u64>>, String)> {
     String::from_utf8_lossy(&out.stdout).lines().map(row).collect()
 }
 
-/// Reports whether tshark has a name for the field.
+/// Reports whether this version of tshark knows the field.
 fn has_field(field: &str) -> bool {
     !matches!(field, "atomiceth.va" | "atomiceth.r_key")
 }

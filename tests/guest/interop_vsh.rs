@@ -19,7 +19,7 @@ use table::Table;
 use testbed::{Ip, LinkKind, Testbed};
 use urxe::verbs::*;
 
-/// Offset of the source; the target follows it. Both are unaligned.
+/// Offset of the source data, which the target follows. Both are unaligned.
 const SRC: usize = 4096 + 13;
 const DST: usize = (1 << 20) + 32768 + 7;
 /// Number of bytes around the target that must not change.
@@ -27,7 +27,7 @@ const GUARD: usize = 16;
 const UNTOUCHED: u8 = 0xee;
 
 const SIZES: &[usize] = &[0, 1, 3, 1024, 4096, 65536, 1 << 20];
-/// Subset of the sizes, tested with path MTUs other than 4096.
+/// Subset of the message sizes, tested with path MTUs other than 4096.
 const FEW_SIZES: &[usize] = &[0, 3, 4096, 65536];
 const PIECES: &[usize] = &[5, 4097, 65536];
 
@@ -75,7 +75,8 @@ enum Role {
     Rxe,
 }
 
-/// Splits `len` bytes at `base` into `n` uneven pieces (offset, length), the first one last in memory.
+/// Splits `len` bytes at `base` into `n` pieces of unequal length (offset, length), with the first piece last
+/// in memory.
 fn pieces(base: usize, len: usize, n: usize) -> Vec<(usize, usize)> {
     let mut cuts = vec![0];
     cuts.extend((1..n).map(|i| len * i * i / (n * n)));
@@ -343,7 +344,7 @@ fn run(
     Ok(sizes.len())
 }
 
-/// (operation, requester), (link, IP version), messages by path MTU.
+/// Result of a run: operation and requester, link and IP version, and the number of messages by path MTU.
 type Row = ((usize, Role), (LinkKind, Ip), String);
 static RESULTS: Mutex<Vec<Row>> = Mutex::new(Vec::new());
 static RUNNING: AtomicUsize = AtomicUsize::new(0);

@@ -1,4 +1,4 @@
-//! A program at both ends: on the drop-in library on the host, on rxe in the guest.
+//! A program that runs at both ends: with the drop-in library on the host, with rxe in the guest.
 
 use std::time::{Duration, Instant};
 
@@ -7,24 +7,25 @@ use crate::programs;
 use crate::stock::{PREFER_IPV6, Urxe, with_files};
 use crate::testbed::{GUEST, HOST, LinkKind, Testbed};
 
-/// Time limit of a client; `SHORT_LIMIT` is that of the other end when one has exited.
+/// Time limit of a client; `SHORT_LIMIT` is the time limit of one end after the other has exited.
 pub const LIMIT: Duration = Duration::from_secs(40);
 pub const SHORT_LIMIT: Duration = Duration::from_secs(15);
-/// Number of attempts with a client that does not wait for its server.
+/// Maximum number of attempts with a client that does not wait for its server.
 const ATTEMPTS: usize = 4;
-/// Options that delay each message of such a client to the connection manager.
+/// Options of `urxe run` that delay each connection manager message of a client that does not wait for its
+/// server.
 const CM_DELAY: [&str; 2] = ["--fault", "tx:delay=every:1,by=400ms,qp=1"];
-/// Output of a client that has connected too early nevertheless.
+/// Output of a client that has connected before its server listened, in spite of the delay.
 const TOO_EARLY: [&str; 3] = ["REJECTED; error: 8", "UNREACHABLE; error: 1", "Event rejected"];
 
 /// Condition under which a server is ready.
 #[derive(Clone, Copy)]
 pub enum Ready {
-    /// It listens with the connection manager.
+    /// The server listens with the connection manager.
     Service,
-    /// It listens with TCP.
+    /// The server listens with TCP.
     Tcp,
-    /// It is a member of this group.
+    /// The server is a member of this multicast group.
     Group(&'static str),
 }
 
@@ -111,7 +112,7 @@ fn exit_timeout(first: &Result<String, String>) -> Duration {
     if first.is_ok() { SHORT_LIMIT } else { Duration::from_millis(500) }
 }
 
-/// Both ends, and the addresses of one IP version.
+/// The testbed at whose ends programs run, and the addresses of one IP version.
 #[derive(Clone, Copy)]
 pub struct Ends<'a> {
     pub testbed: &'a Testbed,
@@ -131,7 +132,7 @@ impl Ends<'_> {
         self.testbed.free_port()
     }
 
-    /// Starts a program on the drop-in library.
+    /// Starts a program on the host, with the drop-in library.
     pub fn spawn_on_host(&self, args: &str, options: &[&str]) -> Urxe {
         let mut before = with_files(&[PREFER_IPV6]);
         before.push(env!("CARGO_BIN_EXE_urxe").to_owned());
@@ -160,7 +161,7 @@ impl Ends<'_> {
         }
     }
 
-    /// Waits until one of these local files of `/proc/net` has such a line.
+    /// Waits until one of these local files in `/proc/net` contains a line for which `matches` returns true.
     fn wait_for_line(&self, files: &[&str], matches: impl Fn(&str) -> bool) -> Result<(), String> {
         let start = Instant::now();
         while start.elapsed() < SHORT_LIMIT {
@@ -210,7 +211,7 @@ impl Ends<'_> {
         }
     }
 
-    /// Runs the server in the guest.
+    /// Runs the server in the guest and the client on the host.
     pub fn guest_serves(&self, program: &Program) -> Result<String, String> {
         program.attempt(|| {
             let port = program.port.unwrap_or_else(|| self.free_port());
@@ -227,7 +228,7 @@ impl Ends<'_> {
         })
     }
 
-    /// Runs the client in the guest.
+    /// Runs the server on the host and the client in the guest.
     pub fn guest_connects(&self, program: &Program) -> Result<String, String> {
         program.attempt(|| {
             let port = program.port.unwrap_or_else(|| self.free_port());

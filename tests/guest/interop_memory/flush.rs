@@ -13,7 +13,7 @@ const GLOBAL: Placement = Placement::GLOBAL;
 const PERSISTENT: Placement = Placement::PERSISTENT;
 const BOTH: Placement = Placement::all();
 
-/// Opens a NIC of this personality beside the guest.
+/// Opens a NIC with this personality, as the peer of the guest.
 fn pair(setup: &Testbed, ip: Ip, personality: Personality) -> Pair<'_> {
     let options = ContextOptions::default().personality(personality);
     Pair::with_side(setup, ip, Side::with_options(setup.link(ip), REGION, &options))
@@ -101,8 +101,8 @@ pub fn by_rxe(setup: &Testbed, ip: Ip) {
     assert_eq!(execute(&mut p, &format!("flush q {no_flush_access} len=100")).status, "REM_ACCESS_ERR");
 }
 
-/// Checks the defect in rxe itself: if this fails, that kernel has been fixed, and the quirk should record
-/// the version.
+/// Checks that rxe still has the ICRC defect: if this fails, the kernel has been fixed, and the documentation
+/// of the quirk should name the version.
 pub fn strict_by_rxe(setup: &Testbed, ip: Ip) {
     let mut p = pair(setup, ip, Personality::STRICT);
     let params = ConnectParams { theirs: "access=wrafp timeout=12 retry=2".into(), ..params(ip) };

@@ -11,11 +11,12 @@ use urxe::verbs::*;
 struct Received {
     id: u64,
     status: String,
-    /// Length and invalidated key, of a success.
+    /// Length and invalidated key of a successful receive; `None` for an error.
     details: Option<(usize, Option<u32>)>,
 }
 
-/// The requester sends `len` bytes and invalidates `rkey`. Returns its status and the receiver's completion.
+/// Sends `len` bytes from the requester with an invalidation of `rkey`. Returns the requester's status and
+/// the receiver's completion.
 fn send(o: &mut WindowPair<'_>, len: usize, rkey: RKey) -> (String, Received) {
     let (side, shell) = (&o.pair.side, &mut o.pair.shell);
     match o.requester {
@@ -84,7 +85,8 @@ pub fn by_rxe(setup: &Testbed, ip: Ip) {
     check_valid(setup, ip, Requester::Rxe);
 }
 
-/// The SEND is acknowledged, and its receive fails; the receiver's QP goes to ERR (IBA 9.9.6.3, class J).
+/// Checks that a SEND with an invalid key is acknowledged although its receive fails, and that the receiver's
+/// QP goes to ERR (IBA 9.9.6.3, class J).
 fn check_invalid(setup: &Testbed, ip: Ip, requester: Requester) {
     let mut o = WindowPair::new(setup, ip, requester);
     let mut errors = Vec::new();

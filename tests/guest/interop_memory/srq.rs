@@ -12,7 +12,7 @@ const QPS: usize = 4;
 const RECEIVES: usize = 12;
 const SLOT: usize = 2048;
 const LIMIT: usize = 5;
-/// `IBV_EVENT_SRQ_LIMIT_REACHED` of the queue `s`.
+/// Event `IBV_EVENT_SRQ_LIMIT_REACHED` of the shared receive queue `s`, in the shell's notation.
 const EVENT: &str = "15:s";
 
 fn slot(n: usize) -> std::ops::Range<usize> {

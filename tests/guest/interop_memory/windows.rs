@@ -14,10 +14,10 @@ pub enum Requester {
     Rxe,
 }
 
-/// Size of the region, and the range of it that a window covers.
+/// Size of the region; `WINDOW` is the range of the region that a window covers.
 pub const REGION_LEN: usize = 8192;
 pub const WINDOW: std::ops::Range<usize> = 1024..5120;
-/// Initial contents of the region, and of the requester's buffer.
+/// Seed of the initial contents of the owner's region; `REQUESTER_SEED` is that of the requester's buffer.
 const OWNER_SEED: u8 = 3;
 const REQUESTER_SEED: u8 = 77;
 
@@ -29,12 +29,12 @@ pub enum Operation {
     Swap,
 }
 
-/// A pair of which one side has a region `x` and a window on it.
+/// A pair in which one side, the owner, has a region `x` and a memory window on it.
 pub struct WindowPair<'a> {
     pub pair: Pair<'a>,
     pub requester: Requester,
     pub qp: Qp,
-    /// The local region, which is the target if the local side is the owner.
+    /// Local region, which is the target of requests if the local side is the owner.
     pub x: Mr,
     /// Address of the owner's region.
     pub at: RemoteAddr,
@@ -117,7 +117,7 @@ impl<'a> WindowPair<'a> {
         }
     }
 
-    /// Returns the status of a local completion, or the opcode of a success.
+    /// Returns the opcode of the next local completion if it is successful, or else its status.
     fn host_status(&self) -> String {
         let wc = self.pair.side.one().unwrap();
         match wc.status {
@@ -130,7 +130,7 @@ impl<'a> WindowPair<'a> {
         }
     }
 
-    /// Invalidates a key at its owner, and returns the status.
+    /// Invalidates a key at its owner, and returns the opcode of the completion or an error status.
     pub fn invalidate(&mut self, rkey: RKey) -> String {
         match self.requester {
             Requester::Urxe => {
@@ -145,14 +145,15 @@ impl<'a> WindowPair<'a> {
         }
     }
 
-    /// Executes a request on byte `at` of the region under `rkey`. Returns the status; wrong data is an
-    /// error.
+    /// Executes a request on the region at offset `at`, with the key `rkey`. Returns the status; wrong data
+    /// is an error.
     pub fn execute(&mut self, op: Operation, at: i64, rkey: RKey) -> Result<String, String> {
         let to = RemoteAddr { va: self.at.va.wrapping_add_signed(at), rkey };
         self.execute_at(op, at, to)
     }
 
-    /// Like [`execute`](Self::execute), with an address that is not the region's.
+    /// Like [`execute`](Self::execute), but with an explicit remote address, which may differ from that of
+    /// the region.
     pub fn execute_at(&mut self, op: Operation, at: i64, to: RemoteAddr) -> Result<String, String> {
         let shell = &mut self.pair.shell.vsh;
         let mut owner_data = pattern(REGION_LEN, OWNER_SEED);
@@ -238,7 +239,7 @@ struct Case {
     op: Operation,
     /// Offset from the window's first byte.
     at: i64,
-    /// Status at urxe with rxe as responder, and at rxe with urxe as responder.
+    /// Expected status at urxe with rxe as responder, and at rxe with urxe as responder.
     status: [&'static str; 2],
 }
 
@@ -246,7 +247,8 @@ const fn case(rights: &'static str, op: Operation, at: i64, status: &'static str
     Case { rights, op, at, status: [status, status] }
 }
 
-/// A case outside the window but inside its region: rxe of Linux 6.1 checks the region's range only.
+/// Returns a case with an access outside the window but inside its region: rxe of Linux 6.1 checks only the
+/// range of the region.
 const fn out_of_range(op: Operation, at: i64) -> Case {
     Case { status: [SUCCESS, ACCESS_ERROR], ..case("wra", op, at, "") }
 }
@@ -305,7 +307,8 @@ pub fn access_by_rxe(setup: &Testbed, ip: Ip) {
     check_access(setup, ip, Requester::Rxe);
 }
 
-/// A window of type 2 belongs to its QP, one of type 1 to its protection domain.
+/// Checks that a type 1 window is accessible through every QP of its protection domain, and a type 2 window
+/// only through the QP that bound it.
 fn check_other_qp(setup: &Testbed, ip: Ip, requester: Requester) {
     let mut w = WindowPair::new(setup, ip, requester);
     let mut errors = Vec::new();
@@ -406,7 +409,7 @@ pub fn revoked_for_rxe(setup: &Testbed, ip: Ip) {
     check_revoked(setup, ip, Requester::Rxe);
 }
 
-/// Checks the owner's status where a window cannot be bound or invalidated; its QP goes to ERR.
+/// Checks the owner's status if a window cannot be bound or invalidated, and that the owner's QP goes to ERR.
 fn check_invalid_bind(setup: &Testbed, ip: Ip, requester: Requester, not_invalidated: &str) {
     let mut o = WindowPair::new(setup, ip, requester);
     let mut errors = Vec::new();
