@@ -29,8 +29,8 @@ fn open(net: &Veth, side: usize, spec: &str) -> PacketLink {
     try_open(net, side, spec).unwrap_or_else(|e| panic!("{spec}: {e}"))
 }
 
-/// Joins a group in the namespace of the side, because a socket belongs to the namespace of the thread that
-/// opens it.
+/// Joins a multicast group in the namespace of `side`, because a socket belongs to the namespace of the
+/// thread that opens it.
 fn join(net: &Veth, side: usize, link: &mut PacketLink, start: Clock, group: &str) {
     let group = group.parse().unwrap();
     net.sides[side].run(|| link.join(now(start), group)).unwrap();
@@ -59,7 +59,7 @@ fn packets(queue: &mut TxQueue, flow: &Flow, n: u32, len: usize) {
     }
 }
 
-/// Receives until `n` packets have arrived, in order and intact; returns the number of bursts.
+/// Receives until `n` packets have arrived, in order and intact; returns the number of bursts received.
 fn expect(rx: &mut PacketLink, tx: &mut PacketLink, start: Clock, flow: &Flow, n: u32) -> usize {
     let (mut next, mut bursts) = (0, 0);
     let deadline = start.elapsed() + Duration::from_secs(10);
@@ -83,8 +83,8 @@ fn expect(rx: &mut PacketLink, tx: &mut PacketLink, start: Clock, flow: &Flow, n
     bursts
 }
 
-/// Exchanges packets in both directions and both address families; returns the smallest number of bursts for
-/// 200 packets.
+/// Exchanges packets in both directions and over both address families; returns the smallest number of bursts
+/// in which 200 packets arrived.
 fn exchange(a: &mut PacketLink, b: &mut PacketLink, hosts: [u32; 2]) -> usize {
     let start = Clock::now();
     let mut min_bursts = usize::MAX;
@@ -243,7 +243,7 @@ fn packets_beyond_the_subnet_are_sent_to_the_router() {
     assert_eq!(a.counters(), LinkCounters::default());
 }
 
-/// Sends three packets from `src`, and returns how many each of the two receives.
+/// Sends three packets from `src` to a group, and returns how many of them each of the two links receives.
 fn send_to_group(a: &mut PacketLink, b: &mut PacketLink, src: &str, group: &str, start: Clock) -> [usize; 2] {
     let flow = Flow { hop_limit: 1, ..Flow::new(src.parse().unwrap(), group.parse().unwrap(), 4000) };
     let mut queue = TxQueue::new(a.info().burst);
@@ -324,7 +324,7 @@ fn link_with_interface_address_joins_groups_through_the_kernel() {
     assert!(ends("239.1.2.3") && ends("ff15::7"), "the memberships end with the link");
 }
 
-/// A bridge that forwards groups only to ports on which a member has been reported, by IGMP or MLD.
+/// Connects links by a bridge that forwards a group only to ports on which IGMP or MLD has reported a member.
 #[test]
 fn snooping_switch_forwards_joined_groups() {
     let net = Veth::new(1500);

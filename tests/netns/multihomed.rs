@@ -15,7 +15,7 @@ use netns::Veth;
 const TIMEOUT: Duration = Duration::from_secs(20);
 const QKEY: QKey = QKey(0x7777);
 
-/// Opens a device on a link of a namespace; its threads run outside of it.
+/// Opens a device on a link in a namespace; the threads of the device run outside of the namespace.
 fn open(net: &Veth, side: usize, link: &str, shards: usize) -> Context {
     let link: LinkSpec = link.parse().unwrap();
     let links = net.sides[side].run(|| link.bind(shards).unwrap_or_else(|e| panic!("{link}: {e}")));
@@ -74,7 +74,7 @@ fn write_both_ways(pairs: &[(TestEndpoint, TestEndpoint)]) {
     }
 }
 
-/// Sends a datagram from each GID, and a response to its source.
+/// Sends a datagram from each GID of `a`, and a response from `b` to its source.
 fn exchange_datagrams(a: &Context, b: &Context) {
     let open_ud_qp = |context: &Context| {
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());

@@ -31,8 +31,8 @@ impl Net {
         self.0.ip(args);
     }
 
-    /// Opens a context on links of the namespace, one for each shard. Its background threads run outside of
-    /// it.
+    /// Opens a context on links of the namespace, one for each shard. The background threads of the context
+    /// run outside of the namespace.
     fn open(&self, links: impl FnOnce() -> Vec<Box<dyn Link>> + Send) -> Context {
         Context::open_shards(self.0.run(links), &ContextOptions::default()).unwrap()
     }

@@ -40,7 +40,7 @@ struct Args {
     only: String,
 }
 
-/// A program, its arguments, and the column of its result.
+/// A perftest program with its arguments, and the column in its output that contains the result.
 struct Program {
     name: &'static str,
     args: &'static str,
@@ -134,8 +134,8 @@ fn median(values: &[f64]) -> f64 {
     if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
 }
 
-/// Returns a result. perftest calibrates the processor's clock in each run and prints 0 or inf where that
-/// fails.
+/// Runs a program until it prints a valid result, and returns the result. perftest calibrates the processor's
+/// clock in each run and prints 0 or inf if that fails.
 fn measure(guest: &Guest, nic: Nic, program: &Program) -> Result<f64> {
     for _ in 0..ATTEMPTS {
         let figure = run(guest, nic, program)?;

@@ -20,7 +20,7 @@ type Result<T> = std::result::Result<T, Error>;
 const S5: Duration = Duration::from_secs(5);
 const S20: Duration = Duration::from_secs(20);
 
-/// Two guests on a wire. a is guest 1, b is guest 2.
+/// Two guests on a wire: `a` is guest 1, `b` is guest 2.
 struct Env {
     mtu: u16,
     a: Guest,
@@ -40,12 +40,12 @@ impl Env {
     }
 }
 
-/// Resources of a scenario with verbs: a shell on each side, each with an MR `m` of 128 KiB.
+/// Resources of a scenario that uses verbs: a shell in each guest, with an MR `m` of 128 KiB.
 struct Verbs<'e> {
     env: &'e Env,
     a: Vsh,
     b: Vsh,
-    /// b's `m` for a's one-sided operations.
+    /// Address and rkey of the MR `m` of `b`, as arguments of one-sided operations of `a`.
     remote: String,
     log: Vec<String>,
 }
@@ -61,7 +61,7 @@ impl<'e> Verbs<'e> {
         Ok(Self { env, a, b, remote, log })
     }
 
-    /// Executes a command of one side; REMOTE is replaced by b's MR.
+    /// Executes a shell command on one side, after replacing REMOTE by the address and rkey of the MR of `b`.
     fn run(&mut self, side: End, line: &str) -> Result<guest::Reply> {
         let name = if side == End::A { 'a' } else { 'b' };
         self.log.push(format!("{name}: {line}"));
@@ -97,7 +97,7 @@ impl<'e> Verbs<'e> {
         Ok(())
     }
 
-    /// Posts receives at b, after the memory of one-sided operations.
+    /// Posts receives at `b`; their memory follows that of one-sided operations.
     fn recvs(&mut self, n: usize) -> Result<()> {
         self.log.push(format!("b: recv q m 65536 65536, {n} times"));
         (0..n).try_for_each(|_| Ok(self.b.cmd("recv q m 65536 65536").map(drop)?))
@@ -115,13 +115,13 @@ impl<'e> Verbs<'e> {
         Err(format!("{side:?}: completions {got:?}, expected {statuses:?}; commands {:#?}", self.log).into())
     }
 
-    /// Executes a command of a that completes there.
+    /// Executes a command of `a`, and waits for its completion at `a`.
     fn one(&mut self, line: &str) -> Result<()> {
         self.a(line)?;
         self.expect(End::A, &["SUCCESS"])
     }
 
-    /// Executes a command of a that completes at both sides.
+    /// Executes a command of `a`, and waits for its completions at `a` and at `b`.
     fn both(&mut self, line: &str) -> Result<()> {
         self.one(line)?;
         self.expect(End::B, &["SUCCESS"])
@@ -138,7 +138,7 @@ impl<'e> Verbs<'e> {
 type Script = dyn Fn(&mut Verbs) -> Result<()>;
 
 enum Steps {
-    /// A program in b, its port if it has one, and a program in a.
+    /// A program in `b`, its port if it has one, and a program in `a`.
     Tools(String, u16, String),
     Verbs(Box<Script>),
 }

@@ -16,7 +16,8 @@ use testbed::{Ip, LinkKind, Testbed};
 use urxe::link::capture::{CaptureFile, Timestamps};
 use urxe::verbs::*;
 
-/// State of a scenario: rxe has a shell with QP `q`, urxe a QP connected to it. Path MTU 1024.
+/// State of a scenario: rxe has a shell with the QP `q`, and urxe has a QP that is connected to it, with a
+/// path MTU of 1024.
 struct Run<'a> {
     setup: &'a Testbed,
     ip: Ip,

@@ -15,18 +15,18 @@ pub struct TestCq {
 }
 
 impl TestCq {
-    /// Creates the queue that the NIC knows by the number `handle`.
+    /// Creates a queue that the NIC identifies by the number `handle`.
     pub fn new(handle: u32, capacity: usize) -> TestCq {
         TestCq { handle: CqHandle(handle), capacity, entries: VecDeque::new(), overflowed: false }
     }
 
-    /// Returns the handle by which events name the queue.
+    /// Returns the ID by which events identify the queue.
     pub fn id(&self) -> CqId {
         CqId(self.handle.0)
     }
 
     /// Moves up to `max` completions to the end of `out` and returns their number. After an overflow, returns
-    /// an error once the completions from before are taken.
+    /// an error once all earlier completions have been taken.
     pub fn poll(&mut self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
         let count = max.min(self.entries.len());
         out.extend(self.entries.drain(..count));
@@ -37,8 +37,9 @@ impl TestCq {
     }
 }
 
-/// Moves the outputs of the NIC to the queues that they are for, and events to the end of `events`. A full
-/// queue loses the completion: its queue pair fails, and the first time there is an event.
+/// Moves the completions that the NIC has output to their queues, and the events to the end of `events`. If a
+/// queue is full, the completion is lost and its queue pair fails; the first overflow of a queue also
+/// generates an event.
 pub fn take_outputs(nic: &mut Nic, cqs: &mut [&mut TestCq], events: &mut VecDeque<AsyncEvent>) {
     while let Some(output) = nic.poll_output() {
         match output {

@@ -11,13 +11,14 @@
 
 use std::collections::BTreeMap;
 
-/// Bytes before the received data of UD in the second half: the GRH ends at a multiple of a cache line.
+/// Number of bytes before received UD data in the second half of a region: perftest places the end of the GRH
+/// at a multiple of a cache line.
 const UD_ADDITION: usize = CACHE_LINE as usize;
-/// Bytes in which short messages follow one another: a page.
+/// Minimum size of a queue pair's slot, in which short messages follow one another: a page.
 const CYCLE_BUFFER: u64 = 4096;
 const CACHE_LINE: u64 = 64;
 
-/// Pattern of the traffic of a program.
+/// Traffic pattern of a perftest program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
     /// `ib_write_bw`.
@@ -46,7 +47,7 @@ pub struct Run {
     pub qps: u32,
 }
 
-/// A half of one end's region.
+/// A half of the client's or the server's region.
 #[derive(Clone, Copy, Debug)]
 enum Half {
     ClientsFirst,
@@ -58,7 +59,7 @@ enum Half {
 use Half::{ClientsFirst, ClientsSecond, ServersFirst, ServersSecond};
 
 impl Run {
-    /// Returns source and destination of the data.
+    /// Returns the source and the destination of each data transfer.
     fn flows(&self) -> &'static [(Half, Half)] {
         match self.traffic {
             Traffic::WriteBw | Traffic::SendBw => &[(ClientsFirst, ServersSecond)],
@@ -69,7 +70,7 @@ impl Run {
         }
     }
 
-    /// Returns the number of bytes of a queue pair in each half.
+    /// Returns the number of bytes that a queue pair uses in each half.
     fn slot(&self) -> u64 {
         u64::from(self.size).max(CYCLE_BUFFER)
     }
@@ -128,7 +129,7 @@ impl Run {
         Ok(compared)
     }
 
-    /// Returns the last message at each position of the receiver.
+    /// Returns the number of the last message that is stored at each position of the receiver.
     fn last_messages(&self, positions: u64) -> BTreeMap<u64, u64> {
         // The receiver selects the position of a SEND: it posts 512 receives to consecutive positions, and
         // then one for each completion; after its first round of these it wraps one position too early.
@@ -137,8 +138,8 @@ impl Run {
         (0..self.iterations).map(|n| (index(n) % positions, n)).collect()
     }
 
-    /// Returns the bytes expected at the destination of `sent`: the same bytes, or the old value of a word
-    /// that was added to.
+    /// Returns the bytes expected at the destination of `sent`: the same bytes, or for a FETCH_AND_ADD the
+    /// old value of the word.
     fn expected(&self, sent: &[u8]) -> Vec<u8> {
         match (self.traffic, <[u8; 8]>::try_from(sent)) {
             // The client keeps the result of its last FETCH_AND_ADD.

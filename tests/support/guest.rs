@@ -1,4 +1,5 @@
-//! A Linux guest with the kernel's `rxe` in it, to test against: QEMU without KVM and without root.
+//! Fixture that runs a Linux guest with the kernel's `rxe` as a test peer, in QEMU without KVM and without
+//! root.
 //!
 //! `tests/rxe-guest/README.md` describes how the guest is built, what runs in it, and its limitations.
 #![allow(dead_code, unused_imports)] // each test uses only a part
@@ -28,7 +29,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const TESTS: &str = concat!(env!("URXE_REPOSITORY"), "/tests/rxe-guest");
-/// Limit for a command that should respond at once (the guest is emulated, the host may be busy).
+/// Time limit of a command that should respond at once; it is long because the guest is emulated and the host
+/// may be busy.
 const SHORT: Duration = Duration::from_secs(30);
 /// Text in the result of [`Guest::state`] if rxe hangs because of a defect of rxe itself
 /// (`guest/requester.rs`).
@@ -73,7 +75,7 @@ impl fmt::Display for GuestError {
     }
 }
 
-/// Prints the same as `Display`, so that `unwrap` and `?` in a test are readable.
+/// Prints the same text as `Display`, so that a failed `unwrap` in a test is readable.
 impl fmt::Debug for GuestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -114,9 +116,11 @@ pub enum Net {
     /// before. A receiver's queue holds `net.unix.max_dgram_qlen` frames, often 10: send with a blocking
     /// socket, or frames are lost (QEMU itself waits).
     Dgram { local: PathBuf, remote: PathBuf },
-    /// QEMU listens on a unix stream socket; each frame follows its length in 4 bytes, big endian.
+    /// Unix stream socket on which QEMU listens; each frame is preceded by its length as a big-endian 32-bit
+    /// number.
     StreamListen { path: PathBuf },
-    /// As `StreamListen`, but QEMU connects; the listener must exist before.
+    /// Unix stream socket to which QEMU connects, with the framing of `StreamListen`; the listener must exist
+    /// before.
     StreamConnect { path: PathBuf },
     /// An existing tap device, in the named network namespace if one is given. Needs root. `oob` ports are in
     /// that namespace, too, and its `lo` must be up for them.
@@ -142,7 +146,7 @@ impl Suite {
         }
     }
 
-    /// Name of the release in the archive.
+    /// Returns the name of the release in Debian's archive.
     pub fn name(self) -> &'static str {
         match self {
             Suite::Bookworm => "bookworm",
@@ -154,7 +158,7 @@ impl Suite {
 /// Configuration of a guest; see [`GuestConfig::new`] for the defaults.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
-    /// Release, [`Suite::from_env`] unless a test needs a particular one.
+    /// Debian release: [`Suite::from_env`] unless a test needs a particular release.
     pub suite: Suite,
     /// Network.
     pub net: Net,
@@ -164,9 +168,9 @@ pub struct GuestConfig {
     pub mac: String,
     /// MTU of the interface: 1500 makes 1024 the active path MTU, 4500 makes it 4096.
     pub mtu: u16,
-    /// TCP ports (host, guest): 127.0.0.1:host is forwarded to the guest's port. Host port 0 selects a free
-    /// one; [`Guest::host_port`] returns it. The other direction needs no entry: 10.0.2.2 in the guest is the
-    /// host's 127.0.0.1.
+    /// Forwarded TCP ports (host, guest): a connection to the host port at 127.0.0.1 is forwarded to the
+    /// guest's port. Host port 0 selects a free one; [`Guest::host_port`] returns it. The other direction
+    /// needs no entry: 10.0.2.2 in the guest is the host's 127.0.0.1.
     pub oob: Vec<(u16, u16)>,
     /// Number of processors, one or two.
     pub cpus: u8,
@@ -208,7 +212,7 @@ impl GuestConfig {
     }
 }
 
-/// Returns the form of `ip` in a GID table.
+/// Returns the GID that represents the address `ip`.
 fn gid_of(ip: &str) -> Result<Ipv6Addr> {
     match ip.parse() {
         Ok(IpAddr::V4(a)) => Ok(a.to_ipv6_mapped()),
@@ -231,7 +235,7 @@ pub struct Guest {
     _dir: tempfile::TempDir,
 }
 
-/// QEMU's process, killed on drop, also if the boot fails.
+/// QEMU process, which is killed on drop, even if the boot fails.
 struct Qemu(Child);
 
 impl Drop for Qemu {
@@ -425,12 +429,12 @@ impl Guest {
         Ok(o.stdout.lines().filter_map(pair).filter(|(k, _)| k != "lifespan").collect())
     }
 
-    /// Returns the GID table: address (IPv4 ones as `::ffff:a.b.c.d`) and index.
+    /// Returns the index of each GID in the GID table; the GIDs of IPv4 addresses are `::ffff:a.b.c.d`.
     pub fn gids(&self) -> &BTreeMap<Ipv6Addr, u32> {
         &self.gids
     }
 
-    /// Returns the index of the GID that belongs to `ip`, for `-g`, `-x` and `sgid=`.
+    /// Returns the index of the GID of the address `ip`, for `-g`, `-x` and `sgid=`.
     pub fn gid_index(&self, ip: &str) -> Result<u32> {
         match self.gids.get(&gid_of(ip)?) {
             Some(&i) => Ok(i),
@@ -470,7 +474,8 @@ impl Guest {
     }
 }
 
-/// Returns the directory of the image; the error explains how to build one, or that QEMU is missing.
+/// Returns the directory of the guest image; the error explains how to build the image or how to install
+/// QEMU.
 fn image(suite: Suite) -> Result<PathBuf> {
     let hint = "run tests/install guest (as root or a user with sudo)";
     let found = |tool: &str| {
@@ -595,7 +600,8 @@ fn spawn_with_parent_death_signal(cmd: Command) -> io::Result<Child> {
     rx.recv().map_err(io::Error::other)?
 }
 
-/// Returns the frequency of this machine's time-stamp counter, which the emulated one has, too.
+/// Returns the frequency of this machine's time-stamp counter in kHz, which is also that of the emulated
+/// counter.
 #[cfg(target_arch = "x86_64")]
 fn tsc_khz() -> Option<u64> {
     // The fastest of ten readings.

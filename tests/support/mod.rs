@@ -1,4 +1,4 @@
-//! Common parts of all NIC tests: registered memory with guards around it, and packets as bytes.
+//! Helpers of all NIC tests: registered memory with guards around it, and packets as bytes.
 #![allow(dead_code, unused_imports, reason = "each test target uses its part")]
 
 mod cq;
@@ -48,7 +48,7 @@ impl Region {
         self.len
     }
 
-    /// Address of the first byte in the process.
+    /// Returns the address of the first byte in the process.
     pub fn addr(&self) -> usize {
         self.base.expose_provenance() + GUARD
     }
@@ -94,7 +94,8 @@ impl Drop for Region {
     }
 }
 
-/// Byte `i` of newly registered memory; the period is not a divisor of any packet size.
+/// Returns byte `i` of the contents of newly registered memory. The period of the contents does not divide
+/// any packet size.
 pub fn pattern(i: u64) -> u8 {
     (i * 7 + i / 251) as u8
 }
@@ -112,15 +113,15 @@ pub fn encode(headers: &Headers, payload: &[u8], flow: &Flow) -> Vec<u8> {
     out
 }
 
-/// Writes the ICRC at the end of a packet.
+/// Computes the ICRC of a packet and stores it in the last four bytes.
 pub fn write_icrc(bytes: &mut [u8], flow: &Flow) {
     let crc = icrc::compute(flow, 0, IpIdent::DONT_FRAGMENT, bytes);
     let at = bytes.len() - ICRC_LEN;
     bytes[at..].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Calls `each` with the flow and the bytes of every packet of a turn, with the ICRC of the only packet of a
-/// burst.
+/// Calls `each` with the flow and the bytes of every queued packet, and empties the queue. The ICRC is
+/// recomputed as for a burst with a single packet.
 pub fn drain(tx: &mut TxQueue, mut each: impl FnMut(Flow, Vec<u8>)) {
     let mut bytes = Vec::new();
     for burst in tx.bursts() {

@@ -17,8 +17,8 @@ const REQUIREMENT: &str =
 /// Directory in which iproute2 keeps the namespaces.
 const DIRECTORY: &str = "/run/netns";
 
-/// Reports whether this process can create namespaces. Prints the reason if it cannot, past the capture of
-/// the test harness; with CI=true that is a failure.
+/// Reports whether this process can create namespaces. If not, prints the reason, bypassing the output
+/// capture of the test harness; with CI=true, panics.
 pub fn is_available() -> bool {
     requirement::is_met(nix::unistd::geteuid().is_root(), REQUIREMENT)
 }
@@ -38,7 +38,7 @@ impl Netns {
         Netns::try_new().unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// Like [`new`](Self::new), with the reason as an error.
+    /// Like [`new`](Self::new), but returns the reason as an error if the namespace cannot be created.
     pub fn try_new() -> Result<Netns, String> {
         if !nix::unistd::geteuid().is_root() {
             return Err(REQUIREMENT.into());
@@ -52,7 +52,7 @@ impl Netns {
         Ok(netns)
     }
 
-    /// Returns the name by which iproute2 knows the namespace.
+    /// Returns the name of the namespace in iproute2.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -62,7 +62,7 @@ impl Netns {
         self.try_ip(args).unwrap_or_else(|e| panic!("{e}"));
     }
 
-    /// Like [`ip`](Self::ip), with the reason as an error.
+    /// Like [`ip`](Self::ip), but returns the reason as an error if the command fails.
     pub fn try_ip(&self, args: &str) -> Result<(), String> {
         ip(&format!("-n {} {args}", self.name))
     }
@@ -156,9 +156,9 @@ pub fn enter(name: &str) {
     nix::sched::setns(file, nix::sched::CloneFlags::CLONE_NEWNET).expect(REQUIREMENT);
 }
 
-/// Returns the command that runs a shell script in a network namespace of its own for at most a minute. Its
-/// user is root inside and unprivileged outside, which requires that user namespaces are allowed, but no
-/// privilege.
+/// Returns the command that runs a shell script in a new network namespace for at most a minute. The user is
+/// root inside and unprivileged outside the namespace, which requires that user namespaces are allowed, but
+/// no privilege.
 pub fn unprivileged(script: &str) -> Command {
     let mut command = Command::new("unshare");
     command.args(["-Urn", "timeout", "60", "sh", "-c", script]);

@@ -12,7 +12,7 @@ use urxe::verbs::*;
 /// Path MTU.
 pub const MTU: usize = 1024;
 
-/// A NIC and the guest, not connected yet.
+/// A NIC and the guest, initially without a connection.
 pub struct Pair<'a> {
     pub setup: &'a Testbed,
     pub ip: Ip,
@@ -31,7 +31,7 @@ impl<'a> Pair<'a> {
         Pair { setup, ip, side, shell: setup.shell(65536) }
     }
 
-    /// Connects a new QP on each side; that of the shell is named `q`.
+    /// Connects a new QP on each side; the QP of the shell is named `q`.
     pub fn connect(&mut self) -> Qp {
         self.connect_as(&ConnectParams::new(self.ip, MTU))
     }
@@ -42,7 +42,7 @@ impl<'a> Pair<'a> {
         self.connect_as(&ConnectParams { ours, theirs: theirs.into(), ..ConnectParams::new(self.ip, MTU) })
     }
 
-    /// Like [`connect`](Self::connect), with any parameters.
+    /// Like [`connect`](Self::connect), with all parameters given by the caller.
     pub fn connect_as(&mut self, params: &ConnectParams) -> Qp {
         self.setup.connect(&self.side, &mut self.shell, params)
     }
@@ -52,7 +52,7 @@ impl<'a> Pair<'a> {
         self.side.poll(n, TIMEOUT).iter().map(|wc| (wc.wr_id, wc.status)).collect()
     }
 
-    /// Returns `n` completions of the shell.
+    /// Returns `wr_id` and status of `n` completions of the shell.
     pub fn guest_completions(&mut self, n: usize) -> Vec<(u64, String)> {
         self.shell.vsh.poll(n, TIMEOUT).unwrap().iter().map(|wc| (wc.wr_id, wc.status.clone())).collect()
     }
@@ -99,7 +99,7 @@ pub fn status_name(status: WcStatus) -> &'static str {
     }
 }
 
-/// The error, the side that sends the request, and the check.
+/// A check: the error that it provokes, the side that sends the request, and the function that runs it.
 pub type Check = (&'static str, &'static str, fn(&Testbed, Ip));
 
 /// Runs all checks over both IP versions, and prints a table.

@@ -9,13 +9,14 @@ use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::link::{FramesLink, Link, LinkSpec, PacketLink};
 use urxe::verbs::*;
 
-/// Limit for any single step. It is long because the guest is emulated and other tests run at the same time.
+/// Time limit of a single step. It is long because the guest is emulated and other tests run at the same
+/// time.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Default length of the region on either side: a source and a target of one MiB each, and 64 KiB more.
 pub const REGION: usize = (2 << 20) + 65536;
 
-/// The verbs peer of rxe on a testbed.
+/// Functions that open the local end of the wire and connect QPs of urxe and rxe.
 impl Testbed {
     /// Opens the local end of the wire; a UDP socket has only the address `ip`, other links have all
     /// addresses.
@@ -33,7 +34,7 @@ impl Testbed {
         self.open_wrapped(ip, |link| link)
     }
 
-    /// Opens a NIC on the link with a wrapper around it.
+    /// Opens a NIC on the link that `wrap` returns for the local end of the wire.
     pub fn open_wrapped(&self, ip: Ip, wrap: impl FnOnce(Box<dyn Link>) -> Box<dyn Link>) -> Side {
         Side::new(wrap(self.link(ip)), REGION)
     }
@@ -46,7 +47,8 @@ impl Testbed {
         Shell { vsh, to }
     }
 
-    /// Connects a new QP on each side: the local one, and `q` of the shell which replaces an earlier `q`.
+    /// Connects a new QP on each side: the local one, and the QP `q` of the shell, which replaces an earlier
+    /// `q`.
     pub fn connect(&self, side: &Side, shell: &mut Shell, params: &ConnectParams) -> Qp {
         // The command fails the first time, when the shell has no `q`.
         let _ = shell.vsh.raw("destroy q").unwrap();
@@ -123,7 +125,7 @@ pub struct ConnectParams {
     pub their_qp: String,
     /// Further options for the shell's `connect` command.
     pub theirs: String,
-    /// First local PSN; `None`: the QP's own.
+    /// First PSN of the local QP; `None` for the one that the QP has chosen itself.
     pub our_psn: Option<u32>,
     pub their_psn: u32,
 }
@@ -225,7 +227,7 @@ impl Shell {
     }
 }
 
-/// Returns `addr= rkey=` of a local region, for a work request of the shell.
+/// Returns the arguments `addr=` and `rkey=` that name a local region in a work request of the shell.
 pub fn remote_args(at: RemoteAddr) -> String {
     format!("addr={:#x} rkey={:#x}", at.va, at.rkey.0)
 }

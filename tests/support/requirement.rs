@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-/// Reports whether a test that has this requirement can run. Prints the requirement if it cannot, past the
-/// capture of the test harness.
+/// Reports whether a test that has this requirement can run. If not, prints the requirement, bypassing the
+/// output capture of the test harness.
 ///
 /// # Panics
 /// If it cannot and the environment has CI=true.

@@ -13,12 +13,13 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 impl Testbed {
-    /// Returns the `--link` argument of a urxe with the host's address of this IP version (0: IPv4, 1: IPv6).
+    /// Returns the `--link` argument with which urxe uses the host's address of this IP version (0: IPv4, 1:
+    /// IPv6).
     pub fn link_arg(&self, via: LinkKind, version: usize) -> String {
         self.link_spec_with(via, Ip::VERSIONS[version], &format!("ip={}/24,ip={}/64", HOST[0], HOST[1]))
     }
 
-    /// Returns the index of the local GID of this IP version on that link.
+    /// Returns the index of the local GID of this IP version on a link of this kind.
     pub fn gid(&self, via: LinkKind, version: usize) -> usize {
         match via {
             LinkKind::Udp => 0,
@@ -51,7 +52,7 @@ impl Testbed {
         Err(format!("no process on the host listens on TCP port {port}"))
     }
 
-    /// Makes programs in the guest that listen on the unspecified address listen on that of IPv6, as
+    /// Makes servers in the guest that bind the unspecified address prefer the one of IPv6, as
     /// [`PREFER_IPV6`] does on the host.
     pub fn prefer_ipv6(&self) {
         let mut copy = self.guest.spawn("cat >/etc/gai.conf").unwrap();
@@ -151,8 +152,8 @@ impl Testbed {
     }
 }
 
-/// Repeats a case, twice at most, if the guest's kernel shows that rxe stopped by its own defect
-/// (`guest/requester.rs`).
+/// Runs a case, and repeats it at most twice if the guest's kernel shows that rxe stopped because of a defect
+/// of its own (`guest/requester.rs`).
 pub fn retry_on_lost_wakeup(run: impl Fn() -> Result<String, String>) -> Result<String, String> {
     for _ in 0..2 {
         match run() {
@@ -218,7 +219,7 @@ impl Urxe {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits for a line on its standard error.
+    /// Waits until the process prints a line with this text on standard error.
     pub fn wait_for(&mut self, text: &str, limit: Duration) -> Result<(), String> {
         let deadline = Instant::now() + limit;
         loop {

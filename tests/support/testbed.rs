@@ -54,7 +54,7 @@ impl fmt::Display for LinkKind {
     }
 }
 
-/// Kind of addresses in use.
+/// Kind of IP address that both ends use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ip {
     V4,
@@ -65,7 +65,7 @@ pub enum Ip {
 
 impl Ip {
     pub const ALL: [Ip; 3] = [Ip::V4, Ip::Ula, Ip::LinkLocal];
-    /// One kind of each IP version.
+    /// One kind of address for each IP version.
     pub const VERSIONS: [Ip; 2] = [Ip::V4, Ip::Ula];
 
     /// Returns the address of host `n`.
@@ -110,7 +110,7 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// Starts a guest on the wire of this kind of link.
+    /// Starts a guest on a wire that suits this kind of link.
     pub fn start(via: LinkKind) -> Testbed {
         let dir = tempfile::Builder::new().prefix("urxe-testbed-").tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
@@ -133,8 +133,8 @@ impl Testbed {
         Testbed { guest, via, host, dir, netns }
     }
 
-    /// Returns the text of a link of this kind on the testbed's wire; a UDP link has only the address `ip`, other
-    /// links have all addresses.
+    /// Returns the link specification for a link of this kind on the testbed's wire; a UDP link has only the
+    /// address `ip`, other links have all addresses.
     pub fn link_spec(&self, via: LinkKind, ip: Ip) -> String {
         let n = self.host;
         let all = format!("ip={}/24,ip={}/64,ip={}/64", Ip::V4.of(n), Ip::Ula.of(n), Ip::LinkLocal.of(n));

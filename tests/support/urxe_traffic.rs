@@ -12,9 +12,9 @@ use urxe::verbs::*;
 use urxe::wire::Transport;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Path MTU; datagrams use the fabric's.
+/// Path MTU of connected queue pairs; datagrams use the MTU of the fabric.
 const MTU: Mtu = Mtu::Mtu256;
-/// Payload lengths: none, one packet with padding, and three packets.
+/// Payload lengths: an empty message, one packet with padding, and three packets.
 const LENGTHS: [usize; 3] = [0, 101, 600];
 const REGION_LEN: usize = 4096;
 const QKEY: QKey = QKey(0x0bad_cafe);
@@ -54,7 +54,7 @@ pcapng, link type RAW, path MTU 256. `tests/pure/pcaps.rs` generates the traffic
 `URXE_BLESS=1 cargo test --test pcaps` rewrites the files.
 ";
 
-/// Maximum number of payload bytes of a packet.
+/// Returns the maximum number of payload bytes of a packet.
 pub fn mtu(transport: Transport) -> usize {
     if transport == Transport::Ud { 4096 } else { MTU.bytes() }
 }
@@ -155,7 +155,7 @@ impl Hosts {
         (x, y)
     }
 
-    /// Posts a receive at `b` with the function `post`.
+    /// Posts a receive at `b` by calling `post` with its work request.
     fn post_recv(&self, post: impl Fn(&RecvWr<'_>) -> Result<(), PostError>) {
         post(&RecvWr::new(100, &[self.b.mr.sge(2048..REGION_LEN)])).unwrap();
     }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// An end of the wire; a direction is named after the end that sends.
+/// An end of the wire. A direction is named after its sending end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     A,
@@ -30,7 +30,7 @@ pub enum Fault {
     Drop,
     /// The frame arrives twice.
     Duplicate,
-    /// The frame arrives after the next one.
+    /// The frame arrives after its successor.
     Reorder,
     /// A bit of the ICRC is inverted.
     Corrupt,
@@ -96,7 +96,7 @@ impl Wire {
         Ok(Self { dir, state, stop, threads })
     }
 
-    /// Returns the socket paths of one end: its own, and the one that it sends to.
+    /// Returns the socket paths of one end: the path that the end binds, and the path that it sends to.
     pub fn paths(&self, end: End) -> (PathBuf, PathBuf) {
         let (local, remote) = if end == End::A { ("a", "from-a") } else { ("b", "from-b") };
         (self.dir.path().join(local), self.dir.path().join(remote))
@@ -137,12 +137,12 @@ impl Wire {
         self.set(from, |d| d.faults.extend(faults.iter().copied()));
     }
 
-    /// Drops every nth RoCEv2 frame.
+    /// Drops every `n`-th RoCEv2 frame that `from` sends.
     pub fn drop_every(&self, from: End, n: usize) {
         self.set(from, |d| d.drop_every = n);
     }
 
-    /// Drops RoCEv2 frames at random: the same frames for the same seed.
+    /// Drops RoCEv2 frames from `from` at random; the same seed drops the same frames.
     pub fn drop_randomly(&self, from: End, per_mille: u64, seed: u64) {
         self.set(from, |d| d.drop_randomly = Some((per_mille, Pcg32::seed_from_u64(seed))));
     }

@@ -1,5 +1,5 @@
-//! Tests of GSO super-packets, which one kernel accepts and another delivers unsegmented, segmented, or
-//! coalesced.
+//! Tests of GSO super-packets, which the sender's kernel accepts and the receiver's kernel delivers
+//! unsegmented, segmented, or coalesced.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant as Clock};
@@ -33,7 +33,7 @@ pub fn kernel_supports_udp_gso() -> bool {
     is_supported
 }
 
-/// Byte `at` of the payload of packet `number`.
+/// Returns byte `at` of the payload of packet `number`.
 pub fn byte(number: usize, at: usize) -> u8 {
     (at * 7 + at / 256 + number) as u8
 }
@@ -57,7 +57,7 @@ pub fn expect(tx: &mut dyn Link, rx: &mut dyn Link, flow: &Flow, lens: &[usize])
     })
 }
 
-/// As `expect`, for a receiver whose peer needs no polling.
+/// Receives like [`expect`], from a sender that needs no polling.
 pub fn expect_from_peer(rx: &mut dyn Link, flow: &Flow, lens: &[usize]) -> Vec<usize> {
     expect_while(rx, flow, lens, |_| {})
 }
@@ -99,13 +99,13 @@ fn carry(tx: &mut dyn Link, rx: &mut dyn Link, flow: &Flow, lens: &[usize]) -> [
     [queue.bursts().map(|b| b.packets).collect(), expect(tx, rx, flow, lens)]
 }
 
-/// Makes both links resolve each other. Before that, packets are queued and sent one by one.
+/// Sends a packet so that both links resolve each other. Before that, packets are queued and sent one by one.
 pub fn resolve_neighbours(a: &mut dyn Link, b: &mut dyn Link, flow: &Flow) {
     carry(a, b, flow, &[1]);
 }
 
-/// Payload lengths: odd and even, with and without a shorter packet at the end, few bytes and as many as
-/// possible.
+/// Payload lengths of sequences of packets: odd and even, with and without a shorter packet at the end,
+/// minimal and maximal.
 const SHAPES: [&[usize]; 9] = [
     &[1024; 20],
     &[1000, 1000, 1000, 3],
@@ -158,7 +158,7 @@ fn gso_packets_of_every_shape_arrive_intact() {
     assert_eq!([a.counters(), b.counters()], [LinkCounters::default(); 2]);
 }
 
-/// Each kind of receiver with each kind of sender, with segmentation by the kernel or the device.
+/// Tests each kind of receiver with each kind of sender, with segmentation by the kernel or by the device.
 #[test]
 fn all_kinds_of_links_interoperate() {
     let kinds = ["packet", "packet,offload=off", "udp", "udp, no segmentation"];
@@ -196,7 +196,7 @@ fn all_kinds_of_links_interoperate() {
     }
 }
 
-/// The receiver's kernel coalesces single packets, whatever their identifications.
+/// Lets the receiver's kernel coalesce single packets, which it does whatever their IPv4 IDs are.
 #[test]
 fn packets_coalesced_by_the_kernel_are_split() {
     let net = Veth::new(1500);
@@ -242,7 +242,7 @@ fn packets_longer_than_interface_mtu_are_dropped_and_counted() {
     }
 }
 
-/// Messages of an odd length between two NICs whose payload is gathered from user memory.
+/// Transfers messages of an odd length between two NICs; their payload is gathered from user memory.
 #[test]
 fn messages_arrive_intact_with_and_without_offload() {
     let net = Veth::new(4500);

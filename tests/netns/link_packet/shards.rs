@@ -18,8 +18,8 @@ fn open_two_shards(net: &Veth, side: usize, spec: &str) -> [PacketLink; 2] {
     links.try_into().unwrap_or_else(|links: Vec<_>| panic!("{} links", links.len()))
 }
 
-/// Polls the links in turn until none has received a packet for a while; returns the last bytes of the
-/// destination QP numbers for each link.
+/// Polls the links in turn until none has received a packet for a while; returns, for each link, the last
+/// bytes of the destination QP numbers.
 fn received(links: &mut [&mut PacketLink], start: Clock) -> Vec<Vec<u8>> {
     let mut got = vec![Vec::new(); links.len()];
     let mut last = Clock::now();
@@ -49,7 +49,8 @@ fn send_to_qps(link: &mut PacketLink, src: &str, dst: &str, qps: &[u32], start: 
     }
 }
 
-/// Returns the link specifications as given, and with a filter in each shard instead of a fanout group.
+/// Returns the link specifications twice: unchanged, and with a filter in each shard instead of a fanout
+/// group.
 fn with_and_without_fanout<const N: usize>(specs: [String; N]) -> [[String; N]; 2] {
     let without = specs.clone().map(|spec| format!("{spec},fanout=off"));
     [specs, without]
@@ -143,7 +144,7 @@ fn each_shard_receives_its_packets_and_resolves_neighbours() {
     }
 }
 
-/// A general IGMPv3 query of a router.
+/// Returns a general IGMPv3 query, as a router sends it.
 fn group_query() -> Vec<u8> {
     let mut igmp = [0x11, 10, 0, 0, 0, 0, 0, 0, 2, 125, 0, 0];
     let sum = etherparse::checksum::Sum16BitWords::new().add_slice(&igmp).ones_complement().to_be();

@@ -28,8 +28,8 @@ const USO: libc::c_ulong = 0x60;
 const PEER: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 2]);
 const VNET_LEN: usize = 10;
 
-/// The machine's end of `tap0` in the first namespace, where the host has the first address and a neighbour
-/// entry for the second.
+/// End of `tap0` that belongs to the machine behind the tap. The interface is in the first namespace, where
+/// the host has the first address and a neighbour entry for the second.
 struct Tap {
     file: File,
     /// Whether each frame has a virtio-net header.
@@ -108,8 +108,8 @@ fn roce(bytes: &[u8], checksums: Checksums) -> (Flow, IpIdent, Vec<u8>) {
 
 const LENS: [usize; 12] = [1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001, 18];
 
-/// Sends a super-packet and reads it from the tap packet by packet: segmented by the kernel, with increasing
-/// identifications, so that the ICRCs are valid, and with valid checksums.
+/// Sends a super-packet and reads it from the tap packet by packet: the kernel has segmented it, with
+/// increasing IPv4 IDs, so that the ICRCs are valid, and with valid checksums.
 fn check_segmented(tap: &mut Tap, link: &mut PacketLink, [x, y]: [IpAddr; 2]) {
     let flow = Flow::new(x, y, 4000);
     link.transmit(now(Clock::now()), &queue(link, &flow, &LENS)).unwrap();

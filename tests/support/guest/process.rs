@@ -150,7 +150,7 @@ pub struct GuestProcess {
 }
 
 impl GuestProcess {
-    /// Processes the next event; fails at `deadline`.
+    /// Waits for the next output or the exit of the command and stores it; fails at `deadline`.
     fn process_event(&mut self, deadline: Instant) -> Result<()> {
         match self.rx.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(Event::Stdout(d)) => self.stdout.extend(d),
@@ -174,7 +174,8 @@ impl GuestProcess {
         Ok(())
     }
 
-    /// Returns the next line of its standard output, without the newline; `None` at its end.
+    /// Returns the next line of the command's standard output, without the newline; `None` at the end of the
+    /// output.
     pub fn read_line(&mut self, timeout: Duration) -> Result<Option<String>> {
         let deadline = Instant::now() + timeout;
         let mut searched = 0;
@@ -192,7 +193,8 @@ impl GuestProcess {
         }
     }
 
-    /// Reads lines of its standard output up to the first that contains `text`, and returns that line.
+    /// Reads lines of the command's standard output up to the first that contains `text`, and returns that
+    /// line.
     pub fn wait_for(&mut self, text: &str, timeout: Duration) -> Result<String> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -207,7 +209,7 @@ impl GuestProcess {
         }
     }
 
-    /// Writes to its standard input.
+    /// Writes to the standard input of the command.
     pub fn write(&mut self, data: &[u8]) -> Result<()> {
         data.chunks(16000).try_for_each(|c| self.link.send(b'I', self.sid, c))
     }
@@ -217,13 +219,14 @@ impl GuestProcess {
         self.link.send(b'Z', self.sid, &[])
     }
 
-    /// Reports whether it has exited, without waiting.
+    /// Reports whether the command has exited, without waiting.
     pub fn has_ended(&mut self) -> bool {
         while self.status.is_none() && self.process_event(Instant::now()).is_ok() {}
         self.status.is_some()
     }
 
-    /// Waits until it exits. After a timeout it continues to run, and may be waited for again.
+    /// Waits until the command exits. After a timeout the command continues to run, and may be waited for
+    /// again.
     pub fn wait(&mut self, timeout: Duration) -> Result<Output> {
         let (status, stdout) = self.wait_raw(timeout)?;
         let text = |b: Vec<u8>| String::from_utf8_lossy(&b).into_owned();
@@ -241,12 +244,12 @@ impl GuestProcess {
         }
     }
 
-    /// Sends a signal to it and all processes that it started.
+    /// Sends a signal to the command and all processes that it started.
     pub fn signal(&mut self, signal: u8) -> Result<()> {
         self.link.send(b'S', self.sid, &[signal])
     }
 
-    /// Kills it and all processes that it started, and waits until it has exited.
+    /// Kills the command and all processes that it started, and waits until the command has exited.
     pub fn kill(&mut self) -> Result<Output> {
         if self.status.is_none() {
             self.signal(9)?;

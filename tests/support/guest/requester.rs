@@ -1,4 +1,4 @@
-//! State of rxe's requesters, read from the guest's kernel: whether they wait, and for which event.
+//! State of rxe's requesters, read from the guest's kernel: whether each of them waits, and for which event.
 //!
 //! rxe (6.1 and 6.12) loses a wake-up. `rxe_requester` stops in the middle of a message while more than 64 of
 //! its packets are queued in the NIC: it compares `skb_out`, and then sets `need_req_skb`. The destructor of
@@ -20,7 +20,7 @@ const LAYOUTS: [(&str, [u32; 5]); 2] = [
     ("6.12.117+deb13-amd64", [0x47c, 0x4a4, 0x75c, 0x760, 0x490]),
 ];
 
-/// Limit for a guest on a heavily loaded host.
+/// Time limit of a command in a guest on a heavily loaded host.
 const SLOW: Duration = Duration::from_secs(60);
 
 /// Number of packets queued in the NIC below which rxe schedules its requester again
@@ -36,14 +36,14 @@ pub struct Requester {
     pub unacknowledged: u32,
     /// Number of packets queued in the NIC.
     pub with_nic: u32,
-    /// Whether it waits until fewer packets are queued in the NIC.
+    /// Whether the requester waits until fewer packets are queued in the NIC.
     pub waits_for_nic: bool,
-    /// Whether it waits for acknowledgements.
+    /// Whether the requester waits for acknowledgements.
     pub waits_for_ack: bool,
 }
 
 impl Requester {
-    /// Reports whether it waits for an event that has already happened, so that it waits forever.
+    /// Reports whether the requester waits forever, for an event that has already happened.
     pub fn has_lost_wakeup(&self) -> bool {
         // PSNs have 24 bits; the sign of their difference is bit 23.
         let ahead = self.next_psn.wrapping_sub(self.unacknowledged) & 0xff_ffff;
@@ -100,8 +100,8 @@ impl Guest {
         Ok(all)
     }
 
-    /// Returns all requesters, and those of them that wait forever: see [`Requester::has_lost_wakeup`].
-    /// Reads them twice, a second apart.
+    /// Returns all requesters, and the subset that waits forever (see [`Requester::has_lost_wakeup`]) in two
+    /// readings, a second apart.
     ///
     /// # Errors
     ///

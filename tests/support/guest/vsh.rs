@@ -4,7 +4,7 @@ use super::{ErrorKind, GuestError, GuestProcess, Result, SHORT, error};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Words of a response of `vsh`: `key=value`, or a word alone with an empty value.
+/// Words of a response of `vsh`: pairs `key=value`, and single words, which are keys with an empty value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply(pub BTreeMap<String, String>);
 
@@ -42,13 +42,13 @@ pub struct Wc {
     pub status: String,
     /// Opcode without `IBV_WC_`: `SEND`, `RDMA_WRITE`, `RECV`, …; empty unless the status is `SUCCESS`.
     pub op: String,
-    /// Length, of receives and READs; 0 unless the status is `SUCCESS`.
+    /// Length in bytes of a receive or READ; 0 unless the status is `SUCCESS`.
     pub len: u32,
     /// `wc_flags` of the completion; 0 unless the status is `SUCCESS`.
     pub flags: u32,
-    /// Immediate data, as the host-order number.
+    /// Immediate data in host byte order.
     pub imm: Option<u32>,
-    /// R_Key that a SEND with invalidate named.
+    /// R_Key that a received SEND with invalidate has invalidated.
     pub inv: Option<u32>,
     /// Number of the QP.
     pub qpn: u32,
@@ -81,12 +81,12 @@ impl Wc {
 pub struct Vsh(pub(super) GuestProcess);
 
 impl Vsh {
-    /// Sends one line without reading its response. Several lines may be in progress.
+    /// Sends one command line without reading its response. Several commands may be outstanding.
     pub fn send(&mut self, line: &str) -> Result<()> {
         self.0.write(format!("{line}\n").as_bytes())
     }
 
-    /// Returns the next response verbatim, `ok …` or `err …`.
+    /// Reads the next response and returns it verbatim: `ok …` or `err …`.
     pub fn response(&mut self, timeout: Duration) -> Result<String> {
         match self.0.read_line(timeout)? {
             Some(line) => Ok(line),
@@ -105,7 +105,7 @@ impl Vsh {
         Ok(Reply::parse(self.ok(line, SHORT)?.split_whitespace()))
     }
 
-    /// Executes a command that must fail, and returns the reason.
+    /// Executes a command that must fail, and returns the reason that the shell reports.
     pub fn fails(&mut self, line: &str) -> Result<String> {
         let response = self.raw(line)?;
         match response.strip_prefix("err ") {
