@@ -246,7 +246,7 @@ fn verbs_shell_executes_documented_commands() {
 }
 
 #[test]
-fn guests_communicate_over_a_stream() {
+fn guests_communicate_over_a_unix_stream() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("wire");
     let a = Guest::start(GuestConfig::new(Net::StreamListen { path: path.clone() }, 1)).unwrap();
@@ -269,7 +269,7 @@ fn guest_reaches_host_over_a_tap() {
 }
 
 #[test]
-fn commands_report_their_end_and_errors() {
+fn guest_commands_report_exit_status_output_and_errors() {
     let dir = tempfile::tempdir().unwrap();
     let net = Net::Dgram { local: dir.path().join("a"), remote: dir.path().join("b") };
     let g = Guest::start(GuestConfig { mtu: 4500, ..GuestConfig::new(net, 3) }).unwrap();
@@ -319,7 +319,7 @@ fn failed_boot_reports_the_reason() {
 }
 
 #[test]
-fn idle_requester_has_lost_no_wakeup() {
+fn requester_that_waits_without_a_running_timer_has_lost_a_wakeup() {
     let idle = |next_psn| guest::Requester {
         next_psn,
         unacknowledged: next_psn,

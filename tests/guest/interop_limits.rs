@@ -53,7 +53,7 @@ fn rxe_hash(shell: &mut Shell, off: usize, len: usize) -> u64 {
 }
 
 #[test]
-fn psns_wrap_during_transfers_in_both_directions() {
+fn data_is_correct_when_psns_wrap_in_both_directions() {
     let setup = Testbed::start(LinkKind::Dgram);
     let side = setup.open(Ip::V4);
     let mut shell = setup.shell(REGION);

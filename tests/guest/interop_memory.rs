@@ -71,11 +71,11 @@ fn memory_checks_pass_over_frames() {
 }
 
 #[test]
-fn memory_checks_pass_over_a_tap_packet() {
+fn memory_checks_pass_over_a_packet_socket_on_a_tap() {
     run("memory packet", LinkKind::Packet, &checks());
 }
 
 #[test]
-fn memory_checks_pass_over_a_tap_udp() {
+fn memory_checks_pass_over_a_udp_socket_on_a_tap() {
     run("memory udp", LinkKind::Udp, &checks());
 }

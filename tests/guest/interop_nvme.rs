@@ -200,7 +200,7 @@ impl Target {
 }
 
 #[test]
-fn kernel_initiator_uses_file_backed_target() {
+fn kernel_nvme_initiator_reads_and_writes_file_backed_target() {
     let testbed = Testbed::start(LinkKind::Dgram);
     let dir = tempfile::tempdir().unwrap();
     let mut rng = Rng::new(1);

@@ -90,11 +90,11 @@ fn rc_pingpong_interoperates_over_frames() {
 }
 
 #[test]
-fn rc_pingpong_interoperates_over_a_tap_packet() {
+fn rc_pingpong_interoperates_over_a_packet_socket_on_a_tap() {
     matrix(&Testbed::start(LinkKind::Packet), &[LinkKind::Packet]);
 }
 
 #[test]
-fn rc_pingpong_interoperates_over_a_tap_udp() {
+fn rc_pingpong_interoperates_over_a_udp_socket_on_a_tap() {
     matrix(&Testbed::start(LinkKind::Udp), &[LinkKind::Udp]);
 }

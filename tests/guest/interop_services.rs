@@ -66,16 +66,16 @@ fn matrix(testbed: &Testbed, via: LinkKind) {
 }
 
 #[test]
-fn uc_ud_and_srq_pingpong_interoperates_over_frames() {
+fn uc_ud_and_srq_pingpong_interoperate_over_frames() {
     matrix(&Testbed::start(LinkKind::Dgram), LinkKind::Dgram);
 }
 
 #[test]
-fn uc_ud_and_srq_pingpong_interoperates_over_a_tap_packet() {
+fn uc_ud_and_srq_pingpong_interoperate_over_a_packet_socket_on_a_tap() {
     matrix(&Testbed::start(LinkKind::Packet), LinkKind::Packet);
 }
 
 #[test]
-fn uc_ud_and_srq_pingpong_interoperates_over_a_tap_udp() {
+fn uc_ud_and_srq_pingpong_interoperate_over_a_udp_socket_on_a_tap() {
     matrix(&Testbed::start(LinkKind::Udp), LinkKind::Udp);
 }

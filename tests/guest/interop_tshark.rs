@@ -284,7 +284,7 @@ fn scapy(paths: &[String]) -> String {
 }
 
 #[test]
-fn tshark_and_scapy_agree_on_rc_packets() {
+fn tshark_and_scapy_agree_with_urxe_on_rc_packets() {
     let name = |peers: &str| format!("{}/interop-{peers}.pcapng", env!("CARGO_TARGET_TMPDIR"));
     let mut paths = Vec::new();
     let setup = Testbed::start(LinkKind::Dgram);
@@ -314,7 +314,7 @@ fn tshark_and_scapy_agree_on_rc_packets() {
 }
 
 #[test]
-fn tshark_and_scapy_agree_on_the_other_services() {
+fn tshark_and_scapy_agree_with_urxe_on_packets_of_the_other_services() {
     let mut table = Table::new("tshark services", &["opcode", "IPv4", "IPv6", "decoded by tshark"]);
     let mut counts: BTreeMap<u8, [usize; 2]> = BTreeMap::new();
     let mut paths = Vec::new();

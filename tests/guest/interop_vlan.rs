@@ -92,6 +92,6 @@ fn rxe_in_a_vlan_is_reached_over_frames() {
 }
 
 #[test]
-fn rxe_in_a_vlan_is_reached_over_a_tap_packet_station() {
+fn rxe_in_a_vlan_is_reached_over_a_packet_socket_with_own_stack() {
     check_vlan(LinkKind::PacketHostStack);
 }

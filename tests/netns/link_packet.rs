@@ -119,7 +119,7 @@ fn exchange(a: &mut PacketLink, b: &mut PacketLink, hosts: [u32; 2]) -> usize {
 }
 
 #[test]
-fn packets_with_kernel_segmentation_arrive_beside_the_kernel_stack() {
+fn packets_segmented_by_the_kernel_arrive_over_packet_sockets_with_interface_addresses() {
     let net = Veth::new(1500);
     let (mut a, mut b) = (open(&net, 0, "packet:v0"), open(&net, 1, "packet:v1"));
     assert_eq!(a.info().mtu, 1500);
@@ -130,7 +130,7 @@ fn packets_with_kernel_segmentation_arrive_beside_the_kernel_stack() {
 }
 
 #[test]
-fn single_packets_arrive_beside_the_kernel_stack() {
+fn single_packets_arrive_over_packet_sockets_with_interface_addresses() {
     let net = Veth::new(1500);
     let (mut a, mut b) = (open(&net, 0, "packet:v0,offload=off"), open(&net, 1, "packet:v1,offload=off"));
     assert_eq!(exchange(&mut a, &mut b, [1, 2]), 200);
@@ -147,7 +147,7 @@ fn gso_packets_are_segmented_for_receiver_without_offload() {
 }
 
 #[test]
-fn own_host_stacks_exchange_packets_beside_the_kernel() {
+fn packet_links_with_own_host_stacks_exchange_packets() {
     let net = Veth::new(1500);
     for offload in ["on", "off"] {
         let spec =

@@ -131,7 +131,7 @@ fn two_devices_communicate_over_each_gid_at_once() {
 }
 
 #[test]
-fn same_address_on_two_interfaces_makes_two_devices() {
+fn same_address_on_two_interfaces_can_be_opened_as_two_devices() {
     let net = Veth::new(1500);
     net.join(["w0", "w1"], 1500).unwrap();
     let [a, b] = &net.sides;
@@ -168,7 +168,7 @@ fn open_waits_for_a_tentative_address() {
 }
 
 #[test]
-fn address_is_not_waited_for_without_carrier() {
+fn open_does_not_wait_for_an_address_without_carrier() {
     let net = Veth::new(1500);
     addresses(&net, 0, "v0");
     net.sides[1].ip("link set v1 down");

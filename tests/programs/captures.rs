@@ -32,7 +32,7 @@ fn tshark_finds_no_malformed_packet_in_the_capture_of_the_demo() {
 }
 
 #[test]
-fn capture_contains_forwarded_mads_that_tshark_decodes() {
+fn tshark_decodes_forwarded_mads_in_the_capture() {
     let ip: IpAddr = "127.18.241.1".parse().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("qp1.pcapng");

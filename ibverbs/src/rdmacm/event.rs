@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn event_numbers_have_the_names_of_the_header() {
+    fn rdma_event_str_returns_the_names_of_the_header() {
         let name = |number| {
             // SAFETY: `event_str` returns a pointer to a static, zero-terminated string.
             unsafe { CStr::from_ptr(event_str(number)) }.to_str().unwrap()

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn written_addresses_read_back_equal() {
+    fn written_address_is_read_back_unchanged() {
         for text in ["192.0.2.7:4791", "[2001:db8::1]:18515", "0.0.0.0:0", "[::1]:1"] {
             let address: SocketAddr = text.parse().unwrap();
             let (storage, len) = write(address);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn sockaddr_ib_reads_as_the_ip_address_of_its_gid() {
+    fn sockaddr_ib_is_read_as_the_ip_address_of_its_gid() {
         let read = |gid: [u8; 16], service: u64, service_mask: u64| {
             let [service, service_mask] = [service, service_mask].map(u64::to_be);
             let family = AF_IB as sa_family_t;
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn other_families_and_null_read_as_none() {
+    fn unknown_families_and_null_are_read_as_none() {
         let (mut storage, _) = write("192.0.2.7:4791".parse().unwrap());
         storage.ss_family = libc::AF_UNIX as sa_family_t;
         // SAFETY: `storage` is large enough for any address, and null is allowed.

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_wraps_around_the_buffer() {
+    fn read_wraps_around_the_end_of_the_buffer() {
         let mut inc = connected(10, 50);
         inc.on_data(10).unwrap();
         inc.on_data(8).unwrap();

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn option_that_is_set_is_returned() {
+    fn value_of_a_set_option_is_returned() {
         let mut options = Options::default();
         let number = |n: c_int| Ok(n.to_ne_bytes().to_vec());
         assert_eq!(set(&mut options, libc::SOL_SOCKET, libc::SO_SNDBUF, 1 << 19), number(1 << 20));

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_sent_without_a_place_and_credits() {
+    fn nothing_is_sent_without_a_target_or_without_credits() {
         let mut out = Outgoing::new(100, 4);
         assert_eq!((out.transfer(10), out.is_writable()), (None, false));
         out.set_limit(1);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn place_is_filled_before_the_next_is_used() {
+    fn target_is_filled_before_the_next_one_is_used() {
         let mut out = ready(100, 9, 9, 15);
         out.add_target(target(0x2000, 20)).unwrap();
         let to = |t: Option<Transfer>| t.map(|t| (t.to.addr, t.to.len));
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn place_at_the_end_of_the_address_space_does_no_harm() {
+    fn target_that_exceeds_the_address_space_causes_no_overflow() {
         let mut out = Outgoing::new(100, 200);
         out.set_limit(u16::MAX / 2);
         out.add_target(target(u64::MAX - 3, u32::MAX)).unwrap();

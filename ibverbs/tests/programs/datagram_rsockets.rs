@@ -97,7 +97,7 @@ fn datagram_that_is_too_long_is_refused() {
 }
 
 #[test]
-fn datagram_may_be_scattered_and_truncated() {
+fn datagram_is_scattered_over_buffers_and_truncated_to_their_size() {
     run_case("pieces");
 }
 
@@ -117,17 +117,17 @@ fn many_sockets_exchange_datagrams_with_one() {
 }
 
 #[test]
-fn peer_that_restarts_is_found_again() {
+fn restarted_peer_is_resolved_again() {
     run_case("again");
 }
 
 #[test]
-fn buffer_may_exceed_the_size_of_a_queue_pair() {
+fn receive_buffer_may_hold_more_datagrams_than_a_queue_pair_has_receives() {
     run_case("large");
 }
 
 #[test]
-fn connect_to_the_wildcard_reaches_the_own_address() {
+fn socket_connected_to_the_wildcard_address_reaches_a_local_socket() {
     run_case("wildcard");
 }
 
@@ -137,7 +137,7 @@ fn ipv6_socket_exchanges_datagrams_over_ipv4() {
 }
 
 #[test]
-fn close_wakes_the_threads_that_wait() {
+fn close_wakes_waiting_threads() {
     run_case("closed");
 }
 
@@ -163,7 +163,7 @@ fn udpong_over_ipv6_receives_its_datagrams() {
 
 /// Runs in a network namespace of its own, whose interface the case deletes.
 #[test]
-fn waiting_thread_fails_once_when_the_device_is_removed() {
+fn waiting_call_fails_once_when_the_device_is_removed() {
     let script = r#"
         ip link add v0 type veth peer name v1 && ip addr add 10.77.0.1/24 dev v0 || exit 3
         ip link set v1 up && ip link set v0 up || exit 3

@@ -53,7 +53,7 @@ fn assert_agree(theirs: &str, ours: &str) {
 }
 
 #[test]
-fn urxe_devinfo_and_ibv_devinfo_agree_about_a_link() {
+fn urxe_devinfo_and_ibv_devinfo_agree_on_the_attributes_of_a_link() {
     let library = Library::new();
     let [address, _] = addresses();
     let dir = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ fn gids(net: &Veth, library: &Library, side: usize) -> Vec<String> {
 }
 
 #[test]
-fn device_has_a_gid_for_each_address_of_its_interface_and_both_programs_agree_about_it() {
+fn device_has_a_gid_for_each_address_of_its_interface_in_both_programs() {
     if !netns::is_available() {
         return;
     }
@@ -114,7 +114,7 @@ fn device_has_a_gid_for_each_address_of_its_interface_and_both_programs_agree_ab
 }
 
 #[test]
-fn pingpong_connects_by_each_gid() {
+fn pingpong_succeeds_over_each_gid() {
     if !netns::is_available() {
         return;
     }

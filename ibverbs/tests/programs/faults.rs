@@ -13,7 +13,7 @@ fn run(name: &str) {
 }
 
 #[test]
-fn lost_memory_fails_the_work_request_and_a_fault_reaches_the_handler_installed_before() {
+fn access_to_lost_memory_fails_the_work_request_and_other_faults_reach_the_earlier_handler() {
     run("before");
 }
 
@@ -28,7 +28,7 @@ fn run_preloaded(name: &str) {
 }
 
 #[test]
-fn lost_memory_fails_the_work_request_though_the_preloaded_program_installs_its_handler_later() {
+fn access_to_lost_memory_fails_the_work_request_although_the_program_installs_a_handler_later() {
     run_preloaded("after");
 }
 
@@ -38,11 +38,11 @@ fn handler_of_the_program_runs_on_the_alternate_stack_only_if_installed_with_sa_
 }
 
 #[test]
-fn child_of_vfork_that_resets_a_signal_changes_no_action_of_its_parent() {
+fn vfork_child_that_resets_a_signal_does_not_change_the_action_of_its_parent() {
     run_preloaded("vforks");
 }
 
 #[test]
-fn fault_of_the_program_without_a_handler_ends_it_with_the_signal() {
+fn fault_without_a_handler_terminates_the_program_with_the_signal() {
     run("unhandled");
 }

@@ -34,7 +34,7 @@ fn check_no_findings(program: &str, args: &[&str]) {
 }
 
 #[test]
-fn finding_in_the_library_is_recognised() {
+fn memcheck_finding_that_involves_the_library_is_recognised() {
     let printed = "==7== Invalid read of size 8\n==7==    at 0x1: ??? (in /usr/bin/ib_write_bw)\n==7== \n\
                 ==7== Invalid read of size 4\n==7==    at 0x2: urxe::verbs::cq::Cq::poll (cq.rs:130)\n==7== \n";
     let found = findings_in_library(printed);

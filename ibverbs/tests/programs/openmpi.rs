@@ -220,7 +220,7 @@ fn ranks_on_two_hosts_exchange_data() {
 
 /// Checks that the weights are bit-identical for any number of ranks, wherever the ranks run.
 #[test]
-fn training_gives_the_same_weights_in_ranks_and_alone() {
+fn training_gives_the_same_weights_with_any_number_of_ranks() {
     if !netns::is_available() {
         return;
     }

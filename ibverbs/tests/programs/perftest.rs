@@ -220,7 +220,7 @@ fn duration_option_ends_the_test_after_three_seconds() {
 }
 
 #[test]
-fn perftest_connects_by_the_connection_manager() {
+fn perftest_connects_through_the_connection_manager() {
     run_all(&["ib_write_bw"], &["-R -n 200", "-R -n 50 -q 4", "-R -n 200 -b", "-R -T 32 -n 50"]);
     run_all(&["ib_send_bw", "ib_read_bw", "ib_write_lat", "ib_atomic_bw"], &["-R -n 100"]);
     run_all(&["ib_send_bw"], &["-R -n 100 -c UD -s 1024"]);

@@ -54,7 +54,7 @@ request for an event behind a completion: 1:WR_FLUSH_ERR event 2:WR_FLUSH_ERR
 ";
 
 #[test]
-fn same_calls_have_the_results_of_the_personality() {
+fn calls_have_the_results_of_the_selected_personality() {
     let (library, program, [address, _]) = (Library::new(), CProgram::build("personality"), addresses());
     // Output of the kernel's rxe, as recorded in the guest: see `tests/guest/interop_personality.rs`.
     let rxe = include_str!("../c/personality.rxe");

@@ -123,13 +123,13 @@ fn run_case(name: &str) -> String {
 }
 
 #[test]
-fn fork_works_while_the_device_is_busy() {
+fn fork_while_the_device_is_busy_leaves_parent_and_child_working() {
     let [address, _] = addresses();
     CProgram::build("forks").run(&address, &[]);
 }
 
 #[test]
-fn received_message_is_acknowledged_though_the_process_exits_at_once() {
+fn received_message_is_acknowledged_although_the_process_exits_at_once() {
     let (leaving, [address, _]) = (CProgram::build("leaving"), addresses());
     for _ in 0..5 {
         leaving.run(&address, &[]);
@@ -137,7 +137,7 @@ fn received_message_is_acknowledged_though_the_process_exits_at_once() {
 }
 
 #[test]
-fn thread_posts_and_polls_during_its_exit() {
+fn thread_can_post_and_poll_during_its_exit() {
     run_case("ending");
 }
 
@@ -152,12 +152,12 @@ fn no_event_names_a_destroyed_queue_pair() {
 }
 
 #[test]
-fn descriptors_work_with_epoll_and_nonblocking() {
+fn event_descriptors_work_with_epoll_and_in_nonblocking_mode() {
     run_case("descriptors");
 }
 
 #[test]
-fn library_is_unloaded_with_its_device_closed_or_open() {
+fn library_can_be_unloaded_with_its_device_closed_or_open() {
     let [address, _] = addresses();
     CProgram::build_with("unloading", &[]).run(&address, &[]);
 }
@@ -168,7 +168,7 @@ fn device_can_be_opened_more_than_once() {
 }
 
 #[test]
-fn work_requests_are_built_with_the_extended_post_calls() {
+fn work_requests_built_by_the_extended_post_calls_complete() {
     run_case("session");
 }
 
@@ -193,7 +193,7 @@ fn device_memory_is_allocated_and_accessed() {
 }
 
 #[test]
-fn parent_domain_keeps_its_parts_in_use() {
+fn parent_domain_keeps_its_pd_and_td_in_use() {
     run_case("parents");
 }
 

@@ -62,7 +62,7 @@ fn qperf_atomic_tests_report_rates() {
 }
 
 #[test]
-fn qperf_connects_by_the_connection_manager() {
+fn qperf_connects_through_the_connection_manager() {
     let options = ["-cm", "1"];
     with_options(&options, "bw", &["rc_bi_bw", "rc_bw", "rc_rdma_read_bw", "rc_rdma_write_bw"]);
     with_options(&options, "latency", &["rc_lat", "rc_rdma_read_lat", "rc_rdma_write_lat"]);

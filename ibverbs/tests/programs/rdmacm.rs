@@ -244,7 +244,7 @@ fn rejected_peer_receives_the_reason() {
 }
 
 #[test]
-fn nonblocking_channel_returns_at_once() {
+fn get_cm_event_on_an_empty_nonblocking_channel_returns_at_once() {
     run_case("nonblocking");
 }
 
@@ -259,12 +259,12 @@ fn channel_may_be_destroyed_while_a_thread_waits_for_events() {
 }
 
 #[test]
-fn calls_without_a_channel_block_until_done() {
+fn calls_on_an_id_without_a_channel_block_until_done() {
     run_case("endpoints");
 }
 
 #[test]
-fn migrated_id_takes_its_events_along() {
+fn pending_events_move_with_a_migrated_id() {
     run_case("migrated");
 }
 
@@ -274,7 +274,7 @@ fn invalid_calls_are_refused() {
 }
 
 #[test]
-fn address_may_be_given_as_a_gid() {
+fn gid_is_accepted_in_place_of_an_ip_address() {
     run_case("gids");
 }
 
@@ -289,12 +289,12 @@ fn forked_child_that_outlives_its_parent_keeps_no_port() {
 }
 
 #[test]
-fn exit_ends_the_connections() {
+fn process_exit_ends_its_connections() {
     run_case("exiting");
 }
 
 #[test]
-fn signal_handler_may_exit() {
+fn exit_in_a_signal_handler_does_not_deadlock() {
     run_case("interrupted");
 }
 
@@ -304,7 +304,7 @@ fn queue_pair_may_be_destroyed_before_its_established_event_is_read() {
 }
 
 #[test]
-fn join_events_return_the_context_of_their_join() {
+fn multicast_join_event_returns_the_context_of_its_join() {
     run_case("groups");
 }
 

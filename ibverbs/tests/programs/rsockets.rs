@@ -205,7 +205,7 @@ fn forked_child_does_not_affect_its_parents_sockets() {
 }
 
 #[test]
-fn all_threads_that_wait_for_a_socket_are_woken() {
+fn event_wakes_all_threads_that_wait_for_the_socket() {
     run_case("beside");
 }
 

@@ -45,7 +45,7 @@ fn run_program_finds_the_device() {
 }
 
 #[test]
-fn run_replaces_the_urxe_process_by_the_program() {
+fn run_replaces_the_urxe_process_with_the_program() {
     assert_eq!(output(&["run", "--", "sh", "-c", "exit 7"]).status.code(), Some(7));
     assert_eq!(output(&["run", "--", "sh", "-c", "kill -TERM $$"]).status.signal(), Some(15));
     let child = urxe(&["run", "--", "sh", "-c", "echo $$ $0 \"$1\"", "name", "two words"]).spawn().unwrap();
@@ -54,7 +54,7 @@ fn run_replaces_the_urxe_process_by_the_program() {
 }
 
 #[test]
-fn env_output_is_evaluated_by_a_shell() {
+fn program_finds_the_device_after_a_shell_evaluates_env_output() {
     let [address, _] = addresses();
     let script = "eval \"$(\"$0\" env --link \"$1\")\" && ibv_devinfo";
     let out = Command::new("sh")
@@ -93,7 +93,7 @@ fn run_clears_inherited_variables_that_no_option_sets() {
 /// Runs a ping-pong over a veth pair while tshark captures at one end: with `--no-offload`, no packet is
 /// longer than the MTU of the interface.
 #[test]
-fn no_offload_keeps_packets_of_other_captures_within_the_mtu() {
+fn no_offload_keeps_packets_in_a_tshark_capture_within_the_mtu() {
     let script = r#"
         unshare -n sleep 50 & peer=$!
         until ip link add a0 type veth peer name b0 netns $peer 2>/dev/null; do kill -0 $peer || exit 3; done
@@ -125,7 +125,7 @@ fn no_offload_keeps_packets_of_other_captures_within_the_mtu() {
 }
 
 #[test]
-fn min_ack_timeout_reaches_the_library() {
+fn min_ack_timeout_option_reaches_the_library() {
     let [address, _] = addresses();
     let show = "echo $URXE_MIN_ACK_TIMEOUT $URXE_OFFLOAD";
     let out =
@@ -143,7 +143,7 @@ fn min_ack_timeout_reaches_the_library() {
 }
 
 #[test]
-fn urxe_log_prints_the_errors_behind_errno() {
+fn urxe_log_prints_the_cause_of_an_errno() {
     let [address, _] = addresses();
     let pingpong = "URXE_LOG=debug ibv_rc_pingpong -g 0 -r 100000000";
     let mut command = urxe(&["run", "--ip", &address, "--", "sh", "-c", pingpong]);
@@ -155,7 +155,7 @@ fn urxe_log_prints_the_errors_behind_errno() {
 }
 
 #[test]
-fn send_to_a_stopped_process_fails_but_with_patient_waits_until_it_continues() {
+fn send_to_a_stopped_process_fails_without_patient_and_waits_for_it_with_patient() {
     let [address, _] = addresses();
     let stopped = CProgram::build("stopped");
     let run = |options: &[&str], arg: &str| {
@@ -170,7 +170,7 @@ fn send_to_a_stopped_process_fails_but_with_patient_waits_until_it_continues() {
 }
 
 #[test]
-fn invalid_runtime_directory_does_no_harm() {
+fn program_runs_despite_an_invalid_runtime_directory() {
     for directory in ["", "relative", "/nonexistent"] {
         let out = urxe(&["run", "--", "true"]).env("XDG_RUNTIME_DIR", directory).output().unwrap();
         assert!(out.status.success(), "{directory:?}: {}", text(&out));
@@ -306,7 +306,7 @@ fn run_captures_packets_and_injects_faults() {
 }
 
 #[test]
-fn exit_in_the_middle_of_a_call_reports_fault_rules_and_ends() {
+fn exit_in_the_middle_of_a_call_reports_fault_rules_and_does_not_hang() {
     let [address, _] = addresses();
     let corners = CProgram::build("corners");
     let rule = "tx:drop=1000000";

@@ -252,7 +252,7 @@ fn listen_after_change_of_user_is_refused_with_a_reason_but_works_with_any_user(
 }
 
 #[test]
-fn broker_is_no_child_of_the_program() {
+fn broker_is_not_a_child_of_the_program() {
     let (library, [address, _]) = (Library::new(), addresses());
     let corners = support::CProgram::build("corners");
     let mut command = library.program(corners.program(), &address);

@@ -85,7 +85,7 @@ fn library_reports_its_sysfs_path() {
 }
 
 #[test]
-fn preload_is_added_once_beside_existing_ones() {
+fn preload_libraries_are_added_once_after_existing_ones() {
     let [address, _] = addresses();
     let mut command = urxe(&["run", "--ip", &address, "--", "sh", "-c"]);
     // Every machine has libm, and the loader finds it without a path.
@@ -102,7 +102,7 @@ fn preload_is_added_once_beside_existing_ones() {
 }
 
 #[test]
-fn program_with_address_sanitizer_runs() {
+fn program_with_address_sanitizer_runs_under_urxe_run() {
     let dir = tempfile::tempdir().unwrap();
     let (source, program) = (dir.path().join("checked.c"), dir.path().join("checked"));
     let text_of =

@@ -147,7 +147,7 @@ fn ucx_atomics_succeed() {
 /// UCX does not poll again after it has requested an event, so the event has to be raised for completions
 /// that are already there.
 #[test]
-fn ucx_wakes_from_sleep_for_events() {
+fn sleeping_ucx_is_woken_by_completion_events() {
     for transports in ["rc", "ud_verbs"] {
         for test in ["tag_lat", "ucp_am_bw"] {
             run(transports, &["-t", test, "-s", "64", "-E", "sleep"]);

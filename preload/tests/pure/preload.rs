@@ -69,14 +69,14 @@ fn every_function_redirects_device_names_and_no_others() {
 }
 
 #[test]
-fn nothing_changes_without_a_tree() {
+fn file_names_are_not_redirected_without_a_tree() {
     let fixture = Fixture::new(&[]);
     check_succeeds(&mut fixture.program());
     check_succeeds(fixture.program().env_remove("LD_PRELOAD"));
 }
 
 #[test]
-fn fortified_and_sanitised_programs_run() {
+fn fortified_and_sanitised_programs_run_with_the_preload_library() {
     let fixture = Fixture::new(&["-O2", "-D_FORTIFY_SOURCE=2", "-fsanitize=address"]);
     let mut command = fixture.program();
     // Set by `urxe run`, too.

@@ -160,7 +160,7 @@ fn gso_packets_of_every_shape_arrive_intact() {
 
 /// Tests each kind of receiver with each kind of sender, with segmentation by the kernel or by the device.
 #[test]
-fn all_kinds_of_links_interoperate() {
+fn packet_and_udp_links_with_and_without_segmentation_interoperate() {
     let kinds = ["packet", "packet,offload=off", "udp", "udp, no segmentation"];
     for kernel_segments in [false, true] {
         let net = Veth::new(1500);

@@ -90,7 +90,7 @@ fn shards_of_one_nic_share_a_fanout_group() {
 }
 
 #[test]
-fn shards_receive_their_packets_after_interface_returns() {
+fn shards_receive_their_packets_after_interface_comes_up_again() {
     let net = Veth::new(1500);
     let start = Clock::now();
     let mut a = open(&net, 0, "packet:v0,ip=10.77.0.11/24");
