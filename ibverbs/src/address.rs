@@ -168,7 +168,7 @@ pub(crate) unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
     0
 }
 
-/// Returns `EOPNOTSUPP`: MAC addresses are resolved by the owner of the link.
+/// Returns `EOPNOTSUPP`, because the link itself resolves MAC addresses, not the program.
 pub(crate) unsafe extern "C" fn resolve_eth_l2_from_gid(
     _context: *mut ibv_context,
     _attr: *mut ibv_ah_attr,

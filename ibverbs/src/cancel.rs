@@ -61,7 +61,7 @@ pub(crate) enum Step<T> {
 
 /// State that a blocking call keeps between its attempts.
 pub(crate) struct Call {
-    /// Set once an attempt has done the steps that must not be repeated.
+    /// Whether an attempt has already done the steps that must not be repeated.
     pub started: bool,
     /// Number of bytes transferred so far.
     pub done: usize,

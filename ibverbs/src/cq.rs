@@ -24,7 +24,7 @@ export! {
 pub(crate) const WC_GRH: u32 = WcFlags::GRH.bits();
 
 /// The polling batch in progress. From `ibv_start_poll` to `ibv_end_poll`, the thread that holds `lock` has
-/// sole access to the cell below and to the C struct of the queue.
+/// sole access to `poll` and to the C struct of the queue.
 pub(crate) struct PollBatch {
     pub lock: RawMutex,
     /// The batch, which borrows from the [`Cq`] in the same [`CompletionQueue`].
@@ -112,7 +112,7 @@ pub(crate) unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
 }
 
 /// Returns the header type that hardware stores in the SL field of a datagram's completion: 0 without a GRH,
-/// 1 for IPv6, 2 for IPv4. UCX decides by it which of the 40 bytes to read.
+/// 1 for IPv6, 2 for IPv4. UCX uses it to decide which of the 40 bytes to read.
 pub(crate) fn header_kind(grh: bool, over_ipv4: bool) -> u8 {
     match (grh, over_ipv4) {
         (false, _) => 0,

@@ -296,8 +296,8 @@ impl Device {
     }
 }
 
-/// Returns the root of the sysfs tree in which programs look devices up: the one that `urxe run` has made, if
-/// there is one.
+/// Returns the root of the sysfs tree in which programs look devices up: the one that `urxe run` has created,
+/// if there is one.
 pub(crate) fn sysfs() -> String {
     let configured_path =
         ["URXE_SYSFS", "SYSFS_PATH"].into_iter().find_map(|name| variable(name).ok().flatten());
@@ -376,8 +376,8 @@ unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
     unsafe { Device::from_raw_ref(device) }.adapter.guid().to_be()
 }
 
-/// Returns -1: the kernel's index, with which UCX queries more over netlink, does not exist, as the kernel
-/// has none of these devices.
+/// Returns -1, because the kernel does not know these devices and so has no index for them. UCX would use the
+/// index for netlink queries.
 unsafe extern "C" fn get_device_index(_device: *mut ibv_device) -> c_int {
     -1
 }

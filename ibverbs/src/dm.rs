@@ -43,7 +43,8 @@ fn new_dm(context: *mut ibv_context, dm: Dm, handle: u32, users: Users) -> *mut 
 }
 
 impl DeviceMemory {
-    /// Removes one user. Frees imported memory that is unimported and has no more users.
+    /// Removes one user of device memory. Frees the memory if it was imported, has been unimported since, and
+    /// has no users left.
     ///
     /// # Safety
     /// `c` is live and had that user.

@@ -17,7 +17,8 @@ use urxe::verbs::Personality;
 /// Configuration of the devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// `URXE_LINK`. Without it, or if it is `udp`, there is a device for each interface, over UDP.
+    /// `URXE_LINK`: link of the only device. Without the variable, or if it is `udp`, there is a device for
+    /// each interface, over UDP.
     pub link: Option<LinkSpec>,
     /// `URXE_SHARDS`: number of shards of a NIC.
     pub shards: usize,

@@ -19,8 +19,8 @@ export! {
 }
 
 /// Returns the address of the queue that an event concerns and counts the event, so that destroying the queue
-/// waits for its acknowledgement; or the port number if the event concerns no queue. `None` if the queue is
-/// destroyed.
+/// waits for the acknowledgement of the event; returns the port number if the event concerns no queue. `None`
+/// if the queue is destroyed.
 fn affiliated_object(context: &Context, event: AsyncEvent) -> Option<usize> {
     let count = |address: usize| context.unacked.count(address);
     match (event.qpn(), event.cq(), event.srq()) {

@@ -15,7 +15,7 @@ struct Registry {
 }
 
 /// The registry, protected by a mutex of the C library, which a forking thread holds across `fork`: in the
-/// child it is unlocked and the registry consistent.
+/// child, the mutex is unlocked and the registry is consistent.
 struct LiveObjects {
     lock: UnsafeCell<libc::pthread_mutex_t>,
     registry: UnsafeCell<Registry>,
@@ -41,8 +41,8 @@ extern "C" fn unlock() {
     unsafe { libc::pthread_mutex_unlock(LIVE_OBJECTS.lock.get()) };
 }
 
-/// Registers the fork handlers when the library is loaded: if that happened at the first use, another thread
-/// could fork in the middle of it.
+/// Registers the fork handlers when the library is loaded: at the first use, another thread might fork while
+/// they are being registered.
 extern "C" fn register_fork_handlers() {
     // SAFETY: the handlers remain valid until the process ends, because the library is never unloaded (`-z
     // nodelete`).

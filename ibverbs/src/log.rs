@@ -1,4 +1,4 @@
-//! Events of the library on standard error, up to the level that `URXE_LOG` names.
+//! Output of the library's events on standard error, up to the level that `URXE_LOG` names.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::env::parse_with;
 
-/// Prints events from now on if `URXE_LOG` is set.
+/// Starts to print events if `URXE_LOG` is set.
 ///
 /// # Errors
 /// A line that names the allowed values.

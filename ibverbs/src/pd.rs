@@ -74,7 +74,8 @@ impl ProtectionDomain {
         ProtectionDomain { c: FfiCell::new(c), pd, users, parts }.into_raw()
     }
 
-    /// Removes one user from a domain. Frees an imported domain that is unimported and has no more users.
+    /// Removes one user of a domain. Frees the domain if it was imported, has been unimported since, and has
+    /// no users left.
     ///
     /// # Safety
     /// `c` is live and had that user.
@@ -132,7 +133,8 @@ unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut i
     }
 }
 
-/// Ends an import. Programs call it before they destroy what they have made in the domain.
+/// Ends the import of a domain (`ibv_unimport_pd`). Programs may call it before they destroy the objects that
+/// they have created in the domain.
 unsafe extern "C" fn unimport_pd(c: *mut ibv_pd) {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_unimport_pd` requires a live, imported domain, whose import counts as the user that is
@@ -149,7 +151,7 @@ unsafe extern "C" fn unimport_pd(c: *mut ibv_pd) {
 pub(crate) struct XrcDomain {
     c: FfiCell<ibv_xrcd>,
     pub xrcd: Xrcd,
-    /// The file with which other calls of this process open the same domain; `None` for a private domain.
+    /// The file by which other calls of this process can open the same domain; `None` for a private domain.
     file: Option<FileId>,
     pub users: Users,
 }
@@ -193,7 +195,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
     attr: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
     let _uncancelled = crate::cancel::disable();
-    /// Flags `FD` and `OFLAGS`, both of which are required.
+    /// Flags `FD` and `OFLAGS` of `comp_mask`, both of which are required.
     const REQUIRED: u32 = 3;
     // SAFETY: `ibv_open_xrcd` requires `attr` to point to a readable struct.
     let attr = unsafe { &*attr };

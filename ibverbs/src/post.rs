@@ -337,8 +337,8 @@ unsafe fn post_receives(
     depth: impl FnOnce() -> usize,
     post: impl Fn(&RecvWr<'_>) -> Result<(), c_int>,
 ) -> c_int {
-    /// Length up to which the depth of the queue is not queried. The depth of a shared receive queue can
-    /// change, and its query is saved for short lists.
+    /// Length of a list up to which the depth of the queue is not queried. The depth of a shared receive
+    /// queue can change, so it must be queried for each longer list.
     const UNQUERIED_DEPTH: usize = 64;
     let (mut posted, mut max, mut depth) = (0, UNQUERIED_DEPTH, Some(depth));
     let mut next = list;

@@ -25,13 +25,13 @@ export! {
 
 const LINK_LAYER_ETHERNET: u8 = 2;
 const QPF_GRH_REQUIRED: u8 = 1;
-/// `IBV_GID_TYPE_ROCE_V2`; [`SYSFS_ROCE_V2`] is the same in `enum ibv_gid_type_sysfs`.
+/// `IBV_GID_TYPE_ROCE_V2`; [`SYSFS_ROCE_V2`] is its counterpart in `enum ibv_gid_type_sysfs`.
 const ROCE_V2: u32 = 2;
 const SYSFS_ROCE_V2: u32 = 1;
 /// Type that libibverbs reports for an empty table entry.
 const SYSFS_IB_ROCE_V1: u32 = 0;
-/// Bytes that the exported `ibv_query_port` writes: the struct as it was before fields were added after
-/// `link_layer`.
+/// Number of bytes that the exported `ibv_query_port` writes: the size of the struct before fields were added
+/// after `link_layer`.
 const COMPAT_PORT_ATTR_LEN: usize = 48;
 
 /// Converts a number to `c_int`; a number out of range becomes `c_int::MAX`.

@@ -11,7 +11,7 @@ use crate::abi::ibv_mw;
 use crate::object::FfiCell;
 
 /// The session of a queue pair. From `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`, the thread that
-/// holds `lock` has sole access to the cell below and to the C struct of the queue pair.
+/// holds `lock` has sole access to `requests` and to the C struct of the queue pair.
 pub(crate) struct WrSessionState {
     pub lock: RawMutex,
     pub requests: FfiCell<Requests>,

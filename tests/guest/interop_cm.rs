@@ -1,4 +1,4 @@
-//! Interoperation of the connection manager with the kernel's: programs of rdmacm-utils in a guest with rxe,
+//! Tests of the connection manager against that of the kernel: programs of rdmacm-utils in a guest with rxe,
 //! and sessions of the Rust API on the host, with either side as the server.
 //!
 //! Repeated with Linux 6.12.
@@ -21,9 +21,9 @@ use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
 const LIMIT: Duration = Duration::from_secs(30);
-/// Port of the programs that can be configured.
+/// Port of the programs whose port can be configured.
 const PORT: u16 = 7471;
-/// Port of `udaddy`, which cannot be configured.
+/// Port of `udaddy`, whose port cannot be configured.
 const UDADDY: u16 = 7174;
 
 /// Length of the messages of `rdma_server` and `rdma_client`.

@@ -1,6 +1,6 @@
-//! Unmodified programs that connect by address and port at both ends: on the host with the drop-in librdmacm
-//! through `urxe run`, in the guest with the kernel's connection manager and rxe; with either side as the
-//! server, over IPv4 and IPv6.
+//! Tests of unmodified programs that connect by address and port, at both ends: on the host with the drop-in
+//! librdmacm through `urxe run`, in the guest with the kernel's connection manager and rxe; with either side
+//! as the server, over IPv4 and IPv6.
 //!
 //! The link is a tap, which carries TCP too, because qperf uses one address for both. Excluded: XRC, which
 //! rxe 6.1 does not support (`rdma_xserver` with RC is included); and over IPv6 the cases of [`for_ipv4`].
@@ -22,7 +22,7 @@ use ends::{Ends, LIMIT, Program, Ready, SHORT_LIMIT};
 use stock::{Table, Urxe};
 use testbed::{LinkKind, Testbed};
 
-/// Port of `udaddy`, which cannot be configured.
+/// Port of `udaddy`, whose port cannot be configured.
 const UDADDY: u16 = 7174;
 const GROUP: &str = "239.7.7.7";
 

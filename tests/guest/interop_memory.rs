@@ -52,7 +52,7 @@ const CHECKS: &[Check] = &[
     ("FLUSH and ATOMIC WRITE", "urxe", flush::by_urxe),
 ];
 
-/// Checks with an rxe that posts FLUSH and ATOMIC WRITE itself, which requires Linux 6.2.
+/// Checks in which rxe sends FLUSH and ATOMIC WRITE itself, which requires Linux 6.2.
 const NEWER: &[Check] = &[
     ("FLUSH and ATOMIC WRITE", "rxe", flush::by_rxe),
     ("FLUSH, responder without rxe's ICRC quirk", "rxe", flush::strict_by_rxe),

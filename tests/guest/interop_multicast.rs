@@ -1,5 +1,5 @@
-//! Multicast datagrams between urxe and the kernel's rxe in both directions, on every link and over both IP
-//! versions: data and GRHs are checked on both sides. Needs the test guest; the tap links need root.
+//! Tests of multicast datagrams between urxe and the kernel's rxe in both directions, on every link and over
+//! both IP versions: data and GRHs are checked on both sides. Needs the test guest; the tap links need root.
 
 #[path = "../support/guest.rs"]
 mod guest;

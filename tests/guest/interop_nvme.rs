@@ -160,7 +160,7 @@ fn disconnect(testbed: &Testbed, controller: &str) {
     testbed.guest.check(&format!("echo 1 >/sys/class/nvme/{controller}/delete_controller"), LIMIT).unwrap();
 }
 
-/// Checks a discovery controller, and a connect to an unknown subsystem.
+/// Checks a discovery controller, and an attempt to connect to an unknown subsystem.
 fn check_discovery_and_unknown_nqn(testbed: &Testbed) {
     let controller = connect(testbed, 0, nvme::DISCOVERY_NQN).unwrap();
     let output = testbed

@@ -1,6 +1,6 @@
-//! Debian's unmodified rsocket programs at both ends. The host uses the drop-in librdmacm through `urxe run`,
-//! the guest Debian's own library and the kernel's rxe. Either side is the server, over IPv4 and IPv6.
-//! `rcopy` uses IPv6 for listeners and for names if the system's address selection prefers it.
+//! Tests of Debian's unmodified rsocket programs at both ends. The host uses the drop-in librdmacm through
+//! `urxe run`, the guest Debian's own library and the kernel's rxe. Either side is the server, over IPv4 and
+//! IPv6. `rcopy` uses IPv6 for listeners and for names if the system's address selection prefers it.
 //!
 //! For datagrams, Debian's library requests a path to itself without a GID, which exists over InfiniBand but
 //! not over Ethernet. In the guest, a preloaded library (`own_path.c`) provides such a path.

@@ -1,5 +1,5 @@
-//! `urxe serve` for peers on the kernel's rxe: the stock `ibv_rc_pingpong`, which works with its echo, and a
-//! queue pair connected by hand, which uses the region too.
+//! Tests of `urxe serve` with peers on the kernel's rxe: the stock `ibv_rc_pingpong`, to which `serve` echoes
+//! its messages, and a manually connected queue pair, which also accesses the region.
 
 #[path = "../support/guest.rs"]
 mod guest;

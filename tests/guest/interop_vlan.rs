@@ -1,5 +1,5 @@
-//! urxe with a host stack of its own in a VLAN, and the kernel's rxe on a VLAN interface of the test guest.
-//! The tap link needs root.
+//! Tests of urxe with a host stack of its own in a VLAN, against the kernel's rxe on a VLAN interface of the
+//! test guest. The tap link needs root.
 //!
 //! Repeated with Linux 6.12.
 

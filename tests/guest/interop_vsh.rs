@@ -1,5 +1,6 @@
-//! Every operation between urxe and the kernel's rxe in both directions, on every link and over every IP
-//! version: data and completions are checked on both sides. Needs the test guest; the tap links need root.
+//! Tests of every operation between urxe and the kernel's rxe in both directions, on every link and over
+//! every IP version: data and completions are checked on both sides. Needs the test guest; the tap links need
+//! root.
 
 #[path = "../support/guest.rs"]
 mod guest;

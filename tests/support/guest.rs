@@ -84,7 +84,7 @@ impl fmt::Debug for GuestError {
 
 impl std::error::Error for GuestError {}
 
-/// A result of this module.
+/// Result whose error is a [`GuestError`].
 pub type Result<T> = std::result::Result<T, GuestError>;
 
 fn error<T>(kind: ErrorKind, message: impl Into<String>) -> Result<T> {

@@ -74,8 +74,8 @@ impl Testbed {
         }
     }
 
-    /// Runs `stock` (without its server's name) in the guest as the server and urxe as its client. Returns
-    /// the output of both.
+    /// Runs the command `stock`, whose arguments do not name a server, in the guest as the server, and urxe
+    /// as its client. Returns the output of both.
     pub fn stock_server(&self, stock: &str, urxe: &[&str], limit: Duration) -> Result<String, String> {
         retry_on_lost_wakeup(|| {
             self.serve_in_guest(stock, limit, |port| self.urxe(&[urxe, &["-p", port, "127.0.0.1"]].concat()))

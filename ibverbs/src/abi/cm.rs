@@ -133,7 +133,7 @@ pub(crate) union EventParam {
     pub ud: rdma_ud_param,
 }
 
-/// Fields inside unions: struct, C name of the field, and offset.
+/// Fields inside C unions: for each, the struct, the C name of the field, and its offset.
 #[cfg(test)]
 pub(crate) const NESTED_CM: &[(&str, &str, usize)] = &[
     ("rdma_addr", "src_sin6", std::mem::offset_of!(rdma_addr, src_storage)),

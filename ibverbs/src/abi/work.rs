@@ -112,7 +112,7 @@ pub(crate) struct SendWrBind {
     pub bind_info: ibv_mw_bind_info,
 }
 
-/// Fields inside unions: struct, C name of the field, and offset.
+/// Fields inside C unions: for each, the struct, the C name of the field, and its offset.
 #[cfg(test)]
 pub(crate) const NESTED: &[(&str, &str, usize)] = &[
     ("ibv_send_wr", "wr.rdma.remote_addr", WR + std::mem::offset_of!(SendWrRdma, remote_addr)),

@@ -21,7 +21,7 @@ export! {
 const ADDRESS: u32 = 1;
 const FLAGS: u32 = 2;
 
-/// Joins a multicast group. Returns true: an event reports completion.
+/// Joins a multicast group. Returns true, because an event reports the completion.
 ///
 /// # Safety
 /// `group` is a complete socket address, or null.

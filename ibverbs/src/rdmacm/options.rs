@@ -82,7 +82,7 @@ fn set_path(id: &CmId, all: &[ibv_path_data]) -> Result<(), c_int> {
     })
 }
 
-/// Sets an option. Returns whether an event reports completion.
+/// Sets an option. Returns whether an event will report the completion.
 ///
 /// # Safety
 /// `from` is null or has `len` readable bytes.

@@ -51,17 +51,17 @@ export! {
 /// Maximum number of buffers of a message (`IOV_MAX`).
 const IOV_MAX: usize = 1024;
 
-/// Returns 0, or -1 with `errno` set.
+/// Converts a result to the return value of a call: 0, or -1 with `errno` set.
 fn result_code(result: Result<(), c_int>) -> c_int {
     result.map_or_else(minus_one, |()| 0)
 }
 
-/// Returns the number, or -1 with `errno` set.
+/// Converts a result to the return value of a call: the number, or -1 with `errno` set.
 fn number(result: Result<c_int, c_int>) -> c_int {
     result.unwrap_or_else(minus_one)
 }
 
-/// Returns the number of bytes, or -1 with `errno` set.
+/// Converts a result to the return value of a call: the number of bytes, or -1 with `errno` set.
 fn count(result: Result<usize, c_int>) -> ssize_t {
     match result {
         Ok(bytes) => bytes as ssize_t,
@@ -236,7 +236,7 @@ fn socket(call: &mut Call, fd: c_int) -> Result<Socket, c_int> {
         .and_then(|socket| if call.is_same_object(socket.address()) { Ok(socket) } else { Err(libc::EBADF) })
 }
 
-/// Makes an attempt to receive.
+/// Makes one attempt to receive data.
 ///
 /// # Safety
 /// The entries of `list` are buffers that nothing else accesses during the attempt, or null.
@@ -256,7 +256,7 @@ unsafe fn receive(call: &mut Call, fd: c_int, list: &[iovec], flags: c_int) -> R
     result
 }
 
-/// Makes an attempt to send, to an address or, if `to` is null, to the connected peer.
+/// Makes one attempt to send data, to an address or, if `to` is null, to the connected peer.
 ///
 /// # Safety
 /// The entries of `list` are readable buffers that do not change during the attempt, or null; `to` is null or

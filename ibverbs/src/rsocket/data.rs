@@ -94,7 +94,8 @@ impl Stream {
         self.send_with(call, source, flags, |conn, source| conn.write_from(source, offset))
     }
 
-    /// Repeats `post`, which posts what can be sent now, until all of the source is posted.
+    /// Calls `post`, which posts as much data as can be sent now, repeatedly until all of the source is
+    /// posted.
     fn send_with(
         self: &Arc<Self>,
         call: &mut Call,

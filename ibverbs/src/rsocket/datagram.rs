@@ -161,8 +161,8 @@ impl Datagram {
         result
     }
 
-    /// Calls `f` until it has a result, for a call that may block; fails with `EBADF` once the socket is
-    /// closed.
+    /// Returns the result of `f`. If there is none yet and the call may block, sets up a wait after which the
+    /// call is attempted again. Fails with `EBADF` once the socket is closed.
     fn until<T>(
         self: &Arc<Self>,
         call: &mut Call,

@@ -8,7 +8,7 @@ use super::protocol::{ProtocolError, TARGET_SGE_LEN, TargetSge};
 /// Update of credits and buffer space for the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Grant {
-    /// Maximum total number of data messages that the peer may send, modulo 65536.
+    /// Total number of data messages that the peer may send, modulo 65536.
     pub limit: u16,
     /// Offset of the half of the buffer that the peer may fill, and the location of the entry of the peer's
     /// target SGL that announces it.
@@ -30,7 +30,7 @@ pub(super) struct Incoming {
     next_half: usize,
     /// Number of received messages that consume a credit, modulo 65536.
     messages: u16,
-    /// Number of messages that the peer was last allowed to send, modulo 65536.
+    /// Total number of messages that the last update allowed the peer to send, modulo 65536.
     limit: u16,
     /// Number of messages that the peer may send at a time.
     credits: u16,

@@ -46,7 +46,7 @@ impl RemoteMap {
 /// Memory that this end has mapped for the peer, and the changes not yet announced to it.
 #[derive(Debug)]
 pub(super) struct LocalMap<R> {
-    /// The peer's table of mapped memory.
+    /// Location of the table of mapped memory at the peer.
     table: TargetSge,
     entries: Vec<Option<Entry<R>>>,
     /// Indices of the entries to announce, oldest first.

@@ -10,8 +10,8 @@ use super::protocol::{Message, ProtocolError, TARGET_SGL_LEN, TargetSge};
 const MAX_WRITE_LEN: usize = 1 << 16;
 /// Maximum number of outstanding credit messages.
 const CREDIT_MESSAGES: usize = 4;
-/// Maximum number of outstanding internal messages: the credits, two for the end of the connection, and one
-/// keepalive.
+/// Maximum number of outstanding internal messages: credit messages, two shutdown messages, and one keepalive
+/// write.
 pub(super) const INTERNAL: usize = CREDIT_MESSAGES + 3;
 
 /// A write to be posted.
@@ -32,7 +32,7 @@ enum InFlight {
     Bytes(usize),
     /// A credit message, which occupies no bytes of the send buffer.
     Credits,
-    /// Another internal message, which occupies no bytes of the send buffer.
+    /// Another message, which occupies no bytes of the send buffer.
     Other,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Outgoing {
     sent: u16,
     /// Total number of data messages that the peer accepts, modulo 65536.
     limit: u16,
-    /// Memory of the peer that is not full; the first target is the one in use.
+    /// Targets at the peer that are not full; the first one is in use.
     targets: VecDeque<TargetSge>,
     /// Maximum number of outstanding work requests for data. The queue has additional room for internal
     /// messages.

@@ -1,5 +1,5 @@
-//! Wire format of stream rsockets, the same as in librdmacm: the private data of the handshake, the immediate
-//! data of each write, and the entries of the tables that each end writes to the other's memory.
+//! Wire format of stream rsockets, identical to that of librdmacm: the private data of the handshake, the
+//! immediate data of each write, and the entries of the tables that each end writes to the other's memory.
 
 /// Violation of the protocol by the peer, which ends the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -10,12 +10,12 @@ pub(super) enum ProtocolError {
     /// The type of the message is unknown.
     #[error("unknown message type in immediate data {0:#010x}")]
     Message(u32),
-    /// The peer says that it wrote more than it was given room for.
+    /// The peer says that it wrote more bytes than it was granted.
     #[error("the peer wrote {got} bytes, but was granted only {room}")]
     Overrun {
         /// Value from the peer.
         got: usize,
-        /// Room that the peer was given, in bytes.
+        /// Number of bytes that the peer was granted.
         room: usize,
     },
     /// The peer announces more targets than a target SGL has.
@@ -87,7 +87,7 @@ impl Order {
 }
 
 impl TargetSge {
-    /// Encodes an entry of a table in this byte order.
+    /// Encodes a table entry in the given byte order.
     pub(super) fn bytes(self, order: Order) -> [u8; TARGET_SGE_LEN] {
         let mut out = [0; TARGET_SGE_LEN];
         out[..8].copy_from_slice(&order.u64(self.addr));
@@ -96,7 +96,7 @@ impl TargetSge {
         out
     }
 
-    /// Decodes an entry of a table in this byte order.
+    /// Decodes a table entry in the given byte order.
     pub(super) fn decode(bytes: [u8; TARGET_SGE_LEN], order: Order) -> TargetSge {
         let word = |at: usize| {
             let word = [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
@@ -115,7 +115,7 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Encodes an entry of a table in this byte order.
+    /// Encodes a table entry in the given byte order.
     pub(super) fn bytes(self, order: Order) -> [u8; MAPPING_LEN] {
         let mut out = [0; MAPPING_LEN];
         out[..8].copy_from_slice(&order.u64(self.offset));
@@ -123,7 +123,7 @@ impl Mapping {
         out
     }
 
-    /// Decodes an entry of a table in this byte order.
+    /// Decodes a table entry in the given byte order.
     pub(super) fn decode(bytes: [u8; MAPPING_LEN], order: Order) -> Mapping {
         let (mut offset, mut target) = ([0; TARGET_SGE_LEN], [0; TARGET_SGE_LEN]);
         offset[..8].copy_from_slice(&bytes[..8]);
@@ -205,7 +205,7 @@ pub(super) struct ConnData {
     pub first: TargetSge,
 }
 
-/// Encodes the size of a table in a byte: exactly up to 128, and above in steps of 128.
+/// Encodes the size of a table in a byte: sizes up to 128 exactly, larger ones in multiples of 128.
 fn encode_size(size: usize) -> u8 {
     if size <= 128 { size as u8 } else { 128 | (size.min(127 * 128) / 128) as u8 }
 }
@@ -215,7 +215,7 @@ fn decode_size(byte: u8) -> usize {
     if byte <= 128 { byte.into() } else { usize::from(byte & 127) * 128 }
 }
 
-/// Returns the greatest size of a table that can be encoded and is at most `size`.
+/// Returns the largest table size that can be encoded and is at most `size`.
 pub(super) fn encodable_size(size: usize) -> usize {
     decode_size(encode_size(size))
 }

@@ -113,7 +113,8 @@ impl Stream {
         result
     }
 
-    /// Calls `f` until it has a result, unless the call may not block.
+    /// Returns the result of `f`. If there is none yet and the call may block, sets up a wait after which the
+    /// call is attempted again.
     ///
     /// # Errors
     /// The errors of [`until`].
@@ -301,8 +302,8 @@ impl Stream {
         })
     }
 
-    /// Closes the socket once all sent data has been acknowledged, or at the deadline. The socket is no
-    /// longer in the process's table by then. Calls `on_progress` at least every 50 ms while it waits.
+    /// Closes the socket once all sent data has been acknowledged, or at the deadline. The caller has already
+    /// removed the socket from the process's table. Calls `on_progress` at least every 50 ms while it waits.
     pub(super) fn close(self: &Arc<Self>, deadline: Instant, mut on_progress: impl FnMut()) {
         while Instant::now() < deadline {
             on_progress();
@@ -327,7 +328,7 @@ impl Stream {
         }
     }
 
-    /// Converts an address to the form of the socket's address family; `None` to the wildcard.
+    /// Converts an address to the form of the socket's address family; `None` becomes the wildcard address.
     fn to_family(&self, address: Option<SocketAddr>) -> SocketAddr {
         match (address, self.family) {
             (Some(SocketAddr::V4(v4)), libc::AF_INET6) => (v4.ip().to_ipv6_mapped(), v4.port()).into(),

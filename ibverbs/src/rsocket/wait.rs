@@ -19,7 +19,7 @@ use super::options::polling;
 use crate::cancel::{Call, Step};
 
 thread_local! {
-    /// Waker of the thread, created when it first waits, and the ID of the process that it was created in.
+    /// Waker of this thread, created at its first wait, with the ID of the process in which it was created.
     static THREAD_WAKER: RefCell<Option<(u32, Arc<Waker>)>> = const { RefCell::new(None) };
 }
 
@@ -122,7 +122,7 @@ impl<S: Waitable> Drop for Watching<S> {
     }
 }
 
-/// Outcome of a wait without a result.
+/// Outcome of a wait that has ended without a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WaitEnd {
     TimedOut,

@@ -1,4 +1,4 @@
-//! Many connections through the drop-in librdmacm, between two processes on two addresses.
+//! Test of many connections through the drop-in librdmacm, between two processes on two addresses.
 
 #[path = "../support/mod.rs"]
 mod support;

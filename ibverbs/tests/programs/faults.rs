@@ -1,4 +1,4 @@
-//! A program (`c/faults.c`) that unmaps, protects and truncates memory that it has registered.
+//! Tests of a program (`c/faults.c`) that unmaps, protects and truncates memory that it has registered.
 
 #[path = "../support/mod.rs"]
 mod support;

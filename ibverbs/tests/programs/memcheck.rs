@@ -1,5 +1,5 @@
-//! Programs on the library under valgrind's memcheck: no invalid accesses, and no use of uninitialised
-//! memory.
+//! Tests of programs that use the library under valgrind's memcheck: no invalid accesses, and no use of
+//! uninitialised memory.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,5 @@
-//! `urxe run` and `urxe env`: programs on the library without any change to the environment by the user.
+//! Tests of `urxe run` and `urxe env`, which let programs use the library without any change to the
+//! environment by the user.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -418,7 +419,7 @@ fn capture_on_a_full_disk_reports_it_and_keeps_the_file_valid() {
     assert!(whole_capture(&kept) > 0);
 }
 
-/// The program exits without closing its device.
+/// Checks the capture of a program that exits without closing its device.
 #[test]
 fn capture_is_complete_when_the_program_exits_with_open_devices() {
     let dir = tempfile::tempdir().unwrap();

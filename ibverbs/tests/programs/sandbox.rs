@@ -1,5 +1,5 @@
-//! Programs in minimal environments: as an unprivileged user in a separate user and network namespace, with
-//! nothing under /dev/infiniband, and as the same user outside of these namespaces.
+//! Tests of programs in minimal environments: as an unprivileged user in a separate user and network
+//! namespace, with nothing under /dev/infiniband, and as the same user outside of these namespaces.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,5 +1,5 @@
-//! Several programs on one address: a broker gives each a QPN partition, and the end of one program does not
-//! affect the others.
+//! Tests of several programs on one address: a broker gives each a QPN partition, and the end of one program
+//! does not affect the others.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -111,7 +111,8 @@ fn ucx_tagged_messages_arrive() {
     run_over_both("tag_sync_lat", "4096");
 }
 
-/// Messages above the eager threshold are read or written by the side that is ready for them (rendezvous).
+/// Sends messages above the eager threshold, which one side reads or writes once the other is ready
+/// (rendezvous).
 #[test]
 fn ucx_long_messages_arrive() {
     for transports in ["rc", "ud_verbs"] {
@@ -144,8 +145,8 @@ fn ucx_atomics_succeed() {
     run_over_both("ucp_swap", "8");
 }
 
-/// UCX does not poll again after it has requested an event, so the event has to be raised for completions
-/// that are already there.
+/// Tests wakeup by events. UCX does not poll again after it has requested an event, so the event must also be
+/// raised for completions that are already in the queue.
 #[test]
 fn sleeping_ucx_is_woken_by_completion_events() {
     for transports in ["rc", "ud_verbs"] {

@@ -1,6 +1,6 @@
-//! `urxe run` with programs that bring a libibverbs of their own: under another name, as auditwheel puts it
-//! into Python wheels, or in a directory that a DT_RPATH names. Each copy finds no device, so a device that
-//! is found is urxe's.
+//! Tests of `urxe run` with programs that bundle a libibverbs of their own: under another name, as auditwheel
+//! puts it into Python wheels, or in a directory that a DT_RPATH names. Each copy finds no device, so a
+//! device that is found is urxe's.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -181,7 +181,8 @@ fn program_with_a_bundled_libibverbs_so_1_in_its_rpath_finds_the_device() {
     }
 }
 
-/// Symbols looked up in one library cannot be redirected to another, so urxe can only warn.
+/// Checks that urxe warns about symbols that are looked up in a specific library, because they cannot be
+/// redirected to another one.
 #[test]
 fn program_that_looks_up_functions_in_a_renamed_copy_gets_a_warning() {
     let wheel = Wheel::new(HASHED);

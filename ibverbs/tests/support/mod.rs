@@ -40,7 +40,7 @@ pub fn library() -> PathBuf {
     built("libibverbs.so").expect("cargo builds the library before its tests")
 }
 
-/// Returns the path of the library that shows programs the devices in `/sys` and `/dev`.
+/// Returns the path of the preload library, which shows programs the devices in `/sys` and `/dev`.
 pub fn preload() -> PathBuf {
     built("liburxe_preload.so").expect("urxe-preload is not built: run cargo build --workspace")
 }

@@ -41,8 +41,8 @@ pub struct Program {
     pub ready: Ready,
     /// Whether the server does not exit by itself.
     pub runs_forever: bool,
-    /// Whether the client may connect before the server listens, as the server announces itself over another
-    /// channel.
+    /// Whether the client may connect before the server listens, because the server announces itself over
+    /// another channel.
     pub connects_early: bool,
 }
 
