@@ -60,7 +60,7 @@ fn connect(a: &Guest, va: &mut Vsh, b: &Guest, vb: &mut Vsh, ips: [&str; 2], gid
 }
 
 #[test]
-fn two_guests_transfer_data_and_recover_losses() {
+fn two_guests_transfer_data_and_recover_from_losses() {
     let (a, b, wire) = pair(&[9000]);
 
     // A stock program on both sides; it exchanges its parameters over the same wire.

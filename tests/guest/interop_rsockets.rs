@@ -374,7 +374,7 @@ fn build(program: &str, source: &str, options: &[&str]) {
 }
 
 #[test]
-fn rsocket_stream_programs_interoperate() {
+fn rsocket_stream_programs_interoperate_with_rxe() {
     let ends = Ends::with_names();
     let mut table = Table::default();
     for version in 0..2 {
@@ -386,7 +386,7 @@ fn rsocket_stream_programs_interoperate() {
 }
 
 #[test]
-fn rsocket_datagram_programs_interoperate() {
+fn rsocket_datagram_programs_interoperate_with_rxe() {
     let datagrams = Datagrams::start();
     let mut table = Table::default();
     for (via, version) in

@@ -23,7 +23,7 @@ fn call_that_returns_an_error_number_sets_errno_to_it() {
 }
 
 #[test]
-fn object_with_overwritten_handle_or_destroyed_before_is_refused() {
+fn call_on_a_destroyed_object_or_one_with_an_overwritten_handle_is_refused() {
     case("handles");
 }
 

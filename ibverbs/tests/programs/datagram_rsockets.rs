@@ -112,7 +112,7 @@ fn waiting_thread_is_woken_by_a_datagram() {
 }
 
 #[test]
-fn many_sockets_exchange_datagrams_with_one() {
+fn many_sockets_exchange_datagrams_with_one_socket() {
     run_case("many");
 }
 
@@ -324,8 +324,8 @@ fn invalid_datagrams_of_a_queue_pair_are_dropped_without_loss_of_others() {
     serving.end();
 }
 
-/// Runs udpong and checks that the client prints its measurement. The server never exits by itself. The client
-/// gets a longer timeout, because udpong can hang after a late echo (see `rpoll_timeout.c`).
+/// Runs udpong and checks that the client prints its measurement. The server never exits by itself. The
+/// client gets a longer timeout, because udpong can hang after a late echo (see `rpoll_timeout.c`).
 #[test]
 fn udpong_receives_its_datagrams_with_each_kind_of_call() {
     let kinds: [&[&str]; 6] = [

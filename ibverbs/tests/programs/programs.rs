@@ -147,7 +147,7 @@ fn threads_of_the_library_handle_no_signals() {
 }
 
 #[test]
-fn no_event_names_a_destroyed_queue_pair() {
+fn no_async_event_refers_to_a_destroyed_queue_pair() {
     println!("{}", run_case("events"));
 }
 
@@ -203,6 +203,6 @@ fn objects_of_one_context_are_imported_by_another() {
 }
 
 #[test]
-fn reset_discards_completions_and_the_gid_table_has_an_entry_for_each_address() {
+fn reset_discards_completions_and_gid_table_has_an_entry_for_each_address() {
     run_case("anew");
 }

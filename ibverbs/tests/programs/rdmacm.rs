@@ -284,7 +284,7 @@ fn forked_child_has_none_of_its_parents_connections() {
 }
 
 #[test]
-fn forked_child_that_outlives_its_parent_keeps_no_port() {
+fn forked_child_that_outlives_its_parent_does_not_keep_its_port() {
     run_case("lingering");
 }
 

@@ -32,7 +32,7 @@ fn check_fails(args: &[&str], reason: &str) {
 }
 
 #[test]
-fn run_program_finds_the_device() {
+fn program_under_urxe_run_finds_the_device() {
     let [address, _] = addresses();
     let out = output(&["run", "--ip", &address, "--", "ibv_devinfo", "-v"]);
     let printed = text(&out);
@@ -462,7 +462,7 @@ fn capture_is_valid_after_the_program_is_killed() {
 }
 
 #[test]
-fn run_program_uses_a_frame_link() {
+fn program_under_urxe_run_uses_a_frame_link() {
     let dir = tempfile::tempdir().unwrap();
     let [a, b] = ["a", "b"].map(|name| dir.path().join(name).display().to_string());
     let server = format!("frames:dgram:{a},{b},ip=10.77.0.1/24");

@@ -148,7 +148,7 @@ fn dreq_to_a_killed_program_is_answered_with_a_drep() {
 }
 
 #[test]
-fn programs_survive_the_death_of_the_broker_and_another_takes_over() {
+fn programs_survive_the_death_of_the_broker_and_another_broker_takes_over() {
     let (library, [address, _]) = (Library::new(), addresses());
     let port = port().to_string();
     let long = ["-n", "100000000"];
