@@ -406,9 +406,7 @@ fn flush_status_with_strict_peer(p: Personality) -> WcStatus {
     let [a, b] = [p, Personality::STRICT].map(|p| TestEndpoint::new(context(&fabric, p)).unwrap());
     let access = Access::ALL | Access::FLUSH_GLOBAL;
     let options = no_retries().access(access);
-    for (one, other) in [(&a, &b), (&b, &a)] {
-        one.qp.connect(&other.qp.endpoint(), &options).unwrap();
-    }
+    crate::nic::connect_with(&a.qp, &b.qp, &options);
     let mr = b.pd.reg_mr(64, access).unwrap();
     let placement = verbs::Placement::GLOBAL;
     a.qp.post_send(&SendWr::flush(1, mr.remote(0), 64, placement)).unwrap();
