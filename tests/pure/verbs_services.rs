@@ -218,9 +218,7 @@ fn xrc_messages_complete_on_the_srq_they_name() {
 /// and no retry.
 fn retry_timeout(personality: Personality) -> Duration {
     let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
-    let port = fabric.port(&fabric.auto_address()).unwrap();
-    let options = ContextOptions::default().personality(personality);
-    let context = Context::on_port(port, &options, |port| Box::new(port)).unwrap();
+    let context = nic::on_fabric(&fabric, &ContextOptions::default().personality(personality));
     assert_eq!(context.query_device().personality, personality.name);
     let node = TestEndpoint::new(context).unwrap();
     let unreachable =

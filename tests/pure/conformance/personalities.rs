@@ -377,8 +377,7 @@ fn virtual_fabric() -> Fabric {
 }
 
 fn context(fabric: &Fabric, personality: Personality) -> Context {
-    let options = ContextOptions::default().personality(personality);
-    Context::on_port(fabric.port(&fabric.auto_address()).unwrap(), &options, |port| Box::new(port)).unwrap()
+    crate::nic::on_fabric(fabric, &ContextOptions::default().personality(personality))
 }
 
 /// Returns options with the shortest timeout and no retry.
