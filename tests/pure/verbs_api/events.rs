@@ -123,14 +123,13 @@ fn check_device_removal(on_receive: bool) {
     let wrap = |inner| {
         Box::new(BreakablePort { inner, is_broken: is_removed.clone(), transmit, receive }) as Box<dyn Link>
     };
-    let a = TestEndpoint::new(Context::on_port(port, &ContextOptions::default(), wrap).unwrap()).unwrap();
-    let b = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
+    let a = Context::on_port(port, &ContextOptions::default(), wrap).unwrap();
+    let [a, _b] = nic::pair([a, Context::on_fabric(&fabric).unwrap()]);
     let unused = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap();
     let ud = QpOptions::default().qp_type(QpType::Ud);
     let [attached, detached] = [(); 2].map(|()| a.pd.create_qp(&a.cq, &a.cq, &ud).unwrap());
     let group = |n| Gid::from(IpAddr::from([239, 0, 0, n]));
     attached.attach_mcast(group(1)).unwrap();
-    connect(&a.qp, &b.qp);
     a.qp.post_recv(&RecvWr::new(1, &[])).unwrap();
     a.qp.post_send(&SendWr::write(2, &[], RemoteAddr::default())).unwrap();
     fabric.advance(Duration::from_micros(5));
