@@ -11,7 +11,7 @@ mod peer;
 mod testbed;
 
 use guest::{hash, pattern};
-use peer::{ConnectParams, REGION, Shell, Side, remote_args};
+use peer::{ConnectParams, REGION, Shell, Side, nic, remote_args};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use testbed::{Ip, LinkKind, Testbed};
@@ -163,7 +163,7 @@ fn sixteen_concurrent_qps_transfer_correct_data() {
 fn longest_message_of_rxe_is_transferred() {
     const LEN: usize = 8 << 20;
     let setup = Testbed::start(LinkKind::Dgram);
-    let side = Side::new(setup.link(Ip::V4), 2 * LEN);
+    let side = Side::new(nic::open([setup.link(Ip::V4)]), 2 * LEN);
     let mut shell = setup.shell(2 * LEN);
     let (urxe_data, rxe_data) = (hash(&pattern(LEN, 3)), hash(&pattern(LEN, 5)));
     side.mr.write(0, &pattern(LEN, 3)).unwrap();

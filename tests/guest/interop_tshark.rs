@@ -13,7 +13,7 @@ mod testbed;
 mod urxe_traffic;
 
 use pcap_file::pcapng::{Block, PcapNgReader};
-use peer::{ConnectParams, TIMEOUT, remote_args};
+use peer::{ConnectParams, TIMEOUT, nic, remote_args};
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use table::Table;
@@ -41,8 +41,7 @@ fn capture_urxe_urxe(file: &CaptureFile, v6: bool) {
     };
     let (a, b) = (open(1, "a"), open(2, "b"));
     let options = ConnectOptions::default().mtu(Mtu::Mtu1024);
-    a.qp.connect(&b.qp.endpoint(), &options).unwrap();
-    b.qp.connect(&a.qp.endpoint(), &options).unwrap();
+    nic::connect_with(&a.qp, &b.qp, &options);
     let (x, y) = (a.pd.reg_mr(4096, Access::ALL).unwrap(), b.pd.reg_mr(4096, Access::ALL).unwrap());
     x.write(0, &guest::pattern(4096, 9)).unwrap();
     for (id, len) in LENGTHS.into_iter().enumerate() {

@@ -11,7 +11,7 @@ mod peer;
 mod testbed;
 
 use guest::pattern;
-use peer::{REGION, Side, TIMEOUT};
+use peer::{REGION, Side, TIMEOUT, nic};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 use testbed::{Ip, LinkKind, Testbed};
@@ -34,7 +34,7 @@ fn check_vlan(via: LinkKind) {
     setup.guest.check(up, Duration::from_secs(30)).unwrap();
     let link = setup.link_with(Ip::V4, "ip=10.78.0.9/24,ip=fd78::9/64,vlan=5,pcp=3");
     assert_eq!(link.info().vlan, Some(5));
-    let side = Side::new(link, REGION);
+    let side = Side::new(nic::open([link]), REGION);
     let mut shell = setup.shell(LEN);
     for (ours, theirs) in [("10.78.0.9", "10.78.0.1"), ("fd78::9", "fd78::1")] {
         let (ours, theirs): (IpAddr, IpAddr) = (ours.parse().unwrap(), theirs.parse().unwrap());

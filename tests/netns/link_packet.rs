@@ -2,8 +2,12 @@
 
 #[path = "../support/netns.rs"]
 mod netns;
+#[path = "../support/nic.rs"]
+mod nic;
 #[path = "link_packet/no_offload.rs"]
 mod no_offload;
+#[path = "../support/numbered.rs"]
+mod numbered;
 #[path = "link_packet/offload.rs"]
 mod offload;
 #[path = "link_packet/shards.rs"]
@@ -15,10 +19,11 @@ use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant as Clock};
 
 use netns::Veth;
+use numbered::{expect, now, packets};
 use offload::kernel_supports_udp_gso;
 use urxe::link::{Link, LinkCounters, PacketConfig, PacketError, PacketLink};
-use urxe::transport::{Instant, Payload, TxQueue};
-use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, icrc};
+use urxe::transport::{Instant, TxQueue};
+use urxe::wire::{Flow, icrc};
 
 fn try_open(net: &Veth, side: usize, spec: &str) -> Result<PacketLink, PacketError> {
     let config: PacketConfig = spec.parse().unwrap();
@@ -44,43 +49,6 @@ fn ping(net: &Veth, side: usize, target: &str) -> bool {
         "this test needs ping (apt-get install iputils-ping)"
     );
     out.status.success()
-}
-
-fn now(start: Clock) -> Instant {
-    Instant::default() + start.elapsed()
-}
-
-fn packets(queue: &mut TxQueue, flow: &Flow, n: u32, len: usize) {
-    for i in 0..n {
-        let mut payload = vec![i as u8; len];
-        payload[..4].copy_from_slice(&i.to_be_bytes());
-        let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
-        queue.push(flow, headers, Payload::Bytes(&payload));
-    }
-}
-
-/// Receives until `n` packets have arrived, in order and intact; returns the number of bursts received.
-fn expect(rx: &mut PacketLink, tx: &mut PacketLink, start: Clock, flow: &Flow, n: u32) -> usize {
-    let (mut next, mut bursts) = (0, 0);
-    let deadline = start.elapsed() + Duration::from_secs(10);
-    while next < n {
-        assert!(start.elapsed() < deadline, "{next} of {n}; {:?}", (rx.counters(), tx.counters()));
-        rx.receive(now(start), &mut |burst| {
-            bursts += 1;
-            assert_eq!(burst.flow, *flow);
-            for (i, data) in burst.packets() {
-                assert!(
-                    icrc::verify(&burst.flow, burst.ident, i, data),
-                    "ICRC of packet {next}, {i} of its burst"
-                );
-                assert_eq!(Packet::parse(data).unwrap().payload()[..4], next.to_be_bytes());
-                next += 1;
-            }
-        })
-        .unwrap();
-        tx.receive(now(start), &mut |_| panic!("the sender received a packet")).unwrap();
-    }
-    bursts
 }
 
 /// Exchanges packets in both directions and over both address families; returns the smallest number of bursts

@@ -3,6 +3,8 @@
 
 #[path = "../support/netns.rs"]
 mod netns;
+#[path = "../support/nic.rs"]
+mod nic;
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -11,6 +13,7 @@ use urxe::link::{BindError, LinkSpec, interfaces};
 use urxe::verbs::*;
 
 use netns::Veth;
+use nic::Nic;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const QKEY: QKey = QKey(0x7777);
@@ -76,33 +79,26 @@ fn write_both_ways(pairs: &[(TestEndpoint, TestEndpoint)]) {
 
 /// Sends a datagram from each GID of `a`, and a response from `b` to its source.
 fn exchange_datagrams(a: &Context, b: &Context) {
-    let open_ud_qp = |context: &Context| {
-        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
-        let options = QpOptions::default().qp_type(QpType::Ud);
-        let qp = pd.create_qp(&cq, &cq, &options).unwrap();
-        qp.activate(QKEY).unwrap();
-        let mr = pd.reg_mr(4096, Access::ALL).unwrap();
-        (pd, cq, qp, mr)
-    };
-    let (a_pd, a_cq, a_qp, a_mr) = open_ud_qp(a);
-    let (b_pd, b_cq, b_qp, b_mr) = open_ud_qp(b);
-    for (i, gid) in b.gids().into_iter().enumerate() {
-        b_qp.post_recv(&RecvWr::new(1, &[b_mr.sge(0..100)])).unwrap();
-        a_qp.post_recv(&RecvWr::new(3, &[a_mr.sge(0..100)])).unwrap();
+    let (a, b) = (Nic::new(a.clone(), 4096), Nic::new(b.clone(), 4096));
+    let (a_qp, b_qp) = (a.qp(QpType::Ud), b.qp(QpType::Ud));
+    [&a_qp, &b_qp].into_iter().for_each(|qp| qp.activate(QKEY).unwrap());
+    for (i, gid) in b.context.gids().into_iter().enumerate() {
+        b_qp.post_recv(&RecvWr::new(1, &[b.mr.sge(0..100)])).unwrap();
+        a_qp.post_recv(&RecvWr::new(3, &[a.mr.sge(0..100)])).unwrap();
         let av = AddressVector::to(gid).sgid_index(i as u8);
-        let to = Some(a_pd.create_ah(&av).unwrap().to(b_qp.qpn(), QKEY));
-        a_qp.post_send(&SendWr::send(2, &[a_mr.sge(100..110)]).to(to)).unwrap();
-        let wc = b_cq.wait(TIMEOUT).unwrap();
+        let to = Some(a.pd.create_ah(&av).unwrap().to(b_qp.qpn(), QKEY));
+        a_qp.post_send(&SendWr::send(2, &[a.mr.sge(100..110)]).to(to)).unwrap();
+        let wc = b.cq.wait(TIMEOUT).unwrap();
         assert_eq!((wc.wr_id, wc.grh, wc.over_ipv4), (1, true, gid.ip().is_ipv4()));
-        assert_eq!(a_cq.wait(TIMEOUT).unwrap().wr_id, 2);
+        assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, 2);
 
         let mut header = [0; grh::LEN];
-        b_mr.read(0, &mut header).unwrap();
-        let back = b_pd.create_ah_from_wc(&wc, &header).unwrap();
-        assert_eq!((usize::from(back.address().sgid_index), back.address().dgid), (i, a.gids()[i]));
-        b_qp.post_send(&SendWr::send(4, &[b_mr.sge(100..110)]).to(back.to(a_qp.qpn(), QKEY))).unwrap();
-        assert_eq!(b_cq.wait(TIMEOUT).unwrap().wr_id, 4);
-        assert_eq!(a_cq.wait(TIMEOUT).unwrap().wr_id, 3);
+        b.mr.read(0, &mut header).unwrap();
+        let back = b.pd.create_ah_from_wc(&wc, &header).unwrap();
+        assert_eq!((usize::from(back.address().sgid_index), back.address().dgid), (i, a.context.gids()[i]));
+        b_qp.post_send(&SendWr::send(4, &[b.mr.sge(100..110)]).to(back.to(a_qp.qpn(), QKEY))).unwrap();
+        assert_eq!(b.cq.wait(TIMEOUT).unwrap().wr_id, 4);
+        assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, 3);
     }
 }
 

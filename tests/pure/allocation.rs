@@ -4,12 +4,14 @@
 //! There is only one test, because the counter covers the whole process and would count the allocations of a
 //! concurrent test too.
 
+#[path = "../support/nic.rs"]
+mod nic;
+
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use urxe::link::udp::{UdpLink, UdpOptions};
+use nic::{on_udp, pair};
 use urxe::verbs::*;
 
 struct CountingAllocator;
@@ -190,22 +192,13 @@ fn measure(name: &str, mut endpoints: Endpoints) -> Vec<String> {
     found
 }
 
-fn on_udp(ip: &str, shards: usize) -> TestEndpoint {
-    let ip = ip.parse::<IpAddr>().unwrap();
-    let links = UdpLink::bind_shards(ip, &UdpOptions::default(), shards).unwrap();
-    let links = links.into_iter().map(|link| Box::new(link) as _).collect();
-    TestEndpoint::new(Context::open_shards(links, &ContextOptions::default()).unwrap()).unwrap()
-}
-
 #[test]
 fn messages_do_not_allocate_after_warm_up() {
     let (a, b) = Fabric::new().pair().unwrap();
     let mut found = measure("fabric", Endpoints::new(a, b));
 
     for (shards, name) in [(1, "udp"), (2, "udp, two shards")] {
-        let (a, b) = (on_udp("127.83.1.1", shards), on_udp("127.83.1.2", shards));
-        a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
-        b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
+        let [a, b] = pair(["127.83.1.1", "127.83.1.2"].map(|ip| on_udp(ip, shards)));
         found.extend(measure(name, Endpoints::new(a, b)));
     }
     assert!(ALLOCATIONS.load(Ordering::SeqCst) > 0, "the allocator counts no allocations");

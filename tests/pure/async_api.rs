@@ -3,6 +3,8 @@
 
 #[path = "async_api/connections.rs"]
 mod connections;
+#[path = "../support/nic.rs"]
+mod nic;
 #[path = "async_api/virtual_time.rs"]
 mod virtual_time;
 
@@ -11,7 +13,7 @@ use std::pin::pin;
 use std::task::{Context as TaskContext, Waker};
 use std::time::Duration;
 
-use urxe::link::udp::{UdpLink, UdpOptions};
+use nic::{connect, on_udp, qp_pair};
 use urxe::verbs::asynchronous::*;
 use urxe::verbs::*;
 
@@ -45,8 +47,7 @@ impl Node {
 
     fn pair(contexts: [Context; 2]) -> [Node; 2] {
         let nodes = contexts.map(|context| Node::new(context, 64));
-        nodes[0].qp.connect(&nodes[1].qp.endpoint(), &ConnectOptions::default()).unwrap();
-        nodes[1].qp.connect(&nodes[0].qp.endpoint(), &ConnectOptions::default()).unwrap();
+        connect(&nodes[0].qp, &nodes[1].qp);
         nodes
     }
 }
@@ -57,10 +58,7 @@ fn on_fabric() -> [Context; 2] {
 }
 
 fn over_udp(addresses: [&str; 2]) -> [Context; 2] {
-    addresses.map(|ip| {
-        let link = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
-        Context::open(Box::new(link), &ContextOptions::default()).unwrap()
-    })
+    addresses.map(|ip| on_udp(ip, 1))
 }
 
 /// Drops a pending wait; posts; drops a wait that is already woken; then takes the completions.
@@ -148,8 +146,7 @@ fn overflow_ends_the_wait_after_the_earlier_completions() {
     run(async {
         let contexts = on_fabric();
         let [mut a, b] = contexts.map(|context| Node::new(context, 2));
-        a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
-        b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
+        connect(&a.qp, &b.qp);
         for wr_id in 0..3 {
             a.qp.post_send(&SendWr::write(wr_id, &[], RemoteAddr::default())).unwrap();
         }
@@ -166,22 +163,12 @@ fn channel_names_the_queue_of_each_event() {
         let mut channel = AsyncCompletionChannel::new(b.context.create_channel().unwrap());
         let cqs =
             [(); 2].map(|()| b.context.create_cq(CqOptions::new(8).channel(channel.channel())).unwrap());
-        let connect = |cq: &Cq| {
-            let qps = [
-                b.pd.create_qp(cq, cq, &QpOptions::default()),
-                a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()),
-            ];
-            let [own, peer] = qps.map(Result::unwrap);
-            own.connect(&peer.endpoint(), &ConnectOptions::default()).unwrap();
-            peer.connect(&own.endpoint(), &ConnectOptions::default()).unwrap();
-            [own, peer]
-        };
-        let pairs = [connect(&cqs[0]), connect(&cqs[1])];
+        let pairs = cqs.each_ref().map(|cq| qp_pair((&b.pd, cq), (&a.pd, &a.cq)));
         cqs.iter().for_each(|cq| cq.req_notify(Notify::Any));
         for first in [1, 0] {
             assert!(is_pending_and_dropped(channel.get_event()));
-            pairs[first][0].post_recv(&RecvWr::empty(first as u64)).unwrap();
-            pairs[first][1].post_send(&SendWr::send(9, &[])).unwrap();
+            pairs[first].0.post_recv(&RecvWr::empty(first as u64)).unwrap();
+            pairs[first].1.post_send(&SendWr::send(9, &[])).unwrap();
             let event = channel.get_event().await.unwrap();
             assert_eq!(*event, cqs[first]);
         }

@@ -1,14 +1,15 @@
 //! Test of memory that changes while it is sent, such as flags and counters that a peer READs: every sent
 //! packet must have a matching ICRC.
 
+#[path = "../support/nic.rs"]
+mod nic;
 #[path = "../support/requirement.rs"]
 mod requirement;
 
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use urxe::link::udp::{UdpLink, UdpOptions};
+use nic::{on_udp, pair};
 use urxe::verbs::*;
 
 const LEN: usize = 64 << 10;
@@ -19,11 +20,6 @@ const STEP: usize = 512;
 /// Number of packets whose memory must change during their copy; far more do on an idle machine.
 const TORN: usize = 20;
 const LIMIT: Duration = Duration::from_secs(120);
-
-fn endpoint(ip: &str) -> TestEndpoint {
-    let link = UdpLink::bind(ip.parse::<IpAddr>().unwrap(), &UdpOptions::default()).unwrap();
-    TestEndpoint::new(Context::open(Box::new(link), &ContextOptions::default()).unwrap()).unwrap()
-}
 
 /// Returns how many packets of a received message were copied while their memory changed. A writer that stores a
 /// new number in ascending order leaves smaller numbers behind larger ones at any instant, never the reverse.
@@ -38,9 +34,7 @@ fn memory_changing_during_transfer_causes_no_icrc_errors() {
     if !requirement::is_met(has_two_cores, "memory changes during a copy only with a second processor") {
         return;
     }
-    let (a, b) = (endpoint("127.91.0.1"), endpoint("127.91.0.2"));
-    a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
-    b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
+    let [a, b] = pair(["127.91.0.1", "127.91.0.2"].map(|ip| on_udp(ip, 1)));
     // Of each direction the source, which changes, and the target.
     let [a_source, a_target] = [(); 2].map(|()| a.pd.reg_mr(LEN, Access::ALL).unwrap());
     let [b_source, b_target] = [(); 2].map(|()| b.pd.reg_mr(LEN, Access::ALL).unwrap());

@@ -10,6 +10,8 @@
 mod rules;
 #[path = "conformance/bench.rs"]
 mod bench;
+#[path = "../support/nic.rs"]
+mod nic;
 #[path = "conformance/pkt.rs"]
 mod pkt;
 #[path = "../support/mod.rs"]

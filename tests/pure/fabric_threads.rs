@@ -23,12 +23,10 @@ fn background_threads_stay_idle_while_sender_polls() {
 
 /// Returns the CPU time of the other threads while this one sends, relative to its own.
 fn background_cpu_ratio() -> f64 {
-    let fabric = Fabric::new();
-    let [a, b] = [0, 1].map(|_| Node::new(&fabric));
-    a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
-    b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
-    let sges = [a.mr.sge(0..SIZE)];
-    let write = SendWr::write(0, &sges, b.mr.remote(0)).flags(SendFlags::SIGNALED);
+    let (a, b) = Fabric::new().pair().unwrap();
+    let [source, target] = [&a, &b].map(|node| node.pd.reg_mr(SIZE, Access::ALL).unwrap());
+    let sges = [source.sge(0..SIZE)];
+    let write = SendWr::write(0, &sges, target.remote(0)).flags(SendFlags::SIGNALED);
     let (before, mut posted, mut done) = (times(), 0, 0);
     let mut completions = Vec::new();
     while done < MESSAGES {
@@ -44,22 +42,6 @@ fn background_cpu_ratio() -> f64 {
     let after = times();
     let [own, others] = [after[0] - before[0], after[1] - before[1]];
     others as f64 / own as f64
-}
-
-struct Node {
-    cq: Cq,
-    qp: Qp,
-    mr: Mr,
-}
-
-impl Node {
-    fn new(fabric: &Fabric) -> Node {
-        let context = Context::on_fabric(fabric).unwrap();
-        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
-        let qp = pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
-        let mr = pd.reg_mr(SIZE, Access::ALL).unwrap();
-        Node { cq, qp, mr }
-    }
 }
 
 /// CPU time in nanoseconds of this thread, and of all others of the process, so far.

@@ -10,35 +10,26 @@ const MAX_MESSAGE: usize = 1 << 31;
 const PARTS: usize = 32;
 
 /// Returns two connected queue pairs on one fabric with 32 elements per request.
-fn pair(fabric: &Fabric) -> [(TestEndpoint, Qp); 2] {
+fn pair() -> (TestEndpoint, TestEndpoint) {
     let options = QpOptions::default()
         .send(SendCaps { max_wr: 256, max_sge: PARTS as u32, max_inline: 8 })
         .recv(RecvCaps { max_wr: 256, max_sge: PARTS as u32 });
-    let sides = [0, 1].map(|_| {
-        let node = TestEndpoint::new(Context::on_fabric(fabric).unwrap()).unwrap();
-        let qp = node.pd.create_qp(&node.cq, &node.cq, &options).unwrap();
-        (node, qp)
-    });
     // The fabric loses no packet, and a busy machine must not cause timeouts.
     let no_timeout = ConnectOptions::default().timeout(AckTimeout::new(0));
-    for i in 0..2 {
-        sides[i].1.connect(&sides[1 - i].1.endpoint(), &no_timeout).unwrap();
-    }
-    sides
+    Fabric::new().pair_builder().qp(options).connect(no_timeout).build().unwrap()
 }
 
 #[test]
 fn message_of_two_gigabytes_is_transferred() {
-    let fabric = Fabric::new();
-    let [(a, a_qp), (b, b_qp)] = pair(&fabric);
+    let (a, b) = pair();
     // The work requests of both sides refer to one region 32 times, which saves memory.
     let part = MAX_MESSAGE / PARTS;
     let (src, dst) = (a.pd.reg_mr(part, Access::ALL).unwrap(), b.pd.reg_mr(part, Access::ALL).unwrap());
     let data: Vec<u8> = (0..part).map(|i| (i ^ i >> 8 ^ i >> 16) as u8).collect();
     src.write(0, &data).unwrap();
     let (from, to) = (vec![src.sge(0..part); PARTS], vec![dst.sge(0..part); PARTS]);
-    b_qp.post_recv(&RecvWr::new(1, &to)).unwrap();
-    a_qp.post_send(&SendWr::send(2, &from)).unwrap();
+    b.qp.post_recv(&RecvWr::new(1, &to)).unwrap();
+    a.qp.post_send(&SendWr::send(2, &from)).unwrap();
     let wc = b.cq.wait(TIMEOUT).unwrap();
     assert_eq!((wc.wr_id, wc.status, wc.byte_len as usize), (1, WcStatus::Success, MAX_MESSAGE));
     assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, 2);
@@ -47,15 +38,14 @@ fn message_of_two_gigabytes_is_transferred() {
     // A message longer by one byte is refused, and no packet is sent.
     let sent = a.context.counters().sent_pkts;
     let longer = [&from[..PARTS - 1], &[Sge { length: part as u32 + 1, ..from[0] }]].concat();
-    let error = a_qp.post_send(&SendWr::send(3, &longer)).unwrap_err();
+    let error = a.qp.post_send(&SendWr::send(3, &longer)).unwrap_err();
     assert!(matches!(error, PostError::TooLong(n) if n == MAX_MESSAGE as u64 + 1), "{error}");
     assert_eq!(a.context.counters().sent_pkts, sent);
 }
 
 #[test]
 fn psns_and_msns_wrap_without_loss() {
-    let fabric = Fabric::new();
-    let [(a, a_qp), (b, _b_qp)] = pair(&fabric);
+    let (a, b) = pair();
     let (src, dst) = (a.pd.reg_mr(8, Access::ALL).unwrap(), b.pd.reg_mr(8, Access::ALL).unwrap());
     // More messages of one packet than 24 bits can count; the test waits for every 64th.
     let messages = (1 << 24) + 1000u64;
@@ -66,7 +56,7 @@ fn psns_and_msns_wrap_without_loss() {
         if signaled {
             src.buffer().store_u64(0, n).unwrap();
         }
-        a_qp.post_send(&wr).unwrap();
+        a.qp.post_send(&wr).unwrap();
         if signaled {
             while out.is_empty() {
                 a.cq.poll(1, &mut out).unwrap();

@@ -1,14 +1,18 @@
 //! Tests of two links with host stacks connected by unix sockets: neighbours are resolved, bursts arrive,
 //! ICRCs are valid.
 
+#[path = "../support/numbered.rs"]
+mod numbered;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant as Clock};
 
+use numbered::{expect, now, packets};
 use urxe::link::{FramesConfig, FramesLink, Link};
-use urxe::transport::{Instant, Payload, TxQueue};
-use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, icrc};
+use urxe::transport::{Instant, TxQueue};
+use urxe::wire::{Flow, icrc};
 
 struct Dir(PathBuf);
 
@@ -44,43 +48,6 @@ fn pair(dir: &Dir, wire: &str) -> (FramesLink, FramesLink) {
     }
 }
 
-fn now(start: Clock) -> Instant {
-    Instant::default() + start.elapsed()
-}
-
-/// Queues `n` packets with `len` bytes of payload, each of which begins with its number.
-fn packets(queue: &mut TxQueue, flow: &Flow, n: u32, len: usize) {
-    for i in 0..n {
-        let mut payload = vec![i as u8; len];
-        payload[..4].copy_from_slice(&i.to_be_bytes());
-        let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
-        queue.push(flow, headers, Payload::Bytes(&payload));
-    }
-}
-
-/// Receives until `n` packets have arrived; checks each ICRC, and that none is missing or out of order.
-fn expect(rx: &mut FramesLink, tx: &mut FramesLink, start: Clock, n: u32) {
-    let mut next = 0;
-    while next < n {
-        assert!(
-            start.elapsed() < Duration::from_secs(20),
-            "{next} of {n}; {:?}",
-            (rx.counters(), tx.counters())
-        );
-        rx.receive(now(start), &mut |burst| {
-            for (i, data) in burst.packets() {
-                assert!(icrc::verify(&burst.flow, burst.ident, i, data), "ICRC of packet {next}");
-                let payload = Packet::parse(data).unwrap().payload().to_vec();
-                assert_eq!(payload[..4], next.to_be_bytes());
-                next += 1;
-            }
-        })
-        .unwrap();
-        tx.receive(now(start), &mut |_| panic!("the sender received a packet")).unwrap();
-    }
-    assert_eq!(next, n);
-}
-
 fn check_both_directions(wire: &str) {
     let dir = Dir::new(wire);
     let (mut a, mut b) = pair(&dir, wire);
@@ -89,14 +56,15 @@ fn check_both_directions(wire: &str) {
         let ip = |n: u32| format!("{net}{n}").parse().unwrap();
         let mut queue = TxQueue::new(a.info().burst);
         // More data than the peer's socket can hold; the first packets wait for the neighbour.
-        packets(&mut queue, &Flow::new(ip(1), ip(2), 4000), 200, 4096);
+        let [there, back] = [Flow::new(ip(1), ip(2), 4000), Flow::new(ip(2), ip(1), 4000)];
+        packets(&mut queue, &there, 200, 4096);
         assert!(queue.bursts().len() < 20, "the packets form too many bursts");
         a.transmit(now(start), &queue).unwrap();
-        expect(&mut b, &mut a, start, 200);
+        expect(&mut b, &mut a, start, &there, 200);
         queue.clear();
-        packets(&mut queue, &Flow::new(ip(2), ip(1), 4000), 1000, 64);
+        packets(&mut queue, &back, 1000, 64);
         b.transmit(now(start), &queue).unwrap();
-        expect(&mut a, &mut b, start, 1000);
+        expect(&mut a, &mut b, start, &back, 1000);
     }
     for link in [&a, &b] {
         assert_eq!(link.counters(), Default::default());
@@ -230,7 +198,8 @@ fn packets_beyond_backlog_of_slow_peer_are_dropped_and_counted() {
         b.receive(now(start), &mut |_| {}).unwrap();
     }
     let mut queue = TxQueue::new(a.info().burst);
-    packets(&mut queue, &Flow::new(ip(1), ip(2), 1), 2000, 4096);
+    let flow = Flow::new(ip(1), ip(2), 1);
+    packets(&mut queue, &flow, 2000, 4096);
     a.transmit(now(start), &queue).unwrap();
     assert!(start.elapsed() < Duration::from_secs(2), "transmit takes too long");
     let dropped = a.counters().tx_dropped;
@@ -239,7 +208,7 @@ fn packets_beyond_backlog_of_slow_peer_are_dropped_and_counted() {
         "the backlog must hold about 4 MiB; {dropped} packets were dropped"
     );
     // The queued packets arrive; the others are missing at the end.
-    expect(&mut b, &mut a, start, 2000 - dropped as u32);
+    expect(&mut b, &mut a, start, &flow, 2000 - dropped as u32);
 }
 
 #[test]
@@ -277,9 +246,10 @@ fn restarted_peer_is_reachable_again() {
         let start = Clock::now();
         let ip = |n: u32| format!("10.77.0.{n}").parse().unwrap();
         let mut queue = TxQueue::new(a.info().burst);
-        packets(&mut queue, &Flow::new(ip(2), ip(1), 1), 5, 100);
+        let flow = Flow::new(ip(2), ip(1), 1);
+        packets(&mut queue, &flow, 5, 100);
         b.transmit(now(start), &queue).unwrap();
-        expect(&mut a, &mut b, start, 5);
+        expect(&mut a, &mut b, start, &flow, 5);
         drop(a);
         b.transmit(now(start), &queue).unwrap();
         for _ in 0..3 {
@@ -294,7 +264,7 @@ fn restarted_peer_is_reachable_again() {
             a.receive(now(start), &mut |_| {}).unwrap();
         }
         b.transmit(now(start), &queue).unwrap();
-        expect(&mut a, &mut b, start, 5);
+        expect(&mut a, &mut b, start, &flow, 5);
     }
 }
 

@@ -3,6 +3,8 @@
 //! `pcaps/own/`, with the features that rxe lacks: urxe's own packets must not change. `URXE_BLESS=1`
 //! rewrites those: check the difference with Wireshark before committing it.
 
+#[path = "../support/nic.rs"]
+mod nic;
 #[path = "../support/urxe_traffic.rs"]
 mod urxe_traffic;
 

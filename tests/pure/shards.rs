@@ -1,11 +1,15 @@
 //! Tests of NICs with several shards, over UDP sockets of the loopback interface: every queue pair receives
 //! its packets, independent of its shard and of the socket on which they arrive.
 
+#[path = "../support/nic.rs"]
+mod nic;
+
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
+use nic::{Nic, connect, on_udp, open};
 use nix::sys::socket::{setsockopt, sockopt};
 use pcap_file::pcapng::{Block, PcapNgReader};
 use urxe::link::Link;
@@ -25,42 +29,20 @@ fn address() -> IpAddr {
     Ipv4Addr::new(127, 94, 0, LAST.fetch_add(1, Ordering::Relaxed) + 1).into()
 }
 
-fn context_with_shards(ip: IpAddr, shards: usize) -> Context {
-    let links = UdpLink::bind_shards(ip, &UdpOptions::default(), shards).unwrap();
-    assert_eq!(links.len(), shards);
-    let links = links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect();
-    Context::open_shards(links, &ContextOptions::default()).unwrap()
-}
-
-/// A NIC with a region and a completion queue.
-struct Nic {
-    context: Context,
-    pd: Pd,
-    cq: Cq,
-    mr: Mr,
-}
-
 const LEN: usize = 64 << 10;
 
-impl Nic {
-    fn new(shards: usize) -> Nic {
-        let context = context_with_shards(address(), shards);
-        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4096).unwrap());
-        let mr = pd.reg_mr(64 * LEN, Access::ALL).unwrap();
-        Nic { context, pd, cq, mr }
-    }
+/// Opens a NIC with a region of 64 pieces.
+fn nic_with_shards(shards: usize) -> Nic {
+    Nic::new(on_udp(&address().to_string(), shards), 64 * LEN)
+}
 
+impl Nic {
     fn ip(&self) -> IpAddr {
         self.context.link_info().addresses[0]
     }
 
-    fn qp(&self) -> Qp {
-        self.pd.create_qp(&self.cq, &self.cq, &QpOptions::default()).unwrap()
-    }
-
     fn ud_qp(&self) -> Qp {
-        let options = QpOptions::default().qp_type(QpType::Ud);
-        let qp = self.pd.create_qp(&self.cq, &self.cq, &options).unwrap();
+        let qp = self.qp(QpType::Ud);
         qp.activate(KEY).unwrap();
         qp
     }
@@ -92,12 +74,6 @@ fn shard_of(qpn: Qpn) -> usize {
     qpn.get() as usize % SHARDS
 }
 
-fn connect(a: &Qp, b: &Qp) {
-    let options = ConnectOptions::default();
-    a.connect(&b.endpoint(), &options).unwrap();
-    b.connect(&a.endpoint(), &options).unwrap();
-}
-
 fn pattern(i: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + i * 31 + at / 251) as u8).collect()
 }
@@ -126,8 +102,8 @@ fn exchange(a: &Nic, b: &Nic, pairs: &[(Qp, Qp)]) {
 
 #[test]
 fn qps_are_spread_over_shards_by_their_numbers() {
-    let nic = Nic::new(SHARDS);
-    let qps: Vec<Qp> = (0..16).map(|_| nic.qp()).collect();
+    let nic = nic_with_shards(SHARDS);
+    let qps: Vec<Qp> = (0..16).map(|_| nic.qp(QpType::Rc)).collect();
     let shards: Vec<usize> = qps.iter().map(|qp| shard_of(qp.qpn())).collect();
     assert_eq!(shards, [0, 1, 2, 3].repeat(4));
 }
@@ -135,8 +111,8 @@ fn qps_are_spread_over_shards_by_their_numbers() {
 #[test]
 fn sixteen_connections_over_four_shards_transfer_data() {
     for (shards_a, shards_b) in [(SHARDS, SHARDS), (1, SHARDS), (2, SHARDS)] {
-        let (a, b) = (Nic::new(shards_a), Nic::new(shards_b));
-        let pairs: Vec<(Qp, Qp)> = (0..16).map(|_| (a.qp(), b.qp())).collect();
+        let (a, b) = (nic_with_shards(shards_a), nic_with_shards(shards_b));
+        let pairs: Vec<(Qp, Qp)> = (0..16).map(|_| (a.qp(QpType::Rc), b.qp(QpType::Rc))).collect();
         pairs.iter().for_each(|(x, y)| connect(x, y));
         for _ in 0..4 {
             exchange(&a, &b, &pairs);
@@ -148,8 +124,8 @@ fn sixteen_connections_over_four_shards_transfer_data() {
 
 #[test]
 fn connections_between_shards_of_one_nic_transfer_data() {
-    let a = Nic::new(SHARDS);
-    let qps: Vec<Qp> = (0..5).map(|_| a.qp()).collect();
+    let a = nic_with_shards(SHARDS);
+    let qps: Vec<Qp> = (0..5).map(|_| a.qp(QpType::Rc)).collect();
     // To the next shard, and from the last to the first.
     connect(&qps[0], &qps[1]);
     connect(&qps[2], &qps[3]);
@@ -168,8 +144,8 @@ fn connections_between_shards_of_one_nic_transfer_data() {
 
 #[test]
 fn peer_responds_without_polling_on_every_shard() {
-    let (a, b) = (Nic::new(SHARDS), Nic::new(SHARDS));
-    let pairs: Vec<(Qp, Qp)> = (0..4).map(|_| (a.qp(), b.qp())).collect();
+    let (a, b) = (nic_with_shards(SHARDS), nic_with_shards(SHARDS));
+    let pairs: Vec<(Qp, Qp)> = (0..4).map(|_| (a.qp(QpType::Rc), b.qp(QpType::Rc))).collect();
     for (i, (x, y)) in pairs.iter().enumerate() {
         connect(x, y);
         let to = b.mr.remote(i * LEN);
@@ -180,12 +156,12 @@ fn peer_responds_without_polling_on_every_shard() {
 
 #[test]
 fn qps_on_an_srq_are_in_its_shard() {
-    let (a, b) = (Nic::new(SHARDS), Nic::new(SHARDS));
+    let (a, b) = (nic_with_shards(SHARDS), nic_with_shards(SHARDS));
     let caps = RecvCaps { max_wr: 64, max_sge: 1 };
     let srqs: Vec<Srq> = (0..2).map(|_| b.pd.create_srq(caps).unwrap()).collect();
     let mut pairs = Vec::new();
     for i in 0..8 {
-        let (x, srq) = (a.qp(), &srqs[i % 2]);
+        let (x, srq) = (a.qp(QpType::Rc), &srqs[i % 2]);
         let y = b.pd.create_qp(&b.cq, &b.cq, &QpOptions::default().srq(srq)).unwrap();
         assert_eq!(shard_of(y.qpn()), srq.id().0 as usize % SHARDS);
         connect(&x, &y);
@@ -208,13 +184,12 @@ fn qps_on_an_srq_are_in_its_shard() {
 
 #[test]
 fn all_xrc_objects_are_in_one_shard() {
-    let (a, b) = (Nic::new(SHARDS), Nic::new(SHARDS));
+    let (a, b) = (nic_with_shards(SHARDS), nic_with_shards(SHARDS));
     let domain = b.context.open_xrcd().unwrap();
     let caps = RecvCaps { max_wr: 8, max_sge: 1 };
     let srqs = [(); 3].map(|()| b.pd.create_srq(SrqOptions::new(caps).xrc(&domain, &b.cq)).unwrap());
-    let options = QpOptions::default().qp_type(QpType::XrcSend);
     for round in 0..3 {
-        let x = a.pd.create_qp(&a.cq, &a.cq, &options).unwrap();
+        let x = a.qp(QpType::XrcSend);
         let y = domain.create_target_qp().unwrap();
         assert_eq!([x.qpn(), y.qpn()].map(shard_of), [0, 0]);
         connect(&x, &y);
@@ -231,7 +206,7 @@ fn all_xrc_objects_are_in_one_shard() {
 
 #[test]
 fn datagrams_and_groups_reach_every_shard() {
-    let (a, b) = (Nic::new(2), Nic::new(SHARDS));
+    let (a, b) = (nic_with_shards(2), nic_with_shards(SHARDS));
     let sender = a.ud_qp();
     let members: Vec<Qp> = (0..6).map(|_| b.ud_qp()).collect();
     let group: Gid = Ipv4Addr::new(239, 94, 0, 1).to_ipv6_mapped().into();
@@ -309,7 +284,7 @@ fn limits_apply_to_the_whole_nic() {
 
 #[test]
 fn qps_are_created_and_destroyed_under_traffic() {
-    let (a, b) = (Nic::new(SHARDS), Nic::new(SHARDS));
+    let (a, b) = (nic_with_shards(SHARDS), nic_with_shards(SHARDS));
     let done = AtomicBool::new(false);
     std::thread::scope(|s| {
         for t in 0..2 {
@@ -318,7 +293,7 @@ fn qps_are_created_and_destroyed_under_traffic() {
                 let cq = a.context.create_cq(64).unwrap();
                 for round in 0..30 {
                     let x = a.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
-                    let y = b.qp();
+                    let y = b.qp(QpType::Rc);
                     connect(&x, &y);
                     // Memory ranges that the other transfers do not use.
                     let (sge, to) = ([a.piece(60 + t, LEN)], b.mr.remote((60 + t) * LEN));
@@ -335,7 +310,7 @@ fn qps_are_created_and_destroyed_under_traffic() {
                 done.store(true, Ordering::Relaxed);
             });
         }
-        let pairs: Vec<(Qp, Qp)> = (0..4).map(|_| (a.qp(), b.qp())).collect();
+        let pairs: Vec<(Qp, Qp)> = (0..4).map(|_| (a.qp(QpType::Rc), b.qp(QpType::Rc))).collect();
         pairs.iter().for_each(|(x, y)| connect(x, y));
         while !done.load(Ordering::Relaxed) {
             exchange(&a, &b, &pairs);
@@ -352,7 +327,7 @@ fn send_segmented(from: &UdpSocket, to: IpAddr, segment: usize, packets: &[u8]) 
 
 #[test]
 fn coalesced_datagram_with_packets_of_all_shards_reaches_each() {
-    let b = Nic::new(SHARDS);
+    let b = nic_with_shards(SHARDS);
     let qps: Vec<Qp> = (0..SHARDS).map(|_| b.ud_qp()).collect();
     let own = address();
     let from = UdpSocket::bind((own, ROCE_PORT)).unwrap();
@@ -397,7 +372,7 @@ fn coalesced_datagram_with_packets_of_all_shards_reaches_each() {
 #[test]
 fn second_bind_of_the_port_is_refused_with_any_shard_count() {
     let ip = address();
-    let several = context_with_shards(ip, SHARDS);
+    let several = on_udp(&ip.to_string(), SHARDS);
     for count in [1, SHARDS] {
         let error = UdpLink::bind_shards(ip, &UdpOptions::default(), count).err().unwrap();
         assert!(matches!(error, UdpLinkError::InUse { .. }), "{error}");
@@ -406,16 +381,16 @@ fn second_bind_of_the_port_is_refused_with_any_shard_count() {
     }
     assert_eq!(UdpSocket::bind((ip, ROCE_PORT)).unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
     drop(several);
-    let one = context_with_shards(ip, 1);
+    let one = on_udp(&ip.to_string(), 1);
     assert!(UdpLink::bind_shards(ip, &UdpOptions::default(), SHARDS).is_err());
     drop(one);
-    context_with_shards(ip, SHARDS);
+    on_udp(&ip.to_string(), SHARDS);
 }
 
 #[test]
 fn bind_of_the_port_in_another_process_is_refused() {
     let ip = address();
-    let _nic = context_with_shards(ip, SHARDS);
+    let _nic = on_udp(&ip.to_string(), SHARDS);
     for shards in ["1", "2"] {
         let link = format!("udp:{ip}");
         let out = Command::new(env!("CARGO_BIN_EXE_urxe"))
@@ -429,8 +404,8 @@ fn bind_of_the_port_in_another_process_is_refused() {
 
 #[test]
 fn nic_events_are_raised_once_for_all_shards() {
-    let nic = Nic::new(SHARDS);
-    let mut qps: Vec<Qp> = (0..SHARDS).map(|_| nic.qp()).collect();
+    let nic = nic_with_shards(SHARDS);
+    let mut qps: Vec<Qp> = (0..SHARDS).map(|_| nic.qp(QpType::Rc)).collect();
     let (first, other) = (nic.context.query_gid(0).unwrap(), Gid::from(IpAddr::from([127, 94, 9, 9])));
     nic.context.set_gids(&[first, other]);
     assert_eq!(nic.context.next_event(), Some(AsyncEvent::GidChange));
@@ -476,14 +451,11 @@ fn capture_contains_all_shards_as_one_interface() {
             None => capture.capture(link, "nic"),
         };
         interface = Some(link.handle());
-        Box::new(link) as Box<dyn Link>
+        link
     });
-    let context = Context::open_shards(links.collect(), &ContextOptions::default()).unwrap();
-    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
-    let mr = pd.reg_mr(1024, Access::ALL).unwrap();
-    let nic = Nic { context, pd, cq, mr };
-    let peer = Nic::new(1);
-    let pairs: Vec<(Qp, Qp)> = (0..8).map(|_| (nic.qp(), peer.qp())).collect();
+    let nic = Nic::new(open(links), 1024);
+    let peer = nic_with_shards(1);
+    let pairs: Vec<(Qp, Qp)> = (0..8).map(|_| (nic.qp(QpType::Rc), peer.qp(QpType::Rc))).collect();
     for (x, y) in &pairs {
         connect(x, y);
         x.post_send(&SendWr::write(1, &[nic.mr.sge(0..512)], peer.mr.remote(0))).unwrap();

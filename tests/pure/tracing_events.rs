@@ -7,7 +7,7 @@ use std::time::Duration;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
-use urxe::link::faults::{Action, Direction, Faults, Rule, When};
+use urxe::link::faults::{Action, Direction, Rule, When};
 use urxe::verbs::*;
 use urxe::wire::{Operation, Syndrome};
 
@@ -61,16 +61,9 @@ impl Collector {
 /// Returns two connected NICs in virtual time; the rules apply to the first.
 fn pair(rules: Vec<Rule>) -> [TestEndpoint; 2] {
     let fabric = Fabric::virtual_time(FabricConfig::default().latency(Duration::from_micros(10))).unwrap();
-    let port = fabric.port(&fabric.auto_address()).unwrap();
-    let faulty =
-        Context::on_port(port, &ContextOptions::default(), |port| Box::new(Faults::new(port, rules, 0)));
-    let nodes =
-        [faulty, Context::on_fabric(&fabric)].map(|context| TestEndpoint::new(context.unwrap()).unwrap());
     // Few retries, so that their exhaustion is near.
     let options = ConnectOptions::default().mtu(Mtu::Mtu1024).retry_cnt(1).rnr_retry(1);
-    nodes[0].qp.connect(&nodes[1].qp.endpoint(), &options).unwrap();
-    nodes[1].qp.connect(&nodes[0].qp.endpoint(), &options).unwrap();
-    nodes
+    fabric.pair_builder().faults(rules).connect(options).build().unwrap().into()
 }
 
 fn write_rule(when: When) -> Rule {

@@ -3,10 +3,14 @@
 
 #[path = "verbs_api/batches.rs"]
 mod batches;
+#[path = "../support/breakable.rs"]
+mod breakable;
 #[path = "verbs_api/events.rs"]
 mod events;
 #[path = "verbs_api/injection.rs"]
 mod injection;
+#[path = "../support/nic.rs"]
+mod nic;
 #[path = "verbs_api/notifications.rs"]
 mod notifications;
 #[path = "verbs_api/polling.rs"]
@@ -18,6 +22,7 @@ mod queries;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use nic::{connect, qp_pair};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use urxe::verbs::*;
 

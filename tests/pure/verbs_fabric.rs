@@ -1,5 +1,8 @@
 //! Tests of the verbs API over the in-memory fabric: the mock NIC as a user links it.
 
+#[path = "../support/nic.rs"]
+mod nic;
+
 use std::time::Duration;
 
 use urxe::verbs::*;
@@ -94,10 +97,7 @@ fn completion_channel_becomes_readable_on_completion() {
     let (a, b) = Fabric::new().pair().unwrap();
     let channel = b.context.create_channel().unwrap();
     let cq = b.context.create_cq(CqOptions::new(16).channel(&channel)).unwrap();
-    let qp = b.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
-    let peer = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap();
-    qp.connect(&peer.endpoint(), &ConnectOptions::default()).unwrap();
-    peer.connect(&qp.endpoint(), &ConnectOptions::default()).unwrap();
+    let (qp, peer) = nic::qp_pair((&b.pd, &cq), (&a.pd, &a.cq));
     cq.req_notify(Notify::Any);
     assert!(channel.next_event().is_none());
     qp.post_recv(&RecvWr::new(1, &[])).unwrap();
@@ -124,14 +124,8 @@ fn retries_do_not_congest_a_slow_wire_with_a_short_queue() {
     let config =
         FabricConfig::default().bandwidth(20_000_000).queue_bytes(100_000).latency(Duration::from_micros(50));
     let fabric = Fabric::virtual_time(config).unwrap();
-    let (a, b) = (
-        TestEndpoint::new(Context::on_fabric(&fabric).unwrap()),
-        TestEndpoint::new(Context::on_fabric(&fabric).unwrap()),
-    );
-    let (a, b) = (a.unwrap(), b.unwrap());
     let options = ConnectOptions::default().mtu(Mtu::Mtu256);
-    a.qp.connect(&b.qp.endpoint(), &options).unwrap();
-    b.qp.connect(&a.qp.endpoint(), &options).unwrap();
+    let (a, b) = fabric.pair_builder().connect(options).build().unwrap();
     let len = 1 << 20;
     let (src, dst) = (a.pd.reg_mr(len, Access::ALL).unwrap(), b.pd.reg_mr(len, Access::ALL).unwrap());
     let data: Vec<u8> = (0..len).map(|i| (i * 7 + (i >> 8)) as u8).collect();

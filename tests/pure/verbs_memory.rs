@@ -9,14 +9,9 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns two connected endpoints whose queue pairs allow all kinds of access.
 fn pair() -> (TestEndpoint, TestEndpoint) {
+    let access = Access::ALL | Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
     let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
-    let a = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
-    let b = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
-    let options =
-        ConnectOptions::default().access(Access::ALL | Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT);
-    a.qp.connect(&b.qp.endpoint(), &options).unwrap();
-    b.qp.connect(&a.qp.endpoint(), &options).unwrap();
-    (a, b)
+    fabric.pair_builder().connect(ConnectOptions::default().access(access)).build().unwrap()
 }
 
 fn execute(node: &TestEndpoint, wr: &SendWr<'_>) -> Completion {

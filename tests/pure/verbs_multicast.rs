@@ -1,9 +1,12 @@
 //! Tests of multicast through the verbs API, on the in-memory fabric.
 
+#[path = "../support/nic.rs"]
+mod nic;
+
 use std::net::IpAddr;
 use std::time::Duration;
 
-use urxe::link::udp::{UdpLink, UdpOptions};
+use nic::on_udp;
 use urxe::verbs::*;
 use urxe::wire::Flow;
 
@@ -233,8 +236,7 @@ fn invalid_attach_is_refused_with_the_reason() {
     let refused = a.qp.attach_mcast(gid("ff15::1")).unwrap_err();
     assert!(matches!(refused, AttachError::Multicast(MulticastError::TooManyGroups(8192))), "{refused}");
     // A QP is not attached if the link refuses to join the group.
-    let udp = UdpLink::bind("127.30.9.1".parse().unwrap(), &UdpOptions::default()).unwrap();
-    let v4_only = member(Context::open(Box::new(udp), &ContextOptions::default()).unwrap());
+    let v4_only = member(on_udp("127.30.9.1", 1));
     let refused = v4_only.qp.attach_mcast(gid("ff15::1")).unwrap_err();
     assert!(matches!(refused, AttachError::Join(JoinError::NoAddress(_))), "{refused}");
     assert_eq!(v4_only.qp.detach_mcast(gid("ff15::1")), Err(MulticastError::NotAttached(gid("ff15::1"))));
@@ -243,10 +245,7 @@ fn invalid_attach_is_refused_with_the_reason() {
 /// Three NICs on UDP sockets of this machine, each with its own loopback address.
 #[test]
 fn multicast_reaches_members_over_udp() {
-    let [a, b, c] = ["127.30.0.1", "127.30.0.2", "127.30.0.3"].map(|ip| {
-        let udp = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
-        member(Context::open(Box::new(udp), &ContextOptions::default()).unwrap())
-    });
+    let [a, b, c] = ["127.30.0.1", "127.30.0.2", "127.30.0.3"].map(|ip| member(on_udp(ip, 1)));
     let group = gid("239.30.0.1");
     for m in [&a, &b, &c] {
         m.qp.attach_mcast(group).unwrap();

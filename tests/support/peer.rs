@@ -1,8 +1,12 @@
 //! Verbs objects of urxe and of the kernel's rxe on a testbed, with functions that connect their QPs.
 #![allow(dead_code, reason = "each test target uses its part")]
 
+#[path = "nic.rs"]
+pub mod nic;
+
 use super::guest::{Vsh, Wc};
 use super::testbed::{Ip, Testbed};
+pub use nic::Nic as Side;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 use urxe::link::udp::{UdpLink, UdpOptions};
@@ -36,7 +40,7 @@ impl Testbed {
 
     /// Opens a NIC on the link that `wrap` returns for the local end of the wire.
     pub fn open_wrapped(&self, ip: Ip, wrap: impl FnOnce(Box<dyn Link>) -> Box<dyn Link>) -> Side {
-        Side::new(wrap(self.link(ip)), REGION)
+        Side::new(nic::open([wrap(self.link(ip))]), REGION)
     }
 
     /// Starts a verbs shell in the guest with a region `m` of `len` bytes.
@@ -148,27 +152,7 @@ impl ConnectParams {
     }
 }
 
-/// The urxe side.
-pub struct Side {
-    pub context: Context,
-    pub pd: Pd,
-    pub cq: Cq,
-    pub mr: Mr,
-}
-
 impl Side {
-    pub fn new(link: Box<dyn Link>, len: usize) -> Side {
-        Side::with_options(link, len, &ContextOptions::default())
-    }
-
-    pub fn with_options(link: Box<dyn Link>, len: usize, options: &ContextOptions) -> Side {
-        let context = Context::open(link, options).unwrap();
-        let pd = context.alloc_pd().unwrap();
-        let cq = context.create_cq(4096).unwrap();
-        let mr = pd.reg_mr(len, Access::ALL).unwrap();
-        Side { context, pd, cq, mr }
-    }
-
     pub fn gid_index(&self, ip: IpAddr) -> u8 {
         let found = self.context.gids().iter().position(|g| g.ip() == ip);
         found.unwrap_or_else(|| panic!("no GID for {ip}: {:?}", self.context.gids())) as u8

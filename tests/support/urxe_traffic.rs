@@ -1,6 +1,7 @@
 //! Traffic of every service between two urxe NICs in virtual time, identical in each run.
 #![allow(dead_code, reason = "each test target uses its part")]
 
+use super::nic::{Nic, connect_with};
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
@@ -93,18 +94,7 @@ impl Write for SharedBuffer {
     }
 }
 
-struct Host {
-    context: Context,
-    pd: Pd,
-    cq: Cq,
-    mr: Mr,
-}
-
-impl Host {
-    fn qp(&self, qp_type: QpType) -> Qp {
-        self.pd.create_qp(&self.cq, &self.cq, &QpOptions::default().qp_type(qp_type)).unwrap()
-    }
-
+impl Nic {
     /// Posts a work request, and waits for its completion.
     fn post_and_wait(&self, qp: &Qp, wr: &SendWr<'_>) {
         qp.post_send(wr).unwrap();
@@ -114,8 +104,8 @@ impl Host {
 
 /// Two NICs. `a` sends the requests, `b` responds; the capture is recorded at `a`.
 struct Hosts {
-    a: Host,
-    b: Host,
+    a: Nic,
+    b: Nic,
 }
 
 impl Hosts {
@@ -133,12 +123,11 @@ impl Hosts {
                 1 => Box::new(file.capture(port, "a")),
                 _ => Box::new(port),
             });
-            let context = context.unwrap();
-            let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
             let flushes = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
-            let mr = pd.reg_mr(REGION_LEN, Access::ALL | Access::MW_BIND | flushes).unwrap();
-            mr.write(0, &(0..REGION_LEN).map(|i| (i + (i >> 8)) as u8 ^ n).collect::<Vec<_>>()).unwrap();
-            Host { context, pd, cq, mr }
+            let access = Access::ALL | Access::MW_BIND | flushes;
+            let nic = Nic::with_access(context.unwrap(), REGION_LEN, access);
+            nic.mr.write(0, &(0..REGION_LEN).map(|i| (i + (i >> 8)) as u8 ^ n).collect::<Vec<_>>()).unwrap();
+            nic
         };
         Hosts { a: host(1), b: host(2) }
     }
@@ -150,8 +139,7 @@ impl Hosts {
 
     fn connect(&self, qp_type: QpType) -> (Qp, Qp) {
         let (x, y) = (self.a.qp(qp_type), self.b.qp(qp_type));
-        x.connect(&y.endpoint(), &Self::options()).unwrap();
-        y.connect(&x.endpoint(), &Self::options()).unwrap();
+        connect_with(&x, &y, &Self::options());
         (x, y)
     }
 
@@ -232,8 +220,7 @@ fn xrc(hosts: &Hosts) {
     let xrcd = b.context.open_xrcd().unwrap();
     let srq = b.pd.create_srq(SrqOptions::new(RecvCaps { max_wr: 8, max_sge: 1 }).xrc(&xrcd, &b.cq)).unwrap();
     let (x, y) = (a.qp(QpType::XrcSend), xrcd.create_target_qp().unwrap());
-    x.connect(&y.endpoint(), &Hosts::options()).unwrap();
-    y.connect(&x.endpoint(), &Hosts::options()).unwrap();
+    connect_with(&x, &y, &Hosts::options());
     // Another queue pair of `b` registers the region that a SEND invalidates, because the target cannot post.
     let (_other, fast_qp) = hosts.connect(QpType::Rc);
     let fast = b.pd.alloc_mr(REGION_LEN).unwrap();

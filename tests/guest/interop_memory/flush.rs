@@ -16,7 +16,7 @@ const BOTH: Placement = Placement::all();
 /// Opens a NIC with this personality, as the peer of the guest.
 fn pair(setup: &Testbed, ip: Ip, personality: Personality) -> Pair<'_> {
     let options = ContextOptions::default().personality(personality);
-    Pair::with_side(setup, ip, Side::with_options(setup.link(ip), REGION, &options))
+    Pair::with_side(setup, ip, Side::new(Context::open(setup.link(ip), &options).unwrap(), REGION))
 }
 
 fn params(ip: Ip) -> ConnectParams {

@@ -11,7 +11,7 @@ use urxe::verbs::*;
 use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, icrc};
 
 use super::netns::Veth;
-use super::{now, open};
+use super::{nic, now, open};
 
 pub const FAMILIES: [&str; 2] = ["10.77.0.", "fd77::"];
 
@@ -248,26 +248,19 @@ fn messages_arrive_intact_with_and_without_offload() {
     let net = Veth::new(4500);
     let len = 777_777;
     for options in [["", ""], ["", ",offload=off"], [",offload=off", ""]] {
-        let node = |side: usize| {
-            let link = open(&net, side, &format!("packet:v{side}{}", options[side]));
-            let context = Context::open(Box::new(link), &ContextOptions::default()).unwrap();
-            let pd = context.alloc_pd().unwrap();
-            let cq = context.create_cq(64).unwrap();
-            let qp = pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
-            (pd.reg_mr(len, Access::ALL).unwrap(), cq, qp)
-        };
-        let ((x, cq, qp), (y, _peer_cq, peer)) = (node(0), node(1));
-        qp.connect(&peer.endpoint(), &ConnectOptions::default()).unwrap();
-        peer.connect(&qp.endpoint(), &ConnectOptions::default()).unwrap();
+        let context =
+            |side: usize| nic::open([open(&net, side, &format!("packet:v{side}{}", options[side]))]);
+        let [a, b] = nic::pair([0, 1].map(context));
+        let [x, y] = [&a, &b].map(|n| n.pd.reg_mr(len, Access::ALL).unwrap());
         let sent: Vec<u8> = (0..len).map(|at| byte(1, at)).collect();
         x.write(0, &sent).unwrap();
-        let wait = || cq.wait(Duration::from_secs(10)).unwrap_or_else(|e| panic!("{options:?}: {e}"));
+        let wait = || a.cq.wait(Duration::from_secs(10)).unwrap_or_else(|e| panic!("{options:?}: {e}"));
         let pieces = [x.sge(0..1001), x.sge(1001..500_000), x.sge(500_000..len)];
-        qp.post_send(&SendWr::write(1, &pieces, y.remote(0))).unwrap();
+        a.qp.post_send(&SendWr::write(1, &pieces, y.remote(0))).unwrap();
         wait();
         assert!(y.to_vec() == sent, "{options:?}");
         x.write(0, &vec![0; len]).unwrap();
-        qp.post_send(&SendWr::read(2, &pieces, y.remote(0))).unwrap();
+        a.qp.post_send(&SendWr::read(2, &pieces, y.remote(0))).unwrap();
         wait();
         assert!(x.to_vec() == sent, "{options:?}");
     }

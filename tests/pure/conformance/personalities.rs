@@ -377,8 +377,7 @@ fn virtual_fabric() -> Fabric {
 }
 
 fn context(fabric: &Fabric, personality: Personality) -> Context {
-    let options = ContextOptions::default().personality(personality);
-    Context::on_port(fabric.port(&fabric.auto_address()).unwrap(), &options, |port| Box::new(port)).unwrap()
+    crate::nic::on_fabric(fabric, &ContextOptions::default().personality(personality))
 }
 
 /// Returns options with the shortest timeout and no retry.
@@ -406,9 +405,7 @@ fn flush_status_with_strict_peer(p: Personality) -> WcStatus {
     let [a, b] = [p, Personality::STRICT].map(|p| TestEndpoint::new(context(&fabric, p)).unwrap());
     let access = Access::ALL | Access::FLUSH_GLOBAL;
     let options = no_retries().access(access);
-    for (one, other) in [(&a, &b), (&b, &a)] {
-        one.qp.connect(&other.qp.endpoint(), &options).unwrap();
-    }
+    crate::nic::connect_with(&a.qp, &b.qp, &options);
     let mr = b.pd.reg_mr(64, access).unwrap();
     let placement = verbs::Placement::GLOBAL;
     a.qp.post_send(&SendWr::flush(1, mr.remote(0), 64, placement)).unwrap();

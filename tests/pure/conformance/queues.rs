@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use urxe::transport::{AsyncEvent, CqId, QpAttr, QpState, QpType, WcOpcode, WcStatus, WrOp};
-use urxe::verbs::{
-    ConnectOptions, CqOverflow, CreateError, Fabric, FabricConfig, Personality, QpOptions, RecvWr, SendWr,
-};
+use urxe::verbs::{CqOverflow, CreateError, Fabric, FabricConfig, Personality, RecvWr, SendWr};
 use urxe::wire::{RKey, Syndrome};
 
 use crate::bench::{Bench, RQ, SQ, Setup, Wc, bad, flushed, ok};
@@ -88,10 +86,7 @@ cases! {
         let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
         let (a, b) = fabric.pair().unwrap();
         let cq = a.context.create_cq(2).unwrap();
-        let qp = a.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
-        let peer = b.pd.create_qp(&b.cq, &b.cq, &QpOptions::default()).unwrap();
-        qp.connect(&peer.endpoint(), &ConnectOptions::default()).unwrap();
-        peer.connect(&qp.endpoint(), &ConnectOptions::default()).unwrap();
+        let (qp, peer) = crate::nic::qp_pair((&a.pd, &cq), (&b.pd, &b.cq));
         let send = |wr_id| {
             peer.post_recv(&RecvWr::new(wr_id, &[])).unwrap();
             qp.post_send(&SendWr::send(wr_id, &[])).unwrap();

@@ -1,6 +1,5 @@
 //! Establishment and release of connections, and data transfer on them.
 
-use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
@@ -80,9 +79,7 @@ fn connection_over_udp_succeeds() {
 /// QP1 belongs to one shard, and the connections' queue pairs are spread over all of them.
 #[test]
 fn connections_to_sharded_nic_succeed() {
-    let links = UdpLink::bind_shards("127.101.1.4".parse().unwrap(), &UdpOptions::default(), 4).unwrap();
-    let links = links.into_iter().map(|link| Box::new(link) as _).collect();
-    let server = Side::new(Context::open_shards(links, &ContextOptions::default()).unwrap());
+    let server = Side::new(nic::on_udp("127.101.1.4", 4));
     let client = Side::on_udp("127.101.1.5");
     let at = server.addr(7471);
     let _listener = server.listen(PortSpace::Tcp, at);

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
+use super::fixture::breakable::Receive;
 use super::fixture::*;
 
 /// Returns a side whose device can be removed, and the flag that removes it.

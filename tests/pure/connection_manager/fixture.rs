@@ -1,18 +1,19 @@
 //! A device with a connection manager, and operations of tests on two of them.
 #![allow(dead_code, reason = "each test target uses a part of the module")]
 
+#[path = "../../support/breakable.rs"]
+pub mod breakable;
+#[path = "../../support/nic.rs"]
+pub mod nic;
+
 use std::collections::HashMap;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use urxe::link::fabric::FabricPort;
-use urxe::link::udp::{UdpLink, UdpOptions};
-use urxe::link::{JoinError, Link, LinkInfo, RxBurst};
-use urxe::transport::{Instant, TxQueue};
+use breakable::{BreakablePort, Receive};
+use urxe::link::Link;
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
@@ -54,15 +55,16 @@ impl Side {
         receive: Receive,
     ) -> Side {
         let port = fabric.port(addresses).unwrap();
-        let wrap =
-            |inner| Box::new(Breakable { inner, is_broken: is_broken.clone(), receive }) as Box<dyn Link>;
+        let wrap = |inner| {
+            let is_broken = is_broken.clone();
+            Box::new(BreakablePort { inner, is_broken, transmit: Link::transmit, receive }) as Box<dyn Link>
+        };
         Side::new(Context::on_port(port, &ContextOptions::default(), wrap).unwrap())
     }
 
     /// Creates a side on a UDP socket of a loopback address that no other test uses.
     pub fn on_udp(ip: &str) -> Side {
-        let link = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
-        Side::new(Context::open(Box::new(link), &ContextOptions::default()).unwrap())
+        Side::new(nic::on_udp(ip, 1))
     }
 
     pub fn ip(&self, v4: bool) -> IpAddr {
@@ -128,43 +130,6 @@ impl Side {
         request.id.attach_qp(&qp).unwrap();
         request.id.accept(&ConnParam::with_data(private_data)).unwrap();
         End { id: request.id, qp }
-    }
-}
-
-/// Receive function of a broken port.
-pub type Receive = fn(&mut FabricPort, Instant, &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize>;
-
-/// A fabric port that can be broken.
-struct Breakable {
-    inner: FabricPort,
-    is_broken: Arc<AtomicBool>,
-    receive: Receive,
-}
-
-impl Link for Breakable {
-    fn info(&self) -> &LinkInfo {
-        self.inner.info()
-    }
-    fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
-        self.inner.transmit(now, queue)
-    }
-    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        match self.is_broken.load(Ordering::SeqCst) {
-            true => (self.receive)(&mut self.inner, now, sink),
-            false => self.inner.receive(now, sink),
-        }
-    }
-    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.inner.join(now, group)
-    }
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
-    }
-    fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
-    }
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
     }
 }
 

@@ -10,6 +10,7 @@ use urxe::link::Link;
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
+use super::fixture::breakable::Receive;
 use super::fixture::*;
 
 /// Returns a side whose device has two addresses. Once `is_first_path_down` is set, it receives no packets at

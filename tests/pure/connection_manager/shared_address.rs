@@ -14,8 +14,7 @@ fn open_shared(ip: &str) -> Side {
     let sharing = Sharing { program: env!("CARGO_BIN_EXE_urxe").into(), any_user: false };
     let ip: IpAddr = ip.parse().unwrap();
     let links = SharedUdpLink::bind(ip, &UdpOptions::default(), 1, &sharing).unwrap();
-    let links = links.into_iter().map(|link| Box::new(link) as _).collect();
-    Side::new(Context::open_shards(links, &ContextOptions::default()).unwrap())
+    Side::new(nic::open(links))
 }
 
 #[test]

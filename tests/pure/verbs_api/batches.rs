@@ -121,9 +121,8 @@ fn batch_beyond_queue_capacity_is_refused_completely() {
     let (a, b) = fabric.pair().unwrap();
     let send = SendCaps { max_wr: 4, max_sge: 1, max_inline: 8 };
     let qp = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default().send(send)).unwrap();
-    qp.connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
     b.qp.modify(&QpAttr::new(QpState::Reset)).unwrap();
-    b.qp.connect(&qp.endpoint(), &ConnectOptions::default()).unwrap();
+    connect(&qp, &b.qp);
     let dst = region(&b, 64);
     let write = |at| SendWr::write(0, &[], dst.remote(at)).inline(&[1, 2, 3, 4, 5][at..=at]);
     let post = |n: usize| qp.post_send_all(&(0..n).map(write).collect::<Vec<_>>());
@@ -226,13 +225,12 @@ fn inline_pieces_are_posted_with_post_send() {
 #[test]
 fn messages_of_one_batch_reach_different_srqs() {
     let fabric = slow_fabric();
-    let [a, b] = [(); 2].map(|()| TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap());
+    let (a, b) = fabric.pair().unwrap();
     let xrcd = b.context.open_xrcd().unwrap();
     let target = xrcd.create_target_qp().unwrap();
     let options = QpOptions::default().qp_type(QpType::XrcSend);
     let qp = a.pd.create_qp(&a.cq, &a.cq, &options).unwrap();
-    qp.connect(&target.endpoint(), &ConnectOptions::default()).unwrap();
-    target.connect(&qp.endpoint(), &ConnectOptions::default()).unwrap();
+    connect(&qp, &target);
     let caps = RecvCaps { max_wr: 4, max_sge: 1 };
     let cqs = [(); 2].map(|()| b.context.create_cq(4).unwrap());
     let srqs = cqs.each_ref().map(|cq| b.pd.create_srq(SrqOptions::new(caps).xrc(&xrcd, cq)).unwrap());

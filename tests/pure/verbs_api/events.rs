@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::eventfd::EventFd;
-use urxe::link::fabric::FabricPort;
 use urxe::link::{Link, LinkInfo, RxBurst};
 use urxe::transport::{BurstLimits, Instant, TxQueue};
 
+use super::breakable::{BreakablePort, Receive, Transmit};
 use super::*;
 
 fn address(node: &TestEndpoint) -> IpAddr {
@@ -112,63 +112,24 @@ fn set_gids_changes_the_table_and_raises_gid_change() {
     assert_eq!((a.context.query_port().gid_table_len, a.context.query_gid(2)), (3, Some(later)));
 }
 
-/// A link that can be removed.
-struct RemovableLink {
-    inner: FabricPort,
-    is_removed: Arc<AtomicBool>,
-    /// Whether the removal is detected on receive; otherwise on transmit.
-    on_receive: bool,
-}
-
-impl RemovableLink {
-    fn check(&self, receiving: bool) -> io::Result<()> {
-        let is_detected = self.is_removed.load(Ordering::SeqCst) && receiving == self.on_receive;
-        if is_detected { Err(io::Error::other("the device was removed")) } else { Ok(()) }
-    }
-}
-
-impl Link for RemovableLink {
-    fn info(&self) -> &LinkInfo {
-        self.inner.info()
-    }
-    fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
-        self.check(false)?;
-        self.inner.transmit(now, queue)
-    }
-    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        self.check(true)?;
-        self.inner.receive(now, sink)
-    }
-    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.inner.join(now, group)
-    }
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
-    }
-    fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
-    }
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-}
-
 fn check_device_removal(on_receive: bool) {
     let fabric = slow_fabric();
     let is_removed = Arc::new(AtomicBool::new(false));
     let port = fabric.port(&fabric.auto_address()).unwrap();
-    let wrap = |inner| {
-        Box::new(RemovableLink { inner, is_removed: is_removed.clone(), on_receive }) as Box<dyn Link>
+    let (transmit, receive): (Transmit, Receive) = match on_receive {
+        true => (Link::transmit, |_, _, _| Err(io::Error::other("the device was removed"))),
+        false => (|_, _, _| Err(io::Error::other("the device was removed")), Link::receive),
     };
-    let a = TestEndpoint::new(Context::on_port(port, &ContextOptions::default(), wrap).unwrap()).unwrap();
-    let b = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
+    let wrap = |inner| {
+        Box::new(BreakablePort { inner, is_broken: is_removed.clone(), transmit, receive }) as Box<dyn Link>
+    };
+    let a = Context::on_port(port, &ContextOptions::default(), wrap).unwrap();
+    let [a, _b] = nic::pair([a, Context::on_fabric(&fabric).unwrap()]);
     let unused = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap();
     let ud = QpOptions::default().qp_type(QpType::Ud);
     let [attached, detached] = [(); 2].map(|()| a.pd.create_qp(&a.cq, &a.cq, &ud).unwrap());
     let group = |n| Gid::from(IpAddr::from([239, 0, 0, n]));
     attached.attach_mcast(group(1)).unwrap();
-    a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
-    b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
     a.qp.post_recv(&RecvWr::new(1, &[])).unwrap();
     a.qp.post_send(&SendWr::write(2, &[], RemoteAddr::default())).unwrap();
     fabric.advance(Duration::from_micros(5));

@@ -171,10 +171,7 @@ fn completion_channel_wakes_a_task_through_async_fd() {
     let (a, b) = fabric.pair().unwrap();
     let channel = b.context.create_channel().unwrap();
     let cq = b.context.create_cq(CqOptions::new(8).channel(&channel)).unwrap();
-    let qp = b.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
-    let peer = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap();
-    qp.connect(&peer.endpoint(), &ConnectOptions::default()).unwrap();
-    peer.connect(&qp.endpoint(), &ConnectOptions::default()).unwrap();
+    let (qp, peer) = qp_pair((&b.pd, &cq), (&a.pd, &a.cq));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         // SAFETY: the channel owns one descriptor, which stays open as long as the channel.

@@ -17,13 +17,10 @@ struct Fixture {
 
 fn fixture() -> Fixture {
     let fabric = slow_fabric();
-    let [a, b] = [(); 2].map(|()| TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap());
+    let (a, b) = fabric.pair().unwrap();
     let channel = b.context.create_channel().unwrap();
     let cq = b.context.create_cq(CqOptions::new(16).channel(&channel)).unwrap();
-    let qp = b.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
-    let peer = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap();
-    qp.connect(&peer.endpoint(), &ConnectOptions::default()).unwrap();
-    peer.connect(&qp.endpoint(), &ConnectOptions::default()).unwrap();
+    let (qp, peer) = qp_pair((&b.pd, &cq), (&a.pd, &a.cq));
     Fixture { a, b, peer, qp, cq, channel, fabric }
 }
 

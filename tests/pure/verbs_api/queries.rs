@@ -5,8 +5,7 @@ use super::*;
 fn with_limits(fabric: &Fabric, change: fn(&mut Limits)) -> Context {
     let mut options = ContextOptions::default();
     change(&mut options.personality.limits);
-    let port = fabric.port(&fabric.auto_address()).unwrap();
-    Context::on_port(port, &options, |port| Box::new(port)).unwrap()
+    nic::on_fabric(fabric, &options)
 }
 
 #[test]

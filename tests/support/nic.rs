@@ -1,0 +1,78 @@
+//! NICs on any link, and connections between their queue pairs. Two connected NICs on one fabric are
+//! `Fabric::pair` and `Fabric::pair_builder` of the library.
+#![allow(dead_code, reason = "each test target uses its part")]
+
+use urxe::link::Link;
+use urxe::link::udp::{UdpLink, UdpOptions};
+use urxe::verbs::*;
+
+/// A NIC with a protection domain, a CQ of 4096 entries for all QPs, and a region.
+pub struct Nic {
+    pub context: Context,
+    pub pd: Pd,
+    pub cq: Cq,
+    pub mr: Mr,
+}
+
+impl Nic {
+    /// Creates the objects on an open context, with a region of `len` bytes.
+    pub fn new(context: Context, len: usize) -> Nic {
+        Nic::with_access(context, len, Access::ALL)
+    }
+
+    /// Like [`new`](Self::new), with these access rights of the region.
+    pub fn with_access(context: Context, len: usize, access: Access) -> Nic {
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4096).unwrap());
+        let mr = pd.reg_mr(len, access).unwrap();
+        Nic { context, pd, cq, mr }
+    }
+
+    /// Creates a QP of this type.
+    pub fn qp(&self, qp_type: QpType) -> Qp {
+        self.pd.create_qp(&self.cq, &self.cq, &QpOptions::default().qp_type(qp_type)).unwrap()
+    }
+}
+
+/// Opens a context on links, one for each shard.
+pub fn open<L: Link + 'static>(links: impl IntoIterator<Item = L>) -> Context {
+    let links = links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect();
+    Context::open_shards(links, &ContextOptions::default()).unwrap()
+}
+
+/// Opens a context on a new port of a fabric.
+pub fn on_fabric(fabric: &Fabric, options: &ContextOptions) -> Context {
+    let port = fabric.port(&fabric.auto_address()).unwrap();
+    Context::on_port(port, options, |port| Box::new(port)).unwrap()
+}
+
+/// Opens a context on UDP sockets of a local address, one for each shard.
+pub fn on_udp(ip: &str, shards: usize) -> Context {
+    let links = UdpLink::bind_shards(ip.parse().unwrap(), &UdpOptions::default(), shards).unwrap();
+    assert_eq!(links.len(), shards);
+    open(links)
+}
+
+/// Connects two QPs.
+pub fn connect(a: &Qp, b: &Qp) {
+    connect_with(a, b, &ConnectOptions::default());
+}
+
+/// Connects two QPs with the same options at both ends.
+pub fn connect_with(a: &Qp, b: &Qp, options: &ConnectOptions) {
+    a.connect(&b.endpoint(), options).unwrap();
+    b.connect(&a.endpoint(), options).unwrap();
+}
+
+/// Creates endpoints on two contexts, and connects their QPs.
+pub fn pair(contexts: [Context; 2]) -> [TestEndpoint; 2] {
+    let [a, b] = contexts.map(|context| TestEndpoint::new(context).unwrap());
+    connect(&a.qp, &b.qp);
+    [a, b]
+}
+
+/// Creates two connected QPs in these protection domains, each with one CQ for sends and receives.
+pub fn qp_pair(a: (&Pd, &Cq), b: (&Pd, &Cq)) -> (Qp, Qp) {
+    let [a, b] = [a, b].map(|(pd, cq)| pd.create_qp(cq, cq, &QpOptions::default()).unwrap());
+    connect(&a, &b);
+    (a, b)
+}
