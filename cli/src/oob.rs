@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seconds_parse_or_are_rejected() {
+    fn valid_seconds_are_parsed_and_invalid_ones_rejected() {
         assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
         assert_eq!(parse_seconds("10s"), Ok(Duration::from_secs(10)));
         for bad in ["", "0", "-1", "soon", "1e30", "nan"] {

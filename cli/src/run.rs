@@ -490,7 +490,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quoted_values_survive_a_shell() {
+    fn shell_evaluates_quoted_values_to_the_originals() {
         for text in ["", "plain", "two words", "it's", "$HOME `x` \\ \"", "a\nb"] {
             let mut script = b"printf %s ".to_vec();
             script.extend(shell_quote(OsStr::new(text)));

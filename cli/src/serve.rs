@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_endpoints_parse_or_name_the_invalid_field() {
+    fn peer_endpoint_is_parsed_or_its_invalid_field_is_named() {
         let PeerSpec(e) = "10.77.0.2,0x11,4660".parse().unwrap();
         assert_eq!((e.gid.ip().to_string(), e.qpn.get(), e.psn.get()), ("10.77.0.2".into(), 0x11, 0x1234));
         let PeerSpec(e) = "fe80::1,17,0".parse().unwrap();

@@ -142,7 +142,7 @@ fn failed_work_request_ends_the_wait_with_its_completion() {
 }
 
 #[test]
-fn overflow_ends_the_wait_after_the_earlier_completions() {
+fn cq_overflow_ends_the_wait_after_the_earlier_completions() {
     run(async {
         let contexts = on_fabric();
         let [mut a, b] = contexts.map(|context| Node::new(context, 2));
@@ -200,7 +200,7 @@ fn dropped_wait_loses_no_asynchronous_event() {
 }
 
 #[test]
-fn waits_of_two_tasks_are_woken_by_each_other() {
+fn messages_of_each_task_wake_the_waiting_other_task() {
     run(async {
         let [mut a, mut b] = Node::pair(over_udp(["127.61.0.5", "127.61.0.6"]));
         for wr_id in 0..8 {

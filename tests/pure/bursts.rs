@@ -53,7 +53,7 @@ fn payload_is_copied_at_push_or_at_transmission_if_its_icrc_is_deferred() {
 }
 
 #[test]
-fn burst_is_limited_to_the_bytes_of_the_link() {
+fn burst_does_not_exceed_the_byte_limit_of_the_link() {
     // Packets of 116 bytes.
     for (bytes, expected) in
         [(231, &[1, 1, 1, 1, 1][..]), (232, &[2, 2, 1]), (347, &[2, 2, 1]), (348, &[3, 2])]
@@ -135,7 +135,7 @@ fn deferred_icrcs_match_the_immediate_ones() {
 }
 
 #[test]
-fn bulk_send_equals_its_single_packets() {
+fn bulk_send_gives_the_same_bytes_as_sending_its_packets_singly() {
     let mut table = Table::new();
     let (region, slice) = memory(&mut table, 12 << 10);
     region.write(0, &(0..12 << 10u32).map(|i| ((i * i) >> 7) as u8).collect::<Vec<_>>());

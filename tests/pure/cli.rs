@@ -38,7 +38,7 @@ fn failure(args: &[&str]) -> String {
 }
 
 #[test]
-fn demo_shows_every_operation_and_the_loss() {
+fn demo_shows_every_operation_and_the_lost_packet() {
     let dir = tempfile::tempdir().unwrap();
     let output = urxe(&["demo"]).current_dir(dir.path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -261,7 +261,7 @@ fn missing_permission_names_the_capability() {
 }
 
 #[test]
-fn unresponsive_peer_fails_with_timeout_and_reports_sent_data() {
+fn serve_with_unresponsive_peer_times_out_and_reports_sent_data() {
     let base = ["serve", "--port", "0", "--one-shot", "--timeout", "1", "--link"];
     let args = [&base[..], &["udp:127.92.0.7", "--peer", "127.92.0.8,0x11,5"]].concat();
     let stderr = failure(&args);
@@ -494,7 +494,7 @@ fn stopped_peer_ends_connection_unless_min_ack_timeout_is_longer() {
 }
 
 #[test]
-fn one_shot_serve_ends_after_its_peer() {
+fn one_shot_serve_exits_once_its_first_peer_is_idle() {
     let mut serve = Serve::start(&["serve", "--link", "udp:127.92.1.2", "--port", "0", "--one-shot"]);
     let client = Client::connect(&serve, Ipv4Addr::new(127, 92, 1, 14));
     client.echo(5000, None, 1);
@@ -504,7 +504,7 @@ fn one_shot_serve_ends_after_its_peer() {
 }
 
 #[test]
-fn full_serve_evicts_the_peer_idle_longest() {
+fn serve_at_its_peer_limit_evicts_the_peer_idle_longest() {
     let mut serve = Serve::start(&["serve", "--link", "udp:127.92.1.3", "--port", "0", "--qps", "2"]);
     let clients = [15, 16, 17].map(|n| Client::connect(&serve, Ipv4Addr::new(127, 92, 1, n)));
     clients[2].echo(10, None, 0);

@@ -237,7 +237,7 @@ fn invalid_options_are_reported_in_one_line() {
 }
 
 #[test]
-fn silent_peer_times_out_and_sent_data_is_reported() {
+fn wait_for_a_silent_peer_times_out_and_sent_data_is_reported() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     for (args, expected) in

@@ -72,12 +72,12 @@ fn check_both_directions(wire: &str) {
 }
 
 #[test]
-fn datagrams_carry_bursts_both_ways() {
+fn unix_datagram_sockets_carry_bursts_both_ways() {
     check_both_directions("dgram");
 }
 
 #[test]
-fn a_stream_carries_bursts_both_ways() {
+fn unix_stream_sockets_carry_bursts_both_ways() {
     check_both_directions("stream");
 }
 
@@ -280,7 +280,7 @@ fn fix_checksum(frame: &mut [u8]) {
 }
 
 #[test]
-fn each_frame_error_has_its_own_counter() {
+fn each_kind_of_frame_error_increments_its_own_counter() {
     let dir = Dir::new("wrong");
     let mut a = dir.open("frames:dgram:@/a,@/b,ip=10.77.0.1/24,mtu=4500");
     let peer = std::os::unix::net::UnixDatagram::bind(dir.0.join("b")).unwrap();

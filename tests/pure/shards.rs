@@ -143,7 +143,7 @@ fn connections_between_shards_of_one_nic_transfer_data() {
 }
 
 #[test]
-fn peer_responds_without_polling_on_every_shard() {
+fn idle_peer_responds_on_every_shard_without_polling() {
     let (a, b) = (nic_with_shards(SHARDS), nic_with_shards(SHARDS));
     let pairs: Vec<(Qp, Qp)> = (0..4).map(|_| (a.qp(QpType::Rc), b.qp(QpType::Rc))).collect();
     for (i, (x, y)) in pairs.iter().enumerate() {
@@ -251,7 +251,7 @@ fn datagrams_and_groups_reach_every_shard() {
 }
 
 #[test]
-fn limits_apply_to_the_whole_nic() {
+fn object_limits_apply_to_all_shards_together() {
     let limits = Personality::STRICT.limits.max_qp(5).max_srq(3).max_mcast_grp(2).max_mcast_qp_attach(3);
     let links = UdpLink::bind_shards(address(), &UdpOptions::default(), SHARDS).unwrap();
     let links = links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect();

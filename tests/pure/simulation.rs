@@ -316,7 +316,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn random_programs_complete_and_replay_identically() {
+fn random_verbs_calls_complete_and_are_reproducible_from_their_seed() {
     if let Some(seed) = number("URXE_SEED") {
         println!("seed {seed}: {:016x}", run(seed, true));
         return;

@@ -71,7 +71,7 @@ fn write_rule(when: When) -> Rule {
 }
 
 #[test]
-fn state_changes_of_a_connection_are_in_order() {
+fn state_changes_of_a_connection_are_traced_in_order() {
     let events = Collector::default();
     tracing::subscriber::with_default(events.clone(), || {
         let [a, b] = pair(vec![]);
@@ -87,7 +87,7 @@ fn state_changes_of_a_connection_are_in_order() {
 }
 
 #[test]
-fn lost_packet_yields_a_nak_and_one_retransmission() {
+fn lost_packet_yields_a_nak_event_and_one_retransmission_event() {
     let events = Collector::default();
     tracing::subscriber::with_default(events.clone(), || {
         let [a, b] = pair(vec![write_rule(When::Nth(3))]);
@@ -112,7 +112,7 @@ fn lost_packet_yields_a_nak_and_one_retransmission() {
 }
 
 #[test]
-fn exhausted_retries_follow_their_timeouts_and_precede_the_error_state() {
+fn exhausted_retries_event_follows_the_timeouts_and_precedes_the_error_state() {
     let events = Collector::default();
     tracing::subscriber::with_default(events.clone(), || {
         let [a, b] = pair(vec![write_rule(When::Every(1))]);
@@ -138,7 +138,7 @@ fn exhausted_retries_follow_their_timeouts_and_precede_the_error_state() {
 }
 
 #[test]
-fn rnr_nak_yields_a_wait_and_a_retransmission() {
+fn rnr_nak_yields_a_wait_event_and_a_retransmission_event() {
     let events = Collector::default();
     tracing::subscriber::with_default(events.clone(), || {
         let [a, b] = pair(vec![]);
@@ -185,7 +185,7 @@ fn errno_of_an_error_is_reported_once_with_its_text() {
 }
 
 #[test]
-fn removed_device_yields_a_lost_link() {
+fn removed_device_yields_a_link_lost_event() {
     let events = Collector::default();
     tracing::subscriber::with_default(events.clone(), || {
         let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
@@ -199,7 +199,7 @@ fn removed_device_yields_a_lost_link() {
 }
 
 #[test]
-fn handshake_yields_the_states_of_both_sides() {
+fn handshake_yields_state_change_events_of_both_sides() {
     use urxe::verbs::cm::*;
     let events = Collector::default();
     tracing::subscriber::with_default(events.clone(), || {

@@ -117,7 +117,7 @@ fn fast_registration_grants_access_until_invalidated() {
 }
 
 #[test]
-fn flush_and_atomic_write_complete_at_the_peer() {
+fn write_flush_and_atomic_write_complete_in_order() {
     let (a, b) = pair();
     let src = a.pd.reg_mr(64, Access::ALL).unwrap();
     let flushes = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
@@ -164,7 +164,7 @@ fn flush_writes_mapped_bytes_to_the_file() {
 /// In real time, payload is copied at transmission; in virtual time, when its packet is built.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn protected_memory_fails_the_work_request_on_either_side() {
+fn access_to_protected_memory_fails_the_work_request_on_either_side() {
     use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
     let real_time = || Fabric::new().pair().unwrap();
     let len = std::num::NonZeroUsize::new(65_536).unwrap();
@@ -312,7 +312,7 @@ fn implicit_on_demand_region_covers_the_process() {
 }
 
 #[test]
-fn read_only_memory_is_not_written_on_demand() {
+fn write_to_read_only_memory_of_an_on_demand_region_is_refused() {
     let (a, b) = pair();
     let src = a.pd.reg_mr(64, Access::ALL).unwrap();
     // SAFETY: the only peer is this test, which accesses only constants of its own.

@@ -61,7 +61,7 @@ fn datagram_is_answered_from_its_completion_in_virtual_time() {
 }
 
 #[test]
-fn address_handle_without_path_is_refused() {
+fn address_handle_with_invalid_gid_or_ip_version_is_refused() {
     let Nic { context, pd, .. } = nic_on(&Fabric::new());
     let (v4, v6) = (context.query_gid(0).unwrap(), context.query_gid(1).unwrap());
     let mixed = AddressVector::to(v6).sgid_index(0);
@@ -87,7 +87,7 @@ fn completion_without_grh_yields_no_address_handle() {
 
 /// UC over a wire that loses a tenth of the packets: messages arrive completely, in order and at most once.
 #[test]
-fn uc_messages_over_lossy_wire_arrive_whole_or_not_at_all() {
+fn uc_messages_over_a_lossy_wire_arrive_complete_or_not_at_all() {
     let config = FabricConfig::default().loss(0.1).seed(3);
     let fabric = Fabric::virtual_time(config).unwrap();
     let (a, b) = (nic_on(&fabric), nic_on(&fabric));

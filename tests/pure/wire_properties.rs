@@ -164,7 +164,7 @@ proptest! {
     }
 
     #[test]
-    fn flipped_bit_breaks_the_icrc_unless_variant(
+    fn flipped_bit_invalidates_the_icrc_unless_its_field_is_variant(
         mut h in headers(),
         payload in payload(),
         id: u16,

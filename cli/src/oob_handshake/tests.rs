@@ -108,7 +108,7 @@ fn recorded_addresses_parse_and_encode_unchanged() {
 }
 
 #[test]
-fn recorded_client_and_server_are_replayed() {
+fn client_and_server_complete_the_recorded_handshakes() {
     for (text, count, qps) in RECORDINGS {
         let (c, s) = (addresses(text, 'C', qps), addresses(text, 'S', qps));
         let mut replay = Replay { events: recording(text), local: 'C' };
@@ -123,7 +123,7 @@ fn recorded_client_and_server_are_replayed() {
 }
 
 #[test]
-fn truncated_handshake_is_closed_or_timed_out() {
+fn truncated_handshake_is_reported_as_closed_or_timed_out() {
     for (text, count, qps) in RECORDINGS {
         let (all, local) = (sent_bytes(text, 'C'), addresses(text, 'S', qps));
         assert_eq!(all.len(), count * ADDRESS_LEN + DONE.len());
@@ -173,7 +173,7 @@ fn invalid_bytes_yield_an_error_that_quotes_them() {
 }
 
 #[test]
-fn number_of_queue_pairs_is_limited() {
+fn unsupported_number_of_queue_pairs_is_an_error() {
     let one = addresses(SRQ, 'C', 1)[0];
     for n in [0, SRQ_ADDRESSES + 1] {
         let e = client(&mut ScriptedPeer(&[], None), &vec![one; n], SRQ_ADDRESSES).unwrap_err();

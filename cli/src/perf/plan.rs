@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn message_sizes_parse_or_are_rejected() {
+    fn valid_message_sizes_are_parsed_and_invalid_ones_rejected() {
         assert_eq!("8,64K,1M".parse(), Ok(Sizes(vec![8, 65_536, 1 << 20])));
         assert_eq!("all".parse::<Sizes>().unwrap().0[..3], [2, 4, 8]);
         for bad in ["", "0", "-1", "8,", "2000M", "4294967296", "1.5K", "x"] {

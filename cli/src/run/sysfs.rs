@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn tree_has_the_files_and_formats_of_the_kernel() {
+    fn sysfs_tree_has_the_files_and_formats_of_the_kernel() {
         let dir = tempfile::tempdir().unwrap();
         let tree = Tree::of(&adapters());
         let root = dir.path().join(tree.name());
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn write_restores_deleted_entries() {
+    fn write_restores_deleted_files_of_a_tree() {
         let dir = tempfile::tempdir().unwrap();
         let tree = Tree::of(&adapters());
         let root = dir.path().join("tree");

@@ -60,7 +60,7 @@ fn session_is_established_and_ended_in_virtual_time() {
 }
 
 #[test]
-fn rejection_ends_the_connect_with_its_private_data() {
+fn rejected_connect_returns_the_private_data_of_the_rejection() {
     run(async {
         let [local, remote] = on_fabric();
         let address = address(&remote, 7471);
@@ -125,7 +125,7 @@ fn dropped_connect_abandons_the_attempt() {
 }
 
 #[test]
-fn loss_of_the_device_ends_the_wait_of_a_listener() {
+fn removal_of_the_device_ends_the_wait_of_a_listener() {
     run(async {
         let fabric = Fabric::new();
         let context = Context::on_fabric(&fabric).unwrap();

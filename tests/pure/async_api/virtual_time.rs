@@ -58,7 +58,7 @@ fn wait_ends_when_the_fabric_is_idle() {
 }
 
 #[test]
-fn task_that_posts_late_ends_the_wait_of_another() {
+fn message_posted_during_a_wait_of_another_task_ends_the_wait() {
     run(async {
         let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
         let [mut a, b] = Node::pair([(); 2].map(|()| Context::on_fabric(&fabric).unwrap()));

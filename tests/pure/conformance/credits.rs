@@ -51,7 +51,7 @@ cases! {
         }
     }
 
-    receive_of_incomplete_message_counts_as_credit => "credits.sent" {
+    receive_is_advertised_as_credit_until_its_message_is_complete => "credits.sent" {
         let mut b = bench(|_| {});
         b.recv(1, 0, 600);
         b.recv(2, 0, 600);
@@ -138,7 +138,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 4)]);
     }
 
-    first_packet_is_resent_after_rnr_nak => "credits.limit" {
+    first_packet_beyond_credits_is_resent_after_rnr_nak => "credits.limit" {
         let mut b = bench(|_| {});
         let d = b.mr.read(0, 300);
         b.post(1, WrOp::Send, 0, 4);
@@ -155,7 +155,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 4), ok(2, WcOpcode::Send, 300)]);
     }
 
-    operations_without_receive_need_no_credit => "credits.exempt" {
+    operations_that_consume_no_receive_need_no_credit => "credits.exempt" {
         let mut b = bench(|_| {});
         b.post(1, WrOp::Send, 0, 4);
         assert_eq!(b.sent().len(), 1);

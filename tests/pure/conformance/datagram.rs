@@ -89,7 +89,7 @@ cases! {
         b.expect_nothing();
     }
 
-    destination_is_checked_when_posted => "ud.destination" {
+    missing_or_invalid_destination_is_refused_when_posted => "ud.destination" {
         let mut b = ud(|_| {});
         let sge = [b.mr.sge(0, 1)];
         let wr = SendWr::new(1, WrOp::Send, &sge);

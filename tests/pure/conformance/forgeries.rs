@@ -87,7 +87,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 600)]);
     }
 
-    forged_write_at_expected_psn_makes_the_peers_own_a_duplicate => "resp.psn.expected" {
+    forged_write_at_expected_psn_makes_the_genuine_write_a_duplicate => "resp.psn.expected" {
         let mut b = Bench::new();
         let to = b.remote(0, 8);
         b.exchange(&[write(Only, RQ, to, &[0xbb; 8])], &[ack(RQ, 1)]);

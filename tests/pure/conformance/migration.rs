@@ -49,7 +49,7 @@ fn expect_migration_state(b: &Bench, state: MigrationState) {
 }
 
 cases! {
-    rearmed_qp_is_armed_when_the_peer_is_too => "apm.states" {
+    request_with_migreq_clear_arms_a_rearmed_qp => "apm.states" {
         let mut b = Bench::new();
         expect_migration_state(&b, MigrationState::Migrated);
         let to = b.remote(0, 1);
@@ -63,7 +63,7 @@ cases! {
         expect_migration_state(&b, MigrationState::Armed);
     }
 
-    ack_with_migreq_clear_arms_the_qp => "apm.states" {
+    ack_with_migreq_clear_arms_a_rearmed_qp => "apm.states" {
         let mut b = rearmed();
         b.post(1, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 1);
@@ -229,7 +229,7 @@ cases! {
         b.state(QpState::Err);
     }
 
-    setting_migrated_migrates_an_armed_qp => "apm.application" {
+    modify_to_migrated_migrates_an_armed_qp => "apm.application" {
         let mut b = armed();
         let d = b.mr.read(0, 1);
         b.path = ALTERNATE;
@@ -249,7 +249,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    alternate_path_applies_its_attributes_and_is_consumed => "apm.attributes" {
+    migration_applies_the_attributes_of_the_alternate_path_and_consumes_it => "apm.attributes" {
         let mut b = Bench::new();
         b.nic.set_pkeys(&[PKey::DEFAULT, PKey(0x8123)]).unwrap();
         assert_eq!(b.next_event(), Some(AsyncEvent::PKeyChange));
@@ -270,7 +270,7 @@ cases! {
         assert!(set(&mut b, MigrationState::Rearm, None).is_err());
     }
 
-    packet_on_alternate_path_before_armed_is_dropped => "apm.before_armed" {
+    packet_on_alternate_path_of_a_qp_not_armed_yet_is_dropped => "apm.before_armed" {
         let mut b = rearmed();
         let to = b.remote(0, 1);
         b.path = ALTERNATE;

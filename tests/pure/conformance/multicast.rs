@@ -100,7 +100,7 @@ cases! {
         assert_eq!((wc.qpn, wc.src_qpn, wc.imm, wc.grh), (b.qpns[0], PEER, Some(9), true));
     }
 
-    each_member_is_checked_separately => "mcast.checks" {
+    member_whose_checks_fail_receives_no_copy => "mcast.checks" {
         let mut b = ud(|s| {
             s.qps = 5;
             s.state = QpState::Reset;
@@ -144,7 +144,7 @@ cases! {
         b.state(QpState::Rts);
     }
 
-    group_address_and_multicast_qp_are_required_together => "mcast.qpn" {
+    packet_with_only_group_address_or_only_multicast_qpn_is_dropped => "mcast.qpn" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 100);
         let own = (b.qpns[0], b.flow().dst);

@@ -71,7 +71,7 @@ cases! {
         }
     }
 
-    stopped_send_queue_does_not_wait_for_the_pacer => "pacer.rate" {
+    failed_send_queue_is_flushed_without_waiting_for_the_pacer => "pacer.rate" {
         // The second request fails while the third waits for the pacer: the QP enters SQE (UC) or ERR (RC).
         for qp_type in [QpType::Uc, QpType::Rc] {
             let mut b = Bench::with(|s| s.qp_type = qp_type);
@@ -90,7 +90,7 @@ cases! {
         }
     }
 
-    missed_send_time_is_made_up_for_at_most_a_millisecond => "pacer.rate" {
+    pacer_catches_up_on_at_most_a_millisecond_of_missed_send_time => "pacer.rate" {
         let mut b = Bench::new();
         set_rate_limit(&mut b, 100_000);
         b.post(1, WrOp::Write { va: 0, rkey: RKey(7) }, 0, 256 * 250);

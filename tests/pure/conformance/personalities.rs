@@ -51,7 +51,7 @@ fn post_with_handle(b: &mut Bench, wr_id: u64, op: WrOp, pd: PdId) -> Result<(),
 const FETCH_ADD: AtomicOp = AtomicOp::FetchAdd(1);
 
 cases! {
-    operation_that_ud_lacks_fails_in_order => "lenient.deferred_error" {
+    operation_unsupported_on_ud_is_accepted_and_fails_in_order => "lenient.deferred_error" {
         let (va, rkey, own_pd) = (0, RKey(1), support::PD);
         for (op, pd) in [
             (WrOp::Write { va, rkey }, own_pd),
@@ -90,7 +90,7 @@ cases! {
         }
     }
 
-    operation_that_uc_lacks_fails_in_order => "lenient.deferred_error" {
+    operation_unsupported_on_uc_is_accepted_and_fails_in_order => "lenient.deferred_error" {
         for (p, state) in [(Personality::DEFAULT, Sqe), (Personality::RXE, Error)] {
             let mut b = bench(p, |s| s.qp_type = QpType::Uc);
             b.post(1, WrOp::Send, 0, 8);
@@ -182,7 +182,7 @@ cases! {
         b.sends(&[flushed(1)]);
     }
 
-    read_posted_before_rts_without_resources_fails_in_order => "early.sends" {
+    read_posted_before_rts_with_max_rd_atomic_0_fails_in_order => "early.sends" {
         let quirks = Quirks { credits: false, ..Personality::MLX5.quirks };
         let mut b = Bench::with(|s| (s.state, s.quirks, s.max_rd) = (Init, quirks, 0));
         b.post(1, WrOp::Send, 0, 1);
@@ -239,7 +239,7 @@ cases! {
         );
     }
 
-    each_row_of_the_table_has_the_observed_result => "personality.rows" {
+    observed_result_matches_every_row_of_the_personality_table => "personality.rows" {
         for (row, (name, _)) in Personality::STRICT.properties().iter().enumerate() {
             let all = Personality::ALL.map(|p| (p.properties().swap_remove(row).1, observe(name, p)));
             for (a, b) in all.iter().flat_map(|a| all.iter().map(move |b| (a, b))) {

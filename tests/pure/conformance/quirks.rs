@@ -34,7 +34,7 @@ cases! {
         b.recvs(&[bad(1, WcStatus::LocLenErr)]);
     }
 
-    rxe_accepts_short_first_and_long_only => "quirks.rxe" {
+    rxe_accepts_short_first_packet_and_long_only_packet => "quirks.rxe" {
         let mut b = rxe();
         b.recv(1, 0, 600);
         b.recv(2, 0, 600);
@@ -50,7 +50,7 @@ cases! {
         b.events(&[urxe::transport::AsyncEvent::QpRequestError]);
     }
 
-    rxe_answers_more_reads_than_negotiated => "quirks.rxe" {
+    rxe_answers_more_outstanding_reads_than_negotiated => "quirks.rxe" {
         let mut b = rxe();
         let (from, d) = (b.remote(0, 4), b.mr.read(0, 4));
         let all: Vec<_> = (0..6).map(|i| read(RQ + i, from)).collect();

@@ -291,7 +291,7 @@ cases! {
         b.sends(&completed(1..3));
     }
 
-    late_ack_inside_a_message_causes_a_probe => "req.ackreq.rtt" {
+    late_ack_in_the_middle_of_a_message_causes_a_probe => "req.ackreq.rtt" {
         let mut b = with_rtt_sample(|s| s.tuning.window = 4 * 1024);
         b.post(1, WrOp::Send, 0, 8 * 256);
         let sent = b.sent();
@@ -441,7 +441,7 @@ cases! {
         b.exchange(&[ack(SQ, 1)], &[]);
     }
 
-    slow_stream_sets_ackreq_on_regular_packets => "req.ackreq.probe" {
+    packet_sent_half_a_millisecond_after_one_without_ackreq_sets_ackreq => "req.ackreq.probe" {
         let mut b = Bench::new();
         for i in 0..10 {
             b.post_unsignaled(i.into(), WrOp::Send);
@@ -455,7 +455,7 @@ cases! {
         b.exchange(&[ack(SQ + 9, 10)], &[]);
     }
 
-    read_or_atomic_makes_the_probe_unnecessary => "req.ackreq.probe" {
+    no_probe_is_sent_if_the_last_request_in_flight_is_a_read_or_atomic => "req.ackreq.probe" {
         let (va, rkey) = (0, RKey(3));
         for atomic in [false, true] {
             let mut b = unsignaled_in_flight(1, |_| {});

@@ -314,7 +314,7 @@ cases! {
         b.sends(&[bad(1, WcStatus::RetryExcErr), flushed(2), flushed(3)]);
     }
 
-    copies_of_sequence_nak_cost_one_retry => "req.nak.duplicate" {
+    duplicated_sequence_nak_uses_up_one_retry => "req.nak.duplicate" {
         let (mut b, all) = three_in_flight(|s| s.retry_cnt = 1);
         let n = nak(SQ, 0, NakCode::PsnSequenceError);
         b.exchange(&[n.clone(), n.clone(), n], &all);
@@ -322,7 +322,7 @@ cases! {
         b.sends(&[completed(0), completed(1), completed(2)]);
     }
 
-    acks_of_first_transmission_count_after_go_back => "req.ack.retransmission" {
+    acks_of_first_transmission_are_accepted_after_go_back_n => "req.ack.retransmission" {
         let (mut b, all) = three_in_flight(|s| s.tuning.turn = 1);
         b.deliver(&[nak(SQ, 0, NakCode::PsnSequenceError)]);
         // Acknowledgements of the first transmission arrive before the retransmission: part of it has

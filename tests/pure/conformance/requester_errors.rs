@@ -10,7 +10,7 @@ use crate::pkt::*;
 const READ: WrOp = WrOp::Read { va: 0x1000, rkey: RKey(1) };
 
 cases! {
-    each_nak_code_has_its_completion_status => "req.nak.fatal" {
+    each_nak_code_yields_its_completion_status => "req.nak.fatal" {
         let codes = [
             (NakCode::InvalidRequest, WcStatus::RemInvReqErr),
             (NakCode::RemoteAccessError, WcStatus::RemAccessErr),
@@ -168,7 +168,7 @@ cases! {
         b.sends(&[ok(3, WcOpcode::Send, 1)]);
     }
 
-    local_length_0_needs_no_key => "req.local.zero" {
+    local_sge_of_length_0_needs_no_key => "req.local.zero" {
         let mut b = Bench::new();
         let sge = [Sge { addr: 0, length: 0, lkey: LKey(0x5555) }];
         b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();

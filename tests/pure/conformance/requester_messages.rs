@@ -91,7 +91,7 @@ cases! {
         assert_eq!(b.mr.read(4, 1), [crate::support::pattern(4)]);
     }
 
-    elements_are_gathered_into_one_message => "req.sges" {
+    sges_are_gathered_into_one_message => "req.sges" {
         let mut b = Bench::new();
         let sges = [b.mr.sge(1000, 255), b.mr.sge(5, 0), b.mr.sge(3000, 2), b.mr.sge(500, 300)];
         let d = [b.mr.read(1000, 255), b.mr.read(3000, 2), b.mr.read(500, 300)].concat();
@@ -246,7 +246,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::RdmaRead, 600)]);
     }
 
-    lost_response_resends_its_part_only => "req.chunks" {
+    loss_of_a_read_response_resends_only_the_remainder_from_it_on => "req.chunks" {
         let mut b = Bench::with(|s| s.tuning.read_chunk = 512);
         let (va, rkey) = TO;
         b.post(1, WrOp::Read { va, rkey }, 0, 1024);
@@ -283,7 +283,7 @@ cases! {
         assert_eq!((b.recv_sges(64, &[]), b.recv_sges(65, &[])), (Ok(()), full));
     }
 
-    oversized_or_missized_work_request_is_refused => "req.post" {
+    work_request_with_invalid_length_or_too_many_sges_is_refused => "req.post" {
         let mut b = Bench::new();
         let (va, rkey) = TO;
         let huge = [b.mr.sge(0, 1 << 31), b.mr.sge(0, 1)];

@@ -94,7 +94,7 @@ cases! {
         assert_eq!(b.mr.read(0, 900), data());
     }
 
-    response_gap_under_repair_costs_no_retry => "req.nak.duplicate" {
+    read_response_gap_already_requested_uses_up_no_retry => "req.nak.duplicate" {
         let (mut b, a) = read_in_flight(|s| s.retry_cnt = 1);
         b.advance(ACK_TIMEOUT);
         // The timeout has used the only retry; a response to the first request arrives before one to the
@@ -182,7 +182,7 @@ cases! {
         assert_eq!(b.mr.read(0, 900), data());
     }
 
-    each_read_response_restarts_timeout_and_retries => "req.read.progress" {
+    each_read_response_restarts_ack_timeout_and_retry_count => "req.read.progress" {
         // The limit of the probe interval is raised, so that only the ACK timeout acts.
         let (mut b, a) = read_in_flight(|s| (s.retry_cnt, s.tuning.max_ack_silence) = (1, 9 * ACK_TIMEOUT));
         for i in 1..4 {
@@ -220,7 +220,7 @@ cases! {
         }
     }
 
-    plain_ack_does_not_complete_a_read => "req.read.ack_only" {
+    ack_without_read_response_does_not_complete_a_read => "req.read.ack_only" {
         let (mut b, a) = read_in_flight(|_| {});
         b.exchange(&[ack(SQ + 3, 1)], &[remainder(0)]);
         b.sends(&[]);

@@ -103,7 +103,7 @@ cases! {
         }
     }
 
-    solicited_flag_is_in_the_completion => "resp.solicited" {
+    completion_of_solicited_message_has_the_solicited_flag => "resp.solicited" {
         let mut b = Bench::new();
         b.recv(1, 0, 300);
         b.recv(2, 0, 300);
@@ -116,7 +116,7 @@ cases! {
         b.recvs(&[ok(1, Recv, 1).solicited(), ok(2, Recv, 257)]);
     }
 
-    reads_of_every_length_and_mtu_are_responseed => "resp.read" {
+    reads_of_every_length_and_mtu_are_answered => "resp.read" {
         for mtu in Mtu::ALL {
             for n in lengths(mtu) {
                 let mut b = Bench::with(|s| s.mtu = mtu);
@@ -131,7 +131,7 @@ cases! {
         }
     }
 
-    read_without_ackreq_is_responseed => "resp.read" {
+    read_without_ackreq_is_answered => "resp.read" {
         let mut b = Bench::new();
         let d = b.mr.read(0, 4);
         b.exchange(&[read(RQ, b.remote(0, 4)).ackreq(false)], &[resp(Only, RQ, 1, &d)]);
@@ -160,7 +160,7 @@ cases! {
         b.recvs(&[ok(1, Recv, 1)]);
     }
 
-    long_read_response_does_not_block_own_requests => "resp.order" {
+    long_read_response_does_not_block_requests_of_the_responder => "resp.order" {
         let mut b = Bench::with(|s| s.tuning.turn = 2);
         let d = b.mr.read(0, 256 * 5);
         b.deliver(&[read(RQ, b.remote(0, 256 * 5))]);

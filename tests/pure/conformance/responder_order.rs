@@ -59,7 +59,7 @@ cases! {
         assert_eq!(b.mr.read(512, 588), d[512..]);
     }
 
-    half_of_psn_space_is_ahead_and_half_behind => "resp.psn.halves" {
+    psn_at_half_the_space_is_a_duplicate_and_the_one_before_is_out_of_sequence => "resp.psn.halves" {
         let mut b = Bench::new();
         let half = 1 << 23;
         b.exchange(&[send(Only, RQ + half, &[9])], &[ack(RQ - 1, 0)]);
@@ -133,7 +133,7 @@ cases! {
         assert_eq!(b.count().rdma_recvs, 2);
     }
 
-    middle_or_last_without_first_is_nakked => "resp.sequence" {
+    middle_or_last_packet_without_first_is_nakked => "resp.sequence" {
         for position in [Middle, Last] {
             for op in [send as fn(Position, u32, &[u8]) -> Pkt, |p, n, d| write(p, n, Default::default(), d)]
             {
@@ -146,7 +146,7 @@ cases! {
         }
     }
 
-    new_message_inside_open_message_is_nakked => "resp.sequence" {
+    new_message_before_the_end_of_another_is_nakked => "resp.sequence" {
         let b = Bench::new();
         let (to, one) = (b.remote(0, 1000), b.remote(0, 8));
         let first_packets = [(send(First, RQ, &[1; 256]), true), (write(First, RQ, to, &[1; 256]), false)];
@@ -178,7 +178,7 @@ cases! {
         }
     }
 
-    other_operation_inside_open_message_is_nakked => "resp.sequence" {
+    packet_of_another_operation_inside_a_message_is_nakked => "resp.sequence" {
         let mut b = Bench::new();
         b.recv(1, 0, 1000);
         b.deliver(&[send(First, RQ, &[1; 256]), write(Last, RQ + 1, Default::default(), &[2; 8])]);
@@ -205,7 +205,7 @@ cases! {
         }
     }
 
-    first_or_middle_not_of_mtu_length_is_nakked => "resp.length.mtu" {
+    first_or_middle_packet_not_of_mtu_length_is_nakked => "resp.length.mtu" {
         for mtu in Mtu::ALL {
             let full = mtu.bytes();
             for wrong in [0, full - 4, full + 4] {
@@ -232,7 +232,7 @@ cases! {
         }
     }
 
-    empty_last_or_packet_beyond_mtu_is_nakked => "resp.length.mtu" {
+    empty_last_packet_or_packet_longer_than_mtu_is_nakked => "resp.length.mtu" {
         let mut b = Bench::new();
         b.recv(1, 0, 1000);
         b.deliver(&[send(First, RQ, &[0; 256]), send(Last, RQ + 1, &[])]);
@@ -269,7 +269,7 @@ cases! {
         }
     }
 
-    write_of_other_length_than_reth_is_nakked => "resp.length.reth" {
+    write_whose_length_differs_from_its_reth_is_nakked => "resp.length.reth" {
         // ONLY of another length than the RETH declares.
         for declared in [7, 9, 0] {
             let mut b = Bench::new();

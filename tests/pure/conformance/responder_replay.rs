@@ -32,7 +32,7 @@ cases! {
         assert_eq!(b.count().duplicate_request, 50);
     }
 
-    duplicate_inside_open_message_has_no_effect => "resp.dup.send" {
+    duplicate_packet_of_unfinished_message_is_acked_and_not_executed => "resp.dup.send" {
         let mut b = Bench::new();
         b.recv(1, 0, 300);
         b.exchange(&[send(First, RQ, &[1; 256])], &[]);
@@ -153,7 +153,7 @@ cases! {
         assert_eq!(b.mr.read(8, 8), 101u64.to_ne_bytes());
     }
 
-    duplicate_of_forgotten_read_or_atomic_is_dropped => "resp.dup.evicted" {
+    duplicate_of_evicted_read_or_atomic_is_dropped => "resp.dup.evicted" {
         let mut b = Bench::with(|s| s.max_dest_rd = 2);
         let word = (b.mr.va(8), b.mr.info.rkey);
         for i in 0..3 {
@@ -198,7 +198,7 @@ cases! {
         }
     }
 
-    replays_do_not_count_towards_read_depth => "resp.depth" {
+    read_replays_do_not_use_up_responder_resources => "resp.depth" {
         // The first response was only late: the requester has received it and continues while the replay is
         // still due.
         let mut b = Bench::with(|s| s.max_dest_rd = 1);
@@ -210,7 +210,7 @@ cases! {
         );
     }
 
-    read_without_resources_is_nakked => "resp.depth" {
+    read_without_responder_resources_is_nakked => "resp.depth" {
         let mut b = Bench::with(|s| s.max_dest_rd = 0);
         b.exchange(&[read(RQ, b.remote(0, 8))], &[nak(RQ, 0, NakCode::InvalidRequest)]);
         b.events(&[AsyncEvent::QpRequestError]);
@@ -245,7 +245,7 @@ cases! {
         b.exchange(&[write_imm(Only, RQ + 2, b.remote(0, 1), &[2], 5)], &[rnr(RQ + 2, 1, 12)]);
     }
 
-    duplicates_are_answered_while_not_ready => "resp.rnr" {
+    duplicates_are_answered_after_an_rnr_nak => "resp.rnr" {
         let mut b = Bench::new();
         let to = b.remote(0, 1);
         b.exchange(&[write(Only, RQ, to, &[1])], &[ack(RQ, 1)]);

@@ -98,7 +98,7 @@ cases! {
         b.recvs(&(0..3).map(|i| ok(i, WcOpcode::Recv, 1)).collect::<Vec<_>>());
     }
 
-    qp_error_flushes_only_the_taken_receive => "srq.flush" {
+    qp_in_err_flushes_only_the_srq_receive_it_has_taken => "srq.flush" {
         let mut b = shared(1, |_| {});
         b.recv(1, 0, 600);
         b.recv(2, 1000, 600);
@@ -117,7 +117,7 @@ cases! {
         b.events(&[]);
     }
 
-    fatal_request_raises_last_wqe_event => "srq.flush" {
+    send_too_long_for_srq_receive_raises_last_wqe_event => "srq.flush" {
         let mut b = shared(1, |_| {});
         b.recv(1, 0, 10);
         b.recv(2, 0, 10);

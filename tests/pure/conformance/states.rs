@@ -31,7 +31,7 @@ cases! {
         }
     }
 
-    posting_is_accepted_in_the_states_of_the_table => "state.posts" {
+    posting_is_refused_in_states_that_do_not_allow_it => "state.posts" {
         for state in [Reset, Init, Rtr, Rts, Sqd, Err] {
             let mut b = at(state);
             let sge = [b.mr.sge(0, 1)];
@@ -53,7 +53,7 @@ cases! {
         }
     }
 
-    requests_are_executed_in_the_states_of_the_table => "state.packets" {
+    requests_are_executed_only_in_states_that_allow_it => "state.packets" {
         for state in [Reset, Init, Rtr, Rts, Sqd, Err] {
             let mut b = at(state);
             let executes = matches!(state, Rtr | Rts | Sqd);
@@ -196,7 +196,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    modify_follows_the_attribute_table => "state.modify" {
+    modify_with_invalid_transition_or_attributes_is_refused => "state.modify" {
         let mut b = at(Init);
         let rts = b.attr(0, Rts);
         assert!(matches!(b.modify(0, rts), Result::Err(ModifyError::Transition { from: Init, to: Rts, .. })));
@@ -275,7 +275,7 @@ cases! {
         assert_eq!(b.mr.read(0, 1), [crate::support::pattern(0)]);
     }
 
-    reserved_and_variant_fields_are_ignored => "packet.ignored" {
+    reserved_and_variant_header_fields_are_ignored_on_receive => "packet.ignored" {
         let mut b = at(Rts);
         let p = write(Only, RQ, b.remote(0, 1), &[1]).with(|h| {
             (h.bth.fecn, h.bth.becn, h.bth.resv6, h.bth.resv7, h.bth.mig_req) =
@@ -312,7 +312,7 @@ cases! {
         assert_eq!(b.count().rx_wrong_source, 3);
     }
 
-    other_services_and_unknown_qps_are_dropped => "packet.qp" {
+    packets_of_other_services_or_to_unknown_qps_are_dropped => "packet.qp" {
         let mut b = at(Rts);
         let flow = b.flow();
         let to = b.remote(0, 1);

@@ -44,7 +44,7 @@ cases! {
         b.expect_nothing();
     }
 
-    uc_send_completes_only_after_the_link_took_its_packets => "uc.requester" {
+    uc_send_completes_only_after_the_link_has_accepted_its_packets => "uc.requester" {
         let mut b = uc(|_| {});
         b.post(1, WrOp::Send, 0, 600);
         b.nic.transmit(b.now, &b.memory, &mut b.tx);
@@ -211,7 +211,7 @@ cases! {
         b.recvs(&[ok(1, WcOpcode::Recv, 5)]);
     }
 
-    invalid_receive_moves_uc_qp_to_err => "uc.error" {
+    receive_with_invalid_lkey_moves_uc_qp_to_err => "uc.error" {
         let mut b = uc(|_| {});
         b.recv_sges(1, &[Sge { addr: 0, length: 100, lkey: urxe::wire::LKey(0xbad) }]).unwrap();
         b.recv(2, 0, 100);

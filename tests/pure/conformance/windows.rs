@@ -376,7 +376,7 @@ cases! {
         b.state(QpState::Err);
     }
 
-    go_back_does_not_repeat_a_bind => "local.order" {
+    go_back_n_does_not_execute_a_bind_again => "local.order" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type2B);
         b.post(1, WrOp::Send, 0, 4);
@@ -600,7 +600,7 @@ cases! {
         }
     }
 
-    invalidate_key_is_in_the_last_packet => "inv.requester" {
+    key_to_invalidate_is_carried_in_the_last_packet => "inv.requester" {
         let mut b = Bench::new();
         b.post(1, WrOp::SendWithInv(RKey(0x1234)), 0, 300);
         let d = b.mr.read(0, 300);

@@ -72,7 +72,7 @@ cases! {
         assert_eq!((c.qpn, c.src_qpn.get()), (b.qpns[1], 0x78));
     }
 
-    target_executes_writes_reads_and_atomics => "xrc.target" {
+    xrc_target_executes_writes_reads_and_atomics => "xrc.target" {
         let (mut b, srq) = target(|s| s.access = Access::ALL | Access::FLUSH_GLOBAL);
         let (to, from) = (b.remote(0, 300), b.remote(400, 300));
         let d = b.mr.read(400, 300);
@@ -200,7 +200,7 @@ cases! {
         b.events(&[AsyncEvent::QpAccessError]);
     }
 
-    target_rnr_naks_and_replays_as_rc => "xrc.replay" {
+    xrc_target_sends_rnr_naks_and_acks_duplicates_like_rc => "xrc.replay" {
         let (mut b, srq) = target(|_| {});
         let p = to_xrc(srq, &[send(Only, RQ, &[1])]);
         b.exchange(&p, &to_xrc_resp(&[rnr(RQ, 0, 12)]));
@@ -214,7 +214,7 @@ cases! {
         );
     }
 
-    each_request_of_initiator_names_the_srq => "xrc.initiator" {
+    each_request_of_an_xrc_initiator_names_the_srq => "xrc.initiator" {
         let mut b = initiator();
         let d = b.mr.read(0, 300);
         let rkey = RKey(7);
@@ -239,7 +239,7 @@ cases! {
         assert_eq!(b.mr.read(408, 8), 77u64.to_ne_bytes());
     }
 
-    initiator_retransmits_as_rc => "xrc.initiator" {
+    xrc_initiator_retransmits_like_rc => "xrc.initiator" {
         let mut b = initiator();
         b.post(1, WrOp::Send, 0, 4);
         let p = b.sent();
@@ -253,7 +253,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 4)]);
     }
 
-    work_request_of_initiator_must_name_an_srq => "xrc.post" {
+    xrc_work_request_without_an_srq_is_refused => "xrc.post" {
         let mut b = initiator();
         let sge = [b.mr.sge(0, 1)];
         let wr = SendWr::new(1, WrOp::Send, &sge);
@@ -272,7 +272,7 @@ cases! {
         assert_eq!(b.nic.post_recv(b.qpns[0], &recv).unwrap(), Err(PostError::SharedQueue));
     }
 
-    initiator_drops_requests_and_target_drops_responses => "xrc.direction" {
+    xrc_initiator_drops_requests_and_target_drops_responses => "xrc.direction" {
         let mut b = initiator();
         b.exchange(&to_xrc(PEER_SRQ, &[send(Only, RQ, &[1])]), &[]);
         b.exchange(&[ack(SQ, 1)], &[]);
@@ -287,7 +287,7 @@ cases! {
         assert_eq!(b.count().rx_unknown_qp, 1);
     }
 
-    target_in_error_flushes_the_taken_receive => "xrc.flush" {
+    xrc_target_in_err_flushes_the_receive_it_has_taken => "xrc.flush" {
         let (mut b, srq) = target(|_| {});
         let sges = [b.mr.sge(0, 1000)];
         b.nic.with_srq(srq, |q, _| q.post(&RecvWr::new(1, &sges))).unwrap().unwrap();
@@ -299,7 +299,7 @@ cases! {
         assert_eq!(b.nic.srq(srq).unwrap().len(), 1);
     }
 
-    initiator_and_target_need_only_their_own_attributes => "xrc.states" {
+    xrc_initiator_and_target_need_only_the_attributes_of_their_role => "xrc.states" {
         for (qp_type, has, lacks) in [
             (QpType::XrcSend, AttrMask::RETRY_CNT, AttrMask::MIN_RNR_TIMER),
             (QpType::XrcRecv, AttrMask::TIMEOUT, AttrMask::RETRY_CNT),

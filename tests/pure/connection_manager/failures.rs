@@ -38,7 +38,7 @@ fn request_without_listener_is_rejected() {
 }
 
 #[test]
-fn client_rejects_after_connect_response() {
+fn client_rejection_after_connect_response_reaches_the_server() {
     let fabric = Fabric::new();
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let at = server.addr(7471);

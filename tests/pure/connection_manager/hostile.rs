@@ -84,7 +84,7 @@ impl ScriptedPeer {
 }
 
 #[test]
-fn rep_with_unknown_qp_fails_sends_and_disconnects() {
+fn send_to_nonexistent_qp_of_a_rep_fails_and_disconnect_still_completes() {
     let fabric = virtual_fabric(slow());
     let (client, script) = (Side::on(&fabric), ScriptedPeer::on(&fabric));
     let client_end = client.connecting(script.at, b"");
@@ -123,7 +123,7 @@ fn rep_with_invalid_qp_number_is_rejected() {
 /// As with the kernel's connection manager, the request is not repeated with the MTU that the peer suggests:
 /// the program decides.
 #[test]
-fn rej_of_the_mtu_is_not_retried() {
+fn request_rejected_for_its_mtu_is_not_retried() {
     let fabric = virtual_fabric(slow());
     let (client, script) = (Side::on(&fabric), ScriptedPeer::on(&fabric));
     let client_end = client.connecting(script.at, b"");
@@ -216,7 +216,7 @@ fn repeated_messages_have_no_further_effect() {
 }
 
 #[test]
-fn random_and_corrupted_messages_do_no_harm() {
+fn random_and_corrupted_messages_do_not_disturb_a_connection() {
     let fabric = virtual_fabric(slow());
     let (client, server, script) = (Side::on(&fabric), Side::on(&fabric), ScriptedPeer::on(&fabric));
     let at = server.addr(7);

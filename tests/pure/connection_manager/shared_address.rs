@@ -66,7 +66,7 @@ fn processes_sharing_an_address_have_separate_ports() {
 /// Clients that vanish before they get a response, with a queue pair number that is used again: the server is
 /// notified of each, and no request is mistaken for one of an existing connection.
 #[test]
-fn vanished_clients_are_cleaned_up() {
+fn requests_of_vanished_clients_are_reported_as_rejected() {
     let (server, client) = (open_shared("127.101.5.1"), Side::on_udp("127.101.5.2"));
     let at = server.addr(7001);
     let _listener = server.listen(PortSpace::Tcp, at);

@@ -192,7 +192,7 @@ fn invalid_admin_commands_are_refused() {
 }
 
 #[test]
-fn identify_logs_and_features_describe_the_controller() {
+fn identify_data_log_pages_and_features_describe_the_controller() {
     let disk = Disk::new();
     let (mut admin, _io) = Bench::pair(&disk);
     assert_eq!(admin.status(&command(0x06, &[1])), Ok(Some(0)));
@@ -259,7 +259,7 @@ fn sgl_descriptors_are_decoded_or_refused() {
 }
 
 #[test]
-fn random_commands_do_not_end_the_target() {
+fn random_commands_do_not_crash_the_target() {
     let disk = Disk::new();
     let (mut admin, mut io) = Bench::pair(&disk);
     let mut number = 0x1234_5678_9abc_def0_u64;

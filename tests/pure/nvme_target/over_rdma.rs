@@ -82,7 +82,7 @@ fn invalid_data_descriptors_are_refused() {
 
 /// Fast registrations, as the kernel uses them, each invalidated by the response.
 #[test]
-fn response_invalidates_the_key_on_request() {
+fn response_invalidates_the_rkey_if_the_sgl_requests_it() {
     let disk = Disk::new();
     with_target(&disk, |host, at| {
         let (_admin, io) = HostQueue::pair(host, at);
@@ -209,7 +209,7 @@ fn busy_io_queues_are_disconnected_when_the_admin_queue_disconnects() {
 
 /// No data is fetched from a host before its Connect.
 #[test]
-fn no_data_moves_before_connect() {
+fn read_and_write_before_connect_are_refused_without_a_data_transfer() {
     let disk = Disk::new();
     with_target(&disk, |host, at| {
         let io = HostQueue::open(host, at, 1);

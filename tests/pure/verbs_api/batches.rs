@@ -158,7 +158,7 @@ fn setters_change_only_their_own_part_of_a_work_request() {
 }
 
 #[test]
-fn batch_and_list_keep_the_order_of_posting() {
+fn requests_of_batch_and_list_complete_in_the_order_of_posting() {
     let (a, b) = slow_fabric().pair().unwrap();
     let dst = region(&b, 64);
     let write = |id, at| SendWr::write(id, &[], dst.remote(at));
@@ -208,7 +208,7 @@ fn datagrams_of_one_batch_reach_different_peers() {
 }
 
 #[test]
-fn inline_pieces_are_posted_with_post_send() {
+fn inline_pieces_are_sent_as_one_message_up_to_the_inline_limit() {
     let (a, b) = slow_fabric().pair().unwrap();
     let dst = region(&b, 512);
     let write_inline = |pieces| SendWr::write(1, &[], dst.remote(0)).inline_list(pieces);

@@ -104,7 +104,7 @@ fn injected_cq_error_moves_all_qps_of_the_cq_to_err() {
 }
 
 #[test]
-fn injected_events_without_an_effect_are_raised_for_objects_that_exist() {
+fn injected_informational_events_are_raised_only_for_existing_objects() {
     let fabric = slow_fabric();
     let (a, _b) = fabric.pair().unwrap();
     let srq = a.pd.create_srq(RecvCaps { max_wr: 4, max_sge: 1 }).unwrap();
@@ -148,7 +148,7 @@ fn injected_events_without_an_effect_are_raised_for_objects_that_exist() {
 }
 
 #[test]
-fn mesh_connects_each_nic_with_each_other() {
+fn mesh_connects_each_nic_to_every_other() {
     let fabric = slow_fabric();
     let nodes = fabric.mesh(4).unwrap();
     let regions: Vec<_> = nodes.iter().map(|node| node.pd.reg_mr(4, Access::ALL).unwrap()).collect();

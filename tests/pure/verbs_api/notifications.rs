@@ -77,7 +77,7 @@ fn solicited_notification_is_raised_by_solicited_or_failed_completions() {
 }
 
 #[test]
-fn notification_request_for_any_completion_prevails() {
+fn notification_request_for_any_completion_prevails_over_solicited_only() {
     let fixture = fixture();
     fixture.cq.req_notify(Notify::Any);
     fixture.cq.req_notify(Notify::Solicited);
@@ -118,7 +118,7 @@ fn event_counts_as_unacked_until_acknowledged() {
 }
 
 #[test]
-fn cq_is_destroyed_when_unused_and_events_acknowledged() {
+fn cq_is_destroyed_only_when_unused_and_all_events_are_acknowledged() {
     let fixture = fixture();
     fixture.cq.req_notify(Notify::Any);
     fixture.send_message(WrOp::Send, false);

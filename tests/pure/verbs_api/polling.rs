@@ -15,7 +15,7 @@ fn round(cq: &Cq) -> Vec<(u64, WcStatus, u64)> {
 }
 
 #[test]
-fn completion_in_virtual_time_has_timestamp_of_its_packet() {
+fn completion_in_virtual_time_has_the_arrival_time_of_its_packet() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     assert_eq!(a.context.clock(), 0);
@@ -115,7 +115,7 @@ fn posting_between_start_poll_and_end_poll_succeeds() {
 }
 
 #[test]
-fn completion_in_real_time_has_system_wallclock() {
+fn completion_in_real_time_has_the_wallclock_time_of_the_system() {
     let wall = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
     let (a, b) = Fabric::new().pair().unwrap();
     b.qp.post_recv(&RecvWr::new(1, &[])).unwrap();
@@ -139,7 +139,7 @@ fn completion_in_real_time_has_system_wallclock() {
 }
 
 #[test]
-fn overflow_ends_the_poll_round() {
+fn cq_overflow_ends_the_poll_round() {
     let (_, b) = slow_fabric().pair().unwrap();
     let cq = b.context.create_cq(1).unwrap();
     let qp = b.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
@@ -152,7 +152,7 @@ fn overflow_ends_the_poll_round() {
 }
 
 #[test]
-fn cq_ignoring_overruns_keeps_the_newest() {
+fn cq_ignoring_overruns_keeps_the_newest_completions() {
     let (_, b) = slow_fabric().pair().unwrap();
     let options = CqOptions::new(2).ignore_overrun(true);
     let cq = b.context.create_cq(&options).unwrap();
