@@ -91,8 +91,8 @@ fn context_options(seed: u64, n: u64) -> ContextOptions {
     ContextOptions::default().seed(seed.wrapping_mul(2) + n)
 }
 
-/// Opens NIC A, at whose port packets are dropped, traced and captured. The traced packets and the PSNs of
-/// dropped ones go to the two channels, which are closed once the demonstration has ended.
+/// Opens NIC A with a fault rule, a trace and a capture on its port. The traced packets and the PSNs of
+/// dropped packets are sent to the two channels, which are closed once the demonstration has ended.
 fn open_traced(
     port: FabricPort,
     (trace, drops): (Sender<TracedPacket>, Sender<Psn>),
@@ -133,10 +133,10 @@ struct Session {
     dropped: Receiver<Psn>,
     a: TestEndpoint,
     b: TestEndpoint,
-    /// Memory region of A; `dst` is that of B.
+    /// Memory region of NIC A; `dst` is the memory region of NIC B.
     src: Mr,
     dst: Mr,
-    /// Packets seen so far by destination QPN, PSN and opcode, to recognise retransmitted requests.
+    /// Destination QPN, PSN and opcode of the packets seen so far, to recognise retransmitted requests.
     seen: HashSet<(Qpn, Psn, u8)>,
     packets: usize,
     lost: usize,
@@ -469,7 +469,8 @@ impl Session {
     }
 }
 
-/// Returns the expectation of a successful completion without immediate data.
+/// Returns a description of a successful completion without immediate data, to compare the actual completion
+/// with.
 fn success(opcode: WcOpcode, bytes: usize) -> Expected {
     Expected { opcode, bytes, imm: None }
 }

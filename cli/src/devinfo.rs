@@ -98,7 +98,8 @@ fn candidates() -> Vec<(String, Result<LinkSpec, String>)> {
     udp.chain(packet).map(|text| (text.clone(), text.parse())).collect()
 }
 
-/// Opens a link as libibverbs programs do, sharing its addresses with programs that have it open.
+/// Opens a NIC on a link as libibverbs programs do, sharing its addresses with programs that use them
+/// already.
 fn open(link: Result<LinkSpec, String>) -> Result<Context, CliError> {
     let link = link.map_err(CliError::Usage)?;
     if link == LinkSpec::Fabric {
@@ -138,7 +139,7 @@ fn state(context: &Context) -> &'static str {
     }
 }
 
-/// Prints all attributes of one NIC, as the device of this name.
+/// Prints all attributes of one NIC; `name` is the device name that libibverbs programs see.
 fn describe(out: &mut impl Write, link: &str, name: &str, context: &Context) -> Result<(), CliError> {
     writeln!(out, "{link}")?;
     for (name, value) in fields::all(name, context) {

@@ -45,7 +45,7 @@ pub enum CliError {
     /// A queue pair could not be connected.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// Two NICs could not be paired.
+    /// Two NICs with connected queue pairs could not be created.
     #[error(transparent)]
     Pair(#[from] PairError),
     /// A work request was rejected.
@@ -83,7 +83,7 @@ pub enum CliError {
         /// Largest path MTU of the link in bytes.
         active: usize,
     },
-    /// The peer's address is of an IP version of which the link has no address.
+    /// The peer's address has an IP version for which the link has no address.
     #[error(
         "the peer's address is {peer}, but {link} has {available} addresses only: choose a link of the same \
          IP version"
@@ -119,7 +119,7 @@ pub enum CliError {
 }
 
 impl CliError {
-    /// Returns the error for a path MTU above that of the link.
+    /// Returns the error for a path MTU that exceeds the MTU of the link.
     pub(super) fn mtu(requested: Mtu, link: &str, active: Mtu) -> CliError {
         CliError::MtuTooLarge { requested: requested.bytes(), link: link.into(), active: active.bytes() }
     }

@@ -9,7 +9,8 @@ use signal_hook::flag;
 
 use super::CliError;
 
-/// Exit status of a program that a signal ended, in the convention of shells: 128 plus SIGINT.
+/// Exit status of a program that SIGINT has interrupted, by the convention of shells: 128 plus the signal
+/// number.
 pub(super) const INTERRUPTED_STATUS: u8 = 130;
 
 /// Flag that the first Ctrl-C (or SIGTERM) sets; the second ends the program at once. Clones share the flag.

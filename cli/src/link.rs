@@ -337,7 +337,7 @@ pub(super) fn create_capture(path: &Path, timestamps: Timestamps) -> Result<Capt
     Ok(file)
 }
 
-/// File name that stands for standard output.
+/// File name by which the user requests standard output.
 pub(super) const STANDARD_OUTPUT: &str = "-";
 
 /// Interval at which a capture to standard output is flushed, so that its reader can show packets as they

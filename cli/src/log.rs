@@ -1,4 +1,4 @@
-//! Events of the library on standard error, up to the level that `URXE_LOG` names.
+//! Output of the library's tracing events to standard error, up to the level that `URXE_LOG` specifies.
 
 use std::env;
 use std::io;

@@ -145,7 +145,8 @@ fn io_error(what: impl Into<String>, source: io::Error) -> CliError {
     CliError::Io { what: what.into(), source }
 }
 
-/// Converts a handshake's error; a timeout also names what was sent before it.
+/// Converts a handshake error. The message for a timeout includes `sent`, a description of the data sent
+/// before.
 pub fn handshake_error(sent: &str, e: HandshakeError) -> CliError {
     match e {
         HandshakeError::TimedOut { .. } => CliError::Failed(format!(

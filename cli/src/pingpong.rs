@@ -28,7 +28,7 @@ const LINGER: Duration = Duration::from_millis(250);
 /// Time for which a message is polled for before the thread sleeps.
 const SPIN_TIME: Duration = Duration::from_micros(100);
 
-/// Limit of the receive buffers of a shared queue with --check, in bytes.
+/// Largest total size, in bytes, of the receive buffers of a shared receive queue with --check.
 const MAX_CHECKED_BYTES: u64 = 4 << 30;
 
 /// Q_Key of the stock `ibv_ud_pingpong`.
@@ -138,7 +138,8 @@ struct Pingpong<'a> {
     /// `wr_id`s (0 to `depth` - 1) of the receives that are not posted.
     unposted: Vec<u64>,
     depth: u32,
-    /// First byte of the first message; with a shared receive queue all bytes of all messages equal it.
+    /// First byte of the first received message. With a shared receive queue, all bytes of all messages must
+    /// have this value.
     first_byte: Option<u8>,
     /// Scratch buffer to check received data in.
     scratch: Vec<u8>,
@@ -147,13 +148,13 @@ struct Pingpong<'a> {
 /// One queue pair of the ping-pong.
 struct PingpongQp {
     qp: Qp,
-    /// Whether the last send is complete. The queue pair may send when `received` is set too: when a message
-    /// has arrived since.
+    /// Whether the last send is complete. The queue pair may send when `received` is set too, which records
+    /// that a message has arrived since that send.
     send_done: bool,
     received: bool,
 }
 
-/// The `wr_id` of sends; that of a receive is its number.
+/// The `wr_id` of sends. The `wr_id` of a receive is its number.
 const SEND: u64 = u64::MAX;
 
 impl PingpongArgs {
@@ -161,7 +162,7 @@ impl PingpongArgs {
         self.oob.host.is_some()
     }
 
-    /// Returns the data of the first message, which is that of the stock program.
+    /// Returns the data of the first message, the same bytes that the stock program sends.
     fn first_message(&self) -> Vec<u8> {
         let mut data = vec![FILL; self.size as usize];
         if self.check && self.is_client() && self.service != Service::Srq {
@@ -304,7 +305,7 @@ impl<'a> Pingpong<'a> {
         Ok(())
     }
 
-    /// Returns the offset of a receive in the receive buffer.
+    /// Returns the offset of the slot of a receive in the receive buffer.
     fn slot_offset(&self, receive: u64) -> usize {
         (receive % self.slots) as usize * (self.recv_buffer.len() / self.slots as usize)
     }
@@ -377,8 +378,8 @@ impl<'a> Pingpong<'a> {
         Ok(index)
     }
 
-    /// Checks that a received message is what the stock program sends. The server sends the first message
-    /// back from then on.
+    /// Checks that a received message has the contents that the stock program sends. On the server, also
+    /// copies the first message to the send buffer, because later messages echo it.
     fn check(&mut self, receive: u64) -> Result<(), CliError> {
         let start = self.slot_offset(receive) + self.args.service.header();
         self.recv_buffer.read(start, &mut self.scratch)?;

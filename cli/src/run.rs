@@ -106,8 +106,8 @@ struct DeviceArgs {
     shards: Option<usize>,
 }
 
-/// Minimum local ACK timeout of `--patient`: a process may be stopped this long even if a queue pair has no
-/// retries.
+/// Minimum local ACK timeout with `--patient`. A process may be stopped for this long even if the retry count
+/// of its peer's queue pairs is 0.
 const PATIENT_ACK_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A link specification with its original text.
@@ -205,8 +205,8 @@ impl DeviceArgs {
         self.capture.as_ref().is_some_and(|file| file.as_os_str() == STANDARD_OUTPUT)
     }
 
-    /// Returns the environment variables that the library reads and those by which the program finds the
-    /// library; `None` for a variable that must be unset.
+    /// Returns the environment variables that the library reads, and those that make the loader find the
+    /// library; a value of `None` means that the variable must be unset.
     fn variables(&self) -> Result<Vec<(&'static str, Option<OsString>)>, CliError> {
         let address = match &self.link {
             Some(LinkArg { link: LinkSpec::Udp(ip), .. }) => *ip,
@@ -283,8 +283,8 @@ fn private_base() -> Result<PathBuf, CliError> {
     Ok(base)
 }
 
-/// Returns the ID of a user outside the user namespace, because the root users of all namespaces share
-/// `/tmp`.
+/// Returns the ID that a user of this user namespace has on the host: processes of different user namespaces
+/// share `/tmp`, and in each of them the user may be root.
 fn host_uid(user: u32) -> u32 {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let number = |word: Option<&str>| word.and_then(|word| word.parse::<u32>().ok());
@@ -335,8 +335,8 @@ fn library_directory(base: &Path) -> Result<PathBuf, CliError> {
     Ok(directory)
 }
 
-/// Returns the value of LD_PRELOAD. The libraries that it already contains remain in front, because some must
-/// be the first.
+/// Returns the value of LD_PRELOAD. The libraries that the variable already contains remain first, because
+/// some of them require it.
 fn ld_preload(library: &Path) -> Result<OsString, CliError> {
     // Separators between names, which cannot be quoted.
     const SEPARATORS: [u8; 2] = [b' ', b':'];
@@ -373,21 +373,22 @@ fn asan_options() -> OsString {
     options
 }
 
-/// Longest path of a tree: the bytes that libibverbs has for the path of a device's directory
-/// (`IBV_SYSFS_PATH_MAX`) minus those of the part below the tree.
+/// Longest path of a tree, in bytes: the size of libibverbs' buffer for the path of a device's directory
+/// (`IBV_SYSFS_PATH_MAX`) minus the part of that path below the tree.
 const MAX_TREE_PATH: usize = 256 - "/class/infiniband_verbs/uverbs9999\0".len();
 
-/// Time since its last use after which a tree without a local address may be removed.
+/// Time after its last use from which on a tree without a local address may be removed.
 const TREE_MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 
-/// Reports whether an interface has this address, or the machine accepts it as local (127.0.0.5).
+/// Reports whether an interface has this address, or the machine accepts it as local without that (such as
+/// 127.0.0.5).
 fn is_local_address(ip: IpAddr) -> bool {
     let has = |interface: pnet_datalink::NetworkInterface| interface.ips.iter().any(|own| own.ip() == ip);
     UdpSocket::bind((ip, 0)).is_ok() || pnet_datalink::interfaces().into_iter().any(has)
 }
 
-/// Creates and returns a directory with what `/sys` and `/dev` would contain if the kernel had the devices;
-/// there is one for each distinct set of devices.
+/// Creates and returns a directory with the files that `/sys` and `/dev` would contain if the kernel had the
+/// devices. Equal sets of devices share a directory.
 fn sysfs_directory(base: &Path, link: Option<&LinkSpec>) -> Result<PathBuf, CliError> {
     let adapters = Adapter::all(link).map_err(|e| CliError::Usage(format!("--link: {e}")))?;
     let tree = Tree::of(&adapters);
@@ -412,7 +413,7 @@ fn runtime_directory(owner: u32) -> PathBuf {
     given.filter(|dir| dir.is_absolute() && is_private(dir, owner)).unwrap_or_else(env::temp_dir)
 }
 
-/// Reports whether the path is a directory that belongs to `owner` and that no other user may write to.
+/// Reports whether the path is a directory that `owner` owns and that no other user may write to.
 fn is_private(directory: &Path, owner: u32) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|m| m.is_dir() && m.uid() == owner && m.mode() & 0o022 == 0)
 }
@@ -447,8 +448,8 @@ fn find_library(variable: &str, built: &str, installed: &str) -> Result<PathBuf,
     })
 }
 
-/// Rejects programs into which the loader does not load the libraries; without this check they would search
-/// for hardware.
+/// Rejects programs that would run without urxe's libraries and search for RDMA hardware: statically linked
+/// ones, and those with setuid, setgid or file capabilities, for which the loader ignores LD_LIBRARY_PATH.
 fn check_loads_libraries(program: &Path) -> Result<(), CliError> {
     let name = program.display();
     let Ok(bytes) = fs::read(program) else {

@@ -10,8 +10,8 @@ use urxe::verbs::{Completion, Context, Cq, WaitError, WcStatus};
 /// Number of empty polls between two checks of the clock.
 const POLLS_PER_CHECK: u32 = 256;
 
-/// Busy wait that fails after a timeout without progress, or on Ctrl-C. The wait never sleeps, but yields the
-/// processor regularly, for machines with too few cores.
+/// Busy wait that fails after a timeout without progress, or on Ctrl-C. It never sleeps, but regularly yields
+/// the processor to other threads, in case there are too few cores.
 #[derive(Debug)]
 pub struct Spin {
     interrupt: Interrupt,
@@ -82,7 +82,7 @@ impl Spin {
         check_status(out)
     }
 
-    /// Drives the NIC until `done` returns true, for a caller that polls memory.
+    /// Drives the NIC until `done` returns true, which typically polls memory.
     ///
     /// # Errors
     /// The errors of [`idle`](Self::idle).

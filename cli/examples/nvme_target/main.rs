@@ -1,5 +1,5 @@
-//! Userspace NVMe over Fabrics target: serves a file as a namespace over RDMA, also to the initiator of the
-//! Linux kernel.
+//! Userspace NVMe over Fabrics target: serves a file as a namespace over RDMA. The initiator of the Linux
+//! kernel can connect to it.
 //!
 //! ```sh
 //! truncate -s 1G disk.img

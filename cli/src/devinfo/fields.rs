@@ -2,17 +2,17 @@
 
 use urxe::verbs::{AtomicCap, Context, DeviceAttr, DeviceCaps, Mtu, OnDemand, PortAttr};
 
-/// Name and value of an attribute; the names of flags follow the value.
+/// Name and value of an attribute. For a set of flags, the value includes the names of the flags.
 pub type Field = (String, String);
 
-/// Capabilities that `device_cap_flags` can hold.
+/// Capabilities that fit into the 32-bit field `device_cap_flags` of libibverbs.
 const STANDARD_CAPS: DeviceCaps = DeviceCaps::from_bits_retain(0xffff_ffff);
 
 const GENERAL: [&str; 2] = ["ODP_SUPPORT", "ODP_SUPPORT_IMPLICIT"];
 const PER_SERVICE: [&str; 6] =
     ["SUPPORT_SEND", "SUPPORT_RECV", "SUPPORT_WRITE", "SUPPORT_READ", "SUPPORT_ATOMIC", "SUPPORT_SRQ"];
 
-/// Fields of ibv_devinfo about features that RoCE devices, or urxe's, do not have.
+/// Fields that `ibv_devinfo` prints for features that RoCE devices in general or urxe's devices do not have.
 const UNSUPPORTED: [(&str, &str); 9] = [
     ("tso_caps", ""),
     ("max_tso", "0"),
@@ -29,8 +29,8 @@ fn field(name: &str, value: impl ToString) -> Field {
     (name.to_owned(), value.to_string())
 }
 
-/// Returns the attributes that programs see of a NIC as the device of this name, followed by those that only
-/// urxe reports.
+/// Returns the attributes that libibverbs programs see of a NIC under the device name `name`, followed by
+/// those that only urxe reports.
 pub fn all(name: &str, context: &Context) -> Vec<Field> {
     let (device, port) = (context.query_device().for_libibverbs(), context.query_port());
     let mut all = device_fields(name, &device);
@@ -192,14 +192,15 @@ fn atomic_cap(cap: AtomicCap) -> String {
     format!("ATOMIC_{name} ({})", cap as u32)
 }
 
-/// Formats the bits of services; ibv_devinfo has a name for UD only.
+/// Formats the set of services that support packet pacing as `ibv_devinfo` does, which has a name only for
+/// UD.
 fn pacing_services(services: u32) -> String {
     const UD: u32 = 1 << 4;
     let name = if services & UD != 0 { "SUPPORT_UD " } else { "" };
     format!("{name}Unknown flags: 0x{:X}", services & !UD)
 }
 
-/// Appends the names of capabilities to their value.
+/// Appends the names of the capabilities `caps` to their numeric value.
 fn cap_flags(value: String, caps: DeviceCaps) -> String {
     let name = |(name, cap)| match cap {
         // Unknown to ibv_devinfo, which prints its value.

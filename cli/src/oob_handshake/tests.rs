@@ -1,4 +1,4 @@
-//! Tests of the handshake against recordings of the programs of rdma-core.
+//! Tests of the handshake against recordings of rdma-core's ping-pong programs.
 
 use std::collections::VecDeque;
 use std::net::Ipv6Addr;
@@ -8,7 +8,7 @@ use super::*;
 const IPV4: &str = include_str!("pingpong_ipv4.txt");
 const IPV6: &str = include_str!("pingpong_ipv6.txt");
 const SRQ: &str = include_str!("pingpong_srq.txt");
-/// Recordings, with the number of addresses and that of the queue pairs of each side.
+/// Recorded handshakes, each with the number of addresses and the number of queue pairs per side.
 const RECORDINGS: [(&str, usize, usize); 3] = [(IPV4, 1, 1), (IPV6, 1, 1), (SRQ, SRQ_ADDRESSES, 3)];
 
 /// Parses a recording into messages with their senders, `C` or `S`. `N*` precedes a message that is sent N
@@ -37,8 +37,8 @@ fn addresses(text: &str, side: char, qps: usize) -> Vec<Endpoint> {
 }
 
 /// The other end of a recorded handshake, which sends byte by byte. The bytes written to it must be those
-/// that the program wrote at the same point. A read out of turn, which would block indefinitely, is a
-/// timeout.
+/// that the recorded program wrote at this point. A read while the other end has nothing to send, which would
+/// block forever, fails with a timeout.
 struct Replay {
     events: VecDeque<(char, Vec<u8>)>,
     local: char,

@@ -1,4 +1,5 @@
-//! Control protocol between two `urxe perf` over TCP: one JSON value per line, the client first.
+//! Control protocol between two `urxe perf` processes over TCP: one JSON value per line; the client sends
+//! first.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -12,7 +13,8 @@ use super::plan::Params;
 use crate::CliError;
 use crate::interrupt::Interrupt;
 
-/// Version of the protocol, which changes whenever a message changes or the data that both sides expect.
+/// Version of the protocol, which is incremented whenever a message changes, or the test data that both sides
+/// expect.
 pub const VERSION: u32 = 5;
 /// Length of the longest accepted line in bytes.
 const MAX_LINE: usize = 4 << 20;
@@ -51,7 +53,7 @@ pub enum Message {
     },
     /// Sent by the server: its queue pairs, which are connected already.
     Accepted {
-        /// Path MTU of the run in bytes: the smaller of both sides'.
+        /// Path MTU of the run in bytes: the smaller one of the two sides' MTUs.
         mtu: u32,
         /// Queue pairs of the server.
         qps: Vec<QpInfo>,
@@ -98,7 +100,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Wraps a connected stream; `timeout` is that of [`recv`](Self::recv).
+    /// Wraps a connected stream; `timeout` applies to [`recv`](Self::recv).
     pub fn new(stream: TcpStream, interrupt: &Interrupt, timeout: Duration) -> Result<Control, CliError> {
         stream.set_read_timeout(Some(POLL_INTERVAL)).map_err(|e| failed("set up", e))?;
         let (buffer, last_sent) = (Vec::new(), "nothing".into());

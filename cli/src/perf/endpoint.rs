@@ -44,8 +44,8 @@ struct PerfQp {
 pub struct PerfEndpoint {
     context: Context,
     cq: Cq,
-    /// Memory: for each queue pair the slot that data is sent from or READ into, then for each the slot that
-    /// the peer sends to, writes and reads.
+    /// Memory region with two slots per queue pair: first, for all queue pairs, the slots that data is sent
+    /// from or READ into; after them, the slots that the peer sends to, writes and reads.
     mr: Mr,
     slot: usize,
     qps: Vec<PerfQp>,
@@ -106,8 +106,8 @@ impl PerfEndpoint {
         [self.mr.sge(at..at + size)]
     }
 
-    /// Fills the memory for messages of `size` bytes: a pattern at the source of the data, another value at
-    /// its destination, zeros if that is a counter.
+    /// Initialises the memory for messages of `size` bytes: a pattern where data comes from, `EMPTY` where
+    /// data arrives, and zeros where atomics count.
     pub fn prepare(&self, size: usize) -> Result<(), CliError> {
         let empty = vec![if self.params.verb == Verb::Atomic { 0 } else { EMPTY }; size];
         for index in 0..self.qps.len() {
@@ -121,8 +121,8 @@ impl PerfEndpoint {
         Ok(())
     }
 
-    /// Checks the data that arrived from the peer of each queue pair with `messages` messages of `size`
-    /// bytes, and describes the first wrong byte.
+    /// Checks the data of all queue pairs after `messages` messages of `size` bytes on each, and returns a
+    /// description of the first wrong byte, if any.
     pub fn check(&self, size: usize, messages: u64) -> Result<Option<String>, CliError> {
         let mut got = vec![0; size];
         for index in 0..self.qps.len() {
@@ -178,7 +178,8 @@ impl PerfEndpoint {
         Ok(begin.elapsed())
     }
 
-    /// Performs the server's part of a chunk: nothing if the client accesses memory.
+    /// Performs the server's part of a chunk. Returns at once if the client accesses the server's memory
+    /// without its help.
     pub fn run_server(&self, chunk: &Chunk, posted: u64, spin: &mut Spin) -> Result<(), CliError> {
         match (self.params.measure, self.params.verb) {
             (Measure::Bw, Verb::Send) => self.receive_all(chunk, posted, spin),
@@ -306,15 +307,15 @@ impl PerfEndpoint {
     }
 }
 
-/// Messages that both sides send alternately on the first queue pair. The last byte of a WRITE is its number
-/// modulo 256, which the receiver polls for.
+/// Messages that both sides send alternately on the first queue pair. The last byte of a WRITE is the number
+/// of the message modulo 256; the receiver polls for it.
 struct Turns<'a> {
     endpoint: &'a PerfEndpoint,
     chunk: &'a Chunk,
     sges: [Sge; 1],
-    /// Number of messages from one signaled message to the next.
+    /// Interval between signaled messages: every `interval`-th message is signaled.
     interval: u64,
-    /// Number of the last signaled message, and of the last one that has completed.
+    /// Number of the last signaled message; `done` is the number of the last completed message.
     signaled: u64,
     done: u64,
     completions: Vec<Completion>,
@@ -329,7 +330,7 @@ impl Turns<'_> {
         Turns { endpoint, chunk, sges, interval, signaled: 0, done: 0, completions }
     }
 
-    /// Returns the last byte of message `k` of the chunk, a WRITE.
+    /// Returns the value of the last byte of message `k` of the chunk, if it is a WRITE.
     fn marker(&self, k: u64) -> u8 {
         (self.chunk.done + k) as u8
     }
@@ -372,7 +373,7 @@ impl Turns<'_> {
         }
     }
 
-    /// Removes completions of WRITEs from the queue.
+    /// Removes completions of WRITEs from the queue if message `k` was signaled.
     fn poll_if_signaled(&mut self, k: u64, spin: &mut Spin) -> Result<(), CliError> {
         if self.signaled == k {
             spin.try_poll(&self.endpoint.cq, BATCH, &mut self.completions)?;

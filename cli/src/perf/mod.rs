@@ -1,4 +1,5 @@
-//! `urxe perf`: measures bandwidth and latency between two `urxe perf`, or two NICs on a fabric.
+//! `urxe perf`: measures bandwidth and latency between two `urxe perf` processes, or between two NICs on a
+//! fabric.
 #![forbid(unsafe_code)]
 
 mod control;
@@ -22,10 +23,10 @@ use urxe::verbs::AckTimeout;
 
 /// Default number of work requests in flight per queue pair, as in perftest.
 const DEPTH: u32 = 128;
-/// Default number of messages that have one completion.
+/// Default number of messages per completion.
 const CQ_MOD: u32 = 32;
 
-/// Measure bandwidth or latency between two `urxe perf`
+/// Measure bandwidth or latency between two `urxe perf` processes
 ///
 /// For perftest programs as peers, run the same program at this end: urxe run -- ib_write_bw
 #[derive(Args, Clone)]

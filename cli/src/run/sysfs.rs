@@ -15,20 +15,20 @@ use urxe::verbs::{Adapter, Gid, lid_of};
 
 /// Port capabilities `PORT_CM_SUP` and `PORT_IP_BASED_GIDS`, which libibverbs reports too.
 const CAP_MASK: &str = "0x04010000";
-/// Version of the uverbs interface of current kernels to drivers and programs.
+/// ABI version of the kernel's uverbs interface to user space.
 const UVERBS_ABI: &str = "6";
 /// P_Key table: the default partition only.
 const PKEYS: [&str; 1] = ["0xffff"];
 
-/// Prefix of the names of trees.
+/// Prefix of the directory names of trees.
 const PREFIX: &str = "sysfs-";
 
-/// The entries of a tree, by their paths below its root.
+/// Entries of a directory tree, with their paths relative to its root.
 pub struct Tree(Vec<(PathBuf, Entry)>);
 
 #[derive(Hash)]
 enum Entry {
-    /// A file of one line.
+    /// A file that consists of one line.
     Line(String),
     /// A symbolic link.
     Link(String),
@@ -156,9 +156,9 @@ impl Tree {
     }
 }
 
-/// Removes the unused trees in `base`: those of which no address satisfies `is_local`, that no `urxe run` has
-/// chosen for as long as `age`, and that no process has in its environment. The last condition covers
-/// programs in another network namespace, whose addresses this one does not have.
+/// Removes the unused trees in `base`. A tree is unused if none of its addresses satisfies `is_local`, no
+/// `urxe run` has used it within the time `age`, and no process has it in its environment. The last condition
+/// protects the trees of programs in other network namespaces, whose addresses are not local here.
 pub fn remove_unused(base: &Path, age: Duration, is_local: impl Fn(IpAddr) -> bool) {
     let trees = fs::read_dir(base).into_iter().flatten().flatten();
     let trees =
@@ -187,7 +187,7 @@ fn addresses(tree: &Path) -> Vec<IpAddr> {
     gids.filter_map(|gid| address(gid.path())).collect()
 }
 
-/// Reports whether a process of this user was started with this tree.
+/// Reports whether the environment of a running process of this user names the tree.
 fn is_in_use(tree: &Path) -> bool {
     let name = tree.as_os_str().as_encoded_bytes();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -235,7 +235,7 @@ fn hex_groups(bytes: &[u8]) -> String {
     groups.join(":")
 }
 
-/// NUMA node and processors of a device: those of its interface, if the kernel reports them.
+/// NUMA node and processors of a device, copied from its network interface if the kernel reports them.
 struct Locality {
     numa_node: String,
     local_cpus: String,

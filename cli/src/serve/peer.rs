@@ -8,10 +8,11 @@ use urxe::verbs::{
     SendFlags, SendWr, WcOpcode, WcStatus, WrOp,
 };
 
-/// Number of receives per peer. Each has room for a whole message, which is sent back from the same buffer.
+/// Number of receives per peer. Each buffer has room for a whole message, and the message is sent back from
+/// this buffer.
 pub const SLOTS: usize = 16;
 
-/// Bit of `wr_id` that marks a send; the bits below are the slot number.
+/// Bit of `wr_id` that marks a send; the lower bits are the slot number.
 const SEND: u64 = 1 << 32;
 
 /// A connected peer.
@@ -30,7 +31,7 @@ pub struct Peer {
     pub bytes: u64,
     /// Number of SENDs to the peer that are not acknowledged yet.
     pub unacked: u64,
-    /// Number of RDMA WRITEs with immediate data that were received.
+    /// Number of received RDMA WRITEs with immediate data.
     pub writes: u64,
 }
 

@@ -24,7 +24,7 @@ use urxe::verbs::{
     WaitError, WcStatus,
 };
 
-/// Longest sleep of the main loop, and so the longest delay until Ctrl-C is noticed.
+/// Longest sleep of the main loop, which bounds the delay until it notices Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time without packets after which a peer counts as done, with --one-shot.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -50,7 +50,7 @@ struct State {
     echoes: u64,
     bytes: u64,
     writes: u64,
-    /// Reason of the last failed handshake or lost peer.
+    /// Error message of the last failed handshake or lost peer.
     failure: Option<String>,
 }
 
@@ -58,7 +58,7 @@ struct State {
 pub struct Server {
     shared: Arc<Shared>,
     channel: CompletionChannel,
-    /// The region that peers access. It is registered as long as this field exists.
+    /// Memory region that peers access; it is only kept here so that it remains registered.
     _region: Mr,
     listener: TcpListener,
     one_shot: bool,
@@ -280,8 +280,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Connects a queue pair to a peer and returns the local endpoint. With --qps peers already, the peer
-    /// that has been idle longest is dropped.
+    /// Connects a queue pair to a peer and returns the local endpoint. If --qps peers are connected already,
+    /// disconnects the one that has been idle longest.
     fn connect(&self, remote: Endpoint, from: &str) -> Result<Endpoint, CliError> {
         let (index, _) = self.link.gid_for(&self.context, Some(remote.gid.ip()))?;
         let options = self.connect.sgid_index(index);
@@ -353,7 +353,7 @@ fn print_line(line: &str) -> Result<(), CliError> {
     Ok(out.flush()?)
 }
 
-/// Prints a line to standard error. Write errors are ignored, as nothing may be reading it.
+/// Prints a line to standard error. Ignores write errors, because standard error may be closed.
 fn report_error(error: &str) {
     let _ = writeln!(stderr(), "urxe: {error}");
 }

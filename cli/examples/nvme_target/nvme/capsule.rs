@@ -6,17 +6,17 @@ pub const COMMAND_LEN: usize = 64;
 /// Length of a response in bytes.
 pub const RESPONSE_LEN: usize = 16;
 
-/// Reads a 16-bit number at an offset of a slice that is long enough.
+/// Reads a little-endian 16-bit number at offset `at` of `bytes`, which must be long enough.
 pub fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// Reads a 32-bit number at an offset of a slice that is long enough.
+/// Reads a little-endian 32-bit number at offset `at` of `bytes`, which must be long enough.
 pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
 }
 
-/// Reads a 64-bit number at an offset of a slice that is long enough.
+/// Reads a little-endian 64-bit number at offset `at` of `bytes`, which must be long enough.
 pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
@@ -93,9 +93,9 @@ impl Command {
 /// Location of a command's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DataPointer {
-    /// In the capsule, after the command.
+    /// The data is in the capsule, after the command.
     InCapsule {
-        /// Offset from the end of the command.
+        /// Offset of the data from the end of the command.
         offset: u64,
         /// Length in bytes.
         len: usize,
@@ -107,13 +107,13 @@ pub enum DataPointer {
 /// Range of the host's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keyed {
-    /// Address of the first byte, in the host's region.
+    /// Address of the first byte in the host's memory region.
     pub addr: u64,
     /// Length in bytes, below 2^24.
     pub len: usize,
     /// R_Key of the region.
     pub rkey: u32,
-    /// Whether the response has to invalidate the R_Key.
+    /// Whether the response must invalidate the R_Key (SEND with invalidate).
     pub invalidate: bool,
 }
 
@@ -132,7 +132,7 @@ pub enum Status {
     CommandSequence = 0x0c,
     /// The SGL is shorter than the data that the command transfers.
     SglLength = 0x0f,
-    /// The SGL descriptor is one that RDMA or this command does not have.
+    /// The type of the SGL descriptor is invalid for RDMA or for this command.
     SglType = 0x11,
     /// The SGL describes data outside the capsule.
     SglOffset = 0x16,
@@ -144,11 +144,11 @@ pub enum Status {
     AsyncEventLimit = 0x105,
     /// There is no such log page.
     InvalidLogPage = 0x109,
-    /// The Connect has another format.
+    /// The record format of the Connect command is not supported.
     ConnectFormat = 0x180,
     /// No further host can connect at the moment.
     ConnectBusy = 0x181,
-    /// A field of the Connect is invalid; the result contains its offset.
+    /// A field of the Connect command is invalid; the result of the command contains the offset of the field.
     ConnectParameter = 0x182,
     /// The file could not be written.
     WriteFault = 0x280,
@@ -165,7 +165,7 @@ impl Status {
     }
 }
 
-/// Failure of a command: the status and the result.
+/// Failure of a command: the status and the result that the response carries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Failure {
     /// Status of the command.

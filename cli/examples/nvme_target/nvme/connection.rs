@@ -1,4 +1,4 @@
-//! Queue over RDMA: capsules are sent by SEND, data is transferred by READ and WRITE.
+//! NVMe queue over RDMA: capsules are transferred by SEND, data by RDMA READ and WRITE.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -11,18 +11,18 @@ use super::queue::{DisconnectReason, Queue};
 use super::request::{Request, Transfer};
 use super::{IN_CAPSULE, private_data::ConnectRequest};
 
-/// Largest number of commands that transfer data at the same time, and so of buffers.
+/// Largest number of commands that transfer data at the same time; each has a buffer.
 const JOBS: u32 = 16;
 /// Interval at which an idle queue checks whether it has to disconnect.
 const TICK: Duration = Duration::from_millis(50);
-/// Time limit for the host's messages of the connection manager.
+/// Timeout for the connection manager messages of the host.
 const CM_TIMEOUT: Duration = Duration::from_secs(10);
-/// Size of a receive in bytes.
+/// Size of a receive buffer in bytes: a command and the largest in-capsule data.
 const SLOT: usize = COMMAND_LEN + IN_CAPSULE;
-/// The `wr_id` of sends that belong to no job.
+/// The `wr_id` of sends without a job.
 const NO_JOB: u64 = u64::MAX;
 
-/// Reason of the end of a connection, other than a disconnect by the host.
+/// Reason why a connection ended, other than a disconnect by the host.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectionError {
     /// The connection could not be established or disconnected.
@@ -63,10 +63,10 @@ pub struct Connection {
     receives: Mr,
     queue: Queue,
     jobs: Vec<Job>,
-    /// Indices of the idle ones of `jobs`.
+    /// Indices of the idle entries of `jobs`.
     free: Vec<usize>,
-    /// Slots of the receives, with the lengths of their capsules, whose commands wait for a job. They are
-    /// posted again only when their commands begin, so there are at most as many as the queue is deep.
+    /// Received capsules whose commands wait for a job: receive slot and capsule length. A receive is posted
+    /// again only when its command is started, so the queue depth limits the number of entries.
     waiting: VecDeque<(usize, usize)>,
 }
 
@@ -121,8 +121,8 @@ impl Connection {
         })
     }
 
-    /// Executes commands until the host disconnects or `stop` returns true. `on_connect` is called
-    /// with the queue once, after Connect.
+    /// Executes commands until the host disconnects or `stop` returns true. Calls `on_connect` with the queue
+    /// once, after the Connect command.
     ///
     /// # Errors
     /// [`ConnectionError`].
@@ -236,7 +236,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Executes a command whose data has arrived, and responds.
+    /// Executes a command whose data has been read from the host, and sends the response.
     fn on_data_arrived(&mut self, job: usize) -> Result<(), ConnectionError> {
         let Some((id, request, from)) = self.jobs[job].pending_read.take() else { return Ok(()) };
         let Transfer::FromHost(len) = request.transfer(self.queue.block_len()) else { return Ok(()) };
@@ -246,7 +246,7 @@ impl Connection {
         self.respond(id, outcome.map(Option::unwrap_or_default), Some((job, from)))
     }
 
-    /// Writes a command's data to the host by RDMA WRITE, and responds.
+    /// Writes a command's data to the host by RDMA WRITE, and sends the response.
     fn write(&mut self, id: u16, data: &[u8], to: Keyed) -> Result<(), ConnectionError> {
         let job = self.allocate_job(data.len())?;
         let buffer = self.buffer(job);
@@ -257,8 +257,8 @@ impl Connection {
         self.respond(id, Ok(0), Some((job, to)))
     }
 
-    /// Sends a response. That of a job invalidates the host's R_Key if requested, and its completion frees
-    /// the job.
+    /// Sends a response. If the command has a job, the response invalidates the host's R_Key if the host
+    /// requested it, and its completion frees the job.
     fn respond(
         &mut self,
         id: u16,
@@ -294,11 +294,11 @@ impl Connection {
 
 /// Next step in handling a command.
 enum Next {
-    /// The command is executed: send the response.
+    /// The command has been executed: the response with this result has to be sent.
     Respond(u64),
-    /// Read this many bytes from the host before the command is executed.
+    /// The command needs this many bytes of the host, which have to be read before it is executed.
     Read(Request, Keyed, usize),
-    /// The command is executed: write the data to the host, then send the response.
+    /// The command has been executed: the data has to be written to the host before the response is sent.
     Write(Vec<u8>, Keyed),
 }
 

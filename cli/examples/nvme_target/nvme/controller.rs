@@ -37,7 +37,7 @@ pub struct Controller {
     pub id: u16,
     /// Type of the controller.
     pub kind: Kind,
-    /// Host that the controller belongs to.
+    /// Host that is connected to the controller.
     pub host: Host,
     state: Mutex<State>,
 }
@@ -67,15 +67,15 @@ mod register {
     pub const CSTS: u32 = 0x1c;
 }
 
-/// Fields of CC: enable; shutdown notification (two bits); command set, page size and arbitration; sizes of
-/// queue entries.
+/// Bit masks of the register CC, in this order: enable; shutdown notification; command set, page size and
+/// arbitration; sizes of queue entries.
 const ENABLE: u32 = 1;
 const SHUTDOWN: u32 = 0b11 << 14;
 const MODE_FIELDS: u32 = 0x3ff0;
 const ENTRY_SIZE_FIELDS: u32 = 0x00ff_0000;
-/// Queue entries of 2^6 bytes (submission) and 2^4 bytes (completion).
+/// Entry sizes in the register CC: 2^6 bytes (submission queue) and 2^4 bytes (completion queue).
 const ENTRY_SIZES: u32 = 0x0046_0000;
-/// Fields of CSTS: ready; shutdown complete.
+/// Values of the register CSTS, in this order: ready; shutdown complete.
 const READY: u32 = 1;
 const SHUT_DOWN: u32 = 0b10 << 2;
 
@@ -87,8 +87,8 @@ mod feature {
     pub const KEEP_ALIVE: u8 = 0x0f;
 }
 
-/// Register CAP: largest queue depth less one; contiguous queues; up to 15 s to become ready; NVM command
-/// set.
+/// Value of the register CAP: largest queue depth minus one; contiguous queues required; at most 15 s to
+/// become ready; NVM command set.
 const CAPABILITIES: u64 = (QUEUE_DEPTH as u64 - 1) | 1 << 16 | 30 << 24 | 1 << 37;
 
 impl Controller {
@@ -124,7 +124,7 @@ impl Controller {
         self.state.lock().status & READY != 0
     }
 
-    /// Ends the controller, because its admin queue has been disconnected.
+    /// Marks the controller as ended, because its admin queue has been disconnected.
     pub fn end(&self) {
         self.state.lock().ended = true;
     }
@@ -150,7 +150,8 @@ impl Controller {
         self.state.lock().queues.remove(&queue);
     }
 
-    /// Counts another Asynchronous Event Request. It remains outstanding, because this target has no events.
+    /// Counts another Asynchronous Event Request. It remains outstanding, because this target never reports
+    /// an event.
     ///
     /// # Errors
     /// [`Status::AsyncEventLimit`].
@@ -163,7 +164,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Returns a register; `wide` means one of 8 bytes.
+    /// Returns the value of a register; `wide` selects the 8-byte registers instead of the 4-byte ones.
     ///
     /// # Errors
     /// [`Status::InvalidField`].
@@ -178,7 +179,7 @@ impl Controller {
         }
     }
 
-    /// Sets a register, of which only CC is writable.
+    /// Sets a register; only CC is writable.
     ///
     /// # Errors
     /// [`Status`].
@@ -259,7 +260,8 @@ impl Controller {
     }
 }
 
-/// Encodes a number of submission queues and as many completion queues, each less one.
+/// Encodes `count` submission queues and `count` completion queues as the feature Number of Queues: two
+/// 16-bit fields, each one less than the number.
 fn queues(count: u16) -> u32 {
     let last = u32::from(count - 1);
     last | last << 16

@@ -1,4 +1,4 @@
-//! Data of the Identify command: pages of 4096 bytes, filled up with zeros.
+//! Data structures that the Identify command returns: pages of 4096 bytes, padded with zeros.
 
 use super::capsule::{COMMAND_LEN, RESPONSE_LEN, Status};
 use super::controller::{ASYNC_EVENTS, Controller, Kind};
@@ -8,16 +8,16 @@ use super::{DISCOVERY_NQN, IN_CAPSULE, MDTS, QUEUE_DEPTH, VERSION};
 /// Length of a page in bytes.
 pub const PAGE: usize = 4096;
 
-/// A page that consists of zeros but for the fields that were put into it.
+/// A data structure whose bytes are zero except for the fields that `put` has written.
 pub struct Page<'a>(pub &'a mut [u8]);
 
 impl Page<'_> {
-    /// Puts bytes at an offset.
+    /// Writes bytes at an offset of the page.
     pub fn put(&mut self, at: usize, bytes: &[u8]) {
         self.0[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Puts text into a field and pads the field with spaces.
+    /// Writes text into a field and pads the field with spaces.
     fn put_text(&mut self, at: usize, len: usize, text: &str) {
         let field = &mut self.0[at..at + len];
         field.fill(b' ');
@@ -26,7 +26,7 @@ impl Page<'_> {
     }
 }
 
-/// Fills in the requested data structure; `page` has to consist of zeros.
+/// Fills `page`, which must contain only zeros, with the requested data structure.
 ///
 /// # Errors
 /// [`Status`].
@@ -114,7 +114,7 @@ fn identify_namespace(subsystem: &Subsystem, page: &mut Page<'_>) {
     page.put(130, &[namespace.block_len().trailing_zeros() as u8]);
 }
 
-/// Namespace identification descriptors: a UUID, an NGUID, and the NVM command set.
+/// Writes the namespace identification descriptors: UUID, NGUID, and the NVM command set.
 fn descriptors(subsystem: &Subsystem, page: &mut Page<'_>) {
     let uuid = subsystem.uuid();
     page.put(0, &[3, 16]);

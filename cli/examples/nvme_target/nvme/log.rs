@@ -1,4 +1,4 @@
-//! Log pages. Most are constant; that of the discovery controller lists the subsystems and their addresses.
+//! Log pages. Most are constant; the discovery log page lists the subsystems and their addresses.
 
 use std::net::IpAddr;
 
@@ -12,8 +12,8 @@ use super::{DISCOVERY_NQN, QUEUE_DEPTH};
 /// Length in bytes of the header of the discovery log and of each of its entries.
 const ENTRY: usize = 1024;
 
-/// Copies a log page from `offset` on into `data`, which consists of zeros. Bytes after the end of the page
-/// remain zero.
+/// Copies a log page, from `offset` on, to `data`, which must contain only zeros. Bytes of `data` after the
+/// end of the page remain zero.
 ///
 /// # Errors
 /// [`Status`].
@@ -40,7 +40,8 @@ pub fn read(
     Ok(())
 }
 
-/// A temperature of 20 degrees Celsius (293 K), and all of the spare capacity left.
+/// Returns the SMART / Health Information log page: a temperature of 20 degrees Celsius (293 K), and 100 % of
+/// the spare capacity available.
 fn health() -> Vec<u8> {
     let mut log = vec![0; 512];
     Page(&mut log).put(1, &293_u16.to_le_bytes());

@@ -25,7 +25,7 @@ pub mod request;
 pub mod server;
 pub mod subsystem;
 
-/// NQN of the discovery subsystem, which every target has and which lists the other subsystems.
+/// NQN of the discovery subsystem, which exists on every target and lists the other subsystems.
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 /// Largest number of commands in a queue.
 pub const QUEUE_DEPTH: u16 = 128;
@@ -33,7 +33,8 @@ pub const QUEUE_DEPTH: u16 = 128;
 pub const IO_QUEUES: u16 = 16;
 /// Largest amount of data that a command transfers, in bytes.
 pub const MAX_TRANSFER: usize = 4096 << MDTS;
-/// [`MAX_TRANSFER`] as a power of two of 4 KiB pages (MDTS).
+/// Maximum data transfer size (MDTS) as NVMe encodes it: the base-2 logarithm of [`MAX_TRANSFER`] in pages of
+/// 4 KiB.
 pub const MDTS: u8 = 8;
 /// Largest amount of in-capsule data, in bytes.
 pub const IN_CAPSULE: usize = 4096;

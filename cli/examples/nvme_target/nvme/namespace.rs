@@ -67,7 +67,7 @@ impl Namespace {
         if on { Ok(()) } else { self.flush() }
     }
 
-    /// Reads blocks into `data`, which has the length of the blocks.
+    /// Reads blocks into `data`, whose length must be that of the blocks.
     ///
     /// # Errors
     /// [`Status`].
@@ -76,7 +76,7 @@ impl Namespace {
         self.file.read_exact_at(data, at).map_err(|_| Status::ReadError)
     }
 
-    /// Writes blocks; with `fua` (force unit access), to the medium.
+    /// Writes blocks; with `fua` (force unit access), returns only when they are on the medium.
     ///
     /// # Errors
     /// [`Status`].
@@ -113,7 +113,7 @@ impl Namespace {
         self.file.sync_data().map_err(|_| Status::WriteFault)
     }
 
-    /// Flushes after a write, with `fua` or without a write cache.
+    /// Flushes the file after a write if `fua` is set or the write cache is off.
     fn flush_if_required(&self, fua: bool) -> Result<(), Status> {
         if fua || !self.has_write_cache() { self.flush() } else { Ok(()) }
     }
@@ -122,7 +122,7 @@ impl Namespace {
         if self.read_only { Err(Status::WriteProtected) } else { self.offset(blocks) }
     }
 
-    /// Returns the offset of blocks in the file.
+    /// Returns the offset in the file, in bytes, at which the blocks begin.
     fn offset(&self, blocks: Blocks) -> Result<u64, Status> {
         match blocks.first.checked_add(blocks.count) {
             Some(end) if end <= self.blocks => Ok(blocks.first * self.block_len as u64),

@@ -10,23 +10,23 @@ const LEN: usize = 32;
 pub struct ConnectRequest {
     /// Queue number; 0 is the admin queue.
     pub queue: u16,
-    /// Number of receives that the host has for responses.
+    /// Number of receives that the host posts for responses (HRQSIZE).
     pub receives: u16,
-    /// Number of commands that the host sends before it waits.
+    /// Largest number of commands that the host has outstanding on the queue (HSQSIZE).
     pub commands: u16,
 }
 
-/// Reason of a rejected connection.
+/// Reason why the target rejects a connection request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[repr(u16)]
 pub enum RejectReason {
     /// The private data is too short.
     #[error("the private data is shorter than {} bytes", LEN)]
     Length = 1,
-    /// The private data has another format.
+    /// The record format of the private data is not supported.
     #[error("the private data has an unsupported record format")]
     Format = 2,
-    /// The queue has too few or too many commands.
+    /// The requested queue size is too small or too large.
     #[error("the queue size must be 2 to {} commands", QUEUE_DEPTH)]
     Commands = 4,
     /// The host has no receives for responses.
@@ -60,7 +60,7 @@ impl ConnectRequest {
         Ok(ConnectRequest { queue, receives, commands: last + 1 })
     }
 
-    /// Encodes the private data of the acceptance.
+    /// Encodes the private data of the message that accepts the connection.
     pub fn accepted(&self) -> [u8; LEN] {
         let mut bytes = [0; LEN];
         bytes[2..4].copy_from_slice(&self.commands.to_le_bytes());
@@ -69,7 +69,7 @@ impl ConnectRequest {
 }
 
 impl RejectReason {
-    /// Encodes the private data of the rejection.
+    /// Encodes the private data of the message that rejects the connection.
     pub fn bytes(self) -> [u8; 4] {
         let mut bytes = [0; 4];
         bytes[2..].copy_from_slice(&(self as u16).to_le_bytes());

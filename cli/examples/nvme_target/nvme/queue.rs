@@ -21,7 +21,7 @@ pub struct Queue {
     number: u16,
     depth: u16,
     created: Instant,
-    /// Controller of the queue, from Connect on.
+    /// Controller of the queue; `None` before the Connect command.
     controller: Option<Arc<Controller>>,
     /// Submission queue head pointer: the position after the last received command; `None` if the host has
     /// disabled flow control.
@@ -37,13 +37,14 @@ pub enum DisconnectReason {
     /// The host did not send Connect in time.
     #[error("no Connect command arrived within {} s", CONNECT_TIMEOUT.as_secs())]
     NoConnect,
-    /// The controller has ended with its admin queue.
+    /// The controller has ended, because its admin queue was disconnected.
     #[error("the controller has ended with its admin queue")]
     Controller,
 }
 
 impl Queue {
-    /// Creates a queue of this number and depth (at least one command), before Connect.
+    /// Creates a queue with the given number and depth (at least one command), on which the host must first
+    /// send Connect.
     pub fn new(subsystem: Arc<Subsystem>, number: u16, depth: u16, now: Instant) -> Queue {
         Queue { subsystem, number, depth, created: now, controller: None, head: Some(0) }
     }
@@ -96,7 +97,7 @@ impl Queue {
         }
     }
 
-    /// Checks whether the host has to be disconnected even if it sends commands.
+    /// Checks whether the host has to be disconnected for a reason other than the keep alive timeout.
     ///
     /// # Errors
     /// [`DisconnectReason`], except [`DisconnectReason::KeepAliveTimeout`].
@@ -205,7 +206,7 @@ impl Drop for Queue {
     }
 }
 
-/// Displays the role of the queue, its controller and its host.
+/// Displays the type of the queue, its controller and its host.
 impl std::fmt::Display for Queue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Some(controller) = &self.controller else {

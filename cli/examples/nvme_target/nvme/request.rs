@@ -21,7 +21,7 @@ mod opcode {
     pub const DATASET_MANAGEMENT: u8 = 0x09;
 }
 
-/// Supported admin commands, for the log page of commands' effects.
+/// Opcodes of the supported admin commands, for the Commands Supported and Effects log page.
 pub const ADMIN_COMMANDS: [u8; 7] = [
     opcode::GET_LOG_PAGE,
     opcode::IDENTIFY,
@@ -31,8 +31,8 @@ pub const ADMIN_COMMANDS: [u8; 7] = [
     opcode::ASYNC_EVENT,
     opcode::KEEP_ALIVE,
 ];
-/// Supported I/O commands, for the Commands Supported and Effects log page, and whether they change the
-/// contents of blocks.
+/// Opcodes of the supported I/O commands, for the Commands Supported and Effects log page, each with a flag
+/// that tells whether the command changes the contents of blocks.
 pub const IO_COMMANDS: [(u8, bool); 5] = [
     (opcode::FLUSH, false),
     (opcode::WRITE, true),
@@ -50,7 +50,8 @@ pub struct Blocks {
     pub count: u64,
 }
 
-/// A command that is valid by itself.
+/// A parsed command whose own fields are valid; only its execution checks it against the state of the
+/// controller and the namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
     /// Connect: the host identifies itself and names the subsystem that it wants to use.
@@ -129,7 +130,7 @@ pub enum Request {
     DatasetManagement {
         /// Number of ranges of blocks in the data.
         ranges: usize,
-        /// Whether the contents of the blocks are not needed any more.
+        /// Whether the blocks may be deallocated, because their contents are not needed any more.
         deallocate: bool,
     },
 }
@@ -163,9 +164,9 @@ impl Connect {
 pub enum Transfer {
     /// No data.
     None,
-    /// From the host, before the command is executed.
+    /// Data that the host provides, transferred before the command is executed.
     FromHost(usize),
-    /// To the host, as the result.
+    /// Data that the command returns, transferred to the host before the response.
     ToHost(usize),
 }
 
@@ -192,7 +193,7 @@ impl Request {
         }
     }
 
-    /// Returns the data that the command transfers.
+    /// Returns the direction and length of the command's data transfer.
     pub fn transfer(&self, block_len: usize) -> Transfer {
         let bytes = |blocks: &Blocks| blocks.count as usize * block_len;
         match self {
@@ -283,8 +284,8 @@ fn io(command: &Command) -> Result<Request, Status> {
 
 const RANGE_LEN: usize = 16;
 
-/// Returns the blocks that the data of a Dataset Management command describes, each once even if it is named
-/// several times.
+/// Parses the data of a Dataset Management command. Merges overlapping and adjacent ranges, so that each
+/// block is returned once.
 pub fn ranges(data: &[u8]) -> Vec<Blocks> {
     let all = data.chunks_exact(RANGE_LEN);
     let mut all: Vec<Blocks> =

@@ -1,4 +1,4 @@
-//! Server that accepts connections, each on a thread of its own.
+//! Server that accepts connections and serves each on its own thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

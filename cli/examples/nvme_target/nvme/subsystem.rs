@@ -1,4 +1,4 @@
-//! Subsystem: a namespace with a name, and the controllers of the connected hosts.
+//! NVM subsystem: a namespace with a name, and the controllers of the connected hosts.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -42,8 +42,8 @@ impl Subsystem {
         Subsystem { nqn, namespace, addresses, controllers: Mutex::default() }
     }
 
-    /// Returns a UUID that is the same for every subsystem of this name and unlikely to be that of another
-    /// (FNV-1a of the name).
+    /// Returns a UUID that is derived from the name of the subsystem (FNV-1a hash), so that it survives a
+    /// restart of the target.
     pub fn uuid(&self) -> [u8; 16] {
         let (mut hash, mut uuid) = (0xcbf2_9ce4_8422_2325_u64, [0; 16]);
         for half in uuid.chunks_exact_mut(8) {
@@ -58,7 +58,8 @@ impl Subsystem {
         uuid
     }
 
-    /// Finds or creates the controller for a Connect. The caller has checked the Connect's queue.
+    /// Creates the controller for a Connect command on an admin queue, or finds it for a Connect command on
+    /// an I/O queue. The caller has compared the queue number with that of the connection request.
     ///
     /// # Errors
     /// [`Failure`].
