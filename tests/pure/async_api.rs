@@ -1,5 +1,5 @@
-//! Tests of the futures of `verbs::asynchronous`: delivery, dropped futures, virtual time. They need UDP sockets of
-//! loopback addresses.
+//! Tests of the futures of `verbs::asynchronous`: delivery, dropped futures, virtual time. They use UDP
+//! sockets on loopback addresses.
 
 #[path = "async_api/connections.rs"]
 mod connections;
@@ -17,10 +17,10 @@ use nic::{connect, on_udp, qp_pair};
 use urxe::verbs::asynchronous::*;
 use urxe::verbs::*;
 
-/// Bound of waits that end much earlier unless something is broken.
+/// Time limit for waits, which end much earlier unless something is broken.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Runs a future to its end on a runtime of this thread; fails if it takes too long.
+/// Runs a future to completion on a single-threaded runtime; panics if it takes too long.
 fn run<R>(future: impl Future<Output = R>) -> R {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { tokio::time::timeout(LIMIT, future).await.expect("the future does not end") })
@@ -31,7 +31,7 @@ fn is_pending_and_dropped(future: impl Future) -> bool {
     pin!(future).poll(&mut TaskContext::from_waker(Waker::noop())).is_pending()
 }
 
-/// A NIC whose completions are awaited, with a connected queue pair.
+/// A NIC with a connected queue pair and a completion queue for asynchronous waits.
 struct Node {
     context: Context,
     cq: AsyncCq,
@@ -61,7 +61,8 @@ fn over_udp(addresses: [&str; 2]) -> [Context; 2] {
     addresses.map(|ip| on_udp(ip, 1))
 }
 
-/// Drops a pending wait; posts; drops a wait that is already woken; then takes the completions.
+/// Drops a pending wait, and a wait that has already been woken, and checks that each completion is then
+/// delivered exactly once.
 async fn completions_are_delivered_once_after_dropped_waits([mut a, mut b]: [Node; 2]) {
     assert!(is_pending_and_dropped(b.cq.wait()));
     for round in 0..50 {
@@ -91,8 +92,8 @@ fn dropped_waits_lose_no_completion_over_udp() {
     run(completions_are_delivered_once_after_dropped_waits(Node::pair(contexts)));
 }
 
-/// Receives messages of another thread while every other wait is dropped at an arbitrary point; each message must
-/// be delivered once and in order.
+/// Receives messages that another thread sends, while waits are dropped at arbitrary points. Each message
+/// must be delivered exactly once and in order.
 async fn messages_arrive_once_although_waits_are_dropped([a, mut b]: [Node; 2]) {
     const MESSAGES: u64 = 2000;
     const RECEIVES: u64 = 32;

@@ -1,4 +1,5 @@
-//! Tests of packet bursts in the transmit queue: when payload is copied, and how many bytes a burst holds.
+//! Tests of packet bursts in the transmit queue: when the payload is copied, and how many bytes a burst
+//! holds.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -101,7 +102,7 @@ fn data_too_short_for_a_packet_is_copied_unchanged() {
     }
 }
 
-/// Returns the bytes of each burst, after a check that copying packet by packet has the same result.
+/// Returns the bytes of each burst. Checks that copying it packet by packet gives the same bytes.
 fn copied(queue: &TxQueue) -> Vec<Vec<u8>> {
     let copy = |burst: TxBurst<'_>| {
         let (mut at_once, mut one_by_one, mut copier) = (Vec::new(), Vec::new(), burst.copier());

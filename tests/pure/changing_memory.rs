@@ -1,5 +1,5 @@
-//! Test of memory that changes while it is sent, such as flags and counters that a peer READs: every sent
-//! packet must have a matching ICRC.
+//! Test of memory that changes while it is sent, such as flags and counters that a peer READs: every packet
+//! must be sent with a valid ICRC.
 
 #[path = "../support/nic.rs"]
 mod nic;
@@ -15,9 +15,10 @@ use urxe::verbs::*;
 const LEN: usize = 64 << 10;
 /// Path MTU over the loopback interface.
 const PACKET: usize = 4096;
-/// Distance of the words that change.
+/// Distance in bytes between the words that change.
 const STEP: usize = 512;
-/// Number of packets whose memory must change during their copy; far more do on an idle machine.
+/// Number of packets of each direction whose memory must change while they are copied, before the test ends.
+/// On an idle machine there are far more.
 const TORN: usize = 20;
 const LIMIT: Duration = Duration::from_secs(120);
 

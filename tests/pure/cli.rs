@@ -104,7 +104,8 @@ fn demo_output_is_reproducible_from_its_seed() {
     }
 }
 
-/// Checks that the capture has as many packets as were shown, all complete and the lost one marked.
+/// Checks that the capture has `packets` complete packets with valid ICRCs, and that a comment marks only the
+/// lost one.
 fn check_capture(path: &Path, packets: usize) {
     let file = std::fs::read(path).unwrap();
     let mut reader = PcapNgReader::new(&file[..]).unwrap();
@@ -297,7 +298,7 @@ struct Serve {
     port: u16,
     remote: RemoteAddr,
     length: usize,
-    /// Output up to the line that reports that it waits for peers.
+    /// Standard output up to the line that reports that the server waits for peers.
     output: String,
 }
 
@@ -455,8 +456,8 @@ fn has_stopped(process: u32) -> bool {
     })
 }
 
-/// A peer that is stopped for longer than all retries take (here 8 timeouts of 67 ms) ends a connection,
-/// unless the minimum timeout is longer.
+/// Stops the peer for longer than all retries take (8 timeouts of 67 ms): the connection fails, unless a
+/// longer minimum ACK timeout is configured.
 #[test]
 fn stopped_peer_ends_connection_unless_min_ack_timeout_is_longer() {
     for (address, min_ack_timeout) in [(18, None), (19, Some(Duration::from_secs(60)))] {

@@ -1,4 +1,4 @@
-//! Tests of the commands `urxe perf` and `urxe pingpong` as processes.
+//! Tests of `urxe perf` and `urxe pingpong`, run as processes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -25,7 +25,7 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Starts a server that listens, and returns it with its standard error.
+/// Starts a server, waits until it listens, and returns it with its standard error.
 fn server(args: &str) -> (Child, BufReader<ChildStderr>) {
     let mut child = urxe(args).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());

@@ -1,5 +1,5 @@
-//! Test that connections made and released one after the other all succeed and release their resources. It is
-//! alone in its process because it counts the process's open_descriptors.
+//! Test that connections established and released one after the other all succeed and release their
+//! resources. It runs in its own process because it counts the open descriptors of the process.
 
 #[path = "connection_manager/fixture.rs"]
 mod fixture;

@@ -7,7 +7,8 @@ use urxe::link::fabric::{Fabric, FabricConfig};
 use urxe::transport::{Payload, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, Opcode};
 
-/// Sends bursts of three sizes back and forth.
+/// Sends bursts of three packet sizes from one port to another; returns the number of allocations after the
+/// warm-up, and the number of received packets.
 fn carry(fabric: &Fabric, rounds: usize) -> (u64, u64) {
     let mut a = fabric.port(&fabric.auto_address()).unwrap();
     let mut b = fabric.port(&fabric.auto_address()).unwrap();

@@ -1,11 +1,11 @@
-//! Test that a thread sending on a fabric serves both ends, while the NICs' background threads stay idle;
-//! otherwise data would move from core to core. It is alone in its process because it adds up the CPU time of
-//! all threads.
+//! Test that a thread that sends on a fabric drives the NICs at both ends, while their background threads
+//! stay idle; otherwise data would move from core to core. It runs in its own process because it adds up the
+//! CPU time of all threads.
 
 use nix::time::{ClockId, clock_gettime};
 use urxe::verbs::*;
 
-/// Number of messages, and how many of them are in flight.
+/// Number of messages; `IN_FLIGHT` is the largest number of messages in flight.
 const MESSAGES: u64 = 300;
 const IN_FLIGHT: u64 = 8;
 const SIZE: usize = 1 << 20;
@@ -21,7 +21,8 @@ fn background_threads_stay_idle_while_sender_polls() {
     assert!(ratios[ROUNDS / 2] < 0.2, "{ratios:.3?}");
 }
 
-/// Returns the CPU time of the other threads while this one sends, relative to its own.
+/// Returns the CPU time that the other threads use while this thread sends, divided by the CPU time of this
+/// thread.
 fn background_cpu_ratio() -> f64 {
     let (a, b) = Fabric::new().pair().unwrap();
     let [source, target] = [&a, &b].map(|node| node.pd.reg_mr(SIZE, Access::ALL).unwrap());

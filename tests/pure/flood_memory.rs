@@ -1,5 +1,5 @@
-//! Test that an endless flood of messages from peers uses no more memory once the limits are reached. It is
-//! alone in its process because the allocator counts.
+//! Test that an endless flood of messages from peers uses no more memory once the limits are reached. It runs
+//! in its own process because its allocator counts the allocated bytes.
 
 use urxe::cm::{Cm, CmConfig, MadSource};
 use urxe::transport::{AddressVector, Instant};
@@ -9,7 +9,7 @@ use urxe::wire::mad::{
 use urxe::wire::{Gid, Mtu, Qpn};
 
 const LISTENING: ServiceId = ServiceId(0x0106_0007);
-/// Service with a pending listener.
+/// Service ID with a pending listener.
 const PENDING: ServiceId = ServiceId(0x0106_0008);
 const BACKLOG: usize = 100;
 
@@ -17,7 +17,8 @@ fn gid(host: u8) -> Gid {
     std::net::Ipv4Addr::new(10, 0, 0, host).into()
 }
 
-/// Delivers messages of one kind, from as many peers as possible, each with a communication ID of its own.
+/// Delivers `count` messages of one kind from many peer addresses, each message with its own communication
+/// ID.
 fn flood(cm: &mut Cm, from: u32, count: u32, is_read: bool, message: &dyn Fn(u32) -> Message) {
     for n in from..from + count {
         let from = AddressVector::to(std::net::Ipv4Addr::from(0x0b00_0000 | n >> 4).into());

@@ -1,5 +1,5 @@
-//! Test of malicious packets with a valid ICRC, sent to a NIC with connected QPs: the NIC does not panic,
-//! writes no byte to which the peer has no access, and another QP of the NIC continues to work.
+//! Test that sends malicious packets with a valid ICRC to a NIC with connected QPs: the NIC must not panic or
+//! write memory that the peer has no right to write, and another QP of the NIC must continue to work.
 //!
 //! The service of the attacked QP depends on the seed, and whether it uses a shared receive queue.
 //!
@@ -44,14 +44,15 @@ struct Target {
     now: Instant,
     qpns: Vec<Qpn>,
     cqs: [TestCq; 2],
-    /// All access rights; remote read only; another protection domain; local write only.
+    /// Regions with, in this order: all access rights; only remote read; another protection domain; only
+    /// local write.
     regions: Vec<Region>,
     bystander: Region,
     bystander_psn: u32,
     service: QpType,
     srq: Option<SrqId>,
     xrc_srq: Option<SrqId>,
-    /// First keys of a window and of a fast-registered region of 256 bytes.
+    /// First key of a window; `fast` is the first key of a fast-registered region of 256 bytes.
     window: RKey,
     fast: LKey,
     _fast_memory: Buffer,
@@ -171,13 +172,13 @@ impl Target {
         self.take_outputs();
     }
 
-    /// Moves the outputs of the NIC to the completion queues. Events are dropped.
+    /// Moves the completions that the NIC has produced to the completion queues, and drops its events.
     fn take_outputs(&mut self) {
         let [victim, neighbour] = &mut self.cqs;
         support::take_outputs(&mut self.nic, &mut [victim, neighbour], &mut VecDeque::new());
     }
 
-    /// Returns the headers of the transmitted packets, after a check that each is complete.
+    /// Returns the headers of the transmitted packets; panics if a packet cannot be decoded.
     fn transmit(&mut self) -> Vec<Headers> {
         let mut sent = Vec::new();
         while self.nic.wants_to_transmit() || self.nic.has_held_acknowledgements() {
@@ -189,7 +190,7 @@ impl Target {
         sent
     }
 
-    /// Returns a length, often at or near a boundary.
+    /// Returns a random length, often at or next to a limit such as the MTU.
     fn length(&mut self) -> u32 {
         let any = self.rng.next() as u32;
         let near = self.rng.below(600) as u32;
@@ -214,7 +215,7 @@ impl Target {
         )
     }
 
-    /// Returns a packet of any opcode whose fields are likely to pass the checks.
+    /// Returns a packet with a random opcode, whose fields are likely to pass the checks.
     fn plausible(&mut self) -> Vec<u8> {
         let (attr, _) = self.nic.query_qp(self.qpns[VICTIM]).unwrap();
         let any_psn = Psn::new(self.rng.next() as u32);
@@ -271,7 +272,7 @@ impl Target {
         support::encode(&headers, &payload, &self.flow())
     }
 
-    /// Changes, removes or adds some bytes of a packet and makes its ICRC valid.
+    /// Changes, removes or adds some bytes of a packet, then updates its ICRC.
     fn mutate(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {
         for _ in 0..1 + self.rng.below(4) {
             match self.rng.below(6) {
@@ -293,7 +294,7 @@ impl Target {
         bytes
     }
 
-    /// Returns a local operation on the window or the fast-registered region: bind, registration or
+    /// Returns a random local operation on the window or the fast-registered region: bind, registration or
     /// invalidation, mostly with a valid key.
     fn local_op(&mut self) -> WrOp {
         let (window, fast) = (self.window, self.fast);
@@ -320,7 +321,7 @@ impl Target {
         }
     }
 
-    /// Posts a random work request to the attacked QP, after a reset if the QP has failed.
+    /// Posts a random work request to the attacked QP. If the QP has failed, resets it first.
     fn post_random(&mut self) {
         let qpn = self.qpns[VICTIM];
         if matches!(self.nic.qp_state(qpn), Some(QpState::Err | QpState::Sqe)) {

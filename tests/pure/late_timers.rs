@@ -20,8 +20,8 @@ const PEER_IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
 /// Delay of the acknowledgements, just below the timeout of 67 ms; the NIC is not polled earlier.
 const DELAY: Duration = Duration::from_millis(60);
 
-/// A link that acknowledges every request, with a delay and behind other packets, one packet per receive
-/// call.
+/// A link that acknowledges every request after a delay. Packets to other queue pairs precede each
+/// acknowledgement, and each receive call returns one packet.
 struct DelayedLink {
     info: LinkInfo,
     pending_acks: VecDeque<(Instant, Vec<u8>)>,

@@ -1,4 +1,4 @@
-//! Tests of the limits of the number ranges: the longest message, and counters that wrap.
+//! Tests of the limits of the protocol's number ranges: the longest message, and counters that wrap.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Tests of two links with host stacks connected by unix sockets: neighbours are resolved, bursts arrive,
-//! ICRCs are valid.
+//! Tests of two links with host stacks that are connected by unix sockets: neighbours are resolved, bursts
+//! arrive, ICRCs are valid.
 
 #[path = "../support/numbered.rs"]
 mod numbered;
@@ -268,7 +268,7 @@ fn restarted_peer_is_reachable_again() {
     }
 }
 
-/// Corrects the checksum of an IPv4 header (RFC 791) that a case has modified.
+/// Updates the header checksum (RFC 791) of a modified IPv4 frame.
 fn fix_checksum(frame: &mut [u8]) {
     let words = (frame[14] & 0xf) as usize * 2;
     frame[24..26].fill(0);

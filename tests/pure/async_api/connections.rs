@@ -1,4 +1,4 @@
-//! Connections by address and port as futures.
+//! Tests of the asynchronous connection API, which connects by address and port.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ fn address(context: &Context, port: u16) -> SocketAddr {
     (context.query_gid(0).unwrap().ip(), port).into()
 }
 
-/// Connects, exchanges private data, and disconnects from the client's side.
+/// Connects, exchanges private data, and lets the client disconnect.
 async fn connects_and_disconnects([local, remote]: [Context; 2]) {
     let address = address(&remote, 7471);
     let server = ConnectionManager::new(vec![remote]).unwrap();

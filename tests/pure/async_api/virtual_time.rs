@@ -1,4 +1,5 @@
-//! Tasks on a fabric in virtual time: they step the clock together, and a seed determines the run.
+//! Tests of asynchronous tasks on a fabric in virtual time: the waits of the tasks advance the clock, and a
+//! seed determines the run.
 
 use super::*;
 
@@ -7,7 +8,7 @@ fn lossy_fabric(seed: u64) -> Fabric {
     Fabric::virtual_time(FabricConfig::default().seed(seed).latency(latency).loss(0.2)).unwrap()
 }
 
-/// Exchanges messages between two tasks; returns the time at the end and the number of lost packets.
+/// Exchanges messages between two tasks; returns the virtual time at the end and the number of lost packets.
 fn ping_pong(seed: u64) -> (Duration, u64) {
     run(async {
         let fabric = lossy_fabric(seed);

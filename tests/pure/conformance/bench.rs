@@ -21,15 +21,15 @@ use crate::support::{self, PD, Region, TestCq};
 
 const LOCAL_IP: [u8; 4] = [10, 0, 0, 1];
 const PEER_IP: [u8; 4] = [10, 0, 0, 2];
-/// Addresses of the alternate path: the local one and the peer's.
+/// Addresses of the alternate path: the local address and the peer's address.
 pub const ALTERNATE: ([u8; 4], [u8; 4]) = ([10, 0, 1, 1], [10, 0, 1, 2]);
-/// Number of the peer's QP that the first local QP is connected to; the next local QP is connected to the
-/// next number.
+/// QPN of the peer's QP that the first local QP is connected to; each further local QP is connected to the
+/// next QPN.
 const PEER_QPN: u32 = 0x77;
 /// Q_Key of both sides.
 pub const QKEY: u32 = 0x1111_1111;
-/// XRC domain of target QPs, protection domain of the target QPs themselves, and number of the shared receive
-/// queue that initiators send to.
+/// XRC domain of target QPs. `TARGET_PD` is the protection domain of these QPs, and `PEER_SRQ` the number of
+/// the shared receive queue that initiators send to.
 pub const DOMAIN: XrcdId = XrcdId(5);
 const TARGET_PD: PdId = PdId(50);
 pub const PEER_SRQ: SrqId = SrqId(0x12_3456);
@@ -82,9 +82,9 @@ pub struct Bench {
     pub srq: Option<SrqId>,
     pub send_cq: TestCq,
     pub recv_cq: TestCq,
-    /// Events that no case has taken.
+    /// Events that the case has not taken yet.
     events: VecDeque<AsyncEvent>,
-    /// Path of all packets in both directions: the local address and that of the peer.
+    /// Path of all packets in both directions: local address and peer address.
     pub path: ([u8; 4], [u8; 4]),
     setup: Setup,
 }
@@ -274,13 +274,13 @@ impl Bench {
         self.regions.len() - 1
     }
 
-    /// Creates an XRC shared receive queue that completes on the common receive CQ.
+    /// Creates an XRC shared receive queue whose completions go to the common receive CQ.
     pub fn xrc_srq(&mut self, pd: PdId, domain: XrcdId) -> SrqId {
         let caps = RecvCaps { max_wr: 64, max_sge: 4 };
         self.nic.create_xrc_srq(pd, domain, self.recv_cq.handle, caps).unwrap()
     }
 
-    /// Returns the accessor of the first QP for the memory table.
+    /// Returns the identity with which the first QP accesses the memory table.
     pub fn accessor(&self) -> Accessor {
         Accessor { pd: PD, qpn: self.qpns[0] }
     }
@@ -295,7 +295,7 @@ impl Bench {
         self.setup.sq_psn
     }
 
-    /// Returns the remote address of `len` bytes at `at` of the common region.
+    /// Returns the RETH contents for `len` bytes at offset `at` of the common region.
     pub fn remote(&self, at: usize, len: u32) -> Remote {
         (self.mr.va(at), self.mr.info.rkey, len)
     }
@@ -317,7 +317,7 @@ impl Bench {
         posted
     }
 
-    /// Posts a signaled work request on `len` bytes at `at` of the common region.
+    /// Posts a signaled work request whose data is `len` bytes at offset `at` of the common region.
     pub fn post(&mut self, wr_id: u64, op: WrOp, at: usize, len: u32) {
         let sges = [self.mr.sge(at, len)];
         self.post_sges(wr_id, op, &sges, SendFlags::SIGNALED).unwrap();
@@ -414,8 +414,8 @@ impl Bench {
         Flow::new(peer.into(), local.into(), 0xc000)
     }
 
-    /// Delivers `packets` from the peer without transmitting the responses. Packets of equal length, and a
-    /// shorter one after them, arrive as one burst.
+    /// Delivers `packets` from the peer, but does not transmit the responses yet. Packets of equal length,
+    /// and a shorter one after them, arrive as one burst.
     pub fn deliver(&mut self, packets: &[Pkt]) {
         let flow = self.flow();
         let (mut burst, mut segment) = (Vec::new(), 0);
@@ -466,7 +466,7 @@ impl Bench {
         got
     }
 
-    /// Returns all packets that the NIC sends now.
+    /// Runs transmit turns until the NIC sends nothing more, and returns all packets sent.
     pub fn sent(&mut self) -> Vec<Pkt> {
         let mut got = self.turn();
         while self.nic.wants_to_transmit() {
@@ -497,7 +497,7 @@ impl Bench {
         self.expect(expected);
     }
 
-    /// Advances the clock and serves each timer when it expires.
+    /// Advances the clock by `by` and handles each timer at the time when it expires.
     pub fn advance(&mut self, by: Duration) {
         let end = self.now + by;
         while let Some(at) = self.nic.next_deadline().filter(|at| *at <= end) {

@@ -23,7 +23,7 @@ fn ud(change: impl FnOnce(&mut Setup)) -> Bench {
     })
 }
 
-/// Returns a datagram from the peer; its PSN does not matter.
+/// Returns a datagram from the peer with an arbitrary PSN, as the receiver ignores it.
 fn datagram(data: &[u8]) -> Pkt {
     send(Only, 77, data).ud(QKEY, PEER)
 }

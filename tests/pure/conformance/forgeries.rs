@@ -37,7 +37,7 @@ const ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 14);
 const VA: u64 = 0x1_0000_0000;
 const KEY: RKey = RKey(0x4321);
 
-/// Delivers the packet from the source address `10.0.0.3`.
+/// Delivers the packet with the source address `10.0.0.3`, which is not that of the peer.
 fn from_other_address(b: &mut Bench, p: &Pkt) {
     let flow = Flow { src: std::net::IpAddr::from([10, 0, 0, 3]), ..b.flow() };
     let mut h = p.h;

@@ -20,7 +20,7 @@ fn ud(change: impl FnOnce(&mut Setup)) -> Bench {
     })
 }
 
-/// Returns one group of each IP version.
+/// Returns the addresses of an IPv4 and an IPv6 multicast group.
 fn groups() -> [IpAddr; 2] {
     ["239.1.2.3", "ff15::1:2"].map(|ip| ip.parse().unwrap())
 }
@@ -40,7 +40,7 @@ fn path(b: &Bench, dst: IpAddr) -> Flow {
     Flow { src, dst, ..b.flow() }
 }
 
-/// Delivers a packet of the peer to this address and QP.
+/// Delivers a packet of the peer that is addressed to `dst` and `qpn`.
 fn deliver(b: &mut Bench, dst: IpAddr, qpn: Qpn, packet: Pkt) {
     let flow = path(b, dst);
     let packet = packet.with(|h| h.bth.dest_qp = qpn);

@@ -1,5 +1,5 @@
-//! Conformance cases: personalities. Some reject a work request when it is posted, others accept it; each row
-//! of the table has a test.
+//! Conformance cases: personalities, some of which reject a work request that others accept. Each row of the
+//! table of differences is tested.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn bench(p: Personality, change: impl FnOnce(&mut Setup)) -> Bench {
     })
 }
 
-/// Returns a bench with the personality `mlx5`, but without credits in every acknowledgement.
+/// Returns a bench with the personality `mlx5`, but with end-to-end credits disabled.
 fn mlx5(state: QpState) -> Bench {
     let quirks = Quirks { credits: false, ..Personality::MLX5.quirks };
     Bench::with(|s| (s.state, s.quirks) = (state, quirks))
@@ -39,7 +39,7 @@ fn to_rts(b: &mut Bench, state: QpState) {
     }
 }
 
-/// Posts a work request of 8 bytes with an address handle of protection domain `pd`.
+/// Posts a work request of 8 bytes whose address handle belongs to protection domain `pd`.
 fn post_with_handle(b: &mut Bench, wr_id: u64, op: WrOp, pd: PdId) -> Result<(), PostError> {
     let Destination::Qp { av, qpn, qkey, .. } = b.to(QKEY) else {
         panic!("the destination of a datagram is a QP")
@@ -249,7 +249,8 @@ cases! {
     }
 }
 
-/// Returns the observed result for a row of the table in a personality.
+/// Runs the experiment for the row `row` of the table of differences with personality `p`, and returns the
+/// result as text.
 fn observe(row: &str, p: Personality) -> String {
     match row {
         "least ACK timeout" => format!("{}", time_to_failure(p) >= Duration::from_millis(500)),
@@ -342,7 +343,8 @@ fn observe(row: &str, p: Personality) -> String {
     }
 }
 
-/// Discards the packets, completions and events that a case would have to expect.
+/// Discards the remaining packets, completions and events, which the bench would otherwise report as
+/// unexpected.
 fn discard(mut b: Bench) {
     b.sent();
     let mut done = Vec::new();
@@ -351,7 +353,7 @@ fn discard(mut b: Bench) {
     while b.next_event().is_some() {}
 }
 
-/// Returns the response to a SEND that is longer than its receive of 4 bytes.
+/// Returns the response to a SEND of `data`, which consumes a receive of 4 bytes.
 fn response(p: Personality, data: &[u8]) -> Pkt {
     let mut b = bench(p, |_| {});
     b.recv(1, 0, 4);
@@ -361,7 +363,7 @@ fn response(p: Personality, data: &[u8]) -> Pkt {
     got
 }
 
-/// Returns the number of response packets to these requests, and the state of the QP after them.
+/// Returns the number of response packets to `requests`, and the state of the QP afterwards.
 fn responses_to(p: Personality, requests: impl FnOnce(&Bench) -> Vec<Pkt>) -> (usize, QpState) {
     let mut b = bench(p, |_| {});
     b.recv(1, 0, 600);
@@ -399,7 +401,8 @@ fn time_to_failure(p: Personality) -> Duration {
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns the status of a FLUSH to a peer with the personality `strict`.
+/// Returns the completion status of a FLUSH that personality `p` sends to a peer with the personality
+/// `strict`.
 fn flush_status_with_strict_peer(p: Personality) -> WcStatus {
     let fabric = virtual_fabric();
     let [a, b] = [p, Personality::STRICT].map(|p| TestEndpoint::new(context(&fabric, p)).unwrap());

@@ -1,4 +1,5 @@
-//! Packets in the notation of the cases: the same value is sent to the NIC and expected from it.
+//! Packets in the notation of the conformance cases, both for packets delivered to the NIC and for packets
+//! expected from it.
 
 use std::fmt;
 
@@ -113,7 +114,7 @@ pub fn atomic_ack(psn: u32, msn: u32, original: u64) -> Pkt {
     })
 }
 
-/// Builds the packets of a message, from `psn` on, as a requester sends them.
+/// Builds the packets of a message, as a requester sends them; the first one has PSN `psn`.
 pub fn message(mtu: usize, data: &[u8], make: impl Fn(Position, u32, &[u8]) -> Pkt, psn: u32) -> Vec<Pkt> {
     let count = data.len().div_ceil(mtu).max(1) as u32;
     let part = |i: u32| &data[i as usize * mtu..data.len().min((i as usize + 1) * mtu)];
@@ -136,12 +137,12 @@ impl Pkt {
         self.with(|h| h.bth.ack_req = set)
     }
 
-    /// Turns the packet into its UC equivalent, which never has AckReq.
+    /// Converts the packet to its UC equivalent, which never has AckReq.
     pub fn uc(self) -> Pkt {
         self.with(|h| h.bth.opcode.0 |= 0x20).ackreq(false)
     }
 
-    /// Turns the packet into its XRC equivalent; a request names the shared receive queue `srq`.
+    /// Converts the packet to its XRC equivalent; a request names the shared receive queue `srq`.
     pub fn xrc(self, srq: SrqId) -> Pkt {
         self.with(|h| {
             h.bth.opcode.0 |= 0xa0;
@@ -149,7 +150,7 @@ impl Pkt {
         })
     }
 
-    /// Turns the packet into a UD datagram.
+    /// Converts the packet to a UD datagram.
     pub fn ud(self, qkey: u32, src_qp: Qpn) -> Pkt {
         self.with(|h| {
             h.bth.opcode.0 |= 0x60;

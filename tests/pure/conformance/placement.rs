@@ -18,7 +18,7 @@ const WHOLE_REGION: u32 = 0x10;
 const FLUSHES: Access = Access::FLUSH_GLOBAL.union(Access::FLUSH_PERSISTENT);
 
 /// Returns a bench whose QP allows all kinds of access, and the R_Key of a region of 64 bytes at 0x1000 that
-/// does too.
+/// also allows all of them.
 fn with_region() -> (Bench, RKey) {
     let mut b = Bench::with(|s| s.access = Access::ALL | FLUSHES);
     let r = b.region(PD, 64, 0x1000, Access::ALL | FLUSHES);

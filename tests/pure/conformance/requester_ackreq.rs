@@ -25,7 +25,7 @@ impl Bench {
         self.post_sges(wr_id, op, &sge, UNSIGNALED).unwrap();
     }
 
-    /// Returns the packet of a SEND of that byte.
+    /// Returns the SEND packet of a work request of [`post_unsignaled`](Self::post_unsignaled).
     fn byte(&self, psn: u32) -> Pkt {
         send(Only, psn, &self.mr.read(0, 1))
     }
@@ -42,7 +42,7 @@ fn unsignaled_in_flight(n: u32, change: impl FnOnce(&mut Setup)) -> Bench {
     b
 }
 
-/// Returns a bench whose peer has acknowledged one SEND after 100 us.
+/// Returns a bench that has measured one round-trip time: the peer has acknowledged a SEND after 100 us.
 fn with_rtt_sample(change: impl FnOnce(&mut Setup)) -> Bench {
     let mut b = Bench::with(|s| {
         s.tuning.min_probe_timeout = PROBE_TIMEOUT;
@@ -56,8 +56,8 @@ fn with_rtt_sample(change: impl FnOnce(&mut Setup)) -> Bench {
     b
 }
 
-/// Returns that bench with `n` SENDs of one byte in flight, of which the first has PSN `SQ + 1`, and their
-/// packets.
+/// Returns the bench of [`with_rtt_sample`] with `n` SENDs of one byte in flight, the first with PSN `SQ +
+/// 1`, and the packets of these SENDs.
 fn in_flight(n: u32, change: impl FnOnce(&mut Setup)) -> (Bench, Vec<Pkt>) {
     let mut b = with_rtt_sample(change);
     (1..=n).for_each(|i| b.post(i.into(), WrOp::Send, 0, 1));
@@ -66,7 +66,7 @@ fn in_flight(n: u32, change: impl FnOnce(&mut Setup)) -> (Bench, Vec<Pkt>) {
     (b, all)
 }
 
-/// Returns the expected completions of the SENDs with these `wr_id`s.
+/// Returns the expected completions of successful SENDs whose `wr_id`s are `numbers`.
 fn completed(numbers: std::ops::Range<u64>) -> Vec<Wc> {
     numbers.map(|i| ok(i, WcOpcode::Send, 1)).collect()
 }

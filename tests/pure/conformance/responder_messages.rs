@@ -12,7 +12,7 @@ use urxe::wire::{Mtu, Syndrome};
 use crate::bench::{Bench, RQ, ok};
 use crate::pkt::*;
 
-/// Returns lengths around the packet boundaries of the path MTU.
+/// Returns message lengths at and next to multiples of the path MTU.
 fn lengths(mtu: Mtu) -> [u32; 7] {
     let m = mtu.bytes() as u32;
     [0, 1, m - 1, m, m + 1, 2 * m, 3 * m - 3]

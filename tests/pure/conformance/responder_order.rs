@@ -7,7 +7,8 @@ use urxe::wire::{Mtu, NakCode, Position};
 use crate::bench::{Bench, RQ, bad, flushed, ok};
 use crate::pkt::*;
 
-/// Asserts a NAK for `psn`, the state ERR and the event; the caller checks the completions.
+/// Asserts that the NIC sends a NAK for `psn`, moves the QP to ERR and raises the event; the caller checks
+/// the completions.
 #[track_caller]
 fn expect_invalid_nak(b: &mut Bench, psn: u32, msn: u32) {
     b.expect(&[nak(psn, msn, NakCode::InvalidRequest)]);

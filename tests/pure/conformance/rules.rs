@@ -1,4 +1,4 @@
-//! The conformance rules, paraphrased, each with the clause of IBA volume 1 that defines it.
+//! Conformance rules, in our own words, each with the clause of IBA volume 1 that defines it.
 
 pub struct Rule {
     pub id: &'static str,
@@ -6,7 +6,7 @@ pub struct Rule {
     pub text: &'static str,
 }
 
-/// A part of the specification without a case.
+/// A part of the specification that no conformance case covers, with the reason.
 pub struct Omission {
     pub section: &'static str,
     pub text: &'static str,

@@ -7,8 +7,8 @@ use urxe::transport::{QpAttr, QpState, SendFlags, SendWr, WcOpcode, WrOp};
 use crate::bench::{Bench, SQ};
 use crate::pkt::*;
 
-/// Returns a bench with `qps` queue pairs to one peer whose window is four short packets, each with six SENDs
-/// posted, one after the other.
+/// Returns a bench with `qps` queue pairs that are connected to one peer, whose window has room for four
+/// short packets. Six SENDs are posted to each queue pair.
 fn contending_qps(qps: usize) -> Bench {
     let mut b = Bench::with(|s| (s.qps, s.tuning.window) = (qps, 4 * 1024));
     for qp in 0..qps {
@@ -24,14 +24,15 @@ fn post(b: &mut Bench, qp: usize, wr_id: u64, flags: SendFlags) {
     b.post_on(qp, &wr).unwrap();
 }
 
-/// Returns the number of packets of each queue pair, in the order of their indices.
+/// Counts the packets of each queue pair; returns the index of each queue pair with its count, in ascending
+/// order.
 fn packets_per_qp(packets: &[Pkt]) -> Vec<(usize, usize)> {
     let mut count = BTreeMap::new();
     packets.iter().for_each(|p| *count.entry(p.qp).or_insert(0) += 1);
     count.into_iter().collect()
 }
 
-/// Destroys the queue pairs, whose remaining packets and completions are not checked.
+/// Destroys the queue pairs, so that their remaining packets and completions are not checked.
 fn discard(mut b: Bench) {
     for qpn in b.qpns.clone() {
         b.nic.destroy_qp(qpn);

@@ -1,4 +1,4 @@
-//! Conformance cases: queue pair states, and the checks of a packet before it reaches a QP.
+//! Conformance cases: queue pair states, and the checks that a packet must pass before a QP handles it.
 
 use std::time::Duration;
 

@@ -18,7 +18,7 @@ fn uc(change: impl FnOnce(&mut Setup)) -> Bench {
     })
 }
 
-/// Returns a SEND of `len` bytes that begins with `psn`, in packets of 256 bytes.
+/// Returns the packets of a SEND of `len` bytes with the path MTU 256; the first one has PSN `psn`.
 fn sends(psn: u32, len: usize, fill: u8) -> Vec<Pkt> {
     message(256, &vec![fill; len], send, psn).into_iter().map(Pkt::uc).collect()
 }

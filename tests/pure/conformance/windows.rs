@@ -11,20 +11,20 @@ use crate::support::PD;
 
 const REMOTE_ALL: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-/// Returns the next key of the same slot.
+/// Returns the key that follows `key` in the same slot of the key table: only its lowest 8 bits differ.
 fn next_key(key: RKey) -> RKey {
     RKey(key.0 & !0xff | (key.0 + 1) & 0xff)
 }
 
-/// Returns a region of 256 bytes at 0x1000 that allows binds but no remote access, and the bind of a new
-/// window to its bytes 64 to 128.
+/// Returns a region of 256 bytes at 0x1000 that allows binds but no remote access, and the work request that
+/// binds a new window to the bytes from 64 to 128 of this region.
 fn bindable(b: &mut Bench, kind: WindowKind) -> (usize, Bind) {
     let r = b.region(PD, 256, 0x1000, Access::LOCAL_WRITE | Access::MW_BIND);
     let rkey = next_key(b.memory.alloc_window(PD, kind).unwrap());
     (r, Bind { rkey, region: b.regions[r].info.lkey, addr: 0x1040, len: 64, access: REMOTE_ALL })
 }
 
-/// As `bindable`, with the bind executed and completed.
+/// Returns the region and the bind of [`bindable`], after the bind has been executed and has completed.
 fn bound(b: &mut Bench, kind: WindowKind) -> (usize, Bind) {
     let (r, bind) = bindable(b, kind);
     b.post_no_data(900, WrOp::BindMw(bind));
@@ -35,7 +35,7 @@ fn bound(b: &mut Bench, kind: WindowKind) -> (usize, Bind) {
 
 const KINDS: [WindowKind; 3] = [WindowKind::Type1, WindowKind::Type2A, WindowKind::Type2B];
 
-/// Asserts that a peer's WRITE of a byte under this key is refused.
+/// Asserts that the NIC refuses a WRITE of one byte with the key `rkey`.
 #[track_caller]
 fn expect_access_nak(b: &mut Bench, va: u64, rkey: RKey) {
     b.exchange(&[write(Only, RQ, (va, rkey, 1), &[9])], &[nak(RQ, 0, NakCode::RemoteAccessError)]);

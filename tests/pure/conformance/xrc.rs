@@ -1,4 +1,4 @@
-//! Conformance cases: XRC initiators and targets, and the shared receive queues that requests name.
+//! Conformance cases: XRC initiators and targets, and the shared receive queues that their requests name.
 
 use std::time::Duration;
 

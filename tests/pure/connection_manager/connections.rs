@@ -1,12 +1,11 @@
-//! Establishment and release of connections, and data transfer on them.
+//! Tests of establishing and releasing connections, and of data transfer on them.
 
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
 use super::fixture::*;
 
-/// Establishes a connection, transfers data and releases the connection, with checks of the events on both
-/// sides.
+/// Establishes a connection, transfers data and releases the connection; checks the events on both sides.
 fn check_connection(client: &Side, server: &Side, v4: bool, server_ends: bool) {
     let at = (server.ip(v4), 7471).into();
     let listener = server.listen(PortSpace::Tcp, at);
@@ -76,7 +75,7 @@ fn connection_over_udp_succeeds() {
     check_connection(&Side::on_udp("127.101.1.1"), &Side::on_udp("127.101.1.2"), true, true);
 }
 
-/// QP1 belongs to one shard, and the connections' queue pairs are spread over all of them.
+/// One shard has QP1, and all shards have queue pairs of connections.
 #[test]
 fn connections_to_sharded_nic_succeed() {
     let server = Side::new(nic::on_udp("127.101.1.4", 4));
@@ -141,8 +140,8 @@ fn uc_connection_transfers_messages() {
     assert_eq!((qp.state(), server_qp.state()), (QpState::Rts, QpState::Rts));
 }
 
-/// Programs that manage their queue pairs themselves: the manager provides the attributes, and the programs
-/// report when their queue pairs are ready.
+/// Connects two programs that manage their queue pairs themselves: the connection manager provides the
+/// attributes, and the programs report when their queue pairs are ready.
 #[test]
 fn connection_with_qps_managed_by_programs_succeeds() {
     let fabric = virtual_fabric(slow());

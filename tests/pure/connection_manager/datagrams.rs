@@ -1,11 +1,12 @@
-//! Service ID resolution for datagrams (SIDR), and multicast.
+//! Tests of service ID resolution for datagrams (SIDR), and of multicast.
 
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
 use super::fixture::*;
 
-/// Sends a datagram to the destination in `at` from one queue pair to a queue pair of `to`.
+/// Sends a datagram from the queue pair in `from` to the destination `at`, and checks that the queue pair in
+/// `to` receives it.
 fn send(from: (&Side, &Qp), to: (&Side, &Qp), at: &Datagram) {
     let (source, target) =
         (from.0.pd.reg_mr(4096, Access::ALL).unwrap(), to.0.pd.reg_mr(4096, Access::ALL).unwrap());

@@ -1,4 +1,4 @@
-//! Devices that lose an address or are removed while ids are in use.
+//! Tests of devices that lose an address or are removed while CM ids are in use.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,14 +11,14 @@ use urxe::verbs::*;
 use super::fixture::breakable::Receive;
 use super::fixture::*;
 
-/// Returns a side whose device can be removed, and the flag that removes it.
+/// Returns a side with a removable device, and the flag that a test sets to remove the device.
 fn removable(fabric: &Fabric) -> (Side, Arc<AtomicBool>) {
     let removed = Arc::default();
     let fail: Receive = |_, _, _| Err(io::Error::other("the device was removed"));
     (Side::breakable(fabric, &fabric.auto_address(), &removed, fail), removed)
 }
 
-/// Returns the queued events with the numbers of their ids.
+/// Takes all queued events and returns the number of the CM id and the kind of each.
 fn events(side: &Side) -> Vec<(u64, CmEventKind)> {
     let mut all: Vec<(u64, CmEventKind)> = std::iter::from_fn(|| side.channel.try_event())
         .map(|event| (event.id.number(), event.kind))

@@ -1,4 +1,4 @@
-//! Rejection, unresponsive peers and loss: each ends in an event.
+//! Tests of rejections, unresponsive peers and packet loss, each of which must end with an event.
 
 use std::time::Duration;
 
@@ -108,8 +108,8 @@ fn vanished_peer_is_detected_in_every_state() {
     }
 }
 
-/// Runs a connection over a wire that loses, duplicates and reorders messages, from the request to the end of
-/// time-wait, and returns the time of the end.
+/// Runs a connection from the request to the end of time-wait over a wire that loses, duplicates and reorders
+/// messages, and returns the virtual time at the end.
 fn run_over_faulty_wire(seed: u64) -> Instant {
     let config = slow().seed(seed).loss(0.2).duplicate(0.2).reorder(0.2);
     let fabric = virtual_fabric(config);

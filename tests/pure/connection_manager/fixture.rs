@@ -1,4 +1,4 @@
-//! A device with a connection manager, and operations of tests on two of them.
+//! Test fixture: devices with a connection manager, and operations on pairs of them.
 #![allow(dead_code, reason = "each test target uses a part of the module")]
 
 #[path = "../../support/breakable.rs"]
@@ -19,10 +19,10 @@ use urxe::verbs::*;
 
 /// Time limit for operations that succeed.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
-/// Virtual time that exceeds all timeouts of the protocol together.
+/// Virtual time that is longer than the sum of all timeouts of the protocol.
 pub const LONG_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A device whose queue pairs complete on one CQ, with its connection manager and event channel.
+/// A device with one CQ for all its queue pairs, a connection manager and an event channel.
 pub struct Side {
     pub context: Context,
     pub pd: Pd,
@@ -37,7 +37,7 @@ impl Side {
         Side::with(context, &manager)
     }
 
-    /// Creates a side with a manager that other sides use too.
+    /// Creates a side that shares `manager` with other sides.
     pub fn with(context: Context, manager: &ConnectionManager) -> Side {
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4096).unwrap());
         Side { context, pd, cq, manager: manager.clone(), channel: EventChannel::new().unwrap() }
@@ -47,7 +47,7 @@ impl Side {
         Side::new(Context::on_fabric(fabric).unwrap())
     }
 
-    /// Creates a side on a port that receives through `receive` while `is_broken` is set.
+    /// Creates a side on a fabric port that receives by calling `receive` while `is_broken` is set.
     pub fn breakable(
         fabric: &Fabric,
         addresses: &[IpAddr],
@@ -62,7 +62,7 @@ impl Side {
         Side::new(Context::on_port(port, &ContextOptions::default(), wrap).unwrap())
     }
 
-    /// Creates a side on a UDP socket of a loopback address that no other test uses.
+    /// Creates a side on a UDP socket. `ip` is a loopback address that no other test uses.
     pub fn on_udp(ip: &str) -> Side {
         Side::new(nic::on_udp(ip, 1))
     }
@@ -92,7 +92,7 @@ impl Side {
         id
     }
 
-    /// Returns the next event, and checks its kind.
+    /// Returns the next event, which must have the given kind.
     pub fn event(&self, kind: CmEventKind) -> CmEvent {
         self.event_within(kind, TIMEOUT)
     }
@@ -104,7 +104,7 @@ impl Side {
         event
     }
 
-    /// Creates an id and resolves address and route.
+    /// Creates a CM id and resolves address and route.
     pub fn resolved(&self, space: PortSpace, to: SocketAddr) -> CmId {
         let id = self.id(space);
         id.resolve_addr(None, to, TIMEOUT).unwrap();
@@ -139,7 +139,7 @@ pub struct End {
     pub qp: Qp,
 }
 
-/// Connects the two sides through a listener of `server` at `at`.
+/// Connects the two sides; `server` has a listener at `at`.
 pub fn connected(client: &Side, server: &Side, at: SocketAddr) -> (End, End) {
     let client_end = client.connecting(at, b"hello");
     let server_end = server.accept(b"welcome");
@@ -170,12 +170,13 @@ pub fn virtual_fabric(config: FabricConfig) -> Fabric {
     Fabric::virtual_time(config).unwrap()
 }
 
-/// Returns a configuration with a latency of 10 µs from port to port.
+/// Returns a fabric configuration with a latency of 10 µs from port to port.
 pub fn slow() -> FabricConfig {
     FabricConfig::default().latency(Duration::from_micros(10))
 }
 
-/// Accepts requests and destroys disconnected connections until `ends` connections have ended.
+/// Serves as the passive side: accepts requests, and destroys connections that the peer has disconnected,
+/// until `ends` connections have ended.
 pub fn serve(side: &Side, ends: usize) {
     let (mut open, mut ended) = (HashMap::new(), 0);
     while ended < ends {

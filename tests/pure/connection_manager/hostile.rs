@@ -1,5 +1,5 @@
-//! Hostile peers: messages that are invalid, repeated or missing. In each case the id gets a final event in
-//! bounded time.
+//! Tests of hostile peers, whose messages are invalid, repeated or missing. In each case the CM id gets a
+//! final event within a bounded time.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use urxe::wire::{AckTimeout, Mtu, Psn};
 
 use super::fixture::*;
 
-/// A peer whose messages are scripted.
+/// A peer without a connection manager, whose messages a test builds itself.
 struct ScriptedPeer {
     port: ManagementPort,
     at: SocketAddr,
@@ -120,8 +120,8 @@ fn rep_with_invalid_qp_number_is_rejected() {
     assert_eq!((rej.remote, rej.reason), (rep.local, RejReason::UnsupportedRequest));
 }
 
-/// As with the kernel's connection manager, the request is not repeated with the MTU that the peer suggests:
-/// the program decides.
+/// Checks that the request is not repeated with the MTU that the peer suggests: as with the kernel's
+/// connection manager, that is up to the program.
 #[test]
 fn request_rejected_for_its_mtu_is_not_retried() {
     let fabric = virtual_fabric(slow());

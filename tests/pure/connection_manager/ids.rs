@@ -1,4 +1,4 @@
-//! Ids and event channels: order of calls, destruction, migration.
+//! Tests of CM ids and event channels: order of calls, destruction, migration of ids between channels.
 
 use std::os::fd::AsFd;
 

@@ -1,4 +1,4 @@
-//! Listeners: which requests they receive, and how many may be pending.
+//! Tests of listeners: which requests they receive, and how many requests may be pending.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -169,7 +169,7 @@ fn destroyed_listener_rejects_only_requests_not_delivered_yet() {
     server.event(CmEventKind::Established);
 }
 
-/// No device has a loopback address: requests to one are routed through the first device.
+/// Requests to a loopback address, which no device has, go through the first device.
 #[test]
 fn loopback_address_reaches_the_first_device() {
     let fabric = virtual_fabric(slow());

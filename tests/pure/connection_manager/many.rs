@@ -51,7 +51,8 @@ fn thousand_simultaneous_connections_succeed() {
 }
 
 impl Side {
-    /// Starts a connection to `to` without waiting for its completion; returns the id and its queue pair.
+    /// Starts to connect to `to` without waiting until the connection is established; returns the CM id and
+    /// its queue pair.
     fn start_connect(&self, to: std::net::SocketAddr) -> End {
         let id = self.id(PortSpace::Tcp);
         id.resolve_addr(None, to, TIMEOUT).unwrap();
@@ -59,7 +60,7 @@ impl Side {
     }
 }
 
-/// One peer sends requests without limit, and the server accepts none of them.
+/// Lets one peer send a flood of requests, none of which the server accepts.
 #[test]
 fn flood_of_requests_uses_bounded_memory() {
     let fabric = virtual_fabric(slow());

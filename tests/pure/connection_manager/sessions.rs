@@ -1,4 +1,4 @@
-//! Blocking programs: `Listener` and `Session`.
+//! Tests of the blocking API: `Listener` and `Session`.
 
 use urxe::verbs::cm::*;
 use urxe::verbs::*;

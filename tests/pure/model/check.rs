@@ -1,4 +1,4 @@
-//! Checks of the results against the model.
+//! Checks that compare the results of a run with the model.
 
 use urxe::transport::{WcOpcode, WcStatus, WrOp};
 
@@ -10,7 +10,8 @@ use crate::unreliable::completion;
 use crate::world::World;
 
 impl World {
-    /// Applies the effect on memory of a completed work request of a reliable queue pair.
+    /// Checks the memory that a completed work request of a reliable queue pair has changed, and applies the
+    /// change to the expected contents.
     pub fn apply(&mut self, qp: usize, index: usize) {
         let plan = &self.plan.qps[qp];
         let s = &plan.sends[index];
@@ -34,7 +35,8 @@ impl World {
         }
     }
 
-    /// Checks all completions of a queue pair that has ended. `failing`: it was expected to fail.
+    /// Checks all completions of a queue pair that has ended. `failing` tells whether it was expected to
+    /// fail.
     pub fn check(&mut self, qp: usize, failing: bool) {
         match self.plan.qps[qp].kind {
             Kind::Rc | Kind::Xrc => {
@@ -143,8 +145,8 @@ impl World {
         }
     }
 
-    /// Applies the effect of requests whose result is unknown: their data is stored in whole packets or not
-    /// at all.
+    /// Applies the memory changes of requests that have not completed successfully, whose result the model
+    /// cannot predict: any number of whole packets of their data may have been stored.
     fn apply_failed(&mut self, qp: usize) {
         let q = &self.qps[qp];
         for index in q.applied..self.plan.qps[qp].sends.len() {
@@ -191,8 +193,8 @@ impl World {
         }
     }
 
-    /// Adds to the expected memory the part of `data` that is stored, which must be a number of whole
-    /// packets.
+    /// Determines how much of `data` has been stored, which must be a number of whole packets, and adds this
+    /// part to the expected memory.
     fn accept(&mut self, side: usize, pieces: &[Piece], data: &[u8], mtu: usize, description: &str) {
         let s = &mut self.sides[side];
         let now = s.region.read(0, s.region.len());
@@ -201,8 +203,8 @@ impl World {
         memory::store(&mut s.expected, pieces, 0, &data[..n]);
     }
 
-    /// Checks the sends of an unreliable queue pair: all succeed but those with a fault, each of which stops
-    /// the send queue until it is recovered.
+    /// Checks the send completions of an unreliable queue pair: all requests succeed except those with a
+    /// fault, each of which stops the send queue until the send queue is recovered.
     fn check_unreliable_sends(&self, qp: usize) {
         let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
         let mut got = q.sent.iter().peekable();
@@ -245,7 +247,7 @@ impl World {
         assert_eq!(q.received.len(), q.responder.expected.len(), "receives of QP {qp}");
     }
 
-    /// Checks that memory is as in the model and no guard byte has changed.
+    /// Checks that memory has the contents that the model predicts, and that no guard byte has changed.
     pub fn check_memory(&self) {
         for (i, s) in self.sides.iter().enumerate() {
             assert!(s.region.guards_intact(), "guard bytes of side {i} were modified");
@@ -257,7 +259,7 @@ impl World {
 }
 
 impl Send {
-    /// Number of bytes that the completion reports.
+    /// Returns the number of bytes that the completion reports.
     fn len_of_completion(&self) -> u32 {
         match self.op {
             WrOp::AtomicWrite { .. } => 0,

@@ -1,4 +1,4 @@
-//! Programs of the two ends of a reliable connection.
+//! Generates the work requests of the two ends of a reliable connection.
 
 use urxe::memory::AtomicOp;
 use urxe::transport::{Placement, WcOpcode, WcStatus, WrOp};
@@ -9,19 +9,19 @@ use crate::memory::{Arena, Piece};
 use crate::program::{Key, Recv, Send, flags, length, signal_last, transfer};
 use crate::support::Rng;
 
-/// A message that must be received.
+/// A message that the other side sends, and the expected result of the receive that it consumes.
 #[derive(Debug)]
 pub struct Message {
     pub opcode: WcOpcode,
-    /// Data stored in its receive, if it is a SEND.
+    /// Data that a SEND stores in the receive; empty for a WRITE with immediate data.
     pub data: Vec<u8>,
     pub byte_len: u32,
     pub imm: Option<u32>,
     pub solicited: bool,
     pub invalidated: Key,
-    /// Index of the work request that sends it.
+    /// Index of the work request that sends the message.
     pub send: usize,
-    /// Status with which its receive fails.
+    /// Error status of the receive; `None` if the receive succeeds.
     pub fault: Option<WcStatus>,
 }
 
@@ -31,11 +31,11 @@ pub struct Part {
     pub sends: Vec<Send>,
     /// Messages from the other side's work requests, in order.
     pub incoming: Vec<Message>,
-    /// A word of the other side that only atomics of this side modify.
+    /// Address of a word in the other side's memory that only atomics of this side modify.
     word: Option<usize>,
     /// Address and length of an earlier WRITE to the other side.
     written: Option<(usize, u32)>,
-    /// Number of messages that the following work requests wait for.
+    /// Number of messages that must arrive before the work requests generated from now on are posted.
     after: usize,
 }
 
@@ -54,7 +54,7 @@ pub struct Exchange<'a> {
 }
 
 impl<'a> Exchange<'a> {
-    /// Generates the programs. `faulty`: one work request or receive fails.
+    /// Generates the call sequences of both sides. With `faulty`, one work request or receive fails.
     pub fn generate(mut self, faulty: bool) -> [Part; 2] {
         for _ in 0..self.rng.below(20) {
             if let Some(side) = self.sender {
@@ -79,14 +79,15 @@ impl<'a> Exchange<'a> {
         self.parts
     }
 
-    /// Returns the arenas for a work request of a side: that of the side, then that of the other side.
+    /// Returns the memory of a side, the memory of the other side, and the random number generator.
     fn arenas(&mut self, side: usize) -> (&mut Arena, &mut Arena, &mut Rng) {
         let [a, b] = &mut *self.arenas;
         let (from, to) = if side == 0 { (a, b) } else { (b, a) };
         (from, to, self.rng)
     }
 
-    /// Adds a work request and the message that it produces, and returns its index.
+    /// Adds a work request, and the message that the other side receives from it, and returns the index of
+    /// the work request.
     pub fn push(&mut self, side: usize, send: Send) -> usize {
         let send = Send { after: self.parts[side].after, ..send };
         let index = self.parts[side].sends.len();
@@ -106,7 +107,8 @@ impl<'a> Exchange<'a> {
         index
     }
 
-    /// Makes later work requests of a side wait for all messages to it so far.
+    /// Makes the later work requests of a side wait for all messages that the other side has sent to it so
+    /// far.
     pub fn wait(&mut self, side: usize) {
         self.parts[side].after = self.parts[side].incoming.len();
     }
@@ -152,7 +154,7 @@ impl<'a> Exchange<'a> {
         Send { key: Key::Region(1 - side), ..w }
     }
 
-    /// Returns a READ of fresh memory, or of data that an earlier WRITE of this queue has stored.
+    /// Returns a READ of new memory, or of data that an earlier WRITE of this queue pair has stored.
     fn read(&mut self, side: usize) -> Send {
         let (mtu, written) = (self.mtu, self.parts[side].written);
         let (_, to, rng) = self.arenas(side);
@@ -174,7 +176,7 @@ impl<'a> Exchange<'a> {
         self.result(side, op, pieces, data)
     }
 
-    /// Returns a SEND, WRITE or READ with one piece of the side's memory.
+    /// Returns a SEND, WRITE or READ whose local memory is `piece`.
     pub fn any_of(&mut self, side: usize, piece: Piece) -> Send {
         let longest = self.longest[1 - side];
         let (from, to, rng) = self.arenas(side);
@@ -195,7 +197,7 @@ impl<'a> Exchange<'a> {
         Send { pieces, flags, data, key, place: Some(va), ..Send::new(op) }
     }
 
-    /// Returns a work request that stores `data` in the local pieces.
+    /// Returns a work request whose result `data` is stored in the local pieces: a READ or an atomic.
     fn result(&mut self, side: usize, op: WrOp, pieces: Vec<Piece>, data: Vec<u8>) -> Send {
         crate::memory::store(&mut self.arenas[side].bytes, &pieces, 0, &data);
         Send { pieces, data, flags: flags(self.rng), key: Key::Region(1 - side), ..Send::new(op) }
@@ -246,7 +248,7 @@ impl<'a> Exchange<'a> {
         Send { key: Key::Region(1 - side), flags: flags(self.rng), ..Send::new(op) }
     }
 
-    /// Returns receives for all messages to a queue pair with its own receive queue, and some more.
+    /// Returns the receives of a queue pair with its own receive queue: one for each message, and some more.
     pub fn receives(part: &Part, arena: &mut Arena, rng: &mut Rng) -> Vec<Recv> {
         let mut recvs = Vec::new();
         for m in &part.incoming {

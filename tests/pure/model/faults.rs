@@ -9,8 +9,8 @@ use crate::grants::{KINDS, REMOTE_ALL};
 use crate::program::{Key, Send, flags};
 
 impl Exchange<'_> {
-    /// Inserts a fault. If the randomly chosen kind does not apply to any work request, an invalid key is
-    /// invalidated.
+    /// Inserts a random fault. If this kind of fault is not applicable to any work request, adds a LOCAL_INV
+    /// of an invalid key instead.
     pub fn fault(&mut self) {
         let side = self.rng.below(2) as usize;
         let done = match self.rng.below(9) {
@@ -34,7 +34,7 @@ impl Exchange<'_> {
         self.push(side, Send { fault: Some(fault), flags, ..send })
     }
 
-    /// Picks a random work request of a side for which `fits` holds.
+    /// Picks a random work request of a side that satisfies `fits`.
     fn pick(&mut self, side: usize, fits: impl Fn(&Send) -> bool) -> Option<&mut Send> {
         let sends = &mut self.parts[side].sends;
         let found: Vec<_> = (0..sends.len()).filter(|i| fits(&sends[*i])).collect();
@@ -52,7 +52,8 @@ impl Exchange<'_> {
         send.map(|s| (s.key, s.fault) = (Key::Wrong, Some(WcStatus::RemAccessErr))).is_some()
     }
 
-    /// Uses a granted key that is stale, beyond its range, or without the access right for the operation.
+    /// Adds a work request that violates a grant: its key is stale, its range exceeds the granted one, or its
+    /// access right is missing.
     fn violate_grant(&mut self, side: usize) -> bool {
         let owner = 1 - side;
         let (id, grant) = (self.grants[owner].len(), self.rng.pick(&KINDS[1..]));
@@ -81,7 +82,7 @@ impl Exchange<'_> {
         last.map(|s| s.fault = Some(WcStatus::RemAccessErr)).is_some()
     }
 
-    /// Invalidates a key that must not be invalidated.
+    /// Adds a LOCAL_INV of a key that cannot be invalidated.
     fn invalid_local_invalidate(&mut self, side: usize) -> bool {
         let key = match self.rng.below(3) {
             0 => Key::Region(side),
@@ -96,7 +97,8 @@ impl Exchange<'_> {
         self.grants[side].len().checked_sub(1)
     }
 
-    /// Binds a bound window of type 2, or registers a valid fast-registered region, a second time.
+    /// Adds a second bind of a bound type 2 window, or a second registration of a valid fast-registered
+    /// region.
     fn bind_twice(&mut self, side: usize) -> bool {
         let kind = self.rng.pick(&KINDS[1..]);
         let id = self.grants[side].len();
@@ -107,7 +109,8 @@ impl Exchange<'_> {
         last.map(|s| s.fault = Some(WcStatus::MwBindErr)).is_some()
     }
 
-    /// Sends a message with an invalid invalidation: the message is acknowledged, but its receive fails.
+    /// Adds a SEND with invalidate whose key cannot be invalidated: the message is acknowledged, but its
+    /// receive fails.
     fn invalid_remote_invalidate(&mut self, side: usize) -> bool {
         let owner = 1 - side;
         let mut send = self.send(side);

@@ -16,7 +16,7 @@ pub enum GrantKind {
 }
 
 impl GrantKind {
-    /// Whether access is revoked by invalidating the key.
+    /// Reports whether access is revoked by invalidating the key.
     pub fn is_invalidated(self) -> bool {
         self != GrantKind::Window(WindowKind::Type1)
     }
@@ -29,7 +29,7 @@ pub struct GrantedRange {
     pub key: Key,
     pub at: usize,
     pub len: usize,
-    /// Address of its first byte for peers.
+    /// Address by which peers access the first byte.
     pub base: u64,
 }
 
@@ -66,13 +66,14 @@ impl Exchange<'_> {
         }
     }
 
-    /// Sends a message, after which the other side may rely on the requests before it.
+    /// Adds a message of a side. When it has arrived, the other side may rely on the effect of the earlier
+    /// requests.
     pub fn notify(&mut self, side: usize) {
         let send = self.send(side);
         self.push(side, send);
     }
 
-    /// Grants access to a part of the memory of `owner` with the rights `allowed`.
+    /// Adds a request of `owner` that grants the rights `allowed` to a part of its memory.
     pub fn grant_access(&mut self, owner: usize, id: usize, age: u8, allowed: Access) -> GrantedRange {
         let len = 8 + length(self.mtu, self.rng).min(8192) as usize;
         let at = self.arenas[owner].alloc(len, 8, self.rng);
@@ -129,7 +130,8 @@ impl Exchange<'_> {
         self.maybe_any();
     }
 
-    /// Adds a WRITE or READ of a part of the range or, with `words`, possibly an atomic on its first bytes.
+    /// Adds a WRITE or READ of a part of the range. With `words`, may add an atomic or an ATOMIC WRITE on the
+    /// first 8 bytes of the part instead.
     pub fn use_part(&mut self, range: &GrantedRange, offset: usize, len: usize, words: bool) {
         let (user, at) = (1 - range.side, range.at + offset);
         let word = words && len >= 8 && at.is_multiple_of(8);
@@ -151,7 +153,7 @@ impl Exchange<'_> {
         self.push(user, Send { op, key: range.key, ..send });
     }
 
-    /// Revokes the access by one of the sides, after the last access by the other.
+    /// Adds the request of one side that revokes the access, after the last access by the other side.
     pub fn revoke(&mut self, owner: usize, id: usize, range: &GrantedRange) {
         let kind = self.grants[owner][id];
         let mut last = self.send(1 - owner);

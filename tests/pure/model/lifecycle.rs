@@ -21,8 +21,8 @@ use crate::world::{ACCESS, DOMAIN, Side, Stage, World};
 /// 4.096 µs · 2^8.
 const TIMEOUT: u8 = 8;
 
-/// Time between the last work request and the end of an unreliable group, within which all delayed packets
-/// arrive.
+/// Time from the last work request of an unreliable group to its end, which is long enough for all delayed
+/// packets to arrive.
 const DRAIN_TIME: Duration = Duration::from_micros(400);
 
 fn to(state: QpState) -> QpAttr {
@@ -30,8 +30,8 @@ fn to(state: QpState) -> QpAttr {
 }
 
 impl Side {
-    /// Returns scatter/gather elements for the pieces. `under`: the key that they use, and the range that it
-    /// covers.
+    /// Returns scatter/gather elements for the pieces. `under` contains the key that they use and the range
+    /// that this key covers; without it, they use the key of the whole memory.
     fn sges(&self, pieces: &[Piece], bad: bool, under: Option<(LKey, GrantedRange)>) -> Vec<Sge> {
         let sge = |p: &Piece| match (p.at, under) {
             (Some(at), _) if bad => Sge { lkey: LKey(0xffff_ff00), ..self.region.sge(at, p.len) },
@@ -46,7 +46,7 @@ impl Side {
 }
 
 impl QpPlan {
-    /// Service of the queue pair; `pool` is the source of its receives.
+    /// Returns the type of the queue pair; `pool` is its receive queue.
     fn qp_type(&self, pool: &Pool) -> QpType {
         match self.kind {
             Kind::Rc => QpType::Rc,
@@ -162,7 +162,7 @@ impl World {
         self.modify(qp, &to(next));
     }
 
-    /// Posts some receives, or `all`, as far as the queue has space.
+    /// Posts a random number of receives, or all if `all` is set, as long as the queue has space.
     fn post_receives(&mut self, pool_index: usize, all: bool) {
         let pool = &mut self.plan.pools[pool_index];
         let Some(&user) = pool.users.first() else { return };
@@ -286,7 +286,7 @@ impl World {
         q.destroyed = true;
     }
 
-    /// Ends the groups whose work requests are complete.
+    /// Ends the groups of queue pairs whose work requests are complete.
     pub fn end_groups(&mut self) {
         for group in 0..self.groups.len() {
             if self.groups[group].stage == Stage::Running && self.has_ended(group) {

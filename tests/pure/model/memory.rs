@@ -1,4 +1,4 @@
-//! Reference memory of a side, and the ranges of it that work requests refer to.
+//! Reference memory of a side, and its ranges that work requests use.
 
 use crate::support::Rng;
 
@@ -8,7 +8,7 @@ use crate::support::Rng;
 pub struct Arena {
     /// Contents before the run.
     pub initial: Vec<u8>,
-    /// Contents after all work requests generated so far, where they are predictable.
+    /// Contents after all work requests generated so far, where the result is predictable.
     pub bytes: Vec<u8>,
 }
 
@@ -31,8 +31,7 @@ impl Arena {
         at
     }
 
-    /// Allocates `len` bytes in one to four pieces, in any order in memory. `nulls`: some may be in the null
-    /// region.
+    /// Allocates `len` bytes in one to four pieces. With `nulls`, some pieces may be in the null region.
     pub fn scatter(&mut self, len: u32, nulls: bool, rng: &mut Rng) -> Vec<Piece> {
         let mut lens = Vec::new();
         let mut remaining = len;
@@ -54,7 +53,7 @@ impl Arena {
             .collect()
     }
 
-    /// Returns the contents of the pieces: the null region reads as zeros.
+    /// Returns the contents of the pieces, where the null region reads as zeros.
     pub fn gather(&self, pieces: &[Piece]) -> Vec<u8> {
         let mut out = Vec::new();
         for p in pieces {
@@ -67,7 +66,8 @@ impl Arena {
     }
 }
 
-/// Yields each part of `data`, from byte `at` of the pieces on, with its address.
+/// Splits `data` into the parts that are stored in each piece if `data` begins at byte `at` of the pieces;
+/// yields each part with its address (`None` in the null region).
 fn parts<'a>(
     pieces: &'a [Piece],
     at: usize,
@@ -83,7 +83,7 @@ fn parts<'a>(
     })
 }
 
-/// Stores `data` at byte `at` of the pieces.
+/// Stores `data` in the pieces, beginning at their byte `at`.
 pub fn store(bytes: &mut [u8], pieces: &[Piece], at: usize, data: &[u8]) {
     for (at, data) in parts(pieces, at, data) {
         if let Some(at) = at {
@@ -92,13 +92,14 @@ pub fn store(bytes: &mut [u8], pieces: &[Piece], at: usize, data: &[u8]) {
     }
 }
 
-/// Reports whether the pieces begin with `data`; `read` returns the bytes at an address.
+/// Reports whether the contents of the pieces begin with `data`; `read` returns a number of bytes at an
+/// address.
 pub fn holds(read: impl Fn(usize, usize) -> Vec<u8>, pieces: &[Piece], data: &[u8]) -> bool {
     parts(pieces, 0, data).all(|(at, data)| at.is_none_or(|at| read(at, data.len()) == data))
 }
 
-/// Returns the number of bytes of `data`, in whole packets, that are present in `now` but not in `before`;
-/// `None` if the difference is not a number of whole packets.
+/// Returns how many bytes of `data` have been stored in the pieces between the memory contents `before` and
+/// `now`; `None` if that is not a number of whole packets.
 pub fn stored_packets(before: &[u8], now: &[u8], pieces: &[Piece], data: &[u8], mtu: usize) -> Option<usize> {
     let (mut changed, mut same, mut end) = (0, None, 0);
     for (at, data) in parts(pieces, 0, data) {

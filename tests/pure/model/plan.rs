@@ -1,4 +1,4 @@
-//! Plan of a run: its queue pairs, connections and receives, with all their actions.
+//! Plan of a run: queue pairs, connections and receives, with all their actions.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::wire::Faults;
 #[derive(Clone, Debug)]
 pub struct Params {
     pub faults: Faults,
-    /// Index of the path MTU; a random one for each QP if `None`.
+    /// Index of the path MTU; if `None`, each connection has a random path MTU.
     pub mtu: Option<usize>,
     pub window: usize,
     pub read_chunk: u32,
@@ -69,7 +69,7 @@ pub enum Kind {
     Rc,
     Uc,
     Ud,
-    /// One end is an initiator, the other a target.
+    /// XRC: one end is an initiator, the other a target.
     Xrc,
 }
 
@@ -86,7 +86,7 @@ pub enum Failure {
     Destroyed,
 }
 
-/// A queue pair and its program.
+/// A queue pair and its planned actions.
 pub struct QpPlan {
     pub kind: Kind,
     pub side: usize,
@@ -101,7 +101,7 @@ pub struct QpPlan {
     pub rnr_timer: u8,
     pub qkey: QKey,
     pub sends: Vec<Send>,
-    /// Messages that must be received, where they are predictable.
+    /// Messages that the queue pair must receive, if the service makes them predictable.
     pub incoming: Vec<Message>,
     pub failure: Option<(Duration, Failure)>,
 }
@@ -125,10 +125,10 @@ pub struct Plan {
     pub groups: Vec<Group>,
 }
 
-/// Length of a shared receive, and of the longest SEND to it.
+/// Minimum length of a shared receive, and maximum length of a SEND to a shared receive queue.
 const SHARED_ROOM: u32 = 5000;
 
-/// Shared pools of each side: for reliable and for unreliable services.
+/// Indices of each side's shared receive queues: for reliable services, and for unreliable ones.
 type SharedPools = [[Option<usize>; 2]; 2];
 
 impl Plan {
@@ -171,14 +171,14 @@ impl Plan {
         plan
     }
 
-    /// Fills the queue pair's own pool.
+    /// Sets the receives of a receive queue that only one queue pair uses.
     fn fill_own(&mut self, qp: usize, recvs: Vec<Recv>) {
         let pool = self.qps[qp].pool;
         self.pools[pool].fill(recvs);
     }
 
-    /// Fills a shared pool: a receive for every message, and one more for each queue pair that may fail in
-    /// the middle of a message.
+    /// Sets the receives of a shared receive queue: one for every message, and one more for each queue pair,
+    /// as it may fail in the middle of a message.
     fn fill_shared(&mut self, pool: usize, rng: &mut Rng) {
         let users = &self.pools[pool].users;
         let count = users.iter().map(|q| self.qps[*q].incoming.len() + 1).sum::<usize>();
@@ -196,7 +196,7 @@ impl Plan {
         self.pools[pool].fill(recvs);
     }
 
-    /// Returns receives of random lengths, most of at least `room`.
+    /// Returns receives of random lengths, most of which are at least `room` bytes long.
     fn any_receives(&mut self, side: usize, count: u64, room: u32, rng: &mut Rng) -> Vec<Recv> {
         let arena = &mut self.arenas[side];
         (0..count)
@@ -207,7 +207,7 @@ impl Plan {
             .collect()
     }
 
-    /// Adds a queue pair without work requests; its receives are those of pool `shared` or of a new pool.
+    /// Adds a queue pair without work requests. It uses the shared receive queue `shared` or gets its own.
     fn qp(&mut self, kind: Kind, side: usize, mtu: Mtu, shared: Option<usize>, rng: &mut Rng) -> usize {
         let (qp, pool) = (self.qps.len(), shared.filter(|_| rng.percent(70)).unwrap_or(self.pools.len()));
         if pool == self.pools.len() {
@@ -253,14 +253,14 @@ impl Plan {
         qps
     }
 
-    /// Adds a group of these queue pairs; some groups start when another has ended.
+    /// Adds a group of the queue pairs `qps`. Some groups start only when another group has ended.
     fn group(&mut self, kind: Kind, qps: &[usize], failing: bool, rng: &mut Rng) {
         let count = self.groups.len() as u64;
         let after = (count > 0 && kind != Kind::Ud && rng.percent(30)).then(|| rng.below(count) as usize);
         self.groups.push(Group { kind, qps: qps.to_vec(), after, failing });
     }
 
-    /// Plans a failure of one of the queue pairs.
+    /// Plans the failure of a random queue pair.
     fn plan_failure(&mut self, qps: &[usize], rng: &mut Rng) {
         let order = rng.below(24);
         let at = Duration::from_nanos(rng.below(1 << order));
@@ -297,7 +297,8 @@ impl Plan {
         self.group(Kind::Rc, &qps, faulty || failing, rng);
     }
 
-    /// Adds an initiator and a target, whose messages go to a shared pool of the target's side.
+    /// Adds an XRC initiator and an XRC target; messages to the target consume receives of a shared receive
+    /// queue of its side.
     fn xrc(&mut self, params: &Params, targets: &mut [Option<usize>; 2], rng: &mut Rng) {
         let mtu = Mtu::ALL[params.mtu.unwrap_or_else(|| rng.below(5) as usize)];
         let from = rng.below(2) as usize;

@@ -10,7 +10,7 @@ use crate::support::Rng;
 /// Number of inline bytes that a queue accepts.
 pub const MAX_INLINE: u32 = 200;
 
-/// Key of a work request; its value is known only when the NICs exist.
+/// Symbolic key of a work request, whose value is not known before the NICs have been created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Key {
     /// No key is needed.
@@ -18,9 +18,9 @@ pub enum Key {
     None,
     /// Key of the region that covers all memory of a side.
     Region(usize),
-    /// Key of a window or fast-registered region of a side, in its `age`-th registration or bind.
+    /// Key of a window or fast-registered region of a side; `age` is the number of the bind or registration.
     Grant { side: usize, id: usize, age: u8 },
-    /// A key of no object.
+    /// A key that does not belong to any object.
     Wrong,
 }
 
@@ -33,34 +33,35 @@ pub struct To {
 
 #[derive(Clone, Copy, Debug)]
 pub enum Target {
-    /// A queue pair, by its index in the world.
+    /// Queue pair with this index.
     Qp(usize),
-    /// A side, with the number of no queue pair.
+    /// Side with this index, but a queue pair number that does not exist there.
     UnknownQp(usize),
 }
 
 #[derive(Debug)]
 pub struct Send {
-    /// Operation; its keys are set when it is posted.
+    /// Operation; its keys are set when the work request is posted.
     pub op: WrOp,
     pub key: Key,
     pub pieces: Vec<Piece>,
     pub inline: bool,
     pub flags: SendFlags,
     pub to: Option<To>,
-    /// Number of messages that must have been received before it is posted.
+    /// Number of messages that must have been received before the work request is posted.
     pub after: usize,
-    /// Data that it transfers to the other side, or that its pieces receive.
+    /// Data that the work request transfers to the other side, or that is stored in its pieces.
     pub data: Vec<u8>,
-    /// Address at the other side where `data` is stored, if it is a WRITE.
+    /// Address at the other side where a WRITE or ATOMIC WRITE stores `data`.
     pub place: Option<usize>,
-    /// Word at the other side that it modifies, and its value afterwards.
+    /// Address of the word at the other side that an atomic modifies, and the value of the word afterwards.
     pub word: Option<(usize, u64)>,
-    /// Fast-registered region of its own side that its elements refer to, if not the region of all memory.
+    /// Local fast-registered region whose key the scatter/gather elements use; `None` if they use the region
+    /// that covers all memory.
     pub under: Option<GrantedRange>,
-    /// Whether its elements have an invalid key.
+    /// Whether the scatter/gather elements have an invalid key.
     pub bad_lkey: bool,
-    /// Status with which it fails, unless an earlier work request has failed.
+    /// Status with which the work request fails, unless an earlier one has failed.
     pub fault: Option<WcStatus>,
 }
 
@@ -94,7 +95,7 @@ impl Send {
         matches!(self.op, WrOp::Send | WrOp::SendWithImm(_) | WrOp::SendWithInv(_))
     }
 
-    /// Opcode of the receive completion, if it consumes a receive.
+    /// Returns the opcode of the receive completion, if the work request consumes a receive.
     pub fn receive_opcode(&self) -> Option<WcOpcode> {
         match self.op {
             WrOp::WriteWithImm { .. } => Some(WcOpcode::RecvRdmaWithImm),
@@ -102,7 +103,7 @@ impl Send {
         }
     }
 
-    /// Number of PSNs that it uses.
+    /// Returns the number of PSNs that the work request uses.
     pub fn packets(&self, mtu: usize) -> u32 {
         if self.op.is_local() {
             return 0;
@@ -141,7 +142,8 @@ pub fn set_key(op: &mut WrOp, key: RKey) {
     }
 }
 
-/// Returns a message length: mostly short, around packet boundaries, sometimes up to 64 KiB.
+/// Returns a random message length: mostly short or close to a multiple of the path MTU, sometimes up to 64
+/// KiB.
 pub fn length(mtu: usize, rng: &mut Rng) -> u32 {
     let mtu = mtu as u64;
     let edge = mtu * rng.below(4);
@@ -158,8 +160,8 @@ pub fn flags(rng: &mut Rng) -> SendFlags {
     SendFlags { signaled: rng.percent(60), solicited: rng.percent(20), fence: rng.percent(20) }
 }
 
-/// Returns a SEND of `len` bytes from `from` or, if `place` names an address at the other side, a WRITE to
-/// it; some are inline, some have immediate data.
+/// Returns a SEND of `len` bytes of `from`, or a WRITE of them to address `place` of the other side. Some are
+/// inline, some have immediate data.
 pub fn transfer(place: Option<usize>, len: u32, from: &mut Arena, rng: &mut Rng) -> Send {
     let inline = len <= MAX_INLINE && rng.percent(25);
     let pieces = from.scatter(len, !inline, rng);
@@ -174,7 +176,7 @@ pub fn transfer(place: Option<usize>, len: u32, from: &mut Arena, rng: &mut Rng)
     Send { pieces, inline, flags: flags(rng), data, place, ..Send::new(op) }
 }
 
-/// Makes the last work request signaled, so that its completion shows that all are complete.
+/// Makes the last work request signaled, so that its completion shows that all work requests are complete.
 pub fn signal_last(sends: &mut [Send]) {
     if let Some(last) = sends.last_mut() {
         last.flags.signaled = true;

@@ -1,4 +1,4 @@
-//! Receive queues: those of a single queue pair, and shared ones.
+//! Receive queues, shared or of a single queue pair.
 
 use std::collections::VecDeque;
 
@@ -9,19 +9,19 @@ use crate::program::Recv;
 /// A receive queue.
 pub struct Pool {
     pub side: usize,
-    /// Queue pairs that consume its receives.
+    /// Indices of the queue pairs that consume receives of the queue.
     pub users: Vec<usize>,
     pub shared: bool,
-    /// Whether it is shared by XRC targets, whose packets name it.
+    /// Whether the queue is an XRC shared receive queue, which packets name.
     pub xrc: bool,
-    /// Number of the shared receive queue in the NIC, if it is shared.
+    /// Number of the shared receive queue in the NIC; `None` if the queue is not shared.
     pub srq: Option<SrqId>,
     pub recvs: Vec<Recv>,
     /// Number of receives posted so far.
     pub posted: usize,
     /// Capacity in work requests.
     pub depth: u32,
-    /// For each receive: whether a message is complete in it, or it was flushed.
+    /// For each receive, whether it has completed, by a message or flushed.
     pub done: Vec<bool>,
     /// Receives that no message has consumed; maintained for unreliable services, for which the
     /// model predicts the effect of each packet.
@@ -45,13 +45,13 @@ impl Pool {
         }
     }
 
-    /// Sets the receives of the queue.
+    /// Sets the receives that the run will post to the queue.
     pub fn fill(&mut self, recvs: Vec<Recv>) {
         self.done = vec![false; recvs.len()];
         self.recvs = recvs;
     }
 
-    /// Returns the work request id of the receive in pool `pool`.
+    /// Returns the `wr_id` of receive `index` of receive queue `pool`.
     pub fn wr_id(pool: usize, index: usize) -> u64 {
         (pool as u64) << 32 | index as u64
     }

@@ -1,5 +1,5 @@
-//! Model of UC and UD responders: the effect of each packet that arrives is predictable, so the expected
-//! result is exact.
+//! Model of UC and UD responders. It predicts the effect of each packet that arrives, so the expected result
+//! is exact.
 //!
 //! UC: the packets of a message arrive consecutively and in order, or the message is dropped (IBA 9.8.2.2). A
 //! FIRST packet with any PSN begins a message, so a message that the wire duplicates completely is received
@@ -21,23 +21,23 @@ use crate::support::Rng;
 /// Length of the GRH of a datagram.
 pub const GRH_LEN: usize = 40;
 
-/// Responder of a queue pair.
+/// Model of the responder of a queue pair.
 #[derive(Default)]
 pub struct Responder {
-    /// Message in progress, and the number of its next packet.
+    /// Index of the message in progress, and of its next packet.
     in_progress: Option<(usize, u32)>,
     /// Receive that a dropped message has consumed.
     consumed: Option<usize>,
     /// Whether the queue pair is in ERR or destroyed.
     pub failed: bool,
-    /// Completions expected on its receive CQ.
+    /// Expected completions on the receive CQ.
     pub expected: Vec<Completion>,
 }
 
-/// A packet that reaches a queue pair.
+/// A packet that arrives at a queue pair.
 pub struct Arrival<'a> {
     pub send: &'a Send,
-    /// Index of the sender's work request; `packet` is the index of the packet in it.
+    /// Index of the sender's work request; `packet` is the index of the packet within the message.
     pub message: usize,
     pub packet: u32,
     pub mtu: usize,
@@ -52,7 +52,7 @@ pub fn completion(qpn: Qpn, src_qpn: Qpn) -> Completion {
 }
 
 impl Responder {
-    /// Returns the receive for the next bytes: the one in use, or the oldest.
+    /// Returns the receive for the next data: the one already in use, or the oldest posted one.
     fn receive(&self, pool: &Pool) -> Option<usize> {
         self.consumed.or(pool.waiting.front().copied())
     }
@@ -71,7 +71,7 @@ impl Responder {
         self.expected.push(expected);
     }
 
-    /// Processes a packet of a UC message; `bytes` is the memory of its side.
+    /// Processes a packet of a UC message; `bytes` is the expected memory of the receiving side.
     pub fn connected(
         &mut self,
         a: &Arrival<'_>,
@@ -112,7 +112,8 @@ impl Responder {
         }
     }
 
-    /// Processes a datagram with a valid Q_Key, and its GRH. A datagram longer than its receive is dropped.
+    /// Processes a datagram with a valid Q_Key; `grh` is stored before its data. Drops a datagram that is
+    /// longer than its receive.
     pub fn datagram(
         &mut self,
         a: &Arrival<'_>,
@@ -157,14 +158,15 @@ impl Responder {
     }
 }
 
-/// Returns the completion of a receive of `qpn` that is flushed.
+/// Returns the completion of a flushed receive of `qpn`.
 fn flushed(qpn: Qpn) -> Completion {
     let mut flushed = completion(qpn, qpn);
     flushed.status = WcStatus::WrFlushErr;
     flushed
 }
 
-/// Returns the IP header of a packet as the last bytes of 40 (annex A17.4.5.1).
+/// Returns the GRH area of a packet: an IPv6 header, or an IPv4 header in the last 20 of the 40 bytes (annex
+/// A17.4.5.1).
 pub fn grh(src: IpAddr, dst: IpAddr, udp_payload: usize) -> [u8; GRH_LEN] {
     let mut h = [0; GRH_LEN];
     match (src, dst) {
@@ -192,8 +194,8 @@ pub fn grh(src: IpAddr, dst: IpAddr, udp_payload: usize) -> [u8; GRH_LEN] {
     h
 }
 
-/// Returns the work requests of `side` on an unreliable connection. `faulty`: some fail locally, which stops
-/// the send queue.
+/// Returns the work requests of `side` on a UC connection. With `faulty`, some fail locally, which stops the
+/// send queue.
 pub fn stream(
     faulty: bool,
     mtu: usize,
@@ -226,7 +228,8 @@ pub fn stream(
     sends
 }
 
-/// Returns the registration of a fast-registered region that no request uses, and possibly its invalidation.
+/// Returns a work request that registers a fast-registered region, which no other request uses, and possibly
+/// one that invalidates the region.
 fn register_and_invalidate(
     invalidate: bool,
     side: usize,
@@ -247,14 +250,14 @@ fn make_local_error(s: &mut Send) {
     }
 }
 
-/// A UD queue pair as a destination.
+/// Index and Q_Key of a UD queue pair, as a destination of datagrams.
 #[derive(Clone, Copy)]
 pub struct UdQp {
     pub qp: usize,
     pub qkey: QKey,
 }
 
-/// Returns datagrams from one of `ud_qps` to all of them.
+/// Returns datagrams of one queue pair to random queue pairs of `ud_qps`, and some to an unknown queue pair.
 pub fn datagrams(faulty: bool, mtu: usize, ud_qps: &[UdQp], from: &mut Arena, rng: &mut Rng) -> Vec<Send> {
     let mut sends = Vec::new();
     for _ in 0..rng.below(24) {
@@ -283,7 +286,8 @@ pub fn datagrams(faulty: bool, mtu: usize, ud_qps: &[UdQp], from: &mut Arena, rn
     sends
 }
 
-/// Returns the Q_Key with which a datagram is sent.
+/// Returns the Q_Key that a datagram carries: the Q_Key `own` of the sender if the highest bit of the
+/// requested one is set.
 pub fn qkey_on_wire(to: &To, own: QKey) -> QKey {
     if to.qkey.0 >> 31 == 1 { own } else { to.qkey }
 }

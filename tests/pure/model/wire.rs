@@ -18,12 +18,11 @@ pub struct Faults {
     pub corrupt: u64,
 }
 
-/// Length of the alternating phases with and without faults, in nanoseconds: permanent faults would exhaust
-/// every retry count.
+/// Duration in nanoseconds of the alternating phases with and without faults. Permanent faults would exhaust
+/// any retry count.
 const PHASE: u64 = 2_000_000;
 
-/// Index of the BTH byte that the ICRC does not cover and the receiver ignores: congestion marks and reserved
-/// bits.
+/// Index of the BTH byte that the ICRC does not cover and the receiver ignores: FECN, BECN and reserved bits.
 const UNCOVERED: usize = 4;
 
 /// A packet in transit.
@@ -32,7 +31,7 @@ pub struct Flight {
     sequence: u64,
     pub flow: Flow,
     pub bytes: Vec<u8>,
-    /// Whether a bit that the ICRC covers is wrong.
+    /// Whether a bit that the ICRC covers is corrupted.
     pub corrupt: bool,
 }
 
@@ -60,7 +59,7 @@ pub struct Wire {
     faults: Faults,
     flights: BinaryHeap<Reverse<Flight>>,
     sequence: u64,
-    /// Hash of all packets and their times.
+    /// Hash of all packets sent and the times at which they were sent.
     pub trace: crc32fast::Hasher,
 }
 
@@ -69,7 +68,7 @@ impl Wire {
         Wire { faults, flights: BinaryHeap::new(), sequence: 0, trace: crc32fast::Hasher::new() }
     }
 
-    /// Accepts a packet and applies random faults to it.
+    /// Sends a packet, to which random faults are applied.
     pub fn send(&mut self, now: Instant, flow: Flow, bytes: Vec<u8>, rng: &mut Rng) {
         self.trace.update(&now.0.to_le_bytes());
         self.trace.update(&bytes);
@@ -96,12 +95,12 @@ impl Wire {
         }
     }
 
-    /// Arrival time of the next packet.
+    /// Returns the arrival time of the next packet.
     pub fn next(&self) -> Option<Instant> {
         self.flights.peek().map(|Reverse(f)| f.at)
     }
 
-    /// Returns the next packet that has arrived by `now`.
+    /// Removes and returns the next packet, if it has arrived by `now`.
     pub fn arrived(&mut self, now: Instant) -> Option<Flight> {
         self.next().filter(|at| *at <= now)?;
         self.flights.pop().map(|Reverse(f)| f)

@@ -21,21 +21,21 @@ use crate::support::{self, PD, Region, Rng, TestCq};
 use crate::unreliable::{self, Arrival, Responder};
 use crate::wire::{Flight, Wire};
 
-/// Rights that regions and queue pairs grant to peers.
+/// Access rights that regions and queue pairs grant to peers.
 pub const ACCESS: Access =
     Access::ALL.union(Access::MW_BIND).union(Access::FLUSH_GLOBAL).union(Access::FLUSH_PERSISTENT);
 
 /// XRC domain of each side.
 pub const DOMAIN: XrcdId = XrcdId(4);
 
-/// Virtual time after which a run is considered hung.
+/// Virtual time after which a run counts as hung.
 const HANG_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub struct Side {
     pub ip: IpAddr,
     pub nic: Nic,
     pub memory: Table,
-    /// Region that covers all its memory.
+    /// Region that covers the whole memory of the side.
     pub region: Region,
     pub null: LKey,
     /// First key of each window and fast-registered region.
@@ -44,16 +44,16 @@ pub struct Side {
     pub send_cq: TestCq,
     pub recv_cq: TestCq,
     events: VecDeque<AsyncEvent>,
-    /// Expected contents of its memory, except for transfers in progress.
+    /// Expected contents of the memory, apart from transfers in progress.
     pub expected: Vec<u8>,
 }
 
 /// State of a running queue pair.
 #[derive(Default)]
 pub struct Qp {
-    /// Number of the queue pair, from creation to destruction.
+    /// Number of the queue pair; `None` before its creation and after its destruction.
     pub qpn: Option<Qpn>,
-    /// Present or last number of the queue pair.
+    /// Current number of the queue pair or, after its destruction, its last number.
     pub number: Qpn,
     /// Number of send work requests posted; `applied` of these are known to be complete.
     pub posted: usize,
@@ -87,7 +87,7 @@ pub struct Group {
     /// Time at which both ends are closed after a failure.
     pub close_at: Option<Instant>,
     pub closed: bool,
-    /// Time at which all its work requests were found complete.
+    /// Time at which all work requests of the group were found to be complete.
     pub idle_since: Option<Instant>,
 }
 
@@ -103,7 +103,8 @@ pub struct World {
     next_tick: Instant,
 }
 
-/// Runs a seed to its end, checks everything, and returns a hash of all packets and their times.
+/// Runs the test with a seed, checks all results, and returns a hash of all packets and the times at which
+/// they were sent.
 pub fn run(seed: u64, params: &Params) -> u32 {
     let mut rng = Rng::new(seed);
     let plan = Plan::new(params, &mut rng);
@@ -256,7 +257,7 @@ impl World {
         s.take_outputs();
     }
 
-    /// Returns the queue pair of a side that has this number.
+    /// Returns the index of the queue pair of a side that has the number `qpn`.
     fn find(&self, side: usize, qpn: Qpn) -> Option<usize> {
         (0..self.qps.len()).find(|q| self.plan.qps[*q].side == side && self.qps[*q].qpn == Some(qpn))
     }
@@ -343,7 +344,8 @@ impl World {
         }
     }
 
-    /// Processes a send completion: the request and those before it are complete.
+    /// Processes a send completion. On a reliable queue pair, a successful one shows that all requests up to
+    /// this one are complete.
     fn sent(&mut self, qp: usize, c: Completion) {
         self.qps[qp].sent.push(c);
         if c.status == WcStatus::Success && self.plan.qps[qp].kind.is_reliable() {
@@ -355,7 +357,8 @@ impl World {
         }
     }
 
-    /// Processes a receive completion: it must be of the next message, and its data must be complete.
+    /// Processes a receive completion, and checks that the receive contains the data of the next expected
+    /// message.
     fn received(&mut self, qp: usize, c: Completion) {
         let (plan, q) = (&self.plan.qps[qp], &mut self.qps[qp]);
         let s = &mut self.sides[plan.side];
