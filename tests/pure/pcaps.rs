@@ -1,7 +1,7 @@
-//! Replay of captures: every packet of `pcaps/` as sent by the kernel's rxe, and a few of other senders, is
-//! decoded and encoded again to the same bytes with the same ICRC, and matches the opcode table. And
-//! `pcaps/own/`, with the features that rxe lacks: urxe's own packets must not change. `URXE_BLESS=1`
-//! rewrites those: check the difference with Wireshark before committing it.
+//! Replay of captures. Every packet in `pcaps/`, most of them sent by the kernel's rxe, is decoded, encoded
+//! again to the same bytes with the same ICRC, and compared with the opcode table. The captures in
+//! `pcaps/own/` contain urxe's own packets, for features that rxe lacks; these packets must not change.
+//! `URXE_BLESS=1` rewrites `pcaps/own/`: check the difference with Wireshark before committing it.
 
 #[path = "../support/nic.rs"]
 mod nic;
@@ -30,8 +30,8 @@ fn capture_dir() -> PathBuf {
     std::path::Path::new(env!("URXE_REPOSITORY")).join("pcaps")
 }
 
-/// Path MTU of every capture, by its section of the README: `mtu=` of the QP, otherwise the active MTU of an
-/// interface with 1500 bytes.
+/// Returns the path MTU of every capture, as documented in its section of `pcaps/README.md`: the value after
+/// `mtu=`, otherwise 1024, the active MTU of an interface whose MTU is 1500.
 fn path_mtus() -> BTreeMap<String, usize> {
     let text = fs::read_to_string(capture_dir().join("README.md")).unwrap();
     let sections = text.split("\n## ").skip(1);
@@ -47,7 +47,7 @@ fn path_mtus() -> BTreeMap<String, usize> {
     sections.map(parse).collect()
 }
 
-/// Returns the RoCEv2 packets of a capture, each with its frame.
+/// Returns the frames of a capture, each with its decoded RoCEv2 headers.
 fn packets(path: &std::path::Path) -> Vec<(Vec<u8>, RoceFrame)> {
     let mut reader = PcapReader::new(File::open(path).unwrap()).unwrap();
     let mut found = Vec::new();
@@ -60,7 +60,8 @@ fn packets(path: &std::path::Path) -> Vec<(Vec<u8>, RoceFrame)> {
     found
 }
 
-/// Decodes a packet and encodes it again from the decoded fields.
+/// Decodes a packet, encodes it again from the decoded fields, and checks that the bytes are the same.
+/// Returns the opcode.
 fn replay(frame: &[u8], roce: &RoceFrame) -> Opcode {
     let bytes = &frame[roce.payload.clone()];
     let packet = Packet::parse(bytes).unwrap();
@@ -125,7 +126,8 @@ fn every_capture_is_reencoded_to_the_same_bytes() {
     assert!(missing.is_empty(), "no capture contains {missing:?}");
 }
 
-/// The messages of the kernel's connection manager are decoded, and encoded again to the same bytes.
+/// Checks that messages of the kernel's connection manager can be decoded, and encoded again to the same
+/// bytes.
 #[test]
 fn kernel_cm_messages_are_reencoded_to_the_same_bytes() {
     let mut seen: BTreeMap<MessageKind, usize> = BTreeMap::new();
@@ -170,7 +172,7 @@ fn kernel_cm_messages_are_reencoded_to_the_same_bytes() {
     assert!(kinds.iter().all(|k| seen.contains_key(k)), "{seen:?}");
 }
 
-/// Returns the messages of a capture with their senders.
+/// Returns the connection manager messages of a capture, each with its sender.
 fn messages(name: &str) -> Vec<(IpAddr, Mad)> {
     let management = |(frame, roce): (Vec<u8>, RoceFrame)| {
         let packet = Packet::parse(&frame[roce.payload.clone()]).unwrap();
@@ -179,8 +181,9 @@ fn messages(name: &str) -> Vec<(IpAddr, Mad)> {
     packets(&capture_dir().join(name)).into_iter().filter_map(management).collect()
 }
 
-/// urxe's connection manager replaces each of the two kernel ones in turn, with the same parameters of the
-/// program: it sends the same messages as the kernel, except for the communication ID that it selects.
+/// Replaces the kernel's connection manager by urxe's, first at the client and then at the server, with the
+/// same parameters from the program. Checks that urxe sends the same messages as the kernel, except for the
+/// communication ID, which it selects itself.
 #[test]
 fn own_cm_sends_the_same_messages_as_the_kernel() {
     for name in ["cm_rping.pcap", "cm_rping_v6.pcap", "cm_rstream.pcap", "cm_ucmatose.pcap"] {
@@ -229,7 +232,7 @@ fn own_cm_sends_the_same_messages_as_the_kernel() {
     }
 }
 
-/// Returns the PSN of the first request of a connection that one end sends.
+/// Returns the PSN of the first RC request that one end of a recorded connection sends.
 fn first_request(name: &str, is_sender: impl Fn(IpAddr) -> bool) -> Psn {
     let psn = |(frame, roce): &(Vec<u8>, RoceFrame)| {
         let packet = Packet::parse(&frame[roce.payload.clone()]).unwrap();
@@ -239,8 +242,8 @@ fn first_request(name: &str, is_sender: impl Fn(IpAddr) -> bool) -> Psn {
     packets(&capture_dir().join(name)).iter().find_map(psn).unwrap()
 }
 
-/// Replays the rest of the exchange at one end: messages of the other end arrive, and those of this end must
-/// be sent encoded.
+/// Replays the rest of a recorded exchange at the end `local`: delivers the messages of the other end, and
+/// checks that urxe sends the recorded messages of this end.
 fn replay_cm(
     name: &str,
     cm: &mut Cm,
@@ -289,7 +292,7 @@ fn replay_cm(
     assert_eq!((cm.poll_transmit(), cm.state(id)), (None, Some(State::TimeWait)), "{name}");
 }
 
-/// Captures of traffic between rxe (host 1) and urxe.
+/// Replays captures of traffic between rxe (host 1) and urxe.
 #[test]
 fn captures_of_rxe_and_urxe_are_reencoded_to_the_same_bytes() {
     let mixed = capture_dir().join("mixed");
@@ -329,7 +332,8 @@ fn captures_of_rxe_and_urxe_are_reencoded_to_the_same_bytes() {
     assert!(rnr[0] > 0 && rnr[1] > 0, "{rnr:?}");
 }
 
-/// Returns the packets of a capture by urxe, which has no Ethernet headers, with a header added to each.
+/// Returns the packets of a capture that urxe has written. Such a capture has no Ethernet headers, so a
+/// header is added to each packet.
 fn own_packets(bytes: &[u8]) -> Vec<(Vec<u8>, RoceFrame)> {
     let mut reader = PcapNgReader::new(bytes).unwrap();
     let mut found = Vec::new();
@@ -417,7 +421,7 @@ fn golden(text: &str) -> (Vec<u8>, RoceFrame) {
     (payload, roce)
 }
 
-/// Captured on a ConnectX-4 Lx; published with the tests of Scapy's RoCE layer.
+/// Replays a packet that was captured on a ConnectX-4 Lx, and published with the tests of Scapy's RoCE layer.
 #[test]
 fn cnp_from_connectx_4_lx_is_reencoded_to_the_same_bytes() {
     let (bytes, roce) = golden(
@@ -434,8 +438,8 @@ fn cnp_from_connectx_4_lx_is_reencoded_to_the_same_bytes() {
     assert_eq!(packet.row().payload, PayloadRule::Exactly(16));
 }
 
-/// A UC SEND with two bytes of padding and ECN-capable, from the same source (which does not preserve the UDP
-/// checksum; the ICRC does not cover it).
+/// Replays a UC SEND with two bytes of padding and ECN-capable transport, from the same source. The published
+/// frame lacks the original UDP checksum, which the ICRC does not cover.
 #[test]
 fn uc_send_of_a_connectx_is_reencoded_to_the_same_bytes() {
     let (bytes, roce) = golden(

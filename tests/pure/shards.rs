@@ -1,5 +1,5 @@
 //! Tests of NICs with several shards, over UDP sockets of the loopback interface: every queue pair receives
-//! its packets, independent of its shard and of the socket on which they arrive.
+//! its packets, regardless of its shard and of the socket on which they arrive.
 
 #[path = "../support/nic.rs"]
 mod nic;
@@ -47,12 +47,12 @@ impl Nic {
         qp
     }
 
-    /// Returns the `i`th piece of the region.
+    /// Returns an SGE for the first `len` bytes of piece `i` of the region.
     fn piece(&self, i: usize, len: usize) -> Sge {
         self.mr.sge(i * LEN..i * LEN + len)
     }
 
-    /// Waits for `count` completions, all successful.
+    /// Waits for `count` completions, which must be successful, and returns them.
     fn completions(&self, count: usize) -> Vec<Completion> {
         let mut out = Vec::new();
         let start = Instant::now();
@@ -78,7 +78,7 @@ fn pattern(i: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + i * 31 + at / 251) as u8).collect()
 }
 
-/// Runs SEND, WRITE and READ on 16 connections at once, each with a pattern of its own.
+/// Runs SEND, WRITE and READ on all connections at once, each with its own data pattern.
 fn exchange(a: &Nic, b: &Nic, pairs: &[(Qp, Qp)]) {
     let len = LEN - 40;
     for (i, (x, y)) in pairs.iter().enumerate() {
@@ -318,8 +318,8 @@ fn qps_are_created_and_destroyed_under_traffic() {
     });
 }
 
-/// Sends packets in consecutive datagrams from a plain socket, which the kernel coalesces again, as it may
-/// coalesce those from a wire.
+/// Sends packets as consecutive datagrams with one GSO send from a plain socket. The kernel delivers them
+/// coalesced, as it may do with datagrams from a wire.
 fn send_segmented(from: &UdpSocket, to: IpAddr, segment: usize, packets: &[u8]) {
     setsockopt(from, sockopt::UdpGsoSegment, &(segment as i32)).unwrap();
     assert_eq!(from.send_to(packets, (to, ROCE_PORT)).unwrap(), packets.len());

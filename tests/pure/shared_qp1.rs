@@ -1,4 +1,5 @@
-//! Tests of QP1 of an address that several processes share, with the broker as a process of its own, which may die.
+//! Tests of QP1 of an address that several processes share; the broker is a separate process, which a test
+//! can kill.
 
 #[path = "../support/shared_address.rs"]
 mod shared_address;

@@ -21,11 +21,11 @@ use urxe::verbs::*;
 const MAX_WORK: usize = 24;
 /// Maximum length of a message in bytes.
 const MAX_LEN: usize = 6 << 10;
-/// Bytes reserved for each work request, at each end.
+/// Bytes that each end reserves for each work request.
 const SLOT: usize = 3 * MAX_LEN;
 const REGION: usize = MAX_WORK * SLOT;
 
-/// Returns a probability up to `max`, often 0.
+/// Returns a random probability of at most `max`, which is often 0.
 fn probability(r: &mut Rng, max: f64) -> f64 {
     if r.below(3) == 0 { 0.0 } else { max * r.below(1000) as f64 / 1000.0 }
 }
@@ -57,14 +57,15 @@ struct Side {
     node: TestEndpoint,
     recv_cq: Cq,
     qp: Qp,
-    /// Regions of a side: a constant pattern; the target of the other side's WRITEs, of receives and of
-    /// READs; the word for atomics followed by a slot for each result.
+    /// Region with a constant pattern. `target` is the region that WRITEs of the other side, receives and own
+    /// READs write to; `words` contains the word that atomics modify, followed by a slot for each atomic
+    /// result.
     source: Mr,
     target: Mr,
     words: Mr,
     expected: Vec<u8>,
     sends: Vec<Work>,
-    /// Opcode, length and immediate of each message that consumes a receive of this side, in order.
+    /// Opcode, length and immediate data of each message that consumes a receive of this side, in order.
     incoming: Vec<(WcOpcode, usize, Option<u32>)>,
     posted_recvs: usize,
     completed: [usize; 2],
@@ -72,7 +73,7 @@ struct Side {
     originals: Vec<u64>,
 }
 
-/// Contents of a side's source.
+/// Returns the constant contents of a side's region `source`.
 fn source(side: usize) -> &'static [u8] {
     static BYTES: OnceLock<[Vec<u8>; 2]> = OnceLock::new();
     let bytes = |side: usize| (0..REGION).map(|i| (side * 101 + i * 7 + (i >> 8) * 3) as u8).collect();
@@ -107,7 +108,7 @@ impl Side {
         }
     }
 
-    /// Posts a receive for the next message that consumes one, with a slot of its own in the target.
+    /// Posts the next receive, which has its own slot in the region `target`.
     fn post_recv(&mut self) {
         let n = self.posted_recvs;
         if n < MAX_WORK {
@@ -119,7 +120,8 @@ impl Side {
     }
 }
 
-/// Each slot of a target has three parts: for the peer's WRITEs, own READs, and receives.
+/// Returns the offset in the region `target` at which READ `n` stores its data. Each slot has three parts:
+/// for WRITEs of the peer, for own READs, and for receives.
 fn read_offset(n: usize) -> usize {
     n * SLOT + MAX_LEN
 }
@@ -221,7 +223,7 @@ impl World {
         me.sends.push(Work { opcode, len });
     }
 
-    /// Runs the fabric for a few steps, and reads completions as they arrive.
+    /// Runs the fabric for `steps` steps, and polls completions after each.
     fn step(&mut self, steps: u64) {
         for _ in 0..steps {
             if self.fabric.step().is_none() {
@@ -290,7 +292,7 @@ impl World {
     }
 }
 
-/// Runs a program and returns a hash of the run.
+/// Runs a random sequence of verbs calls and returns a hash of the run.
 fn run(seed: u64, verbose: bool) -> u64 {
     let (mut world, mut r) = World::new(seed, verbose);
     let count = 1 + r.below(MAX_WORK as u64) as usize;
@@ -348,8 +350,8 @@ fn random_verbs_calls_complete_and_are_reproducible_from_their_seed() {
     println!("{seeds} seeds passed");
 }
 
-/// 256 WRITEs of 16 KiB over a wire of 100 Gb/s: duration, number of packets, and number of retransmitted
-/// packets.
+/// Returns a table of the cost of loss recovery: duration, packets and retransmitted packets of 256 WRITEs of
+/// 16 KiB over a wire of 100 Gb/s, for several loss rates and latencies.
 fn grid() -> String {
     let (messages, len) = (256, 16 << 10);
     let mut out = String::from("  loss    latency        time   Gb/s   packets  again  NAKs  timeouts\n");

@@ -19,7 +19,7 @@ fn execute(node: &TestEndpoint, wr: &SendWr<'_>) -> Completion {
     node.cq.wait(TIMEOUT).unwrap()
 }
 
-/// Returns the status with which a work request fails.
+/// Posts a work request that must fail, and returns the error status of its completion.
 fn failed_status(node: &TestEndpoint, wr: &SendWr<'_>) -> WcStatus {
     node.qp.post_send(wr).unwrap();
     match node.cq.wait(TIMEOUT) {
@@ -131,7 +131,7 @@ fn write_flush_and_atomic_write_complete_in_order() {
     assert_eq!(bytes(&dst, 64, 8), b"all of 8");
 }
 
-/// The purpose of FLUSH: bytes of a mapped file become persistent.
+/// Checks that FLUSH makes data in a mapped file persistent, which is its main use.
 #[test]
 fn flush_writes_mapped_bytes_to_the_file() {
     use std::io::{Read, Seek};
@@ -161,7 +161,8 @@ fn flush_writes_mapped_bytes_to_the_file() {
     assert!(got[..100] == [0; 100] && got[100..8100] == [7; 8000] && got[8100..] == [0; 92]);
 }
 
-/// In real time, payload is copied at transmission; in virtual time, when its packet is built.
+/// Runs in real time, where the payload is copied at transmission, and in virtual time, where it is copied
+/// when its packet is built.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn access_to_protected_memory_fails_the_work_request_on_either_side() {

@@ -13,7 +13,7 @@ use urxe::wire::Flow;
 const TIMEOUT: Duration = Duration::from_secs(5);
 const QKEY: QKey = QKey(0x1234);
 
-/// A NIC with a UD QP that has a receive of 1000 bytes.
+/// A NIC with a UD QP, to which a receive of 1000 bytes is posted.
 struct Member {
     context: Context,
     pd: Pd,
@@ -42,7 +42,7 @@ impl Member {
         self.qp.post_recv(&RecvWr::new(wr_id, &[self.mr.sge(0..1000)])).unwrap();
     }
 
-    /// Sends to a group, and waits for the send completion.
+    /// Sends `text` to a multicast group, and waits for the send completion.
     fn send(&self, group: Gid, text: &[u8]) {
         let v4 = group.ip().is_ipv4();
         let index = self.context.gids().iter().position(|g| g.ip().is_ipv4() == v4).unwrap() as u8;
@@ -53,14 +53,14 @@ impl Member {
         assert_eq!(self.next(7).opcode, WcOpcode::Send);
     }
 
-    /// Returns the completion of this work request.
+    /// Returns the next completion, which must be that of work request `wr_id`.
     fn next(&self, wr_id: u64) -> Completion {
         let wc = self.cq.wait(TIMEOUT).unwrap_or_else(|e| panic!("{wr_id} of {:?}: {e}", self.context));
         assert_eq!(wc.wr_id, wr_id);
         wc
     }
 
-    /// Returns the next received datagram: its completion, source and destination, and the text.
+    /// Returns the next received datagram: its completion, its addresses, and its text.
     fn receive(&self) -> (Completion, Flow, Vec<u8>) {
         let wc = self.next(1);
         let mut bytes = vec![0; wc.byte_len as usize];
@@ -163,7 +163,7 @@ fn each_member_of_one_nic_receives_a_copy() {
     assert_eq!(b.context.counters().rcvd_pkts, before, "the link has left the group");
 }
 
-/// Blocked loopback excludes only copies to the sending queue pair itself.
+/// Checks that blocked multicast loopback suppresses only the copy to the sending queue pair itself.
 #[test]
 fn a_queue_pair_with_blocked_loopback_receives_only_the_messages_of_others() {
     let [a, b, _] = members(&Fabric::new());
@@ -183,7 +183,8 @@ fn a_queue_pair_with_blocked_loopback_receives_only_the_messages_of_others() {
     assert_eq!(a.receive().2, b"other's");
 }
 
-/// Losses are drawn for each member's direction separately, and are reproducible.
+/// Checks that the fabric decides separately for each member whether its copy is lost, and that a seed makes
+/// the losses reproducible.
 #[test]
 fn multicast_copies_are_lost_independently() {
     let run = |seed| {
@@ -242,7 +243,7 @@ fn invalid_attach_is_refused_with_the_reason() {
     assert_eq!(v4_only.qp.detach_mcast(gid("ff15::1")), Err(MulticastError::NotAttached(gid("ff15::1"))));
 }
 
-/// Three NICs on UDP sockets of this machine, each with its own loopback address.
+/// Uses three NICs on UDP sockets of this machine, each with its own loopback address.
 #[test]
 fn multicast_reaches_members_over_udp() {
     let [a, b, c] = ["127.30.0.1", "127.30.0.2", "127.30.0.3"].map(|ip| member(on_udp(ip, 1)));

@@ -35,7 +35,7 @@ fn bth() -> impl Strategy<Value = Bth> {
 }
 
 prop_compose! {
-    /// Headers with every field set, including those that the opcode does not use.
+    /// Generates headers with every field set, including those that the opcode does not use.
     fn headers()(
         bth in bth(),
         n in any::<[u32; 9]>(),
@@ -58,7 +58,7 @@ prop_compose! {
     }
 }
 
-/// Clears the fields of headers that the opcode's table row does not name.
+/// Clears the headers that packets with this opcode do not have, according to the opcode table.
 fn clear_absent_headers(h: &Headers) -> Headers {
     let set = h.bth.opcode.row().headers;
     fn keep<T: Default>(set: HeaderSet, header: HeaderSet, value: T) -> T {
@@ -79,7 +79,7 @@ fn clear_absent_headers(h: &Headers) -> Headers {
     }
 }
 
-/// Encodes headers, payload, padding and ICRC.
+/// Encodes a packet from headers, payload, padding bytes and ICRC.
 fn emit(headers: &Headers, payload: &[u8], padding: u8, icrc: u32) -> Vec<u8> {
     let mut buf = [0; MAX_HEADERS_LEN];
     let len = headers.emit(&mut buf);
@@ -94,7 +94,7 @@ fn payload() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(any::<u8>(), 0..300)
 }
 
-/// Calls all methods of a parsed packet.
+/// Calls all methods of a parsed packet; returns the length of payload and padding.
 fn call_all_methods(packet: &Packet<'_>) -> usize {
     packet.headers();
     packet.row();
@@ -147,7 +147,8 @@ proptest! {
         }
     }
 
-    /// As above, but with an opcode and a version that pass the first checks.
+    /// Parses random bytes with an assigned opcode and a supported version, which pass the first checks of
+    /// the parser.
     #[test]
     fn plausible_bytes_do_not_make_the_parser_panic(
         mut bytes in prop::collection::vec(any::<u8>(), 1..120),

@@ -1,4 +1,4 @@
-//! A host on the verbs API, which sends the commands of a test.
+//! An NVMe host on the verbs API, which sends the commands of a test to the target.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use super::*;
 pub const LIMIT: Duration = Duration::from_secs(10);
 const RESPONSES: usize = 32;
 
-/// Runs `test` while a target serves on a fabric; passes the host's connection manager and the target's
+/// Runs `test` while a target serves on a fabric. `test` gets the host's connection manager and the target's
 /// address.
 pub fn with_target(disk: &Disk, test: impl FnOnce(&ConnectionManager, SocketAddr)) {
     let fabric = Fabric::new();
@@ -42,7 +42,7 @@ pub fn with_target(disk: &Disk, test: impl FnOnce(&ConnectionManager, SocketAddr
     assert_eq!(target.connections(), 0);
 }
 
-/// A queue of the host.
+/// A connected queue of the host.
 pub struct HostQueue {
     pub session: Session,
     pub cq: Cq,
@@ -52,11 +52,12 @@ pub struct HostQueue {
     responses: Mr,
 }
 
-/// Room for a command, its data, and some bytes beyond the limit.
+/// Size of the send buffer: a command, the largest in-capsule data, and some bytes more, for capsules that
+/// are too long.
 const CAPSULE: usize = 64 + IN_CAPSULE + 64;
 
-/// A response that the host has received: command ID, result, status without the other bits of the field, and
-/// the invalidated key.
+/// A response that the host has received: command ID, result, status code (without the other bits of the
+/// status field), and the key that the response has invalidated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostResponse {
     pub id: u16,
@@ -66,7 +67,7 @@ pub struct HostResponse {
 }
 
 impl HostQueue {
-    /// Connects a queue of 32 commands, with these bytes as private data.
+    /// Connects a queue; `private_data` is the private data of the connection request.
     pub fn open_with(
         host: &ConnectionManager,
         at: SocketAddr,
@@ -99,7 +100,7 @@ impl HostQueue {
         (admin, io)
     }
 
-    /// Executes a Connect with the data in the capsule; returns the controller ID.
+    /// Executes a Connect command, whose data is in the capsule; returns the controller ID.
     pub fn connect(&self, queue: u16, controller: u16) -> u16 {
         let data = connect_data(controller, NQN, HOST_NQN);
         let command = with(connect(queue, 32), 24, &in_capsule(0, data.len()));
@@ -139,7 +140,7 @@ impl HostQueue {
         }
     }
 
-    /// Sends a command and waits for its status.
+    /// Sends a command, waits for the response, and returns its status.
     pub fn status(&self, capsule: &[u8]) -> u16 {
         self.send(capsule);
         self.response().status
@@ -151,7 +152,7 @@ fn post(qp: &Qp, responses: &Mr, slot: usize) {
     qp.post_recv(&RecvWr::new(slot as u64, &sges)).unwrap();
 }
 
-/// Returns an SGL descriptor of data in the capsule, after the command.
+/// Returns an SGL descriptor for data in the capsule, after the command.
 pub fn in_capsule(offset: u64, len: usize) -> [u8; 16] {
     let mut sgl = [0; 16];
     sgl[..8].copy_from_slice(&offset.to_le_bytes());
@@ -160,7 +161,7 @@ pub fn in_capsule(offset: u64, len: usize) -> [u8; 16] {
     sgl
 }
 
-/// Returns an SGL descriptor of remote memory.
+/// Returns an SGL descriptor for memory of the host, which the target accesses by RDMA.
 pub fn keyed(at: RemoteAddr, len: usize, kind: u8) -> [u8; 16] {
     let mut sgl = [0; 16];
     sgl[..8].copy_from_slice(&at.va.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Tests of commands and data over RDMA.
+//! Tests of commands and data transfers over RDMA.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,8 @@ use super::host::{HostQueue, LIMIT, in_capsule, keyed, with_target};
 use super::nvme::capsule::Status;
 use super::*;
 
-/// Returns a Read (2) or Write (1) of blocks from `first` on, with an SGL.
+/// Returns a Read (opcode 2) or Write (1) command for `count` blocks from block `first` on; `sgl` describes
+/// the data.
 fn on_blocks(opcode: u8, first: u32, count: u32, sgl: [u8; 16]) -> Command {
     with(command(opcode, &[first, 0, count - 1]), 24, &sgl)
 }
@@ -80,7 +81,7 @@ fn invalid_data_descriptors_are_refused() {
     });
 }
 
-/// Fast registrations, as the kernel uses them, each invalidated by the response.
+/// Uses fast registrations, as the kernel does, each of which the response invalidates.
 #[test]
 fn response_invalidates_the_rkey_if_the_sgl_requests_it() {
     let disk = Disk::new();
@@ -104,7 +105,7 @@ fn response_invalidates_the_rkey_if_the_sgl_requests_it() {
     });
 }
 
-/// More commands than the target has buffers, and READs during WRITEs.
+/// Sends more commands than the target has buffers, and mixes Read and Write commands.
 #[test]
 fn full_queue_of_commands_is_executed() {
     let disk = Disk::new();
@@ -128,7 +129,7 @@ fn full_queue_of_commands_is_executed() {
     });
 }
 
-/// Invalid keys and malformed capsules end only their own connection.
+/// Checks that an invalid key or a malformed capsule ends only the connection on which it arrives.
 #[test]
 fn protocol_violation_ends_only_its_own_connection() {
     let disk = Disk::new();
@@ -174,7 +175,8 @@ fn invalid_connection_requests_are_rejected() {
     });
 }
 
-/// When the admin queue ends, the other queues end too.
+/// Checks that the target disconnects the I/O queues of a controller when the host disconnects the admin
+/// queue.
 #[test]
 fn io_queues_are_disconnected_when_the_admin_queue_disconnects() {
     let disk = Disk::new();
@@ -189,7 +191,7 @@ fn io_queues_are_disconnected_when_the_admin_queue_disconnects() {
     });
 }
 
-/// A queue with continuous traffic ends too.
+/// Checks that the target disconnects an I/O queue even if the host keeps sending commands on it.
 #[test]
 fn busy_io_queues_are_disconnected_when_the_admin_queue_disconnects() {
     let disk = Disk::new();
@@ -207,7 +209,7 @@ fn busy_io_queues_are_disconnected_when_the_admin_queue_disconnects() {
     });
 }
 
-/// No data is fetched from a host before its Connect.
+/// Checks that the target accesses no memory of a host that has not sent Connect yet.
 #[test]
 fn read_and_write_before_connect_are_refused_without_a_data_transfer() {
     let disk = Disk::new();

@@ -1,4 +1,4 @@
-//! Batches: lists of work requests that are posted as a whole or not at all (`post_send_all`).
+//! Tests of batches: lists of work requests that are posted completely or not at all (`post_send_all`).
 
 use urxe::link::fabric::Outcome;
 

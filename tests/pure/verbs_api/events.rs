@@ -1,4 +1,4 @@
-//! Asynchronous events: port state, GID changes, device failures, event queue.
+//! Tests of asynchronous events: port state, GID changes, device failures, event queue.
 
 use std::io;
 use std::net::IpAddr;

@@ -1,5 +1,5 @@
-//! Faults that a test injects through the fabric: device removal and asynchronous events. Meshes, and
-//! completion channels in a reactor.
+//! Tests of faults that a program injects through the fabric (device removal, asynchronous events), of
+//! meshes, and of completion channels in a reactor.
 
 use super::*;
 use urxe::link::fabric::FabricError;

@@ -1,4 +1,4 @@
-//! Completion channels: notification requests and their events.
+//! Tests of completion channels: notification requests and their events.
 
 use std::os::fd::AsFd;
 
@@ -33,7 +33,7 @@ impl Fixture {
         self.fabric.advance(Duration::from_micros(100));
     }
 
-    /// Removes and acknowledges the queued event, and reports whether there was one.
+    /// Removes and acknowledges the queued event, if any, and reports whether there was one.
     fn consume_event(&self) -> bool {
         let event = self.channel.next_event();
         assert!(self.channel.next_event().is_none(), "a notification request raises at most one event");

@@ -1,10 +1,10 @@
-//! Extended polling: rounds, completion fields, timestamps, overflow.
+//! Tests of extended polling: rounds, completion fields, timestamps, overflow.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::*;
 
-/// Polls a round and returns identifier, status and time of each completion.
+/// Runs one round of extended polling and returns `wr_id`, status and timestamp of each completion.
 fn round(cq: &Cq) -> Vec<(u64, WcStatus, u64)> {
     let (mut poll, mut found) = (cq.start_poll(), Vec::new());
     while let Some(wc) = poll.next_poll().unwrap() {

@@ -1,4 +1,4 @@
-//! Queries of devices and ports.
+//! Tests of device and port queries.
 
 use super::*;
 
