@@ -84,7 +84,7 @@ impl Devinfo {
 
 /// Returns the links of this machine, each with its specification or the reason why it is unavailable: UDP on
 /// every address, and a packet socket on every interface that is up. (An interface without an IP address
-/// could still carry a link with a host stack of its own.)
+/// could still carry a link with its own host stack.)
 fn candidates() -> Vec<(String, Result<LinkSpec, String>)> {
     let interfaces = pnet_datalink::interfaces();
     let up = || interfaces.iter().filter(|i| i.is_up());

@@ -28,7 +28,7 @@ pub const PORT: u16 = 18515;
 /// Number of addresses that each side of `ibv_srq_pingpong` sends.
 pub const SRQ_ADDRESSES: usize = 256;
 
-/// Length of an address on the wire, with its NUL.
+/// Length of an address on the wire, including the terminating NUL.
 const ADDRESS_LEN: usize = 52;
 const ADDRESS: &str = "ping-pong address";
 /// The client's last message.
@@ -90,7 +90,7 @@ fn malformed(what: &'static str, reason: impl Into<String>, bytes: &[u8]) -> Han
     HandshakeError::Malformed { what, reason: reason.into(), bytes: bytes.escape_ascii().to_string() }
 }
 
-/// Encodes an address, with its NUL.
+/// Encodes an address as text with a terminating NUL.
 fn encode(address: &Endpoint) -> [u8; ADDRESS_LEN] {
     let (qpn, psn, gid) = (address.qpn.get(), address.psn.get(), u128::from_be_bytes(address.gid.0));
     let line = format!("0000:{qpn:06x}:{psn:06x}:{gid:032x}\0");
@@ -158,7 +158,8 @@ fn send_addresses(s: &mut impl Write, local: &[Endpoint], count: usize) -> Resul
     all.into_iter().try_for_each(|address| write_message(s, ADDRESS, &encode(address)))
 }
 
-/// Receives `count` addresses, and returns those of queue pairs: at least one.
+/// Receives `count` addresses, and returns those before the first one with QPN 0, which are the addresses of
+/// queue pairs: at least one.
 fn recv_addresses(s: &mut impl Read, count: usize) -> Result<Vec<Endpoint>, HandshakeError> {
     let mut all = Vec::with_capacity(count);
     for _ in 0..count {

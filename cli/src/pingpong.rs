@@ -338,7 +338,7 @@ impl<'a> Pingpong<'a> {
         Ok(())
     }
 
-    /// Accounts for a completion and returns the index of its queue pair.
+    /// Updates the state of the ping-pong after a completion, and returns the index of its queue pair.
     fn complete(&mut self, wc: &Completion) -> Result<usize, CliError> {
         if wc.status != WcStatus::Success {
             let what = if wc.wr_id == SEND { "send" } else { "receive" };
@@ -383,8 +383,8 @@ impl<'a> Pingpong<'a> {
     fn check(&mut self, receive: u64) -> Result<(), CliError> {
         let start = self.slot_offset(receive) + self.args.service.header();
         self.recv_buffer.read(start, &mut self.scratch)?;
-        // The programs with one queue pair mark the pages; that with many sends from the buffer that it
-        // receives into, so all bytes are equal.
+        // The programs with one queue pair mark the pages. `ibv_srq_pingpong` sends from the buffer into
+        // which it receives, so all bytes are equal.
         let (first, page) = match self.args.service {
             Service::Srq => (*self.first_byte.get_or_insert(self.scratch[0]), 1),
             _ => (self.scratch[0], PAGE_SIZE),

@@ -136,7 +136,7 @@ fn parse_personality(text: &str) -> Result<String, String> {
 }
 
 impl Run {
-    /// Replaces this process by the program. Returns only if that is not possible.
+    /// Replaces this process with the program. Returns only if that is not possible.
     pub fn run(&self) -> Result<(), CliError> {
         let (program, arguments) = self.program.split_first().expect("clap requires PROGRAM");
         let not_found = |_| CliError::NoProgram(program.display().to_string());
@@ -265,7 +265,7 @@ impl DeviceArgs {
     }
 }
 
-/// Creates and returns the user's private directory of urxe. Nothing removes it at the end, because the
+/// Creates and returns urxe's private directory for the user. It is not removed at the end, because the
 /// program replaces this process.
 fn private_base() -> Result<PathBuf, CliError> {
     let owner = nix::unistd::getuid().as_raw();
@@ -304,9 +304,9 @@ fn create_error(what: &Path) -> impl FnOnce(io::Error) -> CliError {
 /// Name of the preloaded library that shows programs the devices in `/sys` and `/dev`.
 const PRELOAD_LIBRARY: &str = "liburxe_preload.so";
 
-/// Name under which the verbs library is preloaded. Its symbols then precede those of any other
-/// libibverbs: of a copy under another name, as auditwheel includes it in Python wheels, or of one in a
-/// DT_RPATH.
+/// Name under which the verbs library is preloaded. Its symbols thus take precedence over those of any other
+/// libibverbs, such as a renamed copy that auditwheel has included in a Python wheel, or a library that is
+/// found through DT_RPATH.
 const VERBS_LIBRARY: &str = "liburxe_verbs.so";
 
 /// Creates and returns a directory in which the loader finds the verbs library under the names that programs
@@ -377,7 +377,7 @@ fn asan_options() -> OsString {
 /// (`IBV_SYSFS_PATH_MAX`) minus the part of that path below the tree.
 const MAX_TREE_PATH: usize = 256 - "/class/infiniband_verbs/uverbs9999\0".len();
 
-/// Time after its last use from which on a tree without a local address may be removed.
+/// Time since its last use after which a tree without a local address may be removed.
 const TREE_MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// Reports whether an interface has this address, or the machine accepts it as local without that (such as
@@ -425,8 +425,8 @@ fn create_private_dir(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Finds a library of urxe: the file that the variable names, otherwise the one in the directory of this
-/// program, where cargo builds it, otherwise the installed one.
+/// Finds a library of urxe: the file that the environment variable `variable` names, otherwise the one in the
+/// directory of this program, where cargo builds it, otherwise the installed one.
 fn find_library(variable: &str, built: &str, installed: &str) -> Result<PathBuf, CliError> {
     if let Some(named) = env::var_os(variable) {
         let what = format!("{variable} is {}", named.display());

@@ -94,7 +94,7 @@ impl Endpoints {
                     self.b.qp.post_recv(&RecvWr::new(id, &recv_sges)).unwrap();
                 }
             }
-            // The last `depth` entries form the lot; an array needs no allocation.
+            // The last `depth` entries are posted; an array needs no allocation.
             let wrs: [SendWr<'_>; MAX_LIST] = std::array::from_fn(|i| {
                 let id = (batch * MAX_LIST + i) as u64;
                 let wr = match kind {

@@ -13,7 +13,7 @@ fn flow() -> Flow {
     Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 9)
 }
 
-/// Returns the headers of a SEND ONLY.
+/// Returns the headers of an RC SEND Only packet.
 fn headers() -> Headers {
     Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() }
 }
@@ -91,7 +91,7 @@ fn corrupted_packet_differs_in_one_bit_of_one_byte() {
 
 #[test]
 fn data_too_short_for_a_packet_is_copied_unchanged() {
-    // Too short for an ICRC behind a BTH, and moved to another index of a burst.
+    // Too short for a BTH and an ICRC, and moved to another index of a burst.
     for len in [0, 3, ICRC_LEN, 15] {
         let bytes: Vec<u8> = (0..len as u8).collect();
         let mut queue = TxQueue::new(BurstLimits::SEGMENTED);

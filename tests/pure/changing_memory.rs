@@ -17,8 +17,8 @@ const LEN: usize = 64 << 10;
 const PACKET: usize = 4096;
 /// Distance in bytes between the words that change.
 const STEP: usize = 512;
-/// Number of packets of each direction whose memory must change while they are copied, before the test ends.
-/// On an idle machine there are far more.
+/// Number of packets per direction whose memory must change while they are copied, before the test ends. On
+/// an idle machine there are far more.
 const TORN: usize = 20;
 const LIMIT: Duration = Duration::from_secs(120);
 

@@ -1,5 +1,5 @@
-//! Test that an endless flood of messages from peers uses no more memory once the limits are reached. It runs
-//! in its own process because its allocator counts the allocated bytes.
+//! Test that an endless flood of messages from peers needs no further memory once the limits are reached. It
+//! runs in its own process because its allocator counts the allocated bytes.
 
 use urxe::cm::{Cm, CmConfig, MadSource};
 use urxe::transport::{AddressVector, Instant};

@@ -17,7 +17,8 @@ use urxe::wire::{Aeth, Bth, Flow, Headers, IpIdent, Opcode, Packet, Syndrome};
 
 const LOCAL_IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 const PEER_IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
-/// Delay of the acknowledgements, just below the timeout of 67 ms; the NIC is not polled earlier.
+/// Delay of the acknowledgements, just below the ACK timeout of 67 ms. Nothing polls the link earlier, so the
+/// acknowledgements are still queued when the timer expires.
 const DELAY: Duration = Duration::from_millis(60);
 
 /// A link that acknowledges every request after a delay. Packets to other queue pairs precede each

@@ -285,7 +285,7 @@ fn each_kind_of_frame_error_increments_its_own_counter() {
     let mut a = dir.open("frames:dgram:@/a,@/b,ip=10.77.0.1/24,mtu=4500");
     let peer = std::os::unix::net::UnixDatagram::bind(dir.0.join("b")).unwrap();
     peer.connect(dir.0.join("a")).unwrap();
-    // Ethernet, IPv4 without options, UDP without a checksum, a SEND ONLY of 8 bytes.
+    // Ethernet, IPv4 without options, UDP without a checksum, a SEND Only packet with 8 bytes.
     let mut good = Vec::new();
     good.extend(a.info().mac);
     good.extend([2, 0, 0, 0, 0, 2, 8, 0]);

@@ -25,7 +25,7 @@ const MAX_LEN: usize = 6 << 10;
 const SLOT: usize = 3 * MAX_LEN;
 const REGION: usize = MAX_WORK * SLOT;
 
-/// Returns a random probability of at most `max`, which is often 0.
+/// Returns a random probability of at most `max`, often 0.
 fn probability(r: &mut Rng, max: f64) -> f64 {
     if r.below(3) == 0 { 0.0 } else { max * r.below(1000) as f64 / 1000.0 }
 }

@@ -13,8 +13,7 @@ use super::plan::Params;
 use crate::CliError;
 use crate::interrupt::Interrupt;
 
-/// Version of the protocol, which is incremented whenever a message changes, or the test data that both sides
-/// expect.
+/// Version of the protocol, incremented whenever a message or the test data that both sides expect changes.
 pub const VERSION: u32 = 5;
 /// Length of the longest accepted line in bytes.
 const MAX_LINE: usize = 4 << 20;

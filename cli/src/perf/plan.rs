@@ -106,8 +106,8 @@ pub enum Amount {
     Duration(Duration),
 }
 
-/// Splits an amount into chunks of about half a second, so that progress can be shown and Ctrl-C ends the run
-/// with a result.
+/// Division of an amount of work into chunks of about half a second, so that progress can be shown and a run
+/// that Ctrl-C ends has a result.
 #[derive(Debug)]
 pub struct Chunks {
     amount: Amount,

@@ -93,7 +93,7 @@ pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("valid bounds")
 }
 
-/// Prints each result when it is added, or all results in one JSON object at the end.
+/// Report of a run: prints each result when it is added, or all results as one JSON object at the end.
 pub struct Report {
     json: bool,
     params: Params,

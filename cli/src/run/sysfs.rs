@@ -313,7 +313,7 @@ mod tests {
         let tree = Tree::of(&adapters());
         let root = dir.path().join("tree");
         tree.write(&root).unwrap();
-        // As programs that clean /tmp do.
+        // Simulates programs that clean /tmp.
         let [file, link] =
             ["class/infiniband/urxe0/node_guid", "dev/infiniband/uverbs0"].map(|p| root.join(p));
         fs::remove_dir_all(root.join("class/infiniband/urxe0")).unwrap();

@@ -229,7 +229,7 @@ impl Server {
     }
 }
 
-/// Measures the time since a packet was last received.
+/// Timer that measures the time since a packet was last received.
 struct IdleTimer {
     packets: u64,
     since: Instant,

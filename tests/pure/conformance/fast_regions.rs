@@ -131,7 +131,7 @@ cases! {
         let mut b = Bench::new();
         let (_m, _, reg) = fast(&mut b, PD);
         expect_bind_error(&mut b, WrOp::RegMr(FastReg { access: Access::REMOTE_WRITE, ..reg }));
-        // The key of a plain region, of a window, and of no object.
+        // The key of an ordinary region, the key of a window, and a key of no object.
         let mut b = Bench::new();
         let key = b.mr.info.lkey;
         expect_bind_error(&mut b, WrOp::RegMr(FastReg { key, ..reg }));

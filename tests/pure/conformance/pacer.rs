@@ -61,7 +61,7 @@ cases! {
             });
             (0..60).for_each(|i| b.post(i, op, 0, if qp_type == QpType::Uc { 256 * 10 } else { 256 }));
             let burst = b.sent().len();
-            // A datagram is accounted with the port's MTU, 1024, as the burst must have space for one.
+            // A datagram is charged with the port's MTU, 1024, as the burst must have space for one.
             let (first, total) = if qp_type == QpType::Uc { (25, 600) } else { (20, 60) };
             assert_eq!(burst, first, "{qp_type:?}");
             let n = burst + sent_within(&mut b, 1000);

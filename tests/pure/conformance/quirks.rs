@@ -41,7 +41,7 @@ cases! {
         b.exchange(&[send(First, RQ, &[1; 100]), send(Last, RQ + 1, &[2; 8])], &[unmigrated(ack(RQ + 1, 1))]);
         b.exchange(&[send(Only, RQ + 2, &[1; 300])], &[unmigrated(ack(RQ + 2, 2))]);
         b.recvs(&[ok(1, WcOpcode::Recv, 108), ok(2, WcOpcode::Recv, 300)]);
-        // A WRITE ONLY longer than the path MTU is refused.
+        // A WRITE Only packet longer than the path MTU is refused.
         let to = b.remote(0, 300);
         b.exchange(
             &[write(Only, RQ + 3, to, &[1; 300])],

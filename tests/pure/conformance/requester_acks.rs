@@ -130,7 +130,7 @@ cases! {
     }
 
     ackreq_is_set_on_last_packet_and_parts_of_the_window => "req.ackreq" {
-        // Each packet is accounted as 1024 bytes, as all short ones are; a quarter of the window is two of
+        // Each packet is charged as 1024 bytes, like all short packets; a quarter of the window is two of
         // them.
         let mut b = Bench::with(|s| s.tuning.window = 8 * 1024);
         b.post(1, WrOp::Send, 0, 12 * 256);
@@ -192,7 +192,7 @@ cases! {
         assert_eq!(b.sent().len(), 1);
         b.deliver(&[ack(SQ + 4, 5)]);
         b.sends(&(0..5).map(|i| ok(i, WcOpcode::Send, 256)).collect::<Vec<_>>());
-        // READs are accounted with the length of their response; one that exceeds the window is sent alone.
+        // READs are charged with the length of their response; one that exceeds the window is sent alone.
         let (va, rkey) = (0, RKey(1));
         b.post(1, WrOp::Read { va, rkey }, 0, 256 * 4);
         b.post(2, WrOp::Send, 0, 1);
@@ -428,7 +428,7 @@ cases! {
             b.exchange(&[rnr(SQ, 0, 1)], &[]);
             b.advance(Duration::from_micros(10));
             b.expect(&all[..2]);
-            // A sequence NAK for the packets behind the RNR-NAKed one: rxe sends it after the RNR NAK.
+            // A sequence NAK for the packets after the RNR-NAKed one: rxe sends it after the RNR NAK.
             b.exchange(&[nak(SQ, 0, NakCode::PsnSequenceError)], &all[..2]);
         }
         b.exchange(&[ack(SQ + 1, 1)], &all[2..]);
@@ -448,7 +448,7 @@ cases! {
     }
 
     naks_during_rnr_wait_are_ignored => "req.nak.duplicate" {
-        // rxe follows the RNR NAK of a long SEND with a sequence NAK for the packets behind it.
+        // After the RNR NAK of a long SEND, rxe sends a sequence NAK for the packets that follow.
         let (mut b, all) = three_in_flight(|s| (s.rnr_retry, s.retry_cnt) = (1, 0));
         let seq = nak(SQ, 0, NakCode::PsnSequenceError);
         b.exchange(&[rnr(SQ, 0, 1), seq.clone(), rnr(SQ, 0, 1), seq], &[]);

@@ -25,7 +25,8 @@ cases! {
                 b.post(i, WrOp::Send, 0, 1);
             }
             assert_eq!(b.sent().len(), 4);
-            // Requests before the failed one are acknowledged, those after it are flushed, in order and once.
+            // Requests before the failed one are acknowledged, those after it are flushed, in order and
+            // exactly once.
             b.exchange(&[nak(SQ + 1, 1, code)], &[]);
             b.sends(&[ok(1, WcOpcode::Send, 1), bad(2, status), flushed(3), flushed(4)]);
             b.recvs(&[flushed(10), flushed(11)]);

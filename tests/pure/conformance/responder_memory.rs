@@ -157,7 +157,7 @@ cases! {
 
     region_deregistered_during_read_response_is_nakked => "resp.access.deregistered" {
         let (mut b, from, response) = Bench::long_read();
-        // The receive of a SEND in progress behind the READ is flushed.
+        // The receive of a SEND in progress, which follows the READ, is flushed.
         b.recv(1, 0, 10_000);
         b.deliver(&[read(RQ, from), send(First, RQ + response.len() as u32, &[0; 4096]).ackreq(false)]);
         let sent = b.turn();
@@ -240,7 +240,7 @@ cases! {
             b.recvs(&[bad(1, WcStatus::LocProtErr), flushed(2)]);
             b.state(QpState::Err);
         }
-        // Data that fits into the valid elements does not touch the invalid one.
+        // Data that fits into the valid SGEs does not touch the invalid one.
         let mut b = Bench::new();
         b.recv_sges(1, &[good, wrong[0]]).unwrap();
         b.exchange(&[send(Only, RQ, &[3; 4])], &[ack(RQ, 1)]);

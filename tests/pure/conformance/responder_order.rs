@@ -91,7 +91,7 @@ cases! {
             b.exchange(&[send(Only, RQ + gap + 1, &[9])], &[nak(RQ, 0, NakCode::PsnSequenceError)]);
             b.exchange(&[send(Only, RQ + gap + 2, &[9])], &[]);
         }
-        // A gap of 256 packets is NAKed at the first request behind it.
+        // A gap of 256 packets is NAKed at the first request after it.
         Bench::new().exchange(&[send(Only, RQ + 256, &[9])], &[nak(RQ, 0, NakCode::PsnSequenceError)]);
     }
 
@@ -102,7 +102,7 @@ cases! {
         b.exchange(&message(256, &data, send, 0xff_ffff), &[ack(1, 1)]);
         b.recvs(&[ok(1, Recv, 600)]);
         assert_eq!(b.mr.read(0, 600), data);
-        // PSNs behind and ahead across the wrap.
+        // PSNs before and after the expected one, across the wrap.
         b.exchange(&[send(First, 0xff_ffff, &[0; 256])], &[ack(1, 1)]);
         b.exchange(&[send(Only, 3, &[0])], &[nak(2, 1, NakCode::PsnSequenceError)]);
     }

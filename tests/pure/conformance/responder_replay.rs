@@ -219,7 +219,7 @@ cases! {
     send_without_receive_is_rnr_nakked => "resp.rnr" {
         let mut b = Bench::with(|s| s.rnr_timer = 7);
         let m = message(256, &[1; 600], send, RQ);
-        // One RNR NAK, and none for the packets behind.
+        // One RNR NAK, and none for the following packets.
         b.exchange(&m, &[rnr(RQ, 0, 7)]);
         b.exchange(&m[1..], &[]);
         assert_eq!((b.count().send_rnr_err, b.count().out_of_seq_request), (1, 4));

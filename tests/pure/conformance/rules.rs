@@ -1,4 +1,4 @@
-//! Conformance rules, in our own words, each with the clause of IBA volume 1 that defines it.
+//! Conformance rules, paraphrased, each with the clause of IBA volume 1 that defines it.
 
 pub struct Rule {
     pub id: &'static str,

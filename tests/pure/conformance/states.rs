@@ -120,7 +120,7 @@ cases! {
             b.deliver(&[write(Only, RQ, b.remote(0, 1), &[1]), write(Only, RQ + 1, b.remote(0, 1), &[2])]);
             b.set_state(state);
             b.expect(&[ack(RQ + 1, 2)]);
-            // Neither a READ response nor an acknowledgement for a request behind it is sent.
+            // Neither a READ response nor an acknowledgement for a later request is sent.
             let mut b = at(Rts);
             b.deliver(&[write(Only, RQ, b.remote(0, 1), &[1]), read(RQ + 1, b.remote(0, 600))]);
             b.deliver(&[write(Only, RQ + 4, b.remote(0, 1), &[2])]);
@@ -147,7 +147,8 @@ cases! {
         b.recvs(&[]);
         assert_eq!(b.nic.query_qp(b.qpns[0]).unwrap().0.dest_qpn, Some(Qpn::default()));
         b.connect(0, Rts);
-        // As after creation: first PSNs, MSN 0, no receive, no message in progress, no saved READ.
+        // The state is that after creation: first PSNs, MSN 0, no receive, no message in progress, no saved
+        // READ.
         b.exchange(&[send(Only, RQ, &[1])], &[rnr(RQ, 0, 12)]);
         b.recv(12, 0, 1000);
         b.exchange(&[send(Only, RQ, &[1])], &[ack(RQ, 1)]);

@@ -187,8 +187,7 @@ cases! {
             &to_xrc(other_pd_srq, &[read(RQ + 2, (256, key, 44))]),
             &to_xrc_resp(&[resp(Only, RQ + 2, 2, &d[256..])]),
         );
-        // Receives of a queue in another protection domain: their elements are checked against that domain
-        // too.
+        // Receives of a queue in another protection domain: their SGEs are checked against that domain too.
         let sges = [b.regions[r].sge(10, 8)];
         b.nic.with_srq(other_pd_srq, |q, _| q.post(&RecvWr::new(1, &sges))).unwrap().unwrap();
         b.exchange(&to_xrc(other_pd_srq, &[send(Only, RQ + 3, &[9])]), &to_xrc_resp(&[ack(RQ + 3, 3)]));

@@ -75,7 +75,8 @@ fn connection_over_udp_succeeds() {
     check_connection(&Side::on_udp("127.101.1.1"), &Side::on_udp("127.101.1.2"), true, true);
 }
 
-/// One shard has QP1, and all shards have queue pairs of connections.
+/// Connects to a NIC with four shards: one shard handles QP1, and the queue pairs of the connections are
+/// spread over all shards.
 #[test]
 fn connections_to_sharded_nic_succeed() {
     let server = Side::new(nic::on_udp("127.101.1.4", 4));
@@ -225,7 +226,7 @@ fn connection_parameters_are_applied_to_both_qps() {
     assert_eq!(client_attr.path_mtu, Some(client.context.query_port().active_mtu));
 }
 
-/// Data that arrives before the RTU establishes the connection.
+/// Checks that the server's connection is established if data arrives before the RTU.
 #[test]
 fn data_before_rtu_establishes_the_connection() {
     let fabric = virtual_fabric(slow());

@@ -46,7 +46,8 @@ pub struct Exchange<'a> {
     pub grants: &'a mut [Vec<GrantKind>; 2],
     pub rng: &'a mut Rng,
     pub mtu: usize,
-    /// Longest SEND to each side: the length of its shared receives.
+    /// Maximum length of a SEND to each side: that of its shared receives, or `u32::MAX` if its receives are
+    /// not shared.
     pub longest: [u32; 2],
     /// The side with work requests, if only one has any; then neither side waits for messages.
     pub sender: Option<usize>,

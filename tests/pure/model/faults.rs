@@ -61,7 +61,7 @@ impl Exchange<'_> {
         let kind = self.rng.below(4);
         let allowed = if kind == 3 { Access::LOCAL_READ } else { REMOTE_ALL };
         let range = self.grant_access(owner, id, 1, allowed);
-        // The bytes behind the range are allocated but belong to no work request.
+        // The bytes after the range are allocated, but no work request uses them.
         self.arenas[owner].alloc(8, 1, self.rng);
         self.notify(owner);
         self.wait(side);

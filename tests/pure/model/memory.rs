@@ -1,4 +1,4 @@
-//! Reference memory of a side, and its ranges that work requests use.
+//! Reference model of the memory of a side, and of the ranges that work requests use.
 
 use crate::support::Rng;
 

@@ -24,7 +24,7 @@ pub struct Params {
     pub read_chunk: u32,
     pub ack_silence_us: u64,
     pub turn: usize,
-    /// Number of connections of each service.
+    /// Number of RC connections; `uc` and `xrc` are the numbers of UC and XRC connections.
     pub rc: usize,
     pub uc: usize,
     pub xrc: usize,

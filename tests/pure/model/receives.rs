@@ -12,7 +12,7 @@ pub struct Pool {
     /// Indices of the queue pairs that consume receives of the queue.
     pub users: Vec<usize>,
     pub shared: bool,
-    /// Whether the queue is an XRC shared receive queue, which packets name.
+    /// Whether the queue is an XRC shared receive queue, whose number packets carry.
     pub xrc: bool,
     /// Number of the shared receive queue in the NIC; `None` if the queue is not shared.
     pub srq: Option<SrqId>,
@@ -21,10 +21,10 @@ pub struct Pool {
     pub posted: usize,
     /// Capacity in work requests.
     pub depth: u32,
-    /// For each receive, whether it has completed, by a message or flushed.
+    /// For each receive, whether it has completed: a message has consumed it, or it was flushed.
     pub done: Vec<bool>,
-    /// Receives that no message has consumed; maintained for unreliable services, for which the
-    /// model predicts the effect of each packet.
+    /// Posted receives that no message has consumed yet; maintained only for unreliable services, for which
+    /// the model predicts the effect of each packet.
     pub waiting: VecDeque<usize>,
 }
 

@@ -104,7 +104,7 @@ fn event_counts_as_unacked_until_acknowledged() {
     assert_eq!(fixture.cq.unacked_events(), 1);
     drop(event);
     assert_eq!(fixture.cq.unacked_events(), 0);
-    // As a C program does: get two events, then acknowledge both.
+    // Gets two events, then acknowledges both, as a C program does.
     for _ in 0..2 {
         assert!(raise_event().into_cq() == fixture.cq);
     }

@@ -177,7 +177,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Begins to handle a received command.
+    /// Posts the receive of a command again, and executes the command or starts its data transfer.
     fn begin(&mut self, slot: usize, len: usize) -> Result<(), ConnectionError> {
         let mut capsule = vec![0; len];
         self.receives.read(slot * SLOT, &mut capsule)?;
@@ -193,7 +193,8 @@ impl Connection {
         }
     }
 
-    /// Executes a command, unless its data has to be read from the host first.
+    /// Validates a command and, unless its data has to be read from the host first, executes it. Returns the
+    /// next step, or `None` if there is no response yet.
     fn start(&mut self, command: &Command, in_capsule: &mut [u8]) -> Result<Option<Next>, Failure> {
         let now = Instant::now();
         let request = self.queue.accept(command, now)?;

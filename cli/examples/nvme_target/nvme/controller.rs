@@ -24,7 +24,7 @@ pub struct Host {
 /// Type of a controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// I/O controller: reads and writes.
+    /// I/O controller, which reads and writes blocks.
     Io,
     /// Discovery controller: lists subsystems.
     Discovery,

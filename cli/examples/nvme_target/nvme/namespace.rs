@@ -48,7 +48,7 @@ impl Namespace {
         self.blocks
     }
 
-    /// Reports whether hosts may not write.
+    /// Reports whether hosts may only read the namespace.
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }

@@ -70,7 +70,7 @@ pub enum Request {
         /// Value to write.
         value: u64,
     },
-    /// Returns a description of the controller or of a namespace.
+    /// Identify: returns a data structure that describes the controller or a namespace.
     Identify {
         /// Kind of the data structure (CNS).
         cns: u8,
@@ -99,7 +99,7 @@ pub enum Request {
     GetFeatures {
         /// Feature identifier.
         feature: u8,
-        /// 0: current value; 1: default; 2: saved value; 3: supported capabilities.
+        /// Requested value (SEL): 0 current value; 1 default; 2 saved value; 3 supported capabilities.
         select: u8,
     },
     /// Asynchronous Event Request, which completes when an event occurs.
@@ -142,7 +142,7 @@ pub struct Connect {
     pub format: u16,
     /// Number of the queue.
     pub queue: u16,
-    /// Depth of the queue less one.
+    /// Depth of the queue minus one (SQSIZE).
     pub last: u16,
     /// Whether the host has disabled the submission queue head pointer (flow control).
     pub no_flow_control: bool,
@@ -151,7 +151,7 @@ pub struct Connect {
 }
 
 impl Connect {
-    /// Length of the data of a Connect in bytes.
+    /// Length of the data of a Connect command in bytes.
     pub const DATA_LEN: usize = 1024;
     /// Offset of [`queue`](Self::queue) in the command.
     pub const QUEUE_AT: u64 = 42;

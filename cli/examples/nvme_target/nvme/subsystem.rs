@@ -30,7 +30,8 @@ pub struct Subsystem {
     controllers: Mutex<BTreeMap<u16, Arc<Controller>>>,
 }
 
-/// Offsets of the controller ID and of the names in the data of a Connect, and the length of a name field.
+/// Layout of the data of a Connect command: offsets of the controller ID, the subsystem NQN and the host NQN,
+/// and length of an NQN field.
 const CONTROLLER_AT: usize = 16;
 const SUBSYSTEM_AT: usize = 256;
 const HOST_AT: usize = 512;
@@ -115,19 +116,19 @@ impl Subsystem {
     }
 }
 
-/// Returns a name in the data of a Connect, if it is NUL-terminated UTF-8.
+/// Returns the name at offset `at` of the data of a Connect command, if it is NUL-terminated UTF-8.
 fn name(data: &[u8], at: usize) -> Option<&str> {
     let field = data.get(at..at + NAME_LEN)?;
     let end = field.iter().position(|byte| *byte == 0)?;
     std::str::from_utf8(&field[..end]).ok()
 }
 
-/// Returns the failure for an invalid field of the Connect's data.
+/// Returns the failure for an invalid field at offset `at` of the data of a Connect command.
 fn in_data(at: usize) -> Failure {
     Failure { status: Status::ConnectParameter, result: 1 << 16 | at as u64 }
 }
 
-/// Returns the failure for an invalid field of the Connect command.
+/// Returns the failure for an invalid field at offset `at` of a Connect command.
 pub fn in_command(at: u64) -> Failure {
     Failure { status: Status::ConnectParameter, result: at }
 }
