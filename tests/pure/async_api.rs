@@ -158,7 +158,7 @@ fn cq_overflow_ends_the_wait_after_the_earlier_completions() {
 }
 
 #[test]
-fn channel_names_the_queue_of_each_event() {
+fn each_event_of_a_completion_channel_names_its_cq() {
     run(async {
         let (a, b) = Fabric::new().pair().unwrap();
         let mut channel = AsyncCompletionChannel::new(b.context.create_channel().unwrap());

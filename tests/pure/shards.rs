@@ -155,7 +155,7 @@ fn idle_peer_responds_on_every_shard_without_polling() {
 }
 
 #[test]
-fn qps_on_an_srq_are_in_its_shard() {
+fn qps_on_an_srq_are_assigned_to_its_shard() {
     let (a, b) = (nic_with_shards(SHARDS), nic_with_shards(SHARDS));
     let caps = RecvCaps { max_wr: 64, max_sge: 1 };
     let srqs: Vec<Srq> = (0..2).map(|_| b.pd.create_srq(caps).unwrap()).collect();
@@ -183,7 +183,7 @@ fn qps_on_an_srq_are_in_its_shard() {
 }
 
 #[test]
-fn all_xrc_objects_are_in_one_shard() {
+fn all_xrc_objects_are_assigned_to_one_shard() {
     let (a, b) = (nic_with_shards(SHARDS), nic_with_shards(SHARDS));
     let domain = b.context.open_xrcd().unwrap();
     let caps = RecvCaps { max_wr: 8, max_sge: 1 };
@@ -205,7 +205,7 @@ fn all_xrc_objects_are_in_one_shard() {
 }
 
 #[test]
-fn datagrams_and_groups_reach_every_shard() {
+fn unicast_and_multicast_datagrams_reach_every_shard() {
     let (a, b) = (nic_with_shards(2), nic_with_shards(SHARDS));
     let sender = a.ud_qp();
     let members: Vec<Qp> = (0..6).map(|_| b.ud_qp()).collect();
@@ -326,7 +326,7 @@ fn send_segmented(from: &UdpSocket, to: IpAddr, segment: usize, packets: &[u8]) 
 }
 
 #[test]
-fn coalesced_datagram_with_packets_of_all_shards_reaches_each() {
+fn coalesced_datagram_delivers_its_packets_to_all_shards() {
     let b = nic_with_shards(SHARDS);
     let qps: Vec<Qp> = (0..SHARDS).map(|_| b.ud_qp()).collect();
     let own = address();

@@ -168,7 +168,7 @@ fn rnr_nak_yields_a_wait_event_and_a_retransmission_event() {
 }
 
 #[test]
-fn errno_of_an_error_is_reported_once_with_its_text() {
+fn errno_query_of_an_error_is_traced_once_with_its_text() {
     let events = Collector::default();
     tracing::subscriber::with_default(events.clone(), || {
         let [a, _b] = pair(vec![]);

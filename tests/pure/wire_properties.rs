@@ -218,7 +218,7 @@ fn longest_headers_match_max_headers_len() {
 }
 
 #[test]
-fn unassigned_opcode_or_version_is_an_error() {
+fn unassigned_opcode_or_unsupported_version_is_an_error() {
     for opcode in (0..=255).map(Opcode) {
         let mut bytes = vec![0; 64];
         bytes[0] = opcode.0;

@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_arrive_in_order_and_invalid_ones_are_errors() {
+    fn messages_arrive_in_order_and_invalid_ones_are_rejected() {
         let [mut a, mut b] = Control::pair(&Interrupt::default(), Duration::from_millis(200)).unwrap();
         a.send(&Message::Run { size: 8, messages: 100, fresh: true }).unwrap();
         a.send(&Message::Finished).unwrap();

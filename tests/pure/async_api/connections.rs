@@ -112,7 +112,7 @@ fn dropped_wait_loses_no_connection_request() {
 }
 
 #[test]
-fn dropped_connect_abandons_the_attempt() {
+fn dropping_the_connect_future_abandons_the_attempt() {
     run(async {
         let [local, remote] = on_fabric();
         let address = address(&remote, 7471);

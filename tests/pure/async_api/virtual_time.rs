@@ -49,7 +49,7 @@ fn dropped_wait_loses_no_completion_in_virtual_time() {
 }
 
 #[test]
-fn wait_ends_when_the_fabric_is_idle() {
+fn wait_fails_when_the_fabric_is_idle() {
     run(async {
         let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
         let [mut a, _b] = Node::pair([(); 2].map(|()| Context::on_fabric(&fabric).unwrap()));

@@ -57,7 +57,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 3), ok(2, WcOpcode::Send, 7)]);
     }
 
-    qkey_with_highest_bit_set_is_replaced_by_own => "ud.qkey.own" {
+    qkey_with_highest_bit_set_is_replaced_by_that_of_the_qp => "ud.qkey.own" {
         let mut b = ud(|s| s.qkey = 0x8000_1234);
         for (given, sent) in
             [(0x8000_0000, 0x8000_1234), (0xffff_ffff, 0x8000_1234), (0x7fff_ffff, 0x7fff_ffff)]
@@ -167,7 +167,7 @@ cases! {
         b.recvs(&[received(1, 1)]);
     }
 
-    changed_qkey_takes_effect => "ud.qkey" {
+    changed_qkey_of_a_qp_applies_to_received_datagrams => "ud.qkey" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 100);
         b.modify(0, QpAttr::default().qkey(urxe::wire::QKey(7))).unwrap();
@@ -242,7 +242,7 @@ cases! {
         b.recvs(&[]);
     }
 
-    datagram_in_init_is_dropped => "ud.responder" {
+    datagram_to_a_qp_in_init_is_dropped => "ud.responder" {
         let mut b = ud(|s| s.state = QpState::Init);
         b.recv(1, 0, 100);
         b.exchange(&[datagram(&[1])], &[]);

@@ -61,7 +61,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::Send, 1)]);
     }
 
-    next_work_request_may_use_registered_key => "fast.reg" {
+    work_request_after_a_fast_registration_may_use_its_key => "fast.reg" {
         let mut b = Bench::new();
         let (memory, _, reg) = fast(&mut b, PD);
         memory.write(64, b"abc").unwrap();
@@ -200,7 +200,7 @@ cases! {
         expect_bind_error(&mut b, WrOp::LocalInv(RKey(reg.key.0)));
     }
 
-    invalidate_with_bound_window_is_refused => "fast.windows" {
+    invalidation_of_a_region_with_a_bound_window_is_refused => "fast.windows" {
         let mut b = Bench::new();
         let (_m, info, reg) = fast(&mut b, PD);
         let reg = FastReg { access: Access::ALL | Access::MW_BIND, ..reg };
@@ -283,7 +283,7 @@ cases! {
         assert!(stale.is_err());
     }
 
-    reregistration_with_bound_window_is_refused => "mr.rereg" {
+    reregistration_of_a_region_with_a_bound_window_is_refused => "mr.rereg" {
         let mut b = Bench::new();
         let r = b.region(PD, 64, 0x1000, Access::ALL | Access::MW_BIND);
         let region = b.regions[r].info.lkey;

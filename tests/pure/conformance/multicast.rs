@@ -90,7 +90,7 @@ cases! {
         b.recvs(&[ok(1, WcOpcode::Recv, GRH)]);
     }
 
-    completion_contains_sender_of_multicast => "mcast.deliver" {
+    completion_of_a_multicast_datagram_names_its_sender => "mcast.deliver" {
         let mut b = ud(|_| {});
         let [group, _] = groups();
         attach(&mut b, 0, group);
@@ -206,7 +206,7 @@ cases! {
         assert_eq!(b.first_psn(), SQ);
     }
 
-    attach_of_other_qp_type_or_unicast_gid_is_refused => "mcast.attach" {
+    attach_of_a_non_ud_qp_or_to_a_unicast_gid_is_refused => "mcast.attach" {
         let [group, _] = groups();
         for service in [QpType::Rc, QpType::Uc] {
             let mut b = Bench::with(|s| s.qp_type = service);
@@ -256,7 +256,7 @@ cases! {
         assert_eq!(b.count().rx_unknown_qp, 0);
     }
 
-    reset_keeps_multicast_groups => "mcast.attach" {
+    reset_qp_remains_in_its_multicast_groups => "mcast.attach" {
         let mut b = ud(|_| {});
         let [group, _] = groups();
         attach(&mut b, 0, group);

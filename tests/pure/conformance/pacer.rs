@@ -53,7 +53,7 @@ cases! {
         }
     }
 
-    unacknowledged_services_are_paced_without_rate_limit => "pacer.unacknowledged" {
+    unacknowledged_services_are_paced_even_without_a_rate_limit => "pacer.unacknowledged" {
         for (qp_type, op) in [(QpType::Uc, WrOp::Write { va: 0, rkey: RKey(7) }), (QpType::Ud, WrOp::Send)] {
             // A window of 64 KiB per millisecond: a burst of 6553 bytes, in packets of 272 or 276 bytes.
             let mut b = Bench::with(|s| {
@@ -109,7 +109,7 @@ cases! {
         b.set_state(QpState::Reset);
     }
 
-    pacing_deadline_served_late_is_cleared => "pacer.rate" {
+    pacing_deadline_is_cleared_even_if_it_is_served_late => "pacer.rate" {
         let mut b = Bench::with(|s| s.qp_type = QpType::Uc);
         set_rate_limit(&mut b, 1000);
         (0..3).for_each(|i| b.post(i, WrOp::Send, 0, 200));

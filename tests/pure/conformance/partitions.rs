@@ -26,7 +26,7 @@ fn with_pkey_index(index: u16, change: impl FnOnce(&mut Setup)) -> Bench {
 }
 
 cases! {
-    packets_carry_the_pkey_at_the_qps_index => "pkey.index" {
+    packets_carry_the_pkey_at_the_pkey_index_of_the_qp => "pkey.index" {
         for (index, key) in (0..).zip(KEYS) {
             let mut b = with_pkey_index(index, |_| {});
             b.post(1, WrOp::Send, 0, 1);
@@ -55,7 +55,7 @@ cases! {
         assert_eq!(b.count().rx_pkey_violation, 1);
     }
 
-    foreign_pkey_after_an_admitted_packet_of_a_burst_is_dropped => "packet.pkey" {
+    packet_with_foreign_pkey_after_an_admitted_packet_of_its_burst_is_dropped => "packet.pkey" {
         let mut b = with_pkey_index(1, |_| {});
         let to = b.remote(0, 1);
         let packets = [(0, 0x0123), (1, 0xffff), (1, 0x0123)];

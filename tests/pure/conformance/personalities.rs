@@ -165,7 +165,7 @@ cases! {
         }
     }
 
-    sends_before_rts_are_dropped_by_reset_and_flushed_by_err => "early.sends" {
+    sends_posted_before_rts_are_dropped_by_reset_and_flushed_by_err => "early.sends" {
         let mut b = mlx5(Init);
         b.post(1, WrOp::Send, 0, 600);
         b.set_state(Reset);

@@ -97,7 +97,7 @@ cases! {
         b.sends(&[completed(2), ok(4, WcOpcode::Send, 1)]);
     }
 
-    reserved_syndromes_are_dropped => "req.ack.reserved" {
+    responses_with_reserved_syndromes_are_dropped => "req.ack.reserved" {
         let (mut b, _) = three_in_flight(|_| {});
         for low in [0, 1, 31] {
             b.exchange(&[aeth(SQ + 5, 3, Syndrome::Reserved(low))], &[]);
@@ -118,7 +118,7 @@ cases! {
         b.sends(&[completed(0), completed(1), completed(2)]);
     }
 
-    response_of_the_wrong_kind_does_not_complete => "req.ack.kind" {
+    response_of_the_wrong_kind_does_not_complete_the_request => "req.ack.kind" {
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 1);
@@ -129,7 +129,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    ackreq_is_set_on_last_packet_and_parts_of_the_window => "req.ackreq" {
+    ackreq_is_set_on_last_packet_and_once_per_quarter_of_the_window => "req.ackreq" {
         // Each packet is charged as 1024 bytes, like all short packets; a quarter of the window is two of
         // them.
         let mut b = Bench::with(|s| s.tuning.window = 8 * 1024);
@@ -205,7 +205,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 1024), ok(2, WcOpcode::Send, 1)]);
     }
 
-    ack_timeout_is_exact_and_resends_from_the_oldest => "req.timeout" {
+    ack_timeout_expires_exactly_and_resends_from_the_oldest_packet => "req.timeout" {
         let (mut b, all) = three_in_flight(|s| s.retry_cnt = 7);
         b.advance(ACK_TIMEOUT - NS);
         b.expect_nothing();
@@ -236,7 +236,7 @@ cases! {
         b.sends(&[completed(0), completed(1), completed(2)]);
     }
 
-    timeout_0_never_expires => "req.timeout" {
+    ack_timeout_0_never_expires => "req.timeout" {
         let (mut b, _) = three_in_flight(|s| s.timeout = 0);
         b.advance(Duration::from_secs(10_000));
         b.expect_nothing();

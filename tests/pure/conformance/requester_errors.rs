@@ -37,7 +37,7 @@ cases! {
         }
     }
 
-    nak_of_a_read_fails_it => "req.nak.fatal" {
+    nak_of_a_read_fails_the_read => "req.nak.fatal" {
         let mut b = Bench::new();
         b.post(1, READ, 0, 600);
         b.expect(&[read(SQ, (0x1000, RKey(1), 600))]);
@@ -87,7 +87,7 @@ cases! {
         b.recvs(&[flushed(6)]);
     }
 
-    invalid_lkey_fails_in_order => "req.local" {
+    work_request_with_invalid_lkey_fails_in_order => "req.local" {
         let good = Bench::new().mr.sge(0, 1);
         let wrong = |b: &mut Bench, i| {
             let foreign = b.region(PdId(2), 64, 0, Access::ALL);
@@ -123,7 +123,7 @@ cases! {
         }
     }
 
-    invalid_lkey_posted_after_a_loss_fails_after_recovery => "req.local" {
+    work_request_with_invalid_lkey_posted_after_a_loss_fails_after_recovery => "req.local" {
         let mut b = Bench::new();
         let sge = [Sge { addr: 0, length: 1, lkey: LKey(0x5555) }];
         b.post(1, WrOp::Send, 0, 1);

@@ -36,7 +36,7 @@ fn completed() -> Wc {
 }
 
 cases! {
-    read_responses_are_placed_in_order => "req.read" {
+    read_responses_are_stored_in_order => "req.read" {
         let (mut b, a) = read_in_flight(|_| {});
         for (i, p) in a.iter().enumerate() {
             b.sends(&[]);
@@ -171,7 +171,7 @@ cases! {
         assert_eq!(b.mr.read(0, 900), data());
     }
 
-    remainder_answered_with_middle_first_is_accepted => "req.read.middle_first" {
+    read_remainder_answered_without_a_first_packet_is_accepted => "req.read.middle_first" {
         // The response of rxe consists of MIDDLE and LAST.
         let (mut b, a) = read_in_flight(|_| {});
         b.exchange(&a[..1], &[]);
@@ -228,7 +228,7 @@ cases! {
         b.sends(&[completed()]);
     }
 
-    read_sink_is_checked_when_response_arrives => "req.read.protection" {
+    local_buffer_of_a_read_is_checked_when_the_response_arrives => "req.read.protection" {
         let mut b = Bench::new();
         let r = b.region(crate::support::PD, 600, 0, urxe::memory::Access::ALL);
         let sge = [b.regions[r].sge(0, 600)];

@@ -184,7 +184,7 @@ cases! {
         b.exchange(&[write(Only, RQ + 2, b.remote(0, 1), &[1])], &[ack(RQ + 2, 3)]);
     }
 
-    ackreq_on_any_packet_is_acked => "resp.ack.ackreq" {
+    packet_with_ackreq_is_acked_at_any_position_in_a_message => "resp.ack.ackreq" {
         let mut b = Bench::new();
         let to = b.remote(0, 600);
         b.exchange(&[write(First, RQ, to, &[1; 256]).ackreq(true)], &[ack(RQ, 0)]);
@@ -211,7 +211,7 @@ cases! {
         b.recvs(&[ok(1, Recv, 1)]);
     }
 
-    ack_carries_own_pkey_and_peers_qp => "resp.ack.header" {
+    ack_carries_own_pkey_and_the_qpn_of_the_peer => "resp.ack.header" {
         let mut b = Bench::new();
         let p = write(Only, RQ, b.remote(0, 1), &[1]).pkey(0x7fff);
         // `ack` has the default partition key, MigReq set and no AckReq; the bench checks addresses and QP.

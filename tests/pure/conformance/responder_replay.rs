@@ -81,7 +81,7 @@ cases! {
         b.exchange(&[read(RQ, (va, key, 4))], &[resp(Only, RQ, 1, &[0xaa; 4])]);
     }
 
-    duplicate_that_matches_no_read_is_dropped => "resp.dup.read.mismatch" {
+    duplicate_that_matches_no_executed_read_is_dropped => "resp.dup.read.mismatch" {
         let mut b = Bench::new();
         let (va, key, _) = b.remote(0, 600);
         b.deliver(&[read(RQ, (va, key, 600))]);

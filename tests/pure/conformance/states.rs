@@ -65,7 +65,7 @@ cases! {
         }
     }
 
-    responses_in_states_without_requester_are_dropped => "state.packets" {
+    responses_to_a_qp_in_init_rtr_or_err_are_dropped => "state.packets" {
         for state in [Init, Rtr, Err] {
             let mut b = at(state);
             b.exchange(&[ack(SQ, 1), nak(SQ, 0, NakCode::InvalidRequest), rnr(SQ, 0, 1)], &[]);

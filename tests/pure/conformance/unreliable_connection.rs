@@ -116,7 +116,7 @@ cases! {
         assert_eq!(b.mr.read(0, 4), [7; 4]);
     }
 
-    next_message_after_a_gap_is_received => "uc.gap" {
+    next_uc_message_after_a_gap_is_received => "uc.gap" {
         let mut b = uc(|_| {});
         b.recv(1, 0, 600);
         b.recv(2, 1000, 600);
@@ -133,7 +133,7 @@ cases! {
         b.recvs(&[ok(2, WcOpcode::Recv, 600)]);
     }
 
-    incomplete_message_is_replaced_by_the_next => "uc.gap" {
+    incomplete_uc_message_is_dropped_when_the_next_begins => "uc.gap" {
         let mut b = uc(|_| {});
         b.recv(1, 0, 600);
         b.exchange(&sends(RQ, 600, 1)[..2], &[]);
@@ -143,7 +143,7 @@ cases! {
         assert_eq!(b.mr.read(0, 10), [2; 10]);
     }
 
-    write_with_a_gap_is_abandoned => "uc.gap" {
+    uc_write_with_a_gap_is_abandoned => "uc.gap" {
         let mut b = uc(|_| {});
         let to = b.remote(100, 600);
         b.exchange(&[write(First, RQ, to, &[5; 256]).uc(), write(Last, RQ + 2, to, &[6; 88]).uc()], &[]);

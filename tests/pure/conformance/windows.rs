@@ -398,7 +398,7 @@ cases! {
         assert!(b.memory.remote(b.accessor(), bind.rkey, 0x1040, 1, Access::REMOTE_READ).is_ok());
     }
 
-    queue_full_of_binds_completes_after_the_send_before_it => "local.order" {
+    binds_that_fill_the_send_queue_complete_after_an_earlier_send => "local.order" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type1);
         b.post(0, WrOp::Send, 0, 4);

@@ -64,7 +64,7 @@ cases! {
         b.recvs(&[ok(2, WcOpcode::Recv, 1), ok(1, WcOpcode::Recv, 1)]);
     }
 
-    completion_contains_number_of_the_target_qp => "xrc.target" {
+    completion_contains_the_qpn_of_the_xrc_target => "xrc.target" {
         let (mut b, srq) = target(|s| s.qps = 2);
         post(&mut b, srq, 1, 0);
         b.exchange(&[send(Only, RQ, &[7]).xrc(srq).qp(1)], &[ack(RQ, 1).xrc(srq).qp(1)]);

@@ -55,7 +55,7 @@ fn client_rejection_after_connect_response_reaches_the_server() {
 }
 
 #[test]
-fn request_to_missing_peer_is_unreachable_after_retries() {
+fn request_to_missing_peer_fails_as_unreachable_after_retries() {
     let fabric = virtual_fabric(slow());
     let client = Side::on(&fabric);
     let unassigned = "198.18.77.77:5".parse().unwrap();

@@ -38,7 +38,7 @@ fn call_in_wrong_state_is_refused() {
 }
 
 #[test]
-fn resolving_other_ip_version_fails_and_missing_device_raises_event() {
+fn resolving_with_mixed_ip_versions_fails_and_without_a_device_raises_an_event() {
     let fabric = virtual_fabric(slow());
     let side = Side::on(&fabric);
     let id = side.id(PortSpace::Tcp);

@@ -65,7 +65,7 @@ fn wildcard_listener_accepts_both_ip_versions_unless_af_only() {
 }
 
 #[test]
-fn request_for_another_service_than_the_listeners_is_rejected() {
+fn request_for_a_transport_service_other_than_the_listeners_is_rejected() {
     let fabric = virtual_fabric(slow());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let _listener = server.listen(PortSpace::Tcp, server.addr(7));
