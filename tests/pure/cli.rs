@@ -130,7 +130,7 @@ fn check_capture(path: &Path, packets: usize) {
 }
 
 #[test]
-fn devinfo_lists_links_and_describes_one() {
+fn devinfo_lists_all_links_and_describes_the_requested_one() {
     let output = urxe(&["devinfo"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let text = stdout(&output);
@@ -239,7 +239,7 @@ fn missing_or_busy_resource_is_reported_in_one_line() {
 }
 
 #[test]
-fn missing_permission_names_the_capability() {
+fn error_for_a_missing_permission_names_the_capability() {
     use std::os::unix::process::CommandExt;
     // The copy is at a path that every user may read. `cp` makes it: if this process had it open for writing, a
     // child that another thread forks would inherit the descriptor, and the copy could not be executed (ETXTBSY).

@@ -249,7 +249,7 @@ fn wait_for_a_silent_peer_times_out_and_sent_data_is_reported() {
 }
 
 #[test]
-fn peer_with_another_protocol_is_rejected() {
+fn perf_rejects_a_client_that_speaks_another_protocol() {
     let port = free_port();
     let serve = format!("perf --link udp:127.0.76.1 -p {port} --server-bind 127.0.0.1");
     let (server, mut stderr) = server(&serve);

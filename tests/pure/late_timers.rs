@@ -80,7 +80,7 @@ impl Link for DelayedLink {
 }
 
 #[test]
-fn expired_timer_waits_for_packets_queued_in_the_link() {
+fn packets_queued_in_the_link_are_processed_before_an_expired_timer() {
     // Number of the first queue pair of a context with this seed; the link must know it.
     let options = ContextOptions::default().seed(1);
     let link = |to| DelayedLink {

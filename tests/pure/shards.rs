@@ -283,7 +283,7 @@ fn object_limits_apply_to_all_shards_together() {
 }
 
 #[test]
-fn qps_are_created_and_destroyed_under_traffic() {
+fn qps_can_be_created_and_destroyed_under_traffic() {
     let (a, b) = (nic_with_shards(SHARDS), nic_with_shards(SHARDS));
     let done = AtomicBool::new(false);
     std::thread::scope(|s| {
@@ -440,7 +440,7 @@ fn shard_count_must_be_a_power_of_two() {
 }
 
 #[test]
-fn capture_contains_all_shards_as_one_interface() {
+fn capture_contains_packets_of_all_shards_as_one_interface() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let capture = CaptureFile::create(file.path(), Timestamps::Wall).unwrap();
     let links = UdpLink::bind_shards(address(), &UdpOptions::default(), SHARDS).unwrap();

@@ -286,7 +286,7 @@ fn optional_access_flags_are_ignored_and_unknown_ones_refused() {
 }
 
 #[test]
-fn implicit_on_demand_region_covers_the_process() {
+fn implicit_on_demand_region_covers_the_whole_address_space() {
     use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
     let (a, b) = pair();
     let src = a.pd.reg_mr(64, Access::ALL).unwrap();

@@ -93,7 +93,7 @@ impl Write for ScriptedPeer<'_> {
 }
 
 #[test]
-fn recorded_addresses_parse_and_encode_unchanged() {
+fn recorded_addresses_are_parsed_and_encoded_unchanged() {
     let address = |gid: &str, qpn, psn| {
         let gid = Gid(gid.parse::<Ipv6Addr>().unwrap().octets());
         vec![Endpoint { gid, qpn: Qpn::new(qpn), psn: Psn::new(psn) }]

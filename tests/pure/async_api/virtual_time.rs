@@ -59,7 +59,7 @@ fn wait_fails_when_the_fabric_is_idle() {
 }
 
 #[test]
-fn message_posted_during_a_wait_of_another_task_ends_the_wait() {
+fn wait_of_one_task_ends_when_another_task_posts_a_message() {
     run(async {
         let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
         let [mut a, b] = Node::pair([(); 2].map(|()| Context::on_fabric(&fabric).unwrap()));

@@ -228,7 +228,7 @@ fn connection_parameters_are_applied_to_both_qps() {
 
 /// Checks that the server's connection is established if data arrives before the RTU.
 #[test]
-fn data_before_rtu_establishes_the_connection() {
+fn server_connection_is_established_by_data_that_arrives_before_the_rtu() {
     let fabric = virtual_fabric(slow());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let at = server.addr(5);
