@@ -121,7 +121,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 4), ok(2, WcOpcode::Send, 600)]);
     }
 
-    message_that_blocks_the_next_is_resent_with_ackreq => "credits.limit" {
+    last_message_without_ackreq_is_resent_with_ackreq_when_credits_run_out => "credits.limit" {
         let mut b = bench(|_| {});
         let (d, sge) = (b.mr.read(0, 4), [b.mr.sge(0, 4)]);
         b.post(1, WrOp::Send, 0, 4);

@@ -43,7 +43,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1000), ok(2, WcOpcode::Send, 0)]);
     }
 
-    inline_data_and_several_sges_are_sent => "ud.requester" {
+    datagrams_with_inline_data_or_several_sges_are_sent => "ud.requester" {
         let mut b = ud(|_| {});
         let to = Some(b.to(QKEY));
         let wr =

@@ -489,7 +489,7 @@ cases! {
         b.exchange(&[ack(SQ, 1)], &[]);
     }
 
-    local_error_completes_after_the_probe_is_acked => "req.ackreq.probe" {
+    request_with_local_error_completes_after_the_probe_is_acked => "req.ackreq.probe" {
         let mut b = unsignaled_in_flight(1, |_| {});
         let sge = [urxe::transport::Sge { addr: 0, length: 1, lkey: urxe::wire::LKey(0xbad) }];
         b.post_sges(1, WrOp::Send, &sge, UNSIGNALED).unwrap();

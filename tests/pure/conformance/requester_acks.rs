@@ -386,7 +386,7 @@ cases! {
         }
     }
 
-    rnr_retry_7_has_no_limit => "req.rnr.unlimited" {
+    rnr_retry_count_7_means_unlimited_retries => "req.rnr.unlimited" {
         let (mut b, all) = three_in_flight(|s| (s.rnr_retry, s.retry_cnt) = (7, 0));
         for _ in 0..100 {
             b.exchange(&[rnr(SQ, 0, 1)], &[]);

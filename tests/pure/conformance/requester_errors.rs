@@ -56,7 +56,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 8), bad(2, WcStatus::RemInvReqErr)]);
     }
 
-    failed_completions_keep_their_opcode => "req.flush" {
+    completion_of_a_failed_or_flushed_request_has_its_opcode => "req.flush" {
         let kinds = [WcOpcode::RdmaWrite, WcOpcode::RdmaRead, WcOpcode::Send, WcOpcode::RdmaWrite];
         let mut b = Bench::new();
         b.post(1, WrOp::Write { va: 0, rkey: RKey(7) }, 0, 1);

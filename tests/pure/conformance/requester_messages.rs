@@ -49,7 +49,7 @@ cases! {
         }
     }
 
-    psns_continue_over_messages_and_wrap => "req.psn" {
+    psns_continue_from_message_to_message_and_wrap => "req.psn" {
         let mut b = Bench::with(|s| s.sq_psn = 0xff_fffe);
         let d = b.mr.read(0, 600);
         b.post(1, WrOp::Send, 0, 600);
@@ -125,7 +125,7 @@ cases! {
         assert_eq!(err, PostError::InlineNotAllowed(WcOpcode::RdmaRead));
     }
 
-    solicited_is_set_on_last_packet_of_sends_and_immediates => "req.solicited" {
+    solicited_is_set_on_last_packet_of_sends_and_writes_with_immediate => "req.solicited" {
         let mut b = Bench::new();
         let flags = SendFlags { solicited: true, ..SendFlags::SIGNALED };
         let (va, rkey) = TO;

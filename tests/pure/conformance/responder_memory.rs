@@ -119,7 +119,7 @@ cases! {
         b.exchange(&[write(Only, RQ, (end - 8, key, 8), &[5; 8])], &[ack(RQ, 1)]);
     }
 
-    whole_range_is_checked_with_first_packet => "resp.access.range" {
+    whole_range_of_a_write_is_checked_at_its_first_packet => "resp.access.range" {
         let mut b = Bench::new();
         let (va, key, _) = b.remote((1 << 16) - 300, 0);
         expect_access_nak(&mut b, write(First, RQ, (va, key, 301), &[5; 256]));
@@ -139,7 +139,7 @@ cases! {
         b.recvs(&[ok(2, Recv, 0)]);
     }
 
-    region_deregistered_during_write_is_nakked => "resp.access.deregistered" {
+    write_whose_region_is_deregistered_meanwhile_is_nakked => "resp.access.deregistered" {
         let mut b = Bench::new();
         let r = b.region(PD, 600, 0, Access::ALL);
         let (key, lkey) = (b.regions[r].info.rkey, b.regions[r].info.lkey);
@@ -155,7 +155,7 @@ cases! {
         assert_eq!(b.regions[r].read(256, 1), [crate::support::pattern(256)]);
     }
 
-    region_deregistered_during_read_response_is_nakked => "resp.access.deregistered" {
+    read_whose_region_is_deregistered_during_the_response_is_nakked => "resp.access.deregistered" {
         let (mut b, from, response) = Bench::long_read();
         // The receive of a SEND in progress, which follows the READ, is flushed.
         b.recv(1, 0, 10_000);
@@ -247,7 +247,7 @@ cases! {
         b.recvs(&[ok(1, Recv, 4)]);
     }
 
-    atomics_add_and_swap_and_return_the_original => "resp.atomic" {
+    atomics_add_and_swap_and_return_the_original_value => "resp.atomic" {
         let mut b = Bench::new();
         b.mr.write(8, &10u64.to_ne_bytes());
         let (va, key, _) = b.remote(8, 8);

@@ -50,7 +50,7 @@ cases! {
         assert_eq!(b.mr.read(3299, 1), [crate::support::pattern(3299)]);
     }
 
-    send_with_immediate_completes_with_its_data => "resp.immediate" {
+    send_with_immediate_completes_the_receive_with_its_immediate_data => "resp.immediate" {
         let mut b = Bench::new();
         b.recv(1, 0, 100);
         b.recv(2, 0, 300);

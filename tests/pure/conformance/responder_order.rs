@@ -255,7 +255,7 @@ cases! {
         expect_invalid_nak(&mut b, RQ, 0);
     }
 
-    payload_on_read_or_atomic_is_nakked => "resp.length.mtu" {
+    read_or_atomic_request_with_payload_is_nakked => "resp.length.mtu" {
         for i in 0..3 {
             let mut b = Bench::new();
             let from = b.remote(0, 8);
@@ -308,7 +308,7 @@ cases! {
         b.events(&[AsyncEvent::QpAccessError]);
     }
 
-    psn_is_checked_before_sequence_receive_and_length => "resp.precedence" {
+    psn_is_checked_before_opcode_sequence_receive_and_length => "resp.precedence" {
         // A PSN ahead, and invalid in every other way: a sequence error, and the QP remains in RTS.
         let mut b = Bench::new();
         b.exchange(&[send(Middle, RQ + 1, &[0; 3])], &[nak(RQ, 0, NakCode::PsnSequenceError)]);

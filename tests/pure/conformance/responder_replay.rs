@@ -42,7 +42,7 @@ cases! {
         assert_eq!(b.mr.read(0, 256), [1; 256]);
     }
 
-    ack_of_duplicate_does_not_pass_unanswered_read => "resp.dup.send" {
+    ack_of_duplicate_does_not_cover_an_unanswered_read => "resp.dup.send" {
         let mut b = Bench::new();
         let (to, d) = (b.remote(0, 1), b.mr.read(500, 257));
         let from = b.remote(500, 257);
@@ -63,7 +63,7 @@ cases! {
         b.exchange(&all, &[ack(RQ + 1, 2), response[0].clone(), response[1].clone(), ack(RQ + 4, 4)]);
     }
 
-    duplicate_read_is_replayed_whole_or_in_part => "resp.dup.read" {
+    duplicate_read_of_all_or_part_of_the_data_is_answered_again => "resp.dup.read" {
         let mut b = Bench::new();
         let d = b.mr.read(0, 900);
         let (va, key, _) = b.remote(0, 900);
@@ -124,7 +124,7 @@ cases! {
         assert_eq!(psns, (n as u32 - 1..all.len() as u32).collect::<Vec<_>>());
     }
 
-    read_replay_of_deregistered_region_is_not_answered => "resp.dup.read.deregistered" {
+    duplicate_read_of_a_deregistered_region_is_not_answered => "resp.dup.read.deregistered" {
         let mut b = Bench::new();
         let r = b.region(crate::support::PD, 64, 0, urxe::memory::Access::ALL);
         let info = b.regions[r].info;

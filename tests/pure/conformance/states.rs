@@ -96,7 +96,7 @@ cases! {
         b.events(&[]);
     }
 
-    err_flushes_both_queues_once_and_ends_traffic => "state.err" {
+    transition_to_err_flushes_both_queues_once_and_ends_traffic => "state.err" {
         let mut b = at(Rts);
         b.recv(10, 0, 1);
         b.recv(11, 0, 1);
@@ -114,7 +114,7 @@ cases! {
         b.advance(100 * ACK_TIMEOUT);
     }
 
-    executed_requests_are_acked_before_err_or_reset => "state.final_ack" {
+    executed_requests_are_acked_before_transition_to_err_or_reset => "state.final_ack" {
         for state in [Err, Reset] {
             let mut b = at(Rts);
             b.deliver(&[write(Only, RQ, b.remote(0, 1), &[1]), write(Only, RQ + 1, b.remote(0, 1), &[2])]);

@@ -42,7 +42,7 @@ fn post(b: &mut Bench, srq: SrqId, wr_id: u64, at: usize) {
 }
 
 cases! {
-    each_message_takes_receive_of_the_srq_it_names => "xrc.target" {
+    each_message_takes_a_receive_of_the_srq_it_names => "xrc.target" {
         let (mut b, first) = target(|_| {});
         let second = b.xrc_srq(PD, DOMAIN);
         post(&mut b, first, 1, 0);
