@@ -377,11 +377,11 @@ fn asan_options() -> OsString {
 /// (`IBV_SYSFS_PATH_MAX`) minus the part of that path below the tree.
 const MAX_TREE_PATH: usize = 256 - "/class/infiniband_verbs/uverbs9999\0".len();
 
-/// Time since its last use after which a tree without a local address may be removed.
+/// Time without use after which a tree without a local address may be removed.
 const TREE_MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 
-/// Reports whether the address is local: an interface has it, or the machine accepts it anyway, as it does all
-/// of 127.0.0.0/8.
+/// Reports whether the address is local: an interface has it, or the machine accepts it anyway, as with all
+/// addresses in 127.0.0.0/8.
 fn is_local_address(ip: IpAddr) -> bool {
     let has = |interface: pnet_datalink::NetworkInterface| interface.ips.iter().any(|own| own.ip() == ip);
     UdpSocket::bind((ip, 0)).is_ok() || pnet_datalink::interfaces().into_iter().any(has)

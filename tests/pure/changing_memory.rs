@@ -22,8 +22,9 @@ const STEP: usize = 512;
 const TORN: usize = 20;
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Returns how many packets of a received message were copied while their memory changed. A writer that stores a
-/// new number in ascending order leaves smaller numbers behind larger ones at any instant, never the reverse.
+/// Returns how many packets of a received message were copied while their memory changed. The writer stores
+/// each new, larger number in all words, from the lowest address to the highest, so at any instant no word is
+/// larger than the word before it; an increase within a packet shows that the memory changed during its copy.
 fn count_torn(received: &Mr) -> usize {
     let words: Vec<u64> = (0..LEN).step_by(STEP).map(|at| received.buffer().load_u64(at).unwrap()).collect();
     words.chunks(PACKET / STEP).filter(|packet| !packet.is_sorted_by(|a, b| a >= b)).count()
@@ -36,7 +37,7 @@ fn memory_changing_during_transfer_causes_no_icrc_errors() {
         return;
     }
     let [a, b] = pair(["127.91.0.1", "127.91.0.2"].map(|ip| on_udp(ip, 1)));
-    // Of each direction the source, which changes, and the target.
+    // For each direction, the source, which changes, and the target.
     let [a_source, a_target] = [(); 2].map(|()| a.pd.reg_mr(LEN, Access::ALL).unwrap());
     let [b_source, b_target] = [(); 2].map(|()| b.pd.reg_mr(LEN, Access::ALL).unwrap());
     let is_done = AtomicBool::new(false);

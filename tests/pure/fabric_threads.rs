@@ -45,7 +45,8 @@ fn background_cpu_ratio() -> f64 {
     others as f64 / own as f64
 }
 
-/// CPU time in nanoseconds of this thread, and of all others of the process, so far.
+/// Returns the CPU time in nanoseconds that this thread, and all other threads of the process, have used so
+/// far.
 fn times() -> [u64; 2] {
     let [own, all] = [ClockId::CLOCK_THREAD_CPUTIME_ID, ClockId::CLOCK_PROCESS_CPUTIME_ID].map(|clock| {
         let time = clock_gettime(clock).unwrap();

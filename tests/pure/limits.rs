@@ -9,7 +9,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 const MAX_MESSAGE: usize = 1 << 31;
 const PARTS: usize = 32;
 
-/// Returns two connected queue pairs on one fabric with 32 elements per request.
+/// Returns two connected queue pairs on one fabric with 32 scatter/gather elements per request.
 fn pair() -> (TestEndpoint, TestEndpoint) {
     let options = QpOptions::default()
         .send(SendCaps { max_wr: 256, max_sge: PARTS as u32, max_inline: 8 })
