@@ -45,7 +45,7 @@ cases! {
         b.sends(&[bad(1, WcStatus::RemAccessErr)]);
     }
 
-    nak_after_an_unanswered_read_resends_the_read => "req.nak.behind_read" {
+    nak_after_an_unanswered_read_resends_the_read => "req.nak.after_read" {
         let mut b = Bench::new();
         b.post(1, READ, 0, 8);
         b.post(2, WrOp::Send, 0, 1);
