@@ -10,7 +10,7 @@ pub(super) enum CreditLimit {
     Upto(u32),
 }
 
-/// Number of receives per credit code (table 46); the code after the last means that credits are not used.
+/// Number of receives per credit code (IBA 9.7.7.2); the code after the last means that credits are not used.
 const VALUES: [u32; 31] = [
     0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
     4096, 6144, 8192, 12288, 16384, 24576, 32768,

@@ -715,7 +715,7 @@ pub enum PostError {
 }
 
 impl QpType {
-    /// Reports whether the service supports an operation (IBA table 45).
+    /// Reports whether the service supports an operation (IBA 9.8).
     pub const fn offers(self, op: &WrOp) -> bool {
         match op {
             _ if matches!(self, QpType::XrcRecv) => false,

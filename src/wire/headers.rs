@@ -107,7 +107,7 @@ pub struct AtomicEth {
     pub compare: u64,
 }
 
-/// Code of a negative acknowledgement (IBA table 46).
+/// Code of a negative acknowledgement (IBA 9.7.5.2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NakCode {
     /// A PSN is missing.
@@ -148,7 +148,7 @@ impl NakCode {
     }
 }
 
-/// Syndrome of an AETH (IBA table 44).
+/// Syndrome of an AETH (IBA 9.3.5).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Syndrome {
     /// Positive acknowledgement with the encoded credit count; 31 means that end-to-end credits are not used.

@@ -220,7 +220,7 @@ impl Mtu {
     }
 }
 
-/// Receiver-not-ready timer of an RNR NAK, 5 bits (IBA table 45).
+/// Receiver-not-ready timer of an RNR NAK, 5 bits (IBA 9.7.5.2.8).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct RnrTimer(u8);
 
