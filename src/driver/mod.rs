@@ -84,4 +84,4 @@ pub(crate) use mailbox::ShardMailbox;
 use outputs::Outputs;
 pub(crate) use shard::{Shard, ShardState};
 pub(crate) use shards::{CqUsers, Shards};
-pub(crate) use wait::{WaitEnd, deadline_after, step_until, until_readable};
+pub(crate) use wait::{WaitEnd, deadline_after, step_until, until_readable, until_signalled};

@@ -1,10 +1,11 @@
 //! Blocking waits: on a descriptor in real time, by advancing the clock in virtual time.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::time::TimeSpec;
 
 use crate::link::fabric::Fabric;
@@ -19,6 +20,8 @@ pub(crate) enum WaitEnd {
     Interrupted,
     /// In virtual time, nothing is pending on the fabric that could end the wait.
     Idle,
+    /// The system is out of descriptors, or of another resource that the wait needs.
+    System(Errno),
 }
 
 /// Returns the time at which a timeout expires; a timeout beyond the range of the clock, such as
@@ -58,6 +61,30 @@ pub(crate) fn until_readable<R>(
             }
         }
     }
+}
+
+/// Waits as [`until_readable`], for a `take` that may leave `fd` readable and return nothing: after the first
+/// calls, `take` is called only when `fd` is signalled anew, for example by a write to an eventfd. Waits of
+/// several threads do not affect each other.
+pub(crate) fn until_signalled<R>(
+    fd: BorrowedFd<'_>,
+    timeout: Option<Duration>,
+    mut take: impl FnMut() -> Option<R>,
+) -> Result<R, WaitEnd> {
+    if let Some(taken) = take() {
+        return Ok(taken);
+    }
+    if timeout == Some(Duration::ZERO) {
+        return Err(WaitEnd::TimedOut(Duration::ZERO));
+    }
+    let edges = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(WaitEnd::System)?;
+    let edge_triggered = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0);
+    edges.add(fd, edge_triggered).map_err(WaitEnd::System)?;
+    until_readable(edges.0.as_fd(), timeout, || {
+        // Cleared before `take`, so that what is signalled during `take` ends the next wait.
+        let _ = edges.wait(&mut [EpollEvent::empty()], EpollTimeout::ZERO);
+        take()
+    })
 }
 
 /// Advances virtual time until `take` returns a value. Returns [`WaitEnd::Idle`] if the fabric has nothing

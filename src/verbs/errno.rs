@@ -141,7 +141,8 @@ table! {
         Self::Idle => EAGAIN,
         Self::Overflow(e) => e.number(),
         Self::Failed(_) => EIO,
-        Self::Runtime(errno) => *errno,
+        Self::DeviceRemoved => ENODEV,
+        Self::System(errno) | Self::Runtime(errno) => *errno,
     }
     OpenError {
         Self::NoAddress(_) => EADDRNOTAVAIL,

@@ -169,6 +169,13 @@ pub enum WaitError {
     /// The completion has an error status.
     #[error("work request {} failed: {}", .0.wr_id, .0.status)]
     Failed(Completion),
+    /// The device of the listener has failed permanently, so that no further request can arrive.
+    #[error("the device was removed, so no further request can arrive")]
+    DeviceRemoved,
+    /// The system is out of descriptors or memory, so that the wait cannot be set up; holds the system's error
+    /// number.
+    #[error("cannot wait: {}", io::Error::from_raw_os_error(*.0))]
+    System(i32),
     /// The tokio runtime cannot watch the descriptor of the source (feature `async`), because the system is
     /// out of descriptors or the runtime is shutting down (`ECANCELED`); holds the system's error number.
     #[error("tokio cannot watch the descriptor: {}", io::Error::from_raw_os_error(*.0))]

@@ -44,6 +44,7 @@ impl From<WaitEnd> for WaitError {
             WaitEnd::TimedOut(timeout) => WaitError::TimedOut(timeout),
             WaitEnd::Interrupted => WaitError::Interrupted,
             WaitEnd::Idle => WaitError::Idle,
+            WaitEnd::System(errno) => WaitError::System(errno as i32),
         }
     }
 }

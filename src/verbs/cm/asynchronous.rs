@@ -36,16 +36,8 @@ impl AsyncEventChannel {
     /// # Errors
     /// [`WaitError::Idle`] in virtual time; [`WaitError::Runtime`].
     pub async fn get_event(&mut self) -> Result<CmEvent, WaitError> {
-        self.get_event_by(EventChannel::try_event).await
-    }
-
-    /// Waits until `take` returns an event.
-    async fn get_event_by(
-        &mut self,
-        take: impl Fn(&EventChannel) -> Option<CmEvent>,
-    ) -> Result<CmEvent, WaitError> {
         let channel = &self.channel;
-        self.waiter.wait(channel.as_fd(), channel.prepare_wait(), || take(channel)).await
+        self.waiter.wait(channel.as_fd(), channel.prepare_wait(), || channel.try_event()).await
     }
 
     /// Waits for the next event, and fails if it is of another kind.
@@ -58,7 +50,7 @@ impl AsyncEventChannel {
 #[derive(Debug)]
 pub struct AsyncListener {
     listener: Listener,
-    channel: AsyncEventChannel,
+    waiter: Waiter,
 }
 
 impl AsyncListener {
@@ -67,9 +59,7 @@ impl AsyncListener {
     /// # Errors
     /// [`IdError`].
     pub fn bind(manager: &ConnectionManager, addr: SocketAddr) -> Result<AsyncListener, IdError> {
-        let listener = Listener::bind(manager, addr)?;
-        let channel = AsyncEventChannel::new(listener.id.channel().ok_or(IdError::Ended)?);
-        Ok(AsyncListener { listener, channel })
+        Ok(AsyncListener { listener: Listener::bind(manager, addr)?, waiter: Waiter::default() })
     }
 
     /// Returns the address and port of the listener.
@@ -77,17 +67,16 @@ impl AsyncListener {
         self.listener.local_addr()
     }
 
-    /// Waits for the next connection request.
+    /// Waits for the next connection request, and skips other events as [`Listener::next`] does.
     ///
     /// Cancel-safe: a dropped future takes no request.
     ///
     /// # Errors
-    /// [`SessionError::Wait`], or [`SessionError::Failed`] if the listener's device has failed.
-    pub async fn next(&mut self) -> Result<Incoming, SessionError> {
-        let listener = self.listener.id.number();
-        let event = self.channel.get_event_by(|channel| channel.try_listener_event(listener)).await?;
-        let event = require(event, CmEventKind::ConnectRequest)?;
-        Ok(Incoming { id: event.id, param: event.param })
+    /// [`WaitError::DeviceRemoved`] if the device of the listener was removed and no earlier request is queued;
+    /// [`WaitError::Idle`] in virtual time; [`WaitError::Runtime`].
+    pub async fn next(&mut self) -> Result<Incoming, WaitError> {
+        let Listener { channel, .. } = &self.listener;
+        self.waiter.wait(channel.as_fd(), channel.prepare_wait(), || self.listener.try_next()).await?
     }
 }
 
@@ -178,5 +167,39 @@ impl AsyncSession {
             return Ok(());
         }
         self.wait_for_disconnect().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::Fabric;
+    use std::time::Duration;
+
+    #[test]
+    fn event_of_an_incoming_connection_does_not_wake_its_listener_again() {
+        let fabric = Fabric::new();
+        let [context, peer] = [(); 2].map(|()| Context::on_fabric(&fabric).unwrap());
+        let own = (context.query_gid(0).unwrap().ip(), 7).into();
+        let server = ConnectionManager::new(vec![context]).unwrap();
+        let mut listener = AsyncListener::bind(&server, own).unwrap();
+        let channel = listener.listener.channel.clone();
+        let client = ConnectionManager::new(vec![peer]).unwrap();
+        let new_qp = |context: &Context| {
+            let cq = context.create_cq(8)?;
+            context.alloc_pd()?.create_qp(&cq, &cq, &crate::verbs::QpOptions::default())
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let session = client.begin_connect(own, new_qp, &ConnParam::default()).unwrap();
+        let _incoming = runtime.block_on(listener.next()).unwrap();
+        // The client gives up, which is reported on the listener's channel.
+        drop(session);
+        channel.await_events(1);
+        let polls = channel.polls_during(|| {
+            let next = async { tokio::time::timeout(Duration::from_millis(50), listener.next()).await };
+            assert!(runtime.block_on(next).is_err());
+        });
+        // Tokio may report the event of the request once more.
+        assert!(polls <= 3, "{polls}");
     }
 }

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::id::WeakId;
 use super::manager::Owner;
 use super::{CmEvent, CmEventKind, CmId, EventParam};
-use crate::driver::{step_until, until_readable};
+use crate::driver::{step_until, until_readable, until_signalled};
 use crate::link::fabric::Fabric;
 use crate::verbs::WaitError;
 
@@ -26,6 +26,9 @@ pub struct EventChannel(Arc<Inner>);
 struct Inner {
     readable: EventFd,
     queue: Mutex<Queue>,
+    /// Number of times that the queue was searched.
+    #[cfg(test)]
+    polls: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -108,7 +111,12 @@ impl EventChannel {
         // In semaphore mode each event takes one count, so the descriptor stays readable for the remaining
         // events.
         let readable = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)?;
-        Ok(EventChannel(Arc::new(Inner { readable, queue: Mutex::default() })))
+        Ok(EventChannel(Arc::new(Inner {
+            readable,
+            queue: Mutex::default(),
+            #[cfg(test)]
+            polls: AtomicUsize::new(0),
+        })))
     }
 
     /// Removes and returns the oldest event, if there is one. Never waits.
@@ -121,13 +129,14 @@ impl EventChannel {
         self.take_first(|e| e.kind == CmEventKind::ConnectRequest && e.listener() == Some(listener))
     }
 
-    /// Removes and returns the oldest event of a listener: a connection request, or the loss of its device.
-    #[cfg(feature = "async")]
+    /// Removes and returns the oldest event of a listener: a connection request, or a change of its device.
     pub(super) fn try_listener_event(&self, listener: u64) -> Option<CmEvent> {
         self.take_first(|e| e.is_of(listener) || e.listener() == Some(listener))
     }
 
     fn take_first(&self, predicate: impl Fn(&QueuedEvent) -> bool) -> Option<CmEvent> {
+        #[cfg(test)]
+        self.0.polls.fetch_add(1, Ordering::Relaxed);
         loop {
             let mut queue = self.0.queue.lock();
             let at = queue.events.iter().position(&predicate)?;
@@ -147,22 +156,38 @@ impl EventChannel {
     /// # Errors
     /// [`WaitError::TimedOut`], [`WaitError::Interrupted`]; [`WaitError::Idle`] in virtual time.
     pub fn get_event(&self, timeout: Option<Duration>) -> Result<CmEvent, WaitError> {
-        self.get_event_by(timeout, || self.try_event())
+        let take = || self.try_event();
+        // Every event ends this wait, so the descriptor does not stay readable.
+        Ok(match self.prepare_wait() {
+            Some(fabric) => step_until(&fabric, timeout.unwrap_or(Duration::MAX), take)?,
+            None => until_readable(self.as_fd(), timeout, take)?,
+        })
     }
 
     /// Waits like [`get_event`](Self::get_event), but until `take` returns an event. `take` is called
-    /// whenever an event may be pending, and may leave events for other readers of the channel.
+    /// whenever an event was queued, and may leave events for other readers of the channel.
     ///
     /// # Errors
-    /// The errors of [`get_event`](Self::get_event).
+    /// The errors of [`get_event`](Self::get_event); [`WaitError::System`] if the system is out of
+    /// descriptors.
     pub fn get_event_by(
         &self,
         timeout: Option<Duration>,
         take: impl FnMut() -> Option<CmEvent>,
     ) -> Result<CmEvent, WaitError> {
+        self.wait_by(timeout, take)
+    }
+
+    /// Waits until `take` returns a value. It is called whenever an event was queued, and may leave events in
+    /// the queue.
+    pub(super) fn wait_by<R>(
+        &self,
+        timeout: Option<Duration>,
+        take: impl FnMut() -> Option<R>,
+    ) -> Result<R, WaitError> {
         Ok(match self.prepare_wait() {
             Some(fabric) => step_until(&fabric, timeout.unwrap_or(Duration::MAX), take)?,
-            None => until_readable(self.as_fd(), timeout, take)?,
+            None => until_signalled(self.as_fd(), timeout, take)?,
         })
     }
 
@@ -233,5 +258,78 @@ impl AsFd for EventChannel {
 impl fmt::Debug for EventChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "EventChannel({} events)", self.0.queue.lock().events.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::cm::{ConnParam, ConnectionManager, Listener, PortSpace};
+    use crate::verbs::{Context, QpOptions};
+
+    const SHORT: Duration = Duration::from_millis(50);
+
+    impl EventChannel {
+        /// Returns the number of times that `f` searches the queue.
+        pub fn polls_during(&self, f: impl FnOnce()) -> usize {
+            let before = self.0.polls.load(Ordering::Relaxed);
+            f();
+            self.0.polls.load(Ordering::Relaxed) - before
+        }
+
+        /// Waits until this number of events are queued.
+        pub fn await_events(&self, count: usize) {
+            while self.0.queue.lock().events.len() < count {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    #[test]
+    fn wait_for_a_request_searches_the_queue_only_when_an_event_arrives() {
+        let fabric = Fabric::new();
+        let [context, peer] = [(); 2].map(|()| Context::on_fabric(&fabric).unwrap());
+        let [own, peer] = [&context, &peer].map(|context| (context.query_gid(0).unwrap().ip(), 7).into());
+        let manager = ConnectionManager::new(vec![context]).unwrap();
+        let channel = EventChannel::new().unwrap();
+        let [listener, other] = [(); 2].map(|()| manager.create_id(&channel, PortSpace::Tcp).unwrap());
+        listener.bind_addr(own).unwrap();
+        listener.listen(0).unwrap();
+        other.resolve_addr(None, peer, SHORT).unwrap();
+        // Once before the descriptor is watched, and once afterwards.
+        let polls = channel.polls_during(|| {
+            assert_eq!(listener.get_request(Some(SHORT)).unwrap_err(), WaitError::TimedOut(SHORT));
+        });
+        assert_eq!(polls, 2);
+        let polls = channel.polls_during(|| {
+            assert_eq!(listener.get_request(Some(Duration::ZERO)).unwrap_err().errno(), libc::ETIMEDOUT);
+        });
+        assert_eq!(polls, 1);
+        assert_eq!(channel.try_event().unwrap().kind, CmEventKind::AddrResolved);
+    }
+
+    #[test]
+    fn event_of_an_incoming_connection_does_not_wake_its_listener_again() {
+        let fabric = Fabric::new();
+        let [context, peer] = [(); 2].map(|()| Context::on_fabric(&fabric).unwrap());
+        let own = (context.query_gid(0).unwrap().ip(), 7).into();
+        let server = ConnectionManager::new(vec![context]).unwrap();
+        let listener = Listener::bind(&server, own).unwrap();
+        let client = ConnectionManager::new(vec![peer]).unwrap();
+        let new_qp = |context: &Context| {
+            let cq = context.create_cq(8)?;
+            context.alloc_pd()?.create_qp(&cq, &cq, &QpOptions::default())
+        };
+        let session = client.begin_connect(own, new_qp, &ConnParam::default()).unwrap();
+        let incoming = listener.next(Duration::from_secs(5)).unwrap();
+        // The client gives up, which is reported on the listener's channel.
+        drop(session);
+        listener.channel.await_events(1);
+        let polls = listener.channel.polls_during(|| {
+            assert_eq!(listener.next(SHORT).unwrap_err(), WaitError::TimedOut(SHORT));
+        });
+        assert_eq!(polls, 2);
+        drop(incoming);
+        assert!(listener.channel.try_event().is_none());
     }
 }

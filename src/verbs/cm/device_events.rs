@@ -64,6 +64,7 @@ impl State {
             let Ok(id) = self.id_mut(number) else { continue };
             id.end();
             id.disconnect_reported = true;
+            id.handle.set_device_removed();
             id.report(CmEventKind::DeviceRemoval, 0, EventParam::None);
         }
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -41,6 +42,7 @@ pub struct CmId(Arc<Handle>);
 struct Handle {
     number: u64,
     manager: Arc<Owner>,
+    is_device_removed: Arc<AtomicBool>,
 }
 
 impl Drop for Handle {
@@ -54,6 +56,7 @@ impl Drop for Handle {
 pub(super) struct WeakId {
     number: u64,
     handle: Weak<Handle>,
+    is_device_removed: Arc<AtomicBool>,
 }
 
 impl WeakId {
@@ -64,15 +67,31 @@ impl WeakId {
     pub fn upgrade(&self) -> Option<CmId> {
         self.handle.upgrade().map(CmId)
     }
+
+    /// Notes that the device has failed permanently, before an event says so.
+    pub fn set_device_removed(&self) {
+        self.is_device_removed.store(true, Ordering::Release);
+    }
 }
 
 impl CmId {
     pub(super) fn new(manager: &Arc<Owner>, number: u64) -> CmId {
-        CmId(Arc::new(Handle { number, manager: manager.clone() }))
+        CmId(Arc::new(Handle { number, manager: manager.clone(), is_device_removed: Arc::default() }))
     }
 
     pub(super) fn downgrade(&self) -> WeakId {
-        WeakId { number: self.0.number, handle: Arc::downgrade(&self.0) }
+        let is_device_removed = self.0.is_device_removed.clone();
+        WeakId { number: self.0.number, handle: Arc::downgrade(&self.0), is_device_removed }
+    }
+
+    /// Returns what `take` returns, or else the error of a listener whose device was removed.
+    pub(super) fn unless_device_removed<R>(
+        &self,
+        take: impl FnOnce() -> Option<R>,
+    ) -> Option<Result<R, WaitError>> {
+        // Read first: the requests from before the removal are all queued then, and are delivered.
+        let is_removed = self.0.is_device_removed.load(Ordering::Acquire);
+        take().map(Ok).or(is_removed.then_some(Err(WaitError::DeviceRemoved)))
     }
 
     /// Runs `f` on the state of the manager.
@@ -158,13 +177,15 @@ impl CmId {
         self.with_state(|state, number| state.listen(number, backlog))
     }
 
-    /// Waits for the next connection request to this listener, and leaves other events of the channel queued.
+    /// Waits for the next connection request to this listener, and leaves all other events of the channel
+    /// queued, those of the listener included.
     ///
     /// # Errors
-    /// [`WaitError`].
+    /// [`WaitError::DeviceRemoved`] if the device of the listener was removed and no earlier request is queued;
+    /// [`WaitError::Idle`] if the id has ended; the errors of [`EventChannel::get_event_by`].
     pub fn get_request(&self, timeout: Option<Duration>) -> Result<CmEvent, WaitError> {
         let channel = self.channel().ok_or(WaitError::Idle)?;
-        channel.get_event_by(timeout, || channel.try_request(self.number()))
+        channel.wait_by(timeout, || self.unless_device_removed(|| channel.try_request(self.number())))?
     }
 
     /// Returns the channel to which the id's events are delivered; `None` if the id has ended.

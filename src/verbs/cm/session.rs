@@ -56,6 +56,7 @@ impl SessionError {
 #[derive(Debug)]
 pub struct Listener {
     pub(super) id: CmId,
+    pub(super) channel: EventChannel,
 }
 
 impl Listener {
@@ -64,10 +65,11 @@ impl Listener {
     /// # Errors
     /// [`IdError`].
     pub fn bind(manager: &ConnectionManager, addr: SocketAddr) -> Result<Listener, IdError> {
-        let id = manager.create_id(&EventChannel::new()?, PortSpace::Tcp)?;
+        let channel = EventChannel::new()?;
+        let id = manager.create_id(&channel, PortSpace::Tcp)?;
         id.bind_addr(addr)?;
         id.listen(0)?;
-        Ok(Listener { id })
+        Ok(Listener { id, channel })
     }
 
     /// Returns the address and port of the listener.
@@ -75,13 +77,26 @@ impl Listener {
         self.id.local_addr()
     }
 
-    /// Waits for the next connection request.
+    /// Waits for the next connection request. An event that does not end the listener is skipped: if the device
+    /// loses the address (`AddrChange`), the wait continues, because the device may get it again.
     ///
     /// # Errors
-    /// [`WaitError`].
+    /// [`WaitError::DeviceRemoved`] if the device of the listener was removed and no earlier request is queued;
+    /// a listener on the wildcard address continues on the other devices. [`WaitError::TimedOut`],
+    /// [`WaitError::Interrupted`]; [`WaitError::Idle`] in virtual time; [`WaitError::System`] if the system is
+    /// out of descriptors.
     pub fn next(&self, timeout: Duration) -> Result<Incoming, WaitError> {
-        let CmEvent { id, param, .. } = self.id.get_request(Some(timeout))?;
-        Ok(Incoming { id, param })
+        self.channel.wait_by(Some(timeout), || self.try_next())?
+    }
+
+    /// Takes the next connection request, and skips the other events before it.
+    pub(super) fn try_next(&self) -> Option<Result<Incoming, WaitError>> {
+        self.id.unless_device_removed(|| {
+            let listener = self.id.number();
+            let mut events = std::iter::from_fn(|| self.channel.try_listener_event(listener));
+            let request = events.find(|event| event.kind == CmEventKind::ConnectRequest)?;
+            Some(Incoming { id: request.id, param: request.param })
+        })
     }
 }
 

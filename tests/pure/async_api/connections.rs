@@ -134,9 +134,32 @@ fn removal_of_the_device_ends_the_wait_of_a_listener() {
         let mut listener = AsyncListener::bind(&server, address).unwrap();
         assert!(is_pending_and_dropped(listener.next()));
         fabric.remove_device(address.ip()).unwrap();
-        let Err(SessionError::Failed { kind: CmEventKind::DeviceRemoval, .. }) = listener.next().await else {
-            panic!("the listener continues without a device")
-        };
+        for _ in 0..2 {
+            assert_eq!(listener.next().await.unwrap_err(), WaitError::DeviceRemoved);
+        }
+    });
+}
+
+#[test]
+fn address_change_does_not_end_the_wait_of_a_listener() {
+    run(async {
+        let fabric = Fabric::new();
+        let [local, remote] = [(); 2].map(|()| Context::on_fabric(&fabric).unwrap());
+        let (address, other) = (address(&remote, 7471), "10.9.9.8".parse().unwrap());
+        let server = ConnectionManager::new(vec![remote]).unwrap();
+        let mut listener = AsyncListener::bind(&server, address).unwrap();
+        for (from, to) in [(address.ip(), other), (other, address.ip())] {
+            fabric.set_addresses(from, &[to]).unwrap();
+            // A call lets the manager handle the change before the next one.
+            assert_eq!(server.ids(), 1);
+        }
+        assert!(is_pending_and_dropped(listener.next()));
+        let client = ConnectionManager::new(vec![local]).unwrap();
+        let param = ConnParam::default();
+        let (refused, ()) = tokio::join!(client.connect_async(address, new_qp, &param), async {
+            listener.next().await.unwrap().reject(b"").unwrap();
+        });
+        assert!(matches!(refused, Err(SessionError::Rejected { .. })), "{refused:?}");
     });
 }
 

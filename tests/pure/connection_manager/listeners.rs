@@ -191,3 +191,38 @@ fn loopback_address_reaches_the_first_device() {
         side.event(CmEventKind::Rejected);
     }
 }
+
+#[test]
+fn wait_for_a_request_leaves_other_events_and_ends_when_the_device_is_removed() {
+    for fabric in [virtual_fabric(slow()), Fabric::new()] {
+        let (client, server) = (Side::on(&fabric), Side::on(&fabric));
+        let listener = server.listen(PortSpace::Tcp, server.addr(7));
+        let resolved = server.id(PortSpace::Tcp);
+        resolved.resolve_addr(None, client.addr(1), TIMEOUT).unwrap();
+        let pending = client.connecting(server.addr(7), b"");
+        listener.get_request(Some(TIMEOUT)).unwrap().id.reject(b"").unwrap();
+        assert_eq!(client.event(CmEventKind::Rejected).id, pending.id);
+        fabric.remove_device(server.ip(true)).unwrap();
+        for _ in 0..2 {
+            assert_eq!(listener.get_request(Some(TIMEOUT)).unwrap_err(), WaitError::DeviceRemoved);
+        }
+        assert_eq!(server.event(CmEventKind::AddrResolved).id, resolved);
+        for _ in 0..2 {
+            let event = server.event(CmEventKind::DeviceRemoval);
+            assert!([&listener, &resolved].contains(&&event.id), "{event:?}");
+        }
+        assert_eq!(listener.get_request(Some(TIMEOUT)).unwrap_err(), WaitError::DeviceRemoved);
+    }
+}
+
+#[test]
+fn wait_without_timeout_ends_when_the_device_is_removed() {
+    let fabric = Fabric::new();
+    let server = Side::on(&fabric);
+    let listener = server.listen(PortSpace::Tcp, server.addr(7));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| listener.get_request(None).unwrap_err());
+        fabric.remove_device(server.ip(true)).unwrap();
+        assert_eq!(waiting.join().unwrap(), WaitError::DeviceRemoved);
+    });
+}

@@ -1,5 +1,7 @@
 //! Tests of the blocking API: `Listener` and `Session`.
 
+use std::time::Duration;
+
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
@@ -45,4 +47,44 @@ fn connect_to_unreachable_peer_times_out() {
         client.manager.connect(at, |_| Ok(client.qp(QpType::Rc)), &ConnParam::default(), LONG_TIMEOUT);
     let Err(SessionError::Failed { kind, status }) = connected else { panic!("{connected:?}") };
     assert_eq!((kind, status), (CmEventKind::Unreachable, -libc::ETIMEDOUT));
+}
+
+#[test]
+fn address_change_does_not_end_the_wait_of_a_listener() {
+    for fabric in [virtual_fabric(slow()), Fabric::new()] {
+        let (client, server) = (Side::on(&fabric), Side::on(&fabric));
+        let [v4, v6] = [true, false].map(|v4| server.ip(v4));
+        let other = "10.9.9.8".parse().unwrap();
+        let listener = Listener::bind(&server.manager, (v4, 7).into()).unwrap();
+        for (from, to) in [(v4, other), (other, v4)] {
+            fabric.set_addresses(from, &[to, v6]).unwrap();
+            // A call lets the manager handle the change before the next one.
+            assert_eq!(server.manager.ids(), 1);
+        }
+        let ended = listener.next(Duration::from_millis(1)).unwrap_err();
+        assert!(matches!(ended, WaitError::TimedOut(_) | WaitError::Idle), "{ended:?}");
+        let pending = client.connecting((v4, 7).into(), b"hello");
+        listener.next(TIMEOUT).unwrap().reject(b"").unwrap();
+        assert_eq!(client.event(CmEventKind::Rejected).id, pending.id);
+    }
+}
+
+#[test]
+fn removed_device_ends_every_wait_of_a_listener_after_the_earlier_requests() {
+    for fabric in [virtual_fabric(slow()), Fabric::new()] {
+        let (client, server) = (Side::on(&fabric), Side::on(&fabric));
+        let listener = Listener::bind(&server.manager, server.addr(7)).unwrap();
+        let _pending = client.connecting(server.addr(7), b"hello");
+        if server.manager.ids() < 2 {
+            fabric.run_until_idle(Duration::from_millis(1));
+        }
+        while server.manager.ids() < 2 {
+            std::thread::yield_now();
+        }
+        fabric.remove_device(server.ip(true)).unwrap();
+        assert_eq!(listener.next(TIMEOUT).unwrap().private_data()[..5], *b"hello");
+        for _ in 0..2 {
+            assert_eq!(listener.next(TIMEOUT).unwrap_err(), WaitError::DeviceRemoved);
+        }
+    }
 }
