@@ -20,11 +20,14 @@ use super::host_stack::{FrameOutcome, HostStack, HostStackConfig};
 use super::loopback::Loopback;
 use super::options::{Options, SpecError};
 use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use crate::sys::setters::setters;
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::Mac;
 use crate::wire::frame::{self, Checksums};
 use socket::Socket;
 
+/// Largest IP packet in bytes, unless the configuration says otherwise.
+const DEFAULT_MTU: usize = 1500;
 /// Number of bytes queued for a slow peer above which a sender is blocked.
 const BACKLOG_BYTES: usize = 4 << 20;
 /// Time for which a sender is blocked before its packets are dropped.
@@ -55,7 +58,16 @@ pub enum FramesWire {
 /// Configuration of a [`FramesLink`]: `frames:dgram:LOCAL,REMOTE,ip=10.77.0.1/24`,
 /// `frames:listen:PATH,ip=...`, `frames:connect:PATH,ip=...`, with any of `ip=` (repeatable), `mac=`, `gw=`,
 /// `vlan=`, `pcp=` and `mtu=`.
+///
+/// ```
+/// # use urxe::link::*;
+/// let host_stack = HostStackConfig::new(vec!["10.77.0.1/24".parse()?]);
+/// let config = FramesConfig::new(FramesWire::Listen("/run/wire".into()), host_stack).mtu(4096);
+/// assert_eq!("frames:listen:/run/wire,ip=10.77.0.1/24,mtu=4096".parse(), Ok(config));
+/// # Ok::<(), IfAddrError>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct FramesConfig {
     /// Unix socket that carries the frames.
     pub wire: FramesWire,
@@ -63,6 +75,15 @@ pub struct FramesConfig {
     pub host_stack: HostStackConfig,
     /// Largest IP packet in bytes, 1500 by default.
     pub mtu: usize,
+}
+
+setters!(FramesConfig { mtu: usize });
+
+impl FramesConfig {
+    /// Returns the configuration of a link on a Unix socket, with an MTU of 1500 bytes.
+    pub fn new(wire: FramesWire, host_stack: HostStackConfig) -> FramesConfig {
+        FramesConfig { wire, host_stack, mtu: DEFAULT_MTU }
+    }
 }
 
 /// Error when opening a link.
@@ -123,7 +144,7 @@ impl FromStr for FramesConfig {
         };
         let options = Options::parse(parts)?;
         let host_stack = options.host_stack().ok_or(SpecError::NoAddress)?;
-        Ok(FramesConfig { wire, host_stack, mtu: options.mtu.unwrap_or(1500) })
+        Ok(FramesConfig::new(wire, host_stack).mtu(options.mtu.unwrap_or(DEFAULT_MTU)))
     }
 }
 

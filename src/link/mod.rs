@@ -69,10 +69,12 @@ use std::net::IpAddr;
 use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
 
+use crate::sys::setters::setters;
 pub use crate::transport::{BurstLimits, Instant, RxBurst, TxBurst, TxQueue};
 use crate::wire::frame::FrameError;
 
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
+pub use host_stack::{HostStackConfig, IfAddr, IfAddrError};
 use interfaces::gid_table_order;
 pub use interfaces::{Interface, interfaces, primary_address};
 pub(crate) use link_spec::boxed;
@@ -85,7 +87,15 @@ pub use packet::{PacketConfig, PacketError, PacketLink};
 pub use shared_address::{ClaimError, SharedAddress};
 
 /// Properties of a link.
+///
+/// ```
+/// # use urxe::link::*;
+/// let info = LinkInfo::new("loopback", vec!["192.0.2.1".parse()?]).mtu(4096).src_port(4791);
+/// assert_eq!((info.mtu, info.burst), (4096, BurstLimits::SINGLE));
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct LinkInfo {
     /// A short name for display: `udp 127.0.0.1`, `packet eth0`.
     pub name: String,
@@ -104,6 +114,25 @@ pub struct LinkInfo {
     /// Number of bytes that the receive buffer of a peer with the same kind of link can hold: the limit of
     /// the data in flight to it. Short packets are charged with more than their length ([`udp::MIN_CHARGE`]).
     pub window: usize,
+}
+
+setters!(LinkInfo { mac: [u8; 6], mtu: usize, burst: BurstLimits, window: usize } optional { vlan: u16, src_port: u16 });
+
+impl LinkInfo {
+    /// Returns the properties of a link that sends packets one by one, has no MAC address, an MTU of 1500 bytes
+    /// and a window of 1 MiB, and chooses the source port per packet.
+    pub fn new(name: impl Into<String>, addresses: Vec<IpAddr>) -> LinkInfo {
+        LinkInfo {
+            name: name.into(),
+            addresses,
+            mac: [0; 6],
+            vlan: None,
+            mtu: 1500,
+            src_port: None,
+            burst: BurstLimits::SINGLE,
+            window: 1 << 20,
+        }
+    }
 }
 
 /// Packets that a link received but did not deliver, or could not send, by cause.

@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use urxe::link::{JoinError, Link, LinkInfo};
-use urxe::transport::{BurstLimits, Instant, RxBurst, TxQueue};
+use urxe::transport::{Instant, RxBurst, TxQueue};
 use urxe::verbs::*;
 use urxe::wire::{Aeth, Bth, Flow, Headers, IpIdent, Opcode, Packet, Syndrome};
 
@@ -84,16 +84,7 @@ fn packets_queued_in_the_link_are_processed_before_an_expired_timer() {
     // Number of the first queue pair of a context with this seed; the link must know it.
     let options = ContextOptions::default().seed(1);
     let link = |to| DelayedLink {
-        info: LinkInfo {
-            name: "delayed".into(),
-            addresses: vec![LOCAL_IP],
-            mac: [0; 6],
-            vlan: None,
-            mtu: 1500,
-            src_port: None,
-            burst: BurstLimits::SINGLE,
-            window: 1 << 20,
-        },
+        info: LinkInfo::new("delayed", vec![LOCAL_IP]),
         pending_acks: VecDeque::new(),
         to,
     };

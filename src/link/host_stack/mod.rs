@@ -22,6 +22,7 @@ use neighbours::{NeighbourRequest, Neighbours};
 use super::JoinError;
 use super::frame_queue::FrameQueue;
 use super::unresolved_queue::UnresolvedQueue;
+use crate::sys::setters::setters;
 use crate::transport::Instant;
 use crate::wire::frame::{
     self, Arp, Checksums, Content, Echo, Frame, FrameError, GroupQuery, MembershipState, NeighborAdvert,
@@ -34,6 +35,7 @@ const MAX_OUTBOX: usize = 1024;
 
 /// Configuration of a host stack.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct HostStackConfig {
     /// MAC address.
     pub mac: Mac,
@@ -44,6 +46,8 @@ pub struct HostStackConfig {
     /// VLAN tag of all frames; `None` if the host stack is not in a VLAN.
     pub vlan: Option<VlanTag>,
 }
+
+setters!(HostStackConfig { mac: Mac, gateways: Vec<IpAddr> } optional { vlan: VlanTag });
 
 /// Result of handling a received frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -463,6 +467,13 @@ impl HostStack {
 }
 
 impl HostStackConfig {
+    /// Returns the configuration of a host stack with these addresses and the MAC address that they lead to
+    /// ([`derived_mac`](Self::derived_mac)), without gateways and VLAN.
+    pub fn new(addresses: Vec<IfAddr>) -> HostStackConfig {
+        let mac = HostStackConfig::derived_mac(&addresses);
+        HostStackConfig { mac, addresses, gateways: Vec::new(), vlan: None }
+    }
+
     /// Returns a locally administered MAC derived from the first address, so that it is the same on every
     /// run.
     pub fn derived_mac(addresses: &[IfAddr]) -> Mac {

@@ -26,6 +26,7 @@ use super::loopback::Loopback;
 use super::options::{MIN_MTU, Options, SpecError};
 use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst, gid_table_order, socket_calls, system_udp};
 use crate::nic::ShardId;
+use crate::sys::setters::setters;
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::Mac;
 use crate::wire::frame::{self, Content, ETHERNET_LEN, Frame, RoceFrame, VlanTag};
@@ -38,7 +39,13 @@ use socket::{RawSocket, RxFrame, Shape, SuperPacket, TxBatch, TxMessage};
 /// `packet:eth0,ip=10.77.0.9/24,mac=52:54:00:77:00:09` as a separate host stack on it. Further options:
 /// `gw=`, `vlan=`, `pcp=` (host stack only), `mtu=` (at most that of the interface), `offload=off` (one
 /// packet per frame), `fanout=off` (with several shards, every socket filters for itself).
+///
+/// ```
+/// # use urxe::link::*;
+/// assert_eq!("packet:eth0,offload=off".parse(), Ok(PacketConfig::new("eth0").offload(false)));
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct PacketConfig {
     /// Name of the interface.
     pub interface: String,
@@ -51,6 +58,15 @@ pub struct PacketConfig {
     /// Whether the kernel may distribute frames to the shards (`PACKET_FANOUT`), so that it examines each
     /// frame only once.
     pub fanout: bool,
+}
+
+setters!(PacketConfig { offload: bool, fanout: bool } optional { host_stack: HostStackConfig, mtu: usize });
+
+impl PacketConfig {
+    /// Returns the configuration of a link on an interface's own addresses, with its MTU, offload and fanout.
+    pub fn new(interface: impl Into<String>) -> PacketConfig {
+        PacketConfig { interface: interface.into(), host_stack: None, mtu: None, offload: true, fanout: true }
+    }
 }
 
 /// Error when opening a packet link.

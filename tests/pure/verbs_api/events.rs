@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::eventfd::EventFd;
 use urxe::link::{Link, LinkInfo, RxBurst};
-use urxe::transport::{BurstLimits, Instant, TxQueue};
+use urxe::transport::{Instant, TxQueue};
 
 use super::breakable::{BreakablePort, Receive, Transmit};
 use super::*;
@@ -201,16 +201,7 @@ impl Link for PanickingLink {
 #[test]
 fn panic_of_background_thread_raises_device_fatal() {
     let ready = Arc::new(EventFd::new().unwrap());
-    let info = LinkInfo {
-        name: "faulty".into(),
-        addresses: vec!["192.0.2.1".parse().unwrap()],
-        mac: [0; 6],
-        vlan: None,
-        mtu: 1500,
-        src_port: None,
-        burst: BurstLimits::SINGLE,
-        window: 1 << 16,
-    };
+    let info = LinkInfo::new("faulty", vec!["192.0.2.1".parse().unwrap()]).window(1 << 16);
     let link = PanickingLink { info, ready: ready.clone() };
     let context = Context::open(Box::new(link), &ContextOptions::default()).unwrap();
     assert_eq!(context.next_event(), None);
