@@ -125,7 +125,7 @@ impl CaptureFile {
     /// is empty, otherwise one with the PID in its name. Also returns the name of the file.
     ///
     /// # Errors
-    /// [`CaptureError::Create`].
+    /// [`CaptureError::Create`] if neither file can be created and written.
     pub fn create_own(path: impl AsRef<Path>) -> Result<(CaptureFile, PathBuf), CaptureError> {
         let path = path.as_ref();
         let create = |source| CaptureError::Create { path: path.to_owned(), source };
@@ -138,7 +138,7 @@ impl CaptureFile {
     /// Empties a file whose name is then passed to [`create_own`](Self::create_own) by several processes.
     ///
     /// # Errors
-    /// [`CaptureError::Create`].
+    /// [`CaptureError::Create`] if the file cannot be created or emptied.
     pub fn clear(path: impl AsRef<Path>) -> Result<(), CaptureError> {
         let path = path.as_ref();
         output::clear(path).map_err(|source| CaptureError::Create { path: path.to_owned(), source })
@@ -147,7 +147,7 @@ impl CaptureFile {
     /// Writes the capture to any writer: standard output, a pipe to Wireshark, memory.
     ///
     /// # Errors
-    /// [`CaptureError::Write`].
+    /// [`CaptureError::Write`] if the file header cannot be written.
     pub fn to_writer(
         writer: impl Write + Send + 'static,
         timestamps: Timestamps,

@@ -54,7 +54,9 @@ impl Adapter {
     /// of the [`devices`] of this machine. The n-th adapter is named `urxe{n}`.
     ///
     /// # Errors
-    /// [`AdapterError`].
+    /// [`AdapterError::NotLocal`] if the machine has no such address or interface;
+    /// [`AdapterError::NoAddress`] or [`AdapterError::NoFramesAddress`] if the link has no address;
+    /// [`AdapterError::Fabric`] for a fabric.
     pub fn all(link: Option<&LinkSpec>) -> Result<Vec<Adapter>, AdapterError> {
         let one = match link {
             None | Some(LinkSpec::Udp(None)) => {

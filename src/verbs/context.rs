@@ -128,7 +128,9 @@ impl Context {
     /// Opens a NIC on a link.
     ///
     /// # Errors
-    /// [`OpenError`].
+    /// [`OpenError::NoAddress`] for a link without an address; [`OpenError::MtuTooSmall`] for a link whose
+    /// packets cannot hold a path MTU of 256; [`OpenError::System`] if the system is out of descriptors or
+    /// threads.
     pub fn open(link: Box<dyn Link>, options: &ContextOptions) -> Result<Context, OpenError> {
         Self::build(vec![link], None, options)
     }
@@ -143,7 +145,7 @@ impl Context {
     /// what may be in flight to a peer.
     ///
     /// # Errors
-    /// [`OpenError`]; [`OpenError::Shards`] for another number of links.
+    /// The errors of [`open`](Self::open); [`OpenError::Shards`] for another number of links.
     pub fn open_shards(links: Vec<Box<dyn Link>>, options: &ContextOptions) -> Result<Context, OpenError> {
         Self::build(links, None, options)
     }
@@ -152,7 +154,8 @@ impl Context {
     /// NIC.
     ///
     /// # Errors
-    /// [`OpenError`].
+    /// [`OpenError::MtuTooSmall`] if packets of the fabric cannot hold a path MTU of 256;
+    /// [`OpenError::System`] if the system is out of descriptors or threads.
     pub fn on_fabric(fabric: &Fabric) -> Result<Context, OpenError> {
         let port = fabric.port(&fabric.auto_address())?;
         Self::on_port(port, &ContextOptions::default(), |port| Box::new(port))
@@ -162,7 +165,9 @@ impl Context {
     /// faults.
     ///
     /// # Errors
-    /// [`OpenError`].
+    /// [`OpenError::NoAddress`] for a link without an address; [`OpenError::MtuTooSmall`] for a link whose
+    /// packets cannot hold a path MTU of 256; [`OpenError::System`] if the system is out of descriptors or
+    /// threads.
     pub fn on_port(
         port: FabricPort,
         options: &ContextOptions,

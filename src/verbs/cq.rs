@@ -293,7 +293,8 @@ impl Cq {
     /// waits for nothing, because queue pairs and [`super::CqEvent`]s hold handles of their own.)
     ///
     /// # Errors
-    /// [`DestroyCqError`].
+    /// [`DestroyCqError::InUse`] while work queues complete to it; [`DestroyCqError::Unacknowledged`] if
+    /// events remain unacknowledged after `timeout`.
     pub fn destroy(self, timeout: Duration) -> Result<(), DestroyCqError> {
         match self.0.users.count() {
             0 => {}

@@ -80,7 +80,8 @@ impl Device {
     /// Opens the device like [`open`](Self::open), but with several shards: see [`Context::open_shards`].
     ///
     /// # Errors
-    /// [`DeviceError`].
+    /// [`DeviceError::Link`] if an address cannot be bound, for instance because another process has the
+    /// port; [`DeviceError::Open`] if the context cannot be opened on the link.
     pub fn open_shards(&self, count: usize, options: &ContextOptions) -> Result<Context, DeviceError> {
         let links = UdpLink::bind_interface(&self.interface.name, &UdpOptions::default(), count)?;
         Ok(Context::open_shards(links.into_iter().map(|link| Box::new(link) as _).collect(), options)?)

@@ -96,7 +96,10 @@ impl Pd {
     /// must have [`Access::ZERO_BASED`].
     ///
     /// # Errors
-    /// [`CreateError`].
+    /// [`CreateError::OtherContext`] for device memory of another context; [`CreateError::Access`] without
+    /// [`Access::ZERO_BASED`] or with unknown flags; [`CreateError::AccessNeedsLocalWrite`];
+    /// [`CreateError::Value`] for a range outside the device memory or above the device's limit;
+    /// [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
     pub fn reg_dm_mr(&self, dm: &Dm, range: Range<usize>, access: Access) -> Result<DmMr, CreateError> {
         if !dm.0.context.is(self.context()) {
             return Err(CreateError::OtherContext("device memory"));

@@ -51,7 +51,9 @@ impl Pd {
     /// installed before. The first call installs it for the whole process.
     ///
     /// # Errors
-    /// [`CreateError`].
+    /// [`CreateError::Value`] for a length above the device's limit, or of 0 at a page boundary unless the
+    /// personality allows that; [`CreateError::AccessNeedsLocalWrite`]; [`CreateError::Access`] for unknown
+    /// flags; [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
     pub unsafe fn reg_mr_raw(
         &self,
         addr: *mut u8,
@@ -76,7 +78,8 @@ impl Pd {
     /// writing.
     ///
     /// # Errors
-    /// [`CreateError`].
+    /// [`CreateError::Access`] without [`Access::ON_DEMAND`] or with unknown flags;
+    /// [`CreateError::AccessNeedsLocalWrite`]; [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
     pub unsafe fn reg_mr_implicit(&self, access: Access) -> Result<RawMr, CreateError> {
         self.check(1, access)?;
         if !access.allows(Access::ON_DEMAND) {

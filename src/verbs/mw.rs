@@ -52,7 +52,8 @@ impl Pd {
     /// time ([`SendWr::reg_mr`]).
     ///
     /// # Errors
-    /// [`CreateError`].
+    /// [`CreateError::Value`] for a length of 0 or above the device's limit; [`CreateError::Exhausted`];
+    /// [`CreateError::DeviceFatal`].
     pub fn alloc_mr(&self, len: usize) -> Result<FastMr, CreateError> {
         self.check(len, Access::LOCAL_WRITE)?;
         let buffer = Buffer::zeroed(len);

@@ -236,7 +236,7 @@ impl Xrcd {
     /// queues.
     ///
     /// # Errors
-    /// [`CreateError`].
+    /// [`CreateError::Exhausted`] if all queue pairs of the device are in use; [`CreateError::DeviceFatal`].
     pub fn create_target_qp(&self) -> Result<Qp, CreateError> {
         let (pd, cq) = self.target_parents();
         let options = QpOptions { qp_type: QpType::XrcRecv, ..QpOptions::default() };
@@ -437,7 +437,8 @@ impl Qp {
     /// Moves the queue pair from RESET through INIT and RTR to RTS, connected to `peer`.
     ///
     /// # Errors
-    /// [`ConnectError`]; transitions made before the failure remain.
+    /// The errors of [`to_init`](Self::to_init), [`to_rtr`](Self::to_rtr) and [`to_rts`](Self::to_rts);
+    /// transitions made before the failure remain.
     pub fn connect(&self, peer: &Endpoint, options: &ConnectOptions) -> Result<(), ConnectError> {
         self.to_init(options.access)?;
         self.to_rtr(peer, options)?;
@@ -447,7 +448,7 @@ impl Qp {
     /// Moves the queue pair from RESET to INIT.
     ///
     /// # Errors
-    /// [`ConnectError`].
+    /// [`ConnectError::Modify`] unless the queue pair is in RESET and `access` is valid.
     pub fn to_init(&self, access: Access) -> Result<(), ConnectError> {
         let (pkey_index, port) = (Some(0), Some(1));
         let attr = QpAttr {
@@ -463,7 +464,9 @@ impl Qp {
     /// Moves the queue pair from INIT to RTR: from now on it responds to the peer.
     ///
     /// # Errors
-    /// [`ConnectError`].
+    /// [`ConnectError::Mtu`] for a path MTU above the port's; [`ConnectError::NoGid`] if the port has no GID
+    /// of the IP version of the peer; [`ConnectError::Modify`] unless the queue pair is in INIT and the port
+    /// can carry the other options.
     pub fn to_rtr(&self, peer: &Endpoint, options: &ConnectOptions) -> Result<(), ConnectError> {
         let context = self.pd.context();
         let active = context.0.mtu;
@@ -493,7 +496,7 @@ impl Qp {
     /// Moves the queue pair from RTR to RTS: from now on it may send.
     ///
     /// # Errors
-    /// [`ConnectError`].
+    /// [`ConnectError::Modify`] unless the queue pair is in RTR and the device supports the options.
     pub fn to_rts(&self, options: &ConnectOptions) -> Result<(), ConnectError> {
         let attr = QpAttr {
             state: Some(QpState::Rts),
@@ -545,7 +548,7 @@ impl Qp {
     /// Detaches the queue pair from a multicast group (`ibv_detach_mcast`).
     ///
     /// # Errors
-    /// [`MulticastError::NotAttached`].
+    /// [`MulticastError::NotAttached`] if the queue pair is not attached to the group.
     pub fn detach_mcast(&self, gid: Gid) -> Result<(), MulticastError> {
         self.pd.context().0.shards.detach_mcast(&self.shard, self.qpn, gid)
     }

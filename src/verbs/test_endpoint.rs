@@ -46,7 +46,7 @@ impl TestEndpoint {
     /// Creates a node on an open context, with its queue pair in RESET.
     ///
     /// # Errors
-    /// [`CreateError`].
+    /// [`CreateError::Exhausted`] if the device has no object of a kind left; [`CreateError::DeviceFatal`].
     pub fn new(context: Context) -> Result<TestEndpoint, CreateError> {
         TestEndpoint::with_options(context, &QpOptions::default())
     }
@@ -54,7 +54,8 @@ impl TestEndpoint {
     /// Creates a node on an open context, with a queue pair that has these options, in RESET.
     ///
     /// # Errors
-    /// [`CreateError`].
+    /// [`CreateError::Exhausted`] if the device has no object of a kind left; [`CreateError::DeviceFatal`];
+    /// the errors of [`Pd::create_qp`] for the options.
     pub fn with_options(context: Context, options: &QpOptions) -> Result<TestEndpoint, CreateError> {
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(1024)?;
@@ -91,7 +92,8 @@ impl Fabric {
     /// Creates `n` NICs on this fabric, each with a queue pair connected to every other one.
     ///
     /// # Errors
-    /// [`PairError`].
+    /// [`PairError::Open`] if packets of the fabric cannot hold a path MTU of 256, or the system is out of
+    /// descriptors or threads; [`PairError::Create`] for more queue pairs than a device has.
     pub fn mesh(&self, n: usize) -> Result<Vec<MeshNode>, PairError> {
         let node = |own| {
             let context = Context::on_fabric(self)?;
@@ -118,7 +120,8 @@ impl Fabric {
     /// [`pair_builder`](Self::pair_builder) accepts other options.
     ///
     /// # Errors
-    /// [`PairError`].
+    /// [`PairError::Open`] if packets of the fabric cannot hold a path MTU of 256, or the system is out of
+    /// descriptors or threads.
     pub fn pair(&self) -> Result<(TestEndpoint, TestEndpoint), PairError> {
         self.pair_builder().build()
     }
@@ -227,7 +230,9 @@ impl PairBuilder {
     /// Creates the NICs, the first of them with the faults and the capture, and connects their queue pairs.
     ///
     /// # Errors
-    /// [`PairError`].
+    /// [`PairError::Open`] if packets of the fabric cannot hold a path MTU of 256, or the system is out of
+    /// descriptors or threads; [`PairError::Create`] or [`PairError::Connect`] for options that the device
+    /// does not support.
     pub fn build(self) -> Result<(TestEndpoint, TestEndpoint), PairError> {
         let PairBuilder { fabric, context: options, qp, connect, faults, capture } = self;
         let port = || fabric.port(&fabric.auto_address()).map_err(OpenError::from);

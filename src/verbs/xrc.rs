@@ -23,7 +23,8 @@ impl Context {
     /// Opens an XRC domain (`ibv_open_xrcd`).
     ///
     /// # Errors
-    /// [`CreateError`].
+    /// [`CreateError::Exhausted`] if all protection domains or completion queues of the device are in use;
+    /// [`CreateError::DeviceFatal`].
     pub fn open_xrcd(&self) -> Result<Xrcd, CreateError> {
         let (pd, cq) = (self.alloc_pd()?, self.create_cq(1)?);
         // The XRC domain has a protection domain of its own, so that domain's number identifies both.

@@ -26,7 +26,8 @@ impl Sharing {
     /// of a UDP link with other processes.
     ///
     /// # Errors
-    /// [`SharingError`].
+    /// [`SharingError::Link`] if the link cannot be opened; [`SharingError::Refused`] if the broker has no
+    /// QPN partition for this process; [`SharingError::System`] if the broker cannot be started or reached.
     pub fn bind(
         &self,
         spec: &LinkSpec,

@@ -82,7 +82,8 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServeErro
 /// processes of other users are served too.
 ///
 /// # Errors
-/// [`ServeError`].
+/// [`ServeError::Address`] if `address` is none; [`ServeError::Another`] if another broker serves it;
+/// [`ServeError::System`] if a socket cannot be opened.
 pub fn serve(address: &str, any_user: bool) -> Result<(), ServeError> {
     let max_idle = (raise_fd_limit() / IDLE_DIVISOR).clamp(MIN_IDLE, BACKLOG as u64) as usize;
     let bind_addr: BindAddr = address.parse().map_err(|()| ServeError::Address(address.into()))?;

@@ -222,7 +222,7 @@ impl Fabric {
     /// sends nor receives. The NIC is notified and raises `PortError` or `PortActive`.
     ///
     /// # Errors
-    /// [`FabricError::UnknownAddress`].
+    /// [`FabricError::UnknownAddress`] if no port has the address.
     pub fn set_port_up(&self, address: IpAddr, up: bool) -> Result<(), FabricError> {
         let port = self.port_of(address)?;
         port.up.store(up, Ordering::SeqCst);

@@ -315,7 +315,9 @@ impl PacketLink {
     /// Opens a packet socket on the interface.
     ///
     /// # Errors
-    /// [`PacketError`].
+    /// [`PacketError::NoInterface`], [`PacketError::Down`], [`PacketError::NotEthernet`],
+    /// [`PacketError::NoAddress`] or [`PacketError::Mtu`] for an interface that cannot carry the link;
+    /// [`PacketError::Io`] if the system refuses a socket, for lack of CAP_NET_RAW for example.
     pub fn open(config: PacketConfig) -> Result<PacketLink, PacketError> {
         let link = PacketLink::open_one(config, None)?;
         link.start(ShardId::WHOLE)?;

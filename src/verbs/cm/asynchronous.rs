@@ -57,7 +57,7 @@ impl AsyncListener {
     /// Listens at an address, as [`Listener::bind`] does.
     ///
     /// # Errors
-    /// [`IdError`].
+    /// The errors of [`Listener::bind`].
     pub fn bind(manager: &ConnectionManager, addr: SocketAddr) -> Result<AsyncListener, IdError> {
         Ok(AsyncListener { listener: Listener::bind(manager, addr)?, waiter: Waiter::default() })
     }
@@ -86,7 +86,10 @@ impl Incoming {
     /// Not cancel-safe: dropping the future ends the connection.
     ///
     /// # Errors
-    /// [`SessionError`].
+    /// [`SessionError::Id`] with an error of [`CmId::attach_qp`] or [`CmId::accept`], or with
+    /// [`IdError::System`] if the system is out of descriptors; [`SessionError::Failed`] or
+    /// [`SessionError::Rejected`] if the peer gives up; [`SessionError::Wait`] in virtual time or if the
+    /// runtime is shutting down.
     pub async fn accept_async(self, qp: Qp, param: &ConnParam) -> Result<AsyncSession, SessionError> {
         let mut session = AsyncSession::new(self.begin_accept(qp, param)?);
         session.channel.expect(CmEventKind::Established).await?;
@@ -101,7 +104,12 @@ impl ConnectionManager {
     /// Not cancel-safe: dropping the future abandons the attempt.
     ///
     /// # Errors
-    /// [`SessionError`].
+    /// [`SessionError::Id`] with an error of [`CmId::resolve_addr`], [`CmId::attach_qp`] or
+    /// [`CmId::connect`], or with [`IdError::System`] if the system is out of descriptors;
+    /// [`SessionError::Create`] with the error of `qp`; [`SessionError::Rejected`] if the peer rejects;
+    /// [`SessionError::Failed`] with `AddrError` if no device leads to the address, `Unreachable` if the peer
+    /// does not respond, or `ConnectError`; [`SessionError::Wait`] in virtual time or if the runtime is
+    /// shutting down.
     pub async fn connect_async(
         &self,
         to: SocketAddr,
@@ -160,7 +168,9 @@ impl AsyncSession {
     /// Dropping the future does not undo the disconnect, only the wait for the peer's response.
     ///
     /// # Errors
-    /// [`SessionError`].
+    /// [`SessionError::Id`] with an error of [`CmId::disconnect`]; [`SessionError::Failed`] if another event
+    /// arrives than `Disconnected`; [`SessionError::Wait`] in virtual time or if the runtime is shutting
+    /// down.
     pub async fn disconnect(mut self) -> Result<(), SessionError> {
         self.session.id.disconnect()?;
         if self.session.id.was_disconnect_reported() {

@@ -18,6 +18,9 @@ use crate::wire::{AckTimeout, Qpn};
 /// cheap to clone. Dropping the last one, or [`destroy`](Self::destroy), ends the id and discards its pending
 /// events.
 ///
+/// Every call that returns an [`IdError`] fails with [`IdError::Ended`] once the id is destroyed, and with
+/// [`IdError::Inherited`] in a child of fork.
+///
 /// ```
 /// # use std::time::Duration;
 /// use urxe::verbs::cm::*;
@@ -138,7 +141,10 @@ impl CmId {
     /// local, so the event is reported at once and the timeout is ignored.
     ///
     /// # Errors
-    /// [`IdError`].
+    /// [`IdError::State`] unless the id is new or bound; [`IdError::Family`] if source and destination are of
+    /// different IP versions; [`IdError::NoDevice`] if no device has the source address; for an id that is
+    /// not bound, [`IdError::PortInUse`], [`IdError::PortInUseByWildcard`] or [`IdError::NoPort`] for the
+    /// source port. A destination that no device leads to is reported as `AddrError`.
     pub fn resolve_addr(
         &self,
         src: Option<SocketAddr>,
@@ -172,7 +178,9 @@ impl CmId {
     /// manager allows); further requests are rejected.
     ///
     /// # Errors
-    /// [`IdError`].
+    /// [`IdError::State`] unless the id is new or bound; [`IdError::PortInUse`] or
+    /// [`IdError::PortInUseByWildcard`] if another id is bound to the same address and port; for an id that
+    /// is not bound, the errors of [`bind_addr`](Self::bind_addr).
     pub fn listen(&self, backlog: usize) -> Result<(), IdError> {
         self.with_state(|state, number| state.listen(number, backlog))
     }
@@ -198,7 +206,10 @@ impl CmId {
     /// `Unreachable` or `ConnectError`.
     ///
     /// # Errors
-    /// [`IdError`].
+    /// [`IdError::State`] unless the route is resolved; [`IdError::NoQp`], except for datagrams, without an
+    /// attached queue pair or [`ConnParam::qp_num`]; [`IdError::Value`] for a depth above the device's limit;
+    /// [`IdError::PrivateData`] for more than 56 bytes, or 180 for datagrams; [`IdError::Protocol`] if the
+    /// device has too many connections, or no longer has the source address.
     pub fn connect(&self, param: &ConnParam) -> Result<(), IdError> {
         self.with_state(|state, number| state.connect(number, param))
     }
@@ -211,7 +222,8 @@ impl CmId {
     /// no listener.
     ///
     /// # Errors
-    /// [`IdError`].
+    /// [`IdError::NoQp`] without an attached queue pair; [`IdError::State`] for a datagram id; otherwise the
+    /// errors of [`connect`](Self::connect).
     pub fn connect_peer(&self, param: &ConnParam) -> Result<(), IdError> {
         self.with_state(|state, number| state.connect_peer(number, param))
     }
@@ -222,7 +234,9 @@ impl CmId {
     /// any path that its queue pair can load.
     ///
     /// # Errors
-    /// [`IdError`], if there is no connection, or an offer has no response yet.
+    /// [`IdError::State`] unless the id is connected; [`IdError::NoQp`] without an attached queue pair;
+    /// [`IdError::Family`] if the addresses are of different IP versions; [`IdError::NoDevice`] if the device
+    /// does not have `from`; [`IdError::Protocol`] if an offer has no response yet.
     pub fn load_alternate(&self, from: IpAddr, to: IpAddr) -> Result<(), IdError> {
         self.with_state(|state, number| state.load_alternate(number, from, to))
     }
@@ -230,7 +244,11 @@ impl CmId {
     /// Accepts the request that created this id; reports `Established`, except for datagrams.
     ///
     /// # Errors
-    /// [`IdError`].
+    /// [`IdError::State`] unless the id is that of a request without a response; [`IdError::NoQp`] without an
+    /// attached queue pair or [`ConnParam::qp_num`], or if the attached one is destroyed; [`IdError::Value`]
+    /// for a depth above the device's limit; [`IdError::PrivateData`] or, for datagrams,
+    /// [`IdError::Protocol`] for more private data than the message holds; [`IdError::Modify`] if the queue
+    /// pair cannot change its state; [`IdError::Protocol`] if the connection no longer exists.
     pub fn accept(&self, param: &ConnParam) -> Result<(), IdError> {
         self.with_state(|state, number| state.accept(number, param))
     }
@@ -238,7 +256,9 @@ impl CmId {
     /// Rejects the request that created this id, or the peer's reply to this id's request.
     ///
     /// # Errors
-    /// [`IdError`].
+    /// [`IdError::State`] unless the id is that of a request or has an unconfirmed reply;
+    /// [`IdError::Protocol`] if the private data do not fit the message, or the connection no longer
+    /// exists.
     pub fn reject(&self, private_data: &[u8]) -> Result<(), IdError> {
         self.reject_with(RejReason::Consumer, private_data)
     }
@@ -246,7 +266,7 @@ impl CmId {
     /// Rejects like [`reject`](Self::reject), but with a reason other than "consumer reject".
     ///
     /// # Errors
-    /// [`IdError`].
+    /// The errors of [`reject`](Self::reject).
     pub fn reject_with(&self, reason: RejReason, private_data: &[u8]) -> Result<(), IdError> {
         self.with_state(|state, number| state.reject(number, reason, private_data))
     }
@@ -254,7 +274,8 @@ impl CmId {
     /// Completes the handshake after `ConnectResponse`: the caller's queue pair is in RTS.
     ///
     /// # Errors
-    /// [`IdError`].
+    /// [`IdError::State`] unless `ConnectResponse` was reported and is unanswered; [`IdError::Protocol`] if
+    /// the connection no longer exists.
     pub fn establish(&self) -> Result<(), IdError> {
         self.with_state(State::establish)
     }
@@ -263,7 +284,8 @@ impl CmId {
     /// reports `Disconnected`.
     ///
     /// # Errors
-    /// [`IdError`].
+    /// [`IdError::State`] unless the id is accepted, connected or disconnected; [`IdError::Protocol`] if the
+    /// connection no longer exists.
     pub fn disconnect(&self) -> Result<(), IdError> {
         self.with_state(State::disconnect)
     }
@@ -272,7 +294,8 @@ impl CmId {
     /// establishes the connection as the RTU does.
     ///
     /// # Errors
-    /// [`IdError`].
+    /// [`IdError::State`] for another event than `CommunicationEstablished`, or without a connection;
+    /// [`IdError::Protocol`] unless the connection is accepted or established.
     pub fn notify(&self, event: AsyncEvent) -> Result<(), IdError> {
         self.with_state(|state, number| state.notify(number, event))
     }
@@ -291,7 +314,9 @@ impl CmId {
     /// queue pair alive; dropping the queue pair detaches it.
     ///
     /// # Errors
-    /// [`IdError`].
+    /// [`IdError::QpType`] if the queue pair is of another transport service; [`IdError::State`] if the id
+    /// has no device yet; [`IdError::OtherDevice`] if the queue pair belongs to another device;
+    /// [`IdError::Modify`] if it cannot change to INIT.
     pub fn attach_qp(&self, qp: &Qp) -> Result<(), IdError> {
         self.with_state(|state, number| state.attach(number, qp))
     }
@@ -429,7 +454,8 @@ impl CmId {
     /// queue pair number and Q_Key of the group. An attached queue pair is attached to the group too.
     ///
     /// # Errors
-    /// [`IdError`].
+    /// [`IdError::State`] unless the id is bound to a device, resolved or connected; [`IdError::NoGroup`] if
+    /// the address is not a multicast address; [`IdError::Joined`] if the id has joined the group already.
     pub fn join_multicast(&self, group: SocketAddr, membership: Membership) -> Result<(), IdError> {
         self.with_state(|state, number| state.join_multicast(number, group, membership))
     }
@@ -437,7 +463,7 @@ impl CmId {
     /// Leaves a multicast group.
     ///
     /// # Errors
-    /// [`IdError::NoGroup`].
+    /// [`IdError::NoGroup`] if the id has not joined the group.
     pub fn leave_multicast(&self, group: SocketAddr) -> Result<(), IdError> {
         self.with_state(|state, number| state.leave_multicast(number, group))
     }

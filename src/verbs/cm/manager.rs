@@ -114,7 +114,7 @@ impl ConnectionManager {
     /// Creates an id with the default transport service of its port space (`rdma_create_id`).
     ///
     /// # Errors
-    /// [`IdError::Inherited`].
+    /// [`IdError::Inherited`] in a child of fork.
     pub fn create_id(&self, channel: &EventChannel, space: PortSpace) -> Result<CmId, IdError> {
         self.create_id_with_qp_type(channel, space, default_qp_type(space))
     }
@@ -122,7 +122,7 @@ impl ConnectionManager {
     /// Creates an id with the given transport service.
     ///
     /// # Errors
-    /// [`IdError::Inherited`].
+    /// [`IdError::Inherited`] in a child of fork.
     pub fn create_id_with_qp_type(
         &self,
         channel: &EventChannel,

@@ -63,7 +63,8 @@ impl Listener {
     /// Listens at an address: 0.0.0.0 or :: for all devices, port 0 for any free port.
     ///
     /// # Errors
-    /// [`IdError`].
+    /// [`IdError::System`] if the system is out of descriptors; [`IdError::Inherited`] in a child of fork;
+    /// the errors of [`CmId::bind_addr`] and [`CmId::listen`].
     pub fn bind(manager: &ConnectionManager, addr: SocketAddr) -> Result<Listener, IdError> {
         let channel = EventChannel::new()?;
         let id = manager.create_id(&channel, PortSpace::Tcp)?;
@@ -126,7 +127,9 @@ impl Incoming {
     /// Accepts the connection with a queue pair, and waits until the peer is ready.
     ///
     /// # Errors
-    /// [`SessionError`].
+    /// [`SessionError::Id`] with an error of [`CmId::attach_qp`] or [`CmId::accept`], or with
+    /// [`IdError::System`] if the system is out of descriptors; [`SessionError::Failed`] or
+    /// [`SessionError::Rejected`] if the peer gives up; [`SessionError::Wait`] if it is not ready in time.
     pub fn accept(self, qp: Qp, param: &ConnParam, timeout: Duration) -> Result<Session, SessionError> {
         let session = self.begin_accept(qp, param)?;
         expect(&session.channel, CmEventKind::Established, timeout)?;
@@ -145,7 +148,7 @@ impl Incoming {
     /// Rejects the connection.
     ///
     /// # Errors
-    /// [`IdError`].
+    /// The errors of [`CmId::reject`].
     pub fn reject(self, private_data: &[u8]) -> Result<(), IdError> {
         self.id.reject(private_data)
     }
@@ -165,7 +168,12 @@ impl ConnectionManager {
     /// that leads to the port.
     ///
     /// # Errors
-    /// [`SessionError`].
+    /// [`SessionError::Id`] with an error of [`CmId::resolve_addr`], [`CmId::attach_qp`] or
+    /// [`CmId::connect`], or with [`IdError::System`] if the system is out of descriptors;
+    /// [`SessionError::Create`] with the error of `qp`; [`SessionError::Rejected`] if the peer rejects;
+    /// [`SessionError::Failed`] with `AddrError` if no device leads to the address, `Unreachable` if the peer
+    /// does not respond, or `ConnectError`; [`SessionError::Wait`] if the connection is not established in
+    /// time.
     pub fn connect(
         &self,
         to: SocketAddr,
@@ -230,7 +238,8 @@ impl Session {
     /// has timed out.
     ///
     /// # Errors
-    /// [`SessionError`].
+    /// [`SessionError::Id`] with an error of [`CmId::disconnect`]; [`SessionError::Wait`] if the peer does
+    /// not respond in time; [`SessionError::Failed`] if another event arrives.
     pub fn disconnect(self, timeout: Duration) -> Result<(), SessionError> {
         self.id.disconnect()?;
         if self.id.was_disconnect_reported() {

@@ -1,5 +1,6 @@
 //! Tests of CM ids and event channels: order of calls, destruction, migration of ids between channels.
 
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -35,6 +36,39 @@ fn call_in_wrong_state_is_refused() {
     id.destroy();
     assert!(matches!(id.listen(0), Err(IdError::Ended)));
     assert_eq!((id.local_addr(), side.manager.ids()), (None, 0));
+}
+
+#[test]
+fn refused_call_returns_the_documented_error_for_its_cause() {
+    let fabric = virtual_fabric(slow());
+    let (client, server) = (Side::on(&fabric), Side::on(&fabric));
+    let unbound = client.id(PortSpace::Tcp);
+    let [rc, uc] = [QpType::Rc, QpType::Uc].map(|qp_type| client.qp(qp_type));
+    assert!(matches!(unbound.attach_qp(&rc), Err(IdError::State { call: "attach_qp", .. })));
+    let missing: IpAddr = "10.9.9.9".parse().unwrap();
+    assert!(matches!(unbound.bind_addr((missing, 1).into()), Err(IdError::NoDevice(ip)) if ip == missing));
+    let group: SocketAddr = "239.0.0.1:0".parse().unwrap();
+    assert!(matches!(unbound.leave_multicast(group), Err(IdError::NoGroup(_))));
+
+    let id = client.resolved(PortSpace::Tcp, server.addr(7));
+    let connect = |param: &ConnParam| id.connect(param).unwrap_err();
+    assert!(matches!(connect(&ConnParam::default()), IdError::NoQp));
+    assert!(matches!(id.connect_peer(&ConnParam::default()), Err(IdError::NoQp)));
+    assert!(matches!(id.attach_qp(&uc), Err(IdError::QpType { .. })));
+    assert!(matches!(id.attach_qp(&server.qp(QpType::Rc)), Err(IdError::OtherDevice)));
+    id.attach_qp(&rc).unwrap();
+    let excess = ConnParam::with_data(&[0; 57]);
+    assert!(matches!(connect(&excess), IdError::PrivateData { given: 57, max: 56 }));
+    let deep = ConnParam::default().initiator_depth(MAX_RD_ATOMIC - 1);
+    assert!(matches!(connect(&deep), IdError::Value { name: "initiator_depth", .. }));
+    for refused in [id.accept(&ConnParam::default()), id.reject(b""), id.establish(), id.disconnect()] {
+        assert!(matches!(refused, Err(IdError::State { .. })), "{refused:?}");
+    }
+    let alternate = id.load_alternate(client.ip(true), server.ip(true));
+    assert!(matches!(alternate, Err(IdError::State { call: "load_alternate", .. })));
+    id.destroy();
+    assert!(matches!(connect(&ConnParam::default()), IdError::Ended));
+    assert_eq!(id.get_request(None).unwrap_err(), WaitError::Idle);
 }
 
 #[test]
