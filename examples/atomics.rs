@@ -51,7 +51,7 @@ fn main() -> Result<()> {
         let (own, attempts) = client.join().expect("clients do not panic")?;
         println!("client {own}: {INCREMENTS} increments, the lock after {attempts} attempts");
     }
-    let value = u64::from_ne_bytes(memory.to_vec()[..8].try_into()?);
+    let value = u64::from_ne_bytes(memory.read_vec(0..8)?[..].try_into()?);
     println!("the counter is {value}");
     assert_eq!(value, CLIENTS as u64 * INCREMENTS);
     Ok(())

@@ -32,7 +32,7 @@ fn serve(listener: &Listener) -> Result<(), SessionError> {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let fabric = Fabric::new();
     let (local, remote) = (Context::on_fabric(&fabric)?, Context::on_fabric(&fabric)?);
-    let address = (remote.query_gid(0).ok_or("no address")?.ip(), 7471).into();
+    let address = (remote.address().ok_or("no address")?, 7471).into();
     let listener = Listener::bind(&ConnectionManager::new(vec![remote])?, address)?;
     let server = std::thread::spawn(move || serve(&listener));
 

@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let fabric = Fabric::virtual_time(FabricConfig::default())?;
     let (a, b) = fabric.pair()?;
-    let address = b.context.query_gid(0).ok_or("no address")?.ip();
+    let address = b.context.address().ok_or("no address")?;
     b.qp.post_recv(&RecvWr::empty(1))?;
     fabric.remove_device(address)?;
 
@@ -33,8 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let replacement =
         Context::on_port(fabric.port(&[address])?, &ContextOptions::default(), |port| Box::new(port))?;
     let (a, b) = (TestEndpoint::new(a.context)?, TestEndpoint::new(replacement)?);
-    a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default())?;
-    b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default())?;
+    a.connect(&b, &ConnectOptions::default())?;
     b.qp.post_recv(&RecvWr::empty(3))?;
     a.qp.post_send(&SendWr::send(4, &[]))?;
     assert_eq!((a.cq.wait(LIMIT)?.wr_id, b.cq.wait(LIMIT)?.wr_id), (4, 3));

@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     reads += 1;
                 }
                 // The node's own values need no READ.
-                None => results.write(at, &tables[owner].to_vec()[slot * SLOT..(slot + 1) * SLOT])?,
+                None => results.write(at, &tables[owner].read_vec(slot * SLOT..(slot + 1) * SLOT)?)?,
             }
         }
         for _ in 0..reads {

@@ -16,13 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Peers get no right to the region itself.
     let region = server.pd.reg_mr(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
     let window = server.pd.alloc_mw(WindowKind::Type2B)?;
-    let bind = Bind {
-        rkey: window.next_rkey(),
-        region: region.lkey(),
-        addr: region.addr() + 1024,
-        len: 512,
-        access: Access::REMOTE_WRITE,
-    };
+    let bind = window.bind(&region, 1024..1536, Access::REMOTE_WRITE);
     server.qp.post_send(&SendWr::bind_mw(1, bind))?;
     server.cq.wait(LIMIT)?;
     println!("the server has opened 512 of its 4096 bytes under key {:?}", bind.rkey);
@@ -30,8 +24,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let through = RemoteAddr { va: bind.addr, rkey: bind.rkey };
     client.qp.post_send(&SendWr::write(2, &[], through).inline(b"through the window"))?;
     client.cq.wait(LIMIT)?;
-    assert_eq!(&region.to_vec()[1024..1042], b"through the window");
-    println!("the client has written {:?}", String::from_utf8_lossy(&region.to_vec()[1024..1042]));
+    let written = region.read_vec(1024..1042)?;
+    assert_eq!(written, b"through the window");
+    println!("the client has written {:?}", String::from_utf8_lossy(&written));
 
     server.qp.post_recv(&RecvWr::empty(3))?;
     client.qp.post_send(&SendWr::send_inval(4, &[], bind.rkey))?;
@@ -44,6 +39,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let refused = client.cq.wait_any(LIMIT)?;
     println!("another WRITE ends with {}", refused.status);
     assert_eq!(refused.status, WcStatus::RemAccessErr);
-    assert_eq!(&region.to_vec()[1024..1029], b"throu");
+    assert_eq!(region.read_vec(1024..1029)?, b"throu");
     Ok(())
 }

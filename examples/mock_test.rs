@@ -17,9 +17,7 @@ fn client(node: &TestEndpoint, request: &[u8]) -> Result<Vec<u8>> {
     node.qp.post_recv(&RecvWr::new(1, &[buffer.sge(0..64)]))?;
     node.qp.post_send(&SendWr::send(2, &[]).signaled(false).inline(request))?;
     let reply = node.cq.wait(LIMIT)?;
-    let mut bytes = vec![0; reply.byte_len as usize];
-    buffer.read(0, &mut bytes)?;
-    Ok(bytes)
+    Ok(buffer.read_vec(0..reply.byte_len as usize)?)
 }
 
 /// Posts a receive for one request. This function is part of the code under test.
@@ -32,8 +30,7 @@ fn listen(node: &TestEndpoint) -> Result<Mr> {
 /// Answers the request in upper case. This function is part of the code under test.
 fn serve(node: &TestEndpoint, buffer: &Mr) -> Result<()> {
     let request = node.cq.wait(LIMIT)?;
-    let mut bytes = vec![0; request.byte_len as usize];
-    buffer.read(0, &mut bytes)?;
+    let mut bytes = buffer.read_vec(0..request.byte_len as usize)?;
     bytes.make_ascii_uppercase();
     node.qp.post_send(&SendWr::send(2, &[]).inline(&bytes))?;
     node.cq.wait(LIMIT)?;

@@ -46,9 +46,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (index, member) in members[..2].iter().enumerate() {
         let received = member.cq.wait(Duration::from_secs(1))?;
         // A routing header of 40 bytes precedes the data of a datagram.
-        let text = &member.buffer.to_vec()[grh::LEN..received.byte_len as usize];
-        println!("member {index}: {:?} from {}", String::from_utf8_lossy(text), received.src_qpn);
-        assert_eq!((text, received.src_qpn), (TEXT, sender.qp.qpn()));
+        let text = member.buffer.read_vec(grh::LEN..received.byte_len as usize)?;
+        println!("member {index}: {:?} from {}", String::from_utf8_lossy(&text), received.src_qpn);
+        assert_eq!((&text[..], received.src_qpn), (TEXT, sender.qp.qpn()));
     }
     let others = members[2].cq.poll(1, &mut Vec::new())?;
     println!("NIC outside of the group: {others} datagrams");

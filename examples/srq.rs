@@ -36,9 +36,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         peer.cq.wait(LIMIT)?;
         let received = cq.wait(LIMIT)?;
         let (slot, len) = (received.wr_id as usize, received.byte_len as usize);
-        let bytes = &pool.to_vec()[slot * SLOT..slot * SLOT + len];
-        println!("slot {slot}, on {}: {:?}", received.qpn, String::from_utf8_lossy(bytes));
-        assert_eq!((bytes, received.qpn), (text.as_bytes(), qp.qpn()));
+        let bytes = pool.read_vec(slot * SLOT..slot * SLOT + len)?;
+        println!("slot {slot}, on {}: {:?}", received.qpn, String::from_utf8_lossy(&bytes));
+        assert_eq!((&bytes[..], received.qpn), (text.as_bytes(), qp.qpn()));
     }
     let event = context.wait_event(LIMIT)?;
     println!("event {event:?}: one of four receives is left");

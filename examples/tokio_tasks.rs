@@ -52,7 +52,7 @@ async fn client(manager: ConnectionManager, to: SocketAddr) -> Result<(), Error>
 async fn main() -> Result<(), Error> {
     let fabric = Fabric::new();
     let (local, remote) = (Context::on_fabric(&fabric)?, Context::on_fabric(&fabric)?);
-    let address = (remote.query_gid(0).ok_or("no address")?.ip(), 7471).into();
+    let address = (remote.address().ok_or("no address")?, 7471).into();
     let listener = AsyncListener::bind(&ConnectionManager::new(vec![remote])?, address)?;
     let server = tokio::spawn(server(listener));
     let limit = Duration::from_secs(10);

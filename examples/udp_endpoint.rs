@@ -43,14 +43,13 @@ fn with_peer(local: IpAddr, peer: IpAddr) -> Result<()> {
 
 fn on_loopback() -> Result<()> {
     let (a, b) = (open([127, 62, 0, 1].into())?, open([127, 62, 0, 2].into())?);
-    a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default())?;
-    b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default())?;
+    a.connect(&b, &ConnectOptions::default())?;
     let buffer = b.pd.reg_mr(64, Access::LOCAL_WRITE)?;
     b.qp.post_recv(&RecvWr::new(1, &[buffer.sge(0..64)]))?;
     a.qp.post_send(&SendWr::send(2, &[]).inline(b"hello over UDP"))?;
     let received = b.cq.wait(LIMIT)?;
-    let bytes = &buffer.to_vec()[..received.byte_len as usize];
-    println!("127.62.0.2 has received {:?} over UDP port 4791", String::from_utf8_lossy(bytes));
+    let bytes = buffer.read_vec(0..received.byte_len as usize)?;
+    println!("127.62.0.2 has received {:?} over UDP port 4791", String::from_utf8_lossy(&bytes));
     assert_eq!(bytes, b"hello over UDP");
     a.cq.wait(LIMIT)?;
     Ok(())

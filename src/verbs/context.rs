@@ -302,6 +302,21 @@ impl Context {
         self.0.shards.with_nic(|nic| nic.config().port.gid(index))
     }
 
+    /// Returns the address at which peers reach this device: that of its [`main_gid`](Self::main_gid). `None`
+    /// while the device has no address.
+    ///
+    /// ```
+    /// # use urxe::verbs::*;
+    /// let fabric = Fabric::new();
+    /// let port = fabric.port(&["192.0.2.7".parse()?])?;
+    /// let context = Context::on_port(port, &ContextOptions::default(), |port| Box::new(port))?;
+    /// assert_eq!(context.address(), Some("192.0.2.7".parse()?));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn address(&self) -> Option<IpAddr> {
+        Some(self.query_gid(self.main_gid()?.into())?.ip())
+    }
+
     /// Returns the index of the GID for peers of which nothing is known: the first one that is not
     /// link-local, or the first one if all are.
     pub fn main_gid(&self) -> Option<u8> {

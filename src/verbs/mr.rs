@@ -416,6 +416,32 @@ impl Mr {
         self.buffer.read(offset, out)
     }
 
+    /// Returns a copy of the bytes of a range.
+    ///
+    /// ```
+    /// # use urxe::verbs::*;
+    /// # let pd = Context::on_fabric(&Fabric::new())?.alloc_pd()?;
+    /// let mr = pd.reg_mr(4096, Access::LOCAL_WRITE)?;
+    /// mr.write(100, b"hello")?;
+    /// assert_eq!(mr.read_vec(100..105)?, b"hello");
+    /// assert!(mr.read_vec(4095..4097).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`MemoryAccessError`] outside the region. A range that ends before it begins is empty.
+    pub fn read_vec(&self, range: Range<usize>) -> Result<Vec<u8>, MemoryAccessError> {
+        let Range { start: offset, end } = range;
+        let (len, size) = (end.saturating_sub(offset), self.buffer.len());
+        // Checked before the allocation, whose length a caller may have got from a peer.
+        if len > size {
+            return Err(MemoryAccessError { offset, len, size });
+        }
+        let mut out = vec![0; len];
+        self.buffer.read(offset, &mut out)?;
+        Ok(out)
+    }
+
     /// Copies all of `bytes` to `offset`.
     ///
     /// # Errors

@@ -1,9 +1,10 @@
 //! Memory windows and fast registration.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{CreateError, Pd, PostError, Qp, SendFlags, SendWr};
+use super::{CreateError, Pd, PostError, Qp, RawMr, SendFlags, SendWr};
 use crate::memory::{Access, Bind, Buffer, FastReg, RegionInfo, WindowKind};
 use crate::wire::{LKey, RKey};
 
@@ -21,11 +22,10 @@ fn next(key: u32) -> u32 {
 /// # let (a, b) = Fabric::new().pair()?;
 /// let mr = b.pd.reg_mr(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
 /// let window = b.pd.alloc_mw(WindowKind::Type1)?;
-/// let access = Access::REMOTE_WRITE;
-/// let bind = Bind { rkey: RKey(0), region: mr.lkey(), addr: mr.addr(), len: 64, access };
+/// let bind = window.bind(&mr, 0..64, Access::REMOTE_WRITE);
 /// let rkey = b.qp.bind_mw(&window, 1, &bind, SendFlags::SIGNALED)?;
 /// b.cq.wait(Duration::from_secs(5))?;
-/// let to = RemoteAddr { va: mr.addr(), rkey };
+/// let to = RemoteAddr { va: bind.addr, rkey };
 /// a.qp.post_send(&SendWr::write(2, &[], to).inline(b"through the window"))?;
 /// a.cq.wait(Duration::from_secs(5))?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -86,6 +86,18 @@ impl Mw {
         let step = |key| Some(next(key));
         let old = self.key.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step);
         RKey(next(old.unwrap_or_else(|key| key)))
+    }
+
+    /// Returns the parameters of a bind to the bytes `range` of a region, for [`Qp::bind_mw`] or, for a window
+    /// of type 2, [`SendWr::bind_mw`]. Those of type 2 have the [`next_rkey`](Self::next_rkey). A range outside
+    /// the region fails when the window is bound.
+    pub fn bind(&self, region: &RawMr, range: Range<usize>, access: Access) -> Bind {
+        let rkey = match self.kind {
+            WindowKind::Type1 => self.rkey(),
+            WindowKind::Type2A | WindowKind::Type2B => self.next_rkey(),
+        };
+        let len = range.end.saturating_sub(range.start) as u64;
+        Bind { rkey, region: region.lkey(), addr: region.addr() + range.start as u64, len, access }
     }
 }
 

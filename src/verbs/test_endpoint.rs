@@ -62,6 +62,30 @@ impl TestEndpoint {
         let qp = pd.create_qp(&cq, &cq, options)?;
         Ok(TestEndpoint { context, pd, cq, qp })
     }
+
+    /// Connects the queue pairs of two nodes, both in RESET, with the same options.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use urxe::verbs::*;
+    /// let fabric = Fabric::new();
+    /// let (a, b) = (
+    ///     TestEndpoint::new(Context::on_fabric(&fabric)?)?,
+    ///     TestEndpoint::new(Context::on_fabric(&fabric)?)?,
+    /// );
+    /// a.connect(&b, &ConnectOptions::default())?;
+    /// b.qp.post_recv(&RecvWr::empty(1))?;
+    /// a.qp.post_send(&SendWr::send(2, &[]))?;
+    /// assert_eq!(b.cq.wait(Duration::from_secs(5))?.wr_id, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`Qp::connect`]; then the queue pairs may be in any state.
+    pub fn connect(&self, peer: &TestEndpoint, options: &ConnectOptions) -> Result<(), ConnectError> {
+        self.qp.connect(&peer.qp.endpoint(), options)?;
+        peer.qp.connect(&self.qp.endpoint(), options)
+    }
 }
 
 /// A NIC of a mesh: one protection domain, one completion queue for all queue pairs, and a queue pair to each
@@ -242,8 +266,7 @@ impl PairBuilder {
         let second = Context::on_port(port()?, &options.seed(seed), |port| Box::new(port))?;
         let a = TestEndpoint::with_options(first, &qp)?;
         let b = TestEndpoint::with_options(second, &qp)?;
-        a.qp.connect(&b.qp.endpoint(), &connect)?;
-        b.qp.connect(&a.qp.endpoint(), &connect)?;
+        a.connect(&b, &connect)?;
         Ok((a, b))
     }
 }

@@ -46,6 +46,7 @@ fn type_1_window_grants_access_until_rebound() {
         len: 6,
         access: Access::REMOTE_WRITE,
     };
+    assert_eq!(mw.bind(&mr, 100..106, Access::REMOTE_WRITE), Bind { rkey: mw.rkey(), ..bind });
     let rkey = b.qp.bind_mw(&mw, 1, &bind, SendFlags::SIGNALED).unwrap();
     assert_eq!((b.cq.wait(TIMEOUT).unwrap().opcode, mw.rkey()), (WcOpcode::BindMw, rkey));
     let to = RemoteAddr { va: mr.addr() + 100, rkey };
@@ -66,8 +67,8 @@ fn type_2_window_grants_access_until_remote_invalidate() {
     let src = a.pd.reg_mr(64, Access::ALL).unwrap();
     let mr = b.pd.reg_mr(4096, Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
     let mw = b.pd.alloc_mw(WindowKind::Type2B).unwrap();
-    let access = Access::REMOTE_READ | Access::ZERO_BASED;
-    let bind = Bind { rkey: mw.next_rkey(), region: mr.lkey(), addr: mr.addr() + 8, len: 64, access };
+    let bind = mw.bind(&mr, 8..72, Access::REMOTE_READ | Access::ZERO_BASED);
+    assert_eq!((bind.rkey, bind.addr, bind.len), (mw.rkey(), mr.addr() + 8, 64));
     execute(&b, &SendWr::bind_mw(1, bind));
     mr.write(8, b"once").unwrap();
     let from = RemoteAddr { va: 0, rkey: mw.rkey() };
@@ -89,12 +90,11 @@ fn region_with_bound_windows_is_not_deregistered() {
         b.pd.reg_mr_raw(memory.as_mut_ptr().cast(), 64, Access::LOCAL_WRITE | Access::MW_BIND).unwrap()
     };
     let mw = b.pd.alloc_mw(WindowKind::Type2A).unwrap();
-    let (rkey, addr) = (mw.next_rkey(), mr.addr());
-    let bind = Bind { rkey, region: mr.lkey(), addr, len: 64, access: Access::REMOTE_READ };
+    let bind = mw.bind(&mr, 0..64, Access::REMOTE_READ);
     execute(&b, &SendWr::bind_mw(1, bind));
     let (mr, e) = mr.dereg().unwrap_err();
     assert_eq!(e.to_string(), format!("1 windows are bound to the region of key {:#x}", mr.lkey().0));
-    execute(&b, &SendWr::local_inv(2, rkey));
+    execute(&b, &SendWr::local_inv(2, bind.rkey));
     mr.dereg().unwrap();
 }
 

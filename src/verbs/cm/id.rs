@@ -29,7 +29,7 @@ use crate::wire::{AckTimeout, Qpn};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let fabric = Fabric::new();
 /// # let (local, remote) = (Context::on_fabric(&fabric)?, Context::on_fabric(&fabric)?);
-/// # let peer = (remote.query_gid(0).ok_or("no address")?.ip(), 7471).into();
+/// # let peer = (remote.address().ok_or("no address")?, 7471).into();
 /// let manager = ConnectionManager::new(vec![local, remote])?;
 /// let channel = EventChannel::new()?;
 /// let id = manager.create_id(&channel, PortSpace::Tcp)?;

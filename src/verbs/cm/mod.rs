@@ -19,7 +19,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let (fabric, timeout) = (Fabric::new(), Duration::from_secs(5));
 //! let (local, remote) = (Context::on_fabric(&fabric)?, Context::on_fabric(&fabric)?);
-//! let address = (remote.query_gid(0).ok_or("no address")?.ip(), 7471).into();
+//! let address = (remote.address().ok_or("no address")?, 7471).into();
 //! let new_qp = |context: &Context| {
 //!     let cq = context.create_cq(64)?;
 //!     context.alloc_pd()?.create_qp(&cq, &cq, &QpOptions::default())

@@ -68,3 +68,16 @@ fn port_query_returns_state_and_attributes() {
     fabric.set_port_up(b.context.query_gid(0).unwrap().ip(), false).unwrap();
     assert_eq!(b.context.query_port().state() as u32, 1);
 }
+
+#[test]
+fn address_is_routable_and_follows_the_gid_table() {
+    let fabric = Fabric::new();
+    let [link_local, routable, other] = ["fe80::7", "fd00::7", "192.0.2.7"].map(|ip| ip.parse().unwrap());
+    let port = fabric.port(&[link_local, routable]).unwrap();
+    let context = Context::on_port(port, &ContextOptions::default(), |port| Box::new(port)).unwrap();
+    assert_eq!(context.address(), Some(routable));
+    fabric.set_addresses(routable, &[link_local]).unwrap();
+    assert_eq!(context.address(), Some(link_local));
+    fabric.set_addresses(link_local, &[other]).unwrap();
+    assert_eq!(context.address(), Some(other));
+}
