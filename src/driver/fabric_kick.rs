@@ -72,7 +72,7 @@ impl FabricHandle {
     /// thread it returns immediately, because that kick handles the new input. After 64 turns, the remaining
     /// work is left to the drivers' own threads. In virtual time it has no effect.
     pub fn kick(&self) {
-        if self.port.has_input(&self.fabric) && !self.fabric.is_virtual() {
+        if self.has_input() && !self.fabric.is_virtual() {
             self.fabric.ready_queue().push(&self.port);
         }
         self.fabric.kick();

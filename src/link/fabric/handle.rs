@@ -15,10 +15,10 @@ use super::port::PortShared;
 use crate::transport::{AsyncEvent, Instant, RxBurst};
 
 /// Function that passes bursts to the receiver, one after the other.
-pub type BurstSource<'a> = dyn FnMut(&mut dyn FnMut(RxBurst<'_>)) + 'a;
+pub(crate) type BurstSource<'a> = dyn FnMut(&mut dyn FnMut(RxBurst<'_>)) + 'a;
 
 /// Driver of a NIC: processes input from its port, serves timers, sends.
-pub trait Driver: Send + Sync {
+pub(crate) trait Driver: Send + Sync {
     /// Tries to run one turn. Returns false if another thread is running the NIC; that thread checks for new
     /// input before it finishes.
     fn try_drive(&self) -> bool;
@@ -118,7 +118,7 @@ impl Fabric {
 
     /// Adds an auxiliary driver in virtual time: it reacts to what NICs have received, but has no port of its
     /// own. It runs in every step, after the NICs.
-    pub fn add_auxiliary_driver(&self, auxiliary: Weak<dyn Driver>) {
+    pub(crate) fn add_auxiliary_driver(&self, auxiliary: Weak<dyn Driver>) {
         self.0.auxiliaries.lock().push(auxiliary);
     }
 
@@ -144,7 +144,7 @@ pub enum Outcome {
 
 /// Handle for driving a port, usable while the port itself is behind a NIC's lock.
 #[derive(Clone)]
-pub struct FabricHandle {
+pub(crate) struct FabricHandle {
     pub(crate) fabric: Fabric,
     pub(crate) port: Arc<PortShared>,
 }

@@ -25,7 +25,8 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::{Mutex, MutexGuard};
 
 pub use config::{FabricConfig, FabricError};
-pub use handle::{BurstSource, Driver, FabricHandle, Outcome};
+pub use handle::Outcome;
+pub(crate) use handle::{BurstSource, Driver, FabricHandle};
 pub use model::FabricCounters;
 pub use port::FabricPort;
 

@@ -84,7 +84,8 @@ struct Target {
 
 /// Port of a [`Fabric`], the link of a NIC. Dropping it removes its addresses from the fabric.
 ///
-/// Drive it with the fabric's own time, [`Fabric::now`], and call [`FabricHandle::kick`] after every turn.
+/// A NIC runs it with the fabric's own time, [`Fabric::now`]: open it with
+/// [`Context::on_port`](crate::verbs::Context::on_port).
 pub struct FabricPort {
     fabric: Fabric,
     shared: Arc<PortShared>,
@@ -134,7 +135,7 @@ impl FabricPort {
     }
 
     /// Returns the handle for driving this port, usable while the port itself is behind a NIC's lock.
-    pub fn handle(&self) -> FabricHandle {
+    pub(crate) fn handle(&self) -> FabricHandle {
         FabricHandle::new(self.fabric.clone(), self.shared.clone())
     }
 
