@@ -7,7 +7,7 @@ struct Counting;
 
 static LIVE: AtomicI64 = AtomicI64::new(0);
 
-/// Returns the number of bytes allocated now, as requested from the allocator (without its overhead).
+/// Returns the number of bytes currently allocated, not counting the allocator's overhead.
 pub fn live() -> i64 {
     LIVE.load(Ordering::SeqCst)
 }

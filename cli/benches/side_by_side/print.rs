@@ -133,7 +133,8 @@ pub fn half_round_trips(table: &Table) {
     println!();
 }
 
-/// Prints the cost of the ICRC, also as a share of the time per packet at the measured throughput.
+/// Prints the times to compute and to verify an ICRC, also as a share of the time per packet at the measured
+/// throughput.
 pub fn icrc(table: &Table) {
     let write = |size| Key::new(stream_series(LinkKind::Udp4, Op::Write, 4096), size);
     let long = table.spread(&write(MESSAGE), "Gb/s").map(|v| ("64 KiB", 4096.0 * 8.0 / v.median));
@@ -160,7 +161,7 @@ pub fn icrc(table: &Table) {
     println!();
 }
 
-/// Prints the rows with metrics of their own: the cost of many queue pairs.
+/// Prints the rows whose metrics differ from those of the other rows: the cost of many queue pairs.
 pub fn other_metrics(table: &Table) {
     for (key, row) in table.rows().filter(|(key, _)| [plan::CONNECTIONS, plan::IDLE].contains(&&*key.series))
     {
