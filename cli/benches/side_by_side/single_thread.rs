@@ -67,9 +67,9 @@ pub fn fabric_ping(op: Op, rounds: usize) -> Result<Metrics> {
     })
 }
 
-/// Measures how many nanoseconds it takes to compute and to verify the ICRC of a packet with `payload` bytes
-/// as the data path does: the CRC state of the headers before the BTH is computed once for all packets of a
-/// flow.
+/// Measures the nanoseconds taken to compute and to verify the ICRC of a packet with `payload` bytes of
+/// payload, as the data path does it: the CRC state after the headers before the BTH is computed once for all
+/// packets of a flow.
 pub fn icrc(payload: usize, seconds: f64) -> Result<Metrics> {
     let flow = Flow::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), ROCE_PORT);
     let mut packet = vec![0x5a; 12 + payload + 4];
@@ -92,7 +92,7 @@ pub fn icrc(payload: usize, seconds: f64) -> Result<Metrics> {
     }
 }
 
-/// Returns the mean time of a call in nanoseconds.
+/// Returns the mean duration of a call in nanoseconds.
 fn nanoseconds(seconds: f64, mut call: impl FnMut()) -> f64 {
     let (start, mut calls) = (Instant::now(), 0u64);
     loop {

@@ -1,4 +1,4 @@
-//! Streams of equal messages: the sender and the receiver.
+//! Sender and receiver of a stream of messages of one type and size.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -16,7 +16,7 @@ use crate::progress::{Meter, Progress, SendWindow};
 const RECV_DEPTH: usize = 1000;
 /// Length in bytes of the GRH before the data of a received datagram.
 const GRH: usize = 40;
-/// Maximum number of bytes that a sender of datagrams may be ahead of the receiver's count.
+/// Maximum number of bytes by which a sender of datagrams may run ahead of the receiver's count.
 const MAX_AHEAD: usize = 1 << 20;
 
 fn qp_type(op: Op) -> QpType {
@@ -72,7 +72,7 @@ pub fn run(job: &Job, control: &Control, link: &LinkAddrs, s: &Stream) -> Result
     Ok(metrics)
 }
 
-/// Receiver of messages, which keeps receives posted.
+/// Receiver of SENDs, which keeps `RECV_DEPTH` receives posted.
 pub struct Receiver<'a> {
     nic: &'a Nic,
     completions: Vec<Completion>,
@@ -98,9 +98,9 @@ impl<'a> Receiver<'a> {
     }
 }
 
-/// Keeps messages in flight and measures the rate at which they complete, or arrive in the case of datagrams.
-/// `arrived` returns the number of messages that have arrived; it is called often, so that it can run a
-/// receiver.
+/// Keeps messages in flight and measures the rate at which they complete (datagrams: at which they arrive).
+/// `arrived` returns the number of messages that have arrived so far; it is called often, so it may also run
+/// a receiver.
 pub fn send(
     nic: &Nic,
     peer: &ConnInfo,
