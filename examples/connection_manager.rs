@@ -1,4 +1,4 @@
-//! Connection manager: connections by IP address and port, private data, rejection, disconnect.
+//! Connection manager: connecting by IP address and port, private data, rejecting and disconnecting.
 //!
 //! Shows `Listener`, `ConnectionManager::connect` and `Session`. Run it with `cargo run --example connection_manager`.
 
@@ -14,7 +14,7 @@ fn new_qp(context: &Context) -> Result<Qp, CreateError> {
     context.alloc_pd()?.create_qp(&cq, &cq, &QpOptions::default())
 }
 
-/// Rejects the first request and accepts the second.
+/// Rejects the first connection request and accepts the second.
 fn serve(listener: &Listener) -> Result<(), SessionError> {
     listener.next(LIMIT)?.reject(b"not yet")?;
     let incoming = listener.next(LIMIT)?;

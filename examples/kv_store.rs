@@ -1,4 +1,4 @@
-//! Key-value store over RDMA READs: four NICs hold the values, and each NIC reads the values of the others
+//! Key-value store over RDMA READs: four nodes hold the values, and each reads the other nodes' values
 //! without involving their CPUs.
 //!
 //! Shows `Fabric::mesh`, one-sided READs to several peers, and waiting for the completions of all. Run it with
