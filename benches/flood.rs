@@ -192,8 +192,8 @@ impl Flooder {
     }
 }
 
-/// State shared with the flooding thread, which reads `acked` and `done` and counts the packets and the CPU
-/// time.
+/// State shared with the flooding thread, which reads `acked` and `done` and counts the packets that it sends
+/// and the CPU time that it uses.
 #[derive(Default)]
 struct FloodState {
     acked: AtomicU32,
@@ -338,8 +338,8 @@ struct Round {
     flood: f64,
     /// CPU time used by the requester, the responder and the flooder, in seconds per second.
     cpu: [f64; 3],
-    /// Datagrams dropped per second at the responder and the requester (`dropped`), and go-back-N
-    /// retransmissions per second (`retries`).
+    /// Datagrams dropped per second at the responder and the requester (`dropped`), and go-back-N recoveries
+    /// per second (`retries`).
     dropped: [f64; 2],
     retries: f64,
     /// Packets sent per second by the responder.

@@ -13,8 +13,8 @@ const CLIENTS: usize = 4;
 const INCREMENTS: u64 = 100;
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Increments the counter, then acquires and releases the lock. Returns the number of attempts that acquiring
-/// the lock took.
+/// Increments the counter, then acquires and releases the lock. Returns the number of attempts needed to
+/// acquire the lock.
 fn work(node: &MeshNode, own: usize, counter: RemoteAddr, lock: RemoteAddr) -> Result<u64> {
     let qp = node.qp(0).ok_or("node 0 is the server")?;
     let old = node.pd.reg_mr(8, Access::LOCAL_WRITE)?;

@@ -1,4 +1,4 @@
-//! Connection manager: connecting by IP address and port, private data, rejecting and disconnecting.
+//! Connection manager: connections by IP address and port, with private data, rejection and disconnection.
 //!
 //! Shows `Listener`, `ConnectionManager::connect` and `Session`. Run it with `cargo run --example connection_manager`.
 

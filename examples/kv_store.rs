@@ -13,7 +13,7 @@ const NODES: usize = 4;
 const SLOTS: usize = 16;
 const SLOT: usize = 32;
 
-/// Returns the node and slot that hold a key.
+/// Returns the node and the slot that hold a key.
 fn place(key: &str) -> (usize, usize) {
     let hash = key.bytes().fold(0_usize, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
     (hash % NODES, hash / NODES % SLOTS)

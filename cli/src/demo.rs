@@ -91,8 +91,8 @@ fn context_options(seed: u64, n: u64) -> ContextOptions {
     ContextOptions::default().seed(seed.wrapping_mul(2) + n)
 }
 
-/// Opens NIC A with a fault rule, a trace and a capture on its port. Sends the traced packets and the PSNs of
-/// dropped packets to the two channels.
+/// Opens NIC A with a fault rule, a trace and a capture on its port. The trace sends the packets to the first
+/// channel, and the fault rule sends the PSNs of dropped packets to the second.
 fn open_traced(
     port: FabricPort,
     (trace, drops): (Sender<TracedPacket>, Sender<Psn>),
@@ -330,7 +330,7 @@ impl Session {
         Ok(self.b.qp.post_recv(&RecvWr::new(wr_id, sges))?)
     }
 
-    /// Advances virtual time until `done` returns true, and fails after [`STEP_TIMEOUT`].
+    /// Advances virtual time until `done` returns true, and fails after `STEP_TIMEOUT`.
     fn run_until(&mut self, done: impl Fn(&Session) -> bool) -> Result<(), CliError> {
         let limit = self.fabric.now() + STEP_TIMEOUT;
         while !done(self) {

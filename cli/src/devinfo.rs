@@ -1,4 +1,4 @@
-//! `urxe devinfo`: lists the links of this machine and the attributes of a NIC on each.
+//! `urxe devinfo`: lists this machine's links and the attributes of a NIC on each.
 #![forbid(unsafe_code)]
 
 mod fields;
@@ -40,7 +40,7 @@ pub struct Devinfo {
 }
 
 impl Devinfo {
-    /// Prints the list of links, or all attributes of one or every link.
+    /// Prints the list of links, or all attributes of one link or of every link.
     pub fn run(self) -> Result<(), CliError> {
         let mut out = anstream::AutoStream::auto(stdout());
         if let Some(link) = self.link {
@@ -84,7 +84,7 @@ impl Devinfo {
 
 /// Returns this machine's links, each with its specification or the reason why it is unavailable: UDP on
 /// every address, and a packet socket on every interface that is up, even without an IP address, because a
-/// packet link can have its own.
+/// packet link can have its own address.
 fn candidates() -> Vec<(String, Result<LinkSpec, String>)> {
     let interfaces = pnet_datalink::interfaces();
     let up = || interfaces.iter().filter(|i| i.is_up());

@@ -15,7 +15,7 @@ use urxe::verbs::{
     WaitError,
 };
 
-/// Error of a command. The message is one line, with a hint on how to fix it.
+/// Error of a command. The message is one line and includes a hint on how to fix the problem.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
     /// The udp link could not be bound.
@@ -80,7 +80,7 @@ pub enum CliError {
         requested: usize,
         /// Name of the link.
         link: String,
-        /// Largest path MTU of the link in bytes.
+        /// Maximum path MTU of the link in bytes.
         active: usize,
     },
     /// The link has no address of the peer's IP version.

@@ -193,8 +193,8 @@ impl LinkArgs {
         self.checked(Context::on_port(port, &self.context_options(), wrap)?)
     }
 
-    /// Returns the options for opening the next NIC. Each NIC gets its own seed, or both ends of a connection
-    /// would draw the same numbers.
+    /// Returns the options for opening the next NIC. Each NIC gets its own seed, because otherwise both ends
+    /// of a connection would draw the same numbers.
     fn context_options(&self) -> ContextOptions {
         let mut opened = self.opened();
         opened.nics += 1;

@@ -40,7 +40,7 @@ pub fn parse_seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl OobArgs {
-    /// Returns the timeout for waits for the peer: `--timeout`, or 20 s by default.
+    /// Returns the timeout when waiting for the peer: `--timeout`, or 20 s by default.
     pub fn peer_timeout(&self) -> Duration {
         self.timeout.unwrap_or(Duration::from_secs(20))
     }
@@ -145,8 +145,8 @@ fn io_error(what: impl Into<String>, source: io::Error) -> CliError {
     CliError::Io { what: what.into(), source }
 }
 
-/// Converts a handshake error. The message for a timeout includes `sent`, a description of the data sent
-/// before.
+/// Converts a handshake error. For a timeout, the message includes `sent`, which describes the data sent so
+/// far.
 pub fn handshake_error(sent: &str, e: HandshakeError) -> CliError {
     match e {
         HandshakeError::TimedOut { .. } => CliError::Failed(format!(

@@ -159,8 +159,8 @@ fn send_addresses(s: &mut impl Write, local: &[Endpoint], count: usize) -> Resul
     all.into_iter().try_for_each(|address| write_message(s, ADDRESS, &encode(address)))
 }
 
-/// Receives `count` addresses, and returns at least one: those before the first with QPN 0, which marks the
-/// start of the padding.
+/// Receives `count` addresses, and returns those before the first with QPN 0, where the padding starts. There
+/// is at least one.
 fn recv_addresses(s: &mut impl Read, count: usize) -> Result<Vec<Endpoint>, HandshakeError> {
     let mut all = Vec::with_capacity(count);
     for _ in 0..count {
@@ -208,7 +208,7 @@ impl<S: Read + Write> Server<S> {
         Ok(Self { stream, count, remote })
     }
 
-    /// Returns the addresses of the client's queue pairs, at least one.
+    /// Returns the addresses of the client's queue pairs. There is at least one.
     pub fn remote(&self) -> &[Endpoint] {
         &self.remote
     }

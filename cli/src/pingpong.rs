@@ -22,10 +22,10 @@ mod handshake;
 const FILL: u8 = 0x7b;
 /// Page size: with `-c` the stock program zeroes the first byte of each page.
 const PAGE_SIZE: usize = 4096;
-/// How long the queue pairs stay alive after the last message, so that its acknowledgement can be repeated if
+/// Time to keep the queue pairs alive after the last message, so that its acknowledgement can be repeated if
 /// it was lost.
 const LINGER: Duration = Duration::from_millis(250);
-/// How long a wait for a message polls before the thread sleeps.
+/// Time to poll for a message before the thread sleeps.
 const SPIN_TIME: Duration = Duration::from_micros(100);
 
 /// Maximum total size, in bytes, of a shared receive queue's receive buffers with `--check`.
@@ -142,7 +142,7 @@ struct Pingpong<'a> {
     /// First byte of the first received message. With a shared receive queue, all bytes of all messages must
     /// have this value.
     first_byte: Option<u8>,
-    /// Copy of the received data to check; a buffer for reuse.
+    /// Buffer for the received data being checked, reused for every message.
     scratch: Vec<u8>,
 }
 
@@ -306,7 +306,7 @@ impl<'a> Pingpong<'a> {
         Ok(())
     }
 
-    /// Returns the offset in the receive buffer of the slot for a receive.
+    /// Returns the offset of a receive's slot in the receive buffer.
     fn slot_offset(&self, receive: u64) -> usize {
         (receive % self.slots) as usize * (self.recv_buffer.len() / self.slots as usize)
     }
@@ -321,7 +321,7 @@ impl<'a> Pingpong<'a> {
     }
 
     /// Runs until all messages have been sent and received. A queue pair sends when its last send has
-    /// completed and a message has arrived; as in the stock program, several queue pairs together may send a
+    /// completed and a message has arrived. As in the stock program, several queue pairs together may send a
     /// few more messages than requested.
     fn exchange_messages(&mut self) -> Result<(), CliError> {
         let n = self.args.iters;
@@ -380,7 +380,7 @@ impl<'a> Pingpong<'a> {
     }
 
     /// Checks that a received message has the contents that the stock program sends. On the server, also
-    /// copies the first message to the send buffer, because the server echoes it.
+    /// copies the first message to the send buffer, because the server sends it back.
     fn check(&mut self, receive: u64) -> Result<(), CliError> {
         let start = self.slot_offset(receive) + self.args.service.header();
         self.recv_buffer.read(start, &mut self.scratch)?;

@@ -1,4 +1,4 @@
-//! `urxe run` and `urxe env`: run programs linked against libibverbs on urxe instead.
+//! `urxe run` and `urxe env`: run libibverbs programs on urxe.
 #![forbid(unsafe_code)]
 
 mod sysfs;
@@ -283,8 +283,8 @@ fn private_base() -> Result<PathBuf, CliError> {
     Ok(base)
 }
 
-/// Returns the host's ID for a user of this user namespace. Directory names contain it because processes in
-/// different user namespaces share `/tmp`, and in each namespace the user may be root.
+/// Returns a user's ID on the host, given the ID in this user namespace. Directory names include it, because
+/// processes in different user namespaces share `/tmp`, and in each namespace the user may be root.
 fn host_uid(user: u32) -> u32 {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let number = |word: Option<&str>| word.and_then(|word| word.parse::<u32>().ok());
@@ -304,9 +304,9 @@ fn create_error(what: &Path) -> impl FnOnce(io::Error) -> CliError {
 /// Name of the preloaded library that makes the devices appear in `/sys` and `/dev`.
 const PRELOAD_LIBRARY: &str = "liburxe_preload.so";
 
-/// Name under which the verbs library is preloaded. Preloaded, its symbols take precedence over those of any
-/// other libibverbs, such as a renamed copy that auditwheel bundled into a Python wheel, or a library found
-/// through DT_RPATH.
+/// Name under which the verbs library is preloaded. Preloading makes its symbols take precedence over those
+/// of any other libibverbs, such as a renamed copy that auditwheel bundled into a Python wheel, or a library
+/// found through DT_RPATH.
 const VERBS_LIBRARY: &str = "liburxe_verbs.so";
 
 /// Creates and returns a directory in which the loader finds the preloaded libraries, and the verbs library
@@ -359,9 +359,9 @@ fn ld_preload(library: &Path) -> Result<OsString, CliError> {
     Ok(OsString::from_vec(all.join(&b':')))
 }
 
-/// Returns the value for ASAN_OPTIONS, which turns off the link order check: with it, programs built with
-/// AddressSanitizer exit at once if any library is preloaded before the runtime. urxe's libraries pass
-/// intercepted calls on to the runtime, so the check is not needed.
+/// Returns the value for ASAN_OPTIONS, which turns off the link order check. That check makes programs built
+/// with AddressSanitizer exit at once if any library is preloaded before the runtime. It is not needed,
+/// because urxe's libraries pass intercepted calls on to the runtime.
 fn asan_options() -> OsString {
     const NO_ORDER_CHECK: &str = "verify_asan_link_order=0";
     let mut options = env::var_os("ASAN_OPTIONS").unwrap_or_default();

@@ -119,7 +119,8 @@ impl World {
         self.cm.handle_mad(self.now, &MadSource { from, src_qpn }, &bytes);
     }
 
-    /// Makes an arbitrary call of the program. A call that is not permitted must fail without a panic.
+    /// Makes an arbitrary call to the connection manager, as the program would. A call that is not permitted
+    /// must fail without a panic.
     fn call(&mut self, input: &mut Input<'_>) {
         let (now, cm) = (self.now, &mut self.cm);
         let data = [input.u8(); 300];

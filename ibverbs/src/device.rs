@@ -295,8 +295,8 @@ impl Device {
     }
 }
 
-/// Returns the root of the sysfs tree in which programs look for devices: the tree that `urxe run` created,
-/// if any, otherwise `/sys`.
+/// Returns the root of the sysfs tree in which programs look for devices: the value of `URXE_SYSFS`, which
+/// `urxe run` sets, or of `SYSFS_PATH`, or else `/sys`.
 pub(crate) fn sysfs() -> String {
     let configured_path =
         ["URXE_SYSFS", "SYSFS_PATH"].into_iter().find_map(|name| variable(name).ok().flatten());

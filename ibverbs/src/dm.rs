@@ -43,8 +43,8 @@ fn new_dm(context: *mut ibv_context, dm: Dm, handle: u32, users: Users) -> *mut 
 }
 
 impl DeviceMemory {
-    /// Removes one user of device memory. Frees imported memory with its last user; the import itself counts
-    /// as a user until the program undoes it.
+    /// Removes one user of device memory. Frees imported memory when its last user is removed; the import
+    /// itself counts as a user until it is unimported.
     ///
     /// # Safety
     /// `c` is live and had that user.

@@ -27,7 +27,7 @@ pub(crate) struct Settings {
     /// `URXE_SEED`: seed of the random number generator.
     pub seed: Option<u64>,
     /// `URXE_CAPTURE`: name of the capture file, in which `%p` is replaced by the PID. If that file is not
-    /// empty, the process creates another.
+    /// empty, the process writes to a new file with its PID in the name.
     pub capture: Option<String>,
     /// `URXE_FAULTS`: fault rules, separated by semicolons.
     pub faults: Vec<Rule>,
@@ -113,7 +113,7 @@ fn adjacent_program() -> Option<PathBuf> {
     candidates.iter().map(|candidate| directory.join(candidate)).find(|program| program.is_file())
 }
 
-/// Static whose address lets `dladdr` find the file of this library.
+/// Static whose address lets `dladdr` find this library's file.
 static ANCHOR: u8 = 0;
 
 /// Returns the value of an environment variable, or `None` if it is unset or empty. All variables are ignored

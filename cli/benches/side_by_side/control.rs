@@ -1,5 +1,5 @@
-//! Communication between a measurement's ends and the process that started them, as lines of JSON on standard
-//! input and output. The ends exchange values only through that process.
+//! Communication between the ends of a measurement and the process that started them, as lines of JSON on
+//! standard input and output. The ends exchange values only through that process.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub enum Message {
     ConnInfo(Value),
     /// The end is ready for the measurement.
     Ready,
-    /// The measurement has ended; a passive end sends this after a request to stop.
+    /// The measurement has ended; a passive end sends this once it has been asked to stop.
     Done(Metrics),
     /// The measurement failed.
     Failed(String),

@@ -105,13 +105,14 @@ pub struct Train {
 }
 
 impl Train {
-    /// Returns the longest train that every kernel accepts: 64 datagrams or about 64 KiB with headers, like
-    /// urxe's bursts.
+    /// Returns the longest train that every kernel accepts: 64 datagrams or about 64 KiB including headers,
+    /// whichever is less, like urxe's bursts.
     pub fn usual(datagram: usize) -> Train {
         Train { datagram, count: (65_000 / datagram).min(64) }
     }
 
-    /// Returns the longest train that Linux 6.9 and later accept: 128 datagrams or about 64 KiB with headers.
+    /// Returns the longest train that Linux 6.9 and later accept: 128 datagrams or about 64 KiB including
+    /// headers, whichever is less.
     pub fn longest(datagram: usize) -> Train {
         Train { datagram, count: (65_000 / datagram).min(128) }
     }
@@ -158,7 +159,7 @@ pub struct Stream {
     pub list: usize,
     /// Number of messages posted but not yet completed, over all queue pairs.
     pub in_flight: usize,
-    /// Whether, for WRITEs and READs, the passive end polls too instead of leaving the work to the NIC's
+    /// Whether the passive end of WRITEs and READs polls too, instead of leaving the work to the NIC's
     /// background thread.
     pub polled: bool,
     /// Probability that either end drops a received packet; `None` for a link without fault injection.

@@ -21,7 +21,7 @@ const QUEUE_DEPTH: u32 = 1024;
 #[derive(Clone, Serialize, Deserialize)]
 pub struct ConnInfo {
     ip: IpAddr,
-    /// Queue pair number and first PSN of each queue pair.
+    /// Queue pair number and initial PSN of each queue pair.
     qps: Vec<(u32, u32)>,
     va: u64,
     rkey: u32,

@@ -55,7 +55,7 @@ impl LinkKind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Placement {
     Current,
-    /// Both in the first namespace.
+    /// Both processes in the first namespace.
     FirstNamespace,
     /// One process in each namespace.
     BothNamespaces,

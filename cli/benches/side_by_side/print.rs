@@ -66,7 +66,7 @@ pub fn unmeasured(table: &Table) {
     }
 }
 
-/// Prints a metric of several series by message size.
+/// Prints a table of one metric by series and message size.
 pub fn matrix(title: &str, metric: &str, table: &Table, is_selected: impl Fn(&Key) -> bool) {
     let keys: Vec<&Key> = table
         .rows()
@@ -133,8 +133,8 @@ pub fn half_round_trips(table: &Table) {
     println!();
 }
 
-/// Prints the times to compute and to verify an ICRC, also as a share of the time per packet at the measured
-/// throughput.
+/// Prints the times to compute and to verify an ICRC, in nanoseconds and as a share of the time per packet at
+/// the measured throughput.
 pub fn icrc(table: &Table) {
     let write = |size| Key::new(stream_series(LinkKind::Udp4, Op::Write, 4096), size);
     let long = table.spread(&write(MESSAGE), "Gb/s").map(|v| ("64 KiB", 4096.0 * 8.0 / v.median));
@@ -161,7 +161,7 @@ pub fn icrc(table: &Table) {
     println!();
 }
 
-/// Prints the rows whose metrics differ from those of the other rows: the cost of many queue pairs.
+/// Prints the rows on the cost of many queue pairs, whose metrics no other row has.
 pub fn other_metrics(table: &Table) {
     for (key, row) in table.rows().filter(|(key, _)| [plan::CONNECTIONS, plan::IDLE].contains(&&*key.series))
     {

@@ -90,8 +90,8 @@ impl SendWindow {
     }
 }
 
-/// Meter of the rate of a count after a warm-up. The interval begins and ends with a change of the count, so
-/// that large steps do not distort the rate.
+/// Meter for the rate at which a count grows after a warm-up. The measured interval begins and ends with a
+/// change of the count, so that large steps do not distort the rate.
 pub struct Meter {
     start: Instant,
     warm_up_end: Instant,

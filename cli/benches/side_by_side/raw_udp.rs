@@ -90,7 +90,8 @@ pub fn stream(job: &Job, control: &Control, ips: [IpAddr; 2], train: Train) -> R
     }
 }
 
-/// Sends as fast as the receiver permits; `send` returns the number of bytes sent.
+/// Calls `send`, which returns the number of bytes sent, as often as the receiver permits, and measures the
+/// throughput.
 pub fn send_stream(
     job: &Job,
     train: Train,

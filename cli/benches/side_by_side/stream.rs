@@ -14,7 +14,7 @@ use crate::progress::{Meter, Progress, SendWindow};
 
 /// Number of receives that the receiver keeps posted.
 const RECV_DEPTH: usize = 1000;
-/// Length in bytes of the GRH before the data of a received datagram.
+/// Length in bytes of the GRH that precedes a received datagram's data.
 const GRH: usize = 40;
 /// Maximum number of bytes by which a sender of datagrams may run ahead of the receiver's count.
 const MAX_AHEAD: usize = 1 << 20;
@@ -90,7 +90,7 @@ impl<'a> Receiver<'a> {
         Ok(self.nic.qps[0].post_recv(&RecvWr::new(0, &sges))?)
     }
 
-    /// Polls for received messages, reposts their receives and returns their number.
+    /// Polls for received messages, reposts their receives, and returns the number of messages.
     pub fn poll(&mut self) -> Result<u64> {
         self.nic.poll_successful(&mut self.completions)?;
         (0..self.completions.len()).try_for_each(|_| self.post())?;
@@ -98,8 +98,8 @@ impl<'a> Receiver<'a> {
     }
 }
 
-/// Keeps messages in flight and measures the rate at which they complete (datagrams: at which they arrive).
-/// `arrived` returns the number of messages that have arrived so far; it is called often, so it may also run
+/// Keeps messages in flight, and measures the rate at which messages complete or, for datagrams, arrive.
+/// `arrived` returns the number of messages that have arrived so far. It is called often, so it may also run
 /// a receiver.
 pub fn send(
     nic: &Nic,

@@ -95,8 +95,8 @@ impl Table {
         Spread::of(self.metrics(key, metric).map(|(_, v)| v))
     }
 
-    /// Returns the ratio of two rows, computed per round, because measurements that are adjacent in time are
-    /// comparable although the machine's speed changes.
+    /// Returns the ratio of two rows, computed per round, because measurements adjacent in time remain
+    /// comparable when the machine's speed changes.
     pub fn ratio(
         &self,
         (numerator, metric): (&Key, &str),

@@ -13,7 +13,7 @@ use super::plan::Params;
 use crate::CliError;
 use crate::interrupt::Interrupt;
 
-/// Version of the protocol, incremented whenever a message changes, or the test data that both sides expect.
+/// Protocol version, incremented whenever a message or the expected test data changes.
 pub const VERSION: u32 = 5;
 /// Maximum length of a received line in bytes.
 const MAX_LINE: usize = 4 << 20;
@@ -57,7 +57,7 @@ pub enum Message {
         /// Server's queue pairs.
         qps: Vec<QpInfo>,
     },
-    /// Sent by the server: it rejects the run.
+    /// Sent by the server, which rejects the run.
     Rejected {
         /// Reason.
         reason: String,

@@ -23,14 +23,14 @@ const RECV: u64 = 1 << 63;
 /// Fill byte for memory where data will arrive.
 const EMPTY: u8 = 0xa5;
 
-/// Some of the messages of one size. Between chunks, the client shows progress and may stop.
+/// A portion of the messages of one size. Between chunks, the client shows progress and may stop.
 #[derive(Clone, Copy, Debug)]
 pub struct Chunk {
     /// Bytes per message.
     pub size: usize,
-    /// Messages per queue pair in earlier chunks.
+    /// Number of messages per queue pair in earlier chunks.
     pub done: u64,
-    /// Messages per queue pair in this chunk.
+    /// Number of messages per queue pair in this chunk.
     pub messages: u64,
 }
 
@@ -179,8 +179,8 @@ impl PerfEndpoint {
         Ok(begin.elapsed())
     }
 
-    /// Performs the server's part of a chunk. Returns at once for operations in which the server only has its
-    /// memory accessed.
+    /// Performs the server's part of a chunk. Returns at once for one-sided operations, except for the WRITEs
+    /// in a latency test, which both sides send.
     pub fn run_server(&self, chunk: &Chunk, posted: u64, spin: &mut Spin) -> Result<(), CliError> {
         match (self.params.measure, self.params.verb) {
             (Measure::Bw, Verb::Send) => self.receive_all(chunk, posted, spin),
@@ -307,8 +307,8 @@ impl PerfEndpoint {
     }
 }
 
-/// Messages that both sides send alternately on the first queue pair. The last byte of a WRITE is the message
-/// number modulo 256, for which the receiver polls.
+/// Messages that the two sides send in turns on the first queue pair. The last byte of a WRITE is the message
+/// number modulo 256; the receiver polls for it.
 struct Turns<'a> {
     endpoint: &'a PerfEndpoint,
     chunk: &'a Chunk,

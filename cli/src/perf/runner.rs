@@ -39,7 +39,7 @@ pub struct Runner<'a> {
     pub connect: ConnectOptions,
     /// Flag that Ctrl-C sets.
     pub interrupt: &'a Interrupt,
-    /// Timeout for waits for the peer.
+    /// Timeout when waiting for the peer.
     pub timeout: Duration,
 }
 

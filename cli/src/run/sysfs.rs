@@ -1,6 +1,6 @@
 //! Files that `/sys` and `/dev` would contain if the kernel had urxe's devices, for programs that look for
-//! devices there and not only through libibverbs. A tree is a snapshot: later changes to the devices do not
-//! show.
+//! devices there and not only through libibverbs. A tree is a snapshot, which does not reflect later changes
+//! to the devices.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};

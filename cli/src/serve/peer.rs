@@ -26,7 +26,7 @@ pub struct Peer {
     pub remote: Endpoint,
     /// Time of the last completion.
     pub last_active: Instant,
-    /// Number of SENDs sent back; `bytes` counts their bytes.
+    /// Number of SENDs sent back; `bytes` is the number of bytes in them.
     pub echoes: u64,
     pub bytes: u64,
     /// Number of SENDs to the peer not yet acknowledged.

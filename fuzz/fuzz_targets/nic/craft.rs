@@ -10,7 +10,7 @@ use urxe::wire::{
 use crate::Input;
 use crate::side::{IOVA, MTU, PEER_QKEY, Side, rkey};
 
-/// Writes the valid ICRC of a packet, if it is long enough for one.
+/// Writes a valid ICRC into a packet, if the packet is long enough to hold one.
 pub fn write_icrc(flow: &Flow, id: u16, bytes: &mut [u8]) {
     if bytes.len() < BTH_LEN + ICRC_LEN {
         return;

@@ -369,7 +369,8 @@ impl Side {
         self.take_outputs();
     }
 
-    /// Transmits all pending packets, and calls `sink` with the flow, IPv4 identification and bytes of each.
+    /// Transmits all pending packets, and calls `sink` with each packet's flow, IPv4 identification and
+    /// bytes.
     pub fn transmit(&mut self, now: Instant, mut sink: impl FnMut(Flow, u16, &[u8])) {
         for turn in 0.. {
             assert!(turn < 2000, "the NIC still has packets to send after 2000 turns");

@@ -26,7 +26,7 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
 pub struct Command(pub [u8; COMMAND_LEN]);
 
 impl Command {
-    /// Parses the command at the beginning of a capsule; returns `None` if the capsule is too short.
+    /// Parses the command at the beginning of a capsule, or returns `None` if the capsule is too short.
     pub fn of(capsule: &[u8]) -> Option<Command> {
         capsule.first_chunk().copied().map(Command)
     }
@@ -128,7 +128,7 @@ pub enum Status {
     InvalidField = 0x02,
     /// There is no such namespace.
     InvalidNamespace = 0x0b,
-    /// The command is out of sequence: before Connect, before the controller is enabled, or repeated.
+    /// The command is out of sequence: sent before Connect or before the controller was enabled, or repeated.
     CommandSequence = 0x0c,
     /// The SGL is shorter than the data that the command transfers.
     SglLength = 0x0f,

@@ -11,7 +11,7 @@ use super::queue::{DisconnectReason, Queue};
 use super::request::{Request, Transfer};
 use super::{IN_CAPSULE, private_data::ConnectRequest};
 
-/// Maximum number of concurrent data transfers; each uses a buffer of its own.
+/// Maximum number of concurrent data transfers; each uses its own buffer.
 const JOBS: u32 = 16;
 /// Interval at which an idle queue checks whether it has to disconnect the host.
 const TICK: Duration = Duration::from_millis(50);
@@ -193,7 +193,7 @@ impl Connection {
         }
     }
 
-    /// Validates a command and, executes it unless its data must first be read from the host. Returns the
+    /// Validates a command, and executes it unless its data must first be read from the host. Returns the
     /// next step, or `None` if there is no response yet.
     fn start(&mut self, command: &Command, in_capsule: &mut [u8]) -> Result<Option<Next>, Failure> {
         let now = Instant::now();

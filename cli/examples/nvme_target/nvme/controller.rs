@@ -108,7 +108,7 @@ impl Controller {
         Controller { id, kind, host, state: Mutex::new(state) }
     }
 
-    /// Restarts the keep alive timer, because a command has arrived.
+    /// Restarts the keep alive timer, as every command does.
     pub fn restart_keep_alive(&self, now: Instant) {
         self.state.lock().last_command = now;
     }
@@ -124,12 +124,12 @@ impl Controller {
         self.state.lock().status & READY != 0
     }
 
-    /// Marks the controller as ended, because its admin queue has been disconnected.
+    /// Marks the controller as ended, after its admin queue was disconnected.
     pub fn end(&self) {
         self.state.lock().ended = true;
     }
 
-    /// Reports whether the controller has ended.
+    /// Reports whether the controller has ended with its admin queue.
     pub fn has_ended(&self) -> bool {
         self.state.lock().ended
     }
@@ -164,7 +164,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Returns the value of a register; `wide` selects the 8-byte registers instead of the 4-byte ones.
+    /// Returns a register's value. `wide` selects the 8-byte registers instead of the 4-byte ones.
     ///
     /// # Errors
     /// [`Status::InvalidField`].
@@ -179,7 +179,7 @@ impl Controller {
         }
     }
 
-    /// Sets a register; only CC is writable.
+    /// Sets a register. Only CC is writable.
     ///
     /// # Errors
     /// [`Status`].

@@ -12,7 +12,7 @@ use super::{DISCOVERY_NQN, QUEUE_DEPTH};
 /// Length in bytes of the discovery log header and of each discovery log entry.
 const ENTRY: usize = 1024;
 
-/// Copies a log page from `offset` on to `data`, which must contain only zeros. The bytes of `data` beyond
+/// Copies a log page, starting at `offset`, to `data`, which must contain only zeros. Bytes of `data` beyond
 /// the end of the page stay zero.
 ///
 /// # Errors

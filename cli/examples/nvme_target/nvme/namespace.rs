@@ -18,7 +18,7 @@ pub struct Namespace {
     block_len: usize,
     blocks: u64,
     read_only: bool,
-    /// Whether a write may complete before the data is on the medium; a flush writes it there.
+    /// Whether the write cache is on, so that a write may complete before its data is on the medium.
     write_cache: AtomicBool,
 }
 
@@ -76,7 +76,7 @@ impl Namespace {
         self.file.read_exact_at(data, at).map_err(|_| Status::ReadError)
     }
 
-    /// Writes blocks; with `fua` (force unit access), returns only when they are on the medium.
+    /// Writes blocks. If `fua` (force unit access) is set, returns only once they are on the medium.
     ///
     /// # Errors
     /// [`Status`].
@@ -122,7 +122,7 @@ impl Namespace {
         if self.read_only { Err(Status::WriteProtected) } else { self.offset(blocks) }
     }
 
-    /// Returns the offset in the file, in bytes, of the first block.
+    /// Returns the byte offset in the file of the first block in `blocks`.
     fn offset(&self, blocks: Blocks) -> Result<u64, Status> {
         match blocks.first.checked_add(blocks.count) {
             Some(end) if end <= self.blocks => Ok(blocks.first * self.block_len as u64),

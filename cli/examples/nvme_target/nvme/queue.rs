@@ -9,7 +9,7 @@ use super::request::{Connect, Request, ranges};
 use super::subsystem::{Subsystem, in_command};
 use super::{identify, log};
 
-/// Time that the host has after the connection is established to send the Connect command.
+/// Maximum time from the establishment of the connection to the Connect command.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A queue of commands: the admin queue or an I/O queue. Dropping an I/O queue removes it from its
@@ -84,8 +84,8 @@ impl Queue {
         Response { id, head: self.head.unwrap_or(u16::MAX), outcome }
     }
 
-    /// Checks whether the host has to be disconnected. The caller must have handled all received commands, so
-    /// that none of them counts as missing.
+    /// Checks whether the host has to be disconnected. The caller must have handled all received commands,
+    /// because each of them restarts the keep alive timer.
     ///
     /// # Errors
     /// [`DisconnectReason`].
@@ -113,9 +113,9 @@ impl Queue {
         }
     }
 
-    /// Executes a command and returns its result, or `None` if there is no response yet. `data` holds the
-    /// data from the host, or zeros that the data for the host overwrites; its length is that returned by
-    /// [`Request::transfer`].
+    /// Executes a command and returns its result, or `None` if there is no response yet. `data` is the data
+    /// from the host, or a zeroed buffer for the data to the host; its length must be the one that
+    /// [`Request::transfer`] returns.
     ///
     /// # Errors
     /// [`Failure`].
@@ -208,7 +208,7 @@ impl Drop for Queue {
     }
 }
 
-/// Displays the type of the queue, its controller and its host.
+/// Displays the queue's type, controller and host.
 impl std::fmt::Display for Queue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Some(controller) = &self.controller else {
