@@ -133,7 +133,7 @@ struct Session {
     dropped: Receiver<Psn>,
     a: TestEndpoint,
     b: TestEndpoint,
-    /// Memory region of NIC A; `dst` is that of NIC B.
+    /// NIC A's memory region; `dst` is NIC B's.
     src: Mr,
     dst: Mr,
     /// Destination QPN, PSN and opcode of all packets printed so far, to recognise retransmitted requests.

@@ -73,7 +73,7 @@ pub enum CliError {
         /// GIDs of the link.
         gids: Vec<Gid>,
     },
-    /// The requested path MTU exceeds that of the link.
+    /// The requested path MTU exceeds the link's path MTU.
     #[error("path MTU {requested} exceeds that of {link}, {active}: use --mtu {active} or less")]
     MtuTooLarge {
         /// Requested path MTU in bytes.
@@ -119,7 +119,7 @@ pub enum CliError {
 }
 
 impl CliError {
-    /// Returns the error for a path MTU that exceeds that of the link.
+    /// Returns the error for a path MTU that exceeds the link's.
     pub(super) fn mtu(requested: Mtu, link: &str, active: Mtu) -> CliError {
         CliError::MtuTooLarge { requested: requested.bytes(), link: link.into(), active: active.bytes() }
     }

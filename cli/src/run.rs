@@ -309,7 +309,7 @@ const PRELOAD_LIBRARY: &str = "liburxe_preload.so";
 /// found through DT_RPATH.
 const VERBS_LIBRARY: &str = "liburxe_verbs.so";
 
-/// Creates and returns a directory in which the loader finds the preloaded libraries, and the verbs library
+/// Creates and returns a directory for the loader, with the preloaded libraries, and with the verbs library
 /// under the names that programs are linked against.
 fn library_directory(base: &Path) -> Result<PathBuf, CliError> {
     let library = find_library("URXE_LIBRARY", "libibverbs.so", "libibverbs.so.1")?;
@@ -335,8 +335,8 @@ fn library_directory(base: &Path) -> Result<PathBuf, CliError> {
     Ok(directory)
 }
 
-/// Returns the value for LD_PRELOAD. Libraries already in the variable stay first, because some of them
-/// require this.
+/// Returns the value for LD_PRELOAD. Libraries already in the variable stay first, because some libraries
+/// must be loaded first.
 fn ld_preload(library: &Path) -> Result<OsString, CliError> {
     // Separators between names, which cannot be quoted.
     const SEPARATORS: [u8; 2] = [b' ', b':'];

@@ -57,7 +57,7 @@ impl Spin {
         Ok(())
     }
 
-    /// Polls until at least one completion is available, and checks that all completions polled are
+    /// Polls until at least one completion is available, and checks that all polled completions are
     /// successful.
     ///
     /// # Errors

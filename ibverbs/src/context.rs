@@ -17,7 +17,7 @@ pub(crate) struct Context {
     /// The extended C struct; programs hold a pointer to its last field, `context`.
     c: FfiCell<verbs_context>,
     shared: Arc<SharedContext>,
-    /// Owner of the descriptor in `cmd_fd`, by which `ibv_import_device` finds the context.
+    /// Owner of the descriptor in `cmd_fd`, which `ibv_import_device` uses to find the context.
     _file: OwnedFd,
 }
 
@@ -67,9 +67,9 @@ impl Context {
     }
 }
 
-/// Reports whether a context was opened by the parent of this process, before the fork. The child leaves such
-/// a context's objects as they are, and destroying one succeeds without effect, because their locks may be
-/// held forever by a thread that does not exist in the child.
+/// Reports whether a context was opened by this process's parent before the fork. The child leaves such a
+/// context's objects as they are, and destroying one succeeds without effect, because their locks may be held
+/// forever by a thread that does not exist in the child.
 ///
 /// # Safety
 /// `context` was opened by this process or by a parent of it, and is not closed.

@@ -1,4 +1,5 @@
-//! Allocator that counts the allocated bytes, to measure the memory of a queue pair and to detect leaks.
+//! Allocator that counts the allocated bytes, to measure the memory that a queue pair takes and to detect
+//! leaks.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering};

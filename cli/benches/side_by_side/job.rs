@@ -16,7 +16,7 @@ pub struct Job {
     pub role: Role,
     /// Duration of the measurement in seconds, without the warm-up, which takes another fifth of that time.
     pub seconds: f64,
-    /// File that both ends map, in which the passive end counts the data that has arrived.
+    /// File mapped by both ends, where the passive end counts the data received.
     pub progress: PathBuf,
 }
 

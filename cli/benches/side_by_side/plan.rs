@@ -72,7 +72,7 @@ pub enum Measurement {
 pub struct Item {
     pub key: Key,
     pub measurement: Measurement,
-    /// Number of rounds in which the item is measured.
+    /// Number of rounds that measure the item.
     pub rounds: usize,
     pub seconds: f64,
 }

@@ -14,7 +14,7 @@ use crate::Result;
 
 const LEN: usize = 4096;
 
-/// A counter that two processes share.
+/// A counter shared by two processes.
 pub struct Progress(NonNull<AtomicU64>);
 
 impl Progress {

@@ -16,7 +16,7 @@ use crate::raw_udp::{enlarge_receive_buffer, send_stream, set};
 /// Constants from linux/if_packet.h that libc lacks.
 const PACKET_VNET_HDR: c_int = 15;
 const PACKET_IGNORE_OUTGOING: c_int = 23;
-/// Constants from linux/virtio_net.h: a GSO packet made of UDP datagrams of equal size, whose checksums the
+/// Constants from linux/virtio_net.h, for a GSO packet of equal-sized UDP datagrams whose checksums the
 /// device computes.
 const GSO_UDP_L4: u8 = 5;
 const NEEDS_CSUM: u8 = 1;

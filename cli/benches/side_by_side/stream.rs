@@ -16,7 +16,7 @@ use crate::progress::{Meter, Progress, SendWindow};
 const RECV_DEPTH: usize = 1000;
 /// Length in bytes of the GRH that precedes a received datagram's data.
 const GRH: usize = 40;
-/// Maximum number of bytes by which a sender of datagrams may run ahead of the receiver's count.
+/// Maximum lead of a datagram sender over the receiver's count, in bytes.
 const MAX_AHEAD: usize = 1 << 20;
 
 fn qp_type(op: Op) -> QpType {

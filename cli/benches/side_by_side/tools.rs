@@ -71,7 +71,7 @@ pub fn iperf3(len: Option<usize>) -> Result<Metrics> {
     Ok(Metrics::from([("Gb/s".into(), rate / 1e9)]))
 }
 
-/// Runs a `ucx_perftest` test over TCP on loopback and returns two fields of the last line of its output: a
+/// Runs a `ucx_perftest` test over TCP on loopback and returns two fields from the last line of output: a
 /// latency percentile in microseconds, and MiB per second.
 fn ucx(test: &str, size: usize, messages: usize, percentile: &str) -> Result<(f64, f64)> {
     let port = free_port()?;

@@ -30,15 +30,15 @@ fn sent_bytes(text: &str, side: char) -> Vec<u8> {
     recording(text).into_iter().filter(|(s, _)| *s == side).flat_map(|(_, m)| m).collect()
 }
 
-/// Returns the addresses of the queue pairs of `side` in a recording.
+/// Returns the addresses that `side` sends for its queue pairs in a recording.
 fn addresses(text: &str, side: char, qps: usize) -> Vec<Endpoint> {
     let bytes = sent_bytes(text, side);
     bytes.chunks(ADDRESS_LEN).take(qps).map(|m| parse(m.try_into().unwrap()).unwrap()).collect()
 }
 
 /// The other end of a recorded handshake, which delivers its messages byte by byte. Each write must be the
-/// message that the recording contains at this point. A read for which the recording has no message, and
-/// which would therefore block forever, fails with a timeout.
+/// message that the recording contains at this point. A read that the recording has no message for would
+/// block forever, so it fails with a timeout.
 struct Replay {
     events: VecDeque<(char, Vec<u8>)>,
     local: char,

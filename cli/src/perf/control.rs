@@ -68,7 +68,7 @@ pub enum Message {
         size: u32,
         /// Messages per queue pair.
         messages: u64,
-        /// Whether this is the first chunk of its message size, for which the server reinitialises its
+        /// Whether this is the first chunk with this message size, before which the server reinitialises its
         /// memory.
         fresh: bool,
     },

@@ -235,7 +235,7 @@ impl PerfEndpoint {
         Ok(())
     }
 
-    /// Receives a chunk of messages on each queue pair, on which `posted` receives are already posted.
+    /// Receives a chunk of messages on each queue pair. `posted` receives per queue pair are already posted.
     fn receive_all(&self, chunk: &Chunk, posted: u64, spin: &mut Spin) -> Result<(), CliError> {
         let mut posted = vec![posted; self.qps.len()];
         let mut remaining = chunk.messages * self.qps.len() as u64;

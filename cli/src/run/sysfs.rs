@@ -123,7 +123,7 @@ impl Tree {
         self.line(format!("{directory}/dev"), "1:3");
     }
 
-    /// Returns a directory name derived from the tree's contents by a hash.
+    /// Returns a directory name made from a hash of the tree's contents.
     pub fn name(&self) -> String {
         // The hasher has fixed keys, so that all processes compute the same name.
         let mut hasher = DefaultHasher::new();

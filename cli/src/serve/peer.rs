@@ -8,8 +8,8 @@ use urxe::verbs::{
     SendFlags, SendWr, WcOpcode, WcStatus, WrOp,
 };
 
-/// Number of receives per peer. Each has a buffer for a whole message, from which the message is also sent
-/// back.
+/// Number of receives per peer. Each has a buffer for a whole message, and the echo is sent from the same
+/// buffer.
 pub const SLOTS: usize = 16;
 
 /// Bit of `wr_id` that marks a send; the lower bits are the slot number.

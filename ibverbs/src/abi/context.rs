@@ -1,4 +1,4 @@
-//! Devices and contexts, with the function tables through which the header's inline functions make calls.
+//! Devices and contexts, with the function tables that the header's inline functions call into.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

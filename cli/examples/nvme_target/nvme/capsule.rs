@@ -122,11 +122,11 @@ pub struct Keyed {
 #[error("{self:?} ({:#05x})", *self as u16)]
 #[repr(u16)]
 pub enum Status {
-    /// There is no such command on this queue.
+    /// The queue does not support the opcode.
     InvalidOpcode = 0x01,
     /// A field of the command is invalid.
     InvalidField = 0x02,
-    /// There is no such namespace.
+    /// The namespace does not exist.
     InvalidNamespace = 0x0b,
     /// The command is out of sequence: sent before Connect or before the controller was enabled, or repeated.
     CommandSequence = 0x0c,
@@ -142,7 +142,7 @@ pub enum Status {
     LbaOutOfRange = 0x80,
     /// Too many Asynchronous Event Requests are outstanding.
     AsyncEventLimit = 0x105,
-    /// There is no such log page.
+    /// The log page does not exist.
     InvalidLogPage = 0x109,
     /// The record format of the Connect command is not supported.
     ConnectFormat = 0x180,

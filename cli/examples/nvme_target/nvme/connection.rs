@@ -66,7 +66,7 @@ pub struct Connection {
     /// Indices of the idle entries of `jobs`.
     free: Vec<usize>,
     /// Received capsules whose commands wait for a free job: receive slot and capsule length. A receive is
-    /// reposted only when its command starts, so that the queue depth bounds this list.
+    /// reposted only when its command starts, so the queue depth bounds the length of this list.
     waiting: VecDeque<(usize, usize)>,
 }
 

@@ -67,7 +67,7 @@ impl Namespace {
         if on { Ok(()) } else { self.flush() }
     }
 
-    /// Reads blocks into `data`, whose length must equal that of the blocks.
+    /// Reads blocks into `data`, which must be exactly as long as the blocks.
     ///
     /// # Errors
     /// [`Status`].

@@ -1,4 +1,4 @@
-//! Execution of a queue's commands, independent of the transport of commands and data.
+//! Execution of a queue's commands, independent of how commands and data are transported.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,8 +43,8 @@ pub enum DisconnectReason {
 }
 
 impl Queue {
-    /// Creates a queue with the given number and depth (at least one command), on which the host must first
-    /// send Connect.
+    /// Creates a queue with the given number and depth, which must be at least 1. The first command on the
+    /// queue must be Connect.
     pub fn new(subsystem: Arc<Subsystem>, number: u16, depth: u16, now: Instant) -> Queue {
         Queue { subsystem, number, depth, created: now, controller: None, head: Some(0) }
     }
