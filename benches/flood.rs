@@ -4,8 +4,8 @@
 //! changes from one second to the next. Options: `--quick`; `--rate N`, in packets per second; `--buffer
 //! BYTES`, the buffer size of the links' sockets (an unprivileged process gets 212992).
 //!
-//! The flood is what any local user could send: packets from UDP sockets with another port than 4791, bound
-//! to the address of one of the peers. The flooder knows both queue pair numbers and follows the PSN.
+//! The flood consists of what any local user could send: packets from UDP sockets bound to a peer's address,
+//! but not to port 4791. The flooder knows both queue pair numbers and tracks the PSN.
 
 #[path = "support/raw.rs"]
 #[allow(dead_code, reason = "each bench uses some of it")]

@@ -1,7 +1,7 @@
 //! Key-value store over RDMA READs: four nodes hold the values, and each reads the other nodes' values
 //! without involving their CPUs.
 //!
-//! Shows `Fabric::mesh`, one-sided READs to several peers, and waiting for the completions of all. Run it with
+//! Shows `Fabric::mesh`, one-sided READs to several peers, and waiting for all completions. Run it with
 //! `cargo run --example kv_store`.
 
 use std::collections::HashMap;

@@ -1,8 +1,8 @@
 //! Loss and replay: a wire loses a tenth of the packets, and a second run with the same seed loses the same
 //! ones.
 //!
-//! Shows the impairments of a fabric, the counters of loss recovery, and how a failing test is replayed. Run it with
-//! `cargo run --example loss_and_replay [SEED]`.
+//! Shows fabric impairments, loss recovery counters, and how to replay a failing test. Run it with `cargo run
+//! --example loss_and_replay [SEED]`.
 
 use std::time::Duration;
 

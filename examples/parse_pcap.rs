@@ -1,7 +1,8 @@
 //! Parsing: prints the RoCEv2 packets in a pcap file, and verifies each packet's ICRC.
 //!
-//! Shows the module `wire`: frames, packets, the opcode table, the ICRC; reading the file takes twenty lines. Run it
-//! with `cargo run --example parse_pcap [FILE]`; without FILE, it reads a capture of the kernel's rxe.
+//! Shows the `wire` module: frames, packets, the opcode table and the ICRC. Reading the file takes twenty
+//! lines. Run it with `cargo run --example parse_pcap [FILE]`; without FILE, it reads a capture of the
+//! kernel's rxe.
 
 use urxe::wire::frame::{self, Checksums, Content};
 use urxe::wire::{Packet, icrc};

@@ -1,7 +1,7 @@
 //! Virtual time: one thread, a simulated clock, and a wire with latency, limited bandwidth and seeded jitter.
 //!
-//! Shows that a transfer takes the time that the model says and no real time, and that a seed replays it. Run it with
-//! `cargo run --example virtual_time [SEED]`.
+//! Shows that a transfer takes the virtual time that the model predicts, and that a seed reproduces it. Run
+//! it with `cargo run --example virtual_time [SEED]`.
 
 use std::time::{Duration, Instant};
 

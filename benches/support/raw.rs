@@ -60,8 +60,8 @@ pub fn segmented_pair(segment: usize) -> io::Result<(UdpSocket, UdpSocket)> {
 /// Streams contiguous datagrams of `segment` bytes, `segments` per call with UDP_SEGMENT, to a thread that
 /// receives them with UDP_GRO into one buffer.
 ///
-/// The sender stays at most 1 MiB ahead of the receiver, as with any reliable transport: an unlimited sender
-/// mostly measures how fast the kernel drops packets.
+/// The sender stays at most 1 MiB ahead of the receiver, as with any reliable transport. An unlimited sender
+/// would mostly measure how fast the kernel drops packets.
 pub fn throughput(segment: usize, segments: usize, time: Duration) -> io::Result<Throughput> {
     const MAX_AHEAD: u64 = 1 << 20;
     let (tx, rx) = segmented_pair(segment)?;

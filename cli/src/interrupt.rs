@@ -15,7 +15,7 @@ pub(super) const INTERRUPTED_STATUS: u8 = 130;
 /// Flag set by the first SIGINT (Ctrl-C) or SIGTERM; the second signal ends the program at once. Clones share
 /// the flag.
 ///
-/// System calls are restarted after the signal: wait in slices of about a tenth of a second and check the
+/// System calls are restarted after the signal, so wait in slices of about a tenth of a second and check the
 /// flag in between.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);

@@ -7,16 +7,16 @@
 //! | server | 52 per address | its own, in the same format |
 //! | client | 5 | `done` and a NUL |
 //!
-//! LID (0 on RoCE), QPN and PSN are zero-padded lower-case hexadecimal numbers, the GID is its 16 bytes. Each
-//! side sends one address, or [`SRQ_ADDRESSES`] in `ibv_srq_pingpong`: those of its queue pairs, then zeros.
-//! Message size, iterations, path MTU and the number of queue pairs are not exchanged. Without `-g` the
-//! programs send a GID of zeros, with which no connection works on RoCE.
+//! LID (0 on RoCE), QPN and PSN are zero-padded lower-case hexadecimal numbers; the GID is its 16 bytes in
+//! hexadecimal. Each side sends one address, or [`SRQ_ADDRESSES`] in `ibv_srq_pingpong`: its queue pairs'
+//! addresses, then zeros. Message size, iterations, path MTU and the number of queue pairs are not exchanged.
+//! Without `-g`, the programs send an all-zero GID, which cannot work on RoCE.
 //!
 //! The server brings its queue pairs to RTS between receiving the client's addresses and sending its own
 //! ([`Server::accept`], then [`Server::reply`]), the client after the handshake.
 //!
 //! The programs read every address with a single `read` and fail if it is short, so each is passed to the
-//! stream in one `write_all`. Timeouts are those of the stream.
+//! stream in one `write_all`. The stream's own timeouts apply.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::ops::Range;

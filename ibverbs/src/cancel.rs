@@ -1,11 +1,11 @@
 //! Thread cancellation (`pthread_cancel`).
 //!
-//! A cancelled thread is unwound from the system call that it is in, which is only allowed through frames of
+//! A cancelled thread is unwound from the system call that it is in, which is allowed only through frames of
 //! plain data. Therefore cancellation is disabled while Rust code runs ([`disable`]), and a blocking call is
 //! a loop of attempts ([`blocking`]): an attempt returns, and releases its locks and handles, before the
-//! thread waits in a cancellation point for the next one. Such a call also defers an asynchronous
-//! cancellation (`PTHREAD_CANCEL_ASYNCHRONOUS`) to these points. Calls that do not block do not support
-//! threads of that cancellation type, for which POSIX forbids such calls.
+//! thread waits at a cancellation point for the next one. Such a call also defers an asynchronous
+//! cancellation (`PTHREAD_CANCEL_ASYNCHRONOUS`) to these points. Other calls do not support threads with
+//! asynchronous cancellation, which POSIX forbids to make them.
 
 use std::any::Any;
 use std::cell::RefCell;

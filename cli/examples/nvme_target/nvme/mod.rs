@@ -10,7 +10,7 @@
 //! | [`identify`], [`log`], [`namespace`] | the data that commands return or store |
 //! | [`connection`], [`server`] | a queue pair for each queue: SENDs, RDMA READs and WRITEs |
 //!
-//! All modules but those of the last row are without I/O, except on the file.
+//! Only the modules in the last row perform I/O, apart from access to the file.
 #![forbid(unsafe_code)]
 
 pub mod capsule;
