@@ -21,7 +21,7 @@ struct Line {
     points: Vec<(f64, f64)>,
 }
 
-/// Colours of urxe's series; the references are drawn in black to grey.
+/// Colours of urxe's series; the series that urxe is compared with are black to grey.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(214, 39, 40),
     RGBColor(31, 119, 180),

@@ -17,7 +17,7 @@ const UNITS: [(&str, &str, f64); 5] = [
     ("µs/s", "µs/s", 1.0),
 ];
 
-/// Prints how the measurements were made and how urxe was used.
+/// Prints the measurement method and the urxe configuration.
 pub fn settings(items: &[Item]) {
     let rounds: BTreeSet<String> =
         items.iter().map(|item| format!("{} × {} s", item.rounds, item.seconds)).collect();

@@ -77,7 +77,7 @@ pub struct Side {
     tx: TxQueue,
     arena: Box<[u64]>,
     pub regions: [RegionInfo; 3],
-    /// R_Key with which the memory window was allocated; `fast` is the L_Key of the fast-registered region.
+    /// Initial R_Key of the memory window; `fast` is the initial L_Key of the fast-registered region.
     pub window: RKey,
     pub fast: LKey,
     _fast_memory: Buffer,

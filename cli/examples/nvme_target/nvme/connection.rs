@@ -43,7 +43,7 @@ pub enum ConnectionError {
     /// A memory access lay outside the region.
     #[error(transparent)]
     Memory(#[from] MemoryAccessError),
-    /// A capsule is too short for a command.
+    /// A capsule is shorter than a command.
     #[error("a capsule has {0} bytes, but a command needs {len}", len = COMMAND_LEN)]
     Capsule(u32),
     /// The device that received the connection request has been removed.
@@ -258,7 +258,7 @@ impl Connection {
         self.respond(id, Ok(0), Some((job, to)))
     }
 
-    /// Sends a response. If the command used a job, the completion of the response frees it, and the response
+    /// Sends a response. If the command used a job, the response's completion frees the job, and the response
     /// invalidates the host's R_Key if the host requested this.
     fn respond(
         &mut self,
