@@ -1,6 +1,7 @@
 //! Connection manager: connections by IP address and port, with private data, rejection and disconnection.
 //!
-//! Shows `Listener`, `ConnectionManager::connect` and `Session`. Run it with `cargo run --example connection_manager`.
+//! Shows `Listener`, `ConnectionManager::connect` and `Session`. Run it with `cargo run --example
+//! connection_manager`.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Unit test of a client and a server: both run against mock NICs in one process, without network, root or hardware.
+//! Unit test of a client and a server: both run against mock NICs in one process, without network, root or
+//! hardware.
 //!
 //! Shows `Fabric::pair`, two threads with blocking waits, and what a test asserts. Run it with
 //! `cargo run --example mock_test`.

@@ -1,6 +1,7 @@
 //! UD multicast: a datagram sent to a group reaches all members, and no other NIC.
 //!
-//! Shows UD queue pairs, address handles, joining and leaving a group. Run it with `cargo run --example multicast`.
+//! Shows UD queue pairs, address handles, joining and leaving a group. Run it with `cargo run --example
+//! multicast`.
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! C structs from `infiniband/verbs.h` and `rdma/rdma_cma.h` (rdma-core 44 and later), under their C names
 //! and with the C layout.
 //!
-//! The headers are the reference: a test compares the offset and size of every field with the C compiler's. The
-//! sizes of the structs are asserted at compile time.
+//! The headers are the reference: a test compares the offset and size of every field with the C compiler's.
+//! The sizes of the structs are asserted at compile time.
 #![allow(non_camel_case_types, non_snake_case)]
 
 /// Layout of a struct.
