@@ -1,11 +1,11 @@
 //! Measures how much a flood of forged packets from a third socket slows down an RC connection over UDP on
 //! loopback, and the CPU time that each forged packet costs. Rounds without a flood, rounds with a flood to a
-//! plain socket (the control) and rounds with each kind of flood alternate, because the performance of the
-//! machine changes from one second to the next. Options: `--quick`, `--rate N` packets per second, `--buffer
-//! BYTES` of the links' sockets (212992 is the size for an unprivileged process).
+//! plain socket (the control) and rounds with each kind of flood alternate, because the machine's performance
+//! changes from one second to the next. Options: `--quick`; `--rate N`, in packets per second; `--buffer
+//! BYTES`, the buffer size of the links' sockets (an unprivileged process gets 212992).
 //!
-//! The flood is what any local user could send: packets from UDP sockets with another port than 4791, bound
-//! to the address of one of the peers. The flooder knows both queue pair numbers and follows the PSN.
+//! The flood consists of what any local user could send: packets from UDP sockets bound to a peer's address,
+//! but not to port 4791. The flooder knows both queue pair numbers and tracks the PSN.
 
 #[path = "support/raw.rs"]
 #[allow(dead_code, reason = "each bench uses some of it")]
@@ -32,17 +32,18 @@ use urxe::wire::{
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Environment variable that makes the process the passive peer; its value is the socket buffer size.
+/// Environment variable that makes the process the passive peer; its value is the socket buffer size in
+/// bytes.
 const PEER: &str = "URXE_BENCH_FLOOD_PEER";
 const REQUESTER: Ipv4Addr = Ipv4Addr::new(127, 78, 0, 1);
 const RESPONDER: Ipv4Addr = Ipv4Addr::new(127, 78, 0, 2);
 const FOREIGN: Ipv4Addr = Ipv4Addr::new(127, 78, 0, 9);
 const MTU: u32 = 4096;
-/// Number of WRITEs in flight; `BATCH` of them are posted at once.
+/// Number of WRITEs in flight, posted `BATCH` at a time.
 const DEPTH: u32 = 128;
 const BATCH: u32 = 16;
 const FAILED: &str = "a WRITE failed";
-/// Number of flood packets that are sent back to back.
+/// Number of flood packets sent back to back.
 const FLOOD_BATCH: usize = 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,7 +60,7 @@ enum Kind {
     StaleSyndrome,
     /// Reserved syndromes and reserved NAK codes for PSNs that are in flight.
     ReservedSyndrome,
-    /// Packets that cannot be distinguished from the peer's own; each makes the requester retransmit or wait.
+    /// Packets indistinguishable from the peer's own; each makes the requester retransmit or wait.
     SequenceNak,
     RnrNak,
 }
@@ -127,7 +128,7 @@ impl Flooder {
         Ok(Flooder { ends, sockets, sink, acked: 0, count: 0 })
     }
 
-    /// Returns the headers of the `n`-th flood packet of a kind.
+    /// Returns the headers of the `n`-th flood packet of the given kind.
     fn headers(&self, kind: Kind, n: u32) -> Headers {
         let [requester, responder] = &self.ends;
         let to = if kind.is_response() { requester } else { responder };
@@ -157,7 +158,7 @@ impl Flooder {
         Headers { bth, reth, aeth: Aeth { syndrome, msn: 0 }, ..Headers::default() }
     }
 
-    /// Sends `FLOOD_BATCH` packets of a kind.
+    /// Sends `FLOOD_BATCH` packets of the given kind.
     fn send_batch(&mut self, kind: Kind) -> io::Result<()> {
         let from = match kind {
             Foreign => 2,
@@ -185,14 +186,14 @@ impl Flooder {
         Ok(())
     }
 
-    /// Discards the packets that were sent to the control socket.
+    /// Discards the packets received on the control socket.
     fn drain(&self) {
         while self.sink.recv(&mut [0; 128]).is_ok() {}
     }
 }
 
-/// State shared with the flooding thread, which reads `acked` and `done` and counts the packets and the CPU
-/// time.
+/// State shared with the flooding thread, which reads `acked` and `done` and counts the packets that it sends
+/// and the CPU time that it uses.
 #[derive(Default)]
 struct FloodState {
     acked: AtomicU32,
@@ -202,7 +203,7 @@ struct FloodState {
 }
 
 impl FloodState {
-    /// Sends `rate` packets of a kind per second until `done` is set.
+    /// Sends `rate` packets of the given kind per second until `done` is set.
     fn run(&self, mut flooder: Flooder, kind: Kind, rate: u64) -> io::Result<()> {
         let pause = Duration::from_secs(1) * FLOOD_BATCH as u32 / rate as u32;
         let mut due = Instant::now();
@@ -224,7 +225,7 @@ impl FloodState {
     }
 }
 
-/// Returns the CPU time of this process in nanoseconds.
+/// Returns the CPU time used by this process, in nanoseconds.
 fn process_cpu() -> u64 {
     let time =
         clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).expect("the clock exists on all Linux systems");
@@ -244,7 +245,7 @@ impl Side {
         Ok(Side { node, mr })
     }
 
-    /// Returns the connection parameters for the other process, as a line.
+    /// Formats the connection parameters as a line for the other process.
     fn describe(&self) -> String {
         let (e, m) = (self.node.qp.endpoint(), self.mr.remote(0));
         format!("{} {} {} {} {}", e.gid.ip(), e.qpn.get(), e.psn.get(), m.va, m.rkey.0)
@@ -261,8 +262,8 @@ impl Side {
         Ok((peer, RemoteAddr { va: va.parse()?, rkey: RKey(rkey.parse()?) }))
     }
 
-    /// Returns the CPU time of the process, the number of datagrams dropped because the socket buffer was
-    /// full, and the number of packets sent.
+    /// Returns the process's CPU time, the number of datagrams dropped because the socket buffer was full,
+    /// and the number of packets sent.
     fn status(&self) -> [u64; 3] {
         let c = self.node.context.counters();
         [process_cpu(), self.node.context.link_state().0.rx_overflow, c.sent_pkts]
@@ -275,7 +276,7 @@ impl Side {
     }
 }
 
-/// Runs the responder until standard input ends.
+/// Runs the responder until standard input is closed.
 fn run_peer(buffer: usize) -> Result<()> {
     let side = Side::new(RESPONDER, buffer)?;
     println!("{}", side.describe());
@@ -335,15 +336,15 @@ struct Round {
     rate: f64,
     /// Flood packets per second.
     flood: f64,
-    /// CPU time that requester, responder and flooder use, in seconds per second.
+    /// CPU time used by the requester, the responder and the flooder, in seconds per second.
     cpu: [f64; 3],
-    /// Datagrams dropped per second at the responder and the requester; `retries` is the number of go-back-N
-    /// retransmissions per second.
+    /// Datagrams dropped per second at the responder and the requester (`dropped`), and go-back-N recoveries
+    /// per second (`retries`).
     dropped: [f64; 2],
     retries: f64,
-    /// Packets per second that the responder sent.
+    /// Packets sent per second by the responder.
     responses: f64,
-    /// 1.0 if the connection failed.
+    /// 1.0 if the connection failed, otherwise 0.0.
     failed: f64,
 }
 
@@ -358,7 +359,7 @@ struct Options {
     buffer: usize,
 }
 
-/// Measures a new connection under a flood of one kind for `time`. A failed WRITE ends the round.
+/// Measures a new connection for `time` under a flood of the given kind. A failed WRITE ends the round.
 fn round(kind: Kind, size: usize, options: &Options, time: Duration) -> Result<Round> {
     let mut child = Command::new(std::env::current_exe()?)
         .env(PEER, options.buffer.to_string())
@@ -489,7 +490,7 @@ fn print(size: usize, all: &[Vec<Round>; KINDS.len()]) {
     }
 }
 
-/// A NIC that this thread drives, with a queue pair in RTS.
+/// A NIC driven by this thread, with a queue pair in RTS.
 struct DrivenNic {
     nic: Nic,
     link: UdpLink,
@@ -557,8 +558,8 @@ impl DrivenNic {
     }
 }
 
-/// Measures the CPU time that a NIC, driven by this thread, takes per flood packet of each kind, with 60 of
-/// them queued in its socket.
+/// Measures the CPU time that a NIC driven by this thread takes per flood packet of each kind, with 60
+/// packets queued in its socket.
 fn packet_costs(options: &Options) -> Result<()> {
     const BATCHES: usize = 6;
     const COUNT: usize = BATCHES * FLOOD_BATCH;

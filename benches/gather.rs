@@ -1,7 +1,7 @@
-//! Compares two ways to send payload from user memory. urxe copies it into the packet in the same pass that
-//! computes the ICRC; alternatively the kernel gathers it. Prints the CPU time of both, and the share of
-//! packets with a wrong ICRC if the memory changes while it is sent, which is permitted for memory that a
-//! peer READs.
+//! Compares two ways to send payload from user memory: urxe's, which copies it into the packet in the pass
+//! that computes the ICRC, and leaving it to the kernel to gather it. Prints the CPU time of both, and the
+//! share of packets with a wrong ICRC if the memory changes during the send, which is permitted for memory
+//! that a peer READs.
 
 #[path = "support/raw.rs"]
 #[allow(dead_code, reason = "each bench uses some of it")]
@@ -56,7 +56,7 @@ impl Copied {
         self.queue.bursts().try_for_each(|burst| socket.send(burst.bytes()).map(drop))
     }
 
-    /// Returns the number of packets of a burst with a wrong ICRC.
+    /// Returns the number of packets in a burst whose ICRC is wrong.
     fn corrupted(bytes: &[u8]) -> usize {
         let is_corrupted =
             |(i, packet): &(usize, &[u8])| !icrc::verify(&flow(), IpIdent::SENT, *i as u16, packet);
@@ -64,8 +64,8 @@ impl Copied {
     }
 }
 
-/// The alternative: the ICRC is computed from user memory, and the kernel gathers header, payload and ICRC of
-/// each packet.
+/// The alternative: the ICRC is computed from user memory, and the kernel gathers each packet's header,
+/// payload and ICRC.
 struct Gathered<'m> {
     buffer: &'m Buffer,
     trailers: [[u8; ICRC_LEN]; PACKETS],
@@ -122,7 +122,8 @@ impl Gathered<'_> {
     }
 }
 
-/// Sends bursts from memory that another thread changes and returns the share of packets with a wrong ICRC.
+/// Sends bursts from memory that another thread changes concurrently, and returns the share of packets with a
+/// wrong ICRC.
 fn corrupted_fraction(
     memory: &Buffer,
     mut send: impl FnMut(&UdpSocket) -> io::Result<()>,

@@ -1,6 +1,5 @@
 //! Compares packet links with raw packet sockets, over a veth pair between two network namespaces. The
-//! measurements alternate, because the performance of the machine changes from one second to the next. Needs
-//! root.
+//! measurements alternate, because the machine's performance changes from one second to the next. Needs root.
 
 #[path = "../tests/support/netns.rs"]
 mod netns;
@@ -23,10 +22,10 @@ use urxe::wire::{Bth, Flow, Headers, Opcode, icrc};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Environment variable that makes the process a passive peer; its value is the namespace and the link.
+/// Environment variable that makes the process a passive peer; its value names the namespace and the link.
 const PEER: &str = "URXE_BENCH_PACKET_PEER";
 const MESSAGE: usize = 64 << 10;
-/// Number of WRITEs in flight; `BATCH` of them are posted at once.
+/// Number of WRITEs in flight, posted `BATCH` at a time.
 const DEPTH: usize = 128;
 const BATCH: usize = 16;
 
@@ -38,7 +37,7 @@ struct Side {
 }
 
 impl Side {
-    /// Opens the link in the namespace of this thread.
+    /// Opens the link in this thread's namespace.
     fn new(link: &str) -> Result<Side> {
         let link = PacketLink::open(link.parse()?)?;
         let context = Context::open(Box::new(link), &ContextOptions::default())?;
@@ -50,7 +49,7 @@ impl Side {
         Ok(Side { _context: context, cq, qp, mr })
     }
 
-    /// Returns the connection parameters for the other process, as a line.
+    /// Formats the connection parameters as a line for the other process.
     fn describe(&self) -> String {
         let (e, m) = (self.qp.endpoint(), self.mr.remote(0));
         format!("{} {} {} {} {}", e.gid.ip(), e.qpn.get(), e.psn.get(), m.va, m.rkey.0)
@@ -91,7 +90,7 @@ impl Side {
     }
 }
 
-/// Runs the passive peer until standard input ends.
+/// Runs the passive peer until standard input is closed.
 fn run_peer(namespace_and_link: &str) -> Result<()> {
     let (namespace, link) = namespace_and_link.split_once(' ').ok_or("the peer argument has no namespace")?;
     if !link.contains("127.") {
@@ -105,7 +104,7 @@ fn run_peer(namespace_and_link: &str) -> Result<()> {
     Ok(lines.try_for_each(|line| line.map(drop))?)
 }
 
-/// Peer process. Dropping this closes its standard input and waits for it to exit.
+/// Peer process. Dropping it closes the process's standard input and waits for the process to exit.
 struct Peer(Child, Option<ChildStdin>);
 
 impl Drop for Peer {
@@ -136,8 +135,8 @@ fn writes(net: &Veth, options: &str, time: Duration) -> Result<f64> {
     side.stream(remote, time)
 }
 
-/// Measures the CPU time that a burst of 15 packets of 4096 bytes, gathered from a region, takes in the link,
-/// with ICRCs computed and verified.
+/// Measures the link's CPU time for a burst of 15 packets of 4096 bytes gathered from a region, with ICRCs
+/// computed and verified.
 fn burst_cost(net: &Veth, options: &str) -> Result<raw::BurstCost> {
     let open = |side: usize| -> Result<PacketLink> {
         let config = format!("packet:v{side}{options}").parse()?;

@@ -1,5 +1,5 @@
 //! Measures what the UDP link adds to raw UDP on this machine's loopback. The two alternate, because the
-//! performance of the machine changes from one second to the next.
+//! machine's performance changes from one second to the next.
 
 #[path = "support/raw.rs"]
 #[allow(dead_code, reason = "each bench uses some of it")]
@@ -27,7 +27,7 @@ fn headers() -> Headers {
     Headers { bth: Bth { opcode: Opcode(0x04), ..Bth::default() }, ..Headers::default() }
 }
 
-/// Receives until packets arrive; returns whether every ICRC is valid.
+/// Receives until packets arrive or `done` is set, and reports whether every ICRC is valid.
 fn wait(link: &mut UdpLink, done: &AtomicBool) -> bool {
     let mut are_valid = true;
     while !done.load(Ordering::Relaxed) {
@@ -41,7 +41,8 @@ fn wait(link: &mut UdpLink, done: &AtomicBool) -> bool {
     are_valid
 }
 
-/// Measures half the round-trip time of a packet with `payload` bytes, with ICRCs computed and verified.
+/// Measures half the round-trip time of a packet with `payload` bytes of payload, with ICRCs computed and
+/// verified.
 fn ping_pong(payload: usize, rounds: usize) -> raw::HalfRoundTrip {
     let (mut a, mut b) = (bind("127.77.0.1"), bind("127.77.0.2"));
     let (to_b, to_a) = (flow(&a, &b), flow(&b, &a));
@@ -75,7 +76,7 @@ fn ping_pong(payload: usize, rounds: usize) -> raw::HalfRoundTrip {
     })
 }
 
-/// Registers the memory and returns the payloads of a burst: 15 packets of 4096 bytes.
+/// Registers the memory and returns it as the payloads of a burst of 15 packets of 4096 bytes.
 fn slices(memory: &mut [u8], table: &mut Table) -> Vec<HostSlice> {
     let addr = memory.as_mut_ptr().expose_provenance();
     // SAFETY: every caller keeps the memory until its last use of the table, and nothing writes to the
@@ -114,8 +115,8 @@ fn burst_cost() -> raw::BurstCost {
     raw::cost(send, receive).unwrap()
 }
 
-/// Measures the throughput in Gb/s of payload, in bursts of 15 packets of 4096 bytes gathered from a region,
-/// with ICRCs computed and verified.
+/// Measures the payload throughput in Gb/s of bursts of 15 packets of 4096 bytes gathered from a region, with
+/// ICRCs computed and verified.
 fn throughput(time: Duration) -> f64 {
     let (mut a, mut b) = (bind("127.77.0.3"), bind("127.77.0.4"));
     let to_b = flow(&a, &b);

@@ -1,4 +1,5 @@
-//! Atomics: four NICs increment one counter at a fifth, and take a lock by compare-and-swap; no update is lost.
+//! Atomics: four NICs increment one counter in the memory of a fifth without losing an update, and take a
+//! lock by compare-and-swap.
 //!
 //! Shows fetch-and-add and compare-and-swap from several threads. Run it with `cargo run --example atomics`.
 
@@ -12,8 +13,8 @@ const CLIENTS: usize = 4;
 const INCREMENTS: u64 = 100;
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Increments the counter, then acquires the lock and releases it; returns the number of attempts to acquire
-/// it.
+/// Increments the counter, then acquires and releases the lock. Returns the number of attempts needed to
+/// acquire the lock.
 fn work(node: &MeshNode, own: usize, counter: RemoteAddr, lock: RemoteAddr) -> Result<u64> {
     let qp = node.qp(0).ok_or("node 0 is the server")?;
     let old = node.pd.reg_mr(8, Access::LOCAL_WRITE)?;

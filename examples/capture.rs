@@ -1,7 +1,7 @@
-//! Capture: all packets of a NIC as a pcapng file for Wireshark and tshark.
+//! Capture: all of a NIC's packets in a pcapng file for Wireshark and tshark.
 //!
-//! Shows `CaptureFile` at the first NIC of a pair, with virtual timestamps. Run it with
-//! `cargo run --example capture [FILE]`; without FILE, a temporary one is written and removed.
+//! Shows `CaptureFile` on the first NIC of a pair, with virtual timestamps. Run it with `cargo run --example
+//! capture [FILE]`; without FILE, it writes a temporary file and removes it.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,6 +1,7 @@
-//! Connection manager: connections by IP address and port, private data, rejection, disconnect.
+//! Connection manager: connections by IP address and port, with private data, rejection and disconnection.
 //!
-//! Shows `Listener`, `ConnectionManager::connect` and `Session`. Run it with `cargo run --example connection_manager`.
+//! Shows `Listener`, `ConnectionManager::connect` and `Session`. Run it with `cargo run --example
+//! connection_manager`.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ fn new_qp(context: &Context) -> Result<Qp, CreateError> {
     context.alloc_pd()?.create_qp(&cq, &cq, &QpOptions::default())
 }
 
-/// Rejects the first request and accepts the second.
+/// Rejects the first connection request and accepts the second.
 fn serve(listener: &Listener) -> Result<(), SessionError> {
     listener.next(LIMIT)?.reject(b"not yet")?;
     let incoming = listener.next(LIMIT)?;

@@ -1,4 +1,5 @@
-//! Device removal: an adapter is unplugged while its peer sends; both sides notice, and a new device takes over.
+//! Device removal: an adapter is unplugged, its owner and a sending peer notice, and a new device takes over
+//! its address.
 //!
 //! Shows `Fabric::remove_device`, asynchronous events, and the errors that programs must handle. Run it with
 //! `cargo run --example device_removal`.

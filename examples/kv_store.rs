@@ -1,7 +1,7 @@
-//! Key-value store over RDMA READs: four NICs hold the values, and each NIC reads the values of the others
+//! Key-value store over RDMA READs: four nodes hold the values, and each reads the other nodes' values
 //! without involving their CPUs.
 //!
-//! Shows `Fabric::mesh`, one-sided READs to several peers, and waiting for the completions of all. Run it with
+//! Shows `Fabric::mesh`, one-sided READs to several peers, and waiting for all completions. Run it with
 //! `cargo run --example kv_store`.
 
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ const NODES: usize = 4;
 const SLOTS: usize = 16;
 const SLOT: usize = 32;
 
-/// Returns the node and slot that hold a key.
+/// Returns the node and the slot that hold a key.
 fn place(key: &str) -> (usize, usize) {
     let hash = key.bytes().fold(0_usize, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
     (hash % NODES, hash / NODES % SLOTS)

@@ -1,15 +1,15 @@
-//! Loss and replay: a wire that loses a tenth of the packets; a second run with the same seed loses the same
-//! packets.
+//! Loss and replay: a wire loses a tenth of the packets, and a second run with the same seed loses the same
+//! ones.
 //!
-//! Shows the impairments of a fabric, the counters of loss recovery, and how a failing test is replayed. Run it with
-//! `cargo run --example loss_and_replay [SEED]`.
+//! Shows fabric impairments, loss recovery counters, and how to replay a failing test. Run it with `cargo run
+//! --example loss_and_replay [SEED]`.
 
 use std::time::Duration;
 
 use urxe::verbs::*;
 
-/// Sends 200 messages over a lossy wire; returns the number of lost packets and the number of times that the
-/// requester went back (go-back-N).
+/// Sends 200 messages over a lossy wire, and returns the number of lost packets and the number of go-back-N
+/// recoveries.
 fn run(seed: u64) -> Result<(u64, u64), Box<dyn std::error::Error>> {
     let latency = Duration::from_micros(10);
     let config = FabricConfig::default().seed(seed).latency(latency).loss(0.1).duplicate(0.02).reorder(0.02);

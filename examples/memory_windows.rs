@@ -1,8 +1,8 @@
-//! Memory windows: a server gives a client access to a part of its memory, and the client's SEND with
-//! invalidate revokes it.
+//! Memory windows: a server gives a client access to part of its memory, until the client revokes it by a
+//! SEND with Invalidate.
 //!
-//! Shows a bind of a type 2 window, a WRITE through it, SEND with invalidate, and the refusal afterwards. Run it with
-//! `cargo run --example memory_windows`.
+//! Shows how to bind a type 2 window, a WRITE through it, SEND with Invalidate, and the failure of a later
+//! WRITE. Run it with `cargo run --example memory_windows`.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Unit test of a client and a server: both run against mock NICs in one process, without network, root or hardware.
+//! Unit test of a client and a server: both run against mock NICs in one process, without network, root or
+//! hardware.
 //!
 //! Shows `Fabric::pair`, two threads with blocking waits, and what a test asserts. Run it with
 //! `cargo run --example mock_test`.
@@ -27,7 +28,7 @@ fn listen(node: &TestEndpoint) -> Result<Mr> {
     Ok(buffer)
 }
 
-/// Answers the request in upper case. This function is part of the code under test.
+/// Answers a request with its text in upper case. This function is part of the code under test.
 fn serve(node: &TestEndpoint, buffer: &Mr) -> Result<()> {
     let request = node.cq.wait(LIMIT)?;
     let mut bytes = buffer.read_vec(0..request.byte_len as usize)?;
@@ -37,7 +38,7 @@ fn serve(node: &TestEndpoint, buffer: &Mr) -> Result<()> {
     Ok(())
 }
 
-/// Checks the reply of the server. In a test module, this function would have the attribute `#[test]`.
+/// Checks the server's reply. In a test module, this function would have the attribute `#[test]`.
 fn reply_is_the_request_in_upper_case() -> Result<()> {
     let (a, b) = Fabric::new().pair()?;
     let buffer = listen(&b)?;

@@ -1,6 +1,7 @@
-//! UD multicast: one datagram to a group reaches all members, and nobody else.
+//! UD multicast: a datagram sent to a group reaches all members, and no other NIC.
 //!
-//! Shows UD queue pairs, address handles, joining and leaving a group. Run it with `cargo run --example multicast`.
+//! Shows UD queue pairs, address handles, joining and leaving a group. Run it with `cargo run --example
+//! multicast`.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use urxe::verbs::*;
 const QKEY: QKey = QKey(0x1234);
 const TEXT: &[u8] = b"hello, group";
 
-/// A NIC with a UD queue pair and a receive of 256 bytes.
+/// A NIC with a UD queue pair and one posted receive of 256 bytes.
 struct Member {
     context: Context,
     pd: Pd,

@@ -1,7 +1,7 @@
-//! Fault at the n-th packet: only the third packet of a message is lost, and the message arrives anyway.
+//! Fault at the n-th packet: the third packet of a message is dropped, and the message arrives anyway.
 //!
-//! Shows fault rules, a filter on decoded packets, and the counters of loss recovery. Run it with
-//! `cargo run --example nth_packet`.
+//! Shows fault rules, a filter on decoded packets, and loss recovery counters. Run it with `cargo run
+//! --example nth_packet`.
 
 use std::time::Duration;
 

@@ -1,12 +1,13 @@
-//! Parsing: prints the RoCEv2 packets of a pcap file, and verifies the ICRC of each.
+//! Parsing: prints the RoCEv2 packets in a pcap file, and verifies each packet's ICRC.
 //!
-//! Shows the module `wire`: frames, packets, the opcode table, the ICRC; reading the file takes twenty lines. Run it
-//! with `cargo run --example parse_pcap [FILE]`; without FILE, it reads a capture of the kernel's rxe.
+//! Shows the `wire` module: frames, packets, the opcode table and the ICRC. Reading the file takes twenty
+//! lines. Run it with `cargo run --example parse_pcap [FILE]`; without FILE, it reads a capture of the
+//! kernel's rxe.
 
 use urxe::wire::frame::{self, Checksums, Content};
 use urxe::wire::{Packet, icrc};
 
-/// Returns the frames of a little-endian pcap file.
+/// Returns the frames in a little-endian pcap file.
 fn frames(file: &[u8]) -> Result<Vec<&[u8]>, &'static str> {
     const MICROSECONDS: u32 = 0xa1b2_c3d4;
     const NANOSECONDS: u32 = 0xa1b2_3c4d;

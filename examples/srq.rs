@@ -1,5 +1,5 @@
-//! Shared receive queue: one pool of receives serves the queue pairs of three peers, and raises an event when
-//! few receives are left.
+//! Shared receive queue: the queue pairs for three peers share one pool of receives, which raises an event
+//! when few are left.
 //!
 //! Shows `Pd::create_srq`, `QpOptions::srq`, and the limit event. Run it with `cargo run --example srq`.
 

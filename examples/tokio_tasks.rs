@@ -1,6 +1,7 @@
-//! Tokio tasks: a server and a client connect by address and port, and await completions (feature `async`).
+//! Tokio tasks: a client connects to a server by address and port, and both await completions (feature
+//! `async`).
 //!
-//! Shows `AsyncListener`, `connect_async`, `AsyncCq`, and a timeout by `tokio::time::timeout`. Run it with
+//! Shows `AsyncListener`, `connect_async`, `AsyncCq`, and a timeout with `tokio::time::timeout`. Run it with
 //! `cargo run --features async --example tokio_tasks`.
 
 use std::net::SocketAddr;

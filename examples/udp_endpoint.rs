@@ -1,7 +1,9 @@
-//! Endpoint next to rxe: a NIC on a UDP socket, which talks to the kernel's rxe, to adapters and to other urxe NICs.
+//! UDP endpoint: a NIC on a UDP socket, which interoperates with the kernel's rxe, with hardware adapters and
+//! with other urxe NICs.
 //!
-//! Shows `UdpLink` and the exchange of endpoints by hand. Without arguments, two NICs at 127.62.0.1 and 127.62.0.2 talk
-//! to each other. With a peer, it prints its endpoint, reads that of the peer from standard input, and sends it a message:
+//! Shows `UdpLink` and the exchange of endpoints by hand. Without arguments, two NICs at 127.62.0.1 and
+//! 127.62.0.2 talk to each other. With a peer, it prints its endpoint, reads the peer's endpoint from
+//! standard input, and sends it a message:
 //!
 //! ```text
 //! cargo run --example udp_endpoint

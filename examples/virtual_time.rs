@@ -1,8 +1,7 @@
-//! Virtual time: one thread, a simulated clock, and a wire with latency, limited bandwidth and jitter, which
-//! a seed reproduces.
+//! Virtual time: one thread, a simulated clock, and a wire with latency, limited bandwidth and seeded jitter.
 //!
-//! Shows that a transfer takes the time that the model says and no real time, and that a seed replays it. Run it with
-//! `cargo run --example virtual_time [SEED]`.
+//! Shows that a transfer takes the virtual time that the model predicts, and that a seed reproduces it. Run
+//! it with `cargo run --example virtual_time [SEED]`.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,7 @@ use urxe::verbs::*;
 
 const LEN: usize = 1 << 20;
 
-/// Transfers a mebibyte and returns the virtual time that it took.
+/// Transfers a mebibyte, and returns the virtual time that the transfer took.
 fn transfer(seed: u64) -> Result<Duration, Box<dyn std::error::Error>> {
     let fabric = Fabric::virtual_time(
         FabricConfig::default()

@@ -1,5 +1,5 @@
-//! Passes the symbol version nodes that programs require to the linker; `export!` assigns the functions to
-//! them.
+//! Passes to the linker the symbol version nodes that programs require; `export!` assigns functions to the
+//! nodes.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,9 +9,9 @@ use std::{env, fs};
 const NEWEST: u32 = 18;
 /// Minor version of the newest public symbol version node of librdmacm (`RDMACM_1.n`).
 const NEWEST_CM: u32 = 5;
-/// Numbers of the symbol version nodes of the private interface between libibverbs and its drivers
-/// (`IBVERBS_PRIVATE_n`), one for each incompatible change: releases 34 to 56 use node 34. A vendor library
-/// (libmlx5, libefa) does not load unless the node that it was linked against exists.
+/// Symbol version nodes of the private interface between libibverbs and its drivers (`IBVERBS_PRIVATE_n`),
+/// one per incompatible change: releases 34 to 56 use node 34. A vendor library (libmlx5, libefa) does not
+/// load unless the node that it was linked against exists.
 const PRIVATE: [u32; 5] = [34, 57, 59, 64, 65];
 
 fn main() {

@@ -18,7 +18,7 @@ use nix::time::{ClockId, clock_gettime};
 pub struct Throughput {
     /// Gigabits of UDP payload received per second.
     pub gbps: f64,
-    /// Share of the data sent that the receiver's socket dropped because its buffer was full.
+    /// Share of the sent data that the receiver's socket dropped because its buffer was full.
     pub lost: f64,
 }
 
@@ -49,7 +49,7 @@ fn pair() -> io::Result<(UdpSocket, UdpSocket)> {
 }
 
 /// Returns two connected sockets: the first sends trains of datagrams of `segment` bytes with UDP_SEGMENT,
-/// the second receives them with UDP_GRO.
+/// and the second receives them with UDP_GRO.
 pub fn segmented_pair(segment: usize) -> io::Result<(UdpSocket, UdpSocket)> {
     let (tx, rx) = pair()?;
     set(&tx, libc::SOL_UDP, libc::UDP_SEGMENT, segment as i32)?;
@@ -60,8 +60,8 @@ pub fn segmented_pair(segment: usize) -> io::Result<(UdpSocket, UdpSocket)> {
 /// Streams contiguous datagrams of `segment` bytes, `segments` per call with UDP_SEGMENT, to a thread that
 /// receives them with UDP_GRO into one buffer.
 ///
-/// The sender stays at most 1 MiB ahead of the receiver, as with any reliable transport: an unlimited sender
-/// mostly measures how fast the kernel drops packets.
+/// The sender stays at most 1 MiB ahead of the receiver, as with any reliable transport. An unlimited sender
+/// would mostly measure how fast the kernel drops packets.
 pub fn throughput(segment: usize, segments: usize, time: Duration) -> io::Result<Throughput> {
     const MAX_AHEAD: u64 = 1 << 20;
     let (tx, rx) = segmented_pair(segment)?;
@@ -119,8 +119,8 @@ pub struct BurstCost {
     pub receive: u64,
 }
 
-/// Runs `send` and `receive` alternately on this thread, and returns the minimum CPU time of a call of each.
-/// The minimum remains comparable if other processes load the machine.
+/// Runs `send` and `receive` alternately on this thread, and returns the minimum CPU time of a call to each.
+/// Unlike a mean, the minimum stays comparable while other processes load the machine.
 pub fn cost(
     mut send: impl FnMut() -> io::Result<()>,
     mut receive: impl FnMut() -> io::Result<()>,
@@ -137,7 +137,7 @@ pub fn cost(
     Ok(min)
 }
 
-/// Returns the CPU time of this thread in nanoseconds.
+/// Returns the CPU time used by this thread, in nanoseconds.
 pub fn cpu_time() -> u64 {
     let time =
         clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("the clock exists on all Linux systems");

@@ -16,7 +16,7 @@ use urxe::wire::{Flow, Mac};
 use crate::netns::Veth;
 use crate::raw;
 
-/// Constants of linux/if_packet.h and linux/virtio_net.h.
+/// Constants from linux/if_packet.h and linux/virtio_net.h.
 const PACKET_VNET_HDR: i32 = 15;
 const PACKET_IGNORE_OUTGOING: i32 = 23;
 const VNET_LEN: usize = 10;

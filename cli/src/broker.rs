@@ -1,4 +1,4 @@
-//! `urxe broker`: shares an address between several processes, which start this command themselves.
+//! `urxe broker`: shares an address among several processes, the first of which starts this command.
 #![forbid(unsafe_code)]
 
 use clap::Args;
@@ -17,7 +17,7 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// Serves until no process uses the address any more.
+    /// Runs the broker until no process uses the address any longer.
     pub fn run(&self) -> Result<(), CliError> {
         broker::serve(&self.address, self.any_user).map_err(|e| CliError::Usage(e.to_string()))
     }

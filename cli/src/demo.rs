@@ -1,4 +1,4 @@
-//! `urxe demo`: two NICs in one process perform every operation once, and each packet is printed.
+//! `urxe demo`: performs every operation once between two NICs in one process, and prints each packet.
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, HashSet};
@@ -49,12 +49,12 @@ pub struct Demo {
     seed: u64,
 }
 
-/// Fault rule: drops the second middle packet of a WRITE.
+/// Fault rule that drops the second middle packet of a WRITE.
 const LOSS: &str = "drop=2,opcode=0x07";
 const MTU: Mtu = Mtu::Mtu1024;
 /// Length of each memory region in bytes.
 const REGION_LEN: usize = 16 << 10;
-/// Virtual time after which an operation that has not completed counts as stuck.
+/// Virtual time after which an incomplete operation counts as stuck.
 const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 const BOLD: Style = Style::new().bold();
@@ -91,8 +91,8 @@ fn context_options(seed: u64, n: u64) -> ContextOptions {
     ContextOptions::default().seed(seed.wrapping_mul(2) + n)
 }
 
-/// Opens NIC A with a fault rule, a trace and a capture on its port. The traced packets and the PSNs of
-/// dropped packets are sent to the two channels, which are closed once the demonstration has ended.
+/// Opens NIC A with a fault rule, a trace and a capture on its port. The trace sends the packets to the first
+/// channel, and the fault rule sends the PSNs of dropped packets to the second.
 fn open_traced(
     port: FabricPort,
     (trace, drops): (Sender<TracedPacket>, Sender<Psn>),
@@ -123,20 +123,20 @@ fn open_traced(
     })?)
 }
 
-/// The two NICs, the state of the demonstration and its output.
+/// The two NICs, the demonstration's state, and its output.
 struct Session {
     out: Box<dyn Write>,
     fabric: Fabric,
-    /// Packets at A's port that are not printed yet.
+    /// Packets at A's port that have not yet been printed.
     traced: Receiver<TracedPacket>,
-    /// PSNs of packets that the fault rule dropped and that are not printed yet.
+    /// PSNs of packets dropped by the fault rule and not yet reported as dropped.
     dropped: Receiver<Psn>,
     a: TestEndpoint,
     b: TestEndpoint,
-    /// Memory region of NIC A; `dst` is the memory region of NIC B.
+    /// NIC A's memory region; `dst` is NIC B's.
     src: Mr,
     dst: Mr,
-    /// Destination QPN, PSN and opcode of the packets seen so far, to recognise retransmitted requests.
+    /// Destination QPN, PSN and opcode of all packets printed so far, to recognise retransmitted requests.
     seen: HashSet<(Qpn, Psn, u8)>,
     packets: usize,
     lost: usize,
@@ -330,7 +330,7 @@ impl Session {
         Ok(self.b.qp.post_recv(&RecvWr::new(wr_id, sges))?)
     }
 
-    /// Advances virtual time until `done` returns true.
+    /// Advances virtual time until `done` returns true, and fails after `STEP_TIMEOUT`.
     fn run_until(&mut self, done: impl Fn(&Session) -> bool) -> Result<(), CliError> {
         let limit = self.fabric.now() + STEP_TIMEOUT;
         while !done(self) {
@@ -469,8 +469,7 @@ impl Session {
     }
 }
 
-/// Returns a description of a successful completion without immediate data, to compare the actual completion
-/// with.
+/// Describes a successful completion without immediate data, for comparison with the actual one.
 fn success(opcode: WcOpcode, bytes: usize) -> Expected {
     Expected { opcode, bytes, imm: None }
 }

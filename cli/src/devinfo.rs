@@ -1,4 +1,4 @@
-//! `urxe devinfo`: lists the links of this machine and the attributes of a NIC on each.
+//! `urxe devinfo`: lists this machine's links and the attributes of a NIC on each.
 #![forbid(unsafe_code)]
 
 mod fields;
@@ -40,7 +40,7 @@ pub struct Devinfo {
 }
 
 impl Devinfo {
-    /// Prints the list, or all attributes of one link or of every link.
+    /// Prints the list of links, or all attributes of one link or of every link.
     pub fn run(self) -> Result<(), CliError> {
         let mut out = anstream::AutoStream::auto(stdout());
         if let Some(link) = self.link {
@@ -82,9 +82,9 @@ impl Devinfo {
     }
 }
 
-/// Returns the links of this machine, each with its specification or the reason why it is unavailable: UDP on
-/// every address, and a packet socket on every interface that is up. (An interface without an IP address
-/// could still carry a link with its own host stack.)
+/// Returns this machine's links, each with its specification or the reason why it is unavailable: UDP on
+/// every address, and a packet socket on every interface that is up, even without an IP address, because a
+/// packet link can have its own address.
 fn candidates() -> Vec<(String, Result<LinkSpec, String>)> {
     let interfaces = pnet_datalink::interfaces();
     let up = || interfaces.iter().filter(|i| i.is_up());
@@ -98,8 +98,8 @@ fn candidates() -> Vec<(String, Result<LinkSpec, String>)> {
     udp.chain(packet).map(|text| (text.clone(), text.parse())).collect()
 }
 
-/// Opens a NIC on a link as libibverbs programs do, sharing its addresses with programs that use them
-/// already.
+/// Opens a NIC on a link as libibverbs programs do, sharing its addresses with programs that already use
+/// them.
 fn open(link: Result<LinkSpec, String>) -> Result<Context, CliError> {
     let link = link.map_err(CliError::Usage)?;
     if link == LinkSpec::Fabric {
@@ -139,7 +139,7 @@ fn state(context: &Context) -> &'static str {
     }
 }
 
-/// Prints all attributes of one NIC; `name` is the device name that libibverbs programs see.
+/// Prints all attributes of one NIC; `name` is its device name in libibverbs programs.
 fn describe(out: &mut impl Write, link: &str, name: &str, context: &Context) -> Result<(), CliError> {
     writeln!(out, "{link}")?;
     for (name, value) in fields::all(name, context) {

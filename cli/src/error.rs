@@ -15,13 +15,13 @@ use urxe::verbs::{
     WaitError,
 };
 
-/// Error of a command: one line, with a hint on how to fix it.
+/// Error of a command. The message is one line and includes a hint on how to fix the problem.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
     /// The udp link could not be bound.
     #[error("{}{}", .0, cause(.0))]
     Udp(UdpLinkError),
-    /// The address could not be shared with other processes.
+    /// The link's addresses could not be shared with other processes.
     #[error(transparent)]
     Sharing(SharingError),
     /// The packet link could not be opened.
@@ -45,25 +45,25 @@ pub enum CliError {
     /// A queue pair could not be connected.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// Two NICs with connected queue pairs could not be created.
+    /// The two NICs and their connected queue pairs could not be created.
     #[error(transparent)]
     Pair(#[from] PairError),
     /// A work request was rejected.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// A work request of a list was rejected.
+    /// A work request in a list was rejected.
     #[error(transparent)]
     PostList(#[from] PostListError),
     /// A completion did not arrive in time or has an error status.
     #[error(transparent)]
     Wait(#[from] WaitError),
-    /// A memory access was outside its region.
+    /// A memory access lay outside the region.
     #[error(transparent)]
     Memory(#[from] MemoryAccessError),
     /// The handshake with the peer failed.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
-    /// The GID index is not in the GID table of the link.
+    /// The GID index is not in the link's GID table.
     #[error("GID index {index} does not exist on {link}: the GID table contains {}", gid_list(.gids))]
     NoSuchGid {
         /// Requested GID index.
@@ -73,17 +73,17 @@ pub enum CliError {
         /// GIDs of the link.
         gids: Vec<Gid>,
     },
-    /// The link cannot carry the path MTU.
+    /// The requested path MTU exceeds the link's path MTU.
     #[error("path MTU {requested} exceeds that of {link}, {active}: use --mtu {active} or less")]
     MtuTooLarge {
         /// Requested path MTU in bytes.
         requested: usize,
         /// Name of the link.
         link: String,
-        /// Largest path MTU of the link in bytes.
+        /// Maximum path MTU of the link in bytes.
         active: usize,
     },
-    /// The peer's address has an IP version for which the link has no address.
+    /// The link has no address of the peer's IP version.
     #[error(
         "the peer's address is {peer}, but {link} has {available} addresses only: choose a link of the same \
          IP version"
@@ -99,7 +99,7 @@ pub enum CliError {
     /// An option is invalid or does not apply to the link.
     #[error("{0}")]
     Usage(String),
-    /// The program of `urxe run` does not exist or is not executable.
+    /// The program to run does not exist or is not executable.
     #[error("no executable program '{0}' found: specify its path or install it")]
     NoProgram(String),
     /// Standard output could not be written.
@@ -108,18 +108,18 @@ pub enum CliError {
     /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// Description of the failed operation.
+        /// Failed operation.
         what: String,
-        /// Error of the system call.
+        /// Error that the system call returned.
         source: io::Error,
     },
-    /// The command ran, but failed or found a wrong result.
+    /// The command ran, but it failed or found a wrong result.
     #[error("{0}")]
     Failed(String),
 }
 
 impl CliError {
-    /// Returns the error for a path MTU that exceeds the MTU of the link.
+    /// Returns the error for a path MTU that exceeds the link's.
     pub(super) fn mtu(requested: Mtu, link: &str, active: Mtu) -> CliError {
         CliError::MtuTooLarge { requested: requested.bytes(), link: link.into(), active: active.bytes() }
     }
@@ -151,7 +151,7 @@ impl From<UdpLinkError> for CliError {
     }
 }
 
-/// Returns the source of an error as text, for an error whose message does not include it.
+/// Formats the source of an error whose message does not include it.
 fn cause(e: &dyn Error) -> String {
     e.source().map_or(String::new(), |s| format!(": {s}"))
 }

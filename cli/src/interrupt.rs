@@ -1,4 +1,4 @@
-//! Ctrl-C as a flag, so that long-running commands end with their summary.
+//! Ctrl-C as a flag, so that an interrupted command still prints its summary.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use signal_hook::flag;
 
 use super::CliError;
 
-/// Exit status of a program that SIGINT has interrupted, by the convention of shells: 128 plus the signal
-/// number.
+/// Exit status of a program interrupted by SIGINT, following shell convention: 128 plus the signal number.
 pub(super) const INTERRUPTED_STATUS: u8 = 130;
 
-/// Flag that the first Ctrl-C (or SIGTERM) sets; the second ends the program at once. Clones share the flag.
+/// Flag set by the first SIGINT (Ctrl-C) or SIGTERM; the second signal ends the program at once. Clones share
+/// the flag.
 ///
-/// System calls are restarted after the signal: wait in slices of about a tenth of a second and check the
+/// System calls are restarted after the signal, so wait in slices of about a tenth of a second and check the
 /// flag in between.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Installs the signal handlers and returns their flag.
+    /// Installs the signal handlers and returns the flag that they set.
     ///
     /// # Errors
     /// [`CliError::Io`] if the system refuses.

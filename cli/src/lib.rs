@@ -58,10 +58,10 @@ enum Command {
     Broker(broker::Broker),
 }
 
-/// Parses the command line, runs the command and prints its error, if any. The exit status is 0 for success,
-/// 1 for a failure, 2 for a bad command line and 130 for a measurement that Ctrl-C has interrupted. For `urxe
-/// run` it is 126 if the program could not be run and 127 if there is no such program, as with `env` and
-/// similar commands; any other status is that of the program.
+/// Parses the command line, runs the command, and prints the error if it fails. The exit status is 0 for
+/// success, 1 for a failure, 2 for a bad command line and 130 for a measurement interrupted by Ctrl-C. For
+/// `urxe run` it is 126 if the program could not be run and 127 if there is no such program, as with `env`
+/// and similar commands; any other status is the program's own.
 pub fn main() -> ExitCode {
     let command = Cli::parse().command;
     let failure = if matches!(command, Command::Run(_)) { ExitCode::from(126) } else { ExitCode::FAILURE };

@@ -1,4 +1,4 @@
-//! `--link` and related options: the link of a command's NIC, its capture and its fault injection.
+//! `--link` and related options: a command's link, with capture and fault injection.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -24,7 +24,7 @@ use urxe::nic::ShardId;
 use urxe::transport::Counters;
 use urxe::verbs::{ConnectOptions, Context, ContextOptions, Gid, Mtu, Personality};
 
-/// Options common to all commands with a NIC.
+/// Options common to all commands that open a NIC.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Link options")]
 pub struct LinkArgs {
@@ -100,11 +100,11 @@ struct Opened {
     nics: u64,
     capture: Option<CaptureFile>,
     faults: Vec<FaultCounters>,
-    /// NICs with fault rules, whose counters the fault report needs.
+    /// NICs with fault rules, whose retransmission counters the fault report includes.
     faulty: Vec<Context>,
 }
 
-/// Counters of the `--fault` rules, for the end of a command's output.
+/// Counters of the `--fault` rules, printed at the end of a command.
 #[derive(Serialize)]
 pub struct FaultReport {
     /// Counters of each rule.
@@ -120,13 +120,13 @@ impl FaultReport {
         self.rules.iter().map(RuleCount::to_string).chain([packets])
     }
 
-    /// Prints warnings about rules without effect to standard error.
+    /// Prints a warning to standard error for each rule that had no effect.
     pub fn warn(&self) {
         self.rules.iter().filter_map(RuleCount::warning).for_each(|warning| eprintln!("urxe: {warning}"));
     }
 }
 
-/// Parses a path MTU in bytes.
+/// Parses a path MTU given in bytes.
 pub fn parse_mtu(text: &str) -> Result<Mtu, String> {
     let mtu = text.parse().ok().and_then(Mtu::from_bytes);
     mtu.ok_or_else(|| format!("invalid path MTU '{text}': use 256, 512, 1024, 2048 or 4096"))
@@ -138,7 +138,7 @@ pub fn parse_shards(text: &str) -> Result<usize, String> {
     count.ok_or_else(|| format!("invalid number of shards '{text}': use 1, 2, 4, 8, 16, 32 or 64"))
 }
 
-/// Parses the name of a personality (class of device).
+/// Parses the name of a personality.
 pub fn parse_personality(text: &str) -> Result<Personality, String> {
     Personality::named(text).ok_or_else(|| {
         let names = Personality::ALL.map(|p| p.name).join(", ");
@@ -147,7 +147,7 @@ pub fn parse_personality(text: &str) -> Result<Personality, String> {
 }
 
 impl LinkArgs {
-    /// Rejects a fabric, for a command whose peer is another process.
+    /// Rejects a fabric link, for commands whose peer is another process.
     ///
     /// # Errors
     /// [`CliError::Usage`].
@@ -160,8 +160,9 @@ impl LinkArgs {
         Ok(())
     }
 
-    /// Binds the link, wraps it in the capture and the fault rules and opens a NIC on it. With `fabric` the
-    /// NIC is the only one on a new fabric: see [`open_on`](Self::open_on).
+    /// Binds the link, wraps it in the capture and the fault rules, and opens a NIC on it. For a fabric link,
+    /// creates a fabric with this NIC alone; use [`open_on`](Self::open_on) to add NICs to an existing
+    /// fabric.
     ///
     /// # Errors
     /// [`CliError`].
@@ -176,8 +177,8 @@ impl LinkArgs {
         self.checked(Context::open_shards(links, &self.context_options())?)
     }
 
-    /// Opens a NIC on a new port of a fabric, with the same capture and faults. `name` is the name of the
-    /// port in captures.
+    /// Opens a NIC on a new port of a fabric, with the configured capture and fault rules. `name` is the
+    /// port's name in captures.
     ///
     /// # Errors
     /// [`CliError`].
@@ -192,8 +193,8 @@ impl LinkArgs {
         self.checked(Context::on_port(port, &self.context_options(), wrap)?)
     }
 
-    /// Returns the options to open the next NIC with. Each NIC has its own seed; otherwise both ends of
-    /// a connection would draw the same numbers.
+    /// Returns the options for opening the next NIC. Each NIC gets its own seed, because otherwise both ends
+    /// of a connection would draw the same numbers.
     fn context_options(&self) -> ContextOptions {
         let mut opened = self.opened();
         opened.nics += 1;
@@ -202,13 +203,13 @@ impl LinkArgs {
         ContextOptions::default().seed(seed).personality(personality).min_ack_timeout(self.min_ack_timeout)
     }
 
-    /// Returns the options to connect queue pairs with.
+    /// Returns the options for connecting queue pairs.
     pub fn connect_options(&self) -> ConnectOptions {
         ConnectOptions::default().mtu(self.mtu).sgid_index(self.gid)
     }
 
-    /// Returns the local GID to announce to a peer, with its index: that of --gid if specified, otherwise the
-    /// one selected by the address of the peer.
+    /// Returns the local GID to announce to a peer, and its index: the GID specified by `--gid`, or the one
+    /// selected by the peer's address.
     ///
     /// # Errors
     /// [`CliError::Family`] if there is none of the peer's IP version, [`CliError::NoSuchGid`] if there is
@@ -234,7 +235,7 @@ impl LinkArgs {
         }
     }
 
-    /// Flushes the capture. Call this at the end of a command: it reports errors in writing the file.
+    /// Flushes the capture, and returns any error from writing the file. Call this at the end of a command.
     ///
     /// # Errors
     /// [`CliError::Capture`].
@@ -245,7 +246,7 @@ impl LinkArgs {
         }
     }
 
-    /// Returns the counters of the `--fault` rules so far; `None` without `--fault`.
+    /// Returns the current counters of the `--fault` rules, or `None` without `--fault`.
     pub fn fault_report(&self) -> Option<FaultReport> {
         let opened = self.opened();
         let retransmitted = |counters: Counters| counters.retransmitted_pkts + counters.ack_probe;
@@ -254,7 +255,7 @@ impl LinkArgs {
             .then(|| FaultReport { rules: RuleCount::sum(&opened.faults), retransmitted })
     }
 
-    /// Returns how many packets `--fault` has affected so far, summed over all NICs.
+    /// Returns the number of packets that `--fault` has affected so far, summed over all NICs.
     pub fn fault_counts(&self, direction: Direction) -> FaultCounts {
         let mut sum = FaultCounts::default();
         for counts in self.opened().faults.iter().map(|f| f.get(direction)) {
@@ -297,7 +298,7 @@ impl LinkArgs {
         links
     }
 
-    /// Checks that the NIC has the requested path MTU and GID.
+    /// Checks that the NIC supports the requested path MTU and has the requested GID.
     fn checked(&self, context: Context) -> Result<Context, CliError> {
         if !self.faults.is_empty() {
             self.opened().faulty.push(context.clone());
@@ -321,7 +322,7 @@ impl LinkArgs {
     }
 }
 
-/// Creates the capture file of `--capture`. Its first write error is printed at once.
+/// Creates the `--capture` file. The first write error is printed when it occurs.
 pub(super) fn create_capture(path: &Path, timestamps: Timestamps) -> Result<CaptureFile, CliError> {
     let file = match path.as_os_str() == STANDARD_OUTPUT {
         false => CaptureFile::create(path, timestamps)?,
@@ -337,14 +338,14 @@ pub(super) fn create_capture(path: &Path, timestamps: Timestamps) -> Result<Capt
     Ok(file)
 }
 
-/// File name by which the user requests standard output.
+/// File name that selects standard output.
 pub(super) const STANDARD_OUTPUT: &str = "-";
 
 /// Interval at which a capture to standard output is flushed, so that its reader can show packets as they
 /// arrive.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Redirects standard output to standard error, and returns the original file.
+/// Redirects standard output to standard error, and returns a handle to the original standard output.
 fn redirect_standard_output() -> io::Result<File> {
     let mut stdout = io::stdout();
     stdout.flush()?;

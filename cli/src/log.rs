@@ -7,7 +7,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::CliError;
 
-/// Prints events from now on if `URXE_LOG` is set.
+/// Starts printing events, if `URXE_LOG` is set.
 pub fn install() -> Result<(), CliError> {
     let Some(text) = env::var_os("URXE_LOG").filter(|text| !text.is_empty()) else { return Ok(()) };
     let text = text.to_string_lossy();

@@ -1,4 +1,4 @@
-//! Out-of-band TCP connection on which both ends of a run exchange their parameters.
+//! Out-of-band TCP connection over which the two ends of a run exchange parameters.
 #![forbid(unsafe_code)]
 
 use std::io::{self, ErrorKind};
@@ -11,10 +11,10 @@ use super::CliError;
 use super::interrupt::Interrupt;
 use super::oob_handshake::{self, HandshakeError};
 
-/// Interval at which a server checks for a client and for Ctrl-C.
+/// Interval at which a waiting server polls for a connection and checks for Ctrl-C.
 const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Address of the other end, and the timeout for its responses.
+/// Server address, TCP port, and the timeout for the peer's responses.
 #[derive(Args, Clone, Debug)]
 pub struct OobArgs {
     /// Host name or address of the server; if omitted, this side is the server
@@ -40,13 +40,13 @@ pub fn parse_seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl OobArgs {
-    /// Returns the timeout while waiting for the peer: --timeout, or 20 s by default.
+    /// Returns the timeout when waiting for the peer: `--timeout`, or 20 s by default.
     pub fn peer_timeout(&self) -> Duration {
         self.timeout.unwrap_or(Duration::from_secs(20))
     }
 
-    /// Connects to the server or, without a host, waits for a client. `peer_program` is the
-    /// program to start at the other end, for error messages.
+    /// Connects to the server or, if no host is specified, waits for a client. Error messages name
+    /// `peer_program` as the program to start at the other end.
     pub fn open(&self, peer_program: &str, interrupt: &Interrupt) -> Result<TcpStream, CliError> {
         let stream = match &self.host {
             Some(host) => self.connect(host, peer_program)?,
@@ -145,8 +145,8 @@ fn io_error(what: impl Into<String>, source: io::Error) -> CliError {
     CliError::Io { what: what.into(), source }
 }
 
-/// Converts a handshake error. The message for a timeout includes `sent`, a description of the data sent
-/// before.
+/// Converts a handshake error. For a timeout, the message includes `sent`, which describes the data sent so
+/// far.
 pub fn handshake_error(sent: &str, e: HandshakeError) -> CliError {
     match e {
         HandshakeError::TimedOut { .. } => CliError::Failed(format!(

@@ -7,28 +7,28 @@
 //! | server | 52 per address | its own, in the same format |
 //! | client | 5 | `done` and a NUL |
 //!
-//! LID (0 on RoCE), QPN and PSN are zero-padded lower-case hexadecimal numbers, the GID is its 16 bytes. Each
-//! side sends one address, or [`SRQ_ADDRESSES`] in `ibv_srq_pingpong`: those of its queue pairs, then zeros.
-//! Message size, iterations, path MTU and the number of queue pairs are not exchanged. Without `-g` the
-//! programs send a GID of zeros, with which no connection works on RoCE.
+//! LID (0 on RoCE), QPN and PSN are zero-padded lower-case hexadecimal numbers; the GID is its 16 bytes in
+//! hexadecimal. Each side sends one address, or [`SRQ_ADDRESSES`] in `ibv_srq_pingpong`: its queue pairs'
+//! addresses, then zeros. Message size, iterations, path MTU and the number of queue pairs are not exchanged.
+//! Without `-g`, the programs send an all-zero GID, which cannot work on RoCE.
 //!
 //! The server brings its queue pairs to RTS between receiving the client's addresses and sending its own
 //! ([`Server::accept`], then [`Server::reply`]), the client after the handshake.
 //!
 //! The programs read every address with a single `read` and fail if it is short, so each is passed to the
-//! stream in one `write_all`. Timeouts are those of the stream.
+//! stream in one `write_all`. The stream's own timeouts apply.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::ops::Range;
 
 use urxe::verbs::{Endpoint, Gid, Psn, Qpn};
 
-/// The default TCP port of the programs.
+/// Default TCP port of the ping-pong programs.
 pub const PORT: u16 = 18515;
-/// Number of addresses that each side of `ibv_srq_pingpong` sends.
+/// Number of addresses that each side sends in `ibv_srq_pingpong`, whatever its number of queue pairs.
 pub const SRQ_ADDRESSES: usize = 256;
 
-/// Length of an address on the wire, including the terminating NUL.
+/// Length in bytes of an address on the wire, including the terminating NUL.
 const ADDRESS_LEN: usize = 52;
 const ADDRESS: &str = "ping-pong address";
 /// The client's last message.
@@ -38,14 +38,14 @@ const WHAT_DONE: &str = "ping-pong \"done\"";
 /// Error of a handshake.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// The peer closed the connection in the middle of the handshake.
+    /// The peer closed the connection during the handshake.
     #[error("{what}: the peer closed the connection after {got} of {want} bytes")]
     Closed {
         /// Name of the expected message.
         what: &'static str,
-        /// Number of bytes that arrived.
+        /// Number of bytes received.
         got: usize,
-        /// Length of the message in bytes.
+        /// Length of the whole message in bytes.
         want: usize,
     },
     /// The stream's read or write timeout expired.
@@ -53,15 +53,15 @@ pub enum HandshakeError {
     TimedOut {
         /// Name of the expected message.
         what: &'static str,
-        /// Number of bytes that were transferred.
+        /// Number of bytes transferred.
         got: usize,
-        /// Length of the message in bytes.
+        /// Length of the whole message in bytes.
         want: usize,
     },
     /// Another I/O error.
     #[error("{what}: {source}")]
     Io {
-        /// Name of the message that was being transferred.
+        /// Name of the message being transferred.
         what: &'static str,
         /// Error of the stream.
         source: io::Error,
@@ -76,12 +76,12 @@ pub enum HandshakeError {
         /// The offending bytes, with unprintable ones escaped.
         bytes: String,
     },
-    /// The number of local queue pairs is not supported.
+    /// The number of local queue pairs is 0 or more than the handshake can carry.
     #[error("the handshake carries the addresses of 1 to {max} queue pairs, not of {count}")]
     TooManyQps {
         /// Number of local queue pairs.
         count: usize,
-        /// Largest number of queue pairs.
+        /// Maximum number of queue pairs.
         max: usize,
     },
 }
@@ -97,7 +97,8 @@ fn encode(address: &Endpoint) -> [u8; ADDRESS_LEN] {
     line.as_bytes().try_into().expect("all fields have a fixed width")
 }
 
-/// Parses an address. Every field must have its full width, as the programs print it.
+/// Parses an address. Every field must have its full width, including leading zeros, as the programs print
+/// it.
 fn parse(bytes: &[u8; ADDRESS_LEN]) -> Result<Endpoint, HandshakeError> {
     let hex = |name: &str, at: Range<usize>| {
         let (start, field) = (at.start, &bytes[at]);
@@ -148,7 +149,7 @@ fn write_message(s: &mut impl Write, what: &'static str, bytes: &[u8]) -> Result
     })
 }
 
-/// Sends the addresses of the local queue pairs, and zeros up to `count` addresses.
+/// Sends the local queue pairs' addresses, padded with all-zero addresses to `count`.
 fn send_addresses(s: &mut impl Write, local: &[Endpoint], count: usize) -> Result<(), HandshakeError> {
     if !(1..=count).contains(&local.len()) {
         return Err(HandshakeError::TooManyQps { count: local.len(), max: count });
@@ -158,8 +159,8 @@ fn send_addresses(s: &mut impl Write, local: &[Endpoint], count: usize) -> Resul
     all.into_iter().try_for_each(|address| write_message(s, ADDRESS, &encode(address)))
 }
 
-/// Receives `count` addresses, and returns those before the first one with QPN 0, which are the addresses of
-/// queue pairs: at least one.
+/// Receives `count` addresses, and returns those before the first with QPN 0, where the padding starts. There
+/// is at least one.
 fn recv_addresses(s: &mut impl Read, count: usize) -> Result<Vec<Endpoint>, HandshakeError> {
     let mut all = Vec::with_capacity(count);
     for _ in 0..count {
@@ -172,8 +173,8 @@ fn recv_addresses(s: &mut impl Read, count: usize) -> Result<Vec<Endpoint>, Hand
     }
 }
 
-/// Performs the client's whole handshake with `count` addresses from each side, and returns the addresses of
-/// the server's queue pairs. The stream can be closed afterwards.
+/// Performs the client side of the handshake, with `count` addresses from each side, and returns the
+/// addresses of the server's queue pairs. The caller may then close the stream.
 ///
 /// # Errors
 /// [`HandshakeError`].
@@ -188,7 +189,7 @@ pub fn client<S: Read + Write>(
     Ok(remote)
 }
 
-/// State of the server's side after it has received the client's addresses.
+/// Server side of the handshake, after it has received the client's addresses.
 #[derive(Debug)]
 pub struct Server<S> {
     stream: S,
@@ -197,7 +198,7 @@ pub struct Server<S> {
 }
 
 impl<S: Read + Write> Server<S> {
-    /// Receives `count` addresses of the client. The caller then connects its queue pairs to them and calls
+    /// Receives `count` addresses from the client. The caller then connects its queue pairs to them and calls
     /// [`Self::reply`].
     ///
     /// # Errors
@@ -207,13 +208,13 @@ impl<S: Read + Write> Server<S> {
         Ok(Self { stream, count, remote })
     }
 
-    /// Returns the addresses of the client's queue pairs: at least one.
+    /// Returns the addresses of the client's queue pairs. There is at least one.
     pub fn remote(&self) -> &[Endpoint] {
         &self.remote
     }
 
-    /// Sends the addresses of this side's queue pairs, which are ready to receive, and waits for the client's
-    /// "done".
+    /// Sends the addresses of this side's queue pairs, which must be ready to receive, and waits for the
+    /// client's "done".
     ///
     /// # Errors
     /// [`HandshakeError`].

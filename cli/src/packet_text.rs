@@ -1,9 +1,9 @@
-//! Human-readable description of a packet's headers on one line.
+//! Human-readable one-line description of a packet's headers.
 #![forbid(unsafe_code)]
 
 use urxe::wire::{Aeth, NakCode, Operation, Packet, Syndrome};
 
-/// Returns the flags of the BTH and the fields of the extension headers as text.
+/// Formats the BTH flags and the fields of the extension headers.
 pub fn details(packet: &Packet<'_>) -> String {
     let bth = packet.bth();
     let mut parts: Vec<String> = Vec::new();

@@ -1,5 +1,5 @@
-//! `urxe pingpong`: exchanges SENDs alternately with one of rdma-core's ping-pong programs or another `urxe
-//! pingpong`.
+//! `urxe pingpong`: exchanges SENDs, in turns, with one of rdma-core's ping-pong programs or with another
+//! `urxe pingpong`.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -22,19 +22,19 @@ mod handshake;
 const FILL: u8 = 0x7b;
 /// Page size: with `-c` the stock program zeroes the first byte of each page.
 const PAGE_SIZE: usize = 4096;
-/// Time for which the queue pairs stay alive after the last message, because the peer may not have received
-/// the last acknowledgement.
+/// Time to keep the queue pairs alive after the last message, so that its acknowledgement can be repeated if
+/// it was lost.
 const LINGER: Duration = Duration::from_millis(250);
-/// Time for which a message is polled for before the thread sleeps.
+/// Time to poll for a message before the thread sleeps.
 const SPIN_TIME: Duration = Duration::from_micros(100);
 
-/// Largest total size, in bytes, of the receive buffers of a shared receive queue with --check.
+/// Maximum total size, in bytes, of a shared receive queue's receive buffers with `--check`.
 const MAX_CHECKED_BYTES: u64 = 4 << 30;
 
 /// Q_Key of the stock `ibv_ud_pingpong`.
 const QKEY: QKey = QKey(0x1111_1111);
 
-/// The service of the queue pairs.
+/// Transport service of the queue pairs.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum Service {
     /// Reliable connection
@@ -65,7 +65,8 @@ impl Service {
         }
     }
 
-    /// Returns the number of bytes before the data in a receive buffer: the GRH of datagrams.
+    /// Returns the number of bytes that precede the data in a receive buffer: a GRH for datagrams, otherwise
+    /// none.
     fn header(self) -> usize {
         if self == Service::Ud { grh::LEN } else { 0 }
     }
@@ -124,37 +125,37 @@ struct Pingpong<'a> {
     cq: Cq,
     qps: Vec<PingpongQp>,
     srq: Option<Srq>,
-    /// Destination of datagrams; `None` for connected services.
+    /// Destination for datagrams; `None` for connected services.
     destination: Option<Destination>,
     /// Send buffer.
     send_buffer: Mr,
-    /// Receive buffer, divided into `slots`: receive n uses slot n modulo their number.
+    /// Receive buffer, divided into `slots` slots: receive n uses slot n modulo `slots`.
     recv_buffer: Mr,
     slots: u64,
     mtu: Mtu,
     sent: u32,
     send_done: u32,
     received: u32,
-    /// `wr_id`s (0 to `depth` - 1) of the receives that are not posted.
+    /// `wr_id`s (0 to `depth` - 1) of the receives not currently posted.
     unposted: Vec<u64>,
     depth: u32,
     /// First byte of the first received message. With a shared receive queue, all bytes of all messages must
     /// have this value.
     first_byte: Option<u8>,
-    /// Scratch buffer to check received data in.
+    /// Buffer for the received data being checked, reused for every message.
     scratch: Vec<u8>,
 }
 
 /// One queue pair of the ping-pong.
 struct PingpongQp {
     qp: Qp,
-    /// Whether the last send is complete. The queue pair may send when `received` is set too, which records
-    /// that a message has arrived since that send.
+    /// Whether the last send has completed. `received` records whether a message has arrived since that send;
+    /// the queue pair may send again once both are set.
     send_done: bool,
     received: bool,
 }
 
-/// The `wr_id` of sends. The `wr_id` of a receive is its number.
+/// `wr_id` of all sends. Receives are numbered from 0.
 const SEND: u64 = u64::MAX;
 
 impl PingpongArgs {
@@ -162,7 +163,7 @@ impl PingpongArgs {
         self.oob.host.is_some()
     }
 
-    /// Returns the data of the first message, the same bytes that the stock program sends.
+    /// Returns the data of the first message, the same bytes as the stock program sends.
     fn first_message(&self) -> Vec<u8> {
         let mut data = vec![FILL; self.size as usize];
         if self.check && self.is_client() && self.service != Service::Srq {
@@ -183,7 +184,7 @@ impl PingpongArgs {
         Ok(PingpongQp { qp, send_done: true, received: false })
     }
 
-    /// Returns the number of queue pairs and the number of receives.
+    /// Returns the number of queue pairs and the depth of the receive queue.
     fn queue_sizes(&self) -> Result<(u32, u32), CliError> {
         if self.service != Service::Srq {
             return match self.qps {
@@ -305,7 +306,7 @@ impl<'a> Pingpong<'a> {
         Ok(())
     }
 
-    /// Returns the offset of the slot of a receive in the receive buffer.
+    /// Returns the offset of a receive's slot in the receive buffer.
     fn slot_offset(&self, receive: u64) -> usize {
         (receive % self.slots) as usize * (self.recv_buffer.len() / self.slots as usize)
     }
@@ -320,8 +321,8 @@ impl<'a> Pingpong<'a> {
     }
 
     /// Runs until all messages have been sent and received. A queue pair sends when its last send has
-    /// completed and a message has arrived; as in the stock program, several queue pairs may together send a
-    /// few messages more than requested.
+    /// completed and a message has arrived. As in the stock program, several queue pairs together may send a
+    /// few more messages than requested.
     fn exchange_messages(&mut self) -> Result<(), CliError> {
         let n = self.args.iters;
         let mut new = Vec::with_capacity(16);
@@ -338,7 +339,7 @@ impl<'a> Pingpong<'a> {
         Ok(())
     }
 
-    /// Updates the state of the ping-pong after a completion, and returns the index of its queue pair.
+    /// Updates the state after a completion, and returns the index of the completion's queue pair.
     fn complete(&mut self, wc: &Completion) -> Result<usize, CliError> {
         if wc.status != WcStatus::Success {
             let what = if wc.wr_id == SEND { "send" } else { "receive" };
@@ -379,7 +380,7 @@ impl<'a> Pingpong<'a> {
     }
 
     /// Checks that a received message has the contents that the stock program sends. On the server, also
-    /// copies the first message to the send buffer, because later messages echo it.
+    /// copies the first message to the send buffer, because the server sends it back.
     fn check(&mut self, receive: u64) -> Result<(), CliError> {
         let start = self.slot_offset(receive) + self.args.service.header();
         self.recv_buffer.read(start, &mut self.scratch)?;
@@ -407,7 +408,7 @@ impl<'a> Pingpong<'a> {
         Ok(self.recv_buffer.write(start, &self.scratch)?)
     }
 
-    /// Polls briefly, and then sleeps until a completion arrives or the timeout of the peer expires.
+    /// Polls briefly, then sleeps until a completion arrives or the peer timeout expires.
     fn wait(&self, new: &mut Vec<Completion>) -> Result<(), CliError> {
         new.clear();
         let progress = || {

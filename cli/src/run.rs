@@ -1,4 +1,4 @@
-//! `urxe run` and `urxe env`: run programs that are linked against libibverbs on urxe.
+//! `urxe run` and `urxe env`: run libibverbs programs on urxe.
 #![forbid(unsafe_code)]
 
 mod sysfs;
@@ -57,7 +57,7 @@ pub struct Env {
     device: DeviceArgs,
 }
 
-/// Description of the device of a program.
+/// Options for the device that a program sees.
 #[derive(Args)]
 struct DeviceArgs {
     /// Link of the device: `udp[:ADDR]`, `udp:IF`, `packet:IF[,ip=A/LEN,mac=M]` or `frames:…`, see `urxe perf
@@ -106,8 +106,8 @@ struct DeviceArgs {
     shards: Option<usize>,
 }
 
-/// Minimum local ACK timeout with `--patient`. A process may be stopped for this long even if the retry count
-/// of its peer's queue pairs is 0.
+/// Minimum local ACK timeout with `--patient`. A process may stay stopped for this long even if its peer's
+/// retry count is 0.
 const PATIENT_ACK_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A link specification with its original text.
@@ -136,7 +136,7 @@ fn parse_personality(text: &str) -> Result<String, String> {
 }
 
 impl Run {
-    /// Replaces this process with the program. Returns only if that is not possible.
+    /// Replaces this process with the program, and returns only if that fails.
     pub fn run(&self) -> Result<(), CliError> {
         let (program, arguments) = self.program.split_first().expect("clap requires PROGRAM");
         let not_found = |_| CliError::NoProgram(program.display().to_string());
@@ -197,7 +197,7 @@ fn shell_quote(value: &OsStr) -> Vec<u8> {
     out
 }
 
-/// Environment variable that names the capture file.
+/// Name of the environment variable for the capture file.
 const CAPTURE: &str = "URXE_CAPTURE";
 
 impl DeviceArgs {
@@ -205,8 +205,8 @@ impl DeviceArgs {
         self.capture.as_ref().is_some_and(|file| file.as_os_str() == STANDARD_OUTPUT)
     }
 
-    /// Returns the environment variables that the library reads, and those that make the loader find the
-    /// library; a value of `None` means that the variable must be unset.
+    /// Returns the environment variables that the library reads, and those that make the loader find it. A
+    /// variable with the value `None` must be unset.
     fn variables(&self) -> Result<Vec<(&'static str, Option<OsString>)>, CliError> {
         let address = match &self.link {
             Some(LinkArg { link: LinkSpec::Udp(ip), .. }) => *ip,
@@ -265,7 +265,7 @@ impl DeviceArgs {
     }
 }
 
-/// Creates and returns urxe's private directory for the user. It is not removed at the end, because the
+/// Creates and returns urxe's private directory for the user. The directory outlives the command, because the
 /// program replaces this process.
 fn private_base() -> Result<PathBuf, CliError> {
     let owner = nix::unistd::getuid().as_raw();
@@ -283,8 +283,8 @@ fn private_base() -> Result<PathBuf, CliError> {
     Ok(base)
 }
 
-/// Returns the ID that a user of this user namespace has on the host: processes of different user namespaces
-/// share `/tmp`, and in each of them the user may be root.
+/// Returns a user's ID on the host, given the ID in this user namespace. Directory names include it, because
+/// processes in different user namespaces share `/tmp`, and in each namespace the user may be root.
 fn host_uid(user: u32) -> u32 {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let number = |word: Option<&str>| word.and_then(|word| word.parse::<u32>().ok());
@@ -301,16 +301,16 @@ fn create_error(what: &Path) -> impl FnOnce(io::Error) -> CliError {
     move |source| CliError::Io { what, source }
 }
 
-/// Name of the preloaded library that shows programs the devices in `/sys` and `/dev`.
+/// Name of the preloaded library that makes the devices appear in `/sys` and `/dev`.
 const PRELOAD_LIBRARY: &str = "liburxe_preload.so";
 
-/// Name under which the verbs library is preloaded. Its symbols thus take precedence over those of any other
-/// libibverbs, such as a renamed copy that auditwheel has included in a Python wheel, or a library that is
+/// Name under which the verbs library is preloaded. Preloading makes its symbols take precedence over those
+/// of any other libibverbs, such as a renamed copy that auditwheel bundled into a Python wheel, or a library
 /// found through DT_RPATH.
 const VERBS_LIBRARY: &str = "liburxe_verbs.so";
 
-/// Creates and returns a directory in which the loader finds the verbs library under the names that programs
-/// are linked with, and the preloaded libraries.
+/// Creates and returns a directory for the loader, with the preloaded libraries, and with the verbs library
+/// under the names that programs are linked against.
 fn library_directory(base: &Path) -> Result<PathBuf, CliError> {
     let library = find_library("URXE_LIBRARY", "libibverbs.so", "libibverbs.so.1")?;
     let preload = find_library("URXE_PRELOAD", PRELOAD_LIBRARY, PRELOAD_LIBRARY)?;
@@ -335,8 +335,8 @@ fn library_directory(base: &Path) -> Result<PathBuf, CliError> {
     Ok(directory)
 }
 
-/// Returns the value of LD_PRELOAD. The libraries that the variable already contains remain first, because
-/// some of them require it.
+/// Returns the value for LD_PRELOAD. Libraries already in the variable stay first, because some libraries
+/// must be loaded first.
 fn ld_preload(library: &Path) -> Result<OsString, CliError> {
     // Separators between names, which cannot be quoted.
     const SEPARATORS: [u8; 2] = [b' ', b':'];
@@ -359,8 +359,9 @@ fn ld_preload(library: &Path) -> Result<OsString, CliError> {
     Ok(OsString::from_vec(all.join(&b':')))
 }
 
-/// Returns the value of ASAN_OPTIONS. By default programs built with AddressSanitizer exit at once if
-/// anything is preloaded. The preloaded libraries pass calls on to it, so the check is turned off.
+/// Returns the value for ASAN_OPTIONS, which turns off the link order check. That check makes programs built
+/// with AddressSanitizer exit at once if any library is preloaded before the runtime. It is not needed,
+/// because urxe's libraries pass intercepted calls on to the runtime.
 fn asan_options() -> OsString {
     const NO_ORDER_CHECK: &str = "verify_asan_link_order=0";
     let mut options = env::var_os("ASAN_OPTIONS").unwrap_or_default();
@@ -373,22 +374,22 @@ fn asan_options() -> OsString {
     options
 }
 
-/// Longest path of a tree, in bytes: the size of libibverbs' buffer for the path of a device's directory
-/// (`IBV_SYSFS_PATH_MAX`) minus the part of that path below the tree.
+/// Maximum length in bytes of the path to a tree: the size of libibverbs' buffer for the path to a device
+/// directory (`IBV_SYSFS_PATH_MAX`), minus the part of that path below the tree.
 const MAX_TREE_PATH: usize = 256 - "/class/infiniband_verbs/uverbs9999\0".len();
 
-/// Time without use after which a tree without a local address may be removed.
+/// Age from which an unused tree without a local address may be removed.
 const TREE_MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 
-/// Reports whether the address is local: an interface has it, or the machine accepts it anyway, as with all
-/// addresses in 127.0.0.0/8.
+/// Reports whether the address is local: assigned to an interface, or accepted by the machine anyway, as are
+/// all addresses in 127.0.0.0/8.
 fn is_local_address(ip: IpAddr) -> bool {
     let has = |interface: pnet_datalink::NetworkInterface| interface.ips.iter().any(|own| own.ip() == ip);
     UdpSocket::bind((ip, 0)).is_ok() || pnet_datalink::interfaces().into_iter().any(has)
 }
 
 /// Creates and returns a directory with the files that `/sys` and `/dev` would contain if the kernel had the
-/// devices. Equal sets of devices share a directory.
+/// devices. Identical sets of devices share a directory.
 fn sysfs_directory(base: &Path, link: Option<&LinkSpec>) -> Result<PathBuf, CliError> {
     let adapters = Adapter::all(link).map_err(|e| CliError::Usage(format!("--link: {e}")))?;
     let tree = Tree::of(&adapters);
@@ -406,14 +407,14 @@ fn sysfs_directory(base: &Path, link: Option<&LinkSpec>) -> Result<PathBuf, CliE
     Ok(directory)
 }
 
-/// Returns the directory for runtime files of a user: `XDG_RUNTIME_DIR` if it is an absolute path to a
+/// Returns the directory for a user's runtime files: `XDG_RUNTIME_DIR` if that is an absolute path to a
 /// private directory of the user, otherwise the temporary directory.
 fn runtime_directory(owner: u32) -> PathBuf {
     let given = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     given.filter(|dir| dir.is_absolute() && is_private(dir, owner)).unwrap_or_else(env::temp_dir)
 }
 
-/// Reports whether the path is a directory that `owner` owns and that no other user may write to.
+/// Reports whether the path is a directory that `owner` owns and only `owner` may write to.
 fn is_private(directory: &Path, owner: u32) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|m| m.is_dir() && m.uid() == owner && m.mode() & 0o022 == 0)
 }
@@ -425,8 +426,8 @@ fn create_private_dir(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Finds a library of urxe: the file that the environment variable `variable` names, otherwise the one in the
-/// directory of this program, where cargo builds it, otherwise the installed one.
+/// Finds one of urxe's libraries. The file named by the environment variable `variable` comes first, then the
+/// one beside this executable, where cargo puts it, then the installed one.
 fn find_library(variable: &str, built: &str, installed: &str) -> Result<PathBuf, CliError> {
     if let Some(named) = env::var_os(variable) {
         let what = format!("{variable} is {}", named.display());
@@ -448,8 +449,9 @@ fn find_library(variable: &str, built: &str, installed: &str) -> Result<PathBuf,
     })
 }
 
-/// Rejects programs that would run without urxe's libraries and search for RDMA hardware: statically linked
-/// ones, and those with setuid, setgid or file capabilities, for which the loader ignores LD_LIBRARY_PATH.
+/// Rejects programs that would run without urxe's libraries and look for RDMA hardware: those linked
+/// statically, and those with setuid, setgid or file capabilities, for which the loader ignores
+/// LD_LIBRARY_PATH.
 fn check_loads_libraries(program: &Path) -> Result<(), CliError> {
     let name = program.display();
     let Ok(bytes) = fs::read(program) else {

@@ -1,4 +1,4 @@
-//! `urxe serve`: a long-running endpoint for any peer.
+//! `urxe serve`: a long-running endpoint that any peer can connect to.
 #![forbid(unsafe_code)]
 
 mod peer;
@@ -62,7 +62,7 @@ pub struct Serve {
     link: LinkArgs,
 }
 
-/// Endpoint of a peer as given on the command line.
+/// Peer endpoint, as given on the command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct PeerSpec(Endpoint);
 
@@ -92,7 +92,7 @@ impl FromStr for PeerSpec {
 }
 
 impl Serve {
-    /// Runs the server until Ctrl-C or, with --one-shot, until the first peer is done.
+    /// Runs the server until Ctrl-C; with `--one-shot`, only until the first peer is done.
     pub fn run(self) -> Result<(), CliError> {
         self.link.check_network()?;
         let interrupt = Interrupt::install()?;

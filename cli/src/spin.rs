@@ -1,4 +1,4 @@
-//! Busy waiting for completions and for memory contents on the calling thread.
+//! Busy waiting, on the calling thread, for completions and for changes in memory.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -7,11 +7,11 @@ use super::CliError;
 use super::interrupt::Interrupt;
 use urxe::verbs::{Completion, Context, Cq, WaitError, WcStatus};
 
-/// Number of empty polls between two checks of the clock.
+/// Number of empty polls between checks for the timeout and for Ctrl-C.
 const POLLS_PER_CHECK: u32 = 256;
 
 /// Busy wait that fails after a timeout without progress, or on Ctrl-C. It never sleeps, but regularly yields
-/// the processor to other threads, in case there are too few cores.
+/// the CPU, in case there are fewer cores than busy threads.
 #[derive(Debug)]
 pub struct Spin {
     interrupt: Interrupt,
@@ -32,7 +32,7 @@ impl Spin {
         self.since = None;
     }
 
-    /// Records an empty poll. Every 256 empty polls it yields the processor and checks for Ctrl-C and the
+    /// Records an empty poll. Every 256th empty poll also yields the CPU and checks for Ctrl-C and the
     /// timeout.
     ///
     /// # Errors
@@ -57,7 +57,8 @@ impl Spin {
         Ok(())
     }
 
-    /// Polls until at least one completion is available, and checks that all are successful.
+    /// Polls until at least one completion is available, and checks that all polled completions are
+    /// successful.
     ///
     /// # Errors
     /// The errors of [`idle`](Self::idle), or [`CliError::Wait`] if a work request failed.
@@ -82,7 +83,7 @@ impl Spin {
         check_status(out)
     }
 
-    /// Drives the NIC until `done` returns true, which typically polls memory.
+    /// Drives the NIC until `done`, which typically checks memory, returns true.
     ///
     /// # Errors
     /// The errors of [`idle`](Self::idle).

@@ -1,7 +1,7 @@
 //! Fuzz target: decodes arbitrary bytes as a management datagram, and attacks a connection manager. A peer
-//! sends it valid and invalid messages of all kinds, and a program calls arbitrary operations on its
-//! connections. The connection manager must not panic, spin or grow without bound, and must have no state at
-//! the end.
+//! sends valid and invalid messages of all kinds, while a program performs arbitrary operations on its
+//! connections. The connection manager must not panic, loop forever or grow without bound, and must hold no
+//! state at the end.
 #![no_main]
 
 use std::net::Ipv4Addr;
@@ -16,7 +16,7 @@ use urxe::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn};
 const SERVICE: ServiceId = ServiceId(7);
 const MAX_CONNECTIONS: usize = 24;
 
-/// Fuzz input, read byte by byte; zeros follow its end.
+/// Fuzz input, read byte by byte; reads past the end return zeros.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -45,7 +45,8 @@ struct World {
     now: Instant,
     ids: Vec<ConnId>,
     listener: Option<ListenerId>,
-    /// Messages that the connection manager sent last, oldest first; the peer may send the newest one back.
+    /// Most recent messages sent by the connection manager, oldest first. The peer may send the newest one
+    /// back.
     recent: Vec<[u8; MAD_LEN]>,
 }
 
@@ -98,8 +99,8 @@ impl World {
         }
     }
 
-    /// Delivers a message from the peer: a new one, or the one that the connection manager sent last; either
-    /// may be altered.
+    /// Delivers a message from the peer, possibly altered: a new one, or the last one that the connection
+    /// manager sent.
     fn receive_mad(&mut self, input: &mut Input<'_>) {
         let flags = input.u8();
         let mut bytes = match self.recent.last() {
@@ -118,7 +119,8 @@ impl World {
         self.cm.handle_mad(self.now, &MadSource { from, src_qpn }, &bytes);
     }
 
-    /// Performs an arbitrary action of the program; one that is not permitted must fail without a panic.
+    /// Makes an arbitrary call to the connection manager, as the program would. A call that is not permitted
+    /// must fail without a panic.
     fn call(&mut self, input: &mut Input<'_>) {
         let (now, cm) = (self.now, &mut self.cm);
         let data = [input.u8(); 300];

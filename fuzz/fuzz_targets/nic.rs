@@ -1,7 +1,7 @@
 //! Fuzz target: two NICs with connected queue pairs, and an attacker that controls the wire between them. The
 //! attacker may delay, drop, duplicate, alter and forge packets, all with a valid ICRC. Neither NIC may
-//! panic, access memory without a key for it, spin, send an invalid packet, or complete work out of order or
-//! twice.
+//! panic, loop forever, access memory without a key for it, send an invalid packet, or complete work out of
+//! order or twice.
 #![no_main]
 
 #[path = "nic/craft.rs"]
@@ -17,7 +17,7 @@ use side::{PAIRS, Side};
 use urxe::transport::{Instant, RxBurst};
 use urxe::wire::{Flow, IpIdent};
 
-/// Fuzz input, read byte by byte; zeros follow its end.
+/// Fuzz input, read byte by byte; reads past the end return zeros.
 pub struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -59,7 +59,7 @@ pub struct PacketOnWire {
     bytes: Vec<u8>,
 }
 
-/// Maximum number of packets on the wire. If it is exceeded, the oldest packet is lost.
+/// Maximum number of packets on the wire; a further packet displaces the oldest.
 const WIRE_CAPACITY: usize = 128;
 
 struct World {
@@ -89,7 +89,7 @@ impl World {
         self.sides[to].receive(self.now, &burst);
     }
 
-    /// Runs both NICs and the wire without faults for some rounds.
+    /// Runs both NICs and the wire without faults for up to `rounds` rounds, or until the wire is empty.
     fn run_without_faults(&mut self, rounds: usize) {
         for _ in 0..rounds {
             for side in 0..2 {

@@ -1,5 +1,5 @@
-//! Fuzz target: parses arbitrary text as a command line argument, which must be accepted or rejected with an
-//! error message, without a panic.
+//! Fuzz target: parses arbitrary text as a fault rule, a frames link configuration and a MAC address. Each
+//! parser must accept the text or reject it with an error, and none may panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Address handles (`ibv_ah`), and conversion of paths (`ibv_ah_attr`).
+//! Address handles (`ibv_ah`), and conversion of address vectors (`ibv_ah_attr`).
 
 use std::ffi::c_int;
 
@@ -28,7 +28,7 @@ pub(crate) struct AddressHandle {
 
 ffi_object! { AddressHandle { c: ibv_ah } handle |c| c.handle }
 
-/// Returns the path to the neighbour that a LID identifies ([`urxe::verbs::lid_of`]).
+/// Returns the address vector of the neighbour with the given LID ([`urxe::verbs::lid_of`]).
 fn neighbor_path(context: &Context, lid: u16) -> Option<AddressVector> {
     let sgid_index = context.nic.main_gid().filter(|_| lid != 0)?;
     let Gid(mut bytes) = context.nic.query_gid(sgid_index.into())?;
@@ -36,7 +36,8 @@ fn neighbor_path(context: &Context, lid: u16) -> Option<AddressVector> {
     Some(AddressVector::to(Gid(bytes)).sgid_index(sgid_index).hop_limit(64).traffic_class(0).flow_label(0))
 }
 
-/// Converts a path from its C struct; `None` if it has neither a GRH nor a LID that can identify a neighbour.
+/// Converts an address vector from its C struct. Returns `None` if it has neither a GRH nor a LID that
+/// identifies a neighbour.
 pub(crate) fn path(context: &Context, attr: &ibv_ah_attr) -> Option<AddressVector> {
     if attr.is_global == 0 {
         return neighbor_path(context, attr.dlid);
@@ -51,7 +52,7 @@ pub(crate) fn path(context: &Context, attr: &ibv_ah_attr) -> Option<AddressVecto
     )
 }
 
-/// Converts a path to its C struct.
+/// Converts an address vector to its C struct.
 pub(crate) fn attr(path: &AddressVector) -> ibv_ah_attr {
     ibv_ah_attr {
         grh: ibv_global_route {
@@ -92,7 +93,7 @@ unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut 
     }
 }
 
-/// Returns the path back to the sender of a received datagram.
+/// Returns the address vector for replies to a received datagram, or `None` without a GRH.
 ///
 /// # Safety
 /// `wc` points to a readable completion. If that has the flag `WC_GRH`, `header` points to the first 40 bytes
@@ -168,7 +169,7 @@ pub(crate) unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
     0
 }
 
-/// Returns `EOPNOTSUPP`, because the link itself resolves MAC addresses, not the program.
+/// Returns `EOPNOTSUPP`, because the link resolves MAC addresses itself.
 pub(crate) unsafe extern "C" fn resolve_eth_l2_from_gid(
     _context: *mut ibv_context,
     _attr: *mut ibv_ah_attr,

@@ -16,7 +16,7 @@ const _: () = {
     assert!(size_of::<LKey>() == size_of::<u32>());
 };
 
-/// Returns the scatter/gather elements of a program, which have the layout of the NIC's [`Sge`].
+/// Returns a program's scatter/gather list as a slice; its elements have the layout of [`Sge`].
 ///
 /// # Errors
 /// `EINVAL` for a negative count, or for a null list of another count than 0.
@@ -34,7 +34,7 @@ pub(crate) unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<
     }
 }
 
-/// Returns the program's bytes at `addr`.
+/// Returns `length` bytes of the program's memory at `addr`.
 ///
 /// # Safety
 /// Unless `length` is 0, `addr` points to as many readable bytes, which are not written during `'a`.

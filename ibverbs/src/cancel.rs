@@ -1,11 +1,11 @@
 //! Thread cancellation (`pthread_cancel`).
 //!
-//! A cancelled thread is unwound from the system call that it is in, which is only allowed through frames of
+//! A cancelled thread is unwound from the system call that it is in, which is allowed only through frames of
 //! plain data. Therefore cancellation is disabled while Rust code runs ([`disable`]), and a blocking call is
 //! a loop of attempts ([`blocking`]): an attempt returns, and releases its locks and handles, before the
-//! thread waits in a cancellation point for the next one. Such a call also defers an asynchronous
-//! cancellation (`PTHREAD_CANCEL_ASYNCHRONOUS`) to these points. Calls that do not block do not support
-//! threads of that cancellation type, for which POSIX forbids such calls.
+//! thread waits at a cancellation point for the next one. Such a call also defers an asynchronous
+//! cancellation (`PTHREAD_CANCEL_ASYNCHRONOUS`) to these points. Other calls do not support threads with
+//! asynchronous cancellation, which POSIX forbids to make them.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -31,7 +31,7 @@ const DISABLE: c_int = 1;
 /// `PTHREAD_CANCEL_DEFERRED`.
 const DEFERRED: c_int = 0;
 
-/// Disables cancellation of this thread until the guard is dropped: system calls made meanwhile are no
+/// Disables cancellation of this thread until the guard is dropped. Until then, system calls are not
 /// cancellation points.
 pub(crate) fn disable() -> Disabled {
     let mut previous = 0;
@@ -40,7 +40,7 @@ pub(crate) fn disable() -> Disabled {
     Disabled(previous)
 }
 
-/// Guard returned by [`disable`], which restores the previous cancellation state on drop.
+/// Guard returned by [`disable`]; dropping it restores the previous cancellation state.
 #[must_use = "cancellation is enabled again when the guard is dropped"]
 pub(crate) struct Disabled(c_int);
 
@@ -55,7 +55,7 @@ impl Drop for Disabled {
 /// Result of an attempt at a blocking call.
 pub(crate) enum Step<T> {
     Done(T),
-    /// The next attempt is made when a descriptor that was passed to [`Call`] is ready.
+    /// The next attempt is due when a descriptor passed to [`Call`] is ready.
     Wait,
 }
 
@@ -71,13 +71,13 @@ pub(crate) struct Call {
     /// Error number of the last wait, if it failed.
     failure: Option<c_int>,
     single: pollfd,
-    /// Pointer and length of a list of several descriptors in `WAIT_STATE`, used instead of `single`.
+    /// Pointer to and length of the descriptor list in `WAIT_STATE`, which is used instead of `single`.
     list: Option<(*mut pollfd, usize)>,
     timeout: Option<Duration>,
 }
 
-/// Descriptors and objects of a waiting call. They are thread-local, to be dropped at thread exit if the
-/// thread is cancelled.
+/// Descriptors and object kept for a waiting call. They are thread-local so that they are dropped at thread
+/// exit if the thread is cancelled.
 #[derive(Default)]
 struct WaitState {
     fds: Vec<pollfd>,
@@ -89,7 +89,7 @@ thread_local! {
 }
 
 impl Call {
-    /// Returns the state before the first attempt.
+    /// Returns the state of a call before its first attempt.
     pub(crate) fn new() -> Call {
         let single = pollfd { fd: -1, events: 0, revents: 0 };
         Call {
@@ -104,14 +104,14 @@ impl Call {
         }
     }
 
-    /// Returns the time at which the call times out, counted from the first attempt.
+    /// Returns the time at which the call times out: `timeout` after the first attempt asked for it.
     pub(crate) fn deadline(&mut self, timeout: Option<Duration>) -> Option<Instant> {
         let from_now = || timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         *self.deadline.get_or_insert_with(from_now)
     }
 
-    /// Reports whether `object` is the one that the first attempt used: its descriptor may refer to a
-    /// different object by now.
+    /// Reports whether `object` is the one that the first attempt used. The descriptor may meanwhile refer to
+    /// a different object.
     pub(crate) fn is_same_object<T>(&mut self, object: *const T) -> bool {
         *self.object.get_or_insert(object.addr()) == object.addr()
     }
@@ -121,19 +121,19 @@ impl Call {
         self.list.is_some() || self.single.fd >= 0
     }
 
-    /// Takes the error number of the last wait: `EINTR`, or one that reports a lack of resources.
+    /// Takes the error number of the last wait: `EINTR`, or one that indicates a lack of resources.
     pub(crate) fn take_failure(&mut self) -> Option<c_int> {
         self.failure.take()
     }
 
-    /// Makes the call wait for one descriptor after this attempt.
+    /// Makes the call wait for one descriptor once this attempt has returned.
     pub(crate) fn wait_for(&mut self, fd: c_int, events: libc::c_short, timeout: Option<Duration>) {
         (self.single, self.list, self.timeout) = (pollfd { fd, events, revents: 0 }, None, timeout);
     }
 
-    /// Makes the call wait for several descriptors after this attempt. `other` is kept until the call waits
-    /// again or is done. Returns false if the thread is exiting, so that neither the list nor `other` can be
-    /// stored.
+    /// Makes the call wait for several descriptors once this attempt has returned. `other` is kept until the
+    /// call waits again or completes. Returns false if neither the list nor `other` can be stored because the
+    /// thread is exiting.
     pub(crate) fn wait_for_list(
         &mut self,
         fds: &[pollfd],
@@ -153,8 +153,8 @@ impl Call {
         stored.is_some()
     }
 
-    /// Waits; if cancellation is enabled, the thread may be cancelled here. This stack frame contains nothing
-    /// that needs to be dropped.
+    /// Waits. If cancellation is enabled, the thread may be cancelled here, so this stack frame must contain
+    /// nothing that needs to be dropped.
     fn wait(&mut self) {
         let (fds, len) = self.list.unwrap_or((&raw mut self.single, 1));
         let (time, has_time) = match self.timeout {
@@ -185,18 +185,17 @@ impl Call {
     }
 }
 
-/// Upper bound of a wait in seconds: longer than any program runs, and within the range of all types
-/// involved.
+/// Upper bound of a wait in seconds: longer than any program runs, but representable in all types involved.
 const MAX_WAIT_SECS: u64 = i32::MAX as u64;
 
-/// Drops the objects kept for a wait.
+/// Drops the object kept for a wait.
 fn release() {
     // Taken out first and dropped without the borrow, as a destructor may wait too.
     let other = WAIT_STATE.try_with(|state| state.borrow_mut().other.take());
     drop(other);
 }
 
-/// Makes one attempt, with cancellation disabled. A panic in it aborts the process.
+/// Makes one attempt, with cancellation disabled. A panic during the attempt aborts the process.
 #[allow(
     improper_ctypes_definitions,
     reason = "only Rust calls this; the ABI is the one that nothing unwinds through"
@@ -211,7 +210,8 @@ extern "C" fn attempt_once<T, F: FnMut(&mut Call) -> Step<T>>(attempt: &mut F, c
 }
 
 /// Makes a call that may block: repeats the attempt until it has a result, and waits at a cancellation point
-/// in between. All values in the caller's frames must be plain data, because unwinding does not drop them.
+/// between attempts. All values in the caller's frames must be plain data, because unwinding does not drop
+/// them.
 pub(crate) fn blocking<T: Copy, F: FnMut(&mut Call) -> Step<T>>(attempt: F) -> T {
     const { assert!(!std::mem::needs_drop::<F>()) };
     let mut attempt = ManuallyDrop::new(attempt);
@@ -229,9 +229,10 @@ pub(crate) fn blocking<T: Copy, F: FnMut(&mut Call) -> Step<T>>(attempt: F) -> T
     result
 }
 
-/// Runs the loop of [`blocking`]. A thread with the cancellation type asynchronous may be unwound from any
-/// instruction of `blocking`, which must therefore have nothing to drop, even as the compiler sees it before
-/// it knows the types: a function with cleanup code can be unwound from its calls only.
+/// Runs the loop of [`blocking`], in a function of its own. A thread with asynchronous cancellation may be
+/// unwound from any instruction of `blocking`, which must therefore have no cleanup code, not even code that
+/// the compiler generates before it knows the types: a function with cleanup code can be unwound only from
+/// its calls.
 #[inline(never)]
 fn attempt_until_done<T: Copy, F: FnMut(&mut Call) -> Step<T>>(attempt: &mut F) -> T {
     // SAFETY: if the thread is unwound from here, the frames up to the program's own have nothing to drop.

@@ -20,10 +20,11 @@ export! {
         ibv_get_cq_event = get_cq_event;
 }
 
-/// Upper bound of a single wait, after which the wait is repeated.
+/// Upper bound of a single wait; the caller then waits again.
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(3600);
 
-/// Makes a call wait for an event on a descriptor, or returns its result if a signal has interrupted it.
+/// Makes a call wait for a descriptor to become readable. If a signal has interrupted the previous wait,
+/// returns the result `EINTR` instead, unless signals restart calls.
 pub(crate) fn wait_for_event(call: &mut Call, fd: c_int) -> Step<c_int> {
     match call.take_failure() {
         Some(libc::EINTR) if !signals_restart_calls() => Step::Done(minus_one(libc::EINTR)),
@@ -49,7 +50,7 @@ pub(crate) struct CompChannel {
 
 ffi_object! { CompChannel { c: ibv_comp_channel } handle |_| 0 }
 
-/// Makes a descriptor blocking, as the kernel's descriptors are until the program sets `O_NONBLOCK`.
+/// Makes a descriptor blocking, which is the initial state of the kernel's descriptors.
 pub(crate) fn set_blocking(fd: c_int) {
     // SAFETY: these `fcntl` commands only read and set status flags and take no pointer; a bad descriptor
     // makes them fail.
@@ -59,7 +60,7 @@ pub(crate) fn set_blocking(fd: c_int) {
     }
 }
 
-/// Reports whether the program has set `O_NONBLOCK`, so that calls must not wait for events of the
+/// Reports whether the program has set `O_NONBLOCK`, in which case calls must not wait for events on the
 /// descriptor.
 pub(crate) fn is_nonblocking(fd: c_int) -> bool {
     // SAFETY: this `fcntl` command only reads status flags; a bad descriptor makes it fail.
@@ -109,7 +110,7 @@ unsafe extern "C-unwind" fn get_cq_event(
     blocking(|call| unsafe { next_cq_event(c, cq, cq_context, call) })
 }
 
-/// Makes an attempt at `ibv_get_cq_event`.
+/// Makes one attempt at `ibv_get_cq_event`.
 ///
 /// # Safety
 /// `c` is a live channel; `cq` and `cq_context` point to writable pointers.

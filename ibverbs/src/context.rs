@@ -1,5 +1,5 @@
-//! Contexts (`ibv_context`): open devices. This file depends on none of the verbs, all of which import it;
-//! `ops` contains the function table of the C struct, and `open` creates contexts.
+//! Contexts (`ibv_context`): open devices. This module depends on none of the verbs modules, all of which
+//! import it. The function table of the C struct is in `ops`, and `open` creates contexts.
 
 use std::mem::offset_of;
 use std::ops::Deref;
@@ -10,18 +10,18 @@ use crate::abi::{ibv_context, verbs_context};
 use crate::object::FfiCell;
 use crate::shared_context::SharedContext;
 
-/// An open device with its C struct. It is not an [`FfiObject`](crate::object::FfiObject), as programs hold a
-/// pointer to the last field of the struct and not to the first.
+/// An open device with its C struct. It is not an [`FfiObject`](crate::object::FfiObject), because programs
+/// hold a pointer to the last field of the struct instead of the first.
 #[repr(C)]
 pub(crate) struct Context {
     /// The extended C struct; programs hold a pointer to its last field, `context`.
     c: FfiCell<verbs_context>,
     shared: Arc<SharedContext>,
-    /// The descriptor behind `cmd_fd`, which identifies the context to `ibv_import_device`.
+    /// Owner of the descriptor in `cmd_fd`, which `ibv_import_device` uses to find the context.
     _file: OwnedFd,
 }
 
-/// Offset of the `ibv_context` to which programs hold a pointer.
+/// Offset in [`Context`] of the `ibv_context` that programs hold a pointer to.
 const C_OFFSET: usize = offset_of!(Context, c) + offset_of!(verbs_context, context);
 
 // Programs read fields of `verbs_context` at negative offsets from their pointer, and no fields behind it.
@@ -35,15 +35,15 @@ impl Deref for Context {
 }
 
 impl Context {
-    /// Moves a context to the heap and returns a pointer to its C struct, for the program to hold. `c` is the
-    /// content of the struct, and `file` the descriptor in its field `cmd_fd`.
+    /// Moves a context to the heap, and returns the pointer to its C struct that the program holds. `c` is
+    /// the content of the struct, and `file` owns the descriptor in its field `cmd_fd`.
     pub(crate) fn new_raw(c: verbs_context, shared: Arc<SharedContext>, file: OwnedFd) -> *mut ibv_context {
         let context = Box::into_raw(Box::new(Context { c: FfiCell::new(c), shared, _file: file }));
         // SAFETY: `C_OFFSET` is the offset of a field, so the result is inside the allocation of the box.
         unsafe { context.byte_add(C_OFFSET).cast() }
     }
 
-    /// Returns the context behind the pointer that a program holds.
+    /// Returns the context that a program's pointer refers to.
     ///
     /// # Safety
     /// `c` comes from [`new_raw`](Self::new_raw), and is not passed to [`from_raw`](Self::from_raw) during
@@ -55,7 +55,7 @@ impl Context {
         unsafe { &*c.byte_sub(C_OFFSET).cast() }
     }
 
-    /// Converts a pointer that the program gives back into the owned context.
+    /// Converts a pointer that the program gives up back into the owned context.
     ///
     /// # Safety
     /// The requirements of [`from_raw_ref`](Self::from_raw_ref), and no other thread uses the context any
@@ -67,9 +67,9 @@ impl Context {
     }
 }
 
-/// Reports whether a context was opened by the parent of this process, before the fork. Objects of such a
-/// context are left as they are, and destroying one in the child does nothing and succeeds: a thread that
-/// does not exist in the child may hold their locks for ever.
+/// Reports whether a context was opened by this process's parent before the fork. The child leaves such a
+/// context's objects as they are, and destroying one succeeds without effect, because their locks may be held
+/// forever by a thread that does not exist in the child.
 ///
 /// # Safety
 /// `context` was opened by this process or by a parent of it, and is not closed.

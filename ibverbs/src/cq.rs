@@ -20,14 +20,14 @@ export! {
         ibv_ack_cq_events = ack_cq_events;
 }
 
-/// Flag of a completion whose receive buffer begins with a GRH (`IBV_WC_GRH`).
+/// Flag in a completion whose receive buffer begins with a GRH (`IBV_WC_GRH`).
 pub(crate) const WC_GRH: u32 = WcFlags::GRH.bits();
 
 /// The polling batch in progress. From `ibv_start_poll` to `ibv_end_poll`, the thread that holds `lock` has
-/// sole access to `poll` and to the C struct of the queue.
+/// sole access to `poll` and to the queue's C struct.
 pub(crate) struct PollBatch {
     pub lock: RawMutex,
-    /// The batch, which borrows from the [`Cq`] in the same [`CompletionQueue`].
+    /// Polling batch, if one is in progress; it borrows from the [`Cq`] in the same [`CompletionQueue`].
     pub poll: FfiCell<Option<CqPoll<'static>>>,
 }
 
@@ -40,26 +40,26 @@ impl Default for PollBatch {
 /// A completion queue with its C struct.
 #[repr(C)]
 pub(crate) struct CompletionQueue {
-    /// The extended struct, which begins with the fields of `ibv_cq`.
+    /// Extended C struct, which begins with the fields of `ibv_cq`.
     c: FfiCell<ibv_cq_ex>,
-    /// Polling batch, declared before `cq` because it borrows from `cq` and must be dropped first.
+    /// Polling batch, declared before `cq` so that it is dropped first, because it borrows from `cq`.
     pub batch: PollBatch,
     pub cq: Cq,
-    /// The parent domain in which the queue was made, or null.
+    /// Parent domain in which the queue was created, or null.
     parent: *mut ibv_pd,
 }
 
 ffi_object! { CompletionQueue { c: ibv_cq_ex as ibv_cq } handle |c| c.handle }
 
 impl CompletionQueue {
-    /// Allocates a queue whose C struct has this content, and returns the pointer for the program.
+    /// Allocates a queue whose C struct is `c`, and returns the pointer for the program.
     pub(crate) fn new_raw(c: ibv_cq_ex, cq: Cq, parent: *mut ibv_pd) -> *mut ibv_cq {
         CompletionQueue { c: FfiCell::new(c), batch: PollBatch::default(), cq, parent }.into_raw()
     }
 }
 
 thread_local! {
-    /// Buffer of the thread for completions before their conversion to `ibv_wc`, reused by all polls.
+    /// Per-thread buffer for completions before their conversion to `ibv_wc`, reused by all polls.
     static COMPLETIONS: RefCell<Vec<Completion>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -111,8 +111,8 @@ pub(crate) unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
     0
 }
 
-/// Returns the header type that hardware stores in the SL field of a datagram's completion: 0 without a GRH,
-/// 1 for IPv6, 2 for IPv4. UCX uses it to decide which of the 40 bytes to read.
+/// Returns the network header type, which hardware stores in the SL field of a datagram's completion: 0
+/// without a GRH, 1 for IPv6, 2 for IPv4. UCX uses it to decide which bytes of the 40-byte GRH to read.
 pub(crate) fn header_kind(grh: bool, over_ipv4: bool) -> u8 {
     match (grh, over_ipv4) {
         (false, _) => 0,

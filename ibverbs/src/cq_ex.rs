@@ -1,5 +1,5 @@
 //! Extended completion queues: completions are read one at a time, field by field, through the function
-//! pointers in the C struct of the queue.
+//! pointers in the queue's C struct.
 
 use std::ffi::{c_int, c_uint};
 
@@ -10,7 +10,7 @@ use crate::abi::{ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
 use crate::cq::{CompletionQueue, header_kind};
 use crate::object::FfiObject;
 
-/// Sets the function pointers in the C struct of a queue.
+/// Sets the function pointers in a queue's C struct.
 pub(crate) fn set_functions(c: &mut ibv_cq_ex) {
     c.start_poll = Some(start_poll);
     c.next_poll = Some(next_poll);
@@ -32,7 +32,7 @@ pub(crate) fn set_functions(c: &mut ibv_cq_ex) {
     c.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
 }
 
-/// Moves on to the next completion. Returns 0, `ENOENT` if there is none, or the error of the queue.
+/// Advances to the next completion. Returns 0, `ENOENT` if there is none, or the queue's error number.
 ///
 /// # Safety
 /// `c` is the C struct of `queue`, in a batch of this thread.
@@ -102,7 +102,7 @@ unsafe fn end_batch(queue: &CompletionQueue) {
     }
 }
 
-/// Returns a field of the current completion of the batch, or the default value if there is none.
+/// Returns a field of the batch's current completion, or the default value if there is none.
 ///
 /// # Safety
 /// `c` is a live queue, in a batch of this thread.

@@ -18,10 +18,11 @@ export! {
 
 const MASK_FLAGS: u32 = 1;
 const MASK_PD: u32 = 2;
-/// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: accepted and ignored, as the queue is locked in any case.
+/// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: accepted and ignored, because the queue is always locked.
 const SINGLE_THREADED: u32 = 1;
 const IGNORE_OVERRUN: u32 = 2;
-/// The supported `wc_flags`: all fields of a basic completion, and its timestamp in both forms.
+/// Supported `wc_flags`: all fields of a basic completion, and the timestamp as a counter value and as
+/// wall-clock time.
 const SUPPORTED_WC_FLAGS: u64 = 0x7f | 1 << 7 | 1 << 11;
 
 unsafe extern "C" fn create_cq(
@@ -36,7 +37,7 @@ unsafe extern "C" fn create_cq(
     unsafe { make(context, cqe, cq_context, channel, comp_vector, false, std::ptr::null_mut()) }
 }
 
-/// Creates a completion queue. Returns null with `errno` set on failure.
+/// Creates a completion queue. On failure, sets `errno` and returns null.
 ///
 /// # Safety
 /// `context` is open; `channel` and `parent` are live or null.

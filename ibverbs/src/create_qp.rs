@@ -20,7 +20,7 @@ export! {
     "IBVERBS_1.1": ibv_create_qp = create_qp;
 }
 
-/// Converts an `enum ibv_qp_type` to a supported service type.
+/// Converts an `enum ibv_qp_type` value, or returns `None` if the type is not supported.
 fn qp_type_from_c(number: c_uint) -> Option<QpType> {
     Some(match number {
         2 => QpType::Rc,
@@ -32,9 +32,9 @@ fn qp_type_from_c(number: c_uint) -> Option<QpType> {
     })
 }
 
-/// Creates a queue pair: an XRC target in `xrcd`, or any other type in `pd` with completion queues.
-/// `send_ops` are the operations that are posted through `ibv_wr_start` and its companions, if any. Returns
-/// null with `errno` set on failure.
+/// Creates a queue pair: an XRC target in `xrcd`, any other type in `pd` with completion queues. `send_ops`
+/// is the set of operations that the program may post through the `ibv_wr_*` functions, or `None` if it uses
+/// `ibv_post_send` alone. On failure, sets `errno` and returns null.
 ///
 /// # Safety
 /// The pointers are the program's arguments; live objects among them stay so during the call.

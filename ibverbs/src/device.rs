@@ -1,4 +1,4 @@
-//! Devices: one for each interface that is up, or the one that `URXE_LINK` names.
+//! Devices: one for each interface that is up, or only the one that `URXE_LINK` names.
 
 use std::ffi::{c_char, c_int};
 use std::io::ErrorKind;
@@ -33,7 +33,7 @@ const NODE_CA: c_int = 1;
 /// `IBV_TRANSPORT_IB`.
 const TRANSPORT_IB: c_int = 0;
 
-/// A device of the list, which lives as long as the process.
+/// A device in the list, which lives as long as the process.
 #[repr(C)]
 pub(crate) struct Device {
     c: FfiCell<ibv_device>,
@@ -55,20 +55,20 @@ const _: () = assert!(offset_of!(Device, zeros) == size_of::<ibv_device>());
 struct FaultStats {
     process: u32,
     counters: Vec<FaultCounters>,
-    /// Number of retransmissions of all closed NICs; `current` is that of the current NIC when one of its
-    /// contexts was last closed.
+    /// Number of retransmissions by NICs already closed; `current` is that of the open NIC, as of the last
+    /// time one of its contexts was closed.
     closed: u64,
     current: u64,
 }
 
-/// The NIC that all contexts of a process share while any is open, and the PID of that process: a forked
-/// child has a copy of its parent's NIC, which no thread drives.
+/// NIC shared by all contexts that a process has open, and the PID of that process. A forked child inherits a
+/// copy of its parent's NIC, which no thread drives.
 struct OpenNic {
     nic: WeakContext,
     process: u32,
 }
 
-/// Reason for which a device could not be opened.
+/// Reason why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OpenDeviceError {
     #[error(transparent)]
@@ -97,12 +97,11 @@ impl OpenDeviceError {
     }
 }
 
-/// The capture file that all devices share, and the PID of the process that created it.
+/// Capture file shared by all devices, and the PID of the process that created it.
 static CAPTURE: Mutex<Option<(u32, CaptureFile)>> = Mutex::new(None);
 
-/// Returns the capture file of this process, which is created when the first device is opened. It is flushed
-/// several times a second, so that few packets are missing if the program is killed, and at exit, so that
-/// none are.
+/// Returns this process's capture file, creating it when the first device is opened. The file is flushed
+/// several times a second, so that few packets are missing if the program is killed, and at exit.
 fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
     let Some(name) = &settings.capture else { return Ok(None) };
     let (mut capture, process) = (CAPTURE.lock(), std::process::id());
@@ -133,9 +132,9 @@ fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
     Ok(Some(file))
 }
 
-/// Registers the function that runs at process exit, because programs seldom close their devices. Among other
-/// things, that function acknowledges received packets, as hardware would already have done. A forked child
-/// inherits the registration.
+/// Registers a function to run at process exit, because programs seldom close their devices. The function
+/// acknowledges received packets, as hardware would already have done, flushes the capture, and reports the
+/// effect of the fault rules. A forked child inherits the registration.
 fn prepare_for_exit() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| {
@@ -161,7 +160,7 @@ extern "C" fn exit() {
     end_capture();
 }
 
-/// Reports what each fault rule did in this process, if it has opened a device.
+/// Reports the effect of each fault rule in this process, if the process has opened a device.
 fn report_faults() {
     let (mut counters, mut retransmitted, process) = (Vec::new(), 0, std::process::id());
     for device in all().iter().filter(|device| !device.settings.faults.is_empty()) {
@@ -188,11 +187,11 @@ fn report_faults() {
     rules.iter().filter_map(RuleCount::warning).for_each(|warning| warn(&warning));
 }
 
-/// Time for which an exit waits for a thread inside a NIC.
+/// Maximum wait at process exit for a thread that holds a NIC's lock.
 const EXIT_LOCK_TIMEOUT: Duration = Duration::from_millis(10);
 
-/// Flushes the capture, if this process created it: in a forked child, the locks may be held by a thread that
-/// does not exist.
+/// Flushes the capture if this process created it. In a forked child, the locks may be held by a thread that
+/// does not exist there.
 fn end_capture() {
     if let Some(capture) = CAPTURE.try_lock()
         && let Some((process, file)) = &*capture
@@ -206,8 +205,8 @@ fn end_capture() {
 /// Interval between flushes of the capture.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Maximum number of retries, one per millisecond, while the NIC that another thread is closing still
-/// occupies the UDP port.
+/// Maximum number of retries, one per millisecond, while the UDP port is still held by a NIC that another
+/// thread is closing.
 const CLOSE_RETRIES: u32 = 100;
 
 impl Device {
@@ -281,7 +280,7 @@ impl Device {
         Ok(Nic::open_shards(links, &options)?)
     }
 
-    /// Records the retransmissions of a NIC, which may be closed after this.
+    /// Records a NIC's retransmissions, because the NIC may be closed afterwards.
     pub(crate) fn record_retransmissions(&self, nic: &Nic) {
         if !self.settings.faults.is_empty() {
             let counters = nic.counters();
@@ -289,15 +288,15 @@ impl Device {
         }
     }
 
-    /// Returns the pointer that programs have for this device.
+    /// Returns the pointer to this device that programs hold.
     pub(crate) fn as_c(&'static self) -> *mut ibv_device {
         debug_assert!(self.zeros.iter().all(|word| *word == 0));
         self.c.get()
     }
 }
 
-/// Returns the root of the sysfs tree in which programs look devices up: the one that `urxe run` has created,
-/// if there is one.
+/// Returns the root of the sysfs tree in which programs look for devices: the value of `URXE_SYSFS`, which
+/// `urxe run` sets, or of `SYSFS_PATH`, or else `/sys`.
 pub(crate) fn sysfs() -> String {
     let configured_path =
         ["URXE_SYSFS", "SYSFS_PATH"].into_iter().find_map(|name| variable(name).ok().flatten());
@@ -312,12 +311,12 @@ pub(crate) fn copy_text(field: &mut [c_char], text: &str) {
     }
 }
 
-/// Writes a line to standard error, because the C interface reports only an error number.
+/// Writes a line to standard error, to explain what the C interface reports only as an error number.
 pub(crate) fn warn(text: &str) {
     eprintln!("urxe: {text}");
 }
 
-/// Returns the devices, which live as long as the process.
+/// Returns all devices. They live as long as the process.
 pub(crate) fn all() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
@@ -376,7 +375,7 @@ unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
     unsafe { Device::from_raw_ref(device) }.adapter.guid().to_be()
 }
 
-/// Returns -1, because the kernel does not know these devices and so has no index for them. UCX would use the
+/// Returns -1, because the kernel does not know these devices and has no index for them. UCX would use an
 /// index for netlink queries.
 unsafe extern "C" fn get_device_index(_device: *mut ibv_device) -> c_int {
     -1

@@ -16,7 +16,7 @@ export! {
         ibv_unimport_dm = unimport_dm;
 }
 
-/// Granularity of copies in bytes: programs access device memory in words, as hardware demands.
+/// Granularity of copies in bytes. Hardware requires programs to access device memory in words.
 const WORD: usize = 4;
 
 /// Device memory with its C struct.
@@ -30,7 +30,7 @@ pub(crate) struct DeviceMemory {
 
 ffi_object! { DeviceMemory { c: ibv_dm } handle |c| c.handle }
 
-/// Makes the `ibv_dm` of device memory, with the handle by which it can be imported.
+/// Creates the `ibv_dm` for device memory, with the handle that `ibv_import_dm` uses to find it.
 fn new_dm(context: *mut ibv_context, dm: Dm, handle: u32, users: Users) -> *mut ibv_dm {
     let c = ibv_dm {
         context,
@@ -43,8 +43,8 @@ fn new_dm(context: *mut ibv_context, dm: Dm, handle: u32, users: Users) -> *mut 
 }
 
 impl DeviceMemory {
-    /// Removes one user of device memory. Frees the memory if it was imported, has been unimported since, and
-    /// has no users left.
+    /// Removes one user of device memory. Frees imported memory when its last user is removed; the import
+    /// itself counts as a user until it is unimported.
     ///
     /// # Safety
     /// `c` is live and had that user.
@@ -98,7 +98,7 @@ pub(crate) unsafe extern "C" fn free_dm(c: *mut ibv_dm) -> c_int {
     0
 }
 
-/// Converts the offset of a copy to an index; fails unless offset and length are multiples of a word.
+/// Converts the offset of a copy to an index, and fails unless offset and length are multiples of `WORD`.
 fn first_byte(offset: u64, length: usize) -> Result<usize, c_int> {
     match usize::try_from(offset) {
         Ok(first) if first.is_multiple_of(WORD) && length.is_multiple_of(WORD) => Ok(first),
@@ -107,8 +107,8 @@ fn first_byte(offset: u64, length: usize) -> Result<usize, c_int> {
     }
 }
 
-/// Copies to device memory, through the function pointer in its C struct. The inline function of the header
-/// returns errors unchanged, so this function also stores them in `errno`, like the functions in
+/// Copies to device memory; called through a function pointer in the C struct. The header's inline function
+/// returns the error number unchanged, so this function also stores it in `errno`, like the functions in
 /// [`entry_points`](crate::entry_points).
 unsafe extern "C" fn memcpy_to_dm(c: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
     let _uncancelled = crate::cancel::disable();
@@ -122,7 +122,7 @@ unsafe extern "C" fn memcpy_to_dm(c: *mut ibv_dm, offset: u64, from: *const c_vo
     errno::store(copied.err().unwrap_or(0))
 }
 
-/// Copies from device memory, in the same way as [`memcpy_to_dm`] copies to it.
+/// Copies from device memory, otherwise like [`memcpy_to_dm`].
 unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, c: *mut ibv_dm, offset: u64, length: usize) -> c_int {
     let _uncancelled = crate::cancel::disable();
     if length == 0 {

@@ -1,4 +1,4 @@
-//! Settings from environment variables, which `urxe run` sets.
+//! Settings from the environment variables that `urxe run` sets.
 
 use std::env::{self, VarError};
 use std::ffi::{CStr, OsStr, c_void};
@@ -17,27 +17,28 @@ use urxe::verbs::Personality;
 /// Configuration of the devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// `URXE_LINK`: link of the only device. Without the variable, or if it is `udp`, there is a device for
-    /// each interface, over UDP.
+    /// `URXE_LINK`: link of the only device. If unset or `udp`, there is a device over UDP for each
+    /// interface.
     pub link: Option<LinkSpec>,
-    /// `URXE_SHARDS`: number of shards of a NIC.
+    /// `URXE_SHARDS`: number of shards per NIC; 1 if unset.
     pub shards: usize,
     /// `URXE_PERSONALITY`; `default` if unset.
     pub personality: Personality,
     /// `URXE_SEED`: seed of the random number generator.
     pub seed: Option<u64>,
-    /// `URXE_CAPTURE`: name of the capture file, in which `%p` stands for the PID. If that file is not empty,
-    /// the process creates another.
+    /// `URXE_CAPTURE`: name of the capture file, in which `%p` is replaced by the PID. If that file is not
+    /// empty, the process writes to a new file with its PID in the name.
     pub capture: Option<String>,
     /// `URXE_FAULTS`: fault rules, separated by semicolons.
     pub faults: Vec<Rule>,
-    /// `URXE_OFFLOAD`: whether batches of packets are exchanged with the kernel (segmentation offload).
+    /// `URXE_OFFLOAD`: whether segmentation offload is used, which exchanges batches of packets with the
+    /// kernel.
     pub offload: bool,
     /// `URXE_MIN_ACK_TIMEOUT`: lower bound of the local ACK timeout, given in seconds.
     pub min_ack_timeout: Option<Duration>,
-    /// How addresses are shared with other processes: through the `urxe` program that `URXE_PROGRAM` names or
-    /// that is found next to the library; with processes of any user if `URXE_ANY_USER` is 1. `None` if there
-    /// is no such program; then addresses are not shared.
+    /// Sharing of addresses with other processes, of any user if `URXE_ANY_USER` is 1, through the `urxe`
+    /// program that `URXE_PROGRAM` names or that is found next to the library. `None` if there is no such
+    /// program; addresses are then not shared.
     pub sharing: Option<Sharing>,
 }
 
@@ -75,7 +76,7 @@ impl Settings {
     }
 }
 
-/// Returns how addresses are shared, from `URXE_PROGRAM` and `URXE_ANY_USER`.
+/// Returns how addresses are shared, as specified by `URXE_PROGRAM` and `URXE_ANY_USER`.
 fn sharing() -> Result<Option<Sharing>, String> {
     // Made absolute, as the broker (`urxe broker`) is started in another directory.
     let named = variable("URXE_PROGRAM")?.map(|name| std::path::absolute(&name).unwrap_or(name.into()));
@@ -112,11 +113,11 @@ fn adjacent_program() -> Option<PathBuf> {
     candidates.iter().map(|candidate| directory.join(candidate)).find(|program| program.is_file())
 }
 
-/// A static of this library, whose address identifies the library's file.
+/// Static whose address lets `dladdr` find this library's file.
 static ANCHOR: u8 = 0;
 
-/// Returns the value of an environment variable, if it is set and not empty. A program that runs with more
-/// privileges than its caller (setuid) ignores all variables.
+/// Returns the value of an environment variable, or `None` if it is unset or empty. All variables are ignored
+/// in a program that runs with more privileges than its caller, such as a setuid program.
 pub(crate) fn variable(name: &str) -> Result<Option<String>, String> {
     // SAFETY: `getauxval` takes an integer and has no preconditions.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
@@ -134,7 +135,7 @@ fn parse_variable<T: FromStr<Err = String>>(name: &str) -> Result<Option<T>, Str
     variable(name)?.map(|text| text.parse().map_err(|error| format!("{name}: {error}"))).transpose()
 }
 
-/// Parses a variable with `parser`; the error is a line that names the allowed values.
+/// Parses a variable with `parser`. The error is a line that states the allowed values.
 pub(crate) fn parse_with<T>(
     name: &str,
     allowed: &str,

@@ -21,7 +21,7 @@ pub(crate) fn minus_one(errno: c_int) -> c_int {
     -1
 }
 
-/// Stores a non-zero error number in `errno`, and returns it.
+/// Sets the calling thread's `errno` unless the argument is 0, and returns the argument.
 pub(crate) fn store(errno: c_int) -> c_int {
     if errno != 0 {
         set(errno);
@@ -29,7 +29,7 @@ pub(crate) fn store(errno: c_int) -> c_int {
     errno
 }
 
-/// Returns the error number of `result`, or 0 for success, for calls that return the number itself.
+/// Returns the error number for `result`, or 0 for success, for calls that return an error number.
 pub(crate) fn number<E>(result: Result<(), E>, errno: impl FnOnce(&E) -> c_int) -> c_int {
     result.map_or_else(|e| errno(&e), |()| 0)
 }

@@ -1,5 +1,5 @@
-//! Communication of one end of a measurement: with the process that started it, as lines of JSON on standard
-//! input and output, and through that process with the other end.
+//! Communication between the ends of a measurement and the process that started them, as lines of JSON on
+//! standard input and output. The ends exchange values only through that process.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use serde_json::Value;
 use crate::Result;
 use crate::job::Metrics;
 
-/// Time limit of every wait for another process.
+/// Time limit for every wait for another process.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Message of an end to the process that started it.
+/// Message from an end to the process that started it.
 #[derive(Serialize, Deserialize)]
 pub enum Message {
     /// Connection parameters for the other end.
     ConnInfo(Value),
     /// The end is ready for the measurement.
     Ready,
-    /// The measurement has ended; a passive end sends this after a request to stop.
+    /// The measurement has ended; a passive end sends this once it has been asked to stop.
     Done(Metrics),
     /// The measurement failed.
     Failed(String),
@@ -37,8 +37,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Starts reading standard input; must be called once. The process exits 2 s after standard input has
-    /// ended.
+    /// Starts a thread that reads standard input; must be called only once. The process exits 2 s after
+    /// standard input is closed.
     pub fn start_reading() -> Control {
         let (to, lines) = unbounded();
         let stopped = Arc::new(AtomicBool::new(false));
@@ -86,7 +86,7 @@ impl Control {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// Waits until a passive end, which has nothing else to do, receives the request to stop.
+    /// Waits for the request to stop, at a passive end that has nothing else to do.
     pub fn wait_until_stopped(&self) {
         // No further line arrives: the loop ends when the pipe is closed.
         while self.lines.recv().is_ok() {}

@@ -1,4 +1,5 @@
-//! Allocator that counts the allocated bytes, to measure the memory of a queue pair and to detect leaks.
+//! Allocator that counts the allocated bytes, to measure the memory that a queue pair takes and to detect
+//! leaks.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -7,7 +8,7 @@ struct Counting;
 
 static LIVE: AtomicI64 = AtomicI64::new(0);
 
-/// Returns the number of bytes allocated now, as requested from the allocator (without its overhead).
+/// Returns the number of bytes currently allocated, not counting the allocator's overhead.
 pub fn live() -> i64 {
     LIVE.load(Ordering::SeqCst)
 }

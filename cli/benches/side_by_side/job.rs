@@ -1,4 +1,4 @@
-//! Descriptions of the tasks of a measurement, as they are sent to its processes.
+//! Task descriptions sent to the processes of a measurement.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// Results of a measurement by name of the metric.
+/// Results of a measurement, keyed by metric name.
 pub type Metrics = BTreeMap<String, f64>;
 
 /// One end's part of a measurement.
@@ -14,9 +14,9 @@ pub type Metrics = BTreeMap<String, f64>;
 pub struct Job {
     pub task: Task,
     pub role: Role,
-    /// Duration of the measurement in seconds, not counting a warm-up of a fifth of that time.
+    /// Duration of the measurement in seconds, without the warm-up, which takes another fifth of that time.
     pub seconds: f64,
-    /// File that both ends map, in which the passive end counts the data that has arrived.
+    /// File mapped by both ends, where the passive end counts the data received.
     pub progress: PathBuf,
 }
 
@@ -27,7 +27,7 @@ pub enum Role {
     Passive,
 }
 
-/// Measurement to perform. Of two addresses or interfaces, the first is that of the active end.
+/// Measurement to perform. Where a variant has two addresses or interfaces, the first is the active end's.
 #[derive(Clone, Serialize, Deserialize)]
 pub enum Task {
     RawUdpStream {
@@ -98,20 +98,21 @@ impl Task {
 /// Datagrams sent in one call, contiguous in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Train {
-    /// Bytes of UDP payload per datagram.
+    /// UDP payload per datagram, in bytes.
     pub datagram: usize,
     /// Number of datagrams.
     pub count: usize,
 }
 
 impl Train {
-    /// Returns the longest train that every kernel accepts, which is as long as urxe's bursts: 64 KiB with
-    /// headers, 64 datagrams.
+    /// Returns the longest train that every kernel accepts: 64 datagrams or about 64 KiB including headers,
+    /// whichever is less, like urxe's bursts.
     pub fn usual(datagram: usize) -> Train {
         Train { datagram, count: (65_000 / datagram).min(64) }
     }
 
-    /// Returns the longest train that kernels from Linux 6.9 on accept: 128 datagrams.
+    /// Returns the longest train that Linux 6.9 and later accept: 128 datagrams or about 64 KiB including
+    /// headers, whichever is less.
     pub fn longest(datagram: usize) -> Train {
         Train { datagram, count: (65_000 / datagram).min(128) }
     }
@@ -144,7 +145,7 @@ impl Op {
     }
 }
 
-/// A stream of equal messages.
+/// A stream of messages of one type and size.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Stream {
     pub op: Op,
@@ -154,21 +155,20 @@ pub struct Stream {
     pub mtu: usize,
     /// Number of queue pairs, used in turn.
     pub qps: usize,
-    /// Messages posted in one list, of which the last is signaled.
+    /// Number of messages posted in one list; only the last is signaled.
     pub list: usize,
-    /// Messages posted and not completed yet, on all queue pairs together.
+    /// Number of messages posted but not yet completed, over all queue pairs.
     pub in_flight: usize,
-    /// Whether, for WRITEs and READs, the passive end polls too instead of leaving the work to the NIC's
+    /// Whether the passive end of WRITEs and READs polls too, instead of leaving the work to the NIC's
     /// background thread.
     pub polled: bool,
-    /// Probability with which a received packet is dropped, at either end; `None` for a link without fault
-    /// injection.
+    /// Probability that either end drops a received packet; `None` for a link without fault injection.
     pub loss: Option<f64>,
 }
 
 impl Stream {
     /// Returns a stream set up for throughput: 8 MiB in flight, but at least 2 and at most 512 messages,
-    /// posted in lists of an eighth of these messages with one completion per list.
+    /// posted in lists of an eighth of that number with one completion per list.
     pub fn new(op: Op, size: usize, mtu: usize) -> Stream {
         let in_flight = ((8 << 20) / size).clamp(2, 512);
         Stream { op, size, mtu, qps: 1, list: (in_flight / 8).max(1), in_flight, polled: false, loss: None }

@@ -1,4 +1,4 @@
-//! Description of the machine, and of the source revision that was measured on it.
+//! Description of the machine and of the source revision measured on it.
 
 use std::fs;
 use std::process::Command;
@@ -17,7 +17,7 @@ pub struct Machine {
     pub wmem_max: String,
     pub tcp_congestion_control: String,
     pub root: bool,
-    /// Load averages of the last one, five and fifteen minutes before the start, which show other activity on
+    /// Load averages over the one, five and fifteen minutes before the start, which reveal other activity on
     /// the machine.
     pub load: String,
 }

@@ -1,6 +1,6 @@
-//! Compares urxe with the limits of the machine and with alternatives to RDMA in one run. The measurements
-//! alternate, because the performance of a machine changes from one second to the next, so that only ratios
-//! of adjacent measurements are meaningful.
+//! Compares urxe with the machine's limits and with alternatives to RDMA in one run. The measurements
+//! alternate, and only ratios of adjacent ones are meaningful, because a machine's performance changes from
+//! one second to the next.
 //!
 //! `cargo bench --bench side_by_side [-- --quick] [--only PATTERN] [--out DIR]`
 

@@ -1,4 +1,4 @@
-//! Network namespaces of the processes of a measurement: the current one, or two that are joined by a veth pair.
+//! Network namespaces for a measurement's processes: the current one, or two joined by a veth pair.
 
 use std::ffi::OsStr;
 use std::process::Command;

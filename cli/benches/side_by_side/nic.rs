@@ -14,14 +14,14 @@ use crate::job::{LinkAddrs, Metrics, Role};
 /// Q_Key of datagrams.
 pub const QKEY: QKey = QKey(0x6666_6666);
 
-/// Depth of the queues if there is a single queue pair; if there are several, the depth is 128.
+/// Queue depth with a single queue pair; with several, the depth is 128.
 const QUEUE_DEPTH: u32 = 1024;
 
 /// Connection parameters that the other end needs.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct ConnInfo {
     ip: IpAddr,
-    /// Queue pair number and first PSN of each queue pair.
+    /// Queue pair number and initial PSN of each queue pair.
     qps: Vec<(u32, u32)>,
     va: u64,
     rkey: u32,
@@ -43,7 +43,7 @@ impl ConnInfo {
     }
 }
 
-/// Opens the NIC of one end; `loss` is the probability with which it drops a received packet.
+/// Opens the NIC of one end; `loss` is the probability that it drops a received packet.
 pub fn open(link: &LinkAddrs, role: Role, loss: Option<f64>) -> Result<Context> {
     let link: Box<dyn Link> = match link {
         LinkAddrs::Udp(ips) => Box::new(UdpLink::bind(ips[role as usize], &UdpOptions::default())?),
@@ -62,7 +62,7 @@ pub fn open(link: &LinkAddrs, role: Role, loss: Option<f64>) -> Result<Context> 
     Ok(Context::open(link, &ContextOptions::default())?)
 }
 
-/// Opens the NIC of one end over UDP with this number of shards.
+/// Opens the NIC of one end over UDP with `shards` shards.
 pub fn open_shards(ips: [IpAddr; 2], role: Role, shards: usize) -> Result<Context> {
     let links = UdpLink::bind_shards(ips[role as usize], &UdpOptions::default(), shards)?;
     let links = links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect();
@@ -81,7 +81,7 @@ pub struct Nic {
 
 impl Nic {
     /// Creates the queue pairs, their completion queue and a memory region of `len` bytes. All pages are
-    /// written once, because untouched pages all map to the same page of zeros.
+    /// written once, because untouched pages all map to the shared zero page.
     pub fn new(context: Context, qp_type: QpType, qps: usize, len: usize) -> Result<Nic> {
         let (pd, cq) = (context.alloc_pd()?, context.create_cq((4 * qps).max(4096))?);
         let max_wr = if qps == 1 { QUEUE_DEPTH } else { 128 };
@@ -119,7 +119,7 @@ impl Nic {
         Ok(())
     }
 
-    /// Returns the destination of datagrams to the other end's first queue pair.
+    /// Returns the destination for datagrams to the other end's first queue pair.
     pub fn destination(&self, peer: &ConnInfo) -> Result<Destination> {
         let v4 = peer.ip.is_ipv4();
         let index = self
@@ -144,14 +144,14 @@ impl Nic {
         }
     }
 
-    /// Returns the counters that are not zero, to explain a failure.
+    /// Formats the nonzero counters, to explain a failure.
     pub fn nonzero_counters(&self) -> String {
         let (counters, link) = (self.context.counters(), self.context.link_state().0);
         let all = counters.iter().chain(link.iter()).filter(|(_, n)| *n > 0);
         all.map(|(name, n)| format!("{name} {n}")).collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns the counters of retries, timeouts, RNR NAKs and socket overflows that are not zero.
+    /// Returns the nonzero counters for retries, timeouts, RNR NAKs and socket overflows.
     pub fn error_counters(&self, role: Role) -> Metrics {
         let (c, link) = (self.context.counters(), self.context.link_state().0);
         let all = [

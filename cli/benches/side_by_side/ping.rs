@@ -11,7 +11,7 @@ use crate::nic::{self, ConnInfo, Nic};
 
 /// Number of warm-up rounds.
 const WARM_UP: usize = 2000;
-/// Number of polls after which a response counts as lost.
+/// Number of polls after which a message counts as lost.
 pub const MAX_POLLS: u64 = 1 << 26;
 /// Percentiles to report.
 pub const PERCENTILES: [(&str, f64); 11] = [
@@ -28,8 +28,8 @@ pub const PERCENTILES: [(&str, f64); 11] = [
     ("p99.99", 99.99),
 ];
 
-/// Measures round trips and returns percentiles of the half round-trip time, in nanoseconds. `round_trip`
-/// receives the number of the round, from 1.
+/// Measures round trips and returns percentiles of the half round-trip time, in nanoseconds. `round_trip` is
+/// called with the round number, counting from 1.
 pub fn time_round_trips(rounds: usize, mut round_trip: impl FnMut(u64) -> Result<()>) -> Result<Metrics> {
     let mut times = Vec::with_capacity(rounds);
     for round in 1..=(WARM_UP + rounds) as u64 {

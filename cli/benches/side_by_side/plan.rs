@@ -1,4 +1,4 @@
-//! Items to measure, in the order of measurement: items that are compared with each other are adjacent.
+//! Items to measure, in the order of measurement, with items that are compared with each other adjacent.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ pub const ICRC: &str = "ICRC";
 
 /// Size in bytes of the messages that most targets refer to.
 pub const MESSAGE: usize = 64 << 10;
-/// Size in bytes of raw datagrams that are as long as urxe's packets at path MTU 4096.
+/// Size in bytes of the raw datagrams, which are as long as urxe's packets at path MTU 4096.
 pub const DATAGRAM: usize = 4172;
 /// Number of queue pairs in the measurements with many queue pairs.
 pub const MANY: usize = 1000;
@@ -55,7 +55,7 @@ impl LinkKind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Placement {
     Current,
-    /// Both in the first namespace.
+    /// Both processes in the first namespace.
     FirstNamespace,
     /// One process in each namespace.
     BothNamespaces,
@@ -72,12 +72,12 @@ pub enum Measurement {
 pub struct Item {
     pub key: Key,
     pub measurement: Measurement,
-    /// Number of rounds in which the item is measured.
+    /// Number of rounds that measure the item.
     pub rounds: usize,
     pub seconds: f64,
 }
 
-/// Returns the name of a series of urxe's streams.
+/// Returns the series name for urxe streams.
 pub fn stream_series(kind: LinkKind, op: Op, mtu: usize) -> String {
     match op {
         Op::Datagram => format!("urxe {}, {}", kind.name(), op.name()),
@@ -90,7 +90,7 @@ pub fn many_qps(in_flight: usize) -> Key {
     Key::new(format!("urxe udp/IPv4, RC WRITE, {MANY} QPs, {in_flight} in flight"), MESSAGE)
 }
 
-/// Returns the row key for two threads that write over udp, each on a queue pair of its own.
+/// Returns the row key for two threads that write over udp, each on its own queue pair.
 pub fn threads(shards: usize) -> Key {
     let number = if shards == 1 { "1 shard".into() } else { format!("{shards} shards") };
     Key::new(format!("urxe udp/IPv4, RC WRITE, 2 threads, {number}"), MESSAGE)
@@ -121,7 +121,7 @@ fn link_addrs(kind: LinkKind) -> Option<(LinkAddrs, Placement)> {
     }
 }
 
-/// Builder of the list of items.
+/// Builder for the list of items.
 struct Plan {
     items: Vec<Item>,
     rounds: usize,
@@ -129,7 +129,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// Adds an item unless its key is in the list already.
+    /// Adds an item unless its key is already in the list.
     fn add(&mut self, key: Key, measurement: Measurement) {
         if self.items.iter().all(|item| item.key != key) {
             self.items.push(Item { key, measurement, rounds: self.rounds, seconds: self.seconds });
@@ -212,7 +212,7 @@ impl Plan {
         }
     }
 
-    /// Adds the measurements of the cost of queue pairs, which take long and vary little.
+    /// Adds the measurements of queue pair costs, which take long and vary little.
     fn many_qps(&mut self) {
         self.task(CONNECTIONS, 0, Task::Connections { ips: ips(LOOPBACK), count: 10 * MANY });
         self.task(IDLE, 0, Task::Idle { ips: ips(LOOPBACK), count: MANY });

@@ -1,4 +1,4 @@
-//! Plot of a run as SVG.
+//! SVG plot of a run's results.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ struct Line {
     points: Vec<(f64, f64)>,
 }
 
-/// Colours of the series of urxe. The references that urxe is compared with are black to grey.
+/// Colours of urxe's series; the series that urxe is compared with are black to grey.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(214, 39, 40),
     RGBColor(31, 119, 180),
@@ -32,8 +32,8 @@ const COLOURS: [RGBColor; 6] = [
 ];
 const GREYS: [RGBColor; 3] = [BLACK, RGBColor(110, 110, 110), RGBColor(170, 170, 170)];
 
-/// Returns the line of a series over the message size. A series of raw datagrams is extended to the largest
-/// size with its last value.
+/// Returns a series as a line over message size. For raw datagrams, the last value is extended to the largest
+/// size.
 fn by_size(table: &Table, name: &str, colour: RGBColor) -> Line {
     let rows = table.rows().filter(|(key, _)| key.series == name && key.size > 0);
     let mut points: Vec<(f64, f64)> =
@@ -69,7 +69,7 @@ fn other_links(table: &Table) -> Vec<Line> {
     references.chain(series).map(|(name, colour)| by_size(table, &name, colour)).collect()
 }
 
-/// Returns the throughput by loss rate and the labels of the loss rates, which are equally spaced.
+/// Returns the throughput for each loss rate, and the labels of the loss rates, which are equally spaced.
 fn losses(table: &Table) -> (Vec<Line>, Vec<String>) {
     let mut all: Vec<f64> = plan::LOSSES.into_iter().chain(plan::MORE_LOSSES).collect();
     all.sort_unstable_by(f64::total_cmp);
@@ -215,7 +215,7 @@ pub fn write(path: &Path, machine: &Machine, table: &Table) -> Result<()> {
     Ok(root.present()?)
 }
 
-/// Returns the label of a position on an axis: a name at a whole number, otherwise nothing.
+/// Returns the label at an axis position: `names[x]` if `x` is a whole number, otherwise an empty string.
 fn label_of(x: f64, names: &[String]) -> String {
     match x >= -0.01 && (x - x.round()).abs() < 0.01 {
         true => names.get(x.round() as usize).cloned().unwrap_or_default(),

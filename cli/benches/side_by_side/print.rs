@@ -17,7 +17,7 @@ const UNITS: [(&str, &str, f64); 5] = [
     ("µs/s", "µs/s", 1.0),
 ];
 
-/// Prints how the measurements were made and how urxe was used.
+/// Prints the measurement method and the urxe configuration.
 pub fn settings(items: &[Item]) {
     let rounds: BTreeSet<String> =
         items.iter().map(|item| format!("{} × {} s", item.rounds, item.seconds)).collect();
@@ -66,7 +66,7 @@ pub fn unmeasured(table: &Table) {
     }
 }
 
-/// Prints a metric of several series by message size.
+/// Prints a table of one metric by series and message size.
 pub fn matrix(title: &str, metric: &str, table: &Table, is_selected: impl Fn(&Key) -> bool) {
     let keys: Vec<&Key> = table
         .rows()
@@ -133,7 +133,8 @@ pub fn half_round_trips(table: &Table) {
     println!();
 }
 
-/// Prints the cost of the ICRC, also as a share of the time per packet at the measured throughput.
+/// Prints the times to compute and to verify an ICRC, in nanoseconds and as a share of the time per packet at
+/// the measured throughput.
 pub fn icrc(table: &Table) {
     let write = |size| Key::new(stream_series(LinkKind::Udp4, Op::Write, 4096), size);
     let long = table.spread(&write(MESSAGE), "Gb/s").map(|v| ("64 KiB", 4096.0 * 8.0 / v.median));
@@ -160,7 +161,7 @@ pub fn icrc(table: &Table) {
     println!();
 }
 
-/// Prints the rows with metrics of their own: the cost of many queue pairs.
+/// Prints the rows on the cost of many queue pairs, whose metrics no other row has.
 pub fn other_metrics(table: &Table) {
     for (key, row) in table.rows().filter(|(key, _)| [plan::CONNECTIONS, plan::IDLE].contains(&&*key.series))
     {

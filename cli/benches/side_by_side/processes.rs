@@ -1,4 +1,4 @@
-//! Control of the two processes (or the one) that perform a measurement.
+//! Control of the one or two processes that perform a measurement.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Stdio};
@@ -16,8 +16,8 @@ use crate::namespace::Namespace;
 /// Environment variable that makes a process run one end of a measurement.
 pub const END: &str = "URXE_BENCH_END";
 
-/// Process that runs one end of a measurement. Dropping this closes its standard input, and kills it if it
-/// does not exit by itself within 5 s.
+/// Process that runs one end of a measurement. Dropping it closes the process's standard input, and kills the
+/// process if it does not exit within 5 s.
 struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -92,7 +92,7 @@ impl Drop for Process {
 }
 
 /// Measures `task` in one or two new processes, the active one in the first namespace. The result includes
-/// the metrics of the passive end.
+/// the passive end's metrics.
 pub fn measure(task: &Task, seconds: f64, namespaces: [&Namespace; 2]) -> Result<Metrics> {
     let progress = tempfile::NamedTempFile::new()?;
     progress.as_file().set_len(4096)?;

@@ -1,5 +1,5 @@
-//! Count of the data that has arrived. The passive end shares it with the active one through memory that both
-//! map, at no cost to either, so that a sender without back pressure does not overrun the receiver.
+//! Count of the data received, which keeps a sender without back pressure from overrunning the receiver. The
+//! passive end shares it with the active end through a file that both map, at no cost to either.
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -14,11 +14,11 @@ use crate::Result;
 
 const LEN: usize = 4096;
 
-/// A counter that two processes share.
+/// A counter shared by two processes.
 pub struct Progress(NonNull<AtomicU64>);
 
 impl Progress {
-    /// Maps a file of at least a page.
+    /// Maps a file, which must be at least one page long.
     pub fn map(path: &Path) -> Result<Progress> {
         let file = File::options().read(true).write(true).open(path)?;
         let len = NonZeroUsize::new(LEN).ok_or("the page size is zero")?;
@@ -53,7 +53,7 @@ impl Drop for Progress {
     }
 }
 
-/// Limit on how far a sender may be ahead of the receiver's count.
+/// Limit on how far a sender may run ahead of the receiver's count.
 pub struct SendWindow {
     limit: u64,
     sent: u64,
@@ -84,14 +84,14 @@ impl SendWindow {
         self.sent += n;
     }
 
-    /// Returns the share of the data sent that was lost.
+    /// Returns the share of the sent data that was lost.
     pub fn lost_share(&self) -> f64 {
         self.lost as f64 / self.sent.max(1) as f64
     }
 }
 
-/// Meter of the rate of a count after a warm-up. The interval begins and ends with a change of the count, so
-/// that large steps do not distort the rate.
+/// Meter for the rate at which a count grows after a warm-up. The measured interval begins and ends with a
+/// change of the count, so that large steps do not distort the rate.
 pub struct Meter {
     start: Instant,
     warm_up_end: Instant,
@@ -108,7 +108,7 @@ impl Meter {
         Meter { start: now, warm_up_end, end, first: None, last: (now, 0) }
     }
 
-    /// Records the count; returns false when the time is over.
+    /// Records the count, and returns false once the time is over.
     pub fn record(&mut self, count: u64) -> bool {
         let now = Instant::now();
         if count != self.last.1 {

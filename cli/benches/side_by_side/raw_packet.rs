@@ -1,5 +1,5 @@
 //! Raw packet sockets over a veth pair, with a virtio-net header before each train of datagrams: the upper
-//! limit for the packet link.
+//! bound for the packet link's throughput.
 
 use std::io;
 use std::mem::size_of;
@@ -13,18 +13,19 @@ use crate::job::{Job, Metrics, Role, Train};
 use crate::progress::Progress;
 use crate::raw_udp::{enlarge_receive_buffer, send_stream, set};
 
-/// Constants of linux/if_packet.h that libc lacks.
+/// Constants from linux/if_packet.h that libc lacks.
 const PACKET_VNET_HDR: c_int = 15;
 const PACKET_IGNORE_OUTGOING: c_int = 23;
-/// Constants of linux/virtio_net.h: a GSO packet of UDP datagrams of equal size, whose checksums the device
-/// computes.
+/// Constants from linux/virtio_net.h, for a GSO packet of equal-sized UDP datagrams whose checksums the
+/// device computes.
 const GSO_UDP_L4: u8 = 5;
 const NEEDS_CSUM: u8 = 1;
 
 const VNET: usize = 10;
 const ETHERNET: usize = 14;
 const HEADERS: usize = ETHERNET + 20 + 8;
-/// Destination MAC address that no interface on this link has, so that neither kernel processes the packets.
+/// Destination MAC address that no interface on this link has, so that the receiving kernel does not process
+/// the packets.
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0x66, 0, 0x99];
 
 /// Opens a packet socket on an interface of this network namespace.
@@ -55,7 +56,7 @@ fn open(interface: &str) -> Result<OwnedFd> {
     }
 }
 
-/// Returns the headers before the payload of a train: virtio-net, Ethernet, IPv4 and UDP.
+/// Returns the headers that precede a train's payload: virtio-net, Ethernet, IPv4 and UDP.
 fn train_headers(train: Train) -> Vec<u8> {
     let payload = train.datagram * train.count;
     let mut headers = vec![0; VNET + HEADERS];
@@ -131,7 +132,7 @@ pub fn stream(job: &Job, control: &Control, interfaces: &[String; 2], train: Tra
     }
 }
 
-/// Sets a receive timeout, so that the receiver checks regularly whether the measurement is over.
+/// Sets a receive timeout, so that the receiver regularly checks whether the measurement is over.
 fn set_timeout(socket: &OwnedFd) -> Result<()> {
     let time = libc::timeval { tv_sec: 0, tv_usec: 20_000 };
     let (at, len) = ((&raw const time).cast(), size_of::<libc::timeval>() as libc::socklen_t);

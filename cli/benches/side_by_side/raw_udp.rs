@@ -1,4 +1,4 @@
-//! Raw UDP: the performance of the kernel's sockets without a NIC on top.
+//! Raw UDP: the performance of kernel sockets without a NIC on top.
 
 use std::io::ErrorKind;
 use std::mem::size_of;
@@ -18,11 +18,11 @@ use crate::progress::{Meter, Progress, SendWindow};
 #[derive(Serialize, Deserialize)]
 struct ConnInfo {
     addr: SocketAddr,
-    /// Bytes that may be in flight to this socket.
+    /// Number of bytes that may be in flight to this socket.
     window: usize,
 }
 
-/// Sets an integer option of a socket.
+/// Sets an integer socket option.
 pub fn set(socket: &impl AsRawFd, level: i32, name: i32, value: i32) -> Result<()> {
     let len = size_of::<i32>() as libc::socklen_t;
     // SAFETY: the pointer is to an i32 that outlives the call, and `len` is its size.
@@ -32,8 +32,8 @@ pub fn set(socket: &impl AsRawFd, level: i32, name: i32, value: i32) -> Result<(
     }
 }
 
-/// Enlarges the receive buffer to the size that urxe requests, or as far as the kernel allows, and returns
-/// the number of bytes that may be in flight to the socket.
+/// Enlarges the receive buffer to the size that urxe requests, or to the kernel's limit if that is lower, and
+/// returns the number of bytes that may be in flight to the socket.
 pub fn enlarge_receive_buffer(socket: &impl AsRawFd) -> Result<usize> {
     const WANTED: i32 = 8 << 20;
     if set(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, WANTED).is_err() {
@@ -90,7 +90,8 @@ pub fn stream(job: &Job, control: &Control, ips: [IpAddr; 2], train: Train) -> R
     }
 }
 
-/// Sends as fast as the receiver permits; `send` returns the number of bytes sent.
+/// Calls `send`, which returns the number of bytes sent, as often as the receiver permits, and measures the
+/// throughput.
 pub fn send_stream(
     job: &Job,
     train: Train,
@@ -118,7 +119,7 @@ pub fn send_stream(
     ]))
 }
 
-/// Measures round trips of eight bytes between two processes that both poll.
+/// Measures round trips of eight-byte datagrams between two processes that both poll.
 pub fn ping(job: &Job, control: &Control, ips: [IpAddr; 2], rounds: usize) -> Result<Metrics> {
     let (socket, _) = open(job, control, ips)?;
     socket.set_nonblocking(true)?;

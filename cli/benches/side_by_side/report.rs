@@ -1,4 +1,4 @@
-//! Report of a run as JSON.
+//! JSON report of a run.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,7 +23,7 @@ struct Report<'a> {
 struct ReportedRow<'a> {
     #[serde(flatten)]
     key: &'a Key,
-    /// Median, minimum and maximum of the rounds, by name of the metric.
+    /// Median, minimum and maximum over the rounds, keyed by metric name.
     figures: BTreeMap<&'a str, Spread>,
     #[serde(flatten)]
     row: &'a Row,

@@ -1,4 +1,4 @@
-//! Measurement of the items of a plan, round by round.
+//! Measurement of a plan's items, round by round.
 
 use std::time::Instant;
 
@@ -57,8 +57,8 @@ impl Runner {
         }
     }
 
-    /// Measures all items that can be measured on this machine, each in its number of rounds. The rounds of
-    /// different items alternate.
+    /// Measures every item that can be measured on this machine, for its number of rounds. Each round
+    /// measures all items that are still due, one after the other.
     pub fn run(&self, items: &[Item]) -> Table {
         let mut table = Table::default();
         let (start, rounds) = (Instant::now(), items.iter().map(|item| item.rounds).max().unwrap_or(0));

@@ -1,5 +1,5 @@
-//! Cost of many connected queue pairs (to create them, to hold them in memory, and while they are idle), and
-//! the throughput of two threads.
+//! Costs of many connected queue pairs (time to create them, memory to hold them, CPU time while they are
+//! idle), and the throughput of two threads.
 
 use std::net::IpAddr;
 use std::thread;
@@ -35,7 +35,7 @@ impl NicPair {
     }
 
     /// Creates `count` queue pairs in each NIC, with the capabilities that verbs programs usually request:
-    /// 128 work requests in either queue.
+    /// 128 work requests in each queue.
     fn create(&self, count: usize) -> Result<[Vec<Qp>; 2]> {
         let mut qps = [Vec::with_capacity(count), Vec::with_capacity(count)];
         for _ in 0..count {
@@ -55,8 +55,7 @@ impl NicPair {
         Ok(())
     }
 
-    /// Performs one WRITE of 8 bytes on each queue pair, to an address of its own, and checks that all
-    /// arrive.
+    /// Performs one 8-byte WRITE on each queue pair, each to its own address, and checks that all arrive.
     fn write(&self, qps: &[Vec<Qp>; 2], number: u64) -> Result<()> {
         let [active, passive] = &self.regions;
         active.buffer().store_u64(0, number)?;
@@ -155,7 +154,7 @@ pub fn connections(ips: [IpAddr; 2], count: usize) -> Result<Metrics> {
     Ok(metrics)
 }
 
-/// Measures the CPU time that `count` idle pairs of connected queue pairs cost all threads together, in
+/// Measures the CPU time that all threads together spend on `count` pairs of connected, idle queue pairs, in
 /// microseconds per second.
 pub fn idle(ips: [IpAddr; 2], count: usize, seconds: f64) -> Result<Metrics> {
     let nics = NicPair::new(ips, count)?;

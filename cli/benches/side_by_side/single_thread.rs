@@ -30,7 +30,7 @@ pub fn memcpy(size: usize, seconds: f64) -> Result<Metrics> {
     Ok(Metrics::from([("Gb/s".into(), copies * size as f64 * 8.0 / 1e9), ("M/s".into(), copies / 1e6)]))
 }
 
-/// Measures a stream between two NICs of a fabric.
+/// Measures a stream between two NICs on a fabric.
 pub fn fabric_stream(s: &Stream, seconds: f64) -> Result<Metrics> {
     let fabric = Fabric::new();
     let a = stream::nic(Context::on_fabric(&fabric)?, s)?;
@@ -47,7 +47,7 @@ pub fn fabric_stream(s: &Stream, seconds: f64) -> Result<Metrics> {
     })
 }
 
-/// Measures a ping-pong between two NICs of a fabric.
+/// Measures a ping-pong between two NICs on a fabric.
 pub fn fabric_ping(op: Op, rounds: usize) -> Result<Metrics> {
     let fabric = Fabric::new();
     let nic = || Nic::new(Context::on_fabric(&fabric)?, QpType::Rc, 1, 4096);
@@ -67,9 +67,9 @@ pub fn fabric_ping(op: Op, rounds: usize) -> Result<Metrics> {
     })
 }
 
-/// Measures how many nanoseconds it takes to compute and to verify the ICRC of a packet with `payload` bytes
-/// as the data path does: the CRC state of the headers before the BTH is computed once for all packets of a
-/// flow.
+/// Measures the time in nanoseconds to compute and to verify the ICRC of a packet with `payload` bytes of
+/// payload. As on the data path, the CRC state after the headers that precede the BTH is computed once for
+/// all packets of a flow.
 pub fn icrc(payload: usize, seconds: f64) -> Result<Metrics> {
     let flow = Flow::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), ROCE_PORT);
     let mut packet = vec![0x5a; 12 + payload + 4];
@@ -92,7 +92,7 @@ pub fn icrc(payload: usize, seconds: f64) -> Result<Metrics> {
     }
 }
 
-/// Returns the mean time of a call in nanoseconds.
+/// Returns the mean duration of a call in nanoseconds.
 fn nanoseconds(seconds: f64, mut call: impl FnMut()) -> f64 {
     let (start, mut calls) = (Instant::now(), 0u64);
     loop {

@@ -1,4 +1,4 @@
-//! Streams of equal messages: the sender and the receiver.
+//! Sender and receiver of a stream of messages of one type and size.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -14,9 +14,9 @@ use crate::progress::{Meter, Progress, SendWindow};
 
 /// Number of receives that the receiver keeps posted.
 const RECV_DEPTH: usize = 1000;
-/// Length in bytes of the GRH before the data of a received datagram.
+/// Length in bytes of the GRH that precedes a received datagram's data.
 const GRH: usize = 40;
-/// Maximum number of bytes that a sender of datagrams may be ahead of the receiver's count.
+/// Maximum lead of a datagram sender over the receiver's count, in bytes.
 const MAX_AHEAD: usize = 1 << 20;
 
 fn qp_type(op: Op) -> QpType {
@@ -72,7 +72,7 @@ pub fn run(job: &Job, control: &Control, link: &LinkAddrs, s: &Stream) -> Result
     Ok(metrics)
 }
 
-/// Receiver of messages, which keeps receives posted.
+/// Receiver of SENDs, which keeps `RECV_DEPTH` receives posted.
 pub struct Receiver<'a> {
     nic: &'a Nic,
     completions: Vec<Completion>,
@@ -90,7 +90,7 @@ impl<'a> Receiver<'a> {
         Ok(self.nic.qps[0].post_recv(&RecvWr::new(0, &sges))?)
     }
 
-    /// Polls for received messages, reposts their receives and returns their number.
+    /// Polls for received messages, reposts their receives, and returns the number of messages.
     pub fn poll(&mut self) -> Result<u64> {
         self.nic.poll_successful(&mut self.completions)?;
         (0..self.completions.len()).try_for_each(|_| self.post())?;
@@ -98,9 +98,9 @@ impl<'a> Receiver<'a> {
     }
 }
 
-/// Keeps messages in flight and measures the rate at which they complete, or arrive in the case of datagrams.
-/// `arrived` returns the number of messages that have arrived; it is called often, so that it can run a
-/// receiver.
+/// Keeps messages in flight, and measures the rate at which messages complete or, for datagrams, arrive.
+/// `arrived` returns the number of messages that have arrived so far. It is called often, so it may also run
+/// a receiver.
 pub fn send(
     nic: &Nic,
     peer: &ConnInfo,

@@ -10,7 +10,7 @@ use crate::job::Metrics;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 pub struct Key {
     pub series: String,
-    /// Bytes per message; 0 if no size applies.
+    /// Bytes per message; 0 for a row without a message size.
     pub size: usize,
 }
 
@@ -36,7 +36,7 @@ pub fn bytes(n: usize) -> String {
     }
 }
 
-/// Metrics of a row in each of its rounds.
+/// Metrics of a row, one set per round.
 #[derive(Default, Serialize)]
 pub struct Row {
     pub rounds: BTreeMap<usize, Metrics>,
@@ -95,8 +95,8 @@ impl Table {
         Spread::of(self.metrics(key, metric).map(|(_, v)| v))
     }
 
-    /// Returns the ratio of two rows, computed per round, because measurements that are adjacent in time are
-    /// comparable although the speed of the machine changes.
+    /// Returns the ratio of two rows, computed per round, because measurements adjacent in time remain
+    /// comparable when the machine's speed changes.
     pub fn ratio(
         &self,
         (numerator, metric): (&Key, &str),

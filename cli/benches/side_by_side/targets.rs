@@ -1,4 +1,4 @@
-//! Performance targets of urxe. Each is a ratio of two measurements of the same run, or an absolute value if
+//! urxe's performance targets. Each is a ratio of two measurements from the same run, or an absolute value if
 //! there is nothing to compare with.
 
 use serde::Serialize;
@@ -13,7 +13,7 @@ pub type Figure = (Key, &'static str);
 pub struct Target {
     pub what: String,
     pub numerator: Figure,
-    /// Divisor of the ratio; `None` for an absolute value.
+    /// Denominator of the ratio; `None` if the target is an absolute value.
     pub denominator: Option<Figure>,
     pub limit: Limit,
 }
@@ -42,7 +42,7 @@ impl Target {
         }
     }
 
-    /// Compares the median with the limit.
+    /// Compares the median of the ratio or value with the limit.
     pub fn verdict(&self, table: &Table) -> Verdict {
         let is_met = |v: Spread| match self.limit {
             Limit::AtLeast(limit) => v.median >= limit,
@@ -56,7 +56,7 @@ impl Target {
     }
 }
 
-/// Returns the targets in the order of printing.
+/// Returns the targets in the order in which they are printed.
 pub fn targets() -> Vec<Target> {
     use Limit::{AtLeast, AtMost};
     let stream = |kind, op, size| Key::new(stream_series(kind, op, 4096), size);

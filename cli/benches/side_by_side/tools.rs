@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::Result;
 use crate::job::Metrics;
 
-/// Server process, which is killed when this is dropped.
+/// Server process, killed when this handle is dropped.
 struct Server(Child);
 
 impl Server {
@@ -36,7 +36,7 @@ fn free_port() -> Result<String> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string())
 }
 
-/// Runs the client until it reaches the server, and returns what `parse` extracts from its output.
+/// Runs the client repeatedly until it reaches the server, and returns what `parse` extracts from its output.
 fn client<T>(command: &mut Command, parse: impl Fn(&str) -> Option<T>) -> Result<T> {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
@@ -71,8 +71,8 @@ pub fn iperf3(len: Option<usize>) -> Result<Metrics> {
     Ok(Metrics::from([("Gb/s".into(), rate / 1e9)]))
 }
 
-/// Runs a test of `ucx_perftest` over TCP on loopback and returns two fields of its last line: a percentile
-/// of the latency in microseconds, and MiB per second.
+/// Runs a `ucx_perftest` test over TCP on loopback and returns two fields from the last line of output: a
+/// latency percentile in microseconds, and MiB per second.
 fn ucx(test: &str, size: usize, messages: usize, percentile: &str) -> Result<(f64, f64)> {
     let port = free_port()?;
     let ucx = || {

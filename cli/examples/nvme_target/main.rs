@@ -1,5 +1,5 @@
-//! Userspace NVMe over Fabrics target: serves a file as a namespace over RDMA. The initiator of the Linux
-//! kernel can connect to it.
+//! Userspace NVMe over Fabrics target: serves a file as a namespace over RDMA. The Linux kernel's initiator
+//! can connect to it.
 //!
 //! ```sh
 //! truncate -s 1G disk.img

@@ -1,8 +1,8 @@
-//! Attributes of a NIC, with the names and the notation of `ibv_devinfo -v`.
+//! NIC attributes, in the names and notation of `ibv_devinfo -v`.
 
 use urxe::verbs::{AtomicCap, Context, DeviceAttr, DeviceCaps, Mtu, OnDemand, PortAttr};
 
-/// Name and value of an attribute. For a set of flags, the value includes the names of the flags.
+/// Name and value of an attribute. The value of a set of flags includes the names of the flags.
 pub type Field = (String, String);
 
 /// Capabilities that fit into the 32-bit field `device_cap_flags` of libibverbs.
@@ -12,7 +12,7 @@ const GENERAL: [&str; 2] = ["ODP_SUPPORT", "ODP_SUPPORT_IMPLICIT"];
 const PER_SERVICE: [&str; 6] =
     ["SUPPORT_SEND", "SUPPORT_RECV", "SUPPORT_WRITE", "SUPPORT_READ", "SUPPORT_ATOMIC", "SUPPORT_SRQ"];
 
-/// Fields that `ibv_devinfo` prints for features that RoCE devices in general or urxe's devices do not have.
+/// Fields that `ibv_devinfo` prints for features that urxe's devices (or RoCE devices in general) lack.
 const UNSUPPORTED: [(&str, &str); 9] = [
     ("tso_caps", ""),
     ("max_tso", "0"),
@@ -29,7 +29,7 @@ fn field(name: &str, value: impl ToString) -> Field {
     (name.to_owned(), value.to_string())
 }
 
-/// Returns the attributes that libibverbs programs see of a NIC under the device name `name`, followed by
+/// Returns the attributes that libibverbs programs see of the NIC whose device name is `name`, followed by
 /// those that only urxe reports.
 pub fn all(name: &str, context: &Context) -> Vec<Field> {
     let (device, port) = (context.query_device().for_libibverbs(), context.query_port());
@@ -115,7 +115,7 @@ fn limit_fields(device: &DeviceAttr) -> Vec<Field> {
     ]
 }
 
-/// Returns the fields about on-demand paging.
+/// Returns the on-demand paging fields.
 fn on_demand_fields(OnDemand { general, rc, uc, ud, xrc, .. }: OnDemand) -> Vec<Field> {
     let names = |bits: u64, names: &'static [&str]| {
         names.iter().enumerate().filter(move |(i, _)| bits >> i & 1 != 0).map(|(_, name)| *name)
@@ -192,15 +192,14 @@ fn atomic_cap(cap: AtomicCap) -> String {
     format!("ATOMIC_{name} ({})", cap as u32)
 }
 
-/// Formats the set of services that support packet pacing as `ibv_devinfo` does, which has a name only for
-/// UD.
+/// Formats the services that support packet pacing as `ibv_devinfo` does: it has a name only for UD.
 fn pacing_services(services: u32) -> String {
     const UD: u32 = 1 << 4;
     let name = if services & UD != 0 { "SUPPORT_UD " } else { "" };
     format!("{name}Unknown flags: 0x{:X}", services & !UD)
 }
 
-/// Appends the names of the capabilities `caps` to their numeric value.
+/// Appends the names of the capabilities in `caps` to their numeric value.
 fn cap_flags(value: String, caps: DeviceCaps) -> String {
     let name = |(name, cap)| match cap {
         // Unknown to ibv_devinfo, which prints its value.

@@ -8,11 +8,11 @@ use super::*;
 const IPV4: &str = include_str!("pingpong_ipv4.txt");
 const IPV6: &str = include_str!("pingpong_ipv6.txt");
 const SRQ: &str = include_str!("pingpong_srq.txt");
-/// Recorded handshakes, each with the number of addresses and the number of queue pairs per side.
+/// Recorded handshakes, each with the numbers of addresses and of queue pairs per side.
 const RECORDINGS: [(&str, usize, usize); 3] = [(IPV4, 1, 1), (IPV6, 1, 1), (SRQ, SRQ_ADDRESSES, 3)];
 
-/// Parses a recording into messages with their senders, `C` or `S`. `N*` precedes a message that is sent N
-/// times.
+/// Parses a recording into messages with their senders, `C` or `S`. The prefix `N*` marks a message that is
+/// sent N times.
 fn recording(text: &str) -> VecDeque<(char, Vec<u8>)> {
     let mut out = VecDeque::new();
     for line in text.lines().filter(|l| !l.starts_with('#') && !l.ends_with("end")) {
@@ -25,20 +25,20 @@ fn recording(text: &str) -> VecDeque<(char, Vec<u8>)> {
     out
 }
 
-/// Returns all bytes that one side sends in a recording.
+/// Returns all bytes that `side` sends in a recording.
 fn sent_bytes(text: &str, side: char) -> Vec<u8> {
     recording(text).into_iter().filter(|(s, _)| *s == side).flat_map(|(_, m)| m).collect()
 }
 
-/// Returns the addresses of one side's queue pairs in a recording.
+/// Returns the addresses that `side` sends for its queue pairs in a recording.
 fn addresses(text: &str, side: char, qps: usize) -> Vec<Endpoint> {
     let bytes = sent_bytes(text, side);
     bytes.chunks(ADDRESS_LEN).take(qps).map(|m| parse(m.try_into().unwrap()).unwrap()).collect()
 }
 
-/// The other end of a recorded handshake, which sends byte by byte. The bytes written to it must be those
-/// that the recorded program wrote at this point. A read while the other end has nothing to send, which would
-/// block forever, fails with a timeout.
+/// The other end of a recorded handshake, which delivers its messages byte by byte. Each write must be the
+/// message that the recording contains at this point. A read that the recording has no message for would
+/// block forever, so it fails with a timeout.
 struct Replay {
     events: VecDeque<(char, Vec<u8>)>,
     local: char,
@@ -69,7 +69,8 @@ impl Write for Replay {
     }
 }
 
-/// A peer that sends bytes regardless of what it receives, and then closes the connection or fails.
+/// A peer that sends the given bytes regardless of what it receives, and then closes the connection or fails
+/// with the given error.
 #[derive(Debug)]
 struct ScriptedPeer<'a>(&'a [u8], Option<ErrorKind>);
 

@@ -1,5 +1,5 @@
-//! Control protocol between two `urxe perf` processes over TCP: one JSON value per line; the client sends
-//! first.
+//! Control protocol over TCP between two `urxe perf` processes. Each message is a line of JSON, and the
+//! client sends first.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -13,21 +13,21 @@ use super::plan::Params;
 use crate::CliError;
 use crate::interrupt::Interrupt;
 
-/// Version of the protocol, incremented whenever a message or the test data that both sides expect changes.
+/// Protocol version, incremented whenever a message or the expected test data changes.
 pub const VERSION: u32 = 5;
-/// Length of the longest accepted line in bytes.
+/// Maximum length of a received line in bytes.
 const MAX_LINE: usize = 4 << 20;
-/// Interval at which a wait checks for Ctrl-C.
+/// Interval at which a wait for a message checks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Parameters of a queue pair that the peer needs.
+/// Queue pair parameters that the peer needs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct QpInfo {
     /// GID of the queue pair.
     pub gid: std::net::Ipv6Addr,
     /// Queue pair number (QPN).
     pub qpn: u32,
-    /// First PSN that the queue pair sends.
+    /// Initial PSN of the queue pair's send queue.
     pub psn: u32,
     /// Address of the memory that the peer may access by WRITE, READ and atomics.
     pub va: u64,
@@ -35,29 +35,29 @@ pub struct QpInfo {
     pub rkey: u32,
 }
 
-/// Message of the protocol, on one line.
+/// Protocol message, sent as one line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Message {
-    /// Sent by the client: the parameters of the run and its queue pairs.
+    /// Sent by the client: the parameters of the run and the client's queue pairs.
     Hello {
         /// Protocol [`VERSION`].
         version: u32,
         /// Parameters of the run.
         params: Params,
-        /// Path MTU of the client in bytes.
+        /// Client's path MTU in bytes.
         mtu: u32,
-        /// Queue pairs of the client.
+        /// Client's queue pairs.
         qps: Vec<QpInfo>,
     },
-    /// Sent by the server: its queue pairs, which are connected already.
+    /// Sent by the server: its queue pairs, which are already connected to the client's.
     Accepted {
-        /// Path MTU of the run in bytes: the smaller one of the two sides' MTUs.
+        /// Path MTU of the run in bytes: the smaller of the two sides' path MTUs.
         mtu: u32,
-        /// Queue pairs of the server.
+        /// Server's queue pairs.
         qps: Vec<QpInfo>,
     },
-    /// Sent by the server: it cannot perform the run.
+    /// Sent by the server, which rejects the run.
     Rejected {
         /// Reason.
         reason: String,
@@ -68,16 +68,18 @@ pub enum Message {
         size: u32,
         /// Messages per queue pair.
         messages: u64,
-        /// Whether this is the first chunk with this size, which starts with cleared buffers.
+        /// Whether this is the first chunk with this message size, before which the server reinitialises its
+        /// memory.
         fresh: bool,
     },
     /// Sent by the server: its receives are posted.
     Ready,
-    /// Sent by the client: all chunks with this size are complete, and the server must check its memory.
+    /// Sent by the client: all chunks of the given message size are complete, and the server must check its
+    /// memory.
     Check {
         /// Bytes per message.
         size: u32,
-        /// Messages per queue pair in all chunks.
+        /// Number of messages per queue pair, over all chunks.
         messages: u64,
     },
     /// Sent by the server: the result of the check.
@@ -99,7 +101,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Wraps a connected stream; `timeout` applies to [`recv`](Self::recv).
+    /// Wraps a connected stream; `timeout` limits each [`recv`](Self::recv).
     pub fn new(stream: TcpStream, interrupt: &Interrupt, timeout: Duration) -> Result<Control, CliError> {
         stream.set_read_timeout(Some(POLL_INTERVAL)).map_err(|e| failed("set up", e))?;
         let (buffer, last_sent) = (Vec::new(), "nothing".into());
@@ -124,7 +126,7 @@ impl Control {
         Ok(())
     }
 
-    /// Receives the next message; fails if none arrives within the timeout.
+    /// Receives the next message, and fails if none arrives within the timeout.
     pub fn recv(&mut self) -> Result<Message, CliError> {
         self.recv_within(Some(self.timeout))
     }

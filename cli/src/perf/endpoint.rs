@@ -1,4 +1,4 @@
-//! One end of a run: its memory, its queue pairs and the loops that drive their traffic.
+//! One end of a run: memory, queue pairs, and the loops that post work requests and poll completions.
 
 use std::net::Ipv6Addr;
 use std::time::{Duration, Instant};
@@ -16,36 +16,36 @@ use urxe::verbs::{
 
 /// Number of completions polled at once.
 const BATCH: usize = 32;
-/// Number of receives kept posted per queue pair in a run of SENDs.
+/// Number of receives kept posted per queue pair in a SEND test.
 const RECEIVES: usize = 512;
-/// Bit of `wr_id` that marks a receive; the low half is the index of the queue pair.
+/// Bit of `wr_id` that marks a receive; the low 32 bits are the queue pair's index.
 const RECV: u64 = 1 << 63;
-/// Fill byte of memory into which nothing has been received yet.
+/// Fill byte for memory where data will arrive.
 const EMPTY: u8 = 0xa5;
 
-/// A part of the messages of one size, after which the client may show progress or stop.
+/// A portion of the messages of one size. Between chunks, the client shows progress and may stop.
 #[derive(Clone, Copy, Debug)]
 pub struct Chunk {
     /// Bytes per message.
     pub size: usize,
-    /// Messages per queue pair in earlier chunks.
+    /// Number of messages per queue pair in earlier chunks.
     pub done: u64,
-    /// Messages per queue pair in this chunk.
+    /// Number of messages per queue pair in this chunk.
     pub messages: u64,
 }
 
-/// A queue pair and the memory of the peer that it accesses.
+/// A queue pair, and the peer's memory that it accesses.
 struct PerfQp {
     qp: Qp,
     remote: RemoteAddr,
 }
 
-/// One end of a run.
+/// The queue pairs and the memory of one end of a run.
 pub struct PerfEndpoint {
     context: Context,
     cq: Cq,
-    /// Memory region with two slots per queue pair: first, for all queue pairs, the slots that data is sent
-    /// from or READ into; after them, the slots that the peer sends to, writes and reads.
+    /// Memory region with two slots per queue pair: first those that data is sent from or READ into, then
+    /// those that the peer's SENDs, WRITEs, READs and atomics access.
     mr: Mr,
     slot: usize,
     qps: Vec<PerfQp>,
@@ -53,7 +53,7 @@ pub struct PerfEndpoint {
 }
 
 impl PerfEndpoint {
-    /// Creates the memory and the queue pairs, which are not connected yet.
+    /// Creates the memory and the queue pairs, which are not yet connected.
     pub fn new(context: &Context, params: Params) -> Result<PerfEndpoint, CliError> {
         let slot = (params.max_size as usize).next_multiple_of(64);
         let receives = if params.verb == Verb::Send { RECEIVES } else { 0 };
@@ -69,7 +69,7 @@ impl PerfEndpoint {
         Ok(PerfEndpoint { context: context.clone(), cq, mr, slot, qps, params })
     }
 
-    /// Returns the parameters of the queue pairs that the peer needs.
+    /// Returns the queue pair parameters that the peer needs.
     pub fn qp_infos(&self, gid: Gid) -> Vec<QpInfo> {
         let info = |(i, entry): (usize, &PerfQp)| {
             let (local, target) = (entry.qp.endpoint(), self.mr.remote(self.target_at(i)));
@@ -79,7 +79,7 @@ impl PerfEndpoint {
         self.qps.iter().enumerate().map(info).collect()
     }
 
-    /// Connects each queue pair to one of the peer.
+    /// Connects each queue pair to the peer's queue pair with the same index.
     pub fn connect(&mut self, peers: &[QpInfo], options: &ConnectOptions) -> Result<(), CliError> {
         let (got, expected) = (peers.len(), self.qps.len());
         if got != expected {
@@ -106,8 +106,8 @@ impl PerfEndpoint {
         [self.mr.sge(at..at + size)]
     }
 
-    /// Initialises the memory for messages of `size` bytes: a pattern where data comes from, `EMPTY` where
-    /// data arrives, and zeros where atomics count.
+    /// Initialises the memory for messages of `size` bytes: a pattern in the slots that data is sent or READ
+    /// from, and `EMPTY` (for atomics: zeros) in the slots where data arrives.
     pub fn prepare(&self, size: usize) -> Result<(), CliError> {
         let empty = vec![if self.params.verb == Verb::Atomic { 0 } else { EMPTY }; size];
         for index in 0..self.qps.len() {
@@ -121,8 +121,8 @@ impl PerfEndpoint {
         Ok(())
     }
 
-    /// Checks the data of all queue pairs after `messages` messages of `size` bytes on each, and returns a
-    /// description of the first wrong byte, if any.
+    /// Checks the data that arrived on all queue pairs after `messages` messages of `size` bytes on each, and
+    /// describes the first wrong byte, if any.
     pub fn check(&self, size: usize, messages: u64) -> Result<Option<String>, CliError> {
         let mut got = vec![0; size];
         for index in 0..self.qps.len() {
@@ -144,7 +144,8 @@ impl PerfEndpoint {
         Ok(None)
     }
 
-    /// Posts the first receives of a chunk of SENDs on each queue pair, and returns their number.
+    /// Posts the first receives for a chunk of SENDs on each queue pair, and returns their number per queue
+    /// pair.
     pub fn post_receives(&self, chunk: &Chunk) -> Result<u64, CliError> {
         let count = chunk.messages.min(RECEIVES as u64);
         for index in 0..self.qps.len() {
@@ -158,8 +159,8 @@ impl PerfEndpoint {
         Ok(self.qps[index].qp.post_recv(&RecvWr::new(RECV | index as u64, &to))?)
     }
 
-    /// Performs the client's part of a chunk, after the receives of both ends have been posted, and returns
-    /// the time taken. Latencies are added to `times`.
+    /// Performs the client's part of a chunk once both ends have posted their receives, and returns the time
+    /// taken. Records latencies in `times`.
     pub fn run_client(
         &self,
         chunk: &Chunk,
@@ -178,8 +179,8 @@ impl PerfEndpoint {
         Ok(begin.elapsed())
     }
 
-    /// Performs the server's part of a chunk. Returns at once if the client accesses the server's memory
-    /// without its help.
+    /// Performs the server's part of a chunk. Returns at once for one-sided operations, except for the WRITEs
+    /// in a latency test, which both sides send.
     pub fn run_server(&self, chunk: &Chunk, posted: u64, spin: &mut Spin) -> Result<(), CliError> {
         match (self.params.measure, self.params.verb) {
             (Measure::Bw, Verb::Send) => self.receive_all(chunk, posted, spin),
@@ -188,7 +189,7 @@ impl PerfEndpoint {
         }
     }
 
-    /// Returns the work request of a message.
+    /// Returns the work request for one message.
     fn request<'a>(&self, entry: &PerfQp, sges: &'a [Sge], wr_id: u64, signaled: bool) -> SendWr<'a> {
         let RemoteAddr { va, rkey } = entry.remote;
         let op = match self.params.verb {
@@ -200,7 +201,7 @@ impl PerfEndpoint {
         SendWr::new(wr_id, op, sges).flags(SendFlags { signaled, ..SendFlags::default() })
     }
 
-    /// Sends a chunk on each queue pair and waits until all messages have completed.
+    /// Sends a chunk of messages on each queue pair and waits for all of them to complete.
     fn send_all(&self, chunk: &Chunk, spin: &mut Spin) -> Result<(), CliError> {
         let (n, depth) = (chunk.messages, u64::from(self.params.depth));
         let interval = (depth / 2).clamp(1, self.params.cq_mod.into());
@@ -234,7 +235,7 @@ impl PerfEndpoint {
         Ok(())
     }
 
-    /// Receives a chunk on each queue pair, where `posted` receives are posted already.
+    /// Receives a chunk of messages on each queue pair. `posted` receives per queue pair are already posted.
     fn receive_all(&self, chunk: &Chunk, posted: u64, spin: &mut Spin) -> Result<(), CliError> {
         let mut posted = vec![posted; self.qps.len()];
         let mut remaining = chunk.messages * self.qps.len() as u64;
@@ -254,8 +255,7 @@ impl PerfEndpoint {
         Ok(())
     }
 
-    /// Exchanges the SENDs or WRITEs of a chunk with the peer alternately; `first` says whether this side
-    /// sends first.
+    /// Exchanges the SENDs or WRITEs of a chunk with the peer, in turns. This side begins if `first` is set.
     fn take_turns(
         &self,
         chunk: &Chunk,
@@ -287,7 +287,7 @@ impl PerfEndpoint {
         turns.wait_for_completions(spin)
     }
 
-    /// Performs the READs or atomics of a chunk one at a time and records the time of each.
+    /// Performs a chunk of READs or atomics one at a time, and records the duration of each.
     fn measure_round_trips(
         &self,
         chunk: &Chunk,
@@ -307,13 +307,13 @@ impl PerfEndpoint {
     }
 }
 
-/// Messages that both sides send alternately on the first queue pair. The last byte of a WRITE is the number
-/// of the message modulo 256; the receiver polls for it.
+/// Messages that the two sides send in turns on the first queue pair. The last byte of a WRITE is the message
+/// number modulo 256; the receiver polls for it.
 struct Turns<'a> {
     endpoint: &'a PerfEndpoint,
     chunk: &'a Chunk,
     sges: [Sge; 1],
-    /// Interval between signaled messages: every `interval`-th message is signaled.
+    /// Number of messages from one signaled message to the next.
     interval: u64,
     /// Number of the last signaled message; `done` is the number of the last completed message.
     signaled: u64,
@@ -330,7 +330,7 @@ impl Turns<'_> {
         Turns { endpoint, chunk, sges, interval, signaled: 0, done: 0, completions }
     }
 
-    /// Returns the value of the last byte of message `k` of the chunk, if it is a WRITE.
+    /// Returns the last byte of message `k` of the chunk, for a WRITE.
     fn marker(&self, k: u64) -> u8 {
         (self.chunk.done + k) as u8
     }
@@ -354,7 +354,7 @@ impl Turns<'_> {
         Ok(entry.qp.post_send(&endpoint.request(entry, &self.sges, k, is_signaled))?)
     }
 
-    /// Waits for message `k` of the peer.
+    /// Waits for message `k` from the peer.
     fn receive(&mut self, k: u64, spin: &mut Spin) -> Result<(), CliError> {
         let (endpoint, size) = (self.endpoint, self.chunk.size);
         if self.is_write() {
@@ -373,7 +373,7 @@ impl Turns<'_> {
         }
     }
 
-    /// Removes completions of WRITEs from the queue if message `k` was signaled.
+    /// Polls the completions of WRITEs if message `k` was signaled.
     fn poll_if_signaled(&mut self, k: u64, spin: &mut Spin) -> Result<(), CliError> {
         if self.signaled == k {
             spin.try_poll(&self.endpoint.cq, BATCH, &mut self.completions)?;
@@ -382,7 +382,7 @@ impl Turns<'_> {
         Ok(())
     }
 
-    /// Waits until the last message has completed.
+    /// Waits for the last message to complete.
     fn wait_for_completions(&mut self, spin: &mut Spin) -> Result<(), CliError> {
         while self.done < self.chunk.messages {
             spin.poll(&self.endpoint.cq, BATCH, &mut self.completions)?;
@@ -403,7 +403,7 @@ fn check_length(wc: &Completion, size: usize) -> Result<(), CliError> {
     )))
 }
 
-/// Returns the data of a queue pair's messages, which differs between sizes and queue pairs.
+/// Returns the message data of a queue pair, which differs between sizes and between queue pairs.
 fn pattern(size: usize, index: usize) -> Vec<u8> {
     let byte = |i: usize| (i.wrapping_mul(31) ^ (i >> 8) ^ (i >> 16) ^ size ^ index.wrapping_mul(59)) as u8;
     (0..size).map(byte).collect()

@@ -23,7 +23,7 @@ use urxe::verbs::AckTimeout;
 
 /// Default number of work requests in flight per queue pair, as in perftest.
 const DEPTH: u32 = 128;
-/// Default number of messages per completion.
+/// Default number of messages per completion, if the queue depth permits.
 const CQ_MOD: u32 = 32;
 
 /// Measure bandwidth or latency between two `urxe perf` processes

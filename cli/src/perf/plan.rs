@@ -1,4 +1,4 @@
-//! Parameters of a run: operation, measure, message sizes and amount.
+//! Parameters of a run: operation, measure, message sizes and amount of work.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::size::parse_size;
 
-/// The operation that is measured.
+/// Operation to measure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verb {
@@ -24,8 +24,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// Reports whether both sides send alternately when latency is measured, so that half a round trip is
-    /// reported.
+    /// Reports whether both sides send in turns in a latency test, so that half the round trip is reported.
     pub fn is_pingpong(self) -> bool {
         matches!(self, Verb::Send | Verb::Write)
     }
@@ -59,13 +58,13 @@ pub struct Params {
     pub verb: Verb,
     /// Bandwidth or latency.
     pub measure: Measure,
-    /// Bytes of the longest message.
+    /// Length in bytes of the longest message.
     pub max_size: u32,
     /// Number of queue pairs.
     pub qps: u32,
     /// Work requests in flight per queue pair.
     pub depth: u32,
-    /// Largest number of messages per completion.
+    /// Maximum number of messages per completion.
     pub cq_mod: u32,
 }
 
@@ -73,7 +72,7 @@ pub struct Params {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sizes(pub Vec<u32>);
 
-/// Largest message size in bytes.
+/// Maximum message size in bytes.
 pub const MAX_SIZE: u32 = 1 << 30;
 
 impl FromStr for Sizes {
@@ -107,7 +106,7 @@ pub enum Amount {
 }
 
 /// Division of an amount of work into chunks of about half a second, so that progress can be shown and a run
-/// that Ctrl-C ends has a result.
+/// ended by Ctrl-C has a result.
 #[derive(Debug)]
 pub struct Chunks {
     amount: Amount,
@@ -119,13 +118,13 @@ pub struct Chunks {
 impl Chunks {
     const CHUNK_TIME: Duration = Duration::from_millis(500);
 
-    /// Creates the chunks of an amount. The first chunk has `first` messages; its rate determines the length
-    /// of the next ones.
+    /// Divides `amount` into chunks. The first chunk has `first` messages; the rate measured so far
+    /// determines the length of each later chunk.
     pub fn new(amount: Amount, first: u64) -> Chunks {
         Chunks { amount, done: 0, spent: Duration::ZERO, first }
     }
 
-    /// Returns the number of messages of the next chunk; `None` at the end.
+    /// Returns the number of messages in the next chunk, or `None` at the end.
     pub fn next(&self) -> Option<u64> {
         let remaining = match self.amount {
             Amount::Iterations(n) => n - self.done.min(n),
@@ -135,7 +134,8 @@ impl Chunks {
         Some(remaining.min(self.messages_in(Self::CHUNK_TIME))).filter(|n| *n > 0)
     }
 
-    /// Returns how many messages fit into `time` at the rate so far: at least one.
+    /// Returns how many messages fit into `time` at the rate measured so far: at least one, and at most 16
+    /// times the number done.
     fn messages_in(&self, time: Duration) -> u64 {
         if self.done == 0 {
             return self.first;
@@ -144,7 +144,7 @@ impl Chunks {
         ((rate * time.as_secs_f64()) as u64).clamp(1, self.done.saturating_mul(16))
     }
 
-    /// Records that a chunk of `n` messages took this time.
+    /// Records that a chunk of `n` messages took `elapsed`.
     pub fn record(&mut self, n: u64, elapsed: Duration) {
         self.done += n;
         self.spent += elapsed;
@@ -160,7 +160,7 @@ impl Chunks {
         self.spent
     }
 
-    /// Returns the completed fraction of the amount, 0 to 1.
+    /// Returns the completed fraction of the amount, from 0 to 1.
     pub fn fraction(&self) -> f64 {
         match self.amount {
             Amount::Iterations(n) => self.done as f64 / n.max(1) as f64,

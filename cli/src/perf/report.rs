@@ -1,4 +1,4 @@
-//! Results as a table or as JSON.
+//! Output of the results as a table or as JSON.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use serde::Serialize;
 use super::plan::{Measure, Params, Verb};
 use crate::link::FaultReport;
 
-/// Result of a run with one message size.
+/// Result for one message size.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// Bytes per message.
     pub size: u32,
-    /// Messages of all queue pairs in total.
+    /// Number of messages, over all queue pairs.
     pub messages: u64,
     /// Duration in seconds.
     pub seconds: f64,
@@ -24,7 +24,7 @@ pub struct Outcome {
     /// Message rate in 10^6 messages per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mmsg_s: Option<f64>,
-    /// Latency in microseconds: half a round trip of SEND and WRITE, a full round trip of READ and atomics.
+    /// Latency in microseconds: half a round trip for SEND and WRITE, a full round trip for READ and atomics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<Latency>,
 }
@@ -57,8 +57,8 @@ impl Outcome {
         Outcome { size, messages, seconds, gbit_s: Some(gbit_s), mmsg_s: Some(mmsg_s), latency_us: None }
     }
 
-    /// Returns the result of a latency run. The measured times are divided by `divisor`: 2 for half
-    /// round trips.
+    /// Returns the result of a latency run. The measured times are divided by `divisor`, which is 2 to report
+    /// half round trips.
     pub fn latency(size: u32, times: &Histogram<u64>, elapsed: Duration, divisor: f64) -> Outcome {
         let us = |ns: u64| ns as f64 / 1e3 / divisor;
         let at = |q| us(times.value_at_quantile(q));
@@ -82,7 +82,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the throughput in mebibytes per second, the unit of perftest.
+    /// Returns the throughput in mebibytes per second, the unit that perftest reports.
     pub fn mib_s(&self) -> f64 {
         self.gbit_s.unwrap_or(0.0) * 1e9 / 8.0 / f64::from(1 << 20)
     }
@@ -93,7 +93,7 @@ pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("valid bounds")
 }
 
-/// Report of a run: prints each result when it is added, or all results as one JSON object at the end.
+/// Report of a run: prints each result as it is added, or all results as one JSON object at the end.
 pub struct Report {
     json: bool,
     params: Params,

@@ -1,4 +1,4 @@
-//! Client and server of a run; the client determines its parameters.
+//! Client and server of a run. The client chooses the parameters.
 
 use std::time::Duration;
 
@@ -12,18 +12,18 @@ use crate::link::LinkArgs;
 use crate::spin::Spin;
 use urxe::verbs::{ConnectOptions, Context, Gid, Mtu};
 
-/// Largest number of queue pairs that a server accepts; `MAX_MEMORY` limits their memory in bytes.
+/// Maximum number of queue pairs that a server accepts; `MAX_MEMORY` limits the memory for them, in bytes.
 const MAX_QPS: u32 = 1024;
 const MAX_MEMORY: u64 = 8 << 30;
 
-/// Measurements that a client makes.
+/// Measurements that a client requests.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Parameters of the run.
     pub params: Params,
     /// Message sizes in bytes.
     pub sizes: Vec<u32>,
-    /// Amount of work for each size.
+    /// Amount of work per message size.
     pub amount: Amount,
     /// Whether the results are printed as JSON.
     pub json: bool,
@@ -33,13 +33,13 @@ pub struct Plan {
 pub struct Runner<'a> {
     /// The NIC.
     pub context: &'a Context,
-    /// Options that the NIC was opened with.
+    /// Link options used to open the NIC.
     pub link: &'a LinkArgs,
-    /// Options that the queue pairs are connected with.
+    /// Options used to connect the queue pairs.
     pub connect: ConnectOptions,
     /// Flag that Ctrl-C sets.
     pub interrupt: &'a Interrupt,
-    /// Timeout while waiting for the peer.
+    /// Timeout when waiting for the peer.
     pub timeout: Duration,
 }
 
@@ -87,7 +87,7 @@ impl Runner<'_> {
         control.send(&Message::Finished)
     }
 
-    /// Measures one message size, chunk by chunk.
+    /// Measures one message size, chunk by chunk, and checks the data that arrived.
     fn measure_size(
         &self,
         control: &mut Control,
@@ -133,7 +133,7 @@ impl Runner<'_> {
         Ok(outcome(&chunks, &times))
     }
 
-    /// Makes both sides check the data that arrived.
+    /// Has both sides check the data that arrived.
     fn check(
         &self,
         control: &mut Control,
@@ -199,7 +199,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Checks the client's request, and creates and connects the queue pairs.
+    /// Checks the client's parameters, then creates and connects the queue pairs.
     fn accept(
         &self,
         version: u32,

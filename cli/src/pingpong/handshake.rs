@@ -1,4 +1,4 @@
-//! Exchange of addresses and connection setup of the two sides of a ping-pong.
+//! Address exchange and connection setup for either side of a ping-pong.
 
 use std::net::TcpStream;
 
@@ -9,7 +9,7 @@ use crate::oob_handshake::{self, SRQ_ADDRESSES, Server};
 use urxe::verbs::{AckTimeout, AddressVector, Endpoint, Gid};
 
 impl Pingpong<'_> {
-    /// Exchanges addresses with the server, and connects the queue pairs.
+    /// Exchanges queue pair addresses with the server, then connects the queue pairs.
     pub(super) fn connect_to_server(&mut self, mut stream: TcpStream) -> Result<(), CliError> {
         let (sgid_index, locals) = self.local_addresses(None)?;
         let remotes = oob_handshake::client(&mut stream, &locals, self.addresses())
@@ -24,7 +24,7 @@ impl Pingpong<'_> {
         self.connect(sgid_index, &remotes)
     }
 
-    /// Receives the addresses of a client, connects the queue pairs to them, and sends the local addresses.
+    /// Receives a client's addresses, connects the queue pairs to them, and sends the local addresses.
     pub(super) fn connect_to_client(&mut self, stream: TcpStream) -> Result<(), CliError> {
         let server = Server::accept(stream, self.addresses()).map_err(|e| handshake_error("nothing", e))?;
         let (sgid_index, locals) = self.local_addresses(Some(server.remote()[0].gid))?;
@@ -37,7 +37,7 @@ impl Pingpong<'_> {
         if self.args.service == Service::Srq { SRQ_ADDRESSES } else { 1 }
     }
 
-    /// Returns the GID index and the addresses of the local queue pairs, and prints the addresses.
+    /// Prints and returns the local queue pairs' addresses, with their GID index.
     fn local_addresses(&self, peer: Option<Gid>) -> Result<(u8, Vec<Endpoint>), CliError> {
         let (index, gid) = self.args.link.gid_for(&self.context, peer.map(Gid::ip))?;
         let locals: Vec<Endpoint> =
@@ -84,7 +84,7 @@ impl Pingpong<'_> {
     }
 }
 
-/// Describes this side's first message.
+/// Describes this side's first message, for error messages.
 fn sent(locals: &[Endpoint]) -> String {
     format!("local address ({})", format_address(&locals[0]))
 }

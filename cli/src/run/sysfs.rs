@@ -1,6 +1,6 @@
-//! Files that `/sys` and `/dev` would contain if the kernel had urxe's devices, for programs that search for
-//! devices there and not only through libibverbs. A tree describes the devices as they are when it is
-//! written.
+//! Files that `/sys` and `/dev` would contain if the kernel had urxe's devices, for programs that look for
+//! devices there and not only through libibverbs. A tree is a snapshot, which does not reflect later changes
+//! to the devices.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,14 +13,14 @@ use std::time::{Duration, SystemTime};
 use super::create_private_dir;
 use urxe::verbs::{Adapter, Gid, lid_of};
 
-/// Port capabilities `PORT_CM_SUP` and `PORT_IP_BASED_GIDS`, which libibverbs reports too.
+/// Port capabilities `PORT_CM_SUP` and `PORT_IP_BASED_GIDS`, as urxe's libibverbs reports them.
 const CAP_MASK: &str = "0x04010000";
-/// ABI version of the kernel's uverbs interface to user space.
+/// ABI version of the kernel's uverbs interface.
 const UVERBS_ABI: &str = "6";
 /// P_Key table: the default partition only.
 const PKEYS: [&str; 1] = ["0xffff"];
 
-/// Prefix of the directory names of trees.
+/// Prefix of a tree's directory name.
 const PREFIX: &str = "sysfs-";
 
 /// Entries of a directory tree, with their paths relative to its root.
@@ -28,7 +28,7 @@ pub struct Tree(Vec<(PathBuf, Entry)>);
 
 #[derive(Hash)]
 enum Entry {
-    /// A file that consists of one line.
+    /// A file with one line of text.
     Line(String),
     /// A symbolic link.
     Link(String),
@@ -123,7 +123,7 @@ impl Tree {
         self.line(format!("{directory}/dev"), "1:3");
     }
 
-    /// Returns a name that depends on the contents of the tree.
+    /// Returns a directory name made from a hash of the tree's contents.
     pub fn name(&self) -> String {
         // The hasher has fixed keys, so that all processes compute the same name.
         let mut hasher = DefaultHasher::new();
@@ -131,8 +131,8 @@ impl Tree {
         format!("{PREFIX}{:016x}", hasher.finish())
     }
 
-    /// Writes the entries that are missing. Other processes may write or read the same tree, so each file
-    /// appears atomically.
+    /// Writes the missing and outdated entries. Each appears atomically, because other processes may be
+    /// reading or writing the same tree.
     ///
     /// # Errors
     /// Path of the entry that could not be created, and the error.
@@ -157,8 +157,8 @@ impl Tree {
 }
 
 /// Removes the unused trees in `base`. A tree is unused if none of its addresses satisfies `is_local`, no
-/// `urxe run` has used it within the time `age`, and no process has it in its environment. The last condition
-/// protects the trees of programs in other network namespaces, whose addresses are not local here.
+/// `urxe run` has used it for at least `age`, and no running process has it in its environment. The last
+/// condition protects the trees of programs in other network namespaces, where other addresses are local.
 pub fn remove_unused(base: &Path, age: Duration, is_local: impl Fn(IpAddr) -> bool) {
     let trees = fs::read_dir(base).into_iter().flatten().flatten();
     let trees =
@@ -175,7 +175,7 @@ pub fn remove_unused(base: &Path, age: Duration, is_local: impl Fn(IpAddr) -> bo
     }
 }
 
-/// Returns the addresses that a tree lists as GIDs.
+/// Returns the addresses of the GIDs in a tree.
 fn addresses(tree: &Path) -> Vec<IpAddr> {
     let list = |directory: PathBuf| fs::read_dir(directory).into_iter().flatten().flatten();
     let gids =
@@ -187,7 +187,7 @@ fn addresses(tree: &Path) -> Vec<IpAddr> {
     gids.filter_map(|gid| address(gid.path())).collect()
 }
 
-/// Reports whether the environment of a running process of this user names the tree.
+/// Reports whether a process that this user may inspect has the tree in its environment.
 fn is_in_use(tree: &Path) -> bool {
     let name = tree.as_os_str().as_encoded_bytes();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -218,7 +218,7 @@ impl Entry {
     }
 }
 
-/// Creates the directories down to `directory`, which is `root` or below it.
+/// Creates all missing directories from `root` down to `directory`.
 fn create_private_dirs(root: &Path, directory: &Path) -> io::Result<()> {
     if directory != root
         && let Some(parent) = directory.parent()
@@ -228,14 +228,14 @@ fn create_private_dirs(root: &Path, directory: &Path) -> io::Result<()> {
     create_private_dir(directory)
 }
 
-/// Formats bytes as the kernel writes GUIDs and GIDs: in groups of four digits.
+/// Formats bytes as the kernel formats GUIDs and GIDs: in colon-separated groups of four hexadecimal digits.
 fn hex_groups(bytes: &[u8]) -> String {
     let groups: Vec<String> =
         bytes.chunks(2).map(|b| b.iter().map(|b| format!("{b:02x}")).collect()).collect();
     groups.join(":")
 }
 
-/// NUMA node and processors of a device, copied from its network interface if the kernel reports them.
+/// NUMA node and local CPUs of a device, taken from its network interface if the kernel reports them.
 struct Locality {
     numa_node: String,
     local_cpus: String,
@@ -259,8 +259,7 @@ impl Locality {
     }
 }
 
-/// Converts a list of processors, such as `0-3,8`, to the kernel's mask format: words of 32 bits, the highest
-/// first.
+/// Converts a CPU list such as `0-3,8` to the kernel's CPU mask format: 32-bit words, the highest first.
 fn mask(list: &str) -> String {
     let mut words = vec![0u32];
     for range in list.split(',') {

@@ -1,4 +1,4 @@
-//! A peer of `urxe serve`: its queue pair, its echo buffers and its counters.
+//! A peer of `urxe serve`: queue pair, echo buffers and counters.
 
 use std::time::Instant;
 
@@ -8,8 +8,8 @@ use urxe::verbs::{
     SendFlags, SendWr, WcOpcode, WcStatus, WrOp,
 };
 
-/// Number of receives per peer. Each buffer has room for a whole message, and the message is sent back from
-/// this buffer.
+/// Number of receives per peer. Each has a buffer for a whole message, and the echo is sent from the same
+/// buffer.
 pub const SLOTS: usize = 16;
 
 /// Bit of `wr_id` that marks a send; the lower bits are the slot number.
@@ -19,24 +19,24 @@ const SEND: u64 = 1 << 32;
 pub struct Peer {
     pub number: usize,
     qp: Qp,
-    /// Buffer of all slots, one after another.
+    /// Memory region that holds all slots contiguously.
     slots: Mr,
-    /// Size of a slot in bytes: the longest accepted SEND.
+    /// Size of a slot in bytes, which is the maximum length of a SEND.
     slot_size: usize,
     pub remote: Endpoint,
     /// Time of the last completion.
     pub last_active: Instant,
-    /// Number of SENDs sent back; `bytes` counts their bytes.
+    /// Number of SENDs sent back; `bytes` is the number of bytes in them.
     pub echoes: u64,
     pub bytes: u64,
-    /// Number of SENDs to the peer that are not acknowledged yet.
+    /// Number of SENDs to the peer not yet acknowledged.
     pub unacked: u64,
     /// Number of received RDMA WRITEs with immediate data.
     pub writes: u64,
 }
 
 impl Peer {
-    /// Creates a queue pair that is connected to `remote` and has its receives posted.
+    /// Creates a queue pair, posts its receives, and connects it to `remote`.
     pub fn connect(
         (pd, cq): (&Pd, &Cq),
         number: usize,
@@ -75,8 +75,8 @@ impl Peer {
         Ok(self.qp.post_recv(&RecvWr::new(i as u64, &[sge]))?)
     }
 
-    /// Handles a completion: echoes a SEND, or posts a receive again. On error the peer
-    /// must be disconnected.
+    /// Handles a completion: echoes a SEND, or reposts a receive. After an error, the caller must disconnect
+    /// the peer.
     pub fn complete(&mut self, wc: &Completion) -> Result<(), String> {
         self.last_active = Instant::now();
         if wc.status != WcStatus::Success {

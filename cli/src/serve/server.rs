@@ -1,4 +1,4 @@
-//! The server of `urxe serve`: accepts handshakes, handles completions and prints the summary.
+//! Server for `urxe serve`: performs handshakes, handles completions, and prints the summary.
 
 use std::collections::HashMap;
 use std::io::{self, Write, stderr, stdout};
@@ -24,9 +24,9 @@ use urxe::verbs::{
     WaitError, WcStatus,
 };
 
-/// Longest sleep of the main loop, which bounds the delay until it notices Ctrl-C.
+/// Maximum sleep of the main loop, which limits the delay in noticing Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Time without packets after which a peer counts as done, with --one-shot.
+/// Time without packets after which the peer counts as done, with `--one-shot`.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// State shared by the handshake threads and the main loop.
@@ -50,7 +50,7 @@ struct State {
     echoes: u64,
     bytes: u64,
     writes: u64,
-    /// Error message of the last failed handshake or lost peer.
+    /// Error message for the most recent failed handshake or lost peer.
     failure: Option<String>,
 }
 
@@ -58,15 +58,15 @@ struct State {
 pub struct Server {
     shared: Arc<Shared>,
     channel: CompletionChannel,
-    /// Memory region that peers access; it is only kept here so that it remains registered.
+    /// Memory region that peers access. The field only keeps it registered.
     _region: Mr,
     listener: TcpListener,
     one_shot: bool,
 }
 
 impl Server {
-    /// Opens the NIC, listens for handshakes, connects the peers given by --peer and prints the parameters
-    /// that a peer needs.
+    /// Opens the NIC, listens for handshakes, connects the peers given by `--peer`, and prints the parameters
+    /// that other peers need to connect.
     pub fn start(args: &Serve) -> Result<Server, CliError> {
         let listener = listen(args.port)?;
         let context = args.link.open()?;
@@ -121,7 +121,7 @@ impl Server {
         Ok(Server { shared, channel, _region: region, listener, one_shot: args.one_shot })
     }
 
-    /// Serves until Ctrl-C or, with --one-shot, until the first peer is done.
+    /// Serves until Ctrl-C; with `--one-shot`, only until the first peer is done.
     pub fn run(&self, interrupt: &Interrupt) -> Result<(), CliError> {
         let mut idle_timer = IdleTimer::new(self.packets());
         while !interrupt.is_set() {
@@ -150,8 +150,8 @@ impl Server {
         }
     }
 
-    /// Accepts pending TCP connections. Each handshake runs on a thread of its own, so that a slow peer does
-    /// not delay the others.
+    /// Accepts pending TCP connections. Each handshake runs on its own thread, so that a slow peer does not
+    /// delay the others.
     fn accept(&self) {
         while let Ok((stream, from)) = self.listener.accept() {
             let shared = self.shared.clone();
@@ -170,7 +170,7 @@ impl Server {
         self.shared.context.counters().rcvd_pkts
     }
 
-    /// Reports whether the single peer of --one-shot is done.
+    /// Reports whether the single peer permitted by `--one-shot` is done.
     fn is_done(&self, idle_timer: &mut IdleTimer) -> Result<bool, CliError> {
         let state = self.shared.state.lock();
         if let Some(failure) = &state.failure {
@@ -198,7 +198,7 @@ impl Server {
         Ok(false)
     }
 
-    /// Prints the totals and the counters of the NIC and of the fault rules.
+    /// Prints the totals, the NIC's counters and the fault rules' counters.
     pub fn summary(&self) -> Result<(), CliError> {
         let context = &self.shared.context;
         let mut state = self.shared.state.lock();
@@ -259,7 +259,7 @@ impl State {
 }
 
 impl Shared {
-    /// Performs the server's side of the handshake.
+    /// Performs the server side of the handshake.
     fn handshake(&self, mut stream: TcpStream, from: SocketAddr) -> Result<(), CliError> {
         let result = stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(self.timeout)));
         result.and_then(|()| stream.set_write_timeout(Some(self.timeout))).map_err(|source| {
@@ -280,8 +280,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Connects a queue pair to a peer and returns the local endpoint. If --qps peers are connected already,
-    /// disconnects the one that has been idle longest.
+    /// Connects a queue pair to a peer and returns the local endpoint. If `--qps` peers are already
+    /// connected, disconnects the one that has been idle longest.
     fn connect(&self, remote: Endpoint, from: &str) -> Result<Endpoint, CliError> {
         let (index, _) = self.link.gid_for(&self.context, Some(remote.gid.ip()))?;
         let options = self.connect.sgid_index(index);
@@ -346,7 +346,7 @@ impl Shared {
     }
 }
 
-/// Prints a whole line to standard output, from any thread.
+/// Prints a line to standard output, without interleaving the lines of different threads.
 fn print_line(line: &str) -> Result<(), CliError> {
     let mut out = stdout().lock();
     writeln!(out, "{line}")?;
@@ -358,7 +358,7 @@ fn report_error(error: &str) {
     let _ = writeln!(stderr(), "urxe: {error}");
 }
 
-/// Listens on IPv6 and IPv4, or on IPv4 only where IPv6 is not available.
+/// Listens on IPv6 and IPv4, or on IPv4 alone if IPv6 is not available.
 fn listen(port: u16) -> Result<TcpListener, CliError> {
     let bound = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port));
     let bound = bound.or_else(|e| match e.kind() {

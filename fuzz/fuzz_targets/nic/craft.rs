@@ -1,4 +1,4 @@
-//! Forged packets: any opcode, with fields close to valid ones.
+//! Forged packets: any opcode, with field values close to valid ones.
 
 use urxe::memory::RegionInfo;
 use urxe::transport::{QpType, RxBurst};
@@ -10,7 +10,7 @@ use urxe::wire::{
 use crate::Input;
 use crate::side::{IOVA, MTU, PEER_QKEY, Side, rkey};
 
-/// Writes the valid ICRC of a packet, if it is long enough for one.
+/// Writes a valid ICRC into a packet, if the packet is long enough to hold one.
 pub fn write_icrc(flow: &Flow, id: u16, bytes: &mut [u8]) {
     if bytes.len() < BTH_LEN + ICRC_LEN {
         return;
@@ -20,8 +20,8 @@ pub fn write_icrc(flow: &Flow, id: u16, bytes: &mut [u8]) {
     bytes[end..].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// Returns an address and a key: mostly those of the region that grants all access rights, sometimes those of
-/// another region, or invalid ones.
+/// Returns an address and an R_Key: mostly those of the region that grants all access rights, sometimes
+/// another region's or invalid ones.
 pub fn remote(regions: &[RegionInfo; 3], p: &mut Input<'_>) -> (u64, RKey) {
     let selector = p.u8();
     let region = match selector % 16 {
@@ -56,8 +56,8 @@ impl Crafted {
     }
 }
 
-/// Returns a burst of a few forged packets to `side`, which differ only in their PSNs and possibly their
-/// opcodes.
+/// Returns a burst of a few packets forged for `side`, which differ from each other only in PSN and possibly
+/// opcode.
 pub fn burst(side: &Side, p: &mut Input<'_>) -> Crafted {
     let qp = p.below(side.qpns.len());
     let qpn = side.qpns[qp];

@@ -1,4 +1,5 @@
-//! One of the two NICs, its memory regions with guard areas around them, and the work requests posted to it.
+//! One of the two NICs, with its memory regions, the guard areas around them, and the work requests posted to
+//! it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use urxe::wire::{AckTimeout, Flow, Gid, IpIdent, LKey, Mtu, Packet, Psn, QKey, Q
 
 use crate::Input;
 
-/// Types of the connected queue pairs, at the first and at the second side.
+/// Type of each connected queue pair, at the first side and at the second.
 const SERVICES: [[QpType; 2]; PAIRS] = [
     [QpType::Rc, QpType::Rc],
     [QpType::Rc, QpType::Rc],
@@ -25,30 +26,28 @@ const SERVICES: [[QpType; 2]; PAIRS] = [
     [QpType::XrcSend, QpType::XrcRecv],
     [QpType::XrcRecv, QpType::XrcSend],
 ];
-/// Number of queue pairs of each side that are connected to the other side. Each side has one more, for a
-/// third peer.
+/// Number of queue pairs that connect the two sides. Each side has one more, for a third peer.
 pub const PAIRS: usize = 7;
 const QKEY: QKey = QKey(0x1111_1111);
 const DOMAIN: XrcdId = XrcdId(1);
 /// All access rights.
 const ALL_ACCESS: Access = Access::ALL.union(Access::FLUSH_GLOBAL).union(Access::FLUSH_PERSISTENT);
-/// Length of the fast-registered region.
+/// Length of the fast-registered region in bytes.
 const FAST_REGION_LEN: usize = 256;
 pub const MTU: usize = 256;
 
 const GUARD: usize = 512;
-/// Lengths of the three regions: one that grants peers all access rights, a read-only one, and one in another
-/// protection domain.
+/// Lengths in bytes of the three regions: one that grants peers all access rights, a read-only one, and one
+/// in another protection domain.
 const SIZES: [usize; 3] = [2560, 1024, 512];
 const FILL: [u8; 4] = [0x11, 0x5a, 0x3c, 0xa5];
-/// Virtual addresses of the regions, as used by peers and by scatter/gather elements.
+/// Virtual addresses of the regions, used by peers and in scatter/gather elements.
 pub const IOVA: [u64; 3] = [0x1_0000, 0x7fff_ffff_f000, u64::MAX - 511];
 
 const OWN_PD: PdId = PdId(1);
 const OTHER_PD: PdId = PdId(2);
 
-/// Handles of the completion queues of a side: for sends, for receives, and for the queue pair of the third
-/// peer.
+/// Handles of each side's completion queues: for sends, for receives, and for the third peer's queue pair.
 const SEND_CQ: CqHandle = CqHandle(0);
 const RECV_CQ: CqHandle = CqHandle(1);
 const OTHER_CQ: CqHandle = CqHandle(2);
@@ -63,8 +62,8 @@ struct Cq {
 
 #[derive(Default)]
 struct Queue {
-    /// `wr_id` of each outstanding send and whether it is signaled. `recvs` has the `wr_id` and the length of
-    /// each outstanding receive.
+    /// `wr_id` of each outstanding send, and whether it is signaled; `recvs` holds the `wr_id` and the length
+    /// of each outstanding receive.
     sends: VecDeque<(u64, bool)>,
     recvs: VecDeque<(u64, u32)>,
     next_id: u64,
@@ -78,13 +77,13 @@ pub struct Side {
     tx: TxQueue,
     arena: Box<[u64]>,
     pub regions: [RegionInfo; 3],
-    /// Initial key of a memory window; `fast` is that of a fast-registered region.
+    /// Initial R_Key of the memory window; `fast` is the initial L_Key of the fast-registered region.
     pub window: RKey,
     pub fast: LKey,
     _fast_memory: Buffer,
-    /// Shared receive queue for XRC; the peer's has the same number.
+    /// Shared receive queue for XRC, with the same number as the peer's.
     pub srq: SrqId,
-    /// Numbers of the peer's queue pairs.
+    /// Queue pair numbers of the peer.
     peers: Vec<Qpn>,
     pub qpns: Vec<Qpn>,
     psn: Psn,
@@ -100,7 +99,7 @@ fn gid(number: u8) -> Gid {
     Gid::from(std::net::IpAddr::from([10, 0, 0, number + 1]))
 }
 
-/// Returns the offset of region `n` in the arena; for 3, the length of the arena.
+/// Returns the offset of region `n` in the arena; `start(3)` is the arena's length.
 fn start(n: usize) -> usize {
     SIZES[..n].iter().map(|s| s + GUARD).sum::<usize>() + GUARD
 }
@@ -192,12 +191,12 @@ impl Side {
         side
     }
 
-    /// Returns the number and the first PSN of a queue pair, which its peer needs to connect.
+    /// Returns the queue pair's number and its initial PSN, which the peer needs to connect.
     pub fn endpoint(&self, qp: usize) -> (Qpn, Psn) {
         (self.qpns[qp], self.psn)
     }
 
-    /// Returns the flow of packets from the peer to this side.
+    /// Returns the flow that packets from the peer to this side belong to.
     pub fn flow_from_peer(&self) -> Flow {
         Flow::new(gid(1 - self.number).ip(), gid(self.number).ip(), 50_000)
     }
@@ -229,7 +228,7 @@ impl Side {
         self.take_outputs();
     }
 
-    /// Moves a queue pair to ERR or SQD, back to RTS, or through RESET to RTS.
+    /// Moves a queue pair to ERR, to SQD or back to RTS, or through RESET to RTS.
     pub fn modify(&mut self, now: Instant, qp: usize, action: u8, peer: Qpn, peer_psn: Psn) {
         self.collect();
         let to = |state| QpAttr::new(state);
@@ -370,8 +369,8 @@ impl Side {
         self.take_outputs();
     }
 
-    /// Transmits all pending packets, and passes the flow, the IPv4 identification and the bytes of each to
-    /// `sink`.
+    /// Transmits all pending packets, and calls `sink` with each packet's flow, IPv4 identification and
+    /// bytes.
     pub fn transmit(&mut self, now: Instant, mut sink: impl FnMut(Flow, u16, &[u8])) {
         for turn in 0.. {
             assert!(turn < 2000, "the NIC still has packets to send after 2000 turns");
@@ -393,7 +392,7 @@ impl Side {
         }
     }
 
-    /// Moves the outputs of the NIC to the completion queues. Events are dropped.
+    /// Moves the NIC's completions to the completion queues, and drops its other outputs.
     fn take_outputs(&mut self) {
         while let Some(output) = self.nic.poll_output() {
             if let NicOutput::Completion { cq, completion } = output {
@@ -416,7 +415,7 @@ impl Side {
         std::mem::replace(completions, std::mem::take(&mut self.completions))
     }
 
-    /// Takes all completions and compares them with the posted work.
+    /// Takes all completions, and checks them against the posted work requests.
     pub fn collect(&mut self) {
         let mut completions = self.take_completions(SEND_CQ);
         for c in completions.drain(..) {
@@ -457,8 +456,8 @@ impl Side {
         assert!(c.status == WcStatus::Success || stopped, "{c:?} in state {state}");
     }
 
-    /// Checks that all posted work has completed, and that only the memory that the peer may write was
-    /// modified.
+    /// Checks that all posted work has completed, and that no memory was modified except where the peer may
+    /// write.
     pub fn finish(&mut self, now: Instant) {
         self.collect();
         for qp in 0..PAIRS {
@@ -493,7 +492,7 @@ impl Side {
     }
 }
 
-/// Checks that a sent packet is valid, whatever the NIC has received.
+/// Checks that a sent packet is valid, which must hold whatever the NIC has received.
 fn check_sent(flow: &Flow, index: u16, bytes: &[u8]) {
     assert!(icrc::verify(flow, IpIdent::SENT, index, bytes), "sent a wrong ICRC");
     let packet = Packet::parse(bytes).expect("a sent packet is valid");
@@ -504,7 +503,7 @@ fn check_sent(flow: &Flow, index: u16, bytes: &[u8]) {
 /// Q_Key of all datagrams.
 pub const PEER_QKEY: QKey = QKEY;
 
-/// Returns the R_Key of region `n`, as a target for peers.
+/// Returns the R_Key with which peers access region `n`.
 pub fn rkey(regions: &[RegionInfo; 3], n: usize) -> RKey {
     regions[n].rkey
 }

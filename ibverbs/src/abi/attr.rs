@@ -1,4 +1,4 @@
-//! Attribute structs: parameters of create and modify calls, and results of query calls.
+//! Attribute structs: arguments to create and modify calls, and results of query calls.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -117,8 +117,8 @@ c_structs! {
         port_cap_flags2: u16,
     }
 
-    /// Asynchronous event: `element` points to the queue that the event concerns, or holds the port number in
-    /// its first four bytes.
+    /// Asynchronous event: `element` points to the affected queue, or holds the port number in its first four
+    /// bytes.
     ibv_async_event { element: *mut c_void, event_type: c_uint }
 
     ibv_td_init_attr { comp_mask: u32 }

@@ -1,4 +1,4 @@
-//! Structs of `rdma/rdma_cma.h` and of `infiniband/sa.h`, which it includes.
+//! Structs from `rdma/rdma_cma.h` and from `infiniband/sa.h`, which that header includes.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -51,7 +51,7 @@ c_structs! {
 
     rdma_ib_addr { sgid: ibv_gid, dgid: ibv_gid, pkey: u16 }
 
-    /// Source and destination address of a connection; in C, each is a union of the socket address types.
+    /// Source and destination addresses of a connection; in C, each is a union of socket address types.
     rdma_addr { src_storage: sockaddr_storage, dst_storage: sockaddr_storage, addr: rdma_ib_addr }
 
     rdma_route { addr: rdma_addr, path_rec: *mut ibv_sa_path_rec, num_paths: c_int }
@@ -133,7 +133,7 @@ pub(crate) union EventParam {
     pub ud: rdma_ud_param,
 }
 
-/// Fields inside C unions: for each, the struct, the C name of the field, and its offset.
+/// Fields inside C unions: for each field, the struct, the C field name, and the offset.
 #[cfg(test)]
 pub(crate) const NESTED_CM: &[(&str, &str, usize)] = &[
     ("rdma_addr", "src_sin6", std::mem::offset_of!(rdma_addr, src_storage)),

@@ -1,4 +1,4 @@
-//! Devices and contexts, with the function tables that the inline functions of the header call.
+//! Devices and contexts, with the function tables that the header's inline functions call into.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -12,7 +12,7 @@ use super::{
     ibv_values_ex, ibv_wc, ibv_xrcd, ibv_xrcd_init_attr,
 };
 
-/// An entry of a function table that programs no longer use, or that this library does not implement.
+/// A function table entry that programs no longer use, or that this library does not implement.
 pub(crate) type Unused = Option<unsafe extern "C" fn()>;
 
 c_structs! {
@@ -71,8 +71,8 @@ c_structs! {
         abi_compat: *mut c_void,
     }
 
-    /// Extended context, which later releases extend at the front: programs reach it through its last field,
-    /// the `ibv_context` that they hold, and `sz` states its size.
+    /// Extended context, which later rdma-core releases extend at the front. Programs hold a pointer to the
+    /// last field, `context`, from which they find the others; `sz` is the size of the struct.
     verbs_context {
         query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
         advise_mr: Option<unsafe extern "C" fn(*mut ibv_pd, c_uint, u32, *mut ibv_sge, u32) -> c_int>,

@@ -1,8 +1,8 @@
-//! C structs of `infiniband/verbs.h` and `rdma/rdma_cma.h` (rdma-core 44 and later), under their C names and
-//! with the C layout.
+//! C structs from `infiniband/verbs.h` and `rdma/rdma_cma.h` (rdma-core 44 and later), under their C names
+//! and with the C layout.
 //!
-//! The headers are the reference: a test compares the offset and size of every field with the C compiler's. The
-//! sizes of the structs are asserted at compile time.
+//! The headers are the reference: a test compares the offset and size of every field with the C compiler's.
+//! The sizes of the structs are asserted at compile time.
 #![allow(non_camel_case_types, non_snake_case)]
 
 /// Layout of a struct.
@@ -14,8 +14,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Reports whether this struct begins with the struct `other`: its first fields have the offsets and
-    /// sizes of the fields of `other`, or its first field has the size of all of `other`.
+    /// Reports whether this struct begins with the struct `other`: either its first fields match the fields
+    /// of `other` in offset and size, or its first field is as large as `other`.
     pub(crate) const fn begins_with(&self, other: &Layout) -> bool {
         if self.fields[0].1 == 0 && self.fields[0].2 == other.size {
             return true;
@@ -32,7 +32,7 @@ impl Layout {
     }
 }
 
-/// Defines `#[repr(C)]` structs, a constant `LAYOUT` for each of them, and `LAYOUTS` for all of them.
+/// Defines `#[repr(C)]` structs, each with a constant `LAYOUT`, and the list `LAYOUTS` of all of them.
 macro_rules! c_structs {
     ($($(#[$meta:meta])* $name:ident { $($field:ident: $kind:ty),* $(,)? })*) => {
         $(

@@ -1,4 +1,5 @@
-//! Structs of the objects that create calls return. Programs read their fields and keep pointers to them.
+//! Structs for the objects that create calls return. Programs keep pointers to the structs and read their
+//! fields.
 
 use std::ffi::{c_int, c_uint, c_void};
 

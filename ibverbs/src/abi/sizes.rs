@@ -1,5 +1,5 @@
-//! Sizes of the C structs on x86-64, as the C compiler computes them: asserted at compile time, for builds on
-//! machines without the C headers, where the comparison of all fields (`tests.rs`) cannot run.
+//! Sizes of the C structs on x86-64, as the C compiler computes them. They are asserted at compile time,
+//! because the comparison of all fields in `tests.rs` does not run on machines without the C headers.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Comparison of the struct layouts with those of the C compiler.
+//! Comparison of the struct layouts with those that the C compiler computes from the installed headers.
 
 #[allow(unreachable_pub, reason = "integration tests use it too")]
 #[path = "../../../tests/support/requirement.rs"]
@@ -21,7 +21,7 @@ fn has_headers() -> bool {
     requirement::is_met(exists, "the header rdma/rdma_cma.h is missing (apt-get install librdmacm-dev)")
 }
 
-/// Compiles and runs a C program with the installed headers, and returns what it printed.
+/// Compiles a C program with the installed headers, runs it, and returns its output.
 fn run_c(program: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let (source, binary) = (dir.path().join("layout.c"), dir.path().join("layout"));

@@ -60,7 +60,7 @@ c_structs! {
     }
 }
 
-/// GID; in C a union, whose other member consists of two 64-bit integers in network byte order.
+/// GID. In C this is a union, whose other member holds two 64-bit integers in network byte order.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ibv_gid {
@@ -112,7 +112,7 @@ pub(crate) struct SendWrBind {
     pub bind_info: ibv_mw_bind_info,
 }
 
-/// Fields inside C unions: for each, the struct, the C name of the field, and its offset.
+/// Fields inside C unions: for each field, the struct, the C field name, and the offset.
 #[cfg(test)]
 pub(crate) const NESTED: &[(&str, &str, usize)] = &[
     ("ibv_send_wr", "wr.rdma.remote_addr", WR + std::mem::offset_of!(SendWrRdma, remote_addr)),

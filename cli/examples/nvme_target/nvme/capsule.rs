@@ -1,4 +1,4 @@
-//! Capsules: commands of 64 bytes with optional data after them, and responses of 16 bytes. All numbers are
+//! Capsules: 64-byte commands, optionally followed by data, and 16-byte responses. All numbers are
 //! little-endian.
 
 /// Length of a command in bytes.
@@ -26,7 +26,7 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
 pub struct Command(pub [u8; COMMAND_LEN]);
 
 impl Command {
-    /// Parses the command at the beginning of a capsule; returns `None` if the capsule is too short.
+    /// Parses the command at the beginning of a capsule, or returns `None` if the capsule is too short.
     pub fn of(capsule: &[u8]) -> Option<Command> {
         capsule.first_chunk().copied().map(Command)
     }
@@ -41,7 +41,7 @@ impl Command {
         self.0[1] & 0b11 != 0
     }
 
-    /// Reports whether an SGL describes the data, as NVMe over Fabrics requires.
+    /// Reports whether the data is described by an SGL, as NVMe over Fabrics requires, instead of PRPs.
     pub fn has_sgl(&self) -> bool {
         matches!(self.0[1] >> 6, 1 | 2)
     }
@@ -71,7 +71,7 @@ impl Command {
         u64_at(&self.0, 4 * n)
     }
 
-    /// Parses the SGL descriptor of the command.
+    /// Parses the command's SGL descriptor.
     ///
     /// # Errors
     /// [`Status::SglType`] for a descriptor that RDMA does not have.
@@ -104,35 +104,35 @@ pub enum DataPointer {
     Keyed(Keyed),
 }
 
-/// Range of the host's memory.
+/// Range of host memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keyed {
-    /// Address of the first byte in the host's memory region.
+    /// Virtual address of the first byte.
     pub addr: u64,
     /// Length in bytes, below 2^24.
     pub len: usize,
     /// R_Key of the region.
     pub rkey: u32,
-    /// Whether the response must invalidate the R_Key (SEND with invalidate).
+    /// Whether the response must invalidate the R_Key, by SEND with Invalidate.
     pub invalidate: bool,
 }
 
-/// Status of a failed command: status code type and status code.
+/// Status of a failed command: status code type (bits 8 to 10) and status code (bits 0 to 7).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{self:?} ({:#05x})", *self as u16)]
 #[repr(u16)]
 pub enum Status {
-    /// There is no such command on this queue.
+    /// The queue does not support the opcode.
     InvalidOpcode = 0x01,
     /// A field of the command is invalid.
     InvalidField = 0x02,
-    /// There is no such namespace.
+    /// The namespace does not exist.
     InvalidNamespace = 0x0b,
-    /// The command is out of sequence: before Connect, before the controller is enabled, or repeated.
+    /// The command is out of sequence: sent before Connect or before the controller was enabled, or repeated.
     CommandSequence = 0x0c,
     /// The SGL is shorter than the data that the command transfers.
     SglLength = 0x0f,
-    /// The type of the SGL descriptor is invalid for RDMA or for this command.
+    /// The SGL descriptor type is invalid for RDMA or for this command.
     SglType = 0x11,
     /// The SGL describes data outside the capsule.
     SglOffset = 0x16,
@@ -142,13 +142,13 @@ pub enum Status {
     LbaOutOfRange = 0x80,
     /// Too many Asynchronous Event Requests are outstanding.
     AsyncEventLimit = 0x105,
-    /// There is no such log page.
+    /// The log page does not exist.
     InvalidLogPage = 0x109,
     /// The record format of the Connect command is not supported.
     ConnectFormat = 0x180,
     /// No further host can connect at the moment.
     ConnectBusy = 0x181,
-    /// A field of the Connect command is invalid; the result of the command contains the offset of the field.
+    /// A field of the Connect command is invalid; the result contains the field's offset.
     ConnectParameter = 0x182,
     /// The file could not be written.
     WriteFault = 0x280,
@@ -157,7 +157,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// Returns the status field of a response, with the Do Not Retry bit if a retry would fail too.
+    /// Returns the response's status field, with the Do Not Retry bit set unless a retry may succeed.
     fn bits(self) -> u16 {
         let is_retryable = self == Status::ConnectBusy;
         let do_not_retry = if is_retryable { 0 } else { 1 << 15 };
@@ -165,12 +165,12 @@ impl Status {
     }
 }
 
-/// Failure of a command: the status and the result that the response carries.
+/// Failure of a command: the status and the result to return in the response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Failure {
     /// Status of the command.
     pub status: Status,
-    /// First two dwords of the response.
+    /// Result, in the first two dwords of the response.
     pub result: u64,
 }
 
@@ -183,7 +183,7 @@ impl From<Status> for Failure {
 /// A response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Response {
-    /// Identifier of the command (CID).
+    /// Command identifier (CID).
     pub id: u16,
     /// Submission queue head pointer (SQHD); 0xffff if the host has disabled flow control.
     pub head: u16,

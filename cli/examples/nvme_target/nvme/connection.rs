@@ -11,18 +11,18 @@ use super::queue::{DisconnectReason, Queue};
 use super::request::{Request, Transfer};
 use super::{IN_CAPSULE, private_data::ConnectRequest};
 
-/// Largest number of commands that transfer data at the same time; each has a buffer.
+/// Maximum number of concurrent data transfers; each uses its own buffer.
 const JOBS: u32 = 16;
-/// Interval at which an idle queue checks whether it has to disconnect.
+/// Interval at which an idle queue checks whether it has to disconnect the host.
 const TICK: Duration = Duration::from_millis(50);
-/// Timeout for the connection manager messages of the host.
+/// Timeout for the host's connection manager messages.
 const CM_TIMEOUT: Duration = Duration::from_secs(10);
-/// Size of a receive buffer in bytes: a command and the largest in-capsule data.
+/// Size of a receive buffer in bytes: a command and the maximum in-capsule data.
 const SLOT: usize = COMMAND_LEN + IN_CAPSULE;
-/// The `wr_id` of sends without a job.
+/// The `wr_id` of sends that no job waits for.
 const NO_JOB: u64 = u64::MAX;
 
-/// Reason why a connection ended, other than a disconnect by the host.
+/// Reason for the end of a connection, other than a disconnect by the host.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectionError {
     /// The connection could not be established or disconnected.
@@ -31,7 +31,7 @@ pub enum ConnectionError {
     /// A verbs object could not be created.
     #[error(transparent)]
     Create(#[from] CreateError),
-    /// The queue pair could not be prepared.
+    /// The queue pair could not be moved to INIT.
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// A work request was rejected.
@@ -40,13 +40,13 @@ pub enum ConnectionError {
     /// The completion queue failed, or a completion has an error status.
     #[error(transparent)]
     Wait(#[from] WaitError),
-    /// A memory access was outside its region.
+    /// A memory access lay outside the region.
     #[error(transparent)]
     Memory(#[from] MemoryAccessError),
-    /// A capsule is too short for a command.
+    /// A capsule is shorter than a command.
     #[error("a capsule has {0} bytes, but a command needs {len}", len = COMMAND_LEN)]
     Capsule(u32),
-    /// The device of the connection request has been removed.
+    /// The device that received the connection request has been removed.
     #[error("the RDMA device of the connection has been removed")]
     NoDevice,
     /// The host had to be disconnected.
@@ -65,12 +65,12 @@ pub struct Connection {
     jobs: Vec<Job>,
     /// Indices of the idle entries of `jobs`.
     free: Vec<usize>,
-    /// Received capsules whose commands wait for a job: receive slot and capsule length. A receive is posted
-    /// again only when its command is started, so the queue depth limits the number of entries.
+    /// Received capsules whose commands wait for a free job: receive slot and capsule length. A receive is
+    /// reposted only when its command starts, so the queue depth bounds the length of this list.
     waiting: VecDeque<(usize, usize)>,
 }
 
-/// A command that transfers data from or to the host's memory, and its buffer.
+/// A command's data transfer from or to host memory, and the buffer for it.
 #[derive(Debug, Default)]
 struct Job {
     buffer: Option<Mr>,
@@ -79,7 +79,7 @@ struct Job {
 }
 
 impl Connection {
-    /// Accepts a connection with the parameters of the host's connection request.
+    /// Accepts a connection with the queue parameters from the host's connection request.
     ///
     /// # Errors
     /// [`ConnectionError`].
@@ -121,8 +121,8 @@ impl Connection {
         })
     }
 
-    /// Executes commands until the host disconnects or `stop` returns true. Calls `on_connect` with the queue
-    /// once, after the Connect command.
+    /// Executes commands until the host disconnects or `stop` returns true. Calls `on_connect` once, after
+    /// the queue has executed the Connect command.
     ///
     /// # Errors
     /// [`ConnectionError`].
@@ -177,7 +177,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Posts the receive of a command again, and executes the command or starts its data transfer.
+    /// Reposts the receive that held the command, then executes the command or starts its data transfer.
     fn begin(&mut self, slot: usize, len: usize) -> Result<(), ConnectionError> {
         let mut capsule = vec![0; len];
         self.receives.read(slot * SLOT, &mut capsule)?;
@@ -193,7 +193,7 @@ impl Connection {
         }
     }
 
-    /// Validates a command and, unless its data has to be read from the host first, executes it. Returns the
+    /// Validates a command, and executes it unless its data must first be read from the host. Returns the
     /// next step, or `None` if there is no response yet.
     fn start(&mut self, command: &Command, in_capsule: &mut [u8]) -> Result<Option<Next>, Failure> {
         let now = Instant::now();
@@ -226,7 +226,7 @@ impl Connection {
         }
     }
 
-    /// Starts an RDMA READ of a command's data.
+    /// Starts the RDMA READ of a command's data from host memory.
     fn read(&mut self, id: u16, request: Request, from: Keyed, len: usize) -> Result<(), ConnectionError> {
         let job = self.allocate_job(len)?;
         let buffer = self.buffer(job);
@@ -247,7 +247,7 @@ impl Connection {
         self.respond(id, outcome.map(Option::unwrap_or_default), Some((job, from)))
     }
 
-    /// Writes a command's data to the host by RDMA WRITE, and sends the response.
+    /// Writes the result data of a command to the host by RDMA WRITE, and sends the response.
     fn write(&mut self, id: u16, data: &[u8], to: Keyed) -> Result<(), ConnectionError> {
         let job = self.allocate_job(data.len())?;
         let buffer = self.buffer(job);
@@ -258,8 +258,8 @@ impl Connection {
         self.respond(id, Ok(0), Some((job, to)))
     }
 
-    /// Sends a response. If the command has a job, the response invalidates the host's R_Key if the host
-    /// requested it, and its completion frees the job.
+    /// Sends a response. If the command used a job, the response's completion frees the job, and the response
+    /// invalidates the host's R_Key if the host requested this.
     fn respond(
         &mut self,
         id: u16,
@@ -277,8 +277,8 @@ impl Connection {
         Ok(self.session.qp().post_send(&wr)?)
     }
 
-    /// Allocates a free job with a buffer of at least `len` bytes. A free job exists, because `complete` has
-    /// checked that.
+    /// Allocates a free job with a buffer of at least `len` bytes. `complete` has checked that there is a
+    /// free job.
     fn allocate_job(&mut self, len: usize) -> Result<usize, ConnectionError> {
         let job = self.free.pop().expect("`complete` begins a command only if a job is free");
         let buffer = &mut self.jobs[job].buffer;
@@ -295,11 +295,11 @@ impl Connection {
 
 /// Next step in handling a command.
 enum Next {
-    /// The command has been executed: the response with this result has to be sent.
+    /// The command has been executed: send a response with this result.
     Respond(u64),
-    /// The command needs this many bytes of the host, which have to be read before it is executed.
+    /// The command needs data from the host: read the given number of bytes, then execute the command.
     Read(Request, Keyed, usize),
-    /// The command has been executed: the data has to be written to the host before the response is sent.
+    /// The command has been executed: write its data to the host, then send the response.
     Write(Vec<u8>, Keyed),
 }
 

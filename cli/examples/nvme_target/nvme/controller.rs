@@ -1,4 +1,4 @@
-//! Controller: the state of a connected host, with its registers and features.
+//! Controller: the state that the target keeps for a connected host, with registers and features.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -9,13 +9,13 @@ use super::capsule::Status;
 use super::namespace::Namespace;
 use super::{IO_QUEUES, QUEUE_DEPTH, VERSION};
 
-/// Largest number of outstanding Asynchronous Event Requests.
+/// Maximum number of outstanding Asynchronous Event Requests.
 pub const ASYNC_EVENTS: u8 = 4;
 
 /// A host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Host {
-    /// NVMe qualified name (NQN) of the host.
+    /// Host NQN (NVMe qualified name).
     pub nqn: String,
     /// Host identifier, a UUID.
     pub id: [u8; 16],
@@ -24,7 +24,7 @@ pub struct Host {
 /// Type of a controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// I/O controller, which reads and writes blocks.
+    /// I/O controller: reads and writes blocks.
     Io,
     /// Discovery controller: lists subsystems.
     Discovery,
@@ -37,7 +37,7 @@ pub struct Controller {
     pub id: u16,
     /// Type of the controller.
     pub kind: Kind,
-    /// Host that is connected to the controller.
+    /// Host connected to the controller.
     pub host: Host,
     state: Mutex<State>,
 }
@@ -55,7 +55,7 @@ struct State {
     async_events: u8,
     /// Numbers of the connected I/O queues.
     queues: BTreeSet<u16>,
-    /// Whether the controller has ended.
+    /// Whether the admin queue has been disconnected.
     ended: bool,
 }
 
@@ -67,15 +67,15 @@ mod register {
     pub const CSTS: u32 = 0x1c;
 }
 
-/// Bit masks of the register CC, in this order: enable; shutdown notification; command set, page size and
-/// arbitration; sizes of queue entries.
+/// Bit masks of the CC register, in order: enable; shutdown notification; command set, page size and
+/// arbitration; queue entry sizes.
 const ENABLE: u32 = 1;
 const SHUTDOWN: u32 = 0b11 << 14;
 const MODE_FIELDS: u32 = 0x3ff0;
 const ENTRY_SIZE_FIELDS: u32 = 0x00ff_0000;
-/// Entry sizes in the register CC: 2^6 bytes (submission queue) and 2^4 bytes (completion queue).
+/// Entry sizes in the CC register: 2^6 bytes for submission queues and 2^4 bytes for completion queues.
 const ENTRY_SIZES: u32 = 0x0046_0000;
-/// Values of the register CSTS, in this order: ready; shutdown complete.
+/// Values of the CSTS register, in order: ready; shutdown complete.
 const READY: u32 = 1;
 const SHUT_DOWN: u32 = 0b10 << 2;
 
@@ -87,13 +87,13 @@ mod feature {
     pub const KEEP_ALIVE: u8 = 0x0f;
 }
 
-/// Value of the register CAP: largest queue depth minus one; contiguous queues required; at most 15 s to
+/// Value of the CAP register: maximum queue depth minus one; contiguous queues required; at most 15 s to
 /// become ready; NVM command set.
 const CAPABILITIES: u64 = (QUEUE_DEPTH as u64 - 1) | 1 << 16 | 30 << 24 | 1 << 37;
 
 impl Controller {
-    /// Creates a controller that is not enabled. `keep_alive` is the keep alive timeout in milliseconds; 0
-    /// disables it.
+    /// Creates a controller, which the host has yet to enable. `keep_alive` is the keep alive timeout in
+    /// milliseconds; 0 disables it.
     pub fn new(id: u16, kind: Kind, host: Host, keep_alive: u32, now: Instant) -> Controller {
         let state = State {
             configuration: 0,
@@ -108,12 +108,12 @@ impl Controller {
         Controller { id, kind, host, state: Mutex::new(state) }
     }
 
-    /// Records that a command has arrived, which restarts the keep alive timer.
+    /// Restarts the keep alive timer, as every command does.
     pub fn restart_keep_alive(&self, now: Instant) {
         self.state.lock().last_command = now;
     }
 
-    /// Reports whether the keep alive timeout has expired.
+    /// Reports whether no command has arrived within the keep alive timeout.
     pub fn is_keep_alive_expired(&self, now: Instant) -> bool {
         let state = self.state.lock();
         !state.keep_alive.is_zero() && now.saturating_duration_since(state.last_command) > state.keep_alive
@@ -124,17 +124,17 @@ impl Controller {
         self.state.lock().status & READY != 0
     }
 
-    /// Marks the controller as ended, because its admin queue has been disconnected.
+    /// Marks the controller as ended, after its admin queue was disconnected.
     pub fn end(&self) {
         self.state.lock().ended = true;
     }
 
-    /// Reports whether the controller has ended.
+    /// Reports whether the controller has ended with its admin queue.
     pub fn has_ended(&self) -> bool {
         self.state.lock().ended
     }
 
-    /// Adds an I/O queue that has been connected.
+    /// Adds a newly connected I/O queue.
     ///
     /// # Errors
     /// [`Status::CommandSequence`] if there is a queue of that number already, or the controller is not
@@ -145,7 +145,7 @@ impl Controller {
         if ready && state.queues.insert(queue) { Ok(()) } else { Err(Status::CommandSequence) }
     }
 
-    /// Removes an I/O queue that has been disconnected.
+    /// Removes a disconnected I/O queue.
     pub fn remove_queue(&self, queue: u16) {
         self.state.lock().queues.remove(&queue);
     }
@@ -164,7 +164,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Returns the value of a register; `wide` selects the 8-byte registers instead of the 4-byte ones.
+    /// Returns a register's value. `wide` selects the 8-byte registers instead of the 4-byte ones.
     ///
     /// # Errors
     /// [`Status::InvalidField`].
@@ -179,7 +179,7 @@ impl Controller {
         }
     }
 
-    /// Sets a register; only CC is writable.
+    /// Sets a register. Only CC is writable.
     ///
     /// # Errors
     /// [`Status`].
@@ -213,7 +213,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Returns a feature: its current value, its default or its capabilities, depending on `select`.
+    /// Returns the current value, the default or the capabilities of a feature, as `select` requests.
     ///
     /// # Errors
     /// [`Status::InvalidField`].
@@ -235,7 +235,7 @@ impl Controller {
         }
     }
 
-    /// Sets a feature and returns the result of the command.
+    /// Sets a feature, and returns the result to report in the response.
     ///
     /// # Errors
     /// [`Status`].
@@ -260,8 +260,8 @@ impl Controller {
     }
 }
 
-/// Encodes `count` submission queues and `count` completion queues as the feature Number of Queues: two
-/// 16-bit fields, each one less than the number.
+/// Encodes `count` submission queues and `count` completion queues as a Number of Queues value: two 16-bit
+/// fields, each holding the number minus one.
 fn queues(count: u16) -> u32 {
     let last = u32::from(count - 1);
     last | last << 16

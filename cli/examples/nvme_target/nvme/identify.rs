@@ -8,16 +8,16 @@ use super::{DISCOVERY_NQN, IN_CAPSULE, MDTS, QUEUE_DEPTH, VERSION};
 /// Length of a page in bytes.
 pub const PAGE: usize = 4096;
 
-/// A data structure whose bytes are zero except for the fields that `put` has written.
+/// A data structure of zeros, except for the fields written by `put`.
 pub struct Page<'a>(pub &'a mut [u8]);
 
 impl Page<'_> {
-    /// Writes bytes at an offset of the page.
+    /// Writes `bytes` at offset `at` of the page.
     pub fn put(&mut self, at: usize, bytes: &[u8]) {
         self.0[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Writes text into a field and pads the field with spaces.
+    /// Writes text into a field of `len` bytes at offset `at`, padded with spaces.
     fn put_text(&mut self, at: usize, len: usize, text: &str) {
         let field = &mut self.0[at..at + len];
         field.fill(b' ');

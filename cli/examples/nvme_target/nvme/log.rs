@@ -9,11 +9,11 @@ use super::request::{ADMIN_COMMANDS, IO_COMMANDS};
 use super::subsystem::Subsystem;
 use super::{DISCOVERY_NQN, QUEUE_DEPTH};
 
-/// Length in bytes of the header of the discovery log and of each of its entries.
+/// Length in bytes of the discovery log header and of each discovery log entry.
 const ENTRY: usize = 1024;
 
-/// Copies a log page, from `offset` on, to `data`, which must contain only zeros. Bytes of `data` after the
-/// end of the page remain zero.
+/// Copies a log page, starting at `offset`, to `data`, which must contain only zeros. Bytes of `data` beyond
+/// the end of the page stay zero.
 ///
 /// # Errors
 /// [`Status`].

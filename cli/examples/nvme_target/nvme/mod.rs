@@ -10,7 +10,7 @@
 //! | [`identify`], [`log`], [`namespace`] | the data that commands return or store |
 //! | [`connection`], [`server`] | a queue pair for each queue: SENDs, RDMA READs and WRITEs |
 //!
-//! All modules but those of the last row are without I/O, except on the file.
+//! Only the modules in the last row perform I/O, apart from access to the file.
 #![forbid(unsafe_code)]
 
 pub mod capsule;
@@ -27,16 +27,16 @@ pub mod subsystem;
 
 /// NQN of the discovery subsystem, which exists on every target and lists the other subsystems.
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
-/// Largest number of commands in a queue.
+/// Maximum number of commands in a queue.
 pub const QUEUE_DEPTH: u16 = 128;
-/// Largest number of I/O queues of a controller.
+/// Maximum number of I/O queues per controller.
 pub const IO_QUEUES: u16 = 16;
-/// Largest amount of data that a command transfers, in bytes.
+/// Maximum amount of data that a command transfers, in bytes.
 pub const MAX_TRANSFER: usize = 4096 << MDTS;
-/// Maximum data transfer size (MDTS) as NVMe encodes it: the base-2 logarithm of [`MAX_TRANSFER`] in pages of
-/// 4 KiB.
+/// Maximum data transfer size (MDTS) as NVMe encodes it: the base-2 logarithm of [`MAX_TRANSFER`] in units of
+/// 4 KiB pages.
 pub const MDTS: u8 = 8;
-/// Largest amount of in-capsule data, in bytes.
+/// Maximum amount of in-capsule data, in bytes.
 pub const IN_CAPSULE: usize = 4096;
 /// Implemented version of the specification: NVMe 1.4.
 pub const VERSION: u32 = 0x0001_0400;

@@ -18,13 +18,13 @@ pub struct Namespace {
     block_len: usize,
     blocks: u64,
     read_only: bool,
-    /// Whether written data may stay in memory until a flush.
+    /// Whether the write cache is on, so that a write may complete before its data is on the medium.
     write_cache: AtomicBool,
 }
 
 impl Namespace {
-    /// Opens a file with blocks of `block_len` bytes, a power of two. A remainder after the last complete
-    /// block is not accessible.
+    /// Opens a file with blocks of `block_len` bytes, a power of two. Bytes after the last complete block are
+    /// not accessible.
     ///
     /// # Errors
     /// If the file cannot be opened, or is shorter than one block.
@@ -53,12 +53,12 @@ impl Namespace {
         self.read_only
     }
 
-    /// Reports whether written data may stay in memory until a flush.
+    /// Reports whether the write cache is on, so that data may stay in memory until a flush.
     pub fn has_write_cache(&self) -> bool {
         self.write_cache.load(Ordering::Relaxed)
     }
 
-    /// Turns the write cache on or off; turning it off flushes it.
+    /// Turns the write cache on or off. Turning it off flushes it.
     ///
     /// # Errors
     /// [`Status::WriteFault`] if the data in memory could not be written.
@@ -67,7 +67,7 @@ impl Namespace {
         if on { Ok(()) } else { self.flush() }
     }
 
-    /// Reads blocks into `data`, whose length must be that of the blocks.
+    /// Reads blocks into `data`, which must be exactly as long as the blocks.
     ///
     /// # Errors
     /// [`Status`].
@@ -76,7 +76,7 @@ impl Namespace {
         self.file.read_exact_at(data, at).map_err(|_| Status::ReadError)
     }
 
-    /// Writes blocks; with `fua` (force unit access), returns only when they are on the medium.
+    /// Writes blocks. If `fua` (force unit access) is set, returns only once they are on the medium.
     ///
     /// # Errors
     /// [`Status`].
@@ -86,7 +86,7 @@ impl Namespace {
         self.flush_if_required(fua)
     }
 
-    /// Fills blocks with zeros, and deallocates their space in the file where that is possible.
+    /// Fills blocks with zeros, and deallocates their space if the file system supports it.
     ///
     /// # Errors
     /// [`Status`].
@@ -105,7 +105,7 @@ impl Namespace {
         self.flush_if_required(fua)
     }
 
-    /// Writes all data in memory to the medium.
+    /// Writes all cached data to the medium.
     ///
     /// # Errors
     /// [`Status::WriteFault`].
@@ -122,7 +122,7 @@ impl Namespace {
         if self.read_only { Err(Status::WriteProtected) } else { self.offset(blocks) }
     }
 
-    /// Returns the offset in the file, in bytes, at which the blocks begin.
+    /// Returns the byte offset in the file of the first block in `blocks`.
     fn offset(&self, blocks: Blocks) -> Result<u64, Status> {
         match blocks.first.checked_add(blocks.count) {
             Some(end) if end <= self.blocks => Ok(blocks.first * self.block_len as u64),

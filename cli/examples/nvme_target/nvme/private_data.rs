@@ -1,4 +1,4 @@
-//! Private data of the connection manager's messages between host and target.
+//! Private data in the connection manager messages between host and target.
 
 use super::QUEUE_DEPTH;
 use super::capsule::u16_at;
@@ -12,7 +12,7 @@ pub struct ConnectRequest {
     pub queue: u16,
     /// Number of receives that the host posts for responses (HRQSIZE).
     pub receives: u16,
-    /// Largest number of commands that the host has outstanding on the queue (HSQSIZE).
+    /// Maximum number of commands that the host keeps outstanding on the queue (HSQSIZE).
     pub commands: u16,
 }
 
@@ -26,10 +26,10 @@ pub enum RejectReason {
     /// The record format of the private data is not supported.
     #[error("the private data has an unsupported record format")]
     Format = 2,
-    /// The requested queue size is too small or too large.
+    /// The requested queue size is out of range.
     #[error("the queue size must be 2 to {} commands", QUEUE_DEPTH)]
     Commands = 4,
-    /// The host has no receives for responses.
+    /// The host posts no receives for responses.
     #[error("the host queue has no receives for responses")]
     Receives = 5,
     /// Too many queues are connected.
@@ -38,7 +38,7 @@ pub enum RejectReason {
 }
 
 impl ConnectRequest {
-    /// Parses the private data, which may be followed by zeros.
+    /// Parses the private data; zeros may follow it.
     ///
     /// # Errors
     /// [`RejectReason`].
@@ -60,7 +60,7 @@ impl ConnectRequest {
         Ok(ConnectRequest { queue, receives, commands: last + 1 })
     }
 
-    /// Encodes the private data of the message that accepts the connection.
+    /// Encodes the private data for the message that accepts the connection.
     pub fn accepted(&self) -> [u8; LEN] {
         let mut bytes = [0; LEN];
         bytes[2..4].copy_from_slice(&self.commands.to_le_bytes());
@@ -69,7 +69,7 @@ impl ConnectRequest {
 }
 
 impl RejectReason {
-    /// Encodes the private data of the message that rejects the connection.
+    /// Encodes the private data for the message that rejects the connection.
     pub fn bytes(self) -> [u8; 4] {
         let mut bytes = [0; 4];
         bytes[2..].copy_from_slice(&(self as u16).to_le_bytes());

@@ -1,4 +1,4 @@
-//! Execution of the commands of a queue, independent of the transport of commands and data.
+//! Execution of a queue's commands, independent of how commands and data are transported.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,22 +9,22 @@ use super::request::{Connect, Request, ranges};
 use super::subsystem::{Subsystem, in_command};
 use super::{identify, log};
 
-/// Time limit from the connection to the Connect command.
+/// Maximum time from the establishment of the connection to the Connect command.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A queue of commands: the admin queue or an I/O queue. Dropping an I/O queue removes it from its
-/// controller, dropping the admin queue ends the controller.
+/// controller; dropping the admin queue ends the controller.
 #[derive(Debug)]
 pub struct Queue {
     subsystem: Arc<Subsystem>,
-    /// Number announced in the connection request.
+    /// Queue number from the connection request; 0 is the admin queue.
     number: u16,
     depth: u16,
     created: Instant,
-    /// Controller of the queue; `None` before the Connect command.
+    /// Controller that the queue is attached to; `None` before the Connect command.
     controller: Option<Arc<Controller>>,
-    /// Submission queue head pointer: the position after the last received command; `None` if the host has
-    /// disabled flow control.
+    /// Submission queue head pointer: the index after the most recently received command; `None` if the host
+    /// has disabled flow control.
     head: Option<u16>,
 }
 
@@ -34,32 +34,33 @@ pub enum DisconnectReason {
     /// No command arrived within the keep alive timeout.
     #[error("no command arrived within the keep alive timeout")]
     KeepAliveTimeout,
-    /// The host did not send Connect in time.
+    /// The host did not send the Connect command in time.
     #[error("no Connect command arrived within {} s", CONNECT_TIMEOUT.as_secs())]
     NoConnect,
-    /// The controller has ended, because its admin queue was disconnected.
+    /// The controller has ended because its admin queue was disconnected.
     #[error("the controller has ended with its admin queue")]
     Controller,
 }
 
 impl Queue {
-    /// Creates a queue with the given number and depth (at least one command), on which the host must first
-    /// send Connect.
+    /// Creates a queue with the given number and depth, which must be at least 1. The first command on the
+    /// queue must be Connect.
     pub fn new(subsystem: Arc<Subsystem>, number: u16, depth: u16, now: Instant) -> Queue {
         Queue { subsystem, number, depth, created: now, controller: None, head: Some(0) }
     }
 
-    /// Returns the controller; `None` before Connect.
+    /// Returns the controller, or `None` before the Connect command.
     pub fn controller(&self) -> Option<&Arc<Controller>> {
         self.controller.as_ref()
     }
 
-    /// Returns the block size of the namespace in bytes.
+    /// Returns the namespace's block size in bytes.
     pub fn block_len(&self) -> usize {
         self.subsystem.namespace.block_len()
     }
 
-    /// Accepts a received command and parses it.
+    /// Parses a received command, after advancing the submission queue head and restarting the keep alive
+    /// timer.
     ///
     /// # Errors
     /// [`Status`] if the command is invalid or out of sequence.
@@ -78,12 +79,13 @@ impl Queue {
         }
     }
 
-    /// Returns the response to a command.
+    /// Returns the response to a command, with the current submission queue head.
     pub fn response(&self, id: u16, outcome: Result<u64, Failure>) -> Response {
         Response { id, head: self.head.unwrap_or(u16::MAX), outcome }
     }
 
-    /// Checks whether the host has to be disconnected. The caller has handled all received commands.
+    /// Checks whether the host has to be disconnected. The caller must have handled all received commands,
+    /// because each of them restarts the keep alive timer.
     ///
     /// # Errors
     /// [`DisconnectReason`].
@@ -111,9 +113,9 @@ impl Queue {
         }
     }
 
-    /// Executes a command and returns its result, or `None` if there is no response yet. `data` is the host's
-    /// data, or zeros to be overwritten with data for the host, of the length that [`Request::transfer`]
-    /// returns.
+    /// Executes a command and returns its result, or `None` if there is no response yet. `data` is the data
+    /// from the host, or a zeroed buffer for the data to the host; its length must be the one that
+    /// [`Request::transfer`] returns.
     ///
     /// # Errors
     /// [`Failure`].
@@ -206,7 +208,7 @@ impl Drop for Queue {
     }
 }
 
-/// Displays the type of the queue, its controller and its host.
+/// Displays the queue's type, controller and host.
 impl std::fmt::Display for Queue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Some(controller) = &self.controller else {

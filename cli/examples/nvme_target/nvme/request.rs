@@ -1,4 +1,4 @@
-//! Parsing of commands: their fields, and the data that they transfer.
+//! Parsing of commands and of the data that they transfer.
 
 use super::MAX_TRANSFER;
 use super::capsule::{Command, Status, u16_at, u32_at, u64_at};
@@ -32,7 +32,7 @@ pub const ADMIN_COMMANDS: [u8; 7] = [
     opcode::KEEP_ALIVE,
 ];
 /// Opcodes of the supported I/O commands, for the Commands Supported and Effects log page, each with a flag
-/// that tells whether the command changes the contents of blocks.
+/// that is set if the command changes block contents.
 pub const IO_COMMANDS: [(u8, bool); 5] = [
     (opcode::FLUSH, false),
     (opcode::WRITE, true),
@@ -44,13 +44,13 @@ pub const IO_COMMANDS: [(u8, bool); 5] = [
 /// A range of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Blocks {
-    /// Number of the first block.
+    /// LBA of the first block.
     pub first: u64,
     /// Number of blocks.
     pub count: u64,
 }
 
-/// A parsed command whose own fields are valid; only its execution checks it against the state of the
+/// A parsed command whose fields are valid in themselves; execution checks them against the state of the
 /// controller and the namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
@@ -60,7 +60,7 @@ pub enum Request {
     PropertyGet {
         /// Offset of the register.
         offset: u32,
-        /// Whether the register has 8 bytes (otherwise 4).
+        /// Whether the register is 8 bytes long instead of 4.
         wide: bool,
     },
     /// Writes a register.
@@ -72,7 +72,7 @@ pub enum Request {
     },
     /// Identify: returns a data structure that describes the controller or a namespace.
     Identify {
-        /// Kind of the data structure (CNS).
+        /// Controller or Namespace Structure (CNS): the data structure to return.
         cns: u8,
         /// Namespace identifier.
         nsid: u32,
@@ -83,7 +83,7 @@ pub enum Request {
     GetLogPage {
         /// Log page identifier.
         log: u8,
-        /// Offset of the first byte.
+        /// Offset of the first byte to return, in the log page.
         offset: u64,
         /// Number of bytes.
         len: usize,
@@ -99,12 +99,12 @@ pub enum Request {
     GetFeatures {
         /// Feature identifier.
         feature: u8,
-        /// Requested value (SEL): 0 current value; 1 default; 2 saved value; 3 supported capabilities.
+        /// Value to return (SEL): 0 current; 1 default; 2 saved; 3 supported capabilities.
         select: u8,
     },
     /// Asynchronous Event Request, which completes when an event occurs.
     AsyncEvent,
-    /// Restarts the keep alive timer.
+    /// Keep Alive, which restarts the keep alive timer.
     KeepAlive,
     /// Aborts a command.
     Abort,
@@ -114,23 +114,23 @@ pub enum Request {
     Write {
         /// Blocks to write.
         blocks: Blocks,
-        /// Whether the command completes only when the blocks are on the medium (FUA).
+        /// Whether the command may complete only once the blocks are on the medium (FUA).
         fua: bool,
     },
-    /// Completes when all written data is on the medium.
+    /// Flush, which completes once all previously written data is on the medium.
     Flush,
     /// Fills blocks with zeros.
     WriteZeroes {
         /// Blocks to fill.
         blocks: Blocks,
-        /// Whether the command completes only when the blocks are on the medium (FUA).
+        /// Whether the command may complete only once the blocks are on the medium (FUA).
         fua: bool,
     },
-    /// Dataset Management: sets attributes of ranges of blocks.
+    /// Dataset Management: sets attributes of block ranges.
     DatasetManagement {
-        /// Number of ranges of blocks in the data.
+        /// Number of block ranges in the data.
         ranges: usize,
-        /// Whether the blocks may be deallocated, because their contents are not needed any more.
+        /// Whether the blocks may be deallocated, because their contents are no longer needed.
         deallocate: bool,
     },
 }
@@ -142,24 +142,24 @@ pub struct Connect {
     pub format: u16,
     /// Number of the queue.
     pub queue: u16,
-    /// Depth of the queue minus one (SQSIZE).
+    /// Queue depth minus one (SQSIZE).
     pub last: u16,
-    /// Whether the host has disabled the submission queue head pointer (flow control).
+    /// Whether the host has disabled flow control, so that responses carry no submission queue head pointer.
     pub no_flow_control: bool,
     /// Keep alive timeout in milliseconds; 0 disables it.
     pub keep_alive: u32,
 }
 
 impl Connect {
-    /// Length of the data of a Connect command in bytes.
+    /// Length of a Connect command's data in bytes.
     pub const DATA_LEN: usize = 1024;
-    /// Offset of [`queue`](Self::queue) in the command.
+    /// Offset of [`queue`](Self::queue) in the command, in bytes.
     pub const QUEUE_AT: u64 = 42;
-    /// Offset of [`last`](Self::last) in the command.
+    /// Offset of [`last`](Self::last) in the command, in bytes.
     pub const LAST_AT: u64 = 44;
 }
 
-/// Data that a command transfers, with its length in bytes.
+/// Direction and length in bytes of a command's data transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transfer {
     /// No data.
@@ -171,7 +171,8 @@ pub enum Transfer {
 }
 
 impl Request {
-    /// Parses a command of the admin queue, or of an I/O queue with blocks of `block_len` bytes.
+    /// Parses a command from the admin queue, or from an I/O queue of a namespace with blocks of `block_len`
+    /// bytes.
     ///
     /// # Errors
     /// [`Status`].
@@ -284,7 +285,7 @@ fn io(command: &Command) -> Result<Request, Status> {
 
 const RANGE_LEN: usize = 16;
 
-/// Parses the data of a Dataset Management command. Merges overlapping and adjacent ranges, so that each
+/// Parses the data of a Dataset Management command, merging overlapping and adjacent ranges so that each
 /// block is returned once.
 pub fn ranges(data: &[u8]) -> Vec<Blocks> {
     let all = data.chunks_exact(RANGE_LEN);

@@ -1,4 +1,4 @@
-//! Server that accepts connections and serves each on its own thread.
+//! Server that accepts connections, each served by its own thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,13 +13,13 @@ use super::private_data::{ConnectRequest, RejectReason};
 use super::queue::Queue;
 use super::subsystem::Subsystem;
 
-/// Largest number of connected queues, of all hosts together.
+/// Maximum number of connected queues, over all hosts.
 const CONNECTIONS: usize = 1024;
-/// Interval at which the server checks whether it has to stop.
+/// Interval at which the server calls `stop`.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Serves a subsystem to all hosts that connect, until `stop` returns true. `log` receives a line for each
-/// connection, rejection and disconnection.
+/// Serves a subsystem to all hosts that connect, until `stop` returns true. `log` is called with a line for
+/// each connection, rejection and disconnection.
 ///
 /// # Errors
 /// [`WaitError`] if the listener fails.

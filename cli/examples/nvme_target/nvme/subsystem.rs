@@ -1,4 +1,4 @@
-//! NVM subsystem: a namespace with a name, and the controllers of the connected hosts.
+//! NVM subsystem: a named namespace, and the controllers of the connected hosts.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,25 +13,25 @@ use super::namespace::Namespace;
 use super::request::Connect;
 use super::{DISCOVERY_NQN, IO_QUEUES};
 
-/// Largest number of controllers, one per connected host.
+/// Maximum number of controllers, one per connected host.
 const CONTROLLERS: u16 = 256;
-/// Controller ID by which a host requests any controller.
+/// Controller ID in a Connect command that requests any available controller.
 const ANY: u16 = 0xffff;
 
-/// A namespace with a name. All hosts share it.
+/// A named namespace, shared by all hosts, with their controllers.
 #[derive(Debug)]
 pub struct Subsystem {
-    /// NVMe qualified name (NQN) of the subsystem.
+    /// NQN (NVMe qualified name) of the subsystem.
     pub nqn: String,
     /// Namespace that the subsystem serves.
     pub namespace: Namespace,
-    /// Addresses that the subsystem can be reached at.
+    /// Addresses at which hosts reach the subsystem.
     pub addresses: Vec<SocketAddr>,
     controllers: Mutex<BTreeMap<u16, Arc<Controller>>>,
 }
 
-/// Layout of the data of a Connect command: offsets of the controller ID, the subsystem NQN and the host NQN,
-/// and length of an NQN field.
+/// Layout of a Connect command's data: offsets of the controller ID, the subsystem NQN and the host NQN, and
+/// the length of an NQN field.
 const CONTROLLER_AT: usize = 16;
 const SUBSYSTEM_AT: usize = 256;
 const HOST_AT: usize = 512;
@@ -43,8 +43,8 @@ impl Subsystem {
         Subsystem { nqn, namespace, addresses, controllers: Mutex::default() }
     }
 
-    /// Returns a UUID that is derived from the name of the subsystem (FNV-1a hash), so that it survives a
-    /// restart of the target.
+    /// Returns a UUID derived from the subsystem's NQN (FNV-1a hash), so that it survives a restart of the
+    /// target.
     pub fn uuid(&self) -> [u8; 16] {
         let (mut hash, mut uuid) = (0xcbf2_9ce4_8422_2325_u64, [0; 16]);
         for half in uuid.chunks_exact_mut(8) {
@@ -60,7 +60,8 @@ impl Subsystem {
     }
 
     /// Creates the controller for a Connect command on an admin queue, or finds it for a Connect command on
-    /// an I/O queue. The caller has compared the queue number with that of the connection request.
+    /// an I/O queue. The caller must have checked that the queue number matches that in the connection
+    /// request.
     ///
     /// # Errors
     /// [`Failure`].
@@ -116,14 +117,14 @@ impl Subsystem {
     }
 }
 
-/// Returns the name at offset `at` of the data of a Connect command, if it is NUL-terminated UTF-8.
+/// Returns the name at offset `at` of a Connect command's data, or `None` if it is not NUL-terminated UTF-8.
 fn name(data: &[u8], at: usize) -> Option<&str> {
     let field = data.get(at..at + NAME_LEN)?;
     let end = field.iter().position(|byte| *byte == 0)?;
     std::str::from_utf8(&field[..end]).ok()
 }
 
-/// Returns the failure for an invalid field at offset `at` of the data of a Connect command.
+/// Returns the failure for an invalid field at offset `at` of a Connect command's data.
 fn in_data(at: usize) -> Failure {
     Failure { status: Status::ConnectParameter, result: 1 << 16 | at as u64 }
 }
