@@ -1,5 +1,5 @@
-//! Work requests built by one call per part (`ibv_wr_start` and its companions), through the function
-//! pointers in the C struct of the queue pair.
+//! Work requests built with one call per part (`ibv_wr_start` and its companions), through the function
+//! pointers in `ibv_qp_ex`.
 
 use std::ffi::{c_int, c_void};
 
@@ -27,7 +27,7 @@ const BIND_MW: u64 = 1 << 8;
 const SEND_INV: u64 = 1 << 9;
 const ATOMIC_WRITE: u64 = 1 << 12;
 
-/// Returns the operations that a service type supports, as `send_ops_flags`.
+/// Returns the operations that a service type supports, as a `send_ops_flags` mask.
 fn operations(service: QpType) -> u64 {
     let datagram = SEND | SEND_IMM;
     let unreliable = datagram | RDMA_WRITE | RDMA_WRITE_IMM | LOCAL_INV | BIND_MW | SEND_INV;
@@ -141,7 +141,7 @@ unsafe fn change(c: *mut ibv_qp_ex, f: impl FnOnce(&mut Requests)) {
     }
 }
 
-/// Begins a work request with the `wr_id` and flags that the program has stored in the C struct.
+/// Begins a work request with the `wr_id` and flags from the C struct.
 ///
 /// # Safety
 /// As for [`change`].
