@@ -43,11 +43,11 @@ pub(super) struct State {
 pub(super) enum Phase {
     /// Neither listening nor connected, possibly bound.
     Idle(CmId),
-    /// Listening, with the connection request to accept next.
+    /// Listening, with the next connection request to accept, if one has arrived.
     Listening(CmId, Option<CmEvent>),
     /// Waiting for the peer to accept.
     Connecting(Connection),
-    /// Connected, or disconnected afterwards: see [`Connection::has_ended`].
+    /// Connected, or no longer connected: see [`Connection::has_ended`].
     Connected(Connection),
     /// Failed to connect, or no longer listening.
     Failed,
@@ -466,8 +466,7 @@ impl State {
         }
     }
 
-    /// Sets the options of an ID that take effect only if they are set before it is bound, and its traffic
-    /// class.
+    /// Sets an ID's traffic class and, before the ID is bound, the options that only take effect then.
     fn prepare(&self, id: &CmId) -> Result<(), c_int> {
         if id.local_addr().is_none() {
             id.set_reuse_addr(self.options.reuses_address).map_err(errno)?;
