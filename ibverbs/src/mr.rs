@@ -283,7 +283,8 @@ unsafe extern "C" fn rereg_mr(
     const ACCESS: c_int = 4;
     /// `IBV_REREG_MR_ERR_INPUT`: libibverbs itself rejects the arguments.
     const ERR_INPUT: c_int = -1;
-    /// `IBV_REREG_MR_ERR_CMD`: the kernel rejected the command. Unlike there, the region is unchanged.
+    /// `IBV_REREG_MR_ERR_CMD`: the kernel rejected the command. With libibverbs, the region must then not be
+    /// used; here, it is unchanged.
     const ERR_CMD: c_int = -4;
     let fail = |e| {
         errno::set(e);

@@ -39,7 +39,8 @@ thread_local! {
     static SCRATCH: Cell<Scratch> = const { Cell::new(Scratch { requests: Vec::new(), pieces: Vec::new() }) };
 }
 
-/// Clears a vector and returns its allocation as a vector of another element type with the same layout.
+/// Clears a vector and returns it, with its allocation, as a vector of another element type of the same
+/// layout.
 fn recycle<T, U>(mut used: Vec<T>) -> Vec<U> {
     const { assert!(size_of::<T>() == size_of::<U>() && align_of::<T>() == align_of::<U>()) };
     used.clear();

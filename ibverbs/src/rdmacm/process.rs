@@ -167,7 +167,8 @@ pub(crate) type ExitAction = fn(&'static ProcessGlobals, &dyn Fn());
 
 static EXIT_ACTIONS: [OnceLock<ExitAction>; 2] = [const { OnceLock::new() }; 2];
 
-/// Sets the exit action of a stage. Called when the first object to which the action applies is created.
+/// Sets the exit action of a stage. Called when an object to which the action applies is created; only the
+/// first call has an effect.
 pub(crate) fn set_exit_action(stage: ExitStage, action: ExitAction) {
     EXIT_ACTIONS[stage as usize].get_or_init(|| action);
 }

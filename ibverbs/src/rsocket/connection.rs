@@ -65,7 +65,7 @@ pub(super) struct Connection {
     next_target: usize,
     /// Whether the peer's private data has arrived.
     is_negotiated: bool,
-    /// Whether the handshake is complete or the peer has sent data: it can then receive.
+    /// Whether the peer can receive: the handshake is complete, or the peer has sent data.
     pub is_established: bool,
     /// Whether more data may arrive.
     pub can_read: bool,

@@ -29,7 +29,7 @@ pub(super) struct Sizes {
     pub send_buffer: usize,
     /// Size of each half of the receive buffer, in bytes.
     pub receive_half: usize,
-    /// Depth of the send queue in data work requests.
+    /// Number of data work requests that the send queue holds.
     pub send_queue: u32,
     /// Number of data messages that the peer may send before it receives more credits.
     pub credits: u16,

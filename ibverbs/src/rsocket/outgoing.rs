@@ -10,8 +10,8 @@ use super::protocol::{Message, ProtocolError, TARGET_SGL_LEN, TargetSge};
 const MAX_WRITE_LEN: usize = 1 << 16;
 /// Maximum number of outstanding credit messages.
 const CREDIT_MESSAGES: usize = 4;
-/// Maximum number of outstanding work requests other than data: credit messages, two shutdown messages, and
-/// one keepalive write.
+/// Maximum number of outstanding internal work requests: credit messages, two shutdown messages, and one
+/// keepalive write.
 pub(super) const INTERNAL: usize = CREDIT_MESSAGES + 3;
 
 /// An RDMA WRITE to be posted.

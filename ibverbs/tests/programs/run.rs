@@ -233,7 +233,8 @@ fn udp_port_in_use_is_reported() {
     assert!(printed.contains(&format!("urxe: UDP port 4791 of {address} is in use by")), "{printed}");
 }
 
-/// Runs both ends of a ping-pong, the client with additional options of `urxe run`. Returns its output.
+/// Runs both ends of a ping-pong, the client with additional options of `urxe run`. Returns the client's
+/// output.
 fn pingpong(options: &[&str]) -> String {
     let [server, client] = addresses();
     pingpong_between(&["--ip", &server], &[&["--ip", &client], options].concat())
