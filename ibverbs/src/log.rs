@@ -1,4 +1,4 @@
-//! Prints the library's tracing events to standard error, up to the level given by `URXE_LOG`.
+//! Output of the library's tracing events to standard error, up to the level given by `URXE_LOG`.
 
 use std::io;
 

@@ -470,7 +470,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(c: *mut ibv_mw) -> c_int {
     0
 }
 
-/// Always succeeds: no memory is pinned, so a forked child gets a copy of registered memory as of any other
+/// Always succeeds: no memory is pinned, so a forked child gets a copy of registered memory, as of any other
 /// memory.
 unsafe extern "C" fn fork_init() -> c_int {
     0
@@ -511,7 +511,7 @@ unsafe extern "C" fn unimport_mr(c: *mut ibv_mr) {
     }
 }
 
-/// Faults in pages of on-demand regions. They are present when the call returns, with or without
+/// Faults in pages of on-demand regions. The pages are present when the call returns, with or without
 /// `IBV_ADVISE_MR_FLAG_FLUSH`.
 pub(crate) unsafe extern "C" fn advise_mr(
     pd: *mut ibv_pd,

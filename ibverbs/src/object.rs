@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::live_objects;
 
-/// A Rust type that begins with a C struct to which programs hold pointers. Implemented with [`ffi_object!`].
+/// A Rust type that begins with a C struct to which programs hold pointers. Use [`ffi_object!`] to implement
+/// it.
 ///
 /// # Safety
 /// The type has a `FfiCell<C>` at [`OFFSET`](Self::OFFSET), where `C` is [`Self::C`] or a longer C struct that

@@ -74,8 +74,8 @@ impl ProtectionDomain {
         ProtectionDomain { c: FfiCell::new(c), pd, users, parts }.into_raw()
     }
 
-    /// Removes one user of a domain. Frees the domain if it was imported and has no users left, the import
-    /// itself being one of them.
+    /// Removes one user of a domain. An imported domain, whose import counts as a user, is freed with the
+    /// last of them.
     ///
     /// # Safety
     /// `c` is live and had that user.

@@ -297,7 +297,7 @@ unsafe extern "C" fn qp_to_qp_ex(c: *mut ibv_qp) -> *mut ibv_qp_ex {
     if unsafe { (*qp_ex).wr_start }.is_some() { qp_ex } else { std::ptr::null_mut() }
 }
 
-/// Accepts only empty options: this device has none for enhanced connection establishment (ECE).
+/// Accepts only empty options, because the device has none for enhanced connection establishment (ECE).
 pub(crate) unsafe extern "C" fn set_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     // SAFETY: `ibv_set_ece` requires `ece` to point to a readable struct. A vendor of 0 requests no options.
     if unsafe { (*ece).vendor_id } == 0 { 0 } else { libc::EOPNOTSUPP }

@@ -39,7 +39,7 @@ fn operations(service: QpType) -> u64 {
     }
 }
 
-/// Sets the function pointers of the operations in `wanted` (`send_ops_flags`). Returns false if the service
+/// Sets the function pointers for the operations in `wanted` (`send_ops_flags`). Returns false if the service
 /// type does not support all of them.
 pub(crate) fn set_functions(c: &mut ibv_qp_ex, service: QpType, wanted: u64) -> bool {
     if wanted & !operations(service) != 0 {
@@ -129,7 +129,7 @@ unsafe extern "C" fn wr_abort(c: *mut ibv_qp_ex) {
     unsafe { end(c, |_, _| ()) };
 }
 
-/// Changes the session in progress, if there is one.
+/// Calls `f` with the requests of the session in progress, if there is one.
 ///
 /// # Safety
 /// `c` is a live queue pair, with a session of this thread or with none.

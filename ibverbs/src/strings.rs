@@ -98,7 +98,7 @@ extern "C" fn wc_status_str(number: c_int) -> *const c_char {
     name(&NAMES, number, c"unknown")
 }
 
-/// Each `enum ibv_rate` value with its multiple of 2.5 Gb/s, if it is an integer, and its rate in Mb/s.
+/// Each `enum ibv_rate` value with its multiple of 2.5 Gb/s, if that is an integer, and its rate in Mb/s.
 const RATES: [(c_int, Option<c_int>, c_int); 23] = [
     (2, Some(1), 2_500),
     (5, Some(2), 5_000),

@@ -1,4 +1,4 @@
-//! Messages over a Unix SOCK_SEQPACKET connection. Each consists of a line of text and any number of file
+//! Messages over a Unix SOCK_SEQPACKET connection. Each consists of a line of text and up to 253 file
 //! descriptors (SCM_RIGHTS).
 
 use std::fmt;

@@ -74,7 +74,7 @@ unsafe fn copy_address(from: *const sockaddr, len: socklen_t) -> Option<(sockadd
 
 type Address = Option<(sockaddr_storage, socklen_t)>;
 
-/// Makes a list element for the program.
+/// Allocates a list element for the program.
 fn new_entry(flags: c_int, kind: (c_int, c_int), src: Address, dst: Address) -> *mut rdma_addrinfo {
     // SAFETY: `Entry` consists of integers and raw pointers, for which zeros are valid.
     let mut entry: Box<Entry> = Box::new(unsafe { std::mem::zeroed() });

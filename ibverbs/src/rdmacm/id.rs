@@ -269,7 +269,7 @@ impl Id {
         self.state.lock().joins.get(&group).copied()
     }
 
-    /// Updates the fields that programs read, as the event requires.
+    /// Updates the fields that programs read from the id, depending on the event.
     pub(super) fn apply_event(&self, event: &CmEvent) {
         match event.kind {
             CmEventKind::AddrResolved | CmEventKind::RouteResolved | CmEventKind::ConnectRequest => {

@@ -45,7 +45,7 @@ struct OpenDevice {
 }
 
 impl Drop for OpenDevice {
-    /// Closes the device. It is dropped only if the connection manager cannot be created, before any object
+    /// Closes the device. This runs only if the connection manager cannot be created, before any object
     /// exists on the device.
     fn drop(&mut self) {
         // SAFETY: `open` opened this context and no other code has the pointer.

@@ -72,8 +72,8 @@ unsafe fn create_cq_with_channel(
     }
 }
 
-/// Creates the send and receive completion queues of an id, except those that exist and those for which no
-/// depth is given.
+/// Creates the send and receive completion queues that an id does not yet have, each only if its depth is
+/// given.
 ///
 /// # Safety
 /// `c` is a live id that is bound to a device.

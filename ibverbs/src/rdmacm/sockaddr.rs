@@ -31,8 +31,8 @@ fn of_ib(ib: &SockaddrIb) -> Option<SocketAddr> {
 }
 
 /// Reads the socket address at a pointer. Returns `None` for a null pointer and for a family other than IPv4,
-/// IPv6 and InfiniBand. An InfiniBand address is converted to the IP address that its GID encodes; no
-/// conversion goes back.
+/// IPv6 and InfiniBand. An InfiniBand address is converted to the IP address that its GID encodes; there is
+/// no reverse conversion.
 ///
 /// # Safety
 /// `from` is null, or points to a complete address of the family that it names.

@@ -61,7 +61,7 @@ pub(super) fn last_errno() -> c_int {
 }
 
 /// Calls `begin`, which starts an operation on an id. If it returns true, an event will report the
-/// completion; on a synchronous id, the call waits for this event.
+/// completion; on a synchronous id, this function waits for it.
 ///
 /// # Safety
 /// `c` is a live id, or null. The caller's frame has nothing to drop ([`blocking`]).

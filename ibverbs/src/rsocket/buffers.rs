@@ -35,7 +35,8 @@ impl<'a> Source<'a> {
         while self.position < end && !self.next_piece(end - self.position).is_empty() {}
     }
 
-    /// Takes the next piece, of at most `len` bytes; it is empty only if nothing is left or `len` is 0.
+    /// Takes the next piece, of at most `len` bytes. The piece is empty only if nothing is left or `len` is
+    /// 0.
     pub(super) fn next_piece(&mut self, len: usize) -> &'a [u8] {
         while let [first, rest @ ..] = self.parts {
             if self.first_offset < first.len() {
@@ -87,7 +88,8 @@ impl<'a> Sink<'a> {
         while self.position < end && !self.next_piece(end - self.position).is_empty() {}
     }
 
-    /// Takes the next piece, of at most `len` bytes; it is empty only if nothing is left or `len` is 0.
+    /// Takes the next piece, of at most `len` bytes. The piece is empty only if nothing is left or `len` is
+    /// 0.
     pub(super) fn next_piece(&mut self, len: usize) -> &mut [u8] {
         while self.parts.get(self.part).is_some_and(|part| part.len() == self.part_offset) {
             (self.part, self.part_offset) = (self.part + 1, 0);

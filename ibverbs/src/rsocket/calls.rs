@@ -461,7 +461,7 @@ unsafe extern "C" fn rsetsockopt(
     }))
 }
 
-/// Returns the value of an option. Includes the read-only options, such as the socket type.
+/// Returns the value of an option, which may be a read-only one, such as the socket type.
 fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
     let int = |value: c_int| Ok(value.to_ne_bytes().to_vec());
     match (level, name) {
@@ -523,8 +523,8 @@ unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_in
     }))
 }
 
-/// Maps memory to an offset, or to an offset equal to its address if `offset` is -1. The peer may write to
-/// the memory with `PROT_WRITE`, and cannot access it with `PROT_NONE`.
+/// Maps memory to `offset`, or to an offset equal to its address if `offset` is -1. With `PROT_WRITE`, the
+/// peer may write to the memory; with `PROT_NONE`, it has no access.
 unsafe extern "C" fn riomap(
     fd: c_int,
     buffer: *mut c_void,

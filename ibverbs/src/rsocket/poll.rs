@@ -67,7 +67,7 @@ pub(super) struct Sets {
 }
 
 impl Sets {
-    /// Returns the descriptors below `count` that are in a set, with the events to poll for.
+    /// Returns the descriptors below `count` that are in any of the sets, with the events to poll for.
     ///
     /// # Safety
     /// Each set is null or points to a valid `fd_set`, and `count` is at most `FD_SETSIZE`.

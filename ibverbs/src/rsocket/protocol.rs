@@ -138,8 +138,8 @@ impl Mapping {
 pub(super) enum Message {
     /// The given number of stream bytes was written.
     Data(usize),
-    /// The total number of data messages since the start of the connection may reach the given limit, which
-    /// is modulo 65536. The target SGL may have changed.
+    /// The sender accepts data messages until their total since the start of the connection reaches the given
+    /// limit (modulo 65536). The target SGL may have changed.
     Credits(u16),
     /// The entry with the given index in the mapped-memory table has changed.
     Mapped(usize),

@@ -263,7 +263,7 @@ impl UdQp {
         self.has_failed && !std::mem::replace(&mut self.failure_reported, true)
     }
 
-    /// Reports whether sending a datagram succeeds or fails at once, without waiting.
+    /// Reports whether a datagram can be sent, or would fail, without waiting.
     pub(super) fn is_writable(&self) -> bool {
         self.has_failed || !self.free.is_empty()
     }

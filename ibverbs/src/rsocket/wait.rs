@@ -23,7 +23,7 @@ thread_local! {
     static THREAD_WAKER: RefCell<Option<(u32, Arc<Waker>)>> = const { RefCell::new(None) };
 }
 
-/// Returns this thread's waker. If the thread has none, creates one if `make` is set.
+/// Returns this thread's waker. Creates one if the thread has none and `make` is set.
 fn thread_waker(make: bool) -> Option<Arc<Waker>> {
     let pid = std::process::id();
     let get = |cell: &RefCell<Option<(u32, Arc<Waker>)>>| {
@@ -127,7 +127,7 @@ impl<S: Waitable> Drop for Watching<S> {
 pub(super) enum WaitEnd {
     TimedOut,
     Interrupted,
-    /// Out of memory or file descriptors, with the error number.
+    /// Failed for lack of memory or file descriptors, with the given error number.
     Failed(c_int),
     /// No result yet: a wait has been set up in the call, which is attempted again afterwards.
     Pending,

@@ -15,7 +15,8 @@ const FD_LIMIT_FOR_FEW: u32 = 84;
 /// Descriptor limit sufficient for one address and some processes, but not for all connections in the test.
 const FD_LIMIT_FOR_SOME: u32 = 128;
 
-/// Returns the path of the socket on which the broker for an address listens, if it runs.
+/// Returns the path of the socket on which the broker for an address listens, or `None` if there is no
+/// broker.
 fn broker_socket(address: &str) -> Option<String> {
     let name = format!("/urxe-broker-{address}");
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();

@@ -164,11 +164,11 @@ fn mpirun(count: usize) -> Vec<String> {
 /// everything.
 const TRANSPORTS: [&str; 3] = ["rc,self", "rc_verbs,ud_verbs,self", "ud_verbs,self"];
 
-/// Bytes that each rank of `ranks.c` sends and receives in the ring alone: three rounds of 4^0 to 4^9 bytes
-/// in each direction.
+/// Bytes that each rank of `ranks.c` sends and receives in the ring test alone: three rounds of 4^0 to 4^9
+/// bytes in each direction.
 const C_RING_BYTES: u64 = 2 * 3 * ((1 << 20) - 1) / 3;
 
-/// Bytes that each rank of `ranks.py` sends and receives in the ring, as 8-byte numbers.
+/// Bytes that each rank of `ranks.py` sends and receives in the ring test, as 8-byte numbers.
 const PYTHON_RING_BYTES: u64 = 2 * 8 * 110_101;
 
 #[test]

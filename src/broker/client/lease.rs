@@ -35,7 +35,7 @@ pub struct Lease {
 
 /// State shared with the thread that monitors the broker.
 struct Shared {
-    /// Request to a new broker after the previous one has exited.
+    /// Request to send to a new broker after the previous one has exited.
     request: Request,
     keepalives: Vec<FdKeepalive>,
     sharing: Sharing,

@@ -1,4 +1,4 @@
-//! Client side of the broker: a process that shares an address.
+//! Client side of the broker, in each process that shares an address.
 //!
 //! | module | contents |
 //! | --- | --- |

@@ -68,7 +68,7 @@ impl Server {
         self.update_steering_if(released.is_some_and(|(_, count)| count > 1));
     }
 
-    /// Checks which partitions of disconnected processes have become free.
+    /// Checks which partitions of disconnected processes have become free, and marks them as orphaned.
     pub(super) fn collect_released(&mut self) {
         let Server { bind_addr, names, orphaned, releasing, .. } = self;
         releasing.retain(|(partitions, since)| {
