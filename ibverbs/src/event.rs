@@ -67,7 +67,8 @@ unsafe fn next_async_event(c: *mut ibv_context, out: *mut ibv_async_event, call:
 /// Returns the context of the QP, CQ or shared receive queue to which an event refers, or `None` for a port
 /// or device event.
 ///
-/// # Safety `get_async_event` filled `event`, which has not yet been acknowledged.
+/// # Safety
+/// `get_async_event` filled `event`, which has not yet been acknowledged.
 unsafe fn owner(event: &ibv_async_event) -> Option<*mut ibv_context> {
     // SAFETY: the event type determines which struct `element` points to, and destroying that queue waits
     // until the event is acknowledged.

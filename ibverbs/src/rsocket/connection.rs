@@ -501,7 +501,7 @@ impl Connection {
         let _ = self.id.disconnect();
     }
 
-    /// Ends the connection because of an error.
+    /// Ends the connection with an error, unless both directions are already shut down.
     pub(super) fn fail(&mut self, errno: c_int) {
         // After both directions were shut down nothing is lost by an error.
         if !self.has_ended && (self.can_read || self.can_write) {

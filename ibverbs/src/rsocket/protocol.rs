@@ -206,7 +206,7 @@ pub(super) struct ConnData {
 }
 
 /// Encodes a table size in a byte. Sizes up to 128 are exact; larger ones are rounded down to a multiple of
-/// 128.
+/// 128, and capped at 16,256.
 fn encode_size(size: usize) -> u8 {
     if size <= 128 { size as u8 } else { 128 | (size.min(127 * 128) / 128) as u8 }
 }
