@@ -18,9 +18,9 @@ export! {
         ibv_ack_async_event = ack_async_event;
 }
 
-/// Returns the address of the queue that an event concerns and counts the event, so that destroying the queue
-/// waits for the acknowledgement of the event; returns the port number if the event concerns no queue. `None`
-/// if the queue is destroyed.
+/// Returns the address of the queue to which an event refers, and counts the event, so that destroying the
+/// queue waits for its acknowledgement. Returns the port number for an event that refers to no queue, and
+/// `None` if the queue has been destroyed.
 fn affiliated_object(context: &Context, event: AsyncEvent) -> Option<usize> {
     let count = |address: usize| context.unacked.count(address);
     match (event.qpn(), event.cq(), event.srq()) {
@@ -37,7 +37,7 @@ unsafe extern "C-unwind" fn get_async_event(c: *mut ibv_context, out: *mut ibv_a
     blocking(|call| unsafe { next_async_event(c, out, call) })
 }
 
-/// Makes an attempt at `ibv_get_async_event`.
+/// Makes one attempt to complete `ibv_get_async_event`.
 ///
 /// # Safety
 /// `c` is an open context; `out` points to a writable struct.
@@ -64,11 +64,11 @@ unsafe fn next_async_event(c: *mut ibv_context, out: *mut ibv_async_event, call:
     }
 }
 
-/// Returns the context of the QP, CQ or shared receive queue that an event concerns, or `None` for an event
-/// of the port or device.
+/// Returns the context of the QP, CQ or shared receive queue to which an event refers, or `None` for a port
+/// or device event.
 ///
 /// # Safety
-/// `get_async_event` filled `event`, which is not acknowledged yet.
+/// `get_async_event` filled `event`, which has not yet been acknowledged.
 unsafe fn owner(event: &ibv_async_event) -> Option<*mut ibv_context> {
     // SAFETY: the event type determines which struct `element` points to, and destroying that queue waits
     // until the event is acknowledged.

@@ -1,4 +1,4 @@
-//! Objects that events refer to: their addresses by number, and the events that the program has not acknowledged.
+//! Objects to which events refer: their addresses by number, and their unacknowledged events.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,7 +6,7 @@ use std::hash::Hash;
 use parking_lot::{Condvar, Mutex};
 use urxe::verbs::{CqId, Qpn, SrqId};
 
-/// Queue pairs, completion queues and shared receive queues by the number that events carry.
+/// Queue pairs, completion queues and shared receive queues, indexed by the number in an event.
 #[derive(Default)]
 pub(crate) struct EventObjects {
     pub qps: ObjectTable<Qpn>,
@@ -14,9 +14,9 @@ pub(crate) struct EventObjects {
     pub srqs: ObjectTable<SrqId>,
 }
 
-/// Addresses of objects by number; [`object_at`] turns them back into pointers. A thread that destroys an
-/// object removes its number first and then waits for the acknowledgement of returned events. A thread that
-/// has taken an event counts it during the lookup, and thus before the number can be removed.
+/// Object addresses by number; [`object_at`] turns them back into pointers. A thread that destroys an object
+/// removes its number first and then waits for the program to acknowledge its events. A thread that dequeues
+/// an event counts it during the lookup, and thus before the number can be removed.
 pub(crate) struct ObjectTable<K>(Mutex<HashMap<K, usize>>);
 
 impl<K> Default for ObjectTable<K> {
@@ -31,17 +31,18 @@ impl<K: Eq + Hash> ObjectTable<K> {
         self.0.lock().insert(number, c.expose_provenance());
     }
 
-    /// Removes an object, once no lookup is in progress.
+    /// Removes an object. Waits for a lookup in progress, including the function that the lookup calls.
     pub(crate) fn remove(&self, number: K) {
         self.0.lock().remove(&number);
     }
 
-    /// Calls `f` with the address of each object. No number is removed, and so no object freed, meanwhile.
+    /// Calls `f` with the address of each object. No number is removed, and hence no object freed, before
+    /// this returns.
     pub(crate) fn for_each_address(&self, f: impl FnMut(usize)) {
         self.0.lock().values().copied().for_each(f);
     }
 
-    /// Looks an object up and calls `f` with its address. The number is not removed, and so the object not
+    /// Looks an object up and calls `f` with its address. The number is not removed, and hence the object not
     /// freed, before `f` returns.
     pub(crate) fn look_up(&self, number: K, f: impl FnOnce(usize)) -> Option<usize> {
         let names = self.0.lock();
@@ -50,8 +51,7 @@ impl<K: Eq + Hash> ObjectTable<K> {
     }
 }
 
-/// Number of events per queue that were returned to the program and are not acknowledged. A queue is not
-/// destroyed while it has such events.
+/// Number of unacknowledged events per queue. Destroying a queue waits until it has none.
 #[derive(Default)]
 pub(crate) struct UnackedEvents {
     counts: Mutex<HashMap<usize, u32>>,
@@ -59,7 +59,7 @@ pub(crate) struct UnackedEvents {
 }
 
 impl UnackedEvents {
-    /// Counts an event that is returned to the program.
+    /// Counts an event that is about to be returned to the program.
     pub(crate) fn count(&self, queue: usize) {
         *self.counts.lock().entry(queue).or_default() += 1;
     }
@@ -76,7 +76,7 @@ impl UnackedEvents {
         self.changed.notify_all();
     }
 
-    /// Waits until all events of `queue` are acknowledged.
+    /// Waits until the program has acknowledged all events of `queue`.
     pub(crate) fn wait(&self, queue: usize) {
         let mut counts = self.counts.lock();
         while counts.contains_key(&queue) {
@@ -90,7 +90,7 @@ pub(crate) fn address_of<C>(c: *mut C) -> usize {
     c.addr()
 }
 
-/// Returns the pointer to the object at an address from [`ObjectTable`].
+/// Converts an address from [`ObjectTable`] back to a pointer to the object.
 pub(crate) fn object_at<C>(address: usize) -> *mut C {
     std::ptr::with_exposed_provenance_mut(address)
 }

@@ -1,5 +1,5 @@
-//! Registry of the objects that programs hold pointers to, by address: distinguishes a pointer to a destroyed
-//! object from a valid one without dereferencing it.
+//! Registry of the objects to which programs hold pointers, by address. It distinguishes a pointer to a
+//! destroyed object from a valid one without dereferencing it.
 
 use std::any::TypeId;
 use std::cell::UnsafeCell;
@@ -14,8 +14,8 @@ struct Registry {
     free_memory: Vec<(TypeId, usize)>,
 }
 
-/// The registry, protected by a mutex of the C library, which a forking thread holds across `fork`: in the
-/// child, the mutex is unlocked and the registry is consistent.
+/// The registry, protected by a pthread mutex that a forking thread holds across `fork`: in the child, the
+/// mutex is unlocked and the registry is consistent.
 struct LiveObjects {
     lock: UnsafeCell<libc::pthread_mutex_t>,
     registry: UnsafeCell<Registry>,
@@ -41,8 +41,8 @@ extern "C" fn unlock() {
     unsafe { libc::pthread_mutex_unlock(LIVE_OBJECTS.lock.get()) };
 }
 
-/// Registers the fork handlers when the library is loaded: at the first use, another thread might fork while
-/// they are being registered.
+/// Registers the fork handlers. It runs when the library is loaded, because later another thread might fork
+/// during the registration.
 extern "C" fn register_fork_handlers() {
     // SAFETY: the handlers remain valid until the process ends, because the library is never unloaded (`-z
     // nodelete`).
@@ -85,7 +85,7 @@ pub(crate) fn keep_memory(address: usize, kind: TypeId) {
     with(|registry| registry.free_memory.push((kind, address)));
 }
 
-/// Returns the address of kept memory for an object of type `kind`, if there is any.
+/// Takes kept memory for an object of type `kind`, if there is any, and returns its address.
 pub(crate) fn take_kept_memory(kind: TypeId) -> Option<usize> {
     with(|registry| {
         let at = registry.free_memory.iter().position(|(entry_kind, _)| *entry_kind == kind)?;

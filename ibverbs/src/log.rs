@@ -1,4 +1,4 @@
-//! Output of the library's events on standard error, up to the level that `URXE_LOG` names.
+//! Output of the library's tracing events to standard error, up to the level given by `URXE_LOG`.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::env::parse_with;
 
-/// Starts to print events if `URXE_LOG` is set.
+/// Installs the subscriber that prints events, if `URXE_LOG` is set.
 ///
 /// # Errors
 /// A line that names the allowed values.

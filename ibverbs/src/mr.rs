@@ -43,11 +43,11 @@ const OPTIONAL: u32 = 0x3ff0_0000;
 pub(crate) struct MemoryRegion {
     c: FfiCell<ibv_mr>,
     mr: Mutex<Option<Registered>>,
-    /// The `ibv_pd` that counts the region among its users, which `ibv_rereg_mr` can change.
+    /// Address of the `ibv_pd` that counts the region among its users; `ibv_rereg_mr` can change it.
     pd: AtomicUsize,
 }
 
-/// Registration that a region refers to.
+/// The registration behind a region.
 enum Registered {
     Memory(RawMr, Access),
     /// A null region, deregistered on drop.
@@ -58,7 +58,7 @@ enum Registered {
         region: DmMr,
         memory: *mut ibv_dm,
     },
-    /// An imported region, which the exporter has registered.
+    /// An imported region, registered by the exporting context.
     Imported,
 }
 
@@ -73,19 +73,19 @@ impl MemoryRegion {
     }
 }
 
-/// Converts access flags, without the optional ones that the device does not support.
+/// Converts access flags, dropping the optional ones that the device does not support.
 fn access(bits: c_uint) -> Access {
     let optional = bits & OPTIONAL & Access::RELAXED_ORDERING.bits();
     Access::from_bits_retain(bits & !OPTIONAL | optional)
 }
 
-/// Size up to which every page of a region is probed, which faults it in: 16,384 pages of 4 KiB, which takes
-/// some milliseconds.
+/// Largest region of which every page is probed. Probing faults a page in; for 16,384 pages of 4 KiB, this
+/// takes some milliseconds.
 const MAX_PROBED: usize = 64 << 20;
 
-/// Reports whether a device could pin the range: all of it is mapped, it is readable, and both its ends are
-/// writable if the device has to write it. Of a large range, which may be sparse, only both ends are probed
-/// for reading.
+/// Reports whether a device could pin the range: it must be mapped and readable, and if the device may write
+/// to it, its first and last page must be writable. In a range larger than [`MAX_PROBED`], which may be
+/// sparse, only these two pages are probed for reading.
 fn can_be_pinned(addr: usize, len: usize, access: Access) -> bool {
     let page = page_size();
     let first = addr - addr % page;
@@ -102,7 +102,7 @@ fn can_be_pinned(addr: usize, len: usize, access: Access) -> bool {
         && (!access.allows(Access::LOCAL_WRITE) || ends.iter().all(|at| is_writable(*at, page)))
 }
 
-/// Reports whether a page is writable; also true if the kernel has no means to check it.
+/// Reports whether a page is writable. Returns true if the kernel cannot check this.
 fn is_writable(at: usize, page: usize) -> bool {
     may_write(at, page) || !supports_populate()
 }
@@ -151,7 +151,7 @@ unsafe fn register(
     }
 }
 
-/// Makes the `ibv_mr` of a region, under a new handle.
+/// Allocates the `ibv_mr` of a region and assigns it a new handle.
 fn new_mr(pd: *mut ibv_pd, addr: *mut c_void, keys: MrKeys, mr: Registered) -> *mut ibv_mr {
     // SAFETY: every caller passes the live domain in which it has just registered the region; the domain's
     // context is open.
@@ -161,7 +161,7 @@ fn new_mr(pd: *mut ibv_pd, addr: *mut c_void, keys: MrKeys, mr: Registered) -> *
     new_mr_with_handle(pd, addr, keys, context.mrs.add(keys), mr)
 }
 
-/// Makes the `ibv_mr` of a region, under a given handle.
+/// Allocates the `ibv_mr` of a region with the given handle.
 fn new_mr_with_handle(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -177,7 +177,7 @@ fn new_mr_with_handle(
     MemoryRegion { c: FfiCell::new(c), mr: Mutex::new(Some(mr)), pd }.into_raw()
 }
 
-/// Makes the `ibv_mr` of a region of device memory.
+/// Allocates the `ibv_mr` of a device memory region.
 fn new_dm_mr(pd: *mut ibv_pd, region: DmMr, memory: *mut ibv_dm) -> *mut ibv_mr {
     let keys = MrKeys { lkey: region.lkey().0, rkey: region.rkey().0, length: region.len() };
     new_mr(pd, std::ptr::null_mut(), keys, Registered::Device { region, memory })
@@ -283,8 +283,8 @@ unsafe extern "C" fn rereg_mr(
     const ACCESS: c_int = 4;
     /// `IBV_REREG_MR_ERR_INPUT`: libibverbs itself rejects the arguments.
     const ERR_INPUT: c_int = -1;
-    /// `IBV_REREG_MR_ERR_CMD`: the kernel would reject the command. Here, the region is unchanged
-    /// nevertheless.
+    /// `IBV_REREG_MR_ERR_CMD`: the kernel rejected the command. With libibverbs, the region must then not be
+    /// used; here, it is unchanged.
     const ERR_CMD: c_int = -4;
     let fail = |e| {
         errno::set(e);
@@ -391,7 +391,7 @@ pub(crate) struct MemoryWindow {
 ffi_object! { MemoryWindow { c: ibv_mw } handle |c| c.handle }
 
 impl MemoryWindow {
-    /// Makes the `ibv_mw` of the window, in the kept memory of a destroyed window if there is any.
+    /// Allocates the `ibv_mw` of the window, reusing the memory of a destroyed window if there is any.
     fn into_raw_in_kept_memory(self) -> *mut ibv_mw {
         let Some(memory) = live_objects::take_kept_memory(TypeId::of::<MemoryWindow>()) else {
             return self.into_raw();
@@ -408,8 +408,8 @@ impl MemoryWindow {
         c
     }
 
-    /// Drops the Rust state of a window. The C struct is kept for reuse, as `ibv_dealloc_mw` in the header
-    /// reads the context from it, even for a window that is destroyed already.
+    /// Drops the Rust state of a window. The C struct stays allocated for reuse, because the inline
+    /// `ibv_dealloc_mw` reads the context from it even if the window is already destroyed.
     ///
     /// # Safety
     /// `live_objects` has an entry for the window, and no other thread uses it any more.
@@ -470,8 +470,8 @@ pub(crate) unsafe extern "C" fn dealloc_mw(c: *mut ibv_mw) -> c_int {
     0
 }
 
-/// Returns success: no memory is pinned here, so a forked child has copies of registered memory as of any
-/// other memory.
+/// Always succeeds: no memory is pinned, so a forked child gets a copy of registered memory, as of any other
+/// memory.
 unsafe extern "C" fn fork_init() -> c_int {
     0
 }
@@ -511,7 +511,7 @@ unsafe extern "C" fn unimport_mr(c: *mut ibv_mr) {
     }
 }
 
-/// Faults in pages of regions on demand. The work is always done when the call returns, with or without
+/// Faults in pages of on-demand regions. The pages are present when the call returns, with or without
 /// `IBV_ADVISE_MR_FLAG_FLUSH`.
 pub(crate) unsafe extern "C" fn advise_mr(
     pd: *mut ibv_pd,

@@ -1,8 +1,8 @@
-//! Objects of the C interface: the C struct that a program points to, followed by the Rust state behind it.
+//! Objects of the C interface: a C struct to which the program holds a pointer, followed by Rust state.
 //!
 //! The `SAFETY` comments of this crate rely on the contract of the C interface (`verbs.h`, `rdma_cma.h`, the
-//! man pages). A *live* object is one that a create, open or import call returned and that is not destroyed
-//! yet.
+//! man pages). A *live* object is one that a create, open or import call returned and that has not yet been
+//! destroyed.
 //!
 //! - A pointer argument names a live object of the declared type, or is null where the call allows it.
 //! - The program does not destroy an object while another call uses it, nor before the objects made from it.
@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::live_objects;
 
-/// A Rust type whose first part is a C struct that programs hold pointers to. [`ffi_object!`] implements it.
+/// A Rust type that begins with a C struct to which programs hold pointers. Use [`ffi_object!`] to implement
+/// it.
 ///
 /// # Safety
 /// The type has a `FfiCell<C>` at [`OFFSET`](Self::OFFSET), where `C` is [`Self::C`] or a longer C struct that
@@ -24,17 +25,17 @@ pub(crate) unsafe trait FfiObject: Sized + 'static {
     /// The C struct that programs see.
     type C;
 
-    /// Offset of the C struct in the object, which must be 0: each conversion asserts it at compile time.
+    /// Offset of the C struct in the object. Each conversion asserts at compile time that it is 0.
     const OFFSET: usize;
 
-    /// Returns the `handle` field of the C struct, 0 for a struct without one. `None` means that objects of
-    /// this type are not recorded in [`live_objects`].
+    /// Returns the `handle` field of the C struct, or 0 for a struct without one. `None` means that objects
+    /// of this type are not recorded in [`live_objects`].
     fn handle(_: &Self::C) -> Option<u32> {
         None
     }
 
-    /// Reports whether `c` points to a live object of this type whose `handle` field is unchanged. Any
-    /// pointer may be passed, also a dangling one.
+    /// Reports whether `c` points to a live object of this type whose `handle` field is unchanged. The
+    /// pointer may be dangling.
     fn is_live(c: *mut Self::C) -> bool {
         let found = live_objects::find(c.addr(), TypeId::of::<Self>());
         // SAFETY: `live_objects` has an entry of this type at `c`: `into_raw` allocated the object and
@@ -67,7 +68,7 @@ pub(crate) unsafe trait FfiObject: Sized + 'static {
         c
     }
 
-    /// Converts a pointer that the program gives back into the owned object.
+    /// Takes ownership of an object back from the program.
     ///
     /// # Safety
     /// The requirements of [`from_raw_ref`](Self::from_raw_ref), and no other thread uses the object any
@@ -83,8 +84,8 @@ pub(crate) unsafe trait FfiObject: Sized + 'static {
 
 /// Implements [`FfiObject`] for a struct, with the C struct in its field `c`: `Object { c: C }`, or `Object {
 /// c: Longer as C }` if programs see the beginning of a longer C struct. `handle FUNCTION` may follow for
-/// objects that are recorded in [`live_objects`]; the function returns the handle. The macro does not compile
-/// if the field is not at the beginning of the object, or has another type.
+/// objects that are recorded in [`live_objects`]; the function returns the handle. Compilation fails if `c`
+/// is not the first field or has a different type.
 macro_rules! ffi_object {
     ($object:ident { c: $c:ident } $($handle:tt)*) => {
         $crate::object::ffi_object! { $object { c: $c as $c } $($handle)* }
@@ -110,8 +111,8 @@ macro_rules! ffi_object {
 }
 pub(crate) use ffi_object;
 
-/// A cell for data in an [`FfiObject`] that is modified through raw pointers: the C struct, which programs
-/// read and write at any time, and state that a lock next to the cell guards.
+/// A cell for the parts of an [`FfiObject`] that are modified through raw pointers: the C struct, which
+/// programs read and write at any time, and state guarded by a lock beside the cell.
 #[repr(transparent)]
 pub(crate) struct FfiCell<C>(UnsafeCell<C>);
 
@@ -121,7 +122,7 @@ impl<C> FfiCell<C> {
         FfiCell(UnsafeCell::new(c))
     }
 
-    /// Returns a pointer to the content, which is valid until the cell is moved or dropped.
+    /// Returns a pointer to the content, valid until the cell is moved or dropped.
     pub(crate) fn get(&self) -> *mut C {
         self.0.get()
     }
@@ -135,9 +136,9 @@ unsafe impl<C> Sync for FfiCell<C> {}
 // Moving it uses none of the pointers in the C struct, and nothing in that is bound to a thread.
 unsafe impl<C> Send for FfiCell<C> {}
 
-/// Number of users of an object: objects made from it, which prevent its destruction. An imported object has
-/// one more user until it is unimported, which programs may do before they destroy the objects made from it:
-/// then it is freed together with its last user.
+/// Number of users of an object: the objects created from it, which prevent its destruction. For an imported
+/// object, the import itself is one more user. Programs may unimport the object before they destroy the
+/// objects created from it; it is then freed with its last user.
 #[derive(Default)]
 pub(crate) struct Users {
     count: AtomicUsize,
@@ -155,15 +156,15 @@ impl Users {
         self.count.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Removes one user. Returns true if the caller must free the object, because it is imported and has no
-    /// users left; no other thread can reach it any more.
+    /// Removes one user. Returns true if the object was imported and has no users left: no other thread can
+    /// reach it, and the caller must free it.
     pub(crate) fn remove(&self) -> bool {
         // Read before the decrement: after it, the thread that removes the last user may free the object.
         let is_imported = self.is_imported;
         self.count.fetch_sub(1, Ordering::AcqRel) == 1 && is_imported
     }
 
-    /// Reports whether the object has users, other than the import itself.
+    /// Reports whether the object has users other than the import itself.
     pub(crate) fn any(&self) -> bool {
         self.count.load(Ordering::Acquire) > usize::from(self.is_imported)
     }

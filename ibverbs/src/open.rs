@@ -1,4 +1,4 @@
-//! Opening and closing of devices, and import of open ones.
+//! Opening, closing and importing devices.
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -38,8 +38,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     }
 }
 
-/// Makes the `ibv_context` of an opened device and returns the pointer that the program owns until it closes
-/// the device.
+/// Allocates the `ibv_context` of an opened device. The program owns it until it closes the device.
 fn new_context(file: OwnedFd, shared: Arc<SharedContext>) -> *mut ibv_context {
     let mut c = ops::table();
     c.context.device = shared.device.as_c();
@@ -67,8 +66,8 @@ pub(crate) unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
     0
 }
 
-/// Opens a context that shares objects with the one that the descriptor belongs to, and takes ownership of
-/// the descriptor.
+/// Opens a context that shares objects with the context whose `cmd_fd` is given, and takes ownership of the
+/// descriptor.
 unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
     let _uncancelled = crate::cancel::disable();
     let Some(shared) = shared_context::find(cmd_fd) else { return errno::null(libc::EINVAL) };

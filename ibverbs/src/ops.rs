@@ -1,9 +1,9 @@
-//! Function table of contexts, which the inline functions of the header call.
+//! Function table of a context, through which the inline functions of `verbs.h` call the library.
 
 use crate::abi::{ibv_context, ibv_context_ops, verbs_context};
 use crate::{cq, create_cq, create_qp, dm, entry_points, mr, parent, pd, post, query, srq, td};
 
-/// Returns a function table with only the functions that this library implements.
+/// Returns a function table in which the functions that this library does not implement are null.
 pub(crate) fn table() -> verbs_context {
     // SAFETY: the struct consists of integers, raw pointers, optional function pointers and a mutex, for all
     // of which zeros are valid.

@@ -13,8 +13,8 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     let _uncancelled = crate::cancel::disable();
     const ALLOCATORS: u32 = 1;
     const PD_CONTEXT: u32 = 2;
-    /// `ALLOW_CC_UNPROTECTED_ALLOC` of later headers: the driver's own memory may be shared with the host of
-    /// a confidential guest.
+    /// `ALLOW_CC_UNPROTECTED_ALLOC` of later headers: in a confidential guest, the driver's own memory may be
+    /// shared with the host.
     const UNPROTECTED: u32 = 4;
     // SAFETY: `ibv_alloc_parent_domain` requires `attr` to point to a readable struct.
     let attr = unsafe { &*attr };

@@ -29,7 +29,7 @@ pub(crate) struct ProtectionDomain {
     parts: Option<ParentParts>,
 }
 
-/// The domains that a parent domain consists of.
+/// The domains combined in a parent domain.
 pub(crate) struct ParentParts {
     pub pd: *mut ibv_pd,
     /// The thread domain, or null.
@@ -55,14 +55,14 @@ impl ParentParts {
 ffi_object! { ProtectionDomain { c: ibv_pd } handle |c| c.handle }
 
 impl ProtectionDomain {
-    /// Returns the context that the domain belongs to.
+    /// Returns the context in which the domain was created.
     pub(crate) fn context(&self) -> *mut ibv_context {
         // SAFETY: `self.c` is initialised; its `context` was set when the domain was made and is never
         // written again.
         unsafe { (*self.c.get()).context }
     }
 
-    /// Makes the `ibv_pd` of a new domain, under a new handle.
+    /// Allocates the `ibv_pd` of a domain and assigns it a new handle.
     pub(crate) fn new_raw(context: *mut ibv_context, pd: Pd, parts: Option<ParentParts>) -> *mut ibv_pd {
         // SAFETY: both callers pass on the context that the program named, which it does not close during
         // the call.
@@ -74,8 +74,8 @@ impl ProtectionDomain {
         ProtectionDomain { c: FfiCell::new(c), pd, users, parts }.into_raw()
     }
 
-    /// Removes one user of a domain. Frees the domain if it was imported, has been unimported since, and has
-    /// no users left.
+    /// Removes one user of a domain. An imported domain, whose import counts as a user, is freed with the
+    /// last of them.
     ///
     /// # Safety
     /// `c` is live and had that user.
@@ -133,8 +133,8 @@ unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut i
     }
 }
 
-/// Ends the import of a domain (`ibv_unimport_pd`). Programs may call it before they destroy the objects that
-/// they have created in the domain.
+/// Ends the import of a domain (`ibv_unimport_pd`). Programs may call it before they destroy the objects
+/// created in the domain.
 unsafe extern "C" fn unimport_pd(c: *mut ibv_pd) {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_unimport_pd` requires a live, imported domain, whose import counts as the user that is
@@ -151,7 +151,7 @@ unsafe extern "C" fn unimport_pd(c: *mut ibv_pd) {
 pub(crate) struct XrcDomain {
     c: FfiCell<ibv_xrcd>,
     pub xrcd: Xrcd,
-    /// The file by which other calls of this process can open the same domain; `None` for a private domain.
+    /// The file through which this process can open the domain again; `None` for a private domain.
     file: Option<FileId>,
     pub users: Users,
 }
@@ -159,7 +159,7 @@ pub(crate) struct XrcDomain {
 ffi_object! { XrcDomain { c: ibv_xrcd } handle |_| 0 }
 
 impl XrcDomain {
-    /// Returns the context that the domain belongs to.
+    /// Returns the context in which the domain was created.
     pub(crate) fn context(&self) -> *mut ibv_context {
         // SAFETY: `self.c` is initialised; its `context` was set when the domain was made and is never
         // written again.
@@ -167,7 +167,8 @@ impl XrcDomain {
     }
 }
 
-/// Opens the XRC domain of the file in `attr`, or a private one if the descriptor is -1.
+/// Opens the XRC domain for the file whose descriptor is in `attr`, or a private domain if the descriptor is
+/// -1.
 fn open(context: &Context, attr: &ibv_xrcd_init_attr) -> Result<(Xrcd, Option<FileId>), c_int> {
     let open_new = || context.nic.open_xrcd().map_err(|e| e.errno());
     if attr.fd == -1 {
@@ -195,7 +196,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
     attr: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
     let _uncancelled = crate::cancel::disable();
-    /// Flags `FD` and `OFLAGS` of `comp_mask`, both of which are required.
+    /// Bits `FD` and `OFLAGS` of `comp_mask`, both required.
     const REQUIRED: u32 = 3;
     // SAFETY: `ibv_open_xrcd` requires `attr` to point to a readable struct.
     let attr = unsafe { &*attr };

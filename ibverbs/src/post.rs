@@ -1,4 +1,4 @@
-//! Posting of work requests: converts the lists of the C interface into the NIC's.
+//! Posting of work requests: conversion of C lists to the NIC's requests.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -27,8 +27,8 @@ const ATOMIC_WRITE: u32 = 15;
 const QPT_UD: u32 = 4;
 const QPT_XRC_SEND: u32 = 9;
 
-/// Buffers in which a list is converted. They are thread-local and empty between posts, so that each post
-/// reuses the allocations of the previous one.
+/// Buffers for the conversion of a list. They are thread-local, and empty between posts; each post reuses the
+/// allocations of the previous one.
 #[derive(Default)]
 struct Scratch {
     requests: Vec<SendWr<'static>>,
@@ -39,7 +39,8 @@ thread_local! {
     static SCRATCH: Cell<Scratch> = const { Cell::new(Scratch { requests: Vec::new(), pieces: Vec::new() }) };
 }
 
-/// Returns an empty vector that reuses the allocation of another vector, whose elements have the same layout.
+/// Clears a vector and returns it, with its allocation, as a vector of another element type of the same
+/// layout.
 fn recycle<T, U>(mut used: Vec<T>) -> Vec<U> {
     const { assert!(size_of::<T>() == size_of::<U>() && align_of::<T>() == align_of::<U>()) };
     used.clear();
@@ -56,8 +57,8 @@ pub(crate) fn flags(bits: u32) -> SendFlags {
     }
 }
 
-/// Returns the rkey under which a type 2 window is bound: the index of the window, with the low byte that the
-/// request asks for.
+/// Returns the rkey with which a type 2 window is bound: the index of the window, and the low byte of
+/// `requested`.
 ///
 /// # Safety
 /// `mw` is a live window, or null.
@@ -113,7 +114,8 @@ unsafe fn operation(wr: &ibv_send_wr) -> Result<WrOp, c_int> {
     }
 }
 
-/// Returns the eight bytes of an ATOMIC WRITE, which the C interface passes as one SGE or as inline data.
+/// Returns the eight bytes to write with an ATOMIC WRITE, which the C interface passes as one SGE or as
+/// inline data.
 ///
 /// # Safety
 /// The elements of `wr` are readable, and so is the memory that they name.
@@ -130,7 +132,7 @@ unsafe fn atomic_write_value(wr: &ibv_send_wr) -> Result<[u8; 8], c_int> {
     }
 }
 
-/// Returns the destination of a request, if the service type needs one.
+/// Returns the destination of a request if the service type requires one in each request.
 ///
 /// # Safety
 /// The address handle in `wr` is live, or null, where the request has one.
@@ -156,7 +158,7 @@ unsafe fn destination(service: u32, wr: &ibv_send_wr) -> Result<Option<Destinati
     }
 }
 
-/// Returns the program's bytes that an SGE of inline data refers to.
+/// Returns the bytes in program memory that an inline SGE refers to.
 ///
 /// # Safety
 /// The element names readable bytes, which are not written during `'a`.
@@ -176,7 +178,7 @@ fn has_piece_list(wr: &ibv_send_wr) -> bool {
     wr.send_flags & SEND_INLINE != 0 && wr.opcode != ATOMIC_WRITE && wr.num_sge != 1
 }
 
-/// Appends the pieces of inline data of the first `max` requests of a list, in list order, for [`convert`].
+/// Appends the inline data pieces of the first `max` requests in a list, in list order, for [`convert`].
 ///
 /// # Safety
 /// `list` is null or the head of a list that is readable and unchanged while the pieces are used, with its
@@ -201,8 +203,8 @@ unsafe fn collect_pieces(list: *const ibv_send_wr, max: usize, pieces: &mut Vec<
     }
 }
 
-/// Converts the data of a request. `pieces` begins with the inline pieces of this request, which this
-/// function removes.
+/// Converts the data of a request. `pieces` begins with the inline pieces of the request; this function
+/// removes them.
 ///
 /// # Safety
 /// The elements of `wr` and its inline data are readable and unchanged during `'a`.
@@ -224,9 +226,8 @@ unsafe fn data<'a>(wr: &ibv_send_wr, pieces: &mut &'a [&'a [u8]]) -> Result<WrDa
     }
 }
 
-/// Converts up to `max` requests of a list and appends them to `requests`; `pieces` are the result of
-/// [`collect_pieces`]. Returns the first request that was not converted, with an error number, if there is
-/// one.
+/// Converts up to `max` requests of a list and appends them to `requests`; `pieces` come from
+/// [`collect_pieces`]. If a request cannot be converted, returns it with the error number.
 ///
 /// # Safety
 /// The requirements of `ibv_post_send`: `list` is null or the head of a list of work requests of a queue pair
@@ -326,8 +327,8 @@ unsafe fn store_window_rkeys(list: *mut ibv_send_wr, accepted: &[SendWr<'_>]) {
     }
 }
 
-/// Posts a list of receives. The list may be circular, so no more receives are posted than the queue can
-/// hold.
+/// Posts a list of receives. The list may be circular, so at most as many receives are posted as the queue
+/// can hold.
 ///
 /// # Safety
 /// `list` is a readable list, as `ibv_post_recv` requires, and `bad` a writable pointer.
@@ -337,8 +338,8 @@ unsafe fn post_receives(
     depth: impl FnOnce() -> usize,
     post: impl Fn(&RecvWr<'_>) -> Result<(), c_int>,
 ) -> c_int {
-    /// Length of a list up to which the depth of the queue is not queried. The depth of a shared receive
-    /// queue can change, so it must be queried for each longer list.
+    /// Longest list that is posted without querying the queue depth. The depth of a shared receive queue can
+    /// change, so it must be queried for each longer list.
     const UNQUERIED_DEPTH: usize = 64;
     let (mut posted, mut max, mut depth) = (0, UNQUERIED_DEPTH, Some(depth));
     let mut next = list;

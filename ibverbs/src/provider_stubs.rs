@@ -1,6 +1,6 @@
-//! The private interface that vendor libraries (libmlx5, libefa) expect of libibverbs. Programs are linked
-//! against these libraries, so they have to load; as none of their devices exists here, only their
-//! registration function is ever called.
+//! The private interface of libibverbs for vendor libraries (libmlx5, libefa). Some programs are linked
+//! against these libraries, so they have to load; since none of their devices exists here, they only ever
+//! call the registration function.
 
 use std::ffi::{c_int, c_void};
 

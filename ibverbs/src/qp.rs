@@ -34,9 +34,9 @@ pub(crate) struct QueuePair {
     /// Work request session, declared before `qp` because it borrows from `qp` and must be dropped first.
     pub session: WrSessionState,
     pub qp: Qp,
-    /// Attributes with which the queue pair was created; the capacities are the granted ones.
+    /// Creation attributes, with the granted capacities.
     init: ibv_qp_init_attr,
-    /// XRC domain of an XRC target; null for other types.
+    /// XRC domain of an XRC target; null for other QP types.
     xrcd: *mut ibv_xrcd,
 }
 
@@ -47,7 +47,7 @@ const _: fn(&ibv_qp_ex) -> &ibv_qp = |c| &c.qp_base;
 const _: () = assert!(offset_of!(ibv_qp_ex, qp_base) == 0);
 
 impl QueuePair {
-    /// Allocates a queue pair whose C struct has this content, and returns the pointer for the program.
+    /// Allocates a queue pair with the C struct `c`, and returns the pointer for the program.
     pub(crate) fn new_raw(c: ibv_qp_ex, qp: Qp, init: ibv_qp_init_attr, xrcd: *mut ibv_xrcd) -> *mut ibv_qp {
         QueuePair { c: FfiCell::new(c), session: WrSessionState::default(), qp, init, xrcd }.into_raw()
     }
@@ -100,7 +100,7 @@ pub(crate) unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
     0
 }
 
-/// Converts the attributes that `mask` selects; `None` if one has an invalid value.
+/// Converts the attributes selected by `mask`. Returns `None` if one has an invalid value.
 fn attr_from_c(context: &Context, from: &ibv_qp_attr, mask: c_int) -> Option<QpAttr> {
     let is_set = |bit: u32| mask & 1 << bit != 0;
     macro_rules! attr {
@@ -150,7 +150,7 @@ fn attr_from_c(context: &Context, from: &ibv_qp_attr, mask: c_int) -> Option<QpA
     )
 }
 
-/// Converts attributes to the C struct, and returns the mask of those that are set.
+/// Converts attributes to the C struct, and returns it with the mask of the attributes that are set.
 pub(crate) fn attr_to_c(attr: &QpAttr) -> (ibv_qp_attr, c_int) {
     // SAFETY: the struct consists of integers and GIDs, for which zeros are valid.
     let mut to: ibv_qp_attr = unsafe { std::mem::zeroed() };
@@ -196,12 +196,13 @@ pub(crate) fn attr_to_c(attr: &QpAttr) -> (ibv_qp_attr, c_int) {
 
 /// Mask of all known attributes: bits 0 to 20, and the rate limit.
 const ALL_ATTRS: c_int = 0x1f_ffff | 1 << 25;
-/// `IBV_QP_CAP`: capacities, which cannot be changed here.
+/// `IBV_QP_CAP`: capacities, which are fixed once the queue pair exists.
 const CAP: c_int = 1 << 19;
 
-/// Returns the mask of attributes to ignore. Programs pass them for both ends of XRC alike, and Linux ignores
-/// them for the end that has no use for them: limit of incoming READs and atomics and RNR timer for an
-/// initiator; limit of outgoing READs and atomics and retry counts for a target.
+/// Returns the mask of attributes to ignore. Programs set the same attributes at both ends of an XRC
+/// connection, and Linux ignores those that an end does not use: at the initiator, the RNR timer and the
+/// limit of incoming READs and atomics; at the target, the retry counts and the limit of outgoing READs and
+/// atomics.
 fn ignored_attrs(qp_type: c_uint) -> c_int {
     match qp_type {
         XRC_SEND => 1 << 17 | 1 << 15,
@@ -289,14 +290,14 @@ pub(crate) unsafe extern "C" fn detach_mcast(c: *mut ibv_qp, gid: *const ibv_gid
     crate::errno::number(qp.qp.detach_mcast(gid), |e| e.errno())
 }
 
-/// Returns the extended struct, or null unless the queue pair was made with `send_ops_flags`.
+/// Returns the extended struct, or null if the queue pair was created without `send_ops_flags`.
 unsafe extern "C" fn qp_to_qp_ex(c: *mut ibv_qp) -> *mut ibv_qp_ex {
     let qp_ex: *mut ibv_qp_ex = c.cast();
     // SAFETY: `c` is live, and every `ibv_qp` of this library is the beginning of an `ibv_qp_ex`.
     if unsafe { (*qp_ex).wr_start }.is_some() { qp_ex } else { std::ptr::null_mut() }
 }
 
-/// Accepts only empty options: enhanced connection establishment (ECE) has none here.
+/// Accepts only empty options, because the device has none for enhanced connection establishment (ECE).
 pub(crate) unsafe extern "C" fn set_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     // SAFETY: `ibv_set_ece` requires `ece` to point to a readable struct. A vendor of 0 requests no options.
     if unsafe { (*ece).vendor_id } == 0 { 0 } else { libc::EOPNOTSUPP }
@@ -308,8 +309,8 @@ unsafe extern "C" fn query_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     0
 }
 
-/// Returns 0, which means that no order is guaranteed: data is stored packet by packet, and retransmitted
-/// packets may be stored twice.
+/// Returns 0, meaning that the order in which data is stored is not guaranteed: a retransmitted packet may be
+/// stored twice.
 unsafe extern "C" fn query_qp_data_in_order(_c: *mut ibv_qp, _op: c_uint, _flags: u32) -> c_int {
     0
 }

@@ -1,5 +1,5 @@
-//! Work requests built by one call per part (`ibv_wr_start` and its companions), through the function
-//! pointers in the C struct of the queue pair.
+//! Work requests built with one call per part (`ibv_wr_start` and its companions), through the function
+//! pointers in `ibv_qp_ex`.
 
 use std::ffi::{c_int, c_void};
 
@@ -27,7 +27,7 @@ const BIND_MW: u64 = 1 << 8;
 const SEND_INV: u64 = 1 << 9;
 const ATOMIC_WRITE: u64 = 1 << 12;
 
-/// Returns the operations that a service type supports, as `send_ops_flags`.
+/// Returns the operations that a service type supports, as a `send_ops_flags` mask.
 fn operations(service: QpType) -> u64 {
     let datagram = SEND | SEND_IMM;
     let unreliable = datagram | RDMA_WRITE | RDMA_WRITE_IMM | LOCAL_INV | BIND_MW | SEND_INV;
@@ -39,7 +39,7 @@ fn operations(service: QpType) -> u64 {
     }
 }
 
-/// Sets the function pointers of the operations in `wanted` (`send_ops_flags`). Returns false if the service
+/// Sets the function pointers for the operations in `wanted` (`send_ops_flags`). Returns false if the service
 /// type does not support all of them.
 pub(crate) fn set_functions(c: &mut ibv_qp_ex, service: QpType, wanted: u64) -> bool {
     if wanted & !operations(service) != 0 {
@@ -129,7 +129,7 @@ unsafe extern "C" fn wr_abort(c: *mut ibv_qp_ex) {
     unsafe { end(c, |_, _| ()) };
 }
 
-/// Changes the session in progress, if there is one.
+/// Calls `f` with the requests of the session in progress, if there is one.
 ///
 /// # Safety
 /// `c` is a live queue pair, with a session of this thread or with none.
@@ -141,7 +141,7 @@ unsafe fn change(c: *mut ibv_qp_ex, f: impl FnOnce(&mut Requests)) {
     }
 }
 
-/// Begins a work request with the `wr_id` and flags that the program has stored in the C struct.
+/// Begins a work request with the `wr_id` and flags from the C struct.
 ///
 /// # Safety
 /// As for [`change`].

@@ -30,8 +30,8 @@ const ROCE_V2: u32 = 2;
 const SYSFS_ROCE_V2: u32 = 1;
 /// Type that libibverbs reports for an empty table entry.
 const SYSFS_IB_ROCE_V1: u32 = 0;
-/// Number of bytes that the exported `ibv_query_port` writes: the size of the struct before fields were added
-/// after `link_layer`.
+/// Number of bytes that the exported `ibv_query_port` writes: the size of `ibv_port_attr` before the fields
+/// after `link_layer` were added.
 const COMPAT_PORT_ATTR_LEN: usize = 48;
 
 /// Converts a number to `c_int`; a number out of range becomes `c_int::MAX`.
@@ -39,8 +39,8 @@ fn int(n: impl TryInto<c_int>) -> c_int {
     n.try_into().unwrap_or(c_int::MAX)
 }
 
-/// Copies the first `len` bytes of `value`. If `len` exceeds the size of `T`, as with a later header, the
-/// rest is filled with zeros.
+/// Copies the first `len` bytes of `value`. If `len` exceeds the size of `T`, as in a program compiled with a
+/// later header, the rest is filled with zeros.
 ///
 /// # Safety
 /// `to` points to `len` writable bytes.
@@ -55,7 +55,7 @@ unsafe fn copy_part<T>(value: &T, to: *mut T, len: usize) {
     }
 }
 
-/// Returns the attributes of the device in two forms: as the Rust struct and as the C struct.
+/// Returns the device attributes both as the Rust struct and as the C struct.
 fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
     let attr = context.nic.query_device().for_libibverbs();
     let l = attr.limits;
@@ -168,7 +168,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
     0
 }
 
-/// Returns the attributes of the port.
+/// Returns the port attributes as a C struct.
 fn port_attr(context: &Context) -> ibv_port_attr {
     let port = context.nic.query_port();
     // SAFETY: the struct consists of integers, for which zeros are valid.
@@ -221,7 +221,7 @@ pub(crate) unsafe extern "C" fn query_port(
     unsafe { query_port_with_len(context, port, out, COMPAT_PORT_ATTR_LEN) }
 }
 
-/// Returns an entry of the GID table: `Some(None)` for an empty one, `None` for an index past the end.
+/// Returns the GID table entry at `index`: `Some(None)` for an empty entry, `None` for an index past the end.
 fn gid(context: &Context, index: usize) -> Option<Option<Gid>> {
     let empty = || (index < context.nic.query_port().gid_table_len).then_some(None);
     match context.nic.query_gid(index) {
@@ -247,7 +247,7 @@ unsafe extern "C" fn query_gid(
     0
 }
 
-/// Returns an entry of the GID table in the C struct, or `None` if it is empty.
+/// Returns the GID table entry at `index` as a C struct, or `None` if it is empty or past the end.
 fn gid_entry(context: &Context, index: usize) -> Option<ibv_gid_entry> {
     let gid = ibv_gid { raw: gid(context, index)??.0 };
     let ndev_ifindex = context.device.ifindex;

@@ -1,6 +1,6 @@
-//! State that a context shares with those imported from it (`ibv_import_device` and the related calls): the
-//! NIC, the objects that events refer to, and objects by handle, for a program that has a copy of the
-//! context's descriptor. The state is never shared between processes, like the NIC.
+//! State that a context shares with the contexts imported from it (`ibv_import_device` and related calls):
+//! the NIC, the objects to which events refer, and the objects that can be imported, by handle. A copy of the
+//! context's descriptor identifies the state. Like the NIC, it is never shared between processes.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -15,15 +15,15 @@ use urxe::verbs::{Context as Nic, Dm, Pd, Xrcd};
 use crate::device::Device;
 use crate::event_objects::{EventObjects, UnackedEvents};
 
-/// State of one open device, shared by its contexts and dropped with the last of them.
+/// State of an open device, shared by its contexts and dropped with the last of them.
 pub(crate) struct SharedContext {
     pub device: &'static Device,
     pub nic: Nic,
     /// The queues to which asynchronous events and completion events refer.
     pub event_objects: EventObjects,
-    /// Asynchronous events that were returned to the program and are not acknowledged.
+    /// Unacknowledged asynchronous events.
     pub unacked: UnackedEvents,
-    /// XRC domains by the file that they were opened with.
+    /// XRC domains, by the file with which they were opened.
     pub files: Mutex<HashMap<FileId, OpenXrcd>>,
     pub pds: HandleTable<Pd>,
     pub mrs: HandleTable<MrKeys>,
@@ -33,7 +33,7 @@ pub(crate) struct SharedContext {
 /// Identity of a file: device and inode number.
 pub(crate) type FileId = (u64, u64);
 
-/// An XRC domain that was opened with a file, and the number of times it is open.
+/// An XRC domain opened with a file, and the number of times that it is open.
 pub(crate) struct OpenXrcd {
     pub xrcd: Xrcd,
     pub open_count: usize,
@@ -49,7 +49,7 @@ pub(crate) fn file_id(fd: c_int) -> Option<FileId> {
     (status == 0).then_some((stat.st_dev, stat.st_ino))
 }
 
-/// Keys and length of a region, which an importer needs.
+/// Keys and length of a region, needed to import it.
 #[derive(Clone, Copy)]
 pub(crate) struct MrKeys {
     pub lkey: u32,
@@ -57,7 +57,7 @@ pub(crate) struct MrKeys {
     pub length: usize,
 }
 
-/// Objects by handle, which is never 0.
+/// Objects by handle. Handles are never 0.
 pub(crate) struct HandleTable<T>(Mutex<(u32, HashMap<u32, T>)>);
 
 impl<T> Default for HandleTable<T> {
@@ -79,26 +79,26 @@ impl<T: Clone> HandleTable<T> {
         *last_handle
     }
 
-    /// Stores an object under a handle, in place of the previous object with that handle.
+    /// Replaces the object with the given handle.
     pub(crate) fn set(&self, handle: u32, object: T) {
         self.0.lock().1.insert(handle, object);
     }
 
-    /// Returns a copy of the object with a handle.
+    /// Returns a clone of the object with the given handle.
     pub(crate) fn get(&self, handle: u32) -> Option<T> {
         self.0.lock().1.get(&handle).cloned()
     }
 
-    /// Removes the object with a handle.
+    /// Removes the object with the given handle.
     pub(crate) fn remove(&self, handle: u32) {
         self.0.lock().1.remove(&handle);
     }
 }
 
-/// Open devices, identified by the file that the descriptor (`cmd_fd`) of their contexts refers to.
+/// Open devices, identified by the file to which their contexts' descriptor (`cmd_fd`) refers.
 static SHARED_CONTEXTS: Mutex<Vec<(FileId, Weak<SharedContext>)>> = Mutex::new(Vec::new());
 
-/// Creates the state of an open device, and a descriptor that only serves to identify it.
+/// Creates the state of an open device, and a file descriptor whose only purpose is to identify it.
 pub(crate) fn create(device: &'static Device, nic: Nic) -> Result<(OwnedFd, Arc<SharedContext>), c_int> {
     let fd = memfd_create(c"urxe", MFdFlags::MFD_CLOEXEC).map_err(|error| error as c_int)?;
     let file = file_id(fd.as_raw_fd()).ok_or_else(Errno::last_raw)?;
@@ -118,7 +118,7 @@ pub(crate) fn create(device: &'static Device, nic: Nic) -> Result<(OwnedFd, Arc<
     Ok((fd, shared))
 }
 
-/// Returns the open device that a descriptor identifies.
+/// Returns the state of the open device that a descriptor identifies.
 pub(crate) fn find(fd: c_int) -> Option<Arc<SharedContext>> {
     let file = file_id(fd)?;
     let contexts = SHARED_CONTEXTS.lock();

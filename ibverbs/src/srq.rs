@@ -29,15 +29,15 @@ const SRQT_XRC: c_uint = 1;
 pub(crate) struct SharedReceiveQueue {
     c: FfiCell<ibv_srq>,
     pub srq: Srq,
-    /// XRC domain of an XRC shared receive queue; null for a basic shared receive queue.
+    /// XRC domain; null for a basic shared receive queue.
     xrcd: FfiCell<*mut ibv_xrcd>,
     pub users: Users,
 }
 
 ffi_object! { SharedReceiveQueue { c: ibv_srq } handle |c| c.handle }
 
-/// Creates a shared receive queue: an XRC one if `xrc` gives its XRC domain and completion queue. Returns
-/// null with `errno` set on failure.
+/// Creates a shared receive queue, of the XRC type if `xrc` gives an XRC domain and a completion queue.
+/// Returns null with `errno` set on failure.
 ///
 /// # Safety
 /// The pointers are the program's arguments; live objects among them stay so during the call.

@@ -1,4 +1,4 @@
-//! Names of enumeration values, conversions of rates, and access to sysfs files.
+//! Names of enumeration values, rate conversions, and access to sysfs files.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -17,7 +17,7 @@ export! {
         mbps_to_ibv_rate = mbps_to_rate;
 }
 
-/// Returns the name of `number`, or `other` if it is outside the table.
+/// Returns the name of `number`, or `other` if `number` is not in the table.
 fn name(names: &[&'static CStr], number: c_int, other: &'static CStr) -> *const c_char {
     usize::try_from(number).ok().and_then(|i| names.get(i)).unwrap_or(&other).as_ptr()
 }
@@ -98,7 +98,7 @@ extern "C" fn wc_status_str(number: c_int) -> *const c_char {
     name(&NAMES, number, c"unknown")
 }
 
-/// Each `enum ibv_rate` value with its multiple of 2.5 Gb/s, if it is one, and its rate in Mb/s.
+/// Each `enum ibv_rate` value with its multiple of 2.5 Gb/s, if that is an integer, and its rate in Mb/s.
 const RATES: [(c_int, Option<c_int>, c_int); 23] = [
     (2, Some(1), 2_500),
     (5, Some(2), 5_000),
@@ -147,8 +147,8 @@ extern "C" fn get_sysfs_path() -> *const c_char {
         .as_ptr()
 }
 
-/// Reads the first `size - 1` bytes of a file into `buffer`, without a newline at the end, and terminates
-/// them with a zero byte. Returns their number, or -1 if the file cannot be read.
+/// Reads up to `size - 1` bytes of a file into `buffer`, removes a trailing newline, and appends a zero byte.
+/// Returns the number of bytes before the zero byte, or -1 if the file cannot be read.
 unsafe extern "C" fn read_sysfs_file(
     dir: *const c_char,
     file: *const c_char,

@@ -1,4 +1,4 @@
-//! Symbol names and versions: exports the Rust functions of this crate under their C names.
+//! Symbol names and versions: export of this crate's Rust functions under their C names.
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump {
@@ -14,8 +14,8 @@ macro_rules! jump {
     };
 }
 
-/// Exports functions under their C names, in a version node of the library (`build.rs`): `"NODE": name =
-/// path, ...;`.
+/// Exports functions under their C names, each in one of the library's version nodes (`build.rs`): `"NODE":
+/// name = path, ...;`.
 ///
 /// A symbol version can only be given to an assembler symbol, so each export is a jump to the Rust function.
 macro_rules! export {

@@ -7,8 +7,8 @@ use crate::context::is_inherited;
 use crate::errno::null;
 use crate::object::{FfiCell, FfiObject, Users, ffi_object};
 
-/// A thread domain: the program's promise that only one thread at a time uses the objects made in it. This
-/// library does not rely on it and locks in any case.
+/// A thread domain: the program's promise that only one thread at a time uses the objects created in it. This
+/// library does not rely on the promise and always locks.
 #[repr(C)]
 pub(crate) struct ThreadDomain {
     c: FfiCell<ibv_td>,

@@ -1,4 +1,4 @@
-//! State of a queue pair whose work requests are built by one call per part (`ibv_wr_start`).
+//! State of a queue pair whose work requests are built with one call per part (`ibv_wr_start`).
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -10,8 +10,9 @@ use urxe::verbs::{Destination, SendFlags, SendWr, Sge, WrData, WrOp};
 use crate::abi::ibv_mw;
 use crate::object::FfiCell;
 
-/// The session of a queue pair. From `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`, the thread that
-/// holds `lock` has sole access to `requests` and to the C struct of the queue pair.
+/// Work request session of a queue pair. From `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`, the
+/// calling thread holds `lock`, which gives it exclusive access to `requests` and to the queue pair's C
+/// struct.
 pub(crate) struct WrSessionState {
     pub lock: RawMutex,
     pub requests: FfiCell<Requests>,
@@ -23,8 +24,8 @@ impl Default for WrSessionState {
     }
 }
 
-/// Work requests of a session. The buffers are kept for the next session, so that sessions stop allocating
-/// after the first ones.
+/// Work requests of a session. The buffers are kept for the next session, so that only the first sessions
+/// allocate.
 #[derive(Default)]
 pub(crate) struct Requests {
     /// Whether a session is in progress.
@@ -32,9 +33,9 @@ pub(crate) struct Requests {
     list: Vec<Request>,
     sges: Vec<Sge>,
     inline: Vec<u8>,
-    /// The error of a call that returns nothing, reported by `ibv_wr_complete`.
+    /// Error in a call that has no return value; `ibv_wr_complete` reports it.
     pub error: Option<c_int>,
-    /// Memory windows that the session binds, with their new rkeys.
+    /// Memory windows bound in the session, with their new rkeys.
     pub bound_windows: Vec<(*mut ibv_mw, u32)>,
 }
 
@@ -46,7 +47,7 @@ struct Request {
     data: Data,
 }
 
-/// Part of `sges` or `inline` that holds the data of a work request.
+/// Range of `sges` or `inline` that holds the data of a work request.
 #[derive(Clone)]
 enum Data {
     Sges(Range<usize>),
@@ -70,7 +71,7 @@ impl Requests {
         self.list.push(Request { wr_id, op, flags, to: None, data: Data::Sges(at..at) });
     }
 
-    /// Sets the data of the work request that was started last to a copy of `sges`.
+    /// Sets the data of the current work request to a copy of `sges`.
     pub(crate) fn set_sges(&mut self, sges: &[Sge]) {
         let start = self.sges.len();
         self.sges.extend_from_slice(sges);
@@ -79,7 +80,7 @@ impl Requests {
         }
     }
 
-    /// Sets the data of the work request that was started last to a copy of all `pieces`.
+    /// Sets the data of the current work request to a copy of `pieces`, concatenated.
     pub(crate) fn set_inline<'p>(&mut self, pieces: impl Iterator<Item = &'p [u8]>) {
         let start = self.inline.len();
         pieces.for_each(|piece| self.inline.extend_from_slice(piece));
@@ -88,14 +89,14 @@ impl Requests {
         }
     }
 
-    /// Sets the destination of the work request that was started last.
+    /// Sets the destination of the current work request.
     pub(crate) fn set_destination(&mut self, to: Destination) {
         if let Some(request) = self.list.last_mut() {
             request.to = Some(to);
         }
     }
 
-    /// Returns the work requests as the NIC takes them.
+    /// Returns the work requests in the form that the NIC accepts.
     pub(crate) fn send_wrs(&self) -> impl Iterator<Item = SendWr<'_>> {
         self.list.iter().map(|request| {
             let mut wr = SendWr::new(request.wr_id, request.op, &[]).flags(request.flags);

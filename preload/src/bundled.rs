@@ -1,6 +1,6 @@
 //! Warning about a copy of libibverbs that a program bundles under another name, as auditwheel does in Python
-//! wheels. `urxe run` preloads urxe's library, whose symbols come first. A program still uses its copy if it
-//! looks the functions up in the copy alone (`dlsym` with its handle, RTLD_DEEPBIND).
+//! wheels. `urxe run` preloads urxe's library, whose symbols normally take precedence. A program still uses
+//! its copy if it looks the functions up in the copy alone (`dlsym` with the copy's handle, RTLD_DEEPBIND).
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::next::{errno, set_errno};
 
-/// File that libibverbs reads when it looks for devices.
+/// End of the name of the file that libibverbs reads when it looks for devices.
 const ABI_VERSION_FILE: &[u8] = b"/class/infiniband_verbs/abi_version";
 
-/// Warns, at most once, if the program opens the file that libibverbs reads and has loaded a renamed copy of
+/// Warns, at most once, if the program opens [`ABI_VERSION_FILE`] and has loaded a renamed copy of
 /// libibverbs.
 pub fn warn_of_copy(name: &[u8]) {
     static DONE: AtomicBool = AtomicBool::new(false);

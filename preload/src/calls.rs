@@ -7,8 +7,8 @@ use libc::{AT_FDCWD, DIR, FILE, mode_t, size_t, ssize_t};
 use crate::next::{Next, fail};
 use crate::redirect::redirect;
 
-/// Defines one interposed function per line, with its arguments before the file name, its arguments after the
-/// file name, its return type, and the directory against which a relative name is resolved.
+/// Defines one interposed function per line: its arguments before the file name, its arguments after the file
+/// name, its return type, and the directory against which a relative name is resolved.
 macro_rules! interpose {
     ($($name:ident($($before:ident: $b:ty),* ; $($after:ident: $a:ty),*) -> $ret:ty, $from:expr;)*) => {
         $(
@@ -40,7 +40,7 @@ macro_rules! interpose {
     };
 }
 
-/// An argument that is passed on unchanged.
+/// A pointer argument that is passed on unchanged.
 type Pointer = *mut c_void;
 
 // `open` and similar functions take a mode only if they create a file, as a variadic argument. On all

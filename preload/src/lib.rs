@@ -1,8 +1,8 @@
-//! Lets programs that look for RDMA devices in `/sys` and `/dev` themselves (UCX, NCCL, scripts) find urxe's.
-//! The library interposes the C library's functions that take a file name, and redirects names in
-//! `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and `/dev/infiniband` to the same file in the tree
-//! that `URXE_SYSFS` names. Every other name is passed to the C library unchanged, without an allocation, a
-//! lock or a system call, and with errno preserved.
+//! Makes urxe's devices visible to programs that look for RDMA devices in `/sys` and `/dev` themselves (UCX,
+//! NCCL, scripts). The library interposes the C library's functions that take a file name, and redirects
+//! names in `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and `/dev/infiniband` to the corresponding
+//! files in the directory tree given by `URXE_SYSFS`. Every other name is passed to the C library unchanged,
+//! without an allocation, a lock or a system call, and with errno preserved.
 
 mod bundled;
 mod calls;
@@ -10,7 +10,7 @@ mod next;
 mod redirect;
 mod signals;
 
-/// Resolves everything before the program runs: afterwards the first call may come from a signal handler, or
+/// Resolves everything before the program runs: later, the first call might come from a signal handler, or
 /// from a child between fork and exec.
 extern "C" fn resolve_all() {
     calls::resolve_all();

@@ -1,11 +1,11 @@
-//! The functions that this library interposes, looked up in the next library.
+//! Lookup of the interposed functions in the next library.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Function that this library overrides, in the next library in symbol lookup order: the C library or another
-/// preloaded library.
+/// Function that this library interposes, as defined by the next library in symbol lookup order: the C
+/// library or another preloaded library.
 pub struct Next {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
@@ -19,7 +19,7 @@ impl Next {
         Next { name, address: AtomicPtr::new(null_mut()) }
     }
 
-    /// Returns the address of the function, or null if there is none.
+    /// Returns the address of the function, or null if no library defines it.
     pub fn get(&self) -> *mut c_void {
         let address = self.address.load(Ordering::Relaxed);
         if address.is_null() { self.find() } else { address }
@@ -46,7 +46,7 @@ pub fn set_errno(value: c_int) {
     unsafe { *libc::__errno_location() = value }
 }
 
-/// Return value of a function that failed.
+/// Return value that reports the failure of a C function.
 pub trait Failed {
     const FAILED: Self;
 }
@@ -69,8 +69,8 @@ pub fn fail<R: Failed>(errno: c_int) -> R {
     R::FAILED
 }
 
-/// Returns a copy of an environment variable, which is never freed, or null if it is not set. A copy is
-/// needed because programs overwrite their environment.
+/// Copies an environment variable, because programs overwrite their environment. Returns null if it is not
+/// set. The copy is never freed.
 pub fn copy_of_variable(name: &CStr) -> *mut c_char {
     // SAFETY: the name is zero-terminated, and `getenv` returns null or a zero-terminated string, which is
     // copied at once.

@@ -1,4 +1,4 @@
-//! Redirection of the file names of RDMA devices to a tree of files.
+//! Redirection of RDMA device file names to the directory tree given by `URXE_SYSFS`.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::MaybeUninit;
@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::bundled::warn_of_copy;
 use crate::next::{Failed, copy_of_variable, errno, fail, set_errno};
 
-/// Directories of RDMA devices, each with the length of the prefix that the name of the tree replaces: the
-/// tree contains `class` and `dev`.
+/// RDMA device directories, each with the length of the prefix that is replaced by the name of the tree,
+/// which contains `class` and `dev`.
 const DIRECTORIES: [(&[u8], usize); 3] =
     [(b"/sys/class/infiniband", 4), (b"/sys/class/infiniband_verbs", 4), (b"/dev/infiniband", 0)];
 
 /// Longest file name that the kernel accepts, including the terminating zero.
 const PATH_MAX: usize = libc::PATH_MAX as usize;
 
-/// Returns the name of the tree, or an empty string if `URXE_SYSFS` is not set.
+/// Returns the path of the tree (`URXE_SYSFS`), or an empty string if the variable is not set.
 pub fn tree() -> &'static CStr {
     static TREE: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
     let mut tree = TREE.load(Ordering::Acquire);
@@ -37,15 +37,15 @@ pub fn tree() -> &'static CStr {
 
 /// File name in one of the [`DIRECTORIES`].
 struct DeviceName {
-    /// Whether the name begins with a slash. A name without one refers to such a directory only if it is
-    /// relative to the root.
+    /// Whether the name begins with a slash. Otherwise, it names a device only if it is relative to the root
+    /// directory.
     absolute: bool,
-    /// Rest of the name after the replaced prefix; it is appended to the name of the tree.
+    /// Part of the name after the replaced prefix, to be appended to the path of the tree.
     rest: *const c_char,
 }
 
-/// Runs `call` with the name of the same file in the tree if `path`, relative to the directory `from`, names
-/// an RDMA device; otherwise with `path` unchanged.
+/// Runs `call` with the name of the corresponding file in the tree if `path`, relative to the directory
+/// `from`, is in one of the [`DIRECTORIES`], and with `path` unchanged otherwise.
 ///
 /// # Safety
 /// `path` is null or zero-terminated.
@@ -88,8 +88,8 @@ unsafe fn device_name(path: *const c_char) -> Option<DeviceName> {
     }
 }
 
-/// Calls `call` with the name in the tree. This is a separate function because it needs much stack space,
-/// which calls with other names should not use.
+/// Runs `call` with the name in the tree. This is a separate function so that calls with other names do not
+/// use its large stack frame.
 ///
 /// # Safety
 /// `device_name` was derived from `path`, which is zero-terminated.
@@ -124,7 +124,7 @@ unsafe fn call_in_tree<R: Failed>(
     call(name.as_ptr().cast())
 }
 
-/// Reports whether `from` is the root directory: some programs (hwloc) open it and use names relative to it.
+/// Reports whether `from` is the root directory. Some programs (hwloc) open it and use names relative to it.
 fn is_root(from: c_int) -> bool {
     let saved_errno = errno();
     let inode_of = |from: c_int, path: &CStr, flags: c_int| {

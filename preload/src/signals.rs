@@ -1,6 +1,6 @@
-//! Interposed `sigaction` and `signal`. The urxe library handles SIGSEGV and SIGBUS of its own accesses to
-//! the program's memory, and keeps the program's handlers behind its own; through these functions the program
-//! sets and sees its own handlers.
+//! Interposed `sigaction` and `signal`. The urxe library handles SIGSEGV and SIGBUS raised by its own
+//! accesses to the program's memory, and forwards others to the program's handlers. With these functions, the
+//! program sets and queries its own handlers, not the library's.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -14,11 +14,11 @@ use crate::next::{Next, fail};
 type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
 
 static NEXT: Next = Next::new("sigaction\0");
-/// The library's function that manages the program's actions for SIGSEGV and SIGBUS; null until the library
-/// handles these signals.
+/// The urxe library's `sigaction` for SIGSEGV and SIGBUS, which manages the program's actions for them. Null
+/// until the library handles these signals.
 static ROUTE: AtomicPtr<()> = AtomicPtr::new(null_mut());
 
-/// Registers the library's replacement of `sigaction` for SIGSEGV and SIGBUS.
+/// Registers the urxe library's `sigaction` for SIGSEGV and SIGBUS.
 #[unsafe(no_mangle)]
 extern "C" fn urxe_route_fault_signals(to: Sigaction) {
     ROUTE.store(to as *mut (), Ordering::Release);
@@ -47,7 +47,7 @@ unsafe extern "C" fn sigaction(
     unsafe { std::mem::transmute::<*mut (), Sigaction>(function)(signal, new, old) }
 }
 
-/// Implements `signal` by `sigaction` with these flags.
+/// Implements `signal` with `sigaction` and the given flags.
 unsafe fn set_action(signal: c_int, handler: sighandler_t, flags: c_int) -> sighandler_t {
     // SAFETY: zeros are a valid `sigaction` with an empty mask, and both pointers are to live local
     // variables.
@@ -63,8 +63,8 @@ unsafe fn set_action(signal: c_int, handler: sighandler_t, flags: c_int) -> sigh
     }
 }
 
-/// Defines the functions of the `signal` family. SIGSEGV and SIGBUS are handled here; all other signals go to
-/// the C library, which takes `siginterrupt` into account.
+/// Defines the functions of the `signal` family. They handle SIGSEGV and SIGBUS with `sigaction`, and leave
+/// all other signals to the C library, which takes `siginterrupt` into account.
 macro_rules! signals {
     ($($name:ident: $flags:expr;)*) => {
         $(

@@ -1,4 +1,4 @@
-//! Bind address: an IP address and, if known, the interface that has it.
+//! Bind address: an IP address and, if known, its interface.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -6,7 +6,8 @@ use std::str::FromStr;
 
 use crate::link::udp::{UdpOptions, needs_scope};
 
-/// Bind address. Two bind addresses are equal if they identify the same address of this machine.
+/// IP address to bind, with its interface if known. Two bind addresses are equal if they identify the same
+/// address on this machine.
 #[derive(Clone, Debug)]
 pub struct BindAddr {
     ip: IpAddr,
@@ -28,8 +29,8 @@ impl BindAddr {
         UdpOptions { interface: self.interface.clone(), ..UdpOptions::default() }
     }
 
-    /// Returns the part of socket names that identifies the address. It includes the interface only if the
-    /// address is ambiguous without it.
+    /// Returns the part of a socket name that identifies the address. It includes the interface only if the
+    /// address would be ambiguous without it.
     pub fn key(&self) -> String {
         match &self.interface {
             Some(interface) if needs_scope(self.ip) => format!("{}%{interface}", self.ip),
@@ -37,13 +38,13 @@ impl BindAddr {
         }
     }
 
-    /// Returns the name of the socket on which the broker of this address listens.
+    /// Returns the name of the socket on which the broker for this address listens.
     pub fn broker_name(&self) -> String {
         format!("urxe-broker/{}", self.key())
     }
 
-    /// Returns the primary one of several addresses, under which their broker is found: processes that share
-    /// any of these addresses should find the same broker.
+    /// Returns the primary address, which identifies the broker for all the given addresses: processes that
+    /// share any of them should find the same broker.
     pub fn primary(bind_addrs: &[BindAddr]) -> Option<&BindAddr> {
         bind_addrs.iter().min_by_key(|bind_addr| (bind_addr.ip.is_ipv6(), needs_scope(bind_addr.ip)))
     }

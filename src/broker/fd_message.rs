@@ -1,5 +1,5 @@
-//! Messages over a Unix SOCK_SEQPACKET connection. Each consists of a line of text and file descriptors
-//! (SCM_RIGHTS).
+//! Messages over a Unix SOCK_SEQPACKET connection. Each consists of a line of text and up to 253 file
+//! descriptors (SCM_RIGHTS).
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -17,7 +17,7 @@ pub const MAX_FDS: usize = 253;
 /// Maximum length of a line, in bytes.
 const MAX_LEN: usize = 8192;
 
-/// Sends a line with descriptors.
+/// Sends a line of text with descriptors.
 pub fn send(to: impl AsFd, line: &impl fmt::Display, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -32,8 +32,8 @@ pub fn send(to: impl AsFd, line: &impl fmt::Display, fds: &[BorrowedFd<'_>]) -> 
     Ok(())
 }
 
-/// Receives a line with descriptors; `None` at the end of the connection. With `peek`, the message stays
-/// queued and can be received again, with new descriptors of the same files.
+/// Receives a line with descriptors, or `None` at the end of the connection. With `peek`, does not block, and
+/// leaves the message queued: it can be received again, with new descriptors for the same files.
 pub fn receive(from: impl AsFd, peek: bool) -> io::Result<Option<(String, Vec<OwnedFd>)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

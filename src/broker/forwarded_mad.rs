@@ -1,4 +1,4 @@
-//! Forwarded MAD: a packet with a request for a service, on its way from the broker to the process that has
+//! Forwarded MAD: a packet with a request for a service, which the broker forwards to the process that has
 //! registered the service.
 
 use std::net::IpAddr;
@@ -7,16 +7,17 @@ use super::BindAddr;
 use crate::wire::mad::ServiceId;
 use crate::wire::{Flow, Gid};
 
-/// Version of the format, in the first byte of every message. A receiver drops messages of other versions.
+/// Format version, in the first byte of every message. Receivers drop messages with another version.
 const VERSION: u8 = 1;
 
-/// Size of the header: version, traffic class, source port, source and destination address.
+/// Size of the header, in bytes: version, traffic class and source port (4), source address (16), destination
+/// address (16).
 const HEADER_LEN: usize = 4 + 16 + 16;
 
-/// Size of a receive buffer: larger than any packet with a MAD and the header.
+/// Size of a receive buffer, in bytes: more than the header and any packet with a MAD.
 pub const MAX_LEN: usize = 1024;
 
-/// The packet, from BTH to ICRC, and the flow on which it arrived.
+/// A packet, from BTH to ICRC, and the flow on which it arrived.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ForwardedMad<'a> {
     pub flow: Flow,
@@ -50,7 +51,7 @@ pub fn name(bind_addr: &BindAddr, service: ServiceId) -> String {
     format!("{}{:016x}", name_prefix(bind_addr), service.0)
 }
 
-/// Reports whether a socket name is that of a service at this address.
+/// Reports whether a socket name is that of a service on the given address.
 pub fn is_at(bind_addr: &BindAddr, name: &str) -> bool {
     name.starts_with(&name_prefix(bind_addr))
 }

@@ -1,4 +1,4 @@
-//! Keepalive descriptor: keeps all sockets of an address open, in every process that has a partition.
+//! Keepalive descriptor: keeps all sockets for an address open, in every process that has a partition.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,7 +9,8 @@ use super::fd_message;
 use crate::link::udp;
 use crate::nic::QpnPartition;
 
-/// Unix socket with a queued message that carries all sockets of an address and is never received.
+/// Unix socket with a queued message that carries all sockets for an address. The message is only peeked at,
+/// never removed.
 pub struct FdKeepalive(OwnedFd);
 
 impl FdKeepalive {
@@ -35,7 +36,7 @@ impl FdKeepalive {
         }
     }
 
-    /// Makes the kernel deliver packets as received, not coalesced: the kernel steers a coalesced datagram by
+    /// Disables receive coalescing (GRO) on all sockets, because the kernel steers a coalesced datagram by
     /// its first packet.
     pub fn stop_coalescing(&self) -> io::Result<()> {
         self.sockets()?.iter().try_for_each(udp::stop_coalescing)

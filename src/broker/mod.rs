@@ -1,5 +1,5 @@
-//! Broker of shared addresses: several processes use the same IP address, each with a part of its queue pair
-//! numbers.
+//! Broker for shared addresses: several processes use the same IP address, each with a part of the queue pair
+//! number space.
 //!
 //! UDP port 4791 of an address can belong to one socket only, or to a reuseport group of sockets among which
 //! a BPF program in the kernel selects by the order in which they were bound (`steering`). The broker, a
@@ -89,15 +89,14 @@ use socket_names::SocketNames;
 /// Options for sharing an address with other processes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sharing {
-    /// The `urxe` program, which runs the broker when called as `urxe broker`.
+    /// Path of the `urxe` program, which runs the broker when called as `urxe broker`.
     pub program: PathBuf,
-    /// Whether processes of any user may share the address. If so, a broker that another user runs is
-    /// trusted.
+    /// Whether processes of any user may share the address, and brokers run by other users are trusted.
     pub any_user: bool,
 }
 
-/// Reports whether messages of a process of this user are trusted: root and the same user can do whatever
-/// this process can.
+/// Reports whether messages from a process of the given user are trusted. Root and this process's own user
+/// always are, because they can do anything that this process can.
 fn is_trusted(user: u32, any_user: bool) -> bool {
     any_user || user == 0 || user == nix::unistd::geteuid().as_raw()
 }

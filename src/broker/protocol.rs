@@ -1,4 +1,4 @@
-//! Messages between a client and the broker, one line of text each. The table in [`super`] lists them.
+//! Messages between a client and the broker. Each is a line of text; the table in [`super`] lists them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,21 +7,21 @@ use super::BindAddr;
 use super::fd_message::MAX_FDS;
 use crate::nic::QpnPartition;
 
-/// Version of the protocol and first word of every line: peers of another version are refused.
+/// Protocol version, the first word of every line. Peers with another version are refused.
 const VERSION: &str = "urxe-broker-4";
 
-/// Words for the users whose processes the broker serves: any user, or only its own.
+/// Words for the users whose processes the broker serves: any user, or only its own user.
 const ANY_USER: &str = "any";
 const OWN_USER: &str = "own";
 
 /// Request of a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// First partition that the client already has, in a request to a new broker (`reattach`), which carries
-    /// the keepalive descriptors of the client's addresses in the order of `bind_addrs`. `None` requests any
-    /// free partitions (`acquire`).
+    /// First partition that the client already has, in a request to a new broker (`reattach`). That request
+    /// also carries the keepalive descriptors for the addresses, in the order of `bind_addrs`. `None`
+    /// requests any free partitions (`acquire`).
     pub partition: Option<usize>,
-    /// Number of shards, a power of two. The client has one partition for each, with consecutive numbers.
+    /// Number of shards, a power of two. The client has one partition per shard, with consecutive numbers.
     pub shards: usize,
     /// The addresses to share.
     pub bind_addrs: Vec<BindAddr>,
@@ -30,7 +30,7 @@ pub struct Request {
 /// Response of the broker.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Response {
-    /// Granted: the first partition of the client, and whether the broker serves processes of any user and
+    /// Granted, with the client's first partition, and whether the broker serves processes of any user and
     /// therefore uses abstract socket names.
     Granted { partition: usize, any_user: bool },
     /// Refused, with the reason as an errno value and as text.
@@ -74,8 +74,8 @@ impl FromStr for Request {
 }
 
 impl Request {
-    /// Reports whether the descriptors of a grant fit in one message: a token for each shard, and for each
-    /// address the sockets and the keepalive descriptor.
+    /// Reports whether a grant's descriptors fit in one message: a token for each shard and, for each
+    /// address, its sockets and its keepalive descriptor.
     pub fn fits_a_message(&self) -> bool {
         self.shards.saturating_add(self.bind_addrs.len().saturating_mul(self.shards.saturating_add(1)))
             <= MAX_FDS
@@ -94,7 +94,7 @@ impl fmt::Display for Response {
 }
 
 impl Response {
-    /// Returns the refusal of a request that violates the protocol.
+    /// Returns a refusal for a request that violates the protocol.
     pub fn protocol_error(reason: impl Into<String>) -> Response {
         Response::Refused { errno: libc::EPROTO, reason: reason.into() }
     }

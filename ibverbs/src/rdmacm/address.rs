@@ -1,4 +1,4 @@
-//! Binding of ids, resolution of addresses and routes, and the ports of ids.
+//! Binding of ids, address and route resolution, and port queries.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ export! {
         rdma_get_dst_port = get_dst_port;
 }
 
-/// Converts a timeout in milliseconds; a negative one counts as 0.
+/// Converts a timeout in milliseconds; a negative timeout becomes 0.
 fn milliseconds(timeout: c_int) -> Duration {
     Duration::from_millis(timeout.max(0) as u64)
 }

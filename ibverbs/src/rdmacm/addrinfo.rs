@@ -40,7 +40,8 @@ struct Entry {
 // Programs hold a pointer to the C struct, which `freeaddrinfo` converts back to one to the element.
 const _: () = assert!(offset_of!(Entry, c) == 0);
 
-/// Returns the queue pair type and the port space; either is derived from the other if only one is given.
+/// Returns the queue pair type and the port space; if `hints` give only one of them, the other is derived
+/// from it.
 fn qp_type_and_ps(hints: Option<&rdma_addrinfo>) -> (c_int, c_int) {
     let (qp_type, space) = hints.map_or((0, 0), |h| (h.ai_qp_type, h.ai_port_space));
     let datagrams = match qp_type {
@@ -54,7 +55,7 @@ fn qp_type_and_ps(hints: Option<&rdma_addrinfo>) -> (c_int, c_int) {
     }
 }
 
-/// Copies an address; `None` if the pointer is null or the address is too long.
+/// Copies an address. Returns `None` if the pointer is null or the address is too long.
 ///
 /// # Safety
 /// `from` has `len` readable bytes, or is null.
@@ -73,7 +74,7 @@ unsafe fn copy_address(from: *const sockaddr, len: socklen_t) -> Option<(sockadd
 
 type Address = Option<(sockaddr_storage, socklen_t)>;
 
-/// Makes a list element for the program.
+/// Allocates a list element for the program.
 fn new_entry(flags: c_int, kind: (c_int, c_int), src: Address, dst: Address) -> *mut rdma_addrinfo {
     // SAFETY: `Entry` consists of integers and raw pointers, for which zeros are valid.
     let mut entry: Box<Entry> = Box::new(unsafe { std::mem::zeroed() });

@@ -23,20 +23,20 @@ export! {
         rdma_destroy_event_channel = destroy;
 }
 
-/// State of the channel that a program's pointer refers to.
+/// State of an event channel (`rdma_event_channel`).
 pub(super) struct Channel {
     pub channel: EventChannel,
-    /// Lock that is held from the removal of an event from the channel until its id has been looked up,
-    /// because the next event may concern the same id.
+    /// Held from the removal of an event from the channel until its id has been looked up, because the next
+    /// event may refer to the same id.
     pub read_lock: Mutex<()>,
     pub process: &'static ProcessGlobals,
 }
 
-/// All channels, by the address that programs hold.
+/// All channels, by the address of their `rdma_event_channel`.
 static CHANNELS: Mutex<BTreeMap<usize, Arc<Channel>>> = Mutex::new(BTreeMap::new());
 
 impl Channel {
-    /// Returns the channel that a pointer refers to; the pointer may be dangling.
+    /// Returns the channel of an `rdma_event_channel`; the pointer may be dangling.
     ///
     /// # Errors
     /// `EBADF` if there is no such channel (any more), `ENODEV` if it belongs to the parent of this process.

@@ -1,4 +1,4 @@
-//! Connections: listen, connect, accept, reject and disconnect.
+//! Connection calls: listen, connect, accept, reject and disconnect.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::net::{Ipv4Addr, SocketAddr};

@@ -19,7 +19,7 @@ export! {
         rdma_migrate_id = migrate_id;
 }
 
-/// Creates an id, on a channel of its own if `on` is null.
+/// Creates an id on the channel `on`, or on a private channel if `on` is null.
 ///
 /// # Safety
 /// `on` is a channel of this library, or null.
@@ -99,7 +99,7 @@ pub(super) unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
     0
 }
 
-/// Moves an id to another channel, or to one of its own if `to` is null (`rdma_migrate_id`).
+/// Moves an id to another channel, or to a private channel if `to` is null (`rdma_migrate_id`).
 ///
 /// # Safety
 /// `c` is a live id, or null; `to` is a channel of this library, or null.

@@ -1,4 +1,4 @@
-//! Endpoints: ids that are created together with their resources (`rdma_create_ep`).
+//! Endpoints: ids created together with their resources (`rdma_create_ep`).
 
 use std::ffi::{c_int, c_uint};
 
@@ -23,10 +23,10 @@ export! {
         rdma_get_request = get_request;
 }
 
-/// Timeout for each of address and route resolution, in milliseconds.
+/// Timeout of address resolution, and of route resolution, in milliseconds.
 const RESOLVE_TIMEOUT_MS: c_int = 2000;
 
-/// Creates an id; for a passive one, also binds it and stores the attributes for its connections.
+/// Creates an id. Also binds a passive id, and stores the queue pair attributes for its connections.
 ///
 /// # Safety
 /// `to` and `init` are readable structs, or null; the addresses in `to` are complete.
@@ -61,7 +61,7 @@ unsafe fn create_unresolved(
     }
 }
 
-/// Creates the queue pair of an id that has resolved its route, and stores its connect data.
+/// Creates the queue pair of an id whose route is resolved, and stores the connect data.
 ///
 /// # Safety
 /// `c` is a live id; `pd` is a live domain, or null; objects in `init` are live, or null; the connect data in
@@ -87,8 +87,8 @@ unsafe fn create_resources(
     Ok(())
 }
 
-/// Creates an id together with its resources (`rdma_create_ep`). A thread that is cancelled in this call
-/// leaks the id.
+/// Creates an id together with its resources (`rdma_create_ep`). If the thread is cancelled in this call, the
+/// id leaks.
 unsafe extern "C-unwind" fn create_ep(
     out: *mut *mut rdma_cm_id,
     to: *mut rdma_addrinfo,
@@ -144,7 +144,7 @@ unsafe extern "C-unwind" fn get_request(listener: *mut rdma_cm_id, out: *mut *mu
     })
 }
 
-/// Makes an attempt at [`get_request`]; false if the call must wait.
+/// Makes one attempt to complete [`get_request`]. Returns false if the call must wait.
 ///
 /// # Safety
 /// `listener` is a live id, or null; `out` points to a writable pointer, or is null.

@@ -1,4 +1,4 @@
-//! Connection manager events (`rdma_cm_event`), and the updates that they cause before the program sees them.
+//! Connection manager events (`rdma_cm_event`), and the updates to an id before its event is returned.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd};
@@ -28,26 +28,26 @@ export! {
 /// Delay before a call on a destroyed channel fails.
 const CLOSED_CHANNEL_DELAY: Duration = Duration::from_secs(1);
 
-/// An event that was returned to the program, with its C struct.
+/// An event returned to the program, with its C struct.
 #[repr(C)]
 struct Event {
     c: FfiCell<rdma_cm_event>,
     /// Private data that the C struct points to.
     private_data: Vec<u8>,
     process: &'static ProcessGlobals,
-    /// Address of the id whose destruction waits for the acknowledgement of this event: for a connection
-    /// request, the listener.
+    /// Address of the id whose destruction waits for the acknowledgement of this event; in a connection
+    /// request, the address of the listener.
     held_id: usize,
 }
 
 ffi_object! { Event { c: rdma_cm_event } }
 
-/// Returns the length of private data, limited to what the C struct can express.
+/// Returns the length of private data, capped at 255, the largest length that the C struct can hold.
 fn length(data: &[u8]) -> u8 {
     data.len().min(u8::MAX.into()) as u8
 }
 
-/// Returns the parameters of an event. `data` is its private data, which must stay at its address.
+/// Returns the parameters of an event. They point to `data`, its private data, which must not move.
 fn param(event: &CmEvent, data: &[u8], join: Option<*mut c_void>) -> EventParam {
     let private_data = if data.is_empty() { null() } else { data.as_ptr().cast() };
     match &event.param {
@@ -80,7 +80,7 @@ fn param(event: &CmEvent, data: &[u8], join: Option<*mut c_void>) -> EventParam 
 }
 
 impl Event {
-    /// Makes the C struct of an event for the program, after updating the id that it concerns.
+    /// Updates the id to which an event refers, then allocates the C struct of the event.
     ///
     /// # Safety
     /// `held_id` is the address of the listener, or of the id that the event concerns, which is not destroyed
@@ -119,7 +119,7 @@ unsafe extern "C-unwind" fn get_cm_event(c: *mut rdma_event_channel, out: *mut *
     blocking(|call| unsafe { next_cm_event(c, out, call) })
 }
 
-/// Makes an attempt at `rdma_get_cm_event`.
+/// Makes one attempt to complete `rdma_get_cm_event`.
 ///
 /// # Safety
 /// `out` points to a writable pointer, or is null. `c` may be any pointer: it is only looked up.

@@ -1,4 +1,4 @@
-//! Ids (`rdma_cm_id`): the state behind them, and the fields that programs read.
+//! Ids (`rdma_cm_id`): their state, and the fields of the C struct that programs read.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
@@ -43,16 +43,16 @@ ffi_object! { Id { c: rdma_cm_id } }
 /// Mutable state of an id.
 #[derive(Default)]
 pub(super) struct IdState {
-    /// Whether the id has a channel of its own, so that calls on it wait for the event that reports their
+    /// Whether the id has a private channel, so that calls on it wait for the event that reports their
     /// completion.
     synchronous: bool,
     /// Attributes for the queue pairs of connections to this listener (`rdma_create_ep`).
     requests: Option<RequestQueues>,
     /// Data sent before the program's private data in a connection request.
     connect_data: Vec<u8>,
-    /// READ and atomic limits that the peer of this connection request offers.
+    /// READ and atomic limits offered in the connection request from which the id was created.
     offered: Option<Offered>,
-    /// The program's context for each multicast group that was joined.
+    /// The program's context for each joined multicast group.
     joins: HashMap<IpAddr, *mut c_void>,
 }
 
@@ -95,8 +95,8 @@ pub(super) fn errno(e: IdError) -> c_int {
     e.errno()
 }
 
-/// Returns the id behind a program's pointer: `EINVAL` for a null or misaligned pointer, `ENODEV` if it
-/// belongs to the parent of this process.
+/// Returns the id for a pointer from the program, `EINVAL` for a null or misaligned pointer, or `ENODEV` if
+/// the id was created by the parent process.
 ///
 /// # Safety
 /// `c` is a live id, or null.
@@ -143,14 +143,14 @@ fn destroy_all(process: &'static ProcessGlobals, on_progress: &dyn Fn()) {
     });
 }
 
-/// Creates a channel for a single id, whose calls are synchronous.
+/// Creates the private channel of a synchronous id.
 pub(super) fn new_private_channel() -> Result<*mut rdma_event_channel, c_int> {
     let channel = channel::create();
     if channel.is_null() { Err(libc::EMFILE) } else { Ok(channel) }
 }
 
 impl Id {
-    /// Makes the C struct of a new id and registers the id for events.
+    /// Allocates a new id and registers it, so that events can refer to it.
     pub(super) fn new_raw(
         process: &'static ProcessGlobals,
         id: CmId,
@@ -172,8 +172,8 @@ impl Id {
         c
     }
 
-    /// Makes the C struct of the new id of a connection request, on the channel of its listener, or on a
-    /// channel of its own if the listener is synchronous.
+    /// Allocates the new id for a connection request, on the listener's channel, or on a private channel if
+    /// the listener is synchronous.
     ///
     /// # Safety
     /// `listener` is live.
@@ -205,22 +205,22 @@ impl Id {
         Ok(Id::new_raw(of.process, event.id.clone(), channel, context, state))
     }
 
-    /// Returns the pointer that the program holds.
+    /// Returns the pointer to the C struct.
     pub(super) fn as_c(&self) -> *mut rdma_cm_id {
         self.c.get()
     }
 
-    /// Reports whether the id has a channel of its own, so that calls wait for their events.
+    /// Reports whether the id has a private channel, so that calls on it wait for their events.
     pub(super) fn is_synchronous(&self) -> bool {
         self.state.lock().synchronous
     }
 
-    /// Sets whether the id has a channel of its own, and returns whether it had one.
+    /// Sets whether the id has a private channel, and returns whether it had one.
     pub(super) fn set_synchronous(&self, synchronous: bool) -> bool {
         std::mem::replace(&mut self.state.lock().synchronous, synchronous)
     }
 
-    /// Returns the limits in the peer's connection request, for an id that was made from one.
+    /// Returns the limits in the peer's connection request, for an id created from one.
     pub(super) fn offered(&self) -> Option<Offered> {
         self.state.lock().offered
     }
@@ -245,8 +245,8 @@ impl Id {
         self.state.lock().requests = Some(queues);
     }
 
-    /// Joins a multicast group and stores the program's context for it on success. The lock makes the
-    /// delivery of the event wait until the context is stored.
+    /// Joins a multicast group and, on success, stores the program's context for it. The lock delays the
+    /// event's delivery until the context is stored.
     pub(super) fn join(
         &self,
         group: IpAddr,
@@ -269,7 +269,7 @@ impl Id {
         self.state.lock().joins.get(&group).copied()
     }
 
-    /// Updates the fields that programs read from the id after an event.
+    /// Updates the fields that programs read from the id, depending on the event.
     pub(super) fn apply_event(&self, event: &CmEvent) {
         match event.kind {
             CmEventKind::AddrResolved | CmEventKind::RouteResolved | CmEventKind::ConnectRequest => {
@@ -283,8 +283,8 @@ impl Id {
         }
     }
 
-    /// Copies the state of the queue pair, which the connection manager may have changed, to its C struct.
-    /// The program may destroy the queue pair at any time.
+    /// Copies the queue pair's state, which the connection manager may have changed, to its C struct. The
+    /// program may destroy the queue pair at any time.
     pub(super) fn sync_qp_state(&self) {
         self.with_qp(|qp| {
             // SAFETY: `with_qp` keeps the queue pair alive during this call; `state` is an aligned integer
@@ -293,7 +293,7 @@ impl Id {
         });
     }
 
-    /// Calls `f` with the queue pair, if there is one, and prevents its destruction during the call.
+    /// Calls `f` with the queue pair, if the id has one, and prevents its destruction during the call.
     fn with_qp(&self, f: impl FnOnce(*mut ibv_qp)) {
         // SAFETY: `as_c` points to the C struct in `self`; only `refresh` writes this field, once.
         let verbs = unsafe { (*self.as_c()).verbs };
@@ -307,7 +307,7 @@ impl Id {
         }
     }
 
-    /// Updates device, addresses and path in the C struct.
+    /// Updates the device, the addresses and the path in the C struct.
     pub(super) fn refresh(&self) {
         let c = self.as_c();
         let [src, dst] = [self.id.local_addr(), self.id.peer_addr()];

@@ -17,11 +17,11 @@ export! {
     "RDMACM_1.1": rdma_join_multicast_ex = join_multicast_ex;
 }
 
-/// Flags of `comp_mask`, both of which are required.
+/// Bits of `comp_mask`, both required.
 const ADDRESS: u32 = 1;
 const FLAGS: u32 = 2;
 
-/// Joins a multicast group. Returns true, because an event reports the completion.
+/// Joins a multicast group. Always returns true: an event reports the completion.
 ///
 /// # Safety
 /// `group` is a complete socket address, or null.

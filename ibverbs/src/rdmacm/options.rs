@@ -23,12 +23,12 @@ const REUSE_ADDR: c_int = 1;
 const AF_ONLY: c_int = 2;
 const ACK_TIMEOUT: c_int = 3;
 const IB_PATH: c_int = 1;
-/// Flags of a path record that applies to connection management messages, is the primary path, and is
-/// bidirectional (`IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL`).
+/// Flags of the record of a primary, bidirectional path that also carries connection management messages
+/// (`IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL`).
 const PRIMARY_PATH_FLAGS: u32 = 1 | 1 << 1 | (1 << 3 | 1 << 5);
 const SIX_BITS: u8 = 0x3f;
 
-/// Returns the value of an option, which must have the size of `T`.
+/// Reads the value of an option. Fails with `EINVAL` if its size is not that of `T`.
 ///
 /// # Safety
 /// `from` is null or has `len` readable bytes, and any bytes are a valid `T`.
@@ -40,7 +40,8 @@ unsafe fn value<T: Copy>(from: *const c_void, len: usize) -> Result<T, c_int> {
     Ok(unsafe { from.cast::<T>().read_unaligned() })
 }
 
-/// Returns the path records in the value of an option: at least one, at any alignment.
+/// Reads the path records in the value of an option. There must be at least one; the value need not be
+/// aligned.
 ///
 /// # Safety
 /// `from` is null or has `len` readable bytes.
@@ -54,9 +55,8 @@ unsafe fn records(from: *const c_void, len: usize) -> Result<Vec<ibv_path_data>,
     Ok((0..len / SIZE).map(|n| unsafe { from.cast::<ibv_path_data>().add(n).read_unaligned() }).collect())
 }
 
-/// Sets the path of an id to the first record that covers all uses in both directions. Like the kernel,
-/// ignores all other records, and also selectors, rates and service levels, which have no meaning without an
-/// Ethernet header.
+/// Sets the path of an id to the first record with [`PRIMARY_PATH_FLAGS`]. Like the kernel, it ignores all
+/// other records, and the selectors, rate and service level of this one, which have no effect on Ethernet.
 fn set_path(id: &CmId, all: &[ibv_path_data]) -> Result<(), c_int> {
     let found = all.iter().find(|data| data.flags == PRIMARY_PATH_FLAGS).ok_or(libc::EINVAL)?;
     let record = &found.path;
@@ -82,7 +82,7 @@ fn set_path(id: &CmId, all: &[ibv_path_data]) -> Result<(), c_int> {
     })
 }
 
-/// Sets an option. Returns whether an event will report the completion.
+/// Sets an option. Returns true if an event will report the completion.
 ///
 /// # Safety
 /// `from` is null or has `len` readable bytes.
@@ -102,7 +102,7 @@ unsafe fn set(id: &Id, level: c_int, name: c_int, from: *const c_void, len: usiz
     }
 }
 
-/// Sets the path of an id with [`set_option`], from a value in the format of that option.
+/// Sets the path of an id with [`set_option`]. `from` points to the option's value.
 ///
 /// # Safety
 /// The requirements of [`set_option`]: `c` is a live id or null, and `from` has `len` readable bytes or is

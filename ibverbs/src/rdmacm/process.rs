@@ -1,4 +1,4 @@
-//! Per-process state: the connection manager with all devices, and the ids by number.
+//! Per-process state: the connection manager, the open devices, and the ids by number.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -24,20 +24,19 @@ export! {
         rdma_free_devices = free_devices;
 }
 
-/// State of one process. A forked child creates its own and does not use that of its parent.
+/// State of a process. A forked child creates its own and does not use its parent's.
 pub(crate) struct ProcessGlobals {
     /// PID of the process.
     pid: u32,
     pub manager: ConnectionManager,
     devices: Vec<OpenDevice>,
-    /// Ids by the number that events carry.
+    /// Ids, by the number that events carry.
     pub ids: ObjectTable<u64>,
-    /// Events that were returned to the program and are not acknowledged, by the id whose destruction waits
-    /// for them.
+    /// Unacknowledged events, by the id whose destruction waits for them.
     pub unacked: UnackedEvents,
 }
 
-/// A device that stays open as long as the process lives, with default PD and XRC domain for programs that
+/// A device that stays open for the life of the process, with the default PD and XRC domain for programs that
 /// supply none.
 struct OpenDevice {
     context: *mut ibv_context,
@@ -46,8 +45,8 @@ struct OpenDevice {
 }
 
 impl Drop for OpenDevice {
-    /// Closes the device. This happens only if the connection manager could not be created, when no object
-    /// exists on the device yet.
+    /// Closes the device. This runs only if the connection manager cannot be created, before any object
+    /// exists on the device.
     fn drop(&mut self) {
         // SAFETY: `open` opened this context and no other code has the pointer.
         unsafe { close_device(self.context) };
@@ -64,7 +63,7 @@ unsafe impl Sync for OpenDevice {}
 static PROCESS: Mutex<Option<&'static ProcessGlobals>> = Mutex::new(None);
 
 impl ProcessGlobals {
-    /// Returns the state of this process, made at the first call with all devices that can be opened.
+    /// Returns the state of this process. The first call creates it and opens all devices that can be opened.
     ///
     /// # Errors
     /// An error number: there is no device, or the connection manager could not be created.
@@ -112,17 +111,20 @@ impl ProcessGlobals {
         })
     }
 
-    /// Reports whether a forked child has inherited this state from its parent; the child does not modify it.
+    /// Reports whether this process is a forked child that inherited the state from its parent. The child
+    /// does not modify it.
     pub(crate) fn is_inherited(&self) -> bool {
         self.pid != std::process::id()
     }
 
-    /// Returns the context of a device by its index in the connection manager, or null.
+    /// Returns the context of the device with the given index in the connection manager, or null if there is
+    /// none.
     pub(crate) fn context(&self, index: usize) -> *mut ibv_context {
         self.devices.get(index).map_or(null_mut(), |device| device.context)
     }
 
-    /// Returns the default protection domain of a device, made on demand; null with `errno` set on failure.
+    /// Returns the default protection domain of a device, creating it if necessary. Returns null with `errno`
+    /// set on failure.
     pub(crate) fn pd(&self, context: *mut ibv_context) -> *mut ibv_pd {
         let Some(device) = self.devices.iter().find(|device| device.context == context) else {
             return null(libc::EINVAL);
@@ -135,7 +137,8 @@ impl ProcessGlobals {
         *pd
     }
 
-    /// Returns the default XRC domain of a device, made on demand; null with `errno` set on failure.
+    /// Returns the default XRC domain of a device, creating it if necessary. Returns null with `errno` set on
+    /// failure.
     pub(crate) fn xrcd(&self, context: *mut ibv_context) -> *mut ibv_xrcd {
         let Some(device) = self.devices.iter().find(|device| device.context == context) else {
             return null(libc::EINVAL);
@@ -151,31 +154,31 @@ impl ProcessGlobals {
     }
 }
 
-/// Stages of the program's exit, in the order in which they run.
+/// Stages of the exit handler, in the order in which they run.
 #[derive(Clone, Copy)]
 pub(crate) enum ExitStage {
     Rsockets,
     Ids,
 }
 
-/// Function that ends all connections of one kind at exit. It calls its second argument to report progress,
-/// so that the exiting thread keeps waiting.
+/// Function that ends all connections of one kind at exit. It calls its second argument whenever it has made
+/// progress, so that the exiting thread keeps waiting.
 pub(crate) type ExitAction = fn(&'static ProcessGlobals, &dyn Fn());
 
 static EXIT_ACTIONS: [OnceLock<ExitAction>; 2] = [const { OnceLock::new() }; 2];
 
-/// Sets the action of a stage. The module that creates the affected objects calls this when it creates the
-/// first one.
+/// Sets the exit action of a stage. Called when an object to which the action applies is created; only the
+/// first call has an effect.
 pub(crate) fn set_exit_action(stage: ExitStage, action: ExitAction) {
     EXIT_ACTIONS[stage as usize].get_or_init(|| action);
 }
 
-/// Maximum time for which an exit waits for the end of each connection.
+/// Maximum time without progress before an exit stops waiting for connections to end.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Ends the program's remaining connections at exit, as the kernel does when descriptors are closed, so that
-/// peers need no timeout to notice. This happens on a separate thread: a thread that exits in a signal
-/// handler may have interrupted itself while it held a lock of the library, for which it would wait for ever.
+/// peers notice without a timeout. It does so on a separate thread: if a signal handler calls `exit`, the
+/// interrupted code may hold a lock of the library, on which the exiting thread would wait forever.
 extern "C" fn disconnect_all() {
     let _uncancelled = crate::cancel::disable();
     let Some(process) = PROCESS.try_lock().and_then(|process| *process) else { return };
@@ -195,7 +198,7 @@ extern "C" fn disconnect_all() {
     }
 }
 
-/// Spawns a thread that handles none of the program's signals.
+/// Spawns a thread that blocks all signals except SIGSEGV and SIGBUS.
 pub(crate) fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
     // The new thread inherits the mask. A blocked fault signal would end the process although it has a handler.
     let mut blocked = SigSet::all();

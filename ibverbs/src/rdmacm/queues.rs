@@ -1,5 +1,5 @@
-//! Queue pairs and shared receive queues of ids, with the completion queues that they need if the program
-//! supplies none.
+//! Queue pairs and shared receive queues of ids, and the completion queues for them if the program supplies
+//! none.
 
 use std::ffi::{c_int, c_uint};
 use std::ptr::null_mut;
@@ -30,7 +30,7 @@ export! {
     "RDMACM_1.2": rdma_init_qp_attr = init_qp_attr;
 }
 
-/// Flags of `comp_mask` in `ibv_qp_init_attr_ex` and in `ibv_srq_init_attr_ex`.
+/// Bits of `comp_mask` in `ibv_qp_init_attr_ex` and in `ibv_srq_init_attr_ex`.
 const QP_PD: u32 = 1;
 const QP_XRCD: u32 = 2;
 const SRQ_TYPE: u32 = 1;
@@ -45,7 +45,7 @@ fn last_errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM)
 }
 
-/// Creates a completion queue with a channel for an id.
+/// Creates a completion queue for an id, with a completion channel.
 ///
 /// # Safety
 /// `context` is open, and `id` is a live id.
@@ -72,8 +72,8 @@ unsafe fn create_cq_with_channel(
     }
 }
 
-/// Creates the completion queues that an id lacks: one for sends and one for receives, each only if its size
-/// is given.
+/// Creates the send and receive completion queues that an id does not yet have, each only if its depth is
+/// given.
 ///
 /// # Safety
 /// `c` is a live id that is bound to a device.
@@ -120,8 +120,8 @@ unsafe fn destroy_cqs(c: *mut rdma_cm_id) {
     }
 }
 
-/// Returns the protection domain to use: the given one, which must belong to the id's device, or the id's own
-/// if null is given.
+/// Returns the protection domain to use: `given`, which must be on the id's device, or the id's own domain if
+/// `given` is null.
 ///
 /// # Safety
 /// `c` is a live id; `given` is a live domain, or null.

@@ -5,10 +5,11 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use libc::{c_int, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 use urxe::verbs::{Gid, ServiceId};
 
-/// Address family of `sockaddr_ib`, which has a GID, and a service ID in place of a port.
+/// Address family of `sockaddr_ib`, which has a GID instead of an IP address, and a service ID instead of a
+/// port.
 pub(crate) const AF_IB: c_int = 27;
 
-/// `sockaddr_ib` of `<infiniband/ib.h>`; all fields but the family are in network byte order.
+/// `sockaddr_ib` from `<infiniband/ib.h>`. All fields but the family are in network byte order.
 #[repr(C)]
 struct SockaddrIb {
     family: sa_family_t,
@@ -20,8 +21,8 @@ struct SockaddrIb {
     scope_id: u64,
 }
 
-/// Returns the IP address that the GID encodes in RoCE, with the port from the service ID if the service ID
-/// belongs to an IP port space or is a bare port number.
+/// Returns the IP address encoded in the RoCE GID, with the port from the service ID. Returns `None` if the
+/// service ID is neither in an IP port space nor a bare port number.
 fn of_ib(ib: &SockaddrIb) -> Option<SocketAddr> {
     let service = u64::from_be(ib.service) & u64::from_be(ib.service_mask);
     let port = ServiceId(service).ip_port().map(|(_, port)| port);
@@ -29,8 +30,9 @@ fn of_ib(ib: &SockaddrIb) -> Option<SocketAddr> {
     Some(SocketAddr::new(Gid(ib.gid).ip(), port))
 }
 
-/// Returns the address that a program points to; `None` for null or a family other than IPv4, IPv6 and
-/// InfiniBand. A GID is converted to the IP address that it encodes, and never back.
+/// Reads the socket address at a pointer. Returns `None` for a null pointer and for a family other than IPv4,
+/// IPv6 and InfiniBand. An InfiniBand address is converted to the IP address that its GID encodes; there is
+/// no reverse conversion.
 ///
 /// # Safety
 /// `from` is null, or points to a complete address of the family that it names.

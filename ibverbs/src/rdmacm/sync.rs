@@ -1,4 +1,4 @@
-//! Calls of synchronous ids, which wait for the event that reports their completion.
+//! Calls on synchronous ids, which wait for the event that reports their completion.
 
 use std::ffi::{c_int, c_uint};
 use std::ptr::null_mut;
@@ -12,7 +12,7 @@ use crate::rdmacm::event::{ack_cm_event, next_cm_event};
 use crate::rdmacm::id::{Id, id_ref, result_code};
 
 impl Id {
-    /// Waits for the event that reports the completion of a call of a synchronous id. The id keeps the event
+    /// Waits for the event that reports the completion of a call on a synchronous id. The id keeps the event
     /// until the next call.
     ///
     /// # Errors
@@ -60,8 +60,8 @@ pub(super) fn last_errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// Makes a call on an id. If `begin` returns true, an event reports its completion, for which a synchronous
-/// id waits.
+/// Calls `begin`, which starts an operation on an id. If it returns true, an event will report the
+/// completion; on a synchronous id, this function waits for it.
 ///
 /// # Safety
 /// `c` is a live id, or null. The caller's frame has nothing to drop ([`blocking`]).

@@ -1,4 +1,4 @@
-//! Scatter and gather lists over the program's buffers of one call, consumed piece by piece.
+//! Scatter and gather lists over the buffers that the program passes to a call, consumed piece by piece.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 #[derive(Clone)]
 pub(super) struct Source<'a> {
     parts: &'a [&'a [u8]],
-    /// Number of bytes taken from the first buffer.
+    /// Number of bytes taken from the first buffer in `parts`.
     first_offset: usize,
     /// Number of bytes taken in total.
     position: usize,
@@ -29,13 +29,14 @@ impl<'a> Source<'a> {
         self.position
     }
 
-    /// Skips `len` bytes, or all that are left.
+    /// Skips `len` bytes, or all remaining ones if they are fewer.
     pub(super) fn skip(&mut self, len: usize) {
         let end = self.position + len;
         while self.position < end && !self.next_piece(end - self.position).is_empty() {}
     }
 
-    /// Takes the next piece, of at most `len` bytes; it is empty only if nothing is left or `len` is 0.
+    /// Takes the next piece, of at most `len` bytes. The piece is empty only if nothing is left or `len` is
+    /// 0.
     pub(super) fn next_piece(&mut self, len: usize) -> &'a [u8] {
         while let [first, rest @ ..] = self.parts {
             if self.first_offset < first.len() {
@@ -55,9 +56,9 @@ impl<'a> Source<'a> {
 /// Scatter list for received data.
 pub(super) struct Sink<'a> {
     parts: Vec<&'a mut [u8]>,
-    /// Index of the buffer in use.
+    /// Index of the buffer being filled.
     part: usize,
-    /// Number of bytes filled in the buffer in use.
+    /// Number of bytes filled in that buffer.
     part_offset: usize,
     /// Number of bytes filled in total.
     position: usize,
@@ -81,13 +82,14 @@ impl<'a> Sink<'a> {
         self.position
     }
 
-    /// Skips `len` bytes, or all that are left.
+    /// Skips `len` bytes, or all remaining ones if they are fewer.
     pub(super) fn skip(&mut self, len: usize) {
         let end = self.position + len;
         while self.position < end && !self.next_piece(end - self.position).is_empty() {}
     }
 
-    /// Takes the next piece, of at most `len` bytes; it is empty only if nothing is left or `len` is 0.
+    /// Takes the next piece, of at most `len` bytes. The piece is empty only if nothing is left or `len` is
+    /// 0.
     pub(super) fn next_piece(&mut self, len: usize) -> &mut [u8] {
         while self.parts.get(self.part).is_some_and(|part| part.len() == self.part_offset) {
             (self.part, self.part_offset) = (self.part + 1, 0);

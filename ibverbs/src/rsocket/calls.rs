@@ -48,7 +48,7 @@ export! {
         riowrite = riowrite;
 }
 
-/// Maximum number of buffers of a message (`IOV_MAX`).
+/// Maximum number of buffers per message (`IOV_MAX`).
 const IOV_MAX: usize = 1024;
 
 /// Converts a result to the return value of a call: 0, or -1 with `errno` set.
@@ -93,7 +93,7 @@ extern "C" fn rsocket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
     }))
 }
 
-/// Reads an address that the program passes.
+/// Reads a socket address that the program passes.
 ///
 /// # Safety
 /// `from` is null or points to `len` readable bytes.
@@ -114,7 +114,8 @@ unsafe fn address(from: *const sockaddr, len: socklen_t) -> Result<SocketAddr, c
     unsafe { read(from) }.ok_or(libc::EAFNOSUPPORT)
 }
 
-/// Writes an address to the program's buffer, truncated to the length in `len`, and its full length to `len`.
+/// Writes an address to a buffer of the program, truncated to the length at `len`, and then stores the full
+/// length at `len`.
 ///
 /// # Safety
 /// Each pointer is null or valid for writes: `to` for as many bytes as `len` points to.
@@ -178,7 +179,7 @@ extern "C" fn rclose(fd: c_int) -> c_int {
     result_code(table::close(fd))
 }
 
-/// Returns a buffer of the program as a slice to read from.
+/// Returns a buffer of the program as a slice.
 ///
 /// # Safety
 /// `from` is null or points to `len` readable bytes that do not change while the slice is used.
@@ -193,7 +194,7 @@ unsafe fn bytes<'a>(from: *const c_void, len: usize) -> Result<&'a [u8], c_int> 
     }
 }
 
-/// Returns a buffer of the program as a slice to write to.
+/// Returns a buffer of the program as a mutable slice.
 ///
 /// # Safety
 /// `to` is null or points to `len` writable bytes that nothing else accesses while the slice is used.
@@ -208,7 +209,7 @@ unsafe fn writable<'a>(to: *mut c_void, len: usize) -> Result<&'a mut [u8], c_in
     }
 }
 
-/// Returns a list of buffers of the program, after checking that their total length fits in an `isize`.
+/// Returns a list of program buffers as a slice, after checking that their total length fits in an `isize`.
 ///
 /// # Safety
 /// `list` is null or points to `len` entries.
@@ -227,7 +228,7 @@ unsafe fn parts<'a>(list: *const iovec, len: usize) -> Result<&'a [iovec], c_int
     }
 }
 
-/// Returns the socket of a call; all attempts of a call must use the same socket.
+/// Returns the socket of a call. All attempts of the call must use the same socket.
 ///
 /// # Errors
 /// `EBADF` if it is closed, or its descriptor denotes another socket by now.
@@ -256,7 +257,7 @@ unsafe fn receive(call: &mut Call, fd: c_int, list: &[iovec], flags: c_int) -> R
     result
 }
 
-/// Makes one attempt to send data, to an address or, if `to` is null, to the connected peer.
+/// Makes one attempt to send data to the address `to`, or to the connected peer if `to` is null.
 ///
 /// # Safety
 /// The entries of `list` are readable buffers that do not change during the attempt, or null; `to` is null or
@@ -460,7 +461,7 @@ unsafe extern "C" fn rsetsockopt(
     }))
 }
 
-/// Returns the value of an option, including the read-only ones that describe the socket.
+/// Returns the value of an option, which may be a read-only one, such as the socket type.
 fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
     let int = |value: c_int| Ok(value.to_ne_bytes().to_vec());
     match (level, name) {
@@ -497,9 +498,9 @@ unsafe extern "C" fn rgetsockopt(
     }))
 }
 
-/// Reads or sets flags of a socket or of its descriptor (`rfcntl`). C declares the argument as a variadic
-/// one. On all supported platforms a variadic argument is passed like a named one, and the argument is not
-/// read for commands without one.
+/// Reads or sets flags of a socket or of its descriptor (`rfcntl`). In C, the argument is variadic. On all
+/// supported platforms, variadic arguments are passed like named ones; for a command without an argument, it
+/// is not read.
 unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     let _uncancelled = crate::cancel::disable();
     number(table::get(fd).and_then(|socket| match command {
@@ -522,8 +523,8 @@ unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_in
     }))
 }
 
-/// Maps memory to an offset, or to its own address if the offset is -1. The peer may write to it
-/// (`PROT_WRITE`) or has no access (`PROT_NONE`).
+/// Maps memory to `offset`, or to an offset equal to its address if `offset` is -1. With `PROT_WRITE`, the
+/// peer may write to the memory; with `PROT_NONE`, it has no access.
 unsafe extern "C" fn riomap(
     fd: c_int,
     buffer: *mut c_void,

@@ -1,4 +1,5 @@
-//! A connection: a queue pair, its memory, and the two halves of the stream protocol.
+//! A stream connection: a queue pair, its memory, and the sending and receiving halves of the stream
+//! protocol.
 
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
@@ -19,9 +20,9 @@ use super::protocol::{
     encodable_size,
 };
 
-/// Number of receives posted in addition to the credits, for messages of the peer that consume no credit.
+/// Number of receives posted beyond the credits, for messages from the peer that consume no credit.
 const SPARE_RECEIVES: u32 = 16;
-/// Number of completions that are polled at once.
+/// Maximum number of completions per poll.
 const BATCH: usize = 32;
 
 /// `wr_id` of receives.
@@ -29,12 +30,12 @@ const RECEIVE: u64 = 1;
 /// `wr_id` of sends.
 const SEND: u64 = 2;
 
-/// Returns the error number of a failed creation.
+/// Returns the error number for a failed creation.
 fn create_errno(e: CreateError) -> c_int {
     e.errno()
 }
 
-/// Returns the error number of a failed post.
+/// Returns the error number for a failed post.
 fn post_errno(e: PostError) -> c_int {
     e.errno()
 }
@@ -47,8 +48,8 @@ pub(super) struct Connection {
     /// Completion channel, which reports completions once [`arm`](Self::arm)ed.
     pub completions: CompletionChannel,
     is_armed: bool,
-    /// Tables that the peer writes: the target SGL, which lists memory of the peer for this end to write to,
-    /// and then the table of memory that the peer has mapped.
+    /// Tables that the peer writes: the target SGL, which lists peer memory for this end to write to,
+    /// followed by the table of memory that the peer has mapped.
     tables: Mr,
     sends: Mr,
     receives: Mr,
@@ -56,21 +57,21 @@ pub(super) struct Connection {
     inc: Incoming,
     remote_map: RemoteMap,
     local_map: LocalMap<RawMr>,
-    /// Address and length of memory that was mapped without access for the peer.
+    /// Address and length of each memory area mapped without peer access.
     inaccessible: Vec<(u64, usize)>,
     /// Byte order of the peer's tables.
     order: Order,
-    /// Index of the entry of this end's target SGL that the peer writes next.
+    /// Index of the next entry that the peer writes in this end's target SGL.
     next_target: usize,
-    /// Whether the peer's private data have arrived.
+    /// Whether the peer's private data has arrived.
     is_negotiated: bool,
-    /// Whether the peer can receive.
+    /// Whether the peer can receive: the handshake is complete, or the peer has sent data.
     pub is_established: bool,
     /// Whether more data may arrive.
     pub can_read: bool,
     /// Whether more data may be sent.
     pub can_write: bool,
-    /// Pending error, until it is reported.
+    /// Error not yet reported to the program.
     pub error: Option<c_int>,
     /// Whether the connection has ended.
     has_ended: bool,
@@ -80,7 +81,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Creates the queue pair and the memory for a connection. The ID must be bound to a device.
+    /// Creates the queue pair and the memory of a connection. `id` must be bound to a device.
     ///
     /// # Errors
     /// An error number.
@@ -134,7 +135,7 @@ impl Connection {
         })
     }
 
-    /// Returns the private data of the handshake.
+    /// Returns the private data to send in the handshake.
     pub(super) fn conn_data(&self) -> ConnData {
         let target = |mr: &Mr, len: usize| TargetSge { addr: mr.addr(), key: mr.rkey().0, len: len as u32 };
         let half = self.receives.len() / 2;
@@ -147,7 +148,7 @@ impl Connection {
         }
     }
 
-    /// Starts the protocol with the private data of the peer.
+    /// Starts the protocol with the peer's private data.
     pub(super) fn start(&mut self, peer: &ConnData) {
         self.order = peer.order;
         self.out.set_limit(peer.credits);
@@ -158,14 +159,14 @@ impl Connection {
         self.is_negotiated = true;
     }
 
-    /// Allows data to be sent, because the handshake is complete.
+    /// Records that the handshake is complete, which allows data to be sent.
     pub(super) fn establish(&mut self) {
         self.is_established = true;
     }
 
-    /// Requests a notification of the next completion. The caller has to poll once more afterwards for
-    /// completions that arrived before. Only this function consumes completion events: if thread A has armed
-    /// but does not sleep yet, and thread B polls, the event stays in the channel and wakes A.
+    /// Requests a notification of the next completion. The caller must then poll once more for completions
+    /// that arrived earlier. Only this function consumes completion events: if thread B polls after thread A
+    /// has armed and before A sleeps, the event stays in the channel and wakes A.
     pub(super) fn arm(&mut self) {
         while self.completions.next_event().is_some() {
             self.is_armed = false;
@@ -175,7 +176,8 @@ impl Connection {
         }
     }
 
-    /// Processes completions and sends pending updates to the peer; reports whether there was any completion.
+    /// Processes completions and sends pending updates to the peer. Returns true if there were any
+    /// completions.
     pub(super) fn process(&mut self) -> bool {
         if !self.is_negotiated || self.has_ended {
             return false;
@@ -232,7 +234,7 @@ impl Connection {
         }
     }
 
-    /// Processes a message of the peer.
+    /// Processes a message from the peer, which arrives as immediate data.
     fn on_message(&mut self, imm: u32) -> Result<(), ProtocolError> {
         match Message::decode(imm)? {
             Message::Data(len) => self.inc.on_data(len)?,
@@ -255,8 +257,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes the targets that the peer has written to this end's target SGL. The peer overwrites an entry
-    /// once the target that the entry announced is full.
+    /// Takes the targets that the peer has written to this end's target SGL. The peer reuses an entry once
+    /// the target announced in it is full.
     fn read_targets(&mut self) -> Result<(), ProtocolError> {
         for _ in 0..TARGET_SGL_LEN {
             let (at, mut bytes) = (self.next_target * TARGET_SGE_LEN, [0; TARGET_SGE_LEN]);
@@ -273,7 +275,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends the peer what it has to know: changed mappings, free receive memory, and credits.
+    /// Sends pending updates to the peer: changed mappings, free receive memory, and credits.
     fn send_updates(&mut self) -> Result<(), c_int> {
         if self.has_ended || !self.is_established {
             return Ok(());
@@ -302,7 +304,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Posts a write with a message as immediate data.
+    /// Posts an RDMA WRITE with a message as immediate data.
     fn send(&self, to: TargetSge, message: Message, data: WrData<'_>) -> Result<(), c_int> {
         let (rkey, imm) = (RKey(to.key), message.immediate());
         self.write(WrOp::WriteWithImm { va: to.addr, rkey, imm }, data)
@@ -314,7 +316,7 @@ impl Connection {
         self.qp.post_send(&wr).map_err(post_errno)
     }
 
-    /// Copies data to the send buffer and posts the write.
+    /// Copies the data of a transfer to the send buffer and posts the RDMA WRITE.
     fn transfer(&mut self, transfer: &Transfer, source: &mut Source<'_>) -> Result<(), c_int> {
         for range in &transfer.from {
             let mut at = range.start;
@@ -335,7 +337,7 @@ impl Connection {
         }
     }
 
-    /// Sends as much of the stream as possible now.
+    /// Sends as much of `source` as currently possible.
     pub(super) fn send_from(&mut self, source: &mut Source<'_>) {
         // Mappings are announced to the peer before the data that are sent after them.
         while self.can_write && self.is_established && self.local_map.is_announced() && source.remaining() > 0
@@ -347,7 +349,7 @@ impl Connection {
         }
     }
 
-    /// Writes as much as possible now to the memory that the peer has mapped to an offset.
+    /// Writes as much of `source` as currently possible to the memory that the peer has mapped to `offset`.
     ///
     /// # Errors
     /// `EINVAL` if nothing is mapped to the offset.
@@ -364,7 +366,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Copies received data to the sink; with `peek`, they stay in the buffer.
+    /// Copies received data to the sink. With `peek`, the data stays in the receive buffer.
     pub(super) fn receive_to(&mut self, sink: &mut Sink<'_>, peek: bool) {
         let mut copied = 0;
         for range in self.inc.ranges(sink.remaining()) {
@@ -385,12 +387,12 @@ impl Connection {
         }
     }
 
-    /// Returns the number of bytes received and not yet read.
+    /// Returns the number of bytes received but not yet read.
     pub(super) fn unread(&self) -> usize {
         self.inc.unread()
     }
 
-    /// Reports whether enough data can be sent to be worth a wakeup.
+    /// Reports whether enough data can be sent to justify waking the program.
     pub(super) fn is_writable(&self) -> bool {
         self.can_write && self.is_established && self.local_map.is_announced() && self.out.is_writable()
     }
@@ -400,11 +402,12 @@ impl Connection {
         self.has_ended || self.out.is_idle()
     }
 
-    /// Maps memory to an offset. The peer may write to it if `shared` is set, and has no access otherwise.
+    /// Maps memory to an offset. The peer may write to the memory if `shared` is set, and cannot access it
+    /// otherwise.
     ///
     /// # Safety
-    /// The contract of [`urxe::verbs::Pd::reg_mr_raw`], until the memory is unmapped or the link is dropped.
-    /// Without `shared` the memory is not accessed.
+    /// The contract of [`urxe::verbs::Pd::reg_mr_raw`], until the memory is unmapped or the connection is
+    /// dropped. Without `shared` the memory is not accessed.
     ///
     /// # Errors
     /// An error number.
@@ -424,8 +427,8 @@ impl Connection {
             return Err(libc::ENOMEM);
         }
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        // SAFETY: the caller keeps the memory as `reg_mr_raw` requires until it is unmapped or this link is
-        // dropped; the entry in `local_map` drops the `RawMr` in both cases.
+        // SAFETY: the caller keeps the memory as `reg_mr_raw` requires until it is unmapped or this
+        // connection is dropped; the entry in `local_map` drops the `RawMr` in both cases.
         let region = unsafe { self.qp.pd().reg_mr_raw(addr, len, access) }.map_err(create_errno)?;
         let target = TargetSge { addr: region.addr(), key: region.rkey().0, len: bytes };
         self.local_map.add(addr.addr() as u64, Mapping { offset, target }, region).ok_or(libc::ENOMEM)?;
@@ -446,7 +449,7 @@ impl Connection {
         if self.local_map.remove(addr, len) { self.send_updates() } else { Err(libc::EINVAL) }
     }
 
-    /// Shuts down one or both directions, and informs the peer unless only the reading direction is shut
+    /// Shuts down one or both directions. The peer is not informed if only the receiving direction is shut
     /// down.
     pub(super) fn shutdown(&mut self, reads: bool, writes: bool) {
         let (could_read, could_write) = (self.can_read, self.can_write);
@@ -465,8 +468,8 @@ impl Connection {
         }
     }
 
-    /// Probes the peer if nothing has arrived for the time `idle`; returns the time of the next call, `None`
-    /// once the connection has ended.
+    /// Probes the peer if nothing has arrived for the duration `idle`. Returns the time at which to call this
+    /// again, or `None` once the connection has ended.
     pub(super) fn keep_alive(&mut self, idle: Duration, now: Instant) -> Option<Instant> {
         let due = self.last_recv + idle;
         if self.has_ended {
@@ -498,7 +501,7 @@ impl Connection {
         let _ = self.id.disconnect();
     }
 
-    /// Ends the connection because of an error.
+    /// Ends the connection with an error, unless both directions are already shut down.
     pub(super) fn fail(&mut self, errno: c_int) {
         // After both directions were shut down nothing is lost by an error.
         if !self.has_ended && (self.can_read || self.can_write) {

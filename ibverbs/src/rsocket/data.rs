@@ -9,8 +9,8 @@ use super::stream::{Phase, State, Stream};
 use super::wait::{PENDING, PollOutcome, restarts};
 use crate::cancel::Call;
 
-/// Returns the connection, or the outcome of a call on a socket without one: a call waits while the socket
-/// connects, and fails otherwise.
+/// Returns the connection. If the socket has none, returns the outcome of the call as the error: to wait
+/// while the socket is connecting, and to fail otherwise.
 fn conn<T>(state: &mut State) -> Result<&mut Connection, PollOutcome<T>> {
     match &mut state.phase {
         Phase::Connected(conn) => Ok(conn),
@@ -22,13 +22,13 @@ fn conn<T>(state: &mut State) -> Result<&mut Connection, PollOutcome<T>> {
 }
 
 impl Stream {
-    /// Reports whether a call with these flags may block.
+    /// Reports whether a call with the given flags may block.
     fn may_block(&self, flags: c_int) -> bool {
         self.with_state(|state| state.options.may_block(flags))
     }
 
-    /// Receives data and returns the number of bytes: at least one, except at the end of the stream or with
-    /// an empty buffer.
+    /// Receives data and returns the number of bytes, which is 0 only at the end of the stream or if the
+    /// buffer is empty.
     pub(super) fn receive(
         self: &Arc<Self>,
         call: &mut Call,
@@ -65,8 +65,8 @@ impl Stream {
         }
     }
 
-    /// Sends data and returns the number of bytes: all of them, unless the call may not block or fails
-    /// meanwhile.
+    /// Sends data and returns the number of bytes. This is less than requested only if the call may not
+    /// block, or fails after sending some.
     pub(super) fn send(
         self: &Arc<Self>,
         call: &mut Call,
@@ -82,7 +82,7 @@ impl Stream {
         })
     }
 
-    /// Writes to the memory that the peer has mapped to `offset`, and returns the number of bytes as for
+    /// Writes to the memory that the peer has mapped to `offset`. Returns the number of bytes like
     /// [`send`](Self::send).
     pub(super) fn write_at(
         self: &Arc<Self>,
@@ -94,8 +94,7 @@ impl Stream {
         self.send_with(call, source, flags, |conn, source| conn.write_from(source, offset))
     }
 
-    /// Calls `post`, which posts as much data as can be sent now, repeatedly until all of the source is
-    /// posted.
+    /// Calls `post`, which posts as much data as can currently be sent, until the entire source is posted.
     fn send_with(
         self: &Arc<Self>,
         call: &mut Call,
@@ -127,8 +126,8 @@ impl Stream {
     }
 }
 
-/// Returns the number of bytes transferred if a call failed after some bytes; the next call reports the
-/// error.
+/// Returns the result of a call. If the call failed after it transferred some bytes, it succeeds with their
+/// number, and the next call reports the error.
 fn partial(done: usize, result: Result<(), c_int>) -> Result<usize, c_int> {
     match result {
         Err(e) if done == 0 || e == PENDING => Err(e),

@@ -29,14 +29,13 @@ use crate::rdmacm::process::ProcessGlobals;
 
 /// Maximum time for which a close waits until all datagrams are sent.
 const LINGER: Duration = Duration::from_secs(5);
-/// Number of datagrams that are received by UDP at once.
+/// Maximum number of UDP datagrams processed per call.
 const BATCH: usize = 64;
-/// Memory charged for a datagram received by UDP in addition to its data, in bytes.
+/// Memory accounted for a datagram received over UDP beyond its data, in bytes.
 const OVERHEAD: usize = 64;
-/// Time for which a call waits for room in the send buffer of the UDP socket before it checks for other
-/// changes.
+/// Time for which a call waits for room in the UDP socket's send buffer before it checks for other changes.
 const UDP_FULL_WAIT: Duration = Duration::from_millis(10);
-/// Maximum length of a message that peers send by UDP, including its header.
+/// Maximum length of a message that peers send over UDP, including the header.
 const MAX_UDP_LEN: usize = MAX_MESSAGE_LEN + MAX_HEADER_LEN;
 
 /// A datagram socket.
@@ -55,7 +54,7 @@ pub(super) struct Datagram {
 /// Mutable state of the socket.
 pub(super) struct State {
     pub options: Options,
-    /// Local address, as the UDP socket reports it; `None` before it is bound.
+    /// Local address of the UDP socket; `None` before it is bound.
     local: Option<SocketAddr>,
     /// Address of the connected peer. As everywhere in this struct except `local`, an IPv4-mapped IPv6
     /// address is stored as IPv4.
@@ -63,27 +62,27 @@ pub(super) struct State {
     can_read: bool,
     can_write: bool,
     is_closed: bool,
-    /// Pending error: a device that the socket used was removed.
+    /// Pending error, set when a device used by the socket is removed.
     error: Option<c_int>,
     qps: Vec<UdQp>,
-    /// UD queue pairs, by local address. Other fields refer to them by index.
+    /// Known peers, which refer to their queue pairs by index in `qps`.
     peers: Peers,
     unread: VecDeque<(SocketAddr, Data)>,
-    /// Memory that the unread datagrams received by UDP occupy, in bytes.
+    /// Memory occupied by unread datagrams received over UDP, in bytes.
     udp_bytes: usize,
 }
 
 /// Outcome of sending a datagram.
 enum Sent {
-    /// Sent, with this number of bytes.
+    /// Sent, with the given number of bytes.
     Sent(usize),
-    /// Not sent: the datagram must be sent by UDP, and the send buffer of the UDP socket is full.
+    /// Not sent: the datagram must be sent over UDP, and the UDP socket's send buffer is full.
     UdpFull,
 }
 
 /// Data of an unread datagram.
 enum Data {
-    /// In a receive buffer of the queue pair with this index.
+    /// In a receive buffer of the queue pair with the given index.
     InBuffer(usize, RecvSlot),
     Udp(Vec<u8>),
 }
@@ -153,7 +152,7 @@ impl Datagram {
         result
     }
 
-    /// Like [`with_state`](Self::with_state), and then wakes the other threads that wait for a change of the
+    /// Calls `f` like [`with_state`](Self::with_state), then wakes the threads waiting for a change of the
     /// socket.
     fn update<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let result = self.with_state(f);
@@ -161,8 +160,8 @@ impl Datagram {
         result
     }
 
-    /// Returns the result of `f`. If there is none yet and the call may block, sets up a wait after which the
-    /// call is attempted again. Fails with `EBADF` once the socket is closed.
+    /// Returns the result of `f`. If `f` has no result yet and the call may block, sets up a wait, after
+    /// which the call is attempted again. Fails with `EBADF` once the socket is closed.
     fn until<T>(
         self: &Arc<Self>,
         call: &mut Call,
@@ -206,7 +205,8 @@ impl Datagram {
         })
     }
 
-    /// Connects to a peer, so that datagrams are exchanged with it only, or disconnects.
+    /// Connects the socket, so that it exchanges datagrams with the peer `to` only, or disconnects it if `to`
+    /// is `None`.
     pub(super) fn connect(&self, to: Option<SocketAddr>) -> Result<(), c_int> {
         let Some(to) = to else {
             self.update(|state| state.peer = None);
@@ -241,7 +241,7 @@ impl Datagram {
         })
     }
 
-    /// Returns the time for which a close may wait until all datagrams are sent.
+    /// Returns the maximum time for which a close waits until all datagrams are sent.
     pub(super) fn begin_close(&self) -> Duration {
         self.with_state(|state| state.options.linger.unwrap_or(LINGER).min(LINGER))
     }
@@ -265,7 +265,7 @@ impl Datagram {
         });
     }
 
-    /// Converts an address to the form of the socket's address family.
+    /// Converts an address to the socket's address family: IPv4 to IPv4-mapped IPv6 on an IPv6 socket.
     fn to_family(&self, address: SocketAddr) -> SocketAddr {
         match address {
             SocketAddr::V4(v4) if self.family == libc::AF_INET6 => {
@@ -289,12 +289,12 @@ impl Datagram {
         self.with_state(|state| state.peer).map(|peer| self.to_family(peer)).ok_or(libc::ENOTCONN)
     }
 
-    /// Returns the current `poll` events of the socket.
+    /// Returns the `poll` events that are currently pending.
     pub(super) fn events(&self) -> libc::c_short {
         self.with_state(|state| state.events())
     }
 
-    /// Receives the next datagram, cut to the size of the sink.
+    /// Receives the next datagram, truncated to the size of the sink.
     pub(super) fn receive(
         self: &Arc<Self>,
         call: &mut Call,
@@ -383,8 +383,8 @@ impl State {
         Ok(())
     }
 
-    /// Returns the index of the queue pair that sends to a peer, after creating the queue pair and the table
-    /// entry if needed. `from` is the local address to send from, if it is known.
+    /// Returns the index of the queue pair that sends to a peer, creating the queue pair and the table entry
+    /// if needed. `from` is the local address to send from, if known.
     fn qp_index_for(
         &mut self,
         socket: &Datagram,
@@ -424,8 +424,8 @@ impl State {
         Ok(at)
     }
 
-    /// Stores a queue pair and returns its index. It takes the index of a queue pair whose device was
-    /// removed, if there is one without unread data in its buffers.
+    /// Stores a queue pair and returns its index. Replaces a queue pair whose device was removed, if there is
+    /// one without unread data in its buffers.
     fn insert_qp(&mut self, qp: UdQp) -> usize {
         let has_unread =
             |at| self.unread.iter().any(|(_, data)| matches!(data, Data::InBuffer(of, _) if *of == at));
@@ -447,8 +447,8 @@ impl State {
         self.error.take()
     }
 
-    /// Sends a datagram; `None` if the send queue of the queue pair is full. The source is advanced only if
-    /// all of it is sent.
+    /// Sends a datagram. Returns `None` if the queue pair's send queue is full. The source is advanced only
+    /// if the entire datagram is sent.
     fn send(
         &mut self,
         socket: &Datagram,
@@ -486,12 +486,12 @@ impl State {
         }
     }
 
-    /// Returns the header of a UDP message that announces the queue pair with this index.
+    /// Returns the header of a UDP message that announces the queue pair with index `at`.
     fn header(&self, at: usize, op: Op) -> Header {
         Resolution { op, qpn: self.qps[at].qpn() }.header(self.qps[at].local)
     }
 
-    /// Sends a message by UDP, from the address of the queue pair unless the socket is bound to a specific
+    /// Sends a message over UDP, from the queue pair's address unless the socket is bound to a specific
     /// address.
     fn send_udp(
         &self,
@@ -505,13 +505,13 @@ impl State {
         socket.udp.send(parts, socket.to_family(to), from)
     }
 
-    /// Processes completions and UDP datagrams; reports whether anything has changed.
+    /// Processes completions and UDP datagrams. Returns true if anything has changed.
     fn process(&mut self, socket: &Datagram) -> bool {
         let mut changed = false;
         if self.is_closed {
             return false;
         }
-        // UDP comes before the queue pairs, because datagrams received by UDP are older.
+        // UDP comes before the queue pairs, because datagrams received over UDP are older.
         let mut buffer = [0; MAX_UDP_LEN];
         for _ in 0..BATCH {
             let Some(arrived) = socket.udp.receive(&mut buffer) else { break };
@@ -539,7 +539,7 @@ impl State {
         changed
     }
 
-    /// Processes a datagram received by UDP. Messages of other protocols are dropped.
+    /// Processes a datagram received over UDP. Messages of other protocols are dropped.
     fn on_udp_datagram(&mut self, socket: &Datagram, bytes: &[u8], arrived: &UdpDatagram) {
         let from = canonical(arrived.from);
         let Ok((Resolution { op, qpn }, data)) = Resolution::parse(bytes) else { return };

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use urxe::verbs::cm::IdError;
 
-/// Returns the error number of a connection manager error, as sockets report it.
+/// Returns the error number that a socket reports for a connection manager error.
 pub(super) fn errno(e: IdError) -> c_int {
     match e {
         IdError::PortInUse(_)

@@ -1,36 +1,36 @@
-//! Headers of datagrams: one for UDP, by which datagram sockets resolve each other's queue pairs, and another
-//! between the queue pairs.
+//! Datagram headers: one for messages over UDP, through which sockets resolve each other's queue pairs, and
+//! one for messages between queue pairs.
 //!
-//! The headers are as librdmacm 44 sends them, which differs from its own description: the queue pair number
-//! is stored unshifted, and the address behind it is the sender's. Over IPv6 librdmacm writes the flow label
-//! there and the first twelve bytes of the address; no receiver reads them, as the sender is the source of
-//! the datagram.
+//! The formats are those that librdmacm 44 sends, which differ from its own description: the queue pair
+//! number is stored unshifted, and the address after it is the sender's. Over IPv6, librdmacm writes the flow
+//! label and the first twelve bytes of the address there; no receiver reads them, because the sender is the
+//! source of the UDP datagram.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use thiserror::Error;
 use urxe::verbs::Qpn;
 
-/// First bytes of every message of the protocol.
+/// First bytes of every message sent over UDP.
 const TAG: [u8; 4] = [0x55; 4];
 
 /// Length of the longest header, in bytes.
 pub(super) const MAX_HEADER_LEN: usize = 28;
 
-/// Length of the longest message, with its header, for which librdmacm has a buffer: a longer one puts its
-/// queue pair into the error state.
+/// Length of librdmacm's receive buffers, and thus of the longest message with its header. A longer message
+/// would move librdmacm's queue pair to the error state.
 pub(super) const MAX_MESSAGE_LEN: usize = 2048;
 
-/// Operation of a message sent by UDP.
+/// Operation of a message sent over UDP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Op {
-    /// Data follow the header.
+    /// The header is followed by data.
     Data = 0,
-    /// Response that carries a queue pair number only.
+    /// Response that carries only a queue pair number.
     Control = 7,
 }
 
-/// Reason why a datagram does not conform to the protocol.
+/// Reason for which a received message is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub(super) enum HeaderError {
     #[error("message of {0} bytes is too short for a header")]
@@ -72,7 +72,7 @@ impl Header {
     }
 }
 
-/// Checks the header length that the header itself states, and returns the bytes after the header.
+/// Checks the length field of a header, and returns the bytes after the header.
 fn payload_after(bytes: &[u8], stated: u8, min: usize) -> Result<&[u8], HeaderError> {
     let fits = usize::from(stated) >= min && usize::from(stated) <= bytes.len();
     if fits {
@@ -82,7 +82,7 @@ fn payload_after(bytes: &[u8], stated: u8, min: usize) -> Result<&[u8], HeaderEr
     }
 }
 
-/// Header of a message sent by UDP, which names the sender's queue pair.
+/// Header of a message sent over UDP, with the sender's queue pair number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Resolution {
     pub op: Op,
@@ -90,7 +90,7 @@ pub(super) struct Resolution {
 }
 
 impl Resolution {
-    /// Encodes the header for a sender at this address.
+    /// Encodes the header for a sender with the address `from`.
     pub(super) fn header(&self, from: IpAddr) -> Header {
         let (version, len): (u8, u8) = if from.is_ipv4() { (4, 16) } else { (6, 28) };
         let start = Header::new().with(&TAG).with(&[version, self.op as u8, len, 0]);
@@ -101,7 +101,7 @@ impl Resolution {
         }
     }
 
-    /// Parses a message; returns the header and the data after it.
+    /// Parses a message. Returns the header and the data that follows it.
     ///
     /// # Errors
     /// [`HeaderError`].
@@ -138,7 +138,7 @@ impl Resolution {
     }
 }
 
-/// Returns the header of a datagram between queue pairs: the sender's address and port.
+/// Returns the header of a datagram sent between queue pairs, which holds the sender's address and port.
 pub(super) fn source(from: SocketAddr) -> Header {
     let port = from.port().to_be_bytes();
     match from.ip() {
@@ -147,7 +147,7 @@ pub(super) fn source(from: SocketAddr) -> Header {
     }
 }
 
-/// Parses the header of a datagram between queue pairs; returns the sender and the length of the header.
+/// Parses the header of a datagram sent between queue pairs. Returns the sender and the header length.
 ///
 /// # Errors
 /// [`HeaderError`].
@@ -176,7 +176,7 @@ mod tests {
 
     /// Header of a UDP message from 10.77.0.2, captured from librdmacm 44.
     const BY_UDP: [u8; 16] = [0x55, 0x55, 0x55, 0x55, 4, 7, 16, 0, 0, 0, 0, 0x11, 10, 77, 0, 2];
-    /// Header of a datagram between queue pairs, from port 7000 of 10.77.0.1, captured from librdmacm 44.
+    /// Header of a datagram sent between queue pairs, from 10.77.0.1 port 7000, captured from librdmacm 44.
     const BY_PAIR: [u8; 8] = [4, 8, 0x1b, 0x58, 10, 77, 0, 1];
 
     #[test]

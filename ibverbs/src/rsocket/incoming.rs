@@ -1,5 +1,5 @@
 //! Receiving half of a connection: a buffer of two halves. Each half is granted to the peer as a target to
-//! write to; the peer fills it, and it is granted again once it has been read.
+//! write to, and granted again once the peer has filled it and the program has read it.
 
 use std::ops::Range;
 
@@ -10,8 +10,8 @@ use super::protocol::{ProtocolError, TARGET_SGE_LEN, TargetSge};
 pub(super) struct Grant {
     /// Total number of data messages that the peer may send, modulo 65536.
     pub limit: u16,
-    /// Offset of the half of the buffer that the peer may fill, and the location of the entry of the peer's
-    /// target SGL that announces it.
+    /// Offset of the buffer half granted to the peer, and the location of the entry in the peer's target SGL
+    /// that announces it.
     pub half: Option<(usize, TargetSge)>,
 }
 
@@ -26,23 +26,23 @@ pub(super) struct Incoming {
     unread: usize,
     /// Offset of the first unread byte.
     read_at: usize,
-    /// Offset of the half that is granted to the peer next.
+    /// Offset of the next half to grant to the peer.
     next_half: usize,
     /// Number of received messages that consume a credit, modulo 65536.
     messages: u16,
-    /// Total number of messages that the last update allowed the peer to send, modulo 65536.
+    /// Total number of messages that the peer may send according to the last update, modulo 65536.
     limit: u16,
-    /// Number of messages that the peer may send at a time.
+    /// Number of credits that an update grants beyond the messages already received.
     credits: u16,
     /// The peer's target SGL.
     table: TargetSge,
-    /// Index of the entry of the peer's target SGL to write next.
+    /// Index of the next entry to write in the peer's target SGL.
     entry: u32,
 }
 
 impl Incoming {
-    /// Creates a buffer of two halves, the first of which is granted to the peer, and credits for `credits`
-    /// messages.
+    /// Creates a buffer of two halves of `half` bytes. The first half and `credits` credits are granted to
+    /// the peer.
     pub(super) fn new(half: usize, credits: u16) -> Incoming {
         Incoming {
             half,
@@ -58,14 +58,14 @@ impl Incoming {
         }
     }
 
-    /// Sets the peer's target SGL. The handshake has announced the target of its first entry, so the second
-    /// entry is written first.
+    /// Sets the location of the peer's target SGL. The handshake has announced the target for its first
+    /// entry, so the second entry is written first.
     pub(super) fn connect(&mut self, table: TargetSge) {
         self.table = table;
         self.entry = 1 % table.len.max(1);
     }
 
-    /// Returns the number of credits that the peer has initially.
+    /// Returns the peer's initial number of credits.
     pub(super) fn credits(&self) -> u16 {
         self.credits
     }
@@ -99,22 +99,23 @@ impl Incoming {
         self.unread
     }
 
-    /// Returns the ranges of the first unread bytes in the buffer, at most `len`; the second range may be
-    /// empty.
+    /// Returns the buffer ranges of the next unread bytes, at most `len` in total. The second range is empty
+    /// unless the bytes wrap around the end of the buffer.
     pub(super) fn ranges(&self, len: usize) -> [Range<usize>; 2] {
         let len = len.min(self.unread);
         let first = len.min(self.size() - self.read_at);
         [self.read_at..self.read_at + first, 0..len - first]
     }
 
-    /// Removes bytes that have been read from the buffer.
+    /// Frees the space of `len` bytes that have been read.
     pub(super) fn consume(&mut self, len: usize) {
         let len = len.min(self.unread);
         self.unread -= len;
         self.read_at = (self.read_at + len) % self.size();
     }
 
-    /// Returns an update for the peer once half of the buffer is free or half of the credits are used.
+    /// Returns an update for the peer if half of the buffer is free or half of the credits are used, and
+    /// records it as sent.
     pub(super) fn grant(&mut self) -> Option<Grant> {
         let limit = self.messages.wrapping_add(self.credits);
         let has_half = self.size() - self.granted - self.unread >= self.half;

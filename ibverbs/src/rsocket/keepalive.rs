@@ -1,9 +1,9 @@
-//! Keepalive of connections (`SO_KEEPALIVE`): a connection that has received nothing for a while
-//! (`TCP_KEEPIDLE`) sends an RDMA WRITE without data, which the peer's NIC acknowledges. Without an
-//! acknowledgement the transport retries as for any message, and then the connection fails. `TCP_KEEPINTVL`
-//! and `TCP_KEEPCNT`, which control the retries of TCP, are stored and not used.
+//! Connection keepalive (`SO_KEEPALIVE`): a connection that has received nothing for the time `TCP_KEEPIDLE`
+//! sends an RDMA WRITE without data, which the peer's NIC acknowledges. Without an acknowledgement, the
+//! transport retries as for any message, and then the connection fails. `TCP_KEEPINTVL` and `TCP_KEEPCNT`,
+//! which control TCP's retries, are stored but not used.
 //!
-//! A program may not use its sockets for a long time, so a thread does this. The thread starts when the
+//! A thread does this, because the program may leave its sockets unused for a long time. It starts when the
 //! first socket enables keepalive.
 
 use std::ffi::c_int;
@@ -16,11 +16,11 @@ use parking_lot::Mutex;
 use super::stream::Stream;
 use crate::rdmacm::process::spawn;
 
-/// State of the keepalive thread, and the ID of the process that the thread belongs to.
+/// State of the keepalive thread, and the ID of the process in which the thread runs.
 static WORKER: Mutex<Option<(u32, Arc<Worker>)>> = Mutex::new(None);
 
-/// Connections that the thread keeps alive, and a signal that makes it run again early. None of its locks
-/// matters to a forked child, which does not use its parent's worker or sockets.
+/// Sockets with keepalive, and a channel that wakes the thread early. Its locks need no handling at a fork:
+/// the child does not use its parent's worker or sockets.
 struct Worker {
     streams: Mutex<Vec<Weak<Stream>>>,
     wake: (Sender<()>, Receiver<()>),
@@ -38,8 +38,8 @@ impl Worker {
         }
     }
 
-    /// Handles keepalive of all connections, drops those that no longer need it, and returns the time of the
-    /// next call.
+    /// Probes the connections that are due, drops those that no longer need keepalive, and returns the time
+    /// of the next call.
     fn run_due(&self, now: Instant) -> Option<Instant> {
         let mut next: Option<Instant> = None;
         // The lock is held throughout, so that a socket that registers again meanwhile is not lost.
@@ -57,7 +57,7 @@ impl Worker {
         let _ = self.wake.0.try_send(());
     }
 
-    /// Waits for [`wake`](Self::wake) or the given time.
+    /// Waits for [`wake`](Self::wake), but no longer than until the given time.
     fn wait(&self, until: Option<Instant>) {
         // The channel is never disconnected: the worker has both its ends.
         let _ = match until {
@@ -67,7 +67,7 @@ impl Worker {
     }
 }
 
-/// Registers a connection for keepalive, or makes the thread read its changed options.
+/// Registers a socket for keepalive. If it is already registered, makes the thread read its changed options.
 ///
 /// # Errors
 /// `EAGAIN` if the thread cannot be started.

@@ -1,5 +1,5 @@
-//! Mapped memory (`riomap`): the memory that the peer may write to directly, and the memory of the peer that
-//! this end may write to.
+//! Mapped memory (`riomap`): local memory that the peer may write to directly, and peer memory that this end
+//! may write to.
 
 use super::protocol::{MAPPING_LEN, Mapping, ProtocolError, TARGET_SGE_LEN, TargetSge};
 
@@ -12,12 +12,12 @@ impl RemoteMap {
         RemoteMap(vec![Mapping::default(); len])
     }
 
-    /// Returns the number of entries of the table.
+    /// Returns the number of entries in the table.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Checks the index of an entry that the peer says it has changed.
+    /// Checks the index of an entry that the peer reports as changed.
     ///
     /// # Errors
     /// [`ProtocolError::Entry`] if the table has no such entry.
@@ -33,7 +33,8 @@ impl RemoteMap {
         }
     }
 
-    /// Returns the memory that an offset is mapped to: from there to the end of the mapping.
+    /// Returns the memory from the given offset to the end of its mapping, or `None` if nothing is mapped
+    /// there.
     pub(super) fn find(&self, offset: u64) -> Option<TargetSge> {
         self.0.iter().find_map(|Mapping { offset: start, target }| {
             let inside = offset.checked_sub(*start)?;
@@ -43,10 +44,10 @@ impl RemoteMap {
     }
 }
 
-/// Memory that this end has mapped for the peer, and the changes not yet announced to it.
+/// Memory that this end has mapped for the peer, and the changes not yet announced to the peer.
 #[derive(Debug)]
 pub(super) struct LocalMap<R> {
-    /// Location of the table of mapped memory at the peer.
+    /// Location of the peer's mapped-memory table.
     table: TargetSge,
     entries: Vec<Option<Entry<R>>>,
     /// Indices of the entries to announce, oldest first.
@@ -62,7 +63,7 @@ struct Entry<R> {
 }
 
 impl<R> LocalMap<R> {
-    /// Creates an empty list. The peer has a table of `len` entries directly after its target SGL.
+    /// Creates an empty map. The peer has a table of `len` entries directly after its target SGL.
     pub(super) fn new(target_sgl: TargetSge, len: usize) -> LocalMap<R> {
         let addr = target_sgl.addr.wrapping_add(u64::from(target_sgl.len) * TARGET_SGE_LEN as u64);
         let table = TargetSge { addr, key: target_sgl.key, len: len as u32 };
@@ -74,7 +75,7 @@ impl<R> LocalMap<R> {
         self.entries.len() < self.table.len as usize || self.entries.iter().any(Option::is_none)
     }
 
-    /// Adds a mapping, in the first free entry; `None` if the table is full.
+    /// Adds a mapping in the first free entry. Returns `None` if the table is full.
     pub(super) fn add(&mut self, addr: u64, mapping: Mapping, region: R) -> Option<()> {
         let free = self.entries.iter().position(Option::is_none);
         let index = free.unwrap_or(self.entries.len());
@@ -102,8 +103,8 @@ impl<R> LocalMap<R> {
         true
     }
 
-    /// Takes the next entry to announce: its index, its content (zeros if it was removed), and its position
-    /// in the peer's table.
+    /// Takes the next entry to announce. Returns its index, its content (zeros for a removed entry), and its
+    /// location in the peer's table.
     pub(super) fn next(&mut self) -> Option<(usize, Mapping, TargetSge)> {
         if self.unannounced.is_empty() {
             return None;

@@ -1,5 +1,5 @@
-//! Rsockets: stream and datagram sockets over RDMA, with the wire protocol of librdmacm, so that programs
-//! that use librdmacm can be peers.
+//! Rsockets: stream and datagram sockets over RDMA. The wire protocol is that of librdmacm, so that programs
+//! using librdmacm can be peers.
 //!
 //! Each end of a stream has a receive buffer that the peer writes to by RDMA, and announces the free part of
 //! it by writes to a table in the peer's memory (target SGL). The immediate data of each write is the message

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use super::protocol::encodable_size;
 
-/// Level of the options specific to rsockets.
+/// Level of the socket options specific to rsockets.
 pub(super) const SOL_RDMA: c_int = 0x10000;
-/// Options of the level [`SOL_RDMA`], numbered as in `rdma/rsocket.h`.
+/// Option names at the level [`SOL_RDMA`], numbered as in `rdma/rsocket.h`.
 const SEND_QUEUE: c_int = 0;
 const RECEIVE_QUEUE: c_int = 1;
 const INLINE: c_int = 2;
@@ -19,17 +19,17 @@ const ROUTE: c_int = 4;
 
 /// Minimum and maximum size of a buffer in bytes.
 const BUFFER: (usize, usize) = (4096, 1 << 28);
-/// Minimum and maximum number of entries of a queue.
+/// Minimum and maximum number of entries in a queue.
 const QUEUE: (usize, usize) = (4, 16_384);
 
 /// Sizes that are fixed when a connection is created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Sizes {
-    /// Bytes of the send buffer.
+    /// Size of the send buffer, in bytes.
     pub send_buffer: usize,
-    /// Bytes of each half of the receive buffer.
+    /// Size of each half of the receive buffer, in bytes.
     pub receive_half: usize,
-    /// Number of work requests for data in the send queue.
+    /// Number of data work requests that the send queue holds.
     pub send_queue: u32,
     /// Number of data messages that the peer may send before it receives more credits.
     pub credits: u16,
@@ -37,7 +37,7 @@ pub(super) struct Sizes {
     pub mappings: usize,
 }
 
-/// Defaults, from the files in `/etc/rdma/rsocket`.
+/// System-wide defaults, read from the files in `/etc/rdma/rsocket`.
 struct Defaults {
     sizes: Sizes,
     inline: usize,
@@ -105,8 +105,8 @@ impl Default for Options {
     }
 }
 
-/// Options of type `int` that TCP and UDP programs set, with their default values. Apart from the keepalive
-/// options, they have no effect over RDMA.
+/// Options of type `int` that TCP and UDP programs set, as level, name and default value. Except for the
+/// keepalive options, they have no effect over RDMA.
 const COMMON: [(c_int, c_int, c_int); 14] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
     (libc::SOL_SOCKET, libc::SO_OOBINLINE, 0),
@@ -128,7 +128,7 @@ fn int(value: &[u8]) -> Result<c_int, c_int> {
     value.first_chunk().map(|bytes| c_int::from_ne_bytes(*bytes)).ok_or(libc::EINVAL)
 }
 
-/// Parses a size and clamps it to the given range; negative values are an error.
+/// Parses a size and clamps it to the given range. A negative size is an error.
 fn size(value: &[u8], (min, max): (usize, usize)) -> Result<usize, c_int> {
     Ok(usize::try_from(int(value)?).map_err(|_| libc::EINVAL)?.clamp(min, max))
 }
@@ -149,7 +149,7 @@ fn timeval(time: Option<Duration>) -> Vec<u8> {
 }
 
 impl Options {
-    /// Reports whether a call with these flags may block.
+    /// Reports whether a call with the given flags may block.
     pub(super) fn may_block(&self, flags: c_int) -> bool {
         flags & libc::MSG_DONTWAIT == 0 && !self.is_nonblocking
     }

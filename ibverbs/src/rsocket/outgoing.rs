@@ -1,38 +1,38 @@
-//! Sending half of a connection: when data may be sent, from where, and to where. It has no queue pair:
-//! events are passed in, and it returns the work requests to post.
+//! Sending half of a connection: decides when data may be sent, from where, and to where. It does no I/O: it
+//! takes events and returns the work requests to post.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::protocol::{Message, ProtocolError, TARGET_SGL_LEN, TargetSge};
 
-/// Maximum length of one write, so that the first bytes are in flight while the next ones are copied.
+/// Maximum length of an RDMA WRITE, so that the first bytes are in flight while the next ones are copied.
 const MAX_WRITE_LEN: usize = 1 << 16;
 /// Maximum number of outstanding credit messages.
 const CREDIT_MESSAGES: usize = 4;
-/// Maximum number of outstanding internal messages: credit messages, two shutdown messages, and one keepalive
-/// write.
+/// Maximum number of outstanding internal work requests: credit messages, two shutdown messages, and one
+/// keepalive write.
 pub(super) const INTERNAL: usize = CREDIT_MESSAGES + 3;
 
-/// A write to be posted.
+/// An RDMA WRITE to be posted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Transfer {
-    /// Ranges of the data in the send buffer, which is a ring; the second may be empty.
+    /// Ranges of the data in the send buffer, a ring. The second is empty unless the data wraps around.
     pub from: [Range<usize>; 2],
     /// Destination at the peer; `len` is the length of the write.
     pub to: TargetSge,
-    /// Message in the immediate data; `None` for writes to mapped memory, which the peer is not notified of.
+    /// Message in the immediate data. `None` for a write to mapped memory, which does not notify the peer.
     pub message: Option<Message>,
 }
 
 /// An outstanding work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum InFlight {
-    /// Data that occupies this number of bytes of the send buffer.
+    /// Data that occupies the given number of bytes in the send buffer.
     Bytes(usize),
-    /// A credit message, which occupies no bytes of the send buffer.
+    /// A credit message, which uses no send buffer space.
     Credits,
-    /// Another message, which occupies no bytes of the send buffer.
+    /// Any other message, which uses no send buffer space.
     Other,
 }
 
@@ -41,20 +41,20 @@ enum InFlight {
 pub(super) struct Outgoing {
     /// Size of the send buffer, in bytes.
     size: usize,
-    /// Offset in the send buffer at which the next data is stored.
+    /// Offset of the next data in the send buffer.
     at: usize,
-    /// Number of bytes of the send buffer in use.
+    /// Number of send buffer bytes in use.
     used: usize,
     /// Number of data messages sent, modulo 65536.
     sent: u16,
-    /// Total number of data messages that the peer accepts, modulo 65536.
+    /// Total number of data messages that the peer has granted, modulo 65536.
     limit: u16,
-    /// Targets at the peer that are not full; the first one is in use.
+    /// The peer's targets that still have room; the first one is filled first.
     targets: VecDeque<TargetSge>,
     /// Maximum number of outstanding work requests for data. The queue has additional room for internal
     /// messages.
     slots: usize,
-    /// Outstanding work requests, in the order in which they were posted and in which they complete.
+    /// Outstanding work requests, in posting order, which is also the order of completion.
     in_flight: VecDeque<InFlight>,
     /// Number of outstanding credit messages.
     credits: usize,
@@ -76,7 +76,7 @@ impl Outgoing {
         }
     }
 
-    /// Adds a target that the peer has announced; one without room is ignored.
+    /// Adds a target announced by the peer. Ignores a target of length 0.
     ///
     /// # Errors
     /// [`ProtocolError::TooManyTargets`] if the peer announces more targets than it can have.
@@ -90,12 +90,12 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Sets the total number of data messages that the peer accepts.
+    /// Sets the total number of data messages that the peer has granted, modulo 65536.
     pub(super) fn set_limit(&mut self, limit: u16) {
         self.limit = limit;
     }
 
-    /// Reports whether there is a credit for a data message. The counters are compared for equality only,
+    /// Reports whether a credit for a data message is available. The counters are only compared for equality,
     /// because a peer may grant almost 65536 credits.
     fn has_credit(&self) -> bool {
         self.limit != self.sent
@@ -106,25 +106,26 @@ impl Outgoing {
         self.in_flight.len()
     }
 
-    /// Returns the number of bytes that one write can carry now.
+    /// Returns the number of bytes that a single RDMA WRITE of stream data can currently carry.
     pub(super) fn room(&self) -> usize {
         let target = self.targets.front().map_or(0, |target| target.len as usize);
         if self.has_credit() { target.min(self.ring_room()) } else { 0 }
     }
 
-    /// Returns the number of bytes of the send buffer that one write can take now.
+    /// Returns the number of send buffer bytes that a single RDMA WRITE can currently use.
     fn ring_room(&self) -> usize {
         if self.outstanding() < self.slots { (self.size - self.used).min(MAX_WRITE_LEN) } else { 0 }
     }
 
-    /// Reports whether enough can be sent to be worth waking the program.
+    /// Reports whether enough data can be sent to justify waking the program.
     pub(super) fn is_writable(&self) -> bool {
         let min_len =
             self.targets.front().map_or(0, |target| target.len as usize).min(self.size / 4).min(2048);
         self.has_credit() && min_len > 0 && self.ring_room() >= min_len
     }
 
-    /// Allocates the next data message, of at most `len` bytes, if it can be sent now.
+    /// Allocates the next data message, of at most `len` bytes. Returns `None` if nothing can currently be
+    /// sent.
     pub(super) fn transfer(&mut self, len: usize) -> Option<Transfer> {
         let len = len.min(self.room());
         let target = self.targets.front_mut().filter(|_| len > 0)?;
@@ -138,7 +139,7 @@ impl Outgoing {
         Some(Transfer { from: self.reserve(len), to, message: Some(Message::Data(len)) })
     }
 
-    /// Allocates a write of at most `to.len` bytes to memory that the peer has mapped.
+    /// Allocates an RDMA WRITE of at most `to.len` bytes to memory that the peer has mapped.
     pub(super) fn direct(&mut self, to: TargetSge) -> Option<Transfer> {
         let len = (to.len as usize).min(self.ring_room());
         let to = TargetSge { len: len as u32, ..to };
@@ -155,8 +156,8 @@ impl Outgoing {
         from
     }
 
-    /// Reports whether a credit message may be sent. Both ends reserve room for a few such messages in their
-    /// queues.
+    /// Reports whether a credit message may be sent. Both ends reserve room in their queues for a few of
+    /// them.
     pub(super) fn can_send_credits(&self) -> bool {
         self.credits < CREDIT_MESSAGES
     }
@@ -167,7 +168,7 @@ impl Outgoing {
         self.in_flight.push_back(InFlight::Credits);
     }
 
-    /// Reports whether a mapping may be announced, which consumes a credit, like data.
+    /// Reports whether a mapping may be announced. Like data, the announcement consumes a credit.
     pub(super) fn can_announce_mapping(&self) -> bool {
         self.has_credit() && self.outstanding() < self.slots
     }
@@ -178,14 +179,13 @@ impl Outgoing {
         self.in_flight.push_back(InFlight::Other);
     }
 
-    /// Records a shutdown message: there are at most two per connection, for which both ends have reserved
-    /// room.
+    /// Records a shutdown message. A connection sends at most two, and both ends reserve room for them.
     pub(super) fn on_shutdown_sent(&mut self) {
         self.in_flight.push_back(InFlight::Other);
     }
 
-    /// Records a keepalive write, which only the transport sees. It is sent only while nothing else is
-    /// outstanding.
+    /// Records a keepalive write, which carries no data and causes no completion at the peer. It is sent only
+    /// while nothing else is outstanding.
     pub(super) fn on_keepalive_sent(&mut self) {
         debug_assert!(self.is_idle());
         self.in_flight.push_back(InFlight::Other);

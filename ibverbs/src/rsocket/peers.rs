@@ -12,15 +12,15 @@ use urxe::verbs::{Ah, Context, Qpn};
 use super::errno::errno;
 use crate::rdmacm::process::ProcessGlobals;
 
-/// Maximum number of peers in the table of a socket.
+/// Maximum number of peers per socket.
 const MAX_PEERS: usize = 4096;
-/// Time after which the queue pair number of a silent peer must be confirmed: the port may belong to another
-/// process by then, with another queue pair. One datagram per such period is sent by UDP, and the peer
-/// responds to it.
+/// Time after which a silent peer's queue pair number must be confirmed, because another process may have
+/// taken the port, with another queue pair. In each interval, one datagram is sent over UDP, to which the
+/// peer responds.
 const CONFIRM_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Returns the form of an address that identifies a peer: IPv4 instead of IPv4-mapped IPv6, with a scope ID
-/// for link-local addresses only, and without a flow label.
+/// Returns the canonical form of an address, which identifies a peer: IPv4 instead of IPv4-mapped IPv6, a
+/// scope ID only for a link-local address, and no flow label.
 pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     match (address.ip().to_canonical(), address) {
         (IpAddr::V6(ip), SocketAddr::V6(v6)) if ip.is_unicast_link_local() => {
@@ -31,12 +31,12 @@ pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
 }
 
 /// Reports whether two socket addresses have the same IP address and port. The scope ID is ignored, because
-/// the headers of datagrams between queue pairs have none.
+/// the header of a datagram sent between queue pairs has none.
 pub(super) fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
     (a.ip(), a.port()) == (b.ip(), b.port())
 }
 
-/// Returns the upper bound, in sort order, of the socket addresses with this IP address and port and any
+/// Returns the greatest socket address, in sort order, with the IP address and port of `address` and any
 /// scope ID.
 fn with_any_scope(address: SocketAddr) -> SocketAddr {
     match address {
@@ -49,15 +49,15 @@ fn with_any_scope(address: SocketAddr) -> SocketAddr {
 pub(super) struct Route {
     pub context: Context,
     pub local: IpAddr,
-    /// Address of the peer; if the wildcard address was given, the local address that replaces it.
+    /// Address of the peer. A wildcard address is replaced by the local address.
     pub peer: SocketAddr,
     pub to: AddressVector,
-    /// Maximum payload of a packet, in bytes.
+    /// Path MTU: maximum payload of a packet, in bytes.
     pub mtu: usize,
 }
 
 impl Route {
-    /// Resolves the route to `to`, from a given local address if there is one.
+    /// Resolves the route to `to`, from the local address `from` if given.
     ///
     /// # Errors
     /// An error number.
@@ -98,15 +98,15 @@ struct Peer {
     qp_index: usize,
     /// Address handle of the peer.
     ah: Ah,
-    /// Queue pair of the peer, if known.
+    /// The peer's queue pair number, if known.
     qpn: Option<Qpn>,
     /// Time at which the peer last confirmed its queue pair.
     last_recv: Instant,
-    /// Time of the last datagram sent to the peer by UDP.
+    /// Time of the last datagram sent to the peer over UDP.
     last_udp_send: Option<Instant>,
 }
 
-/// Table of the known peers.
+/// Known peers, by canonical address.
 #[derive(Default)]
 pub(super) struct Peers(BTreeMap<SocketAddr, Peer>);
 
@@ -116,7 +116,7 @@ impl Peers {
         self.0.get(&to).map(|peer| peer.qp_index)
     }
 
-    /// Adds a peer; a full table drops the peer that has been silent for the longest time.
+    /// Adds a peer. If the table is full, removes the peer that has been silent longest.
     pub(super) fn add(&mut self, to: SocketAddr, qp_index: usize, ah: Ah) {
         if self.0.len() >= MAX_PEERS
             && let Some(oldest) =
@@ -127,21 +127,21 @@ impl Peers {
         self.0.insert(to, Peer { qp_index, ah, qpn: None, last_recv: Instant::now(), last_udp_send: None });
     }
 
-    /// Removes all peers that this queue pair sends to, because it no longer works.
+    /// Removes all peers that the given queue pair sends to, because the queue pair has failed.
     pub(super) fn remove_of_qp(&mut self, qp_index: usize) {
         self.0.retain(|_, peer| peer.qp_index != qp_index);
     }
 
-    /// Records the queue pair that a peer has announced by UDP.
+    /// Records the queue pair that a peer has announced over UDP.
     pub(super) fn set_qpn(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) {
         if let Some(peer) = self.0.get_mut(&from) {
             (peer.qpn, peer.last_recv) = (Some(qpn), now);
         }
     }
 
-    /// Records a datagram from a queue pair whose header claims the sender `from`, and returns the table key
-    /// of that peer. A queue pair number other than the known one is not trusted: the known number is
-    /// discarded, and the peer has to announce its queue pair by UDP again.
+    /// Records a datagram that a queue pair has sent and whose header names `from` as the sender. Returns the
+    /// table key of the peer. A queue pair number that differs from the known one is not trusted: the known
+    /// number is discarded, and the peer must announce its queue pair over UDP again.
     pub(super) fn on_recv(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) -> SocketAddr {
         let from = self.find_peer(from, qpn);
         if let Some(peer) = self.0.get_mut(&from) {
@@ -153,9 +153,9 @@ impl Peers {
         from
     }
 
-    /// Returns the table key of the peer that a header names. Headers contain no scope ID. A header of
-    /// librdmacm also lacks the port if the socket was not bound when its queue pair was created; the sender
-    /// is then the peer at this address that has announced the queue pair by UDP.
+    /// Returns the table key of the peer named in a header. Headers contain no scope ID. librdmacm also
+    /// leaves out the port if the socket was not yet bound when its queue pair was created; the sender is
+    /// then the peer with that IP address that announced the queue pair over UDP.
     fn find_peer(&self, from: SocketAddr, qpn: Qpn) -> SocketAddr {
         let port = if from.port() == 0 { u16::MAX } else { from.port() };
         let last = with_any_scope(SocketAddr::new(from.ip(), port));
@@ -166,8 +166,9 @@ impl Peers {
         known.map_or(from, |(address, _)| address)
     }
 
-    /// Returns the address handle and the queue pair to send to directly. `None` if the peer is unknown, or
-    /// if the next datagram must be sent by UDP; it is then recorded as sent.
+    /// Returns the address handle and queue pair number for sending to a peer directly. Returns `None` if the
+    /// peer is unknown, or if the next datagram must go over UDP; in the latter case, the datagram is
+    /// recorded as sent.
     pub(super) fn direct(&mut self, to: SocketAddr, now: Instant) -> Option<(&Ah, Qpn)> {
         let peer = self.0.get_mut(&to)?;
         let is_recent = |time: Instant| now.saturating_duration_since(time) < CONFIRM_INTERVAL;

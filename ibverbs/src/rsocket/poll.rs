@@ -13,8 +13,7 @@ use crate::cancel::Call;
 /// Events that are reported even if they were not requested.
 const ALWAYS: c_short = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 
-/// Waits until some of the descriptors have events or the timeout expires, and returns the number of
-/// descriptors that have events.
+/// Waits until a descriptor has events or the timeout expires. Returns the number of descriptors with events.
 ///
 /// # Errors
 /// An error number, or [`PENDING`].
@@ -60,7 +59,7 @@ pub(super) fn wait_for(
     }
 }
 
-/// The three sets of `select`, as passed by the program.
+/// The three descriptor sets that the program passes to `select`.
 pub(super) struct Sets {
     pub read: *mut fd_set,
     pub write: *mut fd_set,
@@ -68,7 +67,7 @@ pub(super) struct Sets {
 }
 
 impl Sets {
-    /// Returns the descriptors below `count` that are in a set, with the events to poll for.
+    /// Returns the descriptors below `count` that are in any of the sets, with the events to poll for.
     ///
     /// # Safety
     /// Each set is null or points to a valid `fd_set`, and `count` is at most `FD_SETSIZE`.
@@ -91,7 +90,7 @@ impl Sets {
         fds.filter(|fd| fd.events != 0).collect()
     }
 
-    /// Writes the events found to the sets, and returns their number.
+    /// Stores the found events in the sets, and returns the number of bits set.
     ///
     /// # Safety
     /// Each set is null or points to a writable `fd_set`, and `fds` were returned by
@@ -123,7 +122,7 @@ impl Sets {
     }
 }
 
-/// Waits like `select`, but does not update `timeout` with the time left.
+/// Waits like `select`, but does not store the remaining time in `timeout`.
 ///
 /// # Safety
 /// Each set is null or points to a writable `fd_set`, and `timeout` is null or points to a valid `timeval`.

@@ -1,16 +1,16 @@
-//! Wire format of stream rsockets, identical to that of librdmacm: the private data of the handshake, the
-//! immediate data of each write, and the entries of the tables that each end writes to the other's memory.
+//! Wire format of stream rsockets, identical to librdmacm's: the private data of the handshake, the immediate
+//! data of RDMA WRITEs, and the entries of the tables that each end writes in the other's memory.
 
-/// Violation of the protocol by the peer, which ends the connection.
+/// Protocol violation by the peer, which ends the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum ProtocolError {
-    /// The private data belongs to a different protocol, or to a different version of this one.
+    /// The private data is that of another protocol or another version.
     #[error("the private data of the peer is not that of rsockets version 1")]
     ConnData,
-    /// The type of the message is unknown.
+    /// The message type is unknown.
     #[error("unknown message type in immediate data {0:#010x}")]
     Message(u32),
-    /// The peer says that it wrote more bytes than it was granted.
+    /// The peer reports more bytes written than it was granted.
     #[error("the peer wrote {got} bytes, but was granted only {room}")]
     Overrun {
         /// Value from the peer.
@@ -18,49 +18,49 @@ pub(super) enum ProtocolError {
         /// Number of bytes that the peer was granted.
         room: usize,
     },
-    /// The peer announces more targets than a target SGL has.
+    /// The peer announces more targets than a target SGL has entries.
     #[error("the peer announced more than {TARGET_SGL_LEN} targets at once")]
     TooManyTargets,
-    /// The peer says that it changed an entry that the table does not have.
+    /// The peer reports a change of an entry that the table does not have.
     #[error("the peer named entry {got} of a table with {len} entries")]
     Entry {
         /// Value from the peer.
         got: usize,
-        /// Number of entries of the table.
+        /// Number of entries in the table.
         len: usize,
     },
 }
 
-/// Target: memory of one end that the other end may write to.
+/// Target: memory that the other end may write to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct TargetSge {
     /// Virtual address.
     pub addr: u64,
     /// R_Key.
     pub key: u32,
-    /// Length in bytes; for a table, the number of entries.
+    /// Length in bytes; in the description of a table, its number of entries.
     pub len: u32,
 }
 
-/// Length of an entry of a target SGL, in bytes.
+/// Length of a target SGL entry, in bytes.
 pub(super) const TARGET_SGE_LEN: usize = 16;
-/// Length of an entry of the table of mapped memory, in bytes: the offset that the memory is mapped to, and
-/// its address, key and length.
+/// Length of a mapped-memory table entry, in bytes: the offset that memory is mapped to, and the address, key
+/// and length of that memory.
 pub(super) const MAPPING_LEN: usize = 24;
-/// Number of entries of a target SGL.
+/// Number of entries in a target SGL.
 pub(super) const TARGET_SGL_LEN: usize = 2;
 /// Length of the private data, in bytes.
 pub(super) const CONN_DATA_LEN: usize = 40;
-/// Maximum number of bytes that one message can announce.
+/// Maximum number of bytes that a data message can announce.
 pub(super) const MAX_TRANSFER: usize = (1 << 29) - 1;
 
 const VERSION: u8 = 1;
-/// Flag: the tables of the sender are big-endian.
+/// Flag: the sender's tables are big-endian.
 const BIG_ENDIAN: u8 = 1;
 /// Flag: the sender supports mapped memory.
 const SUPPORTS_IOMAP: u8 = 2;
 
-/// Byte order of the tables of one end.
+/// Byte order of one end's tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Order {
     Little,
@@ -107,7 +107,7 @@ impl TargetSge {
     }
 }
 
-/// Memory that is mapped to an offset, for the other end to write to directly (`riowrite`).
+/// Memory mapped to an offset, to which the other end writes directly (`riowrite`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Mapping {
     pub offset: u64,
@@ -128,20 +128,20 @@ impl Mapping {
         let (mut offset, mut target) = ([0; TARGET_SGE_LEN], [0; TARGET_SGE_LEN]);
         offset[..8].copy_from_slice(&bytes[..8]);
         target.copy_from_slice(&bytes[8..]);
-        // The offset has the encoding of the address of a target.
+        // The offset is encoded like a target's address.
         Mapping { offset: TargetSge::decode(offset, order).addr, target: TargetSge::decode(target, order) }
     }
 }
 
-/// Message in the immediate data of a write.
+/// Message in the immediate data of an RDMA WRITE.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Message {
-    /// This number of bytes of the stream was written.
+    /// The given number of stream bytes was written.
     Data(usize),
-    /// The total number of data messages since the start of the connection may reach this limit, modulo
-    /// 65536. The target SGL may have changed.
+    /// The sender accepts data messages until their total since the start of the connection reaches the given
+    /// limit (modulo 65536). The target SGL may have changed.
     Credits(u16),
-    /// The entry of the table of mapped memory with this index has changed.
+    /// The entry with the given index in the mapped-memory table has changed.
     Mapped(usize),
     /// The sender has closed both directions.
     Disconnect,
@@ -151,7 +151,7 @@ pub(super) enum Message {
     Shutdown,
 }
 
-/// Message types, encoded in the highest three bits of the immediate data.
+/// Message types, encoded in the top three bits of the immediate data.
 const DATA: u32 = 0;
 const CREDITS: u32 = 4;
 const MAPPED: u32 = 6;
@@ -190,32 +190,33 @@ impl Message {
     }
 }
 
-/// Private data of the request and of the reply, by which each end describes its memory.
+/// Private data of the connection request or reply, which describes the sender's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ConnData {
     /// Byte order of the sender's tables.
     pub order: Order,
     /// Number of data messages that the sender accepts before it sends more credits.
     pub credits: u16,
-    /// Number of memory areas that the receiver of this private data may map for the sender.
+    /// Number of entries in the sender's mapped-memory table: the number of areas that the receiver may map.
     pub mappings: usize,
-    /// The sender's target SGL; the table of mapped memory follows it.
+    /// The sender's target SGL, which the mapped-memory table follows.
     pub table: TargetSge,
-    /// First target that the receiver of this private data may write to.
+    /// First target for the receiver to write to.
     pub first: TargetSge,
 }
 
-/// Encodes the size of a table in a byte: sizes up to 128 exactly, larger ones in multiples of 128.
+/// Encodes a table size in a byte. Sizes up to 128 are exact; larger ones are rounded down to a multiple of
+/// 128, and capped at 16,256.
 fn encode_size(size: usize) -> u8 {
     if size <= 128 { size as u8 } else { 128 | (size.min(127 * 128) / 128) as u8 }
 }
 
-/// Decodes the size of a table.
+/// Decodes a table size from a byte.
 fn decode_size(byte: u8) -> usize {
     if byte <= 128 { byte.into() } else { usize::from(byte & 127) * 128 }
 }
 
-/// Returns the largest table size that can be encoded and is at most `size`.
+/// Rounds a table size down to the next size that can be encoded.
 pub(super) fn encodable_size(size: usize) -> usize {
     decode_size(encode_size(size))
 }
@@ -233,7 +234,7 @@ impl ConnData {
         out
     }
 
-    /// Decodes the private data of a peer; zeros may follow.
+    /// Decodes a peer's private data. Any bytes after it are ignored.
     ///
     /// # Errors
     /// [`ProtocolError::ConnData`].
@@ -260,8 +261,8 @@ impl ConnData {
 mod tests {
     use super::*;
 
-    /// Private data of librdmacm's rstream, from `pcaps/cm_rstream.pcap`. The test also contains the first
-    /// target update of that connection.
+    /// Private data sent by librdmacm's rstream, from `pcaps/cm_rstream.pcap`. The first test also decodes
+    /// the first target update from that capture.
     const CAPTURED: [u8; CONN_DATA_LEN] = [
         1, 2, 1, 0x80, 0, 0, 0, 0, 0, 0, 0x55, 0xe4, 0x9a, 0x62, 0x70, 0, 0, 0, 0x47, 0xf8, 0, 0, 0, 2, 0, 0,
         0x7f, 0x78, 0xe1, 0x12, 0, 0, 0, 0, 0x48, 0xef, 0, 8, 0, 0,

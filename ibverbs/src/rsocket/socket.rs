@@ -1,4 +1,4 @@
-//! A socket of either kind, stream or datagram.
+//! Socket handle, for stream and datagram sockets alike.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -14,14 +14,14 @@ use super::stream::{Phase, Stream};
 use super::wait::{Waitable, Watchers};
 use crate::cancel::Call;
 
-/// Shared handle of a socket.
+/// Shared handle to a socket.
 #[derive(Clone)]
 pub(super) enum Socket {
     Stream(Arc<Stream>),
     Datagram(Arc<Datagram>),
 }
 
-/// Evaluates an expression on the stream or the datagram socket.
+/// Evaluates an expression with the stream or datagram socket bound to a name.
 macro_rules! either {
     ($self:ident, $socket:ident => $expr:expr) => {
         match $self {
@@ -32,7 +32,7 @@ macro_rules! either {
 }
 
 impl Socket {
-    /// Creates a socket of an address family and a type: `SOCK_DGRAM`, or else a stream.
+    /// Creates a socket: a datagram socket if `kind` is `SOCK_DGRAM`, a stream socket otherwise.
     ///
     /// # Errors
     /// An error number.
@@ -43,7 +43,7 @@ impl Socket {
         }
     }
 
-    /// Returns the stream socket, for operations that datagram sockets lack.
+    /// Returns the stream socket, for operations that datagram sockets do not support.
     ///
     /// # Errors
     /// `EOPNOTSUPP` on a datagram socket.
@@ -54,7 +54,7 @@ impl Socket {
         }
     }
 
-    /// Returns the address of the socket in memory, which identifies it as long as a handle exists.
+    /// Returns the socket's memory address, which identifies the socket as long as a handle exists.
     pub(super) fn address(&self) -> *const () {
         either!(self, socket => Arc::as_ptr(socket).cast())
     }
@@ -75,7 +75,8 @@ impl Socket {
         }
     }
 
-    /// Reports whether a forked child has inherited the socket from its parent, and must not use it.
+    /// Reports whether this process is a forked child that inherited the socket from its parent, and must not
+    /// use it.
     pub(super) fn is_inherited(&self) -> bool {
         either!(self, socket => socket.is_inherited())
     }
@@ -93,12 +94,12 @@ impl Socket {
         }
     }
 
-    /// Returns the current `poll` events of the socket.
+    /// Returns the `poll` events that are currently pending.
     pub(super) fn events(&self) -> libc::c_short {
         either!(self, socket => socket.events())
     }
 
-    /// Calls `f` with the options of the socket.
+    /// Calls `f` with the socket's options.
     pub(super) fn options<R>(&self, f: impl FnOnce(&mut Options) -> R) -> R {
         either!(self, socket => socket.with_state(|state| f(&mut state.options)))
     }
@@ -121,7 +122,7 @@ impl Socket {
         either!(self, socket => socket.bind(to))
     }
 
-    /// Connects to a peer; a datagram socket is disconnected by `None`.
+    /// Connects to a peer, or disconnects a datagram socket if `to` is `None`.
     pub(super) fn connect(&self, call: &mut Call, to: Option<SocketAddr>) -> Result<(), c_int> {
         match self {
             Socket::Stream(stream) => stream.connect(call, to.ok_or(libc::EAFNOSUPPORT)?),
@@ -155,8 +156,8 @@ impl Socket {
         }
     }
 
-    /// Sends data. `to` is evaluated for datagrams only: streams ignore the address, like connected sockets
-    /// of the system.
+    /// Sends data. `to` is evaluated only on a datagram socket: stream sockets ignore the address, as TCP
+    /// sockets do.
     pub(super) fn send(
         &self,
         call: &mut Call,
@@ -170,14 +171,14 @@ impl Socket {
         }
     }
 
-    /// Announces the end of the data to the peer unless the linger time is zero (streams only), and returns
-    /// the time that closing may wait for delivery.
+    /// Starts to close the socket, and returns the maximum time to wait for delivery. On a stream socket,
+    /// announces the end of the data to the peer, unless the linger time is zero.
     pub(super) fn begin_close(&self) -> Duration {
         either!(self, socket => socket.begin_close())
     }
 
-    /// Closes the socket once all sent data has been acknowledged (for datagrams: has been sent), or at the
-    /// deadline. Calls `on_progress` periodically while it waits.
+    /// Closes the socket once all data has been acknowledged (stream) or sent (datagram), or at the deadline.
+    /// Calls `on_progress` periodically while waiting.
     pub(super) fn close(&self, deadline: Instant, on_progress: impl FnMut()) {
         either!(self, socket => socket.close(deadline, on_progress));
     }

@@ -1,4 +1,4 @@
-//! Stream sockets: connection management, and the calls on them.
+//! Stream sockets: their state, and connection setup and teardown.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,7 +17,7 @@ use super::wait::{PollOutcome, Waitable, Watchers, raw, restarts, uncancellable,
 use crate::cancel::Call;
 use crate::rdmacm::process::ProcessGlobals;
 
-/// Time for which a close waits for the acknowledgement of sent data, unless `SO_LINGER` sets another.
+/// Maximum time for which a close waits for the acknowledgement of sent data, unless set by `SO_LINGER`.
 const LINGER: Duration = Duration::from_secs(30);
 
 /// A stream socket.
@@ -35,19 +35,19 @@ pub(super) struct Stream {
 pub(super) struct State {
     pub phase: Phase,
     pub options: Options,
-    /// Pending error of a failed connect or listener, until it is reported.
+    /// Error of a failed connect or listener, not yet reported to the program.
     pub error: Option<c_int>,
 }
 
 /// State of the connection.
 pub(super) enum Phase {
-    /// Neither listening nor connected, and possibly bound.
+    /// Neither listening nor connected, possibly bound.
     Idle(CmId),
-    /// Listening, with the connection request to accept next.
+    /// Listening, with the next connection request to accept, if one has arrived.
     Listening(CmId, Option<CmEvent>),
     /// Waiting for the peer to accept.
     Connecting(Connection),
-    /// Connected, or disconnected afterwards: see [`Connection::has_ended`].
+    /// Connected, or no longer connected: see [`Connection::has_ended`].
     Connected(Connection),
     /// Failed to connect, or no longer listening.
     Failed,
@@ -86,7 +86,8 @@ impl Stream {
         self.family
     }
 
-    /// Reports whether a forked child has inherited the socket from its parent, and must not use it.
+    /// Reports whether this process is a forked child that inherited the socket from its parent, and must not
+    /// use it.
     pub(super) fn is_inherited(&self) -> bool {
         self.process.is_inherited()
     }
@@ -105,7 +106,7 @@ impl Stream {
         result
     }
 
-    /// Like [`with_state`](Self::with_state), and then wakes the other threads that wait for a change of the
+    /// Calls `f` like [`with_state`](Self::with_state), then wakes the threads waiting for a change of the
     /// socket.
     fn update<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let result = self.with_state(f);
@@ -113,8 +114,8 @@ impl Stream {
         result
     }
 
-    /// Returns the result of `f`. If there is none yet and the call may block, sets up a wait after which the
-    /// call is attempted again.
+    /// Returns the result of `f`. If `f` has no result yet and the call may block, sets up a wait, after
+    /// which the call is attempted again.
     ///
     /// # Errors
     /// The errors of [`until`].
@@ -163,7 +164,7 @@ impl Stream {
         })
     }
 
-    /// Accepts the next connection of a listener.
+    /// Waits for the next connection request and accepts it.
     pub(super) fn accept(self: &Arc<Self>, call: &mut Call) -> Result<Stream, c_int> {
         let (may_block, timeout) =
             self.with_state(|state| (!state.options.is_nonblocking, state.options.receive_timeout));
@@ -190,7 +191,7 @@ impl Stream {
         }
     }
 
-    /// Accepts a connection request and creates its socket.
+    /// Accepts a connection request and creates the socket for the connection.
     fn accept_request(&self, id: &CmId, peer: &ConnData, options: Options) -> Result<Stream, c_int> {
         let channel = EventChannel::new().map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
         id.migrate(&channel).map_err(errno)?;
@@ -224,7 +225,7 @@ impl Stream {
         }
     }
 
-    /// Starts to connect; reports whether the call has to wait for the result.
+    /// Starts to connect. Returns true if the call must wait for the result.
     fn begin_to_connect(self: &Arc<Self>, to: SocketAddr) -> Result<bool, c_int> {
         self.check_family(to)?;
         self.update(|state| {
@@ -288,8 +289,8 @@ impl Stream {
         })
     }
 
-    /// Shuts down both directions unless the linger time is zero, and returns the time that closing may wait
-    /// for the acknowledgement of sent data.
+    /// Shuts down both directions unless the linger time is zero. Returns the maximum time to wait for the
+    /// acknowledgement of sent data.
     pub(super) fn begin_close(&self) -> Duration {
         self.update(|state| {
             let linger = state.options.linger.unwrap_or(LINGER);
@@ -303,7 +304,7 @@ impl Stream {
     }
 
     /// Closes the socket once all sent data has been acknowledged, or at the deadline. The caller has already
-    /// removed the socket from the process's table. Calls `on_progress` at least every 50 ms while it waits.
+    /// removed the socket from the process's table. Calls `on_progress` at least every 50 ms while waiting.
     pub(super) fn close(self: &Arc<Self>, deadline: Instant, mut on_progress: impl FnMut()) {
         while Instant::now() < deadline {
             on_progress();
@@ -328,7 +329,8 @@ impl Stream {
         }
     }
 
-    /// Converts an address to the form of the socket's address family; `None` becomes the wildcard address.
+    /// Converts an address to the socket's address family: IPv4 to IPv4-mapped IPv6 on an IPv6 socket, and
+    /// `None` to the wildcard address.
     fn to_family(&self, address: Option<SocketAddr>) -> SocketAddr {
         match (address, self.family) {
             (Some(SocketAddr::V4(v4)), libc::AF_INET6) => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
@@ -356,12 +358,13 @@ impl Stream {
         })
     }
 
-    /// Probes an idle connection; returns the time of the next call, `None` if there is none.
+    /// Probes the connection if it is idle. Returns the time at which to call this again, or `None` if no
+    /// probes are needed.
     pub(super) fn keep_alive(&self, now: Instant) -> Option<Instant> {
         self.with_state(|state| state.keep_alive(now))
     }
 
-    /// Returns the current `poll` events of the socket.
+    /// Returns the `poll` events that are currently pending.
     pub(super) fn events(&self) -> libc::c_short {
         self.with_state(|state| state.events())
     }
@@ -391,7 +394,7 @@ impl Waitable for Stream {
 }
 
 impl State {
-    /// Processes completions and events; reports whether anything has changed.
+    /// Processes completions and events. Returns true if anything has changed.
     fn process(&mut self, channel: &EventChannel) -> bool {
         let mut changed = match &mut self.phase {
             // Completions come first, because they are older than an event that ends the connection.
@@ -412,12 +415,12 @@ impl State {
     }
 
     /// Reports whether a connection request is ready to be accepted. Further requests stay in the event
-    /// channel, where they count in the backlog.
+    /// channel and count against the backlog.
     fn has_request(&self) -> bool {
         matches!(&self.phase, Phase::Listening(_, request) if request.is_some())
     }
 
-    /// Processes an event of the connection manager.
+    /// Processes a connection manager event.
     fn on_event(&mut self, event: CmEvent) {
         match (&mut self.phase, event.kind) {
             (Phase::Listening(_, request), CmEventKind::ConnectRequest) => *request = Some(event),
@@ -449,7 +452,7 @@ impl State {
         }
     }
 
-    /// Completes the connection that the peer has accepted.
+    /// Completes a connection that the peer has accepted.
     fn on_established(&mut self, event: &CmEvent) {
         let Phase::Connecting(mut conn) = std::mem::replace(&mut self.phase, Phase::Failed) else { return };
         match ConnData::parse(event.private_data()) {
@@ -463,8 +466,7 @@ impl State {
         }
     }
 
-    /// Sets the options of an ID that take effect only if they are set before it is bound, and its traffic
-    /// class.
+    /// Sets an ID's traffic class and, before the ID is bound, the options that only take effect then.
     fn prepare(&self, id: &CmId) -> Result<(), c_int> {
         if id.local_addr().is_none() {
             id.set_reuse_addr(self.options.reuses_address).map_err(errno)?;

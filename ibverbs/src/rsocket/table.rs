@@ -1,4 +1,4 @@
-//! Table of the process's sockets by file descriptor.
+//! Table of the process's rsockets by file descriptor.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -14,7 +14,7 @@ static SOCKETS: RwLock<BTreeMap<c_int, Socket>> = RwLock::new(BTreeMap::new());
 /// Time limit for closing all sockets when the process exits.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Adds a socket to the table and returns its file descriptor.
+/// Adds a socket to the table, registers it for keepalive if enabled, and returns its file descriptor.
 ///
 /// # Errors
 /// The errors of [`Socket::update_keepalive`].
@@ -27,13 +27,13 @@ pub(super) fn add(socket: Socket) -> Result<c_int, c_int> {
     Ok(fd)
 }
 
-/// Returns the socket of a file descriptor; `None` for other descriptors and for sockets of the parent of a
-/// forked child.
+/// Returns the socket for a file descriptor, or `None` if the descriptor is not that of an rsocket or, in a
+/// forked child, if the socket is inherited.
 pub(super) fn find(fd: c_int) -> Option<Socket> {
     SOCKETS.read().get(&fd).filter(|socket| !socket.is_inherited()).cloned()
 }
 
-/// Returns the socket of a file descriptor.
+/// Returns the socket for a file descriptor.
 ///
 /// # Errors
 /// `EBADF` if there is none.
@@ -56,13 +56,13 @@ pub(super) fn close(fd: c_int) -> Result<(), c_int> {
     Ok(())
 }
 
-/// Leaks a socket that a forked child has inherited from its parent: dropping it would wait for threads that
-/// do not exist here, and close file descriptors that may belong to other objects by now.
+/// Leaks a socket inherited by a forked child: dropping it would wait for threads that do not exist in the
+/// child, and close file descriptors that the child may have reused.
 fn leak(socket: Socket) {
     std::mem::forget(socket);
 }
 
-/// Closes all sockets, as the system does with the open files of an exiting process. Calls `on_progress`
+/// Closes all sockets, as the kernel closes the open files of an exiting process. Calls `on_progress`
 /// periodically, so that the exiting thread keeps waiting.
 fn close_all(on_progress: &dyn Fn()) {
     let all = std::mem::take(&mut *SOCKETS.write());

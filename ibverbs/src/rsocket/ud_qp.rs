@@ -1,4 +1,4 @@
-//! UD queue pair of a datagram socket at one local address, with its buffers.
+//! UD queue pair of a datagram socket for one local address, with its buffers.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
@@ -16,21 +16,21 @@ use super::headers::{Header, MAX_HEADER_LEN, MAX_MESSAGE_LEN, parse_source};
 use super::options::Sizes;
 use super::peers::canonical;
 
-/// Number of completions that are polled at once.
+/// Maximum number of completions per poll.
 const BATCH: usize = 32;
-/// Minimum number of datagrams that a socket can have in flight.
+/// Minimum number of send slots, and thus of datagrams that can be in flight.
 const MIN_SLOTS: usize = 4;
-/// Bit of the `wr_id` that is set in receives and clear in sends.
+/// Bit of `wr_id` that is set for receives and clear for sends.
 const RECEIVE: u64 = 1 << 63;
 
-/// A received datagram, whose data are in a receive buffer.
+/// A received datagram, whose data is still in a receive buffer.
 pub(super) struct RecvDatagram {
     pub from: SocketAddr,
     pub qpn: Qpn,
     pub slot: RecvSlot,
 }
 
-/// Location of the data: index of the receive, and range in the registered memory.
+/// Location of the data of a received datagram: index of the receive, and range in the registered memory.
 pub(super) struct RecvSlot {
     index: usize,
     range: Range<usize>,
@@ -44,21 +44,21 @@ impl RecvSlot {
 
 /// A UD queue pair and its buffers.
 pub(super) struct UdQp {
-    /// Local address under which peers reach the queue pair.
+    /// Local address at which peers reach the queue pair.
     pub local: IpAddr,
     qp: Qp,
     cq: Cq,
     /// Completion channel, which reports completions once [`arm`](Self::arm)ed.
     pub completions: CompletionChannel,
     is_armed: bool,
-    /// Maximum payload of a packet, in bytes.
+    /// Path MTU: maximum payload of a packet, in bytes.
     mtu: usize,
-    /// Memory of the receives; like `sends`, it consists of slots of equal length, one for each work request.
+    /// Buffers of the receives. Like `sends`, they are slots of equal length, one per work request.
     receives: Mr,
     sends: Mr,
-    /// Indices of the slots of `sends` with no send in flight.
+    /// Indices of the slots in `sends` without a send in flight.
     free: Vec<usize>,
-    /// Number of slots of `sends`.
+    /// Number of slots in `sends`.
     slots: usize,
     /// Whether the queue pair no longer works.
     has_failed: bool,
@@ -113,7 +113,7 @@ impl UdQp {
         if pair.has_failed { Err(libc::EIO) } else { Ok(pair) }
     }
 
-    /// Posts the receive with this index.
+    /// Posts the receive with the given index.
     fn post_recv(&mut self, index: usize) {
         let len = grh::LEN + self.mtu;
         let sge = self.receives.sge(index * len..(index + 1) * len);
@@ -134,7 +134,7 @@ impl UdQp {
         self.qp.pd().create_ah(to).map_err(|e| e.errno())
     }
 
-    /// Returns the maximum number of data bytes that fit into a datagram after a header.
+    /// Returns the maximum number of data bytes in a datagram with the given header.
     pub(super) fn max_data_len(&self, header: &Header) -> usize {
         self.mtu.min(MAX_MESSAGE_LEN) - header.bytes().len()
     }
@@ -149,8 +149,8 @@ impl UdQp {
         }
     }
 
-    /// Polls completions and calls `on_datagram` for each received datagram; reports whether there was any
-    /// completion. Packets without a valid header of the protocol are dropped.
+    /// Polls completions and calls `on_datagram` for each received datagram. Returns true if there were any
+    /// completions. Datagrams without a valid header are dropped.
     pub(super) fn process(&mut self, mut on_datagram: impl FnMut(&mut UdQp, RecvDatagram)) -> bool {
         let mut changed = false;
         let mut polled = std::mem::take(&mut self.polled);
@@ -211,18 +211,18 @@ impl UdQp {
         Some(RecvDatagram { from, qpn: completion.src_qpn, slot: RecvSlot { index, range } })
     }
 
-    /// Copies data of a datagram from the offset `at`.
+    /// Copies data of a received datagram, beginning at offset `at`.
     pub(super) fn read(&self, slot: &RecvSlot, at: usize, to: &mut [u8]) {
         // The range is inside the memory, as the completion was.
         let _ = self.receives.read(slot.range.start + at, to);
     }
 
-    /// Posts the receive of a datagram again, once its data are no longer needed.
+    /// Reposts the receive that held a datagram, once the data is no longer needed.
     pub(super) fn repost(&mut self, slot: &RecvSlot) {
         self.post_recv(slot.index);
     }
 
-    /// Sends all of the source, which has to fit into a datagram; false if all send slots are in flight.
+    /// Sends the entire source, which must fit in a datagram. Returns false if all send slots are in use.
     ///
     /// # Errors
     /// An error number.
@@ -258,12 +258,12 @@ impl UdQp {
         self.has_failed
     }
 
-    /// Returns true at the first call after the queue pair has failed.
+    /// Returns true once, at the first call after the queue pair has failed.
     pub(super) fn take_failure(&mut self) -> bool {
         self.has_failed && !std::mem::replace(&mut self.failure_reported, true)
     }
 
-    /// Reports whether a datagram can be sent, or would fail at once.
+    /// Reports whether a datagram can be sent, or would fail, without waiting.
     pub(super) fn is_writable(&self) -> bool {
         self.has_failed || !self.free.is_empty()
     }

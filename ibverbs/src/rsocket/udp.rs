@@ -1,4 +1,4 @@
-//! UDP socket of a datagram socket, through which peers resolve each other's queue pairs.
+//! UDP socket of a datagram rsocket, through which peers resolve each other's queue pairs.
 
 use std::ffi::c_int;
 use std::io::{IoSlice, IoSliceMut};
@@ -8,13 +8,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use nix::errno::Errno;
 use nix::sys::socket::{self, ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, sockopt};
 
-/// A UDP socket. Addresses are passed in the form of its address family.
+/// A UDP socket. Addresses passed to it must have the socket's address family.
 pub(super) struct UdpSocket {
     fd: OwnedFd,
     is_v6: bool,
 }
 
-/// A received datagram: its length, its source, and the local address that it was sent to.
+/// A received datagram: its length, its source, and the local address to which it was sent.
 pub(super) struct UdpDatagram {
     pub len: usize,
     pub from: SocketAddr,
@@ -75,8 +75,8 @@ impl UdpSocket {
         address(&storage).ok_or(libc::EAFNOSUPPORT)
     }
 
-    /// Sends a datagram gathered from several parts, from the given local address or one that the system
-    /// selects.
+    /// Sends a datagram gathered from several parts, from the given local address or, without one, from an
+    /// address that the kernel selects.
     ///
     /// # Errors
     /// An error number; `EAGAIN` if the send buffer is full.
@@ -110,8 +110,8 @@ impl UdpSocket {
         sent.map(|_| ()).map_err(errno)
     }
 
-    /// Receives the next datagram. The outer `Option` is `None` if there is none; the inner one is `None` if
-    /// the datagram was longer than `buffer` and has been dropped.
+    /// Receives the next datagram. The outer `Option` is `None` if no datagram is pending; the inner one is
+    /// `None` if the datagram was longer than `buffer` and was dropped.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> Option<Option<UdpDatagram>> {
         let mut control = nix::cmsg_space!(libc::in6_pktinfo, libc::in_pktinfo);
         let mut parts = [IoSliceMut::new(buffer)];

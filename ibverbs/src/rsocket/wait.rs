@@ -1,8 +1,8 @@
 //! Waiting for rsockets, alone or together with other file descriptors.
 //!
-//! A thread that waits processes the events of a socket itself when a descriptor of the socket becomes
-//! readable, and consumes them. Other threads that wait for the same socket would miss them. Therefore each
-//! waiting thread has an eventfd of its own, through which the thread that processes events wakes it.
+//! When a socket's descriptor becomes readable, the waiting thread itself processes the socket's events,
+//! which consumes them. Other threads waiting for the same socket would miss them. Therefore, each waiting
+//! thread has its own eventfd, through which the thread that processes the events wakes it.
 
 use std::cell::RefCell;
 use std::ffi::c_int;
@@ -19,11 +19,11 @@ use super::options::polling;
 use crate::cancel::{Call, Step};
 
 thread_local! {
-    /// Waker of this thread, created at its first wait, with the ID of the process in which it was created.
+    /// This thread's waker, created at its first wait, with the ID of the process that created it.
     static THREAD_WAKER: RefCell<Option<(u32, Arc<Waker>)>> = const { RefCell::new(None) };
 }
 
-/// Returns the waker of this thread; if it has none, creates one provided that `make` is set.
+/// Returns this thread's waker. Creates one if the thread has none and `make` is set.
 fn thread_waker(make: bool) -> Option<Arc<Waker>> {
     let pid = std::process::id();
     let get = |cell: &RefCell<Option<(u32, Arc<Waker>)>>| {
@@ -67,7 +67,7 @@ impl Waker {
 pub(super) struct Watchers(Mutex<Vec<Arc<Waker>>>);
 
 impl Watchers {
-    /// Wakes all waiting threads except the calling one, after a change of the socket.
+    /// Wakes all waiting threads except the calling one. Called after the socket has changed.
     pub(super) fn wake(&self) {
         let watchers = self.0.lock();
         if !watchers.is_empty() {
@@ -83,8 +83,8 @@ pub(super) trait Waitable {
     /// Returns the threads to wake when the socket changes.
     fn watchers(&self) -> &Watchers;
 
-    /// Requests a notification of the next change, and passes to `by` the file descriptors that become
-    /// readable at the change.
+    /// Requests a notification of the next change, and passes the file descriptors that the change makes
+    /// readable to `by`.
     fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>));
 }
 
@@ -122,22 +122,22 @@ impl<S: Waitable> Drop for Watching<S> {
     }
 }
 
-/// Outcome of a wait that has ended without a result.
+/// Reason for which a wait ended without a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WaitEnd {
     TimedOut,
     Interrupted,
-    /// A lack of memory or file descriptors, with the error number.
+    /// Failed for lack of memory or file descriptors, with the given error number.
     Failed(c_int),
-    /// No result yet: the call is attempted again after the wait that has been set up in it.
+    /// No result yet: a wait has been set up in the call, which is attempted again afterwards.
     Pending,
 }
 
-/// Pseudo error number of an attempt at a call that has to wait. Only [`step`] and [`uncancellable`] receive
-/// it: real error numbers are positive.
+/// Pseudo error number returned by an attempt when the call must wait. [`step`] and [`uncancellable`] handle
+/// it. It cannot collide with real error numbers, which are positive.
 pub(super) const PENDING: c_int = c_int::MIN;
 
-/// Converts the result of an attempt to a step of the call.
+/// Converts the result of an attempt to a [`Step`]: [`PENDING`] means to wait.
 pub(super) fn step<T>(result: Result<T, c_int>) -> Step<Result<T, c_int>> {
     match result {
         Err(PENDING) => Step::Wait,
@@ -145,7 +145,7 @@ pub(super) fn step<T>(result: Result<T, c_int>) -> Step<Result<T, c_int>> {
     }
 }
 
-/// Makes a blocking call during which the thread must not be cancelled.
+/// Makes a blocking call with thread cancellation disabled.
 ///
 /// # Errors
 /// The errors of the call.
@@ -159,14 +159,14 @@ pub(super) fn uncancellable<T>(mut attempt: impl FnMut(&mut Call) -> Result<T, c
     }
 }
 
-/// Reports whether a call on a socket that was interrupted by a signal must be restarted: like a system call,
-/// if it has transferred nothing and has no timeout.
+/// Reports whether a socket call interrupted by a signal must be restarted. Like a system call, it is
+/// restarted only if it has transferred nothing and has no timeout.
 pub(super) fn restarts<T>(result: &Result<T, c_int>, timeout: Option<Duration>, done: usize) -> bool {
     matches!(result, Err(libc::EINTR)) && timeout.is_none() && done == 0 && signals_restart_calls()
 }
 
-/// Returns the result of `poll_once`. If there is none yet, the call is set up to wait for a change of the
-/// sockets, or for the events that `others` request, until the deadline, and is attempted again afterwards.
+/// Returns the result of `poll_once`. If it has none yet, sets up the call to wait until a socket changes, an
+/// event requested in `others` occurs, or the deadline expires; the call is then attempted again.
 pub(super) fn wait<S: Waitable + Clone + 'static, R>(
     call: &mut Call,
     sockets: &[S],
@@ -209,10 +209,10 @@ pub(super) fn wait<S: Waitable + Clone + 'static, R>(
     }
 }
 
-/// Result of an attempt; `None` if the call has to wait.
+/// Result of an attempt; `None` if the call must wait.
 pub(super) type PollOutcome<T> = Option<Result<T, c_int>>;
 
-/// Calls `poll_once` for a socket, and sets up a wait if it has no result and the call may block.
+/// Calls `poll_once` for a socket. If it has no result and the call may block, sets up a wait.
 ///
 /// # Errors
 /// `EAGAIN`, `EINTR`, [`PENDING`], and the errors of `poll_once`.
@@ -240,7 +240,7 @@ pub(super) fn until<S: Waitable + Clone + 'static, T>(
     })
 }
 
-/// Calls `ppoll` for descriptors that are not rsockets; returns how many have events.
+/// Calls `ppoll` for descriptors that are not rsockets. Returns the number of descriptors with events.
 pub(super) fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_int> {
     let time = timeout.map(|timeout| libc::timespec {
         tv_sec: timeout.as_secs().min(i64::MAX as u64) as libc::time_t,
@@ -256,7 +256,7 @@ pub(super) fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_in
     Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// Returns the number of a file descriptor.
+/// Returns the raw number of a file descriptor.
 pub(super) fn raw(fd: impl AsFd) -> c_int {
     fd.as_fd().as_raw_fd()
 }

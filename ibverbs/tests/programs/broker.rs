@@ -1,4 +1,4 @@
-//! Tests of a broker with a low limit of file descriptors.
+//! Tests of a broker with a low limit on open file descriptors.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use support::{Library, Running, addresses, built, port, text, wait_for_listener};
 
-/// Descriptor limit that suffices for one address, which requires 64 sockets, and a few processes.
+/// Descriptor limit sufficient for one address, which requires 64 sockets, and for a few processes.
 const FD_LIMIT_FOR_FEW: u32 = 84;
-/// Descriptor limit that suffices for one address and some processes, but not for all connections of the
-/// test.
+/// Descriptor limit sufficient for one address and some processes, but not for all connections in the test.
 const FD_LIMIT_FOR_SOME: u32 = 128;
 
-/// Returns the path of the socket on which the broker of an address listens.
+/// Returns the path of the socket on which the broker for an address listens, or `None` if there is no
+/// broker.
 fn broker_socket(address: &str) -> Option<String> {
     let name = format!("/urxe-broker-{address}");
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
@@ -26,7 +26,7 @@ fn broker_socket(address: &str) -> Option<String> {
     paths.find(|path| path.ends_with(&name)).map(str::to_owned)
 }
 
-/// Starts a broker with this descriptor limit, and waits until it listens.
+/// Starts a broker with the given descriptor limit, and waits until it listens.
 fn broker(address: &str, descriptors: u32) -> Running {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("ulimit -n {descriptors}; exec \"$0\" broker {address}")]);

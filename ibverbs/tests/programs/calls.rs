@@ -1,4 +1,4 @@
-//! Tests of the return values of verbs calls, and of the struct fields that the calls write (`c/calls.c`).
+//! Tests of the return values of verbs calls and the struct fields that they write (`c/calls.c`).
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,12 +1,13 @@
-//! Tests of threads that are cancelled in calls of the library (`c/cancel.c`).
+//! Tests of thread cancellation (`pthread_cancel`) in library calls (`c/cancel.c`).
 
 #[path = "../support/mod.rs"]
 mod support;
 
 use support::{CProgram, addresses};
 
-/// Cancels threads that are blocked in the calls of a case: they must end as cancelled, and the objects that
-/// they waited for must remain usable by other threads.
+/// Runs one case of `c/cancel.c`, with deferred and asynchronous cancellation. It cancels threads blocked in
+/// library calls: they must end as cancelled, and the objects for which they waited must remain usable by
+/// other threads.
 fn cancelled_in(case: &str) {
     let [address, _] = addresses();
     let program = CProgram::build("cancel");

@@ -1,4 +1,4 @@
-//! Test of many connections through the drop-in librdmacm, between two processes on two addresses.
+//! Test of many connections through the drop-in librdmacm, between processes on two addresses.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use support::{CProgram, Library, TCP_PORTS, addresses, both_ends, port, wait_for_service};
 
-/// Time limit for the whole test: two minutes on a machine with other load.
+/// Time limit for the whole test, long enough for a loaded machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
 #[test]

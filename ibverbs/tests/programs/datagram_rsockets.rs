@@ -1,6 +1,6 @@
-//! Datagram rsockets: two processes, each under `urxe run` at an address of its own; invalid messages to
-//! their UDP sockets and queue pairs; Debian's `udpong`; and an ordinary UDP program through Debian's
-//! preloaded library.
+//! Tests of datagram rsockets between two processes under `urxe run` on separate addresses: the cases of
+//! `c/datagrams.c`, invalid messages to UDP sockets and queue pairs, Debian's `udpong`, and an ordinary UDP
+//! program with Debian's preload library.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -18,18 +18,18 @@ use urxe::verbs::{Access, Context, ContextOptions, Gid, QpOptions, Qpn, RecvWr, 
 
 use support::{CProgram, Running, addresses, text, urxe};
 
-/// Time limit of a program.
+/// Time limit for each program.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Debian's library that redirects socket calls to rsockets.
+/// Debian's preload library that redirects socket calls to rsockets.
 const PRELOADED: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 
-/// Returns a UDP port that is free at this address.
+/// Returns a UDP port that is free at the given address.
 fn port(address: &str) -> u16 {
     let socket = UdpSocket::bind((address, 0)).unwrap();
     socket.local_addr().unwrap().port()
 }
 
-/// Waits until this UDP port is bound.
+/// Waits until the UDP port is bound.
 fn wait_for_udp(port: u16) {
     let hex = format!(":{port:04X} ");
     let is_bound = || std::fs::read_to_string("/proc/net/udp").is_ok_and(|list| list.contains(&hex));
@@ -63,7 +63,7 @@ impl Serving {
         Running::new(command)
     }
 
-    /// Runs one case of `c/datagrams.c` as a client of the server, on a different address.
+    /// Runs one case of `c/datagrams.c` as a client of this server, on a different address.
     fn run_case(&self, name: &str) -> Output {
         let ([server, own_address], port) = (&self.addresses, self.port.to_string());
         let out = Serving::run(&self.program, own_address, &[name, server, &port, own_address]).finish(LIMIT);
@@ -71,7 +71,7 @@ impl Serving {
         out
     }
 
-    /// Checks that the server still works, and ends it.
+    /// Checks that the server still works, and stops it.
     fn end(self) {
         self.run_case("end");
         let out = self.server.finish(Duration::from_secs(10));
@@ -146,7 +146,7 @@ fn invalid_calls_are_refused() {
     run_case("refused");
 }
 
-/// Runs in a network namespace of its own with two IPv6 addresses; see `rsockets.rs`.
+/// Runs in its own network namespace, with two IPv6 addresses.
 #[test]
 fn udpong_over_ipv6_receives_its_datagrams() {
     let script = r#"
@@ -161,7 +161,7 @@ fn udpong_over_ipv6_receives_its_datagrams() {
     in_namespace(script);
 }
 
-/// Runs in a network namespace of its own, whose interface the case deletes.
+/// Runs in its own network namespace; the C program deletes the interface.
 #[test]
 fn waiting_call_fails_once_when_the_device_is_removed() {
     let script = r#"
@@ -184,7 +184,7 @@ fn random(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Returns a UDP message that announces this queue pair and carries `data`.
+/// Returns a UDP message that announces the given queue pair and carries `data`.
 fn message(qpn: u32, ip: &str, data: &[u8]) -> Vec<u8> {
     let ip = ip.parse::<std::net::Ipv4Addr>().unwrap().octets();
     [&[0x55, 0x55, 0x55, 0x55, 4, 0, 16, 0][..], &qpn.to_be_bytes(), &ip, data].concat()
@@ -238,7 +238,7 @@ fn invalid_udp_messages_are_dropped_without_loss_of_others() {
     serving.end();
 }
 
-/// Acts as a peer that sends datagrams, all but a few of them invalid, from its own queue pair.
+/// Acts as a peer that sends datagrams from its own queue pair, all but a few of them invalid.
 #[test]
 fn invalid_datagrams_of_a_queue_pair_are_dropped_without_loss_of_others() {
     let serving = Serving::start();
@@ -324,8 +324,9 @@ fn invalid_datagrams_of_a_queue_pair_are_dropped_without_loss_of_others() {
     serving.end();
 }
 
-/// Runs udpong and checks that the client prints its measurement. The server never exits by itself. The
-/// client gets a longer timeout, because udpong can hang after a late echo (see `rpoll_timeout.c`).
+/// Runs udpong and checks that the client prints its measurement. The server never exits on its own. A
+/// preloaded library lengthens the timeouts of `rpoll`, because udpong can hang after a late echo (see
+/// `rpoll_timeout.c`).
 #[test]
 fn udpong_receives_its_datagrams_with_each_kind_of_call() {
     let kinds: [&[&str]; 6] = [
@@ -356,7 +357,7 @@ fn udpong_receives_its_datagrams_with_each_kind_of_call() {
     }
 }
 
-/// Runs a Python program, which has no support for RDMA: its data must appear in a capture of the NIC.
+/// Runs a Python program without RDMA support: its data must appear in a packet capture of the NIC.
 #[test]
 fn udp_program_uses_rdma_with_the_preloaded_library() {
     const SERVER: &str = "

@@ -1,5 +1,5 @@
-//! Comparison of `urxe devinfo` with `ibv_devinfo -v` on the same device, and programs that use each GID of
-//! an interface.
+//! Tests that `urxe devinfo` agrees with `ibv_devinfo -v` on the same device, and that programs can use each
+//! GID of an interface.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use support::netns::{self, Veth};
 use support::{Library, Running, addresses, built, port, text};
 
-/// Parses the output of `ibv_devinfo -v` into fields, each listed once. Flags, which have lines of their own,
+/// Parses the output of `ibv_devinfo -v` into fields, each listed once. Flags, which are on separate lines,
 /// are appended to the value of their field.
 fn ibv_devinfo_fields(printed: &str) -> Vec<(String, String)> {
     let mut fields: Vec<(String, String)> = Vec::new();
@@ -29,8 +29,8 @@ fn ibv_devinfo_fields(printed: &str) -> Vec<(String, String)> {
     fields
 }
 
-/// Returns the value of a field in the output of `urxe devinfo`, where a padded name precedes the value.
-/// Names of several words may be as long as the padding, or longer.
+/// Returns the value of a field in the output of `urxe devinfo`, in which a padded name precedes the value. A
+/// name of several words may fill the padding.
 fn urxe_devinfo_value<'a>(printed: &'a str, name: &str) -> Option<&'a str> {
     printed.lines().find_map(|line| {
         let rest = line.strip_prefix("  ")?.strip_prefix(name)?;
@@ -67,13 +67,13 @@ fn urxe_devinfo_and_ibv_devinfo_agree_on_the_attributes_of_a_link() {
     }
 }
 
-/// Returns the command that runs a program in a network namespace.
+/// Returns the command that runs a program in one of the network namespaces.
 fn command_in(net: &Veth, side: usize, program: &str) -> Command {
     net.sides[side].command(program)
 }
 
-/// Returns the GIDs that `ibv_devinfo` lists in a namespace, once the kernel has assigned the link-local
-/// address of the interface.
+/// Returns the GIDs that `ibv_devinfo` lists in a namespace. Waits until the kernel has assigned the
+/// interface's link-local address.
 fn gids(net: &Veth, library: &Library, side: usize) -> Vec<String> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
@@ -150,7 +150,7 @@ fn pingpong_succeeds_over_each_gid() {
     }
 }
 
-/// Waits until a server in the first namespace listens, because a client does not retry.
+/// Waits until a server in the first namespace listens, because clients do not retry.
 fn wait_for_listener(net: &Veth, port: &str) {
     let deadline = Instant::now() + Duration::from_secs(10);
     let listens = || {

@@ -1,4 +1,4 @@
-//! Tests of a program (`c/faults.c`) that unmaps, protects and truncates memory that it has registered.
+//! Tests of access to registered memory that the program (`c/faults.c`) has unmapped, protected or truncated.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -17,7 +17,7 @@ fn access_to_lost_memory_fails_the_work_request_and_other_faults_reach_the_earli
     run("before");
 }
 
-/// Runs a case with the library that `urxe run` preloads.
+/// Runs one case with the library that `urxe run` preloads.
 fn run_preloaded(name: &str) {
     let (library, [address, _]) = (Library::new(), addresses());
     let faults = CProgram::build("faults");

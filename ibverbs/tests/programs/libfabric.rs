@@ -1,5 +1,5 @@
-//! Unmodified libfabric on the library: the devices that it finds, and messages between two programs over
-//! each kind of endpoint.
+//! Tests of unmodified libfabric on the library: device discovery, and messages between two programs over
+//! each type of endpoint.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -20,9 +20,9 @@ fn fi_info_lists_the_device() {
     }
 }
 
-/// Runs both ends of `fi_pingpong` with messages of all sizes that the endpoints support, and checks their
-/// data; the client is at the address `client`. libfabric ignores the addresses of `lo`, so this runs in a
-/// network namespace with another interface.
+/// Runs both ends of `fi_pingpong`, the client on the address `client`, with messages of all sizes that the
+/// endpoints support, and checks the data. It runs in a network namespace with another interface, because
+/// libfabric ignores the addresses of `lo`.
 fn pingpong(endpoint: &str, transport: &str, client: &str, sizes: usize) {
     let script = r#"
         ip link set lo up && ip link add port type veth peer name far && ip link set port up && ip link set far up || exit 3
@@ -48,7 +48,8 @@ fn libfabric_pingpong_over_datagram_endpoints_completes() {
     pingpong("dgram", "verbs", "10.7.0.2", 3);
 }
 
-/// Runs both ends at one address, because a server with connected endpoints announces itself at 127.0.0.1.
+/// Runs both ends on one address, because a server with connected endpoints announces 127.0.0.1 as its
+/// address.
 #[test]
 fn libfabric_pingpong_over_connected_endpoints_completes() {
     pingpong("msg", "verbs", "10.7.0.1", 6);

@@ -1,5 +1,5 @@
-//! Tests of programs that use the library under valgrind's memcheck: no invalid accesses, and no use of
-//! uninitialised memory.
+//! Tests with valgrind's memcheck that programs find no invalid accesses and no use of uninitialised memory
+//! in the library.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use support::{CProgram, Library, Running, addresses, both_ends, port, text, wait_for_listener};
 
-/// Returns the findings of memcheck that involve the library; each finding ends with a line that has only the
-/// process ID. Other findings are defects of perftest, which sends uninitialised parts of its stack.
+/// Returns the memcheck findings that involve the library. Each finding ends with a line that contains only
+/// the process ID. Other findings are defects in perftest, which sends uninitialised parts of its stack.
 fn findings_in_library(printed: &str) -> Vec<&str> {
     let findings = printed.split("== \n");
     let is_ours =

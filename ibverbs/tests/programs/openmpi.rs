@@ -1,5 +1,5 @@
-//! Open MPI over UCX on the library: ranks on separate addresses, all ranks on one address, and ranks in two
-//! namespaces that act as two hosts.
+//! Tests of Open MPI over UCX on the library, with ranks on separate addresses, all ranks on one address, and
+//! ranks in two network namespaces that act as two hosts.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -15,10 +15,10 @@ use support::{Running, addresses, built, text, urxe};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Debian's Python, which has mpi4py and numpy. `PATH` may list another Python before it.
+/// Debian's Python, which has mpi4py and numpy. Another Python may come first in `PATH`.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// A program from `mpi/`, compiled if necessary, and the directory for the files of its ranks.
+/// A program from `mpi/`, compiled if necessary, and the directory for the files that its ranks write.
 struct Program {
     dir: tempfile::TempDir,
     line: Vec<String>,
@@ -42,7 +42,7 @@ impl Program {
         Program { dir: tempfile::tempdir().unwrap(), line }
     }
 
-    /// Writes an executable script to the directory and returns its path.
+    /// Writes an executable script into the directory and returns its path.
     fn script(&self, name: &str, text: &str) -> String {
         let path = self.dir.path().join(name);
         fs::write(&path, format!("#!/bin/bash\n{text}\n")).unwrap();
@@ -50,19 +50,19 @@ impl Program {
         path.display().to_string()
     }
 
-    /// Returns the path pattern of the capture that each process writes.
+    /// Returns the path pattern of the captures; each process writes one.
     fn capture(&self) -> String {
         self.dir.path().join("%p.pcapng").display().to_string()
     }
 
-    /// Returns the size of the capture of each process that wrote one, in bytes.
+    /// Returns the size of each capture file, in bytes.
     fn captured(&self) -> Vec<u64> {
         let files = fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap());
         let captures = files.filter(|entry| entry.file_name().to_string_lossy().ends_with(".pcapng"));
         captures.map(|entry| entry.metadata().unwrap().len()).collect()
     }
 
-    /// Runs every rank on an address of its own.
+    /// Runs each rank on a separate address.
     fn on_addresses(&self, count: usize, transports: &str) -> String {
         let own: Vec<String> = std::iter::repeat_with(addresses).flatten().take(count).collect();
         let start = self.script(
@@ -79,7 +79,7 @@ impl Program {
         self.finish(line, transports)
     }
 
-    /// Runs all ranks on one address, with the variables that `mpirun` has inherited from `urxe run`.
+    /// Runs all ranks on one address, with the environment variables that `mpirun` inherits from `urxe run`.
     fn on_one_address(&self, count: usize, transports: &str) -> String {
         let [address, _] = addresses();
         let mut line = vec![urxe_path().display().to_string()];
@@ -88,8 +88,8 @@ impl Program {
         self.finish(line, transports)
     }
 
-    /// Runs `each` ranks on each of two hosts, with all addresses of their interfaces; `mpirun` runs on the
-    /// first.
+    /// Runs `each` ranks on each of two hosts, on all addresses of their interfaces. `mpirun` runs on the
+    /// first host.
     fn on_hosts(&self, net: &Veth, each: usize, transports: &str) -> String {
         // Stands in for ssh as `agent HOST COMMAND...`. The daemons need two host names to have two
         // directories.
@@ -108,7 +108,7 @@ impl Program {
         self.finish(line, transports)
     }
 
-    /// Runs the program under this command line and returns its output.
+    /// Runs the program under the given command line and returns the output.
     fn finish(&self, line: Vec<String>, transports: &str) -> String {
         let mut command = Command::new(&line[0]);
         command.args(&line[1..]).args(&self.line);
@@ -131,8 +131,8 @@ impl Program {
         printed
     }
 
-    /// Checks that each rank has reported success, and that each process has captured more than `min_bytes`
-    /// bytes.
+    /// Checks that each rank has reported success, and that the capture of each process is larger than
+    /// `min_bytes`.
     fn has_passed(&self, printed: &str, count: usize, min_bytes: u64) {
         assert_eq!(printed.matches("is done").count(), count, "{printed}");
         let captured = self.captured();
@@ -152,22 +152,23 @@ fn urxe_path() -> PathBuf {
     built("urxe").expect("urxe is not built: run cargo build, or cargo test --workspace")
 }
 
-/// Returns the command line for `count` ranks over UCX only: neither shared memory nor TCP.
+/// Returns the `mpirun` command line for `count` ranks over UCX only, without the shared memory and TCP
+/// transports.
 fn mpirun(count: usize) -> Vec<String> {
     let count = count.to_string();
     let line = ["mpirun", "--oversubscribe", "-np", &count, "--mca", "pml", "ucx", "--mca", "osc", "ucx"];
     line.map(str::to_owned).to_vec()
 }
 
-/// UCX transport lists: RC, to which UCX itself adds UD for the wireup; RC and UD by name; and UD for
+/// UCX transport lists: RC, for which UCX itself adds UD for the wireup; RC and UD, both by name; and UD for
 /// everything.
 const TRANSPORTS: [&str; 3] = ["rc,self", "rc_verbs,ud_verbs,self", "ud_verbs,self"];
 
-/// Bytes that the ring of `ranks.c` alone sends and receives: three rounds of 4^0 to 4^9 bytes in each
-/// direction.
+/// Bytes that each rank of `ranks.c` sends and receives in the ring test alone: three rounds of 4^0 to 4^9
+/// bytes in each direction.
 const C_RING_BYTES: u64 = 2 * 3 * ((1 << 20) - 1) / 3;
 
-/// Bytes that the ring of `ranks.py` sends and receives: 8-byte numbers.
+/// Bytes that each rank of `ranks.py` sends and receives in the ring test, as 8-byte numbers.
 const PYTHON_RING_BYTES: u64 = 2 * 8 * 110_101;
 
 #[test]
@@ -218,7 +219,7 @@ fn ranks_on_two_hosts_exchange_data() {
     }
 }
 
-/// Checks that the weights are bit-identical for any number of ranks, wherever the ranks run.
+/// Checks that the weights are bit-identical for any number of ranks and any distribution of them over hosts.
 #[test]
 fn training_gives_the_same_weights_with_any_number_of_ranks() {
     if !netns::is_available() {

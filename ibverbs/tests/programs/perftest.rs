@@ -1,4 +1,4 @@
-//! Debian's perftest on the library: a server and a client in separate processes, over the loopback
+//! Tests of Debian's perftest on the library: a server and a client in separate processes, over the loopback
 //! interface.
 
 #[path = "../support/mod.rs"]
@@ -12,12 +12,12 @@ use support::{
     wait_for_service,
 };
 
-/// A line of results, as perftest prints it below the heading `#bytes`.
+/// A line of results that perftest prints below the heading `#bytes`.
 #[derive(Debug)]
 struct Row(Vec<f64>);
 
 impl Row {
-    /// Reports whether the figures of a run of `program` are plausible.
+    /// Reports whether the figures printed by `program` are plausible.
     fn is_plausible(&self, program: &str) -> bool {
         let [size, iterations, figures @ ..] = &self.0[..] else { return false };
         let positive = figures.iter().copied().fold(0.0, f64::max) > 0.0;
@@ -36,7 +36,7 @@ impl Row {
     }
 }
 
-/// Returns the lines of results in the output.
+/// Parses the lines of results in the output.
 fn rows(printed: &str) -> Vec<Row> {
     let lines = printed.lines().skip_while(|line| !line.trim_start().starts_with("#bytes")).skip(1);
     let numbers =
@@ -59,8 +59,8 @@ impl Endpoints {
         Endpoints { server, client, address }
     }
 
-    /// Runs both ends and checks that the client's results are plausible. Under `-R` servers listen, stop,
-    /// and listen again on the same port; a client that connects in between must not be refused.
+    /// Runs both ends and checks that the client's results are plausible. With `-R`, the server listens,
+    /// stops, and listens again on the same port; a client that connects in between must not be refused.
     fn run(self, program: &str, args: &str) {
         let args: Vec<&str> = args.split_whitespace().collect();
         let after = |flag: &str| {
@@ -226,7 +226,7 @@ fn perftest_connects_through_the_connection_manager() {
     run_all(&["ib_send_bw"], &["-R -n 100 -c UD -s 1024"]);
 }
 
-/// Runs in a network namespace of its own with two IPv6 addresses.
+/// Runs in its own network namespace, with two IPv6 addresses.
 #[test]
 fn perftest_over_ipv6_succeeds() {
     let script = r#"

@@ -1,5 +1,5 @@
-//! A C program (`c/personality.c`) makes the same calls in each personality; its output shows the
-//! differences.
+//! Tests of the personalities with a C program (`c/personality.c`) that makes the same calls in each; its
+//! output shows the differences.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,5 +1,5 @@
-//! Unmodified programs of Debian's ibverbs-utils on the library, over the loopback interface and without
-//! privilege, and a program of our own (`c/corners.c`) for cases that those do not cover.
+//! Tests of Debian's unmodified ibverbs-utils on the library, over the loopback interface and without
+//! privilege, and of our own program (`c/corners.c`) for cases that ibverbs-utils do not cover.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,5 +1,5 @@
-//! Test suite of python3-pyverbs on the library: no test fails, and exactly the tests listed in
-//! `pyverbs-skips.txt` are skipped.
+//! Test suite of python3-pyverbs, run on the library: no test may fail, and exactly those listed in
+//! `pyverbs-skips.txt` must be skipped.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -10,16 +10,16 @@ use std::time::Duration;
 
 use support::{Library, Running, addresses, text};
 
-/// Directory in which Debian installs the suite.
+/// Directory in which Debian installs the test suite.
 const SUITE: &str = "/usr/share/doc/rdma-core/tests";
 
-/// Reports whether a test applies to this library, rather than to devices or memory of one vendor.
+/// Reports whether a test is generic, rather than specific to one vendor's devices or memory.
 fn is_generic(name: &str) -> bool {
     let module = name.split('.').nth(1).unwrap();
     !["mlx5", "efa", "cuda"].iter().any(|vendor| module.contains(vendor))
 }
 
-/// Returns the names of the tests that must be skipped on this machine.
+/// Returns the names of the tests that are listed as skipped on this machine.
 fn listed() -> BTreeSet<&'static str> {
     let huge_pages = huge_pages() >= HugePages::ENOUGH;
     let mut skipped = BTreeSet::new();
@@ -42,7 +42,7 @@ fn listed() -> BTreeSet<&'static str> {
     skipped
 }
 
-/// File with the number of reserved huge pages.
+/// File that contains the number of reserved huge pages.
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 
 fn huge_pages() -> usize {
@@ -50,13 +50,13 @@ fn huge_pages() -> usize {
     number.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Reservation of enough huge pages for the duration of a test, if the process may reserve them.
+/// Reservation of enough huge pages for the duration of a test, if the process is permitted to reserve them.
 struct HugePages {
     previous: usize,
 }
 
 impl HugePages {
-    /// Number of huge pages that the suite's tests use at a time.
+    /// Maximum number of huge pages that the suite uses at a time.
     const ENOUGH: usize = 16;
 
     fn reserve() -> HugePages {

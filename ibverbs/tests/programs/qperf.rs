@@ -1,6 +1,6 @@
-//! Debian's qperf on the library: a server, and a client for each of its tests. qperf does not know GIDs, so
-//! it addresses its peer by LID, or lets the connection manager connect. Debian's build does not include its
-//! XRC tests.
+//! Tests of Debian's qperf on the library: one server, and a client for each qperf test. qperf does not
+//! support GIDs, so it addresses its peer by LID or connects through the connection manager. Debian's build
+//! does not include the XRC tests.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use support::{Library, Running, addresses, port, text, wait_for_listener};
 
-/// Runs tests of qperf against one server; each must report a figure of this kind.
+/// Runs the named qperf tests against one server. Each must report a figure of the given kind.
 fn tests(kind: &str, names: &[&str]) {
     with_options(&[], kind, names);
 }

@@ -1,5 +1,6 @@
-//! Debian's rdmacm-utils, unmodified, on the library: two processes that connect by address and port, on two
-//! loopback addresses and on a shared one; and cases that they do not cover (`c/connections.c`).
+//! Tests of Debian's unmodified rdmacm-utils on the library, between two processes that connect by address
+//! and port, on two loopback addresses and on a shared one, and of cases that rdmacm-utils do not cover
+//! (`c/connections.c`).
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -12,7 +13,7 @@ use support::{
     wait_for_service,
 };
 
-/// Time limit of a program.
+/// Time limit for each program.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The server and the client of a test, each with its arguments.
@@ -23,8 +24,8 @@ struct Endpoints<'a> {
 }
 
 impl Endpoints<'_> {
-    /// Runs the server and the client on devices with these addresses, after replacing `{server}`, `{client}`
-    /// and `{port}` in the arguments. Returns the output of the client.
+    /// Runs the server and the client on devices with the given addresses. Replaces `{server}`, `{client}`
+    /// and `{port}` in the arguments. Returns the client's output.
     fn run_on(&self, server: &str, client: &str) -> String {
         let (library, port) = (Library::new(), port());
         let substitute = |text: &str| {
@@ -43,7 +44,7 @@ impl Endpoints<'_> {
     }
 
     /// Runs the server and the client first on two addresses and then on one. Both must succeed, and the
-    /// output of the client must contain `expected` ("" for a client without output).
+    /// client's output must contain `expected` ("" for a client that prints nothing).
     fn succeed(&self, expected: &str) {
         let [a, b] = addresses();
         for (server, client) in [(&a, &b), (&a, &a)] {
@@ -53,7 +54,7 @@ impl Endpoints<'_> {
     }
 }
 
-/// Returns the server and the client of rping with these arguments.
+/// Returns an rping server and client with the given arguments.
 fn rping<'a>(args: &[&'a str]) -> Endpoints<'a> {
     let server = [&["-s", "-a", "{server}", "-p", "{port}"], args].concat();
     let client = [&["-c", "-a", "{server}", "-p", "{port}"], args].concat();
@@ -96,7 +97,7 @@ fn rping_without_a_listener_is_rejected() {
     );
 }
 
-/// Returns the server and the client of ucmatose or udaddy.
+/// Returns a server and a client for ucmatose or udaddy.
 fn endpoints<'a>(program: &'a str, port_space: u16, args: &[&'a str]) -> Endpoints<'a> {
     let server = [&["-b", "{server}", "-p", "{port}"], args].concat();
     let client = [&["-s", "{server}", "-b", "{client}", "-p", "{port}"], args].concat();
@@ -147,7 +148,7 @@ fn rdma_xclient_connects_to_rdma_xserver() {
     }
 }
 
-/// Makes a thousand connections at once. The server never exits by itself.
+/// Opens a thousand connections at once. The server never exits on its own.
 #[test]
 fn cmtime_reports_the_time_of_each_step() {
     let [a, b] = addresses();
@@ -168,7 +169,7 @@ fn cmtime_reports_the_time_of_each_step() {
     }
 }
 
-/// Waits until some process has joined the multicast group.
+/// Waits until a process has joined the multicast group.
 fn wait_for_group(group: Ipv4Addr) {
     let listed = format!("{:08X}", u32::from_ne_bytes(group.octets()));
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -205,7 +206,7 @@ fn mckey_receives_its_multicast_messages() {
     }
 }
 
-/// Runs in a network namespace of its own with two IPv6 addresses.
+/// Runs in its own network namespace, with two IPv6 addresses.
 #[test]
 fn rdmacm_programs_succeed_over_ipv6() {
     let script = r#"
@@ -308,7 +309,7 @@ fn multicast_join_event_returns_the_context_of_its_join() {
     run_case("groups");
 }
 
-/// Sets a path that leads to a different address than the one that was resolved.
+/// Sets a path to a different address than the resolved one.
 #[test]
 fn path_given_by_the_program_is_used() {
     let (library, program, port) = (Library::new(), CProgram::build("connections"), port());

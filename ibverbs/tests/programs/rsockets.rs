@@ -1,5 +1,5 @@
-//! Stream rsockets on the library: Debian's example programs, unmodified, between two processes; an ordinary
-//! TCP program through Debian's preloaded library; and cases that those programs do not cover
+//! Tests of stream rsockets on the library: Debian's unmodified example programs between two processes, an
+//! ordinary TCP program with Debian's preload library, and cases that these programs do not cover
 //! (`c/rsockets.c`).
 
 #[path = "../support/mod.rs"]
@@ -17,12 +17,12 @@ use urxe::link::LinkSpec;
 use urxe::verbs::cm::{ConnParam, ConnectionManager};
 use urxe::verbs::{Access, Context, ContextOptions, QpOptions, RKey, RecvWr, SendWr, WrOp};
 
-/// Time limit of a program.
+/// Time limit for each program.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Debian's library that redirects socket calls to rsockets.
+/// Debian's preload library that redirects socket calls to rsockets.
 const PRELOADED: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 
-/// Runs a program as server and as client on two addresses, and returns the output of both.
+/// Runs a program as the server and as the client on two addresses, and returns the output of both.
 fn run_both(program: &str, args: &[&str]) -> [Output; 2] {
     let (library, port, [a, b]) = (Library::new(), port(), addresses());
     let number = port.to_string();
@@ -37,7 +37,8 @@ fn run_both(program: &str, args: &[&str]) -> [Output; 2] {
     [serving.finish(Duration::from_secs(10)), client]
 }
 
-/// Runs a program with each of these argument lists. Both ends must print their throughput, and nothing else.
+/// Runs a program with each of the given argument lists. Both ends must print their throughput and nothing
+/// else.
 fn succeed(program: &str, all: &[&[&str]]) {
     for args in all {
         let ends = run_both(program, args);
@@ -103,8 +104,8 @@ fn rcopy_copies_a_file() {
     assert!(std::fs::read(&copy).is_ok_and(|copied| copied == bytes), "{}", text(&out));
 }
 
-/// Runs iperf, which has no support for RDMA: it must listen on a port of the connection manager and not of
-/// TCP, and its data must appear in a capture of the NIC.
+/// Runs iperf, which does not support RDMA: it must listen on a connection manager port rather than a TCP
+/// port, and its data must appear in a packet capture of the NIC.
 #[test]
 fn tcp_program_uses_rdma_with_the_preloaded_library() {
     const BYTES: u64 = 4 << 20;
@@ -129,7 +130,7 @@ fn tcp_program_uses_rdma_with_the_preloaded_library() {
     assert!(captured > BYTES, "captured {captured} bytes, expected more than {BYTES}\n{printed}");
 }
 
-/// Runs in a network namespace of its own with two IPv6 addresses.
+/// Runs in its own network namespace, with two IPv6 addresses.
 #[test]
 fn rsockets_programs_succeed_over_ipv6() {
     let script = r#"
@@ -219,8 +220,8 @@ fn socket_with_keepalive_can_be_closed() {
     run_case("kept and closed");
 }
 
-/// Runs one case as server and one as client, in two processes. `server_ends` is false for a server that does
-/// not exit by itself.
+/// Runs one case of `c/rsockets.c` as the server and another as the client. `server_ends` is false for a
+/// server that does not exit on its own.
 fn run_two_cases(server: &str, client: &str, server_ends: bool) {
     let (library, program, port) = (Library::new(), CProgram::build("rsockets"), port());
     let ([a, b], number) = (addresses(), port.to_string());
@@ -249,8 +250,7 @@ fn dead_peer_is_detected_with_keepalive_only() {
     run_two_cases("is stopped", "does not notice", false);
 }
 
-/// Acts as a peer that follows the protocol up to the handshake, and then sends a write with this immediate
-/// data.
+/// Acts as a peer that completes the handshake, and then posts an RDMA WRITE with the given immediate data.
 fn send_immediate(manager: &ConnectionManager, to: SocketAddr, immediate: u32) {
     let soon = Duration::from_secs(10);
     let context = manager.devices().remove(0);

@@ -1,5 +1,4 @@
-//! Tests of `urxe run` and `urxe env`, which let programs use the library without any change to the
-//! environment by the user.
+//! Tests of `urxe run` and `urxe env`, which set up the environment for programs to use the library.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -21,7 +20,7 @@ fn output(args: &[&str]) -> Output {
     Running::new(urxe(args)).finish(Duration::from_secs(30))
 }
 
-/// Checks that the command fails with one line that contains the reason, and no other output.
+/// Checks that the command fails and prints a single line, which contains `reason`.
 fn check_fails(args: &[&str], reason: &str) {
     let out = output(args);
     let printed = text(&out);
@@ -91,8 +90,8 @@ fn run_clears_inherited_variables_that_no_option_sets() {
     );
 }
 
-/// Runs a ping-pong over a veth pair while tshark captures at one end: with `--no-offload`, no packet is
-/// longer than the MTU of the interface.
+/// Runs a ping-pong over a veth pair while tshark captures at one end. With `--no-offload`, no captured
+/// packet may exceed the interface MTU.
 #[test]
 fn no_offload_keeps_packets_in_a_tshark_capture_within_the_mtu() {
     let script = r#"
@@ -234,7 +233,8 @@ fn udp_port_in_use_is_reported() {
     assert!(printed.contains(&format!("urxe: UDP port 4791 of {address} is in use by")), "{printed}");
 }
 
-/// Runs both ends of a ping-pong, the client with these additional options of `urxe run`.
+/// Runs both ends of a ping-pong, the client with additional options of `urxe run`. Returns the client's
+/// output.
 fn pingpong(options: &[&str]) -> String {
     let [server, client] = addresses();
     pingpong_between(&["--ip", &server], &[&["--ip", &client], options].concat())
@@ -252,7 +252,7 @@ fn pingpong_between(server: &[&str], options: &[&str]) -> String {
     printed
 }
 
-/// Returns the number of packets of a capture, and the comments on them.
+/// Returns the number of packets in a capture, and their comments.
 fn captured(file: &Path) -> (usize, Vec<String>) {
     let (mut packets, mut comments) = (0, Vec::new());
     let Ok(mut reader) = File::open(file).map_err(drop).and_then(|f| PcapNgReader::new(f).map_err(drop))
@@ -323,7 +323,7 @@ fn exit_in_the_middle_of_a_call_reports_fault_rules_and_does_not_hang() {
     }
 }
 
-/// Returns one shell command that runs both ends of a ping-pong, on an unused port.
+/// Returns a shell command that runs both ends of a ping-pong on an unused port.
 fn both_ends(iterations: u32) -> String {
     let program = format!("ibv_rc_pingpong -g 0 -n {iterations} -p {}", port());
     // The client is repeated until the server listens. Any other failure of it fails the command.
@@ -361,7 +361,7 @@ fn each_process_of_a_run_captures_to_a_file_of_its_own() {
     assert!(printed.contains(&format!("writes its capture to {}", other.display())), "{printed}");
 }
 
-/// Returns the number of packets in a capture; panics if the capture is truncated.
+/// Returns the number of packets in a capture. Panics if the capture is truncated.
 fn whole_capture(file: &Path) -> usize {
     packets_of(&fs::read(file).unwrap())
 }

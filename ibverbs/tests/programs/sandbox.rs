@@ -1,5 +1,5 @@
-//! Tests of programs in minimal environments: as an unprivileged user in a separate user and network
-//! namespace, with nothing under /dev/infiniband, and as the same user outside of these namespaces.
+//! Tests of programs without privilege or RDMA devices: as an unprivileged user in new user and network
+//! namespaces, and as the same user outside them.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use support::{addresses, copy_built, port, text};
 
-/// Script that runs a server and a client of perftest, each under `urxe run`.
+/// Script that runs a perftest server and client, each under `urxe run`.
 const BOTH_ENDS: &str = r#"
     run() { ip=$1; shift; "$URXE" run --ip "$ip" -- ib_write_bw -F -n 100 -p "$PORT" "$@"; }
     run "$SERVER" >"$DIR/server" 2>&1 &
@@ -17,8 +17,8 @@ const BOTH_ENDS: &str = r#"
     wait $! || { cat "$DIR/server"; exit 1; }
 "#;
 
-/// Runs a script as the user nobody if the tests run as root, else as the current user, and returns its
-/// output.
+/// Runs a script and returns its output. The script runs as the user nobody if the tests run as root, and as
+/// the current user otherwise.
 fn as_nobody(before: &[&str], script: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     // The programs and libraries are copied to a directory that every user can read, because the checkout may
@@ -57,8 +57,8 @@ fn perftest_runs_without_privilege() {
     assert!(as_nobody(&[], BOTH_ENDS).contains("#bytes"));
 }
 
-/// Runs `ibv_asyncwatch`, which prints events as they arrive, while the interface of the port goes down and
-/// comes up again.
+/// Runs `ibv_asyncwatch`, which prints events as they arrive, while the port's interface goes down and comes
+/// up again.
 #[test]
 fn asyncwatch_reports_port_error_and_port_active() {
     let script = r#"

@@ -1,5 +1,5 @@
-//! Tests of several programs on one address: a broker gives each a QPN partition, and the end of one program
-//! does not affect the others.
+//! Tests of several programs on one address: a broker grants each a QPN partition, and the exit of one
+//! program does not affect the others.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -25,7 +25,7 @@ fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Returns the process IDs of the brokers of an address.
+/// Returns the process IDs of the brokers for an address.
 fn brokers(address: &str) -> Vec<Pid> {
     let line = format!("urxe\0broker\0{address}\0");
     let numbers = std::fs::read_dir("/proc").unwrap().flatten();
@@ -36,7 +36,7 @@ fn brokers(address: &str) -> Vec<Pid> {
     numbers.filter(is_one).map(Pid::from_raw).collect()
 }
 
-/// Returns the command of a ping-pong program for a peer on the same address.
+/// Returns the command that runs one end of a ping-pong; both ends use the same address.
 fn pingpong(library: &Library, address: &str, port: &str, args: &[&str]) -> Command {
     let mut command = library.program("ibv_rc_pingpong", address);
     command.args(["-g", "0", "-p", port]).args(args);
@@ -229,8 +229,8 @@ fn programs_of_other_users_are_refused_by_default() {
     drop(running);
 }
 
-/// Listens after the process has changed its user: the sockets of listeners are in a directory of the user
-/// that opened the device.
+/// Listens after the process has changed its user ID: the sockets of listeners are in a directory that only
+/// the user who opened the device can enter.
 #[test]
 fn listen_after_change_of_user_is_refused_with_a_reason_but_works_with_any_user() {
     if !is_met(nix::unistd::geteuid().is_root(), "a change of the user requires root") {
@@ -261,8 +261,7 @@ fn broker_is_not_a_child_of_the_program() {
     assert!(out.status.success(), "{:?} {}", out.status, text(&out));
 }
 
-/// Reports whether a program is installed. A missing one is an error in CI, where all of them must be
-/// installed.
+/// Reports whether a program is installed. In CI, a missing program is an error.
 fn is_installed(program: &str) -> bool {
     let status = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     is_met(status.is_ok(), &format!("{program} is missing: tests/install installs it"))

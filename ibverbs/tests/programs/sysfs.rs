@@ -1,4 +1,4 @@
-//! Files under `/sys` and `/dev` as programs under `urxe run` see them: they show the devices of the library.
+//! Tests that programs under `urxe run` see the library's devices in `/sys` and `/dev`.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -15,7 +15,7 @@ fn output(mut command: Command, args: &[&str]) -> Output {
     Running::new(command).finish(Duration::from_secs(30))
 }
 
-/// Runs a shell script under `urxe run` with these options, and returns its output.
+/// Runs a shell script under `urxe run` with the given options, and returns its output.
 fn script(options: &[&str], script: &str) -> String {
     let out = output(urxe(&["run"]), &[options, &["--", "sh", "-c", script]].concat());
     assert!(out.status.success(), "{}", text(&out));

@@ -1,5 +1,5 @@
-//! Unmodified UCX on the library: it looks for devices in `/sys` and `/dev`, performs its wireup over UD, and
-//! then writes, reads and sends over RC.
+//! Tests of unmodified UCX on the library. UCX looks for devices in `/sys` and `/dev`, performs its wireup
+//! over UD, and then writes, reads and sends over RC.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -16,7 +16,8 @@ use support::{
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Returns the command of `ucx_perftest` under `urxe run`, as the server if `server` is `None`.
+/// Returns the command that runs `ucx_perftest` under `urxe run`: the server if `server` is `None`, otherwise
+/// a client.
 fn perftest(address: &str, port: &str, transports: &str, args: &[&str], server: Option<&str>) -> Command {
     let mut command = urxe(&["run", "--ip", address, "--", "ucx_perftest", "-f", "-p", port]);
     command.args(args).args(server);
@@ -24,8 +25,8 @@ fn perftest(address: &str, port: &str, transports: &str, args: &[&str], server: 
     command
 }
 
-/// Runs both ends of a test on two addresses. The number of iterations in the output must be the requested
-/// one.
+/// Runs both ends of a test on two addresses. Both must succeed, and the output must show the requested
+/// number of iterations.
 fn run(transports: &str, args: &[&str]) {
     let [server, client] = addresses();
     let port = port().to_string();
@@ -40,7 +41,7 @@ fn run(transports: &str, args: &[&str]) {
     assert!(last.split_whitespace().any(|word| word == "200"), "{transports} {args:?}: {printed}");
 }
 
-/// Runs a test over both transports: `rc` is `rc_verbs` for all data and `ud_verbs` for the wireup only.
+/// Runs a test over both transports. `rc` stands for `rc_verbs`, with `ud_verbs` for the wireup only.
 fn run_over_both(test: &str, size: &str) {
     for transports in ["rc", "ud_verbs"] {
         run(transports, &["-t", test, "-s", size]);
@@ -63,7 +64,7 @@ fn ucx_info_lists_the_device() {
     assert!(printed.contains("atomic_fadd: 64 bit") && printed.contains("domain: device"), "{printed}");
 }
 
-/// Runs without capabilities and without a runtime directory of the user.
+/// Runs without capabilities and without `XDG_RUNTIME_DIR`.
 #[test]
 fn ucx_runs_without_privilege() {
     // Build products may be readable for their owner only, so they are copied to a directory that everyone
@@ -111,8 +112,7 @@ fn ucx_tagged_messages_arrive() {
     run_over_both("tag_sync_lat", "4096");
 }
 
-/// Sends messages above the eager threshold, which one side reads or writes once the other is ready
-/// (rendezvous).
+/// Sends messages above the eager threshold, for which UCX uses the rendezvous protocol.
 #[test]
 fn ucx_long_messages_arrive() {
     for transports in ["rc", "ud_verbs"] {
@@ -145,8 +145,8 @@ fn ucx_atomics_succeed() {
     run_over_both("ucp_swap", "8");
 }
 
-/// Tests wakeup by events. UCX does not poll again after it has requested an event, so the event must also be
-/// raised for completions that are already in the queue.
+/// Tests wakeup by completion events. UCX does not poll again after it has requested an event, so completions
+/// already in the queue must also raise it.
 #[test]
 fn sleeping_ucx_is_woken_by_completion_events() {
     for transports in ["rc", "ud_verbs"] {
@@ -156,7 +156,7 @@ fn sleeping_ucx_is_woken_by_completion_events() {
     }
 }
 
-/// Runs each transport alone, without a protocol above it.
+/// Runs each transport alone (UCT), without the protocols of UCP.
 #[test]
 fn each_ucx_transport_alone_transfers_messages() {
     let uct = |transport: &str, test: &str, layout: &str, size: &str| {
@@ -178,8 +178,8 @@ fn each_ucx_transport_alone_transfers_messages() {
     }
 }
 
-/// Connects by address and port, as clients of servers do: UCX leaves connecting to the connection manager,
-/// and modifies its queue pairs itself.
+/// Connects to a server by IP address and port: UCX connects through the connection manager, and modifies its
+/// queue pairs itself.
 #[test]
 fn ucx_connects_by_ip_address() {
     let program = CProgram::build_with("sockaddr", &["-lucp", "-lucs"]);

@@ -1,6 +1,6 @@
-//! Tests of `urxe run` with programs that bundle a libibverbs of their own: under another name, as auditwheel
-//! puts it into Python wheels, or in a directory that a DT_RPATH names. Each copy finds no device, so a
-//! device that is found is urxe's.
+//! Tests of `urxe run` with programs that bundle their own libibverbs: under another name, as auditwheel does
+//! in Python wheels, or in a directory named in a DT_RPATH. The copies find no device, so any device that a
+//! program finds is urxe's.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use support::{Running, addresses, text, urxe};
 
-/// File name as auditwheel chooses it, with part of a hash and the version.
+/// File name in the form that auditwheel gives to a bundled library: part of a hash, then the version.
 const HASHED: &str = "libibverbs-1de1263b.so.1.14.48.0";
 const PLAIN: &str = "libibverbs.so.1";
 
-/// Source of the copy of libibverbs, which looks for devices where libibverbs does and finds none.
+/// Source of the bundled libibverbs, which looks for devices in the same place as libibverbs but never finds
+/// one.
 const COPY: &str = r#"
 #include <fcntl.h>
 #include <unistd.h>
@@ -33,7 +34,7 @@ const char *ibv_get_device_name(void *device)
 
 const VERSIONS: &str = "IBVERBS_1.0 { };\nIBVERBS_1.1 { global: ibv_get_device_list; ibv_get_device_name; local: *; } IBVERBS_1.0;\n";
 
-/// Source of code that counts devices with functions of the library that it is linked against.
+/// Source of `count`, which counts devices with functions of the library that it is linked against.
 const LINKED: &str = r#"
 #include <stdio.h>
 void **ibv_get_device_list(int *);
@@ -47,8 +48,8 @@ int count(const char *directory)
 }
 "#;
 
-/// Source of code that opens the library NAME, in its own directory if NAME contains a slash, and counts
-/// devices with functions that it looks up there.
+/// Source of `count`, which opens the library NAME, in the given directory if NAME contains a slash, and
+/// counts devices with functions that it looks up there.
 const OPENED: &str = r#"
 #include <dlfcn.h>
 #include <stdio.h>
@@ -71,11 +72,12 @@ int count(const char *directory)
 }
 "#;
 
-/// Source of a program that calls `count`, which is linked into it.
+/// Source of a program that calls `count`, linked into it.
 const PROGRAM: &str =
     "int count(const char *);\nint main(int argc, char **argv) { return count(argv[1]); }\n";
 
-/// Source of a program that opens `extension.so` in the given directory, as an interpreter does.
+/// Source of a program that calls `count` in `extension.so`, which it opens in the given directory, as an
+/// interpreter does.
 const INTERPRETER: &str = r#"
 #include <dlfcn.h>
 #include <stdio.h>
@@ -93,11 +95,11 @@ int main(int argc, char **argv)
 }
 "#;
 
-/// A directory with a copy of libibverbs and programs built against it.
+/// A directory with a bundled libibverbs and programs that use it.
 struct Wheel(tempfile::TempDir);
 
 impl Wheel {
-    /// Builds a copy with this name, which is both the file name and the DT_SONAME.
+    /// Builds a copy with the given file name, which is also its DT_SONAME.
     fn new(name: &str) -> Wheel {
         let wheel = Wheel(tempfile::tempdir().unwrap());
         fs::write(wheel.at("versions"), VERSIONS).unwrap();
@@ -120,7 +122,7 @@ impl Wheel {
         assert!(built.status.success(), "{}", text(&built));
     }
 
-    /// Runs a program of the directory under `urxe run`.
+    /// Runs a program from the directory under `urxe run`.
     fn run(&self, program: &str) -> Output {
         let [address, _] = addresses();
         let directory = self.at("");
@@ -128,13 +130,13 @@ impl Wheel {
         Running::new(urxe(&args)).finish(Duration::from_secs(30))
     }
 
-    /// Checks that the program finds urxe's device, and that there is no other output.
+    /// Checks that the program finds urxe's device and prints nothing else.
     fn check_finds_device(&self, program: &str) {
         assert_eq!(text(&self.run(program)), "1 urxe0\n");
     }
 }
 
-/// Linker options for both kinds of search path: auditwheel sets a DT_RPATH, newer tools set a DT_RUNPATH.
+/// Linker options for both kinds of search path: auditwheel sets a DT_RPATH; newer tools set a DT_RUNPATH.
 const PATHS: [&str; 2] = ["--disable-new-dtags", "--enable-new-dtags"];
 
 fn rpath_origin(tags: &str) -> String {
@@ -181,8 +183,8 @@ fn program_with_a_bundled_libibverbs_so_1_in_its_rpath_finds_the_device() {
     }
 }
 
-/// Checks that urxe warns about symbols that are looked up in a specific library, because they cannot be
-/// redirected to another one.
+/// Checks that urxe warns of a program that looks symbols up in its own copy, because such lookups cannot be
+/// redirected.
 #[test]
 fn program_that_looks_up_functions_in_a_renamed_copy_gets_a_warning() {
     let wheel = Wheel::new(HASHED);

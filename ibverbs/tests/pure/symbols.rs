@@ -1,4 +1,4 @@
-//! Exported symbols of the library and their versions.
+//! Tests of the library's exported symbols and their versions.
 
 use std::collections::BTreeSet;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Support for tests of programs: the library as programs find it, unused addresses and ports, and processes
-//! that end together with the test.
+//! Support for tests that run programs: the library in the form that programs find it, unused addresses and
+//! ports, and processes that are killed when the test ends.
 #![allow(dead_code, reason = "each test target uses its part")]
 
 #[allow(clippy::duplicate_mod, reason = "several fixtures of a target may use it")]
@@ -11,13 +11,13 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// Returns the path of a build product in the directory of the test executable or in one above it.
+/// Returns the path of a build product in the directory of the test executable or in a parent of it.
 pub fn built(name: &str) -> Option<PathBuf> {
     let test = std::env::current_exe().unwrap();
     test.ancestors().map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
-/// Returns the command of `urxe` with these arguments and the libraries built for the tests.
+/// Returns the command that runs `urxe` with the given arguments and the libraries built for the tests.
 pub fn urxe(args: &[&str]) -> Command {
     let program = built("urxe").expect("urxe is not built: run cargo build, or cargo test --workspace");
     let mut command = Command::new(program);
@@ -34,26 +34,26 @@ pub fn urxe(args: &[&str]) -> Command {
     command
 }
 
-/// Returns the path of the library built for the tests; the one that `cargo build` wrote next to urxe may be
+/// Returns the path of the library built for the tests. The one that `cargo build` placed next to urxe may be
 /// older.
 pub fn library() -> PathBuf {
     built("libibverbs.so").expect("cargo builds the library before its tests")
 }
 
-/// Returns the path of the preload library, which shows programs the devices in `/sys` and `/dev`.
+/// Returns the path of the preload library, which makes the devices visible in `/sys` and `/dev`.
 pub fn preload() -> PathBuf {
     built("liburxe_preload.so").expect("urxe-preload is not built: run cargo build --workspace")
 }
 
-/// Copies a build product to a path. `cp` makes the copy: if this process had it open for writing, a child that
-/// another thread forks would inherit the descriptor, and the copy could not be executed (ETXTBSY).
+/// Copies a build product to a path with `cp`. If this process wrote the copy itself, a child forked by
+/// another thread could inherit the open descriptor, and the copy could not be executed (ETXTBSY).
 pub fn copy_built(name: &str, to: &Path) {
     let file = built(name).unwrap_or_else(|| panic!("{name} is not built: run cargo build --workspace"));
     let status = Command::new("cp").arg(file).arg(to).status().unwrap();
     assert!(status.success(), "cp {name}: {status}");
 }
 
-/// A directory with the library under the names that programs look for.
+/// A directory that contains the library under the names that programs load.
 pub struct Library(tempfile::TempDir);
 
 impl Library {
@@ -70,7 +70,7 @@ impl Library {
         self.0.path()
     }
 
-    /// Returns the command that runs a program with a device at this address.
+    /// Returns the command that runs a program with a device on the given address.
     pub fn program(&self, name: &str, address: &str) -> Command {
         let mut command = Command::new(name);
         command.env("LD_LIBRARY_PATH", self.path()).env("URXE_LINK", format!("udp:{address}"));
@@ -87,7 +87,7 @@ pub fn addresses() -> [String; 2] {
     [n + 1, n + 2].map(|host| format!("127.{}.{}.{host}", 100 + process / 250 % 100, process % 250))
 }
 
-/// Returns a TCP port without a listener, below the ephemeral ports of the system.
+/// Returns a TCP port without a listener, below the ephemeral port range.
 pub fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 20_000 + (std::process::id() % 600) as u16 * 20;
@@ -101,9 +101,9 @@ pub fn text(out: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
 }
 
-/// Runs a shell script in a new network namespace, for at most a minute, and returns its output; the script
-/// must succeed. Its user is root inside and unprivileged outside the namespace, which requires that user
-/// namespaces are allowed. The script has these variables and an empty directory, `$DIR`. `run ADDRESS
+/// Runs a shell script in a new network namespace and returns its output. The script must succeed within a
+/// minute. Its user is root inside the namespace and unprivileged outside, which requires that user
+/// namespaces are allowed. The script has the given variables and an empty directory, `$DIR`. `run ADDRESS
 /// PROGRAM ARGUMENT...` runs a program on a device with that address, and `two_ipv6_addresses` creates
 /// fd77::1 and fd77::2.
 pub fn in_namespace(script: &str, variables: &[(&str, &str)]) -> String {
@@ -124,7 +124,7 @@ pub fn in_namespace(script: &str, variables: &[(&str, &str)]) -> String {
     printed
 }
 
-/// A running program, which is killed on drop.
+/// A running program, killed on drop.
 pub struct Running(Option<Child>);
 
 impl Running {
@@ -140,7 +140,7 @@ impl Running {
         self.0.as_ref().expect("`finish` consumes the process").id()
     }
 
-    /// Waits for the end of the program, kills it at the time limit, and returns its output.
+    /// Waits for the program to exit, and returns its output. Kills it at the time limit.
     pub fn finish(mut self, limit: Duration) -> Output {
         let mut child = self.0.take().unwrap();
         let deadline = Instant::now() + limit;
@@ -164,7 +164,7 @@ impl Drop for Running {
 }
 
 /// Runs a server and, once it is `ready`, its client, each for at most `limit`. Both must succeed. Returns
-/// the output of the client and of the server.
+/// the outputs of the client and the server.
 pub fn both_ends(server: Command, ready: impl FnOnce(), client: Command, limit: Duration) -> [String; 2] {
     let commands = format!("{client:?}\n{server:?}");
     let serving = Running::new(server);
@@ -182,7 +182,7 @@ pub fn both_ends(server: Command, ready: impl FnOnce(), client: Command, limit: 
     printed
 }
 
-/// Waits for a TCP listener, because the clients of ping-pong programs do not retry.
+/// Waits for a TCP listener on a port, because the clients of ping-pong programs do not retry.
 pub fn wait_for_listener(port: &str) {
     let deadline = Instant::now() + Duration::from_secs(10);
     let hex = format!(":{:04X} ", port.parse::<u16>().unwrap());
@@ -202,7 +202,7 @@ pub const TCP_PORTS: u16 = 0x0106;
 /// RDMA CM port space of datagrams (`RDMA_PS_UDP`).
 pub const UDP_PORTS: u16 = 0x0111;
 
-/// Waits for a listener of the connection manager on a port of one of these port spaces.
+/// Waits for a connection manager listener on a port in one of the given port spaces.
 pub fn wait_for_service(spaces: &[u16], port: u16) {
     let name = |space: &u16| format!("{:016x}", u64::from(*space) << 16 | u64::from(port));
     let services: Vec<String> = spaces.iter().map(name).collect();
@@ -225,7 +225,7 @@ impl CProgram {
         CProgram::build_with(name, &["-lrdmacm", "-libverbs"])
     }
 
-    /// Builds a program that is linked against these libraries.
+    /// Builds a program, linked against the given libraries.
     pub fn build_with(name: &str, libraries: &[&str]) -> CProgram {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join(name).to_str().unwrap().to_owned();
@@ -241,7 +241,7 @@ impl CProgram {
         &self.1
     }
 
-    /// Runs the program on a device with this address, and returns its output. The program must succeed.
+    /// Runs the program on a device with the given address, and returns its output. The program must succeed.
     pub fn run(&self, address: &str, args: &[&str]) -> String {
         let library = Library::new();
         let mut command = library.program(self.program(), address);

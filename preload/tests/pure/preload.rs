@@ -1,4 +1,4 @@
-//! Runs programs with the library preloaded, to test that each interposed function redirects device names and
+//! Tests, in programs with the library preloaded, that each interposed function redirects device names and
 //! leaves other names unchanged.
 
 use std::fs;
@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// Returns the path of the library that cargo has built beside the tests.
+/// Returns the path of the library that cargo has built for the tests.
 fn library_path() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let found = test.ancestors().map(|dir| dir.join("liburxe_preload.so")).find(|path| path.is_file());
@@ -24,7 +24,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Compiles the test program, and creates a directory tree that replaces `/sys/class` and `/dev`.
+    /// Compiles the test program, and creates the tree to which device names are redirected.
     fn new(flags: &[&str]) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let out = Command::new("cc")

@@ -1,4 +1,4 @@
-//! Connection to the broker: finds or starts a broker, and sends it the requests of a lease.
+//! Connection to the broker: finds or starts a broker, and sends a lease's requests to it.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -22,20 +22,21 @@ use crate::wire::ROCE_PORT;
 /// Maximum time for a broker to start and to respond.
 const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time to wait for a started broker before another one is started.
+/// Time to wait for a started broker before starting another one.
 const START_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Grace period for another user's broker to restart, if processes of any user share the address: the port
-/// belongs to that user, but no broker can be found by name yet.
+/// Grace period for another user's broker to restart, if processes of any user share the address. During a
+/// restart, that user owns the port, but no broker is found by name yet.
 const RESTART_GRACE: Duration = Duration::from_millis(500);
 
 /// Interval between attempts to connect.
 const RETRY_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Longest interval between checks of the owners of the port. Each check reads the list of all UDP sockets.
+/// Maximum interval between checks of the port's owners. The interval grows to this limit, because each check
+/// reads the list of all UDP sockets.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Resources that the broker has granted.
+/// Resources granted by the broker.
 pub struct LeaseGrant {
     pub connection: OwnedFd,
     pub partition: usize,
@@ -44,8 +45,8 @@ pub struct LeaseGrant {
     pub any_user: bool,
 }
 
-/// Sends a request to the broker. If there is none, starts one that serves processes of any user, or only
-/// those of this user.
+/// Sends a request to the broker and returns the grant. If there is no broker, starts one, which serves
+/// processes of any user if `any_user` is set, and only those of this user otherwise.
 pub fn request_lease(
     request: &Request,
     keepalives: &[FdKeepalive],
@@ -106,7 +107,7 @@ pub fn request_lease(
     Err(system("waiting for the broker of the address (`urxe broker`)")(source))
 }
 
-/// Sends a request and returns the response; `None` if the broker has exited without responding.
+/// Sends a request and returns the response, or `None` if the broker exited without responding.
 fn exchange(
     connection: &OwnedFd,
     request: &Request,
@@ -128,7 +129,7 @@ fn exchange(
     Ok(None)
 }
 
-/// Returns the user ID of the processes that share this address, if it is another user.
+/// Returns the user ID of the processes that share the address, if they belong to another user.
 fn other_user(bind_addr: &BindAddr) -> Option<u32> {
     let users = PortOwner::users(bind_addr.ip(), ROCE_PORT);
     let own = nix::unistd::geteuid().as_raw();
@@ -149,9 +150,8 @@ fn is_disconnected(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// Connects to the broker of an address: first by the name that only this user can bind, then by the name
-/// that any user can bind, which is ignored if its owner is not trusted. Returns `None` if there is no
-/// broker.
+/// Connects to the broker for an address. Tries the name that only this user can bind, then the name that any
+/// user can bind, and ignores a socket whose owner is not trusted. Returns `None` if there is no broker.
 fn connect_to(bind_addr: &BindAddr, private: &SocketNames, sharing: &Sharing) -> io::Result<Option<OwnedFd>> {
     for names in [private, &SocketNames::Abstract] {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;

@@ -1,4 +1,4 @@
-//! Lease of QPN partitions by a process, which survives the death of the broker.
+//! A process's lease of QPN partitions, which survives the death of the broker.
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,24 +18,24 @@ use crate::nic::QpnPartition;
 use crate::sys::fork::ForkGeneration;
 use crate::sys::thread::spawn_background;
 
-/// Lease of QPN partitions, one for each shard, with the resources that belong to it.
+/// Lease of QPN partitions, one per shard, with its resources.
 pub struct Lease {
     shared: Arc<Shared>,
-    /// First of the leased partitions. It contains the queue pair numbers of all shards.
+    /// First of the leased partitions, which contains the queue pair numbers of all shards.
     partition: QpnPartition,
     watcher: Option<JoinHandle<OwnedFd>>,
-    /// The process that owns the lease: a forked child has a copy of this struct, but not of the thread.
+    /// The process that owns the lease. A forked child has a copy of this struct, but not of the thread.
     process: ForkGeneration,
     /// Sockets whose names mark the partitions as in use.
     _tokens: Vec<OwnedFd>,
-    /// Connection to the broker, stored when the watcher thread exits. Closed after everything else, because
-    /// otherwise the broker could exit while the port is still in use.
+    /// Connection to the broker, stored when the watcher thread exits. It is the last field to be dropped: if
+    /// it were closed earlier, the broker could exit while the port is still in use.
     connection: Option<OwnedFd>,
 }
 
 /// State shared with the thread that monitors the broker.
 struct Shared {
-    /// Request that is sent to a new broker after the previous one has exited.
+    /// Request to send to a new broker after the previous one has exited.
     request: Request,
     keepalives: Vec<FdKeepalive>,
     sharing: Sharing,
@@ -47,12 +47,12 @@ struct Shared {
     mixed: AtomicBool,
 }
 
-/// The sockets of an address, one for each shard.
+/// The sockets for an address, one per shard.
 pub type Sockets = Vec<OwnedFd>;
 
 impl Lease {
-    /// Obtains partitions of these addresses from the broker. The returned sockets are in the order of the
-    /// addresses.
+    /// Leases partitions of the addresses from the broker. Returns the lease and the sockets for each
+    /// address, in the order of `bind_addrs`.
     pub fn acquire(
         bind_addrs: Vec<BindAddr>,
         shards: usize,
@@ -104,7 +104,7 @@ impl Lease {
         self.partition
     }
 
-    /// Reports whether the broker serves processes of any user, and therefore uses abstract names.
+    /// Reports whether the broker serves processes of any user, and therefore uses abstract socket names.
     pub fn has_abstract_names(&self) -> bool {
         self.shared.any_user
     }
@@ -114,8 +114,8 @@ impl Lease {
         self.shared.sharing.any_user
     }
 
-    /// Disables receive coalescing. Called after a coalesced datagram has contained packets for several
-    /// partitions, of which those for other processes were lost.
+    /// Disables receive coalescing. Called after a coalesced datagram contained packets for several
+    /// partitions; the packets for other processes were lost.
     pub fn stop_coalescing(&self) {
         if !self.shared.mixed.load(Ordering::Relaxed) {
             // On failure, peers retransmit what is lost, and the next such datagram triggers another attempt.
@@ -138,7 +138,7 @@ impl Drop for Lease {
 }
 
 impl Shared {
-    /// Monitors the broker until stopped, and connects to a new one whenever it exits. Returns the last
+    /// Monitors the broker until stopped. Whenever the broker exits, connects to a new one. Returns the last
     /// connection.
     fn watch(&self, mut connection: OwnedFd) -> OwnedFd {
         while self.wait_for_end(&connection) {
@@ -156,8 +156,8 @@ impl Shared {
         connection
     }
 
-    /// Waits until the broker exits. Returns false if no new broker is needed, because the lease is being
-    /// released.
+    /// Waits until the broker exits or the lease is released. Returns false if the lease is released, so that
+    /// no new broker is needed.
     fn wait_for_end(&self, connection: &OwnedFd) -> bool {
         loop {
             let mut fds = [

@@ -1,4 +1,4 @@
-//! Client side of the broker: a process that shares an address.
+//! Client side of the broker, in each process that shares an address.
 //!
 //! | module | contents |
 //! | --- | --- |
@@ -21,10 +21,10 @@ use crate::link::BindError;
 use crate::link::udp::UdpLinkError;
 pub use shared_link::SharedUdpLink;
 
-/// Reason why an address could not be shared.
+/// Reason for which an address could not be shared.
 #[derive(Debug, thiserror::Error)]
 pub enum SharingError {
-    /// The broker refused this process a QPN partition.
+    /// The broker refused to grant this process a QPN partition.
     #[error("{reason}")]
     Refused {
         /// The requested address.

@@ -1,5 +1,4 @@
-//! Service registry of a process on a shared address: the services it has registered, and the requests for
-//! them.
+//! Service registry of a process on a shared address: registers services, and receives the requests for them.
 //!
 //! A process that listens for a service binds a Unix socket whose [name](SocketNames) contains the service ID and
 //! the address. The name is unique, so one process has the service. The broker forwards requests for the
@@ -23,11 +22,11 @@ use crate::transport::Instant;
 use crate::wire::IpIdent;
 use crate::wire::mad::ServiceId;
 
-/// Minimum interval between polls of the sockets. Without it, a thread that polls continuously would make a
+/// Minimum interval between polls of the sockets, so that a thread that polls continuously does not make a
 /// system call each time.
 const MIN_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Maximum number of sockets polled, and of datagrams received from each of them, in one call of `receive`.
+/// Maximum number of sockets polled per call of `receive`, and of datagrams received from each.
 const BATCH: usize = 16;
 
 /// A registered service and the number of claims on it.
@@ -42,12 +41,11 @@ pub struct ServiceRegistry {
     names: SocketNames,
     any_user: bool,
     services: HashMap<ServiceId, Service>,
-    /// Epoll set of the sockets.
+    /// Epoll set of the service sockets.
     epoll: Epoll,
     /// Time of the last poll.
     last_poll: Instant,
-    /// Number of datagrams dropped because their sender is not trusted or because they are not forwarded
-    /// MADs.
+    /// Number of datagrams dropped because the sender is not trusted or the content is not a forwarded MAD.
     rejected: u64,
 }
 
@@ -58,8 +56,8 @@ impl ServiceRegistry {
         Ok(ServiceRegistry { bind_addr, names, any_user, services, epoll, last_poll, rejected: 0 })
     }
 
-    /// Registers a service, unless another process has registered it. The process itself decides which of its
-    /// listeners serves it.
+    /// Registers a service, unless another process has registered it. A process may claim a service several
+    /// times, for several listeners; it selects among them itself.
     pub fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
         if let Some(address) = address.filter(|address| *address != self.bind_addr.ip()) {
             return Err(ClaimError::NotLocal { address });
@@ -111,7 +109,7 @@ impl ServiceRegistry {
         }
     }
 
-    /// Passes received requests for the registered services to `sink`; returns their number.
+    /// Passes received requests for the registered services to `sink`, and returns their number.
     pub fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
         if self.services.is_empty() || now.since(self.last_poll) < MIN_POLL_INTERVAL {
             return 0;
@@ -139,21 +137,22 @@ impl ServiceRegistry {
         packets
     }
 
-    /// Returns the number of datagrams dropped because they are not forwarded MADs from a trusted sender.
+    /// Returns the number of datagrams dropped because the sender is not trusted or the content is not a
+    /// forwarded MAD.
     pub fn rejected(&self) -> u64 {
         self.rejected
     }
 }
 
-/// Descriptor that is readable when a request has arrived.
+/// The file descriptor is readable when a request has arrived.
 impl AsFd for ServiceRegistry {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.0.as_fd()
     }
 }
 
-/// Receives a datagram. Returns its length and the user ID of its sender, `Some(None)` if it is truncated or
-/// has no credentials, and `None` if there is no datagram.
+/// Receives a datagram. Returns its length and its sender's user ID, `Some(None)` if it was truncated or had
+/// no credentials, or `None` if no datagram is pending.
 fn recv_with_uid(socket: &CloseOnForkFd, bytes: &mut [u8]) -> Option<Option<(usize, u32)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -241,7 +240,7 @@ mod tests {
         assert!(in_use(one.claim(service, None)));
     }
 
-    /// A forked child must not keep a copy of the socket, which would keep the name in use.
+    /// Checks that a forked child does not keep a copy of the socket, which would keep the name in use.
     #[test]
     fn forked_child_does_not_keep_services_of_its_parent() {
         let mut all = [(); 2].map(|()| claims("127.18.233.1", false));

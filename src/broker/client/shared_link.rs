@@ -1,4 +1,4 @@
-//! Links on an address that several processes share through the broker.
+//! Links on addresses that several processes share through the broker.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -22,8 +22,8 @@ use crate::wire::Qpn;
 use crate::wire::mad::ServiceId;
 
 impl Sharing {
-    /// Opens the link that a specification describes, like [`LinkSpec::bind_with`], but shares the addresses
-    /// of a UDP link with other processes.
+    /// Opens the link described by a specification, like [`LinkSpec::bind_with`], but shares the addresses of
+    /// a UDP link with other processes.
     ///
     /// # Errors
     /// [`SharingError::Link`] if the link cannot be opened; [`SharingError::Refused`] if the broker has no
@@ -54,20 +54,20 @@ impl Sharing {
     }
 }
 
-/// A [`UdpLink`] on an address that other processes share: receives the packets of one QPN partition, and the
-/// requests for the services that this process has registered.
+/// A [`UdpLink`] on an address shared with other processes. It receives the packets for one QPN partition,
+/// and the requests for the services that this process has registered.
 pub struct SharedUdpLink {
     inner: UdpLink,
     lease: Arc<Lease>,
-    /// Registry of the services that this process has claimed. Only the link of the shard that has QP1 has
-    /// one.
+    /// Registry of the services that this process has claimed; present only in the link of the shard that has
+    /// QP1.
     registry: Option<ServiceRegistry>,
 }
 
 impl SharedUdpLink {
-    /// Binds this process's part of UDP port 4791 of `ip`, which it shares with other processes: its queue
-    /// pair numbers are those of the QPN partition that [`SharedAddress::partition`] returns. Returns a link
-    /// for each of `count` shards (1, 2, 4 ... 32) of one NIC, like [`UdpLink::bind_shards`].
+    /// Binds this process's share of UDP port 4791 on `ip`, which other processes use too. The queue pair
+    /// numbers of this process are those in the QPN partition returned by [`SharedAddress::partition`].
+    /// Returns a link for each of `count` shards (1, 2, 4 ... 32) of one NIC, like [`UdpLink::bind_shards`].
     ///
     /// # Errors
     /// See [`UdpLink::bind`]. Also fails if all partitions are in use, or if the processes that share the
@@ -96,7 +96,7 @@ impl SharedUdpLink {
     }
 }
 
-/// Leases partitions of the addresses from the broker. Returns the links of each address, one for each shard.
+/// Leases partitions of the addresses from the broker. Returns the links for each address, one per shard.
 fn share(
     ips: &[IpAddr],
     options: &UdpOptions,

@@ -1,4 +1,4 @@
-//! Start of the broker as a detached process, from within any program.
+//! Start of the broker as a detached process, from any program.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::io;
@@ -7,8 +7,9 @@ use std::ptr;
 
 use crate::broker::Sharing;
 
-/// Starts a broker that outlives this process and is not its child: a program that waits for its children, or
-/// handles SIGCHLD, does not notice it. Success means that the broker was started, not that it works.
+/// Starts a broker that outlives this process and is not its child, so that a program that waits for its
+/// children or handles SIGCHLD does not notice it. Success means that the broker was started, not that it has
+/// bound the address.
 pub fn spawn_broker(sharing: &Sharing, any_user: bool, address: &str) -> io::Result<()> {
     if !sharing.program.is_file() {
         let reason = format!("{} is not a program", sharing.program.display());
@@ -40,22 +41,22 @@ pub fn spawn_broker(sharing: &Sharing, any_user: bool, address: &str) -> io::Res
     if child == -1 { Err(error) } else { wait_for(child) }
 }
 
-/// Size of a child's stack, in bytes.
+/// Stack size of each child, in bytes.
 const STACK: usize = 64 << 10;
 
 /// Arguments of the child processes.
 struct Launch {
     program: *const c_char,
     arguments: *const *const c_char,
-    /// End of the grandchild's stack, from which it grows downwards.
+    /// Upper end of the grandchild's stack, which grows downwards.
     stack: *mut c_void,
 }
 
 type Child = extern "C" fn(*mut c_void) -> c_int;
 
-/// Starts a child as vfork does, on a stack of its own. The exit signal is 0: the parent gets no SIGCHLD, and
-/// only a wait with `__WALL` or `__WCLONE` returns the child. No fork handler of the C library runs.
-/// Debuggers know these flags from posix_spawn; they mistake a child without shared memory and without an
+/// Starts a child like vfork, on a separate stack. The exit signal is 0: the parent gets no SIGCHLD, and only
+/// a wait with `__WALL` or `__WCLONE` returns the child. The C library's fork handlers do not run. Debuggers
+/// recognise these flags from posix_spawn; they would mistake a child without shared memory and without an
 /// exit signal for a thread.
 ///
 /// # Safety
@@ -67,8 +68,8 @@ unsafe fn clone_without_sigchld(child: Child, stack: *mut c_void, launch: *const
     unsafe { libc::clone(child, stack, libc::CLONE_VM | libc::CLONE_VFORK, launch.cast_mut().cast()) }
 }
 
-/// Blocks all signals of this thread and returns the previous mask, so that no handler of the program runs in
-/// a child that shares its memory.
+/// Blocks all signals of this thread and returns the previous mask, so that none of the program's signal
+/// handlers runs in a child, which shares its memory.
 fn block_signals() -> io::Result<libc::sigset_t> {
     // SAFETY: a `sigset_t` is plain data, for which zeros are valid, and the calls write only to the two
     // local sets.
@@ -95,7 +96,7 @@ fn wait_for(child: c_int) -> io::Result<()> {
     }
 }
 
-/// Runs in the child: starts the grandchild, which no process waits for, and exits.
+/// Runs in the child. Starts the grandchild, for which no process waits, and exits.
 extern "C" fn start_grandchild(launch: *mut c_void) -> c_int {
     let launch: *const Launch = launch.cast();
     // SAFETY: `launch` points to the `Launch` of `spawn_broker`, whose thread is suspended until this child has

@@ -20,7 +20,7 @@ use crate::wire::ROCE_PORT;
 /// Maximum time to wait for an exiting process to release its port and its partitions.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(200);
 impl Server {
-    /// Handles a request; returns `None` if it has to wait.
+    /// Handles a request. Returns `None` if the request must wait for the port.
     pub(super) fn grant(
         &mut self,
         i: usize,
@@ -49,7 +49,7 @@ impl Server {
         Some(Err(refusal))
     }
 
-    /// Binds an address, unless it is bound already.
+    /// Binds an address unless it is already bound.
     fn bind(&mut self, bind_addr: &BindAddr) -> Result<(), UdpLinkError> {
         if self.served.iter().any(|served| served.bind_addr == *bind_addr) {
             return Ok(());
@@ -68,7 +68,7 @@ impl Server {
         self.update_steering_if(released.is_some_and(|(_, count)| count > 1));
     }
 
-    /// Checks which partitions of disconnected processes have become free.
+    /// Checks which partitions of disconnected processes have become free, and marks them as orphaned.
     pub(super) fn collect_released(&mut self) {
         let Server { bind_addr, names, orphaned, releasing, .. } = self;
         releasing.retain(|(partitions, since)| {
@@ -80,7 +80,7 @@ impl Server {
         });
     }
 
-    /// Grants a client free partitions.
+    /// Grants free partitions to a client, and sends their sockets to it.
     fn grant_partitions(&mut self, i: usize, request: &Request) -> Result<(), Response> {
         let count = request.shards;
         let (partition, tokens) = self.free_partitions(count)?;
@@ -111,8 +111,9 @@ impl Server {
         Ok(())
     }
 
-    /// Finds free partitions; returns the first and the tokens that mark them as in use. The process keeps
-    /// the tokens, so its partitions are not free even for a broker that does not know it.
+    /// Finds `count` consecutive free partitions. Returns the number of the first and the tokens that mark
+    /// them as in use. The client keeps the tokens, so its partitions are not free even for a broker that
+    /// does not know the client.
     fn free_partitions(&self, count: usize) -> Result<(usize, Vec<OwnedFd>), Response> {
         // The order is unpredictable, because the numbers of queue pairs and connections begin with the
         // partition's.
@@ -149,8 +150,8 @@ impl Server {
         Err(Response::Refused { errno: libc::EUSERS, reason })
     }
 
-    /// Registers a process that already has partitions, and takes over its sockets if this broker does not
-    /// have them yet.
+    /// Registers a process that already has partitions, and takes over its sockets for the addresses that
+    /// this broker does not yet serve.
     fn reattach(
         &mut self,
         i: usize,
@@ -199,7 +200,7 @@ impl Server {
         Ok(())
     }
 
-    /// Returns the clients that have more than one partition, as pairs of first partition and count.
+    /// Returns the first partition and the number of partitions of each client that has more than one.
     fn sharded_clients(&self) -> Vec<(usize, usize)> {
         self.clients.iter().filter_map(|c| c.partitions).filter(|(_, count)| *count > 1).collect()
     }
@@ -217,7 +218,7 @@ impl Server {
     }
 }
 
-/// Opens the token of a partition: a socket with a unique name, which a process keeps as long as it has the
+/// Opens the token for a partition: a socket with a unique name, which a process keeps as long as it has the
 /// partition.
 fn token(names: &SocketNames, bind_addr: &BindAddr, partition: usize) -> io::Result<OwnedFd> {
     let token = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
@@ -229,13 +230,13 @@ fn token_name(bind_addr: &BindAddr, partition: usize) -> String {
     format!("urxe-lease/{}/{partition}", bind_addr.key())
 }
 
-/// Returns how long a request waits for a port that is in use: longer if the port has a full group of
-/// sockets, because then processes have partitions and are expected to register with this broker.
+/// Returns the maximum time for which a request waits for a port that is in use. It is longer if the port has
+/// a full group of sockets: processes then have partitions and are expected to register with this broker.
 fn port_timeout(ip: IpAddr) -> Duration {
     if PortOwner::is_group(ip, ROCE_PORT, QpnPartition::COUNT) { IDLE_TIMEOUT } else { RELEASE_TIMEOUT }
 }
 
-/// Converts an error to a response: its text, and the errno value that verbs report for it.
+/// Converts an error to a refusal with its text and the errno value that verbs report for it.
 fn refusal_of(e: &UdpLinkError) -> Response {
     let errno = match e {
         UdpLinkError::InUse { .. } => libc::EADDRINUSE,

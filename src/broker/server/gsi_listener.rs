@@ -1,4 +1,4 @@
-//! Listener for packets to a shared address that belong to no process's partition: requests for services, and
+//! Listener for packets to a shared address that are for no process's partition: requests for services, and
 //! REJs that cancel a request. It forwards them to the process that has registered the service. If there is
 //! none, the broker itself responds, because no single connection manager is responsible for the address.
 
@@ -20,10 +20,11 @@ use crate::wire::{
     Transport,
 };
 
-/// Dummy time, because a socket needs no clock: it sends immediately and receives what is queued.
+/// Dummy time: a UDP link does not use the clock, because it sends immediately and receives only what is
+/// queued.
 const NOW: Instant = Instant(0);
 
-/// Receiver on the socket of partition 0, which belongs to no process.
+/// Receiver on the socket for partition 0, which is never leased to a process.
 pub struct GsiListener {
     link: UdpLink,
     verifier: Verifier,
@@ -45,8 +46,8 @@ impl GsiListener {
         Ok(GsiListener { link, verifier: Verifier::default(), responses, recent_reqs: RecentReqs::default() })
     }
 
-    /// Handles a batch of received packets, including those received on the sockets of `orphaned` partitions,
-    /// which processes have released: peers may still have connections to them.
+    /// Handles a batch of received packets. Also reads the sockets of `orphaned` partitions, which processes
+    /// have released, because peers may still send packets to connections in them.
     pub fn serve<'s>(
         &mut self,
         bind_addr: &BindAddr,
@@ -97,14 +98,14 @@ impl GsiListener {
     }
 }
 
-/// Descriptor that is readable when a packet has arrived.
+/// The file descriptor is readable when a packet has arrived.
 impl AsFd for GsiListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.link.poll_fd().expect("a UDP link has a socket")
     }
 }
 
-/// Returns the MAD in a packet for QP1, if it is a message of the connection manager.
+/// Returns the MAD in a packet for QP1, if it is a connection manager message.
 fn mad_of(packet: &[u8]) -> Option<Mad> {
     let packet = Packet::parse(packet).ok()?;
     let is_for_qp1 = packet.row().transport == Transport::Ud
@@ -113,9 +114,9 @@ fn mad_of(packet: &[u8]) -> Option<Mad> {
     Mad::parse(packet.payload()).ok().filter(|_| is_for_qp1)
 }
 
-/// Returns the service whose process has to receive a message: the service that the message requests or, for
-/// a REJ without its recipient's communication ID (the client gave up before it received the ID), the service
-/// that its sender had requested.
+/// Returns the service to which a message must be forwarded. This is the requested service or, for a REJ
+/// without the recipient's communication ID (because the sender gave up before it learned the ID), the
+/// service that the sender had requested.
 fn service_of(recent_reqs: &mut RecentReqs, flow: &Flow, message: &Message) -> Option<ServiceId> {
     match (message.recipient(), message) {
         (Recipient::Service(service), Message::Req(req)) => {
@@ -128,7 +129,7 @@ fn service_of(recent_reqs: &mut RecentReqs, flow: &Flow, message: &Message) -> O
     }
 }
 
-/// Queues a packet with a MAD from the QP1 at the destination of a flow to the QP1 at its source.
+/// Queues a packet with a MAD that replies to a flow: from QP1 at its destination to QP1 at its source.
 fn push(queue: &mut TxQueue, flow: &Flow, mad: &Mad) {
     let opcode = Opcode::find(Transport::Ud, Operation::Send, Position::Only, HeaderSet::NONE);
     let bth = Bth {

@@ -1,5 +1,5 @@
-//! Mailboxes, which deliver forwarded MADs to processes, immediately or a little later, without ever blocking
-//! the broker.
+//! Mailboxes, which deliver forwarded MADs to processes without blocking the broker: immediately, or later if
+//! a socket is full or missing.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -11,26 +11,26 @@ use rustix::net::{SendFlags, sendto};
 
 use crate::broker::{SocketNames, datagram_socket};
 
-/// Maximum number of datagrams queued for one socket, beyond the ten or so that the kernel queues
+/// Maximum number of datagrams queued per name, in addition to the ten or so that the kernel queues
 /// (`net.unix.max_dgram_qlen`).
 const MAX_QUEUED_PER_NAME: usize = 4096;
 
 /// Maximum number of datagrams queued in total: several megabytes.
 const MAX_QUEUED: usize = 16_384;
 
-/// Maximum number of sockets with queued datagrams.
+/// Maximum number of names with queued datagrams.
 const MAX_SOCKETS: usize = 64;
 
-/// Time for which datagrams are queued: a process that accepts none for longer is probably suspended, and
-/// peers retransmit anyway.
+/// Maximum time for which datagrams stay queued for a full socket. A process that accepts none for longer is
+/// probably suspended, and peers retransmit anyway.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Number of unread bytes sent from a socket above which its send buffer counts as full and the socket is
-/// replaced: a process that does not read must not delay datagrams for others.
+/// Memory occupied by unread datagrams, in bytes, above which the send buffer is considered full and the
+/// sending socket is replaced, so that a process that does not read cannot delay datagrams for others.
 const SEND_BUFFER_FULL: usize = 64 << 10;
 
-/// Grace period for a name that lost its owner recently: a program may close a listener and then listen
-/// again.
+/// Grace period for a name that recently lost its owner, because a program may close a listener and then
+/// listen again.
 const OWNER_GRACE: Duration = Duration::from_secs(1);
 
 /// Time for which the mailboxes remember that a name had an owner.
@@ -43,9 +43,9 @@ const MAX_REMEMBERED: usize = 256;
 pub enum Outcome {
     /// Delivered or queued.
     Sent,
-    /// No socket has the name.
+    /// No socket has the name, and none had it recently.
     NoOwner,
-    /// Dropped: there was no room, or sending failed.
+    /// Dropped, because a queue limit was reached or sending failed.
     Lost,
 }
 
@@ -54,18 +54,19 @@ pub struct Mailboxes {
     socket: OwnedFd,
     names: SocketNames,
     queues: HashMap<String, Mailbox>,
-    /// Time at which each name last had an owner.
+    /// Time at which each name was last known to have an owner.
     last_owned: HashMap<String, Instant>,
-    /// Datagrams that were not delivered within the grace period, with the names of their destinations.
+    /// Datagrams not delivered within the grace period, each with its destination name.
     undelivered: Vec<(String, Vec<u8>)>,
     owner_grace: Duration,
 }
 
 /// Datagrams queued for a name.
 struct Mailbox {
-    /// Time at which the socket last accepted a datagram, or at which the first was queued.
+    /// Time at which the socket last accepted a datagram; initially, the time at which the first datagram was
+    /// queued.
     since: Instant,
-    /// Time at which the name was found without an owner.
+    /// Time at which the name was first found without an owner.
     ownerless_since: Option<Instant>,
     datagrams: VecDeque<Vec<u8>>,
 }
@@ -88,7 +89,8 @@ impl Mailboxes {
         !self.queues.is_empty()
     }
 
-    /// Sends a datagram to a name, or queues it if the socket is full or the name lost its owner recently.
+    /// Sends a datagram to a name, or queues it if the socket is full or the name has recently lost its
+    /// owner.
     pub fn send(&mut self, name: &str, datagram: Vec<u8>) -> Outcome {
         if !self.queues.contains_key(name) {
             match self.try_send(name, &datagram) {
@@ -102,15 +104,15 @@ impl Mailboxes {
         self.enqueue(name, datagram)
     }
 
-    /// Removes and returns the undeliverable datagrams for names that `is_selected` accepts:
-    /// [`send`](Self::send) reported them as [sent](Outcome::Sent), but [`retry`](Self::retry) found no
-    /// socket that accepted them.
+    /// Removes and returns the undeliverable datagrams for the names that `is_selected` accepts.
+    /// [`send`](Self::send) reported them as [sent](Outcome::Sent), but no socket had the name within the
+    /// grace period.
     pub fn undelivered(&mut self, is_selected: impl Fn(&str) -> bool) -> Vec<Vec<u8>> {
         self.undelivered.extract_if(.., |(name, _)| is_selected(name)).map(|(_, datagram)| datagram).collect()
     }
 
-    /// Records that the name has, or will soon have, an owner: while it has none, datagrams for it are queued
-    /// for a grace period.
+    /// Records that a name has an owner or will soon have one. If it has none when a datagram is sent to it,
+    /// the datagram is queued for a grace period.
     pub fn record(&mut self, name: &str) {
         if let Some(at) = self.last_owned.get_mut(name) {
             *at = Instant::now();
@@ -128,7 +130,8 @@ impl Mailboxes {
         self.last_owned.get(name).is_some_and(|at| at.elapsed() < OWNER_MEMORY)
     }
 
-    /// Queues a datagram until the socket exists and has room, within the limits.
+    /// Queues a datagram until the socket exists and has room. Drops the datagram if a queue limit is
+    /// reached.
     fn enqueue(&mut self, name: &str, datagram: Vec<u8>) -> Outcome {
         let all: usize = self.queues.values().map(|queue| queue.datagrams.len()).sum();
         if all >= MAX_QUEUED || self.queues.len() >= MAX_SOCKETS && !self.queues.contains_key(name) {
@@ -194,8 +197,8 @@ impl Mailboxes {
     }
 }
 
-/// Returns the number of bytes of memory that the sent but still unread datagrams of a Unix socket occupy; 0
-/// if the kernel does not report it.
+/// Returns the memory occupied by datagrams that were sent from a Unix socket and are still unread, in bytes,
+/// or 0 if the kernel does not report it.
 fn unread(socket: &OwnedFd) -> usize {
     let mut bytes: libc::c_int = 0;
     // SAFETY: TIOCOUTQ writes one int, and `bytes` is an int that outlives the call.
@@ -284,8 +287,8 @@ mod tests {
         assert!(mailboxes.undelivered.is_empty());
     }
 
-    /// Sends a datagram to a name that recently had an owner, and retries until no datagram is queued, that
-    /// is, until the grace period is over.
+    /// Sends a datagram to a name that recently had an owner, and retries until the queue is empty, which
+    /// means that the grace period is over.
     fn send_until_grace_ends(mailboxes: &mut Mailboxes, name: &str, datagram: Vec<u8>) {
         mailboxes.record(name);
         assert_eq!(mailboxes.send(name, datagram), Outcome::Sent);

@@ -1,4 +1,4 @@
-//! Server of the broker: accepts processes and leases QPN partitions to them.
+//! Server side of the broker: accepts connections from processes and leases QPN partitions to them.
 //!
 //! | module | contents |
 //! | --- | --- |
@@ -33,28 +33,29 @@ use super::{BindAddr, SocketNames, fd_message, socket_dir};
 use mailboxes::Mailboxes;
 use served_address::ServedAddress;
 
-/// Time after which a broker without clients exits. Also the time for processes that have partitions to
-/// register with a new broker, and the time after which a connection without a request is closed.
+/// Time after which a broker without clients exits. It is also the time within which processes that have
+/// partitions must register with a new broker, and after which a connection without a request is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Interval between retries.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Milliseconds after which sending to a full socket is retried.
+/// Time after which sending to a full socket is retried, in milliseconds.
 const SEND_RETRY_MS: u8 = 1;
 
-/// Maximum number of attempts to use a socket directory, which an exiting broker may remove in the meantime.
+/// Maximum number of attempts to bind a socket in the socket directory, which an exiting broker may remove
+/// concurrently.
 const MAX_DIRECTORY_ATTEMPTS: usize = 100;
 
-/// Maximum number of connections that wait to be accepted.
+/// Listen backlog: maximum number of connections not yet accepted.
 const BACKLOG: i32 = 256;
 
 /// Ratio of the descriptor limit to the maximum number of connections without a request.
 const IDLE_DIVISOR: u64 = 4;
-/// Lower bound of the maximum number of connections without a request.
+/// Lower bound for the maximum number of connections without a request.
 const MIN_IDLE: u64 = 8;
 
-/// Reason why the broker could not run.
+/// Reason for which the broker could not run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
@@ -78,8 +79,8 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServeErro
     move |source| ServeError::System { what, source: source.into() }
 }
 
-/// Runs the broker of an address (`10.0.0.1`, `fe80::1%eth0`) until no process needs it. With `any_user`,
-/// processes of other users are served too.
+/// Runs the broker for an address (`10.0.0.1`, `fe80::1%eth0`) until no process needs it. With `any_user`, it
+/// also serves processes of other users.
 ///
 /// # Errors
 /// [`ServeError::Address`] if `address` is none; [`ServeError::Another`] if another broker serves it;
@@ -120,7 +121,8 @@ pub fn serve(address: &str, any_user: bool) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// Opens the listening socket with the private name. Returns its directory and the socket.
+/// Opens the listening socket with the private name. Returns the directory that contains the socket, and the
+/// socket.
 fn private_listener(bind_addr: &BindAddr) -> Result<(PathBuf, OwnedFd), ServeError> {
     let mut attempts = 0..MAX_DIRECTORY_ATTEMPTS;
     loop {
@@ -134,7 +136,7 @@ fn private_listener(bind_addr: &BindAddr) -> Result<(PathBuf, OwnedFd), ServeErr
     }
 }
 
-/// Opens a socket on which processes find the broker of an address.
+/// Opens a listening socket at which processes find the broker for an address.
 fn listener(names: &SocketNames, bind_addr: &BindAddr) -> Result<OwnedFd, ServeError> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
@@ -149,8 +151,8 @@ fn listener(names: &SocketNames, bind_addr: &BindAddr) -> Result<OwnedFd, ServeE
     Ok(listener)
 }
 
-/// Raises the descriptor limit as far as the system allows, and returns it. Each address needs 64
-/// descriptors, and its keepalive descriptor holds as many in flight.
+/// Raises the descriptor limit to the hard limit and returns it. Each address needs 64 descriptors, and its
+/// keepalive descriptor holds another 64 in flight.
 fn raise_fd_limit() -> u64 {
     match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((soft, hard)) => setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_or(soft, |()| hard),
@@ -161,21 +163,21 @@ fn raise_fd_limit() -> u64 {
 struct Server {
     bind_addr: BindAddr,
     any_user: bool,
-    /// Names of the sockets for partitions and services.
+    /// Names, private or abstract, of the sockets for partitions and services.
     names: SocketNames,
     served: Vec<ServedAddress>,
     clients: Vec<Client>,
-    /// Mailboxes for the MADs that are forwarded to processes.
+    /// Mailboxes through which MADs are forwarded to processes.
     mailboxes: Mailboxes,
-    /// Partitions that processes have released and that have not been granted since.
+    /// Partitions released by processes and not granted since.
     orphaned: Vec<usize>,
     /// Partitions of disconnected processes that may still be in use: a killed process does not exit
     /// immediately, and a process may close its connection without exiting.
     releasing: Vec<(Range<usize>, Instant)>,
-    /// Partition granted last. The search for free partitions starts after it, so that a released one is
-    /// reused as late as possible.
+    /// Last granted partition. The search for free partitions starts after it, so that a released partition
+    /// is reused as late as possible.
     last: usize,
-    /// Random number for the order in which partitions are granted.
+    /// Random number that determines the order in which partitions are granted.
     random: usize,
     /// Maximum number of connections without a request.
     max_idle: usize,
@@ -189,7 +191,7 @@ struct Client {
     since: Instant,
     /// First of the granted partitions, and their number.
     partitions: Option<(usize, usize)>,
-    /// Request that was made while the port was in use.
+    /// Request received while the port was in use.
     pending: Option<Request>,
 }
 
@@ -240,8 +242,8 @@ impl Server {
         }
     }
 
-    /// Waits for a connection, a message, a packet for no process's partition, or the time of the next retry.
-    /// Returns which clients are readable.
+    /// Waits for a connection, a message, a packet for no process's partition, or the next retry. Returns a
+    /// flag for each client that says whether its connection is readable.
     fn wait(&self, listeners: &[OwnedFd]) -> Result<Vec<bool>, Errno> {
         let mut fds: Vec<PollFd<'_>> =
             listeners.iter().map(|listener| PollFd::new(listener.as_fd(), PollFlags::POLLIN)).collect();
@@ -267,7 +269,7 @@ impl Server {
         Ok(fds[listeners.len()..][..self.clients.len()].iter().map(|fd| fd.any().unwrap_or(false)).collect())
     }
 
-    /// Handles a message of a client; returns false if the client has disconnected.
+    /// Handles a message from a client. Returns false if the client has disconnected.
     fn handle_message(&mut self, i: usize) -> bool {
         let Ok(Some((line, fds))) = fd_message::receive(&self.clients[i].connection, false) else {
             self.release(i);
@@ -301,8 +303,8 @@ impl Server {
         Err(Response::Refused { errno: libc::EACCES, reason })
     }
 
-    /// Closes connections that have been without a request for too long, and the oldest of them if there are
-    /// too many. A process whose connection was closed before its request was read connects again.
+    /// Closes connections that have had no request for too long, and the oldest of them if there are too
+    /// many. A process whose connection is closed before its request is read connects again.
     fn close_idle(&mut self) {
         let idle = self.clients.iter().filter(|client| client.is_idle()).count();
         let mut excess = idle.saturating_sub(self.max_idle);
@@ -332,7 +334,7 @@ impl Server {
     }
 }
 
-/// Accepts a pending connection. If the system is out of resources, the connection stays pending.
+/// Accepts a pending connection. If no file descriptor or memory is available, the connection stays pending.
 fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
     loop {
         match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
