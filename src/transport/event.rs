@@ -47,8 +47,8 @@ pub enum AsyncEvent {
     SrqError(SrqId),
     /// A shared receive queue holds fewer receives than its limit.
     SrqLimit(SrqId),
-    /// A QP with a shared receive queue is in the error state and has consumed its last receive (IBA
-    /// 10.2.9.5).
+    /// A QP that uses a shared receive queue has entered the error state and consumed its last receive
+    /// (IBA 10.2.9.5).
     LastWqeReached(Qpn),
     /// The GID table has changed.
     GidChange,

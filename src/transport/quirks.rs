@@ -19,8 +19,9 @@ pub struct Quirks {
     pub checks_send_length: bool,
     /// Whether the responder rejects READs and atomics in excess of max_dest_rd_atomic.
     pub checks_depth: bool,
-    /// Whether the ICRC of a FLUSH covers the transport headers twice, as in rxe from Linux 6.2 to at least
-    /// 6.12. If so, FLUSHes are sent in this form, and accepted both in this form and in the specified one.
+    /// Whether the ICRC of a FLUSH covers the transport headers twice, as in rxe from Linux 6.2 to at
+    /// least 6.12. If so, FLUSHes are sent with such an ICRC, and accepted with either that or the
+    /// specified one.
     pub flush_icrc_twice: bool,
     /// Whether all receive completions report a routing header (`IBV_WC_GRH`), rather than only those of
     /// datagrams.
