@@ -7,7 +7,7 @@ pub(super) enum CreditLimit {
     #[default]
     Unknown,
     /// Last message number covered by the peer's credits: the peer has a receive for every message up to this
-    /// one that needs it.
+    /// one that needs a receive.
     Upto(u32),
 }
 

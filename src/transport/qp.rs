@@ -343,8 +343,8 @@ impl QueuePair {
         }
     }
 
-    /// Processes a packet that arrived on `flow`. The caller has checked its ICRC, service, source and
-    /// partition.
+    /// Processes a packet that arrived on `flow`. The caller has checked the packet's ICRC, service, source
+    /// and partition.
     pub fn handle_packet(&mut self, packet: &Packet<'_>, flow: &Flow, via: PathMatch, env: &mut Env<'_>) {
         let request = packet.row().operation.is_request();
         let ready = if request {

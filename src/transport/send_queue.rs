@@ -61,7 +61,7 @@ enum Source {
 }
 
 impl SendWqe {
-    /// Reports whether this is a datagram.
+    /// Reports whether the work request sends a datagram.
     pub fn is_datagram(&self) -> bool {
         self.to.is_some()
     }
@@ -71,7 +71,7 @@ impl SendWqe {
         self.first_psn + self.packets
     }
 
-    /// Reports whether execution waits until all earlier work requests are complete.
+    /// Reports whether the work request is executed only after all earlier ones are complete.
     pub fn waits_for_all(&self) -> bool {
         matches!(self.op, WrOp::LocalInv(_))
     }

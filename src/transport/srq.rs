@@ -4,8 +4,7 @@ use super::recv_queue::{Receive, RecvQueue};
 use super::{AsyncEvent, Output, PostError, RecvCaps, RecvWr, SrqId, XrcdId};
 use crate::memory::PdId;
 
-/// Shared receive queue (SRQ): receives shared by several queue pairs, of which each message consumes the
-/// oldest.
+/// Shared receive queue (SRQ): receives shared by several queue pairs. Each message consumes the oldest one.
 #[derive(Debug)]
 pub struct SharedReceives {
     id: SrqId,

@@ -187,7 +187,7 @@ macro_rules! attributes {
 attributes! {
     /// State to change to.
     state: QpState, STATE = 0, "state";
-    /// Current state, as assumed by the caller.
+    /// Current state, as assumed by the caller; `modify` fails if the QP is in another one.
     cur_state: QpState, CUR_STATE = 1, "cur_state";
     /// Whether [`crate::transport::AsyncEvent::SqDrained`] is raised once the send queue has drained.
     sqd_notify: bool, EN_SQD_ASYNC_NOTIFY = 2, "en_sqd_async_notify";

@@ -208,7 +208,7 @@ impl SendFlags {
 pub enum WrData<'a> {
     /// Scatter/gather elements in registered memory.
     Sges(&'a [Sge]),
-    /// Inline data, which posting copies, so that the buffer can be reused immediately.
+    /// Inline data, which is copied when posted, so that the buffer can be reused immediately.
     Inline(&'a [u8]),
     /// Inline data in several pieces, which are concatenated.
     InlineList(&'a [&'a [u8]]),
@@ -295,8 +295,8 @@ impl<'a> SendWr<'a> {
         Self::new(wr_id, WrOp::SendWithImm(imm), sges)
     }
 
-    /// Creates a SEND with invalidate, which invalidates the peer's key `rkey` of a memory window or
-    /// fast-registered region.
+    /// Creates a SEND with invalidate, which also invalidates `rkey`, the key of a memory window or
+    /// fast-registered region at the peer.
     pub const fn send_inval(wr_id: u64, sges: &'a [Sge], rkey: RKey) -> SendWr<'a> {
         Self::new(wr_id, WrOp::SendWithInv(rkey), sges)
     }
@@ -316,8 +316,8 @@ impl<'a> SendWr<'a> {
         Self::new(wr_id, WrOp::Read { va: from.va, rkey: from.rkey }, sges)
     }
 
-    /// Creates an atomic compare-and-swap on 8 bytes. The original value is stored in `sges`, which must have
-    /// a length of 8 bytes.
+    /// Creates an atomic compare-and-swap on 8 bytes. The original value is stored in `sges`, which must hold
+    /// 8 bytes.
     pub const fn compare_swap(
         wr_id: u64,
         sges: &'a [Sge],
@@ -329,8 +329,8 @@ impl<'a> SendWr<'a> {
         Self::new(wr_id, WrOp::Atomic { va: at.va, rkey: at.rkey, op }, sges)
     }
 
-    /// Creates an atomic fetch-and-add on 8 bytes. The original value is stored in `sges`, which must have a
-    /// length of 8 bytes.
+    /// Creates an atomic fetch-and-add on 8 bytes. The original value is stored in `sges`, which must hold 8
+    /// bytes.
     pub const fn fetch_add(wr_id: u64, sges: &'a [Sge], at: RemoteAddr, add: u64) -> SendWr<'a> {
         let op = AtomicOp::FetchAdd(add);
         Self::new(wr_id, WrOp::Atomic { va: at.va, rkey: at.rkey, op }, sges)
@@ -403,16 +403,15 @@ impl<'a> SendWr<'a> {
         self
     }
 
-    /// Replaces the data with `bytes`, which posting copies: the buffer need not be registered and can be
-    /// reused immediately. Supported for SENDs and WRITEs, up to the queue's
+    /// Replaces the data with `bytes`, which are copied when posted: the buffer need not be registered and
+    /// can be reused immediately. Supported for SENDs and WRITEs, up to the queue's
     /// [`max_inline`](crate::transport::SendCaps::max_inline) bytes.
     pub const fn inline(mut self, bytes: &'a [u8]) -> SendWr<'a> {
         self.data = WrData::Inline(bytes);
         self
     }
 
-    /// Replaces the data with the concatenated `pieces`, which posting copies like [`inline`](Self::inline)
-    /// data.
+    /// Replaces the data with the concatenated `pieces`, which are copied like [`inline`](Self::inline) data.
     pub const fn inline_list(mut self, pieces: &'a [&'a [u8]]) -> SendWr<'a> {
         self.data = WrData::InlineList(pieces);
         self
@@ -613,7 +612,7 @@ pub struct Completion {
     /// Whether the routing header is an IPv4 header, in the last 20 of the 40 bytes, instead of an IPv6
     /// header (UD).
     pub over_ipv4: bool,
-    /// Index of the partition key in the message.
+    /// Partition key table index of the message's partition key.
     pub pkey_index: u16,
 }
 

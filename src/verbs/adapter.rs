@@ -27,7 +27,7 @@ pub struct Adapter {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdapterError {
-    /// The machine has no such address or interface name.
+    /// This machine has no such address or interface.
     #[error("no such link 'udp:{name}': available links are udp, {}", available.join(", "))]
     NotLocal {
         /// Requested address or interface name.
@@ -119,8 +119,8 @@ impl Adapter {
         primary_address(&addresses).unwrap_or(self.gids[0].ip())
     }
 
-    /// Returns the node GUID, which is unique in the network and equal to that of a NIC opened on this
-    /// adapter.
+    /// Returns the node GUID, which is unique in the network. A NIC opened on this adapter has the same node
+    /// GUID.
     pub fn guid(&self) -> u64 {
         node_guid(self.mac, &[self.address()])
     }

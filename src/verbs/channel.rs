@@ -14,8 +14,8 @@ use super::cq::CqInner;
 use super::{AckError, Context, Cq, CreateError, WaitError};
 use crate::driver::deadline_after;
 
-/// A completion channel: a queue of completion queue events. Its descriptor is readable while it contains an
-/// event. Cheap to clone.
+/// A completion channel: a queue of completion queue events. Its descriptor is readable while an event is
+/// queued. Cheap to clone.
 #[derive(Clone)]
 pub struct CompletionChannel(Arc<ChannelInner>);
 
@@ -26,7 +26,7 @@ struct ChannelInner {
 }
 
 impl Context {
-    /// Creates a completion channel, whose file descriptor is readable while it contains events.
+    /// Creates a completion channel. Its file descriptor is readable while an event is queued.
     ///
     /// # Errors
     /// [`CreateError::Channel`]; [`CreateError::DeviceFatal`].
@@ -158,7 +158,7 @@ impl fmt::Debug for CqEvent {
     }
 }
 
-/// Numbers of a queue's events that were retrieved from its channel and that were acknowledged.
+/// Counts of a completion queue's retrieved and acknowledged events.
 #[derive(Default)]
 pub(super) struct EventAcks(Mutex<Counts>, Condvar);
 

@@ -11,7 +11,7 @@ use crate::wire::Mtu;
 pub use cost::packet_cost;
 pub use loss_driven::LossDriven;
 
-/// Congestion control of one queue pair.
+/// Congestion controller of one queue pair.
 pub trait Controller: std::fmt::Debug {
     /// Returns the congestion window in flight cost, at most `limit` (the link's window).
     fn window(&self, limit: u64) -> u64;

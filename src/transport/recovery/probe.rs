@@ -34,7 +34,7 @@ pub(super) struct Prober {
     /// Number of consecutive probe timeouts, which is the backoff exponent.
     pub timeouts: u32,
     /// Time after which the next packet that completes a work request carries AckReq, which makes a probe
-    /// unnecessary. It is half of the ACK silence after the first packet sent without AckReq.
+    /// unnecessary. This is half of the ACK silence after the first packet sent without AckReq.
     pub overdue: Option<Instant>,
 }
 

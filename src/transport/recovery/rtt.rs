@@ -14,10 +14,10 @@ pub(super) struct RttEstimator {
     timing: Option<(Psn, Instant)>,
 }
 
-/// Smoothed and minimum round-trip time, and their mean deviation, in nanoseconds.
+/// RTT statistics in nanoseconds: smoothed RTT, mean deviation and minimum.
 #[derive(Debug, Clone, Copy)]
 struct Smoothed {
-    /// Smoothed RTT (SRTT). `rttvar` is its smoothed mean deviation (RTTVAR).
+    /// Smoothed RTT (SRTT). `rttvar` is the samples' smoothed mean deviation from it (RTTVAR).
     srtt: u64,
     rttvar: u64,
     min_rtt: u64,

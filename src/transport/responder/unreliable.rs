@@ -9,7 +9,7 @@ use crate::wire::{Flow, Operation, Packet, grh};
 
 impl Responder {
     /// Processes a UC packet. A message is received completely or not at all: after a gap, packets are
-    /// dropped until the next message begins, which takes over the receive of the incomplete one.
+    /// dropped until the next message begins, and that message takes over the receive of the incomplete one.
     pub(super) fn handle_unreliable(
         &mut self,
         packet: &Packet<'_>,

@@ -4,7 +4,7 @@ use super::Waiter;
 use crate::transport::AsyncEvent;
 use crate::verbs::{Context, WaitError};
 
-/// Asynchronous events of a context, which can be awaited.
+/// Stream of a context's asynchronous events, which can be awaited.
 #[derive(Debug)]
 pub struct EventStream {
     context: Context,

@@ -13,11 +13,11 @@ use crate::transport::AddressVector;
 use crate::wire::{AckTimeout, Gid, PKey};
 
 /// Maximum packet lifetime on a path: 4.096 µs * 2^13 = 34 ms. The queue pairs on both sides wait slightly
-/// more than twice this time for an acknowledgement, and time-wait leaves late packets the same time.
+/// more than twice this time for an acknowledgement, and time-wait lasts equally long, to catch late packets.
 const PACKET_LIFE: AckTimeout = AckTimeout::new(13);
 
-/// Maximum number of ports, free within this process, that are tried to find one that is free in all
-/// processes on the address.
+/// Maximum number of ports tried when binding to port 0. Each is free in this process, but another process
+/// may use it on the same address.
 const MAX_PORT_ATTEMPTS: usize = 1000;
 
 /// A route to a destination: device, source GID index and destination GID.
@@ -159,7 +159,7 @@ impl State {
     }
 
     /// Returns the GID to which a device sends packets for the address `dst`: the device's own GID if `dst`
-    /// is unspecified, or if it is a loopback address but the device's own is not.
+    /// is unspecified, or if `dst` is a loopback address and the device's own address is not.
     fn destination_gid(&self, device: usize, sgid_index: u8, dst: IpAddr) -> Gid {
         let own = self.devices[device].gid(sgid_index);
         match dst.is_unspecified() || dst.is_loopback() && !own.ip().is_loopback() {

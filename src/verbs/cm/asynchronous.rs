@@ -67,7 +67,7 @@ impl AsyncListener {
         self.listener.local_addr()
     }
 
-    /// Waits for the next connection request, skipping other events like [`Listener::next`].
+    /// Waits for the next connection request and, like [`Listener::next`], skips other events.
     ///
     /// Cancel-safe: a dropped future takes no request.
     ///
@@ -123,7 +123,7 @@ impl ConnectionManager {
     }
 }
 
-/// An established connection that can be awaited until it ends. Dropping it disconnects.
+/// An established connection whose disconnect can be awaited. Dropping it disconnects.
 #[derive(Debug)]
 pub struct AsyncSession {
     session: Session,

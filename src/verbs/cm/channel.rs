@@ -71,7 +71,7 @@ impl Drop for BacklogEntry {
 pub(super) enum Subject {
     /// A new id, owned by the event.
     New(CmId),
-    /// An id that the program already has.
+    /// An id that the program already knows.
     Known(WeakId),
 }
 

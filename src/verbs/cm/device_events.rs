@@ -16,7 +16,7 @@ impl State {
         }
     }
 
-    /// Returns the ids on a device.
+    /// Returns the ids that use a device.
     fn ids_of_device(&self, index: usize) -> Vec<u64> {
         self.ids().filter(|(_, id)| id.device == Some(index)).map(|(number, _)| number).collect()
     }

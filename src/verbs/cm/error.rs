@@ -19,10 +19,10 @@ pub enum IdError {
         /// Phase of the id.
         state: &'static str,
     },
-    /// The port is bound by another id.
+    /// Another id is bound to the port.
     #[error("port {0} is in use: bind another port, or port 0 for any free port")]
     PortInUse(SocketAddr),
-    /// The port is bound by another id, and one of the two addresses is the wildcard address.
+    /// Another id is bound to the port, and one of the two addresses is the wildcard address.
     #[error(
         "port {0} is in use by an id, and one of the addresses is a wildcard: bind another port, or port 0"
     )]

@@ -75,11 +75,11 @@ impl CmEventKind {
     }
 }
 
-/// An event of an id.
+/// An event reported for an id.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CmEvent {
-    /// The id whose event this is; for a connection request, the new id.
+    /// The affected id; for a connection request, the new id.
     pub id: CmId,
     /// For a connection request, the listening id.
     pub listen_id: Option<CmId>,
@@ -128,9 +128,9 @@ impl EventParam {
 pub struct ConnectionInfo {
     /// Private data from the peer's program, zero-padded to the size of the message field.
     pub private_data: Vec<u8>,
-    /// Maximum number of READs and atomics that the peer will have in flight.
+    /// Maximum number of the peer's READs and atomics in flight.
     pub responder_resources: u8,
-    /// Maximum number of READs and atomics in flight that the peer accepts.
+    /// Maximum number of this side's READs and atomics in flight.
     pub initiator_depth: u8,
     /// Whether end-to-end flow control is in use.
     pub flow_control: bool,

@@ -128,7 +128,7 @@ impl CmId {
         });
     }
 
-    /// Binds the id to an address and port: 0.0.0.0 or :: selects all devices, port 0 any free port.
+    /// Binds the id to an address and port. 0.0.0.0 or :: selects all devices; port 0 selects any free port.
     ///
     /// # Errors
     /// [`IdError::PortInUse`], [`IdError::PortInUseByWildcard`], [`IdError::NoPort`], [`IdError::NoDevice`],
@@ -216,11 +216,11 @@ impl CmId {
     }
 
     /// Connects like [`connect`](Self::connect), but to a peer that connects to this id at the same time:
-    /// both ids are bound to the same port number, and each requests it from the other. One connection
-    /// results, whichever request arrives first, and both sides report `Established` with the other's private
-    /// data. A queue pair must be attached. A request that arrives before the peer has called `connect_peer`
-    /// is held until one second after the peer has bound its port; it is then rejected, because the port has
-    /// no listener.
+    /// both ids are bound to the same port number, and each sends its request to the other's port. One
+    /// connection results, whichever request arrives first, and both sides report `Established` with the
+    /// other's private data. A queue pair must be attached. A request that arrives before the peer has called
+    /// `connect_peer` is held until one second after the peer has bound its port; it is then rejected,
+    /// because the port has no listener.
     ///
     /// # Errors
     /// [`IdError::NoQp`] without an attached queue pair; [`IdError::State`] for a datagram id; otherwise the

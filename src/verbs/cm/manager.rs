@@ -209,7 +209,7 @@ impl Shared {
         result
     }
 
-    /// Sends the pending messages, reports the pending events, and unlocks the state. The objects of ended
+    /// Sends the pending messages, reports the pending events, and unlocks the state. Objects owned by ended
     /// ids are dropped after unlocking, because they may hold the last handles of other ids. Returns the time
     /// until the next deadline.
     fn finish<'s>(&'s self, mut state: MutexGuard<'s, State>) -> Option<Duration> {

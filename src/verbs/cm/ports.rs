@@ -36,7 +36,7 @@ impl Binding {
     }
 
     /// Returns the error for a conflict with this binding. As in the kernel's `rdma_cm`, a conflict with the
-    /// wildcard address has an error of its own.
+    /// wildcard address has its own error.
     fn conflict(&self, addr: SocketAddr) -> IdError {
         match self.ip.is_unspecified() || addr.ip().to_canonical().is_unspecified() {
             true => IdError::PortInUseByWildcard(addr),
