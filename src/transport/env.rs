@@ -8,7 +8,7 @@ use crate::memory::{HostSlice, Table};
 pub struct Env<'a> {
     /// Current time.
     pub now: Instant,
-    /// Memory table of the NIC.
+    /// Memory table of the NIC, in which keys are looked up.
     pub memory: &'a Table,
     /// Shared receive queue that the queue pair uses, if any.
     pub srq: Option<&'a mut SharedReceives>,

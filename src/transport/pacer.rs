@@ -16,7 +16,7 @@ const CATCH_UP: Duration = Duration::from_millis(1);
 /// Minimum rate, in bytes per millisecond, that every peer is assumed to sustain.
 const LEAST: usize = 64 << 10;
 
-/// Pacer of a queue pair.
+/// Pacer of a queue pair, which spaces its requests according to a rate.
 #[derive(Debug, Default)]
 pub(super) struct Pacer {
     /// Rate limit in kbit/s; 0 for none.

@@ -253,7 +253,7 @@ impl QueuePair {
         if early == EarlySends::Held { Ok(()) } else { refused }
     }
 
-    /// Queues a send work request.
+    /// Queues a send work request, using `path` to resolve its destination.
     #[inline(always)]
     fn enqueue(
         &mut self,

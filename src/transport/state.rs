@@ -108,7 +108,7 @@ impl AddressVector {
 /// Alternate path to the peer, for automatic path migration.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct AlternatePath {
-    /// Address vector of the path.
+    /// Address vector of the alternate path.
     pub av: AddressVector,
     /// Index into the partition key table.
     pub pkey_index: u16,

@@ -38,14 +38,14 @@ pub enum WrOp {
     Write {
         /// Address at the peer.
         va: u64,
-        /// Key of the peer's region.
+        /// Remote key of the peer's region or memory window.
         rkey: RKey,
     },
     /// RDMA WRITE that also completes the peer's next receive, with four bytes of immediate data.
     WriteWithImm {
         /// Address at the peer.
         va: u64,
-        /// Key of the peer's region.
+        /// Remote key of the peer's region or memory window.
         rkey: RKey,
         /// Immediate data.
         imm: u32,
@@ -54,14 +54,14 @@ pub enum WrOp {
     Read {
         /// Address at the peer.
         va: u64,
-        /// Key of the peer's region.
+        /// Remote key of the peer's region or memory window.
         rkey: RKey,
     },
     /// Atomic operation on 8 bytes of the peer's memory, which returns the original value.
     Atomic {
         /// Address at the peer, a multiple of 8.
         va: u64,
-        /// Key of the peer's region.
+        /// Remote key of the peer's region or memory window.
         rkey: RKey,
         /// Operation to perform.
         op: AtomicOp,
@@ -70,7 +70,7 @@ pub enum WrOp {
     AtomicWrite {
         /// Address at the peer, a multiple of 8.
         va: u64,
-        /// Key of the peer's region.
+        /// Remote key of the peer's region or memory window.
         rkey: RKey,
         /// Bytes to store.
         value: [u8; 8],
@@ -79,7 +79,7 @@ pub enum WrOp {
     Flush {
         /// Address of the first byte at the peer.
         va: u64,
-        /// Key of the peer's region.
+        /// Remote key of the peer's region or memory window.
         rkey: RKey,
         /// Length of the range in bytes.
         len: u32,
@@ -203,7 +203,7 @@ impl SendFlags {
     pub const SIGNALED: SendFlags = SendFlags { signaled: true, solicited: false, fence: false };
 }
 
-/// Data of a send work request.
+/// Data of a send work request: registered memory or inline bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WrData<'a> {
     /// Scatter/gather elements in registered memory.
@@ -271,7 +271,7 @@ pub struct SendWr<'a> {
     pub op: WrOp,
     /// Data to send, or memory in which response data is stored.
     pub data: WrData<'a>,
-    /// Flags of the work request.
+    /// Flags: completion, solicited event and fence.
     pub flags: SendFlags,
     /// Destination, for UD and XRC queue pairs; all others send to their connected peer.
     pub to: Option<Destination>,
@@ -601,7 +601,7 @@ pub struct Completion {
     pub invalidated: Option<RKey>,
     /// Number of the QP.
     pub qpn: Qpn,
-    /// Number of the peer's QP.
+    /// QP number of the peer or, for a datagram, of its sender.
     pub src_qpn: Qpn,
     /// Vendor-specific error code that refines the status; 0 for none.
     pub vendor_err: u32,

@@ -61,7 +61,7 @@ pub(super) struct Flight {
     pub snd_una: Psn,
     /// Next PSN to send, in the range from `snd_una` to `snd_max`.
     pub snd_nxt: Psn,
-    /// Highest PSN sent plus one.
+    /// Highest PSN sent, plus one.
     pub snd_max: Psn,
 }
 
@@ -232,7 +232,7 @@ impl Recovery {
         Some(Loss::OnPath)
     }
 
-    /// Handles the expiry of the local ACK timer.
+    /// Handles the expiry of the local ACK timer, which is treated as a loss on the path.
     pub fn on_ack_timeout(&mut self) -> Loss {
         self.retries.on_ack_timeout();
         Loss::OnPath

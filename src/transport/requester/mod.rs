@@ -41,7 +41,7 @@ pub(super) struct Requester {
     snd_nxt: Cursor,
     /// Oldest unacknowledged PSN; for a READ, the PSN of the next response packet.
     snd_una: Psn,
-    /// Highest PSN sent plus one.
+    /// Highest PSN sent, plus one.
     snd_max: Psn,
     /// Last PSN of each READ and atomic in flight, oldest first.
     reads: VecDeque<Psn>,

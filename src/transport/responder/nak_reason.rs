@@ -96,7 +96,8 @@ impl NakReason {
         self == NakReason::OutOfSequence
     }
 
-    /// Reports whether the oldest receive fails too, even if no multi-packet message has consumed it.
+    /// Reports whether this reason also fails the oldest receive, even if no multi-packet message has
+    /// consumed it.
     pub fn is_of_receive(self) -> bool {
         matches!(self, NakReason::LengthError | NakReason::LocalProtection | NakReason::Invalidation)
     }

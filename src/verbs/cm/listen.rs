@@ -23,7 +23,7 @@ pub(super) struct Service {
     members: Vec<u64>,
 }
 
-/// Backlog of a listening id.
+/// Backlog of a listening id: its limit, and the number of waiting requests.
 #[derive(Clone)]
 pub(super) struct Listening {
     backlog: usize,

@@ -80,7 +80,7 @@ impl ConnParam {
     }
 }
 
-/// Membership in a multicast group.
+/// Role of an id in a multicast group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Membership {
     /// Member that sends and receives.
