@@ -1,4 +1,4 @@
-//! State that requester and responder of a queue pair share.
+//! State shared by the requester and the responder of a queue pair.
 
 use super::{
     AlternatePath, Completion, MigrationState, QpInit, QpState, QpType, Quirks, WcOpcode, WcStatus, XrcdId,
@@ -9,14 +9,14 @@ use crate::wire::{
     RnrTimer, Transport,
 };
 
-/// Identity and attributes of a queue pair, shared by requester and responder.
+/// Identity and attributes of a queue pair, shared by its requester and responder.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub qp_type: QpType,
     pub qpn: Qpn,
     pub pd: PdId,
     pub state: QpState,
-    /// Whether every send generates a completion, whatever its flags are.
+    /// Whether every send generates a completion, regardless of its flags.
     pub signal_all: bool,
     made_with: QpInit,
     pub access: Access,
@@ -25,7 +25,7 @@ pub(super) struct Connection {
     pub port: u8,
     pub qkey: QKey,
     pub av: Option<super::AddressVector>,
-    /// Path to the peer; set from RTR on.
+    /// Path to the peer; `None` before RTR and for unconnected services.
     pub flow: Option<Flow>,
     pub migration: MigrationState,
     pub alternate: Option<Alternate>,
@@ -42,7 +42,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Changes the state, and traces the change with the reason `cause`.
+    /// Enters `state`, and traces the transition with its `cause`.
     pub fn enter(&mut self, state: QpState, cause: &'static str) {
         if self.state != state {
             let (qpn, from) = (self.qpn, self.state);
@@ -81,13 +81,13 @@ impl Connection {
         }
     }
 
-    /// Restores the attributes that the queue pair was created with (RESET).
+    /// Resets all attributes to their values at creation (transition to RESET).
     pub fn reset(&mut self) {
         let init = self.made_with;
         *self = Connection::new(&init, self.qpn);
     }
 
-    /// Returns a completion of a SEND with this status and without data, as a base for other completions.
+    /// Returns a SEND completion with the given status and no data, as a template for other completions.
     pub fn completion(&self, wr_id: u64, status: WcStatus) -> Completion {
         Completion {
             wr_id,
@@ -114,7 +114,7 @@ impl Connection {
         self.made_with.domain
     }
 
-    /// Returns the accessor that memory accesses through this queue pair use.
+    /// Returns the protection domain and QP number under which this queue pair accesses memory.
     pub fn accessor(&self) -> Accessor {
         Accessor { pd: self.pd, qpn: self.qpn }
     }
@@ -149,7 +149,7 @@ impl Connection {
     }
 }
 
-/// Alternate path of a connection.
+/// Alternate path of a connection, with its resolved flow.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Alternate {
     pub path: AlternatePath,
@@ -157,7 +157,7 @@ pub(super) struct Alternate {
     pub pkey: PKey,
 }
 
-/// Path of the connection on which a packet was received.
+/// Connection path on which a packet arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathMatch {
     /// Path in use.

@@ -2,7 +2,7 @@
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counters of a NIC, named as in the kernel's `hw_counters` where those have an equivalent.
+        /// NIC counters. A counter with an equivalent in the kernel's `hw_counters` has the same name.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         #[non_exhaustive]
         pub struct Counters {
@@ -10,13 +10,13 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Returns the number of packets dropped as malformed: not a complete packet of an assigned
-            /// opcode.
+            /// Returns the number of malformed packets dropped: truncated, wrongly padded, of an unknown
+            /// header version, or with an unassigned opcode.
             pub fn rx_malformed(&self) -> u64 {
                 self.rx_truncated + self.rx_bad_pad + self.rx_bad_version + self.rx_reserved_opcode
             }
 
-            /// Iterates over names and values, in declaration order.
+            /// Iterates over counter names and values, in declaration order.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name)),*].into_iter()
             }
@@ -33,11 +33,11 @@ macro_rules! counters {
 counters! {
     /// Packets sent.
     sent_pkts,
-    /// Packets received, before any check.
+    /// Packets received, counted before any check.
     rcvd_pkts,
-    /// Bytes sent, BTH to ICRC.
+    /// Bytes sent, counted from the BTH through the ICRC.
     sent_bytes,
-    /// Bytes received, BTH to ICRC.
+    /// Bytes received, counted from the BTH through the ICRC.
     rcvd_bytes,
     /// Messages that the NIC completed as the requester.
     rdma_sends,
@@ -59,19 +59,19 @@ counters! {
     retransmitted_pkts,
     /// Tail loss probes: packets retransmitted only to request an acknowledgement.
     ack_probe,
-    /// Number of times that the requester went back to an earlier PSN (go-back-N).
+    /// Number of times the requester went back to an earlier PSN (go-back-N).
     requester_retry,
-    /// Missing responses, detected because a later response arrived (implied NAK).
+    /// Missing responses, detected by the arrival of a later response (implied NAK).
     implied_nak_seq_err,
-    /// Work requests failed because the retry count was exhausted.
+    /// Work requests that failed because the retry count was exhausted.
     retry_exceeded_err,
-    /// Work requests failed because the RNR retry count was exhausted.
+    /// Work requests that failed because the RNR retry count was exhausted.
     retry_rnr_exceeded_err,
     /// NAKs sent for invalid requests.
     resp_invalid_request,
     /// NAKs sent for denied memory accesses.
     resp_remote_access_err,
-    /// NAKs sent because a valid request failed on local resources.
+    /// NAKs sent because a valid request could not be executed locally.
     resp_local_err,
     /// NAKs received that are fatal to the QP.
     req_remote_err,
@@ -79,36 +79,37 @@ counters! {
     unexpected_response,
     /// Packets dropped because of a wrong ICRC.
     rx_icrc_err,
-    /// Packets dropped because they are too short for a BTH and an ICRC, or for the headers and padding of
-    /// their opcode.
+    /// Packets dropped because they are too short for a BTH and an ICRC, or for their opcode's headers and
+    /// their padding.
     rx_truncated,
-    /// Packets dropped because their length is not a multiple of 4 bytes, so that the pad count is wrong.
+    /// Packets dropped because their length is not a multiple of 4 bytes, which means that the pad count is
+    /// wrong.
     rx_bad_pad,
     /// Packets dropped because the transport header version is not 0.
     rx_bad_version,
     /// Packets dropped because of an unassigned opcode.
     rx_reserved_opcode,
-    /// Packets dropped because the destination QP does not exist or has another transport service.
+    /// Packets dropped because the destination QP does not exist or uses another transport service.
     rx_unknown_qp,
-    /// Packets dropped because only one of destination address and QPN is multicast, or because a multicast
-    /// packet is not a datagram.
+    /// Packets dropped because only one of the destination address and the QPN is multicast, or because a
+    /// multicast packet is not a datagram.
     rx_not_multicast,
     /// Packets dropped because no QP is attached to the multicast group.
     rx_unknown_group,
-    /// Packets dropped because the source address is not that of the connected peer.
+    /// Packets dropped because the source address is not the connected peer's.
     rx_wrong_source,
     /// Packets dropped because of a partition key mismatch.
     rx_pkey_violation,
     /// Packets dropped because of a queue key mismatch.
     rx_qkey_violation,
-    /// Packets of unreliable services dropped because no receive is posted or the next one is too short.
+    /// Packets of unreliable services dropped because no receive was posted or the next one was too short.
     rx_no_receive,
-    /// Packets of unreliable services dropped because their message is incomplete or not permitted.
+    /// Packets of unreliable services dropped because their message was incomplete or not permitted.
     rx_dropped_message,
-    /// Packets dropped because the QP is not ready to receive.
+    /// Packets dropped because the QP was not ready to receive.
     rx_wrong_state,
     /// Congestion notification packets received.
     cnp_handled,
-    /// Packets that the shard of the NIC which received them handed over to another shard.
+    /// Packets received by one shard of the NIC and handed over to another.
     rx_handed_over,
 }

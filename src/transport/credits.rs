@@ -1,22 +1,24 @@
-//! End-to-end credits: the number of receives that a responder advertises (IBA 9.7.7.2).
+//! End-to-end credits: a responder advertises how many receives are available (IBA 9.7.7.2).
 
-/// End-to-end credit limit of the peer (limit sequence number, LSN).
+/// Credit limit advertised by the peer (limit sequence number, LSN).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum CreditLimit {
-    /// The peer has not advertised credits, or does not use them.
+    /// No limit: the peer has not advertised credits, or does not use them.
     #[default]
     Unknown,
-    /// Messages up to and including this number will find a receive if they need one.
+    /// Last message number covered by the peer's credits: the peer has a receive for every message up to this
+    /// one that needs a receive.
     Upto(u32),
 }
 
-/// Number of receives per credit code (IBA 9.7.7.2); the code after the last means that credits are not used.
+/// Number of receives that each credit code advertises (IBA 9.7.7.2); code 31 means that credits are not
+/// used.
 const VALUES: [u32; 31] = [
     0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
     4096, 6144, 8192, 12288, 16384, 24576, 32768,
 ];
 
-/// Credit code for "credits not used".
+/// Credit code of a responder that does not use credits.
 pub(super) const NONE: u8 = 31;
 
 /// Returns the largest credit code that advertises at most `receives` receives.
@@ -25,7 +27,7 @@ pub(super) fn code(receives: usize) -> u8 {
 }
 
 impl CreditLimit {
-    /// Computes the limit from the MSN and the credit code of an acknowledgement.
+    /// Computes the limit from an acknowledgement's MSN and credit code.
     pub fn new(msn: u32, code: u8) -> CreditLimit {
         match VALUES.get(usize::from(code)) {
             Some(receives) => CreditLimit::Upto(msn.wrapping_add(*receives) & 0xff_ffff),
@@ -33,7 +35,8 @@ impl CreditLimit {
         }
     }
 
-    /// Reports whether message `number` is beyond the limit; both are 24 bits and wrap.
+    /// Reports whether message `number` is beyond the limit. Message numbers are 24 bits wide and wrap
+    /// around.
     pub fn excludes(self, number: u32) -> bool {
         match self {
             CreditLimit::Unknown => false,

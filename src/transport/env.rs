@@ -1,29 +1,29 @@
-//! Step context of a queue pair.
+//! Context in which a queue pair executes a step ([`Env`]).
 
 use super::{Counters, Instant, Output, SharedReceives, Tuning, TxQueue};
 use crate::memory::{HostSlice, Table};
 
-/// Step context: everything that a queue pair sees and affects in one step.
+/// Step context: everything outside the queue pair that one of its steps reads or changes.
 #[derive(Debug)]
 pub struct Env<'a> {
     /// Current time.
     pub now: Instant,
-    /// Memory table of the NIC.
+    /// Memory table of the NIC, in which keys are looked up.
     pub memory: &'a Table,
-    /// Shared receive queue of the queue pair, if it has one.
+    /// Shared receive queue that the queue pair uses, if any.
     pub srq: Option<&'a mut SharedReceives>,
-    /// Queue for packets to transmit.
+    /// Queue to which packets are appended for transmission.
     pub tx: &'a mut TxQueue,
-    /// List for the effects: completions and events.
+    /// List to which the step's effects (completions and events) are appended.
     pub out: &'a mut Vec<Output>,
-    /// Scratch buffer for gathering, empty between uses.
+    /// Scratch list of memory slices for gathering; empty between uses.
     pub scratch: &'a mut Vec<HostSlice>,
-    /// Scratch buffer for inline data, empty between uses.
+    /// Scratch buffer for inline data; empty between uses.
     pub bytes: &'a mut Vec<u8>,
     /// Counters of the NIC.
     pub counters: &'a mut Counters,
     /// Tuning parameters of the NIC.
     pub tuning: &'a Tuning,
-    /// Flight cost of what other queue pairs have in flight to the same peer.
+    /// Total flight cost of the packets that other queue pairs have in flight to the same peer.
     pub others_in_flight: u64,
 }

@@ -3,7 +3,7 @@
 use super::{CqId, SrqId};
 use crate::wire::Qpn;
 
-/// Asynchronous event (IBA 11.6.3), with the names and numbers of verbs.
+/// Asynchronous event (IBA 11.6.3), with the name and number that libibverbs uses.
 ///
 /// An InfiniBand port has three more that do not apply to RoCE, which has neither LIDs nor a subnet manager:
 /// `IBV_EVENT_LID_CHANGE` (11), `IBV_EVENT_SM_CHANGE` (13) and `IBV_EVENT_CLIENT_REREGISTER` (17).
@@ -11,27 +11,28 @@ use crate::wire::Qpn;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum AsyncEvent {
-    /// A completion queue overflowed: the completion is lost, and its QP is in the error state.
+    /// A completion queue overflowed: a completion was lost, and its QP has entered the error state.
     CqError(CqId),
-    /// The QP went to the error state for a reason other than a request of its peer: its completion queue
-    /// overflowed (after [`CqError`](Self::CqError)), or its responder could not execute a valid request
-    /// because of its local resources (IBA 11.6.3.4). An error that a completion reports, such as a failed
+    /// The QP entered the error state for a reason other than a request from its peer: its completion queue
+    /// overflowed (reported after [`CqError`](Self::CqError)), or its responder could not execute a valid
+    /// request because of a local error (IBA 11.6.3.4). An error reported in a completion, such as a failed
     /// send, raises no event.
     QpFatal(Qpn),
     /// The responder rejected an invalid request.
     QpRequestError(Qpn),
     /// The responder denied a memory access.
     QpAccessError(Qpn),
-    /// The first packet reached a QP in RTR.
+    /// A QP in RTR received its first packet.
     CommunicationEstablished(Qpn),
-    /// The send queue of a QP in SQD has drained: nothing is in flight any more.
+    /// The send queue of a QP in SQD has drained: nothing is left in flight.
     SqDrained(Qpn),
     /// The QP has migrated to its alternate path (IBA 17.2.8).
     PathMigrated(Qpn),
     /// The peer has migrated to a path that is not the QP's alternate path (IBA 17.2.8).
     PathMigrateError(Qpn),
-    /// The device has failed or was removed: all QPs are in the error state. Creating, modifying and posting
-    /// are rejected; polling, events, queries and destruction still work.
+    /// The device has failed or been removed, and all QPs are in the error state. Objects can no longer be
+    /// created, modified or posted to, but polling, querying and destroying still work, and events are still
+    /// delivered.
     DeviceFatal,
     /// The port is active: it carries packets again.
     PortActive,
@@ -41,13 +42,13 @@ pub enum AsyncEvent {
     PKeyChange,
     /// A shared receive queue can no longer supply receives (IBA 11.6.3). Hardware fetches receives from the
     /// application's memory, which may fail; this NIC owns its receives, so nothing raises the event. A
-    /// receive whose scatter/gather elements name inaccessible memory is an error of the QP whose message
-    /// consumed it.
+    /// receive whose scatter/gather elements refer to inaccessible memory causes an error on the QP whose
+    /// message consumed it.
     SrqError(SrqId),
-    /// A shared receive queue has fewer receives left than its limit.
+    /// A shared receive queue holds fewer receives than its limit.
     SrqLimit(SrqId),
-    /// A QP with a shared receive queue is in the error state and has consumed its last receive (IBA
-    /// 10.2.9.5).
+    /// A QP that uses a shared receive queue has entered the error state and consumed its last receive
+    /// (IBA 10.2.9.5).
     LastWqeReached(Qpn),
     /// The GID table has changed.
     GidChange,
@@ -75,17 +76,17 @@ impl AsyncEvent {
         }
     }
 
-    /// Returns the number in `enum ibv_event_type`.
+    /// Returns the event's value in `enum ibv_event_type`.
     pub const fn code(self) -> u32 {
         self.row().0
     }
 
-    /// Returns the name in `enum ibv_event_type`.
+    /// Returns the event's name in `enum ibv_event_type`.
     pub const fn name(self) -> &'static str {
         self.row().1
     }
 
-    /// Returns the QP that the event concerns, if any.
+    /// Returns the affected QP, if any.
     pub const fn qpn(self) -> Option<Qpn> {
         match self {
             AsyncEvent::QpFatal(qpn)
@@ -100,12 +101,12 @@ impl AsyncEvent {
         }
     }
 
-    /// Returns the CQ that the event concerns, if any.
+    /// Returns the affected CQ, if any.
     pub const fn cq(self) -> Option<CqId> {
         if let AsyncEvent::CqError(id) = self { Some(id) } else { None }
     }
 
-    /// Returns the shared receive queue that the event concerns, if any.
+    /// Returns the affected shared receive queue, if any.
     pub const fn srq(self) -> Option<SrqId> {
         if let AsyncEvent::SrqError(id) | AsyncEvent::SrqLimit(id) = self { Some(id) } else { None }
     }

@@ -1,8 +1,8 @@
-//! Queue with stable indices, used by the send and receive queues.
+//! Queue with stable indices, the basis of the send and receive queues.
 
 use std::collections::VecDeque;
 
-/// Queue whose entries keep their index when entries before them are removed.
+/// Queue whose entries keep their indices when earlier entries are removed.
 ///
 /// The queue grows on demand, up to the limit that its user enforces, and never shrinks: an idle queue pair
 /// is small and a busy one does not allocate.
@@ -67,13 +67,13 @@ impl<T> Fifo<T> {
         self.items.get(index.checked_sub(self.start)? as usize)
     }
 
-    /// Returns `n` entries from `index` on, which must all exist.
+    /// Iterates over the `n` entries from `index` on, all of which must exist.
     pub fn range(&self, index: u64, n: usize) -> impl Iterator<Item = &T> {
         let from = (index - self.start) as usize;
         self.items.range(from..from + n)
     }
 
-    /// Iterates over all entries from the front.
+    /// Iterates mutably over all entries, front first.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.items.iter_mut()
     }

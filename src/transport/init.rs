@@ -1,4 +1,4 @@
-//! Parameters for the creation of a queue pair.
+//! Parameters for creating a queue pair.
 
 use super::{QpType, Quirks, SrqId, XrcdId};
 use crate::memory::PdId;
@@ -24,7 +24,7 @@ pub struct RecvCaps {
     pub max_sge: u32,
 }
 
-/// Creation parameters of a queue pair.
+/// Parameters for creating a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QpInit {
     /// Service type.
@@ -33,16 +33,16 @@ pub struct QpInit {
     pub pd: PdId,
     /// Limits of the send queue.
     pub send: SendCaps,
-    /// Limits of the receive queue; unused with a shared receive queue.
+    /// Limits of the receive queue; ignored if the queue pair uses a shared receive queue.
     pub recv: RecvCaps,
     /// Whether every send generates a completion (`sq_sig_all`).
     pub signal_all: bool,
-    /// Shared receive queue from which the queue pair takes receives. [`Env::srq`](super::Env::srq) has to be
+    /// Shared receive queue from which the queue pair takes receives. [`Env::srq`](super::Env::srq) must be
     /// this queue in every step.
     pub srq: Option<SrqId>,
-    /// XRC domain of the queue pair, instead of a protection domain (XRC target).
+    /// XRC domain of an XRC target QP, which uses it instead of a protection domain.
     pub domain: Option<XrcdId>,
-    /// MTU of the port, which limits datagrams.
+    /// Port MTU, which limits the size of datagrams.
     pub port_mtu: Mtu,
     /// Quirks of the device.
     pub quirks: Quirks,

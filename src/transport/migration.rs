@@ -1,5 +1,5 @@
-//! Automatic path migration (IBA 17.2.8): an alternate path, armed by both ends, that takes over when the
-//! primary fails.
+//! Automatic path migration (IBA 17.2.8): both ends arm an alternate path, which takes over when the primary
+//! path fails.
 
 use super::connection::{Alternate, PathMatch};
 use super::qp::QueuePair;
@@ -13,8 +13,8 @@ impl QueuePair {
         self.conn.alternate.is_some()
     }
 
-    /// Returns the path of the connection that a packet from the peer took, or `None` if it took neither. The
-    /// alternate path is considered only while it is armed.
+    /// Returns the path on which a packet from the peer arrived, or `None` if it matches neither path. The
+    /// alternate path is considered only while armed.
     pub fn classify_path(&self, flow: &Flow) -> Option<PathMatch> {
         let fits = |ours: &Flow| ours.dst == flow.src && ours.src == flow.dst;
         if self.conn.flow.as_ref().is_some_and(fits) {
@@ -24,7 +24,7 @@ impl QueuePair {
         self.conn.alternate.filter(|a| armed && fits(&a.flow)).map(|_| PathMatch::Alternate)
     }
 
-    /// Returns the partition key of a path.
+    /// Returns the partition key for the given path.
     pub fn pkey_via(&self, via: PathMatch) -> PKey {
         match (via, &self.conn.alternate) {
             (PathMatch::Alternate, Some(a)) => a.pkey,
@@ -32,19 +32,17 @@ impl QueuePair {
         }
     }
 
-    /// Returns the indices into the port's partition key table for the primary path and, if one is loaded,
-    /// for the alternate path.
+    /// Returns the partition key indices of the primary path and, if one is loaded, of the alternate path.
     pub fn pkey_indices(&self) -> (u16, Option<u16>) {
         (self.conn.pkey_index, self.conn.alternate.map(|a| a.path.pkey_index))
     }
 
-    /// Switches to the partition at another index for one packet: QP1 is a member of all partitions of the
-    /// port.
+    /// Switches to another of the port's partitions for one packet: QP1 is a member of all of them.
     pub fn enter_partition(&mut self, index: u16, key: PKey) {
         (self.conn.pkey_index, self.conn.pkey) = (index, key);
     }
 
-    /// Updates the partition keys of both paths after the port's table has changed.
+    /// Updates both paths' partition keys after a change to the port's partition key table.
     pub fn set_pkeys(&mut self, key: impl Fn(u16) -> PKey) {
         self.conn.pkey = key(self.conn.pkey_index);
         if let Some(a) = &mut self.conn.alternate {
@@ -52,7 +50,7 @@ impl QueuePair {
         }
     }
 
-    /// Checks the migration attributes of a `modify` before any of its attributes is applied.
+    /// Checks the migration attributes in `attr` before any attribute is applied.
     pub(super) fn check_migration(&self, attr: &QpAttr) -> Result<(), ModifyError> {
         let Some(to) = attr.path_mig_state else { return Ok(()) };
         let from = self.conn.migration;
@@ -65,8 +63,7 @@ impl QueuePair {
         }
     }
 
-    /// Applies the path migration state of a `modify` that [`check_migration`](Self::check_migration) has
-    /// accepted.
+    /// Sets the path migration state, which [`check_migration`](Self::check_migration) must have accepted.
     pub(super) fn set_migration(&mut self, to: MigrationState, env: &mut Env<'_>) {
         if to == MigrationState::Migrated && self.conn.migration == MigrationState::Armed {
             self.migrate(env);
@@ -74,7 +71,7 @@ impl QueuePair {
         self.conn.migration = to;
     }
 
-    /// Migrates to the alternate path, and retransmits everything unacknowledged on that path.
+    /// Migrates to the alternate path, if one is loaded, and retransmits all unacknowledged packets on it.
     pub(super) fn migrate(&mut self, env: &mut Env<'_>) {
         let Some(Alternate { path, flow, pkey }) = self.conn.alternate.take() else { return };
         let conn = &mut self.conn;
@@ -85,7 +82,8 @@ impl QueuePair {
         self.requester.restart_on_alternate_path(&self.conn, env);
     }
 
-    /// Handles the MigReq bit of a packet. Returns whether to accept the packet.
+    /// Handles the MigReq bit of a packet that arrived on path `via`, and returns whether to accept the
+    /// packet.
     pub(super) fn note_migration(&mut self, migrated: bool, via: PathMatch, env: &mut Env<'_>) -> bool {
         match (self.conn.migration, via, migrated) {
             (MigrationState::Rearm, PathMatch::Primary, false) => {

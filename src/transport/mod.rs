@@ -1,4 +1,4 @@
-//! The sans-I/O core: bytes and instants in; bytes, deadlines and completions out.
+//! Sans-I/O core: takes packets and the current time, and returns packets, deadlines and completions.
 //!
 //! A [`QueuePair`] is a requester and a responder over one connection. Each step gets an [`Env`] (step
 //! context): the time, the NIC's memory table, a [`TxQueue`] for packets and a list for effects ([`Output`]).

@@ -1,14 +1,14 @@
-//! Effects of a step of a queue pair.
+//! Effects of a queue pair's step.
 
 use super::{AsyncEvent, Completion, SrqId};
 
-/// Effect of a step that the NIC carries out for the queue pair.
+/// Effect of a queue pair's step, to be carried out by the NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Output {
     /// Completion for the send completion queue.
     Sent(Completion),
-    /// Completion for the send completion queue once the link has accepted the packets of this turn, because
-    /// no acknowledgement will follow.
+    /// Completion for the send completion queue, to be delivered once the link has accepted this turn's
+    /// packets, because no acknowledgement will follow.
     Emitted(Completion),
     /// Completion for the receive completion queue.
     Received(Completion),

@@ -1,40 +1,39 @@
-//! Pacing of a queue pair: limits requests to its configured rate limit or, for services without
-//! acknowledgements, to the rate at which the peer can probably empty its receive buffer.
+//! Pacing: limits a queue pair's requests to its configured rate or, for unacknowledged services, to the rate
+//! at which the peer can presumably drain its receive buffer.
 
 use std::time::Duration;
 
 use super::{Instant, Tuning};
 use crate::wire::Mtu;
 
-/// Length of a burst: the traffic that the rate permits within this time may be sent at once. A single packet
-/// is permitted even if it takes longer.
+/// Burst duration: as much traffic as the rate permits in this time may be sent back to back. A single packet
+/// may exceed it.
 const BURST: Duration = Duration::from_micros(100);
 
-/// Maximum time without traffic, because of a late timer or a lack of data, for which the unused rate may be
-/// used later.
+/// Maximum idle time, caused by a late timer or a lack of data, that later traffic may make up for.
 const CATCH_UP: Duration = Duration::from_millis(1);
 
-/// Rate in bytes per millisecond at which every peer is assumed to be able to receive.
+/// Minimum rate, in bytes per millisecond, that every peer is assumed to sustain.
 const LEAST: usize = 64 << 10;
 
-/// Pacer of a queue pair.
+/// Pacer of a queue pair, which spaces its requests according to a rate.
 #[derive(Debug, Default)]
 pub(super) struct Pacer {
     /// Rate limit in kbit/s; 0 for none.
     limit: u32,
-    /// Time until which the traffic sent so far uses up the rate.
+    /// Time by which the rate permits all traffic sent so far; `None` if nothing has been sent.
     until: Option<Instant>,
     /// Whether packets are waiting for the pacer.
     waiting: bool,
 }
 
-/// Rate in bits per millisecond, that is, kbit/s.
+/// Rate in bits per millisecond, which equals kbit/s.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rate(u64);
 
 impl Rate {
-    /// Returns the default rate of services without acknowledgements: one per-peer window per millisecond.
-    /// The peer's receive buffer holds several times as much.
+    /// Returns the default rate of unacknowledged services: one per-peer window per millisecond. The peer's
+    /// receive buffer holds several such windows.
     pub fn unacknowledged(tuning: &Tuning) -> Rate {
         Rate(tuning.window.max(LEAST) as u64 * 8)
     }
@@ -59,12 +58,12 @@ impl Pacer {
         self.limit
     }
 
-    /// Returns the rate limit, or `default` if there is none.
+    /// Returns the configured rate limit, or `default` if there is none.
     pub fn rate(&self, default: Option<Rate>) -> Option<Rate> {
         if self.limit == 0 { default } else { Some(Rate(self.limit.into())) }
     }
 
-    /// Returns the number of packets that may be sent now.
+    /// Returns how many packets of size `mtu` the rate permits now.
     pub fn allows(&mut self, rate: Rate, now: Instant, mtu: Mtu) -> usize {
         let owed = self.until.map_or(Duration::ZERO, |until| until.since(now));
         let room = rate.bytes_in(BURST.saturating_sub(owed)) as usize / mtu.bytes();
@@ -83,12 +82,12 @@ impl Pacer {
         self.until = Some(from + rate.time_of(bytes));
     }
 
-    /// Returns the time at which the waiting packets may be sent.
+    /// Returns the time at which waiting packets may be sent; `None` if none are waiting.
     pub fn deadline(&self) -> Option<Instant> {
         self.until.filter(|_| self.waiting)
     }
 
-    /// Handles a deadline that has passed.
+    /// Clears the waiting state if its deadline has passed.
     pub fn expire(&mut self, now: Instant) {
         self.waiting &= self.until.is_some_and(|until| until > now);
     }

@@ -1,4 +1,4 @@
-//! Queue pairs: state changes, posting, packets and timers.
+//! Queue pairs: state transitions, posting, packets and timers.
 
 use super::connection::{Alternate, Connection, Fatal, PathMatch};
 use super::pacer::{Pacer, Rate};
@@ -11,27 +11,27 @@ use super::{
 };
 use crate::wire::{Flow, Packet, Qpn, Transport};
 
-/// Kind of packets that a queue pair has to send.
+/// Kind of packets that a queue pair has pending.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pending {
     /// Nothing.
     Nothing,
-    /// An acknowledgement, which may be delayed to be sent together with other packets.
+    /// An acknowledgement, which may be delayed so that it is sent together with other packets.
     Acknowledgement,
     /// Packets that must not be delayed.
     Urgent,
 }
 
-/// A queue pair: requester and responder over one connection.
+/// Queue pair: a requester and a responder that share a connection.
 #[derive(Debug)]
 pub struct QueuePair {
     pub(super) conn: Connection,
     pub(super) requester: Requester,
     responder: Responder,
     pacer: Pacer,
-    /// Whether a packet has arrived since RTR.
+    /// Whether a packet has arrived since the transition to RTR.
     established: bool,
-    /// Whether the application has requested an event for when the send queue has drained.
+    /// Whether the application asked to be notified when the send queue has drained.
     drain_notify: bool,
 }
 
@@ -48,38 +48,38 @@ impl QueuePair {
         }
     }
 
-    /// Returns the number of the queue pair.
+    /// Returns the queue pair number (QPN).
     pub fn qpn(&self) -> Qpn {
         self.conn.qpn
     }
 
-    /// Returns the state of the queue pair.
+    /// Returns the queue pair's state.
     pub fn state(&self) -> QpState {
         self.conn.state
     }
 
-    /// Returns the service type of the queue pair.
+    /// Returns the queue pair's service type.
     pub fn qp_type(&self) -> QpType {
         self.conn.qp_type
     }
 
-    /// Reports whether the queue pair accepts requests (if `requests` is true) or responses of a transport
-    /// service.
+    /// Reports whether the queue pair accepts requests (if `requests` is true) or responses (otherwise) of
+    /// the given transport service.
     pub fn takes(&self, transport: Transport, requests: bool) -> bool {
         self.conn.transport() == transport && self.conn.qp_type.takes(requests)
     }
 
-    /// Returns the path to the peer, which is set from RTR on; `None` if the service is not connected.
+    /// Returns the path to the peer; `None` before RTR and for unconnected services.
     pub fn flow(&self) -> Option<&Flow> {
         self.conn.flow.as_ref()
     }
 
-    /// Returns the flight cost of everything sent and not acknowledged; 0 for an unreliable service.
+    /// Returns the flight cost of all packets sent but not yet acknowledged; 0 for an unreliable service.
     pub fn in_flight(&self) -> u64 {
         if self.conn.qp_type.is_reliable() { self.requester.in_flight(self.conn.mtu) } else { 0 }
     }
 
-    /// Reports whether posted sends may wait for batching.
+    /// Reports whether posted sends may wait to be batched with later ones.
     pub fn may_batch(&self) -> bool {
         self.conn.state == QpState::Rts
             && self.conn.qp_type.is_reliable()
@@ -87,13 +87,13 @@ impl QueuePair {
             && self.requester.may_batch(self.conn.mtu)
     }
 
-    /// Reports whether the last turn was blocked by the per-peer window.
+    /// Reports whether the per-peer window blocked the last turn.
     pub fn is_blocked_by_peer_window(&self) -> bool {
         self.requester.is_blocked_by_peer_window()
     }
 
-    /// Changes attributes and state as the table in [`state`] allows. `path` resolves an address vector to a
-    /// flow; flushed work requests are reported through `env`.
+    /// Modifies the state and attributes as permitted by the table in [`state`]. `path` resolves an address
+    /// vector to a flow; flushed work requests are reported through `env`.
     ///
     /// # Errors
     /// [`ModifyError`]; then nothing has changed.
@@ -167,7 +167,7 @@ impl QueuePair {
         }
     }
 
-    /// Reports whether the queue pair is in SQD and still has something in flight.
+    /// Reports whether the queue pair is in SQD and its send queue has not yet drained.
     #[cfg_attr(
         not(feature = "unstable-internals"),
         allow(dead_code, reason = "for tests and the other packages")
@@ -212,7 +212,7 @@ impl QueuePair {
         }
     }
 
-    /// Posts a send work request; `path` resolves a destination to a flow. In ERR and SQE the work request is
+    /// Posts a send work request, using `path` to resolve its destination to a flow. In ERR and SQE, it is
     /// flushed at once.
     ///
     /// # Errors
@@ -236,7 +236,8 @@ impl QueuePair {
         }
     }
 
-    /// Posts a send work request before RTS, if devices of this class allow it.
+    /// Handles a send work request posted before RTS: queues or rejects it, depending on the device class
+    /// (`early_sends`).
     #[cold]
     fn post_early(
         &mut self,
@@ -252,7 +253,7 @@ impl QueuePair {
         if early == EarlySends::Held { Ok(()) } else { refused }
     }
 
-    /// Queues a send work request.
+    /// Queues a send work request, using `path` to resolve its destination.
     #[inline(always)]
     fn enqueue(
         &mut self,
@@ -265,8 +266,8 @@ impl QueuePair {
         }
     }
 
-    /// Queues a send work request that cannot be executed, if devices of this class report that with a
-    /// completion.
+    /// Queues a send work request that cannot be executed if devices of this class report such an error in a
+    /// completion, and rejects it otherwise.
     #[cold]
     fn enqueue_to_fail(&mut self, wr: &SendWr<'_>, error: PostError) -> Result<(), PostError> {
         let fails_later = matches!(error, PostError::Unsupported(..) | PostError::HandlePd { .. })
@@ -275,7 +276,7 @@ impl QueuePair {
         if fails_later { self.requester.post_to_fail(wr, &self.conn) } else { Err(error) }
     }
 
-    /// Posts send work requests: all of them or, if one is rejected, none.
+    /// Posts all the given send work requests, or none if one of them is rejected.
     ///
     /// # Errors
     /// [`PostListError`] of the first that is rejected.
@@ -296,7 +297,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Resolves the path of a datagram; `None` for a connected service.
+    /// Resolves the destination of a datagram to a flow; returns `None` for a connected service.
     #[inline(always)]
     fn path_of(
         &self,
@@ -342,7 +343,8 @@ impl QueuePair {
         }
     }
 
-    /// Processes a packet received on `flow` whose ICRC, service, source and partition have been checked.
+    /// Processes a packet that arrived on `flow`. The caller has checked the packet's ICRC, service, source
+    /// and partition.
     pub fn handle_packet(&mut self, packet: &Packet<'_>, flow: &Flow, via: PathMatch, env: &mut Env<'_>) {
         let request = packet.row().operation.is_request();
         let ready = if request {
@@ -374,8 +376,8 @@ impl QueuePair {
         self.note_drained(env);
     }
 
-    /// Sends pending packets, and returns whether more could be sent at once. Requester and responder send at
-    /// most `budget` packets each, so that the response to a long READ does not delay requests.
+    /// Sends pending packets, and returns whether more could be sent immediately. The requester and the
+    /// responder each send at most `budget` packets, so that a long READ response does not delay requests.
     pub fn transmit(&mut self, budget: usize, env: &mut Env<'_>) -> bool {
         let mut more = false;
         // A lone acknowledgement follows the requests: being shorter, it ends their burst instead of
@@ -433,7 +435,7 @@ impl QueuePair {
         }
     }
 
-    /// Handles the timers that have expired at `env.now`.
+    /// Handles the timers that have expired by `env.now`.
     pub fn handle_timeout(&mut self, env: &mut Env<'_>) {
         if matches!(self.conn.state, QpState::Rts | QpState::Sqd) {
             self.pacer.expire(env.now);
@@ -443,7 +445,7 @@ impl QueuePair {
         }
     }
 
-    /// Returns the time at which `handle_timeout` has to be called next.
+    /// Returns the time at which `handle_timeout` must be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let sends = matches!(self.conn.state, QpState::Rts | QpState::Sqd);
         let own = self.requester.next_deadline();
@@ -455,7 +457,7 @@ impl QueuePair {
         }
     }
 
-    /// Returns the kind of packets that `transmit` may have to send.
+    /// Returns the most urgent kind of packets that `transmit` may have to send.
     pub fn pending(&self) -> Pending {
         if self.requester.has_unsent() || self.responder.has_urgent_replies() {
             Pending::Urgent
@@ -466,7 +468,7 @@ impl QueuePair {
         }
     }
 
-    /// Migrates if the path has failed: the retries are used up, and an alternate path is armed.
+    /// Migrates if the path has failed, that is, the retries are used up and an alternate path is armed.
     fn migrate_if_due(&mut self, env: &mut Env<'_>) {
         if self.requester.take_path_failed() {
             self.migrate(env);

@@ -1,8 +1,9 @@
-//! Quirks of a device class ([`Quirks`]): behaviour that personalities differ in.
+//! Device-class quirks ([`Quirks`]): behaviour that differs between personalities.
 
 use crate::wire::NakCode;
 
-/// Quirks of a device class, where the specification leaves behaviour open or devices deviate from it.
+/// Quirks of a device class: behaviour that the specification leaves open, or in which devices deviate from
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Quirks {
     /// Whether end-to-end credits are used: acknowledgements advertise them, and the requester respects them
@@ -10,41 +11,42 @@ pub struct Quirks {
     pub credits: bool,
     /// Whether packets carry MigReq while the path migration state is MIGRATED.
     pub mig_req: bool,
-    /// Whether acknowledgements are coalesced, so that one may cover several requests with AckReq.
+    /// Whether acknowledgements are coalesced, so that one may cover several requests that carry AckReq.
     pub coalesces_acks: bool,
-    /// NAK code for a message longer than its receive.
+    /// NAK code for a message longer than the receive that it consumes.
     pub too_long: NakCode,
-    /// Whether the responder checks that the First and Only packets of SENDs have the required length.
+    /// Whether the responder checks that the First or Only packet of a SEND has the required length.
     pub checks_send_length: bool,
     /// Whether the responder rejects READs and atomics in excess of max_dest_rd_atomic.
     pub checks_depth: bool,
-    /// Whether the ICRC of a FLUSH covers the transport headers twice, as in rxe from Linux 6.2 to at least
-    /// 6.12. If so, FLUSHes are sent in this form, and accepted both in this form and in the specified one.
+    /// Whether the ICRC of a FLUSH covers the transport headers twice, as in rxe from Linux 6.2 to at
+    /// least 6.12. If so, FLUSHes are sent with such an ICRC, and accepted with either that or the
+    /// specified one.
     pub flush_icrc_twice: bool,
-    /// Whether every receive completion reports a routing header (`IBV_WC_GRH`), not only those of datagrams.
+    /// Whether all receive completions report a routing header (`IBV_WC_GRH`), rather than only those of
+    /// datagrams.
     pub grh_on_every_receive: bool,
-    /// Whether arming a completion queue raises an event at once for a completion that arrived earlier
-    /// without raising one.
+    /// Whether arming a completion queue immediately raises an event if a completion arrived earlier without
+    /// raising one.
     pub reports_missed_completions: bool,
-    /// Whether a zero-length region may begin at a page boundary. The kernel pins no page of such a region
-    /// and refuses to register it (in `ib_umem_get`, hence also for rxe and mlx5), but it registers one that
-    /// begins within a page.
+    /// Whether a zero-length region may begin at a page boundary. The kernel refuses to register such a
+    /// region because it would pin no page (in `ib_umem_get`, hence also for rxe and mlx5), but registers a
+    /// zero-length region that begins within a page.
     pub empty_regions_at_page_boundaries: bool,
-    /// Whether the scatter/gather elements of an atomic may have more than 8 bytes; the old value fills the
-    /// first 8. rxe refuses only `length < 8`; the mlx5 provider passes 8 to the device whatever the length
-    /// of the element.
+    /// Whether the scatter/gather elements of an atomic may be longer than 8 bytes; the original value is
+    /// stored in the first 8. rxe rejects only `length < 8`; the mlx5 provider passes a length of 8 to the
+    /// device, regardless of the element's length.
     pub long_atomics: bool,
-    /// Whether a work request that the service does not support, or whose address handle is of another
-    /// protection domain, is queued and completes with LOC_QP_OP_ERR when its turn comes, instead of being
-    /// rejected when posted. (mlx5 cannot check the protection domain of an address handle, which is not
-    /// imitated.)
+    /// Whether a work request that the service does not support, or whose address handle is from another
+    /// protection domain, is queued and completes with LOC_QP_OP_ERR in its turn instead of being rejected
+    /// when posted. (mlx5 cannot check the protection domain of an address handle; this is not imitated.)
     pub late_refusals: bool,
     /// Treatment of send work requests posted in RESET, INIT or RTR.
     pub early_sends: EarlySends,
     /// Whether receives may be posted in RESET; they are used from RTR on.
     pub early_receives: bool,
-    /// Whether a failed send of UC or UD moves only the send queue to SQE (IBA 10.3.1.7), not the whole QP to
-    /// the error state.
+    /// Whether a failed UC or UD send moves only the send queue to its error state (SQE, IBA 10.3.1.7)
+    /// instead of the whole QP to ERR.
     pub send_queue_errors: bool,
 }
 
@@ -53,11 +55,12 @@ pub struct Quirks {
 pub enum EarlySends {
     /// Rejected (C10-96).
     Refused,
-    /// Queued, and sent with the first post in RTS: the mlx5 provider does not check the state, and the
-    /// device ignores the doorbell before RTS; the next doorbell covers them.
+    /// Queued, and sent with the first work request posted in RTS: the mlx5 provider does not check the
+    /// state, and the device ignores doorbells before RTS, but the next doorbell covers these work requests
+    /// too.
     Held,
-    /// The post returns an error, but the work requests are sent with the first post in RTS: the rxe
-    /// provider queues them before it calls the kernel, which rejects them.
+    /// Rejected, but sent with the first work request posted in RTS: the rxe provider queues a work request
+    /// before it calls the kernel, which returns the error.
     RefusedAndHeld,
 }
 
@@ -81,6 +84,7 @@ impl Quirks {
         send_queue_errors: true,
     };
 
-    /// Conformance to the specification, except that posting checks work requests as leniently as devices do.
+    /// Conformance to the specification, except that posted work requests are checked as leniently as on
+    /// devices.
     pub const LENIENT: Quirks = Quirks { long_atomics: true, late_refusals: true, ..Quirks::STRICT };
 }

@@ -1,4 +1,4 @@
-//! Receive queue of a queue pair, or of a shared receive queue.
+//! Receive queue, owned by one queue pair or shared by several.
 
 use super::fifo::Fifo;
 use super::sge_list::gather;
@@ -21,7 +21,7 @@ pub(super) struct RecvQueue {
     sges: Fifo<Sge>,
 }
 
-/// Receive that a message has taken from its queue. The struct is reused for every message, to avoid
+/// Receive taken from a receive queue for a message. The struct is reused for all messages to avoid
 /// allocations.
 #[derive(Debug, Default)]
 pub(super) struct Receive {
@@ -77,7 +77,7 @@ impl RecvQueue {
 }
 
 impl Receive {
-    /// Stores `data` at byte offset `at` of the receive's buffers. On an error, part of the data may have
+    /// Stores `data` at byte offset `at` of the receive's buffers. If this fails, part of the data may have
     /// been stored.
     pub fn scatter(&self, at: u32, data: &[u8], by: Accessor, memory: &Table) -> Result<(), AccessError> {
         let mut rest = data;

@@ -1,4 +1,4 @@
-//! Send queue: work requests from posting to completion.
+//! Send queue: holds work requests from posting to completion.
 
 use super::congestion::packet_cost;
 use super::connection::Connection;
@@ -21,25 +21,25 @@ struct Place {
 #[derive(Debug)]
 pub(super) struct SendWqe {
     pub wr_id: u64,
-    /// Message number since the connection began, 24 bits.
+    /// Message number since the transition to RTS, modulo 2^24.
     pub number: u32,
     pub op: WrOp,
     pub flags: SendFlags,
-    /// Whether the work request completes with LOC_QP_OP_ERR when its turn comes, because the queue pair
-    /// cannot execute it.
+    /// Whether the work request completes with LOC_QP_OP_ERR in its turn, because the queue pair cannot
+    /// execute it.
     pub fails: bool,
-    /// Index of the destination in the queue of destinations; `None` if the work request is not a datagram.
+    /// Index in `destinations`; `None` if the work request is not a datagram.
     to: Option<u64>,
-    /// Shared receive queue of the peer (XRC).
+    /// Shared receive queue at the peer (XRC).
     pub srq: Option<SrqId>,
     /// Length of the message in bytes.
     pub len: u32,
     source: Source,
-    /// Number of scatter/gather elements, or of inline bytes.
+    /// Number of scatter/gather elements or inline bytes.
     count: u32,
     /// PSN of the first packet; for a READ, of the first response.
     pub first_psn: Psn,
-    /// Number of PSNs; 0 for a local operation.
+    /// Number of PSNs consumed; 0 for a local operation.
     pub packets: u32,
     /// Flight cost of everything posted before this work request, since the queue was created.
     cost_before: u64,
@@ -53,7 +53,7 @@ pub(super) struct Datagram {
     pub qkey: QKey,
 }
 
-/// Index in `sges` or `inline` at which the data of a work request begins.
+/// Index in `sges` or `inline` at which a work request's data begins.
 #[derive(Debug, Clone, Copy)]
 enum Source {
     Sges(u64),
@@ -61,17 +61,17 @@ enum Source {
 }
 
 impl SendWqe {
-    /// Reports whether this is a datagram.
+    /// Reports whether the work request sends a datagram.
     pub fn is_datagram(&self) -> bool {
         self.to.is_some()
     }
 
-    /// Returns the PSN after the last packet.
+    /// Returns the PSN that follows the last packet.
     pub fn end_psn(&self) -> Psn {
         self.first_psn + self.packets
     }
 
-    /// Reports whether execution waits until all earlier work requests are complete.
+    /// Reports whether the work request is executed only after all earlier ones are complete.
     pub fn waits_for_all(&self) -> bool {
         matches!(self.op, WrOp::LocalInv(_))
     }
@@ -82,7 +82,7 @@ impl SendWqe {
     }
 }
 
-/// Returns the flight cost of the first `n` of the `packets` packets of a message.
+/// Returns the flight cost of the first `n` packets of a message that has `packets` packets.
 fn message_cost(len: u32, packets: u32, n: u32, mtu: Mtu) -> u64 {
     if packets == 0 {
         return 0;
@@ -92,7 +92,7 @@ fn message_cost(len: u32, packets: u32, n: u32, mtu: Mtu) -> u64 {
     if n < packets { cost } else { cost + packet_cost(len as u64 - full * mtu.bytes() as u64) }
 }
 
-/// Position in a send queue to roll back to.
+/// Send queue position to roll back to.
 #[derive(Debug)]
 pub(super) struct Mark {
     wqes: u64,
@@ -113,7 +113,7 @@ pub(super) struct SendQueue {
     destinations: Fifo<Datagram>,
     /// PSN of the next work request to be posted.
     pub next_psn: Psn,
-    /// Number of messages posted since the connection began, 24 bits.
+    /// Number of messages posted since the transition to RTS, modulo 2^24.
     pub messages: u32,
     /// Flight cost of everything posted since the queue was created.
     pub cost: u64,
@@ -133,7 +133,7 @@ impl SendQueue {
         }
     }
 
-    /// Queues a work request and assigns PSNs to it, unless it `fails`.
+    /// Queues a work request and, unless it `fails`, assigns PSNs to it.
     #[inline(always)]
     pub fn post(
         &mut self,
@@ -215,8 +215,8 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Assigns a work request its message number, PSNs and flight cost, which continue those of the previous
-    /// one.
+    /// Assigns a work request its message number, PSNs and flight cost, which continue from the previous work
+    /// request.
     #[inline]
     fn place(&mut self, op: &WrOp, len: u32, is_datagram: bool, fails: bool, mtu: Mtu) -> Place {
         // A datagram has one packet; a longer one fails.
@@ -236,8 +236,8 @@ impl SendQueue {
         place
     }
 
-    /// Begins the connection (RTS): assigns message numbers, PSNs and flight costs to the work requests
-    /// posted before RTS. Returns the flight cost of everything before them.
+    /// Assigns message numbers, PSNs and flight costs to the work requests posted before RTS, when the
+    /// connection begins. Returns the flight cost of everything posted before them.
     pub fn begin(&mut self, conn: &Connection) -> u64 {
         (self.next_psn, self.messages) = (conn.sq_psn, 0);
         self.cost = self.wqes.front().map_or(self.cost, |wqe| wqe.cost_before);
@@ -253,14 +253,14 @@ impl SendQueue {
         before
     }
 
-    /// Returns the end of the queue, as a position to [roll back](Self::roll_back) to.
+    /// Returns the current end of the queue, for use with [`roll_back`](Self::roll_back).
     pub fn mark(&self) -> Mark {
         let (wqes, sges, inline) = (self.wqes.end(), self.sges.end(), self.inline.end());
         let SendQueue { next_psn, messages, cost, .. } = *self;
         Mark { wqes, sges, inline, destinations: self.destinations.end(), next_psn, messages, cost }
     }
 
-    /// Removes all work requests posted since `mark`, of which nothing may have been sent.
+    /// Removes all work requests posted since `mark`, none of which may have been sent.
     pub fn roll_back(&mut self, mark: &Mark) {
         self.wqes.truncate(mark.wqes);
         self.sges.truncate(mark.sges);
@@ -277,7 +277,7 @@ impl SendQueue {
         self.wqes.get(index)
     }
 
-    /// Returns the index of the oldest work request that is not complete.
+    /// Returns the index of the oldest incomplete work request.
     pub fn start(&self) -> u64 {
         self.wqes.start()
     }
@@ -305,7 +305,7 @@ impl SendQueue {
         wqe.to.and_then(|index| self.destinations.get(index))
     }
 
-    /// Appends bytes `at..at + len` of a work request's inline data to `out`. Returns false if its data is
+    /// Appends bytes `at..at + len` of a work request's inline data to `out`. Returns false if the data is
     /// not inline.
     pub fn inline_data(&self, wqe: &SendWqe, at: u32, len: u32, out: &mut Vec<u8>) -> bool {
         let Source::Inline(first) = wqe.source else { return false };
@@ -313,7 +313,7 @@ impl SendQueue {
         true
     }
 
-    /// Appends the memory slices of bytes `at..at + len` of a work request's message to `out`.
+    /// Appends to `out` the memory slices that hold bytes `at..at + len` of a work request's message.
     pub fn gather(
         &self,
         wqe: &SendWqe,
@@ -340,8 +340,8 @@ impl SendQueue {
         })
     }
 
-    /// Stores `data` at byte offset `at` of a work request's scatter/gather list. If the key of an element
-    /// does not permit the access, nothing is stored.
+    /// Stores `data` in the memory of a work request's scatter/gather list, from byte offset `at` on. If an
+    /// element's key does not permit the access, nothing is stored.
     pub fn scatter(
         &self,
         wqe: &SendWqe,

@@ -2,8 +2,8 @@
 
 use super::Sge;
 
-/// Calls `each` for every contiguous piece of bytes `at..at + len` of a scatter/gather list, with its
-/// element, address and length.
+/// Calls `each` for every contiguous piece of bytes `at..at + len` of a scatter/gather list, passing the
+/// piece's element, address and length.
 pub(super) fn gather<'a, E>(
     sges: impl Iterator<Item = &'a Sge>,
     at: u32,

@@ -4,15 +4,15 @@ use super::recv_queue::{Receive, RecvQueue};
 use super::{AsyncEvent, Output, PostError, RecvCaps, RecvWr, SrqId, XrcdId};
 use crate::memory::PdId;
 
-/// Shared receive queue: receives that several queue pairs share; each message consumes the oldest.
+/// Shared receive queue (SRQ): receives shared by several queue pairs. Each message consumes the oldest one.
 #[derive(Debug)]
 pub struct SharedReceives {
     id: SrqId,
     pd: PdId,
-    /// XRC domain whose queue pairs use the queue.
+    /// XRC domain whose queue pairs use the queue; `None` if it is not an XRC queue.
     domain: Option<XrcdId>,
     queue: RecvQueue,
-    /// Number of receives below which one event is raised; 0 if no event is armed (IBA 10.2.9.3).
+    /// Number of receives below which the limit event is raised once; 0 if it is not armed (IBA 10.2.9.3).
     limit: u32,
 }
 
@@ -22,22 +22,22 @@ impl SharedReceives {
         SharedReceives { id, pd, domain, queue: RecvQueue::new(caps), limit: 0 }
     }
 
-    /// Returns the handle of the queue.
+    /// Returns the queue's handle.
     pub fn id(&self) -> SrqId {
         self.id
     }
 
-    /// Returns the XRC domain of the queue; `None` if the queue is not for XRC.
+    /// Returns the queue's XRC domain; `None` if it is not an XRC queue.
     pub fn domain(&self) -> Option<XrcdId> {
         self.domain
     }
 
-    /// Returns the protection domain of the queue, to which the keys in its receives belong.
+    /// Returns the protection domain to which the keys in the queue's receives belong.
     pub fn pd(&self) -> PdId {
         self.pd
     }
 
-    /// Returns the limits of the queue.
+    /// Returns the queue's limits.
     pub fn caps(&self) -> RecvCaps {
         self.queue.caps
     }
@@ -47,12 +47,12 @@ impl SharedReceives {
         self.limit
     }
 
-    /// Returns the number of receives that no message has consumed.
+    /// Returns the number of receives not yet consumed.
     pub fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// Reports whether the queue has no receives.
+    /// Reports whether the queue is empty.
     #[cfg_attr(
         not(feature = "unstable-internals"),
         allow(dead_code, reason = "for tests and the other packages")
@@ -69,7 +69,7 @@ impl SharedReceives {
         self.queue.post(wr, 0)
     }
 
-    /// Arms one event, which is raised as soon as fewer than `limit` receives are left, possibly at once.
+    /// Arms the limit event, which is raised once fewer than `limit` receives are left, possibly immediately.
     pub fn arm(&mut self, limit: u32, out: &mut Vec<Output>) {
         self.limit = limit;
         self.check_limit(out);

@@ -1,4 +1,4 @@
-//! States of a queue pair, and the table of permitted `modify` transitions.
+//! Queue pair states, and the table of transitions that `modify` permits.
 
 use std::fmt;
 
@@ -17,10 +17,10 @@ pub enum QpType {
     Uc,
     /// Unreliable datagram.
     Ud,
-    /// Initiator of an extended reliable connection: the sending end.
+    /// Initiator (sending end) of an extended reliable connection.
     XrcSend,
-    /// Target of an extended reliable connection: the receiving end, which serves the shared receive queues
-    /// of its XRC domain.
+    /// Target (receiving end) of an extended reliable connection, whose messages consume receives from the
+    /// shared receive queues of its XRC domain.
     XrcRecv,
 }
 
@@ -35,7 +35,7 @@ impl QpType {
         matches!(self, QpType::Rc | QpType::XrcSend | QpType::XrcRecv)
     }
 
-    /// Reports whether the service accepts requests (if `requests` is true) or responses.
+    /// Reports whether the service accepts requests (if `requests` is true) or responses (otherwise).
     pub const fn takes(self, requests: bool) -> bool {
         match self {
             QpType::Rc | QpType::Uc | QpType::Ud => true,
@@ -45,23 +45,23 @@ impl QpType {
     }
 }
 
-/// State of a queue pair, with the numbers of verbs.
+/// Queue pair state, with the values of `enum ibv_qp_state`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum QpState {
-    /// Initial state, in which the QP has no connection and no work requests.
+    /// Initial state, without a connection or work requests.
     #[default]
     Reset = 0,
     /// Initialized: receives can be posted, but packets are dropped.
     Init = 1,
     /// Ready to receive: the responder is active.
     Rtr = 2,
-    /// Ready to send: requester and responder are active.
+    /// Ready to send: the requester and the responder are active.
     Rts = 3,
-    /// Send queue drain: no new work request is started.
+    /// Send queue drain: no new work requests are started.
     Sqd = 4,
     /// Send queue error (not for RC): sends are flushed, but receiving continues.
     Sqe = 5,
-    /// Error: all work is flushed.
+    /// Error: all work requests are flushed.
     Err = 6,
 }
 
@@ -79,27 +79,27 @@ impl fmt::Display for QpState {
     }
 }
 
-/// Address of a peer, and the path that packets to it take.
+/// Address of a peer, and the path of packets to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct AddressVector {
     /// GID of the peer.
     pub dgid: Gid,
-    /// Index of the local GID that is the source address.
+    /// Index of the local GID used as the source address.
     pub sgid_index: u8,
     /// Hop limit (TTL); 0 means 64.
     pub hop_limit: u8,
     /// Traffic class (ToS).
     pub traffic_class: u8,
-    /// Flow label, 20 bits; also determines the UDP source port unless it is 0.
+    /// Flow label (20 bits). Unless it is 0, it also determines the UDP source port.
     pub flow_label: u32,
 }
 
 setters!(AddressVector { dgid: Gid, sgid_index: u8, hop_limit: u8, traffic_class: u8, flow_label: u32 });
 
 impl AddressVector {
-    /// Returns the address vector for packets to `dgid` from the local GID with index 0, with defaults for
-    /// all other fields.
+    /// Returns the address vector for packets to `dgid` from the local GID with index 0, with default values
+    /// in all other fields.
     pub fn to(dgid: Gid) -> AddressVector {
         AddressVector { dgid, sgid_index: 0, hop_limit: 64, traffic_class: 0, flow_label: 0 }
     }
@@ -108,7 +108,7 @@ impl AddressVector {
 /// Alternate path to the peer, for automatic path migration.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct AlternatePath {
-    /// Address vector of the path.
+    /// Address vector of the alternate path.
     pub av: AddressVector,
     /// Index into the partition key table.
     pub pkey_index: u16,
@@ -116,7 +116,7 @@ pub struct AlternatePath {
     pub timeout: AckTimeout,
 }
 
-/// State of path migration (IBA 17.2.8), with the numbers of verbs.
+/// Path migration state (IBA 17.2.8), with the values of `enum ibv_mig_state`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum MigrationState {
     /// No alternate path is loaded, or the QP has migrated to it.
@@ -163,7 +163,7 @@ macro_rules! attributes {
                 mask
             }
 
-            /// Returns only the attributes in `of` and the state; the others become `None`.
+            /// Returns the state and the attributes in `of`; all others become `None`.
             pub fn only(self, of: AttrMask) -> QpAttr {
                 let of = of | AttrMask::STATE;
                 QpAttr { $($field: self.$field.filter(|_| of.contains(AttrMask::$flag)),)* }
@@ -171,7 +171,7 @@ macro_rules! attributes {
         }
 
         bitflags! {
-            /// Set of attributes, with the bit values of verbs.
+            /// Set of attributes, with the bit values of `enum ibv_qp_attr_mask`.
             #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
             pub struct AttrMask: u32 {
                 $(#[doc = concat!("`", $name, "`")] const $flag = 1 << $bit;)*
@@ -187,7 +187,7 @@ macro_rules! attributes {
 attributes! {
     /// State to change to.
     state: QpState, STATE = 0, "state";
-    /// State that the caller assumes the QP to be in.
+    /// Current state, as assumed by the caller; `modify` fails if the QP is in another one.
     cur_state: QpState, CUR_STATE = 1, "cur_state";
     /// Whether [`crate::transport::AsyncEvent::SqDrained`] is raised once the send queue has drained.
     sqd_notify: bool, EN_SQD_ASYNC_NOTIFY = 2, "en_sqd_async_notify";
@@ -201,31 +201,31 @@ attributes! {
     qkey: QKey, QKEY = 6, "qkey";
     /// Path of the packets.
     av: AddressVector, AV = 7, "av";
-    /// Path MTU: payload bytes per packet.
+    /// Path MTU: the maximum payload of a packet.
     path_mtu: Mtu, PATH_MTU = 8, "path_mtu";
     /// Local ACK timeout.
     timeout: AckTimeout, TIMEOUT = 9, "timeout";
     /// Number of retries after a timeout or a sequence error, 0..=7.
     retry_cnt: u8, RETRY_CNT = 10, "retry_cnt";
-    /// Number of retries after an RNR NAK, 0..=7; 7 means infinite.
+    /// Number of retries after an RNR NAK, 0..=7; 7 means unlimited.
     rnr_retry: u8, RNR_RETRY = 11, "rnr_retry";
     /// First PSN that the peer sends.
     rq_psn: Psn, RQ_PSN = 12, "rq_psn";
-    /// Maximum number of READs and atomics in flight to the peer.
+    /// Maximum number of this QP's READs and atomics in flight.
     max_rd_atomic: u8, MAX_RD_ATOMIC = 13, "max_rd_atomic";
-    /// Alternate path, used after a migration.
+    /// Alternate path, used after migration.
     alt_path: AlternatePath, ALT_PATH = 14, "alt_path";
-    /// RNR timer: the time that the peer waits after an RNR NAK of this QP.
+    /// RNR timer: the time that the peer waits after an RNR NAK from this QP.
     min_rnr_timer: RnrTimer, MIN_RNR_TIMER = 15, "min_rnr_timer";
     /// First PSN that this QP sends.
     sq_psn: Psn, SQ_PSN = 16, "sq_psn";
-    /// Maximum number of READs and atomics in flight from the peer.
+    /// Maximum number of the peer's READs and atomics in flight.
     max_dest_rd_atomic: u8, MAX_DEST_RD_ATOMIC = 17, "max_dest_rd_atomic";
-    /// Path migration state: REARM arms the alternate path, MIGRATED migrates to it now.
+    /// Path migration state: REARM arms the alternate path, MIGRATED migrates to it immediately.
     path_mig_state: MigrationState, PATH_MIG_STATE = 18, "path_mig_state";
     /// QP number of the peer.
     dest_qpn: Qpn, DEST_QPN = 20, "dest_qpn";
-    /// Rate limit of requests in kbit/s, headers included; 0 for no limit.
+    /// Rate limit for requests in kbit/s, headers included; 0 for no limit.
     rate_limit: u32, RATE_LIMIT = 25, "rate_limit";
 }
 
@@ -246,15 +246,15 @@ impl fmt::Debug for AttrMask {
 /// A permitted state transition.
 #[derive(Clone, Copy, Debug)]
 pub struct Transition {
-    /// Service type that the transition applies to.
+    /// Service type to which the transition applies.
     pub qp_type: QpType,
     /// State before the transition.
     pub from: QpState,
     /// State after the transition.
     pub to: QpState,
-    /// Attributes that a `modify` must give.
+    /// Attributes that the transition requires.
     pub required: AttrMask,
-    /// Attributes that a `modify` may give.
+    /// Attributes that the transition accepts in addition.
     pub optional: AttrMask,
 }
 
@@ -388,7 +388,7 @@ pub enum ModifyError {
     /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
     #[error("the device has failed, so queue pairs cannot be modified: close the context and open another")]
     DeviceFatal,
-    /// The table of transitions does not permit this one.
+    /// The transition table does not contain the requested transition.
     #[error("a {qp_type:?} QP has no transition from {from} to {to}")]
     Transition {
         /// Service type of the QP.
@@ -406,7 +406,7 @@ pub enum ModifyError {
         /// Current state.
         actual: QpState,
     },
-    /// Attributes that the transition requires were not given.
+    /// Attributes that the transition requires are missing.
     #[error("the transition from {from} to {to} requires {missing}")]
     Missing {
         /// Current state.
@@ -416,7 +416,7 @@ pub enum ModifyError {
         /// Missing attributes.
         missing: AttrMask,
     },
-    /// Attributes were given that this transition does not accept.
+    /// Attributes were given that the transition does not accept.
     #[error("the transition from {from} to {to} does not accept {excess}")]
     NotAllowed {
         /// Current state.
@@ -436,18 +436,18 @@ pub enum ModifyError {
         /// Largest permitted value.
         max: u32,
     },
-    /// The address vector is not usable on the port.
+    /// The port cannot use the address vector.
     #[error("no path to the destination: {0}")]
     Address(AddressError),
-    /// The migration state cannot be set: REARM needs an alternate path, and only the peer's packets set
-    /// ARMED.
+    /// The path migration state cannot be set: REARM requires an alternate path, and ARMED is set only by
+    /// packets from the peer.
     #[error("the path migration state cannot change from {from:?} to {to:?}{reason}")]
     Migration {
         /// Current migration state.
         from: MigrationState,
         /// Requested migration state.
         to: MigrationState,
-        /// Reason, which ends the error message.
+        /// Reason, appended to the error message.
         reason: &'static str,
     },
 }
@@ -461,10 +461,10 @@ pub enum AddressError {
     GidIndex {
         /// Requested index.
         index: u8,
-        /// Number of GIDs of the port.
+        /// Number of GIDs on the port.
         count: usize,
     },
-    /// The local and the remote GID are of different IP versions.
+    /// The local and the remote GID have different IP versions.
     #[error("GID {index} of the port is {ours}, the GID of the peer is {peer}: the IP versions differ")]
     Family {
         /// Index of the local GID.
@@ -476,13 +476,13 @@ pub enum AddressError {
     },
 }
 
-/// Returns the attributes that a transition accepts, required and optional.
+/// Returns all attributes that a transition accepts, required or optional.
 pub fn accepted_attrs(qp_type: QpType, from: QpState, to: QpState) -> AttrMask {
     let edge = TRANSITIONS.iter().find(|t| (t.qp_type, t.from, t.to) == (qp_type, from, to));
     edge.map_or(AttrMask::empty(), |t| t.required | t.optional)
 }
 
-/// Checks a `modify` against the table of transitions; returns the new state.
+/// Checks a `modify` against the transition table, and returns the new state.
 ///
 /// # Errors
 /// [`ModifyError`] for the first violated rule.

@@ -1,20 +1,20 @@
-//! Monotonic time of the state machines.
+//! Monotonic time, as used by the state machines.
 
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// Nanoseconds since an epoch that the driver chooses: that of the monotonic clock or of a simulation.
+/// Nanoseconds since an epoch chosen by the driver, such as the monotonic clock's or a simulation's.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Instant(pub u64);
 
 impl Instant {
-    /// Returns the time since `earlier`; zero if `earlier` is later.
+    /// Returns the time elapsed since `earlier`, or zero if `earlier` is later.
     pub fn since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// Returns the earliest of the instants that are set. They are typically expiry times, of which nearly all
+/// Returns the earliest of the instants that are set. They are typically expiry times, nearly all of which
 /// are unset.
 #[inline]
 pub fn earliest<const N: usize>(instants: [Option<Instant>; N]) -> Option<Instant> {

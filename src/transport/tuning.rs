@@ -1,25 +1,25 @@
-//! Tuning parameters of a NIC.
+//! NIC tuning parameters.
 
 use std::time::Duration;
 
-/// Tuning parameters of a NIC, which the specification leaves open.
+/// NIC tuning parameters, whose values the specification leaves open.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Tuning {
-    /// Per-peer window: maximum number of bytes in flight to one peer, headers included, which is what the
-    /// peer's receive buffer is assumed to hold.
+    /// Per-peer window: the maximum number of bytes in flight to one peer, including headers. The peer's
+    /// receive buffer is assumed to hold this much.
     pub window: usize,
-    /// Maximum part of a READ that one request covers, in bytes. A longer READ is sent as several requests,
-    /// so that its responses do not overrun the local receive buffer.
+    /// Maximum number of bytes that one READ request covers. A longer READ is split into several requests, so
+    /// that its responses do not overrun the local receive buffer.
     pub read_chunk: u32,
-    /// Lower bound of the local ACK timeout, whatever the QP is configured with.
+    /// Lower bound of the local ACK timeout, regardless of the QP's configuration.
     pub min_timeout: Duration,
-    /// Maximum time for which a request is in flight before an acknowledgement is requested; a quarter of the
+    /// Maximum time that a request may be in flight before an acknowledgement is requested; a quarter of the
     /// local ACK timeout if that is shorter.
     pub max_ack_silence: Duration,
-    /// Maximum number of packets that one QP sends before the next one gets its turn.
+    /// Maximum number of packets that one QP sends before the next QP gets its turn.
     pub turn: usize,
-    /// Whether UC and UD are paced to one per-peer window per millisecond, for links where the peer's receive
-    /// buffer may overflow.
+    /// Whether UC and UD traffic is paced to one per-peer window per millisecond, for links on which the
+    /// peer's receive buffer may overflow.
     pub pace_unacknowledged: bool,
     /// Lower bound of the retransmission/probe timeout (RTO/PTO).
     pub min_probe_timeout: Duration,

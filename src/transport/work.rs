@@ -1,4 +1,4 @@
-//! Work requests as posted by an application, and their completions.
+//! Work requests, as posted by an application, and their completions.
 
 use std::fmt;
 
@@ -12,11 +12,11 @@ use crate::wire::{Feth, LKey, Operation, QKey, Qpn, RKey};
 /// Maximum message length: 2^31 bytes (IBA 9.4.1).
 pub const MAX_MESSAGE: u64 = 1 << 31;
 
-/// Scatter/gather element: a range of a registered region. Has the layout of C's `struct ibv_sge`.
+/// Scatter/gather element: a range within a registered region. It has the layout of C's `struct ibv_sge`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct Sge {
-    /// Address of the first byte, in the address space of the region.
+    /// Address of the first byte, in the region's address space.
     pub addr: u64,
     /// Length in bytes.
     pub length: u32,
@@ -27,25 +27,25 @@ pub struct Sge {
 /// Operation of a send work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WrOp {
-    /// Sends a message to the peer's next receive.
+    /// SEND: sends a message to the peer's next receive.
     Send,
-    /// SEND with four bytes of immediate data for the receive's completion.
+    /// SEND with four bytes of immediate data, which the receive's completion reports.
     SendWithImm(u32),
-    /// SEND that invalidates an rkey at the peer: that of a type 2 memory window or of a fast-registered
-    /// region.
+    /// SEND that invalidates an rkey at the peer, which must be the key of a type 2 memory window or
+    /// fast-registered region.
     SendWithInv(RKey),
     /// RDMA WRITE: writes to the peer's memory.
     Write {
         /// Address at the peer.
         va: u64,
-        /// Key of the peer's region.
+        /// Remote key of the peer's region or memory window.
         rkey: RKey,
     },
-    /// RDMA WRITE that completes the peer's next receive with four bytes of immediate data.
+    /// RDMA WRITE that also completes the peer's next receive, with four bytes of immediate data.
     WriteWithImm {
         /// Address at the peer.
         va: u64,
-        /// Key of the peer's region.
+        /// Remote key of the peer's region or memory window.
         rkey: RKey,
         /// Immediate data.
         imm: u32,
@@ -54,56 +54,56 @@ pub enum WrOp {
     Read {
         /// Address at the peer.
         va: u64,
-        /// Key of the peer's region.
+        /// Remote key of the peer's region or memory window.
         rkey: RKey,
     },
-    /// Atomic operation on 8 bytes of the peer's memory; returns the old value.
+    /// Atomic operation on 8 bytes of the peer's memory, which returns the original value.
     Atomic {
         /// Address at the peer, a multiple of 8.
         va: u64,
-        /// Key of the peer's region.
+        /// Remote key of the peer's region or memory window.
         rkey: RKey,
         /// Operation to perform.
         op: AtomicOp,
     },
-    /// ATOMIC WRITE: stores 8 bytes in the peer's memory atomically.
+    /// ATOMIC WRITE: atomically stores 8 bytes in the peer's memory.
     AtomicWrite {
         /// Address at the peer, a multiple of 8.
         va: u64,
-        /// Key of the peer's region.
+        /// Remote key of the peer's region or memory window.
         rkey: RKey,
         /// Bytes to store.
         value: [u8; 8],
     },
-    /// FLUSH: completes once all earlier WRITEs to the range have the requested placement.
+    /// FLUSH: completes once all earlier WRITEs to the range have reached the requested placement.
     Flush {
         /// Address of the first byte at the peer.
         va: u64,
-        /// Key of the peer's region.
+        /// Remote key of the peer's region or memory window.
         rkey: RKey,
         /// Length of the range in bytes.
         len: u32,
         /// Requested placement.
         placement: Placement,
-        /// Whether the whole region is flushed, whatever the range is.
+        /// Whether the whole region is flushed, regardless of the range.
         whole_region: bool,
     },
-    /// Binds a memory window.
+    /// BIND_MW: binds a memory window.
     BindMw(Bind),
-    /// Registration of a range of a fast-registered region (REG_MR).
+    /// REG_MR: registers a range of a fast-registered region.
     RegMr(FastReg),
-    /// Invalidates the key of a local type 2 memory window or fast-registered region, once all earlier work
-    /// requests are complete.
+    /// LOCAL_INV: invalidates the key of a local type 2 memory window or fast-registered region, once all
+    /// earlier work requests are complete.
     LocalInv(RKey),
 }
 
 bitflags! {
-    /// Placement types of a FLUSH, with the bits of a FETH.
+    /// FLUSH placement types, with the bit values of the FETH.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     pub struct Placement: u32 {
         /// Global visibility: every reader at the peer sees the data.
         const GLOBAL = Feth::GLOBAL;
-        /// Persistence: the data survives a power loss, if the memory does.
+        /// Persistence: the data survives a power loss, provided that the memory does.
         const PERSISTENT = Feth::PERSISTENT;
     }
 }
@@ -117,8 +117,8 @@ impl Placement {
 }
 
 impl WrOp {
-    /// Returns the operation of the packets, and the immediate or invalidate header (ImmDt, IETH) of the last
-    /// one. `None` for a local operation, which has no packets.
+    /// Returns the packets' operation, and the header (ImmDt or IETH) that the last packet carries in
+    /// addition. Returns `None` for a local operation, which has no packets.
     pub fn on_wire(self) -> Option<(Operation, HeaderSet)> {
         Some(match self {
             WrOp::Send => (Operation::Send, HeaderSet::NONE),
@@ -137,8 +137,7 @@ impl WrOp {
         })
     }
 
-    /// Reports whether the operation has a response of its own, so that an acknowledgement does not complete
-    /// it.
+    /// Reports whether the operation is completed by a response of its own rather than by an acknowledgement.
     pub const fn awaits_response(self) -> bool {
         matches!(
             self,
@@ -166,12 +165,12 @@ impl WrOp {
         !self.is_local() && !matches!(self, WrOp::AtomicWrite { .. } | WrOp::Flush { .. })
     }
 
-    /// Returns the access flags that the regions of the scatter/gather elements must grant.
+    /// Returns the access flags that the scatter/gather elements' regions must grant.
     pub const fn local_access(self) -> Access {
         if self.brings_data() { Access::LOCAL_WRITE } else { Access::LOCAL_READ }
     }
 
-    /// Returns the opcode of the completion.
+    /// Returns the opcode that the completion reports.
     pub const fn completion_opcode(self) -> WcOpcode {
         match self {
             WrOp::Send | WrOp::SendWithImm(_) | WrOp::SendWithInv(_) => WcOpcode::Send,
@@ -193,30 +192,30 @@ impl WrOp {
 pub struct SendFlags {
     /// Whether the work request generates a completion on success; errors always generate one.
     pub signaled: bool,
-    /// Whether the work request requests a solicited event at the peer's completion queue.
+    /// Whether the message requests a solicited event at the peer's completion queue.
     pub solicited: bool,
-    /// Whether the work request waits for all earlier READs and atomics of its queue.
+    /// Whether the work request waits for all earlier READs and atomics on its queue.
     pub fence: bool,
 }
 
 impl SendFlags {
-    /// Flags of a signaled work request without a solicited event or a fence.
+    /// Flags of a signaled work request that has neither a solicited event nor a fence.
     pub const SIGNALED: SendFlags = SendFlags { signaled: true, solicited: false, fence: false };
 }
 
-/// Data of a send work request.
+/// Data of a send work request: registered memory or inline bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WrData<'a> {
     /// Scatter/gather elements in registered memory.
     Sges(&'a [Sge]),
-    /// Inline data, copied while posting, so that the buffer can be reused at once.
+    /// Inline data, which is copied when posted, so that the buffer can be reused immediately.
     Inline(&'a [u8]),
     /// Inline data in several pieces, which are concatenated.
     InlineList(&'a [&'a [u8]]),
 }
 
 impl<'a> WrData<'a> {
-    /// Returns the pieces of inline data.
+    /// Returns the pieces of inline data; none if the data is not inline.
     pub(super) fn inline(&self) -> &[&'a [u8]] {
         match self {
             WrData::Sges(_) => &[],
@@ -234,7 +233,7 @@ impl<'a> WrData<'a> {
     }
 }
 
-/// Address and key of memory at a peer, for WRITEs, READs, atomics and FLUSHes.
+/// Address and key of a peer's memory, for WRITEs, READs, atomics and FLUSHes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RemoteAddr {
     /// Address of the first byte.
@@ -243,7 +242,7 @@ pub struct RemoteAddr {
     pub rkey: RKey,
 }
 
-/// Send work request. A constructor creates it for an operation; methods add options to it.
+/// Send work request. The constructors choose the operation; the other methods set options.
 ///
 /// A new work request is signaled and has no destination, no fence and no solicited event.
 ///
@@ -266,20 +265,20 @@ pub struct RemoteAddr {
 #[must_use = "a work request has no effect before it is posted"]
 #[non_exhaustive]
 pub struct SendWr<'a> {
-    /// Identifier that the completion returns.
+    /// Identifier, returned in the completion.
     pub wr_id: u64,
     /// Operation to perform.
     pub op: WrOp,
     /// Data to send, or memory in which response data is stored.
     pub data: WrData<'a>,
-    /// Flags of the work request.
+    /// Flags: completion, solicited event and fence.
     pub flags: SendFlags,
-    /// Destination, for UD and XRC queue pairs; others send to their peer.
+    /// Destination, for UD and XRC queue pairs; all others send to their connected peer.
     pub to: Option<Destination>,
 }
 
-/// Constructors, one for each operation. `sges` is the data to send or, for READs and atomics, the memory
-/// that the response is stored in.
+/// Constructors, one per operation. `sges` is the data to send or, for READs and atomics, the memory in which
+/// the response is stored.
 impl<'a> SendWr<'a> {
     /// Creates a work request for any operation.
     pub const fn new(wr_id: u64, op: WrOp, sges: &'a [Sge]) -> SendWr<'a> {
@@ -296,8 +295,8 @@ impl<'a> SendWr<'a> {
         Self::new(wr_id, WrOp::SendWithImm(imm), sges)
     }
 
-    /// Creates a SEND with invalidate. At the peer, it invalidates `rkey`, the key of a memory window or
-    /// fast-registered region.
+    /// Creates a SEND with invalidate, which also invalidates `rkey`, the key of a memory window or
+    /// fast-registered region at the peer.
     pub const fn send_inval(wr_id: u64, sges: &'a [Sge], rkey: RKey) -> SendWr<'a> {
         Self::new(wr_id, WrOp::SendWithInv(rkey), sges)
     }
@@ -317,7 +316,8 @@ impl<'a> SendWr<'a> {
         Self::new(wr_id, WrOp::Read { va: from.va, rkey: from.rkey }, sges)
     }
 
-    /// Creates an atomic compare-and-swap on 8 bytes; the original value is stored in the 8 bytes of `sges`.
+    /// Creates an atomic compare-and-swap on 8 bytes. The original value is stored in `sges`, which must hold
+    /// 8 bytes.
     pub const fn compare_swap(
         wr_id: u64,
         sges: &'a [Sge],
@@ -329,7 +329,8 @@ impl<'a> SendWr<'a> {
         Self::new(wr_id, WrOp::Atomic { va: at.va, rkey: at.rkey, op }, sges)
     }
 
-    /// Creates an atomic fetch-and-add on 8 bytes; the original value is stored in the 8 bytes of `sges`.
+    /// Creates an atomic fetch-and-add on 8 bytes. The original value is stored in `sges`, which must hold 8
+    /// bytes.
     pub const fn fetch_add(wr_id: u64, sges: &'a [Sge], at: RemoteAddr, add: u64) -> SendWr<'a> {
         let op = AtomicOp::FetchAdd(add);
         Self::new(wr_id, WrOp::Atomic { va: at.va, rkey: at.rkey, op }, sges)
@@ -340,8 +341,8 @@ impl<'a> SendWr<'a> {
         Self::new(wr_id, WrOp::AtomicWrite { va: at.va, rkey: at.rkey, value }, &[])
     }
 
-    /// Creates a FLUSH, which completes when all earlier WRITEs to the `len` bytes at `at` have the given
-    /// placement.
+    /// Creates a FLUSH, which completes once all earlier WRITEs to the `len` bytes at `at` have reached the
+    /// given placement.
     pub const fn flush(wr_id: u64, at: RemoteAddr, len: u32, placement: Placement) -> SendWr<'a> {
         let op = WrOp::Flush { va: at.va, rkey: at.rkey, len, placement, whole_region: false };
         Self::new(wr_id, op, &[])
@@ -384,7 +385,7 @@ impl<'a> SendWr<'a> {
         self
     }
 
-    /// Makes the work request wait for all earlier READs and atomics of its queue.
+    /// Makes the work request wait for all earlier READs and atomics on its queue.
     pub const fn fence(mut self) -> SendWr<'a> {
         self.flags.fence = true;
         self
@@ -396,21 +397,21 @@ impl<'a> SendWr<'a> {
         self
     }
 
-    /// Replaces the data by scatter/gather elements in registered memory.
+    /// Replaces the data with scatter/gather elements in registered memory.
     pub const fn sges(mut self, sges: &'a [Sge]) -> SendWr<'a> {
         self.data = WrData::Sges(sges);
         self
     }
 
-    /// Replaces the data by `bytes`, which posting copies: the buffer need not be registered and can be
-    /// reused at once. For SENDs and WRITEs, up to the queue's
+    /// Replaces the data with `bytes`, which are copied when posted: the buffer need not be registered and
+    /// can be reused immediately. Supported for SENDs and WRITEs, up to the queue's
     /// [`max_inline`](crate::transport::SendCaps::max_inline) bytes.
     pub const fn inline(mut self, bytes: &'a [u8]) -> SendWr<'a> {
         self.data = WrData::Inline(bytes);
         self
     }
 
-    /// Replaces the data by all `pieces`, one after the other, as [`inline`](Self::inline) does.
+    /// Replaces the data with the concatenated `pieces`, which are copied like [`inline`](Self::inline) data.
     pub const fn inline_list(mut self, pieces: &'a [&'a [u8]]) -> SendWr<'a> {
         self.data = WrData::InlineList(pieces);
         self
@@ -422,28 +423,28 @@ impl<'a> SendWr<'a> {
         self
     }
 
-    /// Sets the shared receive queue at the peer, which an XRC queue pair sends to.
+    /// Sets the peer's shared receive queue as the destination (XRC).
     pub fn to_srq(self, srq: super::SrqId) -> SendWr<'a> {
         self.to(Destination::Srq(srq))
     }
 }
 
-/// Destination of a work request that is not implied by the connection.
+/// Destination of a work request, for services whose connection does not determine it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Destination {
     /// Destination of a datagram.
     Qp {
-        /// Protection domain of the address handle; must be that of the QP.
+        /// Protection domain of the address handle, which must be the QP's.
         pd: PdId,
         /// Address vector of the peer.
         av: super::AddressVector,
         /// QP number of the peer.
         qpn: Qpn,
-        /// Queue key of the peer. If its highest bit is set, the QP's own queue key is sent instead (IBA
-        /// 10.2.5).
+        /// Queue key of the peer. If its most significant bit is set, the QP's own queue key is sent
+        /// instead (IBA 10.2.5).
         qkey: QKey,
     },
-    /// Shared receive queue of the peer (XRC), which supplies the receives and the protection domain.
+    /// Shared receive queue at the peer (XRC), which supplies the receives and their protection domain.
     Srq(super::SrqId),
 }
 
@@ -452,15 +453,15 @@ pub enum Destination {
 #[must_use = "a work request has no effect before it is posted"]
 #[non_exhaustive]
 pub struct RecvWr<'a> {
-    /// Identifier that the completion returns.
+    /// Identifier, returned in the completion.
     pub wr_id: u64,
     /// Buffers for the data of a SEND, filled in order.
     pub sges: &'a [Sge],
 }
 
 impl<'a> RecvWr<'a> {
-    /// Creates a receive into `sges`, which are filled in order. If the list is empty, the receive accepts
-    /// only messages without data.
+    /// Creates a receive into `sges`, which are filled in order. If `sges` is empty, the receive accepts only
+    /// messages without data.
     pub const fn new(wr_id: u64, sges: &'a [Sge]) -> RecvWr<'a> {
         RecvWr { wr_id, sges }
     }
@@ -471,18 +472,18 @@ impl<'a> RecvWr<'a> {
     }
 }
 
-/// Reason why a work request of a list was refused.
+/// Reason why a work request in a list was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("work request {index} of the list was not posted: {error}")]
 pub struct PostListError {
-    /// Index of the first work request that was refused. The ones before it were posted, unless the function
+    /// Index of the first work request that was refused. Those before it were posted, unless the function
     /// posts either the whole list or nothing.
     pub index: usize,
     /// Reason why the work request was refused.
     pub error: PostError,
 }
 
-/// Status of a completed work request, with the numbers of verbs.
+/// Completion status, with the values of `enum ibv_wc_status`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error, strum::FromRepr)]
 #[repr(u32)]
 #[non_exhaustive]
@@ -490,7 +491,7 @@ pub enum WcStatus {
     /// Success.
     #[error("success")]
     Success = 0,
-    /// Message longer than the buffers of the receive.
+    /// Message longer than the receive's buffers.
     #[error("local length error")]
     LocLenErr = 1,
     /// Operation that the QP does not support or permit.
@@ -499,7 +500,7 @@ pub enum WcStatus {
     /// Local key, range or permission violation.
     #[error("local protection error")]
     LocProtErr = 4,
-    /// Flushed: the QP went to the error state before the work request was complete.
+    /// Flushed: the QP entered the error state before the work request was complete.
     #[error("work request flushed")]
     WrFlushErr = 5,
     /// Memory management operation error: a failed window bind, fast registration or invalidation.
@@ -520,15 +521,16 @@ pub enum WcStatus {
     /// The peer failed to execute the request.
     #[error("remote operation error")]
     RemOpErr = 11,
-    /// The peer did not respond within the retry count.
+    /// The peer did not respond before the retries were used up.
     #[error("transport retry counter exceeded")]
     RetryExcErr = 12,
-    /// The peer posted no receive within the RNR retry count.
+    /// The peer did not post a receive before the RNR retries were used up.
     #[error("RNR retry counter exceeded")]
     RnrRetryExcErr = 13,
 }
 
-/// Kind of a completed work request, with the numbers of verbs.
+/// Kind of a completed work request, with the values of `enum ibv_wc_opcode` except for
+/// [`RegMr`](Self::RegMr).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, strum::FromRepr)]
 #[repr(u32)]
 #[non_exhaustive]
@@ -551,11 +553,12 @@ pub enum WcOpcode {
     Flush = 8,
     /// An ATOMIC WRITE.
     AtomicWrite = 9,
-    /// Fast registration. Verbs assigns no number to it, so this is the first number reserved for drivers.
+    /// Fast registration, for which libibverbs has no opcode. 135 is the first value reserved for drivers
+    /// (`IBV_WC_DRIVER1`).
     RegMr = 135,
-    /// A receive that a SEND consumed.
+    /// A receive consumed by a SEND.
     Recv = 128,
-    /// A receive that a WRITE with immediate consumed.
+    /// A receive consumed by a WRITE with immediate.
     RecvRdmaWithImm = 129,
 }
 
@@ -584,36 +587,37 @@ impl fmt::Display for WcOpcode {
 pub struct Completion {
     /// Identifier of the work request.
     pub wr_id: u64,
-    /// Result. On an error only `wr_id`, `status`, `qpn` and `vendor_err` are valid.
+    /// Status of the work request. If it is an error, only `wr_id`, `status`, `qpn` and `vendor_err` are
+    /// valid.
     pub status: WcStatus,
     /// Kind of work request.
     pub opcode: WcOpcode,
-    /// Number of bytes received, read or swapped; for sends the length of the message. Includes the 40 bytes
-    /// of the routing header for a UD receive.
+    /// Number of bytes received, read or swapped; for sends, the message length. For a UD receive, it
+    /// includes the 40 bytes of the routing header.
     pub byte_len: u32,
     /// Immediate data, if the message carried any.
     pub imm: Option<u32>,
-    /// Local key that the SEND invalidated, if any.
+    /// Local key invalidated by the SEND, if any.
     pub invalidated: Option<RKey>,
     /// Number of the QP.
     pub qpn: Qpn,
-    /// Number of the peer's QP.
+    /// QP number of the peer or, for a datagram, of its sender.
     pub src_qpn: Qpn,
-    /// Vendor error code, which details the status; 0 for none.
+    /// Vendor-specific error code that refines the status; 0 for none.
     pub vendor_err: u32,
     /// Whether the peer requested a solicited event.
     pub solicited: bool,
     /// Whether the first 40 bytes of the receive hold the routing header (UD).
     pub grh: bool,
-    /// Whether the routing header is an IPv4 header, in the last 20 of the 40 bytes, rather than an IPv6
+    /// Whether the routing header is an IPv4 header, in the last 20 of the 40 bytes, instead of an IPv6
     /// header (UD).
     pub over_ipv4: bool,
-    /// Index of the partition key of the message.
+    /// Partition key table index of the message's partition key.
     pub pkey_index: u16,
 }
 
 impl Completion {
-    /// Returns a completion without data, for tests of code that handles completions.
+    /// Returns a completion without data, for testing code that handles completions.
     pub fn new(wr_id: u64, qpn: Qpn, opcode: WcOpcode, status: WcStatus) -> Completion {
         Completion {
             wr_id,
@@ -633,7 +637,7 @@ impl Completion {
     }
 }
 
-/// Handle of a completion queue, unique in its context.
+/// Handle of a completion queue, unique within its context.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct CqId(pub u32);
 
@@ -650,7 +654,7 @@ pub enum PostError {
     /// The queue is full: all slots hold incomplete work requests.
     #[error("the queue is full: all {0} work requests are outstanding")]
     QueueFull(u32),
-    /// More scatter/gather elements than the queue was created for.
+    /// There are more scatter/gather elements than the queue permits.
     #[error("{got} scatter/gather elements exceed the queue's limit of {max}")]
     TooManySges {
         /// Number of scatter/gather elements given.
@@ -658,7 +662,7 @@ pub enum PostError {
         /// Limit of the queue.
         max: u32,
     },
-    /// More inline data than the queue was created for.
+    /// There is more inline data than the queue permits.
     #[error("{got} bytes of inline data exceed the queue's limit of {max}")]
     InlineTooLong {
         /// Number of bytes given.
@@ -666,20 +670,20 @@ pub enum PostError {
         /// Limit of the queue.
         max: u32,
     },
-    /// The operation cannot have inline data: READs and atomics send none, but return data.
+    /// The operation cannot have inline data: READs and atomics return data rather than send it.
     #[error("{0:?} cannot have inline data")]
     InlineNotAllowed(WcOpcode),
     /// The message exceeds 2^31 bytes.
     #[error("{0} bytes exceed the longest message, 2^31")]
     TooLong(u64),
-    /// The scatter/gather elements of an atomic do not have 8 bytes in total (every personality but `strict`
-    /// accepts more than 8).
+    /// The scatter/gather elements of an atomic do not total 8 bytes (all personalities except `strict`
+    /// accept more than 8).
     #[error("an atomic needs 8 bytes for its result, not {0}")]
     AtomicLength(u64),
-    /// The operation has no data, but scatter/gather elements or inline data were given.
+    /// Scatter/gather elements or inline data were given for an operation without data.
     #[error("{0:?} does not accept scatter/gather elements or inline data")]
     NoData(WcOpcode),
-    /// `bind_mw` binds type 1 memory windows only.
+    /// `bind_mw` binds only type 1 memory windows.
     #[error("bind_mw does not bind a window of {0:?}: post a BIND_MW work request")]
     WindowKind(WindowKind),
     /// The FLUSH has no placement type.
@@ -688,12 +692,13 @@ pub enum PostError {
     /// The service does not support this operation.
     #[error("a {0:?} QP does not support {1:?}")]
     Unsupported(QpType, WcOpcode),
-    /// The destination does not fit the service: UD needs a QP, XRC a shared receive queue, other services none.
+    /// The destination does not suit the service: UD requires a QP, XRC a shared receive queue, and other
+    /// services none.
     #[error(
         "the destination does not fit the service: UD needs a QP, XRC a shared receive queue, other services none"
     )]
     Destination,
-    /// The address handle belongs to another protection domain than the QP.
+    /// The address handle and the QP belong to different protection domains.
     #[error(
         "the address handle belongs to {handle:?}, the QP to {qp:?}: create the handle in the QP's protection domain"
     )]
@@ -703,13 +708,13 @@ pub enum PostError {
         /// Protection domain of the QP.
         qp: PdId,
     },
-    /// The address vector is not usable on the port.
+    /// The port cannot use the address vector.
     #[error("no path to the destination: {0}")]
     Address(super::AddressError),
-    /// The QP has a shared receive queue, to which receives have to be posted instead.
+    /// The QP uses a shared receive queue, to which receives must be posted instead.
     #[error("the QP has a shared receive queue: post the receive there")]
     SharedQueue,
-    /// The QP was configured without READ and atomic resources.
+    /// The QP was configured without resources for READs and atomics (max_rd_atomic is 0).
     #[error("READs and atomics need max_rd_atomic above 0")]
     NoReadResources,
 }

@@ -1,4 +1,4 @@
-//! Devices under the names and attributes that libibverbs programs see.
+//! Adapters: devices with the names and attributes that libibverbs programs see.
 
 use std::net::IpAddr;
 
@@ -8,16 +8,16 @@ use crate::wire::Gid;
 
 /// A device as libibverbs programs see it: a numbered name, one link, one port. The library that these
 /// programs load, the directory tree that `urxe run` writes for them, and `urxe devinfo` all use this type,
-/// so that they agree.
+/// so that they report the same attributes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Adapter {
-    /// Link that carries the packets.
+    /// Link over which the adapter sends and receives packets.
     pub link: LinkSpec,
     /// Name of the network interface; empty if the link has none.
     pub interface: String,
-    /// Whether the interface has a carrier; true for an adapter without an interface.
+    /// Whether the interface has a carrier; true if the adapter has no interface.
     pub active: bool,
-    /// MAC address of the link; zeros if there is none.
+    /// MAC address of the link; zero if there is none.
     pub mac: [u8; 6],
     /// GID table; never empty.
     pub gids: Vec<Gid>,
@@ -27,31 +27,31 @@ pub struct Adapter {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdapterError {
-    /// The machine has no such address or interface name.
+    /// This machine has no such address or interface.
     #[error("no such link 'udp:{name}': available links are udp, {}", available.join(", "))]
     NotLocal {
-        /// The requested address or name.
+        /// Requested address or interface name.
         name: String,
         /// Links that exist.
         available: Vec<String>,
     },
-    /// The interface of a packet link has no address.
+    /// A packet link was requested on an interface without an address.
     #[error("interface {interface} has no address: add ip=ADDRESS/PREFIX to the link")]
     NoAddress {
         /// Name of the interface.
         interface: String,
     },
-    /// The specification of a frames link has no address.
+    /// A frames link was specified without an address.
     #[error("a frames link requires ip=ADDRESS/PREFIX")]
     NoFramesAddress,
-    /// A fabric exists within one program only, so it is not an adapter of the machine.
+    /// A fabric exists only within one program, so it is not an adapter of this machine.
     #[error("a fabric exists within one program only: use udp[:ADDR], udp:IF, packet:IF or frames:…")]
     Fabric,
 }
 
 impl Adapter {
-    /// Lists the adapters of a link. Without a link, or for a UDP link without an address, lists one for each
-    /// of the [`devices`] of this machine. The n-th adapter is named `urxe{n}`.
+    /// Lists the adapters of a link. For `None` or a UDP link without an address, lists one adapter for each
+    /// of this machine's [`devices`]. The n-th adapter is named `urxe{n}`.
     ///
     /// # Errors
     /// [`AdapterError::NotLocal`] if the machine has no such address or interface;
@@ -113,13 +113,14 @@ impl Adapter {
         Ok(Adapter { mac: owner.mac, ..Adapter::new_udp(link, &owner, &owner.addresses) })
     }
 
-    /// Returns the main address, which represents the adapter.
+    /// Returns the primary address, from which the LID and, without a MAC address, the node GUID are derived.
     pub fn address(&self) -> IpAddr {
         let addresses: Vec<IpAddr> = self.gids.iter().map(|gid| gid.ip()).collect();
         primary_address(&addresses).unwrap_or(self.gids[0].ip())
     }
 
-    /// Returns the node GUID, unique in the network; an open NIC of this adapter has the same one.
+    /// Returns the node GUID, which is unique in the network. A NIC opened on this adapter has the same node
+    /// GUID.
     pub fn guid(&self) -> u64 {
         node_guid(self.mac, &[self.address()])
     }

@@ -1,10 +1,10 @@
-//! Address handles, and the path back to the sender of a datagram.
+//! Address handles, and the path back to a datagram's sender.
 
 use super::{Context, CreateError, Pd};
 use crate::transport::{AddressVector, Completion, Destination};
 use crate::wire::{Flow, Gid, QKey, Qpn, grh};
 
-/// An address handle: a path to a port, for datagrams.
+/// An address handle: the path along which datagrams reach a port.
 #[derive(Clone, Debug)]
 pub struct Ah {
     pd: Pd,
@@ -25,7 +25,7 @@ impl Pd {
         Ok(Ah { pd: self.clone(), av: *av })
     }
 
-    /// Creates an address handle for the sender of a datagram (`ibv_create_ah_from_wc`); `header` is the
+    /// Creates an address handle for the sender of a datagram (`ibv_create_ah_from_wc`). `header` is the
     /// first [`grh::LEN`] bytes of the receive buffer.
     ///
     /// # Errors
@@ -38,9 +38,9 @@ impl Pd {
 }
 
 impl Context {
-    /// Returns the path back to the sender of a datagram; `header` is the first [`grh::LEN`] bytes of the
-    /// receive buffer. `None` if they are no routing header, or the datagram was sent to an address that the
-    /// port does not have.
+    /// Returns the path back to the sender of a datagram. `header` is the first [`grh::LEN`] bytes of the
+    /// receive buffer. Returns `None` if these bytes are not a routing header, or if the port does not have
+    /// the datagram's destination address.
     pub fn reverse_path(&self, header: &[u8; grh::LEN]) -> Option<AddressVector> {
         let from = grh::flow(header)?;
         Some(AddressVector {
@@ -53,8 +53,8 @@ impl Context {
     }
 }
 
-/// Returns the index of the GID that a datagram was sent to or, if that is a multicast group, of the GID that
-/// suits its sender.
+/// Returns the index of the GID to which a datagram was sent or, if that is a multicast group, of the GID
+/// that best matches its sender.
 fn index_of(context: &Context, from: &Flow) -> Option<u8> {
     if from.dst.is_multicast() {
         return context.gid_towards(from.src.into());
@@ -73,8 +73,8 @@ impl Ah {
         &self.av
     }
 
-    /// Returns a queue pair at this address as the destination of a datagram; use [`Qpn::MULTICAST`] if the
-    /// path leads to a group.
+    /// Returns a datagram destination: the queue pair `qpn` at this handle's address. Use [`Qpn::MULTICAST`]
+    /// if the address is a multicast group.
     pub fn to(&self, qpn: Qpn, qkey: QKey) -> Destination {
         Destination::Qp { pd: self.pd.id(), av: self.av, qpn, qkey }
     }

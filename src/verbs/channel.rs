@@ -1,5 +1,4 @@
-//! Completion channels, which receive the events of completion queues, and the acknowledgement of those
-//! events.
+//! Completion channels, which deliver completion queue events, and the acknowledgement of these events.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,8 +14,8 @@ use super::cq::CqInner;
 use super::{AckError, Context, Cq, CreateError, WaitError};
 use crate::driver::deadline_after;
 
-/// A completion channel: the receiver of completion queue events. Its descriptor is readable while an event
-/// is queued. Cheap to clone.
+/// A completion channel: a queue of completion queue events. Its descriptor is readable while an event is
+/// queued. Cheap to clone.
 #[derive(Clone)]
 pub struct CompletionChannel(Arc<ChannelInner>);
 
@@ -27,7 +26,7 @@ struct ChannelInner {
 }
 
 impl Context {
-    /// Creates a completion channel: a file descriptor that is readable while completion queues have events.
+    /// Creates a completion channel. Its file descriptor is readable while an event is queued.
     ///
     /// # Errors
     /// [`CreateError::Channel`]; [`CreateError::DeviceFatal`].
@@ -45,12 +44,12 @@ impl CompletionChannel {
         Ok(CompletionChannel(Arc::new(ChannelInner { context, readable, events: Mutex::default() })))
     }
 
-    /// Returns the context that the channel belongs to.
+    /// Returns the channel's context.
     pub fn context(&self) -> &Context {
         &self.0.context
     }
 
-    /// Returns the oldest event, if there is one. Never blocks: poll the descriptor to wait, or see
+    /// Returns the oldest event, if any, without blocking. To wait, poll the descriptor or call
     /// [`get_event`](Self::get_event).
     pub fn next_event(&self) -> Option<CqEvent> {
         loop {
@@ -66,7 +65,7 @@ impl CompletionChannel {
         }
     }
 
-    /// Blocks until there is an event and returns it (`ibv_get_cq_event`).
+    /// Waits for an event, and returns it (`ibv_get_cq_event`).
     ///
     /// # Errors
     /// [`WaitError::TimedOut`]; [`WaitError::Interrupted`] by a signal; [`WaitError::Idle`] in virtual time.
@@ -102,7 +101,7 @@ impl AsFd for CompletionChannel {
     }
 }
 
-/// For reactors that need a descriptor, such as `tokio::io::unix::AsyncFd`. Take events with
+/// Descriptor for reactors such as `tokio::io::unix::AsyncFd`. Take events with
 /// [`next_event`](CompletionChannel::next_event), not by reading from the descriptor.
 impl AsRawFd for CompletionChannel {
     fn as_raw_fd(&self) -> RawFd {
@@ -116,11 +115,11 @@ impl fmt::Debug for CompletionChannel {
     }
 }
 
-/// An event of a completion queue; dereferences to the queue. Dropping it acknowledges the event.
+/// A completion queue event, which dereferences to the queue. Dropping it acknowledges the event.
 #[must_use = "dropping it acknowledges the event"]
 pub struct CqEvent {
     cq: Cq,
-    /// Whether the caller acknowledges the event.
+    /// Whether acknowledging the event is left to the caller.
     is_caller_acked: bool,
 }
 
@@ -130,8 +129,8 @@ impl CqEvent {
         CqEvent { cq, is_caller_acked: false }
     }
 
-    /// Returns the queue and leaves the acknowledgement to the caller ([`Cq::ack_events`]), for interfaces
-    /// that separate the two, such as `ibv_get_cq_event` and `ibv_ack_cq_events`.
+    /// Returns the queue, and leaves acknowledging the event to the caller ([`Cq::ack_events`]), for
+    /// interfaces that separate the two, such as `ibv_get_cq_event` and `ibv_ack_cq_events`.
     pub fn into_cq(mut self) -> Cq {
         self.is_caller_acked = true;
         self.cq.clone()
@@ -159,7 +158,7 @@ impl fmt::Debug for CqEvent {
     }
 }
 
-/// Counts of a queue's events: those retrieved from its channel, and those acknowledged.
+/// Counts of a completion queue's retrieved and acknowledged events.
 #[derive(Default)]
 pub(super) struct EventAcks(Mutex<Counts>, Condvar);
 
@@ -175,7 +174,7 @@ impl EventAcks {
         counts.retrieved - counts.acknowledged
     }
 
-    /// Acknowledges `n` events. Returns false, and acknowledges none, if fewer are unacknowledged.
+    /// Acknowledges `n` events. Returns false, without acknowledging any, if fewer are unacknowledged.
     fn acknowledge(&self, n: u64) -> bool {
         let mut counts = self.0.lock();
         let is_valid = n <= counts.retrieved - counts.acknowledged;
@@ -186,8 +185,8 @@ impl EventAcks {
         is_valid
     }
 
-    /// Blocks until all events are acknowledged or `timeout` has passed; returns the number of unacknowledged
-    /// events.
+    /// Blocks until all events are acknowledged or `timeout` has passed, and returns the number of
+    /// unacknowledged events.
     pub fn wait(&self, timeout: Duration) -> u64 {
         let deadline = deadline_after(timeout);
         let mut counts = self.0.lock();
@@ -199,12 +198,12 @@ impl EventAcks {
 }
 
 impl Cq {
-    /// Returns the number of events that were retrieved from a channel and are not acknowledged.
+    /// Returns the number of events retrieved from a channel but not yet acknowledged.
     pub fn unacked_events(&self) -> u64 {
         self.0.acks.unacknowledged()
     }
 
-    /// Acknowledges `n` events that were retrieved with [`CqEvent::into_cq`] (`ibv_ack_cq_events`).
+    /// Acknowledges `n` events retrieved with [`CqEvent::into_cq`] (`ibv_ack_cq_events`).
     ///
     /// # Errors
     /// [`AckError`] if there are fewer unacknowledged events; then none is acknowledged.

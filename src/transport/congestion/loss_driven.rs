@@ -1,39 +1,38 @@
-//! Congestion window driven by losses: the window of the link, reduced when packets are lost.
+//! Loss-based congestion control: starts with the link's window and reduces it when packets are lost.
 
 use super::cost::packet_cost;
 use super::{Controller, PathState};
 use crate::wire::Mtu;
 
-/// Divisor of the window's upper bound: the window is at most this fraction of the data delivered between two
-/// losses, because go-back-N retransmits a whole window per loss.
+/// Divisor that bounds the window to a fraction of the data delivered between two losses, because go-back-N
+/// retransmits a whole window per loss.
 const LOSS_INTERVAL_PARTS: u64 = 10;
 
-/// Number of packets in flight that keeps both ends busy. The bound by [`LOSS_INTERVAL_PARTS`] is not lower,
-/// unless less than two such windows are delivered between two losses.
+/// Number of packets in flight that keeps both ends busy. The window's upper bound is at least this many
+/// packets, or half of the data delivered between two losses if that is less.
 const BUSY_PACKETS: u64 = 48;
 
-/// Minimum congestion window in packets, however many losses there are.
+/// Minimum congestion window in packets, regardless of the loss rate.
 const MIN_PACKETS: u64 = 2;
 
-/// Congestion control driven by losses. A loss reduces the window by a quarter, or by half if nothing has
-/// been acknowledged since the previous loss: a queue on the path was full, and going back to the lost packet
+/// Loss-based congestion control. A loss reduces the window by a quarter, or by half if nothing has been
+/// acknowledged since the previous loss: a loss means that a queue on the path was full, and retransmitting
 /// with the whole previous window would overflow it again. The window grows by half of the acknowledged data,
-/// up to the size that pays off at the measured rate of random losses.
+/// up to a bound that depends on the measured rate of random losses.
 #[derive(Debug)]
 pub struct LossDriven {
     /// Window in flight cost.
     size: u64,
-    /// Smoothed amount of data delivered between two losses; `None` before the first loss.
+    /// Smoothed amount of data delivered between two losses, in flight cost; `None` before the first loss.
     interval: Option<u64>,
     /// Data acknowledged since the last loss.
     arrived: u64,
-    /// Bandwidth-delay product estimate at the last loss; a smaller window would leave the path idle.
+    /// Bandwidth-delay product estimated at the last loss; a smaller window would leave the path idle.
     pipe: u64,
 }
 
 impl Default for LossDriven {
-    /// Returns a controller that has seen no loss, so that only the window of the link limits the congestion
-    /// window.
+    /// Returns a controller that has seen no loss, whose window is limited only by the link's window.
     fn default() -> LossDriven {
         LossDriven { size: u64::MAX, interval: None, arrived: 0, pipe: 0 }
     }
@@ -88,8 +87,7 @@ mod tests {
     const LONG_PATH: PathState =
         PathState { rtt: Some(RoundTrip { smoothed: 1_000_000, min: 1_000_000 }), ..PATH };
 
-    /// Returns the window, in packets, that results if a packet is lost after every `packets` delivered
-    /// packets.
+    /// Returns the steady-state window, in packets, if one packet is lost after every `packets` delivered.
     fn settled(packets: u64) -> u64 {
         let mut w = LossDriven::default();
         for _ in 0..200 {

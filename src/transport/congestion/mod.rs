@@ -1,4 +1,4 @@
-//! Congestion control: how much a requester may have in flight.
+//! Congestion control: limits how much a requester may have in flight.
 //!
 //! A [`Controller`] learns of acknowledgements and losses and returns a congestion window in flight cost. It
 //! sends nothing and has no timers. The requester compares what it has in flight with the window before each
@@ -11,30 +11,30 @@ use crate::wire::Mtu;
 pub use cost::packet_cost;
 pub use loss_driven::LossDriven;
 
-/// Congestion control of one queue pair.
+/// Congestion controller of one queue pair.
 pub trait Controller: std::fmt::Debug {
-    /// Returns the congestion window in flight cost, at most `limit`, the window of the link.
+    /// Returns the congestion window in flight cost, at most `limit` (the link's window).
     fn window(&self, limit: u64) -> u64;
 
-    /// Handles the acknowledgement of packets of flight cost `acked`.
+    /// Handles the acknowledgement of packets with a total flight cost of `acked`.
     fn on_ack(&mut self, acked: u64, path: &PathState);
 
-    /// Handles the loss of a packet, before it is retransmitted.
+    /// Handles the loss of a packet. Called before the packet is retransmitted.
     fn on_loss(&mut self, path: &PathState);
 }
 
-/// State of the path that a [`Controller`] may use.
+/// Path state available to a [`Controller`].
 #[derive(Clone, Copy, Debug)]
 pub struct PathState {
-    /// Window of the link in flight cost, which is the maximum congestion window.
+    /// Window of the link in flight cost: the maximum congestion window.
     pub link_window: u64,
-    /// Largest payload of a packet.
+    /// Path MTU: the maximum payload of a packet.
     pub mtu: Mtu,
     /// Round-trip times; `None` before the first sample.
     pub rtt: Option<RoundTrip>,
 }
 
-/// Round-trip times of a path in nanoseconds.
+/// Round-trip time statistics of a path, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct RoundTrip {
     /// Smoothed round-trip time (SRTT).
@@ -44,9 +44,9 @@ pub struct RoundTrip {
 }
 
 impl PathState {
-    /// Estimates the bandwidth-delay product: the share of `in_flight` that is on the wire, which is the
-    /// ratio of minimum to smoothed RTT. The remainder waits in queues, which lengthen the RTT. Returns 0
-    /// before the first RTT sample.
+    /// Estimates the bandwidth-delay product: the part of `in_flight` that is on the wire, which is
+    /// `in_flight` times the ratio of minimum to smoothed RTT. The rest waits in queues and lengthens the
+    /// RTT. Returns 0 before the first RTT sample.
     pub fn bandwidth_delay_product(&self, in_flight: u64) -> u64 {
         let share = |rtt: RoundTrip| in_flight as u128 * rtt.min as u128 / rtt.smoothed.max(1) as u128;
         self.rtt.map_or(0, |rtt| share(rtt) as u64)

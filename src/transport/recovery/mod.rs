@@ -1,4 +1,4 @@
-//! Loss recovery of a requester: decides when packets are retransmitted, and when it gives up.
+//! Loss recovery of a requester: decides when it retransmits packets, and when it gives up.
 //!
 //! | Event                          | Function                        | Decision |
 //! |--------------------------------|---------------------------------|----------|
@@ -38,7 +38,7 @@ use super::connection::Connection;
 use super::{Instant, MigrationState, Tuning, WcStatus};
 use crate::wire::Psn;
 
-/// State of loss recovery. PSNs before `end` have been sent before: sending them is a retransmission.
+/// Loss recovery state. PSNs before `end` have been sent before, so sending them is a retransmission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum State {
     /// Nothing in flight is known to be lost.
@@ -46,28 +46,28 @@ pub(super) enum State {
     Open,
     /// A probe timeout has expired, and no acknowledgement has arrived since.
     Probing,
-    /// Go-back-N: packets are retransmitted up to `end`.
+    /// Go-back-N: the packets before `end` are being retransmitted.
     Recovering { end: Psn },
-    /// The work request `wqe` was RNR-NAKed: nothing is sent until [`Timer::RnrWait`] expires.
+    /// The work request `wqe` was RNR-NAKed; nothing is sent until [`Timer::RnrWait`] expires.
     RnrWait { end: Psn, wqe: u64 },
-    /// The RNR wait is over: only the work request `wqe` is sent until it is acknowledged.
+    /// The RNR wait is over; nothing behind the work request `wqe` is sent until that one is acknowledged.
     RnrProbing { end: Psn, wqe: u64 },
 }
 
-/// Position of the requester in the PSN space.
+/// PSNs that delimit the packets in flight and those to be sent again.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Flight {
     /// Oldest unacknowledged PSN.
     pub snd_una: Psn,
     /// Next PSN to send, in the range from `snd_una` to `snd_max`.
     pub snd_nxt: Psn,
-    /// Highest PSN sent plus one.
+    /// Highest PSN sent, plus one.
     pub snd_max: Psn,
 }
 
 impl Flight {
-    /// Reports whether the oldest unacknowledged packet is also the next to send. If so, another sign of its
-    /// loss carries no new information and costs no retry.
+    /// Reports whether the oldest unacknowledged packet is also the next to send. If so, another indication
+    /// of its loss carries no new information and costs no retry.
     fn is_at_snd_una(&self) -> bool {
         self.snd_nxt == self.snd_una
     }
@@ -76,26 +76,26 @@ impl Flight {
 /// Packet loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Loss {
-    /// A packet was lost on the way: the congestion window is reduced.
+    /// A packet was lost on the path, which reduces the congestion window.
     OnPath,
-    /// The peer dropped packets after one that it RNR-NAKed: no sign of congestion.
+    /// The peer dropped the packets behind one that it RNR-NAKed, which does not indicate congestion.
     BehindRnrNak,
 }
 
-/// Decision that the requester carries out.
+/// Recovery action for the requester to carry out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     /// Nothing to do.
     Continue,
     /// Retransmits everything from `snd_una` on.
     GoBackN,
-    /// The retries are used up, and an alternate path is armed: migrates to it.
+    /// Migrates to the alternate path, because the retries are used up.
     FailPath,
-    /// The retries are used up: completes the oldest work request with this status.
+    /// Completes the oldest work request with the given status, because the retries are used up.
     Fail(WcStatus),
 }
 
-/// Loss recovery of one requester.
+/// Loss recovery state of one requester.
 #[derive(Debug, Default)]
 pub(super) struct Recovery {
     state: State,
@@ -103,19 +103,19 @@ pub(super) struct Recovery {
     retries: Retries,
     prober: Prober,
     rtt: RttEstimator,
-    /// PSN of the packet that the peer RNR-NAKed last.
+    /// PSN of the packet most recently RNR-NAKed by the peer.
     rnr_nakked: Option<Psn>,
-    /// PSN of a missing response because of which requests have already been retransmitted.
+    /// PSN of a missing response that has already triggered a retransmission.
     missing_response: Option<Psn>,
 }
 
 impl Recovery {
-    /// Creates the loss recovery of a connection that enters RTS.
+    /// Creates the loss recovery state of a connection that enters RTS.
     pub fn new(conn: &Connection) -> Recovery {
         Recovery { retries: Retries::new(conn), ..Recovery::default() }
     }
 
-    /// Stops all timers: nothing is in flight any more.
+    /// Stops all timers and discards a pending probe, because nothing is in flight any longer.
     pub fn stop(&mut self) {
         self.state = State::Open;
         self.timers = TimerTable::default();
@@ -124,7 +124,7 @@ impl Recovery {
         self.rtt.discard_sample();
     }
 
-    /// Records packets sent without AckReq, and starts the ACK silence timer unless it runs.
+    /// Records packets sent without AckReq, and starts the ACK silence timer if it is not running.
     #[inline]
     pub fn on_sent_without_ack_req(&mut self, conn: &Connection, now: Instant, tuning: &Tuning) {
         if !self.timers.is_armed(Timer::AckSilence) {
@@ -135,8 +135,8 @@ impl Recovery {
         self.start_ack_timer(conn, now, tuning);
     }
 
-    /// Records a packet sent with AckReq, and starts the probe timer unless it runs. The first transmission
-    /// of a packet is timed.
+    /// Records a packet sent with AckReq, and starts the probe timer if it is not running. Only the first
+    /// transmission of a packet is timed.
     #[inline]
     pub fn on_sent_with_ack_req(&mut self, psn: Psn, conn: &Connection, now: Instant, tuning: &Tuning) {
         self.on_ack_requested(now, tuning);
@@ -146,7 +146,7 @@ impl Recovery {
         self.start_ack_timer(conn, now, tuning);
     }
 
-    /// Records a packet or a probe with AckReq.
+    /// Records the transmission of a packet or probe with AckReq.
     fn on_ack_requested(&mut self, now: Instant, tuning: &Tuning) {
         self.timers.stop(Timer::AckSilence);
         (self.prober.overdue, self.prober.due) = (None, None);
@@ -155,7 +155,7 @@ impl Recovery {
         }
     }
 
-    /// Restarts the probe timer. Before the first RTT sample there is no probe timeout.
+    /// Restarts the probe timer, or stops it if there is no RTT sample yet.
     fn restart_probe_timer(&mut self, now: Instant, tuning: &Tuning) {
         match self.rtt.probe_timeout(tuning) {
             Some(timeout) => self.timers.arm(Timer::ProbeTimeout, now + self.prober.back_off(timeout)),
@@ -163,7 +163,8 @@ impl Recovery {
         }
     }
 
-    /// Starts the local ACK timer unless it runs. A packet has just been sent, so no RNR wait is on.
+    /// Starts the local ACK timer if it is not running. Called only after a packet was sent, so never during
+    /// an RNR wait.
     fn start_ack_timer(&mut self, conn: &Connection, now: Instant, tuning: &Tuning) {
         if !self.timers.is_armed(Timer::LocalAck) {
             self.restart_ack_timer(conn, now, tuning);
@@ -180,7 +181,7 @@ impl Recovery {
         }
     }
 
-    /// Handles an advance of `snd_una`. `oldest_wqe` is the oldest work request that is not complete.
+    /// Handles an advance of `snd_una`. `oldest_wqe` is the oldest incomplete work request.
     pub fn on_progress(
         &mut self,
         flight: &Flight,
@@ -210,8 +211,7 @@ impl Recovery {
         }
     }
 
-    /// Decides whether a sequence error NAK for `psn`, which is the oldest unacknowledged PSN, is treated as
-    /// a loss.
+    /// Decides whether a sequence error NAK for `psn`, the oldest unacknowledged PSN, is treated as a loss.
     pub fn on_sequence_nak(&self, psn: Psn, flight: &Flight) -> Option<Loss> {
         // Already going back to this PSN: rxe, for example, sends this NAK after an RNR NAK for the packets
         // behind it.
@@ -222,8 +222,8 @@ impl Recovery {
     }
 
     /// Decides whether a missing response, revealed by a later response (implied NAK, IBA 9.7.5.2.8), is
-    /// treated as a loss. The first such response makes the requester retransmit at once; those that follow
-    /// it on the wire do not.
+    /// treated as a loss. Only the first response after a gap triggers a retransmission; the responses behind
+    /// it do not.
     pub fn on_implied_nak(&mut self, flight: &Flight) -> Option<Loss> {
         if flight.is_at_snd_una() || self.missing_response == Some(flight.snd_una) {
             return None;
@@ -232,14 +232,14 @@ impl Recovery {
         Some(Loss::OnPath)
     }
 
-    /// Handles the expiry of the local ACK timer.
+    /// Handles the expiry of the local ACK timer, which is treated as a loss on the path.
     pub fn on_ack_timeout(&mut self) -> Loss {
         self.retries.on_ack_timeout();
         Loss::OnPath
     }
 
-    /// Decides how to recover from a loss: go-back-N if retries are left, otherwise the alternate path if one
-    /// is armed, otherwise RETRY_EXC_ERR.
+    /// Decides how to recover from a loss: by go-back-N if retries are left, otherwise by migrating to the
+    /// alternate path if one is armed, otherwise by failing with RETRY_EXC_ERR.
     pub fn on_loss(&mut self, conn: &Connection) -> Action {
         if self.retries.take() {
             self.timers.stop(Timer::LocalAck);
@@ -251,8 +251,8 @@ impl Recovery {
         }
     }
 
-    /// Handles an RNR NAK for `psn`, which is the oldest unacknowledged PSN and belongs to the work request
-    /// `wqe`. Starts the RNR wait if RNR retries are left.
+    /// Handles an RNR NAK for `psn`, the oldest unacknowledged PSN, which belongs to the work request `wqe`.
+    /// Starts the RNR wait if RNR retries are left.
     pub fn on_rnr_nak(
         &mut self,
         psn: Psn,
@@ -286,9 +286,9 @@ impl Recovery {
         }
     }
 
-    /// Handles the expiry of the probe timeout, which increases the backoff and schedules the oldest packet
-    /// as a probe, or of the ACK silence, which schedules the newest packet. If `has_newest` is false, only
-    /// READs and atomics are in flight, none of which suits [`Probe::Newest`]: then everything is
+    /// Handles the expiry of the probe timer, which increases the backoff and schedules the oldest packet as
+    /// a probe, or of the ACK silence timer, which schedules the newest packet. If `has_newest` is false,
+    /// only READs and atomics are in flight, which cannot serve as [`Probe::Newest`]. Everything is then
     /// retransmitted, because rxe forgets the parts of a READ before the one requested last. This go-back
     /// neither costs a retry nor postpones the local ACK timeout.
     pub fn on_probe_timer(&mut self, timer: Timer, has_newest: bool) -> Action {
@@ -304,14 +304,14 @@ impl Recovery {
         Action::Continue
     }
 
-    /// Restores the retries before everything in flight is retransmitted on another path.
+    /// Restores the retries for a new path, on which everything in flight will be retransmitted.
     pub fn on_new_path(&mut self, conn: &Connection) {
         self.retries = Retries::new(conn);
         self.timers.stop(Timer::LocalAck);
     }
 
-    /// Enters the recovery of everything in flight (go-back-N): stops the timers for probes, keeping their
-    /// backoff, and discards the running RTT measurement (Karn's algorithm).
+    /// Starts the retransmission of everything in flight (go-back-N): stops the probe and ACK silence timers,
+    /// keeping the backoff, and discards the running RTT measurement (Karn's algorithm).
     pub fn on_go_back_n(&mut self, flight: &Flight) {
         let end = flight.snd_max;
         self.state = match self.state {
@@ -325,14 +325,14 @@ impl Recovery {
         self.rtt.discard_sample();
     }
 
-    /// Reports whether a timer has expired, and stops it if so. The timers for probes wait while a probe is
-    /// pending.
+    /// Reports whether a timer has expired, and if so stops it. The probe and ACK silence timers do not
+    /// expire while a probe is pending.
     pub fn take_expired(&mut self, timer: Timer, now: Instant) -> bool {
         let waits = matches!(timer, Timer::ProbeTimeout | Timer::AckSilence) && self.prober.due.is_some();
         !waits && self.timers.take_expired(timer, now)
     }
 
-    /// Returns the expiry time of the earliest timer.
+    /// Returns the time at which the next timer expires.
     pub fn next_deadline(&self) -> Option<Instant> {
         let waits = self.prober.due.is_some();
         self.timers.earliest(if waits { &[Timer::RnrWait, Timer::LocalAck] } else { &Timer::ALL })
@@ -349,7 +349,7 @@ impl Recovery {
         self.prober.due
     }
 
-    /// Takes the pending probe, which the requester then sends.
+    /// Takes the pending probe, if any, for the requester to send.
     pub fn take_probe(&mut self, now: Instant, tuning: &Tuning) -> Option<Probe> {
         let due = self.prober.due?;
         self.on_ack_requested(now, tuning);
@@ -368,7 +368,8 @@ impl Recovery {
         self.prober.overdue.is_some_and(|at| at <= now)
     }
 
-    /// Reports whether an acknowledgement is outstanding and its probe timer runs.
+    /// Reports whether the probe timer is running, which means that a requested acknowledgement is
+    /// outstanding.
     pub fn awaits_ack(&self) -> bool {
         self.timers.is_armed(Timer::ProbeTimeout)
     }
@@ -379,15 +380,15 @@ impl Recovery {
         matches!(self.state, State::RnrWait { .. })
     }
 
-    /// Reports whether a packet of the work request `wqe` has to wait for the RNR-NAKed work request before
-    /// it.
+    /// Reports whether an RNR NAK holds back the work request `wqe`. The RNR wait holds back all work
+    /// requests; after it, only those behind the RNR-NAKed one are held back.
     #[inline]
     pub fn is_behind_rnr_nak(&self, wqe: u64) -> bool {
         matches!(self.state, State::RnrWait { .. })
             || matches!(self.state, State::RnrProbing { wqe: nakked, .. } if wqe > nakked)
     }
 
-    /// Reports whether sending the packet with this PSN is a retransmission.
+    /// Reports whether sending the packet `psn` would be a retransmission.
     #[inline]
     pub fn is_retransmission(&self, psn: Psn) -> bool {
         match self.state {
@@ -403,7 +404,7 @@ impl Recovery {
         self.retries.left()
     }
 
-    /// Returns the round-trip time; `None` before the first sample.
+    /// Returns the round-trip time statistics; `None` before the first sample.
     pub fn round_trip(&self) -> Option<RoundTrip> {
         self.rtt.round_trip()
     }

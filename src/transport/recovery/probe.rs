@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use crate::transport::Instant;
 
-/// Limit of the exponential backoff of the probe timeout, in doublings; beyond it the local ACK timeout is
-/// near or has expired.
+/// Maximum number of times that the probe timeout doubles; by then the local ACK timeout is near or has
+/// expired.
 const MAX_DOUBLINGS: u32 = 10;
 
-/// Probe (tail loss probe, TLP): a retransmission of one packet in flight, with AckReq.
+/// Tail loss probe (TLP): a packet in flight that is retransmitted with AckReq.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::transport) enum Probe {
     /// The oldest packet in flight, followed by the newest.
@@ -26,21 +26,20 @@ pub(in crate::transport) enum Probe {
     Newest,
 }
 
-/// Pending probe, and backoff of the probe timeout.
+/// Pending probe and backoff of the probe timeout.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Prober {
     /// Pending probe.
     pub due: Option<Probe>,
-    /// Number of consecutive probe timeouts, which is the exponent of the backoff.
+    /// Number of consecutive probe timeouts, which is the backoff exponent.
     pub timeouts: u32,
-    /// Time from which on the next packet that completes a work request carries AckReq, so that no probe is
-    /// needed: half of the ACK silence after the first packet without AckReq.
+    /// Time after which the next packet that completes a work request carries AckReq, which makes a probe
+    /// unnecessary. This is half of the ACK silence after the first packet sent without AckReq.
     pub overdue: Option<Instant>,
 }
 
 impl Prober {
-    /// Returns the probe timeout with exponential backoff, so that a peer that is merely slow is not flooded
-    /// with probes.
+    /// Applies exponential backoff to the probe timeout, so that a slow peer is not flooded with probes.
     pub fn back_off(&self, probe_timeout: Duration) -> Duration {
         probe_timeout * (1 << self.timeouts.min(MAX_DOUBLINGS))
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::transport::connection::Connection;
 
-/// RNR retry count that means infinite (IBA 9.7.5.2.8).
+/// RNR retry count that means unlimited retries (IBA 9.7.5.2.8).
 const INFINITE_RNR_RETRIES: u8 = 7;
 
 /// Retries left before a work request fails. Each acknowledgement of a new packet restores them.
@@ -21,7 +21,8 @@ impl Retries {
         Retries { transport: conn.retry_cnt, rnr: conn.rnr_retry, ack_timeouts: 0 }
     }
 
-    /// Restores the transport retries, because the packet has arrived, but not the RNR retries.
+    /// Restores the transport retries but not the RNR retries, because an RNR NAK shows that the packet has
+    /// arrived.
     pub fn on_arrival(&mut self, conn: &Connection) {
         *self = Retries { rnr: self.rnr, ..Retries::new(conn) };
     }
@@ -35,19 +36,19 @@ impl Retries {
         self.transport
     }
 
-    /// Uses up a transport retry. Returns false if none was left.
+    /// Uses up one transport retry, and returns false if none was left.
     pub fn take(&mut self) -> bool {
         take(&mut self.transport)
     }
 
-    /// Uses up an RNR retry. Returns false if none was left.
+    /// Uses up one RNR retry, and returns false if none was left.
     pub fn take_rnr(&mut self, conn: &Connection) -> bool {
         conn.rnr_retry == INFINITE_RNR_RETRIES || take(&mut self.rnr)
     }
 
     /// Returns the local ACK timeout with backoff: 1.5 times `timeout` after an expiry (IBA 9.7.6.1.3 allows
-    /// up to four times). A peer that is merely slow gets time to process what it was sent, and retry
-    /// exhaustion stays within 1.5 times the nominal time, timeout * (retries + 1).
+    /// up to four times). This gives a slow peer time to process what it has received, while the retries are
+    /// exhausted within 1.5 times the nominal time, timeout * (retries + 1).
     pub fn back_off(&self, timeout: Duration) -> Duration {
         if self.ack_timeouts == 0 { timeout } else { timeout * 3 / 2 }
     }

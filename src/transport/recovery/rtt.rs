@@ -7,30 +7,30 @@ use crate::transport::congestion::RoundTrip;
 use crate::transport::{Instant, Tuning};
 use crate::wire::Psn;
 
-/// Round-trip time estimator. One packet is timed at a time.
+/// Round-trip time estimator, which times one packet at a time.
 #[derive(Debug, Default)]
 pub(super) struct RttEstimator {
     measured: Option<Smoothed>,
     timing: Option<(Psn, Instant)>,
 }
 
-/// Smoothed round-trip time, its deviation and its minimum, in nanoseconds.
+/// RTT statistics in nanoseconds: smoothed RTT, mean deviation and minimum.
 #[derive(Debug, Clone, Copy)]
 struct Smoothed {
-    /// Smoothed RTT (SRTT). `rttvar` is the smoothed mean deviation from it (RTTVAR).
+    /// Smoothed RTT (SRTT). `rttvar` is the samples' smoothed mean deviation from it (RTTVAR).
     srtt: u64,
     rttvar: u64,
     min_rtt: u64,
 }
 
 impl RttEstimator {
-    /// Starts a measurement, unless one is running, when a packet that requests a response is sent for the
-    /// first time.
+    /// Starts timing a packet that requests a response when it is first sent, unless another packet is being
+    /// timed.
     pub fn on_sent(&mut self, psn: Psn, now: Instant) {
         self.timing.get_or_insert((psn, now));
     }
 
-    /// Takes an RTT sample if the timed packet is acknowledged, that is, lies before `snd_una`.
+    /// Takes an RTT sample if the timed packet has been acknowledged, that is, precedes `snd_una`.
     pub fn on_ack(&mut self, snd_una: Psn, now: Instant) {
         let Some((_, at)) = self.timing.take_if(|(psn, _)| psn.is_before(snd_una)) else { return };
         let sample = now.since(at).as_nanos() as u64;
@@ -44,8 +44,8 @@ impl RttEstimator {
         });
     }
 
-    /// Discards the running measurement after a retransmission (Karn's algorithm): an acknowledgement no
-    /// longer reveals which transmission it is for.
+    /// Discards the running measurement after a retransmission, because an acknowledgement would not reveal
+    /// which transmission it is for (Karn's algorithm).
     pub fn discard_sample(&mut self) {
         self.timing = None;
     }
@@ -57,7 +57,7 @@ impl RttEstimator {
         Some(Duration::from_nanos(srtt + 4 * rttvar).max(tuning.min_probe_timeout))
     }
 
-    /// Returns the smoothed and the minimum round-trip time; `None` before the first sample.
+    /// Returns the smoothed and the minimum RTT; `None` before the first sample.
     pub fn round_trip(&self) -> Option<RoundTrip> {
         self.measured.map(|m| RoundTrip { smoothed: m.srtt, min: m.min_rtt })
     }

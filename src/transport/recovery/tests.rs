@@ -1,4 +1,4 @@
-//! Tests of the decisions of loss recovery, event by event.
+//! Loss recovery tests: the decision taken on each event, without a requester.
 
 use super::*;
 use crate::memory::PdId;
@@ -29,8 +29,8 @@ fn flight(snd_una: u32, snd_nxt: u32, snd_max: u32) -> Flight {
     Flight { snd_una: Psn::new(snd_una), snd_nxt: Psn::new(snd_nxt), snd_max: Psn::new(snd_max) }
 }
 
-/// Returns the loss recovery of a requester with one RTT sample and packets 1 to 9 in flight: one packet per
-/// work request, AckReq set on the last.
+/// Returns the loss recovery state of a requester with one RTT sample and packets 1 to 9 in flight, one per
+/// work request, the last with AckReq.
 fn in_flight(now: Instant, conn: &Connection) -> Recovery {
     let (mut recovery, tuning) = (Recovery::new(conn), Tuning::default());
     recovery.on_sent_with_ack_req(Psn::new(0), conn, now - MS, &tuning);

@@ -5,14 +5,15 @@ use std::time::Duration;
 use crate::transport::{Instant, Tuning};
 use crate::wire::AckTimeout;
 
-/// Timer of a requester. Timers that have expired together are handled in this order.
+/// Timer of a requester. Timers that have expired at the same time are handled in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::transport) enum Timer {
-    /// End of the wait that an RNR NAK has requested (IBA 9.7.5.2.8).
+    /// End of the wait requested by an RNR NAK (IBA 9.7.5.2.8).
     RnrWait,
-    /// Probe timeout (PTO): a requested acknowledgement has not arrived.
+    /// Probe timeout (PTO): a requested acknowledgement is overdue.
     ProbeTimeout,
-    /// No acknowledgement has been requested for a packet in flight ([`Tuning::max_ack_silence`]).
+    /// ACK silence: no acknowledgement has been requested for a packet in flight
+    /// ([`Tuning::max_ack_silence`]).
     AckSilence,
     /// Local ACK timeout (IBA 9.7.6.1.3).
     LocalAck,
@@ -22,10 +23,10 @@ impl Timer {
     pub const ALL: [Timer; 4] = [Timer::RnrWait, Timer::ProbeTimeout, Timer::AckSilence, Timer::LocalAck];
 }
 
-/// Expiry times of the timers.
+/// Expiry times of a requester's timers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TimerTable {
-    /// Expiry times by timer; [`NEVER`] for a timer that is not armed, so that comparing needs no branches.
+    /// Expiry time of each timer; [`NEVER`] if the timer is not armed, which makes comparisons branch-free.
     expiry: [Instant; Timer::ALL.len()],
 }
 
@@ -50,7 +51,7 @@ impl TimerTable {
         self.expiry[timer as usize] != NEVER
     }
 
-    /// Reports whether a timer has expired, and stops it if so.
+    /// Reports whether a timer has expired, and if so stops it.
     pub fn take_expired(&mut self, timer: Timer, now: Instant) -> bool {
         let expired = self.is_armed(timer) && self.expiry[timer as usize] <= now;
         if expired {
@@ -66,8 +67,8 @@ impl TimerTable {
     }
 }
 
-/// Returns the time after which a probe requests an acknowledgement if no packet has requested one: well
-/// before the local ACK timeout, if there is one.
+/// Returns the ACK silence: the time after which a probe requests an acknowledgement if no packet has
+/// requested one. It is well below the local ACK timeout, if there is one.
 pub(super) fn ack_silence(timeout: AckTimeout, tuning: &Tuning) -> Duration {
     match timeout.duration() {
         Some(t) => tuning.max_ack_silence.min(t.max(tuning.min_timeout) / 4),

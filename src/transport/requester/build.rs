@@ -11,25 +11,23 @@ use crate::transport::send_queue::SendWqe;
 use crate::transport::{Env, Instant, Output, Payload, QpState, Tuning, WcStatus, WrOp};
 use crate::wire::{AtomicEth, Deth, Feth, HeaderSet, Headers, Operation, Position, Reth};
 
-/// Maximum number of PSNs in flight: less than half of the PSN space, or old and new PSNs could not be
+/// Maximum number of PSNs in flight: less than half of the PSN space, so that old and new PSNs can be
 /// distinguished (IBA 9.7.2).
 pub(super) const MAX_PSNS: u32 = 1 << 22;
 
 /// Reason why no packet was sent.
 pub(super) enum Blocked {
-    /// Nothing to do until a packet arrives or a timer expires.
+    /// Nothing can be sent until a packet arrives, a timer expires or a work request is posted.
     Idle,
-    /// The newest packet in flight has to be acknowledged first, and a probe has to request the
-    /// acknowledgement.
+    /// A probe must first request the acknowledgement of the newest packet in flight.
     Probe,
     /// The work request failed locally.
     Failed(WcStatus),
 }
 
 impl Requester {
-    /// Sends at most `budget` packets, as far as the congestion window, max_rd_atomic, fences and other
-    /// limits allow. Returns `Ok(true)` if packets are pending that only the budget or a full transmit queue
-    /// held back.
+    /// Sends up to `budget` packets, subject to the congestion window, max_rd_atomic, fences and other
+    /// limits. Returns `Ok(true)` if only the budget or a full transmit queue held back further packets.
     pub fn transmit(
         &mut self,
         conn: &Connection,
@@ -67,7 +65,7 @@ impl Requester {
         Ok(self.has_unsent())
     }
 
-    /// Completes the work request that failed locally, once all before it are complete.
+    /// Completes the work request that failed locally, once all earlier ones are complete.
     pub(super) fn settle_failure(
         &mut self,
         conn: &Connection,
@@ -185,8 +183,8 @@ impl Requester {
         Ok(())
     }
 
-    /// Reports whether a packet of a work request has to carry AckReq. `end` is the number of the work
-    /// request's PSNs up to and including those of the packet.
+    /// Reports whether a packet of a work request must carry AckReq. `end` is the number of PSNs from the
+    /// start of the work request through the packet.
     fn requests_ack(&self, wqe: &SendWqe, end: u32, index: u64, conn: &Connection, now: Instant) -> bool {
         end == wqe.packets
             && (wqe.flags.signaled
@@ -198,7 +196,7 @@ impl Requester {
                 || self.recovery.is_ack_request_overdue(now))
     }
 
-    /// Returns the position of the packet to retransmit for a probe, if such a packet is in flight.
+    /// Returns the position of the packet to retransmit as a probe, if such a packet is in flight.
     pub(super) fn position_of_probe(&self, probe: Probe) -> Option<Cursor> {
         match probe {
             Probe::Oldest => self.snd_una.is_before(self.next_psn()).then(|| self.position_of_snd_una()),
@@ -212,8 +210,8 @@ impl Requester {
     }
 
     /// Takes the pending probe and returns the packet to retransmit, or `None` if no probe is pending or the
-    /// packet is no longer in flight. The probe detects a loss that no later packet reveals, and lets work
-    /// requests leave the send queue if no thread waits for a completion.
+    /// packet is no longer in flight. The probe detects a loss that no later packet reveals, and frees send
+    /// queue slots even if no thread waits for a completion.
     #[inline]
     fn next_probe(&mut self, env: &mut Env<'_>) -> Option<Cursor> {
         let probe = self.recovery.take_probe(env.now, env.tuning)?;
@@ -232,8 +230,8 @@ impl Requester {
         self.push(wqe, at.packet..at.packet + psns, true, conn, env)
     }
 
-    /// Builds the packet for the PSNs `part`, counted from the first PSN of a work request. `ack_request`
-    /// sets AckReq.
+    /// Builds the packet for the PSNs `part`, relative to the first PSN of the work request. `ack_request`
+    /// tells whether to set AckReq.
     fn push(
         &self,
         wqe: &SendWqe,
@@ -286,8 +284,8 @@ impl Requester {
     }
 }
 
-/// Returns the number of PSNs that the request packet at the `packet`-th PSN of a work request takes: one, or
-/// for a READ the number of its response packets.
+/// Returns the number of PSNs that the request packet at PSN offset `packet` of a work request consumes: one
+/// or, for a READ, the number of its response packets.
 ///
 /// The parts of a READ end at fixed positions: a repeated request must lie within one request that the
 /// responder remembers, so a remainder never reaches into the next part.
@@ -301,7 +299,7 @@ fn psns_at(wqe: &SendWqe, packet: u32, conn: &Connection, tuning: &Tuning) -> u3
     }
 }
 
-/// Builds the headers of a request packet; `None` for a local operation, which has no packets.
+/// Builds the headers of a request packet; returns `None` for a local operation, which has no packets.
 #[inline]
 pub(super) fn request_headers(
     conn: &Connection,

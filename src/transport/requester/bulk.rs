@@ -1,4 +1,5 @@
-//! Bulk send: the middle packets of a long message, which differ only in PSN and payload, are sent together.
+//! Bulk send: sends the middle packets of a long message together, because they differ only in PSN and
+//! payload.
 
 use super::build::{MAX_PSNS, request_headers};
 use super::{Cursor, Requester, ack_request};
@@ -11,8 +12,8 @@ use crate::wire::Position;
 const MIN_PACKETS: u64 = 2;
 
 impl Requester {
-    /// Sends the middle packets of the message at the cursor in one batch, each exactly as it would be sent
-    /// alone. Returns their number, or `None` if a bulk send is not possible.
+    /// Sends middle packets of the message at the cursor in one batch, each exactly as it would be sent
+    /// alone. Returns the number of packets sent, or `None` if a bulk send is not possible.
     ///
     /// Retransmissions are not sent in bulk. The batch ends before the last packet of the message, a packet
     /// that requests an acknowledgement, and a packet that must wait.

@@ -1,4 +1,4 @@
-//! Local operations (LOCAL_INV, BIND_MW, REG_MR): work requests without packets. They are executed when the
+//! Local operations (LOCAL_INV, BIND_MW, REG_MR): work requests without packets, which are executed when the
 //! cursor reaches them and complete in order.
 
 use super::build::Blocked;

@@ -1,4 +1,4 @@
-//! The requester: builds requests from the send queue and completes them on responses.
+//! The requester: builds requests from the send queue, and completes work requests as responses arrive.
 //!
 //! [`build`] sends what the congestion window allows, [`bulk`] sends packets in bulk, [`local_ops`] executes
 //! local operations, [`ack_request`] requests acknowledgements, [`response`] processes acknowledgements, NAKs
@@ -24,10 +24,10 @@ use super::send_queue::{Datagram, Mark, SendQueue};
 use super::{Completion, Destination, Env, Instant, Output, PostError, QpState, SendCaps, SendWr, WcStatus};
 use crate::wire::{Flow, Mtu, Psn};
 
-/// Flight cost that keeps a peer busy while up to the same amount is batched.
+/// Flight cost that keeps a peer busy while a batch of up to the same cost is collected.
 const BATCH_COST: u64 = 128 << 10;
 
-/// Position of a packet: index of its work request, and index of the packet within the work request.
+/// Position of a packet: the index of its work request, and its own index within that work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cursor {
     wqe: u64,
@@ -39,27 +39,29 @@ pub(super) struct Requester {
     queue: SendQueue,
     /// Next packet to send.
     snd_nxt: Cursor,
-    /// Oldest unacknowledged PSN; for a READ, the PSN of the next response.
+    /// Oldest unacknowledged PSN; for a READ, the PSN of the next response packet.
     snd_una: Psn,
-    /// Highest PSN sent plus one.
+    /// Highest PSN sent, plus one.
     snd_max: Psn,
     /// Last PSN of each READ and atomic in flight, oldest first.
     reads: VecDeque<Psn>,
     recovery: Recovery,
     congestion: LossDriven,
-    /// Flight cost of everything that the peer has acknowledged.
+    /// Total flight cost of everything that the peer has acknowledged.
     acked_cost: u64,
-    /// Whether the last turn was blocked by the per-peer window because other queue pairs use it up.
+    /// Whether the per-peer window blocked the last turn because other queue pairs had used it up.
     is_blocked_by_peer_window: bool,
-    /// Work request that failed locally, to be completed once it is the oldest.
+    /// Index and status of a work request that failed locally; it is completed once it is the oldest.
     failed: Option<(u64, WcStatus)>,
-    /// Index after the newest executed local operation. A go-back does not execute local operations again.
+    /// Index after the newest executed local operation, so that a go-back does not execute local operations
+    /// again.
     local_ops_done: u64,
-    /// Whether nothing is sent until the next post, because the queued work requests were posted before RTS.
+    /// Whether the queued work requests are held back until the next post, because they were posted before
+    /// RTS.
     is_held: bool,
-    /// Whether the path has failed (migration): the retries are used up, but an alternate path is armed.
+    /// Whether the queue pair must migrate: the retries are used up, and an alternate path is armed.
     take_path_failed: bool,
-    /// End-to-end credit limit that the peer has advertised.
+    /// End-to-end credit limit advertised by the peer.
     credit: CreditLimit,
 }
 
@@ -83,7 +85,7 @@ impl Requester {
         }
     }
 
-    /// Enters RTS; the first packet gets the PSN `conn.sq_psn`.
+    /// Starts sending with PSN `conn.sq_psn` (transition to RTS).
     pub fn start(&mut self, conn: &Connection) {
         self.acked_cost = self.queue.begin(conn);
         self.credit = CreditLimit::default();
@@ -113,7 +115,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Queues a work request that completes with LOC_QP_OP_ERR when its turn comes.
+    /// Queues a work request that will complete with LOC_QP_OP_ERR in its turn.
     pub fn post_to_fail(&mut self, wr: &SendWr<'_>, conn: &Connection) -> Result<(), PostError> {
         self.queue.post(wr, None, true, conn)?;
         self.is_held = false;
@@ -125,28 +127,27 @@ impl Requester {
         self.is_held = true;
     }
 
-    /// Returns the end of the send queue, as a position to [roll back](Self::roll_back) to.
+    /// Returns the current end of the send queue, for use with [`roll_back`](Self::roll_back).
     pub fn mark(&self) -> Mark {
         self.queue.mark()
     }
 
-    /// Removes all work requests posted since `mark`, of which nothing may have been sent.
+    /// Removes all work requests posted since `mark`, none of which may have been sent.
     pub fn roll_back(&mut self, mark: &Mark) {
         self.queue.roll_back(mark);
     }
 
-    /// Reports whether something is pending: posted packets, retransmissions or a probe.
+    /// Reports whether posted packets, retransmissions or a probe are waiting to be sent.
     pub fn has_unsent(&self) -> bool {
         self.snd_nxt.wqe < self.queue.end() && !self.is_held || self.recovery.probe_due().is_some()
     }
 
-    /// Reports whether no message is partly sent and nothing is in flight.
+    /// Reports whether no message is partially sent and nothing is in flight.
     pub fn is_drained(&self) -> bool {
         self.snd_nxt.packet == 0 && !self.snd_una.is_before(self.snd_max) && self.failed.is_none()
     }
 
-    /// Returns the flight cost of everything sent (since the last go-back, if there was one) and not
-    /// acknowledged.
+    /// Returns the flight cost of all packets sent (since the last go-back, if any) but not yet acknowledged.
     pub fn in_flight(&self, mtu: Mtu) -> u64 {
         let sent = match self.queue.get(self.snd_nxt.wqe) {
             Some(wqe) => wqe.cost_at(self.snd_nxt.packet, mtu),
@@ -155,8 +156,8 @@ impl Requester {
         sent - self.acked_cost
     }
 
-    /// Reports whether posted work may wait for batching: an outstanding acknowledgement will trigger the
-    /// next turn, and enough is in flight to keep the peer busy until then.
+    /// Reports whether posted work requests may wait to be batched: an outstanding acknowledgement will
+    /// trigger the next turn, and enough is in flight to keep the peer busy until then.
     pub fn may_batch(&self, mtu: Mtu) -> bool {
         let unsent = (self.queue.cost - self.acked_cost).saturating_sub(self.in_flight(mtu));
         self.recovery.awaits_ack()
@@ -165,12 +166,12 @@ impl Requester {
             && unsent < BATCH_COST
     }
 
-    /// Reports whether the last turn was blocked by the per-peer window.
+    /// Reports whether the per-peer window blocked the last turn.
     pub fn is_blocked_by_peer_window(&self) -> bool {
         self.is_blocked_by_peer_window
     }
 
-    /// Returns the state of the path for the congestion controller.
+    /// Returns the path state for the congestion controller.
     fn path_state(&self, conn: &Connection, env: &Env<'_>) -> PathState {
         let link_window = env.tuning.window as u64;
         PathState { link_window, mtu: conn.mtu, rtt: self.recovery.round_trip() }
@@ -184,7 +185,7 @@ impl Requester {
         }
     }
 
-    /// Returns the expiry time of the earliest timer: RNR wait, local ACK timeout or a timer for probes.
+    /// Returns the earliest expiry time among the RNR wait, the local ACK timeout and the probe timers.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.recovery.next_deadline()
     }
@@ -201,7 +202,7 @@ impl Requester {
         self.quiesce();
     }
 
-    /// Drops all work requests without a completion (RESET).
+    /// Drops all work requests without completing them (RESET).
     pub fn clear(&mut self) {
         self.queue.clear();
         self.quiesce();
@@ -216,7 +217,8 @@ impl Requester {
         self.recovery.stop();
     }
 
-    /// Completes the oldest work request with an error; the queue pair must enter the error state.
+    /// Completes the oldest work request with an error. The caller must move the queue pair to the error
+    /// state.
     fn fail_oldest(&mut self, status: WcStatus, conn: &Connection, env: &mut Env<'_>) -> Fatal {
         if let Some(wqe) = self.queue.front() {
             let opcode = wqe.op.completion_opcode();

@@ -1,4 +1,4 @@
-//! Processing of acknowledgements, READ responses and atomic responses.
+//! Response processing: acknowledgements, NAKs, READ responses and atomic responses.
 
 use super::{Cursor, Fatal, Requester};
 use crate::transport::congestion::Controller;
@@ -8,18 +8,19 @@ use crate::transport::recovery::Action;
 use crate::transport::{Completion, Env, Output, WcStatus, WrOp};
 use crate::wire::{Aeth, NakCode, Operation, Packet, Psn, RnrTimer, Syndrome};
 
-/// Reports whether the peer answers an operation with READ responses: it answers FLUSH and ATOMIC WRITE like
-/// a READ of zero bytes (annex A19.4.3).
+/// Reports whether the peer answers `op` with READ responses. FLUSH and ATOMIC WRITE are answered like a READ
+/// of zero bytes (annex A19.4.3).
 const fn is_answered_like_a_read(op: WrOp) -> bool {
     matches!(op, WrOp::Read { .. } | WrOp::AtomicWrite { .. } | WrOp::Flush { .. })
 }
 
-/// Extent to which an acknowledgement takes effect.
+/// Range that an acknowledgement covered.
 #[derive(PartialEq, Eq)]
 enum Acked {
     /// Everything up to the acknowledged PSN.
     All,
-    /// Everything before a READ or atomic that has no response yet: that response is lost (IBA 9.7.5.2.8).
+    /// Everything before a READ or atomic whose response has not arrived: that response was lost (IBA
+    /// 9.7.5.2.8).
     UntilRead,
 }
 
@@ -88,19 +89,19 @@ impl Requester {
         Ok(acked)
     }
 
-    /// Completes the oldest work request.
+    /// Completes the oldest work request successfully.
     fn complete_oldest(&mut self, conn: &Connection, env: &mut Env<'_>) {
         self.retire(conn, Output::Sent, env);
     }
 
-    /// Retires the oldest work request and the local operations after it that have already been executed.
-    /// `report` wraps a completion in an effect.
+    /// Retires the oldest work request and the local operations behind it that have already been executed.
+    /// `report` converts a completion into an [`Output`].
     pub(super) fn retire(&mut self, conn: &Connection, report: fn(Completion) -> Output, env: &mut Env<'_>) {
         self.retire_one(conn, report, env);
         self.retire_local_ops(conn, report, env);
     }
 
-    /// Retires the oldest work request and reports its completion if it is signalled.
+    /// Retires the oldest work request, and reports its completion if it is signaled.
     pub(super) fn retire_one(
         &mut self,
         conn: &Connection,
@@ -121,7 +122,7 @@ impl Requester {
         self.queue.retire();
     }
 
-    /// Handles an advance of `snd_una`: reports it to loss recovery and congestion control.
+    /// Handles an advance of `snd_una`, and reports it to loss recovery and congestion control.
     fn on_progress(&mut self, conn: &Connection, env: &mut Env<'_>) {
         while self.reads.front().is_some_and(|last| last.is_before(self.snd_una)) {
             self.reads.pop_front();
@@ -152,8 +153,9 @@ impl Requester {
         }
     }
 
-    /// Acknowledges everything before `psn`, as NAKs and responses to READs and atomics do implicitly.
-    /// Returns whether `psn` is then the oldest unacknowledged PSN; if not, an earlier response is missing.
+    /// Acknowledges everything before `psn`, as implied by a NAK and by the response to a READ or atomic.
+    /// Returns false if an earlier response is missing, in which case `psn` is not the oldest unacknowledged
+    /// PSN.
     fn acknowledge_before(&mut self, psn: Psn, conn: &Connection, env: &mut Env<'_>) -> Result<bool, Fatal> {
         if psn != self.snd_una && self.acknowledge(psn.prev(), conn, env)? == Acked::UntilRead {
             self.on_implied_nak(conn, env)?;
@@ -239,8 +241,8 @@ impl Requester {
         self.carry_out(action, "RNR NAK", conn, env)
     }
 
-    /// Handles a NAK: retransmits after a sequence error, and fails the oldest work request for any other
-    /// code.
+    /// Handles a NAK: retransmits after a sequence error, and fails the oldest work request on any other
+    /// assigned code.
     fn on_nak(&mut self, psn: Psn, code: NakCode, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         let status = match code {
             NakCode::PsnSequenceError => None,

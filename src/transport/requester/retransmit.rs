@@ -22,7 +22,7 @@ impl Requester {
         self.carry_out(action, cause, conn, env)
     }
 
-    /// Carries out a decision of loss recovery. `cause` is traced as the reason.
+    /// Carries out a recovery action; `cause` is traced as the reason.
     pub(super) fn carry_out(
         &mut self,
         action: Action,
@@ -45,7 +45,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Moves the cursor (snd_nxt) back to the oldest unacknowledged PSN (snd_una), so that everything in
+    /// Moves the cursor (`snd_nxt`) back to the oldest unacknowledged PSN (`snd_una`), so that everything in
     /// flight is retransmitted (go-back-N).
     fn go_back_n(&mut self, cause: &'static str, conn: &Connection, env: &mut Env<'_>) {
         let (qpn, psn, retries_left) = (conn.qpn, self.snd_una, self.recovery.retries_left());
@@ -58,12 +58,12 @@ impl Requester {
         self.failed = None;
     }
 
-    /// Reports whether the path has failed (migration), and clears the flag.
+    /// Reports whether the queue pair must migrate, and clears the flag.
     pub fn take_path_failed(&mut self) -> bool {
         std::mem::take(&mut self.take_path_failed)
     }
 
-    /// Retransmits everything unacknowledged over another path, with the full number of retries.
+    /// Retransmits all unacknowledged packets on the alternate path, with the retries restored.
     pub fn restart_on_alternate_path(&mut self, conn: &Connection, env: &mut Env<'_>) {
         self.recovery.on_new_path(conn);
         if self.snd_una.is_before(self.snd_max) {
@@ -94,7 +94,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Returns the requester's position in the PSN space.
+    /// Returns the PSNs that delimit the packets in flight.
     pub(super) fn flight(&self) -> Flight {
         Flight { snd_una: self.snd_una, snd_nxt: self.next_psn(), snd_max: self.snd_max }
     }

@@ -1,5 +1,5 @@
-//! Checks of a request in the order of the specification (IBA 9.7.4.1, figure 87): PSN, opcode sequence,
-//! opcode valid for the QP, resources, length, key and range. The checks have no side effects.
+//! Request checks, in the order that the specification prescribes (IBA 9.7.4.1, figure 87): PSN, opcode
+//! sequence, opcode valid for the QP, resources, length, key and range. The checks have no side effects.
 
 use super::nak_reason::NakReason;
 use super::{Message, Responder, accessor};
@@ -11,7 +11,8 @@ use crate::wire::{Operation, Packet, Position, Reth};
 type Verdict = Result<(), NakReason>;
 
 impl Responder {
-    /// Validates a request. Returns the memory that its RETH or atomic header names, or the reason for a NAK.
+    /// Validates a request, and returns the memory that its RETH or AtomicETH refers to, or the reason for a
+    /// NAK.
     pub(super) fn check(
         &self,
         packet: &Packet<'_>,
@@ -29,7 +30,7 @@ impl Responder {
     }
 
     /// Checks the opcode sequence: First and Only are valid only if no message is open, Middle and Last only
-    /// in a message of the same kind.
+    /// within a message of the same kind.
     fn check_sequence(&self, packet: &Packet<'_>) -> Verdict {
         let row = packet.row();
         let fits = match self.message {
@@ -40,8 +41,8 @@ impl Responder {
         fits.then_some(()).ok_or(NakReason::InvalidRequest)
     }
 
-    /// Checks the shared receive queue of an XRC packet: it must belong to the XRC domain of the target, and
-    /// all packets of a message must name the same queue.
+    /// Checks the shared receive queue of an XRC packet: it must belong to the target's XRC domain, and all
+    /// packets of a message must name the same queue.
     fn check_srq(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
         let Some(number) = packet.xrceth() else { return Ok(()) };
         let named = env.srq.as_ref().filter(|s| s.id().0 == number && s.domain() == conn.domain());
@@ -50,8 +51,8 @@ impl Responder {
         fits.then_some(()).ok_or(NakReason::InvalidRequest)
     }
 
-    /// Checks resources: READs and atomics may not exceed max_dest_rd_atomic, and SENDs and immediate data
-    /// need a receive.
+    /// Checks resources: outstanding READs and atomics may not exceed max_dest_rd_atomic, and SENDs and
+    /// immediate data need a receive.
     fn check_resources(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
         let operation = packet.row().operation;
         if operation.takes_read_resource() {
@@ -129,8 +130,8 @@ fn check_psn(ahead: i32) -> Verdict {
     if ahead > 0 { Err(NakReason::OutOfSequence) } else { Ok(()) }
 }
 
-/// Checks that the service supports the operation and the QP permits it; otherwise it is an invalid request
-/// (IBA table 58, "unsupported").
+/// Checks that the service supports the operation and the QP permits it. If not, the request is invalid (IBA
+/// table 58, "unsupported").
 fn check_opcode(packet: &Packet<'_>, conn: &Connection) -> Verdict {
     let needed = match packet.row().operation {
         Operation::Send => Access::LOCAL_READ,
@@ -143,7 +144,7 @@ fn check_opcode(packet: &Packet<'_>, conn: &Connection) -> Verdict {
     conn.access.allows(needed).then_some(()).ok_or(NakReason::InvalidRequest)
 }
 
-/// Checks access to the whole range that a request announces, before any of it is accessed.
+/// Checks access to the entire range that a request announces, before any of it is accessed.
 fn check_access(packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Result<HostSlice, NakReason> {
     let by = accessor(conn, env);
     let range =
@@ -165,15 +166,15 @@ fn check_access(packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Result
     }
 }
 
-/// Returns the placement type of a FLUSH and whether it covers the whole region, or `None` if the packet is
-/// not a FLUSH or uses reserved values.
+/// Returns a FLUSH's placement type and whether it covers the whole region, or `None` if the packet is not a
+/// FLUSH or contains reserved values.
 pub(super) fn flush_of(packet: &Packet<'_>) -> Option<(Placement, bool)> {
     let feth = packet.feth()?;
     let placement = Placement::from_bits(feth.placement()).filter(|placement| !placement.is_empty())?;
     Some((placement, feth.whole_region()?))
 }
 
-/// Returns the memory that a FLUSH covers, or `None` if the peer may not flush it.
+/// Returns the memory covered by a FLUSH, or `None` if the peer may not flush it.
 pub(super) fn flush_range(
     env: &Env<'_>,
     by: Accessor,

@@ -1,4 +1,4 @@
-//! Execution of requests that have passed their checks.
+//! Execution of requests that have passed the checks.
 
 use super::check::{flush_of, flush_range};
 use super::nak_reason::NakReason;
@@ -9,9 +9,8 @@ use crate::transport::{Completion, Env, Placement, QpType, WcOpcode, WcStatus};
 use crate::wire::{Operation, Packet, Position};
 
 impl Responder {
-    /// Executes a middle packet of a WRITE on a fast path, if it passes all checks. Otherwise returns false
-    /// and changes nothing; [`check`](Self::check) then finds the reason. Most packets of long messages take
-    /// this path.
+    /// Executes a middle packet of a WRITE on a fast path, which most packets of long messages take. If any
+    /// check fails, returns false and changes nothing; [`check`](Self::check) then finds the reason.
     #[inline]
     pub(super) fn continue_write(
         &mut self,
@@ -47,8 +46,9 @@ impl Responder {
         true
     }
 
-    /// Executes a request that has passed [`check`](Self::check), which returned the memory `named`. Returns
-    /// the reason for a NAK if the execution fails, for example because memory is no longer accessible.
+    /// Executes a request that has passed [`check`](Self::check); `named` is the memory that the check
+    /// returned. Returns the reason for a NAK if execution fails, for example because the memory is no longer
+    /// accessible.
     pub(super) fn execute(
         &mut self,
         packet: &Packet<'_>,
@@ -197,7 +197,7 @@ impl Responder {
     }
 
     /// Executes a FLUSH. A WRITE is globally visible as soon as it is executed, so only persistence requires
-    /// work.
+    /// any work.
     fn execute_flush(
         &mut self,
         packet: &Packet<'_>,
@@ -215,7 +215,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Records an executed request without result data (FLUSH, ATOMIC WRITE) and queues its response.
+    /// Records an executed request that returns no data (FLUSH, ATOMIC WRITE), and queues its response.
     fn done(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) {
         let psn = packet.bth().psn;
         self.finish_message(env);
@@ -229,8 +229,8 @@ impl Responder {
         env.counters.rdma_recvs += 1;
     }
 
-    /// Saves a READ or atomic for replays. Only as many are kept as the requester may have in flight, because
-    /// it cannot repeat older ones.
+    /// Saves a READ or atomic for replay. Keeps only as many as the requester may have in flight, because it
+    /// cannot repeat older ones.
     fn remember(&mut self, resource: Resource, conn: &Connection) {
         while self.resources.len() >= conn.max_dest_rd_atomic as usize && self.resources.pop_front().is_some()
         {
@@ -250,7 +250,7 @@ impl Responder {
         self.receives.complete(completion, env);
     }
 
-    /// Returns the completion of a receive, with the fields that the last packet of its message determines.
+    /// Returns a receive completion, with the fields that the last packet of the message determines.
     pub(super) fn received(&self, packet: &Packet<'_>, opcode: WcOpcode, conn: &Connection) -> Completion {
         Completion {
             opcode,

@@ -1,4 +1,4 @@
-//! The responder: checks requests in the order of the specification, executes them and responds.
+//! The responder: checks requests in the order that the specification prescribes, executes them and responds.
 //!
 //! [`check`] validates a request without changing anything; [`nak_reason`] is the table of NAK reasons (error
 //! classes) and their consequences; [`execute`] executes the request; [`reply`] turns the queue of replies
@@ -21,16 +21,16 @@ use crate::wire::{Flow, Operation, Packet, Psn, Reth, Syndrome};
 use nak_reason::NakReason;
 use recv_source::RecvSource;
 
-/// Maximum distance ahead of the expected PSN at which a single request proves a loss. Further ahead, it
-/// takes two requests that are at most this far apart, and beyond `FURTHEST` no request proves a loss: the
-/// requester's timeout detects such a loss.
+/// Maximum distance ahead of the expected PSN at which a single request proves a loss. Further ahead, two
+/// requests at most this far apart are required, and beyond `FURTHEST`, no request proves a loss: the
+/// requester's timeout must detect it.
 ///
 /// A NAK makes the requester retransmit everything in flight. Without these limits, 50,000 requests a second
 /// with arbitrary PSNs from a third party cost three quarters of the throughput.
 const NEAR: i32 = 1 << 8;
 const FURTHEST: i32 = 1 << 14;
 
-/// Message that has begun but not ended.
+/// Message whose last packet has not arrived.
 #[derive(Debug, Clone, Copy)]
 enum Message {
     /// SEND, whose data is stored in the receive that it has consumed.
@@ -43,7 +43,7 @@ enum Message {
     },
 }
 
-/// Executed READ or atomic, kept so that the response to a duplicate can be replayed.
+/// Executed READ or atomic, kept so that its response can be replayed for a duplicate request.
 #[derive(Debug, Clone, Copy)]
 struct Resource {
     first: Psn,
@@ -58,7 +58,7 @@ enum ResourceKind {
     Atomic {
         original: u64,
     },
-    /// A FLUSH or ATOMIC WRITE, whose replay contains no result.
+    /// A FLUSH or ATOMIC WRITE, whose response carries no data.
     EmptyRead,
 }
 
@@ -83,12 +83,12 @@ enum Reply {
         msn: u32,
         is_replay: bool,
     },
-    /// Response to a READ of the range `reth`. The first response packet has PSN `first`; packet `next` is
-    /// sent next.
+    /// Response to a READ of the range `reth`, whose first packet has the PSN `first`. The packet with index
+    /// `next` is sent next.
     Read {
         first: Psn,
         reth: Reth,
-        /// Protection domain through which the memory is accessed.
+        /// Protection domain used to access the memory.
         pd: PdId,
         next: u32,
         msn: u32,
@@ -97,8 +97,8 @@ enum Reply {
 }
 
 impl Reply {
-    /// Reports whether this is the first response to a READ or atomic, not the replay of a duplicate
-    /// (`is_replay`).
+    /// Reports whether this is the original response to a READ or atomic, rather than a replay for a
+    /// duplicate request.
     fn is_fresh_result(&self) -> bool {
         matches!(
             self,
@@ -122,15 +122,15 @@ pub(super) struct Responder {
     receives: RecvSource,
     /// Expected PSN: the next one in order.
     expected: Psn,
-    /// Message sequence number (MSN): number of messages executed, 24 bits.
+    /// Message sequence number (MSN): the number of executed messages, modulo 2^24.
     msn: u32,
     message: Option<Message>,
-    /// Shared receive queue that the current message names (XRC).
+    /// Shared receive queue named by the current message (XRC).
     message_srq: Option<SrqId>,
     /// Whether a NAK or RNR NAK was sent for the expected PSN. If so, later requests are dropped silently
     /// (C9-113).
     nak_outstanding: bool,
-    /// PSN of the last request that was ahead of the expected PSN.
+    /// PSN of the most recent request that was ahead of the expected PSN.
     last_ahead: Psn,
     resources: VecDeque<Resource>,
     replies: VecDeque<Reply>,
@@ -151,7 +151,7 @@ impl Responder {
         }
     }
 
-    /// Enters RTR; the first packet is expected to have the PSN `conn.rq_psn`.
+    /// Starts receiving with the expected PSN `conn.rq_psn` (transition to RTR).
     pub fn start(&mut self, conn: &Connection) {
         self.expected = conn.rq_psn;
         self.msn = 0;
@@ -194,7 +194,7 @@ impl Responder {
         self.replies.clear();
     }
 
-    /// Processes a request received on `flow`.
+    /// Processes a request that arrived on `flow`.
     pub fn handle(
         &mut self,
         packet: &Packet<'_>,
@@ -243,15 +243,15 @@ impl Responder {
         }
     }
 
-    /// Reports whether a request ahead of the expected PSN proves a loss. If not, it is dropped as if it had
-    /// been lost too.
+    /// Reports whether a request ahead of the expected PSN proves a loss. If it does not, the caller drops
+    /// the request as if it had been lost as well.
     fn shows_loss(&mut self, psn: Psn, ahead: i32) -> bool {
         let behind = psn.since(std::mem::replace(&mut self.last_ahead, psn));
         ahead <= NEAR || ahead <= FURTHEST && (1..=NEAR).contains(&behind)
     }
 
     /// Applies the consequences of a NAK reason: queues the NAK and, if the reason is fatal, fails the queue
-    /// pair. If `of_receive` is set, the oldest receive fails too, even though no multi-packet message has
+    /// pair. If `of_receive` is set, the oldest receive fails too, even if no multi-packet message has
     /// consumed it.
     fn refuse(
         &mut self,
@@ -285,8 +285,8 @@ impl Responder {
         Err(Fatal)
     }
 
-    /// Handles a duplicate request (IBA 9.7.4.1) without executing it again: acknowledges a SEND or WRITE,
-    /// reads the data of a READ again, and returns the saved result of an atomic.
+    /// Handles a duplicate request without executing it again (IBA 9.7.4.1): acknowledges a SEND or WRITE,
+    /// rereads the data of a READ, and returns the saved result of an atomic.
     fn duplicate(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) {
         env.counters.duplicate_request += 1;
         let psn = packet.bth().psn;
@@ -358,13 +358,13 @@ impl Responder {
         }
     }
 
-    /// Drops pending replies from `psn` on: the requester went back to `psn` and retransmits everything from
-    /// there, so they would be sent twice.
+    /// Drops pending replies from `psn` on, which would otherwise be sent twice: the requester went back to
+    /// `psn` and retransmits everything from there.
     fn forget_replies_from(&mut self, psn: Psn, conn: &Connection) {
         self.replies.retain(|r| r.psn(conn).is_before(psn));
     }
 
-    /// Queues an acknowledgement of everything up to `psn`, or merges it with one that has not been sent yet.
+    /// Queues an acknowledgement of everything up to `psn`, or merges it with one not yet sent.
     fn acknowledge(&mut self, psn: Psn, msn: u32, conn: &Connection) {
         let ack = Reply::Acknowledge { psn, syndrome: Syndrome::ACK, msn };
         match self.replies.back_mut().filter(|_| conn.quirks().coalesces_acks) {
@@ -380,8 +380,8 @@ fn contains(r: &Resource, psn: Psn) -> bool {
     !psn.is_before(r.first) && !psn.is_after(r.last)
 }
 
-/// Returns the accessor for the memory of a request: the queue pair with its own protection domain, or with
-/// that of the shared receive queue that an XRC packet names.
+/// Returns the accessor for a request's memory: the queue pair with its own protection domain or, for an XRC
+/// packet, with that of the shared receive queue named in the packet.
 fn accessor(conn: &Connection, env: &Env<'_>) -> Accessor {
     match (conn.qp_type, &env.srq) {
         (QpType::XrcRecv, Some(srq)) => Accessor { pd: srq.pd(), ..conn.accessor() },
@@ -389,7 +389,7 @@ fn accessor(conn: &Connection, env: &Env<'_>) -> Accessor {
     }
 }
 
-/// Reports whether the responder is active in a state.
+/// Reports whether the responder processes requests in `state`.
 pub(super) fn is_receiving(state: QpState) -> bool {
     matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
 }

@@ -1,30 +1,30 @@
-//! NAK reasons of a responder and their consequences: the error classes of IBA 9.9.3 in one table.
+//! NAK reasons and their consequences for the responder: the error classes of IBA 9.9.3 in one table.
 
 use crate::transport::connection::Connection;
 use crate::transport::{AsyncEvent, Counters, WcStatus};
 use crate::wire::{NakCode, Qpn, Syndrome};
 
-/// Constructor of an asynchronous event of a queue pair.
+/// Constructor of an asynchronous event for a queue pair.
 pub type EventOf = fn(Qpn) -> AsyncEvent;
 
-/// Reason why a request is not executed (NAK reason, error class).
+/// Reason for not executing a request (NAK reason, error class).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NakReason {
     /// An earlier PSN is missing.
     OutOfSequence,
     /// No receive is posted (RNR).
     ReceiverNotReady,
-    /// Wrong opcode sequence, length or opcode, or too many outstanding requests.
+    /// Invalid opcode, opcode sequence or length, or too many outstanding READs and atomics.
     InvalidRequest,
-    /// The message exceeds the buffers of the receive.
+    /// The message is longer than the receive's buffers.
     LengthError,
-    /// Key, range or permission violation of the memory that the request names.
+    /// Key, range or permission violation on the memory that the request refers to.
     Access,
-    /// The scatter/gather elements of the receive name memory that the QP may not access.
+    /// The receive's scatter/gather elements refer to memory that the QP may not access.
     LocalProtection,
     /// The memory cannot be accessed, does not support atomics, or cannot be made persistent.
     RemoteOperational,
-    /// The message has arrived, but the key that it names cannot be invalidated (class J).
+    /// The message has arrived, but the key that it names for invalidation cannot be invalidated (class J).
     Invalidation,
 }
 
@@ -32,7 +32,8 @@ pub(super) enum NakReason {
 pub(super) struct NakAction {
     pub syndrome: Syndrome,
     pub counter: fn(&mut Counters) -> &mut u64,
-    /// Consequences for the QP if it enters the error state; `None` if it does not.
+    /// Consequences of a fatal reason, which moves the QP to the error state; `None` if the reason is not
+    /// fatal.
     pub fatal: Option<FatalConsequence>,
 }
 
@@ -95,7 +96,8 @@ impl NakReason {
         self == NakReason::OutOfSequence
     }
 
-    /// Reports whether the oldest receive fails too, even if no multi-packet message has consumed it.
+    /// Reports whether this reason also fails the oldest receive, even if no multi-packet message has
+    /// consumed it.
     pub fn is_of_receive(self) -> bool {
         matches!(self, NakReason::LengthError | NakReason::LocalProtection | NakReason::Invalidation)
     }

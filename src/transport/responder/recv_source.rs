@@ -11,13 +11,14 @@ use crate::transport::{
 #[derive(Debug)]
 pub(super) struct RecvSource {
     own: RecvQueue,
-    /// Whether receives are taken from a shared receive queue, [`Env::srq`].
+    /// Whether receives are taken from a shared receive queue ([`Env::srq`]).
     shared: bool,
-    /// Receive that the current message has taken from the queue.
+    /// Receive that the current message has consumed.
     current: Receive,
-    /// XRC shared receive queue from which `current` was taken, and to whose CQ its completion goes.
+    /// XRC shared receive queue from which `current` was taken; the completion is delivered to that queue's
+    /// CQ.
     from: Option<SrqId>,
-    /// Whether `current` is in use: its message is incomplete, or was dropped and left the receive to the
+    /// Whether `current` is in use: its message is incomplete, or was dropped, leaving the receive to the
     /// next message.
     has_current: bool,
 }
@@ -40,8 +41,8 @@ impl RecvSource {
         self.own.post(wr, self.has_current as usize)
     }
 
-    /// Returns the credit code of the available receives, including that of the current message. A shared
-    /// receive queue advertises no credits, because its receives belong to no single QP (IBA 9.7.7.2).
+    /// Returns the credit code for the available receives, including the current message's. A shared receive
+    /// queue advertises no credits, because its receives are not reserved for a single QP (IBA 9.7.7.2).
     pub fn credits(&self, conn: &Connection) -> u8 {
         if self.shared || !conn.quirks().credits {
             return credits::NONE;
@@ -61,7 +62,7 @@ impl RecvSource {
         }
     }
 
-    /// Takes a receive from the queue unless one is in use. Returns false if there is none.
+    /// Takes a receive from the queue unless one is in use. Returns false if none is available.
     fn take(&mut self, env: &mut Env<'_>) -> bool {
         if !self.has_current {
             self.has_current = match &mut env.srq {
@@ -75,7 +76,7 @@ impl RecvSource {
         self.has_current
     }
 
-    /// Stores a part of the current message.
+    /// Stores `data` at byte offset `at` of the current message.
     pub fn scatter(
         &mut self,
         at: u32,
@@ -102,12 +103,12 @@ impl RecvSource {
         }
     }
 
-    /// Completes the receive in use, or the next one, with an error.
+    /// Completes the receive in use, or the next one, with the given error status.
     pub fn fail(&mut self, status: WcStatus, conn: &Connection, env: &mut Env<'_>) {
         self.complete(Completion { opcode: WcOpcode::Recv, ..conn.completion(0, status) }, env);
     }
 
-    /// Completes all receives that the queue pair owns with WR_FLUSH_ERR, in order.
+    /// Completes all receives owned by the queue pair with WR_FLUSH_ERR, in order.
     pub fn flush(&mut self, conn: &Connection, env: &mut Env<'_>) {
         if self.shared {
             if self.has_current {
@@ -124,7 +125,7 @@ impl RecvSource {
         }
     }
 
-    /// Drops all receives that the queue pair owns.
+    /// Drops all receives owned by the queue pair.
     pub fn clear(&mut self) {
         self.own.clear();
         self.has_current = false;

@@ -8,7 +8,7 @@ use crate::transport::{Env, Payload};
 use crate::wire::{Aeth, AtomicAckEth, HeaderSet, Headers, Operation, Position, Psn, Reth, Syndrome};
 
 impl Responder {
-    /// Sends pending replies, at most `budget` packets. Returns `Ok(true)` if replies are left.
+    /// Sends up to `budget` packets of pending replies. Returns `Ok(true)` if replies remain.
     pub fn transmit(&mut self, conn: &Connection, budget: usize, env: &mut Env<'_>) -> Result<bool, Fatal> {
         // Most turns have no replies.
         let Some(flow) = conn.flow.filter(|_| self.has_replies()) else { return Ok(false) };
@@ -66,8 +66,8 @@ impl Responder {
         Ok(self.has_replies())
     }
 
-    /// Sends the pending acknowledgements when the application moves the QP to RESET or ERR; otherwise the
-    /// peer would treat executed requests as lost. A pending READ, and all requests after it, get no
+    /// Sends the pending acknowledgements when the application moves the QP to RESET or ERR, because the peer
+    /// would otherwise treat executed requests as lost. A pending READ, and all requests after it, get no
     /// response.
     pub fn flush_pending_acks(&mut self, conn: &Connection, env: &mut Env<'_>) {
         let read = self.replies.iter().position(|reply| matches!(reply, Reply::Read { .. }));
@@ -91,7 +91,7 @@ fn answer(
     h
 }
 
-/// Sends packet `at` of the `count` response packets of a READ.
+/// Sends response packet `at` of a READ that has `count` response packets.
 #[allow(clippy::too_many_arguments, reason = "the fields of one response, used in one place")]
 fn send_read_response(
     conn: &Connection,

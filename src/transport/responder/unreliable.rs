@@ -1,4 +1,4 @@
-//! Responder of UC and UD, which send no responses: faulty packets are dropped and counted (IBA 9.8.2,
+//! UC and UD responder, which sends no responses: faulty packets are dropped and counted (IBA 9.8.2 and
 //! 9.8.3).
 
 use super::nak_reason::NakReason;
@@ -8,8 +8,8 @@ use crate::transport::{Completion, Env, WcOpcode, WcStatus};
 use crate::wire::{Flow, Operation, Packet, grh};
 
 impl Responder {
-    /// Processes a UC packet. A message is received completely or not at all: after a gap, the next message
-    /// that begins is accepted, and takes over the receive of the incomplete one.
+    /// Processes a UC packet. A message is received completely or not at all: after a gap, packets are
+    /// dropped until the next message begins, and that message takes over the receive of the incomplete one.
     pub(super) fn handle_unreliable(
         &mut self,
         packet: &Packet<'_>,

@@ -1,4 +1,4 @@
-//! Completions and completion queue events as futures.
+//! Asynchronous waits for completions and completion queue events.
 
 use std::os::fd::AsFd;
 
@@ -7,7 +7,7 @@ use crate::driver::Notify;
 use crate::transport::{Completion, WcStatus};
 use crate::verbs::{CompletionChannel, Context, Cq, CqEvent, CqOptions, CreateError, WaitError};
 
-/// A completion queue whose completions can be awaited. It has a completion channel of its own.
+/// A completion queue whose completions can be awaited. It has its own completion channel.
 ///
 /// One task waits at a time. Programs with several tasks on a queue let one of them wait, which passes the
 /// completions on by their `wr_id`.
@@ -19,8 +19,8 @@ pub struct AsyncCq {
 }
 
 impl AsyncCq {
-    /// Creates a completion queue from its capacity or from options; a channel in the options is replaced by
-    /// a channel of the queue's own.
+    /// Creates a completion queue with the given capacity or options. A channel in the options is replaced by
+    /// the queue's own channel.
     ///
     /// # Errors
     /// Those of [`Context::create_cq`], and [`CreateError::Channel`].
@@ -30,12 +30,12 @@ impl AsyncCq {
         Ok(AsyncCq { cq, channel, waiter: Waiter::default() })
     }
 
-    /// Returns the completion queue, to create queue pairs and for polling without waiting.
+    /// Returns the completion queue, for creating queue pairs and for polling without waiting.
     pub fn cq(&self) -> &Cq {
         &self.cq
     }
 
-    /// Waits for a completion, whatever its status, and returns it.
+    /// Waits for a completion, successful or not, and returns it.
     ///
     /// Cancel-safe: a dropped future takes no completion.
     ///
@@ -63,7 +63,7 @@ impl AsyncCq {
         self.waiter.wait(channel.as_fd(), cq.context().virtual_fabric(), take).await?
     }
 
-    /// Waits for a completion and returns it if it is successful.
+    /// Waits for a completion, and returns it if it is successful.
     ///
     /// Cancel-safe: a dropped future takes no completion.
     ///
@@ -81,7 +81,7 @@ impl AsyncCq {
 }
 
 /// A completion channel whose events can be awaited, for programs that request the events of several queues
-/// themselves ([`Cq::req_notify`]).
+/// themselves (with [`Cq::req_notify`]).
 #[derive(Debug)]
 pub struct AsyncCompletionChannel {
     channel: CompletionChannel,
@@ -94,12 +94,12 @@ impl AsyncCompletionChannel {
         AsyncCompletionChannel { channel, waiter: Waiter::default() }
     }
 
-    /// Returns the channel, to create completion queues.
+    /// Returns the channel, for creating completion queues.
     pub fn channel(&self) -> &CompletionChannel {
         &self.channel
     }
 
-    /// Waits for an event and returns it.
+    /// Waits for an event, and returns it.
     ///
     /// Cancel-safe: a dropped future takes no event.
     ///

@@ -1,10 +1,10 @@
-//! Asynchronous events of a device as futures.
+//! Asynchronous waits for a device's asynchronous events.
 
 use super::Waiter;
 use crate::transport::AsyncEvent;
 use crate::verbs::{Context, WaitError};
 
-/// Asynchronous events of a context, which can be awaited.
+/// Stream of a context's asynchronous events, which can be awaited.
 #[derive(Debug)]
 pub struct EventStream {
     context: Context,
@@ -12,13 +12,13 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// Creates a stream of the context's events. If several streams or handles read the events of one
-    /// context, each event is delivered to only one of them.
+    /// Creates a stream of the context's events. If several streams or handles read the same context's
+    /// events, each event is delivered to only one of them.
     pub fn new(context: &Context) -> EventStream {
         EventStream { context: context.clone(), waiter: Waiter::default() }
     }
 
-    /// Waits for an asynchronous event and returns it.
+    /// Waits for an asynchronous event, and returns it.
     ///
     /// Cancel-safe: a dropped future takes no event.
     ///

@@ -1,5 +1,5 @@
-//! Completions, events and connections as futures (feature `async`): the waits of the blocking API on tokio's
-//! `AsyncFd`.
+//! Asynchronous counterparts of the blocking waits for completions, events and connections (feature `async`),
+//! based on tokio's `AsyncFd`.
 //!
 //! | blocking | here |
 //! | --- | --- |

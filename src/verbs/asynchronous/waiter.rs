@@ -1,4 +1,4 @@
-//! Waits of asynchronous tasks: for a descriptor in real time, or by advancing the clock in virtual time.
+//! Waits of asynchronous tasks: on a descriptor in real time, or by advancing the clock in virtual time.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -8,19 +8,19 @@ use crate::sys::watched_fd::WatchedFd;
 use crate::verbs::WaitError;
 
 /// Number of times that the other tasks run, while the fabric has nothing to do, before a wait fails with
-/// [`WaitError::Idle`]. If tasks wake each other in a chain, each link of the chain needs one run.
+/// [`WaitError::Idle`]. If tasks wake each other in a chain, each task in the chain needs one such run.
 const IDLE_TURNS: u32 = 64;
 
-/// State of one task's waits for one source of events.
+/// State of one task that waits for one source of events.
 #[derive(Debug, Default)]
 pub(in crate::verbs) struct Waiter {
-    /// Registration of the source's descriptor, made at the first wait in real time.
+    /// Registration of the source's descriptor, created by the first wait in real time.
     watched: Option<WatchedFd>,
 }
 
 impl Waiter {
-    /// Waits until `take` returns a value. Only a completed wait takes anything: a future that is dropped
-    /// earlier has taken nothing. `fd` must become readable when `take` may return a value.
+    /// Waits until `take` returns a value. A future dropped before completion has taken nothing. `fd` must
+    /// become readable whenever `take` may return a value.
     pub async fn wait<R>(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -46,7 +46,7 @@ impl Waiter {
     }
 }
 
-/// Advances virtual time until `take` returns a value; runs the other tasks before each step.
+/// Advances virtual time until `take` returns a value, and runs the other tasks before each step.
 async fn step_until<R>(fabric: &Fabric, mut take: impl FnMut() -> Option<R>) -> Result<R, WaitError> {
     let mut idle_turns = 0;
     while idle_turns < IDLE_TURNS {

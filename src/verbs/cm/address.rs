@@ -1,4 +1,5 @@
-//! Address resolution: finds the device that has a local address, and the device that leads to a remote one.
+//! Address resolution: finds the device that has a local address, and the device from which a remote address
+//! is reached.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -11,12 +12,12 @@ use crate::link::route::source_towards;
 use crate::transport::AddressVector;
 use crate::wire::{AckTimeout, Gid, PKey};
 
-/// Maximum packet lifetime of a path: 4.096 µs * 2^13 = 34 ms. The queue pairs of both sides wait for an
-/// acknowledgement for a bit more than twice this time, and time-wait allows as long for late packets.
+/// Maximum packet lifetime on a path: 4.096 µs * 2^13 = 34 ms. The queue pairs on both sides wait slightly
+/// more than twice this time for an acknowledgement, and time-wait lasts equally long, to catch late packets.
 const PACKET_LIFE: AckTimeout = AckTimeout::new(13);
 
-/// Maximum number of ports, free in this process, that are tried until one is free in all processes on the
-/// address.
+/// Maximum number of ports tried when binding to port 0. Each is free in this process, but another process
+/// may use it on the same address.
 const MAX_PORT_ATTEMPTS: usize = 1000;
 
 /// A route to a destination: device, source GID index and destination GID.
@@ -77,7 +78,7 @@ impl State {
         }
     }
 
-    /// Binds the id to any port on all devices, unless it is bound already.
+    /// Binds the id to an arbitrary port on all devices, unless it is already bound.
     pub fn bind_if_idle(&mut self, number: u64) -> Result<(), IdError> {
         match self.id(number)?.state {
             IdState::Idle => self.bind_addr(number, (Ipv4Addr::UNSPECIFIED, 0).into()),
@@ -85,8 +86,9 @@ impl State {
         }
     }
 
-    /// Returns the device that has an address, and the index of its GID. If no device has a loopback address,
-    /// the first device stands in for the loopback, because packets to its own address stay in the machine.
+    /// Returns the device that has the address `ip`, and the index of its GID. If no device has a loopback
+    /// address, the first device stands in for the loopback device, because packets to its own address stay
+    /// within the machine.
     fn device_of(&self, ip: IpAddr) -> Option<(usize, u8)> {
         let mut all = self.devices.iter().enumerate();
         let found = all.find_map(|(i, device)| Some((i, device.gid_index(ip)?)));
@@ -102,7 +104,7 @@ impl State {
         self.present_devices().find_map(|(i, device)| Some((i, index(device)?)))
     }
 
-    /// Returns the devices that have not failed.
+    /// Iterates over the devices that have not failed, with their indices.
     fn present_devices(&self) -> impl Iterator<Item = (usize, &Device)> {
         self.devices.iter().enumerate().filter(|(_, device)| !device.is_lost)
     }
@@ -156,8 +158,8 @@ impl State {
         Ok(())
     }
 
-    /// Returns the destination GID of an address as seen from a device: the device's own GID for the
-    /// unspecified address, and for a loopback address unless that GID is on the loopback itself.
+    /// Returns the GID to which a device sends packets for the address `dst`: the device's own GID if `dst`
+    /// is unspecified, or if `dst` is a loopback address and the device's own address is not.
     fn destination_gid(&self, device: usize, sgid_index: u8, dst: IpAddr) -> Gid {
         let own = self.devices[device].gid(sgid_index);
         match dst.is_unspecified() || dst.is_loopback() && !own.ip().is_loopback() {
@@ -166,9 +168,8 @@ impl State {
         }
     }
 
-    /// Returns the route to an address: from the device that has the address itself, else from the address
-    /// that the system's routes select, else, if the system does not know the devices' addresses, from the
-    /// GID most similar to the destination.
+    /// Returns the route to `dst`. The source is the device that has `dst` itself; otherwise the address that
+    /// the system's routes select or, if no device has that address, the GID most similar to `dst`.
     fn route_to(&self, dst: SocketAddr) -> Option<Route> {
         let ip = dst.ip().to_canonical();
         let routed = || {
@@ -199,7 +200,7 @@ impl State {
         Ok(())
     }
 
-    /// Sets the path of an id, if the id's device has the path's source address.
+    /// Sets an id's path, if the id's device has the path's source address.
     pub fn set_path(&mut self, number: u64, path: &PathRecord) -> Result<(), IdError> {
         let id = self.id(number)?;
         id.require("set_path", &[IdState::AddrResolved])?;
@@ -212,7 +213,7 @@ impl State {
         self.resolve_route(number)
     }
 
-    /// Returns the path of an id whose peer is known.
+    /// Returns the path of an id; `None` if its peer is not known.
     pub fn path(&self, id: &Id) -> Option<cm::Path> {
         let (device, to) = (&self.devices[id.device?], id.to?);
         let av = AddressVector { traffic_class: id.tos, ..to };
@@ -220,7 +221,7 @@ impl State {
         Some(cm::Path { av, mtu, packet_life, pkey: device.pkey() })
     }
 
-    /// Returns the path of an id whose peer is known, as a path record.
+    /// Returns the path of an id as a path record; `None` if its peer is not known.
     pub fn path_record(&self, id: &Id) -> Option<PathRecord> {
         let path = self.path(id)?;
         Some(PathRecord {
@@ -242,7 +243,7 @@ impl Device {
         self.context.query_pkey(0).unwrap_or_default()
     }
 
-    /// Validates a path, and converts it to an address vector of this device.
+    /// Validates a path, and converts it to an address vector for this device.
     fn address_vector(&self, path: &PathRecord) -> Result<AddressVector, IdError> {
         let [src, dst] = [path.sgid, path.dgid].map(Gid::ip);
         let sgid_index = self.gid_index(src).ok_or(IdError::NoDevice(src))?;

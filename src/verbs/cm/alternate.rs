@@ -1,4 +1,4 @@
-//! Alternate paths of connections, used once the primary path has failed (IBA 12.8, 17.2.8).
+//! Alternate paths, to which connections migrate when the primary path fails (IBA 12.8, 17.2.8).
 
 use std::net::IpAddr;
 
@@ -29,7 +29,8 @@ impl State {
         Ok(())
     }
 
-    /// Handles the peer's offer of an alternate path: accepts it if the attached queue pair can load it.
+    /// Handles the peer's offer of an alternate path, and accepts it if the attached queue pair can load the
+    /// path.
     pub fn on_alternate_offered(&mut self, number: u64, index: usize, connection: ConnId, path: &cm::Path) {
         let status = match self.arm(number, path.av) {
             Ok(()) => AprStatus::Loaded,
@@ -40,7 +41,7 @@ impl State {
         let _ = device.cm.respond_to_alternate(device.now(), connection, status, &[], &[]);
     }
 
-    /// Handles the peer's response to our offer; `None` if the peer does not respond.
+    /// Handles the peer's response to this side's offer; `None` means that the peer did not respond.
     pub fn on_alternate_response(&mut self, number: u64, response: Option<AprStatus>) {
         let Some(av) = self.id_mut(number).ok().and_then(|id| id.alternate.take()) else { return };
         let status = match response {
@@ -53,7 +54,7 @@ impl State {
         }
     }
 
-    /// Loads a path into the attached queue pair, which migrates to it as soon as the primary path fails.
+    /// Loads a path into the attached queue pair, which migrates to it once the primary path fails.
     fn arm(&self, number: u64, av: AddressVector) -> Result<(), IdError> {
         let id = self.id(number)?;
         let (index, connection) = id.connection("load_alternate")?;

@@ -1,4 +1,4 @@
-//! Connection manager events, listeners and sessions as futures (feature `async`).
+//! Asynchronous connection manager events, listeners and sessions (feature `async`).
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -24,12 +24,12 @@ impl AsyncEventChannel {
         AsyncEventChannel { channel, waiter: Waiter::default() }
     }
 
-    /// Returns the channel, to create ids on it.
+    /// Returns the channel, for creating ids on it.
     pub fn channel(&self) -> &EventChannel {
         &self.channel
     }
 
-    /// Waits for an event and returns it.
+    /// Waits for an event, and returns it.
     ///
     /// Cancel-safe: a dropped future takes no event.
     ///
@@ -40,13 +40,13 @@ impl AsyncEventChannel {
         self.waiter.wait(channel.as_fd(), channel.prepare_wait(), || channel.try_event()).await
     }
 
-    /// Waits for the next event, and fails if it is of another kind.
+    /// Waits for the next event, and fails if it is not of the given kind.
     async fn expect(&mut self, kind: CmEventKind) -> Result<CmEvent, SessionError> {
         require(self.get_event().await?, kind)
     }
 }
 
-/// A listener whose connection requests can be awaited, with an event channel of its own.
+/// A listener whose connection requests can be awaited. It has its own event channel.
 #[derive(Debug)]
 pub struct AsyncListener {
     listener: Listener,
@@ -54,7 +54,7 @@ pub struct AsyncListener {
 }
 
 impl AsyncListener {
-    /// Listens at an address, as [`Listener::bind`] does.
+    /// Listens at an address, like [`Listener::bind`].
     ///
     /// # Errors
     /// The errors of [`Listener::bind`].
@@ -62,12 +62,12 @@ impl AsyncListener {
         Ok(AsyncListener { listener: Listener::bind(manager, addr)?, waiter: Waiter::default() })
     }
 
-    /// Returns the address and port of the listener.
+    /// Returns the listener's address and port.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Waits for the next connection request, and skips other events as [`Listener::next`] does.
+    /// Waits for the next connection request and, like [`Listener::next`], skips other events.
     ///
     /// Cancel-safe: a dropped future takes no request.
     ///
@@ -81,7 +81,7 @@ impl AsyncListener {
 }
 
 impl Incoming {
-    /// Accepts the connection with a queue pair, and waits until the peer is ready.
+    /// Accepts the connection with the given queue pair, and waits until the peer is ready.
     ///
     /// Not cancel-safe: dropping the future ends the connection.
     ///
@@ -98,8 +98,8 @@ impl Incoming {
 }
 
 impl ConnectionManager {
-    /// Connects to a port and waits until both sides are ready. `qp` creates the queue pair, on the device
-    /// that leads to the port.
+    /// Connects to the address `to`, and waits until both sides are ready. `qp` creates the queue pair on the
+    /// device from which the address is reached.
     ///
     /// Not cancel-safe: dropping the future abandons the attempt.
     ///
@@ -123,7 +123,7 @@ impl ConnectionManager {
     }
 }
 
-/// An established connection whose end can be awaited. Dropping it disconnects.
+/// An established connection whose disconnect can be awaited. Dropping it disconnects.
 #[derive(Debug)]
 pub struct AsyncSession {
     session: Session,
@@ -141,8 +141,8 @@ impl AsyncSession {
         self.session.qp()
     }
 
-    /// Returns the private data that the peer's program sent with its request or acceptance, padded with
-    /// zeros to the size of the message field.
+    /// Returns the private data that the peer's program sent with its request or acceptance, zero-padded to
+    /// the size of the message field.
     pub fn private_data(&self) -> &[u8] {
         self.session.private_data()
     }
@@ -162,8 +162,7 @@ impl AsyncSession {
         self.channel.expect(CmEventKind::Disconnected).await.map(drop)
     }
 
-    /// Disconnects, or confirms the peer's disconnect, and waits until the peer has responded or the response
-    /// has timed out.
+    /// Disconnects, or confirms the peer's disconnect, and waits for the peer's response or its timeout.
     ///
     /// Dropping the future does not undo the disconnect, only the wait for the peer's response.
     ///

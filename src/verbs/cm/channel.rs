@@ -18,15 +18,15 @@ use crate::driver::{step_until, until_readable, until_signalled};
 use crate::link::fabric::Fabric;
 use crate::verbs::WaitError;
 
-/// A queue to which the events of ids are delivered. Its descriptor is readable while an event is pending.
-/// Cheap to clone.
+/// A queue of connection manager events for the ids assigned to it. Its descriptor is readable while an event
+/// is pending. Cheap to clone.
 #[derive(Clone)]
 pub struct EventChannel(Arc<Inner>);
 
 struct Inner {
     readable: EventFd,
     queue: Mutex<Queue>,
-    /// Number of times that the queue was searched.
+    /// Number of times that the queue has been searched.
     #[cfg(test)]
     polls: AtomicUsize,
 }
@@ -34,26 +34,26 @@ struct Inner {
 #[derive(Default)]
 struct Queue {
     events: VecDeque<QueuedEvent>,
-    /// Manager of the id that was last assigned to this channel.
+    /// Manager of the id most recently assigned to this channel.
     manager: Weak<Owner>,
 }
 
-/// A pending event. It keeps an id alive only if that is a new one, which the program has not seen yet.
+/// A pending event. It keeps its id alive only if the id is new, that is, not yet known to the program.
 pub(super) struct QueuedEvent {
     pub id: Subject,
     pub listen_id: Option<WeakId>,
     pub kind: CmEventKind,
     pub status: i32,
     pub param: EventParam,
-    /// Backlog entry of a connection request.
+    /// Backlog entry, if the event is a connection request.
     pub waiting: Option<BacklogEntry>,
 }
 
-/// Entry of a pending connection request in the backlog of its listener; dropping it frees the entry.
+/// A pending connection request's entry in its listener's backlog; dropping it frees the entry.
 pub(super) struct BacklogEntry(Arc<AtomicUsize>);
 
 impl BacklogEntry {
-    /// Adds an entry, unless the backlog is full.
+    /// Adds an entry; returns `None` if the backlog is full.
     pub fn new(of: &Arc<AtomicUsize>, backlog: usize) -> Option<BacklogEntry> {
         let below = |n: usize| (n < backlog).then_some(n + 1);
         of.fetch_update(Ordering::Relaxed, Ordering::Relaxed, below).ok()?;
@@ -67,11 +67,11 @@ impl Drop for BacklogEntry {
     }
 }
 
-/// The id that an event concerns.
+/// The id to which an event is delivered.
 pub(super) enum Subject {
-    /// A new id, which the event owns.
+    /// A new id, owned by the event.
     New(CmId),
-    /// An id that the program already has.
+    /// An id that the program already knows.
     Known(WeakId),
 }
 
@@ -119,17 +119,18 @@ impl EventChannel {
         })))
     }
 
-    /// Removes and returns the oldest event, if there is one. Never waits.
+    /// Removes and returns the oldest event, if any, without waiting.
     pub fn try_event(&self) -> Option<CmEvent> {
         self.take_first(|_| true)
     }
 
-    /// Removes and returns the oldest connection request to a listener.
+    /// Removes and returns the oldest connection request to the given listener.
     pub(super) fn try_request(&self, listener: u64) -> Option<CmEvent> {
         self.take_first(|e| e.kind == CmEventKind::ConnectRequest && e.listener() == Some(listener))
     }
 
-    /// Removes and returns the oldest event of a listener: a connection request, or a change of its device.
+    /// Removes and returns the oldest event of the given listener: a connection request, or an event for the
+    /// listener itself, such as the removal of its device.
     pub(super) fn try_listener_event(&self, listener: u64) -> Option<CmEvent> {
         self.take_first(|e| e.is_of(listener) || e.listener() == Some(listener))
     }
@@ -151,7 +152,7 @@ impl EventChannel {
         }
     }
 
-    /// Waits for an event, without limit if no timeout is given.
+    /// Waits for an event; indefinitely if `timeout` is `None`.
     ///
     /// # Errors
     /// [`WaitError::TimedOut`], [`WaitError::Interrupted`]; [`WaitError::Idle`] in virtual time.
@@ -165,7 +166,7 @@ impl EventChannel {
     }
 
     /// Waits like [`get_event`](Self::get_event), but until `take` returns an event. `take` is called
-    /// whenever an event was queued, and may leave events for other readers of the channel.
+    /// whenever an event has been queued, and may leave events for other readers of the channel.
     ///
     /// # Errors
     /// The errors of [`get_event`](Self::get_event); [`WaitError::System`] if the system is out of
@@ -178,8 +179,8 @@ impl EventChannel {
         self.wait_by(timeout, take)
     }
 
-    /// Waits until `take` returns a value. It is called whenever an event was queued, and may leave events in
-    /// the queue.
+    /// Waits until `take` returns a value. `take` is called whenever an event has been queued, and may leave
+    /// events in the queue.
     pub(super) fn wait_by<R>(
         &self,
         timeout: Option<Duration>,
@@ -191,7 +192,7 @@ impl EventChannel {
         })
     }
 
-    /// Prepares the devices for a wait: hands them back to their background threads. In virtual time, returns
+    /// Prepares for a wait by handing the devices back to their background threads. In virtual time, returns
     /// the fabric whose steps replace the wait.
     pub(super) fn prepare_wait(&self) -> Option<Fabric> {
         // The wait must not keep the manager alive, as another thread may drop its last id in the meantime.
@@ -200,7 +201,7 @@ impl EventChannel {
         manager.virtual_fabric()
     }
 
-    /// Records the manager of an id that uses this channel.
+    /// Records the manager of an id that is assigned to this channel.
     pub(super) fn set_manager(&self, manager: &Arc<Owner>) {
         self.0.queue.lock().manager = Arc::downgrade(manager);
     }
@@ -213,14 +214,14 @@ impl EventChannel {
         let _ = self.0.readable.write(1);
     }
 
-    /// Removes the events of an id, and the requests to it. The caller must drop them without holding a lock,
-    /// because dropping them destroys the new ids that they own.
+    /// Removes an id's events and the connection requests to it. The caller must drop them without holding a
+    /// lock, because they own new ids, which are destroyed with them.
     #[must_use]
     pub(super) fn remove_events(&self, number: u64) -> Vec<QueuedEvent> {
         self.split_off(|e| e.is_of(number) || e.listener() == Some(number))
     }
 
-    /// Moves the events of an id to another channel.
+    /// Moves an id's events to another channel.
     pub(super) fn move_events(&self, number: u64, to: &EventChannel) {
         self.split_off(|e| e.is_of(number) || e.listener() == Some(number))
             .into_iter()
@@ -236,7 +237,7 @@ impl EventChannel {
         removed
     }
 
-    /// Decrements the counter of the descriptor. Does not block, because each queued event has incremented it
+    /// Decrements the descriptor's counter. This never blocks, because each queued event has incremented it
     /// by one.
     fn decrement_count(&self) {
         let _ = self.0.readable.read();
@@ -248,7 +249,7 @@ impl EventChannel {
 }
 
 impl AsFd for EventChannel {
-    /// Returns the descriptor for polling only: reading from it would consume events. It is in blocking mode
+    /// Returns the descriptor, for polling only: reading from it would consume events. It is in blocking mode
     /// (no `O_NONBLOCK`).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.readable.as_fd()
@@ -270,14 +271,14 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(50);
 
     impl EventChannel {
-        /// Returns the number of times that `f` searches the queue.
+        /// Returns the number of times that the queue is searched while `f` runs.
         pub fn polls_during(&self, f: impl FnOnce()) -> usize {
             let before = self.0.polls.load(Ordering::Relaxed);
             f();
             self.0.polls.load(Ordering::Relaxed) - before
         }
 
-        /// Waits until this number of events are queued.
+        /// Waits until at least `count` events are queued.
         pub fn await_events(&self, count: usize) {
             while self.0.queue.lock().events.len() < count {
                 std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! Connections: the handshake from both sides, and the disconnect.
+//! Connections: the handshake on either side, and the disconnect.
 
 use super::event::ConnectionInfo;
 use super::param::{ConnParam, MAX_RD_ATOMIC};
@@ -24,8 +24,7 @@ fn check_len(private_data: &[u8], max: usize) -> Result<(), IdError> {
 }
 
 impl Id {
-    /// Returns the queue pair of the id: the attached one, or else the one that the program describes in
-    /// `param`.
+    /// Returns the id's queue pair: the attached one or, if there is none, the one described in `param`.
     pub fn local_qp(&self, param: &ConnParam) -> Result<LocalQp, IdError> {
         match (&self.qp, param.qp_num) {
             (Some(qp), _) => Ok(LocalQp { qpn: qp.qpn, psn: self.psn, srq: qp.has_srq }),
@@ -34,7 +33,7 @@ impl Id {
         }
     }
 
-    /// Builds the private data of a request: the IP addressing header, followed by the program's data.
+    /// Builds a request's private data: the IP addressing header, followed by the program's data.
     pub fn request_data(&self, param: &ConnParam) -> Result<Vec<u8>, IdError> {
         let (Some(source), Some(destination)) = (self.local, self.peer) else { return Err(IdError::Ended) };
         let max = if self.is_datagram() { SIDR_REQ_DATA } else { REQ_DATA } - HEADER_LEN;
@@ -45,8 +44,8 @@ impl Id {
 }
 
 impl State {
-    /// Returns the responder resources and the initiator depth of an id: the program's values, or by default
-    /// the device's limit, bounded by what the peer has requested.
+    /// Returns an id's responder resources and initiator depth: the program's values or, by default, the
+    /// device's limit, capped at what the peer has requested.
     fn depths(&self, id: &Id, param: &ConnParam) -> Result<(u8, u8), IdError> {
         let device = id.device.ok_or(IdError::Ended)?;
         let limit = self.devices[device].max_rd_atomic();
@@ -66,7 +65,7 @@ impl State {
         self.request(number, param, false)
     }
 
-    /// Sends a connection request; with `peer_to_peer`, the peer may send one at the same time.
+    /// Sends a connection request. With `peer_to_peer`, the peer may send one at the same time.
     pub fn request(&mut self, number: u64, param: &ConnParam, peer_to_peer: bool) -> Result<(), IdError> {
         let id = self.id(number)?;
         id.require("connect", &[IdState::RouteResolved])?;
@@ -142,7 +141,7 @@ impl State {
         Ok(())
     }
 
-    /// Completes the handshake for a queue pair whose transitions the program makes itself.
+    /// Completes the handshake for a queue pair whose state transitions the program performs itself.
     pub fn establish(&mut self, number: u64) -> Result<(), IdError> {
         let id = self.id(number)?;
         id.require("establish", &[IdState::Responded])?;
@@ -222,7 +221,7 @@ impl State {
         }
     }
 
-    /// Rejects the connection and reports the error, because the queue pair could not change its state.
+    /// Rejects the connection and reports `error`, because the attached queue pair could not change state.
     fn abort(&mut self, number: u64, index: usize, connection: ConnId, error: &IdError) {
         let device = &mut self.devices[index];
         device.send_reject(connection, RejReason::Consumer);
@@ -233,7 +232,7 @@ impl State {
         id.report(CmEventKind::ConnectError, -error.errno(), EventParam::None);
     }
 
-    /// Handles the end of the handshake: the peer's RTU, or data that arrives before the RTU.
+    /// Handles the end of the handshake: the arrival of the peer's RTU, or of data before the RTU.
     pub fn on_established(&mut self, number: u64) {
         let Ok(id) = self.id_mut(number) else { return };
         if id.state != IdState::Accepted {
@@ -252,7 +251,7 @@ impl State {
         id.report(CmEventKind::Established, 0, param);
     }
 
-    /// Handles a rejection or a timeout on the peer's side.
+    /// Handles a rejection by the peer, which may be due to a timeout there.
     pub fn on_rejected(&mut self, number: u64, rejection: &Rejection) {
         let connection =
             ConnectionInfo { private_data: rejection.private_data.to_vec(), ..ConnectionInfo::default() };
@@ -260,7 +259,7 @@ impl State {
         self.on_failed(number, CmEventKind::Rejected, status, EventParam::Connection(connection));
     }
 
-    /// Handles the lack of a response from the peer.
+    /// Handles the absence of a response from the peer.
     pub fn on_unreachable(&mut self, number: u64) {
         self.on_failed(number, CmEventKind::Unreachable, -libc::ETIMEDOUT, EventParam::None);
     }
@@ -272,7 +271,7 @@ impl State {
         self.release_connection(number);
     }
 
-    /// Releases the connection of an id in the protocol layer.
+    /// Releases an id's connection in the protocol layer.
     pub fn release_connection(&mut self, number: u64) {
         let Ok(id) = self.id_mut(number) else { return };
         if let (Some(index), Some(connection)) = (id.device, id.connection.take()) {
@@ -280,8 +279,8 @@ impl State {
         }
     }
 
-    /// Handles the disconnect of either side. The queue pair keeps running until the program disconnects too,
-    /// because there may be data left to receive.
+    /// Handles a disconnect by either side. The queue pair keeps running until the program disconnects as
+    /// well, because there may be data left to receive.
     pub fn on_disconnected(&mut self, number: u64) {
         let Ok(id) = self.id_mut(number) else { return };
         id.state = IdState::Ended;

@@ -1,4 +1,4 @@
-//! Datagram services: service ID resolution (SIDR) from both sides.
+//! Datagram services: both sides of service ID resolution (SIDR).
 
 use super::event::Datagram;
 use super::listen::{IncomingRequest, split_private_data};
@@ -27,7 +27,7 @@ impl State {
         Ok(())
     }
 
-    /// Handles a peer's request for the queue pair that serves a port.
+    /// Handles a peer's request for the queue pair that receives a port's datagrams.
     pub fn on_sidr_request(&mut self, device: usize, connection: ConnId, request: &SidrRequested) {
         let (header, data) = split_private_data(&request.private_data);
         let (service, av) = (request.service, request.from);
@@ -50,7 +50,7 @@ impl State {
         }
     }
 
-    /// Responds to a request with the queue pair of the id.
+    /// Answers a request with the id's queue pair.
     pub fn accept_sidr(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
         let id = self.id(number)?;
         let qpn = id.qp.as_ref().map(|qp| qp.qpn).or(param.qp_num).ok_or(IdError::NoQp)?;
@@ -82,7 +82,7 @@ impl State {
         Ok(())
     }
 
-    /// Handles the response to our request.
+    /// Handles the response to this side's request.
     pub fn on_sidr_response(&mut self, number: u64, response: &SidrResponse) {
         self.release_connection(number);
         let Ok(id) = self.id_mut(number) else { return };

@@ -1,11 +1,11 @@
-//! Effects on ids when their device loses an address or fails.
+//! Device events: what happens to ids when their device loses an address or fails.
 
 use super::state::{Id, IdState, State};
 use super::{CmEventKind, EventParam};
 use crate::transport::{AddressVector, AsyncEvent};
 
 impl State {
-    /// Handles the asynchronous events of a device.
+    /// Handles a device's pending asynchronous events.
     pub fn process_device_events(&mut self, index: usize) {
         while let Some(event) = self.devices[index].next_event() {
             match event {
@@ -16,13 +16,13 @@ impl State {
         }
     }
 
-    /// Returns the ids of a device.
+    /// Returns the ids that use a device.
     fn ids_of_device(&self, index: usize) -> Vec<u64> {
         self.ids().filter(|(_, id)| id.device == Some(index)).map(|(number, _)| number).collect()
     }
 
-    /// Reports `AddrChange` to ids whose address the device no longer has. The ids keep their state: the
-    /// program decides which of them to disconnect, and the device may get the address again.
+    /// Reports `AddrChange` to ids whose address the device has lost. The ids keep their state: the program
+    /// decides which of them to disconnect, and the device may regain the address.
     fn on_gid_change(&mut self, index: usize) {
         let device = &mut self.devices[index];
         let now = device.context.gids();
@@ -52,8 +52,8 @@ impl State {
         }
     }
 
-    /// Handles the loss of a device: its addresses and the connections of its ids no longer exist, and its
-    /// ids report no events after `DeviceRemoval`.
+    /// Handles the loss of a device: its addresses and its ids' connections no longer exist, and its ids
+    /// report no events after `DeviceRemoval`.
     fn on_device_fatal(&mut self, index: usize) {
         let device = &mut self.devices[index];
         device.is_lost = true;

@@ -1,4 +1,4 @@
-//! Errors of calls on an id.
+//! Errors returned by calls on an id.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -7,11 +7,11 @@ use crate::cm::CmError;
 use crate::transport::{ModifyError, QpState, QpType};
 use crate::verbs::{ClaimError, CreateError, OpenError};
 
-/// Error of a connection manager call. Later failures are reported as events.
+/// Error returned by a connection manager call. Later failures are reported as events.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdError {
-    /// The phase of the id does not permit the call.
+    /// The id's state does not permit the call.
     #[error("cannot call {call}: the id {state}")]
     State {
         /// Name of the call.
@@ -19,21 +19,21 @@ pub enum IdError {
         /// Phase of the id.
         state: &'static str,
     },
-    /// Another id uses the port.
+    /// Another id is bound to the port.
     #[error("port {0} is in use: bind another port, or port 0 for any free port")]
     PortInUse(SocketAddr),
-    /// Another id uses the port, and one of the two is bound to the wildcard address.
+    /// Another id is bound to the port, and one of the two addresses is the wildcard address.
     #[error(
         "port {0} is in use by an id, and one of the addresses is a wildcard: bind another port, or port 0"
     )]
     PortInUseByWildcard(SocketAddr),
-    /// No port of the ephemeral range is free.
+    /// No port in the ephemeral range is free.
     #[error("no ephemeral port is free on {0}")]
     NoPort(IpAddr),
     /// No device has the address.
     #[error("no device has the address {0}")]
     NoDevice(IpAddr),
-    /// The port could not be claimed, for example because another process has it.
+    /// The port could not be claimed, for example because another process uses it.
     #[error("cannot claim port {addr}: {source}")]
     Claim {
         /// Address and port.
@@ -41,10 +41,10 @@ pub enum IdError {
         /// Cause.
         source: ClaimError,
     },
-    /// The address is not unicast, so it is not that of a host.
+    /// The address is not unicast, so it does not identify a host.
     #[error("{0} is not a unicast address")]
     NoHost(IpAddr),
-    /// Source and destination are of different IP versions.
+    /// Source and destination have different IP versions.
     #[error("{src} and {dst} are of different IP versions")]
     Family {
         /// Source address.
@@ -52,18 +52,18 @@ pub enum IdError {
         /// Destination address.
         dst: IpAddr,
     },
-    /// The private data do not fit the message.
+    /// The private data does not fit into the message.
     #[error("{given} bytes of private data exceed the maximum of {max}")]
     PrivateData {
         /// Number of bytes given.
         given: usize,
-        /// Maximum number of bytes of private data in the message.
+        /// Maximum number of private data bytes in the message.
         max: usize,
     },
     /// The id has no queue pair to connect.
     #[error("the id has no queue pair: attach one, or set qp_num")]
     NoQp,
-    /// The transport service of the queue pair is not that of the id.
+    /// The queue pair and the id have different transport services.
     #[error("a {qp:?} queue pair does not match the {id:?} service of the id")]
     QpType {
         /// Transport service of the queue pair.
@@ -74,10 +74,10 @@ pub enum IdError {
     /// The queue pair belongs to a device other than the id's.
     #[error("the queue pair and the id belong to different devices")]
     OtherDevice,
-    /// The attributes for the transition to this state are not known.
+    /// The attributes for the requested transition are not yet known.
     #[error("the attributes for the transition to {0} are not known yet")]
     NoAttributes(QpState),
-    /// The state change of the queue pair failed.
+    /// The queue pair could not change state.
     #[error("cannot modify the queue pair: {0}")]
     Modify(#[from] ModifyError),
     /// A parameter is out of range.
@@ -88,25 +88,25 @@ pub enum IdError {
         /// Value given.
         value: u64,
     },
-    /// The multicast group is joined already.
+    /// The id has already joined the multicast group.
     #[error("group {0} is already joined")]
     Joined(IpAddr),
-    /// The address is not a multicast group, or the group is not joined.
+    /// The address is not a multicast address, or the id has not joined the group.
     #[error("{0} is not a multicast address, or the group is not joined")]
     NoGroup(IpAddr),
     /// The id has been destroyed.
     #[error("the id is destroyed")]
     Ended,
-    /// The manager belongs to the parent process; its copy in a child of fork does nothing.
+    /// The manager belongs to the parent process; its copy in a forked child does nothing.
     #[error("the connection manager belongs to the parent process: create another after fork")]
     Inherited,
-    /// The protocol layer of the device rejects the call.
+    /// The device's protocol layer rejected the call.
     #[error(transparent)]
     Protocol(#[from] CmError),
-    /// The QP1 of the device could not be opened.
+    /// The device's QP1 could not be opened.
     #[error("cannot open QP1 of the device: {0}")]
     Device(#[from] CreateError),
-    /// The device could not be opened again for the manager.
+    /// The device could not be reopened for the manager.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// A system call failed.

@@ -1,4 +1,4 @@
-//! Events that an event channel delivers.
+//! Events delivered on an event channel.
 
 use std::net::SocketAddr;
 
@@ -6,52 +6,52 @@ use super::CmId;
 use crate::transport::AddressVector;
 use crate::wire::{QKey, Qpn};
 
-/// Kind of an event, with the numbers of `enum rdma_cm_event_type`.
+/// Kind of event, with the values of `enum rdma_cm_event_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum CmEventKind {
-    /// A device leads to the address.
+    /// The address was resolved: a device can reach it.
     AddrResolved = 0,
-    /// No device leads to the address.
+    /// The address was not resolved: no device can reach it.
     AddrError = 1,
     /// The path to the address is known.
     RouteResolved = 2,
     /// There is no path to the address.
     RouteError = 3,
-    /// A peer requests a connection; the event carries a new id for it.
+    /// A peer requests a connection; the event carries a new id for the connection.
     ConnectRequest = 4,
-    /// The peer accepts. The caller drives the queue pair to RTS, then calls [`CmId::establish`].
+    /// The peer has accepted. The caller moves its queue pair to RTS, then calls [`CmId::establish`].
     ConnectResponse = 5,
-    /// Establishing the connection failed on this side.
+    /// This side failed to establish the connection.
     ConnectError = 6,
-    /// The peer does not respond.
+    /// The peer did not respond.
     Unreachable = 7,
-    /// The peer rejects the connection.
+    /// The peer rejected the connection.
     Rejected = 8,
     /// The connection is established.
     Established = 9,
     /// The connection has ended.
     Disconnected = 10,
-    /// The device of the id has failed permanently, and the id's connection with it; the id can only be
-    /// destroyed. Ids on the wildcard address continue on the other devices, and do not report this event.
+    /// The id's device has failed permanently, which ended any connection; the id can only be destroyed. Ids
+    /// on the wildcard address continue on the other devices and do not report this event.
     DeviceRemoval = 11,
-    /// The multicast group is joined.
+    /// The id has joined the multicast group.
     MulticastJoin = 12,
-    /// The multicast group could not be joined, or is lost.
+    /// The multicast group could not be joined, or membership was lost.
     MulticastError = 13,
-    /// The device no longer has the address of the id, whose packets are not sent any more. The id should be
+    /// The device has lost the id's address, so the id's packets are no longer sent. The id should be
     /// destroyed.
     AddrChange = 14,
-    /// Time-wait is over, and the number of the queue pair may be reused.
+    /// Time-wait is over, so that the queue pair number may be reused.
     TimewaitExit = 15,
     /// Outcome of [`CmId::load_alternate`]: status 0 if both sides have loaded the path, otherwise the peer's
-    /// reason (IBA 12.8.2.1) or a negative error number. librdmacm has neither this event nor the call.
+    /// reason (IBA 12.8.2.1) or a negative error number. librdmacm has neither this event nor that call.
     AlternatePath = 256,
 }
 
 impl CmEventKind {
-    /// Returns the name in `enum rdma_cm_event_type`.
+    /// Returns the event's name in `enum rdma_cm_event_type`.
     pub const fn name(self) -> &'static str {
         match self {
             CmEventKind::AddrResolved => "RDMA_CM_EVENT_ADDR_RESOLVED",
@@ -75,19 +75,19 @@ impl CmEventKind {
     }
 }
 
-/// An event that concerns an id.
+/// An event reported for an id.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CmEvent {
-    /// The id that the event concerns; for a connection request, the new id.
+    /// The affected id; for a connection request, the new id.
     pub id: CmId,
-    /// The listening id of a connection request.
+    /// For a connection request, the listening id.
     pub listen_id: Option<CmId>,
     /// Kind of the event.
     pub kind: CmEventKind,
-    /// Cause of a failure: a negative error number, or the reason of a rejection.
+    /// Cause of a failure: a negative error number, or the reason for a rejection.
     pub status: i32,
-    /// Parameters that belong to the event.
+    /// Event-specific parameters.
     pub param: EventParam,
 }
 
@@ -106,7 +106,7 @@ pub enum EventParam {
     None,
     /// Parameters of a connection.
     Connection(ConnectionInfo),
-    /// Parameters of a datagram service or multicast group.
+    /// Parameters of a datagram destination or multicast group.
     Datagram(Datagram),
 }
 
@@ -121,16 +121,16 @@ impl EventParam {
     }
 }
 
-/// Connection parameters that the peer requests or grants, as seen from this side, so that an acceptance can
-/// return them unchanged.
+/// Connection parameters requested or granted by the peer, as seen from this side, so that they can be
+/// returned unchanged when accepting.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ConnectionInfo {
-    /// Private data from the peer's program, padded with zeros to the size of the message field.
+    /// Private data from the peer's program, zero-padded to the size of the message field.
     pub private_data: Vec<u8>,
-    /// Maximum number of READs and atomics that the peer will have in flight.
+    /// Maximum number of the peer's READs and atomics in flight.
     pub responder_resources: u8,
-    /// Maximum number of READs and atomics that the peer accepts at a time.
+    /// Maximum number of this side's READs and atomics in flight.
     pub initiator_depth: u8,
     /// Whether end-to-end flow control is in use.
     pub flow_control: bool,
@@ -138,24 +138,24 @@ pub struct ConnectionInfo {
     pub retry_count: u8,
     /// Number of retries after an RNR NAK.
     pub rnr_retry_count: u8,
-    /// Whether the peer's receives come from a shared receive queue.
+    /// Whether the peer takes receives from a shared receive queue.
     pub srq: bool,
-    /// Number of the peer's queue pair.
+    /// Peer's queue pair number.
     pub qp_num: Qpn,
 }
 
-/// Destination of datagrams to a peer or a multicast group.
+/// Destination for datagrams: a peer or a multicast group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Datagram {
-    /// Private data from the peer's program, padded with zeros to the size of the message field.
+    /// Private data from the peer's program, zero-padded to the size of the message field.
     pub private_data: Vec<u8>,
     /// Address vector of the destination.
     pub address: AddressVector,
-    /// Number of the destination queue pair.
+    /// Destination queue pair number.
     pub qp_num: Qpn,
-    /// Q_Key of the destination queue pair.
+    /// Q_Key of the destination.
     pub qkey: QKey,
-    /// Address of the multicast group, as given to the join.
+    /// Address of the multicast group, as passed when joining.
     pub group: Option<SocketAddr>,
 }

@@ -1,4 +1,4 @@
-//! API calls on an id.
+//! Calls on an id ([`CmId`]).
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -15,8 +15,8 @@ use crate::verbs::{Context, Qp, WaitError};
 use crate::wire::{AckTimeout, Qpn};
 
 /// A communication identifier: a listener, a connection or a datagram endpoint (`rdma_cm_id`). The handle is
-/// cheap to clone. Dropping the last one, or [`destroy`](Self::destroy), ends the id and discards its pending
-/// events.
+/// cheap to clone. Dropping the last handle, or calling [`destroy`](Self::destroy), ends the id and discards
+/// its pending events.
 ///
 /// Every call that returns an [`IdError`] fails with [`IdError::Ended`] once the id is destroyed, and with
 /// [`IdError::Inherited`] in a child of fork.
@@ -54,7 +54,7 @@ impl Drop for Handle {
     }
 }
 
-/// Weak reference to an id, which may have been destroyed.
+/// Weak reference to an id, which does not keep the id alive.
 #[derive(Clone)]
 pub(super) struct WeakId {
     number: u64,
@@ -71,7 +71,7 @@ impl WeakId {
         self.handle.upgrade().map(CmId)
     }
 
-    /// Notes that the device has failed permanently, before an event says so.
+    /// Records that the device has failed permanently, before the event is reported.
     pub fn set_device_removed(&self) {
         self.is_device_removed.store(true, Ordering::Release);
     }
@@ -87,7 +87,7 @@ impl CmId {
         WeakId { number: self.0.number, handle: Arc::downgrade(&self.0), is_device_removed }
     }
 
-    /// Returns what `take` returns, or else the error of a listener whose device was removed.
+    /// Returns the result of `take` or, if there is none and the listener's device was removed, an error.
     pub(super) fn unless_device_removed<R>(
         &self,
         take: impl FnOnce() -> Option<R>,
@@ -97,29 +97,29 @@ impl CmId {
         take().map(Ok).or(is_removed.then_some(Err(WaitError::DeviceRemoved)))
     }
 
-    /// Runs `f` on the state of the manager.
+    /// Runs `f` on the manager's state.
     fn with_state<R>(&self, f: impl FnOnce(&mut State, u64) -> Result<R, IdError>) -> Result<R, IdError> {
         self.0.manager.with_state(|state| f(state, self.0.number))
     }
 
-    /// Queries the id; returns `None` if it has ended.
+    /// Queries the id; returns `None` if it has been destroyed.
     fn query<R>(&self, f: impl FnOnce(&State, &Id) -> Option<R>) -> Option<R> {
         self.with_state(|state, number| Ok(f(state, state.id(number)?))).ok().flatten()
     }
 
-    /// Changes an option of the id.
+    /// Changes one of the id's options.
     fn set(&self, f: impl FnOnce(&mut Id) -> Result<(), IdError>) -> Result<(), IdError> {
         self.with_state(|state, number| f(state.id_mut(number)?))
     }
 
-    /// Returns the number of the id, which is unique for the lifetime of its manager.
+    /// Returns the id's number, which is unique during its manager's lifetime.
     pub fn number(&self) -> u64 {
         self.0.number
     }
 
-    /// Destroys the id in any state (`rdma_destroy_id`): rejects the waiting requests of a listener,
-    /// disconnects a connection, leaves multicast groups, and discards pending events. Calls on other handles
-    /// of the id fail afterwards.
+    /// Destroys the id, whatever its state (`rdma_destroy_id`): rejects a listener's pending requests,
+    /// disconnects a connection, leaves multicast groups, and discards pending events. Later calls on other
+    /// handles of the id fail.
     pub fn destroy(&self) {
         // A child of fork has no ids to destroy.
         let _ = self.with_state(|state, number| {
@@ -128,7 +128,7 @@ impl CmId {
         });
     }
 
-    /// Binds the id to an address and port: 0.0.0.0 or :: for all devices, port 0 for any free port.
+    /// Binds the id to an address and port. 0.0.0.0 or :: selects all devices; port 0 selects any free port.
     ///
     /// # Errors
     /// [`IdError::PortInUse`], [`IdError::PortInUseByWildcard`], [`IdError::NoPort`], [`IdError::NoDevice`],
@@ -137,8 +137,8 @@ impl CmId {
         self.with_state(|state, number| state.bind_addr(number, addr))
     }
 
-    /// Finds the device that leads to an address, and reports `AddrResolved` or `AddrError`. Resolution is
-    /// local, so the event is reported at once and the timeout is ignored.
+    /// Finds the device from which `dst` is reached, and reports `AddrResolved` or `AddrError`. Resolution is
+    /// local, so the event is reported immediately and the timeout is ignored.
     ///
     /// # Errors
     /// [`IdError::State`] unless the id is new or bound; [`IdError::Family`] if source and destination are of
@@ -155,7 +155,8 @@ impl CmId {
     }
 
     /// Finds the path to the resolved address, and reports `RouteResolved`, or `RouteError` if the source
-    /// address was removed. Resolution is local, so the event is reported at once and the timeout is ignored.
+    /// address was removed. Resolution is local, so the event is reported immediately and the timeout is
+    /// ignored.
     ///
     /// # Errors
     /// [`IdError::State`] before the address is resolved.
@@ -164,7 +165,7 @@ impl CmId {
     }
 
     /// Sets the path to the peer instead of resolving it, and reports the same events as
-    /// [`resolve_route`](Self::resolve_route). The path need not lead to the address that was resolved.
+    /// [`resolve_route`](Self::resolve_route). The path need not lead to the resolved address.
     ///
     /// # Errors
     /// [`IdError::State`] unless the address is resolved and the route is not; [`IdError::NoDevice`],
@@ -174,8 +175,8 @@ impl CmId {
         self.with_state(|state, number| state.set_path(number, path))
     }
 
-    /// Listens for connection requests. At most `backlog` of them wait on the channel (0: as many as the
-    /// manager allows); further requests are rejected.
+    /// Listens for connection requests. At most `backlog` requests wait on the channel (0 selects the
+    /// manager's maximum); further requests are rejected.
     ///
     /// # Errors
     /// [`IdError::State`] unless the id is new or bound; [`IdError::PortInUse`] or
@@ -185,8 +186,8 @@ impl CmId {
         self.with_state(|state, number| state.listen(number, backlog))
     }
 
-    /// Waits for the next connection request to this listener, and leaves all other events of the channel
-    /// queued, those of the listener included.
+    /// Waits for the next connection request to this listener. All other events on the channel stay queued,
+    /// including the listener's own.
     ///
     /// # Errors
     /// [`WaitError::DeviceRemoved`] if the device of the listener was removed and no earlier request is queued;
@@ -196,14 +197,14 @@ impl CmId {
         channel.wait_by(timeout, || self.unless_device_removed(|| channel.try_request(self.number())))?
     }
 
-    /// Returns the channel to which the id's events are delivered; `None` if the id has ended.
+    /// Returns the channel to which the id's events are delivered; `None` if the id has been destroyed.
     pub(super) fn channel(&self) -> Option<EventChannel> {
         self.query(|_, id| Some(id.channel.clone()))
     }
 
-    /// Requests a connection, or the peer's queue pair for datagrams. The outcome is reported as
-    /// `Established` (`ConnectResponse` if the manager does not drive the queue pair), `Rejected`,
-    /// `Unreachable` or `ConnectError`.
+    /// Requests a connection or, for datagrams, the peer's queue pair. The outcome is reported as
+    /// `Established` (`ConnectResponse` if no queue pair is attached), `Rejected`, `Unreachable` or
+    /// `ConnectError`.
     ///
     /// # Errors
     /// [`IdError::State`] unless the route is resolved; [`IdError::NoQp`], except for datagrams, without an
@@ -214,12 +215,12 @@ impl CmId {
         self.with_state(|state, number| state.connect(number, param))
     }
 
-    /// Connects like [`connect`](Self::connect), to a peer that connects to this id at the same time: both
-    /// ids are bound to the same port number and request it from each other. One connection results,
-    /// whichever request is first, and `Established` is reported on both sides with the private data of the
-    /// other. A queue pair must be attached. A request that arrives before the peer has called `connect_peer`
-    /// is held until one second after the peer has bound its port; then it is rejected, because the port has
-    /// no listener.
+    /// Connects like [`connect`](Self::connect), but to a peer that connects to this id at the same time:
+    /// both ids are bound to the same port number, and each sends its request to the other's port. One
+    /// connection results, whichever request arrives first, and both sides report `Established` with the
+    /// other's private data. A queue pair must be attached. A request that arrives before the peer has called
+    /// `connect_peer` is held until one second after the peer has bound its port; it is then rejected,
+    /// because the port has no listener.
     ///
     /// # Errors
     /// [`IdError::NoQp`] without an attached queue pair; [`IdError::State`] for a datagram id; otherwise the
@@ -228,10 +229,10 @@ impl CmId {
         self.with_state(|state, number| state.connect_peer(number, param))
     }
 
-    /// Offers an alternate path to the peer, from an address of the device to another address of the peer. If
-    /// the peer accepts, the attached queue pairs of both sides migrate to it as soon as packets are lost on
-    /// the primary path. The outcome is reported as `AlternatePath`. A peer that uses this manager accepts
-    /// any path that its queue pair can load.
+    /// Offers the peer an alternate path, from an address of this device to another address of the peer. If
+    /// the peer accepts, the attached queue pairs on both sides migrate to it once packets are lost on the
+    /// primary path. The outcome is reported as `AlternatePath`. A peer that uses this manager accepts any
+    /// path that its queue pair can load.
     ///
     /// # Errors
     /// [`IdError::State`] unless the id is connected; [`IdError::NoQp`] without an attached queue pair;
@@ -241,7 +242,7 @@ impl CmId {
         self.with_state(|state, number| state.load_alternate(number, from, to))
     }
 
-    /// Accepts the request that created this id; reports `Established`, except for datagrams.
+    /// Accepts the request that created this id, and reports `Established`, except for datagrams.
     ///
     /// # Errors
     /// [`IdError::State`] unless the id is that of a request without a response; [`IdError::NoQp`] without an
@@ -253,7 +254,7 @@ impl CmId {
         self.with_state(|state, number| state.accept(number, param))
     }
 
-    /// Rejects the request that created this id, or the peer's reply to this id's request.
+    /// Rejects the request that created this id, or the peer's reply to a request from this id.
     ///
     /// # Errors
     /// [`IdError::State`] unless the id is that of a request or has an unconfirmed reply;
@@ -263,7 +264,7 @@ impl CmId {
         self.reject_with(RejReason::Consumer, private_data)
     }
 
-    /// Rejects like [`reject`](Self::reject), but with a reason other than "consumer reject".
+    /// Rejects like [`reject`](Self::reject), but with the given reason instead of "consumer reject".
     ///
     /// # Errors
     /// The errors of [`reject`](Self::reject).
@@ -271,7 +272,7 @@ impl CmId {
         self.with_state(|state, number| state.reject(number, reason, private_data))
     }
 
-    /// Completes the handshake after `ConnectResponse`: the caller's queue pair is in RTS.
+    /// Completes the handshake after `ConnectResponse`, once the caller's queue pair is in RTS.
     ///
     /// # Errors
     /// [`IdError::State`] unless `ConnectResponse` was reported and is unanswered; [`IdError::Protocol`] if
@@ -290,8 +291,8 @@ impl CmId {
         self.with_state(State::disconnect)
     }
 
-    /// Notifies the manager of an asynchronous event of the queue pair: data received before the peer's RTU
-    /// establishes the connection as the RTU does.
+    /// Notifies the manager of an asynchronous event on the queue pair: data that arrives before the peer's
+    /// RTU establishes the connection just as the RTU does.
     ///
     /// # Errors
     /// [`IdError::State`] for another event than `CommunicationEstablished`, or without a connection;
@@ -300,7 +301,7 @@ impl CmId {
         self.with_state(|state, number| state.notify(number, event))
     }
 
-    /// Moves the id to another event channel, together with its pending events.
+    /// Moves the id and its pending events to another event channel.
     ///
     /// # Errors
     /// [`IdError::State`] if the id has ended.
@@ -309,9 +310,9 @@ impl CmId {
         self.with_state(|state, number| state.migrate(number, channel))
     }
 
-    /// Attaches a queue pair. The manager then makes its transitions: to INIT now (to RTS for datagrams), to
-    /// RTR and RTS during the handshake, and to the error state on disconnect. The manager does not keep the
-    /// queue pair alive; dropping the queue pair detaches it.
+    /// Attaches a queue pair. The manager then performs its state transitions: to INIT immediately (to RTS
+    /// for datagrams), to RTR and RTS during the handshake, and to the error state on disconnect. The manager
+    /// does not keep the queue pair alive; dropping the queue pair detaches it.
     ///
     /// # Errors
     /// [`IdError::QpType`] if the queue pair is of another transport service; [`IdError::State`] if the id
@@ -321,7 +322,7 @@ impl CmId {
         self.with_state(|state, number| state.attach(number, qp))
     }
 
-    /// Detaches the queue pair; the manager no longer makes its transitions.
+    /// Detaches the queue pair, whose state transitions the manager then no longer performs.
     pub fn detach_qp(&self) {
         // An id that has ended has no queue pair.
         let _ = self.set(|id| {
@@ -330,13 +331,13 @@ impl CmId {
         });
     }
 
-    /// Returns the number of the attached queue pair, even if that no longer exists.
+    /// Returns the number of the attached queue pair, even if that queue pair no longer exists.
     pub fn attached_qp(&self) -> Option<Qpn> {
         self.query(|_, id| id.qp.as_ref().map(|qp| qp.qpn))
     }
 
-    /// Returns the attributes for the transition to the state `target`, for a queue pair whose transitions
-    /// the caller makes itself (`rdma_init_qp_attr`).
+    /// Returns the attributes for the transition to `target`, for a queue pair whose state transitions the
+    /// caller performs itself (`rdma_init_qp_attr`).
     ///
     /// # Errors
     /// [`IdError::NoAttributes`] if they are not known yet.
@@ -355,7 +356,8 @@ impl CmId {
         })
     }
 
-    /// Sets whether the port may be shared with other ids that have this option (`RDMA_OPTION_ID_REUSEADDR`).
+    /// Sets whether the port may be shared with other ids that also set this option
+    /// (`RDMA_OPTION_ID_REUSEADDR`).
     ///
     /// # Errors
     /// [`IdError::State`] once the id is bound.
@@ -379,7 +381,7 @@ impl CmId {
         })
     }
 
-    /// Sets the local ACK timeout of the queue pair to 4.096 µs * 2^`code` (`RDMA_OPTION_ID_ACK_TIMEOUT`).
+    /// Sets the queue pair's local ACK timeout to 4.096 µs * 2^`code` (`RDMA_OPTION_ID_ACK_TIMEOUT`).
     ///
     /// # Errors
     /// [`IdError::Value`] above 31.
@@ -393,8 +395,8 @@ impl CmId {
         })
     }
 
-    /// Sets the options of enhanced connection establishment (ECE) that the id sends when it connects or
-    /// accepts. This NIC does not use them.
+    /// Sets the enhanced connection establishment (ECE) options that the id sends when it connects or
+    /// accepts. This NIC itself does not use them.
     ///
     /// # Errors
     /// [`IdError::State`] if the id has ended.
@@ -405,7 +407,7 @@ impl CmId {
         })
     }
 
-    /// Returns the ECE options that the peer has sent.
+    /// Returns the ECE options sent by the peer.
     pub fn remote_ece(&self) -> Ece {
         self.query(|_, id| Some(id.remote_ece)).unwrap_or_default()
     }
@@ -420,12 +422,12 @@ impl CmId {
         self.query(|_, id| id.peer)
     }
 
-    /// Returns the device of the id.
+    /// Returns the id's device, if it has one.
     pub fn context(&self) -> Option<Context> {
         self.query(|state, id| Some(state.devices[id.device?].context.clone()))
     }
 
-    /// Returns the index of the id's device among those of the manager.
+    /// Returns the index of the id's device in the manager's list.
     pub fn device_index(&self) -> Option<usize> {
         self.query(|_, id| id.device)
     }
@@ -440,18 +442,19 @@ impl CmId {
         self.query(|_, id| Some(id.qp_type))
     }
 
-    /// Returns the path to the peer.
+    /// Returns the path to the peer; `None` if the peer is not known.
     pub fn path(&self) -> Option<PathRecord> {
         self.query(|state, id| state.path_record(id))
     }
 
-    /// Reports whether `Disconnected` is queued or delivered, or will not be reported any more.
+    /// Reports whether `Disconnected` has been queued or delivered, or will never be reported.
     pub(super) fn was_disconnect_reported(&self) -> bool {
         self.query(|_, id| Some(id.disconnect_reported)).unwrap_or(true)
     }
 
-    /// Joins a multicast group. `MulticastJoin` or `MulticastError` is reported, with the address vector,
-    /// queue pair number and Q_Key of the group. An attached queue pair is attached to the group too.
+    /// Joins a multicast group. The outcome is reported as `MulticastJoin` or `MulticastError`, with the
+    /// group's address vector, queue pair number and Q_Key. An attached queue pair is also attached to the
+    /// group.
     ///
     /// # Errors
     /// [`IdError::State`] unless the id is bound to a device, resolved or connected; [`IdError::NoGroup`] if

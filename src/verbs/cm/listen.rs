@@ -1,4 +1,4 @@
-//! Listeners, and the ids created for requests to them.
+//! Listeners, and the ids created for incoming requests.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use crate::transport::{AddressVector, QpType};
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
 use crate::wire::mad::{RejReason, ServiceId};
 
-/// Maximum number of requests that wait for `get_request` or `get_event`, also used if the program gives no
-/// backlog.
+/// Maximum number of requests that wait for `get_request` or `get_event`. It also applies if the program does
+/// not specify a backlog.
 const MAX_BACKLOG: usize = 1024;
 
-/// A service, and the ids of this process that listen for requests for it, each at a different address.
+/// A service, and the ids in this process that listen for it, each at a different address.
 pub(super) struct Service {
     listener: ListenerId,
     members: Vec<u64>,
 }
 
-/// Backlog of a listening id.
+/// Backlog of a listening id: its limit, and the number of waiting requests.
 #[derive(Clone)]
 pub(super) struct Listening {
     backlog: usize,
@@ -31,18 +31,18 @@ pub(super) struct Listening {
 }
 
 impl Id {
-    /// Returns the service that the id is bound to.
+    /// Returns the service to which the id is bound.
     pub fn service(&self) -> Option<ServiceId> {
         Some(self.space.service(self.local?.port()))
     }
 
-    /// Returns the indices of the devices that the id is bound to, out of `devices`.
+    /// Returns the indices of the devices to which the id is bound, given the number of all devices.
     fn scope(&self, devices: usize) -> std::ops::Range<usize> {
         self.device.map_or(0..devices, |device| device..device + 1)
     }
 
     /// Reports whether the id listens for requests to the address `requested`. `received_at` is the device
-    /// address at which the request arrived; it differs if it stands in for a loopback address.
+    /// address at which the request arrived, which differs if a device stands in for the loopback device.
     fn listens_at(&self, requested: IpAddr, received_at: IpAddr) -> bool {
         let Some(own) = self.local.map(|local| local.ip()) else { return false };
         match own.is_unspecified() {
@@ -54,7 +54,7 @@ impl Id {
 }
 
 impl State {
-    /// Claims the service that an id is bound to, so that requests for it are delivered to this process.
+    /// Claims the service to which an id is bound, so that requests for it are delivered to this process.
     pub fn claim(&mut self, number: u64) -> Result<(), IdError> {
         let devices = self.id(number)?.scope(self.devices.len());
         devices.into_iter().try_for_each(|device| self.claim_on(number, device))
@@ -135,15 +135,15 @@ impl State {
         }
     }
 
-    /// Ends the listener of an id that has been destroyed.
+    /// Stops the listener of a destroyed id.
     pub fn unlisten(&mut self, number: u64, id: &Id) {
         if let Some(service) = id.service() {
             self.unregister(service, number);
         }
     }
 
-    /// Extends the ids on the wildcard address to a new device, except those whose port another process uses
-    /// on that device.
+    /// Extends the ids bound to the wildcard address to a new device, except those whose port is in use by
+    /// another process on that device.
     pub fn extend_listeners(&mut self, device: usize) {
         let on_all = |id: &Id| id.device.is_none() && id.local.is_some() && id.owns_port;
         let found: Vec<_> = self.ids().filter(|(_, id)| on_all(id)).map(|(number, _)| number).collect();
@@ -157,7 +157,7 @@ impl State {
         }
     }
 
-    /// Finds the id that listens for requests of a transport service at an address.
+    /// Finds the id that listens at an address for requests with the given transport service.
     fn listener(
         &self,
         device: usize,
@@ -205,7 +205,7 @@ impl State {
         }
     }
 
-    /// Creates an id for a request, or returns the reason to reject it.
+    /// Creates an id for a request, or returns the reason for rejecting it.
     pub fn create_request_id(
         &mut self,
         requested: &IncomingRequest,
@@ -238,7 +238,7 @@ impl State {
         Ok((new, waiting, listener))
     }
 
-    /// Reports the id of a request on its listener's channel.
+    /// Reports a new id for a request on the listener's channel.
     pub fn report_request(&mut self, new: CmId, waiting: BacklogEntry, listener: u64, param: EventParam) {
         let Ok(listener) = self.id(listener) else { return };
         listener.channel.push(QueuedEvent {
@@ -252,12 +252,12 @@ impl State {
     }
 }
 
-/// Maps the type of an XRC target to that of an XRC initiator, so that both sides of XRC compare as equal.
+/// Maps XRC target to XRC initiator, so that the two sides of an XRC connection compare as equal.
 fn initiator_type(qp_type: QpType) -> QpType {
     if qp_type == QpType::XrcRecv { QpType::XrcSend } else { qp_type }
 }
 
-/// The fields that connection requests and service ID resolutions have in common.
+/// The fields common to connection requests and service ID resolution requests.
 pub(super) struct IncomingRequest {
     pub device: usize,
     pub connection: ConnId,
@@ -267,8 +267,8 @@ pub(super) struct IncomingRequest {
     pub qp_type: QpType,
 }
 
-/// Splits the private data of a request into the IP addressing header and the program's data; without a valid
-/// header all of it is data.
+/// Splits a request's private data into the IP addressing header and the program's data. Without a valid
+/// header, all of it is the program's data.
 pub(super) fn split_private_data(private_data: &[u8]) -> (Option<IpHeader>, &[u8]) {
     match IpHeader::parse(private_data) {
         Ok(header) => (Some(header), &private_data[HEADER_LEN..]),

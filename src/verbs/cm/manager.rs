@@ -1,4 +1,4 @@
-//! Connection managers: their devices, and the background thread that serves them.
+//! Connection managers: their devices, and the background thread that processes their messages and events.
 
 use std::fmt;
 use std::io;
@@ -26,14 +26,14 @@ use crate::sys::thread::spawn_background;
 use crate::transport::QpType;
 use crate::verbs::{Context, ManagementPort};
 
-/// A connection manager, which creates and serves ids on a set of devices. Cheap to clone; it lives as long
-/// as any clone or any of its ids.
+/// A connection manager, which creates ids on a set of devices and processes their messages and events. Cheap
+/// to clone; it lives as long as any of its clones or ids.
 #[derive(Clone)]
 pub struct ConnectionManager(Arc<Owner>);
 
 impl ConnectionManager {
-    /// Creates a connection manager for these devices, possibly none. It opens QP1 of each device, so a
-    /// device has at most one connection manager.
+    /// Creates a connection manager for the given devices, possibly none. It opens QP1 on each device, so a
+    /// device can have only one connection manager.
     ///
     /// # Errors
     /// [`IdError::System`], or the errors of [`add_device`](Self::add_device).
@@ -62,7 +62,8 @@ impl ConnectionManager {
         Ok(manager)
     }
 
-    /// Adds a device and returns its index. Ids that listen on the wildcard address listen on it too.
+    /// Adds a device, and returns its index. Ids that listen on the wildcard address also listen on the new
+    /// device.
     ///
     /// # Errors
     /// [`IdError::Device`] if the QP1 of the device is in use, [`IdError::Open`] if the system is out of file
@@ -93,17 +94,17 @@ impl ConnectionManager {
         self.0.with_state(|state| Ok(state.contexts())).unwrap_or_default()
     }
 
-    /// Returns the number of ids: those that programs hold, and those of requests that are not delivered yet.
+    /// Returns the number of ids, including those of requests not yet delivered.
     pub fn ids(&self) -> usize {
         self.0.with_state(|state| Ok(state.ids().count())).unwrap_or_default()
     }
 
-    /// Returns the number of connections and requests of all devices, except those in time-wait.
+    /// Returns the number of connections and requests on all devices, except those in time-wait.
     pub fn connections(&self) -> usize {
         self.0.with_state(|state| Ok(state.connections())).unwrap_or_default()
     }
 
-    /// Returns the counters of a device's connection manager.
+    /// Returns the connection manager counters of a device.
     pub fn counters(&self, device: usize) -> Option<CmCounters> {
         self.0
             .with_state(|state| Ok(state.devices.get(device).map(|device| *device.cm.counters())))
@@ -111,7 +112,7 @@ impl ConnectionManager {
             .flatten()
     }
 
-    /// Creates an id with the default transport service of its port space (`rdma_create_id`).
+    /// Creates an id with its port space's default transport service (`rdma_create_id`).
     ///
     /// # Errors
     /// [`IdError::Inherited`] in a child of fork.
@@ -140,8 +141,8 @@ impl fmt::Debug for ConnectionManager {
     }
 }
 
-/// Owning part of a manager, which its handles and ids share. Dropping it ends the background thread before
-/// the drop returns, so that the devices can be opened again afterwards.
+/// Owner of a manager's state and background thread, shared by the manager's handles and ids. Dropping it
+/// waits for the background thread to end, so that the devices can then be opened again.
 pub(super) struct Owner {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -183,19 +184,19 @@ impl Drop for Owner {
     }
 }
 
-/// State that the ids of a manager and its background thread share.
+/// State shared by a manager's ids and its background thread.
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// Ids whose last handle was dropped. Kept outside `state`, which may be locked at that point.
+    /// Ids whose last handle was dropped. They are kept outside `state`, which may be locked at that time.
     retired: Mutex<Vec<u64>>,
     sleep: Sleep,
-    /// The fabric that drives the manager in virtual time.
+    /// Fabric that drives the manager in virtual time.
     fabric: OnceLock<Fabric>,
     process: ForkGeneration,
 }
 
 impl Shared {
-    /// Runs `f` on the locked state, then sends the messages and reports the events that result.
+    /// Runs `f` on the locked state, then sends the resulting messages and reports the resulting events.
     pub fn with_state<R>(&self, f: impl FnOnce(&mut State) -> Result<R, IdError>) -> Result<R, IdError> {
         // In a child of fork the lock may be held for ever, by a thread that does not exist there.
         if !self.process.is_current() {
@@ -208,9 +209,9 @@ impl Shared {
         result
     }
 
-    /// Sends the pending messages and reports the pending events, then unlocks. The objects of ended ids are
-    /// dropped without the lock, because they may hold the last handles of other ids. Returns the time until
-    /// the next deadline.
+    /// Sends the pending messages, reports the pending events, and unlocks the state. Objects owned by ended
+    /// ids are dropped after unlocking, because they may hold the last handles of other ids. Returns the time
+    /// until the next deadline.
     fn finish<'s>(&'s self, mut state: MutexGuard<'s, State>) -> Option<Duration> {
         loop {
             self.end_retired(&mut state);
@@ -230,14 +231,14 @@ impl Shared {
         }
     }
 
-    /// Destroys the ids whose last handle has been dropped.
+    /// Destroys the ids whose last handle was dropped.
     fn end_retired(&self, state: &mut State) {
         let retired = std::mem::take(&mut *self.retired.lock());
         retired.into_iter().for_each(|number| state.destroy(number));
     }
 
-    /// Queues an id for destruction after its last handle was dropped, and destroys it now if the state is
-    /// not locked.
+    /// Queues an id for destruction after its last handle was dropped, and destroys it immediately if the
+    /// state is not locked.
     pub fn retire(&self, number: u64) {
         if !self.process.is_current() {
             return;
@@ -248,12 +249,12 @@ impl Shared {
         }
     }
 
-    /// Serves the devices once; returns the time until the next deadline.
+    /// Processes all pending messages and events once, and returns the time until the next deadline.
     fn turn(&self) -> Option<Duration> {
         self.finish(self.state.lock())
     }
 
-    /// Serves the devices until the owner stops the thread.
+    /// Processes messages and events until the owner stops the thread.
     fn run(&self) {
         while !self.sleep.stopping.load(Ordering::SeqCst) {
             let left = self.turn();
@@ -261,13 +262,13 @@ impl Shared {
         }
     }
 
-    /// Returns the fabric whose steps drive the manager, if time is virtual.
+    /// Returns the fabric whose steps drive the manager in virtual time; `None` in real time.
     pub fn virtual_fabric(&self) -> Option<Fabric> {
         self.fabric.get().cloned()
     }
 
-    /// Hands the devices back to their background threads at once, for a caller that is about to wait for an
-    /// event.
+    /// Hands the devices back to their background threads immediately, because the caller is about to wait
+    /// for an event.
     pub fn stop_polling(&self) {
         for port in self.sleep.ports.lock().iter() {
             port.context().0.shards.stop_polling_all();
@@ -280,7 +281,7 @@ impl Driver for Shared {
         self.state.try_lock().map(|state| self.finish(state)).is_some()
     }
 
-    /// Does nothing: only drivers in real time need a wake-up.
+    /// Does nothing, because only real-time drivers must be woken.
     fn wake(&self) {}
 
     fn next_deadline(&self) -> Option<crate::transport::Instant> {
@@ -288,11 +289,11 @@ impl Driver for Shared {
     }
 }
 
-/// State by which the background thread sleeps and other threads wake it.
+/// State used to put the background thread to sleep and to wake it.
 struct Sleep {
     wake: EventFd,
     ports: Mutex<Vec<Arc<ManagementPort>>>,
-    /// Instant at which the thread wakes on its own; `None` without a deadline and while it is awake.
+    /// Time at which the thread wakes on its own; `None` while it is awake or has no deadline.
     until: Mutex<Option<Instant>>,
     stopping: AtomicBool,
 }
@@ -302,7 +303,7 @@ impl Sleep {
         let _ = self.wake.write(1);
     }
 
-    /// Wakes the thread if it would sleep for longer than `left`. Called by other threads.
+    /// Wakes the thread if it would otherwise sleep for longer than `left`. Called by other threads.
     fn wake_within(&self, left: Option<Duration>) {
         let Some(at) = left.map(|left| Instant::now() + left) else { return };
         let mut until = self.until.lock();

@@ -1,4 +1,4 @@
-//! The connection manager API: connections by IP address and port, modelled on librdmacm.
+//! Connection manager API: connections by IP address and port, modelled on librdmacm.
 //!
 //! A [`ConnectionManager`] has a set of devices and creates [`CmId`]s, whose events are delivered to
 //! [`EventChannel`]s. An id listens, or resolves an address and connects; each incoming connection request

@@ -1,11 +1,11 @@
-//! Parameters of calls on an id: connection parameters, group membership and paths.
+//! Parameters for calls on an id: connection parameters, group membership and paths.
 
 use crate::sys::setters::setters;
 use crate::transport::QpType;
 use crate::wire::mad::ip::PortSpace;
 use crate::wire::{Gid, Mtu, PKey, QKey, Qpn};
 
-/// Returns the default transport service of a port space.
+/// Returns a port space's default transport service.
 pub(super) fn default_qp_type(space: PortSpace) -> QpType {
     match space {
         PortSpace::Tcp | PortSpace::Ib => QpType::Rc,
@@ -13,35 +13,35 @@ pub(super) fn default_qp_type(space: PortSpace) -> QpType {
     }
 }
 
-/// Q_Key of datagrams between ids (`RDMA_UDP_QKEY`).
+/// Q_Key of all datagrams between ids (`RDMA_UDP_QKEY`).
 pub const UDP_QKEY: QKey = QKey(0x0123_4567);
 
-/// Placeholder for the device's maximum number of READs and atomics, which an acceptance limits to the number
-/// that the peer requests (`RDMA_MAX_RESP_RES`, `RDMA_MAX_INIT_DEPTH`).
+/// Placeholder for the device's maximum number of READs and atomics. When accepting, it is also capped at the
+/// number that the peer has requested (`RDMA_MAX_RESP_RES`, `RDMA_MAX_INIT_DEPTH`).
 pub const MAX_RD_ATOMIC: u8 = 0xff;
 
-/// Parameters that one side of a connection requests or grants (`struct rdma_conn_param`).
+/// Parameters requested or granted by one side of a connection (`struct rdma_conn_param`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ConnParam {
     /// Private data for the peer's program.
     pub private_data: Vec<u8>,
-    /// Maximum number of the peer's READs and atomics accepted at a time, or [`MAX_RD_ATOMIC`].
+    /// Maximum number of the peer's READs and atomics in flight, or [`MAX_RD_ATOMIC`].
     pub responder_resources: u8,
-    /// Maximum number of READs and atomics in flight to the peer, or [`MAX_RD_ATOMIC`].
+    /// Maximum number of this side's READs and atomics in flight, or [`MAX_RD_ATOMIC`].
     pub initiator_depth: u8,
     /// Whether end-to-end flow control is in use.
     pub flow_control: bool,
-    /// Number of retries after a timeout, 0..=7. The connecting side sets it for both.
+    /// Number of retries after a timeout, 0..=7. The connecting side sets it for both sides.
     pub retry_count: u8,
     /// Number of retries that the peer makes after an RNR NAK, 0..=7.
     pub rnr_retry_count: u8,
-    /// Whether receives come from a shared receive queue. Ignored if a queue pair is attached to the id.
+    /// Whether receives are taken from a shared receive queue. Ignored if a queue pair is attached to the id.
     pub srq: bool,
-    /// Number of the queue pair, if none is attached to the id.
+    /// Queue pair number, if no queue pair is attached to the id.
     pub qp_num: Option<Qpn>,
-    /// Q_Key that datagrams to the queue pair must carry; defaults to that of the attached queue pair, else
-    /// [`UDP_QKEY`].
+    /// Q_Key that datagrams to the queue pair must carry. Defaults to the attached queue pair's Q_Key or,
+    /// without one, to [`UDP_QKEY`].
     pub qkey: Option<QKey>,
 }
 
@@ -56,8 +56,8 @@ setters!(ConnParam {
 } optional { qp_num: Qpn, qkey: QKey });
 
 impl Default for ConnParam {
-    /// Returns parameters without private data, with the device's maximum of READs and atomics and 7 retries
-    /// of each kind.
+    /// Returns parameters without private data, with the device's maximum number of READs and atomics and 7
+    /// retries of each kind.
     fn default() -> Self {
         ConnParam {
             private_data: Vec::new(),
@@ -80,7 +80,7 @@ impl ConnParam {
     }
 }
 
-/// Membership in a multicast group.
+/// Role of an id in a multicast group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Membership {
     /// Member that sends and receives.
@@ -90,18 +90,18 @@ pub enum Membership {
     SendOnly,
 }
 
-/// The path of a connection, with the fields of a path record.
+/// A connection's path, with the fields of a path record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PathRecord {
     /// Source GID.
     pub sgid: Gid,
     /// Destination GID.
     pub dgid: Gid,
-    /// Index of the source GID in the GID table.
+    /// Index of the source GID in the port's GID table.
     pub sgid_index: u8,
     /// Partition key.
     pub pkey: PKey,
-    /// Path MTU: payload bytes per packet.
+    /// Path MTU: the maximum payload of a packet.
     pub mtu: Mtu,
     /// Traffic class (ToS).
     pub traffic_class: u8,
@@ -109,6 +109,6 @@ pub struct PathRecord {
     pub hop_limit: u8,
     /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// Maximum packet lifetime, as a code: 4.096 µs * 2^code.
+    /// Code of the maximum packet lifetime, which is 4.096 µs * 2^code.
     pub packet_life_time: u8,
 }

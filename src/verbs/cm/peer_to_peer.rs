@@ -1,4 +1,5 @@
-//! Simultaneous (peer-to-peer) connect (IBA 12.10.4): two ids request each other, and one connection results.
+//! Simultaneous (peer-to-peer) connect (IBA 12.10.4): two ids request a connection from each other, and a
+//! single connection results.
 
 use super::listen::split_private_data;
 use super::state::{IdState, State};
@@ -6,10 +7,10 @@ use super::{ConnParam, IdError};
 use crate::cm::{ConnId, Requested};
 use crate::wire::mad::RejReason;
 
-/// State of a peer-to-peer request, needed if this side becomes the server.
+/// State of a peer-to-peer request, used if this side becomes the server.
 pub(super) struct PeerToPeer {
     param: ConnParam,
-    /// Private data of the peer's request, once the request has arrived.
+    /// Private data of the peer's request; empty until the request arrives.
     pub private_data: Vec<u8>,
 }
 
@@ -28,8 +29,8 @@ impl State {
         Ok(())
     }
 
-    /// Accepts the peer's request, which replaces our own. Reports no event to the program, because the
-    /// program has requested the same connection.
+    /// Accepts the peer's request, which replaces this side's own. No event is reported, because the program
+    /// has requested the same connection.
     pub fn on_peer_to_peer_request(&mut self, index: usize, connection: ConnId, request: &Requested) {
         let accepted = match self.devices[index].ids.get(&connection).copied() {
             Some(number) => self.accept_peer_request(number, request),

@@ -1,4 +1,4 @@
-//! Port allocation in the port spaces: which id is bound to which address and port.
+//! Port allocation within the port spaces: which id is bound to which address and port.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use super::{IdError, PortSpace};
 
-/// Range from which a bind to port 0 gets a free port (RFC 6335, dynamic ports), as on most systems.
+/// Range from which ports are allocated when binding to port 0 (dynamic ports of RFC 6335).
 const EPHEMERAL: RangeInclusive<u16> = 49152..=65535;
 
 /// A request to bind a port.
@@ -14,7 +14,7 @@ const EPHEMERAL: RangeInclusive<u16> = 49152..=65535;
 pub(super) struct Claim {
     /// Number of the id.
     pub id: u64,
-    /// Whether the port may be shared with other ids that permit it too.
+    /// Whether the port may be shared with other ids that also permit it.
     pub reuse: bool,
     /// Whether a bind to :: excludes 0.0.0.0.
     pub af_only: bool,
@@ -27,7 +27,7 @@ struct Binding {
 }
 
 impl Binding {
-    /// Reports whether the address of the binding and `ip` overlap, so that both on one port would conflict.
+    /// Reports whether the binding's address and `ip` overlap, so that they conflict on the same port.
     fn overlaps(&self, claim: &Claim, ip: IpAddr) -> bool {
         if self.claim.af_only && claim.af_only && self.ip.is_ipv4() != ip.is_ipv4() {
             return false;
@@ -35,8 +35,8 @@ impl Binding {
         self.ip.is_unspecified() || ip.is_unspecified() || self.ip == ip
     }
 
-    /// Returns the error of a conflict with this binding. As in the kernel's `rdma_cm`, the error differs if
-    /// one of the addresses is the wildcard.
+    /// Returns the error for a conflict with this binding. As in the kernel's `rdma_cm`, a conflict with the
+    /// wildcard address has its own error.
     fn conflict(&self, addr: SocketAddr) -> IdError {
         match self.ip.is_unspecified() || addr.ip().to_canonical().is_unspecified() {
             true => IdError::PortInUseByWildcard(addr),
@@ -49,19 +49,19 @@ impl Binding {
 #[derive(Debug, Default)]
 pub(super) struct Ports {
     bindings: HashMap<(PortSpace, u16), Vec<Binding>>,
-    /// Position of the next port to allocate. It advances with every allocation, so that a port is not reused
+    /// Position of the next port to allocate. It advances with every allocation, so that ports are not reused
     /// soon.
     next: u16,
 }
 
 impl Ports {
-    /// Sets the first port to allocate. Processes should start at different ports, because they may have the
+    /// Sets the first port to allocate. Processes should start at different ports, because they may use the
     /// same address.
     pub fn set_first_port(&mut self, next: u16) {
         self.next = next;
     }
 
-    /// Binds an id, and returns the port: one of the ephemeral range if `addr` has port 0.
+    /// Binds an id, and returns its port, which is allocated from the ephemeral range if `addr` has port 0.
     pub fn bind(&mut self, space: PortSpace, addr: SocketAddr, claim: Claim) -> Result<u16, IdError> {
         if addr.port() == 0 {
             return self.bind_any(space, addr.ip(), claim);
@@ -90,8 +90,8 @@ impl Ports {
         Err(IdError::NoPort(ip))
     }
 
-    /// Fails if a bound id must not listen: a listener must be the only id at its address, even if the port
-    /// is shared.
+    /// Fails if a bound id must not listen: no other id may be bound to a listener's address, even if the
+    /// port is shared.
     pub fn check_listen(&self, space: PortSpace, addr: SocketAddr, claim: &Claim) -> Result<(), IdError> {
         let bindings = self.bindings.get(&(space, addr.port())).map_or(&[][..], Vec::as_slice);
         let mut others = bindings.iter().filter(|binding| binding.claim.id != claim.id);
@@ -101,7 +101,7 @@ impl Ports {
         }
     }
 
-    /// Releases the port of an id.
+    /// Releases an id's port.
     pub fn release(&mut self, space: PortSpace, port: u16, id: u64) {
         if let Some(bindings) = self.bindings.get_mut(&(space, port)) {
             bindings.retain(|binding| binding.claim.id != id);

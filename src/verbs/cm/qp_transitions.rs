@@ -1,5 +1,5 @@
-//! Queue pair transitions: the attributes of each, and the transitions that the manager makes on attached
-//! queue pairs.
+//! Queue pair state transitions: the attributes of each transition, and those that the manager performs on
+//! attached queue pairs.
 
 use super::IdError;
 use super::param::UDP_QKEY;
@@ -11,8 +11,8 @@ use crate::verbs::Qp;
 use crate::verbs::qp::QpRemote;
 use crate::wire::RnrTimer;
 
-/// RNR NAK timer: the peer waits 41 ms after an RNR NAK of ours. Programs set few retries, because the
-/// kernel's connection manager sets the timer to 0.66 s.
+/// RNR NAK timer: the peer waits 41 ms after an RNR NAK from this side. It is this long because programs set
+/// few retries: the kernel's connection manager uses a timer of 0.66 s.
 const MIN_RNR_TIMER: RnrTimer = RnrTimer::new(24);
 
 impl State {
@@ -36,7 +36,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns the attributes for the transition of a queue pair to `target` from the state before it.
+    /// Returns the attributes for a queue pair's transition to `target` from the preceding state.
     pub fn attributes(&self, number: u64, target: QpState) -> Result<QpAttr, IdError> {
         let id = self.id(number)?;
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
@@ -97,7 +97,7 @@ impl State {
 }
 
 impl Id {
-    /// Moves the attached queue pair to the error state, which flushes its work.
+    /// Moves the attached queue pair to the error state, which flushes its work requests.
     pub fn fail_qp(&self) {
         let attr = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
         if let Some(qp) = self.qp.as_ref().filter(|_| !self.is_datagram()) {
@@ -106,7 +106,7 @@ impl Id {
         }
     }
 
-    /// Ends the id, whose connection is over or was never established.
+    /// Ends the id after its connection has ended or could not be established.
     pub fn end(&mut self) {
         self.fail_qp();
         self.state = IdState::Ended;
