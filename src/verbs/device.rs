@@ -64,7 +64,7 @@ impl Device {
         node_guid([0; 6], &self.interface.addresses)
     }
 
-    /// Returns the main address of the interface.
+    /// Returns the primary address of the interface.
     pub fn address(&self) -> IpAddr {
         self.interface.primary_address()
     }

@@ -238,7 +238,7 @@ impl PortAttr {
 }
 
 /// Returns the node GUID of a device: derived from the MAC address of its link or, if that is all zeros, from
-/// its main IP address.
+/// its primary IP address.
 pub fn node_guid(mac: [u8; 6], addresses: &[IpAddr]) -> u64 {
     let [a, b, c, d, e, f] = mac;
     if mac != [0; 6] {
