@@ -1,4 +1,4 @@
-//! Service ID resolution (IBA 12.11): finds the queue pair that serves datagrams.
+//! Service ID resolution (IBA 12.11): finds the queue pair of a datagram service.
 
 use std::time::Duration;
 
