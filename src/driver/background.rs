@@ -83,7 +83,7 @@ struct Background<'a> {
     crowded_until: Instant,
 }
 
-/// What the background thread does after a turn.
+/// Action that follows a turn of the background thread.
 enum Next {
     /// Another turn.
     Turn,

@@ -235,7 +235,7 @@ fn play(seed: u64, faults: Faults, connections: usize) -> World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Whatever the faults, every connection ends exactly once on each side, and no state remains.
+    /// Every connection ends exactly once on each side, and no state remains, whatever the faults.
     #[test]
     fn every_connection_ends_exactly_once_under_any_faults(
         seed: u64,
