@@ -1,4 +1,4 @@
-//! Tests of the configuration and the errors of a [`FramesLink`].
+//! Tests of [`FramesLink`]: its textual configuration, and the errors of opening it.
 
 use super::*;
 
