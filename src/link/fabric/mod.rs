@@ -185,8 +185,8 @@ impl Fabric {
         Ok(FabricPort::new(self.clone(), shared, addresses))
     }
 
-    /// Returns an IPv6 (ULA) and an IPv4 address that it has not returned before. The IPv4 address is from
-    /// 198.18.0.0/15, which is reserved for benchmarks and never used on the Internet.
+    /// Returns an IPv6 (ULA) and an IPv4 address that no port has and that were not returned before. The IPv4
+    /// address is from 198.18.0.0/15, which is reserved for benchmarks and never used on the Internet.
     pub fn auto_address(&self) -> [IpAddr; 2] {
         let mut ports = self.0.ports.lock();
         loop {
