@@ -50,8 +50,8 @@ impl Drop for DirLock {
     }
 }
 
-/// Reports whether `path` still refers to `file`: [`remove_unused`] removes lock files together with their
-/// directories.
+/// Reports whether `path` still refers to `file`, which [`remove_unused`] may have removed together with its
+/// directory.
 fn is_same_file(file: &File, path: &Path) -> bool {
     let id = |of: io::Result<fs::Metadata>| of.map(|m| (m.dev(), m.ino())).ok();
     id(file.metadata()).is_some_and(|open| id(fs::symlink_metadata(path)) == Some(open))

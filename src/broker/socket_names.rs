@@ -1,4 +1,4 @@
-//! Names of the Unix sockets of the broker and its clients.
+//! Unix socket names of the broker and its clients.
 //!
 //! The sockets of one user's processes are files in a directory that only this user can enter
 //! ([`socket_dir`]), so no other user can bind a name or receive the datagrams sent to it. Where processes of
@@ -87,7 +87,7 @@ impl SocketNames {
 const SUN_PATH: usize = 108;
 
 /// Returns the path of the socket file for a name. If the path would not fit into a socket address, the file
-/// is named by the FNV-1a hash of the name.
+/// name is the FNV-1a hash of `name`.
 fn path(directory: &Path, name: &str) -> PathBuf {
     let path = directory.join(name.replace('/', "-"));
     if path.as_os_str().len() < SUN_PATH {

@@ -23,9 +23,9 @@ const MAD: u32 = 20;
 const MAD_CLASS: u32 = MAD + 1;
 /// Offset of a MAD's attribute ID.
 const MAD_ATTRIBUTE: u32 = MAD + 16;
-/// Offset of the request ID in a SIDR_REP, assigned by the recipient.
+/// Offset of a SIDR_REP's request ID, which the recipient has assigned.
 const SIDR_REQUEST_ID: u32 = MAD + 24;
-/// Offset of the remote communication ID in the other CM messages, assigned by the recipient.
+/// Offset of the remote communication ID, which the recipient has assigned, in the other CM messages.
 const REMOTE_COMM_ID: u32 = MAD + 28;
 
 /// Management class of the communication manager (CM).
@@ -88,8 +88,8 @@ pub fn by_partition(several: &[(usize, usize)]) -> Vec<sock_filter> {
     program
 }
 
-/// Returns the byte of a packet whose highest bits are its QPN partition, found like in the program that
-/// [`by_partition`] returns; 0 for packets to the broker.
+/// Returns the byte of a packet whose highest bits are its QPN partition, by the same rules as the BPF
+/// program of [`by_partition`]; 0 for packets to the broker.
 pub fn partition_byte(packet: &[u8]) -> u8 {
     let at = |at: u32| packet.get(at as usize).copied().unwrap_or(0);
     let attribute = u16::from_be_bytes([at(MAD_ATTRIBUTE), at(MAD_ATTRIBUTE + 1)]);
@@ -103,8 +103,8 @@ pub fn partition_byte(packet: &[u8]) -> u8 {
     }
 }
 
-/// Reports whether a coalesced datagram contains packets for another QPN partition, as it may because the
-/// kernel selects the socket by the first packet. Multicast packets are not assigned to a partition.
+/// Reports whether a coalesced datagram contains packets for another QPN partition. This can happen because
+/// the kernel selects the socket by the first packet. Multicast packets are not assigned to a partition.
 pub fn has_mixed_partitions(burst: &RxBurst<'_>, partition: QpnPartition) -> bool {
     burst.data.len() > burst.segment
         && !burst.flow.dst.is_multicast()

@@ -126,8 +126,8 @@ impl Cm {
         Ok(())
     }
 
-    /// Handles an MRA with which the peer requests more time to respond to our offer. Only the first one
-    /// extends the timeout.
+    /// Handles an MRA: the peer requests more time to respond to our offer. Only the first MRA extends the
+    /// timeout.
     pub(super) fn on_mra_of_lap(&mut self, now: Instant, id: CommId, mra: &Mra) {
         let service_timeout = self.clamp_timeout(mra.service_timeout);
         let Some(conn) = self.connections.get_mut(&id) else { return };

@@ -30,7 +30,7 @@ pub struct CmConfig {
     /// Response time announced (MRA) to a peer that retransmits a request which the program has not yet
     /// answered.
     pub service_timeout: AckTimeout,
-    /// Upper bound of each timeout that a peer requests.
+    /// Upper bound for the timeouts that peers request.
     pub max_timeout: AckTimeout,
     /// Minimum duration of time-wait, even if the path permits less.
     pub min_time_wait: Duration,

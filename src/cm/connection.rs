@@ -98,7 +98,7 @@ pub(super) struct Probe {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Offer {
     None,
-    /// Offered by us. `delayed`: the peer has requested more time (MRA).
+    /// Offered by us. `delayed` is set once the peer has requested more time (MRA).
     Sent {
         transaction: u64,
         delayed: bool,
@@ -109,8 +109,8 @@ pub(super) enum Offer {
     },
 }
 
-/// Converts a 5-bit timeout code: 4.096 µs * 2^code. Code 0 is the shortest time, not infinity as in a queue
-/// pair.
+/// Converts a 5-bit timeout code to a duration: 4.096 µs * 2^code. Code 0 means the shortest time, not
+/// infinity as for a queue pair.
 pub(super) const fn timeout_duration(code: AckTimeout) -> Duration {
     Duration::from_nanos(4096 << code.code())
 }
@@ -143,8 +143,8 @@ impl QpParams {
 }
 
 impl Connection {
-    /// Creates a connection with the given fields and default values for the others; callers set further
-    /// fields by struct update syntax.
+    /// Creates a connection with the given fields, and default values for the others, for use with struct
+    /// update syntax.
     pub fn new(state: State, to: AddressVector, qp_params: QpParams) -> Connection {
         Connection {
             state,

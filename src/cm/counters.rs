@@ -16,7 +16,7 @@ pub struct CmCounters {
     pub wrong_qpn: u64,
     /// Messages whose source GID or communication ID differs from that of the connection's peer.
     pub wrong_peer: u64,
-    /// Messages for an unknown connection.
+    /// Messages for unknown connections.
     pub unknown: u64,
     /// Messages that are not expected in the connection's current state.
     pub unexpected: u64,
@@ -24,9 +24,9 @@ pub struct CmCounters {
     pub duplicates: u64,
     /// Messages retransmitted because no response had arrived in time.
     pub retransmitted: u64,
-    /// Requests given up because no response arrived to any retransmission.
+    /// Exchanges given up because no response arrived, despite all retransmissions.
     pub timed_out: u64,
-    /// Requests for a service without a listener.
+    /// Requests for services without a listener.
     pub no_service: u64,
     /// Requests rejected because the listener's backlog was full.
     pub backlog_full: u64,
@@ -44,12 +44,12 @@ pub struct CmCounters {
 }
 
 impl CmCounters {
-    /// Returns the number of messages received of a kind.
+    /// Returns the number of received messages of the given kind.
     pub fn received(&self, kind: MessageKind) -> u64 {
         self.received[kind as usize]
     }
 
-    /// Returns the number of messages sent of a kind, including retransmissions.
+    /// Returns the number of sent messages of the given kind, including retransmissions.
     pub fn sent(&self, kind: MessageKind) -> u64 {
         self.sent[kind as usize]
     }

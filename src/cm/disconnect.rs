@@ -17,7 +17,7 @@ pub(super) const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Cm {
     /// Requests a disconnect (DREQ), or confirms the one that the peer has requested (DREP). A connection
-    /// that is not yet established is rejected (REJ). All sends should have completed before.
+    /// that is not yet established is rejected (REJ). All sends should have completed by then.
     ///
     /// A second call has no effect.
     ///
@@ -59,9 +59,10 @@ impl Cm {
         self.send_request(now, id, &Mad { transaction, modifier: 0, message: dreq.into() });
     }
 
-    /// Probes whether the peer still considers the connection established, by a DREQ with a queue pair number
-    /// that no connection can have. A peer that has the connection ignores the DREQ; one that does not know
-    /// it responds with a DREP (IBA 12.9.7, 12.6.11). Sends at most one probe per [`PROBE_INTERVAL`].
+    /// Checks whether the peer still considers the connection established, by sending a DREQ with a queue
+    /// pair number that no connection can have. A peer that has the connection ignores the DREQ; one that
+    /// does not know it responds with a DREP (IBA 12.9.7, 12.6.11). Sends at most one probe per
+    /// [`PROBE_INTERVAL`].
     pub(super) fn probe(&mut self, now: Instant, id: CommId) {
         let transaction = self.new_transaction(id);
         let Some(conn) = self.connections.get_mut(&id) else { return };
@@ -74,7 +75,7 @@ impl Cm {
         self.send_uncached_response(to, transaction, dreq);
     }
 
-    /// Ends the connection if the DREP answers our probe, because the peer then no longer knows the
+    /// Ends the connection if the DREP answers our probe, which shows that the peer no longer knows the
     /// connection. No other host can know the probe's transaction ID.
     pub(super) fn on_probe_answered(&mut self, now: Instant, id: CommId, transaction: u64) {
         let probe = self.connections.get(&id).and_then(|conn| conn.probe);
@@ -175,7 +176,7 @@ impl Cm {
         Ok(())
     }
 
-    /// Notifies the peer that our retries are exhausted (REJ with reason timeout).
+    /// Sends a REJ with reason timeout, which tells the peer that our retries are exhausted.
     pub(super) fn send_timeout(&mut self, id: CommId) {
         let Some(conn) = self.connections.get(&id) else { return };
         // A peer whose ID was never received identifies the connection by our CA GUID.

@@ -28,13 +28,13 @@ pub(super) fn information(bytes: &[u8]) -> Result<([u8; 72], u8), CmError> {
 }
 
 impl Cm {
-    /// Draws a transaction ID for an exchange that we begin: random, followed by the connection's
-    /// communication ID.
+    /// Draws a transaction ID for an exchange that we begin: a random number in the upper half, the
+    /// connection's communication ID in the lower half.
     pub(super) fn new_transaction(&mut self, id: CommId) -> u64 {
         u64::from(self.random.next_u32()) << 32 | u64::from(id.0)
     }
 
-    /// Queues a message for transmission. Only responses to received messages have a limit: see
+    /// Queues a message for transmission. Only responses to received messages are limited in number: see
     /// [`send_response`](Self::send_response).
     pub(super) fn send(&mut self, to: AddressVector, mad: [u8; MAD_LEN], kind: MessageKind) {
         self.counters.sent[kind as usize] += 1;
@@ -201,8 +201,7 @@ impl Cm {
         self.config.gids.iter().position(|g| *g == gid).and_then(|i| u8::try_from(i).ok())
     }
 
-    /// Returns a connection if it is in one of `states`; otherwise an error that says that `action` is not
-    /// possible.
+    /// Returns the connection if it is in one of `states`; otherwise, returns an error that names `action`.
     pub(super) fn conn(
         &mut self,
         id: ConnId,

@@ -1,9 +1,9 @@
-//! Errors of calls to the connection manager.
+//! Errors returned by connection manager calls.
 
 use super::{ConnId, State};
 use crate::wire::mad::ServiceId;
 
-/// Error of a call to the connection manager. A call that fails changes nothing.
+/// Error returned by a connection manager call. A call that fails changes nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CmError {

@@ -21,7 +21,7 @@ pub enum Event {
     Unreachable,
     /// The peer has received our message and requests more time to respond (MRA).
     Delayed {
-        /// Time that the peer's response may take from now on.
+        /// Maximum time that the peer will take to respond, counted from this message.
         service_timeout: AckTimeout,
         /// Private data from the MRA.
         private_data: Box<[u8; 222]>,
@@ -40,7 +40,7 @@ pub enum Event {
     TimeWaitOver,
     /// The peer offers an alternate path (LAP). The program responds with `respond_to_alternate`.
     AlternateOffered {
-        /// The offered path, from our side.
+        /// The offered path, as seen from our side.
         path: Path,
         /// Private data from the LAP.
         private_data: Box<[u8; 168]>,
@@ -77,7 +77,7 @@ pub struct Requested {
     pub remote_qpn: Qpn,
     /// First PSN that we send, chosen by the peer.
     pub remote_psn: Psn,
-    /// Whether the peer's queue pair has a shared receive queue.
+    /// Whether the peer's queue pair uses a shared receive queue.
     pub srq: bool,
     /// Path to the peer.
     pub path: Path,
@@ -97,7 +97,7 @@ pub struct Requested {
     pub rnr_retry_count: u8,
     /// The peer's CA GUID.
     pub ca_guid: u64,
-    /// Vendor options of enhanced connection establishment (ECE).
+    /// Vendor options for enhanced connection establishment (ECE).
     pub ece: Ece,
     /// Private data from the peer's program.
     pub private_data: [u8; 92],
@@ -110,7 +110,7 @@ pub struct Accepted {
     pub remote_qpn: Qpn,
     /// First PSN that we send, chosen by the peer.
     pub remote_psn: Psn,
-    /// Whether the peer's queue pair has a shared receive queue.
+    /// Whether the peer's queue pair uses a shared receive queue.
     pub srq: bool,
     /// Maximum number of RDMA READs and atomics that the peer will have in flight.
     pub responder_resources: u8,
@@ -124,7 +124,7 @@ pub struct Accepted {
     pub failover: bool,
     /// The peer's CA GUID.
     pub ca_guid: u64,
-    /// Vendor options of enhanced connection establishment (ECE).
+    /// Vendor options for enhanced connection establishment (ECE).
     pub ece: Ece,
     /// Private data from the peer's program.
     pub private_data: [u8; 196],
@@ -165,7 +165,7 @@ pub struct SidrResponse {
     pub qpn: Qpn,
     /// Q_Key that datagrams to the queue pair must carry.
     pub qkey: QKey,
-    /// Vendor options of enhanced connection establishment (ECE).
+    /// Vendor options for enhanced connection establishment (ECE).
     pub ece: Ece,
     /// Additional information; its meaning depends on the status.
     pub info: Box<[u8]>,

@@ -1,4 +1,4 @@
-//! Listeners of the connection manager.
+//! The connection manager's listeners for service IDs.
 
 use crate::wire::mad::ServiceId;
 

@@ -1,4 +1,4 @@
-//! Parameters of calls to the connection manager.
+//! Parameters of connection manager calls: paths, requests and replies.
 
 use crate::transport::{AddressVector, QpType};
 use crate::wire::mad::{Ece, ServiceId, SidrStatus};
@@ -37,7 +37,7 @@ pub struct LocalQp {
     pub qpn: Qpn,
     /// First PSN that the peer sends to the queue pair.
     pub psn: Psn,
-    /// Whether it takes its receives from a shared receive queue.
+    /// Whether the queue pair uses a shared receive queue.
     pub srq: bool,
 }
 
@@ -68,7 +68,7 @@ pub struct Request<'a> {
     pub response_timeout: AckTimeout,
     /// Maximum number of retransmissions of a CM message, 0..=15.
     pub max_cm_retries: u8,
-    /// Vendor options of enhanced connection establishment (ECE).
+    /// Vendor options for enhanced connection establishment (ECE).
     pub ece: Ece,
     /// Whether the peer may request the same service from us at the same time; both requests then establish a
     /// single connection (IBA 12.10.4).
@@ -116,7 +116,7 @@ pub struct Reply<'a> {
     pub rnr_retry_count: u8,
     /// Whether the alternate path offered by the request, if any, was loaded.
     pub failover: bool,
-    /// Vendor options of enhanced connection establishment (ECE).
+    /// Vendor options for enhanced connection establishment (ECE).
     pub ece: Ece,
     /// Private data for the peer's program, up to 196 bytes.
     pub private_data: &'a [u8],
@@ -154,7 +154,7 @@ pub struct SidrReply<'a> {
     pub qpn: Qpn,
     /// Q_Key that datagrams to the queue pair must carry.
     pub qkey: QKey,
-    /// Vendor options of enhanced connection establishment (ECE).
+    /// Vendor options for enhanced connection establishment (ECE).
     pub ece: Ece,
     /// Additional information, up to 72 bytes; its meaning depends on the status.
     pub info: &'a [u8],

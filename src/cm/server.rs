@@ -264,8 +264,8 @@ impl Cm {
         self.push_event(id, Event::Requested(Box::new(requested)));
     }
 
-    /// Removes a request from its listener's backlog, because the program has dequeued it without responding
-    /// yet.
+    /// Removes a request from its listener's backlog, because the program has dequeued it but not yet
+    /// responded.
     pub fn dequeue_request(&mut self, id: ConnId) {
         self.remove_from_backlog(id.0);
     }

@@ -83,7 +83,7 @@ impl Cm {
         self.push_event(id, Event::SidrRequested(Box::new(requested)));
     }
 
-    /// Responds to a SIDR_REQ (SIDR_REP). No further events are reported.
+    /// Responds to a SIDR_REQ with a SIDR_REP. No further events are reported.
     ///
     /// # Errors
     /// [`CmError`], in a state other than SIDR_REQ received, or if the data do not fit a message.

@@ -1,4 +1,4 @@
-//! Connection states, and the table of the steps to take for each state and message (IBA 12.9.7).
+//! Connection states, and the table that maps a state and a message to the step to take (IBA 12.9.7).
 
 use std::fmt;
 

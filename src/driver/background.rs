@@ -58,7 +58,7 @@ impl Shard {
         self.wake_thread();
     }
 
-    /// Sets the NIC's port state to that of the link. Returns false if the link is lost.
+    /// Updates the NIC's port state from the link. Returns false if the link is lost.
     fn update_port_state(&self) -> bool {
         let mut state = self.lock();
         let ShardState { nic, link, .. } = &mut *state;
@@ -73,7 +73,7 @@ struct Background<'a> {
     shard: &'a Shard,
     poll_set: PollSet<'a>,
     detector: PollDetector,
-    /// Time at which delayed acknowledgements are sent, unless a response has carried them before.
+    /// Time at which delayed acknowledgements are sent, unless a response carries them first.
     acks_due: Option<Instant>,
     last_packet: Instant,
     /// Whether the last sleep was shorter than [`IDLE_TIMEOUT`]: the next packet may follow equally soon, so

@@ -189,7 +189,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Appends up to `max` completions to `out`, and returns how many.
+    /// Moves up to `max` completions from the queue to the end of `out`, and returns their number.
     ///
     /// # Errors
     /// [`CqOverflow`] once all completions from before the overflow have been polled.
@@ -208,7 +208,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Removes and returns the oldest completion with its timestamp.
+    /// Removes and returns the oldest completion, with its timestamp.
     ///
     /// # Errors
     /// [`CqOverflow`] as for [`poll`](Self::poll).

@@ -336,8 +336,8 @@ mod tests {
         }
     }
 
-    /// Two threads fill the ring and two empty it while a fifth removes entries and resizes it. As with the
-    /// locks of shards, locks keep the first two from adding entries at that time.
+    /// Two threads fill the ring and two empty it while a fifth removes entries and resizes it. Meanwhile,
+    /// locks keep the first two from adding entries, as the shard locks do in the driver.
     #[test]
     fn concurrent_threads_neither_lose_nor_duplicate_entries_and_see_them_in_order() {
         const EACH: u64 = 200_000;

@@ -24,7 +24,7 @@ pub(super) enum Mode {
 pub(super) struct DriveState {
     /// Whether only the fabric drives the shard.
     virtual_time: bool,
-    /// Set by a thread that wants a turn but finds the lock taken; the lock's holder checks it after
+    /// Set by a thread that wants to run a turn but finds the lock taken; checked by the lock's holder after
     /// releasing the lock.
     doorbell: AtomicBool,
     /// Number of threads waiting for a fair release of the lock; after an ordinary release, the releasing
@@ -103,7 +103,7 @@ impl DriveState {
         self.responds_without_polling.store(responds, Ordering::Relaxed);
     }
 
-    /// Rings the doorbell. The caller must then try the lock once more, because its holder may have checked
+    /// Rings the doorbell. The caller must then try the lock once more, because the holder may have checked
     /// the doorbell just before.
     pub fn ring_doorbell(&self) {
         self.doorbell.store(true, Ordering::SeqCst);

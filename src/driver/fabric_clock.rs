@@ -1,4 +1,4 @@
-//! Turns on a fabric in virtual time, which runs the NICs one after the other as its clock advances.
+//! Shard turns on a fabric in virtual time, which runs the NICs one after the other as its clock advances.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

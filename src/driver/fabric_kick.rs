@@ -1,4 +1,4 @@
-//! Turns on a fabric in real time, where the sending thread runs the receiving NICs.
+//! Shard turns on a fabric in real time, where the sending thread runs the receiving NICs.
 
 use std::cell::Cell;
 

@@ -1,5 +1,5 @@
-//! Turns on application threads: a call that creates work runs them inline, unless another thread is already
-//! running them.
+//! Shard turns on application threads: a call that creates work runs them inline, unless another thread is
+//! already running them.
 
 use super::Shard;
 use super::background::is_background_thread;
@@ -11,8 +11,8 @@ use crate::transport::Instant;
 use crate::wire::Qpn;
 
 impl Shard {
-    /// Posts send requests of a queue pair, like [`with_nic_and_send`](Self::with_nic_and_send). If a lot is
-    /// in flight, further requests are sent in batches, because one system call for several packets costs
+    /// Posts send requests of a queue pair, like [`with_nic_and_send`](Self::with_nic_and_send). While a lot
+    /// is in flight, further requests are sent in batches, because one system call for several packets costs
     /// less than one per packet.
     pub fn post<R>(&self, qpn: Qpn, f: impl FnOnce(&mut Nic) -> R) -> R {
         let now = self.clock.now();
@@ -40,7 +40,7 @@ impl Shard {
     }
 
     /// Polls the link once, like [`poll`](Self::poll), for an application that will not poll again, so that
-    /// the background thread keeps polling.
+    /// the background thread continues to poll.
     pub fn poll_once(&self) {
         if !self.drive_state.is_virtual() {
             self.drive(self.clock.now(), false);
@@ -95,7 +95,7 @@ impl Shard {
         }
     }
 
-    /// Tries to acquire the lock. If another thread holds it, rings the doorbell, so that that thread runs
+    /// Tries to acquire the lock. If another thread holds it, rings the doorbell, which makes that thread run
     /// another turn.
     pub(super) fn try_lock_or_ring(&self) -> Option<ShardGuard<'_>> {
         self.try_lock().or_else(|| {

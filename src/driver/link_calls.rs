@@ -15,7 +15,7 @@ use crate::transport::Instant;
 use crate::wire::mad::ServiceId;
 use crate::wire::{Gid, Qpn};
 
-/// Error of attaching a queue pair to a multicast group.
+/// Error when attaching a queue pair to a multicast group.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {

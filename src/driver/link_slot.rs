@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::link::{Link, LinkCounters};
 use crate::transport::Instant;
 
-/// A shard's link or, once it is lost, the reason and its last counters.
+/// A shard's link or, once the link is lost, the reason and the link's final counters.
 pub(super) enum LinkSlot {
     Attached(Box<dyn Link>),
     Lost { reason: Arc<io::Error>, counters: LinkCounters },

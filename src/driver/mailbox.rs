@@ -1,5 +1,5 @@
-//! Cross-shard mailbox, for packets received by a shard that does not own their queue pair, and for news of a
-//! lost link, which fails all shards.
+//! Cross-shard mailboxes, which pass on packets received by a shard that does not own their queue pair, and
+//! the loss of a link, which fails all shards.
 //!
 //! The kernel selects a socket by the first packet of a datagram that it has coalesced from several (GRO), so
 //! the packets after it may belong to another shard. They are copied into the inbox of that shard, so that no
@@ -35,7 +35,7 @@ struct Shared {
 }
 
 struct Inbox {
-    /// Number of queued bytes, so that checking an empty inbox takes no lock.
+    /// Number of queued bytes. Atomic, so that checking for an empty inbox takes no lock.
     bytes: AtomicUsize,
     handoffs: Mutex<HandoffBatch>,
     /// Eventfd that wakes the shard's background thread.
@@ -154,7 +154,7 @@ impl ShardMailbox {
         }
     }
 
-    /// Returns the reason for the link's loss, or `None` if no link is lost.
+    /// Returns the reason for the loss of a link, or `None` if none is lost.
     pub fn loss(&self) -> Option<&Arc<io::Error>> {
         self.shared.lost.get()
     }

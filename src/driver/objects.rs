@@ -55,7 +55,7 @@ impl ShardState {
     }
 
     /// Creates an XRC shared receive queue whose receives complete to `cq`. Returns `None` if the device's
-    /// limit of shared receive queues is reached.
+    /// limit on shared receive queues is reached.
     pub fn create_xrc_srq(
         &mut self,
         pd: PdId,

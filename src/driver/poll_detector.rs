@@ -14,11 +14,11 @@ const BACKOFF: (Duration, Duration) = (IDLE_TIMEOUT, MAX_BACKOFF);
 /// Bounds of the back-off time for a distrusted application.
 const DISTRUSTED_BACKOFF: (Duration, Duration) = (DISTRUSTED_POLL_GAP, TIMER_GRANULARITY);
 
-/// Detects whether, and for how long, an application has been polling, and whether it polls for received
-/// packets.
+/// Detector of an application's polling: whether and for how long it has been polling, and whether it polls
+/// for received packets.
 #[derive(Default)]
 pub(super) struct PollDetector {
-    /// Time of the first in the current series of checks that have found the application polling.
+    /// Time of the first check in the current series that has found the application polling.
     since: Option<Instant>,
     /// Whether the background thread last backed off for a trusted application.
     backed_off: bool,

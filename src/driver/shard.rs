@@ -212,8 +212,8 @@ impl Shard {
         self.state.try_lock_for(timeout).map(|state| self.guard(state))
     }
 
-    /// Acquires the lock even if another thread polls without a pause: when that thread releases the lock, it
-    /// hands it over to this thread.
+    /// Acquires the lock even if another thread polls without a pause: when that thread releases the lock,
+    /// ownership passes to this one.
     pub fn lock_fairly(&self) -> ShardGuard<'_> {
         self.guard(self.drive_state.wait_fairly(|| self.state.lock()))
     }
@@ -234,7 +234,7 @@ impl Shard {
     }
 
     /// Wakes the background thread if it sleeps beyond the NIC's next deadline. Called with the lock held,
-    /// like the call by which the thread records its sleep.
+    /// under which the thread also records its sleep.
     pub(super) fn wake_for_deadline(&self, state: &ShardState, now: Instant) {
         if self.drive_state.sleeps_beyond(|| self.deadline(state, now)) {
             self.wake_thread();

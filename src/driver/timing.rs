@@ -1,8 +1,9 @@
-//! Tuning constants of the driver.
+//! The driver's tuning constants.
 
 use std::time::Duration;
 
-/// Time without a packet, or without a poll by the application, after which a thread counts as idle:
+/// Time without a packet, or without a poll by the application, after which a thread counts as idle. It is
+/// used in three places:
 /// - the background thread polls the link for this long after each packet before it sleeps, provided that its
 ///   last sleep was shorter than this: a wake-up costs both ends several microseconds, as much as a burst;
 /// - an application that polled less than this long ago is expected to poll again, and the background thread
@@ -47,9 +48,9 @@ pub(super) const MAX_ACK_DELAY: Duration = Duration::from_millis(4);
 /// queues only for their sends, and otherwise wait for memory to change, need no background thread.
 pub(super) const RESPONSE_ACK_DELAY: Duration = Duration::from_micros(30);
 
-/// Maximum number of packets received in a turn for their acknowledgements to be delayed until the
-/// application's next call. A polling application may respond to so few packets, and its response then
-/// carries the acknowledgements. A longer burst is a stream, whose sender waits for the acknowledgements.
+/// Maximum number of packets received in a turn whose acknowledgements are delayed until the application's
+/// next call. A polling application may respond to so few packets, and its response then carries the
+/// acknowledgements. A longer burst is a stream, whose sender waits for the acknowledgements.
 pub(super) const MAX_DELAYED_ACK_PACKETS: usize = 4;
 
 /// Number of bytes sent in one turn above which the turn takes so long that the application thread running it

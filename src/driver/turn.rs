@@ -9,7 +9,7 @@ use super::timing::{LONG_TURN_BYTES, MAX_DELAYED_ACK_PACKETS};
 use crate::nic::Nic;
 use crate::transport::{Instant, RxBurst};
 
-/// Delay policy for the acknowledgements of a turn, which lets a response carry them.
+/// Policy for delaying a turn's acknowledgements so that a response can carry them.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AckDelay {
     Off,
@@ -65,7 +65,7 @@ impl Shard {
         received > 0
     }
 
-    /// Transmits the NIC's pending packets, except delayable acknowledgements if `delay_acks` is set, and
+    /// Transmits the NIC's pending packets, except acknowledgements that can wait if `delay_acks` is set, and
     /// delivers the NIC's outputs.
     pub(super) fn send(&self, state: &mut ShardState, now: Instant, delay_acks: bool) {
         let ShardState { nic, link, tx, memory, outputs, .. } = state;

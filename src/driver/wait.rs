@@ -14,7 +14,7 @@ use crate::sys::signals::signals_restart_calls;
 /// Reason why a wait ended without a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WaitEnd {
-    /// The timeout, given as the value, expired.
+    /// The timeout, whose length is the value, expired.
     TimedOut(Duration),
     /// A signal interrupted the wait, and not all of the program's handlers have `SA_RESTART`.
     Interrupted,

@@ -38,7 +38,7 @@ pub enum Timestamps {
     Virtual,
 }
 
-/// Error of creating or writing a capture.
+/// Error when creating or writing a capture.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CaptureError {
@@ -364,7 +364,7 @@ struct PendingComment {
     direction: Direction,
     /// The packet, if a fault has dropped it. If it does not reach the capture, it is written from here.
     dropped: Option<(Flow, IpIdent, Bytes)>,
-    /// The packet's BTH, by which it is recognized.
+    /// The packet's BTH, which identifies it.
     bth: Bytes,
     text: String,
 }
@@ -464,7 +464,7 @@ pub struct Capture<L> {
 }
 
 impl<L: Link> Capture<L> {
-    /// Returns a handle that is usable while the link is inside a NIC.
+    /// Returns a handle to the capture, usable while a NIC owns the link.
     pub fn handle(&self) -> CaptureHandle {
         self.handle.clone()
     }

@@ -1,4 +1,4 @@
-//! FIFO of frames in one contiguous buffer.
+//! Queue of Ethernet frames in one contiguous buffer.
 
 use std::collections::VecDeque;
 

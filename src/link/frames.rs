@@ -86,7 +86,7 @@ impl FramesConfig {
     }
 }
 
-/// Error of opening a [`FramesLink`].
+/// Error when opening a [`FramesLink`].
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open {wire}: {source}{}", hint(.wire, .source))]
 pub struct FramesError {

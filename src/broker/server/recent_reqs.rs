@@ -1,6 +1,6 @@
-//! Services that clients have recently requested. The REJ of a client that gives up before it has received
-//! the server's communication ID carries only the client's own ID, from which alone the broker cannot tell
-//! the requested service.
+//! Recently requested services, by client. The REJ of a client that gives up before it has received the
+//! server's communication ID carries only the client's own ID; this record tells which service the client had
+//! requested.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;

@@ -36,7 +36,7 @@ impl ServedAddress {
         Ok(ServedAddress { bind_addr, sockets, keepalive, gsi_listener })
     }
 
-    /// Takes over an address by means of the keepalive descriptor of a process that holds a partition.
+    /// Takes over an address, obtaining its sockets from the keepalive of a process that holds a partition.
     pub fn take_over(bind_addr: BindAddr, keepalive: FdKeepalive) -> io::Result<ServedAddress> {
         let sockets = keepalive.sockets()?;
         let is_valid = |socket: &OwnedFd| {

@@ -36,7 +36,7 @@ impl Faults {
 #[derive(Debug, Default)]
 pub struct Progress {
     pub established: bool,
-    /// How the connection has ended, as reported to the program.
+    /// End of the connection, as reported to the program; `None` until then.
     pub ended: Option<&'static str>,
     pub released: bool,
 }
@@ -105,8 +105,8 @@ impl World {
         self.collect();
     }
 
-    /// Moves the messages sent onto the network and delivers events to the programs, until no more of either
-    /// are produced.
+    /// Puts the queued messages on the network and delivers the queued events to the programs, until there
+    /// are no more of either.
     fn collect(&mut self) {
         loop {
             let mut idle = true;
@@ -133,7 +133,7 @@ impl World {
         }
     }
 
-    /// Reacts to an event like a program would, or releases the connection at random.
+    /// Reacts to an event as a program would, or releases the connection at random.
     fn handle_event(&mut self, side: usize, id: ConnId, event: Event) {
         if let Event::Requested(_) = event {
             let progress = self.sides[side].entry(id.0).or_default();

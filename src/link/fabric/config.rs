@@ -1,4 +1,4 @@
-//! Fabric configuration, and errors of creating or changing a fabric.
+//! Fabric configuration, and errors when creating or changing a fabric.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub struct FabricConfig {
     /// Number of unread bytes that each port advertises to its peers as its limit
     /// ([`crate::link::LinkInfo::window`]).
     pub window: usize,
-    /// Seed of the random number generators.
+    /// Seed for the random number generators.
     pub seed: u64,
     /// One-way latency of every packet.
     pub latency: Duration,
@@ -137,7 +137,7 @@ impl FabricConfig {
     }
 }
 
-/// Error of creating or changing a fabric.
+/// Error when creating or changing a fabric.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FabricError {

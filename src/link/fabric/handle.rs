@@ -38,7 +38,8 @@ pub(crate) trait Driver: Send + Sync {
     /// Returns the earliest time at which the driver wants to run without input.
     fn next_deadline(&self) -> Option<Instant>;
 
-    /// Notifies the driver that the port was plugged in or unplugged; called on the thread that did this.
+    /// Notifies the driver that the port's cable was plugged in or unplugged; called on the thread that
+    /// changed this.
     fn port_up(&self, _up: bool) {}
 
     /// Notifies the driver that the device is lost for the given reason, as when an adapter is unplugged;
@@ -55,7 +56,7 @@ pub(crate) trait Driver: Send + Sync {
     fn addresses_changed(&self, _addresses: &[IpAddr]) {}
 }
 
-/// Queue of ports with input for which their drivers have not yet checked.
+/// Queue of ports with input, or a requested turn, that their drivers have not yet noticed.
 #[derive(Default)]
 pub(crate) struct ReadyQueue {
     ports: Mutex<VecDeque<Arc<PortShared>>>,
@@ -170,7 +171,8 @@ impl FabricHandle {
         self.port.has_input(&self.fabric)
     }
 
-    /// Reports whether the port has a delivery with a due time, which may come when no thread drives the NIC.
+    /// Reports whether the port has a delivery that becomes due at a set time, possibly while no thread
+    /// drives the NIC.
     pub fn has_pending_input(&self) -> bool {
         !matches!(self.port.earliest.load(Ordering::SeqCst), 0 | u64::MAX)
     }

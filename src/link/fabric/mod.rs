@@ -162,8 +162,8 @@ impl Fabric {
         self.0.clock.is_some()
     }
 
-    /// Returns the configuration that applies to all directions except those given one by
-    /// [`set_path`](Self::set_path).
+    /// Returns the configuration of all directions that [`set_path`](Self::set_path) has not configured
+    /// separately.
     pub fn config(&self) -> &FabricConfig {
         &self.0.config
     }

@@ -286,7 +286,7 @@ fn flow_of(burst: &TxBurst<'_>, run: &Run) -> Flow {
     Flow { traffic_class: burst.flow.traffic_class | mark, ..burst.flow }
 }
 
-/// Copies a run's packets to a separate buffer, flipping a bit if the run says so.
+/// Copies a run's packets to a separate buffer, and flips the bit given by `run.flip`, if any.
 fn extract_run(burst: &TxBurst<'_>, run: &Run, whole: &[u8], free_buffers: &mut BufferPool) -> Delivery {
     let start = run.first as usize * burst.segment;
     let end = (start + run.count as usize * burst.segment).min(whole.len());

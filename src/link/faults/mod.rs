@@ -48,7 +48,7 @@ pub struct FaultEvent<'a> {
 /// Callback for every injected fault.
 pub type Observer = Box<dyn FnMut(&FaultEvent<'_>) + Send>;
 
-/// Numbers of faults injected in one direction.
+/// Number of faults injected in one direction, by kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct FaultCounts {
@@ -56,7 +56,7 @@ pub struct FaultCounts {
     pub dropped: u64,
     /// Packets duplicated.
     pub duplicated: u64,
-    /// Packets delivered after the one that followed.
+    /// Packets delivered after the packet that followed them.
     pub reordered: u64,
     /// Packets corrupted.
     pub corrupted: u64,
@@ -135,7 +135,7 @@ impl FaultCounters {
         })
     }
 
-    /// Returns the number of faults injected in one direction, summed over its rules.
+    /// Returns the number of faults injected in one direction, summed over all rules for it.
     pub fn get(&self, direction: Direction) -> FaultCounts {
         let mut counts = FaultCounts::default();
         for RuleCounter { rule, struck, .. } in self.0.iter().filter(|c| c.rule.direction == direction) {

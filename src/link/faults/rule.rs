@@ -78,7 +78,7 @@ pub struct Rule {
     pub direction: Direction,
     /// The fault.
     pub action: Action,
-    /// Which of the packets that match the filter are affected.
+    /// Packets affected, among those that match the filter.
     pub when: When,
     filter: Option<Filter>,
     /// The rule's textual form; if the rule was parsed, as it was written.
@@ -128,7 +128,7 @@ impl fmt::Debug for Rule {
     }
 }
 
-/// Error of parsing a fault rule.
+/// Error when parsing a fault rule.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("fault rule '{rule}': {reason}")]
 pub struct RuleError {

@@ -13,7 +13,7 @@ use crate::link::frame_queue::FrameQueue;
 /// Largest frame in bytes: an IP packet of 65,535 bytes with its Ethernet header and two VLAN tags.
 const MAX_FRAME: usize = 65_535 + 22;
 
-/// Length in bytes of the length prefix of each frame in a stream.
+/// Size in bytes of the length prefix before each frame in a stream.
 const PREFIX_LEN: usize = 4;
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Tests of [`FramesLink`]: its textual configuration, and the errors of opening it.
+//! [`FramesLink`] tests: parsing of the textual configuration, and errors when opening the link.
 
 use super::*;
 

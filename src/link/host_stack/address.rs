@@ -13,7 +13,7 @@ pub struct IfAddr {
     pub prefix: u8,
 }
 
-/// Error of parsing an interface address.
+/// Error when parsing an interface address.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IfAddrError {
@@ -49,8 +49,8 @@ impl IfAddr {
         }
     }
 
-    /// Reports whether `ip` is the broadcast address of this address's network, which must be IPv4 and larger
-    /// than a /31.
+    /// Reports whether `ip` is the broadcast address of this address's IPv4 network. Networks with a prefix
+    /// length of 31 or 32 have none.
     pub fn is_broadcast(&self, ip: IpAddr) -> bool {
         let IpAddr::V4(v4) = ip else { return false };
         let host = u32::MAX.checked_shr(u32::from(self.prefix)).unwrap_or(0);
