@@ -27,7 +27,7 @@ pub struct CmConfig {
     /// Maximum number of MADs queued for [`poll_transmit`](super::Cm::poll_transmit); once it is reached,
     /// further responses to received messages are dropped, while requests are still queued.
     pub max_queued_responses: usize,
-    /// Response time announced (MRA) to a peer that retransmits a request which the program has not yet
+    /// Response time announced (MRA) to a peer that retransmits a request that the program has not yet
     /// answered.
     pub service_timeout: AckTimeout,
     /// Upper bound for the timeouts that peers request.

@@ -17,7 +17,7 @@ pub(super) const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Cm {
     /// Requests a disconnect (DREQ), or confirms the one that the peer has requested (DREP). A connection
-    /// that is not yet established is rejected (REJ). All sends should have completed by then.
+    /// that is not yet established is rejected (REJ). All sends should have completed first.
     ///
     /// A second call has no effect.
     ///

@@ -10,7 +10,7 @@ pub enum CmError {
     /// The connection never existed, or was removed after it ended.
     #[error("{0} does not exist: it was released, or its time-wait has ended")]
     Unknown(ConnId),
-    /// The state of the connection does not permit the call.
+    /// The connection's state does not permit the call.
     #[error("cannot {action}: {connection} is in state '{state}'")]
     State {
         /// The connection.

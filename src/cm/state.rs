@@ -97,7 +97,7 @@ pub(super) enum Step {
     /// The peer has rejected the connection or given up before any data could flow: the connection ends
     /// without time-wait.
     End,
-    /// The peer has ended a connection on which data may have flowed: the connection enters time-wait.
+    /// The peer has ended a connection that may have carried data: the connection enters time-wait.
     EnterTimeWait,
     /// The peer requests a disconnect (DREQ).
     RecvDreq,

@@ -1,4 +1,4 @@
-//! A NIC's clock: the machine's, or that of a fabric, which may be virtual.
+//! A NIC's clock: the machine's monotonic clock or a fabric's clock, which may be virtual.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};

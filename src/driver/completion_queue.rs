@@ -8,7 +8,7 @@ use super::cq_ring::{Entry, Place, Ring};
 use crate::transport::{Completion, CqId, Instant, WcOpcode, WcStatus};
 use crate::wire::{Qpn, RKey};
 
-/// Arming state in which no completion raises an event. The states are ordered: a larger value covers more
+/// Arming state: no completion raises an event. Arming states are ordered: a larger value covers more
 /// completions.
 const NOT_ARMED: u8 = 0;
 const SOLICITED: u8 = 1;
@@ -56,12 +56,12 @@ pub struct CompletionQueue {
     listener: OnceLock<Arc<dyn CqListener>>,
 }
 
-/// A completion with the time at which it was added to its queue.
+/// A completion with its timestamp.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TimestampedCompletion {
     /// The completion.
     pub completion: Completion,
-    /// Time on the NIC's clock.
+    /// Time on the NIC's clock at which the completion was added to its queue.
     pub at: Instant,
 }
 

@@ -90,8 +90,8 @@ impl ShardMailbox {
         &self.inbox().wake
     }
 
-    /// Passes the packets of a burst that this shard owns to `own`, in runs, each with the index of its first
-    /// packet, and copies the others to their owners' inboxes. Returns the number of packets handed over.
+    /// Passes this shard's packets in a burst to `own`, in runs, each with the index of its first packet, and
+    /// copies the other packets to their owners' inboxes. Returns the number of packets handed over.
     #[inline]
     pub fn deliver_or_hand_off(&self, burst: &RxBurst<'_>, mut own: impl FnMut(&RxBurst<'_>, u16)) -> u64 {
         // Every shard that has joined a multicast group receives its own copy.

@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::timing::{DISTRUST_TIME, DISTRUSTED_POLL_GAP, IDLE_TIMEOUT, MAX_BACKOFF, TIMER_GRANULARITY};
 use crate::transport::Instant;
 
-/// Bounds of the back-off time, for which the background thread leaves the NIC to a polling application
-/// before checking again. Within these bounds, the back-off is one eighth of the time for which the
-/// application has been polling.
+/// Bounds of the back-off time. While backing off, the background thread leaves the NIC to a polling
+/// application. Within these bounds, the back-off time is one eighth of the time for which the application
+/// has been polling.
 const BACKOFF: (Duration, Duration) = (IDLE_TIMEOUT, MAX_BACKOFF);
 
 /// Bounds of the back-off time for a distrusted application.

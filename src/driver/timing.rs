@@ -9,7 +9,7 @@ use std::time::Duration;
 /// - an application that polled less than this long ago is expected to poll again, and the background thread
 ///   keeps away from the socket, or both threads would wake for every packet;
 /// - the background thread tries again after this time if another thread held the lock when the link had to
-///   be polled, or if it could not read the link because the inbox of another shard was full.
+///   be polled, or if it could not read the link because another shard's inbox was full.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_micros(200);
 
 /// Timer granularity on a fabric with no delayed packets in flight, where the sending thread drives the
@@ -23,8 +23,8 @@ pub(super) const TIMER_GRANULARITY: Duration = Duration::from_millis(1);
 /// percentile of a ping-pong.
 pub(super) const MAX_BACKOFF: Duration = Duration::from_millis(16);
 
-/// Poll gap and shortest back-off for a distrusted application, which polls for something other than received
-/// packets.
+/// Maximum time since a distrusted application's last poll for it to count as polling, and the shortest
+/// back-off for it. A distrusted application polls for something other than received packets.
 pub(super) const DISTRUSTED_POLL_GAP: Duration = Duration::from_micros(10);
 
 /// Bounds of the time for which an application is distrusted, which doubles each time. Packets that

@@ -19,7 +19,7 @@ type ClientId = (IpAddr, CommId);
 #[derive(Default)]
 pub struct RecentReqs {
     services: HashMap<ClientId, ServiceId>,
-    /// Clients in the order in which they were first recorded.
+    /// Clients, in the order first recorded.
     order: VecDeque<ClientId>,
 }
 

@@ -267,11 +267,10 @@ impl Fabric {
     }
 
     /// Raises an asynchronous event on the NIC at the given address, with the effect that the event reports.
-    /// `QpFatal`, `QpRequestError` and `QpAccessError` move the queue pair to ERR; `CqError` does so to all
-    /// queue pairs that complete to the queue. `DeviceFatal` acts like
-    /// [`remove_device`](Self::remove_device), `PortError` and `PortActive` like
-    /// [`set_port_up`](Self::set_port_up), which raises no event if the port is already in that state. All
-    /// other events have no effect besides being raised.
+    /// `QpFatal`, `QpRequestError` and `QpAccessError` move the queue pair to ERR, `CqError` all queue pairs
+    /// that complete to the queue. `DeviceFatal` acts like [`remove_device`](Self::remove_device),
+    /// `PortError` and `PortActive` like [`set_port_up`](Self::set_port_up), which raises no event if the
+    /// port is already in that state. All other events have no effect besides being raised.
     ///
     /// # Errors
     /// [`FabricError::UnknownAddress`], [`FabricError::NoDevice`], and [`FabricError::NoObject`] if the NIC

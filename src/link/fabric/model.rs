@@ -74,7 +74,7 @@ impl BurstShape {
     }
 }
 
-/// A decision of the model: packets `first..first + count` of the burst arrive together.
+/// A decision by the model: packets `first..first + count` of the burst arrive together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
     /// Time of arrival.
@@ -92,8 +92,8 @@ pub struct Run {
 /// Wire to a port, with the queue in front of it.
 #[derive(Clone, Debug, Default)]
 pub struct Egress {
-    /// Time at which the last queued bit will have been sent. In picoseconds, because a byte takes only 20 ps
-    /// at 400 Gb/s.
+    /// Time in picoseconds at which the last queued bit will have been sent. Nanoseconds would be too coarse:
+    /// a byte takes only 20 ps at 400 Gb/s.
     busy_until: u128,
 }
 
@@ -300,7 +300,7 @@ impl<T> Schedule<T> {
         }
     }
 
-    /// Adds an item that is due at once, or at the same time as the last item pushed in order.
+    /// Adds an item due together with the last item pushed in order, or at once if there is none.
     pub fn push_now(&mut self, item: T) {
         let at = self.in_order.back().map_or(Instant(0), |back| back.at);
         self.push(at, item);

@@ -126,7 +126,7 @@ impl FaultCounters {
         FaultCounters(rules.iter().map(counter).collect())
     }
 
-    /// Returns the counters of each rule, in the order in which the rules were given.
+    /// Returns the counters of each rule, in the order given to [`Faults::new`].
     pub fn rules(&self) -> impl Iterator<Item = RuleCount> {
         self.0.iter().map(|RuleCounter { rule, matched, struck }| RuleCount {
             rule: rule.to_string(),

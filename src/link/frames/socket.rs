@@ -71,8 +71,7 @@ impl Socket {
         matches!(self.kind, Kind::Connect { stream: None, .. })
     }
 
-    /// Returns the descriptor to poll: that of the connection, or of the listener while there is no
-    /// connection.
+    /// Returns the descriptor to poll: the connection's, or the listener's while there is no connection.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.kind {
             Kind::Dgram { socket, .. } => Some(socket.as_fd()),
