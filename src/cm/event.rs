@@ -17,7 +17,8 @@ pub enum Event {
     Established(Box<[u8; 224]>),
     /// The peer has rejected the connection or given up. This is the connection's last event.
     Rejected(Box<Rejection>),
-    /// The peer has not responded to any retransmission. This is the connection's last event.
+    /// The peer has failed to respond in time, despite all retransmissions. This is the connection's last
+    /// event.
     Unreachable,
     /// The peer has received our message and requests more time to respond (MRA).
     Delayed {
@@ -30,7 +31,7 @@ pub enum Event {
     /// `disconnect`. Carries the private data from the DREQ.
     DisconnectRequested(Box<[u8; 220]>),
     /// The connection has ended and is in time-wait: the peer has confirmed our disconnect, has not responded
-    /// to it, or no longer knows the connection.
+    /// to it, or has itself ended or lost the connection.
     Disconnected {
         /// Private data from the DREP; `None` if no DREP was received.
         private_data: Option<Box<[u8; 224]>>,

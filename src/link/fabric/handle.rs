@@ -23,10 +23,10 @@ pub(crate) trait Driver: Send + Sync {
     /// input before it finishes.
     fn try_drive(&self) -> bool;
 
-    /// Receives the packets that `bursts` passes, directly from the sender, bypassing the port. Returns
-    /// false, without receiving any packets, if another thread is running the NIC, or if there is middleware
-    /// between the NIC and the port. Called from within another NIC's turn, so it must not block. Responses
-    /// are sent in a turn that the fabric requests.
+    /// Receives the packets that `bursts` passes, directly from the sender, bypassing the port. Returns false
+    /// if no packets were received, for example because another thread is running the NIC, or because there
+    /// is middleware between the NIC and the port. Called from within another NIC's turn, so it must not
+    /// block. Responses are sent in a turn that the fabric requests.
     fn try_receive_direct(&self, _now: Instant, _bursts: &mut BurstSource<'_>) -> bool {
         false
     }
