@@ -136,8 +136,7 @@ fn candidates() -> Vec<PathBuf> {
 }
 
 /// Returns the first candidate that already belongs to this user or that can be created, creating it if
-/// necessary. If none is available, because another user has created the last one, uses a directory with a
-/// random suffix instead.
+/// necessary. If another user has taken the last candidate, uses a directory with a random suffix instead.
 pub fn create(candidates: &[PathBuf]) -> io::Result<PathBuf> {
     let user = nix::unistd::geteuid().as_raw();
     for candidate in candidates {

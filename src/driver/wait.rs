@@ -24,8 +24,8 @@ pub(crate) enum WaitEnd {
     System(Errno),
 }
 
-/// Returns the time at which a timeout expires; a timeout beyond the range of the clock, such as
-/// [`Duration::MAX`], expires in thirty years.
+/// Returns the time at which a timeout expires: thirty years from now if the timeout exceeds the clock's
+/// range, like [`Duration::MAX`].
 pub(crate) fn deadline_after(timeout: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
     let now = Instant::now();

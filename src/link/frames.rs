@@ -26,7 +26,7 @@ use crate::wire::Mac;
 use crate::wire::frame::{self, Checksums};
 use socket::Socket;
 
-/// Default for the largest IP packet, in bytes.
+/// Default MTU: the largest IP packet in bytes.
 const DEFAULT_MTU: usize = 1500;
 /// Number of bytes queued for a slow peer above which senders are blocked.
 const BACKLOG_BYTES: usize = 4 << 20;

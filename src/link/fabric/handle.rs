@@ -1,6 +1,5 @@
 //! Interface between a fabric and its NICs' drivers: the [`Driver`] trait, the queue of ports with input, and
-//! port handles. The driver module decides when the NICs run (`driver/fabric_kick.rs`,
-//! `driver/fabric_clock.rs`).
+//! port handles. The driver decides when the NICs run (`driver/fabric_kick.rs`, `driver/fabric_clock.rs`).
 
 use std::collections::VecDeque;
 use std::io;
