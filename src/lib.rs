@@ -71,7 +71,8 @@ mod transport;
 #[cfg(feature = "unstable-internals")]
 pub mod transport;
 
-/// Holder of the README's examples, which are compiled and run as documentation tests.
+/// Placeholder whose documentation is the README, so that the README's examples are run as documentation
+/// tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,4 +1,4 @@
-//! Directories of socket files: one for each user and network namespace, which only the user can enter.
+//! Directories for socket files: one per user and network namespace, accessible only to that user.
 
 use std::fs::{self, DirBuilder, File};
 use std::hash::{BuildHasher, RandomState};
@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// Name of the lock file in a directory.
+/// Name of the lock file in each directory.
 const LOCK: &str = "lock";
 
-/// Lock of a directory, held until dropped.
+/// Lock on a directory, held until dropped.
 pub struct DirLock(File);
 
 impl DirLock {
-    /// Waits for the lock of a directory. Fails with `NotFound` if the directory was removed meanwhile.
+    /// Waits for the directory's lock. Fails with `NotFound` if the directory was removed in the meantime.
     pub fn of(directory: &Path) -> io::Result<DirLock> {
         let path = directory.join(LOCK);
         loop {
@@ -33,7 +33,7 @@ impl DirLock {
         }
     }
 
-    /// Acquires the lock of a directory without waiting; returns `None` if a process holds it.
+    /// Acquires the directory's lock without waiting; returns `None` if another process holds it.
     fn try_of(directory: &Path) -> Option<DirLock> {
         let path = directory.join(LOCK);
         let file = File::create(&path).ok()?;
@@ -50,21 +50,21 @@ impl Drop for DirLock {
     }
 }
 
-/// Reports whether the path still refers to this file: [`remove_unused`] removes lock files together with
-/// their directories.
+/// Reports whether `path` still refers to `file`, which [`remove_unused`] may have removed together with its
+/// directory.
 fn is_same_file(file: &File, path: &Path) -> bool {
     let id = |of: io::Result<fs::Metadata>| of.map(|m| (m.dev(), m.ino())).ok();
     id(file.metadata()).is_some_and(|open| id(fs::symlink_metadata(path)) == Some(open))
 }
 
-/// Returns the directory of this user's sockets in this thread's network namespace; creates it if necessary.
+/// Returns the directory for this user's sockets in this thread's network namespace; creates it if necessary.
 pub fn own() -> io::Result<PathBuf> {
     create(&candidates())
 }
 
-/// Removes the socket files of a directory that no process has open, which killed processes leave behind, and
-/// the directory itself if no other files remain. Does the same with the user's directories of other network
-/// namespaces, which may no longer exist.
+/// Removes the socket files that killed processes have left in the directory, and the directory itself if it
+/// is then empty. Does the same with the user's directories for other network namespaces, which may no longer
+/// exist.
 pub fn remove_unused(own: &Path) {
     if let Ok(lock) = DirLock::of(own) {
         remove_if_unused(own, &lock);
@@ -83,8 +83,8 @@ pub fn remove_unused(own: &Path) {
     }
 }
 
-/// Removes dead sockets, then the directory if only its lock is left. A process that waits for the lock finds
-/// the directory missing.
+/// Removes dead sockets, then the directory if only its lock file is left. A process waiting for the lock
+/// then finds that the directory is gone.
 fn remove_if_unused(directory: &Path, _lock: &DirLock) {
     let entries = || fs::read_dir(directory).into_iter().flatten().flatten();
     for entry in entries() {
@@ -102,23 +102,23 @@ fn remove_if_unused(directory: &Path, _lock: &DirLock) {
     }
 }
 
-/// Reports whether a name has the form of those that [`candidates`] returns: `urxe-`, then two or three
-/// hexadecimal numbers and possibly a suffix.
+/// Reports whether `name` has the form of the directory names that [`candidates`] returns: `urxe-`, two or
+/// three hexadecimal numbers, and possibly a suffix.
 fn is_directory_name(name: &str) -> bool {
     let is_number = |field: &str| !field.is_empty() && field.bytes().all(|b| b.is_ascii_hexdigit());
     let fields = name.strip_prefix("urxe-").unwrap_or_default().split(['-', '.']);
     (2..=4).contains(&fields.clone().count()) && fields.into_iter().all(is_number)
 }
 
-/// Reports whether no process has the socket of this address open, in any network namespace.
+/// Reports whether no process in any network namespace has the socket at `address` open.
 pub fn is_dead(address: &SocketAddrUnix) -> io::Result<bool> {
     // A listening socket refuses a datagram socket for its type, so its owner is not disturbed.
     let probe = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     Ok(connect(&probe, address) == Err(Errno::CONNREFUSED))
 }
 
-/// Returns the candidates for the directory of this user's sockets, the preferred one first. All processes of
-/// a user must always choose the same directory, so no candidate depends on the environment, and
+/// Returns the candidates for this user's socket directory, in order of preference. All processes of a user
+/// must always choose the same directory, so no candidate depends on environment variables, and
 /// `/run/user/UID`, which exists only during login sessions, is not among them.
 fn candidates() -> Vec<PathBuf> {
     let user = nix::unistd::geteuid().as_raw();
@@ -135,8 +135,8 @@ fn candidates() -> Vec<PathBuf> {
     candidates
 }
 
-/// Returns the first of these directories that already belongs to this user or can be created, and creates
-/// it. If another user has taken the last one, uses a directory with a random suffix instead.
+/// Returns the first candidate that already belongs to this user or that can be created, creating it if
+/// necessary. If another user has taken the last candidate, uses a directory with a random suffix instead.
 pub fn create(candidates: &[PathBuf]) -> io::Result<PathBuf> {
     let user = nix::unistd::geteuid().as_raw();
     for candidate in candidates {
@@ -165,7 +165,7 @@ pub fn create(candidates: &[PathBuf]) -> io::Result<PathBuf> {
     own()?.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
 }
 
-/// Creates a directory that only this user can access.
+/// Creates a directory that only `user` can access, or accepts an existing one.
 fn create_private(directory: &Path, user: u32) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
@@ -174,7 +174,7 @@ fn create_private(directory: &Path, user: u32) -> io::Result<()> {
     }
 }
 
-/// Reports whether the path is a directory of this user that grants other users none of the permissions
+/// Reports whether the path is a directory that `user` owns and that grants none of the permission bits in
 /// `others`.
 fn is_private(directory: &Path, user: u32, others: u32) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|m| m.is_dir() && m.uid() == user && m.mode() & others == 0)
@@ -192,7 +192,7 @@ mod tests {
     use super::super::datagram_socket;
     use super::*;
 
-    /// Returns a socket that is bound to a file.
+    /// Returns a datagram socket bound to `path`.
     fn bound(path: &Path) -> OwnedFd {
         let socket = datagram_socket().unwrap();
         bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
@@ -287,8 +287,8 @@ mod tests {
         assert!(is_dead(&address).unwrap());
     }
 
-    /// Objects that another user may have created in place of the directory: a directory that others may
-    /// enter, a link, a file.
+    /// Another user may have created something else at the candidate's path: a directory that anyone can
+    /// access, a symbolic link, or a file.
     #[test]
     fn processes_agree_on_another_directory_if_the_first_is_squatted() {
         let squats: [fn(&Path); 3] = [

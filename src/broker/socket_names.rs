@@ -1,4 +1,4 @@
-//! Names of the Unix sockets of the broker and its clients.
+//! Unix socket names of the broker and its clients.
 //!
 //! The sockets of one user's processes are files in a directory that only this user can enter
 //! ([`socket_dir`]), so no other user can bind a name or receive the datagrams sent to it. Where processes of
@@ -24,19 +24,19 @@ use super::socket_dir::{self, DirLock, is_dead};
 /// A namespace of sockets.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SocketNames {
-    /// Socket files for the processes of one user, in this directory.
+    /// Files in the given directory, for the processes of one user.
     Private(Arc<Path>),
-    /// Abstract sockets for any process of the network namespace.
+    /// Abstract names, for all processes in the network namespace.
     Abstract,
 }
 
 impl SocketNames {
-    /// Returns the names of this user's sockets in this thread's network namespace.
+    /// Returns the namespace for this user's sockets in this thread's network namespace.
     pub fn private() -> io::Result<SocketNames> {
         Ok(SocketNames::Private(socket_dir::own()?.into()))
     }
 
-    /// Returns the names used by a broker that serves any user, or only its own user.
+    /// Returns the namespace used by a broker that serves all users (`any_user`) or only its own.
     pub fn of(any_user: bool) -> io::Result<SocketNames> {
         if any_user { Ok(SocketNames::Abstract) } else { SocketNames::private() }
     }
@@ -46,7 +46,7 @@ impl SocketNames {
         *self == SocketNames::Abstract
     }
 
-    /// Returns the address of the socket with this name.
+    /// Returns the address of the socket called `name`.
     pub fn address(&self, name: &str) -> Result<SocketAddrUnix, Errno> {
         match self {
             SocketNames::Private(directory) => SocketAddrUnix::new(path(directory, name)),
@@ -54,8 +54,8 @@ impl SocketNames {
         }
     }
 
-    /// Binds a socket to a name. Fails with `AddrInUse` if an open socket has the name. The name is free
-    /// again once no process has the socket open any more.
+    /// Binds a socket to a name. Fails with `AddrInUse` if an open socket has the name. The name becomes free
+    /// once no process has that socket open any longer.
     pub fn bind(&self, socket: &OwnedFd, name: &str) -> io::Result<()> {
         let address = self.address(name)?;
         let SocketNames::Private(directory) = self else { return Ok(bind(socket, &address)?) };
@@ -70,7 +70,7 @@ impl SocketNames {
         }
     }
 
-    /// Removes the file of a name if no process has its socket open.
+    /// Removes the socket file for a name unless a process has the socket open.
     pub fn remove_if_stale(&self, name: &str) {
         if let SocketNames::Private(directory) = self
             && let Ok(address) = self.address(name)
@@ -86,8 +86,8 @@ impl SocketNames {
 /// Size of `sun_path` in bytes, including the terminating zero.
 const SUN_PATH: usize = 108;
 
-/// Returns the path of the socket file for a name. A name too long for a socket address is replaced by its
-/// FNV-1a hash.
+/// Returns the path of the socket file for a name. If the path would not fit into a socket address, the file
+/// name is the FNV-1a hash of `name`.
 fn path(directory: &Path, name: &str) -> PathBuf {
     let path = directory.join(name.replace('/', "-"));
     if path.as_os_str().len() < SUN_PATH {

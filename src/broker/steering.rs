@@ -1,4 +1,4 @@
-//! Packet steering of a shared address: the BPF program that selects the socket of a QPN partition.
+//! Packet steering for a shared address: a BPF program that selects the socket by QPN partition.
 
 use libc::{
     BPF_A, BPF_ABS, BPF_ADD, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_JA, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD,
@@ -23,22 +23,22 @@ const MAD: u32 = 20;
 const MAD_CLASS: u32 = MAD + 1;
 /// Offset of a MAD's attribute ID.
 const MAD_ATTRIBUTE: u32 = MAD + 16;
-/// Offset of the request ID in a SIDR_REP, which is the ID of the recipient.
+/// Offset of a SIDR_REP's request ID, which the recipient has assigned.
 const SIDR_REQUEST_ID: u32 = MAD + 24;
-/// Offset of the remote communication ID in the other CM messages, which is the ID of the recipient.
+/// Offset of the remote communication ID, which the recipient has assigned, in the other CM messages.
 const REMOTE_COMM_ID: u32 = MAD + 28;
 
 /// Management class of the communication manager (CM).
 const CM_CLASS: u32 = 7;
 
-/// Returns an instruction that continues if the accumulator equals `k`, and otherwise skips the next `skip`
-/// instructions.
+/// Returns a jump instruction that falls through if the accumulator equals `k`, and otherwise skips the next
+/// `skip` instructions.
 fn if_eq(k: u32, skip: u8) -> sock_filter {
     sock_filter { jf: skip, ..op(BPF_JMP | BPF_JEQ | BPF_K, k) }
 }
 
-/// Returns the BPF program that selects the socket by QPN partition and, for a process with several
-/// partitions (first partition and count in `several`), by shard among their sockets.
+/// Returns the BPF program that selects the socket by QPN partition, and also by shard if a process holds
+/// several partitions (listed in `several` as first partition and count).
 ///
 /// The partition of a MAD is in the communication ID of its recipient. MADs that name a service instead of an
 /// ID go to the broker in partition 0, and so do those of other management classes. A load beyond the end of
@@ -88,8 +88,8 @@ pub fn by_partition(several: &[(usize, usize)]) -> Vec<sock_filter> {
     program
 }
 
-/// Returns the byte of a packet whose highest bits are its QPN partition, by the rules of the program of
-/// [`by_partition`]; 0 for packets to the broker.
+/// Returns the byte of a packet whose highest bits are its QPN partition, by the same rules as the BPF
+/// program of [`by_partition`]; 0 for packets to the broker.
 pub fn partition_byte(packet: &[u8]) -> u8 {
     let at = |at: u32| packet.get(at as usize).copied().unwrap_or(0);
     let attribute = u16::from_be_bytes([at(MAD_ATTRIBUTE), at(MAD_ATTRIBUTE + 1)]);
@@ -103,8 +103,8 @@ pub fn partition_byte(packet: &[u8]) -> u8 {
     }
 }
 
-/// Reports whether a coalesced datagram contains packets for another QPN partition, which is possible because
-/// the kernel selects the socket by the first packet. Multicast packets belong to no partition.
+/// Reports whether a coalesced datagram contains packets for another QPN partition. This can happen because
+/// the kernel selects the socket by the first packet. Multicast packets are not assigned to a partition.
 pub fn has_mixed_partitions(burst: &RxBurst<'_>, partition: QpnPartition) -> bool {
     burst.data.len() > burst.segment
         && !burst.flow.dst.is_multicast()

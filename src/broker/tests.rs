@@ -1,4 +1,5 @@
-//! Tests of the broker: partitions, steering, and sharing of an address.
+//! Broker tests: several processes that share an address get disjoint QPN partitions, and receive only their
+//! own packets.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, UdpSocket};
@@ -14,7 +15,8 @@ use crate::transport::Instant;
 mod hostile;
 mod services;
 
-/// Runs a broker in a thread. The program that clients would start as a new broker does not exist.
+/// Starts a broker in a thread and waits until it listens. Clients cannot start one themselves: the returned
+/// [`Sharing`] names a program that does not exist.
 fn start_broker(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), ServeError>>) {
     let address = ip.to_owned();
     let server = thread::spawn(move || serve(&address, false));
@@ -37,7 +39,7 @@ fn join(ip: IpAddr, shards: usize, sharing: &Sharing) -> Result<Vec<SharedUdpLin
     SharedUdpLink::bind(ip, &UdpOptions::default(), shards, sharing)
 }
 
-/// Returns the last byte of the destination QPN of each packet that a link has received.
+/// Drains a link, and returns the last byte of each received packet's destination QPN.
 fn received(link: &mut SharedUdpLink) -> Vec<u8> {
     let mut all = Vec::new();
     let mut record = |burst: RxBurst<'_>| all.extend(burst.packets().map(|(_, packet)| packet[7]));
@@ -45,7 +47,7 @@ fn received(link: &mut SharedUdpLink) -> Vec<u8> {
     all
 }
 
-/// Returns the start of a packet to `qpn`: the part that the steering program examines.
+/// Returns the beginning of a packet to `qpn`, as much of it as the steering program examines.
 fn packet(qpn: u32) -> [u8; 20] {
     let mut packet = [0; 20];
     packet[4..8].copy_from_slice(&qpn.to_be_bytes());

@@ -1,4 +1,4 @@
-//! Alternate paths (IBA 12.8): LAP and APR.
+//! Alternate paths (IBA 12.8): LAP offers a path, APR accepts or rejects it.
 
 use super::connection::{Offer, timeout_duration};
 use super::engine::{information, padded};
@@ -126,7 +126,8 @@ impl Cm {
         Ok(())
     }
 
-    /// Handles the peer's request for more time (MRA) to respond to our offer. Only the first one counts.
+    /// Handles an MRA: the peer requests more time to respond to our offer. Only the first MRA extends the
+    /// timeout.
     pub(super) fn on_mra_of_lap(&mut self, now: Instant, id: CommId, mra: &Mra) {
         let service_timeout = self.clamp_timeout(mra.service_timeout);
         let Some(conn) = self.connections.get_mut(&id) else { return };

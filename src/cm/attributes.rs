@@ -1,4 +1,4 @@
-//! Attributes that the queue pair of a connection needs for its state transitions.
+//! Attributes for the state transitions of a connection's queue pair.
 
 use super::{Cm, CmError, ConnId, State};
 use crate::transport::state::TRANSITIONS;
@@ -7,7 +7,7 @@ use crate::wire::RnrTimer;
 
 use super::connection::{Connection, ack_timeout};
 
-/// States of a connection in which the peer's queue pair is known.
+/// Connection states in which the peer's queue pair is known.
 const PEER_QP_KNOWN: [State; 8] = [
     State::ReqRcvd,
     State::DelayingReq,
@@ -20,8 +20,8 @@ const PEER_QP_KNOWN: [State; 8] = [
 ];
 
 impl Cm {
-    /// Returns the attributes of the transition from INIT to RTR. The alternate path uses P_Key index 0. At a
-    /// server that has not accepted yet, the receive PSN is missing, because the reply determines it.
+    /// Returns the attributes for the transition from INIT to RTR. The alternate path uses P_Key index 0. On
+    /// a server that has not yet accepted, the receive PSN is missing, because it is chosen with the reply.
     ///
     /// # Errors
     /// [`CmError`], in a state in which the peer's queue pair is not known.
@@ -43,7 +43,7 @@ impl Cm {
         Ok(attr.only(attributes(qp_params.qp_type, QpState::Init, QpState::Rtr, AttrMask::ALT_PATH)))
     }
 
-    /// Returns the attributes of the transition from RTR to RTS.
+    /// Returns the attributes for the transition from RTR to RTS.
     ///
     /// # Errors
     /// [`CmError`], in a state in which the peer's queue pair is not known.

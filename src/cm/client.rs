@@ -1,4 +1,4 @@
-//! The client's side of the handshake: sends REQ, receives REP, sends RTU.
+//! Client side of the handshake: sends REQ, receives REP, sends RTU.
 
 use super::connection::{Connection, QpParams, RetryPolicy, ack_timeout, timeout_duration};
 use super::engine::padded;
@@ -88,7 +88,7 @@ impl Cm {
         Ok(ConnId(id))
     }
 
-    /// Fails if there is no room for another connection.
+    /// Fails if `max_connections` is reached.
     pub(super) fn check_capacity(&self) -> Result<(), CmError> {
         match self.live_count() {
             live if live >= self.config.max_connections => Err(CmError::TooMany(live)),
@@ -96,7 +96,7 @@ impl Cm {
         }
     }
 
-    /// Converts a path to the form that messages carry.
+    /// Converts a path to the path fields of a message.
     pub(super) fn path_info(&self, path: &Path) -> Result<PathInfo, CmError> {
         let av = &path.av;
         let hop_limit = if av.hop_limit == 0 { 64 } else { av.hop_limit };
@@ -115,7 +115,7 @@ impl Cm {
         })
     }
 
-    /// Handles a REP: the server accepts.
+    /// Handles a REP: the server has accepted the request.
     pub(super) fn on_rep(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad, rep: &Rep) {
         // An XRC target is identified by the EE context field (IBA A14).
         let is_xrc = self.connections.get(&id).is_some_and(|c| c.qp_params.qp_type == QpType::XrcSend);
@@ -184,7 +184,7 @@ impl Cm {
         Ok(())
     }
 
-    /// Sends an RTU: the client's queue pair is in RTS, and data may flow.
+    /// Sends an RTU, which tells the server that our queue pair is in RTS and that data may flow.
     ///
     /// # Errors
     /// [`CmError`], in a state other than REP received, or if the data do not fit a message.

@@ -5,38 +5,39 @@ use std::time::Duration;
 use crate::wire::mad::CommId;
 use crate::wire::{AckTimeout, Gid, Mtu};
 
-/// Configuration of a connection manager: properties of its NIC, and limits.
+/// Configuration of a connection manager: the NIC's properties, and limits.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CmConfig {
     /// GUID of the channel adapter. Peers distinguish connections by this GUID and the communication ID.
     pub ca_guid: u64,
-    /// GIDs of the NIC by index; unset entries cannot be used.
+    /// The NIC's GID table; entries that are zero cannot be used.
     pub gids: Vec<Gid>,
-    /// Largest path MTU of the port; requests for a larger one are rejected.
+    /// Largest path MTU that the port supports; requests for a larger one are rejected.
     pub max_mtu: Mtu,
-    /// Maximum time that the NIC takes to send an acknowledgement.
+    /// Maximum time that the NIC takes to acknowledge a packet.
     pub ack_delay: AckTimeout,
     /// Range of communication IDs to allocate from.
     pub ids: CommIds,
     /// Maximum number of connections, requests and resolutions; those in time-wait do not count.
     pub max_connections: usize,
-    /// Maximum number of unanswered requests of a listener, whatever backlog it requests.
+    /// Upper bound of each listener's backlog of unanswered requests.
     pub max_backlog: usize,
-    /// Maximum number of connections in time-wait; beyond it the oldest one ends early.
+    /// Maximum number of connections in time-wait; when it is exceeded, the oldest time-wait ends early.
     pub max_time_wait: usize,
-    /// Number of MADs queued for [`poll_transmit`](super::Cm::poll_transmit) at which further responses to
-    /// received messages are dropped.
+    /// Maximum number of MADs queued for [`poll_transmit`](super::Cm::poll_transmit); once it is reached,
+    /// further responses to received messages are dropped, while requests are still queued.
     pub max_queued_responses: usize,
-    /// Response time announced to a peer that retransmits while the program has not decided (MRA).
+    /// Response time announced (MRA) to a peer that retransmits a request that the program has not yet
+    /// answered.
     pub service_timeout: AckTimeout,
-    /// Upper bound of each timeout that a peer requests.
+    /// Upper bound for the timeouts that peers request.
     pub max_timeout: AckTimeout,
-    /// Minimum duration of time-wait, whatever the path requires.
+    /// Minimum duration of time-wait, even if the path permits less.
     pub min_time_wait: Duration,
 }
 
 impl CmConfig {
-    /// Creates the configuration of a NIC with these GIDs, with limits suitable for a server.
+    /// Creates a configuration for a NIC with the given GIDs, with limits suitable for a server.
     pub fn new(ca_guid: u64, gids: Vec<Gid>) -> CmConfig {
         CmConfig {
             ca_guid,
@@ -59,7 +60,7 @@ impl CmConfig {
 /// disjoint ranges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CommIds {
-    /// Common value of the `bits` highest bits.
+    /// Value of the highest `bits` bits.
     pub prefix: u32,
     /// Number of prefix bits, 0..=16.
     pub bits: u32,
@@ -69,8 +70,7 @@ impl CommIds {
     /// Range of all IDs.
     pub const ALL: CommIds = CommIds { prefix: 0, bits: 0 };
 
-    /// Returns the ID that consists of the prefix of this range and, in its remaining bits, the lowest bits
-    /// of `low`.
+    /// Returns the ID that consists of this range's prefix, followed by the lowest bits of `low`.
     pub(super) const fn id(self, low: u32) -> CommId {
         let free = u32::MAX.unbounded_shr(self.bits);
         CommId(low & free | (self.prefix as u64).unbounded_shl(32 - self.bits) as u32)

@@ -7,22 +7,22 @@ use crate::transport::{AddressVector, Instant, QpType};
 use crate::wire::mad::{CommId, MAD_LEN, MessageKind, ServiceId};
 use crate::wire::{AckTimeout, Gid, Psn, Qpn};
 
-/// Identity of the other end: CA GUID and GID. A channel adapter with several addresses counts as several
-/// peers, and adapters that wrongly share a GUID are distinguished by address.
+/// Identity of the other end: CA GUID and GID. A channel adapter with several GIDs counts as several peers,
+/// and adapters that wrongly share a GUID are distinguished by GID.
 pub(super) type Peer = (u64, Gid);
 
 /// A connection or a service ID resolution, from its first message to the end of time-wait.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub state: State,
-    /// Whether the program has released the connection; no events are reported any more.
+    /// Whether the program has released the connection, so that no more events are reported.
     pub released: bool,
     /// The listener whose backlog holds this request.
     pub backlog_of: Option<ListenerId>,
     pub service: ServiceId,
-    /// Address vector to the peer; messages from another GID are dropped.
+    /// Address vector to the peer; messages from other GIDs are dropped.
     pub to: AddressVector,
-    /// Communication ID of the peer; 0 while unknown.
+    /// The peer's communication ID; 0 while unknown.
     pub remote: CommId,
     pub remote_guid: u64,
     /// Transaction ID of the messages that establish the connection.
@@ -50,7 +50,7 @@ impl Connection {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QpParams {
     pub qp_type: QpType,
-    /// Our queue pair; `None` at a server that has not accepted yet.
+    /// Our queue pair; `None` on a server that has not yet accepted the request.
     pub qp: Option<LocalQp>,
     pub remote_qpn: Qpn,
     pub remote_psn: Psn,
@@ -63,14 +63,14 @@ pub(super) struct QpParams {
     pub ack_timeout: AckTimeout,
 }
 
-/// Response timeout and number of retransmissions of messages that expect a response.
+/// Response timeout and maximum number of retransmissions of messages that expect a response.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RetryPolicy {
     pub response_timeout: Duration,
     pub retries: u8,
 }
 
-/// A message that expects a response and is retransmitted.
+/// A message awaiting its response, retransmitted after each timeout.
 #[derive(Debug)]
 pub(super) struct PendingRequest {
     pub kind: MessageKind,
@@ -78,7 +78,7 @@ pub(super) struct PendingRequest {
     pub retries_left: u8,
 }
 
-/// The last response, kept to be replayed if the request is retransmitted.
+/// The last response sent, replayed if the peer retransmits its request.
 #[derive(Debug)]
 pub(super) struct CachedResponse {
     /// Kind of the request.
@@ -87,18 +87,18 @@ pub(super) struct CachedResponse {
     pub mad: Box<[u8; MAD_LEN]>,
 }
 
-/// The last probe that was sent to find out whether the peer still has an established connection.
+/// The last probe sent to find out whether the peer still considers the connection established.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Probe {
     pub transaction: u64,
     pub at: Instant,
 }
 
-/// An alternate path that one end has offered and to which the other has not responded.
+/// An alternate path offered by one end, to which the other has not yet responded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Offer {
     None,
-    /// Offered by us. `delayed`: the peer has requested more time (MRA).
+    /// Offered by us. `delayed` is set once the peer has requested more time (MRA).
     Sent {
         transaction: u64,
         delayed: bool,
@@ -109,14 +109,14 @@ pub(super) enum Offer {
     },
 }
 
-/// Converts a 5-bit timeout code: 4.096 µs * 2^code. Code 0 is the shortest time, not infinity as in a queue
-/// pair.
+/// Converts a 5-bit timeout code to a duration: 4.096 µs * 2^code. Code 0 means the shortest time, not
+/// infinity as for a queue pair.
 pub(super) const fn timeout_duration(code: AckTimeout) -> Duration {
     Duration::from_nanos(4096 << code.code())
 }
 
-/// Returns the code of the local ACK timeout, from the packet lifetime of a path and the ACK delay of a peer:
-/// the sum of the round trip and the delay, both powers of two, rounded to a power of two (IBA 12.7.34).
+/// Computes the local ACK timeout from the path's packet lifetime and the peer's ACK delay: the sum of
+/// round-trip time and delay, both powers of two, rounded to a power of two (IBA 12.7.34).
 pub(super) fn ack_timeout(packet_life: AckTimeout, ack_delay: AckTimeout) -> AckTimeout {
     let (round_trip, delay) = (packet_life.code() + 1, ack_delay.code());
     let (larger, smaller) = (round_trip.max(delay), round_trip.min(delay));
@@ -124,8 +124,7 @@ pub(super) fn ack_timeout(packet_life: AckTimeout, ack_delay: AckTimeout) -> Ack
 }
 
 impl QpParams {
-    /// Creates the parameters of a connection for which only the path is known; the others have default
-    /// values.
+    /// Creates parameters with the given path, and default values for everything else.
     pub fn of(path: Path) -> QpParams {
         QpParams {
             qp_type: QpType::Ud,
@@ -144,7 +143,8 @@ impl QpParams {
 }
 
 impl Connection {
-    /// Creates a connection with the given fields, as the base of a struct update expression.
+    /// Creates a connection with the given fields, and default values for the others, for use with struct
+    /// update syntax.
     pub fn new(state: State, to: AddressVector, qp_params: QpParams) -> Connection {
         Connection {
             state,
@@ -165,17 +165,17 @@ impl Connection {
         }
     }
 
-    /// Returns the identity of the peer; meaningful once its CA GUID is known.
+    /// Returns the peer's identity, which is meaningful only once its CA GUID is known.
     pub fn peer(&self) -> Peer {
         (self.remote_guid, self.to.dgid)
     }
 
-    /// Reports whether the connection is in time-wait: only its late packets may still be in flight.
+    /// Reports whether the connection is in time-wait, waiting for packets still in flight to expire.
     pub fn is_in_time_wait(&self) -> bool {
         self.state == State::TimeWait
     }
 
-    /// Returns how long packets of the connection may remain in flight after the last transmission.
+    /// Returns how long the connection's packets may remain in flight after the last transmission.
     pub fn time_wait(&self) -> Duration {
         timeout_duration(self.qp_params.ack_timeout)
     }

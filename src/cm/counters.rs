@@ -14,42 +14,42 @@ pub struct CmCounters {
     pub malformed: u64,
     /// Received MADs that do not come from QP1.
     pub wrong_qpn: u64,
-    /// Messages from a GID or with a communication ID other than those of the connection's peer.
+    /// Messages whose source GID or communication ID differs from that of the connection's peer.
     pub wrong_peer: u64,
-    /// Messages for an unknown connection.
+    /// Messages for unknown connections.
     pub unknown: u64,
-    /// Messages that are not expected in the state of their connection.
+    /// Messages that are not expected in the connection's current state.
     pub unexpected: u64,
     /// Duplicate messages.
     pub duplicates: u64,
-    /// Retransmissions for lack of a response.
+    /// Messages retransmitted because no response had arrived in time.
     pub retransmitted: u64,
-    /// Exchanges that ended without a response.
+    /// Exchanges given up because no response arrived, despite all retransmissions.
     pub timed_out: u64,
-    /// Requests for a service without a listener.
+    /// Requests for services without a listener.
     pub no_service: u64,
     /// Requests rejected because the listener's backlog was full.
     pub backlog_full: u64,
-    /// Requests rejected because the number of connections had reached its maximum.
+    /// Requests rejected because the maximum number of connections was reached.
     pub too_many: u64,
-    /// Requests and replies rejected as invalid: transport, MTU, GID or queue pair.
+    /// Requests and replies rejected because their transport, MTU, GID or queue pair is invalid.
     pub refused: u64,
     /// Requests and replies rejected as stale: the peer's queue pair or communication ID already has a
     /// connection.
     pub stale: u64,
     /// Responses dropped because too many MADs were queued.
     pub responses_dropped: u64,
-    /// Time-waits that ended early because there were too many.
+    /// Time-waits ended early because too many connections were in time-wait.
     pub time_waits_cut: u64,
 }
 
 impl CmCounters {
-    /// Returns the number of messages of a kind that were received.
+    /// Returns the number of received messages of the given kind.
     pub fn received(&self, kind: MessageKind) -> u64 {
         self.received[kind as usize]
     }
 
-    /// Returns the number of messages of a kind that were sent.
+    /// Returns the number of sent messages of the given kind, including retransmissions.
     pub fn sent(&self, kind: MessageKind) -> u64 {
         self.sent[kind as usize]
     }

@@ -1,4 +1,4 @@
-//! The end of connections: DREQ and DREP, REJ, the final timeout, and release by the program.
+//! Connection teardown: DREQ and DREP, REJ, the final timeout, and release by the program.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use super::connection::{Offer, Probe};
 pub(super) const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Cm {
-    /// Disconnects (DREQ), or confirms the peer's disconnect (DREP). A connection that is not established yet
-    /// is rejected (REJ). The sends of the queue pair should be complete.
+    /// Requests a disconnect (DREQ), or confirms the one that the peer has requested (DREP). A connection
+    /// that is not yet established is rejected (REJ). All sends should have completed first.
     ///
     /// A second call has no effect.
     ///
@@ -59,9 +59,10 @@ impl Cm {
         self.send_request(now, id, &Mad { transaction, modifier: 0, message: dreq.into() });
     }
 
-    /// Probes whether the peer still has an established connection, with a DREQ that names a queue pair which
-    /// the peer cannot have in it. A peer that has the connection ignores the DREQ; one that does not know it
-    /// responds with a DREP (IBA 12.9.7, 12.6.11). Sends at most one probe per [`PROBE_INTERVAL`].
+    /// Checks whether the peer still considers the connection established, by sending a DREQ with a queue
+    /// pair number that no connection can have. A peer that has the connection ignores the DREQ; one that
+    /// does not know it responds with a DREP (IBA 12.9.7, 12.6.11). Sends at most one probe per
+    /// [`PROBE_INTERVAL`].
     pub(super) fn probe(&mut self, now: Instant, id: CommId) {
         let transaction = self.new_transaction(id);
         let Some(conn) = self.connections.get_mut(&id) else { return };
@@ -74,8 +75,8 @@ impl Cm {
         self.send_uncached_response(to, transaction, dreq);
     }
 
-    /// Ends the connection if a DREP responds to our probe, as the peer does not know the connection then. No
-    /// other host can know the probe's transaction ID.
+    /// Ends the connection if the DREP answers our probe, which shows that the peer no longer knows the
+    /// connection. No other host can know the probe's transaction ID.
     pub(super) fn on_probe_answered(&mut self, now: Instant, id: CommId, transaction: u64) {
         let probe = self.connections.get(&id).and_then(|conn| conn.probe);
         if probe.is_some_and(|probe| probe.transaction == transaction) {
@@ -97,7 +98,7 @@ impl Cm {
         self.enter_time_wait(now, id, Duration::ZERO);
     }
 
-    /// Handles a DREQ: the peer disconnects.
+    /// Handles a DREQ: the peer requests a disconnect.
     pub(super) fn on_dreq(&mut self, id: CommId, transaction: u64, dreq: &Dreq) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
         if conn.qp_params.qp.is_none_or(|qp| qp.qpn != dreq.remote_qpn) {
@@ -113,8 +114,8 @@ impl Cm {
         self.push_event(id, Event::DisconnectRequested(Box::new(dreq.private_data)));
     }
 
-    /// Ends a connection: the peer has confirmed the disconnect, has rejected the connection, or does not
-    /// respond.
+    /// Ends a connection after the peer has confirmed the disconnect, has rejected the connection, or has
+    /// failed to respond.
     pub(super) fn finish_disconnect(
         &mut self,
         now: Instant,
@@ -175,7 +176,7 @@ impl Cm {
         Ok(())
     }
 
-    /// Notifies the peer that our retries are exhausted (REJ with reason timeout).
+    /// Sends a REJ with reason timeout, which tells the peer that our retries are exhausted.
     pub(super) fn send_timeout(&mut self, id: CommId) {
         let Some(conn) = self.connections.get(&id) else { return };
         // A peer whose ID was never received identifies the connection by our CA GUID.
@@ -186,7 +187,7 @@ impl Cm {
         self.send(to, mad.bytes(), MessageKind::Rej);
     }
 
-    /// Requests more time from the peer (MRA) for the response to its request, reply or alternate path.
+    /// Requests more time (MRA) to respond to the peer's request, reply or offer of an alternate path.
     ///
     /// # Errors
     /// [`CmError`], in a state in which the peer expects no response, or if the data do not fit a message.
@@ -227,8 +228,8 @@ impl Cm {
         Ok(())
     }
 
-    /// Releases a connection that no program needs any more, and notifies the peer with the message that its
-    /// state requires. No further events are reported, and the queued ones are discarded.
+    /// Releases a connection that the program no longer needs, and notifies the peer with the message that
+    /// the connection's state calls for. No further events are reported, and the queued ones are discarded.
     pub fn release(&mut self, now: Instant, id: ConnId) {
         use State as S;
         let Some(state) = self.connections.get(&id.0).filter(|c| !c.released).map(|c| c.state) else {

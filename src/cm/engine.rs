@@ -1,4 +1,4 @@
-//! Building blocks of every exchange: send, retransmit, reply, report, time-wait.
+//! Building blocks of the exchanges: requests with retransmission, cached responses, events, time-wait.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(super) fn padded<const N: usize>(bytes: &[u8]) -> Result<[u8; N], CmError> {
     Ok(field)
 }
 
-/// Pads additional information with zeros to the length of its field, and also returns the number of valid
+/// Pads additional information with zeros to the length of its field, and returns it with the number of valid
 /// bytes.
 pub(super) fn information(bytes: &[u8]) -> Result<([u8; 72], u8), CmError> {
     let info = padded(bytes).map_err(|_| CmError::Info(bytes.len()))?;
@@ -28,12 +28,13 @@ pub(super) fn information(bytes: &[u8]) -> Result<([u8; 72], u8), CmError> {
 }
 
 impl Cm {
-    /// Draws the transaction ID of an exchange that we begin.
+    /// Draws a transaction ID for an exchange that we begin: a random number in the upper half, the
+    /// connection's communication ID in the lower half.
     pub(super) fn new_transaction(&mut self, id: CommId) -> u64 {
         u64::from(self.random.next_u32()) << 32 | u64::from(id.0)
     }
 
-    /// Queues a message for transmission. Only responses to received messages have a limit: see
+    /// Queues a message for transmission. Only responses to received messages are limited in number: see
     /// [`send_response`](Self::send_response).
     pub(super) fn send(&mut self, to: AddressVector, mad: [u8; MAD_LEN], kind: MessageKind) {
         self.counters.sent[kind as usize] += 1;
@@ -50,7 +51,7 @@ impl Cm {
         }
     }
 
-    /// Sends a response of which no copy is kept for replay.
+    /// Sends a response without keeping a copy for replay.
     pub(super) fn send_uncached_response(
         &mut self,
         to: AddressVector,
@@ -76,7 +77,7 @@ impl Cm {
         self.send(to, bytes, mad.message.kind());
     }
 
-    /// Sends a response, and keeps it for replay if the message of kind `to` is retransmitted.
+    /// Sends a response, and keeps a copy to replay if the peer retransmits its message of kind `to`.
     pub(super) fn send_cached_response(&mut self, id: CommId, to: MessageKind, mad: &Mad) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
         let bytes = mad.bytes();
@@ -93,7 +94,7 @@ impl Cm {
         self.arm(id, None);
     }
 
-    /// Sets or clears the deadline of a connection.
+    /// Sets or clears the connection's deadline.
     pub(super) fn arm(&mut self, id: CommId, deadline: Option<Instant>) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
         let timers = if conn.is_in_time_wait() { &mut self.time_waits } else { &mut self.timers };
@@ -130,15 +131,15 @@ impl Cm {
         self.peer_to_peer.remove(&(conn.service, conn.to.dgid, id));
     }
 
-    /// Frees the peer's queue pair, so that another connection may use it.
+    /// Unregisters the peer's queue pair, so that another connection may use it.
     pub(super) fn unlink_qp(&mut self, id: CommId) {
         if let Some(conn) = self.connections.get(&id) {
             self.by_qpn.remove_if_mapped_to((conn.peer(), conn.qp_params.remote_qpn), id);
         }
     }
 
-    /// Removes a request from its listener's backlog, after a program has responded to it or dequeued it, or
-    /// after it has ended.
+    /// Removes a request from its listener's backlog; called once the program has responded to it or dequeued
+    /// it, or it has ended.
     pub(super) fn remove_from_backlog(&mut self, id: CommId) {
         let Some(listener) = self.connections.get_mut(&id).and_then(|c| c.backlog_of.take()) else { return };
         if let Some(listener) = self.listeners.get_mut(&listener) {
@@ -146,8 +147,8 @@ impl Cm {
         }
     }
 
-    /// Puts a connection in time-wait: its ID remains in use as long as its packets may be in flight, but at
-    /// least for the duration `at_least`.
+    /// Puts a connection in time-wait: its ID remains in use as long as its packets may be in flight, and for
+    /// at least the duration `at_least`.
     pub(super) fn enter_time_wait(&mut self, now: Instant, id: CommId, at_least: Duration) {
         self.stop_retransmission(id);
         self.remove_from_backlog(id);
@@ -184,7 +185,7 @@ impl Cm {
         self.pool.allocate(|id| self.connections.contains_key(&id))
     }
 
-    /// Returns the GID at `index` of our GID table, if that entry is set.
+    /// Returns the GID at `index` in our GID table, or `None` if that entry is zero.
     pub(super) fn gid(&self, index: u8) -> Option<Gid> {
         self.config.gids.get(usize::from(index)).copied().filter(|g| !g.is_unset())
     }
@@ -200,7 +201,7 @@ impl Cm {
         self.config.gids.iter().position(|g| *g == gid).and_then(|i| u8::try_from(i).ok())
     }
 
-    /// Returns the connection with an ID if it is in one of `states`; `action` names the call in the error.
+    /// Returns the connection if it is in one of `states`; otherwise, returns an error that names `action`.
     pub(super) fn conn(
         &mut self,
         id: ConnId,
@@ -215,7 +216,7 @@ impl Cm {
     }
 }
 
-/// Map from keys to connections, in which a newer connection may have taken over the key of an older one.
+/// A map from keys to connections in which a newer connection may have taken over an older one's key.
 pub(super) trait RemoveIfMappedTo<K> {
     /// Removes a key if it still maps to `id`.
     fn remove_if_mapped_to(&mut self, key: K, id: CommId);

@@ -7,13 +7,13 @@ use crate::wire::mad::MAD_LEN;
 /// Origin of a received MAD.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MadSource {
-    /// Address vector back to the sender, with the GID that the MAD was sent to as source.
+    /// Address vector back to the sender, whose source is the GID that the MAD was sent to.
     pub from: AddressVector,
-    /// Queue pair of the sender: messages come from QP1, and responses go to QP1.
+    /// The sender's queue pair number; only MADs from QP1 are accepted.
     pub src_qpn: Qpn,
 }
 
-/// A MAD to send from QP1 to QP1, with the Q_Key of both.
+/// A MAD to send from QP1 to QP1 with the well-known Q_Key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OutgoingMad {
     /// Destination.

@@ -5,124 +5,127 @@ use crate::transport::{AddressVector, QpType};
 use crate::wire::mad::{AprStatus, Ece, RejReason, ServiceId, SidrStatus};
 use crate::wire::{AckTimeout, PKey, Psn, QKey, Qpn};
 
-/// An event of a connection, a connection request or a service ID resolution.
+/// An event on a connection, a connection request or a service ID resolution.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
-    /// A client requests a connection; the response is `accept`, `reject` or `delay`.
+    /// A client requests a connection. The program responds with `accept`, `reject` or `delay`.
     Requested(Box<Requested>),
-    /// The server accepts. The queue pair has to be brought to RTS (`rtr`, `rts`), followed by `ready` or
-    /// `reject`.
+    /// The server has accepted the request. The program moves the queue pair to RTS (`rtr`, `rts`) and calls
+    /// `ready`, or calls `reject`.
     Accepted(Box<Accepted>),
-    /// The client is ready and the connection is established. Carries the private data of the RTU.
+    /// The client is ready and the connection is established. Carries the private data from the RTU.
     Established(Box<[u8; 224]>),
-    /// The peer rejects or has given up. Last event of the connection.
+    /// The peer has rejected the connection or given up. This is the connection's last event.
     Rejected(Box<Rejection>),
-    /// The peer has not responded within the agreed timeouts and retries. Last event of the connection.
+    /// The peer has failed to respond in time, despite all retransmissions. This is the connection's last
+    /// event.
     Unreachable,
-    /// The peer has received the message and requests more time (MRA).
+    /// The peer has received our message and requests more time to respond (MRA).
     Delayed {
-        /// Time that the peer's response may take from now on.
+        /// Maximum time that the peer will take to respond, counted from this message.
         service_timeout: AckTimeout,
-        /// Private data of the MRA.
+        /// Private data from the MRA.
         private_data: Box<[u8; 222]>,
     },
-    /// The peer disconnects: the queue pair has to be moved to ERR, and `disconnect` confirms. Carries the
-    /// private data of the DREQ.
+    /// The peer requests a disconnect. The program moves the queue pair to ERR, and confirms with
+    /// `disconnect`. Carries the private data from the DREQ.
     DisconnectRequested(Box<[u8; 220]>),
-    /// The peer has confirmed our disconnect, or does not respond to it, or has ended the connection. The
-    /// connection is in time-wait.
+    /// The connection has ended and is in time-wait: the peer has confirmed our disconnect, has not responded
+    /// to it, or has itself ended or lost the connection.
     Disconnected {
-        /// Private data of the DREP; `None` if none was received.
+        /// Private data from the DREP; `None` if no DREP was received.
         private_data: Option<Box<[u8; 224]>>,
     },
-    /// Time-wait is over: no packet of the old connection is in flight any more, and the queue pair may be
+    /// Time-wait is over: no packets of the connection are in flight any longer, and the queue pair may be
     /// reused.
     TimeWaitOver,
-    /// The peer offers an alternate path (LAP); the response is `respond_to_alternate`.
+    /// The peer offers an alternate path (LAP). The program responds with `respond_to_alternate`.
     AlternateOffered {
-        /// The offered path, from our side.
+        /// The offered path, as seen from our side.
         path: Path,
-        /// Private data of the LAP.
+        /// Private data from the LAP.
         private_data: Box<[u8; 168]>,
     },
-    /// The peer responds to the alternate path that we offered (APR).
+    /// The peer has responded (APR) to the alternate path that we offered.
     AlternateResponse {
-        /// Whether the peer has loaded the path, or the reason of the rejection.
+        /// [`AprStatus::Loaded`], or the reason for the rejection.
         status: AprStatus,
         /// Additional information; its meaning depends on the status.
         info: Box<[u8]>,
-        /// Private data of the APR.
+        /// Private data from the APR.
         private_data: Box<[u8; 148]>,
     },
     /// The peer has not responded to the alternate path that we offered; the connection persists.
     AlternateTimeout,
-    /// A client requests the queue pair of a datagram service; the response is `sidr_reply`.
+    /// A client requests the queue pair of a datagram service (SIDR_REQ). The program responds with
+    /// `sidr_reply`.
     SidrRequested(Box<SidrRequested>),
-    /// The peer has responded to our service ID resolution. Last event of the resolution.
+    /// The peer has responded to our service ID resolution (SIDR_REP). This is the resolution's last event.
     SidrResponse(Box<SidrResponse>),
 }
 
-/// A connection request, from the server's side.
+/// A connection request, as received by the server.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Requested {
-    /// The listener; `None` if the request crosses our own peer-to-peer request of this connection and
-    /// replaces it.
+    /// The listener that received the request; `None` if the request has crossed our own peer-to-peer request
+    /// and takes its place.
     pub listener: Option<ListenerId>,
     /// Requested service.
     pub service: ServiceId,
     /// Transport service of the queue pairs.
     pub qp_type: QpType,
-    /// Number of the peer's queue pair.
+    /// The peer's queue pair number.
     pub remote_qpn: Qpn,
-    /// First PSN that we send, which the peer has chosen.
+    /// First PSN that we send, chosen by the peer.
     pub remote_psn: Psn,
-    /// Whether the peer's queue pair has a shared receive queue.
+    /// Whether the peer's queue pair uses a shared receive queue.
     pub srq: bool,
     /// Path to the peer.
     pub path: Path,
     /// Alternate path to the peer.
     pub alternate: Option<Path>,
-    /// Maximum number of inbound RDMA READs and atomics in flight to provide for: as many as the peer wants
-    /// to initiate.
+    /// Number of RDMA READs and atomics that the peer wants to have in flight, and that our queue pair should
+    /// have responder resources for.
     pub responder_resources: u8,
-    /// Maximum number of outbound RDMA READs and atomics in flight: as many as the peer has resources for.
+    /// Number of RDMA READs and atomics that we may have in flight, limited by the peer's responder
+    /// resources.
     pub initiator_depth: u8,
     /// Whether the peer implements end-to-end flow control.
     pub flow_control: bool,
-    /// Retry count of the queue pair, 0..=7.
+    /// Retry count for our queue pair, 0..=7.
     pub retry_count: u8,
-    /// RNR retry count of the queue pair, 0..=7.
+    /// RNR retry count for our queue pair, 0..=7.
     pub rnr_retry_count: u8,
-    /// CA GUID of the peer.
+    /// The peer's CA GUID.
     pub ca_guid: u64,
-    /// Vendor options of enhanced connection establishment (ECE).
+    /// Vendor options for enhanced connection establishment (ECE).
     pub ece: Ece,
     /// Private data from the peer's program.
     pub private_data: [u8; 92],
 }
 
-/// The acceptance of a request, from the client's side.
+/// The server's acceptance of our connection request.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Accepted {
-    /// Number of the peer's queue pair.
+    /// The peer's queue pair number.
     pub remote_qpn: Qpn,
-    /// First PSN that we send, which the peer has chosen.
+    /// First PSN that we send, chosen by the peer.
     pub remote_psn: Psn,
-    /// Whether the peer's queue pair has a shared receive queue.
+    /// Whether the peer's queue pair uses a shared receive queue.
     pub srq: bool,
-    /// Maximum number of inbound RDMA READs and atomics in flight to provide for.
+    /// Maximum number of RDMA READs and atomics that the peer will have in flight.
     pub responder_resources: u8,
-    /// Maximum number of outbound RDMA READs and atomics in flight.
+    /// Maximum number of RDMA READs and atomics that we may have in flight.
     pub initiator_depth: u8,
     /// Whether the peer implements end-to-end flow control.
     pub flow_control: bool,
-    /// RNR retry count of the queue pair, 0..=7.
+    /// RNR retry count for our queue pair, 0..=7.
     pub rnr_retry_count: u8,
-    /// Whether the peer has loaded the alternate path of the request.
+    /// Whether the peer has loaded the alternate path that our request offered.
     pub failover: bool,
-    /// CA GUID of the peer.
+    /// The peer's CA GUID.
     pub ca_guid: u64,
-    /// Vendor options of enhanced connection establishment (ECE).
+    /// Vendor options for enhanced connection establishment (ECE).
     pub ece: Ece,
     /// Private data from the peer's program.
     pub private_data: [u8; 196],
@@ -146,7 +149,7 @@ pub struct SidrRequested {
     pub listener: ListenerId,
     /// Requested service.
     pub service: ServiceId,
-    /// Partition key of the request.
+    /// Partition key that the client requests.
     pub pkey: PKey,
     /// Address vector back to the peer.
     pub from: AddressVector,
@@ -157,13 +160,13 @@ pub struct SidrRequested {
 /// The response to a service ID resolution (SIDR_REP).
 #[derive(Clone, PartialEq, Debug)]
 pub struct SidrResponse {
-    /// Whether the queue pair is valid, or the reason of the rejection.
+    /// [`SidrStatus::Valid`], or the reason for the rejection.
     pub status: SidrStatus,
-    /// Number of the queue pair that serves the datagrams.
+    /// Number of the queue pair to send the datagrams to.
     pub qpn: Qpn,
     /// Q_Key that datagrams to the queue pair must carry.
     pub qkey: QKey,
-    /// Vendor options of enhanced connection establishment (ECE).
+    /// Vendor options for enhanced connection establishment (ECE).
     pub ece: Ece,
     /// Additional information; its meaning depends on the status.
     pub info: Box<[u8]>,

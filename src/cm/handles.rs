@@ -1,4 +1,4 @@
-//! Handles of connections and listeners.
+//! Handles to connections and listeners.
 
 use std::fmt;
 

@@ -7,7 +7,7 @@ use super::CommIds;
 use crate::wire::Permutation;
 use crate::wire::mad::CommId;
 
-/// Allocates communication IDs in an order that is hard to guess: an ID recurs only after all other IDs of
+/// Allocator of communication IDs in an order that is hard to guess. An ID recurs only after all others in
 /// the range have been used.
 #[derive(Debug)]
 pub(super) struct IdPool {
@@ -23,7 +23,8 @@ impl IdPool {
         IdPool { range, next: random.next_u32(), permutation }
     }
 
-    /// Returns the next free ID. The search ends, because far fewer IDs are in use than the range holds.
+    /// Returns the next free ID. The search always succeeds, because far fewer IDs are in use than the range
+    /// holds.
     pub fn allocate(&mut self, is_in_use: impl Fn(CommId) -> bool) -> CommId {
         loop {
             self.next = self.next.wrapping_add(1);

@@ -71,7 +71,7 @@ use crate::transport::Instant;
 use crate::wire::mad::{CommId, ServiceId};
 use crate::wire::{Gid, Qpn};
 
-/// The connection manager of a NIC.
+/// A NIC's connection manager.
 #[derive(Debug)]
 pub struct Cm {
     config: CmConfig,
@@ -85,7 +85,7 @@ pub struct Cm {
     by_qpn: BTreeMap<(Peer, Qpn), CommId>,
     /// Service ID resolutions by the requester's GID and request ID.
     by_sidr_request: BTreeMap<(Gid, CommId), CommId>,
-    /// Our peer-to-peer requests, which a request of the peer may cross (IBA 12.10.4).
+    /// Our outstanding peer-to-peer requests, each of which may cross one from the peer (IBA 12.10.4).
     peer_to_peer: BTreeSet<(ServiceId, Gid, CommId)>,
     listeners: BTreeMap<ListenerId, Listener>,
     /// Listeners for a single service ID.
@@ -95,7 +95,7 @@ pub struct Cm {
     last_listener: u64,
     pending_listeners: PendingListeners,
     timers: BTreeSet<(Instant, CommId)>,
-    /// Deadlines of the connections in time-wait, one for each.
+    /// One deadline for each connection in time-wait.
     time_waits: BTreeSet<(Instant, CommId)>,
     outbox: VecDeque<OutgoingMad>,
     events: VecDeque<(ConnId, Event)>,
@@ -139,7 +139,7 @@ impl Cm {
         &self.config
     }
 
-    /// Replaces the GID table after the NIC's GIDs have changed.
+    /// Replaces the GID table; called when the NIC's GIDs have changed.
     pub fn set_gids(&mut self, gids: Vec<Gid>) {
         self.config.gids = gids;
     }
@@ -154,7 +154,7 @@ impl Cm {
         self.events.pop_front()
     }
 
-    /// Returns the state of a connection, or `None` if it is unknown or released.
+    /// Returns the state of a connection, or `None` if the connection is unknown or released.
     #[cfg_attr(
         not(feature = "unstable-internals"),
         allow(dead_code, reason = "for tests and the other packages")
@@ -163,7 +163,8 @@ impl Cm {
         self.connections.get(&id.0).filter(|c| !c.released).map(|c| c.state)
     }
 
-    /// Returns the number of connections, requests and resolutions, and how many of them are in time-wait.
+    /// Returns the total number of connections, requests and resolutions, and the number of those in
+    /// time-wait.
     pub fn connection_counts(&self) -> (usize, usize) {
         (self.connections.len(), self.time_waits.len())
     }

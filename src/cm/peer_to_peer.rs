@@ -1,12 +1,12 @@
-//! Simultaneous (peer-to-peer) connect (IBA 12.10.4): both ends request the same service from each other at
-//! the same time, and one connection results.
+//! Simultaneous (peer-to-peer) connect (IBA 12.10.4): two ends that request the same service from each other
+//! at the same time establish one connection.
 
 use super::server::build_rej;
 use super::{Cm, MadSource};
 use crate::wire::mad::{CommId, Mad, Rejected, Req};
 
 impl Cm {
-    /// Finds our own request for the same service to the same peer, which the peer's request crosses.
+    /// Finds our own outstanding request for the same service to the same peer, which `req` has crossed.
     pub(super) fn find_peer_to_peer(&self, req: &Req, source: &MadSource) -> Option<CommId> {
         let (service, gid) = (req.service, source.from.dgid);
         let range = (service, gid, CommId(0))..=(service, gid, CommId(u32::MAX));
@@ -19,10 +19,10 @@ impl Cm {
         self.peer_to_peer.range(range).map(|(_, _, id)| *id).find(|id| awaits_rep(id) && !is_same_request(id))
     }
 
-    /// Resolves two requests that cross: the one from the larger CA GUID counts; if both are equal, the one
-    /// with the larger queue pair number (or the larger GID, if hosts wrongly share a GUID). The winner
-    /// remains the client and ignores the other request. The loser becomes the server, and the request is
-    /// reported to its program.
+    /// Resolves two requests that cross. The end with the larger CA GUID wins; a tie is broken by the larger
+    /// queue pair number, then by the larger GID (in case two hosts wrongly share a GUID). The winner remains
+    /// the client and ignores the other request. The loser becomes the server, and reports the winner's
+    /// request to its program.
     pub(super) fn on_peer_to_peer_req(&mut self, id: CommId, source: &MadSource, mad: &Mad, req: &Req) {
         let Some(ours) = self.connections.get(&id) else { return };
         let (our_qpn, our_gid) = (ours.qp_params.qp.map(|qp| qp.qpn), self.gid(ours.to.sgid_index));

@@ -12,11 +12,12 @@ use crate::transport::Instant;
 use crate::wire::Gid;
 use crate::wire::mad::{CommId, Mad, Message, ServiceId};
 
-/// Grace period in which a service is expected to get a listener; afterwards, its requests are rejected.
+/// Grace period within which a service is expected to get a listener; requests still queued when it ends are
+/// rejected.
 const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
-/// Maximum number of services in their grace period, and of queued requests. A request beyond it is rejected
-/// like one for an unknown service.
+/// Maximum number of services in their grace period, and of queued requests. Further requests are rejected
+/// like those for an unknown service.
 const MAX_PENDING: usize = 256;
 
 /// Services in their grace period, and the requests queued for them.
@@ -44,15 +45,15 @@ impl PendingListeners {
         }
     }
 
-    /// Ends the grace period of the services that `is_served` selects: a listener, or a peer-to-peer request,
-    /// now exists.
+    /// Ends the grace period of the services that `is_served` selects, which now have a listener or a
+    /// peer-to-peer request; their queued requests become due.
     pub fn end_grace_period(&mut self, is_served: impl Fn(ServiceId) -> bool) {
         self.until.retain(|service, _| !is_served(*service));
         self.queued.iter_mut().filter(|w| is_served(w.service)).for_each(|w| w.until = Instant(0));
     }
 
-    /// Queues a request; its retransmissions are not queued again. Returns `false` if the service has no
-    /// grace period or the queue is full.
+    /// Queues a request unless it is a retransmission of a queued one. Returns `false` if the service is not
+    /// in its grace period or the queue is full.
     pub fn enqueue(&mut self, now: Instant, service: ServiceId, source: &MadSource, mad: &Mad) -> bool {
         let Some(until) = self.until.get(&service).copied().filter(|until| *until > now) else {
             return false;
@@ -68,7 +69,7 @@ impl PendingListeners {
         has_room
     }
 
-    /// Drops the queued request of a client that gives up.
+    /// Drops a queued request whose client has given up.
     pub fn remove_request(&mut self, from: Gid, id: CommId) {
         let is_request = |mad: &Mad| matches!(&mad.message, Message::Req(req) if req.local == id);
         self.queued.retain(|w| w.source.from.dgid != from || !is_request(&w.mad));
@@ -78,7 +79,7 @@ impl PendingListeners {
         self.queued.iter().map(|w| w.until).min()
     }
 
-    /// Removes and returns the requests whose wait is over, in the order of arrival.
+    /// Removes and returns the requests that need not wait any longer, in order of arrival.
     pub fn take_due(&mut self, now: Instant) -> Vec<QueuedRequest> {
         let (due, rest) = std::mem::take(&mut self.queued).into_iter().partition(|w| w.until <= now);
         self.queued = rest;

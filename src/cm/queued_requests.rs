@@ -1,4 +1,4 @@
-//! Requests without a listener: queued during the grace period of the service, otherwise rejected.
+//! Requests without a listener: queued during the service's grace period, otherwise rejected.
 
 use super::pending_listener::QueuedRequest;
 use super::{Cm, MadSource, unmatched};
@@ -13,7 +13,7 @@ impl Cm {
         }
     }
 
-    /// Queues a request that finds no listener, or rejects it.
+    /// Queues a request without a listener if the service is in its grace period; otherwise rejects it.
     pub(super) fn queue_or_reject(
         &mut self,
         now: Instant,
@@ -26,7 +26,7 @@ impl Cm {
         }
     }
 
-    /// Handles the queued requests whose service is available now or whose grace period has ended.
+    /// Handles the queued requests whose service has become available or whose grace period has ended.
     pub(super) fn process_queued_requests(&mut self, now: Instant) {
         if self.pending_listeners.deadline().is_none_or(|at| at > now) {
             return;

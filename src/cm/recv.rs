@@ -1,4 +1,5 @@
-//! Received messages: finds the connection of a message, and executes the step that the state table assigns.
+//! Received messages: finds the connection that a message is for, and executes the step given by the state
+//! table.
 
 use super::connection::CachedResponse;
 use super::state::{Step, step};
@@ -53,7 +54,7 @@ impl Cm {
         }
     }
 
-    /// Reports whether a message comes from the address of the connection's peer and has the peer's
+    /// Reports whether a message comes from the GID of the connection's peer and carries the peer's
     /// communication ID.
     fn is_from_peer(&self, id: CommId, source: &MadSource, message: &Message) -> bool {
         let Some(conn) = self.connections.get(&id) else { return false };
@@ -75,7 +76,7 @@ impl Cm {
         conn.to.dgid == source.from.dgid && same_id
     }
 
-    /// Responds to a message for an unknown connection, if its sender waits for a response.
+    /// Responds to a message for an unknown connection, if its sender expects a response.
     fn respond_to_unknown_connection(&mut self, source: &MadSource, mad: &Mad) {
         let response = match &mad.message {
             Message::Lap(m) => {
@@ -89,7 +90,7 @@ impl Cm {
         }
     }
 
-    /// Executes the step that the state table assigns to a message in the state of its connection.
+    /// Executes the step that the state table gives for the message in the connection's current state.
     pub(super) fn execute_step(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad) {
         let Some(state) = self.connections.get(&id).map(|c| c.state) else { return };
         let Some(step) = step(state, mad.message.kind()) else {
@@ -125,8 +126,8 @@ impl Cm {
         }
     }
 
-    /// Handles a duplicate message: replays the response, or requests more time (MRA) if there is none
-    /// because the program has not decided yet.
+    /// Handles a duplicate message: replays our response, or requests more time (MRA) if the program has not
+    /// yet responded.
     fn on_duplicate(&mut self, id: CommId, transaction: u64, message: &Message) {
         self.counters.duplicates += 1;
         let service_timeout = self.config.service_timeout;
@@ -167,7 +168,7 @@ impl Cm {
         }
     }
 
-    /// Handles an MRA: the peer has received our request or reply, and requests more time.
+    /// Handles an MRA: the peer has received our request or reply, and requests more time to respond.
     fn on_mra(&mut self, now: Instant, id: CommId, mra: &Mra) {
         let service_timeout = self.clamp_timeout(mra.service_timeout);
         let Some(conn) = self.connections.get_mut(&id) else { return };

@@ -1,10 +1,10 @@
-//! Parameters of calls to the connection manager.
+//! Parameters of connection manager calls: paths, requests and replies.
 
 use crate::transport::{AddressVector, QpType};
 use crate::wire::mad::{Ece, ServiceId, SidrStatus};
 use crate::wire::{AckTimeout, Mtu, PKey, Psn, QKey, Qpn};
 
-/// Default response timeout of CM messages, 4.3 s, as in `rdma_cm`.
+/// Default response timeout for CM messages: 4.3 s, as in `rdma_cm`.
 pub(super) const RESPONSE_TIMEOUT: AckTimeout = AckTimeout::new(20);
 /// Default number of retransmissions of CM messages, as in `rdma_cm`.
 const MAX_CM_RETRIES: u8 = 15;
@@ -23,8 +23,8 @@ pub struct Path {
 }
 
 impl Path {
-    /// Creates a path to the destination of `av`, with the defaults of `rdma_cm` on RoCE for all other
-    /// fields.
+    /// Creates a path to the destination of `av`, with the packet lifetime that `rdma_cm` uses on RoCE, and
+    /// the default partition key.
     pub const fn to(av: AddressVector, mtu: Mtu) -> Path {
         Path { av, mtu, packet_life: AckTimeout::new(18), pkey: PKey::DEFAULT }
     }
@@ -33,11 +33,11 @@ impl Path {
 /// The local queue pair of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LocalQp {
-    /// Number of the queue pair.
+    /// Queue pair number.
     pub qpn: Qpn,
-    /// First PSN that the peer sends to it.
+    /// First PSN that the peer sends to the queue pair.
     pub psn: Psn,
-    /// Whether its receives come from a shared receive queue.
+    /// Whether the queue pair uses a shared receive queue.
     pub srq: bool,
 }
 
@@ -46,7 +46,7 @@ pub struct LocalQp {
 pub struct Request<'a> {
     /// Requested service.
     pub service: ServiceId,
-    /// Transport service of the queue pairs: any except UD, for which [`SidrRequest`] exists.
+    /// Transport service of the queue pairs: any except UD, which uses [`SidrRequest`] instead.
     pub qp_type: QpType,
     /// Our queue pair.
     pub qp: LocalQp,
@@ -54,24 +54,24 @@ pub struct Request<'a> {
     pub path: Path,
     /// Alternate path, for automatic path migration.
     pub alternate: Option<Path>,
-    /// Maximum number of inbound RDMA READs and atomics in flight.
+    /// Maximum number of RDMA READs and atomics that the peer may have in flight.
     pub responder_resources: u8,
-    /// Maximum number of outbound RDMA READs and atomics in flight.
+    /// Maximum number of RDMA READs and atomics that we may have in flight.
     pub initiator_depth: u8,
     /// Whether end-to-end flow control is in use.
     pub flow_control: bool,
-    /// Retry count of both queue pairs, 0..=7.
+    /// Retry count for both queue pairs, 0..=7.
     pub retry_count: u8,
-    /// RNR retry count of the peer: its retries after an RNR NAK of ours, 0..=7.
+    /// RNR retry count for the peer's queue pair, 0..=7: how often it retries after an RNR NAK from us.
     pub rnr_retry_count: u8,
     /// Maximum time that either side may take to respond to a CM message.
     pub response_timeout: AckTimeout,
     /// Maximum number of retransmissions of a CM message, 0..=15.
     pub max_cm_retries: u8,
-    /// Vendor options of enhanced connection establishment (ECE).
+    /// Vendor options for enhanced connection establishment (ECE).
     pub ece: Ece,
-    /// Whether the peer may request the same service from us at the same time, so that one connection results
-    /// from both requests (IBA 12.10.4).
+    /// Whether the peer may request the same service from us at the same time; both requests then establish a
+    /// single connection (IBA 12.10.4).
     pub peer_to_peer: bool,
     /// Private data for the peer's program, up to 92 bytes.
     pub private_data: &'a [u8],
@@ -101,28 +101,28 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Parameters of the acceptance of a connection request.
+/// Parameters for accepting a connection request (REP).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reply<'a> {
     /// Our queue pair.
     pub qp: LocalQp,
-    /// Maximum number of inbound RDMA READs and atomics in flight.
+    /// Maximum number of RDMA READs and atomics that the peer may have in flight.
     pub responder_resources: u8,
-    /// Maximum number of outbound RDMA READs and atomics in flight.
+    /// Maximum number of RDMA READs and atomics that we may have in flight.
     pub initiator_depth: u8,
     /// Whether end-to-end flow control is in use.
     pub flow_control: bool,
-    /// RNR retry count of the peer: its retries after an RNR NAK of ours, 0..=7.
+    /// RNR retry count for the peer's queue pair, 0..=7: how often it retries after an RNR NAK from us.
     pub rnr_retry_count: u8,
-    /// Whether the alternate path of the request, if there was one, is loaded.
+    /// Whether the alternate path offered by the request, if any, was loaded.
     pub failover: bool,
-    /// Vendor options of enhanced connection establishment (ECE).
+    /// Vendor options for enhanced connection establishment (ECE).
     pub ece: Ece,
     /// Private data for the peer's program, up to 196 bytes.
     pub private_data: &'a [u8],
 }
 
-/// Parameters of a request for the queue pair of a datagram service.
+/// Parameters of a service ID resolution, which requests the queue pair of a datagram service (SIDR_REQ).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SidrRequest<'a> {
     /// Requested service.
@@ -138,23 +138,23 @@ pub struct SidrRequest<'a> {
 }
 
 impl<'a> SidrRequest<'a> {
-    /// Creates a request for `service`, with the defaults of `rdma_cm` for all other fields.
+    /// Creates a request for `service`, with the defaults of `rdma_cm` for the retransmission parameters.
     pub fn new(service: ServiceId, path: Path, private_data: &'a [u8]) -> SidrRequest<'a> {
         let (response_timeout, max_cm_retries) = (RESPONSE_TIMEOUT, MAX_CM_RETRIES);
         SidrRequest { service, path, response_timeout, max_cm_retries, private_data }
     }
 }
 
-/// Parameters of the response to a service ID resolution.
+/// Parameters of the response to a service ID resolution (SIDR_REP).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SidrReply<'a> {
-    /// [`SidrStatus::Valid`], or the reason of the rejection.
+    /// [`SidrStatus::Valid`], or the reason for the rejection.
     pub status: SidrStatus,
-    /// Number of the queue pair.
+    /// Queue pair number.
     pub qpn: Qpn,
     /// Q_Key that datagrams to the queue pair must carry.
     pub qkey: QKey,
-    /// Vendor options of enhanced connection establishment (ECE).
+    /// Vendor options for enhanced connection establishment (ECE).
     pub ece: Ece,
     /// Additional information, up to 72 bytes; its meaning depends on the status.
     pub info: &'a [u8],

@@ -1,4 +1,4 @@
-//! The server's side of the handshake: receives REQ, sends REP, receives RTU.
+//! Server side of the handshake: receives REQ, sends REP, receives RTU.
 
 use super::connection::{CachedResponse, Connection, Peer, QpParams, RetryPolicy, timeout_duration};
 use super::engine::{information, padded};
@@ -11,7 +11,7 @@ use crate::wire::mad::{
 };
 use crate::wire::{AckTimeout, Mtu, Qpn};
 
-/// Reason to reject a request, and additional information: a value that would be acceptable.
+/// Reason for rejecting a request, and additional information: a value that would be acceptable, or nothing.
 type RejCause = (RejReason, Vec<u8>);
 
 /// Builds a REJ; `info` is truncated to 72 bytes.
@@ -27,7 +27,7 @@ pub(super) fn build_rej(
 }
 
 impl Cm {
-    /// Listens for connection requests and service ID resolutions of `service`. Service ID bits that are
+    /// Listens for connection requests and service ID resolutions for `service`. Service ID bits that are
     /// clear in `mask` are ignored.
     ///
     /// `backlog` is the maximum number of requests without a response that are not
@@ -56,9 +56,9 @@ impl Cm {
         Ok(id)
     }
 
-    /// Ends a listener. Requests whose event has not been polled yet are rejected; those already polled
-    /// remain as connections. After a listener for a single service there is a grace period of one second:
-    /// requests that arrive within it wait until its end for another listener.
+    /// Ends a listener. Requests whose event has not yet been polled are rejected; the others remain. If the
+    /// listener was for a single service, the service has a grace period of one second: requests that arrive
+    /// during this period are queued until another listener takes them or the period ends.
     pub fn unlisten(&mut self, now: Instant, listener: ListenerId) {
         let Some(ended) = self.listeners.remove(&listener) else { return };
         self.masked.retain(|l| *l != listener);
@@ -84,8 +84,8 @@ impl Cm {
         self.services.get(&service).copied().or_else(masked)
     }
 
-    /// Reports whether a listener's backlog and the connection table have room for another request; if not,
-    /// counts the reason.
+    /// Reports whether a listener's backlog and the connection table have room for another request; otherwise
+    /// increments the counter for the reason.
     pub(super) fn has_room(&mut self, listener: ListenerId) -> bool {
         let full = self.listeners.get(&listener).is_none_or(|l| l.waiting >= l.backlog);
         let too_many = self.live_count() >= self.config.max_connections;
@@ -134,7 +134,7 @@ impl Cm {
         self.report_request(id, Some(listener), mad, req);
     }
 
-    /// Handles a REQ with a known communication ID: a duplicate, or a reuse of the ID.
+    /// Handles a REQ whose communication ID is already known: a retransmission, or a reuse of the ID.
     fn on_req_with_known_id(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad, req: &Req) {
         let Some(conn) = self.connections.get(&id) else { return };
         if conn.qp_params.remote_qpn != req.qpn || conn.service != req.service {
@@ -147,10 +147,10 @@ impl Cm {
         }
     }
 
-    /// Reports whether the peer's queue pair already has a connection at this end. Such a connection no
-    /// longer exists at the peer, and ends here too (IBA 12.9.8.3.1). An established connection ends only
-    /// after the peer has confirmed the loss (see `probe`), because any host that can send from the peer's
-    /// address could have forged the message.
+    /// Reports whether the peer's queue pair already has a connection at this end. The peer has lost that
+    /// connection, so it ends here too (IBA 12.9.8.3.1). An established connection ends only after the peer
+    /// has confirmed the loss (see `probe`), because any host that can send from the peer's address could
+    /// have forged the message.
     pub(super) fn is_stale(&mut self, now: Instant, peer: Peer, qpn: Qpn) -> bool {
         let Some(old) = self.by_qpn.get(&(peer, qpn)).copied() else { return false };
         match self.connections.get(&old).map(|c| c.state) {
@@ -165,15 +165,15 @@ impl Cm {
         true
     }
 
-    /// Records that the peer's queue pair belongs to this connection. Numbers up to 1 (QP0 and QP1) mean that
-    /// no queue pair is known.
+    /// Registers the peer's queue pair as belonging to this connection, unless its number is 0 or 1 (QP0 and
+    /// QP1), which means that it is not known.
     pub(super) fn link_qp(&mut self, id: CommId) {
         if let Some(conn) = self.connections.get(&id).filter(|c| c.qp_params.remote_qpn > Qpn::GSI) {
             self.by_qpn.insert((conn.peer(), conn.qp_params.remote_qpn), id);
         }
     }
 
-    /// Validates a request, and returns the connection that it describes.
+    /// Validates a request, and returns a connection with the requested parameters.
     pub(super) fn check_req(&self, source: &MadSource, mad: &Mad, req: &Req) -> Result<Connection, RejCause> {
         let qp_type = match (req.transport, req.extended_transport) {
             (TransportService::Rc, _) => QpType::Rc,
@@ -221,7 +221,7 @@ impl Cm {
         })
     }
 
-    /// Limits a timeout that a peer requests to the configured maximum.
+    /// Limits a timeout requested by a peer to the configured maximum.
     pub(super) fn clamp_timeout(&self, timeout: AckTimeout) -> AckTimeout {
         AckTimeout::new(timeout.code().min(self.config.max_timeout.code()))
     }
@@ -264,7 +264,8 @@ impl Cm {
         self.push_event(id, Event::Requested(Box::new(requested)));
     }
 
-    /// Removes a request from its listener's backlog: a program has dequeued it, but not responded to it.
+    /// Removes a request from its listener's backlog, because the program has dequeued it but not yet
+    /// responded.
     pub fn dequeue_request(&mut self, id: ConnId) {
         self.remove_from_backlog(id.0);
     }
@@ -318,7 +319,7 @@ impl Cm {
         Ok(())
     }
 
-    /// Handles an RTU: the client is ready.
+    /// Handles an RTU: the client's queue pair is in RTS, so the connection is established.
     pub(super) fn on_rtu(&mut self, id: CommId, rtu: &Rtu) {
         self.stop_retransmission(id);
         if let Some(conn) = self.connections.get_mut(&id) {
@@ -327,9 +328,9 @@ impl Cm {
         self.push_event(id, Event::Established(Box::new(rtu.private_data)));
     }
 
-    /// Establishes the connection because data arrived at the server's queue pair before the RTU, which is
-    /// equivalent (IBA 12.9.7.2). Returns `true` if the connection was not established before; no
-    /// [`Event::Established`] follows in that case.
+    /// Establishes the connection because data has arrived at the server's queue pair, which is equivalent to
+    /// an RTU (IBA 12.9.7.2). Returns `true` if the connection was not established before; no
+    /// [`Event::Established`] follows.
     ///
     /// # Errors
     /// [`CmError`], in a state other than REP sent or established.

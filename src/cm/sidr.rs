@@ -1,4 +1,4 @@
-//! Service ID resolution (IBA 12.11): finds the queue pair that serves datagrams.
+//! Service ID resolution (IBA 12.11): finds the queue pair of a datagram service.
 
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ impl Cm {
         self.push_event(id, Event::SidrRequested(Box::new(requested)));
     }
 
-    /// Responds to a SIDR_REQ (SIDR_REP). No further events are reported.
+    /// Responds to a SIDR_REQ with a SIDR_REP. No further events are reported.
     ///
     /// # Errors
     /// [`CmError`], in a state other than SIDR_REQ received, or if the data do not fit a message.

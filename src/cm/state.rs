@@ -1,4 +1,4 @@
-//! The states of a connection, and the table of the step that a message causes in each (IBA 12.9.7).
+//! Connection states, and the table that maps a state and a message to the step to take (IBA 12.9.7).
 
 use std::fmt;
 
@@ -29,7 +29,7 @@ pub enum State {
     DreqSent,
     /// DREQ received and reported to the program.
     DreqRcvd,
-    /// The connection has ended, but packets of it may still be in flight.
+    /// The connection has ended, but its packets may still be in flight.
     TimeWait,
     /// SIDR_REQ sent.
     SidrReqSent,
@@ -56,7 +56,7 @@ impl State {
         State::SidrReqRcvd,
     ];
 
-    /// Reports whether this is a client that waits for the REP.
+    /// Reports whether this is the state of a client that awaits the REP.
     pub(super) const fn awaits_rep(self) -> bool {
         matches!(self, State::ReqSent | State::ReqDelayed)
     }
@@ -83,40 +83,41 @@ impl fmt::Display for State {
     }
 }
 
-/// Action that a message from the peer causes.
+/// Action to take on a message from the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// The message is a duplicate: the response is replayed, or more time is requested (MRA).
+    /// The message is a retransmission: our response is replayed, or more time is requested (MRA).
     Duplicate,
     /// The server accepts (REP).
     RecvRep,
     /// The client is ready (RTU).
     RecvRtu,
-    /// The peer requests more time (MRA).
+    /// The peer requests more time to respond to our request or reply (MRA).
     RecvMra,
-    /// The peer rejects or has given up before any data could flow: the connection ends without time-wait.
+    /// The peer has rejected the connection or given up before any data could flow: the connection ends
+    /// without time-wait.
     End,
-    /// The peer has ended a connection on which data may have flowed: the connection enters time-wait.
+    /// The peer has ended a connection that may have carried data: the connection enters time-wait.
     EnterTimeWait,
-    /// The peer disconnects (DREQ): reported to the program.
+    /// The peer requests a disconnect (DREQ).
     RecvDreq,
-    /// The peer does not know the connection (DREP): time-wait begins if the DREP responds to a
-    /// [probe](super::Cm::probe).
+    /// An unsolicited DREP: if it answers a [probe](super::Cm::probe), the peer no longer knows the
+    /// connection, and time-wait begins.
     EnterTimeWaitIfProbed,
-    /// Both ends disconnect at the same time.
+    /// The DREQs of both ends have crossed: the connection enters time-wait.
     SimultaneousDreq,
     /// The peer offers an alternate path (LAP).
     RecvLap,
-    /// The peer requests more time for the alternate path that we offered (MRA).
+    /// The peer requests more time (MRA) to respond to the alternate path that we offered.
     RecvMraOfLap,
-    /// The peer responds to the alternate path that we offered (APR).
+    /// The peer responds (APR) to the alternate path that we offered.
     RecvApr,
-    /// The peer responds to a service ID resolution (SIDR_REP).
+    /// The peer responds to our service ID resolution (SIDR_REP).
     RecvSidrRep,
 }
 
-/// Returns the step that a message causes in a state, or `None` if it is late or not expected and is
-/// ignored.
+/// Returns the step to take when `message` arrives in `state`, or `None` if the message is late or unexpected
+/// and is ignored.
 pub(super) const fn step(state: State, message: MessageKind) -> Option<Step> {
     use MessageKind as M;
     use State as S;

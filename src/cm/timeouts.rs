@@ -1,4 +1,5 @@
-//! Deadlines: retransmits messages without a response, and ends the exchange when the retries are exhausted.
+//! Timers: retransmission of unanswered messages, failure once the retries are exhausted, and the end of
+//! time-wait.
 
 use super::connection::Offer;
 use super::{Cm, Event, State};
@@ -12,7 +13,7 @@ impl Cm {
         earliest([next, time_wait, self.pending_listeners.deadline()])
     }
 
-    /// Handles all deadlines up to `now`.
+    /// Handles all deadlines that are due at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(&(at, id)) = self.timers.first()
             && at <= now

@@ -1,10 +1,10 @@
-//! Responses of a port to unmatched messages: for a service without a listener, or for a connection that no
-//! longer exists. Also used by the broker, for addresses that several processes share.
+//! Responses to messages for a service without a listener or for a connection that no longer exists. The
+//! broker also uses them, on addresses that several processes share.
 
 use crate::wire::mad::{Drep, Message, Rej, RejReason, Rejected, SidrRep, SidrStatus};
 
-/// Returns the response to an unmatched message, or `None` if the message gets none, so that its sender times
-/// out.
+/// Returns the response to an unmatched message, or `None` if the message requires none or its sender should
+/// time out.
 pub(crate) fn response(message: &Message) -> Option<Message> {
     Some(match message {
         Message::Req(req) => {

@@ -1,4 +1,4 @@
-//! The background thread of a shard: runs turns while no application thread polls, and sleeps while there is
+//! A shard's background thread: runs turns while no application thread polls, and sleeps while there is
 //! nothing to do.
 //!
 //! On a fabric the sending thread drives the receiving NIC, and the background thread does only what is left
@@ -22,17 +22,17 @@ use crate::link::fabric::FabricHandle;
 use crate::transport::{Instant, earliest};
 
 thread_local! {
-    /// Whether the current thread is the background thread of a shard.
+    /// Whether the current thread is a shard's background thread.
     static IN_BACKGROUND: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Reports whether the current thread is the background thread of a shard.
+/// Reports whether the current thread is a shard's background thread.
 pub(super) fn is_background_thread() -> bool {
     IN_BACKGROUND.get()
 }
 
 impl Shard {
-    /// Runs the background thread until [`stop`](Self::stop).
+    /// Executes the background thread's loop until [`stop`](Self::stop) is called.
     pub fn run(&self) {
         let _guard = OnPanic(self);
         IN_BACKGROUND.set(true);
@@ -58,7 +58,7 @@ impl Shard {
         self.wake_thread();
     }
 
-    /// Updates the NIC with the link's port state. Returns false if the link is lost.
+    /// Updates the NIC's port state from the link. Returns false if the link is lost.
     fn update_port_state(&self) -> bool {
         let mut state = self.lock();
         let ShardState { nic, link, .. } = &mut *state;
@@ -68,22 +68,22 @@ impl Shard {
     }
 }
 
-/// The background thread of a shard.
+/// A shard's background thread.
 struct Background<'a> {
     shard: &'a Shard,
     poll_set: PollSet<'a>,
     detector: PollDetector,
-    /// Time at which delayed acknowledgements are sent if no response has carried them until then.
+    /// Time at which delayed acknowledgements are sent, unless a response carries them first.
     acks_due: Option<Instant>,
     last_packet: Instant,
     /// Whether the last sleep was shorter than [`IDLE_TIMEOUT`]: the next packet may follow equally soon, so
     /// the thread busy-polls for it.
     woke_soon: bool,
-    /// Time until which the thread does not busy-poll, because another thread occupies its core.
+    /// Time until which the thread refrains from busy-polling, because another thread competes for its core.
     crowded_until: Instant,
 }
 
-/// Next action of the background thread after a turn.
+/// Action that follows a turn of the background thread.
 enum Next {
     /// Another turn.
     Turn,
@@ -92,7 +92,8 @@ enum Next {
 }
 
 impl Background<'_> {
-    /// Backs off, or runs a turn and then sleeps if there is nothing more to do.
+    /// Backs off while the application polls; otherwise runs a turn, and sleeps if there is nothing more to
+    /// do.
     fn step(&mut self) {
         let shard = self.shard;
         let (now, last_poll) = (shard.clock.now(), shard.drive_state.last_poll());
@@ -125,7 +126,7 @@ impl Background<'_> {
         }
     }
 
-    /// Runs a turn, releases the lock and decides on the next action.
+    /// Runs a turn, releases the lock, and decides what to do next.
     fn turn(&mut self, mut state: ShardGuard<'_>, must_poll_link: bool, polls: bool) -> Next {
         let shard = self.shard;
         shard.drive_state.clear_doorbell();
@@ -164,7 +165,8 @@ impl Background<'_> {
         if more { Next::Turn } else { Next::Sleep { until, watch_link } }
     }
 
-    /// Yields the core to other threads for a moment, and detects a thread that spins on this core.
+    /// Yields the core once, and stops busy-polling for a while if another thread has kept the core for too
+    /// long.
     fn yield_core(&mut self, now: Instant) {
         std::thread::yield_now();
         let after = self.shard.clock.now();
@@ -174,7 +176,7 @@ impl Background<'_> {
         }
     }
 
-    /// Sleeps until `until`, a wake-up, a change of the port state or, with `watch_link`, until the link is
+    /// Sleeps until `until`, a wake-up, a port state change or, with `watch_link`, until the link is
     /// readable.
     fn sleep(&mut self, now: Instant, until: Option<Instant>, watch_link: bool) {
         let timeout = until.map(|at| TimeSpec::from(at.since(now)));
@@ -195,7 +197,8 @@ impl Background<'_> {
     }
 }
 
-/// Poll set of a background thread: the wake-up, the port state, and after them the link's descriptors.
+/// Descriptors that a background thread polls: the wake-up, the port state, and the link's descriptors, in
+/// this order.
 struct PollSet<'a> {
     fds: Vec<PollFd<'a>>,
     wake: BorrowedFd<'a>,
@@ -227,8 +230,8 @@ impl<'a> PollSet<'a> {
     }
 }
 
-/// Guard that fails the device when the background thread panics in a link, since nothing drives the NIC
-/// reliably afterwards.
+/// Guard that fails the device if the background thread panics, since nothing drives the NIC reliably
+/// afterwards.
 struct OnPanic<'a>(&'a Shard);
 
 impl Drop for OnPanic<'_> {

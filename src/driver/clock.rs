@@ -1,4 +1,4 @@
-//! The clock of a NIC, real or virtual.
+//! A NIC's clock: the machine's monotonic clock or a fabric's clock, which may be virtual.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,19 +8,18 @@ use nix::time::{ClockId, clock_gettime};
 use crate::link::fabric::Fabric;
 use crate::transport::Instant;
 
-/// Source of a NIC's time.
+/// A NIC's clock.
 #[derive(Clone)]
 pub(crate) enum Clock {
     /// The machine's monotonic clock.
     Real,
-    /// The clock of a fabric, real or virtual.
+    /// A fabric's clock, real or virtual.
     Fabric(Fabric),
 }
 
 impl Clock {
     /// Returns the time from the Unix epoch to this clock's origin, in nanoseconds; 0 in virtual time, which
-    /// is reported as if it began at the epoch. `last` holds the offset measured before, or 0, and is
-    /// updated.
+    /// is taken to begin at the epoch. `last` holds the previous result, initially 0, and is updated.
     ///
     /// The wall clock and the monotonic clock run at the same rate, so the offset changes only when the wall
     /// clock is set. A measurement yields bounds between which the offset lies. The lower bound is kept and

@@ -8,13 +8,13 @@ use super::cq_ring::{Entry, Place, Ring};
 use crate::transport::{Completion, CqId, Instant, WcOpcode, WcStatus};
 use crate::wire::{Qpn, RKey};
 
-/// Arming state in which no completion raises an event. The states are ordered: a larger value covers more
+/// Arming state: no completion raises an event. Arming states are ordered: a larger value covers more
 /// completions.
 const NOT_ARMED: u8 = 0;
 const SOLICITED: u8 = 1;
 const ANY: u8 = 2;
 
-/// Completions that raise an event.
+/// Kind of completion to arm a queue for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Notify {
     /// The next completion.
@@ -23,9 +23,9 @@ pub enum Notify {
     Solicited,
 }
 
-/// Listener for the events of a completion queue.
+/// Listener for a completion queue's events.
 pub trait CqListener: Send + Sync {
-    /// Notifies the listener. Called once for each event that was armed with [`CompletionQueue::arm`].
+    /// Called once for each event armed with [`CompletionQueue::arm`].
     fn completion(&self);
 }
 
@@ -34,34 +34,34 @@ pub trait CqListener: Send + Sync {
 pub enum Pushed {
     /// The completion is in the queue.
     Stored,
-    /// The queue has overflowed: it was full, and the completion is lost.
+    /// The queue was full, so the completion is lost.
     Overflow {
-        /// Whether this is the first overflow of the queue.
+        /// Whether this is the queue's first overflow.
         first: bool,
     },
 }
 
-/// Completion queue: filled with the completions of the NIC, polled by the application, from any thread and
-/// without locks.
+/// Completion queue: the NIC adds completions and the application polls them, from any thread and without
+/// locks.
 pub struct CompletionQueue {
     id: CqId,
     ring: Ring,
-    /// Whether a completion that finds the queue full replaces the oldest one.
+    /// Whether a completion added to a full queue replaces the oldest one.
     overwrites: bool,
     overflow: AtomicBool,
-    /// Arming state: the completions that raise an event.
+    /// Arming state: which completions raise an event.
     armed: AtomicU8,
-    /// Number of completions that had been added when the last event was raised.
+    /// Number of completions ever added, as of the last event.
     notified: AtomicU64,
     listener: OnceLock<Arc<dyn CqListener>>,
 }
 
-/// Completion with the time at which it was added to its queue.
+/// A completion with its timestamp.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TimestampedCompletion {
     /// The completion.
     pub completion: Completion,
-    /// Time by the clock of the NIC.
+    /// Time on the NIC's clock at which the completion was added to its queue.
     pub at: Instant,
 }
 
@@ -74,7 +74,8 @@ pub struct CqOverflow {
 }
 
 impl CompletionQueue {
-    /// Creates a queue for `capacity` completions, but at least one. Events identify the queue by `id`.
+    /// Creates a queue with room for `capacity` completions, or for one if `capacity` is 0. Events identify
+    /// the queue by `id`.
     ///
     /// # Panics
     /// If `capacity` exceeds 2^31.
@@ -90,8 +91,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Makes the queue overwrite old completions: one that finds the queue full replaces the oldest, and no
-    /// overflow is reported.
+    /// Makes the queue overwrite old completions: when it is full, a new completion replaces the oldest, and
+    /// no overflow is reported.
     pub fn overwriting(mut self) -> CompletionQueue {
         self.overwrites = true;
         self
@@ -107,7 +108,8 @@ impl CompletionQueue {
         self.ring.capacity()
     }
 
-    /// Changes the capacity; queued entries stay. No completion may be [pushed](Self::push) at the same time.
+    /// Changes the capacity, and keeps the queued completions. Must not run concurrently with
+    /// [`push`](Self::push).
     ///
     /// # Errors
     /// Number of queued entries, if it exceeds `capacity`.
@@ -132,7 +134,7 @@ impl CompletionQueue {
         self.len() == 0
     }
 
-    /// Adds a completion with the timestamp `now`.
+    /// Adds a completion with timestamp `now`, and raises an event if the queue is armed for it.
     pub fn push(&self, now: Instant, completion: Completion) -> Pushed {
         let entry = pack(&TimestampedCompletion { completion, at: now });
         let place = loop {
@@ -152,7 +154,7 @@ impl CompletionQueue {
         Pushed::Stored
     }
 
-    /// Raises an event, which covers all queued completions.
+    /// Raises an event that covers all completions queued so far.
     fn notify_listener(&self) {
         self.notified.store(self.ring.count(), Ordering::Relaxed);
         if let Some(listener) = self.listener.get() {
@@ -160,7 +162,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Reports whether a completion just added raises an event, and disarms the queue if so.
+    /// Reports whether a completion just added raises an event; if so, disarms the queue.
     fn should_notify(&self, completion: &Completion, place: Place) -> bool {
         // Pairs with the fence in `arm`: a thread that arms and then finds the queue empty is seen here.
         fence(Ordering::SeqCst);
@@ -187,7 +189,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Moves up to `max` completions to the end of `out` and returns their number.
+    /// Moves up to `max` completions from the queue to the end of `out`, and returns their number.
     ///
     /// # Errors
     /// [`CqOverflow`] once all completions from before the overflow have been polled.
@@ -206,7 +208,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes the oldest completion with its time.
+    /// Removes and returns the oldest completion, with its timestamp.
     ///
     /// # Errors
     /// [`CqOverflow`] as for [`poll`](Self::poll).
@@ -225,8 +227,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Arms one event for the next completion of this kind. A completion that is already queued raises none:
-    /// poll once more after arming, as in verbs.
+    /// Arms one event for the next completion of the given kind. Completions already queued raise no event,
+    /// so the caller must poll once more after arming, as in verbs.
     pub fn arm(&self, notify: Notify) {
         let wish = match notify {
             Notify::Solicited => SOLICITED,
@@ -237,8 +239,8 @@ impl CompletionQueue {
         fence(Ordering::SeqCst);
     }
 
-    /// Arms the queue as hardware does: in addition to [`arm`](Self::arm), a queued completion that was added
-    /// while the queue was not armed raises the event at once, unless an event has covered it before.
+    /// Arms the queue as hardware does: like [`arm`](Self::arm), but with [`Notify::Any`], completions that
+    /// were added while the queue was not armed and that no event has covered raise the event at once.
     pub fn arm_and_report_missed(&self, notify: Notify) {
         self.arm(notify);
         if notify == Notify::Any && self.ring.waits_behind(self.notified.load(Ordering::Relaxed)) {
@@ -255,14 +257,14 @@ impl CompletionQueue {
         self.armed.load(Ordering::Relaxed) != NOT_ARMED
     }
 
-    /// Removes the completions of a destroyed queue pair, as in verbs. No completion may be
-    /// [pushed](Self::push) at the same time.
+    /// Removes the completions of a destroyed queue pair, as in verbs. Must not run concurrently with
+    /// [`push`](Self::push).
     pub fn purge(&self, qpn: Qpn) {
         self.ring.retain(|entry| unpack(entry).completion.qpn != qpn);
     }
 }
 
-/// Encodes a completion as an entry of the ring.
+/// Encodes a completion as a ring entry.
 fn pack(timestamped: &TimestampedCompletion) -> Entry {
     let TimestampedCompletion { completion: c, at } = timestamped;
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
@@ -279,7 +281,7 @@ fn pack(timestamped: &TimestampedCompletion) -> Entry {
     ]
 }
 
-/// Decodes an entry of the ring.
+/// Decodes a ring entry.
 fn unpack(entry: &Entry) -> TimestampedCompletion {
     let [wr_id, at, what, lengths, extras, qpns, rest] = *entry;
     let (low, high) = (|word: u64| word as u32, |word: u64| (word >> 32) as u32);
@@ -396,7 +398,7 @@ mod tests {
         assert_eq!(queue.take(), Ok(None));
     }
 
-    /// One shard has claimed a slot but not filled it yet, while another shard fills the next slot with a
+    /// One shard has claimed a slot but not yet filled it, while another shard fills the next slot with a
     /// solicited completion.
     #[test]
     fn solicited_completion_after_an_unfilled_slot_still_raises_the_event() {

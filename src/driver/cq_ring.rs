@@ -1,4 +1,4 @@
-//! Lock-free ring of a completion queue, filled and emptied from any thread.
+//! Lock-free ring buffer for completion queues, filled and emptied from any thread.
 //!
 //! A reader copies the oldest entry first and then claims it by advancing the head; if another reader has
 //! claimed the entry meanwhile, the copy is discarded. A slot is therefore free as soon as its entry is
@@ -13,16 +13,16 @@ use crossbeam_utils::CachePadded;
 /// Content of one entry.
 pub(super) type Entry = [u64; 7];
 
-/// Number of words in a slot. The first word is the position for which the slot was filled, plus 1 because
-/// memory starts as zeros; the others are the entry.
+/// Number of words in a slot. The first word is the position that the slot was filled for, plus 1 because
+/// memory starts as zeros; the others hold the entry.
 const SLOT: usize = 8;
 type Slot = [AtomicU64; SLOT];
 
 /// Size and alignment of a slot, so that no slot spans two cache lines.
 const SLOT_BYTES: usize = size_of::<Slot>();
 
-/// Position of the oldest entry, and the storage class. Both are in one word, so that a claim fails if either
-/// has changed.
+/// Position of the oldest entry, and the storage class, in a single word, so that a reader's claim fails if
+/// either has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Head(u64);
 
@@ -35,12 +35,12 @@ impl Head {
         Head(position << 6 | (class as u64) << 1)
     }
 
-    /// Returns the number of entries ever added before the oldest one.
+    /// Returns the position of the oldest entry: the number of entries ever added before it.
     fn position(self) -> u64 {
         self.0 >> 6
     }
 
-    /// Returns the storage class `n`: the storage in use has 2^n slots.
+    /// Returns the class of the storage in use; class `n` has 2^n slots.
     fn class(self) -> usize {
         (self.0 >> 1) as usize % Head::CLASSES
     }
@@ -50,23 +50,23 @@ impl Head {
     }
 }
 
-/// Position of an added entry.
+/// Position of an entry: the number of entries ever added before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place(u64);
 
-/// Lock-free multi-producer, multi-consumer ring with a bounded capacity that can be changed.
+/// Lock-free, bounded, resizable multi-producer, multi-consumer ring.
 #[derive(Debug)]
 pub(super) struct Ring {
     head: CachePadded<AtomicU64>,
-    /// Position of the next entry.
+    /// Position of the next entry to be added.
     tail: CachePadded<AtomicU64>,
     capacity: AtomicUsize,
-    /// Storage by class. Storage that is no longer in use stays allocated for the lifetime of the ring,
-    /// because readers may still access it.
+    /// Storage by class. Storage no longer in use stays allocated for the lifetime of the ring, because
+    /// readers may still access it.
     storage: [OnceLock<Storage>; Head::CLASSES],
 }
 
-/// Storage for the slots of one class, which begin at the first aligned word.
+/// Storage of one class; its slots begin at the first word aligned to a cache line.
 #[derive(Debug)]
 struct Storage {
     words: Box<[AtomicU64]>,
@@ -124,20 +124,20 @@ impl Ring {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// Reports whether an entry is queued that is not among the first `count` entries ever added.
+    /// Reports whether any entry is queued besides the first `count` entries ever added.
     pub fn waits_behind(&self, count: u64) -> bool {
         self.head().position().max(count) < self.count()
     }
 
-    /// Adds an entry and returns its position. `None` if the ring is full.
+    /// Adds an entry and returns its position, or `None` if the ring is full.
     pub fn push(&self, entry: &Entry) -> Option<Place> {
         let (place, class) = self.claim()?;
         self.fill((place, class), entry);
         Some(place)
     }
 
-    /// Claims the position for a new entry. Readers stop there until the entry is filled in. Returns the
-    /// position and the class of its storage.
+    /// Claims the position for a new entry, at which readers stop until the entry is filled in. Returns the
+    /// position and its storage class, or `None` if the ring is full.
     pub fn claim(&self) -> Option<(Place, usize)> {
         // Acquire: the head must be loaded after the tail, or the ring might seem fuller than it ever was.
         let mut tail = self.tail.load(Ordering::Acquire);
@@ -161,7 +161,7 @@ impl Ring {
         filled_for.store(place.0 + 1, Ordering::Release);
     }
 
-    /// Reports whether nothing was added after this position.
+    /// Reports whether no entry was added after the one at `place`.
     pub fn is_last(&self, place: Place) -> bool {
         self.tail.load(Ordering::Relaxed) == place.0 + 1
     }
@@ -191,8 +191,8 @@ impl Ring {
         }
     }
 
-    /// Removes all entries that `keep` rejects; the others stay in order. No entry may be added at the same
-    /// time.
+    /// Removes all entries for which `keep` returns `false`; the others stay in order. Must not run
+    /// concurrently with [`push`](Self::push).
     pub fn retain(&self, keep: impl Fn(&Entry) -> bool) {
         let (head, tail) = (self.freeze(), self.tail.load(Ordering::Acquire));
         let class = head.class();
@@ -209,7 +209,7 @@ impl Ring {
         self.thaw(Head::new(first, class));
     }
 
-    /// Changes the capacity. No entry may be added at the same time.
+    /// Changes the capacity. Must not run concurrently with [`push`](Self::push).
     ///
     /// # Errors
     /// Number of queued entries, if it exceeds `capacity`.
@@ -241,7 +241,7 @@ impl Ring {
         std::array::from_fn(|i| words[i].load(Ordering::Relaxed))
     }
 
-    /// Blocks readers until [`thaw`](Self::thaw). Returns the head.
+    /// Blocks readers until [`thaw`](Self::thaw) is called. Returns the head.
     fn freeze(&self) -> Head {
         loop {
             let head = self.head();
@@ -336,8 +336,8 @@ mod tests {
         }
     }
 
-    /// Two threads fill the ring and two empty it while a fifth removes entries and resizes it. Locks keep
-    /// the first two from adding entries meanwhile, as the locks of shards do.
+    /// Two threads fill the ring and two empty it while a fifth removes entries and resizes it. Meanwhile,
+    /// locks keep the first two from adding entries, as the shard locks do in the driver.
     #[test]
     fn concurrent_threads_neither_lose_nor_duplicate_entries_and_see_them_in_order() {
         const EACH: u64 = 200_000;

@@ -1,43 +1,43 @@
-//! State of a shard that is shared by the threads that run its turns.
+//! State shared by the threads that run a shard's turns.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use super::timing::IDLE_TIMEOUT;
 use crate::transport::Instant;
 
-/// Party that is responsible for a shard while no call of the application is in progress; the table is in
+/// Party responsible for driving a shard while no application call is in progress; see the table in
 /// [`driver`](super).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mode {
-    /// The clock of the fabric.
+    /// The fabric's virtual clock.
     Virtual,
     /// The application, which polls.
     Polled,
-    /// The background thread, which is awake.
+    /// The background thread, currently awake.
     Background,
-    /// The background thread, which sleeps.
+    /// The background thread, currently asleep.
     Asleep,
 }
 
-/// Shared state of the threads that run a shard. Instants are in nanoseconds of the shard's clock; 0 means
-/// none.
+/// State shared by the threads that run a shard's turns. Instants are in nanoseconds on the shard's clock; 0
+/// means none.
 pub(super) struct DriveState {
     /// Whether only the fabric drives the shard.
     virtual_time: bool,
-    /// Flag set by a thread that wanted to run a turn but found the lock taken. The holder checks it after
+    /// Set by a thread that wants to run a turn but finds the lock taken; checked by the lock's holder after
     /// releasing the lock.
     doorbell: AtomicBool,
-    /// Number of threads that wait for the lock and need a fair release, because otherwise the releasing
-    /// thread may take it again at once.
+    /// Number of threads waiting for a fair release of the lock; after an ordinary release, the releasing
+    /// thread may reacquire the lock at once.
     fair_waiters: AtomicU32,
-    /// Time at which an application thread last polled; 0 if the application has since announced that it
-    /// waits.
+    /// Time at which an application thread last polled; 0 if the application has since announced that it will
+    /// wait.
     last_poll: AtomicU64,
     /// Whether the application responds to received packets without polling for them, as determined by the
     /// background thread ([`PollDetector::is_distrusted`](super::poll_detector::PollDetector::is_distrusted)).
     responds_without_polling: AtomicBool,
-    /// Time until which the background thread sleeps. 0 while it is awake, and while it backs off for a
-    /// thread that uses the NIC, which then serves the timers.
+    /// Time until which the background thread sleeps; 0 while it is awake or backing off for a thread that
+    /// uses the NIC and serves the timers.
     sleeping_until: AtomicU64,
 }
 
@@ -58,7 +58,7 @@ impl DriveState {
         self.virtual_time
     }
 
-    /// Returns the party that is responsible at `now`.
+    /// Returns the party responsible at time `now`.
     pub fn mode(&self, now: Instant) -> Mode {
         let polls = |at: Instant| now.since(at) < IDLE_TIMEOUT;
         match self.last_poll() {
@@ -69,7 +69,7 @@ impl DriveState {
         }
     }
 
-    /// Records a poll of the application.
+    /// Records that the application polls at time `now`.
     pub fn on_poll(&self, now: Instant) {
         self.last_poll.store(now.0, Ordering::Relaxed);
     }
@@ -79,14 +79,14 @@ impl DriveState {
         self.last_poll.store(0, Ordering::Relaxed);
     }
 
-    /// Returns the time of the last poll; `None` if the application has announced a wait since.
+    /// Returns the time of the last poll, or `None` if the application has since announced that it will wait.
     pub fn last_poll(&self) -> Option<Instant> {
         Some(Instant(self.last_poll.load(Ordering::Relaxed))).filter(|at| at.0 != 0)
     }
 
-    /// Counts a turn of an application thread as a poll, if the application polls at all. Otherwise the
+    /// Counts a turn on an application thread as a poll if the application polls at all. Otherwise the
     /// application would seem absent during a long turn, and the background thread would take over and move
-    /// the data to the cache of another core.
+    /// the data to another core's cache.
     pub fn extend_polling(&self, now: Instant) {
         let last_poll = self.last_poll.load(Ordering::Relaxed);
         if last_poll != 0 {
@@ -103,29 +103,29 @@ impl DriveState {
         self.responds_without_polling.store(responds, Ordering::Relaxed);
     }
 
-    /// Rings the doorbell. The caller then tries the lock again, because its holder may have checked the
-    /// doorbell just before.
+    /// Rings the doorbell. The caller must then try the lock once more, because the holder may have checked
+    /// the doorbell just before.
     pub fn ring_doorbell(&self) {
         self.doorbell.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Resets the doorbell: the turn that follows serves all threads that rang until now.
+    /// Resets the doorbell, because the turn that follows serves all threads that have rung it so far.
     pub fn clear_doorbell(&self) {
         if self.doorbell.load(Ordering::SeqCst) {
             self.doorbell.store(false, Ordering::SeqCst);
         }
     }
 
-    /// Reports whether a thread found the lock taken and rang the doorbell. The former holder calls this
-    /// after releasing the lock.
+    /// Reports whether a thread has found the lock taken and rung the doorbell. Must be called after
+    /// releasing the lock.
     pub fn is_doorbell_rung(&self) -> bool {
         // Pairs with the fence in `ring_doorbell`.
         fence(Ordering::SeqCst);
         self.doorbell.load(Ordering::SeqCst)
     }
 
-    /// Runs `lock`, which waits for the lock, and asks its holder for a fair release meanwhile.
+    /// Runs `lock`, which waits for the lock, and requests a fair release from the holder in the meantime.
     pub fn wait_fairly<R>(&self, lock: impl FnOnce() -> R) -> R {
         self.fair_waiters.fetch_add(1, Ordering::Relaxed);
         let locked = lock();
@@ -138,8 +138,8 @@ impl DriveState {
         self.fair_waiters.load(Ordering::Relaxed) != 0
     }
 
-    /// Records, under the lock, that the background thread is about to sleep: from now on, a thread that sets
-    /// an earlier deadline sees this record and wakes the background thread.
+    /// Records that the background thread is about to sleep; called with the lock held, so that any thread
+    /// that sets an earlier deadline sees the record and wakes the background thread.
     pub fn on_sleep(&self, until: Option<Instant>) {
         self.sleeping_until.store(until.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
     }

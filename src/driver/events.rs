@@ -1,4 +1,4 @@
-//! Event hub: queues of asynchronous events for several readers.
+//! Event hub: distributes asynchronous events to the queues of several readers.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -9,26 +9,26 @@ use parking_lot::Mutex;
 use crate::transport::{AsyncEvent, CqId, SrqId};
 use crate::wire::Qpn;
 
-/// Maximum number of events kept per reader. A program need not read them, so only the newest are kept.
+/// Maximum number of events queued per reader. Programs need not read events, so the oldest are dropped.
 const MAX_EVENTS: usize = 4096;
 
 /// Listener for the event queue, notified when the queue becomes non-empty or empty.
 pub trait EventListener: Send + Sync + fmt::Debug {
-    /// Notifies the listener: with `true` when the first event arrives, with `false` when the last one is
-    /// taken.
+    /// Called with `true` when the first event is queued, and with `false` when the last one is taken or
+    /// dropped.
     fn waiting(&self, any: bool);
 }
 
-/// Reader of asynchronous events: those of the objects that it owns, and those of the port.
+/// A reader of asynchronous events, which receives port events and the events of the objects that it owns.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct EventReader(u32);
 
 impl EventReader {
-    /// The reader that always exists. Receives the events of every object that no other reader owns.
+    /// The reader that always exists, which receives the events of every object that no other reader owns.
     pub const FIRST: EventReader = EventReader(0);
 }
 
-/// Object that an event concerns, other than the port.
+/// Object that an event is about, other than the port.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum EventSubject {
     /// A queue pair.
@@ -47,14 +47,14 @@ impl EventSubject {
     }
 }
 
-/// Event hub: queued asynchronous events per reader. Clones share one hub.
+/// Event hub with one queue of asynchronous events per reader. Clones share the same hub.
 #[derive(Clone, Debug, Default)]
 pub struct Events(Arc<Mutex<EventHub>>);
 
 #[derive(Debug)]
 struct EventHub {
     readers: Vec<ReaderQueue>,
-    /// Owners of the objects that do not belong to the first reader.
+    /// Owners of all objects that the first reader does not own.
     owners: HashMap<EventSubject, EventReader>,
     next_reader: u32,
 }
@@ -66,7 +66,7 @@ impl Default for EventHub {
     }
 }
 
-/// Queued events of one reader.
+/// One reader's queued events.
 #[derive(Debug)]
 struct ReaderQueue {
     reader: EventReader,
@@ -75,7 +75,7 @@ struct ReaderQueue {
 }
 
 impl Events {
-    /// Sets the listener of the first reader. Called once, at creation.
+    /// Sets the first reader's listener. Called once, at creation.
     pub fn set_listener(&self, listener: Arc<dyn EventListener>) {
         self.0.lock().readers[0].listener = Some(listener);
     }
@@ -89,20 +89,20 @@ impl Events {
         reader
     }
 
-    /// Removes a reader other than the first, with its queued events. Events of objects that it still owns
-    /// are dropped from then on.
+    /// Removes a reader other than the first, with its queued events. From then on, events of objects that it
+    /// still owns are dropped.
     pub fn remove_reader(&self, reader: EventReader) {
         self.0.lock().readers.retain(|waiting| waiting.reader != reader);
     }
 
-    /// Assigns the future events of an object to a reader.
+    /// Makes a reader the owner of an object, so that it receives the object's future events.
     pub fn own(&self, subject: EventSubject, reader: EventReader) {
         if reader != EventReader::FIRST {
             self.0.lock().owners.insert(subject, reader);
         }
     }
 
-    /// Queues an event for its readers.
+    /// Queues an event: a port event for all readers, any other for the reader that owns the object.
     pub fn raise(&self, event: AsyncEvent) {
         let EventHub { readers, owners, .. } = &mut *self.0.lock();
         let owner = |subject| owners.get(&subject).copied().unwrap_or_default();
@@ -110,7 +110,7 @@ impl Events {
         readers.iter_mut().filter(|w| only.is_none_or(|only| only == w.reader)).for_each(|w| w.add(event));
     }
 
-    /// Takes the oldest queued event of a reader.
+    /// Removes and returns the reader's oldest queued event.
     pub fn next(&self, reader: EventReader) -> Option<AsyncEvent> {
         let hub = &mut *self.0.lock();
         let waiting = hub.readers.iter_mut().find(|w| w.reader == reader)?;
@@ -122,7 +122,7 @@ impl Events {
         self.0.lock().readers.iter().any(|w| w.reader == reader && !w.queue.is_empty())
     }
 
-    /// Drops the queued events of a destroyed object, and the record of its owner.
+    /// Drops a destroyed object's queued events and the record of its owner.
     pub fn forget(&self, gone: EventSubject) {
         let EventHub { readers, owners, .. } = &mut *self.0.lock();
         let owner = owners.remove(&gone).unwrap_or_default();

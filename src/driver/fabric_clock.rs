@@ -1,4 +1,4 @@
-//! Turns on a fabric in virtual time: its clock runs all NICs, one after the other.
+//! Shard turns on a fabric in virtual time, which runs the NICs one after the other as its clock advances.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use crate::link::fabric::{Fabric, Outcome};
 use crate::transport::Instant;
 
-/// Number of steps at one instant of virtual time after which a simulation counts as stuck.
+/// Number of steps without an advance of virtual time after which a simulation counts as stuck.
 const STEPS_PER_INSTANT: u32 = 1_000_000;
 
 impl Fabric {
-    /// Advances virtual time to the earliest instant at which a packet arrives or a driver's timer is due,
-    /// and runs the drivers concerned once, in the order of their ports. Returns the new time, or `None` if
-    /// nothing is pending, and always in real time.
+    /// Advances virtual time to the next packet arrival or driver timer, and runs each driver with something
+    /// due once, in port order. Returns the new time, or `None` if nothing is pending; always returns `None`
+    /// in real time.
     pub fn step(&self) -> Option<Instant> {
         self.step_until(Instant(u64::MAX))
     }
@@ -53,7 +53,7 @@ impl Fabric {
         Some(at)
     }
 
-    /// Runs steps in virtual time until nothing is pending, but for at most `limit`.
+    /// Runs steps until nothing is pending or virtual time has advanced by `limit`.
     pub fn run_until_idle(&self, limit: Duration) -> Outcome {
         let end = self.now() + limit;
         match self.run_to(end) {
@@ -63,7 +63,7 @@ impl Fabric {
         }
     }
 
-    /// Advances virtual time by `time`, and runs everything that becomes due meanwhile.
+    /// Advances virtual time by `time`, and runs everything that becomes due in this period.
     ///
     /// # Panics
     /// If a driver requests turns forever without advancing time, which is a bug in that driver.
@@ -75,7 +75,7 @@ impl Fabric {
         self.set_time(end);
     }
 
-    /// Runs steps up to `end`. Returns the instant at which the simulation got stuck, if it did.
+    /// Runs steps up to `end`. If the simulation gets stuck, returns the instant at which it did.
     fn run_to(&self, end: Instant) -> Option<Instant> {
         let (mut last, mut repeats) = (None, 0);
         while let Some(at) = self.step_until(end) {

@@ -1,5 +1,5 @@
-//! Calls from a fabric to the shard behind a port: turns on the sending thread and in virtual time, and
-//! changes of the port.
+//! Calls from a fabric to the shard behind a port: turns on the sending thread or in virtual time, and port
+//! changes.
 
 use std::io;
 use std::net::IpAddr;

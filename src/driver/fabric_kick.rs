@@ -1,4 +1,4 @@
-//! Turns on a fabric in real time: the sending thread runs the receiving NICs.
+//! Shard turns on a fabric in real time, where the sending thread runs the receiving NICs.
 
 use std::cell::Cell;
 
@@ -6,7 +6,7 @@ use super::timing::MAX_INLINE_TURNS;
 use crate::link::fabric::{Fabric, FabricHandle};
 
 thread_local! {
-    /// Address of the fabric whose kick runs on this thread; 0 for none.
+    /// Identity of the fabric whose kick is running on this thread; 0 if none is.
     static KICKING: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -67,10 +67,10 @@ impl Fabric {
 }
 
 impl FabricHandle {
-    /// Runs, on this thread, the drivers of all ports that have input, and of those that get input as a
-    /// result. A driver calls it after each turn, once it has released its lock; within another kick on this
-    /// thread it returns immediately, because that kick handles the new input. After 64 turns, the remaining
-    /// work is left to the drivers' own threads. In virtual time it has no effect.
+    /// Runs, on this thread, the drivers of all ports with input, including those that get input as a result.
+    /// Drivers call this after each turn, once they have released their lock; a nested call on the same
+    /// thread returns immediately, because the outer kick handles the new input. After 64 turns, the
+    /// remaining work is left to the drivers' own threads. Has no effect in virtual time.
     pub fn kick(&self) {
         if self.has_input() && !self.fabric.is_virtual() {
             self.fabric.ready_queue().push(&self.port);
@@ -78,8 +78,9 @@ impl FabricHandle {
         self.fabric.kick();
     }
 
-    /// Requests another turn for a driver that has more to send: within a kick on this thread, the driver
-    /// gets it after the ports queued so far, and the caller should return. Returns false outside of a kick.
+    /// Requests another turn for a driver that has more to send. Within a kick on this thread, returns true:
+    /// the driver gets its turn after the ports queued so far, and the caller should return. Otherwise
+    /// returns false.
     pub fn request_turn(&self) -> bool {
         let within = KICKING.get() == self.fabric.identity();
         if within {

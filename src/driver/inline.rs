@@ -1,5 +1,5 @@
-//! Turns on application threads: a call that has work runs them inline, unless another thread is running them
-//! already.
+//! Shard turns on application threads: a call that creates work runs them inline, unless another thread is
+//! already running them.
 
 use super::Shard;
 use super::background::is_background_thread;
@@ -11,9 +11,9 @@ use crate::transport::Instant;
 use crate::wire::Qpn;
 
 impl Shard {
-    /// Like [`with_nic_and_send`](Self::with_nic_and_send), for posting send requests of a queue pair. A
-    /// queue pair with a lot in flight batches further requests, because one system call for several packets
-    /// costs less than one for each.
+    /// Posts send requests to a queue pair, like [`with_nic_and_send`](Self::with_nic_and_send). While a lot
+    /// is in flight, further requests are sent in batches, because one system call for several packets costs
+    /// less than one per packet.
     pub fn post<R>(&self, qpn: Qpn, f: impl FnOnce(&mut Nic) -> R) -> R {
         let now = self.clock.now();
         let mut state = self.lock();
@@ -39,23 +39,23 @@ impl Shard {
         }
     }
 
-    /// Like [`poll`](Self::poll) for an application that will not poll again, so the background thread keeps
-    /// polling.
+    /// Polls the link once, like [`poll`](Self::poll), for an application that will not poll again, so that
+    /// the background thread continues to poll.
     pub fn poll_once(&self) {
         if !self.drive_state.is_virtual() {
             self.drive(self.clock.now(), false);
         }
     }
 
-    /// Announces that the application is about to wait, and wakes the background thread, which polls from now
-    /// on.
+    /// Announces that the application is about to wait, and wakes the background thread, which takes over
+    /// polling.
     pub fn stop_polling(&self) {
         self.drive_state.on_wait();
         self.wake_thread();
     }
 
-    /// Runs turns until no thread rings the doorbell any more. Returns false if another thread is running
-    /// them.
+    /// Runs turns until there is no more to send and the doorbell stays silent. Returns false if another
+    /// thread is running turns.
     pub(super) fn drive(&self, mut now: Instant, polls: bool) -> bool {
         for _ in 0..MAX_INLINE_TURNS {
             // A polling thread looks again soon: if it rang the doorbell each time, the holder would run
@@ -82,8 +82,8 @@ impl Shard {
         true
     }
 
-    /// Completes the work that is left after the lock was released: sends if `more` is set, and serves the
-    /// threads that rang the doorbell. In virtual time the fabric does this.
+    /// Completes the work left after the lock was released: sends if `more` is set, and serves the threads
+    /// that have rung the doorbell. In virtual time, the fabric does this.
     pub fn drive_remaining(&self, more: bool) {
         if self.drive_state.is_virtual() {
             return;
@@ -95,7 +95,7 @@ impl Shard {
         }
     }
 
-    /// Tries to acquire the lock. If another thread holds it, rings the doorbell, so that the holder runs
+    /// Tries to acquire the lock. If another thread holds it, rings the doorbell, which makes that thread run
     /// another turn.
     pub(super) fn try_lock_or_ring(&self) -> Option<ShardGuard<'_>> {
         self.try_lock().or_else(|| {
@@ -104,7 +104,7 @@ impl Shard {
         })
     }
 
-    /// Counts a turn of an application thread as a poll ([`DriveState`](super::DriveState)).
+    /// Counts a turn as a poll if this is an application thread (see [`DriveState`](super::DriveState)).
     pub(super) fn extend_polling(&self, now: Instant) {
         if !is_background_thread() {
             self.drive_state.extend_polling(now);

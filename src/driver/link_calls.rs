@@ -1,5 +1,5 @@
-//! Calls of the application that reach the link of a shard: multicast groups and service claims; and the loss of
-//! the link.
+//! Application calls that involve a shard's link: multicast groups and service claims. Also handles the loss
+//! of the link.
 
 use std::io;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use crate::transport::Instant;
 use crate::wire::mad::ServiceId;
 use crate::wire::{Gid, Qpn};
 
-/// Reason why a queue pair could not be attached to a multicast group.
+/// Error when attaching a queue pair to a multicast group.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
@@ -28,8 +28,8 @@ pub enum AttachError {
 }
 
 impl ShardState {
-    /// Replaces the link with the reason for its loss and fails the device. Does nothing when the link is
-    /// already lost.
+    /// Replaces the link with the reason for its loss, and fails the NIC. Does nothing if the link is already
+    /// lost.
     pub fn lose_link(&mut self, reason: Arc<io::Error>, now: Instant) {
         let LinkSlot::Attached(link) = &self.link else { return };
         self.link = LinkSlot::Lost { counters: link.counters(), reason };
@@ -38,8 +38,8 @@ impl ShardState {
         self.deliver(now);
     }
 
-    /// Attaches a queue pair to a multicast group; the link joins the group with the first queue pair
-    /// attached to it.
+    /// Attaches a queue pair to a multicast group. If it is the group's first queue pair, the link joins the
+    /// group.
     pub fn attach_mcast(&mut self, now: Instant, qpn: Qpn, gid: Gid) -> Result<(), AttachError> {
         let first =
             self.nic.attach_mcast(qpn, gid).expect("the NIC has the queue pair as long as its handle")?;
@@ -55,8 +55,8 @@ impl ShardState {
         Ok(())
     }
 
-    /// Detaches a queue pair from a multicast group; the link leaves the group with the last queue pair
-    /// attached to it.
+    /// Detaches a queue pair from a multicast group. If it was the group's last queue pair, the link leaves
+    /// the group.
     pub fn detach_mcast(&mut self, qpn: Qpn, gid: Gid) -> Result<(), MulticastError> {
         if self.nic.detach_mcast(qpn, gid)?
             && let Some(link) = self.link.get()
@@ -66,7 +66,8 @@ impl ShardState {
         Ok(())
     }
 
-    /// Registers a service with the link, so that requests for it arrive here.
+    /// On a shared address, registers a service with the broker, so that requests for the service arrive
+    /// here.
     pub fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
         match self.link.get() {
             Some(link) => link.shared_address().map_or(Ok(()), |shared| shared.claim(service, address)),
@@ -74,7 +75,7 @@ impl ShardState {
         }
     }
 
-    /// Withdraws the registration of a service.
+    /// Withdraws a service's registration.
     pub fn release(&mut self, service: ServiceId, address: Option<IpAddr>) {
         if let Some(shared) = self.link.get().and_then(|link| link.shared_address()) {
             shared.release(service, address);

@@ -1,4 +1,4 @@
-//! The link of a shard.
+//! A shard's link, and its state after the link was lost.
 
 use std::io;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::link::{Link, LinkCounters};
 use crate::transport::Instant;
 
-/// The link, or its final state after it was lost.
+/// A shard's link or, once the link is lost, the reason and the link's final counters.
 pub(super) enum LinkSlot {
     Attached(Box<dyn Link>),
     Lost { reason: Arc<io::Error>, counters: LinkCounters },

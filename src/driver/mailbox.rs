@@ -1,5 +1,5 @@
-//! Cross-shard mailbox: packets that arrived at the wrong shard of a NIC, and the loss of a link, which
-//! concerns all shards.
+//! Cross-shard mailboxes, which pass on packets received by a shard that does not own their queue pair, and
+//! the loss of a link, which fails all shards.
 //!
 //! The kernel selects a socket by the first packet of a datagram that it has coalesced from several (GRO), so
 //! the packets after it may belong to another shard. They are copied into the inbox of that shard, so that no
@@ -20,7 +20,7 @@ use crate::wire::{Flow, IpIdent};
 /// Offset of the last byte of the destination QPN in a packet.
 const DEST_QP_LOW: usize = 7;
 
-/// Mailbox of a shard, with access to the mailboxes of all shards of its NIC.
+/// A shard's mailbox, with access to those of the NIC's other shards.
 pub(crate) struct ShardMailbox {
     id: ShardId,
     shared: Arc<Shared>,
@@ -28,17 +28,17 @@ pub(crate) struct ShardMailbox {
 
 struct Shared {
     inboxes: Box<[Inbox]>,
-    /// Set of the shards whose inbox is full: one bit for each shard index.
+    /// Set of the shards whose inbox is full, with one bit per shard index.
     full: AtomicU64,
-    /// Reason for the loss of the link, once it is lost.
+    /// Reason for the loss of a link, once one is lost.
     lost: OnceLock<Arc<io::Error>>,
 }
 
 struct Inbox {
-    /// Number of queued bytes, so that checking an empty inbox takes no lock.
+    /// Number of queued bytes. Atomic, so that checking for an empty inbox takes no lock.
     bytes: AtomicUsize,
     handoffs: Mutex<HandoffBatch>,
-    /// Eventfd that wakes the background thread of the shard.
+    /// Eventfd that wakes the shard's background thread.
     wake: EventFd,
 }
 
@@ -60,8 +60,8 @@ struct Run {
 }
 
 impl ShardMailbox {
-    /// Creates the mailboxes of `count` shards of a device with the QPN partition `partition`. Returns `None`
-    /// if a NIC cannot have that many shards.
+    /// Creates the mailboxes for `count` shards of a device with the given QPN partition. Returns `None` if a
+    /// NIC cannot have that many shards.
     pub fn new(count: usize, partition: QpnPartition) -> io::Result<Option<Vec<ShardMailbox>>> {
         let id = |i| Some(ShardId::new(i, count)?.with_partition(partition));
         let Some(ids) = (0..count.max(1)).map(id).collect::<Option<Vec<_>>>() else {
@@ -76,7 +76,7 @@ impl ShardMailbox {
         Ok(Some(ids.into_iter().map(|id| ShardMailbox { id, shared: shared.clone() }).collect()))
     }
 
-    /// Returns the ID of this shard.
+    /// Returns this shard's ID.
     pub fn id(&self) -> ShardId {
         self.id
     }
@@ -85,13 +85,13 @@ impl ShardMailbox {
         &self.shared.inboxes[self.id.index() as usize]
     }
 
-    /// Returns the eventfd that wakes this shard's thread.
+    /// Returns the eventfd that wakes this shard's background thread.
     pub fn wake(&self) -> &EventFd {
         &self.inbox().wake
     }
 
-    /// Passes this shard's packets of a burst to `own`, in runs, each with the index of its first packet, and
-    /// copies the others to the inboxes of their shards. Returns the number of packets handed over.
+    /// Passes this shard's packets in a burst to `own`, in runs, each with the index of its first packet, and
+    /// copies the other packets to their owners' inboxes. Returns the number of packets handed over.
     #[inline]
     pub fn deliver_or_hand_off(&self, burst: &RxBurst<'_>, mut own: impl FnMut(&RxBurst<'_>, u16)) -> u64 {
         // Every shard that has joined a multicast group receives its own copy.
@@ -123,14 +123,14 @@ impl ShardMailbox {
         handed_over
     }
 
-    /// Returns the index of the shard that owns the packet at the start of `bytes`, or of this shard if there
-    /// are too few bytes.
+    /// Returns the index of the shard that owns the packet at the start of `bytes`; this shard's own index if
+    /// `bytes` is too short.
     fn owner(&self, bytes: &[u8]) -> usize {
         bytes.get(DEST_QP_LOW).map_or(self.id.index() as usize, |qpn| self.id.of(*qpn))
     }
 
-    /// Passes the packets in this shard's inbox to `own` and returns their number. `spare` is a buffer that
-    /// is reused.
+    /// Passes the packets in this shard's inbox to `own`, and returns their number. `spare` is swapped with
+    /// the inbox, so that both keep their buffers.
     #[inline]
     pub fn collect(&self, spare: &mut HandoffBatch, own: impl FnMut(&RxBurst<'_>, u16)) -> usize {
         if self.inbox().bytes.load(Ordering::Acquire) == 0 {
@@ -140,13 +140,12 @@ impl ShardMailbox {
         spare.deliver_all(own)
     }
 
-    /// Reports whether the inbox of another shard is so full that this shard must not receive any more
-    /// packets.
+    /// Reports whether another shard's inbox is so full that this shard must stop receiving.
     pub fn are_others_full(&self) -> bool {
         self.shared.full.load(Ordering::Relaxed) & !(1 << self.id.index()) != 0
     }
 
-    /// Records the loss of a shard's link, and with it of the NIC, and wakes all shards.
+    /// Records that a shard has lost its link, which fails the whole NIC, and wakes all shards.
     pub fn lose_link(&self, why: Arc<io::Error>) {
         if self.shared.lost.set(why).is_ok() {
             for inbox in &self.shared.inboxes {
@@ -155,14 +154,14 @@ impl ShardMailbox {
         }
     }
 
-    /// Returns the reason for the loss of the link, if it is lost.
+    /// Returns the reason for the loss of a link, or `None` if none is lost.
     pub fn loss(&self) -> Option<&Arc<io::Error>> {
         self.shared.lost.get()
     }
 }
 
 impl Shared {
-    /// Copies a run into the inbox of its owner.
+    /// Copies a run into its owner's inbox.
     fn hand_off(&self, owner: usize, run: &RxBurst<'_>, first: u16) {
         let RxBurst { flow, ident, segment, data } = *run;
         let inbox = &self.inboxes[owner];
@@ -179,7 +178,7 @@ impl Shared {
         }
     }
 
-    /// Swaps the contents of the owner's inbox with `spare`.
+    /// Swaps the contents of `owner`'s inbox with `spare`.
     fn swap_inbox(&self, owner: usize, spare: &mut HandoffBatch) {
         let inbox = &self.inboxes[owner];
         let mut handoffs = inbox.handoffs.lock();
@@ -191,8 +190,7 @@ impl Shared {
 }
 
 impl HandoffBatch {
-    /// Passes all packets to `own`, empties the buffers but keeps their capacity, and returns the number of
-    /// packets.
+    /// Passes all packets to `own` and returns their number. Empties the buffers, but keeps their capacity.
     fn deliver_all(&mut self, mut own: impl FnMut(&RxBurst<'_>, u16)) -> usize {
         let (mut packets, mut from) = (0, 0);
         for Run { flow, ident, segment, first, len } in self.runs.drain(..) {
@@ -221,8 +219,8 @@ mod tests {
         ShardMailbox::new(count, QpnPartition::WHOLE).unwrap().unwrap()
     }
 
-    /// Returns a packet of 20 bytes for each destination QPN byte in `to`; only the first `last` bytes of the
-    /// last packet are included.
+    /// Returns a burst with one packet of 20 bytes for each destination QPN byte in `to`; the last packet is
+    /// cut to `last` bytes.
     fn packets(to: &[u8], last: usize) -> Vec<u8> {
         let mut data: Vec<u8> = to.iter().flat_map(|qpn| [&[0; 7][..], &[*qpn], &[0; 12]].concat()).collect();
         data.truncate(data.len() - 20 + last);
@@ -234,7 +232,7 @@ mod tests {
         RxBurst { flow, ident: IpIdent::Unknown, segment: 20, data }
     }
 
-    /// Index of the first packet, and destinations, of each run.
+    /// Index of the first packet and the destinations of each run.
     type Runs = Vec<(u16, Vec<u8>)>;
 
     fn note(runs: &mut Runs) -> impl FnMut(&RxBurst<'_>, u16) {

@@ -3,7 +3,7 @@
 //! A device has one or more [`Shard`]s: a [`Nic`](crate::nic::Nic), its link and its timers behind one lock.
 //! A *turn* of a shard receives packets, serves expired timers and sends. Several threads run turns, one at a
 //! time, and [`DriveState`] is the state that they share. Its [`Mode`] names the party that receives packets,
-//! serves timers and sends delayed acknowledgements while no call of the application runs a turn.
+//! serves timers and sends delayed acknowledgements while no application call runs a turn.
 //!
 //! | mode                 | responsible                        | entered when                             |
 //! |----------------------|------------------------------------|------------------------------------------|
@@ -18,11 +18,11 @@
 //!   [`wake_thread`](Shard::wake_thread), called by a thread that leaves work unfinished or sets an earlier
 //!   deadline.
 //!
-//! In every mode but `Virtual`, a call of the application that posts, modifies or polls runs a turn inline, on
-//! the calling thread, which saves a thread switch. A thread that finds the lock held rings the doorbell, and
-//! the holder runs another turn after it has released the lock. A poll that finds the lock held returns
-//! without ringing, because the application polls again soon. On a fabric in real time the sending thread also
-//! runs the turn of the receiving NIC ([`FabricHandle::kick`]).
+//! In every mode but `Virtual`, an application call that posts, modifies or polls runs a turn inline, on the
+//! calling thread, which saves a thread switch. A thread that finds the lock held rings the doorbell, and the
+//! holder runs another turn after it has released the lock. A poll that finds the lock held returns without
+//! ringing, because the application polls again soon. On a fabric in real time the sending thread also runs
+//! the turn of the receiving NIC ([`FabricHandle::kick`]).
 //!
 //! | file                  | content                                                                    |
 //! |-----------------------|----------------------------------------------------------------------------|

@@ -1,4 +1,4 @@
-//! Creation and destruction of the objects of a shard that complete to completion queues or raise events.
+//! Creation and destruction of a shard's objects that complete to completion queues or raise events.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use crate::transport::{AsyncEvent, CqId, Instant, QpInit, RecvCaps, SrqId, XrcdI
 use crate::wire::Qpn;
 
 impl ShardState {
-    /// Delivers the outputs of the NIC to the completion queues and the event hub.
+    /// Delivers the NIC's outputs to the completion queues and the event hub.
     #[inline]
     pub fn deliver(&mut self, now: Instant) {
         self.outputs.deliver(&mut self.nic, now);
     }
 
-    /// Creates a queue pair that completes to these completion queues.
+    /// Creates a queue pair that completes to the given completion queues.
     ///
     /// # Errors
     /// [`TooManyQps`].
@@ -30,7 +30,7 @@ impl ShardState {
         self.nic.create_qp(init, cqs.0, cqs.1).inspect_err(|_| self.outputs.queues.release_both(cqs))
     }
 
-    /// Creates QP1. Returns `None` if it exists already.
+    /// Creates QP1. Returns `None` if it already exists.
     pub fn create_gsi(
         &mut self,
         init: &QpInit,
@@ -45,7 +45,7 @@ impl ShardState {
         made
     }
 
-    /// Destroys a queue pair: detaches it from its multicast groups and drops its events.
+    /// Destroys a queue pair, detaching it from its multicast groups and dropping its queued events.
     pub fn destroy_qp(&mut self, qpn: Qpn) {
         self.leave_groups(qpn);
         if let Some(cqs) = self.nic.destroy_qp(qpn) {
@@ -54,8 +54,8 @@ impl ShardState {
         self.outputs.events.forget(EventSubject::Qp(qpn));
     }
 
-    /// Creates an XRC shared receive queue whose receives complete to `cq`. Returns `None` if the device has
-    /// no more shared receive queues.
+    /// Creates an XRC shared receive queue whose receives complete to `cq`. Returns `None` if the device's
+    /// limit on shared receive queues is reached.
     pub fn create_xrc_srq(
         &mut self,
         pd: PdId,
@@ -71,7 +71,7 @@ impl ShardState {
         made
     }
 
-    /// Destroys a shared receive queue that no queue pair uses, and drops its events.
+    /// Destroys a shared receive queue that no queue pair uses, and drops its queued events.
     pub fn destroy_srq(&mut self, id: SrqId) {
         if let Some(cq) = self.nic.destroy_srq(id) {
             self.outputs.queues.release(cq);
@@ -79,8 +79,8 @@ impl ShardState {
         self.outputs.events.forget(EventSubject::Srq(id));
     }
 
-    /// Raises the error of a completion queue as if it had occurred: the queue pairs that complete to it
-    /// fail. Returns false, and does nothing, if this shard does not use the completion queue.
+    /// Simulates a completion queue error: raises the event, and fails the queue pairs that complete to the
+    /// queue. Returns false, and does nothing, if this shard does not use the completion queue.
     pub fn inject_cq_error(&mut self, id: CqId) -> bool {
         let is_used = self.outputs.queues.find(id).is_some_and(|cq| self.nic.inject_cq_error(cq));
         if is_used {

@@ -1,5 +1,4 @@
-//! Delivery of a NIC's outputs: completions to completion queues, events to the event hub; and the creation
-//! and destruction of the objects that refer to completion queues.
+//! Delivery of a NIC's outputs: completions to completion queues, and events to the event hub.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,11 +7,11 @@ use super::{CompletionQueue, Events, Pushed};
 use crate::nic::{CqHandle, Nic, NicOutput};
 use crate::transport::{AsyncEvent, CqId, Instant};
 
-/// Receivers of the outputs of one shard's NIC.
+/// Destinations of the outputs of one shard's NIC.
 #[derive(Debug)]
 pub(crate) struct Outputs {
     pub(super) queues: CqTable,
-    /// Event hub of the device, which all shards share.
+    /// The device's event hub, shared by all shards.
     pub(super) events: Events,
 }
 
@@ -21,8 +20,8 @@ impl Outputs {
         Outputs { queues: CqTable::default(), events }
     }
 
-    /// Takes all outputs of the NIC, which arose at `now`, and passes them on. If a completion is lost, its
-    /// queue pair fails at its next turn, so the NIC has something to transmit afterwards.
+    /// Takes all of the NIC's outputs and passes them on, with `now` as the completions' timestamp. If a
+    /// completion is lost, its queue pair fails at its next turn, so the NIC then has something to transmit.
     #[inline]
     pub fn deliver(&self, nic: &mut Nic, now: Instant) {
         if nic.has_outputs() {
@@ -51,20 +50,20 @@ impl Outputs {
     }
 }
 
-/// Completion queues of a shard by handle. Each is in the table while a queue pair or an XRC shared receive
-/// queue of the shard completes to it.
+/// A shard's completion queues by handle. A completion queue is in the table while any queue pair or XRC
+/// shared receive queue of the shard completes to it.
 #[derive(Debug, Default)]
 pub(super) struct CqTable {
     slots: Vec<Option<Slot>>,
     free: Vec<CqHandle>,
-    /// Handles by the address of the completion queue.
+    /// Handles by completion queue address.
     by_address: HashMap<usize, CqHandle>,
 }
 
 #[derive(Debug)]
 struct Slot {
     queue: Arc<CompletionQueue>,
-    /// Number of work queues that complete to this completion queue.
+    /// Number of the shard's work queues that complete to this completion queue.
     users: u32,
 }
 
@@ -106,7 +105,8 @@ impl CqTable {
         (self.acquire(send), self.acquire(recv))
     }
 
-    /// Removes a user of a completion queue. A handle without users may be given to another completion queue.
+    /// Removes a user of a completion queue. Once it has no users, its handle may be reused for another
+    /// completion queue.
     pub fn release(&mut self, cq: CqHandle) {
         let slot = &mut self.slots[cq.0 as usize];
         let Some(Slot { queue, users }) = slot else {
@@ -126,14 +126,14 @@ impl CqTable {
         self.release(recv);
     }
 
-    /// Returns the handle of the completion queue that events identify by `id`.
+    /// Returns the handle of the completion queue with the given ID, if any.
     pub fn find(&self, id: CqId) -> Option<CqHandle> {
         let is_it = |slot: &Option<Slot>| slot.as_ref().is_some_and(|slot| slot.queue.id() == id);
         self.slots.iter().position(is_it).map(|index| CqHandle(index as u32))
     }
 }
 
-/// Returns the address that identifies a completion queue while the table holds it.
+/// Returns a completion queue's address, which identifies it as long as the table holds it.
 fn address(queue: &Arc<CompletionQueue>) -> usize {
     Arc::as_ptr(queue).addr()
 }

@@ -1,24 +1,26 @@
-//! Polling detector: what the background thread knows about an application that polls, and the adaptive
-//! back-off derived from it.
+//! Polling detector, from which the background thread learns how an application polls, and how long to back
+//! off for it.
 
 use std::time::Duration;
 
 use super::timing::{DISTRUST_TIME, DISTRUSTED_POLL_GAP, IDLE_TIMEOUT, MAX_BACKOFF, TIMER_GRANULARITY};
 use crate::transport::Instant;
 
-/// Bounds of the back-off time, during which the background thread leaves the NIC to a polling application
-/// before it checks again. Within them, it is an eighth of the time for which the application has polled.
+/// Bounds of the back-off time. While backing off, the background thread leaves the NIC to a polling
+/// application. Within these bounds, the back-off time is one eighth of the time for which the application
+/// has been polling.
 const BACKOFF: (Duration, Duration) = (IDLE_TIMEOUT, MAX_BACKOFF);
 
-/// Bounds of the back-off for a distrusted application.
+/// Bounds of the back-off time for a distrusted application.
 const DISTRUSTED_BACKOFF: (Duration, Duration) = (DISTRUSTED_POLL_GAP, TIMER_GRANULARITY);
 
-/// Detector of whether and for how long an application has polled, and whether it polls for received packets.
+/// Detector of an application's polling: whether and for how long it has been polling, and whether it polls
+/// for received packets.
 #[derive(Default)]
 pub(super) struct PollDetector {
-    /// Time of the first of the consecutive checks that found the application polling.
+    /// Time of the first check in the current series that has found the application polling.
     since: Option<Instant>,
-    /// Whether the last decision was to back off for a trusted application.
+    /// Whether the background thread last backed off for a trusted application.
     backed_off: bool,
     distrust: Duration,
     distrusted_until: Instant,
@@ -31,8 +33,8 @@ impl PollDetector {
         now < self.distrusted_until
     }
 
-    /// Returns how long to back off for an application that last polled at `last_poll`, or `None` if it is
-    /// not expected to poll again soon.
+    /// Returns how long to back off for an application that last polled at `last_poll`, or `None` if the
+    /// application is not expected to poll again soon.
     pub fn backoff(&mut self, now: Instant, last_poll: Instant) -> Option<Duration> {
         let distrusted = self.is_distrusted(now);
         let (max_gap, bounds) =
@@ -48,8 +50,8 @@ impl PollDetector {
         Some((polls_for / 8).clamp(bounds.0, bounds.1))
     }
 
-    /// Records a check that found the application not polling. Distrusts it for some time if packets had
-    /// accumulated (`received`) during the back-off.
+    /// Records a check that found the application not polling. If packets had accumulated during the back-off
+    /// (`received`), distrusts the application for some time.
     pub fn on_not_polling(&mut self, now: Instant, received: bool) {
         self.since = None;
         if std::mem::take(&mut self.backed_off) && received {

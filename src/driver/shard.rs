@@ -1,4 +1,4 @@
-//! A shard of a NIC: its lock, and access to what the lock protects.
+//! A NIC shard: its lock, and access to the state that the lock protects.
 
 use std::fmt;
 use std::io;
@@ -21,43 +21,43 @@ use crate::nic::Nic;
 use crate::sys::fork::ForkGeneration;
 use crate::transport::{Instant, TxQueue, earliest};
 
-/// A shard of a NIC: the NIC and its link behind one lock, and the state through which threads agree on who
-/// drives it.
+/// A NIC shard: the shard's NIC and link behind one lock, and the state by which threads agree on which of
+/// them drives it.
 pub(crate) struct Shard {
     state: Mutex<ShardState>,
     pub clock: Clock,
     pub(super) drive_state: DriveState,
     pub(super) fabric: Option<FabricHandle>,
-    /// Whether the link is a bare port of the fabric, without middleware that has to see arriving packets.
+    /// Whether the link is a bare fabric port, without middleware that has to see arriving packets.
     pub(super) is_bare_port: bool,
     pub(super) mailbox: ShardMailbox,
     pub(super) stopping: AtomicBool,
-    /// The process that the link belongs to. A child of fork also has the descriptors, and would take packets
+    /// The process that opened the link. A forked child inherits the descriptors, but must not take packets
     /// away from its parent.
     pub(super) process: ForkGeneration,
-    /// Duplicates of the link's descriptors, so that the background thread can sleep on them without the
+    /// Duplicates of the link's descriptors, which let the background thread poll them without holding the
     /// lock.
     pub(super) link_fds: Vec<OwnedFd>,
     /// A duplicate of the link's port state descriptor, for the background thread.
     pub(super) state_fd: Mutex<Option<OwnedFd>>,
 }
 
-/// The part of a shard that its lock protects.
+/// The part of a shard that is protected by its lock.
 pub(crate) struct ShardState {
     pub nic: Nic,
     pub(super) link: LinkSlot,
     pub(super) tx: TxQueue,
-    /// The table of regions and windows, which all shards share: it may be read with the lock of any shard,
-    /// and is changed with the locks of all
-    /// ([`Shards::change_memory`](super::Shards::change_memory)).
+    /// The table of regions and windows, shared by all shards. Reading it requires the lock of any shard,
+    /// changing it the locks of all ([`Shards::change_memory`](super::Shards::change_memory)).
     pub memory: Arc<Table>,
-    /// Packets handed over by other shards that are being processed.
+    /// Packets handed over by other shards, while they are being processed.
     pub(super) handoffs: HandoffBatch,
-    /// Receivers of the NIC's completions and events.
+    /// Destinations of the NIC's completions and events.
     pub(super) outputs: Outputs,
 }
 
-/// Guard of a shard's lock. The NIC's outputs must be [delivered](ShardState::deliver) before it is released.
+/// Guard of a shard's lock. The NIC's outputs must be [delivered](ShardState::deliver) before the guard is
+/// dropped.
 pub(crate) struct ShardGuard<'a> {
     drive_state: &'a DriveState,
     /// The locked state; `None` only while the guard is being dropped.
@@ -78,7 +78,7 @@ impl DerefMut for ShardGuard<'_> {
 }
 
 impl Drop for ShardGuard<'_> {
-    /// Releases the lock, fairly if a thread waits in [`Shard::lock_fairly`].
+    /// Releases the lock, handing it over if a thread is waiting in [`Shard::lock_fairly`].
     fn drop(&mut self) {
         let Some(state) = self.state.take() else { return };
         debug_assert!(!state.nic.has_outputs() || std::thread::panicking(), "outputs were not delivered");
@@ -134,17 +134,17 @@ impl Shard {
         self.mailbox.id().index() as usize
     }
 
-    /// Returns the fabric if its time is virtual; in that case only the fabric drives the NIC.
+    /// Returns the fabric if it is in virtual time, in which case only the fabric drives the NIC.
     pub fn virtual_fabric(&self) -> Option<&FabricHandle> {
         self.fabric.as_ref().filter(|f| f.fabric().is_virtual())
     }
 
-    /// Runs `f` with the NIC, sends what results from it and releases the lock.
+    /// Runs `f` with the NIC, sends the packets that result, and releases the lock.
     pub fn with_nic_and_send<R>(&self, f: impl FnOnce(&mut Nic, Instant, &Table, &mut TxQueue) -> R) -> R {
         self.with_state_and_send(|ShardState { nic, tx, memory, .. }, now| f(nic, now, memory, tx))
     }
 
-    /// Runs `f` with the NIC and its link, sends what results from it and releases the lock.
+    /// Runs `f` with the NIC and its link, sends the packets that result, and releases the lock.
     pub(super) fn with_state_and_send<R>(&self, f: impl FnOnce(&mut ShardState, Instant) -> R) -> R {
         let now = self.clock.now();
         let mut state = self.lock();
@@ -154,7 +154,7 @@ impl Shard {
         result
     }
 
-    /// Runs `f` with the NIC and its link; sends nothing.
+    /// Runs `f` with the NIC and its link, without sending.
     pub fn with_state<R>(&self, f: impl FnOnce(&mut ShardState, Instant) -> R) -> R {
         let now = self.clock.now();
         let mut state = self.lock();
@@ -163,7 +163,7 @@ impl Shard {
         result
     }
 
-    /// Runs `f` with the NIC; sends nothing.
+    /// Runs `f` with the NIC, without sending.
     pub fn with_nic<R>(&self, f: impl FnOnce(&mut Nic) -> R) -> R {
         self.with_state(|state, _| f(&mut state.nic))
     }
@@ -185,7 +185,7 @@ impl Shard {
         Some(counters)
     }
 
-    /// Returns the counters of the link and, if it is lost, the reason for the loss.
+    /// Returns the link's counters and, if the link is lost, the reason.
     pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
         let state = self.lock();
         let link_status = state.link.link_status();
@@ -197,8 +197,8 @@ impl Shard {
         ShardGuard { drive_state: &self.drive_state, state: Some(state) }
     }
 
-    /// Acquires the lock. The caller releases it by [`unlock`](Self::unlock) or [`release`](Self::release),
-    /// or delivers the NIC's outputs itself.
+    /// Acquires the lock. The caller must release it with [`unlock`](Self::unlock) or
+    /// [`release`](Self::release), or deliver the NIC's outputs itself.
     pub(super) fn lock(&self) -> ShardGuard<'_> {
         self.guard(self.state.lock())
     }
@@ -212,28 +212,29 @@ impl Shard {
         self.state.try_lock_for(timeout).map(|state| self.guard(state))
     }
 
-    /// Acquires the lock soon even while another thread polls without a pause: when that thread releases the
-    /// lock, it hands the lock over.
+    /// Acquires the lock even if another thread polls without a pause: when that thread releases the lock,
+    /// ownership passes to this one.
     pub fn lock_fairly(&self) -> ShardGuard<'_> {
         self.guard(self.drive_state.wait_fairly(|| self.state.lock()))
     }
 
-    /// Delivers the NIC's outputs and releases the lock. The caller must call
-    /// [`drive_remaining`](Self::drive_remaining) later. Returns whether there is more to send.
+    /// Delivers the NIC's outputs and releases the lock. Returns whether there is more to send, which the
+    /// caller must pass to [`drive_remaining`](Self::drive_remaining).
     pub fn unlock(&self, mut state: ShardGuard<'_>, now: Instant) -> bool {
         state.deliver(now);
         self.wake_for_deadline(&state, now);
         state.nic.wants_to_transmit_urgently()
     }
 
-    /// Releases the lock and serves the threads that rang the doorbell meanwhile.
+    /// Delivers the NIC's outputs, releases the lock, and serves the threads that have rung the doorbell in
+    /// the meantime.
     pub(super) fn release(&self, state: ShardGuard<'_>, now: Instant) {
         let more = self.unlock(state, now);
         self.drive_remaining(more);
     }
 
-    /// Wakes the background thread if the NIC's next deadline is earlier than the end of the thread's sleep.
-    /// Called under the lock, because the thread records its sleep under the lock.
+    /// Wakes the background thread if it sleeps beyond the NIC's next deadline. Called with the lock held,
+    /// under which the thread also records its sleep.
     pub(super) fn wake_for_deadline(&self, state: &ShardState, now: Instant) {
         if self.drive_state.sleeps_beyond(|| self.deadline(state, now)) {
             self.wake_thread();

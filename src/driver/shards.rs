@@ -1,4 +1,5 @@
-//! The shards of a NIC: operations on one shard, on all shards, and on the objects distributed among them.
+//! A NIC's shards: their background threads, operations on several shards, and the distribution of objects
+//! among them.
 
 use std::io;
 use std::os::unix::thread::JoinHandleExt;
@@ -25,15 +26,15 @@ use crate::wire::{Gid, Qpn};
 pub(crate) struct Shards {
     all: Box<[Arc<Shard>]>,
     threads: Vec<JoinHandle<()>>,
-    /// The process that the threads belong to; a child of fork has none of them.
+    /// The process that the threads run in; a forked child does not have them.
     process: ForkGeneration,
     next_qp: AtomicUsize,
     next_srq: AtomicUsize,
-    /// Multicast attachments of all shards together, because the limits apply to the device.
+    /// Multicast attachments of all shards, in a single table because the limits apply to the device.
     groups: Mutex<MulticastTable>,
 }
 
-/// Set of shards, one bit for each index.
+/// Set of shards, with one bit per shard index.
 pub(crate) type ShardSet = u64;
 
 impl Shards {
@@ -57,28 +58,29 @@ impl Shards {
         Ok(shards)
     }
 
-    /// Reports whether this is a forked child's copy of its parent's NIC, which only the parent drives.
+    /// Reports whether this process is a forked child of the one that opened the NIC, which alone drives it.
     pub fn are_inherited(&self) -> bool {
         !self.process.is_current()
     }
 
-    /// Returns the first shard, which holds what cannot be distributed, and represents all shards where they
-    /// agree.
+    /// Returns the first shard, which has the objects that cannot be distributed, and answers queries about
+    /// state common to all shards.
     pub fn first(&self) -> &Arc<Shard> {
         &self.all[0]
     }
 
-    /// Returns the shard of a queue pair.
+    /// Returns the shard that a queue pair belongs to.
     pub fn of(&self, qpn: Qpn) -> &Arc<Shard> {
         &self.all[qpn.get() as usize & (self.all.len() - 1)]
     }
 
-    /// Returns the shard for the next queue pair.
+    /// Returns the shard for the next queue pair to be created, in round-robin order.
     pub fn next_for_qp(&self) -> &Arc<Shard> {
         self.next(&self.next_qp)
     }
 
-    /// Returns the shard for the next shared receive queue and the queue pairs on it.
+    /// Returns the shard for the next shared receive queue to be created, in round-robin order; queue pairs
+    /// that use the shared receive queue are created in the same shard.
     pub fn next_for_srq(&self) -> &Arc<Shard> {
         self.next(&self.next_srq)
     }
@@ -95,12 +97,12 @@ impl Shards {
         self.first().virtual_fabric()
     }
 
-    /// Runs `f` with the NIC of the first shard, for state that is the same in all shards.
+    /// Runs `f` with the first shard's NIC, to read state that is the same in all shards.
     pub fn with_nic<R>(&self, f: impl FnOnce(&mut Nic) -> R) -> R {
         self.first().with_nic(f)
     }
 
-    /// Runs `f` with the NICs of all shards, while all are locked.
+    /// Runs `f` with the NICs of all shards, holding all of their locks.
     pub fn with_all_nics<R>(&self, f: impl FnOnce(&mut [&mut Nic]) -> R) -> R {
         self.with_all_states(|states| {
             let mut nics: Vec<&mut Nic> = states.iter_mut().map(|state| &mut state.nic).collect();
@@ -108,12 +110,12 @@ impl Shards {
         })
     }
 
-    /// Runs `f` while no shard can add a completion.
+    /// Runs `f` with all shards locked, so that none can add a completion.
     pub fn without_completions<R>(&self, f: impl FnOnce() -> R) -> R {
         self.with_all_states(|_| f())
     }
 
-    /// Runs `f` with the locks of all shards.
+    /// Runs `f` with the locks of all shards held.
     fn with_all_states<R>(&self, f: impl FnOnce(&mut [ShardGuard<'_>]) -> R) -> R {
         // Always in this order, and no other thread waits for one shard's lock while it holds another, so
         // this cannot deadlock.
@@ -127,8 +129,8 @@ impl Shards {
         result
     }
 
-    /// Changes the table of regions and windows for all shards at once. Each shard has finished its turn, so
-    /// nothing uses a removed entry afterwards.
+    /// Changes the table of regions and windows for all shards at once. No shard is in the middle of a turn,
+    /// so nothing uses a removed entry afterwards.
     pub fn change_memory<R>(&self, f: impl FnOnce(&mut Table) -> R) -> R {
         self.with_all_states(|states| {
             let (first, others) = states.split_first_mut().expect("a NIC has a shard");
@@ -143,27 +145,28 @@ impl Shards {
         })
     }
 
-    /// Polls these shards, for an application that keeps polling.
+    /// Polls the given shards, for an application that keeps polling.
     pub fn poll(&self, some: ShardSet) {
         self.for_each_in(some, Shard::poll);
     }
 
-    /// Polls these shards once, for an application that then waits.
+    /// Polls the given shards once, for an application that will not poll again.
     pub fn poll_once(&self, some: ShardSet) {
         self.for_each_in(some, Shard::poll_once);
     }
 
-    /// Polls all shards, for an application that waits for an event that any of them may raise.
+    /// Polls all shards, for an application that polls for an event that any of them may raise.
     pub fn poll_all(&self) {
         self.poll(self.full_set());
     }
 
-    /// Sends all delayed acknowledgements; skips a shard whose lock is held for longer than `timeout`.
+    /// Sends all delayed acknowledgements, except those of a shard whose lock is held for longer than
+    /// `timeout`.
     pub fn acknowledge(&self, timeout: Duration) {
         self.all.iter().for_each(|shard| shard.acknowledge(timeout));
     }
 
-    /// Returns the sum of all shards' counters, or `None` if the lock of a shard is held for longer than
+    /// Returns the sum of all shards' counters, or `None` if any shard's lock is held for longer than
     /// `timeout`.
     pub fn counters_within(&self, timeout: Duration) -> Option<Counters> {
         self.all.iter().try_fold(Counters::default(), |mut sum, shard| {
@@ -172,12 +175,12 @@ impl Shards {
         })
     }
 
-    /// Announces that the application is about to wait for these shards.
+    /// Announces that the application is about to wait for the given shards.
     pub fn stop_polling(&self, some: ShardSet) {
         self.for_each_in(some, Shard::stop_polling);
     }
 
-    /// Announces that the application is about to wait for any shard.
+    /// Announces that the application is about to wait for an event from any shard.
     pub fn stop_polling_all(&self) {
         self.stop_polling(self.full_set());
     }
@@ -203,7 +206,7 @@ impl Shards {
         })
     }
 
-    /// Returns the sum of the links' counters and, if a link is lost, the reason for the loss.
+    /// Returns the sum of the links' counters and, if a link is lost, the reason.
     pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
         let mut sum = LinkCounters::default();
         let mut lost = None;
@@ -215,7 +218,7 @@ impl Shards {
         (sum, lost)
     }
 
-    /// Attaches a queue pair of a shard to a multicast group.
+    /// Attaches the shard's queue pair to a multicast group.
     pub fn attach_mcast(
         &self,
         shard: &Shard,
@@ -232,14 +235,14 @@ impl Shards {
         Ok(())
     }
 
-    /// Detaches a queue pair of a shard from a multicast group.
+    /// Detaches the shard's queue pair from a multicast group.
     pub fn detach_mcast(&self, shard: &Shard, qpn: Qpn, gid: Gid) -> Result<(), MulticastError> {
         let mut groups = self.groups.lock();
         shard.with_state(|state, _| state.detach_mcast(qpn, gid))?;
         groups.detach(qpn, gid).map(drop)
     }
 
-    /// Destroys a queue pair of a shard and detaches it from its multicast groups.
+    /// Destroys the shard's queue pair, and detaches it from its multicast groups.
     pub fn destroy_qp(&self, shard: &Shard, qpn: Qpn) {
         let mut groups = self.groups.lock();
         shard.with_state(|state, _| state.destroy_qp(qpn));
@@ -266,7 +269,7 @@ impl Drop for Shards {
     }
 }
 
-/// Number of work queues that complete to a completion queue, and the set of their shards.
+/// The users of a completion queue: the number of work queues that complete to it, by shard.
 pub(crate) struct CqUsers {
     by_shard: Mutex<Vec<u32>>,
     shards: AtomicU64,
@@ -277,10 +280,10 @@ impl CqUsers {
         CqUsers { by_shard: Mutex::default(), shards: AtomicU64::new(CqUsers::UNUSED) }
     }
 
-    /// Shard set of a completion queue without users: the first shard, which represents the whole NIC.
+    /// Shards to poll for a completion queue without users: the first, so that polling still drives the NIC.
     const UNUSED: ShardSet = 1;
 
-    /// Returns the shards that fill the completion queue.
+    /// Returns the shards that add completions to the queue; the first shard if there are none.
     pub fn shards(&self) -> ShardSet {
         self.shards.load(Ordering::Acquire)
     }

@@ -1,4 +1,4 @@
-//! Tests of the thread that drives a shard, delayed acknowledgements and batching.
+//! Driver tests on fabric and UDP links: which thread drives a shard, delayed acknowledgements, and batching.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use crate::verbs::{
     Access, AckTimeout, ConnectOptions, Context, ContextOptions, Fabric, Notify, RecvWr, SendWr, TestEndpoint,
 };
 
-/// Returns two connected nodes on UDP links. The timeouts of the first node are so long that none expires
-/// while a thread is not scheduled: an expiry would request another acknowledgement.
+/// Returns two connected endpoints on UDP links. The first endpoint's timeouts are too long to expire while a
+/// thread is not scheduled, because an expiry would request another acknowledgement.
 fn pair_without_timers(a: &str, b: &str) -> (TestEndpoint, TestEndpoint) {
     let options = ConnectOptions { timeout: AckTimeout::new(31), ..ConnectOptions::default() };
     let on = |ip: &str| {

@@ -1,65 +1,65 @@
-//! Tuning constants of the driver.
+//! The driver's tuning constants.
 
 use std::time::Duration;
 
-/// Idle timeout: time without a packet, or without a poll of the application, after which a thread counts as
-/// idle. It determines the following:
+/// Time without a packet, or without a poll by the application, after which a thread counts as idle. It is
+/// used in three places:
 /// - the background thread polls the link for this long after each packet before it sleeps, provided that its
 ///   last sleep was shorter than this: a wake-up costs both ends several microseconds, as much as a burst;
 /// - an application that polled less than this long ago is expected to poll again, and the background thread
 ///   keeps away from the socket, or both threads would wake for every packet;
 /// - the background thread tries again after this time if another thread held the lock when the link had to
-///   be polled, or if it could not read the link because the inbox of another shard was full.
+///   be polled, or if it could not read the link because another shard's inbox was full.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_micros(200);
 
-/// Granularity of the timers on a fabric without delayed packets in flight, where the sending thread drives
-/// the receiving NIC: the background thread serves them, and tries again after this time if another thread
-/// held the lock. Also the longest back-off for a distrusted application.
+/// Timer granularity on a fabric with no delayed packets in flight, where the sending thread drives the
+/// receiving NIC: the background thread serves the timers, and if another thread holds the lock, tries again
+/// after this time. Also the longest back-off for a distrusted application.
 pub(super) const TIMER_GRANULARITY: Duration = Duration::from_millis(1);
 
 /// Longest back-off of the background thread for a polling application. An application that stops polling
-/// without an announcement may delay its peers by this much, once. Each check takes 20 µs from a thread that
-/// polls on the same core, and two threads with 250 checks per second each would be visible in the 99th
+/// without announcing it may delay its peers by this much, once. Each check takes 20 µs away from a thread
+/// that polls on the same core; two background threads with 250 checks per second each would show in the 99th
 /// percentile of a ping-pong.
 pub(super) const MAX_BACKOFF: Duration = Duration::from_millis(16);
 
-/// Poll gap and shortest back-off for a distrusted application, that is, one that polls for something other
-/// than received packets.
+/// Maximum time since a distrusted application's last poll for it to count as polling, and the shortest
+/// back-off for it. A distrusted application polls for something other than received packets.
 pub(super) const DISTRUSTED_POLL_GAP: Duration = Duration::from_micros(10);
 
 /// Bounds of the time for which an application is distrusted, which doubles each time. Packets that
-/// accumulated during a back-off show that the application polls for something else, for example because it
-/// waits for a byte of its memory to change and polls only for its own sends in between; the background
-/// thread then checks more often.
+/// accumulate during a back-off show that the application polls for something else: for example, it may wait
+/// for a byte in memory to change, and poll only for its own sends in between. The background thread then
+/// checks more often.
 pub(super) const DISTRUST_TIME: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 
-/// Time for which the background thread does not busy-poll after it found that another thread occupies its
-/// core: that thread gets a whole scheduler slice at each yield, and a sleeping thread is scheduled when a
-/// packet arrives.
+/// Time for which the background thread refrains from busy-polling after finding that another thread competes
+/// for its core. The other thread would get a whole scheduler slice at each yield, whereas a sleeping
+/// background thread is scheduled as soon as a packet arrives.
 pub(super) const CROWDED_CORE_BACKOFF: Duration = Duration::from_millis(100);
 
-/// Time for which acknowledgements are delayed, waiting for the application's next call, before the
-/// background thread sends them, while it is not backing off for a polling application.
+/// Time for which acknowledgements wait for the application's next call before the background thread sends
+/// them, unless it is backing off for a polling application.
 pub(super) const MAX_ACK_DELAY: Duration = Duration::from_millis(4);
 
 /// Time for which the background thread delays acknowledgements while the application is distrusted. Such an
 /// application is about to respond, and its response carries the acknowledgements. The peer then receives
-/// both at once, in time for its own response to do the same: two applications that poll a completion queue
-/// only for their sends, and otherwise wait for memory to change, need no background thread.
+/// both at once, in time for its own response to do the same, so that two applications that poll completion
+/// queues only for their sends, and otherwise wait for memory to change, need no background thread.
 pub(super) const RESPONSE_ACK_DELAY: Duration = Duration::from_micros(30);
 
-/// Largest number of received packets whose acknowledgements are delayed until the application's next call. A
-/// polling application may respond to them, and the acknowledgements then travel with the response. A longer
-/// burst is a stream, whose sender waits for the acknowledgements.
+/// Maximum number of packets received in a turn whose acknowledgements are delayed until the application's
+/// next call. A polling application may respond to so few packets, and its response then carries the
+/// acknowledgements. A longer burst is a stream, whose sender waits for the acknowledgements.
 pub(super) const MAX_DELAYED_ACK_PACKETS: usize = 4;
 
-/// Number of bytes sent in one turn at which the turn takes so long that the application thread running it
-/// would be mistaken for absent.
+/// Number of bytes sent in one turn above which the turn takes so long that the application thread running it
+/// would seem to have stopped polling.
 pub(super) const LONG_TURN_BYTES: usize = 128 << 10;
 
-/// Maximum number of turns that one call drives inline while other threads keep ringing the doorbell; the
+/// Maximum number of turns that one call runs inline while other threads keep ringing the doorbell; the
 /// background thread then takes over.
 pub(super) const MAX_INLINE_TURNS: usize = 64;
 
-/// Number of bytes in the inbox of a shard above which the other shards stop reading their sockets.
+/// Number of bytes in a shard's inbox above which the other shards stop reading their sockets.
 pub(super) const INBOX_FULL_BYTES: usize = 4 << 20;

@@ -1,4 +1,4 @@
-//! One turn of a shard: receive, serve expired timers, send.
+//! A shard's turn: receive, serve expired timers, send.
 
 use std::io;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::timing::{LONG_TURN_BYTES, MAX_DELAYED_ACK_PACKETS};
 use crate::nic::Nic;
 use crate::transport::{Instant, RxBurst};
 
-/// Delay of acknowledgements in a turn, so that they can travel with a response.
+/// Policy for delaying a turn's acknowledgements so that a response can carry them.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AckDelay {
     Off,
@@ -65,7 +65,8 @@ impl Shard {
         received > 0
     }
 
-    /// Transmits the NIC's pending packets, and delivers its outputs.
+    /// Transmits the NIC's pending packets, except acknowledgements that can wait if `delay_acks` is set, and
+    /// delivers the NIC's outputs.
     pub(super) fn send(&self, state: &mut ShardState, now: Instant, delay_acks: bool) {
         let ShardState { nic, link, tx, memory, outputs, .. } = state;
         // First the outputs of earlier calls: a queue pair whose completion is lost must fail before it
@@ -96,7 +97,8 @@ impl Shard {
         state.deliver(now);
     }
 
-    /// Fails this link and the links of the sibling shards, which use the same socket address or interface.
+    /// Fails this shard's link and those of the NIC's other shards, which use the same socket address or
+    /// interface.
     pub(super) fn lose_link(&self, state: &mut ShardState, reason: io::Error, now: Instant) {
         trace_event!(WARN, "urxe::link", "link lost", reason = %reason);
         let reason = Arc::new(reason);

@@ -1,4 +1,4 @@
-//! Blocking waits: on a descriptor in real time, by advancing the clock in virtual time.
+//! Blocking waits: on a descriptor in real time, or by advancing the clock in virtual time.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -14,27 +14,27 @@ use crate::sys::signals::signals_restart_calls;
 /// Reason why a wait ended without a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WaitEnd {
-    /// The timeout expired; the value is its length.
+    /// The timeout, whose length is the value, expired.
     TimedOut(Duration),
-    /// A signal interrupted the wait.
+    /// A signal interrupted the wait, and not all of the program's handlers have `SA_RESTART`.
     Interrupted,
-    /// In virtual time, nothing is pending on the fabric that could end the wait.
+    /// In virtual time only: nothing is pending on the fabric that could end the wait.
     Idle,
-    /// The system is out of descriptors, or of another resource that the wait needs.
+    /// The system is out of descriptors or another resource that the wait needs.
     System(Errno),
 }
 
-/// Returns the time at which a timeout expires; a timeout beyond the range of the clock, such as
-/// [`Duration::MAX`], expires in thirty years.
+/// Returns the time at which a timeout expires: thirty years from now if the timeout exceeds the clock's
+/// range, like [`Duration::MAX`].
 pub(crate) fn deadline_after(timeout: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
     let now = Instant::now();
     now.checked_add(timeout).unwrap_or_else(|| now + FAR)
 }
 
-/// Waits in real time until `take` returns a value, or forever if there is no timeout. `fd` must become
-/// readable whenever `take` may return one. Returns [`WaitEnd::Interrupted`] after a signal, unless all
-/// handlers of the program have `SA_RESTART`.
+/// Waits in real time until `take` returns a value or the timeout, if any, expires. `fd` must become readable
+/// whenever `take` may return a value. Returns [`WaitEnd::Interrupted`] after a signal, unless all of the
+/// program's handlers have `SA_RESTART`.
 pub(crate) fn until_readable<R>(
     fd: BorrowedFd<'_>,
     timeout: Option<Duration>,
@@ -63,9 +63,9 @@ pub(crate) fn until_readable<R>(
     }
 }
 
-/// Waits as [`until_readable`], for a `take` that may leave `fd` readable and return nothing: after the first
-/// calls, `take` is called only when `fd` is signalled anew, for example by a write to an eventfd. Waits of
-/// several threads do not affect each other.
+/// Waits like [`until_readable`], for a `take` that may return nothing and yet leave `fd` readable: after the
+/// first calls, `take` is called only when `fd` is signalled anew, for example by a write to an eventfd.
+/// Several threads may wait on the same `fd` without affecting each other.
 pub(crate) fn until_signalled<R>(
     fd: BorrowedFd<'_>,
     timeout: Option<Duration>,
@@ -87,8 +87,8 @@ pub(crate) fn until_signalled<R>(
     })
 }
 
-/// Advances virtual time until `take` returns a value. Returns [`WaitEnd::Idle`] if the fabric has nothing
-/// left to do.
+/// Advances virtual time until `take` returns a value or the timeout expires. Returns [`WaitEnd::Idle`] if
+/// the fabric has nothing left to do.
 pub(crate) fn step_until<R>(
     fabric: &Fabric,
     timeout: Duration,

@@ -1,4 +1,4 @@
-//! Capture of the packets of a link to a pcapng file.
+//! Capture of a link's packets to a pcapng file.
 //!
 //! Packets are IP packets (link type RAW), each with its direction and, if a fault was applied to it, a
 //! comment. Several links can share a [`CaptureFile`], in which each is a separate interface.
@@ -29,16 +29,16 @@ use crate::transport::{Instant, TxQueue};
 use crate::wire::{BTH_LEN, Flow, IpIdent, frame};
 use output::Output;
 
-/// Clock of the timestamps.
+/// Clock that timestamps are taken from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Timestamps {
     /// The wall clock.
     Wall,
-    /// Instants passed to the link, interpreted as time since the epoch, as in a simulation.
+    /// The instants passed to the link, interpreted as time since the epoch; for simulations.
     Virtual,
 }
 
-/// Error of a capture.
+/// Error when creating or writing a capture.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CaptureError {
@@ -50,7 +50,7 @@ pub enum CaptureError {
         /// The underlying system error.
         source: io::Error,
     },
-    /// The header could not be written.
+    /// The file header could not be written.
     #[error("cannot write the capture: {0}")]
     Write(io::Error),
     /// Some packets could not be written.
@@ -60,15 +60,16 @@ pub enum CaptureError {
         name: String,
         /// Number of packets missing so far.
         lost: u64,
-        /// Error of the first failed write.
+        /// Error from the first failed write.
         source: io::Error,
     },
 }
 
-/// Maximum number of pending comments. The oldest are dropped, because their packets may never arrive.
+/// Maximum number of pending comments. When it is exceeded, the oldest are dropped, because their packets may
+/// never arrive.
 const MAX_PENDING_COMMENTS: usize = 1024;
 
-/// A pcapng file that links write to. Clones refer to the same file.
+/// A pcapng file to which links write their packets. Clones refer to the same file.
 ///
 /// The file is flushed when the last of its links and clones is dropped.
 #[derive(Clone)]
@@ -80,23 +81,23 @@ const FLUSH_THRESHOLD: usize = 256 << 10;
 struct Inner {
     name: String,
     output: Output,
-    /// Encoder of the blocks, which also buffers packet blocks until they are written out.
+    /// Block encoder, which also buffers packet blocks until they are written out.
     writer: PcapNgWriter<Vec<u8>>,
     /// Number of buffered packets.
     buffered: u64,
-    /// Interface blocks that packets refer to and that are not written yet.
+    /// Interface blocks not yet written, to which buffered packets may refer.
     interface_blocks: Vec<u8>,
     timestamps: Timestamps,
     interfaces: u32,
     /// Number of packets that could not be written.
     lost: u64,
-    /// The first write error since the last call that reported one.
+    /// The first write error not yet reported by [`CaptureFile::flush`].
     error: Option<io::Error>,
-    /// Function that is called at the first write error.
+    /// Function to call at the first write error.
     listener: Option<Listener>,
     /// Whether a stream has failed, so that nothing more is written.
     stopped: bool,
-    /// Scratch buffer for the packet that is being written.
+    /// Scratch buffer for the packet being written.
     frame: Vec<u8>,
 }
 
@@ -121,8 +122,9 @@ impl CaptureFile {
         CaptureFile::start(output, path.display().to_string(), timestamps).map_err(create)
     }
 
-    /// Creates a file for this process alone if several processes were given the same name: that file if it
-    /// is empty, otherwise one with the PID in its name. Also returns the name of the file.
+    /// Creates a capture file for this process alone, for use when several processes are given the same path:
+    /// the file at `path` if it is empty and not in use, otherwise one with the PID in its name. Also returns
+    /// the file's path.
     ///
     /// # Errors
     /// [`CaptureError::Create`] if neither file can be created and written.
@@ -135,7 +137,7 @@ impl CaptureFile {
         Ok((file, own))
     }
 
-    /// Empties a file whose name is then passed to [`create_own`](Self::create_own) by several processes.
+    /// Empties a file before several processes pass its path to [`create_own`](Self::create_own).
     ///
     /// # Errors
     /// [`CaptureError::Create`] if the file cannot be created or emptied.
@@ -144,7 +146,8 @@ impl CaptureFile {
         output::clear(path).map_err(|source| CaptureError::Create { path: path.to_owned(), source })
     }
 
-    /// Writes the capture to any writer: standard output, a pipe to Wireshark, memory.
+    /// Creates a capture that is written to `writer`, for example standard output, a pipe to Wireshark, or
+    /// memory.
     ///
     /// # Errors
     /// [`CaptureError::Write`] if the file header cannot be written.
@@ -177,19 +180,19 @@ impl CaptureFile {
         Ok(CaptureFile(Arc::new(Mutex::new(inner))))
     }
 
-    /// Sets the function that is called at the first failed write.
+    /// Sets a function to call when a write first fails.
     pub fn on_failure(&self, listener: impl FnOnce(&CaptureError) + Send + 'static) {
         self.0.lock().listener = Some(Box::new(listener));
     }
 
-    /// Captures a link from now on, as an interface called `name`.
+    /// Wraps a link so that its packets are captured, as an interface called `name`.
     pub fn capture<L: Link>(&self, link: L, name: &str) -> Capture<L> {
         let interface = self.0.lock().add_interface(name, &link.info().name);
         CaptureHandle { file: self.clone(), interface, pending_comments: Arc::default() }.capture(link)
     }
 
-    /// Writes out buffered packets periodically for as long as the file exists, for programs that may exit
-    /// without a flush.
+    /// Starts a thread that writes out buffered packets periodically as long as the file exists, for programs
+    /// that may exit without flushing.
     ///
     /// # Errors
     /// [`CaptureError::Write`] if the thread cannot be created.
@@ -328,7 +331,7 @@ impl Drop for Inner {
     }
 }
 
-/// Sets the flags of the IPv4 header at the start of `frame` and updates the checksum.
+/// Sets the flags and fragment offset in the IPv4 header at the start of `frame`, and updates the checksum.
 fn set_flags(frame: &mut [u8], flags: u16) {
     let header = &mut frame[..20];
     header[6..8].copy_from_slice(&flags.to_be_bytes());
@@ -339,7 +342,7 @@ fn set_flags(frame: &mut [u8], flags: u16) {
     header[10..12].copy_from_slice(&(!(folded as u16)).to_be_bytes());
 }
 
-/// Returns the IPv4 identification and flags; by default, those that urxe itself sends.
+/// Returns the IPv4 identification and flags; if unknown, those that urxe itself sends.
 fn id_and_flags(ident: IpIdent) -> (u16, u16) {
     match ident {
         IpIdent::Exact { id, flags } => (id, flags),
@@ -356,13 +359,12 @@ struct CapturedPacket<'a> {
     data: &'a [u8],
 }
 
-/// A comment whose packet is not written yet.
+/// A comment whose packet has not yet been written.
 struct PendingComment {
     direction: Direction,
-    /// The packet, if a fault dropped it: it may never reach the capture, and is then written with its
-    /// comment.
+    /// The packet, if a fault has dropped it. If it does not reach the capture, it is written from here.
     dropped: Option<(Flow, IpIdent, Bytes)>,
-    /// The BTH, which identifies the packet.
+    /// The packet's BTH, which identifies it.
     bth: Bytes,
     text: String,
 }
@@ -384,14 +386,14 @@ impl CaptureHandle {
         self.file.flush()
     }
 
-    /// Captures the link of another shard as the same interface.
+    /// Captures another shard's link as the same interface.
     pub fn capture<L: Link>(&self, link: L) -> Capture<L> {
         Capture { inner: link, handle: self.clone(), scratch: Vec::new() }
     }
 
-    /// Adds a comment to the packet that a fault was applied to. Call it from the observer of a
-    /// [`super::faults::Faults`] that wraps this capture or is wrapped by it. A dropped packet that does not
-    /// reach the capture is written too.
+    /// Adds a comment to the packet that a fault was applied to. To be called from the observer of a
+    /// [`super::faults::Faults`] that wraps this capture or is wrapped by it. Dropped packets are written
+    /// even if they do not reach the capture.
     pub fn comment(&self, event: &FaultEvent<'_>) {
         let mut pending_comments = self.pending_comments.lock();
         if pending_comments.len() == MAX_PENDING_COMMENTS {
@@ -450,7 +452,7 @@ impl CaptureHandle {
     }
 }
 
-/// A link whose packets are captured.
+/// A link wrapper that captures packets.
 ///
 /// Each packet is written after it was passed on, so that faults applied to it further on appear in its
 /// comment. Wrap a link as `Faults<Capture<L>>` to capture what is on the wire, and as `Capture<Faults<L>>`
@@ -462,7 +464,7 @@ pub struct Capture<L> {
 }
 
 impl<L: Link> Capture<L> {
-    /// Returns a handle that is usable while the link is inside a NIC.
+    /// Returns a handle to the capture, usable while a NIC owns the link.
     pub fn handle(&self) -> CaptureHandle {
         self.handle.clone()
     }
@@ -530,7 +532,7 @@ mod tests {
     use crate::transport::Payload;
     use crate::wire::{Bth, Headers, Opcode, Packet, Psn, icrc};
 
-    /// A writer whose contents stay readable. Writing more than `room` bytes to it fails.
+    /// An in-memory writer whose contents stay accessible. A write that would exceed the given size fails.
     #[derive(Clone)]
     struct SharedBuffer(Arc<Mutex<Vec<u8>>>, usize);
 
@@ -654,8 +656,8 @@ mod tests {
         );
     }
 
-    /// Sends packets with PSNs 1 to 4 through faults on both sides. Returns (interface, PSN, whether the ICRC
-    /// is valid, comment) of each captured packet.
+    /// Sends packets with PSNs 1 to 4 through links with faults at both ends. Returns the interface, the PSN,
+    /// whether the ICRC is valid, and the comment of each captured packet.
     fn with_faults(at_nic: bool) -> Vec<(u32, u32, bool, String)> {
         let (buffer, file) = buffer(usize::MAX);
         let (a, b) = pair();

@@ -1,21 +1,22 @@
-//! Queue of frames in one contiguous buffer.
+//! Queue of Ethernet frames in one contiguous buffer.
 
 use std::collections::VecDeque;
 
-/// FIFO of frames in one reused buffer, which does not allocate once it has grown to its usual size.
+/// FIFO of frames in one contiguous, reused buffer, which no longer allocates once it has grown to its usual
+/// size.
 #[derive(Debug, Default)]
 pub(crate) struct FrameQueue {
     bytes: Vec<u8>,
-    /// Offset of the first frame.
+    /// Offset of the first frame in `bytes`.
     head: usize,
     lens: VecDeque<usize>,
 }
 
-/// Number of consumed bytes above which the buffer may be compacted.
+/// Number of consumed bytes at the front of the buffer above which it may be compacted.
 const COMPACT_ABOVE: usize = 256 * 1024;
 
 impl FrameQueue {
-    /// Appends a frame, which `write` adds to the end of the given buffer.
+    /// Appends a frame, which `write` must append to the buffer passed to it.
     pub fn push_with(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         if self.lens.is_empty() {
             self.bytes.clear();

@@ -1,4 +1,4 @@
-//! Ethernet frames over a Unix socket, compatible with `-netdev dgram` and `-netdev stream` of QEMU.
+//! Ethernet frames over a Unix socket, compatible with QEMU's `-netdev dgram` and `-netdev stream`.
 
 mod socket;
 #[cfg(test)]
@@ -26,38 +26,38 @@ use crate::wire::Mac;
 use crate::wire::frame::{self, Checksums};
 use socket::Socket;
 
-/// Largest IP packet in bytes, unless the configuration says otherwise.
+/// Default MTU: the largest IP packet in bytes.
 const DEFAULT_MTU: usize = 1500;
-/// Number of bytes queued for a slow peer above which a sender is blocked.
+/// Number of bytes queued for a slow peer above which senders are blocked.
 const BACKLOG_BYTES: usize = 4 << 20;
-/// Time for which a sender is blocked before its packets are dropped.
+/// Time for which a sender is blocked before its packets are dropped instead.
 const SEND_TIMEOUT: Duration = Duration::from_millis(200);
-/// Maximum number of frames delivered in one call of `receive`.
+/// Maximum number of frames handled in one call to `receive`.
 const BATCH: usize = 64;
-/// Maximum number of frames that are read while a sender is blocked.
+/// Maximum number of received frames buffered while a sender is blocked.
 const RX_BACKLOG: usize = 4096;
-/// Interval between attempts to connect to a listener that has closed.
+/// Interval between attempts to reconnect to a listener that has closed.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The Unix socket that carries the frames.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FramesWire {
-    /// Unix datagrams, one frame each. A frame to a socket that does not exist is dropped.
+    /// Unix datagrams of one frame each. Frames are dropped while the peer's socket does not exist.
     Dgram {
-        /// Path that this side binds.
+        /// Path that this side binds its socket to.
         local: PathBuf,
-        /// Path that the peer binds.
+        /// Path that the peer binds its socket to.
         remote: PathBuf,
     },
-    /// The listening side of a Unix stream, with a length before each frame. It accepts one peer at a time.
+    /// Listening side of a Unix stream, in which a length precedes each frame. It accepts one peer at a time.
     Listen(PathBuf),
-    /// The connecting side. It reconnects whenever the listener has been closed and bound again.
+    /// Connecting side of a Unix stream. It reconnects whenever the listener has been closed and bound again.
     Connect(PathBuf),
 }
 
-/// Configuration of a [`FramesLink`]: `frames:dgram:LOCAL,REMOTE,ip=10.77.0.1/24`,
-/// `frames:listen:PATH,ip=...`, `frames:connect:PATH,ip=...`, with any of `ip=` (repeatable), `mac=`, `gw=`,
-/// `vlan=`, `pcp=` and `mtu=`.
+/// Configuration of a [`FramesLink`]. In text: `frames:dgram:LOCAL,REMOTE,ip=10.77.0.1/24`,
+/// `frames:listen:PATH,ip=...` or `frames:connect:PATH,ip=...`, with `ip=` given once or several times, and
+/// any of `mac=`, `gw=`, `vlan=`, `pcp=` and `mtu=`.
 ///
 /// ```
 /// # use urxe::link::*;
@@ -71,7 +71,7 @@ pub enum FramesWire {
 pub struct FramesConfig {
     /// Unix socket that carries the frames.
     pub wire: FramesWire,
-    /// MAC and addresses of the host stack on the socket.
+    /// Configuration of the host stack on the socket: its MAC, IP addresses and VLAN.
     pub host_stack: HostStackConfig,
     /// Largest IP packet in bytes, 1500 by default.
     pub mtu: usize,
@@ -80,17 +80,17 @@ pub struct FramesConfig {
 setters!(FramesConfig { mtu: usize });
 
 impl FramesConfig {
-    /// Returns the configuration of a link on a Unix socket, with an MTU of 1500 bytes.
+    /// Creates the configuration of a link over the given Unix socket, with an MTU of 1500 bytes.
     pub fn new(wire: FramesWire, host_stack: HostStackConfig) -> FramesConfig {
         FramesConfig { wire, host_stack, mtu: DEFAULT_MTU }
     }
 }
 
-/// Error when opening a link.
+/// Error when opening a [`FramesLink`].
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open {wire}: {source}{}", hint(.wire, .source))]
 pub struct FramesError {
-    /// The socket that could not be opened.
+    /// The socket that could not be bound or connected.
     pub wire: FramesWire,
     /// The underlying system error.
     pub source: io::Error,
@@ -148,27 +148,28 @@ impl FromStr for FramesConfig {
     }
 }
 
-/// A link that carries Ethernet frames over a Unix socket.
+/// A link over a Unix socket that carries Ethernet frames.
 #[derive(Debug)]
 pub struct FramesLink {
     info: LinkInfo,
     host_stack: HostStack,
     socket: Socket,
-    /// Epoll set that contains the current socket, so that the descriptor that callers poll never changes.
+    /// Epoll instance that watches the current socket, so that the descriptor to poll does not change after a
+    /// reconnect.
     epoll: Epoll,
     interest: EpollFlags,
     tx: FrameQueue,
     rx: FrameQueue,
     local: Loopback,
     counters: LinkCounters,
-    /// Whether the peer has accepted nothing for [`SEND_TIMEOUT`]. If so, no sender is blocked again until
+    /// Whether the peer has accepted no data for [`SEND_TIMEOUT`]. If so, senders are not blocked again until
     /// the peer accepts data.
     stalled: bool,
     reconnect_at: Instant,
 }
 
 impl FramesLink {
-    /// Opens the link. The peer need not exist yet, but [`FramesWire::Connect`] needs its listener.
+    /// Opens the link. The peer need not exist yet, except that [`FramesWire::Connect`] requires a listener.
     ///
     /// # Errors
     /// [`FramesError`] if the path cannot be bound or connected to.
@@ -204,12 +205,13 @@ impl FramesLink {
         open().map_err(|source| FramesError { wire: wire.clone(), source })
     }
 
-    /// Returns the host stack of the link, for instance to send a ping.
+    /// Returns the link's host stack, for example to send a ping.
     pub fn host_stack(&mut self) -> &mut HostStack {
         &mut self.host_stack
     }
 
-    /// Registers interest in the events of the socket that matter in its current state.
+    /// Makes the epoll instance watch the current socket for input, and for room to send while frames are
+    /// queued.
     fn update_epoll_interest(&mut self) -> io::Result<()> {
         let Some(fd) = self.socket.fd() else {
             self.interest = EpollFlags::empty();
@@ -234,7 +236,7 @@ impl FramesLink {
         Ok(())
     }
 
-    /// Queues the frames of a burst, or counts them as dropped.
+    /// Queues a burst's packets as frames, or counts them as dropped.
     fn queue_burst(&mut self, now: Instant, burst: &TxBurst<'_>) {
         let flow = burst.flow;
         if self.host_stack.owns(flow.dst) {
@@ -284,7 +286,7 @@ impl FramesLink {
         }
     }
 
-    /// Blocks for a limited time while the backlog is full. Returns whether it is still full.
+    /// Blocks while the backlog is full, up to [`SEND_TIMEOUT`]. Returns whether it is still full.
     fn is_backlog_full_after_wait(&mut self) -> bool {
         if self.tx.byte_len() < BACKLOG_BYTES {
             return false;
@@ -305,8 +307,8 @@ impl FramesLink {
         self.tx.byte_len() >= BACKLOG_BYTES
     }
 
-    /// Waits until the peer accepts more data, and keeps reading meanwhile: two peers that only wait for each
-    /// other to read would deadlock.
+    /// Waits until the peer accepts more data, or `at_most` has passed. Reads in the meantime, because two
+    /// peers that only wait for each other to read would deadlock.
     fn wait_writable(&mut self, at_most: Duration) {
         let Some(fd) = self.socket.fd() else { return };
         let mut flags = PollFlags::POLLOUT;
@@ -334,7 +336,7 @@ impl FramesLink {
 }
 
 impl Drop for FramesLink {
-    /// Waits up to the send timeout (200 ms) until the last packets, mostly acknowledgements, are sent.
+    /// Waits up to 200 ms for the last packets, mostly acknowledgements, to be sent.
     fn drop(&mut self) {
         let start = std::time::Instant::now();
         self.flush();

@@ -1,29 +1,30 @@
-//! Services of recent REQs, by client. A client that gives up before it has received the server's
-//! communication ID sends only its own, which does not tell the broker which service it had requested.
+//! Recently requested services, by client. The REJ of a client that gives up before it has received the
+//! server's communication ID carries only the client's own ID; this record tells which service the client had
+//! requested.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
 use crate::wire::mad::{CommId, ServiceId};
 
-/// Maximum number of REQs remembered, more than are ever pending at the same time. If the client of a REJ is
-/// no longer recorded, the REJ is not forwarded, and the server itself has to detect that the client has
-/// disconnected.
+/// Maximum number of REQs remembered, more than are ever pending at the same time. A REJ from a client that
+/// is no longer recorded is not forwarded, so the server has to detect by itself that the client has given
+/// up.
 const MAX_REQS: usize = 16_384;
 
-/// Address of a client, and the communication ID that its connection manager has assigned.
+/// Client address, and the communication ID that the client's connection manager has assigned.
 type ClientId = (IpAddr, CommId);
 
-/// Services of the most recent REQs, by client.
+/// Services requested by the most recent REQs, by client.
 #[derive(Default)]
 pub struct RecentReqs {
     services: HashMap<ClientId, ServiceId>,
-    /// Clients in the order in which they were first recorded.
+    /// Clients, in the order first recorded.
     order: VecDeque<ClientId>,
 }
 
 impl RecentReqs {
-    /// Records the service that a client requests.
+    /// Records the service requested by the REQ with local communication ID `id` from `from`.
     pub fn record(&mut self, from: IpAddr, id: CommId, service: ServiceId) {
         if self.services.insert((from, id), service).is_some() {
             return;
@@ -36,7 +37,8 @@ impl RecentReqs {
         }
     }
 
-    /// Returns the service that a client has requested.
+    /// Returns the service that the client with communication ID `id` has requested, unless the record was
+    /// evicted.
     pub fn find(&self, from: IpAddr, id: CommId) -> Option<ServiceId> {
         self.services.get(&(from, id)).copied()
     }

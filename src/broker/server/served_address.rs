@@ -22,7 +22,7 @@ pub struct ServedAddress {
 }
 
 impl ServedAddress {
-    /// Binds the sockets of an address.
+    /// Binds one socket per QPN partition to the address, and opens its GSI listener.
     pub fn bind(bind_addr: BindAddr) -> Result<ServedAddress, UdpLinkError> {
         let ip = bind_addr.ip();
         let sockets = steer::bind_group(ip, &bind_addr.options(), QpnPartition::COUNT)?;
@@ -36,7 +36,7 @@ impl ServedAddress {
         Ok(ServedAddress { bind_addr, sockets, keepalive, gsi_listener })
     }
 
-    /// Takes over an address from a process that has a partition.
+    /// Takes over an address, obtaining its sockets from the keepalive of a process that holds a partition.
     pub fn take_over(bind_addr: BindAddr, keepalive: FdKeepalive) -> io::Result<ServedAddress> {
         let sockets = keepalive.sockets()?;
         let is_valid = |socket: &OwnedFd| {

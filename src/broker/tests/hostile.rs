@@ -1,5 +1,5 @@
-//! Tests with hostile programs, which bind other processes' names, send malformed messages, pass unwanted
-//! descriptors, or send nothing.
+//! Broker tests with hostile programs, which bind other processes' names, send malformed messages, pass
+//! unwanted descriptors, or connect without sending anything.
 
 use rustix::net::{SendFlags, SocketAddrUnix, bind, connect, listen, send};
 
@@ -21,8 +21,7 @@ fn port_of(link: Box<dyn Link>) -> ManagementPort {
     Context::open(link, &ContextOptions::default()).unwrap().management_port().unwrap()
 }
 
-/// Any user, or a program of another version, can bind abstract names. This test binds those of the broker,
-/// its partitions and a service.
+/// Any user can bind abstract names. This test binds those of a broker, its partitions and a service.
 #[test]
 fn squatter_on_abstract_names_neither_blocks_an_address_nor_receives_requests() {
     let (address, service) = ("127.18.240.1", ServiceId(0x0106_1234));
@@ -114,7 +113,7 @@ fn port_shared_by_a_broker_of_another_version_is_refused_with_a_hint() {
     server.join().unwrap().unwrap();
 }
 
-/// A process ID does not prove ownership of a partition: only the socket that marks the partition does.
+/// A matching process ID does not prove ownership of a partition; only the partition's token socket does.
 #[test]
 fn reattaching_to_a_partition_without_its_token_is_refused_despite_the_same_process_id() {
     let (ip, sharing, server) = start_broker("127.18.242.1");

@@ -1,4 +1,4 @@
-//! Tests of QP1 on a shared address: which process receives which message.
+//! QP1 on a shared address: the broker delivers each management message to the process that it is meant for.
 
 use std::time::Duration;
 
@@ -14,15 +14,14 @@ use crate::wire::mad::{
 const RECV_TIMEOUT: Duration = Duration::from_secs(10);
 const NO_RECV_TIME: Duration = Duration::from_millis(100);
 
-/// Opens a device on the shared address, as one of the processes that share it: the broker grants it a QPN
-/// partition.
+/// Opens a device on the shared address as a member process would: the broker grants it a QPN partition.
 fn member(ip: IpAddr, shards: usize, sharing: &Sharing) -> Context {
     let links = join(ip, shards, sharing).unwrap();
     let links = links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect();
     Context::open_shards(links, &ContextOptions::default()).unwrap()
 }
 
-/// Opens a device at another address and returns the management port of its QP1.
+/// Opens a device at another address, which is not shared, and returns its QP1 management port.
 fn foreign_host(ip: &str) -> ManagementPort {
     let link = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
     Context::open(Box::new(link), &ContextOptions::default()).unwrap().management_port().unwrap()
@@ -32,7 +31,7 @@ fn to(ip: IpAddr) -> AddressVector {
     AddressVector::to(Gid::from(ip))
 }
 
-/// Sends a message with a transaction ID by which the receiver can identify it.
+/// Sends a message with the given transaction ID, which tests use to recognize it at the receiver.
 fn send(from: &ManagementPort, ip: IpAddr, transaction: u64, message: impl Into<Message>) {
     let mad = Mad { transaction, modifier: 0, message: message.into() };
     from.send(&to(ip), &mad.bytes()).unwrap();
@@ -42,7 +41,7 @@ fn recv(port: &ManagementPort) -> Mad {
     Mad::parse(&port.recv(RECV_TIMEOUT).unwrap().bytes).unwrap()
 }
 
-/// Returns a communication ID of the process that owns `port`, with the lowest bits `low`.
+/// Returns a communication ID in the range of the process that owns `port`, with `low` as its lowest bits.
 fn id_of(port: &ManagementPort, low: u32) -> CommId {
     let (value, bits) = port.comm_id_prefix();
     assert_eq!(bits, QpnPartition::BITS);
@@ -159,7 +158,7 @@ fn request_for_an_unclaimed_service_is_rejected() {
     server.join().unwrap().unwrap();
 }
 
-/// A client that gives up before it gets a response does not know the server's communication ID.
+/// A client that gives up before it receives a response cannot name the server's communication ID.
 #[test]
 fn cancellation_reaches_the_process_that_got_the_request() {
     let (ip, sharing, server) = start_broker("127.18.226.1");

@@ -1,4 +1,4 @@
-//! Alternate paths: LAP and APR.
+//! Alternate paths: how a connection offers them (LAP), and accepts or rejects the peer's (APR).
 
 use super::bench::*;
 use crate::cm::*;

@@ -90,7 +90,7 @@ pub fn req() -> Req {
     req
 }
 
-/// Returns a reply from the peer to a request of ours.
+/// Returns the peer's reply to our request.
 pub fn rep(to: ConnId) -> Rep {
     Rep {
         local: PEER_ID,
@@ -106,7 +106,7 @@ pub fn rep(to: ConnId) -> Rep {
     }
 }
 
-/// Returns the response timeout of both sides, which is the interval between retransmissions.
+/// Returns the interval between retransmissions: the response timeout plus the round trip.
 pub fn response_time() -> Duration {
     Duration::from_nanos(4096 << 20) + 2 * Duration::from_nanos(4096 << 18)
 }
@@ -141,7 +141,8 @@ impl Bench {
         self.cm.handle_mad(self.now, source, &mad.bytes());
     }
 
-    /// Takes all messages sent, and asserts that each is addressed to the peer.
+    /// Takes all messages that the connection manager has queued, and asserts that each is addressed to the
+    /// peer.
     pub fn sent(&mut self) -> Vec<Message> {
         self.sent_mads().into_iter().map(|m| m.message).collect()
     }
@@ -155,7 +156,7 @@ impl Bench {
             .collect()
     }
 
-    /// Returns the only message sent.
+    /// Takes the messages sent, and returns the only one.
     #[track_caller]
     pub fn sent_one(&mut self) -> Message {
         let sent = self.sent();
@@ -163,7 +164,7 @@ impl Bench {
         sent[0]
     }
 
-    /// Returns the only message sent, which must be a REJ.
+    /// Takes the messages sent, and returns the only one, which must be a REJ.
     #[track_caller]
     pub fn sent_rej(&mut self) -> Rej {
         match self.sent_one() {
@@ -176,7 +177,7 @@ impl Bench {
         std::iter::from_fn(|| self.cm.poll_event()).map(|(_, e)| e).collect()
     }
 
-    /// Returns the only pending event, with its connection.
+    /// Takes the only pending event, and returns it with its connection.
     #[track_caller]
     pub fn event(&mut self) -> (ConnId, Event) {
         let event = self.cm.poll_event().expect("an event is pending");
@@ -189,7 +190,7 @@ impl Bench {
         assert_eq!((self.events(), self.sent()), (vec![], vec![]));
     }
 
-    /// Advances time, and handles every deadline when it is due.
+    /// Advances virtual time, and handles each deadline exactly when it is due.
     pub fn advance(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(at) = self.cm.poll_timeout().filter(|at| *at <= end) {
@@ -253,7 +254,7 @@ impl Bench {
 }
 
 impl Cm {
-    /// Asserts that the tables are consistent with each other.
+    /// Asserts that the connection manager's tables are consistent with each other.
     #[track_caller]
     pub(in crate::cm) fn check(&self) {
         let has_connection = |id: &CommId| {

@@ -15,7 +15,7 @@ fn drep(to: ConnId) -> Drep {
     Drep { local: PEER_ID, remote: to.0, ..Drep::default() }
 }
 
-/// Time-wait, as derived from the path and the peer's ACK delay.
+/// Duration of time-wait, which follows from the path's packet lifetime and the peer's ACK delay.
 const TIME_WAIT: Duration = Duration::from_nanos(4096 << 19);
 
 #[test]
@@ -150,8 +150,8 @@ fn disconnect_before_established_sends_rej() {
     assert!(bench.cm.disconnect(bench.now, id, b"").is_err());
 }
 
-/// Releasing a connection sends the peer the messages that the connection's state requires. No events follow,
-/// and no state remains in the end.
+/// Releasing a connection sends the peer the messages that the connection's state calls for. No events
+/// follow, and after time-wait no state remains.
 #[test]
 fn release_notifies_the_peer_in_each_state() {
     type Case = (&'static str, bool, fn(&mut Bench) -> ConnId, &'static [MessageKind]);

@@ -1,4 +1,4 @@
-//! The handshake: connections are established or rejected.
+//! The handshake (REQ, REP, RTU, REJ), from either side, against a scripted peer.
 
 use super::bench::*;
 use crate::cm::*;

@@ -151,8 +151,8 @@ fn reply_with_invalid_queue_pair_is_rejected_and_ends_the_attempt() {
     }
 }
 
-/// A queue pair has one connection: a peer that requests a new connection for the queue pair has lost the old
-/// one (IBA 12.9.8.3.1).
+/// A queue pair has at most one connection: a peer that requests a new one for the same queue pair has lost
+/// the old one (IBA 12.9.8.3.1).
 #[test]
 fn request_with_the_queue_pair_of_an_existing_connection_is_stale() {
     let mut bench = Bench::listening();
@@ -210,8 +210,8 @@ fn request_with_the_queue_pair_of_an_existing_connection_is_stale() {
     bench.cm.check();
 }
 
-/// Asserts that the peer was probed for a connection and its new request rejected; returns the transaction ID
-/// of the probe.
+/// Asserts that the peer was probed for the connection `old` and its new request was rejected; returns the
+/// probe's transaction ID.
 fn sent_probe(bench: &mut Bench, old: ConnId) -> u64 {
     let sent = bench.sent_mads();
     let [probe, rej] = sent[..] else { panic!("{sent:?}") };
@@ -289,8 +289,7 @@ fn request_that_reuses_a_communication_id_is_stale() {
     assert_eq!(bench.sent_rej().reason, RejReason::StaleConnection);
 }
 
-/// After any pair of messages in each of six states, the tables are consistent, and every exchange ends in
-/// time.
+/// After any two messages in each of six states, the tables are consistent and every exchange ends in time.
 #[test]
 fn any_message_in_any_state_keeps_tables_consistent() {
     type Begin = (bool, fn(&mut Bench) -> ConnId);
@@ -321,7 +320,7 @@ fn any_message_in_any_state_keeps_tables_consistent() {
     }
 }
 
-/// Returns a message of the given kind with the communication IDs of the connection.
+/// Returns a message of the given kind that carries the connection's communication IDs.
 fn addressed(kind: MessageKind, id: ConnId) -> Message {
     let (local, remote) = (PEER_ID, id.0);
     match kind {

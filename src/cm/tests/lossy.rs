@@ -1,4 +1,5 @@
-//! Two connection managers and their programs, over a network that loses, duplicates and delays messages.
+//! Connections between two connection managers over a simulated network that loses, duplicates and delays
+//! messages, with programs that reject and release at random.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +14,8 @@ use crate::transport::{AddressVector, Instant};
 use crate::wire::mad::{CommId, RejReason};
 use crate::wire::{Mtu, Psn, Qpn};
 
-/// Fault rates of the network and the programs, in units of 1/256; `delay` is the maximum delay.
+/// Faults of the network and the programs. Rates are in units of 1/256; `delay` is the maximum delay of a
+/// message.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
     pub loss: u8,
@@ -30,11 +32,11 @@ impl Faults {
         Faults { loss: 0, duplicate: 0, delay: Duration::from_micros(10), reject_rate: 0, release_rate: 0 };
 }
 
-/// State of a connection as its program knows it.
+/// State of a connection as known to its program.
 #[derive(Debug, Default)]
 pub struct Progress {
     pub established: bool,
-    /// Outcome of the connection, as reported to the program.
+    /// End of the connection, as reported to the program; `None` until then.
     pub ended: Option<&'static str>,
     pub released: bool,
 }
@@ -47,7 +49,7 @@ pub struct World {
     faults: Faults,
     in_flight: BTreeMap<(Instant, u64), (usize, Vec<u8>)>,
     sequence: u64,
-    /// Times at which programs disconnect.
+    /// Disconnects that programs have scheduled, by time.
     disconnects: BTreeMap<(Instant, u64), (usize, ConnId)>,
     next_qpn: u32,
 }
@@ -103,7 +105,8 @@ impl World {
         self.collect();
     }
 
-    /// Moves sent messages onto the network and delivers events to the programs, until both are drained.
+    /// Puts the queued messages on the network and delivers the queued events to the programs, until there
+    /// are no more of either.
     fn collect(&mut self) {
         loop {
             let mut idle = true;
@@ -130,7 +133,7 @@ impl World {
         }
     }
 
-    /// Lets a program react to an event.
+    /// Reacts to an event as a program would, or releases the connection at random.
     fn handle_event(&mut self, side: usize, id: ConnId, event: Event) {
         if let Event::Requested(_) = event {
             let progress = self.sides[side].entry(id.0).or_default();
@@ -205,8 +208,7 @@ impl World {
         }
     }
 
-    /// Asserts that every connection which its program has not released has ended, and that the tables are
-    /// empty.
+    /// Asserts that every connection has ended or was released by its program, and that the tables are empty.
     fn all_ended(&self) {
         for side in &self.sides {
             for (id, progress) in side {
@@ -233,7 +235,7 @@ fn play(seed: u64, faults: Faults, connections: usize) -> World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Every connection ends exactly once on each side, and no state remains.
+    /// Every connection ends exactly once on each side, and no state remains, whatever the faults.
     #[test]
     fn every_connection_ends_exactly_once_under_any_faults(
         seed: u64,
@@ -247,7 +249,7 @@ proptest! {
         play(seed >> 1, Faults { loss, duplicate, delay, reject_rate, release_rate }, 6);
     }
 
-    /// Occasional losses are recovered by retransmission.
+    /// Retransmission recovers from occasional losses.
     #[test]
     fn lost_messages_are_retransmitted_and_every_connection_completes(
         seed: u64,

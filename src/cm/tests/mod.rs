@@ -1,4 +1,5 @@
-//! Tests of the connection manager.
+//! Connection manager tests: against a scripted peer, and against another connection manager over a lossy
+//! network.
 
 mod alternate;
 mod bench;

@@ -70,7 +70,7 @@ fn request_matches_only_a_peer_to_peer_request() {
     bench.sent_rej();
 }
 
-/// A simultaneous connect of two managers makes one connection, whichever request is sent first.
+/// A simultaneous connect establishes a single connection, whichever side sends its request first.
 #[test]
 fn simultaneous_connect_makes_one_connection() {
     for order in 0..2 {
@@ -83,7 +83,7 @@ fn simultaneous_connect_makes_one_connection() {
     }
 }
 
-/// Two queue pairs of one NIC connect to each other: neither mistakes its own request for that of the other.
+/// Two queue pairs of one NIC connect to each other, and neither mistakes its own request for the other's.
 #[test]
 fn simultaneous_connect_within_one_nic_makes_one_connection() {
     for qpns in [[0x10, 0x20], [0x20, 0x10]] {

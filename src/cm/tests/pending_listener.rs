@@ -1,4 +1,4 @@
-//! Pending listeners: requests in the grace period of a service.
+//! Pending listeners: requests that arrive during the grace period of a service without a listener.
 
 use std::time::Duration;
 

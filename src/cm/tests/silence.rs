@@ -1,4 +1,4 @@
-//! An unresponsive peer in each state: every exchange ends within its time and is reported.
+//! An unresponsive peer: in each state, the exchange ends within the agreed time and its end is reported.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use super::bench::*;
 use crate::cm::*;
 use crate::wire::mad::*;
 
-/// Asserts that without a response `kind` is retransmitted `times` times at the agreed interval, followed by
-/// `last`.
+/// Asserts that a message of kind `kind` is retransmitted `times` times at the agreed interval, and that
+/// `last` is sent one interval later.
 fn assert_retransmitted(bench: &mut Bench, kind: MessageKind, times: u32, last: &[MessageKind]) {
     for i in 0..times {
         bench.advance(response_time() - Duration::from_nanos(1));
@@ -128,7 +128,7 @@ fn established_connection_has_no_deadline() {
     assert_eq!(bench.cm.state(id), Some(State::Established));
 }
 
-/// Creates a connection or a resolution and moves it to `state` by the messages that lead there.
+/// Creates a connection or a resolution, and moves it to `state` by exchanging the messages that lead there.
 fn in_state(state: State) -> (Bench, ConnId) {
     use State as S;
     let server = matches!(
@@ -197,7 +197,7 @@ fn in_state(state: State) -> (Bench, ConnId) {
     (bench, id)
 }
 
-/// Returns the name of an event in these tests.
+/// Returns the name of an event as used in the table of expected events; panics on other events.
 fn name(event: &Event) -> &'static str {
     match event {
         Event::Unreachable => "unreachable",
@@ -207,12 +207,12 @@ fn name(event: &Event) -> &'static str {
     }
 }
 
-/// After a peer stops responding, in any state: an exchange that waits for the peer ends with an event within
-/// the agreed time, and one that waits for the program does so after the program has acted. No state remains.
+/// The peer stops responding, in any state. An exchange that waits for the peer ends with an event within the
+/// agreed time; one that waits for the program does so once the program has acted. No state remains.
 #[test]
 fn silence_of_the_peer_in_any_state_ends_the_exchange_in_time() {
     use State as S;
-    /// Action of the program, if the state waits for it.
+    /// Action that the program takes, if the exchange waits for the program in this state.
     type Act = Option<fn(&mut Bench, ConnId)>;
     let disconnect: Act = Some(|b, id| b.cm.disconnect(b.now, id, b"").unwrap());
     let accept: Act = Some(|b, id| b.cm.accept(b.now, id, &reply(b"")).unwrap());

@@ -1,4 +1,4 @@
-//! Output of a capture: a file or a stream, and the choice of the file of each process.
+//! Capture output to a file or a stream, and the choice of a separate file for each process.
 
 use std::ffi::OsString;
 use std::fs::{File, FileType, TryLockError};
@@ -6,10 +6,9 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// Output to which either whole blocks or nothing is written, so that a file is readable after a failed
-/// write.
+/// Output for whole blocks: a failed write to a file is undone, so that the file remains readable.
 pub(super) enum Output {
-    /// A regular file and the total length of the blocks in it.
+    /// A regular file, and the total length of the blocks written to it.
     File(File, u64),
     Stream(Box<dyn Write + Send>),
 }
@@ -20,8 +19,8 @@ impl Output {
         Ok(if is_regular { Output::File(file, 0) } else { Output::Stream(Box::new(file)) })
     }
 
-    /// Reports whether a write can succeed after a failed one. In a stream it cannot: the stream may contain
-    /// a partial block.
+    /// Reports whether a write can succeed after a failed one. Streams are not recoverable, because they may
+    /// end in a partial block.
     pub fn is_recoverable(&self) -> bool {
         matches!(self, Output::File(..))
     }
@@ -53,8 +52,8 @@ fn open(path: &Path) -> io::Result<(File, FileType)> {
     Ok((file, kind))
 }
 
-/// Locks a file until this process closes it; returns false if another process has the lock. Devices such as
-/// `/dev/null` need no lock.
+/// Locks a file until this process closes it. Returns false if another process holds the lock. Character
+/// devices such as `/dev/null` need no lock.
 fn lock(file: &File, kind: FileType) -> io::Result<bool> {
     if kind.is_char_device() {
         return Ok(true);
@@ -76,7 +75,7 @@ fn file_in_use() -> io::Error {
     io::Error::new(io::ErrorKind::ResourceBusy, "another process writes a capture to this file")
 }
 
-/// Creates a file, or replaces one that no process writes to.
+/// Creates a file, or truncates an existing one that no process writes to.
 pub(super) fn replace(path: &Path) -> io::Result<File> {
     let (file, kind) = open(path)?;
     if !lock(&file, kind)? {
@@ -98,8 +97,8 @@ pub(super) fn clear(path: &Path) -> io::Result<()> {
     if kind.is_file() && lock(&file, kind)? { file.set_len(0) } else { Ok(()) }
 }
 
-/// Returns the file of this name if it is empty and no other process writes to it, otherwise a new one with
-/// the PID in its name.
+/// Opens the file at `path` if it is empty and no other process writes to it; otherwise creates a file with
+/// the PID in its name. Returns the file with its path.
 pub(super) fn claim(path: &Path, pid: u32) -> io::Result<(File, PathBuf)> {
     let (file, kind) = open(path)?;
     let locked = lock(&file, kind)?;

@@ -1,4 +1,4 @@
-//! Configuration of a fabric, and the errors of creating or changing one.
+//! Fabric configuration, and errors when creating or changing a fabric.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::sys::setters::setters;
 use crate::transport::AsyncEvent;
 
-/// Impairments that a fabric, or one direction through it, applies to packets. The default applies none:
+/// Impairments that a fabric, or one direction through it, applies to packets. By default there are none, and
 /// bursts arrive whole and immediately.
 ///
 /// Each direction has its own random number generator, so what happens to the packets from one port to
@@ -22,35 +22,36 @@ use crate::transport::AsyncEvent;
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct FabricConfig {
-    /// Largest IP packet in bytes, 256..=65535; larger ones are lost.
+    /// Largest IP packet in bytes, 256..=65535. Larger packets are dropped.
     pub mtu: usize,
-    /// Number of unread bytes that a port advertises as the limit to its peers
+    /// Number of unread bytes that each port advertises to its peers as its limit
     /// ([`crate::link::LinkInfo::window`]).
     pub window: usize,
-    /// Seed of the random number generators.
+    /// Seed for the random number generators.
     pub seed: u64,
     /// One-way latency of every packet.
     pub latency: Duration,
-    /// Maximum additional delay of a packet, uniformly distributed. Jitter never reorders packets; see
-    /// `reorder` for that.
+    /// Maximum additional delay, which is random and uniformly distributed. Jitter never reorders packets;
+    /// use `reorder` for that.
     pub jitter: Duration,
-    /// Bandwidth of the wire to each port in bits per second, counted over IP packets. `None`: unlimited,
-    /// without a queue.
+    /// Bandwidth of the wire to each port in bits per second, including IP and UDP headers. `None` means
+    /// unlimited, without a queue.
     pub bandwidth: Option<u64>,
-    /// Maximum length in bytes of the queue in front of the wire to each port; packets beyond it are dropped.
-    /// `None`: unlimited.
+    /// Maximum length in bytes of the queue in front of the wire to each port; packets that would exceed it
+    /// are dropped. `None` means unlimited.
     pub queue_bytes: Option<usize>,
-    /// Queue length in bytes above which ECN-capable packets are marked "congestion experienced".
+    /// Queue length in bytes above which ECN-capable packets are marked "congestion experienced". `None`
+    /// disables marking.
     pub ecn_threshold: Option<usize>,
     /// Probability that a packet is lost.
     pub loss: f64,
     /// Probability that a packet arrives twice.
     pub duplicate: f64,
-    /// Probability that a packet is delayed by `reorder_by` while later packets pass it.
+    /// Probability that a packet is delayed by `reorder_by`, so that later packets can overtake it.
     pub reorder: f64,
-    /// Delay of reordered packets.
+    /// Additional delay of packets selected by `reorder`.
     pub reorder_by: Duration,
-    /// Probability that one bit of a packet is flipped, where the ICRC detects it.
+    /// Probability that one bit of a packet is flipped. The bit is always one that the ICRC covers.
     pub corrupt: f64,
 }
 
@@ -123,7 +124,7 @@ impl FabricConfig {
         Ok(())
     }
 
-    /// Reports whether all packets are treated alike, so that bursts are delivered whole.
+    /// Reports whether all packets are treated alike, which allows bursts to be delivered whole.
     pub(super) fn is_uniform(&self) -> bool {
         self.jitter.is_zero()
             && self.bandwidth.is_none()
@@ -136,7 +137,7 @@ impl FabricConfig {
     }
 }
 
-/// Reason why a fabric cannot be created or changed as requested.
+/// Error when creating or changing a fabric.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FabricError {
@@ -163,10 +164,10 @@ pub enum FabricError {
         /// The field of [`FabricConfig`].
         field: &'static str,
     },
-    /// The port has no address.
+    /// No address was given for the port.
     #[error("a port needs at least one address: use Fabric::auto_address")]
     NoAddress,
-    /// Another port has the address, or the address was given twice.
+    /// Another port already has the address, or the address was given twice.
     #[error("address {0} is already in use on this fabric: use different addresses for each port")]
     AddressInUse(IpAddr),
     /// Not a unicast address.
@@ -175,7 +176,7 @@ pub enum FabricError {
     /// No port has the address.
     #[error("no port of this fabric has the address {0}: create the port first")]
     UnknownAddress(IpAddr),
-    /// The port has no open context.
+    /// No context is open on the port with the address.
     #[error("no context is open on the port with the address {0}: open one with Context::on_port")]
     NoDevice(IpAddr),
     /// An injected event refers to an object that does not exist.

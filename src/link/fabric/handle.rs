@@ -1,6 +1,5 @@
-//! Interface between a fabric and the drivers of its NICs: the trait [`Driver`], the queue of the ports whose
-//! NICs have input, and the handle of a port. The driver decides when the NICs run (`driver/fabric_kick.rs`,
-//! `driver/fabric_clock.rs`).
+//! Interface between a fabric and its NICs' drivers: the [`Driver`] trait, the queue of ports with input, and
+//! port handles. The driver decides when the NICs run (`driver/fabric_kick.rs`, `driver/fabric_clock.rs`).
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,49 +13,49 @@ use super::Fabric;
 use super::port::PortShared;
 use crate::transport::{AsyncEvent, Instant, RxBurst};
 
-/// Function that passes bursts to the receiver, one after the other.
+/// Function that passes bursts to the given receiver, one after the other.
 pub(crate) type BurstSource<'a> = dyn FnMut(&mut dyn FnMut(RxBurst<'_>)) + 'a;
 
-/// Driver of a NIC: processes input from its port, serves timers, sends.
+/// A NIC's driver, which processes input from the NIC's port, serves timers, and sends.
 pub(crate) trait Driver: Send + Sync {
     /// Tries to run one turn. Returns false if another thread is running the NIC; that thread checks for new
     /// input before it finishes.
     fn try_drive(&self) -> bool;
 
-    /// Receives packets directly from the sender, bypassing the port, if no other thread is running the NIC
-    /// and no middleware is between it and the port; `bursts` passes the packets. Called from within another
-    /// NIC's turn, so it must not block. Responses are sent in a turn that the fabric requests. Returns false
-    /// if no packets were received.
+    /// Receives the packets that `bursts` passes, directly from the sender, bypassing the port. Returns false
+    /// if no packets were received, for example because another thread is running the NIC, or because there
+    /// is middleware between the NIC and the port. Called from within another NIC's turn, so it must not
+    /// block. Responses are sent in a turn that the fabric requests.
     fn try_receive_direct(&self, _now: Instant, _bursts: &mut BurstSource<'_>) -> bool {
         false
     }
 
     /// Makes one of the driver's own threads run a turn soon. Called from within other NICs' turns, so it
-    /// must not wait for any lock that a turn holds.
+    /// must not wait for a lock that a turn holds.
     fn wake(&self);
 
     /// Returns the earliest time at which the driver wants to run without input.
     fn next_deadline(&self) -> Option<Instant>;
 
-    /// Notifies the driver that the port was plugged in or unplugged. Called on the thread that did so.
+    /// Notifies the driver that the port's cable was plugged in or unplugged; called on the thread that
+    /// changed this.
     fn port_up(&self, _up: bool) {}
 
-    /// Notifies the driver that the device is lost for this reason, as when an adapter is unplugged.
-    /// Called on the thread that removed it.
+    /// Notifies the driver that the device is lost for the given reason, as when an adapter is unplugged;
+    /// called on the thread that removed the device.
     fn device_lost(&self, _reason: io::Error) {}
 
-    /// Raises an asynchronous event of the NIC, together with the effect that the event reports. Returns
-    /// false if the NIC has no such object.
+    /// Raises an asynchronous event on the NIC, together with the effect that the event reports. Returns
+    /// false if the NIC does not have the object that the event is about.
     fn inject_event(&self, _event: AsyncEvent) -> bool {
         false
     }
 
-    /// Notifies the driver that the port has these addresses from now on. Called on the thread that changed
-    /// them.
+    /// Notifies the driver of the port's new addresses; called on the thread that changed them.
     fn addresses_changed(&self, _addresses: &[IpAddr]) {}
 }
 
-/// Queue of the ports that have received input and whose drivers have not checked for it since.
+/// Queue of ports with input, or a requested turn, that their drivers have not yet noticed.
 #[derive(Default)]
 pub(crate) struct ReadyQueue {
     ports: Mutex<VecDeque<Arc<PortShared>>>,
@@ -94,9 +93,9 @@ impl ReadyQueue {
 }
 
 impl Fabric {
-    /// Announces new deliveries to `port`, which changed the time of its earliest delivery from `before` to
-    /// `earliest`: queues the port if that delivery is due, and otherwise wakes its driver if the time is now
-    /// earlier.
+    /// Announces new deliveries to `port`, which have changed the time of its earliest delivery from `before`
+    /// to `earliest`. Queues the port if that delivery is already due; otherwise wakes the port's driver if
+    /// the time has become earlier.
     pub(super) fn notify_delivery(&self, port: &Arc<PortShared>, now: Instant, before: u64, earliest: u64) {
         if self.is_virtual() || earliest == u64::MAX {
             return;
@@ -110,14 +109,14 @@ impl Fabric {
         }
     }
 
-    /// Makes the driver of `port` run a turn in the next kick, with or without input.
+    /// Makes the port's driver run a turn in the next kick, whether or not the port has input.
     pub(crate) fn schedule_turn(&self, port: &Arc<PortShared>) {
         port.turn_requested.store(true, Ordering::SeqCst);
         self.ready_queue().push(port);
     }
 
-    /// Adds an auxiliary driver in virtual time: it reacts to what NICs have received, but has no port of its
-    /// own. It runs in every step, after the NICs.
+    /// Adds an auxiliary driver, which has no port of its own but reacts to what NICs have received. In
+    /// virtual time, it runs in every step, after the NICs.
     pub(crate) fn add_auxiliary_driver(&self, auxiliary: Weak<dyn Driver>) {
         self.0.auxiliaries.lock().push(auxiliary);
     }
@@ -130,19 +129,20 @@ impl Fabric {
     }
 }
 
-/// Result of a simulation in virtual time.
+/// Result of running a simulation in virtual time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Outcome {
     /// Nothing is pending.
     Idle,
-    /// The limit is reached and something is still pending.
+    /// The time limit was reached while something was still pending.
     Limit,
-    /// A driver requests turns forever at this instant, which is a bug in that driver.
+    /// Virtual time no longer advances beyond the given instant, because a driver keeps requesting turns,
+    /// which is a bug in that driver.
     Stuck(Instant),
 }
 
-/// Handle for driving a port, usable while the port itself is behind a NIC's lock.
+/// Handle for driving a port, usable while a NIC owns the port itself.
 #[derive(Clone)]
 pub(crate) struct FabricHandle {
     pub(crate) fabric: Fabric,
@@ -154,7 +154,7 @@ impl FabricHandle {
         FabricHandle { fabric, port }
     }
 
-    /// Attaches the driver of this port's NIC, in place of the previous one.
+    /// Attaches the driver of the port's NIC, replacing any previous driver.
     pub fn attach(&self, driver: Weak<dyn Driver>) {
         *self.port.driver.lock() = Some(driver);
         if !self.fabric.is_virtual()
@@ -170,13 +170,13 @@ impl FabricHandle {
         self.port.has_input(&self.fabric)
     }
 
-    /// Reports whether the port has a delivery that can only be received later, when possibly no thread
+    /// Reports whether the port has a delivery that becomes due at a set time, possibly while no thread
     /// drives the NIC.
     pub fn has_pending_input(&self) -> bool {
         !matches!(self.port.earliest.load(Ordering::SeqCst), 0 | u64::MAX)
     }
 
-    /// Returns the fabric of the port, whose clock the NIC uses.
+    /// Returns the port's fabric, whose clock the NIC uses.
     pub fn fabric(&self) -> &Fabric {
         &self.fabric
     }

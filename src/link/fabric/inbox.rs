@@ -1,10 +1,10 @@
-//! Inbox of a port: the packets in flight to it, and the buffers that hold them.
+//! A port's inbox: the packets in flight to the port, and the buffers that hold them.
 
 use super::model::{Egress, FabricCounters, Schedule};
 use crate::transport::Instant;
 use crate::wire::{Flow, IpIdent};
 
-/// Run of packets in flight to a port.
+/// A run of packets in flight to a port.
 #[derive(Debug)]
 pub(super) struct Delivery {
     pub flow: Flow,
@@ -19,25 +19,25 @@ impl Delivery {
     }
 }
 
-/// State of a port that senders modify, protected by the port's lock.
+/// The part of a port's state that senders modify, protected by the port's lock.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     pub schedule: Schedule<Delivery>,
-    /// Number of bytes of the scheduled packets.
+    /// Number of bytes in the scheduled packets.
     pub bytes: usize,
     /// Wire to this port.
     pub egress: Egress,
-    /// Buffers whose packets the port has read, for reuse by senders.
+    /// Buffers for senders to reuse, whose packets the port has read.
     pub pool: BufferPool,
     pub counters: FabricCounters,
 }
 
-/// Limits of a batch that a receiver processes in one turn, so that it can send in between.
+/// Limits of a batch, which is as much as a receiver processes in one turn before it sends.
 const BATCH_BYTES: usize = 1 << 20;
 const BATCH_DELIVERIES: usize = 64;
 
 impl Inbox {
-    /// Moves the deliveries that are due at `now`, up to a batch, to the end of `out`.
+    /// Moves the deliveries due at `now` to the end of `out`, up to one batch.
     pub fn take_due(&mut self, now: Instant, out: &mut Vec<Delivery>) {
         let mut bytes = 0;
         while bytes < BATCH_BYTES && out.len() < BATCH_DELIVERIES {
@@ -48,21 +48,20 @@ impl Inbox {
         self.bytes -= bytes;
     }
 
-    /// Returns the time at which the first delivery is due, in the form that [`super::port::PortShared`]
-    /// publishes.
+    /// Returns the time at which the first delivery is due, in the encoding of `PortShared::earliest`.
     pub fn earliest(&self) -> u64 {
         self.schedule.earliest().map_or(u64::MAX, |at| at.0)
     }
 }
 
-/// Free buffers by size class, so that an ACK does not occupy the buffer of a megabyte WRITE. The most
-/// recently used one is reused first, as it is most likely in the cache.
+/// Free buffers by size class, so that an ACK does not occupy a buffer for a megabyte WRITE. The most
+/// recently used buffer is reused first, because it is the most likely to be in the cache.
 #[derive(Debug, Default)]
 pub(super) struct BufferPool {
     classes: [Vec<Vec<u8>>; CLASSES.len()],
 }
 
-/// Size of the buffers in bytes, and maximum number of free buffers, for each size class.
+/// Buffer size in bytes and maximum number of free buffers of each size class.
 const CLASSES: [(usize, usize); 3] = [(1 << 10, 1024), (16 << 10, 256), (256 << 10, 32)];
 
 impl BufferPool {
@@ -82,7 +81,7 @@ impl BufferPool {
         }
     }
 
-    /// Keeps a buffer for reuse, unless its class is full.
+    /// Keeps a buffer for reuse, unless its size class is full.
     pub fn put(&mut self, buffer: Vec<u8>) {
         let fits = CLASSES.iter().rposition(|(size, _)| *size <= buffer.capacity());
         if let Some(class) = fits
@@ -92,8 +91,7 @@ impl BufferPool {
         }
     }
 
-    /// Takes the most recently used buffer of each size class from `source` if this pool has none of the
-    /// class.
+    /// For each size class in which this pool has no buffers, takes the most recently used one from `source`.
     pub fn refill(&mut self, source: &mut BufferPool) {
         for (own, other) in self.classes.iter_mut().zip(&mut source.classes) {
             if own.is_empty() {

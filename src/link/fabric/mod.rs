@@ -1,4 +1,4 @@
-//! In-memory switch that connects NICs of one process, with or without impairments.
+//! In-memory switch that connects NICs in one process, with or without impairments.
 //!
 //! [`Fabric::new`] carries bursts whole: it passes them directly to a NIC that is not running at the moment,
 //! and keeps them in a single copy for one that is. [`Fabric::with_config`] adds latency, a bandwidth with a
@@ -59,14 +59,14 @@ struct Shared {
     clock: Option<AtomicU64>,
     config: FabricConfig,
     ports: Mutex<Ports>,
-    /// Number that every change of `ports` increments, to invalidate the routes that senders cache.
+    /// Incremented at every change of `ports`, to invalidate the routes that senders cache.
     generation: AtomicU64,
     ready_queue: ReadyQueue,
     /// Auxiliary drivers, which have no port.
     auxiliaries: Mutex<Vec<Weak<dyn Driver>>>,
-    /// Mutex that is held during a step of virtual time.
+    /// Mutex held while virtual time is being advanced.
     stepping: Mutex<()>,
-    /// Counts of packets that are not included in the counters of any current port.
+    /// Counts of packets not included in any current port's counters.
     counters: Mutex<FabricCounters>,
 }
 
@@ -81,8 +81,7 @@ struct Ports {
 }
 
 impl Ports {
-    /// Checks that a port can have these addresses. `own` is the number of a port that may already have some
-    /// of them.
+    /// Checks that a port can have the given addresses, some of which port number `own` may already have.
     fn check(&self, addresses: &[IpAddr], own: Option<u32>) -> Result<(), FabricError> {
         if addresses.is_empty() {
             return Err(FabricError::NoAddress);
@@ -112,7 +111,7 @@ impl Fabric {
         Fabric::build(FabricConfig::default(), None)
     }
 
-    /// Creates a fabric in real time.
+    /// Creates a fabric in real time with the given impairments.
     ///
     /// # Errors
     /// See [`FabricConfig::check`].
@@ -144,8 +143,8 @@ impl Fabric {
         }))
     }
 
-    /// Returns the current time: in virtual time, that of the fabric's clock; in real time, the time since
-    /// the first call in this process.
+    /// Returns the current time: virtual time by the fabric's clock, or real time since the first call in
+    /// this process.
     pub fn now(&self) -> Instant {
         match &self.0.clock {
             Some(clock) => Instant(clock.load(Ordering::SeqCst)),
@@ -158,17 +157,18 @@ impl Fabric {
         }
     }
 
-    /// Reports whether time is virtual.
+    /// Reports whether the fabric is in virtual time.
     pub fn is_virtual(&self) -> bool {
         self.0.clock.is_some()
     }
 
-    /// Returns the configuration of all directions that have none of their own.
+    /// Returns the configuration of all directions that [`set_path`](Self::set_path) has not configured
+    /// separately.
     pub fn config(&self) -> &FabricConfig {
         &self.0.config
     }
 
-    /// Creates a port with these addresses.
+    /// Creates a port with the given addresses.
     ///
     /// # Errors
     /// If there is no address, or one is not a unicast address or is in use.
@@ -185,8 +185,8 @@ impl Fabric {
         Ok(FabricPort::new(self.clone(), shared, addresses))
     }
 
-    /// Returns an IPv6 (ULA) and an IPv4 address that it has not returned before. The IPv4 address is from
-    /// 198.18.0.0/15, which is reserved for benchmarks and never used on the Internet.
+    /// Returns an IPv6 (ULA) and an IPv4 address that no port has and that were not returned before. The IPv4
+    /// address is from 198.18.0.0/15, which is reserved for benchmarks and never used on the Internet.
     pub fn auto_address(&self) -> [IpAddr; 2] {
         let mut ports = self.0.ports.lock();
         loop {
@@ -202,9 +202,9 @@ impl Fabric {
         }
     }
 
-    /// Gives the direction from the port with address `from` to the port with address `to` a configuration of
-    /// its own and, if that limits the bandwidth, a separate wire. The random number generator of the
-    /// direction restarts; packets in flight are not affected. `window` is ignored.
+    /// Gives the direction from the port with address `from` to the port with address `to` its own
+    /// configuration and, if that limits the bandwidth, its own wire. The direction's random number generator
+    /// restarts. Packets in flight are not affected; `window` is ignored.
     ///
     /// # Errors
     /// If the configuration is invalid, or no port has one of the addresses.
@@ -219,8 +219,8 @@ impl Fabric {
         Ok(())
     }
 
-    /// Unplugs the cable of the port with this address, or plugs it in. While unplugged, the port neither
-    /// sends nor receives. The NIC is notified and raises `PortError` or `PortActive`.
+    /// Unplugs the cable of the port with the given address, or plugs it in. While unplugged, the port
+    /// neither sends nor receives. The NIC is notified and raises `PortError` or `PortActive`.
     ///
     /// # Errors
     /// [`FabricError::UnknownAddress`] if no port has the address.
@@ -234,8 +234,8 @@ impl Fabric {
         Ok(())
     }
 
-    /// Replaces all addresses of the port that has the address `of`, as the system may do to an interface.
-    /// The NIC is notified and raises `GidChange`; an address that remains keeps its index.
+    /// Replaces all addresses of the port with address `of`, as the system may do to an interface. The NIC is
+    /// notified and raises `GidChange`; addresses that remain keep their index.
     ///
     /// # Errors
     /// See [`port`](Self::port); also [`FabricError::UnknownAddress`].
@@ -253,9 +253,10 @@ impl Fabric {
         Ok(())
     }
 
-    /// Removes the device behind the port with this address, as if an adapter were unplugged: its queue pairs
-    /// go to ERR, its contexts get [`AsyncEvent::DeviceFatal`], and from then on the only operations that
-    /// succeed are destroying its objects, polling, and reading what they hold. The address is free again.
+    /// Removes the device on the port with the given address, as if an adapter were unplugged: its queue
+    /// pairs go to ERR, its contexts get [`AsyncEvent::DeviceFatal`], and from then on, the only operations
+    /// that succeed are destroying its objects, polling, and reading their contents. The address becomes
+    /// free.
     ///
     /// # Errors
     /// [`FabricError::UnknownAddress`], [`FabricError::NoDevice`].
@@ -265,12 +266,11 @@ impl Fabric {
         Ok(())
     }
 
-    /// Raises an asynchronous event of the NIC behind the port with this address, with the effect that the
-    /// event reports: `QpFatal`, `QpRequestError` and `QpAccessError` move the queue pair to ERR, `CqError`
-    /// moves all queue pairs that complete to the queue, `DeviceFatal` is
-    /// [`remove_device`](Self::remove_device), `PortError` and `PortActive` are
-    /// [`set_port_up`](Self::set_port_up), which raises no event if the port is in that state already. All
-    /// others are raised without an effect.
+    /// Raises an asynchronous event on the NIC at the given address, with the effect that the event reports.
+    /// `QpFatal`, `QpRequestError` and `QpAccessError` move the queue pair to ERR, `CqError` all queue pairs
+    /// that complete to the queue. `DeviceFatal` acts like [`remove_device`](Self::remove_device),
+    /// `PortError` and `PortActive` like [`set_port_up`](Self::set_port_up), which raises no event if the
+    /// port is already in that state. All other events have no effect besides being raised.
     ///
     /// # Errors
     /// [`FabricError::UnknownAddress`], [`FabricError::NoDevice`], and [`FabricError::NoObject`] if the NIC
@@ -295,7 +295,7 @@ impl Fabric {
         port.cloned().ok_or(FabricError::UnknownAddress(address))
     }
 
-    /// Returns the packet counters, counted since the fabric was created.
+    /// Returns the packet counters since the fabric was created.
     pub fn counters(&self) -> FabricCounters {
         let ports = self.ports();
         let mut sum = *self.0.counters.lock();
@@ -321,19 +321,19 @@ impl Fabric {
         &self.0.ready_queue
     }
 
-    /// Acquires the right to advance virtual time; `None` in real time.
+    /// Acquires the exclusive right to advance virtual time; `None` in real time.
     pub(crate) fn stepping(&self) -> Option<MutexGuard<'_, ()>> {
         self.is_virtual().then(|| self.0.stepping.lock())
     }
 
-    /// Moves virtual time forward to `at`, never back.
+    /// Advances virtual time to `at`, unless it is already later.
     pub(crate) fn set_time(&self, at: Instant) {
         if let Some(clock) = &self.0.clock {
             clock.fetch_max(at.0, Ordering::SeqCst);
         }
     }
 
-    /// Returns all ports in the order of their creation.
+    /// Returns all ports in order of creation.
     pub(crate) fn ports(&self) -> Vec<Arc<PortShared>> {
         self.0.ports.lock().by_id.values().cloned().collect()
     }
@@ -342,8 +342,8 @@ impl Fabric {
         f(&mut self.0.counters.lock());
     }
 
-    /// Returns the ports that packets from port `from` to `dst` reach, each with the configuration of the
-    /// direction if it has one of its own.
+    /// Returns the ports reached by packets from port number `from` to `dst`, each with the direction's own
+    /// configuration, if it has one.
     fn targets(&self, from: u32, dst: IpAddr) -> Vec<(Arc<PortShared>, Option<FabricConfig>)> {
         let ports = self.0.ports.lock();
         let up = |id: &u32| ports.by_id.get(id).is_some_and(|port| port.up.load(Ordering::SeqCst));
@@ -378,7 +378,7 @@ impl Fabric {
         self.changed();
     }
 
-    /// Removes a port and adds its counters to those of the fabric.
+    /// Removes a port, and adds its counters to the fabric's.
     fn remove(&self, port: &PortShared, counters: &FabricCounters) {
         let mut ports = self.0.ports.lock();
         ports.by_id.remove(&port.id);

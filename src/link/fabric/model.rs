@@ -1,4 +1,4 @@
-//! Model of the switch, a pure function of its seed and its inputs: it has no clock and no threads, and does
+//! Switch model, a deterministic function of its seed and inputs: it has no clock and no threads, and does
 //! not see packet contents.
 
 use std::cmp::Ordering;
@@ -10,30 +10,30 @@ use crate::link::rng::SimRng;
 use crate::transport::Instant;
 use crate::wire::Ecn;
 
-/// Packet counters, summed over everything that a fabric has carried.
+/// Packet counters, summed over all of a fabric's ports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct FabricCounters {
-    /// Packets forwarded to a port, including duplicates.
+    /// Packets forwarded to ports, including duplicates.
     pub carried: u64,
     /// Packets lost at random.
     pub lost: u64,
     /// Duplicates created.
     pub duplicated: u64,
-    /// Packets delayed so that later packets overtake them.
+    /// Packets delayed so that later packets could overtake them.
     pub reordered: u64,
     /// Packets with one bit flipped.
     pub corrupted: u64,
     /// Packets marked "congestion experienced".
     pub marked: u64,
-    /// Packets dropped because a queue was full: the queue of the model, or the inbox of a port that is not
-    /// read.
+    /// Packets dropped because the queue in front of a wire, or the inbox of a port that is not being read,
+    /// was full.
     pub queue_full: u64,
     /// Packets dropped because they exceed the MTU.
     pub too_big: u64,
     /// Packets dropped because no port has the destination address.
     pub unknown: u64,
-    /// Packets lost because they were in flight to a port when its cable was unplugged.
+    /// Packets lost in flight to a port whose cable was unplugged.
     pub unplugged: u64,
 }
 
@@ -52,14 +52,14 @@ impl FabricCounters {
     }
 }
 
-/// Dimensions of a burst, which are all that the model's decisions depend on.
+/// Properties of a burst: all that the model's decisions depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct BurstShape {
-    /// UDP payload bytes of every packet but the last.
+    /// UDP payload length in bytes of each packet except possibly the last.
     pub segment: usize,
     /// Number of packets.
     pub packets: usize,
-    /// UDP payload bytes of all packets.
+    /// Total UDP payload length in bytes.
     pub bytes: usize,
     /// Length of the IP and UDP headers, in bytes.
     pub header_len: usize,
@@ -68,13 +68,13 @@ pub struct BurstShape {
 }
 
 impl BurstShape {
-    /// Returns the number of UDP payload bytes of packet `i`.
+    /// Returns the UDP payload length of packet `i`, in bytes.
     pub fn len_of(&self, i: usize) -> usize {
         self.segment.min(self.bytes - i * self.segment)
     }
 }
 
-/// Decision of the model: packets `first..first + count` of the burst arrive together.
+/// A decision by the model: packets `first..first + count` of the burst arrive together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
     /// Time of arrival.
@@ -85,15 +85,15 @@ pub struct Run {
     pub count: u16,
     /// Whether the switch marks the packets "congestion experienced".
     pub mark: bool,
-    /// Bit of the UDP payload to flip. The run is then a single packet.
+    /// Index of the UDP payload bit to flip, if any; the run is then a single packet.
     pub flip: Option<u32>,
 }
 
 /// Wire to a port, with the queue in front of it.
 #[derive(Clone, Debug, Default)]
 pub struct Egress {
-    /// Time at which the last bit of the queue will have been sent, in picoseconds, because a byte takes only
-    /// 20 ps at 400 Gb/s.
+    /// Time in picoseconds at which the last queued bit will have been sent. Nanoseconds would be too coarse:
+    /// a byte takes only 20 ps at 400 Gb/s.
     busy_until: u128,
 }
 
@@ -101,13 +101,13 @@ pub struct Egress {
 const PICOS: u128 = 1000;
 
 impl Egress {
-    /// Returns the number of bytes queued at `now`.
+    /// Returns the number of bytes still queued at `now`.
     fn backlog(&self, now: Instant, bandwidth: u64) -> u128 {
         let wait = self.busy_until.saturating_sub(now.0 as u128 * PICOS);
         wait * bandwidth as u128 / (8 * PICOS * 1_000_000_000)
     }
 
-    /// Queues `bytes`; returns the time at which they will have been sent.
+    /// Queues `bytes` bytes, and returns the time at which they will have been sent.
     fn send(&mut self, now: Instant, bandwidth: u64, bytes: usize) -> Instant {
         let duration = bytes as u128 * 8 * PICOS * 1_000_000_000 / bandwidth as u128;
         self.busy_until = self.busy_until.max(now.0 as u128 * PICOS) + duration;
@@ -115,32 +115,32 @@ impl Egress {
     }
 }
 
-/// One direction through the switch: its random number generator and the order of its packets.
+/// One direction through the switch, with its own random number generator and packet order.
 #[derive(Clone, Debug)]
 pub struct Path {
     config: FabricConfig,
     rng: SimRng,
     /// Arrival time of the last packet that was not reordered.
     last: Instant,
-    /// Separate queue, if the direction has a configuration of its own.
+    /// The direction's own wire, if it does not share the destination's.
     own_egress: Option<Egress>,
 }
 
 impl Path {
-    /// Creates the direction from port number `from` to port number `to`. With `own_queue`, it does not share
-    /// the destination's wire with other directions.
+    /// Creates the direction from port number `from` to port number `to`. With `own_queue`, the direction has
+    /// a wire of its own, instead of sharing the destination's with other directions.
     pub fn new(config: FabricConfig, from: u32, to: u32, own_queue: bool) -> Path {
         let rng = SimRng::new(config.seed, (from as u64) << 32 | to as u64);
         Path { rng, config, last: Instant(0), own_egress: own_queue.then(Egress::default) }
     }
 
-    /// Returns the configuration of the direction.
+    /// Returns the direction's configuration.
     pub fn config(&self) -> &FabricConfig {
         &self.config
     }
 
-    /// Decides the fate of every packet of a burst that reaches the switch at `now`, and appends the arrivals
-    /// to `runs`, in the order of the packets. `shared` is the destination's wire.
+    /// Decides the fate of each packet in a burst that reaches the switch at `now`, and appends the arrivals
+    /// to `runs`, in packet order. `shared` is the destination's wire.
     pub fn offer(
         &mut self,
         now: Instant,
@@ -215,8 +215,7 @@ impl Path {
         }
     }
 
-    /// Picks a random bit of a packet whose change the ICRC detects: any except those of BTH byte 4, which
-    /// the ICRC does not cover.
+    /// Picks a random bit to flip in a packet, excluding BTH byte 4, which the ICRC does not cover.
     fn bit_under_icrc(&mut self, len: usize) -> u32 {
         let byte = self.rng.below(len.max(2) as u64 - 1) as u32;
         let byte = if byte >= 4 { byte + 1 } else { byte };
@@ -228,7 +227,7 @@ fn nanos(d: Duration) -> u64 {
     u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Appends a run, or merges it with the last one if both arrive together.
+/// Appends a run, or merges it with the last one if it continues that run and arrives at the same time.
 fn add_run(runs: &mut Vec<Run>, run: Run) {
     if let Some(last) = runs.last_mut()
         && last.at == run.at
@@ -246,9 +245,9 @@ fn add_run(runs: &mut Vec<Run>, run: Run) {
 /// Queue of items in flight to one port, ordered by due time and then by arrival at the switch.
 #[derive(Debug)]
 pub struct Schedule<T> {
-    /// Items that were pushed in order of due time, as nearly all are.
+    /// Items pushed in order of due time, as nearly all are.
     in_order: VecDeque<Entry<T>>,
-    /// Items that were pushed after an item with a later due time.
+    /// Items pushed after an item with a later due time.
     out_of_order: BinaryHeap<Entry<T>>,
     next: u64,
 }
@@ -278,7 +277,7 @@ impl<T> PartialOrd for Entry<T> {
     }
 }
 impl<T> Ord for Entry<T> {
-    /// Compares in reverse, because the heap returns its greatest entry first.
+    /// Compares in reverse, because a heap returns its greatest entry first.
     fn cmp(&self, other: &Self) -> Ordering {
         other.key().cmp(&self.key())
     }
@@ -301,7 +300,7 @@ impl<T> Schedule<T> {
         }
     }
 
-    /// Adds an item that is due immediately, but after all items that were pushed in order.
+    /// Adds an item due together with the last item pushed in order, or at once if there is none.
     pub fn push_now(&mut self, item: T) {
         let at = self.in_order.back().map_or(Instant(0), |back| back.at);
         self.push(at, item);
@@ -316,7 +315,7 @@ impl<T> Schedule<T> {
         }
     }
 
-    /// Removes and returns the first item, if it is due at `now`.
+    /// Removes and returns the first item if it is due at `now`.
     pub fn pop_due(&mut self, now: Instant) -> Option<T> {
         let from_out_of_order = match (self.in_order.front(), self.out_of_order.peek()) {
             (Some(a), Some(b)) => b.key() < a.key(),

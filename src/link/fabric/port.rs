@@ -1,4 +1,4 @@
-//! Port of a fabric, which is the link of a NIC.
+//! Fabric port: a NIC's link to a fabric.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,24 +17,24 @@ use crate::link::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::{Flow, IpIdent};
 
-/// Maximum size of a burst that is delivered in one piece: two such bursts and their source fit in a core's
-/// private cache.
+/// Maximum size of a burst delivered in one piece. Two such bursts and their source fit in a core's private
+/// cache.
 const LIMITS: BurstLimits = BurstLimits { bytes: 256 << 10, packets: 256 };
 
-/// Maximum number of bytes in flight to one port, beyond which packets are dropped: a peer that is never
-/// driven must not exhaust the memory.
+/// Maximum number of bytes in flight to a port. Beyond it, packets are dropped, so that a peer that is never
+/// driven cannot exhaust the memory.
 const INBOX_LIMIT: usize = 64 << 20;
 
-/// Part of a port that senders and the fabric access.
+/// The part of a port that senders and the fabric access.
 pub(crate) struct PortShared {
     pub id: u32,
     /// Whether the cable is plugged in.
     pub up: AtomicBool,
     pub(super) inbox: Mutex<Inbox>,
-    /// Time at which the first delivery is due: 0 for immediately, `u64::MAX` for none. Written under the
-    /// inbox's lock.
+    /// Time at which the first delivery is due; 0 if at once, `u64::MAX` if there is none. Written only with
+    /// the inbox's lock held.
     pub earliest: AtomicU64,
-    /// Whether the port is in the fabric's queue of ports whose drivers have work.
+    /// Whether the port is in the fabric's [`ReadyQueue`](super::handle::ReadyQueue).
     pub queued: AtomicBool,
     /// Whether the driver has to run a turn even without input.
     pub turn_requested: AtomicBool,
@@ -54,7 +54,7 @@ impl PortShared {
         }
     }
 
-    /// Reports whether a delivery can be received. Reads the clock only if one is in flight.
+    /// Reports whether a delivery can be received now. Reads the clock only if a delivery is in flight.
     pub fn has_input(&self, fabric: &Fabric) -> bool {
         match self.earliest.load(Ordering::SeqCst) {
             0 => true,
@@ -63,8 +63,8 @@ impl PortShared {
         }
     }
 
-    /// Reports whether the driver has to run: a turn was requested, or a delivery can be received. Clears the
-    /// request.
+    /// Reports whether the driver has to run, because a turn was requested or a delivery can be received now.
+    /// Clears the request.
     pub fn has_work(&self, fabric: &Fabric) -> bool {
         self.turn_requested.swap(false, Ordering::SeqCst) || self.has_input(fabric)
     }
@@ -75,14 +75,14 @@ impl PortShared {
     }
 }
 
-/// Destination of packets to one address.
+/// One of the ports that packets to an address are sent to.
 struct Target {
     port: Arc<PortShared>,
-    /// Index into the sender's paths.
+    /// Index into the sending port's `paths`.
     path: usize,
 }
 
-/// Port of a [`Fabric`], the link of a NIC. Dropping it removes its addresses from the fabric.
+/// Port of a [`Fabric`], which serves as a NIC's link. Dropping a port removes its addresses from the fabric.
 ///
 /// A NIC runs it with the fabric's own time, [`Fabric::now`]: open it with
 /// [`Context::on_port`](crate::verbs::Context::on_port).
@@ -90,18 +90,18 @@ pub struct FabricPort {
     fabric: Fabric,
     shared: Arc<PortShared>,
     info: LinkInfo,
-    /// Generation of the fabric for which `routes` is valid.
+    /// Fabric generation for which `routes` is valid.
     generation: u64,
     /// Targets by destination address. Two lookups in a `HashMap` cost 4 % of the instructions of an 8-byte
     /// SEND.
     routes: BTreeMap<IpAddr, Vec<Target>>,
-    /// Directions to other ports, by the number of the destination port.
+    /// Directions to other ports, each with the destination port number.
     paths: Vec<(u32, Path)>,
     /// Free buffers for sending.
     free_buffers: BufferPool,
-    /// Scratch buffer for packets that are delivered directly.
+    /// Scratch buffer for packets delivered directly.
     scratch: Vec<u8>,
-    /// Deliveries received in a turn.
+    /// Scratch buffer for the deliveries received in a turn.
     batch: Vec<Delivery>,
     runs: Vec<Run>,
     counters: LinkCounters,
@@ -136,7 +136,7 @@ impl FabricPort {
         }
     }
 
-    /// Returns the handle for driving this port, usable while the port itself is behind a NIC's lock.
+    /// Returns a handle for driving this port, usable while a NIC owns the port itself.
     pub(crate) fn handle(&self) -> FabricHandle {
         FabricHandle::new(self.fabric.clone(), self.shared.clone())
     }
@@ -150,7 +150,7 @@ impl FabricPort {
         }
     }
 
-    /// Looks up the route to an address that is not cached.
+    /// Caches the route to an address, unless it is already cached.
     fn resolve(&mut self, dst: IpAddr) {
         if self.routes.contains_key(&dst) {
             return;
@@ -250,13 +250,13 @@ impl FabricPort {
     }
 }
 
-/// Number of packets per step of a direct delivery, so few that they stay in the core's first-level cache on
-/// their way from the sender through the scratch buffer to the receiver.
+/// Number of packets per step of a direct delivery, small enough for them to stay in the core's first-level
+/// cache on their way from the sender through the scratch buffer to the receiver.
 const PACKETS_PER_STEP: usize = 4;
 
-/// Delivers a burst directly to the NIC behind a port; returns false if that is not possible. Copies the
-/// burst from the sender's memory to `scratch`, where its ICRCs are computed and checked, and from there to
-/// the receiver's memory.
+/// Delivers a burst directly to the NIC behind a port. Copies the burst from the sender's memory to
+/// `scratch`, where its ICRCs are computed and checked, and from there to the receiver's memory. Returns
+/// false if direct delivery is not possible.
 fn deliver_direct(now: Instant, burst: &TxBurst<'_>, port: &PortShared, scratch: &mut Vec<u8>) -> bool {
     // Keeps the order: earlier packets are in the inbox, or in a running turn, in which case the driver
     // returns false.
@@ -282,13 +282,13 @@ fn deliver_direct(now: Instant, burst: &TxBurst<'_>, port: &PortShared, scratch:
     })
 }
 
-/// Returns the flow of a run, with the switch's congestion mark.
+/// Returns a run's flow, with the congestion mark if the switch has set it.
 fn flow_of(burst: &TxBurst<'_>, run: &Run) -> Flow {
     let mark = if run.mark { 3 } else { 0 };
     Flow { traffic_class: burst.flow.traffic_class | mark, ..burst.flow }
 }
 
-/// Copies the packets of a run to a separate buffer.
+/// Copies a run's packets to a separate buffer, and flips the bit given by `run.flip`, if any.
 fn extract_run(burst: &TxBurst<'_>, run: &Run, whole: &[u8], free_buffers: &mut BufferPool) -> Delivery {
     let start = run.first as usize * burst.segment;
     let end = (start + run.count as usize * burst.segment).min(whole.len());
@@ -316,7 +316,8 @@ impl Link for FabricPort {
         Ok(())
     }
 
-    /// Returns false in virtual time, where deferred ICRCs would change how packets are divided into turns.
+    /// Returns false in virtual time, where deferring ICRCs would change which packets are sent in which
+    /// turn.
     fn supports_deferred_icrc(&self) -> bool {
         !self.fabric.is_virtual()
     }
@@ -370,8 +371,8 @@ impl Link for FabricPort {
         }
     }
 
-    /// Returns `None`: there is no descriptor to poll, because the sender runs the receiver's driver or wakes
-    /// it.
+    /// Returns `None`, because there is no descriptor to poll: the sender runs or wakes the receiver's
+    /// driver.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

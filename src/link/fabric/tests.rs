@@ -1,4 +1,4 @@
-//! Tests of the fabric: impairments, virtual time, and driving across threads.
+//! Fabric tests: impairments, virtual time, and NICs driven from several threads.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -66,7 +66,7 @@ fn pair(config: FabricConfig) -> (Fabric, FabricPort, FabricPort, IpAddr) {
     (fabric, a, b, to)
 }
 
-/// Sends `n` packets of 100 bytes in bursts. Returns the packets that arrive, and the counters.
+/// Sends `n` packets of 100 bytes in bursts. Returns the packets received, and the fabric's counters.
 fn run(config: FabricConfig, n: u32) -> (Vec<Got>, FabricCounters) {
     let (fabric, mut a, mut b, to) = pair(config);
     a.transmit(fabric.now(), &queue(&a, to, 0..n, 100)).unwrap();
@@ -345,18 +345,18 @@ fn invalid_configuration_error_names_the_cause() {
     assert!(error(FabricConfig { queue_bytes: Some(9), ..Default::default() }).contains("queue_bytes"));
 }
 
-/// NIC that responds to every packet whose PSN `n` is greater than 0 by sending a packet with PSN `n - 1`,
-/// and sends initial packets at given times.
+/// NIC that sends initial packets at given times, and responds to each packet with PSN `n > 0` by sending a
+/// packet with PSN `n - 1`.
 struct TestNic {
     inner: Mutex<TestNicInner>,
     handle: FabricHandle,
     /// Whether the NIC accepts packets directly from the sender.
     accepts_direct: AtomicBool,
-    /// Number of turns that the NIC requests in addition to those for input.
+    /// Number of turns that the NIC still requests besides those for input.
     extra_turns: AtomicUsize,
     /// Number of turns that the NIC has run.
     turns: AtomicUsize,
-    /// Whether a turn was requested since the last one began.
+    /// Whether a turn has been requested since the last one began.
     turn_requested: AtomicBool,
     woken: AtomicUsize,
     wakes: Option<Sender<()>>,

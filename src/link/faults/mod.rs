@@ -1,4 +1,4 @@
-//! Fault injection: a link that drops, duplicates, reorders, corrupts and delays packets by rule.
+//! Fault injection: a link wrapper that drops, duplicates, reorders, corrupts and delays packets by rule.
 //!
 //! Bursts that no rule matches pass through unchanged.
 #![forbid(unsafe_code)]
@@ -23,8 +23,8 @@ use super::{Link, LinkInfo, RxBurst};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent};
 
-/// Time for which a reordered packet is held back until another packet follows it. Without this limit, the
-/// last packet before a pause would be lost instead of reordered.
+/// Maximum time for which a packet to reorder is held back, waiting for the next packet. Without this limit,
+/// the last packet before a pause would be lost rather than reordered.
 const REORDER_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// An injected fault.
@@ -35,20 +35,20 @@ pub struct FaultEvent<'a> {
     pub at: Instant,
     /// The rule that was applied.
     pub rule: &'a Rule,
-    /// Number of packets that the filter of the rule has matched, including this one.
+    /// Number of packets that have matched the rule's filter, including this one.
     pub count: u64,
-    /// Addresses, source port and traffic class of the packet.
+    /// The packet's addresses, source port and traffic class.
     pub flow: Flow,
-    /// The known part of the IPv4 identification.
+    /// The packet's IPv4 identification, as far as it is known.
     pub ident: IpIdent,
-    /// The packet from BTH to ICRC, before the fault.
+    /// The packet from BTH to ICRC, before the fault was applied.
     pub packet: Bytes,
 }
 
 /// Callback for every injected fault.
 pub type Observer = Box<dyn FnMut(&FaultEvent<'_>) + Send>;
 
-/// Number of faults injected in one direction.
+/// Number of faults injected in one direction, by kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct FaultCounts {
@@ -56,7 +56,7 @@ pub struct FaultCounts {
     pub dropped: u64,
     /// Packets duplicated.
     pub duplicated: u64,
-    /// Packets swapped with the following one.
+    /// Packets delivered after the packet that followed them.
     pub reordered: u64,
     /// Packets corrupted.
     pub corrupted: u64,
@@ -64,28 +64,28 @@ pub struct FaultCounts {
     pub delayed: u64,
 }
 
-/// Counters of a rule.
+/// A rule's counters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct RuleCount {
-    /// Text of the rule, as it was written.
+    /// The rule in textual form.
     pub rule: String,
-    /// Packets that match the filter of the rule.
+    /// Packets that matched the rule's filter.
     pub matched: u64,
-    /// Packets to which the fault was applied.
+    /// Packets that the fault was applied to.
     pub struck: u64,
 }
 
 impl RuleCount {
-    /// Returns a warning if the rule matched no packet.
+    /// Returns a warning if no packet has matched the rule.
     pub fn warning(&self) -> Option<String> {
         let rule = &self.rule;
         (self.matched == 0)
             .then(|| format!("warning: fault rule '{rule}' matched no packet and had no effect"))
     }
 
-    /// Returns the sums of the counters of several links that have the same rules.
+    /// Returns each rule's counters, summed over several links with the same rules.
     pub fn sum<'a>(links: impl IntoIterator<Item = &'a FaultCounters>) -> Vec<RuleCount> {
         let mut sum: Vec<RuleCount> = Vec::new();
         for link in links {
@@ -126,7 +126,7 @@ impl FaultCounters {
         FaultCounters(rules.iter().map(counter).collect())
     }
 
-    /// Returns the counters of each rule, in the order of the rules.
+    /// Returns the counters of each rule, in the order given to [`Faults::new`].
     pub fn rules(&self) -> impl Iterator<Item = RuleCount> {
         self.0.iter().map(|RuleCounter { rule, matched, struck }| RuleCount {
             rule: rule.to_string(),
@@ -135,7 +135,7 @@ impl FaultCounters {
         })
     }
 
-    /// Returns the counters of one direction.
+    /// Returns the number of faults injected in one direction, summed over all rules for it.
     pub fn get(&self, direction: Direction) -> FaultCounts {
         let mut counts = FaultCounts::default();
         for RuleCounter { rule, struck, .. } in self.0.iter().filter(|c| c.rule.direction == direction) {
@@ -152,7 +152,7 @@ impl FaultCounters {
     }
 }
 
-/// A rule and its counter.
+/// A rule with the state that determines which packets it applies to.
 struct ActiveRule {
     rule: Rule,
     /// Index among all rules.
@@ -162,7 +162,7 @@ struct ActiveRule {
 }
 
 impl ActiveRule {
-    /// Counts the packet if it matches the filter, and reports whether the rule applies to it.
+    /// Counts the packet if it matches the rule's filter, and reports whether the rule applies to it.
     fn applies(&mut self, packet: &[u8]) -> bool {
         if !self.rule.matches_filter(packet) {
             return false;
@@ -186,18 +186,18 @@ struct Verdict {
     delay: Option<Duration>,
 }
 
-/// A single packet, with its IPv4 identification.
+/// A single packet of a burst.
 #[derive(Clone, Copy)]
 struct Single<'a> {
     flow: Flow,
     /// Always exact, never unknown.
     ident: IpIdent,
     data: &'a [u8],
-    /// Offset of the byte to corrupt.
+    /// Offset of the byte to corrupt, if any.
     flip: Option<usize>,
 }
 
-/// A copy of a packet that is held back.
+/// Copy of a packet being held back.
 struct DelayedPacket {
     flow: Flow,
     ident: IpIdent,
@@ -215,13 +215,13 @@ impl DelayedPacket {
     }
 }
 
-/// The rules of one direction, and the packets that they hold back.
+/// The rules for one direction, and the packets being held back.
 struct Pipeline {
     rules: Vec<ActiveRule>,
     verdicts: Vec<Verdict>,
-    /// Packet to reorder, held back until the next packet arrives or this instant is reached.
+    /// Packet to reorder, held back until the next packet arrives, or at the latest until the given instant.
     reorder_slot: Option<(Instant, DelayedPacket)>,
-    /// Delayed packets by due time, then by order of arrival.
+    /// Delayed packets by due time and order of arrival.
     delayed: BTreeMap<(Instant, u64), DelayedPacket>,
     delays: u64,
 }
@@ -231,7 +231,7 @@ impl Pipeline {
         self.rules.is_empty() && self.reorder_slot.is_none()
     }
 
-    /// Determines the faults of a packet, updates the counters and calls the observer.
+    /// Determines the faults that apply to a packet, updates the counters, and calls the observer.
     fn evaluate_rules(
         &mut self,
         now: Instant,
@@ -266,8 +266,8 @@ impl Pipeline {
         verdict
     }
 
-    /// Applies a verdict to a packet: drops it, holds it back, or passes it to `emit`, followed by a packet
-    /// that was held back for reordering.
+    /// Applies a verdict to a packet: drops it, holds it back, or passes it to `emit`, followed by the packet
+    /// held back for reordering, if any.
     fn apply(
         &mut self,
         now: Instant,
@@ -299,7 +299,7 @@ impl Pipeline {
         }
     }
 
-    /// Emits the held packets that are due and returns their number.
+    /// Emits the held-back packets that are due, and returns their number.
     fn release(&mut self, now: Instant, emit: &mut dyn FnMut(Single<'_>)) -> usize {
         let mut released = 0;
         if let Some((_, delayed_packet)) = self.reorder_slot.take_if(|(until, _)| *until <= now) {
@@ -322,13 +322,13 @@ impl Pipeline {
     }
 }
 
-/// Returns the offset of the byte to corrupt, which is after the BTH, because the ICRC does not cover the
-/// whole BTH.
+/// Returns the offset of the byte to corrupt, which lies after the BTH, because the ICRC does not cover all
+/// of the BTH.
 fn corrupt_offset(len: usize) -> usize {
     (BTH_LEN + len.saturating_sub(BTH_LEN + ICRC_LEN) / 2).min(len.saturating_sub(1))
 }
 
-/// A link that injects faults by rule.
+/// A link wrapper that injects faults by rule.
 ///
 /// [`Fabric::pair_builder`](crate::verbs::Fabric::pair_builder) is the short form for two NICs.
 ///
@@ -353,14 +353,14 @@ pub struct Faults<L> {
     rx: Pipeline,
     counters: FaultCounters,
     observer: Option<Observer>,
-    /// Bursts to send, with the faults applied.
+    /// Scratch queue for the bursts to send, with the faults applied.
     queue: TxQueue,
-    /// Copy of a burst to send, or of a received packet to corrupt.
+    /// Scratch buffer for a burst to send, or for a received packet to corrupt.
     scratch: Vec<u8>,
 }
 
 impl<L: Link> Faults<L> {
-    /// Wraps a link. `seed` initialises the random number generators of rules that have a probability.
+    /// Wraps a link. `seed` seeds the random number generators of rules with a probability.
     ///
     /// If several rules apply to a packet, all their faults are applied; a dropped packet is only dropped.
     pub fn new(inner: L, rules: Vec<Rule>, seed: u64) -> Faults<L> {
@@ -387,7 +387,7 @@ impl<L: Link> Faults<L> {
         }
     }
 
-    /// Returns this link with an observer that is called for every fault.
+    /// Sets an observer, which is called for every injected fault.
     #[must_use]
     pub fn with_observer(mut self, observer: impl FnMut(&FaultEvent<'_>) + Send + 'static) -> Faults<L> {
         self.observer = Some(Box::new(observer));
@@ -399,7 +399,7 @@ impl<L: Link> Faults<L> {
         self.counters.clone()
     }
 
-    /// Sends the held packets that are due.
+    /// Sends the held-back packets that are due.
     fn release_tx(&mut self, now: Instant) -> io::Result<()> {
         if self.tx.next_deadline().is_none_or(|at| at > now) {
             return Ok(());
@@ -482,7 +482,7 @@ impl<L: Link> Link for Faults<L> {
     }
 }
 
-/// Returns the IPv4 identification of packet `i` of a burst.
+/// Returns the IPv4 identification of packet `i` in a burst.
 fn ident_of(burst: IpIdent, i: u16) -> IpIdent {
     match burst {
         IpIdent::Exact { id, flags } => IpIdent::Exact { id: id.wrapping_add(i), flags },
@@ -491,8 +491,8 @@ fn ident_of(burst: IpIdent, i: u16) -> IpIdent {
     }
 }
 
-/// Applies faults to a received burst and delivers it. Packets without faults are delivered in runs that are
-/// as long as possible.
+/// Applies faults to a received burst and delivers it. Packets without faults are delivered in the longest
+/// possible runs.
 fn receive_with_faults(
     now: Instant,
     burst: &RxBurst<'_>,
@@ -536,7 +536,7 @@ fn push(queue: &mut TxQueue, s: Single<'_>) {
     }
 }
 
-/// Delivers one packet to the NIC, corrupted if requested.
+/// Delivers one packet to the NIC, corrupting it if `flip` is set.
 fn deliver(s: Single<'_>, scratch: &mut Vec<u8>, sink: &mut dyn FnMut(RxBurst<'_>)) {
     let mut data = s.data;
     if let Some(at) = s.flip {

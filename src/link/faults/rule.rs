@@ -1,4 +1,4 @@
-//! Rules of fault injection, and their textual form.
+//! Fault injection rules, and their textual form.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::wire::{Opcode, Packet, Psn, Qpn};
 
-/// Direction of a packet, seen from the NIC.
+/// Direction of a packet, as seen from the NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Direction {
     /// Transmit.
@@ -25,7 +25,7 @@ impl fmt::Display for Direction {
     }
 }
 
-/// Fault that is applied to a packet.
+/// Fault to apply to a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Action {
@@ -37,7 +37,7 @@ pub enum Action {
     Reorder,
     /// One byte of the packet is changed, so that its ICRC check fails.
     Corrupt,
-    /// The packet is delivered this much later, after those that arrive meanwhile.
+    /// The packet is delivered later by the given duration; packets that arrive in the meantime overtake it.
     Delay(Duration),
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for Action {
     }
 }
 
-/// Selection among the packets that match the filter of a rule.
+/// Selection among the packets that match a rule's filter.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum When {
@@ -61,13 +61,13 @@ pub enum When {
     Nth(u64),
     /// Every n-th packet: the n-th, the 2n-th and so on.
     Every(u64),
-    /// Each with this probability.
+    /// Each packet with the given probability.
     Probability(f64),
 }
 
 type Filter = Arc<dyn Fn(&Packet<'_>) -> bool + Send + Sync>;
 
-/// A fault and the packets that it applies to.
+/// A fault, and the packets that it applies to.
 ///
 /// On the command line: `[tx:|rx:]ACTION=WHEN[,opcode=N|NAME][,psn=N][,qp=N]` (default `tx`), with the
 /// actions `drop`, `dup`, `reorder`, `corrupt` and `delay` (which also needs `,by=2ms`), and `3`, `every:13`
@@ -78,15 +78,15 @@ pub struct Rule {
     pub direction: Direction,
     /// The fault.
     pub action: Action,
-    /// Selection among the packets that match the filter.
+    /// Packets affected, among those that match the filter.
     pub when: When,
     filter: Option<Filter>,
-    /// Textual form of the rule, as it was written if the rule was parsed.
+    /// The rule's textual form; if the rule was parsed, as it was written.
     text: String,
 }
 
 impl Rule {
-    /// Creates a rule that matches all packets of a direction.
+    /// Creates a rule without a filter, which matches all packets in the given direction.
     pub fn new(direction: Direction, action: Action, when: When) -> Rule {
         let text = match when {
             When::Nth(n) => format!("{direction}:{action}={n}"),
@@ -96,8 +96,8 @@ impl Rule {
         Rule { direction, action, when, filter: None, text }
     }
 
-    /// Restricts the rule to packets for which `filter` is true, in addition to earlier filters. Only these
-    /// are counted.
+    /// Restricts the rule further, to packets for which `filter` returns true. Only packets that match all
+    /// filters are counted.
     #[must_use]
     pub fn only(mut self, filter: impl Fn(&Packet<'_>) -> bool + Send + Sync + 'static) -> Rule {
         self.filter = Some(match self.filter.take() {
@@ -107,7 +107,7 @@ impl Rule {
         self
     }
 
-    /// Reports whether a packet (BTH to ICRC) matches the filter.
+    /// Reports whether a packet, given from BTH to ICRC, matches the filter.
     pub(super) fn matches_filter(&self, bytes: &[u8]) -> bool {
         match &self.filter {
             Some(filter) => Packet::parse(bytes).is_ok_and(|p| filter(&p)),
@@ -128,13 +128,13 @@ impl fmt::Debug for Rule {
     }
 }
 
-/// Parse error of a fault rule.
+/// Error when parsing a fault rule.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("fault rule '{rule}': {reason}")]
 pub struct RuleError {
     /// Text of the rule.
     pub rule: String,
-    /// The reason, and the correct form.
+    /// The reason, and the form expected.
     pub reason: String,
 }
 
@@ -212,8 +212,8 @@ fn positive(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Parses an opcode and returns all opcodes that match: a number, a name as Wireshark and `urxe demo` print
-/// it (`rc-send-only`), a name without the service, for all services (`send-only`), or a prefix of a name
+/// Returns all opcodes that match `text`: a number, a name as printed by Wireshark and `urxe demo`
+/// (`rc-send-only`), a name without the service, for all services (`send-only`), or a prefix of a name
 /// (`send`).
 fn opcodes(text: &str) -> Result<Vec<Opcode>, String> {
     if text.starts_with(|c: char| c.is_ascii_digit()) {
@@ -241,7 +241,7 @@ fn words(name: &str) -> Vec<String> {
     words.filter(|word| !word.is_empty() && word != "rdma").map(short).collect()
 }
 
-/// Parses a decimal number, or a hexadecimal number with the prefix 0x.
+/// Parses a number from 0 to `max`, in decimal, or in hexadecimal with the prefix `0x`.
 fn number(key: &str, text: &str, max: u64) -> Result<u64, String> {
     let parsed = match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16),

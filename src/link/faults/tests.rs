@@ -1,4 +1,4 @@
-//! Tests of fault injection over the fabric.
+//! Fault injection on fabric ports: which packets each kind of rule affects, and how, in either direction.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::link::fabric::{Fabric, FabricConfig, FabricPort};
 use crate::transport::Payload;
 use crate::wire::{Bth, Headers, Opcode, Packet, Psn, icrc};
 
-/// Returns the PSNs of all packets that arrive; a negative PSN marks a packet with an invalid ICRC.
+/// Returns the PSNs of all packets received, negated if the packet's ICRC is invalid.
 fn read(link: &mut dyn Link, now: Instant) -> Vec<i64> {
     let mut received = Vec::new();
     link.receive(now, &mut |burst| {
@@ -39,8 +39,8 @@ fn pair() -> (Fabric, FabricPort, FabricPort) {
     (fabric, a, b)
 }
 
-/// Sends packets with PSNs 1 to `n` in one queue and returns the PSNs received. The result must not depend on
-/// whether `rules` apply at the sender or at the receiver.
+/// Sends packets with PSNs 1 to `n` in one queue and returns the PSNs received. Asserts that the result does
+/// not depend on whether `rules` apply at the sender or at the receiver.
 fn received_with(rules: &[&str], n: u32) -> Vec<i64> {
     let both = [Direction::Tx, Direction::Rx].map(|direction| {
         let rules = rules.iter().map(|r| format!("{direction}:{r}").parse().unwrap()).collect();

@@ -1,4 +1,4 @@
-//! The Unix socket under a [`FramesLink`](super::FramesLink): datagrams, or a stream with length prefixes.
+//! Unix socket under a [`FramesLink`](super::FramesLink): datagrams, or a stream with length prefixes.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
@@ -10,18 +10,18 @@ use std::path::{Path, PathBuf};
 use super::FramesWire;
 use crate::link::frame_queue::FrameQueue;
 
-/// Largest frame, in bytes: an IP packet of 64 KiB with its Ethernet header and two VLAN tags.
+/// Largest frame in bytes: an IP packet of 65,535 bytes with its Ethernet header and two VLAN tags.
 const MAX_FRAME: usize = 65_535 + 22;
 
-/// Bytes of the length prefix of each frame in a stream.
+/// Size in bytes of the length prefix before each frame in a stream.
 const PREFIX_LEN: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct Socket {
     kind: Kind,
-    /// The path that this side has bound and removes on drop.
+    /// Path that this side has bound, and that it removes on drop.
     bound: Option<PathBuf>,
-    /// Received bytes that do not form a whole frame yet (stream), or room for one frame (datagram).
+    /// For streams, received bytes that do not yet form a whole frame; for datagrams, room for one frame.
     buffer: Vec<u8>,
     filled: usize,
 }
@@ -58,8 +58,7 @@ impl Socket {
         Ok(Socket { kind, bound, buffer: vec![0; room], filled: 0 })
     }
 
-    /// Reports whether frames can be sent to a peer: a stream has to be connected, datagrams need no
-    /// connection.
+    /// Reports whether frames can be sent: a stream must be connected, whereas datagrams need no connection.
     pub fn is_connected(&self) -> bool {
         match &self.kind {
             Kind::Dgram { .. } => true,
@@ -72,7 +71,7 @@ impl Socket {
         matches!(self.kind, Kind::Connect { stream: None, .. })
     }
 
-    /// Returns the descriptor to wait on: the connection, or the listener while there is none.
+    /// Returns the descriptor to poll: the connection's, or the listener's while there is no connection.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.kind {
             Kind::Dgram { socket, .. } => Some(socket.as_fd()),
@@ -82,7 +81,7 @@ impl Socket {
         }
     }
 
-    /// Queues a frame in its wire format.
+    /// Queues the frame that `write` appends, with a length prefix in a stream.
     pub fn queue(&self, tx: &mut FrameQueue, write: impl FnOnce(&mut Vec<u8>)) {
         if let Kind::Dgram { .. } = self.kind {
             return tx.push_with(write);
@@ -96,7 +95,7 @@ impl Socket {
         });
     }
 
-    /// Accepts or establishes a connection, if possible. Returns whether there is a new one.
+    /// Accepts or establishes a connection if there is none. Returns whether there is a new connection.
     pub fn connect(&mut self) -> bool {
         let new = match &mut self.kind {
             Kind::Listen { listener, stream: stream @ None } => {
@@ -170,7 +169,7 @@ impl Drop for Socket {
     }
 }
 
-/// Removes the socket file of a process that has exited, unless another process listens on it.
+/// Removes the file at `path` if it is a socket that no process has open.
 fn remove_stale(path: &Path, connect: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => match connect(path) {

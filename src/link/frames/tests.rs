@@ -1,4 +1,4 @@
-//! Tests of the configuration and the errors of a [`FramesLink`].
+//! [`FramesLink`] tests: parsing of the textual configuration, and errors when opening the link.
 
 use super::*;
 

@@ -1,31 +1,31 @@
-//! Interface addresses: an IP address with the prefix length of its network.
+//! Interface addresses: IP addresses with the prefix length of their network.
 
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// An IP address and the prefix length of its network.
+/// An IP address with the prefix length of its network.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct IfAddr {
     /// The address.
     pub ip: IpAddr,
-    /// Number of leading bits that all addresses of the network share.
+    /// Prefix length: the number of leading bits that all addresses in the network share.
     pub prefix: u8,
 }
 
-/// Error in the text of an interface address.
+/// Error when parsing an interface address.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IfAddrError {
-    /// Invalid IP address.
+    /// The text is not an IP address.
     #[error("{0:?} is not an IP address: write 10.77.0.1/24 or fd00::1/64")]
     Ip(String),
-    /// Invalid or too large prefix length.
+    /// The prefix length is not a number, or is too large.
     #[error("{text:?}: the prefix length must be a number from 0 to {max}")]
     Prefix {
         /// The text as given.
         text: String,
-        /// Largest prefix length of the IP version.
+        /// Maximum prefix length: 32 for IPv4, 128 for IPv6.
         max: u8,
     },
     /// The address is a multicast, broadcast or unspecified address.
@@ -34,7 +34,7 @@ pub enum IfAddrError {
 }
 
 impl IfAddr {
-    /// Reports whether `ip` is in the same network.
+    /// Reports whether `ip` is in this address's network.
     pub fn contains(&self, ip: IpAddr) -> bool {
         match (self.ip, ip) {
             (IpAddr::V4(own), IpAddr::V4(ip)) => {
@@ -49,7 +49,8 @@ impl IfAddr {
         }
     }
 
-    /// Reports whether `ip` is the broadcast address of this IPv4 network.
+    /// Reports whether `ip` is the broadcast address of this address's IPv4 network. Networks with a prefix
+    /// length of 31 or 32 have none.
     pub fn is_broadcast(&self, ip: IpAddr) -> bool {
         let IpAddr::V4(v4) = ip else { return false };
         let host = u32::MAX.checked_shr(u32::from(self.prefix)).unwrap_or(0);
