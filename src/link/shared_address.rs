@@ -45,7 +45,7 @@ pub enum ClaimError {
         /// The requested address.
         address: IpAddr,
     },
-    /// The process is no longer permitted to enter the directory that contains the broker's sockets.
+    /// The process is no longer permitted to enter the directory in which service sockets are created.
     #[error(
         "service {service}: the directory {directory} cannot be entered by user {user} ({source}): listen \
          before the process changes its user or root directory, or share the address with any user \
