@@ -100,8 +100,7 @@ mod x86_64 {
         check_fault(fault).map(|()| word.to_ne_bytes())
     }
 
-    /// Stores a word. Whoever reads the new value also sees all earlier stores, as always on this
-    /// architecture.
+    /// Stores a word. A reader of the new value also sees all earlier stores, as always on this architecture.
     ///
     /// # Safety
     /// The 8 bytes at `to` are writable, or user memory.
@@ -117,7 +116,7 @@ mod x86_64 {
         check_fault(fault)
     }
 
-    /// Stores a byte. Whoever reads the new value also sees all earlier stores.
+    /// Stores a byte. A reader of the new value also sees all earlier stores.
     ///
     /// # Safety
     /// The byte at `to` is writable, or user memory.

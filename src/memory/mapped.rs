@@ -33,8 +33,8 @@ pub fn is_mapped(at: usize, len: usize) -> bool {
     unsafe { libc::msync(std::ptr::without_provenance_mut(at), len, libc::MS_ASYNC) == 0 }
 }
 
-/// Reports whether the kernel can populate pages on request, tested with a page of the stack: Linux before
-/// 5.14 cannot. On-demand regions need it.
+/// Reports whether the kernel can populate pages on request (`MADV_POPULATE_WRITE`, Linux 5.14 and later),
+/// which on-demand regions need. Tries it on a page of the stack.
 pub fn supports_populate() -> bool {
     static SUPPORTED: OnceLock<bool> = OnceLock::new();
     *SUPPORTED.get_or_init(|| {

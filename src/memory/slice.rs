@@ -5,7 +5,7 @@ use super::guarded::{self, Faulted};
 use super::page_size;
 use crate::wire::icrc::Icrc;
 
-/// Range of user memory that has passed the access check of a key.
+/// Range of user memory that has passed the access check for a key.
 ///
 /// The slice is an address, not a reference: the memory belongs to the application, which may read and write
 /// it at any time, as with DMA. A slice is valid while the [`super::Table`] that returned it is borrowed:
@@ -72,7 +72,7 @@ impl HostSlice {
         (HostSlice { addr: self.addr, len: n }, HostSlice { addr: self.addr + n, len: self.len - n })
     }
 
-    /// Faults in all pages of the slice. Returns false if a part is not mapped, or not writable although
+    /// Faults in all pages of the slice. Returns false if any page is not mapped, or is not writable and
     /// `writes` is set.
     pub(super) fn populate(self, writes: bool) -> bool {
         let (start, len) = self.pages();
@@ -82,16 +82,15 @@ impl HostSlice {
         unsafe { libc::madvise(start, len, advice) == 0 }
     }
 
-    /// Writes back pages that are mapped from a file, such as persistent memory. Returns false if that
-    /// failed.
+    /// Writes back the pages of a file mapping, such as persistent memory. Returns false if that fails.
     pub(crate) fn persist(self) -> bool {
         let (start, len) = self.pages();
         // SAFETY: the call changes no byte.
         self.is_empty() || unsafe { libc::msync(start, len, libc::MS_SYNC) == 0 }
     }
 
-    /// Returns the pages that the slice touches: address of the first page, and length up to the end of the
-    /// slice.
+    /// Returns the page-aligned range to pass to the kernel: the address of the slice's first page, and the
+    /// length from there to the end of the slice.
     fn pages(self) -> (*mut libc::c_void, usize) {
         let into = self.addr % page_size();
         (std::ptr::with_exposed_provenance_mut(self.addr - into), into + self.len)
