@@ -1,4 +1,4 @@
-//! Link state monitor for network interfaces (rtnetlink, RFC 3549).
+//! Link state monitoring of network interfaces (rtnetlink, RFC 3549).
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -13,7 +13,7 @@ use super::netlink::{self, Request, RouteSocket};
 const IFINFOMSG_LEN: usize = 16;
 const UP_AND_RUNNING: u32 = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
 
-/// Monitors the link state of given interfaces in the network namespace in which it was opened.
+/// Link state monitor for a set of interfaces in the network namespace in which it was opened.
 #[derive(Debug)]
 pub(crate) struct LinkStateMonitor {
     netlink: RouteSocket,

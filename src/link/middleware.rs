@@ -7,9 +7,9 @@ use super::faults::{FaultCounters, Faults, Rule};
 /// Capture and fault injection for the links of NICs.
 #[derive(Clone, Default)]
 pub struct Middleware {
-    /// File to capture every packet to, in both directions; `None` not to capture.
+    /// Capture file for packets in both directions; `None` to capture nothing.
     pub capture: Option<CaptureFile>,
-    /// Rules for the faults to inject.
+    /// Rules that define the faults to inject.
     pub faults: Vec<Rule>,
     /// Seed for the random number generators of rules that apply with a probability.
     pub seed: u64,

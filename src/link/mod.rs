@@ -278,8 +278,8 @@ pub trait Link: Send {
     /// Leaves a multicast group. Has no effect if the group was not joined.
     fn leave(&mut self, group: IpAddr);
 
-    /// Returns the interface through which the link shares its addresses with other processes; `None` if no
-    /// other process can use them.
+    /// Returns the link as a [`SharedAddress`] if its addresses can be shared with other processes; `None` if
+    /// no other process can use them.
     fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
         None
     }

@@ -1,4 +1,4 @@
-//! Combines several links on one interface, each with its own addresses, into the link of one NIC.
+//! Combines several links on one interface, each with its own addresses, into a single link.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -28,7 +28,7 @@ pub struct Multihomed<L> {
     partition: QpnPartition,
     /// Index of the member that was used last.
     last: usize,
-    /// Index of the member at which the last round-robin search for an idle one stopped.
+    /// Round-robin cursor over the members, for polling idle ones in turn.
     next: usize,
     /// Time at which idle members were last due for polling.
     last_idle_poll: Instant,

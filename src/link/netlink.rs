@@ -51,7 +51,7 @@ impl AsFd for RouteSocket {
 pub(super) struct Request(Vec<u8>);
 
 impl Request {
-    /// Creates a request with a message type (`RTM_*`) and a body, such as an ifinfomsg.
+    /// Creates a request with the given message type (`RTM_*`) and body, such as an ifinfomsg.
     pub fn new(kind: u16, body: &[u8]) -> Request {
         let mut bytes = vec![0; HEADER_LEN];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());

@@ -8,7 +8,7 @@ use crate::wire::mad::ServiceId;
 
 /// Link whose addresses other processes may share ([`Link::shared_address`](super::Link::shared_address)).
 pub trait SharedAddress {
-    /// Returns the range of QPNs for which this link receives packets: only a part of all QPNs if other
+    /// Returns the QPN partition for which this link receives packets. It does not contain all QPNs if other
     /// processes may share the addresses.
     fn partition(&self) -> QpnPartition;
 

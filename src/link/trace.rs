@@ -32,9 +32,9 @@ pub struct TracedPacket {
 /// Callback for every packet.
 pub type Tracer = Box<dyn FnMut(TracedPacket) + Send>;
 
-/// A link whose packets are passed to a callback. Sent packets are traced after the inner link has accepted
-/// them, when it has already decided which faults to inject; received packets are traced before they reach
-/// the NIC.
+/// A link whose packets are passed to a callback. Sent packets are traced only after the inner link has
+/// accepted them, so that the faults that it injects are already known; received packets are traced before
+/// they reach the NIC.
 pub struct Trace<L> {
     inner: L,
     tracer: Tracer,

@@ -13,7 +13,7 @@ pub(crate) struct UnresolvedQueue {
     next_hops: VecDeque<IpAddr>,
 }
 
-/// Number of bytes, across all next hops, from which on further frames are rejected.
+/// Size of the queue in bytes, across all next hops, at which further frames are rejected.
 pub(crate) const MAX_UNRESOLVED_BYTES: usize = 1 << 20;
 
 impl UnresolvedQueue {

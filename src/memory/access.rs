@@ -20,7 +20,7 @@ bitflags! {
         const REMOTE_ATOMIC = 0x8;
         /// Memory windows may be bound to the region.
         const MW_BIND = 0x10;
-        /// Peers address the region or window by offset from its start, not by virtual address.
+        /// The region or window is addressed by offset from its start, not by virtual address.
         const ZERO_BASED = 0x20;
         /// On-demand paging: pages may be mapped and unmapped at any time, and each access checks that they
         /// are mapped.
@@ -153,7 +153,8 @@ pub enum AccessError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManagementError {
-    /// The key does not refer to an object of the required kind, or the object is not bound or registered.
+    /// The key does not refer to a window or region of the required kind, or to one that is bound or
+    /// registered.
     #[error("key {key:#x} does not refer to a suitable window or region")]
     UnknownKey {
         /// The key.

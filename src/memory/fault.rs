@@ -112,8 +112,8 @@ mod x86_64 {
             action
         }
 
-        /// Does what the program's own action for the signal specifies: ignores it, restores the default
-        /// action, or calls the program's handler.
+        /// Carries out the program's own action for the signal: ignores it, restores the default action, or
+        /// calls the program's handler.
         ///
         /// # Safety
         /// Only for a handler of the signal, with the arguments that the kernel passed to it.

@@ -1,4 +1,4 @@
-//! Loads from, stores to and copies of user memory that return an error on a fault.
+//! Loads, stores and copies that access user memory, and return an error on a fault.
 //!
 //! A program may unmap, protect or truncate memory that it has registered. Each instruction here that
 //! accesses user memory has an entry in an exception table with its fixup address, as in the kernel's
@@ -11,7 +11,7 @@
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Faulted;
 
-/// Converts the flag that a guarded access sets on a fault to a result.
+/// Converts the fault flag of a guarded access to a `Result`.
 #[inline(always)]
 fn check_fault(fault: u32) -> Result<(), Faulted> {
     if fault == 0 { Ok(()) } else { Err(Faulted) }
@@ -147,7 +147,8 @@ mod x86_64 {
         check_fault(fault).map(|()| word)
     }
 
-    /// Atomically replaces an aligned word by `swap` if it equals `compare`, and returns the previous value.
+    /// Atomically replaces an aligned word with `swap` if it equals `compare`, and returns the previous
+    /// value.
     ///
     /// # Safety
     /// As for [`store_word`].

@@ -4,14 +4,14 @@ use std::sync::OnceLock;
 
 use nix::unistd::{SysconfVar, sysconf};
 
-/// Reports whether the page at `at`, of `page` bytes, is writable, and faults it in.
+/// Faults in the page at `at`, of `page` bytes, and reports whether it is writable.
 pub fn may_write(at: usize, page: usize) -> bool {
     // SAFETY: the call faults the page in, as a write would, and changes no byte; it fails for a page that is
     // not writable.
     unsafe { libc::madvise(std::ptr::without_provenance_mut(at), page, libc::MADV_POPULATE_WRITE) == 0 }
 }
 
-/// Reports whether all pages of the `len` bytes at `at` are readable, and faults them in.
+/// Faults in all pages of the `len` bytes at `at`, and reports whether they are readable.
 #[cfg_attr(
     not(feature = "unstable-internals"),
     allow(dead_code, reason = "for tests and the other packages")

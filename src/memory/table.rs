@@ -220,7 +220,7 @@ impl Table {
         self.insert(|_| Entry::Null(pd))
     }
 
-    /// Creates a fast-registered region, of whose memory work requests register one part at a time
+    /// Creates a fast-registered region. Work requests register one part of its memory at a time
     /// ([`fast_reg`](Self::fast_reg)). Returns `None` if the table is full.
     ///
     /// # Safety
@@ -298,8 +298,8 @@ impl Table {
         Ok(())
     }
 
-    /// Returns the number of windows bound to the region with the handle `lkey`. A fast-registered region's
-    /// handle is its first key, whatever the low byte of its current key.
+    /// Returns the number of windows bound to the region with the handle `lkey`. The handle of a
+    /// fast-registered region is its first key, whatever the low byte of its current key is.
     fn bound_windows(&self, lkey: LKey) -> Result<u32, ManagementError> {
         match self.entry(lkey) {
             Some((slot, entry)) if slot.generation == lkey.generation() => match entry {

@@ -155,7 +155,7 @@ pub struct PKeyTableSize {
     pub max: usize,
 }
 
-/// Error when the NIC already has the maximum number of queue pairs.
+/// Error for creating a queue pair when the maximum number already exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("all {0} QPs are in use")]
 pub struct TooManyQps(pub u32);
@@ -196,8 +196,7 @@ impl Nic {
         self.config.personality.quirks.flush_icrc_twice
     }
 
-    /// Raises an event for the NIC as a whole. Only the first shard does so, which makes the event appear
-    /// only once.
+    /// Raises an event for the NIC as a whole. Only the first shard does so, to report the event once.
     fn announce(&mut self, event: AsyncEvent) {
         if self.shard.is_first() {
             self.outputs.raise(event);
@@ -441,8 +440,8 @@ impl Nic {
         self.wants_to_transmit_urgently()
     }
 
-    /// Takes the queue pair whose turn it is, and returns whether it is a window waiter. Window waiters come
-    /// first, because they have waited longer.
+    /// Takes the next queue pair to get a turn. Returns it, and whether it is a window waiter. Window waiters
+    /// come first, because they have waited longer.
     fn next_turn(&mut self) -> Option<(Qpn, bool)> {
         let unblocked = self.peers.next_unblocked().map(|qpn| (qpn, true));
         unblocked.or_else(|| self.schedule.next_ready().map(|qpn| (qpn, false)))
@@ -481,8 +480,8 @@ impl Nic {
         }
     }
 
-    /// Returns the time at which [`handle_timeouts`](Self::handle_timeouts) must next be called, even though
-    /// nothing may have expired by then.
+    /// Returns the time at which [`handle_timeouts`](Self::handle_timeouts) must next be called. That call
+    /// may find that no timer has expired.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.schedule.next_deadline()
     }

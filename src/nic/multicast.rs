@@ -132,7 +132,7 @@ impl Nic {
         self.multicast.detach_all(qpn)
     }
 
-    /// Permanently stops a queue pair from receiving its own messages to groups to which it is attached.
+    /// Permanently stops a queue pair from receiving its own multicast messages.
     pub fn block_multicast_loopback(&mut self, qpn: Qpn) {
         self.multicast.without_loopback.insert(qpn);
     }

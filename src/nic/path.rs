@@ -1,4 +1,4 @@
-//! Addresses of a port, and the paths that start there.
+//! Addresses of a NIC's port, and resolution of address vectors to packet flows.
 
 use std::net::IpAddr;
 

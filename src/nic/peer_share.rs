@@ -1,4 +1,4 @@
-//! A queue pair's share of the per-peer window.
+//! Per-peer window: the accounting state kept with each queue pair.
 
 /// A queue pair's share of the per-peer window.
 #[derive(Debug, Default)]

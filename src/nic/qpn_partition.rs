@@ -1,4 +1,4 @@
-//! QPN partitions, by which several processes share an address.
+//! QPN partitions, which let several processes share an address.
 
 use crate::transport::BurstLimits;
 

@@ -1,5 +1,5 @@
-//! Dispatch of received bursts: checks each packet, and passes it to its queue pair together with directly
-//! following packets for the same queue pair.
+//! Dispatch of received bursts: checks each packet, and passes it to its queue pair together with any packets
+//! for the same queue pair that immediately follow.
 
 use super::table::{Entry, QpTable};
 use super::{Nic, gsi};
@@ -8,7 +8,7 @@ use crate::transport::{Counters, Instant, PathMatch, RxBurst, SrqId, TxQueue};
 use crate::wire::icrc::Verifier;
 use crate::wire::{BTH_LEN, Bth, Flow, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, WireError};
 
-/// Part of a received burst that is still to be processed.
+/// Cursor over the packets of a received burst that are still to be processed.
 pub(super) struct BurstPackets<'a> {
     burst: RxBurst<'a>,
     rest: &'a [u8],
@@ -19,13 +19,13 @@ pub(super) struct BurstPackets<'a> {
 }
 
 impl<'a> BurstPackets<'a> {
-    /// Creates the state with all packets of `burst` still to be processed; `first` is the index of its first
-    /// packet in the burst as sent.
+    /// Returns a cursor at the first packet of `burst`; `first` is the index of that packet in the burst as
+    /// sent.
     fn new(burst: &RxBurst<'a>, first: u16) -> BurstPackets<'a> {
         BurstPackets { burst: *burst, rest: burst.data, index: first, begun: false }
     }
 
-    /// Creates the state with no packets of `burst` left.
+    /// Returns a cursor with no packets of `burst` left.
     pub fn none(burst: &RxBurst<'a>) -> BurstPackets<'a> {
         BurstPackets { rest: &[], ..BurstPackets::new(burst, 0) }
     }
@@ -148,7 +148,7 @@ impl Nic {
         }
     }
 
-    /// Processes a packet, together with directly following packets for the same queue pair.
+    /// Processes a packet, together with any packets for the same queue pair that immediately follow.
     fn handle_packet(
         &mut self,
         now: Instant,
@@ -173,8 +173,8 @@ impl Nic {
         }
     }
 
-    /// Passes a packet to queue pair `dest`, together with directly following packets for the same queue
-    /// pair.
+    /// Passes a packet to queue pair `dest`, together with any packets for the same queue pair that
+    /// immediately follow.
     pub(super) fn deliver_to_qp(
         &mut self,
         dest: Qpn,

@@ -84,7 +84,7 @@ const RESERVED: u32 = Permutation::FIRST;
 const QPN_BITS: u32 = 24;
 
 /// Maximum number of bits for partition, slot and shard together, which leaves some of the 24 for the
-/// generation count. Without a partition, a NIC with more queue pairs may exceed it.
+/// generation count. Without a partition, it is exceeded if the maximum number of queue pairs requires it.
 const MAX_INDEX_BITS: u32 = 20;
 
 /// Returns the number of bits for the slot, and the number of slots, for a shard with up to `max` queue
@@ -160,7 +160,7 @@ impl QpTable {
         free
     }
 
-    /// Returns the highest number of queue pairs that have existed at the same time.
+    /// Returns the largest number of queue pairs that have existed at any one time.
     pub fn slots(&self) -> usize {
         self.slots.len() + usize::from(self.gsi.is_some())
     }

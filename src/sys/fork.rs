@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 /// Number of forks between the program's original process and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Identity of a process among the processes that `fork` has given copies of the same memory.
+/// Identity of a process among those that have copies of the same memory as a result of `fork`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ForkGeneration(u32);
 
@@ -53,8 +53,8 @@ static CLOSE_ON_FORK: [AtomicI32; 4096] = [const { AtomicI32::new(NONE) }; 4096]
 
 const NONE: i32 = -1;
 
-/// A descriptor that is closed in forked children, so that dropping it in the parent really closes the
-/// underlying file or socket. If the table is full, children keep a copy, as they do of any other descriptor.
+/// A descriptor that is closed in forked children, so that the underlying file or socket closes as soon as
+/// the parent drops it. If the table is full, children keep a copy, as they do of any other descriptor.
 #[derive(Debug)]
 pub(crate) struct CloseOnForkFd {
     fd: ManuallyDrop<OwnedFd>,

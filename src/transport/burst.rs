@@ -13,7 +13,7 @@ const SHORT: usize = 512;
 
 /// Maximum size of the bursts that a link accepts.
 ///
-/// In addition, the destination QPNs of a burst's packets have the highest
+/// In addition, the destination QPNs of a burst's packets have the leading
 /// [`DEST_GROUP_BITS`](Self::DEST_GROUP_BITS) bits in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BurstLimits {
@@ -26,7 +26,7 @@ pub struct BurstLimits {
 impl BurstLimits {
     /// Limits for a link that sends a burst in one system call, by UDP_SEGMENT or USO.
     pub const SEGMENTED: BurstLimits = BurstLimits { bytes: 65_000, packets: 64 };
-    /// Number of highest destination QPN bits that all packets of a burst have in common. If several
+    /// Number of leading destination QPN bits that all packets of a burst have in common. If several
     /// processes share the destination address, the kernel there distributes bursts by these bits, looking
     /// only at the first packet.
     pub const DEST_GROUP_BITS: u32 = 6;
@@ -139,7 +139,7 @@ impl TxQueue {
         if self.with_deferred_icrc { DEFERRED_TURN } else { TURN }
     }
 
-    /// Returns the number of packets with `payload` bytes each that fill the turn.
+    /// Returns the number of packets with `payload` bytes each needed to fill the turn.
     pub fn room_for(&self, payload: usize) -> usize {
         self.turn().saturating_sub(self.bytes) / payload + 1
     }
@@ -604,7 +604,7 @@ impl Copier<'_> {
         true
     }
 
-    /// Passes the slices of user memory that come next to `each`, up to the next arena piece.
+    /// Passes slices of user memory to `each`, up to the next arena piece.
     #[inline]
     fn gather(&mut self, mut each: impl FnMut(HostSlice)) {
         for piece in self.pieces.by_ref() {

@@ -15,7 +15,7 @@ pub const UNSOLICITED_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     joined: BTreeSet<IpAddr>,
-    /// Groups whose report has to be repeated, with the time to do so, in order of time.
+    /// Groups whose report has to be repeated, each with the time to do so, earliest first.
     repeats: VecDeque<(Instant, IpAddr)>,
     /// Whether the last query used the older protocol version: IGMPv2 for IPv4 (index 0), MLDv1 for IPv6
     /// (index 1).

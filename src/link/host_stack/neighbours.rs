@@ -27,7 +27,7 @@ pub(super) struct Neighbours {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     mac: Option<Mac>,
-    /// Time at which the MAC was last confirmed; the time of creation if it is still unknown.
+    /// Time at which the MAC was last confirmed or, while it is unknown, the entry was created.
     confirmed_at: Instant,
     resolution: Option<Resolution>,
 }

@@ -1,5 +1,4 @@
-//! Tests of the host stack, against the ARP, NDP, ICMP, IGMP and MLD specifications, some with frames
-//! captured from Linux.
+//! Tests of how the host stack handles ARP, NDP, ICMP, IGMP and MLD, partly with frames captured from Linux.
 
 use std::time::Duration;
 

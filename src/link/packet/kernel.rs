@@ -1,4 +1,4 @@
-//! Next-hop resolution by the kernel's routes and neighbour table, queried through netlink.
+//! Next-hop resolution using the kernel's routes and neighbour table, queried through netlink.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;

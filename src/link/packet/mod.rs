@@ -293,7 +293,8 @@ fn find_interface(name: &str) -> Result<NetworkInterface, PacketError> {
     }
 }
 
-/// Returns a function that converts the error of the operation `what` on the interface `name`.
+/// Returns a function that converts an error from the operation `what` on the interface `name` to a
+/// [`PacketError`].
 fn failed(name: &str, what: &'static str) -> impl Fn(io::Error) -> PacketError {
     let name = name.to_owned();
     move |source| match source.kind() {
@@ -305,9 +306,9 @@ fn failed(name: &str, what: &'static str) -> impl Fn(io::Error) -> PacketError {
 /// Source of a received frame.
 #[derive(Clone, Copy)]
 enum Origin<'a> {
-    /// The link's own socket, at the given index of the last batch received.
+    /// The link's own socket; the value is the index of the frame in the last batch received.
     Socket(usize),
-    /// The link of another shard.
+    /// The link of another shard, which passed on this frame.
     ShardGroup(RxFrame<'a>),
 }
 
@@ -578,8 +579,7 @@ impl PacketLink {
         Ok(None)
     }
 
-    /// Sends bursts of the batch again packet by packet, starting with the one whose message has index
-    /// `first`.
+    /// Sends the rest of the batch packet by packet, starting with the burst whose message has index `first`.
     fn send_in_packets(&mut self, first: usize, queue: &TxQueue) -> io::Result<()> {
         let mut bursts: Vec<_> = self.batch.info[first..].iter().map(|m| (m.burst, m.to)).collect();
         bursts.dedup();

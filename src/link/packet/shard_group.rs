@@ -1,6 +1,6 @@
 //! The group of packet links of one NIC's shards. A link passes its own multicast packets to the other
-//! members of the multicast group, and passes frames that the kernel delivered only to it to the other links
-//! that need them. Only the last member to leave a multicast group reports that to the network.
+//! members of the multicast group, and passes on frames that the kernel delivered to it alone to the other
+//! links that need them. Only the last member to leave a multicast group reports that to the network.
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};
@@ -86,7 +86,7 @@ impl Frames {
     }
 }
 
-/// The other links that need a frame, besides the one that has received it.
+/// Links that need a frame besides the one that received it.
 enum FrameAudience {
     NoOther,
     AllOthers,

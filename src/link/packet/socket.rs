@@ -189,8 +189,8 @@ impl RawSocket {
         self.fd.as_fd()
     }
 
-    /// Returns the number of packet bytes in flight that the receive buffer allows for: a quarter of the size
-    /// that the kernel reports, half of which is allowance for the kernel's own overhead.
+    /// Returns an estimate of the number of packet bytes that the receive buffer can hold: a quarter of the
+    /// size that the kernel reports, half of which is the kernel's allowance for overhead.
     pub fn window(&self) -> usize {
         let bytes = get_option(&self.fd, libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0);
         (bytes.max(0) as usize / 4).max(64 * 1024)

@@ -24,7 +24,7 @@ struct Group {
 #[derive(Default)]
 pub(super) struct Groups {
     joined: Vec<Group>,
-    /// Receiver that all group sockets share; created when the first group is joined.
+    /// Receiver shared by all group sockets, created when the first group is joined.
     receiver: Option<Receiver>,
     /// Number of datagrams that the kernel dropped at group sockets now closed.
     overflow: u64,

@@ -57,8 +57,8 @@ pub(crate) fn find(name: &str, options: &UdpOptions) -> Result<(Vec<IpAddr>, Udp
     Ok((wait_for_dad(name)?.addresses, options))
 }
 
-/// Combines links given per address, each with one link per shard, into one link per shard with all
-/// addresses.
+/// Combines links into one link per shard that has all addresses. `by_address` contains, for each address,
+/// one link per shard.
 pub(crate) fn combine<L: Link>(
     name: &str,
     by_address: Vec<Vec<L>>,

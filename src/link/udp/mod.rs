@@ -1,5 +1,5 @@
-//! RoCEv2 over a plain UDP socket, which needs neither root privileges nor capabilities, nor an interface of
-//! its own.
+//! RoCEv2 over a plain UDP socket, which needs no root privileges, no capabilities and no dedicated
+//! interface.
 //!
 //! The kernel builds the IP and UDP headers, which the ICRC covers, so the sender has to predict them: an
 //! unconnected socket that never fragments sends identification 0 with don't-fragment set, and 0, 1, 2... in
@@ -43,11 +43,11 @@ pub(crate) use socket::{drain, needs_scope, stop_coalescing};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct UdpOptions {
-    /// Size in bytes requested for the receive and send buffers. An unprivileged process gets at most
-    /// `net.core.rmem_max` and `wmem_max`.
+    /// Size in bytes to request for the send buffer; four times as much is requested for the receive buffer.
+    /// An unprivileged process gets at most `net.core.wmem_max` and `rmem_max`.
     pub buffer: usize,
-    /// Whether to let the kernel segment and coalesce (UDP GSO and GRO) if it can, which is ten times as
-    /// fast.
+    /// Whether to use the kernel's segmentation and coalescing (UDP GSO and GRO) where available, which is
+    /// ten times as fast.
     pub segmentation: bool,
     /// Name of the interface that has the address. Needed if several interfaces may have the same address, as
     /// with IPv6 link-local addresses. It also allows the address to be tentative, while duplicate address
@@ -138,7 +138,7 @@ pub struct UdpLink {
     sender: Sender,
     receiver: Receiver,
     groups: Groups,
-    /// Epoll set of the group sockets, which keeps the set of descriptors that a caller polls constant. The
+    /// Epoll set of the group sockets: a caller polls this one descriptor, whatever groups are joined. The
     /// link's own socket is not in it: that would cost the kernel a wake-up per datagram, even when no thread
     /// sleeps.
     epoll: Epoll,

@@ -96,7 +96,7 @@ impl Receiver {
         Ok(packets)
     }
 
-    /// Receives one datagram, with less set-up and a cheaper system call than [`call_many`](Self::call_many).
+    /// Receives one datagram, with less setup and a cheaper system call than [`call_many`](Self::call_many).
     fn call_one(&mut self, socket: &OwnedFd) -> io::Result<DatagramMeta> {
         let mut slice = slice_of(&mut self.data[..BUFFER]);
         let mut header = header(&mut self.names[0], &mut slice, &mut self.controls[0]);

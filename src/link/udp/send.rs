@@ -22,14 +22,14 @@ const MAX_NO_GSO: usize = 64;
 const MAX_WAITS: u32 = 3;
 /// Duration of one wait, in milliseconds.
 const WAIT_MS: u8 = 1;
-/// Number of consecutive turns after which header fields that differ from the socket's defaults become the
-/// new defaults.
+/// Number of consecutive turns that must request the same header fields before these become the socket's
+/// defaults.
 const ADAPT_AFTER_TURNS: u32 = 16;
 
 pub(super) struct Sender {
     bursts: Batch,
     singles: Batch,
-    /// Copy of a burst that is sent packet by packet, in which ICRCs are recomputed.
+    /// Scratch copy of a burst to send packet by packet, with recomputed ICRCs.
     scratch: Vec<u8>,
     /// Destinations for which the kernel refuses to segment, because the interface cannot or because IPsec is
     /// used on the path.
@@ -206,9 +206,9 @@ impl Sender {
     }
 }
 
-/// If the queue is a single packet without control messages, sends it with the cheapest system call, since
-/// its latency matters. Returns whether it was sent; if not, the general path sends it or finds out why it
-/// cannot.
+/// If the queue holds a single packet that needs no control messages, sends it by the cheapest system call,
+/// to minimise latency. Returns whether it was sent; if not, the general path takes over and handles any
+/// error.
 fn send_fast_path(socket: &OwnedFd, local: &Local, defaults: IpFields, queue: &TxQueue) -> bool {
     let mut bursts = queue.bursts();
     let (Some(burst), None) = (bursts.next(), bursts.next()) else { return false };

@@ -1,4 +1,4 @@
-//! Set-up of UDP sockets: options, buffer sizes, and the properties of the local address.
+//! Setup of UDP sockets: options, buffer sizes, and the properties of the local address.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -145,10 +145,10 @@ fn smallest_mtu(socket: &OwnedFd, locals: &[LocalAddress]) -> usize {
     locals.iter().filter_map(|l| interface_mtu(socket, &l.interface).ok()).min().unwrap_or(1500)
 }
 
-/// Discards the queued datagrams, which were meant for another process. Discards only a limited number, to
-/// return even if a peer sends continuously.
+/// Discards the queued datagrams, which were meant for another process. The number is limited, so that the
+/// function returns even if a peer keeps sending.
 pub(crate) fn drain(socket: &OwnedFd) {
-    /// More datagrams than fit into a receive buffer.
+    /// Limit, larger than the number of datagrams that fit into any receive buffer.
     const MAX_DATAGRAMS: usize = 1 << 20;
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
     for _ in 0..MAX_DATAGRAMS {
@@ -232,9 +232,8 @@ fn new_socket(ip: IpAddr) -> io::Result<OwnedFd> {
     system_udp::unbound(ip, SocketFlags::NONBLOCK)
 }
 
-/// Makes the socket never fragment, which also makes the kernel number the IPv4 identifications of each burst
-/// 0, 1, 2..., and enables the control messages with the header fields that a NIC needs from received
-/// packets.
+/// Disables fragmentation, which also makes the kernel number IPv4 identifications 0, 1, 2... in each burst,
+/// and enables the control messages that report header fields of received packets.
 fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
     let wildcard = ip.is_unspecified();
     if ip.is_ipv4() {

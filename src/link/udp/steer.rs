@@ -57,7 +57,7 @@ fn open_group(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<Boun
     Ok(all)
 }
 
-/// Returns a BPF instruction without jump offsets.
+/// Returns a BPF instruction other than a jump.
 pub(crate) fn op(code: u32, k: u32) -> sock_filter {
     sock_filter { code: code as u16, jt: 0, jf: 0, k }
 }
