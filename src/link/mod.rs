@@ -103,7 +103,7 @@ pub struct LinkInfo {
     pub addresses: Vec<IpAddr>,
     /// The MAC address, all zeros if the link has none.
     pub mac: [u8; 6],
-    /// VLAN ID with which the link tags its frames; `None` if it does not tag them itself.
+    /// VLAN ID in the tags that the link adds to its frames; `None` if it adds none.
     pub vlan: Option<u16>,
     /// Largest IP packet, in bytes.
     pub mtu: usize,

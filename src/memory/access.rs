@@ -197,7 +197,7 @@ pub enum ManagementError {
         /// Length of the range in bytes.
         len: u64,
     },
-    /// The requested permissions are contradictory or exceed the region's own, or those of the region forbid
+    /// The requested permissions are contradictory or exceed the region's, or the region's permissions forbid
     /// the operation.
     #[error("{access:?} is not permitted for key {key:#x}")]
     Access {

@@ -25,7 +25,7 @@ pub struct Table {
     /// with those bits. Inverting the permutation in each lookup would cost 2 % of the instructions of an
     /// 8-byte WRITE.
     hints: [u32; HINTS],
-    /// Free slots, in the order in which they were freed, so that a key recurs as late as possible.
+    /// Free slots, the one freed first at the front, so that keys recur as late as possible.
     free: VecDeque<u32>,
     /// Buffers that back all null regions, allocated when the first one is registered.
     null: Option<Null>,

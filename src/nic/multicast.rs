@@ -23,7 +23,7 @@ pub enum MulticastError {
     /// The maximum number of multicast groups is in use.
     #[error("QPs are attached to all {0} multicast groups that the device has")]
     TooManyGroups(u32),
-    /// The maximum number of queue pairs is attached to the group.
+    /// The maximum number of queue pairs is already attached to the group.
     #[error("{0} QPs are attached to the group already, as many as the device allows")]
     GroupFull(u32),
     /// The maximum number of attachments, across all groups, is in use.

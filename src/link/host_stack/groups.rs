@@ -52,7 +52,7 @@ impl Groups {
         self.joined.iter().filter(is_queried).copied().collect()
     }
 
-    /// Returns the next group whose report has to be repeated by now, if any.
+    /// Takes the next group whose report is due to be repeated, if any.
     pub fn due(&mut self, now: Instant) -> Option<IpAddr> {
         let (at, group) = *self.repeats.front()?;
         (at <= now).then(|| {

@@ -133,7 +133,7 @@ impl HostStack {
         Ok(())
     }
 
-    /// Leaves a multicast group, and reports that to routers and switches.
+    /// Leaves a multicast group, and reports the change to routers and switches.
     pub fn leave(&mut self, group: IpAddr) {
         if self.groups.leave(group) {
             self.report(group, MembershipState::Left);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::transport::Instant;
 use crate::wire::Mac;
 
-/// Time for which a MAC is trusted without traffic from the neighbour.
+/// Time that a MAC remains trusted without traffic from the neighbour.
 pub const REACHABLE_TIME: Duration = Duration::from_secs(30);
 /// Time to wait for a reply before repeating a request.
 pub const RETRANS_TIME: Duration = Duration::from_millis(250);

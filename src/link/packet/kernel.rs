@@ -17,7 +17,7 @@ use crate::link::{socket_calls, system_udp};
 use crate::transport::Instant;
 use crate::wire::{Mac, ROCE_PORT};
 
-/// Time for which a MAC obtained from the kernel is cached.
+/// Lifetime of a cached MAC that was obtained from the kernel.
 const CACHE_LIFETIME: Duration = Duration::from_secs(5);
 /// Interval between queries for a neighbour that the kernel is resolving.
 const QUERY_INTERVAL: Duration = Duration::from_millis(5);

@@ -658,7 +658,7 @@ impl PacketLink {
     }
 }
 
-/// Classifies a frame received on the interface's own addresses, where the kernel handles all other
+/// Classifies a frame of a link on the interface's own addresses, where the kernel handles all other
 /// protocols.
 fn classify_frame(frame: Frame, is_local: impl Fn(IpAddr) -> bool) -> FrameOutcome {
     match frame.content {

@@ -51,7 +51,7 @@ impl UdpLink {
     }
 }
 
-/// Returns the addresses of an interface, and the options with which to bind them.
+/// Returns the addresses of an interface, and the options for binding them.
 pub(crate) fn find(name: &str, options: &UdpOptions) -> Result<(Vec<IpAddr>, UdpOptions), UdpLinkError> {
     let options = UdpOptions { interface: Some(name.to_owned()), ..options.clone() };
     Ok((wait_for_dad(name)?.addresses, options))

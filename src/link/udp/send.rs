@@ -22,8 +22,7 @@ const MAX_NO_GSO: usize = 64;
 const MAX_WAITS: u32 = 3;
 /// Duration of one wait, in milliseconds.
 const WAIT_MS: u8 = 1;
-/// Number of consecutive turns that must request the same header fields before these become the socket's
-/// defaults.
+/// Number of consecutive turns that must request the same header fields to make them the socket's defaults.
 const ADAPT_AFTER_TURNS: u32 = 16;
 
 pub(super) struct Sender {

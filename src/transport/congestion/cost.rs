@@ -1,4 +1,4 @@
-//! Flight cost of packets, in which congestion windows and per-peer windows are measured.
+//! Flight cost of packets: the measure for congestion windows and per-peer windows.
 
 /// Flight cost added to the payload length of every packet, in bytes.
 const HEADER_COST: u64 = 128;
