@@ -1,4 +1,4 @@
-//! Events for subscribers of the crate `tracing` (feature `tracing`). Without the feature they cost nothing.
+//! Events for `tracing` subscribers (feature `tracing`). Without the feature, they cost nothing.
 //!
 //! An event may be emitted while a NIC or a connection manager is locked, so a subscriber must not call back
 //! into urxe. Events carry no time and no other value that differs from run to run in virtual time.
@@ -12,8 +12,8 @@
 //! | `urxe::cm` | DEBUG | a connection changed its state (`id`, `from`, `to`), retransmitted a message or gave up (`id`, `state`) |
 //! | `urxe::errno` | DEBUG | an error is reported to a C program: `errno`, `error` |
 
-/// Emits an event with a level, a target, a message, and fields as in `tracing::event!` (`name = value`,
-/// `name = %value`, `name = ?value`).
+/// Emits an event with the given level, target, message and fields. The fields are written as in
+/// `tracing::event!`: `name = value`, `name = %value` or `name = ?value`.
 #[cfg(feature = "tracing")]
 macro_rules! trace_event {
     ($level:ident, $target:literal, $message:literal, $($fields:tt)*) => {
@@ -21,8 +21,8 @@ macro_rules! trace_event {
     };
 }
 
-/// Type-checks the values of an event without evaluating them. They count as used, so they need no `allow`
-/// attributes.
+/// Type-checks the values of an event without evaluating them. This also marks the values as used, which
+/// avoids `allow` attributes.
 #[cfg(not(feature = "tracing"))]
 macro_rules! trace_event {
     (@check) => {};

@@ -1,5 +1,4 @@
-//! The network interfaces of this machine (network namespace), with their addresses in the order of a GID
-//! table.
+//! The network interfaces in the current network namespace, each with its addresses in GID table order.
 #![forbid(unsafe_code)]
 
 use std::collections::HashSet;
@@ -19,13 +18,14 @@ pub struct Interface {
     pub is_loopback: bool,
     /// Whether the interface has a carrier.
     pub has_carrier: bool,
-    /// The addresses, in the order of the GID table of a device on the interface: link-local IPv6 first, then
-    /// IPv4, then other IPv6, each in the order of the system. The kernel's rxe uses the same order, and
-    /// programs rely on the index of a GID.
+    /// The addresses in GID table order: link-local IPv6 first, then IPv4, then other IPv6, each group in the
+    /// order that the system lists them. The kernel's rxe uses the same order, and programs rely on GID
+    /// indices.
     pub addresses: Vec<IpAddr>,
 }
 
-/// Returns all interfaces in the order of the system, except that loopback interfaces are last.
+/// Returns all interfaces that are up and have an address, in the order that the system lists them, except
+/// that loopback interfaces come last.
 pub fn interfaces() -> Vec<Interface> {
     let with_addresses = pnet_datalink::interfaces().into_iter().filter(|i| i.is_up() && !i.ips.is_empty());
     let mut all: Vec<Interface> = with_addresses
@@ -45,31 +45,31 @@ pub fn interfaces() -> Vec<Interface> {
 }
 
 impl Interface {
-    /// Returns the primary address: the first one that is valid without the interface name (not link-local),
-    /// otherwise the first one.
+    /// Returns the primary address: the first one that is usable without naming the interface (not link-local
+    /// IPv6), or else the first one.
     pub fn primary_address(&self) -> IpAddr {
         primary_address(&self.addresses).unwrap_or(Ipv4Addr::UNSPECIFIED.into())
     }
 
-    /// Reports whether any address is valid without the interface name (not link-local).
+    /// Reports whether any address is usable without naming the interface (not link-local IPv6).
     pub fn is_routable(&self) -> bool {
         !self.addresses.iter().all(is_link_local)
     }
 
-    /// Reports whether packets to `ip` are for this interface. All of 127.0.0.0/8 belongs to the loopback
-    /// interface, although it lists only one of these addresses.
+    /// Reports whether packets to `ip` are for this interface. The loopback interface owns all of
+    /// 127.0.0.0/8, although it lists only one address.
     pub fn owns(&self, ip: IpAddr) -> bool {
         self.addresses.contains(&ip) || self.is_loopback && ip.is_ipv4() && ip.is_loopback()
     }
 }
 
-/// Returns the primary address of a device with these addresses: the first one that is not link-local,
-/// otherwise the first one.
+/// Returns the primary address of a device with the given addresses: the first one that is not link-local
+/// IPv6, or else the first one.
 pub fn primary_address(addresses: &[IpAddr]) -> Option<IpAddr> {
     addresses.iter().find(|ip| !is_link_local(ip)).or(addresses.first()).copied()
 }
 
-/// Returns the sort key that orders addresses as in the GID table of a kernel device.
+/// Returns the sort key that puts addresses in GID table order.
 pub(super) fn gid_table_order(ip: &IpAddr) -> u8 {
     match ip {
         ip if is_link_local(ip) => 0,
@@ -78,8 +78,8 @@ pub(super) fn gid_table_order(ip: &IpAddr) -> u8 {
     }
 }
 
-/// Reports whether `ip` is a link-local IPv6 address. Link-local IPv4 addresses do not count: they are valid
-/// without an interface.
+/// Reports whether `ip` is a link-local IPv6 address. Link-local IPv4 addresses do not count: they are usable
+/// without naming an interface.
 fn is_link_local(ip: &IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use super::udp::{UdpLink, UdpLinkError, UdpOptions};
 use super::{FramesConfig, FramesError, FramesLink, Link, PacketConfig, PacketError, PacketLink, SpecError};
 
-/// Error when opening the link that a specification describes.
+/// Error returned when a link cannot be opened from its specification.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
@@ -21,7 +21,7 @@ pub enum BindError {
     /// The frames link could not be opened.
     #[error(transparent)]
     Frames(#[from] FramesError),
-    /// The specification names a fabric, whose ports only the program itself can create.
+    /// The specification is `fabric`: only the program itself can create the ports of a fabric.
     #[error("a fabric exists only within one process: create its ports with Fabric::port")]
     Fabric,
     /// More than one shard was requested for a link that supports only one.
@@ -32,19 +32,18 @@ pub enum BindError {
     },
 }
 
-/// Longest name of an interface, in bytes: IFNAMSIZ minus the terminating zero.
+/// Maximum length of an interface name in bytes: IFNAMSIZ minus the terminating zero.
 const MAX_NAME: usize = 15;
 
 /// Specification of a link: `fabric`, `udp[:ADDR]`, `udp:IF`, `packet:IF` or `frames:...`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum LinkSpec {
-    /// Fabric in memory, within this process.
+    /// In-memory fabric within this process.
     Fabric,
-    /// A plain UDP socket on this address, or on the [default address](default_address) of the machine.
+    /// A plain UDP socket on the given address, or on the machine's [default address](default_address).
     Udp(Option<IpAddr>),
-    /// Plain UDP sockets on an interface: on all its addresses, or on one address that other interfaces may
-    /// have too.
+    /// Plain UDP sockets on an interface, either on all its addresses or on one of them.
     UdpOn {
         /// Name of the interface.
         interface: String,
@@ -76,7 +75,7 @@ impl FromStr for LinkSpec {
     }
 }
 
-/// Parses an address, an interface, or an address with its interface.
+/// Parses the part after `udp:`: an address, an interface, or an address with its interface.
 fn udp(text: &str) -> Result<LinkSpec, String> {
     // IPv6 addresses are accepted plain (fd00::1) or in brackets as in a URL.
     let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
@@ -117,7 +116,7 @@ impl fmt::Display for LinkSpec {
 }
 
 impl LinkSpec {
-    /// Returns the VLAN ID of the link's host stack.
+    /// Returns the VLAN ID of the link's host stack; `None` if there is no host stack or no VLAN.
     pub fn vlan(&self) -> Option<u16> {
         let host_stack = match self {
             LinkSpec::Packet(config) => config.host_stack.as_ref(),
@@ -141,7 +140,7 @@ impl LinkSpec {
         }
     }
 
-    /// Opens the link, once for each shard.
+    /// Opens the link once per shard.
     ///
     /// # Errors
     /// [`BindError`]; always for the fabric, whose ports are created otherwise (`Fabric::port`).
@@ -149,9 +148,8 @@ impl LinkSpec {
         self.bind_with(shards, true)
     }
 
-    /// Opens the link like [`bind`](Self::bind). Without `offload` every packet is passed to and from the
-    /// kernel separately, so that another program's capture of the interface shows the packets as they are on
-    /// the wire.
+    /// Opens the link like [`bind`](Self::bind). Without `offload`, packets pass to and from the kernel one
+    /// at a time, and a capture on the interface shows them as they are on the wire.
     ///
     /// # Errors
     /// See [`bind`](Self::bind).
@@ -180,12 +178,12 @@ impl LinkSpec {
     }
 }
 
-/// Returns the links as trait objects.
+/// Boxes each link as a trait object.
 pub(crate) fn boxed<L: Link + 'static>(links: Vec<L>) -> Vec<Box<dyn Link>> {
     links.into_iter().map(|link| Box::new(link) as _).collect()
 }
 
-/// Returns the first IPv4 address of an interface that is up, other than loopback and link-local addresses;
+/// Returns the first IPv4 address of any interface that is up, skipping loopback and link-local addresses;
 /// 127.0.0.1 if there is none.
 pub fn default_address() -> IpAddr {
     let interfaces = pnet_datalink::interfaces();

@@ -1,4 +1,4 @@
-//! Link state monitor of interfaces (rtnetlink, RFC 3549).
+//! Link state monitoring of network interfaces (rtnetlink, RFC 3549).
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -9,15 +9,15 @@ use nix::sys::socket::SockFlag;
 
 use super::netlink::{self, Request, RouteSocket};
 
-/// Length of ifinfomsg: family, type, index, flags, change mask.
+/// Length of an ifinfomsg in bytes: family, type, index, flags, change mask.
 const IFINFOMSG_LEN: usize = 16;
 const UP_AND_RUNNING: u32 = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
 
-/// Link state monitor of some interfaces of the network namespace that it was opened in.
+/// Link state monitor for a set of interfaces in the network namespace in which it was opened.
 #[derive(Debug)]
 pub(crate) struct LinkStateMonitor {
     netlink: RouteSocket,
-    /// Interfaces by index, with their last known state.
+    /// Interface indices, each with the interface's last known state.
     interfaces: Vec<(u32, State)>,
 }
 
@@ -29,7 +29,7 @@ enum State {
 }
 
 impl LinkStateMonitor {
-    /// Starts to monitor these interfaces.
+    /// Starts monitoring the interfaces with the given indices.
     pub fn open(interfaces: impl IntoIterator<Item = u32>) -> io::Result<LinkStateMonitor> {
         let netlink = RouteSocket::open(libc::RTMGRP_LINK, SockFlag::SOCK_NONBLOCK)?;
         let interfaces = interfaces.into_iter().map(|index| (index, State::Up)).collect();
@@ -38,7 +38,7 @@ impl LinkStateMonitor {
         Ok(link_state)
     }
 
-    /// Processes the pending messages and reports whether at least one interface carries packets.
+    /// Processes pending messages, then reports whether at least one interface is up and running.
     pub fn is_up(&mut self) -> bool {
         let mut buffer = [0; 16 << 10];
         loop {
@@ -54,7 +54,7 @@ impl LinkStateMonitor {
         self.interfaces.iter().any(|(_, state)| *state == State::Up)
     }
 
-    /// Reports whether all interfaces were removed, as of the last call of [`is_up`](Self::is_up).
+    /// Reports whether all interfaces had been removed at the last call to [`is_up`](Self::is_up).
     pub fn is_removed(&self) -> bool {
         self.interfaces.iter().all(|(_, state)| *state == State::Removed)
     }

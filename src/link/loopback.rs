@@ -1,4 +1,4 @@
-//! Loopback of packets that a link sends to its own addresses or groups.
+//! Loopback of packets that a link sends to its own addresses or to groups that it has joined.
 
 use super::RxBurst;
 use super::frame_queue::FrameQueue;

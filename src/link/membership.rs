@@ -14,7 +14,7 @@ pub enum JoinError {
     /// The address is not a multicast address.
     #[error("{0} is not a multicast address: use one in 224.0.0.0/4 or ff00::/8")]
     NotMulticast(IpAddr),
-    /// The link has no address of the IP version of the group.
+    /// The link has no address of the group's IP version.
     #[error("cannot join {0}: the link has no address of that IP version")]
     NoAddress(IpAddr),
     /// A system call failed.
@@ -39,7 +39,7 @@ fn hint(error: &io::Error) -> &'static str {
 }
 
 /// Makes the kernel join a group on an interface for as long as the socket is open. The kernel reports the
-/// membership by IGMP or MLD and configures the hardware to accept packets to the group.
+/// membership by IGMP or MLD, and configures the hardware to accept packets to the group.
 pub(super) fn join(socket: &impl AsFd, group: IpAddr, ifindex: u32) -> io::Result<()> {
     change(socket, group, ifindex, libc::IP_ADD_MEMBERSHIP, libc::IPV6_ADD_MEMBERSHIP)
 }

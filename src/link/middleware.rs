@@ -1,4 +1,4 @@
-//! Middleware around a link: capture of every packet, and fault injection by rule.
+//! Middleware around a link: packet capture, and fault injection by rule.
 
 use super::Link;
 use super::capture::{CaptureFile, CaptureHandle};
@@ -7,18 +7,18 @@ use super::faults::{FaultCounters, Faults, Rule};
 /// Capture and fault injection for the links of NICs.
 #[derive(Clone, Default)]
 pub struct Middleware {
-    /// Capture file for every packet of both directions.
+    /// Capture file for packets in both directions; `None` to capture nothing.
     pub capture: Option<CaptureFile>,
-    /// Rules of the faults to inject.
+    /// Rules that define the faults to inject.
     pub faults: Vec<Rule>,
-    /// Seed of the random number generators of the rules that have a probability.
+    /// Seed for the random number generators of rules that apply with a probability.
     pub seed: u64,
 }
 
 impl Middleware {
-    /// Wraps the links of one NIC, which has this name in the capture. The capture is at the wire and the
-    /// faults are between the capture and the NIC; each fault is a comment in the capture. Returns the
-    /// wrapped links and the counters of the faults.
+    /// Wraps the links of one NIC, which the capture file records as the interface `name`. Packets are
+    /// captured at the wire; faults are injected between the capture and the NIC, and each is noted as a
+    /// comment in the capture. Returns the wrapped links and the fault counters.
     pub fn wrap(&self, links: Vec<Box<dyn Link>>, name: &str) -> (Vec<Box<dyn Link>>, Vec<FaultCounters>) {
         let (mut interface, mut counters) = (None, Vec::new());
         let links =

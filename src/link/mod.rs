@@ -97,13 +97,13 @@ pub use shared_address::{ClaimError, SharedAddress};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LinkInfo {
-    /// A short name for display: `udp 127.0.0.1`, `packet eth0`.
+    /// Short name for display: `udp 127.0.0.1`, `packet eth0`.
     pub name: String,
     /// The IP addresses, in the order of the GID table.
     pub addresses: Vec<IpAddr>,
     /// The MAC address, all zeros if the link has none.
     pub mac: [u8; 6],
-    /// VLAN ID of the link, if the link itself tags its frames.
+    /// VLAN ID in the tags that the link adds to its frames; `None` if it adds none.
     pub vlan: Option<u16>,
     /// Largest IP packet, in bytes.
     pub mtu: usize,
@@ -111,8 +111,8 @@ pub struct LinkInfo {
     pub src_port: Option<u16>,
     /// Largest burst that the link accepts.
     pub burst: BurstLimits,
-    /// Number of bytes that the receive buffer of a peer with the same kind of link can hold: the limit of
-    /// the data in flight to it. Short packets are charged with more than their length ([`udp::MIN_CHARGE`]).
+    /// Receive buffer size of a peer with the same kind of link, in bytes: the limit on the data in flight to
+    /// it. Short packets are charged more than their length ([`udp::MIN_CHARGE`]).
     pub window: usize,
 }
 
@@ -163,7 +163,7 @@ pub struct LinkCounters {
     pub tx_oversized: u64,
     /// Packets to a destination without a route or without a listener.
     pub tx_unreachable: u64,
-    /// Packets to an address whose MAC is not known (yet).
+    /// Packets to an address whose MAC is not (yet) known.
     pub tx_unresolved: u64,
 }
 
@@ -184,12 +184,12 @@ impl LinkCounters {
         } += 1;
     }
 
-    /// Counts a RoCEv1 packet that was dropped. `intact` is whether its ICRC is valid.
+    /// Counts a dropped RoCEv1 packet. `intact` tells whether its ICRC is valid.
     pub(crate) fn count_roce_v1(&mut self, intact: bool) {
         *(if intact { &mut self.rx_roce_v1 } else { &mut self.rx_roce_v1_corrupt }) += 1;
     }
 
-    /// Iterates over the counters as pairs of name and value, in declaration order.
+    /// Iterates over the counters as name-value pairs, in declaration order.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         [
             ("link_rx_foreign", self.rx_foreign),
@@ -243,7 +243,7 @@ impl AddAssign for LinkCounters {
     }
 }
 
-/// Path on which a NIC sends and receives packets.
+/// The path through which a NIC sends and receives packets.
 pub trait Link: Send {
     /// Returns the properties of the link.
     fn info(&self) -> &LinkInfo;
@@ -255,38 +255,37 @@ pub trait Link: Send {
     /// Only if the link itself no longer works (socket closed, interface removed).
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()>;
 
-    /// Reports whether the link reads the bytes of a queue only through [`TxBurst::copy_to`]. The computation
-    /// of the ICRCs can then be deferred until that call.
+    /// Reports whether the link reads packet bytes only through [`TxBurst::copy_to`], in which case ICRC
+    /// computation can be deferred until that call.
     fn supports_deferred_icrc(&self) -> bool {
         false
     }
 
-    /// Passes a bounded batch of received packets to `sink` and returns the number of packets, 0 if there
-    /// were none. Never blocks.
+    /// Passes a bounded batch of received packets to `sink`, and returns their number. Never blocks.
     ///
     /// # Errors
     /// Only if the link itself no longer works.
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize>;
 
     /// Joins a multicast group: packets to the group are received from now on, including those that this link
-    /// sends itself. Joining a group again has no effect. A socket that this needs is opened in the network
-    /// namespace of the calling thread.
+    /// sends itself. Joining a group again has no effect. If the link needs a socket for this, it opens the
+    /// socket in the calling thread's network namespace.
     ///
     /// # Errors
     /// [`JoinError`]; the group is then not joined.
     fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError>;
 
-    /// Leaves a multicast group; has no effect if it was not joined.
+    /// Leaves a multicast group. Has no effect if the group was not joined.
     fn leave(&mut self, group: IpAddr);
 
-    /// Returns the link's capability to share its addresses with other processes; `None` if no other process
-    /// can use them.
+    /// Returns the link as a [`SharedAddress`] if its addresses can be shared with other processes; `None` if
+    /// no other process can use them.
     fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
         None
     }
 
-    /// Returns the time at which `receive` has to be called even if no descriptor is readable: for a delayed
-    /// delivery or an ARP retry.
+    /// Returns the time at which `receive` has to be called even if no descriptor is readable, such as for a
+    /// delayed delivery or an ARP retry.
     fn next_deadline(&self) -> Option<Instant> {
         None
     }
@@ -301,8 +300,9 @@ pub trait Link: Send {
         None
     }
 
-    /// Returns all descriptors that a sleeping thread has to wait on: those of [`poll_fd`](Self::poll_fd) and
-    /// [`group_fd`](Self::group_fd), unless a link with more sockets overrides this method.
+    /// Returns all descriptors that a sleeping thread has to wait on. By default these are
+    /// [`poll_fd`](Self::poll_fd) and [`group_fd`](Self::group_fd); a link with more sockets overrides this
+    /// method.
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
         self.poll_fd().into_iter().chain(self.group_fd()).collect()
     }
@@ -312,8 +312,8 @@ pub trait Link: Send {
         true
     }
 
-    /// Returns a descriptor that is readable when [`is_up`](Self::is_up) may have changed. `None` if it never
-    /// changes, or if the code that changes it also sends a notification.
+    /// Returns a descriptor that is readable when the result of [`is_up`](Self::is_up) may have changed.
+    /// `None` if it never changes, or if the code that changes it also sends a notification.
     fn state_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

@@ -1,4 +1,4 @@
-//! Combines several links of one interface, each with its own addresses, into the link of one NIC.
+//! Combines several links on one interface, each with its own addresses, into a single link.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -14,27 +14,27 @@ use crate::wire::mad::ServiceId;
 /// Time without traffic after which a member is considered idle, unless it is the one used last.
 const ACTIVE_TIME: Duration = Duration::from_millis(10);
 
-/// Interval at which one idle member is polled. Active members are polled every time. Polling all members
-/// would cost a system call for every unused address, as much as the poll itself.
+/// Interval at which the next idle member is polled. Active members are polled every time. Polling idle
+/// members every time too would cost a system call for each unused address.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// A link composed of others: bursts are sent by the member that has their source address, and packets of all
-/// members are received.
+/// A link composed of member links: each burst is sent by the member that has its source address, and packets
+/// are received from all members.
 pub struct Multihomed<L> {
     /// The members, in the order of their addresses.
     members: Vec<Member<L>>,
     info: LinkInfo,
-    /// QPN partition of all members.
+    /// QPN partition that all members share.
     partition: QpnPartition,
     /// Index of the member that was used last.
     last: usize,
-    /// Round-robin position among the idle members.
+    /// Round-robin cursor over the members, for polling idle ones in turn.
     next: usize,
     /// Time at which idle members were last due for polling.
     last_idle_poll: Instant,
-    /// Scratch queue for the bursts of one member, if a turn has packets for several.
+    /// Scratch queue for one member's bursts, used when a queue has packets for several members.
     scratch: TxQueue,
-    /// Packets dropped because no member has their source address.
+    /// Number of packets dropped because no member has their source address.
     unmatched_source: u64,
 }
 
@@ -45,8 +45,8 @@ struct Member<L> {
 }
 
 impl<L: Link> Multihomed<L> {
-    /// Combines links of one interface. The port state of the first link applies to all. Returns `None` for
-    /// an empty list.
+    /// Combines links on one interface. The first link's port state applies to all. Returns `None` if `links`
+    /// is empty.
     pub fn new(name: String, mut links: Vec<L>) -> Option<Multihomed<L>> {
         let infos = || links.iter().map(Link::info);
         let first = infos().next()?;
@@ -80,14 +80,14 @@ impl<L: Link> Multihomed<L> {
         })
     }
 
-    /// Returns the index of the member that has an address.
+    /// Returns the index of the member that has the address `ip`.
     fn owner_of(&self, ip: IpAddr) -> Option<usize> {
         let owns = |i: &usize| self.members[*i].link.info().addresses.contains(&ip);
         Some(self.last).filter(owns).or_else(|| (0..self.members.len()).find(owns))
     }
 
-    /// Returns the index of the member that joins the groups of an IP version. There is only one, since
-    /// packets to a group would otherwise be received twice.
+    /// Returns the index of the member that joins all groups of the given group's IP version. If several
+    /// members joined, packets to a group would be received more than once.
     fn member_for_group(&self, group: IpAddr) -> Option<usize> {
         let has_version =
             |m: &Member<L>| m.link.info().addresses.iter().any(|ip| ip.is_ipv4() == group.is_ipv4());
@@ -104,7 +104,7 @@ impl<L: Link> Multihomed<L> {
         i == self.last || now.since(self.members[i].used) < ACTIVE_TIME
     }
 
-    /// Returns the number of idle members to poll now: one for each [`IDLE_POLL_INTERVAL`] that has passed.
+    /// Returns the number of idle members to poll now: one for each elapsed [`IDLE_POLL_INTERVAL`].
     fn due(&mut self, now: Instant) -> usize {
         let intervals = now.since(self.last_idle_poll).as_nanos() / IDLE_POLL_INTERVAL.as_nanos();
         if intervals > 0 {
@@ -276,15 +276,15 @@ mod tests {
     const PEER: &str = "192.0.2.9";
     const US: u64 = 1000;
 
-    /// Calls that a scripted link has received, and the packets that it delivers.
+    /// Record of the calls to a scripted link, and the packets that it delivers.
     #[derive(Default)]
     struct Script {
         polls: usize,
         incoming: VecDeque<Vec<u8>>,
-        /// Length of the first packet, number of packets and all bytes of each burst.
+        /// Each burst sent: length of the first packet, number of packets, and all bytes.
         sent: Vec<(usize, usize, Vec<u8>)>,
         groups: Vec<IpAddr>,
-        /// Services that another process has claimed; `claimed` lists those of this process.
+        /// Services claimed by another process; `claimed` lists the ones claimed by this process.
         in_use: Vec<ServiceId>,
         claimed: Vec<ServiceId>,
     }
@@ -358,7 +358,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Combines scripted links with one address each; returns the link and the scripts.
+    /// Combines scripted links, each with one of the given addresses. Returns the combined link and the
+    /// scripts.
     fn multihomed(addresses: &[&str]) -> (Multihomed<Scripted>, Vec<Arc<Mutex<Script>>>) {
         let scripts: Vec<Arc<Mutex<Script>>> = addresses.iter().map(|_| Arc::default()).collect();
         let links = addresses.iter().zip(&scripts).enumerate().map(|(i, (address, script))| Scripted {

@@ -1,4 +1,4 @@
-//! Messages and sockets of rtnetlink (RFC 3549).
+//! rtnetlink messages and sockets (RFC 3549).
 //!
 //! Hand-written, because `netlink-packet-route` would add five crates, and rejects an entire message for one
 //! attribute of unexpected length, whereas the link needs one header and three attributes.
@@ -12,17 +12,17 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, socket,
 };
 
-/// Length of nlmsghdr: length, type, flags, sequence number, port.
+/// Length of an nlmsghdr in bytes: length, type, flags, sequence number, port.
 pub(super) const HEADER_LEN: usize = 16;
-/// Bits of an attribute's type that are not flags.
+/// Mask that removes the flags from an attribute type (NLA_TYPE_MASK).
 const TYPE_MASK: u16 = 0x3fff;
 
-/// Socket of the protocol NETLINK_ROUTE in the network namespace that it was opened in.
+/// NETLINK_ROUTE socket, bound to the network namespace in which it was opened.
 #[derive(Debug)]
 pub(super) struct RouteSocket(OwnedFd);
 
 impl RouteSocket {
-    /// Opens a socket that receives the notifications of these groups (`RTMGRP_*`).
+    /// Opens a socket that receives the notifications of the given multicast groups (`RTMGRP_*`).
     pub fn open(groups: libc::c_int, flags: SockFlag) -> io::Result<RouteSocket> {
         let flags = SockFlag::SOCK_CLOEXEC | flags;
         let netlink = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
@@ -51,7 +51,7 @@ impl AsFd for RouteSocket {
 pub(super) struct Request(Vec<u8>);
 
 impl Request {
-    /// Creates a request with a message type (`RTM_*`) and a body, such as an ifinfomsg.
+    /// Creates a request with the given message type (`RTM_*`) and body, such as an ifinfomsg.
     pub fn new(kind: u16, body: &[u8]) -> Request {
         let mut bytes = vec![0; HEADER_LEN];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
@@ -62,7 +62,7 @@ impl Request {
         request
     }
 
-    /// Appends an attribute, whose length is a multiple of 4.
+    /// Appends an attribute. The length of `value` must be a multiple of 4.
     pub fn attribute(&mut self, kind: u16, value: &[u8]) {
         self.0.extend_from_slice(&(4 + value.len() as u16).to_ne_bytes());
         self.0.extend_from_slice(&kind.to_ne_bytes());
@@ -84,12 +84,12 @@ impl Request {
     }
 }
 
-/// Returns the address family of an IP address, in the form used in message bodies.
+/// Returns the address family of an IP address, as encoded in message bodies.
 pub(super) fn family(ip: IpAddr) -> u8 {
     (if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 }) as u8
 }
 
-/// Returns the IP address that is the value of an attribute, in the format that [`Request::address`] writes.
+/// Decodes an attribute value that is an IP address, as [`Request::address`] encodes it.
 pub(super) fn address(value: &[u8]) -> Option<IpAddr> {
     match value.len() {
         4 => <[u8; 4]>::try_from(value).ok().map(IpAddr::from),
@@ -98,8 +98,7 @@ pub(super) fn address(value: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Iterates over received messages, as pairs of type and body. A message with an invalid length ends the
-/// iteration.
+/// Iterates over received messages as type-body pairs, stopping at a message with an invalid length.
 pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let [a, b, c, d, e, f, ..] = *bytes.first_chunk::<HEADER_LEN>()?;
@@ -110,7 +109,7 @@ pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// Iterates over attributes, as pairs of type and value.
+/// Iterates over attributes as type-value pairs, stopping at an attribute with an invalid length.
 pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let [a, b, c, d] = *bytes.first_chunk::<4>()?;

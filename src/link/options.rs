@@ -6,10 +6,10 @@ use super::host_stack::{HostStackConfig, IfAddr, IfAddrError};
 use crate::wire::frame::VlanTag;
 use crate::wire::{Mac, MacError};
 
-/// Smallest accepted MTU, in bytes: the size that every IPv4 host must accept (RFC 791), enough for RoCE's
-/// smallest MTU.
+/// Smallest accepted MTU, in bytes: the packet size that every IPv4 host must accept (RFC 791), which leaves
+/// room for RoCE's smallest MTU of 256.
 pub const MIN_MTU: usize = 576;
-/// Largest accepted MTU, in bytes: the largest IP packet.
+/// Largest accepted MTU, in bytes: the size of the largest IP packet.
 pub const MAX_MTU: usize = 65_535;
 
 /// Error in the textual specification of a link.
@@ -39,7 +39,7 @@ pub enum SpecError {
     /// No address is given, although the link needs one.
     #[error("no address: add at least one ip=ADDRESS/PREFIX, such as ip=10.77.0.1/24 or ip=fd00::1/64")]
     NoAddress,
-    /// An option of the host stack is given, but no address for a host stack.
+    /// A host stack option is given, but there is no host stack, because no address is given.
     #[error(
         "mac=, gw= and vlan= configure a host stack, which needs an address: add for example ip=10.77.0.1/24"
     )]
@@ -62,7 +62,7 @@ pub enum SpecError {
     /// An invalid priority (PCP).
     #[error("pcp={0}: not a priority from 0 to 7")]
     Priority(String),
-    /// A priority is given without a VLAN ID, so there is no VLAN tag to carry it.
+    /// A priority is given without a VLAN ID, which leaves no VLAN tag to carry it.
     #[error("pcp= is part of the VLAN tag: add the VLAN ID, such as vlan=5")]
     PriorityWithoutVlan,
     /// An invalid MTU.
@@ -129,7 +129,7 @@ impl Options {
         Ok(out)
     }
 
-    /// Returns the configuration of the host stack that the options describe; `None` if there is no address.
+    /// Returns the host stack configuration that the options describe; `None` if they contain no address.
     pub fn host_stack(&self) -> Option<HostStackConfig> {
         (!self.addresses.is_empty()).then(|| HostStackConfig {
             mac: self.mac.unwrap_or_else(|| HostStackConfig::derived_mac(&self.addresses)),

@@ -1,5 +1,5 @@
-//! Reproducible random numbers: the generator of fault injection and simulated links, and SplitMix64 where golden
-//! files depend on it.
+//! Reproducible random numbers: the generator for fault injection and simulated links, and SplitMix64 where
+//! golden files depend on it.
 
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::Rng;
@@ -8,14 +8,15 @@ use rand_pcg::rand_core::Rng;
 #[derive(Clone, Debug)]
 pub(super) struct SimRng(Pcg64Mcg);
 
-/// Returns the `n`-th number, counted from 1, of the SplitMix64 sequence of a seed. First PSNs are from this
-/// sequence, and stored captures (`pcaps/own`) contain them; everything else uses a generator of `rand_pcg`.
+/// Returns the `n`-th number, counted from 1, of the SplitMix64 sequence for a seed. First PSNs come from
+/// this sequence, because stored captures (`pcaps/own`) contain them; everything else uses a generator from
+/// `rand_pcg`.
 pub(crate) fn splitmix64(seed: u64, n: u64) -> u64 {
     mix(seed.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
 }
 
-/// Applies the finaliser of SplitMix64, so that adjacent seeds and streams give unrelated generators. The
-/// values of `tests/simulation.golden` depend on it.
+/// Applies the SplitMix64 finaliser, which makes adjacent seeds and streams give unrelated generators.
+/// `tests/simulation.golden` depends on it.
 fn mix(x: u64) -> u64 {
     let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -28,8 +29,8 @@ impl SimRng {
         SimRng(Pcg64Mcg::new((mix(seed ^ stream) as u128) << 64 | mix(stream) as u128))
     }
 
-    /// Performs a Bernoulli trial: returns true with probability `p`. Draws no number if `p` is 0, so that
-    /// enabling one option changes as little as possible of a reproducible run.
+    /// Returns true with probability `p`. Draws no number if `p` is 0, so that enabling one option changes as
+    /// little as possible in a reproducible run.
     pub fn bernoulli(&mut self, p: f64) -> bool {
         p > 0.0 && ((self.0.next_u64() >> 11) as f64) / ((1u64 << 53) as f64) < p
     }

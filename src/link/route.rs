@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::system_udp;
 
-/// Returns the source address that the system's routes select for packets to `dst`. Sends nothing.
+/// Returns the source address that the routing table selects for packets to `dst`, without sending any.
 ///
 /// # Errors
 /// The error of the system if there is no route to `dst`.

@@ -1,4 +1,4 @@
-//! Capability of links whose addresses other processes may share: QPN partitions and service claims.
+//! Links whose addresses other processes may share: QPN partitions and service claims.
 
 use std::io;
 use std::net::IpAddr;
@@ -8,19 +8,19 @@ use crate::wire::mad::ServiceId;
 
 /// Link whose addresses other processes may share ([`Link::shared_address`](super::Link::shared_address)).
 pub trait SharedAddress {
-    /// Returns the QPN partition whose packets this link receives: not the whole range if other processes
-    /// share the address.
+    /// Returns the QPN partition for which this link receives packets. It does not contain all QPNs if other
+    /// processes may share the addresses.
     fn partition(&self) -> QpnPartition;
 
-    /// Directs connection management requests for a service to this link: those sent to `address`, or to any
-    /// of the link's addresses if that is `None`. This matters only if other processes share the addresses;
-    /// otherwise the link receives all requests anyway.
+    /// Directs connection requests for a service to this link: requests sent to `address`, or to any of the
+    /// link's addresses if `address` is `None`. Needed only if other processes share the addresses; otherwise
+    /// the link receives all requests anyway.
     ///
     /// # Errors
     /// [`ClaimError`]; nothing has then changed.
     fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError>;
 
-    /// Undoes [`claim`](Self::claim) for the same service and address.
+    /// Withdraws a [`claim`](Self::claim) on the same service and address.
     fn release(&mut self, service: ServiceId, address: Option<IpAddr>);
 }
 
@@ -28,7 +28,8 @@ pub trait SharedAddress {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClaimError {
-    /// Another process on the address, or another socket of this process, has registered the service.
+    /// The service is already claimed, by another process on the address or by another socket of this
+    /// process.
     #[error(
         "service {service} is in use on {address}: use another port, or stop the program that listens on it"
     )]
@@ -44,7 +45,7 @@ pub enum ClaimError {
         /// The requested address.
         address: IpAddr,
     },
-    /// The process may no longer enter the directory of the sockets.
+    /// The process is no longer permitted to enter the directory in which service sockets are created.
     #[error(
         "service {service}: the directory {directory} cannot be entered by user {user} ({source}): listen \
          before the process changes its user or root directory, or share the address with any user \

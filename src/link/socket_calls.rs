@@ -1,5 +1,4 @@
-//! System calls on sockets for which nix has no wrapper: options that are plain values, most of which nix does not
-//! have, classic BPF programs, and ioctls.
+//! Socket system calls without a wrapper in nix: options, classic BPF programs and ioctls.
 
 use std::io;
 use std::mem::size_of;
@@ -8,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use libc::{c_int, sock_filter, sock_fprog};
 use nix::errno::Errno;
 
-/// Sets a socket option to a plain value.
+/// Sets a socket option to an integer or a C struct.
 pub(super) fn set_option<T: Copy>(socket: impl AsFd, level: c_int, name: c_int, value: &T) -> io::Result<()> {
     let (fd, len) = (socket.as_fd().as_raw_fd(), size_of::<T>() as libc::socklen_t);
     // SAFETY: the pointer and the length describe `value`, which is borrowed for the call; the kernel only
@@ -17,7 +16,7 @@ pub(super) fn set_option<T: Copy>(socket: impl AsFd, level: c_int, name: c_int, 
     Ok(Errno::result(result).map(drop)?)
 }
 
-/// Types for which every bit pattern is a valid value.
+/// Option types for which every bit pattern is a valid value.
 pub(super) trait Plain: Default {}
 impl Plain for c_int {}
 impl Plain for [u32; 9] {}
@@ -32,7 +31,7 @@ pub(super) fn get_option<T: Plain>(socket: impl AsFd, level: c_int, name: c_int)
     Ok(Errno::result(result).map(|_| value)?)
 }
 
-/// Sets a socket option to a classic BPF program.
+/// Sets a socket option whose value is a classic BPF program.
 pub(super) fn set_program(
     socket: impl AsFd,
     level: c_int,
@@ -49,12 +48,13 @@ pub(super) fn attach_filter(socket: impl AsFd, program: &[sock_filter]) -> io::R
     set_program(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)
 }
 
-/// Attaches a filter that drops everything.
+/// Attaches a socket filter that drops every packet.
 pub(super) fn drop_all(socket: impl AsFd) -> io::Result<()> {
     attach_filter(socket, &[sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 }])
 }
 
-/// Returns the MTU of an interface in bytes. Queried through a socket, as /sys may show another network namespace.
+/// Returns the MTU of an interface, in bytes. Queries it through a socket, because /sys may show another
+/// network namespace.
 pub(super) fn interface_mtu(socket: impl AsFd, name: &str) -> io::Result<usize> {
     // SAFETY: an ifreq consists of integers and a union of plain values, for all of which zero is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -71,8 +71,8 @@ pub(super) fn interface_mtu(socket: impl AsFd, name: &str) -> io::Result<usize> 
     Ok(unsafe { request.ifr_ifru.ifru_mtu }.max(0) as usize)
 }
 
-/// Reports whether an interface with this index (still) exists in the network namespace of the socket, which
-/// may differ from that of the thread.
+/// Reports whether an interface with the given index (still) exists in the socket's network namespace, which
+/// may differ from the calling thread's.
 pub(super) fn interface_exists(socket: impl AsFd, index: u32) -> bool {
     // SAFETY: an ifreq consists of integers and a union of plain values, for all of which zero is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

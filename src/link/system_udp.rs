@@ -1,6 +1,7 @@
 //! UDP sockets that a preloaded library cannot replace. A library that overrides `socket` to turn a program's
-//! sockets into RDMA ones would also catch the NIC's own. These sockets are created by the system call
-//! itself; the library does not know their descriptors, so all other calls on them reach the system.
+//! sockets into RDMA connections would also catch the NIC's own sockets. The sockets created here bypass it:
+//! they come from the system call itself, and since the library does not know their descriptors, it passes
+//! other calls on them to the kernel.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -9,7 +10,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
-/// Creates an unbound UDP socket for the IP version of `like`.
+/// Creates an unbound UDP socket of the same IP version as `like`.
 pub(crate) fn unbound(like: IpAddr, flags: SocketFlags) -> io::Result<OwnedFd> {
     let family = if like.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     Ok(socket_with(family, SocketType::DGRAM, flags | SocketFlags::CLOEXEC, None)?)

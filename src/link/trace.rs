@@ -1,4 +1,4 @@
-//! Middleware that passes every packet of a link to a callback.
+//! Middleware that passes every packet on a link to a callback.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -20,34 +20,34 @@ pub struct TracedPacket {
     pub direction: Direction,
     /// Addresses, source port and traffic class.
     pub flow: Flow,
-    /// The known part of the IPv4 identification of the burst. The ICRC of the packet covers the sum of this
-    /// and `index`.
+    /// IPv4 identification of the burst's first packet, as far as it is known. The packet's ICRC covers the
+    /// sum of this and `index`.
     pub ident: IpIdent,
     /// Index of the packet in its burst.
     pub index: u16,
-    /// The bytes from BTH to ICRC.
+    /// The packet from the BTH to the ICRC.
     pub bytes: Bytes,
 }
 
 /// Callback for every packet.
 pub type Tracer = Box<dyn FnMut(TracedPacket) + Send>;
 
-/// A link whose packets are passed to a callback. Sent packets are traced after the inner link has accepted
-/// them, so that faults injected there are known by then; received packets are traced before they reach the
-/// NIC.
+/// A link whose packets are passed to a callback. Sent packets are traced only after the inner link has
+/// accepted them, so that the faults that it injects are already known; received packets are traced before
+/// they reach the NIC.
 pub struct Trace<L> {
     inner: L,
     tracer: Tracer,
     buffer: BurstBuffer,
 }
 
-/// Copy of a burst whose packets are passed to the tracer. The memory is reused once the tracer has dropped
-/// all of them.
+/// Copy of a burst, which the packets passed to the tracer share. The memory is reused once the tracer has
+/// dropped them all.
 #[derive(Default)]
 struct BurstBuffer(Bytes);
 
 impl BurstBuffer {
-    /// Replaces the contents with what `write` appends.
+    /// Replaces the contents with the bytes that `write` appends.
     fn fill(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> &Bytes {
         let mut buffer = std::mem::take(&mut self.0).try_into_mut().map_or_else(|_| Vec::new(), Vec::from);
         buffer.clear();
@@ -57,7 +57,7 @@ impl BurstBuffer {
     }
 }
 
-/// The properties that the packets of a burst have in common.
+/// Properties common to all packets of a burst.
 struct OfBurst {
     at: Instant,
     direction: Direction,
@@ -66,7 +66,7 @@ struct OfBurst {
 }
 
 impl OfBurst {
-    /// Passes the packets of the burst to the tracer.
+    /// Splits the burst into packets, and passes each to the tracer.
     fn trace(self, burst: &Bytes, segment: usize, tracer: &mut Tracer) {
         let OfBurst { at, direction, flow, ident } = self;
         for (index, packet) in burst.chunks(segment.max(1)).enumerate() {
@@ -77,7 +77,7 @@ impl OfBurst {
 }
 
 impl<L: Link> Trace<L> {
-    /// Wraps a link; `tracer` is called for every packet.
+    /// Wraps a link. `tracer` is called for every packet.
     pub fn new(inner: L, tracer: impl FnMut(TracedPacket) + Send + 'static) -> Trace<L> {
         Trace { inner, tracer: Box::new(tracer), buffer: BurstBuffer::default() }
     }

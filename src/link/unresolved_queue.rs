@@ -1,4 +1,4 @@
-//! Frames that wait for the resolution of their next hop.
+//! Queue of frames that wait for their next hop to be resolved.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -6,18 +6,19 @@ use std::net::IpAddr;
 use super::frame_queue::FrameQueue;
 use crate::wire::Mac;
 
-/// Queue of frames without a destination MAC, each with the next hop whose MAC it needs.
+/// Queue of frames whose destination MAC is still missing, each with its next hop.
 #[derive(Debug, Default)]
 pub(crate) struct UnresolvedQueue {
     frames: FrameQueue,
     next_hops: VecDeque<IpAddr>,
 }
 
-/// Maximum number of queued bytes, for all next hops together.
+/// Size of the queue in bytes, across all next hops, at which further frames are rejected.
 pub(crate) const MAX_UNRESOLVED_BYTES: usize = 1 << 20;
 
 impl UnresolvedQueue {
-    /// Queues a frame that `write` appends. Without room, returns false and does not call `write`.
+    /// Queues a frame for the next hop `hop`; `write` appends the frame. If there is no room, returns false
+    /// without calling `write`.
     pub fn push(&mut self, hop: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         let has_room = self.frames.byte_len() < MAX_UNRESOLVED_BYTES;
         if has_room {
@@ -27,12 +28,12 @@ impl UnresolvedQueue {
         has_room
     }
 
-    /// Returns the next hops whose MACs the queued frames need.
+    /// Iterates over the next hops of the queued frames, with repetitions.
     pub fn hops(&self) -> impl Iterator<Item = IpAddr> {
         self.next_hops.iter().copied()
     }
 
-    /// Moves all frames for `hop` to `out` with the MAC filled in.
+    /// Moves all frames for `hop` to `out`, with `mac` as the destination MAC.
     pub fn release(&mut self, hop: IpAddr, mac: Mac, out: &mut FrameQueue) {
         self.remove_frames_for(hop, |frame| {
             out.push_with(|out| {

@@ -1,15 +1,16 @@
-//! Access flags, protection domain handles and the errors of key and memory management checks.
+//! Access flags, protection domain handles, and the errors for denied accesses and refused memory management
+//! operations.
 
 use bitflags::bitflags;
 
 use crate::wire::Qpn;
 
 bitflags! {
-    /// Access flags of a region or window, with the bit values of `ibv_access_flags`.
+    /// Access flags of a region or window. The values are those of `ibv_access_flags`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct Access: u32 {
-        /// The NIC may write to the region for local work requests: received data, and the results of READs
-        /// and atomics.
+        /// The NIC may write to the region on behalf of local work requests: received data, and the results
+        /// of READs and atomics.
         const LOCAL_WRITE = 0x1;
         /// Peers may WRITE.
         const REMOTE_WRITE = 0x2;
@@ -19,18 +20,18 @@ bitflags! {
         const REMOTE_ATOMIC = 0x8;
         /// Memory windows may be bound to the region.
         const MW_BIND = 0x10;
-        /// Addresses count from 0 instead of from a virtual address.
+        /// The region or window is addressed by offset from its start, not by virtual address.
         const ZERO_BASED = 0x20;
-        /// On-demand paging: pages may be unmapped and mapped at any time, and each access checks whether
-        /// they are mapped.
+        /// On-demand paging: pages may be mapped and unmapped at any time, and each access checks that they
+        /// are mapped.
         const ON_DEMAND = 0x40;
         /// Huge page hint: accepted without effect.
         const HUGETLB = 0x80;
-        /// Peers may FLUSH to global visibility.
+        /// Peers may FLUSH to the global visibility level.
         const FLUSH_GLOBAL = 0x100;
-        /// Peers may FLUSH to persistence.
+        /// Peers may FLUSH to the persistence level.
         const FLUSH_PERSISTENT = 0x200;
-        /// Permission for the device to reorder its accesses: accepted without effect.
+        /// The device may reorder its accesses: accepted without effect.
         const RELAXED_ORDERING = 0x10_0000;
     }
 }
@@ -38,28 +39,28 @@ bitflags! {
 impl Access {
     /// Local reads only.
     pub const LOCAL_READ: Access = Access::empty();
-    /// Local write, and remote WRITE, READ and atomics: the usual access of a region in a test.
+    /// Local writes, and remote WRITE, READ and atomics, as most test programs request.
     pub const ALL: Access = Access::from_bits_retain(0xf);
 
     /// Flags that a device may ignore silently (`IBV_ACCESS_OPTIONAL_RANGE`).
     const OPTIONAL: Access = Access::from_bits_retain(0x3ff0_0000);
 
-    /// Returns the flags that are neither known nor optional, and hence have to be rejected.
+    /// Returns the flags that are neither known nor optional, which have to be rejected.
     pub const fn unknown(self) -> Access {
         self.difference(Access::all().union(Access::OPTIONAL))
     }
 
-    /// Reports whether peers may modify memory.
+    /// Reports whether peers may modify the memory (WRITE or atomics).
     pub const fn allows_remote_modification(self) -> bool {
         self.intersects(Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC))
     }
 
-    /// Reports whether peers may access the memory at all.
+    /// Reports whether peers may WRITE, READ or execute atomics.
     pub const fn is_remote(self) -> bool {
         self.allows_remote_modification() || self.allows(Access::REMOTE_READ)
     }
 
-    /// Reports whether all of `needed` is allowed.
+    /// Reports whether all flags of `needed` are set.
     pub const fn allows(self, needed: Access) -> bool {
         self.contains(needed)
     }
@@ -69,31 +70,32 @@ impl Access {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PdId(pub u32);
 
-/// Identity under which memory is accessed: a queue pair and its protection domain.
+/// Identity checked on each memory access: a queue pair and its protection domain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Accessor {
     /// Protection domain of the queue pair.
     pub pd: PdId,
-    /// Number of the queue pair.
+    /// Queue pair number.
     pub qpn: Qpn,
 }
 
-/// Reason for which an access by key is denied.
+/// Reason why an access by key is denied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AccessError {
-    /// The key is not valid: never allocated, or its region deregistered, or its window not bound.
+    /// The key is not valid: it was never allocated, its region was deregistered or invalidated, or its
+    /// window is not bound.
     #[error("key {key:#x} does not refer to a region or a bound window")]
     UnknownKey {
         /// The key.
         key: u32,
     },
-    /// The region belongs to another protection domain.
+    /// The region or window belongs to another protection domain.
     #[error("the region of key {key:#x} belongs to {region:?}, not to {used:?}")]
     WrongPd {
         /// The key.
         key: u32,
-        /// Protection domain of the region.
+        /// Protection domain of the region or window.
         region: PdId,
         /// Protection domain of the queue pair that used the key.
         used: PdId,
@@ -108,8 +110,8 @@ pub enum AccessError {
         /// Queue pair that used the key.
         used: Qpn,
     },
-    /// The program has no memory at the address, or none that can be written: an on-demand region was never
-    /// mapped there, or the memory was unmapped, protected or truncated.
+    /// The memory is not mapped, or not with the needed permission: an on-demand region has no mapping there,
+    /// or the memory was unmapped, protected or truncated after registration.
     #[error(
         "{len} bytes at {addr:#x} of the region of key {key:#x} are not mapped with the needed permission"
     )]
@@ -121,7 +123,7 @@ pub enum AccessError {
         /// Length of the access in bytes.
         len: u64,
     },
-    /// The range is not entirely inside the region.
+    /// The range is not entirely within the region.
     #[error("{len} bytes at {addr:#x} exceed the region of key {key:#x}: {region_len} bytes at {start:#x}")]
     OutOfRange {
         /// The key.
@@ -140,29 +142,30 @@ pub enum AccessError {
     Permission {
         /// The key.
         key: u32,
-        /// Access that the region allows.
+        /// Operations that the region allows.
         allowed: Access,
-        /// Access that the operation needs.
+        /// Permissions that the operation needs.
         needed: Access,
     },
 }
 
-/// Reason for which a memory management work request, or an invalidation by a peer, is refused.
+/// Reason why a memory management work request, or an invalidation by a peer, is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManagementError {
-    /// The key names no object of the required kind, or none that is bound or registered.
+    /// The key does not refer to a window or region of the required kind, or to one that is bound or
+    /// registered.
     #[error("key {key:#x} does not refer to a suitable window or region")]
     UnknownKey {
         /// The key.
         key: u32,
     },
-    /// The object belongs to another protection domain.
+    /// The window or region belongs to another protection domain.
     #[error("key {key:#x} belongs to {object:?}, not to {used:?}")]
     WrongPd {
         /// The key.
         key: u32,
-        /// Protection domain of the object.
+        /// Protection domain of the window or region.
         object: PdId,
         /// Protection domain of the queue pair.
         used: PdId,
@@ -174,11 +177,11 @@ pub enum ManagementError {
         key: u32,
         /// Queue pair that bound the window.
         bound: Qpn,
-        /// Queue pair of the request.
+        /// Queue pair that made the request.
         used: Qpn,
     },
-    /// A bound type 2 window, or a fast-registered region with a valid registration: it has to be invalidated
-    /// first.
+    /// The key refers to a type 2 window that is bound, or a fast-registered region whose registration is
+    /// valid: it has to be invalidated first.
     #[error("the window or region of key {key:#x} is in use: invalidate it first")]
     InUse {
         /// The key.
@@ -194,15 +197,16 @@ pub enum ManagementError {
         /// Length of the range in bytes.
         len: u64,
     },
-    /// The requested access is contradictory, or exceeds the access of the region.
+    /// The requested permissions are contradictory or exceed the region's, or the region's permissions forbid
+    /// the operation.
     #[error("{access:?} is not permitted for key {key:#x}")]
     Access {
         /// The key.
         key: u32,
-        /// Requested access; if the region's own access forbids the operation, the access of the region.
+        /// The requested permissions, or the region's own permissions if those forbid the operation.
         access: Access,
     },
-    /// The key names an ordinary region or a type 1 window, which cannot be invalidated.
+    /// The key refers to an ordinary or null region or a type 1 window, none of which can be invalidated.
     #[error("the window or region of key {key:#x} cannot be invalidated")]
     NotInvalidatable {
         /// The key.

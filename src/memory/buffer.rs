@@ -1,11 +1,11 @@
-//! Page-aligned memory that the crate allocates, for registration as a region.
+//! Page-aligned memory allocated by the crate, for registration as a region.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Owned memory for a region, zeroed and aligned to a page.
+/// Page-aligned, initially zeroed memory for a region.
 ///
 /// The buffer is read and written by copying only: a peer may change it at any time, so no reference to its
 /// bytes is ever given out. Synchronise with completions, as with DMA.
@@ -14,7 +14,7 @@ pub struct Buffer {
     len: usize,
 }
 
-/// Error of an access beyond the end of a buffer.
+/// Error for an access beyond the end of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{len} bytes at offset {offset} are not inside a buffer of {size} bytes")]
 pub struct OutOfBuffer {
@@ -48,7 +48,7 @@ impl Buffer {
         self.len
     }
 
-    /// Reports whether the buffer has no bytes.
+    /// Reports whether the buffer has length 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -66,7 +66,7 @@ impl Buffer {
         Ok(unsafe { self.start.as_ptr().add(offset) })
     }
 
-    /// Copies bytes from `offset` on until `out` is full.
+    /// Copies the `out.len()` bytes at `offset` to `out`.
     ///
     /// # Errors
     /// [`OutOfBuffer`] if the range exceeds the buffer.
@@ -78,7 +78,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Copies all of `bytes` into the buffer, from `offset` on.
+    /// Copies `bytes` into the buffer at `offset`.
     ///
     /// # Errors
     /// [`OutOfBuffer`] if the range exceeds the buffer.
@@ -90,7 +90,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Loads the byte at `offset`, for programs that poll on it.
+    /// Loads the byte at `offset` with acquire ordering, for programs that poll it.
     ///
     /// # Errors
     /// [`OutOfBuffer`] if the byte is beyond the end of the buffer.
@@ -102,7 +102,7 @@ impl Buffer {
         Ok(byte)
     }
 
-    /// Loads the 8 bytes at `offset` atomically, in host byte order.
+    /// Loads the 8 bytes at `offset` atomically with acquire ordering, in host byte order.
     ///
     /// # Errors
     /// [`OutOfBuffer`] if the range exceeds the buffer.
@@ -113,7 +113,7 @@ impl Buffer {
         Ok(self.word(offset)?.load(Ordering::Acquire))
     }
 
-    /// Stores 8 bytes at `offset` atomically, in host byte order.
+    /// Stores 8 bytes at `offset` atomically with release ordering, in host byte order.
     ///
     /// # Errors
     /// [`OutOfBuffer`] if the range exceeds the buffer.

@@ -1,10 +1,10 @@
-//! Copies that compute an ICRC in the same pass, so that each byte is loaded only once.
+//! Copying and ICRC computation in one pass, which loads each byte only once.
 
 use super::guarded::{self, Faulted};
 use crate::wire::icrc::Icrc;
 
-/// Copies `len` bytes and continues an ICRC over the bytes as copied, even if the source changes meanwhile. A
-/// fault in the source may leave the copy incomplete.
+/// Copies `len` bytes, and extends `icrc` over exactly the bytes copied, even if the source changes in the
+/// meantime. A fault in the source may leave the copy incomplete.
 ///
 /// # Safety
 /// `from` must be valid for reads of `len` bytes or point to user memory, `to` must be valid for writes of
@@ -33,8 +33,8 @@ pub(super) unsafe fn copy_and_crc(
     Ok(icrc)
 }
 
-/// Implementation with carry-less multiplication of 512 bits (Gopal and others, "Fast CRC computation for
-/// generic polynomials using PCLMULQDQ", 2009), which leaves the load and store ports to the copy.
+/// Implementation with 512-bit carry-less multiplication (Gopal et al., "Fast CRC Computation for Generic
+/// Polynomials Using PCLMULQDQ Instruction", 2009), which leaves the load and store ports free for the copy.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod wide {
     use std::arch::asm;
@@ -43,14 +43,15 @@ mod wide {
     use crate::memory::guarded::{Faulted, guarded};
     use crate::wire::icrc::Icrc;
 
-    /// Number of bytes per step: four registers.
+    /// Number of bytes per step: four 512-bit registers.
     pub const BLOCK: usize = 256;
 
     pub fn is_available() -> bool {
         is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("vpclmulqdq")
     }
 
-    /// Returns the factors that advance a register by `bits`: x^(bits + 32) and x^(bits - 32).
+    /// Returns the multipliers that fold a register forward by `bits` bits: x^(bits + 32) and x^(bits - 32),
+    /// modulo the CRC polynomial.
     const fn fold_by(bits: usize) -> [i64; 2] {
         [Icrc::power(bits + 32) as i64, Icrc::power(bits - 32) as i64]
     }

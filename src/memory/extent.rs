@@ -1,26 +1,27 @@
-//! The extent of host memory to which a key refers, with its range and permission checks.
+//! The extent of host memory that a key refers to, with range and permission checks.
 
 use super::{Access, AccessError};
 
-/// Extent of host memory, with the addresses under which it is accessed and the permitted access.
+/// Extent of host memory: its location, the addresses that work requests and peers use for it, and the
+/// operations permitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extent {
     /// Host address of the first byte.
     pub addr: usize,
     /// Length in bytes.
     pub len: u64,
-    /// Address under which work requests and peers access the first byte.
+    /// Address that work requests and peers use for the first byte.
     pub iova: u64,
-    /// Permitted access.
+    /// Permitted operations.
     pub access: Access,
 }
 
 impl Extent {
-    /// All memory of the process, accessed by host addresses.
+    /// The process's entire memory, addressed by host address.
     pub const WHOLE_PROCESS: Extent = Extent { addr: 0, len: u64::MAX, iova: 0, access: Access::ON_DEMAND };
 
-    /// Reports whether this is the extent of an implicit on-demand region, which covers all memory of the
-    /// process.
+    /// Reports whether this is the extent of an implicit on-demand region, which covers the process's entire
+    /// memory.
     pub fn is_whole_process(&self) -> bool {
         self.len == Extent::WHOLE_PROCESS.len
     }
@@ -41,7 +42,7 @@ impl Extent {
         }
     }
 
-    /// Checks that all of `needed` is permitted.
+    /// Checks that the extent permits all operations in `needed`.
     ///
     /// # Errors
     /// [`AccessError::Permission`] if it is not.

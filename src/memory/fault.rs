@@ -1,11 +1,11 @@
-//! Signal handler for [`super::guarded`]: turns a fault of one of its accesses into an error of that access,
-//! and passes every other SIGSEGV or SIGBUS to the program.
+//! Signal handler for [`super::guarded`]: turns faults in guarded accesses into errors, and passes every
+//! other SIGSEGV or SIGBUS to the program.
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub use x86_64::install_fault_handler;
 
-/// Turns faults of the crate's accesses to user memory into errors of the work request, by a handler of
-/// SIGSEGV and SIGBUS for the process. Implemented for x86-64 only: elsewhere such a fault ends the process.
+/// Does nothing on this target: faults in the crate's accesses to user memory become work request errors on
+/// x86-64 only, and terminate the process elsewhere.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 pub fn install_fault_handler() {}
 
@@ -21,13 +21,13 @@ mod x86_64 {
 
     use crate::memory::guarded;
 
-    /// The program's action for a signal. The fields that change are atomics, because a handler may read them
-    /// at any time.
+    /// The program's action for a signal. Fields that change are atomics, because the crate's handler may
+    /// read them at any time.
     struct Action {
         signal: c_int,
         handler: AtomicUsize,
         flags: AtomicI32,
-        /// Signal mask in the format of the kernel: a set of 64 signals.
+        /// Signal mask as the kernel represents it: a set of 64 signals.
         mask: AtomicU64,
     }
 
@@ -38,8 +38,8 @@ mod x86_64 {
     /// The C library's `sigaction`, which the preloaded library may interpose. Null until it is resolved.
     static SYSTEM_SIGACTION: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
-    /// Process to which the recorded actions belong. A child of `fork` has its own copy; a child of `vfork`
-    /// sees that of its parent.
+    /// ID of the process whose actions are recorded. A child created by `fork` has a copy of its own; a child
+    /// created by `vfork` sees its parent's.
     static PROCESS: AtomicI32 = AtomicI32::new(0);
 
     extern "C" fn record_process() {
@@ -71,7 +71,8 @@ mod x86_64 {
         }
     }
 
-    /// Installs the crate's handler, with those flags of the program's action that apply to it.
+    /// Installs the crate's handler, with the flags of the program's action that have to be in effect for the
+    /// program's handler too.
     fn install(signal: c_int, program: &libc::sigaction) -> c_int {
         // The program's handler runs on the stack of this one: on the alternate stack only if it was
         // installed for that.
@@ -111,7 +112,8 @@ mod x86_64 {
             action
         }
 
-        /// Executes the program's action for the signal.
+        /// Carries out the program's own action for the signal: ignores it, restores the default action, or
+        /// calls the program's handler.
         ///
         /// # Safety
         /// Only for a handler of the signal, with the arguments that the kernel passed to it.
@@ -163,10 +165,10 @@ mod x86_64 {
         }
     }
 
-    /// Restores the default action in the kernel, which ends the process at the next delivery. Bypasses the C
-    /// library's `sigaction`, which the preloaded library may interpose.
+    /// Restores the kernel's default action, which terminates the process when the signal is next delivered.
+    /// Bypasses the C library's `sigaction`, which the preloaded library may interpose.
     fn reset(signal: c_int) {
-        /// The kernel's `struct sigaction`: handler, flags, restorer and mask.
+        /// `struct sigaction` as the kernel defines it: handler, flags, restorer and mask.
         const DEFAULT: [usize; 4] = [SIG_DFL, 0, 0, 0];
         // SAFETY: the kernel reads the constant, which has the layout of its struct, and writes nothing, as
         // the pointer to the previous action is null.
@@ -176,9 +178,9 @@ mod x86_64 {
         }
     }
 
-    /// Reports whether an instruction of this thread caused the signal. `si_code` is not positive for a
-    /// signal that a process sent, and a memory error that was found elsewhere (`BUS_MCEERR_AO`) has no such
-    /// instruction.
+    /// Reports whether an instruction of this thread caused the signal. `si_code` is zero or negative for a
+    /// signal sent by a process, and `BUS_MCEERR_AO` reports a memory error found elsewhere, which no
+    /// instruction of this thread caused.
     fn is_of_instruction(signal: c_int, info: &siginfo_t) -> bool {
         info.si_code > 0 && (signal, info.si_code) != (SIGBUS, libc::BUS_MCEERR_AO)
     }
@@ -201,8 +203,8 @@ mod x86_64 {
         }
     }
 
-    /// Implements `sigaction` for the program, which sees and sets its own action instead of the crate's
-    /// handler.
+    /// Implements `sigaction` for the program: gets and sets the program's recorded action, which leaves the
+    /// crate's handler in place.
     unsafe extern "C" fn program_sigaction(
         signal: c_int,
         new: *const libc::sigaction,
@@ -235,10 +237,10 @@ mod x86_64 {
         }
     }
 
-    /// Turns faults of the crate's accesses to user memory into errors of the work request, by a handler of
-    /// SIGSEGV and SIGBUS for the process. The handler passes every other fault to the handler that was
-    /// installed before. A handler that the program installs later replaces this one, unless the library that
-    /// `urxe run` preloads is present.
+    /// Installs a handler for SIGSEGV and SIGBUS in the process, which turns faults in the crate's accesses
+    /// to user memory into work request errors. It passes all other faults to the handler that was installed
+    /// before it. A handler that the program installs later replaces it, unless the library that `urxe run`
+    /// preloads is present.
     pub fn install_fault_handler() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {

@@ -1,4 +1,4 @@
-//! Loads, stores and copies of user memory that return an error on a fault.
+//! Loads, stores and copies that access user memory, and return an error on a fault.
 //!
 //! A program may unmap, protect or truncate memory that it has registered. Each instruction here that
 //! accesses user memory has an entry in an exception table with its fixup address, as in the kernel's
@@ -7,11 +7,11 @@
 //!
 //! On targets other than x86-64 the accesses are plain ones, and a fault ends the process.
 
-/// Error of an access to memory that is not mapped, or not with the needed permission.
+/// Error for an access to memory that is not mapped, or not with the needed permission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Faulted;
 
-/// Converts the fault flag of an access into a result.
+/// Converts the fault flag of a guarded access to a `Result`.
 #[inline(always)]
 fn check_fault(fault: u32) -> Result<(), Faulted> {
     if fault == 0 { Ok(()) } else { Err(Faulted) }
@@ -26,8 +26,8 @@ mod x86_64 {
 
     use super::{Faulted, check_fault};
 
-    /// An `asm!` block of instructions that may fault. Every use has to pass the operand `fault`, which a
-    /// fault sets to 1.
+    /// Expands to an `asm!` block with instructions that may fault. Every use must pass the operand `fault`,
+    /// which is set to 1 on a fault.
     ///
     /// The instructions between the labels 2 and 3 form one entry of the section `urxe_guarded`: their begin,
     /// their end and the fixup address, each relative to its own field. The linker defines `__start_` and
@@ -56,7 +56,7 @@ mod x86_64 {
     }
     pub(in crate::memory) use guarded;
 
-    /// Entry of the exception table. Each field is an address relative to the field itself.
+    /// Exception table entry. Each field is an address relative to the field itself.
     #[repr(C)]
     struct Guarded {
         begin: i32,
@@ -71,8 +71,8 @@ mod x86_64 {
         static END: Guarded;
     }
 
-    /// Returns the fixup address for a fault of the instruction at `at`, if that is one of the guarded
-    /// instructions.
+    /// Returns the fixup address for a fault in the instruction at `at`; `None` if that instruction is not
+    /// guarded.
     pub fn fixup_of(at: usize) -> Option<usize> {
         let (first, end) = (&raw const FIRST, &raw const END);
         let count = (end.addr() - first.addr()) / size_of::<Guarded>();
@@ -100,7 +100,7 @@ mod x86_64 {
         check_fault(fault).map(|()| word.to_ne_bytes())
     }
 
-    /// Stores a word. Earlier stores are visible to a reader of the word, as always on this architecture.
+    /// Stores a word. A reader of the new value also sees all earlier stores, as always on this architecture.
     ///
     /// # Safety
     /// The 8 bytes at `to` are writable, or user memory.
@@ -116,7 +116,7 @@ mod x86_64 {
         check_fault(fault)
     }
 
-    /// Stores a byte. Earlier stores are visible to a reader of the byte.
+    /// Stores a byte. A reader of the new value also sees all earlier stores.
     ///
     /// # Safety
     /// The byte at `to` is writable, or user memory.
@@ -132,7 +132,7 @@ mod x86_64 {
         check_fault(fault)
     }
 
-    /// Adds to an aligned word atomically, and returns the previous value.
+    /// Atomically adds `add` to an aligned word, and returns the previous value.
     ///
     /// # Safety
     /// As for [`store_word`].
@@ -147,7 +147,8 @@ mod x86_64 {
         check_fault(fault).map(|()| word)
     }
 
-    /// Replaces an aligned word atomically if it equals `compare`, and returns the previous value.
+    /// Atomically replaces an aligned word with `swap` if it equals `compare`, and returns the previous
+    /// value.
     ///
     /// # Safety
     /// As for [`store_word`].

@@ -1,17 +1,17 @@
-//! Queries to the kernel about the mappings of the process.
+//! Queries about the process's memory mappings, answered by the kernel.
 
 use std::sync::OnceLock;
 
 use nix::unistd::{SysconfVar, sysconf};
 
-/// Reports whether the page at `at` is writable.
+/// Faults in the page at `at`, of `page` bytes, and reports whether it is writable.
 pub fn may_write(at: usize, page: usize) -> bool {
     // SAFETY: the call faults the page in, as a write would, and changes no byte; it fails for a page that is
     // not writable.
     unsafe { libc::madvise(std::ptr::without_provenance_mut(at), page, libc::MADV_POPULATE_WRITE) == 0 }
 }
 
-/// Reports whether all pages of the `len` bytes at `at` are readable.
+/// Faults in all pages of the `len` bytes at `at`, and reports whether they are readable.
 #[cfg_attr(
     not(feature = "unstable-internals"),
     allow(dead_code, reason = "for tests and the other packages")
@@ -22,8 +22,8 @@ pub fn may_read(at: usize, len: usize) -> bool {
     unsafe { libc::madvise(std::ptr::without_provenance_mut(at), len, libc::MADV_POPULATE_READ) == 0 }
 }
 
-/// Reports whether a range that starts at a page boundary is entirely mapped, whatever its protection. Does
-/// not look at individual pages, so the cost is proportional to the number of mappings in the range.
+/// Reports whether a page-aligned range is entirely mapped, whatever its protection. Does not look at
+/// individual pages: the cost is proportional to the number of mappings in the range.
 #[cfg_attr(
     not(feature = "unstable-internals"),
     allow(dead_code, reason = "for tests and the other packages")
@@ -33,8 +33,8 @@ pub fn is_mapped(at: usize, len: usize) -> bool {
     unsafe { libc::msync(std::ptr::without_provenance_mut(at), len, libc::MS_ASYNC) == 0 }
 }
 
-/// Reports whether the kernel can populate pages on request, tested with a page of the stack: Linux before
-/// 5.14 cannot. On-demand regions need it.
+/// Reports whether the kernel can populate pages on request (`MADV_POPULATE_WRITE`, Linux 5.14 and later),
+/// which on-demand regions need. Tries it on a page of the stack.
 pub fn supports_populate() -> bool {
     static SUPPORTED: OnceLock<bool> = OnceLock::new();
     *SUPPORTED.get_or_init(|| {
@@ -44,7 +44,7 @@ pub fn supports_populate() -> bool {
     })
 }
 
-/// Returns the size of a page in bytes.
+/// Returns the system's page size in bytes.
 pub fn page_size() -> usize {
     let size = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
     size.and_then(|size| usize::try_from(size).ok()).filter(|size| *size > 0).unwrap_or(4096)

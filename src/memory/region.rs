@@ -1,4 +1,5 @@
-//! Memory regions: ordinary ones, and fast-registered regions whose registration work requests change.
+//! Memory regions: ordinary regions, and fast-registered regions, which work requests register and
+//! invalidate.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -8,7 +9,7 @@ use super::extent::Extent;
 use super::{Access, AccessError, ManagementError, PdId};
 use crate::wire::LKey;
 
-/// An ordinary region. Only deregistration and re-registration change it.
+/// Ordinary region, which changes only by deregistration or re-registration.
 #[derive(Debug)]
 pub(super) struct Region {
     pub pd: PdId,
@@ -16,7 +17,7 @@ pub(super) struct Region {
     pub windows: BoundWindows,
 }
 
-/// Number of windows bound to a region, which cannot be deregistered while there are any (C10-70).
+/// Number of windows bound to a region. The region cannot be deregistered while there are any (C10-70).
 #[derive(Debug, Default)]
 pub(super) struct BoundWindows(AtomicU32);
 
@@ -34,23 +35,23 @@ impl BoundWindows {
     }
 }
 
-/// Fast-registered region: memory of which work requests register a part and later invalidate the
+/// Fast-registered region: work requests register a part of its memory, and later invalidate the
 /// registration.
 #[derive(Debug)]
 pub(super) struct FastRegion {
     pub pd: PdId,
-    /// Host address of the memory that may be registered.
+    /// Host address of the first byte that may be registered.
     addr: usize,
     len: u64,
-    /// Current registration. It is read for every packet that uses a key of the region; the read takes no
-    /// lock, except while the registration changes.
+    /// Current registration, read for every packet that uses one of the region's keys. Reading takes no lock
+    /// unless the registration is changing.
     state: AtomicCell<FastState>,
     pub windows: BoundWindows,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct FastState {
-    /// Low byte of the keys, which the application chooses with each registration.
+    /// Low byte of both keys, chosen by the application with each registration.
     key: u8,
     fast_reg: Option<Extent>,
 }
@@ -58,16 +59,15 @@ struct FastState {
 /// Parameters of a fast registration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FastReg {
-    /// Key after the registration: its index identifies the region, and its low byte becomes the low byte of
-    /// the region's keys.
+    /// New key: its index identifies the region, and its low byte becomes the low byte of the region's keys.
     pub key: LKey,
-    /// Offset of the first byte in the memory of the region.
+    /// Offset of the first registered byte in the region's memory.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Address under which work requests and peers access the first byte.
+    /// Address that work requests and peers use for the first byte.
     pub iova: u64,
-    /// Permitted access.
+    /// Permitted operations.
     pub access: Access,
 }
 
@@ -83,12 +83,12 @@ impl FastRegion {
         }
     }
 
-    /// Returns the low byte of the keys.
+    /// Returns the current low byte of the region's keys.
     pub fn key(&self) -> u8 {
         self.state.load().key
     }
 
-    /// Returns the extent that is registered under `key`.
+    /// Returns the registered extent, if `key` is the key of a valid registration.
     pub fn extent(&self, key: LKey) -> Result<Extent, AccessError> {
         let state = self.state.load();
         state.fast_reg.filter(|_| state.key == key.generation()).ok_or(AccessError::UnknownKey { key: key.0 })
@@ -114,8 +114,8 @@ impl FastRegion {
         self.state.compare_exchange(state, registered).map(drop).map_err(|_| in_use)
     }
 
-    /// Invalidates the registration. Fails while windows are bound to the region, and for a peer if the
-    /// registration permits no remote access.
+    /// Invalidates the registration. Fails while windows are bound to the region. With `remote` (a request
+    /// from a peer), also fails if the registration permits no remote access.
     pub fn invalidate(&self, key: LKey, remote: bool) -> Result<(), ManagementError> {
         let state = self.state.load();
         let unknown = ManagementError::UnknownKey { key: key.0 };

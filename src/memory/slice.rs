@@ -1,11 +1,11 @@
-//! Ranges of user memory that have passed the access checks, and the accesses to them.
+//! Ranges of user memory that have passed the access checks, with the operations on them.
 
 use super::copy::copy_and_crc;
 use super::guarded::{self, Faulted};
 use super::page_size;
 use crate::wire::icrc::Icrc;
 
-/// Range of user memory that has passed the access check of a key.
+/// Range of user memory that has passed the access check for a key.
 ///
 /// The slice is an address, not a reference: the memory belongs to the application, which may read and write
 /// it at any time, as with DMA. A slice is valid while the [`super::Table`] that returned it is borrowed:
@@ -16,10 +16,10 @@ pub struct HostSlice {
     len: usize,
 }
 
-/// Lower bound of the page size: no supported machine has smaller pages.
+/// Minimum page size, in bytes: no supported machine has smaller pages.
 const MIN_PAGE: usize = 4096;
 
-/// Atomic operation on 64 bits.
+/// Atomic operation on a 64-bit word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AtomicOp {
     /// Stores `swap` if the value equals `compare`.
@@ -37,7 +37,7 @@ impl HostSlice {
     /// The empty slice.
     pub const EMPTY: HostSlice = HostSlice { addr: 0, len: 0 };
 
-    /// Creates a slice of the `len` bytes at `addr`.
+    /// Creates a slice that refers to the `len` bytes at `addr`.
     ///
     /// # Safety
     /// The crate must be allowed to read the bytes, and to write them if anything stores to them, for as long
@@ -58,7 +58,7 @@ impl HostSlice {
         self.len == 0
     }
 
-    /// Reports whether the slice is an aligned word of 8 bytes, as atomics require.
+    /// Reports whether the slice is an aligned 8-byte word, as atomics require.
     pub(super) fn is_word(self) -> bool {
         self.len == 8 && self.addr.is_multiple_of(8)
     }
@@ -72,7 +72,7 @@ impl HostSlice {
         (HostSlice { addr: self.addr, len: n }, HostSlice { addr: self.addr + n, len: self.len - n })
     }
 
-    /// Faults in all pages of the slice. Returns false if a part is not mapped, or not writable although
+    /// Faults in all pages of the slice. Returns false if any page is not mapped, or is not writable and
     /// `writes` is set.
     pub(super) fn populate(self, writes: bool) -> bool {
         let (start, len) = self.pages();
@@ -82,16 +82,15 @@ impl HostSlice {
         unsafe { libc::madvise(start, len, advice) == 0 }
     }
 
-    /// Writes back pages that are mapped from a file, such as persistent memory. Returns false if that
-    /// failed.
+    /// Writes back the pages of a file mapping, such as persistent memory. Returns false if that fails.
     pub(crate) fn persist(self) -> bool {
         let (start, len) = self.pages();
         // SAFETY: the call changes no byte.
         self.is_empty() || unsafe { libc::msync(start, len, libc::MS_SYNC) == 0 }
     }
 
-    /// Returns the pages that the slice touches: address of the first page, and length up to the end of the
-    /// slice.
+    /// Returns the page-aligned range to pass to the kernel: the address of the slice's first page, and the
+    /// length from there to the end of the slice.
     fn pages(self) -> (*mut libc::c_void, usize) {
         let into = self.addr % page_size();
         (std::ptr::with_exposed_provenance_mut(self.addr - into), into + self.len)
@@ -101,7 +100,7 @@ impl HostSlice {
         std::ptr::with_exposed_provenance_mut(self.addr)
     }
 
-    /// Appends the bytes to `out`, and continues an ICRC over the bytes as copied. A fault leaves `out`
+    /// Appends the bytes to `out`, and extends `icrc` over exactly the bytes copied. A fault leaves `out`
     /// unchanged.
     pub(crate) fn append_and_crc(self, out: &mut Vec<u8>, icrc: Icrc) -> Result<Icrc, Faulted> {
         out.reserve(self.len);
@@ -115,7 +114,7 @@ impl HostSlice {
         }
     }
 
-    /// Copies the bytes to `out`, and continues an ICRC over the bytes as copied.
+    /// Copies the bytes to `out`, and extends `icrc` over exactly the bytes copied.
     ///
     /// # Panics
     /// If `out` has another length.
@@ -144,7 +143,7 @@ impl HostSlice {
         unsafe { guarded::copy(self.ptr(), out.as_mut_ptr(), self.len) }
     }
 
-    /// Checks that each page of the slice can be read.
+    /// Checks that every page of the slice is readable, by loading a byte from each.
     pub(crate) fn probe(self) -> Result<(), Faulted> {
         let (last, mut byte) = (self.len.checked_sub(1), 0_u8);
         (0..self.len).step_by(MIN_PAGE).chain(last).try_for_each(|at| {
@@ -154,8 +153,8 @@ impl HostSlice {
         })
     }
 
-    /// Copies all of `bytes` to the start of the slice. An aligned word of 8 bytes is stored by one
-    /// instruction, so that an application that polls on it never reads a partial value.
+    /// Copies `bytes` to the start of the slice. An aligned 8-byte word is stored by a single instruction, so
+    /// that an application that polls it never reads a partial value.
     ///
     /// # Panics
     /// If `bytes` is longer than the slice.
@@ -176,7 +175,7 @@ impl HostSlice {
         }
     }
 
-    /// Executes `op` on the 8 bytes, in host byte order, and returns the previous value.
+    /// Executes `op` on the slice, as an 8-byte word in host byte order, and returns the previous value.
     ///
     /// # Panics
     /// If the slice is not an aligned word; [`super::Table::remote_word`] returns no other slice.

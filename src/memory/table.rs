@@ -1,5 +1,4 @@
-//! Table of the memory regions and windows of a NIC: keys, registration, binding, and the access checks of
-//! every use.
+//! Table of a NIC's memory regions and windows: keys, registration, binding, and access checks.
 
 use std::collections::VecDeque;
 
@@ -11,7 +10,7 @@ use super::{
 };
 use crate::wire::{LKey, Permutation, RKey};
 
-/// Memory regions and windows of one NIC, by key.
+/// Table of one NIC's memory regions and windows, indexed by key.
 ///
 /// A key consists of a slot in 24 bits, permuted so that no key can be guessed from another, and a generation
 /// in 8 bits. Every registration in a slot advances the generation, so a key of a removed entry is invalid.
@@ -22,19 +21,19 @@ pub struct Table {
     seed: u64,
     permutation: Permutation,
     slots: Vec<Slot>,
-    /// Cache for lookups: for each value of the lowest bits of a key's index, the slot of the key created
-    /// last with these bits. Inverting the permutation in each lookup would cost 2 % of the instructions of
-    /// an 8-byte WRITE.
+    /// Lookup cache: for each value of the lowest bits of a key's index, the slot of the last key created
+    /// with those bits. Inverting the permutation in each lookup would cost 2 % of the instructions of an
+    /// 8-byte WRITE.
     hints: [u32; HINTS],
-    /// Free slots, the oldest first, so that a generation recurs as late as possible.
+    /// Free slots, the one freed first at the front, so that keys recur as late as possible.
     free: VecDeque<u32>,
-    /// Buffers that back all null regions, allocated with the first null region.
+    /// Buffers that back all null regions, allocated when the first one is registered.
     null: Option<Null>,
 }
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// Index part of the slot's keys: the permuted slot number.
+    /// Index part of the keys for the slot: the permuted slot number.
     index: u32,
     generation: u8,
     entry: Option<Entry>,
@@ -55,7 +54,7 @@ struct Null {
     sink: Buffer,
 }
 
-/// Maximum length of one access to a null region, in bytes; longer than any packet.
+/// Maximum length of one access to a null region, in bytes: more than a packet can carry.
 const NULL_RUN: usize = 1 << 16;
 
 /// Keys of a registered region.
@@ -63,7 +62,7 @@ const NULL_RUN: usize = 1 << 16;
 pub struct RegionInfo {
     /// Key for local use.
     pub lkey: LKey,
-    /// Key for peers: the same number as the lkey, as on most hardware.
+    /// Key for peers. It is numerically equal to the lkey, as on most hardware.
     pub rkey: RKey,
 }
 
@@ -73,16 +72,17 @@ impl From<LKey> for RegionInfo {
     }
 }
 
-/// Extent of host memory to register: its addresses and the permitted access.
+/// Extent of host memory to register: its location, the addresses that work requests and peers use for it,
+/// and the operations permitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MrExtent {
     /// Host address of the first byte.
     pub addr: usize,
     /// Length in bytes.
     pub len: usize,
-    /// Address under which work requests and peers access the first byte.
+    /// Address that work requests and peers use for the first byte.
     pub iova: u64,
-    /// Permitted access.
+    /// Permitted operations.
     pub access: Access,
 }
 
@@ -92,24 +92,25 @@ impl From<MrExtent> for Extent {
     }
 }
 
-/// Changes of a re-registration; `None` leaves a property unchanged.
+/// Changes that a re-registration makes; `None` leaves a property unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReregMr {
     /// New protection domain.
     pub pd: Option<PdId>,
-    /// New memory: host address, length in bytes, and address under which the first byte is accessed.
+    /// New memory: host address, length in bytes, and the address that work requests and peers use for the
+    /// first byte.
     pub translation: Option<(usize, usize, u64)>,
     /// New access permissions.
     pub access: Option<Access>,
 }
 
-/// Number of bits of a key that identify the slot.
+/// Number of key bits that identify the slot.
 const SLOT_BITS: u32 = 24;
 
-/// Number of entries of the cache that maps keys to slots.
+/// Number of entries in the cache that maps keys to slots.
 const HINTS: usize = 64;
 
-/// Maximum number of slots. Slot 0 is never used, and an index outside the permutation is invalid, so neither
+/// Maximum number of slots. Slot 0 is never used, and an index outside the permutation is invalid: neither
 /// key 0 nor the highest keys are ever valid.
 const MAX_SLOTS: usize = (1 << SLOT_BITS) - 2;
 
@@ -120,18 +121,18 @@ impl Default for Table {
 }
 
 impl Table {
-    /// Creates an empty table with the keys of seed 0.
+    /// Creates an empty table that generates its keys from seed 0.
     pub fn new() -> Table {
         Table::seeded(0)
     }
 
-    /// Creates an empty table whose keys depend on a seed.
+    /// Creates an empty table that generates its keys from the given seed.
     pub fn seeded(seed: u64) -> Table {
         let permutation = Permutation::new(SLOT_BITS, seed);
         Table { seed, permutation, slots: Vec::new(), hints: [0; HINTS], free: VecDeque::new(), null: None }
     }
 
-    /// Returns the slot of a key, which may be beyond the end of the table.
+    /// Returns the slot number that a key refers to, which may be beyond the end of the table.
     #[inline]
     fn slot_of(&self, key: LKey) -> Option<u32> {
         let hint = self.hints[key.index() as usize % HINTS];
@@ -145,13 +146,14 @@ impl Table {
         self.permutation.apply(slot as u32 + (Permutation::FIRST - 1))
     }
 
-    /// Returns the initial generation of a slot. It is below 128, because some programs increment keys
+    /// Returns the initial generation for a slot. It is below 128, because some programs increment keys
     /// without handling overflow.
     fn first_generation(&self, slot: usize) -> u8 {
         (self.seed.wrapping_add(slot as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as u8
     }
 
-    /// Adds an entry and returns its key, or `None` if the table is full.
+    /// Inserts an entry that `make` creates from the low byte of its key. Returns the key, or `None` if the
+    /// table is full.
     fn insert(&mut self, make: impl FnOnce(u8) -> Entry) -> Option<LKey> {
         if self.slots.is_empty() {
             self.slots.push(Slot::default());
@@ -177,7 +179,7 @@ impl Table {
         Some(LKey::from_parts(slot.index, generation))
     }
 
-    /// Returns the entry in the slot of a key, whatever the low byte of the key.
+    /// Returns the entry in the slot that a key refers to, whatever the key's low byte.
     fn entry(&self, key: LKey) -> Option<(&Slot, &Entry)> {
         let slot = self.slots.get(self.slot_of(key)? as usize)?;
         slot.entry.as_ref().map(|e| (slot, e))
@@ -197,7 +199,7 @@ impl Table {
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
 
-    /// Registers all memory of the process, as it is mapped at the time of each access (implicit on-demand
+    /// Registers the process's entire memory, as mapped at the time of each access (implicit on-demand
     /// paging). Returns `None` if the table is full.
     ///
     /// # Safety
@@ -210,15 +212,15 @@ impl Table {
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
 
-    /// Registers a region that reads as zeros and discards all writes, at every address, for local use only.
-    /// Returns `None` if the table is full.
+    /// Registers a null region, for local use only: every address reads as zeros and discards writes. Returns
+    /// `None` if the table is full.
     pub fn register_null(&mut self, pd: PdId) -> Option<LKey> {
         self.null
             .get_or_insert_with(|| Null { zeros: Buffer::zeroed(NULL_RUN), sink: Buffer::zeroed(NULL_RUN) });
         self.insert(|_| Entry::Null(pd))
     }
 
-    /// Creates a fast-registered region: memory of which work requests register one part at a time
+    /// Creates a fast-registered region. Work requests register one part of its memory at a time
     /// ([`fast_reg`](Self::fast_reg)). Returns `None` if the table is full.
     ///
     /// # Safety
@@ -228,13 +230,13 @@ impl Table {
         self.insert(make).map(RegionInfo::from)
     }
 
-    /// Allocates a memory window that is not bound. Returns `None` if the table is full.
+    /// Allocates an unbound memory window. Returns `None` if the table is full.
     pub fn alloc_window(&mut self, pd: PdId, kind: WindowKind) -> Option<RKey> {
         self.insert(|key| Entry::Window(Window::new(pd, kind, key))).map(|k| RKey(k.0))
     }
 
-    /// Re-registers a region with other memory, permissions or protection domain. New memory gets a new key,
-    /// so that requests posted with the old key cannot access it.
+    /// Re-registers an ordinary region with new memory, permissions or protection domain. New memory gets a
+    /// new key, so that requests posted with the old key cannot access it.
     ///
     /// # Safety
     /// As for [`register`](Self::register), for the new memory.
@@ -278,7 +280,7 @@ impl Table {
         Ok(())
     }
 
-    /// Removes a region, and unbinds the windows that are bound to it.
+    /// Removes a region, after unbinding all windows that are bound to it.
     ///
     /// # Errors
     /// [`ManagementError::UnknownKey`] if the key is not that of a region.
@@ -296,8 +298,8 @@ impl Table {
         Ok(())
     }
 
-    /// Returns the number of windows bound to the region whose handle is `lkey`. The handle of a
-    /// fast-registered region is its first key, whatever its low byte is now.
+    /// Returns the number of windows bound to the region with the handle `lkey`. The handle of a
+    /// fast-registered region is its first key, whatever the low byte of its current key is.
     fn bound_windows(&self, lkey: LKey) -> Result<u32, ManagementError> {
         match self.entry(lkey) {
             Some((slot, entry)) if slot.generation == lkey.generation() => match entry {
@@ -310,7 +312,8 @@ impl Table {
         }
     }
 
-    /// Deallocates a window, bound or not, by its first key. Returns whether it existed.
+    /// Deallocates the window whose first key is `rkey`, unbinding it if necessary. Returns false if there is
+    /// no such window.
     pub fn free_window(&mut self, rkey: RKey) -> bool {
         let key = LKey(rkey.0);
         let region = match self.entry(key) {
@@ -324,7 +327,7 @@ impl Table {
         true
     }
 
-    /// Empties a slot. The next key in the slot differs from the last one.
+    /// Removes the entry in the slot that `key` refers to. The next entry in the slot gets a different key.
     fn remove(&mut self, key: LKey) {
         let Some(index) = self.slot_of(key) else { return };
         let slot = &mut self.slots[index as usize];
@@ -356,7 +359,7 @@ impl Table {
         self.slots.len().saturating_sub(1) - self.free.len()
     }
 
-    /// Reports whether there are no regions and windows.
+    /// Reports whether there are neither regions nor windows.
     #[cfg_attr(
         not(feature = "unstable-internals"),
         allow(dead_code, reason = "for tests and the other packages")
@@ -365,7 +368,7 @@ impl Table {
         self.len() == 0
     }
 
-    /// Binds a window for a work request of `by`.
+    /// Binds a window, on behalf of a work request posted to `by`.
     ///
     /// # Errors
     /// [`ManagementError`], with no change made.
@@ -391,7 +394,7 @@ impl Table {
         Ok(())
     }
 
-    /// Checks the region of a bind, and returns the extent that becomes accessible through the window.
+    /// Checks that the region permits a bind, and returns the extent to make accessible through the window.
     fn bind_extent(&self, bind: &Bind, by: Accessor) -> Result<Extent, ManagementError> {
         let Bind { region, addr, len, access, .. } = *bind;
         let key = region.0;
@@ -411,7 +414,7 @@ impl Table {
         Ok(Extent { addr: start, len, iova, access })
     }
 
-    /// Registers a part of a fast-registered region for a work request of `by`.
+    /// Registers a part of a fast-registered region, on behalf of a work request posted to `by`.
     ///
     /// # Errors
     /// [`ManagementError`], with no change made.
@@ -426,8 +429,8 @@ impl Table {
         }
     }
 
-    /// Invalidates a type 2 window or a fast-registered region: for a work request of `by`, or for its peer
-    /// if `remote` is set.
+    /// Invalidates a type 2 window or a fast-registered region, on behalf of a work request posted to `by`,
+    /// or of its peer if `remote` is set.
     ///
     /// # Errors
     /// [`ManagementError`], with no change made.
@@ -448,8 +451,8 @@ impl Table {
         }
     }
 
-    /// Returns the region of a key if it is an ordinary one (neither fast-registered nor null) in the
-    /// accessor's protection domain. This is the common case, so it is checked first.
+    /// Returns the region for a key if it is an ordinary one (neither fast-registered nor null) in the
+    /// accessor's protection domain: the common case, which is checked first.
     #[inline]
     fn plain_region(&self, lkey: LKey, by: Accessor) -> Option<&Region> {
         match self.slots.get(self.slot_of(lkey)? as usize) {
@@ -462,7 +465,7 @@ impl Table {
         }
     }
 
-    /// Returns the extent that is registered under the key of an ordinary or fast-registered region.
+    /// Returns the extent registered under `lkey`, the key of an ordinary or fast-registered region.
     fn region(&self, lkey: LKey, by: Accessor) -> Result<Extent, AccessError> {
         let key = lkey.0;
         let (pd, extent) = match self.entry(lkey) {
@@ -476,7 +479,8 @@ impl Table {
         Ok(extent)
     }
 
-    /// Returns the memory of a scatter/gather element. Zero bytes need no key (IBA 10.6.3.1).
+    /// Returns the memory that a scatter/gather element refers to. An element of length 0 needs no valid key
+    /// (IBA 10.6.3.1).
     ///
     /// # Errors
     /// [`AccessError`] of the first check that fails.
@@ -497,7 +501,7 @@ impl Table {
         self.local_slow_path(by, lkey, addr, len, needed)
     }
 
-    /// Returns the memory of a scatter/gather element that is not in an ordinary region of the accessor's
+    /// Implements [`local`](Self::local) for keys other than those of ordinary regions in the accessor's
     /// protection domain.
     #[cold]
     fn local_slow_path(
@@ -518,7 +522,7 @@ impl Table {
         slice(&extent, lkey.0, addr, len.into(), needed)
     }
 
-    /// Returns the extent that a peer may access under a key.
+    /// Returns the extent that a peer may access through `rkey`.
     fn remote_extent(&self, rkey: RKey, by: Accessor) -> Result<Extent, AccessError> {
         match self.entry(LKey(rkey.0)) {
             Some((_, Entry::Window(w))) => w.extent(rkey, by),
@@ -526,7 +530,8 @@ impl Table {
         }
     }
 
-    /// Returns the memory that a peer addresses by rkey. Zero bytes need no key (C9-88).
+    /// Returns the memory that a peer addresses by `rkey` and `va`. A request of length 0 needs no valid key
+    /// (C9-88).
     ///
     /// # Errors
     /// [`AccessError`] of the first check that fails.
@@ -548,8 +553,8 @@ impl Table {
         slice(&extent, rkey.0, va, len.into(), needed)
     }
 
-    /// Returns all memory that a peer may access under a key, whatever its length. For an implicit on-demand
-    /// region, the slice is empty.
+    /// Returns all memory that a peer may access through `rkey`, whatever its length. The slice is empty for
+    /// an implicit on-demand region.
     ///
     /// # Errors
     /// [`AccessError`] of the first check that fails.
@@ -563,7 +568,8 @@ impl Table {
         slice(&extent, rkey.0, extent.iova, extent.len, needed)
     }
 
-    /// Returns the 8 bytes of a peer's atomic, or `Ok(None)` if the host address is not a multiple of 8.
+    /// Returns the 8-byte word that a peer's atomic addresses, or `Ok(None)` if its host address is not a
+    /// multiple of 8.
     ///
     /// # Errors
     /// [`AccessError`] of the first check that fails.
@@ -579,8 +585,8 @@ impl Table {
     }
 }
 
-/// Returns a part of an extent after checking its range, then the permission, then, for on-demand regions,
-/// the mapping.
+/// Returns a part of an extent after checking, in this order, the range, the permissions and, for on-demand
+/// regions, the mapping.
 #[inline]
 fn slice(extent: &Extent, key: u32, va: u64, len: u64, needed: Access) -> Result<HostSlice, AccessError> {
     let start = extent.find(key, va, len)?;

@@ -1,4 +1,5 @@
-//! Tests of the key table, in particular the errors that each kind of invalid use returns.
+//! Tests of the key table against the key and window rules of the InfiniBand specification, in particular the
+//! error for each kind of invalid use.
 
 use super::*;
 use crate::wire::{LKey, Qpn, RKey};
@@ -9,8 +10,8 @@ const US: Accessor = Accessor { pd: PD, qpn: Qpn::new(7) };
 const OTHER_QP: Accessor = Accessor { pd: PD, qpn: Qpn::new(8) };
 const OTHER_PD: Accessor = Accessor { pd: PD_2, qpn: Qpn::new(7) };
 
-/// Returns a table with a region of 64 bytes at 0x1000 that has access flags `access`, and the region's
-/// memory.
+/// Returns a table with a 64-byte region at iova 0x1000 that permits `access`, the region's memory, and its
+/// keys.
 fn table(access: Access) -> (Table, Buffer, RegionInfo) {
     let (mut table, memory) = (Table::new(), Buffer::zeroed(64));
     let extent = MrExtent { addr: memory.addr(), len: 64, iova: 0x1000, access };

@@ -1,4 +1,4 @@
-//! Memory windows: binding, invalidation, and the checks of their use.
+//! Memory windows: binding, invalidation and access checks.
 
 use crossbeam_utils::atomic::AtomicCell;
 
@@ -6,21 +6,23 @@ use super::extent::Extent;
 use super::{Access, AccessError, Accessor, ManagementError, PdId};
 use crate::wire::{LKey, Qpn, RKey};
 
-/// Type of a memory window, which determines the queue pairs that may use it and the party that chooses its
-/// keys (IBA 10.6.7.2).
+/// Type of a memory window, which determines which queue pairs may use it and who chooses its keys (IBA
+/// 10.6.7.2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum WindowKind {
-    /// Usable by every queue pair of its protection domain; rebound at will, never invalidated.
+    /// Usable through any queue pair in its protection domain; can be rebound at any time, but not
+    /// invalidated.
     Type1,
-    /// Usable by the queue pair that bound it.
+    /// Usable only through the queue pair that bound it.
     Type2A,
-    /// Usable by the queue pair that bound it, as long as that queue pair is in the protection domain of the
-    /// window.
+    /// Usable only through the queue pair that bound it, and only if that queue pair is in the window's
+    /// protection domain.
     Type2B,
 }
 
 impl WindowKind {
-    /// Reports whether the window is of type 2: a bind needs it unbound, and it can be invalidated.
+    /// Reports whether the window is of type 2, and therefore has to be unbound before a bind, and can be
+    /// invalidated.
     pub const fn is_type_2(self) -> bool {
         !matches!(self, WindowKind::Type1)
     }
@@ -31,8 +33,8 @@ impl WindowKind {
 pub(super) struct Window {
     pub pd: PdId,
     pub kind: WindowKind,
-    /// Current binding. It is read for every packet that uses the key of the window; the read takes no lock,
-    /// except while the binding changes.
+    /// Current binding, read for every packet that uses the window's key. Reading takes no lock unless the
+    /// binding is changing.
     state: AtomicCell<State>,
 }
 
@@ -46,7 +48,7 @@ struct State {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Binding {
     extent: Extent,
-    /// Table slot of the region.
+    /// Table slot of the region that the window is bound to.
     region: u32,
     /// Queue pair that bound the window.
     qpn: Qpn,
@@ -55,17 +57,16 @@ struct Binding {
 /// Parameters of a bind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bind {
-    /// Key after the bind: its index identifies the window, and its low byte becomes the low byte of the
-    /// window's key.
+    /// New key: its index identifies the window, and its low byte becomes the low byte of the window's key.
     pub rkey: RKey,
     /// Key of the region.
     pub region: LKey,
-    /// First byte, in the addresses of the region.
+    /// Address of the first byte, within the region's address range.
     pub addr: u64,
     /// Length in bytes; 0 unbinds a type 1 window.
     pub len: u64,
-    /// Access of peers: REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, and ZERO_BASED if their addresses count
-    /// from 0.
+    /// Operations permitted to peers: REMOTE_WRITE, REMOTE_READ and REMOTE_ATOMIC; ZERO_BASED if they address
+    /// the window by offset from its start.
     pub access: Access,
 }
 
@@ -79,7 +80,7 @@ impl Window {
         self.state.load().key
     }
 
-    /// Returns the extent that a peer may access under `rkey` through a queue pair.
+    /// Returns the extent that the peer of `by` may access through `rkey`.
     pub fn extent(&self, rkey: RKey, by: Accessor) -> Result<Extent, AccessError> {
         let key = rkey.0;
         let state = self.state.load();
@@ -94,7 +95,7 @@ impl Window {
         Ok(binding.extent)
     }
 
-    /// Checks those conditions of a bind that depend on the window alone.
+    /// Checks the conditions for a bind that depend on the window alone.
     pub fn check(&self, bind: &Bind, by: Accessor) -> Result<(), ManagementError> {
         let key = bind.rkey.0;
         // C10-72.
@@ -114,16 +115,16 @@ impl Window {
         }
     }
 
-    /// Binds the window to `part`, an extent of the region in a slot, or unbinds it if `part` is `None`.
-    /// Returns the slot of the region to which the window was bound before.
+    /// Binds the window to `part`, the table slot of a region and an extent within it, or unbinds it if
+    /// `part` is `None`. Returns the slot of the region that the window was bound to before.
     pub fn bind(&self, rkey: RKey, by: Accessor, part: Option<(u32, Extent)>) -> Option<u32> {
         let bound = part.map(|(region, extent)| Binding { extent, region, qpn: by.qpn });
         let before = self.state.swap(State { key: rkey.generation(), bound });
         before.bound.map(|b| b.region)
     }
 
-    /// Invalidates the window for a work request or a peer. Returns the slot of the region to which the
-    /// window was bound.
+    /// Invalidates the window, on behalf of a work request or a peer. Returns the slot of the region that the
+    /// window was bound to.
     pub fn invalidate(&self, rkey: RKey, by: Accessor) -> Result<u32, ManagementError> {
         let key = rkey.0;
         // o10-37.2.26.
@@ -144,15 +145,14 @@ impl Window {
         unbound.map(|_| bound.region).map_err(|_| unknown)
     }
 
-    /// Unbinds the window if it is bound to the region in slot `region`. Returns whether it was bound to that
-    /// region.
+    /// Unbinds the window if it is bound to the region in slot `region`. Returns whether it was.
     pub fn release(&self, region: u32) -> bool {
         let unbind =
             |state: State| state.bound.filter(|b| b.region == region).map(|_| State { bound: None, ..state });
         self.state.fetch_update(unbind).is_ok()
     }
 
-    /// Returns the slot of the region to which the window is bound.
+    /// Returns the slot of the region that the window is bound to.
     pub fn region(&self) -> Option<u32> {
         self.state.load().bound.map(|b| b.region)
     }

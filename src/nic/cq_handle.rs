@@ -1,5 +1,6 @@
-//! Handle of a completion queue. The queue itself belongs to the driver.
+//! Completion queue handles. The queues themselves are implemented by the driver.
 
-/// Number that the driver has given to a completion queue. The NIC only returns it to the driver.
+/// Number that the driver has assigned to a completion queue. The NIC only passes it back with each
+/// completion.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CqHandle(pub u32);

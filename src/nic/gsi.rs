@@ -1,6 +1,6 @@
-//! QP1, the general services interface (GSI): the queue pair that receives management datagrams (MADs), among
-//! them those of the connection manager. It is a UD queue pair with a fixed number, a fixed queue key and two
-//! additional rules.
+//! QP1, the general services interface (GSI): the queue pair that receives management datagrams (MADs),
+//! including connection manager messages. It is a UD queue pair with a fixed number and a fixed queue key;
+//! two additional rules apply to received packets.
 
 use super::table::Entry;
 use super::{CqHandle, Nic};
@@ -9,7 +9,7 @@ use crate::wire::mad::MAD_LEN;
 use crate::wire::{PKey, Packet, Qpn};
 
 impl Nic {
-    /// Creates QP1 in RESET, as a UD queue pair. Returns `None` if it exists already.
+    /// Creates QP1 in RESET, as a UD queue pair. Returns `None` if it already exists.
     pub fn create_gsi(&mut self, init: &QpInit, send_cq: CqHandle, recv_cq: CqHandle) -> Option<Qpn> {
         let entry = Entry::new(QueuePair::new(Qpn::GSI, init), send_cq, recv_cq, init.srq);
         let made = self.table.insert_gsi(entry);
@@ -18,8 +18,9 @@ impl Nic {
     }
 }
 
-/// Checks a packet to QP1: it must have the length of a MAD, and its P_Key may match any entry of the port's
-/// table, not only one (IBA 10.9.4). QP1 uses that entry until it has processed the packet.
+/// Checks a packet to QP1: its payload must have the length of a MAD, and its P_Key may match any entry of
+/// the port's P_Key table, not just one (IBA 10.9.4). QP1 uses the matching entry until it has processed the
+/// packet.
 pub(super) fn admit(entry: &mut Entry, packet: &Packet<'_>, pkeys: &[PKey], c: &mut Counters) -> Option<()> {
     if packet.payload().len() != MAD_LEN {
         c.rx_dropped_message += 1;
@@ -33,8 +34,8 @@ pub(super) fn admit(entry: &mut Entry, packet: &Packet<'_>, pkeys: &[PKey], c: &
     Some(())
 }
 
-/// Resets the partition of QP1 to the first (default) one, which it uses for the packets that it sends, after
-/// it has processed a packet.
+/// Resets QP1's partition to the first (default) one after it has processed a packet. QP1 sends in that
+/// partition.
 pub(super) fn settle(entry: &mut Entry, pkeys: &[PKey]) {
     entry.qp.enter_partition(0, pkeys[0]);
 }

@@ -1,4 +1,4 @@
-//! Asynchronous events that a test injects, each with the effect on the NIC that it reports.
+//! Injection of asynchronous events for tests, each with its effect on the NIC.
 
 use super::{CqHandle, Nic};
 use crate::memory::Table;
@@ -6,9 +6,9 @@ use crate::transport::{AsyncEvent, Instant, QpState, TxQueue};
 use crate::wire::Qpn;
 
 impl Nic {
-    /// Raises an event as if its cause had occurred: an error of a queue pair moves it to ERR. Queue pairs
-    /// fail at the next [`transmit`](Self::transmit). Returns false, and raises nothing, if the NIC has no
-    /// such object.
+    /// Raises an event as if its cause had occurred. An error event for a queue pair also moves the queue
+    /// pair to ERR; `QpFatal` does so at the next [`transmit`](Self::transmit). Returns false, and raises
+    /// nothing, if the NIC has no object with the event's number.
     ///
     /// `DeviceFatal` and the events of the port concern the link too, so they are not injected here: see
     /// [`fail`](Self::fail) and [`set_port_up`](Self::set_port_up). `CqError` is the driver's event: see
@@ -53,8 +53,9 @@ impl Nic {
         true
     }
 
-    /// Moves all queue pairs that complete to a completion queue to ERR, as an error of the queue does, at
-    /// the next [`transmit`](Self::transmit). Returns false if there is none. The driver raises the event.
+    /// Makes all queue pairs that use the completion queue `cq` enter ERR at the next
+    /// [`transmit`](Self::transmit), as a CQ error does. Returns false if there are none. The event itself is
+    /// raised by the driver.
     pub fn inject_cq_error(&mut self, cq: CqHandle) -> bool {
         let mut is_used = false;
         for entry in self.table.iter_mut().filter(|e| e.send_cq == cq || e.recv_cq == cq) {

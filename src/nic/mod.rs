@@ -80,12 +80,12 @@ pub struct NicConfig {
     pub tuning: Tuning,
     /// GID table and UDP source port.
     pub port: PortAddresses,
-    /// Seed of the queue pair numbers.
+    /// Seed from which queue pair numbers are derived.
     pub seed: u64,
 }
 
-/// A NIC without its link, its threads and its completion queues. The order of the calls is described in the
-/// [module](self).
+/// A NIC without a link, threads or completion queues, which the driver provides. The [module](self)
+/// documentation describes the order of calls.
 #[derive(Debug)]
 pub struct Nic {
     config: NicConfig,
@@ -105,7 +105,7 @@ pub struct Nic {
     failed: bool,
 }
 
-/// Buffers and counters that a step of a queue pair borrows for its step context.
+/// Buffers and counters that each step of a queue pair borrows through its step context.
 #[derive(Debug, Default)]
 struct Scratch {
     counters: Counters,
@@ -138,24 +138,24 @@ impl Scratch {
     }
 }
 
-/// No queue pair has this number.
+/// Error for a queue pair number that is not in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("there is no QP {0}")]
 pub struct UnknownQp(pub Qpn);
 
-/// A partition key table of an unsuitable length.
+/// Error for a partition key table of unsuitable length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{given} partition keys: it must be {needed} (the highest index in use) to {max}")]
 pub struct PKeyTableSize {
     /// Number of entries given.
     pub given: usize,
-    /// Minimum number of entries: all indices that queue pairs use must exist.
+    /// Minimum number of entries: one more than the highest index that a queue pair uses.
     pub needed: usize,
     /// Limit of the personality.
     pub max: usize,
 }
 
-/// The NIC has the maximum number of queue pairs.
+/// Error for creating a queue pair when the maximum number already exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("all {0} QPs are in use")]
 pub struct TooManyQps(pub u32);
@@ -170,8 +170,8 @@ impl Nic {
         Nic::shard(config, ShardId::WHOLE)
     }
 
-    /// Creates one shard of a NIC. Each shard applies the limits to itself only; the owner of the shards
-    /// enforces them for the whole NIC.
+    /// Creates one shard of a NIC. Each shard applies the limits only to itself; the owner of the shards has
+    /// to enforce them for the whole NIC.
     pub fn shard(config: NicConfig, shard: ShardId) -> Nic {
         Nic {
             table: QpTable::new(shard, config.personality.limits.max_qp, config.seed),
@@ -191,25 +191,24 @@ impl Nic {
         }
     }
 
-    /// Reports whether the NIC sends FLUSHes whose ICRC covers their headers twice.
+    /// Reports whether the ICRC of FLUSH packets covers their headers twice, a quirk of rxe.
     pub fn sends_flush_icrc_twice(&self) -> bool {
         self.config.personality.quirks.flush_icrc_twice
     }
 
-    /// Raises an event that concerns the whole NIC. Only the first shard raises it, so that it is reported
-    /// once.
+    /// Raises an event for the NIC as a whole. Only the first shard does so, to report the event once.
     fn announce(&mut self, event: AsyncEvent) {
         if self.shard.is_first() {
             self.outputs.raise(event);
         }
     }
 
-    /// Counts packets received by this shard and handed over to another.
+    /// Counts packets that this shard received and handed over to another.
     pub fn count_handed_over(&mut self, packets: u64) {
         self.state.counters.rx_handed_over += packets;
     }
 
-    /// Returns the configuration that the NIC was created with.
+    /// Returns the configuration of the NIC, with its current GIDs.
     pub fn config(&self) -> &NicConfig {
         &self.config
     }
@@ -219,13 +218,13 @@ impl Nic {
         &self.state.counters
     }
 
-    /// Returns the maximum number of queue pairs: the limit of the personality or, if that is lower, the
-    /// number of available queue pair numbers.
+    /// Returns the maximum number of queue pairs: the personality's limit or the number of available queue
+    /// pair numbers, whichever is lower.
     pub fn max_qp(&self) -> u32 {
         self.table.max()
     }
 
-    /// Creates a queue pair in RESET, which completes to `send_cq` and `recv_cq`.
+    /// Creates a queue pair in RESET, with completions going to `send_cq` and `recv_cq`.
     ///
     /// # Errors
     /// [`TooManyQps`] if the NIC has the maximum number of queue pairs.
@@ -242,9 +241,9 @@ impl Nic {
         Ok(qpn)
     }
 
-    /// Destroys a queue pair; its outstanding work requests end without completions, as in verbs. Outputs
-    /// that have not been taken remain. Returns its completion queues, for sends and for receives, or `None`
-    /// if there is no such queue pair.
+    /// Destroys a queue pair. Its outstanding work requests end without completions, as in verbs; outputs not
+    /// yet taken remain. Returns its send and receive completion queues, or `None` if there is no such queue
+    /// pair.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Option<(CqHandle, CqHandle)> {
         self.multicast.forget(qpn);
         self.outputs.forget(qpn);
@@ -253,7 +252,7 @@ impl Nic {
         Some((entry.send_cq, entry.recv_cq))
     }
 
-    /// Changes attributes and state of a queue pair.
+    /// Changes the attributes and the state of a queue pair.
     ///
     /// # Errors
     /// Outer: [`UnknownQp`]. Inner: [`ModifyError`].
@@ -343,7 +342,7 @@ impl Nic {
         Ok(result)
     }
 
-    /// Posts send work requests, all or none.
+    /// Posts a list of send work requests, either all of them or none.
     ///
     /// # Errors
     /// Outer: [`UnknownQp`]. Inner: [`PostListError`] of the first that is rejected.
@@ -364,7 +363,8 @@ impl Nic {
         Ok(result)
     }
 
-    /// Reports whether the posted sends of a queue pair may wait for batching without a loss of throughput.
+    /// Reports whether the sends posted to a queue pair may be held back for batching without losing
+    /// throughput.
     pub fn may_batch(&self, qpn: Qpn) -> bool {
         self.table.get(qpn).is_some_and(|entry| entry.qp.may_batch())
     }
@@ -383,7 +383,7 @@ impl Nic {
         Ok(result)
     }
 
-    /// Queues the queue pairs with delayed acknowledgements for transmission.
+    /// Moves queue pairs with delayed acknowledgements to the ready list.
     fn release_acknowledgements(&mut self) {
         while let Some(qpn) = self.schedule.next_delayed_ack() {
             if let Some(entry) = self.table.get_mut(qpn) {
@@ -395,13 +395,12 @@ impl Nic {
         }
     }
 
-    /// Reports whether there are acknowledgements that [`transmit_urgent`](Self::transmit_urgent) has
-    /// delayed.
+    /// Reports whether [`transmit_urgent`](Self::transmit_urgent) is holding back acknowledgements.
     pub fn has_held_acknowledgements(&self) -> bool {
         self.schedule.has_delayed_acks()
     }
 
-    /// Fills `tx` with the packets that are due, one queue pair after another, until `tx` is full. Returns
+    /// Appends the packets that are due to `tx`, one queue pair after another, until `tx` is full. Returns
     /// true if there are more.
     pub fn transmit(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
         self.release_acknowledgements();
@@ -441,8 +440,8 @@ impl Nic {
         self.wants_to_transmit_urgently()
     }
 
-    /// Returns the queue pair whose turn it is, and whether it is a window waiter. Window waiters have waited
-    /// longer, so they come first.
+    /// Takes the next queue pair to get a turn. Returns it, and whether it is a window waiter. Window waiters
+    /// come first, because they have waited longer.
     fn next_turn(&mut self) -> Option<(Qpn, bool)> {
         let unblocked = self.peers.next_unblocked().map(|qpn| (qpn, true));
         unblocked.or_else(|| self.schedule.next_ready().map(|qpn| (qpn, false)))
@@ -468,7 +467,7 @@ impl Nic {
     }
 
     /// Handles expired timers like [`handle_timeouts`](Self::handle_timeouts), but [defers](TimerDeferral)
-    /// them while packets keep arriving: `received` states whether this turn has received any.
+    /// them while packets keep arriving. `received` tells whether any have arrived in this turn.
     pub fn handle_timeouts_unless_deferred(
         &mut self,
         now: Instant,
@@ -481,8 +480,8 @@ impl Nic {
         }
     }
 
-    /// Returns the time at which [`handle_timeouts`](Self::handle_timeouts) must be called. The call may find
-    /// that nothing has expired yet.
+    /// Returns the time at which [`handle_timeouts`](Self::handle_timeouts) must next be called. That call
+    /// may find that no timer has expired.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.schedule.next_deadline()
     }
@@ -497,14 +496,14 @@ impl Nic {
         self.schedule.has_ready() || self.peers.has_unblocked()
     }
 
-    /// Completes the work requests of unreliable services once the link has accepted all transmitted packets;
-    /// from then on the application may reuse their memory.
+    /// Completes the sends of unreliable services whose packets have all been passed to the link; from now on
+    /// the application may reuse their memory.
     pub fn emitted(&mut self) {
         self.outputs.release_emitted();
     }
 
-    /// Takes the oldest output: a completion or an event. The driver calls this until it returns `None`,
-    /// after every call that may have left outputs.
+    /// Takes the oldest output, a completion or an event. After each call that may produce outputs, the
+    /// driver calls this until it returns `None`.
     #[inline]
     pub fn poll_output(&mut self) -> Option<NicOutput> {
         self.outputs.poll()
@@ -516,8 +515,8 @@ impl Nic {
         !self.outputs.is_empty()
     }
 
-    /// Records that a completion of a queue pair was lost because its completion queue is full: the queue
-    /// pair fails at the next [`transmit`](Self::transmit).
+    /// Records that a completion for a queue pair was lost because the completion queue is full. The queue
+    /// pair enters ERR at the next [`transmit`](Self::transmit).
     pub fn on_cq_overflow(&mut self, qpn: Qpn) {
         if let Some(entry) = self.table.get_mut(qpn) {
             entry.must_enter_error = true;
@@ -525,13 +524,13 @@ impl Nic {
         }
     }
 
-    /// Returns the partition key table of the port.
+    /// Returns the port's partition key table.
     pub fn pkeys(&self) -> &[PKey] {
         &self.pkeys
     }
 
-    /// Returns the minimum length of the partition key table: the table must contain all indices that queue
-    /// pairs use.
+    /// Returns the minimum length of the partition key table: one more than the highest index that a queue
+    /// pair uses.
     pub fn pkeys_needed(&self) -> usize {
         let highest = |e: &Entry| {
             let (path, alternate) = e.qp.pkey_indices();
@@ -540,8 +539,8 @@ impl Nic {
         self.table.iter().map(highest).max().unwrap_or(1)
     }
 
-    /// Replaces the partition key table, as a subnet manager does; queue pairs continue with the keys at
-    /// their indices.
+    /// Replaces the partition key table, as a subnet manager does. Queue pairs use the new keys at their
+    /// indices from then on.
     ///
     /// # Errors
     /// [`PKeyTableSize`] if an index of a queue pair would be out of range, or the table exceeds the
@@ -560,13 +559,14 @@ impl Nic {
         Ok(())
     }
 
-    /// Creates a shared receive queue. Returns `None` if all of the device's are in use.
+    /// Creates a shared receive queue. Returns `None` if the maximum number of shared receive queues is in
+    /// use.
     pub fn create_srq(&mut self, pd: PdId, caps: RecvCaps) -> Option<SrqId> {
         self.srqs.insert(pd, None, caps, self.config.personality.limits.max_srq)
     }
 
-    /// Creates a shared receive queue for the targets of an XRC domain, whose receives complete to `cq`.
-    /// Returns `None` if all of the device's shared receive queues are in use.
+    /// Creates a shared receive queue for the target queue pairs of an XRC domain, with receive completions
+    /// going to `cq`. Returns `None` if the maximum number of shared receive queues is in use.
     pub fn create_xrc_srq(
         &mut self,
         pd: PdId,
@@ -577,18 +577,19 @@ impl Nic {
         self.srqs.insert(pd, Some((domain, cq)), caps, self.config.personality.limits.max_srq)
     }
 
-    /// Destroys a shared receive queue that no queue pair uses. Returns its completion queue if it is an XRC
-    /// shared receive queue.
+    /// Destroys a shared receive queue, which no queue pair may still be using. Returns its completion queue
+    /// if it is an XRC shared receive queue.
     pub fn destroy_srq(&mut self, id: SrqId) -> Option<CqHandle> {
         self.srqs.remove(id)
     }
 
-    /// Returns a shared receive queue.
+    /// Returns the shared receive queue with the number `id`.
     pub fn srq(&self, id: SrqId) -> Option<&SharedReceives> {
         self.srqs.get(id)
     }
 
-    /// Runs `f` with a shared receive queue; events that it raises become outputs.
+    /// Runs `f` on a shared receive queue, and adds the events that it raises to the outputs. Returns the
+    /// result of `f`, or `None` if there is no such queue.
     pub fn with_srq<R>(
         &mut self,
         id: SrqId,
@@ -603,40 +604,41 @@ impl Nic {
         Some(result)
     }
 
-    /// Returns the tuning parameters for modification, for tests that no timer may disturb.
+    /// Returns the tuning parameters for modification, for tests that have to rule out timeouts.
     #[cfg(test)]
     pub(crate) fn tuning_mut(&mut self) -> &mut Tuning {
         &mut self.config.tuning
     }
 
-    /// Reports whether the port is active, that is, carries packets.
+    /// Reports whether the port is active: it is up, and the device has not failed.
     pub fn port_is_up(&self) -> bool {
         self.port_up && !self.failed
     }
 
-    /// Sets the port up or down. Queue pairs keep their states; while the port is down, their packets are
-    /// lost.
+    /// Sets the port up or down. Queue pairs keep their states, but lose their packets while the port is
+    /// down.
     pub fn set_port_up(&mut self, up: bool) {
         if std::mem::replace(&mut self.port_up, up) != up && !self.failed {
             self.announce(if up { AsyncEvent::PortActive } else { AsyncEvent::PortError });
         }
     }
 
-    /// Replaces the GIDs of the port; GIDs that remain keep their index. Queue pairs and address handles keep
-    /// the address that they were set up with.
+    /// Replaces the port's GIDs. A GID that remains keeps its index; queue pairs and address handles keep the
+    /// source address that they were set up with.
     pub fn set_gids(&mut self, gids: &[Gid]) {
         if self.config.port.replace_gids(gids) {
             self.announce(AsyncEvent::GidChange);
         }
     }
 
-    /// Reports whether the device has failed ([`fail`](Self::fail)): posting and modifying are then rejected.
+    /// Reports whether the device has failed ([`fail`](Self::fail)), in which case work requests and queue
+    /// pair modifications are rejected.
     pub fn has_failed(&self) -> bool {
         self.failed
     }
 
-    /// Fails the device because its link is permanently gone: all queue pairs go to ERR, and an event
-    /// is raised. Must be called only once.
+    /// Marks the device as failed because its link is permanently gone: all queue pairs enter ERR, and a
+    /// `DeviceFatal` event is raised. Must be called only once.
     pub fn fail(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) {
         self.failed = true;
         let used = self.table.iter().filter(|e| e.qp.state() != QpState::Reset);
@@ -651,7 +653,7 @@ impl Nic {
         let _ = self.change_qp(now, qpn, &to_err, memory, tx);
     }
 
-    /// Iterates over the numbers of all queue pairs.
+    /// Iterates over the numbers of all existing queue pairs.
     #[cfg_attr(
         not(feature = "unstable-internals"),
         allow(dead_code, reason = "for tests and the other packages")

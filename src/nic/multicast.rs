@@ -1,4 +1,4 @@
-//! Multicast groups: attachments of UD queue pairs to groups (IBA 10.5.2).
+//! Multicast: attachment of UD queue pairs to groups, and delivery to all members (IBA 10.5.2).
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,7 +8,7 @@ use crate::memory::Table;
 use crate::transport::{Instant, QpType, RxBurst, TxQueue};
 use crate::wire::{Gid, Packet, Qpn};
 
-/// Reason why a queue pair was not attached to a group, or not detached.
+/// Reason why a queue pair could not be attached to or detached from a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MulticastError {
@@ -17,16 +17,16 @@ pub enum MulticastError {
         "{0} is no multicast GID: those are ff00::/8 and, for IPv4, ::ffff:224.0.0.0 to ::ffff:239.255.255.255"
     )]
     NotMulticast(Gid),
-    /// The service is not UD; connected queue pairs have exactly one peer.
+    /// The queue pair is not a UD queue pair.
     #[error("a {0:?} QP cannot be in a multicast group: only UD can")]
     Service(QpType),
-    /// All multicast groups of the device are in use.
+    /// The maximum number of multicast groups is in use.
     #[error("QPs are attached to all {0} multicast groups that the device has")]
     TooManyGroups(u32),
-    /// The group has the maximum number of queue pairs.
+    /// The maximum number of queue pairs is already attached to the group.
     #[error("{0} QPs are attached to the group already, as many as the device allows")]
     GroupFull(u32),
-    /// All attachments of the device are in use.
+    /// The maximum number of attachments, across all groups, is in use.
     #[error("all {0} attachments of QPs to multicast groups that the device has are in use")]
     TooManyAttachments(u32),
     /// The queue pair is not attached to the group.
@@ -34,7 +34,7 @@ pub enum MulticastError {
     NotAttached(Gid),
 }
 
-/// Multicast groups and their members, in order of attachment.
+/// Multicast groups, each with its members in order of attachment.
 #[derive(Debug, Default)]
 pub(crate) struct MulticastTable {
     groups: HashMap<Gid, Vec<Qpn>>,
@@ -44,7 +44,8 @@ pub(crate) struct MulticastTable {
 }
 
 impl MulticastTable {
-    /// Attaches a queue pair; attaching it again has no effect. Returns whether it is the first of its group.
+    /// Attaches a queue pair to a group; attaching it again has no effect. Returns whether it is the group's
+    /// first member.
     pub fn attach(&mut self, qpn: Qpn, gid: Gid, limits: &Limits) -> Result<bool, MulticastError> {
         let members = self.groups.get(&gid).map_or(&[][..], Vec::as_slice);
         if members.contains(&qpn) {
@@ -65,7 +66,7 @@ impl MulticastTable {
         Ok(first)
     }
 
-    /// Detaches a queue pair. Returns whether it was the last of its group.
+    /// Detaches a queue pair from a group. Returns whether it was the group's last member.
     pub fn detach(&mut self, qpn: Qpn, gid: Gid) -> Result<bool, MulticastError> {
         let absent = MulticastError::NotAttached(gid);
         let members = self.groups.get_mut(&gid).ok_or(absent)?;
@@ -79,7 +80,7 @@ impl MulticastTable {
         Ok(last)
     }
 
-    /// Detaches a queue pair from all its groups. Returns the groups that are now empty.
+    /// Detaches a queue pair from all its groups. Returns the groups that have no members left.
     pub fn detach_all(&mut self, qpn: Qpn) -> Vec<Gid> {
         let mut of: Vec<Gid> =
             self.groups.iter().filter(|(_, m)| m.contains(&qpn)).map(|(g, _)| *g).collect();
@@ -94,7 +95,7 @@ impl MulticastTable {
         self.without_loopback.remove(&qpn);
     }
 
-    /// Returns the queue pairs of a group.
+    /// Returns the queue pairs attached to a group.
     pub fn members(&self, gid: Gid) -> &[Qpn] {
         self.groups.get(&gid).map_or(&[], Vec::as_slice)
     }
@@ -102,7 +103,7 @@ impl MulticastTable {
 
 impl Nic {
     /// Attaches a UD queue pair to a multicast group; attaching it again has no effect. Returns whether it is
-    /// the first of the group; if so, the link must join the group.
+    /// the group's first member, in which case the link must join the group.
     ///
     /// # Errors
     /// Outer: [`UnknownQp`]. Inner: [`MulticastError`].
@@ -117,8 +118,8 @@ impl Nic {
         })
     }
 
-    /// Detaches a queue pair from a multicast group. Returns whether it was the last of the group; if so, the
-    /// link may leave the group.
+    /// Detaches a queue pair from a multicast group. Returns whether it was the group's last member, in which
+    /// case the link may leave the group.
     ///
     /// # Errors
     /// [`MulticastError::NotAttached`] if the queue pair is not attached to the group.
@@ -126,18 +127,18 @@ impl Nic {
         self.multicast.detach(qpn, gid)
     }
 
-    /// Detaches a queue pair from all its multicast groups, as destroying it does. Returns the groups that
-    /// are now empty.
+    /// Detaches a queue pair from all its multicast groups. Returns the groups that have no members left.
     pub fn detach_all(&mut self, qpn: Qpn) -> Vec<Gid> {
         self.multicast.detach_all(qpn)
     }
 
-    /// Stops a queue pair from receiving the messages that it sends to its groups, until it is destroyed.
+    /// Permanently stops a queue pair from receiving its own multicast messages.
     pub fn block_multicast_loopback(&mut self, qpn: Qpn) {
         self.multicast.without_loopback.insert(qpn);
     }
 
-    /// Passes a packet to every member of its group, each of which may accept or drop it (IBA 10.5.2).
+    /// Passes a packet to every queue pair attached to its destination group; each accepts or drops it
+    /// independently (IBA 10.5.2).
     pub(super) fn deliver_to_group(
         &mut self,
         now: Instant,

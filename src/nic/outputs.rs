@@ -1,4 +1,4 @@
-//! Output queue of a NIC: completions and asynchronous events, until the driver takes them.
+//! Output queue of a NIC, which holds completions and asynchronous events until the driver takes them.
 
 use super::cq_handle::CqHandle;
 use super::srq::SrqTable;
@@ -6,11 +6,11 @@ use super::table::Entry;
 use crate::transport::{AsyncEvent, Completion, Output};
 use crate::wire::Qpn;
 
-/// Completion or event that a call of the NIC leaves for its driver.
+/// Completion or event that a call to the NIC produces for the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NicOutput {
-    /// A completion for a completion queue. If the queue is full, the completion is lost, and the driver
-    /// calls [`Nic::on_cq_overflow`](super::Nic::on_cq_overflow).
+    /// A completion to add to a completion queue. If the queue is full, the completion is lost, and the
+    /// driver calls [`Nic::on_cq_overflow`](super::Nic::on_cq_overflow).
     Completion {
         /// The completion queue.
         cq: CqHandle,
@@ -21,14 +21,15 @@ pub enum NicOutput {
     Event(AsyncEvent),
 }
 
-/// Outputs in the order in which they arose.
+/// Queue of outputs, in the order in which they were produced.
 #[derive(Debug, Default)]
 pub(super) struct OutputQueue {
-    /// A list with a cursor: it is emptied as a whole, so that the next outputs use the same few cache lines.
+    /// Outputs, up to `next` already taken. The list is cleared only once all are taken, so that later
+    /// outputs reuse the same few cache lines.
     outputs: Vec<NicOutput>,
-    /// Index of the oldest output that has not been taken.
+    /// Index of the oldest output not yet taken.
     next: usize,
-    /// Completions that wait until the link has accepted the packets of this turn.
+    /// Completions to release once the link has accepted this turn's packets.
     emitted: Vec<(CqHandle, Completion)>,
 }
 
@@ -57,7 +58,7 @@ impl OutputQueue {
         self.outputs.push(NicOutput::Event(event));
     }
 
-    /// Adds the effects of a step of a queue pair.
+    /// Adds the effects of a queue pair's step.
     #[inline]
     pub fn add(&mut self, effects: &mut Vec<Output>, entry: &Entry, srqs: &SrqTable) {
         if !effects.is_empty() {
@@ -91,13 +92,13 @@ impl OutputQueue {
         self.outputs.push(NicOutput::Completion { cq, completion });
     }
 
-    /// Adds the completions that waited for the link.
+    /// Adds the completions that were waiting for the link to send packets.
     pub fn release_emitted(&mut self) {
         let completion = |(cq, completion)| NicOutput::Completion { cq, completion };
         self.outputs.extend(self.emitted.drain(..).map(completion));
     }
 
-    /// Drops the completions of a destroyed queue pair that wait for the link.
+    /// Drops the completions of a destroyed queue pair that are still waiting for the link to send packets.
     pub fn forget(&mut self, qpn: Qpn) {
         self.emitted.retain(|(_, completion)| completion.qpn != qpn);
     }

@@ -1,4 +1,4 @@
-//! Addresses of a port and the paths from it.
+//! Addresses of a NIC's port, and resolution of address vectors to packet flows.
 
 use std::net::IpAddr;
 
@@ -8,19 +8,18 @@ use crate::wire::{Flow, Gid, Qpn};
 /// Addresses of a NIC's port.
 #[derive(Clone, Debug, Default)]
 pub struct PortAddresses {
-    /// GID table. An entry of zeros is empty.
+    /// GID table. All-zero entries are empty.
     pub gids: Vec<Gid>,
-    /// UDP source port of all packets, if the link requires a fixed one.
+    /// UDP source port of all packets, if the link uses a fixed one.
     pub src_port: Option<u16>,
 }
 
-/// Start of the dynamic port range, from which RoCEv2 takes its source ports, so that routers can spread
-/// flows by source port (annex A17.9.2).
+/// First port of the dynamic port range, from which RoCEv2 source ports are taken (annex A17.9.2).
 const DYNAMIC_PORTS: u32 = 0xc000;
 
 impl PortAddresses {
-    /// Replaces the GIDs by `gids`: GIDs that remain keep their index, the others leave empty entries, which
-    /// new GIDs fill. Returns whether anything has changed.
+    /// Replaces the GIDs with `gids`. GIDs that remain keep their indices; removed ones leave empty entries,
+    /// which new ones fill first. Returns whether the table has changed.
     pub(super) fn replace_gids(&mut self, gids: &[Gid]) -> bool {
         let before = self.gids.clone();
         for ours in self.gids.iter_mut().filter(|ours| !gids.contains(ours)) {
@@ -37,7 +36,7 @@ impl PortAddresses {
         self.gids != before
     }
 
-    /// Returns the GID at `index`; `None` if there is none.
+    /// Returns the GID at `index`; `None` if the entry is empty or out of range.
     pub fn gid(&self, index: usize) -> Option<Gid> {
         self.gids.get(index).copied().filter(|gid| *gid != Gid::default())
     }
@@ -47,16 +46,16 @@ impl PortAddresses {
         self.gids.iter().copied().enumerate().filter(|(_, gid)| *gid != Gid::default())
     }
 
-    /// Returns the index of the GID to use if nothing is known about the peer: the first one that is not
-    /// link-local or, if all are, the first.
+    /// Returns the index of the GID to use when the peer is unknown: the first one that is not link-local or,
+    /// if all are, the first.
     pub fn main_gid(&self) -> Option<usize> {
         let routable = self.set_gids().find(|(_, gid)| !is_link_local(*gid));
         routable.or_else(|| self.set_gids().next()).map(|(i, _)| i)
     }
 
-    /// Returns the index of the source GID for a peer: of the same IP version, preferably of the same scope,
-    /// then with the longest common prefix (RFC 6724, section 5, rules 2 and 8). Among equals, the first is
-    /// returned.
+    /// Returns the index of the source GID for a peer: among GIDs of the peer's IP version, preferably one of
+    /// the same scope, then the one with the longest common prefix (RFC 6724, section 5, rules 2 and 8). The
+    /// first of several equally good ones is returned.
     pub fn gid_towards(&self, peer: Gid) -> Option<usize> {
         let v4 = peer.ip().is_ipv4();
         let fits = |gid: Gid| {
@@ -68,7 +67,7 @@ impl PortAddresses {
         same_version.max_by_key(|(_, gid)| fits(*gid)).map(|(i, _)| i)
     }
 
-    /// Resolves an address vector to the path of packets from QP `src` to QP `dst`.
+    /// Resolves an address vector to the flow of packets from queue pair `src` to queue pair `dst`.
     ///
     /// # Errors
     /// [`AddressError`] if the local GID does not exist or is of the other IP version.
@@ -103,8 +102,8 @@ fn is_link_local(gid: Gid) -> bool {
     matches!(gid.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// Returns the UDP source port: from the flow label if it is not 0, otherwise from both queue pair numbers,
-/// so that both directions use the same port (annex A17.9.3.1).
+/// Returns the UDP source port. It is derived from the flow label or, if that is 0, from both queue pair
+/// numbers, which gives both directions the same port (annex A17.9.3.1).
 fn dynamic_port(flow_label: u32, src: Qpn, dst: Qpn) -> u16 {
     let folded = match flow_label & 0xf_ffff {
         0 => {

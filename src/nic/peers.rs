@@ -1,5 +1,5 @@
-//! Per-peer window: flight cost of all queue pairs to a peer, whose link has one receive buffer for all of
-//! them.
+//! Per-peer window: limits the total flight cost of all queue pairs with the same peer, because the peer's
+//! link has one receive buffer for all of them.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -8,15 +8,15 @@ use super::peer_share::PeerShare;
 use super::table::Entry;
 use crate::wire::Qpn;
 
-/// Flight cost by peer address, and the window waiters: queue pairs that wait for room in the window of their
-/// peer.
+/// Flight cost by peer address, and the window waiters: queue pairs that wait for room in their peer's
+/// window.
 #[derive(Debug, Default)]
 pub(super) struct PeerWindows {
     by_address: HashMap<IpAddr, usize>,
     peers: Vec<Peer>,
     /// Unused indices in `peers`.
     free: Vec<usize>,
-    /// Window waiters whose peer has room again.
+    /// Window waiters whose peer's window has room again.
     unblocked: VecDeque<Qpn>,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct PeerWindows {
 struct Peer {
     address: IpAddr,
     queue_pairs: usize,
-    /// Flight cost of everything sent to the peer and not acknowledged.
+    /// Flight cost of everything sent to the peer and not yet acknowledged.
     in_flight: u64,
     /// Window waiters: queue pairs blocked by the per-peer window, in order of arrival.
     waiting: VecDeque<Qpn>,
@@ -36,16 +36,16 @@ impl PeerWindows {
         share.peer.map_or(0, |at| self.peers[at].in_flight - share.in_flight)
     }
 
-    /// Updates the account of a queue pair at the peer that it is connected to now, after any step other than
-    /// a turn to send; wakes one window waiter if less than `window` is in flight.
+    /// Updates the flight cost charged to a queue pair's current peer, after any step other than a turn to
+    /// send. Wakes one window waiter if less than `window` is in flight.
     pub fn settle(&mut self, entry: &mut Entry, window: usize) {
         if let Some(at) = self.account(entry, window) {
             self.wake_one(at, window);
         }
     }
 
-    /// Updates the account like [`settle`](Self::settle), after the turn of a queue pair to send. If the
-    /// per-peer window blocked the turn, the queue pair becomes a window waiter.
+    /// Updates the flight cost like [`settle`](Self::settle), after a queue pair's turn to send. If the
+    /// per-peer window has blocked the queue pair, it becomes a window waiter.
     pub fn settle_turn(&mut self, entry: &mut Entry, window: usize) {
         let Some(at) = self.account(entry, window) else { return };
         if !entry.qp.is_blocked_by_peer_window() {
@@ -56,7 +56,8 @@ impl PeerWindows {
         }
     }
 
-    /// Removes a queue pair from the account of its peer; wakes one window waiter if there is room.
+    /// Removes a queue pair's flight cost from its peer's total, and wakes one window waiter if there is
+    /// room.
     pub fn remove(&mut self, entry: &mut Entry, window: usize) {
         let PeerShare { peer, in_flight, waits } = std::mem::take(&mut entry.share);
         let Some(at) = peer else { return };
@@ -75,7 +76,7 @@ impl PeerWindows {
         self.wake_one(at, window);
     }
 
-    /// Takes the next window waiter that has room; the caller gives it a turn.
+    /// Takes the next window waiter whose peer has room; the caller must give it a turn.
     pub fn next_unblocked(&mut self) -> Option<Qpn> {
         self.unblocked.pop_front()
     }
@@ -125,7 +126,7 @@ impl PeerWindows {
 }
 
 impl PeerShare {
-    /// Records that the queue pair has its turn and waits no longer.
+    /// Records that the queue pair is no longer waiting, because it is getting its turn.
     pub fn wake(&mut self) {
         self.waits = false;
     }

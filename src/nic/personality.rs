@@ -22,15 +22,15 @@ pub struct Limits {
     pub max_srq: u32,
     /// Maximum number of receives per shared receive queue.
     pub max_srq_wr: u32,
-    /// Maximum number of scatter/gather elements per receive of a shared receive queue.
+    /// Maximum number of scatter/gather elements per receive in a shared receive queue.
     pub max_srq_sge: u32,
     /// Maximum number of completion queues.
     pub max_cq: u32,
     /// Maximum number of entries per completion queue.
     pub max_cqe: u32,
-    /// Number of completion vectors: threads that raise the events of completion queues.
+    /// Number of completion vectors: threads that deliver completion queue events.
     pub num_comp_vectors: u32,
-    /// Maximum number of memory regions and memory windows together.
+    /// Maximum number of memory regions and windows in total.
     pub max_mr: u32,
     /// Maximum length of a memory region in bytes.
     pub max_mr_size: u64,
@@ -40,17 +40,17 @@ pub struct Limits {
     pub max_pd: u32,
     /// Maximum number of partition keys per port.
     pub max_pkeys: u16,
-    /// Maximum number of multicast groups with attached queue pairs.
+    /// Maximum number of multicast groups that queue pairs can be attached to at a time.
     pub max_mcast_grp: u32,
     /// Maximum number of queue pairs attached to one multicast group.
     pub max_mcast_qp_attach: u32,
-    /// Maximum number of attachments to multicast groups in total.
+    /// Maximum number of attachments of queue pairs to multicast groups, across all groups.
     pub max_total_mcast_qp_attach: u32,
     /// Maximum number of READs and atomics in flight per queue pair, in each direction.
     pub max_qp_rd_atom: u32,
 }
 
-/// Personality of a NIC: the limits and quirks of a class of devices.
+/// Personality of a NIC: the limits and quirks of a device class.
 ///
 /// [`DEFAULT`](Self::DEFAULT) applies unless another is chosen
 /// ([`ContextOptions`](crate::verbs::ContextOptions), `--personality`, `URXE_PERSONALITY`). The table lists
@@ -64,7 +64,7 @@ pub struct Personality {
     pub name: &'static str,
     /// Limits of the NIC.
     pub limits: Limits,
-    /// Lower bound of the local ACK timeout, whatever a QP is configured with.
+    /// Minimum local ACK timeout, which applies even if a queue pair is configured with a shorter one.
     pub min_timeout: Duration,
     /// Quirks of the device.
     pub quirks: Quirks,
@@ -95,8 +95,8 @@ setters!(Limits {
 setters!(Personality { name: &'static str, limits: Limits, min_timeout: Duration, quirks: Quirks });
 
 impl Personality {
-    /// Conformance to the specification with generous limits, but with checks of posted work requests as
-    /// lenient as those of real devices.
+    /// Conformance to the specification with generous limits, except that posted work requests are checked as
+    /// leniently as real devices do.
     pub const DEFAULT: Personality =
         Personality { name: "default", quirks: Quirks::LENIENT, ..Personality::STRICT };
 
@@ -128,7 +128,7 @@ impl Personality {
         quirks: Quirks::STRICT,
     };
 
-    /// Soft-RoCE of the Linux kernel (rxe), as of Linux 6.1.
+    /// The Linux kernel's Soft-RoCE (rxe), as of Linux 6.1.
     pub const RXE: Personality = Personality {
         name: "rxe",
         limits: Limits {
@@ -209,13 +209,13 @@ impl Personality {
     pub const ALL: [Personality; 4] =
         [Personality::DEFAULT, Personality::STRICT, Personality::MLX5, Personality::RXE];
 
-    /// Returns the personality with this name.
+    /// Returns the personality called `name`.
     pub fn named(name: &str) -> Option<Personality> {
         Personality::ALL.into_iter().find(|p| p.name == name)
     }
 
-    /// Returns the names and values of all limits and quirks: the rows of the table in the documentation of
-    /// this type.
+    /// Returns the names and values of all limits and quirks, which are the rows of the table in this type's
+    /// documentation.
     pub fn properties(&self) -> Vec<(&'static str, String)> {
         fn of<T: ToString>(name: &'static str, value: T) -> (&'static str, String) {
             (name, value.to_string())

@@ -1,10 +1,9 @@
-//! QPN partitions, for processes that share an address.
+//! QPN partitions, which let several processes share an address.
 
 use crate::transport::BurstLimits;
 
-/// QPN partition that a NIC may use: all queue pair numbers with the partition's index
-/// in the highest bits. It lets several NICs share one address, because the owner of a packet follows from
-/// its destination QPN.
+/// QPN partition: all queue pair numbers with the partition's index in the highest bits. NICs with different
+/// partitions can share an address, because a packet's destination QPN determines which NIC it is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct QpnPartition {
     index: u8,
@@ -28,17 +27,18 @@ impl QpnPartition {
             .then_some(QpnPartition { index: index as u8, bits: QpnPartition::BITS as u8 })
     }
 
-    /// Returns the highest bits of the partition's queue pair numbers.
+    /// Returns the index of the partition, which is in the highest bits of its queue pair numbers.
     pub fn index(self) -> u32 {
         self.index.into()
     }
 
-    /// Returns the number of bits of the index: 0 if the partition contains all queue pair numbers.
+    /// Returns the number of bits in the index: 0 if the partition contains all queue pair numbers.
     pub fn bits(self) -> u32 {
         self.bits.into()
     }
 
-    /// Reports whether a queue pair number belongs to this partition. `qpn` is the first byte of the number.
+    /// Reports whether a queue pair number is in this partition. `qpn` is the most significant byte of the
+    /// number.
     pub fn has(self, qpn: u8) -> bool {
         u32::from(qpn) >> (8 - self.bits()) == self.index()
     }

@@ -1,5 +1,5 @@
-//! Dispatch of received bursts: checks each packet and passes it to its queue pair, together with the
-//! following packets that are for the same queue pair.
+//! Dispatch of received bursts: checks each packet, and passes it to its queue pair together with any packets
+//! for the same queue pair that immediately follow.
 
 use super::table::{Entry, QpTable};
 use super::{Nic, gsi};
@@ -8,29 +8,30 @@ use crate::transport::{Counters, Instant, PathMatch, RxBurst, SrqId, TxQueue};
 use crate::wire::icrc::Verifier;
 use crate::wire::{BTH_LEN, Bth, Flow, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, WireError};
 
-/// Unprocessed part of a received burst.
+/// Cursor over the packets of a received burst that are still to be processed.
 pub(super) struct BurstPackets<'a> {
     burst: RxBurst<'a>,
     rest: &'a [u8],
     /// Index of the next packet.
     index: u16,
-    /// Whether the verifier has already checked a packet of the burst.
+    /// Whether the verifier has already checked a packet of the burst, and can continue from it.
     begun: bool,
 }
 
 impl<'a> BurstPackets<'a> {
-    /// Returns all packets of `burst`, which starts at packet `first` of the burst as it was sent.
+    /// Returns a cursor at the first packet of `burst`; `first` is the index of that packet in the burst as
+    /// sent.
     fn new(burst: &RxBurst<'a>, first: u16) -> BurstPackets<'a> {
         BurstPackets { burst: *burst, rest: burst.data, index: first, begun: false }
     }
 
-    /// Returns the state of `burst` after all packets have been taken.
+    /// Returns a cursor with no packets of `burst` left.
     pub fn none(burst: &RxBurst<'a>) -> BurstPackets<'a> {
         BurstPackets { rest: &[], ..BurstPackets::new(burst, 0) }
     }
 
-    /// Reports whether the next packet is for the queue pair that has accepted `packet`. Both have the same
-    /// addresses, because they are in one burst.
+    /// Reports whether the next packet is for the queue pair that has accepted `packet`. The addresses need
+    /// no check: they are the same for the whole burst.
     #[inline]
     fn continues(&self, packet: &Packet<'_>) -> bool {
         let (Some(bytes), before) = (self.rest.first_chunk::<BTH_LEN>(), packet.bth()) else { return false };
@@ -44,7 +45,8 @@ impl<'a> BurstPackets<'a> {
             && transport != Transport::Xrc
     }
 
-    /// Returns the next packet if it is well-formed and its ICRC is valid; otherwise counts it as dropped.
+    /// Takes the next packet. Returns it if it is well-formed and its ICRC is valid; otherwise counts it as
+    /// dropped.
     #[inline]
     fn next(&mut self, verifier: &mut Verifier, c: &mut Counters) -> Option<Packet<'a>> {
         let (bytes, rest) = self.rest.split_at(self.rest.len().min(self.burst.segment.max(1)));
@@ -76,7 +78,7 @@ impl<'a> BurstPackets<'a> {
     }
 }
 
-/// Returns the queue pair that a packet is for, and the path that it took, if the queue pair accepts it;
+/// Returns a packet's destination queue pair and the path that the packet took, if the queue pair accepts it;
 /// otherwise counts the packet as dropped.
 #[inline]
 fn find_qp<'t>(
@@ -115,12 +117,12 @@ fn find_qp<'t>(
 }
 
 impl Nic {
-    /// Processes a received burst. Its responses are sent by the next [`transmit`](Self::transmit).
+    /// Processes a received burst. Responses are sent by the next [`transmit`](Self::transmit).
     pub fn handle_burst(&mut self, now: Instant, burst: &RxBurst<'_>, memory: &Table, tx: &mut TxQueue) {
         self.handle_part(now, burst, 0, memory, tx);
     }
 
-    /// Processes a part of a burst: `burst` contains the packets from index `first` on.
+    /// Processes a part of a burst; `burst` contains the packets of the original burst from index `first` on.
     pub fn handle_part(
         &mut self,
         now: Instant,
@@ -146,7 +148,7 @@ impl Nic {
         }
     }
 
-    /// Processes a packet, together with the following packets that are for the same queue pair.
+    /// Processes a packet, together with any packets for the same queue pair that immediately follow.
     fn handle_packet(
         &mut self,
         now: Instant,
@@ -171,7 +173,8 @@ impl Nic {
         }
     }
 
-    /// Passes a packet to queue pair `dest`, with the following packets that are for the same queue pair.
+    /// Passes a packet to queue pair `dest`, together with any packets for the same queue pair that
+    /// immediately follow.
     pub(super) fn deliver_to_qp(
         &mut self,
         dest: Qpn,

@@ -1,4 +1,4 @@
-//! Scheduling of queue pairs: ready list, delayed acknowledgements and timers.
+//! Queue pair scheduling: ready list, delayed acknowledgements and timers.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -7,22 +7,22 @@ use super::table::Entry;
 use crate::transport::{Instant, Pending};
 use crate::wire::Qpn;
 
-/// Queue pairs that have something to send, and queue pairs that wait for a timer.
+/// Queue pairs that have something to send, and queue pairs with a timer running.
 ///
 /// Most timers only move later, with every acknowledgement. Their heap entry then stays and is re-armed when
 /// it expires, so that a busy queue pair accesses the heap once per timeout instead of once per packet.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     ready: VecDeque<Qpn>,
-    /// Queue pairs with delayed acknowledgements, which are sent together with a request if possible.
+    /// Queue pairs with delayed acknowledgements, which preferably travel with a request.
     delayed_acks: VecDeque<Qpn>,
     timers: BinaryHeap<Reverse<(Instant, Qpn)>>,
-    /// Dirty list: queue pairs that have accepted packets of the current burst.
+    /// Dirty list: queue pairs that have accepted packets from the current burst.
     dirty: VecDeque<Qpn>,
 }
 
 impl Schedule {
-    /// Reserves memory for this many queue pairs, so that nothing is allocated while they work.
+    /// Reserves memory for the given number of queue pairs, so that scheduling them allocates nothing.
     pub fn reserve(&mut self, queue_pairs: usize) {
         for queue in [&mut self.ready, &mut self.delayed_acks, &mut self.dirty] {
             queue.reserve(queue_pairs.saturating_sub(queue.len()));
@@ -30,7 +30,7 @@ impl Schedule {
         self.timers.reserve(queue_pairs.saturating_sub(self.timers.len()));
     }
 
-    /// Schedules a queue pair if it may have something to send. Called after every step.
+    /// Schedules a queue pair if it has something to send. Must be called after every step.
     pub fn schedule_pending(&mut self, entry: &mut Entry) {
         if entry.must_enter_error {
             self.enqueue(entry);
@@ -47,8 +47,8 @@ impl Schedule {
         }
     }
 
-    /// Marks a queue pair dirty after a packet: [`schedule_pending`](Self::schedule_pending) and
-    /// [`arm`](Self::arm) follow at the end of the burst.
+    /// Marks a queue pair as dirty after a packet, to call [`schedule_pending`](Self::schedule_pending) and
+    /// [`arm`](Self::arm) for it at the end of the burst.
     pub fn mark_dirty(&mut self, entry: &mut Entry) {
         if !entry.dirty {
             entry.dirty = true;
@@ -56,12 +56,12 @@ impl Schedule {
         }
     }
 
-    /// Takes a queue pair from the dirty list.
+    /// Takes the next queue pair from the dirty list.
     pub fn next_dirty(&mut self) -> Option<Qpn> {
         self.dirty.pop_front()
     }
 
-    /// Takes a queue pair with a delayed acknowledgement.
+    /// Takes the next queue pair with a delayed acknowledgement.
     pub fn next_delayed_ack(&mut self) -> Option<Qpn> {
         self.delayed_acks.pop_front()
     }
@@ -70,7 +70,7 @@ impl Schedule {
         !self.delayed_acks.is_empty()
     }
 
-    /// Appends a queue pair to the ready list.
+    /// Appends a queue pair to the ready list, unless it is already there.
     pub fn enqueue(&mut self, entry: &mut Entry) {
         if !entry.queued {
             entry.queued = true;
@@ -95,7 +95,7 @@ impl Schedule {
         !self.ready.is_empty()
     }
 
-    /// Takes the next expired heap entry: its time and its queue pair.
+    /// Takes the next expired heap entry: its expiry time and its queue pair.
     pub fn next_expired(&mut self, now: Instant) -> Option<(Instant, Qpn)> {
         let Reverse((at, _)) = self.timers.peek()?;
         if *at > now {

@@ -1,9 +1,9 @@
-//! Shard identity: the index of a NIC among the shards of a device, which determines its queue pair numbers.
+//! Shard identity: a NIC's index among the shards of a device, which determines its queue pair numbers.
 
 use super::QpnPartition;
 
-/// Identity of a NIC among the shards of one device. Of the queue pair numbers that the device may use, a
-/// shard has those whose lowest bits are its index.
+/// Identity of a NIC among the shards of one device. A shard uses those of the device's queue pair numbers
+/// whose lowest bits are its index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ShardId {
     index: u8,
@@ -25,38 +25,38 @@ impl ShardId {
         fits.then_some(ShardId { index: index as u8, count: count as u8, partition: QpnPartition::WHOLE })
     }
 
-    /// Returns this shard of a device that uses only the QPN partition `partition`.
+    /// Returns the identity of the same shard in a device that uses only the QPN partition `partition`.
     pub fn with_partition(self, partition: QpnPartition) -> ShardId {
         ShardId { partition, ..self }
     }
 
-    /// Returns the QPN partition of the device.
+    /// Returns the device's QPN partition.
     pub fn partition(self) -> QpnPartition {
         self.partition
     }
 
-    /// Returns the index of the shard: the lowest bits of its queue pair numbers.
+    /// Returns the index of the shard, which is in the lowest bits of its queue pair numbers.
     pub fn index(self) -> u32 {
         self.index.into()
     }
 
-    /// Returns the number of bits of the index.
+    /// Returns the number of bits in the index: the binary logarithm of the number of shards.
     pub fn bits(self) -> u32 {
         self.count.trailing_zeros()
     }
 
-    /// Reports whether this is the first shard, which raises the events of the whole device.
+    /// Reports whether this is the first shard, which raises the events for the device as a whole.
     pub fn is_first(self) -> bool {
         self.index == 0
     }
 
-    /// Reports whether this is the only shard.
+    /// Reports whether this is the device's only shard.
     pub fn is_alone(self) -> bool {
         self.count == 1
     }
 
-    /// Returns the index of the shard that a queue pair belongs to. `qpn` is the last byte of the queue pair
-    /// number.
+    /// Returns the index of the shard that has a queue pair. `qpn` is the least significant byte of the queue
+    /// pair number.
     pub fn of(self, qpn: u8) -> usize {
         usize::from(qpn & (self.count - 1))
     }

@@ -1,11 +1,11 @@
-//! Table of shared receive queues.
+//! Shared receive queue table of a NIC, which assigns the queue numbers.
 
 use super::ShardId;
 use super::cq_handle::CqHandle;
 use crate::memory::PdId;
 use crate::transport::{RecvCaps, SharedReceives, SrqId, XrcdId};
 
-/// Shared receive queues by number.
+/// Shared receive queues, indexed by number.
 ///
 /// The lower 16 bits of a number contain the shard and above it the slot. The higher bits are a generation
 /// count that advances whenever the slot is reused, so that XRC packets for a destroyed queue do not reach
@@ -21,8 +21,8 @@ pub(super) struct SrqTable {
 struct Slot {
     round: u8,
     queue: Option<SharedReceives>,
-    /// Completion queue for the receives of an XRC shared receive queue; receives of other queues complete to
-    /// the CQ of their queue pair.
+    /// Completion queue for receives, if this is an XRC shared receive queue; with other queues, receives
+    /// complete to the queue pair's CQ.
     cq: Option<CqHandle>,
 }
 
@@ -33,7 +33,7 @@ impl SrqTable {
         SrqTable { shard, slots: Vec::new(), free: Vec::new() }
     }
 
-    /// Creates a queue. Returns `None` if there are `max` already.
+    /// Creates a queue. Returns `None` if there are already `max` queues, or all slots are in use.
     pub fn insert(
         &mut self,
         pd: PdId,
@@ -70,12 +70,12 @@ impl SrqTable {
         self.slots.get_mut(index)?.queue.as_mut().filter(|q| q.id() == id)
     }
 
-    /// Returns the completion queue for the receives of an XRC shared receive queue.
+    /// Returns the completion queue for receives, if `id` is an XRC shared receive queue.
     pub fn cq(&self, id: SrqId) -> Option<CqHandle> {
         self.get(id).and_then(|_| self.slots[self.index(id)].cq)
     }
 
-    /// Removes a queue and returns the completion queue of its receives, if it has one.
+    /// Removes a queue. Returns its completion queue for receives if it is an XRC shared receive queue.
     pub fn remove(&mut self, id: SrqId) -> Option<CqHandle> {
         self.get(id)?;
         let index = self.index(id);

@@ -8,7 +8,7 @@ use super::{QpnPartition, ShardId};
 use crate::transport::{Instant, QueuePair, SrqId};
 use crate::wire::{Permutation, Qpn};
 
-/// Queue pair with its scheduling state.
+/// Queue pair, with its scheduling state.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub qp: QueuePair,
@@ -19,12 +19,12 @@ pub(super) struct Entry {
     pub queued: bool,
     /// Whether the queue pair is in the list of delayed acknowledgements.
     pub ack_delayed: bool,
-    /// Whether the queue pair is dirty, that is, has accepted packets of the current burst.
+    /// Whether the queue pair is dirty: it has accepted packets from the current burst.
     pub dirty: bool,
-    /// Whether the queue pair must enter ERR at its next turn, because one of its completions was lost to an
-    /// overflow.
+    /// Whether the queue pair must enter ERR at its next turn, because its completion queue has overflowed or
+    /// a test has injected an error.
     pub must_enter_error: bool,
-    /// Share in the per-peer window.
+    /// The queue pair's share of the per-peer window.
     pub share: PeerShare,
     /// Time of the queue pair's earliest entry in the timer heap.
     pub timer_at: Option<Instant>,
@@ -47,7 +47,7 @@ impl Entry {
     }
 }
 
-/// Queue pairs by number.
+/// Queue pairs, indexed by number.
 ///
 /// A number contains the shard in its lowest bits, the slot above and, above that, a generation count that
 /// advances whenever the slot is reused, so that packets for a destroyed queue pair do not reach its
@@ -63,31 +63,32 @@ pub(super) struct QpTable {
     max: u32,
     slot_bits: u32,
     permutation: Permutation,
-    /// Slot of the last lookup. Consecutive lookups are often for the same queue pair, and inverting the
-    /// permutation for each would take 5 to 8 % of the instructions of an 8-byte WRITE.
+    /// Slot found by the last lookup. Consecutive lookups are often for the same queue pair, and inverting
+    /// the permutation each time would take 5 to 8 % of the instructions of an 8-byte WRITE.
     recent: Cell<usize>,
 }
 
 #[derive(Debug)]
 struct Slot {
-    /// Generation count of the slot.
+    /// Generation count: how many times the slot has been used.
     round: u32,
-    /// Queue pair number of the slot's current queue pair or, if the slot is free, of its last one.
+    /// Number of the queue pair in the slot or, if the slot is free, of the last one that was in it.
     qpn: Qpn,
     entry: Option<Box<Entry>>,
 }
 
-/// Number of reserved queue pair numbers: QP0 and QP1 are the management queue pairs.
+/// Number of reserved queue pair numbers: 0 and 1, for the management queue pairs.
 const RESERVED: u32 = Permutation::FIRST;
 
-/// Number of bits of a queue pair number.
+/// Length of a queue pair number, in bits.
 const QPN_BITS: u32 = 24;
 
-/// Maximum number of bits for partition, slot and shard together, so that some of the 24 remain for the
-/// generation count. Without a partition, the slots of a NIC with one shard may take more.
+/// Maximum number of bits for partition, slot and shard together, which leaves some of the 24 for the
+/// generation count. Without a partition, it is exceeded if the maximum number of queue pairs requires it.
 const MAX_INDEX_BITS: u32 = 20;
 
-/// Returns the number of slot bits, and the number of slots, of a NIC with up to `max` queue pairs.
+/// Returns the number of bits for the slot, and the number of slots, for a shard with up to `max` queue
+/// pairs.
 fn slots(shard: ShardId, max: u32) -> (u32, u32) {
     let whole = (max + RESERVED).next_power_of_two().trailing_zeros();
     let most = match shard.partition() {
@@ -99,7 +100,7 @@ fn slots(shard: ShardId, max: u32) -> (u32, u32) {
     (bits, max.min((1 << bits) - RESERVED - 1))
 }
 
-/// Returns the number of queue pair number bits that hold the slot and the generation count.
+/// Returns the number of bits that the slot and the generation count take together in a queue pair number.
 fn index_bits(shard: ShardId) -> u32 {
     QPN_BITS - shard.partition().bits() - shard.bits()
 }
@@ -150,7 +151,7 @@ impl QpTable {
         Some(qpn)
     }
 
-    /// Adds QP1, which has no slot. Returns false if it exists already.
+    /// Adds QP1, which has no slot. Returns false if it already exists.
     pub fn insert_gsi(&mut self, entry: Entry) -> bool {
         let free = self.gsi.is_none();
         if free {
@@ -159,7 +160,7 @@ impl QpTable {
         free
     }
 
-    /// Returns the highest number of queue pairs that have existed at the same time.
+    /// Returns the largest number of queue pairs that have existed at any one time.
     pub fn slots(&self) -> usize {
         self.slots.len() + usize::from(self.gsi.is_some())
     }
@@ -174,7 +175,7 @@ impl QpTable {
         Some(slot)
     }
 
-    /// Returns the slot to which a queue pair number maps, whether or not the number is in use.
+    /// Returns the slot that a queue pair number maps to, whether or not the number is in use.
     fn place(&self, qpn: Qpn) -> Option<usize> {
         let index = qpn.get() >> self.shard.bits() & ((1 << index_bits(self.shard)) - 1);
         let slot = self.permutation.invert(index)? & ((1 << self.slot_bits) - 1);

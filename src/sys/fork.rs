@@ -1,20 +1,20 @@
-//! Identity of the process across fork. A child of fork has a copy of the memory of
-//! its parent, but none of its threads and none of its [`CloseOnForkFd`]s.
+//! Fork detection. A forked child has a copy of its parent's memory, but none of its threads and none of its
+//! [`CloseOnForkFd`]s.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-/// Number of forks between the original process of the program and this one.
+/// Number of forks between the program's original process and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Identity of a process among those that have copies of the same memory because of `fork`.
+/// Identity of a process among those that have copies of the same memory as a result of `fork`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ForkGeneration(u32);
 
 impl ForkGeneration {
-    /// Returns the current process.
+    /// Returns the identity of the current process.
     pub fn current() -> ForkGeneration {
         static REGISTERED: Once = Once::new();
         REGISTERED.call_once(|| {
@@ -26,8 +26,7 @@ impl ForkGeneration {
         ForkGeneration(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Reports whether this is the current process. Kept as cheap as possible, because every turn of a NIC
-    /// calls it.
+    /// Reports whether this is the current process. Must be cheap, because a NIC calls it in every turn.
     #[inline]
     pub fn is_current(self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)
@@ -48,15 +47,14 @@ extern "C" fn after_fork_in_child() {
     }
 }
 
-/// Descriptors that are closed in children of fork. The table is lock-free because another thread could hold
-/// a lock at the time of the fork.
+/// Descriptors to close in forked children. The table is lock-free, because another thread could be holding a
+/// lock at the time of the fork.
 static CLOSE_ON_FORK: [AtomicI32; 4096] = [const { AtomicI32::new(NONE) }; 4096];
 
 const NONE: i32 = -1;
 
-/// A descriptor that is closed in children of fork, so that whatever lasts until all copies of the descriptor
-/// are closed ends when this one is closed. If the table is full, children keep a copy, as of any other
-/// descriptor.
+/// A descriptor that is closed in forked children, so that the underlying file or socket closes as soon as
+/// the parent drops it. If the table is full, children keep a copy, as they do of any other descriptor.
 #[derive(Debug)]
 pub(crate) struct CloseOnForkFd {
     fd: ManuallyDrop<OwnedFd>,

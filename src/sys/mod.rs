@@ -1,5 +1,5 @@
-//! Process-wide facilities: detection of fork, the program's signal handlers, threads that leave signals to
-//! the program, and descriptors that tokio watches.
+//! Process-wide facilities: fork detection, queries about signal handlers, background threads that block
+//! signals, and descriptors watched by tokio.
 //!
 //! Links and the driver use it; it depends on no other component. Also the macro that defines setters, which
 //! every component uses.

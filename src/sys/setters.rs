@@ -1,7 +1,7 @@
-//! Chainable setters of the structs that users fill.
+//! Chainable setters for public configuration structs.
 
-/// Defines a setter for each field, which takes the struct by value and returns it. The setters of the fields
-/// after `optional`, which are `Option`s, accept a value as well as an `Option`.
+/// Defines a setter for each listed field, which takes the struct by value and returns it. Setters for fields
+/// after `optional`, which must be `Option`s, accept either a value or an `Option`.
 macro_rules! setters {
     ($type:ident { $($field:ident: $ty:ty),* $(,)? } $(optional { $($option:ident: $some:ty),* $(,)? })?) => {
         impl $type {

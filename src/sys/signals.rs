@@ -1,14 +1,14 @@
-//! Signal handlers of the program.
+//! Queries about the program's signal handlers.
 
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// Reports whether a call that a signal has interrupted should be restarted, as far as that can be
-/// determined. `poll` and similar calls are never restarted by the kernel and do not report the signal. The
-/// call is therefore restarted if at least one signal has a handler and all handlers are installed with
-/// `SA_RESTART`; without any handler it is not, because a handler without the flag may have removed itself.
+/// Reports whether a call interrupted by a signal should be restarted, as far as can be determined: the
+/// kernel never restarts `poll` and similar calls, and they do not report which signal it was. Returns true
+/// if there are handlers and all were installed with `SA_RESTART`. Without any handler, returns false,
+/// because a handler without the flag may have removed itself.
 pub fn signals_restart_calls() -> bool {
-    /// Signals that a thread raises by its own actions; a waiting thread does not raise them.
+    /// Signals that only a thread's own instructions raise, and therefore never a waiting thread.
     const SYNCHRONOUS_SIGNALS: [libc::c_int; 4] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL];
     let mut any = false;
     let all = (1..=libc::SIGRTMAX()).filter(|signal| !SYNCHRONOUS_SIGNALS.contains(signal)).all(|signal| {

@@ -1,13 +1,13 @@
-//! Background threads of the library.
+//! Background threads of the library, which must not handle the program's signals.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
-/// Spawns a thread with all signals blocked, so that the program's own threads handle them. SIGSEGV and
-/// SIGBUS stay unblocked: the thread's own instructions raise them, and the kernel kills a process whose
-/// thread blocks them, even if there is a handler.
+/// Spawns a thread with all signals blocked, which leaves them to the program's own threads. SIGSEGV and
+/// SIGBUS stay unblocked: the thread's own instructions may raise them, and a blocked one kills the process
+/// even if there is a handler.
 pub fn spawn_background<T: Send + 'static>(
     name: String,
     run: impl FnOnce() -> T + Send + 'static,

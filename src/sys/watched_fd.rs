@@ -1,4 +1,4 @@
-//! Descriptors that tokio's reactor watches (feature `async`).
+//! Descriptors watched by tokio's reactor (feature `async`).
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -11,7 +11,7 @@ use tokio::io::unix::AsyncFd;
 pub struct WatchedFd(AsyncFd<OwnedFd>);
 
 impl WatchedFd {
-    /// Registers a duplicate of `fd`.
+    /// Duplicates `fd`, and registers the duplicate.
     ///
     /// # Errors
     /// If the system is out of descriptors, or the runtime is shutting down.
@@ -26,9 +26,9 @@ impl WatchedFd {
         Ok(WatchedFd(registered.map_err(|e| e.into_parts().1)?))
     }
 
-    /// Waits until the descriptor has been readable at some time since the previous call. The caller inspects
-    /// the source of the descriptor after each call. Readiness is cleared before that, so anything that
-    /// arrives during the inspection completes the next call.
+    /// Waits until the descriptor has been readable at some time since the previous call. After each call,
+    /// the caller must check for whatever makes the descriptor readable. Readiness is cleared before this
+    /// call returns, so anything that arrives during that check completes the next call.
     ///
     /// # Errors
     /// If the runtime is shutting down.

@@ -1,5 +1,5 @@
-//! Transmit queue of a NIC for one turn: packets, grouped into bursts that the kernel can segment (GSO, USO),
-//! and received bursts.
+//! Bursts of packets: the transmit queue of a NIC for one turn, grouped into bursts that the kernel can
+//! segment (GSO, USO), and received bursts.
 
 use std::ops::Range;
 
@@ -7,43 +7,44 @@ use crate::memory::{Faulted, HostSlice};
 use crate::wire::icrc::{self, Icrc, Prefixes};
 use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Qpn, pad_count};
 
-/// Maximum length of a payload that is copied before the ICRC of the whole packet is computed. A longer one
-/// is copied and its CRC computed in a single pass.
+/// Maximum length of a payload that is copied first, before the whole packet's ICRC is computed. A longer
+/// payload is copied and included in the ICRC in a single pass.
 const SHORT: usize = 512;
 
-/// Maximum size of a burst that a link accepts.
+/// Maximum size of the bursts that a link accepts.
 ///
-/// Besides, the destinations of a burst share the highest [`DEST_GROUP_BITS`](Self::DEST_GROUP_BITS) bits of
-/// their QPNs.
+/// In addition, the destination QPNs of a burst's packets have the leading
+/// [`DEST_GROUP_BITS`](Self::DEST_GROUP_BITS) bits in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BurstLimits {
-    /// UDP payload bytes of a burst.
+    /// Maximum total UDP payload of a burst, in bytes.
     pub bytes: usize,
-    /// Number of packets of a burst.
+    /// Maximum number of packets in a burst.
     pub packets: usize,
 }
 
 impl BurstLimits {
-    /// Limits of a link that sends a burst with one system call, by UDP_SEGMENT or USO.
+    /// Limits for a link that sends a burst in one system call, by UDP_SEGMENT or USO.
     pub const SEGMENTED: BurstLimits = BurstLimits { bytes: 65_000, packets: 64 };
-    /// Number of the highest bits of the destination QPN that all packets of a burst share. Several processes
-    /// at the destination may share its address; the kernel then distributes bursts by these bits, and looks
+    /// Number of leading destination QPN bits that all packets of a burst have in common. If several
+    /// processes share the destination address, the kernel there distributes bursts by these bits, looking
     /// only at the first packet.
     pub const DEST_GROUP_BITS: u32 = 6;
-    /// Limits of a link that sends one packet at a time.
+    /// Limits for a link that sends one packet at a time.
     pub const SINGLE: BurstLimits = BurstLimits { bytes: usize::MAX, packets: 1 };
 }
 
 /// Location of a packet's payload.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Bytes in memory of the NIC: inline data or the result of an atomic.
+    /// Bytes in the NIC's memory: inline data or the result of an atomic.
     Bytes(&'a [u8]),
-    /// User memory. The ICRC covers the copy, so the application may write there at any time.
+    /// Bytes in user memory. The ICRC covers the copy, so the application may write to the memory at any
+    /// time.
     Host(&'a [HostSlice]),
 }
 
-/// A contiguous part of a burst.
+/// A contiguous piece of a burst.
 #[derive(Clone, Copy, Debug)]
 enum Stored {
     Arena { start: u32, len: u32 },
@@ -53,27 +54,27 @@ enum Stored {
 #[derive(Clone, Copy, Debug)]
 struct Burst {
     flow: Flow,
-    /// Group ([`dest_group`]) of the packets' destinations.
+    /// [`dest_group`] of all packets in the burst.
     dest_group: u8,
-    /// UDP payload bytes of every packet except the last, which may be shorter.
+    /// UDP payload length of every packet except the last, which may be shorter.
     segment: usize,
     packets: usize,
     bytes: usize,
     /// Index of the burst's first entry in `pieces`.
     first_piece: usize,
-    /// Whether no packet can join the burst any more, for example because the last one is shorter than
-    /// `segment`.
+    /// Whether the burst accepts no more packets, for example because its last one is shorter than `segment`.
     closed: bool,
 }
 
-/// Number of bytes at which a turn is full: few enough that they are still in the core's cache when the
-/// kernel reads them.
+/// Number of queued bytes at which a turn is full: few enough to be still in the core's cache when the kernel
+/// reads them.
 const TURN: usize = 256 << 10;
-/// Number of bytes at which a turn with deferred ICRC is full: the copy that is made at transmission must fit
-/// into the cache too, until the receiver reads it.
+/// Number of queued bytes at which a turn with deferred ICRCs is full. It is lower, because the copy made at
+/// transmission must fit into the cache too, until the receiver has read it.
 const DEFERRED_TURN: usize = 128 << 10;
 
-/// Packets of one turn. The buffers are reused, so that a NIC does not allocate once it is warmed up.
+/// Packets to transmit in one turn. The buffers are reused, so that nothing is allocated once they have
+/// reached their final size.
 ///
 /// Payload is copied next to its headers, in one pass with the ICRC. Letting the kernel gather it from user
 /// memory would save nothing: each slice costs the kernel as much as the copy, and user memory may change
@@ -81,10 +82,10 @@ const DEFERRED_TURN: usize = 128 << 10;
 #[derive(Debug)]
 pub struct TxQueue {
     limits: BurstLimits,
-    /// Whether the ICRC is deferred: a long payload is copied, and the ICRC computed, only at transmission.
+    /// Whether ICRCs are deferred: a long payload is copied, and the ICRC computed, only at transmission.
     with_deferred_icrc: bool,
-    /// Buffer for packets, of which the first `used` bytes are in use. The remainder is not cleared, as
-    /// clearing would cost more than filling it.
+    /// Packet buffer, whose first `used` bytes are in use. The rest is not cleared, because clearing it would
+    /// cost more than filling it.
     arena: Vec<u8>,
     used: usize,
     pieces: Vec<Stored>,
@@ -92,15 +93,15 @@ pub struct TxQueue {
     packets: usize,
     bytes: usize,
     prefixes: Prefixes,
-    /// Number of bursts when `prefixes` was last used: if it has not changed, the next use is for the same
+    /// Number of bursts when `prefixes` was last used. If it has not changed, the next use is for the same
     /// flow.
     prefixed: usize,
-    /// Whether the ICRC of a FLUSH covers the headers twice (a quirk of personalities).
+    /// Whether the ICRC of FLUSH packets covers the headers twice (a quirk of rxe).
     flush_icrc_twice: bool,
 }
 
 impl TxQueue {
-    /// Creates an empty queue for a link with these limits.
+    /// Creates an empty queue for a link with the given limits.
     pub fn new(limits: BurstLimits) -> TxQueue {
         TxQueue {
             limits,
@@ -117,18 +118,18 @@ impl TxQueue {
         }
     }
 
-    /// Selects whether the ICRC of a FLUSH covers the headers twice (a quirk of personalities).
+    /// Selects whether the ICRC of FLUSH packets covers the headers twice (a quirk of rxe).
     pub fn set_flush_icrc_twice(&mut self, twice: bool) {
         self.flush_icrc_twice = twice;
     }
 
-    /// Creates a queue with deferred ICRC, for a link that always copies: [`TxBurst::copy_to`] computes the
-    /// ICRCs in the same pass.
+    /// Creates a queue with deferred ICRCs, for a link that always copies packets: [`TxBurst::copy_to`]
+    /// computes the ICRCs as it copies.
     pub fn with_deferred_icrc(limits: BurstLimits) -> TxQueue {
         TxQueue { with_deferred_icrc: true, ..TxQueue::new(limits) }
     }
 
-    /// Reports whether the turn is full, so that the link should transmit.
+    /// Reports whether the turn is full: the queue should be transmitted before anything is added.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.bytes >= self.turn()
@@ -138,12 +139,12 @@ impl TxQueue {
         if self.with_deferred_icrc { DEFERRED_TURN } else { TURN }
     }
 
-    /// Returns the number of packets with `payload` bytes that can be added before the turn is full.
+    /// Returns the number of packets with `payload` bytes each needed to fill the turn.
     pub fn room_for(&self, payload: usize) -> usize {
         self.turn().saturating_sub(self.bytes) / payload + 1
     }
 
-    /// Removes all packets but keeps the buffers.
+    /// Removes all packets, and keeps the buffers for reuse.
     pub fn clear(&mut self) {
         self.used = 0;
         self.pieces.clear();
@@ -153,7 +154,7 @@ impl TxQueue {
         self.bytes = 0;
     }
 
-    /// Reports whether the queue has no packet.
+    /// Reports whether the queue has no packets.
     pub fn is_empty(&self) -> bool {
         self.packets == 0
     }
@@ -168,7 +169,7 @@ impl TxQueue {
         self.bytes
     }
 
-    /// Adds a packet, with padding and ICRC, to the current burst or to a new one.
+    /// Adds a packet to the last burst or to a new one, with padding and ICRC.
     ///
     /// `headers.bth.pad` must be 0: the pad count is set here. No packet is added if the user memory cannot
     /// be read; [`push_host`](Self::push_host) reports that.
@@ -177,7 +178,7 @@ impl TxQueue {
         let _ = self.add(flow, &headers, payload);
     }
 
-    /// Adds a packet like [`push`](Self::push), with payload in user memory.
+    /// Adds a packet like [`push`](Self::push), with its payload in user memory.
     ///
     /// # Errors
     /// If that memory cannot be read; then no packet is added.
@@ -186,7 +187,7 @@ impl TxQueue {
         self.add(flow, &headers, Payload::Host(slices))
     }
 
-    /// Adds a packet. The headers are passed by reference because they take a hundred bytes.
+    /// Adds a packet. Takes the headers by reference, because they are about a hundred bytes long.
     fn add(&mut self, flow: &Flow, headers: &Headers, payload: Payload<'_>) -> Result<(), Faulted> {
         let payload_len = match payload {
             Payload::Bytes(b) => b.len(),
@@ -239,8 +240,8 @@ impl TxQueue {
         Ok(())
     }
 
-    /// Removes the packet that joined a burst last, because its payload cannot be read. `start` is the end of
-    /// the arena without it.
+    /// Removes the last packet, whose payload turned out to be unreadable, from its burst. `start` is the end
+    /// of the arena without the packet.
     #[cold]
     fn take_back(&mut self, start: usize, packet_len: usize) {
         self.used = start;
@@ -256,9 +257,9 @@ impl TxQueue {
         self.prefixed = 0;
     }
 
-    /// Adds packets with consecutive PSNs, the first of which is in `headers`. Each carries the next `each`
-    /// bytes of `data`; `each` must be a multiple of 4. Returns the number of packets added, which is lower
-    /// if user memory cannot be read.
+    /// Adds packets that carry `each` bytes of `data` apiece, with consecutive PSNs starting from the one in
+    /// `headers`. `each` must be a multiple of 4. Returns the number of packets added; it stops early if user
+    /// memory cannot be read.
     pub fn push_bulk(&mut self, flow: &Flow, mut headers: Headers, data: HostSlice, each: usize) -> usize {
         let mut count = 0;
         let packet_len = headers.len() + each + ICRC_LEN;
@@ -281,8 +282,8 @@ impl TxQueue {
         count
     }
 
-    /// Stores a packet with a long payload in user memory, after [`join_burst`](Self::join_burst) has counted
-    /// it.
+    /// Stores a packet whose payload is in user memory and longer than `SHORT`, after
+    /// [`join_burst`](Self::join_burst) has counted it.
     #[inline]
     fn push_long(
         &mut self,
@@ -333,8 +334,8 @@ impl TxQueue {
         Ok(())
     }
 
-    /// Computes the ICRC over the headers before the BTH and over `bytes` of the arena, which begin with the
-    /// BTH.
+    /// Computes the ICRC over the headers that precede the BTH and over `bytes` of the arena, which start at
+    /// the BTH.
     #[inline]
     fn icrc_after(&mut self, flow: &Flow, index: u16, packet_len: usize, bytes: Range<usize>) -> Icrc {
         let prefix = match std::mem::replace(&mut self.prefixed, self.bursts.len()) == self.bursts.len() {
@@ -345,7 +346,7 @@ impl TxQueue {
         prefix.after_headers(index, IpIdent::DONT_FRAGMENT, &self.arena[bytes])
     }
 
-    /// Allocates `len` bytes of the arena, with arbitrary content, and returns their offset.
+    /// Allocates `len` bytes of the arena, with unspecified contents, and returns their offset.
     #[inline]
     fn take(&mut self, len: usize) -> usize {
         let start = self.used;
@@ -356,9 +357,9 @@ impl TxQueue {
         start
     }
 
-    /// Adds a complete packet (BTH to ICRC) that was at `index` of another burst, and adjusts its ICRC to the
-    /// new index; a wrong ICRC stays wrong. Then corrupts the byte at `flip`, if any. For middleware that
-    /// splits bursts.
+    /// Adds a complete packet (BTH to ICRC) that was at `index` in another burst, for middleware that splits
+    /// bursts. Adjusts its ICRC to the new index; a wrong ICRC stays wrong. Then corrupts the byte at `flip`,
+    /// if that is given.
     pub fn push_raw(&mut self, flow: &Flow, index: u16, packet: &[u8], flip: Option<usize>) {
         let flush = packet.first() == Some(&Opcode::FLUSH.0);
         let dest_group = if flush { ALONE } else { dest_group_of_first(packet) };
@@ -380,7 +381,7 @@ impl TxQueue {
         self.add_arena_piece(start);
     }
 
-    /// Adds a whole burst of another queue unchanged, for middleware that distributes the bursts of a queue.
+    /// Adds a whole burst from another queue unchanged, for middleware that distributes a queue's bursts.
     ///
     /// # Panics
     /// If the ICRC of the burst is [deferred](TxBurst::bytes).
@@ -397,7 +398,8 @@ impl TxQueue {
         self.pieces.push(Stored::Arena { start: start as u32, len: bytes as u32 });
     }
 
-    /// Adds a packet to the last burst or begins a new one; returns the index of the packet in its burst.
+    /// Counts a packet as part of the last burst or, if it does not fit there, of a new one. Returns the
+    /// packet's index in the burst.
     #[inline(always)]
     fn join_burst(&mut self, flow: &Flow, dest_group: u8, packet_len: usize) -> u16 {
         self.packets += 1;
@@ -429,7 +431,7 @@ impl TxQueue {
         0
     }
 
-    /// Adds the bytes of the arena from `start` on to the current burst, merging them with its last piece if
+    /// Adds the arena bytes from `start` on to the last burst, merging them with the burst's last piece if
     /// they are adjacent.
     fn add_arena_piece(&mut self, start: usize) {
         let len = (self.used - start) as u32;
@@ -441,7 +443,7 @@ impl TxQueue {
         }
     }
 
-    /// Iterates over the bursts, in the order in which their first packets were pushed.
+    /// Iterates over the bursts in the order in which they were pushed.
     pub fn bursts(&self) -> impl ExactSizeIterator<Item = TxBurst<'_>> {
         self.bursts.iter().enumerate().map(|(i, b)| {
             let end = self.bursts.get(i + 1).map_or(self.pieces.len(), |n| n.first_piece);
@@ -457,17 +459,17 @@ impl TxQueue {
     }
 }
 
-/// Group of packets that share no burst: those to QP1, each of which may be for another process at the peer,
-/// and FLUSHes whose ICRC covers their headers twice.
+/// Group of packets that each form a burst of their own: packets to QP1, which may be for different processes
+/// at the peer, and FLUSHes whose ICRC covers their headers twice.
 const ALONE: u8 = u8::MAX;
 
-/// Returns the group of a destination: packets of different groups share no burst.
+/// Returns the group of a destination. Packets in different groups cannot be in the same burst.
 #[inline]
 fn dest_group(dest: Qpn) -> u8 {
     if dest == Qpn::GSI { ALONE } else { (dest.get() >> (24 - BurstLimits::DEST_GROUP_BITS)) as u8 }
 }
 
-/// Returns the group ([`dest_group`]) of the first packet's destination.
+/// Returns the [`dest_group`] of the first packet.
 fn dest_group_of_first(packets: &[u8]) -> u8 {
     /// Offset of the BTH word whose low bytes are the destination QPN.
     const DEST_QP: usize = 4;
@@ -475,7 +477,7 @@ fn dest_group_of_first(packets: &[u8]) -> u8 {
     word.map_or(0, |word| dest_group(Qpn::new(u32::from_be_bytes(*word))))
 }
 
-/// Writes the headers and the pad count.
+/// Writes the headers to the start of `packet`, with the pad count `pad`.
 #[inline]
 fn emit(headers: &Headers, pad: usize, packet: &mut [u8]) {
     headers.emit(packet);
@@ -484,23 +486,23 @@ fn emit(headers: &Headers, pad: usize, packet: &mut [u8]) {
     }
 }
 
-/// Burst of packets of one flow, all of `segment` bytes except the last, which may be shorter.
+/// Burst of packets in one flow, all of the same length except the last, which may be shorter.
 #[derive(Clone, Copy, Debug)]
 pub struct TxBurst<'a> {
     /// Addresses, source port and traffic class.
     pub flow: Flow,
-    /// UDP payload bytes of every packet except the last.
+    /// UDP payload length of every packet except the last, in bytes.
     pub segment: usize,
     /// Number of packets.
     pub packets: usize,
-    /// UDP payload bytes of all packets.
+    /// Total UDP payload length of all packets, in bytes.
     pub bytes: usize,
     arena: &'a [u8],
     pieces: &'a [Stored],
 }
 
 impl<'a> TxBurst<'a> {
-    /// Returns the bytes of all packets, packet `i` from `i * segment` on; `None` if the ICRC is deferred.
+    /// Returns the bytes of all packets, with packet `i` at `i * segment`; `None` if the ICRC is deferred.
     pub fn as_bytes(&self) -> Option<&'a [u8]> {
         match *self.pieces {
             [Stored::Arena { start, len }] => Some(&self.arena[start as usize..][..len as usize]),
@@ -508,7 +510,7 @@ impl<'a> TxBurst<'a> {
         }
     }
 
-    /// Returns the bytes of all packets, packet `i` from `i * segment` on.
+    /// Returns the bytes of all packets, with packet `i` at `i * segment`.
     ///
     /// # Panics
     /// If the ICRC is deferred, as in a queue for a link that [always copies](TxQueue::with_deferred_icrc).
@@ -516,7 +518,7 @@ impl<'a> TxBurst<'a> {
         self.as_bytes().expect("a link that does not copy gets packets that are whole")
     }
 
-    /// Appends the bytes of all packets to `out`, packet `i` at `i * segment`.
+    /// Appends the bytes of all packets to `out`, with packet `i` at `i * segment` of the appended bytes.
     pub fn copy_to(&self, out: &mut Vec<u8>) {
         match self.as_bytes() {
             Some(bytes) => out.extend_from_slice(bytes),
@@ -527,7 +529,7 @@ impl<'a> TxBurst<'a> {
         }
     }
 
-    /// Returns a copier that emits the packets one by one, with their ICRCs.
+    /// Returns a copier that writes out the packets one at a time, with their ICRCs.
     pub fn copier(&self) -> Copier<'a> {
         Copier {
             flow: self.flow,
@@ -542,7 +544,7 @@ impl<'a> TxBurst<'a> {
     }
 }
 
-/// Copier of the packets of a burst, one by one.
+/// Copier that writes out the packets of a burst one at a time.
 #[derive(Debug)]
 pub struct Copier<'a> {
     flow: Flow,
@@ -554,13 +556,13 @@ pub struct Copier<'a> {
     prefixes: Prefixes,
     arena: &'a [u8],
     pieces: std::slice::Iter<'a, Stored>,
-    /// Unread bytes of the current piece.
+    /// Bytes of the current piece not yet copied.
     rest: &'a [u8],
 }
 
 impl Copier<'_> {
-    /// Appends the next packet to `out` and computes its ICRC if that is deferred. Returns false after the
-    /// last packet.
+    /// Appends the next packet to `out`, and computes its ICRC if it is deferred. Returns false if there are
+    /// no more packets.
     pub fn copy_next(&mut self, out: &mut Vec<u8>) -> bool {
         let packet_len = self.left.min(self.segment);
         if packet_len == 0 {
@@ -602,7 +604,7 @@ impl Copier<'_> {
         true
     }
 
-    /// Passes the next slices of user memory to `each`, up to the next piece of the arena.
+    /// Passes slices of user memory to `each`, up to the next arena piece.
     #[inline]
     fn gather(&mut self, mut each: impl FnMut(HostSlice)) {
         for piece in self.pieces.by_ref() {
@@ -617,21 +619,21 @@ impl Copier<'_> {
     }
 }
 
-/// Received burst: packets of equal size except the last.
+/// Received burst: packets of equal length, except that the last may be shorter.
 #[derive(Clone, Copy, Debug)]
 pub struct RxBurst<'a> {
     /// Addresses, source port and traffic class, as on the wire.
     pub flow: Flow,
     /// IPv4 identification and flags, as far as they are known.
     pub ident: IpIdent,
-    /// UDP payload bytes of every packet except the last.
+    /// UDP payload length of every packet except the last, in bytes.
     pub segment: usize,
     /// UDP payloads, concatenated.
     pub data: &'a [u8],
 }
 
 impl<'a> RxBurst<'a> {
-    /// Iterates over the packets, each with its index in the burst.
+    /// Iterates over the packets, with the index of each in the burst.
     pub fn packets(&self) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
         self.data.chunks(self.segment.max(1)).enumerate().map(|(i, p)| (i as u16, p))
     }

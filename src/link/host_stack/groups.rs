@@ -1,4 +1,4 @@
-//! Multicast memberships of a host stack, and their reports by IGMP and MLD.
+//! Multicast memberships of a host stack, and the IGMP and MLD reports that announce them.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,16 +8,17 @@ use crate::transport::Instant;
 use crate::wire::Mac;
 use crate::wire::frame::{GroupQuery, GroupReport, MembershipState};
 
-/// Delay after which the report of a new membership is repeated, in case the first was lost (RFC 3376, 8.11).
+/// Delay before the report of a new membership is repeated in case the first was lost (RFC 3376, 8.11).
 pub const UNSOLICITED_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The multicast groups that a host stack has joined, and the reports that are due.
+/// The multicast groups that a host stack has joined, and the membership reports still to be repeated.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     joined: BTreeSet<IpAddr>,
-    /// Memberships whose report has to be repeated, with the time of the repetition.
+    /// Groups whose report has to be repeated, each with the time to do so, earliest first.
     repeats: VecDeque<(Instant, IpAddr)>,
-    /// Whether the last query was of the previous protocol version (IGMPv2, MLDv1), for IPv4 and IPv6.
+    /// Whether the last query used the older protocol version: IGMPv2 for IPv4 (index 0), MLDv1 for IPv6
+    /// (index 1).
     old: [bool; 2],
 }
 
@@ -26,7 +27,7 @@ impl Groups {
         self.joined.contains(&group)
     }
 
-    /// Joins a group. Returns whether it was not joined before.
+    /// Joins a group. Returns false if it was already joined.
     pub fn join(&mut self, now: Instant, group: IpAddr) -> bool {
         let new = self.joined.insert(group);
         if new {
@@ -35,13 +36,13 @@ impl Groups {
         new
     }
 
-    /// Leaves a group. Returns whether it was joined.
+    /// Leaves a group. Returns false if it was not joined.
     pub fn leave(&mut self, group: IpAddr) -> bool {
         self.repeats.retain(|(_, other)| *other != group);
         self.joined.remove(&group)
     }
 
-    /// Records the version of a query and returns the groups to report in response.
+    /// Records the protocol version of a query, and returns the groups to report in response.
     pub fn on_query(&mut self, query: &GroupQuery) -> Vec<IpAddr> {
         self.old[usize::from(query.group.is_ipv6())] = query.old;
         let is_queried = |group: &&IpAddr| {
@@ -51,7 +52,7 @@ impl Groups {
         self.joined.iter().filter(is_queried).copied().collect()
     }
 
-    /// Returns a group whose report is due to be repeated.
+    /// Takes the next group whose report is due to be repeated, if any.
     pub fn due(&mut self, now: Instant) -> Option<IpAddr> {
         let (at, group) = *self.repeats.front()?;
         (at <= now).then(|| {

@@ -1,5 +1,4 @@
-//! Host stack on Ethernet, without I/O: the subset of ARP, NDP, ICMP, IGMP and MLD that a RoCEv2 endpoint
-//! needs.
+//! Ethernet host stack without I/O: the subset of ARP, NDP, ICMP, IGMP and MLD that a RoCEv2 endpoint needs.
 //!
 //! The host stack replies to ARP requests, neighbour solicitations and pings for its addresses, resolves the
 //! MACs of others, queues frames whose next hop is not resolved yet, reports its multicast memberships to
@@ -30,7 +29,7 @@ use crate::wire::frame::{
 };
 use crate::wire::{Mac, solicited_node};
 
-/// Maximum number of queued frames that the host stack itself has generated.
+/// Maximum number of queued frames that the host stack has generated itself; further ones are dropped.
 const MAX_OUTBOX: usize = 1024;
 
 /// Configuration of a host stack.
@@ -43,7 +42,7 @@ pub struct HostStackConfig {
     pub addresses: Vec<IfAddr>,
     /// Routers to all off-link destinations; the first of each IP version is used.
     pub gateways: Vec<IpAddr>,
-    /// VLAN tag of all frames; `None` if the host stack is not in a VLAN.
+    /// VLAN tag of all frames sent; `None` if the host stack is not in a VLAN.
     pub vlan: Option<VlanTag>,
 }
 
@@ -70,7 +69,7 @@ pub enum FrameOutcome {
     },
     /// The host stack has processed the frame itself.
     Handled,
-    /// The frame is not for the host stack, or is of an unknown kind.
+    /// The frame is not addressed to the host stack, or is of an unknown kind.
     Foreign,
     /// The frame is truncated, malformed or unsupported.
     Malformed(FrameError),
@@ -83,11 +82,11 @@ pub struct HostStack {
     neighbours: Neighbours,
     groups: Groups,
     outbox: FrameQueue,
-    /// Frames whose next hop is not resolved yet.
+    /// Frames whose next hop is not yet resolved.
     unresolved_queue: UnresolvedQueue,
     unresolved: u64,
-    /// Address, MAC and time of the last packet's sender. The next packet usually has the same sender, for
-    /// which no lookup is then needed.
+    /// Address and MAC of the sender learned most recently, and the time. Most packets come from that sender
+    /// again, and then need no lookup.
     last_sender: Option<(IpAddr, Mac, Instant)>,
 }
 
@@ -116,7 +115,7 @@ impl HostStack {
         &self.config
     }
 
-    /// Joins a multicast group and reports this to routers and switches.
+    /// Joins a multicast group, and reports the membership to routers and switches.
     ///
     /// # Errors
     /// [`JoinError`] if `group` is not a multicast address, or the host stack has no address of its IP
@@ -134,7 +133,7 @@ impl HostStack {
         Ok(())
     }
 
-    /// Leaves a multicast group and reports this to routers and switches.
+    /// Leaves a multicast group, and reports the change to routers and switches.
     pub fn leave(&mut self, group: IpAddr) {
         if self.groups.leave(group) {
             self.report(group, MembershipState::Left);
@@ -147,7 +146,7 @@ impl HostStack {
         self.groups.leave(group);
     }
 
-    /// Reports whether the host stack has joined this group.
+    /// Reports whether the host stack has joined `group`.
     pub fn is_member(&self, group: IpAddr) -> bool {
         self.groups.contains(group)
     }
@@ -162,12 +161,13 @@ impl HostStack {
         self.config.addresses.iter().any(|a| a.ip == ip)
     }
 
-    /// Returns the number of packets dropped because their next hop did not reply or the queue was full.
+    /// Returns the number of packets dropped because the next hop did not reply, there was no route, or the
+    /// queue was full.
     pub fn unresolved(&self) -> u64 {
         self.unresolved
     }
 
-    /// Parses a frame, replies to it if it is a request, and returns the outcome.
+    /// Parses a received frame, and replies if it is a request to this host.
     pub fn handle_frame(&mut self, now: Instant, bytes: &[u8], checksums: Checksums) -> FrameOutcome {
         match frame::parse(bytes, checksums) {
             Ok(frame) => self.handle(now, bytes, frame),
@@ -175,7 +175,7 @@ impl HostStack {
         }
     }
 
-    /// Handles a frame that is already parsed.
+    /// Handles a received frame that has already been parsed.
     pub(crate) fn handle(&mut self, now: Instant, bytes: &[u8], frame: Frame) -> FrameOutcome {
         // VLAN 0 carries only a priority (IEEE 802.1Q).
         let mut vlans = frame.vlan.iter().flatten().copied().filter(|id| *id != 0);
@@ -209,9 +209,9 @@ impl HostStack {
         }
     }
 
-    /// Returns the MAC for packets to `dst`: that of the host, of its router or of the multicast group. If it
-    /// is not known yet, returns `None` and sends a request; [`queue_unresolved`](Self::queue_unresolved)
-    /// queues packets until the reply.
+    /// Returns the destination MAC for packets to `dst`: the host's, the router's or the group's. If it is
+    /// not yet known, returns `None` and sends a request; [`queue_unresolved`](Self::queue_unresolved) holds
+    /// packets until the reply arrives.
     pub fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
         match self.next_hop(dst) {
             Hop::Group(mac) => Some(mac),
@@ -226,10 +226,10 @@ impl HostStack {
         }
     }
 
-    /// Queues a frame to `dst` for which [`resolve`](Self::resolve) knows no MAC; `write` appends it, with
-    /// any destination MAC. [`poll_transmit`](Self::poll_transmit) later returns the frame, unless it is
-    /// counted as unresolved. Without a route or room it is counted at once: the result is false and `write`
-    /// is not called.
+    /// Queues a frame to `dst` after [`resolve`](Self::resolve) has returned `None`. `write` appends the
+    /// frame, with any destination MAC. Once the next hop is resolved, [`poll_transmit`](Self::poll_transmit)
+    /// returns the frame; if the resolution fails, the frame is dropped and counted as unresolved. If there
+    /// is no route or no room, counts it at once and returns false without calling `write`.
     pub fn queue_unresolved(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         match self.next_hop(dst) {
             Hop::Host(hop) if self.unresolved_queue.push(hop, write) => true,
@@ -262,24 +262,24 @@ impl HostStack {
         true
     }
 
-    /// Returns the next frame of the host stack to send, if any; [`transmitted`](Self::transmitted) then
-    /// removes it.
+    /// Returns the next frame to send, if any; [`transmitted`](Self::transmitted) then removes it.
     pub fn poll_transmit(&self) -> Option<&[u8]> {
         self.outbox.front()
     }
 
-    /// Removes the frame of [`poll_transmit`](Self::poll_transmit), which has been sent.
+    /// Removes the frame that [`poll_transmit`](Self::poll_transmit) returned, once it has been sent.
     pub fn transmitted(&mut self) {
         self.outbox.pop();
     }
 
-    /// Returns the time at which [`handle_timeout`](Self::handle_timeout) has to be called.
+    /// Returns the time at which [`handle_timeout`](Self::handle_timeout) must next be called; `None` if
+    /// nothing is pending.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.neighbours.next_deadline().into_iter().chain(self.groups.next_deadline()).min()
     }
 
-    /// Repeats requests that have had no reply, gives up resolutions after the last attempt, and repeats
-    /// group reports.
+    /// Repeats unanswered requests, gives up a resolution after the last attempt, and repeats membership
+    /// reports.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(due) = self.neighbours.expire(now) {
             match due {
@@ -314,7 +314,7 @@ impl HostStack {
         link_local || self.config.addresses.iter().any(|a| a.contains(ip))
     }
 
-    /// Returns the source address for packets to `dst`: one of the same network if possible.
+    /// Returns the source address for packets to `dst`: one on the same network if possible.
     fn source_for(&self, dst: IpAddr) -> Option<IpAddr> {
         let mut same_family = self.config.addresses.iter().filter(|a| a.ip.is_ipv4() == dst.is_ipv4());
         let nearest = same_family.clone().find(|a| a.contains(dst));
@@ -334,7 +334,7 @@ impl HostStack {
         }
     }
 
-    /// Queues a report about a group for routers and switches.
+    /// Queues a membership report for a group.
     fn report(&mut self, group: IpAddr, membership: MembershipState) {
         let link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
         let src = match group {
@@ -467,14 +467,14 @@ impl HostStack {
 }
 
 impl HostStackConfig {
-    /// Returns the configuration of a host stack with these addresses and the MAC address that they lead to
-    /// ([`derived_mac`](Self::derived_mac)), without gateways and VLAN.
+    /// Returns a configuration with the given addresses and the MAC derived from them
+    /// ([`derived_mac`](Self::derived_mac)), without gateways or a VLAN.
     pub fn new(addresses: Vec<IfAddr>) -> HostStackConfig {
         let mac = HostStackConfig::derived_mac(&addresses);
         HostStackConfig { mac, addresses, gateways: Vec::new(), vlan: None }
     }
 
-    /// Returns a locally administered MAC derived from the first address, so that it is the same on every
+    /// Returns a locally administered MAC derived from the first address, which makes it the same on every
     /// run.
     pub fn derived_mac(addresses: &[IfAddr]) -> Mac {
         let ip = addresses.first().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |a| a.ip);

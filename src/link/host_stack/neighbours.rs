@@ -7,11 +7,11 @@ use std::time::Duration;
 use crate::transport::Instant;
 use crate::wire::Mac;
 
-/// Time for which a MAC is trusted without traffic from the neighbour.
+/// Time that a MAC remains trusted without traffic from the neighbour.
 pub const REACHABLE_TIME: Duration = Duration::from_secs(30);
-/// Time to wait for a reply before a request is repeated.
+/// Time to wait for a reply before repeating a request.
 pub const RETRANS_TIME: Duration = Duration::from_millis(250);
-/// Maximum number of requests for one resolution, which take three seconds in total, as on Linux.
+/// Maximum number of requests per resolution: resolution fails after three seconds, as on Linux.
 pub const MAX_REQUESTS: u8 = 12;
 /// Maximum number of cached neighbours.
 pub const MAX_NEIGHBOURS: usize = 4096;
@@ -27,7 +27,7 @@ pub(super) struct Neighbours {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     mac: Option<Mac>,
-    /// Time of the last frame from the neighbour.
+    /// Time at which the MAC was last confirmed or, while it is unknown, the entry was created.
     confirmed_at: Instant,
     resolution: Option<Resolution>,
 }
@@ -38,7 +38,7 @@ struct Resolution {
     retry_at: Instant,
 }
 
-/// A request to send: unicast to the known MAC, otherwise multicast or broadcast.
+/// A request to send: unicast to `mac` if there is one, otherwise multicast (NDP) or broadcast (ARP).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NeighbourRequest {
     pub ip: IpAddr,
@@ -46,7 +46,8 @@ pub(super) struct NeighbourRequest {
 }
 
 impl Neighbours {
-    /// Returns the MAC of `ip`, and a request to send if the MAC is unknown or stale.
+    /// Returns the MAC of `ip`, and a request to send if the MAC is unknown or stale and no request is
+    /// pending.
     pub fn lookup(&mut self, now: Instant, ip: IpAddr) -> (Option<Mac>, Option<NeighbourRequest>) {
         if !self.entries.contains_key(&ip) {
             self.evict_if_full();
@@ -62,7 +63,7 @@ impl Neighbours {
         (entry.mac, Some(NeighbourRequest { ip, mac: entry.mac }))
     }
 
-    /// Learns a MAC; with `only_known`, only for an address that already has an entry. Returns whether it was
+    /// Stores the MAC of `ip`; with `only_known`, only if `ip` already has an entry. Returns whether it was
     /// stored.
     pub fn learn(&mut self, now: Instant, ip: IpAddr, mac: Mac, only_known: bool) -> bool {
         if let Some(entry) = self.entries.get_mut(&ip) {
@@ -112,8 +113,8 @@ impl Neighbours {
         self.entries.values().filter_map(|e| e.resolution.map(|q| q.retry_at)).min()
     }
 
-    /// Evicts the entry that has not been refreshed for the longest time, if the cache is full. Entries that
-    /// are being resolved are evicted last.
+    /// If the cache is full, evicts the entry that was confirmed least recently. Entries that are being
+    /// resolved are evicted last.
     fn evict_if_full(&mut self) {
         if self.entries.len() < MAX_NEIGHBOURS {
             return;

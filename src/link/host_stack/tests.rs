@@ -1,4 +1,4 @@
-//! Tests of the host stack, some with frames that Linux sent.
+//! Tests of how the host stack handles ARP, NDP, ICMP, IGMP and MLD, partly with frames captured from Linux.
 
 use std::time::Duration;
 
@@ -276,7 +276,7 @@ fn neighbour_cache_does_not_grow_beyond_its_limit() {
     assert_eq!(s.resolve(at(9999), ip("10.1.0.0")), None);
 }
 
-/// Queries as sent by the querier of a bridge of Linux 6.18: IGMPv3, IGMPv2, MLDv2, MLDv1.
+/// Queries as sent by the multicast querier of a Linux 6.18 bridge: IGMPv3, IGMPv2, MLDv2, MLDv1.
 const QUERIES: [&str; 4] = [
     "01005e000001525400770002080046c00024000040000102041300000000e0000001940400001164ec980000000002030000",
     "01005e000001525400770002080046c00020000040000102041700000000e0000001940400001164ee9b00000000",

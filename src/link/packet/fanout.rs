@@ -1,5 +1,5 @@
-//! Fanout group of the sockets of one NIC's shards: the kernel examines each frame once, however many sockets
-//! there are, and passes it to one of them (`PACKET_FANOUT`, see packet(7)).
+//! Fanout group: the kernel examines each frame once, however many shard sockets the NIC has, and passes it
+//! to one of them (`PACKET_FANOUT`, see packet(7)).
 //!
 //! That is the socket of the shard that has the frame's queue pair; all other frames go to the first shard.
 //! The links pass on frames that several of them need: see
@@ -14,16 +14,17 @@ use super::filter;
 use super::socket::RawSocket;
 use crate::nic::ShardId;
 
-/// Constant of linux/if_packet.h that libc lacks: distribution by a classic BPF program.
+/// Fanout mode in which a classic BPF program selects the socket. The constant is from linux/if_packet.h;
+/// libc lacks it.
 const PACKET_FANOUT_CBPF: c_int = 6;
-/// Flag that makes the kernel choose an unused number for the group.
+/// Flag that makes the kernel choose an unused group ID.
 const PACKET_FANOUT_FLAG_UNIQUEID: c_int = 0x2000;
-/// Flag that excludes outgoing frames. Kernels before 6.10 ignore it; on these, the filters of the sockets
-/// drop such frames.
+/// Flag that excludes outgoing frames. Kernels before 6.10 ignore it, and the socket filters drop such frames
+/// instead.
 const PACKET_FANOUT_FLAG_IGNORE_OUTGOING: c_int = 0x4000;
 
-/// Creates a fanout group of sockets, which are given in the order of their shards. They must be bound, and
-/// must not receive anything yet.
+/// Creates a fanout group from the given sockets, in shard order. The sockets must be bound, and their
+/// filters must still reject all frames.
 ///
 /// # Errors
 /// The error of the kernel, or of a substitute for it. Some sockets may then be in the group, which they

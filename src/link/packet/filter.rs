@@ -1,6 +1,6 @@
-//! Classic BPF programs of packet sockets: the socket filter, which accepts only RoCEv2 packets for the link
-//! and the requests that a host stack has to reply to, and the program that selects the shard of a frame in a
-//! [fanout group](super::fanout).
+//! Classic BPF programs for packet sockets: the socket filter, which accepts only RoCEv2 packets for the link
+//! and the control packets that a host stack has to process, and the program that selects the shard for each
+//! frame in a [fanout group](super::fanout).
 
 use std::net::IpAddr;
 
@@ -12,16 +12,16 @@ use libc::{
 use crate::nic::ShardId;
 use crate::wire::{Mac, ROCE_PORT};
 
-/// Maximum number of addresses that the filter checks. If there are more, the addresses are checked in user
-/// space, because a jump can skip at most 255 instructions.
+/// Maximum number of addresses that the filter checks, since a jump can skip at most 255 instructions. If
+/// there are more, addresses are checked in user space instead.
 const MAX_ADDRESSES: usize = 16;
 
 /// Recipient of the frames that the filter accepts.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Recipient<'a> {
-    /// The interface itself; the kernel replies to its neighbours.
+    /// The interface itself, with the given addresses; the kernel answers neighbour discovery.
     Interface(&'a [IpAddr]),
-    /// A host stack with its own MAC and VLAN on a promiscuous interface.
+    /// A host stack with the given MAC and VLAN ID, on a promiscuous interface.
     HostStack(Mac, Option<u16>),
 }
 
@@ -35,7 +35,8 @@ fn load(size: u32, at: u32) -> sock_filter {
     op(BPF_LD | size | BPF_ABS, at)
 }
 
-/// Returns an instruction that loads an ancillary value of the kernel, which is not part of the frame.
+/// Returns an instruction that loads one of the kernel's ancillary values (`SKF_AD_*`), which are not part of
+/// the frame.
 fn load_ancillary(what: i32) -> sock_filter {
     load(BPF_W, (SKF_AD_OFF + what) as u32)
 }
@@ -52,21 +53,21 @@ fn reject() -> sock_filter {
     op(BPF_RET | BPF_K, 0)
 }
 
-/// Appends instructions that execute `then` if the accumulator equals `k`, and otherwise continue after it.
+/// Appends instructions that execute `then` if the accumulator equals `k`, and skip it otherwise.
 fn if_eq(out: &mut Block, k: u32, then: Block) {
     let skip = u8::try_from(then.len()).expect("a block has at most 255 instructions");
     out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: 0, jf: skip, k });
     out.extend(then);
 }
 
-/// Appends instructions that continue if the accumulator equals `k`, and otherwise drop the frame.
+/// Appends instructions that drop the frame unless the accumulator equals `k`.
 fn require(out: &mut Block, k: u32) {
     out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: 1, jf: 0, k });
     out.push(reject());
 }
 
-/// Appends instructions that execute `then` unless the accumulator equals `k`. They continue after it if
-/// `then` does not end the program.
+/// Appends instructions that execute `then` unless the accumulator equals `k`. Execution continues after
+/// `then` unless it ends the program.
 fn unless_eq(out: &mut Block, k: u32, then: Block) {
     let skip = u8::try_from(then.len()).expect("a block has at most 255 instructions");
     out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: skip, jf: 0, k });
@@ -76,17 +77,17 @@ fn unless_eq(out: &mut Block, k: u32, then: Block) {
 /// Offset of the last byte of the destination QPN, from the start of the UDP header.
 const DEST_QP_LOW: u32 = 8 + 7;
 
-/// Returns instructions that continue only if the queue pair belongs to the shard. The instruction `byte`
-/// loads the last byte of the queue pair number.
+/// Returns instructions that drop the frame unless its destination queue pair belongs to `shard`. The
+/// instruction `byte` loads the last byte of the destination QPN.
 fn require_shard(byte: sock_filter, shard: ShardId) -> Block {
     let mut p = vec![byte, mask((1 << shard.bits()) - 1)];
     require(&mut p, shard.index());
     p
 }
 
-/// Returns the filter program of one shard of a NIC on an Ethernet interface. The first shard receives the
-/// requests to the host stack itself, which are for no queue pair; all shards receive replies and multicast
-/// packets.
+/// Returns the socket filter for one shard of a NIC on an Ethernet interface. Requests to the host stack
+/// itself go to the first shard only, since they are for no queue pair; replies and multicast packets go to
+/// all shards.
 pub(super) fn program(recipient: Recipient<'_>, shard: ShardId) -> Vec<sock_filter> {
     let mut p = Block::new();
     // The kernel has removed the tag. VLAN 0 carries only a priority; other VLANs have their own interfaces
@@ -131,8 +132,9 @@ pub(super) fn program(recipient: Recipient<'_>, shard: ShardId) -> Vec<sock_filt
     p
 }
 
-/// Returns the fanout program, which selects one of `1 << bits` shards for a frame: that of its queue pair,
-/// or the first one if the frame is for no queue pair. The program sees a frame from its network header on.
+/// Returns the fanout program, which selects one of `1 << bits` shards for a frame: the one that has the
+/// destination queue pair, or the first shard if the frame is not for a particular queue pair. The program
+/// sees each frame from the network header on.
 pub(super) fn fanout_program(bits: u32) -> Vec<sock_filter> {
     let first = || op(BPF_RET | BPF_K, 0);
     let index = || [mask((1 << bits) - 1), op(BPF_RET | BPF_A, 0)];
@@ -256,7 +258,8 @@ mod tests {
         result(program, frame, vlan, kind) != 0
     }
 
-    /// Runs a program as the kernel does: a read beyond the packet ends the program with 0.
+    /// Interprets a program as the kernel does: a load beyond the end of the packet ends the program with
+    /// result 0.
     fn result(program: &[sock_filter], frame: &[u8], vlan: u32, kind: u32) -> u32 {
         let (mut a, mut x, mut pc) = (0u32, 0u32, 0);
         loop {

@@ -1,4 +1,4 @@
-//! Next-hop resolution with the routes and the neighbour table of the kernel, which are queried by netlink.
+//! Next-hop resolution using the kernel's routes and neighbour table, queried through netlink.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
@@ -17,23 +17,24 @@ use crate::link::{socket_calls, system_udp};
 use crate::transport::Instant;
 use crate::wire::{Mac, ROCE_PORT};
 
-/// Time for which a result of the kernel is cached.
+/// Lifetime of a cached MAC that was obtained from the kernel.
 const CACHE_LIFETIME: Duration = Duration::from_secs(5);
 /// Interval between queries for a neighbour that the kernel is resolving.
 const QUERY_INTERVAL: Duration = Duration::from_millis(5);
-/// Time after which queued packets are dropped; the kernel itself sends three requests, a second apart.
+/// Time after which packets to an unresolved next hop are dropped: the kernel sends three requests, one
+/// second apart.
 const RESOLUTION_TIMEOUT: Duration = Duration::from_secs(3);
-/// Destination port (discard) of the datagrams that make the kernel resolve a neighbour.
+/// Destination port (discard, RFC 863) of the datagrams that make the kernel resolve a neighbour.
 const DISCARD_PORT: u16 = 9;
-/// Maximum number of cached results.
+/// Maximum number of cached destinations; the cache is cleared when it is full.
 const MAX_CACHED: usize = 4096;
 
 const RTM_GETROUTE: u16 = 26;
 const RTA_DST: u16 = 1;
 const NDA_DST: u16 = 1;
-/// Length of rtmsg and of ndmsg.
+/// Length of both rtmsg and ndmsg, in bytes.
 const BODY_LEN: usize = 12;
-/// Neighbour states whose MAC is usable (NUD_*).
+/// Neighbour states (NUD_*) in which the MAC is usable.
 const USABLE: u16 = libc::NUD_REACHABLE
     | libc::NUD_STALE
     | libc::NUD_DELAY
@@ -45,16 +46,17 @@ const USABLE: u16 = libc::NUD_REACHABLE
 pub(super) struct KernelNeighbours {
     netlink: RouteSocket,
     ifindex: u32,
-    /// Whether this is a loopback interface, where all MACs are zeros.
+    /// Whether this is a loopback interface, on which all MACs are zero.
     pub loopback: bool,
-    /// Whether the interface has IPv4 addresses, and whether it has IPv6 addresses.
+    /// Whether the interface has IPv4 addresses (index 0) and IPv6 addresses (index 1).
     families: [bool; 2],
-    /// Sockets that only keep the kernel a member of multicast groups while they are open: the kernel reports
-    /// the memberships and configures the hardware to accept the packets. Nothing is read from these sockets.
+    /// Sockets that hold the kernel's multicast memberships, one per group: while a socket is open, the
+    /// kernel reports the membership and configures the hardware to accept the group's packets. Nothing is
+    /// read from them.
     groups: HashMap<IpAddr, UdpSocket>,
     trigger: [Option<UdpSocket>; 2],
-    /// Sockets bound to the RoCE port so that the kernel sends no ICMP port unreachable. A filter drops their
-    /// packets.
+    /// Sockets bound to the RoCE port, to keep the kernel from sending ICMP port unreachable errors. A filter
+    /// drops all packets that they receive.
     _guards: Vec<UdpSocket>,
     cache: HashMap<IpAddr, Cached>,
     unresolved_queue: UnresolvedQueue,
@@ -67,7 +69,7 @@ pub(super) struct KernelNeighbours {
 struct Cached {
     mac: Option<Mac>,
     until: Instant,
-    /// Time at which the resolution started, if it has no result yet.
+    /// Time at which the resolution started; meaningful only while `mac` is `None`.
     since: Instant,
 }
 
@@ -109,7 +111,8 @@ impl KernelNeighbours {
         })
     }
 
-    /// Returns the MAC for packets to `dst`; if the kernel has none, makes it resolve the address.
+    /// Returns the destination MAC for packets to `dst`. If the kernel does not know it, returns `None` and
+    /// makes the kernel resolve the next hop.
     pub fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
         if self.loopback {
             return Some(Mac::default());
@@ -172,8 +175,8 @@ impl KernelNeighbours {
         self.groups.contains_key(&group)
     }
 
-    /// Queues a frame for which [`resolve`](Self::resolve) had no MAC. Without room, counts it and returns
-    /// false.
+    /// Queues a frame to `dst` after [`resolve`](Self::resolve) has returned `None`. If there is no room,
+    /// counts the frame as unresolved and returns false.
     pub fn queue_unresolved(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         let queued = self.unresolved_queue.push(dst, write);
         self.has_unresolved |= queued;
@@ -181,8 +184,8 @@ impl KernelNeighbours {
         queued
     }
 
-    /// Repeats the queries for the next hops of queued frames. Moves frames whose next hop is resolved to the
-    /// outbox, and drops those whose resolution has failed.
+    /// Queries the next hops of queued frames again. Moves frames whose next hop is now resolved to the
+    /// outbox, and drops frames whose next hop was not resolved in time.
     pub fn handle_timeout(&mut self, now: Instant) {
         while self.has_unresolved {
             let due = |ip: &IpAddr| self.cache.get(ip).is_none_or(|c| c.until <= now || c.mac.is_some());
@@ -208,14 +211,14 @@ impl KernelNeighbours {
             .min()
     }
 
-    /// Makes the kernel resolve `dst`, or confirm its entry.
+    /// Makes the kernel resolve the next hop to `dst`, or confirm a stale neighbour entry.
     fn trigger(&self, dst: IpAddr) {
         if let Some(socket) = &self.trigger[usize::from(dst.is_ipv6())] {
             let _ = socket.send_to(&[], socket_addr(dst, DISCARD_PORT, self.ifindex));
         }
     }
 
-    /// Returns the next hop to `dst` through this interface.
+    /// Returns the next hop to `dst` through the link's interface; `None` if there is no route.
     fn next_hop(&self, dst: IpAddr) -> Option<IpAddr> {
         let mut body = [0; BODY_LEN];
         body[0] = netlink::family(dst);
@@ -231,7 +234,8 @@ impl KernelNeighbours {
         }
     }
 
-    /// Returns the MAC of a neighbour if it is usable, and whether the entry is usable and not stale.
+    /// Queries the neighbour entry of `hop`. Returns its MAC if it is usable, and whether it is usable and
+    /// not stale.
     fn neighbour(&self, hop: IpAddr) -> (Option<Mac>, bool) {
         let mut body = [0; BODY_LEN];
         body[0] = netlink::family(hop);
@@ -246,7 +250,7 @@ impl KernelNeighbours {
         (mac.filter(|_| state & USABLE != 0), state & USABLE & !libc::NUD_STALE != 0)
     }
 
-    /// Sends a request and returns the body of the response, at least [`BODY_LEN`] bytes; `None` for an
+    /// Sends a request and returns the body of the response, which has at least [`BODY_LEN`] bytes; `None` on
     /// error.
     fn query<'b>(&self, request: &Request, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
         self.netlink.send(request).ok()?;

@@ -37,8 +37,8 @@ use socket::{RawSocket, RxFrame, Shape, SuperPacket, TxBatch, TxMessage};
 
 /// Configuration of a [`PacketLink`]: `packet:eth0` on the interface's own addresses,
 /// `packet:eth0,ip=10.77.0.9/24,mac=52:54:00:77:00:09` as a separate host stack on it. Further options:
-/// `gw=`, `vlan=`, `pcp=` (host stack only), `mtu=` (at most that of the interface), `offload=off` (one
-/// packet per frame), `fanout=off` (with several shards, every socket filters for itself).
+/// `gw=`, `vlan=` and `pcp=` (host stack only), `mtu=` (at most the interface's), `offload=off` (one packet
+/// per frame), `fanout=off` (each shard's socket filters all frames itself).
 ///
 /// ```
 /// # use urxe::link::*;
@@ -49,27 +49,28 @@ use socket::{RawSocket, RxFrame, Shape, SuperPacket, TxBatch, TxMessage};
 pub struct PacketConfig {
     /// Name of the interface.
     pub interface: String,
-    /// MAC and addresses of the separate host stack; `None` to use those of the interface.
+    /// Separate host stack on the interface; `None` to use the interface's own MAC and addresses.
     pub host_stack: Option<HostStackConfig>,
-    /// Largest IP packet in bytes; `None` for the MTU of the interface.
+    /// Size of the largest IP packet, in bytes; `None` for the interface's MTU.
     pub mtu: Option<usize>,
     /// Whether super-packets may be passed to the kernel and accepted from it.
     pub offload: bool,
-    /// Whether the kernel may distribute frames to the shards (`PACKET_FANOUT`), so that it examines each
-    /// frame only once.
+    /// Whether the kernel may distribute frames to the shards (`PACKET_FANOUT`), in which case it examines
+    /// each frame only once.
     pub fanout: bool,
 }
 
 setters!(PacketConfig { offload: bool, fanout: bool } optional { host_stack: HostStackConfig, mtu: usize });
 
 impl PacketConfig {
-    /// Returns the configuration of a link on an interface's own addresses, with its MTU, offload and fanout.
+    /// Returns the configuration of a link on the interface's own addresses with the interface's MTU, with
+    /// offload and fanout enabled.
     pub fn new(interface: impl Into<String>) -> PacketConfig {
         PacketConfig { interface: interface.into(), host_stack: None, mtu: None, offload: true, fanout: true }
     }
 }
 
-/// Error when opening a packet link.
+/// Error returned when a packet link cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PacketError {
@@ -87,7 +88,7 @@ pub enum PacketError {
         /// Name of the interface.
         name: String,
     },
-    /// The interface is not Ethernet.
+    /// The interface is not an Ethernet interface.
     #[error("interface {name} has no MAC address: packet links need Ethernet; use `--link udp`")]
     NotEthernet {
         /// Name of the interface.
@@ -169,24 +170,24 @@ impl FromStr for PacketConfig {
 pub struct PacketLink {
     info: LinkInfo,
     mac: Mac,
-    /// VLAN tag of each sent frame.
+    /// VLAN tag added to each frame sent.
     vlan: Option<VlanTag>,
     neighbours: Neighbours,
     socket: RawSocket,
-    /// Number of UDP payload bytes per packet in the last super-packet whose segment size the kernel did not
-    /// report: the most likely size in the next one.
+    /// UDP payload bytes per packet in the last super-packet whose segment size the kernel did not report:
+    /// the likeliest segment size of the next one.
     likely_segment: usize,
     batch: TxBatch,
     local: Loopback,
-    /// Membership in the group of the NIC's packet links, if there are several shards.
+    /// Membership in the group of the NIC's packet links; `None` if there is only one shard.
     shard_group: Option<ShardGroup>,
     counters: LinkCounters,
-    /// Link state monitor; `None` if the system does not report the state of interfaces, or if another shard
-    /// monitors it.
+    /// Link state monitor; `None` if the system does not report interface states, or if another shard
+    /// monitors this interface.
     link_state: Option<LinkStateMonitor>,
 }
 
-/// Source of the MACs of neighbours.
+/// Source of the neighbours' MACs.
 #[derive(Debug)]
 enum Neighbours {
     Kernel(Box<KernelNeighbours>),
@@ -215,7 +216,7 @@ impl Neighbours {
         }
     }
 
-    /// Leaves a group; `last` is false while another link of the same NIC is still a member.
+    /// Leaves a group. `last` is false if another link of the same NIC is still a member.
     fn leave(&mut self, group: IpAddr, last: bool) {
         match self {
             Neighbours::Kernel(k) => k.leave(group),
@@ -231,14 +232,13 @@ impl Neighbours {
         }
     }
 
-    /// Reports whether the interface is a loopback interface, which itself returns packets that are sent to
-    /// groups.
+    /// Reports whether the interface is a loopback interface, which loops multicast packets back itself.
     fn is_loopback(&self) -> bool {
         matches!(self, Neighbours::Kernel(k) if k.loopback)
     }
 
-    /// Reports whether packets to `dst` have to be looped back by this link. A loopback interface does that
-    /// itself.
+    /// Reports whether this link has to loop back packets to the group `dst`: it is a member, and the
+    /// interface does not loop them back itself.
     fn loops_back(&self, dst: IpAddr) -> bool {
         match self {
             Neighbours::Kernel(k) => k.is_member(dst) && !self.is_loopback(),
@@ -293,7 +293,8 @@ fn find_interface(name: &str) -> Result<NetworkInterface, PacketError> {
     }
 }
 
-/// Returns a function that converts an error of an operation on an interface.
+/// Returns a function that converts an error from the operation `what` on the interface `name` to a
+/// [`PacketError`].
 fn failed(name: &str, what: &'static str) -> impl Fn(io::Error) -> PacketError {
     let name = name.to_owned();
     move |source| match source.kind() {
@@ -305,9 +306,9 @@ fn failed(name: &str, what: &'static str) -> impl Fn(io::Error) -> PacketError {
 /// Source of a received frame.
 #[derive(Clone, Copy)]
 enum Origin<'a> {
-    /// The link's own socket, with the index of the frame.
+    /// The link's own socket; the value is the index of the frame in the last batch received.
     Socket(usize),
-    /// The link of another shard.
+    /// The link of another shard, which passed on this frame.
     ShardGroup(RxFrame<'a>),
 }
 
@@ -324,10 +325,10 @@ impl PacketLink {
         Ok(link)
     }
 
-    /// Opens `count` packet sockets, for the shards of one NIC
-    /// ([`Context::open_shards`](crate::verbs::Context::open_shards)). Each shard receives the packets of the
-    /// queue pairs whose numbers have its index in their lowest bits. `count` is rounded up to a power of two
-    /// and limited to 64.
+    /// Opens `count` packet sockets, one per shard of a NIC
+    /// ([`Context::open_shards`](crate::verbs::Context::open_shards)). Each shard receives the packets for
+    /// queue pairs whose numbers have the shard's index in their lowest bits. `count` is rounded up to a
+    /// power of two and limited to 64.
     ///
     /// # Errors
     /// See [`open`](Self::open).
@@ -354,7 +355,7 @@ impl PacketLink {
         Ok(links)
     }
 
-    /// Opens the links of one NIC, which do not receive anything yet.
+    /// Opens the links of one NIC's shards, without starting reception.
     fn open_all(config: &PacketConfig, count: usize) -> Result<Vec<PacketLink>, PacketError> {
         let shard_group = ShardGroup::new(count).map_err(|source| PacketError::Io {
             name: config.interface.clone(),
@@ -367,7 +368,7 @@ impl PacketLink {
             .collect()
     }
 
-    /// Opens a link that does not receive anything yet.
+    /// Opens a link without starting reception.
     fn open_one(config: PacketConfig, shard_group: Option<ShardGroup>) -> Result<PacketLink, PacketError> {
         let first = shard_group.as_ref().and_then(ShardGroup::shard).is_none_or(ShardId::is_first);
         let PacketConfig { interface: name, host_stack, mtu, offload, .. } = config;
@@ -442,7 +443,7 @@ impl PacketLink {
         self.shard_group.as_ref().and_then(ShardGroup::shard).unwrap_or(ShardId::WHOLE)
     }
 
-    /// Starts reception: from now on the socket accepts the frames for the given shard.
+    /// Starts reception: from now on the socket accepts frames for the given shard.
     fn start(&self, shard: ShardId) -> Result<(), PacketError> {
         let recipient = match self.neighbours {
             Neighbours::HostStack(_) => Recipient::HostStack(self.mac, self.info.vlan),
@@ -454,17 +455,20 @@ impl PacketLink {
             .map_err(failed(name, "attach the packet filter"))
     }
 
-    /// Reports whether super-packets are passed to the kernel: false once it has rejected one.
+    /// Reports whether super-packets are passed to the kernel. Becomes false once the kernel has rejected
+    /// one.
     pub fn offloads(&self) -> bool {
         self.socket.vnet
     }
 
-    /// Reports whether the kernel examines each frame once and passes it to the shard of its queue pair.
+    /// Reports whether the kernel distributes frames to the shards by queue pair, examining each frame only
+    /// once.
     pub fn fans_out(&self) -> bool {
         self.shard_group.as_ref().is_some_and(|shard_group| shard_group.fans_out)
     }
 
-    /// Adds a burst to the batch, loops it back, queues it for resolution, or counts it as dropped.
+    /// Adds a burst to the batch, loops it back, or queues it until its next hop is resolved. Counts packets
+    /// that have to be dropped.
     fn add_burst(&mut self, now: Instant, index: usize, burst: &TxBurst<'_>) {
         let flow = burst.flow;
         if self.info.addresses.contains(&flow.dst) {
@@ -495,7 +499,7 @@ impl PacketLink {
         }
     }
 
-    /// Adds a burst as a super-packet that the kernel segments.
+    /// Adds a burst to the batch as a super-packet, which the kernel segments.
     fn add_super_packet(&mut self, to: Mac, index: usize, burst: &TxBurst<'_>) {
         let (flow, own) = (burst.flow, self.mac);
         let udp_end = ETHERNET_LEN + flow.header_len();
@@ -511,7 +515,7 @@ impl PacketLink {
         self.batch.data(burst.bytes());
     }
 
-    /// Adds the packets of a burst one by one.
+    /// Adds the packets of a burst to the batch as separate messages.
     fn add_packets(&mut self, to: Mac, index: usize, burst: &TxBurst<'_>) {
         let (flow, own, tag) = (burst.flow, self.mac, self.vlan);
         let info = TxMessage { burst: index, packets: 1, super_packet: false, to };
@@ -528,7 +532,7 @@ impl PacketLink {
         }
     }
 
-    /// Queues the packets of a burst until the MAC of the next hop is known.
+    /// Queues the packets of a burst until the next hop's MAC is known.
     fn queue_unresolved_burst(&mut self, burst: &TxBurst<'_>) {
         let (flow, own, tag) = (burst.flow, self.mac, self.vlan);
         for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
@@ -543,7 +547,7 @@ impl PacketLink {
         }
     }
 
-    /// Sends the batch. If the kernel rejects a super-packet, stops there and returns the index of its
+    /// Sends the batch. If the kernel rejects a super-packet, stops and returns the index of the rejected
     /// message.
     fn send_batch(&mut self) -> io::Result<Option<usize>> {
         let mut next = 0;
@@ -575,8 +579,7 @@ impl PacketLink {
         Ok(None)
     }
 
-    /// Sends the bursts of the batch packet by packet, starting with the burst whose first message has the
-    /// index `first`.
+    /// Sends the rest of the batch packet by packet, starting with the burst whose message has index `first`.
     fn send_in_packets(&mut self, first: usize, queue: &TxQueue) -> io::Result<()> {
         let mut bursts: Vec<_> = self.batch.info[first..].iter().map(|m| (m.burst, m.to)).collect();
         bursts.dedup();
@@ -655,7 +658,8 @@ impl PacketLink {
     }
 }
 
-/// Classifies a frame on an interface for which the kernel handles everything except RoCE packets.
+/// Classifies a frame of a link on the interface's own addresses, where the kernel handles all other
+/// protocols.
 fn classify_frame(frame: Frame, is_local: impl Fn(IpAddr) -> bool) -> FrameOutcome {
     match frame.content {
         Content::Roce(roce) if is_local(roce.flow.dst) => FrameOutcome::Packet(roce),

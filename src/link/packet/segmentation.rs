@@ -1,14 +1,13 @@
-//! Detection of the segment size and the IPv4 identifications of a GSO super-packet, by the ICRCs of its
-//! packets.
+//! Detection of a GSO super-packet's segment size and IPv4 identifications, by the ICRCs of its packets.
 #![forbid(unsafe_code)]
 
 use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Mtu, icrc};
 
-/// Longest UDP payload of a packet, in bytes.
+/// Maximum UDP payload of a RoCEv2 packet, in bytes.
 const MAX_LEN: usize = MAX_HEADERS_LEN + Mtu::Mtu4096.bytes() + ICRC_LEN;
 
-/// Returns the UDP payload length of the first packet in `data`: the length at which its ICRC is valid, or
-/// that of all of `data` if there is no such length.
+/// Returns the UDP payload length of the first packet in `data`: the length at which the ICRC is valid, or
+/// the length of `data` if there is none.
 ///
 /// Without virtio-net headers a packet socket does not report the segment size. The likely length is tried
 /// first, because successive super-packets are mostly alike; trying all lengths takes about 100 us.

@@ -1,6 +1,6 @@
-//! The group of packet links that serve the shards of one NIC. Packets that one link sends to a multicast
-//! group are passed to the other members, only the last member to leave a group reports that to the network,
-//! and a frame that the kernel delivers to only one link is passed on to all others that need it.
+//! The group of packet links of one NIC's shards. A link passes its own multicast packets to the other
+//! members of the multicast group, and passes on frames that the kernel delivered to it alone to the other
+//! links that need them. Only the last member to leave a multicast group reports that to the network.
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};
@@ -36,7 +36,7 @@ struct Shared {
     inboxes: Box<[Inbox]>,
 }
 
-/// Inbox of one link, which the other links fill.
+/// Inbox of one link, filled by the other links.
 #[derive(Debug)]
 struct Inbox {
     non_empty: AtomicBool,
@@ -54,14 +54,14 @@ pub(super) struct InboxContents {
     pub frames: Frames,
 }
 
-/// Queue of frames with the metadata that the kernel supplied.
+/// Queue of frames, each with the metadata that the kernel supplied.
 #[derive(Debug, Default)]
 pub(super) struct Frames {
     bytes: FrameQueue,
     heads: VecDeque<(Shape, Checksums)>,
 }
 
-/// Maximum number of queued bytes of frames.
+/// Maximum total size of queued frames, in bytes.
 const MAX_BYTES: usize = 4 << 20;
 
 impl Frames {
@@ -86,7 +86,7 @@ impl Frames {
     }
 }
 
-/// Set of links that need a frame, other than the link that has received it.
+/// Links that need a frame besides the one that received it.
 enum FrameAudience {
     NoOther,
     AllOthers,
@@ -106,7 +106,7 @@ impl FrameAudience {
 }
 
 impl ShardGroup {
-    /// Creates the memberships of `count` links.
+    /// Creates a group, and returns the memberships of its `count` links.
     pub fn new(count: usize) -> io::Result<Vec<ShardGroup>> {
         let inbox = |_| {
             let readable = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
@@ -117,7 +117,7 @@ impl ShardGroup {
         Ok((0..count).map(|own| ShardGroup { own, shared: shared.clone(), fans_out: false }).collect())
     }
 
-    /// Returns the shard of this link.
+    /// Returns the shard that this link serves; `None` if the number of links is not a valid shard count.
     pub fn shard(&self) -> Option<ShardId> {
         ShardId::new(self.own, self.shared.inboxes.len())
     }
@@ -126,7 +126,7 @@ impl ShardGroup {
         *self.shared.members.lock().entry(group).or_default() |= 1 << self.own;
     }
 
-    /// Leaves a multicast group. Returns whether it has no members left.
+    /// Removes this link from a multicast group. Returns whether no other link remains in it.
     pub fn leave(&self, group: IpAddr) -> bool {
         let mut members = self.shared.members.lock();
         let Some(set) = members.get_mut(&group) else { return true };
@@ -138,15 +138,15 @@ impl ShardGroup {
         last
     }
 
-    /// Passes a burst to the other members of its multicast group. Returns the number of packets dropped for
-    /// lack of room.
+    /// Passes a burst to the other members of its multicast group. Returns the number of packets dropped
+    /// because an inbox was full.
     pub fn forward_burst(&self, burst: &TxBurst<'_>) -> u64 {
         let lost = self.push_to(self.members(burst.flow.dst), |contents| contents.bursts.push(burst));
         lost as u64 * burst.packets as u64
     }
 
-    /// Passes a frame that this link has received to the other links that need it and have not received it.
-    /// Returns the number of links that had no room.
+    /// Passes a frame that only this link has received to the other links that need it. Returns the number of
+    /// links whose inboxes were full.
     pub fn forward_frame(&self, frame: &Frame, received: &RxFrame<'_>) -> u64 {
         if !self.fans_out {
             return 0;
@@ -164,8 +164,8 @@ impl ShardGroup {
         self.shared.members.lock().get(&group).copied().unwrap_or(0)
     }
 
-    /// Calls `push` on the inboxes of the other links in the bit set `to`; returns how many of them had no
-    /// room.
+    /// Calls `push` on the inboxes of the other links in the bit set `to`. Returns the number of inboxes that
+    /// were full.
     fn push_to(&self, to: u64, push: impl Fn(&mut InboxContents) -> bool) -> usize {
         let others =
             self.shared.inboxes.iter().enumerate().filter(|(i, _)| *i != self.own && to & 1 << i != 0);
@@ -196,7 +196,7 @@ impl ShardGroup {
         Some(std::mem::take(&mut *contents))
     }
 
-    /// Returns a descriptor that is readable when [`take`](Self::take) returns something.
+    /// Returns a descriptor that is readable while this link's inbox is not empty.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.shared.inboxes[self.own].readable.as_fd()
     }

@@ -1,4 +1,4 @@
-//! The packet socket: sends and receives many frames per call, with virtio-net headers as metadata.
+//! Packet socket that sends and receives many frames per system call, with virtio-net headers as metadata.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use crate::wire::frame::Checksums;
 
 /// Length of a virtio-net header, in bytes.
 pub(super) const VNET_LEN: usize = 10;
-/// Flag: the checksum field contains the pseudo-header sum, which the sender has to complete.
+/// Flag: the checksum field contains only the pseudo-header sum, and the checksum is still to be completed.
 const VNET_NEEDS_CSUM: u8 = 1;
 const VNET_DATA_VALID: u8 = 2;
 const VNET_GSO_NONE: u8 = 0;
@@ -26,15 +26,15 @@ const VNET_GSO_UDP_L4: u8 = 5;
 /// Constants of linux/if_packet.h that libc lacks.
 const PACKET_IGNORE_OUTGOING: c_int = 23;
 const PACKET_FANOUT_DATA: c_int = 22;
-/// Option that is used instead of the older PACKET_VNET_HDR: kernels that have only the older one (before
-/// Linux 6.4) may not support UDP super-packets in these headers, and drop packets that they cannot describe.
+/// Option used instead of the older PACKET_VNET_HDR: kernels that have only the latter (before Linux 6.4) may
+/// not support UDP super-packets in virtio-net headers, and drop packets that the headers cannot describe.
 const PACKET_VNET_HDR_SZ: c_int = 24;
 
 /// Messages per sending call.
 const TX_MESSAGES: usize = 64;
-/// Number of messages per receive call. More super-packets would evict each other from the cache.
+/// Number of messages per receive call. With more, super-packets would evict each other from the cache.
 const RX_MESSAGES: usize = 16;
-/// Largest frame, in bytes: the largest IP packet and an Ethernet header with two tags.
+/// Size of the largest frame, in bytes: the largest IP packet and an Ethernet header with two VLAN tags.
 const MAX_FRAME: usize = 65_535 + 22;
 /// Requested buffer sizes, in bytes; the kernel may grant less.
 const RCVBUF: c_int = 16 << 20;
@@ -46,19 +46,19 @@ const SEND_TIMEOUT_MS: u8 = 20;
 pub(super) struct RawSocket {
     fd: OwnedFd,
     ifindex: u32,
-    /// Whether each message starts with a virtio-net header. Without one, the kernel accepts no super-packets
-    /// and does not report the segment size of those that it delivers.
+    /// Whether each message starts with a virtio-net header. Without it, the kernel accepts no super-packets,
+    /// and does not report the segment size of super-packets that it delivers.
     pub vnet: bool,
     rx: RxBuffers,
 }
 
-/// A received frame with the metadata that the kernel supplied.
+/// A received frame, with the metadata that the kernel supplied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RxFrame<'a> {
     pub bytes: &'a [u8],
     pub shape: Shape,
     pub checksums: Checksums,
-    /// Whether the frame is larger than the buffer, or a super-packet of another protocol.
+    /// Whether the frame cannot be used: it is truncated, or a super-packet of another protocol.
     pub unusable: bool,
 }
 
@@ -66,13 +66,13 @@ pub(super) struct RxFrame<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Shape {
     Single,
-    /// A super-packet with this many UDP payload bytes in each packet but the last.
+    /// A super-packet with the given number of UDP payload bytes in each packet but the last.
     SuperPacket(usize),
     /// Not reported by the kernel.
     Unknown,
 }
 
-/// Size of a receive buffer, in bytes.
+/// Size of the receive buffer of each message, in bytes.
 const RX_ROOM: usize = VNET_LEN + MAX_FRAME;
 
 #[derive(Debug)]
@@ -109,14 +109,14 @@ fn message(iov: *mut iovec, count: usize) -> mmsghdr {
     mmsghdr { msg_hdr: hdr, msg_len: 0 }
 }
 
-/// Sets the length of the virtio-net header at the start of each message; 0 for none.
+/// Sets the length of the virtio-net header at the start of each message, in bytes; 0 for no header.
 fn set_vnet_len(socket: &OwnedFd, len: usize) -> io::Result<()> {
     set_option(socket, libc::SOL_PACKET, PACKET_VNET_HDR_SZ, &(len as c_int))
 }
 
 impl RawSocket {
-    /// Opens a socket that receives nothing until it is [bound](Self::bind) and
-    /// [accepts](Self::attach_filter) frames.
+    /// Opens a socket that receives nothing until it is [bound](Self::bind) and its
+    /// [filter](Self::attach_filter) is attached.
     pub fn open(ifindex: u32, vnet: bool) -> io::Result<RawSocket> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Packet, SockType::Raw, flags, None)?;
@@ -134,8 +134,8 @@ impl RawSocket {
         Ok(RawSocket { fd, ifindex, vnet, rx: RxBuffers::new() })
     }
 
-    /// Disables super-packets permanently, after the kernel has rejected one. Frames in the receive queue are
-    /// not lost.
+    /// Disables super-packets permanently after the kernel has rejected one. Frames in the receive queue are
+    /// kept.
     pub fn disable_gso(&mut self) -> io::Result<()> {
         self.vnet = false;
         set_vnet_len(&self.fd, 0)
@@ -151,17 +151,17 @@ impl RawSocket {
         get_option(&self.fd, libc::SOL_PACKET, name)
     }
 
-    /// Sets the BPF program that distributes frames in the fanout group of this socket.
+    /// Sets the BPF program that distributes frames in this socket's fanout group.
     pub fn fan_out(&self, program: &[sock_filter]) -> io::Result<()> {
         set_program(&self.fd, libc::SOL_PACKET, PACKET_FANOUT_DATA, program)
     }
 
-    /// Attaches the filter, and thereby starts the reception of the frames that it accepts.
+    /// Attaches the filter, which starts reception of the frames that it accepts.
     pub fn attach_filter(&self, filter: &[sock_filter]) -> io::Result<()> {
         attach_filter(&self.fd, filter)
     }
 
-    /// Binds the socket to the interface; with `promiscuous`, frames to other hosts are received too.
+    /// Binds the socket to the interface. With `promiscuous`, frames to other hosts are received too.
     pub fn bind(&self, promiscuous: bool) -> io::Result<()> {
         // SAFETY: a sockaddr_ll consists of integers only, for which zero is valid.
         let mut addr: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
@@ -189,15 +189,15 @@ impl RawSocket {
         self.fd.as_fd()
     }
 
-    /// Returns the number of packet bytes that the receive buffer can hold: a quarter of the buffer size that
-    /// the kernel reports, half of which the kernel counts for its own overhead.
+    /// Returns an estimate of the number of packet bytes that the receive buffer can hold: a quarter of the
+    /// size that the kernel reports, half of which is the kernel's allowance for overhead.
     pub fn window(&self) -> usize {
         let bytes = get_option(&self.fd, libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0);
         (bytes.max(0) as usize / 4).max(64 * 1024)
     }
 
-    /// Reads a bounded batch of frames and returns their number; [`received`](Self::received) returns each of
-    /// them.
+    /// Reads a bounded batch of frames and returns their number; [`received`](Self::received) then returns
+    /// each frame.
     pub fn receive(&mut self) -> io::Result<usize> {
         let count = self.rx.messages.len() as u32;
         loop {
@@ -230,7 +230,7 @@ impl RawSocket {
         }
     }
 
-    /// Returns frame `i` of the last [`receive`](Self::receive).
+    /// Returns frame `i` of the batch that [`receive`](Self::receive) read last.
     pub fn received(&self, i: usize) -> RxFrame<'_> {
         let message = &self.rx.messages[i];
         let bytes = &self.rx.memory[i * RX_ROOM..][..(message.msg_len as usize).min(RX_ROOM)];
@@ -253,8 +253,8 @@ impl RawSocket {
         RxFrame { bytes, shape, checksums, unusable: unusable || shape == Shape::Unknown }
     }
 
-    /// Sends the messages of a batch from `first` on. Returns the index of the first message not sent, and
-    /// the error if there is one.
+    /// Sends the messages of a batch from index `first` on. Returns the index of the first message not sent,
+    /// and the error that stopped it, if any.
     pub fn send(&self, batch: &mut TxBatch, first: usize) -> (usize, Option<io::Error>) {
         let messages = batch.finish();
         let mut sent = first;
@@ -291,13 +291,13 @@ impl RawSocket {
     }
 }
 
-/// Batch of messages to send, each made of headers and payload slices. The buffers are reused.
+/// Batch of messages to send, each made up of headers and a payload. The buffers are reused.
 #[derive(Debug, Default)]
 pub(super) struct TxBatch {
     heads: Vec<u8>,
     iov: Vec<iovec>,
-    /// Slices of `heads`, as pairs of index in `iov` and offset: their addresses are known only when `heads`
-    /// has stopped growing.
+    /// Entries of `iov` that point into `heads`, as pairs of index in `iov` and offset in `heads`. The
+    /// pointers are set once `heads` has stopped growing.
     head_iov: Vec<(usize, usize)>,
     starts: Vec<usize>,
     pub info: Vec<TxMessage>,
@@ -312,11 +312,11 @@ unsafe impl Send for TxBatch {}
 /// Description of a message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TxMessage {
-    /// Index in the queue of the burst that the message carries, or of which it carries one packet.
+    /// Index in the transmit queue of the burst that the message carries, in whole or in part.
     pub burst: usize,
     /// Number of packets.
     pub packets: usize,
-    /// Whether this is a super-packet that the kernel has to segment.
+    /// Whether the message is a super-packet, which the kernel has to segment.
     pub super_packet: bool,
     /// MAC of the next hop.
     pub to: Mac,
@@ -326,7 +326,8 @@ pub(super) struct TxMessage {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SuperPacket {
     pub segment: usize,
-    /// Offsets of the ends of the IP and the UDP header from the start of the frame.
+    /// Offset of the end of the IP header from the start of the frame; `udp_end` is the end of the UDP
+    /// header.
     pub ip_end: usize,
     pub udp_end: usize,
 }
@@ -373,12 +374,12 @@ impl TxBatch {
         self.info.push(info);
     }
 
-    /// Appends payload to the message that was started last.
+    /// Appends payload to the message started last.
     pub fn data(&mut self, bytes: &[u8]) {
         self.iov.push(iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() });
     }
 
-    /// Sets the pointers of the messages to their slices, now that the buffers no longer move.
+    /// Points the messages to their slices, now that the buffers no longer move.
     fn finish(&mut self) -> &mut [mmsghdr] {
         let heads = self.heads.as_mut_ptr();
         for (i, at) in &self.head_iov {

@@ -1,4 +1,4 @@
-//! Tests of the configuration and the errors of a [`PacketLink`].
+//! Tests of packet link configuration: parsing, and the errors for invalid text and missing interfaces.
 
 use super::*;
 

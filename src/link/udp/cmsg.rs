@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub(super) struct SockAddr([u8; SockAddr::ROOM]);
 
 impl SockAddr {
-    /// Size of `sockaddr_in6`, the larger of the two types, in bytes.
+    /// Size of a `sockaddr_in6`, the larger of the two types, in bytes.
     pub const ROOM: usize = size_of::<libc::sockaddr_in6>();
 
     /// Encodes an address and a port. Returns the socket address and its length in bytes. `scope` is the
@@ -57,7 +57,7 @@ const fn align(len: usize) -> usize {
     len.next_multiple_of(size_of::<usize>())
 }
 
-/// Size of a `cmsghdr`: length as a `size_t`, level and type as `int`s.
+/// Size of a `cmsghdr` in bytes: the length as a `size_t`, the level and the type as `int`s.
 const HEADER: usize = align(size_of::<usize>() + 8);
 
 /// Buffer for the control messages of one datagram.
@@ -69,14 +69,15 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Size of the buffer in bytes. Segment size, traffic class, hop limit and packet info together take 112.
+    /// Size of the buffer in bytes. The messages for segment size, traffic class, hop limit and packet info
+    /// together take 112.
     pub const ROOM: usize = 128;
 
     pub const fn new() -> Control {
         Control { bytes: [0; Control::ROOM], len: 0 }
     }
 
-    /// Returns the number of bytes of the messages added so far.
+    /// Returns the total size of the messages appended so far, in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -91,7 +92,8 @@ impl Control {
         self.len += align(HEADER + data.len());
     }
 
-    /// Sets the source address and the outgoing interface of a datagram (0: the routing table chooses).
+    /// Appends a message that sets a datagram's source address and outgoing interface; with `ifindex` 0, the
+    /// routing table selects the interface.
     pub fn put_source(&mut self, ip: IpAddr, ifindex: u32) {
         match ip {
             // in_pktinfo: interface index, source address, and a destination address that the kernel sets
@@ -112,8 +114,8 @@ impl Control {
         }
     }
 
-    /// Iterates over the messages that the kernel wrote to the first `len` bytes, as tuples of level, type
-    /// and data.
+    /// Iterates over the control messages that the kernel wrote to the first `len` bytes, as tuples of level,
+    /// type and data.
     pub fn messages(&self, len: usize) -> impl Iterator<Item = (i32, i32, &[u8])> {
         let mut rest = &self.bytes[..len.min(Control::ROOM)];
         std::iter::from_fn(move || {
@@ -137,7 +139,7 @@ impl Control {
     }
 }
 
-/// Decodes the number in a control message's data, which the kernel writes as one byte or as an `int`.
+/// Decodes a control message's numeric value, which the kernel writes as one byte or as an `int`.
 pub(super) fn number(data: &[u8]) -> Option<i32> {
     match data {
         [b] => Some(i32::from(*b)),

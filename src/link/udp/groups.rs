@@ -1,5 +1,5 @@
-//! Multicast groups of a link. A socket bound to a unicast address receives no multicast packets, so each
-//! group has a socket of its own, bound to the group's address; a wildcard socket joins groups itself.
+//! Multicast groups of a UDP link. A socket bound to a unicast address receives no multicast packets, so each
+//! group gets a socket of its own, bound to the group's address; a wildcard socket joins groups itself.
 
 use std::io;
 use std::net::IpAddr;
@@ -14,9 +14,9 @@ use crate::link::{LinkCounters, RxBurst};
 
 /// A group that the link has joined.
 struct Group {
-    /// Bind address of the group's socket.
+    /// Local address of received packets, which is the group.
     local: Local,
-    /// Socket of the group; `None` if the link's own wildcard socket has joined it.
+    /// The group's own socket; `None` if the link's wildcard socket has joined the group.
     socket: Option<OwnedFd>,
 }
 
@@ -24,15 +24,15 @@ struct Group {
 #[derive(Default)]
 pub(super) struct Groups {
     joined: Vec<Group>,
-    /// Receiver for the group sockets, created with the first group.
+    /// Receiver shared by all group sockets, created when the first group is joined.
     receiver: Option<Receiver>,
-    /// Datagrams dropped by group sockets that have been closed since.
+    /// Number of datagrams that the kernel dropped at group sockets now closed.
     overflow: u64,
 }
 
 impl Groups {
-    /// Joins a group with the link's own socket if that is a wildcard, otherwise with a new socket, which is
-    /// added to `epoll`.
+    /// Joins a group: with the link's own socket if that is a wildcard socket, or else with a new one, which
+    /// is added to `epoll`.
     pub fn join(
         &mut self,
         group: IpAddr,
@@ -78,7 +78,7 @@ impl Groups {
         }
     }
 
-    /// Receives from the sockets of all groups.
+    /// Receives from all group sockets. Returns the number of packets.
     pub fn receive(&mut self, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         let mut packets = 0;
         if let Some(receiver) = &mut self.receiver {
@@ -91,7 +91,7 @@ impl Groups {
         Ok(packets)
     }
 
-    /// Returns the counters of all group sockets, closed ones included.
+    /// Returns the counters of all group sockets, including those already closed.
     pub fn counters(&self) -> LinkCounters {
         let mut all = self.receiver.as_ref().map(|r| r.counters).unwrap_or_default();
         let sockets = self.joined.iter().filter_map(|g| g.socket.as_ref());
@@ -100,7 +100,8 @@ impl Groups {
     }
 }
 
-/// Joins a group on every interface that permits it; fails if no interface does.
+/// Joins a group on every interface that has a local address. Fails only if no interface accepts the
+/// membership.
 fn join_everywhere(socket: &OwnedFd, group: IpAddr, local: &Local) -> io::Result<()> {
     let mut outcome = Err(io::Error::from_raw_os_error(libc::ENODEV));
     for index in local.interface_indices() {

@@ -1,6 +1,6 @@
-//! Binding by interface name: either all addresses of the interface as one link, with a socket for each (a
-//! wildcard socket would also receive packets for other interfaces), or one address that other interfaces may
-//! have too.
+//! Binding by interface name: either all the interface's addresses as one link, with a socket for each (a
+//! wildcard socket would also receive packets for other interfaces), or a single address, possibly one that
+//! other interfaces have too.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use std::{fs, thread};
 use super::{UdpLink, UdpLinkError, UdpOptions};
 use crate::link::{Interface, Link, Multihomed, interfaces};
 
-/// Maximum time to wait for duplicate address detection (DAD, RFC 4862): the kernel waits for up to a second
-/// before its probe, and another second for a response.
+/// Maximum time to wait for duplicate address detection (DAD, RFC 4862): the kernel delays its probe by up to
+/// a second, then waits another second for a response.
 const DAD_TIMEOUT: Duration = Duration::from_secs(3);
 /// Interval between checks.
 const DAD_POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -20,8 +20,8 @@ const DAD_FAILED: u32 = 0x08;
 const TENTATIVE: u32 = 0x40;
 
 impl UdpOptions {
-    /// Returns these options restricted to the named interface, whose addresses other interfaces may have
-    /// too. Waits up to three seconds for duplicate address detection.
+    /// Returns a copy of the options restricted to the named interface, which allows binding an address that
+    /// other interfaces have too. Waits up to three seconds for duplicate address detection.
     ///
     /// # Errors
     /// If there is no such interface.
@@ -31,8 +31,8 @@ impl UdpOptions {
 }
 
 impl UdpLink {
-    /// Binds UDP port 4791 of every address of an interface, for the shards of one NIC as
-    /// [`bind_shards`](Self::bind_shards) does. The GID table has the order of
+    /// Binds UDP port 4791 on every address of an interface, with one link per shard of a NIC, as
+    /// [`bind_shards`](Self::bind_shards) does. The GID table is in the order of
     /// [`Interface::addresses`](crate::link::Interface::addresses).
     ///
     /// # Errors
@@ -51,13 +51,14 @@ impl UdpLink {
     }
 }
 
-/// Returns the addresses of an interface and the options to bind them with.
+/// Returns the addresses of an interface, and the options for binding them.
 pub(crate) fn find(name: &str, options: &UdpOptions) -> Result<(Vec<IpAddr>, UdpOptions), UdpLinkError> {
     let options = UdpOptions { interface: Some(name.to_owned()), ..options.clone() };
     Ok((wait_for_dad(name)?.addresses, options))
 }
 
-/// Combines the links of each address (one per shard) into one link of all addresses for each shard.
+/// Combines links into one link per shard that has all addresses. `by_address` contains, for each address,
+/// one link per shard.
 pub(crate) fn combine<L: Link>(
     name: &str,
     by_address: Vec<Vec<L>>,
@@ -75,10 +76,9 @@ fn missing(name: &str) -> UdpLinkError {
     UdpLinkError::NoInterface { name: name.to_owned() }
 }
 
-/// Returns an interface once none of its addresses is tentative. Without the tentative ones, the GID indices
-/// of the others would depend on timing. If duplicate address detection takes longer, or does not proceed
-/// without carrier, the tentative addresses are included, and packets sent from them are lost until it
-/// completes.
+/// Returns the interface called `name` once none of its addresses is tentative, so that GID indices do not
+/// depend on timing. If duplicate address detection takes too long, or cannot proceed without a carrier, the
+/// tentative addresses are included; packets sent from them are lost until it completes.
 fn wait_for_dad(name: &str) -> Result<Interface, UdpLinkError> {
     let deadline = Instant::now() + DAD_TIMEOUT;
     loop {
@@ -92,9 +92,9 @@ fn wait_for_dad(name: &str) -> Result<Interface, UdpLinkError> {
     }
 }
 
-/// Reports whether the kernel's list of IPv6 addresses contains a tentative address of an interface. Each
-/// line has address, interface index, prefix length, scope and flags, all as hexadecimal numbers, and the
-/// interface's name.
+/// Reports whether `list`, in the format of /proc/net/if_inet6, contains a tentative address of the interface
+/// `index`. Each line has the address, interface index, prefix length, scope and flags as hexadecimal
+/// numbers, and the interface name.
 fn has_tentative(list: &str, index: u32) -> bool {
     list.lines().any(|line| {
         let mut numbers = line.split_whitespace().skip(1).map(|field| u32::from_str_radix(field, 16));

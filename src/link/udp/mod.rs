@@ -1,5 +1,5 @@
-//! RoCEv2 through a plain UDP socket, which needs no root privileges, no capability and no interface of its
-//! own.
+//! RoCEv2 over a plain UDP socket, which needs no root privileges, no capabilities and no dedicated
+//! interface.
 //!
 //! The kernel builds the IP and UDP headers, which the ICRC covers, so the sender has to predict them: an
 //! unconnected socket that never fragments sends identification 0 with don't-fragment set, and 0, 1, 2... in
@@ -43,15 +43,15 @@ pub(crate) use socket::{drain, needs_scope, stop_coalescing};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct UdpOptions {
-    /// Size in bytes requested for the receive and send buffers. An unprivileged process gets at most
-    /// `net.core.rmem_max` and `wmem_max`.
+    /// Size in bytes to request for the send buffer; four times as much is requested for the receive buffer.
+    /// An unprivileged process gets at most `net.core.wmem_max` and `rmem_max`.
     pub buffer: usize,
-    /// Whether to let the kernel segment and coalesce (UDP GSO and GRO) if it can, which is ten times as
-    /// fast.
+    /// Whether to use the kernel's segmentation and coalescing (UDP GSO and GRO) where available, which is
+    /// ten times as fast.
     pub segmentation: bool,
-    /// The interface that has the address, needed if several interfaces may have the same address, as with
-    /// IPv6 link-local addresses. With it, the address may also be tentative (duplicate address detection,
-    /// DAD, still runs); packets sent from it before DAD completes are lost.
+    /// Name of the interface that has the address. Needed if several interfaces may have the same address, as
+    /// with IPv6 link-local addresses. It also allows the address to be tentative, while duplicate address
+    /// detection (DAD) is running; packets sent before DAD completes are lost.
     pub interface: Option<String>,
 }
 
@@ -67,12 +67,12 @@ impl Default for UdpOptions {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UdpLinkError {
-    /// Another process or the kernel holds the port.
+    /// The port is in use by another process or by the kernel.
     #[error("UDP port 4791 of {ip} is in use by {owner}: stop it, or use another address of this machine")]
     InUse {
         /// The requested address.
         ip: IpAddr,
-        /// The process or kernel module that holds the port.
+        /// The process or kernel module that uses the port.
         owner: PortOwner,
     },
     /// The address is not assigned to this machine.
@@ -105,18 +105,18 @@ pub enum UdpLinkError {
 struct Local {
     ip: IpAddr,
     wildcard: bool,
-    /// Addresses for which the socket receives packets, each with the index of its interface.
+    /// Local addresses for which the socket receives packets, each with its interface index.
     interfaces: Vec<(IpAddr, u32)>,
 }
 
 impl Local {
-    /// Returns the scope ID of the destination: the source's interface where the destination is ambiguous
-    /// without one, 0 otherwise.
+    /// Returns the scope ID for a flow's destination: the source address's interface if the destination needs
+    /// a scope, otherwise 0.
     fn scope_of(&self, flow: &Flow) -> u32 {
         if socket::needs_scope(flow.dst) { self.interface_of(flow.src) } else { 0 }
     }
 
-    /// Returns the index of the interface that has an address, 0 if none has.
+    /// Returns the index of the interface that has the address `ip`, or 0 if there is none.
     fn interface_of(&self, ip: IpAddr) -> u32 {
         self.interfaces.iter().find(|(own, _)| *own == ip).map_or(0, |(_, index)| *index)
     }
@@ -130,7 +130,7 @@ impl Local {
     }
 }
 
-/// A [`Link`] over UDP port 4791 of one address, or of all addresses of one family (wildcard).
+/// A [`Link`] over UDP port 4791, on one local address or on all addresses of one IP version (wildcard).
 pub struct UdpLink {
     socket: OwnedFd,
     info: LinkInfo,
@@ -138,18 +138,18 @@ pub struct UdpLink {
     sender: Sender,
     receiver: Receiver,
     groups: Groups,
-    /// Epoll set of the group sockets, so that the descriptors that a caller polls never change. The link's
-    /// own socket is not in it: membership costs the kernel a wake-up per datagram, even when no thread
+    /// Epoll set of the group sockets: a caller polls this one descriptor, whatever groups are joined. The
+    /// link's own socket is not in it: that would cost the kernel a wake-up per datagram, even when no thread
     /// sleeps.
     epoll: Epoll,
     options: UdpOptions,
-    /// Link state monitor (rtnetlink). `None` if it is unavailable, no interface has the address, or the link
-    /// of another shard or address monitors the state for this one.
+    /// Link state monitor (rtnetlink). `None` if it is unavailable, if no interface has the address, or if
+    /// the link of another shard or address monitors the interface.
     link_state: Option<LinkStateMonitor>,
 }
 
 impl UdpLink {
-    /// Binds UDP port 4791 of `ip`, which may be the wildcard.
+    /// Binds UDP port 4791 on `ip`, which may be the wildcard address.
     ///
     /// # Errors
     /// If the port is in use (an address belongs to one process), the address is not local, or the system is
@@ -158,7 +158,7 @@ impl UdpLink {
         UdpLink::new(ip, options, socket::open(ip, options, false)?)
     }
 
-    /// Binds UDP port 4791 of `ip` with `count` sockets, one for each shard of a NIC
+    /// Binds UDP port 4791 on `ip` with `count` sockets, one per shard of a NIC
     /// ([`Context::open_shards`](crate::verbs::Context::open_shards)). Each socket receives the packets for
     /// the queue pairs whose numbers have the shard's index in their lowest bits. `count` is rounded up to a
     /// power of two and limited to 64.
@@ -215,7 +215,7 @@ impl UdpLink {
         })
     }
 
-    /// Creates the link of a socket that another process has bound to this address and passed to this one.
+    /// Creates a link over a socket that another process has bound to `ip` and passed to this one.
     pub(crate) fn from_socket(
         ip: IpAddr,
         socket: OwnedFd,
@@ -224,7 +224,7 @@ impl UdpLink {
         UdpLink::new(ip, options, socket::adopt(ip, socket, options)?)
     }
 
-    /// Stops monitoring the state of the port, which then counts as up.
+    /// Stops monitoring the link state; the link then always counts as up.
     pub(crate) fn ignore_link_state(&mut self) {
         self.link_state = None;
     }
@@ -234,7 +234,8 @@ impl UdpLink {
         Ok(self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0))?)
     }
 
-    /// Receives from another socket of the address, as [`receive`](Link::receive) does from the link's own.
+    /// Receives from another socket bound to the link's address, as [`receive`](Link::receive) does from the
+    /// link's own socket.
     pub(crate) fn receive_from(
         &mut self,
         socket: &OwnedFd,
@@ -243,7 +244,7 @@ impl UdpLink {
         self.receiver.receive(socket, &self.local, sink)
     }
 
-    /// Binds UDP port 4791 of every IPv4 address of this machine.
+    /// Binds UDP port 4791 on all IPv4 addresses of this machine.
     ///
     /// # Errors
     /// See [`bind`](Self::bind).
@@ -251,7 +252,7 @@ impl UdpLink {
         UdpLink::bind(Ipv4Addr::UNSPECIFIED.into(), options)
     }
 
-    /// Binds UDP port 4791 of every IPv6 address of this machine.
+    /// Binds UDP port 4791 on all IPv6 addresses of this machine.
     ///
     /// # Errors
     /// See [`bind`](Self::bind).
@@ -260,8 +261,8 @@ impl UdpLink {
     }
 }
 
-/// Smallest share of [`LinkInfo::window`] to charge for a packet, in bytes: the kernel charges hardly less
-/// for a shorter packet.
+/// Minimum number of bytes of [`LinkInfo::window`] to charge for a packet: the kernel charges hardly less for
+/// a shorter one.
 pub const MIN_CHARGE: usize = 1024;
 
 /// Returns the window, in bytes, for a receive buffer whose size the kernel reports as `rcvbuf`.
@@ -285,7 +286,8 @@ fn window(rcvbuf: usize) -> usize {
     rcvbuf / 3
 }
 
-/// Reports whether an error means that there is no route to the peer, or that no process receives there.
+/// Reports whether an error code means that there is no route to the peer, or that nothing listens on its
+/// port.
 fn is_unreachable(code: i32) -> bool {
     matches!(
         code,

@@ -1,4 +1,4 @@
-//! Owner of a UDP port that conflicts with a bind, for the error message about a port in use.
+//! Finds the owner of a UDP port that is already in use, for the error message.
 
 use std::fmt;
 use std::fs;
@@ -15,11 +15,11 @@ pub enum PortOwner {
         /// Command name of the process (comm).
         name: String,
     },
-    /// A process of this user ID, which the calling process may not inspect.
+    /// A process with the given user ID, which the calling process may not inspect.
     User(u32),
     /// The kernel itself (rdma_rxe).
     Kernel,
-    /// A socket that has been closed since, or is not listed in /proc.
+    /// A socket that has since been closed, or is not listed in /proc.
     Unknown,
 }
 
@@ -34,18 +34,18 @@ impl fmt::Display for PortOwner {
     }
 }
 
-/// Socket tables of this thread's network namespace. Both are searched, as a wildcard IPv6 socket may hold an
-/// IPv4 port too.
+/// Socket tables of this thread's network namespace. Both are searched, because a wildcard IPv6 socket may
+/// also occupy the IPv4 port.
 const PROC_TABLES: [&str; 2] = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"];
 
-/// Owner fields of a line of /proc/net/udp.
+/// Owner fields from a line of /proc/net/udp.
 struct Entry {
     uid: u32,
     inode: u64,
 }
 
 impl PortOwner {
-    /// Reports whether a reuseport group of at least `size` sockets conflicts with binding `ip` and `port`.
+    /// Reports whether a reuseport group of `size` sockets already occupies `port` on `ip`.
     ///
     /// Half of the sockets are enough: the kernel's table is not a snapshot, and a socket that closes while
     /// the table is read can hide another one.
@@ -53,13 +53,13 @@ impl PortOwner {
         conflicts(ip, port).len() >= size.div_ceil(2).max(2)
     }
 
-    /// Returns the user ID, as seen in this user namespace, of each socket that conflicts with binding `ip`
-    /// and `port`.
+    /// Returns the owner's user ID, as seen in this user namespace, of each socket that conflicts with
+    /// binding `port` on `ip`.
     pub(crate) fn users(ip: IpAddr, port: u16) -> Vec<u32> {
         conflicts(ip, port).into_iter().map(|entry| entry.uid).collect()
     }
 
-    /// Finds the owner of the first socket that conflicts with binding `ip` and `port`.
+    /// Finds the owner of the first socket that conflicts with binding `port` on `ip`.
     pub fn find(ip: IpAddr, port: u16) -> PortOwner {
         match conflicts(ip, port).first() {
             None => PortOwner::Unknown,
@@ -70,7 +70,7 @@ impl PortOwner {
     }
 }
 
-/// Returns the sockets that conflict with binding `ip` and `port`.
+/// Returns the sockets that conflict with binding `port` on `ip`.
 fn conflicts(ip: IpAddr, port: u16) -> Vec<Entry> {
     let tables = PROC_TABLES.iter().filter_map(|table| fs::read_to_string(table).ok());
     let entries = |table: String| -> Vec<Entry> {
@@ -79,7 +79,7 @@ fn conflicts(ip: IpAddr, port: u16) -> Vec<Entry> {
     tables.flat_map(entries).collect()
 }
 
-/// Parses a line and returns its socket if that conflicts with binding `ip` and `port`.
+/// Parses a line of a socket table. Returns the socket if it conflicts with binding `port` on `ip`.
 fn conflicting_entry(line: &str, ip: IpAddr, port: u16) -> Option<Entry> {
     let mut fields = line.split_ascii_whitespace();
     let (addr, at) = fields.nth(1)?.split_once(':')?;

@@ -1,5 +1,5 @@
-//! Receive side: datagrams, coalesced by the kernel (GRO), are read into a few reused buffers and passed on
-//! as bursts.
+//! Receive side: reads datagrams, coalesced by the kernel (GRO), into a few reused buffers, and passes them
+//! on as bursts.
 
 use std::io;
 use std::mem::zeroed;
@@ -11,21 +11,20 @@ use super::cmsg::{Control, SockAddr, number};
 use crate::link::{LinkCounters, RxBurst};
 use crate::wire::{Flow, IpIdent};
 
-/// Size of a buffer, in bytes: the largest coalesced datagram fits.
+/// Size of a buffer in bytes, which holds the largest coalesced datagram.
 const BUFFER: usize = 65_536;
-/// Maximum number of datagrams per system call. With more, their buffers would evict each other from the
-/// cache.
+/// Maximum number of datagrams per system call. With more, the buffers would evict each other from the cache.
 const MAX_DATAGRAMS: usize = 8;
-/// Maximum number of pending socket errors, from earlier sends, that one turn reads.
+/// Maximum number of pending socket errors, caused by earlier sends, that one call to `receive` consumes.
 const MAX_ERRORS: usize = 16;
 
 pub(super) struct Receiver {
     data: Vec<u8>,
     names: [SockAddr; MAX_DATAGRAMS],
     controls: [Control; MAX_DATAGRAMS],
-    /// Number of datagrams to request per call. It is one while datagrams arrive singly, because the call for
-    /// a single datagram is faster and a thread may be waiting for that datagram. It is doubled after two
-    /// consecutive calls that returned as many as requested.
+    /// Number of datagrams to request per call. It is 1 while datagrams arrive singly, because the call for a
+    /// single datagram is faster and a thread may be waiting for it, and doubles after two consecutive calls
+    /// that returned as many as requested.
     batch_size: usize,
     /// Whether the last call returned as many datagrams as requested.
     full: bool,
@@ -114,7 +113,7 @@ impl Receiver {
         }
     }
 
-    /// Receives up to `received.len()` datagrams, at most MAX_DATAGRAMS.
+    /// Receives up to `received.len()` datagrams, which must not exceed `MAX_DATAGRAMS`.
     fn call_many(&mut self, socket: &OwnedFd, received: &mut [DatagramMeta]) -> io::Result<usize> {
         // SAFETY: all zeros is a valid mmsghdr and a valid iovec: null pointers and zero lengths.
         let (mut headers, mut slices): ([libc::mmsghdr; MAX_DATAGRAMS], [libc::iovec; MAX_DATAGRAMS]) =
@@ -137,8 +136,8 @@ impl Receiver {
         Ok(n)
     }
 
-    /// Returns the datagram in buffer `i` as a burst; `None` if it is empty, truncated, or lacks usable
-    /// metadata.
+    /// Returns the datagram in buffer `i` as a burst; `None` if it is empty or truncated, or its metadata is
+    /// unusable.
     fn burst(&self, i: usize, received: &DatagramMeta, local: &Local) -> Option<RxBurst<'_>> {
         if received.len == 0 || received.truncated {
             return None;

@@ -16,39 +16,39 @@ use crate::wire::{Flow, ICRC_LEN, IpIdent, ROCE_PORT, icrc};
 
 /// Maximum number of messages per system call.
 const BATCH: usize = 64;
-/// Maximum number of destinations remembered as not supporting segmentation.
+/// Maximum number of destinations remembered as unable to use segmentation.
 const MAX_NO_GSO: usize = 64;
-/// Maximum number of waits for room in a full socket in one turn.
+/// Maximum number of waits for room in the send buffer per turn.
 const MAX_WAITS: u32 = 3;
 /// Duration of one wait, in milliseconds.
 const WAIT_MS: u8 = 1;
-/// Number of consecutive turns that request the same header fields, different from the socket's defaults,
-/// after which they become the defaults.
+/// Number of consecutive turns that must request the same header fields to make them the socket's defaults.
 const ADAPT_AFTER_TURNS: u32 = 16;
 
 pub(super) struct Sender {
     bursts: Batch,
     singles: Batch,
-    /// Buffer for packets whose ICRCs are recomputed.
+    /// Scratch copy of a burst to send packet by packet, with recomputed ICRCs.
     scratch: Vec<u8>,
-    /// Destinations for which the kernel refuses to segment, because the interface cannot, or because IPsec
-    /// is on the path.
+    /// Destinations for which the kernel refuses to segment, because the interface cannot or because IPsec is
+    /// used on the path.
     pub no_gso_to: Vec<IpAddr>,
     segments: bool,
     /// Number of waits remaining in this turn.
     waits: u32,
-    /// Header fields that the socket sets by default.
+    /// Header fields that the socket sets by default, without control messages.
     pub defaults: IpFields,
-    /// Header fields that the latest turns requested instead of the defaults, and the number of these turns.
+    /// Header fields that the most recent turns requested instead of the defaults, and the number of those
+    /// turns.
     requested: (IpFields, u32),
     pub counters: LinkCounters,
 }
 
-/// Consequence of a send error for a message.
+/// Action to take after a message could not be sent.
 enum SendErrorAction {
     /// Retry.
     Retry,
-    /// The kernel does not segment on the path to this destination.
+    /// The kernel refuses to segment for this destination: send the packets singly.
     NotSegmented,
     /// Dropped and counted.
     Dropped,
@@ -94,8 +94,8 @@ impl Sender {
         self.flush(socket, local, queue)
     }
 
-    /// Makes header fields that consecutive turns request the socket's default: programs use one hop limit
-    /// for all their packets, and a message without control data costs less.
+    /// Makes header fields that consecutive turns have requested the socket's defaults: programs mostly use
+    /// the same hop limit and traffic class for all packets, and messages without control data cost less.
     fn adapt_defaults(&mut self, socket: &OwnedFd, local: &Local, queue: &TxQueue) {
         let is_ipv4 = local.ip.is_ipv4();
         let Some(burst) = queue.bursts().next().filter(|burst| burst.flow.dst.is_ipv4() == is_ipv4) else {
@@ -119,7 +119,7 @@ impl Sender {
         }
     }
 
-    /// Sends the messages in `bursts` and clears it.
+    /// Sends the messages in `bursts`, and clears it.
     fn flush(&mut self, socket: &OwnedFd, local: &Local, queue: &TxQueue) -> io::Result<()> {
         self.bursts.prepare();
         let mut at = 0;
@@ -146,7 +146,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends each packet of a burst as a separate datagram; returns whether any was sent.
+    /// Sends each packet of a burst as a separate datagram. Returns whether any was sent.
     ///
     /// All of them get identification 0, so over IPv4 the ICRCs computed for identifications 1, 2... are
     /// recomputed.
@@ -177,8 +177,8 @@ impl Sender {
         Ok(any)
     }
 
-    /// Classifies the error of sending a message of `packets` packets and counts those that are lost. Waits
-    /// for room if the socket is full and waits remain.
+    /// Decides how to proceed after failing to send a message of `packets` packets. Counts the packets if
+    /// they are dropped. If the socket's send buffer is full and the turn has waits left, waits for room.
     fn classify_error(
         &mut self,
         socket: &OwnedFd,
@@ -205,8 +205,9 @@ impl Sender {
     }
 }
 
-/// Sends a single packet that needs none of the batching, by the cheapest system call, as its latency
-/// matters. Returns whether it was sent; if not, the general path determines the reason.
+/// If the queue holds a single packet that needs no control messages, sends it by the cheapest system call,
+/// to minimise latency. Returns whether it was sent; if not, the general path takes over and handles any
+/// error.
 fn send_fast_path(socket: &OwnedFd, local: &Local, defaults: IpFields, queue: &TxQueue) -> bool {
     let mut bursts = queue.bursts();
     let (Some(burst), None) = (bursts.next(), bursts.next()) else { return false };
@@ -237,18 +238,18 @@ fn send_fast_path(socket: &OwnedFd, local: &Local, defaults: IpFields, queue: &T
     }
 }
 
-/// One message: a burst that the kernel segments, or a single packet.
+/// A message to send: a burst that the kernel segments, or a single packet.
 struct Message {
     name: SockAddr,
     name_len: usize,
     control: Control,
     packets: usize,
-    /// Index of the message's burst in the queue.
+    /// Index in the transmit queue of the message's burst.
     burst: usize,
 }
 
-/// Messages for one system call. The vectors keep their capacity; the raw pointers in them are valid from
-/// `add` to `clear`, within one turn.
+/// Messages to send in one system call. The vectors keep their capacity; the raw pointers in them are valid
+/// only between `add` and `clear`, within one turn.
 #[derive(Default)]
 struct Batch {
     slices: Vec<libc::iovec>,
@@ -261,8 +262,8 @@ struct Batch {
 unsafe impl Send for Batch {}
 
 impl Batch {
-    /// Adds a message: the bytes of a burst, which comes with its index in the queue, or of a single packet.
-    /// The bytes must stay valid and in place until `clear`.
+    /// Adds a message with the given bytes: a whole burst, passed with its index in the transmit queue, or a
+    /// single packet. The bytes must stay valid and in place until `clear`.
     fn add(
         &mut self,
         local: &Local,
@@ -290,7 +291,7 @@ impl Batch {
         self.messages.push(Message { name, name_len, control, packets, burst });
     }
 
-    /// Points the headers to the messages, which must not move afterwards.
+    /// Points the headers to the messages, which must not move until `clear`.
     fn prepare(&mut self) {
         for (m, slice) in self.messages.iter().zip(&self.slices) {
             // SAFETY: all zeros is a valid mmsghdr: null pointers and zero lengths.
@@ -308,8 +309,8 @@ impl Batch {
         }
     }
 
-    /// Sends the messages from index `at` on. Returns the number of messages sent, and an error only if the
-    /// first one failed, because after a partial success the kernel reports no error.
+    /// Sends the messages from index `at` on. Returns the number of messages sent. Returns an error only if
+    /// the first message failed, because the kernel reports none after a partial success.
     fn send(&mut self, socket: &OwnedFd, at: usize) -> (usize, io::Result<()>) {
         let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         let sent = match &mut self.headers[at..] {
@@ -337,7 +338,7 @@ impl Batch {
 }
 
 /// Adds control messages for the header fields that differ from the socket's defaults. The kernel chooses the
-/// flow label: setting one needs a lease of it, and the ICRC does not cover it.
+/// flow label: setting one requires leasing it from the kernel, and the ICRC does not cover it.
 fn put_ip_fields(control: &mut Control, flow: &Flow, defaults: IpFields) {
     let ip_fields = IpFields::of(flow);
     let (level, tos, ttl) = IpFields::names(flow.dst.is_ipv4());

@@ -1,4 +1,4 @@
-//! Setup of the UDP socket: options, buffers, and properties of its local address.
+//! Setup of UDP sockets: options, buffer sizes, and the properties of the local address.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -14,13 +14,13 @@ use crate::link::socket_calls::{get_option, interface_mtu, set_option};
 use crate::link::{membership, system_udp};
 use crate::wire::{Flow, ROCE_PORT};
 
-/// Hop limit that a socket starts with, the same as in [`crate::wire::Flow::new`].
+/// Initial hop limit of a socket, the same as in [`crate::wire::Flow::new`].
 const HOP_LIMIT: u8 = 64;
 
 /// `IPV6_MULTICAST_ALL` of linux/in6.h, which libc lacks.
 const IPV6_MULTICAST_ALL: libc::c_int = 29;
 
-/// Header fields that a socket sets in the packets it sends, unless a control message overrides them.
+/// IP header fields of the packets that a socket sends, unless control messages override them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct IpFields {
     pub traffic_class: u8,
@@ -31,21 +31,21 @@ impl IpFields {
     /// Header fields of a newly opened socket.
     pub const DEFAULT: IpFields = IpFields { traffic_class: 0, hop_limit: HOP_LIMIT };
 
-    /// Returns the header fields that a flow requests. A hop limit of 0 becomes the default: the kernel
-    /// refuses it, as such a packet would never be sent.
+    /// Returns the header fields that a flow requests. A hop limit of 0 is replaced by the default, because
+    /// the kernel rejects it.
     pub fn of(flow: &Flow) -> IpFields {
         let hop_limit = if flow.hop_limit == 0 { HOP_LIMIT } else { flow.hop_limit };
         IpFields { traffic_class: flow.traffic_class, hop_limit }
     }
 
-    /// Returns the header fields that packets to `dst` get: a socket has a separate hop limit for multicast,
-    /// which keeps the default.
+    /// Returns the header fields that packets to `dst` get: the socket's hop limit for multicast is separate,
+    /// and keeps the default.
     pub fn to(self, dst: IpAddr) -> IpFields {
         if dst.is_multicast() { IpFields { hop_limit: HOP_LIMIT, ..self } } else { self }
     }
 
-    /// Returns the option level and the option names of traffic class and hop limit, as used in control
-    /// messages. The socket option for the IPv6 hop limit is [`libc::IPV6_UNICAST_HOPS`] instead.
+    /// Returns the level of the control messages for traffic class and hop limit, and their types. The socket
+    /// options are the same, except that the IPv6 hop limit is [`libc::IPV6_UNICAST_HOPS`].
     pub fn names(is_ipv4: bool) -> (libc::c_int, libc::c_int, libc::c_int) {
         match is_ipv4 {
             true => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
@@ -54,7 +54,7 @@ impl IpFields {
     }
 }
 
-/// Sets the header fields of the packets that a socket sends from now on.
+/// Sets the default header fields of the packets that a socket sends from now on.
 pub(super) fn set_ip_fields(socket: &OwnedFd, is_ipv4: bool, ip_fields: IpFields) -> io::Result<()> {
     let (level, class, limit) = IpFields::names(is_ipv4);
     set(socket, level, class, ip_fields.traffic_class.into())?;
@@ -65,27 +65,27 @@ pub(super) fn set_ip_fields(socket: &OwnedFd, is_ipv4: bool, ip_fields: IpFields
 pub(super) struct LocalAddress {
     /// The address, possibly link-local.
     pub ip: IpAddr,
-    /// Name of its interface.
+    /// Name of the interface that has the address.
     pub interface: String,
-    /// Index of its interface.
+    /// Index of the interface that has the address.
     pub index: u32,
 }
 
-/// A bound socket with its properties.
+/// A bound socket, with its properties.
 pub(super) struct BoundSocket {
     pub socket: OwnedFd,
     /// Local addresses for which the socket receives packets.
     pub locals: Vec<LocalAddress>,
-    /// Smallest MTU of the interfaces that have these addresses, in bytes.
+    /// Smallest MTU of the interfaces that have the addresses in `locals`, in bytes.
     pub mtu: usize,
-    /// Whether the kernel segments bursts on sending (UDP GSO).
+    /// Whether the kernel segments sent bursts (UDP GSO).
     pub segments: bool,
     /// Size of the receive buffer in bytes, against which the kernel charges received packets.
     pub rcvbuf: usize,
 }
 
-/// Opens and binds a socket. With `shared`, it joins the reuseport group of the sockets that this process has
-/// bound already.
+/// Opens a socket and binds it to `ip`. With `shared`, the socket joins the reuseport group of sockets that
+/// this process has already bound.
 pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<BoundSocket, UdpLinkError> {
     let fail = |what| move |source| UdpLinkError::System { ip, what, source };
     let locals = locals(ip, options.interface.as_deref());
@@ -122,8 +122,8 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Bou
     Ok(BoundSocket { socket, locals, mtu, segments, rcvbuf })
 }
 
-/// Adopts a socket that another process has bound to this address: resets its header fields and reads its
-/// properties.
+/// Adopts a socket that another process has bound to `ip`: resets its header fields to the defaults, and
+/// reads its properties.
 pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result<BoundSocket, UdpLinkError> {
     set_ip_fields(&socket, ip.is_ipv4(), IpFields::DEFAULT).map_err(|source| UdpLinkError::System {
         ip,
@@ -145,10 +145,10 @@ fn smallest_mtu(socket: &OwnedFd, locals: &[LocalAddress]) -> usize {
     locals.iter().filter_map(|l| interface_mtu(socket, &l.interface).ok()).min().unwrap_or(1500)
 }
 
-/// Discards the queued datagrams, which were for another process. Their number is limited, so that the
-/// function returns even if a peer sends continuously.
+/// Discards the queued datagrams, which were meant for another process. The number is limited, so that the
+/// function returns even if a peer keeps sending.
 pub(crate) fn drain(socket: &OwnedFd) {
-    /// Limit, which is larger than the number of datagrams that fit into a receive buffer.
+    /// Limit, larger than the number of datagrams that fit into any receive buffer.
     const MAX_DATAGRAMS: usize = 1 << 20;
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
     for _ in 0..MAX_DATAGRAMS {
@@ -158,12 +158,13 @@ pub(crate) fn drain(socket: &OwnedFd) {
     }
 }
 
-/// Makes the kernel deliver datagrams as received, not coalesced (GRO).
+/// Makes the kernel deliver datagrams individually instead of coalescing them (GRO).
 pub(crate) fn stop_coalescing(socket: &OwnedFd) -> io::Result<()> {
     set(socket, libc::SOL_UDP, libc::UDP_GRO, 0)
 }
 
-/// Returns the addresses for which a socket bound to `ip` receives packets, on one interface or on all.
+/// Returns the local addresses for which a socket bound to `ip` receives packets, on `interface` or on all
+/// interfaces.
 fn locals(ip: IpAddr, interface: Option<&str>) -> Vec<LocalAddress> {
     let mut found: Vec<LocalAddress> = pnet_datalink::interfaces()
         .into_iter()
@@ -188,13 +189,13 @@ fn locals(ip: IpAddr, interface: Option<&str>) -> Vec<LocalAddress> {
     found
 }
 
-/// Allows further sockets of this user to bind the same address and port (SO_REUSEPORT).
+/// Allows further sockets of the same user to bind the same address and port (SO_REUSEPORT).
 pub(super) fn share(socket: &OwnedFd) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
 }
 
-/// Opens a socket that is bound to a multicast group and joins it on one interface. Other sockets of this
-/// machine may join the same group; each of them receives all packets to it.
+/// Opens a socket that is bound to a multicast group and has joined it on one interface. Other sockets on
+/// this machine may join the same group; each receives all packets sent to it.
 pub(super) fn open_group(group: IpAddr, ifindex: u32, options: &UdpOptions) -> io::Result<OwnedFd> {
     let socket = new_socket(group)?;
     configure(&socket, group)?;
@@ -212,14 +213,14 @@ pub(super) fn open_group(group: IpAddr, ifindex: u32, options: &UdpOptions) -> i
     Ok(socket)
 }
 
-/// Reports whether an address is ambiguous without an interface: IPv6 link-local, or multicast of
-/// interface-local or link-local scope.
+/// Reports whether an address is ambiguous without an interface: IPv6 link-local unicast, or IPv6 multicast
+/// with interface-local or link-local scope.
 pub(crate) fn needs_scope(ip: IpAddr) -> bool {
     let IpAddr::V6(ip) = ip else { return false };
     ip.is_unicast_link_local() || ip.is_multicast() && ip.octets()[1] & 0xf <= 2
 }
 
-/// Sets the interface through which multicast packets leave.
+/// Sets the interface through which the socket sends multicast packets.
 fn set_multicast_interface(socket: &OwnedFd, ip: IpAddr, ifindex: u32) -> io::Result<()> {
     match ip {
         IpAddr::V4(_) => membership::set_interface_v4(socket, ifindex),
@@ -231,8 +232,8 @@ fn new_socket(ip: IpAddr) -> io::Result<OwnedFd> {
     system_udp::unbound(ip, SocketFlags::NONBLOCK)
 }
 
-/// Sets the don't-fragment flag permanently, which also makes the kernel send IPv4 identifications 0, 1, 2...
-/// in each burst, and requests the header fields of received packets that a NIC needs.
+/// Disables fragmentation, which also makes the kernel number IPv4 identifications 0, 1, 2... in each burst,
+/// and enables the control messages that report header fields of received packets.
 fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
     let wildcard = ip.is_unspecified();
     if ip.is_ipv4() {
@@ -260,18 +261,18 @@ fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
     }
 }
 
-/// Requested size of a receive buffer as a multiple of [`UdpOptions::buffer`]. UC and UD have no
-/// acknowledgements, so the buffer must hold what a sender on this machine sends while the receiver waits for
-/// a processor. Only unread data occupies memory.
+/// Requested receive buffer size, as a multiple of [`UdpOptions::buffer`]. UC and UD have no
+/// acknowledgements, so the buffer must hold everything that a sender on this machine sends while the
+/// receiver waits for a CPU. Only unread data occupies memory.
 const RCVBUF_FACTOR: usize = 4;
 
-/// Sets the size of a receive buffer and returns the resulting size, in bytes.
+/// Sets the size of the receive buffer, and returns the size that the kernel reports, in bytes.
 pub(super) fn set_receive_buffer(socket: &OwnedFd, bytes: usize) -> io::Result<usize> {
     set_buffer_size(socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, bytes)
 }
 
-/// Sets the size of a buffer to `requested`, or to the maximum that the kernel allows, and returns the
-/// resulting size.
+/// Sets the size of a buffer to `requested` bytes, or to the maximum that the kernel allows. Returns the size
+/// that the kernel reports, in bytes.
 fn set_buffer_size(socket: &OwnedFd, force: i32, plain: i32, requested: usize) -> io::Result<usize> {
     let value = i32::try_from(requested).unwrap_or(i32::MAX / 2);
     if set(socket, libc::SOL_SOCKET, force, value).is_err() {

@@ -1,5 +1,5 @@
-//! Packet steering over several sockets of one address and port: a BPF program in the kernel selects the
-//! socket by the destination QPN (SO_ATTACH_REUSEPORT_CBPF). The program of shared addresses, which selects a
+//! Packet steering to several sockets bound to one address and port: a BPF program in the kernel selects the
+//! socket by destination QPN (SO_ATTACH_REUSEPORT_CBPF). The program for shared addresses, which selects a
 //! process, is in `broker/steering.rs`.
 #![forbid(unsafe_code)]
 
@@ -13,11 +13,11 @@ use super::socket::{self, BoundSocket};
 use super::{UdpLinkError, UdpOptions};
 use crate::link::socket_calls::set_program;
 
-/// Offset of the lowest byte of the destination QPN in a UDP payload.
+/// Offset of the least significant byte of the destination QPN in the UDP payload.
 pub(crate) const DEST_QP_LOW: u32 = 7;
 
-/// Opens `count` sockets, a power of two. A packet is delivered to the socket whose index is in the lowest
-/// bits of the destination QPN; if packets are coalesced, the first one decides.
+/// Opens `count` sockets, a power of two. The kernel delivers each packet to the socket whose index is in the
+/// lowest bits of the destination QPN; for coalesced packets, the first one decides.
 pub(super) fn open(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<BoundSocket>, UdpLinkError> {
     let all = open_group(ip, options, count)?;
     if count > 1 {
@@ -30,7 +30,7 @@ fn failed(ip: IpAddr, source: io::Error) -> UdpLinkError {
     UdpLinkError::System { ip, what: "steering packets to several sockets", source }
 }
 
-/// Binds the sockets of a shared address: a reuseport group of `count` sockets.
+/// Binds the sockets for a shared address: a reuseport group of `count` sockets.
 pub(crate) fn bind_group(
     ip: IpAddr,
     options: &UdpOptions,
@@ -39,8 +39,8 @@ pub(crate) fn bind_group(
     Ok(open_group(ip, options, count)?.into_iter().map(|opened| opened.socket).collect())
 }
 
-/// Opens `count` sockets, in a reuseport group if there are several. Until a program is attached, the kernel
-/// itself chooses a socket for each packet.
+/// Opens `count` sockets, as a reuseport group if there is more than one. Until a program is attached, the
+/// kernel chooses the socket by a hash of the addresses and ports.
 fn open_group(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<BoundSocket>, UdpLinkError> {
     // Opens the first socket as if it were the only one, so that any other owner of the port, sharing or not,
     // is detected and reported. Later binds by other programs fail too, except those of the same user that
@@ -57,13 +57,13 @@ fn open_group(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<Boun
     Ok(all)
 }
 
-/// Returns a BPF instruction that does not jump.
+/// Returns a BPF instruction other than a jump.
 pub(crate) fn op(code: u32, k: u32) -> sock_filter {
     sock_filter { code: code as u16, jt: 0, jf: 0, k }
 }
 
-/// Returns the BPF program that selects the socket of each packet by its index in bind order, which is the
-/// index of the shard.
+/// Returns the BPF program that selects the socket for each packet. Its result is the socket's index in bind
+/// order, which is the shard index.
 fn by_shard(count: u32) -> [sock_filter; 3] {
     [
         op(BPF_LD | BPF_B | BPF_ABS, DEST_QP_LOW),
@@ -72,8 +72,8 @@ fn by_shard(count: u32) -> [sock_filter; 3] {
     ]
 }
 
-/// Attaches a BPF program to the reuseport group of a socket. It steers the packets to all sockets of the
-/// group.
+/// Attaches a BPF program to the reuseport group that contains `socket`, where it selects the socket for each
+/// packet.
 pub(crate) fn attach(ip: IpAddr, socket: &OwnedFd, program: &[sock_filter]) -> Result<(), UdpLinkError> {
     set_program(socket, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, program)
         .map_err(|source| failed(ip, source))

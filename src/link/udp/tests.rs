@@ -23,8 +23,8 @@ fn ip(s: &str) -> IpAddr {
     s.parse().unwrap()
 }
 
-/// Binds a link, with retries: the port of a dropped link may stay in use for a moment, because a child
-/// process that another test starts has all descriptors until it executes a program.
+/// Binds a link, retrying for up to two seconds: a dropped link's port can remain in use for a moment,
+/// because a child process that another test has forked holds all descriptors until it calls exec.
 fn link(addr: &str) -> UdpLink {
     let start = Clock::now();
     loop {
@@ -54,7 +54,8 @@ fn payload(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + seed * 7 + i / 256) as u8).collect()
 }
 
-/// Registers memory filled with a pattern. Returns the memory, its table, and a slice of all of it.
+/// Registers `len` bytes of memory filled with a pattern. Returns the memory, the table that it is registered
+/// in, and a slice of all its bytes.
 fn region(len: usize) -> (Box<[u8]>, Table, HostSlice) {
     let mut memory = payload(len, 5).into_boxed_slice();
     let mut table = Table::new();
@@ -83,7 +84,7 @@ struct RxRecord {
     packets: Vec<Vec<u8>>,
 }
 
-/// Receives until `packets` packets have arrived, or none has arrived for 300 ms. Every ICRC must be correct.
+/// Receives until `packets` packets have arrived, or none has arrived for 300 ms. Panics if an ICRC is wrong.
 fn receive(link: &mut UdpLink, packets: usize) -> Vec<RxRecord> {
     let (mut received, mut count, mut last) = (Vec::new(), 0, Clock::now());
     while count < packets && last.elapsed() < Duration::from_millis(300) {
@@ -178,7 +179,8 @@ fn ecn_and_dscp_arrive_unchanged() {
     }
 }
 
-/// Returns traffic class and hop limit of the next datagram, on a socket with IP_RECVTOS and IP_RECVTTL.
+/// Receives a datagram and returns its traffic class and hop limit. IP_RECVTOS and IP_RECVTTL must be enabled
+/// on the socket.
 fn ip_fields(socket: &UdpSocket) -> (u8, u8) {
     let (mut data, mut control) = ([0u8; 512], Control::new());
     let mut slice = libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: data.len() };
@@ -233,7 +235,8 @@ fn each_flow_has_its_own_header_fields_whatever_the_socket_defaults() {
     }
 }
 
-/// Sends a burst of five packets. Returns the IPv4 identification and the flags of each.
+/// Sends a burst of five packets from `a` to `b`. Returns the IPv4 identification and flags of each packet
+/// received, as inferred from its ICRC.
 fn identifications(a: &mut UdpLink, b: &mut UdpLink) -> Vec<(u16, u16)> {
     let mut q = TxQueue::new(BurstLimits::SEGMENTED);
     (0..5).for_each(|i| q.push(&flow(a, b), headers(i), Payload::Bytes(&payload(1024, i as usize))));
@@ -347,8 +350,8 @@ fn empty_datagram_is_counted_as_malformed() {
     assert_eq!(a.receive(Instant(0), &mut |_| panic!("no datagram is expected")).unwrap(), 0);
 }
 
-/// Sends as many packets with `payload` bytes as the window permits, without reading them meanwhile. Returns
-/// how many arrived, and how many were sent.
+/// Sends as many packets of `payload` bytes as the window permits, and only then reads them. Returns the
+/// number received and the number sent.
 fn unread_window(a: &mut UdpLink, b: &mut UdpLink, payload: usize) -> (usize, usize) {
     let (flow, bytes) = (flow(a, b), vec![9; payload]);
     let count = b.info.window / (payload + 16).max(MIN_CHARGE);
@@ -404,8 +407,8 @@ fn eight_unread_windows_fit_if_the_system_grants_the_receive_buffer() {
     assert!(arrived < sent && b.counters().rx_overflow > 0);
 }
 
-/// Runs `test` in a new network namespace that has these addresses on its loopback interface. Skips the test
-/// without the privilege to create one.
+/// Runs `test` in a new network namespace with the given addresses on its loopback interface. Skips the test
+/// if the process may not create namespaces.
 fn in_namespace(addresses: &[&str], test: impl FnOnce() + Send) {
     if !netns::is_available() {
         return;
@@ -499,7 +502,7 @@ fn wildcard_link_sends_from_and_receives_at_any_address() {
     });
 }
 
-/// Sends five packets to a group; returns how many each of the links receives.
+/// Sends five packets to a group. Returns the number that each link in `to` receives.
 fn to_group(from: &mut UdpLink, src: &str, group: &str, to: &mut [&mut UdpLink]) -> Vec<usize> {
     let flow = Flow::new(ip(src), ip(group), ROCE_PORT);
     let mut q = TxQueue::new(from.info.burst);

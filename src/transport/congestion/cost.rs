@@ -1,14 +1,14 @@
-//! Flight cost of packets: the unit of congestion windows and of per-peer windows.
+//! Flight cost of packets: the measure for congestion windows and per-peer windows.
 
-/// Flight cost that a packet has in addition to its payload.
+/// Flight cost added to the payload length of every packet, in bytes.
 const HEADER_COST: u64 = 128;
 
-/// Minimum flight cost of a packet: a socket buffer charges hardly less for a short packet that arrives alone
-/// (measured with the udp link, [`crate::link::udp::MIN_CHARGE`]).
+/// Minimum flight cost of a packet, in bytes: the kernel charges a socket buffer hardly less for a short
+/// packet that arrives alone (measured for the udp link, see [`crate::link::udp::MIN_CHARGE`]).
 const LEAST_COST: u64 = 1024;
 
-/// Returns the flight cost of a packet with `payload` bytes: its estimated share of the peer's receive
-/// buffer.
+/// Returns the flight cost of a packet with `payload` bytes: an estimate of the receive buffer space that it
+/// takes at the peer.
 pub const fn packet_cost(payload: u64) -> u64 {
     let cost = payload + HEADER_COST;
     if cost < LEAST_COST { LEAST_COST } else { cost }
