@@ -1,4 +1,5 @@
-//! Contexts: opening a device on a link, and its tables, counters and clock.
+//! Contexts: opening a device on a link, and accessing the device's GID and partition key tables, counters
+//! and clock.
 
 use std::fmt;
 use std::io;
@@ -21,31 +22,32 @@ use crate::sys::setters::setters;
 use crate::transport::{Counters, CqId, Quirks, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 
-/// First address of the crate's own regions. Host addresses are not used, because they differ from run to
-/// run, and every run of a program should send the same packets.
+/// Address of the first region whose memory the crate allocates. It is not a host address: those differ from
+/// run to run, and every run of a program should send the same packets.
 const FIRST_IOVA: u64 = 0x1000_0000;
 
 /// Options for opening a context.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ContextOptions {
-    /// Limits and quirks of the NIC; [`Personality::DEFAULT`] unless chosen.
+    /// Limits and quirks of the NIC; [`Personality::DEFAULT`] by default.
     pub personality: Personality,
-    /// Seed of queue pair numbers, keys, the connection manager's IDs and first PSNs. `None` stands for a
-    /// random seed, or on a fabric for one derived from the fabric's seed and the port's address, so that
-    /// every run of a program uses the same values.
+    /// Seed for queue pair numbers, keys, starting PSNs and the connection manager's IDs. With `None`, the
+    /// seed is random, except that on a fabric it is derived from the fabric's seed and the port's address,
+    /// so that every run of a program uses the same values.
     pub seed: Option<u64>,
-    /// Maximum number of bytes in flight to a peer. `None`: what the link's peers can buffer.
+    /// Maximum number of bytes in flight to a peer. `None` stands for the amount that the link's peers can
+    /// buffer.
     pub window: Option<usize>,
-    /// Lower bound of the local ACK timeout, whatever a queue pair requests, so that a peer that is stopped
-    /// for a while is not treated as failed. `None`: the personality's bound; a lower value has no effect.
+    /// Lower bound for the local ACK timeouts of all queue pairs, so that a temporarily stopped peer is not
+    /// treated as failed. `None` stands for the personality's bound, and lower values have no effect.
     pub min_ack_timeout: Option<Duration>,
 }
 
 setters!(ContextOptions { personality: Personality } optional { seed: u64, window: usize, min_ack_timeout: Duration });
 
 impl Default for ContextOptions {
-    /// Returns options for the default personality and a random seed.
+    /// Returns options for the default personality, without a fixed seed.
     fn default() -> Self {
         ContextOptions { personality: Personality::DEFAULT, seed: None, window: None, min_ack_timeout: None }
     }
@@ -71,10 +73,10 @@ impl Default for ContextOptions {
 #[derive(Clone)]
 pub struct Context(pub(super) Arc<Handle>);
 
-/// State of one opening of a device, which owns the objects created from it.
+/// State of one context: the device, which other contexts may share, and the context's own event queue.
 pub(super) struct Handle {
     device: Arc<Inner>,
-    /// Reader of the asynchronous events of this opening's objects.
+    /// Reader for the asynchronous events of this context's objects and of the port.
     pub reader: EventReader,
     pub events: Arc<EventSignal>,
 }
@@ -94,7 +96,7 @@ impl Drop for Handle {
     }
 }
 
-/// Handle that does not keep the device open.
+/// Handle to a device that does not keep the device open.
 #[derive(Clone)]
 pub struct WeakContext(Weak<Inner>);
 
@@ -105,7 +107,7 @@ pub(super) struct Inner {
     pub personality: &'static str,
     pub info: LinkInfo,
     pub mtu: Mtu,
-    /// QPN partition that contains the numbers of the device's queue pairs.
+    /// Part of the QPN space from which the device's queue pairs get their numbers.
     pub partition: QpnPartition,
     pub seed: u64,
     pub qps: Quota,
@@ -114,13 +116,13 @@ pub(super) struct Inner {
     pub cqs: Quota,
     pub next_pd: AtomicU32,
     next_cq: AtomicU32,
-    /// Address that the next region of memory allocated by the crate gets, as work requests use it.
+    /// I/O virtual address of the next region whose memory the crate allocates.
     next_iova: AtomicU64,
-    /// Number of allocated bytes of device memory.
+    /// Number of bytes of device memory allocated.
     pub dm_used: AtomicU64,
-    /// Position in the random sequence from which first PSNs are drawn.
+    /// Number of values drawn so far from the context's pseudorandom sequence.
     random_draws: AtomicU64,
-    /// Asynchronous events of all contexts of the device.
+    /// Asynchronous events for all contexts that share the device.
     pub asynchronous: Events,
 }
 
@@ -135,10 +137,10 @@ impl Context {
         Self::build(vec![link], None, options)
     }
 
-    /// Opens a NIC of several shards, each with a link, a lock, timers and a background thread of its own, so
+    /// Opens a NIC with several shards. Each shard has its own link, lock, timers and background thread, so
     /// that threads whose queue pairs are in different shards never wait for each other. Queue pairs are
-    /// assigned to the shards round-robin, except that those with a shared receive queue go to its shard, and
-    /// all XRC objects to the first shard.
+    /// assigned to shards round-robin, except that a queue pair with a shared receive queue goes to that
+    /// queue's shard, and all XRC objects go to the first shard.
     ///
     /// There must be 1, 2, 4 ... 64 links that belong together, as from
     /// [`UdpLink::bind_shards`](crate::link::udp::UdpLink::bind_shards). Each shard gets an equal part of
@@ -150,8 +152,7 @@ impl Context {
         Self::build(links, None, options)
     }
 
-    /// Opens a NIC on a new port of an in-memory fabric, with an address that the fabric chooses: the mock
-    /// NIC.
+    /// Opens a mock NIC: a NIC on a new port of an in-memory fabric, with an address chosen by the fabric.
     ///
     /// # Errors
     /// [`OpenError::MtuTooSmall`] if packets of the fabric cannot hold a path MTU of 256;
@@ -161,8 +162,8 @@ impl Context {
         Self::on_port(port, &ContextOptions::default(), |port| Box::new(port))
     }
 
-    /// Opens a NIC on a port of a fabric; `wrap` may put middleware around it, such as a capture or injected
-    /// faults.
+    /// Opens a NIC on a fabric port. `wrap` may put middleware around the port, such as packet capture or
+    /// fault injection.
     ///
     /// # Errors
     /// [`OpenError::NoAddress`] for a link without an address; [`OpenError::MtuTooSmall`] for a link whose
@@ -262,9 +263,9 @@ impl Context {
         Ok(Context(Arc::new(Handle { device: Arc::new(device), reader: EventReader::FIRST, events })))
     }
 
-    /// Opens the device once more, like a second `ibv_open_device`. Both contexts use the same NIC and share
-    /// its limits. Objects of one opening cannot be used with those of another, and each opening receives the
-    /// asynchronous events of its own queues and those of the port.
+    /// Opens the device again, like a second `ibv_open_device`. Both contexts use the same NIC and share its
+    /// limits. Objects of different contexts cannot be used together. Each context receives the asynchronous
+    /// events of its own queues and of the port.
     ///
     /// # Errors
     /// [`OpenError`] if no descriptor is left.
@@ -278,7 +279,7 @@ impl Context {
         Ok(Context(Arc::new(Handle { device, reader, events })))
     }
 
-    /// Returns the shards, for tests of the driver.
+    /// Returns the shards, for the driver's tests.
     #[cfg(test)]
     pub(crate) fn shards(&self) -> &Shards {
         &self.0.shards
@@ -289,7 +290,7 @@ impl Context {
         WeakContext(Arc::downgrade(&self.0.device))
     }
 
-    /// Returns [`CreateError::DeviceFatal`] if the device has failed, so that nothing more is created.
+    /// Fails with [`CreateError::DeviceFatal`] if the device has failed and can create no more objects.
     pub(super) fn check_device(&self) -> Result<(), CreateError> {
         match self.0.shards.with_nic(|nic| nic.has_failed()) {
             true => Err(CreateError::DeviceFatal),
@@ -297,13 +298,13 @@ impl Context {
         }
     }
 
-    /// Returns an entry of the GID table, or `None` beyond its end.
+    /// Returns the GID table entry at `index`, or `None` beyond the end of the table.
     pub fn query_gid(&self, index: usize) -> Option<Gid> {
         self.0.shards.with_nic(|nic| nic.config().port.gid(index))
     }
 
-    /// Returns the address at which peers reach this device: that of its [`main_gid`](Self::main_gid). `None`
-    /// while the device has no address.
+    /// Returns the address at which peers reach this device: the IP address of its
+    /// [`main_gid`](Self::main_gid). `None` while the device has no address.
     ///
     /// ```
     /// # use urxe::verbs::*;
@@ -317,38 +318,38 @@ impl Context {
         Some(self.query_gid(self.main_gid()?.into())?.ip())
     }
 
-    /// Returns the index of the GID for peers of which nothing is known: the first one that is not
-    /// link-local, or the first one if all are.
+    /// Returns the index of the GID to use for unknown peers: the first one that is not link-local, or the
+    /// first one if all are link-local.
     pub fn main_gid(&self) -> Option<u8> {
         self.0.shards.with_nic(|nic| u8::try_from(nic.config().port.main_gid()?).ok())
     }
 
-    /// Returns the index of the GID that suits a peer best: of its IP version, and then by scope and longest
-    /// common prefix. `None` if there is no GID of that version.
+    /// Returns the index of the GID from which to reach `peer`: one of the same IP version, preferably of the
+    /// same scope, and among those the one with the longest common prefix. `None` if there is no GID of the
+    /// peer's IP version.
     pub fn gid_towards(&self, peer: Gid) -> Option<u8> {
         self.0.shards.with_nic(|nic| u8::try_from(nic.config().port.gid_towards(peer)?).ok())
     }
 
-    /// Returns the GID table, which holds the port's addresses. An entry of zeros belonged to a removed
-    /// address.
+    /// Returns the GID table, which holds the port's addresses. Entries of removed addresses are all zeros.
     pub fn gids(&self) -> Vec<Gid> {
         self.0.shards.with_nic(|nic| nic.config().port.gids.clone())
     }
 
-    /// Changes the GID table, as the system does when it changes the addresses of an interface, and raises
-    /// [`AsyncEvent::GidChange`](super::AsyncEvent::GidChange). Addresses that stay keep their index. The
-    /// link is not notified; on a fabric, [`Fabric::set_addresses`] does that as well.
+    /// Replaces the GID table, as the system does when an interface's addresses change, and raises
+    /// [`AsyncEvent::GidChange`](super::AsyncEvent::GidChange). Remaining addresses keep their index. The
+    /// link is not notified; on a fabric, use [`Fabric::set_addresses`], which changes both.
     pub fn set_gids(&self, gids: &[Gid]) {
         self.0.shards.with_all_nics(|nics| nics.iter_mut().for_each(|nic| nic.set_gids(gids)));
     }
 
-    /// Returns an entry of the partition key table, or `None` beyond its end. Initially the table has one
-    /// entry, full membership of the default partition.
+    /// Returns the partition key table entry at `index`, or `None` beyond the end of the table. Initially,
+    /// the only entry is the key of a full member of the default partition.
     pub fn query_pkey(&self, index: usize) -> Option<PKey> {
         self.0.shards.with_nic(|nic| nic.pkeys().get(index).copied())
     }
 
-    /// Changes the partition key table, as a subnet manager would, and raises
+    /// Replaces the partition key table, as a subnet manager would, and raises
     /// [`AsyncEvent::PKeyChange`](super::AsyncEvent::PKeyChange).
     ///
     /// # Errors
@@ -365,42 +366,43 @@ impl Context {
         })
     }
 
-    /// Returns the time of the NIC's clock, which stamps completions (`ibv_query_rt_values_ex`): nanoseconds
-    /// from an arbitrary origin, never decreasing. In virtual time it is the fabric's clock.
+    /// Returns the current time of the clock that timestamps completions (`ibv_query_rt_values_ex`), in
+    /// nanoseconds since an arbitrary origin. It never decreases. In virtual time it is the fabric's clock.
     pub fn clock(&self) -> u64 {
         self.0.shards.clock().now().0
     }
 
-    /// Returns the link's description of itself when the context was opened.
+    /// Returns the link's properties as of when the context was opened.
     pub fn link_info(&self) -> &LinkInfo {
         &self.0.info
     }
 
-    /// Returns the NIC's counters. Waits for the locks of all shards.
+    /// Returns the NIC's counters. May block, because it takes every shard's lock.
     pub fn counters(&self) -> Counters {
         self.0.shards.counters()
     }
 
-    /// Returns the link's counters of dropped packets and, once the link is lost, the reason.
+    /// Returns the link's counters of dropped packets and, once the link is lost, the error that caused the
+    /// loss.
     pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
         self.0.shards.link_state()
     }
 
-    /// Reports whether this context is the copy that a child of fork has of its parent's. No packet is sent
-    /// or received by the copy, and objects created in it have no effect in the parent. A device that is
-    /// opened in the child is the child's own. Leave objects of the parent's context alone or forget them: a
-    /// thread that does not exist in the child may have held their lock.
+    /// Reports whether this context was inherited from the parent process by `fork`. An inherited context
+    /// sends and receives no packets, and objects created in it do not affect the parent. A device opened in
+    /// the child is the child's own. Do not use or drop inherited objects (they may be forgotten): their
+    /// locks may be held by threads that do not exist in the child.
     pub fn is_inherited(&self) -> bool {
         self.0.shards.are_inherited()
     }
 
-    /// Polls the link once on this thread, as polling a completion queue does, for a program that polls
-    /// memory.
+    /// Polls the link once on the calling thread, as polling a completion queue does. Intended for programs
+    /// that wait for data by polling memory.
     pub fn poll(&self) {
         self.0.shards.poll_all();
     }
 
-    /// Returns the number for a new completion queue; numbers repeat after 2^32 queues.
+    /// Returns the number for a new completion queue. Numbers repeat after 2^32 queues.
     pub(super) fn next_cq(&self) -> CqId {
         CqId(self.0.next_cq.fetch_add(1, Ordering::Relaxed))
     }
@@ -409,7 +411,7 @@ impl Context {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Reports whether both contexts belong to the same device, which may have been opened twice.
+    /// Reports whether both contexts were opened on the same device.
     pub(super) fn is_same_device(&self, other: &Context) -> bool {
         Arc::ptr_eq(&self.0.device, &other.0.device)
     }
@@ -420,7 +422,7 @@ impl Context {
         self.0.next_iova.fetch_add((len as u64 | 0xfff) + 1 + 0x1000, Ordering::Relaxed)
     }
 
-    /// Returns the next number of the context's pseudorandom sequence.
+    /// Returns the next number in the context's pseudorandom sequence.
     pub(super) fn next_random(&self) -> u64 {
         splitmix64(self.0.seed, self.0.random_draws.fetch_add(1, Ordering::Relaxed) + 1)
     }
@@ -432,7 +434,7 @@ impl WeakContext {
         self.0.upgrade()
     }
 
-    /// Opens the device once more, like [`Context::reopen`]. Returns `None` if the device is no longer open.
+    /// Opens the device again, like [`Context::reopen`]. Returns `None` if the device is no longer open.
     ///
     /// # Errors
     /// As for [`Context::reopen`].
@@ -440,16 +442,17 @@ impl WeakContext {
         self.0.upgrade().map(Context::of)
     }
 
-    /// Sends the delayed acknowledgements if the device is open, for a process that exits without closing it.
-    /// Waits up to `timeout` for the lock of each shard, and skips a shard whose lock is held for longer.
+    /// Sends the device's delayed acknowledgements if it is open. Intended for processes that exit without
+    /// closing the device. Waits up to `timeout` for each shard's lock, and skips a shard whose lock is held
+    /// for longer.
     pub fn acknowledge(&self, timeout: Duration) {
         if let Some(inner) = self.0.upgrade() {
             inner.shards.acknowledge(timeout);
         }
     }
 
-    /// Returns the device's counters, for a process that exits. `None` if the device is no longer open, or a
-    /// thread holds the lock of a shard for longer than `timeout`.
+    /// Returns the device's counters, for a process about to exit. `None` if the device is no longer open or
+    /// a shard's lock is held for longer than `timeout`.
     pub fn counters_within(&self, timeout: Duration) -> Option<Counters> {
         self.0.upgrade()?.shards.counters_within(timeout)
     }
@@ -467,13 +470,14 @@ impl fmt::Debug for Context {
     }
 }
 
-/// Returns the FNV-1a hash of an address, which is the same in every run and on every machine.
+/// Returns the FNV-1a hash of an IP address. Unlike the standard library's default hash, it is the same in
+/// every run and on every machine.
 fn hash_of_address(ip: IpAddr) -> u64 {
     let step = |h: u64, b: u8| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3);
     Gid::from(ip).0.into_iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// Returns a seed from the system's entropy, which the standard library uses for the keys of its hashers.
+/// Returns a seed from the system's entropy, by way of the standard library's randomly keyed hasher.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())

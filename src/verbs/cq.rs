@@ -45,7 +45,7 @@ pub(super) struct CqInner {
     pub wall_offset: AtomicU64,
 }
 
-/// Attributes with which a completion queue is created (`ibv_cq_init_attr_ex`): [`Context::create_cq`].
+/// Attributes for creating a completion queue with [`Context::create_cq`] (`ibv_cq_init_attr_ex`).
 ///
 /// ```
 /// # use urxe::verbs::*;
@@ -60,15 +60,15 @@ pub(super) struct CqInner {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CqOptions {
-    /// Number of completions that the queue holds, from 1 to [`super::Limits::max_cqe`].
+    /// Maximum number of completions that the queue can hold, from 1 to [`super::Limits::max_cqe`].
     pub capacity: usize,
     /// Channel that receives the queue's events.
     pub channel: Option<CompletionChannel>,
-    /// Completion vector that raises the queue's events, below [`super::Limits::num_comp_vectors`].
+    /// Completion vector for the queue's events; less than [`super::Limits::num_comp_vectors`].
     pub comp_vector: u32,
-    /// Whether a completion that finds the queue full replaces the oldest one, for applications that do not
-    /// read all of them. Otherwise the completion is lost, with an asynchronous event, and its queue pair
-    /// goes to the error state.
+    /// Whether a new completion replaces the oldest one if the queue is full, for applications that do not
+    /// read every completion. Otherwise the new completion is lost, an asynchronous event is raised, and its
+    /// queue pair enters the error state.
     pub ignore_overrun: bool,
 }
 
@@ -107,12 +107,12 @@ impl From<&CqOptions> for CqOptions {
     }
 }
 
-/// Receiver of the notification that a completion raised the requested event.
+/// Listener that is notified when a completion raises the requested event.
 struct Signal {
     raised: Mutex<bool>,
     changed: Condvar,
     channel: Option<CompletionChannel>,
-    /// The queue that the channel's event names.
+    /// Completion queue to report in the channel's events.
     cq: Mutex<Weak<CqInner>>,
 }
 
@@ -127,7 +127,7 @@ impl CqListener for Signal {
 }
 
 impl Context {
-    /// Creates a completion queue from its capacity in completions, or from [`CqOptions`].
+    /// Creates a completion queue. `options` is either a capacity in completions or [`CqOptions`].
     ///
     /// # Errors
     /// [`CreateError::Value`] for a capacity of 0 or above the device's limit; [`CreateError::OtherContext`] if
@@ -166,22 +166,22 @@ impl Cq {
         Ok(Cq(cq))
     }
 
-    /// Returns the context that the queue belongs to.
+    /// Returns the context on which the queue was created.
     pub fn context(&self) -> &Context {
         &self.0.context
     }
 
-    /// Returns the queue's handle, by which asynchronous events name it.
+    /// Returns the queue's number, which identifies it in asynchronous events.
     pub fn id(&self) -> CqId {
         self.0.queue.id()
     }
 
-    /// Returns the maximum number of completions in the queue.
+    /// Returns the maximum number of completions that the queue can hold.
     pub fn capacity(&self) -> usize {
         self.0.queue.capacity()
     }
 
-    /// Changes the maximum number of completions in the queue; those already in it stay.
+    /// Changes the maximum number of completions that the queue can hold. Queued completions are kept.
     ///
     /// # Errors
     /// [`CreateError::Value`] for 0, above the device's limit, or below the number of queued completions;
@@ -197,8 +197,9 @@ impl Cq {
         self.0.context.0.shards.without_completions(|| self.0.queue.resize(capacity)).map_err(refused)
     }
 
-    /// Moves up to `max` completions to the end of `out` and returns their number; never blocks. If the queue
-    /// is empty, polls the link first, so that a polling application needs no other thread.
+    /// Moves up to `max` completions from the queue to the end of `out`, and returns how many it moved. Never
+    /// blocks. If the queue is empty, polls the link first, so that a polling application needs no background
+    /// thread.
     ///
     /// # Errors
     /// [`CqOverflow`] once completions were lost and the earlier ones have been polled.
@@ -207,7 +208,7 @@ impl Cq {
         self.0.queue.poll(max, out)
     }
 
-    /// Polls the link on this thread if the queue is empty.
+    /// Polls the link on the calling thread if the queue is empty.
     pub(super) fn poll_link_if_empty(&self) {
         if self.0.queue.is_empty() {
             let (shards, of) = (&self.0.context.0.shards, self.0.users.shards());
@@ -219,18 +220,18 @@ impl Cq {
         }
     }
 
-    /// Requests one event at the next completion (`ibv_req_notify_cq`). Completions that are already queued
-    /// raise none: poll once more after this call.
+    /// Requests one event at the next completion (`ibv_req_notify_cq`). Completions already in the queue do
+    /// not raise it, so poll again after this call.
     pub fn req_notify(&self, notify: Notify) {
         *self.0.signal.raised.lock() = false;
         self.0.queue.arm(notify);
         self.0.context.0.shards.stop_polling(self.0.users.shards());
     }
 
-    /// Requests an event like [`req_notify`](Self::req_notify), but with the behaviour of hardware: a
-    /// completion that was added without a request since the last event, and is still queued, raises the
-    /// event at once. Some programs (UCX) rely on this and do not poll once more. Applies to [`Notify::Any`]
-    /// only.
+    /// Requests an event like [`req_notify`](Self::req_notify), but as hardware does: if a completion was
+    /// added since the last event while no event was requested, and is still queued, the event is raised at
+    /// once. Some programs (such as UCX) rely on this and do not poll again. Only [`Notify::Any`] has this
+    /// effect.
     pub fn req_notify_with_missed(&self, notify: Notify) {
         *self.0.signal.raised.lock() = false;
         self.0.queue.arm_and_report_missed(notify);
@@ -272,7 +273,7 @@ impl Cq {
         }
     }
 
-    /// Blocks until there is a completion and returns it if it is successful.
+    /// Blocks until there is a completion, and returns it if its status is success.
     ///
     /// # Errors
     /// [`WaitError::Failed`] with the completion if its status is an error; otherwise as
@@ -289,8 +290,8 @@ impl Cq {
 
 impl Cq {
     /// Destroys the queue as `ibv_destroy_cq` does: fails while work queues complete to it, and waits up to
-    /// `timeout` until all events retrieved from its channel are acknowledged. (Dropping the last handle
-    /// waits for nothing, because queue pairs and [`super::CqEvent`]s hold handles of their own.)
+    /// `timeout` for all events retrieved from its channel to be acknowledged. (Dropping the last handle
+    /// never waits, because queue pairs and [`super::CqEvent`]s hold handles of their own.)
     ///
     /// # Errors
     /// [`DestroyCqError::InUse`] while work queues complete to it; [`DestroyCqError::Unacknowledged`] if

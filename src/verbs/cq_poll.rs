@@ -1,5 +1,5 @@
-//! Extended polling (`ibv_start_poll`): completions one at a time, read field by field, each with a
-//! timestamp.
+//! Extended polling (`ibv_start_poll`): completions are retrieved one at a time and read field by field, and
+//! each has a timestamp.
 
 use std::sync::OnceLock;
 
@@ -10,7 +10,7 @@ use crate::driver::TimestampedCompletion;
 use crate::transport::{Completion, WcOpcode, WcStatus};
 use crate::wire::{Qpn, RKey};
 
-/// A poll batch of a completion queue, from `ibv_start_poll` to `ibv_end_poll`.
+/// A batch of polls on a completion queue, from `ibv_start_poll` to `ibv_end_poll`.
 ///
 /// ```
 /// # use urxe::verbs::*;
@@ -35,8 +35,8 @@ pub struct CqPoll<'q> {
 }
 
 impl Cq {
-    /// Begins a poll batch. If the queue is empty, polls the link first, so that a polling application
-    /// needs no other thread.
+    /// Begins a batch of polls. If the queue is empty, polls the link first, so that a polling application
+    /// needs no background thread.
     pub fn start_poll(&self) -> CqPoll<'_> {
         self.poll_link_if_empty();
         CqPoll { cq: self, current: None, wall_offset: OnceLock::new() }
@@ -59,12 +59,12 @@ impl CqPoll<'_> {
         current.as_ref().map(|entry| Wc { entry, cq, wall_offset })
     }
 
-    /// Ends the batch; dropping it does the same.
+    /// Ends the batch, as dropping it does.
     pub fn end_poll(self) {}
 }
 
-/// A completion being polled. If its status is an error, only [`wr_id`](Self::wr_id), [`qpn`](Self::qpn),
-/// [`vendor_err`](Self::vendor_err) and the timestamps are valid too.
+/// The current completion of a batch. If its status is an error, the only other valid fields are
+/// [`wr_id`](Self::wr_id), [`qpn`](Self::qpn), [`vendor_err`](Self::vendor_err) and the timestamps.
 #[derive(Clone, Copy)]
 pub struct Wc<'p> {
     entry: &'p TimestampedCompletion,
@@ -103,7 +103,7 @@ impl Wc<'_> {
         self.entry.completion.imm
     }
 
-    /// Returns the local memory's R_Key that the peer's SEND with invalidate has invalidated, if any.
+    /// Returns the local R_Key invalidated by the peer's SEND with invalidate, if any.
     pub fn invalidated_rkey(&self) -> Option<RKey> {
         self.entry.completion.invalidated
     }
@@ -118,17 +118,17 @@ impl Wc<'_> {
         self.entry.completion.src_qpn
     }
 
-    /// Returns which optional fields the completion has.
+    /// Returns flags that tell which optional fields the completion has.
     pub fn wc_flags(&self) -> WcFlags {
         WcFlags::from(&self.entry.completion)
     }
 
-    /// Reports whether the routing header, if there is one, is an IPv4 header.
+    /// Reports whether the routing header, if present, is an IPv4 header.
     pub fn over_ipv4(&self) -> bool {
         self.entry.completion.over_ipv4
     }
 
-    /// Returns the index of the partition key that the message was sent with.
+    /// Returns the index of the message's partition key in the port's table.
     pub fn pkey_index(&self) -> u16 {
         self.entry.completion.pkey_index
     }
@@ -139,9 +139,9 @@ impl Wc<'_> {
         self.entry.at.0
     }
 
-    /// Returns the time of the completion in nanoseconds since 1970; in virtual time, the time of the
-    /// fabric's clock, which starts at 0. It does not go backwards from one completion of a queue to the
-    /// next, unless the wall clock is set back between two batches.
+    /// Returns the completion's wall-clock time, in nanoseconds since the Unix epoch; in virtual time, the
+    /// time of the fabric's clock, which starts at 0. From one completion of a queue to the next it never
+    /// decreases, unless the wall clock is set back between two batches.
     pub fn completion_wallclock_ns(&self) -> u64 {
         let clock = self.cq.context().0.shards.clock();
         self.entry.at.0 + self.wall_offset.get_or_init(|| clock.wallclock_offset(&self.cq.0.wall_offset))

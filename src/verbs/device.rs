@@ -1,4 +1,4 @@
-//! Devices that this machine offers without privileges.
+//! Enumeration of the devices that can be opened without privileges.
 
 use std::net::IpAddr;
 
@@ -7,12 +7,12 @@ use crate::link::udp::{UdpLink, UdpLinkError, UdpOptions};
 use crate::link::{Interface, LinkSpec, interfaces};
 use crate::wire::Gid;
 
-/// A device that this machine offers without any privilege: a network interface, over the UDP link.
+/// A device that can be opened without privileges: a network interface, used through the UDP link.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Device {
     /// Name of the device: `urxe0`, `urxe1`, ...
     pub name: String,
-    /// Network interface, whose addresses are the device's GIDs.
+    /// Network interface whose addresses become the device's GIDs.
     pub interface: Interface,
 }
 
@@ -28,8 +28,8 @@ pub enum DeviceError {
     Open(#[from] OpenError),
 }
 
-/// Returns the devices of this machine, one for each interface that is up; the loopback interface only if
-/// there is no other.
+/// Returns this machine's devices: one for each interface that is up, including the loopback interface only
+/// if there is no other.
 ///
 /// Other links (in-memory fabrics, raw sockets, frames) are created by their own constructors and opened with
 /// [`Context::open`] or [`Context::on_fabric`].
@@ -49,27 +49,29 @@ fn number(mut interfaces: Vec<Interface>) -> Vec<Device> {
 }
 
 impl Device {
-    /// Returns the GIDs, provided that all addresses can be bound.
+    /// Returns the GIDs that the device will have once opened, provided that all of the interface's addresses
+    /// can be bound.
     pub fn gids(&self) -> impl Iterator<Item = Gid> {
         self.interface.addresses.iter().map(|ip| Gid::from(*ip))
     }
 
-    /// Returns the specification of the link.
+    /// Returns the specification of the UDP link on the interface.
     pub fn link(&self) -> LinkSpec {
         LinkSpec::UdpOn { interface: self.interface.name.clone(), address: None }
     }
 
-    /// Returns the node GUID, the same as in [`query_device`](Context::query_device) of an open context.
+    /// Returns the node GUID that [`query_device`](Context::query_device) reports once the device is open.
     pub fn node_guid(&self) -> u64 {
         node_guid([0; 6], &self.interface.addresses)
     }
 
-    /// Returns the primary address of the interface.
+    /// Returns the interface's primary address: the first one that is not link-local, otherwise the first
+    /// one.
     pub fn address(&self) -> IpAddr {
         self.interface.primary_address()
     }
 
-    /// Opens the device: binds UDP port 4791 of its addresses.
+    /// Opens the device by binding UDP port 4791 on its addresses.
     ///
     /// # Errors
     /// [`DeviceError`], for instance if another process has bound the port.

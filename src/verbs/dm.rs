@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use super::{Context, CreateError, MemoryAccessError, Pd, RawMr};
 use crate::memory::{Access, Buffer, MrExtent};
 
-/// Device memory (`ibv_alloc_dm`): here host memory, counted against the device's limit. Cheap to clone; it
-/// lives as long as any region of it.
+/// Device memory (`ibv_alloc_dm`), emulated with host memory that counts against the device's limit. Cheap to
+/// clone; it lives as long as any region registered on it.
 #[derive(Clone)]
 pub struct Dm(Arc<DmInner>);
 
@@ -18,7 +18,7 @@ struct DmInner {
     buffer: Buffer,
 }
 
-/// A region of device memory. Its addresses count from 0. Dropping it deregisters it.
+/// A registered region of device memory, addressed by offset from its start. Dropping it deregisters it.
 #[derive(Debug)]
 pub struct DmMr {
     raw: RawMr,
@@ -26,7 +26,7 @@ pub struct DmMr {
 }
 
 impl Context {
-    /// Allocates `len` zero bytes of device memory.
+    /// Allocates `len` bytes of zeroed device memory.
     ///
     /// # Errors
     /// [`CreateError::Value`] for 0 or more than the device has; [`CreateError::Exhausted`] for more than is
@@ -62,7 +62,7 @@ impl Dm {
         self.len() == 0
     }
 
-    /// Copies the bytes from `offset` on into all of `out` (`ibv_memcpy_from_dm`).
+    /// Fills `out` with the bytes that start at `offset` (`ibv_memcpy_from_dm`).
     ///
     /// # Errors
     /// [`MemoryAccessError`] outside the memory.
@@ -70,7 +70,7 @@ impl Dm {
         self.0.buffer.read(offset, out)
     }
 
-    /// Copies all of `bytes` to `offset` (`ibv_memcpy_to_dm`).
+    /// Copies `bytes` into the device memory, starting at `offset` (`ibv_memcpy_to_dm`).
     ///
     /// # Errors
     /// [`MemoryAccessError`] outside the memory.
@@ -92,8 +92,8 @@ impl fmt::Debug for Dm {
 }
 
 impl Pd {
-    /// Registers a part of device memory (`ibv_reg_dm_mr`). The region's addresses count from 0, so `access`
-    /// must have [`Access::ZERO_BASED`].
+    /// Registers part of the device memory (`ibv_reg_dm_mr`). The region is addressed by offset from its
+    /// start, so `access` must include [`Access::ZERO_BASED`].
     ///
     /// # Errors
     /// [`CreateError::OtherContext`] for device memory of another context; [`CreateError::Access`] without
@@ -125,7 +125,7 @@ impl Pd {
 }
 
 impl DmMr {
-    /// Returns the device memory that the region is part of.
+    /// Returns the device memory on which the region is registered.
     pub fn dm(&self) -> &Dm {
         &self.dm
     }

@@ -1,4 +1,5 @@
-//! The `errno` value that libibverbs programs get for each error type of this crate, one row per cause.
+//! Mapping from this crate's error types to the `errno` values that libibverbs programs get, with one row per
+//! cause.
 //!
 //! The rules are those of hardware providers: `EINVAL` for a value that is invalid by itself or at this time;
 //! `ENOMEM` for an exhausted resource, including a full queue; `EBUSY` for an object that is still in use;
@@ -24,12 +25,12 @@ use crate::link::BindError;
 use crate::link::fabric::FabricError;
 use crate::link::udp::UdpLinkError;
 
-/// Implements `errno` for each type, from rows of the form `type { cause => number, ... }`.
+/// Implements `errno` for each error type, from rows of the form `type { cause => number, ... }`.
 macro_rules! table {
     ($($(#[$doc:meta])* $error:ident { $($cause:pat => $number:expr,)+ })+) => {
         $(impl $error {
-            /// Returns the `errno` value that libibverbs programs get for this error. Events of the connection
-            /// manager carry it too, as in librdmacm.
+            /// Returns the `errno` value that libibverbs programs get for this error. Connection manager
+            /// events report it too, as in librdmacm.
             $(#[$doc])*
             #[doc(hidden)]
             pub fn errno(&self) -> i32 {
@@ -99,7 +100,8 @@ table! {
         | Self::NotInvalidatable { .. } => EINVAL,
         Self::InUse { .. } | Self::WindowsBound { .. } => EBUSY,
     }
-    /// Applies to calls only: an access error of a work request is reported by its completion.
+    /// Applies only to calls that return this error; a work request reports an access error in its
+    /// completion.
     AccessError {
         Self::UnknownKey { .. } => ENOENT,
         Self::WrongPd { .. } | Self::WrongQp { .. } | Self::Permission { .. } => EPERM,
@@ -133,8 +135,8 @@ table! {
     CqOverflow {
         Self { .. } => EOVERFLOW,
     }
-    /// A completion with an error status is not an error of the call in verbs, which returns it with its
-    /// status.
+    /// In verbs, an error status in a completion does not make the call fail: the call returns the
+    /// completion.
     WaitError {
         Self::TimedOut(_) => ETIMEDOUT,
         Self::Interrupted => EINTR,
@@ -181,7 +183,7 @@ table! {
         Self::NoGid { .. } => ENETUNREACH,
         Self::Modify(e) => e.number(),
     }
-    /// For failures after the call has returned, an event carries the number.
+    /// For a failure after the call has returned, an event reports the number.
     IdError {
         Self::State { .. }
         | Self::Family { .. }
@@ -227,7 +229,8 @@ fn of_protocol(e: &CmError) -> i32 {
     }
 }
 
-/// Returns the system's error number among the causes of an error, or `ENODEV` if there is none.
+/// Returns the error number of the system error in an error's chain of causes, or `ENODEV` if the chain
+/// contains none.
 fn of_cause(e: &(dyn Error + 'static)) -> i32 {
     match (e.downcast_ref::<io::Error>(), e.source()) {
         (Some(system), _) => system.raw_os_error().unwrap_or(EIO),
@@ -257,7 +260,7 @@ mod tests {
     use crate::transport::{QpState, QpType, WcOpcode};
     use crate::verbs::*;
 
-    /// Checks that the numbers are those of Linux, with which programs were compiled.
+    /// Checks the numbers against literal values: Linux's, which are compiled into programs.
     #[test]
     fn errno_numbers_are_those_of_linux() {
         let full = PostError::QueueFull(4);
@@ -322,7 +325,8 @@ mod tests {
         }
     }
 
-    /// Checks the errors that failing calls return, in addition to the rows of the table.
+    /// Checks the numbers for errors returned by calls that fail, rather than for errors constructed by the
+    /// test.
     #[test]
     fn full_queue_gives_enomem_and_wrong_state_einval() {
         let (a, _b) = Fabric::virtual_time(FabricConfig::default()).unwrap().pair().unwrap();

@@ -21,13 +21,13 @@ pub enum OpenError {
     MtuTooSmall {
         /// Name of the link.
         name: String,
-        /// Largest IP packet of the link, in bytes.
+        /// Largest IP packet that the link carries, in bytes.
         mtu: usize,
     },
-    /// A NIC cannot have this number of shards.
+    /// The given number of shards is not a power of two from 1 to 64.
     #[error("a NIC has 1, 2, 4, 8, 16, 32 or 64 shards, not {0}")]
     Shards(usize),
-    /// A system call failed: creating an eventfd or the background thread.
+    /// An eventfd or the background thread could not be created.
     #[error("cannot create an eventfd or the background thread: {0}")]
     System(#[from] io::Error),
     /// The fabric could not add the port.
@@ -51,7 +51,7 @@ pub enum CreateError {
         /// The device's limit.
         max: u64,
     },
-    /// All objects of this kind are in use.
+    /// The device's limit on objects of this kind has been reached.
     #[error("all {max} {kind} of the device are in use")]
     Exhausted {
         /// Name of the kind, in the plural.
@@ -59,18 +59,17 @@ pub enum CreateError {
         /// The device's limit.
         max: u32,
     },
-    /// REMOTE_WRITE or REMOTE_ATOMIC is given without LOCAL_WRITE, which they need because they write (IBA
-    /// 11.2.8.2).
+    /// REMOTE_WRITE or REMOTE_ATOMIC was given without LOCAL_WRITE, which both require (IBA 11.2.8.2).
     #[error("{0:?} permits peers to write and requires LOCAL_WRITE")]
     AccessNeedsLocalWrite(Access),
-    /// An XRC target queue pair is requested outside an XRC domain, or a queue pair of another type inside
+    /// An XRC target queue pair was requested without an XRC domain, or a queue pair of another type with
     /// one.
     #[error("Xrcd::create_target_qp creates XRC target QPs, and no others")]
     XrcTarget,
     /// A queue pair of a type that never receives cannot have a shared receive queue.
     #[error("a {0:?} QP does not receive and cannot have a shared receive queue")]
     NoReceives(QpType),
-    /// Permissions that are unknown or cannot be combined.
+    /// The given permissions include unknown flags or cannot be combined.
     #[error("invalid access {access:?}: {reason}")]
     Access {
         /// The given permissions.
@@ -78,20 +77,20 @@ pub enum CreateError {
         /// Explanation of the conflict.
         reason: &'static str,
     },
-    /// The table of keys rejected the change, for example because windows are bound to the region.
+    /// The key table rejected the change, for example because windows are bound to the region.
     #[error(transparent)]
     Management(#[from] ManagementError),
-    /// Objects of different contexts cannot be used together; holds the kind of the object.
+    /// An object of the given kind belongs to another context, so it cannot be used here.
     #[error("the {0} belongs to another context")]
     OtherContext(&'static str),
-    /// The address vector does not fit the port.
+    /// The address vector cannot be used on the port.
     #[error("no path to the destination: {0}")]
     Address(#[from] AddressError),
-    /// The completion is not that of a datagram with a routing header (GRH), so the path to the sender is
+    /// The completion is not for a datagram with a routing header (GRH), so the path to the sender is
     /// unknown.
     #[error("the received data have no GRH of a datagram to an address of this port")]
     NoGrh,
-    /// An eventfd could not be created; holds the system's error number.
+    /// An eventfd could not be created; holds the `errno` value.
     #[error("cannot create a completion channel: {}", io::Error::from_raw_os_error(*.0))]
     Channel(i32),
     /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
@@ -109,7 +108,7 @@ impl From<TooManyQps> for CreateError {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The port cannot carry this path MTU.
+    /// The requested path MTU is above the port's active MTU.
     #[error("path MTU {requested:?} is above the port's, {active:?}")]
     Mtu {
         /// The requested path MTU.
@@ -117,10 +116,10 @@ pub enum ConnectError {
         /// The port's active MTU.
         active: Mtu,
     },
-    /// The port has no GID of the IP version of the peer's GID.
+    /// The port has no GID of the same IP version as the peer's.
     #[error("the peer's GID is {peer}, and the port has no GID of that IP version")]
     NoGid {
-        /// GID of the peer.
+        /// The peer's GID.
         peer: crate::wire::Gid,
     },
     /// A state transition failed.
@@ -132,19 +131,19 @@ pub enum ConnectError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DestroyCqError {
-    /// Work queues still complete to the queue; holds their number.
+    /// The given number of work queues still complete to the queue.
     #[error("{0} work queues use this CQ: destroy their queue pairs and shared receive queues first")]
     InUse(u32),
-    /// Events were retrieved from its channel and not acknowledged in time; holds their number.
+    /// The given number of events were retrieved from the queue's channel and not acknowledged in time.
     #[error("{0} events of this CQ are not acknowledged: call Cq::ack_events first")]
     Unacknowledged(u64),
 }
 
-/// More events were acknowledged than were retrieved.
+/// Error returned if more events are acknowledged than were retrieved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot acknowledge {given} events: {unacked} are unacknowledged")]
 pub struct AckError {
-    /// The given number of events.
+    /// Number of events that the call was to acknowledge.
     pub given: u64,
     /// Number of unacknowledged events.
     pub unacked: u64,
@@ -154,13 +153,14 @@ pub struct AckError {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaitError {
-    /// The timeout expired; holds its length.
+    /// The given timeout expired.
     #[error("timed out after {0:?}")]
     TimedOut(Duration),
-    /// A signal interrupted the wait, and the program has a handler without `SA_RESTART`, or none at all.
+    /// A signal interrupted the wait. Waits are restarted, and this error is not returned, if the program has
+    /// signal handlers and all of them were installed with `SA_RESTART`.
     #[error("a signal interrupted the wait")]
     Interrupted,
-    /// In virtual time, the fabric has nothing pending that could end the wait.
+    /// In virtual time, nothing pending on the fabric could end the wait.
     #[error("the fabric has no packet in flight and no timer that could end the wait")]
     Idle,
     /// The completion queue has overflowed, so completions were lost.
@@ -169,18 +169,18 @@ pub enum WaitError {
     /// The completion has an error status.
     #[error("work request {} failed: {}", .0.wr_id, .0.status)]
     Failed(Completion),
-    /// The device of the listener has failed permanently, so that no further request can arrive.
+    /// The listener's device has failed permanently, so no further request can arrive.
     #[error("the device was removed, so no further request can arrive")]
     DeviceRemoved,
-    /// The system is out of descriptors or memory, so that the wait cannot be set up; holds the system's error
-    /// number.
+    /// The wait could not be set up, because the system is out of descriptors or memory; holds the `errno`
+    /// value.
     #[error("cannot wait: {}", io::Error::from_raw_os_error(*.0))]
     System(i32),
-    /// The tokio runtime cannot watch the descriptor of the source (feature `async`), because the system is
-    /// out of descriptors or the runtime is shutting down (`ECANCELED`); holds the system's error number.
+    /// The tokio runtime could not watch the descriptor (feature `async`), because the system is out of
+    /// descriptors or the runtime is shutting down (`ECANCELED`); holds the `errno` value.
     #[error("tokio cannot watch the descriptor: {}", io::Error::from_raw_os_error(*.0))]
     Runtime(i32),
 }
 
-/// Error of an access outside a region's memory.
+/// Error returned for an access outside a region's memory.
 pub use crate::memory::OutOfBuffer as MemoryAccessError;

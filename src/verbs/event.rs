@@ -7,9 +7,9 @@ use super::{Context, WaitError};
 use crate::transport::AsyncEvent;
 
 impl Context {
-    /// Returns the oldest asynchronous event that has not been retrieved; never blocks (`ibv_get_async_event`
-    /// on a non-blocking descriptor). Dropping a queue pair, completion queue or shared receive queue drops
-    /// its events.
+    /// Removes and returns the oldest queued asynchronous event, or returns `None` if there is none; never
+    /// blocks (`ibv_get_async_event` on a non-blocking descriptor). Dropping a queue pair, completion queue
+    /// or shared receive queue drops its queued events.
     pub fn next_event(&self) -> Option<AsyncEvent> {
         self.0.asynchronous.next(self.0.reader)
     }

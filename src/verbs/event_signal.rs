@@ -7,8 +7,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::driver::EventListener;
 
-/// Receiver of a notification when asynchronous events are queued: a descriptor that is readable while there
-/// are any.
+/// An eventfd that is readable while asynchronous events are queued.
 #[derive(Debug)]
 pub(super) struct EventSignal(EventFd);
 

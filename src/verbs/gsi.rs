@@ -1,5 +1,5 @@
-//! General services interface: management datagrams (MADs) between the QP1s of ports, and the registration of
-//! the services at which programs are reached.
+//! General services interface: management datagrams (MADs) exchanged between QP1s, and claims on the service
+//! IDs at which programs are reached.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -19,13 +19,14 @@ use crate::transport::{
 use crate::wire::mad::{MAD_LEN, ServiceId};
 use crate::wire::{QKey, Qpn, grh};
 
-/// Number of MADs that can be queued for reception; further ones are dropped and counted, as datagrams are.
+/// Maximum number of received MADs that can be queued. Further MADs are dropped and counted, like other
+/// datagrams.
 const RECV_DEPTH: u32 = 2048;
 
-/// Number of MADs that can be queued for sending.
+/// Maximum number of MADs that can be queued for sending.
 const SEND_DEPTH: u32 = 1024;
 
-/// Number of bytes of a receive buffer: the routing header of a datagram, followed by a MAD.
+/// Length in bytes of a receive buffer, which holds a datagram's routing header followed by a MAD.
 const SLOT_LEN: usize = grh::LEN + MAD_LEN;
 
 /// A received management datagram.
@@ -37,19 +38,19 @@ pub struct ReceivedMad {
     pub from: AddressVector,
     /// Number of the queue pair that sent the MAD: QP1, unless the peer is non-compliant.
     pub src_qpn: Qpn,
-    /// Index of the partition key that the datagram was sent with.
+    /// Index of the datagram's partition key in the port's table.
     pub pkey_index: u16,
 }
 
-/// The QP1 of a device, which carries its management datagrams. A device has only one, so only one component
-/// can use it at a time.
+/// A device's QP1, which carries its management datagrams. There is only one, so only one component can have
+/// it open at a time.
 ///
 /// If several processes share the address, each receives only its own datagrams: responses to what it has
 /// sent, recognised by their [identifiers](Self::comm_id_prefix), and requests for services that it has
 /// [claimed](Context::claim_service).
 pub struct ManagementPort {
     qp: Qp,
-    /// Completion queue of the receives; sends are unsignaled and complete here only when the device is lost.
+    /// Completion queue for receives. Sends are unsignaled and complete here only when the device is lost.
     cq: Cq,
     channel: CompletionChannel,
     slots: Mr,
@@ -88,20 +89,20 @@ impl ManagementPort {
         Ok(port)
     }
 
-    /// Returns the context of the device.
+    /// Returns the device's context.
     pub fn context(&self) -> &Context {
         self.qp.pd().context()
     }
 
-    /// Returns the prefix that this process's communication IDs (and SIDR request IDs) must have, so that the
-    /// responses of peers reach this process and not another one: its value, and the number of highest bits
-    /// that it occupies, which is 0 if no other process shares the address.
+    /// Returns the prefix that this process's communication IDs (and SIDR request IDs) must have, so that
+    /// peers' responses reach this process and no other. The pair holds the prefix's value and its length in
+    /// high-order bits, which is 0 if no other process shares the address.
     pub fn comm_id_prefix(&self) -> (u32, u32) {
         let partition: QpnPartition = self.context().0.partition;
         (partition.index(), partition.bits())
     }
 
-    /// Sends a datagram to the QP1 of a port. It may be lost on the way.
+    /// Sends a datagram to the QP1 of the port at `to`. Like any datagram, it may be lost.
     ///
     /// # Errors
     /// [`PostError`] if the device has no such GID, or cannot send as fast as requested; then nothing is
@@ -117,8 +118,8 @@ impl ManagementPort {
         })
     }
 
-    /// Returns the datagram that has waited longest; never blocks. If there is none, the port's descriptor
-    /// becomes readable when one may have arrived.
+    /// Removes and returns the oldest received datagram, or returns `None` if there is none; never blocks.
+    /// After `None`, the port's descriptor becomes readable when a datagram may have arrived.
     pub fn try_recv(&self) -> Option<ReceivedMad> {
         loop {
             if let Some(mad) = self.next_mad() {
@@ -144,7 +145,7 @@ impl ManagementPort {
         self.cq.0.queue.is_armed()
     }
 
-    /// Takes the oldest received datagram to whose sender there is a path.
+    /// Removes and returns the oldest received datagram, discarding those to whose sender there is no path.
     fn next_mad(&self) -> Option<ReceivedMad> {
         self.cq.poll_link_if_empty();
         loop {
@@ -162,7 +163,8 @@ impl ManagementPort {
         }
     }
 
-    /// Reads a received datagram; `None` if the port no longer has the address that it was sent to.
+    /// Reads the datagram received with `completion`. Returns `None` if the port no longer has its
+    /// destination address.
     fn read(&self, completion: &Completion) -> Option<ReceivedMad> {
         let mut slot = [0; SLOT_LEN];
         self.slots.read(completion.wr_id as usize * SLOT_LEN, &mut slot).ok()?;
@@ -175,7 +177,7 @@ impl ManagementPort {
         })
     }
 
-    /// Posts a receive into a slot.
+    /// Posts a receive into buffer slot `slot`.
     fn post_slot(&self, slot: u64) -> Result<(), PostError> {
         let start = slot as usize * SLOT_LEN;
         self.qp.post_recv(&RecvWr { wr_id: slot, sges: &[self.slots.sge(start..start + SLOT_LEN)] })
@@ -195,7 +197,7 @@ impl fmt::Debug for ManagementPort {
     }
 }
 
-/// Registration of a service: while it lives, requests for the service arrive at this process.
+/// A claim on a service ID: while it exists, requests for the service are delivered to this process.
 #[derive(Debug)]
 #[must_use = "dropping it ends the claim"]
 pub struct ServiceClaim {
@@ -205,9 +207,9 @@ pub struct ServiceClaim {
 }
 
 impl Context {
-    /// Registers a service, so that requests for it (REQ, SIDR_REQ), sent to one address of the device or to
-    /// any of them, arrive at this process's QP1. If no other process shares the device's addresses, they
-    /// arrive there anyway, and no claim is refused.
+    /// Claims a service, so that requests for it (REQ, SIDR_REQ) sent to `address`, or to any address of the
+    /// device if `None`, are delivered to this process's QP1. If no other process shares the device's
+    /// addresses, requests are delivered there anyway, and no claim is refused.
     ///
     /// # Errors
     /// [`ClaimError::InUse`] if another process has claimed the service; [`ClaimError::System`] if the device

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::verbs::{Context, CreateError, Qp, WaitError};
 
-/// Error of establishing or ending a session.
+/// Reason why a session could not be established or ended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
@@ -25,7 +25,7 @@ pub enum SessionError {
     /// The peer has rejected the connection.
     #[error("the peer rejected the connection: {reason}")]
     Rejected {
-        /// Reason of the rejection.
+        /// Reason for the rejection.
         reason: RejReason,
         /// Private data from the peer's program.
         private_data: Vec<u8>,
@@ -52,7 +52,7 @@ impl SessionError {
     }
 }
 
-/// A listener that accepts connections at a port, with an event channel of its own.
+/// A listener for connections to one port, with its own event channel.
 #[derive(Debug)]
 pub struct Listener {
     pub(super) id: CmId,
@@ -60,7 +60,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at an address: 0.0.0.0 or :: for all devices, port 0 for any free port.
+    /// Creates a listener on `addr`. The addresses 0.0.0.0 and :: stand for all devices, and port 0 for any
+    /// free port.
     ///
     /// # Errors
     /// [`IdError::System`] if the system is out of descriptors; [`IdError::Inherited`] in a child of fork;
@@ -73,13 +74,14 @@ impl Listener {
         Ok(Listener { id, channel })
     }
 
-    /// Returns the address and port of the listener.
+    /// Returns the listener's address and port.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.local_addr()
     }
 
-    /// Waits for the next connection request. An event that does not end the listener is skipped: if the device
-    /// loses the address (`AddrChange`), the wait continues, because the device may get it again.
+    /// Waits for the next connection request, skipping events that do not end the listener. For example, the
+    /// wait continues if the device loses the address (`AddrChange`), because the address may be assigned
+    /// again.
     ///
     /// # Errors
     /// [`WaitError::DeviceRemoved`] if the device of the listener was removed and no earlier request is queued;
@@ -90,7 +92,7 @@ impl Listener {
         self.channel.wait_by(Some(timeout), || self.try_next())?
     }
 
-    /// Takes the next connection request, and skips the other events before it.
+    /// Removes the next connection request from the event channel, and discards the events before it.
     pub(super) fn try_next(&self) -> Option<Result<Incoming, WaitError>> {
         self.id.unless_device_removed(|| {
             let listener = self.id.number();
@@ -124,7 +126,7 @@ impl Incoming {
         self.id.context()
     }
 
-    /// Accepts the connection with a queue pair, and waits until the peer is ready.
+    /// Attaches the queue pair, accepts the connection, and waits until the peer is ready.
     ///
     /// # Errors
     /// [`SessionError::Id`] with an error of [`CmId::attach_qp`] or [`CmId::accept`], or with
@@ -136,7 +138,7 @@ impl Incoming {
         Ok(session)
     }
 
-    /// Accepts the connection; `Established` is reported when the peer is ready.
+    /// Accepts the connection without waiting for the peer. `Established` is reported when the peer is ready.
     pub(super) fn begin_accept(self, qp: Qp, param: &ConnParam) -> Result<Session, SessionError> {
         let channel = EventChannel::new().map_err(IdError::from)?;
         self.id.migrate(&channel)?;
@@ -164,8 +166,8 @@ pub struct Session {
 }
 
 impl ConnectionManager {
-    /// Connects to a port and waits until both sides are ready. `qp` creates the queue pair, on the device
-    /// that leads to the port.
+    /// Connects to `to` and waits until both sides are ready. `qp` creates the queue pair on the device that
+    /// has a route to that address.
     ///
     /// # Errors
     /// [`SessionError::Id`] with an error of [`CmId::resolve_addr`], [`CmId::attach_qp`] or
@@ -187,7 +189,8 @@ impl ConnectionManager {
         Ok(session)
     }
 
-    /// Requests a connection; `Established` is reported when both sides are ready.
+    /// Requests a connection without waiting for the response. `Established` is reported when both sides are
+    /// ready.
     pub(super) fn begin_connect(
         &self,
         to: SocketAddr,
@@ -249,12 +252,12 @@ impl Session {
     }
 }
 
-/// Waits for the next event, and fails if it is of another kind.
+/// Waits for the next event, and fails if it is not of the given kind.
 fn expect(channel: &EventChannel, kind: CmEventKind, timeout: Duration) -> Result<CmEvent, SessionError> {
     require(channel.get_event(Some(timeout))?, kind)
 }
 
-/// Returns the event if it is of this kind.
+/// Returns the event, or an error if it is not of the given kind.
 pub(super) fn require(event: CmEvent, kind: CmEventKind) -> Result<CmEvent, SessionError> {
     if event.kind == kind { Ok(event) } else { Err(SessionError::of(&event)) }
 }

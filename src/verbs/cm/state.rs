@@ -21,7 +21,7 @@ use crate::verbs::{Context, ManagementPort, ServiceClaim};
 use crate::wire::mad::{RejReason, ServiceId};
 use crate::wire::{AckTimeout, Gid, Mtu, Psn};
 
-/// State of a connection manager.
+/// Devices, ids and ports of a connection manager.
 pub(super) struct State {
     manager: Weak<Owner>,
     pub devices: Vec<Device>,
@@ -37,20 +37,20 @@ pub(super) struct Device {
     pub context: Context,
     port: Arc<ManagementPort>,
     pub cm: Cm,
-    /// GIDs of the device, as of the last GID change event.
+    /// The device's GIDs as of the last GID change event.
     pub gids: Vec<Gid>,
     /// Whether the device has failed permanently.
     pub is_lost: bool,
-    /// Map from each connection to the number of the id that owns it.
+    /// Number of the id that owns each connection.
     pub ids: HashMap<ConnId, u64>,
     pub services: HashMap<ServiceId, Service>,
-    /// Services that this process has claimed; ids that share a port share the claim.
+    /// Services claimed by this process. Ids that share a port share its claim.
     pub claims: HashMap<(ServiceId, Option<IpAddr>), Weak<ServiceClaim>>,
-    /// Whether MADs may be pending that the last turn has not received.
+    /// Whether the last turn stopped at [`MADS_PER_TURN`], so that more MADs may be queued.
     may_have_more_mads: bool,
 }
 
-/// Phase of the life of an id.
+/// Lifecycle state of an id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum IdState {
     Idle,
@@ -58,13 +58,13 @@ pub(super) enum IdState {
     Listening,
     AddrResolved,
     RouteResolved,
-    /// The connection request is sent.
+    /// The connection request has been sent.
     Connecting,
-    /// The peer accepts, and the program has to report that its queue pair is ready.
+    /// The peer has accepted, and the program has yet to report that its queue pair is ready.
     Responded,
-    /// The peer has requested a connection, and the program has not responded yet.
+    /// The peer has requested a connection, and the program has not yet responded.
     Requested,
-    /// The program has accepted, and the peer has not confirmed yet (RTU).
+    /// The program has accepted, and the peer has not yet confirmed this with an RTU.
     Accepted,
     Connected,
     /// One side has disconnected, or the connection was never established.
@@ -89,8 +89,8 @@ impl IdState {
     }
 }
 
-/// Maximum number of MADs received from a device per turn, so that a peer that sends without pause delays
-/// neither API calls nor deadlines.
+/// Maximum number of MADs received from a device per turn, so that a peer that sends continuously cannot hold
+/// up API calls or deadlines.
 const MADS_PER_TURN: usize = 128;
 
 /// State of an id.
@@ -102,21 +102,21 @@ pub(super) struct Id {
     pub state: IdState,
     pub local: Option<SocketAddr>,
     pub peer: Option<SocketAddr>,
-    /// Whether the id has bound the port itself, as opposed to an id made for a request to a listener.
+    /// Whether the id bound its port itself. Ids created for connection requests share the listener's port.
     pub owns_port: bool,
     pub claims: Vec<Arc<ServiceClaim>>,
     pub device: Option<usize>,
     pub to: Option<AddressVector>,
-    /// Path MTU and packet lifetime of the path that the program has set.
+    /// Path MTU and packet lifetime that the program has set for the path.
     pub path_override: Option<(Mtu, AckTimeout)>,
     pub connection: Option<ConnId>,
     pub listening: Option<Listening>,
     pub groups: Vec<Group>,
     pub qp: Option<QpRemote>,
-    /// First PSN that the peer sends.
+    /// Starting PSN of the peer's send queue.
     pub psn: Psn,
-    /// Responder resources and initiator depth that the peer has requested: upper bounds of the values that
-    /// an acceptance grants by default.
+    /// Responder resources and initiator depth requested by the peer. They limit the values granted by
+    /// default when the program accepts.
     pub requested_depths: (u8, u8),
     pub tos: u8,
     pub reuse_addr: bool,
@@ -124,11 +124,11 @@ pub(super) struct Id {
     pub ack_timeout: Option<AckTimeout>,
     pub ece: Ece,
     pub remote_ece: Ece,
-    /// Whether `Disconnected` has been reported or must not be reported any more.
+    /// Whether `Disconnected` has been reported, or must no longer be.
     pub disconnect_reported: bool,
-    /// GID of the id, while its device has lost that GID.
+    /// The id's local GID, if its device has lost that GID.
     pub lost_gid: Option<Gid>,
-    /// Alternate path that is offered to the peer, which has not responded yet.
+    /// Alternate path offered to the peer, which has not yet responded.
     pub alternate: Option<AddressVector>,
     /// State of a simultaneous (peer-to-peer) connect.
     pub peer_to_peer: Option<PeerToPeer>,
@@ -143,7 +143,7 @@ impl Id {
         Err(IdError::State { call, state: self.state.text() })
     }
 
-    /// Reports whether the id is for datagrams.
+    /// Reports whether the id is for datagrams (UD) rather than connections.
     pub fn is_datagram(&self) -> bool {
         self.qp_type == QpType::Ud
     }
@@ -154,14 +154,14 @@ impl Id {
         self.channel.push(QueuedEvent { id, listen_id: None, kind, status, param, waiting: None });
     }
 
-    /// Returns the device index and connection of the id.
+    /// Returns the id's device index and connection, or an error that names `call` if it has none.
     pub fn connection(&self, call: &'static str) -> Result<(usize, ConnId), IdError> {
         let none = IdError::State { call, state: self.state.text() };
         self.device.zip(self.connection).ok_or(none)
     }
 }
 
-/// Vendor part (OUI) of a GUID.
+/// Mask for the vendor part (OUI) of a GUID.
 const OUI_MASK: u64 = 0xffff_ff00_0000_0000;
 
 impl Device {
@@ -187,19 +187,19 @@ impl Device {
         self.context.0.shards.clock().now()
     }
 
-    /// Returns the next instant at which the device must be served even if no MAD arrives.
+    /// Returns when the device next needs a turn even if no MAD arrives.
     fn deadline(&self) -> Option<Instant> {
         let is_due = self.may_have_more_mads || self.port.context().has_event();
         if is_due { Some(self.now()) } else { self.cm.poll_timeout() }
     }
 
-    /// Returns the index of the GID of an address.
+    /// Returns the index of the GID for `ip`, if the device has that address.
     pub fn gid_index(&self, ip: IpAddr) -> Option<u8> {
         let gid = Gid::from(ip.to_canonical());
         u8::try_from(self.gids.iter().position(|own| *own == gid)?).ok()
     }
 
-    /// Returns the IP addresses of the device.
+    /// Returns the device's IP addresses, derived from its GIDs.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.gids.iter().filter(|gid| !gid.is_unset()).map(|gid| gid.ip())
     }
@@ -208,18 +208,18 @@ impl Device {
         self.gids.get(usize::from(index)).copied().unwrap_or_default()
     }
 
-    /// Removes and returns the next asynchronous event of the device.
+    /// Removes and returns the device's next asynchronous event.
     pub fn next_event(&self) -> Option<AsyncEvent> {
         self.port.context().next_event()
     }
 
-    /// Rejects a request, or the reply to a request of ours.
+    /// Rejects a connection request, or the reply to a request that this side sent.
     pub fn send_reject(&mut self, connection: ConnId, reason: RejReason) {
         // Fails if the connection no longer exists, because the peer has aborted it.
         let _ = self.cm.reject(self.now(), connection, reason, &[], &[]);
     }
 
-    /// Releases a connection that no id owns any more.
+    /// Releases a connection that no id owns any longer.
     pub fn release(&mut self, connection: ConnId) {
         self.ids.remove(&connection);
         self.cm.release(self.now(), connection);
@@ -230,7 +230,7 @@ impl Device {
         self.context.0.limits.max_qp_rd_atom.min(u8::MAX.into()) as u8
     }
 
-    /// Draws the random first PSN of a connection.
+    /// Returns a random starting PSN for a connection.
     pub fn random_psn(&self) -> Psn {
         Psn::new(self.context.next_random() as u32)
     }
@@ -259,7 +259,7 @@ impl State {
         counts.map(|(all, in_time_wait)| all - in_time_wait).sum()
     }
 
-    /// Adds a device; ids that listen on the wildcard address listen on it too.
+    /// Adds a device, and extends ids that listen on the wildcard address to it.
     pub fn add_device(&mut self, context: Context, port: Arc<ManagementPort>) -> Result<usize, IdError> {
         if self.devices.is_empty() {
             self.ports.set_first_port(context.next_random() as u16);
@@ -313,7 +313,8 @@ impl State {
         handle
     }
 
-    /// Creates an id for a request to a listener.
+    /// Creates an id for a connection request to `listener`, with the listener's event channel and port
+    /// space.
     pub fn create_for(&mut self, listener: u64, qp_type: QpType) -> Option<CmId> {
         let manager = self.manager.upgrade()?;
         let (channel, space) = self.ids.get(&listener).map(|id| (id.channel.clone(), id.space))?;
@@ -361,7 +362,7 @@ impl State {
         Ok(())
     }
 
-    /// Handles received MADs and deadlines, and sends the resulting messages.
+    /// Handles received MADs and expired deadlines, and sends the resulting messages.
     pub fn turn(&mut self) {
         for index in 0..self.devices.len() {
             self.process_device_events(index);
@@ -383,7 +384,7 @@ impl State {
         }
     }
 
-    /// Handles all events of a device's connection manager, and sends its MADs.
+    /// Handles all pending events of a device's protocol state, and sends the resulting MADs.
     fn process_cm_events(&mut self, index: usize) {
         while let Some((connection, event)) = self.devices[index].cm.poll_event() {
             self.on_event(index, connection, event);
@@ -420,7 +421,7 @@ impl State {
         }
     }
 
-    /// Returns the next instant at which there is work even if no MAD arrives.
+    /// Returns when the next turn is needed even if no MAD arrives.
     pub fn deadline(&self) -> Option<Instant> {
         self.devices.iter().filter_map(Device::deadline).min()
     }

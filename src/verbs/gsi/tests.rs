@@ -1,4 +1,5 @@
-//! Tests of the management port: exchange, loss, partitions and the descriptor.
+//! Tests of the management port on fabrics and UDP links: MAD exchange, loss, partition keys and the
+//! descriptor.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -34,7 +35,7 @@ fn on_udp(ip: &str, shards: usize) -> Context {
     Context::open_shards(links, &ContextOptions::default()).unwrap()
 }
 
-/// Sends datagrams from `a` to `b` and back by the path that each was received with.
+/// Sends datagrams from `a` to `b`, and answers each along the path reported with it.
 fn exchange(a: &Context, b: &Context) {
     let (first, second) = (a.management_port().unwrap(), b.management_port().unwrap());
     assert_eq!((first.try_recv(), first.comm_id_prefix()), (None, (0, 0)));
