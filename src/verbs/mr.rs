@@ -14,9 +14,9 @@ use crate::transport::{RemoteAddr, Sge};
 use crate::wire::{LKey, Qpn, RKey};
 
 impl Pd {
-    /// Registers a region of `len` newly allocated zero bytes, with [`Access`] flags or with [`MrOptions`].
-    /// With `len` 0, only accesses of length 0 succeed with its keys. The region's addresses are not host
-    /// addresses: the context chooses them, unless [`MrOptions::iova`] is set.
+    /// Allocates `len` zeroed bytes and registers them as a region. `options` is either [`Access`] flags or
+    /// [`MrOptions`]. If `len` is 0, only accesses of length 0 succeed. The region is not addressed by host
+    /// addresses: the context chooses its address, unless [`MrOptions::iova`] is set.
     ///
     /// # Errors
     /// [`CreateError::Value`] for a length above the device's limit; [`CreateError::AccessNeedsLocalWrite`];
@@ -37,8 +37,8 @@ impl Pd {
         Ok(Mr { raw, buffer })
     }
 
-    /// Registers a region of memory that the caller owns. Peers address it by its host addresses, or from
-    /// [`MrOptions::iova`] on.
+    /// Registers memory owned by the caller. Work requests and peers address it by host addresses or, if
+    /// [`MrOptions::iova`] is set, starting at that address.
     ///
     /// # Safety
     /// The `len` bytes at `addr` must stay readable, and writable if `access` allows any writing, until the
@@ -69,9 +69,9 @@ impl Pd {
         unsafe { self.register(MrExtent { addr: addr.expose_provenance(), len, iova, access }) }
     }
 
-    /// Registers all memory of the process as it is mapped at each use: implicit on-demand paging
-    /// (`ibv_reg_mr` with address 0 and length `SIZE_MAX`). `access` must have [`Access::ON_DEMAND`]. An
-    /// access to an unmapped page fails.
+    /// Registers the process's entire address space, as mapped at the time of each access: implicit on-demand
+    /// paging (`ibv_reg_mr` with address 0 and length `SIZE_MAX`). `access` must include
+    /// [`Access::ON_DEMAND`]. An access to an unmapped page fails.
     ///
     /// # Safety
     /// Anyone with the region's key can read all memory of the process, and write it if `access` allows any
@@ -120,7 +120,7 @@ impl Pd {
         Ok(())
     }
 
-    /// Checks whether a region of length 0 may begin at `addr` in host memory.
+    /// Fails if the region is empty and begins at a page boundary, unless the personality allows that.
     fn check_empty(&self, addr: usize, len: usize) -> Result<(), CreateError> {
         let Limits { max_mr_size: max, .. } = self.context().0.limits;
         let everywhere = self.context().0.quirks.empty_regions_at_page_boundaries;
@@ -142,7 +142,7 @@ impl Pd {
         Ok(RawMr { pd: self.clone(), addr: iova, len: extent.len, info, is_deregistered: false })
     }
 
-    /// Adds an entry to the table of keys, within the device's limit.
+    /// Adds an entry to the key table, unless the device's limit has been reached.
     pub(super) fn insert<T>(&self, make: impl FnOnce(&mut Table) -> Option<T>) -> Result<T, CreateError> {
         self.context().check_device()?;
         let max = self.context().0.limits.max_mr;
@@ -150,14 +150,14 @@ impl Pd {
         self.with_table(|table| if table.len() < max as usize { make(table) } else { None }).ok_or(full)
     }
 
-    /// Runs `f` with the table of keys, after every shard has finished its current turn, so that no shard
-    /// uses a removed entry afterwards.
+    /// Runs `f` on the key table after every shard has finished its current turn, so that no shard still uses
+    /// an entry that `f` removes.
     pub(super) fn with_table<T>(&self, f: impl FnOnce(&mut Table) -> T) -> T {
         self.context().0.shards.change_memory(f)
     }
 }
 
-/// Attributes with which a memory region is registered: [`Pd::reg_mr`], [`Pd::reg_mr_raw`].
+/// Attributes for registering a memory region with [`Pd::reg_mr`] or [`Pd::reg_mr_raw`].
 ///
 /// ```
 /// # use urxe::verbs::*;
@@ -171,22 +171,22 @@ impl Pd {
 pub struct MrOptions {
     /// Operations that the region permits.
     pub access: Access,
-    /// Address of the first byte, as work requests and peers use it; `None` for the default of the
-    /// registering function. Ignored with [`Access::ZERO_BASED`], where addresses count from 0.
+    /// I/O virtual address of the first byte, for work requests and peers; `None` for the registering
+    /// function's default. Ignored with [`Access::ZERO_BASED`], which makes addresses start at 0.
     pub iova: Option<u64>,
 }
 
 setters!(MrOptions { access: Access } optional { iova: u64 });
 
 impl MrOptions {
-    /// Returns options with these permissions and the default address.
+    /// Returns options with the given permissions and the default address.
     pub fn new(access: Access) -> MrOptions {
         MrOptions { access, iova: None }
     }
 }
 
 impl Default for MrOptions {
-    /// Returns options with local and remote access of every kind ([`Access::ALL`]).
+    /// Returns options that permit every kind of local and remote access ([`Access::ALL`]).
     fn default() -> MrOptions {
         MrOptions::new(Access::ALL)
     }
@@ -198,13 +198,13 @@ impl From<Access> for MrOptions {
     }
 }
 
-/// A registered region of memory that is owned elsewhere. Dropping it deregisters it.
+/// A registered region whose memory is owned elsewhere. Dropping it deregisters the region.
 pub struct RawMr {
     pd: Pd,
     addr: u64,
     len: usize,
     info: RegionInfo,
-    /// Whether the region is deregistered already, so that dropping it does nothing.
+    /// Whether the region has already been deregistered, so that dropping it does nothing.
     is_deregistered: bool,
 }
 
@@ -234,8 +234,8 @@ impl RawMr {
         self.info.rkey
     }
 
-    /// Returns the bytes `range` as a scatter/gather element. A range outside the region fails when it is
-    /// used.
+    /// Returns a scatter/gather element for the bytes `range` of the region. A range outside the region is
+    /// rejected only when the element is used.
     pub fn sge(&self, range: Range<usize>) -> Sge {
         Sge {
             addr: self.addr + range.start as u64,
@@ -244,7 +244,7 @@ impl RawMr {
         }
     }
 
-    /// Returns the address of the byte at `offset`, for a peer.
+    /// Returns the remote address of the byte at `offset`, for use by a peer.
     pub fn remote(&self, offset: usize) -> RemoteAddr {
         RemoteAddr { va: self.addr + offset as u64, rkey: self.info.rkey }
     }
@@ -267,8 +267,8 @@ impl RawMr {
         done.map_err(|e| (this, e))
     }
 
-    /// Re-registers the region (`ibv_rereg_mr`) in another protection domain, with other memory, with other
-    /// permissions, or any combination. Other memory gets new keys.
+    /// Re-registers the region (`ibv_rereg_mr`) with a different protection domain, different memory,
+    /// different permissions, or any combination of these. Changing the memory changes the keys.
     ///
     /// # Safety
     /// As for [`Pd::reg_mr_raw`], for the memory that the region has afterwards.
@@ -324,8 +324,8 @@ impl Drop for RawMr {
     }
 }
 
-/// A null region: reads as zeros and discards what is written to it, at every address. Used for parts of a
-/// message that are not needed, and only by the local side. Dropping it deregisters it.
+/// A null region: every address reads as zero, and writes are discarded. It can only be used locally, to skip
+/// parts of a message that are not needed. Dropping it deregisters it.
 #[derive(Debug)]
 pub struct NullMr {
     pd: Pd,
@@ -344,7 +344,7 @@ impl Pd {
 }
 
 impl NullMr {
-    /// Returns a scatter/gather element of `length` bytes of the region.
+    /// Returns a scatter/gather element that stands for `length` bytes of the null region.
     pub fn sge(&self, length: u32) -> Sge {
         Sge { addr: 0, length, lkey: self.lkey }
     }
@@ -367,12 +367,12 @@ impl fmt::Debug for RawMr {
     }
 }
 
-/// A registered region that owns its memory. Peers may change it at any time, so it is read and written by
-/// copying; synchronise with completions.
+/// A registered region that owns its memory. Peers may modify the memory at any time, so it is accessed only
+/// by copying; use completions for synchronisation.
 #[derive(Debug)]
 pub struct Mr {
-    /// Registration. It is declared before the buffer, so that the region is deregistered before its memory
-    /// is freed.
+    /// Registration, declared before the buffer so that the region is deregistered before its memory is
+    /// freed.
     raw: RawMr,
     buffer: Buffer,
 }
@@ -385,8 +385,8 @@ impl std::ops::Deref for Mr {
 }
 
 impl Mr {
-    /// Re-registers the region in another protection domain, with `len` newly allocated zero bytes, with
-    /// other permissions, or any combination. Other memory gets new keys.
+    /// Re-registers the region with a different protection domain, `len` newly allocated zeroed bytes,
+    /// different permissions, or any combination of these. Changing the memory changes the keys.
     ///
     /// # Errors
     /// [`CreateError`], for example while windows are bound to the region; then nothing has changed.
@@ -408,7 +408,7 @@ impl Mr {
         Ok(())
     }
 
-    /// Copies the bytes from `offset` on into all of `out`.
+    /// Fills `out` with the bytes that start at `offset`.
     ///
     /// # Errors
     /// [`MemoryAccessError`] outside the region.
@@ -416,7 +416,7 @@ impl Mr {
         self.buffer.read(offset, out)
     }
 
-    /// Returns a copy of the bytes of a range.
+    /// Returns a copy of the bytes in `range`.
     ///
     /// ```
     /// # use urxe::verbs::*;
@@ -442,7 +442,7 @@ impl Mr {
         Ok(out)
     }
 
-    /// Copies all of `bytes` to `offset`.
+    /// Copies `bytes` into the region, starting at `offset`.
     ///
     /// # Errors
     /// [`MemoryAccessError`] outside the region.
@@ -450,7 +450,7 @@ impl Mr {
         self.buffer.write(offset, bytes)
     }
 
-    /// Returns a copy of all bytes.
+    /// Returns a copy of the entire region.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut out = vec![0; self.buffer.len()];
         // In range: `out` has the length of the buffer.

@@ -8,12 +8,12 @@ use super::{CreateError, Pd, PostError, Qp, RawMr, SendFlags, SendWr};
 use crate::memory::{Access, Bind, Buffer, FastReg, RegionInfo, WindowKind};
 use crate::wire::{LKey, RKey};
 
-/// Returns the key with its low byte incremented, as `ibv_inc_rkey` does.
+/// Returns `key` with its low byte incremented modulo 256, as `ibv_inc_rkey` does.
 fn next(key: u32) -> u32 {
     key & !0xff | key.wrapping_add(1) & 0xff
 }
 
-/// A memory window: gives peers access to a part of a region while it is bound. Dropping it unbinds and frees
+/// A memory window, which gives peers access to part of a region while bound. Dropping it unbinds and frees
 /// it.
 ///
 /// ```
@@ -33,7 +33,7 @@ fn next(key: u32) -> u32 {
 pub struct Mw {
     pd: Pd,
     kind: WindowKind,
-    /// Key that the window got when it was allocated, which identifies it in the table.
+    /// Key assigned at allocation, which identifies the window in the key table.
     first: RKey,
     key: AtomicU32,
 }
@@ -48,8 +48,8 @@ impl Pd {
         Ok(Mw { pd: self.clone(), kind, first, key: AtomicU32::new(first.0) })
     }
 
-    /// Allocates a fast-registered region of `len` zero bytes, of which work requests register one part at a
-    /// time ([`SendWr::reg_mr`]).
+    /// Allocates a region of `len` zeroed bytes for fast registration: work requests register one part of it
+    /// at a time ([`SendWr::reg_mr`]).
     ///
     /// # Errors
     /// [`CreateError::Value`] for a length of 0 or above the device's limit; [`CreateError::Exhausted`];
@@ -70,27 +70,27 @@ impl Mw {
         &self.pd
     }
 
-    /// Returns the type of the window.
+    /// Returns the window's type.
     pub fn kind(&self) -> WindowKind {
         self.kind
     }
 
-    /// Returns the key of the last bind.
+    /// Returns the key of the last bind, or of a later call to [`next_rkey`](Self::next_rkey).
     pub fn rkey(&self) -> RKey {
         RKey(self.key.load(Ordering::Relaxed))
     }
 
-    /// Returns the next key under which to bind a window of type 2 (`ibv_inc_rkey`); from now on
-    /// [`rkey`](Self::rkey) returns it too.
+    /// Advances the key of a type 2 window for its next bind (`ibv_inc_rkey`). Returns the new key, which
+    /// [`rkey`](Self::rkey) then returns too.
     pub fn next_rkey(&self) -> RKey {
         let step = |key| Some(next(key));
         let old = self.key.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step);
         RKey(next(old.unwrap_or_else(|key| key)))
     }
 
-    /// Returns the parameters of a bind to the bytes `range` of a region, for [`Qp::bind_mw`] or, for a window
-    /// of type 2, [`SendWr::bind_mw`]. Those of type 2 have the [`next_rkey`](Self::next_rkey). A range outside
-    /// the region fails when the window is bound.
+    /// Returns the parameters for binding the window to the bytes `range` of a region: by [`Qp::bind_mw`] for
+    /// type 1 or [`SendWr::bind_mw`] for type 2. For type 2 they include the [`next_rkey`](Self::next_rkey).
+    /// A range outside the region is rejected only when the window is bound.
     pub fn bind(&self, region: &RawMr, range: Range<usize>, access: Access) -> Bind {
         let rkey = match self.kind {
             WindowKind::Type1 => self.rkey(),
@@ -114,8 +114,8 @@ impl fmt::Debug for Mw {
 }
 
 impl Qp {
-    /// Posts a bind of a window of type 1 to a part of a region or, with length 0, an unbind (`ibv_bind_mw`).
-    /// Returns the key that the window has from now on; `bind.rkey` is ignored.
+    /// Posts a work request that binds a type 1 window to part of a region or, with length 0, unbinds it
+    /// (`ibv_bind_mw`). Returns the window's new key; `bind.rkey` is ignored.
     ///
     /// # Errors
     /// [`PostError`]; [`PostError::WindowKind`] for a window of type 2, which is bound by
@@ -131,11 +131,11 @@ impl Qp {
     }
 }
 
-/// A fast-registered region: memory of which work requests register one part at a time. Dropping it
+/// A region for fast registration: work requests register one part of its memory at a time. Dropping it
 /// invalidates and frees it.
 pub struct FastMr {
     pd: Pd,
-    /// Keys that the region got when it was allocated, which identify it in the table.
+    /// Keys assigned at allocation, which identify the region in the key table.
     first: RegionInfo,
     key: AtomicU32,
     buffer: Buffer,
@@ -147,20 +147,20 @@ impl FastMr {
         &self.pd
     }
 
-    /// Returns the parameters of a fast registration of `len` bytes from `offset` on, under a new key and
-    /// with `iova` as the address of the first byte; post it with [`SendWr::reg_mr`].
+    /// Returns the parameters for a fast registration of the `len` bytes at `offset`, with a new key and with
+    /// `iova` as the address of the first byte. Post them with [`SendWr::reg_mr`].
     pub fn reg(&self, offset: u64, len: u64, iova: u64, access: Access) -> FastReg {
         let step = |key| Some(next(key));
         let old = self.key.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step);
         FastReg { key: LKey(next(old.unwrap_or_else(|key| key))), offset, len, iova, access }
     }
 
-    /// Returns the local key of the last call of [`reg`](Self::reg).
+    /// Returns the local key from the last call to [`reg`](Self::reg).
     pub fn lkey(&self) -> LKey {
         LKey(self.key.load(Ordering::Relaxed))
     }
 
-    /// Returns the remote key of the last call of [`reg`](Self::reg).
+    /// Returns the remote key from the last call to [`reg`](Self::reg).
     pub fn rkey(&self) -> RKey {
         RKey(self.lkey().0)
     }

@@ -50,7 +50,7 @@ impl Pd {
         Pd(Arc::new(PdInner { context, id: PdId(id) }))
     }
 
-    /// Returns the context that the protection domain belongs to.
+    /// Returns the context on which the protection domain was allocated.
     pub fn context(&self) -> &Context {
         &self.0.context
     }

@@ -18,7 +18,7 @@ use crate::transport::{
 };
 use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RnrTimer};
 
-/// Attributes with which a queue pair is created (`ibv_qp_init_attr`): [`Pd::create_qp`].
+/// Attributes for creating a queue pair with [`Pd::create_qp`] (`ibv_qp_init_attr`).
 ///
 /// ```
 /// # use urxe::verbs::*;
@@ -35,14 +35,15 @@ pub struct QpOptions {
     pub recv: RecvCaps,
     /// Whether every send work request generates a completion, whatever its flags (`sq_sig_all`).
     pub signal_all: bool,
-    /// Shared receive queue that receives are taken from; `None` for a receive queue of its own.
+    /// Shared receive queue from which to take receives; `None` for a separate receive queue.
     pub srq: Option<Srq>,
 }
 
 setters!(QpOptions { qp_type: QpType, send: SendCaps, recv: RecvCaps, signal_all: bool });
 
 impl QpOptions {
-    /// Takes receives from a shared receive queue, so that [`recv`](#structfield.recv) is ignored.
+    /// Sets the shared receive queue from which to take receives; [`recv`](#structfield.recv) is then
+    /// ignored.
     #[must_use]
     pub fn srq(mut self, srq: &Srq) -> QpOptions {
         self.srq = Some(srq.clone());
@@ -51,8 +52,8 @@ impl QpOptions {
 }
 
 impl Default for QpOptions {
-    /// Returns options for RC with queues of 128 work requests, 4 scatter/gather elements and 256 inline
-    /// bytes.
+    /// Returns options for an RC queue pair with queues of 128 work requests, up to 4 scatter/gather elements
+    /// per work request, and up to 256 bytes of inline data.
     fn default() -> Self {
         QpOptions {
             qp_type: QpType::Rc,
@@ -64,19 +65,20 @@ impl Default for QpOptions {
     }
 }
 
-/// Address of a queue pair that its peer needs to connect; exchange it by any means.
+/// Address of a queue pair, which its peer needs in order to connect. The application may exchange endpoints
+/// by any means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Endpoint {
     /// GID of the port.
     pub gid: Gid,
     /// Number of the queue pair.
     pub qpn: Qpn,
-    /// First PSN that the queue pair sends.
+    /// Starting PSN of the queue pair's send queue.
     pub psn: Psn,
 }
 
-/// Attributes of a connection between two queue pairs ([`Qp::connect`]). Both sides should agree on `mtu`, and
-/// one side's `max_rd_atomic` must not exceed the other's `max_dest_rd_atomic`.
+/// Attributes for connecting a queue pair to a peer ([`Qp::connect`]). Both sides should use the same `mtu`,
+/// and neither side's `max_rd_atomic` may exceed the other's `max_dest_rd_atomic`.
 ///
 /// ```
 /// # use urxe::verbs::*;
@@ -85,11 +87,13 @@ pub struct Endpoint {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ConnectOptions {
-    /// Accesses that the peer may make to local memory, where a region allows them too.
+    /// Operations that the peer may perform on local memory, provided that the memory region permits them
+    /// too.
     pub access: Access,
     /// Path MTU: payload bytes per packet. `None` stands for the port's active MTU.
     pub mtu: Option<Mtu>,
-    /// Index of the local GID. `None` stands for the one that [suits the peer](super::Context::gid_towards).
+    /// Index of the local GID. `None` selects the one that [best suits the
+    /// peer](super::Context::gid_towards).
     pub sgid_index: Option<u8>,
     /// Traffic class (ToS).
     pub traffic_class: u8,
@@ -97,9 +101,9 @@ pub struct ConnectOptions {
     pub timeout: AckTimeout,
     /// Number of retries after an ACK timeout, 0..=7.
     pub retry_cnt: u8,
-    /// Number of retries after an RNR NAK, 0..=7; 7 retries for ever.
+    /// Number of retries after an RNR NAK, 0..=7, where 7 means no limit.
     pub rnr_retry: u8,
-    /// Time that the peer waits after an RNR NAK from this queue pair.
+    /// Minimum time that the peer waits before it retries after an RNR NAK from this queue pair.
     pub min_rnr_timer: RnrTimer,
     /// Maximum number of RDMA READs and atomics in flight to the peer.
     pub max_rd_atomic: u8,
@@ -119,8 +123,9 @@ setters!(ConnectOptions {
 } optional { mtu: Mtu, sgid_index: u8 });
 
 impl Default for ConnectOptions {
-    /// Returns options with local and remote access of every kind, 67 ms ACK timeout, 7 retries, unlimited
-    /// RNR retries, 0.64 ms RNR timer and 16 READs in either direction.
+    /// Returns options that permit every kind of local and remote access, with a 67 ms ACK timeout, 7
+    /// retries, unlimited RNR retries, a 0.64 ms RNR timer, and up to 16 READs and atomics in flight in
+    /// either direction.
     fn default() -> Self {
         ConnectOptions {
             access: Access::ALL,
@@ -167,7 +172,7 @@ pub struct Qp {
     send_cq: Cq,
     recv_cq: Cq,
     srq: Option<Srq>,
-    /// False once the queue pair is destroyed, after which another one may get its number.
+    /// Whether the queue pair still exists. Once it has been destroyed, its number may be reused.
     is_alive: Arc<Mutex<bool>>,
 }
 
@@ -175,10 +180,10 @@ pub struct Qp {
 #[derive(Clone)]
 pub(super) struct QpRemote {
     pub qpn: Qpn,
-    /// First PSN that the queue pair sends.
+    /// Starting PSN of the queue pair's send queue.
     pub psn: Psn,
     pub qp_type: QpType,
-    /// Whether receives come from a shared receive queue.
+    /// Whether the queue pair takes receives from a shared receive queue.
     pub has_srq: bool,
     context: WeakContext,
     shard: Arc<Shard>,
@@ -186,8 +191,8 @@ pub(super) struct QpRemote {
 }
 
 impl QpRemote {
-    /// Changes attributes and state like [`Qp::modify`], but never removes earlier completions from their
-    /// queues. Returns `None` if the queue pair is destroyed.
+    /// Modifies attributes and state like [`Qp::modify`], but leaves earlier completions in the completion
+    /// queues. Returns `None` if the queue pair has been destroyed.
     pub fn modify(&self, attr: &QpAttr) -> Option<Result<(), ModifyError>> {
         let is_alive = self.is_alive.lock();
         let modify = || {
@@ -197,20 +202,20 @@ impl QpRemote {
         is_alive.then(modify)?.ok()
     }
 
-    /// Returns the current attributes, or `None` if the queue pair is destroyed.
+    /// Returns the current attributes, or `None` if the queue pair has been destroyed.
     pub fn query(&self) -> Option<QpAttr> {
         let is_alive = self.is_alive.lock();
         is_alive.then(|| self.shard.with_nic(|nic| nic.query_qp(self.qpn).map(|(attr, _)| attr)))?.ok()
     }
 
-    /// Attaches the queue pair to a multicast group. Returns `None` if the queue pair is destroyed.
+    /// Attaches the queue pair to a multicast group. Returns `None` if the queue pair has been destroyed.
     pub fn attach_mcast(&self, gid: Gid) -> Option<Result<(), AttachError>> {
         let is_alive = self.is_alive.lock();
         let device = self.context.get().filter(|_| *is_alive)?;
         Some(device.shards.attach_mcast(&self.shard, self.qpn, gid, &device.limits))
     }
 
-    /// Detaches the queue pair from a multicast group. Returns `None` if the queue pair is destroyed.
+    /// Detaches the queue pair from a multicast group. Returns `None` if the queue pair has been destroyed.
     pub fn detach_mcast(&self, gid: Gid) -> Option<Result<(), MulticastError>> {
         let is_alive = self.is_alive.lock();
         let device = self.context.get().filter(|_| *is_alive)?;
@@ -219,7 +224,7 @@ impl QpRemote {
 }
 
 impl Pd {
-    /// Creates a queue pair whose completions go to `send_cq` and `recv_cq`, in the state RESET.
+    /// Creates a queue pair in the RESET state. Its sends and receives complete to `send_cq` and `recv_cq`.
     ///
     /// # Errors
     /// [`CreateError::Value`] for a limit above the device's; [`CreateError::OtherContext`];
@@ -231,9 +236,9 @@ impl Pd {
 }
 
 impl Xrcd {
-    /// Creates the receiving end of an XRC connection. It has no work requests: arriving messages complete
-    /// receives of the shared receive queues that their packets name, in the protection domains of those
-    /// queues.
+    /// Creates the receiving end of an XRC connection. No work requests are posted to it: an arriving message
+    /// consumes a receive from the shared receive queue that its packets specify, and uses that queue's
+    /// protection domain.
     ///
     /// # Errors
     /// [`CreateError::Exhausted`] if all queue pairs of the device are in use; [`CreateError::DeviceFatal`].
@@ -286,7 +291,8 @@ impl Qp {
         })
     }
 
-    /// Creates a queue pair in `shard` with `create`, after checking the limits.
+    /// Checks the options against the device's limits, and creates a queue pair in `shard` by calling
+    /// `create`.
     fn make(
         pd: &Pd,
         shard: &Arc<Shard>,
@@ -341,7 +347,7 @@ impl Qp {
         Ok(Qp { qpn, psn, qp_type, pd, shard, send_cq, recv_cq, srq, is_alive: Arc::new(Mutex::new(true)) })
     }
 
-    /// Returns a handle for code that changes the queue pair's state but does not keep it alive.
+    /// Returns a handle that can change the queue pair's state but does not keep it alive.
     pub(super) fn remote(&self) -> QpRemote {
         QpRemote {
             qpn: self.qpn,
@@ -369,7 +375,7 @@ impl Qp {
         &self.send_cq
     }
 
-    /// Returns the shared receive queue, or `None` if the queue pair has a receive queue of its own.
+    /// Returns the shared receive queue, or `None` if the queue pair has its own receive queue.
     pub fn srq(&self) -> Option<&Srq> {
         self.srq.as_ref()
     }
@@ -379,22 +385,23 @@ impl Qp {
         &self.recv_cq
     }
 
-    /// Returns the address that a peer needs to connect, with the GID at `index`, or `None` if there is no
-    /// such GID.
+    /// Returns the endpoint that a peer needs in order to connect, with the GID at `index`, or `None` if
+    /// there is no such GID.
     pub fn endpoint_at(&self, index: usize) -> Option<Endpoint> {
         let gid = self.pd.context().query_gid(index)?;
         Some(Endpoint { gid, qpn: self.qpn, psn: self.psn })
     }
 
-    /// Returns the address that a peer needs to connect, with the [main GID](super::Context::main_gid).
+    /// Returns the endpoint that a peer needs in order to connect, with the [main
+    /// GID](super::Context::main_gid).
     pub fn endpoint(&self) -> Endpoint {
         // A context cannot be opened without an address; only a later change can remove all of them.
         let gid = self.pd.context().main_gid().and_then(|i| self.pd.context().query_gid(i.into()));
         Endpoint { gid: gid.unwrap_or_default(), qpn: self.qpn, psn: self.psn }
     }
 
-    /// Changes attributes and state (`ibv_modify_qp`). A transition to RESET removes earlier completions of
-    /// this queue pair from its completion queues.
+    /// Modifies attributes and state (`ibv_modify_qp`). A transition to RESET also removes this queue pair's
+    /// completions from its completion queues.
     ///
     /// # Errors
     /// [`ModifyError`] if the transition or an attribute is not allowed; then nothing has changed.
@@ -461,7 +468,7 @@ impl Qp {
         Ok(self.modify(&attr)?)
     }
 
-    /// Moves the queue pair from INIT to RTR: from now on it responds to the peer.
+    /// Moves the queue pair from INIT to RTR, in which it responds to the peer.
     ///
     /// # Errors
     /// [`ConnectError::Mtu`] for a path MTU above the port's; [`ConnectError::NoGid`] if the port has no GID
@@ -493,7 +500,7 @@ impl Qp {
         Ok(self.modify(&attr.only(accepted_attrs(self.qp_type, QpState::Init, QpState::Rtr)))?)
     }
 
-    /// Moves the queue pair from RTR to RTS: from now on it may send.
+    /// Moves the queue pair from RTR to RTS, in which it can also send requests.
     ///
     /// # Errors
     /// [`ConnectError::Modify`] unless the queue pair is in RTR and the device supports the options.
@@ -510,7 +517,7 @@ impl Qp {
         Ok(self.modify(&attr.only(accepted_attrs(self.qp_type, QpState::Rtr, QpState::Rts)))?)
     }
 
-    /// Moves a datagram queue pair from RESET to RTS; it then receives datagrams with this Q_Key.
+    /// Moves a datagram queue pair from RESET to RTS. It then receives datagrams whose Q_Key is `qkey`.
     ///
     /// # Errors
     /// [`ConnectError`], also if the queue pair is of a connected service.
@@ -522,11 +529,11 @@ impl Qp {
         Ok(self.modify(&QpAttr { sq_psn: Some(self.psn), ..to(QpState::Rts) })?)
     }
 
-    /// Attaches a UD queue pair to a multicast group (`ibv_attach_mcast`), either an IPv6 group in `ff00::/8`
-    /// or an IPv4 group as an IPv4-mapped GID (`::ffff:a.b.c.d`). From now on, in the states that receive,
-    /// the queue pair gets the datagrams sent to [`Qpn::MULTICAST`] at the group's GID with the queue pair's
-    /// Q_Key. The link joins the group (by IGMP or MLD on a real interface) with the first attached queue
-    /// pair of the NIC, and leaves it with the last.
+    /// Attaches a UD queue pair to a multicast group (`ibv_attach_mcast`): either an IPv6 group in
+    /// `ff00::/8`, or an IPv4 group as an IPv4-mapped GID (`::ffff:a.b.c.d`). While in a state that can
+    /// receive, the queue pair then gets the datagrams sent to [`Qpn::MULTICAST`] at the group's GID with its
+    /// Q_Key. The link joins the group (using IGMP or MLD on a real interface) when the NIC's first queue
+    /// pair is attached, and leaves it when the last is detached.
     ///
     /// Attaching twice has no further effect: there is still one copy of each message. A queue pair receives
     /// its own messages to the group too, as on hardware by default; [`Qp::block_multicast_loopback`]
@@ -539,8 +546,8 @@ impl Qp {
         shards.attach_mcast(&self.shard, self.qpn, gid, limits)
     }
 
-    /// Excludes this queue pair from receiving the messages that it sends to its own multicast groups
-    /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`). Other queue pairs of the NIC still receive them.
+    /// Stops this queue pair from receiving the messages that it sends to multicast groups it is attached to
+    /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`). The NIC's other queue pairs still receive them.
     pub fn block_multicast_loopback(&self) {
         self.shard.with_state(|state, _| state.nic.block_multicast_loopback(self.qpn));
     }
@@ -553,8 +560,9 @@ impl Qp {
         self.pd.context().0.shards.detach_mcast(&self.shard, self.qpn, gid)
     }
 
-    /// Posts a send work request and sends what the congestion window allows, or leaves it to be sent
-    /// together with later ones if many packets are in flight. Never waits for the peer.
+    /// Posts a send work request, and transmits as much as the congestion window allows. If many packets are
+    /// in flight, transmission may be deferred and batched with later work requests. Never waits for the
+    /// peer.
     ///
     /// # Errors
     /// [`PostError`]; then the work request was not posted.
@@ -562,7 +570,7 @@ impl Qp {
         self.post_send_list(std::slice::from_ref(wr)).map_err(|e| e.error)
     }
 
-    /// Posts several send work requests with one call, in order, up to the first that is refused.
+    /// Posts several send work requests in order, stopping at the first that is rejected.
     ///
     /// # Errors
     /// [`PostListError`] names the first work request that was not posted; those before it were posted.
@@ -572,17 +580,16 @@ impl Qp {
         })
     }
 
-    /// Posts all of the work requests or, if one of them is refused, none (`ibv_wr_complete`).
+    /// Posts either all of the work requests or, if any of them is rejected, none (`ibv_wr_complete`).
     ///
-    /// # Errors
-    /// [`PostListError`] names the first work request that was refused.
+    /// # Errors [`PostListError`] names the first work request that was rejected.
     pub fn post_send_all(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
         self.post_send_all_from(wrs.iter().copied())
     }
 
-    /// Posts all work requests or none, like [`post_send_all`](Self::post_send_all), for the C library, which
-    /// converts its work requests one by one. The iterator runs with the NIC locked, so it must not call the
-    /// NIC.
+    /// Posts all work requests or none, like [`post_send_all`](Self::post_send_all). The C library uses this
+    /// to convert work requests one at a time. The NIC is locked while the iterator runs, so the iterator
+    /// must not call the NIC.
     #[doc(hidden)]
     pub fn post_send_all_from<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostListError> {
         self.shard.post(self.qpn, |nic| {

@@ -11,8 +11,9 @@ use crate::nic::Limits;
 use crate::transport::MAX_MESSAGE;
 use crate::wire::{Gid, Mtu};
 
-/// Attributes and limits of a device (`ibv_device_attr_ex`). Reliable datagrams, raw packets and fast memory
-/// regions (FMR), for which that structure has fields too, are not supported: their values are 0.
+/// Attributes and limits of a device (`ibv_device_attr_ex`). The fields of that structure for reliable
+/// datagrams, raw packets and fast memory regions (FMR), which are not supported, are left out here and 0 for
+/// libibverbs programs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct DeviceAttr {
@@ -20,27 +21,27 @@ pub struct DeviceAttr {
     pub name: String,
     /// Version of this crate (`fw_ver`).
     pub version: &'static str,
-    /// Name of the personality, the class of device whose behaviour the NIC has.
+    /// Name of the personality: the class of devices that the NIC imitates.
     pub personality: &'static str,
     /// Node GUID, an EUI-64.
     pub node_guid: u64,
     /// System image GUID; equal to the node GUID, because each NIC is a system of its own.
     pub sys_image_guid: u64,
-    /// IEEE vendor ID; 0xffffff for none, as in the kernel's software devices.
+    /// IEEE vendor ID: 0xffffff (none), as reported by the kernel's software devices.
     pub vendor_id: u32,
     /// Vendor's part number.
     pub vendor_part_id: u32,
     /// Hardware version; 0, because there is no hardware.
     pub hw_ver: u32,
-    /// Page sizes that regions may have: one bit for each power of two.
+    /// Page sizes that regions may have, as a mask with one bit per power of two.
     pub page_size_cap: u64,
     /// Limits that depend on the personality.
     pub limits: Limits,
-    /// Maximum number of memory windows if there are no regions; the two share a limit.
+    /// Maximum number of memory windows. Regions count against the same limit.
     pub max_mw: u32,
-    /// Maximum number of address handles. They use no memory of the device, so this is the largest `int`.
+    /// Maximum number of address handles: the largest `int`, because address handles use no device memory.
     pub max_ah: u32,
-    /// Maximum number of scatter/gather elements of an RDMA READ.
+    /// Maximum number of scatter/gather elements per RDMA READ.
     pub max_sge_rd: u32,
     /// Maximum number of READs and atomics in flight from peers, over all queue pairs.
     pub max_res_rd_atom: u32,
@@ -50,24 +51,24 @@ pub struct DeviceAttr {
     pub caps: DeviceCaps,
     /// On-demand paging capabilities.
     pub on_demand: OnDemand,
-    /// Range of rates to which queue pairs can be paced.
+    /// Supported packet pacing rates.
     pub pacing: Pacing,
-    /// Exponent of the acknowledgement delay: an acknowledgement may take up to 4.096 µs * 2^n in addition to
-    /// the time on the wire.
+    /// Acknowledgement delay, as an exponent n: the device may take up to 4.096 µs * 2^n to send an
+    /// acknowledgement.
     pub local_ca_ack_delay: u8,
     /// Number of ports.
     pub phys_port_cnt: u8,
-    /// Frequency of the clock in kHz; it counts nanoseconds ([`Context::clock`]).
+    /// Clock frequency in kHz: 1000000, because the clock counts nanoseconds ([`Context::clock`]).
     pub hca_core_clock_khz: u64,
-    /// Mask of the valid bits of completion timestamps.
+    /// Mask of the valid bits in a completion timestamp.
     pub completion_timestamp_mask: u64,
 }
 
 impl DeviceAttr {
-    /// Returns the attributes as they are reported to libibverbs programs. FLUSH is not reported, because the
+    /// Returns the attributes as reported to libibverbs programs. FLUSH is not reported, because the
     /// supported release of libibverbs has no work request for it. Atomics are reported as atomic only with
-    /// respect to other atomics of this device: they are atomic with those of the processor too, but no
-    /// hardware reports that, and UCX uses them only if the lesser capability is reported.
+    /// respect to this device's other atomics. They are atomic with respect to the processor too, but no
+    /// hardware reports that, and UCX uses atomics only if the lesser capability is reported.
     #[doc(hidden)]
     pub fn for_libibverbs(self) -> DeviceAttr {
         let flush = DeviceCaps::FLUSH_GLOBAL | DeviceCaps::FLUSH_PERSISTENT;
@@ -75,8 +76,9 @@ impl DeviceAttr {
     }
 }
 
-/// On-demand paging capabilities of a device, with the bits of `ibv_odp_caps`: `IBV_ODP_SUPPORT` and
-/// `IBV_ODP_SUPPORT_IMPLICIT` in `general`, `IBV_ODP_SUPPORT_SEND` and the following ones for each service.
+/// On-demand paging capabilities of a device, with the bit values of `ibv_odp_caps`: `general` contains
+/// `IBV_ODP_SUPPORT` and `IBV_ODP_SUPPORT_IMPLICIT`, and each service its operations, such as
+/// `IBV_ODP_SUPPORT_SEND`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[allow(missing_docs, reason = "services by their names")]
 #[non_exhaustive]
@@ -98,7 +100,7 @@ impl OnDemand {
     };
 }
 
-/// Range of rates to which queue pairs can be paced (`ibv_packet_pacing_caps`).
+/// Supported packet pacing rates (`ibv_packet_pacing_caps`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Pacing {
@@ -106,12 +108,12 @@ pub struct Pacing {
     pub min_kbps: u32,
     /// Highest rate, in kilobits per second.
     pub max_kbps: u32,
-    /// Services that support pacing: one bit for each value of `ibv_qp_type`.
+    /// Services that support pacing, as a mask with one bit per `ibv_qp_type` value.
     pub services: u32,
 }
 
 impl Pacing {
-    /// Any rate for RC, UC, UD and XRC initiators.
+    /// Pacing at any rate for RC, UC, UD and XRC initiator queue pairs.
     const ALL: Pacing =
         Pacing { min_kbps: 1, max_kbps: u32::MAX, services: 1 << 2 | 1 << 3 | 1 << 4 | 1 << 9 };
 }
@@ -124,7 +126,7 @@ pub enum AtomicCap {
     None = 0,
     /// Atomic with respect to the other atomic operations of this device.
     Hca = 1,
-    /// Atomic also with respect to the atomic operations of the processor and of other devices.
+    /// Atomic also with respect to atomic operations by the processor and by other devices.
     Global = 2,
 }
 
@@ -133,13 +135,13 @@ bitflags! {
     /// `device_cap_flags`).
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct DeviceCaps: u64 {
-        /// Counts packets with a wrong partition key.
+        /// Counts received packets with an invalid partition key.
         const BAD_PKEY_CNTR = 1 << 1;
-        /// Counts packets with a wrong queue key.
+        /// Counts received packets with an invalid queue key.
         const BAD_QKEY_CNTR = 1 << 2;
         /// Queue pairs support automatic path migration to an alternate path.
         const AUTO_PATH_MIG = 1 << 4;
-        /// `modify` checks the current state if it is given.
+        /// Modifying a queue pair checks its current state if the caller specifies one.
         const CURR_QP_STATE_MOD = 1 << 7;
         /// Raises an event when the port becomes active.
         const PORT_ACTIVE_EVENT = 1 << 10;
@@ -155,9 +157,9 @@ bitflags! {
         const XRC = 1 << 20;
         /// Supports fast registration, SEND with invalidate and local invalidate.
         const MEM_MGT_EXTENSIONS = 1 << 21;
-        /// Supports memory windows of type 2A.
+        /// Supports type 2A memory windows.
         const MEM_WINDOW_TYPE_2A = 1 << 23;
-        /// Supports memory windows of type 2B.
+        /// Supports type 2B memory windows.
         const MEM_WINDOW_TYPE_2B = 1 << 24;
         /// Supports FLUSH with global visibility.
         const FLUSH_GLOBAL = 1 << 38;
@@ -168,11 +170,11 @@ bitflags! {
     }
 }
 
-/// An acknowledgement may be delayed until the application's next call, or up to 16 ms until the background
-/// thread sends it: 4.096 µs * 2^12.
+/// Reported acknowledgement delay, as an exponent: 4.096 µs * 2^12 is 16.8 ms. An acknowledgement waits for
+/// the application's next call, or up to 16 ms for the background thread to send it.
 const ACK_DELAY: u8 = 12;
 
-/// Supported page sizes: all powers of two from 4096 bytes on.
+/// Supported page sizes: all powers of two of at least 4096 bytes.
 const PAGE_SIZES: u64 = !0xfff;
 
 /// Attributes of a port (`ibv_port_attr`).
@@ -181,40 +183,40 @@ const PAGE_SIZES: u64 = !0xfff;
 pub struct PortAttr {
     /// Whether the port carries packets.
     pub active: bool,
-    /// Largest path MTU whose packets fit the link.
+    /// Largest path MTU whose packets the link can carry.
     pub active_mtu: Mtu,
     /// Largest path MTU that the NIC supports.
     pub max_mtu: Mtu,
-    /// Number of entries of the GID table: one for each address that the port has or had. Addresses added
+    /// Number of entries in the GID table: one for each address that the port has or had. Addresses added
     /// later extend the table.
     pub gid_table_len: usize,
-    /// Number of entries of the partition key table.
+    /// Number of entries in the partition key table.
     pub pkey_table_len: usize,
-    /// Length of the longest message in bytes.
+    /// Maximum message length in bytes.
     pub max_msg_size: u64,
-    /// Number of packets with a wrong partition key so far.
+    /// Number of packets received so far with an invalid partition key.
     pub bad_pkey_cntr: u64,
-    /// Number of packets with a wrong queue key so far.
+    /// Number of packets received so far with an invalid queue key.
     pub qkey_viol_cntr: u64,
     /// Substitute for a LID, for programs that do not use GIDs ([`lid_of`]).
     pub lid: u16,
     /// Capability flags (`port_cap_flags`): `IBV_PORT_CM_SUP` and `IBV_PORT_IP_BASED_GIDS`.
     pub cap_flags: u32,
-    /// Link width: `IBV_WIDTH_4X`, with lanes of 25 Gb/s. Software has no speed of its own, and programs size
-    /// their windows by this.
+    /// Link width: `IBV_WIDTH_4X`, with 25 Gb/s per lane. Software has no nominal speed, but some programs
+    /// size their windows by this value.
     pub active_width: u8,
-    /// Speed of a lane, encoded as in `ibv_port_attr`.
+    /// Speed per lane, encoded as in `ibv_port_attr`.
     pub active_speed: u8,
 }
 
 /// Returns a substitute for a LID, for programs that do not use GIDs: the last 16 bits of the address. RoCE
-/// has no LIDs, so this works among neighbours whose addresses differ only in these bits.
+/// has no LIDs, so the substitute works only between neighbours whose addresses differ in no other bits.
 pub fn lid_of(gid: Gid) -> u16 {
     let [.., high, low] = gid.0;
     u16::from_be_bytes([high, low])
 }
 
-/// State of a port, with the numbers of `enum ibv_port_state`.
+/// State of a port, with the values of `enum ibv_port_state`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum PortState {
@@ -231,14 +233,14 @@ impl PortAttr {
         if self.active { PortState::Active } else { PortState::Down }
     }
 
-    /// Returns the number of the port's physical state: 5 for link up, 3 for disabled.
+    /// Returns the port's physical state: 5 for link up, 3 for disabled.
     pub fn phys_state(&self) -> u8 {
         if self.active { 5 } else { 3 }
     }
 }
 
-/// Returns the node GUID of a device: derived from the MAC address of its link or, if that is all zeros, from
-/// its primary IP address.
+/// Returns a device's node GUID, derived from its link's MAC address or, if that is all zeros, from its
+/// primary IP address.
 pub fn node_guid(mac: [u8; 6], addresses: &[IpAddr]) -> u64 {
     let [a, b, c, d, e, f] = mac;
     if mac != [0; 6] {
@@ -256,7 +258,7 @@ pub fn node_guid(mac: [u8; 6], addresses: &[IpAddr]) -> u64 {
 }
 
 impl Context {
-    /// Returns the attributes and limits of the device.
+    /// Returns the device's attributes and limits.
     pub fn query_device(&self) -> DeviceAttr {
         let limits = self.0.limits;
         let guid = node_guid(self.0.info.mac, &self.0.info.addresses);
@@ -302,7 +304,7 @@ impl Context {
         }
     }
 
-    /// Returns the attributes of the only port, number 1.
+    /// Returns the attributes of port 1, the only port.
     pub fn query_port(&self) -> PortAttr {
         let counters = self.counters();
         self.0.shards.with_nic(|nic| PortAttr {

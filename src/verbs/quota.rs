@@ -1,10 +1,10 @@
-//! Limits on the number of objects of a device.
+//! Limits on the number of objects per device.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::CreateError;
 
-/// Counter of the objects of one kind, with a limit.
+/// Number of existing objects of one kind, with its upper limit.
 pub(super) struct Quota {
     kind: &'static str,
     used: AtomicU32,
@@ -23,7 +23,7 @@ impl Quota {
         updated.map(drop).map_err(|_| CreateError::Exhausted { kind: self.kind, max: self.max })
     }
 
-    /// Counts one object less.
+    /// Counts one object fewer.
     pub fn release(&self) {
         self.used.fetch_sub(1, Ordering::AcqRel);
     }

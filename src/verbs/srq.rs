@@ -25,14 +25,15 @@ pub struct Srq(Arc<SrqInner>);
 
 struct SrqInner {
     pd: Pd,
-    /// Shard of this queue and of all queue pairs that use it.
+    /// Shard that contains this queue and all queue pairs that use it.
     shard: Arc<Shard>,
     id: SrqId,
-    /// XRC domain and completion queue, if this is an XRC shared receive queue, which keeps both alive.
+    /// XRC domain and completion queue of an XRC shared receive queue, which keeps both alive; otherwise
+    /// `None`.
     xrc: Option<(Xrcd, Cq)>,
 }
 
-/// Attributes with which a shared receive queue is created (`ibv_srq_init_attr_ex`): [`Pd::create_srq`].
+/// Attributes for creating a shared receive queue with [`Pd::create_srq`] (`ibv_srq_init_attr_ex`).
 ///
 /// ```
 /// # use urxe::verbs::*;
@@ -48,14 +49,15 @@ struct SrqInner {
 pub struct SrqOptions {
     /// Limits of the queue.
     pub caps: RecvCaps,
-    /// XRC domain whose target queue pairs use the queue, and the completion queue of its receives.
+    /// XRC domain whose target queue pairs use the queue, and completion queue for its receives; `None` if
+    /// the queue is not for XRC.
     pub xrc: Option<(Xrcd, Cq)>,
 }
 
 setters!(SrqOptions { caps: RecvCaps });
 
 impl SrqOptions {
-    /// Returns options for a queue with these limits, outside XRC.
+    /// Returns options for a non-XRC queue with the given limits.
     pub fn new(caps: RecvCaps) -> SrqOptions {
         SrqOptions { caps, xrc: None }
     }
@@ -88,15 +90,15 @@ impl From<RecvCaps> for SrqOptions {
 pub struct SrqAttr {
     /// Limits of the queue.
     pub caps: RecvCaps,
-    /// Threshold for an event: fewer receives than this raise [`super::AsyncEvent::SrqLimit`] once; 0 if no
-    /// event is requested.
+    /// Event threshold: [`super::AsyncEvent::SrqLimit`] is raised once when fewer receives than this are
+    /// left; 0 if no event is requested.
     pub limit: u32,
     /// Number of receives in the queue.
     pub len: usize,
 }
 
 impl Pd {
-    /// Creates a shared receive queue from its limits, or from [`SrqOptions`].
+    /// Creates a shared receive queue. `options` is either its limits ([`RecvCaps`]) or [`SrqOptions`].
     ///
     /// # Errors
     /// [`CreateError::Value`] for a limit above the device's; [`CreateError::OtherContext`];
@@ -149,12 +151,13 @@ impl Srq {
         Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), shard: shard.clone(), id, xrc })))
     }
 
-    /// Returns the XRC domain and the completion queue for receives, if this is an XRC shared receive queue.
+    /// Returns the XRC domain and the completion queue for receives, or `None` if this is not an XRC shared
+    /// receive queue.
     pub fn xrc(&self) -> Option<(&Xrcd, &Cq)> {
         self.0.xrc.as_ref().map(|(xrcd, cq)| (xrcd, cq))
     }
 
-    /// Returns the queue's handle, by which events and XRC work requests name it.
+    /// Returns the queue's number, which identifies it in events and XRC work requests.
     pub fn id(&self) -> SrqId {
         self.0.id
     }
@@ -181,7 +184,8 @@ impl Srq {
         })
     }
 
-    /// Requests one event when fewer than `limit` receives are left; raises it at once if that is already so.
+    /// Requests one event for when fewer than `limit` receives are left. Raises it at once if that is already
+    /// the case.
     pub fn arm_limit(&self, limit: u32) {
         self.with(|queue, out| queue.arm(limit, out));
     }

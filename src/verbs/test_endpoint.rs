@@ -13,7 +13,7 @@ use crate::link::fabric::FabricPort;
 use crate::link::faults::{Faults, Rule};
 
 /// A NIC with the objects that nearly every test needs: one protection domain, one completion queue for both
-/// directions, one queue pair.
+/// directions, and one queue pair.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct TestEndpoint {
@@ -23,11 +23,11 @@ pub struct TestEndpoint {
     pub pd: Pd,
     /// Completion queue of 1024 entries, for sends and receives.
     pub cq: Cq,
-    /// Queue pair, connected to the other node by [`Fabric::pair`].
+    /// Queue pair, connected to the other endpoint by [`Fabric::pair`].
     pub qp: Qp,
 }
 
-/// Reason why the nodes could not be created.
+/// Reason why a pair or mesh of NICs could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PairError {
@@ -43,7 +43,7 @@ pub enum PairError {
 }
 
 impl TestEndpoint {
-    /// Creates a node on an open context, with its queue pair in RESET.
+    /// Creates an endpoint on an open context, with its queue pair in the RESET state.
     ///
     /// # Errors
     /// [`CreateError::Exhausted`] if the device has no object of a kind left; [`CreateError::DeviceFatal`].
@@ -51,7 +51,8 @@ impl TestEndpoint {
         TestEndpoint::with_options(context, &QpOptions::default())
     }
 
-    /// Creates a node on an open context, with a queue pair that has these options, in RESET.
+    /// Creates an endpoint on an open context, with a queue pair that has the given options and is in the
+    /// RESET state.
     ///
     /// # Errors
     /// [`CreateError::Exhausted`] if the device has no object of a kind left; [`CreateError::DeviceFatal`];
@@ -63,7 +64,7 @@ impl TestEndpoint {
         Ok(TestEndpoint { context, pd, cq, qp })
     }
 
-    /// Connects the queue pairs of two nodes, both in RESET, with the same options.
+    /// Connects the queue pairs of two endpoints, both in the RESET state, with the same options.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -88,7 +89,7 @@ impl TestEndpoint {
     }
 }
 
-/// A NIC of a mesh: one protection domain, one completion queue for all queue pairs, and a queue pair to each
+/// A NIC in a mesh: one protection domain, one completion queue for all queue pairs, and a queue pair to each
 /// other NIC.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -97,23 +98,23 @@ pub struct MeshNode {
     pub context: Context,
     /// Protection domain of all queue pairs.
     pub pd: Pd,
-    /// Completion queue for sends and receives of all queue pairs: 1024 entries per NIC of the mesh, up to
-    /// the device's limit.
+    /// Completion queue for the sends and receives of all queue pairs, with 1024 entries per NIC in the mesh,
+    /// up to the device's limit.
     pub cq: Cq,
-    /// Queue pairs by index of the peer; `None` at the NIC's own index.
+    /// Queue pairs, indexed by peer; `None` at the NIC's own index.
     qps: Vec<Option<Qp>>,
 }
 
 impl MeshNode {
-    /// Returns the queue pair to the NIC with index `peer` in the mesh; `None` for its own index and beyond
-    /// the last.
+    /// Returns the queue pair connected to the NIC with index `peer` in the mesh, or `None` if that is the
+    /// NIC's own index or out of range.
     pub fn qp(&self, peer: usize) -> Option<&Qp> {
         self.qps.get(peer)?.as_ref()
     }
 }
 
 impl Fabric {
-    /// Creates `n` NICs on this fabric, each with a queue pair connected to every other one.
+    /// Creates `n` NICs on this fabric, each with one queue pair connected to each of the others.
     ///
     /// # Errors
     /// [`PairError::Open`] if packets of the fabric cannot hold a path MTU of 256, or the system is out of
@@ -150,7 +151,8 @@ impl Fabric {
         self.pair_builder().build()
     }
 
-    /// Returns a builder of two connected NICs with a personality, fault rules, a capture or other options.
+    /// Returns a builder for two connected NICs with a given personality, fault rules, packet capture or
+    /// other options.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -179,7 +181,7 @@ impl Fabric {
     }
 }
 
-/// Builder of two connected NICs on a fabric: [`Fabric::pair_builder`].
+/// Builder for two connected NICs on a fabric, created by [`Fabric::pair_builder`].
 #[must_use = "no NIC is created before `build`"]
 pub struct PairBuilder {
     fabric: Fabric,
@@ -191,7 +193,8 @@ pub struct PairBuilder {
 }
 
 impl PairBuilder {
-    /// Sets the options of both NICs, such as a personality. If they have a seed, the second NIC adds 1 to it.
+    /// Sets the options of both NICs, such as a personality. If they include a seed, the second NIC uses the
+    /// seed plus 1.
     pub fn context(mut self, options: ContextOptions) -> PairBuilder {
         self.context = options;
         self
@@ -203,20 +206,20 @@ impl PairBuilder {
         self
     }
 
-    /// Sets the options of both queue pairs, which must be of a connected service.
+    /// Sets the options of both queue pairs, which must use a connected service.
     pub fn qp(mut self, options: QpOptions) -> PairBuilder {
         self.qp = options;
         self
     }
 
-    /// Sets the options of the connection, the same at both ends.
+    /// Sets the connection options, which apply at both ends.
     pub fn connect(mut self, options: ConnectOptions) -> PairBuilder {
         self.connect = options;
         self
     }
 
-    /// Adds fault rules, which apply at the port of the first NIC: [`Direction::Tx`] to what it sends, and
-    /// [`Direction::Rx`] to what it receives. Their random decisions depend on the seed of the fabric.
+    /// Adds fault rules, which apply at the first NIC's port: [`Direction::Tx`] to packets that it sends, and
+    /// [`Direction::Rx`] to packets that it receives. Random decisions are derived from the fabric's seed.
     ///
     /// [`Direction::Tx`]: crate::link::faults::Direction::Tx
     /// [`Direction::Rx`]: crate::link::faults::Direction::Rx
@@ -225,8 +228,8 @@ impl PairBuilder {
         self
     }
 
-    /// Captures all packets between the NICs, as the first one sends and receives them. A packet to which a
-    /// fault was applied has a comment.
+    /// Captures all packets between the NICs, as sent and received by the first one. Each packet to which a
+    /// fault was applied carries a comment.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -251,7 +254,7 @@ impl PairBuilder {
         self
     }
 
-    /// Creates the NICs, the first of them with the faults and the capture, and connects their queue pairs.
+    /// Creates the NICs, applies the faults and the capture to the first one, and connects their queue pairs.
     ///
     /// # Errors
     /// [`PairError::Open`] if packets of the fabric cannot hold a path MTU of 256, or the system is out of
@@ -277,7 +280,7 @@ impl fmt::Debug for PairBuilder {
     }
 }
 
-/// Puts faults and a capture around a port. The capture is next to the NIC, so that it shows the packets as
+/// Wraps a port in fault injection and packet capture. The capture is on the NIC side, so it shows packets as
 /// the NIC sends them, with a comment on each packet to which a fault is applied.
 fn wrap(port: FabricPort, faults: Vec<Rule>, seed: u64, capture: Option<&CaptureFile>) -> Box<dyn Link> {
     match (faults.is_empty(), capture) {

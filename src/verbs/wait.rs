@@ -1,4 +1,4 @@
-//! Blocking waits of the application.
+//! Blocking waits by application threads.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use crate::driver::{WaitEnd, step_until, until_readable};
 use crate::link::fabric::Fabric;
 
 impl Context {
-    /// Waits until `take` returns a value. In real time, `fd` must become readable when `take` may return
-    /// one.
+    /// Waits until `take` returns a value, and returns that value. In real time, `fd` must become readable
+    /// whenever `take` may have a value to return.
     pub(super) fn wait_for<R>(
         &self,
         fd: BorrowedFd<'_>,
@@ -22,8 +22,8 @@ impl Context {
         })
     }
 
-    /// Prepares the device for a wait: hands it back to its background threads or, in virtual time, returns
-    /// the fabric whose steps replace the wait.
+    /// Prepares the device for a blocking wait. In real time, hands polling back to the background threads;
+    /// in virtual time, returns the fabric, which the caller must step instead of blocking.
     pub(super) fn prepare_wait(&self) -> Option<Fabric> {
         let fabric = self.virtual_fabric();
         if fabric.is_none() {
@@ -32,7 +32,7 @@ impl Context {
         fabric
     }
 
-    /// Returns the fabric that the device is on, if time is virtual.
+    /// Returns the device's fabric, if its time is virtual.
     pub(super) fn virtual_fabric(&self) -> Option<Fabric> {
         self.0.shards.virtual_fabric().map(|handle| handle.fabric().clone())
     }

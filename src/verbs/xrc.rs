@@ -1,4 +1,4 @@
-//! Domains of extended reliable connections (XRC).
+//! XRC domains, for extended reliable connections.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,16 +6,16 @@ use std::sync::Arc;
 use super::{Context, Cq, CreateError, Pd};
 use crate::transport::XrcdId;
 
-/// An XRC domain: target queue pairs, and the shared receive queues from which they take receives. Cheap to
-/// clone; it lives as long as anything created in it.
+/// An XRC domain: a set of target queue pairs, and the shared receive queues from which they take receives.
+/// Cheap to clone; it lives as long as anything created in it.
 #[derive(Clone)]
 pub struct Xrcd(Arc<XrcdInner>);
 
 struct XrcdInner {
     id: XrcdId,
-    /// Protection domain of the target queue pairs, which is required to create them but not used.
+    /// Protection domain passed when target queue pairs are created; they do not use it.
     pd: Pd,
-    /// Completion queue of the target queue pairs, which is required to create them but not used.
+    /// Completion queue passed when target queue pairs are created; they do not use it.
     cq: Cq,
 }
 
@@ -33,13 +33,13 @@ impl Context {
 }
 
 impl Xrcd {
-    /// Returns the context that the XRC domain belongs to.
+    /// Returns the context on which the XRC domain was opened.
     pub fn context(&self) -> &Context {
         self.0.pd.context()
     }
 
-    /// Returns the protection domain and the completion queue of the target queue pairs, which are required
-    /// to create them but not used.
+    /// Returns the protection domain and the completion queue to pass when creating target queue pairs, which
+    /// use neither.
     pub(super) fn target_parents(&self) -> (&Pd, &Cq) {
         (&self.0.pd, &self.0.cq)
     }
