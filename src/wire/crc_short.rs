@@ -1,11 +1,11 @@
-//! CRC-32 of short data, with tables that process eight bytes at a time: for headers and small payloads,
-//! which are too short for the setup of the carry-less multiplication in `crc32fast` to pay off.
+//! Table-driven CRC-32 that processes eight bytes at a time. It is for headers and small payloads, which are
+//! too short to recoup the setup cost of carry-less multiplication in `crc32fast`.
 
 /// CRC-32 polynomial, bit-reflected.
 pub(super) const POLY: u32 = 0xedb8_8320;
 
-/// Lookup tables: `TABLES[i][b]` is the CRC register after byte `b` and `i` zero bytes, if it was zero
-/// before.
+/// Lookup tables: `TABLES[i][b]` is the CRC register that results from a register of zero, byte `b` and then
+/// `i` zero bytes.
 static TABLES: [[u32; 256]; 8] = {
     let mut tables = [[0; 256]; 8];
     let mut byte = 0;
@@ -31,7 +31,7 @@ static TABLES: [[u32; 256]; 8] = {
     tables
 };
 
-/// Advances the CRC register by eight message bytes, of which the first is in the lowest bits.
+/// Advances the CRC register by eight message bytes, the first in the lowest bits.
 #[inline]
 fn step(register: u32, eight: u64) -> u32 {
     let t = &TABLES;
@@ -40,7 +40,7 @@ fn step(register: u32, eight: u64) -> u32 {
     first ^ t[3][e as usize] ^ t[2][f as usize] ^ t[1][g as usize] ^ t[0][h as usize]
 }
 
-/// Extends the CRC `crc` by eight bytes, of which the first is in the lowest bits.
+/// Extends the CRC `crc` by eight bytes, the first in the lowest bits.
 #[inline]
 pub(super) fn update_eight(crc: u32, eight: u64) -> u32 {
     !step(!crc, eight)

@@ -18,7 +18,7 @@ pub enum Ecn {
     Ce = 3,
 }
 
-/// Fields of a packet's IP and UDP headers, which determine its path.
+/// Addresses and other variable fields in a packet's IP and UDP headers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Flow {
     /// Source address.
@@ -36,7 +36,7 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Creates a flow with the defaults of RoCEv2: traffic class 0, hop limit 64, flow label 0.
+    /// Creates a flow with traffic class 0, hop limit 64 and flow label 0.
     pub fn new(src: IpAddr, dst: IpAddr, src_port: u16) -> Flow {
         Flow { src, dst, src_port, traffic_class: 0, hop_limit: 64, flow_label: 0 }
     }
@@ -57,13 +57,13 @@ impl Flow {
     }
 }
 
-/// IPv4 identification and flags of a datagram, as far as they are known. The ICRC covers them.
+/// IPv4 identification and flags of a datagram, if known. The ICRC covers both.
 ///
 /// A packet socket shows them. A UDP socket does not, but they can be derived from the ICRC itself
 /// ([`super::icrc::verify`]). IPv6 has neither.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum IpIdent {
-    /// Values from the header of the first packet of a burst; the identification increases by one per packet.
+    /// Values from the header of a burst's first packet. The identification increases by one per packet.
     Exact {
         /// Identification.
         id: u16,

@@ -25,7 +25,7 @@ pub use parse::parse;
 
 use super::{Flow, IpIdent, Mac, ROCE_PORT};
 
-/// Length of an Ethernet header without VLAN tags in bytes.
+/// Length in bytes of an Ethernet header without VLAN tags.
 pub const ETHERNET_LEN: usize = Ethernet2Header::LEN;
 
 /// Decoded Ethernet frame.
@@ -35,7 +35,7 @@ pub struct Frame {
     pub dst: Mac,
     /// Source address.
     pub src: Mac,
-    /// VLAN IDs of the outer and the inner tag. A tag with VLAN 0 only carries a priority.
+    /// VLAN IDs of the outer and the inner tag. A tag with VLAN ID 0 carries only a priority.
     pub vlan: [Option<u16>; 2],
     /// Decoded payload.
     pub content: Content,
@@ -52,7 +52,7 @@ pub enum Content {
     Echo {
         /// Direction and addresses.
         echo: Echo,
-        /// Echo data, which a reply has to return.
+        /// Echo data, which a reply must return.
         data: Range<usize>,
     },
     /// An IPv6 neighbour solicitation.
@@ -61,7 +61,7 @@ pub enum Content {
     NeighborAdvert(NeighborAdvert),
     /// An IGMP or MLD query.
     GroupQuery(GroupQuery),
-    /// A RoCEv1 packet, which has a GRH in place of IP and UDP (annex A16).
+    /// A RoCEv1 packet, which has a GRH in place of IP and UDP headers (annex A16).
     RoceV1 {
         /// Whether the ICRC is valid.
         intact: bool,
@@ -83,7 +83,7 @@ impl VlanTag {
     /// Length of a tag in bytes.
     pub const LEN: usize = 4;
 
-    /// Inserts the tag after the addresses of the frame that begins at `start` of `out`.
+    /// Inserts the tag after the MAC addresses of the frame that begins at offset `start` in `out`.
     pub fn insert(self, out: &mut Vec<u8>, start: usize) {
         let [high, low] = (u16::from(self.priority) << 13 | self.id).to_be_bytes();
         let [kind, of] = EtherType::VLAN_TAGGED_FRAME.0.to_be_bytes();
@@ -106,22 +106,22 @@ pub struct RoceFrame {
 /// An ARP packet for IPv4 over Ethernet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arp {
-    /// Whether this is a request; otherwise it is a reply.
+    /// Whether this is a request rather than a reply.
     pub request: bool,
     /// MAC address of the sender.
     pub sender_mac: Mac,
     /// IP address of the sender; 0.0.0.0 in a probe.
     pub sender_ip: Ipv4Addr,
-    /// MAC address of the recipient of a reply; zeros in a request.
+    /// In a reply, the recipient's MAC address; in a request, zeros.
     pub target_mac: Mac,
-    /// IP address that a request resolves.
+    /// In a request, the IP address to resolve; in a reply, the recipient's IP address.
     pub target_ip: Ipv4Addr,
 }
 
 /// An echo request or reply, without its data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Echo {
-    /// Whether this is a request; otherwise it is a reply.
+    /// Whether this is a request rather than a reply.
     pub request: bool,
     /// Source address.
     pub src: IpAddr,
@@ -140,7 +140,7 @@ pub struct NeighborSolicit {
     pub src: Ipv6Addr,
     /// Destination address: the target itself or its solicited-node group.
     pub dst: Ipv6Addr,
-    /// IP address that is being resolved.
+    /// IP address being resolved.
     pub target: Ipv6Addr,
     /// MAC address of the sender, if the option is present.
     pub source_mac: Option<Mac>,
@@ -153,7 +153,7 @@ pub struct NeighborAdvert {
     pub src: Ipv6Addr,
     /// Destination address.
     pub dst: Ipv6Addr,
-    /// IP address that is being resolved.
+    /// IP address being resolved.
     pub target: Ipv6Addr,
     /// MAC address of the target, if the option is present.
     pub target_mac: Option<Mac>,
@@ -167,7 +167,7 @@ pub struct NeighborAdvert {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// The frame ends too early.
+    /// The frame ends before one of its headers or payloads is complete.
     #[error("frame ends in its {layer} header or payload: {needed} bytes needed, {have} present")]
     Truncated {
         /// Layer whose header or payload is incomplete.
@@ -177,7 +177,7 @@ pub enum FrameError {
         /// Number of bytes present.
         have: usize,
     },
-    /// The IP version does not match the Ethernet type.
+    /// The IP version does not match the EtherType.
     #[error("IP version {version} does not match the EtherType")]
     IpVersion {
         /// Version field of the header.
@@ -189,12 +189,12 @@ pub enum FrameError {
         /// Header length field, in words of 4 bytes.
         words: u8,
     },
-    /// A length field is less than the length of its own header.
+    /// A length field is less than the length of the header that contains it.
     #[error("{layer} length {len} is less than its own header")]
     LengthTooShort {
         /// Layer of the header.
         layer: &'static str,
-        /// Length field of the header.
+        /// Value of the length field.
         len: usize,
     },
     /// The IPv4 header checksum is wrong.
@@ -222,7 +222,7 @@ pub enum FrameError {
         /// Checksum in the header.
         found: u16,
     },
-    /// An option of a neighbour discovery message is truncated or has an invalid length.
+    /// A neighbour discovery option is truncated or has an invalid length.
     #[error("neighbour discovery option is truncated or has an invalid length")]
     NeighborOption,
     /// The ICMP or ICMPv6 checksum is wrong.
@@ -236,10 +236,10 @@ pub enum FrameError {
 /// Treatment of UDP and ICMP checksums.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Checksums {
-    /// Checksums have to be correct, as in frames from a wire.
+    /// Checksums must be correct, as in frames from a wire.
     Verify,
-    /// Checksums have to be correct, but the UDP checksum field may contain the pseudo-header sum, which
-    /// hardware would have completed.
+    /// Checksums must be correct, except that the UDP checksum field may contain only the pseudo-header sum,
+    /// left for hardware to complete.
     Partial,
     /// Checksums are not verified: the kernel has verified them, or left them for hardware to fill in.
     Trust,
@@ -250,7 +250,7 @@ pub fn append_ethernet(out: &mut Vec<u8>, dst: Mac, src: Mac, ether_type: EtherT
     out.extend_from_slice(&Ethernet2Header { destination: dst.0, source: src.0, ether_type }.to_bytes());
 }
 
-/// Appends the Ethernet, IP and UDP headers of a packet with `udp_payload` bytes (BTH to ICRC).
+/// Appends the Ethernet, IP and UDP headers for a packet with `udp_payload` bytes (BTH to ICRC).
 ///
 /// # Panics
 /// As for [`append_ip_udp`].
@@ -269,8 +269,8 @@ pub fn append_frame(out: &mut Vec<u8>, dst: Mac, src: Mac, flow: &Flow, id: u16,
     out.extend_from_slice(udp_payload);
 }
 
-/// Returns the sum over a UDP pseudo-header, with which the checksum field is filled if hardware completes
-/// it.
+/// Returns the sum over a UDP pseudo-header. It goes into the checksum field if hardware is to complete the
+/// checksum.
 pub fn udp_pseudo_sum(flow: &Flow, udp_len: u16) -> u16 {
     !udp_pseudo_header(flow, udp_len).ones_complement().to_be()
 }
@@ -291,8 +291,8 @@ fn v6(ip: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// Appends the IP and UDP headers of a packet with `udp_payload` bytes (BTH to ICRC) to `out`. The UDP
-/// checksum is 0 (none), as in the packets of every RoCEv2 sender.
+/// Appends the IP and UDP headers for a packet with `udp_payload` bytes (BTH to ICRC) to `out`. The UDP
+/// checksum is 0 (none), as in packets from other RoCEv2 implementations.
 ///
 /// # Panics
 /// If the addresses are of different families, or the packet exceeds 65,535 bytes.

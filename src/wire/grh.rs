@@ -1,5 +1,5 @@
-//! GRH area of a received datagram: 40 bytes that hold the IPv6 header, or the IPv4 header in the last 20 of
-//! them (annex A17.4.5.1).
+//! GRH area of a received datagram: 40 bytes that hold either an IPv6 header or, in the last 20 bytes, an
+//! IPv4 header (annex A17.4.5.1).
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ pub const LEN: usize = 40;
 /// Length of a UDP header in bytes.
 const UDP_LEN: usize = 8;
 
-/// Builds the GRH area for a packet of `len` bytes, BTH to ICRC, that was received on `flow`. Fields that a
+/// Builds the GRH area for a packet received on `flow`, with `len` bytes from BTH to ICRC. Fields that a
 /// socket does not expose get the values that most senders use: identification 0, don't-fragment set.
 pub fn of(flow: &Flow, len: usize) -> [u8; LEN] {
     let mut out = [0; LEN];
@@ -54,7 +54,7 @@ pub fn of(flow: &Flow, len: usize) -> [u8; LEN] {
     out
 }
 
-/// Decodes the flow of a received packet, without its source port, from its GRH area. Returns `None` if the
+/// Decodes a received packet's flow, except for the source port, from its GRH area. Returns `None` if the
 /// header is neither IPv4 nor IPv6.
 pub fn flow(header: &[u8; LEN]) -> Option<Flow> {
     if header[0] >> 4 == 6 {

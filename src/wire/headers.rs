@@ -1,13 +1,13 @@
-//! Headers of the InfiniBand transport as plain values, and their encoding.
+//! InfiniBand transport headers as plain values, and their encoding.
 
 use super::opcode::HeaderSet;
 use super::{Opcode, PKey, Psn, QKey, Qpn, RKey, RnrTimer};
 
 /// Length of the base transport header in bytes.
 pub const BTH_LEN: usize = 12;
-/// Maximum length of BTH and extension headers in bytes (RD atomics: BTH, RDETH, DETH, AtomicETH).
+/// Maximum total length of BTH and extension headers in bytes (RD atomics: BTH, RDETH, DETH, AtomicETH).
 pub const MAX_HEADERS_LEN: usize = 52;
-/// Length of the reserved payload of a CNP in bytes.
+/// Length in bytes of a CNP's reserved payload.
 pub const CNP_PAYLOAD_LEN: usize = 16;
 
 /// Base transport header (IBA 9.2, with the congestion bits of RoCEv2).
@@ -29,20 +29,21 @@ pub struct Bth {
     pub fecn: bool,
     /// Backward congestion notification.
     pub becn: bool,
-    /// Six reserved bits next to FECN and BECN, kept so that a decoded packet is encoded to the same bytes.
+    /// Six reserved bits next to FECN and BECN, preserved so that a decoded packet is encoded to the same
+    /// bytes again.
     pub resv6: u8,
     /// Destination queue pair.
     pub dest_qp: Qpn,
-    /// AckReq: whether the requester requests an acknowledgement.
+    /// AckReq: whether the requester asks for an acknowledgement.
     pub ack_req: bool,
-    /// Seven reserved bits next to AckReq, kept for the same reason as `resv6`.
+    /// Seven reserved bits next to AckReq, preserved for the same reason as `resv6`.
     pub resv7: u8,
     /// Packet sequence number.
     pub psn: Psn,
 }
 
 impl Bth {
-    /// Decodes the first 12 bytes of `b`.
+    /// Decodes a BTH from the first 12 bytes of `b`.
     ///
     /// # Panics
     /// If `b` is shorter; [`super::Packet::parse`] checks this first.
@@ -68,8 +69,8 @@ impl Bth {
         }
     }
 
-    /// Encodes the header with stores of whole words. The ICRC computation reads whole words next, so that
-    /// each of its loads is served by a single store.
+    /// Encodes the header with whole-word stores. The ICRC computation that follows loads whole words, and
+    /// each load can then be forwarded from a single store.
     #[inline]
     fn write(&self, b: &mut [u8; BTH_LEN]) {
         let flags = u32::from(self.solicited) << 23 | u32::from(self.mig_req) << 22;
@@ -112,9 +113,10 @@ pub struct AtomicEth {
 pub enum NakCode {
     /// A PSN is missing.
     PsnSequenceError,
-    /// The request is invalid: wrong sequence, length or opcode, or a lack of resources.
+    /// The request is invalid: its sequence, length or opcode is wrong, or it exceeds the responder's
+    /// resources.
     InvalidRequest,
-    /// The remote key, its range or its permissions do not allow the access.
+    /// The remote key is invalid, or its region or permissions do not allow the access.
     RemoteAccessError,
     /// The responder failed to complete the request.
     RemoteOperationalError,
@@ -156,7 +158,7 @@ pub enum Syndrome {
         /// Encoded end-to-end credits, 0..=31.
         credits: u8,
     },
-    /// Receiver not ready, with the time for which the requester has to wait.
+    /// Receiver not ready, with the minimum time that the requester must wait.
     RnrNak(RnrTimer),
     /// Reserved value.
     Reserved(u8),
@@ -173,7 +175,7 @@ impl Syndrome {
         matches!(self, Syndrome::RnrNak(_) | Syndrome::Nak(_))
     }
 
-    /// Encodes the syndrome into its byte; bit 7 is reserved and zero.
+    /// Encodes the syndrome as a byte. Bit 7 is reserved and zero.
     pub const fn to_byte(self) -> u8 {
         match self {
             Syndrome::Ack { credits } => credits & 0x1f,
@@ -183,7 +185,7 @@ impl Syndrome {
         }
     }
 
-    /// Decodes the syndrome from its byte; bit 7 is ignored.
+    /// Decodes the syndrome from a byte, ignoring bit 7.
     pub const fn from_byte(byte: u8) -> Self {
         match byte >> 5 & 3 {
             0 => Syndrome::Ack { credits: byte & 0x1f },
@@ -205,7 +207,7 @@ impl Default for Syndrome {
 pub struct Aeth {
     /// Kind of the acknowledgement.
     pub syndrome: Syndrome,
-    /// Message sequence number: number of requests completed by the responder, 24 bits.
+    /// Message sequence number: the number of requests that the responder has completed, modulo 2^24.
     pub msn: u32,
 }
 
@@ -221,12 +223,12 @@ pub struct AtomicAckEth {
 pub struct Deth {
     /// Queue key.
     pub qkey: QKey,
-    /// Queue pair of the sender.
+    /// Sender's queue pair.
     pub src_qp: Qpn,
 }
 
-/// FLUSH extended transport header: placement type (4 bits, bit 0 global visibility, bit 1 persistence)
-/// and selectivity level (2 bits: 0 a range, 1 the whole region).
+/// FLUSH extended transport header: placement types (4 bits: bit 0 for global visibility, bit 1 for
+/// persistence) and selectivity level (2 bits: 0 for a range, 1 for the whole region).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Feth(pub u32);
 
@@ -239,7 +241,7 @@ impl Feth {
     const WHOLE_REGION: u32 = 1 << 4;
     const SELECTIVITY: u32 = 0x30;
 
-    /// Creates the header for these placement types, applied to the range of the RETH or to the whole region.
+    /// Creates the header for the given placement types, applied to the RETH's range or to the whole region.
     pub const fn new(placement: u32, whole_region: bool) -> Feth {
         Feth(placement & Self::PLACEMENT | if whole_region { Self::WHOLE_REGION } else { 0 })
     }
@@ -281,9 +283,9 @@ pub struct Headers {
     pub aeth: Aeth,
     /// AtomicAckETH (atomic responses).
     pub atomic_ack: AtomicAckEth,
-    /// Immediate data, as the big-endian value of the four bytes on the wire.
+    /// Immediate data: the four bytes on the wire, read as a big-endian number.
     pub imm: u32,
-    /// IETH: key that a SEND with invalidate invalidates.
+    /// IETH: key that the SEND with invalidate is to invalidate.
     pub ieth: RKey,
 }
 

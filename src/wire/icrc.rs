@@ -12,7 +12,7 @@ use super::{
     BTH_LEN, Flow, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Opcode, ROCE_PORT, crc_short as short, grh, icrc_ident,
 };
 
-/// Maximum length of a UDP payload in bytes, given by the range of the UDP length field.
+/// Maximum length of a UDP payload in bytes, limited by the UDP length field.
 const MAX_UDP_PAYLOAD: usize = 0xffff - 8;
 
 /// Length of InfiniBand's local route header in bytes.
@@ -20,14 +20,14 @@ const LRH: usize = 8;
 /// Length in bytes below which the CRC is computed with tables, because the setup for wide instructions would
 /// take longer.
 const SHORT: usize = 64;
-/// Offset in the BTH of the byte that the ICRC does not cover.
+/// Offset of the BTH byte that the ICRC does not cover.
 const BTH_MASKED: usize = 4;
 
-/// Length of the headers from the identification on: 16 bytes of IPv4 and 8 of UDP.
+/// Length of the headers from the IPv4 identification to the BTH: 16 bytes of IPv4 and 8 of UDP.
 const BEHIND_ID: usize = 16 + 8;
 
-/// CRC state after the headers that precede the BTH. It is the same for all packets of a flow that have the
-/// same length, except for the effect of the IPv4 identification, which is added afterwards.
+/// CRC state after the headers that precede the BTH. It applies to all packets of the same flow and length,
+/// except for the effect of the IPv4 identification, which is added afterwards.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Prefix {
     flow: Flow,
@@ -37,7 +37,7 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// Computes the prefix for packets of a flow with `udp_payload` bytes (BTH to ICRC).
+    /// Computes the prefix for a flow's packets of `udp_payload` bytes (BTH to ICRC).
     pub fn new(flow: &Flow, udp_payload: usize) -> Prefix {
         let mut b = [0xffu8; LRH + 48];
         let udp_len = (udp_payload + 8) as u16;
@@ -69,14 +69,14 @@ impl Prefix {
         Prefix { flow: *flow, udp_payload, state: short::update(0, &b[..udp_at + 8]) }
     }
 
-    /// Reports whether the prefix applies to packets of this flow and length.
+    /// Reports whether the prefix applies to packets of the given flow and length.
     #[inline]
     pub fn is_of(&self, flow: &Flow, udp_payload: usize) -> bool {
         self.udp_payload == udp_payload && self.flow == *flow
     }
 
-    /// Returns the CRC state after the transport headers of a packet, which start with the BTH. The
-    /// identification and the flags are significant only for IPv4.
+    /// Returns the CRC state after a packet's transport headers, which start with the BTH. `id` and `flags`
+    /// are used only for IPv4.
     ///
     /// # Panics
     /// If `headers` is shorter than a BTH.
@@ -91,8 +91,8 @@ impl Prefix {
     }
 }
 
-/// Cache of the two prefixes used last, because packets of two lengths often alternate: requests and
-/// acknowledgements, or the longer first packets of WRITEs and the others.
+/// Cache of the two most recently used prefixes, because packets of two lengths often alternate: requests and
+/// acknowledgements, or the first packets of WRITEs, which are longer, and the rest.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Prefixes {
     last: Option<Prefix>,
@@ -100,7 +100,7 @@ pub struct Prefixes {
 }
 
 impl Prefixes {
-    /// Returns the prefix of packets of a flow with `udp_payload` bytes, from the cache if possible.
+    /// Returns the prefix for a flow's packets of `udp_payload` bytes, from the cache if possible.
     #[inline]
     pub fn of(&mut self, flow: &Flow, udp_payload: usize) -> &Prefix {
         if !self.last.is_some_and(|last| last.is_of(flow, udp_payload)) {
@@ -113,7 +113,7 @@ impl Prefixes {
     }
 
     /// Returns the prefix like [`of`](Self::of), but compares only the length. The previous call must have
-    /// been for this flow.
+    /// been for the same flow.
     #[inline]
     pub fn of_next(&mut self, flow: &Flow, udp_payload: usize) -> &Prefix {
         if self.last.is_some_and(|last| last.udp_payload == udp_payload) {
@@ -123,12 +123,13 @@ impl Prefixes {
     }
 }
 
-/// ICRC computation in progress. It can be continued, so that header and payload slices need not be joined.
+/// An ICRC computation in progress. It can be extended slice by slice, so that headers and payload need not
+/// be contiguous.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Icrc(u32);
 
 impl Icrc {
-    /// Continues the CRC over `bytes`.
+    /// Extends the CRC by `bytes`.
     #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
         if bytes.len() < SHORT {
@@ -147,13 +148,13 @@ impl Icrc {
     }
 
     /// Returns the state after a message that is congruent to `bytes` modulo the polynomial. Code that has
-    /// continued the computation from [`register`](Self::register) returns to an [`Icrc`] with it.
+    /// continued the computation from [`register`](Self::register) uses this to get back to an [`Icrc`].
     #[inline]
     pub(crate) fn of_remainder(bytes: &[u8; 16]) -> Icrc {
         Icrc(short::update(!0, bytes))
     }
 
-    /// Returns x^`exponent` modulo the polynomial, in the bit order of a carry-less multiplication of
+    /// Returns x^`exponent` modulo the polynomial, in the bit order for carry-less multiplication of
     /// reflected operands.
     pub(crate) const fn power(exponent: usize) -> u64 {
         let (mut remainder, mut i) = (1 << 31, 0);
@@ -164,7 +165,7 @@ impl Icrc {
         (remainder as u64) << 1
     }
 
-    /// Returns the ICRC of the bytes so far; on the wire it is little-endian.
+    /// Returns the ICRC of the bytes so far. On the wire, it is stored in little-endian order.
     pub const fn value(self) -> u32 {
         self.0
     }
@@ -177,7 +178,8 @@ fn v6_octets(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Computes the ICRC of a whole UDP payload (BTH to ICRC), the last four bytes of which are not read.
+/// Computes the ICRC for a whole UDP payload (BTH to ICRC). The last four bytes, the place of the ICRC
+/// itself, are not read.
 pub fn compute(flow: &Flow, id: u16, flags: u16, udp_payload: &[u8]) -> u32 {
     compute_behind(&Prefix::new(flow, udp_payload.len()), id, flags, udp_payload)
 }
@@ -188,7 +190,7 @@ fn compute_behind(prefix: &Prefix, id: u16, flags: u16, udp_payload: &[u8]) -> u
     prefix.after_headers(id, flags, covered).value()
 }
 
-/// Verifier of the ICRCs of received packets. The packets of a burst share a [`Prefix`].
+/// Verifier for the ICRCs of received packets. Packets of the same flow and length share a [`Prefix`].
 ///
 /// For links that do not show the identification, the verifier learns for each flow whether its sender counts
 /// identifications from 0 in each burst, and then accepts no others: see `Senders`.
@@ -200,14 +202,14 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Creates a verifier. With `flush_twice` it also accepts a FLUSH whose ICRC covers its transport headers
-    /// twice: over the packet as specified, and then once more over the headers with no byte masked.
+    /// Creates a verifier. With `flush_twice`, it also accepts a FLUSH whose ICRC covers the transport
+    /// headers twice: first as specified, and then again with no byte masked.
     pub fn new(flush_twice: bool) -> Verifier {
         Verifier { flush_twice, ..Verifier::default() }
     }
 
-    /// Reports whether the ICRC of a packet is correct, like the function [`verify`], but checks flows of
-    /// known senders more strictly.
+    /// Reports whether a packet's ICRC is correct, like the function [`verify`], but is stricter for flows
+    /// from known senders.
     #[inline]
     pub fn verify(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
         let prefix = self.prefixes.of(flow, udp_payload.len());
@@ -215,8 +217,8 @@ impl Verifier {
             || self.flush_twice && flush_twice_matches(prefix, &mut self.senders, ident, index, udp_payload)
     }
 
-    /// Reports the same as [`verify`](Self::verify), but faster. The previous packet must have been of this
-    /// flow.
+    /// Reports whether a packet's ICRC is correct, like [`verify`](Self::verify), but faster. The previous
+    /// packet must have been from the same flow.
     #[inline]
     pub fn verify_next(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
         let prefix = self.prefixes.of_next(flow, udp_payload.len());
@@ -288,8 +290,8 @@ fn flush_twice_matches(
     }
 }
 
-/// Reports whether the ICRC of packet `index` of a burst is correct, given what is known of its
-/// identification.
+/// Reports whether the ICRC of the packet at position `index` in a burst is correct, given what is known
+/// about the packet's identification.
 ///
 /// If the identification is unknown, `index` is tried first, which checks all 32 bits. Any other
 /// identification that explains the ICRC is accepted, with don't-fragment set or clear, which checks 15 bits.
@@ -300,9 +302,9 @@ pub fn verify(flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bo
     icrc_matches(&Prefix::new(flow, udp_payload.len()), None, ident, index, udp_payload)
 }
 
-/// Reports whether the ICRC of a RoCEv1 packet (GRH to ICRC) is correct. It covers eight bytes of ones in
-/// place of the local route header, then the packet with traffic class, flow label and hop limit of the GRH
-/// and byte 4 of the BTH replaced by ones (IBA 7.8.1, annex A16).
+/// Reports whether the ICRC of a RoCEv1 packet (GRH to ICRC) is correct. The ICRC covers eight bytes of ones
+/// in place of the local route header, and then the packet, with the GRH's traffic class, flow label and hop
+/// limit and the BTH's byte 4 replaced by ones (IBA 7.8.1, annex A16).
 pub fn verify_v1(packet: &[u8]) -> bool {
     let Some((headers, rest)) = packet.split_first_chunk::<{ grh::LEN + BTH_LEN }>() else { return false };
     let Some((covered, received)) = rest.split_last_chunk::<ICRC_LEN>() else { return false };
@@ -318,9 +320,9 @@ pub fn verify_v1(packet: &[u8]) -> bool {
     icrc.value() == u32::from_le_bytes(*received)
 }
 
-/// Returns the IPv4 identification and flags (as the 16 bits on the wire) with which the ICRC of a packet is
-/// correct, or `None` if there are none, because the packet is corrupt. `likely` is the identification to try
-/// first.
+/// Returns the IPv4 identification and flags (as the 16 bits on the wire) for which a packet's ICRC is
+/// correct, or `None` if there are none, which means that the packet is corrupt. `likely` is the
+/// identification to try first.
 ///
 /// IPv6 has neither field: the result is `likely` and [`IpIdent::DONT_FRAGMENT`], or `None`.
 pub fn identify(flow: &Flow, likely: u16, udp_payload: &[u8]) -> Option<(u16, u16)> {
@@ -328,7 +330,7 @@ pub fn identify(flow: &Flow, likely: u16, udp_payload: &[u8]) -> Option<(u16, u1
     explain(flow, difference, likely, udp_payload)
 }
 
-/// Returns the identification and flags that explain the difference between the ICRC of a packet and the one
+/// Returns the identification and flags that explain the difference between a packet's ICRC and the one
 /// computed with `likely` and don't-fragment.
 #[inline]
 fn explain(flow: &Flow, difference: u32, likely: u16, udp_payload: &[u8]) -> Option<(u16, u16)> {
@@ -342,7 +344,7 @@ fn explain(flow: &Flow, difference: u32, likely: u16, udp_payload: &[u8]) -> Opt
     icrc_ident::recover(difference, covered, likely)
 }
 
-/// Returns the ICRC that a packet carries, or `None` if the length is invalid for a packet.
+/// Returns the ICRC at the end of a packet, or `None` if the payload is too short or too long for a packet.
 fn received(udp_payload: &[u8]) -> Option<u32> {
     if !(BTH_LEN + ICRC_LEN..=MAX_UDP_PAYLOAD).contains(&udp_payload.len()) {
         return None;

@@ -15,7 +15,7 @@ use super::crc_short::POLY;
 
 /// Polynomial 1.
 const ONE: u32 = 1 << 31;
-/// Polynomial `x^-1`, the inverse of x.
+/// Polynomial `x^-1`, the multiplicative inverse of x.
 const INV_X: u32 = (ONE ^ POLY) << 1 | 1;
 
 /// Computes `a * b` modulo [`POLY`].
@@ -70,8 +70,8 @@ const REACH: u32 = {
     p
 };
 
-/// Changes of the CRC of all bytes before the BTH for each value of the identification's high byte and of its
-/// low byte.
+/// Changes to the CRC of the bytes before the BTH: `EFFECT[0]` is indexed by the identification's high byte,
+/// and `EFFECT[1]` by its low byte.
 static EFFECT: [[u32; 256]; 2] = {
     let mut table = [[0; 256]; 2];
     let mut i = 0;
@@ -83,8 +83,8 @@ static EFFECT: [[u32; 256]; 2] = {
     table
 };
 
-/// Returns the change of the CRC of all bytes before the BTH for an identification and flags, relative to
-/// identification 0 with don't-fragment.
+/// Returns the change to the CRC of the bytes before the BTH if the packet has this identification and these
+/// flags instead of identification 0 with don't-fragment.
 #[inline]
 pub(super) fn effect(id: u16, flags: u16) -> u32 {
     let [high, low] = id.to_be_bytes();
@@ -95,8 +95,8 @@ pub(super) fn effect(id: u16, flags: u16) -> u32 {
     EFFECT[0][high as usize] ^ EFFECT[1][low as usize] ^ of_flags
 }
 
-/// Returns the XOR mask for four message bytes (the first in the lowest bits) that changes the CRC of the
-/// message by `difference`. `bytes` is the distance from the first of the four to the end of the message.
+/// Returns the XOR mask for four message bytes (the first in the lowest bits) that changes the message's CRC
+/// by `difference`. `bytes` is the distance from the first of the four to the end of the message.
 ///
 /// Takes two multiplications in constant time, so that packets meant to fail cost no more than a checksum.
 fn explain(difference: u32, bytes: usize) -> u32 {
@@ -104,9 +104,9 @@ fn explain(difference: u32, bytes: usize) -> u32 {
     mul(mul(difference, STEP[bytes % 256]), STRIDE[bytes / 256])
 }
 
-/// Returns the identification and flags with which a packet was sent, from the difference between its ICRC
-/// and the one computed with `id` and don't-fragment. `bytes` is the number of bytes that the ICRC covers
-/// from the identification on.
+/// Recovers the identification and flags of a packet from the difference between its ICRC and the one
+/// computed with `id` and don't-fragment. `bytes` is the number of bytes that the ICRC covers, starting at
+/// the identification.
 ///
 /// A corrupt packet is accepted with probability 2^-15: 16 bits are spent on the identification, and one on
 /// accepting both values of don't-fragment.

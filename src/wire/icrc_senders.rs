@@ -1,4 +1,4 @@
-//! Detection of how senders assign the IPv4 identification, on links that do not show it.
+//! Detection of how senders assign IPv4 identifications, for links that do not expose the IP header.
 //!
 //! | Link | Identification | Bits of the ICRC that are checked |
 //! |---|---|---|
@@ -29,11 +29,12 @@ const MAX_BURST_PACKETS: u16 = 64;
 /// Number of consecutive packets with identifications below `MAX_BURST_PACKETS` after which a sender is
 /// known.
 const KNOWN_AFTER: u8 = 100;
-/// Number of consecutive packets with other identifications after which a known sender is unknown again.
+/// Number of consecutive packets with other identifications after which a known sender becomes unknown again.
 const FORGET_AFTER: u8 = 3;
 const SLOTS: usize = 256;
 
-/// Table of the senders of the flows seen last. A sender is unknown again once another flow takes its slot.
+/// Table of the senders of recently seen flows. A sender becomes unknown again when another flow takes its
+/// slot.
 #[derive(Clone, Debug)]
 pub(super) struct Senders([Sender; SLOTS]);
 
@@ -50,7 +51,7 @@ struct Sender {
     /// Number of consecutive packets with identifications below `MAX_BURST_PACKETS`, counted up to
     /// `KNOWN_AFTER`.
     run: u8,
-    /// Number of consecutive packets with other identifications since the sender was known.
+    /// Number of consecutive packets with other identifications since the sender became known.
     others: u8,
 }
 
@@ -61,7 +62,8 @@ impl Default for Senders {
 }
 
 impl Senders {
-    /// Returns the entry of an IPv4 flow, reset if it belonged to another flow. `None` for IPv6.
+    /// Returns the entry for an IPv4 flow, which is reset if the slot held another flow. Returns `None` for
+    /// IPv6.
     #[inline]
     fn of(&mut self, flow: &Flow) -> Option<&mut Sender> {
         let (IpAddr::V4(src), IpAddr::V4(dst)) = (flow.src, flow.dst) else { return None };
@@ -83,8 +85,7 @@ impl Senders {
         }
     }
 
-    /// Decides whether to accept a packet whose ICRC is correct only with an identification that was not
-    /// expected.
+    /// Decides whether to accept a packet whose ICRC is correct only with an unexpected identification.
     pub fn accepts_id(&mut self, flow: &Flow, id: u16, flags: u16) -> bool {
         if id < MAX_BURST_PACKETS && flags == IpIdent::DONT_FRAGMENT {
             self.on_expected_id(flow);
@@ -103,7 +104,7 @@ impl Senders {
         is_another
     }
 
-    /// Records a packet whose ICRC is not correct with any identification, and returns false.
+    /// Records a packet whose ICRC is incorrect with every identification, and returns false.
     #[cold]
     pub fn on_corrupt(&mut self, flow: &Flow) -> bool {
         if let Some(sender) = self.of(flow) {

@@ -1,4 +1,5 @@
-//! Tests of the ICRC against packets of rxe, another implementation of the CRC, and random corruption.
+//! Tests of the ICRC against packets captured from rxe, an independent CRC implementation, and random
+//! corruption.
 
 use crc::{CRC_32_ISO_HDLC, Crc};
 use proptest::prelude::*;
@@ -18,7 +19,7 @@ fn v6() -> Flow {
     Flow::new(ip("fe80::5054:ff:fe77:2"), ip("fe80::5054:ff:fe77:1"), 0xe341)
 }
 
-/// Returns a UDP payload of `len` bytes whose ICRC is computed with this identification and these flags.
+/// Returns a UDP payload of `len` bytes whose ICRC is computed with the given identification and flags.
 fn packet(flow: &Flow, id: u16, flags: u16, len: usize) -> Vec<u8> {
     let mut p: Vec<u8> = (0..len).map(|i| (i * 7 + 3) as u8).collect();
     let icrc = compute(flow, id, flags, &p);
@@ -26,12 +27,12 @@ fn packet(flow: &Flow, id: u16, flags: u16, len: usize) -> Vec<u8> {
     p
 }
 
-/// ACK of rxe over IPv4, BTH to ICRC; the identification is 0x9bcd.
+/// ACK sent by rxe over IPv4 with identification 0x9bcd, from BTH to ICRC.
 const RXE_ACK: [u8; 20] = [
     0x11, 0x00, 0xff, 0xff, 0x00, 0x00, 0x00, 0x11, 0x00, 0x57, 0xaf, 0xd7, 0x1f, 0x00, 0x00, 0x01, 0xdf,
     0x3f, 0x9b, 0xff,
 ];
-/// ACK of rxe over IPv6, with a traffic class and without a UDP checksum.
+/// ACK sent by rxe over IPv6, with a traffic class and without a UDP checksum.
 const RXE_ACK_V6: [u8; 20] = [
     0x11, 0x00, 0xff, 0xff, 0x00, 0x00, 0x00, 0x4c, 0x00, 0x00, 0x01, 0x00, 0x1f, 0x00, 0x00, 0x01, 0x3e,
     0x9f, 0xd3, 0xaa,

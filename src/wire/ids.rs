@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct Qpn(u32);
 
 impl Qpn {
-    /// Number of the general services QP (QP1), which receives the datagrams of the connection manager.
+    /// Number of the general services QP (QP1), which receives connection manager datagrams.
     pub const GSI: Qpn = Qpn(1);
     /// Destination QPN of multicast datagrams.
     pub const MULTICAST: Qpn = Qpn(0xff_ffff);
@@ -45,7 +45,7 @@ macro_rules! memory_key {
         pub struct $name(pub u32);
 
         impl $name {
-            /// Creates the key for table slot `index` (24 bits) with this `generation` (8 bits).
+            /// Creates the key for table slot `index` (24 bits) with generation `generation` (8 bits).
             pub const fn from_parts(index: u32, generation: u8) -> Self {
                 $name(index << 8 | generation as u32)
             }
@@ -75,15 +75,15 @@ macro_rules! memory_key {
 }
 
 memory_key!(
-    /// Local memory key (lkey), by which work requests refer to regions.
+    /// Local memory key (L_Key), with which work requests refer to memory regions.
     LKey
 );
 memory_key!(
-    /// Remote memory key (rkey), as carried by RETH, AtomicETH and IETH.
+    /// Remote memory key (R_Key), as carried in the RETH, AtomicETH and IETH.
     RKey
 );
 
-/// Partition key: bit 15 is set for a full member, the other bits identify the partition.
+/// Partition key: bit 15 is set for a full member, and the other bits identify the partition.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PKey(pub u16);
 
@@ -91,8 +91,8 @@ impl PKey {
     /// Key of a full member of the default partition.
     pub const DEFAULT: PKey = PKey(0xffff);
 
-    /// Reports whether a packet with this key is accepted by the entry `local` of the port's table: same
-    /// partition, and at least one side a full member (IBA 10.9.3).
+    /// Reports whether a port whose table contains `local` accepts a packet with this key: both keys must
+    /// have the same partition, and at least one must be that of a full member (IBA 10.9.3).
     pub const fn admits(self, local: PKey) -> bool {
         self.0 & 0x7fff == local.0 & 0x7fff && self.0 & 0x7fff != 0 && (self.0 | local.0) & 0x8000 != 0
     }
@@ -118,14 +118,14 @@ impl QKey {
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// Returns the IP address that the GID represents; `::ffff:a.b.c.d` is an IPv4 address.
+    /// Returns the GID as an IP address. A GID of the form `::ffff:a.b.c.d` becomes an IPv4 address.
     pub fn ip(self) -> IpAddr {
         let v6 = Ipv6Addr::from(self.0);
         v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
     }
 
-    /// Reports whether the GID is that of a multicast group: in `ff00::/8`, or an IPv4-mapped multicast
-    /// address (annex A17).
+    /// Reports whether the GID identifies a multicast group: either one in `ff00::/8`, or an IPv4-mapped
+    /// multicast address (annex A17).
     pub fn is_multicast(self) -> bool {
         self.ip().is_multicast()
     }
@@ -169,7 +169,7 @@ impl fmt::Display for Gid {
     }
 }
 
-/// Path MTU: number of payload bytes in every packet of a message except the last.
+/// Path MTU: the number of payload bytes in every packet of a message except the last, which may have fewer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Mtu {
     /// 256 bytes.
@@ -198,7 +198,7 @@ impl Mtu {
         self as u8
     }
 
-    /// Returns the MTU with this code, 1..=5, or `None` for any other number.
+    /// Returns the MTU with the given code, 1..=5, or `None` for any other code.
     pub fn from_code(code: u8) -> Option<Mtu> {
         Mtu::ALL.into_iter().find(|m| m.code() == code)
     }
@@ -208,30 +208,30 @@ impl Mtu {
         Mtu::ALL.into_iter().find(|m| m.bytes() == bytes)
     }
 
-    /// Returns the largest MTU whose packets, with `overhead` bytes of headers and ICRC, fit `link_mtu`
+    /// Returns the largest MTU whose packets, with `overhead` bytes of headers and ICRC, fit into `link_mtu`
     /// bytes.
     pub fn largest_within(link_mtu: usize, overhead: usize) -> Option<Mtu> {
         Mtu::ALL.into_iter().rev().find(|m| m.bytes() + overhead <= link_mtu)
     }
 
-    /// Returns the number of packets of a message of `len` bytes, at least one.
+    /// Returns the number of packets in a message of `len` bytes. An empty message takes one packet.
     pub const fn packets(self, len: u32) -> u32 {
         if len == 0 { 1 } else { len.div_ceil(self.bytes() as u32) }
     }
 }
 
-/// Receiver-not-ready timer of an RNR NAK, 5 bits (IBA 9.7.5.2.8).
+/// Receiver-not-ready timer in an RNR NAK: a 5-bit code for a time (IBA 9.7.5.2.8).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct RnrTimer(u8);
 
 impl RnrTimer {
-    /// Times in hundredths of a millisecond, indexed by code; code 0 has the longest.
+    /// Times in hundredths of a millisecond, indexed by code. Code 0 stands for the longest.
     const CENTI_MS: [u32; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
         3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
 
-    /// Creates the timer with a code, of which only the low 5 bits are significant.
+    /// Creates a timer from its code; only the low 5 bits are significant.
     pub const fn new(code: u8) -> Self {
         RnrTimer(code & 0x1f)
     }
@@ -241,18 +241,18 @@ impl RnrTimer {
         self.0
     }
 
-    /// Returns the minimum time for which the requester waits.
+    /// Returns the minimum time that the requester waits.
     pub const fn duration(self) -> Duration {
         Duration::from_micros(Self::CENTI_MS[self.0 as usize] as u64 * 10)
     }
 }
 
-/// Local ACK timeout, 5 bits: 4.096 us * 2^code; 0 disables the timeout.
+/// Local ACK timeout: a 5-bit code that stands for 4.096 µs * 2^code, or for no timeout if it is 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct AckTimeout(u8);
 
 impl AckTimeout {
-    /// Creates the timeout with a code, of which only the low 5 bits are significant.
+    /// Creates a timeout from its code; only the low 5 bits are significant.
     pub const fn new(code: u8) -> Self {
         AckTimeout(code & 0x1f)
     }

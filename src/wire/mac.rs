@@ -8,7 +8,7 @@ use std::str::FromStr;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Mac(pub [u8; 6]);
 
-/// Error returned when text that is not an Ethernet address is parsed.
+/// Error returned if text cannot be parsed as an Ethernet address.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0:?} is not a MAC address: write six two-digit hexadecimal bytes, such as 52:54:00:77:00:01")]
 pub struct MacError(String);
@@ -40,8 +40,8 @@ impl Mac {
     }
 }
 
-/// Returns the solicited-node group of an address (RFC 4291, 2.7.1), to which its neighbour solicitations are
-/// sent.
+/// Returns the solicited-node group for `ip` (RFC 4291, 2.7.1), which receives neighbour solicitations for
+/// that address.
 pub fn solicited_node(ip: Ipv6Addr) -> Ipv6Addr {
     let o = ip.octets();
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(o[13]), u16::from_be_bytes([o[14], o[15]]))

@@ -1,4 +1,4 @@
-//! Opcode table: the only definition of the meaning of the 256 opcodes and of the contents of their packets.
+//! Opcode table: the single definition of what each of the 256 opcodes means and what its packets contain.
 //!
 //! Parser, builder, sequence check and names are all driven by it; other code compares raw opcodes only with
 //! the constants of [`Opcode`].
@@ -58,8 +58,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Reports whether the packet is a request, which goes to a responder, rather than a response, which goes
-    /// to a requester.
+    /// Reports whether the packet is a request to a responder, rather than a response to a requester.
     pub const fn is_request(self) -> bool {
         !matches!(
             self,
@@ -89,7 +88,7 @@ impl Operation {
 pub enum Position {
     /// First of several packets.
     First,
-    /// Neither first nor last packet.
+    /// Neither the first nor the last of several packets.
     Middle,
     /// Last of several packets.
     Last,
@@ -98,17 +97,17 @@ pub enum Position {
 }
 
 impl Position {
-    /// Reports whether a message starts here.
+    /// Reports whether the packet starts a message.
     pub const fn starts(self) -> bool {
         matches!(self, Position::First | Position::Only)
     }
 
-    /// Reports whether a message ends here.
+    /// Reports whether the packet ends a message.
     pub const fn ends(self) -> bool {
         matches!(self, Position::Last | Position::Only)
     }
 
-    /// Returns the position of packet `index` of `count`.
+    /// Returns the position of packet `index`, counted from 0, in a message of `count` packets.
     pub const fn of(index: u32, count: u32) -> Position {
         match (index == 0, index + 1 == count) {
             (true, true) => Position::Only,
@@ -120,7 +119,7 @@ impl Position {
 }
 
 bitflags! {
-    /// Set of extension headers; on the wire they follow the BTH in the order of their bits.
+    /// Set of extension headers. On the wire, they follow the BTH in the order of their bits, lowest first.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     pub struct HeaderSet: u16 {
         /// Reliable datagram extended transport header, 4 bytes.
@@ -152,19 +151,19 @@ impl HeaderSet {
 
     const LENGTHS: [u8; 10] = [4, 8, 4, 4, 16, 28, 4, 8, 4, 4];
 
-    /// Returns the length of all headers of the set in bytes.
+    /// Returns the total length in bytes of the headers in the set.
     pub const fn wire_len(self) -> usize {
         SET_LENGTHS[(self.bits() & HeaderSet::all().bits()) as usize] as usize
     }
 
-    /// Returns the total length in bytes of the headers that precede `header` on the wire, which is its
-    /// offset after the BTH.
+    /// Returns the offset in bytes of `header` from the end of the BTH: the total length of the headers
+    /// before it.
     pub const fn offset_of(self, header: HeaderSet) -> usize {
         SET_LENGTHS[(self.bits() & (header.bits() - 1)) as usize] as usize
     }
 }
 
-/// Total length in bytes of the headers of each set, indexed by the bits of the set.
+/// Total length in bytes of the headers in each set, indexed by the set's bits.
 static SET_LENGTHS: [u8; 1 << HeaderSet::LENGTHS.len()] = {
     let mut lengths = [0; 1 << HeaderSet::LENGTHS.len()];
     let mut set = 1;
@@ -184,11 +183,11 @@ pub enum PayloadRule {
     Exactly(u8),
     /// Exactly the path MTU.
     FullMtu,
-    /// 1 byte to the path MTU.
+    /// From 1 byte to the path MTU.
     OneToMtu,
-    /// 0 bytes to the path MTU.
+    /// From 0 bytes to the path MTU.
     ZeroToMtu,
-    /// Any length, for opcodes without a rule.
+    /// Any length; used for reserved opcodes.
     Any,
 }
 
@@ -205,7 +204,7 @@ impl PayloadRule {
     }
 }
 
-/// Row of the opcode table.
+/// Row of the opcode table, which describes one opcode.
 #[derive(Clone, Copy, Debug)]
 pub struct OpcodeRow {
     /// Name in the specification and in Wireshark, without the transport.
@@ -218,7 +217,7 @@ pub struct OpcodeRow {
     pub position: Position,
     /// Extension headers that follow the BTH.
     pub headers: HeaderSet,
-    /// Payload lengths that are allowed.
+    /// Allowed payload lengths.
     pub payload: PayloadRule,
 }
 
@@ -236,7 +235,7 @@ pub struct Opcode(pub u8);
 impl Opcode {
     /// Congestion notification packet.
     pub const CNP: Opcode = Opcode(0x81);
-    /// FLUSH of the reliable connection service.
+    /// FLUSH on the reliable connection service.
     pub const FLUSH: Opcode = Opcode(0x1c);
 
     /// Returns the table row.
@@ -244,8 +243,8 @@ impl Opcode {
         &TABLE[self.0 as usize]
     }
 
-    /// Returns the opcode of a packet with this service, operation and position, which has an ImmDt or IETH
-    /// only if `extra` contains it. Returns `None` if the service has no such packet.
+    /// Returns the opcode for a packet with the given service, operation and position, and with the ImmDt or
+    /// IETH in `extra`, if any. Returns `None` if the service has no such packet.
     pub const fn find(
         transport: Transport,
         operation: Operation,
@@ -259,7 +258,8 @@ impl Opcode {
     }
 }
 
-/// Opcodes by the contents of their table rows; 0xff, a reserved opcode, if no row has these contents.
+/// Opcodes, indexed by `inverse_index` from the contents of their table rows; 0xff, a reserved opcode, where
+/// there is no such row.
 const INVERSE: [u8; 8 * 16 * 4 * 4] = {
     let mut inverse = [0xff; 8 * 16 * 4 * 4];
     let mut opcode = 0;
@@ -297,8 +297,8 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// Table rows that RC, RD and XRC share (UC shares the first twelve), with the low five bits of their
-/// opcodes.
+/// Table rows common to RC, RD and XRC (the first twelve also to UC), each with the low five bits of its
+/// opcode.
 const CONNECTED: [(u8, &str, Operation, Position, HeaderSet, PayloadRule); 26] = {
     use HeaderSet as H;
     use Operation::*;

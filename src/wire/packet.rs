@@ -11,24 +11,24 @@ fn be64(b: &[u8]) -> u64 {
     u64::from(be32(b)) << 32 | u64::from(be32(&b[4..]))
 }
 
-/// Length of the invariant CRC at the end of every packet in bytes.
+/// Length in bytes of the invariant CRC at the end of every packet.
 pub const ICRC_LEN: usize = 4;
 
 /// Reason why bytes are not a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// The packet is shorter than a BTH and an ICRC, or than the headers of its opcode.
+    /// The packet is too short for a BTH and an ICRC, or for its opcode's headers and its padding.
     #[error("packet of {len} bytes is too short: {opcode} needs at least {need}")]
     Truncated {
         /// Number of bytes present.
         len: usize,
-        /// Minimum number of bytes for the headers of the opcode, the padding and the ICRC.
+        /// Minimum number of bytes for the opcode's headers, the padding and the ICRC.
         need: usize,
         /// Opcode, taken from the first byte; `SEND First` if the packet is empty.
         opcode: Opcode,
     },
-    /// The length is not a multiple of four.
+    /// The length is not a multiple of four, which means that the pad count is wrong.
     #[error("packet length {0} is not a multiple of 4, so the pad count is wrong")]
     Unaligned(usize),
     /// The opcode is not assigned.
@@ -44,7 +44,7 @@ pub const fn pad_count(payload: usize) -> usize {
     payload.wrapping_neg() & 3
 }
 
-/// Packet that is long enough for the headers that its opcode requires.
+/// Packet with a valid opcode, and long enough for the headers and the padding that its BTH specifies.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     /// Bytes from the BTH to the end of the padding.
@@ -88,7 +88,7 @@ impl<'a> Packet<'a> {
         &self.bth
     }
 
-    /// Returns the table row of the opcode.
+    /// Returns the opcode's table row.
     pub fn row(&self) -> &'static OpcodeRow {
         self.bth.opcode.row()
     }
@@ -98,7 +98,7 @@ impl<'a> Packet<'a> {
         u32::from_le_bytes(self.icrc)
     }
 
-    /// Returns the length of the whole packet, BTH to ICRC, in bytes.
+    /// Returns the length of the whole packet in bytes, from BTH to ICRC.
     pub fn wire_len(&self) -> usize {
         self.body.len() + ICRC_LEN
     }
@@ -109,12 +109,12 @@ impl<'a> Packet<'a> {
         &self.body[start..self.body.len() - self.bth.pad as usize]
     }
 
-    /// Returns the padding bytes, the value of which is not specified.
+    /// Returns the padding bytes, whose values are unspecified.
     pub fn padding(&self) -> &'a [u8] {
         &self.body[self.body.len() - self.bth.pad as usize..]
     }
 
-    /// Returns an extension header of `N` bytes, if the opcode has it.
+    /// Returns the bytes of extension header `header`, which is `N` bytes long, if the opcode has it.
     #[inline]
     fn ext<const N: usize>(&self, header: HeaderSet) -> Option<&'a [u8; N]> {
         let set = self.row().headers;
@@ -124,13 +124,13 @@ impl<'a> Packet<'a> {
         self.body.get(BTH_LEN + set.offset_of(header)..)?.first_chunk()
     }
 
-    /// Returns an extension header that consists of one word, if the opcode has it.
+    /// Returns the value of extension header `header`, which is one word long, if the opcode has it.
     #[inline]
     fn word(&self, header: HeaderSet) -> Option<u32> {
         self.ext(header).map(|b| u32::from_be_bytes(*b))
     }
 
-    /// Returns the end-to-end context of the RDETH, if the opcode has one.
+    /// Returns the end-to-end context from the RDETH, if the opcode has one.
     pub fn rdeth(&self) -> Option<u32> {
         self.word(HeaderSet::RDETH).map(|n| n & 0xff_ffff)
     }
@@ -140,7 +140,7 @@ impl<'a> Packet<'a> {
         self.ext::<8>(HeaderSet::DETH).map(|b| Deth { qkey: QKey(be32(b)), src_qp: Qpn::new(be32(&b[4..])) })
     }
 
-    /// Returns the shared receive queue number of the XRCETH, if the opcode has one.
+    /// Returns the shared receive queue number from the XRCETH, if the opcode has one.
     #[inline]
     pub fn xrceth(&self) -> Option<u32> {
         self.word(HeaderSet::XRCETH).map(|n| n & 0xff_ffff)
@@ -197,7 +197,7 @@ impl<'a> Packet<'a> {
         self.word(HeaderSet::IETH).map(RKey)
     }
 
-    /// Returns all headers as owned values; headers that the opcode does not have are their defaults.
+    /// Returns all headers as owned values. Headers that the opcode does not have get default values.
     pub fn headers(&self) -> Headers {
         Headers {
             bth: self.bth,

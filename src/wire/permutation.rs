@@ -1,14 +1,14 @@
 //! Keyed permutations, for identifiers that cannot be guessed from one another.
 
 /// Keyed permutation of the numbers `2..2^bits - 1`, which turns a counter into identifiers that cannot be
-/// guessed from one another. The lowest two numbers and the highest, which are special as queue pair numbers
-/// and as keys, are excluded.
+/// guessed from one another. The two lowest numbers and the highest are excluded, because they have special
+/// meanings as queue pair numbers or keys.
 ///
 /// The permutation is not cryptographic: a sender that has seen no identifiers, or only a few, cannot
 /// guess others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Permutation {
-    /// Half of the bits, rounded up: a xorshift by this distance is its own inverse.
+    /// Half the number of bits, rounded up: a xorshift by this distance is its own inverse.
     half: u32,
     mask: u32,
     factors: [u32; 2],
@@ -16,7 +16,7 @@ pub(crate) struct Permutation {
 }
 
 impl Permutation {
-    /// Lowest number that is permuted.
+    /// Lowest permuted number.
     pub const FIRST: u32 = 2;
 
     /// Creates the permutation of `bits`-bit numbers (2..=32 bits) that `key` selects.
@@ -36,7 +36,7 @@ impl Permutation {
         }
     }
 
-    /// Returns the number to which `x` is mapped. `x` has to be one of the permuted numbers.
+    /// Returns the number to which `x` is mapped. `x` must be one of the permuted numbers.
     pub fn apply(&self, x: u32) -> u32 {
         self.walk(x, self.factors)
     }
@@ -70,8 +70,8 @@ impl Permutation {
     }
 }
 
-/// Returns the inverse of an odd number modulo 2^32, and modulo any smaller power of two (Newton's
-/// iteration).
+/// Returns the multiplicative inverse of an odd number modulo 2^32, and thus modulo any smaller power of two,
+/// by Newton's iteration.
 fn inverse(odd: u32) -> u32 {
     (0..5).fold(odd, |x, _| x.wrapping_mul(2u32.wrapping_sub(odd.wrapping_mul(x))))
 }

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
 
-/// Packet sequence number (PSN): 24 bits, compared as a serial number (C9-64: half of the space is "before").
+/// Packet sequence number (PSN): 24 bits, compared as a serial number, so that half of the number space lies
+/// before each PSN (C9-64).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Psn(u32);
 

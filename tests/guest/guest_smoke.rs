@@ -1,4 +1,5 @@
-//! Tests of the guest fixture: two guests with the kernel's rxe, connected to each other.
+//! Tests of the guest fixture, with guests that run the kernel's rxe: networking between two guests, RDMA
+//! transfers, injected losses, and the verbs shell.
 
 #[path = "../support/guest.rs"]
 mod guest;
@@ -46,7 +47,7 @@ fn pingpong(a: &Guest, b: &Guest) {
     assert_eq!(out.status, 0, "{out:?}");
 }
 
-/// Connects an RC QP named `q` on each side, over the GIDs of these addresses.
+/// Connects an RC QP named `q` on each side, using the GIDs of the given addresses.
 fn connect(a: &Guest, va: &mut Vsh, b: &Guest, vb: &mut Vsh, ips: [&str; 2], gids: [&str; 2], mtu: u32) {
     let qa = va.cmd("qp q rc").unwrap().num("qpn");
     let qb = vb.cmd("qp q rc").unwrap().num("qpn");
@@ -129,7 +130,7 @@ fn two_guests_transfer_data_and_recover_from_losses() {
     host.join().unwrap();
 }
 
-/// Executes the commands of vsh that tests/rxe-guest/README.md documents, between QPs of one guest.
+/// Executes the vsh commands documented in tests/rxe-guest/README.md, between QPs of one guest.
 #[test]
 fn verbs_shell_executes_documented_commands() {
     let dir = tempfile::tempdir().unwrap();

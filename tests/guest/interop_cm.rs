@@ -1,5 +1,5 @@
-//! Tests of the connection manager against that of the kernel: programs of rdmacm-utils in a guest with rxe,
-//! and sessions of the Rust API on the host, with either side as the server.
+//! Connection manager interoperability with the kernel: rdmacm-utils programs over rxe in a guest, against
+//! the Rust API on the host, with either side as the server.
 //!
 //! Repeated with Linux 6.12.
 
@@ -21,12 +21,12 @@ use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
 const LIMIT: Duration = Duration::from_secs(30);
-/// Port of the programs whose port can be configured.
+/// Port passed to programs that let the caller choose one.
 const PORT: u16 = 7471;
-/// Port of `udaddy`, whose port cannot be configured.
+/// Port of `udaddy`, which cannot be configured.
 const UDADDY: u16 = 7174;
 
-/// Length of the messages of `rdma_server` and `rdma_client`.
+/// Length in bytes of the messages that `rdma_server` and `rdma_client` exchange.
 const LEN: usize = 16;
 
 /// The local device.
@@ -53,7 +53,7 @@ impl LocalDevice {
         self.pd.create_qp(&self.cq, &self.cq, &options).unwrap()
     }
 
-    /// Creates a queue pair for connections, with receives posted.
+    /// Creates an RC queue pair in the INIT state, with receives posted.
     fn qp_with_receives(&self, messages: u64, len: usize) -> Qp {
         let qp = self.qp(QpType::Rc);
         // The queue pair accepts receives from INIT on; attaching it keeps that state.
@@ -70,7 +70,7 @@ impl LocalDevice {
         self.cq.wait(LIMIT).map_err(|e| e.to_string())
     }
 
-    /// Connects to a program in the guest, and retries until it listens.
+    /// Connects to a program in the guest, retrying until it listens.
     fn connect(&self, to: SocketAddr, messages: u64, len: usize) -> Result<Session, String> {
         let start = Instant::now();
         loop {
@@ -112,7 +112,7 @@ fn client_of_rdma_server(testbed: &Testbed, local: &LocalDevice, at: SocketAddr)
     wait_success(server)
 }
 
-/// Accepts a connection of `rdma_client` in the guest, and exchanges a message in each direction.
+/// Accepts a connection from `rdma_client` in the guest, and exchanges a message in each direction.
 fn server_of_rdma_client(testbed: &Testbed, local: &LocalDevice, at: SocketAddr) -> Result<String, String> {
     let listener = Listener::bind(&local.manager, at).map_err(|e| e.to_string())?;
     let client = spawn(testbed, &format!("rdma_client -s {}", at.ip()))?;
@@ -127,8 +127,8 @@ fn server_of_rdma_client(testbed: &Testbed, local: &LocalDevice, at: SocketAddr)
     wait_success(client)
 }
 
-/// Checks a rejection by the local program, and rejections by the local and the kernel's connection manager
-/// if there is no listener.
+/// Checks that requests are rejected: by the local program and, if there is no listener, by the local
+/// connection manager and by the kernel's.
 fn check_rejections(
     testbed: &Testbed,
     local: &LocalDevice,
@@ -161,7 +161,8 @@ fn check_rejections(
     }
 }
 
-/// Sends three datagrams to the guest, which derives the return address from them, and receives three.
+/// Sends three datagrams to `udaddy` in the guest, which takes the return address from them, and receives
+/// three replies.
 fn client_of_udaddy(testbed: &Testbed, local: &LocalDevice, at: SocketAddr) -> Result<String, String> {
     let (count, len) = (3, 100);
     let at = SocketAddr::new(at.ip(), UDADDY);

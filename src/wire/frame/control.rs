@@ -1,4 +1,4 @@
-//! Encoders of control frames: ARP, IPv6 neighbour discovery and echo.
+//! Encoders for control frames: ARP, IPv6 neighbour discovery and echo.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -9,8 +9,8 @@ use etherparse::{
 
 use super::{Arp, Echo, Mac, NeighborAdvert, NeighborSolicit, append_ethernet};
 
-/// Hop limit of neighbour discovery messages. Receivers ignore any other, as a router would have decremented
-/// it.
+/// Hop limit of neighbour discovery messages. Receivers ignore messages with a lower one, because those have
+/// passed through a router.
 const NEIGHBOR_HOP_LIMIT: u8 = 255;
 
 /// Hop limit of echo messages.
@@ -85,8 +85,8 @@ pub fn append_neighbor_advert(out: &mut Vec<u8>, dst: Mac, src: Mac, na: &Neighb
     append_neighbor(out, (dst, src), (na.dst, na.src), kind, na.target, option);
 }
 
-/// Appends a neighbour discovery message. `macs` and `ips` are the destination and the source; without a MAC
-/// address, the option is left out.
+/// Appends a neighbour discovery message. `macs` and `ips` each contain the destination, then the source. The
+/// link-layer address option is omitted if its MAC address is `None`.
 fn append_neighbor(
     out: &mut Vec<u8>,
     macs: (Mac, Mac),

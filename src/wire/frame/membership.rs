@@ -1,4 +1,4 @@
-//! IGMP and MLD: the messages by which hosts report their multicast groups to routers and switches.
+//! IGMP and MLD messages, which tell routers and switches which multicast groups a host belongs to.
 //!
 //! Covers the current versions (IGMPv3, RFC 3376; MLDv2, RFC 3810) and the previous ones (IGMPv2, RFC 2236;
 //! MLDv1, RFC 2710), as far as a host needs them that joins groups without source filters.
@@ -24,12 +24,12 @@ use etherparse::{
 use super::Mac;
 use super::control::FITS;
 
-/// Membership query of a router or switch.
+/// Membership query from a router or switch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupQuery {
     /// Queried group; the unspecified address in a query for all groups.
     pub group: IpAddr,
-    /// Whether the querier uses the previous version, IGMPv2 or MLDv1.
+    /// Whether the querier uses the previous protocol version, IGMPv2 or MLDv1.
     pub old: bool,
 }
 
@@ -38,36 +38,36 @@ pub struct GroupQuery {
 pub enum MembershipState {
     /// The host has just joined.
     Joined,
-    /// The host is a member, and responds to a query.
+    /// The host is a member, and is responding to a query.
     Member,
     /// The host has left.
     Left,
 }
 
-/// Membership report of a host for one group.
+/// A host's membership report for one group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupReport {
-    /// Address of the member; for IPv6 a link-local address.
+    /// The member's address, which is link-local for IPv6.
     pub src: IpAddr,
     /// Group, of the same address family as `src`.
     pub group: IpAddr,
     /// State of the membership.
     pub membership: MembershipState,
-    /// Whether the report uses the previous version.
+    /// Whether the report uses the previous protocol version, IGMPv2 or MLDv1.
     pub old: bool,
 }
 
-/// Router alert option of IPv4, which makes routers examine the packet (RFC 2113).
+/// IPv4 router alert option (RFC 2113), which makes routers examine the packet.
 const ROUTER_ALERT_V4: [u8; 4] = [0x94, 4, 0, 0];
-/// Router alert option of IPv6 (RFC 2711) and padding: the contents of a hop-by-hop header of 8 bytes.
+/// IPv6 router alert option (RFC 2711) and padding: the contents of an 8-byte hop-by-hop header.
 const ROUTER_ALERT_V6: [u8; 6] = [5, 2, 0, 0, 1, 0];
 
-/// Type of an MLDv2 report.
+/// ICMPv6 message type of an MLDv2 report.
 const MLD2_REPORT: u8 = 143;
 
 impl MembershipState {
-    /// Returns the type of the group record, whose source list is empty: EXCLUDE mode means that all sources
-    /// are received, INCLUDE mode that none are.
+    /// Returns the group record type. The source list is always empty, so EXCLUDE mode means that all sources
+    /// are received, and INCLUDE mode means that none are.
     fn record(self) -> ReportGroupRecordType {
         match self {
             MembershipState::Member => ReportGroupRecordType::MODE_IS_EXCLUDE,
@@ -77,7 +77,7 @@ impl MembershipState {
     }
 }
 
-/// Decodes an IGMP message, the payload of an IPv4 packet. Returns `None` if it is not a valid query.
+/// Decodes an IGMP message from the payload of an IPv4 packet. Returns `None` if it is not a valid query.
 pub(super) fn igmp_query(message: &[u8]) -> Option<GroupQuery> {
     let message = IgmpSlice::from_slice(message).ok().filter(IgmpSlice::is_checksum_valid)?;
     let (group, old) = match message {
@@ -88,8 +88,8 @@ pub(super) fn igmp_query(message: &[u8]) -> Option<GroupQuery> {
     Some(GroupQuery { group: Ipv4Addr::from(group).into(), old })
 }
 
-/// Decodes the MLD message in an IPv6 packet. `bytes` follows the IPv6 header and starts with the hop-by-hop
-/// options. Returns `None` if the message is not a valid query from a router on this link.
+/// Decodes the MLD message in an IPv6 packet. `bytes` is the data after the IPv6 header, and starts with the
+/// hop-by-hop options. Returns `None` if the message is not a valid query from a router on this link.
 pub(super) fn mld_query(ip: &Ipv6HeaderSlice<'_>, bytes: &[u8]) -> Option<GroupQuery> {
     let ([next_header, 0, ..], message) = bytes.split_first_chunk::<8>()? else { return None };
     let message = Icmpv6Slice::from_slice(message).ok()?;

@@ -120,8 +120,8 @@ fn ipv4(frame: &[u8], at: usize, checksums: Checksums) -> Result<Content, FrameE
     udp(frame, inner, flow, IpIdent::Exact { id: ip.identification(), flags }, checksums)
 }
 
-/// Reports whether the checksum of an IPv4 header is valid. It is computed over the bytes as received,
-/// because a decoded header has lost the reserved flag.
+/// Reports whether an IPv4 header's checksum is valid. It is computed over the bytes as received, because
+/// decoding discards the reserved flag.
 fn is_ipv4_checksum_valid(header: &[u8]) -> bool {
     Sum16BitWords::new().add_slice(header).ones_complement() == 0
 }
@@ -132,7 +132,7 @@ fn ipv4_checksum(header: &[u8]) -> u16 {
     sum.ones_complement().to_be()
 }
 
-/// Decodes a GRH and the packet after it, up to the ICRC.
+/// Decodes a RoCEv1 packet, from the GRH to the ICRC.
 fn roce_v1(bytes: &[u8]) -> Result<Content, FrameError> {
     // A GRH has the layout of an IPv6 header.
     let grh = Ipv6HeaderSlice::from_slice(bytes).map_err(|_| match bytes.first() {
@@ -298,7 +298,7 @@ fn icmpv6(
     })
 }
 
-/// Returns the MAC address in the first option for which `address` returns one.
+/// Returns the MAC address from the first option in which `address` finds one.
 fn mac_option<'a>(
     options: NdpOptionsIterator<'a>,
     address: impl Fn(&NdpOptionSlice<'a>) -> Option<&'a [u8]>,

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::wire::icrc;
 
-/// Frames sent by Linux 6.1 and its rxe.
+/// Frames captured from Linux 6.1, including its rxe.
 const ARP_REQUEST: &str =
     "ffffffffffff525400770001080600010800060400015254007700010a4d00010000000000000a4d0002";
 const ARP_REPLY: &str =
@@ -196,7 +196,7 @@ fn ipv4_header_with_the_reserved_flag_is_decoded_and_its_icrc_is_valid() {
     assert!(matches!(read(&frame), Err(FrameError::Ipv4Checksum { .. })));
 }
 
-/// Returns a RoCEv1 frame: GRH, BTH and AETH of an ACK, and an ICRC from another implementation of the CRC.
+/// Returns a RoCEv1 frame: GRH, BTH and AETH of an ACK, and an ICRC from an independent CRC implementation.
 fn roce_v1_frame() -> Vec<u8> {
     let mut frame = [&B.0[..], &A.0, &[0x89, 0x15]].concat();
     frame.extend_from_slice(&[0x6a, 0xbc, 0xde, 0xf0, 0, 20, 0x1b, 63]);
@@ -317,7 +317,7 @@ proptest! {
     }
 }
 
-/// Frames sent by Linux 6.18 on joining and leaving 239.1.2.3 and ff15::7, and as the querier of a bridge.
+/// Frames sent by Linux 6.18 when it joins and leaves 239.1.2.3 and ff15::7, and as the querier on a bridge.
 const IGMP_LEFT: &str = "01005e000016525400770002080046c00028000040000102f9aa0a4d0002e0000016940400002200e9f9000000010300\
     0000ef010203";
 const IGMP2: &str =

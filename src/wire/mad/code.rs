@@ -1,9 +1,9 @@
-//! Identifiers and codes in the messages of the communication manager.
+//! Identifiers and codes in communication manager messages.
 
 use std::fmt;
 
-/// Communication ID of a connection. Each end chooses one, by which the other end's messages refer to the
-/// connection.
+/// Communication ID of a connection. Each end chooses one, and the other end's messages use it to identify
+/// the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct CommId(pub u32);
 
@@ -19,7 +19,7 @@ impl fmt::Display for CommId {
     }
 }
 
-/// Service ID, to which a client connects: a generalisation of a port (IBA A3).
+/// Service ID, which identifies a service to clients: a generalisation of a port number (IBA A3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct ServiceId(pub u64);
 
@@ -35,7 +35,7 @@ impl fmt::Display for ServiceId {
     }
 }
 
-/// Enhanced connection establishment (ECE): vendor-specific options that both ends may use.
+/// Enhanced connection establishment (ECE): vendor-specific options that the two ends negotiate.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Ece {
     /// Vendor ID, 24 bits; 0 if there is none.
@@ -58,7 +58,7 @@ macro_rules! codes {
             /// All assigned codes.
             pub const ALL: &'static [$name] = &[$($name::$variant),*];
 
-            /// Returns the number on the wire.
+            /// Returns the value on the wire.
             pub const fn code(self) -> $repr {
                 match self {
                     $($name::$variant => $code,)*
@@ -66,7 +66,7 @@ macro_rules! codes {
                 }
             }
 
-            /// Returns the variant for a number on the wire.
+            /// Returns the variant for a value on the wire.
             pub const fn from_code(code: $repr) -> $name {
                 match code {
                     $($code => $name::$variant,)*
@@ -87,7 +87,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Reason of a REJ (IBA 12.6.7.2; code 35 is of enhanced connection establishment).
+    /// Reason for a REJ (IBA 12.6.7.2; code 35 belongs to enhanced connection establishment).
     RejReason: u16 {
         /// No queue pair is available.
         NoQp = 1, "no queue pair available";
@@ -95,54 +95,55 @@ codes! {
         NoEec = 2, "no end-to-end context available";
         /// Another resource is not available.
         NoResources = 3, "no resources available";
-        /// The sender's timeout has expired. The additional information is its CA GUID, if it does not know
-        /// the recipient's ID.
+        /// The sender timed out. If it does not know the recipient's ID, the additional information contains
+        /// the sender's CA GUID.
         Timeout = 4, "timeout";
         /// The request is not supported.
         UnsupportedRequest = 5, "unsupported request";
         /// The communication ID is unknown.
         InvalidCommId = 6, "invalid communication ID";
-        /// The communication IDs do not belong to the same connection.
+        /// The two communication IDs do not belong to the same connection.
         InvalidCommInstance = 7, "invalid communication instance";
-        /// No listener has the service ID.
+        /// No program listens on the service ID.
         InvalidServiceId = 8, "invalid service ID";
         /// The transport service is not supported.
         InvalidTransport = 9, "invalid transport service type";
-        /// The queue pair belongs to a connection that the peer still has.
+        /// The rejecting side still has a connection to the same queue pair.
         StaleConnection = 10, "stale connection";
         /// The reliable datagram channel does not exist.
         NoRdc = 11, "RDC does not exist";
-        /// The remote GID of the primary path is rejected; the additional information is the correct one.
+        /// The primary path's remote GID is rejected; the additional information contains the correct one.
         PrimaryGid = 12, "primary remote port GID rejected";
-        /// The remote LID of the primary path is rejected.
+        /// The primary path's remote LID is rejected.
         PrimaryLid = 13, "primary remote port LID rejected";
-        /// The service level of the primary path is invalid.
+        /// The primary path's service level is invalid.
         PrimarySl = 14, "invalid primary SL";
-        /// The traffic class of the primary path is invalid.
+        /// The primary path's traffic class is invalid.
         PrimaryTrafficClass = 15, "invalid primary traffic class";
-        /// The hop limit of the primary path is invalid.
+        /// The primary path's hop limit is invalid.
         PrimaryHopLimit = 16, "invalid primary hop limit";
-        /// The rate of the primary path is invalid.
+        /// The primary path's rate is invalid.
         PrimaryRate = 17, "invalid primary packet rate";
-        /// The remote GID of the alternate path is rejected; the additional information is the correct one.
+        /// The alternate path's remote GID is rejected; the additional information contains the correct one.
         AlternateGid = 18, "alternate remote port GID rejected";
-        /// The remote LID of the alternate path is rejected.
+        /// The alternate path's remote LID is rejected.
         AlternateLid = 19, "alternate remote port LID rejected";
-        /// The service level of the alternate path is invalid.
+        /// The alternate path's service level is invalid.
         AlternateSl = 20, "invalid alternate SL";
-        /// The traffic class of the alternate path is invalid.
+        /// The alternate path's traffic class is invalid.
         AlternateTrafficClass = 21, "invalid alternate traffic class";
-        /// The hop limit of the alternate path is invalid.
+        /// The alternate path's hop limit is invalid.
         AlternateHopLimit = 22, "invalid alternate hop limit";
-        /// The rate of the alternate path is invalid.
+        /// The alternate path's rate is invalid.
         AlternateRate = 23, "invalid alternate packet rate";
-        /// The request should be sent to another port and another communication manager.
+        /// The request should be sent to another communication manager at another port.
         PortAndCmRedirection = 24, "port and CM redirection";
         /// The request should be sent to another port.
         PortRedirection = 25, "port redirection";
-        /// The path MTU is too large; the additional information is the code of the largest one.
+        /// The path MTU is too large; the additional information contains the code of the largest acceptable
+        /// MTU.
         InvalidMtu = 26, "invalid path MTU";
-        /// The peer accepts too few READs and atomics at once.
+        /// The peer supports too few outstanding READs and atomics.
         InsufficientResponderResources = 27, "insufficient responder resources";
         /// The application rejected the connection.
         Consumer = 28, "consumer reject";
@@ -150,11 +151,11 @@ codes! {
         RnrRetryCount = 29, "RNR retry count reject";
         /// The communication ID is already in use between the two ends.
         DuplicateCommId = 30, "duplicate local communication ID";
-        /// The version of the management class is not supported.
+        /// The management class version is not supported.
         InvalidClassVersion = 31, "invalid class version";
-        /// The flow label of the primary path is invalid.
+        /// The primary path's flow label is invalid.
         PrimaryFlowLabel = 32, "invalid primary flow label";
-        /// The flow label of the alternate path is invalid.
+        /// The alternate path's flow label is invalid.
         AlternateFlowLabel = 33, "invalid alternate flow label";
         /// The vendor-specific options are not supported.
         VendorOption = 35, "vendor option not supported";
@@ -172,9 +173,9 @@ codes! {
         Rejected = 2, "rejected by service provider";
         /// No queue pair is available.
         NoQp = 3, "no QP available";
-        /// The request should be redirected.
+        /// The request should be sent elsewhere.
         Redirected = 4, "request should be redirected";
-        /// The version of the management class is not supported.
+        /// The management class version is not supported.
         UnsupportedVersion = 5, "version not supported";
     }
 }
@@ -190,7 +191,7 @@ codes! {
         Unsupported = 2, "alternate paths not supported";
         /// The application rejected the path.
         Rejected = 3, "alternate path rejected";
-        /// The request should be redirected.
+        /// The request should be sent elsewhere.
         Redirected = 4, "alternate path redirection";
         /// The path is already in use.
         IsCurrent = 5, "alternate path is the one in use";
@@ -220,7 +221,7 @@ codes! {
         Req = 0, "REQ";
         /// A REP.
         Rep = 1, "REP";
-        /// No message: the sender itself abandons the connection.
+        /// No message: the sender abandons the connection of its own accord.
         None = 2, "no message";
     }
 }

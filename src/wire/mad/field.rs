@@ -1,20 +1,20 @@
-//! Encoding of the fields in the 232 bytes of a message. Byte, bit (from the left) and width specify a field,
-//! as in the tables of the specification.
+//! Encoding of fields in the 232 bytes of a message. As in the specification's tables, a field is specified
+//! by its byte, its bit (from the left) and its width.
 
 use super::code::{
     Acknowledged, AprStatus, CommId, RejReason, Rejected, ServiceId, SidrStatus, TransportService,
 };
 use crate::wire::{AckTimeout, Gid, Mtu, PKey, Psn, QKey, Qpn};
 
-/// Length of the data after the header of a MAD, in bytes.
+/// Length of the data after a MAD's header, in bytes.
 pub(super) const DATA_LEN: usize = 232;
 pub(super) const DATA_BITS: usize = DATA_LEN * 8;
 
-/// Data after the header of a MAD.
+/// Data after a MAD's header.
 pub(super) type Data = [u8; DATA_LEN];
 
-/// Returns `width` bits from bit `at` on, counted from the highest bit of the first byte. `width` is at most
-/// 64; the field lies within eight bytes, or begins at a byte boundary.
+/// Returns the `width` bits that start at bit `at`, where bit 0 is the highest bit of the first byte. `width`
+/// must be at most 64, and the bits must not extend over more than eight bytes.
 fn bits(data: &Data, at: usize, width: usize) -> u64 {
     let end = (at + width).div_ceil(8);
     let word = data[at / 8..end].iter().fold(0, |word: u64, b| word << 8 | u64::from(*b));
@@ -35,7 +35,7 @@ const fn mask(width: usize) -> u64 {
     u64::MAX >> (64 - width)
 }
 
-/// Type of a value that a message carries in a field.
+/// A type that a message field can hold.
 pub(super) trait Field: Sized {
     fn read(data: &Data, at: usize, width: usize) -> Self;
     fn write(&self, data: &mut Data, at: usize, width: usize);

@@ -1,24 +1,24 @@
-//! RDMA IP CM service (IBA annex A11): the IP port is part of the service ID, and the IP addresses are in a
-//! header in the private data.
+//! RDMA IP CM service (IBA annex A11): the service ID contains the IP port, and a header in the private data
+//! contains the IP addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::ServiceId;
 
-/// Length of the header at the start of the private data of a REQ and a SIDR_REQ, in bytes.
+/// Length in bytes of the header that starts the private data in a REQ or SIDR_REQ.
 pub const HEADER_LEN: usize = 36;
 
-/// Port spaces of `rdma_cm`. The ports of different spaces are independent.
+/// Port space of `rdma_cm`. Each port space has its own, independent ports.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u16)]
 pub enum PortSpace {
-    /// IP over InfiniBand: multicast groups shared with the network stack.
+    /// IP over InfiniBand (`RDMA_PS_IPOIB`): multicast groups shared with the network stack.
     Ipoib = 0x0002,
-    /// Connections, with the ports of TCP.
+    /// Connections (`RDMA_PS_TCP`).
     Tcp = 0x0106,
-    /// Datagrams, with the ports of UDP.
+    /// Datagrams (`RDMA_PS_UDP`).
     Udp = 0x0111,
-    /// Native service IDs.
+    /// Native service IDs (`RDMA_PS_IB`).
     Ib = 0x013f,
 }
 
@@ -26,32 +26,32 @@ impl PortSpace {
     /// All port spaces.
     pub const ALL: [PortSpace; 4] = [PortSpace::Ipoib, PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib];
 
-    /// Returns the number of the port space in `rdma_cm`.
+    /// Returns the port space's number in `rdma_cm`.
     pub const fn code(self) -> u16 {
         self as u16
     }
 
-    /// Returns the port space with this number in `rdma_cm`.
+    /// Returns the port space with the given number in `rdma_cm`.
     pub fn from_code(code: u16) -> Option<PortSpace> {
         PortSpace::ALL.into_iter().find(|s| s.code() == code)
     }
 
-    /// Returns the service ID of a port in this space.
+    /// Returns the service ID for `port` in this port space.
     pub const fn service(self, port: u16) -> ServiceId {
         ServiceId((self as u64) << 16 | port as u64)
     }
 }
 
 impl ServiceId {
-    /// Returns the port space and the port that the service ID represents, or `None` if it does not represent
-    /// a port.
+    /// Returns the port space and the port that the service ID encodes, or `None` if it does not encode a
+    /// port.
     pub fn ip_port(self) -> Option<(PortSpace, u16)> {
         let space = u16::try_from(self.0 >> 16).ok().and_then(PortSpace::from_code)?;
         Some((space, self.0 as u16))
     }
 
-    /// Returns the service IDs of the same port in every port space, or only this one if it does not
-    /// represent a port.
+    /// Returns the service IDs for the same port in every port space, or only this service ID if it does not
+    /// encode a port.
     pub fn of_same_port(self) -> impl Iterator<Item = ServiceId> {
         let port = self.ip_port().map(|(_, port)| port);
         let all = port.into_iter().flat_map(|port| PortSpace::ALL.map(|space| space.service(port)));
@@ -64,7 +64,7 @@ impl ServiceId {
 pub struct IpHeader {
     /// Address and port of the client.
     pub source: SocketAddr,
-    /// Address of the server, whose port is in the service ID.
+    /// Address of the server. The server's port is in the service ID.
     pub destination: IpAddr,
 }
 
@@ -75,7 +75,7 @@ pub enum IpHeaderError {
     /// The private data is too short.
     #[error("{0} bytes of private data are too short for an IP header of {HEADER_LEN} bytes")]
     Length(usize),
-    /// The version of the header is not known.
+    /// The header version is unknown.
     #[error("version of the IP header is {}.{}, must be 0.0", .0 >> 4, .0 & 0xf)]
     Version(u8),
     /// The address family is neither IPv4 nor IPv6.
@@ -84,7 +84,7 @@ pub enum IpHeaderError {
 }
 
 impl IpHeader {
-    /// Decodes the header at the start of private data.
+    /// Decodes the header at the start of `private_data`.
     ///
     /// # Errors
     /// [`IpHeaderError`] if the data is too short, or its version or address family is unknown.
@@ -108,7 +108,7 @@ impl IpHeader {
         Ok(IpHeader { source: SocketAddr::new(address(4)?, port), destination: address(20)? })
     }
 
-    /// Encodes the header. If one address is IPv6, both are encoded as IPv6.
+    /// Encodes the header. If either address is IPv6, both are encoded as IPv6.
     pub fn bytes(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         let (source, destination) = (self.source.ip(), self.destination);

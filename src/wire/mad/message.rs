@@ -1,4 +1,4 @@
-//! Messages of the communication manager, each with the layout of its table in the specification.
+//! Communication manager messages, laid out as in the specification's tables.
 
 use super::code::{
     Acknowledged, AprStatus, CommId, RejReason, Rejected, ServiceId, SidrStatus, TransportService,
@@ -6,8 +6,8 @@ use super::code::{
 use super::field::{DATA_BITS, DATA_LEN, Data, Field};
 use crate::wire::{AckTimeout, Gid, Mtu, PKey, Psn, QKey, Qpn};
 
-/// Defines structs from tables that give the position of each field: its byte, its bit within the byte (from
-/// the left) and its width in bits.
+/// Defines structs from tables that give each field's position: its byte, its bit within the byte (from the
+/// left) and its width in bits.
 macro_rules! layouts {
     ($($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty = $byte:literal, $bit:literal, $width:expr;)* })*) => {
         $(
@@ -42,23 +42,23 @@ layouts! {
     Req {
         /// Communication ID of the sender.
         local: CommId = 0, 0, 32;
-        /// Vendor ID of [`Ece`](super::Ece).
+        /// Vendor ID for enhanced connection establishment ([`Ece`](super::Ece)).
         vendor_id: u32 = 5, 0, 24;
-        /// Service ID of the requested service.
+        /// Requested service ID.
         service: ServiceId = 8, 0, 64;
         /// GUID of the sender's channel adapter.
         ca_guid: u64 = 16, 0, 64;
-        /// Queue key of the sender (RD only).
+        /// Sender's queue key (RD only).
         qkey: QKey = 28, 0, 32;
-        /// Queue pair of the sender.
+        /// Sender's queue pair number.
         qpn: Qpn = 32, 0, 24;
-        /// Number of READs and atomics that the sender accepts at once as a responder.
+        /// Maximum number of outstanding READs and atomics that the sender accepts as a responder.
         responder_resources: u8 = 35, 0, 8;
-        /// End-to-end context of the sender (RD only).
+        /// Sender's end-to-end context (RD only).
         eecn: u32 = 36, 0, 24;
-        /// Number of READs and atomics that the sender has outstanding at once as a requester.
+        /// Maximum number of READs and atomics that the sender has outstanding as a requester.
         initiator_depth: u8 = 39, 0, 8;
-        /// End-to-end context of the recipient (RD only).
+        /// Recipient's end-to-end context (RD only).
         remote_eecn: u32 = 40, 0, 24;
         /// Time within which the recipient is expected to respond.
         remote_response_timeout: AckTimeout = 43, 0, 5;
@@ -68,19 +68,19 @@ layouts! {
         flow_control: bool = 43, 7, 1;
         /// Starting PSN of the recipient's send queue.
         psn: Psn = 44, 0, 24;
-        /// Time within which the sender responds.
+        /// Time within which the sender will respond.
         local_response_timeout: AckTimeout = 47, 0, 5;
         /// Number of retries after a timeout or a sequence error.
         retry_count: u8 = 47, 5, 3;
         /// Partition key.
         pkey: PKey = 48, 0, 16;
-        /// Path MTU; `None` for a code that is not assigned.
+        /// Path MTU; `None` for an unassigned code.
         mtu: Option<Mtu> = 50, 0, 4;
-        /// Whether the reliable datagram channel exists (RD only).
+        /// Whether the reliable datagram channel already exists (RD only).
         rdc_exists: bool = 50, 4, 1;
         /// Number of retries after an RNR NAK.
         rnr_retry_count: u8 = 50, 5, 3;
-        /// Number of times that the sender retransmits a message.
+        /// Maximum number of times that the sender retransmits a message.
         max_cm_retries: u8 = 51, 0, 4;
         /// Whether the sender's queue pair has a shared receive queue.
         srq: bool = 51, 4, 1;
@@ -88,13 +88,13 @@ layouts! {
         extended_transport: u8 = 51, 5, 3;
         /// Primary path.
         primary: PathInfo = 52, 0, PATH_BITS;
-        /// Alternate path; zeros if there is none.
+        /// Alternate path; all zeros if there is none.
         alternate: PathInfo = 96, 0, PATH_BITS;
-        /// Private data of the application.
+        /// Private data from the application.
         private_data: [u8; 92] = 140, 0, 92 * 8;
     }
 
-    /// Message receipt acknowledgement (IBA 12.6.6), which extends the time until the response.
+    /// Message receipt acknowledgement (IBA 12.6.6), which announces that the response will take longer.
     Mra {
         /// Communication ID of the sender.
         local: CommId = 0, 0, 32;
@@ -102,9 +102,9 @@ layouts! {
         remote: CommId = 4, 0, 32;
         /// Message whose receipt is acknowledged.
         message: Acknowledged = 8, 0, 2;
-        /// Maximum time from now until the response.
+        /// Maximum time from this message to the response.
         service_timeout: AckTimeout = 9, 0, 5;
-        /// Private data of the application.
+        /// Private data from the application.
         private_data: [u8; 222] = 10, 0, 222 * 8;
     }
 
@@ -118,11 +118,11 @@ layouts! {
         message: Rejected = 8, 0, 2;
         /// Number of significant bytes in `info`.
         info_len: u8 = 9, 0, 7;
-        /// Reason of the rejection.
+        /// Reason for the rejection.
         reason: RejReason = 10, 0, 16;
-        /// Additional information: the value that would be accepted, depending on the reason.
+        /// Additional information: for some reasons, the value that would be accepted.
         info: [u8; 72] = 12, 0, 72 * 8;
-        /// Private data of the application.
+        /// Private data from the application.
         private_data: [u8; 148] = 84, 0, 148 * 8;
     }
 
@@ -132,23 +132,23 @@ layouts! {
         local: CommId = 0, 0, 32;
         /// Communication ID of the recipient.
         remote: CommId = 4, 0, 32;
-        /// Queue key of the sender (RD only).
+        /// Sender's queue key (RD only).
         qkey: QKey = 8, 0, 32;
-        /// Queue pair of the sender, except for an XRC target.
+        /// Sender's queue pair number, except for an XRC target.
         qpn: Qpn = 12, 0, 24;
-        /// Highest byte of the vendor ID of [`Ece`](super::Ece).
+        /// Highest byte of the [`Ece`](super::Ece) vendor ID.
         vendor_id_high: u8 = 15, 0, 8;
-        /// End-to-end context of the sender (RD), or its XRC target queue pair.
+        /// Sender's end-to-end context (RD) or XRC target queue pair number.
         eecn: u32 = 16, 0, 24;
-        /// Middle byte of the vendor ID.
+        /// Middle byte of the [`Ece`](super::Ece) vendor ID.
         vendor_id_middle: u8 = 19, 0, 8;
         /// Starting PSN of the recipient's send queue.
         psn: Psn = 20, 0, 24;
-        /// Lowest byte of the vendor ID.
+        /// Lowest byte of the [`Ece`](super::Ece) vendor ID.
         vendor_id_low: u8 = 23, 0, 8;
-        /// Number of READs and atomics that the sender accepts at once as a responder.
+        /// Maximum number of outstanding READs and atomics that the sender accepts as a responder.
         responder_resources: u8 = 24, 0, 8;
-        /// Number of READs and atomics that the sender has outstanding at once as a requester.
+        /// Maximum number of READs and atomics that the sender has outstanding as a requester.
         initiator_depth: u8 = 25, 0, 8;
         /// Maximum time until the sender's channel adapter acknowledges a packet.
         target_ack_delay: AckTimeout = 26, 0, 5;
@@ -162,7 +162,7 @@ layouts! {
         srq: bool = 27, 3, 1;
         /// GUID of the sender's channel adapter.
         ca_guid: u64 = 28, 0, 64;
-        /// Private data of the application.
+        /// Private data from the application.
         private_data: [u8; 196] = 36, 0, 196 * 8;
     }
 
@@ -172,7 +172,7 @@ layouts! {
         local: CommId = 0, 0, 32;
         /// Communication ID of the recipient.
         remote: CommId = 4, 0, 32;
-        /// Private data of the application.
+        /// Private data from the application.
         private_data: [u8; 224] = 8, 0, 224 * 8;
     }
 
@@ -182,9 +182,9 @@ layouts! {
         local: CommId = 0, 0, 32;
         /// Communication ID of the recipient.
         remote: CommId = 4, 0, 32;
-        /// Queue pair of the recipient.
+        /// Recipient's queue pair number.
         remote_qpn: Qpn = 8, 0, 24;
-        /// Private data of the application.
+        /// Private data from the application.
         private_data: [u8; 220] = 12, 0, 220 * 8;
     }
 
@@ -194,7 +194,7 @@ layouts! {
         local: CommId = 0, 0, 32;
         /// Communication ID of the recipient.
         remote: CommId = 4, 0, 32;
-        /// Private data of the application.
+        /// Private data from the application.
         private_data: [u8; 224] = 8, 0, 224 * 8;
     }
 
@@ -204,7 +204,7 @@ layouts! {
         local: CommId = 0, 0, 32;
         /// Communication ID of the recipient.
         remote: CommId = 4, 0, 32;
-        /// Queue pair of the recipient.
+        /// Recipient's queue pair number.
         remote_qpn: Qpn = 12, 0, 24;
         /// Time within which the recipient is expected to respond.
         remote_response_timeout: AckTimeout = 15, 0, 5;
@@ -226,11 +226,11 @@ layouts! {
         rate: u8 = 61, 2, 6;
         /// Service level.
         sl: u8 = 62, 0, 4;
-        /// Whether the path is within the subnet, without a router.
+        /// Whether the path stays within the subnet and passes no router.
         subnet_local: bool = 62, 4, 1;
         /// Local ACK timeout.
         ack_timeout: AckTimeout = 63, 0, 5;
-        /// Private data of the application.
+        /// Private data from the application.
         private_data: [u8; 168] = 64, 0, 168 * 8;
     }
 
@@ -244,21 +244,21 @@ layouts! {
         info_len: u8 = 8, 0, 8;
         /// Status of the alternate path.
         status: AprStatus = 9, 0, 8;
-        /// Additional information: the value that would be accepted, depending on the status.
+        /// Additional information: for some status codes, the value that would be accepted.
         info: [u8; 72] = 12, 0, 72 * 8;
-        /// Private data of the application.
+        /// Private data from the application.
         private_data: [u8; 148] = 84, 0, 148 * 8;
     }
 
-    /// Service ID resolution request, for the queue pair of a service (IBA 12.11.1).
+    /// Service ID resolution request, which asks for a service's queue pair (IBA 12.11.1).
     SidrReq {
         /// ID that the sender assigns to the request.
         request: CommId = 0, 0, 32;
         /// Partition key.
         pkey: PKey = 4, 0, 16;
-        /// Service ID of the requested service.
+        /// Requested service ID.
         service: ServiceId = 8, 0, 64;
-        /// Private data of the application.
+        /// Private data from the application.
         private_data: [u8; 216] = 16, 0, 216 * 8;
     }
 
@@ -270,23 +270,23 @@ layouts! {
         status: SidrStatus = 4, 0, 8;
         /// Number of significant bytes in `info`.
         info_len: u8 = 5, 0, 8;
-        /// Upper two bytes of the vendor ID of [`Ece`](super::Ece).
+        /// Upper two bytes of the [`Ece`](super::Ece) vendor ID.
         vendor_id_high: u16 = 6, 0, 16;
-        /// Queue pair of the service.
+        /// The service's queue pair number.
         qpn: Qpn = 8, 0, 24;
-        /// Lowest byte of the vendor ID.
+        /// Lowest byte of the [`Ece`](super::Ece) vendor ID.
         vendor_id_low: u8 = 11, 0, 8;
-        /// Service ID of the request.
+        /// Service ID from the request.
         service: ServiceId = 12, 0, 64;
-        /// Queue key that datagrams to the queue pair have to carry.
+        /// Queue key that datagrams to the queue pair must carry.
         qkey: QKey = 20, 0, 32;
-        /// Additional information: the value that would be accepted, depending on the status.
+        /// Additional information: for some status codes, the value that would be accepted.
         info: [u8; 72] = 24, 0, 72 * 8;
-        /// Private data of the application.
+        /// Private data from the application.
         private_data: [u8; 136] = 96, 0, 136 * 8;
     }
 
-    /// Path in a REQ, from the point of view of its sender (IBA 12.6.5).
+    /// Path in a REQ, described from the sender's point of view (IBA 12.6.5).
     PathInfo {
         /// LID of the sender.
         local_lid: u16 = 0, 0, 16;
@@ -306,12 +306,12 @@ layouts! {
         hop_limit: u8 = 41, 0, 8;
         /// Service level.
         sl: u8 = 42, 0, 4;
-        /// Whether the path is within the subnet, without a router.
+        /// Whether the path stays within the subnet and passes no router.
         subnet_local: bool = 42, 4, 1;
         /// Local ACK timeout.
         ack_timeout: AckTimeout = 43, 0, 5;
     }
 }
 
-/// Number of bits of a path in a REQ.
+/// Length of a path in a REQ, in bits.
 const PATH_BITS: usize = 44 * 8;

@@ -1,8 +1,9 @@
-//! Management datagrams (MADs) of the communication manager (IBA 13.4, 12.6 to 12.11): decoding and encoding.
+//! Decoding and encoding of communication manager messages in management datagrams (MADs; IBA 13.4, 12.6 to
+//! 12.11).
 //!
-//! A [`Mad`] is a header and a [`Message`]; the messages are plain structs generated from the tables of the
-//! specification. [`ip`] implements the additions of `rdma_cm`: ports as service IDs, and addresses in the
-//! private data.
+//! A [`Mad`] is a header and a [`Message`]; the messages are plain structs generated from the specification's
+//! tables. [`ip`] implements the additions of `rdma_cm`: ports as service IDs, and addresses in the private
+//! data.
 
 mod code;
 mod field;
@@ -17,7 +18,7 @@ pub use message::{Apr, Drep, Dreq, Lap, Mra, PathInfo, Rej, Rep, Req, Rtu, SidrR
 
 /// Length of a MAD in bytes.
 pub const MAD_LEN: usize = 256;
-/// Length of the header of a MAD in bytes.
+/// Length of a MAD's header in bytes.
 pub const MAD_HEADER_LEN: usize = 24;
 
 const BASE_VERSION: u8 = 1;
@@ -25,38 +26,37 @@ const CLASS: u8 = 0x07;
 const CLASS_VERSION: u8 = 2;
 const METHOD_SEND: u8 = 0x03;
 
-/// Management datagram of the communication manager.
+/// Management datagram (MAD) that carries a communication manager message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mad {
-    /// Transaction ID: a response has that of its request.
+    /// Transaction ID. A response carries the transaction ID of its request.
     pub transaction: u64,
-    /// Attribute modifier: the options of [`Ece`], in REQ, REP and SIDR_REP.
+    /// Attribute modifier, which contains the [`Ece`] options in a REQ, REP or SIDR_REP.
     pub modifier: u32,
-    /// Message in the data of the MAD.
+    /// Message in the MAD's data.
     pub message: Message,
 }
 
-/// Reason why bytes are not a MAD of the communication manager.
+/// Reason why bytes are not a communication manager MAD.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MadError {
     /// The length is not [`MAD_LEN`].
     #[error("MAD length is {0} bytes, must be {MAD_LEN}")]
     Length(usize),
-    /// The base version is not known.
+    /// The base version is unknown.
     #[error("MAD base version is {0}, must be {BASE_VERSION}")]
     BaseVersion(u8),
-    /// The management class is not that of the communication manager.
+    /// The management class is not communication management.
     #[error("management class is {0:#04x}, must be {CLASS:#04x} (communication management)")]
     Class(u8),
-    /// The version of the management class is not known.
+    /// The management class version is unknown.
     #[error("version of the communication management class is {0}, must be {CLASS_VERSION}")]
     ClassVersion(u8),
-    /// The method is not Send, the only method that the communication manager uses: its messages do not get
-    /// or set attributes.
+    /// The method is not Send, which all communication manager messages use.
     #[error("method is {0:#04x}, must be {METHOD_SEND:#04x} (Send)")]
     Method(u8),
-    /// The attribute is not a message of the communication manager.
+    /// The attribute ID does not identify a communication manager message.
     #[error("attribute {0:#06x} is not a message of communication management")]
     Attribute(u16),
 }
@@ -64,16 +64,16 @@ pub enum MadError {
 /// Recipient of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recipient {
-    /// Listener of a service ID.
+    /// The listener on the given service ID.
     Service(ServiceId),
-    /// End that has this ID for a connection or a service ID resolution; 0 in a REJ whose sender never
-    /// received the ID.
+    /// The end that assigned the given ID to a connection or a service ID resolution. The ID is 0 in a REJ
+    /// whose sender never received it.
     Connection(CommId),
 }
 
 macro_rules! message {
     ($($(#[$doc:meta])* $name:ident = $attribute:literal, $text:literal;)*) => {
-        /// Message of the communication manager.
+        /// Communication manager message.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[allow(clippy::large_enum_variant, reason = "most variants have the size of a MAD")]
         pub enum Message {
@@ -90,7 +90,7 @@ macro_rules! message {
             /// All kinds.
             pub const ALL: &'static [MessageKind] = &[$(MessageKind::$name),*];
 
-            /// Returns the name in the specification.
+            /// Returns the message's name in the specification.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(MessageKind::$name => $text,)*
@@ -106,7 +106,7 @@ macro_rules! message {
         }
 
         impl Message {
-            /// Returns the kind of the message.
+            /// Returns the message's kind.
             pub const fn kind(&self) -> MessageKind {
                 match self {
                     $(Message::$name(_) => MessageKind::$name,)*
@@ -161,7 +161,7 @@ message! {
 }
 
 impl Message {
-    /// Returns the recipient, which selects a process if several share QP1.
+    /// Returns the recipient, which determines the process that gets the message if several share QP1.
     pub fn recipient(&self) -> Recipient {
         Recipient::Connection(match self {
             Message::Req(m) => return Recipient::Service(m.service),
@@ -180,8 +180,7 @@ impl Message {
 }
 
 impl Mad {
-    /// Decodes the MAD in `bytes`. Reserved fields, and bits that the message does not use, may have any
-    /// value.
+    /// Decodes the MAD in `bytes`. Reserved fields and unused bits may have any value.
     ///
     /// # Errors
     /// [`MadError`] if the length, a field of the header or the attribute is not that of a known message.
@@ -225,7 +224,7 @@ impl Rep {
         u32::from_be_bytes([0, self.vendor_id_high, self.vendor_id_middle, self.vendor_id_low])
     }
 
-    /// Sets the vendor ID, of which 24 bits are significant.
+    /// Sets the vendor ID to the low 24 bits of `vendor`.
     pub fn set_vendor_id(&mut self, vendor: u32) {
         [_, self.vendor_id_high, self.vendor_id_middle, self.vendor_id_low] = vendor.to_be_bytes();
     }
@@ -237,7 +236,7 @@ impl SidrRep {
         u32::from(self.vendor_id_high) << 8 | u32::from(self.vendor_id_low)
     }
 
-    /// Sets the vendor ID, of which 24 bits are significant.
+    /// Sets the vendor ID to the low 24 bits of `vendor`.
     pub fn set_vendor_id(&mut self, vendor: u32) {
         (self.vendor_id_high, self.vendor_id_low) = ((vendor >> 8) as u16, vendor as u8);
     }
@@ -246,7 +245,7 @@ impl SidrRep {
 macro_rules! info {
     ($($name:ident)*) => {
         $(impl $name {
-            /// Returns the significant part of `info`.
+            /// Returns the significant bytes of `info`.
             pub fn info(&self) -> &[u8] {
                 &self.info[..usize::from(self.info_len).min(self.info.len())]
             }

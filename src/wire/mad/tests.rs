@@ -1,11 +1,11 @@
-//! Tests of the codec of the communication manager's messages.
+//! Tests of decoding and encoding communication manager MADs.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::wire::{Mtu, Qpn};
 
-/// Returns a MAD of a kind with this data.
+/// Returns a MAD of the given kind with the given data.
 fn mad(kind: MessageKind, data: &[u8]) -> [u8; MAD_LEN] {
     let mut bytes = [0; MAD_LEN];
     bytes[..4].copy_from_slice(&[1, 7, 2, 3]);
@@ -18,8 +18,8 @@ fn zeros(bytes: &[u8]) -> u32 {
     bytes.iter().map(|b| b.count_zeros()).sum()
 }
 
-/// Decodes messages of all ones and encodes them again: only the bits that are reserved in the tables are
-/// lost.
+/// Decodes messages whose bits are all set and encodes them again: only bits that the specification's tables
+/// reserve may be lost.
 #[test]
 fn message_fields_cover_all_but_the_reserved_bits() {
     let reserved = |kind| match kind {
