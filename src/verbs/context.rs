@@ -96,7 +96,7 @@ impl Drop for Handle {
     }
 }
 
-/// Handle to a device that does not keep the device open.
+/// Weak handle to a device, which does not keep the device open.
 #[derive(Clone)]
 pub struct WeakContext(Weak<Inner>);
 
@@ -318,8 +318,8 @@ impl Context {
         Some(self.query_gid(self.main_gid()?.into())?.ip())
     }
 
-    /// Returns the index of the GID to use for unknown peers: the first one that is not link-local, or the
-    /// first one if all are link-local.
+    /// Returns the index of the GID to use if nothing is known about the peer: the first one that is not
+    /// link-local, or the first one if all are link-local.
     pub fn main_gid(&self) -> Option<u8> {
         self.0.shards.with_nic(|nic| u8::try_from(nic.config().port.main_gid()?).ok())
     }
@@ -372,7 +372,7 @@ impl Context {
         self.0.shards.clock().now().0
     }
 
-    /// Returns the link's properties as of when the context was opened.
+    /// Returns the properties that the link had when the context was opened.
     pub fn link_info(&self) -> &LinkInfo {
         &self.0.info
     }
@@ -390,7 +390,7 @@ impl Context {
 
     /// Reports whether this context was inherited from the parent process by `fork`. An inherited context
     /// sends and receives no packets, and objects created in it do not affect the parent. A device opened in
-    /// the child is the child's own. Do not use or drop inherited objects (they may be forgotten): their
+    /// the child is the child's own. Do not use or drop inherited objects (`std::mem::forget` is safe): their
     /// locks may be held by threads that do not exist in the child.
     pub fn is_inherited(&self) -> bool {
         self.0.shards.are_inherited()

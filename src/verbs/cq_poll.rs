@@ -93,7 +93,7 @@ impl Wc<'_> {
         self.entry.completion.vendor_err
     }
 
-    /// Returns the number of bytes received, read or swapped; for sends, the length of the message.
+    /// Returns the number of bytes received, read or swapped. For a send, this is the message length.
     pub fn byte_len(&self) -> u32 {
         self.entry.completion.byte_len
     }
@@ -133,7 +133,7 @@ impl Wc<'_> {
         self.entry.completion.pkey_index
     }
 
-    /// Returns the time at which the completion was added to the queue, in nanoseconds of the NIC's clock
+    /// Returns the time at which the completion was added to the queue, in nanoseconds on the NIC's clock
     /// ([`super::Context::clock`]).
     pub fn completion_timestamp(&self) -> u64 {
         self.entry.at.0

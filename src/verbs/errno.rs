@@ -260,7 +260,7 @@ mod tests {
     use crate::transport::{QpState, QpType, WcOpcode};
     use crate::verbs::*;
 
-    /// Checks the numbers against literal values: Linux's, which are compiled into programs.
+    /// Checks the numbers against the values that Linux programs are compiled with.
     #[test]
     fn errno_numbers_are_those_of_linux() {
         let full = PostError::QueueFull(4);

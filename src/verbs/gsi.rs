@@ -145,7 +145,8 @@ impl ManagementPort {
         self.cq.0.queue.is_armed()
     }
 
-    /// Removes and returns the oldest received datagram, discarding those to whose sender there is no path.
+    /// Removes and returns the oldest received datagram, discarding any for which there is no path to the
+    /// sender.
     fn next_mad(&self) -> Option<ReceivedMad> {
         self.cq.poll_link_if_empty();
         loop {
@@ -177,14 +178,15 @@ impl ManagementPort {
         })
     }
 
-    /// Posts a receive into buffer slot `slot`.
+    /// Posts a receive that uses buffer slot `slot`.
     fn post_slot(&self, slot: u64) -> Result<(), PostError> {
         let start = slot as usize * SLOT_LEN;
         self.qp.post_recv(&RecvWr { wr_id: slot, sges: &[self.slots.sge(start..start + SLOT_LEN)] })
     }
 }
 
-/// Readable when a datagram may have arrived since [`ManagementPort::try_recv`] found none.
+/// The descriptor becomes readable when a datagram may have arrived since [`ManagementPort::try_recv`] found
+/// none.
 impl AsFd for ManagementPort {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()

@@ -234,7 +234,7 @@ impl RawMr {
         self.info.rkey
     }
 
-    /// Returns a scatter/gather element for the bytes `range` of the region. A range outside the region is
+    /// Returns a scatter/gather element for the given byte range of the region. A range outside the region is
     /// rejected only when the element is used.
     pub fn sge(&self, range: Range<usize>) -> Sge {
         Sge {

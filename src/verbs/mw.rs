@@ -88,9 +88,9 @@ impl Mw {
         RKey(next(old.unwrap_or_else(|key| key)))
     }
 
-    /// Returns the parameters for binding the window to the bytes `range` of a region: by [`Qp::bind_mw`] for
-    /// type 1 or [`SendWr::bind_mw`] for type 2. For type 2 they include the [`next_rkey`](Self::next_rkey).
-    /// A range outside the region is rejected only when the window is bound.
+    /// Returns the parameters for binding the window to the given byte range of a region: by [`Qp::bind_mw`]
+    /// for type 1 or [`SendWr::bind_mw`] for type 2. For type 2 they include the
+    /// [`next_rkey`](Self::next_rkey). A range outside the region is rejected only when the window is bound.
     pub fn bind(&self, region: &RawMr, range: Range<usize>, access: Access) -> Bind {
         let rkey = match self.kind {
             WindowKind::Type1 => self.rkey(),

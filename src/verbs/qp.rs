@@ -224,7 +224,8 @@ impl QpRemote {
 }
 
 impl Pd {
-    /// Creates a queue pair in the RESET state. Its sends and receives complete to `send_cq` and `recv_cq`.
+    /// Creates a queue pair in the RESET state. Its sends and receives complete to `send_cq` and `recv_cq`,
+    /// respectively.
     ///
     /// # Errors
     /// [`CreateError::Value`] for a limit above the device's; [`CreateError::OtherContext`];
@@ -531,9 +532,9 @@ impl Qp {
 
     /// Attaches a UD queue pair to a multicast group (`ibv_attach_mcast`): either an IPv6 group in
     /// `ff00::/8`, or an IPv4 group as an IPv4-mapped GID (`::ffff:a.b.c.d`). While in a state that can
-    /// receive, the queue pair then gets the datagrams sent to [`Qpn::MULTICAST`] at the group's GID with its
-    /// Q_Key. The link joins the group (using IGMP or MLD on a real interface) when the NIC's first queue
-    /// pair is attached, and leaves it when the last is detached.
+    /// receive, the queue pair then gets the datagrams sent to [`Qpn::MULTICAST`] at the group's GID with the
+    /// queue pair's own Q_Key. The link joins the group (using IGMP or MLD on a real interface) when the
+    /// NIC's first queue pair is attached, and leaves it when the last is detached.
     ///
     /// Attaching twice has no further effect: there is still one copy of each message. A queue pair receives
     /// its own messages to the group too, as on hardware by default; [`Qp::block_multicast_loopback`]

@@ -11,9 +11,9 @@ use crate::nic::Limits;
 use crate::transport::MAX_MESSAGE;
 use crate::wire::{Gid, Mtu};
 
-/// Attributes and limits of a device (`ibv_device_attr_ex`). The fields of that structure for reliable
-/// datagrams, raw packets and fast memory regions (FMR), which are not supported, are left out here and 0 for
-/// libibverbs programs.
+/// Attributes and limits of a device (`ibv_device_attr_ex`). The fields for reliable datagrams, raw packets
+/// and fast memory regions (FMR) are omitted, because these are not supported; libibverbs programs read 0
+/// there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct DeviceAttr {
@@ -25,13 +25,13 @@ pub struct DeviceAttr {
     pub personality: &'static str,
     /// Node GUID, an EUI-64.
     pub node_guid: u64,
-    /// System image GUID; equal to the node GUID, because each NIC is a system of its own.
+    /// System image GUID: equal to the node GUID, because each NIC counts as a system of its own.
     pub sys_image_guid: u64,
     /// IEEE vendor ID: 0xffffff (none), as reported by the kernel's software devices.
     pub vendor_id: u32,
     /// Vendor's part number.
     pub vendor_part_id: u32,
-    /// Hardware version; 0, because there is no hardware.
+    /// Hardware version: 0, because there is no hardware.
     pub hw_ver: u32,
     /// Page sizes that regions may have, as a mask with one bit per power of two.
     pub page_size_cap: u64,
@@ -171,7 +171,7 @@ bitflags! {
 }
 
 /// Reported acknowledgement delay, as an exponent: 4.096 µs * 2^12 is 16.8 ms. An acknowledgement waits for
-/// the application's next call, or up to 16 ms for the background thread to send it.
+/// the application's next call, or at most 16 ms for the background thread to send it.
 const ACK_DELAY: u8 = 12;
 
 /// Supported page sizes: all powers of two of at least 4096 bytes.

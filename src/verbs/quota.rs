@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::CreateError;
 
-/// Number of existing objects of one kind, with its upper limit.
+/// Number of existing objects of one kind, and the limit on that number.
 pub(super) struct Quota {
     kind: &'static str,
     used: AtomicU32,

@@ -70,7 +70,7 @@ pub enum IpIdent {
         /// The three flag bits and the fragment offset, as the 16 bits on the wire.
         flags: u16,
     },
-    /// The values are not visible, or do not exist (IPv6).
+    /// The values are not visible, or the packet has none (IPv6).
     Unknown,
 }
 

@@ -66,7 +66,7 @@ pub enum Content {
         /// Whether the ICRC is valid.
         intact: bool,
     },
-    /// A frame that is neither RoCE nor one of the above.
+    /// A frame of none of the kinds above.
     Foreign,
 }
 
@@ -95,7 +95,7 @@ impl VlanTag {
 /// A RoCEv2 packet within a frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RoceFrame {
-    /// Addresses, source port and traffic class.
+    /// Fields of the packet's IP and UDP headers.
     pub flow: Flow,
     /// IPv4 identification and flags from the header; [`IpIdent::Unknown`] for IPv6.
     pub ident: IpIdent,
@@ -142,7 +142,7 @@ pub struct NeighborSolicit {
     pub dst: Ipv6Addr,
     /// IP address being resolved.
     pub target: Ipv6Addr,
-    /// MAC address of the sender, if the option is present.
+    /// MAC address of the sender, if the source link-layer address option is present.
     pub source_mac: Option<Mac>,
 }
 
@@ -155,11 +155,11 @@ pub struct NeighborAdvert {
     pub dst: Ipv6Addr,
     /// IP address being resolved.
     pub target: Ipv6Addr,
-    /// MAC address of the target, if the option is present.
+    /// MAC address of the target, if the target link-layer address option is present.
     pub target_mac: Option<Mac>,
     /// Whether the advertisement responds to a solicitation.
     pub solicited: bool,
-    /// Whether the advertisement overrides existing entries (override flag).
+    /// Whether the advertisement overrides existing neighbour cache entries (override flag).
     pub replace: bool,
 }
 
@@ -233,7 +233,7 @@ pub enum FrameError {
     },
 }
 
-/// Treatment of UDP and ICMP checksums.
+/// Verification policy for UDP and ICMP checksums.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Checksums {
     /// Checksums must be correct, as in frames from a wire.

@@ -363,7 +363,7 @@ fn atomic_bytes(a: &AtomicEth) -> [u8; 28] {
     b
 }
 
-/// Decodes the big-endian 32 bits at the start of `b`.
+/// Decodes the big-endian 32-bit word at the start of `b`.
 #[inline]
 pub(super) fn be32(b: &[u8]) -> u32 {
     u32::from_be_bytes([b[0], b[1], b[2], b[3]])

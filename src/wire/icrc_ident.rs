@@ -83,8 +83,8 @@ static EFFECT: [[u32; 256]; 2] = {
     table
 };
 
-/// Returns the change to the CRC of the bytes before the BTH if the packet has this identification and these
-/// flags instead of identification 0 with don't-fragment.
+/// Returns the change to the CRC of the bytes before the BTH for the given identification and flags, relative
+/// to identification 0 with don't-fragment.
 #[inline]
 pub(super) fn effect(id: u16, flags: u16) -> u32 {
     let [high, low] = id.to_be_bytes();

@@ -24,9 +24,10 @@ use std::net::IpAddr;
 
 use super::{Flow, IpIdent};
 
-/// Maximum number of packets in a burst. All identifications in a burst are below it.
+/// Maximum number of packets in a burst. Identifications that count from 0 in each burst are below this
+/// number.
 const MAX_BURST_PACKETS: u16 = 64;
-/// Number of consecutive packets with identifications below `MAX_BURST_PACKETS` after which a sender is
+/// Number of consecutive packets with identifications below `MAX_BURST_PACKETS` after which a sender becomes
 /// known.
 const KNOWN_AFTER: u8 = 100;
 /// Number of consecutive packets with other identifications after which a known sender becomes unknown again.

@@ -45,16 +45,16 @@ macro_rules! memory_key {
         pub struct $name(pub u32);
 
         impl $name {
-            /// Creates the key for table slot `index` (24 bits) with generation `generation` (8 bits).
+            /// Creates the key for table slot `index` (24 bits) and the given `generation` (8 bits).
             pub const fn from_parts(index: u32, generation: u8) -> Self {
                 $name(index << 8 | generation as u32)
             }
-            /// Returns the index of the table slot: the upper 24 bits.
+            /// Returns the index of the table slot (the upper 24 bits).
             pub const fn index(self) -> u32 {
                 self.0 >> 8
             }
-            /// Returns the generation, which distinguishes a stale key from the slot's current one: the lower
-            /// 8 bits.
+            /// Returns the generation (the lower 8 bits), which distinguishes stale keys from the slot's
+            /// current key.
             pub const fn generation(self) -> u8 {
                 self.0 as u8
             }

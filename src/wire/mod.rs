@@ -1,5 +1,4 @@
-//! Conversion between bytes and headers, without I/O. The only state is that of the ICRC verification in
-//! [`icrc`].
+//! Conversion between bytes and headers, without I/O. Only ICRC verification ([`icrc`]) keeps state.
 //!
 //! [`opcode`] is the single table of the contents of each of the 256 opcodes. [`Packet`] is a zero-copy view
 //! of a UDP payload that the table accepts, [`Headers`] its owned counterpart that encodes into a caller's

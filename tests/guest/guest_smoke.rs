@@ -1,5 +1,5 @@
-//! Tests of the guest fixture, with guests that run the kernel's rxe: networking between two guests, RDMA
-//! transfers, injected losses, and the verbs shell.
+//! Tests of the guest fixture, with guests that run the kernel's rxe: communication between guests and with
+//! the host, recovery from losses, the verbs shell, and error reports.
 
 #[path = "../support/guest.rs"]
 mod guest;

@@ -21,9 +21,9 @@ use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
 const LIMIT: Duration = Duration::from_secs(30);
-/// Port passed to programs that let the caller choose one.
+/// Port for programs that take the port as an option.
 const PORT: u16 = 7471;
-/// Port of `udaddy`, which cannot be configured.
+/// Port of `udaddy`, which has no option to change it.
 const UDADDY: u16 = 7174;
 
 /// Length in bytes of the messages that `rdma_server` and `rdma_client` exchange.

@@ -124,7 +124,7 @@ pub(super) struct Id {
     pub ack_timeout: Option<AckTimeout>,
     pub ece: Ece,
     pub remote_ece: Ece,
-    /// Whether `Disconnected` has been reported, or must no longer be.
+    /// Whether `Disconnected` has been reported or must be suppressed.
     pub disconnect_reported: bool,
     /// The id's local GID, if its device has lost that GID.
     pub lost_gid: Option<Gid>,
@@ -154,7 +154,7 @@ impl Id {
         self.channel.push(QueuedEvent { id, listen_id: None, kind, status, param, waiting: None });
     }
 
-    /// Returns the id's device index and connection, or an error that names `call` if it has none.
+    /// Returns the id's device index and connection, or an error that names `call` if it has no connection.
     pub fn connection(&self, call: &'static str) -> Result<(usize, ConnId), IdError> {
         let none = IdError::State { call, state: self.state.text() };
         self.device.zip(self.connection).ok_or(none)
@@ -187,7 +187,7 @@ impl Device {
         self.context.0.shards.clock().now()
     }
 
-    /// Returns when the device next needs a turn even if no MAD arrives.
+    /// Returns the time at which the device needs its next turn even if no MAD arrives.
     fn deadline(&self) -> Option<Instant> {
         let is_due = self.may_have_more_mads || self.port.context().has_event();
         if is_due { Some(self.now()) } else { self.cm.poll_timeout() }
@@ -421,7 +421,7 @@ impl State {
         }
     }
 
-    /// Returns when the next turn is needed even if no MAD arrives.
+    /// Returns the time at which the next turn is needed even if no MAD arrives.
     pub fn deadline(&self) -> Option<Instant> {
         self.devices.iter().filter_map(Device::deadline).min()
     }

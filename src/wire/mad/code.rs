@@ -40,7 +40,7 @@ impl fmt::Display for ServiceId {
 pub struct Ece {
     /// Vendor ID, 24 bits; 0 if there is none.
     pub vendor_id: u32,
-    /// Vendor-specific options, carried as the attribute modifier of the MAD.
+    /// Vendor-specific options, carried in the MAD's attribute modifier.
     pub options: u32,
 }
 

@@ -40,7 +40,7 @@ macro_rules! layouts {
 layouts! {
     /// Request for communication (IBA 12.6.5).
     Req {
-        /// Communication ID of the sender.
+        /// Sender's communication ID.
         local: CommId = 0, 0, 32;
         /// Vendor ID for enhanced connection establishment ([`Ece`](super::Ece)).
         vendor_id: u32 = 5, 0, 24;
@@ -96,9 +96,9 @@ layouts! {
 
     /// Message receipt acknowledgement (IBA 12.6.6), which announces that the response will take longer.
     Mra {
-        /// Communication ID of the sender.
+        /// Sender's communication ID.
         local: CommId = 0, 0, 32;
-        /// Communication ID of the recipient.
+        /// Recipient's communication ID.
         remote: CommId = 4, 0, 32;
         /// Message whose receipt is acknowledged.
         message: Acknowledged = 8, 0, 2;
@@ -110,9 +110,9 @@ layouts! {
 
     /// Reject (IBA 12.6.7).
     Rej {
-        /// Communication ID of the sender; 0 if it has none.
+        /// Sender's communication ID; 0 if it has none.
         local: CommId = 0, 0, 32;
-        /// Communication ID of the recipient; 0 if the sender never received it.
+        /// Recipient's communication ID; 0 if the sender never received it.
         remote: CommId = 4, 0, 32;
         /// Message that is rejected.
         message: Rejected = 8, 0, 2;
@@ -128,9 +128,9 @@ layouts! {
 
     /// Reply to a request for communication (IBA 12.6.8).
     Rep {
-        /// Communication ID of the sender.
+        /// Sender's communication ID.
         local: CommId = 0, 0, 32;
-        /// Communication ID of the recipient.
+        /// Recipient's communication ID.
         remote: CommId = 4, 0, 32;
         /// Sender's queue key (RD only).
         qkey: QKey = 8, 0, 32;
@@ -168,9 +168,9 @@ layouts! {
 
     /// Ready to use: acknowledges the REP (IBA 12.6.9).
     Rtu {
-        /// Communication ID of the sender.
+        /// Sender's communication ID.
         local: CommId = 0, 0, 32;
-        /// Communication ID of the recipient.
+        /// Recipient's communication ID.
         remote: CommId = 4, 0, 32;
         /// Private data from the application.
         private_data: [u8; 224] = 8, 0, 224 * 8;
@@ -178,9 +178,9 @@ layouts! {
 
     /// Request for communication release (IBA 12.6.10).
     Dreq {
-        /// Communication ID of the sender.
+        /// Sender's communication ID.
         local: CommId = 0, 0, 32;
-        /// Communication ID of the recipient.
+        /// Recipient's communication ID.
         remote: CommId = 4, 0, 32;
         /// Recipient's queue pair number.
         remote_qpn: Qpn = 8, 0, 24;
@@ -190,9 +190,9 @@ layouts! {
 
     /// Reply to a request for communication release (IBA 12.6.11).
     Drep {
-        /// Communication ID of the sender.
+        /// Sender's communication ID.
         local: CommId = 0, 0, 32;
-        /// Communication ID of the recipient.
+        /// Recipient's communication ID.
         remote: CommId = 4, 0, 32;
         /// Private data from the application.
         private_data: [u8; 224] = 8, 0, 224 * 8;
@@ -200,9 +200,9 @@ layouts! {
 
     /// Load alternate path (IBA 12.8.1).
     Lap {
-        /// Communication ID of the sender.
+        /// Sender's communication ID.
         local: CommId = 0, 0, 32;
-        /// Communication ID of the recipient.
+        /// Recipient's communication ID.
         remote: CommId = 4, 0, 32;
         /// Recipient's queue pair number.
         remote_qpn: Qpn = 12, 0, 24;
@@ -236,9 +236,9 @@ layouts! {
 
     /// Alternate path response (IBA 12.8.2).
     Apr {
-        /// Communication ID of the sender.
+        /// Sender's communication ID.
         local: CommId = 0, 0, 32;
-        /// Communication ID of the recipient.
+        /// Recipient's communication ID.
         remote: CommId = 4, 0, 32;
         /// Number of significant bytes in `info`.
         info_len: u8 = 8, 0, 8;
