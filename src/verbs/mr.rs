@@ -15,8 +15,8 @@ use crate::wire::{LKey, Qpn, RKey};
 
 impl Pd {
     /// Allocates `len` zeroed bytes and registers them as a region. `options` is either [`Access`] flags or
-    /// [`MrOptions`]. If `len` is 0, only accesses of length 0 succeed. The region is not addressed by host
-    /// addresses: the context chooses its address, unless [`MrOptions::iova`] is set.
+    /// [`MrOptions`]. If `len` is 0, only accesses of length 0 succeed. Addresses in the region are not host
+    /// addresses: the context chooses the start address, unless [`MrOptions::iova`] is set.
     ///
     /// # Errors
     /// [`CreateError::Value`] for a length above the device's limit; [`CreateError::AccessNeedsLocalWrite`];
@@ -37,8 +37,8 @@ impl Pd {
         Ok(Mr { raw, buffer })
     }
 
-    /// Registers memory owned by the caller. Work requests and peers address it by host addresses or, if
-    /// [`MrOptions::iova`] is set, starting at that address.
+    /// Registers memory owned by the caller. Addresses in the region are host addresses, unless
+    /// [`MrOptions::iova`] sets another start address.
     ///
     /// # Safety
     /// The `len` bytes at `addr` must stay readable, and writable if `access` allows any writing, until the

@@ -233,9 +233,9 @@ pub struct Deth {
 pub struct Feth(pub u32);
 
 impl Feth {
-    /// Placement type: the data is globally visible.
+    /// Placement type that makes the data globally visible.
     pub const GLOBAL: u32 = 1 << 0;
-    /// Placement type: the data is persistent.
+    /// Placement type that makes the data persistent.
     pub const PERSISTENT: u32 = 1 << 1;
     const PLACEMENT: u32 = 0xf;
     const WHOLE_REGION: u32 = 1 << 4;

@@ -219,7 +219,7 @@ impl Mad {
 }
 
 impl Rep {
-    /// Returns the vendor ID of the sender's [`Ece`].
+    /// Returns the vendor ID from the sender's [`Ece`].
     pub fn vendor_id(&self) -> u32 {
         u32::from_be_bytes([0, self.vendor_id_high, self.vendor_id_middle, self.vendor_id_low])
     }
@@ -231,7 +231,7 @@ impl Rep {
 }
 
 impl SidrRep {
-    /// Returns the vendor ID of the sender's [`Ece`].
+    /// Returns the vendor ID from the sender's [`Ece`].
     pub fn vendor_id(&self) -> u32 {
         u32::from(self.vendor_id_high) << 8 | u32::from(self.vendor_id_low)
     }
