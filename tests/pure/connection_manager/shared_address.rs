@@ -1,5 +1,5 @@
-//! Tests of processes that share an address: each has its own ports, and they reach each other through the
-//! shared address.
+//! Tests of processes that share an address: each listens on its own ports, and they connect to each other
+//! and to other hosts.
 
 use std::net::IpAddr;
 
@@ -63,8 +63,8 @@ fn processes_sharing_an_address_have_separate_ports() {
     check_transfer((&b, &server_end), (&foreign_host, &client_end));
 }
 
-/// Clients vanish before they get a response, and later clients use their queue pair number again. The server
-/// is notified of each, and takes no request for one of an existing connection.
+/// Checks that the server is notified of each client that vanishes before it gets a response, and does not
+/// reject later clients with the same queue pair number as stale.
 #[test]
 fn requests_of_vanished_clients_are_reported_as_rejected() {
     let (server, client) = (open_shared("127.101.5.1"), Side::on_udp("127.101.5.2"));
