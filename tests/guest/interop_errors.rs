@@ -115,7 +115,8 @@ fn late_immediate_at_urxe(setup: &Testbed, ip: Ip) {
     assert_eq!(p.completions(1), [(4, WcStatus::Success)]);
 }
 
-/// Checks that a SEND to an rxe without a posted receive fails urxe's QP and leaves rxe's QP in RTS.
+/// Checks that a SEND to an rxe QP without a posted receive fails, moves urxe's QP to ERR and leaves rxe's in
+/// RTS.
 fn no_receive_at_rxe(setup: &Testbed, ip: Ip) {
     let mut p = Pair::open(setup, ip);
     let qp = p.connect_with(ConnectOptions::default().rnr_retry(2), "");
@@ -312,7 +313,7 @@ const CASES: &[Case] = &[
     case(Defect::ZeroLength, Operation::Read, "SUCCESS"),
 ];
 
-/// Length of a request in bytes, except atomics: more than the path MTU.
+/// Length in bytes of every request that is not an atomic; greater than the path MTU.
 const LEN: usize = 3000;
 const REGION_LEN: usize = 8192;
 /// Returns the offset of the request's target in a region of `REGION_LEN` bytes.

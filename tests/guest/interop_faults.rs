@@ -76,8 +76,8 @@ impl Bench {
     }
 
     /// Sends short messages on the other QP, to advance the counter that selects every 13th packet. Without
-    /// them, a sender that retransmits 13 packets would lose the same packet in each retry. Their number
-    /// varies, so that retransmitted packets and filler messages do not add up to 13 each time.
+    /// them, a sender that retransmits 13 packets would lose the same packet in each retry. The number of
+    /// messages varies, so that retransmitted packets and filler messages do not add up to 13 each time.
     fn send_filler(&mut self) {
         self.filler_count = self.filler_count % 5 + 1;
         for _ in 0..self.filler_count {
@@ -125,7 +125,7 @@ impl Bench {
         );
     }
 
-    /// Transfers `BATCH` messages of one kind, posted before the first completes, and checks their data.
+    /// Transfers `BATCH` messages of one kind, all posted at once, and checks their data.
     fn round(&mut self, kind: Kind, requester: Role) {
         self.seed = self.seed.wrapping_add(50);
         let seeds: Vec<u8> = (0..BATCH as u8).map(|i| self.seed.wrapping_add(i)).collect();

@@ -21,7 +21,7 @@ const SIZES: [usize; 5] = [0, 1, 255, 1024, 4096];
 /// Offset of the data to send; the receive buffers begin at 0 and at [`SECOND`].
 const SRC: usize = 64 << 10;
 const SECOND: usize = 32 << 10;
-/// Time during which no packet may arrive where none is expected.
+/// How long to wait before concluding that no packet arrives.
 const NO_PACKET_TIME: Duration = Duration::from_millis(300);
 
 struct Case<'a> {

@@ -22,8 +22,8 @@ const URXE_TIMEOUT: &str = "60";
 const MTUS: [u32; 3] = [256, 1024, 4096];
 
 /// Returns the number of round trips and the time limit for a message size. With six to twenty other busy
-/// processes on two cores, 20 runs of 65,536 bytes at an MTU of 256 took 32 to 164 s each. A stalled run does
-/// not take until the limit: urxe fails after [`URXE_TIMEOUT`] without a message.
+/// processes on two cores, 20 runs of 65,536 bytes at an MTU of 256 took 32 to 164 s each. A stalled run ends
+/// before that limit: urxe fails after [`URXE_TIMEOUT`] without a message.
 fn iterations(size: u32) -> (u32, Duration) {
     match (size, std::env::var_os("URXE_LONG")) {
         (0..=65_536, _) => (1000, Duration::from_secs(900)),

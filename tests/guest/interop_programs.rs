@@ -28,8 +28,8 @@ use stock::{Table, Urxe, retry_on_lost_wakeup};
 use testbed::{GUEST, LinkKind, Testbed};
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// File in the guest to which a program dumps its memory regions; `MRDUMP` is the preloaded library that does
-/// it.
+/// File in the guest to which a program dumps its memory regions; `MRDUMP` is the preloaded library that
+/// writes it.
 const MEMORY: &str = "/tmp/memory";
 const MRDUMP: &str = "/lib/mrdump.so";
 

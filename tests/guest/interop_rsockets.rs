@@ -31,8 +31,8 @@ const SHORT_LIMIT: Duration = Duration::from_secs(15);
 const FILE: usize = 1 << 20;
 
 /// Programs and arguments that run only with the server in the guest. With Debian's client these runs fail
-/// now and then, even between two guests: `rpoll` reports the end of the stream together with the last bytes,
-/// which the client takes for an error before it has read them, so that it exits with status 16 (`POLLHUP`).
+/// now and then, even between two guests: `rpoll` reports the end of the stream together with the last bytes;
+/// the client takes that for an error before it has read the bytes, and exits with status 16 (`POLLHUP`).
 const STREAMS_TO_GUEST: [(&str, &str); 3] = [
     ("rstream", "-S 64 -C 10 -I 2 -T a -T v"),
     ("rstream", "-S 64 -C 1000 -I 1 -T a -T v"),
@@ -278,7 +278,8 @@ impl Datagrams {
         ))
     }
 
-    /// Waits until a server is bound to its UDP port; `list_sockets` returns the sockets in use.
+    /// Waits until a server is bound to its UDP port; `list_sockets` returns the contents of `/proc/net/udp`
+    /// and `/proc/net/udp6`.
     fn wait_for_udp_port(port: u16, mut list_sockets: impl FnMut() -> String) -> Result<(), String> {
         let (start, hex) = (Instant::now(), format!(":{port:04X} "));
         while start.elapsed() < SHORT_LIMIT {

@@ -47,7 +47,7 @@ impl Serve {
         self.output[at + after.len()..].split([' ', ',', '\n']).next().unwrap()
     }
 
-    /// Sends SIGINT, and returns the output from then on. The process must exit with status 0.
+    /// Sends SIGINT, and returns the remaining output. The process must exit with status 0.
     fn stop(mut self) -> String {
         kill(Pid::from_raw(self.child.id() as i32), Signal::SIGINT).unwrap();
         let mut output = String::new();

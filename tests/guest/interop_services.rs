@@ -1,6 +1,6 @@
 //! Tests of `urxe pingpong` over UC, UD and shared receive queues against the stock `ibv_uc_pingpong`,
 //! `ibv_ud_pingpong` and `ibv_srq_pingpong` on the kernel's rxe in a guest, with either side as the server.
-//! Both sides check every byte, except that `ibv_srq_pingpong` cannot.
+//! Both sides check every byte, except for `ibv_srq_pingpong`, which cannot.
 
 #[path = "../support/guest.rs"]
 mod guest;

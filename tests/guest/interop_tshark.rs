@@ -149,8 +149,8 @@ const FIELDS: &[&str] = &[
     "deth.srcqp",
 ];
 
-/// Reports whether tshark 4.0 decodes all headers of packets with the opcode. For XRC, FLUSH and ATOMIC WRITE
-/// it does not decode all headers after the BTH.
+/// Reports whether tshark 4.0 decodes all headers of packets with the opcode; it does not for XRC, FLUSH and
+/// ATOMIC WRITE.
 fn decodes_all_headers(opcode: Opcode) -> bool {
     let row = opcode.row();
     row.transport != Transport::Xrc && !matches!(row.operation, Operation::Flush | Operation::AtomicWrite)
@@ -224,7 +224,8 @@ fn tshark(path: &str) -> Vec<(Vec<Option<u64>>, String)> {
     String::from_utf8_lossy(&out.stdout).lines().map(row).collect()
 }
 
-/// Reports whether tshark 4.0 has the field as a separate one.
+/// Reports whether tshark 4.0 has the field; it shows the AtomicETH's address and R_Key as fields of the
+/// RETH.
 fn has_field(field: &str) -> bool {
     !matches!(field, "atomiceth.va" | "atomiceth.r_key")
 }

@@ -268,9 +268,9 @@ impl Bench<'_> {
         self.check(to, &expected_memory(&data, &dst))
     }
 
-    /// Runs an atomic on the first aligned word from `DST` on, which stores the old value at `SRC` of the
-    /// requester; checks both values. A compare-and-swap with `nth` 0 swaps, any other finds a value that
-    /// differs from its compare operand.
+    /// Runs an atomic on the first aligned word at or after the responder's `DST`, with the old value
+    /// returned to the requester's `SRC`, and checks both. The first compare-and-swap (`nth` is 0) swaps; any
+    /// later one finds a value that differs from its compare operand.
     fn atomic(&mut self, op: &Op, role: Role, nth: usize) -> Result<(), String> {
         self.id += 1;
         let id = self.id;

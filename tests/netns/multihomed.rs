@@ -1,5 +1,5 @@
 //! Tests of devices with several addresses: the GID table contains all addresses of the interface (link-local
-//! IPv6, IPv4 and other IPv6), and each of them works. Needs root.
+//! IPv6, IPv4 and other IPv6), and every address can be used for connections and datagrams. Needs root.
 
 #[path = "../support/netns.rs"]
 mod netns;

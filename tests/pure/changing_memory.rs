@@ -1,5 +1,5 @@
-//! Tests that packets are sent with a valid ICRC even if their payload changes while it is sent, as flags and
-//! counters do that a peer READs.
+//! Tests that packets are sent with a valid ICRC even if their payload changes at the same time, as flags and
+//! counters that a peer READs may.
 
 #[path = "../support/nic.rs"]
 mod nic;

@@ -78,7 +78,7 @@ fn pattern(i: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + i * 31 + at / 251) as u8).collect()
 }
 
-/// Runs a SEND, a WRITE and a READ on each connection, all at once and with a data pattern for each
+/// Runs a SEND, a WRITE and a READ on every connection at once, with a different data pattern for each
 /// connection.
 fn exchange(a: &Nic, b: &Nic, pairs: &[(Qp, Qp)]) {
     let len = LEN - 40;

@@ -59,7 +59,7 @@ prop_compose! {
     }
 }
 
-/// Clears the headers that, according to the opcode table, packets with the opcode do not have.
+/// Clears the headers that, according to the opcode table, are absent from packets with the opcode.
 fn clear_absent_headers(h: &Headers) -> Headers {
     let set = h.bth.opcode.row().headers;
     fn keep<T: Default>(set: HeaderSet, header: HeaderSet, value: T) -> T {

@@ -1,6 +1,6 @@
-//! Compares urxe and the kernel's rxe with the same perftest binaries, both ends in the same guest: on urxe
-//! through the drop-in library, and on rxe. `tests/rxe-guest/compare` builds the required files and runs this
-//! program.
+//! Compares the performance of urxe and of the kernel's rxe: runs the same perftest binaries on each, with
+//! both ends in one guest. On urxe they use the drop-in library. `tests/rxe-guest/compare` builds the
+//! required files and runs this program.
 //!
 //! Runs on the two alternate, and only the ratios of consecutive runs are meaningful: the guest is emulated
 //! (no KVM), so the absolute figures are tens of times lower than those of a real machine. Emulation slows down

@@ -61,7 +61,8 @@ impl<'e> Verbs<'e> {
         Ok(Self { env, a, b, remote, log })
     }
 
-    /// Executes a shell command on one side. `REMOTE` in it stands for the address and R_Key of `b`'s MR.
+    /// Executes a shell command on one side. `REMOTE` in the command is replaced with the address and R_Key
+    /// of `b`'s MR.
     fn run(&mut self, side: End, line: &str) -> Result<guest::Reply> {
         let name = if side == End::A { 'a' } else { 'b' };
         self.log.push(format!("{name}: {line}"));

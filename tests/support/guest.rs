@@ -29,8 +29,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const TESTS: &str = concat!(env!("URXE_REPOSITORY"), "/tests/rxe-guest");
-/// Time limit for a command that needs no waiting; long because the guest is emulated and the host may be
-/// busy.
+/// Time limit for a command that normally completes at once; long because the guest is emulated and the host
+/// may be busy.
 const SHORT: Duration = Duration::from_secs(30);
 /// Text that [`Guest::state`] contains if rxe hangs because of its own defect (see `guest/requester.rs`).
 pub const LOST_WAKEUP: &str = "rxe has lost a wake-up";
@@ -398,8 +398,8 @@ impl Guest {
         self.link.spawn(cmd)
     }
 
-    /// Waits until a program in the guest listens on `port`, with TCP or rdma_cm. A message from the program
-    /// would not do: programs print that they are ready shortly before they listen.
+    /// Waits until a program in the guest listens on `port`, with TCP or rdma_cm. The program's own message
+    /// is no substitute: programs print that they are ready shortly before they listen.
     pub fn wait_listening(&self, port: u16, timeout: Duration) -> Result<()> {
         let cmd = format!(
             "until grep -qs ':{port:04X} [0:]* 0A ' /proc/net/tcp /proc/net/tcp6 ||
@@ -436,8 +436,8 @@ impl Guest {
         &self.gids
     }
 
-    /// Returns the index of the GID for the address `ip`, as the options `-g` and `-x` of programs and
-    /// `sgid=` of the verbs shell expect it.
+    /// Returns the index of the GID for the address `ip`: the value for the options `-g` and `-x` of
+    /// programs, and for `sgid=` in the verbs shell.
     pub fn gid_index(&self, ip: &str) -> Result<u32> {
         match self.gids.get(&gid_of(ip)?) {
             Some(&i) => Ok(i),

@@ -74,13 +74,13 @@ impl Netns {
         command
     }
 
-    /// Moves this thread into the namespace for good.
+    /// Moves this thread into the namespace permanently.
     pub fn enter(&self) {
         enter(&self.name);
     }
 
-    /// Runs `f` in the namespace on a new thread, so that the calling thread stays where it is. Sockets
-    /// belong to the namespace of the thread that opens them.
+    /// Runs `f` in the namespace on a new thread, so that the calling thread stays in its own namespace.
+    /// Sockets belong to the namespace of the thread that opens them.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|s| {
             let run = move || {

@@ -20,7 +20,7 @@ impl Rng {
         self.next() % n.max(1)
     }
 
-    /// Returns true with a probability of `percent` percent.
+    /// Returns true with the given probability in percent.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }

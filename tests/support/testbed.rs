@@ -97,8 +97,8 @@ impl fmt::Display for Ip {
 }
 
 /// A guest, and the wire to it. A wire with a tap needs root. The tap is in a network namespace, which the
-/// thread that starts the testbed enters for good, because sockets belong to the namespace of the thread that
-/// opens them.
+/// thread that starts the testbed enters and never leaves, because sockets belong to the namespace of the
+/// thread that opens them.
 pub struct Testbed {
     pub guest: Guest,
     pub via: LinkKind,

@@ -1,4 +1,4 @@
-//! Traffic with every service between two urxe NICs in virtual time, identical in every run.
+//! Traffic over every service between two urxe NICs in virtual time, identical in every run.
 #![allow(dead_code, reason = "each test target uses its part")]
 
 use super::nic::{Nic, connect_with};

@@ -69,7 +69,7 @@ struct State {
     pcap: Option<File>,
 }
 
-/// A wire, forwarded by two threads until it is dropped.
+/// A wire; two threads forward its frames until it is dropped.
 pub struct Wire {
     dir: tempfile::TempDir,
     state: Arc<Mutex<State>>,
@@ -142,8 +142,8 @@ impl Wire {
         self.set(from, |d| d.drop_every = n);
     }
 
-    /// Drops RoCEv2 frames that `from` sends at random, with a rate of `per_mille`; the same seed drops the
-    /// same frames.
+    /// Drops each RoCEv2 frame that `from` sends with a probability of `per_mille` in 1000; the same seed
+    /// drops the same frames.
     pub fn drop_randomly(&self, from: End, per_mille: u64, seed: u64) {
         self.set(from, |d| d.drop_randomly = Some((per_mille, Pcg32::seed_from_u64(seed))));
     }

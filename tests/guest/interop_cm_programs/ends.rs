@@ -29,12 +29,12 @@ pub enum Ready {
     Group(&'static str),
 }
 
-/// Command lines of a server and its client. `{server}` and `{client}` in them are replaced by the addresses
-/// of the two, `{port}` by the server's port.
+/// Command lines of a server and its client. The placeholders `{server}` and `{client}` are replaced with the
+/// addresses of the two ends, `{port}` with the server's port.
 pub struct Program {
     pub server: String,
     pub client: String,
-    /// Port of a server that always listens on the same one; otherwise a free port is chosen.
+    /// Fixed port of the server; `None` selects a free port.
     pub port: Option<u16>,
     /// Text that a successful client prints.
     pub expected_output: &'static str,
@@ -106,7 +106,7 @@ fn substitute(args: &str, server: &str, client: &str, port: u16) -> String {
     args.replace("{server}", server).replace("{client}", client).replace("{port}", &port.to_string())
 }
 
-/// Returns how long one end may take to exit after the other has exited; short if the other has failed.
+/// Returns the time limit for one end to exit after the other; it is short if the other has failed.
 fn exit_timeout(first: &Result<String, String>) -> Duration {
     if first.is_ok() { SHORT_LIMIT } else { Duration::from_millis(500) }
 }
@@ -151,7 +151,8 @@ impl Ends<'_> {
         Ok(process)
     }
 
-    /// Waits for a program in the guest to exit. Returns its output, as an error if its status is not 0.
+    /// Waits for a program in the guest to exit, and returns its output. If its status is not 0, the error
+    /// contains the output.
     pub fn wait_success(mut program: GuestProcess, limit: Duration) -> Result<String, String> {
         match program.wait(limit) {
             Ok(Output { status: 0, stdout, stderr }) => Ok(stdout + &stderr),
@@ -249,7 +250,7 @@ impl Ends<'_> {
     }
 }
 
-/// Returns a group in the notation of `/proc/net/igmp`.
+/// Returns the address of a multicast group in the notation of `/proc/net/igmp`.
 fn igmp_notation(group: &str) -> String {
     let group: std::net::Ipv4Addr = group.parse().expect("the group is an IPv4 address");
     format!("{:08X}", u32::from_ne_bytes(group.octets()))

@@ -14,7 +14,7 @@ pub enum Requester {
     Rxe,
 }
 
-/// Size of the region in bytes; `WINDOW` is the range of it that a window covers.
+/// Size of the region in bytes; `WINDOW` is the part of the region that a window covers.
 pub const REGION_LEN: usize = 8192;
 pub const WINDOW: std::ops::Range<usize> = 1024..5120;
 /// Seed of the pattern in the owner's region; `REQUESTER_SEED` is the seed for the requester's buffer.
@@ -228,7 +228,7 @@ impl<'a> WindowPair<'a> {
     }
 }
 
-/// Panics with all errors unless there are none.
+/// Panics with the list of errors unless it is empty.
 pub fn assert_no_errors(errors: Vec<String>) {
     assert!(errors.is_empty(), "{}", errors.join("\n"));
 }

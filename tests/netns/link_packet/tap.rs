@@ -28,8 +28,8 @@ const USO: libc::c_ulong = 0x60;
 const PEER: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 2]);
 const VNET_LEN: usize = 10;
 
-/// Machine's end of `tap0`. The interface is in the first namespace, where the host has the first address of
-/// each family and a neighbour entry for the second.
+/// The machine's end of `tap0`. The interface is in the first namespace, where the host has the first address
+/// of each family and a neighbour entry for the second.
 struct Tap {
     file: File,
     /// Whether each frame has a virtio-net header.
@@ -73,8 +73,8 @@ impl Tap {
         Tap { file, vnet }
     }
 
-    /// Reads the next RoCEv2 frame and the virtio-net header in front of it, which is zero if frames have
-    /// none.
+    /// Reads the next RoCEv2 frame and the virtio-net header in front of it, all zeros if frames have no such
+    /// header.
     fn next(&mut self) -> ([u8; VNET_LEN], Vec<u8>) {
         let start = Clock::now();
         let mut buffer = vec![0; 70_000];

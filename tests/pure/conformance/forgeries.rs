@@ -1,6 +1,6 @@
 //! Conformance cases: a third party that forges packets. It knows both addresses, the UDP port, the queue
-//! pair number and the expected PSN, and computes a valid ICRC. The ICRC has no key, so only the checks of
-//! the specification can stop a forged packet:
+//! pair number and the expected PSN, and computes a valid ICRC. The ICRC has no key, so only the checks that
+//! the specification requires can stop a forged packet:
 //!
 //! | forged | rejected by | effect (IBA) |
 //! |---|---|---|

@@ -29,7 +29,7 @@ fn attach(b: &mut Bench, qp: usize, group: IpAddr) {
     b.nic.attach_mcast(b.qpns[qp], group.into()).unwrap().unwrap();
 }
 
-/// Posts a receive of `len` bytes at offset `at` of the common region to the QP with index `qp`.
+/// Posts a receive of `len` bytes at offset `at` of [`Bench::mr`] to the QP with index `qp`.
 fn recv(b: &mut Bench, qp: usize, wr_id: u64, at: usize, len: u32) {
     let sges = [b.mr.sge(at, len)];
     b.nic.post_recv(b.qpns[qp], &RecvWr::new(wr_id, &sges)).unwrap().unwrap();

@@ -1,5 +1,5 @@
-//! Conformance cases: personalities, which differ for example in the work requests that they reject. Each row
-//! of the table of differences is tested.
+//! Conformance cases: personalities, which differ, for example, in the work requests that they reject. Each
+//! row of the table of differences is tested.
 
 use std::time::Duration;
 

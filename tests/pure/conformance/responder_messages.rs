@@ -1,5 +1,5 @@
-//! Conformance cases: the messages of every kind and size that a responder receives, its acknowledgements and
-//! completions.
+//! Conformance cases: the responder's handling of messages of every kind and size, with its acknowledgements
+//! and completions.
 
 use urxe::nic::Personality;
 use urxe::transport::{

@@ -105,7 +105,7 @@ impl Side {
         event
     }
 
-    /// Creates a CM id, and resolves its address and route to `to`.
+    /// Creates a CM id, and resolves the address `to` and the route to it.
     pub fn resolved(&self, space: PortSpace, to: SocketAddr) -> CmId {
         let id = self.id(space);
         id.resolve_addr(None, to, TIMEOUT).unwrap();

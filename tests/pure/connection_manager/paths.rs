@@ -13,8 +13,8 @@ use urxe::verbs::*;
 use super::fixture::breakable::Receive;
 use super::fixture::*;
 
-/// Returns a side whose device has two addresses, and the addresses. While `is_first_path_down` is set, the
-/// device receives no packets at the first.
+/// Returns a side whose device has two addresses, and the two addresses. While `is_first_path_down` is set,
+/// the device receives no packets at the first one.
 fn multihomed(fabric: &Fabric, host: u8, is_first_path_down: &Arc<AtomicBool>) -> (Side, [IpAddr; 2]) {
     let addresses = [1, 2].map(|net| IpAddr::from([10, 0, net, host]));
     let drop_at_first: Receive = |port, now, sink| {

@@ -93,8 +93,8 @@ fn requests_of_vanished_clients_are_reported_as_rejected() {
     assert_eq!(server.manager.counters(0).unwrap().stale, 0);
 }
 
-/// Checks that CM ids of one process, but not of two, may share a port if one of them is bound to the
-/// wildcard address.
+/// Checks that two CM ids may share a port if one of them is bound to the wildcard address, but only if they
+/// belong to the same process.
 #[test]
 fn port_is_shared_within_one_process_only() {
     let (a, b) = (open_shared("127.101.6.1"), open_shared("127.101.6.1"));

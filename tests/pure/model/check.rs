@@ -35,7 +35,8 @@ impl World {
         }
     }
 
-    /// Checks all completions of a queue pair at its end; `failing` tells whether it may fail.
+    /// Checks all completions of a queue pair that has ended; `failing` tells whether the queue pair may have
+    /// failed.
     pub fn check(&mut self, qp: usize, failing: bool) {
         match self.plan.qps[qp].kind {
             Kind::Rc | Kind::Xrc => {
@@ -202,8 +203,8 @@ impl World {
         memory::store(&mut s.expected, pieces, 0, &data[..n]);
     }
 
-    /// Checks the send completions of an unreliable queue pair: all requests must succeed, except requests
-    /// with a fault and those flushed after one until the send queue is recovered.
+    /// Checks the send completions of an unreliable queue pair: all requests must succeed, except those with
+    /// a fault, and those flushed after a fault until the send queue is recovered.
     fn check_unreliable_sends(&self, qp: usize) {
         let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
         let mut got = q.sent.iter().peekable();
@@ -258,7 +259,7 @@ impl World {
 }
 
 impl Send {
-    /// Returns the expected length in the request's completion.
+    /// Returns the length that the request's completion must report.
     fn len_of_completion(&self) -> u32 {
         match self.op {
             WrOp::AtomicWrite { .. } => 0,

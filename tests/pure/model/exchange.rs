@@ -49,8 +49,7 @@ pub struct Exchange<'a> {
     /// Maximum length of a SEND to each side: the minimum length of its shared receives, or `u32::MAX` if it
     /// has its own receive queue.
     pub longest: [u32; 2],
-    /// The only side that posts work requests, if they are not posted by both. Then neither side waits for
-    /// messages.
+    /// The side that posts work requests, if only one side does; then neither side waits for messages.
     pub sender: Option<usize>,
     pub parts: [Part; 2],
 }
@@ -146,7 +145,7 @@ impl<'a> Exchange<'a> {
         transfer(None, length(mtu, rng).min(longest), from, rng)
     }
 
-    /// Returns a WRITE of `len` bytes to the other side's memory from byte `at` on.
+    /// Returns a WRITE of `len` bytes to offset `at` of the other side's memory.
     pub fn write_to(&mut self, side: usize, at: usize, len: u32) -> Send {
         let (from, to, rng) = self.arenas(side);
         let w = transfer(Some(at), len, from, rng);

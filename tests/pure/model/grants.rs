@@ -43,8 +43,8 @@ pub const KINDS: [GrantKind; 4] = [
 pub const REMOTE_ALL: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
 impl Exchange<'_> {
-    /// Adds a window or fast-registered region to which access is granted, used and revoked one to three
-    /// times.
+    /// Adds a window or fast-registered region, and one to three rounds in which the owner grants access, the
+    /// other side uses it, and one of them revokes it.
     pub fn grant(&mut self, owner: usize) {
         let (id, kind) = (self.grants[owner].len(), self.rng.pick(&KINDS));
         self.grants[owner].push(kind);
@@ -98,8 +98,8 @@ impl Exchange<'_> {
         GrantedRange { side: owner, key, at, len, base }
     }
 
-    /// Adds requests that use a fast-registered region for their local data. A LOCAL_INV follows directly,
-    /// when the requests may still have to be retransmitted.
+    /// Adds requests that use a fast-registered region for their local data. A LOCAL_INV directly follows
+    /// them, while they may still have to be retransmitted.
     pub fn own_fast_region(&mut self, side: usize) {
         let id = self.grants[side].len();
         self.grants[side].push(GrantKind::Fast);

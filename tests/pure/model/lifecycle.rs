@@ -163,7 +163,7 @@ impl World {
         self.modify(qp, &to(next));
     }
 
-    /// Posts a random number of receives, or with `all` all of them, until the queue is full.
+    /// Posts receives until the queue is full, or, unless `all` is set, until it stops at random.
     fn post_receives(&mut self, pool_index: usize, all: bool) {
         let pool = &mut self.plan.pools[pool_index];
         let Some(&user) = pool.users.first() else { return };
@@ -193,8 +193,8 @@ impl World {
         while self.post_send(qp) {}
     }
 
-    /// Tries to post the next work request, and returns whether it was posted. It is not while it waits for
-    /// messages or the queue is full, nor, at random, one time in five.
+    /// Tries to post the next work request, which may have to wait for messages or for space in the queue; at
+    /// random, does not try one time in five. Returns whether the work request was posted.
     fn post_send(&mut self, qp: usize) -> bool {
         let Some(state) = self.state(qp) else { return false };
         let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);

@@ -8,7 +8,7 @@ use crate::support::Rng;
 pub struct Arena {
     /// Contents before the run.
     pub initial: Vec<u8>,
-    /// Contents after all work requests generated so far, as far as they are predictable.
+    /// Contents after all work requests generated so far, except where the result is unpredictable.
     pub bytes: Vec<u8>,
 }
 
@@ -83,7 +83,7 @@ fn parts<'a>(
     })
 }
 
-/// Stores `data` from byte `at` of the concatenated pieces on.
+/// Stores `data` at offset `at` of the concatenated pieces.
 pub fn store(bytes: &mut [u8], pieces: &[Piece], at: usize, data: &[u8]) {
     for (at, data) in parts(pieces, at, data) {
         if let Some(at) = at {
@@ -92,7 +92,7 @@ pub fn store(bytes: &mut [u8], pieces: &[Piece], at: usize, data: &[u8]) {
     }
 }
 
-/// Reports whether the pieces contain `data`; `read` returns a number of bytes at an address.
+/// Reports whether the pieces contain `data`; `read(at, len)` returns `len` bytes of memory at offset `at`.
 pub fn holds(read: impl Fn(usize, usize) -> Vec<u8>, pieces: &[Piece], data: &[u8]) -> bool {
     parts(pieces, 0, data).all(|(at, data)| at.is_none_or(|at| read(at, data.len()) == data))
 }

@@ -207,8 +207,8 @@ impl Plan {
             .collect()
     }
 
-    /// Adds a queue pair without work requests, with its own receive queue or, if there is one, often with
-    /// the queue `shared`.
+    /// Adds a queue pair without work requests. It usually uses the receive queue `shared` if there is one,
+    /// and otherwise its own.
     fn qp(&mut self, kind: Kind, side: usize, mtu: Mtu, shared: Option<usize>, rng: &mut Rng) -> usize {
         let (qp, pool) = (self.qps.len(), shared.filter(|_| rng.percent(70)).unwrap_or(self.pools.len()));
         if pool == self.pools.len() {
@@ -261,7 +261,7 @@ impl Plan {
         self.groups.push(Group { kind, qps: qps.to_vec(), after, failing });
     }
 
-    /// Plans a failure of a random one of the queue pairs `qps`.
+    /// Plans the failure of a randomly selected queue pair from `qps`.
     fn plan_failure(&mut self, qps: &[usize], rng: &mut Rng) {
         let order = rng.below(24);
         let at = Duration::from_nanos(rng.below(1 << order));

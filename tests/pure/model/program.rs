@@ -55,7 +55,7 @@ pub struct Send {
     pub data: Vec<u8>,
     /// Address on the other side at which a WRITE or ATOMIC WRITE stores `data`.
     pub place: Option<usize>,
-    /// Address of the word on the other side that an atomic modifies, and the value that it gets.
+    /// Address of the word on the other side that an atomic modifies, and the word's new value.
     pub word: Option<(usize, u64)>,
     /// Fast-registered region whose key the scatter/gather elements use; with `None`, they use the region
     /// that covers all memory.

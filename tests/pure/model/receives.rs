@@ -21,7 +21,7 @@ pub struct Pool {
     pub posted: usize,
     /// Capacity in work requests.
     pub depth: u32,
-    /// Whether each receive has completed, successfully or flushed.
+    /// Whether each receive has completed, with any status.
     pub done: Vec<bool>,
     /// Posted receives not yet consumed by a message. They are tracked only for unreliable services, for
     /// which the model predicts the effect of each packet.

@@ -44,7 +44,8 @@ pub struct Arrival<'a> {
     pub from: Qpn,
 }
 
-/// Returns a successful completion of `qpn` with default values.
+/// Returns a successful receive completion of QP `qpn` for a message from QP `src_qpn`, with defaults in all
+/// other fields.
 pub fn completion(qpn: Qpn, src_qpn: Qpn) -> Completion {
     let mut completion = Completion::new(0, qpn, WcOpcode::Recv, WcStatus::Success);
     completion.src_qpn = src_qpn;
@@ -228,8 +229,8 @@ pub fn stream(
     sends
 }
 
-/// Returns a work request that registers a new fast-registered region, which no other request uses, and with
-/// `invalidate` another that invalidates it.
+/// Returns a work request that registers a new fast-registered region, which no other request uses, and, with
+/// `invalidate`, another that invalidates it.
 fn register_and_invalidate(
     invalidate: bool,
     side: usize,
@@ -243,7 +244,7 @@ fn register_and_invalidate(
     ops.map(|op| Send { key, flags: flags(rng), ..Send::new(op) }).collect()
 }
 
-/// Gives the work request an invalid L_Key, so that it fails locally, unless it uses no L_Key.
+/// Replaces the work request's L_Key, if it uses one, with an invalid one, so that the request fails locally.
 fn make_local_error(s: &mut Send) {
     if !s.inline && s.pieces.iter().any(|p| p.at.is_some() && p.len > 0) {
         (s.bad_lkey, s.fault) = (true, Some(WcStatus::LocProtErr));

@@ -69,7 +69,7 @@ impl Wire {
         Wire { faults, flights: BinaryHeap::new(), sequence: 0, trace: crc32fast::Hasher::new() }
     }
 
-    /// Sends a packet with random faults: queues its copies, or drops it.
+    /// Sends a packet: drops it, or queues one or two copies of it, each possibly corrupted or delayed.
     pub fn send(&mut self, now: Instant, flow: Flow, bytes: Vec<u8>, rng: &mut Rng) {
         self.trace.update(&now.0.to_le_bytes());
         self.trace.update(&bytes);

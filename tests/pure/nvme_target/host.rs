@@ -122,7 +122,7 @@ impl HostQueue {
         self.response_within(LIMIT).unwrap()
     }
 
-    /// Waits for the next response.
+    /// Waits for the next response, for at most `limit`.
     pub fn response_within(&self, limit: Duration) -> Result<HostResponse, WaitError> {
         loop {
             let completion = self.cq.wait(limit)?;

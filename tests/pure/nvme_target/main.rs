@@ -51,7 +51,7 @@ fn block(number: usize) -> Vec<u8> {
     (number as u32).to_le_bytes().repeat(BLOCK / 4)
 }
 
-/// Returns a command for namespace 1 whose command dwords from 10 (CDW10) on are `dwords`.
+/// Returns a command for namespace 1 with `dwords` as its command dwords from CDW10 on.
 fn command(opcode: u8, dwords: &[u32]) -> Command {
     let mut bytes = [0; 64];
     (bytes[0], bytes[1], bytes[4]) = (opcode, 0x40, 1);
@@ -73,7 +73,7 @@ fn fabrics(kind: u8, dwords: &[u32]) -> Command {
     with(command(0x7f, dwords), 4, &[kind])
 }
 
-/// Returns a Connect command for the queue number `queue` with a depth of `depth` commands.
+/// Returns a Connect command for queue `queue` with a depth of `depth` commands.
 fn connect(queue: u16, depth: u16) -> Command {
     fabrics(1, &[u32::from(queue) << 16, u32::from(depth - 1), 0])
 }

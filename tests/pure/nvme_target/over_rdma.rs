@@ -81,8 +81,8 @@ fn invalid_data_descriptors_are_refused() {
     });
 }
 
-/// Checks that each response invalidates the R_Key of its command, for fast-registered memory as the kernel
-/// uses it.
+/// Checks, with fast-registered memory as the kernel uses it, that each response invalidates its command's
+/// R_Key.
 #[test]
 fn response_invalidates_the_rkey_if_the_sgl_requests_it() {
     let disk = Disk::new();

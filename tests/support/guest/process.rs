@@ -31,8 +31,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// Waits for the agent's first message until the read timeout of `stream`, and then starts a thread that
-    /// dispatches messages to their sessions.
+    /// Waits for the agent's first message, for at most the read timeout of `stream`, and then starts a
+    /// thread that dispatches messages to their sessions.
     pub fn new(mut stream: UnixStream, dir: PathBuf) -> io::Result<Arc<Self>> {
         let (kind, _, _) = read_frame(&mut stream)?;
         if kind != b'H' {
