@@ -115,7 +115,7 @@ fn late_immediate_at_urxe(setup: &Testbed, ip: Ip) {
     assert_eq!(p.completions(1), [(4, WcStatus::Success)]);
 }
 
-/// Checks that a SEND to an rxe QP without a posted receive fails, moves urxe's QP to ERR and leaves rxe's in
+/// Checks that a SEND fails while rxe has no posted receive, and that urxe's QP enters ERR but rxe's stays in
 /// RTS.
 fn no_receive_at_rxe(setup: &Testbed, ip: Ip) {
     let mut p = Pair::open(setup, ip);

@@ -3,9 +3,9 @@
 //! required files and runs this program.
 //!
 //! Runs on the two alternate, and only the ratios of consecutive runs are meaningful: the guest is emulated
-//! (no KVM), so the absolute figures are tens of times lower than those of a real machine. Emulation slows down
-//! code in user space and in the kernel alike; it does not show the real cost of system calls and of parallel
-//! work on several processors.
+//! (no KVM), so the absolute figures are tens of times lower than those of a real machine. Emulation slows
+//! down code in user space and in the kernel alike; it does not show the real cost of system calls and of
+//! parallel work on several processors.
 //!
 //! The conditions favour rxe: both ends are on one device, and its driver loops packets back without IP or
 //! UDP. urxe's packets go through the kernel's UDP over `lo`, in a network namespace, because rxe

@@ -6,7 +6,7 @@
 //! bytes follow one another in the slot, each at the next multiple of a cache line, and begin again at its
 //! end; all others lie at the beginning of the slot.
 //!
-//! Both ends fill their memory with the same pseudo-random bytes, so each half differs from the other one until
+//! Both ends fill their memory with the same pseudo-random bytes, so each half differs from the other until
 //! the data has arrived. Only `ib_write_lat` begins with zeros, and marks the last byte of a message.
 
 use std::collections::BTreeMap;

@@ -409,8 +409,8 @@ pub fn revoked_for_rxe(setup: &Testbed, ip: Ip) {
     check_revoked(setup, ip, Requester::Rxe);
 }
 
-/// Checks that a bind or invalidation that is not allowed completes with an error at the owner, and that the
-/// owner's QP enters ERR.
+/// Checks that an invalid bind or invalidation completes with an error at the owner, and moves the owner's QP
+/// to ERR.
 fn check_invalid_bind(setup: &Testbed, ip: Ip, requester: Requester, not_invalidated: &str) {
     let mut o = WindowPair::new(setup, ip, requester);
     let mut errors = Vec::new();

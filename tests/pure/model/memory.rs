@@ -12,7 +12,7 @@ pub struct Arena {
     pub bytes: Vec<u8>,
 }
 
-/// A range of a side's memory, or of its null region if it has no address.
+/// A range of a side's memory, or of its null region if `at` is `None`.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
     pub at: Option<usize>,
