@@ -21,7 +21,8 @@ fn background_threads_stay_idle_while_sender_polls() {
     assert!(ratios[ROUNDS / 2] < 0.2, "{ratios:.3?}");
 }
 
-/// Returns the CPU time that the other threads use while this thread sends, divided by this thread's.
+/// Returns the CPU time that the other threads use while this thread sends, divided by this thread's own CPU
+/// time.
 fn background_cpu_ratio() -> f64 {
     let (a, b) = Fabric::new().pair().unwrap();
     let [source, target] = [&a, &b].map(|node| node.pd.reg_mr(SIZE, Access::ALL).unwrap());

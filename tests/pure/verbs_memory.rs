@@ -161,8 +161,8 @@ fn flush_writes_mapped_bytes_to_the_file() {
     assert!(got[..100] == [0; 100] && got[100..8100] == [7; 8000] && got[8100..] == [0; 92]);
 }
 
-/// Runs in real time, in which the payload is copied at transmission, and in virtual time, in which it is
-/// copied when its packet is built.
+/// Runs in real time, where the payload is copied at transmission, and in virtual time, where it is copied
+/// when its packet is built.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn access_to_protected_memory_fails_the_work_request_on_either_side() {

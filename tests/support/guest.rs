@@ -236,7 +236,7 @@ pub struct Guest {
     _dir: tempfile::TempDir,
 }
 
-/// QEMU process, killed on drop. A separate type, so that this also happens if the boot fails.
+/// QEMU process, killed on drop. It has its own type so that it is killed even if the boot fails.
 struct Qemu(Child);
 
 impl Drop for Qemu {

@@ -210,7 +210,7 @@ impl Shell {
     }
 }
 
-/// Returns the arguments `addr=` and `rkey=` with which a shell command refers to local memory.
+/// Returns the arguments `addr=` and `rkey=` that name local memory in a shell command.
 pub fn remote_args(at: RemoteAddr) -> String {
     format!("addr={:#x} rkey={:#x}", at.va, at.rkey.0)
 }

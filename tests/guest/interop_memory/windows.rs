@@ -152,8 +152,8 @@ impl<'a> WindowPair<'a> {
         self.execute_at(op, at, to)
     }
 
-    /// Like [`execute`](Self::execute), but sends `to` as the remote address, for windows whose addresses are
-    /// not those of the region.
+    /// Like [`execute`](Self::execute), but sends `to` as the remote address, for windows that are not
+    /// addressed like their region.
     pub fn execute_at(&mut self, op: Operation, at: i64, to: RemoteAddr) -> Result<String, String> {
         let shell = &mut self.pair.shell.vsh;
         let mut owner_data = pattern(REGION_LEN, OWNER_SEED);

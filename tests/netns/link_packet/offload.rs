@@ -197,7 +197,8 @@ fn packet_and_udp_links_with_and_without_segmentation_interoperate() {
     }
 }
 
-/// Makes the receiver's kernel coalesce packets that were sent singly; it ignores their IPv4 IDs.
+/// Makes the receiver's kernel coalesce packets that were sent one at a time, which it does whatever their
+/// IPv4 IDs.
 #[test]
 fn packets_coalesced_by_the_kernel_are_split() {
     let net = Veth::new(1500);

@@ -26,7 +26,7 @@ fn data() -> Vec<u8> {
     (0..900u32).map(|i| (i / 3) as u8 ^ 0xa5).collect()
 }
 
-/// Returns the request with which the requester repeats the READ from response packet `at` on.
+/// Returns the READ request that resumes the READ at response packet `at`.
 fn remainder(at: u32) -> Pkt {
     read(SQ + at, (VA + 256 * at as u64, KEY, 900 - 256 * at))
 }

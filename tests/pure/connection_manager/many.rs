@@ -59,7 +59,7 @@ impl Side {
     }
 }
 
-/// Floods a server with requests from one peer, none of which it accepts.
+/// Floods a server with requests from one peer; the server accepts none of them.
 #[test]
 fn flood_of_requests_uses_bounded_memory() {
     let fabric = virtual_fabric(slow());

@@ -87,8 +87,8 @@ impl<'a> Exchange<'a> {
         (from, to, self.rng)
     }
 
-    /// Adds a work request, and the message that the other side receives, if any. Returns the index of the
-    /// work request.
+    /// Adds a work request and, if it consumes a receive, the message that the other side receives. Returns
+    /// the index of the work request.
     pub fn push(&mut self, side: usize, send: Send) -> usize {
         let send = Send { after: self.parts[side].after, ..send };
         let index = self.parts[side].sends.len();

@@ -97,8 +97,8 @@ pub fn holds(read: impl Fn(usize, usize) -> Vec<u8>, pieces: &[Piece], data: &[u
     parts(pieces, 0, data).all(|(at, data)| at.is_none_or(|at| read(at, data.len()) == data))
 }
 
-/// Returns the number of bytes of `data` that have been stored in the pieces between the memory contents
-/// `before` and `now`; `None` if it is not a whole number of packets.
+/// Returns how many bytes of `data` have been stored in the pieces between the memory contents `before` and
+/// `now`; `None` if it is not a whole number of packets.
 pub fn stored_packets(before: &[u8], now: &[u8], pieces: &[Piece], data: &[u8], mtu: usize) -> Option<usize> {
     let (mut changed, mut same, mut end) = (0, None, 0);
     for (at, data) in parts(pieces, 0, data) {

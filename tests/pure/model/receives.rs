@@ -23,8 +23,8 @@ pub struct Pool {
     pub depth: u32,
     /// Whether each receive has completed, with any status.
     pub done: Vec<bool>,
-    /// Posted receives not yet consumed by a message. They are tracked only for unreliable services, for
-    /// which the model predicts the effect of each packet.
+    /// Posted receives not yet consumed by a message. Tracked only for unreliable services, because only
+    /// there the model predicts the effect of each packet.
     pub waiting: VecDeque<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! Tests of the target's checks of Connect commands, and of the lifetime of its controllers.
+//! Tests of Connect commands, valid and invalid, and of the lifetime of controllers.
 
 use std::time::{Duration, Instant};
 
