@@ -1,6 +1,6 @@
-//! Tests of unmodified programs that connect by address and port, at both ends: on the host with the drop-in
-//! librdmacm through `urxe run`, in the guest with the kernel's connection manager and rxe; with either side
-//! as the server, over IPv4 and IPv6.
+//! Interoperability of unmodified programs that connect by address and port: on the host with the drop-in
+//! librdmacm through `urxe run`, in the guest with the kernel's connection manager and rxe. Either side is
+//! the server, over IPv4 and IPv6.
 //!
 //! The link is a tap, which carries TCP too, because qperf uses one address for both. Excluded: XRC, which
 //! rxe 6.1 does not support (`rdma_xserver` with RC is included); and over IPv6 the cases of [`for_ipv4`].
@@ -22,7 +22,7 @@ use ends::{Ends, LIMIT, Program, Ready, SHORT_LIMIT};
 use stock::{Table, Urxe};
 use testbed::{LinkKind, Testbed};
 
-/// Port of `udaddy`, whose port cannot be configured.
+/// Port of `udaddy`, which has no option to change it.
 const UDADDY: u16 = 7174;
 const GROUP: &str = "239.7.7.7";
 
@@ -115,8 +115,8 @@ fn check_rejected(ends: &Ends<'_>) -> Result<String, String> {
     Ok(EXPECTED.into())
 }
 
-/// Kills a client in the guest in the middle of its run: the guest's kernel disconnects, and the local
-/// program receives the event.
+/// Kills a running client in the guest, and checks that the local program receives a disconnect event from
+/// the guest's kernel.
 fn check_killed_client(ends: &Ends<'_>) -> Result<String, String> {
     const EXPECTED: &str = "server DISCONNECT EVENT";
     let port = ends.free_port();
@@ -128,7 +128,7 @@ fn check_killed_client(ends: &Ends<'_>) -> Result<String, String> {
     server.wait_for(EXPECTED, SHORT_LIMIT).map(|()| EXPECTED.into())
 }
 
-/// Checks that a program receives the same private data, limits and rejection from its peer on either side.
+/// Checks that a program receives the same private data, limits and rejection on urxe as on rxe.
 fn private_data(ends: &Ends<'_>, program: &str) -> Result<String, String> {
     let run = |role: &str, at: &str, port| format!("{program} {role} {at} {port}");
     let text = |e: &dyn std::fmt::Display| e.to_string();
@@ -150,8 +150,8 @@ fn private_data(ends: &Ends<'_>, program: &str) -> Result<String, String> {
     Ok(format!("{} and {} events are the same", host_client.lines().count(), host_server.lines().count()))
 }
 
-/// Builds the private data program, at the same path on the host and in the guest, which has the same
-/// libraries.
+/// Builds the private data program on the host, and copies it to the same path in the guest, which has the
+/// same libraries.
 fn build_private_data(testbed: &Testbed) -> String {
     let source = concat!(env!("URXE_REPOSITORY"), "/tests/guest/interop_cm_programs/private_data.c");
     let program = format!("/tmp/urxe-private-data-{}", std::process::id());

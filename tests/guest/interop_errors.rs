@@ -1,5 +1,6 @@
-//! Tests that errors between urxe and the kernel's rxe have the same result on both sides: receivers that are
-//! not ready, refused accesses, unresponsive peers, wrong ICRCs. Needs the test guest.
+//! Tests of errors between urxe and the kernel's rxe in both directions: receivers that are not ready,
+//! refused accesses, unresponsive peers, wrong ICRCs. Statuses and QP states are checked on both sides. Needs
+//! the test guest.
 //!
 //! Repeated with Linux 6.12.
 
@@ -31,7 +32,7 @@ fn long_timeout() -> ConnectOptions {
     ConnectParams::new(Ip::V4, MTU).ours
 }
 
-/// Opens a pair over a wire that corrupts the ICRC of the first packet in this direction.
+/// Opens a pair over a wire that corrupts the ICRC of the first packet in the given direction.
 fn with_wrong_icrc(setup: &Testbed, ip: Ip, direction: Direction) -> Pair<'_> {
     let rule = Rule::new(direction, Action::Corrupt, When::Nth(1));
     let side = setup.open_wrapped(ip, |link| Box::new(Faults::new(link, vec![rule], 1)));
@@ -54,7 +55,7 @@ fn rnr_has_the_same_result_at_both_sides() {
     );
 }
 
-/// Lengths of a message that fits in one packet and of a message of several packets.
+/// Message lengths: one packet, and several packets.
 const LENGTHS: [usize; 2] = [100, 5000];
 
 fn late_receive_at_rxe(setup: &Testbed, ip: Ip) {
@@ -114,7 +115,8 @@ fn late_immediate_at_urxe(setup: &Testbed, ip: Ip) {
     assert_eq!(p.completions(1), [(4, WcStatus::Success)]);
 }
 
-/// Checks that a SEND to an rxe without a posted receive fails urxe's QP and leaves rxe's QP in RTS.
+/// Checks that a SEND fails while rxe has no posted receive, and that urxe's QP enters ERR but rxe's stays in
+/// RTS.
 fn no_receive_at_rxe(setup: &Testbed, ip: Ip) {
     let mut p = Pair::open(setup, ip);
     let qp = p.connect_with(ConnectOptions::default().rnr_retry(2), "");
@@ -243,7 +245,7 @@ enum Operation {
 /// Defect of the request, or of the region or QP that it accesses.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Defect {
-    /// The region permits only this access, in the shell's notation (letters of `lwra`).
+    /// The region permits only the given access, in the shell's notation (letters of `lwra`).
     Access(&'static str),
     /// The last byte of the key is wrong.
     Key,
@@ -251,7 +253,7 @@ enum Defect {
     Range,
     /// The region belongs to a different protection domain.
     Domain,
-    /// The QP allows only this access.
+    /// The QP permits only the given access.
     QpAccess(&'static str),
     /// The request is an atomic on an unaligned address.
     Misaligned,
@@ -259,16 +261,16 @@ enum Defect {
     TooLong,
     /// The receive names a region without write access.
     ReceiveAccess,
-    /// The request has length 0 and names a region that does not exist, which is no error.
+    /// The request has length 0 and an invalid key, which is not an error because no memory is accessed.
     ZeroLength,
 }
 
 struct Case {
     defect: Defect,
     op: Operation,
-    /// Expected status at the requester: at urxe with rxe as responder, and at rxe with urxe as responder.
+    /// Expected status of the request, when urxe sends it and when rxe sends it.
     status: [&'static str; 2],
-    /// Expected status of the responder's oldest receive: of rxe, and of urxe.
+    /// Expected status of the responder's oldest receive, with rxe and with urxe as responder.
     receive: [&'static str; 2],
 }
 
@@ -311,7 +313,7 @@ const CASES: &[Case] = &[
     case(Defect::ZeroLength, Operation::Read, "SUCCESS"),
 ];
 
-/// Length of the requests, which need several packets unless the operation fits in one.
+/// Length in bytes of every request that is not an atomic; greater than the path MTU.
 const LEN: usize = 3000;
 const REGION_LEN: usize = 8192;
 /// Returns the offset of the request's target in a region of `REGION_LEN` bytes.
@@ -334,7 +336,7 @@ fn access(text: &str) -> Access {
     bits.fold(Access::LOCAL_READ, |all, one| all | one)
 }
 
-/// Observations of both sides: the requester's completions and state, the responder's receive and state.
+/// Observed outcome of a case: completions and QP states of both sides, and whether memory is unmodified.
 #[derive(PartialEq, Debug)]
 struct Outcome {
     requester: Vec<(u64, String)>,
@@ -343,7 +345,7 @@ struct Outcome {
     unmodified: bool,
 }
 
-/// Runs the case with urxe as requester and a region of rxe.
+/// Runs the case with urxe as requester and rxe as responder.
 fn request_to_rxe(p: &mut Pair<'_>, case: &Case) -> Outcome {
     let (region, qp_access) = match case.defect {
         Defect::Access(a) => (format!("mr x {REGION_LEN} access={a}"), "wra"),
@@ -388,8 +390,8 @@ fn request_to_rxe(p: &mut Pair<'_>, case: &Case) -> Outcome {
     Outcome { requester, responder, states, unmodified: memory.iter().all(|b| *b == 0) }
 }
 
-/// Runs the case with rxe as requester and a region of urxe. Also returns urxe's events, which are discarded
-/// with the QP.
+/// Runs the case with rxe as requester and urxe as responder. Also returns urxe's events, which would be
+/// discarded with the QP.
 fn request_to_urxe(p: &mut Pair<'_>, case: &Case) -> (Outcome, Vec<AsyncEvent>) {
     let other = p.side.context.alloc_pd().unwrap();
     let mut options = long_timeout();
@@ -479,8 +481,8 @@ fn refused_requests_have_the_expected_status_at_both_sides() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// Runs a case with urxe (0) or rxe (1) as requester; returns the observations and their deviations from the
-/// expected ones.
+/// Runs a case with urxe (0) or rxe (1) as requester. Returns the outcome, and a description of each
+/// deviation from the expected one.
 fn run_case(p: &mut Pair<'_>, case: &Case, requester: usize) -> (Outcome, Vec<String>) {
     let before = p.side.counters();
     let (outcome, events) =

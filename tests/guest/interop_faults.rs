@@ -1,6 +1,6 @@
-//! Tests of urxe and the kernel's rxe over a wire that loses, duplicates, reorders and corrupts packets, in
-//! each direction and in both, over IPv4 and IPv6: all data arrives, and the counters of both sides are
-//! consistent. Needs the test guest.
+//! Tests of urxe against the kernel's rxe over a wire that loses, duplicates, reorders and corrupts packets
+//! in either direction or both, over IPv4 and IPv6: all data must arrive, and the counters of both sides must
+//! show the expected errors. Needs the test guest.
 
 #[path = "../support/guest.rs"]
 mod guest;
@@ -21,14 +21,14 @@ use urxe::link::faults::{Action, Direction, FaultCounters, Faults, Rule, When};
 use urxe::verbs::*;
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// Timeout of a poll, which is shorter than the ACK timeouts of both sides (268 and 67 ms).
+/// Timeout of a poll, shorter than the ACK timeouts of both sides (268 and 67 ms).
 const POLL_TIMEOUT: Duration = Duration::from_millis(40);
-/// Path MTU, so small that messages have several packets.
+/// Path MTU, small enough that each message takes several packets.
 const MTU: usize = 1024;
 const LEN: usize = 10_000;
-/// Number of messages of a round, all posted before the first completes.
+/// Number of messages in a round.
 const BATCH: usize = 12;
-/// Distance in bytes between consecutive messages in memory.
+/// Distance in bytes between the buffers of consecutive messages.
 const STEP: usize = 16_384;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,7 +45,7 @@ enum Role {
     Rxe,
 }
 
-/// Offset of the destination buffers of a round, which follow all source buffers.
+/// Offset of the destination buffers, which follow the source buffers.
 const DST: usize = STEP * BATCH;
 
 struct Bench {
@@ -59,7 +59,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Checks the bytes of the messages on one side: message `i` lies at `base + i * STEP`.
+    /// Checks the contents of the message buffers on one side; message `i` lies at `base + i * STEP`.
     fn check(&mut self, on: Role, base: usize, len: usize, seeds: &[u8], kind: Kind) {
         for (i, seed) in seeds.iter().enumerate() {
             let (off, want) = (base + i * STEP, pattern(len, *seed));
@@ -75,9 +75,9 @@ impl Bench {
         }
     }
 
-    /// Sends short messages on the other QP, whose packets advance the fault counter. Otherwise a sender that
-    /// goes back by 13 packets each time would lose the same packet in each retry. The number of messages
-    /// varies, so that retransmissions and filler messages do not add up to 13 each time.
+    /// Sends short messages on the other QP, to advance the counter that selects every 13th packet. Without
+    /// them, a sender that retransmits 13 packets would lose the same packet in each retry. The number of
+    /// messages varies, so that retransmitted packets and filler messages do not add up to 13 each time.
     fn send_filler(&mut self) {
         self.filler_count = self.filler_count % 5 + 1;
         for _ in 0..self.filler_count {
@@ -125,7 +125,7 @@ impl Bench {
         );
     }
 
-    /// Transfers `BATCH` messages of one kind, all in flight at once, and checks their data.
+    /// Transfers `BATCH` messages of one kind, all posted at once, and checks their data.
     fn round(&mut self, kind: Kind, requester: Role) {
         self.seed = self.seed.wrapping_add(50);
         let seeds: Vec<u8> = (0..BATCH as u8).map(|i| self.seed.wrapping_add(i)).collect();
@@ -187,8 +187,8 @@ impl Bench {
         self.check(target, DST, LEN, &seeds, kind);
     }
 
-    /// Checks that every FETCH_AND_ADD is executed exactly once, whatever is retransmitted: the old values
-    /// are 0, 1, 2 …
+    /// Checks that every FETCH_AND_ADD is executed exactly once in spite of retransmissions: the old values
+    /// must be 0, 1, 2 …
     fn check_adds(&mut self, requester: Role) {
         for i in 0..BATCH {
             let off = i * 8;
@@ -226,16 +226,16 @@ impl Bench {
     }
 }
 
-/// A case, with the counters that it must and must not increase. The prefix `rxe.` marks counters of the
-/// guest, `urxe.` local ones; `a|b` means that at least one of two counters must increase.
+/// A case: faults on the wire, and the counters that they must and must not increase. The prefix `rxe.` marks
+/// the guest's counters, `urxe.` the local ones; `a|b` means that at least one of the two must increase.
 struct Case {
     name: &'static str,
     rules: &'static [(Direction, Action, When)],
     requester: Role,
     kinds: &'static [Kind],
-    /// Counters that must be above 0, in addition to those of the faults themselves.
+    /// Counters that the case must increase.
     counted: &'static [&'static str],
-    /// Counters that must be 0.
+    /// Counters that the case must not increase.
     zero: &'static [&'static str],
 }
 
@@ -247,7 +247,7 @@ const fn every(n: u64) -> When {
     When::Every(n)
 }
 
-/// Faults by direction and kind of message, and the counters that show that they were detected.
+/// Faults in each direction, with the counters that show how each side detects them.
 #[rustfmt::skip]
 const CASES: &[Case] = &[
     // Towards the guest.
@@ -314,7 +314,7 @@ const CASES: &[Case] = &[
         counted: &["urxe.rx_icrc_err", "urxe.out_of_seq_request", "rxe.rcvd_seq_err"], zero: &["rxe.out_of_seq_request"] },
 ];
 
-/// Opens a NIC on the setup's link with these faults.
+/// Opens a NIC on the testbed's link, with the given faults.
 fn open(setup: &Testbed, ip: Ip, rules: &[(Direction, Action, When)]) -> (Side, FaultCounters) {
     let rules = rules.iter().map(|(d, a, w)| Rule::new(*d, *a, *w)).collect();
     let mut counters = None;
@@ -336,7 +336,7 @@ fn counters(setup: &Testbed, side: &Side) -> Named {
     theirs.into_iter().map(|(k, v)| (format!("rxe.{k}"), v)).chain(ours).collect()
 }
 
-/// Runs one case; returns the relevant counters, or the error.
+/// Runs one case, and returns its relevant counters or an error.
 fn run(setup: &Testbed, ip: Ip, case: &Case) -> Result<(String, String), String> {
     let (side, faults) = open(setup, ip, case.rules);
     let before = counters(setup, &side);

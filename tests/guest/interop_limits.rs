@@ -1,5 +1,5 @@
-//! Tests of urxe and the kernel's rxe at their limits: PSNs that wrap, many QPs, the longest message,
-//! `max_rd_atomic`, and requests of both sides at once. Needs the test guest.
+//! Tests of urxe against the kernel's rxe at their limits: wrapping PSNs, many QPs, the longest message,
+//! `max_rd_atomic`, and requests in both directions at once. Needs the test guest.
 //!
 //! Repeated with Linux 6.12.
 
@@ -19,7 +19,8 @@ use urxe::verbs::*;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Returns the `wr_id`s of `n` successful completions by QP, in posting order for each QP.
+/// Polls `n` completions, which must be successful, and returns their `wr_id`s by QP number, in order of
+/// completion.
 fn urxe_completions(side: &Side, n: usize) -> BTreeMap<u32, Vec<u64>> {
     let got = side.poll(n, MINUTE);
     assert_eq!(got.len(), n, "{:?}", side.counters());
@@ -158,7 +159,7 @@ fn sixteen_concurrent_qps_transfer_correct_data() {
     }
 }
 
-/// Transfers messages of 8 MiB, the maximum that rxe accepts.
+/// Transfers messages of 8 MiB, the longest that rxe accepts.
 #[test]
 fn longest_message_of_rxe_is_transferred() {
     const LEN: usize = 8 << 20;
@@ -211,7 +212,7 @@ fn longest_message_of_rxe_is_transferred() {
     }
 }
 
-/// Posts more READs and atomics than may be in flight.
+/// Posts more READs and atomics than `max_rd_atomic` allows in flight.
 #[test]
 fn reads_and_atomics_beyond_max_rd_atomic_complete() {
     const LEN: usize = 10_000;
@@ -260,7 +261,7 @@ fn reads_and_atomics_beyond_max_rd_atomic_complete() {
     }
 }
 
-/// Keeps every kind of request in flight in both directions on one connection.
+/// Keeps requests of every kind in flight in both directions on one connection.
 #[test]
 fn concurrent_requests_of_both_sides_complete() {
     const LEN: usize = 20_000;

@@ -1,7 +1,7 @@
-//! Temporary access to memory, and other features beyond plain RC, between urxe and the kernel's rxe of the
-//! test guest: memory windows of both types, SEND with invalidate, READs into many SGEs, shared receive
-//! queues, and FLUSH and ATOMIC WRITE, which Linux 6.1 does not support. Either side is the requester, over
-//! frames, packet and UDP links. The tap links need root.
+//! Tests of features beyond plain RC between urxe and the kernel's rxe: memory windows of both types, SEND
+//! with invalidate, READs into many SGEs, shared receive queues, and FLUSH and ATOMIC WRITE, which Linux 6.1
+//! does not support. Either side is the requester, over frames, packet and UDP links. Needs the test guest;
+//! the tap links need root.
 //!
 //! Repeated with Linux 6.12.
 
@@ -52,7 +52,7 @@ const CHECKS: &[Check] = &[
     ("FLUSH and ATOMIC WRITE", "urxe", flush::by_urxe),
 ];
 
-/// Checks in which rxe sends FLUSH and ATOMIC WRITE itself, which requires Linux 6.2.
+/// Checks in which rxe sends FLUSH and ATOMIC WRITE, which it supports from Linux 6.2 on.
 const NEWER: &[Check] = &[
     ("FLUSH and ATOMIC WRITE", "rxe", flush::by_rxe),
     ("FLUSH, responder without rxe's ICRC quirk", "rxe", flush::strict_by_rxe),

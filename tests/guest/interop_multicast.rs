@@ -1,5 +1,6 @@
-//! Tests of multicast datagrams between urxe and the kernel's rxe in both directions, on every link and over
-//! both IP versions: data and GRHs are checked on both sides. Needs the test guest; the tap links need root.
+//! Tests of multicast datagrams between urxe and the kernel's rxe in both directions, on every kind of link
+//! and over both IP versions. Data and GRHs are checked on both sides. Needs the test guest; the tap links
+//! need root.
 
 #[path = "../support/guest.rs"]
 mod guest;
@@ -20,7 +21,7 @@ const SIZES: [usize; 5] = [0, 1, 255, 1024, 4096];
 /// Offset of the data to send; the receive buffers begin at 0 and at [`SECOND`].
 const SRC: usize = 64 << 10;
 const SECOND: usize = 32 << 10;
-/// Time for which the test checks that no packet arrives.
+/// How long to wait before concluding that no packet arrives.
 const NO_PACKET_TIME: Duration = Duration::from_millis(300);
 
 struct Case<'a> {
@@ -68,7 +69,7 @@ impl Case<'_> {
         Ok(())
     }
 
-    /// Returns `n` local completions, sorted by work request.
+    /// Returns `n` local completions, sorted by `wr_id`.
     fn urxe_completions(&self, n: usize) -> Result<Vec<Completion>, String> {
         let mut got = self.side.poll(n, peer::TIMEOUT);
         if got.len() < n {
@@ -86,7 +87,8 @@ impl Case<'_> {
         Ok(got)
     }
 
-    /// Checks a receive's memory: the GRH of a datagram from host `n` to the group, then the data.
+    /// Checks the contents of a receive buffer: the GRH of a datagram from host `n` to the group, then the
+    /// data.
     fn check(&self, receiver: &str, bytes: &[u8], n: u8, len: usize, seed: u8) -> Outcome {
         let flow = grh::flow(bytes[..grh::LEN].try_into().unwrap()).ok_or(format!("{receiver}: no GRH"))?;
         check_eq(&format!("{receiver}: source"), flow.src, self.ip.of(n))?;
@@ -112,7 +114,8 @@ impl Case<'_> {
         self.check("rxe", &bytes, from, len, seed)
     }
 
-    /// Sends to two QPs on each side, in both directions; the sender receives a copy too.
+    /// Sends datagrams in both directions to a group with two QPs on each side and checks every copy,
+    /// including the sender's own; then checks that detached QPs receive none.
     fn run(&mut self) -> Outcome {
         let gid = self.gid();
         let second = ud_qp(self.side);
@@ -202,7 +205,7 @@ fn check_ip_versions(via: LinkKind) {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// Compares the limits of rxe with those of the personality `rxe`.
+/// Checks that the multicast limits of the personality `rxe` are those of the guest's rxe.
 fn compare_limits(setup: &Testbed) {
     let output = setup.guest.exec("ibv_devinfo -v -d rxe0", peer::TIMEOUT).unwrap().stdout;
     let limit = |name: &str| -> u32 {

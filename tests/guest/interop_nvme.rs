@@ -82,7 +82,7 @@ fn connect(testbed: &Testbed, version: usize, nqn: &str) -> Result<String, Strin
 }
 
 /// Connects to the subsystem and waits for its disk, which the kernel adds after the connect returns. Returns
-/// the controller's name and the path of the disk.
+/// the controller's name and the disk's path.
 fn connect_disk(testbed: &Testbed, version: usize) -> (String, String) {
     let controller = connect(testbed, version, NQN).unwrap();
     let device = format!("/dev/{controller}n1");
@@ -90,8 +90,8 @@ fn connect_disk(testbed: &Testbed, version: usize) -> (String, String) {
     (controller, device)
 }
 
-/// Copies runs of blocks within the disk, with direct I/O. Each read or write is one NVMe command, with its
-/// data in the capsule or transferred by RDMA.
+/// Copies runs of blocks within the disk, with direct I/O. Each read or write is one NVMe command; its data
+/// is in the capsule or transferred by RDMA.
 fn copy_runs(testbed: &Testbed, device: &str, disk: &mut Disk, rng: &mut Rng) {
     let sizes = [1, 2, 3, 7, 8, 9, 16, 31, 64, 100, 255, 256, 257, 1000, 2048];
     let runs: Vec<[usize; 3]> = (0..2 * sizes.len())
@@ -116,7 +116,7 @@ fn copy_runs(testbed: &Testbed, device: &str, disk: &mut Disk, rng: &mut Rng) {
     testbed.guest.check(&script, LIMIT).unwrap();
 }
 
-/// Connects to the disk and runs all operations on it.
+/// Connects to the disk; reads, copies, flushes and discards blocks, and compares the disk with the model.
 fn check_disk(testbed: &Testbed, version: usize, disk: &mut Disk, rng: &mut Rng) {
     let start = Instant::now();
     let step = |what: &str| eprintln!("{:6.2} s  {what}", start.elapsed().as_secs_f64());
@@ -160,7 +160,7 @@ fn disconnect(testbed: &Testbed, controller: &str) {
     testbed.guest.check(&format!("echo 1 >/sys/class/nvme/{controller}/delete_controller"), LIMIT).unwrap();
 }
 
-/// Checks a discovery controller, and an attempt to connect to an unknown subsystem.
+/// Checks that a discovery controller goes live, and that a connect to an unknown subsystem is refused.
 fn check_discovery_and_unknown_nqn(testbed: &Testbed) {
     let controller = connect(testbed, 0, nvme::DISCOVERY_NQN).unwrap();
     let output = testbed
@@ -173,14 +173,14 @@ fn check_discovery_and_unknown_nqn(testbed: &Testbed) {
     assert!(error.contains("Connect Invalid Data Parameter, subsysnqn"), "{error}");
 }
 
-/// A target on the host, whose listener outlives it.
+/// A target on the host; its listener stays open while the target is stopped.
 struct Target {
     listener: Listener,
     subsystem: Arc<Subsystem>,
 }
 
 impl Target {
-    /// Runs the target while `test` runs.
+    /// Serves hosts until `test` returns.
     fn serving<R>(&self, test: impl FnOnce() -> R) -> R {
         // Stops the target also when the test fails.
         struct StopGuard<'a>(&'a AtomicBool);

@@ -1,5 +1,5 @@
-//! Tests that the same calls have the same results on the kernel's rxe and on urxe with personality `rxe`
-//! (`ibverbs/tests/programs/personalities.rs`). Needs the test guest.
+//! Tests that the same verbs calls have the same results on the kernel's rxe and on urxe with the personality
+//! `rxe` (`ibverbs/tests/programs/personalities.rs`). Needs the test guest.
 //!
 //! Repeated with Linux 6.12.
 

@@ -1,4 +1,4 @@
-//! Tests of `urxe pingpong` with the stock `ibv_rc_pingpong` of a guest with the kernel's rxe, with either
+//! Tests of `urxe pingpong` against the stock `ibv_rc_pingpong` on the kernel's rxe in a guest, with either
 //! side as the server.
 //!
 //! The emulated guest transfers a few MB per second, so messages of 1 MiB make fewer than a thousand round
@@ -17,13 +17,13 @@ use stock::Table;
 use testbed::{GUEST, LinkKind, Testbed};
 
 const SIZES: [u32; 5] = [1, 1024, 4096, 65_536, 1 << 20];
-/// Timeout of urxe in seconds.
+/// Time in seconds after which urxe fails if no message arrives.
 const URXE_TIMEOUT: &str = "60";
 const MTUS: [u32; 3] = [256, 1024, 4096];
 
 /// Returns the number of round trips and the time limit for a message size. With six to twenty other busy
-/// processes on two cores, 20 runs of 65,536 bytes at an MTU of 256 took 32 to 164 s each. A stall does not
-/// last until this limit: urxe fails after [`URXE_TIMEOUT`] without a message.
+/// processes on two cores, 20 runs of 65,536 bytes at an MTU of 256 took 32 to 164 s each. A stalled run ends
+/// before that limit: urxe fails after [`URXE_TIMEOUT`] without a message.
 fn iterations(size: u32) -> (u32, Duration) {
     match (size, std::env::var_os("URXE_LONG")) {
         (0..=65_536, _) => (1000, Duration::from_secs(900)),

@@ -1,5 +1,5 @@
-//! Interoperation of the drop-in library: the same unmodified programs at both ends, on the host on urxe
-//! through `urxe run`, in the guest on the kernel's rxe, with either side as the server.
+//! Interoperability of the drop-in library: the same unmodified program runs on urxe on the host (`urxe run`)
+//! and on the kernel's rxe in the guest, with either side as the server.
 //!
 //! perftest checks only completions and the marks of `ib_write_lat`. So both ends write their memory to a
 //! file (`tests/rxe-guest/mrdump.c`), and the data sent by one side must be in the memory of the other. The
@@ -28,12 +28,13 @@ use stock::{Table, Urxe, retry_on_lost_wakeup};
 use testbed::{GUEST, LinkKind, Testbed};
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// File in the guest to which a program writes its memory, and the library that makes it do so.
+/// File in the guest to which a program dumps its memory regions; `MRDUMP` is the preloaded library that
+/// writes it.
 const MEMORY: &str = "/tmp/memory";
 const MRDUMP: &str = "/lib/mrdump.so";
 
-/// A program with arguments, the pattern of its traffic, and (size, iterations, queue pairs) of each run. The
-/// guest transfers a few MB per second.
+/// A program with arguments, its traffic pattern, and (size, iterations, queue pairs) for each run. The guest
+/// transfers a few MB per second.
 type Program = (&'static str, Traffic, &'static [(u32, u64, u32)]);
 const PROGRAMS: [Program; 14] = [
     ("ib_write_bw", Traffic::WriteBw, &[(2, 1000, 1), (4096, 250, 2), (65_536, 50, 1)]),
@@ -56,7 +57,7 @@ const PROGRAMS: [Program; 14] = [
     ("ib_send_bw -m 2048", Traffic::SendBw, &[(65_536, 10, 1)]),
 ];
 
-/// Builds `mrdump.c` for programs on the host.
+/// Builds the preloaded library `mrdump.c` for programs on the host.
 fn mrdump(dir: &Path) -> PathBuf {
     let library = dir.join("mrdump.so");
     let source = concat!(env!("URXE_REPOSITORY"), "/tests/rxe-guest/mrdump.c");
@@ -67,8 +68,8 @@ fn mrdump(dir: &Path) -> PathBuf {
     library
 }
 
-/// The local device: its link, the index of its GID and of the guest's GID, and the library and file by which
-/// a program dumps its memory.
+/// The local device: its link, the GID indices of host and guest, the library that dumps a program's memory,
+/// and the file that the library writes.
 struct Device<'a> {
     testbed: &'a Testbed,
     link: String,
@@ -102,7 +103,7 @@ impl Device<'_> {
         })
     }
 
-    /// Returns the memory that the local program and the program in the guest have dumped at their end.
+    /// Returns the memory dumped on exit by the local program and by the program in the guest.
     fn memory(&self) -> Result<(Vec<u8>, Vec<u8>), String> {
         let host = std::fs::read(&self.memory).map_err(|e| format!("{}: {e}", self.memory.display()))?;
         std::fs::remove_file(&self.memory).map_err(|e| e.to_string())?;

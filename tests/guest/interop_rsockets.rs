@@ -1,6 +1,7 @@
 //! Tests of Debian's unmodified rsocket programs at both ends. The host uses the drop-in librdmacm through
-//! `urxe run`, the guest Debian's own library and the kernel's rxe. Either side is the server, over IPv4 and
-//! IPv6. `rcopy` uses IPv6 for listeners and for names if the system's address selection prefers it.
+//! `urxe run`, the guest uses Debian's library and the kernel's rxe. Either side is the server, over IPv4 and
+//! IPv6. `rcopy` listens on IPv6 and resolves names to IPv6 addresses if the system's address selection
+//! prefers them.
 //!
 //! For datagrams, Debian's library requests a path to itself without a GID, which exists over InfiniBand but
 //! not over Ethernet. In the guest, a preloaded library (`own_path.c`) provides such a path.
@@ -22,28 +23,28 @@ use guest::GuestProcess;
 use stock::{Table, Urxe};
 use testbed::{GUEST, HOST, LinkKind, Testbed};
 
-/// Time limit of a client. A busy host starves the guest to a few round trips per second.
+/// Time limit for a client to exit. On a busy host, the guest manages only a few round trips per second.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Time limit for a server to listen; clients retry until then.
+/// Time limit for a server to listen, and to exit after its client.
 const SHORT_LIMIT: Duration = Duration::from_secs(15);
-/// Size in bytes of the file that is copied.
+/// Size in bytes of the copied file.
 const FILE: usize = 1 << 20;
 
-/// Arguments of runs with the server in the guest only. Debian's client does not complete these runs
-/// reliably, even with its own library between two guests: `rpoll` reports the end of the stream together
-/// with the last bytes, and the client treats it as an error before it has read them, and exits with status
-/// 16 (`POLLHUP`).
+/// Programs and arguments that run only with the server in the guest. With Debian's client these runs fail
+/// now and then, even between two guests: `rpoll` reports the end of the stream together with the last bytes;
+/// the client takes that for an error before it has read the bytes, and exits with status 16 (`POLLHUP`).
 const STREAMS_TO_GUEST: [(&str, &str); 3] = [
     ("rstream", "-S 64 -C 10 -I 2 -T a -T v"),
     ("rstream", "-S 64 -C 1000 -I 1 -T a -T v"),
     ("rstream", "-S 100000 -C 5 -I 2 -T a -T v"),
 ];
 
-/// Names for the addresses of host and guest, because `rcopy` parses the text after the first colon as a file
-/// name.
+/// Hosts file that names the IPv6 addresses of host and guest, because `rcopy` takes everything after the
+/// first colon for a file name.
 const NAMES: &str = "127.0.0.1 localhost\nfd77::1 guest\nfd77::2 host\n";
 
-/// Programs and the arguments of both ends. The programs check their data themselves (`-T v`).
+/// Programs and their arguments, the same at both ends. With `-T v` the programs verify the data that they
+/// receive.
 const STREAMS: [(&str, &str); 6] = [
     ("rstream", "-S 64 -C 1 -I 20 -T v"),
     ("rstream", "-S 1000 -C 500 -I 1 -T v"),
@@ -53,7 +54,7 @@ const STREAMS: [(&str, &str); 6] = [
     ("riostream", "-S 100000 -C 5 -I 2 -T v"),
 ];
 
-/// Arguments of udpong at both ends. `-T e`: each datagram is sent back.
+/// Arguments of `udpong` at both ends. With `-T e`, the server sends each datagram back.
 const DATAGRAMS: [&str; 5] = [
     "-S 64 -C 200 -T e",
     "-S 2000 -C 50 -T e -T b",
@@ -85,7 +86,8 @@ impl Ends {
         ends
     }
 
-    /// Returns the files that replace the system's for programs on the host.
+    /// Returns the files that replace system files for programs on the host, each with the path that it
+    /// replaces.
     fn files(&self) -> [(&str, &str); 2] {
         [(self.names.path().to_str().unwrap(), "/etc/hosts"), stock::PREFER_IPV6]
     }
@@ -94,7 +96,7 @@ impl Ends {
         self.spawn_on_host_with(stock::with_files(&self.files()), &self.link, words)
     }
 
-    /// Starts a program on the host, with a command prefix and over this link.
+    /// Starts a program on the host over `link`, with `prefix` before the command.
     fn spawn_on_host_with(&self, mut prefix: Vec<String>, link: &str, words: &str) -> Urxe {
         prefix.push(env!("CARGO_BIN_EXE_urxe").to_owned());
         let mut command = self.testbed.command(&prefix[0]);
@@ -135,7 +137,7 @@ impl Ends {
         }
     }
 
-    /// Runs a client in the guest repeatedly until the local server listens.
+    /// Runs a client in the guest, and runs it again while the local server refuses the connection.
     fn retry_until_listening(&self, client: &str) -> Result<String, String> {
         let start = Instant::now();
         loop {
@@ -176,7 +178,7 @@ impl Ends {
         }
     }
 
-    /// Copies a file to the guest, and one from it. The servers do not exit by themselves.
+    /// Copies a file to the guest, and another from it. The servers run until they are killed.
     fn copies(&self, table: &mut Table, version: usize) {
         let (family, guest, host) = [("ip", GUEST[0], HOST[0]), ("ipv6", "guest", "host")][version];
         let dir = tempfile::tempdir().unwrap();
@@ -221,8 +223,8 @@ impl Ends {
         self.spawn_in_guest(&format!("cat >{program} && chmod +x {program}")).and_then(copied).unwrap();
     }
 
-    /// Checks that each end can shut down its sending direction while it still receives. Both ends run a
-    /// program of this test.
+    /// Checks that each end can still receive after it has shut down its sending direction. Both ends run
+    /// `half_close.c`.
     fn half_close(&self, table: &mut Table) {
         let program = format!("/tmp/urxe-half-close-{}", std::process::id());
         build(&program, "tests/guest/interop_rsockets/half_close.c", &[]);
@@ -244,8 +246,8 @@ impl Ends {
     }
 }
 
-/// Fixture for datagram sockets, which resolve their peers by UDP; on the host this is the kernel's UDP on a
-/// tap device.
+/// Fixture for datagram rsockets, which resolve their peers through a UDP socket. On the host that is a
+/// kernel socket on a tap device.
 struct Datagrams {
     ends: Ends,
     program: String,
@@ -276,7 +278,8 @@ impl Datagrams {
         ))
     }
 
-    /// Waits until a server is bound to its UDP port; `list_sockets` returns the sockets in use.
+    /// Waits until a server is bound to its UDP port; `list_sockets` returns the contents of `/proc/net/udp`
+    /// and `/proc/net/udp6`.
     fn wait_for_udp_port(port: u16, mut list_sockets: impl FnMut() -> String) -> Result<(), String> {
         let (start, hex) = (Instant::now(), format!(":{port:04X} "));
         while start.elapsed() < SHORT_LIMIT {
@@ -288,7 +291,7 @@ impl Datagrams {
         Err(format!("no socket is bound to UDP port {port}"))
     }
 
-    /// Runs a server in the guest, which does not exit by itself, and its client on the host.
+    /// Runs a client on the host against a server in the guest, and then kills the server.
     fn guest_serves(&self, port: u16, link: &str, server: &str, client: &str) -> Result<String, String> {
         const LIST_SOCKETS: &str = "cat /proc/net/udp /proc/net/udp6";
         let mut serving = self.spawn_in_guest(server)?;
@@ -302,7 +305,7 @@ impl Datagrams {
         client
     }
 
-    /// Runs a local server and its client in the guest.
+    /// Runs a client in the guest against a server on the host.
     fn guest_connects(&self, port: u16, link: &str, server: &str, client: &str) -> Result<String, String> {
         let serving = self.ends.spawn_on_host_with(Vec::new(), link, server);
         let list_sockets = || {
@@ -364,7 +367,7 @@ impl Drop for Datagrams {
     }
 }
 
-/// Builds a program for the host and for the guest, which has the same libraries.
+/// Builds a program or library that runs on the host and in the guest, which has the same libraries.
 fn build(program: &str, source: &str, options: &[&str]) {
     let source = format!("{}/{source}", env!("URXE_REPOSITORY"));
     let mut cc = Command::new("cc");

@@ -1,5 +1,5 @@
-//! Tests of `urxe serve` with peers on the kernel's rxe: the stock `ibv_rc_pingpong`, to which `serve` echoes
-//! its messages, and a manually connected queue pair, which also accesses the region.
+//! Tests of `urxe serve` with peers on the kernel's rxe: the stock `ibv_rc_pingpong`, whose messages `serve`
+//! echoes, and a manually connected queue pair that also accesses the server's memory region.
 
 #[path = "../support/guest.rs"]
 mod guest;
@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 const S10: Duration = Duration::from_secs(10);
 const S60: Duration = Duration::from_secs(60);
 
-/// A running `urxe serve` on frames to the guest.
+/// A running `urxe serve`, which exchanges Ethernet frames with the guest.
 struct Serve {
     child: Child,
     out: BufReader<ChildStdout>,
@@ -47,7 +47,7 @@ impl Serve {
         self.output[at + after.len()..].split([' ', ',', '\n']).next().unwrap()
     }
 
-    /// Sends SIGINT, and returns the final output.
+    /// Sends SIGINT, and returns the remaining output. The process must exit with status 0.
     fn stop(mut self) -> String {
         kill(Pid::from_raw(self.child.id() as i32), Signal::SIGINT).unwrap();
         let mut output = String::new();

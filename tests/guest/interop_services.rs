@@ -1,6 +1,6 @@
-//! UC, UD and shared receive queues: `urxe pingpong` and the stock `ibv_uc_pingpong`, `ibv_ud_pingpong` and
-//! `ibv_srq_pingpong` of a guest with the kernel's rxe, with either side as the server. Both sides check
-//! every byte; with shared receive queues only urxe can.
+//! Tests of `urxe pingpong` over UC, UD and shared receive queues against the stock `ibv_uc_pingpong`,
+//! `ibv_ud_pingpong` and `ibv_srq_pingpong` on the kernel's rxe in a guest, with either side as the server.
+//! Both sides check every byte, except for `ibv_srq_pingpong`, which cannot.
 
 #[path = "../support/guest.rs"]
 mod guest;
@@ -15,8 +15,9 @@ use testbed::{GUEST, LinkKind, Testbed};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Service, size, path MTU (UD has none), iterations, queue pairs. UC and UD do not retransmit, so there are
-/// few messages of several packets: the guest drops packets that arrive faster than it can process them.
+/// Service, message size, path MTU (ignored for UD), iterations, queue pairs. UC and UD do not retransmit,
+/// and the guest drops packets that arrive faster than it can process them, so messages of several packets
+/// are few.
 const RUNS: [(&str, u32, u32, u32, u32); 11] = [
     ("uc", 1, 256, 1000, 1),
     ("uc", 1024, 1024, 1000, 1),

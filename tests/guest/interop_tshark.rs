@@ -1,5 +1,5 @@
-//! Comparison of how tshark, scapy and urxe decode packets of urxe and of the kernel's rxe. Needs tshark,
-//! python3-scapy and, for packets of rxe, the test guest.
+//! Tests that tshark, scapy and urxe decode packets sent by urxe and by the kernel's rxe in the same way.
+//! Needs tshark, python3-scapy and, for packets of rxe, the test guest.
 
 #[path = "../support/guest.rs"]
 mod guest;
@@ -25,7 +25,8 @@ use urxe::wire::{Opcode, Operation, Packet, Transport, icrc};
 
 const LENGTHS: [usize; 3] = [0, 101, 3000];
 
-/// Captures every operation from `a` to `b`, with one packet and with several packets, and a refused request.
+/// Captures every operation from `a` to `b`, with messages of one packet and of several, and a refused
+/// request.
 fn capture_urxe_urxe(file: &CaptureFile, v6: bool) {
     let fabric = Fabric::new();
     let open = |n: u8, name: &str| {
@@ -121,7 +122,7 @@ fn capture_urxe_rxe(setup: &Testbed, file: &CaptureFile, ip: Ip) {
     assert_eq!(shell.one().unwrap().status, "REM_ACCESS_ERR");
 }
 
-/// Fields that are compared, by their names in tshark; the fields of the BTH come first.
+/// Names of the compared fields in tshark, without the prefix `infiniband.`.
 const FIELDS: &[&str] = &[
     "bth.opcode",
     "bth.se",
@@ -148,14 +149,14 @@ const FIELDS: &[&str] = &[
     "deth.srcqp",
 ];
 
-/// Reports whether tshark 4.0 decodes the headers after the BTH: of some opcodes, it knows at most the name.
+/// Reports whether tshark 4.0 decodes all headers of packets with the opcode; it does not for XRC, FLUSH and
+/// ATOMIC WRITE.
 fn decodes_all_headers(opcode: Opcode) -> bool {
     let row = opcode.row();
     row.transport != Transport::Xrc && !matches!(row.operation, Operation::Flush | Operation::AtomicWrite)
 }
 
-/// Returns the values of [`FIELDS`] as decoded by urxe; `None` for fields of headers that the packet does not
-/// have.
+/// Returns the values of [`FIELDS`] as urxe decodes them; `None` for each field whose header is absent.
 fn urxe_fields(p: &Packet<'_>) -> Vec<Option<u64>> {
     let bth = p.bth();
     let (reth, aeth, atomic, deth) = (p.reth(), p.aeth(), p.atomic(), p.deth());
@@ -187,7 +188,7 @@ fn urxe_fields(p: &Packet<'_>) -> Vec<Option<u64>> {
     ]
 }
 
-/// Returns one row of fields per packet, and the errors that tshark reports.
+/// Returns for each packet the values of [`FIELDS`] as tshark decodes them, and the errors that it reports.
 fn tshark(path: &str) -> Vec<(Vec<Option<u64>>, String)> {
     let mut c = Command::new("tshark");
     c.args(["-n", "-r", path, "-T", "fields", "-E", "separator=/t", "-E", "occurrence=f"]);
@@ -223,12 +224,13 @@ fn tshark(path: &str) -> Vec<(Vec<Option<u64>>, String)> {
     String::from_utf8_lossy(&out.stdout).lines().map(row).collect()
 }
 
-/// Reports whether this version of tshark knows the field.
+/// Reports whether tshark 4.0 has the field; it shows the AtomicETH's address and R_Key as fields of the
+/// RETH.
 fn has_field(field: &str) -> bool {
     !matches!(field, "atomiceth.va" | "atomiceth.r_key")
 }
 
-/// Compares the decoded fields of a capture; returns the number of packets of each opcode.
+/// Checks that tshark and urxe decode a capture alike, and returns the number of packets with each opcode.
 fn compare(path: &str) -> BTreeMap<u8, usize> {
     let file = std::fs::File::open(path).unwrap();
     let mut reader = PcapNgReader::new(file).unwrap();
@@ -266,8 +268,8 @@ fn compare(path: &str) -> BTreeMap<u8, usize> {
     counts
 }
 
-/// Runs scapy in Debian's python, because another python that precedes it in the path does not have Debian's
-/// packages.
+/// Decodes captures with scapy. Prefers Debian's Python, because another one earlier in `PATH` may lack
+/// Debian's packages.
 fn scapy(paths: &[String]) -> String {
     let script = concat!(env!("URXE_REPOSITORY"), "/tests/rxe-guest/scapy_icrc.py");
     let has_scapy = |python: &&str| {

@@ -1,5 +1,5 @@
-//! Tests of urxe with a host stack of its own in a VLAN, against the kernel's rxe on a VLAN interface of the
-//! test guest. The tap link needs root.
+//! Tests of urxe with its own host stack on a VLAN, against the kernel's rxe on a VLAN interface in the test
+//! guest. The tap link needs root.
 //!
 //! Repeated with Linux 6.12.
 
@@ -19,7 +19,7 @@ use urxe::verbs::*;
 
 const LEN: usize = 100_000;
 
-/// Returns the GID of an address, in the shell's notation.
+/// Returns the GID that corresponds to an IP address.
 fn gid(ip: IpAddr) -> Ipv6Addr {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),

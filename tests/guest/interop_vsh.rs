@@ -1,6 +1,6 @@
-//! Tests of every operation between urxe and the kernel's rxe in both directions, on every link and over
-//! every IP version: data and completions are checked on both sides. Needs the test guest; the tap links need
-//! root.
+//! Tests of every RC operation between urxe and the kernel's rxe in both directions, on every kind of link
+//! and with every kind of IP address. Data and completions are checked on both sides. Needs the test guest;
+//! the tap links need root.
 
 #[path = "../support/guest.rs"]
 mod guest;
@@ -20,15 +20,15 @@ use table::Table;
 use testbed::{Ip, LinkKind, Testbed};
 use urxe::verbs::*;
 
-/// Offset of the source data, which the target follows. Both are unaligned.
+/// Offset of the source data; `DST` is the offset of the target. Both are unaligned.
 const SRC: usize = 4096 + 13;
 const DST: usize = (1 << 20) + 32768 + 7;
-/// Number of bytes around the target that must not change.
+/// Number of bytes before and after the target that must not change.
 const GUARD: usize = 16;
 const UNTOUCHED: u8 = 0xee;
 
 const SIZES: &[usize] = &[0, 1, 3, 1024, 4096, 65536, 1 << 20];
-/// Subset of the message sizes, tested with path MTUs other than 4096.
+/// Message sizes tested with path MTUs other than 4096.
 const FEW_SIZES: &[usize] = &[0, 3, 4096, 65536];
 const PIECES: &[usize] = &[5, 4097, 65536];
 
@@ -46,7 +46,7 @@ struct Op {
     kind: Kind,
     imm: bool,
     inline: bool,
-    /// Number of scatter/gather elements of the requester, and of a receive.
+    /// Number of scatter/gather elements in the request, and in the receive.
     sges: [usize; 2],
     sizes: &'static [usize],
 }
@@ -76,8 +76,8 @@ enum Role {
     Rxe,
 }
 
-/// Splits `len` bytes at `base` into `n` pieces of unequal length (offset, length), with the first piece last
-/// in memory.
+/// Splits `len` bytes at `base` into at most `n` pieces (offset, length) of unequal length, the first piece
+/// last in memory.
 fn pieces(base: usize, len: usize, n: usize) -> Vec<(usize, usize)> {
     let mut cuts = vec![0];
     cuts.extend((1..n).map(|i| len * i * i / (n * n)));
@@ -90,7 +90,8 @@ fn stream(src: &[(usize, usize)], seed: u8) -> Vec<u8> {
     src.iter().enumerate().flat_map(|(i, p)| pattern(p.1, seed.wrapping_add(i as u8))).collect()
 }
 
-/// Returns the expected memory around the target after the data has arrived in its pieces.
+/// Returns the expected contents of the target and its guards after `data` has been stored in the pieces
+/// `dst`.
 fn expected_memory(data: &[u8], dst: &[(usize, usize)]) -> Vec<u8> {
     let mut memory = vec![UNTOUCHED; data.len() + 2 * GUARD];
     let mut rest = data;
@@ -163,7 +164,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Checks the completion of the local work request `id`.
+    /// Checks that the next local completion is a successful one of work request `id`, with the given fields.
     fn check_local_completion(
         &self,
         id: u64,
@@ -177,7 +178,8 @@ impl Bench<'_> {
         check_equal("urxe's completion", got, expected)
     }
 
-    /// Checks the completion of the shell's work request `id`. Where rxe reports no length, `len` is `None`.
+    /// Checks that the shell's next completion is a successful one of work request `id`, with the given
+    /// fields. `len` is `None` where rxe reports no length.
     fn check_shell_completion(
         &mut self,
         id: u64,
@@ -266,8 +268,9 @@ impl Bench<'_> {
         self.check(to, &expected_memory(&data, &dst))
     }
 
-    /// Runs an atomic on the 8 bytes at `DST` of the responder, with the old value at `SRC` of the requester.
-    /// The first one swaps, the second finds a value that differs from its compare operand.
+    /// Runs an atomic on the first aligned word at or after the responder's `DST`, with the old value
+    /// returned to the requester's `SRC`, and checks both. The first compare-and-swap (`nth` is 0) swaps; any
+    /// later one finds a value that differs from its compare operand.
     fn atomic(&mut self, op: &Op, role: Role, nth: usize) -> Result<(), String> {
         self.id += 1;
         let id = self.id;
@@ -320,7 +323,7 @@ impl Bench<'_> {
     }
 }
 
-/// Runs all sizes of one operation in one direction, and returns their number.
+/// Runs one operation in one direction with all sizes, and returns the number of sizes.
 fn run(
     setup: &Testbed,
     side: &Side,
@@ -345,12 +348,13 @@ fn run(
     Ok(sizes.len())
 }
 
-/// Result of a run: operation and requester, link and IP version, and the number of messages by path MTU.
+/// Result of a run: (index of the operation, requester), (link, IP version), and the number of messages for
+/// each path MTU as text.
 type Row = ((usize, Role), (LinkKind, Ip), String);
 static RESULTS: Mutex<Vec<Row>> = Mutex::new(Vec::new());
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
-/// Guard whose last instance prints the results of all tests.
+/// Drop guard held by every test; the last one dropped prints the results of all tests.
 struct Running;
 
 impl Running {

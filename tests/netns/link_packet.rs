@@ -34,8 +34,8 @@ fn open(net: &Veth, side: usize, spec: &str) -> PacketLink {
     try_open(net, side, spec).unwrap_or_else(|e| panic!("{spec}: {e}"))
 }
 
-/// Joins a multicast group in the namespace of `side`, because a socket belongs to the namespace of the
-/// thread that opens it.
+/// Joins a multicast group on a thread in the namespace of `side`: the link opens a socket, which belongs to
+/// the namespace of its thread.
 fn join(net: &Veth, side: usize, link: &mut PacketLink, start: Clock, group: &str) {
     let group = group.parse().unwrap();
     net.sides[side].run(|| link.join(now(start), group)).unwrap();
@@ -51,8 +51,8 @@ fn ping(net: &Veth, side: usize, target: &str) -> bool {
     out.status.success()
 }
 
-/// Exchanges packets in both directions and over both address families; returns the smallest number of bursts
-/// in which 200 packets arrived.
+/// Exchanges packets in both directions over IPv4 and IPv6; returns the smallest number of bursts in which
+/// 200 packets arrived.
 fn exchange(a: &mut PacketLink, b: &mut PacketLink, hosts: [u32; 2]) -> usize {
     let start = Clock::now();
     let mut min_bursts = usize::MAX;
@@ -211,7 +211,8 @@ fn packets_beyond_the_subnet_are_sent_to_the_router() {
     assert_eq!(a.counters(), LinkCounters::default());
 }
 
-/// Sends three packets from `src` to a group, and returns how many of them each of the two links receives.
+/// Sends three packets from `src` to a group through link `a`, and returns the number of packets that each
+/// link receives.
 fn send_to_group(a: &mut PacketLink, b: &mut PacketLink, src: &str, group: &str, start: Clock) -> [usize; 2] {
     let flow = Flow { hop_limit: 1, ..Flow::new(src.parse().unwrap(), group.parse().unwrap(), 4000) };
     let mut queue = TxQueue::new(a.info().burst);
@@ -292,7 +293,8 @@ fn link_with_interface_address_joins_groups_through_the_kernel() {
     assert!(ends("239.1.2.3") && ends("ff15::7"), "the memberships end with the link");
 }
 
-/// Connects links by a bridge that forwards a group only to ports on which IGMP or MLD has reported a member.
+/// Connects the links through a bridge that forwards packets to a group only to ports on which IGMP or MLD
+/// has reported a member.
 #[test]
 fn snooping_switch_forwards_joined_groups() {
     let net = Veth::new(1500);

@@ -1,5 +1,5 @@
-//! Tests of devices with several addresses: a device has all addresses of its interface, link-local IPv6,
-//! IPv4 and other IPv6. Needs root for network namespaces.
+//! Tests of devices with several addresses: the GID table contains all addresses of the interface (link-local
+//! IPv6, IPv4 and other IPv6), and every address can be used for connections and datagrams. Needs root.
 
 #[path = "../support/netns.rs"]
 mod netns;
@@ -18,14 +18,14 @@ use nic::Nic;
 const TIMEOUT: Duration = Duration::from_secs(20);
 const QKEY: QKey = QKey(0x7777);
 
-/// Opens a device on a link in a namespace; the threads of the device run outside of the namespace.
+/// Opens a device on a link in a namespace; the device's threads run outside the namespace.
 fn open(net: &Veth, side: usize, link: &str, shards: usize) -> Context {
     let link: LinkSpec = link.parse().unwrap();
     let links = net.sides[side].run(|| link.bind(shards).unwrap_or_else(|e| panic!("{link}: {e}")));
     Context::open_shards(links, &ContextOptions::default()).unwrap()
 }
 
-/// Returns the addresses of an interface in a namespace, once it has a link-local one, which the kernel
+/// Returns the addresses of an interface in a namespace. Waits for the link-local one, which the kernel
 /// assigns when it detects a carrier.
 fn addresses(net: &Veth, side: usize, interface: &str) -> Vec<IpAddr> {
     let deadline = Instant::now() + TIMEOUT;
@@ -44,14 +44,14 @@ fn node(context: &Context) -> TestEndpoint {
     TestEndpoint::new(context.clone()).unwrap()
 }
 
-/// Connects two endpoints through the GIDs at these indices.
+/// Connects two endpoints, each with the GID at the given index.
 fn connect((a, i): (&TestEndpoint, usize), (b, j): (&TestEndpoint, usize)) {
     let (to_a, to_b) = (a.qp.endpoint_at(i).unwrap(), b.qp.endpoint_at(j).unwrap());
     a.qp.connect(&to_b, &ConnectOptions::default()).unwrap();
     b.qp.connect(&to_a, &ConnectOptions::default()).unwrap();
 }
 
-/// Sends WRITEs in both directions at once, so large that they take many transmit turns.
+/// Sends WRITEs in both directions at once, large enough to take many transmit turns.
 fn write_both_ways(pairs: &[(TestEndpoint, TestEndpoint)]) {
     const LEN: usize = 300_000;
     const TIMES: u64 = 8;

@@ -1,4 +1,5 @@
-//! Tests that the port of a NIC follows its real interface: down, up, and removed. Needs root.
+//! Tests that a NIC's port state follows the state of its network interface: down, up, and removed. Needs
+//! root.
 
 #[path = "../support/netns.rs"]
 mod netns;
@@ -14,7 +15,7 @@ use urxe::verbs::*;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A namespace with `v0`, whose peer `v1` is in the same namespace.
+/// A namespace with both ends of a veth pair, `v0` and `v1`.
 struct Net(Netns);
 
 impl Net {
@@ -31,8 +32,8 @@ impl Net {
         self.0.ip(args);
     }
 
-    /// Opens a context on links of the namespace, one for each shard. The background threads of the context
-    /// run outside of the namespace.
+    /// Opens a context on links in the namespace, one for each shard. The context's background threads run
+    /// outside the namespace.
     fn open(&self, links: impl FnOnce() -> Vec<Box<dyn Link>> + Send) -> Context {
         Context::open_shards(self.0.run(links), &ContextOptions::default()).unwrap()
     }

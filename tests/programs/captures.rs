@@ -1,5 +1,5 @@
-//! Tests that tshark decodes urxe's captures: those of `urxe demo`, and of MADs that the broker of a shared
-//! address forwards.
+//! Tests that tshark decodes urxe's captures: those recorded by `urxe demo`, and those of MADs forwarded by
+//! the broker of a shared address.
 
 #[path = "../support/shared_address.rs"]
 mod shared_address;

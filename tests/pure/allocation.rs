@@ -1,5 +1,5 @@
-//! Tests that a warmed-up NIC does not allocate memory: no thread allocates for a message of any operation
-//! and size, over the fabric or over UDP sockets.
+//! Tests that a warmed-up NIC does not allocate memory: no thread allocates for a message, whatever its
+//! operation and size, over the fabric and over UDP sockets.
 //!
 //! There is only one test, because the counter covers the whole process and would count the allocations of a
 //! concurrent test too.
@@ -58,7 +58,7 @@ enum Kind {
     Send,
     Write,
     Read,
-    /// Half WRITEs and half inline SENDs, posted in one batch (`post_send_all`) and polled one by one.
+    /// Half inline SENDs and half WRITEs, posted in one batch (`post_send_all`) and polled one by one.
     Batch,
 }
 
@@ -77,10 +77,10 @@ impl Endpoints {
         Endpoints { a, b, requester_mr, responder_mr, completions: Vec::with_capacity(64) }
     }
 
-    /// Exchanges `batches` batches of `depth` messages, each batch after the previous one is complete. The
-    /// messages of a batch are posted one by one, each with a completion, or as a list with one completion at
-    /// its end. During WRITEs and READs the responder's application is idle, so the background thread of its
-    /// NIC responds.
+    /// Exchanges `batches` batches of `depth` messages, each batch after the previous one has completed. The
+    /// messages are posted one by one, each with a completion, or with `in_list` as a list whose last message
+    /// has a completion. During WRITEs and READs the responder's application is idle, so the background
+    /// thread of its NIC responds.
     fn exchange(&mut self, kind: Kind, in_list: bool, len: usize, depth: usize, batches: usize) {
         let (local_sges, recv_sges) = ([self.requester_mr.sge(0..len)], [self.responder_mr.sge(0..len)]);
         let remote = self.responder_mr.remote(0);
@@ -156,9 +156,9 @@ impl Endpoints {
         }
     }
 
-    /// Returns the number of allocations for a number of messages after the warm-up: the minimum of several
-    /// attempts. If a thread is preempted, more may be queued than before, so that buffers grow once; an
-    /// allocation per message would occur in every attempt.
+    /// Returns the number of allocations during an exchange after the warm-up, the minimum of up to eight
+    /// attempts. While a thread is preempted, queues may get longer than before, so that a buffer grows once;
+    /// an allocation per message would occur in every attempt.
     fn count(&mut self, kind: Kind, in_list: bool, len: usize, depth: usize, batches: usize) -> u64 {
         let mut min = u64::MAX;
         for _ in 0..8 {

@@ -1,5 +1,5 @@
-//! Tests of the futures of `verbs::asynchronous`: delivery, dropped futures, virtual time. They use UDP
-//! sockets on loopback addresses.
+//! Tests of the futures in `verbs::asynchronous`: delivery, dropped futures, connections, virtual time. Uses
+//! the fabric, and UDP sockets on loopback addresses.
 
 #[path = "async_api/connections.rs"]
 mod connections;
@@ -17,10 +17,10 @@ use nic::{connect, on_udp, qp_pair};
 use urxe::verbs::asynchronous::*;
 use urxe::verbs::*;
 
-/// Time limit for waits, which end much earlier unless something is broken.
+/// Time limit for waits, far longer than a passing test needs.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Runs a future to completion on a single-threaded runtime; panics if it takes too long.
+/// Runs a future to completion on a single-threaded runtime; panics after [`LIMIT`].
 fn run<R>(future: impl Future<Output = R>) -> R {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { tokio::time::timeout(LIMIT, future).await.expect("the future does not end") })
@@ -92,8 +92,8 @@ fn dropped_waits_lose_no_completion_over_udp() {
     run(completions_are_delivered_once_after_dropped_waits(Node::pair(contexts)));
 }
 
-/// Receives messages that another thread sends, while waits are dropped at arbitrary points. Each message
-/// must be delivered exactly once and in order.
+/// Receives messages sent by another thread while waits are dropped at arbitrary points. Each message must be
+/// delivered exactly once and in order.
 async fn messages_arrive_once_although_waits_are_dropped([a, mut b]: [Node; 2]) {
     const MESSAGES: u64 = 2000;
     const RECEIVES: u64 = 32;
@@ -224,7 +224,7 @@ fn messages_of_each_task_wake_the_waiting_other_task() {
     });
 }
 
-/// Returns the immediate data of the next message, and replaces its receive.
+/// Waits for the next message, reposts its receive, and returns its immediate data.
 async fn receive(node: &mut Node) -> u64 {
     loop {
         let completion = node.cq.wait().await.unwrap();

@@ -102,7 +102,8 @@ fn data_too_short_for_a_packet_is_copied_unchanged() {
     }
 }
 
-/// Returns the bytes of each burst. Checks that copying it packet by packet gives the same bytes.
+/// Returns the bytes of each burst, after checking that copying the burst packet by packet gives the same
+/// bytes.
 fn copied(queue: &TxQueue) -> Vec<Vec<u8>> {
     let copy = |burst: TxBurst<'_>| {
         let (mut at_once, mut one_by_one, mut copier) = (Vec::new(), Vec::new(), burst.copier());

@@ -1,5 +1,5 @@
-//! Test of memory that changes while it is sent, such as flags and counters that a peer READs: every packet
-//! must be sent with a valid ICRC.
+//! Tests that packets are sent with a valid ICRC even if their payload changes at the same time, as flags and
+//! counters that a peer READs may.
 
 #[path = "../support/nic.rs"]
 mod nic;
@@ -13,18 +13,17 @@ use nic::{on_udp, pair};
 use urxe::verbs::*;
 
 const LEN: usize = 64 << 10;
-/// Path MTU over the loopback interface.
+/// Payload length of a packet: the path MTU over the loopback interface.
 const PACKET: usize = 4096;
-/// Distance in bytes between the words that change.
+/// Distance in bytes between the changing words.
 const STEP: usize = 512;
-/// Number of packets per direction whose memory must change while they are copied, before the test ends. On
-/// an idle machine there are far more.
+/// Number of packets in each direction that must have changed during their copy before the test ends.
 const TORN: usize = 20;
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Returns how many packets of a received message were copied while their memory changed. The writer stores
-/// each new, larger number in all words, from the lowest address to the highest, so at any instant no word is
-/// larger than the word before it; an increase within a packet shows that the memory changed during its copy.
+/// Returns how many packets of a received message changed while they were copied. The writer stores
+/// increasing numbers in all words, from the lowest address to the highest, so at any instant no word is
+/// larger than the one before it; an increase within a packet shows that the memory changed during the copy.
 fn count_torn(received: &Mr) -> usize {
     let words: Vec<u64> = (0..LEN).step_by(STEP).map(|at| received.buffer().load_u64(at).unwrap()).collect();
     words.chunks(PACKET / STEP).filter(|packet| !packet.is_sorted_by(|a, b| a >= b)).count()

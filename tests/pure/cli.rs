@@ -1,4 +1,4 @@
-//! Tests of the `urxe` command from the user's point of view.
+//! Tests of the `urxe` command as users run it: output, exit status and error messages.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
@@ -27,7 +27,7 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// Returns the error message of a command that must fail, which is one line.
+/// Runs a command that must fail with a one-line error message, and returns the message.
 fn failure(args: &[&str]) -> String {
     let output = urxe(args).output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -104,8 +104,8 @@ fn demo_output_is_reproducible_from_its_seed() {
     }
 }
 
-/// Checks that the capture has `packets` complete packets with valid ICRCs, and that a comment marks only the
-/// lost one.
+/// Checks that a capture has `packets` complete packets with valid ICRCs, and that only the lost one has a
+/// comment.
 fn check_capture(path: &Path, packets: usize) {
     let file = std::fs::read(path).unwrap();
     let mut reader = PcapNgReader::new(&file[..]).unwrap();
@@ -298,7 +298,7 @@ struct Serve {
     port: u16,
     remote: RemoteAddr,
     length: usize,
-    /// Standard output up to the line that reports that the server waits for peers.
+    /// Standard output up to the line that says that the server waits for peers.
     output: String,
 }
 
@@ -324,7 +324,7 @@ impl Serve {
         kill(Pid::from_raw(self.child.id() as i32), Signal::SIGINT).unwrap();
     }
 
-    /// Waits until the process exits and returns status, standard output and standard error.
+    /// Waits for the process to exit, and returns its status, standard output and standard error.
     fn end(&mut self) -> (Option<i32>, String, String) {
         let start = Instant::now();
         while self.child.try_wait().unwrap().is_none() {
@@ -345,7 +345,7 @@ impl Drop for Serve {
     }
 }
 
-/// A peer of `urxe serve` that uses the crate's verbs.
+/// A peer of `urxe serve`, written with the crate's verbs API.
 struct Client {
     mr: Mr,
     endpoint: TestEndpoint,
@@ -373,7 +373,7 @@ impl Client {
         self.endpoint.cq.wait(TIMEOUT).unwrap()
     }
 
-    /// Sends a message and checks its echo; the contents depend on `seed`.
+    /// Sends a message whose contents depend on `seed`, and checks its echo.
     fn echo(&self, len: usize, imm: Option<u32>, seed: u8) {
         let data: Vec<u8> = (0..len).map(|i| (i as u8).wrapping_mul(31) ^ seed).collect();
         self.mr.write(0, &data).unwrap();
@@ -447,7 +447,7 @@ fn serve_handles_every_operation_and_prints_summary_on_sigint() {
     assert!(PcapNgReader::new(&std::fs::read(&capture).unwrap()[..]).is_ok());
 }
 
-/// Reports whether all threads of a process are stopped.
+/// Reports whether all threads of a process are stopped (SIGSTOP).
 fn has_stopped(process: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap()).all(|stat| {
@@ -456,8 +456,8 @@ fn has_stopped(process: u32) -> bool {
     })
 }
 
-/// Stops the peer for longer than all retries take (8 timeouts of 67 ms): the connection fails, unless a
-/// longer minimum ACK timeout is configured.
+/// Stops the peer for longer than all retries take (8 timeouts of 67 ms), and checks that the connection
+/// fails unless a longer minimum ACK timeout is configured.
 #[test]
 fn stopped_peer_ends_connection_unless_min_ack_timeout_is_longer() {
     for (address, min_ack_timeout) in [(18, None), (19, Some(Duration::from_secs(60)))] {

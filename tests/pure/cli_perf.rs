@@ -1,4 +1,4 @@
-//! Tests of `urxe perf` and `urxe pingpong`, run as processes.
+//! Tests of `urxe perf` and `urxe pingpong` between two processes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,7 +11,7 @@ fn urxe(args: &str) -> Command {
     c
 }
 
-/// Returns whether the command succeeded, and its output.
+/// Returns whether a command succeeded, and its standard output and standard error.
 fn result(out: &Output) -> (bool, String) {
     let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
     (out.status.success(), text(&out.stdout) + &text(&out.stderr))
@@ -25,7 +25,7 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Starts a server, waits until it listens, and returns it with its standard error.
+/// Starts a server, waits until it listens, and returns it and its standard error.
 fn server(args: &str) -> (Child, BufReader<ChildStderr>) {
     let mut child = urxe(args).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());

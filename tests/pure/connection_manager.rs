@@ -1,5 +1,5 @@
-//! Tests of the connection manager through the Rust API: over the in-memory fabric, in real and in virtual
-//! time, and over UDP on the loopback interface.
+//! Tests of the connection manager through the Rust API: over the in-memory fabric in real and virtual time,
+//! and over UDP on the loopback interface.
 
 #[path = "connection_manager/connections.rs"]
 mod connections;

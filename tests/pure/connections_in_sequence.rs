@@ -1,5 +1,5 @@
 //! Test that connections established and released one after the other all succeed and release their
-//! resources. It runs in its own process because it counts the open descriptors of the process.
+//! resources. It runs in its own process because it counts open file descriptors.
 
 #[path = "connection_manager/fixture.rs"]
 mod fixture;

@@ -1,4 +1,4 @@
-//! Tests that a warmed-up fabric carries packets without allocating.
+//! Tests that a warmed-up fabric carries packets without allocating memory.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use urxe::link::fabric::{Fabric, FabricConfig};
 use urxe::transport::{Payload, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, Opcode};
 
-/// Sends bursts of three packet sizes from one port to another; returns the number of allocations after the
-/// warm-up, and the number of received packets.
+/// Sends bursts of packets of three sizes from one port to another. Returns the number of allocations after
+/// the warm-up, and the number of packets received.
 fn carry(fabric: &Fabric, rounds: usize) -> (u64, u64) {
     let mut a = fabric.port(&fabric.auto_address()).unwrap();
     let mut b = fabric.port(&fabric.auto_address()).unwrap();

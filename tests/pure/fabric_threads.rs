@@ -1,11 +1,11 @@
-//! Test that a thread that sends on a fabric drives the NICs at both ends, while their background threads
-//! stay idle; otherwise data would move from core to core. It runs in its own process because it adds up the
+//! Test that a thread that sends over a fabric drives the NICs at both ends while their background threads
+//! stay idle; otherwise data would move from core to core. It runs in its own process because it measures the
 //! CPU time of all threads.
 
 use nix::time::{ClockId, clock_gettime};
 use urxe::verbs::*;
 
-/// Number of messages; `IN_FLIGHT` is the largest number of messages in flight.
+/// Number of messages; at most `IN_FLIGHT` of them are in flight.
 const MESSAGES: u64 = 300;
 const IN_FLIGHT: u64 = 8;
 const SIZE: usize = 1 << 20;
@@ -21,8 +21,8 @@ fn background_threads_stay_idle_while_sender_polls() {
     assert!(ratios[ROUNDS / 2] < 0.2, "{ratios:.3?}");
 }
 
-/// Returns the CPU time that the other threads use while this thread sends, divided by the CPU time of this
-/// thread.
+/// Returns the CPU time that the other threads use while this thread sends, divided by this thread's own CPU
+/// time.
 fn background_cpu_ratio() -> f64 {
     let (a, b) = Fabric::new().pair().unwrap();
     let [source, target] = [&a, &b].map(|node| node.pd.reg_mr(SIZE, Access::ALL).unwrap());
@@ -45,8 +45,7 @@ fn background_cpu_ratio() -> f64 {
     others as f64 / own as f64
 }
 
-/// Returns the CPU time in nanoseconds that this thread, and all other threads of the process, have used so
-/// far.
+/// Returns the CPU time in nanoseconds used so far by this thread, and by all other threads of the process.
 fn times() -> [u64; 2] {
     let [own, all] = [ClockId::CLOCK_THREAD_CPUTIME_ID, ClockId::CLOCK_PROCESS_CPUTIME_ID].map(|clock| {
         let time = clock_gettime(clock).unwrap();

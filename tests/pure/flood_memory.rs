@@ -1,5 +1,5 @@
-//! Test that an endless flood of messages from peers needs no further memory once the limits are reached. It
-//! runs in its own process because its allocator counts the allocated bytes.
+//! Test that the connection manager allocates no further memory during an endless flood of messages once its
+//! limits are reached. It runs in its own process because its global allocator counts the allocated bytes.
 
 use urxe::cm::{Cm, CmConfig, MadSource};
 use urxe::transport::{AddressVector, Instant};
@@ -17,8 +17,7 @@ fn gid(host: u8) -> Gid {
     std::net::Ipv4Addr::new(10, 0, 0, host).into()
 }
 
-/// Delivers `count` messages of one kind from many peer addresses, each message with its own communication
-/// ID.
+/// Delivers `count` messages of one kind from many peer addresses, numbered from `from` on.
 fn flood(cm: &mut Cm, from: u32, count: u32, is_read: bool, message: &dyn Fn(u32) -> Message) {
     for n in from..from + count {
         let from = AddressVector::to(std::net::Ipv4Addr::from(0x0b00_0000 | n >> 4).into());

@@ -1,5 +1,5 @@
-//! Test that sends malicious packets with a valid ICRC to a NIC with connected QPs: the NIC must not panic or
-//! write memory that the peer has no right to write, and another QP of the NIC must continue to work.
+//! Test that sends malicious packets with valid ICRCs to a NIC with connected QPs: the NIC must not panic or
+//! write memory that the peer may not write, and another QP of the NIC must keep working.
 //!
 //! The service of the attacked QP depends on the seed, and whether it uses a shared receive queue.
 //!
@@ -44,19 +44,19 @@ struct Target {
     now: Instant,
     qpns: Vec<Qpn>,
     cqs: [TestCq; 2],
-    /// Regions with, in this order: all access rights; only remote read; another protection domain; only
-    /// local write.
+    /// Regions with, in this order: all access rights, remote read only, another protection domain, local
+    /// write only.
     regions: Vec<Region>,
     bystander: Region,
     bystander_psn: u32,
     service: QpType,
     srq: Option<SrqId>,
     xrc_srq: Option<SrqId>,
-    /// First key of a window; `fast` is the first key of a fast-registered region of 256 bytes.
+    /// Initial key of the window; `fast` is the initial key of the fast-registered region of 256 bytes.
     window: RKey,
     fast: LKey,
     _fast_memory: Buffer,
-    /// Destination of the peer's packets.
+    /// Destination address of the peer's packets.
     dst: IpAddr,
     rng: Rng,
 }
@@ -172,13 +172,13 @@ impl Target {
         self.take_outputs();
     }
 
-    /// Moves the completions that the NIC has produced to the completion queues, and drops its events.
+    /// Moves the NIC's completions to the completion queues, and drops its events.
     fn take_outputs(&mut self) {
         let [victim, neighbour] = &mut self.cqs;
         support::take_outputs(&mut self.nic, &mut [victim, neighbour], &mut VecDeque::new());
     }
 
-    /// Returns the headers of the transmitted packets; panics if a packet cannot be decoded.
+    /// Transmits all pending packets, which must be well-formed, and returns their headers.
     fn transmit(&mut self) -> Vec<Headers> {
         let mut sent = Vec::new();
         while self.nic.wants_to_transmit() || self.nic.has_held_acknowledgements() {
@@ -190,7 +190,7 @@ impl Target {
         sent
     }
 
-    /// Returns a random length, often at or next to a limit such as the MTU.
+    /// Returns a random length, often at or near a limit such as the MTU.
     fn length(&mut self) -> u32 {
         let any = self.rng.next() as u32;
         let near = self.rng.below(600) as u32;
@@ -215,7 +215,7 @@ impl Target {
         )
     }
 
-    /// Returns a packet with a random opcode, whose fields are likely to pass the checks.
+    /// Returns a packet with a random opcode, and fields that are likely to pass the checks.
     fn plausible(&mut self) -> Vec<u8> {
         let (attr, _) = self.nic.query_qp(self.qpns[VICTIM]).unwrap();
         let any_psn = Psn::new(self.rng.next() as u32);
@@ -272,7 +272,7 @@ impl Target {
         support::encode(&headers, &payload, &self.flow())
     }
 
-    /// Changes, removes or adds some bytes of a packet, then updates its ICRC.
+    /// Overwrites, truncates or appends some bytes of a packet, and then updates its ICRC.
     fn mutate(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {
         for _ in 0..1 + self.rng.below(4) {
             match self.rng.below(6) {
@@ -294,8 +294,8 @@ impl Target {
         bytes
     }
 
-    /// Returns a random local operation on the window or the fast-registered region: bind, registration or
-    /// invalidation, mostly with a valid key.
+    /// Returns a random local operation: a bind of the window, a registration of the fast-registered region,
+    /// or an invalidation of either, often with a valid key.
     fn local_op(&mut self) -> WrOp {
         let (window, fast) = (self.window, self.fast);
         let key = |first: u32, low: u64| first & !0xff | low as u32 & 3;
@@ -321,7 +321,7 @@ impl Target {
         }
     }
 
-    /// Posts a random work request to the attacked QP. If the QP has failed, resets it first.
+    /// Posts a random work request to the attacked QP, after reconnecting the QP if it has failed.
     fn post_random(&mut self) {
         let qpn = self.qpns[VICTIM];
         if matches!(self.nic.qp_state(qpn), Some(QpState::Err | QpState::Sqe)) {
@@ -364,7 +364,7 @@ impl Target {
         }
     }
 
-    /// Sends an 8-byte WRITE from the bystander's peer and checks its acknowledgement.
+    /// Delivers an 8-byte WRITE to the bystander QP, and checks the acknowledgement and the data.
     fn check_bystander(&mut self) {
         let (psn, stamp) = (self.bystander_psn, self.rng.next().to_ne_bytes());
         self.bystander_psn += 1;

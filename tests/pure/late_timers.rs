@@ -1,5 +1,5 @@
 //! Test that a thread that was preempted for a long time processes the acknowledgements queued in the link
-//! before it serves expired timers, and does not retransmit acknowledged packets.
+//! before it handles expired timers, so that it retransmits no acknowledged packets.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -21,8 +21,8 @@ const PEER_IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
 /// acknowledgements are still queued when the timer expires.
 const DELAY: Duration = Duration::from_millis(60);
 
-/// A link that acknowledges every request after a delay. Packets to other queue pairs precede each
-/// acknowledgement, and each receive call returns one packet.
+/// A link that acknowledges every request after [`DELAY`]. Packets to other queue pairs precede each
+/// acknowledgement, and each receive call delivers one packet.
 struct DelayedLink {
     info: LinkInfo,
     pending_acks: VecDeque<(Instant, Vec<u8>)>,

@@ -1,15 +1,15 @@
-//! Tests of the limits of the protocol's number ranges: the longest message, and counters that wrap.
+//! Tests at the limits of the protocol's number ranges: the longest message, and wrapping sequence numbers.
 
 use std::time::Duration;
 
 use urxe::verbs::*;
 
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Length of the longest message (IBA 9.7.1).
+/// Maximum length of a message in bytes (IBA 9.7.1).
 const MAX_MESSAGE: usize = 1 << 31;
 const PARTS: usize = 32;
 
-/// Returns two connected queue pairs on one fabric with 32 scatter/gather elements per request.
+/// Returns two endpoints with connected queue pairs that accept 32 scatter/gather elements per request.
 fn pair() -> (TestEndpoint, TestEndpoint) {
     let options = QpOptions::default()
         .send(SendCaps { max_wr: 256, max_sge: PARTS as u32, max_inline: 8 })

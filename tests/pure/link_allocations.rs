@@ -1,4 +1,4 @@
-//! Tests that links do not allocate memory after a warm-up.
+//! Tests that frames and packet links do not allocate memory after a warm-up.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -38,7 +38,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Sends bursts in both directions; returns the number of allocations after the warm-up.
+/// Sends bursts in both directions, and returns the number of allocations after the warm-up.
 fn allocations<L: Link>(a: &mut L, b: &mut L) -> usize {
     let start = Clock::now();
     let now = || Instant::default() + start.elapsed();
@@ -86,8 +86,8 @@ fn frames_link_does_not_allocate_after_warm_up() {
     assert_eq!(allocations(&mut open("a", "b", 1), &mut open("b", "a", 2)), 0);
 }
 
-/// Uses two packet links on the loopback interface, each with its own host stack and a MAC address that the
-/// kernel ignores. Needs CAP_NET_RAW.
+/// Uses two packet links on the loopback interface, each with its own host stack and a MAC address unknown to
+/// the kernel. Needs CAP_NET_RAW.
 #[test]
 fn packet_link_does_not_allocate_after_warm_up() {
     for (offload, net) in [("on", 1), ("off", 2)] {

@@ -1,4 +1,4 @@
-//! Tests of two links with host stacks that are connected by unix sockets: neighbours are resolved, bursts
+//! Tests of two frames links with host stacks, connected by unix sockets: neighbours are resolved, bursts
 //! arrive, ICRCs are valid.
 
 #[path = "../support/numbered.rs"]
@@ -268,7 +268,7 @@ fn restarted_peer_is_reachable_again() {
     }
 }
 
-/// Updates the header checksum (RFC 791) of a modified IPv4 frame.
+/// Updates the IPv4 header checksum of a modified frame.
 fn fix_checksum(frame: &mut [u8]) {
     let words = (frame[14] & 0xf) as usize * 2;
     frame[24..26].fill(0);

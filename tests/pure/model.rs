@@ -1,6 +1,6 @@
-//! Random sequences of verbs calls for all services over a faulty wire, checked against a reference model:
-//! every completion is correct, in order and generated exactly once; memory has the contents that the model
-//! predicts; no queue pair hangs; after an error all work requests are flushed.
+//! Test that runs random sequences of verbs calls for all services over a faulty wire, and checks them
+//! against a reference model: every completion is correct, in order and generated exactly once; memory has
+//! the predicted contents; no queue pair hangs; after an error all work requests are flushed.
 //!
 //! `URXE_SEEDS` sets the number of seeds (default 20,000), `URXE_SEED` runs a single one.
 
@@ -44,7 +44,7 @@ fn env(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|v| v.parse().unwrap_or_else(|_| panic!("{name}={v:?} is not a number")))
 }
 
-/// Runs the test with a seed, and prints the seed if the run panics.
+/// Runs the test with a seed, and prints the seed if the test panics.
 fn run_seed(seed: u64) -> u32 {
     struct SeedReport(u64);
     impl Drop for SeedReport {

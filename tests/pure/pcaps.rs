@@ -1,7 +1,7 @@
-//! Replay of captures. Every packet in `pcaps/`, most of them sent by the kernel's rxe, is decoded, encoded
-//! again to the same bytes with the same ICRC, and compared with the opcode table. The captures in
-//! `pcaps/own/` contain urxe's own packets, for features that rxe lacks; these packets must not change.
-//! `URXE_BLESS=1` rewrites `pcaps/own/`: check the difference with Wireshark before committing it.
+//! Tests that replay captures. Every packet in `pcaps/`, most of them sent by the kernel's rxe, is decoded,
+//! compared with the opcode table, and encoded again to the same bytes with the same ICRC. The captures in
+//! `pcaps/own/` contain urxe's own packets, for features that rxe lacks, and must not change. `URXE_BLESS=1`
+//! rewrites `pcaps/own/`: check the difference with Wireshark before committing it.
 
 #[path = "../support/nic.rs"]
 mod nic;
@@ -30,8 +30,8 @@ fn capture_dir() -> PathBuf {
     std::path::Path::new(env!("URXE_REPOSITORY")).join("pcaps")
 }
 
-/// Returns the path MTU of every capture, as documented in its section of `pcaps/README.md`: the value after
-/// `mtu=`, otherwise 1024, the active MTU of an interface whose MTU is 1500.
+/// Returns the path MTU of every capture from its section in `pcaps/README.md`: the value after `mtu=`, or
+/// 1024 if the section says that the interface MTU is 1500.
 fn path_mtus() -> BTreeMap<String, usize> {
     let text = fs::read_to_string(capture_dir().join("README.md")).unwrap();
     let sections = text.split("\n## ").skip(1);
@@ -60,8 +60,8 @@ fn packets(path: &std::path::Path) -> Vec<(Vec<u8>, RoceFrame)> {
     found
 }
 
-/// Decodes a packet, encodes it again from the decoded fields, and checks that the bytes are the same.
-/// Returns the opcode.
+/// Decodes a packet, encodes it again from the decoded fields, checks that the bytes are the same, and
+/// returns the opcode.
 fn replay(frame: &[u8], roce: &RoceFrame) -> Opcode {
     let bytes = &frame[roce.payload.clone()];
     let packet = Packet::parse(bytes).unwrap();
@@ -126,7 +126,7 @@ fn every_capture_is_reencoded_to_the_same_bytes() {
     assert!(missing.is_empty(), "no capture contains {missing:?}");
 }
 
-/// Checks that messages of the kernel's connection manager can be decoded, and encoded again to the same
+/// Checks that messages from the kernel's connection manager can be decoded, and encoded again to the same
 /// bytes.
 #[test]
 fn kernel_cm_messages_are_reencoded_to_the_same_bytes() {
@@ -182,8 +182,8 @@ fn messages(name: &str) -> Vec<(IpAddr, Mad)> {
 }
 
 /// Replaces the kernel's connection manager by urxe's, first at the client and then at the server, with the
-/// same parameters from the program. Checks that urxe sends the same messages as the kernel, except for the
-/// communication ID, which it selects itself.
+/// parameters that the recorded program passed. Checks that urxe sends the kernel's messages, except for
+/// communication and transaction IDs, which it selects itself.
 #[test]
 fn own_cm_sends_the_same_messages_as_the_kernel() {
     for name in ["cm_rping.pcap", "cm_rping_v6.pcap", "cm_rstream.pcap", "cm_ucmatose.pcap"] {
@@ -232,7 +232,7 @@ fn own_cm_sends_the_same_messages_as_the_kernel() {
     }
 }
 
-/// Returns the PSN of the first RC request that one end of a recorded connection sends.
+/// Returns the PSN of the first RC request sent by one end of a recorded connection.
 fn first_request(name: &str, is_sender: impl Fn(IpAddr) -> bool) -> Psn {
     let psn = |(frame, roce): &(Vec<u8>, RoceFrame)| {
         let packet = Packet::parse(&frame[roce.payload.clone()]).unwrap();
@@ -242,8 +242,8 @@ fn first_request(name: &str, is_sender: impl Fn(IpAddr) -> bool) -> Psn {
     packets(&capture_dir().join(name)).iter().find_map(psn).unwrap()
 }
 
-/// Replays the rest of a recorded exchange at the end `local`: delivers the messages of the other end, and
-/// checks that urxe sends the recorded messages of this end.
+/// Replays a recorded exchange at the end `local`: delivers the other end's messages, and checks that urxe
+/// sends the messages that this end sent.
 fn replay_cm(
     name: &str,
     cm: &mut Cm,
@@ -292,7 +292,7 @@ fn replay_cm(
     assert_eq!((cm.poll_transmit(), cm.state(id)), (None, Some(State::TimeWait)), "{name}");
 }
 
-/// Replays captures of traffic between rxe (host 1) and urxe.
+/// Replays the captures of traffic between rxe (host 1) and urxe.
 #[test]
 fn captures_of_rxe_and_urxe_are_reencoded_to_the_same_bytes() {
     let mixed = capture_dir().join("mixed");
@@ -332,8 +332,8 @@ fn captures_of_rxe_and_urxe_are_reencoded_to_the_same_bytes() {
     assert!(rnr[0] > 0 && rnr[1] > 0, "{rnr:?}");
 }
 
-/// Returns the packets of a capture that urxe has written. Such a capture has no Ethernet headers, so a
-/// header is added to each packet.
+/// Returns the packets of a capture written by urxe. Such a capture has no Ethernet headers, so an empty one
+/// is prepended to each packet.
 fn own_packets(bytes: &[u8]) -> Vec<(Vec<u8>, RoceFrame)> {
     let mut reader = PcapNgReader::new(bytes).unwrap();
     let mut found = Vec::new();
@@ -410,7 +410,7 @@ fn hex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(byte).collect()
 }
 
-/// Replays an Ethernet frame given in hexadecimal.
+/// Replays an Ethernet frame given in hexadecimal. Returns its UDP payload and the decoded headers.
 fn golden(text: &str) -> (Vec<u8>, RoceFrame) {
     let frame = hex(text);
     let Content::Roce(roce) = frame::parse(&frame, Checksums::Verify).unwrap().content else {
@@ -421,7 +421,7 @@ fn golden(text: &str) -> (Vec<u8>, RoceFrame) {
     (payload, roce)
 }
 
-/// Replays a packet that was captured on a ConnectX-4 Lx, and published with the tests of Scapy's RoCE layer.
+/// Replays a packet captured on a ConnectX-4 Lx and published in the tests of Scapy's RoCE layer.
 #[test]
 fn cnp_from_connectx_4_lx_is_reencoded_to_the_same_bytes() {
     let (bytes, roce) = golden(
@@ -438,8 +438,8 @@ fn cnp_from_connectx_4_lx_is_reencoded_to_the_same_bytes() {
     assert_eq!(packet.row().payload, PayloadRule::Exactly(16));
 }
 
-/// Replays a UC SEND with two bytes of padding and ECN-capable transport, from the same source. The published
-/// frame lacks the original UDP checksum, which the ICRC does not cover.
+/// Replays a UC SEND with two bytes of padding and ECN-capable transport, also published in Scapy's tests.
+/// The published frame lacks the original UDP checksum, which the ICRC does not cover.
 #[test]
 fn uc_send_of_a_connectx_is_reencoded_to_the_same_bytes() {
     let (bytes, roce) = golden(

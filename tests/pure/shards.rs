@@ -1,5 +1,5 @@
-//! Tests of NICs with several shards, over UDP sockets of the loopback interface: every queue pair receives
-//! its packets, regardless of its shard and of the socket on which they arrive.
+//! Tests of NICs with several shards over UDP sockets on the loopback interface: every queue pair must
+//! receive its packets, whatever its shard and whichever socket they arrive on.
 
 #[path = "../support/nic.rs"]
 mod nic;
@@ -23,7 +23,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 const KEY: QKey = QKey(0x77);
 const SHARDS: usize = 4;
 
-/// Returns an address of 127/8 that no other test of this file uses.
+/// Returns a loopback address that no other test uses.
 fn address() -> IpAddr {
     static LAST: AtomicU8 = AtomicU8::new(0);
     Ipv4Addr::new(127, 94, 0, LAST.fetch_add(1, Ordering::Relaxed) + 1).into()
@@ -31,7 +31,7 @@ fn address() -> IpAddr {
 
 const LEN: usize = 64 << 10;
 
-/// Opens a NIC with a region of 64 pieces.
+/// Opens a NIC with a region of 64 pieces of [`LEN`] bytes.
 fn nic_with_shards(shards: usize) -> Nic {
     Nic::new(on_udp(&address().to_string(), shards), 64 * LEN)
 }
@@ -52,7 +52,7 @@ impl Nic {
         self.mr.sge(i * LEN..i * LEN + len)
     }
 
-    /// Waits for `count` completions, which must be successful, and returns them.
+    /// Waits for `count` completions, all of which must be successful, and returns them.
     fn completions(&self, count: usize) -> Vec<Completion> {
         let mut out = Vec::new();
         let start = Instant::now();
@@ -78,7 +78,8 @@ fn pattern(i: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + i * 31 + at / 251) as u8).collect()
 }
 
-/// Runs SEND, WRITE and READ on all connections at once, each with its own data pattern.
+/// Runs a SEND, a WRITE and a READ on every connection at once, with a different data pattern for each
+/// connection.
 fn exchange(a: &Nic, b: &Nic, pairs: &[(Qp, Qp)]) {
     let len = LEN - 40;
     for (i, (x, y)) in pairs.iter().enumerate() {
@@ -318,8 +319,8 @@ fn qps_can_be_created_and_destroyed_under_traffic() {
     });
 }
 
-/// Sends packets as consecutive datagrams with one GSO send from a plain socket. The kernel delivers them
-/// coalesced, as it may do with datagrams from a wire.
+/// Sends packets as consecutive datagrams in one GSO send from a plain socket. The kernel delivers them
+/// coalesced, as it may do with datagrams from the network.
 fn send_segmented(from: &UdpSocket, to: IpAddr, segment: usize, packets: &[u8]) {
     setsockopt(from, sockopt::UdpGsoSegment, &(segment as i32)).unwrap();
     assert_eq!(from.send_to(packets, (to, ROCE_PORT)).unwrap(), packets.len());

@@ -1,4 +1,4 @@
-//! Tests of QP1 of an address that several processes share; the broker is a separate process, which a test
+//! Tests of QP1 on an address that several processes share; the broker is a separate process, which a test
 //! can kill.
 
 #[path = "../support/shared_address.rs"]

@@ -1,5 +1,5 @@
-//! Random sequences of verbs calls over faulty wires, in virtual time: each is generated from a seed, and
-//! every run with the same seed gives the same result.
+//! Tests that random sequences of verbs calls over faulty wires in virtual time complete with the expected
+//! results, and that runs with the same seed are identical.
 //!
 //! `URXE_SEEDS=N` runs N seeds (2000), `URXE_SEED=S` just one, with a log. `URXE_BLESS=1` rewrites the golden
 //! grid: check its diff before committing it.
@@ -17,11 +17,11 @@ use rng::Rng;
 use urxe::link::fabric::Outcome;
 use urxe::verbs::*;
 
-/// Maximum number of work requests of each side.
+/// Maximum number of work requests on each side.
 const MAX_WORK: usize = 24;
-/// Maximum length of a message in bytes.
+/// Maximum message length in bytes.
 const MAX_LEN: usize = 6 << 10;
-/// Bytes that each end reserves for each work request.
+/// Number of bytes reserved on each side for each work request: see [`read_offset`].
 const SLOT: usize = 3 * MAX_LEN;
 const REGION: usize = MAX_WORK * SLOT;
 
@@ -57,15 +57,15 @@ struct Side {
     node: TestEndpoint,
     recv_cq: Cq,
     qp: Qp,
-    /// Region with a constant pattern. `target` is the region that WRITEs of the other side, receives and own
-    /// READs write to; `words` contains the word that atomics modify, followed by a slot for each atomic
-    /// result.
+    /// Region with a constant pattern. `target` is the region into which the peer's WRITEs, receives and
+    /// local READs store data; `words` contains the word that the peer's atomics modify, followed by a slot
+    /// for each local atomic's result.
     source: Mr,
     target: Mr,
     words: Mr,
     expected: Vec<u8>,
     sends: Vec<Work>,
-    /// Opcode, length and immediate data of each message that consumes a receive of this side, in order.
+    /// Opcode, length and immediate data of each message that consumes one of this side's receives, in order.
     incoming: Vec<(WcOpcode, usize, Option<u32>)>,
     posted_recvs: usize,
     completed: [usize; 2],
@@ -73,7 +73,7 @@ struct Side {
     originals: Vec<u64>,
 }
 
-/// Returns the constant contents of a side's region `source`.
+/// Returns the contents of a side's region `source`.
 fn source(side: usize) -> &'static [u8] {
     static BYTES: OnceLock<[Vec<u8>; 2]> = OnceLock::new();
     let bytes = |side: usize| (0..REGION).map(|i| (side * 101 + i * 7 + (i >> 8) * 3) as u8).collect();
@@ -108,7 +108,7 @@ impl Side {
         }
     }
 
-    /// Posts the next receive, which has its own slot in the region `target`.
+    /// Posts the next receive, into its own slot of the region `target`.
     fn post_recv(&mut self) {
         let n = self.posted_recvs;
         if n < MAX_WORK {
@@ -120,8 +120,8 @@ impl Side {
     }
 }
 
-/// Returns the offset in the region `target` at which READ `n` stores its data. Each slot has three parts:
-/// for WRITEs of the peer, for own READs, and for receives.
+/// Returns the offset in the region `target` at which READ `n` stores its data. Each slot has a part for a
+/// WRITE from the peer, one for a local READ, and one for a receive.
 fn read_offset(n: usize) -> usize {
     n * SLOT + MAX_LEN
 }
@@ -161,7 +161,7 @@ impl World {
         (World { fabric, sides, log: DefaultHasher::new(), verbose }, r)
     }
 
-    /// Posts a work request of side `n`, and records its expected result.
+    /// Posts a random work request on side `n`, and records its expected result.
     fn post(&mut self, n: usize, r: &mut Rng) {
         let [a, b] = &mut self.sides;
         let (me, peer) = if n == 0 { (a, b) } else { (b, a) };
@@ -292,7 +292,8 @@ impl World {
     }
 }
 
-/// Runs a random sequence of verbs calls and returns a hash of the run.
+/// Runs a random sequence of verbs calls, and returns a hash of all completions, their times, and the final
+/// counters.
 fn run(seed: u64, verbose: bool) -> u64 {
     let (mut world, mut r) = World::new(seed, verbose);
     let count = 1 + r.below(MAX_WORK as u64) as usize;
@@ -350,8 +351,8 @@ fn random_verbs_calls_complete_and_are_reproducible_from_their_seed() {
     println!("{seeds} seeds passed");
 }
 
-/// Returns a table of the cost of loss recovery: duration, packets and retransmitted packets of 256 WRITEs of
-/// 16 KiB over a wire of 100 Gb/s, for several loss rates and latencies.
+/// Returns a table of the cost of loss recovery: duration, packets and retransmitted packets for 256 WRITEs
+/// of 16 KiB over a 100 Gb/s wire, for several loss rates and latencies.
 fn grid() -> String {
     let (messages, len) = (256, 16 << 10);
     let mut out = String::from("  loss    latency        time   Gb/s   packets  again  NAKs  timeouts\n");

@@ -1,4 +1,4 @@
-//! Tests of the feature `tracing`: which events a subscriber receives, and in which order.
+//! Tests of the `tracing` feature: which events a subscriber receives, and in which order.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex};
@@ -51,14 +51,14 @@ impl Visit for Line {
 }
 
 impl Collector {
-    /// Returns the events since the last call whose target is one of `targets`.
+    /// Removes all collected events, and returns those whose target is in `targets`.
     fn take(&self, targets: &[&str]) -> Vec<String> {
         let events = std::mem::take(&mut *self.0.lock().unwrap());
         events.into_iter().filter(|e| targets.iter().any(|t| e.split(' ').next() == Some(t))).collect()
     }
 }
 
-/// Returns two connected NICs in virtual time; the fault rules apply to the first.
+/// Returns two connected NICs in virtual time; the fault rules apply to the first NIC's link.
 fn pair(rules: Vec<Rule>) -> [TestEndpoint; 2] {
     let fabric = Fabric::virtual_time(FabricConfig::default().latency(Duration::from_micros(10))).unwrap();
     // Few retries, so that their exhaustion is near.

@@ -1,5 +1,5 @@
-//! Tests of the verbs API beyond plain posting and polling: batches of work requests, extended polling,
-//! completion channels, asynchronous events.
+//! Tests of the verbs API beyond posting and polling: batches of work requests, extended polling, completion
+//! channels, asynchronous events.
 
 #[path = "verbs_api/batches.rs"]
 mod batches;

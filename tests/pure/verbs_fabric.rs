@@ -1,4 +1,4 @@
-//! Tests of the verbs API over the in-memory fabric, which user programs link as a mock NIC.
+//! Tests of the verbs API over the in-memory fabric, which programs can use as a mock NIC.
 
 #[path = "../support/nic.rs"]
 mod nic;

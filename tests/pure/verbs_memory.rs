@@ -1,5 +1,5 @@
-//! Tests of memory windows, fast-registered regions, null regions, device memory and similar features through
-//! the verbs API.
+//! Tests of memory features through the verbs API: memory windows, fast-registered regions, null regions,
+//! device memory, FLUSH and others.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use urxe::verbs::*;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Returns two connected endpoints whose queue pairs allow all kinds of access.
+/// Returns two connected endpoints whose queue pairs permit all kinds of remote access.
 fn pair() -> (TestEndpoint, TestEndpoint) {
     let access = Access::ALL | Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
     let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
@@ -131,7 +131,7 @@ fn write_flush_and_atomic_write_complete_in_order() {
     assert_eq!(bytes(&dst, 64, 8), b"all of 8");
 }
 
-/// Checks that FLUSH makes data in a mapped file persistent, which is its main use.
+/// Checks that a FLUSH writes data in a mapped file back to the file.
 #[test]
 fn flush_writes_mapped_bytes_to_the_file() {
     use std::io::{Read, Seek};

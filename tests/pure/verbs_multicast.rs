@@ -1,4 +1,4 @@
-//! Tests of multicast through the verbs API, on the in-memory fabric.
+//! Tests of multicast through the verbs API, mostly over the in-memory fabric.
 
 #[path = "../support/nic.rs"]
 mod nic;
@@ -13,7 +13,7 @@ use urxe::wire::Flow;
 const TIMEOUT: Duration = Duration::from_secs(5);
 const QKEY: QKey = QKey(0x1234);
 
-/// A NIC with a UD QP, to which a receive of 1000 bytes is posted.
+/// A NIC with a UD QP on which a receive of 1000 bytes is posted.
 struct Member {
     context: Context,
     pd: Pd,
@@ -53,14 +53,14 @@ impl Member {
         assert_eq!(self.next(7).opcode, WcOpcode::Send);
     }
 
-    /// Returns the next completion, which must be that of work request `wr_id`.
+    /// Waits for the next completion, which must be that of work request `wr_id`.
     fn next(&self, wr_id: u64) -> Completion {
         let wc = self.cq.wait(TIMEOUT).unwrap_or_else(|e| panic!("{wr_id} of {:?}: {e}", self.context));
         assert_eq!(wc.wr_id, wr_id);
         wc
     }
 
-    /// Returns the next received datagram: its completion, its addresses, and its text.
+    /// Waits for the next datagram, and returns its completion, the flow from its GRH, and its text.
     fn receive(&self) -> (Completion, Flow, Vec<u8>) {
         let wc = self.next(1);
         let mut bytes = vec![0; wc.byte_len as usize];
@@ -163,7 +163,7 @@ fn each_member_of_one_nic_receives_a_copy() {
     assert_eq!(b.context.counters().rcvd_pkts, before, "the link has left the group");
 }
 
-/// Checks that blocked multicast loopback suppresses only the copy to the sending queue pair itself.
+/// Checks that blocking multicast loopback on a queue pair suppresses only the copies of its own messages.
 #[test]
 fn a_queue_pair_with_blocked_loopback_receives_only_the_messages_of_others() {
     let [a, b, _] = members(&Fabric::new());
@@ -183,8 +183,8 @@ fn a_queue_pair_with_blocked_loopback_receives_only_the_messages_of_others() {
     assert_eq!(a.receive().2, b"other's");
 }
 
-/// Checks that the fabric decides separately for each member whether its copy is lost, and that a seed makes
-/// the losses reproducible.
+/// Checks that copies to different members are lost independently, and that losses are reproducible with the
+/// same seed.
 #[test]
 fn multicast_copies_are_lost_independently() {
     let run = |seed| {
@@ -243,7 +243,7 @@ fn invalid_attach_is_refused_with_the_reason() {
     assert_eq!(v4_only.qp.detach_mcast(gid("ff15::1")), Err(MulticastError::NotAttached(gid("ff15::1"))));
 }
 
-/// Uses three NICs on UDP sockets of this machine, each with its own loopback address.
+/// Uses three NICs on UDP sockets, each with its own loopback address.
 #[test]
 fn multicast_reaches_members_over_udp() {
     let [a, b, c] = ["127.30.0.1", "127.30.0.2", "127.30.0.3"].map(|ip| member(on_udp(ip, 1)));

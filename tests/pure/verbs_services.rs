@@ -1,4 +1,4 @@
-//! Tests of services other than RC, and of shared receive queues, through the verbs API.
+//! Tests of the services other than RC, and of shared receive queues, through the verbs API.
 
 #[path = "../support/nic.rs"]
 mod nic;
@@ -16,8 +16,8 @@ fn nic_on(fabric: &Fabric) -> Nic {
     Nic::new(Context::on_fabric(fabric).unwrap(), 4096)
 }
 
-/// Sends a datagram to a peer that knows nothing about the sender. The peer responds to the address in the
-/// completion and the GRH.
+/// Sends a datagram to a peer that knows nothing about the sender; the peer responds to the address that it
+/// finds in the completion and the GRH.
 fn exchange_datagrams(fabric: &Fabric, v6: usize) {
     let (a, b) = (nic_on(fabric), nic_on(fabric));
     let (a_qp, b_qp) = (a.qp(QpType::Ud), b.qp(QpType::Ud));
@@ -86,8 +86,8 @@ fn completion_without_grh_yields_no_address_handle() {
     assert_eq!(b.pd.create_ah_from_wc(&wc, &[0; grh::LEN]).unwrap_err(), CreateError::NoGrh);
 }
 
-/// Runs UC over a wire that loses a tenth of the packets, and checks that messages arrive completely, in
-/// order and at most once.
+/// Runs UC over a wire that loses a tenth of the packets, and checks that messages arrive completely or not
+/// at all, in order and at most once.
 #[test]
 fn uc_messages_over_a_lossy_wire_arrive_complete_or_not_at_all() {
     let config = FabricConfig::default().loss(0.1).seed(3);
@@ -172,7 +172,8 @@ fn srq_of_another_context_or_size_0_is_refused() {
     assert_eq!(refused.to_string(), "max_wr is 0, it must be 1 to 32768");
 }
 
-/// Connects two initiators to one target each. Both targets use the same two shared receive queues.
+/// Connects two initiators, each to its own target. Both targets receive on the same two shared receive
+/// queues.
 #[test]
 fn xrc_messages_complete_on_the_srq_they_name() {
     let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
@@ -216,8 +217,8 @@ fn xrc_messages_complete_on_the_srq_they_name() {
     assert_eq!(refused, CreateError::NoReceives(QpType::XrcSend));
 }
 
-/// Returns the time after which a NIC with the given personality reports that a peer is unreachable, with the
-/// shortest ACK timeout and no retry.
+/// Returns the time after which a NIC with the given personality reports an unreachable peer, with the
+/// shortest ACK timeout and no retries.
 fn retry_timeout(personality: Personality) -> Duration {
     let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
     let context = nic::on_fabric(&fabric, &ContextOptions::default().personality(personality));

@@ -1,5 +1,5 @@
-//! Properties of all packets: encoding and decoding are inverse operations, and no bytes make the parser
-//! panic.
+//! Property tests of the packet format: encoding and decoding are inverse operations, and no bytes make the
+//! parser panic.
 
 use proptest::prelude::*;
 use urxe::wire::opcode::HeaderSet;
@@ -35,7 +35,8 @@ fn bth() -> impl Strategy<Value = Bth> {
 }
 
 prop_compose! {
-    /// Generates headers with every field set, including those that the opcode does not use.
+    /// Generates headers with random values in every field, including the fields of headers that the opcode
+    /// does not have.
     fn headers()(
         bth in bth(),
         n in any::<[u32; 9]>(),
@@ -58,7 +59,7 @@ prop_compose! {
     }
 }
 
-/// Clears the headers that packets with this opcode do not have, according to the opcode table.
+/// Clears the headers that, according to the opcode table, are absent from packets with the opcode.
 fn clear_absent_headers(h: &Headers) -> Headers {
     let set = h.bth.opcode.row().headers;
     fn keep<T: Default>(set: HeaderSet, header: HeaderSet, value: T) -> T {
@@ -94,7 +95,7 @@ fn payload() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(any::<u8>(), 0..300)
 }
 
-/// Calls all methods of a parsed packet; returns the length of payload and padding.
+/// Calls all methods of a parsed packet, and returns the total length of its payload and padding.
 fn call_all_methods(packet: &Packet<'_>) -> usize {
     packet.headers();
     packet.row();
@@ -147,8 +148,8 @@ proptest! {
         }
     }
 
-    /// Parses random bytes with an assigned opcode and a supported version, which pass the first checks of
-    /// the parser.
+    /// Parses random bytes with an assigned opcode and a supported version, which pass the parser's first
+    /// checks.
     #[test]
     fn plausible_bytes_do_not_make_the_parser_panic(
         mut bytes in prop::collection::vec(any::<u8>(), 1..120),

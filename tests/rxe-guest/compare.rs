@@ -1,10 +1,11 @@
-//! Comparison of the same perftest binaries in the same guest, with both ends in it: on urxe through the
-//! drop-in library, and on the kernel's rxe. `tests/rxe-guest/compare` builds the required files and runs it.
+//! Compares the performance of urxe and of the kernel's rxe: runs the same perftest binaries on each, with
+//! both ends in one guest. On urxe they use the drop-in library. `tests/rxe-guest/compare` builds the
+//! required files and runs this program.
 //!
 //! Runs on the two alternate, and only the ratios of consecutive runs are meaningful: the guest is emulated
-//! (no KVM), so the absolute figures are tens of times lower than those of a real machine. Emulation slows down
-//! code in user space and in the kernel alike; it does not show the real cost of system calls and of parallel
-//! work on several processors.
+//! (no KVM), so the absolute figures are tens of times lower than those of a real machine. Emulation slows
+//! down code in user space and in the kernel alike; it does not show the real cost of system calls and of
+//! parallel work on several processors.
 //!
 //! The conditions favour rxe: both ends are on one device, and its driver loops packets back without IP or
 //! UDP. urxe's packets go through the kernel's UDP over `lo`, in a network namespace, because rxe
@@ -40,7 +41,7 @@ struct Args {
     only: String,
 }
 
-/// A perftest program with its arguments, and the column in its output that contains the result.
+/// A perftest program with its arguments, the column of its output that contains the result, and the unit.
 struct Program {
     name: &'static str,
     args: &'static str,
@@ -55,9 +56,9 @@ const PROGRAMS: [Program; 4] = [
     Program { name: "ib_write_lat", args: "-s 2 -n 1000", column: 4, unit: "µs" },
 ];
 
-/// Directory of urxe in the guest.
+/// Directory in which urxe's files are installed in the guest.
 const INSTALL_DIR: &str = "/opt/urxe";
-/// Files of urxe.
+/// Files copied into the guest.
 const FILES: [&str; 3] = ["urxe", "libibverbs.so", "liburxe_preload.so"];
 const LIMIT: Duration = Duration::from_secs(120);
 const ATTEMPTS: u32 = 10;
@@ -134,8 +135,8 @@ fn median(values: &[f64]) -> f64 {
     if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
 }
 
-/// Runs a program until it prints a valid result, and returns the result. perftest calibrates the processor's
-/// clock in each run and prints 0 or inf if that fails.
+/// Runs a program until it prints a valid result, and returns the result. perftest calibrates its clock in
+/// each run, and prints 0 or inf if that fails.
 fn measure(guest: &Guest, nic: Nic, program: &Program) -> Result<f64> {
     for _ in 0..ATTEMPTS {
         let figure = run(guest, nic, program)?;
@@ -151,7 +152,7 @@ fn measure(guest: &Guest, nic: Nic, program: &Program) -> Result<f64> {
         .into())
 }
 
-/// Runs a program with both ends in the guest, and returns the figure that the client prints.
+/// Runs both ends of a program in the guest, and returns the figure that the client prints.
 fn run(guest: &Guest, nic: Nic, program: &Program) -> Result<f64> {
     let (unshare, prefix, device) = match nic {
         Nic::Rxe => ("", String::new(), format!("-d rxe0 -x {}", guest.gid_index("10.77.0.1")?)),
@@ -172,14 +173,14 @@ fn run(guest: &Guest, nic: Nic, program: &Program) -> Result<f64> {
     })
 }
 
-/// Returns the path of a file that cargo has built beside this program.
+/// Returns the path of a file that cargo has built in the same target directory as this program.
 fn built_file(name: &str) -> Result<PathBuf> {
     let exe = std::env::current_exe()?;
     let found = exe.ancestors().skip(2).map(|dir| dir.join(name)).find(|path| path.is_file());
     found.ok_or_else(|| format!("{name} is missing: run cargo build --release --workspace").into())
 }
 
-/// Copies a file into the guest, without its debugging information.
+/// Copies a file into the guest, stripped of its debugging information.
 fn copy_to_guest(guest: &Guest, file: &Path, name: &str, dir: &Path) -> Result<()> {
     let stripped = dir.join(name);
     let status = Command::new("strip").arg("-o").arg(&stripped).arg(file).status()?;

@@ -1,4 +1,4 @@
-//! Records captures of rxe to rxe between two guests: `tests/rxe-guest/record [NAME...]`.
+//! Records captures of traffic between the rxes of two guests: `tests/rxe-guest/record [NAME...]`.
 //!
 //! Every scenario checks its results, so that a capture shows what the README describes.
 
@@ -40,12 +40,12 @@ impl Env {
     }
 }
 
-/// Resources of a scenario that uses verbs: a shell in each guest, with an MR `m` of 128 KiB.
+/// Resources of a scenario that uses verbs: a shell in each guest, each with an MR `m` of 128 KiB.
 struct Verbs<'e> {
     env: &'e Env,
     a: Vsh,
     b: Vsh,
-    /// Address and rkey of the MR `m` of `b`, as arguments of one-sided operations of `a`.
+    /// Address and R_Key of `b`'s MR `m`, as arguments for one-sided operations at `a`.
     remote: String,
     log: Vec<String>,
 }
@@ -61,7 +61,8 @@ impl<'e> Verbs<'e> {
         Ok(Self { env, a, b, remote, log })
     }
 
-    /// Executes a shell command on one side, after replacing REMOTE by the address and rkey of the MR of `b`.
+    /// Executes a shell command on one side. `REMOTE` in the command is replaced with the address and R_Key
+    /// of `b`'s MR.
     fn run(&mut self, side: End, line: &str) -> Result<guest::Reply> {
         let name = if side == End::A { 'a' } else { 'b' };
         self.log.push(format!("{name}: {line}"));
@@ -77,7 +78,7 @@ impl<'e> Verbs<'e> {
         self.run(End::B, line)
     }
 
-    /// Connects a QP `q` on each side.
+    /// Creates a QP `q` on each side, and connects the two.
     fn connect(&mut self, kind: &str, v6: bool, keys: &str) -> Result<()> {
         let qa = self.a.cmd(&format!("qp q {kind}"))?.get("qpn").to_string();
         let qb = self.b.cmd(&format!("qp q {kind}"))?.get("qpn").to_string();
@@ -97,13 +98,13 @@ impl<'e> Verbs<'e> {
         Ok(())
     }
 
-    /// Posts receives at `b`; their memory follows that of one-sided operations.
+    /// Posts `n` receives at `b`, in the half of the MR that one-sided operations do not use.
     fn recvs(&mut self, n: usize) -> Result<()> {
         self.log.push(format!("b: recv q m 65536 65536, {n} times"));
         (0..n).try_for_each(|_| Ok(self.b.cmd("recv q m 65536 65536").map(drop)?))
     }
 
-    /// Asserts that exactly these completions arrive.
+    /// Checks that completions with the given statuses arrive on one side, in order.
     fn expect(&mut self, side: End, statuses: &[&str]) -> Result<()> {
         let v = if side == End::A { &mut self.a } else { &mut self.b };
         let got: Vec<String> = v.poll(statuses.len(), S20)?.into_iter().map(|c| c.status).collect();
@@ -115,13 +116,13 @@ impl<'e> Verbs<'e> {
         Err(format!("{side:?}: completions {got:?}, expected {statuses:?}; commands {:#?}", self.log).into())
     }
 
-    /// Executes a command of `a`, and waits for its completion at `a`.
+    /// Executes a command at `a`, and waits for its successful completion there.
     fn one(&mut self, line: &str) -> Result<()> {
         self.a(line)?;
         self.expect(End::A, &["SUCCESS"])
     }
 
-    /// Executes a command of `a`, and waits for its completions at `a` and at `b`.
+    /// Executes a command at `a`, and waits for successful completions at both `a` and `b`.
     fn both(&mut self, line: &str) -> Result<()> {
         self.one(line)?;
         self.expect(End::B, &["SUCCESS"])
@@ -138,7 +139,7 @@ impl<'e> Verbs<'e> {
 type Script = dyn Fn(&mut Verbs) -> Result<()>;
 
 enum Steps {
-    /// A program in `b`, its port if it has one, and a program in `a`.
+    /// A server run in `b`, the TCP port on which it listens (0 if none), and a client run in `a`.
     Tools(String, u16, String),
     Verbs(Box<Script>),
 }
@@ -151,7 +152,7 @@ struct Scenario {
     what: Steps,
 }
 
-/// Runs all RC or UC operations, with one packet and with three.
+/// Runs all RC or UC operations, with messages of one packet and of three.
 fn all_ops(v: &mut Verbs, rc: bool, mtu: usize) -> Result<()> {
     v.recvs(7)?;
     let len = 2 * mtu + 101; // three packets, the last one padded
@@ -609,7 +610,7 @@ fn scenarios() -> Vec<Scenario> {
     all
 }
 
-/// Records a scenario; returns the commands for the README.
+/// Records a scenario, and returns its commands for the README.
 fn record(env: &Env, s: &Scenario, file: &Path) -> Result<Vec<String>> {
     match &s.what {
         Steps::Verbs(f) => {

@@ -1,5 +1,6 @@
-//! Records captures of rxe and urxe with one guest: `tests/rxe-guest/record mixed`. They show rxe's handling of
-//! memory windows, SEND with invalidate and shared receive queues, as requester and as responder.
+//! Records captures of traffic between urxe and the rxe of one guest: `tests/rxe-guest/record mixed`. They
+//! show how rxe handles memory windows, SEND with invalidate and shared receive queues, as requester and as
+//! responder.
 
 #[path = "../support/guest.rs"]
 mod guest;
@@ -16,8 +17,8 @@ use testbed::{Ip, LinkKind, Testbed};
 use urxe::link::capture::{CaptureFile, Timestamps};
 use urxe::verbs::*;
 
-/// State of a scenario: rxe has a shell with the QP `q`, and urxe has a QP that is connected to it, with a
-/// path MTU of 1024.
+/// State of a scenario: a shell on rxe with the QP `q`, and a QP of urxe connected to `q`, with a path MTU of
+/// 1024.
 struct Run<'a> {
     setup: &'a Testbed,
     ip: Ip,
@@ -28,13 +29,13 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Executes a command of rxe's shell.
+    /// Executes a command in rxe's shell.
     fn rxe(&mut self, line: &str) -> guest::Reply {
         self.log.push(format!("rxe: {line}"));
         self.shell.vsh.cmd(line).unwrap()
     }
 
-    /// Asserts the statuses of the next completions of rxe.
+    /// Asserts that the next completions at rxe have the given statuses.
     fn expect_rxe(&mut self, statuses: &[&str]) {
         let got = self.shell.vsh.poll(statuses.len(), TIMEOUT).unwrap();
         assert_eq!(got.iter().map(|wc| wc.status.as_str()).collect::<Vec<_>>(), statuses);
@@ -53,7 +54,7 @@ impl Run<'_> {
         self.log.push(format!("urxe: poll: {}", names.join(" ")));
     }
 
-    /// Executes a work request of urxe that succeeds.
+    /// Posts a work request at urxe, and waits for its successful completion.
     fn execute_urxe(&mut self, what: &str, wr: &SendWr<'_>) {
         self.urxe(what, wr);
         self.expect_urxe(&[WcStatus::Success]);
@@ -168,7 +169,7 @@ fn windows_at_urxe(r: &mut Run<'_>) {
     }
 }
 
-/// Duration of the RNR phase; the RNR timer is 40.96 ms (code 24).
+/// Time without a posted receive, longer than the RNR timer of 40.96 ms (code 24).
 const NOT_READY: Duration = Duration::from_millis(60);
 
 fn shared_at_rxe(r: &mut Run<'_>) {

@@ -1,4 +1,4 @@
-//! A fabric port that a test breaks while a NIC uses it.
+//! Fabric port that a test can break while a NIC uses it.
 
 use std::io;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use urxe::transport::{Instant, TxQueue};
 pub type Transmit = fn(&mut FabricPort, Instant, &TxQueue) -> io::Result<()>;
 pub type Receive = fn(&mut FabricPort, Instant, &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize>;
 
-/// A port that transmits and receives through these functions while `is_broken` is set.
+/// Fabric port whose transmit and receive functions are replaced by the given ones while `is_broken` is set.
 pub struct BreakablePort {
     pub inner: FabricPort,
     pub is_broken: Arc<AtomicBool>,

@@ -1,4 +1,4 @@
-//! Completion queues and events of a NIC that a test drives itself.
+//! Completion queues and events for a NIC that a test drives itself.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use urxe::nic::{CqHandle, Nic, NicOutput};
 use urxe::transport::{AsyncEvent, Completion, CqId};
 use urxe::verbs::CqOverflow;
 
-/// A completion queue of fixed capacity.
+/// Completion queue with a fixed capacity.
 pub struct TestCq {
     pub handle: CqHandle,
     capacity: usize,
@@ -15,18 +15,18 @@ pub struct TestCq {
 }
 
 impl TestCq {
-    /// Creates a queue that the NIC identifies by the number `handle`.
+    /// Creates a queue for the NIC's CQ handle `handle`, with a capacity of `capacity` entries.
     pub fn new(handle: u32, capacity: usize) -> TestCq {
         TestCq { handle: CqHandle(handle), capacity, entries: VecDeque::new(), overflowed: false }
     }
 
-    /// Returns the ID by which events identify the queue.
+    /// Returns the ID that identifies the queue in events.
     pub fn id(&self) -> CqId {
         CqId(self.handle.0)
     }
 
-    /// Moves up to `max` completions to the end of `out` and returns their number. After an overflow, returns
-    /// an error once all earlier completions have been taken.
+    /// Appends up to `max` completions to `out`, and returns their number. After an overflow, returns an
+    /// error once all earlier completions have been taken.
     pub fn poll(&mut self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
         let count = max.min(self.entries.len());
         out.extend(self.entries.drain(..count));
@@ -37,9 +37,8 @@ impl TestCq {
     }
 }
 
-/// Moves the completions that the NIC has output to their queues, and the events to the end of `events`. If a
-/// queue is full, the completion is lost and its queue pair fails; the first overflow of a queue also
-/// generates an event.
+/// Moves the NIC's completions to their queues, and appends its events to `events`. If a queue is full, the
+/// completion is lost and its queue pair fails; the first overflow of a queue also generates an event.
 pub fn take_outputs(nic: &mut Nic, cqs: &mut [&mut TestCq], events: &mut VecDeque<AsyncEvent>) {
     while let Some(output) = nic.poll_output() {
         match output {

@@ -1,4 +1,4 @@
-//! Comparison of the memory of both ends after a run of a perftest program.
+//! Compares the memory of both ends after a run of a perftest program.
 //!
 //! Each end has one region: the first half holds the data of SENDs and WRITEs and the
 //! results of READs and atomics, the second half the received messages and the memory that the peer accesses.
@@ -6,19 +6,19 @@
 //! bytes follow one another in the slot, each at the next multiple of a cache line, and begin again at its
 //! end; all others lie at the beginning of the slot.
 //!
-//! Both ends fill their memory with the same pseudo-random bytes, so each half differs from the other one until
+//! Both ends fill their memory with the same pseudo-random bytes, so each half differs from the other until
 //! the data has arrived. Only `ib_write_lat` begins with zeros, and marks the last byte of a message.
 
 use std::collections::BTreeMap;
 
-/// Number of bytes before received UD data in the second half of a region: perftest places the end of the GRH
-/// at a multiple of a cache line.
+/// Number of bytes that precede UD data in the second half of a region, because perftest aligns the end of
+/// the GRH to a cache line.
 const UD_ADDITION: usize = CACHE_LINE as usize;
-/// Minimum size of a queue pair's slot, in which short messages follow one another: a page.
+/// Minimum size in bytes of a queue pair's slot, in which short messages follow one another (one page).
 const CYCLE_BUFFER: u64 = 4096;
 const CACHE_LINE: u64 = 64;
 
-/// Traffic pattern of a perftest program.
+/// Traffic pattern of a perftest program: the operation, and the placement of messages in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
     /// `ib_write_bw`.
@@ -29,9 +29,9 @@ pub enum Traffic {
     ReadLat,
     /// `ib_send_bw`.
     SendBw,
-    /// `ib_atomic_bw` with FETCH_AND_ADD of 1.
+    /// `ib_atomic_bw` with FETCH_AND_ADD, which adds 1.
     AtomicBw,
-    /// `ib_write_lat`, `ib_send_lat`: both ends send.
+    /// `ib_write_lat` and `ib_send_lat`, in which both ends send.
     PingPong,
     /// `ib_send_lat -c UD`.
     UdPingPong,
@@ -42,12 +42,12 @@ pub enum Traffic {
 pub struct Run {
     pub traffic: Traffic,
     pub size: u32,
-    /// Number of messages of each queue pair.
+    /// Number of messages on each queue pair.
     pub iterations: u64,
     pub qps: u32,
 }
 
-/// A half of the client's or the server's region.
+/// One half of the client's or the server's region.
 #[derive(Clone, Copy, Debug)]
 enum Half {
     ClientsFirst,
@@ -70,12 +70,12 @@ impl Run {
         }
     }
 
-    /// Returns the number of bytes that a queue pair uses in each half.
+    /// Returns the size in bytes of a queue pair's slot in each half.
     fn slot(&self) -> u64 {
         u64::from(self.size).max(CYCLE_BUFFER)
     }
 
-    /// Returns the distance between the positions of two messages and the number of positions.
+    /// Returns the distance in bytes between message positions in a slot, and their number.
     fn positions(&self) -> (u64, u64) {
         let size = u64::from(self.size);
         let is_latency =
@@ -87,7 +87,8 @@ impl Run {
         (stride, CYCLE_BUFFER / stride)
     }
 
-    /// Compares every message that is still in memory, and returns the number of compared bytes.
+    /// Compares every message still in memory at its source and destination, and returns the number of bytes
+    /// compared.
     pub fn compare(&self, client: &[u8], server: &[u8]) -> Result<usize, String> {
         let (stride, positions) = self.positions();
         let is_ud = self.traffic == Traffic::UdPingPong;
@@ -129,7 +130,7 @@ impl Run {
         Ok(compared)
     }
 
-    /// Returns the number of the last message that is stored at each position of the receiver.
+    /// Returns the number of the last message stored at each position in the receiver's slot.
     fn last_messages(&self, positions: u64) -> BTreeMap<u64, u64> {
         // The receiver selects the position of a SEND: it posts 512 receives to consecutive positions, and
         // then one for each completion; after its first round of these it wraps one position too early.
@@ -138,8 +139,8 @@ impl Run {
         (0..self.iterations).map(|n| (index(n) % positions, n)).collect()
     }
 
-    /// Returns the bytes expected at the destination of `sent`: the same bytes, or for a FETCH_AND_ADD the
-    /// old value of the word.
+    /// Returns the bytes expected at the destination of a transfer: a copy of `sent`, or the old value of the
+    /// word for a FETCH_AND_ADD.
     fn expected(&self, sent: &[u8]) -> Vec<u8> {
         match (self.traffic, <[u8; 8]>::try_from(sent)) {
             // The client keeps the result of its last FETCH_AND_ADD.

@@ -1,5 +1,5 @@
-//! Fixture that runs a Linux guest with the kernel's `rxe` as a test peer, in QEMU without KVM and without
-//! root.
+//! Fixture that runs a Linux guest with the kernel's rxe as a test peer, in QEMU without KVM or root
+//! privileges.
 //!
 //! `tests/rxe-guest/README.md` describes how the guest is built, what runs in it, and its limitations.
 #![allow(dead_code, unused_imports)] // each test uses only a part
@@ -29,11 +29,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const TESTS: &str = concat!(env!("URXE_REPOSITORY"), "/tests/rxe-guest");
-/// Time limit of a command that should respond at once; it is long because the guest is emulated and the host
+/// Time limit for a command that normally completes at once; long because the guest is emulated and the host
 /// may be busy.
 const SHORT: Duration = Duration::from_secs(30);
-/// Text in the result of [`Guest::state`] if rxe hangs because of a defect of rxe itself
-/// (`guest/requester.rs`).
+/// Text that [`Guest::state`] contains if rxe hangs because of its own defect (see `guest/requester.rs`).
 pub const LOST_WAKEUP: &str = "rxe has lost a wake-up";
 
 // ---- errors ----
@@ -41,27 +40,27 @@ pub const LOST_WAKEUP: &str = "rxe has lost a wake-up";
 /// Kind of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The host lacks QEMU, the guest's image or another requirement; the message says how to install it.
+    /// The host lacks QEMU, the guest image or another requirement; the message says how to install it.
     Missing,
     /// The guest did not boot.
     Boot,
-    /// The guest, or the command in it, has terminated.
+    /// The guest or the command in it has terminated.
     Terminated,
     /// A deadline passed.
     Timeout,
-    /// A command in the guest failed: its status is not 0, or `vsh` responded with `err`.
+    /// A command in the guest failed: its status was not 0, or `vsh` responded with `err`.
     Failed,
     /// Input or output on the host failed.
     Io,
 }
 
-/// An error, with the end of the guest's console output if that is relevant.
+/// Error of an operation on a guest, with the guest's last console output if that is relevant.
 pub struct GuestError {
     /// Kind of the error.
     pub kind: ErrorKind,
-    /// Description, without the console.
+    /// Description, without the console output.
     pub message: String,
-    /// End of the guest's console and of QEMU's messages; may be empty.
+    /// Last lines of the guest's console and of QEMU's messages; may be empty.
     pub log: String,
 }
 
@@ -75,7 +74,7 @@ impl fmt::Display for GuestError {
     }
 }
 
-/// Prints the same text as `Display`, so that a failed `unwrap` in a test is readable.
+/// Prints the same text as `Display`, so that the panic message of a failed `unwrap` is readable.
 impl fmt::Debug for GuestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -84,7 +83,7 @@ impl fmt::Debug for GuestError {
 
 impl std::error::Error for GuestError {}
 
-/// Result whose error is a [`GuestError`].
+/// Result of an operation on a guest.
 pub type Result<T> = std::result::Result<T, GuestError>;
 
 fn error<T>(kind: ErrorKind, message: impl Into<String>) -> Result<T> {
@@ -95,7 +94,7 @@ fn io_error(operation: impl fmt::Display, e: io::Error) -> GuestError {
     GuestError { kind: ErrorKind::Io, message: format!("{operation}: {e}"), log: String::new() }
 }
 
-/// Returns the end of the log files in `dir`.
+/// Returns the last 2000 bytes of each log file in `dir`.
 fn log_tail(dir: &Path) -> String {
     let mut out = String::new();
     for name in ["console", "qemu.log"] {
@@ -113,17 +112,17 @@ fn log_tail(dir: &Path) -> String {
 #[derive(Clone, Debug)]
 pub enum Net {
     /// Unix datagrams, one frame each: QEMU binds `local` and sends to `remote`. Neither socket need exist
-    /// before. A receiver's queue holds `net.unix.max_dgram_qlen` frames, often 10: send with a blocking
-    /// socket, or frames are lost (QEMU itself waits).
+    /// before. A receive queue holds `net.unix.max_dgram_qlen` frames, often 10, so the peer must send with a
+    /// blocking socket, or frames are lost (QEMU itself waits).
     Dgram { local: PathBuf, remote: PathBuf },
-    /// Unix stream socket on which QEMU listens; each frame is preceded by its length as a big-endian 32-bit
+    /// Unix stream socket on which QEMU listens. Each frame is preceded by its length as a 32-bit big-endian
     /// number.
     StreamListen { path: PathBuf },
-    /// Unix stream socket to which QEMU connects, with the framing of `StreamListen`; the listener must exist
-    /// before.
+    /// Unix stream socket to which QEMU connects, with the framing of `StreamListen`. The listener must
+    /// already exist.
     StreamConnect { path: PathBuf },
-    /// An existing tap device, in the named network namespace if one is given. Needs root. `oob` ports are in
-    /// that namespace, too, and its `lo` must be up for them.
+    /// An existing tap device, in the network namespace `netns` if there is one. Needs root. The `oob` ports
+    /// are in that namespace too, and need its `lo` to be up.
     Tap { ifname: String, netns: Option<String> },
 }
 
@@ -137,7 +136,7 @@ pub enum Suite {
 }
 
 impl Suite {
-    /// Returns the release in `URXE_GUEST_SUITE`, or Debian 12.
+    /// Returns the release named by the environment variable `URXE_GUEST_SUITE`; Debian 12 if it is not set.
     pub fn from_env() -> Suite {
         match std::env::var("URXE_GUEST_SUITE").as_deref() {
             Err(_) | Ok("" | "bookworm") => Suite::Bookworm,
@@ -146,7 +145,7 @@ impl Suite {
         }
     }
 
-    /// Returns the name of the release in Debian's archive.
+    /// Returns the release's code name in Debian's archive.
     pub fn name(self) -> &'static str {
         match self {
             Suite::Bookworm => "bookworm",
@@ -158,31 +157,32 @@ impl Suite {
 /// Configuration of a guest; see [`GuestConfig::new`] for the defaults.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
-    /// Debian release: [`Suite::from_env`] unless a test needs a particular release.
+    /// Debian release; [`Suite::from_env`] by default.
     pub suite: Suite,
     /// Network.
     pub net: Net,
-    /// Addresses with prefix lengths, IPv4 or IPv6. The link-local address of the MAC always exists.
+    /// IPv4 and IPv6 addresses with prefix lengths. The guest also has the link-local address derived from
+    /// its MAC address.
     pub ips: Vec<String>,
     /// MAC address.
     pub mac: String,
-    /// MTU of the interface: 1500 makes 1024 the active path MTU, 4500 makes it 4096.
+    /// Interface MTU: 1500 gives an active path MTU of 1024, 4500 one of 4096.
     pub mtu: u16,
-    /// Forwarded TCP ports (host, guest): a connection to the host port at 127.0.0.1 is forwarded to the
-    /// guest's port. Host port 0 selects a free one; [`Guest::host_port`] returns it. The other direction
+    /// Forwarded TCP ports (host, guest): connections to the host port on 127.0.0.1 are forwarded to the
+    /// guest port. Host port 0 selects a free one, which [`Guest::host_port`] returns. The other direction
     /// needs no entry: 10.0.2.2 in the guest is the host's 127.0.0.1.
     pub oob: Vec<(u16, u16)>,
     /// Number of processors, one or two.
     pub cpus: u8,
-    /// Pcap file in which the guest's frames are recorded, in both directions.
+    /// Pcap file for the guest's frames in both directions; `None` for no recording.
     pub pcap: Option<PathBuf>,
-    /// Limit of the boot time: until `rxe0` is ACTIVE with all its GIDs.
+    /// Time limit for the boot, which ends when `rxe0` is ACTIVE with all its GIDs.
     pub boot_timeout: Duration,
 }
 
 impl GuestConfig {
-    /// Returns the configuration of guest number `n` (1 to 99): 10.77.0.n/24, fd77::n/64, MAC
-    /// 52:54:00:77:00:n, MTU 1500.
+    /// Returns the configuration of guest number `n` (1 to 99): addresses 10.77.0.n/24 and fd77::n/64, MAC
+    /// address 52:54:00:77:00:n, MTU 1500, one processor.
     pub fn new(net: Net, n: u8) -> Self {
         assert!(
             (1..=99).contains(&n),
@@ -201,7 +201,7 @@ impl GuestConfig {
         }
     }
 
-    /// Returns the link-local IPv6 address that is derived from the MAC.
+    /// Returns the link-local IPv6 address derived from the MAC address.
     pub fn link_local(&self) -> Result<Ipv6Addr> {
         let mac: Vec<u8> = self.mac.split(':').filter_map(|b| u8::from_str_radix(b, 16).ok()).collect();
         let &[a, b, c, d, e, f] = mac.as_slice() else {
@@ -212,7 +212,7 @@ impl GuestConfig {
     }
 }
 
-/// Returns the GID that represents the address `ip`.
+/// Returns the GID for the IP address `ip`.
 fn gid_of(ip: &str) -> Result<Ipv6Addr> {
     match ip.parse() {
         Ok(IpAddr::V4(a)) => Ok(a.to_ipv6_mapped()),
@@ -223,7 +223,8 @@ fn gid_of(ip: &str) -> Result<Ipv6Addr> {
 
 // ---- the guest ----
 
-/// A running guest; QEMU is killed on drop, and when the test process terminates for any reason.
+/// A running guest. QEMU is killed on drop, and also if the test process terminates without dropping the
+/// guest.
 pub struct Guest {
     link: Arc<Link>,
     qemu: Qemu,
@@ -235,7 +236,7 @@ pub struct Guest {
     _dir: tempfile::TempDir,
 }
 
-/// QEMU process, which is killed on drop, even if the boot fails.
+/// QEMU process, killed on drop. It has its own type so that it is killed even if the boot fails.
 struct Qemu(Child);
 
 impl Drop for Qemu {
@@ -246,7 +247,7 @@ impl Drop for Qemu {
 }
 
 impl Guest {
-    /// Boots a guest and waits until `rxe0` is ACTIVE and has the GIDs of all addresses.
+    /// Boots a guest, and waits until `rxe0` is ACTIVE and has a GID for each address.
     pub fn start(config: GuestConfig) -> Result<Self> {
         let begin = Instant::now();
         let deadline = begin + config.boot_timeout;
@@ -346,7 +347,7 @@ impl Guest {
         }
     }
 
-    /// Returns the state of the guest's device and queue pairs, to diagnose a failed case.
+    /// Describes the state of the guest's device and queue pairs, for the diagnosis of a failed case.
     pub fn state(&self) -> String {
         // The values are read twice, to distinguish a hang from slow progress; frames and interrupts show
         // which queue of the NIC hangs.
@@ -365,14 +366,15 @@ impl Guest {
         format!("{counters}{requesters}\n")
     }
 
-    /// Runs `cmd` (`sh -c`) until it exits with any status; kills it after `timeout`.
+    /// Runs `cmd` with `sh -c`, and waits for it to exit with any status. On timeout, kills it and returns an
+    /// error.
     pub fn exec(&self, cmd: &str, timeout: Duration) -> Result<Output> {
         let mut p = self.spawn(cmd)?;
         p.close_stdin()?;
         p.wait(timeout)
     }
 
-    /// Like [`exec`](Self::exec), but a status other than 0 is an error that shows the output.
+    /// Like [`exec`](Self::exec), but returns an error with the output if the status is not 0.
     pub fn check(&self, cmd: &str, timeout: Duration) -> Result<Output> {
         let o = self.exec(cmd, timeout)?;
         if o.status == 0 {
@@ -382,7 +384,7 @@ impl Guest {
         Err(GuestError { kind: ErrorKind::Failed, message, log: log_tail(&self.link.dir) })
     }
 
-    /// Returns the contents of a file in the guest, and removes the file there.
+    /// Returns the contents of a file in the guest, and removes the file.
     pub fn fetch_file(&self, path: &str) -> Result<Vec<u8>> {
         let (status, bytes) = self.spawn(&format!("cat {path} && rm {path}"))?.wait_raw(SHORT)?;
         match status {
@@ -391,13 +393,13 @@ impl Guest {
         }
     }
 
-    /// Starts `cmd` (`sh -c`) without waiting for it.
+    /// Starts `cmd` with `sh -c`, without waiting for it.
     pub fn spawn(&self, cmd: &str) -> Result<GuestProcess> {
         self.link.spawn(cmd)
     }
 
-    /// Waits until a program in the guest listens on this port, TCP or rdma_cm. Programs that report that
-    /// they are ready do so shortly before they listen.
+    /// Waits until a program in the guest listens on `port`, with TCP or rdma_cm. The program's own message
+    /// is no substitute: programs print that they are ready shortly before they listen.
     pub fn wait_listening(&self, port: u16, timeout: Duration) -> Result<()> {
         let cmd = format!(
             "until grep -qs ':{port:04X} [0:]* 0A ' /proc/net/tcp /proc/net/tcp6 ||
@@ -412,14 +414,14 @@ impl Guest {
         }
     }
 
-    /// Starts a verbs shell; several may run at the same time.
+    /// Starts a verbs shell. Several may run at the same time.
     pub fn vsh(&self) -> Result<Vsh> {
         let mut v = Vsh(self.spawn("ulimit -l unlimited; exec vsh")?);
         v.cmd("device")?;
         Ok(v)
     }
 
-    /// Returns the hardware counters of `rxe0` (those that `rdma statistic` shows).
+    /// Returns the hardware counters of `rxe0`, as `rdma statistic` shows them.
     pub fn counters(&self) -> Result<BTreeMap<String, u64>> {
         // The kernel reads them from the device only if its copy is older than `lifespan`, 12 ms.
         std::thread::sleep(Duration::from_millis(20));
@@ -429,12 +431,13 @@ impl Guest {
         Ok(o.stdout.lines().filter_map(pair).filter(|(k, _)| k != "lifespan").collect())
     }
 
-    /// Returns the index of each GID in the GID table; the GIDs of IPv4 addresses are `::ffff:a.b.c.d`.
+    /// Returns the index of each GID in the GID table. The GID for an IPv4 address is `::ffff:a.b.c.d`.
     pub fn gids(&self) -> &BTreeMap<Ipv6Addr, u32> {
         &self.gids
     }
 
-    /// Returns the index of the GID of the address `ip`, for `-g`, `-x` and `sgid=`.
+    /// Returns the index of the GID for the address `ip`: the value for the options `-g` and `-x` of
+    /// programs, and for `sgid=` in the verbs shell.
     pub fn gid_index(&self, ip: &str) -> Result<u32> {
         match self.gids.get(&gid_of(ip)?) {
             Some(&i) => Ok(i),
@@ -442,8 +445,8 @@ impl Guest {
         }
     }
 
-    /// Returns the port of 127.0.0.1 that is forwarded to the guest's TCP port `guest_port`, which must be
-    /// in `oob`.
+    /// Returns the port on 127.0.0.1 that is forwarded to the guest's TCP port `guest_port`, which must be in
+    /// [`GuestConfig::oob`].
     pub fn host_port(&self, guest_port: u16) -> Result<u16> {
         match self.oob.iter().find(|p| p.1 == guest_port) {
             Some(p) => Ok(p.0),
@@ -453,29 +456,28 @@ impl Guest {
         }
     }
 
-    /// Returns the link-local address of the guest's interface.
+    /// Returns the link-local IPv6 address of the guest's interface.
     pub fn link_local(&self) -> Ipv6Addr {
         self.link_local
     }
 
-    /// Returns the boot time.
+    /// Returns the time that the guest took to boot.
     pub fn boot_time(&self) -> Duration {
         self.boot_time
     }
 
-    /// Returns QEMU's process id.
+    /// Returns QEMU's process ID.
     pub fn pid(&self) -> u32 {
         self.qemu.0.id()
     }
 
-    /// Returns the end of the guest's console and of QEMU's messages.
+    /// Returns the last lines of the guest's console and of QEMU's messages.
     pub fn log(&self) -> String {
         log_tail(&self.link.dir)
     }
 }
 
-/// Returns the directory of the guest image; the error explains how to build the image or how to install
-/// QEMU.
+/// Returns the directory of the guest image. The error says how to build the image or install QEMU.
 fn image(suite: Suite) -> Result<PathBuf> {
     let hint = "run tests/install guest (as root or a user with sudo)";
     let found = |tool: &str| {
@@ -575,14 +577,14 @@ fn qemu_command(config: &GuestConfig, oob: &[(u16, u16)], image: &Path, dir: &Pa
     Ok(c)
 }
 
-/// Returns a TCP port that is free at the moment of the call.
+/// Returns a TCP port on 127.0.0.1 that is free at the time of the call.
 fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// Starts a process that `setpriv --pdeathsig` kills when this process terminates. The signal is sent when
-/// the *thread* that started the process exits, and a test's thread may exit before its guests. Therefore one
-/// thread that never exits starts all of them.
+/// Starts a process whose command uses `setpriv --pdeathsig`, so that the process is killed when this one
+/// terminates. The kernel sends that signal when the *thread* that started the process exits, and a test's
+/// thread may exit before its guests. Therefore a thread that never exits starts all of them.
 fn spawn_with_parent_death_signal(cmd: Command) -> io::Result<Child> {
     type Request = (Command, Sender<io::Result<Child>>);
     static TO_SPAWNER: OnceLock<Mutex<Sender<Request>>> = OnceLock::new();
@@ -600,8 +602,8 @@ fn spawn_with_parent_death_signal(cmd: Command) -> io::Result<Child> {
     rx.recv().map_err(io::Error::other)?
 }
 
-/// Returns the frequency of this machine's time-stamp counter in kHz, which is also that of the emulated
-/// counter.
+/// Returns the frequency of this machine's time-stamp counter in kHz. The emulated counter has the same
+/// frequency.
 #[cfg(target_arch = "x86_64")]
 fn tsc_khz() -> Option<u64> {
     // The fastest of ten readings.
@@ -622,7 +624,7 @@ fn tsc_khz() -> Option<u64> {
     Some((b.1 - a.1) * 1_000_000 / ns)
 }
 
-/// Returns `None`: other architectures have no time-stamp counter.
+/// Returns `None`, because only x86_64 has a time-stamp counter.
 #[cfg(not(target_arch = "x86_64"))]
 fn tsc_khz() -> Option<u64> {
     None

@@ -1,4 +1,4 @@
-//! Helpers of all NIC tests: registered memory with guards around it, and packets as bytes.
+//! Helpers for NIC tests: registered memory between guard bytes, and encoded packets.
 #![allow(dead_code, unused_imports, reason = "each test target uses its part")]
 
 mod cq;
@@ -26,7 +26,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// Registers `len` bytes at the address `iova` for peers and work requests. The contents follow
+    /// Registers `len` bytes that work requests and peers address from `iova` on. Their initial contents are
     /// [`pattern`].
     pub fn new(table: &mut Table, pd: PdId, len: usize, iova: u64, access: Access) -> Region {
         let layout = std::alloc::Layout::from_size_align(len + 2 * GUARD, 64).unwrap();
@@ -48,7 +48,7 @@ impl Region {
         self.len
     }
 
-    /// Returns the address of the first byte in the process.
+    /// Returns the virtual address of the first byte in this process.
     pub fn addr(&self) -> usize {
         self.base.expose_provenance() + GUARD
     }
@@ -94,13 +94,13 @@ impl Drop for Region {
     }
 }
 
-/// Returns byte `i` of the contents of newly registered memory. The period of the contents does not divide
-/// any packet size.
+/// Returns byte `i` of newly registered memory. The contents do not repeat from packet to packet, whatever
+/// the packet size.
 pub fn pattern(i: u64) -> u8 {
     (i * 7 + i / 251) as u8
 }
 
-/// Encodes a packet as the bytes of a UDP payload, with padding and ICRC.
+/// Encodes a packet as a UDP payload, with padding and ICRC.
 pub fn encode(headers: &Headers, payload: &[u8], flow: &Flow) -> Vec<u8> {
     let mut headers = *headers;
     headers.bth.pad = pad_count(payload.len()) as u8;
@@ -113,15 +113,15 @@ pub fn encode(headers: &Headers, payload: &[u8], flow: &Flow) -> Vec<u8> {
     out
 }
 
-/// Computes the ICRC of a packet and stores it in the last four bytes.
+/// Computes a packet's ICRC, and stores it in the last four bytes.
 pub fn write_icrc(bytes: &mut [u8], flow: &Flow) {
     let crc = icrc::compute(flow, 0, IpIdent::DONT_FRAGMENT, bytes);
     let at = bytes.len() - ICRC_LEN;
     bytes[at..].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Calls `each` with the flow and the bytes of every queued packet, and empties the queue. The ICRC is
-/// recomputed as for a burst with a single packet.
+/// Calls `each` with the flow and the bytes of every queued packet, and empties the queue. Each ICRC is
+/// verified, and recomputed as if the packet were a burst of its own.
 pub fn drain(tx: &mut TxQueue, mut each: impl FnMut(Flow, Vec<u8>)) {
     let mut bytes = Vec::new();
     for burst in tx.bursts() {
@@ -140,7 +140,7 @@ pub fn drain(tx: &mut TxQueue, mut each: impl FnMut(Flow, Vec<u8>)) {
     tx.clear();
 }
 
-/// Decodes headers and payload of a packet that was sent.
+/// Decodes the headers and payload of a packet that the NIC has sent.
 pub fn decode(bytes: &[u8]) -> (Headers, Vec<u8>) {
     let packet = Packet::parse(bytes).expect("the NIC sent a malformed packet");
     (packet.headers(), packet.payload().to_vec())

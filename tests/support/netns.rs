@@ -14,16 +14,16 @@ use std::time::Duration;
 const REQUIREMENT: &str =
     "network namespaces require root (CAP_SYS_ADMIN and CAP_NET_ADMIN) and iproute2 (tests/install netns)";
 
-/// Directory in which iproute2 keeps the namespaces.
+/// Directory in which iproute2 creates a file for each named namespace.
 const DIRECTORY: &str = "/run/netns";
 
-/// Reports whether this process can create namespaces. If not, prints the reason, bypassing the output
-/// capture of the test harness; with CI=true, panics.
+/// Reports whether this process can create namespaces. If not, prints the reason, bypassing the test
+/// harness's output capture; panics if `CI=true`.
 pub fn is_available() -> bool {
     requirement::is_met(nix::unistd::geteuid().is_root(), REQUIREMENT)
 }
 
-/// A network namespace with an interface `lo` that is up; removed on drop.
+/// A network namespace in which `lo` is up; removed on drop.
 #[derive(Debug)]
 pub struct Netns {
     name: String,
@@ -38,7 +38,7 @@ impl Netns {
         Netns::try_new().unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// Like [`new`](Self::new), but returns the reason as an error if the namespace cannot be created.
+    /// Like [`new`](Self::new), but returns an error with the reason instead of panicking.
     pub fn try_new() -> Result<Netns, String> {
         if !nix::unistd::geteuid().is_root() {
             return Err(REQUIREMENT.into());
@@ -52,35 +52,35 @@ impl Netns {
         Ok(netns)
     }
 
-    /// Returns the name of the namespace in iproute2.
+    /// Returns the namespace's name in iproute2.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Runs `ip` in the namespace; it must succeed.
+    /// Runs `ip` in the namespace; panics if it fails.
     pub fn ip(&self, args: &str) {
         self.try_ip(args).unwrap_or_else(|e| panic!("{e}"));
     }
 
-    /// Like [`ip`](Self::ip), but returns the reason as an error if the command fails.
+    /// Like [`ip`](Self::ip), but returns an error with the reason if `ip` fails.
     pub fn try_ip(&self, args: &str) -> Result<(), String> {
         ip(&format!("-n {} {args}", self.name))
     }
 
-    /// Returns the command that runs a program in the namespace.
+    /// Returns a command that runs `program` in the namespace.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name]).arg(program);
         command
     }
 
-    /// Moves this thread into the namespace; it stays there.
+    /// Moves this thread into the namespace permanently.
     pub fn enter(&self) {
         enter(&self.name);
     }
 
-    /// Runs `f` in the namespace, on a new thread, so that the calling thread remains in its own. Sockets
-    /// belong to the namespace of the thread that opens them.
+    /// Runs `f` in the namespace on a new thread, so that the calling thread stays in its own namespace.
+    /// Sockets belong to the namespace of the thread that opens them.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|s| {
             let run = move || {
@@ -119,7 +119,7 @@ impl Veth {
     /// Names of the interfaces.
     pub const DEVICES: [&str; 2] = ["v0", "v1"];
 
-    /// Creates the namespaces, with interfaces of this MTU.
+    /// Creates the namespaces and the veth pair, with the given interface MTU.
     ///
     /// # Panics
     /// Like [`Netns::new`].
@@ -134,7 +134,7 @@ impl Veth {
         net
     }
 
-    /// Adds a veth pair with these names between the two namespaces.
+    /// Adds a veth pair with the given interface names between the two namespaces.
     pub fn join(&self, devices: [&str; 2], mtu: usize) -> Result<(), String> {
         let ([a, b], [own, peer]) = (&self.sides, devices);
         a.try_ip(&format!("link add {own} mtu {mtu} type veth peer name {peer} mtu {mtu} netns {}", b.name))?;
@@ -142,7 +142,7 @@ impl Veth {
         b.try_ip(&format!("link set {peer} up"))
     }
 
-    /// Waits until both interfaces are up: until then the kernel silently drops packets.
+    /// Waits until both interfaces are up. Before that, the kernel silently drops packets.
     pub fn wait_until_up(&self) {
         while !self.sides.iter().zip(Veth::DEVICES).all(|(side, device)| side.is_up(device)) {
             std::thread::sleep(Duration::from_millis(20));
@@ -150,22 +150,21 @@ impl Veth {
     }
 }
 
-/// Moves this thread into the namespace with this name.
+/// Moves this thread into the namespace with the given name.
 pub fn enter(name: &str) {
     let file = File::open(format!("{DIRECTORY}/{name}")).expect("the namespace does not exist");
     nix::sched::setns(file, nix::sched::CloneFlags::CLONE_NEWNET).expect(REQUIREMENT);
 }
 
-/// Returns the command that runs a shell script in a new network namespace for at most a minute. The user is
-/// root inside and unprivileged outside the namespace, which requires that user namespaces are allowed, but
-/// no privilege.
+/// Returns the command that runs a shell script in a new network namespace for at most a minute. The script
+/// runs as root of a new user namespace, which needs no privilege where user namespaces are allowed.
 pub fn unprivileged(script: &str) -> Command {
     let mut command = Command::new("unshare");
     command.args(["-Urn", "timeout", "60", "sh", "-c", script]);
     command
 }
 
-/// Runs `ip` of iproute2.
+/// Runs iproute2's `ip`; the error contains its error message.
 fn ip(args: &str) -> Result<(), String> {
     let out = Command::new("ip").args(args.split_whitespace()).output();
     let out = out.map_err(|e| format!("{REQUIREMENT}; `ip` cannot be run: {e}"))?;
@@ -175,7 +174,7 @@ fn ip(args: &str) -> Result<(), String> {
     Err(format!("ip {args}: {}", String::from_utf8_lossy(&out.stderr).trim()))
 }
 
-/// Removes namespaces of processes that were killed.
+/// Removes namespaces left behind by test processes that were killed.
 fn remove_stale() {
     let Ok(entries) = std::fs::read_dir(DIRECTORY) else {
         return; // no namespace was ever created

@@ -1,12 +1,12 @@
-//! NICs on any link, and connections between their queue pairs. Two connected NICs on one fabric are
-//! `Fabric::pair` and `Fabric::pair_builder` of the library.
+//! NICs on any link, and connections between their queue pairs. For two connected NICs on a fabric, use the
+//! library's `Fabric::pair` or `Fabric::pair_builder`.
 #![allow(dead_code, reason = "each test target uses its part")]
 
 use urxe::link::Link;
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::verbs::*;
 
-/// A NIC with a protection domain, a CQ of 4096 entries for all QPs, and a region.
+/// A NIC with a protection domain, a CQ of 4096 entries for all its QPs, and a region.
 pub struct Nic {
     pub context: Context,
     pub pd: Pd,
@@ -15,19 +15,19 @@ pub struct Nic {
 }
 
 impl Nic {
-    /// Creates the objects on an open context, with a region of `len` bytes.
+    /// Creates the protection domain, CQ and region on an open context; the region has `len` bytes.
     pub fn new(context: Context, len: usize) -> Nic {
         Nic::with_access(context, len, Access::ALL)
     }
 
-    /// Like [`new`](Self::new), with these access rights of the region.
+    /// Like [`new`](Self::new), with the given access rights for the region.
     pub fn with_access(context: Context, len: usize, access: Access) -> Nic {
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4096).unwrap());
         let mr = pd.reg_mr(len, access).unwrap();
         Nic { context, pd, cq, mr }
     }
 
-    /// Creates a QP of this type.
+    /// Creates a QP of the given type.
     pub fn qp(&self, qp_type: QpType) -> Qp {
         self.pd.create_qp(&self.cq, &self.cq, &QpOptions::default().qp_type(qp_type)).unwrap()
     }
@@ -45,7 +45,7 @@ pub fn on_fabric(fabric: &Fabric, options: &ContextOptions) -> Context {
     Context::on_port(port, options, |port| Box::new(port)).unwrap()
 }
 
-/// Opens a context on UDP sockets of a local address, one for each shard.
+/// Opens a context on UDP sockets bound to a local address, one for each shard.
 pub fn on_udp(ip: &str, shards: usize) -> Context {
     let links = UdpLink::bind_shards(ip.parse().unwrap(), &UdpOptions::default(), shards).unwrap();
     assert_eq!(links.len(), shards);
@@ -63,14 +63,15 @@ pub fn connect_with(a: &Qp, b: &Qp, options: &ConnectOptions) {
     b.connect(&a.endpoint(), options).unwrap();
 }
 
-/// Creates endpoints on two contexts, and connects their QPs.
+/// Creates an endpoint on each context, and connects their QPs.
 pub fn pair(contexts: [Context; 2]) -> [TestEndpoint; 2] {
     let [a, b] = contexts.map(|context| TestEndpoint::new(context).unwrap());
     connect(&a.qp, &b.qp);
     [a, b]
 }
 
-/// Creates two connected QPs in these protection domains, each with one CQ for sends and receives.
+/// Creates two connected QPs, each in the given protection domain and with the given CQ for sends and
+/// receives.
 pub fn qp_pair(a: (&Pd, &Cq), b: (&Pd, &Cq)) -> (Qp, Qp) {
     let [a, b] = [a, b].map(|(pd, cq)| pd.create_qp(cq, cq, &QpOptions::default()).unwrap());
     connect(&a, &b);

@@ -1,4 +1,4 @@
-//! Numbered packets from one link to another.
+//! Numbered packets, to test that a link delivers them in order.
 
 use std::time::{Duration, Instant as Clock};
 
@@ -10,7 +10,7 @@ pub fn now(start: Clock) -> Instant {
     Instant::default() + start.elapsed()
 }
 
-/// Queues `n` packets with `len` bytes of payload, each of which begins with its number.
+/// Queues `n` packets, each with a payload of `len` bytes that begins with the packet's number.
 pub fn packets(queue: &mut TxQueue, flow: &Flow, n: u32, len: usize) {
     for i in 0..n {
         let mut payload = vec![i as u8; len];
@@ -20,7 +20,7 @@ pub fn packets(queue: &mut TxQueue, flow: &Flow, n: u32, len: usize) {
     }
 }
 
-/// Receives until `n` packets of the flow have arrived, in order and intact; returns the number of bursts.
+/// Receives until `n` packets of the flow have arrived in order and intact, and returns the number of bursts.
 pub fn expect(rx: &mut dyn Link, tx: &mut dyn Link, start: Clock, flow: &Flow, n: u32) -> usize {
     let (mut next, mut bursts) = (0, 0);
     let deadline = start.elapsed() + Duration::from_secs(20);

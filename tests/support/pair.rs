@@ -1,5 +1,5 @@
-//! A NIC and a guest, for checks that send requests from either of them and compare the results; and a table
-//! of such checks.
+//! A NIC and a guest, for checks in which either sends requests; and a function that runs such checks and
+//! prints a table.
 #![allow(dead_code, reason = "each test target uses its part")]
 
 use super::peer::{ConnectParams, Shell, Side, TIMEOUT};
@@ -12,7 +12,7 @@ use urxe::verbs::*;
 /// Path MTU.
 pub const MTU: usize = 1024;
 
-/// A NIC and the guest, initially without a connection.
+/// A NIC and a verbs shell in the guest, initially not connected.
 pub struct Pair<'a> {
     pub setup: &'a Testbed,
     pub ip: Ip,
@@ -21,23 +21,23 @@ pub struct Pair<'a> {
 }
 
 impl<'a> Pair<'a> {
-    /// Opens a NIC on the link of the setup.
+    /// Opens a NIC on the testbed's link.
     pub fn open(setup: &'a Testbed, ip: Ip) -> Pair<'a> {
         Pair::with_side(setup, ip, setup.open(ip))
     }
 
-    /// Uses an existing NIC.
+    /// Creates a pair with an existing NIC.
     pub fn with_side(setup: &'a Testbed, ip: Ip, side: Side) -> Pair<'a> {
         Pair { setup, ip, side, shell: setup.shell(65536) }
     }
 
-    /// Connects a new QP on each side; the QP of the shell is named `q`.
+    /// Connects a new local QP to a new QP of the shell, named `q`.
     pub fn connect(&mut self) -> Qp {
         self.connect_as(&ConnectParams::new(self.ip, MTU))
     }
 
-    /// Like [`connect`](Self::connect), with local options, and further options for the shell's `connect`
-    /// command.
+    /// Like [`connect`](Self::connect), with options for the local side, and further options for the shell's
+    /// `connect` command.
     pub fn connect_with(&mut self, ours: ConnectOptions, theirs: &str) -> Qp {
         self.connect_as(&ConnectParams { ours, theirs: theirs.into(), ..ConnectParams::new(self.ip, MTU) })
     }
@@ -47,17 +47,17 @@ impl<'a> Pair<'a> {
         self.setup.connect(&self.side, &mut self.shell, params)
     }
 
-    /// Returns `n` local completions.
+    /// Returns the `wr_id` and status of the next `n` local completions.
     pub fn completions(&self, n: usize) -> Vec<(u64, WcStatus)> {
         self.side.poll(n, TIMEOUT).iter().map(|wc| (wc.wr_id, wc.status)).collect()
     }
 
-    /// Returns `wr_id` and status of `n` completions of the shell.
+    /// Returns the `wr_id` and status of the shell's next `n` completions.
     pub fn guest_completions(&mut self, n: usize) -> Vec<(u64, String)> {
         self.shell.vsh.poll(n, TIMEOUT).unwrap().iter().map(|wc| (wc.wr_id, wc.status.clone())).collect()
     }
 
-    /// Executes a command of the shell that must succeed.
+    /// Executes a shell command, which must succeed.
     pub fn cmd(&mut self, line: &str) {
         self.shell.vsh.cmd(line).unwrap();
     }
@@ -67,7 +67,7 @@ impl<'a> Pair<'a> {
         (self.side.counters(), self.setup.guest.counters().unwrap())
     }
 
-    /// Returns the first bytes of the local region.
+    /// Returns the first `len` bytes of the local region.
     pub fn memory(&self, len: usize) -> Vec<u8> {
         let mut got = vec![0; len];
         self.side.mr.read(0, &mut got).unwrap();
@@ -75,13 +75,13 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Asserts that these are the completions of the shell: `wr_id` and status.
+/// Asserts that the shell's completions have the expected `wr_id`s and statuses.
 pub fn assert_completions(actual: &[(u64, String)], expected: &[(u64, &str)]) {
     let actual: Vec<_> = actual.iter().map(|(id, s)| (*id, s.as_str())).collect();
     assert_eq!(actual, expected);
 }
 
-/// Returns the name of a status in the notation of the shell.
+/// Returns the shell's name for a status, or `other` for statuses that no check expects.
 pub fn status_name(status: WcStatus) -> &'static str {
     match status {
         WcStatus::Success => "SUCCESS",
@@ -99,7 +99,7 @@ pub fn status_name(status: WcStatus) -> &'static str {
     }
 }
 
-/// A check: the error that it provokes, the side that sends the request, and the function that runs it.
+/// A check: its name, the side that sends the request, and the function that runs it.
 pub type Check = (&'static str, &'static str, fn(&Testbed, Ip));
 
 /// Runs all checks over both IP versions, and prints a table.

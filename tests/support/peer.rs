@@ -1,4 +1,4 @@
-//! Verbs objects of urxe and of the kernel's rxe on a testbed, with functions that connect their QPs.
+//! Verbs objects of urxe and of the kernel's rxe on a testbed, and functions that connect their QPs.
 #![allow(dead_code, reason = "each test target uses its part")]
 
 #[path = "nic.rs"]
@@ -13,32 +13,31 @@ use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::link::{FramesLink, Link, LinkSpec, PacketLink};
 use urxe::verbs::*;
 
-/// Time limit of a single step. It is long because the guest is emulated and other tests run at the same
-/// time.
+/// Time limit for a single step; long because the guest is emulated and other tests run at the same time.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Default length of the region on either side: a source and a target of one MiB each, and 64 KiB more.
+/// Default length of the region on each side: a source and a target of 1 MiB each, and 64 KiB more.
 pub const REGION: usize = (2 << 20) + 65536;
 
 /// Functions that open the local end of the wire and connect QPs of urxe and rxe.
 impl Testbed {
-    /// Opens the local end of the wire; a UDP socket has only the address `ip`, other links have all
-    /// addresses.
+    /// Opens the local end of the wire. A UDP link has only an address of kind `ip`, other links have one of
+    /// each kind.
     pub fn link(&self, ip: Ip) -> Box<dyn Link> {
         open_link(&self.link_spec(self.via, ip))
     }
 
-    /// Like [`link`](Self::link), with these options if the link has a host stack.
+    /// Like [`link`](Self::link), with the given options if the link has a host stack.
     pub fn link_with(&self, ip: Ip, options: &str) -> Box<dyn Link> {
         open_link(&self.link_spec_with(self.via, ip, options))
     }
 
-    /// Opens a NIC on the link.
+    /// Opens a NIC on the local end of the wire.
     pub fn open(&self, ip: Ip) -> Side {
         self.open_wrapped(ip, |link| link)
     }
 
-    /// Opens a NIC on the link that `wrap` returns for the local end of the wire.
+    /// Opens a NIC on the local end of the wire, wrapped by `wrap`.
     pub fn open_wrapped(&self, ip: Ip, wrap: impl FnOnce(Box<dyn Link>) -> Box<dyn Link>) -> Side {
         Side::new(nic::open([wrap(self.link(ip))]), REGION)
     }
@@ -51,15 +50,15 @@ impl Testbed {
         Shell { vsh, to }
     }
 
-    /// Connects a new QP on each side: the local one, and the QP `q` of the shell, which replaces an earlier
-    /// `q`.
+    /// Connects a new local QP to a new QP `q` of the shell, which replaces any earlier `q`.
     pub fn connect(&self, side: &Side, shell: &mut Shell, params: &ConnectParams) -> Qp {
         // The command fails the first time, when the shell has no `q`.
         let _ = shell.vsh.raw("destroy q").unwrap();
         self.connect_named(side, shell, "q", params)
     }
 
-    /// Like [`connect`](Self::connect), with a name for the shell's QP, which must be new.
+    /// Like [`connect`](Self::connect), with a name for the shell's QP; the shell must not have a QP with
+    /// that name.
     pub fn connect_named(&self, side: &Side, shell: &mut Shell, name: &str, params: &ConnectParams) -> Qp {
         let qp = side.pd.create_qp(&side.cq, &side.cq, &params.options).unwrap();
         self.connect_qp(side, shell, name, params, qp)
@@ -117,7 +116,7 @@ fn open_link(spec: &str) -> Box<dyn Link> {
     }
 }
 
-/// Parameters of the connection between two QPs.
+/// Parameters of a connection between a local QP and one of the shell.
 #[derive(Clone)]
 pub struct ConnectParams {
     pub ip: Ip,
@@ -129,7 +128,7 @@ pub struct ConnectParams {
     pub their_qp: String,
     /// Further options for the shell's `connect` command.
     pub theirs: String,
-    /// First PSN of the local QP; `None` for the one that the QP has chosen itself.
+    /// First PSN that the local QP sends; `None` for the random one that it has chosen.
     pub our_psn: Option<u32>,
     pub their_psn: u32,
 }
@@ -158,7 +157,7 @@ impl Side {
         found.unwrap_or_else(|| panic!("no GID for {ip}: {:?}", self.context.gids())) as u8
     }
 
-    /// Returns `n` completions, in the order of arrival; fewer if no more arrive in time.
+    /// Returns the next `n` completions in order of arrival, or fewer after `timeout`.
     pub fn poll(&self, n: usize, timeout: Duration) -> Vec<Completion> {
         let deadline = Instant::now() + timeout;
         let mut got = Vec::new();
@@ -188,10 +187,10 @@ impl Side {
     }
 }
 
-/// The guest's side.
+/// A verbs shell in the guest, and its region.
 pub struct Shell {
     pub vsh: Vsh,
-    /// Address of its region.
+    /// Remote address of the shell's region.
     pub to: RemoteAddr,
 }
 
@@ -211,7 +210,7 @@ impl Shell {
     }
 }
 
-/// Returns the arguments `addr=` and `rkey=` that name a local region in a work request of the shell.
+/// Returns the arguments `addr=` and `rkey=` that name local memory in a shell command.
 pub fn remote_args(at: RemoteAddr) -> String {
     format!("addr={:#x} rkey={:#x}", at.va, at.rkey.0)
 }

@@ -1,9 +1,10 @@
-//! Requirements that only some machines fulfil: tests without them end early and print the reason.
+//! Requirements that only some machines meet; a test whose requirement is not met prints the reason and ends
+//! early.
 
 use std::io::Write;
 
-/// Reports whether a test that has this requirement can run. If not, prints the requirement, bypassing the
-/// output capture of the test harness.
+/// Reports whether a test can run because `condition` holds. If it does not, prints the requirement,
+/// bypassing the test harness's output capture.
 ///
 /// # Panics
 /// If it cannot and the environment has CI=true.

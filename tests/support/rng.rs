@@ -15,12 +15,12 @@ impl Rng {
         self.0.next_u64()
     }
 
-    /// Returns a number below `n`.
+    /// Returns a number below `n`, or 0 if `n` is 0.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n.max(1)
     }
 
-    /// Returns true with a probability of `percent` per cent.
+    /// Returns true with the given probability in percent.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }

@@ -1,5 +1,5 @@
-//! Contexts on a shared loopback address, each as in a process of its own, with the `urxe` command as the
-//! broker; and MADs that another host sends to them.
+//! Contexts that share a loopback address as separate processes would, with the `urxe` command as the broker;
+//! and MADs sent to them from another address.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use urxe::wire::mad::{CommId, Mad, Message, Req};
 
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Interval at which a peer retransmits its MADs.
+/// Interval between transmissions of a MAD in [`send_until_received`].
 pub const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 fn sharing() -> Sharing {
@@ -37,7 +37,7 @@ pub fn request(transaction: u64, service: u64) -> [u8; MAD_LEN] {
     bytes(transaction, Req { local: CommId(1), service: ServiceId(service), ..Req::default() })
 }
 
-/// Sends a MAD repeatedly, every [`RETRY_INTERVAL`], until it arrives.
+/// Sends a MAD every [`RETRY_INTERVAL`] until it arrives at `at`.
 pub fn send_until_received(from: &ManagementPort, to: IpAddr, mad: &[u8; MAD_LEN], at: &ManagementPort) {
     let start = Instant::now();
     while start.elapsed() < TIMEOUT {

@@ -1,5 +1,5 @@
-//! Programs at both ends of a testbed: stock programs in the guest, `urxe` or programs on it on the host; and a
-//! table of results.
+//! Runs programs at both ends of a testbed: stock programs in the guest, and on the host the `urxe` command
+//! or programs on urxe. Prints a table of results.
 #![allow(dead_code, reason = "each test target uses its part")]
 
 use super::guest::LOST_WAKEUP;
@@ -13,13 +13,13 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 impl Testbed {
-    /// Returns the `--link` argument with which urxe uses the host's address of this IP version (0: IPv4, 1:
-    /// IPv6).
+    /// Returns the `--link` argument that makes urxe use the host's address of the given IP version (0: IPv4,
+    /// 1: IPv6).
     pub fn link_arg(&self, via: LinkKind, version: usize) -> String {
         self.link_spec_with(via, Ip::VERSIONS[version], &format!("ip={}/24,ip={}/64", HOST[0], HOST[1]))
     }
 
-    /// Returns the index of the local GID of this IP version on a link of this kind.
+    /// Returns the index of the local GID of the given IP version on a link of the given kind.
     pub fn gid(&self, via: LinkKind, version: usize) -> usize {
         match via {
             LinkKind::Udp => 0,
@@ -29,14 +29,14 @@ impl Testbed {
         }
     }
 
-    /// Starts urxe in the network namespace from which the guest is reachable.
+    /// Starts the `urxe` command in the network namespace from which the guest is reachable.
     pub fn urxe(&self, args: &[&str]) -> Urxe {
         let mut command = self.command(env!("CARGO_BIN_EXE_urxe"));
         command.args(args);
         Urxe::spawn(command)
     }
 
-    /// Waits until a process on the host listens on this port; fails when the server ends.
+    /// Waits until a process on the host listens on `port`; fails if `server` exits first.
     fn wait_listening(&self, port: &str, server: &mut Urxe) -> Result<(), String> {
         let listening = format!(":{:04X} ", port.parse::<u16>().expect("a port"));
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -52,8 +52,8 @@ impl Testbed {
         Err(format!("no process on the host listens on TCP port {port}"))
     }
 
-    /// Makes servers in the guest that bind the unspecified address prefer the one of IPv6, as
-    /// [`PREFER_IPV6`] does on the host.
+    /// Makes servers in the guest that bind to the unspecified address prefer `::`, as [`PREFER_IPV6`] does
+    /// on the host.
     pub fn prefer_ipv6(&self) {
         let mut copy = self.guest.spawn("cat >/etc/gai.conf").unwrap();
         copy.write(include_bytes!("gai.conf")).unwrap();
@@ -61,8 +61,8 @@ impl Testbed {
         assert_eq!(copy.wait(Duration::from_secs(15)).unwrap().status, 0);
     }
 
-    /// Returns a free TCP port on the host, below those that the kernel assigns to outgoing connections,
-    /// since such a connection might otherwise use it first.
+    /// Returns a free TCP port on the host. It is below the ephemeral range, so that no outgoing connection
+    /// can take it before the server does.
     pub fn free_port(&self) -> u16 {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         loop {
@@ -74,15 +74,16 @@ impl Testbed {
         }
     }
 
-    /// Runs the command `stock`, whose arguments do not name a server, in the guest as the server, and urxe
-    /// as its client. Returns the output of both.
+    /// Runs the command `stock` in the guest as the server, and urxe as its client. Returns the output of
+    /// both.
     pub fn stock_server(&self, stock: &str, urxe: &[&str], limit: Duration) -> Result<String, String> {
         retry_on_lost_wakeup(|| {
             self.serve_in_guest(stock, limit, |port| self.urxe(&[urxe, &["-p", port, "127.0.0.1"]].concat()))
         })
     }
 
-    /// Like [`stock_server`](Self::stock_server) with any client, which gets the server's port on 127.0.0.1.
+    /// Like [`stock_server`](Self::stock_server), but with any program as the client; `client` starts it with
+    /// the server's port on 127.0.0.1. Does not repeat failed runs.
     pub fn serve_in_guest(
         &self,
         stock: &str,
@@ -107,7 +108,8 @@ impl Testbed {
         merge(client, guest_result)
     }
 
-    /// Runs urxe as the server and `stock` in the guest as its client.
+    /// Runs urxe as the server and the command `stock` in the guest as its client. Returns the output of
+    /// both.
     pub fn stock_client(&self, stock: &str, urxe: &[&str], limit: Duration) -> Result<String, String> {
         retry_on_lost_wakeup(|| {
             let port = self.free_port().to_string();
@@ -117,7 +119,8 @@ impl Testbed {
         })
     }
 
-    /// Like [`stock_client`](Self::stock_client) with any server, which gets the TCP port to listen on.
+    /// Like [`stock_client`](Self::stock_client), but with any program as the server; `server` starts it on
+    /// the given TCP port. Does not repeat failed runs.
     pub fn serve_on_host(
         &self,
         stock: &str,
@@ -152,8 +155,8 @@ impl Testbed {
     }
 }
 
-/// Runs a case, and repeats it at most twice if the guest's kernel shows that rxe stopped because of a defect
-/// of its own (`guest/requester.rs`).
+/// Runs a case, and repeats it up to twice if it failed because rxe lost a wake-up (see
+/// `guest/requester.rs`).
 pub fn retry_on_lost_wakeup(run: impl Fn() -> Result<String, String>) -> Result<String, String> {
     for _ in 0..2 {
         match run() {
@@ -174,20 +177,20 @@ fn merge(urxe: Result<String, String>, stock: Result<String, String>) -> Result<
     }
 }
 
-/// Returns the prefix of a command that runs with files mounted over system files: pairs of a file and the
-/// path that it replaces. Needs no privilege where user namespaces are allowed.
+/// Returns a prefix that makes a command run with files mounted over system files. Each pair is a file and
+/// the path at which it is mounted. Needs no privilege where user namespaces are allowed.
 pub fn with_files(files: &[(&str, &str)]) -> Vec<String> {
     let mounts: String = files.iter().map(|(file, at)| format!("mount --bind '{file}' {at} && ")).collect();
     let words = ["unshare", "-rm", "sh", "-c", &format!("{mounts}exec \"$@\""), "sh"];
     words.map(str::to_owned).to_vec()
 }
 
-/// An address selection table (gai.conf) that makes servers prefer IPv6 addresses, and the path at which
+/// An address selection table (gai.conf) that makes servers prefer IPv6 addresses, and the path from which
 /// programs read it.
 pub const PREFER_IPV6: (&str, &str) =
     (concat!(env!("URXE_REPOSITORY"), "/tests/support/gai.conf"), "/etc/gai.conf");
 
-/// A running urxe, or a program on it; killed on drop.
+/// A running `urxe` command, or a program on urxe; killed on drop.
 pub struct Urxe {
     child: Child,
     stderr: Receiver<String>,
@@ -219,7 +222,7 @@ impl Urxe {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits until the process prints a line with this text on standard error.
+    /// Waits until the process prints a line that contains `text` on standard error.
     pub fn wait_for(&mut self, text: &str, limit: Duration) -> Result<(), String> {
         let deadline = Instant::now() + limit;
         loop {
@@ -241,8 +244,8 @@ impl Urxe {
         }
     }
 
-    /// Waits until the process exits and returns its standard output; if it failed, both outputs are the
-    /// error.
+    /// Waits for the process to exit, and returns its standard output. If it fails or `limit` passes, the
+    /// error contains standard output and standard error.
     pub fn finish(mut self, limit: Duration) -> Result<String, String> {
         let deadline = Instant::now() + limit;
         let status: Option<ExitStatus> = loop {
@@ -275,7 +278,7 @@ impl Drop for Urxe {
     }
 }
 
-/// Cases and their results.
+/// Results of the cases run so far.
 #[derive(Default)]
 pub struct Table {
     rows: Vec<Row>,
@@ -290,8 +293,8 @@ struct Row {
 }
 
 impl Table {
-    /// Runs a case and counts it in the table row `key` (program, direction, link, IP version). Prints the
-    /// text that `run` returns.
+    /// Runs a case, prints its result, and counts it in the table row `key` (program, direction, link, IP
+    /// version).
     pub fn case(&mut self, key: [&str; 4], case: String, run: impl FnOnce() -> Result<String, String>) {
         let begin = Instant::now();
         let result = run();
@@ -317,7 +320,7 @@ impl Table {
         row.cases.push(case);
     }
 
-    /// Prints the table; panics if a case failed.
+    /// Prints the table, and panics if a case failed.
     pub fn finish(self) {
         let mut out =
             String::from("| program | stock side | link | IP | result | s |\n|---|---|---|---|---|---|\n");

@@ -1,9 +1,9 @@
-//! A table of results, printed even if the test harness captures output.
+//! Table of test results, printed even if the test harness captures output.
 #![allow(dead_code, reason = "each test target uses its part")]
 
 use std::io::Write;
 
-/// Rows under a heading, printed with aligned columns and written to a file.
+/// Markdown table with aligned columns; the first row is the heading.
 pub struct Table {
     name: String,
     rows: Vec<Vec<String>>,
@@ -40,8 +40,8 @@ impl Table {
         out
     }
 
-    /// Prints to standard error, bypassing the harness's capture, and writes `interop-NAME.md` in the
-    /// target's tmp folder.
+    /// Prints the table to standard error, bypassing the test harness's output capture, and writes it to
+    /// `interop-NAME.md` in `CARGO_TARGET_TMPDIR`.
     pub fn print(&self) {
         let text = self.text();
         let _ = std::io::stderr().write_all(text.as_bytes());

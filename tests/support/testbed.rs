@@ -1,5 +1,5 @@
-//! A guest with the kernel's rxe, and the wire between it and urxe on the host: the fixture of all tests against
-//! rxe. `peer.rs` adds verbs objects of both sides, `stock.rs` programs.
+//! Fixture for tests against the kernel's rxe: a guest, and the wire between it and urxe on the host.
+//! `peer.rs` adds verbs objects on both sides, `stock.rs` adds programs.
 #![allow(dead_code, reason = "each test target uses its part")]
 
 #[allow(clippy::duplicate_mod, reason = "several fixtures of a target may use it")]
@@ -12,27 +12,27 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::process::Command;
 
-/// Addresses of the guest.
+/// Addresses of the guest, IPv4 and IPv6.
 pub const GUEST: [&str; 2] = ["10.77.0.1", "fd77::1"];
-/// Addresses of the host.
+/// Addresses of the host, IPv4 and IPv6.
 pub const HOST: [&str; 2] = ["10.77.0.2", "fd77::2"];
-/// Port on which stock programs listen in the guest.
+/// TCP port on which stock servers in the guest listen.
 pub const PORT: u16 = 18515;
-/// Interface MTU that is enough for a path MTU of 4096.
+/// Interface MTU, large enough for a path MTU of 4096.
 const MTU: u16 = 4500;
 
-/// Link through which urxe reaches the guest.
+/// Kind of link through which urxe reaches the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LinkKind {
-    /// Frames as unix datagrams.
+    /// Ethernet frames in unix datagrams.
     Dgram,
-    /// Frames in a unix stream.
+    /// Ethernet frames in a unix stream.
     Stream,
-    /// A packet socket on a tap in a namespace, with the addresses of the interface.
+    /// A packet socket on a tap in a namespace, with the interface's addresses.
     Packet,
-    /// A packet socket on a tap in a namespace, with a host stack that has other addresses.
+    /// A packet socket on a tap in a namespace, with a host stack that has its own addresses.
     PacketHostStack,
-    /// A UDP socket with the tap's address.
+    /// A UDP socket bound to the tap's address.
     Udp,
 }
 
@@ -54,7 +54,7 @@ impl fmt::Display for LinkKind {
     }
 }
 
-/// Kind of IP address that both ends use.
+/// Kind of IP address used by both ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ip {
     V4,
@@ -77,7 +77,7 @@ impl Ip {
         }
     }
 
-    /// Returns the address of host `n` in the form of a GID.
+    /// Returns the GID for the address of host `n`.
     pub fn gid(self, n: u8) -> Ipv6Addr {
         match self.of(n) {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -96,21 +96,20 @@ impl fmt::Display for Ip {
     }
 }
 
-/// A guest, and the wire to it. A wire with a tap needs root: the tap is in a network namespace, which the thread
-/// that starts the testbed enters and does not leave, because sockets belong to the namespace of the thread that
-/// opens them.
+/// A guest, and the wire to it. A wire with a tap needs root. The tap is in a network namespace, which the
+/// thread that starts the testbed enters and never leaves, because sockets belong to the namespace of the
+/// thread that opens them.
 pub struct Testbed {
     pub guest: Guest,
     pub via: LinkKind,
-    /// Last byte of the local addresses: 3 for a host stack on the tap (the interface itself has 2),
-    /// otherwise 2.
+    /// Last byte of urxe's addresses: 3 with a host stack on the tap, whose interface has 2; otherwise 2.
     pub host: u8,
     dir: tempfile::TempDir,
     netns: Option<Netns>,
 }
 
 impl Testbed {
-    /// Starts a guest on a wire that suits this kind of link.
+    /// Starts a guest on a wire that a link of the given kind can use.
     pub fn start(via: LinkKind) -> Testbed {
         let dir = tempfile::Builder::new().prefix("urxe-testbed-").tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
@@ -133,15 +132,16 @@ impl Testbed {
         Testbed { guest, via, host, dir, netns }
     }
 
-    /// Returns the link specification for a link of this kind on the testbed's wire; a UDP link has only the
-    /// address `ip`, other links have all addresses.
+    /// Returns the specification of a link of the given kind on the testbed's wire. A UDP link has only an
+    /// address of kind `ip`, other links have one of each kind.
     pub fn link_spec(&self, via: LinkKind, ip: Ip) -> String {
         let n = self.host;
         let all = format!("ip={}/24,ip={}/64,ip={}/64", Ip::V4.of(n), Ip::Ula.of(n), Ip::LinkLocal.of(n));
         self.link_spec_with(via, ip, &all)
     }
 
-    /// Like [`link_spec`](Self::link_spec), with these options if the link has a host stack.
+    /// Like [`link_spec`](Self::link_spec), with the given options instead of the addresses if the link has a
+    /// host stack.
     pub fn link_spec_with(&self, via: LinkKind, ip: Ip, options: &str) -> String {
         assert!(
             via == self.via || via.is_on_tap() && self.via.is_on_tap(),
@@ -160,7 +160,7 @@ impl Testbed {
         }
     }
 
-    /// Returns the command that runs a program in the namespace from which the guest is reachable.
+    /// Returns a command that runs `program` in the namespace from which the guest is reachable.
     pub fn command(&self, program: &str) -> Command {
         match &self.netns {
             None => Command::new(program),
@@ -169,7 +169,7 @@ impl Testbed {
     }
 }
 
-/// Creates a namespace with a tap that has the host's addresses.
+/// Creates a namespace with a tap interface that has the host's addresses.
 fn namespace_with_tap() -> Netns {
     let netns = Netns::new();
     netns.ip("tuntap add tap0 mode tap");

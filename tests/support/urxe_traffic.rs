@@ -1,4 +1,4 @@
-//! Traffic of every service between two urxe NICs in virtual time, identical in each run.
+//! Traffic over every service between two urxe NICs in virtual time, identical in every run.
 #![allow(dead_code, reason = "each test target uses its part")]
 
 use super::nic::{Nic, connect_with};
@@ -13,7 +13,7 @@ use urxe::verbs::*;
 use urxe::wire::Transport;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Path MTU of connected queue pairs; datagrams use the MTU of the fabric.
+/// Path MTU of connected queue pairs; datagrams use the fabric's MTU.
 const MTU: Mtu = Mtu::Mtu256;
 /// Payload lengths: an empty message, one packet with padding, and three packets.
 const LENGTHS: [usize; 3] = [0, 101, 600];
@@ -21,7 +21,8 @@ const REGION_LEN: usize = 4096;
 const QKEY: QKey = QKey(0x0bad_cafe);
 const PLACEMENTS: [Placement; 3] = [Placement::GLOBAL, Placement::PERSISTENT, Placement::all()];
 
-/// A capture: name, description in the README, and the function that generates the traffic.
+/// A capture: file name without the IP version, description for the README, and the function that generates
+/// the traffic.
 pub struct Traffic {
     pub name: &'static str,
     pub description: &'static str,
@@ -46,7 +47,7 @@ pub const ALL: [Traffic; 4] = [
     },
 ];
 
-/// First section of the README of the captures.
+/// Introduction of the README for the captures.
 pub const README: &str = "# Captures of urxe to urxe
 
 Traffic between two urxe NICs on the in-memory fabric in virtual time (`tests/support/urxe_traffic.rs`),
@@ -55,13 +56,13 @@ pcapng, link type RAW, path MTU 256. `tests/pure/pcaps.rs` generates the traffic
 `URXE_BLESS=1 cargo test --test pcaps` rewrites the files.
 ";
 
-/// Returns the maximum number of payload bytes of a packet.
+/// Returns the maximum number of payload bytes in a packet.
 pub fn mtu(transport: Transport) -> usize {
     if transport == Transport::Ud { 4096 } else { MTU.bytes() }
 }
 
 impl Traffic {
-    /// Returns the capture, a pcapng file, recorded at the NIC that sends the requests.
+    /// Generates the traffic, and returns the contents of a pcapng file recorded at the requester.
     pub fn record(&self, v6: bool) -> Vec<u8> {
         let bytes = SharedBuffer::default();
         let file = CaptureFile::to_writer(bytes.clone(), Timestamps::Virtual).unwrap();
@@ -74,7 +75,7 @@ impl Traffic {
         bytes.clone()
     }
 
-    /// Returns the name of the capture file.
+    /// Returns the capture's file name.
     pub fn file(&self, v6: bool) -> String {
         format!("{}_{}.pcapng", self.name, if v6 { "v6" } else { "v4" })
     }
@@ -102,7 +103,7 @@ impl Nic {
     }
 }
 
-/// Two NICs. `a` sends the requests, `b` responds; the capture is recorded at `a`.
+/// Two NICs: `a` sends the requests and records the capture, `b` responds.
 struct Hosts {
     a: Nic,
     b: Nic,
@@ -143,7 +144,7 @@ impl Hosts {
         (x, y)
     }
 
-    /// Posts a receive at `b` by calling `post` with its work request.
+    /// Posts a receive at `b` with the function `post`, which selects the queue.
     fn post_recv(&self, post: impl Fn(&RecvWr<'_>) -> Result<(), PostError>) {
         post(&RecvWr::new(100, &[self.b.mr.sge(2048..REGION_LEN)])).unwrap();
     }

@@ -16,14 +16,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// An end of the wire. A direction is named after its sending end.
+/// An end of the wire. A direction is named after the end that sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     A,
     B,
 }
 
-/// Fault applied to a frame.
+/// Fault to be applied to a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The frame is dropped.
@@ -39,11 +39,11 @@ pub enum Fault {
 /// State of one direction.
 #[derive(Default)]
 struct Direction {
-    /// Number of RoCEv2 frames since the faults were set.
+    /// Number of RoCEv2 frames sent since the faults were set.
     seen: usize,
     faults: BTreeMap<usize, Fault>,
     drop_every: usize,
-    /// Drop rate per mille, and the random number generator.
+    /// Drop rate per mille, and its random number generator.
     drop_randomly: Option<(u64, Pcg32)>,
     held_back: Option<Vec<u8>>,
     total: usize,
@@ -69,7 +69,7 @@ struct State {
     pcap: Option<File>,
 }
 
-/// The wire; it stops on drop.
+/// A wire; two threads forward its frames until it is dropped.
 pub struct Wire {
     dir: tempfile::TempDir,
     state: Arc<Mutex<State>>,
@@ -78,7 +78,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Starts the wire; the endpoints need not exist yet.
+    /// Starts the wire. The endpoints may be started later.
     pub fn start() -> io::Result<Self> {
         let dir = tempfile::Builder::new().prefix("urxe-wire-").tempdir()?;
         let state = Arc::new(Mutex::new(State::default()));
@@ -96,20 +96,20 @@ impl Wire {
         Ok(Self { dir, state, stop, threads })
     }
 
-    /// Returns the socket paths of one end: the path that the end binds, and the path that it sends to.
+    /// Returns the socket paths for one end: the path that it binds, and the path to which it sends.
     pub fn paths(&self, end: End) -> (PathBuf, PathBuf) {
         let (local, remote) = if end == End::A { ("a", "from-a") } else { ("b", "from-b") };
         (self.dir.path().join(local), self.dir.path().join(remote))
     }
 
-    /// Returns the network configuration of a guest at this end.
+    /// Returns the network configuration for a guest at the given end.
     pub fn net(&self, end: End) -> Net {
         let (local, remote) = self.paths(end);
         Net::Dgram { local, remote }
     }
 
-    /// Starts to record RoCEv2 frames in both directions in a new pcap file (link type Ethernet,
-    /// nanoseconds): each frame that arrives at the wire, including those that it drops.
+    /// Starts to record RoCEv2 frames in both directions, including those that the wire drops, in a new pcap
+    /// file (link type Ethernet, nanosecond timestamps).
     pub fn record(&self, file: &Path) -> io::Result<()> {
         let mut f = File::create(file)?;
         let head: [u32; 6] = [0xa1b2_3c4d, 2 | 4 << 16, 0, 0, 262_144, 1];
@@ -131,18 +131,19 @@ impl Wire {
         f(d);
     }
 
-    /// Sets faults of the RoCEv2 frames that `from` sends from now on, by their number; the next frame is 1.
-    /// This method and the next two replace the previous faults of that direction.
+    /// Sets faults by frame number for the RoCEv2 frames that `from` sends; the next frame is number 1. This
+    /// method and the next two replace all faults previously set for the direction.
     pub fn faults(&self, from: End, faults: &[(usize, Fault)]) {
         self.set(from, |d| d.faults.extend(faults.iter().copied()));
     }
 
-    /// Drops every `n`-th RoCEv2 frame that `from` sends.
+    /// Drops every `n`th RoCEv2 frame that `from` sends.
     pub fn drop_every(&self, from: End, n: usize) {
         self.set(from, |d| d.drop_every = n);
     }
 
-    /// Drops RoCEv2 frames from `from` at random; the same seed drops the same frames.
+    /// Drops each RoCEv2 frame that `from` sends with a probability of `per_mille` in 1000; the same seed
+    /// drops the same frames.
     pub fn drop_randomly(&self, from: End, per_mille: u64, seed: u64) {
         self.set(from, |d| d.drop_randomly = Some((per_mille, Pcg32::seed_from_u64(seed))));
     }
@@ -153,8 +154,8 @@ impl Wire {
         self.faults(End::B, &[]);
     }
 
-    /// Returns the total number of RoCEv2 frames that `from` has sent, and how many of all its frames were
-    /// dropped.
+    /// Returns the number of RoCEv2 frames that `from` has sent, and the number of its frames (of any
+    /// protocol) that were dropped.
     pub fn count(&self, from: End) -> (usize, usize) {
         let s = self.state.lock();
         (s.directions[from as usize].total, s.directions[from as usize].dropped)
@@ -215,7 +216,7 @@ fn record(pcap: &mut Option<File>, frame: &[u8]) {
     }
 }
 
-/// Reports whether the frame is UDP to port 4791.
+/// Reports whether a frame is a UDP packet to port 4791.
 pub fn is_roce(f: &[u8]) -> bool {
     let at = |i: usize, v: &[u8]| f.get(i..i + v.len()) == Some(v);
     let o = if at(12, &[0x81, 0]) { 18 } else { 14 };

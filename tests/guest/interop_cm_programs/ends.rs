@@ -1,4 +1,4 @@
-//! A program that runs at both ends: with the drop-in library on the host, with rxe in the guest.
+//! Runs a program at both ends: on the host with the drop-in library, in the guest with rxe.
 
 use std::time::{Duration, Instant};
 
@@ -7,39 +7,39 @@ use crate::programs;
 use crate::stock::{PREFER_IPV6, Urxe, with_files};
 use crate::testbed::{GUEST, HOST, LinkKind, Testbed};
 
-/// Time limit of a client; `SHORT_LIMIT` is the time limit of one end after the other has exited.
+/// Time limit for a client to exit; `SHORT_LIMIT` is the limit for the other end to exit afterwards.
 pub const LIMIT: Duration = Duration::from_secs(40);
 pub const SHORT_LIMIT: Duration = Duration::from_secs(15);
-/// Maximum number of attempts with a client that does not wait for its server.
+/// Maximum number of runs of a case whose client does not wait for its server.
 const ATTEMPTS: usize = 4;
-/// Options of `urxe run` that delay each connection manager message of a client that does not wait for its
+/// Options of `urxe run` that delay every connection manager message, for clients that do not wait for their
 /// server.
 const CM_DELAY: [&str; 2] = ["--fault", "tx:delay=every:1,by=400ms,qp=1"];
-/// Output of a client that has connected before its server listened, in spite of the delay.
+/// Messages printed by a client that connected before its server listened, in spite of the delay.
 const TOO_EARLY: [&str; 3] = ["REJECTED; error: 8", "UNREACHABLE; error: 1", "Event rejected"];
 
-/// Condition under which a server is ready.
+/// Condition that a server meets once it is ready.
 #[derive(Clone, Copy)]
 pub enum Ready {
     /// The server listens with the connection manager.
     Service,
     /// The server listens with TCP.
     Tcp,
-    /// The server is a member of this multicast group.
+    /// The server has joined the given multicast group.
     Group(&'static str),
 }
 
-/// A program at both ends. In its arguments `{server}` and `{client}` are replaced by their addresses,
-/// `{port}` by the server's port.
+/// Command lines of a server and its client. The placeholders `{server}` and `{client}` are replaced with the
+/// addresses of the two ends, `{port}` with the server's port.
 pub struct Program {
     pub server: String,
     pub client: String,
-    /// Port of the server, if it cannot be configured.
+    /// Fixed port of the server; `None` selects a free port.
     pub port: Option<u16>,
-    /// Output of a client that has succeeded.
+    /// Text that a successful client prints.
     pub expected_output: &'static str,
     pub ready: Ready,
-    /// Whether the server does not exit by itself.
+    /// Whether the server runs until it is killed.
     pub runs_forever: bool,
     /// Whether the client may connect before the server listens, because the server announces itself over
     /// another channel.
@@ -60,8 +60,7 @@ impl Program {
         }
     }
 
-    /// Returns a program with the same arguments at both ends, with addresses in the notation of librdmacm's
-    /// examples.
+    /// Returns a program that takes the same arguments at both ends, and the addresses as `-b` and `-s`.
     pub fn bound(program: &str, args: &str) -> Program {
         let server = format!("{program} {args} -b {{server}}");
         Program::new(&server, &format!("{program} {args} -b {{client}} -s {{server}}"))
@@ -88,7 +87,7 @@ impl Program {
         }
     }
 
-    /// Repeats the run while the client connects too early.
+    /// Calls `run`, and repeats it while it fails because the client connected too early.
     fn attempt(&self, run: impl Fn() -> Result<String, String>) -> Result<String, String> {
         let mut result = run();
         for _ in 1..ATTEMPTS {
@@ -107,12 +106,12 @@ fn substitute(args: &str, server: &str, client: &str, port: u16) -> String {
     args.replace("{server}", server).replace("{client}", client).replace("{port}", &port.to_string())
 }
 
-/// Returns the time limit for the exit of one end after the other has exited.
+/// Returns the time limit for one end to exit after the other; it is short if the other has failed.
 fn exit_timeout(first: &Result<String, String>) -> Duration {
     if first.is_ok() { SHORT_LIMIT } else { Duration::from_millis(500) }
 }
 
-/// The testbed at whose ends programs run, and the addresses of one IP version.
+/// A testbed, and the IP version over which the programs at its ends communicate.
 #[derive(Clone, Copy)]
 pub struct Ends<'a> {
     pub testbed: &'a Testbed,
@@ -132,7 +131,7 @@ impl Ends<'_> {
         self.testbed.free_port()
     }
 
-    /// Starts a program on the host, with the drop-in library.
+    /// Starts a program on the host, with the drop-in librdmacm.
     pub fn spawn_on_host(&self, args: &str, options: &[&str]) -> Urxe {
         let mut before = with_files(&[PREFER_IPV6]);
         before.push(env!("CARGO_BIN_EXE_urxe").to_owned());
@@ -152,7 +151,8 @@ impl Ends<'_> {
         Ok(process)
     }
 
-    /// Waits for the end of a program in the guest, and returns its output or its error.
+    /// Waits for a program in the guest to exit, and returns its output. If its status is not 0, the error
+    /// contains the output.
     pub fn wait_success(mut program: GuestProcess, limit: Duration) -> Result<String, String> {
         match program.wait(limit) {
             Ok(Output { status: 0, stdout, stderr }) => Ok(stdout + &stderr),
@@ -161,7 +161,8 @@ impl Ends<'_> {
         }
     }
 
-    /// Waits until one of these local files in `/proc/net` contains a line for which `matches` returns true.
+    /// Waits until one of the given files in the host's `/proc/net` contains a line for which `matches`
+    /// returns true.
     fn wait_for_line(&self, files: &[&str], matches: impl Fn(&str) -> bool) -> Result<(), String> {
         let start = Instant::now();
         while start.elapsed() < SHORT_LIMIT {
@@ -175,7 +176,7 @@ impl Ends<'_> {
         Err(format!("the local program is not ready: no matching entry in {files:?} of /proc/net"))
     }
 
-    /// Waits until a local program listens with the connection manager on this port.
+    /// Waits until a local program listens on `port` with the connection manager.
     pub fn wait_for_service(&self, port: u16) -> Result<(), String> {
         let services = [programs::TCP_PORTS, programs::UDP_PORTS]
             .map(|space| format!("{:016x}", u64::from(space) << 16 | u64::from(port)));
@@ -249,7 +250,7 @@ impl Ends<'_> {
     }
 }
 
-/// Returns a group in the notation of `/proc/net/igmp`.
+/// Returns the address of a multicast group in the notation of `/proc/net/igmp`.
 fn igmp_notation(group: &str) -> String {
     let group: std::net::Ipv4Addr = group.parse().expect("the group is an IPv4 address");
     format!("{:08X}", u32::from_ne_bytes(group.octets()))

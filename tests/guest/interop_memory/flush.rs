@@ -1,5 +1,6 @@
 //! FLUSH and ATOMIC WRITE between urxe and an rxe that supports them, from Linux 6.2 on. rxe's ICRC of a
-//! FLUSH covers the transport headers twice: the `rxe` personality sends it in this form and accepts both.
+//! FLUSH covers the transport headers twice; the `rxe` personality sends the same ICRC, and also accepts the
+//! correct one.
 
 use super::flush_unsupported;
 use super::guest::{Suite, Wc};
@@ -13,7 +14,7 @@ const GLOBAL: Placement = Placement::GLOBAL;
 const PERSISTENT: Placement = Placement::PERSISTENT;
 const BOTH: Placement = Placement::all();
 
-/// Opens a NIC with this personality, as the peer of the guest.
+/// Opens a NIC with the given personality as the guest's peer.
 fn pair(setup: &Testbed, ip: Ip, personality: Personality) -> Pair<'_> {
     let options = ContextOptions::default().personality(personality);
     Pair::with_side(setup, ip, Side::new(Context::open(setup.link(ip), &options).unwrap(), REGION))
@@ -101,8 +102,8 @@ pub fn by_rxe(setup: &Testbed, ip: Ip) {
     assert_eq!(execute(&mut p, &format!("flush q {no_flush_access} len=100")).status, "REM_ACCESS_ERR");
 }
 
-/// Checks that rxe still has the ICRC defect: if this fails, the kernel has been fixed, and the documentation
-/// of the quirk should name the version.
+/// Checks that rxe still computes the wrong ICRC for a FLUSH. If this fails, the kernel has been fixed, and
+/// the quirk's documentation should name the version.
 pub fn strict_by_rxe(setup: &Testbed, ip: Ip) {
     let mut p = pair(setup, ip, Personality::STRICT);
     let params = ConnectParams { theirs: "access=wrafp timeout=12 retry=2".into(), ..params(ip) };

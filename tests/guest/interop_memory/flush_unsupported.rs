@@ -1,4 +1,4 @@
-//! FLUSH and ATOMIC WRITE with an rxe that does not support them, before Linux 6.2.
+//! FLUSH and ATOMIC WRITE against an rxe that does not support them (before Linux 6.2).
 
 use super::pair::{Pair, status_name};
 use super::peer::ConnectParams;
@@ -6,7 +6,8 @@ use super::testbed::{Ip, Testbed};
 use std::time::Duration;
 use urxe::verbs::*;
 
-/// Checks that rxe of Linux 6.1 ignores an unknown opcode, so that the requester exhausts its retries.
+/// Checks that rxe in Linux 6.1 drops requests with an unknown opcode, so that the requester exhausts its
+/// retries.
 pub fn by_urxe(setup: &Testbed, ip: Ip) {
     let release = setup.guest.check("uname -r", Duration::from_secs(10)).unwrap().stdout;
     let release = release.trim();

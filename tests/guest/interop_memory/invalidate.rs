@@ -6,7 +6,7 @@ use super::testbed::{Ip, Testbed};
 use super::windows::{Operation, Requester, WINDOW, WindowPair, assert_no_errors, check_eq};
 use urxe::verbs::*;
 
-/// Completion of the receiver.
+/// Receive completion.
 #[derive(PartialEq, Debug)]
 struct Received {
     id: u64,
@@ -15,8 +15,8 @@ struct Received {
     details: Option<(usize, Option<u32>)>,
 }
 
-/// Sends `len` bytes from the requester with an invalidation of `rkey`. Returns the requester's status and
-/// the receiver's completion.
+/// Sends `len` bytes in a SEND that invalidates `rkey`. Returns the requester's status and the receiver's
+/// completion.
 fn send(o: &mut WindowPair<'_>, len: usize, rkey: RKey) -> (String, Received) {
     let (side, shell) = (&o.pair.side, &mut o.pair.shell);
     match o.requester {
@@ -85,8 +85,8 @@ pub fn by_rxe(setup: &Testbed, ip: Ip) {
     check_valid(setup, ip, Requester::Rxe);
 }
 
-/// Checks that a SEND with an invalid key is acknowledged although its receive fails, and that the receiver's
-/// QP goes to ERR (IBA 9.9.6.3, class J).
+/// Checks that a SEND that invalidates an invalid key is acknowledged although its receive fails, and that
+/// the receiver's QP enters ERR (IBA 9.9.6.3, class J).
 fn check_invalid(setup: &Testbed, ip: Ip, requester: Requester) {
     let mut o = WindowPair::new(setup, ip, requester);
     let mut errors = Vec::new();

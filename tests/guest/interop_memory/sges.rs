@@ -1,4 +1,4 @@
-//! READs into many SGEs, up to the maximum number, with odd sizes and at odd addresses.
+//! READs into many SGEs, up to the maximum number, with odd lengths and at odd addresses.
 
 use super::guest::{hash, pattern};
 use super::pair::{MTU, Pair};
@@ -14,14 +14,16 @@ const SIZES: [usize; 6] = [31, 32, 33, 1025, 4099, 65_537];
 const SGE_COUNTS: [usize; 4] = [2, 5, 31, 32];
 
 /// Splits `len` bytes into `n` pieces of unequal length and returns their offsets and lengths. The pieces
-/// begin at `TARGET`, are one byte apart, and lie in memory in the reverse order of the message.
+/// begin at `TARGET`, are one byte apart, and are in reverse order: the first piece of the message is the
+/// last in memory.
 fn pieces(len: usize, n: usize) -> Vec<(usize, usize)> {
     let cut = |i: usize| len * i * i / (n * n);
     let all = (0..n).map(|i| (TARGET + len - cut(i + 1) + (n - 1 - i), cut(i + 1) - cut(i)));
     all.collect()
 }
 
-/// Returns the expected memory from the byte before the first piece to the byte after the last piece.
+/// Returns the expected memory contents from the byte before the first piece to the byte after the last
+/// piece.
 fn image(data: &[u8], pieces: &[(usize, usize)]) -> Vec<u8> {
     let mut image = vec![FILL; data.len() + pieces.len() + 1];
     let mut rest = data;

@@ -1,4 +1,4 @@
-//! Shared receive queues: the messages of several QPs consume the receives of one queue, the oldest first.
+//! Shared receive queues: messages to several QPs consume receives of one queue, oldest first.
 
 use super::guest::pattern;
 use super::pair::{MTU, Pair};
@@ -12,14 +12,14 @@ const QPS: usize = 4;
 const RECEIVES: usize = 12;
 const SLOT: usize = 2048;
 const LIMIT: usize = 5;
-/// Event `IBV_EVENT_SRQ_LIMIT_REACHED` of the shared receive queue `s`, in the shell's notation.
+/// Event `IBV_EVENT_SRQ_LIMIT_REACHED` for the shared receive queue `s`, in the shell's notation.
 const EVENT: &str = "15:s";
 
 fn slot(n: usize) -> std::ops::Range<usize> {
     (1 + n) * SLOT..(2 + n) * SLOT
 }
 
-/// Returns message `n`, which comes from QP `n % QPS`; all messages differ. Some have two packets.
+/// Returns the contents of message `n`, different for each `n`. Long messages take two packets.
 fn message(n: usize) -> Vec<u8> {
     pattern(100 + 150 * n, n as u8)
 }

@@ -7,17 +7,17 @@ use super::testbed::{Ip, Testbed};
 use std::fmt::Debug;
 use urxe::verbs::*;
 
-/// The side that sends the requests; the other side has the memory and the window.
+/// The side that sends the requests; the other side owns the memory and the window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Requester {
     Urxe,
     Rxe,
 }
 
-/// Size of the region; `WINDOW` is the range of the region that a window covers.
+/// Size of the region in bytes; `WINDOW` is the part of the region that a window covers.
 pub const REGION_LEN: usize = 8192;
 pub const WINDOW: std::ops::Range<usize> = 1024..5120;
-/// Seed of the initial contents of the owner's region; `REQUESTER_SEED` is that of the requester's buffer.
+/// Seed of the pattern in the owner's region; `REQUESTER_SEED` is the seed for the requester's buffer.
 const OWNER_SEED: u8 = 3;
 const REQUESTER_SEED: u8 = 77;
 
@@ -34,9 +34,9 @@ pub struct WindowPair<'a> {
     pub pair: Pair<'a>,
     pub requester: Requester,
     pub qp: Qp,
-    /// Local region, which is the target of requests if the local side is the owner.
+    /// Local region, the target of the requests if rxe is the requester.
     pub x: Mr,
-    /// Address of the owner's region.
+    /// Remote address of the owner's region.
     pub at: RemoteAddr,
     pub mw: Option<Mw>,
 }
@@ -71,8 +71,7 @@ impl<'a> WindowPair<'a> {
         WindowPair { pair, requester, qp, x, at, mw: None }
     }
 
-    /// Allocates a window of type 1 or 2, in place of the one before, and connects new QPs. Returns the key
-    /// of the window.
+    /// Replaces the window by a new one of type 1 or 2, and connects new QPs. Returns the window's key.
     pub fn window(&mut self, kind: u8) -> RKey {
         self.mw = None;
         // The first time there is no window to destroy.
@@ -89,8 +88,8 @@ impl<'a> WindowPair<'a> {
         }
     }
 
-    /// Binds the window to a part of `x`; a type 1 window with an empty range is unbound. Returns the new key
-    /// and the result.
+    /// Binds the window to a range of `x`; an empty range unbinds a type 1 window. Returns the new key, and
+    /// the opcode or error status of the completion.
     pub fn bind(&mut self, part: std::ops::Range<usize>, rights: &str) -> (RKey, String) {
         match self.requester {
             Requester::Urxe => {
@@ -117,7 +116,7 @@ impl<'a> WindowPair<'a> {
         }
     }
 
-    /// Returns the opcode of the next local completion if it is successful, or else its status.
+    /// Returns the opcode of the next local completion, or its status if it is not successful.
     fn host_status(&self) -> String {
         let wc = self.pair.side.one().unwrap();
         match wc.status {
@@ -130,7 +129,8 @@ impl<'a> WindowPair<'a> {
         }
     }
 
-    /// Invalidates a key at its owner, and returns the opcode of the completion or an error status.
+    /// Invalidates a key at its owner. Returns the opcode of the completion, or its status if it is not
+    /// successful.
     pub fn invalidate(&mut self, rkey: RKey) -> String {
         match self.requester {
             Requester::Urxe => {
@@ -145,15 +145,15 @@ impl<'a> WindowPair<'a> {
         }
     }
 
-    /// Executes a request on the region at offset `at`, with the key `rkey`. Returns the status; wrong data
-    /// is an error.
+    /// Executes a request on the owner's region at offset `at`, with the key `rkey`. Returns the completion
+    /// status, or an error if the data is wrong.
     pub fn execute(&mut self, op: Operation, at: i64, rkey: RKey) -> Result<String, String> {
         let to = RemoteAddr { va: self.at.va.wrapping_add_signed(at), rkey };
         self.execute_at(op, at, to)
     }
 
-    /// Like [`execute`](Self::execute), but with an explicit remote address, which may differ from that of
-    /// the region.
+    /// Like [`execute`](Self::execute), but sends `to` as the remote address, for windows that are not
+    /// addressed like their region.
     pub fn execute_at(&mut self, op: Operation, at: i64, to: RemoteAddr) -> Result<String, String> {
         let shell = &mut self.pair.shell.vsh;
         let mut owner_data = pattern(REGION_LEN, OWNER_SEED);
@@ -228,18 +228,18 @@ impl<'a> WindowPair<'a> {
     }
 }
 
-/// Panics with all errors, if any.
+/// Panics with the list of errors unless it is empty.
 pub fn assert_no_errors(errors: Vec<String>) {
     assert!(errors.is_empty(), "{}", errors.join("\n"));
 }
 
 struct Case {
-    /// Access of the window.
+    /// Access rights of the window.
     rights: &'static str,
     op: Operation,
     /// Offset from the window's first byte.
     at: i64,
-    /// Expected status at urxe with rxe as responder, and at rxe with urxe as responder.
+    /// Expected status of the request, when urxe sends it and when rxe sends it.
     status: [&'static str; 2],
 }
 
@@ -247,8 +247,8 @@ const fn case(rights: &'static str, op: Operation, at: i64, status: &'static str
     Case { rights, op, at, status: [status, status] }
 }
 
-/// Returns a case with an access outside the window but inside its region: rxe of Linux 6.1 checks only the
-/// range of the region.
+/// Returns a case that accesses memory outside the window but inside its region, which rxe in Linux 6.1
+/// permits because it checks only the region's range.
 const fn out_of_range(op: Operation, at: i64) -> Case {
     Case { status: [SUCCESS, ACCESS_ERROR], ..case("wra", op, at, "") }
 }
@@ -409,7 +409,8 @@ pub fn revoked_for_rxe(setup: &Testbed, ip: Ip) {
     check_revoked(setup, ip, Requester::Rxe);
 }
 
-/// Checks the owner's status if a window cannot be bound or invalidated, and that the owner's QP goes to ERR.
+/// Checks that an invalid bind or invalidation completes with an error at the owner, and moves the owner's QP
+/// to ERR.
 fn check_invalid_bind(setup: &Testbed, ip: Ip, requester: Requester, not_invalidated: &str) {
     let mut o = WindowPair::new(setup, ip, requester);
     let mut errors = Vec::new();

@@ -1,5 +1,5 @@
-//! Tests with kernels that do not support virtio-net headers, or do not support UDP super-packets in them; a
-//! seccomp filter simulates such a kernel.
+//! Tests of packet links on kernels without virtio-net headers, or without UDP super-packets in them, which a
+//! seccomp filter simulates.
 
 use std::ops::Range;
 use std::time::Instant as Clock;
@@ -15,7 +15,7 @@ use super::{now, open};
 
 const PACKET_VNET_HDR_SZ: u32 = 24;
 
-/// Makes the system call `call` of this thread fail with EINVAL if its third argument is one of `values`.
+/// Makes the system call `call` fail with EINVAL on this thread if its third argument is in `values`.
 fn fail_syscall(call: libc::c_long, values: Range<u32>) {
     // Offsets in `struct seccomp_data`: the number of the call, and the low half of the argument.
     let argument = 16 + 8 * 2 + if cfg!(target_endian = "big") { 4 } else { 0 };

@@ -1,5 +1,5 @@
-//! Tests of GSO super-packets, which the sender's kernel accepts and the receiver's kernel delivers
-//! unsegmented, segmented, or coalesced.
+//! Tests of GSO super-packets, which the kernels between sender and receiver may leave whole, segment, or
+//! coalesce again.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant as Clock};
@@ -19,7 +19,7 @@ pub fn addresses(family: &str) -> [IpAddr; 2] {
     [1, 2].map(|n| format!("{family}{n}").parse().unwrap())
 }
 
-/// Reports whether packet sockets of this kernel send and receive UDP super-packets: from Linux 6.4 on.
+/// Reports whether packet sockets support UDP super-packets, as they do from Linux 6.4 on.
 pub fn kernel_supports_udp_gso() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(['.', '-']).map_while(|n| n.parse::<u32>().ok());
@@ -38,7 +38,7 @@ pub fn byte(number: usize, at: usize) -> u8 {
     (at * 7 + at / 256 + number) as u8
 }
 
-/// Queues packets with these payload lengths.
+/// Queues packets with the given payload lengths.
 pub fn queue(link: &dyn Link, flow: &Flow, lens: &[usize]) -> TxQueue {
     let mut queue = TxQueue::new(link.info().burst);
     for (number, len) in lens.iter().enumerate() {
@@ -49,15 +49,15 @@ pub fn queue(link: &dyn Link, flow: &Flow, lens: &[usize]) -> TxQueue {
     queue
 }
 
-/// Receives until packets with these payload lengths have arrived, in order and intact. Returns the number of
-/// packets in each burst.
+/// Receives until packets with the given payload lengths have arrived, in order and intact. Returns the
+/// number of packets in each burst.
 pub fn expect(tx: &mut dyn Link, rx: &mut dyn Link, flow: &Flow, lens: &[usize]) -> Vec<usize> {
     expect_while(rx, flow, lens, |start| {
         tx.receive(now(start), &mut |_| panic!("the sender received a packet")).unwrap();
     })
 }
 
-/// Receives like [`expect`], from a sender that needs no polling.
+/// Like [`expect`], but for a sender that needs no polling.
 pub fn expect_from_peer(rx: &mut dyn Link, flow: &Flow, lens: &[usize]) -> Vec<usize> {
     expect_while(rx, flow, lens, |_| {})
 }
@@ -91,21 +91,22 @@ fn expect_while(
     bursts
 }
 
-/// Sends packets with these payload lengths; returns the number of packets in each burst that was sent, and
-/// in each that was received.
+/// Sends packets with the given payload lengths. Returns the number of packets in each transmitted burst and
+/// in each received one.
 fn carry(tx: &mut dyn Link, rx: &mut dyn Link, flow: &Flow, lens: &[usize]) -> [Vec<usize>; 2] {
     let queue = queue(tx, flow, lens);
     tx.transmit(now(Clock::now()), &queue).unwrap();
     [queue.bursts().map(|b| b.packets).collect(), expect(tx, rx, flow, lens)]
 }
 
-/// Sends a packet so that both links resolve each other. Before that, packets are queued and sent one by one.
+/// Sends one packet, so that the links resolve each other's MAC addresses. Packets sent earlier would be
+/// queued and then sent one by one.
 pub fn resolve_neighbours(a: &mut dyn Link, b: &mut dyn Link, flow: &Flow) {
     carry(a, b, flow, &[1]);
 }
 
-/// Payload lengths of sequences of packets: odd and even, with and without a shorter packet at the end,
-/// minimal and maximal.
+/// Payload lengths of consecutive packets: odd and even, minimal and maximal, with and without a shorter last
+/// packet.
 const SHAPES: [&[usize]; 9] = [
     &[1024; 20],
     &[1000, 1000, 1000, 3],
@@ -158,7 +159,7 @@ fn gso_packets_of_every_shape_arrive_intact() {
     assert_eq!([a.counters(), b.counters()], [LinkCounters::default(); 2]);
 }
 
-/// Tests each kind of receiver with each kind of sender, with segmentation by the kernel or by the device.
+/// Connects each kind of sender to each kind of receiver, with segmentation by the kernel or by the device.
 #[test]
 fn packet_and_udp_links_with_and_without_segmentation_interoperate() {
     let kinds = ["packet", "packet,offload=off", "udp", "udp, no segmentation"];
@@ -196,7 +197,8 @@ fn packet_and_udp_links_with_and_without_segmentation_interoperate() {
     }
 }
 
-/// Lets the receiver's kernel coalesce single packets, which it does whatever their IPv4 IDs are.
+/// Makes the receiver's kernel coalesce packets that were sent one at a time, which it does whatever their
+/// IPv4 IDs.
 #[test]
 fn packets_coalesced_by_the_kernel_are_split() {
     let net = Veth::new(1500);
@@ -242,7 +244,7 @@ fn packets_longer_than_interface_mtu_are_dropped_and_counted() {
     }
 }
 
-/// Transfers messages of an odd length between two NICs; their payload is gathered from user memory.
+/// Transfers messages of an odd length between two NICs; the payload is sent directly from user memory.
 #[test]
 fn messages_arrive_intact_with_and_without_offload() {
     let net = Veth::new(4500);

@@ -1,4 +1,4 @@
-//! Tests of the links of a NIC with several shards.
+//! Tests of the packet links of a NIC with several shards: which shard receives each packet.
 
 use std::time::{Duration, Instant as Clock};
 
@@ -18,8 +18,8 @@ fn open_two_shards(net: &Veth, side: usize, spec: &str) -> [PacketLink; 2] {
     links.try_into().unwrap_or_else(|links: Vec<_>| panic!("{} links", links.len()))
 }
 
-/// Polls the links in turn until none has received a packet for a while; returns, for each link, the last
-/// bytes of the destination QP numbers.
+/// Polls the links in turn until none has received a packet for 300 ms. Returns the last byte of each
+/// packet's destination QP number, for each link.
 fn received(links: &mut [&mut PacketLink], start: Clock) -> Vec<Vec<u8>> {
     let mut got = vec![Vec::new(); links.len()];
     let mut last = Clock::now();
@@ -49,15 +49,14 @@ fn send_to_qps(link: &mut PacketLink, src: &str, dst: &str, qps: &[u32], start: 
     }
 }
 
-/// Returns the link specifications twice: unchanged, and with a filter in each shard instead of a fanout
-/// group.
+/// Returns the link specifications twice: unchanged, and with a filter on each shard's socket instead of a
+/// fanout group.
 fn with_and_without_fanout<const N: usize>(specs: [String; N]) -> [[String; N]; 2] {
     let without = specs.clone().map(|spec| format!("{spec},fanout=off"));
     [specs, without]
 }
 
-/// Returns the fanout groups of packet sockets on one side, as listed by the kernel: one entry for each
-/// socket in a group.
+/// Returns the kernel's list of packet fanout groups on one side, with one entry for each socket in a group.
 fn fanouts(net: &Veth, side: usize) -> Vec<String> {
     let out = net.sides[side].command("ss").args(["-0", "-e"]).output().unwrap();
     assert!(out.status.success(), "ss: {}", String::from_utf8_lossy(&out.stderr));

@@ -1,5 +1,5 @@
-//! Tests of the packets that a machine behind a tap receives, depending on the offloads of its tap, and of
-//! those that it sends.
+//! Tests of packet links to a machine behind a tap: the packets that it receives, depending on the offloads
+//! that it has enabled, and the packets that it sends.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -28,8 +28,8 @@ const USO: libc::c_ulong = 0x60;
 const PEER: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 2]);
 const VNET_LEN: usize = 10;
 
-/// End of `tap0` that belongs to the machine behind the tap. The interface is in the first namespace, where
-/// the host has the first address and a neighbour entry for the second.
+/// The machine's end of `tap0`. The interface is in the first namespace, where the host has the first address
+/// of each family and a neighbour entry for the second.
 struct Tap {
     file: File,
     /// Whether each frame has a virtio-net header.
@@ -73,7 +73,8 @@ impl Tap {
         Tap { file, vnet }
     }
 
-    /// Returns the next RoCEv2 frame, and the virtio-net header before it.
+    /// Reads the next RoCEv2 frame and the virtio-net header in front of it, all zeros if frames have no such
+    /// header.
     fn next(&mut self) -> ([u8; VNET_LEN], Vec<u8>) {
         let start = Clock::now();
         let mut buffer = vec![0; 70_000];
@@ -108,8 +109,8 @@ fn roce(bytes: &[u8], checksums: Checksums) -> (Flow, IpIdent, Vec<u8>) {
 
 const LENS: [usize; 12] = [1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001, 18];
 
-/// Sends a super-packet and reads it from the tap packet by packet: the kernel has segmented it, with
-/// increasing IPv4 IDs, so that the ICRCs are valid, and with valid checksums.
+/// Sends a super-packet, and checks that the tap delivers single packets: the kernel must segment it with
+/// valid checksums, and with increasing IPv4 IDs so that the ICRCs are valid.
 fn check_segmented(tap: &mut Tap, link: &mut PacketLink, [x, y]: [IpAddr; 2]) {
     let flow = Flow::new(x, y, 4000);
     link.transmit(now(Clock::now()), &queue(link, &flow, &LENS)).unwrap();

@@ -1,5 +1,5 @@
-//! Tests of asynchronous tasks on a fabric in virtual time: the waits of the tasks advance the clock, and a
-//! seed determines the run.
+//! Tests of asynchronous tasks on a fabric in virtual time: the tasks' waits advance the clock, and the seed
+//! determines the run.
 
 use super::*;
 

@@ -21,15 +21,14 @@ use crate::support::{self, PD, Region, TestCq};
 
 const LOCAL_IP: [u8; 4] = [10, 0, 0, 1];
 const PEER_IP: [u8; 4] = [10, 0, 0, 2];
-/// Addresses of the alternate path: the local address and the peer's address.
+/// Alternate path: local address and peer address.
 pub const ALTERNATE: ([u8; 4], [u8; 4]) = ([10, 0, 1, 1], [10, 0, 1, 2]);
-/// QPN of the peer's QP that the first local QP is connected to; each further local QP is connected to the
-/// next QPN.
+/// QPN to which the first local QP is connected; each further local QP is connected to the next QPN.
 const PEER_QPN: u32 = 0x77;
-/// Q_Key of both sides.
+/// Q_Key of the QPs on both sides.
 pub const QKEY: u32 = 0x1111_1111;
-/// XRC domain of target QPs. `TARGET_PD` is the protection domain of these QPs, and `PEER_SRQ` the number of
-/// the shared receive queue that initiators send to.
+/// XRC domain of target QPs; `TARGET_PD` is their protection domain. `PEER_SRQ` is the number of the shared
+/// receive queue to which initiators send.
 pub const DOMAIN: XrcdId = XrcdId(5);
 const TARGET_PD: PdId = PdId(50);
 pub const PEER_SRQ: SrqId = SrqId(0x12_3456);
@@ -46,7 +45,7 @@ pub struct Setup {
     /// Whether the QPs share one receive queue.
     pub shared: bool,
     pub qkey: u32,
-    /// Number of entries of each completion queue.
+    /// Capacity of each completion queue in entries.
     pub cqe: usize,
     pub mtu: Mtu,
     pub rq_psn: u32,
@@ -59,11 +58,11 @@ pub struct Setup {
     pub max_rd: u8,
     pub max_dest_rd: u8,
     pub signal_all: bool,
-    /// Tuning of the NIC. By default the probe timeout is longer than any case; cases on probes set a shorter
-    /// one.
+    /// Tuning parameters of the NIC. By default the probe timeout is longer than any case; cases that test
+    /// probes set a shorter one.
     pub tuning: Tuning,
-    /// Quirks of the NIC. By default end-to-end credits are disabled, because every acknowledgement
-    /// would contain them; cases on credits enable them.
+    /// Quirks of the NIC. By default end-to-end credits are disabled, because every acknowledgement would
+    /// carry them; cases that test credits enable them.
     pub quirks: Quirks,
     pub qps: usize,
     /// State of the QPs when the case starts.
@@ -82,14 +81,14 @@ pub struct Bench {
     pub srq: Option<SrqId>,
     pub send_cq: TestCq,
     pub recv_cq: TestCq,
-    /// Events that the case has not taken yet.
+    /// Asynchronous events not yet taken by the case.
     events: VecDeque<AsyncEvent>,
-    /// Path of all packets in both directions: local address and peer address.
+    /// Path that all packets take in both directions: local address and peer address.
     pub path: ([u8; 4], [u8; 4]),
     setup: Setup,
 }
 
-/// A completion as a case expects it. For an error only `wr_id` and `status` are compared.
+/// A completion reduced to the fields that cases compare: for an error, only `wr_id` and `status`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Wc {
     wr_id: u64,
@@ -131,8 +130,8 @@ impl From<Completion> for Wc {
 impl Bench {
     pub const IOVA: u64 = 0x10_0000;
 
-    /// Returns a bench with one QP in RTS, MTU 256, 67 ms timeout, 3 retries of each kind, and 4 outstanding
-    /// READs in each direction.
+    /// Returns a bench with one QP in RTS: MTU 256, an ACK timeout of 67 ms, 3 retries of each kind, and 4
+    /// outstanding READs in each direction.
     pub fn new() -> Bench {
         Bench::with(|_| {})
     }
@@ -207,8 +206,8 @@ impl Bench {
         bench
     }
 
-    /// Returns a bench, a READ whose response is too long for one transmit turn, and the packets of the
-    /// response.
+    /// Returns a bench, the range of a READ whose response is too long for one transmit turn, and the packets
+    /// of that response.
     pub fn long_read() -> (Bench, Remote, Vec<Pkt>) {
         let mut b = Bench::with(|s| s.mtu = Mtu::Mtu4096);
         let len = 3 << 19;
@@ -218,7 +217,7 @@ impl Bench {
         (b, from, response)
     }
 
-    /// Returns the attributes for the transition to `state` from the state before it.
+    /// Returns the attributes for the transition to `state` from the preceding state.
     pub fn attr(&self, qp: usize, state: QpState) -> QpAttr {
         let (s, base) = (&self.setup, QpAttr::new(state));
         let first = base.pkey_index(0).port(1);
@@ -274,28 +273,28 @@ impl Bench {
         self.regions.len() - 1
     }
 
-    /// Creates an XRC shared receive queue whose completions go to the common receive CQ.
+    /// Creates an XRC shared receive queue whose completions go to [`Bench::recv_cq`].
     pub fn xrc_srq(&mut self, pd: PdId, domain: XrcdId) -> SrqId {
         let caps = RecvCaps { max_wr: 64, max_sge: 4 };
         self.nic.create_xrc_srq(pd, domain, self.recv_cq.handle, caps).unwrap()
     }
 
-    /// Returns the identity with which the first QP accesses the memory table.
+    /// Returns the first QP's identity for access checks in the memory table.
     pub fn accessor(&self) -> Accessor {
         Accessor { pd: PD, qpn: self.qpns[0] }
     }
 
-    /// Posts a signaled work request that has no data.
+    /// Posts a signaled work request without scatter/gather elements.
     pub fn post_no_data(&mut self, wr_id: u64, op: WrOp) {
         self.post_sges(wr_id, op, &[], SendFlags::SIGNALED).unwrap();
     }
 
-    /// Returns the first PSN that the local QPs send.
+    /// Returns the first PSN that each local QP sends.
     pub fn first_psn(&self) -> u32 {
         self.setup.sq_psn
     }
 
-    /// Returns the RETH contents for `len` bytes at offset `at` of the common region.
+    /// Returns the RETH contents for `len` bytes at offset `at` of [`Bench::mr`].
     pub fn remote(&self, at: usize, len: u32) -> Remote {
         (self.mr.va(at), self.mr.info.rkey, len)
     }
@@ -317,7 +316,7 @@ impl Bench {
         posted
     }
 
-    /// Posts a signaled work request whose data is `len` bytes at offset `at` of the common region.
+    /// Posts a signaled work request for `len` bytes at offset `at` of [`Bench::mr`].
     pub fn post(&mut self, wr_id: u64, op: WrOp, at: usize, len: u32) {
         let sges = [self.mr.sge(at, len)];
         self.post_sges(wr_id, op, &sges, SendFlags::SIGNALED).unwrap();
@@ -338,7 +337,7 @@ impl Bench {
         self.post_on(0, &SendWr::new(wr_id, op, sges).flags(flags).to(to))
     }
 
-    /// Returns the peer's first QP as the destination of a datagram.
+    /// Returns the destination of datagrams to the peer's first QP.
     pub fn to(&self, qkey: u32) -> Destination {
         let av = AddressVector::to(std::net::IpAddr::from(PEER_IP).into());
         Destination::Qp { pd: PD, av, qpn: Qpn::new(PEER_QPN), qkey: QKey(qkey) }
@@ -350,7 +349,7 @@ impl Bench {
         posted
     }
 
-    /// Moves the outputs of the NIC to the completion queues and events.
+    /// Moves the NIC's completions and events to the bench's queues.
     fn take_outputs(&mut self) {
         let cqs = &mut [&mut self.send_cq, &mut self.recv_cq];
         support::take_outputs(&mut self.nic, cqs, &mut self.events);
@@ -368,7 +367,7 @@ impl Bench {
         assert_eq!(poll(&mut self.recv_cq), expected, "receive completions");
     }
 
-    /// Polls all send completions and returns their opcodes.
+    /// Polls the send CQ until it is empty, and returns the opcodes of the completions.
     pub fn sent_opcodes(&mut self) -> Vec<WcOpcode> {
         self.take_outputs();
         let mut out = Vec::new();
@@ -376,7 +375,7 @@ impl Bench {
         out.iter().map(|c| c.opcode).collect()
     }
 
-    /// Polls the only receive completion and returns it with all its fields.
+    /// Polls the receive CQ, which must contain exactly one completion, and returns that completion.
     pub fn raw_recv(&mut self) -> Completion {
         self.take_outputs();
         let mut out = Vec::new();
@@ -414,8 +413,8 @@ impl Bench {
         Flow::new(peer.into(), local.into(), 0xc000)
     }
 
-    /// Delivers `packets` from the peer, but does not transmit the responses yet. Packets of equal length,
-    /// and a shorter one after them, arrive as one burst.
+    /// Delivers `packets` from the peer without transmitting the responses. Packets of equal length, and a
+    /// shorter one after them, arrive as one burst.
     pub fn deliver(&mut self, packets: &[Pkt]) {
         let flow = self.flow();
         let (mut burst, mut segment) = (Vec::new(), 0);
@@ -497,7 +496,7 @@ impl Bench {
         self.expect(expected);
     }
 
-    /// Advances the clock by `by` and handles each timer at the time when it expires.
+    /// Advances the clock by `by`, and handles each timer when it expires.
     pub fn advance(&mut self, by: Duration) {
         let end = self.now + by;
         while let Some(at) = self.nic.next_deadline().filter(|at| *at <= end) {

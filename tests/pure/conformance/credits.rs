@@ -16,7 +16,7 @@ fn bench(change: impl FnOnce(&mut Setup)) -> Bench {
     })
 }
 
-/// Replaces the credit code of an acknowledgement.
+/// Returns the acknowledgement `p` with its credit code replaced by `credits`.
 fn with_credits(p: Pkt, credits: u8) -> Pkt {
     p.with(|h| h.aeth.syndrome = Syndrome::Ack { credits })
 }

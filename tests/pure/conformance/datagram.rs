@@ -1,4 +1,4 @@
-//! Conformance cases: UD, with one packet per message, to and from any peer.
+//! Conformance cases: UD, whose messages are single packets to and from any peer.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -23,7 +23,7 @@ fn ud(change: impl FnOnce(&mut Setup)) -> Bench {
     })
 }
 
-/// Returns a datagram from the peer with an arbitrary PSN, as the receiver ignores it.
+/// Returns a datagram from the peer. Its PSN is arbitrary, because receivers ignore it.
 fn datagram(data: &[u8]) -> Pkt {
     send(Only, 77, data).ud(QKEY, PEER)
 }

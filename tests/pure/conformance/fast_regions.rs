@@ -10,8 +10,8 @@ use crate::support::PD;
 
 const LEN: usize = 256;
 
-/// Returns memory for fast registration, the handle of its region (no part of which is registered yet), and
-/// the work request that registers the bytes from 64 to 128 at address 0x9000.
+/// Returns memory for fast registration, its region (not yet registered), and the work request that registers
+/// bytes 64 to 127 at address 0x9000.
 fn fast(b: &mut Bench, pd: PdId) -> (Buffer, RegionInfo, FastReg) {
     let memory = Buffer::zeroed(LEN);
     // SAFETY: `Buffer` owns the memory, and every case keeps it alive until its last access through the

@@ -1,6 +1,6 @@
 //! Conformance cases: a third party that forges packets. It knows both addresses, the UDP port, the queue
-//! pair number and the expected PSN, and computes a valid ICRC. The ICRC has no key, so the specification
-//! lets a NIC reject only packets that fail one of its checks:
+//! pair number and the expected PSN, and computes a valid ICRC. The ICRC has no key, so only the checks that
+//! the specification requires can stop a forged packet:
 //!
 //! | forged | rejected by | effect (IBA) |
 //! |---|---|---|
@@ -37,7 +37,7 @@ const ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 14);
 const VA: u64 = 0x1_0000_0000;
 const KEY: RKey = RKey(0x4321);
 
-/// Delivers the packet with the source address `10.0.0.3`, which is not that of the peer.
+/// Delivers the packet from `10.0.0.3`, which is not the peer's address.
 fn from_other_address(b: &mut Bench, p: &Pkt) {
     let flow = Flow { src: std::net::IpAddr::from([10, 0, 0, 3]), ..b.flow() };
     let mut h = p.h;

@@ -22,7 +22,7 @@ fn set(b: &mut Bench, state: MigrationState, alt_path: Option<AlternatePath>) ->
     b.modify(0, QpAttr::default().path_mig_state(state).alt_path(alt_path))
 }
 
-/// Clears MigReq, as a sender does whose migration state is not MIGRATED.
+/// Clears MigReq, as a sender does unless its migration state is MIGRATED.
 fn unmigrated(p: Pkt) -> Pkt {
     p.with(|h| h.bth.mig_req = false)
 }
@@ -33,8 +33,8 @@ fn rearmed() -> Bench {
     b
 }
 
-/// Returns a bench whose QP is in ARMED: it was in REARM when a WRITE with MigReq 0 showed that the peer is
-/// in REARM too.
+/// Returns a bench whose QP has migration state ARMED: it was in REARM when a WRITE with MigReq 0 showed that
+/// the peer was in REARM too.
 fn armed() -> Bench {
     let mut b = rearmed();
     let to = b.remote(0, 1);

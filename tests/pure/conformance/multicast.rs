@@ -1,4 +1,4 @@
-//! Conformance cases: UD multicast, with QPs attached to multicast GIDs.
+//! Conformance cases: multicast datagrams, and QPs attached to multicast GIDs.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ fn ud(change: impl FnOnce(&mut Setup)) -> Bench {
     })
 }
 
-/// Returns the addresses of an IPv4 and an IPv6 multicast group.
+/// Returns the addresses of an IPv4 multicast group and an IPv6 one.
 fn groups() -> [IpAddr; 2] {
     ["239.1.2.3", "ff15::1:2"].map(|ip| ip.parse().unwrap())
 }
@@ -29,7 +29,7 @@ fn attach(b: &mut Bench, qp: usize, group: IpAddr) {
     b.nic.attach_mcast(b.qpns[qp], group.into()).unwrap().unwrap();
 }
 
-/// Posts a receive on the QP with index `qp`.
+/// Posts a receive of `len` bytes at offset `at` of [`Bench::mr`] to the QP with index `qp`.
 fn recv(b: &mut Bench, qp: usize, wr_id: u64, at: usize, len: u32) {
     let sges = [b.mr.sge(at, len)];
     b.nic.post_recv(b.qpns[qp], &RecvWr::new(wr_id, &sges)).unwrap().unwrap();
@@ -40,7 +40,7 @@ fn path(b: &Bench, dst: IpAddr) -> Flow {
     Flow { src, dst, ..b.flow() }
 }
 
-/// Delivers a packet of the peer that is addressed to `dst` and `qpn`.
+/// Delivers a packet from the peer to the address `dst` and QP number `qpn`.
 fn deliver(b: &mut Bench, dst: IpAddr, qpn: Qpn, packet: Pkt) {
     let flow = path(b, dst);
     let packet = packet.with(|h| h.bth.dest_qp = qpn);

@@ -12,8 +12,8 @@ fn set_rate_limit(b: &mut Bench, kbps: u32) {
     b.modify(0, QpAttr::default().rate_limit(kbps)).unwrap();
 }
 
-/// Advances the clock in `micros` steps of one microsecond and returns the number of packets sent. The NIC
-/// gets a turn only when one of its deadlines has expired.
+/// Advances the clock by `micros` microseconds in steps of one, lets the NIC transmit after each, and returns
+/// the number of packets sent.
 fn sent_within(b: &mut Bench, micros: u32) -> usize {
     let mut n = 0;
     for _ in 0..micros {

@@ -1,5 +1,5 @@
-//! Conformance cases: personalities, some of which reject a work request that others accept. Each row of the
-//! table of differences is tested.
+//! Conformance cases: personalities, which differ, for example, in the work requests that they reject. Each
+//! row of the table of differences is tested.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn to_rts(b: &mut Bench, state: QpState) {
     }
 }
 
-/// Posts a work request of 8 bytes whose address handle belongs to protection domain `pd`.
+/// Posts a work request of 8 bytes with an address handle from protection domain `pd`.
 fn post_with_handle(b: &mut Bench, wr_id: u64, op: WrOp, pd: PdId) -> Result<(), PostError> {
     let Destination::Qp { av, qpn, qkey, .. } = b.to(QKEY) else {
         panic!("the destination of a datagram is a QP")
@@ -249,8 +249,8 @@ cases! {
     }
 }
 
-/// Runs the experiment for the row `row` of the table of differences with personality `p`, and returns the
-/// result as text.
+/// Runs the experiment for `row` of the table of differences with personality `p`, and returns its result in
+/// the table's words.
 fn observe(row: &str, p: Personality) -> String {
     match row {
         "least ACK timeout" => format!("{}", time_to_failure(p) >= Duration::from_millis(500)),
@@ -343,8 +343,8 @@ fn observe(row: &str, p: Personality) -> String {
     }
 }
 
-/// Discards the remaining packets, completions and events, which the bench would otherwise report as
-/// unexpected.
+/// Discards the remaining packets, completions and events, which the bench would report as unexpected on
+/// drop.
 fn discard(mut b: Bench) {
     b.sent();
     let mut done = Vec::new();
@@ -353,7 +353,7 @@ fn discard(mut b: Bench) {
     while b.next_event().is_some() {}
 }
 
-/// Returns the response to a SEND of `data`, which consumes a receive of 4 bytes.
+/// Returns the response of a NIC with personality `p` to a SEND of `data` that consumes a receive of 4 bytes.
 fn response(p: Personality, data: &[u8]) -> Pkt {
     let mut b = bench(p, |_| {});
     b.recv(1, 0, 4);
@@ -363,7 +363,7 @@ fn response(p: Personality, data: &[u8]) -> Pkt {
     got
 }
 
-/// Returns the number of response packets to `requests`, and the state of the QP afterwards.
+/// Delivers `requests`, and returns the number of response packets and the QP state afterwards.
 fn responses_to(p: Personality, requests: impl FnOnce(&Bench) -> Vec<Pkt>) -> (usize, QpState) {
     let mut b = bench(p, |_| {});
     b.recv(1, 0, 600);
@@ -382,12 +382,12 @@ fn context(fabric: &Fabric, personality: Personality) -> Context {
     crate::nic::on_fabric(fabric, &ContextOptions::default().personality(personality))
 }
 
-/// Returns options with the shortest timeout and no retry.
+/// Returns connection options with the shortest ACK timeout and no retries.
 fn no_retries() -> ConnectOptions {
     ConnectOptions::default().timeout(verbs::AckTimeout::new(1)).retry_cnt(0)
 }
 
-/// Returns the time after which a SEND to an unreachable peer fails.
+/// Returns the virtual time after which a SEND to an unreachable peer fails.
 fn time_to_failure(p: Personality) -> Duration {
     let fabric = virtual_fabric();
     let node = TestEndpoint::new(context(&fabric, p)).unwrap();
@@ -401,7 +401,7 @@ fn time_to_failure(p: Personality) -> Duration {
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns the completion status of a FLUSH that personality `p` sends to a peer with the personality
+/// Returns the completion status of a FLUSH from a NIC with personality `p` to one with the personality
 /// `strict`.
 fn flush_status_with_strict_peer(p: Personality) -> WcStatus {
     let fabric = virtual_fabric();

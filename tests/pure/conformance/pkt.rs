@@ -1,5 +1,4 @@
-//! Packets in the notation of the conformance cases, both for packets delivered to the NIC and for packets
-//! expected from it.
+//! Constructors for the packets that conformance cases deliver to the NIC and expect from it.
 
 use std::fmt;
 
@@ -63,7 +62,7 @@ pub fn empty_resp(psn: u32, msn: u32) -> Pkt {
     resp(Only, psn, msn, &[])
 }
 
-/// Builds a packet of a WRITE. FIRST and ONLY carry `to` in their RETH, the other positions have no RETH.
+/// Builds a packet of a WRITE. Only first and only packets have a RETH, which carries `to`.
 pub fn write(position: Position, psn: u32, to: Remote, data: &[u8]) -> Pkt {
     pkt(Operation::Write, position, HeaderSet::NONE, psn, data).reth(to)
 }
@@ -114,7 +113,7 @@ pub fn atomic_ack(psn: u32, msn: u32, original: u64) -> Pkt {
     })
 }
 
-/// Builds the packets of a message, as a requester sends them; the first one has PSN `psn`.
+/// Splits `data` into the packets of a message, with PSNs from `psn` on; `make` builds each packet.
 pub fn message(mtu: usize, data: &[u8], make: impl Fn(Position, u32, &[u8]) -> Pkt, psn: u32) -> Vec<Pkt> {
     let count = data.len().div_ceil(mtu).max(1) as u32;
     let part = |i: u32| &data[i as usize * mtu..data.len().min((i as usize + 1) * mtu)];
@@ -142,7 +141,7 @@ impl Pkt {
         self.with(|h| h.bth.opcode.0 |= 0x20).ackreq(false)
     }
 
-    /// Converts the packet to its XRC equivalent; a request names the shared receive queue `srq`.
+    /// Converts the packet to its XRC equivalent; requests carry the shared receive queue number `srq`.
     pub fn xrc(self, srq: SrqId) -> Pkt {
         self.with(|h| {
             h.bth.opcode.0 |= 0xa0;
@@ -150,7 +149,7 @@ impl Pkt {
         })
     }
 
-    /// Converts the packet to a UD datagram.
+    /// Converts a SEND packet to a UD datagram from QP `src_qp`.
     pub fn ud(self, qkey: u32, src_qp: Qpn) -> Pkt {
         self.with(|h| {
             h.bth.opcode.0 |= 0x60;

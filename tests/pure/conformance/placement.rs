@@ -17,8 +17,8 @@ const PERSISTENT: u32 = 2;
 const WHOLE_REGION: u32 = 0x10;
 const FLUSHES: Access = Access::FLUSH_GLOBAL.union(Access::FLUSH_PERSISTENT);
 
-/// Returns a bench whose QP allows all kinds of access, and the R_Key of a region of 64 bytes at 0x1000 that
-/// also allows all of them.
+/// Returns a bench, and the R_Key of a 64-byte region at 0x1000; the QP and the region permit all kinds of
+/// access.
 fn with_region() -> (Bench, RKey) {
     let mut b = Bench::with(|s| s.access = Access::ALL | FLUSHES);
     let r = b.region(PD, 64, 0x1000, Access::ALL | FLUSHES);

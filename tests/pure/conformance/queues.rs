@@ -1,4 +1,4 @@
-//! Conformance cases: completion queues that overflow or are resized, and send queues that drain.
+//! Conformance cases: completion queue overflow and resizing, and send queue drain (SQD).
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn drain(b: &mut Bench) {
     b.modify(0, attr).unwrap();
 }
 
-/// Returns a bench with completion queues of two entries.
+/// Returns a bench whose completion queues have two entries.
 fn small(change: impl FnOnce(&mut Setup)) -> Bench {
     Bench::with(|s| {
         s.cqe = 2;

@@ -1,5 +1,5 @@
-//! Conformance cases: the requester's acknowledgement requests and probe timeouts. Packets of
-//! unsignaled work requests are sent without AckReq; a probe requests their acknowledgement later.
+//! Conformance cases: the requester's acknowledgement requests and probe timeouts. Packets of unsignaled work
+//! requests are sent without AckReq; a later probe requests their acknowledgement.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use urxe::wire::{Mtu, NakCode, Position::*, RKey};
 use crate::bench::{Bench, SQ, Setup, Wc, bad, flushed, ok};
 use crate::pkt::*;
 
-/// Default time after which the requester requests an acknowledgement.
+/// Default time after which the requester probes for an acknowledgement.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(1);
 const ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 14);
 const NS: Duration = Duration::from_nanos(1);
-/// Probe timeout after round-trip times of 100 us and then [`PROBE_TIMEOUT`] (RFC 6298).
+/// Probe timeout after RTT samples of 100 us and then [`PROBE_TIMEOUT`] (RFC 6298).
 const NEXT_PROBE_TIMEOUT: Duration = Duration::from_nanos(1_262_500);
 const UNSIGNALED: SendFlags = SendFlags { signaled: false, ..SendFlags::SIGNALED };
 
@@ -25,7 +25,7 @@ impl Bench {
         self.post_sges(wr_id, op, &sge, UNSIGNALED).unwrap();
     }
 
-    /// Returns the SEND packet of a work request of [`post_unsignaled`](Self::post_unsignaled).
+    /// Returns the SEND packet that [`post_unsignaled`](Self::post_unsignaled) produces.
     fn byte(&self, psn: u32) -> Pkt {
         send(Only, psn, &self.mr.read(0, 1))
     }
@@ -42,7 +42,7 @@ fn unsignaled_in_flight(n: u32, change: impl FnOnce(&mut Setup)) -> Bench {
     b
 }
 
-/// Returns a bench that has measured one round-trip time: the peer has acknowledged a SEND after 100 us.
+/// Returns a bench that has taken one RTT sample: the peer acknowledged a SEND after 100 us.
 fn with_rtt_sample(change: impl FnOnce(&mut Setup)) -> Bench {
     let mut b = Bench::with(|s| {
         s.tuning.min_probe_timeout = PROBE_TIMEOUT;
@@ -56,8 +56,8 @@ fn with_rtt_sample(change: impl FnOnce(&mut Setup)) -> Bench {
     b
 }
 
-/// Returns the bench of [`with_rtt_sample`] with `n` SENDs of one byte in flight, the first with PSN `SQ +
-/// 1`, and the packets of these SENDs.
+/// Returns a bench with an RTT sample (see [`with_rtt_sample`]) and `n` one-byte SENDs in flight, the first
+/// with PSN `SQ + 1`, and their packets.
 fn in_flight(n: u32, change: impl FnOnce(&mut Setup)) -> (Bench, Vec<Pkt>) {
     let mut b = with_rtt_sample(change);
     (1..=n).for_each(|i| b.post(i.into(), WrOp::Send, 0, 1));
@@ -66,7 +66,7 @@ fn in_flight(n: u32, change: impl FnOnce(&mut Setup)) -> (Bench, Vec<Pkt>) {
     (b, all)
 }
 
-/// Returns the expected completions of successful SENDs whose `wr_id`s are `numbers`.
+/// Returns the successful completions expected for SENDs with the `wr_id`s `numbers`.
 fn completed(numbers: std::ops::Range<u64>) -> Vec<Wc> {
     numbers.map(|i| ok(i, WcOpcode::Send, 1)).collect()
 }

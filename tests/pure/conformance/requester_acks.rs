@@ -1,4 +1,5 @@
-//! Conformance cases: the requester's handling of acknowledgements, window, timers and go-back-N.
+//! Conformance cases: the requester's handling of acknowledgements, its window, retransmission timers and
+//! go-back-N.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Conformance cases: the requester's handling of NAKs and of local errors, and flushing.
+//! Conformance cases: the requester's handling of NAKs and local errors, and flushed work requests.
 
 use urxe::memory::{Access, PdId};
 use urxe::transport::{QpState, SendFlags, Sge, WcOpcode, WcStatus, WrOp};

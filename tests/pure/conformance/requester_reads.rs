@@ -14,7 +14,7 @@ const ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 14);
 const VA: u64 = 0x1_0000_0000;
 const KEY: RKey = RKey(0x4321);
 
-/// Returns a bench with a READ of 900 bytes (PSNs SQ to SQ + 3) in flight, and its responses.
+/// Returns a bench with a READ of 900 bytes (PSNs SQ to SQ + 3) in flight, and the packets of its response.
 fn read_in_flight(change: impl FnOnce(&mut Setup)) -> (Bench, Vec<Pkt>) {
     let mut b = Bench::with(change);
     b.post(1, WrOp::Read { va: VA, rkey: KEY }, 0, 900);
@@ -26,7 +26,7 @@ fn data() -> Vec<u8> {
     (0..900u32).map(|i| (i / 3) as u8 ^ 0xa5).collect()
 }
 
-/// Returns the READ request for the rest of the data, from response packet `at` on.
+/// Returns the READ request that resumes the READ at response packet `at`.
 fn remainder(at: u32) -> Pkt {
     read(SQ + at, (VA + 256 * at as u64, KEY, 900 - 256 * at))
 }

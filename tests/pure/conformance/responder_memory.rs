@@ -8,8 +8,8 @@ use crate::bench::{Bench, RQ, bad, flushed, ok};
 use crate::pkt::*;
 use crate::support::PD;
 
-/// Returns one request of each operation that accesses memory of the responder, for 8 bytes at `va`, each
-/// with the access right that it requires.
+/// Returns a request for 8 bytes at `va` for each operation that accesses the responder's memory, with the
+/// access right that it requires.
 fn every_kind(va: u64, key: RKey) -> [(Pkt, Access); 5] {
     let to = (va, key, 8);
     [

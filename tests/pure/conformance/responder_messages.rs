@@ -1,5 +1,5 @@
-//! Conformance cases: the responder's handling of messages of every kind and size, acknowledgements,
-//! completions.
+//! Conformance cases: the responder's handling of messages of every kind and size, with its acknowledgements
+//! and completions.
 
 use urxe::nic::Personality;
 use urxe::transport::{
@@ -12,7 +12,7 @@ use urxe::wire::{Mtu, Syndrome};
 use crate::bench::{Bench, RQ, ok};
 use crate::pkt::*;
 
-/// Returns message lengths at and next to multiples of the path MTU.
+/// Returns message lengths around multiples of the path MTU.
 fn lengths(mtu: Mtu) -> [u32; 7] {
     let m = mtu.bytes() as u32;
     [0, 1, m - 1, m, m + 1, 2 * m, 3 * m - 3]

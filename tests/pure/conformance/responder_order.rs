@@ -1,4 +1,4 @@
-//! Conformance cases: the responder's checks of PSNs, opcode sequence and lengths.
+//! Conformance cases: the responder's checks of PSNs, opcode sequences and lengths.
 
 use urxe::memory::Access;
 use urxe::transport::{AsyncEvent, QpState, WcOpcode::Recv, WcStatus};
@@ -7,8 +7,8 @@ use urxe::wire::{Mtu, NakCode, Position};
 use crate::bench::{Bench, RQ, bad, flushed, ok};
 use crate::pkt::*;
 
-/// Asserts that the NIC sends a NAK for `psn`, moves the QP to ERR and raises the event; the caller checks
-/// the completions.
+/// Asserts that the NIC sends an invalid request NAK for `psn`, moves the QP to ERR and reports
+/// `QpRequestError`; the caller checks the completions.
 #[track_caller]
 fn expect_invalid_nak(b: &mut Bench, psn: u32, msn: u32) {
     b.expect(&[nak(psn, msn, NakCode::InvalidRequest)]);

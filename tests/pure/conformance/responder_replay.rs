@@ -1,4 +1,5 @@
-//! Conformance cases: the responder's handling of duplicates, RNR, and the limit of outstanding READs.
+//! Conformance cases: the responder's handling of duplicate requests, RNR NAKs, and the limit on outstanding
+//! READs.
 
 use urxe::transport::{AsyncEvent, QpState, WcOpcode::Recv, WcOpcode::RecvRdmaWithImm};
 use urxe::wire::{NakCode, RKey};

@@ -1,4 +1,5 @@
-//! Conformance rules, paraphrased, each with the clause of IBA volume 1 that defines it.
+//! Conformance rules: paraphrases of the specification, each with the clause of IBA volume 1 that it comes
+//! from.
 
 pub struct Rule {
     pub id: &'static str,
@@ -90,7 +91,7 @@ pub struct Case {
     pub rule: &'static str,
 }
 
-/// Generates a test for each `name => "rule" { body }`, and the list `CASES` of these tests.
+/// Generates a test for each `name => "rule" { body }`, and a list `CASES` of the generated tests.
 macro_rules! cases {
     ($($name:ident => $rule:literal $body:block)*) => {
         $(#[test] fn $name() $body)*

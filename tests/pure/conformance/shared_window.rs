@@ -1,4 +1,4 @@
-//! Conformance cases: the per-peer window, which all queue pairs connected to one peer share.
+//! Conformance cases: the per-peer window, shared by all queue pairs connected to one peer.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use urxe::transport::{QpAttr, QpState, SendFlags, SendWr, WcOpcode, WrOp};
 use crate::bench::{Bench, SQ};
 use crate::pkt::*;
 
-/// Returns a bench with `qps` queue pairs that are connected to one peer, whose window has room for four
-/// short packets. Six SENDs are posted to each queue pair.
+/// Returns a bench with `qps` queue pairs connected to one peer. Six SENDs are posted to each, but the
+/// per-peer window has room for only four short packets.
 fn contending_qps(qps: usize) -> Bench {
     let mut b = Bench::with(|s| (s.qps, s.tuning.window) = (qps, 4 * 1024));
     for qp in 0..qps {
@@ -24,8 +24,7 @@ fn post(b: &mut Bench, qp: usize, wr_id: u64, flags: SendFlags) {
     b.post_on(qp, &wr).unwrap();
 }
 
-/// Counts the packets of each queue pair; returns the index of each queue pair with its count, in ascending
-/// order.
+/// Returns (index, number of packets) for each queue pair that sent packets, in ascending order of the index.
 fn packets_per_qp(packets: &[Pkt]) -> Vec<(usize, usize)> {
     let mut count = BTreeMap::new();
     packets.iter().for_each(|p| *count.entry(p.qp).or_insert(0) += 1);

@@ -1,4 +1,5 @@
-//! Conformance cases: queue pair states, and the checks that a packet must pass before a QP handles it.
+//! Conformance cases: queue pair states, and the checks that a packet must pass before it reaches a queue
+//! pair.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! Conformance cases: UC. A message is delivered completely or not at all, and no error is reported to the
-//! sender.
+//! Conformance cases: UC. A message is delivered completely or not at all; the sender is not told which.
 
 use std::time::Duration;
 
@@ -18,7 +17,7 @@ fn uc(change: impl FnOnce(&mut Setup)) -> Bench {
     })
 }
 
-/// Returns the packets of a SEND of `len` bytes with the path MTU 256; the first one has PSN `psn`.
+/// Returns the packets of a SEND of `len` bytes with a path MTU of 256; the first has PSN `psn`.
 fn sends(psn: u32, len: usize, fill: u8) -> Vec<Pkt> {
     message(256, &vec![fill; len], send, psn).into_iter().map(Pkt::uc).collect()
 }

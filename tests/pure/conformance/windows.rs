@@ -1,4 +1,4 @@
-//! Conformance cases: memory windows, and the order of local operations (BIND_MW, LOCAL_INV) in the send
+//! Conformance cases: memory windows, and the ordering of local operations (BIND_MW, LOCAL_INV) in the send
 //! queue.
 
 use urxe::memory::{Access, Bind, ManagementError, PdId, WindowKind};
@@ -11,20 +11,21 @@ use crate::support::PD;
 
 const REMOTE_ALL: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-/// Returns the key that follows `key` in the same slot of the key table: only its lowest 8 bits differ.
+/// Returns the key that follows `key` in the same slot of the key table; the two differ only in the low 8
+/// bits.
 fn next_key(key: RKey) -> RKey {
     RKey(key.0 & !0xff | (key.0 + 1) & 0xff)
 }
 
-/// Returns a region of 256 bytes at 0x1000 that allows binds but no remote access, and the work request that
-/// binds a new window to the bytes from 64 to 128 of this region.
+/// Returns a 256-byte region at 0x1000 that permits binds but no remote access, and the work request that
+/// binds a new window to bytes 64 to 127 of the region.
 fn bindable(b: &mut Bench, kind: WindowKind) -> (usize, Bind) {
     let r = b.region(PD, 256, 0x1000, Access::LOCAL_WRITE | Access::MW_BIND);
     let rkey = next_key(b.memory.alloc_window(PD, kind).unwrap());
     (r, Bind { rkey, region: b.regions[r].info.lkey, addr: 0x1040, len: 64, access: REMOTE_ALL })
 }
 
-/// Returns the region and the bind of [`bindable`], after the bind has been executed and has completed.
+/// Returns the region and the bind of [`bindable`] after executing the bind.
 fn bound(b: &mut Bench, kind: WindowKind) -> (usize, Bind) {
     let (r, bind) = bindable(b, kind);
     b.post_no_data(900, WrOp::BindMw(bind));

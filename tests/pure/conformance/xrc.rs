@@ -1,4 +1,4 @@
-//! Conformance cases: XRC initiators and targets, and the shared receive queues that their requests name.
+//! Conformance cases: XRC initiators and targets, and the shared receive queues addressed by requests.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn to_xrc(srq: SrqId, packets: &[Pkt]) -> Vec<Pkt> {
     packets.iter().map(|p| p.clone().xrc(srq)).collect()
 }
 
-/// Converts responses to XRC packets, which name no shared receive queue.
+/// Converts responses to XRC packets, which carry no shared receive queue number.
 fn to_xrc_resp(packets: &[Pkt]) -> Vec<Pkt> {
     to_xrc(SrqId(0), packets)
 }

@@ -1,11 +1,11 @@
-//! Tests of establishing and releasing connections, and of data transfer on them.
+//! Tests that connections are established, transfer data, and are released.
 
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
 use super::fixture::*;
 
-/// Establishes a connection, transfers data and releases the connection; checks the events on both sides.
+/// Establishes a connection, transfers data and releases the connection, and checks the events on both sides.
 fn check_connection(client: &Side, server: &Side, v4: bool, server_ends: bool) {
     let at = (server.ip(v4), 7471).into();
     let listener = server.listen(PortSpace::Tcp, at);
@@ -75,8 +75,8 @@ fn connection_over_udp_succeeds() {
     check_connection(&Side::on_udp("127.101.1.1"), &Side::on_udp("127.101.1.2"), true, true);
 }
 
-/// Connects to a NIC with four shards: one shard handles QP1, and the queue pairs of the connections are
-/// spread over all shards.
+/// Connects to a NIC with four shards: one shard handles QP1, and the connections' queue pairs are spread
+/// over all shards.
 #[test]
 fn connections_to_sharded_nic_succeed() {
     let server = Side::new(nic::on_udp("127.101.1.4", 4));
@@ -141,7 +141,7 @@ fn uc_connection_transfers_messages() {
     assert_eq!((qp.state(), server_qp.state()), (QpState::Rts, QpState::Rts));
 }
 
-/// Connects two programs that manage their queue pairs themselves: the connection manager provides the
+/// Connects two programs that modify their queue pairs themselves: the connection manager provides the
 /// attributes, and the programs report when their queue pairs are ready.
 #[test]
 fn connection_with_qps_managed_by_programs_succeeds() {
@@ -226,7 +226,7 @@ fn connection_parameters_are_applied_to_both_qps() {
     assert_eq!(client_attr.path_mtu, Some(client.context.query_port().active_mtu));
 }
 
-/// Checks that the server's connection is established if data arrives before the RTU.
+/// Checks that data that arrives before the RTU establishes the server's connection.
 #[test]
 fn server_connection_is_established_by_data_that_arrives_before_the_rtu() {
     let fabric = virtual_fabric(slow());

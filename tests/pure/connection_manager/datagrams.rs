@@ -1,12 +1,12 @@
-//! Tests of service ID resolution for datagrams (SIDR), and of multicast.
+//! Tests of service ID resolution for datagrams (SIDR), and of multicast joins.
 
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
 use super::fixture::*;
 
-/// Sends a datagram from the queue pair in `from` to the destination `at`, and checks that the queue pair in
-/// `to` receives it.
+/// Sends a datagram from the queue pair `from.1` to the destination `at`, and checks that the queue pair
+/// `to.1` receives it.
 fn send(from: (&Side, &Qp), to: (&Side, &Qp), at: &Datagram) {
     let (source, target) =
         (from.0.pd.reg_mr(4096, Access::ALL).unwrap(), to.0.pd.reg_mr(4096, Access::ALL).unwrap());

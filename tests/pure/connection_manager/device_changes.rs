@@ -11,14 +11,14 @@ use urxe::verbs::*;
 use super::fixture::breakable::Receive;
 use super::fixture::*;
 
-/// Returns a side with a removable device, and the flag that a test sets to remove the device.
+/// Returns a side with a removable device, and the flag that removes the device when it is set.
 fn removable(fabric: &Fabric) -> (Side, Arc<AtomicBool>) {
     let removed = Arc::default();
     let fail: Receive = |_, _, _| Err(io::Error::other("the device was removed"));
     (Side::breakable(fabric, &fabric.auto_address(), &removed, fail), removed)
 }
 
-/// Takes all queued events and returns the number of the CM id and the kind of each.
+/// Takes all queued events, and returns (CM id number, kind) for each, sorted by number.
 fn events(side: &Side) -> Vec<(u64, CmEventKind)> {
     let mut all: Vec<(u64, CmEventKind)> = std::iter::from_fn(|| side.channel.try_event())
         .map(|event| (event.id.number(), event.kind))

@@ -1,4 +1,4 @@
-//! Tests of rejections, unresponsive peers and packet loss, each of which must end with an event.
+//! Tests of rejections, unresponsive peers and packet loss: each must end with an event.
 
 use std::time::Duration;
 
@@ -109,7 +109,7 @@ fn vanished_peer_is_detected_in_every_state() {
 }
 
 /// Runs a connection from the request to the end of time-wait over a wire that loses, duplicates and reorders
-/// messages, and returns the virtual time at the end.
+/// packets, and returns the virtual time at the end.
 fn run_over_faulty_wire(seed: u64) -> Instant {
     let config = slow().seed(seed).loss(0.2).duplicate(0.2).reorder(0.2);
     let fabric = virtual_fabric(config);

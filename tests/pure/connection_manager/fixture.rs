@@ -1,4 +1,4 @@
-//! Test fixture: devices with a connection manager, and operations on pairs of them.
+//! Test fixture: devices with a connection manager, and connections between them.
 #![allow(dead_code, reason = "each test target uses a part of the module")]
 
 #[path = "../../support/breakable.rs"]
@@ -17,12 +17,12 @@ use urxe::link::Link;
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
-/// Time limit for operations that succeed.
+/// Time limit for operations that must succeed.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
-/// Virtual time that is longer than the sum of all timeouts of the protocol.
+/// Virtual time limit, longer than the sum of all protocol timeouts.
 pub const LONG_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A device with one CQ for all its queue pairs, a connection manager and an event channel.
+/// A device with one CQ for all queue pairs, a connection manager and an event channel.
 pub struct Side {
     pub context: Context,
     pub pd: Pd,
@@ -37,7 +37,7 @@ impl Side {
         Side::with(context, &manager)
     }
 
-    /// Creates a side that shares `manager` with other sides.
+    /// Creates a side that uses a connection manager shared with other sides.
     pub fn with(context: Context, manager: &ConnectionManager) -> Side {
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4096).unwrap());
         Side { context, pd, cq, manager: manager.clone(), channel: EventChannel::new().unwrap() }
@@ -47,7 +47,8 @@ impl Side {
         Side::new(Context::on_fabric(fabric).unwrap())
     }
 
-    /// Creates a side on a fabric port that receives by calling `receive` while `is_broken` is set.
+    /// Creates a side on a fabric port whose receive function is replaced by `receive` while `is_broken` is
+    /// set.
     pub fn breakable(
         fabric: &Fabric,
         addresses: &[IpAddr],
@@ -92,7 +93,7 @@ impl Side {
         id
     }
 
-    /// Returns the next event, which must have the given kind.
+    /// Waits for the next event, which must have the given kind.
     pub fn event(&self, kind: CmEventKind) -> CmEvent {
         self.event_within(kind, TIMEOUT)
     }
@@ -104,7 +105,7 @@ impl Side {
         event
     }
 
-    /// Creates a CM id and resolves address and route.
+    /// Creates a CM id, and resolves the address `to` and the route to it.
     pub fn resolved(&self, space: PortSpace, to: SocketAddr) -> CmId {
         let id = self.id(space);
         id.resolve_addr(None, to, TIMEOUT).unwrap();
@@ -114,7 +115,7 @@ impl Side {
         id
     }
 
-    /// Sends a connection request for a new queue pair.
+    /// Sends a connection request to `to` for a new queue pair.
     pub fn connecting(&self, to: SocketAddr, private_data: &[u8]) -> End {
         let id = self.resolved(PortSpace::Tcp, to);
         let qp = self.qp(QpType::Rc);
@@ -123,7 +124,7 @@ impl Side {
         End { id, qp }
     }
 
-    /// Accepts the next request with a new queue pair.
+    /// Waits for the next connection request, and accepts it with a new queue pair.
     pub fn accept(&self, private_data: &[u8]) -> End {
         let request = self.event(CmEventKind::ConnectRequest);
         let qp = self.qp(QpType::Rc);
@@ -139,7 +140,7 @@ pub struct End {
     pub qp: Qp,
 }
 
-/// Connects the two sides; `server` has a listener at `at`.
+/// Connects two sides; `server` must have a listener at `at`.
 pub fn connected(client: &Side, server: &Side, at: SocketAddr) -> (End, End) {
     let client_end = client.connecting(at, b"hello");
     let server_end = server.accept(b"welcome");
@@ -148,7 +149,7 @@ pub fn connected(client: &Side, server: &Side, at: SocketAddr) -> (End, End) {
     (client_end, server_end)
 }
 
-/// Sends a message from one end to the other, and checks that it arrives.
+/// Checks that a SEND, a WRITE and a READ between two connected ends transfer their data.
 pub fn check_transfer(from: (&Side, &End), to: (&Side, &End)) {
     let (source, target) =
         (from.0.pd.reg_mr(4096, Access::ALL).unwrap(), to.0.pd.reg_mr(4096, Access::ALL).unwrap());
@@ -175,7 +176,7 @@ pub fn slow() -> FabricConfig {
     FabricConfig::default().latency(Duration::from_micros(10))
 }
 
-/// Serves as the passive side: accepts requests, and destroys connections that the peer has disconnected,
+/// Acts as the passive side: accepts connection requests, and disconnects after the peer has disconnected,
 /// until `ends` connections have ended.
 pub fn serve(side: &Side, ends: usize) {
     let (mut open, mut ended) = (HashMap::new(), 0);

@@ -1,5 +1,5 @@
-//! Tests of hostile peers, whose messages are invalid, repeated or missing. In each case the CM id gets a
-//! final event within a bounded time.
+//! Tests against hostile peers, whose messages are invalid, repeated or missing: the CM id must get a final
+//! event within a bounded time.
 
 use std::net::SocketAddr;
 
@@ -39,7 +39,7 @@ impl ScriptedPeer {
         Mad::parse(&self.port.recv(TIMEOUT).unwrap().bytes).unwrap()
     }
 
-    /// Receives a client's REQ and returns its transaction number and a matching REP.
+    /// Receives a client's REQ, and returns its transaction ID and a matching REP.
     fn recv_req(&self) -> (u64, Rep) {
         let Mad { transaction, message: Message::Req(req), .. } = self.recv() else {
             panic!("the message is not a REQ")
@@ -56,7 +56,7 @@ impl ScriptedPeer {
         (transaction, rep)
     }
 
-    /// Builds a REQ to a server.
+    /// Builds a valid REQ to the service that listens at `server`.
     fn req_to(&self, server: SocketAddr) -> Req {
         let mut req = Req {
             local: CommId(9),
@@ -120,8 +120,8 @@ fn rep_with_invalid_qp_number_is_rejected() {
     assert_eq!((rej.remote, rej.reason), (rep.local, RejReason::UnsupportedRequest));
 }
 
-/// Checks that the request is not repeated with the MTU that the peer suggests: as with the kernel's
-/// connection manager, that is up to the program.
+/// Checks that the connection manager does not repeat a request with the MTU that the peer suggests: like the
+/// kernel's, it leaves that to the program.
 #[test]
 fn request_rejected_for_its_mtu_is_not_retried() {
     let fabric = virtual_fabric(slow());

@@ -1,4 +1,4 @@
-//! Tests of CM ids and event channels: order of calls, destruction, migration of ids between channels.
+//! Tests of CM ids and event channels: order of calls, destruction, and ids that move between channels.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;

@@ -169,7 +169,7 @@ fn destroyed_listener_rejects_only_requests_not_delivered_yet() {
     server.event(CmEventKind::Established);
 }
 
-/// Requests to a loopback address, which no device has, go through the first device.
+/// Checks that requests to a loopback address, which no device has, go through the first device.
 #[test]
 fn loopback_address_reaches_the_first_device() {
     let fabric = virtual_fabric(slow());

@@ -51,8 +51,7 @@ fn thousand_simultaneous_connections_succeed() {
 }
 
 impl Side {
-    /// Starts to connect to `to` without waiting until the connection is established; returns the CM id and
-    /// its queue pair.
+    /// Starts to connect to `to` without waiting for any event; returns the CM id and its queue pair.
     fn start_connect(&self, to: std::net::SocketAddr) -> End {
         let id = self.id(PortSpace::Tcp);
         id.resolve_addr(None, to, TIMEOUT).unwrap();
@@ -60,7 +59,7 @@ impl Side {
     }
 }
 
-/// Lets one peer send a flood of requests, none of which the server accepts.
+/// Floods a server with requests from one peer; the server accepts none of them.
 #[test]
 fn flood_of_requests_uses_bounded_memory() {
     let fabric = virtual_fabric(slow());

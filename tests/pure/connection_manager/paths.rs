@@ -1,4 +1,4 @@
-//! Tests of alternate paths and of simultaneous (peer-to-peer) connects, which the protocol supports but
+//! Tests of alternate paths and simultaneous (peer-to-peer) connects, which the protocol supports but
 //! librdmacm does not.
 
 use std::net::IpAddr;
@@ -13,8 +13,8 @@ use urxe::verbs::*;
 use super::fixture::breakable::Receive;
 use super::fixture::*;
 
-/// Returns a side whose device has two addresses. While `is_first_path_down` is set, the device receives no
-/// packets at its first address.
+/// Returns a side whose device has two addresses, and the two addresses. While `is_first_path_down` is set,
+/// the device receives no packets at the first one.
 fn multihomed(fabric: &Fabric, host: u8, is_first_path_down: &Arc<AtomicBool>) -> (Side, [IpAddr; 2]) {
     let addresses = [1, 2].map(|net| IpAddr::from([10, 0, net, host]));
     let drop_at_first: Receive = |port, now, sink| {
@@ -89,8 +89,7 @@ fn invalid_alternate_path_is_rejected() {
     assert!(client_end.id.load_alternate(from[1], to[1]).is_err());
 }
 
-/// Returns a CM id that is bound to `port` and resolved to the same port of the side `to`, and its queue
-/// pair.
+/// Returns a CM id bound to `port` and resolved to the same port at `to`, and its queue pair.
 fn peer_end(side: &Side, to: &Side, port: u16) -> End {
     let id = side.id(PortSpace::Tcp);
     id.bind_addr(side.addr(port)).unwrap();

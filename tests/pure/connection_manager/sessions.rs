@@ -1,4 +1,4 @@
-//! Tests of the blocking API: `Listener` and `Session`.
+//! Tests of the blocking connection API: `Listener` and `Session`.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Tests of processes that share an address: each has its own ports, and they reach each other through the
-//! shared address.
+//! Tests of processes that share an address: each listens on its own ports, and they connect to each other
+//! and to other hosts.
 
 use std::net::IpAddr;
 
@@ -63,8 +63,8 @@ fn processes_sharing_an_address_have_separate_ports() {
     check_transfer((&b, &server_end), (&foreign_host, &client_end));
 }
 
-/// Clients vanish before they get a response, and later clients use their queue pair number again. The server
-/// is notified of each, and takes no request for one of an existing connection.
+/// Checks that the server is notified of each client that vanishes before it gets a response, and does not
+/// reject later clients with the same queue pair number as stale.
 #[test]
 fn requests_of_vanished_clients_are_reported_as_rejected() {
     let (server, client) = (open_shared("127.101.5.1"), Side::on_udp("127.101.5.2"));
@@ -93,8 +93,8 @@ fn requests_of_vanished_clients_are_reported_as_rejected() {
     assert_eq!(server.manager.counters(0).unwrap().stale, 0);
 }
 
-/// Checks that CM ids of one process, but not of two, may share a port if one of them is bound to the
-/// wildcard address.
+/// Checks that two CM ids may share a port if one of them is bound to the wildcard address, but only if they
+/// belong to the same process.
 #[test]
 fn port_is_shared_within_one_process_only() {
     let (a, b) = (open_shared("127.101.6.1"), open_shared("127.101.6.1"));

@@ -10,8 +10,8 @@ use crate::unreliable::completion;
 use crate::world::World;
 
 impl World {
-    /// Checks the memory that a completed work request of a reliable queue pair has changed, and applies the
-    /// change to the expected contents.
+    /// Applies the memory changes of a completed work request of a reliable queue pair to the expected
+    /// contents, and checks that memory contains them.
     pub fn apply(&mut self, qp: usize, index: usize) {
         let plan = &self.plan.qps[qp];
         let s = &plan.sends[index];
@@ -35,8 +35,8 @@ impl World {
         }
     }
 
-    /// Checks all completions of a queue pair that has ended. `failing` tells whether it was expected to
-    /// fail.
+    /// Checks all completions of a queue pair that has ended; `failing` tells whether the queue pair may have
+    /// failed.
     pub fn check(&mut self, qp: usize, failing: bool) {
         match self.plan.qps[qp].kind {
             Kind::Rc | Kind::Xrc => {
@@ -60,8 +60,8 @@ impl World {
         s.flags.signaled || self.plan.qps[qp].signal_all
     }
 
-    /// Checks the send completions: exactly one per request, in order; first successes, then possibly one
-    /// error; all remaining requests are flushed.
+    /// Checks the send completions of a reliable queue pair, which must be in order: one per signaled
+    /// request, then possibly an error; all remaining requests must be flushed.
     fn check_sends(&self, qp: usize, failing: bool) {
         let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
         let mut got = q.sent.iter().peekable();
@@ -99,8 +99,8 @@ impl World {
         assert_eq!(got.next(), None, "unexpected completion of QP {qp}");
     }
 
-    /// Checks the receive completions: exactly one per message, in order; after them possibly one error; all
-    /// remaining receives are flushed.
+    /// Checks the receive completions of a reliable queue pair: one per message, in order, and then possibly
+    /// an error; all remaining receives must be flushed.
     fn check_receives(&self, qp: usize, failing: bool) {
         let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
         let pool = &self.plan.pools[plan.pool];
@@ -145,8 +145,8 @@ impl World {
         }
     }
 
-    /// Applies the memory changes of requests that have not completed successfully, whose result the model
-    /// cannot predict: any number of whole packets of their data may have been stored.
+    /// Applies the memory changes of requests that have not completed successfully. The model cannot predict
+    /// these changes: any number of whole packets may have been stored.
     fn apply_failed(&mut self, qp: usize) {
         let q = &self.qps[qp];
         for index in q.applied..self.plan.qps[qp].sends.len() {
@@ -193,8 +193,8 @@ impl World {
         }
     }
 
-    /// Determines how much of `data` has been stored, which must be a number of whole packets, and adds this
-    /// part to the expected memory.
+    /// Determines how much of `data` has been stored, which must be a whole number of packets, and adds that
+    /// part to the expected contents.
     fn accept(&mut self, side: usize, pieces: &[Piece], data: &[u8], mtu: usize, description: &str) {
         let s = &mut self.sides[side];
         let now = s.region.read(0, s.region.len());
@@ -203,8 +203,8 @@ impl World {
         memory::store(&mut s.expected, pieces, 0, &data[..n]);
     }
 
-    /// Checks the send completions of an unreliable queue pair: all requests succeed except those with a
-    /// fault, each of which stops the send queue until the send queue is recovered.
+    /// Checks the send completions of an unreliable queue pair: all requests must succeed, except those with
+    /// a fault, and those flushed after a fault until the send queue is recovered.
     fn check_unreliable_sends(&self, qp: usize) {
         let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
         let mut got = q.sent.iter().peekable();
@@ -247,7 +247,7 @@ impl World {
         assert_eq!(q.received.len(), q.responder.expected.len(), "receives of QP {qp}");
     }
 
-    /// Checks that memory has the contents that the model predicts, and that no guard byte has changed.
+    /// Checks that memory has the predicted contents, and that no guard byte has changed.
     pub fn check_memory(&self) {
         for (i, s) in self.sides.iter().enumerate() {
             assert!(s.region.guards_intact(), "guard bytes of side {i} were modified");
@@ -259,7 +259,7 @@ impl World {
 }
 
 impl Send {
-    /// Returns the number of bytes that the completion reports.
+    /// Returns the length that the request's completion must report.
     fn len_of_completion(&self) -> u32 {
         match self.op {
             WrOp::AtomicWrite { .. } => 0,

@@ -1,4 +1,4 @@
-//! Generates the work requests of the two ends of a reliable connection.
+//! Generates the work requests at both ends of a reliable connection.
 
 use urxe::memory::AtomicOp;
 use urxe::transport::{Placement, WcOpcode, WcStatus, WrOp};
@@ -9,53 +9,53 @@ use crate::memory::{Arena, Piece};
 use crate::program::{Key, Recv, Send, flags, length, signal_last, transfer};
 use crate::support::Rng;
 
-/// A message that the other side sends, and the expected result of the receive that it consumes.
+/// A message that a side receives, and the expected completion of the receive that it consumes.
 #[derive(Debug)]
 pub struct Message {
     pub opcode: WcOpcode,
-    /// Data that a SEND stores in the receive; empty for a WRITE with immediate data.
+    /// Data that the message stores in the receive; empty for a WRITE with immediate data.
     pub data: Vec<u8>,
     pub byte_len: u32,
     pub imm: Option<u32>,
     pub solicited: bool,
     pub invalidated: Key,
-    /// Index of the work request that sends the message.
+    /// Index of the other side's work request that sends the message.
     pub send: usize,
-    /// Error status of the receive; `None` if the receive succeeds.
+    /// Expected error status of the receive; `None` if the receive succeeds.
     pub fault: Option<WcStatus>,
 }
 
-/// Sequence of verbs calls of one side.
+/// Verbs calls of one side, in order.
 #[derive(Default)]
 pub struct Part {
     pub sends: Vec<Send>,
-    /// Messages from the other side's work requests, in order.
+    /// Messages sent by the other side, in order.
     pub incoming: Vec<Message>,
-    /// Address of a word in the other side's memory that only atomics of this side modify.
+    /// Address of a word in the other side's memory that only this side's atomics modify.
     word: Option<usize>,
-    /// Address and length of an earlier WRITE to the other side.
+    /// Address and length of the last WRITE to the other side.
     written: Option<(usize, u32)>,
-    /// Number of messages that must arrive before the work requests generated from now on are posted.
+    /// Number of messages that must arrive before the next work request is posted.
     after: usize,
 }
 
-/// The call sequences of both sides of a connection, generated in an order in which they could run, so that
-/// each message that a side waits for is sent.
+/// Verbs calls of both sides of a connection, generated in an order in which they could run, so that no side
+/// waits for a message that is never sent.
 pub struct Exchange<'a> {
     pub arenas: &'a mut [Arena; 2],
     pub grants: &'a mut [Vec<GrantKind>; 2],
     pub rng: &'a mut Rng,
     pub mtu: usize,
-    /// Maximum length of a SEND to each side: that of its shared receives, or `u32::MAX` if its receives are
-    /// not shared.
+    /// Maximum length of a SEND to each side: the minimum length of its shared receives, or `u32::MAX` if it
+    /// has its own receive queue.
     pub longest: [u32; 2],
-    /// The side with work requests, if only one has any; then neither side waits for messages.
+    /// The side that posts work requests, if only one side does; then neither side waits for messages.
     pub sender: Option<usize>,
     pub parts: [Part; 2],
 }
 
 impl<'a> Exchange<'a> {
-    /// Generates the call sequences of both sides. With `faulty`, one work request or receive fails.
+    /// Generates the verbs calls of both sides. With `faulty`, one work request or receive fails.
     pub fn generate(mut self, faulty: bool) -> [Part; 2] {
         for _ in 0..self.rng.below(20) {
             if let Some(side) = self.sender {
@@ -80,15 +80,15 @@ impl<'a> Exchange<'a> {
         self.parts
     }
 
-    /// Returns the memory of a side, the memory of the other side, and the random number generator.
+    /// Returns a side's memory, the other side's memory, and the random number generator.
     fn arenas(&mut self, side: usize) -> (&mut Arena, &mut Arena, &mut Rng) {
         let [a, b] = &mut *self.arenas;
         let (from, to) = if side == 0 { (a, b) } else { (b, a) };
         (from, to, self.rng)
     }
 
-    /// Adds a work request, and the message that the other side receives from it, and returns the index of
-    /// the work request.
+    /// Adds a work request and, if it consumes a receive, the message that the other side receives. Returns
+    /// the index of the work request.
     pub fn push(&mut self, side: usize, send: Send) -> usize {
         let send = Send { after: self.parts[side].after, ..send };
         let index = self.parts[side].sends.len();
@@ -108,13 +108,12 @@ impl<'a> Exchange<'a> {
         index
     }
 
-    /// Makes the later work requests of a side wait for all messages that the other side has sent to it so
-    /// far.
+    /// Makes a side's later work requests wait for all messages generated for that side so far.
     pub fn wait(&mut self, side: usize) {
         self.parts[side].after = self.parts[side].incoming.len();
     }
 
-    /// Adds a random work request of a side.
+    /// Adds a random work request to a side.
     pub fn any(&mut self, side: usize) {
         let send = match self.rng.below(100) {
             0..28 => self.send(side),
@@ -139,14 +138,14 @@ impl<'a> Exchange<'a> {
         self.push(side, send);
     }
 
-    /// Returns a SEND that fits into the other side's receives.
+    /// Returns a SEND that fits into any of the other side's receives.
     pub fn send(&mut self, side: usize) -> Send {
         let (mtu, longest) = (self.mtu, self.longest[1 - side]);
         let (from, _, rng) = self.arenas(side);
         transfer(None, length(mtu, rng).min(longest), from, rng)
     }
 
-    /// Returns a WRITE of `len` bytes to the other side's memory from byte `at` on.
+    /// Returns a WRITE of `len` bytes to offset `at` of the other side's memory.
     pub fn write_to(&mut self, side: usize, at: usize, len: u32) -> Send {
         let (from, to, rng) = self.arenas(side);
         let w = transfer(Some(at), len, from, rng);
@@ -155,7 +154,7 @@ impl<'a> Exchange<'a> {
         Send { key: Key::Region(1 - side), ..w }
     }
 
-    /// Returns a READ of new memory, or of data that an earlier WRITE of this queue pair has stored.
+    /// Returns a READ of newly allocated memory, or of data stored by an earlier WRITE of the queue pair.
     fn read(&mut self, side: usize) -> Send {
         let (mtu, written) = (self.mtu, self.parts[side].written);
         let (_, to, rng) = self.arenas(side);
@@ -198,7 +197,7 @@ impl<'a> Exchange<'a> {
         Send { pieces, flags, data, key, place: Some(va), ..Send::new(op) }
     }
 
-    /// Returns a work request whose result `data` is stored in the local pieces: a READ or an atomic.
+    /// Returns a READ or an atomic whose result `data` is stored in the local pieces.
     fn result(&mut self, side: usize, op: WrOp, pieces: Vec<Piece>, data: Vec<u8>) -> Send {
         crate::memory::store(&mut self.arenas[side].bytes, &pieces, 0, &data);
         Send { pieces, data, flags: flags(self.rng), key: Key::Region(1 - side), ..Send::new(op) }
@@ -237,7 +236,7 @@ impl<'a> Exchange<'a> {
         Send { data, place, key, flags: flags(self.rng), ..Send::new(op) }
     }
 
-    /// Returns a FLUSH of the last WRITE, or of the whole region.
+    /// Returns a FLUSH of the range of the last WRITE, or of the whole region.
     fn flush(&mut self, side: usize) -> Send {
         let (at, len) = self.parts[side].written.unwrap_or((0, 1));
         let persistent = self.rng.percent(15);
@@ -249,7 +248,8 @@ impl<'a> Exchange<'a> {
         Send { key: Key::Region(1 - side), flags: flags(self.rng), ..Send::new(op) }
     }
 
-    /// Returns the receives of a queue pair with its own receive queue: one for each message, and some more.
+    /// Returns the receives for a queue pair with its own receive queue: one for each message, and some spare
+    /// ones.
     pub fn receives(part: &Part, arena: &mut Arena, rng: &mut Rng) -> Vec<Recv> {
         let mut recvs = Vec::new();
         for m in &part.incoming {

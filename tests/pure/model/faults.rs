@@ -9,8 +9,8 @@ use crate::grants::{KINDS, REMOTE_ALL};
 use crate::program::{Key, Send, flags};
 
 impl Exchange<'_> {
-    /// Inserts a random fault. If this kind of fault is not applicable to any work request, adds a LOCAL_INV
-    /// of an invalid key instead.
+    /// Inserts a random fault. If that kind of fault does not apply to any work request, adds a LOCAL_INV of
+    /// an invalid key instead.
     pub fn fault(&mut self) {
         let side = self.rng.below(2) as usize;
         let done = match self.rng.below(9) {
@@ -34,7 +34,7 @@ impl Exchange<'_> {
         self.push(side, Send { fault: Some(fault), flags, ..send })
     }
 
-    /// Picks a random work request of a side that satisfies `fits`.
+    /// Picks a random one of a side's work requests that satisfy `fits`.
     fn pick(&mut self, side: usize, fits: impl Fn(&Send) -> bool) -> Option<&mut Send> {
         let sends = &mut self.parts[side].sends;
         let found: Vec<_> = (0..sends.len()).filter(|i| fits(&sends[*i])).collect();
@@ -52,8 +52,8 @@ impl Exchange<'_> {
         send.map(|s| (s.key, s.fault) = (Key::Wrong, Some(WcStatus::RemAccessErr))).is_some()
     }
 
-    /// Adds a work request that violates a grant: its key is stale, its range exceeds the granted one, or its
-    /// access right is missing.
+    /// Adds a work request that violates a grant: it uses a stale key, exceeds the granted range, or needs an
+    /// access right that was not granted.
     fn violate_grant(&mut self, side: usize) -> bool {
         let owner = 1 - side;
         let (id, grant) = (self.grants[owner].len(), self.rng.pick(&KINDS[1..]));
@@ -97,8 +97,8 @@ impl Exchange<'_> {
         self.grants[side].len().checked_sub(1)
     }
 
-    /// Adds a second bind of a bound type 2 window, or a second registration of a valid fast-registered
-    /// region.
+    /// Adds two binds of a type 2 window, or two registrations of a fast-registered region, without an
+    /// invalidation in between: the second fails.
     fn bind_twice(&mut self, side: usize) -> bool {
         let kind = self.rng.pick(&KINDS[1..]);
         let id = self.grants[side].len();
@@ -125,7 +125,7 @@ impl Exchange<'_> {
         message.map(|m| m.fault = Some(WcStatus::RemInvReqErr)).is_some()
     }
 
-    /// Makes a receive of a side too short for its message, or sets an invalid key in it.
+    /// Makes one of a side's receives too short for its message, or gives it an invalid key.
     fn fail_receive(&mut self, side: usize, recv_status: WcStatus, send_status: WcStatus) -> bool {
         if self.longest[side] != u32::MAX {
             return false;

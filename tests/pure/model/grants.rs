@@ -1,5 +1,5 @@
-//! Windows and fast-registered regions: a side grants access to a part of its memory and sends a message, the
-//! other side accesses the memory, and one of them revokes the access.
+//! Memory windows and fast-registered regions: a side grants access to a part of its memory and sends a
+//! message, the other side accesses that part, and one of them revokes the access.
 
 use urxe::memory::{Access, Bind, FastReg, WindowKind};
 use urxe::transport::WrOp;
@@ -16,20 +16,20 @@ pub enum GrantKind {
 }
 
 impl GrantKind {
-    /// Reports whether access is revoked by invalidating the key.
+    /// Reports whether access is revoked by an invalidation, as for all but type 1 windows.
     pub fn is_invalidated(self) -> bool {
         self != GrantKind::Window(WindowKind::Type1)
     }
 }
 
-/// A part of the memory of `side`, with the address by which peers access it.
+/// A part of a side's memory to which peers have access.
 #[derive(Clone, Copy, Debug)]
 pub struct GrantedRange {
     side: usize,
     pub key: Key,
     pub at: usize,
     pub len: usize,
-    /// Address by which peers access the first byte.
+    /// Remote address of the first byte.
     pub base: u64,
 }
 
@@ -43,7 +43,8 @@ pub const KINDS: [GrantKind; 4] = [
 pub const REMOTE_ALL: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
 impl Exchange<'_> {
-    /// Adds a window or fast-registered region that is granted, used and revoked one to three times.
+    /// Adds a window or fast-registered region, and one to three rounds in which the owner grants access, the
+    /// other side uses it, and one of them revokes it.
     pub fn grant(&mut self, owner: usize) {
         let (id, kind) = (self.grants[owner].len(), self.rng.pick(&KINDS));
         self.grants[owner].push(kind);
@@ -66,14 +67,13 @@ impl Exchange<'_> {
         }
     }
 
-    /// Adds a message of a side. When it has arrived, the other side may rely on the effect of the earlier
-    /// requests.
+    /// Adds a SEND from a side. Its arrival tells the other side that the earlier requests have taken effect.
     pub fn notify(&mut self, side: usize) {
         let send = self.send(side);
         self.push(side, send);
     }
 
-    /// Adds a request of `owner` that grants the rights `allowed` to a part of its memory.
+    /// Adds a request of `owner` that grants peers the rights `allowed` to a new part of its memory.
     pub fn grant_access(&mut self, owner: usize, id: usize, age: u8, allowed: Access) -> GrantedRange {
         let len = 8 + length(self.mtu, self.rng).min(8192) as usize;
         let at = self.arenas[owner].alloc(len, 8, self.rng);
@@ -98,8 +98,8 @@ impl Exchange<'_> {
         GrantedRange { side: owner, key, at, len, base }
     }
 
-    /// Adds a fast-registered region for local access. It is invalidated directly after the requests that use
-    /// it, which may still have to be retransmitted.
+    /// Adds requests that use a fast-registered region for their local data. A LOCAL_INV directly follows
+    /// them, while they may still have to be retransmitted.
     pub fn own_fast_region(&mut self, side: usize) {
         let id = self.grants[side].len();
         self.grants[side].push(GrantKind::Fast);
@@ -116,7 +116,7 @@ impl Exchange<'_> {
         self.push(side, Send { key: range.key, flags, ..Send::new(WrOp::LocalInv(RKey(0))) });
     }
 
-    /// Adds requests of the other side that access the whole range, in several parts.
+    /// Adds requests of the other side that together access the whole range.
     pub fn use_all(&mut self, range: &GrantedRange) {
         let mut at = 0;
         let uses = 1 + self.rng.below(3);
@@ -130,8 +130,8 @@ impl Exchange<'_> {
         self.maybe_any();
     }
 
-    /// Adds a WRITE or READ of a part of the range. With `words`, may add an atomic or an ATOMIC WRITE on the
-    /// first 8 bytes of the part instead.
+    /// Adds a WRITE or READ of a part of the range. With `words`, may instead add an atomic or an ATOMIC
+    /// WRITE on the first 8 bytes of the part.
     pub fn use_part(&mut self, range: &GrantedRange, offset: usize, len: usize, words: bool) {
         let (user, at) = (1 - range.side, range.at + offset);
         let word = words && len >= 8 && at.is_multiple_of(8);
@@ -153,7 +153,8 @@ impl Exchange<'_> {
         self.push(user, Send { op, key: range.key, ..send });
     }
 
-    /// Adds the request of one side that revokes the access, after the last access by the other side.
+    /// Adds a message from the other side after its last access, and a request that revokes the access: the
+    /// message itself (SEND with invalidate) or a later request of the owner.
     pub fn revoke(&mut self, owner: usize, id: usize, range: &GrantedRange) {
         let kind = self.grants[owner][id];
         let mut last = self.send(1 - owner);

@@ -1,4 +1,4 @@
-//! Life cycle of queue pairs: the actions of an application from creation to destruction.
+//! Actions of an application on its queue pairs, from creation to destruction.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ use crate::world::{ACCESS, DOMAIN, Side, Stage, World};
 /// 4.096 µs · 2^8.
 const TIMEOUT: u8 = 8;
 
-/// Time from the last work request of an unreliable group to its end, which is long enough for all delayed
-/// packets to arrive.
+/// Time between the completion of an unreliable group's work requests and the end of the group, long enough
+/// for all delayed packets to arrive.
 const DRAIN_TIME: Duration = Duration::from_micros(400);
 
 fn to(state: QpState) -> QpAttr {
@@ -30,8 +30,8 @@ fn to(state: QpState) -> QpAttr {
 }
 
 impl Side {
-    /// Returns scatter/gather elements for the pieces. `under` contains the key that they use and the range
-    /// that this key covers; without it, they use the key of the whole memory.
+    /// Returns scatter/gather elements for the pieces. They use the key in `under`, which covers the given
+    /// range, or without it the key of the region that covers all memory. With `bad`, the key is invalid.
     fn sges(&self, pieces: &[Piece], bad: bool, under: Option<(LKey, GrantedRange)>) -> Vec<Sge> {
         let sge = |p: &Piece| match (p.at, under) {
             (Some(at), _) if bad => Sge { lkey: LKey(0xffff_ff00), ..self.region.sge(at, p.len) },
@@ -46,7 +46,8 @@ impl Side {
 }
 
 impl QpPlan {
-    /// Returns the type of the queue pair; `pool` is its receive queue.
+    /// Returns the queue pair type; an XRC queue pair is a target if `pool`, its receive queue, is an XRC
+    /// one.
     fn qp_type(&self, pool: &Pool) -> QpType {
         match self.kind {
             Kind::Rc => QpType::Rc,
@@ -162,7 +163,7 @@ impl World {
         self.modify(qp, &to(next));
     }
 
-    /// Posts a random number of receives, or all if `all` is set, as long as the queue has space.
+    /// Posts receives until the queue is full, or, unless `all` is set, until it stops at random.
     fn post_receives(&mut self, pool_index: usize, all: bool) {
         let pool = &mut self.plan.pools[pool_index];
         let Some(&user) = pool.users.first() else { return };
@@ -192,8 +193,8 @@ impl World {
         while self.post_send(qp) {}
     }
 
-    /// Posts the next work request, if there is one, the messages that it waits for have been received, and
-    /// the queue has space.
+    /// Tries to post the next work request, which may have to wait for messages or for space in the queue; at
+    /// random, does not try one time in five. Returns whether the work request was posted.
     fn post_send(&mut self, qp: usize) -> bool {
         let Some(state) = self.state(qp) else { return false };
         let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
@@ -244,8 +245,8 @@ impl World {
         }
     }
 
-    /// Applies the planned failures of queue pairs. When one end of a reliable connection has failed, both
-    /// ends are closed some time later, as an application would do.
+    /// Applies the planned failures of queue pairs. Some time after one end of a reliable connection has
+    /// failed, moves both ends to ERR, as an application would do.
     pub fn apply_failures(&mut self) {
         for qp in 0..self.qps.len() {
             if let Some((_, failure)) = self.qps[qp].failure_at.filter(|d| d.0 <= self.now) {
@@ -286,7 +287,7 @@ impl World {
         q.destroyed = true;
     }
 
-    /// Ends the groups of queue pairs whose work requests are complete.
+    /// Ends the groups whose work requests have completed.
     pub fn end_groups(&mut self) {
         for group in 0..self.groups.len() {
             if self.groups[group].stage == Stage::Running && self.has_ended(group) {
@@ -311,7 +312,7 @@ impl World {
         }
     }
 
-    /// Stops the queue pairs of a group, checks their results, and destroys them.
+    /// Moves a group's queue pairs to ERR, checks their results, and destroys them.
     fn end(&mut self, group: usize) {
         let qps: Vec<_> =
             self.plan.groups[group].qps.iter().copied().filter(|q| !self.qps[*q].destroyed).collect();

@@ -1,18 +1,18 @@
-//! Reference model of the memory of a side, and of the ranges that work requests use.
+//! Reference model of a side's memory, and of the ranges that work requests use.
 
 use crate::support::Rng;
 
-/// Memory of one side. Each piece is used by one work request only, so that the result does not depend on
-/// reordering; guard bytes separate the pieces.
+/// Model of one side's memory. Each piece is used by only one work request, so that the order of execution
+/// does not affect the result; guard bytes separate the pieces.
 #[derive(Default)]
 pub struct Arena {
     /// Contents before the run.
     pub initial: Vec<u8>,
-    /// Contents after all work requests generated so far, where the result is predictable.
+    /// Contents after all work requests generated so far, except where the result is unpredictable.
     pub bytes: Vec<u8>,
 }
 
-/// A range of a side's memory, or of its null region.
+/// A range of a side's memory, or of its null region if `at` is `None`.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
     pub at: Option<usize>,
@@ -31,7 +31,7 @@ impl Arena {
         at
     }
 
-    /// Allocates `len` bytes in one to four pieces. With `nulls`, some pieces may be in the null region.
+    /// Allocates `len` bytes in up to four pieces. With `nulls`, some pieces may be in the null region.
     pub fn scatter(&mut self, len: u32, nulls: bool, rng: &mut Rng) -> Vec<Piece> {
         let mut lens = Vec::new();
         let mut remaining = len;
@@ -53,7 +53,7 @@ impl Arena {
             .collect()
     }
 
-    /// Returns the contents of the pieces, where the null region reads as zeros.
+    /// Returns the contents of the pieces; the null region reads as zeros.
     pub fn gather(&self, pieces: &[Piece]) -> Vec<u8> {
         let mut out = Vec::new();
         for p in pieces {
@@ -66,8 +66,8 @@ impl Arena {
     }
 }
 
-/// Splits `data` into the parts that are stored in each piece if `data` begins at byte `at` of the pieces;
-/// yields each part with its address (`None` in the null region).
+/// Splits `data`, which begins at byte `at` of the concatenated pieces, at their boundaries. Yields for each
+/// piece the address of its part (`None` in the null region) and the part.
 fn parts<'a>(
     pieces: &'a [Piece],
     at: usize,
@@ -83,7 +83,7 @@ fn parts<'a>(
     })
 }
 
-/// Stores `data` in the pieces, beginning at their byte `at`.
+/// Stores `data` at offset `at` of the concatenated pieces.
 pub fn store(bytes: &mut [u8], pieces: &[Piece], at: usize, data: &[u8]) {
     for (at, data) in parts(pieces, at, data) {
         if let Some(at) = at {
@@ -92,14 +92,13 @@ pub fn store(bytes: &mut [u8], pieces: &[Piece], at: usize, data: &[u8]) {
     }
 }
 
-/// Reports whether the contents of the pieces begin with `data`; `read` returns a number of bytes at an
-/// address.
+/// Reports whether the pieces contain `data`; `read(at, len)` returns `len` bytes of memory at offset `at`.
 pub fn holds(read: impl Fn(usize, usize) -> Vec<u8>, pieces: &[Piece], data: &[u8]) -> bool {
     parts(pieces, 0, data).all(|(at, data)| at.is_none_or(|at| read(at, data.len()) == data))
 }
 
 /// Returns how many bytes of `data` have been stored in the pieces between the memory contents `before` and
-/// `now`; `None` if that is not a number of whole packets.
+/// `now`; `None` if it is not a whole number of packets.
 pub fn stored_packets(before: &[u8], now: &[u8], pieces: &[Piece], data: &[u8], mtu: usize) -> Option<usize> {
     let (mut changed, mut same, mut end) = (0, None, 0);
     for (at, data) in parts(pieces, 0, data) {

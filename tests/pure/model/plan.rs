@@ -1,4 +1,4 @@
-//! Plan of a run: queue pairs, connections and receives, with all their actions.
+//! Plan of a run: queue pairs, connections, work requests, receives and failures.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use crate::support::Rng;
 use crate::unreliable::{UdQp, datagrams, stream};
 use crate::wire::Faults;
 
-/// Parameters of a run: faults of the wire, tuning of the NICs, number of connections.
+/// Parameters of a run: faults on the wire, tuning of the NICs, number of connections.
 #[derive(Clone, Debug)]
 pub struct Params {
     pub faults: Faults,
-    /// Index of the path MTU; if `None`, each connection has a random path MTU.
+    /// Index of the path MTU in `Mtu::ALL`; with `None`, each connection has a random one.
     pub mtu: Option<usize>,
     pub window: usize,
     pub read_chunk: u32,
@@ -90,7 +90,7 @@ pub enum Failure {
 pub struct QpPlan {
     pub kind: Kind,
     pub side: usize,
-    /// Index of the connected queue pair.
+    /// Index of the queue pair to which this one is connected.
     pub peer: Option<usize>,
     pub pool: usize,
     pub mtu: Mtu,
@@ -110,9 +110,9 @@ pub struct QpPlan {
 pub struct Group {
     pub kind: Kind,
     pub qps: Vec<usize>,
-    /// Group that must have ended before this one starts.
+    /// Index of a group that must have ended before this one starts.
     pub after: Option<usize>,
-    /// Whether a failure is planned for the group.
+    /// Whether a failure of a queue pair or work request is planned.
     pub failing: bool,
 }
 
@@ -125,10 +125,10 @@ pub struct Plan {
     pub groups: Vec<Group>,
 }
 
-/// Minimum length of a shared receive, and maximum length of a SEND to a shared receive queue.
+/// Minimum length of a shared receive, and thus the maximum length of a SEND that consumes one.
 const SHARED_ROOM: u32 = 5000;
 
-/// Indices of each side's shared receive queues: for reliable services, and for unreliable ones.
+/// Indices of each side's shared receive queues, one for reliable services and one for unreliable ones.
 type SharedPools = [[Option<usize>; 2]; 2];
 
 impl Plan {
@@ -171,14 +171,14 @@ impl Plan {
         plan
     }
 
-    /// Sets the receives of a receive queue that only one queue pair uses.
+    /// Sets the receives of a receive queue that is not shared.
     fn fill_own(&mut self, qp: usize, recvs: Vec<Recv>) {
         let pool = self.qps[qp].pool;
         self.pools[pool].fill(recvs);
     }
 
-    /// Sets the receives of a shared receive queue: one for every message, and one more for each queue pair,
-    /// as it may fail in the middle of a message.
+    /// Sets the receives of a shared receive queue: one for every message, and another for each queue pair,
+    /// which may fail in the middle of a message.
     fn fill_shared(&mut self, pool: usize, rng: &mut Rng) {
         let users = &self.pools[pool].users;
         let count = users.iter().map(|q| self.qps[*q].incoming.len() + 1).sum::<usize>();
@@ -207,7 +207,8 @@ impl Plan {
             .collect()
     }
 
-    /// Adds a queue pair without work requests. It uses the shared receive queue `shared` or gets its own.
+    /// Adds a queue pair without work requests. It usually uses the receive queue `shared` if there is one,
+    /// and otherwise its own.
     fn qp(&mut self, kind: Kind, side: usize, mtu: Mtu, shared: Option<usize>, rng: &mut Rng) -> usize {
         let (qp, pool) = (self.qps.len(), shared.filter(|_| rng.percent(70)).unwrap_or(self.pools.len()));
         if pool == self.pools.len() {
@@ -253,14 +254,14 @@ impl Plan {
         qps
     }
 
-    /// Adds a group of the queue pairs `qps`. Some groups start only when another group has ended.
+    /// Groups the queue pairs `qps`. Some groups start only when another group has ended.
     fn group(&mut self, kind: Kind, qps: &[usize], failing: bool, rng: &mut Rng) {
         let count = self.groups.len() as u64;
         let after = (count > 0 && kind != Kind::Ud && rng.percent(30)).then(|| rng.below(count) as usize);
         self.groups.push(Group { kind, qps: qps.to_vec(), after, failing });
     }
 
-    /// Plans the failure of a random queue pair.
+    /// Plans the failure of a randomly selected queue pair from `qps`.
     fn plan_failure(&mut self, qps: &[usize], rng: &mut Rng) {
         let order = rng.below(24);
         let at = Duration::from_nanos(rng.below(1 << order));
@@ -297,8 +298,8 @@ impl Plan {
         self.group(Kind::Rc, &qps, faulty || failing, rng);
     }
 
-    /// Adds an XRC initiator and an XRC target; messages to the target consume receives of a shared receive
-    /// queue of its side.
+    /// Adds an XRC initiator and an XRC target. Messages to the target consume receives of a shared receive
+    /// queue on the target's side.
     fn xrc(&mut self, params: &Params, targets: &mut [Option<usize>; 2], rng: &mut Rng) {
         let mtu = Mtu::ALL[params.mtu.unwrap_or_else(|| rng.below(5) as usize)];
         let from = rng.below(2) as usize;

@@ -1,4 +1,4 @@
-//! Work requests in the model: their effect and their expected result.
+//! Work requests of the model, with their effect and expected result.
 
 use urxe::transport::{SendFlags, WcOpcode, WcStatus, WrOp};
 use urxe::wire::{QKey, RKey};
@@ -7,10 +7,10 @@ use crate::grants::GrantedRange;
 use crate::memory::{Arena, Piece};
 use crate::support::Rng;
 
-/// Number of inline bytes that a queue accepts.
+/// Maximum number of inline bytes in a work request.
 pub const MAX_INLINE: u32 = 200;
 
-/// Symbolic key of a work request, whose value is not known before the NICs have been created.
+/// Symbolic key of a work request: its value is not known until the NICs have been created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Key {
     /// No key is needed.
@@ -18,9 +18,10 @@ pub enum Key {
     None,
     /// Key of the region that covers all memory of a side.
     Region(usize),
-    /// Key of a window or fast-registered region of a side; `age` is the number of the bind or registration.
+    /// Key of one of a side's windows or fast-registered regions; `age` counts its binds or registrations
+    /// from 1.
     Grant { side: usize, id: usize, age: u8 },
-    /// A key that does not belong to any object.
+    /// A key that belongs to no object.
     Wrong,
 }
 
@@ -33,9 +34,9 @@ pub struct To {
 
 #[derive(Clone, Copy, Debug)]
 pub enum Target {
-    /// Queue pair with this index.
+    /// Queue pair with the given index.
     Qp(usize),
-    /// Side with this index, but a queue pair number that does not exist there.
+    /// Queue pair number that does not exist on the side with the given index.
     UnknownQp(usize),
 }
 
@@ -50,13 +51,13 @@ pub struct Send {
     pub to: Option<To>,
     /// Number of messages that must have been received before the work request is posted.
     pub after: usize,
-    /// Data that the work request transfers to the other side, or that is stored in its pieces.
+    /// Data that the work request transfers to the other side, or fetches into its pieces.
     pub data: Vec<u8>,
-    /// Address at the other side where a WRITE or ATOMIC WRITE stores `data`.
+    /// Address on the other side at which a WRITE or ATOMIC WRITE stores `data`.
     pub place: Option<usize>,
-    /// Address of the word at the other side that an atomic modifies, and the value of the word afterwards.
+    /// Address of the word on the other side that an atomic modifies, and the word's new value.
     pub word: Option<(usize, u64)>,
-    /// Local fast-registered region whose key the scatter/gather elements use; `None` if they use the region
+    /// Fast-registered region whose key the scatter/gather elements use; with `None`, they use the region
     /// that covers all memory.
     pub under: Option<GrantedRange>,
     /// Whether the scatter/gather elements have an invalid key.
@@ -95,7 +96,8 @@ impl Send {
         matches!(self.op, WrOp::Send | WrOp::SendWithImm(_) | WrOp::SendWithInv(_))
     }
 
-    /// Returns the opcode of the receive completion, if the work request consumes a receive.
+    /// Returns the opcode of the receive completion at the other side, if the work request consumes a
+    /// receive.
     pub fn receive_opcode(&self) -> Option<WcOpcode> {
         match self.op {
             WrOp::WriteWithImm { .. } => Some(WcOpcode::RecvRdmaWithImm),
@@ -125,7 +127,7 @@ impl Recv {
     }
 }
 
-/// Sets the key of the operation to `key`.
+/// Replaces the key in an operation, if the operation has one.
 pub fn set_key(op: &mut WrOp, key: RKey) {
     match op {
         WrOp::Write { rkey, .. }
@@ -160,7 +162,7 @@ pub fn flags(rng: &mut Rng) -> SendFlags {
     SendFlags { signaled: rng.percent(60), solicited: rng.percent(20), fence: rng.percent(20) }
 }
 
-/// Returns a SEND of `len` bytes of `from`, or a WRITE of them to address `place` of the other side. Some are
+/// Returns a SEND of `len` bytes from `from`, or a WRITE to the address `place` of the other side. Some are
 /// inline, some have immediate data.
 pub fn transfer(place: Option<usize>, len: u32, from: &mut Arena, rng: &mut Rng) -> Send {
     let inline = len <= MAX_INLINE && rng.percent(25);
@@ -176,7 +178,7 @@ pub fn transfer(place: Option<usize>, len: u32, from: &mut Arena, rng: &mut Rng)
     Send { pieces, inline, flags: flags(rng), data, place, ..Send::new(op) }
 }
 
-/// Makes the last work request signaled, so that its completion shows that all work requests are complete.
+/// Makes the last work request signaled, because its completion shows that all have completed.
 pub fn signal_last(sends: &mut [Send]) {
     if let Some(last) = sends.last_mut() {
         last.flags.signaled = true;

@@ -1,4 +1,4 @@
-//! Receive queues, shared or of a single queue pair.
+//! Receive queues, shared by several queue pairs or used by one.
 
 use std::collections::VecDeque;
 
@@ -9,10 +9,10 @@ use crate::program::Recv;
 /// A receive queue.
 pub struct Pool {
     pub side: usize,
-    /// Indices of the queue pairs that consume receives of the queue.
+    /// Indices of the queue pairs that consume receives from the queue.
     pub users: Vec<usize>,
     pub shared: bool,
-    /// Whether the queue is an XRC shared receive queue, whose number packets carry.
+    /// Whether the queue is an XRC shared receive queue, to which packets refer by number.
     pub xrc: bool,
     /// Number of the shared receive queue in the NIC; `None` if the queue is not shared.
     pub srq: Option<SrqId>,
@@ -21,15 +21,15 @@ pub struct Pool {
     pub posted: usize,
     /// Capacity in work requests.
     pub depth: u32,
-    /// For each receive, whether it has completed: a message has consumed it, or it was flushed.
+    /// Whether each receive has completed, with any status.
     pub done: Vec<bool>,
-    /// Posted receives that no message has consumed yet; maintained only for unreliable services, for which
-    /// the model predicts the effect of each packet.
+    /// Posted receives not yet consumed by a message. Tracked only for unreliable services, because only
+    /// there the model predicts the effect of each packet.
     pub waiting: VecDeque<usize>,
 }
 
 impl Pool {
-    /// Creates an empty queue of `depth` work requests.
+    /// Creates an empty queue with a capacity of `depth` work requests.
     pub fn new(side: usize, shared: bool, depth: u32) -> Pool {
         Pool {
             side,
@@ -45,7 +45,7 @@ impl Pool {
         }
     }
 
-    /// Sets the receives that the run will post to the queue.
+    /// Sets the receives to be posted to the queue during the run.
     pub fn fill(&mut self, recvs: Vec<Recv>) {
         self.done = vec![false; recvs.len()];
         self.recvs = recvs;
@@ -56,9 +56,9 @@ impl Pool {
         (pool as u64) << 32 | index as u64
     }
 
-    /// Marks the receive that completed with `wr_id` as done and returns its index. It must belong to pool
-    /// `pool` and must not be done yet, and older receives must be done, except those that other queue pairs
-    /// have consumed for messages still in progress.
+    /// Marks the receive that completed with `wr_id` as done, and returns its index. Panics unless it belongs
+    /// to `pool` and has not completed before, and at most one older receive for each other queue pair (for a
+    /// message in progress) is not yet done.
     pub fn finish(&mut self, pool: usize, wr_id: u64) -> usize {
         assert_eq!(
             (wr_id >> 32) as usize,

@@ -1,5 +1,5 @@
-//! Model of UC and UD responders. It predicts the effect of each packet that arrives, so the expected result
-//! is exact.
+//! Model of UC and UD responders. It predicts the effect of each arriving packet, so the expected result is
+//! exact.
 //!
 //! UC: the packets of a message arrive consecutively and in order, or the message is dropped (IBA 9.8.2.2). A
 //! FIRST packet with any PSN begins a message, so a message that the wire duplicates completely is received
@@ -18,17 +18,17 @@ use crate::program::{Key, Send, Target, To, flags, length, signal_last, transfer
 use crate::receives::Pool;
 use crate::support::Rng;
 
-/// Length of the GRH of a datagram.
+/// Length of the GRH area in bytes.
 pub const GRH_LEN: usize = 40;
 
-/// Model of the responder of a queue pair.
+/// Model of a queue pair's responder.
 #[derive(Default)]
 pub struct Responder {
-    /// Index of the message in progress, and of its next packet.
+    /// Index of the message in progress, and index of its next packet.
     in_progress: Option<(usize, u32)>,
-    /// Receive that a dropped message has consumed.
+    /// Receive consumed by the message in progress or by a dropped one.
     consumed: Option<usize>,
-    /// Whether the queue pair is in ERR or destroyed.
+    /// Whether the queue pair has entered ERR or been destroyed.
     pub failed: bool,
     /// Expected completions on the receive CQ.
     pub expected: Vec<Completion>,
@@ -44,7 +44,8 @@ pub struct Arrival<'a> {
     pub from: Qpn,
 }
 
-/// Returns a successful completion of `qpn` with default values.
+/// Returns a successful receive completion of QP `qpn` for a message from QP `src_qpn`, with defaults in all
+/// other fields.
 pub fn completion(qpn: Qpn, src_qpn: Qpn) -> Completion {
     let mut completion = Completion::new(0, qpn, WcOpcode::Recv, WcStatus::Success);
     completion.src_qpn = src_qpn;
@@ -52,7 +53,7 @@ pub fn completion(qpn: Qpn, src_qpn: Qpn) -> Completion {
 }
 
 impl Responder {
-    /// Returns the receive for the next data: the one already in use, or the oldest posted one.
+    /// Returns the receive for the next packet: the one already consumed, or the oldest posted one.
     fn receive(&self, pool: &Pool) -> Option<usize> {
         self.consumed.or(pool.waiting.front().copied())
     }
@@ -71,7 +72,7 @@ impl Responder {
         self.expected.push(expected);
     }
 
-    /// Processes a packet of a UC message; `bytes` is the expected memory of the receiving side.
+    /// Processes a packet of a UC message, and updates `bytes`, the expected memory of the receiving side.
     pub fn connected(
         &mut self,
         a: &Arrival<'_>,
@@ -112,8 +113,8 @@ impl Responder {
         }
     }
 
-    /// Processes a datagram with a valid Q_Key; `grh` is stored before its data. Drops a datagram that is
-    /// longer than its receive.
+    /// Processes a datagram with a valid Q_Key, and stores `grh` and its data. A datagram longer than its
+    /// receive is dropped.
     pub fn datagram(
         &mut self,
         a: &Arrival<'_>,
@@ -137,7 +138,7 @@ impl Responder {
         self.complete(index, pool, done);
     }
 
-    /// Records that a receive was posted.
+    /// Records that a receive was posted; a failed queue pair flushes it.
     pub fn posted(&mut self, receive: usize, us: Qpn, (index, pool): (usize, &mut Pool)) {
         pool.waiting.push_back(receive);
         if self.failed && !pool.shared {
@@ -145,7 +146,7 @@ impl Responder {
         }
     }
 
-    /// Moves the queue pair to the error state.
+    /// Records that the queue pair has entered ERR, which flushes its receives.
     pub fn fail(&mut self, us: Qpn, (index, pool): (usize, &mut Pool)) {
         if std::mem::replace(&mut self.failed, true) {
             return;
@@ -158,14 +159,14 @@ impl Responder {
     }
 }
 
-/// Returns the completion of a flushed receive of `qpn`.
+/// Returns the completion of a receive that QP `qpn` flushes.
 fn flushed(qpn: Qpn) -> Completion {
     let mut flushed = completion(qpn, qpn);
     flushed.status = WcStatus::WrFlushErr;
     flushed
 }
 
-/// Returns the GRH area of a packet: an IPv6 header, or an IPv4 header in the last 20 of the 40 bytes (annex
+/// Returns the 40-byte GRH area for a packet: its IPv6 header, or its IPv4 header in the last 20 bytes (annex
 /// A17.4.5.1).
 pub fn grh(src: IpAddr, dst: IpAddr, udp_payload: usize) -> [u8; GRH_LEN] {
     let mut h = [0; GRH_LEN];
@@ -194,8 +195,8 @@ pub fn grh(src: IpAddr, dst: IpAddr, udp_payload: usize) -> [u8; GRH_LEN] {
     h
 }
 
-/// Returns the work requests of `side` on a UC connection. With `faulty`, some fail locally, which stops the
-/// send queue.
+/// Returns the work requests that `side` posts on a UC connection. With `faulty`, some fail locally, which
+/// stops the send queue.
 pub fn stream(
     faulty: bool,
     mtu: usize,
@@ -228,8 +229,8 @@ pub fn stream(
     sends
 }
 
-/// Returns a work request that registers a fast-registered region, which no other request uses, and possibly
-/// one that invalidates the region.
+/// Returns a work request that registers a new fast-registered region, which no other request uses, and, with
+/// `invalidate`, another that invalidates it.
 fn register_and_invalidate(
     invalidate: bool,
     side: usize,
@@ -243,7 +244,7 @@ fn register_and_invalidate(
     ops.map(|op| Send { key, flags: flags(rng), ..Send::new(op) }).collect()
 }
 
-/// Sets an invalid L_Key in the work request, which then fails at the sender.
+/// Replaces the work request's L_Key, if it uses one, with an invalid one, so that the request fails locally.
 fn make_local_error(s: &mut Send) {
     if !s.inline && s.pieces.iter().any(|p| p.at.is_some() && p.len > 0) {
         (s.bad_lkey, s.fault) = (true, Some(WcStatus::LocProtErr));
@@ -257,7 +258,7 @@ pub struct UdQp {
     pub qkey: QKey,
 }
 
-/// Returns datagrams of one queue pair to random queue pairs of `ud_qps`, and some to an unknown queue pair.
+/// Returns datagrams from one queue pair to random ones of `ud_qps`, and a few to an unknown queue pair.
 pub fn datagrams(faulty: bool, mtu: usize, ud_qps: &[UdQp], from: &mut Arena, rng: &mut Rng) -> Vec<Send> {
     let mut sends = Vec::new();
     for _ in 0..rng.below(24) {
@@ -286,7 +287,7 @@ pub fn datagrams(faulty: bool, mtu: usize, ud_qps: &[UdQp], from: &mut Arena, rn
     sends
 }
 
-/// Returns the Q_Key that a datagram carries: the Q_Key `own` of the sender if the highest bit of the
+/// Returns the Q_Key that a datagram carries: the sender's Q_Key `own` if the most significant bit of the
 /// requested one is set.
 pub fn qkey_on_wire(to: &To, own: QKey) -> QKey {
     if to.qkey.0 >> 31 == 1 { own } else { to.qkey }

@@ -1,4 +1,4 @@
-//! A faulty wire in virtual time.
+//! Wire in virtual time that loses, duplicates, reorders and corrupts packets.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -9,7 +9,7 @@ use urxe::wire::Flow;
 
 use crate::support::Rng;
 
-/// Fault rates of the wire, in percent.
+/// Probability of each fault per packet, in percent.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
     pub loss: u64,
@@ -18,11 +18,12 @@ pub struct Faults {
     pub corrupt: u64,
 }
 
-/// Duration in nanoseconds of the alternating phases with and without faults. Permanent faults would exhaust
-/// any retry count.
+/// Duration in nanoseconds of the alternating phases with and without faults; uninterrupted faults would
+/// exhaust any retry count.
 const PHASE: u64 = 2_000_000;
 
-/// Index of the BTH byte that the ICRC does not cover and the receiver ignores: FECN, BECN and reserved bits.
+/// Index of the BTH byte with FECN, BECN and reserved bits, which the ICRC does not cover and receivers
+/// ignore.
 const UNCOVERED: usize = 4;
 
 /// A packet in transit.
@@ -31,7 +32,7 @@ pub struct Flight {
     sequence: u64,
     pub flow: Flow,
     pub bytes: Vec<u8>,
-    /// Whether a bit that the ICRC covers is corrupted.
+    /// Whether a bit covered by the ICRC is corrupted.
     pub corrupt: bool,
 }
 
@@ -59,7 +60,7 @@ pub struct Wire {
     faults: Faults,
     flights: BinaryHeap<Reverse<Flight>>,
     sequence: u64,
-    /// Hash of all packets sent and the times at which they were sent.
+    /// Hash of all packets and their transmission times.
     pub trace: crc32fast::Hasher,
 }
 
@@ -68,7 +69,7 @@ impl Wire {
         Wire { faults, flights: BinaryHeap::new(), sequence: 0, trace: crc32fast::Hasher::new() }
     }
 
-    /// Sends a packet, to which random faults are applied.
+    /// Sends a packet: drops it, or queues one or two copies of it, each possibly corrupted or delayed.
     pub fn send(&mut self, now: Instant, flow: Flow, bytes: Vec<u8>, rng: &mut Rng) {
         self.trace.update(&now.0.to_le_bytes());
         self.trace.update(&bytes);
@@ -95,12 +96,12 @@ impl Wire {
         }
     }
 
-    /// Returns the arrival time of the next packet.
+    /// Returns the earliest arrival time of a packet in transit.
     pub fn next(&self) -> Option<Instant> {
         self.flights.peek().map(|Reverse(f)| f.at)
     }
 
-    /// Removes and returns the next packet, if it has arrived by `now`.
+    /// Removes and returns the next packet if it arrives by `now`.
     pub fn arrived(&mut self, now: Instant) -> Option<Flight> {
         self.next().filter(|at| *at <= now)?;
         self.flights.pop().map(|Reverse(f)| f)

@@ -1,4 +1,4 @@
-//! Two NICs in virtual time with a faulty wire between them.
+//! Two NICs in virtual time, connected by a faulty wire.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ use crate::wire::{Flight, Wire};
 pub const ACCESS: Access =
     Access::ALL.union(Access::MW_BIND).union(Access::FLUSH_GLOBAL).union(Access::FLUSH_PERSISTENT);
 
-/// XRC domain of each side.
+/// XRC domain of XRC targets and their shared receive queues.
 pub const DOMAIN: XrcdId = XrcdId(4);
 
 /// Virtual time after which a run counts as hung.
@@ -35,37 +35,38 @@ pub struct Side {
     pub ip: IpAddr,
     pub nic: Nic,
     pub memory: Table,
-    /// Region that covers the whole memory of the side.
+    /// Region that covers all memory of the side.
     pub region: Region,
     pub null: LKey,
-    /// First key of each window and fast-registered region.
+    /// Initial key of each window and fast-registered region.
     grants: Vec<u32>,
     pub tx: TxQueue,
     pub send_cq: TestCq,
     pub recv_cq: TestCq,
     events: VecDeque<AsyncEvent>,
-    /// Expected contents of the memory, apart from transfers in progress.
+    /// Expected memory contents, without the effects of transfers in progress.
     pub expected: Vec<u8>,
 }
 
-/// State of a running queue pair.
+/// State of a queue pair during the run.
 #[derive(Default)]
 pub struct Qp {
-    /// Number of the queue pair; `None` before its creation and after its destruction.
+    /// Queue pair number; `None` before creation and after destruction.
     pub qpn: Option<Qpn>,
-    /// Current number of the queue pair or, after its destruction, its last number.
+    /// Queue pair number, kept after destruction.
     pub number: Qpn,
-    /// Number of send work requests posted; `applied` of these are known to be complete.
+    /// Number of send work requests posted; the first `applied` of them are known to be complete.
     pub posted: usize,
     pub applied: usize,
     pub sent: Vec<Completion>,
     pub received: Vec<Completion>,
     /// Number of messages received.
     pub arrived: usize,
-    /// First PSN of each work request, relative to the queue's first PSN, with the index of the request.
+    /// First PSN of each work request, relative to the queue pair's initial PSN, and the index of the
+    /// request.
     pub psns: Vec<(u32, usize)>,
     pub next_psn: u32,
-    /// Model of the responder, if the service is unreliable.
+    /// Model of the responder; used only if the service is unreliable.
     pub responder: Responder,
     pub failure_at: Option<(Instant, Failure)>,
     pub destroyed: bool,
@@ -84,10 +85,10 @@ pub enum Stage {
 #[derive(Default)]
 pub struct Group {
     pub stage: Stage,
-    /// Time at which both ends are closed after a failure.
+    /// Time at which both ends are moved to ERR after a failure.
     pub close_at: Option<Instant>,
     pub closed: bool,
-    /// Time at which all work requests of the group were found to be complete.
+    /// Time at which all work requests of the group were first found to be complete.
     pub idle_since: Option<Instant>,
 }
 
@@ -103,8 +104,8 @@ pub struct World {
     next_tick: Instant,
 }
 
-/// Runs the test with a seed, checks all results, and returns a hash of all packets and the times at which
-/// they were sent.
+/// Runs the test with a seed, checks all results, and returns a hash of all packets and their transmission
+/// times.
 pub fn run(seed: u64, params: &Params) -> u32 {
     let mut rng = Rng::new(seed);
     let plan = Plan::new(params, &mut rng);
@@ -162,7 +163,7 @@ impl Side {
         }
     }
 
-    /// Moves the outputs of the NIC to the completion queues and events.
+    /// Moves the NIC's completions and events to the side's queues.
     fn take_outputs(&mut self) {
         let Side { nic, send_cq, recv_cq, events, .. } = self;
         support::take_outputs(nic, &mut [send_cq, recv_cq], events);
@@ -193,7 +194,7 @@ impl World {
         }
     }
 
-    /// Returns the value of a key.
+    /// Returns the value of a symbolic key.
     pub fn rkey(&self, key: Key) -> RKey {
         match key {
             Key::None => RKey(0),
@@ -220,7 +221,7 @@ impl World {
         }
     }
 
-    /// Advances to the time of the next event, and processes it.
+    /// Advances the clock to the next event, and processes arrived packets and expired timers.
     fn advance(&mut self) {
         let closings = self.groups.iter().filter_map(|g| g.close_at);
         let failures = self.qps.iter().filter_map(|q| q.failure_at.map(|d| d.0));
@@ -257,12 +258,12 @@ impl World {
         s.take_outputs();
     }
 
-    /// Returns the index of the queue pair of a side that has the number `qpn`.
+    /// Returns the index of a side's queue pair with the number `qpn`.
     fn find(&self, side: usize, qpn: Qpn) -> Option<usize> {
         (0..self.qps.len()).find(|q| self.plan.qps[*q].side == side && self.qps[*q].qpn == Some(qpn))
     }
 
-    /// Passes a packet to the model of an unreliable queue pair.
+    /// Passes a packet to the model of the queue pair that receives it, if its service is unreliable.
     fn predict(&mut self, side: usize, flight: &Flight) {
         let b = &flight.bytes;
         let word = |at: usize| u32::from_be_bytes([0, b[at], b[at + 1], b[at + 2]]);
@@ -344,8 +345,8 @@ impl World {
         }
     }
 
-    /// Processes a send completion. On a reliable queue pair, a successful one shows that all requests up to
-    /// this one are complete.
+    /// Processes a send completion. On a reliable queue pair, a successful one shows that its request and all
+    /// earlier ones have completed.
     fn sent(&mut self, qp: usize, c: Completion) {
         self.qps[qp].sent.push(c);
         if c.status == WcStatus::Success && self.plan.qps[qp].kind.is_reliable() {
@@ -357,8 +358,8 @@ impl World {
         }
     }
 
-    /// Processes a receive completion, and checks that the receive contains the data of the next expected
-    /// message.
+    /// Processes a receive completion. On a reliable queue pair, checks that the receive contains the data of
+    /// the next expected message.
     fn received(&mut self, qp: usize, c: Completion) {
         let (plan, q) = (&self.plan.qps[qp], &mut self.qps[qp]);
         let s = &mut self.sides[plan.side];
@@ -378,7 +379,7 @@ impl World {
         q.received.push(c);
     }
 
-    /// Describes the state of the run, to diagnose a hang.
+    /// Describes the state of the run, for the diagnosis of a hang.
     pub fn describe(&self) -> String {
         let mut text = format!("{:?} at {:?}\n", self.params, self.now);
         for s in &self.sides {

@@ -1,4 +1,4 @@
-//! Tests of NVMe commands and of the target's responses to them.
+//! Tests of the target's responses to NVMe commands, without RDMA.
 
 use std::time::Instant;
 
@@ -8,10 +8,10 @@ use super::nvme::queue::Queue;
 use super::nvme::request::{Transfer, ranges};
 use super::*;
 
-/// A queue of the target, on which a test executes commands without RDMA.
+/// A queue of the target whose commands a test executes without RDMA.
 pub struct Bench {
     pub queue: Queue,
-    /// Data that the host provides for the next command, or that the last command returned.
+    /// Host data for the next command, or the data returned by the last one.
     pub data: Vec<u8>,
 }
 
@@ -20,7 +20,7 @@ impl Bench {
         Bench { queue: Queue::new(disk.subsystem.clone(), number, depth, Instant::now()), data: Vec::new() }
     }
 
-    /// Returns the admin queue and an I/O queue of a connected host, which has enabled its controller.
+    /// Returns the admin queue and an I/O queue of a host that has connected and enabled its controller.
     pub fn pair(disk: &Disk) -> (Bench, Bench) {
         let (mut admin, mut io) = (Bench::new(disk, 0, 32), Bench::new(disk, 1, 32));
         admin.data = connect_data(0xffff, NQN, HOST_NQN);
@@ -47,7 +47,7 @@ impl Bench {
     }
 }
 
-/// Returns a Read, Write or Write Zeroes command for `count` blocks from block `first` on.
+/// Returns a Read, Write or Write Zeroes command for `count` blocks, starting at block `first`.
 fn on_blocks(opcode: u8, first: u64, count: u32) -> Command {
     command(opcode, &[first as u32, (first >> 32) as u32, count - 1])
 }
@@ -124,7 +124,8 @@ fn blocks_are_read_written_and_zeroed() {
     assert_eq!(disk.blocks(1, 1), block(1));
 }
 
-/// Checks that the target processes a block only once even if the host names it in several ranges.
+/// Checks that overlapping ranges of a Dataset Management command are merged, so that the target processes
+/// each block only once.
 #[test]
 fn overlapping_ranges_are_merged() {
     let run = |first: u64, count: u32| [&[0; 4][..], &count.to_le_bytes(), &first.to_le_bytes()].concat();

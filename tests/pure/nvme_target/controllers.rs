@@ -1,4 +1,4 @@
-//! Tests of the checks of the Connect command, and of the lifetime of controllers.
+//! Tests of Connect commands, valid and invalid, and of the lifetime of controllers.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use super::nvme::capsule::{Failure, Status};
 use super::nvme::queue::DisconnectReason;
 use super::*;
 
-/// Executes a Connect command on a new queue of 32 commands; returns the queue and the result.
+/// Executes a Connect command on a new queue with a depth of 32, and returns the queue and the result.
 fn try_connect(
     disk: &Disk,
     number: u16,

@@ -1,4 +1,4 @@
-//! An NVMe host on the verbs API, which sends the commands of a test to the target.
+//! NVMe host on the verbs API that sends a test's commands to the target.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use super::*;
 pub const LIMIT: Duration = Duration::from_secs(10);
 const RESPONSES: usize = 32;
 
-/// Runs `test` while a target serves on a fabric. `test` gets the host's connection manager and the target's
+/// Runs `test` against a target on a fabric; `test` gets the host's connection manager and the target's
 /// address.
 pub fn with_target(disk: &Disk, test: impl FnOnce(&ConnectionManager, SocketAddr)) {
     let fabric = Fabric::new();
@@ -42,22 +42,22 @@ pub fn with_target(disk: &Disk, test: impl FnOnce(&ConnectionManager, SocketAddr
     assert_eq!(target.connections(), 0);
 }
 
-/// A connected queue of the host.
+/// One of the host's queues, connected to the target.
 pub struct HostQueue {
     pub session: Session,
     pub cq: Cq,
-    /// Buffer for the data of commands.
+    /// Data buffer for commands.
     pub data: Mr,
     capsule: Mr,
     responses: Mr,
 }
 
-/// Size of the send buffer: a command, the largest in-capsule data, and some bytes more, for capsules that
-/// are too long.
+/// Size of the send buffer: a command, the largest in-capsule data, and 64 bytes more for capsules that are
+/// too long.
 const CAPSULE: usize = 64 + IN_CAPSULE + 64;
 
-/// A response that the host has received: command ID, result, status code (without the other bits of the
-/// status field), and the key that the response has invalidated.
+/// A received response: command ID, result, status code and type (without the other bits of the status
+/// field), and the R_Key that it invalidated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostResponse {
     pub id: u16,
@@ -67,7 +67,7 @@ pub struct HostResponse {
 }
 
 impl HostQueue {
-    /// Connects a queue; `private_data` is the private data of the connection request.
+    /// Connects a queue, with the given private data in the connection request.
     pub fn open_with(
         host: &ConnectionManager,
         at: SocketAddr,
@@ -100,7 +100,7 @@ impl HostQueue {
         (admin, io)
     }
 
-    /// Executes a Connect command, whose data is in the capsule; returns the controller ID.
+    /// Sends a Connect command with its data in the capsule, and returns the controller ID from the response.
     pub fn connect(&self, queue: u16, controller: u16) -> u16 {
         let data = connect_data(controller, NQN, HOST_NQN);
         let command = with(connect(queue, 32), 24, &in_capsule(0, data.len()));
@@ -122,7 +122,7 @@ impl HostQueue {
         self.response_within(LIMIT).unwrap()
     }
 
-    /// Returns the next response, or an error if none arrives in time.
+    /// Waits for the next response, for at most `limit`.
     pub fn response_within(&self, limit: Duration) -> Result<HostResponse, WaitError> {
         loop {
             let completion = self.cq.wait(limit)?;
@@ -140,7 +140,7 @@ impl HostQueue {
         }
     }
 
-    /// Sends a command, waits for the response, and returns its status.
+    /// Sends a command, waits for the response, and returns the status code.
     pub fn status(&self, capsule: &[u8]) -> u16 {
         self.send(capsule);
         self.response().status
@@ -152,7 +152,7 @@ fn post(qp: &Qp, responses: &Mr, slot: usize) {
     qp.post_recv(&RecvWr::new(slot as u64, &sges)).unwrap();
 }
 
-/// Returns an SGL descriptor for data in the capsule, after the command.
+/// Returns an SGL descriptor for in-capsule data at `offset` after the command.
 pub fn in_capsule(offset: u64, len: usize) -> [u8; 16] {
     let mut sgl = [0; 16];
     sgl[..8].copy_from_slice(&offset.to_le_bytes());
@@ -161,7 +161,7 @@ pub fn in_capsule(offset: u64, len: usize) -> [u8; 16] {
     sgl
 }
 
-/// Returns an SGL descriptor for memory of the host, which the target accesses by RDMA.
+/// Returns a keyed SGL descriptor of type `kind`, for host memory that the target accesses by RDMA.
 pub fn keyed(at: RemoteAddr, len: usize, kind: u8) -> [u8; 16] {
     let mut sgl = [0; 16];
     sgl[..8].copy_from_slice(&at.va.to_le_bytes());

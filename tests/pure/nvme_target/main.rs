@@ -1,5 +1,5 @@
-//! Tests of the NVMe over Fabrics target of `cli/examples/nvme_target`: its responses to valid and invalid
-//! commands, without RDMA and to a host that uses the verbs API.
+//! Tests of the NVMe over Fabrics target in `cli/examples/nvme_target`: its responses to valid and invalid
+//! commands, without RDMA and over RDMA to a host on the verbs API.
 
 #[allow(dead_code, reason = "the tests use a part of the example")]
 #[path = "../../../cli/examples/nvme_target/nvme/mod.rs"]
@@ -21,7 +21,7 @@ const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:host";
 const BLOCK: usize = 512;
 const BLOCKS: usize = 4096;
 
-/// A subsystem whose namespace is a temporary file; each block contains its own number.
+/// A subsystem whose namespace is a temporary file; each block initially contains its own number.
 struct Disk {
     subsystem: Arc<Subsystem>,
     file: tempfile::NamedTempFile,
@@ -40,7 +40,7 @@ impl Disk {
         Disk { subsystem: Arc::new(Subsystem::new(NQN.into(), namespace, addresses)), file }
     }
 
-    /// Returns the contents of `count` blocks of the file, from block `first` on.
+    /// Returns the contents of `count` blocks of the file, starting at block `first`.
     fn blocks(&self, first: usize, count: usize) -> Vec<u8> {
         std::fs::read(self.file.path()).unwrap()[first * BLOCK..(first + count) * BLOCK].to_vec()
     }
@@ -51,7 +51,7 @@ fn block(number: usize) -> Vec<u8> {
     (number as u32).to_le_bytes().repeat(BLOCK / 4)
 }
 
-/// Returns a command for namespace 1 with the given dwords as command dwords 10 (CDW10) and following.
+/// Returns a command for namespace 1 with `dwords` as its command dwords from CDW10 on.
 fn command(opcode: u8, dwords: &[u32]) -> Command {
     let mut bytes = [0; 64];
     (bytes[0], bytes[1], bytes[4]) = (opcode, 0x40, 1);
@@ -61,7 +61,7 @@ fn command(opcode: u8, dwords: &[u32]) -> Command {
     Command(bytes)
 }
 
-/// Returns the command with the bytes at offset `at` replaced.
+/// Returns a copy of the command in which `bytes` replace the bytes from offset `at` on.
 fn with(command: Command, at: usize, bytes: &[u8]) -> Command {
     let mut changed = command.0;
     changed[at..at + bytes.len()].copy_from_slice(bytes);
@@ -73,7 +73,7 @@ fn fabrics(kind: u8, dwords: &[u32]) -> Command {
     with(command(0x7f, dwords), 4, &[kind])
 }
 
-/// Returns a Connect command for a queue of `depth` commands.
+/// Returns a Connect command for queue `queue` with a depth of `depth` commands.
 fn connect(queue: u16, depth: u16) -> Command {
     fabrics(1, &[u32::from(queue) << 16, u32::from(depth - 1), 0])
 }
@@ -87,8 +87,8 @@ fn connect_data(controller: u16, subsystem: &str, host: &str) -> Vec<u8> {
     data
 }
 
-/// Returns the Property Set command that sets the register CC as the kernel does: controller enabled, queue
-/// entries of 64 and 16 bytes.
+/// Returns the Property Set command that the kernel sends to enable a controller: it sets register CC, with
+/// queue entries of 64 and 16 bytes.
 fn enable() -> Command {
     fabrics(0, &[0, 0x14, 0x46_0001, 0])
 }

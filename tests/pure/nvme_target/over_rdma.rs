@@ -9,8 +9,8 @@ use super::host::{HostQueue, LIMIT, in_capsule, keyed, with_target};
 use super::nvme::capsule::Status;
 use super::*;
 
-/// Returns a Read (opcode 2) or Write (1) command for `count` blocks from block `first` on; `sgl` describes
-/// the data.
+/// Returns a Read or Write command for `count` blocks, starting at block `first`; `sgl` is its SGL
+/// descriptor.
 fn on_blocks(opcode: u8, first: u32, count: u32, sgl: [u8; 16]) -> Command {
     with(command(opcode, &[first, 0, count - 1]), 24, &sgl)
 }
@@ -81,7 +81,8 @@ fn invalid_data_descriptors_are_refused() {
     });
 }
 
-/// Uses fast registrations, as the kernel does, each of which the response invalidates.
+/// Checks, with fast-registered memory as the kernel uses it, that each response invalidates its command's
+/// R_Key.
 #[test]
 fn response_invalidates_the_rkey_if_the_sgl_requests_it() {
     let disk = Disk::new();
@@ -105,7 +106,7 @@ fn response_invalidates_the_rkey_if_the_sgl_requests_it() {
     });
 }
 
-/// Sends more commands than the target has buffers, and mixes Read and Write commands.
+/// Sends more Read and Write commands at once than the target has buffers.
 #[test]
 fn full_queue_of_commands_is_executed() {
     let disk = Disk::new();
@@ -175,8 +176,7 @@ fn invalid_connection_requests_are_rejected() {
     });
 }
 
-/// Checks that the target disconnects the I/O queues of a controller when the host disconnects the admin
-/// queue.
+/// Checks that the target disconnects a controller's I/O queues when the host disconnects its admin queue.
 #[test]
 fn io_queues_are_disconnected_when_the_admin_queue_disconnects() {
     let disk = Disk::new();
@@ -191,7 +191,7 @@ fn io_queues_are_disconnected_when_the_admin_queue_disconnects() {
     });
 }
 
-/// Checks that the target disconnects an I/O queue even if the host keeps sending commands on it.
+/// Checks that the target disconnects an I/O queue even while the host keeps sending commands on it.
 #[test]
 fn busy_io_queues_are_disconnected_when_the_admin_queue_disconnects() {
     let disk = Disk::new();
@@ -209,7 +209,7 @@ fn busy_io_queues_are_disconnected_when_the_admin_queue_disconnects() {
     });
 }
 
-/// Checks that the target accesses no memory of a host that has not sent Connect yet.
+/// Checks that the target accesses no memory of a host that has not yet sent a Connect command.
 #[test]
 fn read_and_write_before_connect_are_refused_without_a_data_transfer() {
     let disk = Disk::new();

@@ -1,4 +1,4 @@
-//! Tests of asynchronous events: port state, GID changes, device failures, event queue.
+//! Tests of asynchronous events: port state, GID changes, device failures, the event queue.
 
 use std::io;
 use std::net::IpAddr;

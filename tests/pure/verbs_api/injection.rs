@@ -1,5 +1,5 @@
-//! Tests of faults that a program injects through the fabric (device removal, asynchronous events), of
-//! meshes, and of completion channels in a reactor.
+//! Tests of faults injected through the fabric (device removal, asynchronous events), of meshes, and of
+//! completion channels in a reactor.
 
 use super::*;
 use urxe::link::fabric::FabricError;

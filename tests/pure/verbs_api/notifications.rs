@@ -1,4 +1,4 @@
-//! Tests of completion channels: notification requests and their events.
+//! Tests of completion channels: which completions raise an event after a notification request.
 
 use std::os::fd::AsFd;
 
@@ -25,7 +25,7 @@ fn fixture() -> Fixture {
 }
 
 impl Fixture {
-    /// Sends a message from the peer and waits until it arrives.
+    /// Posts a receive, sends a message from the peer, and advances the clock until it has arrived.
     fn send_message(&self, op: WrOp, solicited: bool) {
         self.qp.post_recv(&RecvWr::new(1, &[])).unwrap();
         let flags = SendFlags { solicited, ..SendFlags::default() };
@@ -33,7 +33,7 @@ impl Fixture {
         self.fabric.advance(Duration::from_micros(100));
     }
 
-    /// Removes and acknowledges the queued event, if any, and reports whether there was one.
+    /// Takes and acknowledges the queued event, if any, and reports whether there was one.
     fn consume_event(&self) -> bool {
         let event = self.channel.next_event();
         assert!(self.channel.next_event().is_none(), "a notification request raises at most one event");

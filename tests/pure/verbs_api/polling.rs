@@ -1,10 +1,10 @@
-//! Tests of extended polling: rounds, completion fields, timestamps, overflow.
+//! Tests of extended polling: polling rounds, completion fields, timestamps, CQ overflow.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::*;
 
-/// Runs one round of extended polling and returns `wr_id`, status and timestamp of each completion.
+/// Runs one round of extended polling, and returns the `wr_id`, status and timestamp of each completion.
 fn round(cq: &Cq) -> Vec<(u64, WcStatus, u64)> {
     let (mut poll, mut found) = (cq.start_poll(), Vec::new());
     while let Some(wc) = poll.next_poll().unwrap() {

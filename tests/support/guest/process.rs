@@ -1,4 +1,4 @@
-//! Commands in the guest, run through its agent (`tests/rxe-guest/agent.c` documents the protocol).
+//! Commands in the guest, run by the agent in it; `tests/rxe-guest/agent.c` documents the protocol.
 
 use super::{ErrorKind, GuestError, Result, SHORT, error, log_tail};
 use parking_lot::Mutex;
@@ -20,7 +20,7 @@ enum Event {
 struct Sessions {
     next: u32,
     open: HashMap<u32, Sender<Event>>,
-    /// Whether the link is closed, so that no session can be opened.
+    /// Whether the connection to the agent has ended, which means that no session can be opened.
     closed: bool,
 }
 
@@ -31,8 +31,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// Waits for the agent's first message, limited by the read timeout of `stream`, and then serves all
-    /// sessions.
+    /// Waits for the agent's first message, for at most the read timeout of `stream`, and then starts a
+    /// thread that dispatches messages to their sessions.
     pub fn new(mut stream: UnixStream, dir: PathBuf) -> io::Result<Arc<Self>> {
         let (kind, _, _) = read_frame(&mut stream)?;
         if kind != b'H' {
@@ -127,12 +127,12 @@ fn read_frame(s: &mut UnixStream) -> io::Result<(u8, u32, Vec<u8>)> {
 
 // ---- commands ----
 
-/// Result of a command in the guest.
+/// Exit status and output of a command in the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// Exit status; 128 + n if signal n terminated it.
+    /// Exit status, or 128 + n if signal n terminated the command.
     pub status: i32,
-    /// Standard output that `read_line` has not returned.
+    /// Standard output that `read_line` has not yet returned.
     pub stdout: String,
     /// Standard error.
     pub stderr: String,
@@ -150,7 +150,7 @@ pub struct GuestProcess {
 }
 
 impl GuestProcess {
-    /// Waits for the next output or the exit of the command and stores it; fails at `deadline`.
+    /// Waits for output from the command or for its exit, and stores the event. Fails at `deadline`.
     fn process_event(&mut self, deadline: Instant) -> Result<()> {
         match self.rx.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(Event::Stdout(d)) => self.stdout.extend(d),
@@ -174,8 +174,8 @@ impl GuestProcess {
         Ok(())
     }
 
-    /// Returns the next line of the command's standard output, without the newline; `None` at the end of the
-    /// output.
+    /// Returns the next line of the command's standard output without the newline, or `None` at the end of
+    /// the output.
     pub fn read_line(&mut self, timeout: Duration) -> Result<Option<String>> {
         let deadline = Instant::now() + timeout;
         let mut searched = 0;
@@ -193,8 +193,7 @@ impl GuestProcess {
         }
     }
 
-    /// Reads lines of the command's standard output up to the first that contains `text`, and returns that
-    /// line.
+    /// Reads lines from the command's standard output until one contains `text`, and returns that line.
     pub fn wait_for(&mut self, text: &str, timeout: Duration) -> Result<String> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -209,12 +208,12 @@ impl GuestProcess {
         }
     }
 
-    /// Writes to the standard input of the command.
+    /// Writes to the command's standard input.
     pub fn write(&mut self, data: &[u8]) -> Result<()> {
         data.chunks(16000).try_for_each(|c| self.link.send(b'I', self.sid, c))
     }
 
-    /// Closes its standard input.
+    /// Closes the command's standard input.
     pub fn close_stdin(&mut self) -> Result<()> {
         self.link.send(b'Z', self.sid, &[])
     }
@@ -225,15 +224,15 @@ impl GuestProcess {
         self.status.is_some()
     }
 
-    /// Waits until the command exits. After a timeout the command continues to run, and may be waited for
-    /// again.
+    /// Waits for the command to exit, and returns its status and output. After a timeout the command keeps
+    /// running, and the caller may wait for it again.
     pub fn wait(&mut self, timeout: Duration) -> Result<Output> {
         let (status, stdout) = self.wait_raw(timeout)?;
         let text = |b: Vec<u8>| String::from_utf8_lossy(&b).into_owned();
         Ok(Output { status, stdout: text(stdout), stderr: text(std::mem::take(&mut self.stderr)) })
     }
 
-    /// Like [`wait`](Self::wait), but returns the status and the standard output as bytes.
+    /// Like [`wait`](Self::wait), but returns the status, and the standard output as bytes.
     pub fn wait_raw(&mut self, timeout: Duration) -> Result<(i32, Vec<u8>)> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -244,12 +243,12 @@ impl GuestProcess {
         }
     }
 
-    /// Sends a signal to the command and all processes that it started.
+    /// Sends a signal to the command and to all processes started by it.
     pub fn signal(&mut self, signal: u8) -> Result<()> {
         self.link.send(b'S', self.sid, &[signal])
     }
 
-    /// Kills the command and all processes that it started, and waits until the command has exited.
+    /// Kills the command and all processes started by it, and waits for the command to exit.
     pub fn kill(&mut self) -> Result<Output> {
         if self.status.is_none() {
             self.signal(9)?;

@@ -1,4 +1,4 @@
-//! State of rxe's requesters, read from the guest's kernel: whether each of them waits, and for which event.
+//! State of rxe's requesters in the guest's kernel: whether each one waits, and for which event.
 //!
 //! rxe (6.1 and 6.12) loses a wake-up. `rxe_requester` stops in the middle of a message while more than 64 of
 //! its packets are queued in the NIC: it compares `skb_out`, and then sets `need_req_skb`. The destructor of
@@ -13,37 +13,37 @@
 use super::{ErrorKind, Guest, Result, SHORT, error};
 use std::time::Duration;
 
-/// Offsets of `req.psn`, `comp.psn`, `skb_out`, `need_req_skb` and `req.wait_psn` in a kernel's `struct
-/// rxe_qp`, found by disassembly.
+/// Offsets of `req.psn`, `comp.psn`, `skb_out`, `need_req_skb` and `req.wait_psn` in `struct rxe_qp` for each
+/// kernel, found by disassembly.
 const LAYOUTS: [(&str, [u32; 5]); 2] = [
     ("6.1.0-56-amd64", [0x3b8, 0x42c, 0x774, 0x778, 0x3cc]),
     ("6.12.117+deb13-amd64", [0x47c, 0x4a4, 0x75c, 0x760, 0x490]),
 ];
 
-/// Time limit of a command in a guest on a heavily loaded host.
+/// Time limit for a command in a guest whose host is heavily loaded.
 const SLOW: Duration = Duration::from_secs(60);
 
 /// Number of packets queued in the NIC below which rxe schedules its requester again
 /// (`RXE_INFLIGHT_SKBS_PER_QP_LOW`).
 const LOW: u32 = 16;
 
-/// State of the requester of one queue pair.
+/// State of one queue pair's requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Requester {
     /// PSN of the next packet.
     pub next_psn: u32,
-    /// First PSN that is not acknowledged.
+    /// First unacknowledged PSN.
     pub unacknowledged: u32,
-    /// Number of packets queued in the NIC.
+    /// Number of the queue pair's packets queued in the NIC.
     pub with_nic: u32,
-    /// Whether the requester waits until fewer packets are queued in the NIC.
+    /// Whether the requester waits for the NIC to send queued packets.
     pub waits_for_nic: bool,
     /// Whether the requester waits for acknowledgements.
     pub waits_for_ack: bool,
 }
 
 impl Requester {
-    /// Reports whether the requester waits forever, for an event that has already happened.
+    /// Reports whether the requester waits for an event that has already happened, and so waits forever.
     pub fn has_lost_wakeup(&self) -> bool {
         // PSNs have 24 bits; the sign of their difference is bit 23.
         let ahead = self.next_psn.wrapping_sub(self.unacknowledged) & 0xff_ffff;
@@ -51,7 +51,7 @@ impl Requester {
         is_timer_off && (self.waits_for_nic && self.with_nic < LOW || self.waits_for_ack)
     }
 
-    /// Parses a line of the kernel's trace.
+    /// Parses a line of the kernel's trace output.
     fn parse(line: &str) -> Option<Requester> {
         let number = |key: &str| {
             line.split_whitespace()
@@ -68,8 +68,8 @@ impl Requester {
 }
 
 impl Guest {
-    /// Returns the requesters of all queue pairs of rxe0. A probe on `rxe_qp_to_attr` reads them while `rdma`
-    /// queries the attributes, so traffic before that is not affected.
+    /// Returns the requester of each queue pair of rxe0. A kernel probe on `rxe_qp_to_attr` reads them while
+    /// `rdma` queries the attributes, so earlier traffic is not affected.
     ///
     /// # Errors
     ///
@@ -100,8 +100,8 @@ impl Guest {
         Ok(all)
     }
 
-    /// Returns all requesters, and the subset that waits forever (see [`Requester::has_lost_wakeup`]) in two
-    /// readings, a second apart.
+    /// Returns all requesters, and those that have lost a wake-up (see [`Requester::has_lost_wakeup`]) and
+    /// have not changed for a second.
     ///
     /// # Errors
     ///

@@ -1,10 +1,10 @@
-//! The verbs shell; `tests/rxe-guest/README.md` documents its commands.
+//! The verbs shell in the guest; `tests/rxe-guest/README.md` documents its commands.
 
 use super::{ErrorKind, GuestError, GuestProcess, Result, SHORT, error};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Words of a response of `vsh`: pairs `key=value`, and single words, which are keys with an empty value.
+/// Words of a `vsh` response: `key=value` pairs, and single words, which are keys with an empty value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply(pub BTreeMap<String, String>);
 
@@ -22,7 +22,7 @@ impl Reply {
         self.0.get(key).map(String::as_str).unwrap_or_else(|| panic!("no {key} in the response {self:?}"))
     }
 
-    /// Returns the value of `key` as a number, decimal or with 0x; the key must be present.
+    /// Returns the value of `key`, which must be a decimal number or a hexadecimal one with the prefix `0x`.
     pub fn num(&self, key: &str) -> u64 {
         let v = self.get(key);
         let n = match v.strip_prefix("0x") {
@@ -48,11 +48,11 @@ pub struct Wc {
     pub flags: u32,
     /// Immediate data in host byte order.
     pub imm: Option<u32>,
-    /// R_Key that a received SEND with invalidate has invalidated.
+    /// R_Key invalidated by the received SEND with invalidate.
     pub inv: Option<u32>,
-    /// Number of the QP.
+    /// Number of the local QP.
     pub qpn: u32,
-    /// Number of the sending QP, if the receive has a GRH (UD).
+    /// Number of the sending QP, for a receive with a GRH (UD).
     pub src_qp: Option<u32>,
     /// Vendor error code.
     pub vendor: u32,
@@ -77,11 +77,11 @@ impl Wc {
     }
 }
 
-/// A verbs shell that runs in the guest.
+/// A running verbs shell.
 pub struct Vsh(pub(super) GuestProcess);
 
 impl Vsh {
-    /// Sends one command line without reading its response. Several commands may be outstanding.
+    /// Sends a command line without reading the response. Several commands may be outstanding.
     pub fn send(&mut self, line: &str) -> Result<()> {
         self.0.write(format!("{line}\n").as_bytes())
     }
@@ -105,7 +105,7 @@ impl Vsh {
         Ok(Reply::parse(self.ok(line, SHORT)?.split_whitespace()))
     }
 
-    /// Executes a command that must fail, and returns the reason that the shell reports.
+    /// Executes a command that must fail, and returns the reason reported by the shell.
     pub fn fails(&mut self, line: &str) -> Result<String> {
         let response = self.raw(line)?;
         match response.strip_prefix("err ") {
@@ -125,18 +125,18 @@ impl Vsh {
         }
     }
 
-    /// Returns up to `n` completions of the CQ `cq`: those that arrive within `timeout`.
+    /// Polls the CQ `cq` until `n` completions have arrived or `timeout` has passed, and returns them.
     pub fn poll(&mut self, n: usize, timeout: Duration) -> Result<Vec<Wc>> {
         self.poll_cq("cq", n, timeout)
     }
 
-    /// Like [`poll`](Self::poll), for another CQ.
+    /// Like [`poll`](Self::poll), for the CQ with the given name.
     pub fn poll_cq(&mut self, cq: &str, n: usize, timeout: Duration) -> Result<Vec<Wc>> {
         let line = format!("poll {n} {} cq={cq}", timeout.as_millis());
         Ok(self.ok(&line, timeout + SHORT)?.split_whitespace().map(Wc::parse).collect())
     }
 
-    /// Returns `len` bytes of the region `mr`.
+    /// Returns `len` bytes at offset `off` of the region `mr`.
     pub fn get(&mut self, mr: &str, off: usize, len: usize) -> Result<Vec<u8>> {
         let hex = self.ok(&format!("get {mr} {off} {len}"), SHORT)?;
         let bad = |_| GuestError {
@@ -147,7 +147,7 @@ impl Vsh {
         (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).map_err(bad)).collect()
     }
 
-    /// Writes `data` into the region `mr`.
+    /// Writes `data` at offset `off` of the region `mr`.
     pub fn set(&mut self, mr: &str, off: usize, data: &[u8]) -> Result<()> {
         for (i, c) in data.chunks(16384).enumerate() {
             let hex: String = c.iter().map(|b| format!("{b:02x}")).collect();
@@ -157,12 +157,12 @@ impl Vsh {
     }
 }
 
-/// Returns the `hash` of these bytes as `vsh` computes it (FNV-1a, 64 bit).
+/// Returns the hash that the command `hash` of `vsh` computes for `data` (64-bit FNV-1a).
 pub fn hash(data: &[u8]) -> u64 {
     data.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Returns the bytes that `vsh`'s `pattern` writes.
+/// Returns the bytes that the command `pattern` of `vsh` writes.
 pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| seed.wrapping_add(i as u8).wrapping_add((i >> 8) as u8)).collect()
 }
