@@ -28,7 +28,7 @@ fn ack_with_credits(psn: u32, msn: u32, credits: u8) -> Pkt {
 const RKEY: RKey = RKey(7);
 
 cases! {
-    ack_advertises_posted_receives_rounded_down => "credits.sent" {
+    ack_advertises_the_posted_receives_rounded_down_to_a_credit_code => "credits.sent" {
         // Pairs of the number of receives and the largest credit code that does not exceed it.
         for (receives, code) in [
             (0, 0),
@@ -78,7 +78,7 @@ cases! {
         b.exchange(&[send(Only, RQ + 5, &[1])], &[nak(RQ + 4, 2, NakCode::PsnSequenceError)]);
     }
 
-    shared_receive_queue_advertises_no_credits => "credits.none" {
+    qp_with_an_srq_advertises_no_credits => "credits.none" {
         let mut b = bench(|s| s.shared = true);
         b.recv(1, 0, 10);
         let to = b.remote(0, 1);
@@ -88,7 +88,7 @@ cases! {
         b.exchange(&[write(Only, RQ, to, &[1]).xrc(srq)], &[ack_with_credits(RQ, 1, 31).xrc(srq)]);
     }
 
-    beyond_credits_one_message_is_sent_at_a_time => "credits.limit" {
+    without_credits_messages_are_sent_one_at_a_time => "credits.limit" {
         let mut b = bench(|_| {});
         let d = b.mr.read(0, 4);
         // No credits have been advertised yet: all are sent.
@@ -106,7 +106,7 @@ cases! {
         b.sends(&(1..=6).map(|i| ok(i, WcOpcode::Send, 4)).collect::<Vec<_>>());
     }
 
-    beyond_credits_first_packet_is_sent_before_the_rest => "credits.limit" {
+    without_credits_only_the_first_packet_is_sent_until_it_is_acknowledged => "credits.limit" {
         let mut b = bench(|_| {});
         let d = b.mr.read(0, 600);
         b.post(1, WrOp::Send, 0, 4);
@@ -121,7 +121,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 4), ok(2, WcOpcode::Send, 600)]);
     }
 
-    last_message_without_ackreq_is_resent_with_ackreq_when_credits_run_out => "credits.limit" {
+    last_message_without_ackreq_is_probed_when_credits_run_out => "credits.limit" {
         let mut b = bench(|_| {});
         let (d, sge) = (b.mr.read(0, 4), [b.mr.sge(0, 4)]);
         b.post(1, WrOp::Send, 0, 4);
@@ -138,7 +138,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 4)]);
     }
 
-    first_packet_beyond_credits_is_resent_after_rnr_nak => "credits.limit" {
+    first_packet_sent_without_credits_is_retransmitted_after_an_rnr_nak => "credits.limit" {
         let mut b = bench(|_| {});
         let d = b.mr.read(0, 300);
         b.post(1, WrOp::Send, 0, 4);
@@ -203,7 +203,7 @@ cases! {
         b.sends(&(1..=4).map(|i| ok(i, WcOpcode::Send, 4)).collect::<Vec<_>>());
     }
 
-    credits_restart_with_a_new_connection => "credits.limit" {
+    new_connection_has_no_credit_limit_until_its_first_ack => "credits.limit" {
         use urxe::transport::QpState;
         let mut b = bench(|_| {});
         b.post(1, WrOp::Send, 0, 4);

@@ -57,7 +57,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 3), ok(2, WcOpcode::Send, 7)]);
     }
 
-    qkey_with_highest_bit_set_is_replaced_by_that_of_the_qp => "ud.qkey.own" {
+    qkey_with_highest_bit_set_is_replaced_by_the_qkey_of_the_qp => "ud.qkey.own" {
         let mut b = ud(|s| s.qkey = 0x8000_1234);
         for (given, sent) in
             [(0x8000_0000, 0x8000_1234), (0xffff_ffff, 0x8000_1234), (0x7fff_ffff, 0x7fff_ffff)]
@@ -81,7 +81,7 @@ cases! {
         b.state(QpState::Sqe);
     }
 
-    rdma_write_on_ud_is_refused_when_posted => "ud.operations" {
+    posting_an_rdma_write_to_a_ud_qp_fails => "ud.operations" {
         let mut b = ud(|_| {});
         let (sge, op) = ([b.mr.sge(0, 8)], WrOp::Write { va: 0, rkey: RKey(1) });
         let error = b.post_sges(1, op, &sge, SendFlags::SIGNALED).unwrap_err();
@@ -89,7 +89,7 @@ cases! {
         b.expect_nothing();
     }
 
-    missing_or_invalid_destination_is_refused_when_posted => "ud.destination" {
+    posting_a_datagram_without_a_valid_destination_fails => "ud.destination" {
         let mut b = ud(|_| {});
         let sge = [b.mr.sge(0, 1)];
         let wr = SendWr::new(1, WrOp::Send, &sge);
@@ -111,7 +111,7 @@ cases! {
         assert_eq!(rc.post_on(0, &wr.to(to)), Err(PostError::Destination));
     }
 
-    grh_and_data_are_placed_in_the_receive => "ud.responder" {
+    grh_and_data_are_placed_in_the_receive_buffer => "ud.responder" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 200);
         b.exchange(&[datagram(&[8; 100]).solicited()], &[]);
@@ -176,14 +176,14 @@ cases! {
         b.recvs(&[received(1, 1)]);
     }
 
-    datagram_without_receive_is_dropped => "ud.drop" {
+    datagram_is_dropped_if_no_receive_is_posted => "ud.drop" {
         let mut b = ud(|_| {});
         b.exchange(&[datagram(&[1])], &[]);
         assert_eq!(b.count().rx_no_receive, 1);
         b.state(QpState::Rts);
     }
 
-    datagram_longer_than_the_receive_is_dropped_and_the_receive_stays_posted => "ud.length" {
+    datagram_longer_than_receive_buffer_is_dropped_and_the_receive_stays_posted => "ud.length" {
         let mut b = ud(|_| {});
         // The GRH counts towards the length of the receive.
         b.recv(1, 0, 140);
@@ -200,7 +200,7 @@ cases! {
         b.recvs(&[received(2, 99)]);
     }
 
-    datagram_longer_than_the_receive_of_an_srq_is_dropped_and_the_receive_stays_posted => "ud.length" {
+    datagram_longer_than_srq_receive_buffer_is_dropped_and_receive_stays_posted => "ud.length" {
         let mut b = ud(|s| s.shared = true);
         b.recv(1, 0, 139);
         b.exchange(&[datagram(&[1; 100])], &[]);

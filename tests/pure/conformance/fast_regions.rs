@@ -84,7 +84,7 @@ cases! {
         );
     }
 
-    access_beyond_registered_range_or_rights_is_refused => "fast.reg" {
+    access_outside_the_registered_range_or_rights_fails => "fast.reg" {
         let mut b = Bench::new();
         let (_m, _, reg) = fast(&mut b, PD);
         let reg = FastReg { access: Access::LOCAL_WRITE | Access::REMOTE_READ, ..reg };
@@ -113,7 +113,7 @@ cases! {
         );
     }
 
-    invalid_fast_registration_is_refused => "fast.reg.invalid" {
+    invalid_fast_registration_fails_with_a_bind_error => "fast.reg.invalid" {
         let mut b = Bench::new();
         let (_m, _, reg) = registered(&mut b);
         expect_bind_error(&mut b, WrOp::RegMr(FastReg { key: LKey(reg.key.0 + 1), ..reg }));
@@ -170,7 +170,7 @@ cases! {
         assert!(!is_registered(&b, &reg));
     }
 
-    remote_invalidate_of_local_registration_is_refused => "fast.inv" {
+    remote_invalidate_of_a_region_without_remote_access_fails_the_receive => "fast.inv" {
         let mut b = Bench::new();
         let (_m, _, reg) = fast(&mut b, PD);
         b.post_no_data(1, WrOp::RegMr(FastReg { access: Access::LOCAL_WRITE, ..reg }));
@@ -200,7 +200,7 @@ cases! {
         expect_bind_error(&mut b, WrOp::LocalInv(RKey(reg.key.0)));
     }
 
-    invalidation_of_a_region_with_a_bound_window_is_refused => "fast.windows" {
+    invalidation_of_a_region_with_a_bound_window_fails => "fast.windows" {
         let mut b = Bench::new();
         let (_m, info, reg) = fast(&mut b, PD);
         let reg = FastReg { access: Access::ALL | Access::MW_BIND, ..reg };
@@ -283,7 +283,7 @@ cases! {
         assert!(stale.is_err());
     }
 
-    reregistration_of_a_region_with_a_bound_window_is_refused => "mr.rereg" {
+    reregistration_of_a_region_with_a_bound_window_fails => "mr.rereg" {
         let mut b = Bench::new();
         let r = b.region(PD, 64, 0x1000, Access::ALL | Access::MW_BIND);
         let region = b.regions[r].info.lkey;

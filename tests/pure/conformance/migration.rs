@@ -49,7 +49,7 @@ fn expect_migration_state(b: &Bench, state: MigrationState) {
 }
 
 cases! {
-    request_with_migreq_clear_arms_a_rearmed_qp => "apm.states" {
+    request_with_migreq_clear_arms_a_qp_in_rearm => "apm.states" {
         let mut b = Bench::new();
         expect_migration_state(&b, MigrationState::Migrated);
         let to = b.remote(0, 1);
@@ -63,7 +63,7 @@ cases! {
         expect_migration_state(&b, MigrationState::Armed);
     }
 
-    ack_with_migreq_clear_arms_a_rearmed_qp => "apm.states" {
+    ack_with_migreq_clear_arms_a_qp_in_rearm => "apm.states" {
         let mut b = rearmed();
         b.post(1, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 1);
@@ -72,7 +72,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    invalid_migration_transition_is_refused_without_effect => "apm.states" {
+    invalid_migration_transition_fails_without_effect => "apm.states" {
         let mut b = Bench::new();
         let (from, to) = (MigrationState::Migrated, MigrationState::Rearm);
         let error = set(&mut b, to, None);
@@ -119,7 +119,7 @@ cases! {
         b.sends(&(1..=3).map(|i| ok(i, WcOpcode::Send, 1)).collect::<Vec<_>>());
     }
 
-    migration_of_the_peer_migrates_an_armed_qp => "apm.peer" {
+    armed_qp_migrates_when_its_peer_migrates => "apm.peer" {
         let mut b = armed();
         let to = b.remote(0, 1);
         b.path = ALTERNATE;
@@ -132,7 +132,7 @@ cases! {
         assert_eq!((b.count().rx_wrong_source, b.mr.read(0, 1)), (1, vec![7]));
     }
 
-    packets_in_flight_are_resent_on_the_new_path => "apm.peer" {
+    packets_in_flight_are_retransmitted_on_the_new_path => "apm.peer" {
         let mut b = armed();
         let (to, d) = (b.remote(9, 1), b.mr.read(0, 1));
         b.post(1, WrOp::Send, 0, 1);
@@ -155,7 +155,7 @@ cases! {
         b.events(&[AsyncEvent::PathMigrated]);
     }
 
-    migration_of_the_peer_migrates_an_armed_uc_qp => "apm.peer" {
+    armed_uc_qp_migrates_when_its_peer_migrates => "apm.peer" {
         let mut b = Bench::with(|s| s.qp_type = QpType::Uc);
         set(&mut b, MigrationState::Rearm, Some(alternate())).unwrap();
         let to = b.remote(0, 1);
@@ -170,7 +170,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    migreq_on_old_path_while_armed_raises_error_event => "apm.error" {
+    packet_with_migreq_on_the_old_path_of_an_armed_qp_raises_path_mig_err => "apm.error" {
         let mut b = armed();
         let to = b.remote(0, 1);
         b.exchange(&[write(Only, RQ + 1, to, &[7])], &[]);
@@ -188,7 +188,7 @@ cases! {
         assert_eq!((b.count().rx_wrong_source, b.mr.read(0, 1)), (1, vec![1]));
     }
 
-    exhausted_retries_migrate_an_armed_qp => "apm.failure" {
+    armed_qp_migrates_when_its_retries_are_exhausted => "apm.failure" {
         let mut b = armed();
         let d = b.mr.read(0, 1);
         b.post(1, WrOp::Send, 0, 1);
@@ -214,7 +214,7 @@ cases! {
         b.state(QpState::Err);
     }
 
-    exhausted_retries_fail_a_qp_that_is_not_armed => "apm.failure" {
+    qp_that_is_not_armed_fails_when_its_retries_are_exhausted => "apm.failure" {
         let mut b = rearmed();
         b.post(1, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 1);

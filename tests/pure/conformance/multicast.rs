@@ -206,7 +206,7 @@ cases! {
         assert_eq!(b.first_psn(), SQ);
     }
 
-    attach_of_a_non_ud_qp_or_to_a_unicast_gid_is_refused => "mcast.attach" {
+    attach_of_a_non_ud_qp_or_to_a_unicast_gid_fails => "mcast.attach" {
         let [group, _] = groups();
         for service in [QpType::Rc, QpType::Uc] {
             let mut b = Bench::with(|s| s.qp_type = service);
@@ -267,7 +267,7 @@ cases! {
         b.recvs(&[ok(1, WcOpcode::Recv, GRH + 1)]);
     }
 
-    attach_beyond_group_limit_is_refused => "mcast.attach" {
+    attach_beyond_the_group_limit_fails => "mcast.attach" {
         let max = Personality::STRICT.limits.max_mcast_qp_attach;
         let mut b = ud(|s| {
             s.qps = max as usize + 1;

@@ -89,7 +89,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    pkey_table_of_invalid_size_is_refused => "pkey.change" {
+    setting_a_pkey_table_of_invalid_size_fails => "pkey.change" {
         let mut b = with_pkey_index(2, |_| {});
         let error = b.nic.set_pkeys(&KEYS[..2]).unwrap_err();
         assert_eq!(error, PKeyTableSize { given: 2, needed: 3, max: 128 });

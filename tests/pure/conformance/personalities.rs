@@ -101,7 +101,7 @@ cases! {
         }
     }
 
-    excess_sges_and_xrc_target_sends_are_refused_by_every_personality => "lenient.deferred_error" {
+    post_with_excess_sges_or_on_an_xrc_target_fails_with_every_personality => "lenient.deferred_error" {
         for p in Personality::ALL {
             let mut b = bench(p, |s| s.qp_type = QpType::Ud);
             let sges = [b.mr.sge(0, 8); 5];
@@ -197,7 +197,7 @@ cases! {
         b.state(Error);
     }
 
-    rxe_transmits_refused_send_with_the_next_post => "early.sends" {
+    rxe_transmits_a_send_whose_post_failed_with_the_next_post => "early.sends" {
         let mut b = bench(Personality::RXE, |s| s.state = Init);
         let sge = [b.mr.sge(0, 1)];
         assert_eq!(b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED), Err(PostError::State(Init)));

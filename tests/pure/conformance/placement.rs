@@ -259,7 +259,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Flush, 0), ok(2, WcOpcode::Send, 4)]);
     }
 
-    invalid_flush_or_atomic_write_is_refused_when_posted => "placement.requester" {
+    posting_an_invalid_flush_or_atomic_write_fails => "placement.requester" {
         let mut b = Bench::new();
         let no_placement = Placement::empty();
         let op = WrOp::Flush { va: 0, rkey: RKey(7), len: 0, placement: no_placement, whole_region: true };
@@ -273,7 +273,7 @@ cases! {
         }
     }
 
-    nak_fails_flush_and_atomic_write => "placement.requester" {
+    flush_or_atomic_write_fails_when_it_is_nakked => "placement.requester" {
         for op in [flush_op(8), atomic_write_op()] {
             let mut b = Bench::new();
             b.post_no_data(1, op);

@@ -108,7 +108,7 @@ cases! {
         assert_eq!(a.context.next_event(), None);
     }
 
-    idle_send_queue_is_drained_at_once => "state.sqd.drained" {
+    idle_qp_raises_the_sq_drained_event_at_once => "state.sqd.drained" {
         for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud] {
             let mut b = Bench::with(|s| s.qp_type = qp_type);
             drain(&mut b);
@@ -120,7 +120,7 @@ cases! {
         }
     }
 
-    sqd_event_follows_last_request_in_progress => "state.sqd.drained" {
+    sq_drained_event_follows_last_request_in_progress => "state.sqd.drained" {
         let mut b = Bench::with(|s| s.tuning.window = 2 * 1024);
         b.post(1, WrOp::Send, 0, 4 * 256);
         b.post(2, WrOp::Send, 0, 1);
@@ -144,7 +144,7 @@ cases! {
         b.events(&[]);
     }
 
-    sqd_event_follows_last_read_response => "state.sqd.drained" {
+    sq_drained_event_follows_last_read_response => "state.sqd.drained" {
         let mut b = Bench::new();
         let (va, rkey) = (0, RKey(1));
         b.post(1, WrOp::Read { va, rkey }, 0, 300);
@@ -157,7 +157,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 300)]);
     }
 
-    sqd_without_event_request_raises_no_event => "state.sqd.drained" {
+    transition_to_sqd_without_event_request_raises_no_event => "state.sqd.drained" {
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 1);
@@ -167,7 +167,7 @@ cases! {
         b.events(&[]);
     }
 
-    qp_failing_while_draining_raises_no_sqd_event => "state.sqd.drained" {
+    qp_failing_while_draining_raises_no_sq_drained_event => "state.sqd.drained" {
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 1);
         b.post(2, WrOp::Send, 0, 1);

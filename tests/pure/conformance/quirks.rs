@@ -16,7 +16,7 @@ fn unmigrated(p: Pkt) -> Pkt {
 }
 
 cases! {
-    rxe_acks_each_message_without_credits => "quirks.rxe" {
+    rxe_acks_each_message_and_advertises_no_credits => "quirks.rxe" {
         let mut b = rxe();
         b.recv(1, 0, 4);
         b.recv(2, 0, 4);
@@ -27,7 +27,7 @@ cases! {
         b.recvs(&[ok(1, WcOpcode::Recv, 1), ok(2, WcOpcode::Recv, 1)]);
     }
 
-    rxe_naks_message_longer_than_receive_as_operational_error => "quirks.rxe" {
+    rxe_naks_message_longer_than_receive_buffer_as_remote_operational_error => "quirks.rxe" {
         let mut b = rxe();
         b.recv(1, 0, 4);
         b.exchange(&[send(Only, RQ, &[1; 5])], &[unmigrated(nak(RQ, 0, NakCode::RemoteOperationalError))]);

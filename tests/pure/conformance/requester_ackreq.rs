@@ -105,7 +105,7 @@ cases! {
         b.sends(&[]);
     }
 
-    last_packet_is_resent_with_ackreq_after_silence => "req.ackreq.probe" {
+    probe_with_ackreq_is_sent_for_the_last_packet_after_the_probe_interval => "req.ackreq.probe" {
         let mut b = unsignaled_in_flight(3, |_| {});
         b.advance(PROBE_TIMEOUT - NS);
         b.expect_nothing();
@@ -126,7 +126,7 @@ cases! {
         b.exchange(&[ack(SQ + 3, 4)], &[]);
     }
 
-    probe_resends_only_last_packet_of_long_message => "req.ackreq.probe" {
+    probe_of_a_long_message_contains_only_its_last_packet => "req.ackreq.probe" {
         let mut b = Bench::new();
         let remote = (64, RKey(9), 600);
         let sge = [b.mr.sge(0, 600)];
@@ -190,7 +190,7 @@ cases! {
         b.expect_nothing();
     }
 
-    late_ack_resends_oldest_and_last_packet => "req.ackreq.rtt" {
+    oldest_and_last_packet_are_sent_as_probes_while_the_ack_is_late => "req.ackreq.rtt" {
         let (mut b, all) = in_flight(20, |s| s.retry_cnt = 0);
         for wait in [1, 2, 4, 8] {
             b.advance(wait * PROBE_TIMEOUT - NS);
@@ -234,7 +234,7 @@ cases! {
         b.sends(&completed(3..4));
     }
 
-    lost_nak_is_repeated_after_the_probe => "req.ackreq.rtt" {
+    probe_elicits_another_nak_after_the_first_nak_is_lost => "req.ackreq.rtt" {
         // The peer has sent one NAK for the first packet, which was lost, and sends no other.
         let (mut b, all) = in_flight(4, |s| s.retry_cnt = 1);
         b.advance(PROBE_TIMEOUT);
@@ -273,7 +273,7 @@ cases! {
         b.sends(&completed(3..5));
     }
 
-    late_ack_suppresses_probes_of_later_sends => "req.ackreq.rtt" {
+    unsignaled_send_after_a_probe_timeout_is_probed_alone_until_the_next_one => "req.ackreq.rtt" {
         let (mut b, all) = in_flight(2, |_| {});
         b.advance(PROBE_TIMEOUT);
         b.expect(&all);
@@ -291,7 +291,7 @@ cases! {
         b.sends(&completed(1..3));
     }
 
-    late_ack_in_the_middle_of_a_message_causes_a_probe => "req.ackreq.rtt" {
+    probe_is_sent_while_an_ack_in_the_middle_of_a_message_is_late => "req.ackreq.rtt" {
         let mut b = with_rtt_sample(|s| s.tuning.window = 4 * 1024);
         b.post(1, WrOp::Send, 0, 8 * 256);
         let sent = b.sent();
@@ -313,7 +313,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 8 * 256)]);
     }
 
-    late_read_is_resent_from_first_missing_packet => "req.ackreq.rtt" {
+    read_with_late_response_is_retransmitted_from_the_first_missing_packet => "req.ackreq.rtt" {
         let mut b = with_rtt_sample(|_| {});
         let (va, rkey) = (64, RKey(9));
         b.post(2, WrOp::Read { va, rkey }, 0, 600);
@@ -336,7 +336,7 @@ cases! {
         assert_eq!(b.mr.read(0, 600), data);
     }
 
-    late_reads_and_atomics_are_all_resent => "req.ackreq.rtt" {
+    all_reads_and_atomics_with_late_responses_are_retransmitted => "req.ackreq.rtt" {
         let mut b = with_rtt_sample(|_| {});
         let (va, rkey) = (64, RKey(9));
         b.post(1, WrOp::Read { va, rkey }, 0, 8);
@@ -351,7 +351,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 8), ok(2, WcOpcode::FetchAdd, 8)]);
     }
 
-    late_ack_resends_last_packet_before_a_read => "req.ackreq.rtt" {
+    last_packet_before_a_read_is_sent_as_a_probe_instead_of_the_read => "req.ackreq.rtt" {
         // A READ out of order would make rxe discard the READs before it.
         let (mut b, all) = in_flight(2, |_| {});
         let (va, rkey) = (64, RKey(9));
@@ -369,7 +369,7 @@ cases! {
         b.sends(&[ok(3, WcOpcode::RdmaRead, 8)]);
     }
 
-    late_read_as_oldest_request_is_resent_with_last_packet => "req.ackreq.rtt" {
+    oldest_read_with_late_response_is_retransmitted_with_the_last_packet => "req.ackreq.rtt" {
         // The READ is split into parts of 512 bytes, of which the first has received part of its response.
         let mut b = with_rtt_sample(|s| s.tuning.read_chunk = 512);
         let (va, rkey) = (64, RKey(9));
@@ -388,7 +388,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 1024), ok(2, WcOpcode::Send, 1)]);
     }
 
-    probe_with_deregistered_memory_fails_in_order => "req.local" {
+    request_whose_probe_needs_deregistered_memory_fails_in_order => "req.local" {
         let mut b = with_rtt_sample(|_| {});
         let r = b.region(crate::support::PD, 8, 0, urxe::memory::Access::ALL);
         b.post(1, WrOp::Send, 0, 1);
@@ -478,7 +478,7 @@ cases! {
         }
     }
 
-    probe_is_sent_in_sqd => "req.ackreq.probe" {
+    probe_is_sent_in_state_sqd => "req.ackreq.probe" {
         let mut b = unsignaled_in_flight(1, |_| {});
         b.set_state(QpState::Sqd);
         b.post_unsignaled(1, WrOp::Send);

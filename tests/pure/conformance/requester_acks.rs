@@ -206,7 +206,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 1024), ok(2, WcOpcode::Send, 1)]);
     }
 
-    ack_timeout_expires_exactly_and_resends_from_the_oldest_packet => "req.timeout" {
+    ack_timeout_expires_on_time_and_triggers_go_back_n_from_the_oldest_packet => "req.timeout" {
         let (mut b, all) = three_in_flight(|s| s.retry_cnt = 7);
         b.advance(ACK_TIMEOUT - NS);
         b.expect_nothing();
@@ -296,7 +296,7 @@ cases! {
         b.sends(&[bad(1, WcStatus::RetryExcErr), flushed(2), flushed(3)]);
     }
 
-    sequence_nak_resends_from_its_psn => "req.nak.sequence" {
+    sequence_nak_triggers_retransmission_from_its_psn => "req.nak.sequence" {
         let (mut b, all) = three_in_flight(|_| {});
         b.exchange(&[nak(SQ + 3, 2, NakCode::PsnSequenceError)], &all[3..]);
         b.sends(&[completed(0), completed(1)]);
@@ -337,7 +337,7 @@ cases! {
         b.advance(ACK_TIMEOUT);
     }
 
-    rnr_nak_resends_from_its_psn_after_the_timer => "req.rnr" {
+    rnr_nak_triggers_retransmission_from_its_psn_after_the_rnr_timer => "req.rnr" {
         for code in [1, 12, 31, 0] {
             let (mut b, all) = three_in_flight(|s| s.timeout = 0);
             b.exchange(&[rnr(SQ + 2, 1, code)], &[]);
@@ -470,7 +470,7 @@ cases! {
         b.sends(&[completed(2)]);
     }
 
-    ack_during_rnr_wait_does_not_start_the_timeout => "req.rnr" {
+    ack_during_rnr_wait_does_not_start_the_ack_timeout => "req.rnr" {
         let (mut b, all) = three_in_flight(|s| (s.timeout, s.retry_cnt) = (1, 0));
         b.exchange(&[rnr(SQ, 0, 31), ack(SQ + 2, 2)], &[]);
         b.sends(&[completed(0), completed(1)]);

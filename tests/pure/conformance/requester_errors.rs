@@ -45,7 +45,7 @@ cases! {
         b.sends(&[bad(1, WcStatus::RemAccessErr)]);
     }
 
-    nak_after_an_unanswered_read_resends_the_read => "req.nak.after_read" {
+    read_is_retransmitted_if_a_later_request_is_nakked_before_its_response => "req.nak.after_read" {
         let mut b = Bench::new();
         b.post(1, READ, 0, 8);
         b.post(2, WrOp::Send, 0, 1);
@@ -70,7 +70,7 @@ cases! {
         assert_eq!(b.raw_recv().opcode, WcOpcode::Recv);
     }
 
-    unsignaled_requests_are_flushed_too => "req.flush" {
+    unsignaled_requests_are_flushed_with_a_completion => "req.flush" {
         let mut b = Bench::new();
         let sge = [b.mr.sge(0, 1)];
         for i in 1..=3 {
@@ -139,7 +139,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1), bad(2, WcStatus::LocProtErr)]);
     }
 
-    region_deregistered_before_retry_fails_the_request => "req.local" {
+    request_fails_if_its_region_is_deregistered_before_the_retry => "req.local" {
         let mut b = Bench::new();
         let r = b.region(crate::support::PD, 600, 0, Access::ALL);
         let sge = [b.regions[r].sge(0, 600)];
@@ -150,7 +150,7 @@ cases! {
         b.sends(&[bad(1, WcStatus::LocProtErr)]);
     }
 
-    region_deregistered_before_ack_does_not_fail_delivered_request => "req.local" {
+    delivered_request_succeeds_if_its_region_is_deregistered_before_the_ack => "req.local" {
         // The second request cannot be retransmitted, but it has arrived.
         let mut b = Bench::new();
         let r = b.region(crate::support::PD, 8, 0, Access::ALL);

@@ -246,7 +246,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::RdmaRead, 600)]);
     }
 
-    loss_of_a_read_response_resends_only_the_remainder_from_it_on => "req.chunks" {
+    read_is_retransmitted_only_from_its_first_lost_response => "req.chunks" {
         let mut b = Bench::with(|s| s.tuning.read_chunk = 512);
         let (va, rkey) = TO;
         b.post(1, WrOp::Read { va, rkey }, 0, 1024);
@@ -283,7 +283,7 @@ cases! {
         assert_eq!((b.recv_sges(64, &[]), b.recv_sges(65, &[])), (Ok(()), full));
     }
 
-    work_request_with_invalid_length_or_too_many_sges_is_refused => "req.post" {
+    posting_a_work_request_with_invalid_length_or_too_many_sges_fails => "req.post" {
         let mut b = Bench::new();
         let (va, rkey) = TO;
         let huge = [b.mr.sge(0, 1 << 31), b.mr.sge(0, 1)];

@@ -81,7 +81,7 @@ cases! {
         b.sends(&[ok(3, WcOpcode::Send, 1), ok(4, WcOpcode::FetchAdd, 8)]);
     }
 
-    missing_read_response_is_requested_once => "req.read.gap" {
+    missing_read_response_is_requested_again_only_once => "req.read.gap" {
         let (mut b, a) = read_in_flight(|_| {});
         b.exchange(&a[..1], &[]);
         b.exchange(&a[2..3], &[remainder(1)]);
@@ -94,7 +94,7 @@ cases! {
         assert_eq!(b.mr.read(0, 900), data());
     }
 
-    read_response_gap_already_requested_uses_up_no_retry => "req.nak.duplicate" {
+    gap_in_read_responses_that_was_already_requested_uses_up_no_retry => "req.nak.duplicate" {
         let (mut b, a) = read_in_flight(|s| s.retry_cnt = 1);
         b.advance(ACK_TIMEOUT);
         // The timeout has used the only retry; a response to the first request arrives before one to the
@@ -112,14 +112,14 @@ cases! {
         b.sends(&[completed()]);
     }
 
-    missing_first_read_response_resends_the_read => "req.read.gap" {
+    missing_first_read_response_triggers_retransmission_of_the_read => "req.read.gap" {
         let (mut b, a) = read_in_flight(|_| {});
         b.exchange(&a[1..2], &[remainder(0)]);
         b.exchange(&a, &[]);
         b.sends(&[completed()]);
     }
 
-    ack_beyond_a_read_resends_the_read => "req.read.implied_nak" {
+    ack_beyond_a_read_triggers_retransmission_of_the_read => "req.read.implied_nak" {
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 1);
         b.post(2, WrOp::Read { va: VA, rkey: KEY }, 8, 300);
@@ -136,7 +136,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::RdmaRead, 300), ok(3, WcOpcode::Send, 1)]);
     }
 
-    ack_beyond_an_atomic_resends_the_atomic => "req.read.implied_nak" {
+    ack_beyond_an_atomic_triggers_retransmission_of_the_atomic => "req.read.implied_nak" {
         let mut b = Bench::with(|s| s.retry_cnt = 1);
         b.post(1, WrOp::Atomic { va: VA, rkey: KEY, op: AtomicOp::FetchAdd(1) }, 8, 8);
         b.post(2, WrOp::Send, 0, 1);
@@ -147,7 +147,7 @@ cases! {
         assert_eq!(b.mr.read(8, 8), 7u64.to_ne_bytes());
     }
 
-    response_of_later_read_resends_the_earlier => "req.read.implied_nak" {
+    response_of_a_later_read_triggers_retransmission_of_the_earlier_one => "req.read.implied_nak" {
         let (mut b, a) = read_in_flight(|_| {});
         b.post(2, WrOp::Read { va: VA, rkey: KEY }, 1000, 8);
         let second = read(SQ + 4, (VA, KEY, 8));
@@ -160,7 +160,7 @@ cases! {
         b.sends(&[completed(), ok(2, WcOpcode::RdmaRead, 8)]);
     }
 
-    ack_timeout_requests_the_remainder_of_a_read => "req.read.remainder" {
+    only_the_remainder_of_a_read_is_requested_after_the_ack_timeout => "req.read.remainder" {
         let (mut b, a) = read_in_flight(|_| {});
         b.exchange(&a[..1], &[]);
         b.advance(ACK_TIMEOUT);

@@ -139,7 +139,7 @@ cases! {
         b.recvs(&[ok(2, Recv, 0)]);
     }
 
-    write_whose_region_is_deregistered_meanwhile_is_nakked => "resp.access.deregistered" {
+    write_is_nakked_if_its_region_is_deregistered_before_its_last_packet => "resp.access.deregistered" {
         let mut b = Bench::new();
         let r = b.region(PD, 600, 0, Access::ALL);
         let (key, lkey) = (b.regions[r].info.rkey, b.regions[r].info.lkey);
@@ -201,7 +201,7 @@ cases! {
         b.state(QpState::Err);
     }
 
-    send_longer_than_receive_is_nakked => "resp.receive.too_short" {
+    send_longer_than_receive_buffer_is_nakked => "resp.receive.too_short" {
         let mut b = Bench::new();
         b.recv(1, 0, 9);
         b.recv(2, 0, 100);

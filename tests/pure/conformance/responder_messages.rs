@@ -88,7 +88,7 @@ cases! {
         assert_eq!(b.mr.read(0, 4), [9, 9, 9, 7]);
     }
 
-    personality_rxe_reports_a_routing_header_on_every_receive => "resp.immediate" {
+    personality_rxe_sets_the_grh_flag_on_every_receive_completion => "resp.immediate" {
         for (quirks, grh) in [
             (Personality::STRICT.quirks, false),
             (Personality::RXE.quirks, true),
@@ -160,7 +160,7 @@ cases! {
         b.recvs(&[ok(1, Recv, 1)]);
     }
 
-    long_read_response_does_not_block_requests_of_the_responder => "resp.order" {
+    long_read_response_does_not_delay_requests_of_the_responder => "resp.order" {
         let mut b = Bench::with(|s| s.tuning.turn = 2);
         let d = b.mr.read(0, 256 * 5);
         b.deliver(&[read(RQ, b.remote(0, 256 * 5))]);

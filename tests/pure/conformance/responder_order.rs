@@ -69,7 +69,7 @@ cases! {
         assert_eq!((b.count().duplicate_request, b.count().out_of_seq_request), (1, 1));
     }
 
-    lone_request_far_ahead_is_dropped_without_a_nak => "resp.psn.far" {
+    single_request_over_256_psns_ahead_is_dropped_without_a_nak => "resp.psn.far" {
         let mut b = Bench::new();
         b.recv(1, 0, 100);
         let far = [257, 1 << 14, 9000, 257, (1 << 14) + 1, (1 << 14) + 2, 1 << 22, (1 << 22) + 1];
@@ -84,7 +84,7 @@ cases! {
         b.recvs(&[ok(1, Recv, 10)]);
     }
 
-    gap_over_256_packets_is_nakked_at_second_request => "resp.psn.far" {
+    gap_of_over_256_packets_is_nakked_only_at_the_second_request => "resp.psn.far" {
         for gap in [257, 1000, (1 << 14) - 1] {
             let mut b = Bench::new();
             b.exchange(&[send(Only, RQ + gap, &[9])], &[]);

@@ -167,7 +167,7 @@ cases! {
         b.state(QpState::Rts);
     }
 
-    duplicate_read_discards_queued_later_responses => "resp.dup.go_back" {
+    queued_later_responses_are_discarded_on_a_duplicate_read => "resp.dup.go_back" {
         // Responses due for later requests would only arrive twice.
         let (mut b, from, all) = Bench::long_read();
         let next = RQ + all.len() as u32;
@@ -217,7 +217,7 @@ cases! {
         b.events(&[AsyncEvent::QpRequestError]);
     }
 
-    send_without_receive_is_rnr_nakked => "resp.rnr" {
+    send_is_rnr_nakked_if_no_receive_is_posted => "resp.rnr" {
         let mut b = Bench::with(|s| s.rnr_timer = 7);
         let m = message(256, &[1; 600], send, RQ);
         // One RNR NAK, and none for the following packets.
@@ -233,7 +233,7 @@ cases! {
         b.exchange(&[send(Only, RQ + 4, &[1])], &[nak(RQ + 3, 1, NakCode::PsnSequenceError)]);
     }
 
-    write_with_immediate_without_receive_is_rnr_nakked => "resp.rnr" {
+    write_with_immediate_is_rnr_nakked_if_no_receive_is_posted => "resp.rnr" {
         let mut b = Bench::new();
         let to = b.remote(0, 300);
         let last = write_imm(Last, RQ + 1, to, &[2; 44], 5);

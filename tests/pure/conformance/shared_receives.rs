@@ -29,7 +29,7 @@ fn remaining(b: &Bench) -> usize {
 }
 
 cases! {
-    each_message_takes_the_oldest_receive_of_the_srq => "srq.order" {
+    each_message_consumes_the_oldest_receive_of_the_srq => "srq.order" {
         let mut b = shared(2, |_| {});
         b.recv(1, 0, 100);
         b.recv(2, 100, 100);
@@ -39,7 +39,7 @@ cases! {
         assert_eq!((b.mr.read(0, 10), b.mr.read(100, 20)), (vec![5; 10], vec![6; 20]));
     }
 
-    messages_of_two_qps_take_separate_receives => "srq.order" {
+    messages_of_two_qps_consume_different_receives => "srq.order" {
         let mut b = shared(2, |_| {});
         b.recv(1, 0, 600);
         b.recv(2, 1000, 600);
@@ -54,7 +54,7 @@ cases! {
         assert_eq!((b.mr.read(0, 600), b.mr.read(1000, 600)), (vec![1; 600], vec![2; 600]));
     }
 
-    empty_shared_receive_queue_is_rnr_nakked => "srq.empty" {
+    send_is_rnr_nakked_if_the_srq_is_empty => "srq.empty" {
         let mut b = shared(1, |_| {});
         assert!(queue(&b).is_empty());
         b.exchange(&[send(Only, RQ, &[5])], &[rnr(RQ, 0, 12)]);
@@ -64,7 +64,7 @@ cases! {
         b.recvs(&[ok(1, WcOpcode::Recv, 1)]);
     }
 
-    receive_posted_to_qp_with_srq_is_refused => "srq.post" {
+    posting_a_receive_to_a_qp_with_an_srq_fails => "srq.post" {
         let mut b = shared(1, |_| {});
         let wr = RecvWr::new(1, &[]);
         assert_eq!(b.nic.post_recv(b.qpns[0], &wr).unwrap(), Err(PostError::SharedQueue));
@@ -78,7 +78,7 @@ cases! {
         assert_eq!(b.recv_sges(1, &[sge; 5]), Err(PostError::TooManySges { got: 5, max: 4 }));
     }
 
-    srq_limit_event_is_raised_once => "srq.limit" {
+    srq_limit_event_is_raised_once_each_time_it_is_armed => "srq.limit" {
         let mut b = shared(1, |_| {});
         for i in 0..4 {
             b.recv(i, 0, 10);
@@ -109,7 +109,7 @@ cases! {
         b.events(&[AsyncEvent::LastWqeReached]);
     }
 
-    last_wqe_event_is_raised_once => "srq.flush" {
+    repeated_transition_to_err_raises_the_last_wqe_event_only_once => "srq.flush" {
         let mut b = shared(1, |_| {});
         b.set_state(QpState::Err);
         b.events(&[AsyncEvent::LastWqeReached]);
@@ -117,7 +117,7 @@ cases! {
         b.events(&[]);
     }
 
-    send_too_long_for_srq_receive_raises_last_wqe_event => "srq.flush" {
+    send_longer_than_srq_receive_buffer_raises_the_last_wqe_event => "srq.flush" {
         let mut b = shared(1, |_| {});
         b.recv(1, 0, 10);
         b.recv(2, 0, 10);
@@ -138,7 +138,7 @@ cases! {
         b.events(&[AsyncEvent::LastWqeReached]);
     }
 
-    ud_and_uc_messages_take_receives_of_the_srq => "srq.services" {
+    ud_and_uc_messages_consume_receives_of_the_srq => "srq.services" {
         let mut b = shared(1, |s| s.qp_type = QpType::Ud);
         b.recv(1, 0, 100);
         b.exchange(&[send(Only, 0, &[4; 10]).ud(crate::bench::QKEY, urxe::wire::Qpn::new(5))], &[]);

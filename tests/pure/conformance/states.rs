@@ -32,7 +32,7 @@ cases! {
         }
     }
 
-    posting_is_refused_in_states_that_do_not_allow_it => "state.posts" {
+    posting_fails_in_states_that_do_not_allow_it => "state.posts" {
         for state in [Reset, Init, Rtr, Rts, Sqd, Err] {
             let mut b = at(state);
             let sge = [b.mr.sge(0, 1)];
@@ -162,7 +162,7 @@ cases! {
         b.sends(&[ok(3, WcOpcode::Send, 1)]);
     }
 
-    sqd_finishes_partly_sent_messages_and_starts_none => "state.sqd" {
+    qp_in_sqd_finishes_partly_sent_messages_and_starts_no_others => "state.sqd" {
         let mut b = Bench::with(|s| s.tuning.window = 1024);
         b.post(1, WrOp::Send, 0, 600);
         b.post(2, WrOp::Send, 0, 1);
@@ -198,7 +198,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    modify_with_invalid_transition_or_attributes_is_refused => "state.modify" {
+    modify_with_invalid_transition_or_attributes_fails => "state.modify" {
         let mut b = at(Init);
         let rts = b.attr(0, Rts);
         assert!(matches!(b.modify(0, rts), Result::Err(ModifyError::Transition { from: Init, to: Rts, .. })));

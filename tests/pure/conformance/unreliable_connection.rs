@@ -80,7 +80,7 @@ cases! {
         }
     }
 
-    reads_and_atomics_on_uc_are_refused => "uc.operations" {
+    posting_reads_and_atomics_to_a_uc_qp_fails => "uc.operations" {
         let mut b = uc(|_| {});
         let (va, rkey, sge) = (0, RKey(1), [b.mr.sge(0, 8)]);
         for op in [WrOp::Read { va, rkey }, WrOp::Atomic { va, rkey, op: AtomicOp::FetchAdd(1) }] {
@@ -115,7 +115,7 @@ cases! {
         assert_eq!(b.mr.read(0, 4), [7; 4]);
     }
 
-    next_uc_message_after_a_gap_is_received => "uc.gap" {
+    next_uc_message_after_a_psn_gap_is_received => "uc.gap" {
         let mut b = uc(|_| {});
         b.recv(1, 0, 600);
         b.recv(2, 1000, 600);
@@ -142,7 +142,7 @@ cases! {
         assert_eq!(b.mr.read(0, 10), [2; 10]);
     }
 
-    uc_write_with_a_gap_is_abandoned => "uc.gap" {
+    uc_write_with_a_psn_gap_is_abandoned => "uc.gap" {
         let mut b = uc(|_| {});
         let to = b.remote(100, 600);
         b.exchange(&[write(First, RQ, to, &[5; 256]).uc(), write(Last, RQ + 2, to, &[6; 88]).uc()], &[]);
@@ -151,7 +151,7 @@ cases! {
         b.state(QpState::Rts);
     }
 
-    uc_message_without_receive_is_dropped => "uc.drop" {
+    uc_message_is_dropped_if_no_receive_is_posted => "uc.drop" {
         let mut b = uc(|_| {});
         b.exchange(&sends(RQ, 600, 1), &[]);
         assert_eq!((b.count().rx_no_receive, b.count().rx_dropped_message), (1, 2));
@@ -161,7 +161,7 @@ cases! {
         b.recvs(&[ok(1, WcOpcode::Recv, 20)]);
     }
 
-    uc_message_longer_than_receive_is_dropped => "uc.drop" {
+    uc_message_longer_than_receive_buffer_is_dropped => "uc.drop" {
         let mut b = uc(|_| {});
         b.recv(1, 0, 300);
         b.exchange(&sends(RQ, 600, 1), &[]);

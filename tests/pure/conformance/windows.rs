@@ -74,7 +74,7 @@ cases! {
         }
     }
 
-    window_key_is_refused_as_local_key => "mw.bind" {
+    send_fails_if_its_lkey_is_a_window_key => "mw.bind" {
         let mut b = Bench::new();
         let (_, bind) = bound(&mut b, WindowKind::Type1);
         let sge = urxe::transport::Sge { addr: 0x1040, length: 8, lkey: urxe::wire::LKey(bind.rkey.0) };
@@ -83,7 +83,7 @@ cases! {
         b.sends(&[bad(1, WcStatus::LocProtErr)]);
     }
 
-    access_beyond_window_range_or_rights_is_refused => "mw.access" {
+    access_outside_the_window_range_or_rights_is_nakked => "mw.access" {
         for (va, len) in [(0x103f, 1), (0x1080, 1), (0x1040, 65), (0x107f, 2)] {
             let mut b = Bench::new();
             let (_, bind) = bound(&mut b, WindowKind::Type2B);
@@ -118,7 +118,7 @@ cases! {
         expect_access_nak(&mut b, 0x1040, key);
     }
 
-    old_window_key_is_refused_after_bind => "mw.bind" {
+    access_with_the_old_window_key_is_nakked_after_bind => "mw.bind" {
         for kind in KINDS {
             let mut b = Bench::new();
             let (_, bind) = bound(&mut b, kind);
@@ -264,7 +264,7 @@ cases! {
         b.events(&[AsyncEvent::QpAccessError]);
     }
 
-    region_with_bound_windows_is_not_deregistered => "mw.bound" {
+    deregistration_of_a_region_with_bound_windows_fails => "mw.bound" {
         let mut b = Bench::new();
         let (r, bind) = bound(&mut b, WindowKind::Type2B);
         let lkey = b.regions[r].info.lkey;
@@ -276,7 +276,7 @@ cases! {
         assert_eq!(b.memory.deregister(lkey), Ok(()));
     }
 
-    revoked_region_invalidates_its_windows => "mw.bound" {
+    revoking_a_region_invalidates_its_windows => "mw.bound" {
         let mut b = Bench::new();
         let (r, bind) = bound(&mut b, WindowKind::Type1);
         b.memory.revoke(b.regions[r].info.lkey).unwrap();
@@ -346,7 +346,7 @@ cases! {
         assert!(b.memory.remote(b.accessor(), bind.rkey, 0x1040, 1, Access::REMOTE_READ).is_ok());
     }
 
-    bind_between_messages_takes_no_psn_and_completes_in_order => "local.order" {
+    bind_between_messages_consumes_no_psn_and_completes_in_order => "local.order" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type2B);
         b.post(1, WrOp::Send, 0, 4);
@@ -377,7 +377,7 @@ cases! {
         b.state(QpState::Err);
     }
 
-    go_back_n_does_not_execute_a_bind_again => "local.order" {
+    bind_is_not_executed_again_after_go_back_n => "local.order" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type2B);
         b.post(1, WrOp::Send, 0, 4);
@@ -431,7 +431,7 @@ cases! {
         ]);
     }
 
-    bind_or_invalidate_with_data_or_on_ud_is_refused => "local.order" {
+    posting_a_bind_or_invalidate_with_data_or_to_a_ud_qp_fails => "local.order" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type2B);
         for op in [WrOp::BindMw(bind), WrOp::LocalInv(bind.rkey)] {
@@ -476,7 +476,7 @@ cases! {
         b.sends(&[ok(3, WcOpcode::Send, 4)]);
     }
 
-    local_invalidate_requests_ack_of_earlier_send => "local.fence" {
+    earlier_send_without_ackreq_is_probed_before_a_local_invalidate => "local.fence" {
         let mut b = Bench::new();
         let (_, bind) = bound(&mut b, WindowKind::Type2B);
         let sge = [b.mr.sge(0, 4)];
@@ -491,7 +491,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::LocalInv, 0)]);
     }
 
-    last_packet_before_a_bind_is_resent_as_a_probe => "req.ackreq.probe" {
+    probe_of_the_last_packet_before_a_bind_is_sent_after_the_probe_interval => "req.ackreq.probe" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type2B);
         let sge = [b.mr.sge(0, 300)];
@@ -509,7 +509,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::BindMw, 0), ok(3, WcOpcode::BindMw, 0)]);
     }
 
-    bind_waits_in_sqd_and_during_rnr_wait => "local.order" {
+    bind_is_not_executed_in_sqd_or_during_an_rnr_wait => "local.order" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type1);
         b.set_state(QpState::Sqd);
@@ -583,7 +583,7 @@ cases! {
         assert!(b.memory.remote(b.accessor(), bind.rkey, 0x1040, 1, Access::REMOTE_READ).is_ok());
     }
 
-    send_with_invalidate_of_invalid_key_fails_the_receive => "inv.invalid_key" {
+    receive_fails_if_send_with_invalidate_names_an_invalid_key => "inv.invalid_key" {
         let wrong: [fn(&mut Bench) -> RKey; 4] = [
             |b| bound(b, WindowKind::Type1).1.rkey,
             |b| next_key(bound(b, WindowKind::Type2B).1.rkey),

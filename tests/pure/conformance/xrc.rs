@@ -42,7 +42,7 @@ fn post(b: &mut Bench, srq: SrqId, wr_id: u64, at: usize) {
 }
 
 cases! {
-    each_message_takes_a_receive_of_the_srq_it_names => "xrc.target" {
+    each_message_consumes_a_receive_of_the_srq_it_names => "xrc.target" {
         let (mut b, first) = target(|_| {});
         let second = b.xrc_srq(PD, DOMAIN);
         post(&mut b, first, 1, 0);
@@ -252,7 +252,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 4)]);
     }
 
-    xrc_work_request_without_an_srq_is_refused => "xrc.post" {
+    posting_an_xrc_work_request_without_an_srq_fails => "xrc.post" {
         let mut b = initiator();
         let sge = [b.mr.sge(0, 1)];
         let wr = SendWr::new(1, WrOp::Send, &sge);
