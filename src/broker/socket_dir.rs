@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_of_a_process_in_another_network_namespace_is_not_dead() {
+    fn socket_of_a_process_in_another_network_namespace_counts_as_live() {
         if !nix::unistd::geteuid().is_root() {
             assert!(std::env::var_os("CI").is_none(), "needs root to create a network namespace");
             return;

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn turn_of_an_application_that_does_not_poll_does_not_count_as_a_poll() {
+    fn extend_polling_has_no_effect_if_the_application_does_not_poll() {
         let state = DriveState::new(false);
         state.extend_polling(START);
         assert_eq!(state.last_poll(), None);

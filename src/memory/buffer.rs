@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn written_bytes_are_read_back_and_ranges_outside_are_refused() {
+    fn written_bytes_are_read_back_and_access_outside_the_buffer_fails() {
         let b = Buffer::zeroed(16);
         b.write(3, b"abc").unwrap();
         let mut out = [0; 5];

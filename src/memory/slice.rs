@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slice_is_split_and_aligned_word_is_detected() {
+    fn slice_can_be_split_and_recognises_an_aligned_word() {
         let memory = [0u64; 2];
         let addr = memory.as_ptr().expose_provenance();
         // SAFETY: the memory outlives the slices, and nothing is stored to them.
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn unmapped_slice_is_neither_populated_nor_persisted() {
+    fn populate_and_persist_fail_for_unmapped_memory() {
         // SAFETY: nothing is read or stored through the slice; address 0 is never mapped.
         let nothing = unsafe { HostSlice::from_raw(0, 8) };
         assert!(!nothing.populate(false) && !nothing.populate(true) && !nothing.persist());

@@ -87,7 +87,7 @@ fn stale_handle_does_not_affect_the_new_region_in_its_slot() {
 }
 
 #[test]
-fn invalid_bind_is_refused_with_its_error() {
+fn invalid_bind_fails_with_the_error_for_its_cause() {
     let (mut t, _memory, info) = bindable();
     let key = t.alloc_window(PD, WindowKind::Type2B).unwrap();
     let wrong = |t: &Table, b: Bind, by| t.bind(&b, by).unwrap_err();
@@ -116,7 +116,7 @@ fn invalid_bind_is_refused_with_its_error() {
 }
 
 #[test]
-fn invalid_invalidation_is_refused_with_its_error() {
+fn invalid_invalidation_fails_with_the_error_for_its_cause() {
     let (mut t, _memory, info) = bindable();
     let wrong = |t: &Table, key, by| t.invalidate(key, by, false).unwrap_err();
     let plain = info.rkey;
@@ -146,7 +146,7 @@ fn invalid_invalidation_is_refused_with_its_error() {
 }
 
 #[test]
-fn invalid_fast_registration_is_refused_with_its_error() {
+fn invalid_fast_registration_fails_with_the_error_for_its_cause() {
     let (mut t, memory) = (Table::new(), Buffer::zeroed(64));
     // SAFETY: the buffer outlives the table.
     let info = unsafe { t.register_fast(PD, memory.addr(), 64) }.unwrap();

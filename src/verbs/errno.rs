@@ -328,7 +328,7 @@ mod tests {
     /// Checks the numbers for errors returned by calls that fail, rather than for errors constructed by the
     /// test.
     #[test]
-    fn full_queue_gives_enomem_and_wrong_state_einval() {
+    fn full_queue_yields_enomem_and_invalid_state_yields_einval() {
         let (a, _b) = Fabric::virtual_time(FabricConfig::default()).unwrap().pair().unwrap();
         let small = SendCaps { max_wr: 1, max_sge: 1, max_inline: 0 };
         let qp = a.pd.create_qp(&a.cq, &a.cq, &QpOptions { send: small, ..QpOptions::default() }).unwrap();

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mac_text_is_parsed_and_invalid_text_is_refused() {
+    fn mac_text_is_parsed_and_invalid_text_is_rejected() {
         let mac: Mac = "52:54:00:AB:0c:01".parse().unwrap();
         assert_eq!(mac, Mac([0x52, 0x54, 0, 0xab, 0x0c, 1]));
         assert_eq!(mac.to_string(), "52:54:00:ab:0c:01");

@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn opcode_find_inverts_the_opcode_table() {
+    fn opcode_find_returns_the_opcode_of_each_row_of_the_table() {
         for o in (0..=255).map(Opcode).filter(|o| o.row().is_valid()) {
             let r = o.row();
             let extra = r.headers & (HeaderSet::IMMDT | HeaderSet::IETH);

@@ -56,7 +56,7 @@ fn squatter_on_abstract_names_neither_blocks_an_address_nor_receives_requests() 
 }
 
 #[test]
-fn malformed_messages_are_refused_and_the_broker_continues() {
+fn broker_rejects_malformed_messages_and_continues() {
     let (ip, sharing, server) = start_broker("127.18.241.1");
     let first = join(ip, 1, &sharing).unwrap();
     let bind_addr = BindAddr::new(ip, &UdpOptions::default());
@@ -103,7 +103,7 @@ fn malformed_messages_are_refused_and_the_broker_continues() {
 }
 
 #[test]
-fn port_shared_by_a_broker_of_another_version_is_refused_with_a_hint() {
+fn joining_fails_with_a_hint_if_another_version_of_the_broker_shares_the_port() {
     let (ip, sharing, server) = start_broker("127.18.245.1");
     let group = steer::bind_group(ip, &UdpOptions::default(), QpnPartition::COUNT).unwrap();
     let error = join(ip, 1, &sharing).err().unwrap();
@@ -115,7 +115,7 @@ fn port_shared_by_a_broker_of_another_version_is_refused_with_a_hint() {
 
 /// A matching process ID does not prove ownership of a partition; only the partition's token socket does.
 #[test]
-fn reattaching_to_a_partition_without_its_token_is_refused_despite_the_same_process_id() {
+fn reattaching_to_a_partition_without_its_token_fails_despite_the_same_pid() {
     let (ip, sharing, server) = start_broker("127.18.242.1");
     let one = join(ip, 1, &sharing).unwrap();
     let partition = one[0].partition().index();

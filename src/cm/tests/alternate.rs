@@ -49,7 +49,7 @@ fn only_an_apr_with_the_transaction_id_of_the_lap_completes_it() {
 }
 
 #[test]
-fn lap_of_peer_is_reported_once_per_transaction() {
+fn lap_of_the_peer_raises_one_event_per_transaction() {
     let mut bench = Bench::listening();
     let id = bench.server();
     bench.inject_as(&source(), 0x10, lap(id));

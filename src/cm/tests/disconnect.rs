@@ -139,7 +139,7 @@ fn rejection_ends_an_established_connection() {
 }
 
 #[test]
-fn disconnect_before_established_sends_rej() {
+fn disconnect_before_the_connection_is_established_sends_a_rej() {
     let mut bench = Bench::listening();
     let id = bench.accepted();
     bench.cm.disconnect(bench.now, id, b"").unwrap();
@@ -256,7 +256,7 @@ fn rej_for_timeout_before_reply_identifies_the_client_by_ca_guid() {
 }
 
 #[test]
-fn time_waits_beyond_the_maximum_end_early() {
+fn time_wait_ends_early_for_connections_beyond_the_maximum() {
     let mut bench = Bench::with(CmConfig { max_time_wait: 10, ..config() });
     for i in 0..100 {
         let id = bench.req_sent();

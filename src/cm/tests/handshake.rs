@@ -7,7 +7,7 @@ use crate::wire::mad::*;
 use crate::wire::{AckTimeout, Mtu, Qpn};
 
 #[test]
-fn client_handshake_sends_req_and_rtu() {
+fn client_sends_req_and_answers_rep_with_rtu() {
     let mut bench = Bench::new();
     let id = bench.cm.connect(bench.now, &request(b"hello")).unwrap();
     let requests = bench.sent_mads();
@@ -53,7 +53,7 @@ fn client_handshake_sends_req_and_rtu() {
 }
 
 #[test]
-fn server_handshake_sends_rep_and_is_established_by_rtu() {
+fn server_answers_req_with_rep_and_is_established_by_rtu() {
     let mut bench = Bench::listening();
     let mut req = req();
     req.private_data[91] = 9;
@@ -122,7 +122,7 @@ fn duplicate_handshake_messages_get_the_same_response() {
 }
 
 #[test]
-fn rejection_is_reported_with_reason_info_and_data() {
+fn rejected_event_contains_reason_info_and_private_data() {
     let mut bench = Bench::new();
     let id = bench.req_sent();
     let mut rej = Rej {
@@ -218,7 +218,7 @@ fn second_mra_does_not_extend_the_wait() {
 }
 
 #[test]
-fn delay_sends_an_mra_and_repeats_it_for_a_duplicate_req() {
+fn mra_sent_for_a_delay_is_sent_again_for_a_duplicate_req() {
     let mut bench = Bench::listening();
     let id = bench.requested();
     bench.cm.delay(bench.now, id, AckTimeout::new(18), b"wait").unwrap();

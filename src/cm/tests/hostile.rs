@@ -54,7 +54,7 @@ fn invalid_requests_are_rejected_with_reason_and_acceptable_value() {
 }
 
 #[test]
-fn request_flood_is_bounded_by_the_backlog() {
+fn flood_of_requests_is_rejected_beyond_the_backlog() {
     let mut bench = Bench::new();
     bench.cm.listen(SERVICE, u64::MAX, 100).unwrap();
     let (mut rejected, mut requested) = (0, 0);
@@ -154,7 +154,7 @@ fn reply_with_invalid_queue_pair_is_rejected_and_ends_the_attempt() {
 /// A queue pair has at most one connection: a peer that requests a new one for the same queue pair has lost
 /// the old one (IBA 12.9.8.3.1).
 #[test]
-fn request_with_the_queue_pair_of_an_existing_connection_is_stale() {
+fn request_for_a_queue_pair_that_has_a_connection_is_rejected_as_stale() {
     let mut bench = Bench::listening();
     let old = bench.server();
     bench.inject(Req { local: CommId(0x8888), ..req() });
@@ -246,7 +246,7 @@ fn forged_req_with_queue_pair_of_established_connection_leaves_it_established() 
 }
 
 #[test]
-fn drep_without_probe_leaves_connection_established() {
+fn unsolicited_drep_leaves_the_connection_established() {
     let mut bench = Bench::listening();
     let old = bench.server();
     bench.inject(Drep { local: PEER_ID, remote: old.0, ..Drep::default() });
@@ -282,7 +282,7 @@ fn transaction_ids_are_not_sequential() {
 }
 
 #[test]
-fn request_that_reuses_a_communication_id_is_stale() {
+fn request_that_reuses_a_communication_id_is_rejected_as_stale() {
     let mut bench = Bench::listening();
     bench.server();
     bench.inject(Req { qpn: Qpn::new(0x999), ..req() });

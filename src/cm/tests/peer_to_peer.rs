@@ -14,7 +14,7 @@ fn req_sent(config: CmConfig) -> (Bench, ConnId) {
 }
 
 #[test]
-fn smaller_ca_guid_becomes_the_server() {
+fn side_with_the_smaller_ca_guid_becomes_the_server() {
     let (mut bench, id) = req_sent(config());
     bench.inject(req());
     let (of, Event::Requested(requested)) = bench.event() else { panic!() };
@@ -28,7 +28,7 @@ fn smaller_ca_guid_becomes_the_server() {
 }
 
 #[test]
-fn larger_ca_guid_remains_the_client() {
+fn side_with_the_larger_ca_guid_remains_the_client() {
     let (mut bench, id) = req_sent(CmConfig { ca_guid: PEER_GUID + 1, ..config() });
     bench.inject(req());
     bench.assert_quiet();

@@ -30,7 +30,7 @@ pub fn sidr_reply(private_data: &[u8]) -> SidrReply<'_> {
 }
 
 #[test]
-fn sidr_response_is_reported_once_and_only_from_the_requested_peer() {
+fn sidr_response_is_accepted_only_once_and_only_from_the_requested_peer() {
     let mut bench = Bench::new();
     let id = bench.cm.sidr_request(bench.now, &sidr_request(b"qpn?")).unwrap();
     let Message::SidrReq(req) = bench.sent_one() else { panic!() };

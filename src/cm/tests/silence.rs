@@ -22,7 +22,7 @@ fn assert_retransmitted(bench: &mut Bench, kind: MessageKind, times: u32, last: 
 }
 
 #[test]
-fn unanswered_req_is_retransmitted_then_reported_as_unreachable() {
+fn unanswered_req_is_retransmitted_until_an_unreachable_event_is_raised() {
     let mut bench = Bench::new();
     let id = bench.req_sent();
     assert_retransmitted(&mut bench, MessageKind::Req, 15, &[MessageKind::Rej]);
@@ -35,7 +35,7 @@ fn unanswered_req_is_retransmitted_then_reported_as_unreachable() {
 }
 
 #[test]
-fn unanswered_rep_is_retransmitted_then_reported_as_unreachable() {
+fn unanswered_rep_is_retransmitted_until_an_unreachable_event_is_raised() {
     let mut bench = Bench::listening();
     let id = bench.accepted();
     assert_retransmitted(&mut bench, MessageKind::Rep, 3, &[MessageKind::Rej]);
@@ -55,7 +55,7 @@ fn request_waits_for_the_response_of_the_program_without_deadline() {
 }
 
 #[test]
-fn mra_timeout_is_bounded_and_then_retries_are_exhausted() {
+fn timeout_requested_by_an_mra_is_limited_and_then_retries_are_exhausted() {
     let mut bench = Bench::new();
     let id = bench.req_sent();
     let mra = Mra { local: PEER_ID, remote: id.0, message: Acknowledged::Req, ..Mra::default() };
@@ -71,7 +71,7 @@ fn mra_timeout_is_bounded_and_then_retries_are_exhausted() {
 }
 
 #[test]
-fn response_timeout_of_client_is_bounded() {
+fn response_timeout_requested_by_the_client_is_limited() {
     let mut bench = Bench::listening();
     let long = crate::wire::AckTimeout::new(31);
     let mut slow = Req { local_response_timeout: long, ..req() };
@@ -85,7 +85,7 @@ fn response_timeout_of_client_is_bounded() {
 }
 
 #[test]
-fn unanswered_dreq_ends_in_time_wait() {
+fn connection_enters_time_wait_if_its_dreq_is_not_answered() {
     let mut bench = Bench::new();
     let id = bench.client();
     bench.cm.disconnect(bench.now, id, b"").unwrap();
@@ -98,7 +98,7 @@ fn unanswered_dreq_ends_in_time_wait() {
 }
 
 #[test]
-fn unanswered_sidr_req_is_retransmitted_then_reported_as_unreachable() {
+fn unanswered_sidr_req_is_retransmitted_until_an_unreachable_event_is_raised() {
     let mut bench = Bench::new();
     let id = bench.cm.sidr_request(bench.now, &super::sidr::sidr_request(b"")).unwrap();
     bench.sent_one();
@@ -108,7 +108,7 @@ fn unanswered_sidr_req_is_retransmitted_then_reported_as_unreachable() {
 }
 
 #[test]
-fn unanswered_lap_keeps_the_connection_established() {
+fn unanswered_lap_leaves_the_connection_established() {
     let mut bench = Bench::new();
     let id = bench.client();
     bench.cm.load_alternate(bench.now, id, &path(), b"").unwrap();
@@ -210,7 +210,7 @@ fn name(event: &Event) -> &'static str {
 /// The peer stops responding, in any state. An exchange that waits for the peer ends with an event within the
 /// agreed time; one that waits for the program does so once the program has acted. No state remains.
 #[test]
-fn silence_of_the_peer_in_any_state_ends_the_exchange_in_time() {
+fn exchange_with_an_unresponsive_peer_ends_in_time_in_any_state() {
     use State as S;
     /// Action that the program takes, if the exchange waits for the program in this state.
     type Act = Option<fn(&mut Bench, ConnId)>;

@@ -116,7 +116,7 @@ fn latency_delays_whole_bursts() {
 }
 
 #[test]
-fn bandwidth_spaces_packets_by_their_size() {
+fn packets_arrive_at_intervals_of_their_size_divided_by_the_bandwidth() {
     // 100 payload + RETH 16 + BTH 12 + ICRC 4 + 28 of IP and UDP = 160 bytes: 1280 ns at 1 Gb/s.
     let config = FabricConfig { bandwidth: Some(1_000_000_000), latency: US, ..Default::default() };
     let (received, _) = run(config, 4);
@@ -125,7 +125,7 @@ fn bandwidth_spaces_packets_by_their_size() {
 }
 
 #[test]
-fn full_queue_drops_the_tail() {
+fn packets_beyond_the_queue_capacity_are_dropped() {
     let config =
         FabricConfig { bandwidth: Some(1_000_000_000), queue_bytes: Some(10 * 160), ..Default::default() };
     let (received, counters) = run(config, 25);
@@ -144,7 +144,7 @@ fn queue_above_the_ecn_threshold_marks_packets() {
 }
 
 #[test]
-fn two_senders_share_the_wire_to_a_port() {
+fn packets_of_two_senders_to_one_port_share_its_bandwidth() {
     let (fabric, mut a, mut b, to) =
         pair(FabricConfig { bandwidth: Some(1_000_000_000), ..Default::default() });
     let mut c = fabric.port(&fabric.auto_address()).unwrap();
@@ -165,7 +165,7 @@ fn configured_fraction_of_packets_is_lost() {
 }
 
 #[test]
-fn loss_rate_holds_over_many_seeds() {
+fn average_loss_over_many_seeds_is_the_configured_rate() {
     let lost = |seed| run(FabricConfig { loss: 0.1, seed, ..Default::default() }, 1000).1.lost;
     let counts: Vec<u64> = (0..200).map(lost).collect();
     let mean = counts.iter().sum::<u64>() as f64 / 200.0;
@@ -222,7 +222,7 @@ fn every_corrupt_packet_fails_its_icrc() {
 }
 
 #[test]
-fn same_seed_gives_the_same_log() {
+fn same_seed_gives_the_same_deliveries_and_counters() {
     let config = |seed| FabricConfig {
         seed,
         latency: 10 * US,
@@ -312,7 +312,7 @@ fn address_is_in_use_until_its_port_is_dropped() {
 }
 
 #[test]
-fn packet_above_the_mtu_is_lost_and_counted() {
+fn packet_above_the_mtu_is_dropped_and_counted() {
     let (fabric, mut a, mut b, to) = pair(FabricConfig { mtu: 1500, ..Default::default() });
     a.transmit(fabric.now(), &queue(&a, to, 0..1, 1440)).unwrap();
     a.transmit(fabric.now(), &queue(&a, to, 1..2, 1441)).unwrap();
@@ -477,7 +477,7 @@ fn drivers_run_on_timers_and_on_input_in_virtual_time() {
 }
 
 #[test]
-fn kick_runs_the_receiving_driver_inline() {
+fn sending_thread_runs_the_driver_of_the_receiver() {
     let fabric = Fabric::new();
     let log = Log::default();
     let (a, b) = (test_nic(&fabric, &log, None), test_nic(&fabric, &log, None));
@@ -489,7 +489,7 @@ fn kick_runs_the_receiving_driver_inline() {
 }
 
 #[test]
-fn packets_bypass_the_port_only_if_none_is_queued_there() {
+fn packets_are_delivered_directly_only_if_none_is_queued_at_the_port() {
     let fabric = Fabric::new();
     let log = Log::default();
     let (a, b) = (test_nic(&fabric, &log, None), test_nic(&fabric, &log, None));
@@ -524,7 +524,7 @@ fn packets_bypass_the_port_only_if_none_is_queued_there() {
 }
 
 #[test]
-fn requested_extra_turns_are_run_within_the_same_kick() {
+fn driver_of_the_receiver_is_run_again_as_often_as_it_requests() {
     let fabric = Fabric::new();
     let log = Log::default();
     let (a, b) = (test_nic(&fabric, &log, None), test_nic(&fabric, &log, None));
@@ -540,7 +540,7 @@ fn requested_extra_turns_are_run_within_the_same_kick() {
 }
 
 #[test]
-fn endless_responses_do_not_block_the_thread_that_kicks() {
+fn endless_responses_do_not_block_the_sending_thread() {
     let fabric = Fabric::new();
     let log = Log::default();
     let (a, b) = (test_nic(&fabric, &log, None), test_nic(&fabric, &log, None));
@@ -551,7 +551,7 @@ fn endless_responses_do_not_block_the_thread_that_kicks() {
 }
 
 #[test]
-fn driver_that_never_becomes_idle_is_reported_as_stuck() {
+fn run_until_idle_returns_stuck_if_a_driver_never_becomes_idle() {
     struct NeverIdle;
     impl Driver for NeverIdle {
         fn try_drive(&self) -> bool {

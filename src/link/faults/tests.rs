@@ -61,7 +61,7 @@ fn received_with(rules: &[&str], n: u32) -> Vec<i64> {
 }
 
 #[test]
-fn each_action_applies_to_the_matched_packets() {
+fn each_fault_action_applies_only_to_the_packets_that_its_rule_matches() {
     assert_eq!(received_with(&[], 4), [1, 2, 3, 4]);
     assert_eq!(received_with(&["drop=3"], 6), [1, 2, 4, 5, 6]);
     assert_eq!(received_with(&["drop=1"], 3), [2, 3]);

@@ -45,7 +45,7 @@ fn error_for_invalid_config_text_explains_the_cause() {
 }
 
 #[test]
-fn open_error_suggests_a_solution() {
+fn error_of_a_failed_open_suggests_a_solution() {
     let open = |s: &str| FramesLink::open(parse(s).unwrap()).unwrap_err().to_string();
     assert!(open("frames:connect:/nonexistent/x,ip=10.0.0.1").contains("start the listening side first"));
     assert!(open("frames:listen:/nonexistent/x,ip=10.0.0.1").contains("create the directory"));

@@ -331,7 +331,7 @@ fn membership_is_reported_twice_after_joining_and_again_on_query_and_on_leave() 
 }
 
 #[test]
-fn all_nodes_and_host_local_groups_are_not_reported() {
+fn membership_of_all_nodes_and_host_local_groups_is_not_reported() {
     let mut s = host_stack();
     for group in ["224.0.0.1", "ff02::1", "ff01::7"] {
         s.join(at(0), ip(group)).unwrap();

@@ -135,7 +135,7 @@ mod tests {
     use crate::wire::ROCE_PORT;
 
     #[test]
-    fn group_is_recognized_if_some_of_its_sockets_are_not_listed_and_a_single_socket_is_none() {
+    fn group_is_recognised_even_if_some_of_its_sockets_are_not_listed() {
         let ip: IpAddr = "127.18.246.1".parse().unwrap();
         assert!(!PortOwner::is_group(ip, ROCE_PORT, 64));
         let one = steer::bind_group(ip, &UdpOptions::default(), 1).unwrap();

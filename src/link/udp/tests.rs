@@ -140,7 +140,7 @@ fn burst_from_user_memory_arrives_whole() {
 }
 
 #[test]
-fn many_bursts_are_sent_in_one_turn_and_in_order() {
+fn many_bursts_are_sent_in_order_by_one_call() {
     let (mut a, mut b, mut c) = (link("127.11.0.1"), link("127.11.0.2"), link("127.11.0.3"));
     let mut q = TxQueue::new(a.info.burst);
     for i in 0..300 {
@@ -198,7 +198,7 @@ fn ip_fields(socket: &UdpSocket) -> (u8, u8) {
 }
 
 #[test]
-fn each_flow_has_its_own_header_fields_whatever_the_socket_defaults() {
+fn packets_have_the_header_fields_of_their_flow_whatever_the_socket_defaults() {
     let mut a = link("127.12.1.1");
     let b = UdpSocket::bind("127.12.1.2:4791").unwrap();
     b.set_read_timeout(Some(Duration::from_secs(10))).unwrap();

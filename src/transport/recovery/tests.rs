@@ -137,7 +137,7 @@ fn rnr_nak_restores_the_transport_retries() {
 }
 
 #[test]
-fn each_probe_timeout_schedules_the_oldest_packet_and_doubles_the_next_timeout() {
+fn each_probe_timeout_schedules_a_probe_and_doubles_the_next_timeout() {
     let (conn, mut now, tuning) = (conn(), Instant(1 << 40), Tuning::default());
     let mut recovery = in_flight(now, &conn);
     let base = recovery.rtt.probe_timeout(&tuning).unwrap();
@@ -165,7 +165,7 @@ fn probe_timeout_causes_go_back_n_if_only_reads_are_in_flight() {
 }
 
 #[test]
-fn packet_without_ackreq_is_resent_as_a_probe_after_the_ack_silence() {
+fn probe_of_a_packet_without_ackreq_is_scheduled_after_the_probe_interval() {
     let (conn, now, tuning) = (conn(), Instant(1 << 40), Tuning::default());
     let mut recovery = Recovery::new(&conn);
     recovery.on_sent_without_ack_req(&conn, now, &tuning);

@@ -74,7 +74,7 @@ fn exchange_with_itself(context: &Context) {
 }
 
 #[test]
-fn second_management_port_is_refused_until_the_first_is_dropped() {
+fn second_management_port_cannot_be_opened_until_the_first_is_dropped() {
     let (_fabric, a, b) = on_fabric();
     let first = a.management_port().unwrap();
     let error = a.reopen().unwrap().management_port().unwrap_err();

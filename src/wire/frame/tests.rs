@@ -96,7 +96,7 @@ fn neighbour_discovery_is_decoded_unless_a_router_forwarded_it() {
 }
 
 #[test]
-fn neighbour_discovery_with_an_invalid_option_is_refused() {
+fn neighbour_discovery_with_an_invalid_option_is_rejected() {
     let address = [1, 1, 0x52, 0x54, 0, 0x77, 0, 1];
     let nonce = [14, 1, 1, 2, 3, 4, 5, 6];
     let solicit = |options: &[&[u8]]| {
@@ -150,7 +150,7 @@ fn frame_with_two_vlan_tags_and_padding_is_decoded() {
 }
 
 #[test]
-fn invalid_frame_is_refused_with_its_error() {
+fn parsing_an_invalid_frame_fails_with_the_error_for_its_cause() {
     let error_of = |f: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = unhex(RXE_V4);
         f(&mut bytes);

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_ip_header_is_refused_with_its_error() {
+    fn parsing_an_invalid_ip_header_fails_with_the_error_for_its_cause() {
         let good =
             IpHeader { source: "10.0.0.1:7".parse().unwrap(), destination: "10.0.0.2".parse().unwrap() };
         let mut bytes = good.bytes();

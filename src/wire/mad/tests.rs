@@ -69,7 +69,7 @@ proptest! {
 }
 
 #[test]
-fn invalid_mad_is_refused_with_its_error() {
+fn parsing_an_invalid_mad_fails_with_the_error_for_its_cause() {
     let good = mad(MessageKind::Rtu, &[0; 232]);
     let with = |at: usize, value: u8| {
         let mut bytes = good;
