@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_connection_error_names_the_command_to_start() {
+    fn error_for_a_refused_connection_names_the_command_that_starts_the_server() {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let args = OobArgs { host: Some("127.0.0.1".into()), port, server_bind: None, timeout: None };
         let error = args.open("urxe pingpong", &Interrupt::default()).unwrap_err().to_string();
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn server_with_a_timeout_stops_waiting_for_a_client() {
+    fn server_fails_if_no_client_connects_within_its_timeout() {
         let args =
             OobArgs { host: None, port: 0, server_bind: None, timeout: Some(Duration::from_millis(50)) };
         let error = args.open("urxe pingpong", &Interrupt::default()).unwrap_err().to_string();

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn data_set_again_replaces_the_previous_data() {
+    fn setting_data_again_replaces_the_data_of_a_work_request() {
         let mut requests = Requests::default();
         requests.open();
         for _ in 0..3 {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn later_sessions_reuse_the_buffers() {
+    fn later_sessions_reuse_the_buffers_of_earlier_ones() {
         let mut requests = Requests::default();
         let mut fill = || {
             requests.open();

@@ -124,7 +124,7 @@ fn client_and_server_complete_the_recorded_handshakes() {
 }
 
 #[test]
-fn truncated_handshake_is_reported_as_closed_or_timed_out() {
+fn truncated_handshake_fails_with_a_closed_or_timed_out_error() {
     for (text, count, qps) in RECORDINGS {
         let (all, local) = (sent_bytes(text, 'C'), addresses(text, 'S', qps));
         assert_eq!(all.len(), count * ADDRESS_LEN + DONE.len());
@@ -174,7 +174,7 @@ fn invalid_bytes_yield_an_error_that_quotes_them() {
 }
 
 #[test]
-fn unsupported_number_of_queue_pairs_is_an_error() {
+fn handshake_with_an_unsupported_number_of_queue_pairs_fails() {
     let one = addresses(SRQ, 'C', 1)[0];
     for n in [0, SRQ_ADDRESSES + 1] {
         let e = client(&mut ScriptedPeer(&[], None), &vec![one; n], SRQ_ADDRESSES).unwrap_err();

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn different_trees_have_different_names() {
+    fn sysfs_trees_with_different_contents_have_different_names() {
         let one = adapters();
         let mut other = one.clone();
         other[0].active = false;

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_in_hints_are_kept() {
+    fn source_address_in_hints_is_returned_unchanged() {
         let (mut local, len) = sockaddr::write("192.0.2.1:0".parse().unwrap());
         let mut system_hints = hints(0, UD as c_int, 0).unwrap();
         (system_hints.ai_src_addr, system_hints.ai_src_len) = ((&raw mut local).cast(), len);

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn source_is_taken_in_pieces_across_buffers() {
+    fn pieces_of_a_source_end_at_the_end_of_each_buffer() {
         let parts: [&[u8]; 4] = [b"abc", b"", b"de", b"f"];
         let mut rest = Source::new(&parts);
         rest.skip(4);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn sink_is_filled_in_pieces_across_buffers() {
+    fn pieces_of_a_sink_end_at_the_end_of_each_buffer() {
         let (mut a, mut b, mut c) = ([0; 2], [0; 0], [0; 3]);
         let mut sink = Sink::new(vec![&mut a, &mut b, &mut c]);
         sink.next_piece(1).copy_from_slice(b"1");

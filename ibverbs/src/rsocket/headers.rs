@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_headers_are_refused_with_the_reason() {
+    fn invalid_headers_are_rejected_with_the_reason() {
         let with = |at: usize, byte: u8| {
             let mut bytes = BY_UDP;
             bytes[at] = byte;

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn table_with_one_entry_reuses_it() {
+    fn every_grant_uses_the_only_entry_of_a_table_of_length_1() {
         let mut inc = Incoming::new(4, 2);
         inc.connect(TargetSge { len: 1, ..TABLE });
         assert_eq!(inc.grant().unwrap().half.unwrap().1.addr, 0x9000);

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn offset_is_found_in_its_mapping() {
+    fn only_offsets_inside_a_mapping_are_translated_to_addresses() {
         let mut remote_map = RemoteMap::new(2);
         assert_eq!(remote_map.find(0), None);
         remote_map.set(0, mapping(100, 0x1000, 50));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn entry_outside_the_table_is_refused() {
+    fn mapping_for_an_entry_outside_the_table_is_rejected() {
         let mut remote_map = RemoteMap::new(2);
         assert_eq!(remote_map.check(1), Ok(()));
         assert_eq!(remote_map.check(2), Err(ProtocolError::Entry { got: 2, len: 2 }));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn full_table_takes_a_mapping_after_one_is_removed() {
+    fn full_table_accepts_a_mapping_after_one_is_removed() {
         let mut local_map = LocalMap::new(TargetSge { addr: 0x1000, key: 9, len: 2 }, 2);
         assert_eq!(local_map.add(1, mapping(0, 1, 8), ()), Some(()));
         assert_eq!(local_map.add(2, mapping(8, 2, 8), ()), Some(()));

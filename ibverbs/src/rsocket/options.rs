@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn value_of_a_set_option_is_returned() {
+    fn get_after_set_returns_the_effective_value_of_an_option() {
         let mut options = Options::default();
         let number = |n: c_int| Ok(n.to_ne_bytes().to_vec());
         assert_eq!(set(&mut options, libc::SOL_SOCKET, libc::SO_SNDBUF, 1 << 19), number(1 << 20));
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_option_or_value_is_refused() {
+    fn setting_an_invalid_option_or_value_fails() {
         let mut options = Options::default();
         assert_eq!(options.set(libc::SOL_SOCKET, libc::SO_SNDBUF, &[1]), Err(libc::EINVAL));
         assert_eq!(set(&mut options, libc::SOL_SOCKET, libc::SO_SNDBUF, -1), Err(libc::EINVAL));

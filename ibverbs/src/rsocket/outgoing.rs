@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn full_send_queue_still_takes_internal_messages() {
+    fn full_send_queue_still_accepts_credit_and_shutdown_messages() {
         let mut out = ready(100, 2, 99, 1000);
         assert!(out.transfer(1).is_some() && out.transfer(1).is_some());
         assert_eq!((out.transfer(1), out.can_announce_mapping(), out.is_writable()), (None, false, false));
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn write_to_mapped_memory_takes_no_credit() {
+    fn write_to_mapped_memory_consumes_no_credit() {
         let mut out = Outgoing::new(100, 2);
         let transfer = out.direct(target(0x5000, 30)).unwrap();
         assert_eq!((transfer.to, transfer.message), (target(0x5000, 30), None));
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn large_write_is_split() {
+    fn large_write_is_split_at_the_maximum_write_length() {
         let mut out = ready(1 << 20, 9, 9, u32::MAX);
         assert_eq!(out.transfer(1 << 20).unwrap().to.len as usize, MAX_WRITE_LEN);
     }

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn private_data_of_other_protocols_is_refused() {
+    fn private_data_of_other_protocols_is_rejected() {
         assert_eq!(ConnData::parse(&[]), Err(ProtocolError::ConnData));
         assert_eq!(ConnData::parse(&CAPTURED[..39]), Err(ProtocolError::ConnData));
         assert_eq!(ConnData::parse(&[0; 56]), Err(ProtocolError::ConnData));
@@ -315,14 +315,14 @@ mod tests {
     }
 
     #[test]
-    fn message_of_unknown_type_is_refused() {
+    fn message_of_unknown_type_is_rejected() {
         for immediate in [0x2000_0000, 0x4000_0001, 0x6000_0000, 0xa000_0007, 0xe000_0003, 0xffff_ffff] {
             assert_eq!(Message::decode(immediate), Err(ProtocolError::Message(immediate)));
         }
     }
 
     #[test]
-    fn entries_have_the_byte_order_of_the_table() {
+    fn table_entries_are_encoded_in_the_byte_order_of_the_table() {
         let target = TargetSge { addr: 0x0102_0304_0506_0708, key: 0x090a_0b0c, len: 0x0d0e_0f10 };
         let mapping = Mapping { offset: 0x1112_1314_1516_1718, target };
         for order in [Order::Little, Order::Big] {

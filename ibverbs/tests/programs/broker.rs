@@ -47,7 +47,7 @@ fn server(library: &Library, address: &str, port: &str) -> Running {
 }
 
 #[test]
-fn process_beyond_the_descriptor_limit_of_the_broker_is_refused_and_others_are_served() {
+fn broker_without_free_descriptors_rejects_a_new_process_and_serves_the_others() {
     let (library, [address, _]) = (Library::new(), addresses());
     let _broker = broker(&address, FD_LIMIT_FOR_FEW);
     // The broker runs as long as one of the servers runs.
@@ -86,7 +86,7 @@ fn process_beyond_the_descriptor_limit_of_the_broker_is_refused_and_others_are_s
 }
 
 #[test]
-fn silent_connections_that_use_all_descriptors_do_not_lock_out_a_process() {
+fn idle_connections_that_use_all_descriptors_do_not_lock_out_a_process() {
     let (library, [address, _]) = (Library::new(), addresses());
     let _broker = broker(&address, FD_LIMIT_FOR_SOME);
     let path = UnixAddr::new(broker_socket(&address).unwrap().as_str()).unwrap();

@@ -23,17 +23,17 @@ fn call_that_returns_an_error_number_sets_errno_to_it() {
 }
 
 #[test]
-fn call_on_a_destroyed_object_or_one_with_an_overwritten_handle_is_refused() {
+fn call_on_a_destroyed_object_or_one_with_an_overwritten_handle_fails() {
     case("handles");
 }
 
 #[test]
-fn cyclic_list_of_work_requests_is_refused_with_enomem_when_the_queue_is_full() {
+fn posting_a_cyclic_list_fails_with_enomem_when_the_queue_is_full() {
     case("circles");
 }
 
 #[test]
-fn refused_rereg_mr_returns_err_input_or_err_cmd() {
+fn failed_rereg_mr_returns_err_input_or_err_cmd() {
     case("registered anew");
 }
 

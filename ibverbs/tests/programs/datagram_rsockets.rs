@@ -92,7 +92,7 @@ fn datagrams_of_all_sizes_keep_their_boundaries() {
 }
 
 #[test]
-fn datagram_that_is_too_long_is_refused() {
+fn sending_a_datagram_that_is_too_long_fails_with_emsgsize() {
     run_case("long");
 }
 
@@ -142,7 +142,7 @@ fn close_wakes_waiting_threads() {
 }
 
 #[test]
-fn invalid_calls_are_refused() {
+fn invalid_calls_fail_with_the_expected_errno() {
     run_case("refused");
 }
 
@@ -163,7 +163,7 @@ fn udpong_over_ipv6_receives_its_datagrams() {
 
 /// Runs in its own network namespace; the C program deletes the interface.
 #[test]
-fn waiting_call_fails_once_when_the_device_is_removed() {
+fn waiting_call_fails_with_enetdown_once_when_the_device_is_removed() {
     let script = r#"
         ip link add v0 type veth peer name v1 && ip addr add 10.77.0.1/24 dev v0 || exit 3
         ip link set v1 up && ip link set v0 up || exit 3

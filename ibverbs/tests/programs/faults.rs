@@ -13,7 +13,7 @@ fn run(name: &str) {
 }
 
 #[test]
-fn access_to_lost_memory_fails_the_work_request_and_other_faults_reach_the_earlier_handler() {
+fn work_request_on_unmapped_memory_fails_and_other_faults_reach_earlier_handler() {
     run("before");
 }
 
@@ -28,7 +28,7 @@ fn run_preloaded(name: &str) {
 }
 
 #[test]
-fn access_to_lost_memory_fails_the_work_request_although_the_program_installs_a_handler_later() {
+fn work_request_on_unmapped_memory_fails_even_if_a_handler_is_installed_later() {
     run_preloaded("after");
 }
 

@@ -44,7 +44,7 @@ fn ibv_devices_and_ibv_devinfo_show_the_device() {
 }
 
 #[test]
-fn missing_device_is_reported() {
+fn error_for_a_nonexistent_link_lists_the_available_links() {
     let library = Library::new();
     let out = library.program("ibv_devinfo", "192.0.2.1").output().unwrap();
     assert!(!out.status.success());
@@ -56,7 +56,7 @@ fn missing_device_is_reported() {
 }
 
 #[test]
-fn udp_port_in_use_is_reported() {
+fn error_for_a_udp_port_in_use_names_the_address_and_port() {
     let library = Library::new();
     let [address, _] = addresses();
     let _other = std::net::UdpSocket::bind((address.as_str(), 4791)).unwrap();
@@ -173,7 +173,7 @@ fn work_requests_built_by_the_extended_post_calls_complete() {
 }
 
 #[test]
-fn registration_of_unmapped_memory_is_refused() {
+fn registration_of_unmapped_memory_fails_with_efault() {
     run_case("memory");
 }
 
@@ -193,7 +193,7 @@ fn device_memory_is_allocated_and_accessed() {
 }
 
 #[test]
-fn parent_domain_keeps_its_pd_and_td_in_use() {
+fn pd_and_td_of_a_parent_domain_cannot_be_deallocated_before_it() {
     run_case("parents");
 }
 

@@ -270,7 +270,7 @@ fn pending_events_move_with_a_migrated_id() {
 }
 
 #[test]
-fn invalid_calls_are_refused() {
+fn invalid_calls_fail_with_the_expected_errno() {
     run_case("refused");
 }
 
@@ -290,7 +290,7 @@ fn forked_child_that_outlives_its_parent_does_not_keep_its_port() {
 }
 
 #[test]
-fn process_exit_ends_its_connections() {
+fn peer_is_disconnected_when_a_process_exits() {
     run_case("exiting");
 }
 
@@ -311,7 +311,7 @@ fn multicast_join_event_returns_the_context_of_its_join() {
 
 /// Sets a path to a different address than the resolved one.
 #[test]
-fn path_given_by_the_program_is_used() {
+fn connection_uses_the_path_set_by_the_program() {
     let (library, program, port) = (Library::new(), CProgram::build("connections"), port());
     let ([a, b], number) = (addresses(), port.to_string());
     let start = |address: &str, name: &str| {

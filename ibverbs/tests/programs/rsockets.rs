@@ -156,17 +156,17 @@ fn run_case(name: &str) {
 }
 
 #[test]
-fn nonblocking_connect_completes_later() {
+fn nonblocking_connect_fails_with_einprogress_and_completes_later() {
     run_case("connecting");
 }
 
 #[test]
-fn invalid_calls_are_refused() {
+fn invalid_calls_fail_with_the_expected_errno() {
     run_case("refused");
 }
 
 #[test]
-fn each_direction_is_shut_down_separately() {
+fn each_direction_can_be_shut_down_separately() {
     run_case("half closed");
 }
 
@@ -242,7 +242,7 @@ fn run_two_cases(server: &str, client: &str, server_ends: bool) {
 }
 
 #[test]
-fn dead_peer_is_detected_with_keepalive_only() {
+fn dead_peer_is_detected_only_if_keepalive_is_enabled() {
     run_two_cases("is killed", "notices", false);
     run_two_cases("is stopped", "notices", false);
     run_two_cases("is stopped", "hears", false);

@@ -155,7 +155,7 @@ fn urxe_log_prints_the_cause_of_an_errno() {
 }
 
 #[test]
-fn send_to_a_stopped_process_fails_without_patient_and_waits_for_it_with_patient() {
+fn send_to_a_stopped_process_fails_unless_the_patient_option_is_given() {
     let [address, _] = addresses();
     let stopped = CProgram::build("stopped");
     let run = |options: &[&str], arg: &str| {
@@ -195,7 +195,7 @@ fn concurrent_runs_find_the_library() {
 }
 
 #[test]
-fn program_that_cannot_run_is_reported_in_one_line() {
+fn error_for_a_program_that_cannot_run_is_one_line_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     check_fails(&["run", "--", "no-such-program"], "no executable program 'no-such-program'");
     check_fails(&["run", "--ip", "192.0.2.1", "--", "true"], "no interface has address 192.0.2.1");
@@ -218,13 +218,13 @@ fn program_that_cannot_run_is_reported_in_one_line() {
 }
 
 #[test]
-fn run_without_any_device_reports_the_reason() {
+fn run_without_any_device_fails_with_the_reason() {
     let printed = in_namespace("\"$URXE\" run -- ibv_devices", &[]);
     assert!(printed.contains("urxe: no device: no network interface is up"), "{printed}");
 }
 
 #[test]
-fn udp_port_in_use_is_reported() {
+fn error_for_a_udp_port_in_use_names_the_address_and_port() {
     let [address, _] = addresses();
     let _other = std::net::UdpSocket::bind((address.as_str(), 4791)).unwrap();
     let out = output(&["run", "--ip", &address, "--", "ibv_devinfo"]);
@@ -307,7 +307,7 @@ fn run_captures_packets_and_injects_faults() {
 }
 
 #[test]
-fn exit_in_the_middle_of_a_call_reports_fault_rules_and_does_not_hang() {
+fn statistics_are_printed_if_the_program_exits_during_a_call() {
     let [address, _] = addresses();
     let corners = CProgram::build("corners");
     let rule = "tx:drop=1000000";
@@ -397,7 +397,7 @@ fn capture_to_standard_output_moves_other_output_to_standard_error() {
 }
 
 #[test]
-fn capture_on_a_full_disk_reports_it_and_keeps_the_file_valid() {
+fn capture_file_stays_valid_and_lost_packets_are_counted_when_the_disk_is_full() {
     let dir = tempfile::tempdir().unwrap();
     let kept = dir.path().join("kept.pcapng");
     let script = r#"

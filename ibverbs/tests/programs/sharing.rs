@@ -99,7 +99,7 @@ fn programs_with_several_shards_share_an_address() {
 }
 
 #[test]
-fn lease_of_a_killed_program_is_reused() {
+fn qpn_partition_of_a_killed_program_is_reused() {
     let (library, [address, _]) = (Library::new(), addresses());
     let running = server(&library, &address, &port().to_string(), &[]);
     let broker = brokers(&address);
@@ -171,7 +171,7 @@ fn programs_survive_the_death_of_the_broker_and_another_broker_takes_over() {
 }
 
 #[test]
-fn stopped_program_keeps_its_lease_under_a_new_broker() {
+fn stopped_program_keeps_its_qpn_partition_under_a_new_broker() {
     let (library, [address, _]) = (Library::new(), addresses());
     let port = port().to_string();
     let stopped = server(&library, &address, &port, &["-n", "200"]);
@@ -193,7 +193,7 @@ fn stopped_program_keeps_its_lease_under_a_new_broker() {
 }
 
 #[test]
-fn programs_of_other_users_are_refused_by_default() {
+fn programs_of_other_users_cannot_share_an_address_by_default() {
     if !is_met(nix::unistd::geteuid().is_root(), "two users require root") {
         return;
     }
@@ -232,7 +232,7 @@ fn programs_of_other_users_are_refused_by_default() {
 /// Listens after the process has changed its user ID: the sockets of listeners are in a directory that only
 /// the user who opened the device can enter.
 #[test]
-fn listen_after_change_of_user_is_refused_with_a_reason_but_works_with_any_user() {
+fn listen_after_a_change_of_user_fails_with_the_reason_unless_any_user_is_set() {
     if !is_met(nix::unistd::geteuid().is_root(), "a change of the user requires root") {
         return;
     }

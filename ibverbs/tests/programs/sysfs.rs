@@ -117,7 +117,7 @@ fn program_with_address_sanitizer_runs_under_urxe_run() {
 }
 
 #[test]
-fn runtime_directory_that_ld_preload_cannot_name_is_refused() {
+fn run_fails_if_ld_preload_cannot_name_the_runtime_directory() {
     let dir = tempfile::tempdir().unwrap();
     for (name, reason) in
         [("with space".to_owned(), "space or a colon"), ("d".repeat(220), "exceeds the limit")]
