@@ -40,7 +40,7 @@ fn with_wrong_icrc(setup: &Testbed, ip: Ip, direction: Direction) -> Pair<'_> {
 }
 
 #[test]
-fn rnr_has_the_same_result_at_both_sides() {
+fn rnr_nak_has_the_same_result_with_either_side_as_requester() {
     run(
         "receivers that are not ready",
         LinkKind::Dgram,
@@ -445,7 +445,7 @@ fn request_to_urxe(p: &mut Pair<'_>, case: &Case) -> (Outcome, Vec<AsyncEvent>) 
 }
 
 #[test]
-fn refused_requests_have_the_expected_status_at_both_sides() {
+fn rejected_requests_have_the_expected_status_at_both_sides() {
     let setup = Testbed::start(LinkKind::Dgram);
     let mut table = Table::new(
         "errors",

@@ -402,7 +402,7 @@ fn run(setup: &Testbed, ip: Ip, case: &Case) -> Result<(String, String), String>
 }
 
 #[test]
-fn data_survives_faults_in_every_direction() {
+fn data_arrives_intact_despite_faults_in_every_direction() {
     let setup = Testbed::start(LinkKind::Dgram);
     let mut table =
         Table::new("faults", &["fault", "IP", "requester", "operations", "faults", "s", "counted"]);

@@ -161,7 +161,7 @@ fn sixteen_concurrent_qps_transfer_correct_data() {
 
 /// Transfers messages of 8 MiB, the longest that rxe accepts.
 #[test]
-fn longest_message_of_rxe_is_transferred() {
+fn message_of_the_maximum_length_of_rxe_is_transferred() {
     const LEN: usize = 8 << 20;
     let setup = Testbed::start(LinkKind::Dgram);
     let side = Side::new(nic::open([setup.link(Ip::V4)]), 2 * LEN);

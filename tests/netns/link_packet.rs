@@ -175,7 +175,7 @@ fn open_link_suppresses_icmp_port_unreachable() {
 }
 
 #[test]
-fn packets_to_silent_neighbour_are_dropped_and_counted() {
+fn packets_to_an_unresponsive_neighbour_are_dropped_and_counted() {
     let net = Veth::new(1500);
     let mut a = open(&net, 0, "packet:v0");
     let mut queue = TxQueue::new(a.info().burst);
@@ -336,7 +336,7 @@ fn snooping_switch_forwards_joined_groups() {
 }
 
 #[test]
-fn missing_interface_address_or_permission_is_reported() {
+fn error_for_a_missing_interface_address_or_permission_explains_the_cause() {
     let net = Veth::new(1500);
     let open_error = |spec: &str| try_open(&net, 0, spec).unwrap_err().to_string();
     let message = open_error("packet:eth7");
@@ -373,7 +373,7 @@ fn link_local_address_of_interface_is_first_in_gid_table() {
 }
 
 #[test]
-fn removed_interface_ends_the_link() {
+fn receive_fails_after_the_interface_is_removed() {
     let net = Veth::new(1500);
     let mut a = open(&net, 0, "packet:v0");
     net.sides[0].ip("link set v0 down");

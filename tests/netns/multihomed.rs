@@ -176,7 +176,7 @@ fn open_does_not_wait_for_an_address_without_carrier() {
 }
 
 #[test]
-fn missing_interface_or_address_is_reported() {
+fn error_for_a_missing_interface_or_address_names_it() {
     let bind_error = |link: &str| match link.parse::<LinkSpec>().unwrap().bind(1) {
         Err(e @ BindError::Udp(_)) => (e.to_string(), e.errno()),
         other => panic!("{link}: {:?}", other.map(|_| ())),

@@ -76,7 +76,7 @@ fn check_port_follows_interface(net: &Net, context: &Context) {
 }
 
 #[test]
-fn udp_port_follows_state_and_removal_of_its_interface() {
+fn port_state_of_a_udp_link_follows_state_and_removal_of_its_interface() {
     for shards in [1, 2] {
         let net = Net::new();
         let context = net.open(|| udp(shards));
@@ -89,7 +89,7 @@ fn udp_port_follows_state_and_removal_of_its_interface() {
 }
 
 #[test]
-fn packet_port_follows_state_and_removal_of_its_interface() {
+fn port_state_of_a_packet_link_follows_state_and_removal_of_its_interface() {
     for shards in [1, 4] {
         let net = Net::new();
         let context = net.open(|| packet(shards));

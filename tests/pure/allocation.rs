@@ -194,7 +194,7 @@ fn measure(name: &str, mut endpoints: Endpoints) -> Vec<String> {
 }
 
 #[test]
-fn messages_do_not_allocate_after_warm_up() {
+fn no_memory_is_allocated_for_messages_after_warm_up() {
     let (a, b) = Fabric::new().pair().unwrap();
     let mut found = measure("fabric", Endpoints::new(a, b));
 

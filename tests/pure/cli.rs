@@ -177,7 +177,7 @@ fn invalid_command_line_is_rejected_with_the_reason() {
 }
 
 #[test]
-fn missing_or_busy_resource_is_reported_in_one_line() {
+fn error_for_a_missing_or_busy_resource_is_one_line_with_the_reason() {
     let stderr = failure(&["serve", "--port", "0", "--link", "packet:nosuch0"]);
     assert!(stderr.contains("interface \"nosuch0\" does not exist") && stderr.contains("lo"), "{stderr}");
 
@@ -262,7 +262,7 @@ fn error_for_a_missing_permission_names_the_capability() {
 }
 
 #[test]
-fn serve_with_unresponsive_peer_times_out_and_reports_sent_data() {
+fn serve_with_an_unresponsive_peer_times_out_and_prints_what_it_has_sent() {
     let base = ["serve", "--port", "0", "--one-shot", "--timeout", "1", "--link"];
     let args = [&base[..], &["udp:127.92.0.7", "--peer", "127.92.0.8,0x11,5"]].concat();
     let stderr = failure(&args);
@@ -459,7 +459,7 @@ fn has_stopped(process: u32) -> bool {
 /// Stops the peer for longer than all retries take (8 timeouts of 67 ms), and checks that the connection
 /// fails unless a longer minimum ACK timeout is configured.
 #[test]
-fn stopped_peer_ends_connection_unless_min_ack_timeout_is_longer() {
+fn connection_to_a_stopped_peer_fails_unless_min_ack_timeout_is_longer() {
     for (address, min_ack_timeout) in [(18, None), (19, Some(Duration::from_secs(60)))] {
         let mut args = vec!["serve", "--link", "udp:127.92.1.4", "--port", "0"];
         // The peer's response must arrive after the stop too.

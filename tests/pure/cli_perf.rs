@@ -209,7 +209,7 @@ fn pingpong_runs_between_two_processes() {
 }
 
 #[test]
-fn invalid_options_are_reported_in_one_line() {
+fn error_for_invalid_options_is_one_line_with_the_reason() {
     let port = free_port();
     for (args, expected) in [
         (format!("pingpong --link udp:127.0.74.1 -p {port} 127.0.0.1"), "start the server there first"),
@@ -237,7 +237,7 @@ fn invalid_options_are_reported_in_one_line() {
 }
 
 #[test]
-fn wait_for_a_silent_peer_times_out_and_sent_data_is_reported() {
+fn wait_for_an_unresponsive_peer_times_out_and_prints_what_was_sent() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     for (args, expected) in

@@ -371,7 +371,7 @@ fn coalesced_datagram_delivers_its_packets_to_all_shards() {
 }
 
 #[test]
-fn second_bind_of_the_port_is_refused_with_any_shard_count() {
+fn second_bind_of_the_port_fails_with_any_shard_count() {
     let ip = address();
     let several = on_udp(&ip.to_string(), SHARDS);
     for count in [1, SHARDS] {
@@ -389,7 +389,7 @@ fn second_bind_of_the_port_is_refused_with_any_shard_count() {
 }
 
 #[test]
-fn bind_of_the_port_in_another_process_is_refused() {
+fn bind_of_the_port_in_another_process_fails() {
     let ip = address();
     let _nic = on_udp(&ip.to_string(), SHARDS);
     for shards in ["1", "2"] {

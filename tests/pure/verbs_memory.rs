@@ -82,7 +82,7 @@ fn type_2_window_grants_access_until_remote_invalidate() {
 }
 
 #[test]
-fn region_with_bound_windows_is_not_deregistered() {
+fn deregistration_of_a_region_with_bound_windows_fails() {
     let (_a, b) = pair();
     let mut memory = vec![0u64; 8];
     // SAFETY: `memory` outlives the region, and only the region accesses it.
@@ -274,7 +274,7 @@ fn region_is_addressed_from_zero_or_chosen_iova() {
 }
 
 #[test]
-fn optional_access_flags_are_ignored_and_unknown_ones_refused() {
+fn registration_ignores_optional_access_flags_and_fails_for_unknown_ones() {
     let (_, b) = pair();
     let accepted = Access::ALL | Access::ON_DEMAND | Access::HUGETLB | Access::RELAXED_ORDERING;
     assert!(b.pd.reg_mr(64, accepted).is_ok());
@@ -313,7 +313,7 @@ fn implicit_on_demand_region_covers_the_whole_address_space() {
 }
 
 #[test]
-fn write_to_read_only_memory_of_an_on_demand_region_is_refused() {
+fn write_to_read_only_memory_of_an_on_demand_region_fails() {
     let (a, b) = pair();
     let src = a.pd.reg_mr(64, Access::ALL).unwrap();
     // SAFETY: the only peer is this test, which accesses only constants of its own.

@@ -165,7 +165,7 @@ fn each_member_of_one_nic_receives_a_copy() {
 
 /// Checks that blocking multicast loopback on a queue pair suppresses only the copies of its own messages.
 #[test]
-fn a_queue_pair_with_blocked_loopback_receives_only_the_messages_of_others() {
+fn qp_with_blocked_multicast_loopback_receives_only_messages_of_others() {
     let [a, b, _] = members(&Fabric::new());
     let group = gid(GROUPS[1]);
     let other = ud_qp(&a.pd, &a.cq);
@@ -222,7 +222,7 @@ fn multicast_copies_are_lost_independently() {
 }
 
 #[test]
-fn invalid_attach_is_refused_with_the_reason() {
+fn invalid_attach_fails_with_the_reason() {
     let fabric = Fabric::new();
     let [a, ..] = members(&fabric);
     let attach_error = |qp: &Qp, group: &str| qp.attach_mcast(gid(group)).unwrap_err().to_string();

@@ -51,18 +51,18 @@ fn exchange_datagrams(fabric: &Fabric, v6: usize) {
 }
 
 #[test]
-fn datagram_is_answered_from_its_completion_in_real_time() {
+fn address_handle_from_a_completion_reaches_the_sender_in_real_time() {
     exchange_datagrams(&Fabric::new(), 0);
     exchange_datagrams(&Fabric::new(), 1);
 }
 
 #[test]
-fn datagram_is_answered_from_its_completion_in_virtual_time() {
+fn address_handle_from_a_completion_reaches_the_sender_in_virtual_time() {
     exchange_datagrams(&Fabric::virtual_time(FabricConfig::default()).unwrap(), 0);
 }
 
 #[test]
-fn address_handle_with_invalid_gid_or_ip_version_is_refused() {
+fn creating_an_address_handle_with_invalid_gid_or_ip_version_fails() {
     let Nic { context, pd, .. } = nic_on(&Fabric::new());
     let (v4, v6) = (context.query_gid(0).unwrap(), context.query_gid(1).unwrap());
     let mixed = AddressVector::to(v6).sgid_index(0);
@@ -77,7 +77,7 @@ fn address_handle_with_invalid_gid_or_ip_version_is_refused() {
 }
 
 #[test]
-fn completion_without_grh_yields_no_address_handle() {
+fn create_ah_from_wc_fails_for_a_completion_without_grh() {
     let (a, b) = Fabric::new().pair().unwrap();
     let mr = b.pd.reg_mr(100, Access::ALL).unwrap();
     b.qp.post_recv(&RecvWr::new(1, &[mr.sge(0..100)])).unwrap();
@@ -162,7 +162,7 @@ fn qps_share_receives_of_an_srq() {
 }
 
 #[test]
-fn srq_of_another_context_or_size_0_is_refused() {
+fn use_of_an_srq_of_another_context_or_of_size_0_fails() {
     let fabric = Fabric::new();
     let (Nic { pd: a, cq, .. }, Nic { pd: b, .. }) = (nic_on(&fabric), nic_on(&fabric));
     let srq = b.create_srq(RecvCaps { max_wr: 8, max_sge: 1 }).unwrap();
@@ -175,7 +175,7 @@ fn srq_of_another_context_or_size_0_is_refused() {
 /// Connects two initiators, each to its own target. Both targets receive on the same two shared receive
 /// queues.
 #[test]
-fn xrc_messages_complete_on_the_srq_they_name() {
+fn xrc_messages_consume_receives_of_the_srq_they_name() {
     let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
     let b = nic_on(&fabric);
     let xrcd = b.context.open_xrcd().unwrap();

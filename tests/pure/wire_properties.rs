@@ -189,7 +189,7 @@ proptest! {
 }
 
 #[test]
-fn truncated_packet_of_every_opcode_is_an_error() {
+fn parsing_a_truncated_packet_of_any_opcode_fails() {
     for opcode in valid_opcodes() {
         for pad in 0..4 {
             let h = Headers { bth: Bth { opcode, pad, ..Bth::default() }, ..Headers::default() };
@@ -219,7 +219,7 @@ fn longest_headers_match_max_headers_len() {
 }
 
 #[test]
-fn unassigned_opcode_or_unsupported_version_is_an_error() {
+fn parsing_fails_for_an_unassigned_opcode_or_an_unsupported_version() {
     for opcode in (0..=255).map(Opcode) {
         let mut bytes = vec![0; 64];
         bytes[0] = opcode.0;

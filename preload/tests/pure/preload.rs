@@ -63,7 +63,7 @@ fn check_succeeds(command: &mut Command) {
 }
 
 #[test]
-fn every_function_redirects_device_names_and_no_others() {
+fn every_function_redirects_device_names_and_no_other_names() {
     let fixture = Fixture::new(&["-O1"]);
     check_succeeds(fixture.program().env("URXE_SYSFS", fixture.tree()));
 }

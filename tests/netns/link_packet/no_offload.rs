@@ -66,7 +66,7 @@ fn socket_without_virtio_net_headers_transfers_packets() {
 }
 
 #[test]
-fn refused_gso_packet_is_resent_as_packets_and_disables_offload() {
+fn gso_packet_rejected_by_the_kernel_is_sent_as_packets_and_disables_offload() {
     if !kernel_supports_udp_gso() {
         println!("skipped: the kernel does not support UDP GSO on packet sockets");
         return;

@@ -55,7 +55,7 @@ fn client_rejection_after_connect_response_reaches_the_server() {
 }
 
 #[test]
-fn request_to_missing_peer_fails_as_unreachable_after_retries() {
+fn connect_to_a_missing_peer_raises_unreachable_after_retries() {
     let fabric = virtual_fabric(slow());
     let client = Side::on(&fabric);
     let unassigned = "198.18.77.77:5".parse().unwrap();
@@ -71,7 +71,7 @@ fn request_to_missing_peer_fails_as_unreachable_after_retries() {
 }
 
 #[test]
-fn vanished_peer_is_detected_in_every_state() {
+fn peer_that_stops_responding_is_detected_in_every_state() {
     // The server before it accepts the request, the client before it receives the REP, and a connected
     // server.
     for state in 0..3 {
@@ -141,7 +141,7 @@ fn connection_over_faulty_wire_succeeds_reproducibly() {
 }
 
 #[test]
-fn excess_private_data_is_refused_at_once() {
+fn call_with_too_much_private_data_fails_at_once() {
     let fabric = virtual_fabric(slow());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let at = server.addr(7471);

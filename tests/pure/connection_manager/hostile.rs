@@ -155,7 +155,7 @@ fn rep_from_another_address_is_dropped() {
 }
 
 #[test]
-fn missing_rtu_makes_the_server_retry_and_reject() {
+fn server_retransmits_its_rep_and_then_rejects_if_the_rtu_is_missing() {
     let fabric = virtual_fabric(slow());
     let (server, script) = (Side::on(&fabric), ScriptedPeer::on(&fabric));
     let at = server.addr(7);
@@ -176,7 +176,7 @@ fn missing_rtu_makes_the_server_retry_and_reject() {
 }
 
 #[test]
-fn repeated_messages_have_no_further_effect() {
+fn duplicate_messages_have_no_further_effect() {
     let fabric = virtual_fabric(slow());
     let (server, script) = (Side::on(&fabric), ScriptedPeer::on(&fabric));
     let at = server.addr(7);

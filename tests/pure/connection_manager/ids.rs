@@ -15,7 +15,7 @@ fn is_readable(channel: &EventChannel, ms: u16) -> bool {
 }
 
 #[test]
-fn call_in_wrong_state_is_refused() {
+fn call_in_wrong_state_fails() {
     let fabric = virtual_fabric(slow());
     let side = Side::on(&fabric);
     let id = side.id(PortSpace::Tcp);
@@ -39,7 +39,7 @@ fn call_in_wrong_state_is_refused() {
 }
 
 #[test]
-fn refused_call_returns_the_documented_error_for_its_cause() {
+fn failed_call_returns_the_documented_error_for_its_cause() {
     let fabric = virtual_fabric(slow());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let unbound = client.id(PortSpace::Tcp);
@@ -171,7 +171,7 @@ fn qp_destroyed_before_its_id_ends_the_connection() {
 }
 
 #[test]
-fn second_manager_of_a_device_is_refused() {
+fn second_connection_manager_of_a_device_cannot_be_created() {
     let fabric = virtual_fabric(slow());
     let side = Side::on(&fabric);
     let second = ConnectionManager::new(vec![side.context.clone()]);

@@ -100,7 +100,7 @@ fn wildcard_listener_accepts_requests_to_added_devices() {
 }
 
 #[test]
-fn second_bind_of_a_port_is_refused() {
+fn second_bind_to_a_port_fails() {
     let fabric = virtual_fabric(slow());
     let server = on(&fabric, &["10.0.0.1"]);
     let first = server.listen(PortSpace::Tcp, at("10.0.0.1:7"));
@@ -123,7 +123,7 @@ fn second_bind_of_a_port_is_refused() {
 }
 
 #[test]
-fn full_backlog_rejects_requests_until_there_is_room() {
+fn requests_are_rejected_while_the_backlog_is_full() {
     let fabric = virtual_fabric(slow());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let listener = server.id(PortSpace::Tcp);
@@ -193,7 +193,7 @@ fn loopback_address_reaches_the_first_device() {
 }
 
 #[test]
-fn wait_for_a_request_leaves_other_events_and_ends_when_the_device_is_removed() {
+fn wait_for_a_request_leaves_other_events_queued_and_ends_on_device_removal() {
     for fabric in [virtual_fabric(slow()), Fabric::new()] {
         let (client, server) = (Side::on(&fabric), Side::on(&fabric));
         let listener = server.listen(PortSpace::Tcp, server.addr(7));

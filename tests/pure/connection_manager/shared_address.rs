@@ -66,7 +66,7 @@ fn processes_sharing_an_address_have_separate_ports() {
 /// Checks that the server is notified of each client that vanishes before it gets a response, and does not
 /// reject later clients with the same queue pair number as stale.
 #[test]
-fn requests_of_vanished_clients_are_reported_as_rejected() {
+fn rejected_event_is_raised_for_the_request_of_a_vanished_client() {
     let (server, client) = (open_shared("127.101.5.1"), Side::on_udp("127.101.5.2"));
     let at = server.addr(7001);
     let _listener = server.listen(PortSpace::Tcp, at);

@@ -59,7 +59,7 @@ const WRITE_ZEROES: u8 = 8;
 const DATASET_MANAGEMENT: u8 = 9;
 
 #[test]
-fn invalid_io_commands_are_refused() {
+fn invalid_io_commands_fail_with_the_expected_status() {
     let disk = Disk::new();
     let (_admin, mut io) = Bench::pair(&disk);
     let end = BLOCKS as u64;
@@ -127,7 +127,7 @@ fn blocks_are_read_written_and_zeroed() {
 /// Checks that overlapping ranges of a Dataset Management command are merged, so that the target processes
 /// each block only once.
 #[test]
-fn overlapping_ranges_are_merged() {
+fn overlapping_block_ranges_are_merged() {
     let run = |first: u64, count: u32| [&[0; 4][..], &count.to_le_bytes(), &first.to_le_bytes()].concat();
     let merged = |runs: &[(u64, u32)]| -> Vec<(u64, u64)> {
         let data = runs.iter().flat_map(|(first, count)| run(*first, *count)).collect::<Vec<u8>>();
@@ -139,7 +139,7 @@ fn overlapping_ranges_are_merged() {
 }
 
 #[test]
-fn read_only_disk_refuses_writes() {
+fn write_to_a_read_only_disk_fails() {
     let disk = Disk::with(true);
     let (mut admin, mut io) = Bench::pair(&disk);
     assert_eq!(admin.status(&command(0x06, &[0])), Ok(Some(0)));
@@ -152,7 +152,7 @@ fn read_only_disk_refuses_writes() {
 }
 
 #[test]
-fn invalid_admin_commands_are_refused() {
+fn invalid_admin_commands_fail_with_the_expected_status() {
     let disk = Disk::new();
     let (mut admin, _io) = Bench::pair(&disk);
     let identify = |cns: u32, nsid: u8| with(command(0x06, &[cns]), 4, &[nsid]);
@@ -239,7 +239,7 @@ fn identify_data_log_pages_and_features_describe_the_controller() {
 }
 
 #[test]
-fn sgl_descriptors_are_decoded_or_refused() {
+fn valid_sgl_descriptors_are_decoded_and_invalid_ones_rejected() {
     let sgl = |kind: u8, bytes: [u8; 15]| with(command(READ, &[]), 24, &[&bytes[..], &[kind]].concat());
     let keyed =
         |kind: u8| sgl(kind, [1, 2, 3, 4, 5, 6, 7, 8, 0x10, 0x20, 0x30, 0xa, 0xb, 0xc, 0xd]).data_pointer();
@@ -288,7 +288,7 @@ fn random_commands_do_not_crash_the_target() {
 }
 
 #[test]
-fn connection_private_data_is_parsed_or_refused() {
+fn valid_private_data_of_connections_is_parsed_and_invalid_data_rejected() {
     let request = |format: u16, receives: u16, last: u16| {
         let numbers = [format, 3, receives, last];
         let mut bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();

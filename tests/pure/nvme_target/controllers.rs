@@ -22,7 +22,7 @@ fn try_connect(
 }
 
 #[test]
-fn invalid_connects_are_refused_with_their_status() {
+fn invalid_connect_commands_fail_with_the_status_for_their_cause() {
     let disk = Disk::new();
     let (admin, _io) = Bench::pair(&disk);
     let id = admin.queue.controller().unwrap().id;
@@ -81,7 +81,7 @@ fn invalid_connects_are_refused_with_their_status() {
 }
 
 #[test]
-fn commands_before_connect_or_enable_are_refused() {
+fn commands_before_connect_or_enable_fail_with_a_sequence_error() {
     let disk = Disk::new();
     let sequence = Err(Failure { status: Status::CommandSequence, result: 0 });
     let keep_alive = command(0x18, &[]);
@@ -165,7 +165,7 @@ fn submission_queue_head_counts_from_connect() {
 }
 
 #[test]
-fn connect_beyond_the_controller_limit_is_refused() {
+fn connect_beyond_the_controller_limit_fails_with_connect_busy() {
     let disk = Disk::new();
     let connect_host = || try_connect(&disk, 0, &connect(0, 32), connect_data(0xffff, NQN, HOST_NQN));
     let mut controllers: Vec<_> = (1..=256).map(|id| (connect_host(), id)).collect();

@@ -47,7 +47,7 @@ fn data_of_all_sizes_is_transferred_both_ways() {
 }
 
 #[test]
-fn invalid_data_descriptors_are_refused() {
+fn commands_with_invalid_data_descriptors_fail() {
     let disk = Disk::new();
     with_target(&disk, |host, at| {
         let (_admin, io) = HostQueue::pair(host, at);
@@ -108,7 +108,7 @@ fn response_invalidates_the_rkey_if_the_sgl_requests_it() {
 
 /// Sends more Read and Write commands at once than the target has buffers.
 #[test]
-fn full_queue_of_commands_is_executed() {
+fn all_commands_of_a_full_queue_are_executed() {
     let disk = Disk::new();
     with_target(&disk, |host, at| {
         let (_admin, io) = HostQueue::pair(host, at);
@@ -211,7 +211,7 @@ fn busy_io_queues_are_disconnected_when_the_admin_queue_disconnects() {
 
 /// Checks that the target accesses no memory of a host that has not yet sent a Connect command.
 #[test]
-fn read_and_write_before_connect_are_refused_without_a_data_transfer() {
+fn read_and_write_before_connect_fail_without_a_data_transfer() {
     let disk = Disk::new();
     with_target(&disk, |host, at| {
         let io = HostQueue::open(host, at, 1);

@@ -84,7 +84,7 @@ fn keys_are_registered_used_and_invalidated_in_one_batch() {
 }
 
 #[test]
-fn refused_work_request_cancels_the_whole_batch() {
+fn invalid_work_request_cancels_the_whole_batch() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let (src, dst) = (region(&a, 4096), region(&b, 4096));
@@ -116,7 +116,7 @@ fn refused_work_request_cancels_the_whole_batch() {
 }
 
 #[test]
-fn batch_beyond_queue_capacity_is_refused_completely() {
+fn batch_beyond_queue_capacity_fails_and_posts_nothing() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let send = SendCaps { max_wr: 4, max_sge: 1, max_inline: 8 };

@@ -18,7 +18,7 @@ fn address(node: &TestEndpoint) -> IpAddr {
 }
 
 #[test]
-fn port_down_raises_event_and_messages_are_resent_after_port_up() {
+fn port_down_raises_event_and_messages_are_retransmitted_after_port_up() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let (a_mr, b_mr) = (region(&a, 64), region(&b, 64));

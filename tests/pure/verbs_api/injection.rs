@@ -34,7 +34,7 @@ fn removed_device_raises_device_fatal_and_flushes_its_work() {
 }
 
 #[test]
-fn removed_device_refuses_every_call_but_destruction() {
+fn every_call_but_destruction_fails_on_a_removed_device() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let mr = region(&a, 64);

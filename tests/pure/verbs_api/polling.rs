@@ -164,7 +164,7 @@ fn cq_ignoring_overruns_keeps_the_newest_completions() {
 }
 
 #[test]
-fn invalid_completion_vector_or_capacity_is_refused() {
+fn creating_a_cq_with_invalid_completion_vector_or_capacity_fails() {
     let context = Context::on_fabric(&slow_fabric()).unwrap();
     let vectors = context.query_device().limits.num_comp_vectors;
     let with = |comp_vector| CqOptions::new(1).comp_vector(comp_vector);
