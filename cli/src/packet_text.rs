@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn header_fields_are_described_as_text() {
+    fn packet_text_contains_the_header_fields() {
         let bth = |opcode| Bth { opcode: Opcode(opcode), ..Bth::default() };
         let reth = Reth { va: 0x1000, rkey: RKey(0x201), dma_len: 0 };
         let write =

@@ -117,7 +117,7 @@ mod tests {
     use crate::wire::{Flow, IpIdent};
 
     #[test]
-    fn coalesced_burst_with_a_packet_for_another_partition_counts_as_mixed_unless_it_is_multicast() {
+    fn coalesced_unicast_burst_with_a_packet_for_another_partition_counts_as_mixed() {
         let packet = |qpn: u32| {
             let mut packet = [0; 20];
             packet[4..8].copy_from_slice(&qpn.to_be_bytes());

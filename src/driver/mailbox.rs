@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn full_inbox_stops_the_other_shards_until_it_is_emptied() {
+    fn full_inbox_stops_reception_by_other_shards_until_it_is_emptied() {
         let all = mailboxes(2);
         let data = packets(&[1; 3000], 20);
         while !all[0].are_others_full() {

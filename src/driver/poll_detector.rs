@@ -68,7 +68,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn back_off_grows_with_the_polling_time() {
+    fn back_off_of_the_background_thread_grows_with_the_polling_time() {
         let (mut poll_detector, start) = (PollDetector::default(), Instant(1_000_000_000));
         let backoff_after = |p: &mut PollDetector, last_poll: Duration| {
             p.backoff(start + last_poll, start + last_poll).unwrap()
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn distrust_time_doubles_with_each_missed_packet_and_resets_after_longer_polling() {
+    fn distrust_of_a_polling_application_doubles_with_each_missed_packet() {
         let (mut poll_detector, mut now) = (PollDetector::default(), Instant(1_000_000_000));
         let mut last = Duration::ZERO;
         for _ in 0..12 {

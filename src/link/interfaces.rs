@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_is_last_and_owns_its_whole_network() {
+    fn loopback_interface_is_listed_last_and_owns_its_whole_network() {
         let all = interfaces();
         let last = all.last().expect("every machine has a loopback interface");
         assert!(last.is_loopback && last.primary_address() == Ipv4Addr::LOCALHOST, "{all:?}");
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn link_local_addresses_are_first_and_global_ipv6_last() {
+    fn gid_table_lists_link_local_addresses_first_and_global_ipv6_addresses_last() {
         let text = ["2001:db8::1", "10.0.0.1", "fe80::1", "169.254.1.1", "fd00::1"];
         let mut addresses = text.map(|ip| ip.parse().unwrap());
         addresses.sort_by_key(gid_table_order);

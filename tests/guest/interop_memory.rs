@@ -66,16 +66,16 @@ fn checks() -> Vec<Check> {
 }
 
 #[test]
-fn memory_checks_pass_over_frames() {
+fn windows_invalidation_and_flushes_interoperate_over_frames() {
     run("memory frames", LinkKind::Dgram, &checks());
 }
 
 #[test]
-fn memory_checks_pass_over_a_packet_socket_on_a_tap() {
+fn windows_invalidation_and_flushes_interoperate_over_a_packet_socket_on_a_tap() {
     run("memory packet", LinkKind::Packet, &checks());
 }
 
 #[test]
-fn memory_checks_pass_over_a_udp_socket_on_a_tap() {
+fn windows_invalidation_and_flushes_interoperate_over_a_udp_socket_on_a_tap() {
     run("memory udp", LinkKind::Udp, &checks());
 }

@@ -85,7 +85,7 @@ fn losses_on_the_wire_do_not_corrupt_data() {
 }
 
 #[test]
-fn fault_rules_report_matches_and_retransmissions_in_text_and_json() {
+fn perf_reports_fault_rule_matches_and_retransmissions_in_text_and_json() {
     let command = "perf write --link fabric -s 64K -n 200 --seed 3 --fault drop=3,opcode=write-middle \
         --fault rx:dup=1,opcode=flush";
     let output = urxe(command).output().unwrap();

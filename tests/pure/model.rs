@@ -59,7 +59,7 @@ fn run_seed(seed: u64) -> u32 {
 }
 
 #[test]
-fn random_verbs_calls_match_the_model() {
+fn results_of_random_verbs_calls_match_the_model() {
     if let Some(seed) = env("URXE_SEED") {
         run_seed(seed);
         return;
@@ -104,7 +104,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_verbs_calls_match_the_model_under_any_wire_faults(
+    fn results_of_random_verbs_calls_match_the_model_under_any_wire_faults(
         seed: u64,
         faults in faults(),
         mtu in 0usize..5,

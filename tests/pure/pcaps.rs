@@ -185,7 +185,7 @@ fn messages(name: &str) -> Vec<(IpAddr, Mad)> {
 /// parameters that the recorded program passed. Checks that urxe sends the kernel's messages, except for
 /// communication and transaction IDs, which it selects itself.
 #[test]
-fn own_cm_sends_the_same_messages_as_the_kernel() {
+fn urxe_sends_the_same_cm_messages_as_the_kernel() {
     for name in ["cm_rping.pcap", "cm_rping_v6.pcap", "cm_rstream.pcap", "cm_ucmatose.pcap"] {
         let recorded = messages(name);
         let (Message::Req(req), Message::Rep(rep)) = (recorded[0].1.message, recorded[1].1.message) else {
@@ -351,7 +351,7 @@ fn own_packets(bytes: &[u8]) -> Vec<(Vec<u8>, RoceFrame)> {
 }
 
 #[test]
-fn own_packets_match_the_stored_captures() {
+fn packets_of_urxe_match_the_stored_captures() {
     let own = capture_dir().join("own");
     let mut seen: BTreeMap<u8, usize> = BTreeMap::new();
     let mut credits = std::collections::BTreeSet::new();

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn write_restores_deleted_files_of_a_tree() {
+    fn write_restores_deleted_files_of_a_sysfs_tree() {
         let dir = tempfile::tempdir().unwrap();
         let tree = Tree::of(&adapters());
         let root = dir.path().join("tree");

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_exceeds_the_grant_is_an_overrun_error() {
+    fn data_that_exceeds_the_grant_yields_an_overrun_error() {
         let mut inc = Incoming::new(100, 50);
         assert_eq!(inc.on_data(101), Err(ProtocolError::Overrun { got: 101, room: 100 }));
         let mut inc = connected(100, 50);

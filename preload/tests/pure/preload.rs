@@ -69,7 +69,7 @@ fn every_function_redirects_device_names_and_no_other_names() {
 }
 
 #[test]
-fn file_names_are_not_redirected_without_a_tree() {
+fn file_names_are_not_redirected_without_a_sysfs_tree() {
     let fixture = Fixture::new(&[]);
     check_succeeds(&mut fixture.program());
     check_succeeds(fixture.program().env_remove("LD_PRELOAD"));

@@ -84,7 +84,7 @@ fn duplicate_sidr_request_gets_the_same_response() {
 }
 
 #[test]
-fn reused_request_id_for_another_service_is_a_new_request() {
+fn reused_request_id_for_another_service_is_treated_as_a_new_request() {
     let mut bench = Bench::listening();
     bench.cm.listen(ServiceId(5), u64::MAX, 1).unwrap();
     bench.inject(sidr_req());

@@ -104,7 +104,7 @@ fn fabric_without_impairments_delivers_bursts_whole_and_immediately() {
 }
 
 #[test]
-fn latency_delays_whole_bursts() {
+fn latency_delays_each_burst_as_a_whole() {
     let (fabric, mut a, mut b, to) = pair(FabricConfig { latency: 5 * US, ..Default::default() });
     a.transmit(fabric.now(), &queue(&a, to, 0..10, 8)).unwrap();
     assert_eq!(read(&mut b, fabric.now()), []);
@@ -335,7 +335,7 @@ fn unread_port_drops_packets_beyond_its_limit() {
 }
 
 #[test]
-fn invalid_configuration_error_names_the_cause() {
+fn error_for_an_invalid_configuration_names_the_cause() {
     let error = |config: FabricConfig| Fabric::with_config(config).err().unwrap().to_string();
     let text = error(FabricConfig { loss: 5.0, ..Default::default() });
     assert_eq!(text, "loss is 5; a probability must be from 0 to 1: write 1 % as 0.01");

@@ -39,7 +39,7 @@ fn error_for_invalid_config_text_explains_the_cause() {
 }
 
 #[test]
-fn missing_interface_error_lists_existing_interfaces() {
+fn error_for_a_missing_interface_lists_the_existing_interfaces() {
     let message = PacketLink::open(parse("packet:nonesuch0").unwrap()).unwrap_err().to_string();
     assert!(message.contains("nonesuch0") && message.contains("lo"), "{message}");
 }

@@ -51,7 +51,7 @@ fn retries_are_used_up_by_losses_and_restored_by_progress() {
 }
 
 #[test]
-fn exhausted_retries_fail_the_path_if_an_alternate_path_is_armed() {
+fn path_fails_when_retries_are_exhausted_if_an_alternate_path_is_armed() {
     let (mut conn, now) = (conn(), Instant(1 << 40));
     let mut recovery = in_flight(now, &conn);
     (conn.retry_cnt, conn.migration) = (0, MigrationState::Armed);

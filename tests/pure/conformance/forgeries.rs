@@ -99,7 +99,7 @@ cases! {
         assert_eq!(b.mr.read(0, 8), [0xaa; 8]);
     }
 
-    forged_write_without_the_key_or_out_of_range_ends_the_connection_and_writes_nothing => "resp.access.key" {
+    forged_write_with_invalid_key_or_range_ends_the_connection_without_effect => "resp.access.key" {
         let sample = Bench::new();
         let (va, key, _) = sample.remote(0, 8);
         let end = Bench::IOVA + (1 << 16);

@@ -204,7 +204,7 @@ cases! {
         b.exchange(&[write(Only, RQ + 7, to, &[1]), many[0].clone()], &[ack(RQ + 7, 8)]);
     }
 
-    acks_without_credits_carry_code_31 => "resp.ack.credits" {
+    acks_without_credits_carry_credit_code_31 => "resp.ack.credits" {
         let mut b = Bench::new();
         b.recv(1, 0, 10);
         b.exchange(&[send(Only, RQ, &[1])], &[aeth(RQ, 1, Syndrome::Ack { credits: 31 })]);

@@ -110,7 +110,7 @@ fn commands_before_connect_or_enable_fail_with_a_sequence_error() {
 }
 
 #[test]
-fn controller_ends_with_its_admin_queue_or_keep_alive_timeout() {
+fn controller_ends_when_its_admin_queue_ends_or_its_keep_alive_expires() {
     let disk = Disk::new();
     let now = Instant::now();
     let (admin, mut io) = Bench::pair(&disk);

@@ -70,7 +70,7 @@ fn port_query_returns_state_and_attributes() {
 }
 
 #[test]
-fn address_is_routable_and_follows_the_gid_table() {
+fn context_address_is_routable_if_possible_and_follows_the_gid_table() {
     let fabric = Fabric::new();
     let [link_local, routable, other] = ["fe80::7", "fd00::7", "192.0.2.7"].map(|ip| ip.parse().unwrap());
     let port = fabric.port(&[link_local, routable]).unwrap();
