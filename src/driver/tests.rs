@@ -28,7 +28,7 @@ fn pair_without_timers(a: &str, b: &str) -> (TestEndpoint, TestEndpoint) {
 }
 
 #[test]
-fn poll_of_a_locked_nic_does_nothing_but_poll_once_rings_the_doorbell() {
+fn poll_skips_a_locked_nic_and_poll_once_rings_its_doorbell() {
     let (a, _b) = Fabric::new().pair().unwrap();
     let shard = a.context.shards().first();
     let state = shard.lock_fairly();

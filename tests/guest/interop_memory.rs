@@ -66,16 +66,16 @@ fn checks() -> Vec<Check> {
 }
 
 #[test]
-fn windows_invalidation_and_flushes_interoperate_over_frames() {
+fn memory_windows_and_invalidation_interoperate_over_frames() {
     run("memory frames", LinkKind::Dgram, &checks());
 }
 
 #[test]
-fn windows_invalidation_and_flushes_interoperate_over_a_packet_socket_on_a_tap() {
+fn memory_windows_and_invalidation_interoperate_over_a_packet_socket_on_a_tap() {
     run("memory packet", LinkKind::Packet, &checks());
 }
 
 #[test]
-fn windows_invalidation_and_flushes_interoperate_over_a_udp_socket_on_a_tap() {
+fn memory_windows_and_invalidation_interoperate_over_a_udp_socket_on_a_tap() {
     run("memory udp", LinkKind::Udp, &checks());
 }

@@ -13,7 +13,7 @@ fn case(name: &str) {
 }
 
 #[test]
-fn bind_of_a_type_2_window_takes_its_index_from_the_window_and_writes_its_key_back() {
+fn bind_of_a_type_2_window_sets_only_the_low_byte_of_its_rkey() {
     case("windows");
 }
 

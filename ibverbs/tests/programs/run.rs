@@ -93,7 +93,7 @@ fn run_clears_inherited_variables_that_no_option_sets() {
 /// Runs a ping-pong over a veth pair while tshark captures at one end. With `--no-offload`, no captured
 /// packet may exceed the interface MTU.
 #[test]
-fn no_offload_keeps_packets_in_a_tshark_capture_within_the_mtu() {
+fn no_offload_option_keeps_packets_in_a_tshark_capture_within_the_mtu() {
     let script = r#"
         unshare -n sleep 50 & peer=$!
         until ip link add a0 type veth peer name b0 netns $peer 2>/dev/null; do kill -0 $peer || exit 3; done

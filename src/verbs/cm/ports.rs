@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn port_zero_binds_unused_ephemeral_port_until_none_is_left() {
+    fn bind_to_port_0_uses_a_free_ephemeral_port_until_none_is_left() {
         let mut ports = Ports::default();
         let (mut seen, any) = (std::collections::HashSet::new(), at("10.0.0.1:0"));
         for id in 0..EPHEMERAL.len() as u64 {

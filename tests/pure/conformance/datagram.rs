@@ -124,7 +124,7 @@ cases! {
         assert_eq!(grh::flow(&b.mr.read(0, GRH).try_into().unwrap()).unwrap().src, flow.src);
     }
 
-    completion_contains_source_qp_and_grh_flag => "ud.responder" {
+    completion_of_a_datagram_contains_source_qp_and_grh_flag => "ud.responder" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 200);
         b.exchange(&[send_imm(Only, 0, &[1], 0xabcd).ud(QKEY, PEER)], &[]);
@@ -229,7 +229,7 @@ cases! {
         b.state(QpState::Err);
     }
 
-    packets_of_other_services_are_dropped => "ud.service" {
+    packets_of_other_services_to_a_ud_qp_are_dropped => "ud.service" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 100);
         let packets = [send(Only, 0, &[1]), send(Only, 0, &[1]).uc(), read(0, b.remote(0, 8))];

@@ -53,7 +53,7 @@ fn datagram(data: &[u8]) -> Pkt {
 }
 
 cases! {
-    each_member_receives_a_copy => "mcast.deliver" {
+    each_member_of_a_multicast_group_receives_a_copy => "mcast.deliver" {
         for group in groups() {
             let mut b = ud(|s| s.qps = 3);
             for qp in [0, 2] {
@@ -222,7 +222,7 @@ cases! {
         assert!(b.nic.attach_mcast(Qpn::new(0x99_9999), group.into()).is_err());
     }
 
-    second_attach_has_no_effect => "mcast.attach" {
+    second_attach_of_a_qp_to_a_group_has_no_effect => "mcast.attach" {
         let mut b = ud(|_| {});
         let [group, _] = groups();
         let own = b.qpns[0];
@@ -240,7 +240,7 @@ cases! {
         assert_eq!(b.nic.detach_mcast(own, group.into()), Err(error));
     }
 
-    destroyed_qp_is_detached => "mcast.attach" {
+    destroyed_qp_is_detached_from_its_multicast_groups => "mcast.attach" {
         let mut b = ud(|s| s.qps = 2);
         for group in groups() {
             attach(&mut b, 0, group);

@@ -108,7 +108,7 @@ cases! {
         assert_eq!(a.context.next_event(), None);
     }
 
-    idle_qp_raises_the_sq_drained_event_at_once => "state.sqd.drained" {
+    transition_of_an_idle_qp_to_sqd_raises_the_sq_drained_event_at_once => "state.sqd.drained" {
         for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud] {
             let mut b = Bench::with(|s| s.qp_type = qp_type);
             drain(&mut b);

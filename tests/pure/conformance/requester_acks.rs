@@ -181,7 +181,7 @@ cases! {
         assert_eq!((b.count().rdma_sends, b.count().unexpected_response), (3, 6));
     }
 
-    full_window_blocks_sending_until_acked => "req.window" {
+    full_window_blocks_sending_until_packets_are_acked => "req.window" {
         let mut b = Bench::with(|s| s.tuning.window = 3 * 1024);
         for i in 0..5 {
             b.post(i, WrOp::Send, 0, 256);

@@ -125,7 +125,7 @@ cases! {
         assert_eq!(err, PostError::InlineNotAllowed(WcOpcode::RdmaRead));
     }
 
-    solicited_is_set_on_last_packet_of_sends_and_writes_with_immediate => "req.solicited" {
+    solicited_event_is_set_on_last_packet_of_sends_and_writes_with_immediate => "req.solicited" {
         let mut b = Bench::new();
         let flags = SendFlags { solicited: true, ..SendFlags::SIGNALED };
         let (va, rkey) = TO;
