@@ -359,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nics_opened_with_one_seed_get_different_psns_and_unavailable_options_are_rejected() {
+    fn nics_with_one_seed_get_different_psns_and_unavailable_options_are_rejected() {
         #[derive(clap::Parser)]
         struct Cli {
             #[command(flatten)]

@@ -100,7 +100,7 @@ fn acks_are_delayed_for_a_responding_application_whatever_the_message_length() {
 }
 
 #[test]
-fn requests_posted_while_many_are_in_flight_are_batched_and_sent_without_another_call() {
+fn requests_posted_while_many_are_in_flight_are_sent_together_without_a_call() {
     const LEN: usize = 64 << 10;
     let (a, b) = pair_without_timers("127.88.8.1", "127.88.8.2");
     let (from, to) = (a.pd.reg_mr(LEN, Access::ALL).unwrap(), b.pd.reg_mr(5 * LEN, Access::ALL).unwrap());

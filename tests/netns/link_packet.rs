@@ -87,7 +87,7 @@ fn exchange(a: &mut PacketLink, b: &mut PacketLink, hosts: [u32; 2]) -> usize {
 }
 
 #[test]
-fn packets_segmented_by_the_kernel_arrive_over_packet_sockets_with_interface_addresses() {
+fn kernel_segmented_packets_arrive_over_packet_sockets_with_interface_addresses() {
     let net = Veth::new(1500);
     let (mut a, mut b) = (open(&net, 0, "packet:v0"), open(&net, 1, "packet:v1"));
     assert_eq!(a.info().mtu, 1500);

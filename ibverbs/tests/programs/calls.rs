@@ -53,7 +53,7 @@ fn null_mr_has_rkey_0_and_peers_cannot_use_its_lkey() {
 }
 
 #[test]
-fn req_notify_raises_an_event_for_an_earlier_completion_except_in_personality_rxe() {
+fn req_notify_raises_an_event_for_earlier_completions_except_in_personality_rxe() {
     case("missed");
     let (library, program, [address, _]) = (Library::new(), CProgram::build("calls"), addresses());
     let mut command = library.program(program.program(), &address);

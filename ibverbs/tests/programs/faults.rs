@@ -33,7 +33,7 @@ fn work_request_on_unmapped_memory_fails_even_if_a_handler_is_installed_later() 
 }
 
 #[test]
-fn handler_of_the_program_runs_on_the_alternate_stack_only_if_installed_with_sa_onstack() {
+fn program_handler_runs_on_the_alternate_stack_only_if_set_with_sa_onstack() {
     run_preloaded("stacks");
 }
 

@@ -100,7 +100,7 @@ cases! {
         assert_eq!((wc.qpn, wc.src_qpn, wc.imm, wc.grh), (b.qpns[0], PEER, Some(9), true));
     }
 
-    member_whose_checks_fail_receives_no_copy => "mcast.checks" {
+    group_member_that_rejects_a_datagram_receives_no_copy => "mcast.checks" {
         let mut b = ud(|s| {
             s.qps = 5;
             s.state = QpState::Reset;

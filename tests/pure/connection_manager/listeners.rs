@@ -171,7 +171,7 @@ fn destroyed_listener_rejects_only_requests_not_delivered_yet() {
 
 /// Checks that requests to a loopback address, which no device has, go through the first device.
 #[test]
-fn loopback_address_reaches_the_first_device() {
+fn request_to_a_loopback_address_goes_through_the_first_device() {
     let fabric = virtual_fabric(slow());
     let side = on(&fabric, &["10.0.0.1", "fd00::1"]);
     for (bound, requested) in
