@@ -185,7 +185,7 @@ fn errno_query_of_an_error_is_traced_once_with_its_text() {
 }
 
 #[test]
-fn removed_device_yields_a_link_lost_event() {
+fn device_removal_yields_a_link_lost_event() {
     let events = Collector::default();
     tracing::subscriber::with_default(events.clone(), || {
         let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();

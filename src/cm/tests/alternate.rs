@@ -71,7 +71,7 @@ fn lap_of_the_peer_raises_one_event_per_transaction() {
 }
 
 #[test]
-fn invalid_lap_is_rejected_with_its_reason() {
+fn invalid_lap_is_rejected_with_the_reason() {
     let mut bench = Bench::listening();
     let id = bench.server();
     bench.inject(Lap { remote_qpn: Qpn::new(9), ..lap(id) });

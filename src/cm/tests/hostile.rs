@@ -73,7 +73,7 @@ fn flood_of_requests_is_rejected_beyond_the_backlog() {
 }
 
 #[test]
-fn dequeued_request_frees_its_slot_in_the_backlog() {
+fn slot_in_the_backlog_is_freed_when_its_request_is_dequeued() {
     let mut bench = Bench::with(CmConfig { max_connections: 3, ..config() });
     bench.cm.listen(SERVICE, u64::MAX, 1).unwrap();
     let request_from = |bench: &mut Bench, i: u32| {

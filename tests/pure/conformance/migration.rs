@@ -103,7 +103,7 @@ cases! {
         }
     }
 
-    requests_set_migreq_only_while_migrated => "apm.migreq" {
+    requests_carry_migreq_only_in_state_migrated => "apm.migreq" {
         let mut b = Bench::new();
         let d = b.mr.read(0, 1);
         b.post(1, WrOp::Send, 0, 1);
@@ -132,7 +132,7 @@ cases! {
         assert_eq!((b.count().rx_wrong_source, b.mr.read(0, 1)), (1, vec![7]));
     }
 
-    packets_in_flight_are_retransmitted_on_the_new_path => "apm.peer" {
+    packets_in_flight_are_retransmitted_on_the_new_path_after_migration => "apm.peer" {
         let mut b = armed();
         let (to, d) = (b.remote(9, 1), b.mr.read(0, 1));
         b.post(1, WrOp::Send, 0, 1);

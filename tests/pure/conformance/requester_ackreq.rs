@@ -72,7 +72,7 @@ fn completed(numbers: std::ops::Range<u64>) -> Vec<Wc> {
 }
 
 cases! {
-    signaled_sends_set_ackreq_and_unsignaled_do_not => "req.ackreq.unsignaled" {
+    signaled_sends_carry_ackreq_and_unsignaled_sends_do_not => "req.ackreq.unsignaled" {
         let mut b = unsignaled_in_flight(2, |_| {});
         b.post(7, WrOp::Send, 0, 1);
         let packet = b.byte(SQ + 2);
@@ -441,7 +441,7 @@ cases! {
         b.exchange(&[ack(SQ, 1)], &[]);
     }
 
-    packet_sent_half_a_millisecond_after_one_without_ackreq_sets_ackreq => "req.ackreq.probe" {
+    packet_sent_half_a_millisecond_after_one_without_ackreq_carries_ackreq => "req.ackreq.probe" {
         let mut b = Bench::new();
         for i in 0..10 {
             b.post_unsignaled(i.into(), WrOp::Send);

@@ -144,7 +144,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 12 * 256)]);
     }
 
-    packet_that_fills_the_window_sets_ackreq => "req.ackreq" {
+    packet_that_fills_the_window_carries_ackreq => "req.ackreq" {
         // 70 packets: AckReq is on every 16th and on the last one that fits, and on no other.
         let mut b = Bench::with(|s| s.tuning.window = 70 * 1024);
         b.post(1, WrOp::Send, 0, 100 * 256);

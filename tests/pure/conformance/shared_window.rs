@@ -76,7 +76,7 @@ cases! {
         assert_eq!(completed, [WcOpcode::Send; 18]);
     }
 
-    destroyed_or_failed_qp_frees_its_share_of_the_window => "req.window.shared" {
+    share_of_the_window_is_freed_when_a_qp_fails_or_is_destroyed => "req.window.shared" {
         // By an error, by a reset and by destruction.
         let releases: [fn(&mut Bench); 3] = [
             |b| b.modify(0, QpAttr::new(QpState::Err)).unwrap(),
@@ -99,7 +99,7 @@ cases! {
         discard(b);
     }
 
-    last_packet_that_fits_shared_window_sets_ackreq => "req.window.shared" {
+    last_packet_that_fits_the_shared_window_carries_ackreq => "req.window.shared" {
         // Unsignaled: no other packet would request an acknowledgement soon.
         let mut b = Bench::with(|s| (s.qps, s.tuning.window) = (2, 16 * 1024));
         for (qp, messages) in [(0, 15), (1, 3)] {

@@ -18,7 +18,7 @@ fn at(state: QpState) -> Bench {
 }
 
 cases! {
-    query_returns_the_configured_attributes => "state.query" {
+    query_qp_returns_the_configured_attributes => "state.query" {
         for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv] {
             let mut b = Bench::with(|s| (s.qp_type, s.state) = (qp_type, Reset));
             let mut set = QpAttr::default();

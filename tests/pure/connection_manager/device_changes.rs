@@ -85,7 +85,7 @@ fn device_removal_is_detected_in_real_time() {
 }
 
 #[test]
-fn removed_address_raises_addr_change_for_its_ids() {
+fn removal_of_an_address_raises_addr_change_for_its_ids() {
     for fabric in [virtual_fabric(slow()), Fabric::new()] {
         let (client, server) = (Side::on(&fabric), Side::on(&fabric));
         let [v4, v6] = [true, false].map(|v4| client.ip(v4));

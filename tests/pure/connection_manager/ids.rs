@@ -132,7 +132,7 @@ fn id_migrates_to_another_channel_with_its_events() {
 }
 
 #[test]
-fn destroyed_id_disconnects_its_peer() {
+fn destroying_an_id_disconnects_its_peer() {
     let fabric = Fabric::new();
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let _listener = server.listen(PortSpace::Tcp, server.addr(7));
@@ -147,7 +147,7 @@ fn destroyed_id_disconnects_its_peer() {
 }
 
 #[test]
-fn qp_destroyed_before_its_id_ends_the_connection() {
+fn disconnect_still_ends_the_connection_after_its_qp_is_destroyed() {
     let fabric = Fabric::new();
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let _listener = server.listen(PortSpace::Tcp, server.addr(7));

@@ -148,7 +148,7 @@ fn requests_are_rejected_while_the_backlog_is_full() {
 }
 
 #[test]
-fn destroyed_listener_rejects_only_requests_not_delivered_yet() {
+fn destroying_a_listener_rejects_only_requests_not_delivered_yet() {
     let fabric = Fabric::new();
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let listener = server.listen(PortSpace::Tcp, server.addr(7));

@@ -8,7 +8,7 @@ use urxe::verbs::*;
 use super::fixture::*;
 
 #[test]
-fn rejected_session_over_udp_succeeds_at_second_attempt() {
+fn session_over_udp_succeeds_at_second_attempt_after_a_rejection() {
     let (client, server) = (Side::on_udp("127.101.5.1"), Side::on_udp("127.101.5.2"));
     let listener = Listener::bind(&server.manager, (server.ip(true), 0).into()).unwrap();
     let at = listener.local_addr().unwrap();
@@ -70,7 +70,7 @@ fn address_change_does_not_end_the_wait_of_a_listener() {
 }
 
 #[test]
-fn removed_device_ends_every_wait_of_a_listener_after_the_earlier_requests() {
+fn device_removal_ends_every_wait_of_a_listener_after_the_earlier_requests() {
     for fabric in [virtual_fabric(slow()), Fabric::new()] {
         let (client, server) = (Side::on(&fabric), Side::on(&fabric));
         let listener = Listener::bind(&server.manager, server.addr(7)).unwrap();

@@ -15,7 +15,7 @@ fn statuses(cq: &Cq) -> Vec<(u64, WcStatus)> {
 }
 
 #[test]
-fn removed_device_raises_device_fatal_and_flushes_its_work() {
+fn device_removal_raises_device_fatal_and_flushes_work_requests() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let [source, target] = [region(&a, 64), region(&b, 64)];
