@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn unused_socket_files_are_removed_and_with_the_last_one_their_directory() {
+    fn directory_is_removed_with_the_last_of_its_unused_socket_files() {
         let dir = tempfile::tempdir().unwrap();
         let own = create(&[dir.path().join("urxe-1-2")]).unwrap();
         let [one, other] = ["one", "other"].map(|name| own.join(name));

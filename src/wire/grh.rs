@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn grh_area_decodes_to_the_same_flow() {
+    fn encoded_grh_decodes_to_the_same_flow() {
         for (a, b, label) in [("10.0.0.1", "10.0.0.2", 0), ("fd00::1", "fd00::2", 0x12345)] {
             let flow = Flow {
                 traffic_class: 0x6a,

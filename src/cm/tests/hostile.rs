@@ -291,7 +291,7 @@ fn request_that_reuses_a_communication_id_is_rejected_as_stale() {
 
 /// After any two messages in each of six states, the tables are consistent and every exchange ends in time.
 #[test]
-fn any_message_in_any_state_keeps_tables_consistent() {
+fn tables_stay_consistent_after_any_message_in_any_state() {
     type Begin = (bool, fn(&mut Bench) -> ConnId);
     let states: [Begin; 6] = [
         (false, Bench::req_sent),

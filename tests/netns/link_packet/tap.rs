@@ -142,7 +142,7 @@ fn tap_without_offloads_receives_segmented_packets() {
 }
 
 #[test]
-fn tap_with_other_offloads_receives_segmented_packets() {
+fn tap_without_udp_segmentation_offload_receives_segmented_packets() {
     for offloads in [0, CSUM, CSUM | TSO] {
         let net = Veth::new(1500);
         let mut tap = Tap::new(&net, Some(offloads));

@@ -92,7 +92,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    ackreq_is_set_every_quarter_of_the_send_queue => "req.ackreq.unsignaled" {
+    ackreq_is_set_once_per_quarter_of_the_send_queue => "req.ackreq.unsignaled" {
         // The queue holds 64 work requests; the number of packets alone would not set AckReq.
         let mut b = Bench::with(|s| s.mtu = Mtu::Mtu1024);
         for i in 0..40 {

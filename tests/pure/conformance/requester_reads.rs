@@ -171,7 +171,7 @@ cases! {
         assert_eq!(b.mr.read(0, 900), data());
     }
 
-    read_remainder_answered_without_a_first_packet_is_accepted => "req.read.middle_first" {
+    response_to_the_remainder_of_a_read_may_lack_a_first_packet => "req.read.middle_first" {
         // The response of rxe consists of MIDDLE and LAST.
         let (mut b, a) = read_in_flight(|_| {});
         b.exchange(&a[..1], &[]);
