@@ -262,8 +262,8 @@ impl Side {
         Ok((peer, RemoteAddr { va: va.parse()?, rkey: RKey(rkey.parse()?) }))
     }
 
-    /// Returns the process's CPU time, the number of datagrams dropped because the socket buffer was full,
-    /// and the number of packets sent.
+    /// Returns the process's CPU time in nanoseconds, the number of datagrams dropped because the socket
+    /// buffer was full, and the number of packets sent.
     fn status(&self) -> [u64; 3] {
         let c = self.node.context.counters();
         [process_cpu(), self.node.context.link_state().0.rx_overflow, c.sent_pkts]

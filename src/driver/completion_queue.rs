@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn overwriting_queue_keeps_the_newest_completions() {
+    fn queue_in_overwrite_mode_keeps_the_newest_completions() {
         let queue = CompletionQueue::new(CqId(1), 2).overwriting();
         for wr_id in 0..5 {
             assert_eq!(queue.push(Instant(1), Completion { wr_id, ..EMPTY }), Pushed::Stored);

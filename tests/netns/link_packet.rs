@@ -98,7 +98,7 @@ fn kernel_segmented_packets_arrive_over_packet_sockets_with_interface_addresses(
 }
 
 #[test]
-fn single_packets_arrive_over_packet_sockets_with_interface_addresses() {
+fn packets_sent_without_offload_arrive_on_packet_links_that_use_interface_addresses() {
     let net = Veth::new(1500);
     let (mut a, mut b) = (open(&net, 0, "packet:v0,offload=off"), open(&net, 1, "packet:v1,offload=off"));
     assert_eq!(exchange(&mut a, &mut b, [1, 2]), 200);

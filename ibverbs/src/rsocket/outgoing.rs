@@ -179,7 +179,8 @@ impl Outgoing {
         self.in_flight.push_back(InFlight::Other);
     }
 
-    /// Records a shutdown message. A connection sends at most two, and both ends reserve room for them.
+    /// Records that a shutdown message was sent. Each end sends at most two; both ends reserve queue entries
+    /// for them, so a shutdown message needs no credit.
     pub(super) fn on_shutdown_sent(&mut self) {
         self.in_flight.push_back(InFlight::Other);
     }

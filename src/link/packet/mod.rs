@@ -658,8 +658,8 @@ impl PacketLink {
     }
 }
 
-/// Classifies a frame of a link on the interface's own addresses, where the kernel handles all other
-/// protocols.
+/// Classifies a frame received by a link that uses the interface's own addresses. On such a link, the kernel
+/// handles every protocol other than RoCE.
 fn classify_frame(frame: Frame, is_local: impl Fn(IpAddr) -> bool) -> FrameOutcome {
     match frame.content {
         Content::Roce(roce) if is_local(roce.flow.dst) => FrameOutcome::Packet(roce),

@@ -31,8 +31,8 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// Joins a group: with the link's own socket if that is a wildcard socket, or else with a new one, which
-    /// is added to `epoll`.
+    /// Joins a group, using the link's own socket if it is bound to the wildcard address, and otherwise a new
+    /// socket that is added to `epoll`.
     pub fn join(
         &mut self,
         group: IpAddr,

@@ -76,7 +76,7 @@ cases! {
         assert_eq!(b.count().rx_pkey_violation, 1);
     }
 
-    changed_pkey_table_applies_to_existing_qps => "pkey.change" {
+    pkey_table_change_applies_to_existing_qps => "pkey.change" {
         let mut b = with_pkey_index(1, |_| {});
         b.nic.set_pkeys(&[PKey(0xffff), PKey(0x8999)]).unwrap();
         b.events(&[|_| AsyncEvent::PKeyChange]);

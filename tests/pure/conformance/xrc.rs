@@ -213,7 +213,7 @@ cases! {
         );
     }
 
-    each_request_of_an_xrc_initiator_names_the_srq => "xrc.initiator" {
+    each_request_of_an_xrc_initiator_carries_the_srq_number => "xrc.initiator" {
         let mut b = initiator();
         let d = b.mr.read(0, 300);
         let rkey = RKey(7);

@@ -146,7 +146,7 @@ fn controller_ends_when_its_admin_queue_ends_or_its_keep_alive_expires() {
 }
 
 #[test]
-fn submission_queue_head_counts_from_connect() {
+fn submission_queue_head_includes_the_connect_command() {
     let disk = Disk::new();
     let mut heads = Vec::new();
     for flow in [0, 1 << 2] {
