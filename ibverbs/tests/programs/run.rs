@@ -96,7 +96,8 @@ fn run_clears_inherited_variables_that_no_option_sets() {
 fn no_offload_option_keeps_packets_in_a_tshark_capture_within_the_mtu() {
     let script = r#"
         unshare -n sleep 50 & peer=$!
-        until ip link add a0 type veth peer name b0 netns $peer 2>/dev/null; do kill -0 $peer || exit 3; done
+        until [ "$(readlink /proc/$peer/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do kill -0 $peer || exit 3; done
+        ip link add a0 type veth peer name b0 netns $peer || exit 3
         ip addr add 10.9.0.1/24 dev a0 && ip link set a0 up || exit 3
         there() { nsenter -t $peer -n "$@"; }
         there ip addr add 10.9.0.2/24 dev b0 && there ip link set b0 up || exit 3
