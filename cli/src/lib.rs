@@ -14,24 +14,36 @@ mod perf;
 mod pingpong;
 mod run;
 mod serve;
+mod shell;
 mod size;
 mod spin;
 
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 pub use error::CliError;
 use interrupt::Interrupt;
 
 /// Software RoCEv2 NIC in userspace, interoperable with hardware NICs and the kernel's rxe
 #[derive(Parser)]
-#[command(name = "urxe", version, max_term_width = 100, after_help = EXAMPLES)]
+#[command(name = "urxe", version, long_version = LONG_VERSION, max_term_width = 100, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
+
+/// Text of `urxe --version`; `urxe -V` prints the version alone.
+const LONG_VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    "\ncommit: ",
+    env!("URXE_BUILD_COMMIT"),
+    "\nfeatures: ",
+    env!("URXE_BUILD_FEATURES"),
+    "\ntarget: ",
+    env!("URXE_BUILD_TARGET"),
+);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -47,6 +59,7 @@ URXE_LOG=debug prints state changes, NAKs, retransmissions and handshakes to sta
 
 #[derive(Subcommand)]
 enum Command {
+    Completions(shell::Completions),
     Demo(demo::Demo),
     Devinfo(devinfo::Devinfo),
     Env(run::Env),
@@ -56,6 +69,8 @@ enum Command {
     Serve(serve::Serve),
     #[command(hide = true)]
     Broker(broker::Broker),
+    #[command(hide = true)]
+    PackageFiles(shell::PackageFiles),
 }
 
 /// Parses the command line, runs the command, and prints the error if it fails. The exit status is 0 for
@@ -68,6 +83,7 @@ pub fn main() -> ExitCode {
     let mut interrupted = Interrupt::default();
     let mut install_interrupt = || Interrupt::install().inspect(|interrupt| interrupted = interrupt.clone());
     let result = log::install().and_then(|()| match command {
+        Command::Completions(completions) => completions.run(Cli::command()),
         Command::Demo(demo) => demo.run(),
         Command::Devinfo(devinfo) => devinfo.run(),
         Command::Env(env) => env.run(),
@@ -76,6 +92,7 @@ pub fn main() -> ExitCode {
         Command::Pingpong(args) => install_interrupt().and_then(|interrupt| pingpong::run(&args, &interrupt)),
         Command::Serve(serve) => serve.run(),
         Command::Broker(broker) => broker.run(),
+        Command::PackageFiles(files) => files.run(Cli::command()),
     });
     let status =
         |status| if interrupted.is_set() { ExitCode::from(interrupt::INTERRUPTED_STATUS) } else { status };

@@ -72,12 +72,21 @@ impl Service {
     }
 }
 
+const EXAMPLES: &str = "\
+Examples:
+  urxe pingpong --link udp:10.0.0.1                       a server
+      then, on a machine with an RDMA device:  ibv_rc_pingpong -g 1 10.0.0.1
+  urxe pingpong --link udp:10.0.0.1 10.0.0.2              a client of ibv_rc_pingpong on 10.0.0.2
+  urxe pingpong --service ud -s 1024 -c --link udp:10.0.0.1
+      datagrams, with every received byte checked";
+
 /// Exchange SENDs with a peer, one at a time in each direction of each queue pair; the peer may be
 /// `ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong` or `ibv_srq_pingpong`.
 ///
 /// Size, iterations, path MTU and the number of queue pairs are not exchanged: use the same values on both
 /// sides.
 #[derive(Args, Clone)]
+#[command(after_help = EXAMPLES)]
 pub struct PingpongArgs {
     #[command(flatten)]
     oob: OobArgs,

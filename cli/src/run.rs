@@ -51,7 +51,10 @@ pub struct Run {
 
 /// Print the environment variables that `urxe run` sets, as shell commands
 #[derive(Args)]
-#[command(after_help = "Example:\n  eval \"$(urxe env --ip 10.0.0.1)\"; ib_write_bw")]
+#[command(after_help = "\
+Examples:
+  eval \"$(urxe env --ip 10.0.0.1)\"; ib_write_bw
+  urxe env --personality mlx5 >urxe.sh       for other shells: . ./urxe.sh")]
 pub struct Env {
     #[command(flatten)]
     device: DeviceArgs,
