@@ -5,6 +5,7 @@ mod demo;
 mod devinfo;
 mod error;
 pub mod interrupt;
+mod json;
 pub mod link;
 mod log;
 mod oob;
