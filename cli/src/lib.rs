@@ -3,6 +3,7 @@
 mod broker;
 mod demo;
 mod devinfo;
+mod doctor;
 mod error;
 pub mod interrupt;
 mod json;
@@ -50,6 +51,7 @@ const EXAMPLES: &str = "\
 Examples:
   urxe demo                          run every operation once, print each packet, write a capture
   urxe devinfo                       list the links available on this machine
+  urxe doctor -- ib_write_bw         check this machine, and what a program would load
   urxe perf write --link fabric      measure the bandwidth of RDMA WRITE in memory
   urxe pingpong --link udp:10.0.0.1  run a server for ibv_rc_pingpong
   urxe serve --link udp:10.0.0.1     run an endpoint for READ, WRITE, SEND and atomics
@@ -63,6 +65,7 @@ enum Command {
     Completions(shell::Completions),
     Demo(demo::Demo),
     Devinfo(devinfo::Devinfo),
+    Doctor(doctor::Doctor),
     Env(run::Env),
     Perf(perf::PerfArgs),
     Pingpong(pingpong::PingpongArgs),
@@ -87,6 +90,7 @@ pub fn main() -> ExitCode {
         Command::Completions(completions) => completions.run(Cli::command()),
         Command::Demo(demo) => demo.run(),
         Command::Devinfo(devinfo) => devinfo.run(),
+        Command::Doctor(doctor) => doctor.run(),
         Command::Env(env) => env.run(),
         Command::Run(run) => run.run(),
         Command::Perf(args) => install_interrupt().and_then(|interrupt| perf::run(&args, &interrupt)),
