@@ -450,8 +450,14 @@ impl Serve {
         let mut child = urxe(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut text = String::new();
-        while !text.contains("waiting for peers") {
-            assert_ne!(out.read_line(&mut text).unwrap(), 0, "serve exited: {text}");
+        let mut wait = |log: &mut dyn BufRead| {
+            while !text.contains("waiting for peers") {
+                assert_ne!(log.read_line(&mut text).unwrap(), 0, "serve exited: {text}");
+            }
+        };
+        match args.contains(&"--json") {
+            false => wait(&mut out),
+            true => wait(&mut BufReader::new(child.stderr.as_mut().unwrap())),
         }
         let word = |prefix: &str| {
             let at = text.find(prefix).unwrap_or_else(|| panic!("{prefix:?} is not in\n{text}"));
@@ -635,6 +641,20 @@ fn connection_to_a_stopped_peer_fails_unless_min_ack_timeout_is_longer() {
             }
         }
     }
+}
+
+#[test]
+fn serve_json_is_the_only_output_and_counts_what_peers_did() {
+    let args = ["serve", "--json", "--link", "udp:127.92.1.20", "--port", "0", "--one-shot"];
+    let mut serve = Serve::start(&args);
+    let client = Client::connect(&serve, Ipv4Addr::new(127, 92, 1, 21));
+    client.echo(3000, None, 1);
+    let (status, out, _) = serve.end();
+    assert_eq!(status, Some(0), "{out}");
+    let summary: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&summary["peers"], &summary["echoed_sends"]), (&1.into(), &1.into()), "{summary}");
+    assert_eq!(summary["echoed_bytes"], 3000, "{summary}");
+    assert!(summary["counters"]["rcvd_pkts"].as_u64() >= Some(4), "{summary}");
 }
 
 #[test]

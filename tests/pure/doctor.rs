@@ -125,7 +125,7 @@ fn machine_report_covers_every_resource_in_text_and_json() {
         "memlock",
         "descriptors",
         "namespaces",
-        "huge pages",
+        "hugepages",
         "kernel",
     ] {
         assert!(names.contains(&name), "{name} is not in {names:?}");

@@ -300,7 +300,7 @@ fn huge_pages() -> Check {
         |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or(" 0").trim().to_owned();
     let (total, free, size) = (value("HugePages_Total:"), value("HugePages_Free:"), value("Hugepagesize:"));
     let message = format!("{free} of {total} huge pages of {size} are free; urxe itself uses none");
-    Check::ok("huge pages", message)
+    Check::ok("hugepages", message)
 }
 
 /// Reports RDMA devices and modules of the kernel, which programs under `urxe run` do not see.
