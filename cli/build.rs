@@ -20,7 +20,7 @@ fn main() {
     println!("cargo::rustc-env=URXE_BUILD_TARGET={}", env::var("TARGET").expect("cargo sets it"));
 }
 
-/// Returns a feature's name, given the part of its environment variable behind `CARGO_FEATURE_`.
+/// Converts the name of a feature's environment variable, without `CARGO_FEATURE_`, to the feature's name.
 fn feature_name(variable: &str) -> String {
     variable.to_lowercase().replace('_', "-")
 }
@@ -39,8 +39,7 @@ fn published_commit(directory: &Path) -> Option<String> {
     words.nth(2).filter(|commit| is_commit(commit)).map(str::to_owned)
 }
 
-/// Returns the commit that is checked out, if git manages these files: a copy in another project's repository
-/// has none of its own.
+/// Returns the checked-out commit if git tracks this package, and not only a directory that contains it.
 fn checked_out_commit(directory: &Path) -> Option<String> {
     let git = |args: &[&str]| {
         let out = Command::new("git").arg("-C").arg(directory).args(args).output().ok()?;

@@ -48,7 +48,7 @@ pub struct Devinfo {
 /// JSON document of `urxe devinfo --json`.
 #[derive(Serialize)]
 struct Document {
-    /// Links in the order of the table.
+    /// Links in the order in which the table lists them.
     links: Vec<LinkReport>,
     /// Limits common to all links, by their names in `ibv_devinfo -v`.
     limits: BTreeMap<&'static str, u64>,
@@ -77,8 +77,8 @@ struct LinkReport {
     attributes: Option<BTreeMap<String, String>>,
 }
 
-/// A link to list: the device name, if libibverbs programs have a device on it, and the link's text and
-/// specification.
+/// A link to list: its device name if libibverbs programs have a device on it, its text, and its specification
+/// or the reason why it is invalid.
 type Candidate = (Option<String>, String, Result<LinkSpec, String>);
 
 impl Devinfo {

@@ -41,7 +41,7 @@ pub struct Doctor {
     program: Vec<OsString>,
 }
 
-/// Verdict of a check, from good to bad.
+/// Severity of a check's result, in ascending order.
 #[derive(Serialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[serde(rename_all = "lowercase")]
 enum Status {
@@ -70,10 +70,10 @@ impl Status {
     }
 }
 
-/// Result of a check.
+/// One line of the report.
 #[derive(Serialize, Debug)]
 struct Check {
-    /// Name of the check; several results may have the same name, one for each object checked.
+    /// Name of the check. A check of several objects, such as addresses, has one result for each.
     name: &'static str,
     status: Status,
     message: String,
@@ -95,7 +95,7 @@ impl Check {
         Check { name, status: Status::Problem, message: message.into(), advice: Some(advice.into()) }
     }
 
-    /// Returns the problem that an error reports. The error's message includes the remedy.
+    /// Converts an error of `urxe run`, whose message includes the remedy, to a problem.
     fn failed(name: &'static str, error: &CliError) -> Check {
         Check { name, status: Status::Problem, message: error.to_string(), advice: None }
     }
@@ -104,9 +104,9 @@ impl Check {
 /// JSON document of `urxe doctor --json`.
 #[derive(Serialize)]
 struct Document {
-    /// Version of urxe.
+    /// Package version of the command.
     version: &'static str,
-    /// Worst status of all checks.
+    /// Most severe status of all checks.
     status: Status,
     machine: Vec<Check>,
     #[serde(skip_serializing_if = "Option::is_none")]

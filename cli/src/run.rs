@@ -168,7 +168,10 @@ impl Run {
     }
 }
 
-/// Finds the program as a shell does.
+/// Searches PATH for a program, as a shell does.
+///
+/// # Errors
+/// [`CliError::NoProgram`] if there is no such executable file.
 pub fn find_program(name: &OsStr) -> Result<PathBuf, CliError> {
     which::which(name).map_err(|_| CliError::NoProgram(name.display().to_string()))
 }

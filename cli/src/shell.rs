@@ -1,5 +1,5 @@
-//! `urxe completions` and `urxe package-files`: completions of shells, and man pages, from the definition of
-//! the command line.
+//! `urxe completions` and `urxe package-files`: shell completions and man pages, generated from the command
+//! line's definition.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -22,16 +22,16 @@ Examples:
   urxe completions zsh >~/.zfunc/_urxe   in a directory of fpath
   urxe completions fish >~/.config/fish/completions/urxe.fish";
 
-/// Print the script with which a shell completes commands and options of urxe
+/// Print a completion script for a shell
 #[derive(Args)]
 #[command(after_help = COMPLETIONS_EXAMPLES)]
 pub struct Completions {
-    /// Shell that completes
+    /// Shell in which to complete
     #[arg(value_enum)]
     shell: Shell,
 }
 
-/// Write the completions and man pages of a package below its prefix, such as debian/urxe/usr
+/// Write completions and man pages below the prefix of a package, such as debian/urxe/usr
 #[derive(Args)]
 #[command(after_help = "Examples:\n  urxe package-files debian/urxe/usr\n  urxe package-files ~/.local")]
 pub struct PackageFiles {
@@ -74,7 +74,7 @@ impl PackageFiles {
     }
 }
 
-/// Returns the man page of a command, in roff.
+/// Renders a command's man page in roff.
 fn man_page(command: &Command) -> io::Result<Vec<u8>> {
     let manual = "urxe";
     let page = Man::new(command.clone().mut_args(keep_lines))
@@ -95,8 +95,7 @@ fn man_page(command: &Command) -> io::Result<Vec<u8>> {
     Ok(out)
 }
 
-/// Makes a man page keep the lines of the argument's help: roff breaks the line before one that begins with a
-/// space.
+/// Keeps the line breaks of an argument's help in the man page, by a leading space: roff starts a new line there.
 fn keep_lines(arg: Arg) -> Arg {
     let Some(help) = arg.get_long_help().map(ToString::to_string) else { return arg };
     let is_table = |paragraph: &str| paragraph.contains('\n');
@@ -105,8 +104,8 @@ fn keep_lines(arg: Arg) -> Arg {
     arg.long_help(help.split("\n\n").map(keep).collect::<Vec<_>>().join("\n\n"))
 }
 
-/// Converts the text that follows the options in `--help`, examples and then notes, to sections of a man page.
-/// clap_mangen would fill the lines of the examples.
+/// Converts the text after the options of `--help`, examples and then notes, to man page sections. clap_mangen
+/// would join the lines of the examples.
 fn examples_section(text: &str) -> String {
     let (mut out, mut in_notes) = (String::from(".SH EXAMPLES\n.nf\n"), false);
     for line in text.lines().filter(|line| !matches!(*line, "" | "Examples:" | "Example:")) {

@@ -1,4 +1,4 @@
-//! List of the brokers of this network namespace, from the kernel's table of Unix sockets.
+//! Status of the brokers in this network namespace, from the kernel's table of Unix sockets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-/// Table of this thread's network namespace.
+/// Unix sockets of this thread's network namespace.
 const UNIX_SOCKETS: &str = "/proc/thread-self/net/unix";
 
 /// Prefixes of the names in [`super::socket_names`], without the separator that follows.
@@ -14,26 +14,26 @@ const BROKER: &str = "urxe-broker";
 const LEASE: &str = "urxe-lease";
 const SERVICE: &str = "urxe-service";
 
-/// Broker that shares an address, or leases that a dead broker has left to their processes.
+/// Status of a shared address: its broker, and the leases, which outlive a broker that dies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct BrokerStatus {
     /// Shared address, with `%` and the interface if it is link-local.
     pub address: String,
-    /// Directory of the sockets; `None` if their names are abstract, for processes of any user.
+    /// Directory of the socket files; `None` if the names are abstract, for processes of any user.
     pub directory: Option<PathBuf>,
-    /// User who owns the directory, if it exists.
+    /// Owner of the directory; `None` without a directory.
     pub user: Option<u32>,
-    /// Whether a broker listens. If not, the next process starts one.
+    /// Whether a broker is listening; otherwise the next process starts one.
     pub is_running: bool,
-    /// Number of QPN partitions that processes have leased, one for each shard.
+    /// Number of leased QPN partitions; a process has one for each shard of its NIC.
     pub leases: usize,
-    /// Number of services that the processes have registered, such as ports of the connection manager.
+    /// Number of registered services, such as connection manager ports.
     pub services: usize,
 }
 
-/// Returns the brokers of this thread's network namespace, of all users, by address. An address whose socket
-/// names are too long to contain it is not listed.
+/// Returns the status of each shared address in this thread's network namespace, for all users. Omits an address
+/// whose socket names are hashes because they would be too long otherwise.
 ///
 /// # Errors
 /// Error from reading the kernel's table of Unix sockets.
@@ -41,7 +41,7 @@ pub fn statuses() -> io::Result<Vec<BrokerStatus>> {
     Ok(parse(&fs::read_to_string(UNIX_SOCKETS)?))
 }
 
-/// Sockets of one address, each listed several times if a listener has accepted connections.
+/// Sockets of one address. A listener appears again in the table for each connection that it has accepted.
 #[derive(Default)]
 struct Sockets<'a> {
     is_running: bool,
@@ -49,7 +49,7 @@ struct Sockets<'a> {
     services: BTreeSet<&'a str>,
 }
 
-/// Parses the kernel's table.
+/// Groups the sockets in the kernel's table by address.
 fn parse(table: &str) -> Vec<BrokerStatus> {
     let mut all: BTreeMap<(&str, Option<&str>), Sockets<'_>> = BTreeMap::new();
     for path in table.lines().skip(1).filter_map(|line| line.split_ascii_whitespace().nth(7)) {

@@ -1,5 +1,5 @@
-//! Tests of `urxe doctor`: the report about the machine, and that about programs of each kind, compared with
-//! what `urxe run` does. The libraries are stubs, made by the C compiler.
+//! Tests of `urxe doctor`: checks of the machine, and checks of programs of each kind against what `urxe run`
+//! does with them. Needs a C compiler, which builds the programs and stubs of urxe's libraries.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// A directory with stubs of urxe's libraries, and programs to check.
+/// A temporary directory with stubs of urxe's libraries and with the programs to check.
 struct Fixture(tempfile::TempDir);
 
 impl Fixture {
@@ -92,7 +92,7 @@ fn document(output: &Output) -> Value {
     document
 }
 
-/// Returns the status and message of the check with this name, of which there must be one.
+/// Returns status and message of the only check with the given name.
 fn check(report: &Value, name: &str) -> (String, String) {
     let all = report["checks"].as_array().unwrap();
     let named: Vec<&Value> = all.iter().filter(|check| check["name"] == name).collect();

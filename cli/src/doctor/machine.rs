@@ -16,11 +16,12 @@ use urxe::wire::ROCE_PORT;
 use super::Check;
 use crate::{CliError, devinfo};
 
-/// Number of descriptors below which a process may be unable to share addresses: a broker passes it 64 sockets
-/// for each.
+/// Descriptor limit below which a process may be unable to share addresses: the broker passes it up to 64
+/// sockets for each.
 const MIN_DESCRIPTORS: u64 = 256;
 
-/// Checks the machine; `environment` is whether `urxe run` can set up a program's environment.
+/// Runs all checks of the machine. `environment` is the error with which `urxe run` would fail to set up a
+/// program's environment.
 pub fn checks(environment: Result<(), &CliError>) -> Vec<Check> {
     let brokers = broker::statuses();
     let adapters = Adapter::all(None).unwrap_or_default();
@@ -52,7 +53,7 @@ fn interfaces() -> Check {
     Check::ok("interfaces", list.join(", "))
 }
 
-/// Opens the devices that programs see, as these do.
+/// Opens each device as a libibverbs program would, and reports its GIDs or the error.
 fn devices(adapters: &[Adapter]) -> Vec<Check> {
     if adapters.is_empty() {
         let advice = "set an interface up (ip link set lo up), or use --link frames:…";
@@ -80,7 +81,7 @@ fn devices(adapters: &[Adapter]) -> Vec<Check> {
     adapters.iter().enumerate().map(device).collect()
 }
 
-/// Names the owner of UDP port 4791 of each address.
+/// Reports for each local address whether UDP port 4791 is free, shared, or in use by another process.
 fn ports(adapters: &[Adapter], brokers: &[BrokerStatus]) -> Vec<Check> {
     let interfaces = pnet_datalink::interfaces();
     let addresses = interfaces.iter().filter(|i| i.is_up()).flat_map(|i| i.ips.iter().map(|net| net.ip()));
@@ -138,7 +139,7 @@ fn port_advice(owner: &PortOwner) -> String {
     }
 }
 
-/// Lists the brokers and how many partitions they have leased.
+/// Lists the running brokers with the number of partitions leased from each.
 fn broker_check(brokers: io::Result<Vec<BrokerStatus>>) -> Check {
     let brokers = match brokers {
         Ok(brokers) => brokers,
@@ -180,7 +181,7 @@ fn packet_links() -> Check {
     }
 }
 
-/// Reports the user and whether this is the initial user namespace.
+/// Reports user, user namespace and effective capabilities.
 fn user() -> Check {
     let uid = nix::unistd::geteuid();
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
@@ -240,7 +241,7 @@ fn buffers() -> Vec<Check> {
     vec![sizes, offload]
 }
 
-/// Formats a resource limit.
+/// Formats a resource limit; the highest value means unlimited.
 fn limit_text(value: u64) -> String {
     if value == nix::libc::RLIM_INFINITY { "unlimited".into() } else { value.to_string() }
 }
@@ -267,7 +268,7 @@ fn descriptors() -> Check {
     }
 }
 
-/// Tries to create a user and network namespace, as tests in sandboxes do.
+/// Tries to create a user and a network namespace, which unprivileged tests need.
 fn namespaces() -> Check {
     const ADVICE: &str = "only for tests in namespaces: sysctl -w kernel.unprivileged_userns_clone=1 \
                           kernel.apparmor_restrict_unprivileged_userns=0 (those that exist), or run as root";
@@ -293,7 +294,7 @@ fn namespaces() -> Check {
     }
 }
 
-/// Reports the huge pages, which only some programs request.
+/// Reports the number of huge pages, which programs may request for their buffers.
 fn huge_pages() -> Check {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let value =
@@ -303,7 +304,7 @@ fn huge_pages() -> Check {
     Check::ok("hugepages", message)
 }
 
-/// Reports RDMA devices and modules of the kernel, which programs under `urxe run` do not see.
+/// Reports the kernel's RDMA devices and modules, which are hidden from programs under `urxe run`.
 fn kernel_rdma() -> Check {
     let names = |directory: &str| -> Vec<String> {
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();

@@ -1,4 +1,4 @@
-//! Checks of a program: what it is, what it would load, and whether `urxe run` serves it.
+//! Checks of a program: kind of file, libraries that it would load, and whether `urxe run` serves it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -13,31 +13,31 @@ use serde::Serialize;
 use super::{Check, Status};
 use crate::run::{VERBS_LIBRARY, check_loads_libraries, find_program};
 
-/// Maximum number of interpreters of interpreters, as in the kernel.
+/// Maximum nesting of scripts that interpret scripts, as in the kernel.
 const MAX_INTERPRETERS: usize = 4;
 
 /// Environment variables that `urxe run` sets or, without a value, removes.
 type Environment<'a> = &'a [(&'static str, Option<OsString>)];
 
-/// Report about a program.
+/// Properties of a program, and the results of its checks.
 #[derive(Serialize, Debug, Default)]
 pub struct ProgramReport {
     /// Path at which a shell would find the program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// Kind of file.
+    /// Kind of file; absent if there is no such program.
     #[serde(skip_serializing_if = "Option::is_none")]
     kind: Option<Kind>,
     /// Dynamic loader, or the interpreter of a script.
     #[serde(skip_serializing_if = "Option::is_none")]
     interpreter: Option<PathBuf>,
-    /// Libraries that the program names (DT_NEEDED).
+    /// Libraries named by the program's DT_NEEDED entries.
     needed: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rpath: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     runpath: Option<String>,
-    /// RDMA libraries that the loader would load at the start of the program.
+    /// RDMA libraries that the loader would load when the program starts.
     rdma_libraries: Vec<RdmaLibrary>,
     pub checks: Vec<Check>,
 }
@@ -56,10 +56,10 @@ enum Kind {
     Unknown,
 }
 
-/// A libibverbs or librdmacm of a program.
+/// A libibverbs or librdmacm that a program is linked with, directly or through other libraries.
 #[derive(Serialize, Debug)]
 struct RdmaLibrary {
-    /// Name in DT_NEEDED of the program or of one of its libraries.
+    /// Name in the DT_NEEDED entry.
     name: String,
     /// Path that the loader finds without urxe.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,8 +69,7 @@ struct RdmaLibrary {
     with_urxe: Option<String>,
 }
 
-/// Inspects a program. Without `environment`, which `urxe run` could not set up either, does not list its
-/// libraries.
+/// Inspects a program. If `urxe run` could not set up its environment (`None`), its libraries are not listed.
 pub fn inspect(name: &OsStr, environment: Option<Environment<'_>>) -> ProgramReport {
     let mut report = ProgramReport::default();
     match find_program(name) {
@@ -115,7 +114,7 @@ impl ProgramReport {
         }
     }
 
-    /// Inspects a script's interpreter, given the words of the first line.
+    /// Inspects a script's interpreter, given the words behind `#!`.
     fn inspect_script(&mut self, words: &[String], environment: Option<Environment<'_>>, depth: usize) {
         self.kind = Some(Kind::Script);
         let mut name = &words[0];
@@ -262,7 +261,7 @@ impl ProgramReport {
     }
 }
 
-/// Returns the RDMA libraries in two listings of the same program.
+/// Returns the RDMA libraries in the listings of a program without urxe and under `urxe run`.
 fn rdma_libraries(without: &Listing, with: &Listing) -> Vec<RdmaLibrary> {
     let names = |listing: &Listing| -> Vec<String> {
         let is_rdma = |name: &&String| name.starts_with("libibverbs") || name.starts_with("librdmacm");
@@ -282,20 +281,20 @@ fn rdma_libraries(without: &Listing, with: &Listing) -> Vec<RdmaLibrary> {
         .collect()
 }
 
-/// Libraries that a loader lists.
+/// Output of a dynamic loader that lists a program's libraries.
 struct Listing {
-    /// Names with paths.
+    /// Name and path of each library.
     libraries: Vec<(String, String)>,
     /// Path of urxe's library, if the loader preloads it.
     preloaded: Option<String>,
     /// Errors that the loader printed to standard error.
     errors: Vec<String>,
-    /// Whether the loader failed, as it then would when it starts the program.
+    /// Whether the loader failed, which means that the program cannot start.
     has_failed: bool,
 }
 
 impl Listing {
-    /// Runs the loader, which lists the libraries of the program and does not start it.
+    /// Makes the loader list the program's libraries, without starting the program.
     fn of(loader: &Path, program: &Path, environment: Environment<'_>) -> std::io::Result<Listing> {
         let mut command = Command::new(loader);
         command.arg("--list").arg(program);
@@ -342,7 +341,7 @@ impl Listing {
     }
 }
 
-/// Returns the words of a script's first line behind `#!`.
+/// Returns the words behind `#!` in the first line of a script; `None` if the file is no script.
 fn script_interpreter(bytes: &[u8]) -> Option<Vec<String>> {
     let line = bytes.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
     let words: Vec<String> = String::from_utf8_lossy(line).split_whitespace().map(str::to_owned).collect();

@@ -255,11 +255,11 @@ struct Summary {
     peers: usize,
     /// Number of SENDs that were echoed.
     echoed_sends: u64,
-    /// Bytes of these SENDs.
+    /// Total length of the echoed SENDs in bytes.
     echoed_bytes: u64,
-    /// Number of WRITEs with immediate that peers have executed.
+    /// Number of received WRITEs with immediate.
     writes_with_immediate: u64,
-    /// Counters of the NIC and of its link that are not 0.
+    /// Nonzero counters of the NIC and its link.
     counters: BTreeMap<&'static str, u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     faults: Option<FaultReport>,

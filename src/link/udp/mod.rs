@@ -245,11 +245,11 @@ impl UdpLink {
         self.receiver.receive(socket, &self.local, sink)
     }
 
-    /// Returns the buffers and offloads that the kernel grants a link with these options, without binding an
-    /// address.
+    /// Returns the buffer sizes and offloads that the kernel grants to a link with the given options, without
+    /// binding an address.
     ///
     /// # Errors
-    /// Error of the system call that failed.
+    /// The error of the failed system call.
     pub fn probe(options: &UdpOptions) -> io::Result<UdpProbe> {
         socket::probe(options)
     }

@@ -59,13 +59,14 @@ impl PortOwner {
         conflicts(ip, port).into_iter().map(|entry| entry.uid).collect()
     }
 
-    /// Finds the owner of the first socket that conflicts with binding `port` on `ip`, after a bind has failed.
+    /// Finds the owner of the first socket that conflicts with binding `port` on `ip`. Returns
+    /// [`PortOwner::Unknown`] if no listed socket conflicts (any more).
     pub fn find(ip: IpAddr, port: u16) -> PortOwner {
         PortOwner::of(ip, port).unwrap_or(PortOwner::Unknown)
     }
 
-    /// Returns the owner of the first socket that conflicts with binding `port` on `ip`, or `None` if no socket
-    /// is listed that does.
+    /// Returns the owner of the first socket that conflicts with binding `port` on `ip`, or `None` if no listed
+    /// socket conflicts.
     pub fn of(ip: IpAddr, port: u16) -> Option<PortOwner> {
         Some(match conflicts(ip, port).first()? {
             Entry { inode: 0, .. } => PortOwner::Kernel,

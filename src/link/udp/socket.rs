@@ -142,7 +142,7 @@ fn smallest_mtu(socket: &OwnedFd, locals: &[LocalAddress]) -> usize {
     locals.iter().filter_map(|l| interface_mtu(socket, &l.interface).ok()).min().unwrap_or(1500)
 }
 
-/// Makes the kernel coalesce received datagrams (UDP GRO), and reports whether it can.
+/// Enables the kernel's coalescing of received datagrams (UDP GRO), and reports whether that succeeded.
 fn coalesces(socket: &OwnedFd) -> bool {
     set(socket, libc::SOL_UDP, libc::UDP_GRO, 1).is_ok()
 }
@@ -152,19 +152,20 @@ fn segments(socket: &OwnedFd) -> bool {
     get_option::<libc::c_int>(socket, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok()
 }
 
-/// Support that the kernel gives to the socket of a UDP link; see [`super::UdpLink::probe`].
+/// Buffer sizes and offloads that the kernel grants to a UDP link, as [`super::UdpLink::probe`] returns them.
+/// The kernel reports twice the size that it grants, and sizes here are in that unit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct UdpProbe {
-    /// Receive buffer that the kernel grants, in bytes, in its own accounting: twice the size of the request.
+    /// Granted receive buffer in bytes.
     pub receive_buffer: usize,
-    /// Send buffer that the kernel grants, in bytes, in its own accounting.
+    /// Granted send buffer in bytes.
     pub send_buffer: usize,
-    /// Receive buffer that a link requests, in the same accounting.
+    /// Requested receive buffer in bytes.
     pub requested_receive_buffer: usize,
-    /// Send buffer that a link requests, in the same accounting.
+    /// Requested send buffer in bytes.
     pub requested_send_buffer: usize,
-    /// Number of bytes in flight that a link permits with this receive buffer.
+    /// Maximum number of bytes in flight to a peer with the same receive buffer.
     pub window: usize,
     /// Whether the kernel segments sent bursts (UDP GSO).
     pub segmentation: bool,
@@ -172,7 +173,7 @@ pub struct UdpProbe {
     pub coalescing: bool,
 }
 
-/// Opens a socket as [`open`] does, but does not bind it, and returns what the kernel grants.
+/// Configures buffers and offloads of an unbound socket as [`open`] does, and returns the granted values.
 pub(super) fn probe(options: &UdpOptions) -> io::Result<UdpProbe> {
     let socket = new_socket(Ipv4Addr::LOCALHOST.into())?;
     let (coalescing, segmentation) = (coalesces(&socket), segments(&socket));
