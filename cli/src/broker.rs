@@ -8,6 +8,7 @@ use urxe::broker;
 
 /// Share an address among several programs; the first program starts this command, which exits with the last
 #[derive(Args)]
+#[command(after_help = "Example:\n  urxe broker 10.0.0.1")]
 pub struct Broker {
     /// Address to share: 10.0.0.1, fd00::1, or fe80::1%eth0
     address: String,

@@ -33,9 +33,15 @@ packet, and a SEND that receives an RNR NAK. Prints every packet, writes a captu
 all data. Wireshark before 4.4 does not decode ATOMIC WRITE and FLUSH, and no version decodes XRC: it shows \
 such packets without the name of the operation.";
 
+const EXAMPLES: &str = "\
+Examples:
+  urxe demo
+  urxe demo --capture - | tshark -r -
+  urxe demo --no-capture --seed 7";
+
 /// Run every operation once between two NICs in memory and print each packet
 #[derive(Args)]
-#[command(long_about = LONG_ABOUT)]
+#[command(long_about = LONG_ABOUT, after_help = EXAMPLES)]
 pub struct Demo {
     /// Write the packets to this pcapng file; `-` writes to standard output, and prints the report to
     /// standard error

@@ -3,14 +3,16 @@
 
 mod fields;
 
+use std::collections::BTreeMap;
 use std::env;
 use std::io::{Write, stdout};
 use std::net::IpAddr;
 
 use clap::Args;
+use serde::Serialize;
 
-use super::CliError;
 use super::link::LinkSpec;
+use super::{CliError, json};
 use urxe::broker::Sharing;
 use urxe::link::fabric::Fabric;
 use urxe::verbs::{Adapter, Context, ContextOptions};
@@ -25,7 +27,8 @@ const EXAMPLES: &str = "\
 Examples:
   urxe devinfo
   urxe devinfo --link udp:127.0.0.1
-  urxe devinfo --link packet:eth0";
+  urxe devinfo --link packet:eth0
+  urxe devinfo --json | jq -r '.links[].link'";
 
 /// List the links of this machine and the attributes of a NIC on them
 #[derive(Args)]
@@ -37,55 +40,130 @@ pub struct Devinfo {
     /// Print all attributes of every link
     #[arg(short, long)]
     verbose: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
 }
+
+/// JSON document of `urxe devinfo --json`.
+#[derive(Serialize)]
+struct Document {
+    /// Links in the order in which the table lists them.
+    links: Vec<LinkReport>,
+    /// Limits common to all links, by their names in `ibv_devinfo -v`.
+    limits: BTreeMap<&'static str, u64>,
+}
+
+/// A link in the JSON document.
+#[derive(Serialize)]
+struct LinkReport {
+    /// Device name in libibverbs programs; absent if they have no device on this link.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<String>,
+    /// Link in the notation of `--link`.
+    link: String,
+    /// `ready`, `down`, `lost` or `error`.
+    state: &'static str,
+    /// Reason why the link cannot be opened.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    /// Active path MTU in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mtu: Option<usize>,
+    /// GID table, as IP addresses.
+    gids: Vec<IpAddr>,
+    /// Attributes with the names and notation of `ibv_devinfo -v`, with `--link` or `--verbose`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attributes: Option<BTreeMap<String, String>>,
+}
+
+/// A link to list: its device name if libibverbs programs have a device on it, its text, and its specification
+/// or the reason why it is invalid.
+type Candidate = (Option<String>, String, Result<LinkSpec, String>);
 
 impl Devinfo {
     /// Prints the list of links, or all attributes of one link or of every link.
     pub fn run(self) -> Result<(), CliError> {
         let mut out = anstream::AutoStream::auto(stdout());
         if let Some(link) = self.link {
-            return describe(&mut out, &link.to_string(), "urxe0", &open(Ok(link))?);
-        }
-        let fabric = Context::on_fabric(&Fabric::new())?;
-        let adapters = Adapter::all(None).map_err(|e| CliError::Usage(e.to_string()))?;
-        let named: Vec<_> = (0..).zip(adapters).map(|(i, a)| (format!("urxe{i}"), a.link)).collect();
-        if self.verbose {
-            for (name, link) in named {
-                let text = link.to_string();
-                match open(Ok(link)) {
-                    Ok(context) => describe(&mut out, &text, &name, &context)?,
-                    Err(e) => {
-                        writeln!(out, "{text}\n  {:<20} {name}\n  {:<20} none: {e}\n", "hca_id", "state")?
-                    }
-                }
+            let text = link.to_string();
+            let context = open(Ok(link))?;
+            if self.json {
+                let report = LinkReport::new(Some("urxe0".into()), text, Ok(&context), true);
+                return json::print(&Document { links: vec![report], limits: limits(&context).into() });
             }
-            describe(&mut out, "fabric", "-", &fabric)?;
-            for (text, link) in candidates() {
+            return describe(&mut out, &text, "urxe0", &context);
+        }
+        let adapters = Adapter::all(None).map_err(|e| CliError::Usage(e.to_string()))?;
+        let named = adapters.into_iter().enumerate();
+        let named = named.map(|(i, a)| (Some(format!("urxe{i}")), a.link.to_string(), Ok(a.link)));
+        let fabric = (None, "fabric".to_owned(), Ok(LinkSpec::Fabric));
+        let all = named.chain([fabric]).chain(candidates());
+        if self.json {
+            let report = |(device, text, link): Candidate| {
+                LinkReport::new(device, text, open(link).as_ref(), self.verbose)
+            };
+            let links = all.map(report).collect();
+            let fabric = Context::on_fabric(&Fabric::new())?;
+            return json::print(&Document { links, limits: limits(&fabric).into() });
+        }
+        if self.verbose {
+            for (device, text, link) in all {
                 match open(link) {
-                    Ok(context) => describe(&mut out, &text, "-", &context)?,
-                    Err(e) => writeln!(out, "{text}\n  {:<20} none: {e}\n", "state")?,
+                    Ok(context) => describe(&mut out, &text, device.as_deref().unwrap_or("-"), &context)?,
+                    Err(e) => {
+                        writeln!(out, "{text}")?;
+                        if let Some(name) = device {
+                            writeln!(out, "  {:<20} {name}", "hca_id")?;
+                        }
+                        writeln!(out, "  {:<20} none: {e}\n", "state")?;
+                    }
                 }
             }
             return Ok(());
         }
         writeln!(out, "{:<6} {:<36} {:<6} {:>4}  addresses (GIDs)", "device", "link", "state", "MTU")?;
-        for (name, link) in named {
-            print_line(&mut out, &name, &link.to_string(), open(Ok(link)))?;
-        }
-        print_line(&mut out, "-", "fabric", Ok(fabric.clone()))?;
-        for (text, link) in candidates() {
-            print_line(&mut out, "-", &text, open(link))?;
+        for (device, text, link) in all {
+            print_line(&mut out, device.as_deref().unwrap_or("-"), &text, open(link))?;
         }
         let frames = "frames:dgram:LOCAL,REMOTE,ip=A/LEN";
         writeln!(out, "{:<6} {frames:<36} {:<6} {:>4}  those specified with ip=\n", "-", "-", "")?;
-        print_limits(&mut out, &fabric)
+        for (name, value) in limits(&Context::on_fabric(&Fabric::new())?) {
+            writeln!(out, "  {name:<20} {value}")?;
+        }
+        Ok(())
+    }
+}
+
+impl LinkReport {
+    fn new(
+        device: Option<String>,
+        link: String,
+        opened: Result<&Context, &CliError>,
+        with_attributes: bool,
+    ) -> LinkReport {
+        let attributes = match opened {
+            Ok(context) if with_attributes => {
+                Some(fields::all(device.as_deref().unwrap_or("-"), context).into_iter().collect())
+            }
+            _ => None,
+        };
+        LinkReport {
+            device,
+            link,
+            state: opened.map_or("error", state),
+            error: opened.err().map(ToString::to_string),
+            mtu: opened.ok().map(|context| context.query_port().active_mtu.bytes()),
+            gids: opened.map_or(Vec::new(), |context| context.gids().iter().map(|gid| gid.ip()).collect()),
+            attributes,
+        }
     }
 }
 
 /// Returns this machine's links, each with its specification or the reason why it is unavailable: UDP on
 /// every address, and a packet socket on every interface that is up, even without an IP address, because a
 /// packet link can have its own address.
-fn candidates() -> Vec<(String, Result<LinkSpec, String>)> {
+fn candidates() -> Vec<Candidate> {
     let interfaces = pnet_datalink::interfaces();
     let up = || interfaces.iter().filter(|i| i.is_up());
     let udp = up().flat_map(|i| {
@@ -95,12 +173,12 @@ fn candidates() -> Vec<(String, Result<LinkSpec, String>)> {
         })
     });
     let packet = up().map(|i| format!("packet:{}", i.name));
-    udp.chain(packet).map(|text| (text.clone(), text.parse())).collect()
+    udp.chain(packet).map(|text| (None, text.clone(), text.parse())).collect()
 }
 
 /// Opens a NIC on a link as libibverbs programs do, sharing its addresses with programs that already use
 /// them.
-fn open(link: Result<LinkSpec, String>) -> Result<Context, CliError> {
+pub fn open(link: Result<LinkSpec, String>) -> Result<Context, CliError> {
     let link = link.map_err(CliError::Usage)?;
     if link == LinkSpec::Fabric {
         return Ok(Context::on_fabric(&Fabric::new())?);
@@ -148,10 +226,11 @@ fn describe(out: &mut impl Write, link: &str, name: &str, context: &Context) -> 
     Ok(writeln!(out)?)
 }
 
-fn print_limits(out: &mut impl Write, context: &Context) -> Result<(), CliError> {
+/// Returns the limits common to all links.
+fn limits(context: &Context) -> [(&'static str, u64); 19] {
     let device = context.query_device();
     let l = device.limits;
-    let rows = [
+    [
         ("max_qp", l.max_qp as u64),
         ("max_qp_wr", l.max_qp_wr as u64),
         ("max_sge", l.max_sge as u64),
@@ -171,9 +250,5 @@ fn print_limits(out: &mut impl Write, context: &Context) -> Result<(), CliError>
         ("max_res_rd_atom", device.max_res_rd_atom as u64),
         ("num_comp_vectors", l.num_comp_vectors as u64),
         ("hca_core_clock_khz", device.hca_core_clock_khz),
-    ];
-    for (name, value) in rows {
-        writeln!(out, "  {name:<20} {value}")?;
-    }
-    Ok(())
+    ]
 }

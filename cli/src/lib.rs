@@ -3,8 +3,10 @@
 mod broker;
 mod demo;
 mod devinfo;
+mod doctor;
 mod error;
 pub mod interrupt;
+mod json;
 pub mod link;
 mod log;
 mod oob;
@@ -14,29 +16,42 @@ mod perf;
 mod pingpong;
 mod run;
 mod serve;
+mod shell;
 mod size;
 mod spin;
 
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 pub use error::CliError;
 use interrupt::Interrupt;
 
 /// Software RoCEv2 NIC in userspace, interoperable with hardware NICs and the kernel's rxe
 #[derive(Parser)]
-#[command(name = "urxe", version, max_term_width = 100, after_help = EXAMPLES)]
+#[command(name = "urxe", version, long_version = LONG_VERSION, max_term_width = 100, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
+/// Text of `urxe --version`; `urxe -V` prints the version alone.
+const LONG_VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    "\ncommit: ",
+    env!("URXE_BUILD_COMMIT"),
+    "\nfeatures: ",
+    env!("URXE_BUILD_FEATURES"),
+    "\ntarget: ",
+    env!("URXE_BUILD_TARGET"),
+);
+
 const EXAMPLES: &str = "\
 Examples:
   urxe demo                          run every operation once, print each packet, write a capture
   urxe devinfo                       list the links available on this machine
+  urxe doctor -- ib_write_bw         check this machine, and what a program would load
   urxe perf write --link fabric      measure the bandwidth of RDMA WRITE in memory
   urxe pingpong --link udp:10.0.0.1  run a server for ibv_rc_pingpong
   urxe serve --link udp:10.0.0.1     run an endpoint for READ, WRITE, SEND and atomics
@@ -47,8 +62,10 @@ URXE_LOG=debug prints state changes, NAKs, retransmissions and handshakes to sta
 
 #[derive(Subcommand)]
 enum Command {
+    Completions(shell::Completions),
     Demo(demo::Demo),
     Devinfo(devinfo::Devinfo),
+    Doctor(doctor::Doctor),
     Env(run::Env),
     Perf(perf::PerfArgs),
     Pingpong(pingpong::PingpongArgs),
@@ -56,6 +73,8 @@ enum Command {
     Serve(serve::Serve),
     #[command(hide = true)]
     Broker(broker::Broker),
+    #[command(hide = true)]
+    PackageFiles(shell::PackageFiles),
 }
 
 /// Parses the command line, runs the command, and prints the error if it fails. The exit status is 0 for
@@ -68,14 +87,17 @@ pub fn main() -> ExitCode {
     let mut interrupted = Interrupt::default();
     let mut install_interrupt = || Interrupt::install().inspect(|interrupt| interrupted = interrupt.clone());
     let result = log::install().and_then(|()| match command {
+        Command::Completions(completions) => completions.run(Cli::command()),
         Command::Demo(demo) => demo.run(),
         Command::Devinfo(devinfo) => devinfo.run(),
+        Command::Doctor(doctor) => doctor.run(),
         Command::Env(env) => env.run(),
         Command::Run(run) => run.run(),
         Command::Perf(args) => install_interrupt().and_then(|interrupt| perf::run(&args, &interrupt)),
         Command::Pingpong(args) => install_interrupt().and_then(|interrupt| pingpong::run(&args, &interrupt)),
         Command::Serve(serve) => serve.run(),
         Command::Broker(broker) => broker.run(),
+        Command::PackageFiles(files) => files.run(Cli::command()),
     });
     let status =
         |status| if interrupted.is_set() { ExitCode::from(interrupt::INTERRUPTED_STATUS) } else { status };

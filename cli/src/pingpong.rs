@@ -5,12 +5,13 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use serde::Serialize;
 
-use super::CliError;
 use super::interrupt::Interrupt;
-use super::link::LinkArgs;
+use super::link::{FaultReport, LinkArgs};
 use super::oob::OobArgs;
 use super::oob_handshake::SRQ_ADDRESSES;
+use super::{CliError, json};
 use urxe::verbs::{
     Access, Completion, Context, Cq, Destination, Mr, Mtu, Notify, Pd, QKey, Qp, QpOptions, QpType, RecvCaps,
     RecvWr, SendCaps, SendWr, Srq, WaitError, WcOpcode, WcStatus, grh,
@@ -35,7 +36,8 @@ const MAX_CHECKED_BYTES: u64 = 4 << 30;
 const QKEY: QKey = QKey(0x1111_1111);
 
 /// Transport service of the queue pairs.
-#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(clap::ValueEnum, Serialize, Clone, Copy, PartialEq, Eq, Debug)]
+#[serde(rename_all = "lowercase")]
 enum Service {
     /// Reliable connection
     Rc,
@@ -72,12 +74,21 @@ impl Service {
     }
 }
 
+const EXAMPLES: &str = "\
+Examples:
+  urxe pingpong --link udp:10.0.0.1                       a server
+      then, on a machine with an RDMA device:  ibv_rc_pingpong -g 1 10.0.0.1
+  urxe pingpong --link udp:10.0.0.1 10.0.0.2              a client of ibv_rc_pingpong on 10.0.0.2
+  urxe pingpong --service ud -s 1024 -c --link udp:10.0.0.1
+      datagrams, with every received byte checked";
+
 /// Exchange SENDs with a peer, one at a time in each direction of each queue pair; the peer may be
 /// `ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong` or `ibv_srq_pingpong`.
 ///
 /// Size, iterations, path MTU and the number of queue pairs are not exchanged: use the same values on both
 /// sides.
 #[derive(Args, Clone)]
+#[command(after_help = EXAMPLES)]
 pub struct PingpongArgs {
     #[command(flatten)]
     oob: OobArgs,
@@ -102,6 +113,9 @@ pub struct PingpongArgs {
     /// Check every received byte
     #[arg(short, long)]
     check: bool,
+    /// Print the results as one JSON object
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     link: LinkArgs,
 }
@@ -111,7 +125,9 @@ pub fn run(args: &PingpongArgs, interrupt: &Interrupt) -> Result<(), CliError> {
     args.link.check_network()?;
     let result = args.link.open().and_then(|context| Pingpong::new(args, &context, interrupt)?.run());
     if let Some(faults) = args.link.fault_report() {
-        faults.lines().for_each(|line| println!("{line}"));
+        if !args.json {
+            faults.lines().for_each(|line| println!("{line}"));
+        }
         faults.warn();
     }
     args.link.finish().and(result)
@@ -284,7 +300,7 @@ impl<'a> Pingpong<'a> {
         }
         let result = self.exchange_messages();
         if result.is_ok() || self.interrupt.is_set() {
-            self.report(begin.elapsed());
+            self.report(begin.elapsed())?;
         }
         result?;
         self.cq.req_notify(Notify::Any);
@@ -450,20 +466,54 @@ impl<'a> Pingpong<'a> {
         }
     }
 
-    fn report(&self, elapsed: Duration) {
+    fn report(&self, elapsed: Duration) -> Result<(), CliError> {
         let seconds = elapsed.as_secs_f64();
         let iters = self.args.iters.min(self.send_done).min(self.received);
         let bytes = u64::from(self.args.size) * u64::from(iters) * 2;
-        println!(
-            "{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec",
-            bytes as f64 * 8.0 / 1e6 / seconds
-        );
-        println!(
-            "{iters} iters in {seconds:.2} seconds = {:.2} usec/iter",
-            seconds * 1e6 / f64::from(iters.max(1))
-        );
+        let mbit_s = bytes as f64 * 8.0 / 1e6 / seconds;
+        let us_per_iter = seconds * 1e6 / f64::from(iters.max(1));
+        if self.args.json {
+            return json::print(&Report {
+                service: self.args.service,
+                size: self.args.size,
+                path_mtu: self.mtu.bytes(),
+                iterations: iters,
+                bytes,
+                seconds,
+                mbit_s,
+                us_per_iteration: us_per_iter,
+                checked_messages: self.args.check.then_some(self.received),
+                faults: self.args.link.fault_report(),
+            });
+        }
+        println!("{bytes} bytes in {seconds:.2} seconds = {mbit_s:.2} Mbit/sec");
+        println!("{iters} iters in {seconds:.2} seconds = {us_per_iter:.2} usec/iter");
         if self.args.check {
             println!("all {} received messages are correct", self.received);
         }
+        Ok(())
     }
+}
+
+/// JSON document of `urxe pingpong --json`.
+#[derive(Serialize)]
+struct Report {
+    service: Service,
+    /// Bytes per message.
+    size: u32,
+    /// Path MTU in bytes.
+    path_mtu: usize,
+    /// Number of messages sent and received.
+    iterations: u32,
+    /// Payload of both directions in bytes.
+    bytes: u64,
+    seconds: f64,
+    /// Throughput of both directions together, in 10^6 bits of payload per second.
+    mbit_s: f64,
+    us_per_iteration: f64,
+    /// Number of received messages whose bytes are all correct, with `--check`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checked_messages: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    faults: Option<FaultReport>,
 }

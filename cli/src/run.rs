@@ -51,15 +51,18 @@ pub struct Run {
 
 /// Print the environment variables that `urxe run` sets, as shell commands
 #[derive(Args)]
-#[command(after_help = "Example:\n  eval \"$(urxe env --ip 10.0.0.1)\"; ib_write_bw")]
+#[command(after_help = "\
+Examples:
+  eval \"$(urxe env --ip 10.0.0.1)\"; ib_write_bw
+  urxe env --personality mlx5 >urxe.sh       for other shells: . ./urxe.sh")]
 pub struct Env {
     #[command(flatten)]
     device: DeviceArgs,
 }
 
 /// Options for the device that a program sees.
-#[derive(Args)]
-struct DeviceArgs {
+#[derive(Args, Default)]
+pub struct DeviceArgs {
     /// Link of the device: `udp[:ADDR]`, `udp:IF`, `packet:IF[,ip=A/LEN,mac=M]` or `frames:…`, see `urxe perf
     /// --help` [default: a device over UDP for each interface]
     #[arg(long, value_name = "LINK", value_parser = parse_link)]
@@ -139,9 +142,9 @@ impl Run {
     /// Replaces this process with the program, and returns only if that fails.
     pub fn run(&self) -> Result<(), CliError> {
         let (program, arguments) = self.program.split_first().expect("clap requires PROGRAM");
-        let not_found = |_| CliError::NoProgram(program.display().to_string());
-        let path = which::which(program).map_err(not_found)?;
-        check_loads_libraries(&path)?;
+        let path = find_program(program)?;
+        let details = format!("(`urxe doctor -- {}` shows what it would load)", program.display());
+        check_loads_libraries(&path).map_err(|e| CliError::Usage(format!("{e} {details}")))?;
         let mut command = Command::new(&path);
         command.arg0(program).args(arguments);
         // The program inherits this descriptor, which has to stay open until exec.
@@ -161,8 +164,16 @@ impl Run {
             };
         }
         let source = command.exec();
-        Err(CliError::Io { what: format!("cannot run {}", path.display()), source })
+        Err(CliError::Io { what: format!("cannot run {} {details}", path.display()), source })
     }
+}
+
+/// Searches PATH for a program, as a shell does.
+///
+/// # Errors
+/// [`CliError::NoProgram`] if there is no such executable file.
+pub fn find_program(name: &OsStr) -> Result<PathBuf, CliError> {
+    which::which(name).map_err(|_| CliError::NoProgram(name.display().to_string()))
 }
 
 impl Env {
@@ -207,7 +218,7 @@ impl DeviceArgs {
 
     /// Returns the environment variables that the library reads, and those that make the loader find it. A
     /// variable with the value `None` must be unset.
-    fn variables(&self) -> Result<Vec<(&'static str, Option<OsString>)>, CliError> {
+    pub fn variables(&self) -> Result<Vec<(&'static str, Option<OsString>)>, CliError> {
         let address = match &self.link {
             Some(LinkArg { link: LinkSpec::Udp(ip), .. }) => *ip,
             _ => self.ip,
@@ -307,7 +318,7 @@ const PRELOAD_LIBRARY: &str = "liburxe_preload.so";
 /// Name under which the verbs library is preloaded. Preloading makes its symbols take precedence over those
 /// of any other libibverbs, such as a renamed copy that auditwheel bundled into a Python wheel, or a library
 /// found through DT_RPATH.
-const VERBS_LIBRARY: &str = "liburxe_verbs.so";
+pub const VERBS_LIBRARY: &str = "liburxe_verbs.so";
 
 /// Creates and returns a directory for the loader, with the preloaded libraries, and with the verbs library
 /// under the names that programs are linked against.
@@ -452,7 +463,7 @@ fn find_library(variable: &str, built: &str, installed: &str) -> Result<PathBuf,
 /// Rejects programs that would run without urxe's libraries and look for RDMA hardware: those linked
 /// statically, and those with setuid, setgid or file capabilities, for which the loader ignores
 /// LD_LIBRARY_PATH.
-fn check_loads_libraries(program: &Path) -> Result<(), CliError> {
+pub fn check_loads_libraries(program: &Path) -> Result<(), CliError> {
     let name = program.display();
     let Ok(bytes) = fs::read(program) else {
         // The program may be executable but not readable: the loader decides.

@@ -58,6 +58,9 @@ pub struct Serve {
     #[arg(long, value_name = "SECONDS", default_value_t = 10,
         value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
+    /// Print the summary as one JSON object, and everything else to standard error
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     link: LinkArgs,
 }

@@ -72,6 +72,7 @@ mod protocol;
 mod server;
 mod socket_dir;
 mod socket_names;
+mod status;
 mod steering;
 #[cfg(test)]
 mod tests;
@@ -85,6 +86,7 @@ use bind_addr::BindAddr;
 pub use client::{SharedUdpLink, SharingError};
 pub use server::{ServeError, serve};
 use socket_names::SocketNames;
+pub use status::{BrokerStatus, statuses};
 
 /// Options for sharing an address with other processes.
 #[derive(Clone, PartialEq, Eq, Debug)]

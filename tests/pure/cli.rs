@@ -153,6 +153,149 @@ fn devinfo_lists_all_links_and_describes_the_requested_one() {
     assert!(output.status.success() && stdout(&output).matches("node_guid").count() > 1, "{output:?}");
 }
 
+/// Returns the JSON document that a successful command prints, and nothing else, to standard output.
+fn json(args: &[&str]) -> serde_json::Value {
+    let output = urxe(args).output().unwrap();
+    assert!(output.status.success(), "{args:?}: {output:?}");
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{args:?}: {e}: {output:?}"))
+}
+
+#[test]
+fn devinfo_json_has_the_links_and_limits_of_the_table() {
+    let all = json(&["devinfo", "--json"]);
+    let table = stdout(&urxe(&["devinfo"]).output().unwrap());
+    let links = all["links"].as_array().unwrap();
+    let lo = links.iter().find(|link| link["link"] == "udp:127.0.0.1").unwrap();
+    assert_eq!((&lo["gids"][0], &lo["attributes"]), (&"127.0.0.1".into(), &serde_json::Value::Null), "{lo}");
+    for link in links {
+        let name = link["link"].as_str().unwrap();
+        assert!(table.contains(name), "{name} is not in\n{table}");
+        assert_eq!(link["state"] == "error", link["error"].is_string(), "{link}");
+    }
+    let max_qp = all["limits"]["max_qp"].as_u64().unwrap();
+    assert!(table.contains(&format!("  max_qp               {max_qp}\n")), "{table}");
+    let one = json(&["devinfo", "--json", "--link", "udp:127.92.0.12"]);
+    let link = &one["links"][0];
+    assert_eq!((&link["device"], &link["state"]), (&"urxe0".into(), &"ready".into()), "{one}");
+    assert_eq!(link["attributes"]["active_mtu"], "4096 (5)", "{one}");
+}
+
+#[test]
+fn pingpong_json_is_the_only_output_of_both_ends() {
+    let options = ["--json", "--check", "-n", "20", "-s", "64", "--fault", "drop=7", "--link"];
+    let server = ["pingpong", "--server-bind", "127.0.0.1", "--port", "0"];
+    let mut server = urxe(&[&server[..], &options, &["udp:127.92.0.13"]].concat());
+    let mut server = server.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut waiting = String::new();
+    BufReader::new(server.stderr.take().unwrap()).read_line(&mut waiting).unwrap();
+    let port = waiting.trim().strip_prefix("waiting for a client on TCP 127.0.0.1:");
+    let port = port.unwrap_or_else(|| panic!("{waiting}"));
+    let client = [&["pingpong", "--port", port][..], &options, &["udp:127.92.0.14", "127.0.0.1"]].concat();
+    let client = json(&client);
+    let server = server.wait_with_output().unwrap();
+    let server: serde_json::Value = serde_json::from_slice(&server.stdout).unwrap();
+    for end in [client, server] {
+        assert_eq!(
+            (&end["service"], &end["iterations"], &end["size"]),
+            (&"rc".into(), &20.into(), &64.into())
+        );
+        assert_eq!((&end["checked_messages"], &end["bytes"]), (&20.into(), &2560.into()), "{end}");
+        assert!(end["mbit_s"].as_f64().unwrap() > 0.0 && end["us_per_iteration"].as_f64().unwrap() > 0.0);
+        assert_eq!(end["faults"]["rules"][0]["rule"], "drop=7", "{end}");
+    }
+}
+
+/// Returns the names of the subcommands that `urxe --help` lists.
+fn subcommands() -> Vec<String> {
+    let help = stdout(&urxe(&["--help"]).output().unwrap());
+    let listed =
+        help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let name =
+        |line: &str| line.split_whitespace().next().filter(|_| line.as_bytes()[2] != b' ').map(str::to_owned);
+    listed.filter_map(name).filter(|name| name != "help").collect()
+}
+
+#[test]
+fn every_help_text_has_examples_of_its_command() {
+    let all = subcommands();
+    assert!(all.len() >= 8 && all.iter().any(|name| name == "run"), "{all:?}");
+    for name in all.iter().map(String::as_str).chain(["broker", "package-files"]) {
+        for option in ["-h", "--help"] {
+            let help = stdout(&urxe(&[name, option]).output().unwrap());
+            let (_, examples) =
+                help.split_once("\nExample").unwrap_or_else(|| panic!("urxe {name} {option}: {help}"));
+            assert!(examples.contains(&format!("urxe {name}")), "urxe {name} {option}: {help}");
+        }
+    }
+}
+
+#[test]
+fn version_names_commit_features_and_target() {
+    let version = stdout(&urxe(&["--version"]).output().unwrap());
+    let lines: Vec<&str> = version.lines().collect();
+    assert_eq!(lines[0], concat!("urxe ", env!("CARGO_PKG_VERSION")));
+    let value = |n: usize, name: &str| lines[n].strip_prefix(name).unwrap_or_else(|| panic!("{version}"));
+    let commit = value(1, "commit: ");
+    assert!(
+        commit == "unknown" || commit.len() >= 7 && commit.bytes().all(|b| b.is_ascii_hexdigit()),
+        "{commit}"
+    );
+    assert!(!value(2, "features: ").is_empty(), "{version}");
+    assert!(value(3, "target: ").contains("linux"), "{version}");
+    assert_eq!(stdout(&urxe(&["-V"]).output().unwrap()), format!("{}\n", lines[0]));
+}
+
+#[test]
+fn bash_completes_commands_and_options() {
+    let script = stdout(&urxe(&["completions", "bash"]).output().unwrap());
+    let completed = |words: &str, index: usize| {
+        let test = format!(
+            "{script}\nCOMP_WORDS=({words}); COMP_CWORD={index}; _urxe urxe \"${{COMP_WORDS[{index}]}}\" \
+             \"${{COMP_WORDS[{}]}}\"; echo \"${{COMPREPLY[@]}}\"",
+            index - 1
+        );
+        stdout(&Command::new("bash").args(["--norc", "-c", &test]).output().unwrap())
+    };
+    assert_eq!(completed("urxe devi", 1), "devinfo\n");
+    assert_eq!(completed("urxe run --person", 2), "--personality\n");
+    for (shell, start) in
+        [("zsh", "#compdef urxe"), ("fish", "# Print an optspec"), ("elvish", "\nuse builtin")]
+    {
+        let script = stdout(&urxe(&["completions", shell]).output().unwrap());
+        assert!(script.starts_with(start) && script.contains("devinfo"), "{shell}: {script}");
+    }
+}
+
+#[test]
+fn package_files_has_a_completion_for_each_shell_and_a_man_page_for_each_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = urxe(&["package-files", dir.path().to_str().unwrap()]).output().unwrap();
+    assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+    for path in [
+        "share/bash-completion/completions/urxe",
+        "share/zsh/vendor-completions/_urxe",
+        "share/fish/vendor_completions.d/urxe.fish",
+    ] {
+        assert!(std::fs::read_to_string(dir.path().join(path)).unwrap().contains("pingpong"), "{path}");
+    }
+    let pages = dir.path().join("share/man/man1");
+    let mut names: Vec<String> = std::fs::read_dir(&pages)
+        .unwrap()
+        .map(|page| page.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    let mut expected: Vec<String> = subcommands().iter().map(|name| format!("urxe-{name}.1")).collect();
+    expected.push("urxe.1".into());
+    expected.sort();
+    assert_eq!(names, expected);
+    for name in names {
+        let page = std::fs::read_to_string(pages.join(&name)).unwrap();
+        for section in [".TH", ".SH NAME", ".SH SYNOPSIS", ".SH OPTIONS", ".SH EXAMPLES"] {
+            assert!(page.contains(section), "{section} is not in {name}:\n{page}");
+        }
+    }
+}
+
 #[test]
 fn invalid_command_line_is_rejected_with_the_reason() {
     for (args, reason) in [
@@ -307,8 +450,14 @@ impl Serve {
         let mut child = urxe(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut text = String::new();
-        while !text.contains("waiting for peers") {
-            assert_ne!(out.read_line(&mut text).unwrap(), 0, "serve exited: {text}");
+        let mut wait = |log: &mut dyn BufRead| {
+            while !text.contains("waiting for peers") {
+                assert_ne!(log.read_line(&mut text).unwrap(), 0, "serve exited: {text}");
+            }
+        };
+        match args.contains(&"--json") {
+            false => wait(&mut out),
+            true => wait(&mut BufReader::new(child.stderr.as_mut().unwrap())),
         }
         let word = |prefix: &str| {
             let at = text.find(prefix).unwrap_or_else(|| panic!("{prefix:?} is not in\n{text}"));
@@ -492,6 +641,20 @@ fn connection_to_a_stopped_peer_fails_unless_min_ack_timeout_is_longer() {
             }
         }
     }
+}
+
+#[test]
+fn serve_json_is_the_only_output_and_counts_what_peers_did() {
+    let args = ["serve", "--json", "--link", "udp:127.92.1.20", "--port", "0", "--one-shot"];
+    let mut serve = Serve::start(&args);
+    let client = Client::connect(&serve, Ipv4Addr::new(127, 92, 1, 21));
+    client.echo(3000, None, 1);
+    let (status, out, _) = serve.end();
+    assert_eq!(status, Some(0), "{out}");
+    let summary: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&summary["peers"], &summary["echoed_sends"]), (&1.into(), &1.into()), "{summary}");
+    assert_eq!(summary["echoed_bytes"], 3000, "{summary}");
+    assert!(summary["counters"]["rcvd_pkts"].as_u64() >= Some(4), "{summary}");
 }
 
 #[test]

@@ -26,11 +26,18 @@ const DEPTH: u32 = 128;
 /// Default number of messages per completion, if the queue depth permits.
 const CQ_MOD: u32 = 32;
 
+const EXAMPLES: &str = "\
+Examples:
+  urxe perf write --link fabric                      both ends in this process
+  urxe perf --link udp:10.0.0.1                      a server, for one client
+  urxe perf read --lat --link udp:10.0.0.2 10.0.0.1  its client
+  urxe perf write -s all --json --link fabric        all sizes, as JSON";
+
 /// Measure bandwidth or latency between two `urxe perf` processes
 ///
 /// For perftest programs as peers, run the same program at this end: urxe run -- ib_write_bw
 #[derive(Args, Clone)]
-#[command(group = ArgGroup::new("measure").args(["bw", "lat"]))]
+#[command(group = ArgGroup::new("measure").args(["bw", "lat"]), after_help = EXAMPLES)]
 pub struct PerfArgs {
     /// Operation to measure; a server uses that of its client
     #[arg(value_enum)]

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::plan::{Measure, Params, Verb};
 use crate::link::FaultReport;
+use crate::{CliError, json};
 
 /// Result for one message size.
 #[derive(Clone, Debug, Serialize)]
@@ -182,7 +183,7 @@ impl Report {
     }
 
     /// Prints the JSON object, if JSON was requested.
-    pub fn finish(self, faults: Option<FaultReport>) {
+    pub fn finish(self, faults: Option<FaultReport>) -> Result<(), CliError> {
         if self.json {
             let all = Json {
                 verb: self.params.verb,
@@ -193,10 +194,8 @@ impl Report {
                 results: &self.outcomes,
                 faults,
             };
-            match serde_json::to_string_pretty(&all) {
-                Ok(text) => println!("{text}"),
-                Err(e) => eprintln!("urxe: cannot serialize the results: {e}"),
-            }
+            json::print(&all)?;
         }
+        Ok(())
     }
 }

@@ -76,15 +76,15 @@ impl Runner<'_> {
             match self.measure_size(control, plan, &endpoint, size, &mut report) {
                 Ok(outcome) => report.add(outcome),
                 Err(_) if self.interrupt.is_set() => {
-                    report.finish(self.link.fault_report());
+                    report.finish(self.link.fault_report())?;
                     // Ctrl-C may have ended the peer first, which then made this side fail.
                     return Err(CliError::Failed("interrupted during the measurement".into()));
                 }
                 Err(e) => return Err(e),
             }
         }
-        report.finish(self.link.fault_report());
-        control.send(&Message::Finished)
+        let printed = report.finish(self.link.fault_report());
+        control.send(&Message::Finished).and(printed)
     }
 
     /// Measures one message size, chunk by chunk, and checks the data that arrived.

@@ -42,8 +42,14 @@ impl Pingpong<'_> {
         let (index, gid) = self.args.link.gid_for(&self.context, peer.map(Gid::ip))?;
         let locals: Vec<Endpoint> =
             self.qps.iter().map(|entry| Endpoint { gid, ..entry.qp.endpoint() }).collect();
-        locals.iter().for_each(|local| println!("  local address:  {}", format_address(local)));
+        locals.iter().for_each(|local| self.print_address("local address: ", local));
         Ok((index, locals))
+    }
+
+    fn print_address(&self, heading: &str, address: &Endpoint) {
+        if !self.args.json {
+            println!("  {heading} {}", format_address(address));
+        }
     }
 
     fn connect(&mut self, sgid_index: u8, remotes: &[Endpoint]) -> Result<(), CliError> {
@@ -66,7 +72,7 @@ impl Pingpong<'_> {
             .max_dest_rd_atomic(1)
             .timeout(AckTimeout::new(self.args.ack_timeout));
         for (entry, remote) in self.qps.iter().zip(remotes) {
-            println!("  remote address: {}", format_address(remote));
+            self.print_address("remote address:", remote);
             if remote.gid.is_unset() {
                 return Err(CliError::Failed(format!(
                     "the peer sent no GID: start {program} with -g and a GID index"

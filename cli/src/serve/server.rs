@@ -1,6 +1,6 @@
 //! Server for `urxe serve`: performs handshakes, handles completions, and prints the summary.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write, stderr, stdout};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
+use serde::Serialize;
 
 use super::Serve;
 use super::peer::{Peer, SLOTS};
-use crate::CliError;
 use crate::interrupt::Interrupt;
-use crate::link::LinkArgs;
-use crate::oob_handshake;
+use crate::link::{FaultReport, LinkArgs};
+use crate::{CliError, json, oob_handshake};
 use urxe::link::faults::Direction;
 use urxe::link::primary_address;
 use urxe::verbs::{
@@ -40,6 +40,7 @@ struct Shared {
     max_message: usize,
     max_peers: usize,
     timeout: Duration,
+    json: bool,
     state: Mutex<State>,
 }
 
@@ -68,6 +69,7 @@ impl Server {
     /// Opens the NIC, listens for handshakes, connects the peers given by `--peer`, and prints the parameters
     /// that other peers need to connect.
     pub fn start(args: &Serve) -> Result<Server, CliError> {
+        let print = |line: &str| print_line(args.json, line);
         let listener = listen(args.port)?;
         let context = args.link.open()?;
         let pd = context.alloc_pd()?;
@@ -81,17 +83,17 @@ impl Server {
         let mtu = connect.mtu.unwrap_or(Mtu::Mtu1024.min(active));
         connect.mtu = Some(mtu);
         let info = context.link_info();
-        print_line(&format!("serving on {}, path MTU {}", info.name, mtu.bytes()))?;
+        print(&format!("serving on {}, path MTU {}", info.name, mtu.bytes()))?;
         for (i, gid) in context
             .gids()
             .iter()
             .enumerate()
             .filter(|(i, _)| connect.sgid_index.is_none_or(|g| g as usize == *i))
         {
-            print_line(&format!("GID {i}    {gid}"))?;
+            print(&format!("GID {i}    {gid}"))?;
         }
         let (va, rkey, len) = (region.addr(), region.rkey(), region.len());
-        print_line(&format!("region   va {va:#x} rkey {rkey} length {len}, for READ, WRITE and atomics"))?;
+        print(&format!("region   va {va:#x} rkey {rkey} length {len}, for READ, WRITE and atomics"))?;
         let port = listener.local_addr().map_or(args.port, |a| a.port());
         let at = if port == oob_handshake::PORT { String::new() } else { format!(" -p {port}") };
         // A link with a host stack of its own has addresses without TCP; the handshake uses those of the
@@ -100,7 +102,7 @@ impl Server {
             true => (" HOST".into(), " of this machine (HOST), as TCP does not use the link's addresses"),
             false => (primary_address(&info.addresses).map_or(String::new(), |ip| format!(" {ip}")), ""),
         };
-        print_line(&format!(
+        print(&format!(
             "TCP      port {port}{owner}, for a client such as: ibv_rc_pingpong -g GID_INDEX{at}{host}"
         ))?;
         let shared = Arc::new(Shared {
@@ -112,12 +114,13 @@ impl Server {
             max_message: args.message,
             max_peers: args.qps as usize,
             timeout: args.timeout(),
+            json: args.json,
             state: Mutex::default(),
         });
         for peer in &args.peers {
             shared.connect(peer.0, "--peer")?;
         }
-        print_line("waiting for peers; Ctrl-C stops the server")?;
+        print("waiting for peers; Ctrl-C stops the server")?;
         Ok(Server { shared, channel, _region: region, listener, one_shot: args.one_shot })
     }
 
@@ -205,21 +208,37 @@ impl Server {
         let remaining: Vec<Peer> = state.peers.drain().map(|(_, peer)| peer).collect();
         remaining.iter().for_each(|peer| state.add_totals(peer));
         let State { connected, echoes, bytes, writes, .. } = &*state;
-        print_line(&format!(
+        let (link, _) = context.link_state();
+        let nic = context.counters();
+        let counters = nic.iter().chain(link.iter()).filter(|(_, value)| *value > 0);
+        let faults = self.shared.link.fault_report();
+        if let Some(faults) = &faults {
+            faults.warn();
+        }
+        if self.shared.json {
+            return json::print(&Summary {
+                peers: *connected,
+                echoed_sends: *echoes,
+                echoed_bytes: *bytes,
+                writes_with_immediate: *writes,
+                counters: counters.collect(),
+                faults,
+            });
+        }
+        let print = |line: &str| print_line(false, line);
+        print(&format!(
             "{connected} peers; {echoes} SENDs echoed, {bytes} bytes; {writes} WRITEs with immediate"
         ))?;
-        let (link, _) = context.link_state();
-        for (name, value) in context.counters().iter().chain(link.iter()).filter(|(_, value)| *value > 0) {
-            print_line(&format!("  {name:<24} {value}"))?;
+        for (name, value) in counters {
+            print(&format!("  {name:<24} {value}"))?;
         }
-        if let Some(faults) = self.shared.link.fault_report() {
-            faults.lines().try_for_each(|line| print_line(&format!("  {line}")))?;
-            faults.warn();
+        if let Some(faults) = &faults {
+            faults.lines().try_for_each(|line| print(&format!("  {line}")))?;
         }
         for direction in [Direction::Tx, Direction::Rx] {
             let f = self.shared.link.fault_counts(direction);
             if f != Default::default() {
-                print_line(&format!(
+                print(&format!(
                     "  faults {direction}: {} dropped, {} duplicated, {} reordered, {} corrupted, {} delayed",
                     f.dropped, f.duplicated, f.reordered, f.corrupted, f.delayed
                 ))?;
@@ -227,6 +246,23 @@ impl Server {
         }
         Ok(())
     }
+}
+
+/// JSON document of `urxe serve --json`, printed at the end.
+#[derive(Serialize)]
+struct Summary {
+    /// Number of peers that have connected.
+    peers: usize,
+    /// Number of SENDs that were echoed.
+    echoed_sends: u64,
+    /// Total length of the echoed SENDs in bytes.
+    echoed_bytes: u64,
+    /// Number of received WRITEs with immediate.
+    writes_with_immediate: u64,
+    /// Nonzero counters of the NIC and its link.
+    counters: BTreeMap<&'static str, u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    faults: Option<FaultReport>,
 }
 
 /// Timer that measures the time since a packet was last received.
@@ -295,19 +331,22 @@ impl Shared {
             && let Some(oldest) = state.peers.remove(&qpn)
         {
             state.add_totals(&oldest);
-            print_line(&format!("peer {} evicted by a new peer", oldest.number))?;
+            print_line(self.json, &format!("peer {} evicted by a new peer", oldest.number))?;
         }
         state.peers.insert(local.qpn, peer);
         drop(state);
-        print_line(&format!(
-            "peer {number}   {} qp {} psn {:#08x}, via {from}; local: {} qp {} psn {:#08x}",
-            remote.gid.ip(),
-            remote.qpn,
-            remote.psn.get(),
-            local.gid.ip(),
-            local.qpn,
-            local.psn.get()
-        ))?;
+        print_line(
+            self.json,
+            &format!(
+                "peer {number}   {} qp {} psn {:#08x}, via {from}; local: {} qp {} psn {:#08x}",
+                remote.gid.ip(),
+                remote.qpn,
+                remote.psn.get(),
+                local.gid.ip(),
+                local.qpn,
+                local.psn.get()
+            ),
+        )?;
         Ok(local)
     }
 
@@ -346,8 +385,12 @@ impl Shared {
     }
 }
 
-/// Prints a line to standard output, without interleaving the lines of different threads.
-fn print_line(line: &str) -> Result<(), CliError> {
+/// Prints a line without interleaving the lines of different threads: to standard output, or with `--json` to
+/// standard error.
+fn print_line(json: bool, line: &str) -> Result<(), CliError> {
+    if json {
+        return Ok(writeln!(stderr(), "{line}")?);
+    }
     let mut out = stdout().lock();
     writeln!(out, "{line}")?;
     Ok(out.flush()?)

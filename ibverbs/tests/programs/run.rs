@@ -219,6 +219,24 @@ fn error_for_a_program_that_cannot_run_is_one_line_with_the_reason() {
 }
 
 #[test]
+fn doctor_predicts_that_debian_programs_use_the_library() {
+    for (program, libraries) in
+        [("ibv_devinfo", &["libibverbs.so.1"][..]), ("rping", &["libibverbs.so.1", "librdmacm.so.1"])]
+    {
+        let out = output(&["doctor", "--", program]);
+        let printed = text(&out);
+        let (_, checks) = printed.split_once("\nprogram ").unwrap_or_else(|| panic!("{printed}"));
+        assert!(checks.contains("under `urxe run` it uses urxe's libibverbs"), "{checks}");
+        for library in libraries {
+            let line = checks.lines().find(|line| line.contains(&format!(" {library}: ")));
+            let line = line.unwrap_or_else(|| panic!("{library}: {checks}"));
+            assert!(line.contains("; under `urxe run` /") && line.ends_with("/liburxe_verbs.so"), "{line}");
+        }
+        assert!(!checks.contains("  problem "), "{checks}");
+    }
+}
+
+#[test]
 fn run_without_any_device_fails_with_the_reason() {
     let printed = in_namespace("\"$URXE\" run -- ibv_devices", &[]);
     assert!(printed.contains("urxe: no device: no network interface is up"), "{printed}");

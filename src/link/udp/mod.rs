@@ -37,6 +37,7 @@ pub(crate) use interface::{combine, find as find_interface};
 use recv::Receiver;
 use send::Sender;
 use socket::BoundSocket;
+pub use socket::UdpProbe;
 pub(crate) use socket::{drain, needs_scope, stop_coalescing};
 
 /// Options of a [`UdpLink`].
@@ -198,7 +199,7 @@ impl UdpLink {
                 mtu: opened.mtu,
                 src_port: Some(ROCE_PORT),
                 burst: if opened.segments { BurstLimits::SEGMENTED } else { BurstLimits::SINGLE },
-                window: window(opened.rcvbuf.min(2 * options.buffer)),
+                window: window(opened.rcvbuf, options),
             },
             local: Local {
                 ip,
@@ -244,6 +245,15 @@ impl UdpLink {
         self.receiver.receive(socket, &self.local, sink)
     }
 
+    /// Returns the buffer sizes and offloads that the kernel grants to a link with the given options, without
+    /// binding an address.
+    ///
+    /// # Errors
+    /// The error of the failed system call.
+    pub fn probe(options: &UdpOptions) -> io::Result<UdpProbe> {
+        socket::probe(options)
+    }
+
     /// Binds UDP port 4791 on all IPv4 addresses of this machine.
     ///
     /// # Errors
@@ -282,8 +292,8 @@ pub const MIN_CHARGE: usize = 1024;
 ///
 /// A buffer beyond twice [`UdpOptions::buffer`] (the kernel doubles the requested size) does not enlarge the
 /// window: the excess is for unacknowledged traffic (UC and UD).
-fn window(rcvbuf: usize) -> usize {
-    rcvbuf / 3
+fn window(rcvbuf: usize, options: &UdpOptions) -> usize {
+    rcvbuf.min(2 * options.buffer) / 3
 }
 
 /// Reports whether an error code means that there is no route to the peer, or that nothing listens on its

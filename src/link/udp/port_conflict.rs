@@ -59,14 +59,20 @@ impl PortOwner {
         conflicts(ip, port).into_iter().map(|entry| entry.uid).collect()
     }
 
-    /// Finds the owner of the first socket that conflicts with binding `port` on `ip`.
+    /// Finds the owner of the first socket that conflicts with binding `port` on `ip`. Returns
+    /// [`PortOwner::Unknown`] if no listed socket conflicts (any more).
     pub fn find(ip: IpAddr, port: u16) -> PortOwner {
-        match conflicts(ip, port).first() {
-            None => PortOwner::Unknown,
-            Some(Entry { inode: 0, .. }) => PortOwner::Kernel,
-            Some(Entry { uid, inode }) => process_of(*inode)
+        PortOwner::of(ip, port).unwrap_or(PortOwner::Unknown)
+    }
+
+    /// Returns the owner of the first socket that conflicts with binding `port` on `ip`, or `None` if no listed
+    /// socket conflicts.
+    pub fn of(ip: IpAddr, port: u16) -> Option<PortOwner> {
+        Some(match conflicts(ip, port).first()? {
+            Entry { inode: 0, .. } => PortOwner::Kernel,
+            Entry { uid, inode } => process_of(*inode)
                 .map_or(PortOwner::User(*uid), |(pid, name)| PortOwner::Process { pid, name }),
-        }
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{MsgFlags, recv};
@@ -94,13 +94,10 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Bou
     }
     let socket = new_socket(ip).map_err(fail("opening a socket"))?;
     configure(&socket, ip).map_err(fail("setting socket options"))?;
-    let segments = options.segmentation
-        && set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1).is_ok()
-        && get_option::<libc::c_int>(&socket, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
+    let segments = options.segmentation && coalesces(&socket) && segments(&socket);
     let rcvbuf = set_receive_buffer(&socket, options.buffer.saturating_mul(RCVBUF_FACTOR))
         .map_err(fail("setting the receive buffer size"))?;
-    set_buffer_size(&socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, options.buffer)
-        .map_err(fail("setting the send buffer size"))?;
+    set_send_buffer(&socket, options.buffer).map_err(fail("setting the send buffer size"))?;
     let local = locals.iter().find(|l| l.ip == ip);
     if let Some(local) = local {
         set_multicast_interface(&socket, ip, local.index).map_err(fail("setting the multicast interface"))?;
@@ -143,6 +140,54 @@ pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result
 
 fn smallest_mtu(socket: &OwnedFd, locals: &[LocalAddress]) -> usize {
     locals.iter().filter_map(|l| interface_mtu(socket, &l.interface).ok()).min().unwrap_or(1500)
+}
+
+/// Enables the kernel's coalescing of received datagrams (UDP GRO), and reports whether that succeeded.
+fn coalesces(socket: &OwnedFd) -> bool {
+    set(socket, libc::SOL_UDP, libc::UDP_GRO, 1).is_ok()
+}
+
+/// Reports whether the kernel can segment sent bursts (UDP GSO).
+fn segments(socket: &OwnedFd) -> bool {
+    get_option::<libc::c_int>(socket, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok()
+}
+
+/// Buffer sizes and offloads that the kernel grants to a UDP link, as [`super::UdpLink::probe`] returns them.
+/// The kernel reports twice the size that it grants, and sizes here are in that unit.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct UdpProbe {
+    /// Granted receive buffer in bytes.
+    pub receive_buffer: usize,
+    /// Granted send buffer in bytes.
+    pub send_buffer: usize,
+    /// Requested receive buffer in bytes.
+    pub requested_receive_buffer: usize,
+    /// Requested send buffer in bytes.
+    pub requested_send_buffer: usize,
+    /// Maximum number of bytes in flight to a peer with the same receive buffer.
+    pub window: usize,
+    /// Whether the kernel segments sent bursts (UDP GSO).
+    pub segmentation: bool,
+    /// Whether the kernel coalesces received datagrams (UDP GRO).
+    pub coalescing: bool,
+}
+
+/// Configures buffers and offloads of an unbound socket as [`open`] does, and returns the granted values.
+pub(super) fn probe(options: &UdpOptions) -> io::Result<UdpProbe> {
+    let socket = new_socket(Ipv4Addr::LOCALHOST.into())?;
+    let (coalescing, segmentation) = (coalesces(&socket), segments(&socket));
+    let requested = options.buffer.saturating_mul(RCVBUF_FACTOR);
+    let receive_buffer = set_receive_buffer(&socket, requested)?;
+    Ok(UdpProbe {
+        receive_buffer,
+        send_buffer: set_send_buffer(&socket, options.buffer)?,
+        requested_receive_buffer: requested.saturating_mul(2),
+        requested_send_buffer: options.buffer.saturating_mul(2),
+        window: super::window(receive_buffer, options),
+        segmentation,
+        coalescing,
+    })
 }
 
 /// Discards the queued datagrams, which were meant for another process. The number is limited, so that the
@@ -269,6 +314,11 @@ const RCVBUF_FACTOR: usize = 4;
 /// Sets the size of the receive buffer, and returns the size that the kernel reports, in bytes.
 pub(super) fn set_receive_buffer(socket: &OwnedFd, bytes: usize) -> io::Result<usize> {
     set_buffer_size(socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, bytes)
+}
+
+/// Sets the size of the send buffer, and returns the size that the kernel reports, in bytes.
+fn set_send_buffer(socket: &OwnedFd, bytes: usize) -> io::Result<usize> {
+    set_buffer_size(socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, bytes)
 }
 
 /// Sets the size of a buffer to `requested` bytes, or to the maximum that the kernel allows. Returns the size

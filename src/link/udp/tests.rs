@@ -654,3 +654,16 @@ fn wildcard_link_joins_a_group_on_every_interface() {
         }
     });
 }
+
+#[test]
+fn probe_reports_the_window_and_segmentation_of_a_bound_link() {
+    let small = UdpOptions::default().buffer(64 << 10);
+    for (address, options) in [("127.18.246.2", UdpOptions::default()), ("127.18.246.3", small)] {
+        let probe = UdpLink::probe(&options).unwrap();
+        let link = UdpLink::bind(ip(address), &options).unwrap();
+        assert_eq!(link.info().window, probe.window);
+        let is_segmented = link.info().burst.packets == BurstLimits::SEGMENTED.packets;
+        assert_eq!(is_segmented, probe.segmentation && probe.coalescing);
+        assert!(probe.send_buffer > 0 && probe.requested_send_buffer == 2 * options.buffer, "{probe:?}");
+    }
+}

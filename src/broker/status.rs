@@ -1,0 +1,125 @@
+//! Status of the brokers in this network namespace, from the kernel's table of Unix sockets.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+/// Unix sockets of this thread's network namespace.
+const UNIX_SOCKETS: &str = "/proc/thread-self/net/unix";
+
+/// Prefixes of the names in [`super::socket_names`], without the separator that follows.
+const BROKER: &str = "urxe-broker";
+const LEASE: &str = "urxe-lease";
+const SERVICE: &str = "urxe-service";
+
+/// Status of a shared address: its broker, and the leases, which outlive a broker that dies.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct BrokerStatus {
+    /// Shared address, with `%` and the interface if it is link-local.
+    pub address: String,
+    /// Directory of the socket files; `None` if the names are abstract, for processes of any user.
+    pub directory: Option<PathBuf>,
+    /// Owner of the directory; `None` without a directory.
+    pub user: Option<u32>,
+    /// Whether a broker is listening; otherwise the next process starts one.
+    pub is_running: bool,
+    /// Number of leased QPN partitions; a process has one for each shard of its NIC.
+    pub leases: usize,
+    /// Number of registered services, such as connection manager ports.
+    pub services: usize,
+}
+
+/// Returns the status of each shared address in this thread's network namespace, for all users. Omits an address
+/// whose socket names are hashes because they would be too long otherwise.
+///
+/// # Errors
+/// Error from reading the kernel's table of Unix sockets.
+pub fn statuses() -> io::Result<Vec<BrokerStatus>> {
+    Ok(parse(&fs::read_to_string(UNIX_SOCKETS)?))
+}
+
+/// Sockets of one address. A listener appears again in the table for each connection that it has accepted.
+#[derive(Default)]
+struct Sockets<'a> {
+    is_running: bool,
+    leases: BTreeSet<&'a str>,
+    services: BTreeSet<&'a str>,
+}
+
+/// Groups the sockets in the kernel's table by address.
+fn parse(table: &str) -> Vec<BrokerStatus> {
+    let mut all: BTreeMap<(&str, Option<&str>), Sockets<'_>> = BTreeMap::new();
+    for path in table.lines().skip(1).filter_map(|line| line.split_ascii_whitespace().nth(7)) {
+        let Some((directory, kind, rest)) = socket_name(path) else { continue };
+        let separator = if directory.is_some() { '-' } else { '/' };
+        let (address, suffix) = match kind {
+            BROKER => (rest, ""),
+            _ => rest.rsplit_once(separator).unwrap_or((rest, "")),
+        };
+        let sockets = all.entry((address, directory)).or_default();
+        match kind {
+            BROKER => sockets.is_running = true,
+            LEASE => drop(sockets.leases.insert(suffix)),
+            _ => drop(sockets.services.insert(suffix)),
+        }
+    }
+    let status = |((address, directory), sockets): ((&str, Option<&str>), Sockets<'_>)| BrokerStatus {
+        address: address.to_owned(),
+        directory: directory.map(PathBuf::from),
+        user: directory.and_then(|directory| Some(fs::symlink_metadata(directory).ok()?.uid())),
+        is_running: sockets.is_running,
+        leases: sockets.leases.len(),
+        services: sockets.services.len(),
+    };
+    all.into_iter().map(status).collect()
+}
+
+/// Splits a path of the table into the directory (`None` if the name is abstract), the prefix and the rest of
+/// the name. Returns `None` for sockets of other programs.
+fn socket_name(path: &str) -> Option<(Option<&str>, &'static str, &str)> {
+    let (directory, name) = match path.strip_prefix('@') {
+        Some(name) => (None, name),
+        None => path.rsplit_once('/').map(|(directory, name)| (Some(directory), name))?,
+    };
+    let separator = if directory.is_some() { '-' } else { '/' };
+    [BROKER, LEASE, SERVICE].into_iter().find_map(|prefix| {
+        let rest = name.strip_prefix(prefix)?.strip_prefix(separator)?;
+        (!rest.is_empty()).then_some((directory, prefix, rest))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_of_unix_sockets_yields_brokers_with_leases_and_services() {
+        let table = "\
+Num       RefCount Protocol Flags    Type St Inode Path
+0000000000000000: 00000002 00000000 00010000 0005 01 100 /none/urxe-1-2/urxe-broker-10.0.0.1
+0000000000000000: 00000003 00000000 00000000 0005 03 101 /none/urxe-1-2/urxe-broker-10.0.0.1
+0000000000000000: 00000002 00000000 00000000 0002 01 102 /none/urxe-1-2/urxe-lease-10.0.0.1-1
+0000000000000000: 00000002 00000000 00000000 0002 01 103 /none/urxe-1-2/urxe-lease-10.0.0.1-2
+0000000000000000: 00000002 00000000 00000000 0002 01 104 /none/urxe-1-2/urxe-service-10.0.0.1-0000000001061234
+0000000000000000: 00000002 00000000 00000000 0002 01 105 @urxe-lease/fe80::1%eth-0/63
+0000000000000000: 00000002 00000000 00000000 0002 01 106
+0000000000000000: 00000002 00000000 00000000 0002 01 107 /run/other/urxe-brokers
+";
+        let status = |address: &str, directory: Option<&str>, is_running, leases, services| BrokerStatus {
+            address: address.into(),
+            directory: directory.map(Into::into),
+            user: None,
+            is_running,
+            leases,
+            services,
+        };
+        let expected = [
+            status("10.0.0.1", Some("/none/urxe-1-2"), true, 2, 1),
+            status("fe80::1%eth-0", None, false, 1, 0),
+        ];
+        assert_eq!(parse(table), expected);
+    }
+}
