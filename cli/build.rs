@@ -1,4 +1,5 @@
-//! Determines the commit from which the command is built, and its features, for `urxe --version`.
+//! Determines the commit from which the command is built, and its features, for `urxe --version`; and the directory
+//! of the libraries that the command contains.
 
 use std::env;
 use std::fs;
@@ -18,6 +19,10 @@ fn main() {
     let features = if features.is_empty() { "none".into() } else { features.join(" ") };
     println!("cargo::rustc-env=URXE_BUILD_FEATURES={features}");
     println!("cargo::rustc-env=URXE_BUILD_TARGET={}", env::var("TARGET").expect("cargo sets it"));
+    // OUT_DIR is PROFILE/build/PACKAGE/out; libraries are written to PROFILE/deps.
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    let profile = out.ancestors().nth(3).expect("OUT_DIR is below the directory of the profile");
+    println!("cargo::rustc-env=URXE_LIBRARIES={}", profile.join("deps").display());
 }
 
 /// Converts the name of a feature's environment variable, without `CARGO_FEATURE_`, to the feature's name.

@@ -27,6 +27,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 pub use error::CliError;
 use interrupt::Interrupt;
+pub use run::EmbeddedLibraries;
 
 /// Software RoCEv2 NIC in userspace, interoperable with hardware NICs and the kernel's rxe
 #[derive(Parser)]
@@ -77,11 +78,12 @@ enum Command {
     PackageFiles(shell::PackageFiles),
 }
 
-/// Parses the command line, runs the command, and prints the error if it fails. The exit status is 0 for
-/// success, 1 for a failure, 2 for a bad command line and 130 for a measurement interrupted by Ctrl-C. For
-/// `urxe run` it is 126 if the program could not be run and 127 if there is no such program, as with `env`
-/// and similar commands; any other status is the program's own.
-pub fn main() -> ExitCode {
+/// Parses the command line, runs the command, and prints the error if it fails. `libraries` returns the files
+/// inside the executable that `urxe run` needs. The exit status is 0 for success, 1 for a failure, 2 for a bad
+/// command line and 130 for a measurement interrupted by Ctrl-C. For `urxe run` it is 126 if the program could not
+/// be run and 127 if there is no such program, as with `env` and similar commands; any other status is the
+/// program's own.
+pub fn main(libraries: EmbeddedLibraries) -> ExitCode {
     let command = Cli::parse().command;
     let failure = if matches!(command, Command::Run(_)) { ExitCode::from(126) } else { ExitCode::FAILURE };
     let mut interrupted = Interrupt::default();
@@ -90,9 +92,9 @@ pub fn main() -> ExitCode {
         Command::Completions(completions) => completions.run(Cli::command()),
         Command::Demo(demo) => demo.run(),
         Command::Devinfo(devinfo) => devinfo.run(),
-        Command::Doctor(doctor) => doctor.run(),
-        Command::Env(env) => env.run(),
-        Command::Run(run) => run.run(),
+        Command::Doctor(doctor) => doctor.run(libraries),
+        Command::Env(env) => env.run(libraries),
+        Command::Run(run) => run.run(libraries),
         Command::Perf(args) => install_interrupt().and_then(|interrupt| perf::run(&args, &interrupt)),
         Command::Pingpong(args) => install_interrupt().and_then(|interrupt| pingpong::run(&args, &interrupt)),
         Command::Serve(serve) => serve.run(),

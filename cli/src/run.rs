@@ -1,6 +1,7 @@
 //! `urxe run` and `urxe env`: run libibverbs programs on urxe.
 #![forbid(unsafe_code)]
 
+mod libraries;
 mod sysfs;
 
 use std::env;
@@ -20,6 +21,8 @@ use clap::Args;
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, FileKind, elf};
 
+pub use self::libraries::EmbeddedLibraries;
+use self::libraries::find_library;
 use self::sysfs::Tree;
 use super::CliError;
 use super::link::STANDARD_OUTPUT;
@@ -38,9 +41,9 @@ Examples:
   urxe run --link packet:eth1 --capture out.pcapng -- ibv_rc_pingpong -g 0 10.0.0.2
   urxe run --fault drop=p:0.01 -- ib_send_lat 10.0.0.2
 
-The verbs library is searched for in the directory of urxe and in ../lib/urxe; URXE_LIBRARY overrides its \
-path. The library that redirects accesses to /sys/class/infiniband and /dev/infiniband is searched for in \
-the same places; URXE_PRELOAD overrides its path.")]
+The verbs library is searched for in the directory of urxe and in ../lib/urxe; otherwise the copy inside \
+urxe is used. URXE_LIBRARY overrides its path. The same applies to the library that redirects accesses to \
+/sys/class/infiniband and /dev/infiniband, whose path URXE_PRELOAD overrides.")]
 pub struct Run {
     #[command(flatten)]
     device: DeviceArgs,
@@ -140,7 +143,7 @@ fn parse_personality(text: &str) -> Result<String, String> {
 
 impl Run {
     /// Replaces this process with the program, and returns only if that fails.
-    pub fn run(&self) -> Result<(), CliError> {
+    pub fn run(&self, embedded: EmbeddedLibraries) -> Result<(), CliError> {
         let (program, arguments) = self.program.split_first().expect("clap requires PROGRAM");
         let path = find_program(program)?;
         let details = format!("(`urxe doctor -- {}` shows what it would load)", program.display());
@@ -154,7 +157,7 @@ impl Run {
             capture_to = Some(nix::unistd::dup(io::stdout()).map_err(|e| io(e.into()))?);
             command.stdout(io::stderr().as_fd().try_clone_to_owned().map_err(io)?);
         }
-        for (name, value) in self.device.variables()? {
+        for (name, value) in self.device.variables(embedded)? {
             match (&capture_to, value) {
                 (Some(fd), Some(_)) if name == CAPTURE => {
                     command.env(name, format!("/dev/fd/{}", fd.as_raw_fd()))
@@ -178,13 +181,13 @@ pub fn find_program(name: &OsStr) -> Result<PathBuf, CliError> {
 
 impl Env {
     /// Prints one line of shell code for each variable.
-    pub fn run(&self) -> Result<(), CliError> {
+    pub fn run(&self, embedded: EmbeddedLibraries) -> Result<(), CliError> {
         if self.device.captures_to_standard_output() {
             let text = "`--capture -` is supported by urxe run only: specify a file, or /dev/stderr";
             return Err(CliError::Usage(text.into()));
         }
         let mut out = io::stdout().lock();
-        for (name, value) in self.device.variables()? {
+        for (name, value) in self.device.variables(embedded)? {
             let line = match value {
                 Some(value) => [b"export ", name.as_bytes(), b"=", &shell_quote(&value), b"\n"].concat(),
                 None => [b"unset ", name.as_bytes(), b"\n"].concat(),
@@ -218,7 +221,10 @@ impl DeviceArgs {
 
     /// Returns the environment variables that the library reads, and those that make the loader find it. A
     /// variable with the value `None` must be unset.
-    pub fn variables(&self) -> Result<Vec<(&'static str, Option<OsString>)>, CliError> {
+    pub fn variables(
+        &self,
+        embedded: EmbeddedLibraries,
+    ) -> Result<Vec<(&'static str, Option<OsString>)>, CliError> {
         let address = match &self.link {
             Some(LinkArg { link: LinkSpec::Udp(ip), .. }) => *ip,
             _ => self.ip,
@@ -239,7 +245,7 @@ impl DeviceArgs {
         };
         let base = private_base()?;
         let sysfs = sysfs_directory(&base, link)?;
-        let library = library_directory(&base)?;
+        let library = library_directory(&base, embedded)?;
         let inherited = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let others =
             env::split_paths(&inherited).filter(|dir| !dir.as_os_str().is_empty() && *dir != library);
@@ -322,9 +328,9 @@ pub const VERBS_LIBRARY: &str = "liburxe_verbs.so";
 
 /// Creates and returns a directory for the loader, with the preloaded libraries, and with the verbs library
 /// under the names that programs are linked against.
-fn library_directory(base: &Path) -> Result<PathBuf, CliError> {
-    let library = find_library("URXE_LIBRARY", "libibverbs.so", "libibverbs.so.1")?;
-    let preload = find_library("URXE_PRELOAD", PRELOAD_LIBRARY, PRELOAD_LIBRARY)?;
+fn library_directory(base: &Path, embedded: EmbeddedLibraries) -> Result<PathBuf, CliError> {
+    let library = find_library(base, "URXE_LIBRARY", "libibverbs.so", "libibverbs.so.1", embedded)?;
+    let preload = find_library(base, "URXE_PRELOAD", PRELOAD_LIBRARY, PRELOAD_LIBRARY, embedded)?;
     // One directory per build of the libraries.
     let both = [library.as_os_str().as_bytes(), b"\0", preload.as_os_str().as_bytes()].concat();
     let directory = base.join(format!("{:08x}", crc32fast::hash(&both)));
@@ -435,29 +441,6 @@ fn create_private_dir(directory: &Path) -> io::Result<()> {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other,
     }
-}
-
-/// Finds one of urxe's libraries. The file named by the environment variable `variable` comes first, then the
-/// one beside this executable, where cargo puts it, then the installed one.
-fn find_library(variable: &str, built: &str, installed: &str) -> Result<PathBuf, CliError> {
-    if let Some(named) = env::var_os(variable) {
-        let what = format!("{variable} is {}", named.display());
-        return fs::canonicalize(named).map_err(|source| CliError::Io { what, source });
-    }
-    let program = env::current_exe().and_then(fs::canonicalize);
-    let program = program.map_err(|source| CliError::Io {
-        what: "cannot determine the path of the urxe executable".into(),
-        source,
-    })?;
-    let directory = program.parent().unwrap_or(Path::new("/"));
-    let paths = [directory.join(built), directory.join("../lib/urxe").join(installed)];
-    let found = paths.iter().find_map(|path| fs::canonicalize(path).ok());
-    found.ok_or_else(|| {
-        let paths = paths.each_ref().map(|p| p.display().to_string()).join(" or ");
-        CliError::Usage(format!(
-            "library not found at {paths}: build it (cargo build --release --workspace), or set {variable}"
-        ))
-    })
 }
 
 /// Rejects programs that would run without urxe's libraries and look for RDMA hardware: those linked

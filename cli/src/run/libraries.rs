@@ -1,0 +1,107 @@
+//! The shared libraries that `urxe run` makes programs load: where they are, and the copies inside the command.
+
+use std::borrow::Cow;
+use std::env;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use nix::sys::statvfs::{FsFlags, statvfs};
+
+use super::{create_error, create_private_dir};
+use crate::CliError;
+
+/// Returns the contents of a library inside the executable, given its name without suffix.
+pub type EmbeddedLibraries = fn(&str) -> Option<Cow<'static, [u8]>>;
+
+/// Returns the path of a library: that in the environment variable `variable`; `built` in the directory of the
+/// executable; `installed` in `../lib/urxe`; otherwise a copy of the embedded library, which is written below
+/// `base`.
+pub fn find_library(
+    base: &Path,
+    variable: &str,
+    built: &str,
+    installed: &str,
+    embedded: EmbeddedLibraries,
+) -> Result<PathBuf, CliError> {
+    if let Some(named) = env::var_os(variable) {
+        let what = format!("{variable} is {}", named.display());
+        return fs::canonicalize(named).map_err(|source| CliError::Io { what, source });
+    }
+    let program = env::current_exe().and_then(fs::canonicalize);
+    let program = program.map_err(|source| CliError::Io {
+        what: "cannot determine the path of the urxe executable".into(),
+        source,
+    })?;
+    let directory = program.parent().unwrap_or(Path::new("/"));
+    let paths = [directory.join(built), directory.join("../lib/urxe").join(installed)];
+    if let Some(path) = paths.iter().find_map(|path| fs::canonicalize(path).ok()) {
+        return Ok(path);
+    }
+    match embedded(built.trim_end_matches(".so")) {
+        Some(contents) => unpack(base, built, &contents),
+        None => {
+            let paths = paths.each_ref().map(|p| p.display().to_string()).join(" or ");
+            Err(CliError::Usage(format!(
+                "library not found at {paths}, nor in {}: build it (cargo build --release --workspace), or \
+                 set {variable}",
+                program.display()
+            )))
+        }
+    }
+}
+
+/// Writes an embedded library to a directory named after the version and the contents, unless it is there
+/// already, and returns its path.
+fn unpack(base: &Path, name: &str, contents: &[u8]) -> Result<PathBuf, CliError> {
+    let directory = base.join(format!("{}-{:08x}", env!("CARGO_PKG_VERSION"), crc32fast::hash(contents)));
+    create_private_dir(&directory).map_err(create_error(&directory))?;
+    if statvfs(&directory).is_ok_and(|fs| fs.flags().contains(FsFlags::ST_NOEXEC)) {
+        return Err(CliError::Usage(format!(
+            "no library can be loaded from {}, whose file system is mounted with noexec: set XDG_RUNTIME_DIR \
+             or TMPDIR to a directory on another file system",
+            directory.display()
+        )));
+    }
+    let path = directory.join(name);
+    // The whole file is compared: one that another program has cut short or changed would crash programs.
+    if !fs::read(&path).is_ok_and(|found| found == contents) {
+        write_atomically(&path, contents).map_err(create_error(&path))?;
+    }
+    Ok(path)
+}
+
+/// Writes an executable file under a temporary name and renames it, because other programs may be loading the file
+/// that it replaces.
+fn write_atomically(path: &Path, contents: &[u8]) -> io::Result<()> {
+    let new = path.with_extension(format!("so.{}", std::process::id()));
+    // Left over from a killed process with the same PID.
+    let _ = fs::remove_file(&new);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o755).open(&new)?;
+    file.write_all(contents)?;
+    drop(file);
+    fs::rename(&new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn library_is_unpacked_once_and_restored_if_it_was_changed() {
+        let base = tempfile::tempdir().unwrap();
+        let path = unpack(base.path(), "libx.so", b"contents").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"contents");
+        let modified = || fs::metadata(&path).unwrap().modified().unwrap();
+        let first = modified();
+        assert_eq!(unpack(base.path(), "libx.so", b"contents").unwrap(), path);
+        assert_eq!(modified(), first);
+        fs::write(&path, b"cont").unwrap();
+        unpack(base.path(), "libx.so", b"contents").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"contents");
+        let other = unpack(base.path(), "libx.so", b"another build").unwrap();
+        assert_ne!(other, path);
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "a temporary file is left");
+    }
+}
