@@ -90,6 +90,23 @@ fn run_clears_inherited_variables_that_no_option_sets() {
     );
 }
 
+#[test]
+fn copied_command_serves_programs_without_any_other_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let command = dir.path().join("urxe");
+    support::copy_built("urxe", &command);
+    let output = Command::new(command)
+        .args(["run", "--ip", &addresses()[0], "--", "ibv_devinfo"])
+        .env("XDG_RUNTIME_DIR", dir.path())
+        .output()
+        .unwrap();
+    let printed = text(&output);
+    assert!(output.status.success() && printed.contains("urxe0"), "{printed}");
+    let unpacked = fs::read_dir(dir.path()).unwrap().flatten();
+    let unpacked: Vec<_> = unpacked.filter(|entry| entry.file_type().unwrap().is_dir()).collect();
+    assert_eq!(unpacked.len(), 1, "the private directory of the user: {unpacked:?}");
+}
+
 /// Runs a ping-pong over a veth pair while tshark captures at one end. With `--no-offload`, no captured
 /// packet may exceed the interface MTU.
 #[test]
