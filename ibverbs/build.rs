@@ -1,5 +1,8 @@
 //! Passes to the linker the symbol version nodes that programs require; `export!` assigns functions to the
-//! nodes.
+//! public nodes. Generates the symbols of the private nodes from the tables in `build/private.rs`.
+
+#[path = "build/private.rs"]
+mod private;
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,10 +12,6 @@ use std::{env, fs};
 const NEWEST: u32 = 18;
 /// Minor version of the newest public symbol version node of librdmacm (`RDMACM_1.n`).
 const NEWEST_CM: u32 = 5;
-/// Symbol version nodes of the private interface between libibverbs and its drivers (`IBVERBS_PRIVATE_n`),
-/// one per incompatible change: releases 34 to 56 use node 34. A vendor library (libmlx5, libefa) does not
-/// load unless the node that it was linked against exists.
-const PRIVATE: [u32; 5] = [34, 57, 59, 64, 65];
 
 fn main() {
     let mut script = String::new();
@@ -23,12 +22,19 @@ fn main() {
                 .expect("writing to a String never fails");
         }
     }
-    for number in PRIVATE {
+    for number in private::NODES {
         writeln!(script, "IBVERBS_PRIVATE_{number} {{ }};").expect("writing to a String never fails");
     }
     let dir = env::var("OUT_DIR").expect("cargo sets OUT_DIR");
-    let path = Path::new(&dir).join("versions");
-    fs::write(&path, script).expect("cannot write to OUT_DIR");
+    let write = |name: &str, text: &str| {
+        let path = Path::new(&dir).join(name);
+        fs::write(&path, text).expect("cannot write to OUT_DIR");
+        path
+    };
+    let path = write("versions", &script);
+    let target = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets CARGO_CFG_TARGET_ARCH");
+    let jump = if target == "aarch64" { "b" } else { "jmp" };
+    write("private.s", &private::assembly(jump));
     for arg in [
         &format!("--version-script={}", path.display()),
         "-soname,libibverbs.so.1",
@@ -38,4 +44,5 @@ fn main() {
         println!("cargo:rustc-cdylib-link-arg=-Wl,{arg}");
     }
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=build/private.rs");
 }

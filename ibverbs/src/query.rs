@@ -20,7 +20,6 @@ export! {
     "IBVERBS_1.5": ibv_get_pkey_index = get_pkey_index;
     "IBVERBS_1.11":
         _ibv_query_gid_table = query_gid_table;
-    "IBVERBS_PRIVATE_34": ibv_query_gid_type = query_gid_type;
 }
 
 const LINK_LAYER_ETHERNET: u8 = 2;
@@ -305,7 +304,13 @@ unsafe extern "C" fn query_gid_table(
     count
 }
 
-unsafe extern "C" fn query_gid_type(context: *mut ibv_context, port: u8, index: u32, out: *mut u32) -> c_int {
+/// Returns the type of a GID. The symbol is a private one, but `ibv_devinfo` and librdmacm use it.
+pub(crate) unsafe extern "C" fn query_gid_type(
+    context: *mut ibv_context,
+    port: u8,
+    index: u32,
+    out: *mut u32,
+) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `ibv_query_gid_type` requires an open context, which the program does not close during the
     // call.

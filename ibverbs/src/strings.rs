@@ -36,6 +36,29 @@ extern "C" fn node_type_str(number: c_int) -> *const c_char {
     name(&NAMES, number, c"unknown")
 }
 
+/// Returns the name of an `enum ibv_wr_opcode` value, as release 56 and later do.
+pub(crate) extern "C" fn wr_opcode_str(number: c_int) -> *const c_char {
+    const NAMES: [&CStr; 16] = [
+        c"rdma-write",
+        c"rdma-write-with-imm",
+        c"send",
+        c"send-with-imm",
+        c"rdma-read",
+        c"atomic-cmp-and-swp",
+        c"atomic-fetch-and-add",
+        c"local-inv",
+        c"bind-mw",
+        c"send-with-inv",
+        c"tso",
+        c"driver1",
+        c"unknown",
+        c"unknown",
+        c"flush",
+        c"atomic-write",
+    ];
+    name(&NAMES, number, c"unknown")
+}
+
 extern "C" fn port_state_str(number: c_int) -> *const c_char {
     const NAMES: [&CStr; 6] =
         [c"no state change (NOP)", c"DOWN", c"INIT", c"ARMED", c"ACTIVE", c"ACTIVE_DEFER"];
