@@ -158,7 +158,10 @@ pub fn assembly(jump: &str) -> String {
 
 /// Appends the definition of the symbol from which `version` derives the exported ones.
 fn define(text: &mut String, name: &str, jump: &str, function: &str) {
-    line(text, &format!(".globl urxe_export_{name}\n.type urxe_export_{name},@function\nurxe_export_{name}:"));
+    line(
+        text,
+        &format!(".globl urxe_export_{name}\n.type urxe_export_{name},@function\nurxe_export_{name}:"),
+    );
     line(text, &format!(".cfi_startproc\n{jump} {{{function}}}\n.cfi_endproc"));
 }
 

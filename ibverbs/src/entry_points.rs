@@ -9,6 +9,7 @@ use crate::address::{self, AddressHandle};
 use crate::channel::{self, CompChannel};
 use crate::cq::{self, CompletionQueue};
 use crate::dm::{self, DeviceMemory};
+use crate::dmah::{self, DmaHandle};
 use crate::errno::store;
 use crate::mr::{self, MemoryRegion, MemoryWindow};
 use crate::object::FfiObject;
@@ -38,6 +39,8 @@ export! {
         ibv_resolve_eth_l2_from_gid = resolve_eth_l2_from_gid;
     "IBVERBS_1.10": ibv_set_ece = set_ece;
     "IBVERBS_1.11": _ibv_query_gid_ex = query_gid_ex;
+    "IBVERBS_1.15": ibv_dealloc_dmah = dealloc_dmah;
+    "IBVERBS_1.16": ibv_query_port_speed = query_port_speed;
 }
 
 macro_rules! entries {
@@ -64,6 +67,7 @@ entries! {
         mr::advise_mr;
     attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) on QueuePair = qp::attach_mcast;
     close_xrcd(xrcd: *mut ibv_xrcd) on XrcDomain = pd::close_xrcd;
+    dealloc_dmah(dmah: *mut ibv_dmah) on DmaHandle = dmah::dealloc_dmah;
     dealloc_mw(mw: *mut ibv_mw) on MemoryWindow = mr::dealloc_mw;
     dealloc_pd(pd: *mut ibv_pd) on ProtectionDomain = pd::dealloc_pd;
     dealloc_td(td: *mut ibv_td) on ThreadDomain = td::dealloc_td;
@@ -95,6 +99,7 @@ entries! {
     query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr) = query::query_port;
     query_port_with_len(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr, len: usize) =
         query::query_port_with_len;
+    query_port_speed(context: *mut ibv_context, port: u32, out: *mut u64) = query::query_port_speed;
     resolve_eth_l2_from_gid(context: *mut ibv_context, attr: *mut ibv_ah_attr, mac: *mut u8, vid: *mut u16) =
         address::resolve_eth_l2_from_gid;
 }

@@ -15,6 +15,7 @@ mod symver;
 
 mod abi;
 mod address;
+mod buf;
 mod buffers;
 mod cancel;
 mod channel;
@@ -25,6 +26,7 @@ mod create_cq;
 mod create_qp;
 mod device;
 mod dm;
+mod dmah;
 mod entry_points;
 mod env;
 mod errno;

@@ -4,6 +4,7 @@ use std::any::TypeId;
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use urxe::memory::{is_mapped, may_read, may_write, page_size, supports_populate};
@@ -13,6 +14,7 @@ use crate::abi::{ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
 use crate::buffers::elements;
 use crate::context::{Context, is_inherited};
 use crate::dm::DeviceMemory;
+use crate::dmah::DmaHandle;
 use crate::errno;
 use crate::live_objects;
 use crate::object::{FfiCell, FfiObject, ffi_object};
@@ -45,6 +47,8 @@ pub(crate) struct MemoryRegion {
     mr: Mutex<Option<Registered>>,
     /// Address of the `ibv_pd` that counts the region among its users; `ibv_rereg_mr` can change it.
     pd: AtomicUsize,
+    /// A user of the DMA handle that the region was registered with.
+    dma_handle: OnceLock<Arc<()>>,
 }
 
 /// The registration behind a region.
@@ -70,6 +74,11 @@ impl MemoryRegion {
         // SAFETY: `self.c` is initialised, and the field is an integer that only `ibv_rereg_mr` writes,
         // during which the program does not use the region.
         unsafe { (*self.c.get()).lkey }
+    }
+
+    /// Makes the region a user of a DMA handle.
+    pub(crate) fn set_dma_handle(&self, handle: &DmaHandle) {
+        self.dma_handle.get_or_init(|| handle.users.clone());
     }
 }
 
@@ -112,7 +121,7 @@ fn is_writable(at: usize, page: usize) -> bool {
 /// # Safety
 /// The requirements of `ibv_reg_mr`: the program keeps the memory valid as long as the region, which peers
 /// and the NIC access as DMA would; it does not deallocate the domain during the call.
-unsafe fn register(
+pub(crate) unsafe fn register(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
@@ -174,7 +183,7 @@ fn new_mr_with_handle(
     let context = unsafe { (*pd).context };
     let c = ibv_mr { context, pd, addr, length, handle, lkey, rkey };
     let pd = AtomicUsize::new(pd.expose_provenance());
-    MemoryRegion { c: FfiCell::new(c), mr: Mutex::new(Some(mr)), pd }.into_raw()
+    MemoryRegion { c: FfiCell::new(c), mr: Mutex::new(Some(mr)), pd, dma_handle: OnceLock::new() }.into_raw()
 }
 
 /// Allocates the `ibv_mr` of a device memory region.
@@ -214,7 +223,7 @@ unsafe extern "C" fn reg_mr_iova2(
     unsafe { register(pd, addr, length, iova, access) }
 }
 
-unsafe extern "C" fn reg_dmabuf_mr(
+pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     _pd: *mut ibv_pd,
     _offset: u64,
     _length: usize,

@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 
 use parking_lot::lock_api::RawMutex as _;
-use urxe::verbs::{AtomicOp, Destination, LKey, QKey, QpType, Qpn, RKey, Sge, SrqId, WrOp};
+use urxe::verbs::{AtomicOp, Destination, LKey, Placement, QKey, QpType, Qpn, RKey, Sge, SrqId, WrOp};
 
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
 use crate::address::AddressHandle;
@@ -25,6 +25,7 @@ const FETCH_ADD: u64 = 1 << 6;
 const LOCAL_INV: u64 = 1 << 7;
 const BIND_MW: u64 = 1 << 8;
 const SEND_INV: u64 = 1 << 9;
+const FLUSH: u64 = 1 << 11;
 const ATOMIC_WRITE: u64 = 1 << 12;
 
 /// Returns the operations that a service type supports, as a `send_ops_flags` mask.
@@ -34,7 +35,7 @@ fn operations(service: QpType) -> u64 {
     match service {
         QpType::Ud => datagram,
         QpType::Uc => unreliable,
-        QpType::Rc | QpType::XrcSend => unreliable | RDMA_READ | CMP_SWP | FETCH_ADD | ATOMIC_WRITE,
+        QpType::Rc | QpType::XrcSend => unreliable | RDMA_READ | CMP_SWP | FETCH_ADD | FLUSH | ATOMIC_WRITE,
         QpType::XrcRecv => 0,
     }
 }
@@ -61,6 +62,7 @@ pub(crate) fn set_functions(c: &mut ibv_qp_ex, service: QpType, wanted: u64) -> 
         LOCAL_INV: wr_local_inv,
         BIND_MW: wr_bind_mw,
         SEND_INV: wr_send_inv,
+        FLUSH: wr_flush,
         ATOMIC_WRITE: wr_atomic_write,
     }
     c.wr_set_ud_addr = Some(wr_set_ud_addr);
@@ -177,6 +179,21 @@ operations! {
         WrOp::Atomic { va, rkey: RKey(rkey), op: AtomicOp::CompareSwap { compare, swap } };
     wr_atomic_fetch_add(rkey: u32, va: u64, add: u64) =
         WrOp::Atomic { va, rkey: RKey(rkey), op: AtomicOp::FetchAdd(add) };
+}
+
+unsafe extern "C" fn wr_flush(c: *mut ibv_qp_ex, rkey: u32, va: u64, len: usize, placement: u8, level: u8) {
+    /// `enum ibv_selectivity_level`.
+    const RANGE: u8 = 0;
+    const WHOLE_REGION: u8 = 1;
+    let placement = Placement::from_bits(placement.into());
+    let (Ok(len), Some(placement), RANGE | WHOLE_REGION) = (u32::try_from(len), placement, level) else {
+        // SAFETY: the session is this thread's, as for every call in it.
+        return unsafe { change(c, |requests| requests.error = Some(libc::EINVAL)) };
+    };
+    let op = WrOp::Flush { va, rkey: RKey(rkey), len, placement, whole_region: level == WHOLE_REGION };
+    // SAFETY: `ibv_wr_flush` may only be called between `ibv_wr_start` and `ibv_wr_complete`, by the thread
+    // that started the session.
+    unsafe { begin(c, op) };
 }
 
 unsafe extern "C" fn wr_atomic_write(c: *mut ibv_qp_ex, rkey: u32, va: u64, value: *const c_void) {

@@ -220,6 +220,41 @@ pub(crate) unsafe extern "C" fn query_port(
     unsafe { query_port_with_len(context, port, out, COMPAT_PORT_ATTR_LEN) }
 }
 
+pub(crate) unsafe fn query_port_speed(context: *mut ibv_context, port: u32, out: *mut u64) -> c_int {
+    // SAFETY: `ibv_query_port_speed` requires an open context, which the program does not close during the
+    // call.
+    let attr = unsafe { Context::from_raw_ref(context) }.nic.query_port();
+    let Some(speed) = speed(attr.active_width, attr.active_speed).filter(|_| port == 1) else {
+        return libc::EINVAL;
+    };
+    // SAFETY: `ibv_query_port_speed` requires `out` to point to a writable integer.
+    unsafe { *out = speed };
+    0
+}
+
+/// Returns a port's bandwidth in units of 100 Mb/s, from the codes of its width and of the speed of a lane.
+fn speed(width: u8, lane: u8) -> Option<u64> {
+    let lanes = match width {
+        1 => 1,
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => return None,
+    };
+    let lane = match lane {
+        1 => 25,
+        2 => 50,
+        4 | 8 => 100,
+        16 => 140,
+        32 => 250,
+        64 => 500,
+        128 => 1000,
+        _ => return None,
+    };
+    Some(lanes * lane)
+}
+
 /// Returns the GID table entry at `index`: `Some(None)` for an empty entry, `None` for an index past the end.
 fn gid(context: &Context, index: usize) -> Option<Option<Gid>> {
     let empty = || (index < context.nic.query_port().gid_table_len).then_some(None);

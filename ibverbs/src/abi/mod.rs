@@ -58,6 +58,7 @@ macro_rules! c_structs {
 mod attr;
 mod cm;
 mod context;
+mod later;
 mod object;
 #[cfg(target_arch = "x86_64")]
 mod sizes;
@@ -66,10 +67,11 @@ mod work;
 pub(crate) use attr::*;
 pub(crate) use cm::*;
 pub(crate) use context::*;
+pub(crate) use later::*;
 pub(crate) use object::*;
 pub(crate) use work::*;
 
-/// Names and layouts of all structs.
+/// Names and layouts of all structs but those in `later`.
 #[cfg(test)]
 const LAYOUTS: [&[(&str, Layout)]; 5] =
     [attr::LAYOUTS, cm::LAYOUTS, context::LAYOUTS, object::LAYOUTS, work::LAYOUTS];

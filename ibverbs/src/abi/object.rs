@@ -136,5 +136,6 @@ c_structs! {
         wr_complete: Option<unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int>,
         wr_abort: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
         wr_atomic_write: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, *const c_void)>,
+        wr_flush: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, usize, u8, u8)>,
     }
 }

@@ -22,6 +22,8 @@ sizes! {
     rdma_conn_param 24, rdma_ud_param 56, rdma_cm_event 80, rdma_addrinfo 96, rdma_cm_join_mc_attr_ex 16,
     ibv_device 664, ibv_context_ops 256, ibv_context 328, verbs_context 648, ibv_pd 16, ibv_td 8, ibv_xrcd 8,
     ibv_mr 48, ibv_mw 32, ibv_dm 32, ibv_ah 24, ibv_comp_channel 16, ibv_cq 128, ibv_cq_ex 288, ibv_srq 128,
-    ibv_qp 160, ibv_qp_ex 352, ibv_sge 16, ibv_data_buf 16, ibv_mw_bind_info 32, ibv_mw_bind 48,
+    ibv_qp 160, ibv_qp_ex 360, ibv_sge 16, ibv_data_buf 16, ibv_mw_bind_info 32, ibv_mw_bind 48,
     ibv_send_wr 128, ibv_recv_wr 32, ibv_wc 48, ibv_wc_tm_info 16, ibv_poll_cq_attr 4, ibv_grh 40,
+    ibv_mr_init_attr 72, ibv_dmah 8, ibv_dmah_init_attr 12, ibv_comp_cntr 16, ibv_comp_cntr_caps 16,
+    ibv_comp_cntr_init_attr 12, ibv_qp_attach_comp_cntr_attr 8,
 }

@@ -1,0 +1,42 @@
+//! Structs that rdma-core 65 has and 44 lacks. Their layouts are not compared with the installed headers, which
+//! may be older; `sizes.rs` has their sizes as the C compiler computes them from the headers of 65, and
+//! `tests/c/release65.c` declares them again.
+//!
+//! A field that 65 has at the end of a struct of 44 is in [`FIELDS`].
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use super::ibv_context;
+
+c_structs! {
+    ibv_mr_init_attr {
+        length: usize,
+        access: c_int,
+        comp_mask: u64,
+        iova: u64,
+        addr: *mut c_void,
+        fd: c_int,
+        fd_offset: u64,
+        dmah: *mut ibv_dmah,
+        buf: *mut ibv_buf,
+    }
+
+    /// Handle of a buffer, which programs do not read.
+    ibv_buf { addr: *mut c_void }
+
+    ibv_dmah { context: *mut ibv_context }
+
+    ibv_dmah_init_attr { comp_mask: u32, cpu_id: u32, ph: u8, tph_mem_type: u8 }
+
+    ibv_comp_cntr { context: *mut ibv_context, handle: u32 }
+
+    ibv_comp_cntr_caps { max_value: u64, max_counters: u32, supported_qp_attach_ops: u32 }
+
+    ibv_comp_cntr_init_attr { comp_mask: u32, r#type: c_uint, flags: u32 }
+
+    ibv_qp_attach_comp_cntr_attr { comp_mask: u32, op_mask: u32 }
+}
+
+/// Structs of other files, each with a last field that 44 lacks.
+#[cfg(test)]
+pub(crate) const FIELDS: &[(&str, &str)] = &[("ibv_qp_ex", "wr_flush")];
