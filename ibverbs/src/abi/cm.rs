@@ -131,6 +131,8 @@ c_structs! {
 pub(crate) union EventParam {
     pub conn: rdma_conn_param,
     pub ud: rdma_ud_param,
+    /// Release 65 and later.
+    pub arg: u64,
 }
 
 /// Fields inside C unions: for each field, the struct, the C field name, and the offset.

@@ -1,9 +1,9 @@
 //! `rdma_getaddrinfo`: resolves host and service names to addresses, and chooses the queue pair type and port
 //! space.
 
-use std::ffi::{c_char, c_int, c_uint};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint};
 use std::mem::offset_of;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 
 use libc::{addrinfo, sockaddr, sockaddr_storage, socklen_t};
 
@@ -20,6 +20,9 @@ export! {
 pub(super) const PASSIVE: c_int = 1;
 const NUMERIC_HOST: c_int = 2;
 const FAMILY: c_int = 8;
+/// Resolution by the InfiniBand subnet administrator, or by the system.
+pub(super) const SA: c_int = 16;
+pub(super) const DNS: c_int = 32;
 
 pub(super) const PS_IPOIB: c_int = 0x0002;
 pub(super) const PS_TCP: c_int = 0x0106;
@@ -102,6 +105,119 @@ impl Drop for SystemList {
     }
 }
 
+/// A name to resolve, with copies of what the hints point to.
+pub(super) struct Query {
+    node: Option<CString>,
+    service: Option<CString>,
+    flags: c_int,
+    /// Queue pair type and port space.
+    kind: (c_int, c_int),
+    /// The address family of the hints, or `AF_UNSPEC` if they do not select one.
+    family: c_int,
+    src: Address,
+    dst: Address,
+}
+
+/// Addresses found for a [`Query`].
+#[derive(Clone, Copy)]
+pub(super) struct Found {
+    flags: c_int,
+    kind: (c_int, c_int),
+    src: Address,
+    dst: Address,
+}
+
+// The addresses are plain data.
+const _: fn() = || {
+    fn is_send<T: Send>() {}
+    is_send::<(Query, Found)>();
+};
+
+impl Query {
+    /// Copies the arguments of `rdma_getaddrinfo`.
+    ///
+    /// # Safety
+    /// `node` and `service` are zero-terminated strings or null; `hints` points to a readable struct or is
+    /// null, and each address in it has the length given next to it, or is null.
+    ///
+    /// # Errors
+    /// `EINVAL` if there is nothing to resolve and the hints have no address.
+    pub(super) unsafe fn new(
+        node: *const c_char,
+        service: *const c_char,
+        hints: *const rdma_addrinfo,
+    ) -> Result<Query, c_int> {
+        // SAFETY: the caller passes zero-terminated strings or null.
+        let copy =
+            |text: *const c_char| (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_owned());
+        // SAFETY: the caller passes a readable struct or null.
+        let hints = unsafe { hints.as_ref() };
+        let flags = hints.map_or(0, |h| h.ai_flags);
+        // SAFETY: each address in the hints has the length given next to it, or is null.
+        let [src, dst] = unsafe {
+            [
+                hints.and_then(|h| copy_address(h.ai_src_addr, h.ai_src_len)),
+                hints.and_then(|h| copy_address(h.ai_dst_addr, h.ai_dst_len)),
+            ]
+        };
+        let (node, service) = (copy(node), copy(service));
+        if node.is_none() && service.is_none() && src.is_none() && dst.is_none() {
+            return Err(libc::EINVAL);
+        }
+        let family = hints.filter(|_| flags & FAMILY != 0).map_or(libc::AF_UNSPEC, |h| h.ai_family);
+        Ok(Query { node, service, flags, kind: qp_type_and_ps(hints), family, src, dst })
+    }
+
+    /// Returns the flags of the hints.
+    pub(super) fn flags(&self) -> c_int {
+        self.flags
+    }
+
+    /// Resolves the name. May wait for name servers.
+    ///
+    /// # Errors
+    /// The code of the system's `getaddrinfo`.
+    pub(super) fn resolve(&self) -> Result<Found, c_int> {
+        let Query { flags, kind, src, dst, .. } = *self;
+        if self.node.is_none() && self.service.is_none() {
+            return Ok(Found { flags, kind, src, dst });
+        }
+        let passive = flags & PASSIVE != 0;
+        // SAFETY: the struct consists of integers and raw pointers, for which zeros are valid.
+        let mut system_hints: addrinfo = unsafe { std::mem::zeroed() };
+        system_hints.ai_flags = if passive { libc::AI_PASSIVE } else { 0 };
+        system_hints.ai_flags |= if flags & NUMERIC_HOST != 0 { libc::AI_NUMERICHOST } else { 0 };
+        system_hints.ai_family = self.family;
+        // Chooses between the TCP and the UDP port of a service name, and makes the system list each address
+        // once.
+        system_hints.ai_socktype = if kind.0 == UD as c_int { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
+        let mut list = null_mut();
+        let text = |text: &Option<CString>| text.as_ref().map_or(null(), |text| text.as_ptr());
+        // SAFETY: `node` and `service` are zero-terminated strings or null; `system_hints` and `list` are
+        // locals.
+        let code =
+            unsafe { libc::getaddrinfo(text(&self.node), text(&self.service), &system_hints, &mut list) };
+        if code != 0 {
+            return Err(code);
+        }
+        let list = SystemList(list);
+        // Only the first address, like librdmacm: programs could follow `ai_next`, but few expect a second
+        // element.
+        // SAFETY: a successful call returns at least one element, with a complete address of `ai_addrlen`
+        // bytes.
+        let address = unsafe { copy_address((*list.0).ai_addr, (*list.0).ai_addrlen) };
+        let (src, dst) = if passive { (address, dst) } else { (src, address) };
+        Ok(Found { flags, kind, src, dst })
+    }
+}
+
+impl Found {
+    /// Allocates a list element for the program, which `rdma_freeaddrinfo` frees.
+    pub(super) fn to_c(self) -> *mut rdma_addrinfo {
+        new_entry(self.flags, self.kind, self.src, self.dst)
+    }
+}
+
 unsafe extern "C" fn getaddrinfo(
     node: *const c_char,
     service: *const c_char,
@@ -109,50 +225,19 @@ unsafe extern "C" fn getaddrinfo(
     result: *mut *mut rdma_addrinfo,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `rdma_getaddrinfo` requires non-null hints to be readable during the call.
-    let hints = unsafe { hints.as_ref() };
-    if result.is_null() || node.is_null() && service.is_null() && hints.is_none() {
+    if result.is_null() {
         return minus_one(libc::EINVAL);
     }
-    let flags = hints.map_or(0, |h| h.ai_flags);
-    let (passive, kind) = (flags & PASSIVE != 0, qp_type_and_ps(hints));
-    // SAFETY: each address in the hints has the length given next to it, or is null.
-    let [src, dst] = unsafe {
-        [
-            hints.and_then(|h| copy_address(h.ai_src_addr, h.ai_src_len)),
-            hints.and_then(|h| copy_address(h.ai_dst_addr, h.ai_dst_len)),
-        ]
+    // SAFETY: `rdma_getaddrinfo` requires strings and readable hints, or null.
+    let query = match unsafe { Query::new(node, service, hints) } {
+        Ok(query) => query,
+        Err(e) => return minus_one(e),
     };
-    if node.is_null() && service.is_null() {
-        if src.is_none() && dst.is_none() {
-            return minus_one(libc::EINVAL);
-        }
+    match query.resolve() {
         // SAFETY: `result` was checked for null, and points to a writable pointer.
-        unsafe { *result = new_entry(flags, kind, src, dst) };
-        return 0;
+        Ok(found) => unsafe { *result = found.to_c() },
+        Err(code) => return code,
     }
-    // SAFETY: the struct consists of integers and raw pointers, for which zeros are valid.
-    let mut system_hints: addrinfo = unsafe { std::mem::zeroed() };
-    system_hints.ai_flags = if passive { libc::AI_PASSIVE } else { 0 };
-    system_hints.ai_flags |= if flags & NUMERIC_HOST != 0 { libc::AI_NUMERICHOST } else { 0 };
-    system_hints.ai_family = hints.filter(|_| flags & FAMILY != 0).map_or(libc::AF_UNSPEC, |h| h.ai_family);
-    // Chooses between the TCP and the UDP port of a service name, and makes the system list each address
-    // once.
-    system_hints.ai_socktype = if kind.0 == UD as c_int { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
-    let mut list = null_mut();
-    // SAFETY: `node` and `service` are zero-terminated strings or null; `system_hints` and `list` are locals.
-    let code = unsafe { libc::getaddrinfo(node, service, &system_hints, &mut list) };
-    if code != 0 {
-        return code;
-    }
-    let found = SystemList(list);
-    // Only the first address, like librdmacm: programs could follow `ai_next`, but few expect a second
-    // element.
-    // SAFETY: a successful call returns at least one element, with a complete address of `ai_addrlen` bytes.
-    let address = unsafe { copy_address((*found.0).ai_addr, (*found.0).ai_addrlen) };
-    let (src, dst) = if passive { (address, dst) } else { (src, address) };
-    // SAFETY: `result` was checked for null, and points to a writable pointer.
-    unsafe { *result = new_entry(flags, kind, src, dst) };
     0
 }
 
@@ -169,7 +254,6 @@ unsafe extern "C" fn freeaddrinfo(list: *mut rdma_addrinfo) {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::CStr;
     use std::net::SocketAddr;
 
     use super::super::sockaddr;

@@ -1,6 +1,6 @@
 //! Connection manager events (`rdma_cm_event`), and the updates to an id before its event is returned.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::null;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::errno::minus_one;
 use crate::event_objects::object_at;
 use crate::object::{FfiCell, FfiObject, ffi_object};
 use crate::rdmacm::channel::Channel;
-use crate::rdmacm::id::Id;
+use crate::rdmacm::id::{Id, errno, id_ref, result_code};
 use crate::rdmacm::process::ProcessGlobals;
 
 export! {
@@ -23,6 +23,7 @@ export! {
         rdma_get_cm_event = get_cm_event,
         rdma_ack_cm_event = ack_cm_event,
         rdma_event_str = event_str;
+    "RDMACM_1.4": rdma_write_cm_event = write_cm_event;
 }
 
 /// Delay before a call on a destroyed channel fails.
@@ -76,6 +77,7 @@ fn param(event: &CmEvent, data: &[u8], join: Option<*mut c_void>) -> EventParam 
         },
         // SAFETY: the union consists of structs of integers and raw pointers, for which zeros are valid.
         Param::None => unsafe { std::mem::zeroed() },
+        Param::User(arg) => EventParam { arg: *arg },
     }
 }
 
@@ -198,8 +200,18 @@ pub(super) unsafe extern "C" fn ack_cm_event(c: *mut rdma_cm_event) -> c_int {
     0
 }
 
+unsafe extern "C" fn write_cm_event(c: *mut rdma_cm_id, kind: c_uint, status: c_int, arg: u64) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    if kind != CmEventKind::User as c_uint {
+        return minus_one(libc::EINVAL);
+    }
+    // SAFETY: `rdma_write_cm_event` requires a live id; null is checked.
+    let written = unsafe { id_ref(c) }.and_then(|id| id.id.write_event(status, arg).map_err(errno));
+    result_code(written)
+}
+
 extern "C" fn event_str(number: c_int) -> *const c_char {
-    const NAMES: [&CStr; 16] = [
+    const NAMES: [&CStr; 19] = [
         c"RDMA_CM_EVENT_ADDR_RESOLVED",
         c"RDMA_CM_EVENT_ADDR_ERROR",
         c"RDMA_CM_EVENT_ROUTE_RESOLVED",
@@ -216,6 +228,9 @@ extern "C" fn event_str(number: c_int) -> *const c_char {
         c"RDMA_CM_EVENT_MULTICAST_ERROR",
         c"RDMA_CM_EVENT_ADDR_CHANGE",
         c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+        c"RDMA_CM_EVENT_ADDRINFO_RESOLVED",
+        c"RDMA_CM_EVENT_ADDRINFO_ERROR",
+        c"RDMA_CM_EVENT_USER",
     ];
     let found = usize::try_from(number).ok().and_then(|i| NAMES.get(i));
     found.unwrap_or(&c"UNKNOWN EVENT").as_ptr()
@@ -231,9 +246,14 @@ mod tests {
             // SAFETY: `event_str` returns a pointer to a static, zero-terminated string.
             unsafe { CStr::from_ptr(event_str(number)) }.to_str().unwrap()
         };
-        for kind in [CmEventKind::AddrResolved, CmEventKind::Established, CmEventKind::TimewaitExit] {
+        for kind in [
+            CmEventKind::AddrResolved,
+            CmEventKind::Established,
+            CmEventKind::TimewaitExit,
+            CmEventKind::User,
+        ] {
             assert_eq!(name(kind as c_int), kind.name());
         }
-        assert_eq!([name(-1), name(16)], ["UNKNOWN EVENT"; 2]);
+        assert_eq!([name(-1), name(19)], ["UNKNOWN EVENT"; 2]);
     }
 }

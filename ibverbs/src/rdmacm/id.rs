@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use urxe::transport::QpType;
@@ -54,6 +55,8 @@ pub(super) struct IdState {
     offered: Option<Offered>,
     /// The program's context for each joined multicast group.
     joins: HashMap<IpAddr, *mut c_void>,
+    /// Addresses that the last successful `rdma_resolve_addrinfo` found.
+    resolved: Arc<Mutex<Option<addrinfo::Found>>>,
 }
 
 impl IdState {
@@ -223,6 +226,11 @@ impl Id {
     /// Returns the limits in the peer's connection request, for an id created from one.
     pub(super) fn offered(&self) -> Option<Offered> {
         self.state.lock().offered
+    }
+
+    /// Returns where `rdma_resolve_addrinfo` stores what it finds.
+    pub(super) fn resolved(&self) -> Arc<Mutex<Option<addrinfo::Found>>> {
+        self.state.lock().resolved.clone()
     }
 
     /// Returns the data to send before the program's private data.

@@ -15,5 +15,6 @@ mod multicast;
 mod options;
 pub(crate) mod process;
 mod queues;
+mod resolve;
 pub(crate) mod sockaddr;
 mod sync;

@@ -9,6 +9,7 @@ use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, sockl
 
 use super::buffers::{Received, Sink, Source};
 use super::poll::{Sets, select, wait_for};
+use super::repoll;
 use super::socket::Socket;
 use super::stream::Phase;
 use super::table;
@@ -176,6 +177,9 @@ extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
 
 extern "C" fn rclose(fd: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    if repoll::close(fd) {
+        return 0;
+    }
     result_code(table::close(fd))
 }
 

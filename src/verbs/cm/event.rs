@@ -45,6 +45,12 @@ pub enum CmEventKind {
     AddrChange = 14,
     /// Time-wait is over, so that the queue pair number may be reused.
     TimewaitExit = 15,
+    /// `rdma_resolve_addrinfo` has resolved a name. Only the C library reports it.
+    AddrInfoResolved = 16,
+    /// `rdma_resolve_addrinfo` has not resolved a name. Only the C library reports it.
+    AddrInfoError = 17,
+    /// An event of the program's own ([`CmId::write_event`]).
+    User = 18,
     /// Outcome of [`CmId::load_alternate`]: status 0 if both sides have loaded the path, otherwise the peer's
     /// reason (IBA 12.8.2.1) or a negative error number. librdmacm has neither this event nor that call.
     AlternatePath = 256,
@@ -70,6 +76,9 @@ impl CmEventKind {
             CmEventKind::MulticastError => "RDMA_CM_EVENT_MULTICAST_ERROR",
             CmEventKind::AddrChange => "RDMA_CM_EVENT_ADDR_CHANGE",
             CmEventKind::TimewaitExit => "RDMA_CM_EVENT_TIMEWAIT_EXIT",
+            CmEventKind::AddrInfoResolved => "RDMA_CM_EVENT_ADDRINFO_RESOLVED",
+            CmEventKind::AddrInfoError => "RDMA_CM_EVENT_ADDRINFO_ERROR",
+            CmEventKind::User => "RDMA_CM_EVENT_USER",
             CmEventKind::AlternatePath => "alternate path",
         }
     }
@@ -108,6 +117,8 @@ pub enum EventParam {
     Connection(ConnectionInfo),
     /// Parameters of a datagram destination or multicast group.
     Datagram(Datagram),
+    /// Argument of the program's own event.
+    User(u64),
 }
 
 impl EventParam {
@@ -116,7 +127,7 @@ impl EventParam {
         match self {
             EventParam::Connection(of) => &of.private_data,
             EventParam::Datagram(of) => &of.private_data,
-            EventParam::None => &[],
+            EventParam::None | EventParam::User(_) => &[],
         }
     }
 }

@@ -9,7 +9,10 @@ use std::time::Duration;
 
 use super::manager::Owner;
 use super::state::{Id, IdState, State};
-use super::{CmEvent, ConnParam, Ece, EventChannel, IdError, Membership, PathRecord, PortSpace, RejReason};
+use super::{
+    CmEvent, CmEventKind, ConnParam, Ece, EventChannel, EventParam, IdError, Membership, PathRecord,
+    PortSpace, RejReason,
+};
 use crate::transport::{AsyncEvent, QpAttr, QpState, QpType};
 use crate::verbs::{Context, Qp, WaitError};
 use crate::wire::{AckTimeout, Qpn};
@@ -299,6 +302,29 @@ impl CmId {
     /// [`IdError::Protocol`] unless the connection is accepted or established.
     pub fn notify(&self, event: AsyncEvent) -> Result<(), IdError> {
         self.with_state(|state, number| state.notify(number, event))
+    }
+
+    /// Queues an event of the program's own on the id's channel (`rdma_write_cm_event`), for example to wake a
+    /// thread that waits for an event. It has the kind [`CmEventKind::User`], the given status, and the
+    /// parameter [`EventParam::User`].
+    ///
+    /// # Errors
+    /// [`IdError::Ended`], [`IdError::Inherited`].
+    pub fn write_event(&self, status: i32, arg: u64) -> Result<(), IdError> {
+        self.set(|id| {
+            id.report(CmEventKind::User, status, EventParam::User(arg));
+            Ok(())
+        })
+    }
+
+    /// Reports the outcome of a name resolution by the C library: status 0, or the code of `getaddrinfo`.
+    #[doc(hidden)]
+    pub fn report_addrinfo(&self, status: i32) -> Result<(), IdError> {
+        let kind = if status == 0 { CmEventKind::AddrInfoResolved } else { CmEventKind::AddrInfoError };
+        self.set(|id| {
+            id.report(kind, status, EventParam::None);
+            Ok(())
+        })
     }
 
     /// Moves the id and its pending events to another event channel.

@@ -1,0 +1,63 @@
+//! `rdma_resolve_addrinfo`: resolution of names on another thread, with an event at its end.
+
+use std::ffi::{c_char, c_int};
+
+use crate::abi::{rdma_addrinfo, rdma_cm_id};
+use crate::rdmacm::addrinfo::{DNS, Query, SA};
+use crate::rdmacm::id::{Id, id_ref, result_code};
+use crate::rdmacm::process::spawn;
+use crate::rdmacm::sync::call_sync;
+
+export! {
+    "RDMACM_1.4":
+        rdma_resolve_addrinfo = resolve_addrinfo,
+        rdma_query_addrinfo = query_addrinfo;
+}
+
+/// Starts the resolution of a name (`rdma_resolve_addrinfo`). On a synchronous id, waits for its end.
+unsafe extern "C-unwind" fn resolve_addrinfo(
+    c: *mut rdma_cm_id,
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+) -> c_int {
+    let start = |id: &Id| {
+        // SAFETY: `rdma_resolve_addrinfo` requires strings and readable hints, or null.
+        let query = unsafe { Query::new(node, service, hints) }?;
+        match (query.flags() & SA != 0, query.flags() & DNS != 0) {
+            (true, true) => return Err(libc::EINVAL),
+            // RoCE has no subnet administrator.
+            (true, false) => return Err(libc::EOPNOTSUPP),
+            (false, _) => {}
+        }
+        let (id, slot) = (id.id.clone(), id.resolved());
+        let resolve = move || {
+            let status = match query.resolve() {
+                Ok(found) => {
+                    *slot.lock() = Some(found);
+                    0
+                }
+                Err(code) => code,
+            };
+            // Fails if the program has destroyed the id meanwhile.
+            let _ = id.report_addrinfo(status);
+        };
+        spawn("urxe-resolver", resolve).map_err(|e| e.raw_os_error().unwrap_or(libc::EAGAIN))?;
+        Ok(true)
+    };
+    // SAFETY: `rdma_resolve_addrinfo` requires a live id; null is checked. This frame holds pointers only,
+    // with nothing to drop.
+    unsafe { call_sync(c, start) }
+}
+
+/// Returns a copy of the addresses that the last successful resolution found, or fails with `ENODATA`.
+unsafe extern "C" fn query_addrinfo(c: *mut rdma_cm_id, out: *mut *mut rdma_addrinfo) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `rdma_query_addrinfo` requires a live id; null is checked.
+    let found = unsafe { id_ref(c) }.and_then(|id| {
+        let found = *id.resolved().lock();
+        if out.is_null() { Err(libc::EINVAL) } else { found.ok_or(libc::ENODATA) }
+    });
+    // SAFETY: `out` is not null, and points to a writable pointer.
+    result_code(found.map(|found| unsafe { *out = found.to_c() }))
+}

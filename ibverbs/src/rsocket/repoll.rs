@@ -1,0 +1,151 @@
+//! `repoll_create`, `repoll_ctl` and `repoll_wait`: sets of rsockets and other file descriptors to wait for, with
+//! the arguments of `epoll`. As with librdmacm, every descriptor is level-triggered, whatever flags it has.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use libc::{epoll_event, pollfd};
+use nix::sys::epoll::{Epoll, EpollCreateFlags};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::Mutex;
+
+use super::poll::wait_for;
+use super::wait::step;
+use crate::cancel::{Call, blocking};
+use crate::errno::{minus_one, store};
+
+export! {
+    "RDMACM_1.5":
+        repoll_create = create,
+        repoll_ctl = ctl,
+        repoll_wait = wait;
+}
+
+/// Events that `poll` and `epoll` encode in the same way.
+const SHARED: u32 = (libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLOUT | libc::EPOLLRDHUP) as u32;
+
+/// A descriptor in a set.
+#[derive(Clone, Copy)]
+struct Entry {
+    fd: c_int,
+    events: u32,
+    data: u64,
+}
+
+/// A set of descriptors.
+struct Set {
+    entries: Mutex<Vec<Entry>>,
+    /// Readable from a change of `entries` until a waiting thread has seen it.
+    changed: EventFd,
+}
+
+/// All sets, by the descriptor that the program knows. Programs close this descriptor with `close`, so the number
+/// may be that of a set which no longer has one, until a new set replaces it.
+static SETS: Mutex<BTreeMap<c_int, Arc<Set>>> = Mutex::new(BTreeMap::new());
+
+fn find(fd: c_int) -> Result<Arc<Set>, c_int> {
+    SETS.lock().get(&fd).cloned().ok_or(libc::EINVAL)
+}
+
+/// Closes the descriptor of a set. Returns false if there is no set with this descriptor.
+pub(super) fn close(fd: c_int) -> bool {
+    let is_set = SETS.lock().remove(&fd).is_some();
+    if is_set {
+        // SAFETY: the program asks to close this descriptor, which `create` released to it.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    }
+    is_set
+}
+
+/// Creates a set. Its descriptor is that of an empty `epoll` instance, so that the flags apply to it.
+fn new_set(flags: c_int) -> nix::Result<c_int> {
+    let flags = EpollCreateFlags::from_bits(flags).ok_or(nix::errno::Errno::EINVAL)?;
+    let changed = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+    let fd = Epoll::new(flags)?.0.into_raw_fd();
+    SETS.lock().insert(fd, Arc::new(Set { entries: Mutex::default(), changed }));
+    Ok(fd)
+}
+
+extern "C" fn create(flags: c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    new_set(flags).unwrap_or_else(|e| minus_one(e as c_int))
+}
+
+/// Changes a set. Like librdmacm, returns the error number, which is also stored in `errno`.
+unsafe extern "C" fn ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    let _uncancelled = crate::cancel::disable();
+    // SAFETY: `repoll_ctl` requires a non-null `event` to point to a readable struct.
+    let event = unsafe { event.as_ref() }.copied();
+    store(change(set, op, fd, event).err().unwrap_or(0))
+}
+
+fn change(set: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) -> Result<(), c_int> {
+    let set = find(set)?;
+    let mut entries = set.entries.lock();
+    let at = entries.iter().position(|entry| entry.fd == fd);
+    let new = event.map(|event| Entry { fd, events: event.events, data: event.u64 });
+    match (op, at, new) {
+        (libc::EPOLL_CTL_ADD, None, Some(new)) => entries.push(new),
+        (libc::EPOLL_CTL_ADD, Some(_), _) => return Err(libc::EEXIST),
+        (libc::EPOLL_CTL_MOD, Some(at), Some(new)) => entries[at] = new,
+        (libc::EPOLL_CTL_DEL, Some(at), _) => drop(entries.remove(at)),
+        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, None, _) => return Err(libc::ENOENT),
+        _ => return Err(libc::EINVAL),
+    }
+    // Fails only if the counter is full, and then it is readable.
+    let _ = set.changed.write(1);
+    Ok(())
+}
+
+unsafe extern "C-unwind" fn wait(set: c_int, out: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
+    if out.is_null() || max <= 0 {
+        return minus_one(libc::EINVAL);
+    }
+    let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
+    // SAFETY: `repoll_wait` requires `max` writable events at `out`, which is not null.
+    let write = |i: usize, event: epoll_event| unsafe { out.add(i).write(event) };
+    blocking(|call| step(try_wait(call, set, max as usize, timeout, write))).unwrap_or_else(minus_one)
+}
+
+/// Makes one attempt to complete [`wait`]: passes at most `max` events to `write`, and returns their number.
+///
+/// # Errors
+/// An error number, or [`PENDING`](super::wait::PENDING).
+fn try_wait(
+    call: &mut Call,
+    set: c_int,
+    max: usize,
+    timeout: Option<Duration>,
+    write: impl Fn(usize, epoll_event),
+) -> Result<c_int, c_int> {
+    let set = find(set)?;
+    loop {
+        // Before the entries are read, so that a later change is not missed. Fails if there was no change.
+        let _ = set.changed.read();
+        let entries = set.entries.lock().clone();
+        let polled = |fd, events| pollfd { fd, events, revents: 0 };
+        let mut fds: Vec<_> =
+            entries.iter().map(|entry| polled(entry.fd, (entry.events & SHARED) as i16)).collect();
+        fds.push(polled(set.changed.as_raw_fd(), libc::POLLIN));
+        if wait_for(call, &mut fds, timeout)? == 0 {
+            return Ok(0);
+        }
+        let ready = entries.iter().zip(&fds).filter(|(_, fd)| fd.revents != 0).take(max);
+        let mut count = 0;
+        for (entry, fd) in ready {
+            let revents = match fd.revents & libc::POLLNVAL {
+                0 => fd.revents as u32,
+                // The descriptor is closed, for which `epoll` has no event.
+                _ => (libc::EPOLLERR | libc::EPOLLHUP) as u32,
+            };
+            write(count, epoll_event { events: revents, u64: entry.data });
+            count += 1;
+        }
+        if count > 0 {
+            return Ok(count as c_int);
+        }
+    }
+}
