@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_uint};
 use crate::abi::*;
 use crate::address::{self, AddressHandle};
 use crate::channel::{self, CompChannel};
+use crate::comp_cntr::{self, CompletionCounter};
 use crate::cq::{self, CompletionQueue};
 use crate::dm::{self, DeviceMemory};
 use crate::dmah::{self, DmaHandle};
@@ -41,6 +42,16 @@ export! {
     "IBVERBS_1.11": _ibv_query_gid_ex = query_gid_ex;
     "IBVERBS_1.15": ibv_dealloc_dmah = dealloc_dmah;
     "IBVERBS_1.16": ibv_query_port_speed = query_port_speed;
+    "IBVERBS_1.18":
+        _ibv_query_comp_cntr_caps = query_comp_cntr_caps,
+        ibv_destroy_comp_cntr = destroy_comp_cntr,
+        ibv_inc_comp_cntr = inc_comp_cntr,
+        ibv_inc_err_comp_cntr = inc_err_comp_cntr,
+        ibv_qp_attach_comp_cntr = qp_attach_comp_cntr,
+        ibv_read_comp_cntr = read_comp_cntr,
+        ibv_read_err_comp_cntr = read_err_comp_cntr,
+        ibv_set_comp_cntr = set_comp_cntr,
+        ibv_set_err_comp_cntr = set_err_comp_cntr;
 }
 
 macro_rules! entries {
@@ -73,23 +84,39 @@ entries! {
     dealloc_td(td: *mut ibv_td) on ThreadDomain = td::dealloc_td;
     dereg_mr(mr: *mut ibv_mr) on MemoryRegion = mr::dereg_mr;
     destroy_ah(ah: *mut ibv_ah) on AddressHandle = address::destroy_ah;
+    destroy_comp_cntr(counter: *mut ibv_comp_cntr) on CompletionCounter = comp_cntr::destroy_comp_cntr;
     destroy_comp_channel(channel: *mut ibv_comp_channel) on CompChannel = channel::destroy_comp_channel;
     destroy_cq(cq: *mut ibv_cq) on CompletionQueue = cq::destroy_cq;
     destroy_qp(qp: *mut ibv_qp) on QueuePair = qp::destroy_qp;
     destroy_srq(srq: *mut ibv_srq) on SharedReceiveQueue = srq::destroy_srq;
     detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) on QueuePair = qp::detach_mcast;
     free_dm(dm: *mut ibv_dm) on DeviceMemory = dm::free_dm;
+    inc_comp_cntr(counter: *mut ibv_comp_cntr, amount: u64) on CompletionCounter = comp_cntr::inc_comp_cntr;
+    inc_err_comp_cntr(counter: *mut ibv_comp_cntr, amount: u64) on CompletionCounter =
+        comp_cntr::inc_err_comp_cntr;
     modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) on QueuePair = qp::modify_qp;
     modify_qp_rate_limit(qp: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) on QueuePair =
         qp::modify_qp_rate_limit;
     modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) on SharedReceiveQueue =
         srq::modify_srq;
+    qp_attach_comp_cntr(qp: *mut ibv_qp, counter: *mut ibv_comp_cntr,
+        attr: *mut ibv_qp_attach_comp_cntr_attr) on QueuePair =
+        comp_cntr::attach_comp_cntr;
     query_qp(qp: *mut ibv_qp, out: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr) on QueuePair =
         qp::query_qp;
     query_srq(srq: *mut ibv_srq, out: *mut ibv_srq_attr) on SharedReceiveQueue = srq::query_srq;
+    read_comp_cntr(counter: *mut ibv_comp_cntr, out: *mut u64) on CompletionCounter =
+        comp_cntr::read_comp_cntr;
+    read_err_comp_cntr(counter: *mut ibv_comp_cntr, out: *mut u64) on CompletionCounter =
+        comp_cntr::read_err_comp_cntr;
     resize_cq(cq: *mut ibv_cq, cqe: c_int) on CompletionQueue = cq::resize_cq;
+    set_comp_cntr(counter: *mut ibv_comp_cntr, value: u64) on CompletionCounter = comp_cntr::set_comp_cntr;
+    set_err_comp_cntr(counter: *mut ibv_comp_cntr, value: u64) on CompletionCounter =
+        comp_cntr::set_err_comp_cntr;
     set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) on QueuePair = qp::set_ece;
 
+    query_comp_cntr_caps(context: *mut ibv_context, out: *mut ibv_comp_cntr_caps, len: usize) =
+        comp_cntr::query_caps;
     query_device_ex(context: *mut ibv_context, input: *const ibv_query_device_ex_input,
         out: *mut ibv_device_attr_ex, len: usize) =
         query::query_device_ex;

@@ -19,6 +19,7 @@ mod buf;
 mod buffers;
 mod cancel;
 mod channel;
+mod comp_cntr;
 mod context;
 mod cq;
 mod cq_ex;

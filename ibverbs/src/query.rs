@@ -43,7 +43,7 @@ fn int(n: impl TryInto<c_int>) -> c_int {
 ///
 /// # Safety
 /// `to` points to `len` writable bytes.
-unsafe fn copy_part<T>(value: &T, to: *mut T, len: usize) {
+pub(crate) unsafe fn copy_part<T>(value: &T, to: *mut T, len: usize) {
     let (to, known) = (to.cast::<u8>(), len.min(size_of::<T>()));
     // SAFETY: `known` is at most the size of `T` and at most `len`, so both ranges are inside `value` and the
     // caller's buffer, as are the `len - known` bytes behind. A reference and a buffer being written do not

@@ -59,9 +59,9 @@ pub use shard_id::ShardId;
 
 use crate::memory::{HostSlice, PdId, Table};
 use crate::transport::{
-    AddressVector, AsyncEvent, Counters, Env, Instant, ModifyError, Output, Pending, PostError,
-    PostListError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId,
-    TimerDeferral, Tuning, TxQueue, XrcdId,
+    AddressVector, AsyncEvent, AttachCounterError, CompCounter, CountedOps, Counters, Env, Instant,
+    ModifyError, Output, Pending, PostError, PostListError, QpAttr, QpInit, QpState, QueuePair, RecvCaps,
+    RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral, Tuning, TxQueue, XrcdId,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
@@ -268,6 +268,20 @@ impl Nic {
             return Ok(Err(ModifyError::DeviceFatal));
         }
         self.change_qp(now, qpn, attr, memory, tx)
+    }
+
+    /// Attaches a completion counter to a queue pair.
+    ///
+    /// # Errors
+    /// [`UnknownQp`]; in the inner result [`AttachCounterError`].
+    pub fn attach_counter(
+        &mut self,
+        qpn: Qpn,
+        counter: &CompCounter,
+        ops: CountedOps,
+    ) -> Result<Result<(), AttachCounterError>, UnknownQp> {
+        let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
+        Ok(entry.qp.attach_counter(counter, ops))
     }
 
     fn change_qp(

@@ -1,5 +1,6 @@
 //! State shared by the requester and the responder of a queue pair.
 
+use super::comp_counter::OpCounters;
 use super::{
     AlternatePath, Completion, MigrationState, QpInit, QpState, QpType, Quirks, WcOpcode, WcStatus, XrcdId,
 };
@@ -19,6 +20,8 @@ pub(super) struct Connection {
     /// Whether every send generates a completion, regardless of its flags.
     pub signal_all: bool,
     made_with: QpInit,
+    /// Completion counters, which stay attached until the queue pair is destroyed.
+    pub op_counters: OpCounters,
     pub access: Access,
     pub pkey: PKey,
     pub pkey_index: u16,
@@ -59,6 +62,7 @@ impl Connection {
             state: QpState::Reset,
             signal_all: init.signal_all,
             made_with: *init,
+            op_counters: OpCounters::default(),
             access: Access::LOCAL_READ,
             pkey: PKey::DEFAULT,
             pkey_index: 0,
@@ -83,8 +87,8 @@ impl Connection {
 
     /// Resets all attributes to their values at creation (transition to RESET).
     pub fn reset(&mut self) {
-        let init = self.made_with;
-        *self = Connection::new(&init, self.qpn);
+        let (init, op_counters) = (self.made_with, std::mem::take(&mut self.op_counters));
+        *self = Connection { op_counters, ..Connection::new(&init, self.qpn) };
     }
 
     /// Returns a SEND completion with the given status and no data, as a template for other completions.

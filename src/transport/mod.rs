@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod burst;
+mod comp_counter;
 mod congestion;
 mod connection;
 mod counters;
@@ -35,6 +36,7 @@ mod work;
 #[cfg(feature = "unstable-internals")]
 pub use burst::Copier;
 pub use burst::{BurstLimits, Payload, RxBurst, TxBurst, TxQueue};
+pub use comp_counter::{AttachCounterError, CompCounter, CountUnit, CountedOps};
 pub use connection::PathMatch;
 pub use counters::Counters;
 pub use env::Env;

@@ -5,9 +5,9 @@ use super::pacer::{Pacer, Rate};
 use super::requester::Requester;
 use super::responder::{Responder, is_receiving};
 use super::{
-    AddressError, AddressVector, AsyncEvent, Completion, Destination, EarlySends, Env, Instant, ModifyError,
-    Output, PostError, PostListError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, WcOpcode, WcStatus,
-    earliest, state,
+    AddressError, AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, CountedOps,
+    Destination, EarlySends, Env, Instant, ModifyError, Output, PostError, PostListError, QpAttr, QpInit,
+    QpState, QpType, RecvWr, SendWr, WcOpcode, WcStatus, earliest, state,
 };
 use crate::wire::{Flow, Packet, Qpn, Transport};
 
@@ -61,6 +61,19 @@ impl QueuePair {
     /// Returns the queue pair's service type.
     pub fn qp_type(&self) -> QpType {
         self.conn.qp_type
+    }
+
+    /// Attaches a completion counter until the queue pair is destroyed.
+    ///
+    /// # Errors
+    /// [`AttachCounterError`]; then the counter is not attached.
+    pub fn attach_counter(
+        &mut self,
+        counter: &CompCounter,
+        ops: CountedOps,
+    ) -> Result<(), AttachCounterError> {
+        let state = self.conn.state;
+        self.conn.op_counters.attach(counter, ops, state)
     }
 
     /// Reports whether the queue pair accepts requests (if `requests` is true) or responses (otherwise) of
@@ -226,6 +239,7 @@ impl QueuePair {
         match self.conn.state {
             QpState::Rts | QpState::Sqd => self.enqueue(wr, path),
             QpState::Err | QpState::Sqe => {
+                self.conn.op_counters.failed(CountedOps::of(&wr.op));
                 out.push(Output::Sent(Completion {
                     opcode: wr.op.completion_opcode(),
                     ..self.conn.completion(wr.wr_id, WcStatus::WrFlushErr)
@@ -333,6 +347,7 @@ impl QueuePair {
         match self.conn.state {
             QpState::Reset if !self.conn.quirks().early_receives => Err(PostError::State(QpState::Reset)),
             QpState::Err => {
+                self.conn.op_counters.failed(CountedOps::RECV);
                 out.push(Output::Received(Completion {
                     opcode: WcOpcode::Recv,
                     ..self.conn.completion(wr.wr_id, WcStatus::WrFlushErr)

@@ -10,14 +10,14 @@ use std::io;
 
 use libc::{
     EADDRINUSE, EADDRNOTAVAIL, EAGAIN, EBUSY, EFAULT, EINTR, EINVAL, EIO, EMSGSIZE, ENETUNREACH, ENODEV,
-    ENOENT, ENOMEM, EOVERFLOW, EPERM, ETIMEDOUT,
+    ENOENT, ENOMEM, EOPNOTSUPP, EOVERFLOW, EPERM, ETIMEDOUT,
 };
 
 use super::cm::IdError;
 use super::{
-    AccessError, AckError, AddressError, AttachError, ClaimError, ConnectError, CqOverflow, CreateError,
-    DestroyCqError, DeviceError, JoinError, ManagementError, MemoryAccessError, ModifyError, MulticastError,
-    OpenError, PKeyTableSize, PairError, PostError, PostListError, WaitError,
+    AccessError, AckError, AddressError, AttachCounterError, AttachError, ClaimError, ConnectError,
+    CqOverflow, CreateError, DestroyCqError, DeviceError, JoinError, ManagementError, MemoryAccessError,
+    ModifyError, MulticastError, OpenError, PKeyTableSize, PairError, PostError, PostListError, WaitError,
 };
 use crate::broker::SharingError;
 use crate::cm::CmError;
@@ -113,6 +113,11 @@ table! {
     MulticastError {
         Self::NotMulticast(_) | Self::Service(_) | Self::NotAttached(_) => EINVAL,
         Self::TooManyGroups(_) | Self::GroupFull(_) | Self::TooManyAttachments(_) => ENOMEM,
+    }
+    AttachCounterError {
+        Self::State(_) => EINVAL,
+        Self::Operations(_) => EOPNOTSUPP,
+        Self::Occupied(_) => EBUSY,
     }
     JoinError {
         Self::NotMulticast(_) => EINVAL,

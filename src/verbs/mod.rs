@@ -41,9 +41,10 @@ pub use crate::nic::{Limits, MulticastError, PKeyTableSize, Personality};
 #[doc(hidden)]
 pub use crate::sys::signals::signals_restart_calls;
 pub use crate::transport::{
-    AddressError, AddressVector, AsyncEvent, Completion, Counters, CqId, Destination, ModifyError, Placement,
-    PostError, PostListError, QpAttr, QpState, QpType, RecvCaps, RecvWr, RemoteAddr, SendCaps, SendFlags,
-    SendWr, Sge, SrqId, WcOpcode, WcStatus, WrData, WrOp,
+    AddressError, AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, CountUnit,
+    CountedOps, Counters, CqId, Destination, ModifyError, Placement, PostError, PostListError, QpAttr,
+    QpState, QpType, RecvCaps, RecvWr, RemoteAddr, SendCaps, SendFlags, SendWr, Sge, SrqId, WcOpcode,
+    WcStatus, WrData, WrOp,
 };
 pub use crate::wire::mad::{MAD_LEN, ServiceId};
 pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, PKey, Psn, QKey, Qpn, RKey, RnrTimer, grh};

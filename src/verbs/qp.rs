@@ -13,8 +13,8 @@ use crate::nic::MulticastError;
 use crate::sys::setters::setters;
 use crate::transport::state::accepted_attrs;
 use crate::transport::{
-    AddressVector, ModifyError, PostError, PostListError, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr,
-    SendCaps, SendWr, XrcdId,
+    AddressVector, AttachCounterError, CompCounter, CountedOps, ModifyError, PostError, PostListError,
+    QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, SendCaps, SendWr, XrcdId,
 };
 use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RnrTimer};
 
@@ -545,6 +545,16 @@ impl Qp {
     pub fn attach_mcast(&self, gid: Gid) -> Result<(), AttachError> {
         let Inner { shards, limits, .. } = &**self.pd.context().0;
         shards.attach_mcast(&self.shard, self.qpn, gid, limits)
+    }
+
+    /// Attaches a completion counter (`ibv_qp_attach_comp_cntr`) in RESET or INIT. It counts the operations
+    /// `ops` of this queue pair, and stays attached until the queue pair is dropped.
+    ///
+    /// # Errors
+    /// [`AttachCounterError`]; then the counter is not attached.
+    pub fn attach_counter(&self, counter: &CompCounter, ops: CountedOps) -> Result<(), AttachCounterError> {
+        let result = self.shard.with_state(|state, _| state.nic.attach_counter(self.qpn, counter, ops));
+        result.expect("the NIC has the queue pair as long as its handle")
     }
 
     /// Stops this queue pair from receiving the messages that it sends to multicast groups it is attached to

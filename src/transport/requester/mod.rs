@@ -21,7 +21,9 @@ use super::connection::{Connection, Fatal};
 use super::credits::CreditLimit;
 use super::recovery::Recovery;
 use super::send_queue::{Datagram, Mark, SendQueue};
-use super::{Completion, Destination, Env, Instant, Output, PostError, QpState, SendCaps, SendWr, WcStatus};
+use super::{
+    Completion, CountedOps, Destination, Env, Instant, Output, PostError, QpState, SendCaps, SendWr, WcStatus,
+};
 use crate::wire::{Flow, Mtu, Psn};
 
 /// Flight cost that keeps a peer busy while a batch of up to the same cost is collected.
@@ -193,6 +195,7 @@ impl Requester {
     /// Completes all work requests with WR_FLUSH_ERR, in order.
     pub fn flush(&mut self, conn: &Connection, env: &mut Env<'_>) {
         while let Some(wqe) = self.queue.front() {
+            conn.op_counters.failed(CountedOps::of(&wqe.op));
             env.out.push(Output::Sent(Completion {
                 opcode: wqe.op.completion_opcode(),
                 ..conn.completion(wqe.wr_id, WcStatus::WrFlushErr)
@@ -222,6 +225,7 @@ impl Requester {
     fn fail_oldest(&mut self, status: WcStatus, conn: &Connection, env: &mut Env<'_>) -> Fatal {
         if let Some(wqe) = self.queue.front() {
             let opcode = wqe.op.completion_opcode();
+            conn.op_counters.failed(CountedOps::of(&wqe.op));
             env.out.push(Output::Sent(Completion { opcode, ..conn.completion(wqe.wr_id, status) }));
             self.queue.retire();
         }

@@ -5,7 +5,7 @@ use crate::transport::congestion::Controller;
 use crate::transport::connection::Connection;
 use crate::transport::credits::CreditLimit;
 use crate::transport::recovery::Action;
-use crate::transport::{Completion, Env, Output, WcStatus, WrOp};
+use crate::transport::{Completion, CountedOps, Env, Output, WcStatus, WrOp};
 use crate::wire::{Aeth, NakCode, Operation, Packet, Psn, RnrTimer, Syndrome};
 
 /// Reports whether the peer answers `op` with READ responses. FLUSH and ATOMIC WRITE are answered like a READ
@@ -111,6 +111,7 @@ impl Requester {
         let Some(wqe) = self.queue.front() else { return };
         self.snd_una = wqe.end_psn();
         env.counters.rdma_sends += 1;
+        conn.op_counters.completed(CountedOps::of(&wqe.op), wqe.len);
         if wqe.flags.signaled || conn.signal_all {
             env.out.push(report(Completion {
                 opcode: wqe.op.completion_opcode(),

@@ -5,7 +5,7 @@ use super::nak_reason::NakReason;
 use super::{Message, Reply, Resource, ResourceKind, Responder, accessor};
 use crate::memory::{Access, AtomicOp, HostSlice};
 use crate::transport::connection::Connection;
-use crate::transport::{Completion, Env, Placement, QpType, WcOpcode, WcStatus};
+use crate::transport::{Completion, CountedOps, Env, Placement, QpType, WcOpcode, WcStatus};
 use crate::wire::{Operation, Packet, Position};
 
 impl Responder {
@@ -123,6 +123,7 @@ impl Responder {
         if packet.row().position.ends() {
             self.message = None;
             self.finish_message(env);
+            conn.op_counters.completed(CountedOps::REMOTE_WRITE, received);
             if packet.imm().is_some() {
                 self.complete_receive(packet, WcOpcode::RecvRdmaWithImm, received, conn, env);
             }
@@ -247,7 +248,7 @@ impl Responder {
         env: &mut Env<'_>,
     ) {
         let completion = Completion { byte_len, ..self.received(packet, opcode, conn) };
-        self.receives.complete(completion, env);
+        self.receives.complete(completion, conn, env);
     }
 
     /// Returns a receive completion, with the fields that the last packet of the message determines.

@@ -5,7 +5,7 @@ use crate::transport::connection::Connection;
 use crate::transport::credits;
 use crate::transport::recv_queue::{Receive, RecvQueue};
 use crate::transport::{
-    AsyncEvent, Completion, Env, Output, PostError, RecvCaps, RecvWr, SrqId, WcOpcode, WcStatus,
+    AsyncEvent, Completion, CountedOps, Env, Output, PostError, RecvCaps, RecvWr, SrqId, WcOpcode, WcStatus,
 };
 
 #[derive(Debug)]
@@ -92,9 +92,13 @@ impl RecvSource {
     }
 
     /// Completes the receive in use, or the next one, with all fields of `completion` except `wr_id`.
-    pub fn complete(&mut self, completion: Completion, env: &mut Env<'_>) {
+    pub fn complete(&mut self, completion: Completion, conn: &Connection, env: &mut Env<'_>) {
         if self.take(env) {
             self.has_current = false;
+            match completion.status {
+                WcStatus::Success => conn.op_counters.completed(CountedOps::RECV, completion.byte_len),
+                _ => conn.op_counters.failed(CountedOps::RECV),
+            }
             let completion = Completion { wr_id: self.current.wr_id, ..completion };
             env.out.push(match self.from {
                 Some(srq) => Output::ReceivedFrom(srq, completion),
@@ -105,7 +109,7 @@ impl RecvSource {
 
     /// Completes the receive in use, or the next one, with the given error status.
     pub fn fail(&mut self, status: WcStatus, conn: &Connection, env: &mut Env<'_>) {
-        self.complete(Completion { opcode: WcOpcode::Recv, ..conn.completion(0, status) }, env);
+        self.complete(Completion { opcode: WcOpcode::Recv, ..conn.completion(0, status) }, conn, env);
     }
 
     /// Completes all receives owned by the queue pair with WR_FLUSH_ERR, in order.

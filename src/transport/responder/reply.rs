@@ -4,7 +4,7 @@ use super::nak_reason::NakReason;
 use super::{Fatal, Reply, Responder};
 use crate::memory::{Access, Accessor, PdId};
 use crate::transport::connection::Connection;
-use crate::transport::{Env, Payload};
+use crate::transport::{CountedOps, Env, Payload};
 use crate::wire::{Aeth, AtomicAckEth, HeaderSet, Headers, Operation, Position, Psn, Reth, Syndrome};
 
 impl Responder {
@@ -58,6 +58,9 @@ impl Responder {
                         return self.refuse(nak_reason, false, conn, env).map(|()| false);
                     }
                     if at + 1 == count {
+                        if !is_replay {
+                            conn.op_counters.completed(CountedOps::REMOTE_READ, reth.dma_len);
+                        }
                         self.replies.pop_front();
                     }
                 }

@@ -87,7 +87,7 @@ impl Responder {
             src_qpn: deth.src_qp,
             ..self.received(packet, WcOpcode::Recv, conn)
         };
-        self.receives.complete(completion, env);
+        self.receives.complete(completion, conn, env);
         Ok(())
     }
 }
