@@ -63,8 +63,9 @@ pub(super) fn close(fd: c_int) -> bool {
 /// Creates a set. Its descriptor is that of an empty `epoll` instance, so that the flags apply to it.
 fn new_set(flags: c_int) -> nix::Result<c_int> {
     let flags = EpollCreateFlags::from_bits(flags).ok_or(nix::errno::Errno::EINVAL)?;
+    let epoll = Epoll::new(flags)?;
     let changed = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-    let fd = Epoll::new(flags)?.0.into_raw_fd();
+    let fd = epoll.0.into_raw_fd();
     SETS.lock().insert(fd, Arc::new(Set { entries: Mutex::default(), changed }));
     Ok(fd)
 }
