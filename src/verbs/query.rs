@@ -65,14 +65,12 @@ pub struct DeviceAttr {
 }
 
 impl DeviceAttr {
-    /// Returns the attributes as reported to libibverbs programs. FLUSH is not reported, because the
-    /// supported release of libibverbs has no work request for it. Atomics are reported as atomic only with
+    /// Returns the attributes as reported to libibverbs programs. Atomics are reported as atomic only with
     /// respect to this device's other atomics. They are atomic with respect to the processor too, but no
     /// hardware reports that, and UCX uses atomics only if the lesser capability is reported.
     #[doc(hidden)]
     pub fn for_libibverbs(self) -> DeviceAttr {
-        let flush = DeviceCaps::FLUSH_GLOBAL | DeviceCaps::FLUSH_PERSISTENT;
-        DeviceAttr { caps: self.caps - flush, atomic_cap: AtomicCap::Hca, ..self }
+        DeviceAttr { atomic_cap: AtomicCap::Hca, ..self }
     }
 }
 

@@ -201,12 +201,13 @@ fn pacing_services(services: u32) -> String {
 
 /// Appends the names of the capabilities in `caps` to their numeric value.
 fn cap_flags(value: String, caps: DeviceCaps) -> String {
-    let name = |(name, cap)| match cap {
-        // Unknown to ibv_devinfo, which prints its value.
-        DeviceCaps::ATOMIC_WRITE => "Unknown flags: 0x10000000000",
-        _ => name,
-    };
-    with_flags(value, caps.iter_names().map(name))
+    // Those that ibv_devinfo does not know; it prints their value.
+    let unknown = DeviceCaps::FLUSH_GLOBAL | DeviceCaps::FLUSH_PERSISTENT | DeviceCaps::ATOMIC_WRITE;
+    let named = with_flags(value, (caps - unknown).iter_names().map(|(name, _)| name));
+    match (caps & unknown).bits() {
+        0 => named,
+        bits => format!("{named} Unknown flags: 0x{bits:X}"),
+    }
 }
 
 fn with_flags(mut value: String, flags: impl Iterator<Item = &'static str>) -> String {
