@@ -30,7 +30,7 @@ fn every_symbol_that_programs_need_is_exported_in_its_version() {
         })
         .filter(|(default, other)| {
             let is_private = default.contains("IBVERBS_PRIVATE");
-            !exports.contains(default) && !(is_private && exports.contains(other))
+            !(exports.contains(default) || is_private && exports.contains(other))
         })
         .collect();
     assert!(missing.is_empty(), "missing symbols: {missing:#?}; {} are exported", exports.len());
