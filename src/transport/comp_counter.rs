@@ -51,6 +51,25 @@ pub enum CountUnit {
 
 /// A completion counter (`ibv_comp_cntr`). The handle is cheap to clone. It counts the operations of each queue
 /// pair to which it is attached, signaled or not.
+///
+/// ```
+/// # use std::time::Duration;
+/// use urxe::verbs::*;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let fabric = Fabric::new();
+/// # let (a, b) = (TestEndpoint::new(Context::on_fabric(&fabric)?)?, TestEndpoint::new(Context::on_fabric(&fabric)?)?);
+/// let (sends, bytes) = (CompCounter::new(CountUnit::Operations), CompCounter::new(CountUnit::Bytes));
+/// a.qp.attach_counter(&sends, CountedOps::SEND)?;
+/// b.qp.attach_counter(&bytes, CountedOps::RECV)?;
+/// a.connect(&b, &ConnectOptions::default())?;
+/// b.qp.post_recv(&RecvWr::empty(1))?;
+/// a.qp.post_send(&SendWr::send(2, &[]))?;
+/// a.cq.wait(Duration::from_secs(5))?;
+/// assert_eq!((sends.completed(), bytes.completed()), (1, 0));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct CompCounter(Arc<Inner>);
 
@@ -59,12 +78,12 @@ struct Inner {
     unit: CountUnit,
     completed: AtomicU64,
     failed: AtomicU64,
-    /// Number of queue pairs to which the counter is attached, with each set of operations.
+    /// Number of attachments to queue pairs.
     attachments: AtomicUsize,
 }
 
 impl CompCounter {
-    /// Creates a counter of which both values are 0.
+    /// Creates a counter whose values are both 0.
     pub fn new(unit: CountUnit) -> CompCounter {
         CompCounter(Arc::new(Inner { unit, ..Inner::default() }))
     }
@@ -105,11 +124,11 @@ impl CompCounter {
     }
 }
 
-/// Reason for which a completion counter was not attached.
+/// Reason why a completion counter was not attached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachCounterError {
-    /// The queue pair is in this state.
+    /// The queue pair is in the given state.
     #[error("a completion counter can be attached in RESET and INIT, but the queue pair is in {0}")]
     State(QpState),
     /// The set of operations is empty or has unknown bits.

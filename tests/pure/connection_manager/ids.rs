@@ -39,6 +39,19 @@ fn call_in_wrong_state_fails() {
 }
 
 #[test]
+fn own_event_carries_its_status_and_argument() {
+    let fabric = virtual_fabric(slow());
+    let side = Side::on(&fabric);
+    let id = side.id(PortSpace::Tcp);
+    id.write_event(-7, 1 << 40).unwrap();
+    let event = side.event(CmEventKind::User);
+    assert_eq!((&event.id, event.status, event.param.clone()), (&id, -7, EventParam::User(1 << 40)));
+    assert!(event.private_data().is_empty());
+    id.destroy();
+    assert!(matches!(id.write_event(0, 0), Err(IdError::Ended)));
+}
+
+#[test]
 fn failed_call_returns_the_documented_error_for_its_cause() {
     let fabric = virtual_fabric(slow());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
