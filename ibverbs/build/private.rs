@@ -1,19 +1,19 @@
 //! Tables of the private interface between libibverbs and its vendor libraries (libmlx5, libefa), and the
 //! assembly that exports it.
 //!
-//! A vendor library asks for the node of the release that it was built with, and does not load unless this
-//! node exists and has every symbol that it needs. Each release's names are a part of `NAMES`; a symbol that
-//! a release lacked in its node does no harm, since nothing asks for it.
+//! A vendor library requires the node of the release it was built with, and does not load unless the node
+//! exists and has every symbol that the library needs. `NAMES` combines the names of all releases: a symbol
+//! that a release lacked in its node is harmless, because nothing requests it.
 
 use std::fmt::Write as _;
 
 /// Private symbol version nodes of libibverbs (`IBVERBS_PRIVATE_n`), oldest first. A release has a single
 /// node, whose number changes with each incompatible change: 22 to 24 use 22, 25 to 32 use 25, 33 uses 33, 34
-/// to 56 use 34. Which of 17 to 21 were used by a release is not known, so all of them exist.
+/// to 56 use 34. It is not known which of 17 to 21 releases used, so all of them exist.
 pub const NODES: [u32; 13] = [17, 18, 19, 20, 21, 22, 25, 33, 34, 57, 59, 64, 65];
 
-/// Names that every private node exports, by the function in `src/provider_stubs.rs` or `src/query.rs` that
-/// each jumps to.
+/// Names that every private node exports, grouped by the function to which they jump; `src/provider_stubs.rs`
+/// passes these functions to the assembly.
 const NAMES: [(&str, &[&str]); 7] = [
     (
         "no_op",
@@ -123,9 +123,9 @@ const NAMES: [(&str, &[&str]); 7] = [
     ),
 ];
 
-/// Returns the assembly that exports the private symbols. A name has a single address, a jump to the function
-/// in braces, under one version per node; the version in the newest node is the default. `verbs_register_driver_n`
-/// exists in node `n` alone.
+/// Returns the assembly that exports the private symbols. Each name is one jump to the function in braces, with
+/// one version per node; the version in the newest node is the default. `verbs_register_driver_n` exists only
+/// in node `n`.
 pub fn assembly(jump: &str) -> String {
     let mut text = String::from(".pushsection .text\n");
     for (function, names) in NAMES {

@@ -23,7 +23,7 @@ export! {
     "IBVERBS_1.18": ibv_export_buf_dmabuf_fd = export_buf_dmabuf_fd;
 }
 
-/// A buffer with its handle. A parent domain's allocation functions are not used for it.
+/// A buffer with its handle. It does not come from a parent domain's allocation functions.
 #[repr(C)]
 struct Buffer {
     c: FfiCell<ibv_buf>,
@@ -42,7 +42,8 @@ impl Drop for Buffer {
     }
 }
 
-/// Registers a part of a buffer (`ibv_reg_buf_mr`), with the address in peers' requests given by `iova`.
+/// Registers a part of a buffer (`ibv_reg_buf_mr`). `iova` is the address that requests use, by default
+/// `addr`.
 ///
 /// # Safety
 /// `buf` and `pd` may be dangling if they are not live. The buffer is not freed before the region is
@@ -108,12 +109,12 @@ unsafe extern "C" fn reg_buf_mr(
     unsafe { register(pd, buf, addr, length, None, access) }
 }
 
-/// Fails: the buffers of `ibv_alloc_buf` are ordinary memory (`ENODATA`).
+/// Fails with `ENODATA`, because the buffers of `ibv_alloc_buf` are ordinary memory.
 unsafe extern "C" fn export_buf_dmabuf_fd(_buf: *mut ibv_buf) -> c_int {
     minus_one(libc::ENODATA)
 }
 
-/// Fails: device memory of this NIC is ordinary memory, which no DMA-buf backs.
+/// Fails with `EOPNOTSUPP`, because this NIC's device memory is ordinary memory, not a DMA-buf.
 unsafe extern "C" fn dm_export_dmabuf_fd(_dm: *mut ibv_dm) -> c_int {
     minus_one(libc::EOPNOTSUPP)
 }

@@ -13,12 +13,12 @@ export! {
         ibv_alloc_dmah = alloc_dmah;
 }
 
-/// A DMA handle with its C struct. Its hints are checked and have no effect: the copies of this NIC are made
-/// by a processor, and not by PCIe transactions that would carry them.
+/// A DMA handle with its C struct. The hints are checked but have no effect, because this NIC copies with the
+/// processor and sends no PCIe transactions.
 #[repr(C)]
 pub(crate) struct DmaHandle {
     c: FfiCell<ibv_dmah>,
-    /// Cloned by each memory region that was registered with the handle.
+    /// Cloned by each memory region registered with the handle.
     pub users: Arc<()>,
 }
 

@@ -47,7 +47,7 @@ pub(crate) struct MemoryRegion {
     mr: Mutex<Option<Registered>>,
     /// Address of the `ibv_pd` that counts the region among its users; `ibv_rereg_mr` can change it.
     pd: AtomicUsize,
-    /// A user of the DMA handle that the region was registered with.
+    /// Marks the region as a user of the DMA handle it was registered with.
     dma_handle: OnceLock<Arc<()>>,
 }
 

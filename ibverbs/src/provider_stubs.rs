@@ -2,8 +2,8 @@
 //! are in `build/private.rs`. Some programs are linked against these libraries, so they have to load; since
 //! none of their devices exists here, they only ever call the registration function.
 //!
-//! Some public calls also exist for other parts of rdma-core alone: those that convert structs of the kernel
-//! for librdmacm, and the registration of drivers. They have no effect either.
+//! Some public calls exist only for other parts of rdma-core: those that convert the kernel's structs for
+//! librdmacm, and the registration of drivers. They have no effect either.
 
 use std::ffi::{c_int, c_void};
 

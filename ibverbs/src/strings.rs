@@ -66,7 +66,7 @@ extern "C" fn port_state_str(number: c_int) -> *const c_char {
 }
 
 extern "C" fn event_type_str(number: c_int) -> *const c_char {
-    const NAMES: [&CStr; 20] = [
+    const NAMES: [&CStr; 21] = [
         c"CQ error",
         c"local work queue catastrophic error",
         c"invalid request local work queue error",
@@ -87,6 +87,7 @@ extern "C" fn event_type_str(number: c_int) -> *const c_char {
         c"client reregistration",
         c"GID table change",
         c"WQ fatal",
+        c"Device link speed change",
     ];
     name(&NAMES, number, c"unknown")
 }

@@ -1,5 +1,5 @@
-//! Completion counters: numbers of completed and failed operations, which an application reads without polling
-//! completions.
+//! Completion counters: counts of completed and failed operations, which an application reads without polling
+//! for completions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -39,7 +39,7 @@ impl CountedOps {
     }
 }
 
-/// Unit in which a completion counter counts successful operations. Failed ones are always counted one by one.
+/// Unit in which a completion counter counts successful operations. Failures are always counted in operations.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum CountUnit {
     /// Operations.

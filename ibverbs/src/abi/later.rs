@@ -2,7 +2,7 @@
 //! may be older; `sizes.rs` has their sizes as the C compiler computes them from the headers of 65, and
 //! `tests/c/release65.c` declares them again.
 //!
-//! A field that 65 has at the end of a struct of 44 is in [`FIELDS`].
+//! [`FIELDS`] lists the fields that 65 adds at the end of structs of 44.
 
 use std::ffi::{c_int, c_uint, c_void};
 

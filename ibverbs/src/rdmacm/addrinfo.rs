@@ -20,8 +20,9 @@ export! {
 pub(super) const PASSIVE: c_int = 1;
 const NUMERIC_HOST: c_int = 2;
 const FAMILY: c_int = 8;
-/// Resolution by the InfiniBand subnet administrator, or by the system.
+/// Resolution by the InfiniBand subnet administrator.
 pub(super) const SA: c_int = 16;
+/// Resolution by the system's `getaddrinfo`, the default.
 pub(super) const DNS: c_int = 32;
 
 pub(super) const PS_IPOIB: c_int = 0x0002;

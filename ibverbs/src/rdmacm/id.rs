@@ -228,7 +228,7 @@ impl Id {
         self.state.lock().offered
     }
 
-    /// Returns where `rdma_resolve_addrinfo` stores what it finds.
+    /// Returns the slot in which `rdma_resolve_addrinfo` stores the addresses.
     pub(super) fn resolved(&self) -> Arc<Mutex<Option<addrinfo::Found>>> {
         self.state.lock().resolved.clone()
     }

@@ -1,4 +1,4 @@
-//! `rdma_resolve_addrinfo`: resolution of names on another thread, with an event at its end.
+//! `rdma_resolve_addrinfo`: resolution of names on another thread, which reports the result by an event.
 
 use std::ffi::{c_char, c_int};
 
@@ -14,7 +14,7 @@ export! {
         rdma_query_addrinfo = query_addrinfo;
 }
 
-/// Starts the resolution of a name (`rdma_resolve_addrinfo`). On a synchronous id, waits for its end.
+/// Starts the resolution of a name (`rdma_resolve_addrinfo`). On a synchronous id, waits for the result.
 unsafe extern "C-unwind" fn resolve_addrinfo(
     c: *mut rdma_cm_id,
     node: *const c_char,

@@ -10,8 +10,7 @@
 //! Datagrams have a protocol of their own: a [`datagram`] socket has a UDP socket ([`udp`]), through which it
 //! resolves its [`peers`], and UD queue pairs ([`ud_qp`]); [`headers`] precede the data. A [`socket`] is of
 //! either kind. [`wait`] blocks calls, [`poll`] implements `rpoll` and `rselect`, [`repoll`] the
-//! calls named after `epoll`, and [`calls`] is the C
-//! interface.
+//! calls named after `epoll`, and [`calls`] is the C interface.
 
 mod buffers;
 mod calls;

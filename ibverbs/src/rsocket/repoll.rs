@@ -38,12 +38,12 @@ struct Entry {
 /// A set of descriptors.
 struct Set {
     entries: Mutex<Vec<Entry>>,
-    /// Readable from a change of `entries` until a waiting thread has seen it.
+    /// Signalled when `entries` changes, until a waiting thread has noticed.
     changed: EventFd,
 }
 
-/// All sets, by the descriptor that the program knows. Programs close this descriptor with `close`, so the number
-/// may be that of a set which no longer has one, until a new set replaces it.
+/// All sets, by the program's descriptor. Programs close the descriptor with `close`, which leaves the entry
+/// behind until a new set gets the same number.
 static SETS: Mutex<BTreeMap<c_int, Arc<Set>>> = Mutex::new(BTreeMap::new());
 
 fn find(fd: c_int) -> Result<Arc<Set>, c_int> {
@@ -60,7 +60,7 @@ pub(super) fn close(fd: c_int) -> bool {
     is_set
 }
 
-/// Creates a set. Its descriptor is that of an empty `epoll` instance, so that the flags apply to it.
+/// Creates a set. The program's descriptor is that of an empty `epoll` instance, so that `flags` apply to it.
 fn new_set(flags: c_int) -> nix::Result<c_int> {
     let flags = EpollCreateFlags::from_bits(flags).ok_or(nix::errno::Errno::EINVAL)?;
     let epoll = Epoll::new(flags)?;
@@ -75,7 +75,7 @@ extern "C" fn create(flags: c_int) -> c_int {
     new_set(flags).unwrap_or_else(|e| minus_one(e as c_int))
 }
 
-/// Changes a set. Like librdmacm, returns the error number, which is also stored in `errno`.
+/// Changes a set. Returns an error number, as librdmacm does, and also stores it in `errno`.
 unsafe extern "C" fn ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `repoll_ctl` requires a non-null `event` to point to a readable struct.
