@@ -1,5 +1,5 @@
-//! Structs that rdma-core 65 has and 44 lacks. Their layouts are not compared with the installed headers, which
-//! may be older; `sizes.rs` has their sizes as the C compiler computes them from the headers of 65, and
+//! Structs that rdma-core 65 has and 44 lacks. Their layouts are compared with the installed headers only if
+//! those have them; `sizes.rs` has their sizes as the C compiler computes them from the headers of 65, and
 //! `tests/c/release65.c` declares them again.
 //!
 //! [`FIELDS`] lists the fields that 65 adds at the end of structs of 44.
