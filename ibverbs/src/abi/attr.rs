@@ -115,6 +115,7 @@ c_structs! {
         link_layer: u8,
         flags: u8,
         port_cap_flags2: u16,
+        active_speed_ex: u32,
     }
 
     /// Asynchronous event: `element` points to the affected queue, or holds the port number in its first four

@@ -39,4 +39,4 @@ c_structs! {
 
 /// Structs of other files, each with a last field that 44 lacks.
 #[cfg(test)]
-pub(crate) const FIELDS: &[(&str, &str)] = &[("ibv_qp_ex", "wr_flush")];
+pub(crate) const FIELDS: &[(&str, &str)] = &[("ibv_qp_ex", "wr_flush"), ("ibv_port_attr", "active_speed_ex")];

@@ -12,7 +12,7 @@ macro_rules! sizes {
 sizes! {
     ibv_gid_entry 32, ibv_device_attr 232, ibv_query_device_ex_input 4, ibv_odp_caps 24, ibv_tso_caps 8,
     ibv_rss_caps 32, ibv_packet_pacing_caps 12, ibv_tm_caps 20, ibv_cq_moderation_caps 4,
-    ibv_pci_atomic_caps 6, ibv_device_attr_ex 400, ibv_port_attr 52, ibv_async_event 16, ibv_td_init_attr 4,
+    ibv_pci_atomic_caps 6, ibv_device_attr_ex 400, ibv_port_attr 56, ibv_async_event 16, ibv_td_init_attr 4,
     ibv_xrcd_init_attr 12, ibv_alloc_dm_attr 16, ibv_global_route 24, ibv_ah_attr 32, ibv_srq_attr 12,
     ibv_srq_init_attr 24, ibv_tm_cap 8, ibv_srq_init_attr_ex 64, ibv_qp_cap 20, ibv_qp_init_attr 64,
     ibv_rx_hash_conf 24, ibv_qp_init_attr_ex 136, ibv_qp_open_attr 32, ibv_qp_attr 144,
