@@ -70,12 +70,11 @@ impl SocketNames {
         }
     }
 
-    /// Removes the socket file for a name unless a process has the socket open.
-    pub fn remove_if_stale(&self, name: &str) {
+    /// Frees the name of a socket that this process still has open. A private name is free even if another thread
+    /// is starting a program, which has a copy of the socket until it executes; an abstract name is not.
+    pub fn unbind(&self, name: &str) {
         if let SocketNames::Private(directory) = self
-            && let Ok(address) = self.address(name)
             && let Ok(_lock) = DirLock::of(directory)
-            && is_dead(&address).unwrap_or(false)
         {
             // If that fails, the next owner of the name removes the file.
             let _ = fs::remove_file(path(directory, name));
@@ -119,13 +118,21 @@ mod tests {
         let copy = one.try_clone().unwrap();
         drop(one);
         assert!(names.bind(&third, "urxe-a/1").is_err(), "a copy of the socket is open");
-        names.remove_if_stale("urxe-a/1");
-        assert!(dir.path().join("urxe/urxe-a-1").exists());
         drop(copy);
         names.bind(&third, "urxe-a/1").unwrap();
-        drop((other, third));
-        names.remove_if_stale("urxe-a/1");
+    }
+
+    #[test]
+    fn unbound_private_name_is_free_while_a_copy_of_its_socket_is_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = own(&dir);
+        let [one, other] = [(); 2].map(|()| datagram_socket().unwrap());
+        names.bind(&one, "urxe-a/1").unwrap();
+        let _copy = one.try_clone().unwrap();
+        names.unbind("urxe-a/1");
+        drop(one);
         assert!(!dir.path().join("urxe/urxe-a-1").exists());
+        names.bind(&other, "urxe-a/1").unwrap();
     }
 
     #[test]

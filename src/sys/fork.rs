@@ -70,6 +70,11 @@ impl CloseOnForkFd {
         };
         CloseOnForkFd { fd: ManuallyDrop::new(fd), slot: CLOSE_ON_FORK.iter().find(try_reserve), generation }
     }
+
+    /// Reports whether this process created the descriptor, and not its parent.
+    pub fn is_of_this_process(&self) -> bool {
+        self.generation.is_current()
+    }
 }
 
 impl AsFd for CloseOnForkFd {

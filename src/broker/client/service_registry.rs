@@ -104,8 +104,11 @@ impl ServiceRegistry {
             // A program started meanwhile may have a copy of the socket, which would keep it in the epoll
             // set.
             let _ = self.epoll.delete(&claimed.socket);
+            // A forked child's copy does not own the name.
+            if claimed.socket.is_of_this_process() {
+                self.names.unbind(&forwarded_mad::name(&self.bind_addr, service));
+            }
             self.services.remove(&service);
-            self.names.remove_if_stale(&forwarded_mad::name(&self.bind_addr, service));
         }
     }
 
