@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod libraries;
+mod pci;
 mod sysfs;
 
 use std::env;
@@ -30,7 +31,7 @@ use super::oob::parse_seconds;
 use urxe::link::LinkSpec;
 use urxe::link::capture::CaptureFile;
 use urxe::link::faults::Rule;
-use urxe::verbs::Adapter;
+use urxe::verbs::{Adapter, DeviceNames, Identity, Personality};
 
 /// Run a libibverbs program on urxe, without RDMA hardware, kernel module or root
 #[derive(Args)]
@@ -40,6 +41,7 @@ Examples:
   urxe run --ip 10.0.0.1 -- ib_write_bw
   urxe run --link packet:eth1 --capture out.pcapng -- ibv_rc_pingpong -g 0 10.0.0.2
   urxe run --fault drop=p:0.01 -- ib_send_lat 10.0.0.2
+  urxe run --name mlx5_0 -- cat /sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data
 
 The verbs library is searched for in the directory of urxe and in ../lib/urxe; otherwise the copy inside \
 urxe is used. URXE_LIBRARY overrides its path. The same applies to the library that redirects accesses to \
@@ -89,6 +91,11 @@ pub struct DeviceArgs {
     /// Class of device to emulate: `default`, `strict`, `mlx5`, `rxe`
     #[arg(long, value_name = "CLASS", value_parser = parse_personality)]
     personality: Option<String>,
+    /// Name of the first device, which ends in its number; the names of further devices count up from it. Names
+    /// that begin with `mlx5_`, and `--personality mlx5`, also give the devices the vendor, part and board IDs of
+    /// a ConnectX-5 [default: urxe0, without the IDs of a vendor]
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    name: Option<DeviceName>,
     /// Share the addresses with programs of all users, not only of the same user; the option of the first
     /// program applies
     #[arg(long)]
@@ -131,6 +138,18 @@ fn parse_link(text: &str) -> Result<LinkArg, String> {
         }
         link => Ok(LinkArg { link, text: text.into() }),
     }
+}
+
+/// Names of the devices, with their original text.
+#[derive(Clone)]
+struct DeviceName {
+    names: DeviceNames,
+    text: String,
+}
+
+fn parse_name(text: &str) -> Result<DeviceName, String> {
+    let names = text.parse().map_err(|e: urxe::verbs::DeviceNameError| e.to_string())?;
+    Ok(DeviceName { names, text: text.into() })
 }
 
 fn parse_rule(text: &str) -> Result<String, String> {
@@ -244,7 +263,10 @@ impl DeviceArgs {
             (None, None) => None,
         };
         let base = private_base()?;
-        let sysfs = sysfs_directory(&base, link)?;
+        let names = self.name.as_ref().map_or_else(DeviceNames::default, |name| name.names.clone());
+        let personality = self.personality.as_deref().and_then(Personality::named);
+        let identity = Identity::of(&names, &personality.unwrap_or(Personality::DEFAULT));
+        let sysfs = sysfs_directory(&base, link, &names, &identity)?;
         let library = library_directory(&base, embedded)?;
         let inherited = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let others =
@@ -268,6 +290,7 @@ impl DeviceArgs {
             ("ASAN_OPTIONS", Some(asan_options())),
             ("LD_LIBRARY_PATH", Some(path)),
             ("URXE_SYSFS", Some(sysfs.into())),
+            ("URXE_NAME", self.name.as_ref().map(|name| name.text.clone().into())),
             ("URXE_LINK", link.or(self.ip.map(|ip| format!("udp:{ip}"))).map(Into::into)),
             (CAPTURE, capture.map(Into::into)),
             ("URXE_FAULTS", (!self.faults.is_empty()).then(|| self.faults.join(";").into())),
@@ -391,9 +414,8 @@ fn asan_options() -> OsString {
     options
 }
 
-/// Maximum length in bytes of the path to a tree: the size of libibverbs' buffer for the path to a device
-/// directory (`IBV_SYSFS_PATH_MAX`), minus the part of that path below the tree.
-const MAX_TREE_PATH: usize = 256 - "/class/infiniband_verbs/uverbs9999\0".len();
+/// Size of libibverbs' buffer for the path to a device directory (`IBV_SYSFS_PATH_MAX`).
+const MAX_DEVICE_PATH: usize = 256;
 
 /// Age from which an unused tree without a local address may be removed.
 const TREE_MAX_AGE: Duration = Duration::from_secs(24 * 3600);
@@ -407,13 +429,22 @@ fn is_local_address(ip: IpAddr) -> bool {
 
 /// Creates and returns a directory with the files that `/sys` and `/dev` would contain if the kernel had the
 /// devices. Identical sets of devices share a directory.
-fn sysfs_directory(base: &Path, link: Option<&LinkSpec>) -> Result<PathBuf, CliError> {
+fn sysfs_directory(
+    base: &Path,
+    link: Option<&LinkSpec>,
+    names: &DeviceNames,
+    identity: &Identity,
+) -> Result<PathBuf, CliError> {
     let adapters = Adapter::all(link).map_err(|e| CliError::Usage(format!("--link: {e}")))?;
-    let tree = Tree::of(&adapters);
+    let tree = Tree::of(&adapters, names, identity);
     let directory = base.join(tree.name());
-    if directory.as_os_str().len() > MAX_TREE_PATH {
+    let below = "/class/infiniband_verbs/uverbs9999\0"
+        .len()
+        .max(format!("/class/infiniband/{}\0", names.name(9999)).len());
+    let max = MAX_DEVICE_PATH - below;
+    if directory.as_os_str().len() > max {
         let text = format!(
-            "the path {} exceeds the limit of libibverbs, {MAX_TREE_PATH} bytes: set XDG_RUNTIME_DIR or \
+            "the path {} exceeds the limit of libibverbs, {max} bytes: set XDG_RUNTIME_DIR or \
              TMPDIR to a shorter path",
             directory.display()
         );

@@ -13,9 +13,10 @@ use urxe::broker::SharingError;
 use urxe::link::capture::{CaptureError, CaptureFile};
 use urxe::link::faults::{FaultCounters, RuleCount};
 use urxe::link::{BindError, Middleware};
-use urxe::verbs::{Adapter, Context as Nic, ContextOptions, OpenError, WeakContext};
+use urxe::verbs::{Adapter, Context as Nic, ContextOptions, Identity, OpenError, WeakContext};
 
 use crate::abi::ibv_device;
+use crate::counters::Publisher;
 use crate::env::{Settings, variable};
 use crate::object::{FfiCell, FfiObject, ffi_object};
 
@@ -39,6 +40,7 @@ pub(crate) struct Device {
     c: FfiCell<ibv_device>,
     /// Zeros after the C struct: libmlx5 and libefa read a pointer there to recognise their own devices.
     zeros: [u64; 128],
+    name: String,
     pub adapter: Adapter,
     settings: Settings,
     pub ifindex: u32,
@@ -65,6 +67,7 @@ struct FaultStats {
 /// copy of its parent's NIC, which no thread drives.
 struct OpenNic {
     nic: WeakContext,
+    publisher: Option<Publisher>,
     process: u32,
 }
 
@@ -154,6 +157,7 @@ extern "C" fn exit() {
             && opened.process == std::process::id()
         {
             opened.nic.acknowledge(EXIT_LOCK_TIMEOUT);
+            opened.publisher.iter().for_each(Publisher::publish);
         }
     }
     report_faults();
@@ -215,7 +219,7 @@ impl Device {
         // zeros are valid.
         let mut c: ibv_device = unsafe { std::mem::zeroed() };
         (c.node_type, c.transport_type) = (NODE_CA, TRANSPORT_IB);
-        let name = format!("urxe{index}");
+        let name = settings.names.name(index);
         copy_text(&mut c.name, &name);
         copy_text(&mut c.dev_name, &format!("uverbs{index}"));
         let root = sysfs();
@@ -223,7 +227,7 @@ impl Device {
         copy_text(&mut c.ibdev_path, &format!("{root}/class/infiniband/{name}"));
         let ifindex = if_nametoindex(adapter.interface.as_str()).unwrap_or(0);
         let (c, nic) = (FfiCell::new(c), Mutex::default());
-        Device { c, zeros: [0; 128], adapter, settings, ifindex, nic, fault_stats: Mutex::default() }
+        Device { c, zeros: [0; 128], name, adapter, settings, ifindex, nic, fault_stats: Mutex::default() }
     }
 
     /// Opens a context on the device's NIC, which all contexts of the process share.
@@ -248,8 +252,29 @@ impl Device {
             new = self.open_first();
         }
         let nic = new?;
-        *opened = Some(OpenNic { nic: nic.downgrade(), process });
+        // The publisher of a previous NIC ends before that of this one starts, as both add to one file. That of
+        // a parent's NIC is leaked, because its lock may be held by a thread that does not exist here.
+        match opened.take() {
+            Some(inherited) if inherited.process != process => std::mem::forget(inherited.publisher),
+            previous => drop(previous),
+        }
+        let publisher = Publisher::start(&sysfs(), &self.name, nic.downgrade());
+        *opened = Some(OpenNic { nic: nic.downgrade(), publisher, process });
         Ok(nic)
+    }
+
+    /// Publishes the counters of the device's NIC, which may be closed afterwards.
+    pub(crate) fn publish_counters(&self) {
+        if let Some(OpenNic { publisher: Some(publisher), process, .. }) = &*self.nic.lock()
+            && *process == std::process::id()
+        {
+            publisher.publish();
+        }
+    }
+
+    /// Returns the vendor identity that the device reports.
+    pub(crate) fn identity(&self) -> Identity {
+        Identity::of(&self.settings.names, &self.settings.personality)
     }
 
     /// See [`urxe::transport::Quirks::reports_missed_completions`].

@@ -12,11 +12,13 @@ use urxe::broker::Sharing;
 use urxe::link::LinkSpec;
 use urxe::link::faults::Rule;
 use urxe::nic::ShardId;
-use urxe::verbs::Personality;
+use urxe::verbs::{DeviceNames, Personality};
 
 /// Configuration of the devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
+    /// `URXE_NAME`: name of the first device, from which those of further devices count up; `urxe0` if unset.
+    pub names: DeviceNames,
     /// `URXE_LINK`: link of the only device. If unset or `udp`, there is a device over UDP for each
     /// interface.
     pub link: Option<LinkSpec>,
@@ -51,7 +53,10 @@ impl Settings {
         let faults = variable("URXE_FAULTS")?.unwrap_or_default();
         let rules = faults.split(';').filter(|rule| !rule.is_empty());
         let rule = |text: &str| text.parse().map_err(|e| format!("URXE_FAULTS: {e}"));
+        let first_name = variable("URXE_NAME")?
+            .map(|name| name.parse().map_err(|e| format!("URXE_NAME is '{name}': {e}")));
         Ok(Settings {
+            names: first_name.transpose()?.unwrap_or_default(),
             link: parse_variable("URXE_LINK")?,
             shards: parse_with("URXE_SHARDS", "1, 2, 4, 8, 16, 32 or 64", |text| {
                 text.parse().ok().filter(|count| ShardId::new(0, *count).is_some())

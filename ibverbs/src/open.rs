@@ -62,6 +62,7 @@ pub(crate) unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
     // may use at the same time. Objects that still exist hold the NIC themselves.
     let context = unsafe { Context::from_raw(c) };
     context.device.record_retransmissions(&context.nic);
+    context.device.publish_counters();
     drop(context);
     0
 }

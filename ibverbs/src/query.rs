@@ -62,13 +62,14 @@ fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
     let mut c: ibv_device_attr = unsafe { std::mem::zeroed() };
     copy_text(&mut c.fw_ver, attr.version);
     let guid = context.device.adapter.guid().to_be();
+    let identity = context.device.identity();
     let c = ibv_device_attr {
         node_guid: guid,
         sys_image_guid: guid,
         max_mr_size: l.max_mr_size,
         page_size_cap: attr.page_size_cap,
-        vendor_id: attr.vendor_id,
-        vendor_part_id: attr.vendor_part_id,
+        vendor_id: identity.vendor_id,
+        vendor_part_id: identity.vendor_part_id,
         hw_ver: attr.hw_ver,
         max_qp: int(l.max_qp),
         max_qp_wr: int(l.max_qp_wr),

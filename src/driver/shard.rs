@@ -19,7 +19,7 @@ use crate::link::{Link, LinkCounters};
 use crate::memory::Table;
 use crate::nic::Nic;
 use crate::sys::fork::ForkGeneration;
-use crate::transport::{Instant, TxQueue, earliest};
+use crate::transport::{Counters, Instant, TxQueue, earliest};
 
 /// A NIC shard: the shard's NIC and link behind one lock, and the state by which threads agree on which of
 /// them drives it.
@@ -178,9 +178,15 @@ impl Shard {
     }
 
     /// Returns the NIC's counters, or `None` if another thread holds the lock for longer than `timeout`.
-    pub fn counters_within(&self, timeout: Duration) -> Option<crate::transport::Counters> {
+    pub fn counters_within(&self, timeout: Duration) -> Option<Counters> {
+        Some(self.all_counters_within(timeout)?.0)
+    }
+
+    /// Returns the NIC's and the link's counters, or `None` if another thread holds the lock for longer than
+    /// `timeout`.
+    pub fn all_counters_within(&self, timeout: Duration) -> Option<(Counters, LinkCounters)> {
         let state = self.try_lock_for(timeout)?;
-        let counters = *state.nic.counters();
+        let counters = (*state.nic.counters(), state.link.link_status().0);
         self.release(state, self.clock.now());
         Some(counters)
     }

@@ -175,6 +175,17 @@ impl Shards {
         })
     }
 
+    /// Returns the sums of all shards' NIC and link counters, or `None` if any shard's lock is held for longer
+    /// than `timeout`.
+    pub fn all_counters_within(&self, timeout: Duration) -> Option<(Counters, LinkCounters)> {
+        self.all.iter().try_fold((Counters::default(), LinkCounters::default()), |mut sum, shard| {
+            let (nic, link) = shard.all_counters_within(timeout)?;
+            sum.0 += nic;
+            sum.1 += link;
+            Some(sum)
+        })
+    }
+
     /// Announces that the application is about to wait for the given shards.
     pub fn stop_polling(&self, some: ShardSet) {
         self.for_each_in(some, Shard::stop_polling);

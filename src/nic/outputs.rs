@@ -1,9 +1,10 @@
 //! Output queue of a NIC, which holds completions and asynchronous events until the driver takes them.
 
+use super::Scratch;
 use super::cq_handle::CqHandle;
 use super::srq::SrqTable;
 use super::table::Entry;
-use crate::transport::{AsyncEvent, Completion, Output};
+use crate::transport::{AsyncEvent, Completion, Counters, Output, WcStatus};
 use crate::wire::Qpn;
 
 /// Completion or event that a call to the NIC produces for the driver.
@@ -58,16 +59,23 @@ impl OutputQueue {
         self.outputs.push(NicOutput::Event(event));
     }
 
-    /// Adds the effects of a queue pair's step.
+    /// Adds the effects of a queue pair's step, and counts the error completions among them.
     #[inline]
-    pub fn add(&mut self, effects: &mut Vec<Output>, entry: &Entry, srqs: &SrqTable) {
-        if !effects.is_empty() {
-            self.add_all(effects, entry, srqs);
+    pub fn add(&mut self, step: &mut Scratch, entry: &Entry, srqs: &SrqTable) {
+        if !step.out.is_empty() {
+            self.add_all(step, entry, srqs);
         }
     }
 
-    fn add_all(&mut self, effects: &mut Vec<Output>, entry: &Entry, srqs: &SrqTable) {
-        for effect in effects.drain(..) {
+    fn add_all(&mut self, step: &mut Scratch, entry: &Entry, srqs: &SrqTable) {
+        for effect in step.out.drain(..) {
+            match &effect {
+                Output::Sent(c) | Output::Emitted(c) => count_sent(&mut step.counters, c.status),
+                Output::Received(c) | Output::ReceivedFrom(_, c) => {
+                    count_received(&mut step.counters, c.status);
+                }
+                Output::Event(_) => {}
+            }
             match effect {
                 // After those that wait for the link, because the completions of a send queue are ordered.
                 Output::Sent(c) if self.emitted.iter().any(|(_, e)| e.qpn == c.qpn) => {
@@ -101,6 +109,27 @@ impl OutputQueue {
     /// Drops the completions of a destroyed queue pair that are still waiting for the link to send packets.
     pub fn forget(&mut self, qpn: Qpn) {
         self.emitted.retain(|(_, completion)| completion.qpn != qpn);
+    }
+}
+
+/// Counts the error completion of a send work request.
+#[inline]
+fn count_sent(c: &mut Counters, status: WcStatus) {
+    if status != WcStatus::Success {
+        c.req_cqe_error += 1;
+        c.req_cqe_flush_error += u64::from(status == WcStatus::WrFlushErr);
+        c.req_remote_access_errors += u64::from(status == WcStatus::RemAccessErr);
+        c.req_remote_invalid_request += u64::from(status == WcStatus::RemInvReqErr);
+    }
+}
+
+/// Counts the error completion of a receive.
+#[inline]
+fn count_received(c: &mut Counters, status: WcStatus) {
+    if status != WcStatus::Success {
+        c.resp_cqe_error += 1;
+        c.resp_cqe_flush_error += u64::from(status == WcStatus::WrFlushErr);
+        c.resp_local_length_error += u64::from(status == WcStatus::LocLenErr);
     }
 }
 

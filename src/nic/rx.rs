@@ -167,7 +167,10 @@ impl Nic {
         let to_group = packets.burst.flow.dst.is_multicast();
         match (to_group, dest == Qpn::MULTICAST && row.transport == Transport::Ud) {
             (false, false) => self.deliver_to_qp(dest, now, packet, packets, memory, tx),
-            (true, true) => self.deliver_to_group(now, &packets.burst, packet, memory, tx),
+            (true, true) => {
+                c.rcvd_mcast_pkts += 1;
+                self.deliver_to_group(now, &packets.burst, packet, memory, tx);
+            }
             // A group address and the multicast QPN go together, and for datagrams only (IBA 9.6, 10.5.2).
             _ => c.rx_not_multicast += 1,
         }
@@ -201,7 +204,7 @@ impl Nic {
         if dest == Qpn::GSI {
             gsi::settle(entry, &self.pkeys);
         }
-        self.outputs.add(&mut self.state.out, entry, &self.srqs);
+        self.outputs.add(&mut self.state, entry, &self.srqs);
         self.schedule.mark_dirty(entry);
     }
 }

@@ -112,4 +112,28 @@ counters! {
     cnp_handled,
     /// Packets received by one shard of the NIC and handed over to another.
     rx_handed_over,
+    /// RDMA WRITE and ATOMIC WRITE requests executed; a request of several packets counts once.
+    rx_write_requests,
+    /// RDMA READ requests executed.
+    rx_read_requests,
+    /// Compare-and-swap and fetch-and-add requests executed.
+    rx_atomic_requests,
+    /// Multicast packets sent.
+    sent_mcast_pkts,
+    /// Multicast packets received.
+    rcvd_mcast_pkts,
+    /// Error completions of send work requests.
+    req_cqe_error,
+    /// Send work requests flushed.
+    req_cqe_flush_error,
+    /// Error completions because the peer denied a memory access.
+    req_remote_access_errors,
+    /// Error completions because the peer rejected a request as invalid.
+    req_remote_invalid_request,
+    /// Error completions of receives.
+    resp_cqe_error,
+    /// Receives flushed.
+    resp_cqe_flush_error,
+    /// Error completions of receives that were shorter than the message.
+    resp_local_length_error,
 }

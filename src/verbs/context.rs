@@ -458,6 +458,21 @@ impl WeakContext {
     }
 }
 
+impl WeakContext {
+    /// Returns the NIC's and the link's counters, under the conditions of
+    /// [`counters_within`](Self::counters_within).
+    #[doc(hidden)]
+    pub fn all_counters_within(&self, timeout: Duration) -> Option<(Counters, LinkCounters)> {
+        self.0.upgrade()?.shards.all_counters_within(timeout)
+    }
+
+    /// Reports whether the device is open.
+    #[doc(hidden)]
+    pub fn is_open(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
 impl fmt::Debug for WeakContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "WeakContext({} references)", self.0.strong_count())

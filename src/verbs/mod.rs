@@ -21,9 +21,11 @@ mod error;
 mod event;
 mod event_signal;
 mod gsi;
+mod identity;
 mod mr;
 mod mw;
 mod pd;
+mod port_counters;
 mod qp;
 mod query;
 mod quota;
@@ -61,9 +63,13 @@ pub use error::{
     AckError, ConnectError, CreateError, DestroyCqError, MemoryAccessError, OpenError, WaitError,
 };
 pub use gsi::{ManagementPort, ReceivedMad, ServiceClaim};
+#[doc(hidden)]
+pub use identity::{DeviceNameError, DeviceNames, Identity};
 pub use mr::{Mr, MrOptions, NullMr, RawMr};
 pub use mw::{FastMr, Mw};
 pub use pd::Pd;
+#[doc(hidden)]
+pub use port_counters::{PUBLISHING_INTERVAL_MS, port_counter_files};
 pub use qp::{ConnectOptions, Endpoint, Qp, QpOptions};
 pub use query::{AtomicCap, DeviceAttr, DeviceCaps, OnDemand, Pacing, PortAttr, PortState};
 #[doc(hidden)]

@@ -1,6 +1,7 @@
 //! Files that `/sys` and `/dev` would contain if the kernel had urxe's devices, for programs that look for
-//! devices there and not only through libibverbs. A tree is a snapshot, which does not reflect later changes
-//! to the devices.
+//! devices there and not only through libibverbs. Each device is a PCI function. A tree is a snapshot, which
+//! does not reflect later changes to the devices, except for the counters: libibverbs writes them while
+//! programs run.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::create_private_dir;
-use urxe::verbs::{Adapter, Gid, lid_of};
+use super::pci::{self, Slot};
+use urxe::verbs::{Adapter, DeviceNames, Gid, Identity, lid_of, port_counter_files};
 
 /// Port capabilities `PORT_CM_SUP` and `PORT_IP_BASED_GIDS`, as urxe's libibverbs reports them.
 const CAP_MASK: &str = "0x04010000";
@@ -20,64 +22,118 @@ const UVERBS_ABI: &str = "6";
 /// P_Key table: the default partition only.
 const PKEYS: [&str; 1] = ["0xffff"];
 
+/// Directory with the totals of each device's counters, from which libibverbs computes the files of its port.
+const COUNTERS: &str = "counters";
+/// PCI class of an Ethernet controller, which RoCE NICs are.
+const PCI_CLASS: u32 = 0x02_0000;
+/// PCI link of 252 Gb/s.
+const PCI_SPEED: &str = "16.0 GT/s PCIe";
+const PCI_WIDTH: &str = "16";
+
 /// Prefix of a tree's directory name.
 const PREFIX: &str = "sysfs-";
 
 /// Entries of a directory tree, with their paths relative to its root.
-pub struct Tree(Vec<(PathBuf, Entry)>);
+pub struct Tree {
+    entries: Vec<(PathBuf, Entry)>,
+    /// Network namespace in which the addresses are local. Equal addresses in different namespaces are
+    /// different devices.
+    namespace: String,
+}
 
 #[derive(Hash)]
 enum Entry {
-    /// A file with one line of text.
-    Line(String),
+    /// A file with the given text, followed by a newline.
+    Text(String),
+    /// A file that programs change. It is created with the given text and never written again.
+    Initial(&'static str),
     /// A symbolic link.
     Link(String),
 }
 
 impl Tree {
-    pub fn of(adapters: &[Adapter]) -> Tree {
-        let mut tree = Tree(Vec::new());
+    pub fn of(adapters: &[Adapter], names: &DeviceNames, identity: &Identity) -> Tree {
+        let namespace = fs::read_link("/proc/self/ns/net").unwrap_or_default();
+        let namespace = namespace.to_string_lossy().into_owned();
+        let mut tree = Tree { entries: Vec::new(), namespace };
         tree.line("class/infiniband_verbs/abi_version", UVERBS_ABI);
-        for (n, adapter) in adapters.iter().enumerate() {
-            tree.adapter(&format!("class/infiniband/urxe{n}"), &format!("urxe{n}"), adapter);
-            tree.uverbs(n);
+        for (n, (adapter, slot)) in adapters.iter().zip(pci::free_slots()).enumerate() {
+            let name = names.name(n);
+            tree.pci_function(&slot, identity, adapter);
+            tree.adapter(&format!("{}/infiniband/{name}", slot.path()), &name, identity, adapter);
+            tree.link(
+                format!("{}/infiniband/{name}/device", slot.path()),
+                format!("../../../{}", slot.address()),
+            );
+            tree.link(format!("class/infiniband/{name}"), format!("../../{}/infiniband/{name}", slot.path()));
+            tree.uverbs(n, &name, &slot);
+            tree.entries.push((format!("{COUNTERS}/{name}").into(), Entry::Initial("")));
         }
         tree
     }
 
     fn line(&mut self, path: impl Into<PathBuf>, text: impl Into<String>) {
-        self.0.push((path.into(), Entry::Line(text.into())));
+        self.entries.push((path.into(), Entry::Text(text.into())));
     }
 
     fn link(&mut self, path: impl Into<PathBuf>, to: impl Into<String>) {
-        self.0.push((path.into(), Entry::Link(to.into())));
+        self.entries.push((path.into(), Entry::Link(to.into())));
     }
 
-    fn adapter(&mut self, directory: &str, name: &str, adapter: &Adapter) {
+    fn pci_function(&mut self, slot: &Slot, identity: &Identity, adapter: &Adapter) {
+        let (vendor, device) = (identity.pci_vendor, identity.pci_device);
+        let locality = Locality::of(&adapter.interface);
+        let uevent = format!(
+            "PCI_CLASS={PCI_CLASS:X}\nPCI_ID={vendor:04X}:{device:04X}\nPCI_SUBSYS_ID={vendor:04X}:{device:04X}\n\
+             PCI_SLOT_NAME={}",
+            slot.address()
+        );
+        for (file, text) in [
+            ("vendor", &*format!("{vendor:#06x}")),
+            ("device", &format!("{device:#06x}")),
+            ("subsystem_vendor", &format!("{vendor:#06x}")),
+            ("subsystem_device", &format!("{device:#06x}")),
+            ("class", &format!("{PCI_CLASS:#08x}")),
+            ("revision", "0x00"),
+            ("uevent", &uevent),
+            // Above the rate of the port.
+            ("current_link_speed", PCI_SPEED),
+            ("current_link_width", PCI_WIDTH),
+            ("max_link_speed", PCI_SPEED),
+            ("max_link_width", PCI_WIDTH),
+            ("numa_node", &locality.numa_node),
+            ("local_cpus", &locality.local_cpus),
+            ("local_cpulist", &locality.local_cpulist),
+        ] {
+            self.line(format!("{}/{file}", slot.path()), text);
+        }
+        if !adapter.interface.is_empty() {
+            self.link(
+                format!("{}/net/{}", slot.path(), adapter.interface),
+                format!("/sys/class/net/{}", adapter.interface),
+            );
+        }
+    }
+
+    fn adapter(&mut self, directory: &str, name: &str, identity: &Identity, adapter: &Adapter) {
         let guid = hex_groups(&adapter.guid().to_be_bytes());
         for (file, text) in [
             ("node_type", "1: CA"),
             ("node_guid", &guid),
             ("sys_image_guid", &guid),
             ("node_desc", name),
+            // The version of urxe also in a device with the identity of another vendor, for bug reports.
             ("fw_ver", env!("CARGO_PKG_VERSION")),
             ("hw_rev", "0x0"),
-            ("hca_type", "urxe"),
-            ("board_id", "urxe"),
+            ("hca_type", identity.hca_type),
+            ("board_id", identity.board_id),
         ] {
             self.line(format!("{directory}/{file}"), text);
         }
-        self.port(&format!("{directory}/ports/1"), adapter);
-        let locality = Locality::of(&adapter.interface);
-        for (file, text) in [
-            // Not the IDs of a real vendor: programs expect more than verbs of devices that they recognise.
-            ("vendor", "0xffff"),
-            ("device", "0x0000"),
-            ("numa_node", &locality.numa_node),
-            ("local_cpus", &locality.local_cpus),
-            ("local_cpulist", &locality.local_cpulist),
-        ] {
-            self.line(format!("{directory}/device/{file}"), text);
+        let port = format!("{directory}/ports/1");
+        self.port(&port, adapter);
+        for (file, _) in port_counter_files(|_| 0) {
+            self.entries.push((format!("{port}/{file}").into(), Entry::Initial("0\n")));
         }
     }
 
@@ -112,22 +168,23 @@ impl Tree {
         }
     }
 
-    fn uverbs(&mut self, n: usize) {
-        let directory = format!("class/infiniband_verbs/uverbs{n}");
-        self.line(format!("{directory}/ibdev"), format!("urxe{n}"));
+    fn uverbs(&mut self, n: usize, name: &str, slot: &Slot) {
+        let directory = format!("{}/infiniband_verbs/uverbs{n}", slot.path());
+        self.line(format!("{directory}/ibdev"), name);
         self.line(format!("{directory}/abi_version"), "1");
-        self.link(format!("{directory}/device"), format!("../../infiniband/urxe{n}/device"));
+        self.link(format!("{directory}/device"), format!("../../../{}", slot.address()));
+        self.link(format!("class/infiniband_verbs/uverbs{n}"), format!("../../{directory}"));
         // Programs expect a character device that they may read and write, but do neither. /dev/null serves,
         // also by number.
         self.link(format!("dev/infiniband/uverbs{n}"), "/dev/null");
         self.line(format!("{directory}/dev"), "1:3");
     }
 
-    /// Returns a directory name made from a hash of the tree's contents.
+    /// Returns a directory name made from a hash of the tree's contents and network namespace.
     pub fn name(&self) -> String {
         // The hasher has fixed keys, so that all processes compute the same name.
         let mut hasher = DefaultHasher::new();
-        self.0.hash(&mut hasher);
+        (&self.entries, &self.namespace).hash(&mut hasher);
         format!("{PREFIX}{:016x}", hasher.finish())
     }
 
@@ -138,7 +195,7 @@ impl Tree {
     /// Path of the entry that could not be created, and the error.
     pub fn write(&self, root: &Path) -> Result<(), (PathBuf, io::Error)> {
         let mut created = None;
-        for (path, entry) in &self.0 {
+        for (path, entry) in &self.entries {
             let path = root.join(path);
             let parent = path.parent().unwrap_or(root).to_owned();
             let write = || {
@@ -204,7 +261,17 @@ impl Entry {
         let new = root.with_extension(format!("new.{}", std::process::id()));
         let _ = fs::remove_file(&new);
         match self {
-            Entry::Line(text) => fs::write(&new, format!("{text}\n"))?,
+            Entry::Text(text) => fs::write(&new, format!("{text}\n"))?,
+            // Never replaced, because a program may be writing to the file already.
+            Entry::Initial(text) => {
+                fs::write(&new, text)?;
+                let linked = fs::hard_link(&new, path);
+                fs::remove_file(&new)?;
+                return linked.or_else(|e| match e.kind() {
+                    io::ErrorKind::AlreadyExists => Ok(()),
+                    _ => Err(e),
+                });
+            }
             Entry::Link(to) => symlink(to, &new)?,
         }
         fs::rename(&new, path)
@@ -212,7 +279,8 @@ impl Entry {
 
     fn is_at(&self, path: &Path) -> bool {
         match self {
-            Entry::Line(text) => fs::read_to_string(path).is_ok_and(|t| t.strip_suffix('\n') == Some(text)),
+            Entry::Text(text) => fs::read_to_string(path).is_ok_and(|t| t.strip_suffix('\n') == Some(text)),
+            Entry::Initial(_) => path.is_file(),
             Entry::Link(to) => fs::read_link(path).is_ok_and(|t| t == Path::new(to)),
         }
     }
@@ -277,6 +345,8 @@ fn mask(list: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use urxe::verbs::Personality;
+
     use super::*;
 
     fn adapters() -> Vec<Adapter> {
@@ -284,10 +354,15 @@ mod tests {
         Adapter::all(Some(&link)).unwrap()
     }
 
+    fn tree_of(adapters: &[Adapter], name: &str) -> Tree {
+        let names = name.parse().unwrap();
+        Tree::of(adapters, &names, &Identity::of(&names, &Personality::DEFAULT))
+    }
+
     #[test]
     fn sysfs_tree_has_the_files_and_formats_of_the_kernel() {
         let dir = tempfile::tempdir().unwrap();
-        let tree = Tree::of(&adapters());
+        let tree = tree_of(&adapters(), "urxe0");
         let root = dir.path().join(tree.name());
         tree.write(&root).unwrap();
         let read = |path: &str| fs::read_to_string(root.join(path)).unwrap();
@@ -309,16 +384,56 @@ mod tests {
     #[test]
     fn write_restores_deleted_files_of_a_sysfs_tree() {
         let dir = tempfile::tempdir().unwrap();
-        let tree = Tree::of(&adapters());
+        let tree = tree_of(&adapters(), "urxe0");
         let root = dir.path().join("tree");
         tree.write(&root).unwrap();
         // Simulates programs that clean /tmp.
         let [file, link] =
             ["class/infiniband/urxe0/node_guid", "dev/infiniband/uverbs0"].map(|p| root.join(p));
-        fs::remove_dir_all(root.join("class/infiniband/urxe0")).unwrap();
+        fs::remove_dir_all(root.join("devices")).unwrap();
         fs::remove_file(&link).unwrap();
         tree.write(&root).unwrap();
         assert!(file.is_file() && link.is_symlink());
+    }
+
+    #[test]
+    fn write_keeps_the_values_of_counters() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = tree_of(&adapters(), "mlx5_0");
+        let root = dir.path().join("tree");
+        tree.write(&root).unwrap();
+        let counter = root.join("class/infiniband/mlx5_0/ports/1/counters/port_xmit_data");
+        assert_eq!(fs::read_to_string(&counter).unwrap(), "0\n");
+        fs::write(&counter, "17\n").unwrap();
+        tree.write(&root).unwrap();
+        assert_eq!(fs::read_to_string(&counter).unwrap(), "17\n");
+    }
+
+    #[test]
+    fn device_is_a_pci_function_with_the_identity_that_its_name_asks_for() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, ids) in [("urxe0", "0xffff 0x0000 urxe"), ("mlx5_4", "0x15b3 0x1017 MT4119")] {
+            let root = dir.path().join(name);
+            tree_of(&adapters(), name).write(&root).unwrap();
+            let ib = root.join("class/infiniband").join(name);
+            let read = |path: &str| fs::read_to_string(ib.join(path)).unwrap().trim().to_owned();
+            assert_eq!(
+                format!("{} {} {}", read("device/vendor"), read("device/device"), read("hca_type")),
+                ids
+            );
+            assert_eq!(read("device/class"), "0x020000");
+            let target = fs::read_link(&ib).unwrap().to_str().unwrap().to_owned();
+            let address =
+                target.strip_prefix("../../devices/pci0000:00/").unwrap().split('/').next().unwrap();
+            assert_eq!(target, format!("../../devices/pci0000:00/{address}/infiniband/{name}"));
+            let function = fs::canonicalize(ib.join("device")).unwrap();
+            assert_eq!(function.file_name().unwrap(), address);
+            assert_eq!(
+                fs::canonicalize(root.join("class/infiniband_verbs/uverbs0/device")).unwrap(),
+                function
+            );
+            assert!(read("device/uevent").ends_with(&format!("PCI_SLOT_NAME={address}")));
+        }
     }
 
     #[test]
@@ -326,7 +441,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let tree = |ip: &str| {
             let link = format!("frames:dgram:/a,/b,ip={ip}/24").parse().unwrap();
-            let tree = Tree::of(&Adapter::all(Some(&link)).unwrap());
+            let tree = tree_of(&Adapter::all(Some(&link)).unwrap(), "urxe0");
             let root = dir.path().join(tree.name());
             tree.write(&root).unwrap();
             root
@@ -354,8 +469,10 @@ mod tests {
         let one = adapters();
         let mut other = one.clone();
         other[0].active = false;
-        assert_ne!(Tree::of(&one).name(), Tree::of(&other).name());
-        assert_eq!(Tree::of(&one).name(), Tree::of(&adapters()).name());
+        let name = |adapters: &[Adapter]| tree_of(adapters, "urxe0").name();
+        assert_ne!(name(&one), name(&other));
+        assert_ne!(name(&one), tree_of(&one, "urxe1").name());
+        assert_eq!(name(&one), name(&adapters()));
     }
 
     #[test]

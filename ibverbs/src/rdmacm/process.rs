@@ -3,10 +3,8 @@
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
-use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use parking_lot::Mutex;
 use urxe::verbs::cm::ConnectionManager;
 
@@ -17,6 +15,7 @@ use crate::errno::null;
 use crate::event_objects::{ObjectTable, UnackedEvents};
 use crate::open::{close_device, open_device};
 use crate::pd::{alloc_pd, open_xrcd};
+use crate::thread::spawn;
 
 export! {
     "RDMACM_1.0":
@@ -196,18 +195,6 @@ extern "C" fn disconnect_all() {
     if spawn("urxe-exit", disconnect).is_ok() {
         while progress_rx.recv_timeout(EXIT_TIMEOUT).is_ok() {}
     }
-}
-
-/// Spawns a thread that blocks all signals except SIGSEGV and SIGBUS.
-pub(crate) fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
-    // The new thread inherits the mask. A blocked fault signal would end the process although it has a handler.
-    let mut blocked = SigSet::all();
-    blocked.remove(Signal::SIGSEGV);
-    blocked.remove(Signal::SIGBUS);
-    let previous = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
-    let spawned = Builder::new().name(name.into()).spawn(f);
-    previous.thread_set_mask()?;
-    spawned
 }
 
 unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {

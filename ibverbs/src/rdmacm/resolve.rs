@@ -5,8 +5,8 @@ use std::ffi::{c_char, c_int};
 use crate::abi::{rdma_addrinfo, rdma_cm_id};
 use crate::rdmacm::addrinfo::{DNS, Query, SA};
 use crate::rdmacm::id::{Id, id_ref, result_code};
-use crate::rdmacm::process::spawn;
 use crate::rdmacm::sync::call_sync;
+use crate::thread::spawn;
 
 export! {
     "RDMACM_1.4":

@@ -14,7 +14,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
 use super::stream::Stream;
-use crate::rdmacm::process::spawn;
+use crate::thread::spawn;
 
 /// State of the keepalive thread, and the ID of the process in which the thread runs.
 static WORKER: Mutex<Option<(u32, Arc<Worker>)>> = Mutex::new(None);

@@ -256,6 +256,7 @@ impl Requester {
             Some(to) => {
                 headers.bth.dest_qp = to.qpn;
                 headers.deth = Deth { qkey: to.qkey, src_qp: conn.qpn };
+                env.counters.sent_mcast_pkts += u64::from(to.flow.dst.is_multicast());
                 &to.flow
             }
             None => conn.flow.as_ref().ok_or(Blocked::Idle)?,

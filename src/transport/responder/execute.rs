@@ -108,7 +108,10 @@ impl Responder {
     ) -> Result<(), NakReason> {
         let data = packet.payload();
         let (reth, received, target) = match (packet.reth(), self.message) {
-            (Some(reth), _) => (reth, 0, named),
+            (Some(reth), _) => {
+                env.counters.rx_write_requests += 1;
+                (reth, 0, named)
+            }
             (None, Some(Message::Write { reth, received })) => {
                 // The key is looked up for each packet, because the region may have been deregistered since
                 // the first.
@@ -143,6 +146,7 @@ impl Responder {
         let first = packet.bth().psn;
         let last = first + (conn.mtu.packets(reth.dma_len) - 1);
         self.finish_message(env);
+        env.counters.rx_read_requests += 1;
         let (msn, pd) = (self.msn, accessor(conn, env).pd);
         self.remember(Resource { first, last, msn, kind: ResourceKind::Read(reth, pd) }, conn);
         self.replies.push_back(Reply::Read { first, reth, pd, next: 0, msn, is_replay: false });
@@ -171,6 +175,7 @@ impl Responder {
         let original = word.atomic(op).map_err(|_| NakReason::RemoteOperational)?;
         let psn = packet.bth().psn;
         self.finish_message(env);
+        env.counters.rx_atomic_requests += 1;
         self.remember(
             Resource { first: psn, last: psn, msn: self.msn, kind: ResourceKind::Atomic { original } },
             conn,
@@ -193,6 +198,7 @@ impl Responder {
             .ok_or(NakReason::RemoteOperational)?
             .store(packet.payload())
             .map_err(|_| NakReason::RemoteOperational)?;
+        env.counters.rx_write_requests += 1;
         self.done(packet, conn, env);
         Ok(())
     }

@@ -1,0 +1,158 @@
+//! Publication of a device's counters in its sysfs tree, which `urxe run` writes for all programs on the device.
+//!
+//! Several times a second and when a device is closed, a process adds what it has counted since the last time
+//! to the device's totals, a file in the tree, and rewrites those files below `ports/1` whose values changed.
+//! So the files need no support from their readers, and include processes that have ended. A process that is
+//! killed loses the counts of the last interval. The data path is not involved.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use parking_lot::Mutex;
+use urxe::verbs::{PUBLISHING_INTERVAL_MS, WeakContext, port_counter_files};
+
+use crate::thread::spawn;
+
+/// Interval between publications of a device's counters.
+const INTERVAL: Duration = Duration::from_millis(PUBLISHING_INTERVAL_MS);
+/// Maximum wait for a lock: a NIC's, whose holder may never release it while the process exits, or that of the
+/// totals, whose holder may be stopped.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Counters by the names that the NIC and its link give them.
+type Totals = BTreeMap<String, u64>;
+
+/// Periodic publication of a NIC's counters, which ends when this is dropped or the NIC is closed.
+pub(crate) struct Publisher {
+    publication: Arc<Publication>,
+    _end: Sender<()>,
+}
+
+struct Publication {
+    nic: WeakContext,
+    /// Directory of the port in the tree.
+    port: PathBuf,
+    totals: PathBuf,
+    /// Counters of this NIC that are included in the totals. `None` once the publisher has been dropped.
+    published: Mutex<Option<Vec<(&'static str, u64)>>>,
+}
+
+impl Publisher {
+    /// Starts to publish the counters of a NIC that has been opened on the device called `name`. Returns `None`
+    /// if the device has no tree, as in a program that does not run under `urxe run`.
+    pub(crate) fn start(sysfs: &str, name: &str, nic: WeakContext) -> Option<Publisher> {
+        let totals = PathBuf::from(format!("{sysfs}/counters/{name}"));
+        if !totals.is_file() {
+            return None;
+        }
+        let port = PathBuf::from(format!("{sysfs}/class/infiniband/{name}/ports/1"));
+        let publication =
+            Arc::new(Publication { nic, port, totals, published: Mutex::new(Some(Vec::new())) });
+        let (end_tx, end_rx) = bounded::<()>(0);
+        let publishing = Arc::clone(&publication);
+        let run = move || {
+            while end_rx.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) && publishing.nic.is_open()
+            {
+                publishing.publish();
+            }
+        };
+        // Without a thread, the counters are published when the device is closed.
+        let _ = spawn("urxe-counters", run);
+        Some(Publisher { publication, _end: end_tx })
+    }
+
+    /// Publishes the counters now.
+    pub(crate) fn publish(&self) {
+        self.publication.publish();
+    }
+}
+
+impl Drop for Publisher {
+    /// Waits for a publication in progress, because the lock on the totals does not exclude a later publisher
+    /// of the same process.
+    fn drop(&mut self) {
+        if let Some(mut published) = self.publication.published.try_lock_for(LOCK_TIMEOUT) {
+            *published = None;
+        }
+    }
+}
+
+impl Publication {
+    /// Publishes the counters. What cannot be published now is included in the next publication.
+    fn publish(&self) {
+        let Some(mut guard) = self.published.try_lock_for(LOCK_TIMEOUT) else { return };
+        let Some(published) = &mut *guard else { return };
+        let Some((nic, link)) = self.nic.all_counters_within(LOCK_TIMEOUT) else { return };
+        let now: Vec<(&str, u64)> = nic.iter().chain(link.iter()).collect();
+        if now == *published {
+            return;
+        }
+        let before: BTreeMap<_, _> = published.iter().copied().collect();
+        let since = now.iter().map(|(name, n)| (*name, n - before.get(name).unwrap_or(&0)));
+        if self.add(since).is_ok() {
+            *published = now;
+        }
+    }
+
+    /// Adds counts to the totals, and rewrites the files that change.
+    fn add(&self, counts: impl Iterator<Item = (&'static str, u64)>) -> io::Result<()> {
+        let file = OpenOptions::new().read(true).write(true).open(&self.totals)?;
+        lock(&file)?;
+        let old = parse(&io::read_to_string(&file)?);
+        let mut new = old.clone();
+        for (name, count) in counts {
+            *new.entry(name.to_owned()).or_default() += count;
+        }
+        // The text never becomes shorter, because no counter decreases.
+        let text: String = new.iter().map(|(name, n)| format!("{name} {n}\n")).collect();
+        file.write_all_at(text.as_bytes(), 0)?;
+        for ((name, before), (_, after)) in files(&old).into_iter().zip(files(&new)) {
+            if before != after {
+                // A file that somebody has deleted is restored by the next `urxe run`.
+                let counter = OpenOptions::new().write(true).open(self.port.join(name));
+                let _ = counter.and_then(|counter| counter.write_all_at(format!("{after}\n").as_bytes(), 0));
+            }
+        }
+        // Closing the file releases the lock.
+        Ok(())
+    }
+}
+
+fn files(totals: &Totals) -> Vec<(String, u64)> {
+    port_counter_files(|name| totals.get(name).copied().unwrap_or(0))
+}
+
+fn parse(text: &str) -> Totals {
+    let line =
+        |line: &str| line.split_once(' ').and_then(|(name, n)| Some((name.to_owned(), n.parse().ok()?)));
+    text.lines().filter_map(line).collect()
+}
+
+/// Locks a file against other processes. The lock is of a kind that a forked child does not inherit and that
+/// the kernel releases if the process is killed.
+fn lock(file: &File) -> io::Result<()> {
+    let whole = libc::flock {
+        l_type: libc::F_WRLCK as _,
+        l_whence: libc::SEEK_SET as _,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    let deadline = Instant::now() + LOCK_TIMEOUT;
+    loop {
+        match fcntl(file, FcntlArg::F_SETLK(&whole)) {
+            Err(Errno::EAGAIN | Errno::EACCES) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            other => return Ok(other.map(drop)?),
+        }
+    }
+}
