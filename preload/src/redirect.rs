@@ -8,10 +8,36 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::bundled::warn_of_copy;
 use crate::next::{Failed, copy_of_variable, errno, fail, set_errno};
 
-/// RDMA device directories, each with the length of the prefix that is replaced by the name of the tree,
-/// which contains `class` and `dev`.
-const DIRECTORIES: [(&[u8], usize); 3] =
-    [(b"/sys/class/infiniband", 4), (b"/sys/class/infiniband_verbs", 4), (b"/dev/infiniband", 0)];
+/// Names that are redirected: `name`, and those in which it is followed by the byte `next`.
+struct Directory {
+    name: &'static [u8],
+    next: u8,
+    /// Length of the prefix that is replaced by the name of the tree, which contains `class`, `devices`, `bus`
+    /// and `dev`.
+    prefix_len: usize,
+    /// Whether the machine has such names too, and only those that do not exist are redirected.
+    is_shared: bool,
+}
+
+impl Directory {
+    const fn own(name: &'static [u8], prefix_len: usize) -> Directory {
+        Directory { name, next: b'/', prefix_len, is_shared: false }
+    }
+
+    const fn shared(name: &'static [u8], next: u8) -> Directory {
+        Directory { name, next, prefix_len: 4, is_shared: true }
+    }
+}
+
+/// Directories of RDMA devices, and those in which the PCI functions of these devices appear beside others.
+const DIRECTORIES: [Directory; 6] = [
+    Directory::own(b"/sys/class/infiniband", 4),
+    Directory::own(b"/sys/class/infiniband_verbs", 4),
+    Directory::own(b"/dev/infiniband", 0),
+    Directory::shared(b"/sys/devices/pci0000", b':'),
+    Directory::shared(b"/sys/bus/pci/devices", b'/'),
+    Directory::shared(b"/sys/class/pci_bus", b'/'),
+];
 
 /// Longest file name that the kernel accepts, including the terminating zero.
 const PATH_MAX: usize = libc::PATH_MAX as usize;
@@ -35,17 +61,19 @@ pub fn tree() -> &'static CStr {
     unsafe { CStr::from_ptr(tree) }
 }
 
-/// File name in one of the [`DIRECTORIES`].
+/// File name that the [`DIRECTORIES`] include.
 struct DeviceName {
     /// Whether the name begins with a slash. Otherwise, it names a device only if it is relative to the root
     /// directory.
     absolute: bool,
     /// Part of the name after the replaced prefix, to be appended to the path of the tree.
     rest: *const c_char,
+    /// See [`Directory::is_shared`].
+    is_shared: bool,
 }
 
-/// Runs `call` with the name of the corresponding file in the tree if `path`, relative to the directory
-/// `from`, is in one of the [`DIRECTORIES`], and with `path` unchanged otherwise.
+/// Runs `call` with the name of the corresponding file in the tree if the [`DIRECTORIES`] include `path`,
+/// relative to the directory `from`, and with `path` unchanged otherwise.
 ///
 /// # Safety
 /// `path` is null or zero-terminated.
@@ -75,15 +103,18 @@ unsafe fn device_name(path: *const c_char) -> Option<DeviceName> {
     unsafe {
         let absolute = path.cast::<u8>().read() == b'/';
         let offset = usize::from(!absolute);
-        DIRECTORIES.iter().find_map(|(name, prefix_len)| {
+        DIRECTORIES.iter().find_map(|Directory { name, next, prefix_len, is_shared }| {
             let same =
                 name[offset..].iter().enumerate().all(|(i, byte)| path.cast::<u8>().add(i).read() == *byte);
             let end = path.cast::<u8>().wrapping_add(name.len() - offset);
-            let matches = same && matches!(end.read(), 0 | b'/');
+            let matches = same && [0, *next].contains(&end.read());
             // A name without its leading slash (`dev/...`) has no slash that could precede it in the tree's
             // name.
-            matches
-                .then(|| DeviceName { absolute, rest: path.wrapping_add(prefix_len.saturating_sub(offset)) })
+            matches.then(|| DeviceName {
+                absolute,
+                rest: path.wrapping_add(prefix_len.saturating_sub(offset)),
+                is_shared: *is_shared,
+            })
         })
     }
 }
@@ -102,7 +133,13 @@ unsafe fn call_in_tree<R: Failed>(
     call: impl FnOnce(*const c_char) -> R,
 ) -> R {
     let tree = tree().to_bytes();
-    if tree.is_empty() || !device_name.absolute && !is_root(from) {
+    // The C library's functions would redirect the name.
+    // SAFETY: `path` is zero-terminated.
+    let exists = || unsafe { libc::syscall(libc::SYS_faccessat, from, path, libc::F_OK) } == 0;
+    if tree.is_empty()
+        || !device_name.absolute && !is_root(from)
+        || device_name.is_shared && with_saved_errno(exists)
+    {
         return call(path);
     }
     // SAFETY: `device_name.rest` points into `path`, which is zero-terminated.
@@ -126,16 +163,25 @@ unsafe fn call_in_tree<R: Failed>(
 
 /// Reports whether `from` is the root directory. Some programs (hwloc) open it and use names relative to it.
 fn is_root(from: c_int) -> bool {
+    with_saved_errno(|| {
+        let inode = inode_of(from, c"", libc::AT_EMPTY_PATH);
+        inode.is_some() && inode == inode_of(libc::AT_FDCWD, c"/", 0)
+    })
+}
+
+/// Returns the device and inode numbers of a file, or `None` if it does not exist.
+fn inode_of(from: c_int, path: &CStr, flags: c_int) -> Option<(libc::dev_t, libc::ino64_t)> {
+    let mut found = MaybeUninit::<libc::stat64>::uninit();
+    // SAFETY: the name is zero-terminated, and `found` has room for the result.
+    let result = unsafe { libc::fstatat64(from, path.as_ptr(), found.as_mut_ptr(), flags) };
+    // SAFETY: the call succeeded, so it has filled in `found`.
+    (result == 0).then(|| unsafe { found.assume_init() }).map(|found| (found.st_dev, found.st_ino))
+}
+
+/// Runs `f` and restores errno.
+fn with_saved_errno<R>(f: impl FnOnce() -> R) -> R {
     let saved_errno = errno();
-    let inode_of = |from: c_int, path: &CStr, flags: c_int| {
-        let mut found = MaybeUninit::<libc::stat64>::uninit();
-        // SAFETY: the name is zero-terminated, and `found` has room for the result.
-        let result = unsafe { libc::fstatat64(from, path.as_ptr(), found.as_mut_ptr(), flags) };
-        // SAFETY: the call succeeded, so it has filled in `found`.
-        (result == 0).then(|| unsafe { found.assume_init() }).map(|found| (found.st_dev, found.st_ino))
-    };
-    let inode = inode_of(from, c"", libc::AT_EMPTY_PATH);
-    let is_root = inode.is_some() && inode == inode_of(libc::AT_FDCWD, c"/", 0);
+    let result = f();
     set_errno(saved_errno);
-    is_root
+    result
 }

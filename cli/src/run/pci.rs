@@ -15,9 +15,14 @@ impl Slot {
         format!("0000:{:02x}:{:02x}.0", self.bus, self.device)
     }
 
+    /// Returns the address of the bus.
+    pub fn bus(&self) -> String {
+        format!("0000:{:02x}", self.bus)
+    }
+
     /// Returns the path of the function's directory below `/sys`.
     pub fn path(&self) -> String {
-        format!("devices/pci0000:{:02x}/{}", self.bus, self.address())
+        format!("devices/pci{}/{}", self.bus(), self.address())
     }
 }
 

@@ -65,6 +65,10 @@ impl Tree {
                 format!("{}/infiniband/{name}/device", slot.path()),
                 format!("../../../{}", slot.address()),
             );
+            tree.link(
+                format!("{}/infiniband/{name}/subsystem", slot.path()),
+                "../../../../../class/infiniband",
+            );
             tree.link(format!("class/infiniband/{name}"), format!("../../{}/infiniband/{name}", slot.path()));
             tree.uverbs(n, &name, &slot);
             tree.entries.push((format!("{COUNTERS}/{name}").into(), Entry::Initial("")));
@@ -107,6 +111,13 @@ impl Tree {
         ] {
             self.line(format!("{}/{file}", slot.path()), text);
         }
+        let bus = slot.bus();
+        // Several devices may share the bus.
+        let all = Locality::of("").local_cpulist;
+        self.line(format!("devices/pci{bus}/pci_bus/{bus}/cpulistaffinity"), all);
+        self.link(format!("class/pci_bus/{bus}"), format!("../../devices/pci{bus}/pci_bus/{bus}"));
+        self.link(format!("bus/pci/devices/{}", slot.address()), format!("../../../{}", slot.path()));
+        self.link(format!("{}/subsystem", slot.path()), "../../../bus/pci");
         if !adapter.interface.is_empty() {
             self.link(
                 format!("{}/net/{}", slot.path(), adapter.interface),

@@ -1,5 +1,6 @@
 // Calls each function that the library interposes, with names of RDMA devices and with other names. Requires a tree with
-// class/infiniband/urxe0/node_guid ("guid"), class/infiniband/urxe0/device -> ../other and dev/infiniband/uverbs0.
+// class/infiniband/urxe0/node_guid ("guid"), class/infiniband/urxe0/device -> ../other, dev/infiniband/uverbs0 and the
+// PCI function 0000:fe:1f.0, which the machine does not have.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -163,6 +164,17 @@ static void devices(void)
 	CHECK(chdir("/") == 0 && holds_guid(open("sys/class/infiniband/urxe0/node_guid", O_RDONLY)));
 	CHECK(chdir(CLASS "/urxe0") == 0 && holds_guid(open("node_guid", O_RDONLY)));
 	CHECK(chdir("/") == 0);
+
+	// PCI functions of the tree, beside those of the machine.
+	const char *function = "/sys/devices/pci0000:fe/0000:fe:1f.0", *other = "/sys/devices/pci0000:fe/0000:fe:1e.0";
+	CHECK(access(function, F_OK) == 0 && access(other, F_OK) == -1 && errno == ENOENT);
+	CHECK(begins_with_guid(fopen("/sys/bus/pci/devices/0000:fe:1f.0/vendor", "r")));
+	CHECK(chdir("/") == 0 && stat("sys/bus/pci/devices/0000:fe:1f.0", &st) == 0);
+	CHECK(in_tree(realpath("/sys/class/pci_bus/0000:fe/../../0000:fe:1f.0", text)));
+	for (const char *const *name = (const char *const[]){"/sys/devices", "/sys/bus/pci/devices", "/sys/class/pci_bus", NULL}; *name; name++) {
+		int missing = syscall(SYS_faccessat, AT_FDCWD, *name, F_OK) != 0;
+		CHECK(missing || (realpath(*name, text) && !in_tree(text)));
+	}
 
 	// Names outside the directories, missing in them, in infiniband_verbs, and too long.
 	CHECK(open(CLASS "_none", O_RDONLY) == -1 && errno == ENOENT);

@@ -41,6 +41,18 @@ impl Fixture {
         }
         fs::write(tree.join("class/infiniband/urxe0/node_guid"), "guid\n").unwrap();
         fs::write(tree.join("class/infiniband_verbs/abi_version"), "6\n").unwrap();
+        let function = tree.join("devices/pci0000:fe/0000:fe:1f.0");
+        for directory in [&*function, &tree.join("devices/pci0000:fe/pci_bus/0000:fe")] {
+            fs::create_dir_all(directory).unwrap();
+        }
+        fs::write(function.join("vendor"), "guid\n").unwrap();
+        for (name, to) in [
+            ("bus/pci/devices/0000:fe:1f.0", "../../../devices/pci0000:fe/0000:fe:1f.0"),
+            ("class/pci_bus/0000:fe", "../../devices/pci0000:fe/pci_bus/0000:fe"),
+        ] {
+            fs::create_dir_all(tree.join(name).parent().unwrap()).unwrap();
+            symlink(to, tree.join(name)).unwrap();
+        }
         symlink("../other", tree.join("class/infiniband/urxe0/device")).unwrap();
         symlink("/dev/null", tree.join("dev/infiniband/uverbs0")).unwrap();
         Fixture { dir }
