@@ -129,6 +129,8 @@ fn counters_of_two_devices_with_one_prefix_are_separate() {
         wait $server || exit 6
         for name in mlx5_7 mlx5_8; do cat /sys/class/infiniband/$name/ports/1/hw_counters/rx_write_requests; done
 END
+        # A tree without the counters of an earlier namespace with the same number.
+        export XDG_RUNTIME_DIR="$DIR"
         "$URXE" run --name mlx5_7 -- sh "$DIR/script"
     "#;
     let printed = in_namespace(SCRIPT, &[]);
