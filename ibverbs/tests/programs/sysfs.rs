@@ -75,6 +75,63 @@ fn sysfs_and_dev_show_each_device_of_the_machine() {
 }
 
 #[test]
+fn named_device_has_that_name_and_the_identity_of_an_mlx5_device_everywhere() {
+    let [address, _] = addresses();
+    let show = "ibv_devinfo; cd /sys/class/infiniband; ls; cat */device/vendor */device/device */hca_type; \
+                cat /sys/class/infiniband_verbs/uverbs0/ibdev; ls */device/net";
+    let printed = script(&["--ip", &address, "--name", "mlx5_3"], show);
+    for field in ["hca_id:\tmlx5_3\n", "vendor_id:\t\t\t0x02c9\n", "vendor_part_id:\t\t\t4119\n"] {
+        assert!(printed.contains(field), "{field}: {printed}");
+    }
+    assert!(printed.ends_with("mlx5_3\n0x15b3\n0x1017\nMT4119\nmlx5_3\nlo\n"), "{printed}");
+    // By default a device claims no vendor, and the personality alone names no device.
+    let printed = script(&["--ip", &address], show);
+    assert!(printed.contains("vendor_id:\t\t\t0xffffff\n"), "{printed}");
+    assert!(printed.ends_with("urxe0\n0xffff\n0x0000\nurxe\nurxe0\nlo\n"), "{printed}");
+    let printed = script(&["--ip", &address, "--personality", "mlx5"], show);
+    assert!(printed.ends_with("urxe0\n0x15b3\n0x1017\nMT4119\nurxe0\nlo\n"), "{printed}");
+}
+
+#[test]
+fn pci_function_is_found_by_each_path_that_programs_follow() {
+    let [address, _] = addresses();
+    // By the link as text, by its target, by the address, and as NCCL walks from the bus to the function.
+    let show = r#"
+        device=$(readlink -f /sys/class/infiniband/mlx5_0/device) && echo $device | grep -o '^/sys/devices/pci0000:..'
+        function=${device##*/}; bus=${function%:*}
+        for directory in /sys/class/infiniband/mlx5_0/device "$device" /sys/bus/pci/devices/$function             /sys/class/pci_bus/$bus/../../$function /sys/class/infiniband_verbs/uverbs0/device; do
+            echo $(cat $directory/class $directory/current_link_speed $directory/current_link_width) $(ls $directory/infiniband)
+        done
+        grep -c "PCI_SLOT_NAME=$function" $device/uevent
+        test -e /sys/bus/pci/devices/0000:00:00.1 || echo absent
+    "#;
+    let printed = script(&["--ip", &address, "--name", "mlx5_0"], show);
+    let lines: Vec<&str> = printed.lines().collect();
+    assert!(lines[0].starts_with("/sys/devices/pci0000:"), "{printed}");
+    assert_eq!(lines[1..6], ["0x020000 16.0 GT/s PCIe 16 mlx5_0"; 5], "{printed}");
+    assert_eq!(lines[6..], ["1", "absent"], "{printed}");
+}
+
+#[test]
+fn name_of_a_device_is_passed_to_the_library_and_an_invalid_one_is_refused() {
+    let [address, _] = addresses();
+    let printed = text(&output(urxe(&["env"]), &["--ip", &address, "--name", "mlx5_0"]));
+    assert!(printed.contains("export URXE_NAME='mlx5_0'\n"), "{printed}");
+    let printed = text(&output(urxe(&["env"]), &["--ip", &address]));
+    assert!(printed.contains("unset URXE_NAME\n"), "{printed}");
+    let out = output(urxe(&["run"]), &["--ip", &address, "--name", "mlx5", "--", "true"]);
+    assert!(out.status.success(), "a prefix that ends in a digit: {}", text(&out));
+    for (name, reason) in [("mlx", "ends in the number of the first device"), ("mlx5/0", "but '/' is in it")]
+    {
+        let out = output(urxe(&["run"]), &["--ip", &address, "--name", name, "--", "true"]);
+        assert!(!out.status.success() && text(&out).contains(reason), "{}", text(&out));
+        let command = format!("URXE_NAME={name} ibv_devices");
+        let out = output(urxe(&["run"]), &["--ip", &address, "--", "sh", "-c", &command]);
+        assert!(text(&out).contains("urxe: URXE_NAME is") && text(&out).contains(reason), "{}", text(&out));
+    }
+}
+
+#[test]
 fn library_reports_its_sysfs_path() {
     let [address, _] = addresses();
     let query = "python3 -c 'import ctypes as c; v = c.CDLL(\"libibverbs.so.1\"); v.ibv_get_sysfs_path.restype = c.c_char_p; \
