@@ -301,7 +301,7 @@ impl Nic {
         let port = &self.config.port;
         let result = entry.qp.modify(attr, |av, src, dst| port.flow(av, src, dst), &mut env);
         entry.qp.set_pkeys(|index| self.pkeys[usize::from(index)]);
-        self.outputs.add(&mut self.state, entry, &self.srqs);
+        self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
         self.peers.settle(entry, self.config.tuning.window);
         self.schedule.schedule_pending(entry);
         Ok(result)
@@ -351,7 +351,7 @@ impl Nic {
         let mut posts = wrs.iter().map(|wr| entry.qp.post_send(wr, path, &mut self.state.out)).enumerate();
         let result =
             posts.try_for_each(|(index, posted)| posted.map_err(|error| PostListError { index, error }));
-        self.outputs.add(&mut self.state, entry, &self.srqs);
+        self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
         self.schedule.schedule_pending(entry);
         Ok(result)
     }
@@ -372,7 +372,7 @@ impl Nic {
         let port = &self.config.port;
         let path = |av: &AddressVector, src, dst| port.flow(av, src, dst);
         let result = entry.qp.post_send_all(wrs, path, &mut self.state.out);
-        self.outputs.add(&mut self.state, entry, &self.srqs);
+        self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
         self.schedule.schedule_pending(entry);
         Ok(result)
     }
@@ -393,7 +393,7 @@ impl Nic {
         }
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let result = entry.qp.post_recv(wr, &mut self.state.out);
-        self.outputs.add(&mut self.state, entry, &self.srqs);
+        self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
         Ok(result)
     }
 
@@ -442,7 +442,7 @@ impl Nic {
             env.others_in_flight = self.peers.others(&entry.share);
             let more = entry.qp.transmit(self.config.tuning.turn, &mut env);
             self.peers.settle_turn(entry, self.config.tuning.window);
-            self.outputs.add(&mut self.state, entry, &self.srqs);
+            self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
             if more {
                 self.schedule.enqueue(entry);
             }
@@ -472,7 +472,7 @@ impl Nic {
                 let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
                 let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
                 entry.qp.handle_timeout(&mut env);
-                self.outputs.add(&mut self.state, entry, &self.srqs);
+                self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
                 self.peers.settle(entry, self.config.tuning.window);
             }
             self.schedule.schedule_pending(entry);

@@ -1,6 +1,5 @@
 //! Output queue of a NIC, which holds completions and asynchronous events until the driver takes them.
 
-use super::Scratch;
 use super::cq_handle::CqHandle;
 use super::srq::SrqTable;
 use super::table::Entry;
@@ -61,18 +60,30 @@ impl OutputQueue {
 
     /// Adds the effects of a queue pair's step, and counts the error completions among them.
     #[inline]
-    pub fn add(&mut self, step: &mut Scratch, entry: &Entry, srqs: &SrqTable) {
-        if !step.out.is_empty() {
-            self.add_all(step, entry, srqs);
+    pub fn add(
+        &mut self,
+        effects: &mut Vec<Output>,
+        counters: &mut Counters,
+        entry: &Entry,
+        srqs: &SrqTable,
+    ) {
+        if !effects.is_empty() {
+            self.add_all(effects, counters, entry, srqs);
         }
     }
 
-    fn add_all(&mut self, step: &mut Scratch, entry: &Entry, srqs: &SrqTable) {
-        for effect in step.out.drain(..) {
+    fn add_all(
+        &mut self,
+        effects: &mut Vec<Output>,
+        counters: &mut Counters,
+        entry: &Entry,
+        srqs: &SrqTable,
+    ) {
+        for effect in effects.drain(..) {
             match &effect {
-                Output::Sent(c) | Output::Emitted(c) => count_sent(&mut step.counters, c.status),
+                Output::Sent(c) | Output::Emitted(c) => count_sent(counters, c.status),
                 Output::Received(c) | Output::ReceivedFrom(_, c) => {
-                    count_received(&mut step.counters, c.status);
+                    count_received(counters, c.status);
                 }
                 Output::Event(_) => {}
             }
