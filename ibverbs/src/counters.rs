@@ -1,9 +1,9 @@
-//! Publication of a device's counters in its sysfs tree, which `urxe run` writes for all programs on the device.
+//! Publication of port counters in a device's sysfs tree, where other programs read them.
 //!
-//! Several times a second and when a device is closed, a process adds what it has counted since the last time
-//! to the device's totals, a file in the tree, and rewrites those files below `ports/1` whose values changed.
-//! So the files need no support from their readers, and include processes that have ended. A process that is
-//! killed loses the counts of the last interval. The data path is not involved.
+//! Several times a second, and when a device is closed, a process adds the events counted since its last
+//! publication to the device's totals, a file in the tree, and rewrites the files below `ports/1` whose values
+//! have changed. Readers therefore open ordinary files, whose values include processes that have ended. A killed
+//! process loses the counts since its last publication. The data path is not involved.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -23,11 +23,11 @@ use crate::thread::spawn;
 
 /// Interval between publications of a device's counters.
 const INTERVAL: Duration = Duration::from_millis(PUBLISHING_INTERVAL_MS);
-/// Maximum wait for a lock: a NIC's, whose holder may never release it while the process exits, or that of the
-/// totals, whose holder may be stopped.
+/// Maximum wait for a lock. A NIC's lock may never be released in a process that exits, and the process that
+/// holds the lock on the totals may be stopped.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Counters by the names that the NIC and its link give them.
+/// Counter values by name, as in `Counters::iter` and `LinkCounters::iter`.
 type Totals = BTreeMap<String, u64>;
 
 /// Periodic publication of a NIC's counters, which ends when this is dropped or the NIC is closed.
@@ -38,16 +38,16 @@ pub(crate) struct Publisher {
 
 struct Publication {
     nic: WeakContext,
-    /// Directory of the port in the tree.
+    /// The port's directory in the tree.
     port: PathBuf,
     totals: PathBuf,
-    /// Counters of this NIC that are included in the totals. `None` once the publisher has been dropped.
+    /// The NIC's counters as of the last publication. `None` once the publisher has been dropped.
     published: Mutex<Option<Vec<(&'static str, u64)>>>,
 }
 
 impl Publisher {
-    /// Starts to publish the counters of a NIC that has been opened on the device called `name`. Returns `None`
-    /// if the device has no tree, as in a program that does not run under `urxe run`.
+    /// Starts publishing the counters of a NIC opened on the device `name`. Returns `None` if the device has no
+    /// tree because the program does not run under `urxe run`.
     pub(crate) fn start(sysfs: &str, name: &str, nic: WeakContext) -> Option<Publisher> {
         let totals = PathBuf::from(format!("{sysfs}/counters/{name}"));
         if !totals.is_file() {
@@ -86,7 +86,7 @@ impl Drop for Publisher {
 }
 
 impl Publication {
-    /// Publishes the counters. What cannot be published now is included in the next publication.
+    /// Publishes the counters. After a failure, the next publication includes these counts.
     fn publish(&self) {
         let Some(mut guard) = self.published.try_lock_for(LOCK_TIMEOUT) else { return };
         let Some(published) = &mut *guard else { return };
@@ -136,8 +136,8 @@ fn parse(text: &str) -> Totals {
     text.lines().filter_map(line).collect()
 }
 
-/// Locks a file against other processes. The lock is of a kind that a forked child does not inherit and that
-/// the kernel releases if the process is killed.
+/// Locks a file against other processes, with a record lock, which a forked child does not inherit and the
+/// kernel releases if the process is killed.
 fn lock(file: &File) -> io::Result<()> {
     let whole = libc::flock {
         l_type: libc::F_WRLCK as _,

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::bundled::warn_of_copy;
 use crate::next::{Failed, copy_of_variable, errno, fail, set_errno};
 
-/// Names that are redirected: `name`, and those in which it is followed by the byte `next`.
+/// Redirected names: `name` itself, and all names in which the byte `next` follows it.
 struct Directory {
     name: &'static [u8],
     next: u8,
     /// Length of the prefix that is replaced by the name of the tree, which contains `class`, `devices`, `bus`
     /// and `dev`.
     prefix_len: usize,
-    /// Whether the machine has such names too, and only those that do not exist are redirected.
+    /// Whether the machine may have such names too. Those that exist there are not redirected.
     is_shared: bool,
 }
 

@@ -11,11 +11,11 @@ pub struct DeviceNames {
     first: u32,
 }
 
-/// Reason why a name cannot be that of the first device.
+/// Reason why a text is not a valid name for the first device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceNameError {
-    /// The name contains a character that programs or paths give another meaning.
+    /// The name contains a character other than letters, digits, `_`, `-` and `.`.
     #[error(
         "a device name begins with a letter and consists of letters, digits, '_', '-' and '.', but '{0}' is in it"
     )]
@@ -23,7 +23,7 @@ pub enum DeviceNameError {
     /// The first character is not a letter.
     #[error("a device name begins with a letter, as in mlx5_0")]
     Start,
-    /// The name does not end in a number.
+    /// The name does not end in a number from 0 to 999 without leading zeros.
     #[error("a device name ends in the number of the first device, from 0 to {MAX_NUMBER}, as in mlx5_0")]
     Number,
     /// The name is too long.
@@ -31,8 +31,8 @@ pub enum DeviceNameError {
     TooLong,
 }
 
-/// Maximum length of the first device's name. libibverbs allows 63 bytes, and the numbers of further devices
-/// may be longer than that of the first.
+/// Maximum length of the first device's name, 4 less than libibverbs allows, because later devices may have
+/// longer numbers.
 const MAX_LEN: usize = 59;
 /// Maximum number of the first device.
 const MAX_NUMBER: u32 = 999;
@@ -93,8 +93,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Identity without a vendor. By default no device has the IDs of a real vendor: programs expect more than
-    /// verbs of devices that they recognise.
+    /// Identity without a vendor, the default: programs that recognise a vendor's device use more than its verbs.
     pub const NO_VENDOR: Identity = Identity {
         vendor_id: 0xff_ffff,
         vendor_part_id: 0,
@@ -114,8 +113,8 @@ impl Identity {
         board_id: "MT_0000000008",
     };
 
-    /// Returns the identity of devices with the given names and personality: that of a ConnectX-5 if the names
-    /// begin with `mlx5_` or the personality is [`Personality::MLX5`], otherwise none.
+    /// Returns the identity that the given names and personality ask for: [`CONNECTX_5`](Self::CONNECTX_5) for
+    /// names that begin with `mlx5_` and for [`Personality::MLX5`], otherwise [`NO_VENDOR`](Self::NO_VENDOR).
     pub fn of(names: &DeviceNames, personality: &Personality) -> Identity {
         if names.prefix.starts_with("mlx5_") || personality.name == Personality::MLX5.name {
             Identity::CONNECTX_5

@@ -1,4 +1,4 @@
-//! Port counters as files in sysfs, with the names that the kernel and its drivers for mlx5 and rxe give them.
+//! Port counters in sysfs, under the names that the kernel and its mlx5 and rxe drivers use.
 
 use std::collections::BTreeSet;
 
@@ -10,12 +10,11 @@ const PORT: &str = "counters";
 /// Directory of the device's own counters.
 const HW: &str = "hw_counters";
 
-/// Interval in milliseconds at which a process publishes its counters; also reported as `lifespan`.
+/// Interval in milliseconds between publications of a process's counters, the `lifespan` of mlx5.
 pub const PUBLISHING_INTERVAL_MS: u64 = 200;
 
-/// Port counters of the InfiniBand specification, each with the NIC's or link's counters of which it is the
-/// sum. A counter without any stays 0, because its event cannot occur: there are no virtual lanes, no physical
-/// layer and no switch.
+/// Port counters of the InfiniBand specification, each with the NIC and link counters that it sums. An empty sum
+/// means that the event cannot occur, because there are no virtual lanes, no physical layer and no switch.
 const PORT_SUMS: [(&str, &[&str]); 17] = [
     ("VL15_dropped", &[]),
     ("excessive_buffer_overrun_errors", &["link_rx_overflow"]),
@@ -52,9 +51,8 @@ const PORT_SUMS: [(&str, &[&str]); 17] = [
     ("symbol_error", &[]),
 ];
 
-/// Counters of the kernel's drivers whose names differ from those of the NIC's counters, each with the
-/// counters of which it is the sum. The NIC neither reads ECN marks nor sends CNPs, and ignores the CNPs that it
-/// receives.
+/// Counters that the kernel's drivers name differently, each with the NIC and link counters that it sums. The NIC
+/// neither reads ECN marks nor sends CNPs, and ignores CNPs that it receives.
 const HW_SUMS: [(&str, &[&str]); 17] = [
     ("ack_deferred", &[]),
     ("completer_retry_err", &["requester_retry"]),
@@ -75,8 +73,8 @@ const HW_SUMS: [(&str, &[&str]); 17] = [
     ("send_err", &["link_tx_dropped"]),
 ];
 
-/// Returns the files in a port's directory in sysfs, with their values. `total` returns a NIC's or link's
-/// counter by the name that [`Counters::iter`] or [`LinkCounters::iter`] gives it.
+/// Returns the paths of the counter files, relative to the port's directory in sysfs, and their values. `total`
+/// returns a counter by its name in [`Counters::iter`] or [`LinkCounters::iter`].
 pub fn port_counter_files(total: impl Fn(&str) -> u64) -> Vec<(String, u64)> {
     let sum = |names: &[&str]| names.iter().map(|name| total(name)).sum();
     let mut files: Vec<(String, u64)> = Vec::new();

@@ -1,8 +1,8 @@
-//! PCI addresses for devices that exist in sysfs trees only.
+//! PCI addresses for the devices in a sysfs tree.
 
 use std::fs;
 
-/// PCI function on a root bus.
+/// Slot on a PCI root bus; a device is function 0 of its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Slot {
     bus: u8,
@@ -10,30 +10,32 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Returns the address as the kernel writes it.
+    /// Returns the address of function 0 in the kernel's format.
     pub fn address(&self) -> String {
         format!("0000:{:02x}:{:02x}.0", self.bus, self.device)
     }
 
-    /// Returns the address of the bus.
+    /// Returns the bus address in the kernel's format.
     pub fn bus(&self) -> String {
         format!("0000:{:02x}", self.bus)
     }
 
-    /// Returns the path of the function's directory below `/sys`.
+    /// Returns the path of function 0's directory, relative to `/sys`.
     pub fn path(&self) -> String {
         format!("devices/pci{}/{}", self.bus(), self.address())
     }
 }
 
-/// Returns slots in which this machine has no PCI device: programs merge what they know of one address.
+/// Iterates over the slots in which this machine has no PCI device. Programs would take a device in an occupied
+/// slot for the machine's own.
 pub fn free_slots() -> impl Iterator<Item = Slot> {
     let entries = fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().flatten();
     let taken: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     free_beside(taken)
 }
 
-/// Returns the slots without any function among the given PCI addresses, from the last slot of bus 0 down.
+/// Iterates over the slots that none of the given PCI addresses is in, in descending order on each bus,
+/// beginning with bus 0.
 fn free_beside(taken: Vec<String>) -> impl Iterator<Item = Slot> {
     let slots = (0..=u8::MAX).flat_map(|bus| (1..32).rev().map(move |device| Slot { bus, device }));
     let is_free = move |slot: &Slot| {

@@ -22,11 +22,11 @@ const UVERBS_ABI: &str = "6";
 /// P_Key table: the default partition only.
 const PKEYS: [&str; 1] = ["0xffff"];
 
-/// Directory with the totals of each device's counters, from which libibverbs computes the files of its port.
+/// Directory of the counter totals, a file for each device, which libibverbs writes.
 const COUNTERS: &str = "counters";
-/// PCI class of an Ethernet controller, which RoCE NICs are.
+/// PCI class of RoCE NICs: Ethernet controller.
 const PCI_CLASS: u32 = 0x02_0000;
-/// PCI link of 252 Gb/s.
+/// Speed and width of the PCI link: 252 Gb/s, above the rate of the port.
 const PCI_SPEED: &str = "16.0 GT/s PCIe";
 const PCI_WIDTH: &str = "16";
 
@@ -45,7 +45,7 @@ pub struct Tree {
 enum Entry {
     /// A file with the given text, followed by a newline.
     Text(String),
-    /// A file that programs change. It is created with the given text and never written again.
+    /// A file that programs change: created with the given text, and never overwritten.
     Initial(&'static str),
     /// A symbolic link.
     Link(String),
@@ -100,7 +100,6 @@ impl Tree {
             ("class", &format!("{PCI_CLASS:#08x}")),
             ("revision", "0x00"),
             ("uevent", &uevent),
-            // Above the rate of the port.
             ("current_link_speed", PCI_SPEED),
             ("current_link_width", PCI_WIDTH),
             ("max_link_speed", PCI_SPEED),
