@@ -71,8 +71,8 @@ pub struct LinkArgs {
     #[arg(long, value_name = "BYTES", value_parser = parse_mtu)]
     pub mtu: Option<Mtu>,
     /// Class of device to emulate: `default` (the specification, lenient about posted work requests),
-    /// `strict` (the letter of the specification), `rxe` (Linux's soft-RoCE), `mlx5` (ConnectX); README.md
-    /// lists the differences
+    /// `strict` (the letter of the specification), `rxe` (Linux's soft-RoCE), `mlx5` (ConnectX);
+    /// docs/guide/personalities.md lists the differences
     #[arg(long, value_name = "CLASS", value_parser = parse_personality)]
     pub personality: Option<Personality>,
     /// Number of shards of the NIC, a power of two, each with its own socket, lock and thread, for programs

@@ -234,8 +234,8 @@ cases! {
             "src/nic/personality.md differs from the personality data; replace it with:\n{table}"
         );
         assert!(
-            include_str!("../../../README.md").contains(&table),
-            "README.md lacks the personality table; insert:\n{table}"
+            include_str!("../../../docs/guide/personalities.md").contains(&table),
+            "docs/guide/personalities.md lacks the personality table; insert:\n{table}"
         );
     }
 
