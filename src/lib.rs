@@ -76,3 +76,10 @@ pub mod transport;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Placeholder like [`Readme`], for the pages of the guide that have examples in Rust.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/guide/mock-nic.md")]
+#[doc = include_str!("../docs/guide/faults.md")]
+#[doc = include_str!("../docs/guide/captures.md")]
+struct Guide;
