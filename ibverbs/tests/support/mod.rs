@@ -101,8 +101,8 @@ pub fn text(out: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
 }
 
-/// Runs a shell script in a new network namespace and returns its output. The script must succeed within a
-/// minute. Its user is root inside the namespace and unprivileged outside, which requires that user
+/// Runs a shell script in a new network namespace and returns its output. The script must succeed within five
+/// minutes. Its user is root inside the namespace and unprivileged outside, which requires that user
 /// namespaces are allowed. The script has the given variables and an empty directory, `$DIR`. `run ADDRESS
 /// PROGRAM ARGUMENT...` runs a program on a device with that address, and `two_ipv6_addresses` creates
 /// fd77::1 and fd77::2.
