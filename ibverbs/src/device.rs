@@ -252,8 +252,9 @@ impl Device {
             new = self.open_first();
         }
         let nic = new?;
-        // The publisher of a previous NIC ends before that of this one starts, as both add to one file. That of
-        // a parent's NIC is leaked, because its lock may be held by a thread that does not exist here.
+        // A previous NIC's publisher ends before the new publisher starts, because both add to one file. A
+        // publisher inherited from the parent process is leaked, because its lock may be held by a thread
+        // that does not exist here.
         match opened.take() {
             Some(inherited) if inherited.process != process => std::mem::forget(inherited.publisher),
             previous => drop(previous),

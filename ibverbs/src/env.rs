@@ -17,7 +17,8 @@ use urxe::verbs::{DeviceNames, Personality};
 /// Configuration of the devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// `URXE_NAME`: name of the first device, from which those of further devices count up; `urxe0` if unset.
+    /// `URXE_NAME`: name of the first device, `urxe0` if unset. The names of further devices count up from
+    /// it.
     pub names: DeviceNames,
     /// `URXE_LINK`: link of the only device. If unset or `udp`, there is a device over UDP for each
     /// interface.

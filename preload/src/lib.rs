@@ -1,9 +1,9 @@
 //! Makes urxe's devices visible to programs that look for RDMA devices in `/sys` and `/dev` themselves (UCX,
 //! NCCL, scripts). The library interposes the C library's functions that take a file name, and redirects
-//! names in `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and `/dev/infiniband`, and those of PCI
+//! names in `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and `/dev/infiniband`, and names of PCI
 //! functions that do not exist, to the corresponding files in the directory tree given by `URXE_SYSFS`. Every
-//! other name is passed to the C library unchanged,
-//! without an allocation, a lock or a system call, and with errno preserved.
+//! other name is passed to the C library unchanged, without an allocation, a lock or a system call, and with
+//! errno preserved.
 
 mod bundled;
 mod calls;

@@ -236,7 +236,7 @@ fn libraries_are_those_of_the_loader_with_and_without_urxe() {
             own == "renamed",
             "{message}"
         );
-        // The verdict is true: the stub's function is called, not that of the copy.
+        // The report is right: the program calls the stub's function, not the copy's.
         assert_eq!(Command::new(&program).status().unwrap().code(), Some(3));
         assert_eq!(fixture.urxe(&["run"], Some(&program)).status().unwrap().code(), Some(0), "{own}");
     }

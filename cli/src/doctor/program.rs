@@ -114,7 +114,7 @@ impl ProgramReport {
         }
     }
 
-    /// Inspects a script's interpreter, given the words behind `#!`.
+    /// Inspects a script's interpreter, given the words after `#!`.
     fn inspect_script(&mut self, words: &[String], environment: Option<Environment<'_>>, depth: usize) {
         self.kind = Some(Kind::Script);
         let mut name = &words[0];
@@ -341,7 +341,7 @@ impl Listing {
     }
 }
 
-/// Returns the words behind `#!` in the first line of a script; `None` if the file is no script.
+/// Returns the words after `#!` in a script's first line, or `None` if the file is not a script.
 fn script_interpreter(bytes: &[u8]) -> Option<Vec<String>> {
     let line = bytes.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
     let words: Vec<String> = String::from_utf8_lossy(line).split_whitespace().map(str::to_owned).collect();

@@ -42,8 +42,8 @@ struct Set {
     changed: EventFd,
 }
 
-/// All sets, by the program's descriptor. Programs close the descriptor with `close`, which leaves the entry
-/// behind until a new set gets the same number.
+/// All sets, by the program's descriptor. Programs close the descriptor with `close`, so an entry remains
+/// until a new set gets its number.
 static SETS: Mutex<BTreeMap<c_int, Arc<Set>>> = Mutex::new(BTreeMap::new());
 
 fn find(fd: c_int) -> Result<Arc<Set>, c_int> {
@@ -60,7 +60,7 @@ pub(super) fn close(fd: c_int) -> bool {
     is_set
 }
 
-/// Creates a set. The program's descriptor is that of an empty `epoll` instance, so that `flags` apply to it.
+/// Creates a set. The program gets the descriptor of an empty `epoll` instance, created with `flags`.
 fn new_set(flags: c_int) -> nix::Result<c_int> {
     let flags = EpollCreateFlags::from_bits(flags).ok_or(nix::errno::Errno::EINVAL)?;
     let epoll = Epoll::new(flags)?;

@@ -98,7 +98,7 @@ fn counters_move_while_ib_write_bw_runs_and_are_exact_at_its_end() {
     let words = (bytes + count * RETH_LEN + packets * BTH_AND_ICRC_LEN) / 4;
     let most = words + repeated * (MTU + RETH_LEN + BTH_AND_ICRC_LEN) / 4;
     assert!((words..=most).contains(&sender["counters/port_xmit_data"]), "{words}: {sender:?}");
-    // What arrived at one end has been sent by the other.
+    // The sender has sent every word that the receiver counts.
     assert!(
         receiver["counters/port_rcv_data"] <= sender["counters/port_xmit_data"],
         "{receiver:?} {sender:?}"
