@@ -80,27 +80,31 @@ impl OutputQueue {
         srqs: &SrqTable,
     ) {
         for effect in effects.drain(..) {
-            match &effect {
-                Output::Sent(c) | Output::Emitted(c) => count_sent(counters, c.status),
-                Output::Received(c) | Output::ReceivedFrom(_, c) => {
-                    count_received(counters, c.status);
-                }
-                Output::Event(_) => {}
-            }
             match effect {
-                // After those that wait for the link, because the completions of a send queue are ordered.
-                Output::Sent(c) if self.emitted.iter().any(|(_, e)| e.qpn == c.qpn) => {
+                Output::Sent(c) => {
+                    count_sent(counters, c.status);
+                    // After those that wait for the link, because the completions of a send queue are ordered.
+                    if self.emitted.iter().any(|(_, e)| e.qpn == c.qpn) {
+                        self.emitted.push((entry.send_cq, c));
+                    } else {
+                        self.complete(entry.send_cq, c);
+                    }
+                }
+                Output::Emitted(c) => {
+                    count_sent(counters, c.status);
                     self.emitted.push((entry.send_cq, c));
                 }
-                Output::Sent(c) => self.complete(entry.send_cq, c),
-                Output::Received(c) => self.complete(entry.recv_cq, c),
+                Output::Received(c) => {
+                    count_received(counters, c.status);
+                    self.complete(entry.recv_cq, c);
+                }
                 Output::ReceivedFrom(srq, c) => {
+                    count_received(counters, c.status);
                     // The completion of a destroyed shared receive queue is dropped.
                     if let Some(cq) = srqs.cq(srq) {
                         self.complete(cq, c);
                     }
                 }
-                Output::Emitted(c) => self.emitted.push((entry.send_cq, c)),
                 Output::Event(e) => self.raise(e),
             }
         }
