@@ -28,6 +28,7 @@ mod create_cq;
 mod create_qp;
 mod device;
 mod dm;
+mod dma_buf;
 mod dmah;
 mod entry_points;
 mod env;

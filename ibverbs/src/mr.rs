@@ -14,6 +14,7 @@ use crate::abi::{ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
 use crate::buffers::elements;
 use crate::context::{Context, is_inherited};
 use crate::dm::DeviceMemory;
+use crate::dma_buf::Mapping;
 use crate::dmah::DmaHandle;
 use crate::errno;
 use crate::live_objects;
@@ -54,6 +55,10 @@ pub(crate) struct MemoryRegion {
 /// The registration behind a region.
 enum Registered {
     Memory(RawMr, Access),
+    DmaBuf {
+        region: RawMr,
+        mapping: Mapping,
+    },
     /// A null region, deregistered on drop.
     Null {
         _region: NullMr,
@@ -224,15 +229,41 @@ unsafe extern "C" fn reg_mr_iova2(
 }
 
 pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
-    _pd: *mut ibv_pd,
-    _offset: u64,
-    _length: usize,
-    _iova: u64,
-    _fd: c_int,
-    _access: c_int,
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    bits: c_int,
 ) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
-    errno::null(libc::EOPNOTSUPP)
+    /// Flags that the kernel accepts for a DMA-buf.
+    const PERMITTED: Access = Access::LOCAL_WRITE
+        .union(Access::REMOTE_WRITE)
+        .union(Access::REMOTE_READ)
+        .union(Access::REMOTE_ATOMIC)
+        .union(Access::RELAXED_ORDERING);
+    let access = access(bits as c_uint);
+    let page = page_size() as u64;
+    if !ProtectionDomain::is_live(pd) || !PERMITTED.contains(access) || offset % page != iova % page {
+        return errno::null(libc::EINVAL);
+    }
+    let mapping = match Mapping::new(fd, offset, length, access.allows(Access::LOCAL_WRITE)) {
+        Ok(mapping) => mapping,
+        Err(e) => return errno::null(e as c_int),
+    };
+    // SAFETY: `is_live` found a live domain at `pd`, which the program must not deallocate during the call.
+    let domain = unsafe { ProtectionDomain::from_raw_ref(pd) };
+    // SAFETY: the range is mapped for this access, and stays so until `dereg_mr` has deregistered the region.
+    match unsafe { domain.pd.reg_mr_raw(mapping.start(), length, MrOptions::new(access).iova(iova)) } {
+        Ok(region) => {
+            let keys = MrKeys { lkey: region.lkey().0, rkey: region.rkey().0, length };
+            // As in libibverbs, the address of the region is its offset in the DMA-buf.
+            let addr = std::ptr::without_provenance_mut(offset as usize);
+            new_mr(pd, addr, keys, Registered::DmaBuf { region, mapping })
+        }
+        Err(e) => errno::null(e.errno()),
+    }
 }
 
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
@@ -368,6 +399,12 @@ pub(crate) unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
         Some(Registered::Memory(memory, access)) => {
             if let Err((memory, e)) = memory.dereg() {
                 *mr = Some(Registered::Memory(memory, access));
+                return e.errno();
+            }
+        }
+        Some(Registered::DmaBuf { region, mapping }) => {
+            if let Err((region, e)) = region.dereg() {
+                *mr = Some(Registered::DmaBuf { region, mapping });
                 return e.errno();
             }
         }

@@ -16,6 +16,7 @@ mod stock;
 #[path = "../support/testbed.rs"]
 mod testbed;
 
+use std::path::Path;
 use std::process::Command;
 
 use ends::{Ends, LIMIT, Program, Ready, SHORT_LIMIT};
@@ -159,11 +160,7 @@ fn build_private_data(testbed: &Testbed) -> String {
     cc.args(["-O1", "-s", "-Wall", "-Werror", "-o", &program, source, "-lrdmacm", "-libverbs"]);
     let out = cc.output().expect("this test needs a C compiler (apt-get install gcc libc6-dev)");
     assert!(out.status.success(), "{} (apt-get install librdmacm-dev)", programs::text(&out));
-    let bytes = std::fs::read(&program).unwrap();
-    let mut copy = testbed.guest.spawn(&format!("cat >{program} && chmod +x {program}")).unwrap();
-    copy.write(&bytes).unwrap();
-    copy.close_stdin().unwrap();
-    assert_eq!(copy.wait(SHORT_LIMIT).unwrap().status, 0);
+    testbed.guest.install(Path::new(&program), &program).unwrap();
     program
 }
 

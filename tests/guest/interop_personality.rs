@@ -33,10 +33,7 @@ fn calls_on_the_kernels_rxe_have_the_results_of_personality_rxe() {
             .expect("this test needs a C compiler (apt-get install gcc libibverbs-dev)")
             .success()
     );
-    let mut copy = guest.spawn("cat >/tmp/personality && chmod +x /tmp/personality").unwrap();
-    copy.write(&std::fs::read(&program).unwrap()).unwrap();
-    copy.close_stdin().unwrap();
-    assert_eq!(copy.wait(LIMIT).unwrap().status, 0);
+    guest.install(&program, "/tmp/personality").unwrap();
     let gid = guest.gid_index("10.77.0.1").unwrap();
     let result = guest.exec(&format!("/tmp/personality {gid}"), LIMIT).unwrap();
     assert_eq!((result.status, result.stderr.as_str()), (0, ""));

@@ -16,6 +16,7 @@ mod stock;
 mod testbed;
 
 use std::io::Write;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -213,22 +214,12 @@ impl Ends {
         });
     }
 
-    /// Copies a program from the host to the same path in the guest.
-    fn copy(&self, program: &str) {
-        let bytes = std::fs::read(program).unwrap();
-        let copied = |mut copy: GuestProcess| {
-            copy.write(&bytes).and_then(|()| copy.close_stdin()).map_err(|e| e.to_string())?;
-            Ends::wait_success(copy, SHORT_LIMIT)
-        };
-        self.spawn_in_guest(&format!("cat >{program} && chmod +x {program}")).and_then(copied).unwrap();
-    }
-
     /// Checks that each end can still receive after it has shut down its sending direction. Both ends run
     /// `half_close.c`.
     fn half_close(&self, table: &mut Table) {
         let program = format!("/tmp/urxe-half-close-{}", std::process::id());
         build(&program, "tests/guest/interop_rsockets/half_close.c", &[]);
-        self.copy(&program);
+        self.testbed.guest.install(Path::new(&program), &program).unwrap();
         let port = self.testbed.free_port();
         let [theirs, ours] = [GUEST[1], HOST[1]]
             .map(|at| ["server", "client"].map(|role| format!("{program} {role} {at} {port}")));
@@ -265,7 +256,7 @@ impl Datagrams {
         build(&own_path, "tests/guest/interop_rsockets/own_path.c", &["-shared", "-fPIC"]);
         build(&rpoll_timeout, "ibverbs/tests/c/rpoll_timeout.c", &["-shared", "-fPIC"]);
         for file in [&program, &own_path, &rpoll_timeout] {
-            ends.copy(file);
+            ends.testbed.guest.install(Path::new(file), file).unwrap();
         }
         Datagrams { ends, program, own_path, rpoll_timeout }
     }

@@ -18,8 +18,8 @@ mod guest;
 
 use std::error::Error;
 use std::fmt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
@@ -92,7 +92,7 @@ fn compare(args: &Args) -> Result<()> {
     let net = Net::Dgram { local: dir.path().join("guest"), remote: dir.path().join("unconnected") };
     let guest = Guest::start(GuestConfig { mtu: 4500, cpus: args.cpus, ..GuestConfig::new(net, 1) })?;
     for name in FILES {
-        copy_to_guest(&guest, &built_file(name)?, name, dir.path())?;
+        guest.install(&built_file(name)?, &format!("{INSTALL_DIR}/{name}"))?;
     }
     println!("\nprocessors: {}, rounds: {}; medians\n", args.cpus, args.rounds);
     println!("| program | | rxe | urxe | urxe ÷ rxe | min … max |\n|---|---|---|---|---|---|");
@@ -178,21 +178,4 @@ fn built_file(name: &str) -> Result<PathBuf> {
     let exe = std::env::current_exe()?;
     let found = exe.ancestors().skip(2).map(|dir| dir.join(name)).find(|path| path.is_file());
     found.ok_or_else(|| format!("{name} is missing: run cargo build --release --workspace").into())
-}
-
-/// Copies a file into the guest, stripped of its debugging information.
-fn copy_to_guest(guest: &Guest, file: &Path, name: &str, dir: &Path) -> Result<()> {
-    let stripped = dir.join(name);
-    let status = Command::new("strip").arg("-o").arg(&stripped).arg(file).status()?;
-    if !status.success() {
-        return Err(format!("strip {}: {status}", file.display()).into());
-    }
-    let target = format!("{INSTALL_DIR}/{name}");
-    let mut copy = guest.spawn(&format!("mkdir -p {INSTALL_DIR} && cat >{target} && chmod 755 {target}"))?;
-    copy.write(&std::fs::read(&stripped)?)?;
-    copy.close_stdin()?;
-    match copy.wait(LIMIT)? {
-        out if out.status == 0 => Ok(()),
-        out => Err(format!("copying {name} into the guest failed: {}", out.stderr).into()),
-    }
 }

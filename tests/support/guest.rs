@@ -32,6 +32,8 @@ const TESTS: &str = concat!(env!("URXE_REPOSITORY"), "/tests/rxe-guest");
 /// Time limit for a command that normally completes at once; long because the guest is emulated and the host
 /// may be busy.
 const SHORT: Duration = Duration::from_secs(30);
+/// Time limit for a copy of a program into the guest.
+const INSTALLATION: Duration = Duration::from_secs(120);
 /// Text that [`Guest::state`] contains if rxe hangs because of its own defect (see `guest/requester.rs`).
 pub const LOST_WAKEUP: &str = "rxe has lost a wake-up";
 
@@ -390,6 +392,30 @@ impl Guest {
         match status {
             0 => Ok(bytes),
             _ => error(ErrorKind::Failed, format!("the guest has no file {path}")),
+        }
+    }
+
+    /// Copies a program or library of the host to `path` in the guest, as an executable file and without
+    /// symbols.
+    pub fn install(&self, file: &Path, path: &str) -> Result<()> {
+        let failed = |message| {
+            error(ErrorKind::Failed, format!("cannot copy {} to the guest: {message}", file.display()))
+        };
+        // A file, because strip cannot write to a pipe.
+        let stripped = self.link.dir.join("stripped");
+        match Command::new("strip").arg("-o").arg(&stripped).arg(file).status() {
+            Ok(status) if status.success() => {}
+            Ok(status) => return failed(format!("strip: {status}")),
+            Err(e) => return failed(format!("strip: {e} (apt-get install binutils)")),
+        }
+        let stripped = std::fs::read(stripped).map_err(|e| io_error("reading a stripped program", e))?;
+        let mut copy =
+            self.spawn(&format!("mkdir -p $(dirname {path}) && cat >{path} && chmod 755 {path}"))?;
+        copy.write(&stripped)?;
+        copy.close_stdin()?;
+        match copy.wait(INSTALLATION)? {
+            out if out.status == 0 => Ok(()),
+            out => failed(out.stderr),
         }
     }
 

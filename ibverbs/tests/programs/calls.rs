@@ -28,6 +28,12 @@ fn call_on_a_destroyed_object_or_one_with_an_overwritten_handle_fails() {
 }
 
 #[test]
+fn reg_dmabuf_mr_of_a_closed_or_another_descriptor_fails_with_ebadf_or_einval() {
+    let [address, _] = addresses();
+    CProgram::build("dma_buf").run(&address, &["refused"]);
+}
+
+#[test]
 fn posting_a_cyclic_list_fails_with_enomem_when_the_queue_is_full() {
     case("circles");
 }
