@@ -474,41 +474,85 @@ fn create_private_dir(directory: &Path) -> io::Result<()> {
     }
 }
 
+/// Setuid programs that start others, and remove LD_PRELOAD.
+const STARTERS: [&str; 4] = ["sudo", "doas", "pkexec", "su"];
+
 /// Rejects programs that would run without urxe's libraries and look for RDMA hardware: those linked
-/// statically, and those with setuid, setgid or file capabilities, for which the loader ignores
-/// LD_LIBRARY_PATH.
+/// statically, for another architecture or C library, and those with setuid, setgid or file capabilities, for
+/// which the loader ignores LD_PRELOAD and LD_LIBRARY_PATH.
 pub fn check_loads_libraries(program: &Path) -> Result<(), CliError> {
-    let name = program.display();
     let Ok(bytes) = fs::read(program) else {
         // The program may be executable but not readable: the loader decides.
         return Ok(());
     };
-    let is_static = match FileKind::parse(&*bytes) {
-        Ok(FileKind::Elf32) => has_no_loader::<elf::FileHeader32<Endianness>>(&bytes),
-        Ok(FileKind::Elf64) => has_no_loader::<elf::FileHeader64<Endianness>>(&bytes),
+    let kind = FileKind::parse(&*bytes);
+    let elf = match kind {
+        Ok(FileKind::Elf32) => elf_loader::<elf::FileHeader32<Endianness>>(&bytes),
+        Ok(FileKind::Elf64) => elf_loader::<elf::FileHeader64<Endianness>>(&bytes),
         // A script, whose interpreter is not checked.
         _ => return Ok(()),
     };
-    let reason = if is_static {
-        "is statically linked, so it cannot load the library: link it dynamically"
+    // The loader reports damaged headers.
+    let Ok((machine, loader)) = elf else { return Ok(()) };
+    let is_32_bit = kind == Ok(FileKind::Elf32);
+    let reason = if is_32_bit != cfg!(target_pointer_width = "32")
+        || OWN_MACHINE.is_some_and(|own| own != machine)
+    {
+        let class = if is_32_bit { "32-bit" } else { "64-bit" };
+        let own = env::consts::ARCH;
+        format!(
+            "is a {class} program for another architecture, so it cannot load the library: build it for {own}"
+        )
+    } else if loader.is_none() {
+        "is statically linked, so it cannot load the library: link it dynamically".into()
+    } else if let Some(loader) = loader.filter(|path| file_name(path).starts_with("ld-musl")) {
+        format!("uses musl ({loader}), so it cannot load the library, which needs glibc: build it with glibc")
     } else if fs::metadata(program).is_ok_and(|m| m.mode() & 0o6000 != 0) {
-        "is setuid or setgid, for which the loader ignores LD_LIBRARY_PATH: run a copy without that bit"
+        match STARTERS.contains(&file_name(&program.to_string_lossy())) {
+            true => {
+                "removes LD_PRELOAD from the environment: let it start urxe (sudo urxe run -- PROGRAM)".into()
+            }
+            false => {
+                "is setuid or setgid, for which the loader ignores LD_PRELOAD: run a copy without that bit"
+                    .into()
+            }
+        }
     } else if rustix::fs::getxattr(program, "security.capability", &mut [0; 64]).is_ok() {
-        "has file capabilities, for which the loader ignores LD_LIBRARY_PATH: run a copy without them, and \
-         set ambient capabilities instead (capsh, setpriv)"
+        "has file capabilities, for which the loader ignores LD_PRELOAD: run a copy without them, and set ambient \
+         capabilities instead (capsh, setpriv)"
+            .into()
     } else {
         return Ok(());
     };
-    Err(CliError::Usage(format!("{name} {reason}")))
+    Err(CliError::Usage(format!("{} {reason}", program.display())))
 }
 
-fn has_no_loader<Header: FileHeader<Endian = Endianness>>(bytes: &[u8]) -> bool {
-    let segments = || {
-        let header = Header::parse(bytes).ok()?;
-        let endian = header.endian().ok()?;
-        Some((header.program_headers(endian, bytes).ok()?, endian))
-    };
-    segments().is_some_and(|(segments, endian)| segments.iter().all(|s| s.p_type(endian) != elf::PT_INTERP))
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// ELF machine of this executable, if it is one of those that urxe is tested on.
+const OWN_MACHINE: Option<u16> = if cfg!(target_arch = "x86_64") {
+    Some(elf::EM_X86_64)
+} else if cfg!(target_arch = "aarch64") {
+    Some(elf::EM_AARCH64)
+} else {
+    None
+};
+
+/// Returns the machine of an ELF program, and the path of its dynamic loader, if it has one.
+fn elf_loader<Header: FileHeader<Endian = Endianness>>(
+    bytes: &[u8],
+) -> object::read::Result<(u16, Option<String>)> {
+    let header = Header::parse(bytes)?;
+    let endian = header.endian()?;
+    let mut loader = None;
+    for segment in header.program_headers(endian, bytes)? {
+        if let Some(path) = segment.interpreter(endian, bytes)? {
+            loader = Some(String::from_utf8_lossy(path).into_owned());
+        }
+    }
+    Ok((header.e_machine(endian), loader))
 }
 
 #[cfg(test)]

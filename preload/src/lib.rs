@@ -4,9 +4,15 @@
 //! functions that do not exist, to the corresponding files in the directory tree given by `URXE_SYSFS`. Every
 //! other name is passed to the C library unchanged, without an allocation, a lock or a system call, and with
 //! errno preserved.
+//!
+//! It also keeps programs on urxe that would load another libibverbs: it replaces copies that they open themselves
+//! (`dlopen`), and adds the variables of `urxe run` to a cleaned environment (`execve`).
 
 mod bundled;
 mod calls;
+#[cfg(target_arch = "x86_64")]
+mod dlopen;
+mod environment;
 mod next;
 mod redirect;
 mod signals;
@@ -16,6 +22,9 @@ mod signals;
 extern "C" fn resolve_all() {
     calls::resolve_all();
     signals::resolve();
+    #[cfg(target_arch = "x86_64")]
+    dlopen::resolve();
+    environment::resolve();
     redirect::tree();
 }
 

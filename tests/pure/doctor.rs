@@ -160,14 +160,23 @@ fn missing_program_is_a_problem() {
 }
 
 #[test]
-fn static_and_setuid_programs_are_problems_with_the_message_of_run() {
+fn programs_that_cannot_load_the_library_are_problems_with_the_message_of_run() {
+    const EMPTY: &str = "int main(void) { return 0; }";
     let fixture = Fixture::new();
-    let fixed = fixture.compile("fixed", "int main(void) { return 0; }", &["-static"]);
-    let setuid = fixture.compile("setuid", "int main(void) { return 0; }", &[]);
+    let fixed = fixture.compile("fixed", EMPTY, &["-static"]);
+    let setuid = fixture.compile("setuid", EMPTY, &[]);
     fs::set_permissions(&setuid, fs::Permissions::from_mode(0o4755)).unwrap();
-    for (program, kind, reason) in
-        [(&fixed, "static", "is statically linked"), (&setuid, "dynamic", "is setuid or setgid")]
-    {
+    let musl = fixture.compile("musl", EMPTY, &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"]);
+    let foreign = fixture.compile("foreign", EMPTY, &[]);
+    // The ELF machine of SPARC.
+    let set_machine = "printf '\\002' | dd of=\"$0\" bs=1 seek=18 conv=notrunc 2>/dev/null";
+    assert!(Command::new("sh").args(["-c", set_machine]).arg(&foreign).status().unwrap().success());
+    for (program, kind, reason) in [
+        (&fixed, "static", "is statically linked"),
+        (&setuid, "dynamic", "is setuid or setgid"),
+        (&musl, "dynamic", "uses musl (/lib/ld-musl-x86_64.so.1)"),
+        (&foreign, "dynamic", "is a 64-bit program for another architecture"),
+    ] {
         let report = fixture.report(program);
         let (status, message) = check(&report, "served");
         assert_eq!((status.as_str(), &report["kind"]), ("problem", &kind.into()), "{report}");
@@ -191,6 +200,15 @@ fn script_is_described_by_its_interpreter() {
     let (status, message) = check(&fixture.report(&script), "served");
     assert_eq!(status, "warning");
     assert!(message.contains("only the programs that the script starts"), "{message}");
+    let ran = fixture.urxe(&["run"], Some(&script)).status().unwrap();
+    assert!(ran.success(), "`urxe run` refuses it: {ran}");
+
+    let script = fixture.script("no-interpreter-line", "# A comment.");
+    let report = fixture.report(&script);
+    assert_eq!(
+        (report["interpreter"].as_str(), check(&report, "served").0.as_str()),
+        (Some("/bin/sh"), "ok")
+    );
     let ran = fixture.urxe(&["run"], Some(&script)).status().unwrap();
     assert!(ran.success(), "`urxe run` refuses it: {ran}");
 

@@ -117,11 +117,12 @@ fn has_address(adapter: &Adapter, ip: IpAddr) -> bool {
     adapter.gids.iter().any(|gid| gid.ip() == ip)
 }
 
+/// Returns what the user can do about a port that `owner` occupies.
 fn port_advice(owner: &PortOwner) -> String {
     match owner {
         PortOwner::Kernel => {
-            "remove the kernel's device (rdma link delete rxe0; modprobe -r rdma_rxe), or use \
-                              another address (--ip)"
+            "it occupies the port on all addresses: remove its devices (rdma link delete rxe0; modprobe -r rdma_rxe), \
+             or run urxe in another network namespace (unshare -Urn) or over --link frames:…"
                 .into()
         }
         PortOwner::Process { pid, .. } => {
@@ -324,5 +325,20 @@ fn kernel_rdma() -> Check {
             "kernel",
             format!("{}: programs under `urxe run` see urxe's devices instead", found.join(", ")),
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_address_is_advised_unless_the_kernel_has_the_port() {
+        let process = PortOwner::Process { pid: 7, name: "server".into() };
+        for owner in [process, PortOwner::User(1), PortOwner::Unknown] {
+            assert!(port_advice(&owner).contains("another address (--ip)"), "{owner}");
+        }
+        let advice = port_advice(&PortOwner::Kernel);
+        assert!(advice.contains("another network namespace") && !advice.contains("--ip"), "{advice}");
     }
 }

@@ -13,6 +13,9 @@ use serde::Serialize;
 use super::{Check, Status};
 use crate::run::{VERBS_LIBRARY, check_loads_libraries, find_program};
 
+/// Interpreter of text files without a line `#!INTERPRETER`, which `execvp` selects.
+const SHELL: &str = "/bin/sh";
+
 /// Maximum nesting of scripts that interpret scripts, as in the kernel.
 const MAX_INTERPRETERS: usize = 4;
 
@@ -102,7 +105,7 @@ impl ProgramReport {
                 Some(words) => self.inspect_script(&words, environment, depth),
                 None => {
                     self.kind = Some(Kind::Unknown);
-                    let advice = "add a line #!INTERPRETER, or run the interpreter: urxe run -- sh FILE";
+                    let advice = "build the program for this machine, or run it by its interpreter";
                     self.checks.push(Check::problem("kind", "neither an ELF program nor a script", advice));
                 }
             },
@@ -251,6 +254,13 @@ impl ProgramReport {
                 format!("does not start with urxe's library: {reason}"),
                 "build the program for the rdma-core release that urxe implements, or update urxe",
             )
+        } else if self.rdma_libraries.is_empty() && contains_libibverbs(path) {
+            Check::warning(
+                "served",
+                "loads no libibverbs at its start; a string in the file suggests that it contains one, which would \
+                 find no urxe device",
+                "link the program with libibverbs.so.1 instead of libibverbs.a",
+            )
         } else if self.rdma_libraries.is_empty() {
             let text = "loads no libibverbs at its start; one that it loads later (dlopen), and programs that it \
                         starts, get urxe's";
@@ -259,6 +269,12 @@ impl ProgramReport {
             Check::ok("served", "under `urxe run` it uses urxe's libibverbs")
         });
     }
+}
+
+/// Reports whether a program contains the name of a file that libibverbs opens, and few other programs.
+fn contains_libibverbs(program: &Path) -> bool {
+    const NAME: &[u8] = b"class/infiniband_verbs/abi_version";
+    fs::read(program).is_ok_and(|bytes| bytes.windows(NAME.len()).any(|window| window == NAME))
 }
 
 /// Returns the RDMA libraries in the listings of a program without urxe and under `urxe run`.
@@ -341,9 +357,14 @@ impl Listing {
     }
 }
 
-/// Returns the words after `#!` in a script's first line, or `None` if the file is not a script.
+/// Returns the interpreter of a script and its arguments: the words after `#!`, or the shell that executes a text file
+/// without this line. Returns `None` if the file is not a script.
 fn script_interpreter(bytes: &[u8]) -> Option<Vec<String>> {
-    let line = bytes.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let first = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let Some(line) = first.strip_prefix(b"#!") else {
+        // The test of shells: a binary file has a zero byte in its first line.
+        return (!first.contains(&0)).then(|| vec![SHELL.into()]);
+    };
     let words: Vec<String> = String::from_utf8_lossy(line).split_whitespace().map(str::to_owned).collect();
     (!words.is_empty()).then_some(words)
 }
@@ -367,10 +388,11 @@ mod tests {
     }
 
     #[test]
-    fn script_interpreter_is_the_first_line_behind_its_mark() {
+    fn script_interpreter_is_in_the_first_line_or_is_the_shell() {
         let words = |text: &str| script_interpreter(text.as_bytes()).map(|words| words.join("|"));
         assert_eq!(words("#!/bin/sh -e\nexit\n").as_deref(), Some("/bin/sh|-e"));
         assert_eq!(words("#! /usr/bin/env python3").as_deref(), Some("/usr/bin/env|python3"));
-        assert_eq!([words("#!\n"), words("exit\n"), words("")], [None, None, None]);
+        assert_eq!([words("exit\n"), words("")].map(Option::unwrap), [SHELL, SHELL]);
+        assert_eq!([words("#!\n"), words("\x7fE\0F")], [None, None]);
     }
 }

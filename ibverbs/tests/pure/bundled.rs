@@ -1,6 +1,6 @@
 //! Tests of `urxe run` with programs that bundle their own libibverbs: under another name, as auditwheel does
-//! in Python wheels, or in a directory named in a DT_RPATH. The copies find no device, so any device that a
-//! program finds is urxe's.
+//! in Python wheels, in a directory named in a DT_RPATH, opened by `dlopen`, or linked statically. The copies find no
+//! device, so any device that a program finds is urxe's.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -51,14 +51,18 @@ int count(const char *directory)
 /// Source of `count`, which opens the library NAME, in the given directory if NAME contains a slash, and
 /// counts devices with functions that it looks up there.
 const OPENED: &str = r#"
+#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
+#ifndef FLAGS
+#define FLAGS RTLD_LOCAL
+#endif
 int count(const char *directory)
 {
 	char path[4096];
 	snprintf(path, sizeof path, "%s%s", strchr(NAME, '/') ? directory : "", NAME);
-	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	void *library = dlopen(path, RTLD_NOW | FLAGS);
 	if (!library) {
 		printf("%s\n", dlerror());
 		return 1;
@@ -79,6 +83,7 @@ const PROGRAM: &str =
 /// Source of a program that calls `count` in `extension.so`, which it opens in the given directory, as an
 /// interpreter does.
 const INTERPRETER: &str = r#"
+#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
 int main(int argc, char **argv)
@@ -134,6 +139,15 @@ impl Wheel {
     fn check_finds_device(&self, program: &str) {
         assert_eq!(text(&self.run(program)), "1 urxe0\n");
     }
+
+    /// Checks that the program finds no device, and that urxe warns of its copy in one line.
+    fn check_gets_warning(&self, program: &str, reason: &str) {
+        let out = self.run(program);
+        let printed = text(&out);
+        assert!(out.status.success() && printed.contains("0 -\n"), "{printed}");
+        let warning = format!("urxe: warning: the program {reason}");
+        assert!(printed.contains(&warning) && printed.lines().count() == 2, "{printed}");
+    }
 }
 
 /// Linker options for both kinds of search path: auditwheel sets a DT_RPATH; newer tools set a DT_RUNPATH.
@@ -183,17 +197,78 @@ fn program_with_a_bundled_libibverbs_so_1_in_its_rpath_finds_the_device() {
     }
 }
 
-/// Checks that urxe warns of a program that looks symbols up in its own copy, because such lookups cannot be
-/// redirected.
 #[test]
-fn program_that_looks_up_functions_in_a_renamed_copy_gets_a_warning() {
+fn program_that_opens_a_copy_by_its_path_finds_the_device() {
+    for copy in [HASHED, PLAIN] {
+        let wheel = Wheel::new(copy);
+        let name = format!("-DNAME=\"/{copy}\"");
+        wheel.cc("program", &[OPENED, PROGRAM].concat(), &[&name]);
+        wheel.check_finds_device("program");
+    }
+}
+
+#[test]
+fn program_that_opens_a_copy_with_rtld_deepbind_finds_the_device() {
     let wheel = Wheel::new(HASHED);
     let name = format!("-DNAME=\"/{HASHED}\"");
-    wheel.cc("program", &[OPENED, PROGRAM].concat(), &[&name]);
-    let out = wheel.run("program");
-    let printed = text(&out);
-    assert!(out.status.success() && printed.contains("0 -\n"), "{printed}");
-    let warning =
-        format!("urxe: warning: the program uses {}, a bundled copy of libibverbs", wheel.at(HASHED));
-    assert!(printed.contains(&warning) && printed.lines().count() == 2, "{printed}");
+    wheel.cc("program", &[OPENED, PROGRAM].concat(), &[&name, "-DFLAGS=RTLD_DEEPBIND"]);
+    wheel.check_finds_device("program");
+}
+
+#[test]
+fn program_that_opens_a_copy_in_a_new_link_map_namespace_finds_the_device() {
+    for copy in [HASHED, PLAIN] {
+        let wheel = Wheel::new(copy);
+        let name = format!("-DNAME=\"/{copy}\"");
+        let source = [OPENED, PROGRAM].concat().replace("dlopen(", "dlmopen(LM_ID_NEWLM, ");
+        wheel.cc("program", &source, &[&name]);
+        wheel.check_finds_device("program");
+    }
+}
+
+/// The interposed `dlopen` must not hide its caller, whose search path applies.
+#[test]
+fn other_library_is_found_in_the_search_path_of_the_extension_that_opens_it() {
+    let wheel = Wheel::new(HASHED);
+    wheel.cc("program", INTERPRETER, &[]);
+    wheel.cc("libother.so", LINKED, &["-shared", "-fPIC", &wheel.at(HASHED), &rpath_origin(PATHS[0])]);
+    // Opens `libother.so` and calls `count` in it.
+    let source = INTERPRETER
+        .replace("int main(int argc, char **argv)", "int count(char *directory)")
+        .replace("\"%s/extension.so\", argv[1]", "\"libother.so\"")
+        .replace("argv[1]", "directory");
+    for tags in PATHS {
+        wheel.cc("extension.so", &source, &["-shared", "-fPIC", &rpath_origin(tags)]);
+        wheel.check_finds_device("program");
+    }
+}
+
+#[test]
+fn extension_opened_with_rtld_deepbind_that_is_linked_against_a_copy_finds_the_device() {
+    let wheel = Wheel::new(HASHED);
+    wheel.cc("program", &INTERPRETER.replace("RTLD_LOCAL", "RTLD_DEEPBIND"), &[]);
+    wheel.cc("extension.so", LINKED, &["-shared", "-fPIC", &wheel.at(HASHED), &rpath_origin(PATHS[0])]);
+    wheel.check_finds_device("program");
+}
+
+/// Checks that urxe warns of a program that looks functions up in an object linked against a copy, because such
+/// lookups cannot be redirected.
+#[test]
+fn program_that_looks_up_functions_through_an_extension_gets_a_warning() {
+    let wheel = Wheel::new(HASHED);
+    wheel.cc("extension.so", LINKED, &["-shared", "-fPIC", &wheel.at(HASHED), &rpath_origin(PATHS[0])]);
+    wheel.cc("program", &[OPENED, PROGRAM].concat(), &["-DNAME=\"/extension.so\""]);
+    let copy = format!("uses {}, a bundled copy of libibverbs", wheel.at(HASHED));
+    wheel.check_gets_warning("program", &copy);
+}
+
+#[test]
+fn program_that_contains_a_libibverbs_gets_a_warning() {
+    let wheel = Wheel::new(HASHED);
+    wheel.cc(
+        "program",
+        &[COPY, &LINKED.replace("void **ibv_get_device_list(int *);", ""), PROGRAM].concat(),
+        &[],
+    );
+    wheel.check_gets_warning("program", "contains a statically linked libibverbs");
 }

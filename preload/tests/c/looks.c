@@ -3,11 +3,13 @@
 // PCI function 0000:fe:1f.0, which the machine does not have.
 #define _GNU_SOURCE
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <malloc.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -284,8 +286,66 @@ static void signals(void)
 	sets(SIGUSR2);
 }
 
+extern char **environ;
+
+// Executes a shell script with one of the interposed functions, and returns its status.
+static int status_of(int function, char *script, char **environment)
+{
+	char *arguments[] = { "sh", "-c", script, NULL };
+	int status;
+	pid_t child = -1;
+	if (function == 0)
+		posix_spawn(&child, "/bin/sh", NULL, NULL, arguments, environment);
+	else if (function == 1)
+		posix_spawnp(&child, "sh", NULL, NULL, arguments, environment);
+	else if ((child = fork()) == 0) {
+		environ = environment;
+		if (function == 2)
+			execve("/bin/sh", arguments, environment);
+		else if (function == 3)
+			execvpe("sh", arguments, environment);
+		else if (function == 4)
+			execv("/bin/sh", arguments);
+		else
+			execvp("sh", arguments);
+		_exit(9);
+	}
+	return waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// Programs that are executed with a cleaned environment, and with one that has been changed on purpose.
+static void executes(int is_served)
+{
+	char *empty[] = { NULL }, *own[] = { "LD_LIBRARY_PATH=/own", NULL };
+	char *off[] = { "LD_PRELOAD=", NULL }, *other[] = { "URXE_SYSFS=/other", NULL };
+	char *has_tree = "test -n \"$URXE_SYSFS\" && test -n \"$LD_PRELOAD\"";
+	for (int function = 0; function < 6; function++) {
+		CHECK(status_of(function, has_tree, empty) == !is_served);
+		CHECK(status_of(function, "test \"$LD_LIBRARY_PATH\" = /own", own) == 0);
+		CHECK(status_of(function, has_tree, own) == !is_served);
+		CHECK(status_of(function, has_tree, off) == 1);
+		CHECK(status_of(function, has_tree, other) == 1);
+	}
+	CHECK(status_of(2, has_tree, NULL) == !is_served);
+	CHECK(execve("/none", empty, empty) == -1 && errno == ENOENT);
+}
+
+// Only a libibverbs or librdmacm is replaced, by the one without a path.
+static void opens(void)
+{
+	static char *copies[] = { "/none/libibverbs.so.1", "/none/libibverbs-1de1263b.so.1.14", "/none/librdmacm.so" };
+	static char *others[] = { "/none/libibverbs", "/none/libibverbs-1", "/none/libibverbs2.so", "/none/libibnetdisc.so" };
+	for (int i = 0; i < 3 && urxe_route_fault_signals; i++)
+		CHECK(dlopen(copies[i], RTLD_LAZY) || !strstr(dlerror(), "/none"));
+	for (int i = 0; i < 4; i++)
+		CHECK(!dlopen(others[i], RTLD_LAZY) && strstr(dlerror(), "/none"));
+	CHECK(dlopen(NULL, RTLD_LAZY) && dlopen("libm.so.6", RTLD_LAZY | RTLD_DEEPBIND));
+	CHECK(dlmopen(LM_ID_BASE, "libm.so.6", RTLD_LAZY) && dlmopen(LM_ID_BASE, NULL, RTLD_LAZY));
+}
+
 int main(int argc, char **argv)
 {
+	int is_served = getenv("URXE_SYSFS") && urxe_route_fault_signals;
 	if (argc < 2)
 		return 2;
 	others(argv[1]);
@@ -299,5 +359,7 @@ int main(int argc, char **argv)
 		CHECK(holds_guid(open(GUID, O_RDONLY)));
 	}
 	signals();
+	executes(is_served);
+	opens();
 	return failures != 0;
 }

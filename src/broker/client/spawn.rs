@@ -140,9 +140,9 @@ extern "C" fn exec_broker(launch: *mut c_void) -> c_int {
             0 as libc::c_ulong,
         );
         libc::chdir(c"/".as_ptr());
-        // The broker gets an empty environment, without the variables that preload a library into the
-        // program.
-        let environment: [*const c_char; 1] = [ptr::null()];
+        // The broker gets none of the program's variables, so that no library is preloaded into it. The
+        // preloaded library's `execve` would add them to an environment without LD_PRELOAD.
+        let environment: [*const c_char; 2] = [c"LD_PRELOAD=".as_ptr(), ptr::null()];
         libc::execve(program, arguments, environment.as_ptr());
     }
     127

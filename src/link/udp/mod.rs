@@ -69,7 +69,7 @@ impl Default for UdpOptions {
 #[non_exhaustive]
 pub enum UdpLinkError {
     /// The port is in use by another process or by the kernel.
-    #[error("UDP port 4791 of {ip} is in use by {owner}: stop it, or use another address of this machine")]
+    #[error("UDP port 4791 of {ip} is in use by {owner}: {}", owner.remedy())]
     InUse {
         /// The requested address.
         ip: IpAddr,

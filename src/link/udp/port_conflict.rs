@@ -45,6 +45,18 @@ struct Entry {
 }
 
 impl PortOwner {
+    /// Returns the end of an error message: what the user can do about a port that this owner occupies.
+    pub(super) fn remedy(&self) -> &'static str {
+        match self {
+            // Its sockets are bound to the wildcard address.
+            PortOwner::Kernel => {
+                "it occupies the port on all addresses; remove its devices (rdma link delete), or use another \
+                 network namespace"
+            }
+            _ => "stop it, or use another address of this machine",
+        }
+    }
+
     /// Reports whether a reuseport group of `size` sockets already occupies `port` on `ip`.
     ///
     /// Half of the sockets are enough: the kernel's table is not a snapshot, and a socket that closes while
