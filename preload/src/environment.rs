@@ -95,6 +95,7 @@ fn name_of(text: &CStr) -> &[u8] {
 /// # Safety
 /// As for [`strings`].
 unsafe fn with_variables<R>(environment: Strings, execute: impl FnOnce(Strings) -> R) -> R {
+    // SAFETY: the caller's guarantee.
     let all = || unsafe { strings(environment) };
     let is_kept = |text: &CStr| [PRELOAD, TREE].iter().any(|name| text.to_bytes().starts_with(name));
     if all().any(is_kept) || all().nth(MAX_CLEANED).is_some() {
