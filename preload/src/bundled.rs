@@ -39,9 +39,10 @@ unsafe extern "C" fn warn_if_copy(info: *mut libc::dl_phdr_info, _len: usize, _d
     let path = unsafe { CStr::from_ptr(name) }.to_bytes();
     let parts: [&[u8]; 3] = match path {
         b"" => [
-            b"urxe: warning: the program contains ",
-            b"a statically linked libibverbs",
-            b", which finds no urxe device: link it with libibverbs.so.1 instead\n",
+            b"",
+            b"urxe: warning: the program contains a statically linked libibverbs, which finds no urxe device: link it \
+              with libibverbs.so.1 instead\n",
+            b"",
         ],
         path => [
             b"urxe: warning: the program uses ",
