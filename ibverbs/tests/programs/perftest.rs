@@ -12,6 +12,11 @@ use support::{
     wait_for_service,
 };
 
+/// Time limit for each end. After each of the 23 sizes of `-a` the latency programs measure the frequency of the clock,
+/// which takes some tenths of a second of processor time. Beside ten runnable threads per processor, a program thus
+/// takes more than a minute.
+const LIMIT: Duration = Duration::from_secs(300);
+
 /// A line of results that perftest prints below the heading `#bytes`.
 #[derive(Debug)]
 struct Row(Vec<f64>);
@@ -79,7 +84,7 @@ impl Endpoints {
             true => wait_for_service(&[TCP_PORTS, UDP_PORTS], port.parse().unwrap()),
             false => wait_for_listener(&port),
         };
-        let [of_client, of_server] = both_ends(server, ready, client, Duration::from_secs(60));
+        let [of_client, of_server] = both_ends(server, ready, client, LIMIT);
         let printed = format!("{program} {args:?}\nclient:\n{of_client}\nserver:\n{of_server}");
 
         let rows = rows(&of_client);
