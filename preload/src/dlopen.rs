@@ -2,8 +2,8 @@
 //! the name that auditwheel gives to a bundled copy, gets urxe's library. RTLD_DEEPBIND is ignored: an object opened with
 //! it would prefer its own copy to the preloaded libraries, and the C library to this library's functions.
 //!
-//! The C library resolves `$ORIGIN` and the search path relative to the object that contains the return address, so
-//! these functions jump to the next ones instead of calling them, as only assembly can.
+//! The C library takes the search path from the object that contains the return address. These functions therefore
+//! jump to the next ones, which requires assembly, instead of calling them.
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
@@ -11,7 +11,7 @@ use std::ptr::null_mut;
 
 use crate::next::Next;
 
-/// Name of urxe's library, preloaded under this DT_SONAME. It serves librdmacm too.
+/// DT_SONAME of urxe's preloaded library, which implements librdmacm too.
 const LIBRARY: &CStr = c"libibverbs.so.1";
 
 static DLOPEN: Next = Next::new("dlopen\0");
@@ -43,7 +43,7 @@ unsafe extern "C" fn replace(name: *const c_char) -> *const c_char {
     if is_replaced(file) { LIBRARY.as_ptr() } else { name }
 }
 
-/// Implements `dlopen` and `dlmopen` on systems that have none.
+/// Fails in place of a `dlopen` or `dlmopen` that no library defines.
 extern "C" fn unavailable() -> *mut c_void {
     null_mut()
 }

@@ -1,6 +1,6 @@
 //! Interposed functions that execute programs. A program that is started with a cleaned environment (`env -i`, tools
-//! that pass on a few variables only) would find the system's libibverbs; these functions add the variables of
-//! `urxe run` again.
+//! that pass on a few variables only) would find the system's libibverbs; these functions restore the variables of
+//! `urxe run`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::next::{Next, errno, fail, set_errno};
 
-/// Arguments or environment of a program: pointers to strings, ended by a null pointer.
+/// Null-terminated array of strings: arguments or an environment.
 type Strings = *const *const c_char;
 
 /// Variables that `urxe run` sets; it sets the first two always.
@@ -24,8 +24,8 @@ const MAX_OWN: usize = 32;
 /// Maximum number of variables in an environment that counts as cleaned.
 const MAX_CLEANED: usize = 224;
 
-/// Copies of the variables that this process got from `urxe run`, as `NAME=value`, in the first elements. They are
-/// never freed.
+/// Copies of this process's variables from `urxe run`, as `NAME=value`, before the first null pointer. They are never
+/// freed.
 static OWN: [AtomicPtr<c_char>; MAX_OWN] = [const { AtomicPtr::new(null_mut()) }; MAX_OWN];
 
 static EXECVE: Next = Next::new("execve\0");
@@ -38,16 +38,16 @@ unsafe extern "C" {
     static program_invocation_short_name: *const c_char;
 }
 
-/// Returns the strings of a list.
+/// Iterates over the strings in an array.
 ///
 /// # Safety
-/// The list is null or ended by a null pointer, and its strings are zero-terminated and live as long as the iterator
-/// and what it yields.
-unsafe fn strings<'a>(list: Strings) -> impl Iterator<Item = &'a CStr> {
-    let mut at = (!list.is_null()).then_some(list);
+/// The pointer is null or to a null-terminated array, whose strings are zero-terminated and live as long as the iterator
+/// and its items.
+unsafe fn strings<'a>(array: Strings) -> impl Iterator<Item = &'a CStr> {
+    let mut at = (!array.is_null()).then_some(array);
     std::iter::from_fn(move || {
         let entry = at?;
-        // SAFETY: `entry` is the list or follows an entry that is not null, so it is in the list; its string is
+        // SAFETY: `entry` is the first one or follows one that is not null, so it is in the array; its string is
         // zero-terminated.
         unsafe {
             let text = *entry;
@@ -114,8 +114,8 @@ unsafe fn with_variables<R>(environment: Strings, execute: impl FnOnce(Strings) 
     execute(list.as_ptr())
 }
 
-/// Warns if an existing program, given by a path or by a name to search for in PATH, is one that starts other
-/// programs without urxe.
+/// Warns of a program that removes LD_PRELOAD for the programs that it starts, given a path or a name to search for in
+/// PATH. A path that does not exist causes no warning.
 ///
 /// # Safety
 /// `program` is null or zero-terminated.

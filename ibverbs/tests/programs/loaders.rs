@@ -38,7 +38,7 @@ int main(void)
 }
 "#;
 
-/// What [`DEVICES`] prints on urxe.
+/// Output of [`DEVICES`] on urxe.
 const FOUND: &str = "1 urxe0\n";
 
 /// Python expression that prints the same, with the library in `library`.

@@ -198,6 +198,7 @@ fn program_with_a_bundled_libibverbs_so_1_in_its_rpath_finds_the_device() {
 }
 
 #[test]
+#[cfg(target_arch = "x86_64")]
 fn program_that_opens_a_copy_by_its_path_finds_the_device() {
     for copy in [HASHED, PLAIN] {
         let wheel = Wheel::new(copy);
@@ -208,6 +209,7 @@ fn program_that_opens_a_copy_by_its_path_finds_the_device() {
 }
 
 #[test]
+#[cfg(target_arch = "x86_64")]
 fn program_that_opens_a_copy_with_rtld_deepbind_finds_the_device() {
     let wheel = Wheel::new(HASHED);
     let name = format!("-DNAME=\"/{HASHED}\"");
@@ -216,6 +218,7 @@ fn program_that_opens_a_copy_with_rtld_deepbind_finds_the_device() {
 }
 
 #[test]
+#[cfg(target_arch = "x86_64")]
 fn program_that_opens_a_copy_in_a_new_link_map_namespace_finds_the_device() {
     for copy in [HASHED, PLAIN] {
         let wheel = Wheel::new(copy);
@@ -244,6 +247,7 @@ fn other_library_is_found_in_the_search_path_of_the_extension_that_opens_it() {
 }
 
 #[test]
+#[cfg(target_arch = "x86_64")]
 fn extension_opened_with_rtld_deepbind_that_is_linked_against_a_copy_finds_the_device() {
     let wheel = Wheel::new(HASHED);
     wheel.cc("program", &INTERPRETER.replace("RTLD_LOCAL", "RTLD_DEEPBIND"), &[]);
