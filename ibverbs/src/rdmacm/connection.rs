@@ -48,7 +48,7 @@ unsafe fn bytes(data: *const c_void, len: u8) -> Vec<u8> {
 /// `from` points to a readable struct, whose private data is readable, or is null.
 unsafe fn param(id: &Id, from: *const rdma_conn_param, offered: Option<Offered>) -> Result<ConnParam, c_int> {
     let c = id.as_c();
-    // SAFETY: `as_c` points to the C struct in `id`, and only the library writes these fields.
+    // SAFETY: `as_c` points to the C struct in `id`, which nothing writes during the call.
     let (verbs, qp) = unsafe { ((*c).verbs, (*c).qp) };
     if verbs.is_null() {
         return Err(libc::EINVAL);
@@ -103,6 +103,7 @@ unsafe extern "C" fn listen(c: *mut rdma_cm_id, backlog: c_int) -> c_int {
 
 unsafe extern "C-unwind" fn connect(c: *mut rdma_cm_id, param_c: *mut rdma_conn_param) -> c_int {
     let connect = |id: &Id| {
+        id.adopt_qp()?;
         // SAFETY: `rdma_connect` requires a readable struct or null.
         let mut param = unsafe { param(id, param_c, None) }?;
         let mut data = id.connect_data();
@@ -118,6 +119,7 @@ unsafe extern "C-unwind" fn connect(c: *mut rdma_cm_id, param_c: *mut rdma_conn_
 
 unsafe extern "C-unwind" fn accept(c: *mut rdma_cm_id, param_c: *mut rdma_conn_param) -> c_int {
     let accept = |id: &Id| {
+        id.adopt_qp()?;
         // SAFETY: `rdma_accept` requires a readable struct or null.
         let param = unsafe { param(id, param_c, id.offered()) }?;
         id.id.accept(&param).map_err(errno)?;

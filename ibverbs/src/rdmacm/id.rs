@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use urxe::transport::QpType;
-use urxe::verbs::ClaimError;
 use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, EventParam, IdError};
+use urxe::verbs::{ClaimError, Qpn};
 
 use crate::abi::{
     ibv_gid, ibv_qp, ibv_qp_init_attr, ibv_sa_path_rec, rdma_cm_id, rdma_event_channel, rdma_ib_addr,
@@ -299,6 +299,25 @@ impl Id {
             // that only this library writes.
             unsafe { (*qp).state = QueuePair::from_raw_ref(qp).qp.state() as u32 };
         });
+    }
+
+    /// Makes the attached queue pair the one in the C struct. Programs that accept a connection with the queue
+    /// pair of another id, as uDAPL does, move the pointer from one struct to the other.
+    pub(super) fn adopt_qp(&self) -> Result<(), c_int> {
+        // SAFETY: `as_c` points to the C struct in `self`, whose fields the program does not write during a
+        // call on the id.
+        let qp = unsafe { (*self.as_c()).qp };
+        if qp.is_null() {
+            self.id.detach_qp();
+            return Ok(());
+        }
+        // SAFETY: all queue pairs that programs have are objects of this library. That of an id is live until
+        // `rdma_destroy_qp`, which clears the field, and is not destroyed during a call on the id.
+        let (qpn, qp) = unsafe { (Qpn::new((*qp).qp_num), &QueuePair::from_raw_ref(qp).qp) };
+        match self.id.attached_qp() == Some(qpn) {
+            true => Ok(()),
+            false => self.id.attach_qp(qp).map_err(errno),
+        }
     }
 
     /// Calls `f` with the queue pair, if the id has one, and prevents its destruction during the call.

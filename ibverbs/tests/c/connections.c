@@ -300,6 +300,41 @@ static void migrated(void)
 	end(serving);
 }
 
+/* A connection is accepted with the queue pair of another id, which the program moves from id to id, and which
+ * survives the other id. */
+static void moved(void)
+{
+	static char buffer[64];
+	struct rdma_cm_id *serving = listener(), *other = resolved(), *client = resolved();
+	struct rdma_conn_param param = with("hello");
+	struct ibv_mr *mr = rdma_reg_msgs(other, buffer, sizeof(buffer));
+	struct ibv_wc wc;
+	CHECK(mr && !rdma_post_recv(other, NULL, buffer, sizeof(buffer), mr));
+	CHECK(!rdma_connect(client, &param));
+	struct rdma_cm_event *event = next_event(RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *id = event->id;
+	CHECK(!id->qp);
+	id->qp = other->qp, id->send_cq = other->send_cq, id->recv_cq = other->recv_cq;
+	id->send_cq_channel = other->send_cq_channel, id->recv_cq_channel = other->recv_cq_channel;
+	other->qp = NULL, other->send_cq = other->recv_cq = NULL;
+	other->send_cq_channel = other->recv_cq_channel = NULL;
+	CHECK(!rdma_destroy_id(other));
+	CHECK(!rdma_accept(id, &param) && !rdma_ack_cm_event(event));
+	expect(RDMA_CM_EVENT_ESTABLISHED);
+	expect(RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(id->qp->state == IBV_QPS_RTS);
+	CHECK(!rdma_post_send(client, NULL, "moved", 6, NULL, IBV_SEND_INLINE));
+	CHECK(rdma_get_recv_comp(id, &wc) == 1 && !wc.status && !strcmp(buffer, "moved"));
+	CHECK(!rdma_disconnect(client));
+	expect(RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(!rdma_disconnect(id));
+	expect(RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(!rdma_dereg_mr(mr));
+	end(id);
+	end(client);
+	end(serving);
+}
+
 /* Invalid calls fail and have no other effect. */
 static void refused(void)
 {
@@ -704,7 +739,7 @@ int main(int argc, char **argv)
 		{ "refused", refused }, { "forked", forked }, { "exiting", exiting },
 		{ "interrupted", interrupted }, { "gone", gone }, { "groups", groups },
 		{ "gids", gids }, { "lingering", lingering }, { "abandoned", abandoned },
-		{ "path given", path_given }, { "path taken", path_taken },
+		{ "path given", path_given }, { "path taken", path_taken }, { "moved", moved },
 	};
 	CHECK(argc >= 3 && inet_pton(AF_INET, argv[2], &address.sin_addr) == 1);
 	address.sin_port = htons(argc > 3 ? atoi(argv[3]) : 0);

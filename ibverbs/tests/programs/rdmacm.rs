@@ -305,6 +305,11 @@ fn queue_pair_may_be_destroyed_before_its_established_event_is_read() {
 }
 
 #[test]
+fn connection_is_accepted_with_the_queue_pair_of_another_id() {
+    run_case("moved");
+}
+
+#[test]
 fn multicast_join_event_returns_the_context_of_its_join() {
     run_case("groups");
 }
