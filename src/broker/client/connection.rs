@@ -19,8 +19,9 @@ use crate::link::udp::PortOwner;
 use crate::nic::QpnPartition;
 use crate::wire::ROCE_PORT;
 
-/// Maximum time for a broker to start and to respond.
-const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time for a broker to start and to respond; long because a machine with many more running threads than
+/// processors takes 10 s to start one (seen with 64 threads on two processors).
+const BROKER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time to wait for a started broker before starting another one.
 const START_TIMEOUT: Duration = Duration::from_secs(1);
