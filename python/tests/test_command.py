@@ -1,0 +1,65 @@
+"""The command in the package, and the types of the API."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import urxe
+
+TESTS = pathlib.Path(__file__).parent
+
+
+def test_command_of_the_package_runs_as_a_module(tmp_path: pathlib.Path):
+    def version(*command: str) -> str:
+        # In the source tree, `-m` would find the package without its extension module.
+        return subprocess.run([*command, "--version"], stdout=subprocess.PIPE, text=True, check=True, cwd=tmp_path).stdout
+
+    assert version(urxe.executable()) == version(sys.executable, "-m", "urxe")
+
+
+def test_version_of_the_package_is_that_of_the_command():
+    from importlib.metadata import version
+
+    printed = subprocess.run([urxe.executable(), "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert printed.split()[1] == version("urxe")
+
+
+def test_stubs_and_module_have_the_same_members():
+    classes = re.split(r"^@final\nclass (\w+):", (pathlib.Path(urxe.__file__).parent / "_native.pyi").read_text(), flags=re.M)
+    stubs = dict(zip(classes[1::2], classes[2::2]))
+    for name, text in stubs.items():
+        cls = getattr(urxe, name)
+        public = {member for member in vars(cls) if not member.startswith("_")}
+        assert public == set(re.findall(r"^    def ([a-z]\w*)\(", text, re.M)), name
+        assert cls.__doc__, name
+        assert all(getattr(cls, member).__doc__ for member in public), name
+    assert set(stubs) == {name for name, value in vars(urxe._native).items() if isinstance(value, type)}
+
+
+@pytest.mark.parametrize("path", [TESTS / "typed_example.py", pathlib.Path(urxe.__file__).parent], ids=["example", "package"])
+def test_types_are_complete(path: pathlib.Path, tmp_path: pathlib.Path):
+    # The stubs are found through the installed package, as by a user's mypy.
+    pytest.importorskip("mypy")
+    command = [sys.executable, "-m", "mypy", "--strict", f"--cache-dir={tmp_path}", "--python-executable", sys.executable]
+    done = subprocess.run([*command, str(path)], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+def test_wrong_types_are_found(tmp_path: pathlib.Path):
+    pytest.importorskip("mypy")
+    wrong = "import urxe\na, b = urxe.pair()\na.cq.wait().imm + 1\na.qp.post_recv(b'x')\nurxe.Fabric(los=1.0)\n"
+    (tmp_path / "wrong.py").write_text(wrong)
+    command = [sys.executable, "-m", "mypy", "--strict", f"--cache-dir={tmp_path}/cache", "wrong.py"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert re.findall(r"wrong.py:(\d): error: .*\[([a-z-]+)\]", done.stdout) == [
+        ("3", "operator"),
+        ("4", "arg-type"),
+        ("5", "call-arg"),
+    ]
+
+
+def test_example_runs():
+    subprocess.run([sys.executable, TESTS / "typed_example.py"], check=True, timeout=60)
