@@ -39,6 +39,7 @@ pub(crate) fn member<'py>(py: Python<'py>, class: &str, value: u32) -> PyResult<
 
 /// An error that has an exception of its own in Python.
 pub(crate) trait Raise: Sized {
+    /// Creates the exception.
     fn raise(self, py: Python<'_>) -> PyErr;
 }
 
@@ -90,15 +91,15 @@ impl Raise for WaitError {
     }
 }
 
-/// Converts seconds to a duration. Seconds beyond the largest duration become the largest one.
+/// Converts seconds to a duration of at most eight years.
 pub(crate) fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
     if seconds.is_nan() || seconds < 0.0 {
         return Err(PyValueError::new_err(format!(
             "{name} is {seconds}; it must be a number of seconds from 0"
         )));
     }
-    // A wait adds the timeout to the current time.
-    const LONGEST: Duration = Duration::from_secs(1 << 32);
+    // Eight years: the sum of a few such durations is still a number of nanoseconds below 2^64.
+    const LONGEST: Duration = Duration::from_secs(1 << 28);
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST).min(LONGEST))
 }
 

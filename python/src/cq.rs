@@ -129,8 +129,8 @@ impl Cq {
 /// Longest time during which Ctrl-C has no effect on a wait.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Calls `wait` without the GIL until it returns something else than a timeout or `timeout` seconds have passed. In
-/// real time, runs the handlers of signals that arrive meanwhile.
+/// Calls `wait` with the GIL released until it ends other than by a timeout, or `timeout` seconds have passed. In real
+/// time, handlers of signals run meanwhile.
 pub(crate) fn wait<T: Send>(
     py: Python<'_>,
     device: &Device,

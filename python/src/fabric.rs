@@ -24,6 +24,11 @@ use crate::qp::Qp;
 ///
 /// With virtual_time, its clock starts at 0, and only waits, step, advance and run_until_idle move it; the same seed
 /// and the same calls produce the same packets.
+///
+/// Impairments of every direction: latency, a random jitter on top of it, and reorder_by, the additional delay of
+/// packets selected by reorder, in seconds; loss, duplicate, reorder and corrupt, probabilities from 0 to 1; bandwidth in
+/// bits per second, and for its queue the length queue_bytes and the ECN marking threshold ecn_threshold, in bytes; mtu,
+/// the largest IP packet in bytes. seed is that of all random numbers.
 #[pyclass(frozen, module = "urxe")]
 pub(crate) struct Fabric(verbs::Fabric);
 

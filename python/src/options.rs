@@ -5,7 +5,8 @@ use urxe::verbs::{self, Access, AckTimeout, Mtu, RecvCaps, RnrTimer, SendCaps};
 
 use crate::convert::{invalid, qp_type};
 
-/// Attributes for creating a queue pair: its service, and the sizes of its queues.
+/// Attributes for creating a queue pair: its service, the sizes of its queues in work requests, the scatter/gather
+/// elements of a work request, its bytes of inline data, and whether all sends complete whatever their flags.
 #[pyclass(frozen, module = "urxe")]
 pub(crate) struct QpOptions(pub verbs::QpOptions);
 
@@ -31,7 +32,8 @@ impl QpOptions {
     }
 }
 
-/// Attributes of a connection between two queue pairs.
+/// Attributes of a connection between two queue pairs: what the peer may access, the path MTU in bytes (None for the
+/// port's), and as in `struct ibv_qp_attr` the codes of timers, retries and numbers of READs and atomics in flight.
 #[pyclass(frozen, module = "urxe")]
 pub(crate) struct ConnectOptions(pub verbs::ConnectOptions);
 

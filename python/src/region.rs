@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyMemoryError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PySlice};
@@ -16,7 +16,7 @@ use crate::context::Pd;
 use crate::convert::{OrRaise, copy_bytes};
 use crate::held::{Device, Held};
 
-/// A scatter/gather element: a range of registered memory. Without a check of the range: the NIC checks it.
+/// A scatter/gather element: a range of registered memory. The NIC checks the range when the element is used.
 #[pyclass(frozen, module = "urxe")]
 #[derive(Clone, Copy)]
 pub(crate) struct Sge(pub verbs::Sge);
@@ -134,6 +134,10 @@ impl Region {
 
     /// Registers zeroed memory that the region owns.
     pub fn allocate(py: Python<'_>, pd: &Pd, length: usize, access: Access) -> PyResult<Region> {
+        // `reg_mr` ends the process if the memory cannot be allocated.
+        Vec::<u8>::new()
+            .try_reserve_exact(length)
+            .map_err(|_| PyMemoryError::new_err(format!("{length} bytes cannot be allocated")))?;
         let mr = pd.0.reg_mr(length, access).or_raise(py)?;
         Ok(Region::new(pd.0.device(), Memory::Owned(mr)))
     }

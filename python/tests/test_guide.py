@@ -1,4 +1,4 @@
-"""The Python blocks of the guide. Those with tests are run by pytest, the others as programs."""
+"""The Python blocks of the guide and of the package's README. Those with tests are run by pytest, the others as programs."""
 
 import pathlib
 import re
@@ -7,12 +7,13 @@ import sys
 
 import pytest
 
-GUIDE = pathlib.Path(__file__).parents[2] / "docs/guide/python.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = [ROOT / "docs/guide/python.md", ROOT / "python/README.md"]
+BLOCKS = [block for page in PAGES for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S)]
 
 
-def test_guide_has_blocks():
-    assert len(BLOCKS) >= 4
+def test_pages_have_blocks():
+    assert len(BLOCKS) >= 5
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))

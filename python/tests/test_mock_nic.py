@@ -120,6 +120,8 @@ def test_errors_carry_the_cause():
         a.qp.post_send([1, 2])  # type: ignore[list-item]
     with pytest.raises(TypeError):
         urxe.pair(faults="drop=1")  # type: ignore[arg-type]
+    with pytest.raises(MemoryError, match=f"{1 << 50} bytes cannot be allocated"):
+        a.pd.reg_mr(1 << 50)
     with pytest.raises(ValueError, match="timeout is -1"):
         a.cq.wait(-1)
     assert issubclass(urxe.CompletionError, urxe.WaitError) and issubclass(urxe.WaitError, urxe.Error)
