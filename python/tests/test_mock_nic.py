@@ -270,6 +270,7 @@ def _exit_with_inherited_objects(_objects):
     gc.collect()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_child_of_fork_exits_although_it_inherited_objects():
     a, b = urxe.pair()
     objects = [a, b, a.pd.reg_mr(64), a.pd.reg_buffer(bytearray(64))]

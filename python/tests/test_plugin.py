@@ -1,6 +1,7 @@
 """The pytest plugin: fixtures, programs on urxe devices, and tests in child processes on them. Needs ibverbs-utils."""
 
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -81,7 +82,9 @@ def test_failing_program_raises_and_its_output_is_shown(urxe_run, capsys):
 def test_server_and_client_exchange_messages(urxe_run, tmp_path):
     program = shutil.which("ibv_rc_pingpong")
     capture = tmp_path / "server.pcapng"
-    port = str(20000 + sum(urxe_run.address.encode()) * 7 % 10000)
+    with socket.socket() as unused:
+        unused.bind(("", 0))
+        port = str(unused.getsockname()[1])
     server = urxe_run.popen([program, "-g", "0", "-p", port], capture=capture)
     for _ in range(200):
         client = urxe_run([program, "-g", "0", "-p", port, urxe_run.address], check=False, faults=["drop=10"])
