@@ -95,7 +95,9 @@ impl Qp {
             Data::Sges(sges) => create(sges),
             Data::Inline(bytes) => create(&[]).inline(bytes),
         };
-        self.0.post_send(&wr.flags(flags)).or_raise(py)
+        // On a fabric, the posting thread may copy the data to the peer.
+        let (qp, wr): (&verbs::Qp, _) = (&self.0, wr.flags(flags));
+        py.detach(|| qp.post_send(&wr)).or_raise(py)
     }
 }
 

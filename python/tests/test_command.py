@@ -28,16 +28,21 @@ def test_version_of_the_package_is_that_of_the_command():
     assert printed.split()[1] == version("urxe")
 
 
-def test_stubs_and_module_have_the_same_members():
-    classes = re.split(r"^@final\nclass (\w+):", (pathlib.Path(urxe.__file__).parent / "_native.pyi").read_text(), flags=re.M)
-    stubs = dict(zip(classes[1::2], classes[2::2]))
-    for name, text in stubs.items():
-        cls = getattr(urxe, name)
-        public = {member for member in vars(cls) if not member.startswith("_")}
-        assert public == set(re.findall(r"^    def ([a-z]\w*)\(", text, re.M)), name
-        assert cls.__doc__, name
-        assert all(getattr(cls, member).__doc__ for member in public), name
-    assert set(stubs) == {name for name, value in vars(urxe._native).items() if isinstance(value, type)}
+def test_stubs_are_those_of_the_module(tmp_path: pathlib.Path):
+    pytest.importorskip("mypy")
+    # A default that is the number of an enumeration, and a method that classes have from Python 3.12.
+    (tmp_path / "allowed").write_text("urxe._native.QpOptions.__new__\nurxe._native.Region.__buffer__\n")
+    command = [sys.executable, "-m", "mypy.stubtest", "urxe", "--allowlist", "allowed", "--ignore-unused-allowlist", "--concise"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+def test_classes_and_methods_have_docstrings():
+    for name, cls in vars(urxe._native).items():
+        if isinstance(cls, type):
+            assert cls.__doc__, name
+            for member, value in vars(cls).items():
+                assert member.startswith("_") or value.__doc__, f"{name}.{member}"
 
 
 def mypy(directory: pathlib.Path, target: str) -> str:

@@ -9,6 +9,28 @@ from typing_extensions import Buffer
 
 from ._types import EventType, QpState, QpType, WcOpcode, WcStatus
 
+__all__ = [
+    "Ah",
+    "AsyncEvent",
+    "Capture",
+    "Completion",
+    "ConnectOptions",
+    "Context",
+    "Cq",
+    "Destination",
+    "Endpoint",
+    "Fabric",
+    "FaultCount",
+    "Node",
+    "Pd",
+    "Qp",
+    "QpAddress",
+    "QpOptions",
+    "Region",
+    "RemoteAddr",
+    "Sge",
+]
+
 # Data of a work request: registered memory, or bytes to copy when the request is posted.
 _Registered = Region | Sge | Sequence[Region | Sge]
 _Data = _Registered | Buffer
@@ -36,7 +58,7 @@ class Fabric:
         self,
         *,
         personality: str = "default",
-        faults: Sequence[str] = (),
+        faults: Sequence[str] = ...,
         capture: Capture | None = None,
         qp: QpOptions | None = None,
         connect: ConnectOptions | None = None,
@@ -44,13 +66,13 @@ class Fabric:
     def mesh(self, n: int, *, personality: str = "default") -> list[Node]: ...
     def open_device(
         self,
-        addresses: Sequence[str] = (),
+        addresses: Sequence[str] = ...,
         *,
         personality: str = "default",
         seed: int | None = None,
         window: int | None = None,
         min_ack_timeout: float | None = None,
-        faults: Sequence[str] = (),
+        faults: Sequence[str] = ...,
         capture: Capture | None = None,
     ) -> Context: ...
     def capture(self, path: str | os.PathLike[str]) -> Capture: ...
