@@ -193,13 +193,21 @@ def test_hangs():
 def test_wrong_option():
     pass
 
+@pytest.mark.urxe(nmae="mlx5_0")
+def test_misspelt_argument():
+    pass
+
+@pytest.mark.urxe("mlx5_0")
+def test_positional_argument():
+    pass
+
 def test_last(process):
     assert process == os.getpid()
 """,
         test_two="def test_other_module(): pass",
     )
     result = run(pytester, "-v", "--tb=short")
-    result.assert_outcomes(passed=10, failed=4, xfailed=1, skipped=1, errors=1)
+    result.assert_outcomes(passed=10, failed=6, xfailed=1, skipped=1, errors=1)
     result.stdout.fnmatch_lines(
         [
             "*RuntimeError: teardown is broken",
@@ -207,6 +215,8 @@ def test_last(process):
             "*was killed by signal 6, before the end of the test*",
             "*was killed after 2 s, before the end of the test*",
             "*--no-such-option*",
+            "*cannot be run in a child process: *unexpected keyword argument 'nmae'*",
+            "*cannot be run in a child process: *positional argument*",
         ]
     )
 

@@ -239,7 +239,12 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if marker is None or _REPORTS in os.environ or not isinstance(item, pytest.Function):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _run_in_child(item, **marker.kwargs):
+    try:
+        reports = _run_in_child(item, *marker.args, **marker.kwargs)
+    except Exception as error:
+        # For example a misspelt argument of the marker, which must not end the session.
+        reports = [_failure(item, f"The test cannot be run in a child process: {error}")]
+    for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
     if (failed := _tear_down(item, nextitem)) is not None:
         item.ihook.pytest_runtest_logreport(report=failed)
@@ -366,5 +371,6 @@ def _failure(item: pytest.Item, message: str) -> pytest.TestReport:
 def _tear_down(item: pytest.Function, nextitem: pytest.Item | None) -> pytest.TestReport | None:
     """Tears down what earlier tests have set up in this process and the next test does not need. Returns a report if that
     fails."""
+    # pytest has no public function for this, apart from the teardown hook, for which the item would have to be set up here.
     call = pytest.CallInfo.from_call(lambda: item.session._setupstate.teardown_exact(nextitem), when="teardown")
     return None if call.excinfo is None else pytest.TestReport.from_item_and_call(item, call)
