@@ -1,7 +1,7 @@
 //! The commands and messages of README.md, `docs/PERFORMANCE.md` and the guide. Every `sh` block is run in a
 //! network namespace, against the command and the libraries built for the tests, unless a comment before the
 //! block gives a reason not to. Every message of the troubleshooting page is compared with the sources. The
-//! Rust blocks are documentation tests of the package urxe.
+//! Rust blocks are documentation tests of the package urxe; `python/tests/test_guide.py` runs the Python blocks.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use support::{built, in_namespace};
 
 /// Languages of the code blocks that are not run.
-const LANGUAGES: [&str; 5] = ["text", "toml", "rust", "yaml", "dockerfile"];
+const LANGUAGES: [&str; 6] = ["text", "toml", "rust", "python", "yaml", "dockerfile"];
 
 /// Header of the tables that list messages of urxe.
 const MESSAGE_TABLE: &str = "| message | cause | remedy |";

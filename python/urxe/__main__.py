@@ -5,4 +5,5 @@ import sys
 
 from . import executable
 
-os.execv(executable(), ["urxe", *sys.argv[1:]])
+if __name__ == "__main__":
+    os.execv(executable(), ["urxe", *sys.argv[1:]])

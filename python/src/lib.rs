@@ -1,0 +1,32 @@
+//! The extension module `urxe._native`: the Python API of the mock NIC. `python/urxe/_native.pyi` has its types.
+//!
+//! The classes are thin: each holds an object of `urxe::verbs`, and converts arguments, results and errors. Doc
+//! comments of classes and methods are their docstrings in Python.
+
+mod context;
+mod convert;
+mod cq;
+mod fabric;
+mod held;
+mod options;
+mod qp;
+mod region;
+
+use pyo3::prelude::*;
+
+/// Classes of the mock NIC.
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::context::{Ah, AsyncEvent, Context, FaultCount, Pd};
+    #[pymodule_export]
+    use crate::cq::{Completion, Cq};
+    #[pymodule_export]
+    use crate::fabric::{Capture, Endpoint, Fabric, Node};
+    #[pymodule_export]
+    use crate::options::{ConnectOptions, QpOptions};
+    #[pymodule_export]
+    use crate::qp::{Destination, Qp, QpAddress};
+    #[pymodule_export]
+    use crate::region::{Region, RemoteAddr, Sge};
+}
