@@ -8,6 +8,7 @@ mod sysfs;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
@@ -366,9 +367,7 @@ fn library_directory(base: &Path, embedded: EmbeddedLibraries) -> Result<PathBuf
         if fs::read_link(&link).ok().as_ref() != Some(file) {
             // Replaced atomically, because a program that another `urxe run` has just started may be reading
             // the directory.
-            let new = directory.join(format!("{name}.{}", std::process::id()));
-            // Left over from a killed process with the same PID.
-            let _ = fs::remove_file(&new);
+            let new = directory.join(format!("{name}.{}", unique_suffix()));
             symlink(file, &new).and_then(|()| fs::rename(&new, &link)).map_err(create_error(&link))?;
         }
     }
@@ -465,6 +464,12 @@ fn runtime_directory(owner: u32) -> PathBuf {
 /// Reports whether the path is a directory that `owner` owns and only `owner` may write to.
 fn is_private(directory: &Path, owner: u32) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|m| m.is_dir() && m.uid() == owner && m.mode() & 0o022 == 0)
+}
+
+/// Returns a random suffix for the name of a temporary file. A process ID would not be unique, because processes
+/// in several PID namespaces share the directory, such as the containers of a pod.
+fn unique_suffix() -> String {
+    format!("{:016x}", RandomState::new().build_hasher().finish())
 }
 
 fn create_private_dir(directory: &Path) -> io::Result<()> {

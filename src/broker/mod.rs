@@ -80,6 +80,7 @@ mod tests;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
+use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use bind_addr::BindAddr;
@@ -101,6 +102,12 @@ pub struct Sharing {
 /// always are, because they can do anything that this process can.
 fn is_trusted(user: u32, any_user: bool) -> bool {
     any_user || user == 0 || user == nix::unistd::geteuid().as_raw()
+}
+
+/// Returns the user of the process at the other end of a Unix connection. The process may be in another PID
+/// namespace, such as another container of a pod: its process ID is then 0, which rustix does not accept.
+fn peer_user(connection: &OwnedFd) -> nix::Result<u32> {
+    nix::sys::socket::getsockopt(connection, PeerCredentials).map(|peer| peer.uid())
 }
 
 /// Opens a non-blocking Unix datagram socket for forwarded MADs.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::statvfs::{FsFlags, statvfs};
 
-use super::{create_error, create_private_dir};
+use super::{create_error, create_private_dir, unique_suffix};
 use crate::CliError;
 
 /// Returns the contents of a library inside the executable, given its name without suffix.
@@ -75,9 +75,7 @@ fn unpack(base: &Path, name: &str, contents: &[u8]) -> Result<PathBuf, CliError>
 /// Writes an executable file under a temporary name and renames it, because other programs may be loading the file
 /// that it replaces.
 fn write_atomically(path: &Path, contents: &[u8]) -> io::Result<()> {
-    let new = path.with_extension(format!("so.{}", std::process::id()));
-    // Left over from a killed process with the same PID.
-    let _ = fs::remove_file(&new);
+    let new = path.with_extension(format!("so.{}", unique_suffix()));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o755).open(&new)?;
     file.write_all(contents)?;
     drop(file);

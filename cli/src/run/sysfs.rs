@@ -11,8 +11,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::create_private_dir;
 use super::pci::{self, Slot};
+use super::{create_private_dir, unique_suffix};
 use urxe::verbs::{Adapter, DeviceNames, Gid, Identity, lid_of, port_counter_files};
 
 /// Port capabilities `PORT_CM_SUP` and `PORT_IP_BASED_GIDS`, as urxe's libibverbs reports them.
@@ -268,8 +268,7 @@ impl Entry {
             return Ok(());
         }
         // Created outside the tree, where no program mistakes it for a device.
-        let new = root.with_extension(format!("new.{}", std::process::id()));
-        let _ = fs::remove_file(&new);
+        let new = root.with_extension(format!("new.{}", unique_suffix()));
         match self {
             Entry::Text(text) => fs::write(&new, format!("{text}\n"))?,
             // Never replaced, because a program may be writing to the file already.
@@ -404,6 +403,20 @@ mod tests {
         fs::remove_file(&link).unwrap();
         tree.write(&root).unwrap();
         assert!(file.is_file() && link.is_symlink());
+    }
+
+    #[test]
+    fn writers_with_one_process_id_do_not_interfere() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = tree_of(&adapters(), "urxe0");
+        let root = dir.path().join("tree");
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| tree.write(&root).unwrap());
+            }
+        });
+        assert!(root.join("class/infiniband/urxe0/node_guid").is_file());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "only the tree remains");
     }
 
     #[test]

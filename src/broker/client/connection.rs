@@ -14,7 +14,7 @@ use super::SharingError;
 use super::spawn::spawn_broker;
 use crate::broker::keepalive::FdKeepalive;
 use crate::broker::protocol::{Request, Response};
-use crate::broker::{BindAddr, Sharing, SocketNames, fd_message, is_trusted};
+use crate::broker::{BindAddr, Sharing, SocketNames, fd_message, is_trusted, peer_user};
 use crate::link::udp::PortOwner;
 use crate::nic::QpnPartition;
 use crate::wire::ROCE_PORT;
@@ -170,8 +170,7 @@ fn connect_to(bind_addr: &BindAddr, private: &SocketNames, sharing: &Sharing) ->
             Err(e) => return Err(e.into()),
         }
         rustix::io::ioctl_fionbio(&socket, false)?;
-        let user = sockopt::socket_peercred(&socket)?.uid.as_raw();
-        if is_trusted(user, sharing.any_user) {
+        if is_trusted(peer_user(&socket)?, sharing.any_user) {
             return Ok(Some(socket));
         }
     }

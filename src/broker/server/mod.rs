@@ -26,10 +26,10 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, listen, socket_with, sockopt};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, listen, socket_with};
 
 use super::protocol::{Request, Response};
-use super::{BindAddr, SocketNames, fd_message, socket_dir};
+use super::{BindAddr, SocketNames, fd_message, peer_user, socket_dir};
 use mailboxes::Mailboxes;
 use served_address::ServedAddress;
 
@@ -290,7 +290,7 @@ impl Server {
     }
 
     fn check_user(&self, connection: &OwnedFd) -> Result<(), Response> {
-        let user = sockopt::socket_peercred(connection).map(|peer| peer.uid.as_raw());
+        let user = peer_user(connection);
         let own = nix::unistd::geteuid().as_raw();
         if self.any_user || user == Ok(own) {
             return Ok(());
