@@ -31,9 +31,11 @@ impl<K: Eq + Hash> ObjectTable<K> {
         self.0.lock().insert(number, c.expose_provenance());
     }
 
-    /// Removes an object. Waits for a lookup in progress, including the function that the lookup calls.
-    pub(crate) fn remove(&self, number: K) {
-        self.0.lock().remove(&number);
+    /// Removes an object, and reports whether it was the last one. Waits for a lookup in progress, including
+    /// the function that the lookup calls.
+    pub(crate) fn remove(&self, number: K) -> bool {
+        let mut objects = self.0.lock();
+        objects.remove(&number).is_some() && objects.is_empty()
     }
 
     /// Calls `f` with the address of each object. No number is removed, and hence no object freed, before

@@ -84,7 +84,7 @@ pub(crate) unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
         let (pd, srq) = ((*c).pd, (*c).srq);
         let qp = QueuePair::from_raw_ref(c);
         let (xrcd, qpn) = (qp.xrcd, qp.qp.qpn());
-        context.event_objects.qps.remove(qpn);
+        let is_last = context.event_objects.qps.remove(qpn);
         context.unacked.wait(address_of(c));
         let is_target = (*c).qp_type == XRC_RECV;
         drop(QueuePair::from_raw(c));
@@ -95,6 +95,10 @@ pub(crate) unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
         }
         if !srq.is_null() {
             SharedReceiveQueue::from_raw_ref(srq).users.remove();
+        }
+        // The program may call `_exit`, which runs no exit handlers.
+        if is_last {
+            context.device.publish_counters();
         }
     }
     0

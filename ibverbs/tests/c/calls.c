@@ -343,6 +343,17 @@ static void null_region(void)
 	CHECK(!ibv_dereg_mr(null));
 }
 
+/* Ends without exit handlers, which fio and other programs with worker processes do. */
+static void ended_by_underscore_exit(void)
+{
+	open_first();
+	struct ibv_qp *qp = create_qp(NULL);
+	connect_to_itself(qp);
+	exchange(qp);
+	CHECK(!ibv_destroy_qp(qp));
+	_exit(0);
+}
+
 int main(int argc, char **argv)
 {
 	const struct {
@@ -350,7 +361,7 @@ int main(int argc, char **argv)
 		void (*run)(void);
 	} cases[] = { { "windows", windows }, { "numbers", numbers }, { "handles", handles }, { "circles", circles },
 		      { "registered anew", registered_anew }, { "unprotected", unprotected }, { "device index", device_index },
-		      { "null region", null_region },
+		      { "null region", null_region }, { "_exit", ended_by_underscore_exit },
 		      { "missed", missed }, { "missed as rxe", missed_as_rxe } };
 	for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		if (argc == 2 && !strcmp(argv[1], cases[i].name)) {

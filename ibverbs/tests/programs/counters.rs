@@ -159,6 +159,15 @@ fn counters_include_processes_that_were_killed_or_ended_without_closing_the_devi
 }
 
 #[test]
+fn counters_include_a_process_that_ends_by_underscore_exit_after_its_last_queue_pair() {
+    let device = Device::new("urxe0", &addresses()[0]);
+    let calls = CProgram::build("calls");
+    let out = device.run(&[calls.program(), "_exit"]).output().unwrap();
+    assert!(out.status.success(), "{}", text(&out));
+    assert_eq!(device.hw("rdma_sends"), 1);
+}
+
+#[test]
 fn counters_include_forked_processes_and_count_those_of_their_parent_once() {
     let device = Device::new("urxe0", &addresses()[0]);
     let forks = CProgram::build("forks");
