@@ -167,10 +167,15 @@ pub fn create(candidates: &[PathBuf]) -> io::Result<PathBuf> {
 
 /// Creates a directory that only `user` can access, or accepts an existing one.
 fn create_private(directory: &Path, user: u32) -> io::Result<()> {
-    match DirBuilder::new().mode(0o700).create(directory) {
-        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
-        _ if is_private(directory, user, 0o077) => Ok(()),
-        _ => Err(io::Error::from_raw_os_error(libc::EPERM)),
+    loop {
+        match DirBuilder::new().mode(0o700).create(directory) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+            _ if is_private(directory, user, 0o077) => return Ok(()),
+            // A broker that exits in another network namespace has just removed it. Another directory would not
+            // do, because the other processes on the address use this one.
+            _ if fs::symlink_metadata(directory).is_err() => {}
+            _ => return Err(io::Error::from_raw_os_error(libc::EPERM)),
+        }
     }
 }
 
