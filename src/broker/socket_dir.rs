@@ -221,6 +221,19 @@ mod tests {
     }
 
     #[test]
+    fn create_returns_the_same_directory_although_another_process_removes_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("urxe-1-2");
+        thread::scope(|scope| {
+            let creating = scope.spawn(|| (0..2000).all(|_| create(&[path.clone()]).unwrap() == path));
+            while !creating.is_finished() {
+                let _ = fs::remove_dir(&path);
+            }
+            assert!(creating.join().unwrap());
+        });
+    }
+
+    #[test]
     fn only_unused_directories_of_other_namespaces_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
