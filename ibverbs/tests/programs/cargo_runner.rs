@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use std::{fs, thread};
 
-use support::{Running, built, library, preload, text};
+use support::{Running, addresses, built, library, preload, text};
 
 /// Limit for compiling and testing the project, on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -33,11 +33,13 @@ fn create_project(dir: &Path) {
 }
 
 /// Returns the command that runs the project's tests with `urxe run` as the runner.
-fn cargo_test(dir: &Path, urxe: &Path, args: &[&str]) -> Command {
+fn cargo_test(dir: &Path, urxe: &Path, address: &str, args: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
     command.args(["test", "--offline", "--tests"]).args(args).current_dir(dir);
     let runner = format!("CARGO_TARGET_{}_UNKNOWN_LINUX_GNU_RUNNER", env::consts::ARCH.to_uppercase());
-    command.env(runner, format!("{} run --", urxe.display())).env("CARGO_TARGET_DIR", dir.join("target"));
+    command
+        .env(runner, format!("{} run --ip {address} --", urxe.display()))
+        .env("CARGO_TARGET_DIR", dir.join("target"));
     command.env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
     command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR")).env_remove("LD_LIBRARY_PATH");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -48,11 +50,13 @@ fn cargo_test(dir: &Path, urxe: &Path, args: &[&str]) -> Command {
 fn tests_of_another_project_run_in_parallel() {
     let dir = tempfile::tempdir().unwrap();
     let urxe: PathBuf = built("urxe").expect("the command is built (cargo build --workspace)");
+    // Shared by both runs, and by no other user of the machine.
+    let [address, _] = addresses();
     create_project(dir.path());
-    let compiled = cargo_test(dir.path(), &urxe, &["--no-run"]).output().unwrap();
+    let compiled = cargo_test(dir.path(), &urxe, &address, &["--no-run"]).output().unwrap();
     assert!(compiled.status.success(), "{}", text(&compiled));
     let args = ["--", "--nocapture", "--test-threads=4"];
-    let runs = [(); 2].map(|()| Running::new(cargo_test(dir.path(), &urxe, &args)));
+    let runs = [(); 2].map(|()| Running::new(cargo_test(dir.path(), &urxe, &address, &args)));
     let runs = runs.map(|run| thread::spawn(|| run.finish(LIMIT)));
     for run in runs {
         let out = run.join().unwrap();
