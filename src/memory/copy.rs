@@ -15,6 +15,10 @@ pub(super) unsafe fn copy_and_crc(
     len: usize,
     mut icrc: Icrc,
 ) -> Result<Icrc, Faulted> {
+    #[cfg_attr(
+        not(all(target_arch = "x86_64", not(miri))),
+        expect(unused_mut, reason = "the wide copy sets it")
+    )]
     let mut done = 0;
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if len >= wide::BLOCK && wide::is_available() {

@@ -12,6 +12,7 @@
 pub struct Faulted;
 
 /// Converts the fault flag of a guarded access to a `Result`.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 fn check_fault(fault: u32) -> Result<(), Faulted> {
     if fault == 0 { Ok(()) } else { Err(Faulted) }
