@@ -1,4 +1,4 @@
-//! Tests of a broker with a low limit on open file descriptors.
+//! Tests of a broker with a low limit on open file descriptors, and of one in another PID namespace.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
-use support::{Library, Running, addresses, built, port, text, wait_for_listener};
+use support::{Library, Running, addresses, built, in_namespace, port, text, wait_for_listener};
 
 /// Descriptor limit sufficient for one address, which requires 64 sockets, and for a few processes.
 const FD_LIMIT_FOR_FEW: u32 = 84;
@@ -101,4 +101,25 @@ fn idle_connections_that_use_all_descriptors_do_not_lock_out_a_process() {
     let out = Running::new(library.program("ibv_devinfo", &address)).finish(Duration::from_secs(60));
     assert!(out.status.success() && text(&out).contains("urxe0"), "{}", text(&out));
     drop(silent);
+}
+
+#[test]
+fn process_in_a_pid_namespace_serves_connections_with_the_broker_of_another_one() {
+    // Two containers of a pod. The process ID of a broker outside the server's PID namespace is 0 there.
+    let printed = in_namespace(
+        r#"
+        ip link set lo up && export XDG_RUNTIME_DIR=$DIR
+        wait_for() { for i in $(seq 600); do grep -q "$1" /proc/net/unix && return; sleep 0.1; done; exit 4; }
+        "$URXE" run --ip 127.0.0.1 -- ibv_rc_pingpong -g 0 & first=$!
+        wait_for urxe-broker
+        unshare -pf "$URXE" run --ip 127.0.0.1 -- rping -s -a 127.0.0.1 -p 7000 -C 10 & server=$!
+        wait_for urxe-service
+        run 127.0.0.1 rping -c -a 127.0.0.1 -p 7000 -C 10 -v || { kill $first $server; exit 5; }
+        wait $server; status=$?
+        kill $first
+        exit $status
+        "#,
+        &[],
+    );
+    assert!(printed.contains("ping data: rdma-ping-9"), "{printed}");
 }

@@ -6,13 +6,13 @@
 
 use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg, sockopt};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, UnixCredentials, recvmsg};
+use rustix::net::sockopt;
 
 use crate::broker::forwarded_mad::{self, ForwardedMad};
 use crate::broker::{BindAddr, SocketNames, datagram_socket, is_trusted};
@@ -157,21 +157,23 @@ impl AsFd for ServiceRegistry {
 /// Receives a datagram. Returns its length and its sender's user ID, `Some(None)` if it was truncated or had
 /// no credentials, or `None` if no datagram is pending.
 fn recv_with_uid(socket: &CloseOnForkFd, bytes: &mut [u8]) -> Option<Option<(usize, u32)>> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags).ok()?;
-    let user = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmCredentials(sender) => Some(sender.uid.as_raw()),
+    // nix, because a sender in another PID namespace has the process ID 0, which rustix does not accept.
+    let mut control = nix::cmsg_space!(UnixCredentials);
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+    let mut parts = [IoSliceMut::new(bytes)];
+    let received = recvmsg::<()>(socket.as_fd().as_raw_fd(), &mut parts, Some(&mut control), flags).ok()?;
+    let user = received.cmsgs().ok()?.find_map(|message| match message {
+        ControlMessageOwned::ScmCredentials(sender) => Some(sender.uid()),
         _ => None,
     });
-    let whole = !received.flags.contains(ReturnFlags::TRUNC);
+    let whole = !received.flags.contains(MsgFlags::MSG_TRUNC);
     Some(user.filter(|_| whole).map(|user| (received.bytes, user)))
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::IoSlice;
+    use std::mem::MaybeUninit;
 
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, UCred, sendmsg_addr, sendto};
 
