@@ -225,7 +225,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("urxe-1-2");
         thread::scope(|scope| {
-            let creating = scope.spawn(|| (0..2000).all(|_| create(&[path.clone()]).unwrap() == path));
+            let creating =
+                scope.spawn(|| (0..2000).all(|_| create(std::slice::from_ref(&path)).unwrap() == path));
             while !creating.is_finished() {
                 let _ = fs::remove_dir(&path);
             }
