@@ -387,13 +387,6 @@ static void memory(void)
 	char *of_file = mmap(NULL, 2 * page, PROT_READ, MAP_SHARED, fileno(file), 0);
 	CHECK(of_file != MAP_FAILED && (mr = ibv_reg_mr(pd, of_file, page, 0)) && !ibv_dereg_mr(mr));
 	CHECK(!ibv_reg_mr(pd, of_file, 2 * page, 0) && errno == EFAULT);
-
-	/* The kernel, too, gives this error for any descriptor if the device supports no dma-bufs. */
-	int of_memory = memfd_create("memory", MFD_CLOEXEC);
-	CHECK(of_memory >= 0 && !ftruncate(of_memory, page));
-	CHECK(!ibv_reg_dmabuf_mr(pd, 0, page, 0, of_memory, IBV_ACCESS_LOCAL_WRITE) && errno == EOPNOTSUPP);
-	CHECK(!close(of_memory));
-	CHECK(!ibv_reg_dmabuf_mr(pd, 0, page, 0, of_memory, IBV_ACCESS_LOCAL_WRITE) && errno == EOPNOTSUPP);
 }
 
 /* Registering an unused tebibyte makes only its ends resident. */
